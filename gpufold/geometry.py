@@ -1,0 +1,471 @@
+"""Where every element goes: the formulas and all the checks, in exact Python integers.
+
+A call becomes one frozen geometry here or raises; nothing later checks sizes again. This module
+knows no array library: it sees shapes and integers only, so sizes of 2**62 cost nothing.
+
+    SlidingGeometry   col2im and im2col: columns (N, C*prod(kernel), L) <-> image (N, C, *size)
+    SpaceGeometry     batch_to_space and space_to_batch: batch (B*prod(block), *D) <-> space (B, *E)
+"""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from math import prod
+from typing import TypeAlias
+
+Size: TypeAlias = tuple[int, ...]
+"""One integer per axis, height before width."""
+
+PerAxis: TypeAlias = "int | Size"
+"""An integer for every axis alike, or one integer per axis."""
+
+
+def as_integers(operation: str, name: str, value: object) -> PerAxis:
+    """Turn what a caller gave into an int or a tuple of ints, exactly, or raise TypeError.
+
+    >>> as_integers("col2im", "strides", [2, 3])
+    (2, 3)
+    """
+    if type(value) is int:
+        return value
+    expected = "an integer or a sequence of integers"
+    if hasattr(value, "tolist"):  # NumPy and CuPy arrays and scalars
+        value = value.tolist()
+    if not isinstance(value, str | bytes | dict | set | frozenset):
+        try:
+            return operator.index(value)  # type: ignore[arg-type]
+        except TypeError:
+            pass
+        try:
+            return tuple(map(operator.index, value))  # type: ignore[arg-type]
+        except TypeError:
+            pass
+    raise TypeError(f"{operation}: {name} must be {expected}, got {value!r}")
+
+
+def _expand(operation: str, name: str, value: PerAxis, rank: int, source: str) -> Size:
+    """Give one integer per axis; `source` says where the rank comes from."""
+    if isinstance(value, int):
+        return (value,) * rank
+    if len(value) != rank:
+        raise ValueError(
+            f"{operation}: {name} must have {rank} values, one per axis of {source}, got {len(value)}: {name}={value}"
+        )
+    return value
+
+
+def _at_least(operation: str, name: str, values: Size, least: int) -> None:
+    for axis, value in enumerate(values):
+        if value < least:
+            raise ValueError(
+                f"{operation}: {name} must be at least {least} on every axis, "
+                f"got {value} on axis {axis}: {name}={values}"
+            )
+
+
+# ---------------------------------------------------------------------------------------------
+# Sliding blocks
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """One spatial axis of sliding blocks: tap k of block b lands on pixel b*stride + k*dilation - pad_begin.
+
+    A window of an image (see `window`) may have negative pads; what a caller gives may not.
+    """
+
+    size: int
+    kernel: int
+    stride: int
+    dilation: int
+    pad_begin: int
+    pad_end: int
+
+    @property
+    def dilated_kernel(self) -> int:
+        """Pixels from the first to the last tap of a block, both included."""
+        return self.dilation * (self.kernel - 1) + 1
+
+    @property
+    def padded_size(self) -> int:
+        """Pixels of the image with its padding."""
+        return self.size + self.pad_begin + self.pad_end
+
+    @property
+    def blocks(self) -> int:
+        """Blocks that fit along this axis; below 1 where the padded image is smaller than the dilated kernel.
+
+        >>> Axis(size=16, kernel=3, stride=2, dilation=2, pad_begin=1, pad_end=1).blocks
+        7
+        """
+        return (self.padded_size - self.dilated_kernel) // self.stride + 1
+
+    def pixel(self, block: int, tap: int) -> int:
+        """The pixel that a tap of a block lands on, outside [0, size) where it falls in the padding."""
+        return block * self.stride + tap * self.dilation - self.pad_begin
+
+    def reach(self, tap: int) -> range:
+        """The blocks whose tap lands inside the image: consecutive, maybe none.
+
+        >>> Axis(size=4, kernel=3, stride=1, dilation=1, pad_begin=1, pad_end=1).reach(0)
+        range(1, 4)
+        """
+        offset = tap * self.dilation - self.pad_begin
+        first = max(0, -(offset // self.stride))
+        last = min(self.blocks, (self.size - 1 - offset) // self.stride + 1)
+        return range(first, max(first, last))
+
+    def window(self, start: int, stop: int) -> tuple[Axis, range]:
+        """The axis as seen from pixels [start, stop), and the consecutive blocks that reach them.
+
+        The blocks are numbered from the first of that range, so that a window is a geometry of its
+        own; where no block reaches it, the range is empty and the axis has no block.
+
+        >>> axis, blocks = Axis(size=100, kernel=8, stride=4, dilation=1, pad_begin=0, pad_end=0).window(20, 30)
+        >>> blocks, axis.pixel(0, 0)
+        (range(4, 8), -4)
+        """
+        first = max(0, -((self.dilated_kernel - 1 - self.pad_begin - start) // self.stride))
+        last = min(self.blocks, (stop - 1 + self.pad_begin) // self.stride + 1)
+        blocks = range(first, max(first, last))
+        size, pad_begin = stop - start, self.pad_begin + start - first * self.stride
+        pad_end = (len(blocks) - 1) * self.stride + self.dilated_kernel - size - pad_begin
+        return Axis(size, self.kernel, self.stride, self.dilation, pad_begin, pad_end), blocks
+
+
+@dataclass(frozen=True)
+class SlidingGeometry:
+    """How columns (N, C*prod(kernel), L) and an image (N, C, *size) belong together; batch None: no N."""
+
+    batch: int | None
+    channels: int
+    axes: tuple[Axis, ...]
+
+    @cached_property
+    def image_size(self) -> Size:
+        return tuple(axis.size for axis in self.axes)
+
+    @cached_property
+    def kernel_size(self) -> Size:
+        return tuple(axis.kernel for axis in self.axes)
+
+    @cached_property
+    def num_blocks(self) -> Size:
+        return tuple(axis.blocks for axis in self.axes)
+
+    @cached_property
+    def planes(self) -> int:
+        """Images of one channel each: N*C."""
+        return (1 if self.batch is None else self.batch) * self.channels
+
+    @cached_property
+    def columns_shape(self) -> Size:
+        lead = () if self.batch is None else (self.batch,)
+        return (*lead, self.channels * prod(self.kernel_size), prod(self.num_blocks))
+
+    @cached_property
+    def image_shape(self) -> Size:
+        lead = () if self.batch is None else (self.batch,)
+        return (*lead, self.channels, *self.image_size)
+
+    @cached_property
+    def split_columns_shape(self) -> Size:
+        """The columns with every axis apart: (N, C, *kernel, *blocks), N = 1 where there is none."""
+        batch = 1 if self.batch is None else self.batch
+        return (batch, self.channels, *self.kernel_size, *self.num_blocks)
+
+    @cached_property
+    def is_empty(self) -> bool:
+        """No plane, hence nothing to compute: N = 0 or C = 0."""
+        return self.planes == 0
+
+    @cached_property
+    def blocks_overlap(self) -> bool:
+        """Whether some pixel is reached by more than one tap."""
+        return any(
+            axis.kernel > 1 and (axis.dilation == 0 or (axis.blocks > 1 and _taps_collide(axis))) for axis in self.axes
+        )
+
+
+def _taps_collide(axis: Axis) -> bool:
+    """Whether two taps of two blocks land on one pixel inside the image."""
+    seen: set[int] = set()
+    for tap in range(axis.kernel):
+        pixels = {axis.pixel(block, tap) for block in axis.reach(tap)}
+        if not seen.isdisjoint(pixels):
+            return True
+        seen |= pixels
+    return False
+
+
+def _axes(
+    operation: str,
+    size: Size,
+    kernel_size: PerAxis,
+    strides: PerAxis,
+    dilations: PerAxis,
+    pads_begin: PerAxis,
+    pads_end: PerAxis,
+    size_name: str,
+    rank_name: str,
+) -> tuple[Axis, ...]:
+    """Check every per-axis argument and that a block fits; the caller knows the image's size."""
+    rank = len(size)
+    kernel_size = _expand(operation, "kernel_size", kernel_size, rank, rank_name)
+    strides = _expand(operation, "strides", strides, rank, rank_name)
+    dilations = _expand(operation, "dilations", dilations, rank, rank_name)
+    pads_begin = _expand(operation, "pads_begin", pads_begin, rank, rank_name)
+    pads_end = _expand(operation, "pads_end", pads_end, rank, rank_name)
+    _at_least(operation, size_name, size, 1)
+    _at_least(operation, "kernel_size", kernel_size, 1)
+    _at_least(operation, "strides", strides, 1)
+    _at_least(operation, "dilations", dilations, 0)
+    _at_least(operation, "pads_begin", pads_begin, 0)
+    _at_least(operation, "pads_end", pads_end, 0)
+    axes = tuple(map(Axis, size, kernel_size, strides, dilations, pads_begin, pads_end))
+    for number, axis in enumerate(axes):
+        if axis.blocks < 1:
+            raise ValueError(
+                f"{operation}: the padded image is smaller than the dilated kernel on axis {number}: "
+                f"{size_name} {axis.size} + pads_begin {axis.pad_begin} + pads_end {axis.pad_end} = "
+                f"{axis.padded_size} pixels, but dilations {axis.dilation} * (kernel_size {axis.kernel} - 1) + 1 = "
+                f"{axis.dilated_kernel}; at least one block must fit"
+            )
+    return axes
+
+
+@lru_cache(maxsize=1024)
+def columns_geometry(
+    columns_shape: Size,
+    output_size: PerAxis,
+    kernel_size: PerAxis,
+    strides: PerAxis,
+    dilations: PerAxis,
+    pads_begin: PerAxis,
+    pads_end: PerAxis,
+    operation: str = "col2im",
+) -> SlidingGeometry:
+    """Check a col2im call, whose columns are given and whose rank is the length of output_size.
+
+    >>> columns_geometry((3, 12, 225), (16, 16), (2, 2), 1, 1, 0, 0).image_shape
+    (3, 3, 16, 16)
+    """
+    if isinstance(output_size, int) or not output_size:
+        raise (TypeError if isinstance(output_size, int) else ValueError)(
+            f"{operation}: output_size must be a sequence with one integer per spatial axis, at least one, "
+            f"because its length says how many axes there are; got {output_size!r}"
+        )
+    if len(columns_shape) not in (2, 3):
+        raise ValueError(
+            f"{operation}: data must be (N, C*prod(kernel_size), L) or (C*prod(kernel_size), L), "
+            f"so of rank 3 or 2, got rank {len(columns_shape)}: shape {columns_shape}"
+        )
+    axes = _axes(
+        operation,
+        output_size,
+        kernel_size,
+        strides,
+        dilations,
+        pads_begin,
+        pads_end,
+        size_name="output_size",
+        rank_name="output_size",
+    )
+    *lead, rows, length = columns_shape
+    batch = lead[0] if lead else None
+    taps = prod(axis.kernel for axis in axes)
+    if rows % taps:
+        raise ValueError(
+            f"{operation}: data axis {len(lead)} must be C*prod(kernel_size), a multiple of {taps} for "
+            f"kernel_size={tuple(axis.kernel for axis in axes)}, got {rows}: shape {columns_shape}"
+        )
+    geometry = SlidingGeometry(batch, rows // taps, axes)
+    if length != geometry.columns_shape[-1]:
+        raise ValueError(
+            f"{operation}: data axis {len(lead) + 1} must be the number of blocks, got {length} "
+            f"(shape {columns_shape}), but {_given(axes, 'output_size')} give "
+            f"{' * '.join(map(str, geometry.num_blocks))} = {geometry.columns_shape[-1]} blocks"
+        )
+    return geometry
+
+
+@lru_cache(maxsize=1024)
+def image_geometry(
+    image_shape: Size,
+    kernel_size: PerAxis,
+    strides: PerAxis,
+    dilations: PerAxis,
+    pads_begin: PerAxis,
+    pads_end: PerAxis,
+    operation: str = "im2col",
+) -> SlidingGeometry:
+    """Check an im2col call, whose image is given and whose rank is the length of kernel_size.
+
+    >>> image_geometry((3, 3, 16, 16), (2, 2), 1, 1, 0, 0).columns_shape
+    (3, 12, 225)
+    """
+    if isinstance(kernel_size, int) or not kernel_size:
+        raise (TypeError if isinstance(kernel_size, int) else ValueError)(
+            f"{operation}: kernel_size must be a sequence with one integer per spatial axis, at least one, "
+            f"because its length says how many of the image's axes are spatial; got {kernel_size!r}"
+        )
+    rank = len(kernel_size)
+    lead = len(image_shape) - rank
+    if lead not in (1, 2):
+        raise ValueError(
+            f"{operation}: image must be (N, C, *size) or (C, *size) with {rank} spatial axes, one per value of "
+            f"kernel_size={kernel_size}, so of rank {rank + 2} or {rank + 1}, "
+            f"got rank {len(image_shape)}: shape {image_shape}"
+        )
+    axes = _axes(
+        operation,
+        image_shape[lead:],
+        kernel_size,
+        strides,
+        dilations,
+        pads_begin,
+        pads_end,
+        size_name="the image's size",
+        rank_name="kernel_size",
+    )
+    return SlidingGeometry(image_shape[0] if lead == 2 else None, image_shape[lead - 1], axes)
+
+
+def _given(axes: tuple[Axis, ...], size_name: str) -> str:
+    """The arguments of a call in words, for messages."""
+    names = (size_name, "kernel_size", "strides", "dilations", "pads_begin", "pads_end")
+    fields = ("size", "kernel", "stride", "dilation", "pad_begin", "pad_end")
+    return ", ".join(
+        f"{name}={tuple(getattr(axis, field) for axis in axes)}" for name, field in zip(names, fields, strict=True)
+    )
+
+
+# ---------------------------------------------------------------------------------------------
+# Blocks between batch and space
+
+
+@dataclass(frozen=True)
+class SpaceGeometry:
+    """How batch (B*prod(block), *D) and space (B, *E) belong together.
+
+    Element (offset*B + b, *d) of the batch array is pixel d*block + offset - margin_begin of image b, where
+    offset runs over the block in lexicographic order; the margins are crops of the image (batch_to_space) or
+    pads in front of it (space_to_batch). All tuples hold the spatial axes only, without the batch axis.
+    """
+
+    batch: int
+    block: Size
+    margin_begin: Size
+    margin_end: Size
+    grid: Size
+    """D: the spatial extents of the batch array, blocks per axis."""
+
+    @cached_property
+    def space_size(self) -> Size:
+        """E: the image's extents without the margins."""
+        return tuple(
+            count * block - begin - end
+            for count, block, begin, end in zip(self.grid, self.block, self.margin_begin, self.margin_end, strict=True)
+        )
+
+    @cached_property
+    def batch_shape(self) -> Size:
+        return (self.batch * prod(self.block), *self.grid)
+
+    @cached_property
+    def space_shape(self) -> Size:
+        return (self.batch, *self.space_size)
+
+
+def _block_arguments(
+    operation: str, shape: Size, block_shape: PerAxis, begin_name: str, begin: PerAxis, end_name: str, end: PerAxis
+) -> tuple[Size, Size, Size]:
+    """Check block shape and margins against the rank; give their spatial parts."""
+    rank = len(shape)
+    if rank < 2:
+        raise ValueError(
+            f"{operation}: data must be (batch, *spatial axes), so of rank 2 or more, got rank {rank}: shape {shape}"
+        )
+    if isinstance(block_shape, int):
+        raise TypeError(
+            f"{operation}: block_shape must be a sequence with one integer per axis of data, the first of them 1, "
+            f"got {block_shape!r}"
+        )
+    block_shape = _expand(operation, "block_shape", block_shape, rank, "data")
+    _at_least(operation, "block_shape", block_shape, 1)
+    if block_shape[0] != 1:
+        raise ValueError(
+            f"{operation}: block_shape must be 1 on axis 0, the batch axis, "
+            f"got {block_shape[0]}: block_shape={block_shape}"
+        )
+    margins = []
+    for name, margin in ((begin_name, begin), (end_name, end)):
+        if isinstance(margin, int):  # the same on every spatial axis; the batch axis has none
+            margin = (0, *(margin,) * (rank - 1))
+        margin = _expand(operation, name, margin, rank, "data")
+        _at_least(operation, name, margin, 0)
+        if margin[0] != 0:
+            raise ValueError(
+                f"{operation}: {name} must be 0 on axis 0, the batch axis, got {margin[0]}: {name}={margin}"
+            )
+        margins.append(margin[1:])
+    return block_shape[1:], margins[0], margins[1]
+
+
+@lru_cache(maxsize=1024)
+def batch_to_space_geometry(
+    data_shape: Size, block_shape: PerAxis, crops_begin: PerAxis, crops_end: PerAxis
+) -> SpaceGeometry:
+    """Check a batch_to_space call.
+
+    >>> batch_to_space_geometry((10, 2), (1, 5), (0, 2), (0, 0)).space_shape
+    (2, 8)
+    """
+    operation = "batch_to_space"
+    block, begin, end = _block_arguments(
+        operation, data_shape, block_shape, "crops_begin", crops_begin, "crops_end", crops_end
+    )
+    batch, *grid = data_shape
+    if batch % prod(block):
+        raise ValueError(
+            f"{operation}: data axis 0, the batch, must be a multiple of prod(block_shape) = {prod(block)} "
+            f"for block_shape={(1, *block)}, got {batch}: shape {data_shape}"
+        )
+    geometry = SpaceGeometry(batch // prod(block), block, begin, end, tuple(grid))
+    for axis, extent in enumerate(geometry.space_size):
+        if extent < 0:
+            raise ValueError(
+                f"{operation}: crops_begin + crops_end must not exceed data * block_shape on any axis, "
+                f"got {begin[axis]} + {end[axis]} = {begin[axis] + end[axis]} on axis {axis + 1}, "
+                f"where {grid[axis]} * {block[axis]} = {grid[axis] * block[axis]}"
+            )
+    return geometry
+
+
+@lru_cache(maxsize=1024)
+def space_to_batch_geometry(
+    data_shape: Size, block_shape: PerAxis, pads_begin: PerAxis, pads_end: PerAxis
+) -> SpaceGeometry:
+    """Check a space_to_batch call.
+
+    >>> space_to_batch_geometry((2, 8), (1, 5), (0, 2), (0, 0)).batch_shape
+    (10, 2)
+    """
+    operation = "space_to_batch"
+    block, begin, end = _block_arguments(
+        operation, data_shape, block_shape, "pads_begin", pads_begin, "pads_end", pads_end
+    )
+    batch, *size = data_shape
+    grid = []
+    for axis, extent in enumerate(size):
+        padded = extent + begin[axis] + end[axis]
+        if padded % block[axis]:
+            raise ValueError(
+                f"{operation}: data + pads_begin + pads_end must be a multiple of block_shape on every axis, "
+                f"got {extent} + {begin[axis]} + {end[axis]} = {padded} on axis {axis + 1}, "
+                f"where block_shape is {block[axis]}"
+            )
+        grid.append(padded // block[axis])
+    return SpaceGeometry(batch, block, begin, end, tuple(grid))
