@@ -1,16 +1,55 @@
 """What a GPU launch needs, as data: a geometry, an element type and device facts become a Plan.
 
 Everything here is pure. Two executors run the same plan: `gpufold.launch` on a GPU and the host
-build of the kernels, `tests/hostcuda`, on a CPU.
+build of the kernels, `tests/hostcuda`, on a CPU. The kernel variants are in `gpufold.variants`.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import lru_cache
+from math import prod
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from gpufold.geometry import SlidingGeometry, SpaceGeometry
 
 
 class Unsupported(ValueError):
     """A kernel variant that was asked for by name cannot serve this call; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class ElementType:
+    """How the kernels see a dtype: its C++ type, the type it is summed in, and whether sums are exact."""
+
+    scalar: str
+    accumulator: str
+    itemsize: int
+    exact: bool
+    """Additions give the same bits in any order."""
+
+
+ELEMENT_TYPES = {
+    "bool": ElementType("Boolean", "bool", 1, exact=True),
+    "int8": ElementType("unsigned char", "unsigned int", 1, exact=True),
+    "uint8": ElementType("unsigned char", "unsigned int", 1, exact=True),
+    "int16": ElementType("unsigned short", "unsigned int", 2, exact=True),
+    "uint16": ElementType("unsigned short", "unsigned int", 2, exact=True),
+    "int32": ElementType("unsigned int", "unsigned int", 4, exact=True),
+    "uint32": ElementType("unsigned int", "unsigned int", 4, exact=True),
+    "int64": ElementType("unsigned long long", "unsigned long long", 8, exact=True),
+    "uint64": ElementType("unsigned long long", "unsigned long long", 8, exact=True),
+    "float16": ElementType("Float16", "float", 2, exact=False),
+    "bfloat16": ElementType("BFloat16", "float", 2, exact=False),
+    "float32": ElementType("float", "float", 4, exact=False),
+    "float64": ElementType("double", "double", 8, exact=False),
+    "complex64": ElementType("Complex<float>", "Complex<float>", 8, exact=False),
+    "complex128": ElementType("Complex<double>", "Complex<double>", 16, exact=False),
+}
+"""Every dtype that the kernels serve, by NumPy's name for it; the types are those of kernels/common.cuh."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +74,27 @@ class Operand:
     strides: tuple[int, ...]
     alignment: int = 256
 
+    @classmethod
+    def contiguous(cls, shape: tuple[int, ...], alignment: int = 256) -> Operand:
+        """Describe a C-contiguous array.
+
+        >>> Operand.contiguous((2, 3, 4)).strides
+        (12, 4, 1)
+        """
+        return cls(shape, contiguous_strides(shape), alignment)
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Everything a choice depends on."""
+
+    geometry: SlidingGeometry | SpaceGeometry
+    dtype: str
+    input: Operand
+    output: Operand
+    device: Device = H200
+    deterministic: bool = True
+
 
 @dataclass(frozen=True, slots=True)
 class Plan:
@@ -50,7 +110,7 @@ class Plan:
     """The compile-time specialisation, passed as -DNAME=VALUE."""
     grid: tuple[int, int, int]
     block: tuple[int, int, int]
-    parameters: bytes
+    parameters: bytes = field(repr=False)
     """The kernel's parameter struct, passed by value after the input and output pointers."""
     zero_output: bool
     """Whether the kernel adds into an output that must be zero before it starts."""
@@ -58,3 +118,186 @@ class Plan:
     """The floor: each input and output byte once."""
     reason: str
     """Why this variant, in a sentence."""
+
+
+Variant: TypeAlias = Callable[[Problem], Plan]
+"""Gives the plan of one kernel variant or raises Unsupported with the reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """The plan a call would run, and what became of every other variant."""
+
+    plan: Plan
+    alternatives: dict[str, str]
+    """Variant name to the reason why it was not taken."""
+
+    def __str__(self) -> str:
+        plan = self.plan
+        defines = " ".join(f"{name}={value}" for name, value in plan.defines)
+        return "\n".join(
+            [
+                f"{plan.operation}: {plan.variant}, because {plan.reason}",
+                f"  {plan.source}: {prod(plan.grid)} x {prod(plan.block)} threads, {defines}",
+                f"  at least {plan.bytes_moved:,} bytes to move",
+                *(f"  not {name}: {reason}" for name, reason in self.alternatives.items()),
+            ]
+        )
+
+
+def variants(operation: str) -> tuple[str, ...]:
+    """Name the kernel variants of an operation, the values that `variant` takes besides "auto".
+
+    >>> "gather" in variants("col2im")
+    True
+    """
+    from gpufold.variants import VARIANTS  # the variants are written in terms of this module
+
+    if operation not in VARIANTS:
+        raise ValueError(f"variants: operation must be one of {', '.join(VARIANTS)}, got {operation!r}")
+    return tuple(VARIANTS[operation])
+
+
+@lru_cache(maxsize=4096)
+def choose(
+    operation: str,
+    geometry: SlidingGeometry | SpaceGeometry,
+    dtype: str,
+    input: Operand,
+    output: Operand,
+    device: Device = H200,
+    variant: str = "auto",
+    deterministic: bool = True,
+) -> Plan:
+    """Plan a call on arrays with at least one element; a variant that is named must serve it, else Unsupported."""
+    from gpufold.variants import CHOICES, VARIANTS
+
+    names = variants(operation)
+    problem = Problem(geometry, dtype, input, output, device, deterministic)
+    if variant == "auto":
+        return CHOICES[operation](problem)
+    if variant not in names:
+        raise ValueError(f"{operation}: variant must be auto or one of {', '.join(names)}, got {variant!r}")
+    return VARIANTS[operation][variant](problem)
+
+
+def explain(
+    operation: str,
+    geometry: SlidingGeometry | SpaceGeometry,
+    dtype: str,
+    input: Operand,
+    output: Operand,
+    device: Device = H200,
+    variant: str = "auto",
+    deterministic: bool = True,
+) -> Explanation:
+    """Plan a call and say why every other variant was not taken."""
+    plan = choose(operation, geometry, dtype, input, output, device, variant, deterministic)
+    alternatives = {}
+    for name in variants(operation):
+        if name == plan.variant:
+            continue
+        try:
+            other = choose(operation, geometry, dtype, input, output, device, name, deterministic)
+        except Unsupported as unsupported:
+            alternatives[name] = str(unsupported)
+        else:
+            alternatives[name] = f"it would serve, {other.reason}"
+    return Explanation(plan, alternatives)
+
+
+# ---------------------------------------------------------------------------------------------
+# Numbers for kernels
+
+INT32_MAX = 2**31 - 1
+"""Offsets up to here are 32 bits wide; a test lowers it to reach the 64-bit kernels with small arrays."""
+
+INT64_MAX = 2**63 - 1
+
+MAX_GRID = 2**31 - 1
+"""Blocks that one launch can have along x."""
+
+
+def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Strides in elements of a C-contiguous array.
+
+    >>> contiguous_strides((5, 1, 3))
+    (3, 3, 1)
+    """
+    strides = []
+    step = 1
+    for extent in reversed(shape):
+        strides.append(step)
+        step *= extent
+    return tuple(reversed(strides))
+
+
+def span(extents: tuple[int, ...], strides: tuple[int, ...]) -> int:
+    """Bound the distance in elements between any two elements of an array.
+
+    >>> span((2, 3), (3, -1))
+    5
+    """
+    return sum((extent - 1) * abs(stride) for extent, stride in zip(extents, strides, strict=True))
+
+
+def offset_bits(operation: str, *largest: int) -> int:
+    """Width of a kernel's Offset, from the largest values that it must hold."""
+    if max(largest) <= INT32_MAX:
+        return 32
+    if max(largest) <= INT64_MAX // 2:
+        return 64
+    raise Unsupported(f"{operation}: offsets up to {max(largest)} do not fit into 64 bits on a GPU")
+
+
+def offset_type(bits: int) -> str:
+    """Name the C++ type that OFFSET is defined as."""
+    return {32: "int", 64: "long long"}[bits]
+
+
+def parameter_type(bits: int, **fields: str | tuple[str, int]) -> np.dtype[Any]:
+    """Lay out a kernel's parameter struct as C++ does, field by field.
+
+    Fields are "offset" (Offset), "divisor" (Divisor), "int", or "long" (long long), or one of these with the
+    length of an array.
+
+    >>> parameter_type(32, size=("offset", 3), by_size="divisor", stride="long").itemsize
+    32
+    """
+    offset, unsigned = f"i{bits // 8}", f"u{bits // 8}"
+    divisor = np.dtype([("divisor", offset), ("multiplier", unsigned), ("shift", "i4")], align=True)
+    types: dict[str, Any] = {"offset": offset, "divisor": divisor, "int": "i4", "long": "i8"}
+    layout: list[Any] = [
+        (name, types[kind]) if isinstance(kind, str) else (name, types[kind[0]], kind[1])
+        for name, kind in fields.items()
+    ]
+    return np.dtype(layout, align=True)
+
+
+def pack(dtype: np.dtype[Any], **values: Any) -> bytes:
+    """Fill a parameter struct: every field, by name."""
+    if set(values) != set(dtype.names or ()):
+        raise TypeError(f"parameters are {dtype.names}, got {tuple(values)}")
+    record = np.zeros((), dtype)
+    for name, value in values.items():
+        record[name] = value
+    return record.tobytes()
+
+
+def divisor(number: int, bits: int) -> tuple[int, int, int]:
+    """Give the Divisor of common.cuh: n // number is (high(n * multiplier) + n) >> shift for every n >= 0.
+
+    >>> _, multiplier, shift = divisor(7, 32)
+    >>> all(((n * multiplier >> 32) + n) >> shift == n // 7 for n in (0, 6, 7, 2**31 - 1))
+    True
+    """
+    shift = (number - 1).bit_length()
+    return number, (1 << bits) * ((1 << shift) - number) // number + 1, shift
+
+
+def grid_blocks(operation: str, threads: int, per_block: int) -> tuple[int, int, int]:
+    """Give the grid of one thread per item."""
+    blocks = -(-threads // per_block)
+    if blocks > MAX_GRID:
+        raise Unsupported(f"{operation}: {blocks} blocks of {per_block} threads are more than one launch can have")
+    return blocks, 1, 1

@@ -1,0 +1,290 @@
+// What every kernel shares: element types, exact addition, guarded loads, wide stores, division by an
+// invariant.
+//
+// A specialisation is chosen by three macros, which end here: SCALAR is an element in memory, ACCUMULATOR the
+// type it is summed in, OFFSET the signed type of coordinates, thread numbers and offsets inside one plane. A
+// plane's own offset is always 64 bits wide.
+//
+// The host build of the kernels (HOSTCUDA) brings the CUDA words with it and gets plain C++ where a GPU gets
+// PTX.
+#pragma once
+#ifdef HOSTCUDA
+#include <cstring>
+#endif
+
+#ifndef SCALAR
+#define SCALAR float
+#endif
+#ifndef ACCUMULATOR
+#define ACCUMULATOR float
+#endif
+#ifndef OFFSET
+#define OFFSET int
+#endif
+
+// Element types that C++ lacks. Integers are unsigned: two's complement sums wrap alike.
+struct Boolean {
+    unsigned char bits;
+};
+struct Float16 {
+    unsigned short bits;
+};
+struct BFloat16 {
+    unsigned short bits;
+};
+template <typename Real> struct alignas(2 * sizeof(Real)) Complex {
+    Real real, imaginary;
+};
+
+// The unsigned integer of a size in bytes.
+template <int bytes> struct WordOf;
+template <> struct WordOf<1> {
+    using type = unsigned char;
+};
+template <> struct WordOf<2> {
+    using type = unsigned short;
+};
+template <> struct WordOf<4> {
+    using type = unsigned int;
+};
+template <> struct WordOf<8> {
+    using type = unsigned long long;
+};
+#ifdef HOSTCUDA
+template <> struct WordOf<16> {
+    using type = unsigned __int128;
+};
+#else
+struct alignas(16) Word16 {
+    unsigned long long low, high;
+};
+template <> struct WordOf<16> {
+    using type = Word16;
+};
+#endif
+template <int bytes> using Word = typename WordOf<bytes>::type;
+
+using Scalar = SCALAR;
+using Accumulator = ACCUMULATOR;
+using Offset = OFFSET;
+using UnsignedOffset = Word<sizeof(Offset)>;
+
+template <typename To, typename From> inline __device__ To bit_cast(const From& from)
+{
+    static_assert(sizeof(To) == sizeof(From), "a bit cast keeps the size");
+    To to;
+    memcpy(&to, &from, sizeof(To));
+    return to;
+}
+
+// ---- numbers -----------------------------------------------------------------------------------
+
+// An element as it is summed.
+template <typename Element> inline __device__ Accumulator widen(Element element)
+{
+    return Accumulator(element);
+}
+inline __device__ bool widen(Boolean element)
+{
+    return element.bits != 0;
+}
+inline __device__ float widen(BFloat16 element)
+{
+    return bit_cast<float>(unsigned(element.bits) << 16);
+}
+inline __device__ float widen(Float16 element)
+{
+#ifdef HOSTCUDA
+    return float(bit_cast<_Float16>(element.bits));
+#else
+    float value;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(element.bits));
+    return value;
+#endif
+}
+
+// A sum as it is stored, rounded once to nearest even where the element is narrower.
+template <typename Element> struct Narrow {
+    static __device__ Element from(Accumulator sum) { return Element(sum); }
+};
+template <> struct Narrow<Boolean> {
+    static __device__ Boolean from(bool sum) { return {static_cast<unsigned char>(sum)}; }
+};
+template <> struct Narrow<Float16> {
+    static __device__ Float16 from(float sum)
+    {
+#ifdef HOSTCUDA
+        return {bit_cast<unsigned short>(_Float16(sum))};
+#else
+        Float16 element;
+        asm("cvt.rn.f16.f32 %0, %1;" : "=h"(element.bits) : "f"(sum));
+        return element;
+#endif
+    }
+};
+template <> struct Narrow<BFloat16> {
+    static __device__ BFloat16 from(float sum)
+    {
+        const unsigned bits = bit_cast<unsigned>(sum);
+        if ((bits & 0x7fffffffu) > 0x7f800000u)
+            return {0x7fff}; // not a number
+        return {static_cast<unsigned short>((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16)};
+    }
+};
+inline __device__ Scalar narrow(Accumulator sum)
+{
+    return Narrow<Scalar>::from(sum);
+}
+
+// The only additions of elements. CuPy compiles with -ftz=true, under which `+` would flush float32
+// denormals.
+template <typename Number> inline __device__ Number add(Number sum, Number value)
+{
+    return sum + value;
+}
+inline __device__ bool add(bool sum, bool value)
+{
+    return sum | value;
+}
+inline __device__ float add(float sum, float value)
+{
+#ifdef HOSTCUDA
+    return sum + value;
+#else
+    float result;
+    asm("add.rn.f32 %0, %1, %2;" : "=f"(result) : "f"(sum), "f"(value));
+    return result;
+#endif
+}
+template <typename Real> inline __device__ Complex<Real> add(Complex<Real> sum, Complex<Real> value)
+{
+    return {add(sum.real, value.real), add(sum.imaginary, value.imaginary)};
+}
+
+// ---- memory ------------------------------------------------------------------------------------
+
+#ifdef HOSTCUDA
+template <int bytes> using AliasedWord __attribute__((may_alias)) = Word<bytes>;
+template <int bytes> inline Word<bytes> load_word_if(const void* address, bool guard)
+{
+    return guard ? *static_cast<const AliasedWord<bytes>*>(address) : Word<bytes>();
+}
+#else
+template <int bytes> using AliasedWord = Word<bytes>;
+// A predicated load, never a branch: a thread has all its loads in flight before it waits for the first.
+template <int bytes> inline __device__ Word<bytes> load_word_if(const void* address, bool guard);
+template <> inline __device__ Word<1> load_word_if<1>(const void* address, bool guard)
+{
+    unsigned word;
+    asm("{.reg .pred p; setp.ne.b32 p, %2, 0; mov.b32 %0, 0; @p ld.global.nc.u8 %0, [%1];}"
+        : "=r"(word)
+        : "l"(address), "r"(int(guard)));
+    return static_cast<Word<1>>(word);
+}
+template <> inline __device__ Word<2> load_word_if<2>(const void* address, bool guard)
+{
+    Word<2> word;
+    asm("{.reg .pred p; setp.ne.b32 p, %2, 0; mov.b16 %0, 0; @p ld.global.nc.u16 %0, [%1];}"
+        : "=h"(word)
+        : "l"(address), "r"(int(guard)));
+    return word;
+}
+template <> inline __device__ Word<4> load_word_if<4>(const void* address, bool guard)
+{
+    Word<4> word;
+    asm("{.reg .pred p; setp.ne.b32 p, %2, 0; mov.b32 %0, 0; @p ld.global.nc.u32 %0, [%1];}"
+        : "=r"(word)
+        : "l"(address), "r"(int(guard)));
+    return word;
+}
+template <> inline __device__ Word<8> load_word_if<8>(const void* address, bool guard)
+{
+    Word<8> word;
+    asm("{.reg .pred p; setp.ne.b32 p, %2, 0; mov.b64 %0, 0; @p ld.global.nc.u64 %0, [%1];}"
+        : "=l"(word)
+        : "l"(address), "r"(int(guard)));
+    return word;
+}
+template <> inline __device__ Word<16> load_word_if<16>(const void* address, bool guard)
+{
+    Word<16> word;
+    asm("{.reg .pred p; setp.ne.b32 p, %3, 0; mov.b64 %0, 0; mov.b64 %1, 0; "
+        "@p ld.global.nc.v2.u64 {%0, %1}, [%2];}"
+        : "=l"(word.low), "=l"(word.high)
+        : "l"(address), "r"(int(guard)));
+    return word;
+}
+#endif
+
+// The element at an address where the guard holds, else zero; the address is then never touched. For arrays
+// that the kernel does not write.
+template <typename Element> inline __device__ Element load_if(const Element* address, bool guard)
+{
+    return bit_cast<Element>(load_word_if<sizeof(Element)>(address, guard));
+}
+
+// Store consecutive elements, 16 bytes at most in all, as one word; the address is a multiple of its size.
+template <int count, typename Element>
+inline __device__ void store_wide(Element* address, const Element (&elements)[count])
+{
+    using Wide = AliasedWord<count * sizeof(Element)>;
+    Wide word;
+    memcpy(&word, elements, sizeof(Wide));
+    *reinterpret_cast<Wide*>(address) = word;
+}
+
+// ---- indices -----------------------------------------------------------------------------------
+
+// This thread's number in a one-dimensional grid.
+inline __device__ Offset grid_index()
+{
+    return Offset(blockIdx.x) * Offset(blockDim.x) + Offset(threadIdx.x);
+}
+
+// 0 <= value < extent, in one comparison.
+inline __device__ bool within(Offset value, Offset extent)
+{
+    return UnsignedOffset(value) < UnsignedOffset(extent);
+}
+
+#ifdef HOSTCUDA
+inline unsigned multiply_high(unsigned a, unsigned b)
+{
+    return (unsigned long long)(a)*b >> 32;
+}
+inline unsigned long long multiply_high(unsigned long long a, unsigned long long b)
+{
+    return (unsigned __int128)(a)*b >> 64;
+}
+#else
+inline __device__ unsigned multiply_high(unsigned a, unsigned b)
+{
+    return __umulhi(a, b);
+}
+inline __device__ unsigned long long multiply_high(unsigned long long a, unsigned long long b)
+{
+    return __umul64hi(a, b);
+}
+// The host build groups accesses by loop iteration; a loop with guarded accesses names the one it is in.
+inline __device__ void trace_iteration(int) {}
+#endif
+
+// Division of any n >= 0 by a number known on the host, in two instructions: gpufold/plan.py makes the
+// constants.
+struct Divisor {
+    Offset divisor;
+    UnsignedOffset multiplier;
+    int shift;
+
+    __device__ Offset quotient(Offset n) const
+    {
+        return Offset((multiply_high(UnsignedOffset(n), multiplier) + UnsignedOffset(n)) >> shift);
+    }
+    // Replaces n by its quotient and gives the remainder.
+    __device__ Offset split(Offset& n) const
+    {
+        const Offset dividend = n;
+        n = quotient(n);
+        return dividend - n * divisor;
+    }
+};
