@@ -1,0 +1,407 @@
+// The words of CUDA for g++: included before the first line of a kernel, which itself stays as it is.
+//
+// A kernel compiled with this header is an ordinary function of one thread. scheduler.cpp calls it once per
+// thread of the grid; where threads wait for each other they are fibers. What is missing here does not
+// compile: dynamic shared memory, textures, cp.async, cooperative groups, __activemask.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <vector_functions.h>
+
+#undef __global__
+#undef __device__
+#undef __host__
+#undef __constant__
+#undef __shared__
+#undef __launch_bounds__
+#undef __grid_constant__
+#define __global__
+#define __device__
+#define __host__
+#define __constant__
+#define __shared__ static __attribute__((aligned(128)))
+#define __launch_bounds__(...)
+#define __grid_constant__
+#define __builtin_assume(condition) ((void)0)
+
+#ifndef HOSTCUDA_OBSERVED
+#define HOSTCUDA_OBSERVED 0 // 1: every access to memory calls observer.cpp
+#endif
+
+extern uint3 threadIdx, blockIdx;
+extern dim3 blockDim, gridDim;
+constexpr int warpSize = 32;
+
+namespace hostcuda {
+
+// What the lanes of a warp brought to a collective; to be read before the next barrier.
+struct Exchange {
+    unsigned lanes; // who takes part
+    const uint64_t* values;
+};
+
+void wait_for_block(int line);
+void wait_for_warp(unsigned mask, int line);
+Exchange exchange(unsigned mask, uint64_t value, int line);
+unsigned lane();
+
+// An atomic operation is one access; what it reads and writes inside does not count again.
+#if HOSTCUDA_OBSERVED
+void observe_atomic(void* address, int size, void* site);
+void observe_iteration(int iteration);
+#else
+inline void observe_atomic(void*, int, void*) {}
+inline void observe_iteration(int) {}
+#endif
+
+template <typename Value> struct Same {
+    using type = Value;
+};
+template <typename Value> using SameType = typename Same<Value>::type;
+
+template <typename To, typename From> __forceinline__ To bits(From from)
+{
+    To to{};
+    memcpy(&to, &from, sizeof(from) < sizeof(to) ? sizeof(from) : sizeof(to));
+    return to;
+}
+
+template <typename Value, typename Operation>
+[[gnu::noinline, gnu::no_sanitize("thread")]] Value atomic(Value* address, Operation operation)
+{
+    observe_atomic(address, sizeof(Value), __builtin_return_address(0));
+    const Value old = *address;
+    *address = operation(old);
+    return old;
+}
+
+template <typename Value, typename... Among> constexpr bool is_one_of = (std::is_same_v<Value, Among> || ...);
+template <typename Value>
+constexpr bool can_swap = is_one_of<Value, int, unsigned, unsigned long long, unsigned short>;
+template <typename Value>
+constexpr bool can_add = is_one_of<Value, int, unsigned, unsigned long long, float, double, __half, __half2,
+                                   __nv_bfloat16, __nv_bfloat162>;
+template <typename Value>
+constexpr bool can_compare = is_one_of<Value, int, unsigned, long long, unsigned long long>;
+template <typename Value> constexpr bool can_combine = is_one_of<Value, int, unsigned, unsigned long long>;
+
+} // namespace hostcuda
+
+// Tells lanes that skip an iteration apart from lanes that run behind; see traffic.py.
+__forceinline__ void trace_iteration(int iteration)
+{
+    hostcuda::observe_iteration(iteration);
+}
+
+// Barriers and warp collectives
+
+__forceinline__ void __syncthreads(int line = __builtin_LINE())
+{
+    hostcuda::wait_for_block(line);
+}
+
+__forceinline__ void __syncwarp(unsigned mask = ~0u, int line = __builtin_LINE())
+{
+    hostcuda::wait_for_warp(mask, line);
+}
+
+namespace hostcuda {
+
+// The value of another lane of the segment of `width` lanes; garbage from a lane that takes no part, as on a
+// GPU.
+template <typename Value> Value shuffle(unsigned mask, Value value, int source, int line)
+{
+    static_assert(sizeof(Value) <= 8, "a shuffle moves at most 8 bytes");
+    const Exchange warp = exchange(mask, bits<uint64_t>(value), line);
+    return bits<Value>(warp.lanes >> source & 1 ? warp.values[source] : ~uint64_t(0));
+}
+
+} // namespace hostcuda
+
+template <typename Value>
+Value __shfl_sync(unsigned mask, Value value, int source, int width = 32, int line = __builtin_LINE())
+{
+    const int first = hostcuda::lane() / width * width;
+    return hostcuda::shuffle(mask, value, first + (source & (width - 1)), line);
+}
+
+template <typename Value>
+Value __shfl_up_sync(unsigned mask, Value value, unsigned delta, int width = 32, int line = __builtin_LINE())
+{
+    const int lane = hostcuda::lane(), source = lane - int(delta);
+    return hostcuda::shuffle(mask, value, source < lane / width * width ? lane : source, line);
+}
+
+template <typename Value>
+Value __shfl_down_sync(unsigned mask, Value value, unsigned delta, int width = 32,
+                       int line = __builtin_LINE())
+{
+    const int lane = hostcuda::lane(), source = lane + int(delta);
+    return hostcuda::shuffle(mask, value, source >= lane / width * width + width ? lane : source, line);
+}
+
+template <typename Value>
+Value __shfl_xor_sync(unsigned mask, Value value, int lanes, int width = 32, int line = __builtin_LINE())
+{
+    const int lane = hostcuda::lane(), source = lane ^ lanes;
+    return hostcuda::shuffle(mask, value, source >= lane / width * width + width ? lane : source, line);
+}
+
+inline unsigned __ballot_sync(unsigned mask, int predicate, int line = __builtin_LINE())
+{
+    const hostcuda::Exchange warp = hostcuda::exchange(mask, predicate != 0, line);
+    unsigned ballot = 0;
+    for (int lane = 0; lane < 32; ++lane) {
+        if (warp.lanes >> lane & 1)
+            ballot |= unsigned(warp.values[lane]) << lane;
+    }
+    return ballot;
+}
+
+inline int __any_sync(unsigned mask, int predicate, int line = __builtin_LINE())
+{
+    return __ballot_sync(mask, predicate, line) != 0;
+}
+
+inline int __all_sync(unsigned mask, int predicate, int line = __builtin_LINE())
+{
+    return __ballot_sync(mask, !predicate, line) == 0;
+}
+
+// Atomic operations, for the types that CUDA has them for
+
+template <typename Value> __forceinline__ Value atomicAdd(Value* address, hostcuda::SameType<Value> value)
+{
+    static_assert(hostcuda::can_add<Value>, "CUDA has no atomicAdd of this type");
+    return hostcuda::atomic(address, [=](Value old) { return Value(old + value); });
+}
+
+template <typename Value> __forceinline__ Value atomicExch(Value* address, hostcuda::SameType<Value> value)
+{
+    static_assert(hostcuda::can_combine<Value> || std::is_same_v<Value, float>,
+                  "CUDA has no atomicExch of this type");
+    return hostcuda::atomic(address, [=](Value) { return value; });
+}
+
+template <typename Value> __forceinline__ Value atomicMin(Value* address, hostcuda::SameType<Value> value)
+{
+    static_assert(hostcuda::can_compare<Value>, "CUDA has no atomicMin of this type");
+    return hostcuda::atomic(address, [=](Value old) { return value < old ? value : old; });
+}
+
+template <typename Value> __forceinline__ Value atomicMax(Value* address, hostcuda::SameType<Value> value)
+{
+    static_assert(hostcuda::can_compare<Value>, "CUDA has no atomicMax of this type");
+    return hostcuda::atomic(address, [=](Value old) { return old < value ? value : old; });
+}
+
+template <typename Value> __forceinline__ Value atomicOr(Value* address, hostcuda::SameType<Value> value)
+{
+    static_assert(hostcuda::can_combine<Value>, "CUDA has no atomicOr of this type");
+    return hostcuda::atomic(address, [=](Value old) { return old | value; });
+}
+
+template <typename Value> __forceinline__ Value atomicAnd(Value* address, hostcuda::SameType<Value> value)
+{
+    static_assert(hostcuda::can_combine<Value>, "CUDA has no atomicAnd of this type");
+    return hostcuda::atomic(address, [=](Value old) { return old & value; });
+}
+
+template <typename Value>
+__forceinline__ Value atomicCAS(Value* address, hostcuda::SameType<Value> compare,
+                                hostcuda::SameType<Value> value)
+{
+    static_assert(hostcuda::can_swap<Value>, "CUDA has no atomicCAS of this type");
+    return hostcuda::atomic(address, [=](Value old) { return old == compare ? value : old; });
+}
+
+// Loads and stores with a cache hint
+
+template <typename Value> __forceinline__ Value __ldg(const Value* address)
+{
+    return *address;
+}
+template <typename Value> __forceinline__ Value __ldca(const Value* address)
+{
+    return *address;
+}
+template <typename Value> __forceinline__ Value __ldcg(const Value* address)
+{
+    return *address;
+}
+template <typename Value> __forceinline__ Value __ldcs(const Value* address)
+{
+    return *address;
+}
+template <typename Value> __forceinline__ Value __ldlu(const Value* address)
+{
+    return *address;
+}
+template <typename Value> __forceinline__ void __stcg(Value* address, hostcuda::SameType<Value> value)
+{
+    *address = value;
+}
+template <typename Value> __forceinline__ void __stcs(Value* address, hostcuda::SameType<Value> value)
+{
+    *address = value;
+}
+template <typename Value> __forceinline__ void __stwt(Value* address, hostcuda::SameType<Value> value)
+{
+    *address = value;
+}
+
+// Arithmetic
+
+template <typename First, typename Second>
+__forceinline__ constexpr std::common_type_t<First, Second> min(First first, Second second)
+{
+    using Common = std::common_type_t<First, Second>;
+    return Common(second) < Common(first) ? Common(second) : Common(first);
+}
+
+template <typename First, typename Second>
+__forceinline__ constexpr std::common_type_t<First, Second> max(First first, Second second)
+{
+    using Common = std::common_type_t<First, Second>;
+    return Common(first) < Common(second) ? Common(second) : Common(first);
+}
+
+__forceinline__ float __fadd_rn(float first, float second)
+{
+    return first + second;
+}
+__forceinline__ float __fsub_rn(float first, float second)
+{
+    return first - second;
+}
+__forceinline__ float __fmul_rn(float first, float second)
+{
+    return first * second;
+}
+__forceinline__ float __fdiv_rn(float first, float second)
+{
+    return first / second;
+}
+__forceinline__ float __fmaf_rn(float first, float second, float third)
+{
+    return std::fma(first, second, third);
+}
+__forceinline__ double __dadd_rn(double first, double second)
+{
+    return first + second;
+}
+__forceinline__ double __dsub_rn(double first, double second)
+{
+    return first - second;
+}
+__forceinline__ double __dmul_rn(double first, double second)
+{
+    return first * second;
+}
+__forceinline__ double __ddiv_rn(double first, double second)
+{
+    return first / second;
+}
+
+__forceinline__ int __mulhi(int first, int second)
+{
+    return int(int64_t(first) * second >> 32);
+}
+__forceinline__ unsigned __umulhi(unsigned first, unsigned second)
+{
+    return unsigned(uint64_t(first) * second >> 32);
+}
+__forceinline__ long long __mul64hi(long long first, long long second)
+{
+    return (long long)(__int128(first) * second >> 64);
+}
+__forceinline__ unsigned long long __umul64hi(unsigned long long first, unsigned long long second)
+{
+    return (unsigned long long)((unsigned __int128)(first)*second >> 64);
+}
+
+__forceinline__ unsigned __funnelshift_l(unsigned low, unsigned high, unsigned shift)
+{
+    return unsigned((uint64_t(high) << 32 | low) << (shift & 31) >> 32);
+}
+__forceinline__ unsigned __funnelshift_r(unsigned low, unsigned high, unsigned shift)
+{
+    return unsigned((uint64_t(high) << 32 | low) >> (shift & 31));
+}
+inline unsigned __byte_perm(unsigned first, unsigned second, unsigned selector)
+{
+    const uint64_t bytes = uint64_t(second) << 32 | first;
+    unsigned result = 0;
+    for (int byte = 0; byte < 4; ++byte) {
+        const unsigned choice = selector >> (4 * byte);
+        unsigned chosen = unsigned(bytes >> (8 * (choice & 7)) & 0xff);
+        if (choice & 8)
+            chosen = chosen & 0x80 ? 0xff : 0; // the sign of the byte, repeated
+        result |= chosen << (8 * byte);
+    }
+    return result;
+}
+inline unsigned __vadd4(unsigned first, unsigned second)
+{
+    return ((first & 0x7f7f7f7f) + (second & 0x7f7f7f7f)) ^ ((first ^ second) & 0x80808080);
+}
+inline unsigned __vadd2(unsigned first, unsigned second)
+{
+    return ((first & 0x7fff7fff) + (second & 0x7fff7fff)) ^ ((first ^ second) & 0x80008000);
+}
+
+__forceinline__ int __popc(unsigned value)
+{
+    return __builtin_popcount(value);
+}
+__forceinline__ int __popcll(unsigned long long value)
+{
+    return __builtin_popcountll(value);
+}
+__forceinline__ int __ffs(int value)
+{
+    return __builtin_ffs(value);
+}
+__forceinline__ int __ffsll(long long value)
+{
+    return __builtin_ffsll(value);
+}
+__forceinline__ int __clz(int value)
+{
+    return value ? __builtin_clz(unsigned(value)) : 32;
+}
+__forceinline__ int __clzll(long long value)
+{
+    return value ? __builtin_clzll((unsigned long long)value) : 64;
+}
+
+__forceinline__ int __float_as_int(float value)
+{
+    return hostcuda::bits<int>(value);
+}
+__forceinline__ unsigned __float_as_uint(float value)
+{
+    return hostcuda::bits<unsigned>(value);
+}
+__forceinline__ float __int_as_float(int value)
+{
+    return hostcuda::bits<float>(value);
+}
+__forceinline__ float __uint_as_float(unsigned value)
+{
+    return hostcuda::bits<float>(value);
+}
+__forceinline__ long long __double_as_longlong(double value)
+{
+    return hostcuda::bits<long long>(value);
+}
+__forceinline__ double __longlong_as_double(long long value)
+{
+    return hostcuda::bits<double>(value);
+}

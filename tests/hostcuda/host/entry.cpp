@@ -1,0 +1,44 @@
+// The one translation unit of a kernel: the kernel itself, and a description of it.
+//
+// Nothing else is linked into the library, so its zero-initialised data is the kernel's shared memory.
+#include HOSTCUDA_SOURCE
+
+#include <utility>
+
+#include "module.h"
+
+extern "C" char __bss_start[] __attribute__((visibility("hidden")));
+extern "C" char _end[] __attribute__((visibility("hidden")));
+
+namespace hostcuda {
+
+template <typename Argument> constexpr Parameter describe()
+{
+    if constexpr (std::is_pointer_v<Argument>) {
+        return {sizeof(Argument), std::is_const_v<std::remove_pointer_t<Argument>> ? 1u : 2u};
+    } else {
+        return {sizeof(Argument), 0};
+    }
+}
+
+template <auto kernel> struct Kernel;
+
+template <typename... Arguments, void (*kernel)(Arguments...)> struct Kernel<kernel> {
+    static constexpr Parameter parameters[] = {describe<Arguments>()...};
+
+    static void call(void** arguments) { call(arguments, std::index_sequence_for<Arguments...>()); }
+
+    template <std::size_t... indices> static void call(void** arguments, std::index_sequence<indices...>)
+    {
+        kernel(*static_cast<std::remove_cv_t<Arguments>*>(arguments[indices])...);
+    }
+
+    static constexpr Module module{&call, parameters, sizeof...(Arguments), __bss_start, _end};
+};
+
+} // namespace hostcuda
+
+extern "C" __attribute__((visibility("default"))) const hostcuda::Module* hostcuda_module()
+{
+    return &hostcuda::Kernel<&HOSTCUDA_SYMBOL>::module;
+}

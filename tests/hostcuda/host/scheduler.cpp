@@ -1,0 +1,335 @@
+// Runs a kernel block by block, thread by thread, on one CPU core.
+//
+// A thread that never waits is a plain function call. A thread that waits at a barrier keeps its stack: it is
+// a fiber, and the next thread starts on a stack of its own. A barrier opens when every thread it names that
+// has not returned has come to it. Threads take turns at barriers only, in order or shuffled by a seed.
+#include <algorithm>
+#include <csetjmp>
+#include <cstdarg>
+#include <cstdio>
+#include <cstring>
+#include <memory>
+#include <numeric>
+#include <random>
+#include <vector>
+
+#include <ucontext.h>
+#include <unistd.h>
+
+#include "cuda_words.h"
+#include "scheduler.h"
+
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/common_interface_defs.h>
+#endif
+
+uint3 threadIdx, blockIdx;
+dim3 blockDim, gridDim;
+
+namespace hostcuda {
+namespace {
+
+constexpr std::size_t kStackSize = 256 * 1024; // only the pages that a kernel touches become real
+
+// A stack that threads run on, one after the other.
+struct Fiber {
+    jmp_buf resume;
+    std::unique_ptr<char[]> stack{new char[kStackSize]};
+    void* sanitizer_stack = nullptr;
+    bool started = false;
+};
+
+enum class State { fresh, ready, waits_for_warp, waits_for_block, done };
+
+struct Thread {
+    State state;
+    Fiber* fiber;
+    int line;       // of the barrier it waits at
+    unsigned mask;  // of the warp barrier it waits at
+    uint64_t value; // that it brings there
+    unsigned lanes; // that met there
+};
+
+struct Warp {
+    uint64_t step;
+    uint64_t
+        values[32]; // brought to the barrier that opened last; barriers open when no thread is ready to run
+};
+
+const Launch* launch;
+std::vector<Thread> threads;
+std::vector<Warp> warps;
+std::vector<uint32_t> order; // in which threads get their turn
+std::size_t place;           // in that order
+uint32_t current;            // thread
+uint64_t block_step;
+
+std::vector<std::unique_ptr<Fiber>> all_fibers;
+std::vector<Fiber*> idle_fibers;
+Fiber* running;
+jmp_buf scheduler;
+jmp_buf abandon;
+const void* scheduler_stack;
+std::size_t scheduler_stack_size;
+
+void enter(uint32_t thread)
+{
+    current = thread;
+    threadIdx.x = thread % blockDim.x;
+    threadIdx.y = thread / blockDim.x % blockDim.y;
+    threadIdx.z = thread / blockDim.x / blockDim.y;
+}
+
+void to_scheduler()
+{
+    Fiber* const fiber = running;
+#if defined(__SANITIZE_ADDRESS__)
+    __sanitizer_start_switch_fiber(&fiber->sanitizer_stack, scheduler_stack, scheduler_stack_size);
+#endif
+    if (!_setjmp(fiber->resume))
+        _longjmp(scheduler, 1);
+#if defined(__SANITIZE_ADDRESS__)
+    __sanitizer_finish_switch_fiber(fiber->sanitizer_stack, nullptr, nullptr);
+#endif
+}
+
+// The life of a fiber: the thread whose turn it is, and those after it while they have not started either.
+void fiber_main()
+{
+#if defined(__SANITIZE_ADDRESS__)
+    __sanitizer_finish_switch_fiber(nullptr, &scheduler_stack, &scheduler_stack_size);
+#endif
+    for (;;) {
+        for (;;) {
+            enter(order[place]);
+            launch->module->call(launch->arguments);
+            threads[current].state = State::done;
+            if (place + 1 == order.size() || threads[order[place + 1]].state != State::fresh)
+                break;
+            threads[order[++place]].fiber = running;
+        }
+        idle_fibers.push_back(running);
+        to_scheduler();
+    }
+}
+
+Fiber* idle_fiber()
+{
+    if (idle_fibers.empty()) {
+        all_fibers.push_back(std::make_unique<Fiber>());
+        return all_fibers.back().get();
+    }
+    Fiber* const fiber = idle_fibers.back();
+    idle_fibers.pop_back();
+    return fiber;
+}
+
+// Runs the thread whose turn it is until it waits or returns.
+void take_turn()
+{
+    Thread& thread = threads[order[place]];
+    if (thread.state == State::fresh)
+        thread.fiber = idle_fiber();
+    running = thread.fiber;
+    enter(order[place]);
+#if defined(__SANITIZE_ADDRESS__)
+    void* own_stack = nullptr;
+    __sanitizer_start_switch_fiber(&own_stack, running->stack.get(), kStackSize);
+#endif
+    if (!_setjmp(scheduler)) {
+        if (running->started)
+            _longjmp(running->resume, 1);
+        running->started = true;
+        static ucontext_t first;
+        getcontext(&first);
+        first.uc_stack.ss_sp = running->stack.get();
+        first.uc_stack.ss_size = kStackSize;
+        makecontext(&first, fiber_main, 0);
+        setcontext(&first);
+    }
+#if defined(__SANITIZE_ADDRESS__)
+    __sanitizer_finish_switch_fiber(own_stack, nullptr, nullptr);
+#endif
+}
+
+void wait(State state, int line)
+{
+    threads[current].state = state;
+    threads[current].line = line;
+    to_scheduler();
+}
+
+// The lanes of a warp that have not returned.
+unsigned live_lanes(std::size_t warp)
+{
+    unsigned lanes = 0;
+    for (std::size_t thread = warp * 32; thread < threads.size() && thread < warp * 32 + 32; ++thread) {
+        if (threads[thread].state != State::done)
+            lanes |= 1u << thread % 32;
+    }
+    return lanes;
+}
+
+bool open_barrier_of_warp(std::size_t warp)
+{
+    const unsigned live = live_lanes(warp);
+    bool opened = false;
+    for (std::size_t first = warp * 32; first < threads.size() && first < warp * 32 + 32; ++first) {
+        if (threads[first].state != State::waits_for_warp)
+            continue;
+        const unsigned named = threads[first].mask & live;
+        bool complete = true;
+        for (unsigned lane = 0; lane < 32; ++lane) {
+            if (!(named >> lane & 1))
+                continue;
+            const Thread& thread = threads[warp * 32 + lane];
+            complete &= thread.state == State::waits_for_warp && thread.mask == threads[first].mask;
+        }
+        if (!complete)
+            continue;
+        for (unsigned lane = 0; lane < 32; ++lane) {
+            if (!(named >> lane & 1))
+                continue;
+            Thread& thread = threads[warp * 32 + lane];
+            if (thread.line != threads[first].line) {
+                fault("block (%u, %u, %u), warp %zu: a lane waits at the warp barrier of line %d, another at "
+                      "that of "
+                      "line %d",
+                      blockIdx.x, blockIdx.y, blockIdx.z, warp, threads[first].line, thread.line);
+            }
+            thread.state = State::ready;
+            thread.lanes = named;
+            warps[warp].values[lane] = thread.value;
+        }
+        ++warps[warp].step;
+        opened = true;
+    }
+    return opened;
+}
+
+bool open_barrier_of_block()
+{
+    const Thread* first = nullptr;
+    for (const Thread& thread : threads) {
+        if (thread.state == State::done)
+            continue;
+        if (thread.state != State::waits_for_block)
+            return false;
+        if (!first)
+            first = &thread;
+        if (thread.line != first->line) {
+            fault("block (%u, %u, %u): a thread waits at the barrier of line %d, another at that of line %d",
+                  blockIdx.x, blockIdx.y, blockIdx.z, first->line, thread.line);
+        }
+    }
+    for (Thread& thread : threads) {
+        if (thread.state == State::waits_for_block)
+            thread.state = State::ready;
+    }
+    ++block_step;
+    return true;
+}
+
+void run_block(std::minstd_rand& random)
+{
+    // Shared memory starts as garbage on a GPU; nothing of the block before may help this one.
+    memset(launch->module->shared_begin, 0xff, launch->module->shared_end - launch->module->shared_begin);
+    for (Thread& thread : threads)
+        thread = {State::fresh};
+    ++block_step;
+    for (;;) {
+        if (launch->seed)
+            std::shuffle(order.begin(), order.end(), random);
+        bool finished = true;
+        for (place = 0; place < order.size(); ++place) {
+            const State state = threads[order[place]].state;
+            if (state == State::fresh || state == State::ready)
+                take_turn();
+        }
+        for (const Thread& thread : threads)
+            finished &= thread.state == State::done;
+        if (finished)
+            return;
+        bool opened = false;
+        for (std::size_t warp = 0; warp < warps.size(); ++warp)
+            opened |= open_barrier_of_warp(warp);
+        if (!opened && !open_barrier_of_block()) {
+            int lines[2] = {0, 0};
+            for (const Thread& thread : threads) {
+                if (thread.state != State::done)
+                    lines[thread.state == State::waits_for_warp] = thread.line;
+            }
+            fault("block (%u, %u, %u): threads wait for ever: some at the warp barrier of line %d, some at "
+                  "the block "
+                  "barrier of line %d",
+                  blockIdx.x, blockIdx.y, blockIdx.z, lines[1], lines[0]);
+        }
+    }
+}
+
+} // namespace
+
+void wait_for_block(int line)
+{
+    wait(State::waits_for_block, line);
+}
+
+void wait_for_warp(unsigned mask, int line)
+{
+    if (!(mask >> lane() & 1))
+        fault("line %d: lane %u waits at a warp barrier whose mask is %#x", line, lane(), mask);
+    threads[current].mask = mask;
+    wait(State::waits_for_warp, line);
+}
+
+unsigned lane()
+{
+    return current % 32;
+}
+
+Exchange exchange(unsigned mask, uint64_t value, int line)
+{
+    threads[current].value = value;
+    wait_for_warp(mask, line);
+    return {threads[current].lanes, warps[current / 32].values};
+}
+
+void fault(const char* format, ...)
+{
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(launch->fault, launch->fault_size, format, arguments);
+    va_end(arguments);
+#if defined(__SANITIZE_ADDRESS__)
+    fprintf(stderr, "%s\n", launch->fault);
+    _exit(1);
+#endif
+    _longjmp(abandon, 1);
+}
+
+} // namespace hostcuda
+
+extern "C" void hostcuda_launch(const hostcuda::Launch* what)
+{
+    using namespace hostcuda;
+    launch = what;
+    blockDim = dim3(what->block[0], what->block[1], what->block[2]);
+    gridDim = dim3(what->grid[0], what->grid[1], what->grid[2]);
+    threads.resize(std::size_t(blockDim.x) * blockDim.y * blockDim.z);
+    warps.assign((threads.size() + 31) / 32, Warp{});
+    order.resize(threads.size());
+    std::iota(order.begin(), order.end(), 0);
+    what->fault[0] = 0;
+    if (_setjmp(abandon)) { // the fibers hold unfinished threads
+        all_fibers.clear();
+        idle_fibers.clear();
+        return;
+    }
+    std::minstd_rand random(what->seed % 2147483646 + 1);
+    for (blockIdx.z = 0; blockIdx.z < gridDim.z; ++blockIdx.z) {
+        for (blockIdx.y = 0; blockIdx.y < gridDim.y; ++blockIdx.y) {
+            for (blockIdx.x = 0; blockIdx.x < gridDim.x; ++blockIdx.x)
+                run_block(random);
+        }
+    }
+}
