@@ -30,19 +30,16 @@ def as_integers(operation: str, name: str, value: object) -> PerAxis:
     """
     if type(value) is int:
         return value
-    expected = "an integer or a sequence of integers"
     if hasattr(value, "tolist"):  # NumPy and CuPy arrays and scalars
         value = value.tolist()
-    if not isinstance(value, str | bytes | dict | set | frozenset):
-        try:
-            return operator.index(value)  # type: ignore[arg-type]
-        except TypeError:
-            pass
-        try:
-            return tuple(map(operator.index, value))  # type: ignore[arg-type]
-        except TypeError:
-            pass
-    raise TypeError(f"{operation}: {name} must be {expected}, got {value!r}")
+    try:
+        if hasattr(value, "__index__"):
+            return operator.index(value)
+        if not isinstance(value, str | bytes | bytearray | dict | set | frozenset):
+            return tuple(map(operator.index, value))  # type: ignore[call-overload]
+    except TypeError:
+        pass
+    raise TypeError(f"{operation}: {name} must be an integer or a sequence of integers, got {value!r}")
 
 
 def _expand(operation: str, name: str, value: PerAxis, rank: int, source: str) -> Size:
@@ -103,11 +100,11 @@ class Axis:
         return (self.padded_size - self.dilated_kernel) // self.stride + 1
 
     def pixel(self, block: int, tap: int) -> int:
-        """The pixel that a tap of a block lands on, outside [0, size) where it falls in the padding."""
+        """Give the pixel that a tap of a block lands on, outside [0, size) where it falls in the padding."""
         return block * self.stride + tap * self.dilation - self.pad_begin
 
     def reach(self, tap: int) -> range:
-        """The blocks whose tap lands inside the image: consecutive, maybe none.
+        """Give the blocks whose tap lands inside the image: consecutive, maybe none.
 
         >>> Axis(size=4, kernel=3, stride=1, dilation=1, pad_begin=1, pad_end=1).reach(0)
         range(1, 4)
@@ -118,7 +115,7 @@ class Axis:
         return range(first, max(first, last))
 
     def window(self, start: int, stop: int) -> tuple[Axis, range]:
-        """The axis as seen from pixels [start, stop), and the consecutive blocks that reach them.
+        """Give the axis as seen from pixels [start, stop), and the consecutive blocks that reach them.
 
         The blocks are numbered from the first of that range, so that a window is a geometry of its
         own; where no block reaches it, the range is empty and the axis has no block.
@@ -183,21 +180,11 @@ class SlidingGeometry:
 
     @cached_property
     def blocks_overlap(self) -> bool:
-        """Whether some pixel is reached by more than one tap."""
-        return any(
-            axis.kernel > 1 and (axis.dilation == 0 or (axis.blocks > 1 and _taps_collide(axis))) for axis in self.axes
-        )
-
-
-def _taps_collide(axis: Axis) -> bool:
-    """Whether two taps of two blocks land on one pixel inside the image."""
-    seen: set[int] = set()
-    for tap in range(axis.kernel):
-        pixels = {axis.pixel(block, tap) for block in axis.reach(tap)}
-        if not seen.isdisjoint(pixels):
-            return True
-        seen |= pixels
-    return False
+        """Whether two taps land on one pixel of the image, of one block or of two."""
+        landed = [
+            [axis.pixel(block, tap) for tap in range(axis.kernel) for block in axis.reach(tap)] for axis in self.axes
+        ]
+        return all(landed) and any(len(set(pixels)) < len(pixels) for pixels in landed)
 
 
 def _axes(
@@ -334,7 +321,7 @@ def image_geometry(
 
 
 def _given(axes: tuple[Axis, ...], size_name: str) -> str:
-    """The arguments of a call in words, for messages."""
+    """Put the arguments of a call in words, for messages."""
     names = (size_name, "kernel_size", "strides", "dilations", "pads_begin", "pads_end")
     fields = ("size", "kernel", "stride", "dilation", "pad_begin", "pad_end")
     return ", ".join(
@@ -368,6 +355,16 @@ class SpaceGeometry:
         return tuple(
             count * block - begin - end
             for count, block, begin, end in zip(self.grid, self.block, self.margin_begin, self.margin_end, strict=True)
+        )
+
+    @cached_property
+    def axes(self) -> tuple[Axis, ...]:
+        """The same as sliding blocks: kernel = stride = block, and the margins are the padding."""
+        return tuple(
+            Axis(size, block, block, 1, begin, end)
+            for size, block, begin, end in zip(
+                self.space_size, self.block, self.margin_begin, self.margin_end, strict=True
+            )
         )
 
     @cached_property

@@ -1,0 +1,27 @@
+"""Sliding blocks put back together (Col2Im, fold, overlap-add) and batches moved into space, on GPUs and CPUs.
+
+>>> import numpy as np, gpufold
+>>> image = np.arange(16.0).reshape(1, 1, 4, 4)
+>>> columns = gpufold.im2col(image, (2, 2))
+>>> columns.shape
+(1, 4, 9)
+>>> gpufold.col2im(columns, (4, 4), (2, 2))[0, 0, 0]  # corners are covered once, borders twice
+array([0., 2., 4., 3.])
+"""
+
+from gpufold.ops import batch_to_space, col2im, im2col, space_to_batch
+from gpufold.plan import Unsupported, variants
+from gpufold.threads import get_num_threads, set_num_threads
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Unsupported",
+    "batch_to_space",
+    "col2im",
+    "get_num_threads",
+    "im2col",
+    "set_num_threads",
+    "space_to_batch",
+    "variants",
+]

@@ -1,0 +1,438 @@
+"""The public functions: arguments to geometry, an array for the result, and the CPU or the GPU to fill it."""
+
+from __future__ import annotations
+
+import sys
+from functools import lru_cache
+from math import prod
+from types import ModuleType
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+
+from gpufold import cpu
+from gpufold.geometry import (
+    Size,
+    SlidingGeometry,
+    SpaceGeometry,
+    as_integers,
+    batch_to_space_geometry,
+    columns_geometry,
+    image_geometry,
+    space_to_batch_geometry,
+)
+from gpufold.plan import ELEMENT_TYPES, Unsupported, variants
+
+
+class Array(Protocol):
+    """What numpy.ndarray and cupy.ndarray have in common here."""
+
+    @property
+    def shape(self) -> Size: ...
+    @property
+    def dtype(self) -> Any: ...
+    @property
+    def size(self) -> int: ...
+
+
+ArrayT = TypeVar("ArrayT", bound=Array)
+"""numpy.ndarray or cupy.ndarray: a result is of the kind of the input."""
+
+
+def col2im(
+    data: ArrayT,
+    output_size: Any,
+    kernel_size: Any,
+    *,
+    strides: Any = 1,
+    dilations: Any = 1,
+    pads_begin: Any = 0,
+    pads_end: Any = 0,
+    out: ArrayT | None = None,
+    variant: str = "auto",
+    deterministic: bool = True,
+) -> ArrayT:
+    """Put sliding blocks back together into an image, adding where they overlap.
+
+    ``(N, C*prod(kernel_size), L) -> (N, C, *output_size)``, or both without ``N``, where ``L`` is the product over the
+    spatial axes of ``floor((output_size + pads_begin + pads_end - dilations*(kernel_size - 1) - 1) / strides) + 1``.
+
+    >>> import numpy as np, gpufold
+    >>> columns = np.ones((4, 9), np.int32)  # one channel of 2x2 blocks, 3x3 of them
+    >>> gpufold.col2im(columns, (4, 4), (2, 2))
+    array([[[1, 2, 2, 1],
+            [2, 4, 4, 2],
+            [2, 4, 4, 2],
+            [1, 2, 2, 1]]], dtype=int32)
+
+    Tap ``k`` of block ``b`` lands on pixel ``b*strides + k*dilations - pads_begin`` of each axis; what lands outside
+    the image is dropped, pixels that no block covers are zero. Rows are ``c*prod(kernel_size)`` plus the tap, taps
+    and blocks in lexicographic order, and so are the additions: the result has the same bits on every run, on the
+    CPU and the GPU. Integers wrap, bool is a logical or, float16 and bfloat16 are summed in float32 and rounded once.
+
+    Parameters
+    ----------
+    data : numpy.ndarray or cupy.ndarray
+        Columns of shape (N, C*prod(kernel_size), L) or (C*prod(kernel_size), L), of any layout in memory. bool,
+        integers, float16, bfloat16, float32, float64, complex64, complex128; on the CPU strings too, where no two
+        blocks overlap.
+    output_size : sequence of int
+        Pixels of the image along each spatial axis, height before width, at least 1; its length is the number of
+        spatial axes, one or more.
+    kernel_size : int or sequence of int
+        Taps of a block along each spatial axis, at least 1; one int means the same on every axis, here and below.
+    strides : int or sequence of int
+        Pixels from one block to the next, at least 1.
+    dilations : int or sequence of int
+        Pixels from one tap to the next, at least 0; 0 lands every tap of the axis on the block's first pixel.
+    pads_begin, pads_end : int or sequence of int
+        Pixels that the blocks extend over the image's begin and end, at least 0.
+    out : numpy.ndarray or cupy.ndarray, optional
+        Array for the result, of its shape and dtype, sharing no memory with `data`; every element is overwritten.
+    variant : str
+        A GPU kernel by name, see `gpufold.variants`; "auto" chooses one.
+    deterministic : bool
+        False lets "auto" choose GPU kernels that add in no fixed order, where they are faster.
+
+    Returns
+    -------
+    numpy.ndarray or cupy.ndarray
+        The image, of the library, device and dtype of `data`; on a GPU computed in the current stream.
+
+    Raises
+    ------
+    TypeError
+        An argument is of the wrong type: sizes that are not integers, an unsupported dtype, a foreign kind of array,
+        strings in overlapping blocks.
+    ValueError
+        Sizes are out of range or do not fit together, `out` does not fit, or the named variant cannot serve the
+        call (`gpufold.Unsupported`). Nothing is written in that case.
+
+    Notes
+    -----
+    Implements OpenVINO Col2Im-15 and ONNX Col2Im-18, for any number of spatial axes.
+    """
+    operation = "col2im"
+    library = _library(operation, "data", data)
+    geometry = columns_geometry(
+        data.shape,
+        as_integers(operation, "output_size", output_size),
+        as_integers(operation, "kernel_size", kernel_size),
+        as_integers(operation, "strides", strides),
+        as_integers(operation, "dilations", dilations),
+        as_integers(operation, "pads_begin", pads_begin),
+        as_integers(operation, "pads_end", pads_end),
+    )
+    if data.dtype.kind in "SUT" and library is np and geometry.blocks_overlap:
+        raise TypeError(
+            f"{operation}: data of strings must not overlap, for strings cannot be added; got dtype "
+            f"{data.dtype} and blocks that overlap: {geometry}"
+        )
+    image: ArrayT = _result(operation, library, "data", data, geometry.image_shape, out, variant)
+    return _fill(operation, library, data, image, geometry, variant, deterministic)
+
+
+def im2col(
+    image: ArrayT,
+    kernel_size: Any,
+    *,
+    strides: Any = 1,
+    dilations: Any = 1,
+    pads_begin: Any = 0,
+    pads_end: Any = 0,
+    out: ArrayT | None = None,
+    variant: str = "auto",
+) -> ArrayT:
+    """Take sliding blocks out of an image: the adjoint of `col2im`.
+
+    ``(N, C, *size) -> (N, C*prod(kernel_size), L)``, or both without ``N``, where ``L`` is the product over the
+    spatial axes of ``floor((size + pads_begin + pads_end - dilations*(kernel_size - 1) - 1) / strides) + 1``.
+
+    >>> import numpy as np, gpufold
+    >>> image = np.arange(9).reshape(1, 3, 3)
+    >>> gpufold.im2col(image, (2, 2))
+    array([[0, 1, 3, 4],
+           [1, 2, 4, 5],
+           [3, 4, 6, 7],
+           [4, 5, 7, 8]])
+
+    Tap ``k`` of block ``b`` is pixel ``b*strides + k*dilations - pads_begin`` of each axis, and zero where that is
+    outside the image. Elements are moved, never computed with.
+
+    Parameters
+    ----------
+    image : numpy.ndarray or cupy.ndarray
+        Image of shape (N, C, *size) or (C, *size), of any layout in memory and of the dtypes of `col2im`.
+    kernel_size : sequence of int
+        Taps of a block along each spatial axis, height before width, at least 1; its length says how many of the
+        image's last axes are spatial.
+    strides, dilations, pads_begin, pads_end : int or sequence of int
+        As in `col2im`.
+    out : numpy.ndarray or cupy.ndarray, optional
+        Array for the result, of its shape and dtype, sharing no memory with `image`; every element is overwritten.
+    variant : str
+        A GPU kernel by name, see `gpufold.variants`; "auto" chooses one.
+
+    Returns
+    -------
+    numpy.ndarray or cupy.ndarray
+        The columns, of the library, device and dtype of `image`.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As in `col2im`.
+
+    Notes
+    -----
+    The geometry is that of OpenVINO Col2Im-15 and ONNX Col2Im-18.
+    """
+    operation = "im2col"
+    library = _library(operation, "image", image)
+    geometry = image_geometry(
+        image.shape,
+        as_integers(operation, "kernel_size", kernel_size),
+        as_integers(operation, "strides", strides),
+        as_integers(operation, "dilations", dilations),
+        as_integers(operation, "pads_begin", pads_begin),
+        as_integers(operation, "pads_end", pads_end),
+    )
+    columns: ArrayT = _result(operation, library, "image", image, geometry.columns_shape, out, variant)
+    return _fill(operation, library, image, columns, geometry, variant, True)
+
+
+def batch_to_space(
+    data: ArrayT,
+    block_shape: Any,
+    crops_begin: Any = 0,
+    crops_end: Any = 0,
+    *,
+    out: ArrayT | None = None,
+    variant: str = "auto",
+) -> ArrayT:
+    """Move blocks of the batch axis into the spatial axes, and crop.
+
+    ``(B*prod(block_shape), D_1, ...) -> (B, D_1*block_shape[1] - crops_begin[1] - crops_end[1], ...)``
+
+    >>> import numpy as np, gpufold
+    >>> data = np.arange(12).reshape(4, 1, 3)
+    >>> gpufold.batch_to_space(data, (1, 2, 2), (0, 0, 1), (0, 0, 0))
+    array([[[ 3,  1,  4,  2,  5],
+            [ 9,  7, 10,  8, 11]]])
+
+    Elements are moved, never computed with.
+
+    Parameters
+    ----------
+    data : numpy.ndarray or cupy.ndarray
+        Array of shape (batch, D_1, ..., D_{n-1}) with n >= 2, of any layout in memory and of the dtypes of `col2im`.
+    block_shape : sequence of int
+        Block along each axis of `data`, at least 1, and 1 on axis 0; their product divides the batch.
+    crops_begin, crops_end : int or sequence of int
+        Elements to crop from the begin and end of each axis of the result, at least 0, and 0 on axis 0; one int
+        means the same on every axis but axis 0. Crops may leave nothing of an axis.
+    out : numpy.ndarray or cupy.ndarray, optional
+        Array for the result, of its shape and dtype, sharing no memory with `data`; every element is overwritten.
+    variant : str
+        A GPU kernel by name, see `gpufold.variants`; "auto" chooses one.
+
+    Returns
+    -------
+    numpy.ndarray or cupy.ndarray
+        The result, of the library, device and dtype of `data`.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As in `col2im`.
+
+    Notes
+    -----
+    Implements OpenVINO BatchToSpace-2, for any rank.
+    """
+    operation = "batch_to_space"
+    library = _library(operation, "data", data)
+    geometry = batch_to_space_geometry(
+        data.shape,
+        as_integers(operation, "block_shape", block_shape),
+        as_integers(operation, "crops_begin", crops_begin),
+        as_integers(operation, "crops_end", crops_end),
+    )
+    space: ArrayT = _result(operation, library, "data", data, geometry.space_shape, out, variant)
+    return _fill(operation, library, data, space, geometry, variant, True)
+
+
+def space_to_batch(
+    data: ArrayT,
+    block_shape: Any,
+    pads_begin: Any = 0,
+    pads_end: Any = 0,
+    *,
+    out: ArrayT | None = None,
+    variant: str = "auto",
+) -> ArrayT:
+    """Pad the spatial axes with zeros and move their blocks into the batch axis: undoes `batch_to_space`.
+
+    ``(B, E_1, ...) -> (B*prod(block_shape), (E_1 + pads_begin[1] + pads_end[1]) / block_shape[1], ...)``
+
+    >>> import numpy as np, gpufold
+    >>> data = np.arange(1, 6).reshape(1, 5)
+    >>> gpufold.space_to_batch(data, (1, 2), (0, 1), (0, 0))
+    array([[0, 2, 4],
+           [1, 3, 5]])
+
+    Elements are moved, never computed with.
+
+    Parameters
+    ----------
+    data : numpy.ndarray or cupy.ndarray
+        Array of shape (B, E_1, ..., E_{n-1}) with n >= 2, of any layout in memory and of the dtypes of `col2im`.
+    block_shape : sequence of int
+        Block along each axis of `data`, at least 1, and 1 on axis 0.
+    pads_begin, pads_end : int or sequence of int
+        Zeros in front of and behind each axis, at least 0, and 0 on axis 0; one int means the same on every axis
+        but axis 0. With them every axis is a multiple of its block.
+    out : numpy.ndarray or cupy.ndarray, optional
+        Array for the result, of its shape and dtype, sharing no memory with `data`; every element is overwritten.
+    variant : str
+        A GPU kernel by name, see `gpufold.variants`; "auto" chooses one.
+
+    Returns
+    -------
+    numpy.ndarray or cupy.ndarray
+        The result, of the library, device and dtype of `data`.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As in `col2im`.
+
+    Notes
+    -----
+    Implements OpenVINO SpaceToBatch-2, for any rank.
+    """
+    operation = "space_to_batch"
+    library = _library(operation, "data", data)
+    geometry = space_to_batch_geometry(
+        data.shape,
+        as_integers(operation, "block_shape", block_shape),
+        as_integers(operation, "pads_begin", pads_begin),
+        as_integers(operation, "pads_end", pads_end),
+    )
+    batch: ArrayT = _result(operation, library, "data", data, geometry.batch_shape, out, variant)
+    return _fill(operation, library, data, batch, geometry, variant, True)
+
+
+# ---------------------------------------------------------------------------------------------
+# What the four share
+
+
+def _library(operation: str, name: str, array: object) -> ModuleType:
+    """Give the array library an array belongs to: numpy, or cupy where the caller has imported it."""
+    if isinstance(array, np.ndarray):
+        if isinstance(array, np.ma.MaskedArray):
+            raise TypeError(
+                f"{operation}: {name} must be a numpy.ndarray or cupy.ndarray without a mask, got a masked array; "
+                f"convert it with {name}.filled(value)"
+            )
+        return np
+    cupy = sys.modules.get("cupy")
+    if cupy is not None and isinstance(array, cupy.ndarray):
+        return cupy
+    kind = f"{type(array).__module__}.{type(array).__qualname__}"
+    raise TypeError(
+        f"{operation}: {name} must be a numpy.ndarray or cupy.ndarray, got {kind}; "
+        f"convert it with numpy.asarray({name}) or cupy.asarray({name})"
+    )
+
+
+@lru_cache(maxsize=256)
+def _result_dtype(operation: str, name: str, dtype: np.dtype[Any], strings: bool) -> np.dtype[Any]:
+    """Give the dtype of a result: the input's in native byte order."""
+    if dtype.name not in ELEMENT_TYPES and not (strings and dtype.kind in "SUT"):
+        raise TypeError(
+            f"{operation}: {name} has dtype {dtype}, but the supported ones are {', '.join(ELEMENT_TYPES)} "
+            "and, on NumPy arrays, strings"
+        )
+    return dtype if dtype.isnative else dtype.newbyteorder("=")
+
+
+def _result(operation: str, library: ModuleType, name: str, array: Any, shape: Size, out: Any, variant: str) -> Any:
+    """Check everything that is left to check, then give `out` or a new array of the result's shape."""
+    dtype = _result_dtype(operation, name, array.dtype, library is np)
+    if variant != "auto":
+        _check_variant(operation, library, name, variant)
+    if out is None:
+        size = prod(shape) * dtype.itemsize
+        if size > sys.maxsize:
+            raise ValueError(
+                f"{operation}: the result of shape {shape} and dtype {dtype} has {size} bytes, "
+                f"more than the {sys.maxsize} that an array can have"
+            )
+        if library is np:
+            return np.empty(shape, dtype)
+        with array.device:
+            return library.empty(shape, dtype)
+    if _library(operation, "out", out) is not library:
+        raise TypeError(
+            f"{operation}: out must be a {library.__name__}.ndarray like {name}, got {type(out).__module__}."
+            f"{type(out).__qualname__}; convert it with {library.__name__}.asarray(out)"
+        )
+    if out.shape != shape:
+        raise ValueError(f"{operation}: out must have the result's shape {shape}, got {out.shape}")
+    if out.dtype != dtype:
+        raise TypeError(f"{operation}: out must have the result's dtype {dtype}, got {out.dtype}")
+    if library is np:
+        if not out.flags.writeable:
+            raise ValueError(f"{operation}: out must be writeable, got a read-only array")
+        overlap = np.may_share_memory(out, array) and _share_memory(out, array)
+    else:
+        if out.device != array.device:
+            raise ValueError(f"{operation}: out must be on the device of {name}, {array.device}, got {out.device}")
+        overlap = library.shares_memory(out, array)
+    if overlap:
+        raise ValueError(
+            f"{operation}: out must share no memory with {name}, got arrays that overlap: shapes {out.shape} "
+            f"and {array.shape}; pass a copy of one"
+        )
+    return out
+
+
+def _share_memory(first: Any, second: Any) -> bool:
+    """Whether two arrays share an element; where that is too hard to know, whether their bounds overlap."""
+    try:
+        return np.shares_memory(first, second, max_work=10_000)  # type: ignore[arg-type]
+    except np.exceptions.TooHardError:
+        return True
+
+
+def _check_variant(operation: str, library: ModuleType, name: str, variant: str) -> None:
+    names = variants(operation)
+    if variant not in names:
+        raise ValueError(f"{operation}: variant must be auto or one of {', '.join(names)}, got {variant!r}")
+    if library is np:
+        raise Unsupported(
+            f"{operation}: variant {variant!r} is a GPU kernel, but {name} is a numpy.ndarray; "
+            f"pass cupy.asarray({name}), or variant='auto'"
+        )
+
+
+def _fill(
+    operation: str,
+    library: ModuleType,
+    data: Any,
+    result: ArrayT,
+    geometry: SlidingGeometry | SpaceGeometry,
+    variant: str,
+    deterministic: bool,
+) -> ArrayT:
+    """Compute the result on the CPU or the GPU, where it has any element."""
+    if result.size == 0:
+        return result
+    if library is np:
+        getattr(cpu, operation)(data, result, geometry)
+    else:
+        from gpufold import launch  # imports cupy, which its arrays' owner has
+
+        launch.execute(operation, geometry, data, result, variant, deterministic)
+    return result
