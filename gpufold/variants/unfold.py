@@ -1,0 +1,360 @@
+"""The kernels that take sliding blocks out of an image, for im2col and for space_to_batch alike.
+
+A call becomes an `Unfold`, words for both: an image (batch, planes, *size) and columns
+(batch, planes, *kernel, *positions), every array by its steps in elements. `simplified` merges axes that are walked as
+one and widens the elements; `direct` and `staged` plan the two kernels of kernels/unfold.cuh.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import prod
+
+from gpufold.plan import (
+    Device,
+    Plan,
+    Unsupported,
+    divisor,
+    grid_blocks,
+    offset_bits,
+    offset_type,
+    pack,
+    parameter_type,
+)
+
+THREADS_PER_BLOCK = 256
+
+WAVES = 2
+"""Full loads of the device that a launch keeps before its threads take more work each: a prediction."""
+
+GRID_ROWS = 65535
+"""Blocks that one launch can have along y."""
+
+WIDEST_WORD = 16
+"""Bytes of the widest load and store."""
+
+DIRECT_TAPS = 8
+"""Taps that a thread of the direct kernels holds at once, by a prediction of its registers."""
+
+STAGED_ROW_BYTES = 128
+STAGED_TAPS = 32
+"""A staged tile's row: a cache line, and no more taps than a warp has lanes."""
+
+STAGED_LANE_BYTES = 32
+"""Bytes between neighbouring blocks from which loads are staged, a sector: a prediction."""
+
+
+@dataclass(frozen=True, slots=True)
+class UnfoldAxis:
+    """A spatial axis: tap k of position l is pixel l*stride + k*dilation - pad."""
+
+    size: int
+    kernel: int
+    stride: int
+    dilation: int
+    pad: int
+    positions: int
+    pixel_step: int
+    position_step: int
+
+    @property
+    def reach(self) -> int:
+        """Bound how far from pixel 0 any tap can be, in pixels."""
+        return self.pad + self.size + self.positions * self.stride + self.kernel * self.dilation
+
+    @property
+    def covers_rows(self) -> bool:
+        """Whether neither pads nor a remainder keep rows from being walked as one with the axis outside."""
+        return (
+            self.pad == 0
+            and self.size == self.positions * self.stride
+            and (self.kernel - 1) * self.dilation < self.stride
+        )
+
+    @property
+    def is_unit(self) -> bool:
+        """Whether every pixel is a position of its own."""
+        return self.kernel == 1 and self.stride == 1
+
+
+@dataclass(frozen=True, slots=True)
+class Unfold:
+    """A call in the words of kernels/unfold.cuh; steps are in elements."""
+
+    operation: str
+    itemsize: int
+    alignment: int
+    """Of both arrays' first bytes."""
+    batch: int
+    planes: int
+    image_batch_step: int
+    image_plane_step: int
+    columns_batch_step: int
+    columns_plane_step: int
+    tap_step: int
+    axes: tuple[UnfoldAxis, ...]
+    bytes_moved: int
+
+    @property
+    def taps(self) -> int:
+        """Taps of a block."""
+        return prod(axis.kernel for axis in self.axes)
+
+    @property
+    def lane_bytes(self) -> float:
+        """Bytes of the image between the pixels that neighbouring threads of a warp read, on average."""
+        span, lanes = 0, 32
+        for axis in reversed(self.axes):
+            span += (min(lanes, axis.positions) - 1) * axis.stride * abs(axis.pixel_step)
+            lanes = -(-lanes // axis.positions)
+        return span * self.itemsize / 31
+
+    def simplified(self) -> Unfold:
+        """Merge axes that are walked as one, then make elements as wide as they can be."""
+        return self._with_merged_axes()._with_merged_planes()._widened()
+
+    def _with_merged_axes(self) -> Unfold:
+        merged: list[UnfoldAxis] = []
+        for axis in reversed(self.axes):
+            inner = merged[-1] if merged else None
+            if (
+                inner is not None
+                and axis.is_unit
+                and inner.covers_rows
+                and axis.pixel_step == inner.size * inner.pixel_step
+                and axis.position_step == inner.positions * inner.position_step
+            ):
+                merged[-1] = replace(
+                    inner,
+                    size=axis.size * inner.size,
+                    positions=axis.positions * inner.positions,
+                    pad=axis.pad * inner.size,
+                )
+            else:
+                merged.append(axis)
+        return replace(self, axes=tuple(reversed(merged)))
+
+    def _with_merged_planes(self) -> Unfold:
+        """Count leading axes that are not taken apart as planes."""
+        unfold = self
+        while len(unfold.axes) > 1:
+            axis = unfold.axes[0]
+            if not (
+                axis.is_unit
+                and axis.covers_rows
+                and unfold.image_plane_step == axis.size * axis.pixel_step
+                and unfold.columns_plane_step == axis.positions * axis.position_step
+            ):
+                break
+            unfold = replace(
+                unfold,
+                planes=unfold.planes * axis.size,
+                image_plane_step=axis.pixel_step,
+                columns_plane_step=axis.position_step,
+                axes=unfold.axes[1:],
+            )
+        if unfold.batch == 1 or (
+            unfold.image_batch_step == unfold.planes * unfold.image_plane_step
+            and unfold.columns_batch_step == unfold.planes * unfold.columns_plane_step
+        ):
+            unfold = replace(unfold, batch=1, planes=unfold.batch * unfold.planes)
+        return unfold
+
+    def _widened(self) -> Unfold:
+        """Take neighbouring pixels of an unsplit last axis as one element."""
+        *outer, last = self.axes
+        if not (last.is_unit and last.pixel_step == last.position_step == 1):
+            return self
+        multiples = [last.size, last.pad, last.positions]
+        multiples += [step for axis in outer for step in (axis.pixel_step, axis.position_step)]
+        multiples += [self.tap_step] if self.taps > 1 else []
+        multiples += [self.image_plane_step, self.columns_plane_step] if self.planes > 1 else []
+        multiples += [self.image_batch_step, self.columns_batch_step] if self.batch > 1 else []
+        count = word_elements(self.itemsize, self.alignment, multiples)
+        return replace(
+            self,
+            itemsize=self.itemsize * count,
+            image_batch_step=self.image_batch_step // count,
+            image_plane_step=self.image_plane_step // count,
+            columns_batch_step=self.columns_batch_step // count,
+            columns_plane_step=self.columns_plane_step // count,
+            tap_step=self.tap_step // count,
+            axes=(
+                *(
+                    replace(axis, pixel_step=axis.pixel_step // count, position_step=axis.position_step // count)
+                    for axis in outer
+                ),
+                replace(last, size=last.size // count, pad=last.pad // count, positions=last.positions // count),
+            ),
+        )
+
+
+def word_elements(itemsize: int, alignment: int, multiples: list[int]) -> int:
+    """Count the elements of the widest word that divides all offsets and the alignment of the arrays.
+
+    >>> word_elements(itemsize=2, alignment=256, multiples=[12, 36])
+    4
+    """
+    count = 1
+    while (
+        2 * count * itemsize <= WIDEST_WORD
+        and alignment % (2 * count * itemsize) == 0
+        and all(number % (2 * count) == 0 for number in multiples)
+    ):
+        count *= 2
+    return count
+
+
+def chunk_size(length: int, most: int) -> int:
+    """Cut a length into as few chunks as possible and give their size, as even as possible.
+
+    >>> chunk_size(11, 8), chunk_size(400, 32)
+    (6, 31)
+    """
+    chunks = -(-length // most)
+    return -(-length // chunks)
+
+
+def scalar_defines(itemsize: int, bits: int) -> tuple[tuple[str, str], ...]:
+    """Name the types of a kernel that moves elements of a size."""
+    scalar = f"Word<{itemsize}>"
+    return ("SCALAR", scalar), ("ACCUMULATOR", scalar), ("OFFSET", offset_type(bits))
+
+
+def device_threads(device: Device) -> int:
+    """Count the threads that keep a device busy."""
+    return WAVES * device.multiprocessors * device.threads_per_multiprocessor
+
+
+def planes_per_thread(places: int, planes: int, most: int, device: Device) -> int:
+    """Let threads share the index arithmetic of several planes where enough threads remain."""
+    for count in (most, most // 2):
+        if count > 1 and planes >= count and places * (planes // count) >= device_threads(device):
+            return count
+    return 1
+
+
+def _plan(unfold: Unfold, variant: str, device: Device, chunk_taps: int, planes_at_once: int, reason: str) -> Plan:
+    axes = unfold.axes
+    kernel_width = axes[-1].kernel
+    chunks = unfold.taps // kernel_width * -(-kernel_width // chunk_taps)
+    places = unfold.batch * prod(axis.positions for axis in axes)
+    together = planes_per_thread(places * chunks, unfold.planes, planes_at_once, device)
+    groups = -(-unfold.planes // together)
+    threads = places * groups
+    grid_rows = min(chunks, GRID_ROWS, max(1, device_threads(device) // threads))
+    chunks_per_thread = -(-chunks // grid_rows)
+    bits = offset_bits(
+        unfold.operation,
+        threads + THREADS_PER_BLOCK,
+        unfold.planes,
+        unfold.taps,
+        4 * max(axis.reach for axis in axes),
+        sum(axis.reach * abs(axis.pixel_step) for axis in axes),
+        unfold.taps * abs(unfold.tap_step) + sum(axis.positions * abs(axis.position_step) for axis in axes),
+    )
+    layout = parameter_type(
+        bits,
+        size=("offset", len(axes)),
+        stride=("offset", len(axes)),
+        dilation=("offset", len(axes)),
+        pad=("offset", len(axes)),
+        pixel_step=("offset", len(axes)),
+        position_step=("offset", len(axes)),
+        tap_step="offset",
+        positions=("divisor", len(axes)),
+        kernel=("divisor", len(axes)),
+        plane_groups="divisor",
+        planes="offset",
+        planes_per_thread="offset",
+        chunks="offset",
+        chunks_per_thread="offset",
+        threads="offset",
+        image_batch_step="long",
+        image_plane_step="long",
+        columns_batch_step="long",
+        columns_plane_step="long",
+    )
+    parameters = pack(
+        layout,
+        size=[axis.size for axis in axes],
+        stride=[axis.stride for axis in axes],
+        dilation=[axis.dilation for axis in axes],
+        pad=[axis.pad for axis in axes],
+        pixel_step=[axis.pixel_step for axis in axes],
+        position_step=[axis.position_step for axis in axes],
+        tap_step=unfold.tap_step,
+        positions=[divisor(axis.positions, bits) for axis in axes],
+        kernel=[divisor(axis.kernel, bits) for axis in axes],
+        plane_groups=divisor(groups, bits),
+        planes=unfold.planes,
+        planes_per_thread=together,
+        chunks=chunks,
+        chunks_per_thread=chunks_per_thread,
+        threads=threads,
+        image_batch_step=unfold.image_batch_step,
+        image_plane_step=unfold.image_plane_step,
+        columns_batch_step=unfold.columns_batch_step,
+        columns_plane_step=unfold.columns_plane_step,
+    )
+    blocks, _, _ = grid_blocks(unfold.operation, threads, THREADS_PER_BLOCK)
+    symbol = f"{unfold.operation}_{variant}"
+    return Plan(
+        operation=unfold.operation,
+        variant=variant,
+        source=f"{symbol}.cu",
+        symbol=symbol,
+        defines=(
+            *scalar_defines(unfold.itemsize, bits),
+            ("SPATIAL_RANK", str(len(axes))),
+            ("KERNEL_WIDTH", str(kernel_width)),
+            ("CHUNK_TAPS", str(chunk_taps)),
+        ),
+        grid=(blocks, -(-chunks // chunks_per_thread), 1),
+        block=(THREADS_PER_BLOCK, 1, 1),
+        parameters=parameters,
+        zero_output=False,
+        bytes_moved=unfold.bytes_moved,
+        reason=reason,
+    )
+
+
+def direct(unfold: Unfold, device: Device) -> Plan:
+    """Plan the kernel in which a thread stores what it loads."""
+    unfold = unfold.simplified()
+    taps = DIRECT_TAPS if unfold.itemsize <= 8 else DIRECT_TAPS // 2
+    reason = (
+        f"neighbouring threads read pixels {unfold.lane_bytes:.0f} bytes apart, near enough for the L1 cache"
+        if unfold.lane_bytes < STAGED_LANE_BYTES
+        else "it serves every call"
+    )
+    return _plan(
+        unfold, "direct", device, chunk_size(unfold.axes[-1].kernel, taps), 4 if unfold.itemsize <= 4 else 2, reason
+    )
+
+
+def staged(unfold: Unfold, device: Device) -> Plan:
+    """Plan the kernel that loads along the taps and stores along the positions."""
+    unfold = unfold.simplified()
+    last = unfold.axes[-1]
+    if last.kernel == 1:
+        raise Unsupported(f"{unfold.operation}: staged loads need more than one tap along the last axis to run along")
+    taps = min(STAGED_TAPS, STAGED_ROW_BYTES // unfold.itemsize)
+    return _plan(
+        unfold,
+        "staged",
+        device,
+        chunk_size(last.kernel, taps),
+        1,
+        f"neighbouring blocks are {unfold.lane_bytes:.0f} bytes apart, too far to load along them",
+    )
+
+
+def choose(unfold: Unfold, device: Device) -> Plan:
+    """Stage where that shortens the distance between the pixels that neighbouring threads load."""
+    simple = unfold.simplified()
+    last = simple.axes[-1]
+    tap_bytes = last.dilation * abs(last.pixel_step) * simple.itemsize
+    if last.kernel > 1 and simple.lane_bytes >= STAGED_LANE_BYTES and tap_bytes < STAGED_LANE_BYTES:
+        return staged(unfold, device)
+    return direct(unfold, device)

@@ -1,0 +1,48 @@
+// batch_to_space by mapping indices: one thread finds where one pixel of a few planes comes from.
+//
+//   batch  (*block, batch, *grid)  read, any strides
+//   space  (batch, *size)          each element written once, any strides
+//
+// Stores are contiguous whatever the crops and the rows' length; a warp's loads are one run per phase of the
+// last axis. Serves every call, and wins where the last axis is not split (an element is then as wide a word
+// as its rows allow) or is split into few phases that cannot be stored as words.
+#include "batch_to_space.cuh"
+
+constexpr int planes_at_once = sizeof(Scalar) <= 4 ? 4 : 2;
+
+template <int planes>
+inline __device__ void move(const Scalar* batch, Scalar* space, const Parameters& parameters)
+{
+    Scalar values[planes];
+#pragma unroll
+    for (int plane = 0; plane < planes; ++plane)
+        values[plane] = load_if(batch + plane * parameters.batch_plane_step, true);
+#pragma unroll
+    for (int plane = 0; plane < planes; ++plane)
+        space[plane * parameters.space_plane_step] = values[plane];
+}
+
+extern "C" __global__ void __launch_bounds__(256)
+    batch_to_space_index_map(const Scalar* __restrict__ batch, Scalar* __restrict__ space,
+                             const Parameters parameters)
+{
+    const Place place = this_place(batch, space, parameters);
+    if (!place.exists)
+        return;
+    Offset block = place.last + parameters.crop[last_axis];
+    const Offset phase = parameters.block[last_axis].split(block);
+    batch =
+        place.batch + (block * parameters.grid_step[last_axis] + phase * parameters.phase_step[last_axis]);
+    space = place.space + place.last * parameters.pixel_step[last_axis];
+    Offset planes = place.planes;
+    for (; planes >= planes_at_once; planes -= planes_at_once) {
+        move<planes_at_once>(batch, space, parameters);
+        batch += planes_at_once * parameters.batch_plane_step;
+        space += planes_at_once * parameters.space_plane_step;
+    }
+    for (; planes > 0; --planes) {
+        move<1>(batch, space, parameters);
+        batch += parameters.batch_plane_step;
+        space += parameters.space_plane_step;
+    }
+}

@@ -1,0 +1,88 @@
+// batch_to_space with a small power of two innermost: one thread interleaves a few blocks of a few planes in
+// registers and stores them as one word.
+//
+//   batch  (*block, batch, *grid)  read, any strides
+//   space  (batch, *size)          each element written once, contiguous along the last axis
+//
+// A word is blocks_per_word blocks of the last axis, 16 bytes at most; rows of the image are whole words.
+// With WIDE_LOADS a thread loads the blocks of a phase as one word too, which needs their alignment and a
+// crop of whole blocks. Wins for narrow elements, where an instruction per element is too many.
+#include "batch_to_space.cuh"
+
+#ifndef BLOCK_WIDTH
+#define BLOCK_WIDTH 2
+#endif
+#ifndef BLOCKS_PER_WORD
+#define BLOCKS_PER_WORD 2
+#endif
+#ifndef WIDE_LOADS
+#define WIDE_LOADS 0
+#endif
+constexpr int block_width = BLOCK_WIDTH;
+constexpr int blocks_per_word = BLOCKS_PER_WORD;
+constexpr bool wide_loads = WIDE_LOADS;
+constexpr int word_pixels = block_width * blocks_per_word;
+constexpr int planes_at_once = 2;
+
+// `blocks_per_word` neighbouring blocks' elements of one phase.
+inline __device__ void load_phase(const Scalar* address, Offset step, Scalar (&elements)[blocks_per_word])
+{
+    if (wide_loads) {
+        const auto word = load_word_if<sizeof(elements)>(address, true);
+        memcpy(elements, &word, sizeof(elements));
+    } else {
+#pragma unroll
+        for (int block = 0; block < blocks_per_word; ++block)
+            elements[block] = load_if(address + block * step, true);
+    }
+}
+
+template <int planes>
+inline __device__ void interleave(const Scalar* batch, Scalar* space, const Parameters& parameters,
+                                  Offset turn)
+{
+    Scalar pixels[planes][word_pixels];
+#pragma unroll
+    for (int plane = 0; plane < planes; ++plane)
+#pragma unroll
+        for (int pixel = 0; pixel < block_width; ++pixel) {
+            const Offset phase = pixel + turn;
+            const Offset next = phase >= block_width;
+            Scalar elements[blocks_per_word];
+            load_phase(batch + plane * parameters.batch_plane_step + next * parameters.grid_step[last_axis] +
+                           (phase - next * block_width) * parameters.phase_step[last_axis],
+                       parameters.grid_step[last_axis], elements);
+#pragma unroll
+            for (int block = 0; block < blocks_per_word; ++block)
+                pixels[plane][block * block_width + pixel] = elements[block];
+        }
+#pragma unroll
+    for (int plane = 0; plane < planes; ++plane)
+        store_wide(space + plane * parameters.space_plane_step, pixels[plane]);
+}
+
+extern "C" __global__ void __launch_bounds__(256)
+    batch_to_space_interleave(const Scalar* __restrict__ batch, Scalar* __restrict__ space,
+                              const Parameters parameters)
+{
+    const Place place = this_place(batch, space, parameters);
+    if (!place.exists)
+        return;
+    // A word's first pixel is phase `turn` of its first block; later phases come from the next block.
+    Offset first_block = parameters.crop[last_axis];
+    const Offset turn = parameters.block[last_axis].split(first_block);
+    first_block += place.last * blocks_per_word;
+    batch = place.batch + first_block * parameters.grid_step[last_axis];
+    space = place.space + place.last * word_pixels;
+    Offset planes = place.planes;
+    for (; planes >= planes_at_once; planes -= planes_at_once) {
+        interleave<planes_at_once>(batch, space, parameters, turn);
+        batch += planes_at_once * parameters.batch_plane_step;
+        space += planes_at_once * parameters.space_plane_step;
+    }
+    for (; planes > 0; --planes) {
+        interleave<1>(batch, space, parameters, turn);
+        batch += parameters.batch_plane_step;
+        space += parameters.space_plane_step;
+    }
+}

@@ -1,0 +1,15 @@
+// im2col where neighbouring blocks are close: one thread takes one block position out of a few planes.
+//
+//   image    (batch, channels, *size)                read, any strides
+//   columns  (batch, channels, *kernel, *positions)  each element written once
+//
+// Neighbouring threads stand on neighbouring positions: stores are contiguous whatever the rows' length,
+// loads are strided by the stride and find the rest of their sectors in the L1 cache. Wins until the stride
+// spreads a warp's load over more lines than the L1 cache serves at the memory's speed: see im2col_staged.cu.
+#include "unfold.cuh"
+
+extern "C" __global__ void __launch_bounds__(256)
+    im2col_direct(const Scalar* __restrict__ image, Scalar* __restrict__ columns, const Parameters parameters)
+{
+    unfold_direct<sizeof(Scalar) <= 4 ? 4 : 2>(image, columns, parameters);
+}

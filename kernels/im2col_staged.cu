@@ -1,0 +1,19 @@
+// im2col where neighbouring blocks are far apart: one warp takes 32 block positions, one chunk of taps at a
+// time, through a tile in shared memory.
+//
+//   image    (batch, channels, *size)                read, any strides
+//   columns  (batch, channels, *kernel, *positions)  each element written once
+//
+// Loads run along the taps, which are neighbours in the image, stores along the positions, which are
+// neighbours in the columns. Wins for large strides, where loads along the positions would touch a line per
+// lane.
+#include "unfold.cuh"
+
+constexpr int warps = 8;
+
+extern "C" __global__ void __launch_bounds__(warps* warp_size)
+    im2col_staged(const Scalar* __restrict__ image, Scalar* __restrict__ columns, const Parameters parameters)
+{
+    __shared__ Tile tiles[warps];
+    unfold_staged(image, columns, parameters, tiles[threadIdx.x / warp_size]);
+}

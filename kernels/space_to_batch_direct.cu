@@ -1,0 +1,16 @@
+// space_to_batch with small or unsplit innermost blocks: one thread takes one block of a few images apart.
+//
+//   space  (batch, *size)          read, any strides
+//   batch  (*block, batch, *grid)  each element written once, zero where it comes from the padding
+//
+// The blocks are sliding ones whose stride is their size. Neighbouring threads stand on neighbouring blocks:
+// stores are contiguous, loads are strided by the block and find the rest of their sectors in the L1 cache.
+// Where the last axis is not split, an element is as wide a word as its rows allow.
+#include "unfold.cuh"
+
+extern "C" __global__ void __launch_bounds__(256)
+    space_to_batch_direct(const Scalar* __restrict__ space, Scalar* __restrict__ batch,
+                          const Parameters parameters)
+{
+    unfold_direct<sizeof(Scalar) <= 4 ? 4 : 2>(space, batch, parameters);
+}

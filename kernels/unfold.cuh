@@ -1,0 +1,211 @@
+// Taking sliding blocks out of an image: what im2col and space_to_batch share.
+//
+//   image    (batch, planes, *size)                read, any strides
+//   columns  (batch, planes, *kernel, *positions)  each element written once, any strides
+//
+// Tap k of the block at position l is pixel l*stride + k*dilation - pad, zero where that lies outside the
+// image. Elements are moved, never computed with: Scalar is the unsigned integer of their size.
+//
+// A thread serves one position of up to planes_per_thread planes, so that the planes share the index
+// arithmetic, and chunks_per_thread chunks of taps: CHUNK_TAPS taps along the last axis, the unit that is
+// unrolled. The last axis has KERNEL_WIDTH taps; the last chunk of its row may be short.
+#pragma once
+#include "common.cuh"
+
+#ifndef SPATIAL_RANK
+#define SPATIAL_RANK 2
+#endif
+#ifndef KERNEL_WIDTH
+#define KERNEL_WIDTH 3
+#endif
+#ifndef CHUNK_TAPS
+#define CHUNK_TAPS 3
+#endif
+constexpr int spatial_rank = SPATIAL_RANK;
+constexpr int last_axis = spatial_rank - 1;
+constexpr int kernel_width = KERNEL_WIDTH;
+constexpr int chunk_taps = CHUNK_TAPS;
+constexpr int chunks_per_row = (kernel_width + chunk_taps - 1) / chunk_taps;
+constexpr bool last_chunk_is_short = kernel_width % chunk_taps != 0;
+
+struct Parameters {
+    Offset size[spatial_rank]; // pixels of the image
+    Offset stride[spatial_rank];
+    Offset dilation[spatial_rank];
+    Offset pad[spatial_rank];
+    Offset pixel_step[spatial_rank];    // elements of the image from one pixel to the next
+    Offset position_step[spatial_rank]; // elements of the columns from one position to the next
+    Offset tap_step;                    // elements of the columns from one tap to the next
+    Divisor positions[spatial_rank];
+    Divisor kernel[spatial_rank];
+    Divisor plane_groups;
+    Offset planes;
+    Offset planes_per_thread;
+    Offset chunks; // of all taps of a block
+    Offset chunks_per_thread;
+    Offset threads; // along x, one per position and group of planes
+    long long image_batch_step, image_plane_step;
+    long long columns_batch_step, columns_plane_step;
+};
+
+// Where a thread works; tap 0 of its block may lie outside the image.
+struct Block {
+    bool exists;
+    Offset pixel[spatial_rank]; // of tap 0
+    const Scalar* image;        // tap 0 in the first plane
+    Scalar* columns;            // tap 0 in the first plane
+    Offset planes;              // from the first plane on
+    Offset first_chunk, end_chunk;
+};
+
+inline __device__ Block this_block(const Scalar* image, Scalar* columns, const Parameters& parameters)
+{
+    Block block;
+    Offset number = grid_index();
+    block.exists = number < parameters.threads;
+    Offset image_offset = 0, columns_offset = 0;
+#pragma unroll
+    for (int axis = last_axis; axis >= 0; --axis) {
+        const Offset position = parameters.positions[axis].split(number);
+        block.pixel[axis] = position * parameters.stride[axis] - parameters.pad[axis];
+        image_offset += block.pixel[axis] * parameters.pixel_step[axis];
+        columns_offset += position * parameters.position_step[axis];
+    }
+    const Offset plane = parameters.plane_groups.split(number) * parameters.planes_per_thread;
+    block.planes = min(parameters.planes - plane, parameters.planes_per_thread);
+    block.image =
+        image + (number * parameters.image_batch_step + plane * parameters.image_plane_step + image_offset);
+    block.columns = columns + (number * parameters.columns_batch_step +
+                               plane * parameters.columns_plane_step + columns_offset);
+    block.first_chunk = Offset(blockIdx.y) * parameters.chunks_per_thread;
+    block.end_chunk = min(block.first_chunk + parameters.chunks_per_thread, parameters.chunks);
+    return block;
+}
+
+// A chunk of taps of one block: the taps of all axes but the last are the same for all of it.
+struct Chunk {
+    bool inside;         // the axes but the last
+    Offset image_offset; // from tap 0 to the same tap of the last axis here
+    int first_tap;       // of the last axis
+    Offset columns_tap;  // the chunk's first tap, counted through all axes
+};
+
+inline __device__ Chunk chunk_of(const Block& block, Offset number, const Parameters& parameters)
+{
+    Chunk chunk;
+    Offset row = number / chunks_per_row;
+    chunk.first_tap = int(number - row * chunks_per_row) * chunk_taps;
+    chunk.columns_tap = row * kernel_width + chunk.first_tap;
+    chunk.inside = block.exists;
+    chunk.image_offset = 0;
+#pragma unroll
+    for (int axis = last_axis - 1; axis >= 0; --axis) {
+        const Offset shift = (axis ? parameters.kernel[axis].split(row) : row) * parameters.dilation[axis];
+        chunk.inside &= within(block.pixel[axis] + shift, parameters.size[axis]);
+        chunk.image_offset += shift * parameters.pixel_step[axis];
+    }
+    return chunk;
+}
+
+inline __device__ bool in_row(int tap)
+{
+    return !last_chunk_is_short || tap < kernel_width;
+}
+
+// ---- direct: a thread stores what it loads ------------------------------------------------------
+
+template <int planes>
+inline __device__ void unfold_direct_planes(const Block& block, const Scalar* image, Scalar* columns,
+                                            const Parameters& parameters)
+{
+    for (Offset number = block.first_chunk; number < block.end_chunk; ++number) {
+        trace_iteration(int(number));
+        const Chunk chunk = chunk_of(block, number, parameters);
+        Scalar values[chunk_taps][planes];
+#pragma unroll
+        for (int tap = 0; tap < chunk_taps; ++tap) {
+            const Offset shift = (chunk.first_tap + tap) * parameters.dilation[last_axis];
+            const bool inside = chunk.inside & in_row(chunk.first_tap + tap) &
+                                within(block.pixel[last_axis] + shift, parameters.size[last_axis]);
+            const Offset offset = chunk.image_offset + shift * parameters.pixel_step[last_axis];
+#pragma unroll
+            for (int plane = 0; plane < planes; ++plane)
+                values[tap][plane] = load_if(image + plane * parameters.image_plane_step + offset, inside);
+        }
+#pragma unroll
+        for (int tap = 0; tap < chunk_taps; ++tap) {
+            const Offset offset = (chunk.columns_tap + tap) * parameters.tap_step;
+#pragma unroll
+            for (int plane = 0; plane < planes; ++plane)
+                if (in_row(chunk.first_tap + tap))
+                    columns[plane * parameters.columns_plane_step + offset] = values[tap][plane];
+        }
+    }
+}
+
+template <int planes_at_once>
+inline __device__ void unfold_direct(const Scalar* image, Scalar* columns, const Parameters& parameters)
+{
+    const Block block = this_block(image, columns, parameters);
+    if (!block.exists)
+        return;
+    image = block.image;
+    columns = block.columns;
+    Offset planes = block.planes;
+    for (; planes >= planes_at_once; planes -= planes_at_once) {
+        unfold_direct_planes<planes_at_once>(block, image, columns, parameters);
+        image += planes_at_once * parameters.image_plane_step;
+        columns += planes_at_once * parameters.columns_plane_step;
+    }
+    for (; planes > 0; --planes) {
+        unfold_direct_planes<1>(block, image, columns, parameters);
+        image += parameters.image_plane_step;
+        columns += parameters.columns_plane_step;
+    }
+}
+
+// ---- staged: a warp turns a tile of 32 positions and chunk_taps taps through shared memory ------
+
+constexpr int warp_size = 32;
+constexpr unsigned all_lanes = 0xffffffffu;
+
+// A pitch that is odd spreads a column of the tile over all banks.
+using Tile = Scalar[warp_size][chunk_taps | 1];
+
+// Every lane of a warp comes here, blocks that do not exist included.
+inline __device__ void unfold_staged(const Scalar* image, Scalar* columns, const Parameters& parameters,
+                                     Tile& tile)
+{
+    constexpr Offset outside = -(Offset(1) << (8 * sizeof(Offset) - 2)); // and every tap from there
+    const int lane = int(threadIdx.x) % warp_size;
+    const Block block = this_block(image, columns, parameters);
+    for (Offset plane = 0; plane < parameters.planes_per_thread; ++plane) {
+        for (Offset number = block.first_chunk; number < block.end_chunk; ++number) {
+            trace_iteration(int(plane * parameters.chunks + number));
+            const Chunk chunk = chunk_of(block, number, parameters);
+            const Scalar* source = block.image + plane * parameters.image_plane_step + chunk.image_offset;
+            const Offset pixel = chunk.inside && plane < block.planes ? block.pixel[last_axis] : outside;
+            // Load with neighbouring lanes on neighbouring taps.
+#pragma unroll
+            for (int step = 0; step < chunk_taps; ++step) {
+                const int element = step * warp_size + lane;
+                const int position = element / chunk_taps, tap = element % chunk_taps;
+                const Offset shift = (chunk.first_tap + tap) * parameters.dilation[last_axis];
+                const Offset first_pixel = __shfl_sync(all_lanes, pixel, position);
+                const unsigned long long first =
+                    __shfl_sync(all_lanes, reinterpret_cast<unsigned long long>(source), position);
+                tile[position][tap] = load_if(
+                    reinterpret_cast<const Scalar*>(first) + shift * parameters.pixel_step[last_axis],
+                    in_row(chunk.first_tap + tap) & within(first_pixel + shift, parameters.size[last_axis]));
+            }
+            __syncwarp();
+            // Store with neighbouring lanes on neighbouring positions.
+#pragma unroll
+            for (int tap = 0; tap < chunk_taps; ++tap)
+                if (block.exists & (plane < block.planes) & in_row(chunk.first_tap + tap))
+                    block.columns[plane * parameters.columns_plane_step +
+                                  (chunk.columns_tap + tap) * parameters.tap_step] = tile[lane][tap];
+            __syncwarp();
+        }
+    }
+}
