@@ -255,11 +255,11 @@ def offset_type(bits: int) -> str:
     return {32: "int", 64: "long long"}[bits]
 
 
-def parameter_type(bits: int, **fields: str | tuple[str, int]) -> np.dtype[Any]:
+def parameter_type(bits: int, **fields: str | tuple[str, int] | np.dtype[Any]) -> np.dtype[Any]:
     """Lay out a kernel's parameter struct as C++ does, field by field.
 
     Fields are "offset" (Offset), "divisor" (Divisor), "int", or "long" (long long), or one of these with the
-    length of an array.
+    length of an array, or a struct laid out before.
 
     >>> parameter_type(32, size=("offset", 3), by_size="divisor", stride="long").itemsize
     32
@@ -268,7 +268,7 @@ def parameter_type(bits: int, **fields: str | tuple[str, int]) -> np.dtype[Any]:
     divisor = np.dtype([("divisor", offset), ("multiplier", unsigned), ("shift", "i4")], align=True)
     types: dict[str, Any] = {"offset": offset, "divisor": divisor, "int": "i4", "long": "i8"}
     layout: list[Any] = [
-        (name, types[kind]) if isinstance(kind, str) else (name, types[kind[0]], kind[1])
+        (name, types[kind[0]], (kind[1],)) if isinstance(kind, tuple) else (name, types.get(str(kind), kind))
         for name, kind in fields.items()
     ]
     return np.dtype(layout, align=True)

@@ -8,9 +8,6 @@
 // The host build of the kernels (HOSTCUDA) brings the CUDA words with it and gets plain C++ where a GPU gets
 // PTX.
 #pragma once
-#ifdef HOSTCUDA
-#include <cstring>
-#endif
 
 #ifndef SCALAR
 #define SCALAR float
@@ -221,6 +218,14 @@ template <> inline __device__ Word<16> load_word_if<16>(const void* address, boo
 template <typename Element> inline __device__ Element load_if(const Element* address, bool guard)
 {
     return bit_cast<Element>(load_word_if<sizeof(Element)>(address, guard));
+}
+
+// Keeps the compiler from computing an address anew for each use.
+template <typename Element> inline __device__ void keep(const Element*& address)
+{
+#ifndef HOSTCUDA
+    asm("" : "+l"(address));
+#endif
 }
 
 // Store consecutive elements, 16 bytes at most in all, as one word; the address is a multiple of its size.

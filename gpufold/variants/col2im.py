@@ -1,0 +1,305 @@
+"""The kernel variants of col2im, as plans, and the choice among them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from math import gcd, prod
+from typing import Any
+
+import numpy as np
+
+from gpufold.geometry import Axis, Size, SlidingGeometry
+from gpufold.plan import (
+    ELEMENT_TYPES,
+    ElementType,
+    Plan,
+    Problem,
+    Unsupported,
+    Variant,
+    contiguous_strides,
+    divisor,
+    grid_blocks,
+    offset_bits,
+    offset_type,
+    pack,
+    parameter_type,
+    span,
+)
+
+OPERATION = "col2im"
+
+# ---------------------------------------------------------------------------------------------
+# A problem as the kernels see it
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """Columns (batch, channels, *kernel, *blocks) and image (batch, channels, *size) by their strides."""
+
+    axes: tuple[Axis, ...]
+    element: ElementType
+    batch: int
+    channels: int
+    """Planes that follow each other at even distances in both arrays: N*C where the layouts allow, else C."""
+    columns_batch: int
+    columns_channel: int
+    tap_strides: Size
+    block_strides: Size
+    image_batch: int
+    image_channel: int
+    pixel_strides: Size
+
+    @property
+    def planes(self) -> int:
+        return self.batch * self.channels
+
+    @property
+    def blocks(self) -> Size:
+        return tuple(axis.blocks for axis in self.axes)
+
+    @property
+    def pixels(self) -> int:
+        """Pixels of one plane."""
+        return prod(axis.size for axis in self.axes)
+
+
+@lru_cache(maxsize=256)
+def view(problem: Problem) -> View:
+    """Name every stride and collapse batch and channels into one run of planes where the strides allow it."""
+    geometry = problem.geometry
+    assert isinstance(geometry, SlidingGeometry)
+    axes, rank = geometry.axes, len(geometry.axes)
+    batch, channels = 1 if geometry.batch is None else geometry.batch, geometry.channels
+    if problem.input.shape == geometry.split_columns_shape:
+        columns_batch, columns_channel, *strides = problem.input.strides
+        tap_strides, block_strides = tuple(strides[:rank]), tuple(strides[rank:])
+    else:
+        *lead, row, block = problem.input.strides
+        columns_batch = lead[0] if lead else 0
+        columns_channel = row * prod(geometry.kernel_size)
+        tap_strides = tuple(row * step for step in contiguous_strides(geometry.kernel_size))
+        block_strides = tuple(block * step for step in contiguous_strides(geometry.num_blocks))
+    *lead, image_channel = problem.output.strides[:-rank]
+    image_batch = lead[0] if lead else 0
+    if channels == 1:
+        batch, channels, columns_channel, image_channel = 1, batch, columns_batch, image_batch
+    elif columns_batch == channels * columns_channel and image_batch == channels * image_channel:
+        batch, channels = 1, batch * channels
+    return View(
+        axes,
+        ELEMENT_TYPES[problem.dtype],
+        batch,
+        channels,
+        columns_batch,
+        columns_channel,
+        tap_strides,
+        block_strides,
+        image_batch,
+        image_channel,
+        problem.output.strides[-rank:],
+    )
+
+
+def tap_step(axis: Axis) -> int:
+    """Give the distance of two taps that land on one pixel of an axis."""
+    return axis.stride // gcd(axis.stride, axis.dilation)
+
+
+def taps_per_pixel(axis: Axis) -> int:
+    """Bound the number of taps that land on one pixel of an axis."""
+    return -(-axis.kernel // tap_step(axis))
+
+
+def _largest_offset(view: View) -> int:
+    """Bound what a kernel computes inside a plane, of taps that turn out not to exist too."""
+    columns = sum(
+        2 * axis.kernel * abs(tap_stride) + 2 * (axis.blocks + axis.dilated_kernel // axis.stride + 1) * abs(stride)
+        for axis, tap_stride, stride in zip(view.axes, view.tap_strides, view.block_strides, strict=True)
+    )
+    image = span(tuple(axis.size + axis.stride for axis in view.axes), view.pixel_strides)
+    padded = max(2 * axis.padded_size + axis.stride + axis.dilated_kernel for axis in view.axes)
+    return max(columns, image, padded, *(tap_step(axis) ** 2 for axis in view.axes))
+
+
+# ---------------------------------------------------------------------------------------------
+# Launches
+
+
+def _parameter_type(rank: int, bits: int, **fields: Any) -> np.dtype[Any]:
+    """Lay out the Parameters of kernels/col2im.cuh and what a kernel adds to them."""
+    shared = parameter_type(
+        bits,
+        columns_batch="long",
+        columns_channel="long",
+        image_batch="long",
+        image_channel="long",
+        channels="offset",
+        threads="offset",
+        size=("offset", rank),
+        blocks=("offset", rank),
+        pad=("offset", rank),
+        tap_stride=("offset", rank),
+        block_stride=("offset", rank),
+        tap_step_stride=("offset", rank),
+        pixel_stride=("offset", rank),
+        by_extent=("divisor", rank),
+        by_channels="divisor",
+    )
+    return parameter_type(bits, shared=shared, **fields)
+
+
+def _plan(
+    problem: Problem,
+    variant: str,
+    symbol: str,
+    *,
+    threads: int,
+    extents: Size,
+    channel_groups: int,
+    block: int,
+    bits: int,
+    reason: str,
+    defines: dict[str, Any] | None = None,
+    fields: dict[str, tuple[str, int]] | None = None,
+    zero_output: bool = False,
+) -> Plan:
+    """Fill in what all variants have in common; a thread number is (batch, channel group, *extents)."""
+    seen = view(problem)
+    axes, fields = seen.axes, fields or {}
+    steps = [
+        tap_step(axis) * tap_stride - axis.dilation // gcd(axis.stride, axis.dilation) * block_stride
+        for axis, tap_stride, block_stride in zip(axes, seen.tap_strides, seen.block_strides, strict=True)
+    ]
+    shared = (
+        seen.columns_batch,
+        seen.columns_channel,
+        seen.image_batch,
+        seen.image_channel,
+        seen.channels,
+        threads,
+        [axis.size for axis in axes],
+        [axis.blocks for axis in axes],
+        [axis.pad_begin for axis in axes],
+        seen.tap_strides,
+        seen.block_strides,
+        steps,
+        seen.pixel_strides,
+        [divisor(extent, bits) for extent in extents],
+        divisor(channel_groups, bits),
+    )
+    layout = _parameter_type(len(axes), bits, **{name: kind for name, (kind, _) in fields.items()})
+    itemsize = seen.element.itemsize
+    geometry = problem.geometry
+    assert isinstance(geometry, SlidingGeometry)
+    return Plan(
+        OPERATION,
+        variant,
+        f"col2im_{variant}.cu",
+        symbol,
+        tuple(
+            (name, ",".join(map(str, value)) if isinstance(value, list) else str(value))
+            for name, value in {
+                "SCALAR": seen.element.scalar,
+                "ACCUMULATOR": seen.element.accumulator,
+                "OFFSET": offset_type(bits),
+                "KERNEL": [axis.kernel for axis in axes],
+                "STRIDE": [axis.stride for axis in axes],
+                "DILATION": [axis.dilation for axis in axes],
+                "THREADS": block,
+                **(defines or {}),
+            }.items()
+        ),
+        grid_blocks(OPERATION, threads, block),
+        (block, 1, 1),
+        pack(layout, shared=shared, **{name: value for name, (_, value) in fields.items()}),
+        zero_output,
+        (prod(geometry.columns_shape) + prod(geometry.image_shape)) * itemsize,
+        reason,
+    )
+
+
+# ---------------------------------------------------------------------------------------------
+# gather
+
+GATHER_PLANES = 4
+"""Planes of one thread where there are enough of them: they share its index arithmetic."""
+GATHER_MAX_STRIDE = 16
+GATHER_MAX_KERNEL = 32
+"""A gathering thread keeps a cell's sums and the offsets of a row's taps in registers."""
+GATHER_WAVES = 2
+"""Prediction: several planes per thread pay while this many times the resident threads are left."""
+GATHER_RESIDENT_THREADS = 1280
+"""Threads per multiprocessor that the registers of several planes leave room for."""
+STAGED_BYTES = 40 * 1024
+"""What a block may stage, of the 48 KB that static shared memory may have."""
+WIDEST_WORD = 16
+
+
+def gather(problem: Problem) -> Plan:
+    """Plan for kernels/col2im_gather.cu."""
+    seen = view(problem)
+    *outer, row = seen.axes
+    if row.stride > GATHER_MAX_STRIDE:
+        raise Unsupported(
+            f"{OPERATION}: gather keeps a stride's worth of pixels in registers, {GATHER_MAX_STRIDE} at most, "
+            f"but strides is {row.stride} on the last axis"
+        )
+    if row.kernel > GATHER_MAX_KERNEL:
+        raise Unsupported(
+            f"{OPERATION}: gather unrolls the taps of the last axis, {GATHER_MAX_KERNEL} at most, "
+            f"but kernel_size is {row.kernel} there"
+        )
+    itemsize = seen.element.itemsize
+    cells = -(-row.size // row.stride)
+    extents = (*(axis.size for axis in outer), cells)
+    enough = GATHER_WAVES * GATHER_RESIDENT_THREADS * problem.device.multiprocessors
+    planes = GATHER_PLANES if seen.planes * prod(extents) >= enough * GATHER_PLANES and seen.channels > 1 else 1
+    groups = -(-seen.channels // planes)
+    threads = seen.batch * groups * prod(extents)
+    block = 256
+    while row.stride > 1 and block * (row.stride | 1) * itemsize > STAGED_BYTES:
+        block //= 2
+    whole_cells = row.size % row.stride == 0 and seen.pixel_strides[-1] == 1
+    word = row.stride * itemsize
+    outer_strides = (*seen.pixel_strides[:-1], seen.image_channel, seen.image_batch)
+    wide = (
+        planes > 1
+        and row.stride > 1
+        and word in (2, 4, 8, 16)
+        and whole_cells
+        and problem.output.alignment % word == 0
+        and all(stride % row.stride == 0 for stride in outer_strides)
+    )
+    end_to_end = whole_cells and seen.pixel_strides == contiguous_strides(tuple(axis.size for axis in seen.axes))
+    stores = (
+        f"as words of {word} bytes"
+        if wide
+        else "staged in shared memory so that warps write whole runs"
+        if row.stride > 1
+        else "one by one"
+    )
+    return _plan(
+        problem,
+        "gather",
+        "col2im_gather" + ("_planes" if planes > 1 else "") + ("_wide" if wide else ""),
+        threads=threads,
+        extents=extents,
+        channel_groups=groups,
+        block=block,
+        bits=offset_bits(OPERATION, _largest_offset(seen), threads + block),
+        defines={"PLANES": GATHER_PLANES, "PHASE": row.pad_begin % row.stride},
+        fields={
+            "full_cells": ("offset", row.size // row.stride if seen.pixel_strides[-1] == 1 else 0),
+            "cells_form_runs": ("int", int(end_to_end and prod(extents) % 32 == 0)),
+        },
+        reason=f"each thread adds up the taps of {row.stride} neighbouring pixels of {planes} planes, stored {stores}",
+    )
+
+
+VARIANTS: dict[str, Variant] = {"gather": gather}
+
+
+def choose(problem: Problem) -> Plan:
+    """Plan the variant that is predicted to be fastest."""
+    return gather(problem)

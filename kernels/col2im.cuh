@@ -1,0 +1,93 @@
+// What the col2im kernels share: the tap pattern, which is compiled in, and the parameters, which are not.
+//
+// Tap k of block b lands on pixel b * stride + k * dilation - pad of each axis. The taps that land on one
+// pixel of an axis are tap_step apart and their blocks block_step, so that they are found without a search.
+#pragma once
+#include "common.cuh"
+
+#ifndef KERNEL
+#define KERNEL 3, 3
+#endif
+#ifndef STRIDE
+#define STRIDE 1, 1
+#endif
+#ifndef DILATION
+#define DILATION 1, 1
+#endif
+
+// One value per axis, height before width.
+__device__ constexpr Offset kernel[] = {KERNEL};
+__device__ constexpr Offset stride[] = {STRIDE};
+__device__ constexpr Offset dilation[] = {DILATION};
+constexpr int rank = sizeof(kernel) / sizeof(kernel[0]);
+constexpr int last = rank - 1;
+
+__device__ constexpr Offset greatest_common_divisor(Offset a, Offset b)
+{
+    return b == 0 ? a : greatest_common_divisor(b, a % b);
+}
+
+// The x in [0, modulus) with number * x = 1 modulo modulus, where they have no common divisor.
+__device__ constexpr Offset modular_inverse(Offset number, Offset modulus)
+{
+    Offset inverse = 0, next = 1, remainder = modulus, next_remainder = number % modulus;
+    while (next_remainder != 0) {
+        const Offset quotient = remainder / next_remainder;
+        const Offset inverse_then = next, remainder_then = next_remainder;
+        next = inverse - quotient * next;
+        next_remainder = remainder - quotient * next_remainder;
+        inverse = inverse_then;
+        remainder = remainder_then;
+    }
+    return modulus == 1 ? 0 : inverse < 0 ? inverse + modulus : inverse;
+}
+
+// How the taps of an axis that land on one pixel follow each other.
+template <int axis> struct Pattern {
+    static constexpr Offset common = greatest_common_divisor(stride[axis], dilation[axis]);
+    static constexpr Offset tap_step = stride[axis] / common;
+    static constexpr Offset block_step = dilation[axis] / common;
+    static constexpr Offset inverse = modular_inverse(block_step, tap_step);
+    static constexpr Offset taps = (kernel[axis] + tap_step - 1) / tap_step;
+};
+
+struct Parameters {
+    long long columns_batch, columns_channel; // strides in elements, as all below
+    long long image_batch, image_channel;
+    Offset channels;
+    Offset threads;
+    Offset size[rank]; // pixels
+    Offset blocks[rank];
+    Offset pad[rank];        // in front of pixel 0
+    Offset tap_stride[rank]; // of the columns
+    Offset block_stride[rank];
+    Offset tap_step_stride[rank]; // from a tap that lands on a pixel to the next one that does
+    Offset pixel_stride[rank];    // of the image
+    Divisor by_extent[rank];      // what a thread number is made of, per axis
+    Divisor by_channels;          // groups of them
+};
+
+// The taps of one axis that land on one pixel.
+struct Taps {
+    Offset tap, block; // of the first, which may not exist
+    Offset offset;     // of the first, in the columns
+
+    template <int axis> static __device__ Taps of(Offset pixel, const Parameters& p)
+    {
+        using pattern = Pattern<axis>;
+        const Offset padded = pixel + p.pad[axis];
+        const Offset share = padded / pattern::common;
+        const Offset tap = share % pattern::tap_step * pattern::inverse % pattern::tap_step;
+        const Offset block = (share - tap * pattern::block_step) / pattern::tap_step;
+        const bool reached = pattern::common == 1 || padded % pattern::common == 0;
+        return {tap, reached ? block : -1, tap * p.tap_stride[axis] + block * p.block_stride[axis]};
+    }
+
+    // Whether the number-th of them exists.
+    template <int axis> __device__ bool exists(Offset number, const Parameters& p) const
+    {
+        using pattern = Pattern<axis>;
+        return within(block - number * pattern::block_step, p.blocks[axis]) &&
+               (kernel[axis] % pattern::tap_step == 0 || tap + number * pattern::tap_step < kernel[axis]);
+    }
+};
