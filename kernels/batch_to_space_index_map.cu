@@ -35,11 +35,13 @@ extern "C" __global__ void __launch_bounds__(256)
         place.batch + (block * parameters.grid_step[last_axis] + phase * parameters.phase_step[last_axis]);
     space = place.space + place.last * parameters.pixel_step[last_axis];
     Offset planes = place.planes;
+#pragma unroll 1
     for (; planes >= planes_at_once; planes -= planes_at_once) {
         move<planes_at_once>(batch, space, parameters);
         batch += planes_at_once * parameters.batch_plane_step;
         space += planes_at_once * parameters.space_plane_step;
     }
+#pragma unroll 1
     for (; planes > 0; --planes) {
         move<1>(batch, space, parameters);
         batch += parameters.batch_plane_step;

@@ -75,11 +75,13 @@ extern "C" __global__ void __launch_bounds__(256)
     batch = place.batch + first_block * parameters.grid_step[last_axis];
     space = place.space + place.last * word_pixels;
     Offset planes = place.planes;
+#pragma unroll 1
     for (; planes >= planes_at_once; planes -= planes_at_once) {
         interleave<planes_at_once>(batch, space, parameters, turn);
         batch += planes_at_once * parameters.batch_plane_step;
         space += planes_at_once * parameters.space_plane_step;
     }
+#pragma unroll 1
     for (; planes > 0; --planes) {
         interleave<1>(batch, space, parameters, turn);
         batch += parameters.batch_plane_step;

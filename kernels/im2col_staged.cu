@@ -14,6 +14,6 @@ constexpr int warps = 8;
 extern "C" __global__ void __launch_bounds__(warps* warp_size)
     im2col_staged(const Scalar* __restrict__ image, Scalar* __restrict__ columns, const Parameters parameters)
 {
-    __shared__ Tile tiles[warps];
+    __shared__ StagedTile tiles[warps];
     unfold_staged(image, columns, parameters, tiles[threadIdx.x / warp_size]);
 }

@@ -14,6 +14,6 @@ extern "C" __global__ void __launch_bounds__(warps* warp_size)
     space_to_batch_staged(const Scalar* __restrict__ space, Scalar* __restrict__ batch,
                           const Parameters parameters)
 {
-    __shared__ Tile tiles[warps];
+    __shared__ StagedTile tiles[warps];
     unfold_staged(space, batch, parameters, tiles[threadIdx.x / warp_size]);
 }

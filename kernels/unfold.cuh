@@ -11,6 +11,7 @@
 // unrolled. The last axis has KERNEL_WIDTH taps; the last chunk of its row may be short.
 #pragma once
 #include "common.cuh"
+#include "tile.cuh"
 
 #ifndef SPATIAL_RANK
 #define SPATIAL_RANK 2
@@ -107,6 +108,14 @@ inline __device__ Chunk chunk_of(const Block& block, Offset number, const Parame
     return chunk;
 }
 
+// Keeps the compiler from computing an address anew for each use.
+inline __device__ void keep(Scalar*& address)
+{
+#ifndef HOSTCUDA
+    asm("" : "+l"(address));
+#endif
+}
+
 inline __device__ bool in_row(int tap)
 {
     return !last_chunk_is_short || tap < kernel_width;
@@ -118,6 +127,15 @@ template <int planes>
 inline __device__ void unfold_direct_planes(const Block& block, const Scalar* image, Scalar* columns,
                                             const Parameters& parameters)
 {
+    const Scalar* images[planes];
+    Scalar* columns_of[planes];
+#pragma unroll
+    for (int plane = 0; plane < planes; ++plane) {
+        images[plane] = image + plane * parameters.image_plane_step;
+        columns_of[plane] = columns + plane * parameters.columns_plane_step;
+        keep(images[plane]);
+        keep(columns_of[plane]);
+    }
     for (Offset number = block.first_chunk; number < block.end_chunk; ++number) {
         trace_iteration(int(number));
         const Chunk chunk = chunk_of(block, number, parameters);
@@ -130,7 +148,7 @@ inline __device__ void unfold_direct_planes(const Block& block, const Scalar* im
             const Offset offset = chunk.image_offset + shift * parameters.pixel_step[last_axis];
 #pragma unroll
             for (int plane = 0; plane < planes; ++plane)
-                values[tap][plane] = load_if(image + plane * parameters.image_plane_step + offset, inside);
+                values[tap][plane] = load_if(images[plane] + offset, inside);
         }
 #pragma unroll
         for (int tap = 0; tap < chunk_taps; ++tap) {
@@ -138,7 +156,7 @@ inline __device__ void unfold_direct_planes(const Block& block, const Scalar* im
 #pragma unroll
             for (int plane = 0; plane < planes; ++plane)
                 if (in_row(chunk.first_tap + tap))
-                    columns[plane * parameters.columns_plane_step + offset] = values[tap][plane];
+                    columns_of[plane][offset] = values[tap][plane];
         }
     }
 }
@@ -152,11 +170,13 @@ inline __device__ void unfold_direct(const Scalar* image, Scalar* columns, const
     image = block.image;
     columns = block.columns;
     Offset planes = block.planes;
+#pragma unroll 1
     for (; planes >= planes_at_once; planes -= planes_at_once) {
         unfold_direct_planes<planes_at_once>(block, image, columns, parameters);
         image += planes_at_once * parameters.image_plane_step;
         columns += planes_at_once * parameters.columns_plane_step;
     }
+#pragma unroll 1
     for (; planes > 0; --planes) {
         unfold_direct_planes<1>(block, image, columns, parameters);
         image += parameters.image_plane_step;
@@ -166,46 +186,64 @@ inline __device__ void unfold_direct(const Scalar* image, Scalar* columns, const
 
 // ---- staged: a warp turns a tile of 32 positions and chunk_taps taps through shared memory ------
 
-constexpr int warp_size = 32;
-constexpr unsigned all_lanes = 0xffffffffu;
-
-// A pitch that is odd spreads a column of the tile over all banks.
-using Tile = Scalar[warp_size][chunk_taps | 1];
+using StagedTile = Tile<chunk_taps>;
 
 // Every lane of a warp comes here, blocks that do not exist included.
 inline __device__ void unfold_staged(const Scalar* image, Scalar* columns, const Parameters& parameters,
-                                     Tile& tile)
+                                     StagedTile& tile)
 {
-    constexpr Offset outside = -(Offset(1) << (8 * sizeof(Offset) - 2)); // and every tap from there
-    const int lane = int(threadIdx.x) % warp_size;
+    using Walk = RowWalk<chunk_taps>;
+    const unsigned lane = threadIdx.x % warp_size;
+    const Walk walk(lane);
     const Block block = this_block(image, columns, parameters);
-    for (Offset plane = 0; plane < parameters.planes_per_thread; ++plane) {
-        for (Offset number = block.first_chunk; number < block.end_chunk; ++number) {
-            trace_iteration(int(plane * parameters.chunks + number));
-            const Chunk chunk = chunk_of(block, number, parameters);
-            const Scalar* source = block.image + plane * parameters.image_plane_step + chunk.image_offset;
-            const Offset pixel = chunk.inside && plane < block.planes ? block.pixel[last_axis] : outside;
-            // Load with neighbouring lanes on neighbouring taps.
+
+    // The walk loads for the blocks of other lanes: their places, as seen from the first lane's.
+    const long long first_place = __shfl_sync(all_lanes, block.image - image, 0);
+    const Offset lane_offset = Offset(block.image - image - first_place);
+    const Offset column_shift = walk.column * parameters.dilation[last_axis];
+    image += first_place + column_shift * parameters.pixel_step[last_axis];
+    Offset offset[Walk::steps], pixel[Walk::steps];
 #pragma unroll
-            for (int step = 0; step < chunk_taps; ++step) {
-                const int element = step * warp_size + lane;
-                const int position = element / chunk_taps, tap = element % chunk_taps;
-                const Offset shift = (chunk.first_tap + tap) * parameters.dilation[last_axis];
-                const Offset first_pixel = __shfl_sync(all_lanes, pixel, position);
-                const unsigned long long first =
-                    __shfl_sync(all_lanes, reinterpret_cast<unsigned long long>(source), position);
-                tile[position][tap] = load_if(
-                    reinterpret_cast<const Scalar*>(first) + shift * parameters.pixel_step[last_axis],
-                    in_row(chunk.first_tap + tap) & within(first_pixel + shift, parameters.size[last_axis]));
-            }
+    for (int step = 0; step < Walk::steps; ++step) {
+        offset[step] = __shfl_sync(all_lanes, lane_offset, walk.row(step));
+        pixel[step] = __shfl_sync(all_lanes, block.pixel[last_axis], walk.row(step)) + column_shift;
+    }
+
+    for (Offset number = block.first_chunk; number < block.end_chunk; ++number) {
+        const Chunk chunk = chunk_of(block, number, parameters);
+        const Offset shift = chunk.first_tap * parameters.dilation[last_axis];
+        unsigned inside_row = 0;
+#pragma unroll
+        for (int step = 0; step < Walk::steps; ++step)
+            if (walk.has(step) & within(pixel[step] + shift, parameters.size[last_axis]))
+                inside_row |= Walk::bit(step);
+        if (!in_row(chunk.first_tap + walk.column))
+            inside_row = 0;
+        const Scalar* source = image + chunk.image_offset + shift * parameters.pixel_step[last_axis];
+        Scalar* target = block.columns + chunk.columns_tap * parameters.tap_step;
+
+#pragma unroll 1
+        for (Offset plane = 0; plane < parameters.planes_per_thread; ++plane) {
+            trace_iteration(int(number * parameters.planes_per_thread + plane));
+            const bool exists = block.exists && plane < block.planes;
+            const unsigned inside =
+                inside_row & __ballot_sync(all_lanes, chunk.inside && exists) >> walk.first_row;
+            Scalar values[Walk::steps];
+#pragma unroll
+            for (int step = 0; step < Walk::steps; ++step)
+                values[step] = load_if(source + narrow_offset(offset[step]), Walk::contains(inside, step));
+#pragma unroll
+            for (int step = 0; step < Walk::steps; ++step)
+                if (walk.has(step))
+                    tile[walk.row(step)][walk.column] = values[step];
             __syncwarp();
-            // Store with neighbouring lanes on neighbouring positions.
 #pragma unroll
             for (int tap = 0; tap < chunk_taps; ++tap)
-                if (block.exists & (plane < block.planes) & in_row(chunk.first_tap + tap))
-                    block.columns[plane * parameters.columns_plane_step +
-                                  (chunk.columns_tap + tap) * parameters.tap_step] = tile[lane][tap];
-            __syncwarp();
+                if (exists && in_row(chunk.first_tap + tap))
+                    target[tap * parameters.tap_step] = tile[lane][tap];
+            __syncwarp(); // the next loads overwrite the tile
+            source += parameters.image_plane_step;
+            target += parameters.columns_plane_step;
         }
     }
 }

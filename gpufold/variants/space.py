@@ -20,6 +20,7 @@ from gpufold.plan import (
 )
 from gpufold.variants import unfold
 from gpufold.variants.unfold import (
+    GRID_ROWS,
     STAGED_ROW_BYTES,
     STAGED_TAPS,
     THREADS_PER_BLOCK,
@@ -231,7 +232,6 @@ def _plan(
     blocks: Blocks,
     variant: str,
     last_places: int,
-    planes_at_once: int,
     defines: tuple[tuple[str, int], ...],
     reason: str,
     grid_rows: int = 1,
@@ -239,7 +239,7 @@ def _plan(
     operation = "batch_to_space"
     axes = blocks.axes
     places = (*(axis.size for axis in axes[:-1]), last_places)
-    together = planes_per_thread(prod(places), blocks.planes, planes_at_once, problem.device)
+    together = planes_per_thread(prod(places), blocks.planes, problem.device)
     threads = prod(places) * -(-blocks.planes // together)
     bits = offset_bits(
         operation,
@@ -247,7 +247,8 @@ def _plan(
         blocks.planes,
         2 * max((axis.grid + 1) * axis.block for axis in axes),
         sum((axis.grid + 1) * abs(axis.grid_step) + axis.block * abs(axis.phase_step) for axis in axes),
-        sum(axis.size * abs(axis.pixel_step) for axis in axes),
+        sum(axis.size * abs(axis.pixel_step) for axis in axes)
+        + min(blocks.planes, 32 * together) * abs(blocks.space_plane_step) * (variant == "staged"),
     )
     layout = parameter_type(
         bits,
@@ -309,7 +310,7 @@ def index_map(problem: Problem) -> Plan:
         if last.is_unit
         else f"the last axis is split into {last.block} phases, whose loads share cache lines"
     )
-    return _plan(problem, blocks, "index_map", last.size, 4 if blocks.itemsize <= 4 else 2, (), reason)
+    return _plan(problem, blocks, "index_map", last.size, (), reason)
 
 
 def interleave(problem: Problem) -> Plan:
@@ -348,7 +349,6 @@ def interleave(problem: Problem) -> Plan:
         blocks,
         "interleave",
         last.size // word_pixels,
-        2,
         (("BLOCK_WIDTH", last.block), ("BLOCKS_PER_WORD", count), ("WIDE_LOADS", int(wide))),
         f"rows are whole words of {word_pixels * blocks.itemsize} bytes, each {count} blocks of {last.block}",
     )
@@ -361,15 +361,17 @@ def staged(problem: Problem) -> Plan:
     if last.is_unit:
         raise Unsupported("batch_to_space: staged stores need a last axis that is split")
     chunk = chunk_size(last.block, min(STAGED_TAPS, STAGED_ROW_BYTES // blocks.itemsize))
+    grid_rows = -(-last.block // chunk)
+    if grid_rows > GRID_ROWS:
+        raise Unsupported(f"batch_to_space: staged serves no blocks of {last.block} pixels along the last axis")
     return _plan(
         problem,
         blocks,
         "staged",
         -(-last.size // last.block),
-        1,
         (("BLOCK_WIDTH", last.block), ("CHUNK_PHASES", chunk)),
         f"the last axis is split into {last.block} phases, too many runs for one load",
-        grid_rows=-(-last.block // chunk),
+        grid_rows=grid_rows,
     )
 
 

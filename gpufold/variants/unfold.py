@@ -24,8 +24,11 @@ from gpufold.plan import (
 
 THREADS_PER_BLOCK = 256
 
-WAVES = 2
+WAVES = 4
 """Full loads of the device that a launch keeps before its threads take more work each: a prediction."""
+
+PLANES_PER_THREAD = 8
+"""Planes that share a thread's index arithmetic at most: a prediction."""
 
 GRID_ROWS = 65535
 """Blocks that one launch can have along y."""
@@ -37,8 +40,8 @@ DIRECT_TAPS = 8
 """Taps that a thread of the direct kernels holds at once, by a prediction of its registers."""
 
 STAGED_ROW_BYTES = 128
-STAGED_TAPS = 32
-"""A staged tile's row: a cache line, and no more taps than a warp has lanes."""
+STAGED_TAPS = 16
+"""Bounds of a staged tile's row: a cache line, and as many loads as a thread has registers for, by a prediction."""
 
 STAGED_LANE_BYTES = 32
 """Bytes between neighbouring blocks from which loads are staged, a sector: a prediction."""
@@ -108,6 +111,11 @@ class Unfold:
             span += (min(lanes, axis.positions) - 1) * axis.stride * abs(axis.pixel_step)
             lanes = -(-lanes // axis.positions)
         return span * self.itemsize / 31
+
+    def warp_span(self, planes_per_thread: int) -> int:
+        """Bound how far apart the planes of a warp's threads are in the image."""
+        planes = self.planes if self.batch > 1 else min(self.planes, 32 * planes_per_thread)
+        return (min(self.batch, 32) - 1) * abs(self.image_batch_step) + planes * abs(self.image_plane_step)
 
     def simplified(self) -> Unfold:
         """Merge axes that are walked as one, then make elements as wide as they can be."""
@@ -226,20 +234,20 @@ def device_threads(device: Device) -> int:
     return WAVES * device.multiprocessors * device.threads_per_multiprocessor
 
 
-def planes_per_thread(places: int, planes: int, most: int, device: Device) -> int:
+def planes_per_thread(places: int, planes: int, device: Device) -> int:
     """Let threads share the index arithmetic of several planes where enough threads remain."""
-    for count in (most, most // 2):
-        if count > 1 and planes >= count and places * (planes // count) >= device_threads(device):
-            return count
-    return 1
+    count = PLANES_PER_THREAD
+    while count > 1 and (planes < count or places * (planes // count) < device_threads(device)):
+        count //= 2
+    return count
 
 
-def _plan(unfold: Unfold, variant: str, device: Device, chunk_taps: int, planes_at_once: int, reason: str) -> Plan:
+def _plan(unfold: Unfold, variant: str, device: Device, chunk_taps: int, reason: str) -> Plan:
     axes = unfold.axes
     kernel_width = axes[-1].kernel
     chunks = unfold.taps // kernel_width * -(-kernel_width // chunk_taps)
     places = unfold.batch * prod(axis.positions for axis in axes)
-    together = planes_per_thread(places * chunks, unfold.planes, planes_at_once, device)
+    together = planes_per_thread(places * chunks, unfold.planes, device)
     groups = -(-unfold.planes // together)
     threads = places * groups
     grid_rows = min(chunks, GRID_ROWS, max(1, device_threads(device) // threads))
@@ -250,7 +258,8 @@ def _plan(unfold: Unfold, variant: str, device: Device, chunk_taps: int, planes_
         unfold.planes,
         unfold.taps,
         4 * max(axis.reach for axis in axes),
-        sum(axis.reach * abs(axis.pixel_step) for axis in axes),
+        sum(axis.reach * abs(axis.pixel_step) for axis in axes)
+        + (unfold.warp_span(together) if variant == "staged" else 0),
         unfold.taps * abs(unfold.tap_step) + sum(axis.positions * abs(axis.position_step) for axis in axes),
     )
     layout = parameter_type(
@@ -328,9 +337,7 @@ def direct(unfold: Unfold, device: Device) -> Plan:
         if unfold.lane_bytes < STAGED_LANE_BYTES
         else "it serves every call"
     )
-    return _plan(
-        unfold, "direct", device, chunk_size(unfold.axes[-1].kernel, taps), 4 if unfold.itemsize <= 4 else 2, reason
-    )
+    return _plan(unfold, "direct", device, chunk_size(unfold.axes[-1].kernel, taps), reason)
 
 
 def staged(unfold: Unfold, device: Device) -> Plan:
@@ -345,7 +352,6 @@ def staged(unfold: Unfold, device: Device) -> Plan:
         "staged",
         device,
         chunk_size(last.kernel, taps),
-        1,
         f"neighbouring blocks are {unfold.lane_bytes:.0f} bytes apart, too far to load along them",
     )
 

@@ -1,0 +1,56 @@
+// How a warp turns a tile through shared memory: 32 rows, each filled or emptied by a lane of its own on one
+// side, walked by neighbouring lanes along the rows on the other.
+#pragma once
+#include "common.cuh"
+
+constexpr int warp_size = 32;
+constexpr unsigned all_lanes = 0xffffffffu;
+
+// A pitch that is odd spreads a column of the tile over all banks.
+template <int width> using Tile = Scalar[warp_size][width | 1];
+
+// The walk along rows of `width` elements, as many rows at once as a warp can: a lane stays in its column.
+template <int width> struct RowWalk {
+    static_assert(width <= warp_size, "a row has a lane for each element");
+    static constexpr int rows_at_once = warp_size / width;
+    static constexpr int steps = (warp_size + rows_at_once - 1) / rows_at_once;
+
+    int first_row, column;
+
+    explicit __device__ RowWalk(unsigned lane) : first_row(lane / width), column(lane % width) {}
+
+    __device__ int row(int step) const { return step * rows_at_once + first_row; }
+
+    // Not every lane has an element in every step where the width does not divide the warp.
+    __device__ bool has(int step) const
+    {
+        return warp_size % width == 0 || (first_row < rows_at_once && row(step) < warp_size);
+    }
+
+    // The bit of a row in a set whose bit 0 is this lane's first row.
+    static __device__ unsigned bit(int step) { return 1u << step * rows_at_once; }
+
+    // Whether a row is in the set, as a test of the bit: the compiler would shift it down first.
+    static __device__ bool contains(unsigned set, int step)
+    {
+        unsigned row = set & bit(step);
+#ifndef HOSTCUDA
+        asm("" : "+r"(row));
+#endif
+        return row != 0;
+    }
+};
+
+// An offset that is the same in every round of a loop, for an address that is not: kept in 32 bits, so that
+// the compiler widens it and adds it to the address in one instruction.
+inline __device__ int narrow_offset(int offset)
+{
+#ifndef HOSTCUDA
+    asm("" : "+r"(offset));
+#endif
+    return offset;
+}
+inline __device__ long long narrow_offset(long long offset)
+{
+    return offset;
+}
