@@ -9,6 +9,7 @@
 array([0., 2., 4., 3.])
 """
 
+import gpufold.variants  # noqa: F401  the package, whose name the function below takes
 from gpufold.ops import batch_to_space, col2im, im2col, space_to_batch
 from gpufold.plan import Unsupported, variants
 from gpufold.threads import get_num_threads, set_num_threads

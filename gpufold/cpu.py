@@ -107,6 +107,8 @@ def _fold(columns: Array, image: Array, axes: tuple[Axis, ...], move: bool) -> N
 def _unfold(image: Array, columns: Array, axes: tuple[Axis, ...]) -> None:
     if _taps_miss(axes):
         columns[...] = np.zeros((), columns.dtype)
+    if not image.size:
+        return  # all margin
     if columns.size < THREADED_ELEMENTS:
         _unfold_tile(image, columns, axes)
     else:
@@ -146,7 +148,7 @@ def _cut_into_tiles(shape: Size, axes: tuple[Axis, ...], limit: int) -> tuple[_T
     steps = []
     for number, (extent, unit) in enumerate(zip(shape, units, strict=True)):
         inner = prod(shape[number + 1 :])
-        fit = max(1, limit // inner) if inner else extent
+        fit = max(1, limit // inner)
         step = min(extent, max(unit, fit // unit * unit))
         pieces = -(-extent // step)
         step = -(-extent // pieces // unit) * unit  # of equal length, rather than a short one at the end

@@ -1,0 +1,253 @@
+"""The problems that tests run, by name; the awkward ones, peers' bugs first, and random ones from a seed."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, replace
+from math import prod
+
+import definition
+import numpy as np
+from ml_dtypes import bfloat16
+
+DTYPES = tuple(
+    np.dtype(t)
+    for t in (
+        np.bool_,
+        np.int8,
+        np.int16,
+        np.int32,
+        np.int64,
+        np.uint8,
+        np.uint16,
+        np.uint32,
+        np.uint64,
+        np.float16,
+        bfloat16,
+        np.float32,
+        np.float64,
+        np.complex64,
+        np.complex128,
+    )
+)
+
+
+@dataclass(frozen=True)
+class Case:
+    """Sliding blocks: the arguments of col2im and im2col, and N and C; batch None is unbatched."""
+
+    name: str
+    output_size: tuple[int, ...]
+    kernel_size: tuple[int, ...]
+    strides: tuple[int, ...] | int = 1
+    dilations: tuple[int, ...] | int = 1
+    pads_begin: tuple[int, ...] | int = 0
+    pads_end: tuple[int, ...] | int = 0
+    batch: int | None = 2
+    channels: int = 3
+
+    def __str__(self) -> str:
+        return self.name
+
+    def _expanded(self, value):
+        return (value,) * len(self.output_size) if isinstance(value, int) else tuple(value)
+
+    @property
+    def arguments(self):
+        """Of both operations, by name."""
+        names = ("strides", "dilations", "pads_begin", "pads_end")
+        return {name: self._expanded(getattr(self, name)) for name in names}
+
+    @property
+    def num_blocks(self):
+        axes = zip(self.output_size, self.kernel_size, *self.arguments.values(), strict=True)
+        return tuple(definition.num_blocks(*axis) for axis in axes)
+
+    @property
+    def columns_shape(self):
+        lead = () if self.batch is None else (self.batch,)
+        return (*lead, self.channels * prod(self.kernel_size), prod(self.num_blocks))
+
+    @property
+    def image_shape(self):
+        lead = () if self.batch is None else (self.batch,)
+        return (*lead, self.channels, *self.output_size)
+
+    def col2im(self, columns):
+        """The definition's answer."""
+        return definition.col2im(columns, self.output_size, self.kernel_size, **self._short())
+
+    def im2col(self, image):
+        """The definition's answer."""
+        return definition.im2col(image, self.kernel_size, **self._short())
+
+    def _short(self):
+        return dict(self.arguments)
+
+
+CASES = (
+    # Bugs that peers shipped; each hid in one of these.
+    Case("bug-uncovered-pixels-never-written", (16, 16), (2, 2), 2, 2, batch=1, channels=3),
+    Case("bug-3d-columns-with-dilated-kernel", (5, 6, 7), (2, 3, 2), (2, 1, 3), (2, 1, 3), (1, 0, 2), (0, 2, 1)),
+    Case("bug-fold-with-padding", (7, 9), (3, 3), 1, 1, 1, 1),
+    Case("bug-height-width-swapped-under-dilation", (9, 17), (3, 2), 1, (1, 4)),
+    Case("bug-dilation-applied-twice", (13, 11), (3, 3), 1, (3, 2), (2, 1), (2, 1)),
+    Case("bug-pads-end-read-from-begin", (6, 5), (3, 2), 1, 1, (0, 1), (2, 0)),
+    Case("bug-unbatched", (5, 7), (2, 3), batch=None),
+    Case("bug-kernel-of-one-returned-a-view", (4, 5), (1, 1)),
+    Case("bug-more-overlaps-than-a-byte-counts", (20, 19), (18, 17), batch=1, channels=1),
+    # Every relation of stride, kernel and dilation.
+    Case("stride-equals-kernel", (6, 9), (2, 3), (2, 3)),
+    Case("stride-equals-kernel-cropped-end", (7, 10), (2, 3), (2, 3)),
+    Case("stride-equals-kernel-padded", (7, 10), (4, 4), 4, 1, (1, 3), (0, 3)),
+    Case("stride-beyond-kernel", (11, 13), (2, 2), (5, 3)),
+    Case("stride-beyond-image", (3, 4), (3, 3), (100, 50)),
+    Case("stride-two-odd", (9, 11), (3, 3), 2, 1, 1, 1),
+    Case("stride-two-asymmetric", (9, 10), (4, 4), 2, 1, (1, 2), (0, 1)),
+    Case("stride-sixteen-half-overlap", (64, 48), (16, 16), 8, batch=1, channels=2),
+    Case("stride-seventeen", (40, 70), (20, 18), (17, 17), batch=1, channels=1),
+    Case("strides-differ", (12, 31), (5, 3), (1, 4), (2, 1), (0, 2), (3, 0)),
+    Case("dilation-zero", (5, 6), (3, 2), (2, 1), (0, 0)),
+    Case("dilation-zero-on-one-axis", (5, 6), (3, 2), 1, (0, 2), 1, 1),
+    Case("dilation-beyond-stride-coprime", (23, 19), (3, 4), (3, 2), (5, 3), 4, 2),
+    Case("dilation-multiple-of-stride", (15, 14), (3, 3), 2, 4, 3, 3),
+    Case("atrous-rate-six", (17, 15), (3, 3), 1, 6, 6, 6),
+    Case("padding-beyond-kernel", (3, 2), (2, 2), 1, 1, 7, 5),
+    Case("blocks-wholly-in-padding", (4, 4), (2, 2), 3, 1, 9, 9),
+    # Shapes.
+    Case("single-pixel", (1, 1), (1, 1), batch=1, channels=1),
+    Case("single-block", (5, 7), (5, 7)),
+    Case("row", (1, 37), (1, 5), (1, 2)),
+    Case("column", (37, 1), (5, 1), (2, 1)),
+    Case("map-7x7", (7, 7), (3, 3), 1, 1, 1, 1, batch=2, channels=16),
+    Case("map-14x14", (14, 14), (3, 3), 1, 1, 1, 1, batch=2, channels=8),
+    Case("dense-8x8", (33, 35), (8, 8), batch=1, channels=1),
+    Case("wide-kernel-40", (3, 50), (2, 40), batch=1, channels=2),
+    Case("many-taps-small-output", (8, 9), (20, 18), 1, 1, (15, 13), (14, 14), batch=1, channels=1),
+    # Other ranks.
+    Case("audio-25-10", (250,), (25,), 10, batch=3, channels=1),
+    Case("audio-40-16-padded", (300,), (40,), 16, 1, 20, 20, batch=2, channels=1),
+    Case("audio-unbatched-odd", (101,), (7,), 3, 2, 1, 5, batch=None, channels=2),
+    Case("volume", (6, 7, 8), (3, 3, 3), 1, 1, 1, 1, batch=1, channels=2),
+    Case("volume-stride-two", (7, 6, 9), (2, 3, 3), 2, 1, (0, 1, 1), (1, 1, 0), batch=2, channels=1),
+    Case("rank-4", (3, 4, 3, 5), (2, 1, 2, 3), (1, 2, 1, 2), (1, 1, 2, 1), (0, 1, 0, 1), (1, 0, 1, 0), channels=2),
+    Case("rank-5", (2, 3, 2, 3, 4), (1, 2, 2, 1, 3), 1, 1, (0, 1, 0, 0, 1), (0, 0, 1, 0, 1), batch=1, channels=1),
+)
+
+EMPTY_CASES = (
+    Case("no-batch", (4, 5), (2, 2), batch=0),
+    Case("no-channels", (4, 5), (2, 2), channels=0),
+    Case("no-channels-unbatched", (4, 5), (2, 2), batch=None, channels=0),
+)
+
+
+def random_case(seed: int) -> Case:
+    """A geometry of rank 1 to 4 with at least one block on every axis."""
+    rng = random.Random(seed)
+    rank = rng.choice((1, 1, 2, 2, 2, 3, 3, 4))
+    largest = {1: 60, 2: 13, 3: 6, 4: 4}[rank]
+    while True:
+        case = Case(
+            f"random-{seed}",
+            output_size=tuple(rng.randint(1, largest) for _ in range(rank)),
+            kernel_size=tuple(rng.randint(1, {1: 12, 2: 4, 3: 3, 4: 2}[rank]) for _ in range(rank)),
+            strides=tuple(rng.choice((1, 1, 2, 3, rng.randint(1, largest))) for _ in range(rank)),
+            dilations=tuple(rng.choice((0, 1, 1, 1, 2, 3)) for _ in range(rank)),
+            pads_begin=tuple(rng.choice((0, 0, 1, 2, 5)) for _ in range(rank)),
+            pads_end=tuple(rng.choice((0, 0, 1, 2, 5)) for _ in range(rank)),
+            batch=rng.choice((None, 1, 2, 3)),
+            channels=rng.randint(1, 3),
+        )
+        if min(case.num_blocks) >= 1 and prod(case.num_blocks) * prod(case.kernel_size) <= 4000:
+            return case
+
+
+@dataclass(frozen=True)
+class SpaceCase:
+    """Batch and space: the shape of the batch array, the block, the crops; all with axis 0."""
+
+    name: str
+    batch_shape: tuple[int, ...]
+    block_shape: tuple[int, ...]
+    crops_begin: tuple[int, ...]
+    crops_end: tuple[int, ...]
+
+    def __str__(self) -> str:
+        return self.name
+
+    @property
+    def space_shape(self):
+        batch, *extents = self.batch_shape
+        sizes = (
+            extent * block - begin - end
+            for extent, block, begin, end in zip(
+                extents, self.block_shape[1:], self.crops_begin[1:], self.crops_end[1:], strict=True
+            )
+        )
+        return (batch // prod(self.block_shape), *sizes)
+
+
+SPACE_CASES = (
+    SpaceCase("openvino-page-2d", (10, 2), (1, 5), (0, 2), (0, 0)),
+    SpaceCase("openvino-page-5d", (48, 3, 3, 1, 3), (1, 2, 4, 3, 1), (0, 0, 1, 0, 0), (0, 0, 1, 0, 0)),
+    SpaceCase("block-of-one-returned-a-view", (3, 4, 5), (1, 1, 1), (0, 0, 0), (0, 0, 0)),
+    SpaceCase("crop-only", (3, 4, 5), (1, 1, 1), (0, 1, 0), (0, 0, 2)),
+    SpaceCase("nchw", (8, 3, 5, 7), (1, 1, 2, 2), (0, 0, 0, 0), (0, 0, 0, 0)),
+    SpaceCase("nchw-cropped", (8, 3, 5, 7), (1, 1, 2, 2), (0, 0, 1, 0), (0, 0, 0, 1)),
+    SpaceCase("nhwc", (12, 5, 4, 6), (1, 3, 2, 1), (0, 2, 1, 0), (0, 0, 1, 0)),
+    SpaceCase("channels-blocked-too", (24, 2, 3, 4), (1, 2, 3, 2), (0, 1, 2, 1), (0, 2, 2, 0)),
+    SpaceCase("row-wide-block", (32, 4, 3), (1, 1, 16), (0, 0, 5), (0, 0, 6)),
+    SpaceCase("offsets-wholly-in-margin", (4, 2, 3), (1, 1, 4), (0, 0, 5), (0, 0, 4)),
+    SpaceCase("6d", (24, 2, 1, 3, 2, 2), (1, 1, 2, 3, 1, 2), (0, 0, 1, 2, 0, 1), (0, 1, 0, 1, 1, 0)),
+    SpaceCase("crops-empty-an-axis", (4, 2, 3), (1, 2, 2), (0, 3, 0), (0, 1, 0)),
+    SpaceCase("no-batch", (0, 2, 3), (1, 2, 2), (0, 0, 0), (0, 0, 0)),
+    SpaceCase("no-extent", (4, 0, 3), (1, 2, 2), (0, 0, 0), (0, 0, 0)),
+)
+
+
+def random_space_case(seed: int) -> SpaceCase:
+    """A batch array of rank 2 to 6; crops may leave nothing."""
+    rng = random.Random(seed)
+    rank = rng.randint(2, 6)
+    block = (1, *(rng.choice((1, 1, 2, 3, 4)) for _ in range(rank - 1)))
+    extents = tuple(rng.randint(1, 4) for _ in range(rank - 1))
+    begin, end = [0], [0]
+    for extent, side in zip(extents, block[1:], strict=True):
+        begin.append(rng.choice((0, 0, 1, 2, extent * side)))
+        begin[-1] = min(begin[-1], extent * side)
+        end.append(min(rng.choice((0, 0, 1, 3)), extent * side - begin[-1]))
+    shape = (rng.randint(1, 2) * prod(block), *extents)
+    return SpaceCase(f"random-{seed}", shape, block, tuple(begin), tuple(end))
+
+
+def with_extents(case: Case, batch: int | None, channels: int) -> Case:
+    """The same geometry with another N and C."""
+    return replace(case, batch=batch, channels=channels)
+
+
+def values(shape, dtype, seed: int = 0):
+    """Random elements over the dtype's whole range: signed zeros, denormals and wrap-around included."""
+    rng = np.random.default_rng(seed)
+    dtype = np.dtype(dtype)
+    if dtype.kind == "b":
+        return rng.integers(0, 2, shape).astype(bool)
+    if dtype.kind in "iu":
+        info = np.iinfo(dtype)
+        return rng.integers(info.min, info.max, shape, dtype, endpoint=True)
+    if dtype.kind == "c":
+        part = np.dtype(f"f{dtype.itemsize // 2}")
+        return (values(shape, part, seed) + 1j * values(shape, part, seed + 1)).astype(dtype)
+    tiny = float(np.finfo(np.float32 if dtype.name == "bfloat16" else dtype).smallest_subnormal)
+    numbers = rng.standard_normal(shape) * 2.0 ** rng.integers(-8, 8, shape)
+    kind = rng.integers(0, 12, shape)
+    numbers = np.where(kind == 0, -0.0, np.where(kind == 1, tiny * rng.integers(-5, 6, shape), numbers))
+    return numbers.astype(dtype)
+
+
+def assert_same_bits(got, want, message=""):
+    """Same shape, dtype and bits, -0.0 and denormals included; NaNs of the same kind count as equal."""
+    assert got.shape == want.shape, f"{message}: shape {got.shape}, expected {want.shape}"
+    assert got.dtype == want.dtype, f"{message}: dtype {got.dtype}, expected {want.dtype}"
+    if np.ascontiguousarray(got).tobytes() != np.ascontiguousarray(want).tobytes():
+        np.testing.assert_array_equal(np.asarray(got), np.asarray(want), err_msg=str(message))
+        raise AssertionError(f"{message}: equal values with different bits, such as -0.0 and 0.0")

@@ -1,0 +1,78 @@
+"""Tests that cannot run here are deselected with a line that says so; a skip in the report would mean something else."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections import Counter
+
+import numpy as np
+import pytest
+
+REASONS = Counter()
+
+
+def no_gpu() -> str | None:
+    """Why tests of marker `gpu` cannot run, or None."""
+    if importlib.util.find_spec("cupy") is None:
+        return "CuPy is not installed"
+    import cupy
+
+    try:
+        count = cupy.cuda.runtime.getDeviceCount()
+    except cupy.cuda.runtime.CUDARuntimeError as error:
+        return f"no CUDA device: {error}"
+    return None if count else "no CUDA device"
+
+
+def no_compiler() -> str | None:
+    """Why tests of marker `hostcuda` cannot run, or None."""
+    import hostcuda
+
+    return hostcuda.unavailable()
+
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "gpu: needs a CUDA device and CuPy")
+    config.addinivalue_line("markers", "hostcuda: runs the kernels on the CPU, which needs g++")
+    config.addinivalue_line("markers", "peer(name): compares with another library, by its module's name")
+    config.addinivalue_line("markers", "many: a longer run of random problems, with --many")
+
+
+def pytest_addoption(parser):
+    parser.addoption("--many", action="store_true", help="run the longer series of random problems too")
+
+
+def pytest_collection_modifyitems(config, items):
+    checks = {"gpu": no_gpu, "hostcuda": no_compiler}
+    answers = {}
+    kept, dropped = [], []
+    for item in items:
+        reasons = []
+        for marker in item.iter_markers():
+            if marker.name in checks:
+                if marker.name not in answers:
+                    answers[marker.name] = checks[marker.name]()
+                reasons.append(answers[marker.name])
+            elif marker.name == "peer" and importlib.util.find_spec(marker.args[0]) is None:
+                reasons.append(f"{marker.args[0]} is not installed (make test PEERS=1 installs it)")
+            elif marker.name == "many" and not config.getoption("--many"):
+                reasons.append("a longer run of random problems, with --many")
+        reason = next(filter(None, reasons), None)
+        if reason is None:
+            kept.append(item)
+        else:
+            dropped.append(item)
+            REASONS[reason] += 1
+    if dropped:
+        config.hook.pytest_deselected(items=dropped)
+        items[:] = kept
+
+
+def pytest_terminal_summary(terminalreporter):
+    for reason, count in REASONS.items():
+        terminalreporter.write_line(f"{count} tests deselected: {reason}")
+
+
+@pytest.fixture(autouse=True)
+def _numpy_in_doctests(doctest_namespace):
+    doctest_namespace["np"] = np

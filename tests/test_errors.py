@@ -1,0 +1,257 @@
+"""Bad calls: each raises ValueError or TypeError with the argument, what was given and what was expected.
+
+And each leaves everything as it was: nothing is allocated to speak of, `out` keeps its contents.
+"""
+
+from __future__ import annotations
+
+import tracemalloc
+from math import nan
+
+import gpufold
+import numpy as np
+import pytest
+
+HUGE = 2**62
+
+
+def columns(**changes):
+    """A col2im call that works, with arguments changed."""
+    call = {"data": np.ones((2, 12, 20), np.float32), "output_size": (5, 6), "kernel_size": (2, 2)} | changes
+    return gpufold.col2im, call
+
+
+def image(**changes):
+    """An im2col call that works, with arguments changed."""
+    return gpufold.im2col, {"image": np.ones((2, 3, 5, 6), np.float32), "kernel_size": (2, 2)} | changes
+
+
+def batch(**changes):
+    """A batch_to_space call that works, with arguments changed."""
+    call = {"data": np.ones((12, 4, 5)), "block_shape": (1, 2, 3), "crops_begin": (0, 1, 0), "crops_end": (0, 0, 2)}
+    return gpufold.batch_to_space, call | changes
+
+
+def space(**changes):
+    """A space_to_batch call that works, with arguments changed."""
+    call = {"data": np.ones((2, 7, 13)), "block_shape": (1, 2, 3), "pads_begin": (0, 1, 0), "pads_end": (0, 0, 2)}
+    return gpufold.space_to_batch, call | changes
+
+
+def read_only(shape, dtype):
+    array = np.zeros(shape, dtype)
+    array.flags.writeable = False
+    return array
+
+
+SHARED = np.ones((2, 2160), np.float32)
+"""For arguments that overlap: an im2col result's worth, of which its image is a part."""
+
+INTEGERS = ("strides", "dilations", "pads_begin", "pads_end")
+
+BAD_CALLS = [
+    # --- strides, dilations, pads of both sliding operations: type, length, range
+    *(
+        (make(**{name: bad}), TypeError, [name, "integer", repr(bad)])
+        for make in (columns, image)
+        for name in INTEGERS
+        for bad in (1.5, "2", (1, 2.0), None, nan)
+    ),
+    *(
+        (make(**{name: (1, 1, 1)}), ValueError, [name, "2 values", "got 3", "(1, 1, 1)"])
+        for make in (columns, image)
+        for name in INTEGERS
+    ),
+    *((make(**{name: ()}), ValueError, [name, "2 values", "got 0"]) for make in (columns, image) for name in INTEGERS),
+    *(
+        (make(strides=bad), ValueError, ["strides", "at least 1", f"got {value} on axis {axis}"])
+        for make in (columns, image)
+        for bad, value, axis in ((0, 0, 0), ((1, 0), 0, 1), ((1, -2), -2, 1), (-HUGE, -HUGE, 0))
+    ),
+    *(
+        (make(**{name: (0, -1)}), ValueError, [name, "at least 0", "got -1 on axis 1"])
+        for make in (columns, image)
+        for name in ("dilations", "pads_begin", "pads_end")
+    ),
+    # --- more types that are no integers
+    (columns(strides=np.array([1.0, 1.0])), TypeError, ["strides", "integer", "1.0"]),
+    (columns(strides={"h": 1, "w": 1}), TypeError, ["strides", "integer", "'h'"]),
+    (columns(strides={1, 2}), TypeError, ["strides", "integer"]),
+    (columns(pads_begin=b"\0\0"), TypeError, ["pads_begin", "integer", "b'"]),
+    (columns(pads_end=[[0, 0]]), TypeError, ["pads_end", "integer", "[[0, 0]]"]),
+    (columns(dilations=np.ones((2, 2), int)), TypeError, ["dilations", "integer"]),
+    (columns(kernel_size="22"), TypeError, ["kernel_size", "integer", "'22'"]),
+    (columns(kernel_size=(2, None)), TypeError, ["kernel_size", "integer", "None"]),
+    (columns(output_size=(5.0, 6.0)), TypeError, ["output_size", "integer", "5.0"]),
+    (columns(output_size=30), TypeError, ["output_size", "sequence", "30"]),
+    (columns(output_size=np.int64(5)), TypeError, ["output_size", "sequence", "5"]),
+    (image(kernel_size=2), TypeError, ["kernel_size", "sequence", "2"]),
+    (image(kernel_size=2.0), TypeError, ["kernel_size", "integer", "2.0"]),
+    # --- col2im: sizes that do not fit together
+    (columns(output_size=()), ValueError, ["output_size", "at least one", "()"]),
+    (columns(output_size=(5, 0)), ValueError, ["output_size", "at least 1", "got 0 on axis 1"]),
+    (columns(output_size=(-5, 6)), ValueError, ["output_size", "at least 1", "got -5 on axis 0"]),
+    (columns(kernel_size=(2, 0)), ValueError, ["kernel_size", "at least 1", "got 0 on axis 1"]),
+    (columns(kernel_size=(2, 2, 2)), ValueError, ["kernel_size", "2 values", "output_size", "got 3"]),
+    (columns(kernel_size=(2,)), ValueError, ["kernel_size", "2 values", "got 1"]),
+    (columns(data=np.ones((2, 12, 19))), ValueError, ["data axis 2", "got 19", "4 * 5 = 20 blocks"]),
+    (columns(data=np.ones((2, 12, 21))), ValueError, ["data axis 2", "got 21", "4 * 5 = 20 blocks"]),
+    (columns(data=np.ones((2, 12, 0))), ValueError, ["data axis 2", "got 0", "20 blocks"]),
+    (columns(data=np.ones((12, 19))), ValueError, ["data axis 1", "got 19", "20 blocks"]),
+    (columns(data=np.ones((2, 13, 20))), ValueError, ["data axis 1", "multiple of 4", "got 13"]),
+    (columns(data=np.ones((13, 20))), ValueError, ["data axis 0", "multiple of 4", "got 13"]),
+    (columns(data=np.ones(20)), ValueError, ["data", "rank 3 or 2", "got rank 1"]),
+    (columns(data=np.ones((1, 2, 12, 20))), ValueError, ["data", "rank 3 or 2", "got rank 4"]),
+    (columns(data=np.float64(3)), TypeError, ["data", "numpy.float64", "numpy.asarray"]),
+    (columns(data=np.ones(())), ValueError, ["data", "got rank 0"]),
+    # an axis with fewer than one block: (-2)*(-2) = 4 blocks once passed for right
+    (
+        columns(data=np.ones((1, 16, 4)), output_size=(1, 1), kernel_size=(4, 4)),
+        ValueError,
+        ["axis 0", "1 pixels", "4"],
+    ),
+    (columns(kernel_size=(2, 9)), ValueError, ["padded image is smaller", "axis 1", "6 pixels", "= 9"]),
+    (columns(dilations=(1, 6)), ValueError, ["padded image is smaller", "axis 1", "6 pixels", "= 7"]),
+    (image(kernel_size=(6, 1)), ValueError, ["padded image is smaller", "axis 0", "5 pixels", "= 6"]),
+    (image(dilations=HUGE), ValueError, ["padded image is smaller", "axis 0", "5 pixels", str(HUGE + 1)]),
+    # sizes that wrap in 64 bits
+    (columns(output_size=(HUGE, HUGE)), ValueError, ["data axis 2", "got 20", "blocks"]),
+    (columns(kernel_size=(HUGE, HUGE), pads_end=HUGE), ValueError, ["data axis 1", "multiple of", str(HUGE * HUGE)]),
+    (columns(pads_begin=HUGE, pads_end=HUGE), ValueError, ["data axis 2", "got 20", str(HUGE)]),
+    (columns(kernel_size=(2, HUGE)), ValueError, ["padded image is smaller", "axis 1", str(HUGE)]),
+    (
+        columns(data=np.ones((1, 1)), output_size=(HUGE, HUGE), kernel_size=(1, 1), strides=HUGE),
+        ValueError,
+        ["result", str(HUGE), str(HUGE * HUGE * 8), "bytes"],
+    ),
+    (image(pads_end=HUGE), ValueError, ["result", "bytes", "12"]),
+    # --- im2col: ranks and sizes
+    (image(kernel_size=()), ValueError, ["kernel_size", "at least one", "()"]),
+    (image(kernel_size=(2, 0)), ValueError, ["kernel_size", "at least 1", "got 0 on axis 1"]),
+    (image(kernel_size=(2, 2, 2, 2)), ValueError, ["image", "4 spatial axes", "got rank 4"]),
+    (image(kernel_size=(2,)), ValueError, ["image", "1 spatial axes", "got rank 4"]),
+    (image(image=np.ones((5, 6))), ValueError, ["image", "rank 4 or 3", "got rank 2"]),
+    (image(image=np.ones((2, 3, 0, 6))), ValueError, ["the image's size", "at least 1", "got 0 on axis 0"]),
+    # --- batch_to_space
+    (batch(block_shape=2), TypeError, ["block_shape", "sequence", "2"]),
+    (batch(block_shape=(1, 2.0, 3)), TypeError, ["block_shape", "integer", "2.0"]),
+    (batch(block_shape=(1, 2)), ValueError, ["block_shape", "3 values", "got 2"]),
+    (batch(block_shape=(1, 2, 3, 1)), ValueError, ["block_shape", "3 values", "got 4"]),
+    (batch(block_shape=(2, 2, 3)), ValueError, ["block_shape", "1 on axis 0", "got 2"]),
+    (batch(block_shape=(1, 0, 3)), ValueError, ["block_shape", "at least 1", "got 0 on axis 1"]),
+    (batch(block_shape=(1, 2, -3)), ValueError, ["block_shape", "at least 1", "got -3 on axis 2"]),
+    (batch(block_shape=(1, 5, 3)), ValueError, ["data axis 0", "multiple of", "15", "got 12"]),
+    (batch(block_shape=(1, HUGE, 4)), ValueError, ["data axis 0", "multiple of", str(HUGE * 4), "got 12"]),
+    (batch(crops_begin=(1, 0, 0)), ValueError, ["crops_begin", "0 on axis 0", "got 1"]),
+    (batch(crops_end=(3, 0, 0)), ValueError, ["crops_end", "0 on axis 0", "got 3"]),
+    (batch(crops_begin=(0, -1, 0)), ValueError, ["crops_begin", "at least 0", "got -1 on axis 1"]),
+    (batch(crops_begin=(0, 1)), ValueError, ["crops_begin", "3 values", "got 2"]),
+    (batch(crops_begin=(0, 0.5, 0)), TypeError, ["crops_begin", "integer", "0.5"]),
+    (batch(crops_end="000"), TypeError, ["crops_end", "integer", "'000'"]),
+    (
+        batch(crops_begin=(0, 8, 0), crops_end=(0, 1, 0)),
+        ValueError,
+        ["crops_begin + crops_end", "8 + 1 = 9 on axis 1", "4 * 2 = 8"],
+    ),
+    (batch(crops_begin=(0, 0, 16)), ValueError, ["crops_begin + crops_end", "18 on axis 2", "5 * 3 = 15"]),
+    (batch(crops_begin=(0, HUGE, 0), crops_end=(0, HUGE, 0)), ValueError, ["crops", str(2 * HUGE), "axis 1"]),
+    (batch(data=np.ones(12)), ValueError, ["data", "rank 2 or more", "got rank 1"]),
+    # --- space_to_batch
+    (space(block_shape=3), TypeError, ["block_shape", "sequence", "3"]),
+    (space(block_shape=(1, 3)), ValueError, ["block_shape", "3 values", "got 2"]),
+    (space(block_shape=(3, 1, 1)), ValueError, ["block_shape", "1 on axis 0", "got 3"]),
+    (
+        space(pads_begin=(0, 0, 0)),
+        ValueError,
+        ["data + pads_begin + pads_end", "multiple of block_shape", "7 + 0 + 0 = 7 on axis 1", "2"],
+    ),
+    (space(pads_end=(0, 0, 3)), ValueError, ["multiple of block_shape", "13 + 0 + 3 = 16 on axis 2", "3"]),
+    (space(pads_begin=(1, 1, 0)), ValueError, ["pads_begin", "0 on axis 0", "got 1"]),
+    (space(pads_end=(0, 0, -1)), ValueError, ["pads_end", "at least 0", "got -1 on axis 2"]),
+    (space(pads_begin=(0, 1, HUGE * 3), pads_end=(0, 0, 2)), ValueError, ["result", "bytes"]),
+    (space(data=np.ones(())), ValueError, ["data", "rank 2 or more", "got rank 0"]),
+    # --- arrays of a foreign kind
+    *(
+        (make(**{name: bad}), TypeError, [name, "numpy.ndarray or cupy.ndarray", kind, "numpy.asarray"])
+        for make, name in ((columns, "data"), (image, "image"), (batch, "data"), (space, "data"))
+        for bad, kind in (([[1.0]], "builtins.list"), (None, "NoneType"), (3, "builtins.int"))
+    ),
+    (columns(data=np.ma.masked_less(np.ones((2, 12, 20)), 0)), TypeError, ["data", "masked", "filled"]),
+    # --- dtypes
+    *(
+        (make(**{name: np.zeros(shape, dtype)}), TypeError, [name, str(np.dtype(dtype)), "float32"])
+        for make, name, shape in (
+            (columns, "data", (2, 12, 20)),
+            (image, "image", (2, 3, 5, 6)),
+            (batch, "data", (12, 4, 5)),
+            (space, "data", (2, 7, 13)),
+        )
+        for dtype in ("M8[s]", "m8[ns]", object, np.dtype([("a", "f4")]), "V4", np.longdouble)
+    ),
+    (columns(data=np.full((2, 12, 20), "a")), TypeError, ["data", "strings", "<U1", "overlap"]),
+    # --- out
+    (columns(out=[0.0]), TypeError, ["out", "numpy.ndarray", "builtins.list"]),
+    (columns(out=np.zeros((2, 3, 6, 5), np.float32)), ValueError, ["out", "(2, 3, 5, 6)", "(2, 3, 6, 5)"]),
+    (columns(out=np.zeros((2, 3, 5, 6), np.float64)), TypeError, ["out", "float32", "float64"]),
+    (columns(out=np.zeros((2, 3, 5, 6), ">f4")), TypeError, ["out", "float32", ">f4"]),
+    (columns(out=read_only((2, 3, 5, 6), np.float32)), ValueError, ["out", "writeable", "read-only"]),
+    (image(out=np.zeros((2, 12), np.float32)), ValueError, ["out", "(2, 12, 20)", "(2, 12)"]),
+    (batch(out=np.zeros((2, 7, 13), np.int64)), TypeError, ["out", "float64", "int64"]),
+    (space(out=np.zeros((12, 5, 4))), ValueError, ["out", "(12, 4, 5)", "(12, 5, 4)"]),
+    (
+        columns(data=SHARED[:, :240].reshape(2, 12, 20), out=SHARED[:, 100:190].reshape(2, 3, 5, 6)),
+        ValueError,
+        ["out", "share no memory", "(2, 3, 5, 6)", "(2, 12, 20)"],
+    ),
+    # --- variant
+    (columns(variant="fast"), ValueError, ["variant", "auto", "gather", "'fast'"]),
+    (columns(variant="gather"), gpufold.Unsupported, ["variant", "'gather'", "GPU", "numpy.ndarray"]),
+]
+
+
+def describe(call):
+    (function, arguments), error, facts = call
+    return f"{function.__name__}-{error.__name__}-{facts[0]}"
+
+
+def test_there_are_over_a_hundred():
+    assert len(BAD_CALLS) > 100
+
+
+@pytest.mark.parametrize("call", BAD_CALLS, ids=describe)
+def test_a_bad_call_says_what_where_and_what_was_expected(call):
+    (function, arguments), error, facts = call
+    given = {name: value.copy() if isinstance(value, np.ndarray) else value for name, value in arguments.items()}
+    tracemalloc.start()
+    try:
+        with pytest.raises(error) as caught:
+            function(**arguments)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    message = str(caught.value)
+    assert message.startswith(f"{function.__name__}: ")
+    for fact in facts:
+        assert fact in message, f"{fact!r} is not in: {message}"
+    assert len(message) < 600
+    assert peak < 100_000, "a call that fails must not allocate first"
+    for name, value in arguments.items():
+        if isinstance(value, np.ndarray):
+            assert value.tobytes() == given[name].tobytes(), f"{name} was changed"
+
+
+def test_the_calls_work_unchanged():
+    for make in (columns, image, batch, space):
+        function, arguments = make()
+        function(**arguments)
+
+
+@pytest.mark.parametrize("bad", [0, -1, 2.5, "2"])
+def test_num_threads_are_checked(bad):
+    with pytest.raises((TypeError, ValueError), match=r"set_num_threads: count .*got"):
+        gpufold.set_num_threads(bad)
+
+
+def test_an_unknown_operation_has_no_variants():
+    with pytest.raises(ValueError, match=r"variants: operation must be one of col2im, .*'fold'"):
+        gpufold.variants("fold")

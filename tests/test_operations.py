@@ -1,0 +1,343 @@
+"""The laws of the four operations on NumPy arrays."""
+
+from __future__ import annotations
+
+from math import prod
+
+import definition
+import gpufold
+import numpy as np
+import pytest
+from cases import (
+    CASES,
+    DTYPES,
+    EMPTY_CASES,
+    SPACE_CASES,
+    Case,
+    assert_same_bits,
+    random_case,
+    random_space_case,
+    values,
+    with_extents,
+)
+from gpufold import cpu
+
+SMALL_CASES = [case for case in CASES if prod(case.kernel_size) * prod(case.num_blocks) <= 20_000]
+
+
+@pytest.fixture(params=["chosen", "flat", "tiled", "flat-tiled"])
+def way(request, monkeypatch):
+    """Small problems would all go one way; these thresholds send them every way that large ones go."""
+    if "flat" in request.param:
+        monkeypatch.setattr(cpu, "FLAT_ELEMENTS", 1)
+        monkeypatch.setattr(cpu, "FLAT_RUN", 1)
+    if "tiled" in request.param:
+        monkeypatch.setattr(cpu, "THREADED_ELEMENTS", 1)
+        monkeypatch.setattr(cpu, "TILE_ELEMENTS", 12)
+
+
+def fold(case, columns, **options):
+    return gpufold.col2im(columns, case.output_size, case.kernel_size, **case.arguments, **options)
+
+
+def unfold(case, image, **options):
+    return gpufold.im2col(image, case.kernel_size, **case.arguments, **options)
+
+
+def garbage(shape, dtype):
+    """An array of a pattern that no sum of ours leaves behind."""
+    return np.frombuffer(b"\xa5" * (prod(shape) * dtype.itemsize), np.uint8).view(dtype).reshape(shape).copy()
+
+
+# ---------------------------------------------------------------------------------------------
+# Equal to the definition
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_col2im_is_its_definition(case, way):
+    columns = values(case.columns_shape, np.float32)
+    want = case.col2im(columns)
+    assert_same_bits(fold(case, columns), want, case)
+    assert_same_bits(fold(case, columns, out=garbage(want.shape, want.dtype)), want, case)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_im2col_is_its_definition(case, way):
+    image = values(case.image_shape, np.float32)
+    want = case.im2col(image)
+    assert_same_bits(unfold(case, image), want, case)
+    assert_same_bits(unfold(case, image, out=garbage(want.shape, want.dtype)), want, case)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("case", SMALL_CASES, ids=str)
+def test_every_dtype_is_its_definition(case, dtype):
+    columns, image = values(case.columns_shape, dtype), values(case.image_shape, dtype, 1)
+    assert_same_bits(fold(case, columns), case.col2im(columns), case)
+    assert_same_bits(unfold(case, image), case.im2col(image), case)
+
+
+def check_random(seed):
+    case, dtype = random_case(seed), DTYPES[seed % len(DTYPES)]
+    columns, image = values(case.columns_shape, dtype, seed), values(case.image_shape, dtype, seed + 1)
+    where = f"{case} {dtype}"
+    assert_same_bits(fold(case, columns), case.col2im(columns), where)
+    assert_same_bits(unfold(case, image), case.im2col(image), where)
+
+
+@pytest.mark.parametrize("first", range(0, 1000, 100))
+def test_random_problems_are_their_definition(first, way):
+    for seed in range(first, first + 100):
+        check_random(seed)
+
+
+@pytest.mark.many
+@pytest.mark.parametrize("first", range(10_000, 40_000, 1000))
+def test_many_random_problems_are_their_definition(first, way):
+    for seed in range(first, first + 1000):
+        check_random(seed)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("case", SPACE_CASES, ids=str)
+def test_batch_and_space_are_their_definition(case, dtype):
+    check_space(case, dtype, 0)
+
+
+def check_space(case, dtype, seed):
+    data, space = values(case.batch_shape, dtype, seed), values(case.space_shape, dtype, seed + 1)
+    arguments = case.block_shape, case.crops_begin, case.crops_end
+    assert_same_bits(gpufold.batch_to_space(data, *arguments), definition.batch_to_space(data, *arguments), case)
+    assert_same_bits(gpufold.space_to_batch(space, *arguments), definition.space_to_batch(space, *arguments), case)
+
+
+@pytest.mark.parametrize("first", range(0, 500, 100))
+def test_random_batch_and_space_are_their_definition(first, way):
+    for seed in range(first, first + 100):
+        check_space(random_space_case(seed), DTYPES[seed % len(DTYPES)], seed)
+
+
+LARGE_CASES = (
+    Case("large-3x3", (56, 56), (3, 3), 1, 1, 1, 1, batch=4, channels=16),
+    Case("large-stride-two", (113, 112), (3, 3), 2, 1, 1, 1, batch=2, channels=8),
+    Case("large-single-plane", (300, 301), (4, 3), batch=1, channels=1),
+    Case("large-audio", (60_000,), (400,), 160, batch=2, channels=1),
+    Case("large-volume", (20, 30, 40), (3, 2, 3), 1, 1, (1, 0, 1), (1, 1, 0), batch=2, channels=3),
+)
+
+
+@pytest.mark.parametrize("dtype", [np.dtype(np.float32), np.dtype(np.float16), np.dtype(np.uint8)], ids=str)
+@pytest.mark.parametrize("case", LARGE_CASES, ids=str)
+def test_large_problems_have_the_bits_of_small_ones(case, dtype):
+    """Planes do not depend on one another: each is compared with the same plane computed alone, by cells."""
+    columns = values(case.columns_shape, dtype)
+    got = fold(case, columns)
+    one = with_extents(case, None, 1)
+    rows = prod(case.kernel_size)
+    for batch, channel in ((0, 0), (case.batch - 1, case.channels - 1)):
+        plane = np.zeros(one.image_shape, got.dtype)
+        axes = gpufold.geometry.columns_geometry(
+            one.columns_shape, one.output_size, one.kernel_size, *one.arguments.values()
+        ).axes
+        part = columns[batch, channel * rows : (channel + 1) * rows].reshape(1, 1, *one.kernel_size, *one.num_blocks)
+        wide = np.zeros(plane[None].shape, cpu.accumulator_dtype(plane.dtype))
+        cpu._fold_cells(part, wide, axes, move=False)
+        assert_same_bits(got[batch, channel], wide[0, 0].astype(dtype), case)
+
+
+# ---------------------------------------------------------------------------------------------
+# Laws
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_col2im_and_im2col_are_adjoint(case):
+    """<col2im(x), y> = <x, im2col(y)>, exactly, in integers."""
+    rng = np.random.default_rng(0)
+    columns, image = rng.integers(-99, 100, case.columns_shape), rng.integers(-99, 100, case.image_shape)
+    assert (fold(case, columns) * image).sum() == (columns * unfold(case, image)).sum()
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_folding_ones_counts_the_overlaps(case):
+    """col2im(im2col(1)) is the number of taps that land on each pixel, counted one by one."""
+    counts = np.zeros(case.output_size, np.int64)
+    for _, _, pixel in definition.landings(case.output_size, case.kernel_size, **case.arguments):
+        counts[pixel] += 1
+    got = fold(case, unfold(case, np.ones(case.image_shape, np.int64)))
+    np.testing.assert_array_equal(got, np.broadcast_to(counts, case.image_shape))
+    image = np.random.default_rng(1).integers(-9, 10, case.image_shape)
+    np.testing.assert_array_equal(fold(case, unfold(case, image)), counts * image)
+
+
+@pytest.mark.parametrize("kernel", [(2, 3), (4, 1), (1, 1)])
+def test_tiling_blocks_round_trip(kernel):
+    image = values((2, 3, 4, 6), np.complex64)
+    columns = gpufold.im2col(image, kernel, strides=kernel)
+    np.testing.assert_array_equal(gpufold.col2im(columns, (4, 6), kernel, strides=kernel), image)
+
+
+@pytest.mark.parametrize("case", [case for case in SPACE_CASES if prod(case.space_shape)], ids=str)
+def test_space_round_trips(case):
+    space = values(case.space_shape, np.float32)
+    arguments = case.block_shape, case.crops_begin, case.crops_end
+    assert_same_bits(gpufold.batch_to_space(gpufold.space_to_batch(space, *arguments), *arguments), space)
+
+
+def test_sums_start_from_positive_zero_and_moves_keep_bits():
+    """The one place where adding and moving differ: -0.0."""
+    minus = np.full((1, 4, 1), -0.0, np.float32)
+    assert not np.signbit(gpufold.col2im(minus, (2, 2), (2, 2))).any()
+    assert np.signbit(gpufold.im2col(minus.reshape(1, 1, 2, 2), (2, 2))).all()
+    assert np.signbit(gpufold.batch_to_space(minus.reshape(4, 1), (1, 2))).all()
+    nan = np.array([[0x7F800001, 0xFFC12345]], np.uint32).view(np.float32)
+    assert gpufold.space_to_batch(nan, (1, 2)).tobytes() == nan.tobytes()
+
+
+def test_half_precision_is_summed_in_float32_and_rounded_once():
+    """4096 ones give 4096, where a sum in float16 stops at 2048 and in bfloat16 at 256."""
+    for dtype in (DTYPES[9], DTYPES[10]):
+        ones = np.ones((1, 4096, 1), dtype)
+        assert gpufold.col2im(ones, (1,), (4096,), dilations=0).astype(float) == 4096
+
+
+def test_integers_wrap_and_bool_is_or():
+    assert gpufold.col2im(np.full((1, 300, 1), 255, np.uint8), (1,), (300,), dilations=0) == (300 * 255) % 256
+    assert gpufold.col2im(np.full((1, 2, 1), 2**31 - 1, np.int32), (1,), (2,), dilations=0) == -2
+    assert gpufold.col2im(np.ones((1, 3, 1), bool), (1,), (3,), dilations=0).item() is True
+
+
+def test_sums_beyond_the_range_are_silent(recwarn):
+    """As on a GPU: infinities and NaNs come out, warnings do not, nor do flat runs warn of what they discard."""
+    case = Case("large", (64, 64), (3, 3), batch=1, channels=4)
+    columns = np.full(case.columns_shape, 3e38, np.float32)
+    columns[..., ::2] = -np.inf
+    columns[..., 1::2] = np.inf
+    with np.errstate(all="raise"):
+        assert np.isnan(fold(case, columns)).any()
+        fold(case, np.full(case.columns_shape, 60000, np.float16))
+    assert not recwarn.list
+
+
+# ---------------------------------------------------------------------------------------------
+# Arrays of every kind
+
+
+LAYOUTS = {
+    "fortran": np.asfortranarray,
+    "reversed": lambda a: a[..., ::-1].copy()[..., ::-1],
+    "every-other": lambda a: np.repeat(a, 2, -1)[..., ::2],
+    "transposed": lambda a: np.ascontiguousarray(a.swapaxes(-1, -2)).swapaxes(-1, -2),
+    "big-endian": lambda a: a.astype(a.dtype.newbyteorder(">")),
+    "read-only": lambda a: np.frombuffer(a.tobytes(), a.dtype).reshape(a.shape),
+    "misaligned": lambda a: np.frombuffer(b"x" + a.tobytes(), np.uint8)[1:].view(a.dtype).reshape(a.shape),
+    "matrix-subclass": lambda a: a.view(type("Sub", (np.ndarray,), {})),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("case", [*CASES[:4], *LARGE_CASES[:2]], ids=str)
+def test_any_layout_gives_the_same_bits(case, layout):
+    columns, image = values(case.columns_shape, np.float32), values(case.image_shape, np.float32, 1)
+    for operation, array in ((fold, columns), (unfold, image)):
+        other = LAYOUTS[layout](array)
+        before = other.tobytes()
+        got = operation(case, other)
+        assert type(got) is np.ndarray
+        assert_same_bits(got, operation(case, array), layout)
+        assert other.tobytes() == before
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_any_layout_moves_the_same_bits(layout):
+    data = values((12, 5, 7), np.int32)
+    other = LAYOUTS[layout](data)
+    got = gpufold.batch_to_space(other, (1, 2, 3), (0, 1, 2), (0, 0, 1))
+    assert_same_bits(got, gpufold.batch_to_space(data, (1, 2, 3), (0, 1, 2), (0, 0, 1)), layout)
+    padded = (0, 1, 0), (0, 0, 2)
+    assert_same_bits(
+        gpufold.space_to_batch(other, (1, 2, 3), *padded), gpufold.space_to_batch(data, (1, 2, 3), *padded), layout
+    )
+
+
+def test_a_broadcast_input_is_read_as_it_is():
+    case = LARGE_CASES[0]
+    ones = np.broadcast_to(np.float32(1), case.columns_shape)
+    assert_same_bits(fold(case, ones), fold(case, ones.copy()))
+
+
+@pytest.mark.parametrize("case", [*CASES[:8], *LARGE_CASES[:3]], ids=str)
+def test_out_of_any_layout_is_filled_and_returned(case):
+    columns = values(case.columns_shape, np.float32)
+    want = fold(case, columns)
+    wide = garbage((*want.shape[:-1], 2 * want.shape[-1]), want.dtype)
+    out = wide[..., ::2]
+    assert fold(case, columns, out=out) is out
+    assert_same_bits(out, want, case)
+    assert (wide[..., 1::2].view(np.uint32) == 0xA5A5A5A5).all(), "wrote between the elements of out"
+
+    image = values(case.image_shape, np.float32, 1)
+    want = unfold(case, image)
+    out = np.asfortranarray(garbage(want.shape, want.dtype))
+    assert unfold(case, image, out=out) is out
+    assert_same_bits(out, want, case)
+
+
+def test_results_share_no_memory_with_the_input():
+    image = np.zeros((1, 1, 4, 4))
+    assert not np.shares_memory(gpufold.im2col(image, (1, 1)), image)
+    assert not np.shares_memory(gpufold.col2im(image.reshape(1, 1, 16), (4, 4), (1, 1)), image)
+    assert not np.shares_memory(gpufold.batch_to_space(image, (1, 1, 1, 1)), image)
+    assert not np.shares_memory(gpufold.space_to_batch(image, (1, 1, 1, 1)), image)
+
+
+def test_results_own_just_their_memory():
+    columns = np.ones((1, 64 * 9, 1024), np.float32)
+    assert gpufold.col2im(columns, (34, 34), (3, 3)).base is None
+
+
+@pytest.mark.parametrize("case", EMPTY_CASES, ids=str)
+def test_no_planes_give_an_empty_result(case):
+    assert fold(case, np.zeros(case.columns_shape, np.int8)).shape == case.image_shape
+    assert unfold(case, np.zeros(case.image_shape, np.int8)).shape == case.columns_shape
+
+
+@pytest.mark.parametrize("kind", ["U3", "S5", "T"])
+def test_strings_move_where_no_blocks_overlap(kind):
+    dtype = np.dtypes.StringDType() if kind == "T" else np.dtype(kind)
+    columns = np.array([["a", "b"], ["c", "d"], ["e", "f"], ["g", "h"]]).astype(dtype)
+    got = gpufold.col2im(columns, (2, 5), (2, 2), strides=(1, 2))
+    assert got.astype("U1").tolist() == [[["a", "c", "b", "d", ""], ["e", "g", "f", "h", ""]]]
+    back = gpufold.im2col(got, (2, 2), strides=(1, 2))
+    assert (back == columns).all()
+    padded = gpufold.im2col(got, (2, 2), strides=(1, 2), pads_end=(0, 1))
+    assert padded[1].astype("U1").tolist() == ["c", "d", ""]
+    assert gpufold.batch_to_space(columns.reshape(4, 2), (1, 2)).astype("U1").tolist() == [list("aebf"), list("cgdh")]
+
+
+def test_sizes_may_be_anything_that_counts():
+    columns = np.ones((4, 9))
+    want = gpufold.col2im(columns, (4, 4), (2, 2))
+    for size in ([4, 4], np.array([4, 4]), np.array([4, 4], np.uint8), (np.int64(4), True + 3), range(4, 5)):
+        size = tuple(size) * 2 if len(size) == 1 else size
+        assert_same_bits(gpufold.col2im(columns, size, [2, np.int8(2)], strides=np.array(1)), want)
+
+
+# ---------------------------------------------------------------------------------------------
+# Peers' own examples of trouble
+
+
+def test_the_callers_array_keeps_its_shape():
+    """An unbatched call once left the caller's tensor reshaped (PyTorch #64907)."""
+    columns = np.ones((4, 9))
+    gpufold.col2im(columns, (4, 4), (2, 2))
+    assert columns.shape == (4, 9)
+
+
+def test_huge_pads_and_strides_are_exact():
+    """Sizes past 2**31 once overflowed into reads out of bounds (PyTorch #188959, #189667)."""
+    huge = 2**62
+    got = gpufold.col2im(np.ones((1, 1)), (3, 3), (1, 1), strides=huge, pads_begin=0, pads_end=huge - 4)
+    np.testing.assert_array_equal(got, [[[1, 0, 0], [0, 0, 0], [0, 0, 0]]])
+    got = gpufold.col2im(np.ones((1, 4)), (3, 3), (1, 1), strides=huge, pads_begin=huge - 1, pads_end=huge - 3)
+    assert got.sum() == 1
+    assert got[0, 1, 1] == 1
