@@ -1,0 +1,189 @@
+"""Runs plans on a GPU, on the current stream: the only module that imports CuPy."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from pathlib import Path
+from typing import Any
+
+import cupy
+import numpy as np
+
+from gpufold.geometry import SlidingGeometry, SpaceGeometry
+from gpufold.plan import Device, Operand, Plan, Unsupported, choose
+
+_HERE = Path(__file__).resolve().parent
+
+KERNELS = next(path for path in (_HERE / "kernels", _HERE.parent / "kernels") if path.is_dir())
+"""The .cu files: inside the package in a wheel, beside it in a checkout."""
+
+MAX_ALIGNMENT = 256
+"""CuPy's allocator aligns to this; more makes no difference to a kernel."""
+
+
+def execute(
+    operation: str,
+    geometry: SlidingGeometry | SpaceGeometry,
+    data: Any,
+    result: Any,
+    variant: str = "auto",
+    deterministic: bool = True,
+) -> None:
+    """Compute an operation on arrays of one device that have elements, on its current stream."""
+    device = data.device.id
+    kernel = _prepare(
+        operation,
+        geometry,
+        data.dtype,
+        data.shape,
+        data.strides,
+        _alignment(data.data.ptr),
+        result.shape,
+        result.strides,
+        _alignment(result.data.ptr),
+        device,
+        variant,
+        deterministic,
+    )
+    if cupy.cuda.runtime.getDevice() == device:
+        kernel(data, result)
+    else:
+        with cupy.cuda.Device(device):
+            kernel(data, result)
+
+
+def run(plan: Plan, data: Any, result: Any) -> None:
+    """Run a plan that was made for these arrays, on the current device and stream."""
+    Kernel.of(plan)(data, result)
+
+
+def warmup(
+    operation: str,
+    geometry: SlidingGeometry | SpaceGeometry,
+    dtype: str,
+    input: Operand,
+    output: Operand,
+    variant: str = "auto",
+    deterministic: bool = True,
+) -> Plan:
+    """Compile what a call would run, on the current device, so that the call itself only launches."""
+    plan = choose(operation, geometry, dtype, input, output, device(_current()), variant, deterministic)
+    _function(plan.source, plan.defines, plan.symbol).compile()
+    return plan
+
+
+@cache
+def device(number: int) -> Device:
+    """Ask the driver for the facts that plans depend on."""
+    properties = cupy.cuda.runtime.getDeviceProperties(number)
+    return Device(
+        properties["name"].decode(),
+        (properties["major"], properties["minor"]),
+        properties["multiProcessorCount"],
+        properties["maxThreadsPerMultiProcessor"],
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """A plan with its compiled function: all that is left is the launch."""
+
+    function: Any
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    parameters: np.ndarray[Any, Any]
+    """The struct, as the array of one element that CuPy passes by value."""
+    zero_output: bool
+
+    @classmethod
+    def of(cls, plan: Plan) -> Kernel:
+        """Compile a plan's kernel, or find it compiled."""
+        parameters = np.frombuffer(plan.parameters, np.dtype((np.void, len(plan.parameters))))
+        return cls(
+            _function(plan.source, plan.defines, plan.symbol), plan.grid, plan.block, parameters, plan.zero_output
+        )
+
+    def __call__(self, data: Any, result: Any) -> None:
+        if self.zero_output:
+            result.data.memset_async(0, result.nbytes)
+        self.function(self.grid, self.block, (data, result, self.parameters))
+
+
+@lru_cache(maxsize=4096)
+def _prepare(
+    operation: str,
+    geometry: SlidingGeometry | SpaceGeometry,
+    dtype: np.dtype[Any],
+    data_shape: tuple[int, ...],
+    data_strides: tuple[int, ...],
+    data_alignment: int,
+    result_shape: tuple[int, ...],
+    result_strides: tuple[int, ...],
+    result_alignment: int,
+    device_number: int,
+    variant: str,
+    deterministic: bool,
+) -> Kernel:
+    input = _operand(operation, "the input", dtype.itemsize, data_shape, data_strides, data_alignment)
+    output = _operand(operation, "out", dtype.itemsize, result_shape, result_strides, result_alignment)
+    plan = choose(operation, geometry, dtype.name, input, output, device(device_number), variant, deterministic)
+    with cupy.cuda.Device(device_number):
+        return Kernel.of(plan)
+
+
+def _operand(
+    operation: str, name: str, itemsize: int, shape: tuple[int, ...], strides: tuple[int, ...], alignment: int
+) -> Operand:
+    if any(stride % itemsize for stride in strides) or alignment < itemsize:
+        raise Unsupported(
+            f"{operation}: {name} has elements of {itemsize} bytes that do not lie on multiples of their size "
+            f"(strides {strides}, first byte on a multiple of {alignment}); pass a copy"
+        )
+    return Operand(shape, tuple(stride // itemsize for stride in strides), alignment)
+
+
+def _alignment(address: int) -> int:
+    """Give the largest power of two that divides an address, up to MAX_ALIGNMENT."""
+    address |= MAX_ALIGNMENT
+    return address & -address
+
+
+def _current() -> int:
+    return int(cupy.cuda.runtime.getDevice())
+
+
+@cache
+def _headers() -> str:
+    """Digest the headers: CuPy's cache on disk looks at the source and the options only."""
+    digest = hashlib.sha256()
+    for header in sorted(KERNELS.glob("*.cuh")):
+        digest.update(header.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def source_text(source: str) -> str:
+    """Give a kernel's source, in which errors name its file."""
+    return f'#line 1 "kernels/{source}"\n{(KERNELS / source).read_text()}'
+
+
+def options(defines: tuple[tuple[str, str], ...]) -> tuple[str, ...]:
+    """Give the compiler's options for a specialisation."""
+    return (
+        "-std=c++17",
+        f"-I{KERNELS}",
+        f"-DGPUFOLD_HEADERS={_headers()}",
+        *(f"-D{name}={value}" for name, value in defines),
+    )
+
+
+@cache
+def _module(source: str, defines: tuple[tuple[str, str], ...]) -> Any:
+    return cupy.RawModule(code=source_text(source), options=options(defines), backend="nvrtc")
+
+
+@cache
+def _function(source: str, defines: tuple[tuple[str, str], ...], symbol: str) -> Any:
+    """Give a kernel that CuPy compiles on first use of each device, once for all symbols of its module."""
+    return _module(source, defines).get_function(symbol)
