@@ -1,4 +1,4 @@
-"""Tests that cannot run here are deselected with a line that says so; a skip in the report would mean something else."""
+"""Tests that cannot run here are deselected with a line that says so; a skip would mean something else."""
 
 from __future__ import annotations
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 import tracemalloc
 from math import nan
 
-import gpufold
 import numpy as np
 import pytest
+
+import gpufold
 
 HUGE = 2**62
 
@@ -210,7 +211,7 @@ BAD_CALLS = [
 
 
 def describe(call):
-    (function, arguments), error, facts = call
+    (function, _), error, facts = call
     return f"{function.__name__}-{error.__name__}-{facts[0]}"
 
 

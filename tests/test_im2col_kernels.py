@@ -1,112 +1,197 @@
-"""The im2col kernels, run on the CPU: every variant takes every pixel from where the formula says, bit for bit."""
+"""The im2col kernels, run on the CPU: every variant takes every element from where the formula says, bit for bit."""
 
 from __future__ import annotations
 
-import random
-from math import prod
+import itertools
 
-import hostcuda
+import definition
 import numpy as np
-import numpy.typing as npt
 import pytest
+from cases import CASES, Case, random_case
+from moves import DEVICES, DTYPES, ONE_THREAD, check, random_bits
 
 from gpufold import plan as planning
-from gpufold.geometry import SlidingGeometry, image_geometry
-from gpufold.plan import Device, Operand, Plan, Unsupported, choose, variants
+from gpufold.geometry import image_geometry
+from gpufold.plan import H200, Operand, Unsupported, variants
 
-Array = npt.NDArray[np.generic]
+pytestmark = pytest.mark.hostcuda
 
-ONE_MULTIPROCESSOR = Device("a small one", (9, 0), multiprocessors=1, threads_per_multiprocessor=32)
-"""So small that threads take several planes each, as they do on a large device for large arrays."""
-
-DTYPES = ("uint8", "float16", "float32", "complex64", "complex128")
-
-
-def im2col_by_definition(image: Array, geometry: SlidingGeometry) -> Array:
-    """Take tap k of block l from pixel l*stride + k*dilation - pad_begin, zero outside the image."""
-    shape = geometry.split_columns_shape
-    batch, channel, *index = np.indices(shape)
-    taps, blocks = index[: len(geometry.axes)], index[len(geometry.axes) :]
-    inside = np.ones(shape, bool)
-    pixels = []
-    for axis, tap, block in zip(geometry.axes, taps, blocks, strict=True):
-        pixel = block * axis.stride + tap * axis.dilation - axis.pad_begin
-        inside &= (pixel >= 0) & (pixel < axis.size)
-        pixels.append(pixel.clip(0, axis.size - 1))
-    images = image.reshape(*shape[:2], *geometry.image_size)
-    return np.where(inside, images[(batch, channel, *pixels)], image.dtype.type(0)).reshape(geometry.columns_shape)
+STAGED_CASES = (
+    Case("patches-16", (32, 80), (16, 16), 16, batch=1),
+    Case("patches-14-odd-rows", (29, 43), (14, 14), 14, batch=2, channels=1),
+    Case("patches-16-stride-8-padded", (40, 44), (16, 16), 8, 1, (3, 5), (2, 0), batch=1, channels=2),
+    Case("half-overlap-dilated", (60,), (12,), 16, 3, 5, 6),
+    Case("1d-400-160", (2000,), (400,), 160, 1, 200, 200, batch=1, channels=2),
+    Case("1d-more-blocks-than-a-warp-has-lanes", (700,), (17,), 9, 2, 4, 7, batch=2),
+    Case("3d-stride-is-kernel", (4, 6, 24), (2, 3, 8), (2, 3, 8), batch=1, channels=2),
+)
+UNSPLIT_CASES = (
+    Case("kernel-1x1-is-a-copy", (6, 8), (1, 1)),
+    Case("kernel-3x1-keeps-rows", (6, 8), (3, 1), 1, 1, (1, 0)),
+    Case("kernel-1-stride-3", (9, 11), (1, 1), 3),
+    Case("kernel-1-padded", (4, 8), (1, 1), 1, 1, (0, 4), (1, 4)),
+    Case("3d-unit-axis-outside", (4, 6, 8), (1, 2, 2), (1, 2, 2), 1, (2, 0, 0), (1, 0, 0)),
+    Case("many-channels-on-a-small-map", (5, 5), (2, 2), channels=37),
+)
 
 
-def random_bits(shape: tuple[int, ...], dtype: str, seed: int = 0) -> Array:
-    """Elements of every bit pattern, so NaN with payloads, infinities, -0.0 and denormals among them."""
-    size = prod(shape) * np.dtype(dtype).itemsize
-    return np.frombuffer(np.random.default_rng(seed).bytes(size), dtype).reshape(shape)
+def geometry_of(case):
+    return image_geometry(case.image_shape, case.kernel_size, **case.arguments)
 
 
-def operand(array: Array) -> Operand:
-    """Describe an array whose memory starts on a multiple of 256 bytes, as a GPU's allocations do."""
-    owner = array
-    while isinstance(owner.base, np.ndarray):
-        owner = owner.base
-    offset = array.__array_interface__["data"][0] - owner.__array_interface__["data"][0]
-    strides = tuple(stride // array.itemsize for stride in array.strides)
-    return Operand(array.shape, strides, (offset & -offset) or 256)
+def want_of(case, image):
+    return definition.im2col(image, case.kernel_size, **case.arguments)
 
 
-def check(geometry: SlidingGeometry, image: Array, variant: str, device: Device = ONE_MULTIPROCESSOR) -> Plan:
-    """Run one variant and compare every byte; Unsupported passes through."""
-    columns = np.empty(geometry.columns_shape, image.dtype)
-    plan = choose(
-        "im2col", geometry, image.dtype.name, operand(image), Operand.contiguous(columns.shape), device, variant
-    )
-    hostcuda.run(plan, image, columns)
-    wanted = im2col_by_definition(image, geometry)
-    bits = f"V{image.itemsize}"
-    different = np.argwhere(columns.view(bits) != wanted.view(bits))
-    assert not len(different), (
-        f"{len(different)} differ, the first at {different[0]}: {geometry} {plan} {plan.parameters!r}"
-    )
-    return plan
+def variants_for(kernel):
+    """Staged loads run along a row of taps, so they need one."""
+    return variants("im2col") if kernel[-1] > 1 else ("direct",)
 
 
-# Name: image shape, kernel, strides, dilations, pads begin, pads end.
-CASES = {
-    "3x3": ((2, 3, 7, 9), (3, 3), 1, 1, 1, 1),
-    "many-channels-small-map": ((2, 37, 7, 7), (3, 3), 1, 1, 1, 1),
-    "rectangular-dilated-asymmetric": ((2, 3, 11, 14), (3, 2), (2, 1), (2, 3), (1, 0), (3, 2)),
-    "unbatched": ((5, 6, 8), (2, 3), 1, 1, 0, 1),
-    "strides-leave-pixels-out": ((1, 2, 13, 17), (2, 2), 5, 1, 0, 0),
-    "dilation-0": ((1, 2, 6, 7), (3, 2), (1, 2), 0, 1, 0),
-    "dilated-stride-2": ((1, 3, 16, 16), (2, 2), 2, 2, 0, 0),
-    "patches-16": ((1, 3, 32, 80), (16, 16), 16, 1, 0, 0),
-    "patches-16-stride-8-padded": ((1, 2, 40, 44), (16, 16), 8, 1, (3, 5), (2, 0)),
-    "patches-14-odd-rows": ((2, 1, 29, 43), (14, 14), 14, 1, 0, 0),
-    "1d-400-160": ((2, 2, 2000), (400,), 160, 1, 200, 200),
-    "1d-kernel-37-stride-9-dilation-2": ((1, 3, 300), (37,), 9, 2, 4, 7),
-    "1d-many-blocks": ((1, 5, 1000), (3,), 1, 1, 1, 1),
-    "kernel-1x1": ((3, 4, 6, 8), (1, 1), 1, 1, 0, 0),
-    "kernel-3x1-keeps-rows": ((2, 3, 6, 8), (3, 1), 1, 1, 1, 0),
-    "kernel-1-stride-3": ((2, 3, 9, 11), (1, 1), 3, 1, 0, 0),
-    "kernel-1-padded": ((2, 3, 4, 8), (1, 1), 1, 1, (0, 4), (1, 4)),
-    "one-block": ((2, 3, 3, 5), (3, 5), 1, 1, 0, 0),
-    "pads-wider-than-the-image": ((1, 2, 2, 3), (2, 2), 1, 1, (5, 7), (6, 4)),
-    "one-pixel": ((1, 1, 1), (1,), 1, 1, 0, 0),
-    "3d": ((2, 3, 5, 6, 7), (3, 2, 3), (1, 2, 1), (1, 1, 2), (1, 0, 2), (0, 1, 1)),
-    "3d-stride-is-kernel": ((1, 2, 4, 6, 24), (2, 3, 8), (2, 3, 8), 1, 0, 0),
-    "3d-unit-axis-outside": ((2, 3, 4, 6, 8), (1, 2, 2), (1, 2, 2), 1, (2, 0, 0), (1, 0, 0)),
-    "4d": ((1, 2, 3, 4, 3, 5), (2, 1, 2, 3), (1, 2, 1, 2), 1, (0, 1, 1, 0), (1, 0, 0, 2)),
+def check_case(case, dtype, seed=0):
+    geometry = geometry_of(case)
+    image = random_bits(case.image_shape, dtype, seed)
+    want = want_of(case, image)
+    for variant, device in itertools.product(("auto", *variants_for(case.kernel_size)), DEVICES):
+        check("im2col", geometry, image, want, variant, device)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_every_variant_is_the_definition(case):
+    check_case(case, DTYPES[CASES.index(case) % len(DTYPES)])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("case", [*STAGED_CASES, *UNSPLIT_CASES], ids=str)
+def test_every_element_size_is_the_definition(case, dtype):
+    check_case(case, dtype)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_random_geometries_are_the_definition(seed):
+    check_case(random_case(seed), DTYPES[seed % len(DTYPES)], seed)
+
+
+@pytest.mark.many
+@pytest.mark.parametrize("seed", range(1000, 3000))
+def test_many_random_geometries_are_the_definition(seed):
+    check_case(random_case(seed), DTYPES[seed % len(DTYPES)], seed)
+
+
+STRIDED = {
+    "transposed": lambda image: image.transpose(0, 1, 3, 2),
+    "channels-last": lambda image: image.transpose(0, 3, 1, 2),
+    "channels-and-batch-swapped": lambda image: image.transpose(1, 0, 2, 3),
+    "every-other-row": lambda image: image[:, :, ::2],
+    "backwards": lambda image: image[::-1, :, ::-1, ::-1],
+    "every-third-column": lambda image: image[..., 1::3],
+    "part-of-the-channels": lambda image: image[:, 1:3],
+    "one-channel-for-all": lambda image: np.broadcast_to(image[:, :1], image.shape),
+    "off-by-one-element": lambda image: image[..., 1:],
 }
 
 
-@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_every_variant_takes_every_bit_from_its_pixel(case):
-    shape, *arguments = case
-    geometry = image_geometry(shape, *arguments)
-    for dtype in DTYPES:
-        image = random_bits(shape, dtype)
-        check(geometry, image, "auto")
-        for variant in variants("im2col"):
-            try:
-                check(geometry, image, variant)
-            except Unsupported as refusal:
-                assert variant == "staged" and geometry.kernel_size[-1] == 1, refusal
+@pytest.mark.parametrize("view", STRIDED.values(), ids=STRIDED)
+@pytest.mark.parametrize(("kernel", "stride"), [((3, 2), 1), ((2, 4), (2, 9)), ((1, 1), 1)])
+def test_images_of_any_strides_are_read_in_place(view, kernel, stride):
+    image = view(random_bits((4, 6, 16, 30), "float32"))
+    geometry = image_geometry(image.shape, kernel, stride, 1, (0, 1), (1, 0))
+    want = definition.im2col(np.ascontiguousarray(image), kernel, geometry_strides(stride), (1, 1), (0, 1), (1, 0))
+    for variant in variants_for(kernel):
+        check("im2col", geometry, image, want, variant, ONE_THREAD)
+
+
+def geometry_strides(stride):
+    return (stride, stride) if isinstance(stride, int) else stride
+
+
+@pytest.mark.parametrize(("kernel", "stride"), [((3, 3), 1), ((2, 4), (2, 9)), ((1, 1), 1)])
+@pytest.mark.parametrize("spaced", [(1, 1, 2), (1, 3, 1), (2, 1, 1)])
+def test_columns_of_any_strides_are_written_in_place(kernel, stride, spaced):
+    image = random_bits((2, 5, 9, 24), "float32")
+    geometry = image_geometry(image.shape, kernel, stride, 1, 0, 0)
+    want = definition.im2col(image, kernel, geometry_strides(stride), (1, 1), (0, 0), (0, 0))
+    room = np.empty([extent * step for extent, step in zip(want.shape, spaced, strict=True)], want.dtype)
+    result = room[tuple(slice(None, None, step) for step in spaced)]
+    for variant in variants_for(kernel):
+        check("im2col", geometry, image, want, variant, ONE_THREAD, result)
+
+
+@pytest.mark.parametrize("case", [*STAGED_CASES, *UNSPLIT_CASES], ids=str)
+def test_wide_offsets_give_the_same(case, monkeypatch):
+    monkeypatch.setattr(planning, "INT32_MAX", 10)
+    planning.choose.cache_clear()
+    image = random_bits(case.image_shape, "float32")
+    for variant in variants_for(case.kernel_size):
+        plan = check("im2col", geometry_of(case), image, want_of(case, image), variant, ONE_THREAD)
+        assert dict(plan.defines)["OFFSET"] == "long long"
+    planning.choose.cache_clear()
+
+
+def test_a_short_row_behind_a_wide_word_keeps_its_bytes():
+    """A copy moves words of 16 bytes, narrower ones where a row or the first byte is not a multiple of them."""
+    sizes = {}
+    for width, start in ((8, 0), (6, 0), (5, 0), (8, 1), (8, 2)):
+        image = random_bits((2, 3, 4, width + start), "float16")[..., start:]
+        if start:
+            image = random_bits((start + 2 * 3 * 4 * width,), "float16")[start:].reshape(2, 3, 4, width)
+        geometry = image_geometry(image.shape, (1, 1), 1, 1, 0, 0)
+        plan = check("im2col", geometry, image, image.reshape(2, 3, -1), "direct")
+        sizes[width, start] = dict(plan.defines)["SCALAR"]
+    assert sizes == {(8, 0): "Word<16>", (6, 0): "Word<16>", (5, 0): "Word<8>", (8, 1): "Word<2>", (8, 2): "Word<4>"}
+
+
+def plan_of_shape(shape, kernel, variant="auto", steps=None, **arguments):
+    arguments = {"strides": 1, "dilations": 1, "pads_begin": 0, "pads_end": 0} | arguments
+    geometry = image_geometry(shape, kernel, **arguments)
+    image = Operand(shape, steps) if steps else Operand.contiguous(shape)
+    return planning.choose(
+        "im2col", geometry, "float32", image, Operand.contiguous(geometry.columns_shape), H200, variant
+    )
+
+
+def test_offsets_are_wide_from_the_first_element_that_needs_it():
+    def bits(shape, **arguments):
+        return dict(plan_of_shape(shape, (2, 2), "direct", **arguments).defines)["OFFSET"]
+
+    assert bits((8, 64, 4096, 4096)) == "int"  # 2**33 elements in planes of 2**24
+    assert bits((1, 1, 2**15, 2**16 - 9)) == "long long"  # four taps of 2**31 elements
+    assert bits((1, 1, 2**14, 2**14)) == "int"
+    assert bits((1, 1, 4, 8), steps=(0, 0, 2**29, 1)) == "long long"  # a span, not a size
+    assert bits((1, 1, 4, 8), steps=(0, 0, -(2**29), 1)) == "long long"
+    assert bits((1, 1, 4, 8), pads_begin=2**30, strides=2**29) == "long long"
+    assert bits((2**28, 16, 2, 4)) == "long long"  # threads
+
+
+def test_extents_never_change_what_is_compiled():
+    arguments = {"strides": (2, 1), "dilations": (1, 2), "pads_begin": (0, 1), "pads_end": 1}
+    shapes = [(1, 1, 5, 9), (3, 5, 8, 7), (64, 256, 56, 57), (1, 3, 1024, 1999)]
+    for variant in variants("im2col"):
+        assert len({plan_of_shape(shape, (3, 3), variant, **arguments).defines for shape in shapes}) == 1
+    for variant in variants("im2col"):
+        defines = {
+            plan_of_shape((2, 2, 40, 40), (3, 3), variant, pads_begin=pad, strides=4 + pad).defines for pad in (0, 1, 7)
+        }
+        assert len(defines) == 1
+
+
+def test_large_strides_are_staged():
+    for shape, kernel, stride, variant in [
+        ((8, 3, 224, 224), (16, 16), 16, "staged"),
+        ((8, 64, 56, 56), (3, 3), 1, "direct"),
+        ((8, 64, 112, 112), (3, 3), 2, "direct"),
+        ((1, 1, 128000), (400,), 160, "staged"),
+        ((1, 3, 512, 512), (1, 1), 16, "direct"),
+    ]:
+        geometry = image_geometry(shape, kernel, stride, 1, 0, 0)
+        image, columns = Operand.contiguous(shape), Operand.contiguous(geometry.columns_shape)
+        assert planning.choose("im2col", geometry, "float32", image, columns).variant == variant, shape
+
+
+def test_staging_refuses_rows_of_one_tap():
+    with pytest.raises(Unsupported, match="im2col: staged loads need more than one tap along the last axis"):
+        plan_of_shape((2, 3, 8, 8), (3, 1), "staged")
+
+
+def test_every_byte_in_and_out_is_counted_once():
+    assert plan_of_shape((2, 3, 8, 9), (2, 2)).bytes_moved == 4 * (2 * 3 * 8 * 9 + 2 * 12 * 56)

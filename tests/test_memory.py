@@ -5,10 +5,11 @@ from __future__ import annotations
 import tracemalloc
 from math import prod
 
-import gpufold
 import numpy as np
 import pytest
 from cases import Case
+
+import gpufold
 from gpufold import cpu
 
 CASES = (

@@ -5,7 +5,6 @@ from __future__ import annotations
 from math import prod
 
 import definition
-import gpufold
 import numpy as np
 import pytest
 from cases import (
@@ -20,6 +19,8 @@ from cases import (
     values,
     with_extents,
 )
+
+import gpufold
 from gpufold import cpu
 
 SMALL_CASES = [case for case in CASES if prod(case.kernel_size) * prod(case.num_blocks) <= 20_000]

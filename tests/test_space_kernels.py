@@ -1,158 +1,278 @@
-"""The batch_to_space and space_to_batch kernels, run on the CPU: every variant moves every element where the
-specification puts it, bit for bit.
+"""The batch_to_space and space_to_batch kernels, run on the CPU: every variant puts every element where the
+specification says, bit for bit.
 """
 
 from __future__ import annotations
 
-import random
-from math import prod
-
-import hostcuda
+import definition
 import numpy as np
-import numpy.typing as npt
 import pytest
+from cases import SPACE_CASES, SpaceCase, random_space_case
+from moves import DEVICES, DTYPES, ONE_THREAD, check, random_bits
 
 from gpufold import plan as planning
-from gpufold.geometry import SpaceGeometry, batch_to_space_geometry, space_to_batch_geometry
-from gpufold.plan import Device, Operand, Plan, Unsupported, choose, explain, variants
+from gpufold.geometry import batch_to_space_geometry, space_to_batch_geometry
+from gpufold.plan import Operand, Unsupported, variants
 
-Array = npt.NDArray[np.generic]
+pytestmark = pytest.mark.hostcuda
 
-ONE_MULTIPROCESSOR = Device("a small one", (9, 0), multiprocessors=1, threads_per_multiprocessor=32)
-"""So small that threads take several planes each, as they do on a large device for large arrays."""
+OPERATIONS = ("batch_to_space", "space_to_batch")
 
-DTYPES = {1: "uint8", 2: "float16", 4: "float32", 8: "complex64", 16: "complex128"}
-
-
-def batch_to_space_by_definition(data: Array, geometry: SpaceGeometry) -> Array:
-    """Take pixel e from block (e + crop) // block of the batch, phase (e + crop) % block."""
-    image, *pixel = np.indices(geometry.space_shape)
-    padded = [e + crop for e, crop in zip(pixel, geometry.margin_begin, strict=True)]
-    blocks = [e // block for e, block in zip(padded, geometry.block, strict=True)]
-    phases = [e % block for e, block in zip(padded, geometry.block, strict=True)]
-    return data[(np.ravel_multi_index(phases, geometry.block) * geometry.batch + image, *blocks)]
-
-
-def space_to_batch_by_definition(data: Array, geometry: SpaceGeometry) -> Array:
-    """Put the phases of the padded image behind one another along the batch."""
-    margins = list(zip(geometry.margin_begin, geometry.margin_end, strict=True))
-    padded = np.pad(data, [(0, 0), *margins])
-    batch, *blocks = np.indices(geometry.batch_shape)
-    phases = np.unravel_index(batch // geometry.batch, geometry.block)
-    pixels = [d * block + phase for d, block, phase in zip(blocks, geometry.block, phases, strict=True)]
-    return padded[(batch % geometry.batch, *pixels)]
-
-
-DEFINITIONS = {"batch_to_space": batch_to_space_by_definition, "space_to_batch": space_to_batch_by_definition}
-
-
-def random_bits(shape: tuple[int, ...], dtype: str, seed: int = 0) -> Array:
-    """Elements of every bit pattern, so NaN with payloads, infinities, -0.0 and denormals among them."""
-    size = prod(shape) * np.dtype(dtype).itemsize
-    return np.frombuffer(np.random.default_rng(seed).bytes(size), dtype).reshape(shape)
-
-
-def operand(array: Array) -> Operand:
-    """Describe an array whose memory starts on a multiple of 256 bytes, as a GPU's allocations do."""
-    owner = array
-    while isinstance(owner.base, np.ndarray):
-        owner = owner.base
-    offset = array.__array_interface__["data"][0] - owner.__array_interface__["data"][0]
-    strides = tuple(stride // array.itemsize for stride in array.strides)
-    return Operand(array.shape, strides, (offset & -offset) or 256)
-
-
-def plan_of(operation: str, geometry: SpaceGeometry, data: Array, variant: str, device: Device) -> Plan:
-    shape = geometry.space_shape if operation == "batch_to_space" else geometry.batch_shape
-    name = "float32" if data.dtype.kind == "V" else data.dtype.name
-    return choose(operation, geometry, name, operand(data), Operand.contiguous(shape), device, variant)
-
-
-def check(
-    operation: str, geometry: SpaceGeometry, data: Array, variant: str, device: Device = ONE_MULTIPROCESSOR
-) -> Plan:
-    """Run one variant and compare every byte; Unsupported passes through."""
-    plan = plan_of(operation, geometry, data, variant, device)
-    shape = geometry.space_shape if operation == "batch_to_space" else geometry.batch_shape
-    result = np.empty(shape, data.dtype)
-    hostcuda.run(plan, data, result)
-    wanted = DEFINITIONS[operation](data, geometry)
-    bits = f"V{data.itemsize}"
-    different = np.argwhere(result.view(bits) != wanted.view(bits))
-    assert not len(different), (
-        f"{len(different)} differ, the first at {different[0]}: {geometry} {plan} {plan.parameters!r}"
-    )
-    return plan
-
-
-# Name: data shape, block shape, margins begin, margins end, without the batch axis but for the shape.
-BATCH_TO_SPACE_CASES = {
-    "openvino-2d": ((10, 2), (5,), (2,), (0,)),
-    "openvino-5d": ((48, 3, 3, 1, 3), (2, 4, 3, 1), (0, 0, 1, 0), (0, 0, 1, 0)),
-    "nchw-2x2": ((12, 5, 7, 6), (1, 2, 2), (0, 0, 0), (0, 0, 0)),
-    "nchw-2x2-many-planes": ((20, 3, 4, 8), (1, 2, 2), (0, 0, 0), (0, 0, 0)),
-    "nchw-crop-odd": ((8, 3, 5, 7), (1, 2, 2), (0, 1, 1), (0, 0, 2)),
-    "nchw-crop-more-than-a-block": ((8, 3, 5, 7), (1, 2, 2), (0, 3, 5), (0, 4, 3)),
-    "nchw-crop-whole-blocks": ((4, 3, 4, 24), (1, 2, 2), (0, 0, 16), (0, 0, 0)),
-    "nchw-4x3": ((12, 2, 3, 11), (1, 4, 3), (0, 1, 1), (0, 2, 1)),
-    "nchw-4x4": ((32, 3, 2, 9), (1, 4, 4), (0, 0, 0), (0, 0, 0)),
-    "nhwc-2x2": ((8, 3, 5, 16), (2, 2, 1), (1, 0, 0), (0, 1, 0)),
-    "nhwc-rgb": ((8, 3, 5, 3), (2, 2, 1), (1, 0, 0), (0, 1, 0)),
-    "nhwc-crop-channels": ((4, 3, 5, 20), (2, 2, 1), (0, 0, 4), (0, 0, 4)),
-    "unit-with-crop-outside-a-split-axis": ((6, 5, 4), (1, 3), (2, 0), (1, 0)),
-    "crop-only": ((3, 5, 9), (1, 1), (1, 2), (0, 3)),
-    "copy": ((3, 5, 8), (1, 1), (0, 0), (0, 0)),
-    "one-element": ((1, 1), (1,), (0,), (0,)),
-    "one-pixel-left": ((6, 2, 3), (2, 3), (1, 4), (2, 4)),
-    "wide-block": ((33, 2, 5), (1, 33), (0, 7), (0, 3)),
-    "very-wide-block": ((100, 2, 3), (1, 100), (1, 101), (0, 1)),
-    "rows-of-many-blocks": ((5, 1, 70), (1, 5), (0, 2), (0, 1)),
-    "rank-6": ((24, 2, 3, 2, 2, 3), (2, 1, 3, 1, 2), (1, 0, 2, 0, 1), (0, 1, 1, 1, 0)),
-}
-
-SPACE_TO_BATCH_CASES = {
-    "openvino-2d": ((2, 8), (5,), (2,), (0,)),
-    "openvino-5d": ((2, 6, 10, 1, 3), (2, 4, 3, 1), (0, 0, 1, 0), (0, 2, 1, 0)),
-    "nchw-2x2": ((3, 5, 14, 12), (1, 2, 2), (0, 0, 0), (0, 0, 0)),
-    "nchw-pads": ((2, 3, 5, 7), (1, 2, 2), (0, 1, 2), (0, 2, 3)),
-    "nchw-4x3-pads-more-than-a-block": ((2, 3, 6, 5), (1, 4, 3), (0, 5, 0), (0, 1, 7)),
-    "nhwc-2x2": ((2, 5, 7, 16), (2, 2, 1), (1, 0, 0), (0, 1, 0)),
-    "nhwc-rgb": ((2, 5, 7, 3), (2, 2, 1), (0, 1, 0), (1, 0, 0)),
-    "nhwc-pad-channels": ((2, 4, 4, 20), (2, 2, 1), (0, 0, 4), (0, 0, 4)),
-    "unit-with-pad-outside-a-split-axis": ((2, 3, 12), (1, 3), (2, 0), (1, 0)),
-    "pad-only": ((3, 5, 9), (1, 1), (1, 2), (0, 3)),
-    "copy": ((3, 5, 8), (1, 1), (0, 0), (0, 0)),
-    "one-element": ((1, 1), (1,), (0,), (0,)),
-    "block-wholly-in-the-padding": ((1, 2, 2), (3, 2), (4, 3), (3, 1)),
-    "nothing-but-padding": ((2, 0, 3), (2, 1), (2, 1), (2, 0)),
-    "wide-block": ((2, 3, 66), (1, 33), (0, 30), (0, 3)),
-    "very-wide-block": ((1, 2, 300), (1, 100), (0, 0), (0, 0)),
-    "rank-6": ((2, 3, 2, 3, 2, 5), (2, 1, 3, 1, 2), (1, 0, 2, 0, 1), (0, 1, 1, 1, 0)),
-}
-
-CASES = [
-    pytest.param("batch_to_space", batch_to_space_geometry, *case, id=f"batch_to_space-{name}")
-    for name, case in BATCH_TO_SPACE_CASES.items()
-] + [
-    pytest.param("space_to_batch", space_to_batch_geometry, *case, id=f"space_to_batch-{name}")
-    for name, case in SPACE_TO_BATCH_CASES.items()
+LAYOUT_CASES = [
+    SpaceCase("nchw-2x2", (12, 5, 7, 6), (1, 1, 2, 2), (0, 0, 0, 0), (0, 0, 0, 0)),
+    SpaceCase("nchw-2x2-more-planes-than-a-thread-takes", (20, 5, 4, 8), (1, 1, 2, 2), (0, 0, 0, 0), (0, 0, 0, 0)),
+    SpaceCase("nchw-odd-crop", (8, 3, 5, 9), (1, 1, 2, 2), (0, 0, 1, 1), (0, 0, 0, 1)),
+    SpaceCase("nchw-crop-beyond-a-block", (8, 3, 5, 7), (1, 1, 2, 2), (0, 0, 3, 5), (0, 0, 4, 3)),
+    SpaceCase("nchw-crop-of-whole-blocks", (4, 3, 4, 24), (1, 1, 2, 2), (0, 0, 0, 16), (0, 0, 0, 0)),
+    SpaceCase("nchw-4x3", (12, 2, 3, 11), (1, 1, 4, 3), (0, 0, 1, 1), (0, 0, 2, 1)),
+    SpaceCase("nchw-4x4", (32, 3, 2, 9), (1, 1, 4, 4), (0, 0, 0, 0), (0, 0, 0, 0)),
+    SpaceCase("nchw-8x8", (64, 3, 2, 9), (1, 1, 8, 8), (0, 0, 3, 1), (0, 0, 0, 0)),
+    SpaceCase("nhwc-2x2", (8, 3, 5, 16), (1, 2, 2, 1), (0, 1, 0, 0), (0, 0, 1, 0)),
+    SpaceCase("nhwc-rgb", (8, 3, 5, 3), (1, 2, 2, 1), (0, 1, 0, 0), (0, 0, 1, 0)),
+    SpaceCase("nhwc-cropped-channels", (4, 3, 5, 20), (1, 2, 2, 1), (0, 0, 0, 4), (0, 0, 0, 4)),
+    SpaceCase("unit-with-crop-outside-a-split-axis", (6, 5, 4), (1, 1, 3), (0, 2, 0), (0, 1, 0)),
+    SpaceCase("one-element", (1, 1), (1, 1), (0, 0), (0, 0)),
+    SpaceCase("one-pixel-left", (6, 2, 3), (1, 2, 3), (0, 1, 4), (0, 2, 4)),
+    SpaceCase("wide-block", (33, 2, 5), (1, 1, 33), (0, 0, 7), (0, 0, 3)),
+    SpaceCase("very-wide-block", (100, 2, 3), (1, 1, 100), (0, 1, 101), (0, 0, 1)),
+    SpaceCase("rows-longer-than-a-warp", (5, 1, 70), (1, 1, 5), (0, 0, 2), (0, 0, 1)),
 ]
 
 
-@pytest.mark.parametrize(("operation", "checked", "shape", "block", "begin", "end"), CASES)
-def test_every_variant_moves_every_bit_where_it_belongs(operation, checked, shape, block, begin, end):
-    geometry = checked(shape, (1, *block), (0, *begin), (0, *end))
-    for dtype in DTYPES.values():
-        data = random_bits(shape, dtype)
-        served = ["auto"]
-        check(operation, geometry, data, "auto")
+def problem(operation, case, dtype, seed=0):
+    """Geometry, data and wanted result of a case; space_to_batch takes it backwards, the crops as pads."""
+    arguments = (case.block_shape, case.crops_begin, case.crops_end)
+    if operation == "batch_to_space":
+        data = random_bits(case.batch_shape, dtype, seed)
+        return batch_to_space_geometry(data.shape, *arguments), data, definition.batch_to_space(data, *arguments)
+    data = random_bits(case.space_shape, dtype, seed)
+    return space_to_batch_geometry(data.shape, *arguments), data, definition.space_to_batch(data, *arguments)
+
+
+def check_case(operation, case, dtype, seed=0):
+    """Run every variant that serves the case; give their names."""
+    geometry, data, want = problem(operation, case, dtype, seed)
+    if want.size == 0:
+        return []
+    served = []
+    for variant in ("auto", *variants(operation)):
+        try:
+            for device in DEVICES:
+                check(operation, geometry, data, want, variant, device)
+        except Unsupported:
+            continue
+        served.append(variant)
+    assert served[0] == "auto"
+    return served
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+@pytest.mark.parametrize("case", SPACE_CASES, ids=str)
+def test_every_variant_is_the_definition(operation, case):
+    check_case(operation, case, DTYPES[SPACE_CASES.index(case) % len(DTYPES)])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("operation", OPERATIONS)
+@pytest.mark.parametrize("case", LAYOUT_CASES, ids=str)
+def test_every_element_size_is_the_definition(operation, case, dtype):
+    served = check_case(operation, case, dtype)
+    split = case.block_shape[-1] > 1
+    if operation == "batch_to_space":
+        assert {"index_map"} <= set(served)
+    else:
+        assert {"direct"} <= set(served)
+    assert ("staged" in served) == split
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+@pytest.mark.parametrize("seed", range(40))
+def test_random_geometries_are_the_definition(operation, seed):
+    check_case(operation, random_space_case(seed), DTYPES[seed % len(DTYPES)], seed)
+
+
+@pytest.mark.many
+@pytest.mark.parametrize("operation", OPERATIONS)
+@pytest.mark.parametrize("seed", range(1000, 2000))
+def test_many_random_geometries_are_the_definition(operation, seed):
+    check_case(operation, random_space_case(seed), DTYPES[seed % len(DTYPES)], seed)
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+@pytest.mark.parametrize("case", LAYOUT_CASES, ids=str)
+def test_wide_offsets_give_the_same(operation, case, monkeypatch):
+    monkeypatch.setattr(planning, "INT32_MAX", 5)
+    planning.choose.cache_clear()
+    geometry, data, want = problem(operation, case, "float32")
+    for variant in variants(operation):
+        try:
+            plan = check(operation, geometry, data, want, variant, ONE_THREAD)
+        except Unsupported:
+            continue
+        assert dict(plan.defines)["OFFSET"] == "long long"
+    planning.choose.cache_clear()
+
+
+STRIDED = {
+    "transposed": lambda array: array.transpose(0, 1, 3, 2),
+    "channels-last": lambda array: array.transpose(0, 3, 1, 2),
+    "batch-last": lambda array: array.transpose(3, 0, 1, 2),
+    "every-other-row": lambda array: array[:, :, ::2],
+    "backwards": lambda array: array[::-1, :, ::-1, ::-1],
+    "every-third-column": lambda array: array[..., 1::3],
+    "part-of-the-channels": lambda array: array[:, 1:5],
+    "one-channel-for-all": lambda array: np.broadcast_to(array[:, :1], array.shape),
+    "off-by-four-elements": lambda array: array[..., 4:],
+}
+
+
+@pytest.mark.parametrize("view", STRIDED.values(), ids=STRIDED)
+@pytest.mark.parametrize("block", [(1, 2, 2), (2, 2, 1), (1, 1, 4), (1, 1, 1)])
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_data_of_any_strides_is_read_in_place(operation, view, block):
+    data = view(random_bits((12, 12, 12, 12), "float16"))
+    arguments = ((1, *block), (0, 0, 0, 0), (0, 0, 0, 0))
+    geometry = (batch_to_space_geometry if operation == "batch_to_space" else space_to_batch_geometry)(
+        data.shape, *arguments
+    )
+    want = getattr(definition, operation)(np.ascontiguousarray(data), *arguments)
+    for variant in variants(operation):
+        try:
+            check(operation, geometry, data, want, variant, ONE_THREAD)
+        except Unsupported:
+            assert variant == "interleave" or block[-1] == 1
+
+
+@pytest.mark.parametrize("block", [(1, 2, 2), (2, 2, 1), (1, 1, 4), (1, 1, 1)])
+@pytest.mark.parametrize("spaced", [(1, 1, 1, 2), (1, 1, 3, 1), (1, 2, 1, 1), (2, 1, 1, 1)])
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_results_of_any_strides_are_written_in_place(operation, block, spaced):
+    arguments = ((1, *block), (0, 0, 0, 0), (0, 0, 0, 0))
+    data = random_bits((8, 4, 4, 8), "float16")
+    geometry = (batch_to_space_geometry if operation == "batch_to_space" else space_to_batch_geometry)(
+        data.shape, *arguments
+    )
+    want = getattr(definition, operation)(data, *arguments)
+    room = np.empty([extent * step for extent, step in zip(want.shape, spaced, strict=True)], want.dtype)
+    result = room[tuple(slice(None, None, step) for step in spaced)]
+    for variant in variants(operation):
+        try:
+            check(operation, geometry, data, want, variant, ONE_THREAD, result)
+        except Unsupported:
+            assert variant == "interleave" or block[-1] == 1
+
+
+def defines_of(operation, variant, case, dtype="float32", alignment=256):
+    arguments = (case.block_shape, case.crops_begin, case.crops_end)
+    if operation == "batch_to_space":
+        geometry = batch_to_space_geometry(case.batch_shape, *arguments)
+        shapes = geometry.batch_shape, geometry.space_shape
+    else:
+        geometry = space_to_batch_geometry(case.space_shape, *arguments)
+        shapes = geometry.space_shape, geometry.batch_shape
+    data, result = (Operand.contiguous(shape, alignment) for shape in shapes)
+    return dict(planning.choose(operation, geometry, dtype, data, result, variant=variant).defines)
+
+
+def nhwc(channels, crop=0):
+    return SpaceCase("nhwc", (8, 6, 7, channels), (1, 2, 2, 1), (0, 0, 0, crop), (0, 0, 0, 0))
+
+
+@pytest.mark.parametrize(("operation", "variant"), [("batch_to_space", "index_map"), ("space_to_batch", "direct")])
+def test_an_unsplit_last_axis_moves_in_the_widest_words_that_fit(operation, variant):
+    def word(*arguments, **facts):
+        return defines_of(operation, variant, nhwc(*arguments), **facts)["SCALAR"]
+
+    assert word(64) == "Word<16>"
+    assert word(6) == "Word<8>"
+    assert word(3) == "Word<4>"
+    assert word(64, 2) == "Word<8>"
+    assert word(64, 1) == "Word<4>"
+    assert word(64, dtype="uint8") == "Word<16>"
+    assert word(7, dtype="uint8") == "Word<1>"
+    assert word(64, dtype="complex128") == "Word<16>"
+    assert word(64, alignment=8) == "Word<8>"
+    assert word(64, alignment=4) == "Word<4>"
+
+
+def test_interleaved_words_are_as_wide_as_the_rows_allow():
+    def words(dtype, width, crop=0, alignment=256):
+        case = SpaceCase("nchw", (8, 4, 6, width), (1, 1, 2, 2), (0, 0, 0, crop), (0, 0, 0, crop))
+        defines = defines_of("batch_to_space", "interleave", case, dtype, alignment)
+        return int(defines["BLOCKS_PER_WORD"]), int(defines["WIDE_LOADS"])
+
+    assert words("uint8", 24) == (8, 1)
+    assert words("uint8", 12) == (4, 1)
+    assert words("uint8", 9) == (1, 1)
+    assert words("float16", 24) == (4, 1)
+    assert words("float32", 24) == (2, 1)
+    assert words("float64", 24) == (1, 1)
+    assert words("float32", 25, crop=1) == (2, 0)  # 48 pixels, loaded one by one
+    assert words("float32", 26, crop=2) == (2, 0)  # whole blocks, but one of two
+    assert words("float32", 28, crop=4) == (2, 1)
+    assert words("float32", 24, alignment=8) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("case", "dtype", "reason"),
+    [
+        (nhwc(8), "float32", "interleave needs a last axis that is split"),
+        (SpaceCase("", (3, 4), (1, 3), (0, 0), (0, 0)), "float32", "not 3 elements of 4 bytes"),
+        (SpaceCase("", (2, 4), (1, 2), (0, 0), (0, 0)), "complex128", "not 2 elements of 16 bytes"),
+        (SpaceCase("", (2, 4), (1, 2), (0, 1), (0, 0)), "float32", "interleave needs rows of whole blocks"),
+    ],
+    ids=["unsplit", "three", "too-wide", "odd-row"],
+)
+def test_interleaving_says_why_it_refuses(case, dtype, reason):
+    with pytest.raises(Unsupported, match=reason):
+        defines_of("batch_to_space", "interleave", case, dtype)
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_staging_refuses_an_unsplit_last_axis(operation):
+    with pytest.raises(Unsupported, match=f"{operation}: staged"):
+        defines_of(operation, "staged", nhwc(8))
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_extents_never_change_what_is_compiled(operation):
+    def case(batch, channels, height, width):
+        return SpaceCase("", (4 * batch, channels, height, width), (1, 1, 2, 2), (0, 0, 1, 2), (0, 0, 0, 2))
+
+    extents = [(1, 1, 3, 8), (3, 5, 7, 16), (64, 256, 56, 56), (1, 3, 1000, 2000)]
+    for variant in variants(operation):
+        assert len({tuple(defines_of(operation, variant, case(*extent)).items()) for extent in extents}) == 1
+
+
+def test_offsets_are_wide_from_the_first_element_that_needs_it():
+    def bits(operation, variant, *shape):
+        case = SpaceCase("", shape, (1, 1, 2, 2), (0, 0, 0, 0), (0, 0, 0, 0))
+        return defines_of(operation, variant, case)["OFFSET"]
+
+    for operation in OPERATIONS:
         for variant in variants(operation):
-            try:
-                check(operation, geometry, data, variant)
-            except Unsupported as refusal:
-                assert str(refusal).startswith(
-                    f"{operation}: {variant} " if variant != "staged" else f"{operation}: staged"
-                )
-            else:
-                served.append(variant)
-        assert len(served) > 1
+            assert bits(operation, variant, 4, 64, 1024, 1024) == "int"
+            assert bits(operation, variant, 4, 512, 1024, 1024) == "long long"  # phases 2**31 elements apart
+            assert bits(operation, variant, 4, 1, 2**15, 2**16) == "long long"
+
+
+def test_the_choice_follows_the_last_axis():
+    def choice(operation, shape, block, dtype="float32"):
+        none = (0,) * len(shape)
+        case = SpaceCase("", shape, (1, *block), none, none)
+        geometry = (
+            batch_to_space_geometry(case.batch_shape, case.block_shape, none, none)
+            if operation == "batch_to_space"
+            else space_to_batch_geometry(case.space_shape, case.block_shape, none, none)
+        )
+        shapes = (geometry.batch_shape, geometry.space_shape)
+        data, result = map(Operand.contiguous, shapes if operation == "batch_to_space" else reversed(shapes))
+        return planning.choose(operation, geometry, dtype, data, result).variant
+
+    assert choice("batch_to_space", (4, 64, 56, 56), (1, 2, 2)) == "interleave"
+    assert choice("batch_to_space", (4, 56, 56, 64), (2, 2, 1)) == "index_map"
+    assert choice("batch_to_space", (9, 64, 56, 56), (1, 3, 3)) == "index_map"
+    assert choice("batch_to_space", (256, 3, 14, 14), (1, 16, 16)) == "staged"
+    assert choice("space_to_batch", (4, 64, 56, 56), (1, 2, 2)) == "direct"
+    assert choice("space_to_batch", (4, 56, 56, 64), (2, 2, 1)) == "direct"
+    assert choice("space_to_batch", (256, 3, 64, 64), (1, 16, 16)) == "staged"

@@ -9,10 +9,11 @@ import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
-import gpufold
 import numpy as np
 import pytest
 from cases import Case, assert_same_bits, values
+
+import gpufold
 from gpufold import threads
 
 CASE = Case("large", (120, 130), (3, 3), 1, 1, 1, 1, batch=2, channels=9)

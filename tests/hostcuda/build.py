@@ -23,8 +23,15 @@ COMMON = ["-std=c++17", "-fPIC", "-ffp-contract=off", "-fno-strict-aliasing", "-
 
 KERNEL_FLAGS = {
     "plain": ["-O2"],
+    "observed": ["-O1", "-gdwarf-4", "-DHOSTCUDA_OBSERVED", "-fsanitize=thread"],
 }
-"""By build, beyond COMMON."""
+"""By build, beyond COMMON; the sanitizers add calls before each access to memory."""
+
+RUNTIME = {
+    "plain": (["scheduler.cpp"], ["-O2"]),
+    "observed": (["scheduler.cpp", "observer.cpp"], ["-O2", "-DHOSTCUDA_OBSERVED"]),
+}
+"""By build: what runs the kernels, and how it is compiled."""
 
 
 class BuildError(Exception):
@@ -108,8 +115,9 @@ def build_runtime(build: str) -> Path:
     reason = unavailable()
     if reason:
         raise BuildError(reason)
-    sources = [HOST / "scheduler.cpp"]
-    command = ["g++", *COMMON, "-O2", "-shared", *_includes(), *map(str, sources)]
+    names, flags = RUNTIME[build]
+    sources = [HOST / name for name in names]
+    command = ["g++", *COMMON, *flags, "-shared", *_includes(), *map(str, sources)]
     return _cached(".so", [*sources, *sorted(HOST.glob("*.h"))], command)
 
 
@@ -117,11 +125,11 @@ def build_kernel(source: Path, symbol: str, defines: Defines, build: str) -> Pat
     """The kernel as a library, built from its unmodified source; headers beside the source are its own."""
     runtime = build_runtime(build)
     command = [
-        *["g++", *COMMON, *KERNEL_FLAGS[build], "-shared", "-nostartfiles", "-fvisibility=hidden", "-fno-gnu-unique"],
+        *["g++", *COMMON, *KERNEL_FLAGS[build], "-shared", "-nostdlib", "-fvisibility=hidden", "-fno-gnu-unique"],
         *[f"-D{name}={value}" for name, value in defines],
         *[f'-DHOSTCUDA_SOURCE="{source}"', f"-DHOSTCUDA_SYMBOL={symbol}", "-include", "cuda_words.h"],
         *[f"-I{source.parent}", *_includes(), str(HOST / "entry.cpp")],
-        *[f"-L{runtime.parent}", f"-l:{runtime.name}", "-Wl,-rpath,$ORIGIN"],
+        *[f"-L{runtime.parent}", f"-l:{runtime.name}", "-Wl,-rpath,$ORIGIN", "-lm", "-lc"],
     ]
     headers = sorted([*source.parent.glob("*.cuh"), *source.parent.glob("*.h"), *HOST.glob("*.h")])
     return _cached(".so", [source, HOST / "entry.cpp", *headers], command)

@@ -1,4 +1,4 @@
-// What a compiled kernel tells scheduler.cpp and execute.py about itself.
+// What Python, the scheduler and a compiled kernel tell each other; mirrored in execute.py and traffic.py.
 #pragma once
 
 #include <cstdint>
@@ -14,8 +14,44 @@ struct Module {
     void (*call)(void** arguments); // one thread of the kernel; arguments as cuLaunchKernel takes them
     const Parameter* parameters;
     uint32_t parameter_count;
-    char* shared_begin; // all static shared memory of the kernel
+    char* image_begin;
+    char* shared_begin; // all static shared memory of the kernel, then the image ends
     char* shared_end;
+};
+
+// An array in memory, between guards that belong to it too.
+struct Array {
+    char* begin; // of the front guard
+    char* end;   // of the back guard
+    uint32_t argument;
+    uint32_t writable;
+    char* first;             // byte of the array, from which messages count
+    const uint8_t* elements; // per byte from begin: 1 where an element is
+    uint8_t* writes;         // per byte from begin: how often it was written; null: may be written often
+};
+
+// Accesses of one kind. A request is one instruction of one warp.
+struct Accesses {
+    uint64_t requests;
+    uint64_t lanes;          // threads that took part
+    uint64_t bytes;          // that they asked for
+    uint64_t sectors;        // of 32 bytes, distinct in a request
+    uint64_t lines;          // of 128 bytes, distinct in a request
+    uint64_t l2_sectors;     // that the L1 cache passed on
+    uint64_t memory_sectors; // that the L2 cache passed on
+};
+
+struct Traffic {
+    Accesses loads, stores, atomics;
+    uint64_t shared_requests;
+    uint64_t shared_wavefronts; // passes over the 32 banks
+    uint64_t shared_bytes;      // static shared memory of a block
+};
+
+// The caches of the model: l1 for one block, l2 for as many blocks as run at a time.
+struct Caches {
+    uint64_t l1_bytes, l2_bytes;
+    uint32_t blocks_at_a_time;
 };
 
 struct Launch {
@@ -24,8 +60,12 @@ struct Launch {
     uint32_t grid[3];
     uint32_t block[3];
     uint64_t seed; // 0: threads run in order; else they are shuffled by it
-    char* fault;   // what went wrong, for the caller; empty if nothing
-    uint32_t fault_size;
+    char* message; // of the fault, empty if there was none
+    uint32_t message_size;
+    uint32_t array_count;
+    const Array* arrays;
+    const Caches* caches;
+    Traffic* traffic; // null: not wanted
 };
 
 } // namespace hostcuda

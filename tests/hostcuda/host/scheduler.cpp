@@ -27,6 +27,9 @@ uint3 threadIdx, blockIdx;
 dim3 blockDim, gridDim;
 
 namespace hostcuda {
+
+const Launch* launch;
+
 namespace {
 
 constexpr std::size_t kStackSize = 256 * 1024; // only the pages that a kernel touches become real
@@ -51,26 +54,28 @@ struct Thread {
 };
 
 struct Warp {
-    uint64_t step;
-    uint64_t
-        values[32]; // brought to the barrier that opened last; barriers open when no thread is ready to run
+    uint32_t step;
+    // Brought to the barrier that opened last. Barriers open when no thread is ready, so all have read it by
+    // then.
+    uint64_t values[32];
 };
 
-const Launch* launch;
 std::vector<Thread> threads;
 std::vector<Warp> warps;
 std::vector<uint32_t> order; // in which threads get their turn
 std::size_t place;           // in that order
 uint32_t current;            // thread
-uint64_t block_step;
+uint32_t block_step;
 
 std::vector<std::unique_ptr<Fiber>> all_fibers;
 std::vector<Fiber*> idle_fibers;
 Fiber* running;
 jmp_buf scheduler;
 jmp_buf abandon;
+#if defined(__SANITIZE_ADDRESS__)
 const void* scheduler_stack;
 std::size_t scheduler_stack_size;
+#endif
 
 void enter(uint32_t thread)
 {
@@ -237,19 +242,24 @@ void run_block(std::minstd_rand& random)
     for (Thread& thread : threads)
         thread = {State::fresh};
     ++block_step;
+    observe_block();
     for (;;) {
         if (launch->seed)
             std::shuffle(order.begin(), order.end(), random);
-        bool finished = true;
         for (place = 0; place < order.size(); ++place) {
             const State state = threads[order[place]].state;
             if (state == State::fresh || state == State::ready)
                 take_turn();
         }
-        for (const Thread& thread : threads)
+        bool finished = true, ready = false;
+        for (const Thread& thread : threads) {
             finished &= thread.state == State::done;
+            ready |= thread.state == State::ready;
+        }
         if (finished)
-            return;
+            return observe_end_of_block();
+        if (ready)
+            continue;
         bool opened = false;
         for (std::size_t warp = 0; warp < warps.size(); ++warp)
             opened |= open_barrier_of_warp(warp);
@@ -294,14 +304,26 @@ Exchange exchange(unsigned mask, uint64_t value, int line)
     return {threads[current].lanes, warps[current / 32].values};
 }
 
+Position position()
+{
+    const char* const stack = running->stack.get();
+    return {current, block_step, warps[current / 32].step, stack, stack + kStackSize};
+}
+
+void yield()
+{
+    threads[current].state = State::ready;
+    to_scheduler();
+}
+
 void fault(const char* format, ...)
 {
     va_list arguments;
     va_start(arguments, format);
-    vsnprintf(launch->fault, launch->fault_size, format, arguments);
+    vsnprintf(launch->message, launch->message_size, format, arguments);
     va_end(arguments);
 #if defined(__SANITIZE_ADDRESS__)
-    fprintf(stderr, "%s\n", launch->fault);
+    fprintf(stderr, "%s\n", launch->message);
     _exit(1);
 #endif
     _longjmp(abandon, 1);
@@ -319,17 +341,17 @@ extern "C" void hostcuda_launch(const hostcuda::Launch* what)
     warps.assign((threads.size() + 31) / 32, Warp{});
     order.resize(threads.size());
     std::iota(order.begin(), order.end(), 0);
-    what->fault[0] = 0;
+    what->message[0] = 0;
     if (_setjmp(abandon)) { // the fibers hold unfinished threads
         all_fibers.clear();
         idle_fibers.clear();
         return;
     }
+    observe_launch();
     std::minstd_rand random(what->seed % 2147483646 + 1);
-    for (blockIdx.z = 0; blockIdx.z < gridDim.z; ++blockIdx.z) {
-        for (blockIdx.y = 0; blockIdx.y < gridDim.y; ++blockIdx.y) {
+    for (blockIdx.z = 0; blockIdx.z < gridDim.z; ++blockIdx.z)
+        for (blockIdx.y = 0; blockIdx.y < gridDim.y; ++blockIdx.y)
             for (blockIdx.x = 0; blockIdx.x < gridDim.x; ++blockIdx.x)
                 run_block(random);
-        }
-    }
+    observe_end_of_launch();
 }

@@ -1,17 +1,38 @@
-// Where the kernel is right now, for observer.cpp.
+// What scheduler.cpp and observer.cpp know of each other.
 #pragma once
 
 #include "module.h"
 
 namespace hostcuda {
 
+// The thread that runs now, and how far it has come.
 struct Position {
     uint32_t thread;     // of its block
-    uint64_t block_step; // grows with every block and with every barrier of a block
-    uint64_t warp_step;  // grows with every barrier of the thread's warp as well
+    uint32_t block_step; // grows with every block and every barrier of a block
+    uint32_t warp_step;  // grows with every barrier of the thread's warp as well
+    const char* stack_begin;
+    const char* stack_end;
 };
+Position position();
 
-// Ends the launch with this message; callable from inside a kernel and from the scheduler.
+extern const Launch* launch;
+
+// Ends the launch. The kernel's code addresses go into the message as {%zx}, from code_offset.
 [[noreturn]] void fault(const char* format, ...) __attribute__((format(printf, 1, 2)));
+
+// Lets the other threads go on first; called from inside a kernel.
+void yield();
+
+#if HOSTCUDA_OBSERVED
+void observe_launch();
+void observe_block();
+void observe_end_of_block();
+void observe_end_of_launch();
+#else
+inline void observe_launch() {}
+inline void observe_block() {}
+inline void observe_end_of_block() {}
+inline void observe_end_of_launch() {}
+#endif
 
 } // namespace hostcuda

@@ -1,0 +1,124 @@
+"""Col2Im under ONNX's names: the function, and the operator for ONNX's reference evaluator.
+
+>>> import numpy as np, gpufold.onnx
+>>> columns = np.arange(25, dtype=np.float32).reshape(1, 5, 5)
+>>> gpufold.onnx.col2im(columns, image_shape=[5, 5], block_shape=[1, 5]).shape
+(1, 1, 5, 5)
+
+`Col2Im` needs the package onnx, which is imported when the class is first asked for.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gpufold import ops
+from gpufold.geometry import as_integers
+
+__all__ = ["Col2Im", "col2im"]  # noqa: F822  Col2Im is made by __getattr__
+
+
+def col2im(
+    input: ops.ArrayT,
+    image_shape: Any,
+    block_shape: Any,
+    dilations: Any = None,
+    pads: Any = None,
+    strides: Any = None,
+    *,
+    out: ops.ArrayT | None = None,
+    variant: str = "auto",
+    deterministic: bool = True,
+) -> ops.ArrayT:
+    """Rearrange column blocks back into an image: ONNX's Col2Im, opset 18.
+
+    ``(N, C*prod(block_shape), L) -> (N, C, *image_shape)``; see `gpufold.col2im` for ``L`` and the order of addition.
+
+    >>> import numpy as np, gpufold.onnx
+    >>> gpufold.onnx.col2im(np.ones((1, 4, 4)), [2, 2], [2, 2], pads=[0, 0, 1, 1])
+    array([[[[1., 2.],
+             [2., 4.]]]])
+
+    Parameters
+    ----------
+    input : numpy.ndarray or cupy.ndarray
+        Columns of shape (N, C*prod(block_shape), L), always batched, of the dtypes of `gpufold.col2im`.
+    image_shape : sequence of int
+        Pixels along each spatial axis. ONNX wants two or more values; one is accepted too.
+    block_shape : sequence of int
+        Taps of a block along each spatial axis, before dilation.
+    dilations, strides : sequence of int, optional
+        One value per spatial axis; absent means 1.
+    pads : sequence of int, optional
+        The begins of all spatial axes, then their ends; absent means 0.
+    out, variant, deterministic
+        As in `gpufold.col2im`.
+
+    Returns
+    -------
+    numpy.ndarray or cupy.ndarray
+        The image, of the library, device and dtype of `input`.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As in `gpufold.col2im`; ValueError also where `input` is not batched or `pads` does not have two values per
+        spatial axis.
+
+    Notes
+    -----
+    Implements ONNX Col2Im-18.
+    """
+    shape = getattr(input, "shape", None)
+    if shape is not None and len(shape) != 3:
+        raise ValueError(
+            f"onnx.col2im: input must be (N, C*prod(block_shape), L), so of rank 3, "
+            f"got rank {len(shape)}: shape {shape}"
+        )
+    image = as_integers("onnx.col2im", "image_shape", image_shape)
+    begins: Any = 0
+    ends: Any = 0
+    if pads is not None:
+        values = as_integers("onnx.col2im", "pads", pads)
+        rank = 0 if isinstance(image, int) else len(image)
+        if isinstance(values, int) or len(values) != 2 * rank:
+            raise ValueError(
+                f"onnx.col2im: pads must have {2 * rank} values, the begins of the {rank} axes of image_shape and "
+                f"then their ends, got {values}"
+            )
+        begins, ends = values[:rank], values[rank:]
+    return ops.col2im(
+        input,
+        image,
+        block_shape,
+        strides=1 if strides is None else strides,
+        dilations=1 if dilations is None else dilations,
+        pads_begin=begins,
+        pads_end=ends,
+        out=out,
+        variant=variant,
+        deterministic=deterministic,
+    )
+
+
+def __getattr__(name: str) -> Any:
+    """Make the operator class on first use, so that importing this module needs no onnx."""
+    if name != "Col2Im":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        from onnx.reference.op_run import OpRun
+    except ImportError as error:
+        raise ImportError("gpufold.onnx.Col2Im needs the package onnx: pip install 'gpufold[onnx]'") from error
+
+    class Col2Im(OpRun):
+        """Col2Im for `onnx.reference.ReferenceEvaluator(model, new_ops=[gpufold.onnx.Col2Im])`."""
+
+        op_domain = ""
+
+        def _run(
+            self, input: Any, image_shape: Any, block_shape: Any, dilations: Any, pads: Any, strides: Any
+        ) -> tuple[Any]:
+            return (col2im(input, image_shape, block_shape, dilations, pads, strides),)
+
+    globals()[name] = Col2Im
+    return Col2Im

@@ -1,0 +1,126 @@
+"""ONNX Col2Im-18: the node tests that onnx ships, and the operator inside whole models."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import warnings
+
+import numpy as np
+import pytest
+from cases import CASES, assert_same_bits, values
+from onnx import TensorProto, helper
+from onnx.backend.test.loader import load_model_tests
+from onnx.reference import ReferenceEvaluator
+
+import gpufold.onnx
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # making the node tests of other operators divides by zero
+    NODE_TESTS = [test for test in load_model_tests(kind="node") if test.name.startswith("test_col2im")]
+BATCHED = [case for case in CASES if case.batch is not None]
+
+
+def test_onnx_ships_five_node_tests():
+    assert len(NODE_TESTS) == 5
+
+
+@pytest.mark.parametrize("node_test", NODE_TESTS, ids=lambda test: test.name)
+def test_node_tests_pass_in_the_reference_evaluator(node_test):
+    names = [each.name for each in node_test.model.graph.input]
+    evaluator = ReferenceEvaluator(node_test.model, new_ops=[gpufold.onnx.Col2Im])
+    for inputs, (want,) in node_test.data_sets:
+        (got,) = evaluator.run(None, dict(zip(names, inputs, strict=True)))
+        assert_same_bits(got, want)
+
+
+def col2im_model(case, dtype, surround=False):
+    """A model of one Col2Im, or of one between two other nodes."""
+    element = helper.np_dtype_to_tensor_dtype(dtype)
+    arguments = case.arguments
+    node = helper.make_node(
+        "Col2Im",
+        ["scaled" if surround else "columns", "size", "kernel"],
+        ["folded" if surround else "image"],
+        strides=arguments["strides"],
+        dilations=arguments["dilations"],
+        pads=[*arguments["pads_begin"], *arguments["pads_end"]],
+    )
+    nodes = [node]
+    if surround:
+        nodes = [
+            helper.make_node("Add", ["columns", "columns"], ["scaled"]),
+            node,
+            helper.make_node("Relu", ["folded"], ["image"]),
+        ]
+    graph = helper.make_graph(
+        nodes,
+        "fold",
+        [helper.make_tensor_value_info("columns", element, case.columns_shape)],
+        [helper.make_tensor_value_info("image", element, case.image_shape)],
+        [
+            helper.make_tensor("size", TensorProto.INT64, [len(case.output_size)], case.output_size),
+            helper.make_tensor("kernel", TensorProto.INT64, [len(case.kernel_size)], case.kernel_size),
+        ],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+
+
+@pytest.mark.parametrize("case", BATCHED, ids=str)
+def test_models_run_through_gpufold(case):
+    columns = values(case.columns_shape, np.float32)
+    model = col2im_model(case, columns.dtype, surround=True)
+    (got,) = ReferenceEvaluator(model, new_ops=[gpufold.onnx.Col2Im]).run(None, {"columns": columns})
+    with np.errstate(all="ignore"):
+        want = np.maximum(case.col2im(columns + columns), 0)
+    np.testing.assert_array_equal(got, want)
+
+
+def test_the_reference_fails_without_planes_and_gpufold_does_not():
+    """N = 0 and C = 0 are legal: a tensor with no elements."""
+    for shape in ((0, 4, 9), (2, 0, 9)):
+        got = gpufold.onnx.col2im(np.zeros(shape, np.float32), [4, 4], [2, 2])
+        assert got.shape == (shape[0], shape[1] // 4, 4, 4)
+
+
+def test_pads_are_begins_then_ends():
+    columns = values((1, 6, 12), np.float32)
+    got = gpufold.onnx.col2im(columns, [3, 4], [2, 3], pads=[1, 0, 0, 2], strides=None)
+    want = gpufold.col2im(columns, (3, 4), (2, 3), pads_begin=(1, 0), pads_end=(0, 2))
+    assert_same_bits(got, want)
+
+
+def test_one_axis_is_accepted_beyond_the_specification():
+    got = gpufold.onnx.col2im(np.ones((1, 2, 3)), [4], [2], strides=[1], dilations=[1], pads=[0, 0])
+    np.testing.assert_array_equal(got, [[[1, 2, 2, 1]]])
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "facts"),
+    [
+        ({"input": np.ones((4, 9))}, ValueError, ["input", "rank 3", "got rank 2"]),
+        ({"pads": [0, 0]}, ValueError, ["pads", "4 values", "(0, 0)"]),
+        ({"pads": 1}, ValueError, ["pads", "4 values", "1"]),
+        ({"pads": [0, 0, 0, 0.5]}, TypeError, ["pads", "integer", "0.5"]),
+        ({"pads": [0, 0, 0, -1]}, ValueError, ["pads_end", "at least 0", "-1"]),
+        ({"image_shape": [4.0, 4.0]}, TypeError, ["image_shape", "integer", "4.0"]),
+        ({"strides": [1]}, ValueError, ["strides", "2 values", "got 1"]),
+    ],
+)
+def test_bad_calls_say_so(changes, error, facts):
+    with pytest.raises(error) as caught:
+        gpufold.onnx.col2im(**{"input": np.ones((1, 4, 9)), "image_shape": [4, 4], "block_shape": [2, 2]} | changes)
+    for fact in facts:
+        assert fact in str(caught.value)
+
+
+def test_without_onnx_only_the_class_is_missing():
+    code = (
+        "import sys; sys.modules['onnx'] = None\n"
+        "import numpy as np, gpufold.onnx\n"
+        "print(gpufold.onnx.col2im(np.ones((1, 1, 1)), [1, 1], [1, 1]).shape)\n"
+        "try:\n    gpufold.onnx.Col2Im\nexcept ImportError as error:\n    print(error)\n"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "(1, 1, 1, 1)" in run.stdout
+    assert "pip install 'gpufold[onnx]'" in run.stdout
