@@ -67,6 +67,39 @@ struct Parameters {
     Divisor by_channels;          // groups of them
 };
 
+// What a thread owns: a place along each axis, in each of some planes that follow each other.
+template <int planes> struct Place {
+    Offset batch, channel;
+    Offset along[rank];
+
+    // Thread numbers count places, then groups of channels, then the batch.
+    __device__ Place(Offset thread, const Parameters& p)
+    {
+#pragma unroll
+        for (int axis = last; axis >= 0; --axis)
+            along[axis] = p.by_extent[axis].split(thread);
+        channel = p.by_channels.split(thread) * planes;
+        batch = thread;
+    }
+
+    // A group's missing planes repeat its last one and are not stored.
+    __device__ void point_at(const Scalar* (&plane_columns)[planes], const Scalar* columns,
+                             const Parameters& p) const
+    {
+        columns += batch * p.columns_batch + channel * p.columns_channel;
+#pragma unroll
+        for (int plane = 0; plane < planes; ++plane) {
+            plane_columns[plane] = columns + min(Offset(plane), p.channels - channel - 1) * p.columns_channel;
+            keep(plane_columns[plane]);
+        }
+    }
+
+    __device__ Scalar* first_plane(Scalar* image, const Parameters& p) const
+    {
+        return image + batch * p.image_batch + channel * p.image_channel;
+    }
+};
+
 // The taps of one axis that land on one pixel.
 struct Taps {
     Offset tap, block; // of the first, which may not exist
@@ -91,3 +124,52 @@ struct Taps {
                (kernel[axis] % pattern::tap_step == 0 || tap + number * pattern::tap_step < kernel[axis]);
     }
 };
+
+constexpr int unrolled_loads = 128; // of one thread; beyond, taps of the outer axes are a loop
+constexpr int looped_loads = 16;    // that a loop's body has at least
+
+// How many leading axes up to this one have their taps in a loop, where each tap of all of them has so many
+// loads.
+template <int axis> __device__ constexpr int looped_axes(Offset loads)
+{
+    if constexpr (axis < 0)
+        return 0;
+    else
+        return loads * Pattern<axis>::taps > unrolled_loads
+                   ? axis + 1
+                   : looped_axes<axis - 1>(loads * Pattern<axis>::taps);
+}
+
+// Visits the taps of the axes [axis, end) that land on a pixel in lexicographic order, each with `loads`
+// loads: visit(offset in the columns, whether it exists, number of the tap).
+template <int axis, int end, int loads, typename Visit>
+__device__ void for_each_tap(const Taps (&taps)[rank], const Parameters& p, Offset offset, bool exists,
+                             int iteration, const Visit& visit)
+{
+    if constexpr (axis == end) {
+        visit(offset, exists, iteration);
+    } else {
+        constexpr int count = Pattern<axis>::taps;
+        constexpr int looped = looped_axes<end - 1>(loads);
+        constexpr bool loop = axis < looped;
+        constexpr bool skip = loop && (axis + 1 < end || loads >= looped_loads);
+#pragma unroll(skip ? 1 : loop ? looped_loads / loads : count)
+        for (int number = 0; number < count; ++number) {
+            const bool found = taps[axis].template exists<axis>(number, p);
+            if (skip && !found)
+                continue;
+            for_each_tap<axis + 1, end, loads>(taps, p,
+                                               offset + taps[axis].offset + number * p.tap_step_stride[axis],
+                                               exists && found, iteration * count + number, visit);
+        }
+    }
+}
+
+template <int axis = 0, int end>
+__device__ void find_taps(Taps (&taps)[rank], const Offset (&pixel)[rank], const Parameters& p)
+{
+    if constexpr (axis < end) {
+        taps[axis] = Taps::of<axis>(pixel[axis], p);
+        find_taps<axis + 1, end>(taps, pixel, p);
+    }
+}

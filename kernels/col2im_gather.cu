@@ -27,8 +27,7 @@
 
 constexpr int cell = stride[last];
 constexpr int row_taps = kernel[last];
-constexpr int phase = PHASE;        // pad modulo stride, on the last axis
-constexpr int unrolled_loads = 128; // of one thread; beyond, the outer axes' taps are a loop
+constexpr int phase = PHASE; // pad modulo stride, on the last axis
 
 struct GatherParameters : Parameters {
     Offset full_cells;   // of a row whose pixels lie end to end in memory, else 0
@@ -42,69 +41,6 @@ __device__ constexpr int floor_divide(int a, int b)
     return a >= 0 ? a / b : -((b - 1 - a) / b);
 }
 
-// How many leading axes have their taps in a loop, so that the rest may be unrolled.
-template <int axis = last - 1> __device__ constexpr int looped_axes(int loads)
-{
-    if constexpr (axis < 0)
-        return 0;
-    else
-        return loads * Pattern<axis>::taps > unrolled_loads
-                   ? axis + 1
-                   : looped_axes<axis - 1>(loads * Pattern<axis>::taps);
-}
-
-template <int planes> struct Gather {
-    const Parameters& p;
-    const Scalar* columns[planes];
-    Taps taps[rank];             // of the outer axes
-    Offset row_offset[row_taps]; // of each tap of the last axis
-    bool row_exists[row_taps];
-    Accumulator sums[planes][cell];
-
-    // Adds the taps of the axes from this one on, in lexicographic order; iteration numbers those so far.
-    template <int axis> __device__ void add_taps(Offset offset, bool exists, int iteration)
-    {
-        if constexpr (axis == last) {
-            Scalar elements[planes][row_taps];
-#pragma unroll
-            for (int plane = 0; plane < planes; ++plane)
-#pragma unroll
-                for (int tap = 0; tap < row_taps; ++tap) {
-                    trace_iteration((iteration * planes + plane) * row_taps + tap);
-                    elements[plane][tap] =
-                        load_if(columns[plane] + (offset + row_offset[tap]), exists && row_exists[tap]);
-                }
-#pragma unroll
-            for (int plane = 0; plane < planes; ++plane)
-#pragma unroll
-                for (int tap = 0; tap < row_taps; ++tap) {
-                    const int pixel = tap * dilation[last] - phase;
-                    Accumulator& sum = sums[plane][pixel - floor_divide(pixel, cell) * cell];
-                    sum = add(sum, widen(elements[plane][tap]));
-                }
-        } else if constexpr (axis < looped_axes(planes * row_taps)) {
-#pragma unroll 1
-            for (Offset number = 0; number < Pattern<axis>::taps; ++number)
-                if (taps[axis].template exists<axis>(number, p))
-                    add_taps<axis + 1>(offset + taps[axis].offset + number * p.tap_step_stride[axis], exists,
-                                       iteration * int(Pattern<axis>::taps) + int(number));
-        } else {
-#pragma unroll
-            for (int number = 0; number < Pattern<axis>::taps; ++number)
-                add_taps<axis + 1>(offset + taps[axis].offset + number * p.tap_step_stride[axis],
-                                   exists && taps[axis].template exists<axis>(number, p),
-                                   iteration * int(Pattern<axis>::taps) + number);
-        }
-    }
-    template <int axis = 0> __device__ void find_taps(const Offset (&pixel)[rank])
-    {
-        if constexpr (axis < last) {
-            taps[axis] = Taps::of<axis>(pixel[axis], p);
-            find_taps<axis + 1>(pixel);
-        }
-    }
-};
-
 template <Store store, int planes>
 __device__ void gather(const Scalar* __restrict__ columns, Scalar* __restrict__ image,
                        const GatherParameters& p)
@@ -114,54 +50,68 @@ __device__ void gather(const Scalar* __restrict__ columns, Scalar* __restrict__ 
     const bool live = thread < p.threads;
     if (store != Store::staged && !live)
         return;
-    Offset rest = live ? thread : p.threads - 1;
-
+    const Place<planes> place(live ? thread : p.threads - 1, p);
+    const Offset cell_number = place.along[last];
     Offset pixel[rank]; // of the last axis, the first of the cell
 #pragma unroll
-    for (int axis = last; axis >= 0; --axis)
-        pixel[axis] = p.by_extent[axis].split(rest);
-    const Offset cell_number = pixel[last];
-    pixel[last] *= cell;
-    const Offset channel = p.by_channels.split(rest) * planes;
-    const Offset batch = rest;
+    for (int axis = 0; axis < last; ++axis)
+        pixel[axis] = place.along[axis];
+    pixel[last] = cell_number * cell;
 
-    Gather<planes> sum{p};
-    columns += batch * p.columns_batch + channel * p.columns_channel;
-#pragma unroll
-    for (int plane = 0; plane < planes; ++plane) {
-        // A group's missing planes repeat its last one and are not stored.
-        const Offset step = plane < p.channels - channel ? plane : p.channels - channel - 1;
-        sum.columns[plane] = columns + step * p.columns_channel;
-        keep(sum.columns[plane]);
-    }
-    sum.find_taps(pixel);
+    const Scalar* plane_columns[planes];
+    place.point_at(plane_columns, columns, p);
+    Taps taps[rank];
+    find_taps<0, last>(taps, pixel, p);
+    Offset row_offset[row_taps];
+    bool row_exists[row_taps];
 #pragma unroll
     for (int tap = 0; tap < row_taps; ++tap) {
         const Offset block =
             cell_number + p.pad[last] / cell - floor_divide(tap * dilation[last] - phase, cell);
-        sum.row_offset[tap] = tap * p.tap_stride[last] + block * p.block_stride[last];
-        sum.row_exists[tap] = within(block, p.blocks[last]);
+        row_offset[tap] = tap * p.tap_stride[last] + block * p.block_stride[last];
+        row_exists[tap] = within(block, p.blocks[last]);
     }
-    sum.template add_taps<0>(0, true, 0);
 
-    Scalar* first = image + batch * p.image_batch + channel * p.image_channel;
+    Accumulator sums[planes][cell] = {};
+    for_each_tap<0, last, planes * row_taps>(
+        taps, p, 0, true, 0, [&](Offset offset, bool exists, int iteration) {
+            Scalar elements[planes][row_taps];
+#pragma unroll
+            for (int plane = 0; plane < planes; ++plane)
+#pragma unroll
+                for (int tap = 0; tap < row_taps; ++tap) {
+                    trace_iteration((iteration * planes + plane) * row_taps + tap);
+                    elements[plane][tap] =
+                        load_if(plane_columns[plane] + (offset + row_offset[tap]), exists && row_exists[tap]);
+                }
+#pragma unroll
+            for (int plane = 0; plane < planes; ++plane)
+#pragma unroll
+                for (int tap = 0; tap < row_taps; ++tap) {
+                    const int pixel = tap * dilation[last] - phase;
+                    Accumulator& sum = sums[plane][pixel - floor_divide(pixel, cell) * cell];
+                    sum = add(sum, widen(elements[plane][tap]));
+                }
+        });
+
+    Scalar* first = place.first_plane(image, p);
 #pragma unroll
     for (int axis = 0; axis < rank; ++axis)
         first += pixel[axis] * p.pixel_stride[axis];
-    const Offset remaining = live ? p.channels - channel : 0; // planes to store
+    const Offset remaining = live ? p.channels - place.channel : 0; // planes to store
 
     if constexpr (store == Store::direct) {
 #pragma unroll
         for (int plane = 0; plane < planes; ++plane)
             if (plane < remaining)
-                first[plane * p.image_channel] = narrow(sum.sums[plane][0]);
+                first[plane * p.image_channel] = narrow(sums[plane][0]);
     } else if constexpr (store == Store::wide) {
 #pragma unroll
         for (int plane = 0; plane < planes; ++plane) {
             Scalar elements[cell];
 #pragma unroll
             for (int i = 0; i < cell; ++i)
-                elements[i] = narrow(sum.sums[plane][i]);
+                elements[i] = narrow(sums[plane][i]);
             if (plane < remaining)
                 store_wide(first + plane * p.image_channel, elements);
         }
@@ -182,7 +132,7 @@ __device__ void gather(const Scalar* __restrict__ columns, Scalar* __restrict__ 
             counts[warp][lane] = plane < remaining ? int(min(p.size[last] - pixel[last], Offset(cell))) : 0;
 #pragma unroll
             for (int i = 0; i < cell; ++i)
-                tiles[warp][lane][i] = narrow(sum.sums[plane][i]);
+                tiles[warp][lane][i] = narrow(sums[plane][i]);
             __syncwarp();
             if (run) {
 #pragma unroll

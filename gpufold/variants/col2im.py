@@ -161,7 +161,7 @@ def _plan(
     bits: int,
     reason: str,
     defines: dict[str, Any] | None = None,
-    fields: dict[str, tuple[str, int]] | None = None,
+    fields: dict[str, tuple[Any, Any]] | None = None,
     zero_output: bool = False,
 ) -> Plan:
     """Fill in what all variants have in common; a thread number is (batch, channel group, *extents)."""
@@ -222,6 +222,7 @@ def _plan(
 # ---------------------------------------------------------------------------------------------
 # gather
 
+GATHER_THREADS = 256
 GATHER_PLANES = 4
 """Planes of one thread where there are enough of them: they share its index arithmetic."""
 GATHER_MAX_STRIDE = 16
@@ -234,6 +235,17 @@ GATHER_RESIDENT_THREADS = 1280
 STAGED_BYTES = 40 * 1024
 """What a block may stage, of the 48 KB that static shared memory may have."""
 WIDEST_WORD = 16
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}" + "s" * (count > 1)
+
+
+def _planes_per_thread(problem: Problem, places: int) -> int:
+    """Several, unless a plane's places times the planes leave too few threads for the device then."""
+    seen, device = view(problem), problem.device
+    enough = GATHER_WAVES * GATHER_RESIDENT_THREADS * device.multiprocessors
+    return GATHER_PLANES if seen.channels > 1 and seen.planes * places >= enough * GATHER_PLANES else 1
 
 
 def gather(problem: Problem) -> Plan:
@@ -253,11 +265,10 @@ def gather(problem: Problem) -> Plan:
     itemsize = seen.element.itemsize
     cells = -(-row.size // row.stride)
     extents = (*(axis.size for axis in outer), cells)
-    enough = GATHER_WAVES * GATHER_RESIDENT_THREADS * problem.device.multiprocessors
-    planes = GATHER_PLANES if seen.planes * prod(extents) >= enough * GATHER_PLANES and seen.channels > 1 else 1
+    planes = _planes_per_thread(problem, prod(extents))
     groups = -(-seen.channels // planes)
     threads = seen.batch * groups * prod(extents)
-    block = 256
+    block = GATHER_THREADS
     while row.stride > 1 and block * (row.stride | 1) * itemsize > STAGED_BYTES:
         block //= 2
     whole_cells = row.size % row.stride == 0 and seen.pixel_strides[-1] == 1
@@ -297,7 +308,66 @@ def gather(problem: Problem) -> Plan:
     )
 
 
-VARIANTS: dict[str, Variant] = {"gather": gather}
+# ---------------------------------------------------------------------------------------------
+# gather_pixels
+
+
+def gather_pixels(problem: Problem) -> Plan:
+    """Plan for kernels/col2im_gather_pixels.cu, which serves everything."""
+    seen = view(problem)
+    extents = tuple(axis.size for axis in seen.axes)
+    planes = _planes_per_thread(problem, prod(extents))
+    groups = -(-seen.channels // planes)
+    threads = seen.batch * groups * prod(extents)
+    return _plan(
+        problem,
+        "gather_pixels",
+        "col2im_gather_pixels" + ("_planes" if planes > 1 else ""),
+        threads=threads,
+        extents=extents,
+        channel_groups=groups,
+        block=GATHER_THREADS,
+        bits=offset_bits(OPERATION, _largest_offset(seen), threads + GATHER_THREADS),
+        defines={"PLANES": GATHER_PLANES},
+        reason=f"each thread adds up the taps of one pixel of {_counted(planes, 'plane')}",
+    )
+
+
+# ---------------------------------------------------------------------------------------------
+# atomic
+
+
+def atomic(problem: Problem) -> Plan:
+    """Plan for kernels/col2im_atomic.cu."""
+    seen = view(problem)
+    if problem.dtype in ("float16", "bfloat16"):
+        raise Unsupported(
+            f"{OPERATION}: atomic adds in memory, where {problem.dtype} sums would be rounded at every addition"
+        )
+    if problem.dtype in ("int8", "uint8", "int16", "uint16"):
+        raise Unsupported(f"{OPERATION}: atomic has no atomic addition of {problem.dtype}, whose elements share a word")
+    if problem.output.strides != contiguous_strides(problem.output.shape):
+        raise Unsupported(f"{OPERATION}: atomic zeroes the image first, so out must be C-contiguous")
+    extents = seen.blocks
+    kernel = tuple(axis.kernel for axis in seen.axes)
+    threads = seen.planes * prod(kernel) * prod(extents)
+    bits = offset_bits(OPERATION, _largest_offset(seen), threads + GATHER_THREADS)
+    return _plan(
+        problem,
+        "atomic",
+        "col2im_atomic",
+        threads=threads,
+        extents=extents,
+        channel_groups=seen.channels,
+        block=GATHER_THREADS,
+        bits=bits,
+        fields={"by_tap": (("divisor", len(kernel)), [divisor(extent, bits) for extent in kernel])},
+        zero_output=True,
+        reason="each thread adds one element of the columns to its pixel with an atomic operation",
+    )
+
+
+VARIANTS: dict[str, Variant] = {"gather": gather, "gather_pixels": gather_pixels, "atomic": atomic}
 
 
 def choose(problem: Problem) -> Plan:

@@ -1,0 +1,68 @@
+// col2im by scattering: one thread per element of the columns adds it to its pixel with an atomic operation.
+//
+//   columns  (batch, channels, *kernel, *blocks), any strides     read once
+//   image    (batch, channels, *size), any strides                zero before the launch; added to
+//
+// The order of addition is the hardware's: the same bits each time for integers and bool only. Float32
+// denormals are flushed by the hardware's additions in memory. For small images under very many taps, which
+// have too few pixels to fill the device with a thread each.
+#include "col2im.cuh"
+
+#ifndef THREADS
+#define THREADS 256
+#endif
+
+struct AtomicParameters : Parameters {
+    Divisor by_tap[rank]; // extents of the kernel; by_extent has those of the blocks
+};
+
+template <typename Number> inline __device__ void add_atomically(Number* address, Number value)
+{
+    atomicAdd(address, value);
+}
+template <typename Real> inline __device__ void add_atomically(Complex<Real>* address, Complex<Real> value)
+{
+    atomicAdd(&address->real, value.real);
+    atomicAdd(&address->imaginary, value.imaginary);
+}
+// Bytes have no atomics of their own: the byte's bit is set in the word around it.
+inline __device__ void add_atomically(Boolean* address, Boolean value)
+{
+    const unsigned long long byte = reinterpret_cast<unsigned long long>(address);
+    if (value.bits)
+        atomicOr(reinterpret_cast<unsigned*>(byte & ~3ull), 1u << 8 * (byte & 3));
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+    col2im_atomic(const Scalar* __restrict__ columns, Scalar* __restrict__ image, const AtomicParameters p)
+{
+    Offset rest = grid_index();
+    if (rest >= p.threads)
+        return;
+    Offset pixel[rank], offset = 0;
+#pragma unroll
+    for (int axis = last; axis >= 0; --axis) {
+        const Offset block = p.by_extent[axis].split(rest);
+        pixel[axis] = block * stride[axis] - p.pad[axis];
+        offset += block * p.block_stride[axis];
+    }
+#pragma unroll
+    for (int axis = last; axis >= 0; --axis) {
+        const Offset tap = p.by_tap[axis].split(rest);
+        pixel[axis] += tap * dilation[axis];
+        offset += tap * p.tap_stride[axis];
+    }
+    const Offset channel = p.by_channels.split(rest), batch = rest;
+
+    bool inside = true;
+#pragma unroll
+    for (int axis = 0; axis < rank; ++axis)
+        inside = inside && within(pixel[axis], p.size[axis]);
+    if (!inside)
+        return;
+    image += batch * p.image_batch + channel * p.image_channel;
+#pragma unroll
+    for (int axis = 0; axis < rank; ++axis)
+        image += pixel[axis] * p.pixel_stride[axis];
+    add_atomically(image, columns[batch * p.columns_batch + channel * p.columns_channel + offset]);
+}

@@ -1,0 +1,66 @@
+// col2im by gathering: one thread owns one pixel of one or several planes and adds up the taps that land on
+// it.
+//
+//   columns  (batch, channels, *kernel, *blocks), any strides     read, a predicated load per tap
+//   image    (batch, channels, *size), any strides                written, each element once
+//
+// Neighbouring threads read neighbouring taps of the same block, or, where the stride is small, neighbouring
+// blocks. For columns whose blocks are contiguous, and for long kernels, whose taps are a loop here. Taps are
+// added in lexicographic order. No atomics and no zero fill.
+#include "col2im.cuh"
+
+#ifndef THREADS
+#define THREADS 256
+#endif
+#ifndef PLANES
+#define PLANES 4
+#endif
+
+template <int planes>
+__device__ void gather_pixels(const Scalar* __restrict__ columns, Scalar* __restrict__ image,
+                              const Parameters& p)
+{
+    const Offset thread = grid_index();
+    if (thread >= p.threads)
+        return;
+    const Place<planes> place(thread, p);
+    const Scalar* plane_columns[planes];
+    place.point_at(plane_columns, columns, p);
+    Taps taps[rank];
+    find_taps<0, rank>(taps, place.along, p);
+
+    Accumulator sums[planes] = {};
+    for_each_tap<0, rank, planes>(taps, p, 0, true, 0, [&](Offset offset, bool exists, int iteration) {
+        Scalar elements[planes];
+#pragma unroll
+        for (int plane = 0; plane < planes; ++plane) {
+            trace_iteration(iteration * planes + plane);
+            elements[plane] = load_if(plane_columns[plane] + offset, exists);
+        }
+#pragma unroll
+        for (int plane = 0; plane < planes; ++plane)
+            sums[plane] = add(sums[plane], widen(elements[plane]));
+    });
+
+    Scalar* first = place.first_plane(image, p);
+#pragma unroll
+    for (int axis = 0; axis < rank; ++axis)
+        first += place.along[axis] * p.pixel_stride[axis];
+#pragma unroll
+    for (int plane = 0; plane < planes; ++plane)
+        if (plane < p.channels - place.channel)
+            first[plane * p.image_channel] = narrow(sums[plane]);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 4)
+    col2im_gather_pixels(const Scalar* __restrict__ columns, Scalar* __restrict__ image, const Parameters p)
+{
+    gather_pixels<1>(columns, image, p);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 4)
+    col2im_gather_pixels_planes(const Scalar* __restrict__ columns, Scalar* __restrict__ image,
+                                const Parameters p)
+{
+    gather_pixels<PLANES>(columns, image, p);
+}
