@@ -55,7 +55,7 @@ struct Parameters {
     long long columns_batch, columns_channel; // strides in elements, as all below
     long long image_batch, image_channel;
     Offset channels;
-    Offset threads;
+    Offset items;      // that have an owner: cells, pixels or elements of all planes, or tiles of them
     Offset size[rank]; // pixels
     Offset blocks[rank];
     Offset pad[rank];        // in front of pixel 0
@@ -104,6 +104,7 @@ template <int planes> struct Place {
 struct Taps {
     Offset tap, block; // of the first, which may not exist
     Offset offset;     // of the first, in the columns
+    bool reached;      // false where the stride and the dilation leave the pixel out
 
     template <int axis> static __device__ Taps of(Offset pixel, const Parameters& p)
     {
@@ -112,16 +113,22 @@ struct Taps {
         const Offset share = padded / pattern::common;
         const Offset tap = share % pattern::tap_step * pattern::inverse % pattern::tap_step;
         const Offset block = (share - tap * pattern::block_step) / pattern::tap_step;
-        const bool reached = pattern::common == 1 || padded % pattern::common == 0;
-        return {tap, reached ? block : -1, tap * p.tap_stride[axis] + block * p.block_stride[axis]};
+        return {tap, block, tap * p.tap_stride[axis] + block * p.block_stride[axis],
+                pattern::common == 1 || padded % pattern::common == 0};
     }
 
-    // Whether the number-th of them exists.
-    template <int axis> __device__ bool exists(Offset number, const Parameters& p) const
+    // Whether the number-th of them is one of the kernel's.
+    template <int axis> __device__ bool in_kernel(Offset number) const
     {
         using pattern = Pattern<axis>;
-        return within(block - number * pattern::block_step, p.blocks[axis]) &&
+        return reached &&
                (kernel[axis] % pattern::tap_step == 0 || tap + number * pattern::tap_step < kernel[axis]);
+    }
+
+    // Whether it is one of an existing block's too.
+    template <int axis> __device__ bool exists(Offset number, const Parameters& p) const
+    {
+        return in_kernel<axis>(number) && within(block - number * Pattern<axis>::block_step, p.blocks[axis]);
     }
 };
 

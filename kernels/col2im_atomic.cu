@@ -37,7 +37,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     col2im_atomic(const Scalar* __restrict__ columns, Scalar* __restrict__ image, const AtomicParameters p)
 {
     Offset rest = grid_index();
-    if (rest >= p.threads)
+    if (rest >= p.items)
         return;
     Offset pixel[rank], offset = 0;
 #pragma unroll

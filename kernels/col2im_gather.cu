@@ -47,10 +47,10 @@ __device__ void gather(const Scalar* __restrict__ columns, Scalar* __restrict__ 
 {
     // Lanes past the end do the last thread's work and store nothing: staging needs every lane of a warp.
     const Offset thread = grid_index();
-    const bool live = thread < p.threads;
+    const bool live = thread < p.items;
     if (store != Store::staged && !live)
         return;
-    const Place<planes> place(live ? thread : p.threads - 1, p);
+    const Place<planes> place(live ? thread : p.items - 1, p);
     const Offset cell_number = place.along[last];
     Offset pixel[rank]; // of the last axis, the first of the cell
 #pragma unroll

@@ -21,7 +21,7 @@ __device__ void gather_pixels(const Scalar* __restrict__ columns, Scalar* __rest
                               const Parameters& p)
 {
     const Offset thread = grid_index();
-    if (thread >= p.threads)
+    if (thread >= p.items)
         return;
     const Place<planes> place(thread, p);
     const Scalar* plane_columns[planes];

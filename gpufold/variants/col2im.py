@@ -28,6 +28,7 @@ from gpufold.plan import (
 )
 
 OPERATION = "col2im"
+WARP = 32
 
 # ---------------------------------------------------------------------------------------------
 # A problem as the kernels see it
@@ -135,7 +136,7 @@ def _parameter_type(rank: int, bits: int, **fields: Any) -> np.dtype[Any]:
         image_batch="long",
         image_channel="long",
         channels="offset",
-        threads="offset",
+        items="offset",
         size=("offset", rank),
         blocks=("offset", rank),
         pad=("offset", rank),
@@ -154,7 +155,8 @@ def _plan(
     variant: str,
     symbol: str,
     *,
-    threads: int,
+    items: int,
+    per_block: int,
     extents: Size,
     channel_groups: int,
     block: int,
@@ -164,7 +166,7 @@ def _plan(
     fields: dict[str, tuple[Any, Any]] | None = None,
     zero_output: bool = False,
 ) -> Plan:
-    """Fill in what all variants have in common; a thread number is (batch, channel group, *extents)."""
+    """Fill in what all variants have in common; an item is (batch, channel group, *extents)."""
     seen = view(problem)
     axes, fields = seen.axes, fields or {}
     steps = [
@@ -177,7 +179,7 @@ def _plan(
         seen.image_batch,
         seen.image_channel,
         seen.channels,
-        threads,
+        items,
         [axis.size for axis in axes],
         [axis.blocks for axis in axes],
         [axis.pad_begin for axis in axes],
@@ -210,7 +212,7 @@ def _plan(
                 **(defines or {}),
             }.items()
         ),
-        grid_blocks(OPERATION, threads, block),
+        grid_blocks(OPERATION, items, per_block),
         (block, 1, 1),
         pack(layout, shared=shared, **{name: value for name, (_, value) in fields.items()}),
         zero_output,
@@ -267,7 +269,7 @@ def gather(problem: Problem) -> Plan:
     extents = (*(axis.size for axis in outer), cells)
     planes = _planes_per_thread(problem, prod(extents))
     groups = -(-seen.channels // planes)
-    threads = seen.batch * groups * prod(extents)
+    items = seen.batch * groups * prod(extents)
     block = GATHER_THREADS
     while row.stride > 1 and block * (row.stride | 1) * itemsize > STAGED_BYTES:
         block //= 2
@@ -294,11 +296,12 @@ def gather(problem: Problem) -> Plan:
         problem,
         "gather",
         "col2im_gather" + ("_planes" if planes > 1 else "") + ("_wide" if wide else ""),
-        threads=threads,
+        items=items,
+        per_block=block,
         extents=extents,
         channel_groups=groups,
         block=block,
-        bits=offset_bits(OPERATION, _largest_offset(seen), threads + block),
+        bits=offset_bits(OPERATION, _largest_offset(seen), items + block),
         defines={"PLANES": GATHER_PLANES, "PHASE": row.pad_begin % row.stride},
         fields={
             "full_cells": ("offset", row.size // row.stride if seen.pixel_strides[-1] == 1 else 0),
@@ -318,18 +321,86 @@ def gather_pixels(problem: Problem) -> Plan:
     extents = tuple(axis.size for axis in seen.axes)
     planes = _planes_per_thread(problem, prod(extents))
     groups = -(-seen.channels // planes)
-    threads = seen.batch * groups * prod(extents)
+    items = seen.batch * groups * prod(extents)
     return _plan(
         problem,
         "gather_pixels",
         "col2im_gather_pixels" + ("_planes" if planes > 1 else ""),
-        threads=threads,
+        items=items,
+        per_block=GATHER_THREADS,
         extents=extents,
         channel_groups=groups,
         block=GATHER_THREADS,
-        bits=offset_bits(OPERATION, _largest_offset(seen), threads + GATHER_THREADS),
+        bits=offset_bits(OPERATION, _largest_offset(seen), items + GATHER_THREADS),
         defines={"PLANES": GATHER_PLANES},
         reason=f"each thread adds up the taps of one pixel of {_counted(planes, 'plane')}",
+    )
+
+
+# ---------------------------------------------------------------------------------------------
+# gather_phases
+
+PHASES_CELLS = 4
+"""Cells of one lane where rows are long; elements of 16 bytes leave room for half."""
+PHASES_MAX_WASTE = 1.25
+"""Prediction: several cells per lane pay while they leave no more lanes idle than this."""
+
+
+def gather_phases(problem: Problem) -> Plan:
+    """Plan for kernels/col2im_gather_phases.cu."""
+    seen = view(problem)
+    *outer, row = seen.axes
+    many = PHASES_CELLS if seen.element.itemsize < 16 else PHASES_CELLS // 2
+    row_cells = -(-row.size // row.stride)
+    waste = -(-row_cells // (WARP * many)) * WARP * many / row_cells
+    cells = many if waste <= PHASES_MAX_WASTE else 1
+    tiles = -(-row_cells // (WARP * cells)) * -(-row.stride // WARP)
+    extents = (*(axis.size for axis in outer), tiles)
+    tile_end = row_cells + 2 * WARP * cells
+    return _plan(
+        problem,
+        "gather_phases",
+        "col2im_gather_phases" + ("_cells" if cells > 1 else ""),
+        items=seen.planes * prod(extents),
+        per_block=1,
+        extents=extents,
+        channel_groups=seen.channels,
+        block=GATHER_THREADS,
+        bits=offset_bits(
+            OPERATION,
+            _largest_offset(seen),
+            seen.planes * prod(extents),
+            tile_end * max(row.stride, abs(seen.block_strides[-1])),
+        ),
+        defines={"CELLS": many},
+        reason=f"each warp adds up the same pixel of {cells * WARP} strides at a time, and its block writes whole rows",
+    )
+
+
+# ---------------------------------------------------------------------------------------------
+# split
+
+SPLIT_THREADS = 512
+
+
+def split(problem: Problem) -> Plan:
+    """Plan for kernels/col2im_split.cu."""
+    seen = view(problem)
+    extents = tuple(axis.size for axis in seen.axes)
+    items = seen.planes * prod(extents)
+    taps = prod(map(taps_per_pixel, seen.axes))
+    return _plan(
+        problem,
+        "split",
+        "col2im_split",
+        items=items,
+        per_block=WARP,
+        extents=extents,
+        channel_groups=seen.channels,
+        block=SPLIT_THREADS,
+        bits=offset_bits(OPERATION, _largest_offset(seen), items + WARP, taps + SPLIT_THREADS),
+        defines={"TAPS": 32 // max(4, seen.element.itemsize)},
+        reason=f"the warps of a block split the {taps} taps of {WARP} pixels and one of them adds these up",
     )
 
 
@@ -350,13 +421,14 @@ def atomic(problem: Problem) -> Plan:
         raise Unsupported(f"{OPERATION}: atomic zeroes the image first, so out must be C-contiguous")
     extents = seen.blocks
     kernel = tuple(axis.kernel for axis in seen.axes)
-    threads = seen.planes * prod(kernel) * prod(extents)
-    bits = offset_bits(OPERATION, _largest_offset(seen), threads + GATHER_THREADS)
+    items = seen.planes * prod(kernel) * prod(extents)
+    bits = offset_bits(OPERATION, _largest_offset(seen), items + GATHER_THREADS)
     return _plan(
         problem,
         "atomic",
         "col2im_atomic",
-        threads=threads,
+        items=items,
+        per_block=GATHER_THREADS,
         extents=extents,
         channel_groups=seen.channels,
         block=GATHER_THREADS,
@@ -367,7 +439,13 @@ def atomic(problem: Problem) -> Plan:
     )
 
 
-VARIANTS: dict[str, Variant] = {"gather": gather, "gather_pixels": gather_pixels, "atomic": atomic}
+VARIANTS: dict[str, Variant] = {
+    "gather": gather,
+    "gather_phases": gather_phases,
+    "gather_pixels": gather_pixels,
+    "split": split,
+    "atomic": atomic,
+}
 
 
 def choose(problem: Problem) -> Plan:

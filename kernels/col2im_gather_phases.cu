@@ -1,0 +1,95 @@
+// col2im by gathering, for strides too large for one thread: a block owns a tile of cells and phases of one
+// row.
+//
+//   columns  (batch, channels, *kernel, *blocks), any strides     read, a predicated load per tap
+//   image    (batch, channels, *size), any strides                written, each element once
+//
+// A cell is a stride's worth of pixels along the last axis, a phase a pixel's place in its cell. Each warp
+// adds up some phases of the tile, a lane one or several cells of each, so that its lanes read neighbouring
+// blocks of one tap; the tile is then written from shared memory phase by phase along the row. Taps are added
+// in lexicographic order. No atomics and no zero fill.
+#include "col2im.cuh"
+
+#ifndef THREADS
+#define THREADS 256
+#endif
+#ifndef CELLS
+#define CELLS 4
+#endif
+
+constexpr int warps = THREADS / 32;
+constexpr int phase_tiles = (stride[last] + 31) / 32;
+constexpr int phases = (stride[last] + phase_tiles - 1) / phase_tiles; // of one tile
+
+template <int cells>
+__device__ void gather_phases(const Scalar* __restrict__ columns, Scalar* __restrict__ image,
+                              const Parameters& p)
+{
+    const Place<1> place(blockIdx.x, p);
+    const Offset first_phase = place.along[last] % phase_tiles * phases;
+    const Offset first_cell = place.along[last] / phase_tiles * (32 * cells);
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const Scalar* plane_columns[1];
+    place.point_at(plane_columns, columns, p);
+    const Scalar* cell_columns = plane_columns[0] + (first_cell + lane) * p.block_stride[last];
+    Taps taps[rank];
+    find_taps<0, last>(taps, place.along, p);
+
+    __shared__ Scalar tile[32 * cells][phases | 1];
+    using pattern = Pattern<last>;
+    constexpr int row_taps = pattern::taps;
+    constexpr int unrolled = row_taps * cells <= unrolled_loads ? row_taps : looped_loads / cells;
+    for (int phase = warp; phase < phases; phase += warps) {
+        const Taps row = Taps::of<last>(first_phase + phase, p); // of cell 0
+        Accumulator sums[cells] = {};
+        for_each_tap<0, last, row_taps * cells>(
+            taps, p, row.offset, true, phase / warps, [&](Offset offset, bool exists, int iteration) {
+#pragma unroll(unrolled)
+                for (int number = 0; number < row_taps; ++number) {
+                    const bool found = exists && row.in_kernel<last>(number);
+                    const Offset block = row.block + first_cell + lane - number * pattern::block_step;
+                    Scalar elements[cells];
+#pragma unroll
+                    for (int i = 0; i < cells; ++i) {
+                        trace_iteration((iteration * row_taps + number) * cells + i);
+                        elements[i] = load_if(cell_columns + (offset + number * p.tap_step_stride[last] +
+                                                              32 * i * p.block_stride[last]),
+                                              found && within(block + 32 * i, p.blocks[last]));
+                    }
+#pragma unroll
+                    for (int i = 0; i < cells; ++i)
+                        sums[i] = add(sums[i], widen(elements[i]));
+                }
+            });
+#pragma unroll
+        for (int i = 0; i < cells; ++i)
+            tile[32 * i + lane][phase] = narrow(sums[i]);
+    }
+    __syncthreads();
+
+    image = place.first_plane(image, p);
+#pragma unroll
+    for (int axis = 0; axis < last; ++axis)
+        image += place.along[axis] * p.pixel_stride[axis];
+#pragma unroll 4
+    for (int element = threadIdx.x; element < 32 * cells * phases; element += THREADS) {
+        trace_iteration(element / THREADS);
+        const int cell = element / phases, phase = element % phases;
+        const Offset pixel = (first_cell + cell) * stride[last] + first_phase + phase;
+        if (first_phase + phase < stride[last] && pixel < p.size[last])
+            image[pixel * p.pixel_stride[last]] = tile[cell][phase];
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 4)
+    col2im_gather_phases(const Scalar* __restrict__ columns, Scalar* __restrict__ image, const Parameters p)
+{
+    gather_phases<1>(columns, image, p);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 4)
+    col2im_gather_phases_cells(const Scalar* __restrict__ columns, Scalar* __restrict__ image,
+                               const Parameters p)
+{
+    gather_phases<CELLS>(columns, image, p);
+}

@@ -1,0 +1,86 @@
+// col2im by gathering, for few pixels under very many taps: a block owns 32 pixels, whose taps its warps
+// split.
+//
+//   columns  (batch, channels, *kernel, *blocks), any strides     read, a predicated load per tap
+//   image    (batch, channels, *size), any strides                written, each element once
+//
+// In every round the loading warps bring the next taps of the 32 pixels into shared memory, a lane per pixel,
+// while the adding warp adds up those of the round before. It alone adds, in lexicographic order. No atomics
+// and no zero fill.
+#include "col2im.cuh"
+
+#ifndef THREADS
+#define THREADS 512
+#endif
+#ifndef TAPS
+#define TAPS 8
+#endif
+
+constexpr int loaders = THREADS / 32 - 1;
+constexpr int round_taps = loaders * TAPS;
+
+// The number-th of all taps that may land on a pixel, in lexicographic order.
+template <int axis = last>
+__device__ Offset find_tap(Offset number, const Taps (&taps)[rank], const Parameters& p, bool& exists)
+{
+    if constexpr (axis < 0) {
+        exists = exists && number == 0;
+        return 0;
+    } else {
+        constexpr Offset count = Pattern<axis>::taps;
+        const Offset here = number % count;
+        exists = exists && taps[axis].template exists<axis>(here, p);
+        return taps[axis].offset + here * p.tap_step_stride[axis] +
+               find_tap<axis - 1>(number / count, taps, p, exists);
+    }
+}
+
+template <int axis = last> __device__ constexpr Offset count_taps()
+{
+    if constexpr (axis < 0)
+        return 1;
+    else
+        return Pattern<axis>::taps * count_taps<axis - 1>();
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 2)
+    col2im_split(const Scalar* __restrict__ columns, Scalar* __restrict__ image, const Parameters p)
+{
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const Offset item = Offset(blockIdx.x) * 32 + lane;
+    const Place<1> place(min(item, p.items - 1), p);
+    const Scalar* plane_columns[1];
+    place.point_at(plane_columns, columns, p);
+    Taps taps[rank];
+    find_taps<0, rank>(taps, place.along, p);
+
+    __shared__ Scalar loaded[2][round_taps][32];
+    constexpr Offset rounds = (count_taps() + round_taps - 1) / round_taps;
+    Accumulator sum = {};
+    for (Offset round = 0; round <= rounds; ++round) {
+        // Every warp reaches the barrier: what was loaded in this round is added in the next.
+        if (warp < loaders && round < rounds) {
+#pragma unroll
+            for (int i = 0; i < TAPS; ++i) {
+                const int slot = warp * TAPS + i;
+                bool exists = true;
+                const Offset offset = find_tap(round * round_taps + slot, taps, p, exists);
+                trace_iteration(int(round) * TAPS + i);
+                loaded[round % 2][slot][lane] = load_if(plane_columns[0] + offset, exists);
+            }
+        } else if (warp == loaders && round > 0) {
+#pragma unroll 8
+            for (int slot = 0; slot < round_taps; ++slot)
+                sum = add(sum, widen(loaded[(round + 1) % 2][slot][lane]));
+        }
+        __syncthreads();
+    }
+
+    if (warp == loaders && item < p.items) {
+        image = place.first_plane(image, p);
+#pragma unroll
+        for (int axis = 0; axis < rank; ++axis)
+            image += place.along[axis] * p.pixel_stride[axis];
+        *image = narrow(sum);
+    }
+}
