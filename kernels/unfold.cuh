@@ -43,7 +43,10 @@ struct Parameters {
     Offset planes;
     Offset planes_per_thread;
     Offset chunks; // of all taps of a block
-    Offset chunks_per_thread;
+    Offset turns;  // of the loop over them: see chunk_in_turn
+    Offset turns_per_thread;
+    Divisor sharing_chunks;
+    Offset sharing_step;
     Offset threads; // along x, one per position and group of planes
     long long image_batch_step, image_plane_step;
     long long columns_batch_step, columns_plane_step;
@@ -56,7 +59,7 @@ struct Block {
     const Scalar* image;        // tap 0 in the first plane
     Scalar* columns;            // tap 0 in the first plane
     Offset planes;              // from the first plane on
-    Offset first_chunk, end_chunk;
+    Offset first_turn, end_turn;
 };
 
 inline __device__ Block this_block(const Scalar* image, Scalar* columns, const Parameters& parameters)
@@ -78,8 +81,8 @@ inline __device__ Block this_block(const Scalar* image, Scalar* columns, const P
         image + (number * parameters.image_batch_step + plane * parameters.image_plane_step + image_offset);
     block.columns = columns + (number * parameters.columns_batch_step +
                                plane * parameters.columns_plane_step + columns_offset);
-    block.first_chunk = Offset(blockIdx.y) * parameters.chunks_per_thread;
-    block.end_chunk = min(block.first_chunk + parameters.chunks_per_thread, parameters.chunks);
+    block.first_turn = Offset(blockIdx.y) * parameters.turns_per_thread;
+    block.end_turn = min(block.first_turn + parameters.turns_per_thread, parameters.turns);
     return block;
 }
 
@@ -136,7 +139,7 @@ inline __device__ void unfold_direct_planes(const Block& block, const Scalar* im
         keep(images[plane]);
         keep(columns_of[plane]);
     }
-    for (Offset number = block.first_chunk; number < block.end_chunk; ++number) {
+    for (Offset number = block.first_turn; number < block.end_turn; ++number) {
         trace_iteration(int(number));
         const Chunk chunk = chunk_of(block, number, parameters);
         Scalar values[chunk_taps][planes];
@@ -188,6 +191,14 @@ inline __device__ void unfold_direct(const Scalar* image, Scalar* columns, const
 
 using StagedTile = Tile<chunk_taps>;
 
+// Chunks sharing_step apart read the same pixels for neighbouring blocks that overlap: they take turns one
+// after the other, while the pixels are in the L1 cache. Not every turn has a chunk.
+inline __device__ Offset chunk_in_turn(Offset turn, const Parameters& parameters)
+{
+    const Offset sharing = parameters.sharing_chunks.split(turn);
+    return turn + sharing * parameters.sharing_step;
+}
+
 // Every lane of a warp comes here, blocks that do not exist included.
 inline __device__ void unfold_staged(const Scalar* image, Scalar* columns, const Parameters& parameters,
                                      StagedTile& tile)
@@ -209,7 +220,10 @@ inline __device__ void unfold_staged(const Scalar* image, Scalar* columns, const
         pixel[step] = __shfl_sync(all_lanes, block.pixel[last_axis], walk.row(step)) + column_shift;
     }
 
-    for (Offset number = block.first_chunk; number < block.end_chunk; ++number) {
+    for (Offset turn = block.first_turn; turn < block.end_turn; ++turn) {
+        const Offset number = chunk_in_turn(turn, parameters);
+        if (number >= parameters.chunks)
+            continue; // all lanes alike
         const Chunk chunk = chunk_of(block, number, parameters);
         const Offset shift = chunk.first_tap * parameters.dilation[last_axis];
         unsigned inside_row = 0;

@@ -21,6 +21,7 @@ from gpufold.plan import (
 from gpufold.variants import unfold
 from gpufold.variants.unfold import (
     GRID_ROWS,
+    PLANES_PER_THREAD,
     STAGED_ROW_BYTES,
     STAGED_TAPS,
     THREADS_PER_BLOCK,
@@ -239,7 +240,7 @@ def _plan(
     operation = "batch_to_space"
     axes = blocks.axes
     places = (*(axis.size for axis in axes[:-1]), last_places)
-    together = planes_per_thread(prod(places), blocks.planes, problem.device)
+    together = planes_per_thread(prod(places), blocks.planes, PLANES_PER_THREAD, problem.device)
     threads = prod(places) * -(-blocks.planes // together)
     bits = offset_bits(
         operation,

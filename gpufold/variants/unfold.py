@@ -8,7 +8,7 @@ one and widens the elements; `direct` and `staged` plan the two kernels of kerne
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from math import prod
+from math import gcd, prod
 
 from gpufold.plan import (
     Device,
@@ -28,7 +28,9 @@ WAVES = 4
 """Full loads of the device that a launch keeps before its threads take more work each: a prediction."""
 
 PLANES_PER_THREAD = 8
-"""Planes that share a thread's index arithmetic at most: a prediction."""
+OVERLAPPING_PLANES_PER_THREAD = 4
+"""Planes that share a thread's index arithmetic at most; where blocks overlap, more planes keep more columns in flight
+and drive the image out of the L2 cache before the next block reads it again: predictions."""
 
 GRID_ROWS = 65535
 """Blocks that one launch can have along y."""
@@ -111,6 +113,19 @@ class Unfold:
             span += (min(lanes, axis.positions) - 1) * axis.stride * abs(axis.pixel_step)
             lanes = -(-lanes // axis.positions)
         return span * self.itemsize / 31
+
+    @property
+    def planes_together(self) -> int:
+        overlapping = any(axis.kernel * axis.dilation > axis.stride for axis in self.axes)
+        return OVERLAPPING_PLANES_PER_THREAD if overlapping else PLANES_PER_THREAD
+
+    def sharing_step(self, chunk_taps: int) -> int:
+        """Count the chunks of taps from one that reads a pixel to the next that reads it for a neighbouring block."""
+        *outer, last = self.axes
+        chunks_per_row = -(-last.kernel // chunk_taps)
+        if outer and outer[-1].kernel > 1:
+            return outer[-1].stride // gcd(outer[-1].stride, outer[-1].dilation) * chunks_per_row
+        return max(1, last.stride // max(1, chunk_taps * last.dilation))
 
     def warp_span(self, planes_per_thread: int) -> int:
         """Bound how far apart the planes of a warp's threads are in the image."""
@@ -234,9 +249,9 @@ def device_threads(device: Device) -> int:
     return WAVES * device.multiprocessors * device.threads_per_multiprocessor
 
 
-def planes_per_thread(places: int, planes: int, device: Device) -> int:
+def planes_per_thread(places: int, planes: int, most: int, device: Device) -> int:
     """Let threads share the index arithmetic of several planes where enough threads remain."""
-    count = PLANES_PER_THREAD
+    count = most
     while count > 1 and (planes < count or places * (planes // count) < device_threads(device)):
         count //= 2
     return count
@@ -247,16 +262,22 @@ def _plan(unfold: Unfold, variant: str, device: Device, chunk_taps: int, reason:
     kernel_width = axes[-1].kernel
     chunks = unfold.taps // kernel_width * -(-kernel_width // chunk_taps)
     places = unfold.batch * prod(axis.positions for axis in axes)
-    together = planes_per_thread(places * chunks, unfold.planes, device)
+    together = planes_per_thread(places * chunks, unfold.planes, unfold.planes_together, device)
     groups = -(-unfold.planes // together)
     threads = places * groups
-    grid_rows = min(chunks, GRID_ROWS, max(1, device_threads(device) // threads))
-    chunks_per_thread = -(-chunks // grid_rows)
+    step = min(chunks, unfold.sharing_step(chunk_taps)) if variant == "staged" else 1
+    sharing = -(-chunks // step)
+    turns = step * sharing
+    grid_rows = min(turns, GRID_ROWS, max(1, device_threads(device) // threads))
+    turns_per_thread = -(-turns // grid_rows)
+    if sharing <= 2 * turns_per_thread:  # chunks that share pixels stay together
+        turns_per_thread = -(-turns_per_thread // sharing) * sharing
     bits = offset_bits(
         unfold.operation,
         threads + THREADS_PER_BLOCK,
         unfold.planes,
-        unfold.taps,
+        unfold.taps + chunks,
+        turns + turns_per_thread,
         4 * max(axis.reach for axis in axes),
         sum(axis.reach * abs(axis.pixel_step) for axis in axes)
         + (unfold.warp_span(together) if variant == "staged" else 0),
@@ -277,7 +298,10 @@ def _plan(unfold: Unfold, variant: str, device: Device, chunk_taps: int, reason:
         planes="offset",
         planes_per_thread="offset",
         chunks="offset",
-        chunks_per_thread="offset",
+        turns="offset",
+        turns_per_thread="offset",
+        sharing_chunks="divisor",
+        sharing_step="offset",
         threads="offset",
         image_batch_step="long",
         image_plane_step="long",
@@ -299,7 +323,10 @@ def _plan(unfold: Unfold, variant: str, device: Device, chunk_taps: int, reason:
         planes=unfold.planes,
         planes_per_thread=together,
         chunks=chunks,
-        chunks_per_thread=chunks_per_thread,
+        turns=turns,
+        turns_per_thread=turns_per_thread,
+        sharing_chunks=divisor(sharing, bits),
+        sharing_step=step,
         threads=threads,
         image_batch_step=unfold.image_batch_step,
         image_plane_step=unfold.image_plane_step,
@@ -319,7 +346,7 @@ def _plan(unfold: Unfold, variant: str, device: Device, chunk_taps: int, reason:
             ("KERNEL_WIDTH", str(kernel_width)),
             ("CHUNK_TAPS", str(chunk_taps)),
         ),
-        grid=(blocks, -(-chunks // chunks_per_thread), 1),
+        grid=(blocks, -(-turns // turns_per_thread), 1),
         block=(THREADS_PER_BLOCK, 1, 1),
         parameters=parameters,
         zero_output=False,
