@@ -1,0 +1,1 @@
+"""Measures gpufold beside its peers: `python -m bench --help`."""

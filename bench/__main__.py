@@ -1,0 +1,123 @@
+"""The command line: `python -m bench --help`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+import gpufold
+from bench.measure import cpu_bench, device_kind, gpu_bench, new_row
+from bench.problems import PROBLEMS, select
+from bench.report import footer, table
+from bench.results import command_line
+
+OPERATIONS = ("col2im", "im2col", "batch_to_space", "space_to_batch")
+
+QUICK_SECONDS, FULL_SECONDS = 1.0, 5.0
+"""Measuring time of a problem in one dtype."""
+
+WIDTH = 160
+"""Of a table that goes into a file."""
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m bench",
+        description="Measure gpufold beside its peers, each result checked before it is timed. "
+        "Without an argument: the quick table, on the GPU where there is one.",
+    )
+    parser.add_argument("--device", choices=("auto", "cpu", "gpu"), default="auto")
+    parser.add_argument("--problem", action="append", default=[], metavar="NAME", help="problems with it in their name")
+    parser.add_argument("--variant", action="append", default=[], metavar="NAME", help="GPU kernel variants, else all")
+    parser.add_argument("--dtype", metavar="NAME", help="run every problem in this dtype in place of its own")
+    length = parser.add_mutually_exclusive_group()
+    length.add_argument("--quick", action="store_true", help="each problem in its first dtype: the default on a CPU")
+    length.add_argument("--full", action="store_true", help="every problem in all its dtypes: the default on a GPU")
+    parser.add_argument("--seconds", type=float, help="measuring time of a problem in one dtype")
+    parser.add_argument("--threads", type=int, help="CPU threads of every candidate, else all cores")
+    parser.add_argument("--save", type=Path, metavar="FILE.json", help="write everything that was measured")
+    commands = parser.add_subparsers(dest="command", title="other commands")
+    commands.add_parser("problems", help="list the problems and where they come from")
+    photo = commands.add_parser("photo", help="remove noise from a photograph with im2col and col2im")
+    photo.add_argument("--output", type=Path, default=Path("build/photo"), help="folder for the pictures")
+    photo.add_argument("--noise", type=float, default=0.1, help="standard deviation, where white is 1")
+    photo.add_argument("--seed", type=int, default=0)
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command; give the exit status."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    parser = _parser()
+    options = parser.parse_args(words)
+    warnings.filterwarnings("ignore", module="cupy._environment")  # about libraries that nothing here uses
+    console = Console() if sys.stdout.isatty() else Console(width=WIDTH)
+    try:
+        if options.command == "problems":
+            return _problems(console)
+        if options.command == "photo":
+            from bench.photo import photo
+
+            return photo(options.output, options.noise, options.seed, console)
+        return _measure(options, words, console)
+    except ValueError as error:
+        parser.error(str(error))
+
+
+def _problems(console: Console) -> int:
+    listed = Table("problem", "input", "output", "MB", "dtypes", "from", box=None)
+    for problem in PROBLEMS:
+        megabytes = f"{problem.compulsory_bytes(problem.dtypes[0]) / 1e6:.3g}"
+        shapes = (" x ".join(map(str, shape)) for shape in (problem.input_shape, problem.output_shape))
+        listed.add_row(problem.name, *shapes, megabytes, " ".join(problem.dtypes), problem.origin)
+    console.print(listed)
+    return 0
+
+
+def _measure(options: argparse.Namespace, words: list[str], console: Console) -> int:
+    kind = device_kind(options.device)
+    quick = options.quick or (kind == "cpu" and not options.full)
+    problems = select(options.problem, quick, kind == "gpu")
+    seconds = options.seconds or (QUICK_SECONDS if quick else FULL_SECONDS)
+    known = list(dict.fromkeys(name for operation in OPERATIONS for name in gpufold.variants(operation)))
+    if unknown := set(options.variant) - set(known):
+        raise ValueError(f"--variant must be of {', '.join(known)}, got {', '.join(sorted(unknown))}")
+    if kind == "cpu" and options.variant:
+        raise ValueError("--variant names a GPU kernel, and this run is on a CPU")
+    bench, run = cpu_bench(options.threads, seconds) if kind == "cpu" else gpu_bench(options.variant or known, seconds)
+    run.command = command_line(words)
+    tasks = [
+        (problem, dtype)
+        for problem in problems
+        for dtype in ((options.dtype,) if options.dtype else problem.dtypes[:1] if quick else problem.dtypes)
+    ]
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    try:
+        with Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True) as progress:
+            bar = progress.add_task("", total=len(tasks))
+            for problem, dtype in tasks:
+                progress.update(bar, description=f"{problem.name} {dtype}")
+                row = new_row(problem, dtype, kind)
+                run.rows.append(row)
+                bench.measure(problem, dtype, row)
+                progress.advance(bar)
+    except KeyboardInterrupt:
+        run.notes.append(f"Interrupted after {max(0, len(run.rows) - 1)} of {len(tasks)} problems.")
+    console.print(table(run))
+    for line in footer(run):
+        console.print(line, highlight=False, markup=False)
+    if options.save:
+        run.save(options.save)
+        console.print(f"saved to {options.save}", highlight=False)
+    return 1 if any(reason.startswith("FAIL") for row in run.rows for reason in row.failures.values()) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

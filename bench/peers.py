@@ -1,0 +1,365 @@
+"""The other ways to do the same, each used where it is installed and applies."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import product
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from bench.problems import Problem, pixels
+from gpufold.geometry import SlidingGeometry, SpaceGeometry
+
+
+@dataclass(frozen=True)
+class Call:
+    """What is timed, and how its answer becomes an array of the problem's output shape, which is not timed."""
+
+    run: Callable[[], Any]
+    as_array: Callable[[Any], Any] = lambda answer: answer
+
+
+@dataclass(frozen=True)
+class Peer:
+    """One library, or one way to write the operation with it."""
+
+    name: str
+    distribution: str
+    module: str
+    devices: tuple[str, ...]
+    prepare: Callable[[Problem, Any, int], Call | None]
+    """Makes the call for a problem, its data (a NumPy or CuPy array) and a number of CPU threads; None: no such call.
+
+    Everything that a user does once, such as building a session, and bringing the data into the library's own
+    type and layout, is done here and not timed.
+    """
+
+    @property
+    def installed(self) -> bool:
+        return importlib.util.find_spec(self.module) is not None
+
+    @property
+    def version(self) -> str:
+        return importlib.metadata.version(self.distribution) if self.distribution else ""
+
+
+def _symmetric(geometry: SlidingGeometry) -> bool:
+    return all(axis.pad_begin == axis.pad_end and axis.dilation > 0 for axis in geometry.axes)
+
+
+# ---- compositions that a user of NumPy, CuPy or torch writes
+
+
+def _composition(problem: Problem, data: Any, threads: int) -> Call:
+    """Add strided slices to a padded image, copy a sliding window view, or reshape, transpose, copy and slice."""
+    library = np if isinstance(data, np.ndarray) else sys.modules["cupy"]
+    geometry = problem.geometry
+    if isinstance(geometry, SpaceGeometry):
+        return Call(lambda: _permute(problem.operation, geometry, data, library))
+    if problem.operation == "im2col":
+        return Call(lambda: _window_view(geometry, data, library))
+    return Call(lambda: _slice_adds(geometry, data, library))
+
+
+def _slice_adds(geometry: SlidingGeometry, data: Any, library: Any) -> Any:
+    axes = geometry.axes
+    padded = [axis.size + axis.pad_begin + axis.pad_end for axis in axes]
+    image = library.zeros((geometry.batch, geometry.channels, *padded), data.dtype)
+    columns = data.reshape(geometry.split_columns_shape)
+    for taps in product(*(range(axis.kernel) for axis in axes)):
+        pixels = [
+            slice(tap * axis.dilation, tap * axis.dilation + axis.stride * (axis.blocks - 1) + 1, axis.stride)
+            for tap, axis in zip(taps, axes, strict=True)
+        ]
+        image[(..., *pixels)] += columns[(slice(None), slice(None), *taps)]
+    return image[(..., *(slice(axis.pad_begin, axis.pad_begin + axis.size) for axis in axes))]
+
+
+def _window_view(geometry: SlidingGeometry, image: Any, library: Any) -> Any:
+    axes, rank = geometry.axes, len(geometry.axes)
+    if any(axis.pad_begin or axis.pad_end for axis in axes):
+        image = library.pad(image, [(0, 0), (0, 0), *((axis.pad_begin, axis.pad_end) for axis in axes)])
+    spatial = tuple(range(2, 2 + rank))
+    spans = tuple(axis.dilated_kernel for axis in axes)
+    windows = library.lib.stride_tricks.sliding_window_view(image, spans, spatial)
+    steps = [slice(None, None, axis.stride) for axis in axes] + [slice(None, None, axis.dilation) for axis in axes]
+    windows = windows[(slice(None), slice(None), *steps)]
+    order = (0, 1, *range(2 + rank, 2 + 2 * rank), *spatial)
+    return windows.transpose(order).reshape(geometry.columns_shape)
+
+
+def _permute(operation: str, geometry: SpaceGeometry, data: Any, library: Any) -> Any:
+    rank = len(geometry.block)
+    if operation == "batch_to_space":
+        blocks = data.reshape(*geometry.block, geometry.batch, *geometry.grid)
+        order = (rank, *(axis for i in range(rank) for axis in (rank + 1 + i, i)))
+        padded = [count * block for count, block in zip(geometry.grid, geometry.block, strict=True)]
+        space = library.ascontiguousarray(blocks.transpose(order)).reshape(geometry.batch, *padded)
+        crop = zip(geometry.margin_begin, geometry.space_size, strict=True)
+        return space[(slice(None), *(slice(begin, begin + size) for begin, size in crop))]
+    margins = list(zip(geometry.margin_begin, geometry.margin_end, strict=True))
+    padded_data = library.pad(data, [(0, 0), *margins]) if any(map(any, margins)) else data
+    split = [extent for pair in zip(geometry.grid, geometry.block, strict=True) for extent in pair]
+    blocks = padded_data.reshape(geometry.batch, *split)
+    order = (*range(2, 2 * rank + 1, 2), 0, *range(1, 2 * rank, 2))
+    return library.ascontiguousarray(blocks.transpose(order)).reshape(geometry.batch_shape)
+
+
+def _scatter_add(problem: Problem, data: Any, threads: int) -> Call | None:
+    """Give every column element its flat pixel, and scatter with atomic additions."""
+    geometry = problem.geometry
+    if problem.operation != "col2im" or not isinstance(geometry, SlidingGeometry):
+        return None
+    import cupy
+    import cupyx
+
+    size = prod(geometry.image_size)
+    flat = cupy.asarray(pixels(geometry)).ravel()
+
+    def run() -> Any:
+        image = cupy.zeros((geometry.planes, size + 1), data.dtype)
+        cupyx.scatter_add(image, (slice(None), flat), data.reshape(geometry.planes, -1))
+        return image
+
+    return Call(run, lambda image: image[:, :size].reshape(geometry.image_shape))
+
+
+# ---- torch
+
+
+def _tensor(array: Any) -> Any:
+    import torch
+
+    if array.dtype.name == "bfloat16":
+        return torch.from_dlpack(array.view(np.int16)).view(torch.bfloat16)
+    return torch.from_dlpack(array)
+
+
+def _from_tensor(like: Any) -> Callable[[Any], Any]:
+    """Give the way back from a tensor to the kind of array that `like` is."""
+
+    def convert(tensor: Any) -> Any:
+        import torch
+
+        library = np if isinstance(like, np.ndarray) else sys.modules["cupy"]
+        if tensor.dtype == torch.bfloat16:
+            return library.from_dlpack(tensor.contiguous().view(torch.int16)).view(like.dtype)
+        return library.from_dlpack(tensor)
+
+    return convert
+
+
+def _torch_run(problem: Problem, data: Any) -> Callable[[Any], Any] | None:
+    """Give F.fold or F.unfold, an audio axis as a picture of height 1, or a permutation."""
+    import torch.nn.functional as functional
+
+    geometry = problem.geometry
+    if isinstance(geometry, SpaceGeometry):
+        return lambda tensor: _torch_permute(problem.operation, geometry, tensor)
+    if len(geometry.axes) > 2 or not _symmetric(geometry) or data.dtype.kind in "biu":
+        return None
+    lead = (1,) * (2 - len(geometry.axes))
+    options = {
+        "kernel_size": (*lead, *geometry.kernel_size),
+        "dilation": (*lead, *(axis.dilation for axis in geometry.axes)),
+        "padding": (*(0 for _ in lead), *(axis.pad_begin for axis in geometry.axes)),
+        "stride": (*lead, *(axis.stride for axis in geometry.axes)),
+    }
+    shape, picture = problem.output_shape, (*lead, *geometry.image_size)
+    if problem.operation == "col2im":
+        return lambda tensor: functional.fold(tensor, picture, **options).reshape(shape)
+    return lambda tensor: functional.unfold(tensor.reshape(*tensor.shape[:2], *picture), **options)
+
+
+def _torch_permute(operation: str, geometry: SpaceGeometry, tensor: Any) -> Any:
+    import torch.nn.functional as functional
+
+    rank = len(geometry.block)
+    if operation == "batch_to_space":
+        order = (rank, *(axis for i in range(rank) for axis in (rank + 1 + i, i)))
+        padded = [count * block for count, block in zip(geometry.grid, geometry.block, strict=True)]
+        space = tensor.reshape(*geometry.block, geometry.batch, *geometry.grid).permute(order)
+        space = space.reshape(geometry.batch, *padded)
+        crop = zip(geometry.margin_begin, geometry.space_size, strict=True)
+        return space[(slice(None), *(slice(begin, begin + size) for begin, size in crop))]
+    pads = [pad for margins in zip(geometry.margin_begin, geometry.margin_end, strict=True) for pad in margins[::-1]]
+    if any(pads):
+        tensor = functional.pad(tensor, pads[::-1])
+    split = [extent for pair in zip(geometry.grid, geometry.block, strict=True) for extent in pair]
+    order = (*range(2, 2 * rank + 1, 2), 0, *range(1, 2 * rank, 2))
+    return tensor.reshape(geometry.batch, *split).permute(order).reshape(geometry.batch_shape)
+
+
+def _torch(problem: Problem, data: Any, threads: int) -> Call | None:
+    import torch
+
+    run = _torch_run(problem, data)
+    if run is None:
+        return None
+    torch.set_num_threads(threads)
+    tensor = _tensor(data)
+    return Call(lambda: run(tensor), _from_tensor(data))
+
+
+def _torch_compile(problem: Problem, data: Any, threads: int) -> Call | None:
+    import torch
+
+    run = _torch_run(problem, data)
+    if run is None:
+        return None
+    tensor, compiled = _tensor(data), torch.compile(run, dynamic=False)
+    return Call(lambda: compiled(tensor), _from_tensor(data))
+
+
+UNFOLD_ND_TAPS = 4096
+"""It convolves with a one-hot kernel per tap: a call with 32x32x32 taps takes half a minute."""
+
+
+def _unfold_nd(problem: Problem, data: Any, threads: int) -> Call | None:
+    """Run it where torch has nothing: one and three axes."""
+    geometry = problem.geometry
+    if isinstance(geometry, SlidingGeometry) and prod(geometry.kernel_size) > UNFOLD_ND_TAPS:
+        return None
+    if not isinstance(geometry, SlidingGeometry) or len(geometry.axes) not in (1, 3) or not _symmetric(geometry):
+        return None
+    import torch
+    from unfoldNd import foldNd, unfoldNd
+
+    torch.set_num_threads(threads)
+    tensor = _tensor(data)
+    options = {
+        "kernel_size": geometry.kernel_size,
+        "dilation": tuple(axis.dilation for axis in geometry.axes),
+        "padding": tuple(axis.pad_begin for axis in geometry.axes),
+        "stride": tuple(axis.stride for axis in geometry.axes),
+    }
+    if problem.operation == "col2im":
+        return Call(lambda: foldNd(tensor, geometry.image_size, **options), _from_tensor(data))
+    return Call(lambda: unfoldNd(tensor, **options), _from_tensor(data))
+
+
+# ---- inference engines and others
+
+
+def _onnxruntime(problem: Problem, data: Any, threads: int) -> Call | None:
+    if problem.operation != "col2im" or data.dtype.name not in ("float32", "float16"):
+        return None
+    import onnx
+    import onnxruntime
+    from onnx import TensorProto, helper, numpy_helper
+
+    arguments = problem.arguments
+    element = TensorProto.FLOAT if data.dtype.name == "float32" else TensorProto.FLOAT16
+    node = helper.make_node(
+        "Col2Im",
+        ["input", "image_shape", "block_shape"],
+        ["output"],
+        dilations=arguments["dilations"],
+        pads=(*arguments["pads_begin"], *arguments["pads_end"]),
+        strides=arguments["strides"],
+    )
+    shapes = [
+        numpy_helper.from_array(np.array(arguments[argument], np.int64), name)
+        for name, argument in (("image_shape", "output_size"), ("block_shape", "kernel_size"))
+    ]
+    graph = helper.make_graph(
+        [node],
+        "col2im",
+        [helper.make_tensor_value_info("input", element, problem.input_shape)],
+        [helper.make_tensor_value_info("output", element, problem.output_shape)],
+        shapes,
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+    onnx.checker.check_model(model)
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    return Call(lambda: session.run(None, {"input": data})[0])
+
+
+def _openvino(problem: Problem, data: Any, threads: int) -> Call | None:
+    if problem.operation == "im2col" or data.dtype.name in ("bfloat16", "complex64"):
+        return None
+    if isinstance(problem.geometry, SlidingGeometry) and len(problem.geometry.axes) != 2:
+        return None
+    import openvino
+    from openvino import opset2, opset15
+
+    parameter = opset2.parameter(problem.input_shape, data.dtype)
+    arguments = problem.arguments
+    if problem.operation == "col2im":
+        sizes = [np.array(arguments.pop(name), np.int64) for name in ("output_size", "kernel_size")]
+        result = opset15.col2im(parameter, *sizes, **{name: list(value) for name, value in arguments.items()})
+    else:
+        function = getattr(opset2, problem.operation)
+        result = function(parameter, *(np.array(value, np.int64) for value in arguments.values()))
+    options = {
+        "INFERENCE_NUM_THREADS": threads,
+        "PERFORMANCE_HINT": "LATENCY",
+        "INFERENCE_PRECISION_HINT": "f16" if data.dtype == np.float16 else "f32",
+    }
+    compiled = openvino.compile_model(openvino.Model([result], [parameter]), "CPU", options)
+    request = compiled.create_infer_request()
+    return Call(lambda: request.infer([data], share_inputs=True, share_outputs=True)[0])
+
+
+def _sigpy(problem: Problem, data: Any, threads: int) -> Call | None:
+    """Run it on blocks in its own layout, (..., *blocks, *block); it knows no padding and no dilation."""
+    geometry = problem.geometry
+    if not isinstance(geometry, SlidingGeometry) or len(geometry.axes) > 3:
+        return None
+    if any(axis.pad_begin or axis.pad_end or axis.dilation != 1 for axis in geometry.axes):
+        return None
+    if data.dtype.name not in ("float32", "float64", "complex64", "complex128"):
+        return None
+    import sigpy
+
+    library = np if isinstance(data, np.ndarray) else sys.modules["cupy"]
+    rank, strides = len(geometry.axes), tuple(axis.stride for axis in geometry.axes)
+    taps, blocks = tuple(range(2, 2 + rank)), tuple(range(2 + rank, 2 + 2 * rank))
+    if problem.operation == "im2col":
+        order = (0, 1, *blocks, *taps)  # sigpy's blocks come before its taps, so this swaps them back
+
+        def as_columns(answer: Any) -> Any:
+            return answer.transpose(order).reshape(geometry.columns_shape)
+
+        return Call(lambda: sigpy.array_to_blocks(data, geometry.kernel_size, strides), as_columns)
+    own = library.ascontiguousarray(data.reshape(geometry.split_columns_shape).transpose(0, 1, *blocks, *taps))
+    return Call(lambda: sigpy.blocks_to_array(own, geometry.image_shape, geometry.kernel_size, strides))
+
+
+def _tensorflow(problem: Problem, data: Any, threads: int) -> Call | None:
+    if isinstance(problem.geometry, SlidingGeometry) or not isinstance(data, np.ndarray):
+        return None
+    import tensorflow
+
+    geometry = problem.geometry
+    tensor = tensorflow.constant(data)
+    margins = list(zip(geometry.margin_begin, geometry.margin_end, strict=True))
+    function = getattr(tensorflow, problem.operation)
+    return Call(lambda: function(tensor, geometry.block, margins), lambda answer: answer.numpy())
+
+
+PEERS: tuple[Peer, ...] = (
+    Peer("torch", "torch", "torch", ("cpu", "gpu"), _torch),
+    Peer("onnxruntime", "onnxruntime", "onnxruntime", ("cpu",), _onnxruntime),
+    Peer("openvino", "openvino", "openvino", ("cpu",), _openvino),
+    Peer("sigpy", "sigpy", "sigpy", ("cpu", "gpu"), _sigpy),
+    Peer("unfoldNd", "unfoldNd", "unfoldNd", ("cpu", "gpu"), _unfold_nd),
+    Peer("tensorflow", "tensorflow", "tensorflow", ("cpu",), _tensorflow),
+    Peer("numpy", "numpy", "numpy", ("cpu",), _composition),
+    Peer("torch.compile", "torch", "torch", ("gpu",), _torch_compile),
+    Peer("cupy", "", "cupy", ("gpu",), _composition),
+    Peer("scatter_add", "", "cupyx", ("gpu",), _scatter_add),
+)
+
+
+def installed(device: str) -> list[Peer]:
+    """Give the peers that this machine has for a device."""
+    return [peer for peer in PEERS if device in peer.devices and peer.installed]

@@ -1,0 +1,378 @@
+"""The problems that are measured: named geometries, each with where it comes from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+import gpufold
+from gpufold.geometry import Axis, SlidingGeometry, SpaceGeometry
+
+Array = npt.NDArray[Any]
+
+LARGEST_VALUE = 8
+"""Data are integers of this magnitude at most, so that sums are exact in every dtype, whatever their order."""
+
+
+def dtype_of(name: str) -> np.dtype[Any]:
+    """Give the dtype of a name, those of ml_dtypes included."""
+    if name == "bfloat16":
+        import ml_dtypes
+
+        return np.dtype(ml_dtypes.bfloat16)
+    return np.dtype(name)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One call of one operation, but for the dtype."""
+
+    name: str
+    operation: str
+    geometry: SlidingGeometry | SpaceGeometry
+    origin: str
+    """Who has this problem."""
+    dtypes: tuple[str, ...] = ("float32",)
+    gpu_batch: int = 1
+    """The batch on a GPU, where arrays must be larger than its caches."""
+    quick: bool = True
+    gpu_only: bool = False
+
+    @property
+    def for_gpu(self) -> Problem:
+        """The same problem with a GPU's batch."""
+        return replace(self, geometry=replace(self.geometry, batch=self.gpu_batch))
+
+    @property
+    def _shapes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """What is apart, columns or a batch, and what is whole, an image or space."""
+        if isinstance(self.geometry, SlidingGeometry):
+            return self.geometry.columns_shape, self.geometry.image_shape
+        return self.geometry.batch_shape, self.geometry.space_shape
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        return self._shapes[self.operation in ("im2col", "space_to_batch")]
+
+    @property
+    def output_shape(self) -> tuple[int, ...]:
+        return self._shapes[self.operation in ("col2im", "batch_to_space")]
+
+    def compulsory_bytes(self, dtype: str) -> int:
+        """Each input and output byte once."""
+        return (prod(self.input_shape) + prod(self.output_shape)) * dtype_of(dtype).itemsize
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """Everything after the data, by the names of gpufold's functions."""
+        geometry = self.geometry
+        if isinstance(geometry, SpaceGeometry):
+            margin = "crops" if self.operation == "batch_to_space" else "pads"
+            return {
+                "block_shape": (1, *geometry.block),
+                f"{margin}_begin": (0, *geometry.margin_begin),
+                f"{margin}_end": (0, *geometry.margin_end),
+            }
+        axes = geometry.axes
+        arguments: dict[str, Any] = {
+            "kernel_size": geometry.kernel_size,
+            "strides": tuple(axis.stride for axis in axes),
+            "dilations": tuple(axis.dilation for axis in axes),
+            "pads_begin": tuple(axis.pad_begin for axis in axes),
+            "pads_end": tuple(axis.pad_end for axis in axes),
+        }
+        return {"output_size": geometry.image_size, **arguments} if self.operation == "col2im" else arguments
+
+    def __call__(self, data: Any, **options: Any) -> Any:
+        """Run gpufold."""
+        return getattr(gpufold, self.operation)(data, **self.arguments, **options)
+
+    def data(self, dtype: str, seed: int = 0) -> Array:
+        """Make an input of small random integers."""
+        rng, wanted = np.random.default_rng(seed), dtype_of(dtype)
+        least = {"b": 0, "u": 0}.get(wanted.kind, -LARGEST_VALUE)
+        largest = 1 if wanted.kind == "b" else LARGEST_VALUE
+        data = rng.integers(least, largest, self.input_shape, np.int8, endpoint=True).astype(wanted)
+        if wanted.kind == "c":
+            data.imag = rng.integers(least, largest, self.input_shape, np.int8, endpoint=True)
+        return data
+
+    def expected(self, data: Array) -> Array:
+        """Work the result out from the definition, by indices and without gpufold."""
+        if isinstance(self.geometry, SpaceGeometry):
+            return _moved_by_definition(self.operation, self.geometry, data)
+        return _slid_by_definition(self.operation, self.geometry, data)
+
+
+def pixels(geometry: SlidingGeometry) -> Array:
+    """Give the flat pixel of every (tap, block); one past the image where it falls outside."""
+    rank = len(geometry.axes)
+    flat: Any = 0
+    inside: Any = True
+    for number, axis in enumerate(geometry.axes):
+        padded = axis.size + axis.pad_begin + axis.pad_end
+        blocks = (padded - axis.dilation * (axis.kernel - 1) - 1) // axis.stride + 1
+        tap, block = np.ogrid[: axis.kernel, :blocks]
+        pixel = tap * axis.dilation + block * axis.stride - axis.pad_begin
+        shape = [1] * (2 * rank)
+        shape[number], shape[rank + number] = pixel.shape
+        pixel = pixel.reshape(shape)
+        flat = flat * axis.size + pixel
+        inside = inside & (pixel >= 0) & (pixel < axis.size)
+    return np.where(inside, flat, prod(geometry.image_size)).reshape(prod(geometry.kernel_size), -1)
+
+
+def _slid_by_definition(operation: str, geometry: SlidingGeometry, data: Array) -> Array:
+    pixel, size = pixels(geometry), prod(geometry.image_size)
+    if operation == "im2col":
+        planes = data.reshape(geometry.planes, size)
+        blocks = [np.append(plane, np.zeros(1, data.dtype))[pixel] for plane in planes]
+        return np.concatenate(blocks).reshape(geometry.columns_shape)
+    image = np.empty((geometry.planes, size), data.dtype)
+    for plane, result in zip(data.reshape(geometry.planes, -1), image, strict=True):
+        parts = [plane.real, plane.imag] if data.dtype.kind == "c" else [plane]
+        sums = [np.bincount(pixel.ravel(), part.astype(np.float64), size + 1)[:size] for part in parts]
+        total = sums[0] + 1j * sums[1] if data.dtype.kind == "c" else sums[0]
+        result[...] = total.astype(np.int64).astype(data.dtype) if data.dtype.kind in "iu" else total
+    return image.reshape(geometry.image_shape)
+
+
+def _moved_by_definition(operation: str, geometry: SpaceGeometry, data: Array) -> Array:
+    image, *space = np.indices(geometry.space_shape, sparse=True)
+    axes = zip(space, geometry.margin_begin, geometry.block, strict=True)
+    offset: Any = 0
+    cells = []
+    for pixel, margin, block in axes:
+        offset = offset * block + (pixel + margin) % block
+        cells.append((pixel + margin) // block)
+    index = (offset * geometry.batch + image, *cells)
+    if operation == "batch_to_space":
+        return data[index]
+    batch = np.zeros(geometry.batch_shape, data.dtype)
+    batch[index] = data
+    return batch
+
+
+def _per_axis(value: int | tuple[int, ...], rank: int) -> tuple[int, ...]:
+    return (value,) * rank if isinstance(value, int) else value
+
+
+def _sliding(
+    name: str,
+    origin: str,
+    image_shape: tuple[int, ...],
+    kernel: int | tuple[int, ...],
+    stride: int | tuple[int, ...] = 1,
+    pad: int | tuple[int, ...] = 0,
+    dilation: int | tuple[int, ...] = 1,
+    operations: tuple[str, ...] = ("col2im",),
+    **others: Any,
+) -> list[Problem]:
+    """Make the problems of sliding blocks on an image (N, C, *size)."""
+    batch, channels, *size = image_shape
+    per_axis = [_per_axis(value, len(size)) for value in (kernel, stride, dilation, pad, pad)]
+    geometry = SlidingGeometry(batch, channels, tuple(map(Axis, size, *per_axis)))
+    return [Problem(f"{operation}-{name}", operation, geometry, origin, **others) for operation in operations]
+
+
+def _space(
+    name: str,
+    origin: str,
+    space_shape: tuple[int, ...],
+    block: tuple[int, ...],
+    margin: int | tuple[int, ...] = 0,
+    **others: Any,
+) -> list[Problem]:
+    """Make the problems of both directions between a batch and space (B, *E), the same margin at begin and end."""
+    batch, *size = space_shape
+    margins = tuple(m if b > 1 else 0 for m, b in zip(_per_axis(margin, len(size)), block, strict=True))
+    grid = tuple((extent + 2 * m) // b for extent, m, b in zip(size, margins, block, strict=True))
+    geometry = SpaceGeometry(batch, block, margins, margins, grid)
+    return [
+        Problem(f"{operation}-{name}", operation, geometry, origin, **others)
+        for operation in ("batch_to_space", "space_to_batch")
+    ]
+
+
+BOTH = ("col2im", "im2col")
+
+PROBLEMS: tuple[Problem, ...] = (
+    *_sliding(
+        "resnet-3x3-s1",
+        "3x3 convolutions of ResNet's first stage, gradient of the input",
+        (8, 64, 56, 56),
+        kernel=3,
+        pad=1,
+        operations=BOTH,
+        dtypes=("float32", "float16", "bfloat16", "int8", "uint8"),
+        gpu_batch=64,
+    ),
+    *_sliding(
+        "resnet-3x3-s2",
+        "downsampling convolutions of ResNet, gradient of the input",
+        (8, 64, 112, 112),
+        kernel=3,
+        stride=2,
+        pad=1,
+        dtypes=("float32", "float16"),
+        gpu_batch=64,
+    ),
+    *_sliding(
+        "maps-14x14", "deep layers: small maps, many channels", (16, 256, 14, 14), kernel=3, pad=1, gpu_batch=256
+    ),
+    *_sliding("maps-7x7", "deepest layers: maps of 7x7, 512 channels", (16, 512, 7, 7), kernel=3, pad=1, gpu_batch=512),
+    *_sliding(
+        "dcgan-4x4-s2",
+        "transposed convolutions of DCGAN in PyTorch's examples and of U-Net decoders",
+        (8, 64, 64, 64),
+        kernel=4,
+        stride=2,
+        pad=1,
+        gpu_batch=64,
+    ),
+    *_sliding(
+        "dcgan-5x5-s2",
+        "transposed convolutions of the DCGAN paper",
+        (8, 32, 64, 64),
+        kernel=5,
+        stride=2,
+        pad=2,
+        gpu_batch=128,
+    ),
+    *_sliding(
+        "unet-2x2-s2", "up-convolutions of U-Net: a permutation", (4, 64, 128, 128), kernel=2, stride=2, gpu_batch=32
+    ),
+    *_sliding(
+        "vit-16x16-s16",
+        "Vision Transformer patches, back to the picture",
+        (1, 3, 1024, 1024),
+        kernel=16,
+        stride=16,
+        operations=BOTH,
+        dtypes=("float32", "float16"),
+        gpu_batch=32,
+    ),
+    *_sliding("vit-14x14-s14", "DINOv2's patches", (4, 3, 518, 518), kernel=14, stride=14, gpu_batch=128),
+    *_sliding(
+        "tiles-16x16-s8",
+        "half-overlapping tiles of a restored picture",
+        (1, 3, 1024, 1024),
+        kernel=16,
+        stride=8,
+        operations=BOTH,
+        gpu_batch=16,
+    ),
+    *_sliding(
+        "tiles-256x256-s192",
+        "tiles of a large picture that a network saw one by one, a quarter of them overlapping",
+        (1, 1, 1984, 1984),
+        kernel=256,
+        stride=192,
+        gpu_batch=24,
+    ),
+    *_sliding(
+        "patches-8x8-s1",
+        "patch-based restoration: every 8x8 patch",
+        (1, 1, 512, 512),
+        kernel=8,
+        operations=BOTH,
+        dtypes=("float32", "float64", "bool"),
+        gpu_batch=16,
+    ),
+    *_sliding("atrous-3x3-d2", "dilated 3x3 of DeepLab, rate 2", (2, 128, 65, 65), 3, pad=2, dilation=2, gpu_batch=32),
+    *_sliding("atrous-3x3-d6", "DeepLab's ASPP, rate 6", (8, 128, 33, 33), 3, pad=6, dilation=6, gpu_batch=128),
+    *_sliding("atrous-5x5-d2", "dilated 5x5", (4, 32, 128, 128), kernel=5, pad=2, dilation=2, gpu_batch=32),
+    *_sliding(
+        "audio-400-s160",
+        "speech: frames of 25 ms every 10 ms at 16 kHz, overlap-add",
+        (1, 1, 128_000),
+        kernel=400,
+        stride=160,
+        operations=BOTH,
+        gpu_batch=256,
+    ),
+    *_sliding(
+        "audio-2048-s512",
+        "music: frames of 2048 every 512 samples at 44.1 kHz, a batch of 10 s",
+        (8, 1, 442_368),
+        kernel=2048,
+        stride=512,
+        gpu_batch=64,
+    ),
+    *_sliding(
+        "volume-3x3x3",
+        "3-D convolutions of volumes",
+        (2, 16, 32, 64, 64),
+        kernel=3,
+        pad=1,
+        gpu_batch=16,
+    ),
+    *_sliding(
+        "volume-3x3x3",
+        "3-D convolutions of volumes",
+        (1, 8, 32, 64, 64),
+        kernel=3,
+        pad=1,
+        operations=("im2col",),
+        gpu_batch=32,
+    ),
+    *_sliding(
+        "microscopy-32x32x32-s16",
+        "half-overlapping patches of a light-sheet stack",
+        (1, 1, 64, 96, 96),
+        kernel=32,
+        stride=16,
+        gpu_batch=64,
+    ),
+    *_sliding(
+        "mri-8x8-s4",
+        "locally low-rank MRI: half-overlapping blocks of complex images",
+        (16, 1, 256, 256),
+        kernel=8,
+        stride=4,
+        dtypes=("complex64",),
+        gpu_batch=256,
+    ),
+    *_sliding("tiny-2x2", "what a call costs at least", (1, 3, 16, 16), kernel=2, operations=BOTH),
+    *_sliding(
+        "enormous-3x3",
+        "columns of more than 2^31 elements",
+        (1024, 64, 64, 64),
+        kernel=3,
+        pad=1,
+        gpu_batch=1024,
+        quick=False,
+        gpu_only=True,
+    ),
+    *_space(
+        "nchw-2x2",
+        "atrous convolution as in DeepLab, channels first",
+        (8, 64, 112, 112),
+        (1, 2, 2),
+        dtypes=("float32", "float16", "uint8", "bool"),
+        gpu_batch=64,
+    ),
+    *_space("nchw-4x4", "atrous convolution, rate 4", (4, 64, 112, 112), (1, 4, 4), gpu_batch=64),
+    *_space("nhwc-2x2", "the same, channels last", (8, 112, 112, 64), (2, 2, 1), gpu_batch=64),
+    *_space(
+        "nchw-cropped", "atrous convolution with SAME padding", (8, 64, 110, 110), (1, 2, 2), margin=1, gpu_batch=64
+    ),
+    *_space("volume-2x2x2", "atrous 3-D convolution", (1, 32, 32, 64, 64), (1, 2, 2, 2), gpu_batch=32),
+)
+
+
+def select(names: list[str], quick: bool, gpu: bool) -> list[Problem]:
+    """Give the problems whose name contains one of `names`, or all; on a GPU with its batches."""
+    chosen = [
+        problem
+        for problem in PROBLEMS
+        if (gpu or not problem.gpu_only)
+        and (any(name in problem.name for name in names) if names else problem.quick or not quick)
+    ]
+    if not chosen:
+        raise ValueError(f"no problem is named {' or '.join(names)}; `python -m bench problems` lists them")
+    return [problem.for_gpu for problem in chosen] if gpu else chosen

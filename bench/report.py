@@ -1,0 +1,100 @@
+"""Puts what was measured into a table."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich import box
+from rich.table import Table
+
+from bench.results import COPY, OURS, Row, Run, geometric_mean
+
+
+def milliseconds(seconds: float) -> str:
+    """Give three digits that count.
+
+    >>> milliseconds(0.0123456), milliseconds(2.1e-6)
+    ('12.3', '0.0021')
+    """
+    value = seconds * 1e3
+    if value >= 100:
+        return f"{value:.0f}"
+    return f"{value:.3g}" if value >= 0.1 else f"{value:.4f}"
+
+
+def _time(row: Row, name: str) -> str:
+    if name in row.failures:
+        return "FAIL" if row.failures[name].startswith("FAIL") else "error"
+    return milliseconds(row.times[name].median) if name in row.times else ""
+
+
+def _times(value: float | None) -> str:
+    return "" if value is None else f"{value:.2f}x"
+
+
+def _percent(value: float | None) -> str:
+    return "" if value is None else f"{value:.0%}"
+
+
+def cells(run: Run) -> tuple[list[str], list[list[str]]]:
+    """Give the table's header and rows as text; the last row holds the geometric means."""
+    rows = [row for row in run.rows if row.times or row.failures]
+    peers = [peer for peer in run.peers if any(peer in row.times or peer in row.failures for row in rows)]
+    gpu = run.kind == "gpu"
+    variants = [name for name in run.variants if any(name in row.times or name in row.failures for row in rows)]
+    header = ["problem", "MB", "gpufold ms", "±", "GB/s", "% of copy", *(["host ms"] if gpu else [])]
+    header += [*variants, *peers, "fastest / gpufold"]
+    lines = []
+    for row in rows:
+        ours = row.times.get(OURS)
+        fastest = run.fastest_peer(row)
+        line = [
+            row.name,
+            f"{row.bytes / 1e6:.3g}",
+            _time(row, OURS),
+            f"{ours.spread:.0%}" if ours else "",
+            f"{row.bytes / ours.median / 1e9:.3g}" if ours else "",
+            _percent(row.fraction_of_copy()),
+        ]
+        if gpu:
+            host = sorted(ours.host) if ours else []
+            line.append(milliseconds(host[len(host) // 2]) if host else "")
+        line += [_time(row, name) + ("*" if name == row.chosen else "") for name in variants]
+        line += [_time(row, peer) for peer in peers]
+        lines.append([*line, _times(row.speed_up(fastest)) if fastest else ""])
+    mean = ["geometric mean", "", "", "", "", _percent(geometric_mean(row.fraction_of_copy() for row in rows))]
+    mean += [""] * (gpu + len(variants))
+    mean += [_times(geometric_mean(row.speed_up(peer) for row in rows)) for peer in peers]
+    fastest_ratios = [row.speed_up(peer) for row in rows if (peer := run.fastest_peer(row)) is not None]
+    return header, [*lines, [*mean, _times(geometric_mean(fastest_ratios))]]
+
+
+def footer(run: Run) -> list[str]:
+    """Say what the figures depend on."""
+    versions = ", ".join(f"{name} {version}" for name, version in run.versions.items())
+    lines = [
+        "Times are medians in ms of samples taken in turns; ± is half the distance of the quartiles; "
+        "peers' means are their time over gpufold's; "
+        f"GB/s counts each input and output byte once; {COPY} moves as many bytes, in the same run.",
+        *run.notes,
+        f"{run.date}, {run.device}, commit {run.commit}",
+        versions,
+        run.command,
+    ]
+    for row in run.rows:
+        lines += [f"{row.name}, {name}: {reason}" for name, reason in row.failures.items()]
+    return lines
+
+
+def table(run: Run) -> Table:
+    """Give the table for a terminal."""
+    header, lines = cells(run)
+    result = Table(box=box.SIMPLE_HEAD, show_footer=False, pad_edge=False)
+    for number, name in enumerate(header):
+        options: dict[str, Any] = {"justify": "left" if number == 0 else "right", "no_wrap": number == 0}
+        result.add_column(name, **options)
+    for line in lines[:-1]:
+        result.add_row(*line)
+    result.add_section()
+    result.add_row(*lines[-1], style="bold")
+    return result

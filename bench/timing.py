@@ -1,0 +1,163 @@
+"""Clocks, and the one way in which candidates are measured: interleaved, each with the same share of the time."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from statistics import median, quantiles
+from typing import Any, Protocol
+
+import numpy as np
+
+LEAST_SAMPLES = 3
+MOST_SAMPLES = 200
+
+SAMPLE_SECONDS = 2e-3
+"""A sample repeats a call until it is this long, so that waking up after the pause does not show."""
+
+SETTLING_SECONDS = 0.003
+"""Pause before a CPU sample, in which the threads of the candidate before stop spinning for more work."""
+
+
+@dataclass
+class Times:
+    """Seconds of one call, a value per sample."""
+
+    seconds: list[float] = field(default_factory=list)
+    host: list[float] = field(default_factory=list)
+    """Seconds until a call returned, where that is before its result is there: on a GPU."""
+
+    @property
+    def median(self) -> float:
+        return median(self.seconds)
+
+    @property
+    def spread(self) -> float:
+        """Half the distance of the quartiles, as a fraction of the median."""
+        low, _, high = quantiles(self.seconds, n=4) if len(self.seconds) > 1 else [self.median] * 3
+        return (high - low) / 2 / self.median
+
+
+class Clock(Protocol):
+    """Measures calls one sample at a time."""
+
+    def first(self, call: Callable[[], Any]) -> tuple[Any, float]:
+        """Run a call for the first time; give its answer and the seconds until that was there."""
+        ...
+
+    def repeats(self, call: Callable[[], Any]) -> int:
+        """Give the number of calls that make a sample."""
+        ...
+
+    def sample(self, call: Callable[[], Any], repeats: int, times: Times) -> float:
+        """Add a sample to `times`; give the seconds that this took."""
+        ...
+
+
+class CpuClock:
+    """Wall time, by `counter`, which a test may replace."""
+
+    def __init__(self, counter: Callable[[], float] = time.perf_counter, pause: Callable[[float], None] = time.sleep):
+        self.counter, self.pause = counter, pause
+
+    def first(self, call: Callable[[], Any]) -> tuple[Any, float]:
+        """Run a call."""
+        start = self.counter()
+        answer = call()
+        return answer, self.counter() - start
+
+    def repeats(self, call: Callable[[], Any]) -> int:
+        """Time one call, which is warm by now."""
+        return max(1, round(SAMPLE_SECONDS / max(self.first(call)[1], 1e-9)))
+
+    def sample(self, call: Callable[[], Any], repeats: int, times: Times) -> float:
+        """Add the mean of some calls."""
+        self.pause(SETTLING_SECONDS)
+        start = self.counter()
+        for _ in range(repeats):
+            call()
+        elapsed = self.counter() - start
+        times.seconds.append(elapsed / repeats)
+        return elapsed
+
+
+class GpuClock:
+    """CUDA events around single calls on the current stream, the second-level cache flushed before each.
+
+    The flush writes several times the cache's size, which takes the device longer than the host needs to
+    enqueue a call: the events see the call's own work and no gap before it.
+    """
+
+    FLUSHED_CACHES = 4
+
+    def __init__(self, cupy: Any, counter: Callable[[], float] = time.perf_counter):
+        self.cupy, self.counter = cupy, counter
+        cache = cupy.cuda.runtime.getDeviceProperties(cupy.cuda.runtime.getDevice())["l2CacheSize"]
+        self.scratch = cupy.empty(self.FLUSHED_CACHES * max(cache, 1 << 26), np.uint8)
+
+    def first(self, call: Callable[[], Any]) -> tuple[Any, float]:
+        """Run a call, which compiles it, and wait for it."""
+        start = self.counter()
+        answer = call()
+        self.cupy.cuda.runtime.deviceSynchronize()
+        return answer, self.counter() - start
+
+    def repeats(self, call: Callable[[], Any]) -> int:
+        """Give 1, for the cache is flushed before every call."""
+        return 1
+
+    def sample(self, call: Callable[[], Any], repeats: int, times: Times) -> float:
+        """Add the time on the device and the time until the call returned."""
+        began = self.counter()
+        before, after = self.cupy.cuda.Event(), self.cupy.cuda.Event()
+        self.scratch.fill(0)
+        before.record()
+        start = self.counter()
+        for _ in range(repeats):
+            call()
+        times.host.append((self.counter() - start) / repeats)
+        after.record()
+        after.synchronize()
+        times.seconds.append(self.cupy.cuda.get_elapsed_time(before, after) / 1e3 / repeats)
+        return self.counter() - began
+
+
+def interleave(calls: Mapping[str, Callable[[], Any]], clock: Clock, seconds: float, results: dict[str, Times]) -> None:
+    """Measure calls that have run before, round robin, until each has had its share of `seconds`.
+
+    What is measured is in `results` at any moment, so an interrupt loses nothing.
+    """
+    repeats = {name: clock.repeats(call) for name, call in calls.items()}
+    left = dict.fromkeys(calls, seconds / max(1, len(calls)))
+    waiting = list(calls)
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        while waiting:
+            for name in tuple(waiting):
+                times = results.setdefault(name, Times())
+                left[name] -= clock.sample(calls[name], repeats[name], times)
+                done = len(times.seconds)
+                if done >= MOST_SAMPLES or (done >= LEAST_SAMPLES and left[name] <= 0):
+                    waiting.remove(name)
+    finally:
+        if collecting:
+            gc.enable()
+
+
+def keep_freed_memory() -> bool:
+    """Make the C library keep what is freed for the next allocation; False where there is no such call.
+
+    Otherwise each large result is fresh memory, whose pages the operating system makes on first touch: several
+    times the cost of the operation itself, and not the same from one sample to the next. A library with an arena
+    of its own, as onnxruntime is, never pays for that.
+    """
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (AttributeError, OSError, TypeError):
+        return False
+    trim_threshold, mmap_max = -1, -4  # <malloc.h>
+    return bool(mallopt(mmap_max, 0)) and bool(mallopt(trim_threshold, 2**31 - 1))
