@@ -49,17 +49,24 @@ class Peer:
         return importlib.metadata.version(self.distribution) if self.distribution else ""
 
 
+def _dilated(geometry: SlidingGeometry | SpaceGeometry) -> bool:
+    """Tell whether every dilation is at least 1: only gpufold and openvino take 0."""
+    return all(axis.dilation > 0 for axis in geometry.axes)
+
+
 def _symmetric(geometry: SlidingGeometry) -> bool:
-    return all(axis.pad_begin == axis.pad_end and axis.dilation > 0 for axis in geometry.axes)
+    return _dilated(geometry) and all(axis.pad_begin == axis.pad_end for axis in geometry.axes)
 
 
 # ---- compositions that a user of NumPy, CuPy or torch writes
 
 
-def _composition(problem: Problem, data: Any, threads: int) -> Call:
+def _composition(problem: Problem, data: Any, threads: int) -> Call | None:
     """Add strided slices to a padded image, copy a sliding window view, or reshape, transpose, copy and slice."""
     library = np if isinstance(data, np.ndarray) else sys.modules["cupy"]
     geometry = problem.geometry
+    if not _dilated(geometry):
+        return None
     if isinstance(geometry, SpaceGeometry):
         return Call(lambda: _permute(problem.operation, geometry, data, library))
     if problem.operation == "im2col":
@@ -249,6 +256,8 @@ def _unfold_nd(problem: Problem, data: Any, threads: int) -> Call | None:
 
 def _onnxruntime(problem: Problem, data: Any, threads: int) -> Call | None:
     if problem.operation != "col2im" or data.dtype.name not in ("float32", "float16"):
+        return None
+    if not _dilated(problem.geometry):
         return None
     import onnx
     import onnxruntime

@@ -1,0 +1,340 @@
+"""The instrument itself: what it checks, what it times, and every command, on small problems and without a GPU."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from cases import CASES, SPACE_CASES
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import bench.measure
+from bench.__main__ import main
+from bench.measure import Bench, difference, new_row
+from bench.peers import PEERS, Call, Peer
+from bench.photo import denoise
+from bench.problems import LARGEST_VALUE, PROBLEMS, Problem, dtype_of, select
+from bench.report import cells
+from bench.results import Run, geometric_mean
+from bench.timing import LEAST_SAMPLES, MOST_SAMPLES, CpuClock, GpuClock, Times, interleave
+from gpufold.geometry import batch_to_space_geometry, columns_geometry
+
+OPERATIONS = ("col2im", "im2col")
+
+
+def sliding_problem(case, operation):
+    geometry = columns_geometry(case.columns_shape, case.output_size, case.kernel_size, **case.arguments)
+    return Problem(case.name, operation, geometry, "tests")
+
+
+def space_problem(case, operation):
+    geometry = batch_to_space_geometry(case.batch_shape, case.block_shape, case.crops_begin, case.crops_end)
+    return Problem(case.name, operation, geometry, "tests")
+
+
+SMALL = [
+    *(sliding_problem(case, operation) for case in CASES if case.batch for operation in ("col2im", "im2col")),
+    *(
+        space_problem(case, operation)
+        for case in SPACE_CASES
+        if 0 not in (*case.space_shape, *case.batch_shape)
+        for operation in ("batch_to_space", "space_to_batch")
+    ),
+]
+
+
+class Ticks:
+    """A clock's counter that each call moves on by what the call says it takes."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    def __call__(self):
+        return self.now
+
+    def takes(self, seconds, log=None, name=None):
+        def call():
+            self.now += seconds
+            if log is not None:
+                log.append(name)
+
+        return call
+
+
+# ---- what is checked
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_expected_results_of_sliding_blocks_are_the_definition_s(case):
+    if case.batch is None:
+        case = replace(case, batch=1)
+    for operation in OPERATIONS:
+        problem = sliding_problem(case, operation)
+        data = problem.data("float32")
+        assert difference(problem.expected(data), getattr(case, operation)(data)) is None
+
+
+@pytest.mark.parametrize("problem", SMALL, ids=lambda problem: f"{problem.operation}-{problem.name}")
+@pytest.mark.parametrize("dtype", ["float32", "complex64", "uint8", "bool"])
+def test_gpufold_gives_what_the_bench_expects(problem, dtype):
+    data = problem.data(dtype)
+    assert difference(problem(data), problem.expected(data)) is None
+
+
+@pytest.mark.parametrize(
+    "peer",
+    [pytest.param(peer, marks=pytest.mark.peer(peer.module), id=peer.name) for peer in PEERS if "cpu" in peer.devices],
+)
+def test_what_is_timed_of_a_peer_computes_the_same(peer):
+    served = 0
+    for problem in SMALL:
+        if problem.name in PEERS_BUGS.get(peer.name, ()):
+            continue
+        for dtype in ("float32", "float16"):
+            data = problem.data(dtype)
+            call = peer.prepare(problem, data, 1)
+            if call is not None:
+                served += 1
+                wrong = difference(call.as_array(call.run()), problem.expected(data))
+                assert wrong is None, f"{problem.operation} {problem.name} {dtype}: {wrong}"
+    assert served
+
+
+def test_data_are_integers_whose_sums_are_exact_in_every_dtype():
+    for problem in PROBLEMS:
+        for dtype in problem.dtypes:
+            if dtype_of(dtype).kind in "fVc":
+                exact = 2 ** {"bfloat16": 8, "float16": 11}.get(dtype, 24)
+                taps = 1
+                if problem.operation == "col2im":
+                    for axis in problem.geometry.axes:
+                        taps *= -(-axis.dilated_kernel // axis.stride)
+                assert LARGEST_VALUE * taps <= exact, (problem.name, dtype)
+
+
+@pytest.mark.parametrize("wrong", [np.zeros(3), np.zeros((1, 3), np.float32), np.array([0, 1, 0], np.float32)])
+def test_a_difference_of_values_dtype_or_shape_fails(wrong):
+    assert difference(np.zeros(3, np.float32), np.zeros(3, np.float32)) is None
+    assert difference(wrong, np.zeros(3, np.float32)).startswith("FAIL")
+
+
+def refuse(problem, data, threads):
+    raise RuntimeError("not today")
+
+
+def one_off(problem, data, threads):
+    def run():
+        result = problem(data)
+        result.flat[0] += 1
+        return result
+
+    return Call(run)
+
+
+def test_a_wrong_peer_and_one_that_raises_get_no_time():
+    peers = [
+        Peer("wrong", "", "numpy", ("cpu",), one_off),
+        Peer("raises", "", "numpy", ("cpu",), refuse),
+        Peer("right", "", "numpy", ("cpu",), lambda problem, data, threads: Call(lambda: problem(data))),
+        Peer("absent", "", "numpy", ("cpu",), lambda problem, data, threads: None),
+    ]
+    measured = Bench("cpu", CpuClock(pause=lambda seconds: None), 1, 0.001, peers, [])
+    (problem,) = select(["col2im-tiny"], quick=True, gpu=False)
+    row = new_row(problem, "float32", "cpu")
+    measured.measure(problem, "float32", row)
+    assert set(row.times) == {"gpufold", "copy", "right"}
+    assert row.failures == {"wrong": "FAIL: 1 of 768 elements are wrong", "raises": "RuntimeError: not today"}
+    names = [peer.name for peer in peers]
+    header, (line, mean) = cells(Run("", "cpu", 1, {}, "", "", "", names, [], [], [row]))
+    assert [line[header.index(name)] for name in ("wrong", "raises")] == ["FAIL", "error"]
+    assert "absent" not in header
+    assert mean[header.index("right")].endswith("x")
+
+
+# ---- what is timed
+
+
+def test_calls_take_turns_and_share_the_time():
+    ticks, log = Ticks(), []
+    calls = {name: ticks.takes(seconds, log, name) for name, seconds in (("a", 0.1), ("b", 0.2))}
+    results = {}
+    interleave(calls, CpuClock(ticks, lambda seconds: None), 2.0, results)
+    assert log == ["a", "b"] + ["a", "b"] * 5 + ["a"] * 5  # the first two say how long a call is
+    assert results["a"].median == pytest.approx(0.1)
+    assert results["b"].spread == pytest.approx(0)
+
+
+def test_short_calls_are_repeated_within_a_sample_and_slow_ones_get_the_least_samples():
+    ticks, log = Ticks(), []
+    calls = {"short": ticks.takes(1e-6, log, "short"), "slow": ticks.takes(60.0)}
+    results = {}
+    interleave(calls, CpuClock(ticks, lambda seconds: None), 1000.0, results)
+    assert len(results["short"].seconds) == MOST_SAMPLES
+    assert len(log) == 1 + 2000 * MOST_SAMPLES
+    assert results["short"].median == pytest.approx(1e-6)
+    interleave({"slow": calls["slow"]}, CpuClock(ticks, lambda seconds: None), 0.0, results := {})
+    assert len(results["slow"].seconds) == LEAST_SAMPLES
+
+
+def test_an_interrupt_keeps_the_samples_so_far():
+    ticks, calls = Ticks(), count()
+
+    def interrupted():
+        if next(calls) == 4:
+            raise KeyboardInterrupt
+        ticks.now += 1.0
+
+    results = {}
+    with pytest.raises(KeyboardInterrupt):
+        interleave({"a": interrupted}, CpuClock(ticks, lambda seconds: None), 100.0, results)
+    assert results["a"].seconds == [1.0] * 3
+
+
+class FakeCupy:
+    """As much of CuPy as a clock sees; `log` holds what the device was asked for, in order."""
+
+    def __init__(self, log):
+        class Event:
+            def record(self):
+                log.append("event")
+
+            def synchronize(self):
+                log.append("wait")
+
+        runtime = SimpleNamespace(
+            getDevice=lambda: 0,
+            getDeviceProperties=lambda number: {"l2CacheSize": 50 << 20},
+            deviceSynchronize=lambda: log.append("wait"),
+        )
+        self.cuda = SimpleNamespace(Event=Event, runtime=runtime, get_elapsed_time=lambda before, after: 0.25)
+        self.empty = lambda size, dtype: SimpleNamespace(fill=lambda value: log.append("flush"), nbytes=size)
+
+
+def test_a_gpu_call_is_timed_between_two_events_after_a_flush():
+    log, ticks = [], Ticks()
+    clock = GpuClock(FakeCupy(log), ticks)
+    assert clock.scratch.nbytes >= 4 * (50 << 20)
+    times = Times()
+    clock.sample(ticks.takes(3e-6, log, "call"), clock.repeats(lambda: None), times)
+    assert log == ["flush", "event", "call", "event", "wait"]
+    assert times.seconds == [0.25e-3]
+    assert times.host == [pytest.approx(3e-6)]
+
+
+# ---- the problems
+
+
+def test_problems_have_names_of_their_own_and_an_origin():
+    assert len({problem.name for problem in PROBLEMS}) == len(PROBLEMS)
+    assert all(problem.origin for problem in PROBLEMS)
+
+
+def test_large_problems_are_larger_than_a_gpu_s_caches():
+    for problem in select([], quick=False, gpu=True):
+        if "tiny" not in problem.name:
+            assert problem.compulsory_bytes("float32") > 100e6, problem.name
+
+
+def test_one_problem_is_past_32_bits():
+    (enormous,) = (problem for problem in PROBLEMS if problem.gpu_only)
+    assert np.prod(enormous.input_shape, dtype=object) > 2**31
+
+
+# ---- the commands
+
+
+def run(capsys, *words):
+    status = main(words)
+    return status, capsys.readouterr().out
+
+
+def test_measuring_ends_in_a_table_and_saves_what_it_shows(capsys, tmp_path):
+    saved = tmp_path / "tiny.json"
+    words = ("--device", "cpu", "--problem", "tiny", "--seconds", "0.01", "--threads", "1", "--save", str(saved))
+    status, out = run(capsys, *words)
+    assert status == 0
+    for word in ("col2im-tiny-2x2", "im2col-tiny-2x2", "geometric mean", "numpy", "% of copy", "python -m bench"):
+        assert word in out
+    loaded = Run.load(saved)
+    assert [row.problem for row in loaded.rows] == ["col2im-tiny-2x2", "im2col-tiny-2x2"]
+    assert loaded.threads == 1
+    assert cells(loaded)[1][0][0] in out
+    again = tmp_path / "again.json"
+    loaded.save(again)
+    assert json.loads(again.read_text()) == json.loads(saved.read_text())
+
+
+def test_every_problem_can_run_in_another_dtype(capsys):
+    words = ("--device", "cpu", "--problem", "tiny", "--seconds", "0.001", "--dtype", "complex64", "--full")
+    assert "col2im-tiny-2x2 complex64" in run(capsys, *words)[1]
+
+
+def test_an_interrupted_run_prints_what_it_has(capsys, monkeypatch):
+    measure = bench.measure.Bench.measure
+
+    def until_the_second(self, problem, dtype, row):
+        if problem.operation == "im2col":
+            raise KeyboardInterrupt
+        measure(self, problem, dtype, row)
+
+    monkeypatch.setattr(bench.measure.Bench, "measure", until_the_second)
+    status, out = run(capsys, "--device", "cpu", "--problem", "tiny", "--seconds", "0.001")
+    assert status == 0
+    assert "col2im-tiny-2x2" in out
+    assert "im2col-tiny" not in out
+    assert "Interrupted after 1 of 2 problems." in out
+
+
+def test_problems_are_listed_with_their_origin(capsys):
+    _, out = run(capsys, "problems")
+    assert all(problem.name in out for problem in PROBLEMS)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--problem", "nonsense"), "no problem is named nonsense"),
+        (("--device", "cpu", "--variant", "gather"), "--variant names a GPU kernel"),
+        (("--device", "cpu", "--variant", "nonsense"), "--variant must be of"),
+        (("--quick", "--full"), "not allowed with"),
+    ],
+)
+def test_wrong_words_are_refused_with_a_reason(capsys, words, message):
+    with pytest.raises(SystemExit):
+        main(words)
+    assert message in capsys.readouterr().err
+
+
+def test_a_photograph_gains_several_decibels(capsys, tmp_path, monkeypatch):
+    import bench.photo
+
+    small = bench.photo.astronaut()[:96, 160:272]
+    monkeypatch.setattr(bench.photo, "astronaut", lambda: small)
+    status, out = run(capsys, "photo", "--output", str(tmp_path))
+    assert status == 0
+    assert "denoise_tv_chambolle" in out
+    assert {path.name for path in tmp_path.iterdir()} == {"original.png", "before.png", "after.png"}
+    noisy = small + 0.1 * np.random.default_rng(0).standard_normal(small.shape, np.float32)
+
+    def error(picture):
+        return float(np.mean((picture - small) ** 2))
+
+    assert error(denoise(noisy, 0.1)) < error(noisy) / 4  # 6 dB
+
+
+def test_a_picture_without_noise_stays():
+    random = np.random.default_rng(0)
+    picture = random.random((20, 17, 3), np.float32)
+    np.testing.assert_allclose(denoise(picture, 0.0), picture, atol=1e-5)
+
+
+def test_geometric_mean_leaves_out_what_was_not_measured():
+    assert geometric_mean([2.0, None, 8.0]) == pytest.approx(4.0)
+    assert geometric_mean([None]) is None
