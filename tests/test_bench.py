@@ -88,10 +88,15 @@ def test_gpufold_gives_what_the_bench_expects(problem, dtype):
     assert difference(problem(data), problem.expected(data)) is None
 
 
-@pytest.mark.parametrize(
-    "peer",
-    [pytest.param(peer, marks=pytest.mark.peer(peer.module), id=peer.name) for peer in PEERS if "cpu" in peer.devices],
-)
+PEERS_BUGS = {"onnxruntime": ("bug-3d-columns-with-dilated-kernel", "rank-4")}
+"""Problems that a peer gets wrong, on three and more axes."""
+
+CPU_PEERS = [
+    pytest.param(peer, marks=pytest.mark.peer(peer.module), id=peer.name) for peer in PEERS if "cpu" in peer.devices
+]
+
+
+@pytest.mark.parametrize("peer", CPU_PEERS)
 def test_what_is_timed_of_a_peer_computes_the_same(peer):
     served = 0
     for problem in SMALL:
