@@ -220,32 +220,32 @@ inline __device__ void unfold_staged(const Scalar* image, Scalar* columns, const
         pixel[step] = __shfl_sync(all_lanes, block.pixel[last_axis], walk.row(step)) + column_shift;
     }
 
-    for (Offset turn = block.first_turn; turn < block.end_turn; ++turn) {
-        const Offset number = chunk_in_turn(turn, parameters);
-        if (number >= parameters.chunks)
-            continue; // all lanes alike
-        const Chunk chunk = chunk_of(block, number, parameters);
-        const Offset shift = chunk.first_tap * parameters.dilation[last_axis];
-        unsigned inside_row = 0;
+    for (Offset plane = 0; plane < parameters.planes_per_thread; ++plane) {
+        const bool exists = block.exists && plane < block.planes;
+        const Scalar* const source = image + plane * parameters.image_plane_step;
+        Scalar* const target = block.columns + plane * parameters.columns_plane_step;
+        for (Offset turn = block.first_turn; turn < block.end_turn; ++turn) {
+            const Offset number = chunk_in_turn(turn, parameters);
+            if (number >= parameters.chunks)
+                continue; // all lanes alike
+            trace_iteration(int(plane * parameters.turns + turn));
+            const Chunk chunk = chunk_of(block, number, parameters);
+            const Offset shift = chunk.first_tap * parameters.dilation[last_axis];
+            unsigned inside = 0;
 #pragma unroll
-        for (int step = 0; step < Walk::steps; ++step)
-            if (walk.has(step) & within(pixel[step] + shift, parameters.size[last_axis]))
-                inside_row |= Walk::bit(step);
-        if (!in_row(chunk.first_tap + walk.column))
-            inside_row = 0;
-        const Scalar* source = image + chunk.image_offset + shift * parameters.pixel_step[last_axis];
-        Scalar* target = block.columns + chunk.columns_tap * parameters.tap_step;
+            for (int step = 0; step < Walk::steps; ++step)
+                if (walk.has(step) & within(pixel[step] + shift, parameters.size[last_axis]))
+                    inside |= Walk::bit(step);
+            inside &= __ballot_sync(all_lanes, chunk.inside & exists) >> walk.first_row;
+            if (!in_row(chunk.first_tap + walk.column))
+                inside = 0;
 
-#pragma unroll 1
-        for (Offset plane = 0; plane < parameters.planes_per_thread; ++plane) {
-            trace_iteration(int(number * parameters.planes_per_thread + plane));
-            const bool exists = block.exists && plane < block.planes;
-            const unsigned inside =
-                inside_row & __ballot_sync(all_lanes, chunk.inside && exists) >> walk.first_row;
+            const Scalar* first = source + (chunk.image_offset + shift * parameters.pixel_step[last_axis]);
+            keep(first);
             Scalar values[Walk::steps];
 #pragma unroll
             for (int step = 0; step < Walk::steps; ++step)
-                values[step] = load_if(source + narrow_offset(offset[step]), Walk::contains(inside, step));
+                values[step] = load_if(first + narrow_offset(offset[step]), Walk::contains(inside, step));
 #pragma unroll
             for (int step = 0; step < Walk::steps; ++step)
                 if (walk.has(step))
@@ -253,11 +253,9 @@ inline __device__ void unfold_staged(const Scalar* image, Scalar* columns, const
             __syncwarp();
 #pragma unroll
             for (int tap = 0; tap < chunk_taps; ++tap)
-                if (exists && in_row(chunk.first_tap + tap))
-                    target[tap * parameters.tap_step] = tile[lane][tap];
+                if (exists & in_row(chunk.first_tap + tap))
+                    target[(chunk.columns_tap + tap) * parameters.tap_step] = tile[lane][tap];
             __syncwarp(); // the next loads overwrite the tile
-            source += parameters.image_plane_step;
-            target += parameters.columns_plane_step;
         }
     }
 }
