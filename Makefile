@@ -1,0 +1,77 @@
+# Everything runs in the checkout's own environment, .venv, which the first target that needs it makes.
+# A second run reuses it; a change of pyproject.toml installs again.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+
+# The CuPy extra for this machine's NVIDIA driver: cuda12, cuda13, or nothing where there is no driver.
+CUPY := $(shell $(PYTHON) -c "import ctypes; v = ctypes.c_int(); \
+	ctypes.CDLL('libcuda.so.1').cuDriverGetVersion(ctypes.byref(v)); \
+	print('cuda%d' % min(13, v.value // 1000))" 2>/dev/null)
+COMMA := ,
+WITH_CUPY := $(if $(CUPY),$(COMMA)$(CUPY))
+
+.PHONY: help bench test lint format sanitize clean
+
+help:
+	@echo "make bench          the photograph, then the quick table of the benchmark"
+	@echo "make test           the tests; PEERS=1 adds comparisons with other libraries, ARGS=... goes to pytest"
+	@echo "make lint           what must be clean before a commit"
+	@echo "make format         Python and CUDA sources in their one format"
+	@echo "make sanitize       compute-sanitizer over every kernel variant (needs a GPU and the CUDA toolkit)"
+	@echo "make clean          remove the environment and what was built"
+
+bench: $(VENV)/.bench
+	$(BIN)/python -m bench photo
+	$(BIN)/python -m bench --quick
+
+test: $(VENV)/.test $(if $(PEERS),$(VENV)/.peers)
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: $(VENV)/.lint
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/clang-format --dry-run --Werror $$(git ls-files '*.cu' '*.cuh' 'tests/*.h' 'tests/*.cpp')
+
+format: $(VENV)/.lint
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+	$(BIN)/clang-format -i $$(git ls-files '*.cu' '*.cuh' 'tests/*.h' 'tests/*.cpp')
+
+SANITIZERS := memcheck racecheck initcheck synccheck
+sanitize: $(VENV)/.test
+	@command -v compute-sanitizer >/dev/null || { echo "make sanitize: compute-sanitizer of the CUDA toolkit is not on the PATH"; exit 1; }
+	for tool in $(SANITIZERS); do \
+		compute-sanitizer --tool $$tool --error-exitcode 1 $(BIN)/python -m pytest tests/test_gpu.py -k sanitize || exit 1; \
+	done
+
+clean:
+	rm -rf $(VENV) dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+# The environment; where Python comes without pip (Debian's python3 without python3-venv), pip brings itself in.
+$(BIN)/python:
+	@$(PYTHON) -c "import sys; sys.exit(sys.version_info < (3, 11))" || \
+		{ echo "make: Python 3.11 or newer is needed, $(PYTHON) is $$($(PYTHON) --version 2>&1); set PYTHON=..."; exit 1; }
+	$(PYTHON) -m venv $(VENV) || { $(PYTHON) -m venv --without-pip $(VENV) && \
+		$(PYTHON) -m pip --python $(BIN)/python install --quiet pip; } || \
+		{ rm -rf $(VENV); echo "make: install Python's venv module first (Debian: apt install python3-venv)"; exit 1; }
+
+# One stamp per set of dependencies. hatchling is what an editable install builds with.
+$(VENV)/.bench: pyproject.toml | $(BIN)/python
+	$(PIP) --editable '.[bench$(WITH_CUPY)]'
+	@touch $@
+
+$(VENV)/.test: pyproject.toml | $(BIN)/python
+	$(PIP) --editable '.[test$(WITH_CUPY)]'
+	@touch $@
+
+$(VENV)/.peers: pyproject.toml | $(BIN)/python
+	$(PIP) --editable '.[peers]'
+	@touch $@
+
+$(VENV)/.lint: pyproject.toml | $(BIN)/python
+	$(PIP) --editable '.[test,lint]'
+	@touch $@
