@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
-from math import gcd, prod
+from math import gcd, inf, prod
 from typing import Any
 
 import numpy as np
@@ -115,11 +115,12 @@ def taps_per_pixel(axis: Axis) -> int:
 def _largest_offset(view: View) -> int:
     """Bound what a kernel computes inside a plane, of taps that turn out not to exist too."""
     columns = sum(
-        2 * axis.kernel * abs(tap_stride) + 2 * (axis.blocks + axis.dilated_kernel // axis.stride + 1) * abs(stride)
-        for axis, tap_stride, stride in zip(view.axes, view.tap_strides, view.block_strides, strict=True)
+        (axis.kernel + tap_step(axis)) * abs(tap_stride)
+        + (axis.blocks + 2 * (axis.dilated_kernel // axis.stride + 1)) * abs(block_stride)
+        for axis, tap_stride, block_stride in zip(view.axes, view.tap_strides, view.block_strides, strict=True)
     )
     image = span(tuple(axis.size + axis.stride for axis in view.axes), view.pixel_strides)
-    padded = max(2 * axis.padded_size + axis.stride + axis.dilated_kernel for axis in view.axes)
+    padded = max(axis.padded_size + axis.stride + axis.dilated_kernel for axis in view.axes)
     return max(columns, image, padded, *(tap_step(axis) ** 2 for axis in view.axes))
 
 
@@ -448,6 +449,48 @@ VARIANTS: dict[str, Variant] = {
 }
 
 
+# ---------------------------------------------------------------------------------------------
+# The choice; every threshold is a prediction
+
+SPLIT_MIN_TAPS = 64
+SPLIT_MAX_FILL = 0.1
+"""Of the device's resident threads: below it a thread per pixel leaves the memory idle while it adds."""
+PIXELS_MIN_STRIDE = 3
+"""Where blocks are contiguous, from here on neighbouring pixels read neighbouring taps."""
+PHASES_MIN_STRIDE = 5
+"""Below it a warp of pixels reads whole sectors of each tap it needs."""
+
+
 def choose(problem: Problem) -> Plan:
     """Plan the variant that is predicted to be fastest."""
-    return gather(problem)
+    seen = view(problem)
+    row = seen.axes[-1]
+    resident = problem.device.multiprocessors * problem.device.threads_per_multiprocessor
+    taps = prod(map(taps_per_pixel, seen.axes))
+    if taps >= SPLIT_MIN_TAPS and seen.planes * seen.pixels < SPLIT_MAX_FILL * resident:
+        few = f"{seen.planes * seen.pixels} pixels under up to {taps} taps each are too few for a thread each"
+        if seen.element.exact or not problem.deterministic:
+            try:
+                return _because(few, atomic(problem))
+            except Unsupported:
+                pass
+        return _because(few, split(problem))
+    if row.stride >= PIXELS_MIN_STRIDE and _taps_are_closest(seen):
+        return _because("the taps of a block lie closer in memory than its blocks", gather_pixels(problem))
+    if row.stride > GATHER_MAX_STRIDE:
+        return _because(f"a stride of {row.stride} is too many pixels for one thread", gather_phases(problem))
+    if row.kernel > GATHER_MAX_KERNEL:
+        many = f"{row.kernel} taps on the last axis are too many to unroll"
+        return _because(many, gather_phases(problem) if row.stride >= PHASES_MIN_STRIDE else gather_pixels(problem))
+    return _because("each column element is read once and each pixel written once, from end to end", gather(problem))
+
+
+def _because(why: str, plan: Plan) -> Plan:
+    return replace(plan, reason=f"{why}: {plan.reason}")
+
+
+def _taps_are_closest(seen: View) -> bool:
+    """Whether neighbouring taps are nearer to each other in memory than neighbouring blocks."""
+    taps = (abs(s) for axis, s in zip(seen.axes, seen.tap_strides, strict=True) if axis.kernel > 1)
+    blocks = (abs(s) for axis, s in zip(seen.axes, seen.block_strides, strict=True) if axis.blocks > 1)
+    return min(taps, default=inf) < min(blocks, default=inf)

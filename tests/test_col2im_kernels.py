@@ -1,0 +1,343 @@
+"""The col2im kernels, run on the CPU: every variant adds the taps that the formula says, in lexicographic order.
+
+Deterministic variants equal the definition bit for bit; a named case is compared with tests/definition.py, the random
+series with the NumPy path, which its own tests compare with the definition.
+"""
+
+from __future__ import annotations
+
+import random
+from contextlib import nullcontext, suppress
+from math import prod
+
+import numpy as np
+import pytest
+from cases import CASES, DTYPES, Case, assert_same_bits, values
+from moves import ONE_THREAD, operand
+
+import gpufold
+import hostcuda
+from gpufold import plan as planning
+from gpufold.geometry import columns_geometry
+from gpufold.plan import ELEMENT_TYPES, H200, Operand, Unsupported, choose, explain, variants
+
+pytestmark = pytest.mark.hostcuda
+
+VARIANTS = variants("col2im")
+
+LARGE_STRIDE_CASES = (
+    Case("audio-400-160", (4000,), (400,), 160, 1, 200, 200, batch=1, channels=2),
+    Case("audio-2048-512-one-plane", (6000,), (2048,), 512, batch=1, channels=1),
+    Case("stride-33-in-two-tiles-of-phases", (33 * 5,), (70,), 33, 2, 10, 5),
+    Case("tiles-256-192", (450, 500), (256, 256), 192, batch=1, channels=1),
+    Case("stride-40-of-one-tap", (90, 130), (1, 1), 40, batch=1, channels=2),
+    Case("many-cells-in-a-row", (20 * 300,), (24,), 20, batch=1, channels=2),
+)
+STAGED_CASES = (
+    Case("patches-16", (32, 512), (16, 16), 16, batch=1, channels=3),
+    Case("patches-14-odd-rows", (29, 43), (14, 14), 14, batch=2, channels=1),
+    Case("half-overlap-16-8-long-rows", (24, 8 * 40), (16, 16), 8, batch=1, channels=2),
+    Case("rows-of-32-cells-and-a-part", (2, 3 * 36 + 1), (2, 5), (1, 3), 1, (0, 2), (0, 4), batch=1, channels=5),
+)
+
+
+def geometry_of(case):
+    return columns_geometry(case.columns_shape, case.output_size, case.kernel_size, **case.arguments)
+
+
+def check(geometry, columns, want, variant, device=H200, result=None, mode="plain", seed=0):
+    """Run a variant and compare; gives its plan. Unsupported is raised."""
+    if result is None:
+        result = np.empty(want.shape, want.dtype)
+    plan = choose("col2im", geometry, columns.dtype.name, operand(columns), operand(result), device, variant)
+    hostcuda.run(plan, columns, result, mode=mode, seed=seed)
+    message = f"{plan}\n{geometry}"
+    if plan.variant == "atomic" and not ELEMENT_TYPES[columns.dtype.name].exact:
+        tolerance = 64 * np.finfo(want.dtype).eps
+        np.testing.assert_allclose(result, want, rtol=tolerance, atol=tolerance * abs(columns).max(), err_msg=message)
+    else:
+        assert_same_bits(result, want, message)
+    return plan
+
+
+def may_refuse(variant):
+    """Only these refuse anything but sizes; what they refuse has its own test."""
+    return suppress(Unsupported) if variant in ("gather", "atomic") else nullcontext()
+
+
+def check_variants(case, dtype, device=ONE_THREAD, mode="plain", names=VARIANTS):
+    """Run every variant that serves the case."""
+    geometry = geometry_of(case)
+    columns = values(case.columns_shape, dtype)
+    want = case.col2im(columns)
+    for variant in names:
+        with may_refuse(variant):
+            check(geometry, columns, want, variant, device, mode=mode)
+
+
+@pytest.mark.parametrize("case", [*CASES, *LARGE_STRIDE_CASES, *STAGED_CASES], ids=str)
+def test_every_variant_is_the_definition(case):
+    dtype = DTYPES[[*CASES, *LARGE_STRIDE_CASES, *STAGED_CASES].index(case) % len(DTYPES)]
+    check_variants(case, dtype)
+    check_variants(case, dtype, H200, names=("auto",))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case("stride-1", (5, 6), (3, 2), 1, 1, (1, 0), (0, 1), channels=5),
+        Case("stride-2", (5, 8), (3, 3), (1, 2), 1, 1, 1, channels=5),
+        Case("stride-5", (4, 13), (2, 7), (2, 5), 1, 1, 1, batch=1, channels=2),
+    ],
+    ids=str,
+)
+def test_every_dtype_is_the_definition(case, dtype):
+    check_variants(case, dtype)
+
+
+@pytest.mark.parametrize("mode", ["observed", "shuffled"])
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case("direct", (5, 6), (3, 2), 1, 1, (1, 0), (0, 1), channels=5),
+        Case("staged", (3, 5 * 40 + 2), (2, 7), (1, 5), 1, 1, 1, batch=1, channels=2),
+        Case("wide", (3, 4 * 40), (2, 5), (1, 4), 1, 1, 1, batch=1, channels=5),
+        Case("audio-400-160", (1600,), (400,), 160, 1, 200, 200, batch=1, channels=1),
+        Case("many-taps", (5, 9), (20, 18), 1, 1, (15, 13), (14, 14), batch=1, channels=1),
+    ],
+    ids=str,
+)
+def test_warps_wait_for_each_other_and_every_byte_is_written_once(case, mode):
+    check_variants(case, np.dtype(np.float32), mode=mode)
+
+
+# Random geometries share their tap pattern, which is what is compiled, a hundred to a pattern.
+
+
+def random_pattern(rng):
+    rank = rng.choice((1, 1, 2, 2, 2, 3, 4))
+    largest = {1: 40, 2: 7, 3: 4, 4: 3}[rank]
+    return (
+        tuple(rng.randint(1, largest) for _ in range(rank)),
+        tuple(rng.choice((1, 1, 2, 3, 4, rng.randint(1, 40 if rank < 3 else 4))) for _ in range(rank)),
+        tuple(rng.choice((0, 1, 1, 1, 2, 3)) for _ in range(rank)),
+    )
+
+
+def random_geometry(rng, kernel, strides, dilations, phase):
+    rank = len(kernel)
+    room = {1: 200, 2: 20, 3: 6, 4: 3}[rank]
+    while True:
+        begin = (*(rng.randint(0, 3) for _ in range(rank - 1)), phase + strides[-1] * rng.choice((0, 0, 1)))
+        end = tuple(rng.randint(0, 3) for _ in range(rank))
+        least = (max(1, d * (k - 1) + 1 - b - e) for k, d, b, e in zip(kernel, dilations, begin, end, strict=True))
+        size = [extent + rng.choice((0, rng.randint(0, room))) for extent in least]
+        if rng.random() < 0.3:
+            size[-1] += -size[-1] % strides[-1]  # rows of whole cells
+        case = Case(
+            "random",
+            tuple(size),
+            kernel,
+            strides,
+            dilations,
+            begin,
+            end,
+            batch=rng.choice((None, 1, 2, 3)),
+            channels=rng.randint(1, 6),
+        )
+        if prod(case.columns_shape) <= 40_000 and prod(case.image_shape) <= 40_000:
+            return case
+
+
+def random_layout(rng, array):
+    """The same elements at other places: another order of axes, gaps, or backwards."""
+    kind = rng.randrange(5)
+    if kind == 0:
+        order = rng.sample(range(array.ndim), array.ndim)
+        return np.ascontiguousarray(array.transpose(order)).transpose(np.argsort(order))
+    if kind == 1:
+        gaps = np.empty([2 * extent for extent in array.shape], array.dtype)[(slice(None, None, 2),) * array.ndim]
+        gaps[...] = array
+        return gaps
+    if kind == 2:
+        backwards = tuple(slice(None, None, rng.choice((1, -1))) for _ in array.shape)
+        return np.ascontiguousarray(array[backwards])[backwards]
+    return array
+
+
+def check_random(seed, count):
+    rng = random.Random(seed)
+    kernel, strides, dilations = random_pattern(rng)
+    phase = rng.randrange(strides[-1])
+    dtype = DTYPES[seed % len(DTYPES)]
+    for number in range(count):
+        case = random_geometry(rng, kernel, strides, dilations, phase)
+        geometry = geometry_of(case)
+        plain = values(case.columns_shape, dtype, number)
+        want = gpufold.col2im(plain, case.output_size, kernel, **case.arguments)
+        columns = plain.reshape(geometry.split_columns_shape) if rng.random() < 0.3 else plain
+        columns = random_layout(rng, columns)
+        device = rng.choice((H200, ONE_THREAD))
+        for variant in VARIANTS:
+            result = np.empty(want.shape, dtype)
+            if rng.random() < 0.3 and variant != "atomic":
+                result = random_layout(rng, result)
+            try:
+                with may_refuse(variant):
+                    check(geometry, columns, want, variant, device, result)
+            except Exception as error:
+                raise AssertionError(f"seed {seed}, geometry {number}: {case!r} {dtype}") from error
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_random_geometries_in_any_layout_are_the_numpy_path(seed):
+    check_random(seed, 100)
+
+
+@pytest.mark.many
+@pytest.mark.parametrize("seed", range(1000, 1200))
+def test_many_random_geometries_are_the_numpy_path(seed):
+    check_random(seed, 100)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case("stride-1", (5, 6), (3, 2), 1, 1, (1, 0), (0, 1), channels=5),
+        Case("stride-3", (4, 3 * 33), (2, 7), (2, 3), 1, 1, 1, batch=1, channels=5),
+        Case("stride-20", (20 * 130,), (50,), 20, 2, 7, 7),
+    ],
+    ids=str,
+)
+def test_wide_offsets_give_the_same(case, monkeypatch):
+    monkeypatch.setattr(planning, "INT32_MAX", 10)
+    choose.cache_clear()
+    columns = values(case.columns_shape, np.dtype(np.float32))
+    want = case.col2im(columns)
+    for variant in VARIANTS:
+        if variant != "gather" or case.name != "stride-20":
+            plan = check(geometry_of(case), columns, want, variant, ONE_THREAD)
+            assert dict(plan.defines)["OFFSET"] == "long long"
+    choose.cache_clear()
+
+
+# What is planned
+
+
+def plan_of(
+    size, kernel, *, batch=1, channels=1, dtype="float32", variant="auto", steps=None, device=H200, **arguments
+):
+    """Plan a call on contiguous arrays; `steps` are other strides of the columns."""
+    case = Case("planned", size, kernel, batch=batch, channels=channels)
+    deterministic = arguments.pop("deterministic", True)
+    arguments = {"strides": 1, "dilations": 1, "pads_begin": 0, "pads_end": 0} | arguments
+    case = Case("planned", size, kernel, **arguments, batch=batch, channels=channels)
+    geometry = geometry_of(case)
+    columns = Operand(case.columns_shape, steps) if steps else Operand.contiguous(case.columns_shape)
+    image = Operand.contiguous(case.image_shape)
+    return choose("col2im", geometry, dtype, columns, image, device, variant, deterministic)
+
+
+def test_offsets_are_wide_where_a_plane_or_the_threads_need_it():
+    def bits(size, kernel=(2, 2), variant="gather", **arguments):
+        return dict(plan_of(size, kernel, variant=variant, **arguments).defines)["OFFSET"]
+
+    assert bits((4096, 4096), batch=4, channels=64) == "int"  # 2**32 pixels in planes of 2**24
+    assert bits((4096, 4096), batch=8, channels=64) == "long long"  # 2**31 threads, four planes each
+    assert bits((2**15, 2**16 - 9)) == "long long"  # four taps of 2**31 elements
+    assert bits((4, 8), steps=(0, 2**29, 1)) == "long long"  # a span, not a size
+    assert bits((4, 8), steps=(0, -(2**29), 1)) == "long long"
+    assert bits((4, 8), pads_begin=2**30, strides=2**29, variant="gather_pixels") == "long long"
+    assert bits((64, 64), (1, 1), batch=2**18, channels=4) == "int"
+    assert bits((64, 64), (1, 1), batch=2**18, channels=4, variant="atomic") == "long long"  # 2**32 threads
+
+
+def test_sizes_that_no_offset_holds_are_refused():
+    with pytest.raises(Unsupported, match="do not fit into 64 bits"):
+        plan_of((4, 8), (2, 2), pads_begin=2**63, strides=2**62, variant="gather_pixels")
+
+
+def test_extents_never_change_what_is_compiled():
+    arguments = {"strides": (2, 3), "dilations": (1, 2), "pads_begin": (0, 1), "pads_end": 1}
+    extents = [(1, 1, (5, 9)), (3, 5, (8, 7)), (64, 256, (56, 57)), (1, 3, (1024, 1999)), (8, 8, (64, 66))]
+    for variant in VARIANTS:
+        plans = [
+            plan_of(size, (3, 3), batch=batch, channels=channels, variant=variant, **arguments)
+            for batch, channels, size in extents
+        ]
+        assert len({plan.defines for plan in plans}) == 1
+    one = plan_of((40, 40), (3, 3), variant="gather", strides=3, pads_begin=1)
+    assert one.defines == plan_of((40, 40), (3, 3), variant="gather", strides=3, pads_begin=4).defines
+
+
+@pytest.mark.parametrize(
+    ("expected", "size", "kernel", "arguments"),
+    [
+        ("gather", (56, 56), (3, 3), {"batch": 8, "channels": 64, "pads_begin": 1, "pads_end": 1}),
+        ("gather", (112, 112), (3, 3), {"batch": 8, "channels": 64, "strides": 2, "pads_begin": 1}),
+        ("gather", (512, 512), (16, 16), {"batch": 8, "channels": 3, "strides": 16}),
+        ("gather_phases", (128_000,), (400,), {"batch": 8, "strides": 160}),
+        ("gather_phases", (1024, 1024), (40, 40), {"batch": 8, "strides": 8}),
+        ("gather_pixels", (1024, 1024), (40, 40), {"batch": 8}),
+        ("gather_pixels", (512, 512), (16, 16), {"channels": 3, "strides": 16, "steps": (1, 1, 768)}),
+        ("split", (64, 64), (32, 32), {}),
+        ("split", (64, 64), (32, 32), {"dtype": "int8"}),
+        ("split", (64, 64), (32, 32), {"dtype": "float16", "deterministic": False}),
+        ("atomic", (64, 64), (32, 32), {"dtype": "int32"}),
+        ("atomic", (64, 64), (32, 32), {"dtype": "bool"}),
+        ("atomic", (64, 64), (32, 32), {"deterministic": False}),
+    ],
+)
+def test_auto_takes_the_variant_that_is_predicted_fastest(expected, size, kernel, arguments):
+    plan = plan_of(size, kernel, **arguments)
+    assert plan.variant == expected, plan.reason
+
+
+def test_several_planes_and_wide_words_where_there_is_enough():
+    def symbol(size, stride, **arguments):
+        return plan_of(size, (3, 3), variant="gather", strides=stride, **arguments).symbol
+
+    assert symbol((56, 56), 1, batch=32, channels=64) == "col2im_gather_planes"
+    assert symbol((56, 56), 1, batch=1, channels=64) == "col2im_gather"
+    assert symbol((112, 112), 2, batch=32, channels=64) == "col2im_gather_planes_wide"
+    assert symbol((113, 113), 2, batch=32, channels=64) == "col2im_gather_planes"
+    assert symbol((111, 111), 3, batch=32, channels=64) == "col2im_gather_planes"
+    assert symbol((1024, 1024), 1, batch=8, channels=1) == "col2im_gather_planes"  # the batch is planes too
+
+
+@pytest.mark.parametrize(
+    ("variant", "match", "arguments"),
+    [
+        ("gather", "16 at most, but strides is 17 on the last axis", {"strides": 17}),
+        ("gather", "32 at most, but kernel_size is 40", {"kernel": (3, 40)}),
+        ("atomic", "atomic adds in memory, where float16 sums would be rounded", {"dtype": "float16"}),
+        ("atomic", "no atomic addition of uint8", {"dtype": "uint8"}),
+    ],
+)
+def test_a_variant_that_cannot_serve_says_why(variant, match, arguments):
+    with pytest.raises(Unsupported, match=match):
+        plan_of((50, 60), arguments.pop("kernel", (3, 3)), variant=variant, **arguments)
+
+
+def test_atomics_refuse_an_image_with_gaps():
+    geometry = columns_geometry((4, 9), (4, 4), (2, 2), 1, 1, 0, 0)
+    columns, image = Operand.contiguous((4, 9)), Operand((1, 4, 4), (32, 8, 2))
+    with pytest.raises(Unsupported, match="out must be C-contiguous"):
+        choose("col2im", geometry, "float32", columns, image, variant="atomic")
+    assert choose("col2im", geometry, "int32", columns, image).variant == "gather"
+
+
+def test_an_explanation_names_every_variant():
+    geometry = columns_geometry((4, 9), (4, 4), (2, 2), 1, 1, 0, 0)
+    explanation = explain(
+        "col2im", geometry, "uint8", Operand.contiguous((4, 9)), Operand.contiguous(geometry.image_shape)
+    )
+    assert {explanation.plan.variant, *explanation.alternatives} == set(VARIANTS)
+    assert "no atomic addition of uint8" in str(explanation)
+    with pytest.raises(ValueError, match="variant must be auto or one of gather, "):
+        choose("col2im", geometry, "uint8", Operand.contiguous((4, 9)), Operand.contiguous((1, 4, 4)), variant="fast")
+
+
+def test_every_byte_in_and_out_is_counted_once():
+    assert plan_of((8, 9), (2, 2), batch=2, channels=3).bytes_moved == 4 * (2 * 12 * 56 + 2 * 3 * 8 * 9)
