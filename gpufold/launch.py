@@ -70,7 +70,7 @@ def warmup(
 ) -> Plan:
     """Compile what a call would run, on the current device, so that the call itself only launches."""
     plan = choose(operation, geometry, dtype, input, output, device(_current()), variant, deterministic)
-    _function(plan.source, plan.defines, plan.symbol).compile()
+    _ = _function(plan.source, plan.defines, plan.symbol).kernel  # of this device
     return plan
 
 
@@ -185,5 +185,5 @@ def _module(source: str, defines: tuple[tuple[str, str], ...]) -> Any:
 
 @cache
 def _function(source: str, defines: tuple[tuple[str, str], ...], symbol: str) -> Any:
-    """Give a kernel that CuPy compiles on first use of each device, once for all symbols of its module."""
+    """Give a kernel, which compiles on its first use of each device, with all others of its module."""
     return _module(source, defines).get_function(symbol)

@@ -308,7 +308,8 @@ def gather(problem: Problem) -> Plan:
             "full_cells": ("offset", row.size // row.stride if seen.pixel_strides[-1] == 1 else 0),
             "cells_form_runs": ("int", int(end_to_end and prod(extents) % 32 == 0)),
         },
-        reason=f"each thread adds up the taps of {row.stride} neighbouring pixels of {planes} planes, stored {stores}",
+        reason=f"each thread adds up the taps of {_counted(row.stride, 'neighbouring pixel')} "
+        f"of {_counted(planes, 'plane')}, stored {stores}",
     )
 
 

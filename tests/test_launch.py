@@ -1,0 +1,144 @@
+"""What can be said of launches without a GPU: what is compiled, with which options, and what is passed."""
+
+from __future__ import annotations
+
+import shutil
+
+import numpy as np
+import pytest
+
+from gpufold.geometry import batch_to_space_geometry, columns_geometry, image_geometry
+from gpufold.plan import H200, Operand, Unsupported, choose, variants
+
+pytestmark = pytest.mark.peer("cupy")
+
+
+@pytest.fixture
+def launch():
+    from gpufold import launch
+
+    caches = (launch._headers, launch._module, launch._function, launch._prepare, launch.device)
+    for cached in caches:
+        cached.cache_clear()
+    yield launch
+    for cached in caches:
+        cached.cache_clear()
+
+
+GEOMETRY = columns_geometry((2, 27, 64), (8, 8), (3, 3), 1, 1, 1, 1)
+COLUMNS, IMAGE = Operand.contiguous(GEOMETRY.columns_shape), Operand.contiguous(GEOMETRY.image_shape)
+
+
+@pytest.fixture
+def compile_plan(launch, monkeypatch):
+    """Compile as CuPy would at the first launch on an H200, CuPy's own options included; gives the cubin."""
+    from cupy.cuda import compiler
+
+    monkeypatch.setattr(compiler, "_get_arch_for_options_for_nvrtc", lambda arch: ("-arch=sm_90", "cubin"))
+
+    def compile_plan(plan):
+        options = launch.options(plan.defines)
+        return compiler.compile_using_nvrtc(launch.source_text(plan.source), options, cache_in_memory=True)[0]
+
+    return compile_plan
+
+
+def plans():
+    for variant in variants("col2im"):
+        yield choose(
+            "col2im", GEOMETRY, "bfloat16" if variant != "atomic" else "complex64", COLUMNS, IMAGE, H200, variant
+        )
+    taken = image_geometry(GEOMETRY.image_shape, (3, 3), 1, 1, 1, 1)
+    for variant in variants("im2col"):
+        yield choose("im2col", taken, "float16", IMAGE, COLUMNS, H200, variant)
+    moved = batch_to_space_geometry((8, 4, 6), (1, 2, 2), 0, 0)
+    yield choose("batch_to_space", moved, "int8", Operand.contiguous((8, 4, 6)), Operand.contiguous((2, 8, 12)))
+
+
+@pytest.mark.parametrize("plan", list(plans()), ids=lambda plan: plan.symbol)
+def test_what_a_launch_compiles_has_the_kernel_it_calls(compile_plan, plan):
+    assert plan.symbol.encode() in compile_plan(plan)
+
+
+def test_errors_name_the_kernel_file_and_its_line(launch, compile_plan, tmp_path, monkeypatch):
+    from cupy.cuda.compiler import CompileException
+
+    kernels = shutil.copytree(launch.KERNELS, tmp_path / "kernels")
+    plan = choose("col2im", GEOMETRY, "float32", COLUMNS, IMAGE)
+    source = (kernels / plan.source).read_text()
+    (kernels / plan.source).write_text(source + "\nthis is wrong\n")
+    monkeypatch.setattr(launch, "KERNELS", kernels)
+    with pytest.raises(CompileException, match=rf"kernels/{plan.source}\({source.count(chr(10)) + 2}\): error"):
+        compile_plan(plan)
+
+
+def test_a_changed_header_is_another_specialisation(launch, tmp_path, monkeypatch):
+    before = launch.options(())
+    kernels = shutil.copytree(launch.KERNELS, tmp_path / "kernels")
+    with (kernels / "common.cuh").open("a") as header:
+        header.write("// changed\n")
+    monkeypatch.setattr(launch, "KERNELS", kernels)
+    launch._headers.cache_clear()
+    digests = [[option for option in options if "HEADERS" in option] for options in (before, launch.options(()))]
+    assert digests[0] != digests[1]
+
+
+def test_parameters_travel_as_one_element(launch, monkeypatch):
+    monkeypatch.setattr(launch, "_function", lambda *_: None)
+    plan = choose("col2im", GEOMETRY, "float32", COLUMNS, IMAGE)
+    kernel = launch.Kernel.of(plan)
+    assert kernel.parameters.size == 1  # what CuPy passes by value
+    assert kernel.parameters.tobytes() == plan.parameters
+
+
+def test_alignment_is_the_largest_power_of_two_that_divides(launch):
+    assert [launch._alignment(address) for address in (4096, 4096 + 8, 6, 2**40 + 32)] == [256, 8, 2, 32]
+
+
+def test_elements_off_their_own_size_are_refused(launch):
+    for strides, alignment in (((12, 6), 256), ((16, 8), 4)):
+        with pytest.raises(Unsupported, match="do not lie on multiples of their size"):
+            launch._operand("col2im", "the input", 8, (3, 2), strides, alignment)
+
+
+class Array:
+    """What a launch asks of an array."""
+
+    def __init__(self, operand, dtype="float32"):
+        self.dtype = np.dtype(dtype)
+        self.shape = operand.shape
+        self.strides = tuple(stride * self.dtype.itemsize for stride in operand.strides)
+        self.nbytes = int(np.prod(self.shape)) * self.dtype.itemsize
+        self.device = self.data = self
+        self.id, self.ptr = 0, 256
+        self.events = []
+
+    def memset_async(self, value, size):
+        self.events.append(("memset", value, size))
+
+
+def test_a_repeated_call_only_launches(launch, monkeypatch):
+    from contextlib import nullcontext
+
+    launched, compiled = [], []
+
+    def function(source, defines, symbol):
+        compiled.append(symbol)
+        return lambda grid, block, arguments: launched.append((grid, block, arguments))
+
+    monkeypatch.setattr(launch, "_function", function)
+    monkeypatch.setattr(launch, "device", lambda number: H200)
+    monkeypatch.setattr(launch.cupy.cuda.runtime, "getDevice", lambda: 0)
+    monkeypatch.setattr(launch.cupy.cuda, "Device", lambda number: nullcontext())
+    launch._prepare.cache_clear()
+    columns, image = Array(COLUMNS), Array(IMAGE)
+    for _ in range(3):
+        launch.execute("col2im", GEOMETRY, columns, image, "atomic")
+    plan = choose("col2im", GEOMETRY, "float32", COLUMNS, IMAGE, H200, "atomic")
+    assert compiled == ["col2im_atomic"]
+    assert len(launched) == 3
+    assert launched[0][:2] == (plan.grid, plan.block)
+    assert launched[0][2][:2] == (columns, image)
+    assert image.events == [("memset", 0, image.nbytes)] * 3  # ahead of each launch, on the same stream
+    launch.execute("col2im", GEOMETRY, columns, Array(IMAGE))
+    assert compiled == ["col2im_atomic", "col2im_gather"]
