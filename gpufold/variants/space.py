@@ -173,6 +173,25 @@ class Blocks:
             )
         return blocks
 
+    def with_rows_as_planes(self) -> Blocks:
+        """Where planes are too few to share index arithmetic, count the blocks of the first axis among them.
+
+        What remains of the axis is one block with its phases.
+        """
+        axis = self.axes[0]
+        collapses = self.planes == 1 or (
+            self.batch_plane_step == axis.grid * axis.grid_step and self.space_plane_step == axis.size * axis.pixel_step
+        )
+        if self.planes >= PLANES_PER_THREAD or len(self.axes) == 1 or not axis.covers_rows or not collapses:
+            return self
+        return replace(
+            self,
+            planes=self.planes * axis.grid,
+            batch_plane_step=axis.grid_step,
+            space_plane_step=axis.block * axis.pixel_step,
+            axes=(replace(axis, size=axis.block, grid=1), *self.axes[1:]),
+        )
+
     def _widened(self) -> Blocks:
         """Take neighbouring pixels of an unsplit last axis as one element."""
         *outer, last = self.axes
@@ -207,7 +226,7 @@ def _blocks(problem: Problem) -> Blocks:
     assert isinstance(geometry, SpaceGeometry)
     batch_step, *grid_steps = problem.input.strides
     plane_step, *pixel_steps = problem.output.strides
-    return Blocks(
+    blocks = Blocks(
         itemsize=ELEMENT_TYPES[problem.dtype].itemsize,
         alignment=gcd(problem.input.alignment, problem.output.alignment),
         planes=geometry.batch,
@@ -225,7 +244,8 @@ def _blocks(problem: Problem) -> Blocks:
             )
             for axis in range(len(geometry.block))
         ),
-    ).simplified()
+    )
+    return blocks.simplified().with_rows_as_planes()
 
 
 def _plan(

@@ -183,6 +183,26 @@ class Unfold:
             unfold = replace(unfold, batch=1, planes=unfold.batch * unfold.planes)
         return unfold
 
+    def with_rows_as_planes(self) -> Unfold:
+        """Where planes are too few to share index arithmetic, count the positions of the first axis among them.
+
+        What remains of the axis is one position with its taps.
+        """
+        axis = self.axes[0]
+        collapses = self.planes == 1 or (
+            self.image_plane_step == axis.size * axis.pixel_step
+            and self.columns_plane_step == axis.positions * axis.position_step
+        )
+        if self.planes >= PLANES_PER_THREAD or len(self.axes) == 1 or not axis.covers_rows or not collapses:
+            return self
+        return replace(
+            self,
+            planes=self.planes * axis.positions,
+            image_plane_step=axis.stride * axis.pixel_step,
+            columns_plane_step=axis.position_step,
+            axes=(replace(axis, size=axis.stride, positions=1), *self.axes[1:]),
+        )
+
     def _widened(self) -> Unfold:
         """Take neighbouring pixels of an unsplit last axis as one element."""
         *outer, last = self.axes
@@ -357,7 +377,7 @@ def _plan(unfold: Unfold, variant: str, device: Device, chunk_taps: int, reason:
 
 def direct(unfold: Unfold, device: Device) -> Plan:
     """Plan the kernel in which a thread stores what it loads."""
-    unfold = unfold.simplified()
+    unfold = unfold.simplified().with_rows_as_planes()
     taps = DIRECT_TAPS if unfold.itemsize <= 8 else DIRECT_TAPS // 2
     reason = (
         f"neighbouring threads read pixels {unfold.lane_bytes:.0f} bytes apart, near enough for the L1 cache"
