@@ -13,10 +13,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 import gpufold
-from bench.measure import cpu_bench, device_kind, gpu_bench, new_row
-from bench.problems import PROBLEMS, select
-from bench.report import footer, table
-from bench.results import command_line
+from bench.measure import Bench, cpu_bench, device_facts, device_kind, gpu_bench, new_row
+from bench.problems import PROBLEMS, Problem, select
+from bench.report import footer, markdown, table
+from bench.results import OURS, Run, command_line, saved
+from gpufold.plan import H200
 
 OPERATIONS = ("col2im", "im2col", "batch_to_space", "space_to_batch")
 
@@ -43,12 +44,22 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seconds", type=float, help="measuring time of a problem in one dtype")
     parser.add_argument("--threads", type=int, help="CPU threads of every candidate, else all cores")
     parser.add_argument("--save", type=Path, metavar="FILE.json", help="write everything that was measured")
-    commands = parser.add_subparsers(dest="command", title="other commands")
+    commands = parser.add_subparsers(dest="command", title="other commands", metavar="COMMAND")
     commands.add_parser("problems", help="list the problems and where they come from")
     photo = commands.add_parser("photo", help="remove noise from a photograph with im2col and col2im")
     photo.add_argument("--output", type=Path, default=Path("build/photo"), help="folder for the pictures")
     photo.add_argument("--noise", type=float, default=0.1, help="standard deviation, where white is 1")
     photo.add_argument("--seed", type=int, default=0)
+    report = commands.add_parser("report", help="draw saved results, and give their tables in Markdown")
+    report.add_argument("--output", type=Path, default=Path("build/report"), help="folder for figures and tables")
+    host = commands.add_parser("host", help="measure what a repeated GPU call costs before the launch, without a GPU")
+    host.add_argument("--problem", action="append", default=[], metavar="NAME")
+    crossover = commands.add_parser("crossover", help="sweep sizes through the variants: where thresholds belong")
+    crossover.add_argument("--save", type=Path, metavar="FILE.json", help="write what a GPU measured")
+    crossover.add_argument("--seconds", type=float, default=1.0, help="measuring time of a point")
+    regret = commands.add_parser("regret", help="what the choices of auto cost, from saved results")
+    for command in (report, crossover, regret):
+        command.add_argument("results", type=Path, nargs="*", help="saved results, else those in bench/results")
     return parser
 
 
@@ -59,19 +70,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(words)
     warnings.filterwarnings("ignore", module="cupy._environment")  # about libraries that nothing here uses
     console = Console() if sys.stdout.isatty() else Console(width=WIDTH)
+    commands = {
+        None: _measure,
+        "problems": _problems,
+        "photo": _photo,
+        "report": _report,
+        "host": _host,
+        "crossover": _crossover,
+        "regret": _regret,
+    }
     try:
-        if options.command == "problems":
-            return _problems(console)
-        if options.command == "photo":
-            from bench.photo import photo
-
-            return photo(options.output, options.noise, options.seed, console)
-        return _measure(options, words, console)
-    except ValueError as error:
+        return commands[options.command](options, words, console)
+    except (ValueError, FileNotFoundError) as error:
         parser.error(str(error))
 
 
-def _problems(console: Console) -> int:
+def _problems(options: argparse.Namespace, words: list[str], console: Console) -> int:
     listed = Table("problem", "input", "output", "MB", "dtypes", "from", box=None)
     for problem in PROBLEMS:
         megabytes = f"{problem.compulsory_bytes(problem.dtypes[0]) / 1e6:.3g}"
@@ -79,6 +93,88 @@ def _problems(console: Console) -> int:
         listed.add_row(problem.name, *shapes, megabytes, " ".join(problem.dtypes), problem.origin)
     console.print(listed)
     return 0
+
+
+def _photo(options: argparse.Namespace, words: list[str], console: Console) -> int:
+    from bench.photo import photo
+
+    return photo(options.output, options.noise, options.seed, console)
+
+
+def _host(options: argparse.Namespace, words: list[str], console: Console) -> int:
+    from bench.host import host
+
+    return host(options.problem, console)
+
+
+def _report(options: argparse.Namespace, words: list[str], console: Console) -> int:
+    from bench.plots import draw
+
+    runs = saved(options.results)
+    if not runs:
+        console.print("No results are saved yet: python -m bench --save bench/results/NAME.json", highlight=False)
+    for path, run in runs.items():
+        written = draw(run, path.stem, options.output)
+        if any(not row.threshold for row in run.rows):
+            written.append(options.output / f"{path.stem}.md")
+            written[-1].write_text(markdown(run))
+        console.print(f"{path}: {', '.join(map(str, written))}", highlight=False)
+    return 0
+
+
+def _crossover(options: argparse.Namespace, words: list[str], console: Console) -> int:
+    from bench.crossover import crossover_table, sweeps
+
+    if options.results or device_kind("auto") == "cpu":
+        runs = list(saved(options.results).values())
+    else:
+        facts = device_facts()
+        bench, run = gpu_bench([], options.seconds)
+        bench.peers, run.command, runs = [], command_line(words), [run]
+        for sweep in sweeps(facts.multiprocessors, facts.threads_per_multiprocessor):
+            bench.variants = [*sweep.below, *sweep.above]
+            run.variants = list(dict.fromkeys([*run.variants, *bench.variants]))
+            tasks = [(problem, "float32") for _, problem in sweep.points]
+            if not _fill(bench, run, tasks):
+                break
+            for (value, _), row in zip(sweep.points, run.rows[-len(tasks) :], strict=True):
+                row.threshold, row.value = sweep.threshold, value
+        if options.save:
+            run.save(options.save)
+    table = crossover_table(runs, sweeps(H200.multiprocessors, H200.threads_per_multiprocessor))
+    return _print_or_say(table, "python -m bench crossover --save bench/results/crossover.json", console)
+
+
+def _regret(options: argparse.Namespace, words: list[str], console: Console) -> int:
+    from bench.crossover import regret_table
+
+    return _print_or_say(regret_table(saved(options.results)), "python -m bench --save bench/results/gpu.json", console)
+
+
+def _print_or_say(table: Table, command: str, console: Console) -> int:
+    if table.row_count:
+        console.print(table)
+    else:
+        console.print(f"No GPU measurements of this are saved; on a machine with a GPU: {command}", highlight=False)
+    return 0
+
+
+def _fill(bench: Bench, run: Run, tasks: list[tuple[Problem, str]]) -> bool:
+    """Measure problems into new rows of a run, behind a progress bar; False where the user stopped it."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    try:
+        with Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True) as progress:
+            bar = progress.add_task("", total=len(tasks))
+            for problem, dtype in tasks:
+                progress.update(bar, description=f"{problem.name} {dtype}")
+                row = new_row(problem, dtype)
+                run.rows.append(row)
+                bench.measure(problem, dtype, row)
+                progress.advance(bar)
+    except KeyboardInterrupt:
+        run.notes.append(f"Interrupted at {run.rows[-1].name}." if run.rows else "Interrupted.")
+        return False
+    return True
 
 
 def _measure(options: argparse.Namespace, words: list[str], console: Console) -> int:
@@ -98,25 +194,14 @@ def _measure(options: argparse.Namespace, words: list[str], console: Console) ->
         for problem in problems
         for dtype in ((options.dtype,) if options.dtype else problem.dtypes[:1] if quick else problem.dtypes)
     ]
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    try:
-        with Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True) as progress:
-            bar = progress.add_task("", total=len(tasks))
-            for problem, dtype in tasks:
-                progress.update(bar, description=f"{problem.name} {dtype}")
-                row = new_row(problem, dtype, kind)
-                run.rows.append(row)
-                bench.measure(problem, dtype, row)
-                progress.advance(bar)
-    except KeyboardInterrupt:
-        run.notes.append(f"Interrupted after {max(0, len(run.rows) - 1)} of {len(tasks)} problems.")
+    _fill(bench, run, tasks)
     console.print(table(run))
     for line in footer(run):
         console.print(line, highlight=False, markup=False)
     if options.save:
         run.save(options.save)
         console.print(f"saved to {options.save}", highlight=False)
-    return 1 if any(reason.startswith("FAIL") for row in run.rows for reason in row.failures.values()) else 0
+    return 1 if any(name in row.failures for row in run.rows for name in (OURS, *known)) else 0
 
 
 if __name__ == "__main__":

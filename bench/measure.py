@@ -15,6 +15,7 @@ from bench.peers import Call, Peer, installed
 from bench.problems import Problem, dtype_of
 from bench.results import COPY, OURS, Row, Run, command_line, commit, now, processor, version
 from bench.timing import Clock, CpuClock, GpuClock, Times, interleave, keep_freed_memory
+from gpufold.plan import Device, Operand, choose
 from gpufold.threads import for_each
 
 THREADED_COPY_BYTES = 1 << 20
@@ -45,14 +46,16 @@ class Bench:
     def measure(self, problem: Problem, dtype: str, row: Row) -> None:
         """Fill a row."""
         host = problem.data(dtype)
-        data, expected = self.array(host), self.array(problem.expected(host))
+        data, expected = problem.arrange(self.array(host)), self.array(problem.expected(host))
+        if self.kind == "gpu":
+            row.chosen = _chosen(problem, data, expected)
         calls: dict[str, Callable[[], Any]] = {}
         for name, call in self._candidates(problem, data, row):
             try:
                 answer, seconds = self.clock.first(call.run)
                 wrong = difference(call.as_array(answer), expected)
                 del answer
-            except (RuntimeError, TypeError, ValueError, NotImplementedError, MemoryError) as error:
+            except Exception as error:  # whatever a library raises for what it cannot do
                 row.failures[name] = f"{type(error).__name__}: {error}"
                 continue
             if wrong:
@@ -78,7 +81,7 @@ class Bench:
         for peer in self.peers:
             try:
                 call = peer.prepare(problem, data, self.threads)
-            except (RuntimeError, TypeError, ValueError, ImportError) as error:
+            except Exception as error:
                 row.failures[peer.name] = f"{type(error).__name__}: {error}"
                 continue
             if call is not None:
@@ -164,25 +167,26 @@ def _run(bench: Bench, device: str, notes: list[str]) -> Run:
     )
 
 
-def new_row(problem: Problem, dtype: str, kind: str) -> Row:
+def new_row(problem: Problem, dtype: str) -> Row:
     """Describe a problem before anything is measured."""
-    return Row(
-        problem=problem.name,
-        operation=problem.operation,
-        dtype=dtype,
-        bytes=problem.compulsory_bytes(dtype),
-        elements=problem.compulsory_bytes(dtype) // dtype_of(dtype).itemsize,
-        chosen=_chosen(problem, dtype) if kind == "gpu" else None,
-    )
+    count = problem.compulsory_bytes(dtype)
+    return Row(problem.name, problem.operation, dtype, count, count // dtype_of(dtype).itemsize)
 
 
-def _chosen(problem: Problem, dtype: str) -> str:
-    """Name the variant that `auto` takes for contiguous arrays on the current device."""
+def device_facts() -> Device:
+    """Give what plans depend on for the current CUDA device."""
     import cupy
 
     from gpufold import launch
-    from gpufold.plan import Operand, choose
 
-    facts = launch.device(cupy.cuda.runtime.getDevice())
-    shapes = Operand.contiguous(problem.input_shape), Operand.contiguous(problem.output_shape)
-    return choose(problem.operation, problem.geometry, dtype, *shapes, facts).variant
+    return launch.device(cupy.cuda.runtime.getDevice())
+
+
+def _chosen(problem: Problem, data: Any, result: Any) -> str:
+    """Name the variant that `auto` takes for arrays like these on the current device."""
+
+    def operand(array: Any) -> Operand:
+        return Operand(array.shape, tuple(step // array.itemsize for step in array.strides))
+
+    operands = operand(data), operand(result)
+    return choose(problem.operation, problem.geometry, data.dtype.name, *operands, device_facts()).variant

@@ -344,11 +344,11 @@ def _sigpy(problem: Problem, data: Any, threads: int) -> Call | None:
 
 
 def _tensorflow(problem: Problem, data: Any, threads: int) -> Call | None:
-    if isinstance(problem.geometry, SlidingGeometry) or not isinstance(data, np.ndarray):
+    geometry = problem.geometry
+    if isinstance(geometry, SlidingGeometry) or len(geometry.block) > 4 or data.dtype == np.bool_:
         return None
     import tensorflow
 
-    geometry = problem.geometry
     tensor = tensorflow.constant(data)
     margins = list(zip(geometry.margin_begin, geometry.margin_end, strict=True))
     function = getattr(tensorflow, problem.operation)

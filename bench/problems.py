@@ -23,7 +23,7 @@ def dtype_of(name: str) -> np.dtype[Any]:
     if name == "bfloat16":
         import ml_dtypes
 
-        return np.dtype(ml_dtypes.bfloat16)
+        name = ml_dtypes.bfloat16
     return np.dtype(name)
 
 
@@ -41,6 +41,8 @@ class Problem:
     """The batch on a GPU, where arrays must be larger than its caches."""
     quick: bool = True
     gpu_only: bool = False
+    blocks_first: bool = False
+    """Whether the columns' memory holds one block after another, (N, L, rows), and the data are a transposed view."""
 
     @property
     def for_gpu(self) -> Problem:
@@ -101,6 +103,10 @@ class Problem:
             data.imag = rng.integers(least, largest, self.input_shape, np.int8, endpoint=True)
         return data
 
+    def arrange(self, data: Any) -> Any:
+        """Lay a NumPy or CuPy array of the input's shape out in memory as the problem has it."""
+        return data.transpose(0, 2, 1).copy().transpose(0, 2, 1) if self.blocks_first else data
+
     def expected(self, data: Array) -> Array:
         """Work the result out from the definition, by indices and without gpufold."""
         if isinstance(self.geometry, SpaceGeometry):
@@ -142,8 +148,8 @@ def _slid_by_definition(operation: str, geometry: SlidingGeometry, data: Array) 
 
 
 def _moved_by_definition(operation: str, geometry: SpaceGeometry, data: Array) -> Array:
-    image, *space = np.indices(geometry.space_shape, sparse=True)
-    axes = zip(space, geometry.margin_begin, geometry.block, strict=True)
+    image, *pixels_of_axes = np.indices(geometry.space_shape, sparse=True)
+    axes = zip(pixels_of_axes, geometry.margin_begin, geometry.block, strict=True)
     offset: Any = 0
     cells = []
     for pixel, margin, block in axes:
@@ -151,8 +157,8 @@ def _moved_by_definition(operation: str, geometry: SpaceGeometry, data: Array) -
         cells.append((pixel + margin) // block)
     index = (offset * geometry.batch + image, *cells)
     if operation == "batch_to_space":
-        return data[index]
-    batch = np.zeros(geometry.batch_shape, data.dtype)
+        return np.asarray(data[index])
+    batch: Array = np.zeros(geometry.batch_shape, data.dtype)
     batch[index] = data
     return batch
 
@@ -161,7 +167,7 @@ def _per_axis(value: int | tuple[int, ...], rank: int) -> tuple[int, ...]:
     return (value,) * rank if isinstance(value, int) else value
 
 
-def _sliding(
+def sliding(
     name: str,
     origin: str,
     image_shape: tuple[int, ...],
@@ -179,7 +185,7 @@ def _sliding(
     return [Problem(f"{operation}-{name}", operation, geometry, origin, **others) for operation in operations]
 
 
-def _space(
+def space(
     name: str,
     origin: str,
     space_shape: tuple[int, ...],
@@ -201,7 +207,7 @@ def _space(
 BOTH = ("col2im", "im2col")
 
 PROBLEMS: tuple[Problem, ...] = (
-    *_sliding(
+    *sliding(
         "resnet-3x3-s1",
         "3x3 convolutions of ResNet's first stage, gradient of the input",
         (8, 64, 56, 56),
@@ -211,7 +217,7 @@ PROBLEMS: tuple[Problem, ...] = (
         dtypes=("float32", "float16", "bfloat16", "int8", "uint8"),
         gpu_batch=64,
     ),
-    *_sliding(
+    *sliding(
         "resnet-3x3-s2",
         "downsampling convolutions of ResNet, gradient of the input",
         (8, 64, 112, 112),
@@ -221,11 +227,9 @@ PROBLEMS: tuple[Problem, ...] = (
         dtypes=("float32", "float16"),
         gpu_batch=64,
     ),
-    *_sliding(
-        "maps-14x14", "deep layers: small maps, many channels", (16, 256, 14, 14), kernel=3, pad=1, gpu_batch=256
-    ),
-    *_sliding("maps-7x7", "deepest layers: maps of 7x7, 512 channels", (16, 512, 7, 7), kernel=3, pad=1, gpu_batch=512),
-    *_sliding(
+    *sliding("maps-14x14", "deep layers: small maps, many channels", (16, 256, 14, 14), kernel=3, pad=1, gpu_batch=256),
+    *sliding("maps-7x7", "deepest layers: maps of 7x7, 512 channels", (16, 512, 7, 7), kernel=3, pad=1, gpu_batch=512),
+    *sliding(
         "dcgan-4x4-s2",
         "transposed convolutions of DCGAN in PyTorch's examples and of U-Net decoders",
         (8, 64, 64, 64),
@@ -234,7 +238,7 @@ PROBLEMS: tuple[Problem, ...] = (
         pad=1,
         gpu_batch=64,
     ),
-    *_sliding(
+    *sliding(
         "dcgan-5x5-s2",
         "transposed convolutions of the DCGAN paper",
         (8, 32, 64, 64),
@@ -243,10 +247,10 @@ PROBLEMS: tuple[Problem, ...] = (
         pad=2,
         gpu_batch=128,
     ),
-    *_sliding(
+    *sliding(
         "unet-2x2-s2", "up-convolutions of U-Net: a permutation", (4, 64, 128, 128), kernel=2, stride=2, gpu_batch=32
     ),
-    *_sliding(
+    *sliding(
         "vit-16x16-s16",
         "Vision Transformer patches, back to the picture",
         (1, 3, 1024, 1024),
@@ -256,8 +260,8 @@ PROBLEMS: tuple[Problem, ...] = (
         dtypes=("float32", "float16"),
         gpu_batch=32,
     ),
-    *_sliding("vit-14x14-s14", "DINOv2's patches", (4, 3, 518, 518), kernel=14, stride=14, gpu_batch=128),
-    *_sliding(
+    *sliding("vit-14x14-s14", "DINOv2's patches", (4, 3, 518, 518), kernel=14, stride=14, gpu_batch=128),
+    *sliding(
         "tiles-16x16-s8",
         "half-overlapping tiles of a restored picture",
         (1, 3, 1024, 1024),
@@ -266,7 +270,7 @@ PROBLEMS: tuple[Problem, ...] = (
         operations=BOTH,
         gpu_batch=16,
     ),
-    *_sliding(
+    *sliding(
         "tiles-256x256-s192",
         "tiles of a large picture that a network saw one by one, a quarter of them overlapping",
         (1, 1, 1984, 1984),
@@ -274,7 +278,7 @@ PROBLEMS: tuple[Problem, ...] = (
         stride=192,
         gpu_batch=24,
     ),
-    *_sliding(
+    *sliding(
         "patches-8x8-s1",
         "patch-based restoration: every 8x8 patch",
         (1, 1, 512, 512),
@@ -283,10 +287,10 @@ PROBLEMS: tuple[Problem, ...] = (
         dtypes=("float32", "float64", "bool"),
         gpu_batch=16,
     ),
-    *_sliding("atrous-3x3-d2", "dilated 3x3 of DeepLab, rate 2", (2, 128, 65, 65), 3, pad=2, dilation=2, gpu_batch=32),
-    *_sliding("atrous-3x3-d6", "DeepLab's ASPP, rate 6", (8, 128, 33, 33), 3, pad=6, dilation=6, gpu_batch=128),
-    *_sliding("atrous-5x5-d2", "dilated 5x5", (4, 32, 128, 128), kernel=5, pad=2, dilation=2, gpu_batch=32),
-    *_sliding(
+    *sliding("atrous-3x3-d2", "dilated 3x3 of DeepLab, rate 2", (2, 128, 65, 65), 3, pad=2, dilation=2, gpu_batch=32),
+    *sliding("atrous-3x3-d6", "DeepLab's ASPP, rate 6", (8, 128, 33, 33), 3, pad=6, dilation=6, gpu_batch=128),
+    *sliding("atrous-5x5-d2", "dilated 5x5", (4, 32, 128, 128), kernel=5, pad=2, dilation=2, gpu_batch=32),
+    *sliding(
         "audio-400-s160",
         "speech: frames of 25 ms every 10 ms at 16 kHz, overlap-add",
         (1, 1, 128_000),
@@ -295,7 +299,7 @@ PROBLEMS: tuple[Problem, ...] = (
         operations=BOTH,
         gpu_batch=256,
     ),
-    *_sliding(
+    *sliding(
         "audio-2048-s512",
         "music: frames of 2048 every 512 samples at 44.1 kHz, a batch of 10 s",
         (8, 1, 442_368),
@@ -303,7 +307,7 @@ PROBLEMS: tuple[Problem, ...] = (
         stride=512,
         gpu_batch=64,
     ),
-    *_sliding(
+    *sliding(
         "volume-3x3x3",
         "3-D convolutions of volumes",
         (2, 16, 32, 64, 64),
@@ -311,7 +315,7 @@ PROBLEMS: tuple[Problem, ...] = (
         pad=1,
         gpu_batch=16,
     ),
-    *_sliding(
+    *sliding(
         "volume-3x3x3",
         "3-D convolutions of volumes",
         (1, 8, 32, 64, 64),
@@ -320,7 +324,7 @@ PROBLEMS: tuple[Problem, ...] = (
         operations=("im2col",),
         gpu_batch=32,
     ),
-    *_sliding(
+    *sliding(
         "microscopy-32x32x32-s16",
         "half-overlapping patches of a light-sheet stack",
         (1, 1, 64, 96, 96),
@@ -328,7 +332,7 @@ PROBLEMS: tuple[Problem, ...] = (
         stride=16,
         gpu_batch=64,
     ),
-    *_sliding(
+    *sliding(
         "mri-8x8-s4",
         "locally low-rank MRI: half-overlapping blocks of complex images",
         (16, 1, 256, 256),
@@ -337,8 +341,8 @@ PROBLEMS: tuple[Problem, ...] = (
         dtypes=("complex64",),
         gpu_batch=256,
     ),
-    *_sliding("tiny-2x2", "what a call costs at least", (1, 3, 16, 16), kernel=2, operations=BOTH),
-    *_sliding(
+    *sliding("tiny-2x2", "what a call costs at least", (1, 3, 16, 16), kernel=2, operations=BOTH),
+    *sliding(
         "enormous-3x3",
         "columns of more than 2^31 elements",
         (1024, 64, 64, 64),
@@ -348,7 +352,7 @@ PROBLEMS: tuple[Problem, ...] = (
         quick=False,
         gpu_only=True,
     ),
-    *_space(
+    *space(
         "nchw-2x2",
         "atrous convolution as in DeepLab, channels first",
         (8, 64, 112, 112),
@@ -356,12 +360,12 @@ PROBLEMS: tuple[Problem, ...] = (
         dtypes=("float32", "float16", "uint8", "bool"),
         gpu_batch=64,
     ),
-    *_space("nchw-4x4", "atrous convolution, rate 4", (4, 64, 112, 112), (1, 4, 4), gpu_batch=64),
-    *_space("nhwc-2x2", "the same, channels last", (8, 112, 112, 64), (2, 2, 1), gpu_batch=64),
-    *_space(
+    *space("nchw-4x4", "atrous convolution, rate 4", (4, 64, 112, 112), (1, 4, 4), gpu_batch=64),
+    *space("nhwc-2x2", "the same, channels last", (8, 112, 112, 64), (2, 2, 1), gpu_batch=64),
+    *space(
         "nchw-cropped", "atrous convolution with SAME padding", (8, 64, 110, 110), (1, 2, 2), margin=1, gpu_batch=64
     ),
-    *_space("volume-2x2x2", "atrous 3-D convolution", (1, 32, 32, 64, 64), (1, 2, 2, 2), gpu_batch=32),
+    *space("volume-2x2x2", "atrous 3-D convolution", (1, 32, 32, 64, 64), (1, 2, 2, 2), gpu_batch=32),
 )
 
 

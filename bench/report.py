@@ -98,3 +98,17 @@ def table(run: Run) -> Table:
     result.add_section()
     result.add_row(*lines[-1], style="bold")
     return result
+
+
+def markdown(run: Run) -> str:
+    """Give the same table in Markdown, with what it depends on below."""
+    header, lines = cells(run)
+
+    def line(texts: list[str]) -> str:
+        return f"| {' | '.join(texts)} |"
+
+    bold = [f"**{text}**" if text else "" for text in lines[-1]]
+    ruler = ["---", *("---:" for _ in header[1:])]
+    body = [line(header), line(ruler), *map(line, lines[:-1]), line(bold)]
+    notes = [f"- {text}" for text in footer(run)]
+    return "\n".join([*body, "", *notes, ""])

@@ -32,6 +32,9 @@ class Row:
     elements: int
     chosen: str | None = None
     """The variant that `auto` takes on a GPU."""
+    threshold: str = ""
+    """The planner's threshold that a sweep measures, if the row belongs to one; `value` is what is compared with it."""
+    value: float = 0.0
     times: dict[str, Times] = field(default_factory=dict)
     failures: dict[str, str] = field(default_factory=dict)
     """What was not timed, and why: a wrong result, an exception."""
@@ -88,6 +91,11 @@ class Run:
             for row in values.pop("rows")
         ]
         return cls(**values, rows=rows)
+
+
+def saved(paths: Iterable[Path]) -> dict[Path, Run]:
+    """Load the named results, or all that are saved with the project."""
+    return {path: Run.load(path) for path in list(paths) or sorted(RESULTS.glob("*.json"))}
 
 
 def geometric_mean(values: Iterable[float | None]) -> float | None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+import subprocess
 import sys
 from dataclasses import replace
 from itertools import count
@@ -17,14 +19,18 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import bench.measure
 from bench.__main__ import main
+from bench.crossover import judge, regret, sweeps
 from bench.measure import Bench, difference, new_row
 from bench.peers import PEERS, Call, Peer
 from bench.photo import denoise
 from bench.problems import LARGEST_VALUE, PROBLEMS, Problem, dtype_of, select
 from bench.report import cells
-from bench.results import Run, geometric_mean
+from bench.results import Row, Run, geometric_mean
 from bench.timing import LEAST_SAMPLES, MOST_SAMPLES, CpuClock, GpuClock, Times, interleave
 from gpufold.geometry import batch_to_space_geometry, columns_geometry
+from gpufold.plan import H200, Operand, Unsupported, choose
+
+pytestmark = pytest.mark.filterwarnings(r"ignore:\s*nccl library")  # sigpy imports CuPy, which looks for it
 
 OPERATIONS = ("col2im", "im2col")
 
@@ -152,7 +158,7 @@ def test_a_wrong_peer_and_one_that_raises_get_no_time():
     ]
     measured = Bench("cpu", CpuClock(pause=lambda seconds: None), 1, 0.001, peers, [])
     (problem,) = select(["col2im-tiny"], quick=True, gpu=False)
-    row = new_row(problem, "float32", "cpu")
+    row = new_row(problem, "float32")
     measured.measure(problem, "float32", row)
     assert set(row.times) == {"gpufold", "copy", "right"}
     assert row.failures == {"wrong": "FAIL: 1 of 768 elements are wrong", "raises": "RuntimeError: not today"}
@@ -293,8 +299,8 @@ def test_an_interrupted_run_prints_what_it_has(capsys, monkeypatch):
     status, out = run(capsys, "--device", "cpu", "--problem", "tiny", "--seconds", "0.001")
     assert status == 0
     assert "col2im-tiny-2x2" in out
-    assert "im2col-tiny" not in out
-    assert "Interrupted after 1 of 2 problems." in out
+    assert "Interrupted at im2col-tiny-2x2." in out
+    assert out.count("im2col-tiny-2x2") == 1
 
 
 def test_problems_are_listed_with_their_origin(capsys):
@@ -343,3 +349,128 @@ def test_a_picture_without_noise_stays():
 def test_geometric_mean_leaves_out_what_was_not_measured():
     assert geometric_mean([2.0, None, 8.0]) == pytest.approx(4.0)
     assert geometric_mean([None]) is None
+
+
+# ---- the planner's choices
+
+
+def test_each_sweep_measures_a_threshold_that_the_planner_has():
+    for sweep in sweeps(132, 2048):
+        module, name = sweep.threshold.split(".")
+        constant = getattr(importlib.import_module(f"gpufold.variants.{module}"), name)
+        assert constant == sweep.present - sweep.largest
+        values = [value for value, _ in sweep.points]
+        assert values == sorted(set(values))
+        assert values[0] < sweep.present <= values[-1] or sweep.largest
+
+
+def test_both_sides_of_a_sweep_serve_its_points():
+    for sweep in sweeps(132, 2048):
+        for value, problem in sweep.points:
+            for side in (sweep.below, sweep.above):
+                assert any(serves(problem, variant) for variant in side), (sweep.threshold, value, side)
+
+
+def serves(problem, variant):
+    shape = problem.input_shape
+    operand, result = Operand.contiguous(shape), Operand.contiguous(problem.output_shape)
+    if problem.blocks_first:
+        _, rows, blocks = shape
+        operand = Operand(shape, (rows * blocks, 1, rows))
+    try:
+        choose(problem.operation, problem.geometry, "float32", operand, result, variant=variant)
+    except Unsupported:
+        return False
+    return True
+
+
+def test_a_threshold_goes_where_the_faster_side_changes():
+    points = {value: (float(value), 9.0) for value in (2, 4, 8, 16, 32)}
+    verdict = judge(points, present=32)
+    assert verdict.supported == 16
+    assert verdict.last_below == 8
+    assert verdict.present_worst == pytest.approx(16 / 9)
+    assert verdict.present_cost == pytest.approx((16 / 9) ** (1 / 5))
+    assert judge(points, present=16).supported == 16
+    assert judge({1: (1.0, 2.0)}, present=1).supported == float("inf")
+
+
+def test_regret_compares_auto_with_what_it_was_free_to_take():
+    times = {
+        name: Times([seconds]) for name, seconds in (("gather", 1.2), ("split", 1.0), ("atomic", 0.5), ("torch", 0.1))
+    }
+    assert regret(Row("", "col2im", "float32", 1, 1, chosen="gather", times=times)) == ("split", pytest.approx(0.2))
+    assert regret(Row("", "col2im", "int32", 1, 1, chosen="gather", times=times)) == ("atomic", pytest.approx(1.4))
+    assert regret(Row("", "col2im", "float32", 1, 1, times=times)) is None
+
+
+def made_up(tmp_path):
+    """Results of a device that does not exist."""
+    rows = []
+    for problem in PROBLEMS[:3]:
+        times = {"gpufold": Times([2.0], [1e-6]), "gather": Times([2.0]), "copy": Times([1.0]), "torch": Times([6.0])}
+        rows.append(Row(problem.name, problem.operation, "float32", 1000, 250, "gather", times=times))
+    path = tmp_path / "made-up.json"
+    Run("no device", "gpu", 1, {}, "", "", "", ["torch"], ["gather"], [], rows).save(path)
+    return path
+
+
+def test_saved_results_become_figures_and_a_table(capsys, tmp_path):
+    status, _ = run(capsys, "report", str(made_up(tmp_path)), "--output", str(tmp_path / "out"))
+    assert status == 0
+    names = [
+        f"made-up-{name}.{end}"
+        for name in ("fraction-of-copy", "speed-up", "time-against-size")
+        for end in ("png", "svg")
+    ]
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {*names, "made-up.md"}
+    table = (tmp_path / "out" / "made-up.md").read_text()
+    assert f"| {PROBLEMS[0].name} | 0.001 | 2000 |" in table
+    assert "2000*" in table
+    assert "3.00x" in table
+
+
+def test_regret_is_told_from_saved_results(capsys, tmp_path):
+    assert "0.0%" in run(capsys, "regret", str(made_up(tmp_path)))[1]
+
+
+@pytest.mark.parametrize("command", ["regret", "crossover"])
+def test_without_a_gpu_s_measurements_one_line_says_how_to_get_them(capsys, tmp_path, command, monkeypatch):
+    monkeypatch.setattr("bench.__main__.device_kind", lambda wanted: "cpu")
+    saved = tmp_path / "cpu.json"
+    Run("a CPU", "cpu", 1, {}, "", "", "", [], [], []).save(saved)
+    status, out = run(capsys, command, str(saved))
+    assert status == 0
+    assert "No GPU measurements" in out
+    assert "--save" in out
+    assert len(out.splitlines()) == 1
+
+
+def test_crossover_measures_saves_and_reads_again(capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr("bench.__main__.device_facts", lambda: H200)
+    monkeypatch.setattr("bench.__main__.device_kind", lambda wanted: "gpu")
+
+    def made_up_bench(variants, seconds):
+        made_up_run = Run("no device", "gpu", 1, {}, "", "", "", [], [], [])
+        return Bench("gpu", CpuClock(), 1, seconds, [], variants), made_up_run
+
+    def measure(self, problem, dtype, row):
+        row.times = {variant: Times([1.0 + number]) for number, variant in enumerate(self.variants)}
+
+    monkeypatch.setattr("bench.__main__.gpu_bench", made_up_bench)
+    monkeypatch.setattr(Bench, "measure", measure)
+    saved = tmp_path / "crossover.json"
+    _, out = run(capsys, "crossover", "--save", str(saved))
+    _, again = run(capsys, "crossover", str(saved))
+    assert out == again
+    assert all(sweep.threshold in out for sweep in sweeps(132, 2048))
+    run(capsys, "report", str(saved), "--output", str(tmp_path))
+    assert (tmp_path / "crossover-crossovers.svg").exists()
+
+
+def test_the_host_s_cost_is_measured_without_a_device():
+    root = Path(__file__).parents[1]
+    command = [sys.executable, "-m", "bench", "host", "--problem", "tiny"]
+    answer = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True).stdout
+    assert "col2im-tiny-2x2" in answer
+    assert "up to the launch" in answer

@@ -1,0 +1,227 @@
+"""What GPU measurements say about the planner: where its thresholds belong, and what its choices cost."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from math import exp, inf, log, prod
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from bench.problems import Problem, sliding, space
+from bench.results import Row, Run
+from gpufold.plan import ELEMENT_TYPES
+from gpufold.variants import col2im, unfold
+from gpufold.variants import space as space_variants
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """Problems along a value: the planner takes a variant of `above` where the value reaches the threshold."""
+
+    threshold: str
+    present: float
+    below: tuple[str, ...]
+    above: tuple[str, ...]
+    points: tuple[tuple[float, Problem], ...]
+    largest: bool = False
+    """Whether the constant is the largest value of `below`, in place of the least of `above`."""
+
+
+def _one(name: str, value: float, operation: str = "col2im", **arguments: Any) -> tuple[float, Problem]:
+    (problem,) = sliding(f"{name}-{value:g}", "sweep", operations=(operation,), **arguments)
+    return value, problem
+
+
+def _strided(stride: int, kernel: int, size: int = 1024, planes: int = 8) -> dict[str, Any]:
+    return {"image_shape": (1, planes, size, size), "kernel": kernel, "stride": stride}
+
+
+def sweeps(multiprocessors: int, threads_per_multiprocessor: int) -> tuple[Sweep, ...]:
+    """Give a sweep for each threshold between variants; a device's size says how full the small ones make it."""
+    resident = multiprocessors * threads_per_multiprocessor
+    gathers = ("gather", "gather_phases", "gather_pixels")
+    return (
+        Sweep(
+            "col2im.SPLIT_MAX_FILL",
+            col2im.SPLIT_MAX_FILL,
+            ("split",),
+            gathers,
+            tuple(
+                _one("fill", 64 * 64 * planes / resident, image_shape=(1, planes, 64, 64), kernel=32)
+                for planes in (1, 2, 4, 6, 8, 12, 16, 32, 64)
+            ),
+        ),
+        Sweep(
+            "col2im.SPLIT_MIN_TAPS",
+            col2im.SPLIT_MIN_TAPS,
+            gathers,
+            ("split",),
+            tuple(
+                _one("taps", kernel**2, image_shape=(1, 2, 64, 64), kernel=kernel)
+                for kernel in (2, 3, 4, 6, 8, 12, 16, 24, 32)
+            ),
+        ),
+        Sweep(
+            "col2im.PIXELS_MIN_STRIDE",
+            col2im.PIXELS_MIN_STRIDE,
+            ("gather",),
+            ("gather_pixels",),
+            tuple(
+                _one("blocks-first-stride", stride, **_strided(stride, 2 * stride), blocks_first=True)
+                for stride in (1, 2, 3, 4, 5, 6, 8, 12, 16)
+            ),
+        ),
+        Sweep(
+            "col2im.PHASES_MIN_STRIDE",
+            col2im.PHASES_MIN_STRIDE,
+            ("gather_pixels",),
+            ("gather_phases",),
+            tuple(
+                _one("wide-stride", stride, image_shape=(1, 8, 512 * 1024), kernel=(48,), stride=stride)
+                for stride in (1, 2, 3, 4, 5, 6, 8, 12, 16, 24)
+            ),
+        ),
+        Sweep(
+            "col2im.GATHER_MAX_STRIDE",
+            col2im.GATHER_MAX_STRIDE + 1,
+            ("gather",),
+            ("gather_phases",),
+            tuple(_one("stride", stride, **_strided(stride, 2 * stride)) for stride in (2, 4, 6, 8, 10, 12, 14, 16)),
+            largest=True,
+        ),
+        Sweep(
+            "col2im.GATHER_MAX_KERNEL",
+            col2im.GATHER_MAX_KERNEL + 1,
+            ("gather",),
+            ("gather_pixels",),
+            tuple(
+                _one("kernel", kernel, image_shape=(1, 8, 512 * 1024), kernel=(kernel,))
+                for kernel in (4, 8, 12, 16, 20, 24, 28, 32)
+            ),
+            largest=True,
+        ),
+        Sweep(
+            "space.INDEX_MAP_BLOCK",
+            space_variants.INDEX_MAP_BLOCK,
+            ("index_map",),
+            ("staged",),
+            tuple(
+                (block, space(f"block-{block}", "sweep", (16, 16, 8, 512 * block), (1, 1, block))[0])
+                for block in (2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16)
+            ),
+        ),
+        Sweep(
+            "unfold.STAGED_LANE_BYTES",
+            unfold.STAGED_LANE_BYTES,
+            ("direct",),
+            ("staged",),
+            tuple(
+                _one("lane-bytes", 4 * stride, "im2col", **_strided(stride, stride, planes=32))
+                for stride in (2, 3, 4, 5, 6, 8, 10, 12, 14, 16)
+            ),
+        ),
+    )
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the points of a sweep say."""
+
+    supported: float
+    """The threshold that loses least: the least value that belongs above it."""
+    last_below: float
+    present_cost: float
+    """Mean slow-down of the present threshold against always taking the faster side."""
+    present_worst: float
+
+
+def judge(points: Mapping[float, tuple[float, float]], present: float) -> Verdict:
+    """Weigh thresholds on points: value to the seconds below and above; keeps `present` where nothing is better.
+
+    >>> judge({1: (1.0, 2.0), 2: (1.0, 1.5), 4: (2.0, 1.0)}, present=2).supported
+    4
+    """
+
+    def losses(threshold: float) -> list[float]:
+        return [log((above if value >= threshold else below) / min(below, above)) for value, (below, above) in ordered]
+
+    ordered = sorted(points.items())
+    candidates = [present, *(value for value, _ in ordered), inf]
+    supported = min(candidates, key=lambda threshold: round(sum(losses(threshold)), 9))
+    last_below = max((value for value, _ in ordered if value < supported), default=-inf)
+    present_losses = losses(present)
+    return Verdict(supported, last_below, exp(sum(present_losses) / len(ordered)), exp(max(present_losses)))
+
+
+def _fastest(row: Row, variants: Iterable[str]) -> float | None:
+    return min((row.times[name].median for name in variants if name in row.times), default=None)
+
+
+def crossover_table(runs: Iterable[Run], known: Iterable[Sweep]) -> Table:
+    """Give a row per threshold and device that was measured."""
+    by_name = {sweep.threshold: sweep for sweep in known}
+    table = Table("threshold", "device", box=None)
+    for heading in ("points", "present", "supported", "mean cost of present", "worst"):
+        table.add_column(heading, justify="right")
+    for run in runs:
+        points: dict[str, dict[float, tuple[float, float]]] = defaultdict(dict)
+        for row in run.rows:
+            if row.threshold not in by_name:
+                continue
+            below, above = (
+                _fastest(row, side) for side in (by_name[row.threshold].below, by_name[row.threshold].above)
+            )
+            if below and above:
+                points[row.threshold][row.value] = below, above
+        for name, measured in points.items():
+            sweep, verdict = by_name[name], judge(measured, by_name[name].present)
+            supported = verdict.last_below if sweep.largest else verdict.supported
+            table.add_row(
+                name,
+                run.device,
+                str(len(measured)),
+                f"{sweep.present - sweep.largest:g}",
+                f"{supported:g}",
+                f"{verdict.present_cost - 1:.1%}",
+                f"{verdict.present_worst - 1:.1%}",
+            )
+    return table
+
+
+def regret(row: Row) -> tuple[str, float] | None:
+    """Give the best variant that `auto` was free to take, and how much slower its choice was; None: not measured."""
+    free = [
+        name
+        for name in row.times
+        if name == row.chosen or (name in VARIANT_NAMES and (name != "atomic" or ELEMENT_TYPES[row.dtype].exact))
+    ]
+    if row.chosen is None or row.chosen not in free:
+        return None
+    best = min(free, key=lambda name: row.times[name].median)
+    return best, row.times[row.chosen].median / row.times[best].median - 1
+
+
+VARIANT_NAMES = {*col2im.VARIANTS, *space_variants.BATCH_TO_SPACE, *space_variants.SPACE_TO_BATCH}
+"""Of all operations; im2col's are those of space_to_batch."""
+
+
+def regret_table(runs: Mapping[Path, Run]) -> Table:
+    """Give a row per problem: what `auto` took, what was best, and the difference; then mean and worst."""
+    table = Table("problem", "device", "auto", "best", box=None)
+    table.add_column("regret", justify="right")
+    found = []
+    for run in runs.values():
+        for row in run.rows:
+            if not row.threshold and (answer := regret(row)) is not None:
+                found.append(answer[1])
+                table.add_row(row.name, run.device, row.chosen, answer[0], f"{answer[1]:.1%}")
+    if found:
+        mean = prod(1 + value for value in found) ** (1 / len(found)) - 1
+        table.add_section()
+        table.add_row("geometric mean", "", "", "", f"{mean:.1%}")
+        table.add_row("worst", "", "", "", f"{max(found):.1%}")
+    return table
