@@ -49,6 +49,17 @@ class Problem:
         """The same problem with a GPU's batch."""
         return replace(self, geometry=replace(self.geometry, batch=self.gpu_batch))
 
+    def shrunk(self, elements: int) -> Problem:
+        """Give the same problem with as many images, then channels, as keep the input within `elements`, at least 1."""
+        geometry = self.geometry
+        whole = geometry.batch or 1
+        per_image = prod(self.input_shape) // whole
+        batch = max(1, min(whole, elements // per_image))
+        if isinstance(geometry, SpaceGeometry):
+            return replace(self, geometry=replace(geometry, batch=batch))
+        channels = max(1, min(geometry.channels, elements // (per_image // geometry.channels)))
+        return replace(self, geometry=replace(geometry, batch=batch, channels=channels))
+
     @property
     def _shapes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """What is apart, columns or a batch, and what is whole, an image or space."""

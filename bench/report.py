@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from statistics import median
 from typing import Any
 
 from rich import box
@@ -42,7 +44,7 @@ def cells(run: Run) -> tuple[list[str], list[list[str]]]:
     peers = [peer for peer in run.peers if any(peer in row.times or peer in row.failures for row in rows)]
     gpu = run.kind == "gpu"
     variants = [name for name in run.variants if any(name in row.times or name in row.failures for row in rows)]
-    header = ["problem", "MB", "gpufold ms", "±", "GB/s", "% of copy", *(["host ms"] if gpu else [])]
+    header = ["problem", "MB", "gpufold ms", "±", "GB/s", "% of copy", *(["host µs"] if gpu else [])]
     header += [*variants, *peers, "fastest / gpufold"]
     lines = []
     for row in rows:
@@ -57,8 +59,7 @@ def cells(run: Run) -> tuple[list[str], list[list[str]]]:
             _percent(row.fraction_of_copy()),
         ]
         if gpu:
-            host = sorted(ours.host) if ours else []
-            line.append(milliseconds(host[len(host) // 2]) if host else "")
+            line.append(f"{median(ours.host) * 1e6:.1f}" if ours and ours.host else "")
         line += [_time(row, name) + ("*" if name == row.chosen else "") for name in variants]
         line += [_time(row, peer) for peer in peers]
         lines.append([*line, _times(row.speed_up(fastest)) if fastest else ""])
@@ -81,8 +82,13 @@ def footer(run: Run) -> list[str]:
         versions,
         run.command,
     ]
+    failures: dict[tuple[str, str], list[str]] = defaultdict(list)
     for row in run.rows:
-        lines += [f"{row.name}, {name}: {reason}" for name, reason in row.failures.items()]
+        for name, reason in row.failures.items():
+            failures[name, reason].append(row.name)
+    for (name, reason), rows in failures.items():
+        more = f" and {len(rows) - 3} more" if len(rows) > 3 else ""
+        lines.append(f"{name} on {', '.join(rows[:3])}{more}: {' '.join(reason.split())}")
     return lines
 
 

@@ -27,7 +27,7 @@ from bench.problems import LARGEST_VALUE, PROBLEMS, Problem, dtype_of, select
 from bench.report import cells
 from bench.results import Row, Run, geometric_mean
 from bench.timing import LEAST_SAMPLES, MOST_SAMPLES, CpuClock, GpuClock, Times, interleave
-from gpufold.geometry import batch_to_space_geometry, columns_geometry
+from gpufold.geometry import SlidingGeometry, batch_to_space_geometry, columns_geometry
 from gpufold.plan import H200, Operand, Unsupported, choose
 
 pytestmark = pytest.mark.filterwarnings(r"ignore:\s*nccl library")  # sigpy imports CuPy, which looks for it
@@ -251,6 +251,17 @@ def test_large_problems_are_larger_than_a_gpu_s_caches():
     for problem in select([], quick=False, gpu=True):
         if "tiny" not in problem.name:
             assert problem.compulsory_bytes("float32") > 100e6, problem.name
+
+
+def test_a_shrunk_problem_has_the_same_axes_and_as_many_planes_as_fit():
+    for problem in select([], quick=False, gpu=True):
+        shrunk = problem.shrunk(1 << 20)
+        size, planes = np.prod(shrunk.input_shape, dtype=object), shrunk.geometry.batch
+        if isinstance(shrunk.geometry, SlidingGeometry):
+            planes *= shrunk.geometry.channels
+            assert shrunk.geometry.axes == problem.geometry.axes
+        assert size <= 1 << 20 or planes == 1
+        assert 2 * size > 1 << 20 or shrunk == problem or shrunk.geometry.batch < 3
 
 
 def test_one_problem_is_past_32_bits():
