@@ -51,7 +51,7 @@ extern "C" __global__ void __launch_bounds__(warps* warp_size)
 #pragma unroll
     for (int step = 0; step < Walk::steps; ++step) {
         offset[step] = __shfl_sync(all_lanes, lane_offset, walk.row(step));
-        if (walk.has(step) & (walk.column < __shfl_sync(all_lanes, pixels, walk.row(step))))
+        if (walk.takes_part() & (walk.column < __shfl_sync(all_lanes, pixels, walk.row(step))))
             inside_row |= Walk::bit(step);
     }
 

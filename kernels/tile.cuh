@@ -21,10 +21,13 @@ template <int width> struct RowWalk {
 
     __device__ int row(int step) const { return step * rows_at_once + first_row; }
 
-    // Not every lane has an element in every step where the width does not divide the warp.
+    // The lanes beyond the last whole row have nothing to do, where the width does not divide the warp.
+    __device__ bool takes_part() const { return warp_size % width == 0 || first_row < rows_at_once; }
+
+    // Whether this lane has an element in a step: the last one may be past the tile.
     __device__ bool has(int step) const
     {
-        return warp_size % width == 0 || (first_row < rows_at_once && row(step) < warp_size);
+        return warp_size % width == 0 || (takes_part() && row(step) < warp_size);
     }
 
     // The bit of a row in a set whose bit 0 is this lane's first row.

@@ -234,10 +234,10 @@ inline __device__ void unfold_staged(const Scalar* image, Scalar* columns, const
             unsigned inside = 0;
 #pragma unroll
             for (int step = 0; step < Walk::steps; ++step)
-                if (walk.has(step) & within(pixel[step] + shift, parameters.size[last_axis]))
+                if (within(pixel[step] + shift, parameters.size[last_axis]))
                     inside |= Walk::bit(step);
             inside &= __ballot_sync(all_lanes, chunk.inside & exists) >> walk.first_row;
-            if (!in_row(chunk.first_tap + walk.column))
+            if (!(walk.takes_part() & in_row(chunk.first_tap + walk.column)))
                 inside = 0;
 
             const Scalar* first = source + (chunk.image_offset + shift * parameters.pixel_step[last_axis]);

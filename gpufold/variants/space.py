@@ -112,7 +112,7 @@ class BlockAxis:
     @property
     def covers_rows(self) -> bool:
         """Whether no crop keeps rows from being walked as one with the axis outside."""
-        return self.crop == 0 and self.size == self.grid * self.block
+        return self.size == self.grid * self.block
 
 
 @dataclass(frozen=True, slots=True)
