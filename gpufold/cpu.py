@@ -238,70 +238,99 @@ def _add_pairs(total: Array, terms: Array, pairs: Iterable[tuple[Index, Index]])
 # A tile by cells
 
 
-@lru_cache(maxsize=64)
-def _cell_steps(axes: tuple[Axis, ...]) -> tuple[tuple[Index, Size, tuple[tuple[Index, Index], ...]], ...]:
-    """Give, per piece of the image: its pixels, its shape as cells, and the (cells, columns) indices to pair up.
+@dataclass(frozen=True, slots=True)
+class _CellPiece:
+    """A piece of the image in the shape of its cells, and the (cells, columns) indices to pair up.
 
-    Cells are (N, C, cells, phases, ...), columns (N, C, blocks, taps, ...), axis by axis.
+    Cells are (N, C, cells, phases, ...), without phases where the stride is 1; columns (N, C, blocks, taps, ...).
     """
-    steps = []
-    for pieces in product(*map(_pieces, axes)):
-        pixels = (_ALL, _ALL, *(piece.pixels for piece in pieces))
-        shape = tuple(extent for piece in pieces for extent in (piece.cells, piece.width))
+
+    pixels: Index
+    shape: Size
+    pairs: tuple[tuple[Index, Index], ...]
+
+    def of(self, image: Array) -> Array:
+        """View the piece of an image as cells."""
+        if image.shape[2:] == self.shape:
+            return image
+        return image[self.pixels].reshape(image.shape[:2] + self.shape, copy=False)
+
+
+@dataclass(frozen=True, slots=True)
+class _CellWay:
+    """How a tile is served by cells."""
+
+    order: tuple[int, ...]
+    """The transposition from (N, C, *kernel, *blocks) to (N, C, blocks, taps, blocks, taps, ...)."""
+    once: bool
+    """Whether blocks tile the image without gaps, overlaps or margins left open: each pixel has one tap."""
+    pieces: tuple[_CellPiece, ...]
+
+
+@lru_cache(maxsize=64)
+def _cell_way(axes: tuple[Axis, ...]) -> _CellWay:
+    rank = len(axes)
+    pieces = []
+    for parts in product(*map(_pieces, axes)):
         by_axis = [
-            list(_groups(axis, piece, number < len(axes) - 1 or axis.stride >= LONG_STRIDE))
-            for number, (axis, piece) in enumerate(zip(axes, pieces, strict=True))
+            list(_groups(axis, piece, number < rank - 1 or axis.stride >= LONG_STRIDE))
+            for number, (axis, piece) in enumerate(zip(axes, parts, strict=True))
         ]
         pairs = []
         for groups in product(*by_axis):
-            cells = (_ALL, _ALL, *(part for group in groups for part in (group.cells, group.phases)))
-            columns = (_ALL, _ALL, *(part for group in groups for part in (group.blocks, group.taps)))
+            cells = (
+                _ALL,
+                _ALL,
+                *(
+                    part
+                    for group, piece in zip(groups, parts, strict=True)
+                    for part in (group.cells, _narrow(group.phases))[: 1 + (piece.width > 1)]
+                ),
+            )
+            columns = (_ALL, _ALL, *(part for group in groups for part in (group.blocks, _narrow(group.taps))))
             pairs.append((cells, columns))
-        steps.append((pixels, shape, tuple(pairs)))
-    return tuple(steps)
-
-
-def _interleaved(columns: Array, rank: int) -> Array:
-    """View split columns (N, C, *kernel, *blocks) as (N, C, blocks, taps, blocks, taps, ...)."""
-    return columns.transpose(0, 1, *(part for axis in range(rank) for part in (2 + rank + axis, 2 + axis)))
-
-
-def _unfold_tile(image: Array, columns: Array, axes: tuple[Axis, ...]) -> None:
-    columns = _interleaved(columns, len(axes))
-    for pixels, shape, pairs in _cell_steps(axes):
-        cells = image[pixels].reshape(image.shape[:2] + shape, copy=False)
-        for cell_index, column_index in pairs:
-            columns[column_index] = cells[cell_index]
-
-
-def _fold_cells(columns: Array, image: Array, axes: tuple[Axis, ...], move: bool) -> None:
-    columns = _interleaved(columns, len(axes))
-    once = _each_pixel_once(axes)
-    zero = np.zeros((), image.dtype)
-    if not once:
-        image[...] = zero
-    for pixels, shape, pairs in _cell_steps(axes):
-        cells = image[pixels].reshape(image.shape[:2] + shape, copy=False)
-        if move:
-            for cell_index, column_index in pairs:
-                cells[cell_index] = columns[column_index]
-        elif once:
-            for cell_index, column_index in pairs:
-                np.add(columns[column_index], zero, cells[cell_index])
-        else:
-            _add_pairs(cells, columns, pairs)
-
-
-@lru_cache(maxsize=256)
-def _each_pixel_once(axes: tuple[Axis, ...]) -> bool:
-    """Whether blocks tile the image without gaps, overlaps or margins left open."""
-    return all(
+        pixels = (_ALL, _ALL, *(piece.pixels for piece in parts))
+        shape = tuple(extent for piece in parts for extent in (piece.cells, piece.width)[: 1 + (piece.width > 1)])
+        pieces.append(_CellPiece(pixels, shape, tuple(pairs)))
+    order = (0, 1, *(part for axis in range(rank) for part in (2 + rank + axis, 2 + axis)))
+    once = all(
         axis.kernel == axis.stride
         and (axis.dilation == 1 or axis.kernel == 1)
         and axis.pixel(0, 0) <= 0
         and axis.pixel(axis.blocks - 1, axis.kernel - 1) >= axis.size - 1
         for axis in axes
     )
+    return _CellWay(order, once, tuple(pieces))
+
+
+def _narrow(part: slice) -> slice | int:
+    """Give a slice of one element as an index: additions over fewer axes start sooner."""
+    return part if part.stop - part.start > 1 else int(part.start)
+
+
+def _unfold_tile(image: Array, columns: Array, axes: tuple[Axis, ...]) -> None:
+    way = _cell_way(axes)
+    columns = columns.transpose(way.order)
+    for piece in way.pieces:
+        cells = piece.of(image)
+        for cell_index, column_index in piece.pairs:
+            columns[column_index] = cells[cell_index]
+
+
+def _fold_cells(columns: Array, image: Array, way: _CellWay, move: bool) -> None:
+    columns = columns.transpose(way.order)
+    if not way.once:
+        image.fill("" if image.dtype.kind in "SUT" else 0)
+    for piece in way.pieces:
+        cells = piece.of(image)
+        if move:
+            for cell_index, column_index in piece.pairs:
+                cells[cell_index] = columns[column_index]
+        elif way.once:
+            for cell_index, column_index in piece.pairs:
+                np.add(columns[column_index], np.zeros((), image.dtype), cells[cell_index])
+        else:
+            _add_pairs(cells, columns, piece.pairs)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -471,27 +500,29 @@ _UNIT_AXIS = Axis(size=1, kernel=1, stride=1, dilation=1, pad_begin=0, pad_end=0
 
 
 def _fold_tile(columns: Array, image: Array, axes: tuple[Axis, ...], move: bool) -> None:
-    accumulator = image.dtype if move else accumulator_dtype(image.dtype)
-    if move or _each_pixel_once(axes):
-        _fold_cells(columns, image, axes, move)
-    elif accumulator != image.dtype:
-        total = np.empty(image.shape, accumulator)
-        _fold_tile(columns, total, axes, move)
+    way = _cell_way(axes)
+    if move or way.once:
+        _fold_cells(columns, image, way, move)
+        return
+    accumulator = accumulator_dtype(image.dtype)
+    total = image if accumulator == image.dtype else np.empty(image.shape, accumulator)
+    if columns.size < FLAT_ELEMENTS or not _fold_flat(columns, total, axes):
+        _fold_cells(columns, total, way, move)
+    if total is not image:
         image[...] = total
-    elif len(axes) == 1 and columns.size >= FLAT_ELEMENTS:  # a single axis is a single row
-        _fold_sum(columns[:, :, None, :, None, :], image[:, :, None], (_UNIT_AXIS, *axes))
-    else:
-        _fold_sum(columns, image, axes)
 
 
-def _fold_sum(columns: Array, image: Array, axes: tuple[Axis, ...]) -> None:
-    runs = None
-    if columns.size >= FLAT_ELEMENTS and prod(columns.shape[-2:]) >= FLAT_RUN and _is_flat(columns):
-        runs = _runs(axes)
+def _fold_flat(columns: Array, image: Array, axes: tuple[Axis, ...]) -> bool:
+    """Fold by runs where that is worth it, else do nothing and say False."""
+    if len(axes) == 1:  # a single axis is a single row
+        columns, image, axes = columns[:, :, None, :, None, :], image[:, :, None], (_UNIT_AXIS, *axes)
+    if prod(columns.shape[-2:]) < FLAT_RUN or not _is_flat(columns):
+        return False
+    runs = _runs(axes)
     if runs is None:
-        _fold_cells(columns, image, axes, move=False)
-    else:
-        _fold_runs(columns, image, axes, runs)
+        return False
+    _fold_runs(columns, image, axes, runs)
+    return True
 
 
 @lru_cache(maxsize=64)

@@ -30,6 +30,8 @@ def as_integers(operation: str, name: str, value: object) -> PerAxis:
     """
     if type(value) is int:
         return value
+    if type(value) is tuple and all([type(item) is int for item in value]):  # a list, for generators start slowly
+        return value
     if hasattr(value, "tolist"):  # NumPy and CuPy arrays and scalars
         value = value.tolist()
     try:
