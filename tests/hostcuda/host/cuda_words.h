@@ -3,7 +3,8 @@
 // A kernel compiled with this header is an ordinary function of one thread. scheduler.cpp calls it once per
 // thread of the grid; where threads wait for each other they are fibers. What is missing here does not
 // compile: dynamic shared memory, textures, cp.async, cooperative groups, __activemask.
-#pragma once
+#ifndef HOSTCUDA_CUDA_WORDS_H
+#define HOSTCUDA_CUDA_WORDS_H
 
 #include <cmath>
 #include <cstdint>
@@ -405,3 +406,5 @@ __forceinline__ double __longlong_as_double(long long value)
 {
     return hostcuda::bits<double>(value);
 }
+
+#endif // HOSTCUDA_CUDA_WORDS_H

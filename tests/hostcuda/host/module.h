@@ -1,4 +1,4 @@
-// What Python, the scheduler and a compiled kernel tell each other; mirrored in execute.py and traffic.py.
+// What Python, the scheduler and a compiled kernel tell each other; mirrored in module.py.
 #pragma once
 
 #include <cstdint>

@@ -1,0 +1,115 @@
+"""The structs of host/module.h, and the libraries that speak them."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+POINTER_TO_CONST, POINTER = 1, 2
+"""What a parameter may be besides a value: Parameter.pointer."""
+
+
+class Parameter(ctypes.Structure):
+    _fields_ = (("size", ctypes.c_uint32), ("pointer", ctypes.c_uint32))
+
+
+class Module(ctypes.Structure):
+    _fields_ = (
+        ("call", ctypes.c_void_p),
+        ("parameters", ctypes.POINTER(Parameter)),
+        ("parameter_count", ctypes.c_uint32),
+        ("image_begin", ctypes.c_void_p),
+        ("shared_begin", ctypes.c_void_p),
+        ("shared_end", ctypes.c_void_p),
+    )
+
+
+class Array(ctypes.Structure):
+    _fields_ = (
+        ("begin", ctypes.c_void_p),
+        ("end", ctypes.c_void_p),
+        ("argument", ctypes.c_uint32),
+        ("writable", ctypes.c_uint32),
+        ("first", ctypes.c_void_p),
+        ("elements", ctypes.c_void_p),
+        ("writes", ctypes.c_void_p),
+    )
+
+
+class Accesses(ctypes.Structure):
+    _fields_ = tuple(
+        (name, ctypes.c_uint64)
+        for name in ("requests", "lanes", "bytes", "sectors", "lines", "l2_sectors", "memory_sectors")
+    )
+
+
+class Counters(ctypes.Structure):
+    _fields_ = (
+        ("loads", Accesses),
+        ("stores", Accesses),
+        ("atomics", Accesses),
+        ("shared_requests", ctypes.c_uint64),
+        ("shared_wavefronts", ctypes.c_uint64),
+        ("shared_bytes", ctypes.c_uint64),
+    )
+
+
+class Caches(ctypes.Structure):
+    _fields_ = (("l1_bytes", ctypes.c_uint64), ("l2_bytes", ctypes.c_uint64), ("blocks_at_a_time", ctypes.c_uint32))
+
+
+class Launch(ctypes.Structure):
+    _fields_ = (
+        ("module", ctypes.POINTER(Module)),
+        ("arguments", ctypes.POINTER(ctypes.c_void_p)),
+        ("grid", ctypes.c_uint32 * 3),
+        ("block", ctypes.c_uint32 * 3),
+        ("seed", ctypes.c_uint64),
+        ("message", ctypes.c_void_p),
+        ("message_size", ctypes.c_uint32),
+        ("array_count", ctypes.c_uint32),
+        ("arrays", ctypes.POINTER(Array)),
+        ("caches", ctypes.POINTER(Caches)),
+        ("traffic", ctypes.POINTER(Counters)),
+    )
+
+
+class Job(ctypes.Structure):
+    _fields_ = (
+        ("grid", ctypes.c_uint32 * 3),
+        ("block", ctypes.c_uint32 * 3),
+        ("seed", ctypes.c_uint64),
+        ("argument_count", ctypes.c_uint64),
+    )
+
+
+class JobArgument(ctypes.Structure):
+    _fields_ = (
+        ("is_array", ctypes.c_uint64),
+        ("size", ctypes.c_uint64),
+        ("misalignment", ctypes.c_uint64),
+        ("offset", ctypes.c_uint64),
+    )
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A kernel in this process: what it takes, and the library of the scheduler that runs it."""
+
+    library: ctypes.CDLL
+    runtime: ctypes.CDLL
+    module: Any
+    parameters: tuple[Parameter, ...]
+
+
+@cache
+def load(path: Path, runtime: Path) -> Kernel:
+    """Load a kernel; its library stays loaded as long as the process lives."""
+    library = ctypes.CDLL(str(path))
+    library.hostcuda_module.restype = ctypes.POINTER(Module)
+    module = library.hostcuda_module()
+    parameters = tuple(module.contents.parameters[: module.contents.parameter_count])
+    return Kernel(library, ctypes.CDLL(str(runtime)), module, parameters)
