@@ -24,6 +24,9 @@
 #ifndef PLANES
 #define PLANES 4
 #endif
+#ifndef WORD
+#define WORD 1
+#endif
 
 constexpr int cell = stride[last];
 constexpr int row_taps = kernel[last];
@@ -34,23 +37,38 @@ struct GatherParameters : Parameters {
     int cells_form_runs; // whether every 32 cells that a warp owns lie end to end
 };
 
-enum class Store { direct, wide, staged };
-
 __device__ constexpr int floor_divide(int a, int b)
 {
     return a >= 0 ? a / b : -((b - 1 - a) / b);
 }
 
-template <Store store, int planes>
+template <int word> using StoredWord = AliasedWord<word * sizeof(Scalar)>;
+
+template <int word> __device__ StoredWord<word> word_of(const Accumulator* sums)
+{
+    Scalar elements[word];
+#pragma unroll
+    for (int i = 0; i < word; ++i)
+        elements[i] = narrow(sums[i]);
+    StoredWord<word> stored;
+    memcpy(&stored, elements, sizeof(stored));
+    return stored;
+}
+
+// Stores `word` elements at once, which divide a cell; more than one only where all cells are whole and
+// aligned.
+template <int planes, int word>
 __device__ void gather(const Scalar* __restrict__ columns, Scalar* __restrict__ image,
                        const GatherParameters& p)
 {
-    // Lanes past the end do the last thread's work and store nothing: staging needs every lane of a warp.
-    const Offset thread = grid_index();
-    const bool live = thread < p.items;
-    if (store != Store::staged && !live)
+    // Lanes past the end do the last item's work and store nothing: staging needs every lane of a warp.
+    constexpr int words = cell / word;
+    constexpr bool staged = words > 2;
+    const Offset item = grid_index();
+    const bool live = item < p.items;
+    if (!staged && !live)
         return;
-    const Place<planes> place(live ? thread : p.items - 1, p);
+    const Place<planes> place(live ? item : p.items - 1, p);
     const Offset cell_number = place.along[last];
     Offset pixel[rank]; // of the last axis, the first of the cell
 #pragma unroll
@@ -100,56 +118,55 @@ __device__ void gather(const Scalar* __restrict__ columns, Scalar* __restrict__ 
         first += pixel[axis] * p.pixel_stride[axis];
     const Offset remaining = live ? p.channels - place.channel : 0; // planes to store
 
-    if constexpr (store == Store::direct) {
+    const Offset pixels = min(p.size[last] - pixel[last], Offset(cell));
+    if constexpr (!staged) {
 #pragma unroll
         for (int plane = 0; plane < planes; ++plane)
-            if (plane < remaining)
-                first[plane * p.image_channel] = narrow(sums[plane][0]);
-    } else if constexpr (store == Store::wide) {
 #pragma unroll
-        for (int plane = 0; plane < planes; ++plane) {
-            Scalar elements[cell];
-#pragma unroll
-            for (int i = 0; i < cell; ++i)
-                elements[i] = narrow(sums[plane][i]);
-            if (plane < remaining)
-                store_wide(first + plane * p.image_channel, elements);
-        }
+            for (int i = 0; i < words; ++i)
+                if (plane < remaining && i * word < pixels)
+                    *reinterpret_cast<StoredWord<word>*>(first + plane * p.image_channel +
+                                                         i * word * p.pixel_stride[last]) =
+                        word_of<word>(sums[plane] + i * word);
     } else {
         // An odd pitch spreads the cells over the banks.
-        constexpr int warps = THREADS / 32;
-        __shared__ Scalar tiles[warps][32][cell | 1];
-        __shared__ long long firsts[warps][32];
-        __shared__ int counts[warps][32];
+        using Tile = StoredWord<word>[32][words | 1];
+        __shared__ Tile tiles[THREADS / 32];
+        __shared__ long long firsts[THREADS / 32][32];
+        __shared__ int counts[THREADS / 32][32];
         const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+        Tile& tile = tiles[warp];
         // Where a warp's cells lie end to end in memory it writes them as one run.
         const bool run =
             p.cells_form_runs || (live && cell_number >= lane && cell_number - lane + 32 <= p.full_cells);
-        Scalar* const run_first = first - lane * cell;
-        firsts[warp][lane] = first - image;
+        if (!run)
+            firsts[warp][lane] = first - image;
+        first -= lane * cell;
 #pragma unroll
         for (int plane = 0; plane < planes; ++plane) {
-            counts[warp][lane] = plane < remaining ? int(min(p.size[last] - pixel[last], Offset(cell))) : 0;
+            if (!run)
+                counts[warp][lane] = plane < remaining ? int(pixels) : 0;
 #pragma unroll
-            for (int i = 0; i < cell; ++i)
-                tiles[warp][lane][i] = narrow(sums[plane][i]);
+            for (int i = 0; i < words; ++i)
+                tile[lane][i] = word_of<word>(sums[plane] + i * word);
             __syncwarp();
             if (run) {
+                const auto row = reinterpret_cast<StoredWord<word>*>(first + plane * p.image_channel);
 #pragma unroll
-                for (int i = 0; i < cell; ++i) {
-                    const int element = i * 32 + lane;
+                for (int i = 0; i < words; ++i) {
+                    const int number = i * 32 + lane;
                     if (plane < remaining)
-                        run_first[plane * p.image_channel + element] =
-                            tiles[warp][element / cell][element % cell];
+                        row[number] = tile[number / words][number % words];
                 }
             } else {
 #pragma unroll 1
-                for (int i = 0; i < cell; ++i) {
+                for (int i = 0; i < words; ++i) {
                     trace_iteration(i);
-                    const int owner = (i * 32 + lane) / cell, place = (i * 32 + lane) % cell;
-                    if (place < counts[warp][owner])
-                        image[firsts[warp][owner] + plane * p.image_channel + place * p.pixel_stride[last]] =
-                            tiles[warp][owner][place];
+                    const int owner = (i * 32 + lane) / words, place = (i * 32 + lane) % words;
+                    Scalar* const cell_first = image + firsts[warp][owner] + plane * p.image_channel;
+                    if (place * word < counts[warp][owner])
+                        *reinterpret_cast<StoredWord<word>*>(
+                            cell_first + place * word * p.pixel_stride[last]) = tile[owner][place];
                 }
             }
             __syncwarp();
@@ -157,28 +174,27 @@ __device__ void gather(const Scalar* __restrict__ columns, Scalar* __restrict__ 
     }
 }
 
-constexpr Store store = cell == 1 ? Store::direct : Store::staged;
-constexpr int cell_bytes = cell * sizeof(Scalar);
-constexpr bool cell_is_word = cell > 1 && cell_bytes <= 16 && (cell_bytes & (cell_bytes - 1)) == 0;
-
-extern "C" __global__ void __launch_bounds__(THREADS, 4)
+// A thread for each cell of each plane.
+extern "C" __global__ void __launch_bounds__(THREADS, 3)
     col2im_gather(const Scalar* __restrict__ columns, Scalar* __restrict__ image, const GatherParameters p)
 {
-    gather<store, 1>(columns, image, p);
+    gather<1, 1>(columns, image, p);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 4)
+// A thread for each cell of several planes.
+extern "C" __global__ void __launch_bounds__(THREADS, 3)
     col2im_gather_planes(const Scalar* __restrict__ columns, Scalar* __restrict__ image,
                          const GatherParameters p)
 {
-    gather<store, PLANES>(columns, image, p);
+    if constexpr (PLANES > 1)
+        gather<PLANES, 1>(columns, image, p);
 }
 
-// For rows of whole cells, each a word in place.
-extern "C" __global__ void __launch_bounds__(THREADS, 4)
-    col2im_gather_planes_wide(const Scalar* __restrict__ columns, Scalar* __restrict__ image,
-                              const GatherParameters p)
+// The same for rows of whole cells, in words.
+extern "C" __global__ void __launch_bounds__(THREADS, 3)
+    col2im_gather_words(const Scalar* __restrict__ columns, Scalar* __restrict__ image,
+                        const GatherParameters p)
 {
-    if constexpr (cell_is_word)
-        gather<Store::wide, PLANES>(columns, image, p);
+    if constexpr (WORD > 1)
+        gather<PLANES, WORD>(columns, image, p);
 }

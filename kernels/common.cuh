@@ -122,10 +122,16 @@ template <> struct Narrow<Float16> {
 template <> struct Narrow<BFloat16> {
     static __device__ BFloat16 from(float sum)
     {
+#if __CUDA_ARCH__ >= 800
+        BFloat16 element;
+        asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(element.bits) : "f"(sum));
+        return element;
+#else
         const unsigned bits = bit_cast<unsigned>(sum);
         if ((bits & 0x7fffffffu) > 0x7f800000u)
             return {0x7fff}; // not a number
         return {static_cast<unsigned short>((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16)};
+#endif
     }
 };
 inline __device__ Scalar narrow(Accumulator sum)
@@ -180,11 +186,11 @@ template <> inline __device__ Word<1> load_word_if<1>(const void* address, bool 
 }
 template <> inline __device__ Word<2> load_word_if<2>(const void* address, bool guard)
 {
-    Word<2> word;
-    asm("{.reg .pred p; setp.ne.b32 p, %2, 0; mov.b16 %0, 0; @p ld.global.nc.u16 %0, [%1];}"
-        : "=h"(word)
+    unsigned word;
+    asm("{.reg .pred p; setp.ne.b32 p, %2, 0; mov.b32 %0, 0; @p ld.global.nc.u16 %0, [%1];}"
+        : "=r"(word)
         : "l"(address), "r"(int(guard)));
-    return word;
+    return static_cast<Word<2>>(word);
 }
 template <> inline __device__ Word<4> load_word_if<4>(const void* address, bool guard)
 {

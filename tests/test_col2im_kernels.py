@@ -300,10 +300,12 @@ def test_several_planes_and_wide_words_where_there_is_enough():
 
     assert symbol((56, 56), 1, batch=32, channels=64) == "col2im_gather_planes"
     assert symbol((56, 56), 1, batch=1, channels=64) == "col2im_gather"
-    assert symbol((112, 112), 2, batch=32, channels=64) == "col2im_gather_planes_wide"
+    assert symbol((112, 112), 2, batch=32, channels=64) == "col2im_gather_words"
     assert symbol((113, 113), 2, batch=32, channels=64) == "col2im_gather_planes"
     assert symbol((111, 111), 3, batch=32, channels=64) == "col2im_gather_planes"
     assert symbol((1024, 1024), 1, batch=8, channels=1) == "col2im_gather_planes"  # the batch is planes too
+    assert symbol((2048, 2048), 1, channels=3) == "col2im_gather_planes"  # one of four repeats another
+    assert symbol((2048, 2048), 1, channels=2) == "col2im_gather"
 
 
 @pytest.mark.parametrize(

@@ -226,14 +226,17 @@ def _plan(
 # gather
 
 GATHER_THREADS = 256
-GATHER_PLANES = 4
-"""Planes of one thread where there are enough of them: they share its index arithmetic."""
 GATHER_MAX_STRIDE = 16
 GATHER_MAX_KERNEL = 32
 """A gathering thread keeps a cell's sums and the offsets of a row's taps in registers."""
+GATHER_MAX_PLANES = 4
+GATHER_MAX_NARROW_PLANES = 8
+"""Planes of one thread: they share its index arithmetic. Elements of one or two bytes need more of it saved."""
+GATHER_ROW_REGISTERS = 32
+"""Registers for the sums of a cell, and for a row of taps, of all planes: more would be spilled."""
 GATHER_WAVES = 2
 """Prediction: several planes per thread pay while this many times the resident threads are left."""
-GATHER_RESIDENT_THREADS = 1280
+GATHER_RESIDENT_THREADS = 768
 """Threads per multiprocessor that the registers of several planes leave room for."""
 STAGED_BYTES = 40 * 1024
 """What a block may stage, of the 48 KB that static shared memory may have."""
@@ -244,11 +247,21 @@ def _counted(count: int, noun: str) -> str:
     return f"{count} {noun}" + "s" * (count > 1)
 
 
-def _planes_per_thread(problem: Problem, places: int) -> int:
-    """Several, unless a plane's places times the planes leave too few threads for the device then."""
+def _planes_at_most(element: ElementType, row_taps: int, cell: int) -> int:
+    """Give the planes that one thread has registers for, which is compiled in."""
+    words = max(1, element.itemsize // 4)
+    planes = GATHER_MAX_NARROW_PLANES if element.itemsize <= 2 else GATHER_MAX_PLANES
+    while planes > 1 and planes * words * max(row_taps, cell) > GATHER_ROW_REGISTERS:
+        planes //= 2
+    return planes
+
+
+def _planes_per_thread(problem: Problem, planes: int, places: int) -> int:
+    """Give one instead of several, where these would leave too few threads for the device or repeat too many."""
     seen, device = view(problem), problem.device
     enough = GATHER_WAVES * GATHER_RESIDENT_THREADS * device.multiprocessors
-    return GATHER_PLANES if seen.channels > 1 and seen.planes * places >= enough * GATHER_PLANES else 1
+    groups = -(-seen.channels // planes)
+    return planes if 2 * groups * planes <= 3 * seen.channels and seen.batch * groups * places >= enough else 1
 
 
 def gather(problem: Problem) -> Plan:
@@ -268,48 +281,39 @@ def gather(problem: Problem) -> Plan:
     itemsize = seen.element.itemsize
     cells = -(-row.size // row.stride)
     extents = (*(axis.size for axis in outer), cells)
-    planes = _planes_per_thread(problem, prod(extents))
+    whole_cells = row.size % row.stride == 0 and seen.pixel_strides[-1] == 1
+    word = gcd(row.stride * itemsize, WIDEST_WORD)  # in bytes
+    outer_strides = (*seen.pixel_strides[:-1], seen.image_channel, seen.image_batch)
+    aligned = problem.output.alignment % word == 0 and not any(stride * itemsize % word for stride in outer_strides)
+    at_most = _planes_at_most(seen.element, row.kernel, row.stride)
+    planes = _planes_per_thread(problem, at_most, prod(extents))
+    words = word > itemsize and whole_cells and aligned and planes == at_most
     groups = -(-seen.channels // planes)
     items = seen.batch * groups * prod(extents)
     block = GATHER_THREADS
-    while row.stride > 1 and block * (row.stride | 1) * itemsize > STAGED_BYTES:
+    while row.stride > 2 and block * (row.stride + 1) * itemsize > STAGED_BYTES:
         block //= 2
-    whole_cells = row.size % row.stride == 0 and seen.pixel_strides[-1] == 1
-    word = row.stride * itemsize
-    outer_strides = (*seen.pixel_strides[:-1], seen.image_channel, seen.image_batch)
-    wide = (
-        planes > 1
-        and row.stride > 1
-        and word in (2, 4, 8, 16)
-        and whole_cells
-        and problem.output.alignment % word == 0
-        and all(stride % row.stride == 0 for stride in outer_strides)
-    )
     end_to_end = whole_cells and seen.pixel_strides == contiguous_strides(tuple(axis.size for axis in seen.axes))
-    stores = (
-        f"as words of {word} bytes"
-        if wide
-        else "staged in shared memory so that warps write whole runs"
-        if row.stride > 1
-        else "one by one"
-    )
+    stored = f"in words of {word} bytes" if words else "one by one"
+    if row.stride * itemsize > 2 * (word if words else itemsize):
+        stored = f"{stored}, staged in shared memory so that warps write whole runs"
     return _plan(
         problem,
         "gather",
-        "col2im_gather" + ("_planes" if planes > 1 else "") + ("_wide" if wide else ""),
+        "col2im_gather" + ("_words" if words else "_planes" if planes > 1 else ""),
         items=items,
         per_block=block,
         extents=extents,
         channel_groups=groups,
         block=block,
         bits=offset_bits(OPERATION, _largest_offset(seen), items + block),
-        defines={"PLANES": GATHER_PLANES, "PHASE": row.pad_begin % row.stride},
+        defines={"PLANES": at_most, "WORD": word // itemsize, "PHASE": row.pad_begin % row.stride},
         fields={
             "full_cells": ("offset", row.size // row.stride if seen.pixel_strides[-1] == 1 else 0),
-            "cells_form_runs": ("int", int(end_to_end and prod(extents) % 32 == 0)),
+            "cells_form_runs": ("int", int(end_to_end and prod(extents) % WARP == 0)),
         },
         reason=f"each thread adds up the taps of {_counted(row.stride, 'neighbouring pixel')} "
-        f"of {_counted(planes, 'plane')}, stored {stores}",
+        f"of {_counted(planes, 'plane')}, stored {stored}",
     )
 
 
@@ -321,7 +325,8 @@ def gather_pixels(problem: Problem) -> Plan:
     """Plan for kernels/col2im_gather_pixels.cu, which serves everything."""
     seen = view(problem)
     extents = tuple(axis.size for axis in seen.axes)
-    planes = _planes_per_thread(problem, prod(extents))
+    at_most = _planes_at_most(seen.element, 1, 1)
+    planes = _planes_per_thread(problem, at_most, prod(extents))
     groups = -(-seen.channels // planes)
     items = seen.batch * groups * prod(extents)
     return _plan(
@@ -334,7 +339,7 @@ def gather_pixels(problem: Problem) -> Plan:
         channel_groups=groups,
         block=GATHER_THREADS,
         bits=offset_bits(OPERATION, _largest_offset(seen), items + GATHER_THREADS),
-        defines={"PLANES": GATHER_PLANES},
+        defines={"PLANES": at_most},
         reason=f"each thread adds up the taps of one pixel of {_counted(planes, 'plane')}",
     )
 
