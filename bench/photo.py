@@ -98,6 +98,7 @@ def photo(output: Path, noise: float, seed: int, console: Console, picture: Pict
             seconds = time.perf_counter() - start
             pictures.setdefault("after", result)
             table.add_row(name, f"{quality(result):.2f}", f"{quality(result) - before:+.2f}", f"{seconds:.2f}")
+    pictures["beside"] = np.concatenate([image[:224, 80:304] for image in pictures.values()], axis=1)
     output.mkdir(parents=True, exist_ok=True)
     for name, image in {"original": original, **pictures}.items():
         io.imsave(output / f"{name}.png", img_as_ubyte(np.clip(image, 0, 1)), check_contrast=False)
