@@ -342,7 +342,7 @@ def test_a_photograph_gains_several_decibels(capsys, tmp_path, monkeypatch):
     status, out = run(capsys, "photo", "--output", str(tmp_path))
     assert status == 0
     assert "denoise_tv_chambolle" in out
-    assert {path.name for path in tmp_path.iterdir()} == {"original.png", "before.png", "after.png"}
+    assert {path.name for path in tmp_path.iterdir()} == {"original.png", "before.png", "after.png", "beside.png"}
     noisy = small + 0.1 * np.random.default_rng(0).standard_normal(small.shape, np.float32)
 
     def error(picture):
