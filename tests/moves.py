@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from math import prod
 
-import hostcuda
 import numpy as np
 
+import hostcuda
 from gpufold import plan as planning
 from gpufold.plan import H200, Device, Operand
 
@@ -39,12 +39,15 @@ def plan_for(operation, geometry, data, result, variant, device=H200):
     return planning.choose(operation, geometry, data.dtype.name, operand(data), operand(result), device, variant)
 
 
-def check(operation, geometry, data, want, variant, device=H200, result=None):
-    """Run a variant and compare every bit with `want`; where it is Unsupported that is raised. Gives its plan."""
+def check(operation, geometry, data, want, variant, device=H200, result=None, **run):
+    """Run a variant and compare every bit with `want`; where it is Unsupported that is raised. Gives its plan.
+
+    `run` goes to hostcuda.run: the mode and the seed.
+    """
     if result is None:
         result = np.empty(want.shape, want.dtype)
     plan = plan_for(operation, geometry, data, result, variant, device)
-    hostcuda.run(plan, data, result)
+    hostcuda.run(plan, data, result, **run)
     got, expected = (np.ascontiguousarray(array).view(f"V{data.itemsize}") for array in (result, want))
     wrong = np.argwhere(got != expected)
     assert not len(wrong), f"{len(wrong)} of {got.size} wrong, first at {wrong[0]}: {plan}\n{geometry}"

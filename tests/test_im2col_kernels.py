@@ -31,6 +31,8 @@ UNSPLIT_CASES = (
     Case("kernel-1-stride-3", (9, 11), (1, 1), 3),
     Case("kernel-1-padded", (4, 8), (1, 1), 1, 1, (0, 4), (1, 4)),
     Case("3d-unit-axis-outside", (4, 6, 8), (1, 2, 2), (1, 2, 2), 1, (2, 0, 0), (1, 0, 0)),
+    Case("unit-axis-outside-a-shifted-one", (3, 4, 5), (1, 2, 1), (1, 2, 1), 1, (0, 1, 0)),
+    Case("unit-axis-outside-one-whose-taps-leave-it", (3, 4, 5), (1, 3, 1), (1, 2, 1), 1, 0, (0, 1, 0)),
     Case("many-channels-on-a-small-map", (5, 5), (2, 2), channels=37),
 )
 
@@ -160,7 +162,9 @@ def test_offsets_are_wide_from_the_first_element_that_needs_it():
     assert bits((1, 1, 4, 8), steps=(0, 0, 2**29, 1)) == "long long"  # a span, not a size
     assert bits((1, 1, 4, 8), steps=(0, 0, -(2**29), 1)) == "long long"
     assert bits((1, 1, 4, 8), pads_begin=2**30, strides=2**29) == "long long"
-    assert bits((2**28, 16, 2, 4)) == "long long"  # threads
+    assert bits((2**22, 1, 32, 32)) == "int"
+    assert bits((2**24, 1, 32, 32)) == "long long"  # threads
+    assert bits((2**28, 16, 2, 4)) == "long long"  # planes
 
 
 def test_extents_never_change_what_is_compiled():

@@ -21,7 +21,10 @@ OPERATIONS = ("batch_to_space", "space_to_batch")
 LAYOUT_CASES = [
     SpaceCase("nchw-2x2", (12, 5, 7, 6), (1, 1, 2, 2), (0, 0, 0, 0), (0, 0, 0, 0)),
     SpaceCase("nchw-2x2-more-planes-than-a-thread-takes", (20, 5, 4, 8), (1, 1, 2, 2), (0, 0, 0, 0), (0, 0, 0, 0)),
+    SpaceCase("one-plane-of-many-rows", (4, 19, 8), (1, 2, 2), (0, 0, 0), (0, 0, 0)),
+    SpaceCase("three-planes-of-many-rows", (6, 3, 11, 5), (1, 1, 2, 3), (0, 0, 0, 1), (0, 0, 0, 0)),
     SpaceCase("nchw-odd-crop", (8, 3, 5, 9), (1, 1, 2, 2), (0, 0, 1, 1), (0, 0, 0, 1)),
+    SpaceCase("nchw-odd-crop-of-even-rows", (8, 3, 5, 12), (1, 1, 2, 2), (0, 0, 1, 1), (0, 0, 0, 3)),
     SpaceCase("nchw-crop-beyond-a-block", (8, 3, 5, 7), (1, 1, 2, 2), (0, 0, 3, 5), (0, 0, 4, 3)),
     SpaceCase("nchw-crop-of-whole-blocks", (4, 3, 4, 24), (1, 1, 2, 2), (0, 0, 0, 16), (0, 0, 0, 0)),
     SpaceCase("nchw-4x3", (12, 2, 3, 11), (1, 1, 4, 3), (0, 0, 1, 1), (0, 0, 2, 1)),
@@ -120,6 +123,7 @@ STRIDED = {
     "every-other-row": lambda array: array[:, :, ::2],
     "backwards": lambda array: array[::-1, :, ::-1, ::-1],
     "every-third-column": lambda array: array[..., 1::3],
+    "every-third-column-from-the-first": lambda array: array[..., ::3],
     "part-of-the-channels": lambda array: array[:, 1:5],
     "one-channel-for-all": lambda array: np.broadcast_to(array[:, :1], array.shape),
     "off-by-four-elements": lambda array: array[..., 4:],
@@ -196,8 +200,8 @@ def test_an_unsplit_last_axis_moves_in_the_widest_words_that_fit(operation, vari
 
 
 def test_interleaved_words_are_as_wide_as_the_rows_allow():
-    def words(dtype, width, crop=0, alignment=256):
-        case = SpaceCase("nchw", (8, 4, 6, width), (1, 1, 2, 2), (0, 0, 0, crop), (0, 0, 0, crop))
+    def words(dtype, width, crop=0, crop_end=0, alignment=256):
+        case = SpaceCase("nchw", (8, 4, 6, width), (1, 1, 2, 2), (0, 0, 0, crop), (0, 0, 0, crop_end))
         defines = defines_of("batch_to_space", "interleave", case, dtype, alignment)
         return int(defines["BLOCKS_PER_WORD"]), int(defines["WIDE_LOADS"])
 
@@ -207,9 +211,10 @@ def test_interleaved_words_are_as_wide_as_the_rows_allow():
     assert words("float16", 24) == (4, 1)
     assert words("float32", 24) == (2, 1)
     assert words("float64", 24) == (1, 1)
-    assert words("float32", 25, crop=1) == (2, 0)  # 48 pixels, loaded one by one
-    assert words("float32", 26, crop=2) == (2, 0)  # whole blocks, but one of two
-    assert words("float32", 28, crop=4) == (2, 1)
+    assert words("float32", 28, 1, 3) == (2, 0)  # every other phase begins in the next block
+    assert words("float32", 28, 2, 2) == (2, 0)  # whole blocks, but one of two
+    assert words("float32", 28, 4, 4) == (2, 1)
+    assert words("float32", 25, 1, 1) == (2, 0)  # rows of an odd number of blocks
     assert words("float32", 24, alignment=8) == (1, 1)
 
 
