@@ -41,15 +41,11 @@ constexpr int warpSize = 32;
 
 namespace hostcuda {
 
-// What the lanes of a warp brought to a collective; to be read before the next barrier.
-struct Exchange {
-    unsigned lanes; // who takes part
-    const uint64_t* values;
-};
-
 void wait_for_block(int line);
 void wait_for_warp(unsigned mask, int line);
-Exchange exchange(unsigned mask, uint64_t value, int line);
+// The value of the lane `source`; garbage where that lane takes no part, as on a GPU.
+uint64_t shuffle(unsigned mask, uint64_t value, int source, int line);
+unsigned ballot(unsigned mask, bool vote, int line);
 unsigned lane();
 
 // An atomic operation is one access; what it reads and writes inside does not count again.
@@ -114,13 +110,10 @@ __forceinline__ void __syncwarp(unsigned mask = ~0u, int line = __builtin_LINE()
 
 namespace hostcuda {
 
-// The value of another lane of the segment of `width` lanes; garbage from a lane that takes no part, as on a
-// GPU.
-template <typename Value> Value shuffle(unsigned mask, Value value, int source, int line)
+template <typename Value> Value shuffle_value(unsigned mask, Value value, int source, int line)
 {
     static_assert(sizeof(Value) <= 8, "a shuffle moves at most 8 bytes");
-    const Exchange warp = exchange(mask, bits<uint64_t>(value), line);
-    return bits<Value>(warp.lanes >> source & 1 ? warp.values[source] : ~uint64_t(0));
+    return bits<Value>(shuffle(mask, bits<uint64_t>(value), source, line));
 }
 
 } // namespace hostcuda
@@ -129,14 +122,14 @@ template <typename Value>
 Value __shfl_sync(unsigned mask, Value value, int source, int width = 32, int line = __builtin_LINE())
 {
     const int first = hostcuda::lane() / width * width;
-    return hostcuda::shuffle(mask, value, first + (source & (width - 1)), line);
+    return hostcuda::shuffle_value(mask, value, first + (source & (width - 1)), line);
 }
 
 template <typename Value>
 Value __shfl_up_sync(unsigned mask, Value value, unsigned delta, int width = 32, int line = __builtin_LINE())
 {
     const int lane = hostcuda::lane(), source = lane - int(delta);
-    return hostcuda::shuffle(mask, value, source < lane / width * width ? lane : source, line);
+    return hostcuda::shuffle_value(mask, value, source < lane / width * width ? lane : source, line);
 }
 
 template <typename Value>
@@ -144,25 +137,19 @@ Value __shfl_down_sync(unsigned mask, Value value, unsigned delta, int width = 3
                        int line = __builtin_LINE())
 {
     const int lane = hostcuda::lane(), source = lane + int(delta);
-    return hostcuda::shuffle(mask, value, source >= lane / width * width + width ? lane : source, line);
+    return hostcuda::shuffle_value(mask, value, source >= lane / width * width + width ? lane : source, line);
 }
 
 template <typename Value>
 Value __shfl_xor_sync(unsigned mask, Value value, int lanes, int width = 32, int line = __builtin_LINE())
 {
     const int lane = hostcuda::lane(), source = lane ^ lanes;
-    return hostcuda::shuffle(mask, value, source >= lane / width * width + width ? lane : source, line);
+    return hostcuda::shuffle_value(mask, value, source >= lane / width * width + width ? lane : source, line);
 }
 
 inline unsigned __ballot_sync(unsigned mask, int predicate, int line = __builtin_LINE())
 {
-    const hostcuda::Exchange warp = hostcuda::exchange(mask, predicate != 0, line);
-    unsigned ballot = 0;
-    for (int lane = 0; lane < 32; ++lane) {
-        if (warp.lanes >> lane & 1)
-            ballot |= unsigned(warp.values[lane]) << lane;
-    }
-    return ballot;
+    return hostcuda::ballot(mask, predicate, line);
 }
 
 inline int __any_sync(unsigned mask, int predicate, int line = __builtin_LINE())

@@ -297,11 +297,22 @@ unsigned lane()
     return current % 32;
 }
 
-Exchange exchange(unsigned mask, uint64_t value, int line)
+uint64_t shuffle(unsigned mask, uint64_t value, int source, int line)
 {
     threads[current].value = value;
     wait_for_warp(mask, line);
-    return {threads[current].lanes, warps[current / 32].values};
+    const bool takes_part = threads[current].lanes >> source & 1;
+    return takes_part ? warps[current / 32].values[source] : ~uint64_t(0);
+}
+
+unsigned ballot(unsigned mask, bool vote, int line)
+{
+    threads[current].value = vote;
+    wait_for_warp(mask, line);
+    unsigned votes = 0;
+    for (unsigned lane = 0; lane < 32; ++lane)
+        votes |= (threads[current].lanes >> lane & 1) * unsigned(warps[current / 32].values[lane]) << lane;
+    return votes;
 }
 
 Position position()
