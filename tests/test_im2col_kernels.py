@@ -63,13 +63,19 @@ def test_every_variant_is_the_definition(case):
     check_case(case, DTYPES[CASES.index(case) % len(DTYPES)])
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", ["uint8", "float32"])
 @pytest.mark.parametrize("case", [*STAGED_CASES, *UNSPLIT_CASES], ids=str)
+def test_every_layout_is_the_definition(case, dtype):
+    check_case(case, dtype)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "complex64", "complex128"])
+@pytest.mark.parametrize("case", [STAGED_CASES[2], UNSPLIT_CASES[0], UNSPLIT_CASES[1]], ids=str)
 def test_every_element_size_is_the_definition(case, dtype):
     check_case(case, dtype)
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", range(40))
 def test_random_geometries_are_the_definition(seed):
     check_case(random_case(seed), DTYPES[seed % len(DTYPES)], seed)
 

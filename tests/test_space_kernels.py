@@ -18,6 +18,8 @@ pytestmark = pytest.mark.hostcuda
 
 OPERATIONS = ("batch_to_space", "space_to_batch")
 
+NARROW_AND_WIDE = ("uint8", "float32")
+
 LAYOUT_CASES = [
     SpaceCase("nchw-2x2", (12, 5, 7, 6), (1, 1, 2, 2), (0, 0, 0, 0), (0, 0, 0, 0)),
     SpaceCase("nchw-2x2-more-planes-than-a-thread-takes", (20, 5, 4, 8), (1, 1, 2, 2), (0, 0, 0, 0), (0, 0, 0, 0)),
@@ -75,21 +77,29 @@ def test_every_variant_is_the_definition(operation, case):
     check_case(operation, case, DTYPES[SPACE_CASES.index(case) % len(DTYPES)])
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", NARROW_AND_WIDE)
 @pytest.mark.parametrize("operation", OPERATIONS)
 @pytest.mark.parametrize("case", LAYOUT_CASES, ids=str)
-def test_every_element_size_is_the_definition(operation, case, dtype):
+def test_every_layout_is_the_definition(operation, case, dtype):
     served = check_case(operation, case, dtype)
-    split = case.block_shape[-1] > 1
-    if operation == "batch_to_space":
-        assert {"index_map"} <= set(served)
-    else:
-        assert {"direct"} <= set(served)
-    assert ("staged" in served) == split
+    assert {"batch_to_space": "index_map", "space_to_batch": "direct"}[operation] in served
+    assert ("staged" in served) == (case.block_shape[-1] > 1)
+
+
+REPRESENTATIVE_CASES = [
+    case for case in LAYOUT_CASES if case.name in ("nchw-2x2", "nhwc-rgb", "nchw-8x8", "wide-block")
+]
+
+
+@pytest.mark.parametrize("dtype", [dtype for dtype in DTYPES if dtype not in NARROW_AND_WIDE])
+@pytest.mark.parametrize("operation", OPERATIONS)
+@pytest.mark.parametrize("case", REPRESENTATIVE_CASES, ids=str)
+def test_every_element_size_is_the_definition(operation, case, dtype):
+    check_case(operation, case, dtype)
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(30))
 def test_random_geometries_are_the_definition(operation, seed):
     check_case(operation, random_space_case(seed), DTYPES[seed % len(DTYPES)], seed)
 
@@ -102,7 +112,7 @@ def test_many_random_geometries_are_the_definition(operation, seed):
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)
-@pytest.mark.parametrize("case", LAYOUT_CASES, ids=str)
+@pytest.mark.parametrize("case", REPRESENTATIVE_CASES, ids=str)
 def test_wide_offsets_give_the_same(operation, case, monkeypatch):
     monkeypatch.setattr(planning, "INT32_MAX", 5)
     planning.choose.cache_clear()
