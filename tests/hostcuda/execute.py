@@ -18,6 +18,7 @@ from gpufold.plan import Plan
 from . import module
 from .build import KERNELS, Build, Defines, build_kernel, build_runtime
 from .memory import Fault, NDArray, Placed, poison
+from .module import Caches, Counters
 
 Argument = NDArray | bytes | int
 Size3 = tuple[int, int, int]
@@ -38,8 +39,8 @@ def launch(
     mode: Mode = "plain",
     seed: int = 0,
     writes_once: bool = False,
-    caches: module.Caches | None = None,
-) -> module.Counters:
+    caches: Caches | None = None,
+) -> Counters:
     """Launch a kernel as cuLaunchKernel would: arrays for pointers, bytes for structs, ints for integers.
 
     Parameters
@@ -57,7 +58,7 @@ def launch(
     build: Build = "observed" if mode == "shuffled" else mode
     path = build_kernel(source, symbol, defines, build)
     placed = [Placed(argument) if isinstance(argument, np.ndarray) else argument for argument in arguments]
-    counters = module.Counters()
+    counters = Counters()
     try:
         if build == "sanitized":
             _run_apart(path, grid, block, placed)
@@ -80,8 +81,8 @@ def run(
     mode: Mode = "plain",
     seed: int = 0,
     kernels: Path = KERNELS,
-    caches: module.Caches | None = None,
-) -> module.Counters:
+    caches: Caches | None = None,
+) -> Counters:
     """Execute a plan, from the sources in the folder `kernels`, and check what every plan promises.
 
     The output starts as poison, or as zero where the plan asks for it.

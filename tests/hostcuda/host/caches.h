@@ -16,7 +16,12 @@ struct SectorAccess {
     bool reads, writes;
     Accesses* counters; // of its kind
 };
-using MemoryRequest = std::vector<SectorAccess>;
+
+// What a block asks of the L2 cache, request by request.
+struct BlockTrace {
+    std::vector<SectorAccess> sectors;
+    std::vector<std::size_t> request_ends; // in the sectors
+};
 
 // Lines of 128 bytes, filled sector by sector; for loads only, and for one block.
 class L1Cache {

@@ -4,9 +4,9 @@
 // once? shared memory initialised? ordered by a barrier after what it conflicts with?) and, for traffic.py,
 // recorded. What a thread reads and writes on its own stack does not count: it would be registers on a GPU.
 #include <algorithm>
-#include <bitset>
 #include <cstring>
 #include <random>
+#include <tuple>
 #include <vector>
 
 #include "caches.h"
@@ -161,72 +161,96 @@ struct Access {
     uint32_t code;
     uint32_t iteration;
     uint32_t occurrence; // of this code in this iteration of this thread
-    uint32_t lane;
-    uint32_t index; // in the thread
-    uint32_t size;
+    uint32_t index;      // in the thread
     uint64_t address;
+    uint32_t size;
     Kind kind;
     bool shared;
 
-    bool same_request(const Access& other) const
+    bool operator<(const Access& other) const
     {
-        return code == other.code && iteration == other.iteration && occurrence == other.occurrence;
+        return std::tie(code, iteration, occurrence) <
+               std::tie(other.code, other.iteration, other.occurrence);
     }
 };
 
+// What the lanes of a warp access with one instruction.
 struct Request {
-    std::vector<Access> lanes;
+    const Access* begin;
+    const Access* end;
     uint32_t index; // in the warp
 };
 
-std::vector<std::vector<Access>> accesses;    // by thread of the block
-std::vector<uint32_t> iterations;             // by thread, the one it is in
-std::vector<std::vector<MemoryRequest>> wave; // what the blocks that run at a time ask of the L2 cache
+struct WarpTrace {
+    std::vector<Access> accesses; // request by request
+    std::vector<Request> requests;
+};
+
+std::vector<std::vector<Access>> accesses; // by thread of the block
+std::vector<uint32_t> iterations;          // by thread, the one it is in
+std::vector<WarpTrace> warp_traces;
+std::vector<BlockTrace> wave; // what the blocks that run at a time ask of the L2 cache
 L2Cache l2;
 
-std::vector<Request> requests_of_warp(std::size_t warp)
+// Whether all lanes did the same, so that the n-th access of each belongs to one request.
+bool in_step(const std::vector<Access>* lanes, std::size_t count)
 {
-    std::vector<Access> all;
-    for (std::size_t thread = warp * 32; thread < accesses.size() && thread < warp * 32 + 32; ++thread) {
-        std::vector<Access>& own = accesses[thread];
-        std::stable_sort(own.begin(), own.end(), [](const Access& a, const Access& b) {
-            return a.code != b.code ? a.code < b.code : a.iteration < b.iteration;
-        });
-        for (std::size_t i = 0; i < own.size(); ++i) {
-            const bool again =
-                i && own[i - 1].code == own[i].code && own[i - 1].iteration == own[i].iteration;
-            own[i].occurrence = again ? own[i - 1].occurrence + 1 : 0;
+    for (std::size_t lane = 1; lane < count; ++lane) {
+        if (lanes[lane].size() != lanes[0].size())
+            return false;
+        for (std::size_t i = 0; i < lanes[0].size(); ++i)
+            if (lanes[lane][i].code != lanes[0][i].code || lanes[lane][i].iteration != lanes[0][i].iteration)
+                return false;
+    }
+    return true;
+}
+
+// Turns what each lane accessed into requests, in the order of the lane that skipped the least.
+void find_requests(WarpTrace& warp, std::vector<Access>* lanes, std::size_t count)
+{
+    warp.accesses.clear();
+    warp.requests.clear();
+    if (in_step(lanes, count)) {
+        const std::size_t number = lanes[0].size();
+        for (std::size_t i = 0; i < number; ++i)
+            for (std::size_t lane = 0; lane < count; ++lane)
+                warp.accesses.push_back(lanes[lane][i]);
+        for (std::size_t i = 0; i < number; ++i) {
+            const Access* const first = warp.accesses.data() + i * count;
+            warp.requests.push_back({first, first + count, uint32_t(i)});
         }
-        all.insert(all.end(), own.begin(), own.end());
-        own.clear();
+    } else {
+        for (std::size_t lane = 0; lane < count; ++lane) {
+            std::vector<Access>& own = lanes[lane];
+            std::stable_sort(own.begin(), own.end());
+            for (std::size_t i = 1; i < own.size(); ++i)
+                if (own[i - 1].code == own[i].code && own[i - 1].iteration == own[i].iteration)
+                    own[i].occurrence = own[i - 1].occurrence + 1;
+            warp.accesses.insert(warp.accesses.end(), own.begin(), own.end());
+        }
+        std::stable_sort(warp.accesses.begin(), warp.accesses.end());
+        for (const Access& access : warp.accesses) {
+            if (warp.requests.empty() || *warp.requests.back().begin < access)
+                warp.requests.push_back({&access, &access, 0});
+            Request& request = warp.requests.back();
+            request.end = &access + 1;
+            request.index = std::max(request.index, access.index);
+        }
+        std::stable_sort(warp.requests.begin(), warp.requests.end(),
+                         [](const Request& a, const Request& b) { return a.index < b.index; });
     }
-    std::stable_sort(all.begin(), all.end(), [](const Access& a, const Access& b) {
-        if (a.code != b.code)
-            return a.code < b.code;
-        return a.iteration != b.iteration ? a.iteration < b.iteration : a.occurrence < b.occurrence;
-    });
-    std::vector<Request> requests;
-    for (std::size_t i = 0; i < all.size(); ++i) {
-        if (!i || !all[i].same_request(all[i - 1]))
-            requests.push_back({{}, 0});
-        Request& request = requests.back();
-        request.lanes.push_back(all[i]);
-        request.index = std::max(request.index, all[i].index); // a lane that skips iterations is early
-    }
-    std::stable_sort(requests.begin(), requests.end(),
-                     [](const Request& a, const Request& b) { return a.index < b.index; });
-    return requests;
+    for (std::size_t lane = 0; lane < count; ++lane)
+        lanes[lane].clear();
 }
 
 // The most words that one of the 32 banks has to give.
 uint64_t wavefronts(const Request& request)
 {
-    std::vector<uint64_t> words;
-    for (const Access& access : request.lanes) {
-        for (uint64_t word = access.address / 4; word <= (access.address + access.size - 1) / 4; ++word) {
+    static std::vector<uint64_t> words;
+    words.clear();
+    for (const Access* access = request.begin; access < request.end; ++access)
+        for (uint64_t word = access->address / 4; word <= (access->address + access->size - 1) / 4; ++word)
             words.push_back(word);
-        }
-    }
     std::sort(words.begin(), words.end());
     words.erase(std::unique(words.begin(), words.end()), words.end());
     uint64_t banks[32] = {}, most = 0;
@@ -235,67 +259,71 @@ uint64_t wavefronts(const Request& request)
     return most;
 }
 
-// Counts a request to global memory, and gives what remains of it after the L1 cache.
-MemoryRequest count(const Request& request, L1Cache& l1)
+// Counts a request to global memory, and adds what remains of it after the L1 cache to the block's.
+void count(const Request& request, L1Cache& l1, BlockTrace& block)
 {
-    const Kind kind = request.lanes.front().kind;
+    const Kind kind = request.begin->kind;
     Traffic& traffic = *launch->traffic;
     Accesses& counters = kind == Kind::load    ? traffic.loads
                          : kind == Kind::store ? traffic.stores
                                                : traffic.atomics;
-    MemoryRequest sectors;
-    for (const Access& access : request.lanes) {
-        counters.bytes += access.size;
-        for (uint64_t byte = access.address; byte < access.address + access.size;) {
-            const uint64_t sector = byte / 32,
-                           stop = std::min((sector + 1) * 32, access.address + access.size);
-            const uint64_t mask = ((uint64_t(1) << (stop - byte)) - 1) << byte % 32;
-            sectors.push_back({sector, uint32_t(mask), kind != Kind::store, kind != Kind::load, &counters});
+    static std::vector<SectorAccess> sectors;
+    sectors.clear();
+    for (const Access* access = request.begin; access < request.end; ++access) {
+        const uint64_t end = access->address + access->size;
+        counters.bytes += access->size;
+        for (uint64_t byte = access->address; byte < end;) {
+            const uint64_t sector = byte / 32, stop = std::min((sector + 1) * 32, end);
+            const uint32_t mask = uint32_t(((uint64_t(1) << (stop - byte)) - 1) << byte % 32);
+            if (!sectors.empty() && sectors.back().sector == sector)
+                sectors.back().mask |= mask;
+            else
+                sectors.push_back({sector, mask, kind != Kind::store, kind != Kind::load, &counters});
             byte = stop;
         }
     }
-    std::stable_sort(sectors.begin(), sectors.end(),
-                     [](const SectorAccess& a, const SectorAccess& b) { return a.sector < b.sector; });
+    const auto by_sector = [](const SectorAccess& a, const SectorAccess& b) { return a.sector < b.sector; };
+    if (!std::is_sorted(sectors.begin(), sectors.end(), by_sector))
+        std::sort(sectors.begin(), sectors.end(), by_sector);
     std::size_t distinct = 0;
+    uint64_t lines = 0;
     for (const SectorAccess& access : sectors) {
         if (distinct && sectors[distinct - 1].sector == access.sector) {
             sectors[distinct - 1].mask |= access.mask;
-        } else {
-            sectors[distinct++] = access;
+            continue;
         }
+        lines += !distinct || sectors[distinct - 1].sector / 4 != access.sector / 4;
+        sectors[distinct++] = access;
     }
     sectors.resize(distinct);
-    uint64_t lines = 0;
-    for (std::size_t i = 0; i < distinct; ++i)
-        lines += !i || sectors[i].sector / 4 != sectors[i - 1].sector / 4;
     counters.requests += 1;
-    counters.lanes += request.lanes.size();
+    counters.lanes += request.end - request.begin;
     counters.sectors += distinct;
     counters.lines += lines;
     // Loads look into the L1 cache; stores and atomics go through to the L2 cache.
-    if (kind == Kind::load) {
-        sectors.erase(std::remove_if(sectors.begin(), sectors.end(),
-                                     [&](const SectorAccess& access) { return l1.holds(access.sector); }),
-                      sectors.end());
+    for (const SectorAccess& access : sectors) {
+        if (kind == Kind::load && l1.holds(access.sector))
+            continue;
+        counters.l2_sectors += 1;
+        block.sectors.push_back(access);
     }
-    counters.l2_sectors += sectors.size();
-    return sectors;
+    block.request_ends.push_back(block.sectors.size());
 }
 
 // The blocks of a wave take turns at the L2 cache, request by request.
 void end_wave()
 {
     std::size_t longest = 0;
-    for (const auto& block : wave)
-        longest = std::max(longest, block.size());
-    for (std::size_t request = 0; request < longest; ++request) {
-        for (const auto& block : wave) {
-            if (request >= block.size())
+    for (const BlockTrace& block : wave)
+        longest = std::max(longest, block.request_ends.size());
+    for (std::size_t request = 0; request < longest; ++request)
+        for (const BlockTrace& block : wave) {
+            if (request >= block.request_ends.size())
                 continue;
-            for (const SectorAccess& access : block[request])
-                l2.access(access);
+            for (std::size_t i = request ? block.request_ends[request - 1] : 0;
+                 i < block.request_ends[request]; ++i)
+                l2.access(block.sectors[i]);
         }
-    }
     wave.clear();
 }
 
@@ -303,8 +331,8 @@ void record(const void* address, int size, Kind kind, uint32_t code, bool shared
 {
     const uint32_t thread = position().thread;
     std::vector<Access>& own = accesses[thread];
-    own.push_back({code, iterations[thread], 0, thread % 32, uint32_t(own.size()), uint32_t(size),
-                   uint64_t(address), kind, shared});
+    own.push_back(
+        {code, iterations[thread], 0, uint32_t(own.size()), uint64_t(address), uint32_t(size), kind, shared});
 }
 
 // ---- every access comes here ---------------------------------------------------------------------
@@ -378,26 +406,27 @@ void observe_end_of_block()
 {
     if (!launch->traffic)
         return;
-    std::vector<std::vector<Request>> warps;
-    for (std::size_t warp = 0; warp * 32 < accesses.size(); ++warp)
-        warps.push_back(requests_of_warp(warp));
-    L1Cache l1(launch->caches->l1_bytes);
-    std::vector<MemoryRequest>& block = wave.emplace_back();
+    warp_traces.resize((accesses.size() + 31) / 32);
     std::size_t longest = 0;
-    for (const auto& warp : warps)
-        longest = std::max(longest, warp.size());
-    for (std::size_t index = 0; index < longest; ++index) { // the warps take turns
-        for (const auto& warp : warps) {
-            if (index >= warp.size())
+    for (std::size_t warp = 0; warp < warp_traces.size(); ++warp) {
+        const std::size_t lanes = std::min<std::size_t>(32, accesses.size() - warp * 32);
+        find_requests(warp_traces[warp], &accesses[warp * 32], lanes);
+        longest = std::max(longest, warp_traces[warp].requests.size());
+    }
+    L1Cache l1(launch->caches->l1_bytes);
+    BlockTrace& block = wave.emplace_back();
+    for (std::size_t index = 0; index < longest; ++index) // the warps take turns
+        for (const WarpTrace& warp : warp_traces) {
+            if (index >= warp.requests.size())
                 continue;
-            if (warp[index].lanes.front().shared) {
+            const Request& request = warp.requests[index];
+            if (request.begin->shared) {
                 launch->traffic->shared_requests += 1;
-                launch->traffic->shared_wavefronts += wavefronts(warp[index]);
+                launch->traffic->shared_wavefronts += wavefronts(request);
             } else {
-                block.push_back(count(warp[index], l1));
+                count(request, l1, block);
             }
         }
-    }
     if (wave.size() == launch->caches->blocks_at_a_time)
         end_wave();
 }
