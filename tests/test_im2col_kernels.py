@@ -86,6 +86,14 @@ def test_many_random_geometries_are_the_definition(seed):
     check_case(random_case(seed), DTYPES[seed % len(DTYPES)], seed)
 
 
+@pytest.mark.parametrize("case", STAGED_CASES, ids=str)
+@pytest.mark.parametrize("dtype", ["uint8", "float32"])
+def test_lanes_in_any_order_give_the_same_and_never_race(case, dtype):
+    image = random_bits(case.image_shape, dtype)
+    for variant, seed in (("direct", 0), ("staged", 1), ("staged", 2)):
+        check("im2col", geometry_of(case), image, want_of(case, image), variant, ONE_THREAD, mode="shuffled", seed=seed)
+
+
 STRIDED = {
     "transposed": lambda image: image.transpose(0, 1, 3, 2),
     "channels-last": lambda image: image.transpose(0, 3, 1, 2),

@@ -126,6 +126,17 @@ def test_wide_offsets_give_the_same(operation, case, monkeypatch):
     planning.choose.cache_clear()
 
 
+@pytest.mark.parametrize("operation", OPERATIONS)
+@pytest.mark.parametrize("case", LAYOUT_CASES, ids=str)
+def test_lanes_in_any_order_give_the_same_and_never_race(operation, case):
+    geometry, data, want = problem(operation, case, "float16")
+    for variant in variants(operation):
+        try:
+            check(operation, geometry, data, want, variant, ONE_THREAD, mode="shuffled", seed=3)
+        except Unsupported:
+            continue
+
+
 STRIDED = {
     "transposed": lambda array: array.transpose(0, 1, 3, 2),
     "channels-last": lambda array: array.transpose(0, 3, 1, 2),
