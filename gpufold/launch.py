@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 from functools import cache, lru_cache
-from pathlib import Path
 from typing import Any
 
 import cupy
@@ -13,11 +11,7 @@ import numpy as np
 
 from gpufold.geometry import SlidingGeometry, SpaceGeometry
 from gpufold.plan import Device, Operand, Plan, Unsupported, choose
-
-_HERE = Path(__file__).resolve().parent
-
-KERNELS = next(path for path in (_HERE / "kernels", _HERE.parent / "kernels") if path.is_dir())
-"""The .cu files: inside the package in a wheel, beside it in a checkout."""
+from gpufold.sources import options, source_text
 
 MAX_ALIGNMENT = 256
 """CuPy's allocator aligns to this; more makes no difference to a kernel."""
@@ -152,30 +146,6 @@ def _alignment(address: int) -> int:
 
 def _current() -> int:
     return int(cupy.cuda.runtime.getDevice())
-
-
-@cache
-def _headers() -> str:
-    """Digest the headers: CuPy's cache on disk looks at the source and the options only."""
-    digest = hashlib.sha256()
-    for header in sorted(KERNELS.glob("*.cuh")):
-        digest.update(header.read_bytes())
-    return digest.hexdigest()[:16]
-
-
-def source_text(source: str) -> str:
-    """Give a kernel's source, in which errors name its file."""
-    return f'#line 1 "kernels/{source}"\n{(KERNELS / source).read_text()}'
-
-
-def options(defines: tuple[tuple[str, str], ...]) -> tuple[str, ...]:
-    """Give the compiler's options for a specialisation."""
-    return (
-        "-std=c++17",
-        f"-I{KERNELS}",
-        f"-DGPUFOLD_HEADERS={_headers()}",
-        *(f"-D{name}={value}" for name, value in defines),
-    )
 
 
 @cache

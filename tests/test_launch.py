@@ -7,6 +7,7 @@ import shutil
 import numpy as np
 import pytest
 
+from gpufold import sources
 from gpufold.geometry import batch_to_space_geometry, columns_geometry, image_geometry
 from gpufold.plan import H200, Operand, Unsupported, choose, variants
 
@@ -17,7 +18,7 @@ pytestmark = pytest.mark.peer("cupy")
 def launch():
     from gpufold import launch
 
-    caches = (launch._headers, launch._module, launch._function, launch._prepare, launch.device)
+    caches = (sources._headers, launch._module, launch._function, launch._prepare, launch.device)
     for cached in caches:
         cached.cache_clear()
     yield launch
@@ -37,8 +38,8 @@ def compile_plan(launch, monkeypatch):
     monkeypatch.setattr(compiler, "_get_arch_for_options_for_nvrtc", lambda arch: ("-arch=sm_90", "cubin"))
 
     def compile_plan(plan):
-        options = launch.options(plan.defines)
-        return compiler.compile_using_nvrtc(launch.source_text(plan.source), options, cache_in_memory=True)[0]
+        options = sources.options(plan.defines)
+        return compiler.compile_using_nvrtc(sources.source_text(plan.source), options, cache_in_memory=True)[0]
 
     return compile_plan
 
@@ -63,23 +64,23 @@ def test_what_a_launch_compiles_has_the_kernel_it_calls(compile_plan, plan):
 def test_errors_name_the_kernel_file_and_its_line(launch, compile_plan, tmp_path, monkeypatch):
     from cupy.cuda.compiler import CompileException
 
-    kernels = shutil.copytree(launch.KERNELS, tmp_path / "kernels")
+    kernels = shutil.copytree(sources.KERNELS, tmp_path / "kernels")
     plan = choose("col2im", GEOMETRY, "float32", COLUMNS, IMAGE)
     source = (kernels / plan.source).read_text()
     (kernels / plan.source).write_text(source + "\nthis is wrong\n")
-    monkeypatch.setattr(launch, "KERNELS", kernels)
+    monkeypatch.setattr(sources, "KERNELS", kernels)
     with pytest.raises(CompileException, match=rf"kernels/{plan.source}\({source.count(chr(10)) + 2}\): error"):
         compile_plan(plan)
 
 
 def test_a_changed_header_is_another_specialisation(launch, tmp_path, monkeypatch):
-    before = launch.options(())
-    kernels = shutil.copytree(launch.KERNELS, tmp_path / "kernels")
+    before = sources.options(())
+    kernels = shutil.copytree(sources.KERNELS, tmp_path / "kernels")
     with (kernels / "common.cuh").open("a") as header:
         header.write("// changed\n")
-    monkeypatch.setattr(launch, "KERNELS", kernels)
-    launch._headers.cache_clear()
-    digests = [[option for option in options if "HEADERS" in option] for options in (before, launch.options(()))]
+    monkeypatch.setattr(sources, "KERNELS", kernels)
+    sources._headers.cache_clear()
+    digests = [[option for option in options if "HEADERS" in option] for options in (before, sources.options(()))]
     assert digests[0] != digests[1]
 
 
