@@ -16,7 +16,7 @@ import gpufold
 from bench.measure import Bench, cpu_bench, device_facts, device_kind, gpu_bench, new_row
 from bench.problems import PROBLEMS, Problem, select
 from bench.report import footer, markdown, table
-from bench.results import OURS, Run, command_line, saved
+from bench.results import OURS, Run, command_line, commit, saved
 from gpufold.plan import H200
 
 OPERATIONS = ("col2im", "im2col", "batch_to_space", "space_to_batch")
@@ -54,6 +54,8 @@ def _parser() -> argparse.ArgumentParser:
     report.add_argument("--output", type=Path, default=Path("build/report"), help="folder for figures and tables")
     host = commands.add_parser("host", help="measure what a repeated GPU call costs before the launch, without a GPU")
     host.add_argument("--problem", action="append", default=[], metavar="NAME")
+    traffic = commands.add_parser("traffic", help="count the memory traffic of the kernels, run on the CPU")
+    traffic.add_argument("--problem", action="append", default=[], metavar="NAME")
     crossover = commands.add_parser("crossover", help="sweep sizes through the variants: where thresholds belong")
     crossover.add_argument("--save", type=Path, metavar="FILE.json", help="write what a GPU measured")
     crossover.add_argument("--seconds", type=float, default=1.0, help="measuring time of a point")
@@ -76,6 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "photo": _photo,
         "report": _report,
         "host": _host,
+        "traffic": _traffic,
         "crossover": _crossover,
         "regret": _regret,
     }
@@ -105,6 +108,32 @@ def _host(options: argparse.Namespace, words: list[str], console: Console) -> in
     from bench.host import host
 
     return host(options.problem, console)
+
+
+def _traffic(options: argparse.Namespace, words: list[str], console: Console) -> int:
+    from bench.traffic import ASSUMPTIONS, count, import_hostcuda, traffic_table
+
+    import_hostcuda()
+    problems = select(options.problem, quick=False, gpu=True)
+    lines = []
+    with _progress() as progress:
+        bar = progress.add_task("", total=len(problems))
+        try:
+            for problem in problems:
+                progress.update(bar, description=problem.name)
+                lines += count(problem)
+                progress.advance(bar)
+        except KeyboardInterrupt:
+            progress.console.print("interrupted")
+    console.print(traffic_table(lines, saved([])))
+    for line in (*ASSUMPTIONS, f"gpufold {gpufold.__version__}, commit {commit()}", command_line(words)):
+        console.print(line, highlight=False, markup=False)
+    return 0
+
+
+def _progress() -> Progress:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    return Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True)
 
 
 def _report(options: argparse.Namespace, words: list[str], console: Console) -> int:
@@ -161,9 +190,8 @@ def _print_or_say(table: Table, command: str, console: Console) -> int:
 
 def _fill(bench: Bench, run: Run, tasks: list[tuple[Problem, str]]) -> bool:
     """Measure problems into new rows of a run, behind a progress bar; False where the user stopped it."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     try:
-        with Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True) as progress:
+        with _progress() as progress:
             bar = progress.add_task("", total=len(tasks))
             for problem, dtype in tasks:
                 progress.update(bar, description=f"{problem.name} {dtype}")

@@ -50,15 +50,27 @@ class Problem:
         return replace(self, geometry=replace(self.geometry, batch=self.gpu_batch))
 
     def shrunk(self, elements: int) -> Problem:
-        """Give the same problem with as many images, then channels, as keep the input within `elements`, at least 1."""
+        """Give a problem with at most `elements` at its input: fewer images, channels, blocks of the first axis.
+
+        One image, one channel and the blocks that two blocks' lengths reach are left at least.
+        """
+
+        def fitting(count: int, rest: int) -> int:
+            return max(1, min(count, elements * count // rest))
+
         geometry = self.geometry
-        whole = geometry.batch or 1
-        per_image = prod(self.input_shape) // whole
-        batch = max(1, min(whole, elements // per_image))
-        if isinstance(geometry, SpaceGeometry):
-            return replace(self, geometry=replace(geometry, batch=batch))
-        channels = max(1, min(geometry.channels, elements // (per_image // geometry.channels)))
-        return replace(self, geometry=replace(geometry, batch=batch, channels=channels))
+        images = fitting(geometry.batch or 1, prod(self.input_shape))
+        one_image = replace(self, geometry=replace(geometry, batch=1))
+        if isinstance(geometry, SpaceGeometry) or images > 1:
+            return replace(self, geometry=replace(geometry, batch=images))
+        channels = fitting(geometry.channels, prod(one_image.input_shape))
+        first, *others = geometry.axes
+        if channels == 1 and others:
+            one_plane = replace(one_image, geometry=replace(geometry, batch=1, channels=1))
+            least = min(first.blocks, 2 * -(-first.dilated_kernel // first.stride))
+            blocks = max(least, fitting(first.blocks, prod(one_plane.input_shape)))
+            first = replace(first, size=first.size - (first.blocks - blocks) * first.stride)
+        return replace(self, geometry=replace(geometry, batch=1, channels=channels, axes=(first, *others)))
 
     @property
     def _shapes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -27,6 +27,7 @@ from bench.problems import LARGEST_VALUE, PROBLEMS, Problem, dtype_of, select
 from bench.report import cells
 from bench.results import Row, Run, geometric_mean
 from bench.timing import LEAST_SAMPLES, MOST_SAMPLES, CpuClock, GpuClock, Times, interleave
+from bench.traffic import Line, naive_gather, traffic_table
 from gpufold.geometry import SlidingGeometry, batch_to_space_geometry, columns_geometry
 from gpufold.plan import H200, Operand, Unsupported, choose
 
@@ -253,15 +254,20 @@ def test_large_problems_are_larger_than_a_gpu_s_caches():
             assert problem.compulsory_bytes("float32") > 100e6, problem.name
 
 
-def test_a_shrunk_problem_has_the_same_axes_and_as_many_planes_as_fit():
+def test_a_shrunk_problem_fits_and_keeps_its_last_axis():
     for problem in select([], quick=False, gpu=True):
-        shrunk = problem.shrunk(1 << 20)
-        size, planes = np.prod(shrunk.input_shape, dtype=object), shrunk.geometry.batch
-        if isinstance(shrunk.geometry, SlidingGeometry):
-            planes *= shrunk.geometry.channels
-            assert shrunk.geometry.axes == problem.geometry.axes
-        assert size <= 1 << 20 or planes == 1
-        assert 2 * size > 1 << 20 or shrunk == problem or shrunk.geometry.batch < 3
+        shrunk, elements = problem.shrunk(1 << 18), 1 << 18
+        geometry = shrunk.geometry
+        if isinstance(geometry, SlidingGeometry):
+            assert geometry.axes[1:] == problem.geometry.axes[1:]
+            assert geometry.axes[0].kernel == problem.geometry.axes[0].kernel
+            first = geometry.axes[0]
+            fewest = first.blocks <= 2 * -(-first.dilated_kernel // first.stride)
+            least = geometry.channels == 1 and (len(geometry.axes) == 1 or fewest)
+        else:
+            least = True
+        assert np.prod(shrunk.input_shape, dtype=object) <= elements or (geometry.batch == 1 and least)
+        assert shrunk.shrunk(1 << 18) == shrunk
 
 
 def test_one_problem_is_past_32_bits():
@@ -485,3 +491,27 @@ def test_the_host_s_cost_is_measured_without_a_device():
     answer = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True).stdout
     assert "col2im-tiny-2x2" in answer
     assert "up to the launch" in answer
+
+
+@pytest.mark.hostcuda
+def test_traffic_is_counted_on_the_cpu_beside_the_naive_kernel(capsys):
+    status, out = run(capsys, "traffic", "--problem", "col2im-vit-16x16", "--problem", "batch_to_space-nhwc")
+    assert status == 0
+    table = [line.split() for line in out.splitlines() if line.rstrip().endswith("x")]
+    lines = {words[-5]: words[-4:] for words in table}
+    assert {"gather*", "atomic", "index_map*"} <= set(lines)
+    assert lines["gather*"][1:] == ["1.00x", "1.00x", "1.00x"]
+    assert lines["gather"][1] == "4.00x"  # of "naive gather": lanes of a warp read from 16 taps
+    assert lines["atomic"][2] == "8.00x"
+    assert "Predictions, not measurements" in out
+
+
+def test_traffic_shows_what_was_measured_where_it_was(tmp_path):
+    problem = PROBLEMS[0]
+    line = Line(problem, problem, naive_gather(problem, "float32"), True, 1, 1.0, 1.0, 1.0)
+    measured = Run.load(made_up(tmp_path))
+    measured.rows[0].times["naive gather"] = Times([4.0])
+    headings = [column.header for column in traffic_table([line], {tmp_path: measured}).columns]
+    assert headings[-1] == "measured"
+    assert list(traffic_table([line], {tmp_path: measured}).columns[-1].cells) == ["25%"]
+    assert "measured" not in [column.header for column in traffic_table([line], {}).columns]

@@ -1,0 +1,50 @@
+// col2im as peers ship it, to compare with: one thread per pixel walks over the blocks that reach it, and
+// divides to find their taps.
+//
+//   columns  (planes, *kernel, *blocks), C-contiguous    read
+//   image    (planes, *size), C-contiguous               written, each element once
+//
+// Three axes; a problem with fewer has leading axes of one pixel, one tap and one block.
+#ifndef HOSTCUDA
+inline __device__ void trace_iteration(int) {}
+#endif
+
+struct Parameters {
+    int planes;
+    int size[3], kernel[3], stride[3], dilation[3], pad[3], blocks[3];
+};
+
+extern "C" __global__ void naive_gather(const float* __restrict__ columns, float* __restrict__ image,
+                                        const Parameters p)
+{
+    const int index = blockIdx.x * blockDim.x + threadIdx.x;
+    const int x = index % p.size[2] + p.pad[2]; // in padded coordinates
+    const int y = index / p.size[2] % p.size[1] + p.pad[1];
+    const int z = index / p.size[2] / p.size[1] % p.size[0] + p.pad[0];
+    const int plane = index / p.size[2] / p.size[1] / p.size[0];
+    if (plane >= p.planes)
+        return;
+
+    float sum = 0;
+    for (int tap_z = 0; tap_z < p.kernel[0]; ++tap_z) {
+        const int from_z = z - tap_z * p.dilation[0];
+        if (from_z < 0 || from_z % p.stride[0] || from_z / p.stride[0] >= p.blocks[0])
+            continue;
+        for (int tap_y = 0; tap_y < p.kernel[1]; ++tap_y) {
+            const int from_y = y - tap_y * p.dilation[1];
+            if (from_y < 0 || from_y % p.stride[1] || from_y / p.stride[1] >= p.blocks[1])
+                continue;
+            for (int tap_x = 0; tap_x < p.kernel[2]; ++tap_x) {
+                trace_iteration((tap_z * p.kernel[1] + tap_y) * p.kernel[2] + tap_x);
+                const int from_x = x - tap_x * p.dilation[2];
+                if (from_x < 0 || from_x % p.stride[2] || from_x / p.stride[2] >= p.blocks[2])
+                    continue;
+                const int tap = ((plane * p.kernel[0] + tap_z) * p.kernel[1] + tap_y) * p.kernel[2] + tap_x;
+                const int block = (from_z / p.stride[0] * p.blocks[1] + from_y / p.stride[1]) * p.blocks[2] +
+                                  from_x / p.stride[2];
+                sum += columns[tap * p.blocks[0] * p.blocks[1] * p.blocks[2] + block];
+            }
+        }
+    }
+    image[index] = sum;
+}
