@@ -23,8 +23,8 @@ NARROW_AND_WIDE = ("uint8", "float32")
 LAYOUT_CASES = [
     SpaceCase("nchw-2x2", (12, 5, 7, 6), (1, 1, 2, 2), (0, 0, 0, 0), (0, 0, 0, 0)),
     SpaceCase("nchw-2x2-more-planes-than-a-thread-takes", (20, 5, 4, 8), (1, 1, 2, 2), (0, 0, 0, 0), (0, 0, 0, 0)),
-    SpaceCase("one-plane-of-many-rows", (4, 19, 8), (1, 2, 2), (0, 0, 0), (0, 0, 0)),
-    SpaceCase("three-planes-of-many-rows", (6, 3, 11, 5), (1, 1, 2, 3), (0, 0, 0, 1), (0, 0, 0, 0)),
+    SpaceCase("one-plane-of-many-rows", (4, 19, 300), (1, 2, 2), (0, 0, 0), (0, 0, 0)),
+    SpaceCase("three-planes-of-many-rows", (6, 3, 11, 150), (1, 1, 2, 3), (0, 0, 0, 1), (0, 0, 0, 0)),
     SpaceCase("nchw-odd-crop", (8, 3, 5, 9), (1, 1, 2, 2), (0, 0, 1, 1), (0, 0, 0, 1)),
     SpaceCase("nchw-odd-crop-of-even-rows", (8, 3, 5, 12), (1, 1, 2, 2), (0, 0, 1, 1), (0, 0, 0, 3)),
     SpaceCase("nchw-crop-beyond-a-block", (8, 3, 5, 7), (1, 1, 2, 2), (0, 0, 3, 5), (0, 0, 4, 3)),

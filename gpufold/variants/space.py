@@ -21,6 +21,7 @@ from gpufold.plan import (
 from gpufold.variants import unfold
 from gpufold.variants.unfold import (
     GRID_ROWS,
+    LONG_ROW_BYTES,
     PLANES_PER_THREAD,
     STAGED_ROW_BYTES,
     STAGED_TAPS,
@@ -129,7 +130,7 @@ class Blocks:
 
     def simplified(self) -> Blocks:
         """Merge axes that are walked as one, then make elements as wide as they can be."""
-        return self._with_merged_axes()._with_merged_planes()._widened()
+        return self._with_merged_planes()._with_merged_axes()._widened()
 
     def _with_merged_axes(self) -> Blocks:
         merged: list[BlockAxis] = []
@@ -176,20 +177,23 @@ class Blocks:
     def with_rows_as_planes(self) -> Blocks:
         """Where planes are too few to share index arithmetic, count the blocks of the first axis among them.
 
-        What remains of the axis is one block with its phases.
+        What remains of the axis is one block with its phases. Threads then store block by block, so the rows of one
+        must be long.
         """
-        axis = self.axes[0]
+        axis, *inner = self.axes
+        block_bytes = axis.block * prod(axis.size for axis in inner) * self.itemsize
         collapses = self.planes == 1 or (
             self.batch_plane_step == axis.grid * axis.grid_step and self.space_plane_step == axis.size * axis.pixel_step
         )
-        if self.planes >= PLANES_PER_THREAD or len(self.axes) == 1 or not axis.covers_rows or not collapses:
+        few = self.planes < PLANES_PER_THREAD
+        if not (few and inner and block_bytes >= LONG_ROW_BYTES and axis.covers_rows and collapses):
             return self
         return replace(
             self,
             planes=self.planes * axis.grid,
             batch_plane_step=axis.grid_step,
             space_plane_step=axis.block * axis.pixel_step,
-            axes=(replace(axis, size=axis.block, grid=1), *self.axes[1:]),
+            axes=(replace(axis, size=axis.block, grid=1), *inner),
         )
 
     def _widened(self) -> Blocks:

@@ -41,6 +41,9 @@ WIDEST_WORD = 16
 DIRECT_TAPS = 8
 """Taps that a thread of the direct kernels holds at once, by a prediction of its registers."""
 
+LONG_ROW_BYTES = 512
+"""Stores in runs from this length on waste few of their sectors at the ends: a prediction."""
+
 STAGED_ROW_BYTES = 128
 STAGED_TAPS = 16
 """Bounds of a staged tile's row: a cache line, and as many loads as a thread has registers for, by a prediction."""
@@ -134,7 +137,7 @@ class Unfold:
 
     def simplified(self) -> Unfold:
         """Merge axes that are walked as one, then make elements as wide as they can be."""
-        return self._with_merged_axes()._with_merged_planes()._widened()
+        return self._with_merged_planes()._with_merged_axes()._widened()
 
     def _with_merged_axes(self) -> Unfold:
         merged: list[UnfoldAxis] = []
@@ -186,21 +189,23 @@ class Unfold:
     def with_rows_as_planes(self) -> Unfold:
         """Where planes are too few to share index arithmetic, count the positions of the first axis among them.
 
-        What remains of the axis is one position with its taps.
+        What remains of the axis is one position with its taps. Threads then store row by row, so rows must be long.
         """
-        axis = self.axes[0]
+        axis, *inner = self.axes
+        row_bytes = prod(axis.positions for axis in inner) * self.itemsize
         collapses = self.planes == 1 or (
             self.image_plane_step == axis.size * axis.pixel_step
             and self.columns_plane_step == axis.positions * axis.position_step
         )
-        if self.planes >= PLANES_PER_THREAD or len(self.axes) == 1 or not axis.covers_rows or not collapses:
+        few = self.planes < PLANES_PER_THREAD
+        if not (few and inner and row_bytes >= LONG_ROW_BYTES and axis.covers_rows and collapses):
             return self
         return replace(
             self,
             planes=self.planes * axis.positions,
             image_plane_step=axis.stride * axis.pixel_step,
             columns_plane_step=axis.position_step,
-            axes=(replace(axis, size=axis.stride, positions=1), *self.axes[1:]),
+            axes=(replace(axis, size=axis.stride, positions=1), *inner),
         )
 
     def _widened(self) -> Unfold:
