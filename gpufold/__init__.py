@@ -10,7 +10,7 @@ array([0., 2., 4., 3.])
 """
 
 import gpufold.variants  # noqa: F401  the package, whose name the function below takes
-from gpufold.ops import batch_to_space, col2im, im2col, space_to_batch
+from gpufold.ops import batch_to_space, col2im, explain, im2col, space_to_batch, warmup
 from gpufold.plan import Unsupported, variants
 from gpufold.threads import get_num_threads, set_num_threads
 
@@ -20,9 +20,11 @@ __all__ = [
     "Unsupported",
     "batch_to_space",
     "col2im",
+    "explain",
     "get_num_threads",
     "im2col",
     "set_num_threads",
     "space_to_batch",
     "variants",
+    "warmup",
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from functools import lru_cache
 from math import prod
 from types import ModuleType
@@ -10,7 +11,7 @@ from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
-from gpufold import cpu
+from gpufold import cpu, plan
 from gpufold.geometry import (
     Size,
     SlidingGeometry,
@@ -21,7 +22,7 @@ from gpufold.geometry import (
     image_geometry,
     space_to_batch_geometry,
 )
-from gpufold.plan import ELEMENT_TYPES, Unsupported, variants
+from gpufold.plan import ELEMENT_TYPES, H200, Device, Explanation, Operand, Plan, Unsupported, variants
 
 
 class Array(Protocol):
@@ -114,15 +115,7 @@ def col2im(
     """
     operation = "col2im"
     library = _library(operation, "data", data)
-    geometry = columns_geometry(
-        data.shape,
-        as_integers(operation, "output_size", output_size),
-        as_integers(operation, "kernel_size", kernel_size),
-        as_integers(operation, "strides", strides),
-        as_integers(operation, "dilations", dilations),
-        as_integers(operation, "pads_begin", pads_begin),
-        as_integers(operation, "pads_end", pads_end),
-    )
+    geometry = _col2im_geometry(data.shape, output_size, kernel_size, strides, dilations, pads_begin, pads_end)
     if data.dtype.kind in "SUT" and library is np and geometry.blocks_overlap:
         raise TypeError(
             f"{operation}: data of strings must not overlap, for strings cannot be added; got dtype "
@@ -189,14 +182,7 @@ def im2col(
     """
     operation = "im2col"
     library = _library(operation, "image", image)
-    geometry = image_geometry(
-        image.shape,
-        as_integers(operation, "kernel_size", kernel_size),
-        as_integers(operation, "strides", strides),
-        as_integers(operation, "dilations", dilations),
-        as_integers(operation, "pads_begin", pads_begin),
-        as_integers(operation, "pads_end", pads_end),
-    )
+    geometry = _im2col_geometry(image.shape, kernel_size, strides, dilations, pads_begin, pads_end)
     columns: ArrayT = _result(operation, library, "image", image, geometry.columns_shape, out, variant)
     return _fill(operation, library, image, columns, geometry, variant, True)
 
@@ -252,12 +238,7 @@ def batch_to_space(
     """
     operation = "batch_to_space"
     library = _library(operation, "data", data)
-    geometry = batch_to_space_geometry(
-        data.shape,
-        as_integers(operation, "block_shape", block_shape),
-        as_integers(operation, "crops_begin", crops_begin),
-        as_integers(operation, "crops_end", crops_end),
-    )
+    geometry = _batch_to_space_geometry(data.shape, block_shape, crops_begin, crops_end)
     space: ArrayT = _result(operation, library, "data", data, geometry.space_shape, out, variant)
     return _fill(operation, library, data, space, geometry, variant, True)
 
@@ -313,18 +294,191 @@ def space_to_batch(
     """
     operation = "space_to_batch"
     library = _library(operation, "data", data)
-    geometry = space_to_batch_geometry(
-        data.shape,
-        as_integers(operation, "block_shape", block_shape),
-        as_integers(operation, "pads_begin", pads_begin),
-        as_integers(operation, "pads_end", pads_end),
-    )
+    geometry = _space_to_batch_geometry(data.shape, block_shape, pads_begin, pads_end)
     batch: ArrayT = _result(operation, library, "data", data, geometry.batch_shape, out, variant)
     return _fill(operation, library, data, batch, geometry, variant, True)
 
 
 # ---------------------------------------------------------------------------------------------
+# What a call would run
+
+
+def explain(
+    operation: str,
+    data: Any,
+    *arguments: Any,
+    variant: str = "auto",
+    deterministic: bool = True,
+    device: Device | None = None,
+    **options: Any,
+) -> Explanation:
+    """Say which kernel a call on the GPU runs, why, and why not the others; nothing is computed.
+
+    >>> import numpy as np, gpufold
+    >>> why = gpufold.explain("col2im", ((8, 576, 3136), "float32"), (56, 56), (3, 3), pads_begin=1, pads_end=1)
+    >>> why.plan.operation, why.plan.bytes_moved
+    ('col2im', 64225280)
+    >>> "atomic" in why.alternatives
+    True
+
+    Parameters
+    ----------
+    operation : str
+        "col2im", "im2col", "batch_to_space" or "space_to_batch".
+    data : numpy.ndarray, cupy.ndarray or (shape, dtype)
+        The call's array, or what a C-contiguous one would be; a NumPy array stands for a CuPy array like it.
+    *arguments, **options
+        The call's other arguments.
+    variant, deterministic
+        As in the call.
+    device : gpufold.plan.Device, optional
+        The GPU to plan for; absent, that of a CuPy array, else an NVIDIA H200.
+
+    Returns
+    -------
+    gpufold.plan.Explanation
+        The plan and, by name of variant, why it was not taken; printing it says all.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As the call would, and ValueError where its result has no element.
+    """
+    geometry, dtype, input, output = _described(operation, data, arguments, options)
+    if device is None:
+        device = H200
+        cupy = sys.modules.get("cupy")
+        if cupy is not None and isinstance(data, cupy.ndarray):
+            from gpufold import launch
+
+            device = launch.device(data.device.id)
+    return plan.explain(operation, geometry, dtype, input, output, device, variant, deterministic)
+
+
+def warmup(
+    operation: str,
+    data: Any,
+    *arguments: Any,
+    variant: str = "auto",
+    deterministic: bool = True,
+    **options: Any,
+) -> Plan:
+    """Compile the kernel of a call for the current CUDA device, so that the call itself only launches it.
+
+    ``gpufold.warmup("col2im", ((8, 576, 3136), "float32"), (56, 56), (3, 3), pads_begin=1, pads_end=1)``
+    serves every batch and image size: only a new kernel size, stride, dilation, dtype or layout compiles again.
+
+    Parameters
+    ----------
+    operation, data, *arguments, variant, deterministic, **options
+        As in `explain`.
+
+    Returns
+    -------
+    gpufold.plan.Plan
+        What was compiled.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As the call would, and ValueError where its result has no element.
+    ImportError
+        CuPy is not installed.
+    """
+    described = _described(operation, data, arguments, options)
+    from gpufold import launch
+
+    return launch.warmup(operation, *described, variant, deterministic)
+
+
+def _described(
+    operation: str, data: Any, arguments: tuple[Any, ...], options: dict[str, Any]
+) -> tuple[SlidingGeometry | SpaceGeometry, str, Operand, Operand]:
+    """Check a call that is only described; give its geometry, dtype and the arrays as kernels see them."""
+    variants(operation)
+    if isinstance(data, tuple):
+        shape, dtype = as_integers(operation, "data's shape", data[0]), np.dtype(data[1])
+        if isinstance(shape, int):
+            shape = (shape,)
+        input = Operand.contiguous(shape)
+    else:
+        _library(operation, "data", data)
+        shape, dtype = data.shape, data.dtype
+        input = Operand(shape, tuple(stride // dtype.itemsize for stride in data.strides))
+    geometry = _GEOMETRIES[operation](shape, *arguments, **options)
+    result = {
+        "col2im": "image_shape",
+        "im2col": "columns_shape",
+        "batch_to_space": "space_shape",
+        "space_to_batch": "batch_shape",
+    }[operation]
+    output = Operand.contiguous(getattr(geometry, result))
+    if not prod(output.shape):
+        raise ValueError(f"{operation}: the result of shape {output.shape} has no element, so nothing is launched")
+    return geometry, _result_dtype(operation, "data", dtype, False).name, input, output
+
+
+# ---------------------------------------------------------------------------------------------
 # What the four share
+
+
+def _col2im_geometry(
+    shape: Size,
+    output_size: Any,
+    kernel_size: Any,
+    strides: Any = 1,
+    dilations: Any = 1,
+    pads_begin: Any = 0,
+    pads_end: Any = 0,
+) -> SlidingGeometry:
+    return columns_geometry(
+        shape,
+        as_integers("col2im", "output_size", output_size),
+        as_integers("col2im", "kernel_size", kernel_size),
+        as_integers("col2im", "strides", strides),
+        as_integers("col2im", "dilations", dilations),
+        as_integers("col2im", "pads_begin", pads_begin),
+        as_integers("col2im", "pads_end", pads_end),
+    )
+
+
+def _im2col_geometry(
+    shape: Size, kernel_size: Any, strides: Any = 1, dilations: Any = 1, pads_begin: Any = 0, pads_end: Any = 0
+) -> SlidingGeometry:
+    return image_geometry(
+        shape,
+        as_integers("im2col", "kernel_size", kernel_size),
+        as_integers("im2col", "strides", strides),
+        as_integers("im2col", "dilations", dilations),
+        as_integers("im2col", "pads_begin", pads_begin),
+        as_integers("im2col", "pads_end", pads_end),
+    )
+
+
+def _batch_to_space_geometry(shape: Size, block_shape: Any, crops_begin: Any = 0, crops_end: Any = 0) -> SpaceGeometry:
+    return batch_to_space_geometry(
+        shape,
+        as_integers("batch_to_space", "block_shape", block_shape),
+        as_integers("batch_to_space", "crops_begin", crops_begin),
+        as_integers("batch_to_space", "crops_end", crops_end),
+    )
+
+
+def _space_to_batch_geometry(shape: Size, block_shape: Any, pads_begin: Any = 0, pads_end: Any = 0) -> SpaceGeometry:
+    return space_to_batch_geometry(
+        shape,
+        as_integers("space_to_batch", "block_shape", block_shape),
+        as_integers("space_to_batch", "pads_begin", pads_begin),
+        as_integers("space_to_batch", "pads_end", pads_end),
+    )
+
+
+_GEOMETRIES: dict[str, Callable[..., SlidingGeometry | SpaceGeometry]] = {
+    "col2im": _col2im_geometry,
+    "im2col": _im2col_geometry,
+    "batch_to_space": _batch_to_space_geometry,
+    "space_to_batch": _space_to_batch_geometry,
+}
 
 
 def _library(operation: str, name: str, array: object) -> ModuleType:

@@ -1,0 +1,59 @@
+"""Asking what a call would run: the same arguments, the same errors, nothing computed."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import gpufold
+from gpufold.plan import Device
+
+CALLS = {
+    "col2im": ((2, 27, 64), ((8, 8), (3, 3)), {"pads_begin": 1, "pads_end": 1}),
+    "im2col": ((2, 3, 8, 8), ((3, 3),), {"pads_begin": 1, "pads_end": 1}),
+    "batch_to_space": ((8, 5, 6), ((1, 2, 2), (0, 1, 0), (0, 0, 2)), {}),
+    "space_to_batch": ((2, 9, 10), ((1, 2, 2), (0, 1, 0), (0, 0, 2)), {}),
+}
+
+
+@pytest.mark.parametrize("operation", CALLS)
+def test_every_variant_is_taken_or_has_its_reason(operation):
+    shape, arguments, options = CALLS[operation]
+    why = gpufold.explain(operation, (shape, "float32"), *arguments, **options)
+    assert {why.plan.variant, *why.alternatives} == set(gpufold.variants(operation))
+    assert all(len(reason) > 10 for reason in (why.plan.reason, *why.alternatives.values()))
+    result = getattr(gpufold, operation)(np.zeros(shape, np.float32), *arguments, **options)
+    assert why.plan.bytes_moved <= 4 * (result.size + np.zeros(shape).size)
+    for word in (operation, why.plan.variant, why.plan.source, "bytes"):
+        assert word in str(why)
+
+
+@pytest.mark.parametrize("operation", CALLS)
+def test_an_array_stands_for_one_on_the_gpu(operation):
+    shape, arguments, options = CALLS[operation]
+    described = gpufold.explain(operation, (shape, "complex64"), *arguments, **options)
+    given = gpufold.explain(operation, np.zeros(shape, np.complex64), *arguments, **options)
+    assert given.plan == described.plan
+    turned = gpufold.explain(operation, np.zeros(shape[::-1], np.complex64).T, *arguments, **options)
+    assert turned.plan.parameters != given.plan.parameters, "its strides are others"
+
+
+def test_a_variant_can_be_asked_for_and_a_device_given():
+    shape, arguments, options = CALLS["col2im"]
+    why = gpufold.explain("col2im", (shape, "float32"), *arguments, variant="atomic", **options)
+    assert why.plan.variant == "atomic"
+    small = Device("small", (7, 5), multiprocessors=1)
+    assert gpufold.explain("col2im", (shape, "float32"), *arguments, device=small, **options).plan
+
+
+def test_errors_are_those_of_the_call():
+    with pytest.raises(ValueError, match=r"col2im: data axis 2 must be the number of blocks, got 63"):
+        gpufold.explain("col2im", ((2, 27, 63), "float32"), (8, 8), (3, 3), pads_begin=1, pads_end=1)
+    with pytest.raises(TypeError, match="datetime64"):
+        gpufold.explain("im2col", ((2, 3, 8, 8), "M8[s]"), (3, 3))
+    with pytest.raises(ValueError, match="operation must be one of"):
+        gpufold.explain("fold", ((2, 3), "float32"))
+    with pytest.raises(ValueError, match="no element"):
+        gpufold.explain("im2col", ((0, 3, 8, 8), "float32"), (3, 3))
+    with pytest.raises(ValueError, match="variant must be auto or one of"):
+        gpufold.explain("im2col", ((1, 3, 8, 8), "float32"), (3, 3), variant="quick")
