@@ -136,16 +136,22 @@ class Unfold:
         return (min(self.batch, 32) - 1) * abs(self.image_batch_step) + planes * abs(self.image_plane_step)
 
     def simplified(self) -> Unfold:
-        """Merge axes that are walked as one, then make elements as wide as they can be."""
-        return self._with_merged_planes()._with_merged_axes()._widened()
+        """Merge axes that are walked as one, then make elements as wide as they can be.
 
-    def _with_merged_axes(self) -> Unfold:
+        Unsplit axes make a long row for wide elements first, planes next, and only what is left joins a split axis.
+        """
+        return (
+            self._with_merged_axes(into_split=False)._with_merged_planes()._with_merged_axes(into_split=True)._widened()
+        )
+
+    def _with_merged_axes(self, into_split: bool) -> Unfold:
         merged: list[UnfoldAxis] = []
         for axis in reversed(self.axes):
             inner = merged[-1] if merged else None
             if (
                 inner is not None
                 and axis.is_unit
+                and (inner.is_unit or into_split)
                 and inner.covers_rows
                 and axis.pixel_step == inner.size * inner.pixel_step
                 and axis.position_step == inner.positions * inner.position_step
