@@ -132,19 +132,21 @@ struct Taps {
     }
 };
 
-constexpr int unrolled_loads = 128; // of one thread; beyond, taps of the outer axes are a loop
-constexpr int looped_loads = 16;    // that a loop's body has at least
+// Registers that the unrolled loads of a thread fill; beyond, taps of the outer axes are a loop.
+constexpr int unrolled_registers = 112;
+constexpr int looped_loads = 16; // that a loop's body has at least
+constexpr int element_registers = sizeof(Scalar) <= 4 ? 1 : sizeof(Scalar) / 4;
 
-// How many leading axes up to this one have their taps in a loop, where each tap of all of them has so many
-// loads.
-template <int axis> __device__ constexpr int looped_axes(Offset loads)
+// How many leading axes up to this one have their taps in a loop, where each tap of all of them fills so many
+// registers.
+template <int axis> __device__ constexpr int looped_axes(Offset registers)
 {
     if constexpr (axis < 0)
         return 0;
     else
-        return loads * Pattern<axis>::taps > unrolled_loads
+        return registers * Pattern<axis>::taps > unrolled_registers
                    ? axis + 1
-                   : looped_axes<axis - 1>(loads * Pattern<axis>::taps);
+                   : looped_axes<axis - 1>(registers * Pattern<axis>::taps);
 }
 
 // Visits the taps of the axes [axis, end) that land on a pixel in lexicographic order, each with `loads`
@@ -157,7 +159,7 @@ __device__ void for_each_tap(const Taps (&taps)[rank], const Parameters& p, Offs
         visit(offset, exists, iteration);
     } else {
         constexpr int count = Pattern<axis>::taps;
-        constexpr int looped = looped_axes<end - 1>(loads);
+        constexpr int looped = looped_axes<end - 1>(loads * element_registers);
         constexpr bool loop = axis < looped;
         constexpr bool skip = loop && (axis + 1 < end || loads >= looped_loads);
 #pragma unroll(skip ? 1 : loop ? looped_loads / loads : count)

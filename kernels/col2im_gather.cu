@@ -175,14 +175,14 @@ __device__ void gather(const Scalar* __restrict__ columns, Scalar* __restrict__ 
 }
 
 // A thread for each cell of each plane.
-extern "C" __global__ void __launch_bounds__(THREADS, 3)
+extern "C" __global__ void __launch_bounds__(THREADS, 2)
     col2im_gather(const Scalar* __restrict__ columns, Scalar* __restrict__ image, const GatherParameters p)
 {
     gather<1, 1>(columns, image, p);
 }
 
 // A thread for each cell of several planes.
-extern "C" __global__ void __launch_bounds__(THREADS, 3)
+extern "C" __global__ void __launch_bounds__(THREADS, PLANES > 1 ? 3 : 2)
     col2im_gather_planes(const Scalar* __restrict__ columns, Scalar* __restrict__ image,
                          const GatherParameters p)
 {
@@ -191,7 +191,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 3)
 }
 
 // The same for rows of whole cells, in words.
-extern "C" __global__ void __launch_bounds__(THREADS, 3)
+extern "C" __global__ void __launch_bounds__(THREADS, PLANES > 1 ? 3 : 2)
     col2im_gather_words(const Scalar* __restrict__ columns, Scalar* __restrict__ image,
                         const GatherParameters p)
 {

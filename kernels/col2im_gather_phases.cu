@@ -38,7 +38,8 @@ __device__ void gather_phases(const Scalar* __restrict__ columns, Scalar* __rest
     __shared__ Scalar tile[32 * cells][phases | 1];
     using pattern = Pattern<last>;
     constexpr int row_taps = pattern::taps;
-    constexpr int unrolled = row_taps * cells <= unrolled_loads ? row_taps : looped_loads / cells;
+    constexpr int unrolled =
+        row_taps * cells * element_registers <= unrolled_registers ? row_taps : looped_loads / cells;
     for (int phase = warp; phase < phases; phase += warps) {
         const Taps row = Taps::of<last>(first_phase + phase, p); // of cell 0
         Accumulator sums[cells] = {};
@@ -67,27 +68,33 @@ __device__ void gather_phases(const Scalar* __restrict__ columns, Scalar* __rest
     }
     __syncthreads();
 
+    // A warp stores the phases of as many cells as it has lanes for.
+    constexpr int group = 32 / phases;
+    const int phase = lane % phases, first = warp * group + lane / phases;
+    Offset pixel = (first_cell + first) * stride[last] + first_phase + phase;
     image = place.first_plane(image, p);
 #pragma unroll
     for (int axis = 0; axis < last; ++axis)
         image += place.along[axis] * p.pixel_stride[axis];
+    image += pixel * p.pixel_stride[last];
+    const bool stores = lane < group * phases && first_phase + phase < stride[last];
 #pragma unroll 4
-    for (int element = threadIdx.x; element < 32 * cells * phases; element += THREADS) {
-        trace_iteration(element / THREADS);
-        const int cell = element / phases, phase = element % phases;
-        const Offset pixel = (first_cell + cell) * stride[last] + first_phase + phase;
-        if (first_phase + phase < stride[last] && pixel < p.size[last])
-            image[pixel * p.pixel_stride[last]] = tile[cell][phase];
+    for (int cell = first; cell < 32 * cells; cell += warps * group) {
+        trace_iteration(cell / (warps * group));
+        if (stores && pixel < p.size[last])
+            *image = tile[cell][phase];
+        pixel += warps * group * stride[last];
+        image += warps * group * stride[last] * p.pixel_stride[last];
     }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 4)
+extern "C" __global__ void __launch_bounds__(THREADS, 2)
     col2im_gather_phases(const Scalar* __restrict__ columns, Scalar* __restrict__ image, const Parameters p)
 {
     gather_phases<1>(columns, image, p);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 4)
+extern "C" __global__ void __launch_bounds__(THREADS, 2)
     col2im_gather_phases_cells(const Scalar* __restrict__ columns, Scalar* __restrict__ image,
                                const Parameters p)
 {

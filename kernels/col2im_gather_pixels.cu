@@ -52,13 +52,13 @@ __device__ void gather_pixels(const Scalar* __restrict__ columns, Scalar* __rest
             first[plane * p.image_channel] = narrow(sums[plane]);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 4)
+extern "C" __global__ void __launch_bounds__(THREADS, 2)
     col2im_gather_pixels(const Scalar* __restrict__ columns, Scalar* __restrict__ image, const Parameters p)
 {
     gather_pixels<1>(columns, image, p);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 4)
+extern "C" __global__ void __launch_bounds__(THREADS, 3)
     col2im_gather_pixels_planes(const Scalar* __restrict__ columns, Scalar* __restrict__ image,
                                 const Parameters p)
 {
