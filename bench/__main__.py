@@ -209,7 +209,7 @@ def _measure(options: argparse.Namespace, words: list[str], console: Console) ->
     kind = device_kind(options.device)
     quick = options.quick or (kind == "cpu" and not options.full)
     problems = select(options.problem, quick, kind == "gpu")
-    seconds = options.seconds or (QUICK_SECONDS if quick else FULL_SECONDS)
+    seconds = (QUICK_SECONDS if quick else FULL_SECONDS) if options.seconds is None else options.seconds
     known = list(dict.fromkeys(name for operation in OPERATIONS for name in gpufold.variants(operation)))
     if unknown := set(options.variant) - set(known):
         raise ValueError(f"--variant must be of {', '.join(known)}, got {', '.join(sorted(unknown))}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import platform
 import subprocess
 import sys
 from dataclasses import replace
@@ -18,6 +19,7 @@ from cases import CASES, SPACE_CASES
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import bench.measure
+import gpufold
 from bench.__main__ import main
 from bench.crossover import judge, regret, sweeps
 from bench.measure import Bench, difference, new_row
@@ -34,6 +36,13 @@ from gpufold.plan import H200, Operand, Unsupported, choose
 pytestmark = pytest.mark.filterwarnings(r"ignore:\s*nccl library")  # sigpy imports CuPy, which looks for it
 
 OPERATIONS = ("col2im", "im2col")
+
+
+@pytest.fixture(autouse=True)
+def _leave_the_process_as_it_was(monkeypatch):
+    monkeypatch.setattr(bench.measure, "keep_freed_memory", lambda: False)
+    yield
+    gpufold.set_num_threads(None)
 
 
 def sliding_problem(case, operation):
@@ -170,6 +179,29 @@ def test_a_wrong_peer_and_one_that_raises_get_no_time():
     assert mean[header.index("right")].endswith("x")
 
 
+class SlowThenFast(CpuClock):
+    """Each call takes longer than all calls may together: always, or only the first time."""
+
+    def __init__(self, always):
+        super().__init__(pause=lambda seconds: None)
+        self.always, self.seen = always, set()
+
+    def first(self, call):
+        answer, seconds = super().first(call)
+        slow = self.always or call not in self.seen
+        self.seen.add(call)
+        return answer, 60.0 if slow else seconds
+
+
+@pytest.mark.parametrize("always", [True, False])
+def test_a_call_that_is_slow_only_because_it_compiles_is_measured_in_full(always):
+    measured = Bench("cpu", SlowThenFast(always), 1, 0.001, [], [])
+    (problem,) = select(["col2im-tiny"], quick=True, gpu=False)
+    row = new_row(problem, "float32")
+    measured.measure(problem, "float32", row)
+    assert (row.times["gpufold"].seconds == [60.0]) == always
+
+
 # ---- what is timed
 
 
@@ -238,6 +270,28 @@ def test_a_gpu_call_is_timed_between_two_events_after_a_flush():
     assert log == ["flush", "event", "call", "event", "wait"]
     assert times.seconds == [0.25e-3]
     assert times.host == [pytest.approx(3e-6)]
+
+
+def test_the_gpu_table_on_a_device_made_of_numpy(capsys, monkeypatch):
+    log = []
+    cupy = FakeCupy(log)
+    cupy.asarray, cupy.copyto, cupy.empty_like, cupy.__version__ = np.asarray, np.copyto, np.empty_like, "0"
+    cupy.cuda.runtime.getDeviceProperties = lambda number: {"l2CacheSize": 1, "name": b"NumPy"}
+    cupy.cuda.runtime.getDeviceCount, cupy.cuda.runtime.driverGetVersion = lambda: 1, lambda: 0
+    monkeypatch.setitem(sys.modules, "cupy", cupy)
+    monkeypatch.setattr(bench.measure, "device_facts", lambda: H200)
+    monkeypatch.setattr(bench.measure, "installed", lambda device: [peer for peer in PEERS if peer.name == "cupy"])
+    monkeypatch.setattr(bench.measure.gpufold, "variants", lambda operation: ("gather",))
+    monkeypatch.setattr(Problem, "__call__", lambda self, data, variant=None: self.expected(data))
+    status, out = run(capsys, "--problem", "tiny", "--seconds", "0.001", "--variant", "gather")
+    assert status == 0
+    header, first, *_ = (line for line in out.splitlines() if line.strip() and "──" not in line)
+    assert header.split()[:1] == ["problem"]
+    assert "host µs" in header
+    assert "gather" in header
+    assert "0.25*" in first
+    assert "NumPy" in out
+    assert log.count("event") == 2 * log.count("flush") >= 2 * 2 * 4 * LEAST_SAMPLES
 
 
 # ---- the problems
@@ -485,10 +539,20 @@ def test_crossover_measures_saves_and_reads_again(capsys, tmp_path, monkeypatch)
     assert (tmp_path / "crossover-crossovers.svg").exists()
 
 
-def test_the_host_s_cost_is_measured_without_a_device():
+def in_a_process_of_its_own(*words):
     root = Path(__file__).parents[1]
-    command = [sys.executable, "-m", "bench", "host", "--problem", "tiny"]
-    answer = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True).stdout
+    command = [sys.executable, "-m", "bench", *words]
+    return subprocess.run(command, cwd=root, capture_output=True, text=True, check=True).stdout
+
+
+def test_the_module_runs_as_a_program():
+    answer = in_a_process_of_its_own("--device", "cpu", "--problem", "tiny", "--seconds", "0.001")
+    assert "col2im-tiny-2x2" in answer
+    assert ("Freed memory is kept" in answer) == (platform.libc_ver()[0] == "glibc")
+
+
+def test_the_host_s_cost_is_measured_without_a_device():
+    answer = in_a_process_of_its_own("host", "--problem", "tiny")
     assert "col2im-tiny-2x2" in answer
     assert "up to the launch" in answer
 
