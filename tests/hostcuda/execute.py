@@ -53,7 +53,7 @@ def launch(
         Whether each byte of each array that the kernel may write has to be written exactly once; looked at where
         accesses are observed.
     caches
-        What to count the traffic with (see traffic.py), where accesses are observed; the counters stay zero without.
+        What to count the traffic with (see counting.py), where accesses are observed; the counters stay zero without.
     """
     build: Build = "observed" if mode == "shuffled" else mode
     path = build_kernel(source, symbol, defines, build)

@@ -1,0 +1,286 @@
+"""What a kernel becomes on a GPU, without one: NVRTC compiles a plan, and the machine code is read.
+
+The figures say how many instructions a thread issues and how many times it waits for memory. They are exact for a
+kernel without loops and branches. In general they are those of the *main path*: of all ways from the entry to an exit
+that never turn back, the one that moves most bytes to and from global and shared memory, and of those the shortest. So
+it makes every guarded access, takes the fast one of two ways to store, and goes through the body of a loop once. Loops,
+which are what a branch backwards repeats, are listed apart, so that whoever knows the trips can add the rest.
+Subroutines (the slow paths of divisions) are not entered.
+
+A *phase* is one latency of global memory: a load's registers arrive one phase after it is issued, and an instruction
+that uses them waits until then. Loads in flight = loads / phases.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.metadata
+import re
+import shutil
+import subprocess
+import tempfile
+import time
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from gpufold.plan import Plan
+
+from .build import KERNELS, Defines, cuda_headers
+
+ARCHITECTURES = (75, 80, 86, 89, 90, 100, 120)
+
+
+class CompileError(Exception):
+    """NVRTC refused a kernel; the message is its log, with file and line."""
+
+
+@dataclass(frozen=True)
+class Cubin:
+    """A compiled source file, with all its kernels."""
+
+    code: bytes
+    compile_seconds: float
+
+
+@dataclass(frozen=True)
+class Walk:
+    """What a thread does on the way through a piece of code."""
+
+    instructions: int
+    loads: int
+    """From global memory."""
+    phases: int
+
+
+@dataclass(frozen=True)
+class Figures:
+    """A kernel's needs and its main path."""
+
+    registers: int
+    stack_bytes: int
+    """More than zero where registers are spilled."""
+    shared_bytes: int
+    instructions: int
+    loads: int
+    load_phases: int
+    loops: tuple[Walk, ...]
+    """One pass through each loop; the main path has it already."""
+    compile_seconds: float
+    """Of the source file, with all its kernels."""
+
+    @property
+    def loads_in_flight(self) -> float:
+        return self.loads / self.load_phases if self.load_phases else 0.0
+
+
+@cache
+def _file_of_wheel(wheel: str, pattern: str) -> Path | None:
+    try:
+        files = importlib.metadata.files(wheel) or []
+    except importlib.metadata.PackageNotFoundError:
+        return None
+    return next((Path(str(file.locate())) for file in files if re.fullmatch(pattern, file.name)), None)
+
+
+@cache
+def _tool(name: str) -> str:
+    found = _file_of_wheel(f"nvidia-cuda-{name}", name)
+    return str(found) if found else shutil.which(name) or name
+
+
+@cache
+def unavailable() -> str | None:
+    """Why kernels cannot be compiled on this machine, or None if they can."""
+    if cuda_headers() is None or _file_of_wheel("nvidia-cuda-nvrtc", r"libnvrtc\.so\.\d+") is None:
+        return "compiling needs NVRTC and CUDA's headers: pip install nvidia-cuda-nvrtc nvidia-cuda-runtime"
+    for name in ("cuobjdump", "nvdisasm"):
+        if shutil.which(_tool(name)) is None:
+            return f"reading machine code needs {name}: pip install nvidia-cuda-{name}"
+    return None
+
+
+@cache
+def _nvrtc() -> ctypes.CDLL:
+    if reason := unavailable():
+        raise CompileError(reason)
+    # NVRTC looks for its builtins by name only, and finds them when they are loaded already.
+    ctypes.CDLL(str(_file_of_wheel("nvidia-cuda-nvrtc", r"libnvrtc-builtins\.so[.\d]+")))
+    return ctypes.CDLL(str(_file_of_wheel("nvidia-cuda-nvrtc", r"libnvrtc\.so\.\d+")))
+
+
+def options(defines: Defines, architecture: int, kernels: Path) -> list[str]:
+    """Give the options that matter to the machine code, as CuPy passes them."""
+    headers = cuda_headers()
+    return [
+        *["-std=c++17", f"-arch=sm_{architecture}", f"-I{kernels}", f"-I{headers}", f"-I{headers}/cccl"],
+        *[f"-D{name}={value}" for name, value in defines],
+        "-ftz=true",
+    ]
+
+
+@cache
+def compile(source: str, defines: Defines, architecture: int, kernels: Path = KERNELS) -> Cubin:
+    """Compile a source file of the folder `kernels` for an architecture, 90 for compute capability 9.0."""
+    nvrtc = _nvrtc()
+    program, size = ctypes.c_void_p(), ctypes.c_size_t()
+    text = f'#line 1 "{source}"\n{(kernels / source).read_text()}'.encode()
+    passed = [option.encode() for option in options(defines, architecture, kernels)]
+    nvrtc.nvrtcCreateProgram(ctypes.byref(program), text, source.encode(), 0, None, None)
+    started = time.perf_counter()
+    failed = nvrtc.nvrtcCompileProgram(program, len(passed), (ctypes.c_char_p * len(passed))(*passed))
+    seconds = time.perf_counter() - started
+    get_size, get = (
+        (nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog)
+        if failed
+        else (
+            nvrtc.nvrtcGetCUBINSize,
+            nvrtc.nvrtcGetCUBIN,
+        )
+    )
+    get_size(program, ctypes.byref(size))
+    result = ctypes.create_string_buffer(size.value)
+    get(program, result)
+    nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
+    if failed:
+        raise CompileError(result.value.decode())
+    return Cubin(result.raw, seconds)
+
+
+def figures(plan: Plan, architecture: int = 90, kernels: Path = KERNELS) -> Figures:
+    """Compile a plan's kernel and read its machine code."""
+    cubin = compile(plan.source, plan.defines, architecture, kernels)
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin.code)
+        file.flush()
+        usage = _output(_tool("cuobjdump"), "-res-usage", file.name)
+        assembly = _output(_tool("nvdisasm"), "-c", file.name)
+    found = re.search(rf"Function {plan.symbol}:\s*REG:(\d+) STACK:(\d+) SHARED:(\d+)", usage)
+    if not found:
+        raise CompileError(f"{plan.source} has no kernel {plan.symbol}; it has: {usage}")
+    registers, stack_bytes, shared_bytes = map(int, found.groups())
+    main, loops = _walks(_instructions(assembly, plan.symbol))
+    return Figures(
+        registers,
+        stack_bytes,
+        shared_bytes,
+        main.instructions,
+        main.loads,
+        main.phases,
+        tuple(loops),
+        cubin.compile_seconds,
+    )
+
+
+def _output(*command: str) -> str:
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """One line of SASS; labels are those that stand in front of it."""
+
+    labels: tuple[str, ...]
+    guarded: bool
+    name: str
+    operands: tuple[str, ...]
+
+    @property
+    def is_load(self) -> bool:
+        return self.name.startswith(("LDG", "LD.E"))
+
+    @property
+    def width(self) -> int:
+        """Registers that a value of this instruction takes."""
+        return 4 if ".128" in self.name else 2 if ".64" in self.name else 1
+
+    def registers(self, operand: str) -> set[int]:
+        return {int(number) + i for number in re.findall(r"\bR(\d+)\b", operand) for i in range(self.width)}
+
+    @property
+    def bytes_moved(self) -> int:
+        """By a thread, to or from global or shared memory."""
+        return 4 * self.width if self.name.startswith(("LD.", "LDG", "LDS", "ST", "RED", "ATOM")) else 0
+
+    @property
+    def is_conditional(self) -> bool:
+        """Whether the next instruction may follow a branch or an exit, by its guard or a predicate it is given."""
+        return self.guarded or any(re.match(r"!?U?P\d", operand) for operand in self.operands)
+
+    @property
+    def target(self) -> str | None:
+        """Of a branch."""
+        found = re.search(r"\.L_x_\d+", " ".join(self.operands)) if self.name == "BRA" else None
+        return found[0] if found else None
+
+
+def _instructions(assembly: str, symbol: str) -> list[Instruction]:
+    """Take a kernel's instructions out of nvdisasm's listing."""
+    section = re.search(rf"^\.text\.{symbol}:$(.*?)(?=^\.text\.|\Z)", assembly, re.MULTILINE | re.DOTALL)
+    if not section:
+        raise CompileError(f"no machine code of {symbol}")
+    instructions, labels = [], []
+    for line in section[1].splitlines():
+        if found := re.match(r"^(\.L_x_\d+):", line):
+            labels.append(found[1])
+        elif found := re.match(r"^\s+/\*[0-9a-f]+\*/\s+(?:\{\s*)?(@!?U?P\w+ )?\s*([A-Z][\w.]*)\s*(.*?)\s*;", line):
+            operands = tuple(operand.strip() for operand in found[3].split(",")) if found[3] else ()
+            instructions.append(Instruction(tuple(labels), found[1] is not None, found[2], operands))
+            labels = []
+    return instructions
+
+
+def _walks(instructions: list[Instruction]) -> tuple[Walk, list[Walk]]:
+    """Walk the main path, and each loop on it once more."""
+    places = {label: i for i, instruction in enumerate(instructions) for label in instruction.labels}
+    targets = [places.get(instruction.target or "") for instruction in instructions]
+    path = _main_path(instructions, targets, 0, None)
+    loops = [
+        _walk(instructions, _main_path(instructions, targets, target, place))
+        for place, target in enumerate(targets)
+        if target is not None and target < place and target in path
+    ]
+    return _walk(instructions, path), loops
+
+
+def _main_path(instructions: list[Instruction], targets: list[int | None], first: int, last: int | None) -> list[int]:
+    """Find the way from the first instruction to the last, or to an exit, that moves most bytes in fewest steps."""
+    end = len(instructions) if last is None else last + 1
+    best: dict[int, tuple[int, int]] = {}  # from a place on: the bytes moved, and minus the steps
+    following: dict[int, int | None] = {}
+    for place in reversed(range(first, end)):
+        instruction, target = instructions[place], targets[place]
+        ways: list[int | None] = []
+        if place == last or (last is None and instruction.name == "EXIT"):
+            ways.append(None)
+        if instruction.is_conditional or instruction.name not in ("BRA", "EXIT", "RET"):
+            ways.append(place + 1)
+        if target is not None and target > place:
+            ways.append(target)
+        values = {way: best[way] if way is not None else (0, 0) for way in ways if way is None or way in best}
+        if values:
+            way = max(values, key=values.__getitem__)
+            best[place] = (values[way][0] + instruction.bytes_moved, values[way][1] - 1)
+            following[place] = way
+    path, place = [], first if first in best else None
+    while place is not None:
+        path.append(place)
+        place = following[place]
+    return path
+
+
+def _walk(instructions: list[Instruction], path: list[int]) -> Walk:
+    now = loads = 0
+    arrival: dict[int, int] = {}
+    for place in path:
+        instruction = instructions[place]
+        writes_first = not instruction.name.startswith(("ST", "RED", "BRA", "BAR", "EXIT"))
+        sources = instruction.operands[writes_first:]
+        used = set().union(*map(instruction.registers, sources)) if sources else set()
+        now = max([now, *(arrival.pop(register) for register in used & arrival.keys())])
+        for register in instruction.registers(instruction.operands[0]) if writes_first and instruction.operands else ():
+            arrival.pop(register, None)
+            if instruction.is_load:
+                arrival[register] = now + 1
+        loads += instruction.is_load
+    return Walk(len(path), loads, max([now, *arrival.values()]))
