@@ -134,7 +134,7 @@ struct Taps {
 
 // Registers that the unrolled loads of a thread fill; beyond, taps of the outer axes are a loop.
 constexpr int unrolled_registers = 112;
-constexpr int looped_loads = 16; // that a loop's body has at least
+constexpr int looped_loads = 32; // that a loop's body has at least
 constexpr int element_registers = sizeof(Scalar) <= 4 ? 1 : sizeof(Scalar) / 4;
 
 // How many leading axes up to this one have their taps in a loop, where each tap of all of them fills so many

@@ -458,7 +458,7 @@ VARIANTS: dict[str, Variant] = {
 # ---------------------------------------------------------------------------------------------
 # The choice; every threshold is a prediction
 
-SPLIT_MIN_TAPS = 64
+SPLIT_MIN_TAPS = 128
 SPLIT_MAX_FILL = 0.1
 """Of the device's resident threads: below it a thread per pixel leaves the memory idle while it adds."""
 PIXELS_MIN_STRIDE = 3
