@@ -98,7 +98,7 @@ def _window_view(geometry: SlidingGeometry, image: Any, library: Any) -> Any:
     steps = [slice(None, None, axis.stride) for axis in axes] + [slice(None, None, axis.dilation) for axis in axes]
     windows = windows[(slice(None), slice(None), *steps)]
     order = (0, 1, *range(2 + rank, 2 + 2 * rank), *spatial)
-    return windows.transpose(order).reshape(geometry.columns_shape)
+    return library.ascontiguousarray(windows.transpose(order).reshape(geometry.columns_shape))
 
 
 def _permute(operation: str, geometry: SpaceGeometry, data: Any, library: Any) -> Any:
