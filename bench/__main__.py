@@ -54,7 +54,7 @@ def _parser() -> argparse.ArgumentParser:
     report.add_argument("--output", type=Path, default=Path("build/report"), help="folder for figures and tables")
     host = commands.add_parser("host", help="measure what a repeated GPU call costs before the launch, without a GPU")
     host.add_argument("--problem", action="append", default=[], metavar="NAME")
-    traffic = commands.add_parser("traffic", help="count the memory traffic of the kernels, run on the CPU")
+    traffic = commands.add_parser("traffic", help="predict the kernels' speed from runs on the CPU")
     traffic.add_argument("--problem", action="append", default=[], metavar="NAME")
     crossover = commands.add_parser("crossover", help="sweep sizes through the variants: where thresholds belong")
     crossover.add_argument("--save", type=Path, metavar="FILE.json", help="write what a GPU measured")
@@ -111,7 +111,7 @@ def _host(options: argparse.Namespace, words: list[str], console: Console) -> in
 
 
 def _traffic(options: argparse.Namespace, words: list[str], console: Console) -> int:
-    from bench.traffic import ASSUMPTIONS, count, import_hostcuda, traffic_table
+    from bench.traffic import assumptions, count, import_hostcuda, traffic_table
 
     import_hostcuda()
     problems = select(options.problem, quick=False, gpu=True)
@@ -126,7 +126,7 @@ def _traffic(options: argparse.Namespace, words: list[str], console: Console) ->
         except KeyboardInterrupt:
             progress.console.print("interrupted")
     console.print(traffic_table(lines, saved([])))
-    for line in (*ASSUMPTIONS, f"gpufold {gpufold.__version__}, commit {commit()}", command_line(words)):
+    for line in (*assumptions(), f"gpufold {gpufold.__version__}, commit {commit()}", command_line(words)):
         console.print(line, highlight=False, markup=False)
     return 0
 

@@ -24,31 +24,34 @@ from gpufold.plan import H200, Operand, Plan, Unsupported, choose, grid_blocks, 
 SCALED = replace(H200, multiprocessors=1)
 """The device that plans are made for here: the fraction of an H200 that the problems are shrunk to."""
 
-CACHE_BYTES = (50 << 20) // H200.multiprocessors
-"""Its share of the second-level cache."""
-
 ELEMENTS = 1 << 18
-"""Input elements that a problem is shrunk to at most, some times what that share holds."""
+"""Input elements that a problem is shrunk to at most, some times what that fraction of the L2 cache holds."""
 
-SECTOR = 32
+ARCHITECTURE = 90
+"""Of an H200, whose machine code registers are read from."""
 
 NAIVE = "naive gather"
 
 
 @dataclass(frozen=True)
 class Line:
-    """The traffic of one variant on one problem, as multiples of the floor: each byte of an array once."""
+    """What one variant asks for on one problem; ratios are multiples of the floor, each byte of an array once."""
 
-    problem: Problem
-    shrunk: Problem
-    plan: Plan
+    problem: str
+    shrunk_to: tuple[int, ...]
+    """Shape of the input that was run."""
+    variant: str
     chosen: bool
     threads: int
     """Of the problem at its full size."""
+    registers: int
     requested_loads: float
     requested_stores: float
     """Atomic additions among them."""
     memory: float
+    predicted: float
+    """Fraction of a copy's bandwidth."""
+    limited_by: str
 
 
 def import_hostcuda() -> None:
@@ -58,8 +61,8 @@ def import_hostcuda() -> None:
         sys.path.insert(0, folder)
     import hostcuda
 
-    if reason := hostcuda.unavailable():
-        raise ValueError(f"traffic runs the kernels on the CPU: {reason}")
+    if reason := hostcuda.unavailable() or hostcuda.cubin.unavailable():
+        raise ValueError(f"traffic runs the kernels on the CPU, and compiles them for a GPU: {reason}")
 
 
 def naive_gather(problem: Problem, dtype: str) -> Plan:
@@ -92,48 +95,49 @@ def naive_gather(problem: Problem, dtype: str) -> Plan:
     )
 
 
-def plan_of(problem: Problem, variant: str, dtype: str, full: bool) -> Plan:
+def plan_of(problem: Problem, variant: str, dtype: str, whole: bool) -> Plan:
     """Plan a variant, for the scaled device or an H200."""
     if variant == NAIVE:
         return naive_gather(problem, dtype)
     operands = Operand.contiguous(problem.input_shape), Operand.contiguous(problem.output_shape)
-    return choose(problem.operation, problem.geometry, dtype, *operands, H200 if full else SCALED, variant)
+    return choose(problem.operation, problem.geometry, dtype, *operands, H200 if whole else SCALED, variant)
 
 
 def count(problem: Problem) -> Iterator[Line]:
     """Run what `auto` takes for a problem at its full size, beside the naive kernel and the atomic one."""
     import hostcuda
     from hostcuda.build import KERNELS
-    from hostcuda.execute import Caches
 
-    caches = Caches(l1_bytes=24 << 10, l2_bytes=CACHE_BYTES, blocks_at_a_time=8)
-    shrunk, full = problem.for_gpu.shrunk(ELEMENTS), problem.for_gpu
-    dtype = problem.dtypes[0]
+    full = problem.for_gpu
+    shrunk, dtype = full.shrunk(ELEMENTS), problem.dtypes[0]
     data = shrunk.data(dtype)
     expected, result = shrunk.expected(data), np.empty(shrunk.output_shape, data.dtype)
-    auto = plan_of(full, "auto", dtype, full=True).variant
+    auto = plan_of(full, "auto", dtype, whole=True).variant
     for variant in dict.fromkeys((auto, NAIVE, "atomic")):
         if variant not in (NAIVE, *gpufold.variants(problem.operation)):
             continue
         try:
-            plan, whole = plan_of(shrunk, variant, dtype, full=False), plan_of(full, variant, dtype, full=True)
+            plan, whole = plan_of(shrunk, variant, dtype, whole=False), plan_of(full, variant, dtype, whole=True)
         except Unsupported:
             continue
-        folder = Path(__file__).parent if variant == NAIVE else KERNELS
-        counters = hostcuda.run(plan, data, result, mode="observed", kernels=folder, caches=caches)
+        kernels = Path(__file__).parent if variant == NAIVE else KERNELS
+        traffic = hostcuda.traffic(plan, data, result, scale=H200.multiprocessors, kernels=kernels)
         if not (result == expected).all():
             raise AssertionError(f"{plan} computes something else than the definition")
-        stores = counters.stores.sectors + counters.atomics.sectors
-        memory = sum(kind.memory_sectors for kind in (counters.loads, counters.stores, counters.atomics))
+        figures = hostcuda.figures(whole, ARCHITECTURE, kernels)
+        prediction = hostcuda.predict(whole, traffic, figures)
         yield Line(
-            problem,
-            shrunk,
-            plan,
+            problem.name,
+            shrunk.input_shape,
+            variant,
             variant == auto,
             prod(whole.grid) * prod(whole.block),
-            counters.loads.sectors * SECTOR / data.nbytes,
-            stores * SECTOR / result.nbytes,
-            memory * SECTOR / (data.nbytes + result.nbytes),
+            figures.registers,
+            traffic.requested_loads,
+            traffic.requested_stores,
+            traffic.memory,
+            prediction.fraction_of_copy,
+            prediction.limited_by,
         )
 
 
@@ -147,28 +151,37 @@ def traffic_table(lines: list[Line], runs: Mapping[Path, Run]) -> Table:
         for name in row.times
     }
     table = Table("problem", "shrunk to", "variant", box=None)
-    for heading in ("threads", "load sectors", "store sectors", "memory"):
+    for heading in ("threads", "registers", "load sectors", "store sectors", "memory", "predicted"):
         table.add_column(heading, justify="right")
     if measured:
         table.add_column("measured", justify="right")
+    table.add_column("limited by")
     previous = None
     for line in lines:
-        name = line.problem.name
-        texts = [name, " x ".join(map(str, line.shrunk.input_shape))] if name != previous else ["", ""]
-        texts += [line.plan.variant + ("*" if line.chosen else ""), f"{line.threads:,}"]
+        texts = [line.problem, " x ".join(map(str, line.shrunk_to))] if line.problem != previous else ["", ""]
+        texts += [line.variant + ("*" if line.chosen else ""), f"{line.threads:,}", str(line.registers)]
         texts += [f"{value:.2f}x" for value in (line.requested_loads, line.requested_stores, line.memory)]
+        texts.append(f"{line.predicted:.0%}")
         if measured:
-            fraction = measured.get((name, line.plan.variant))
+            fraction = measured.get((line.problem, line.variant))
             texts.append(f"{fraction:.0%}" if fraction else "")
-        table.add_row(*texts)
-        previous = name
+        table.add_row(*texts, line.limited_by)
+        previous = line.problem
     return table
 
 
-ASSUMPTIONS = (
-    "Predictions, not measurements: the kernels ran on this machine's CPU, on problems shrunk to "
-    f"{ELEMENTS / 1e6:.2g} million elements or a few rows of blocks, planned for 1/{H200.multiprocessors} of an "
-    f"{H200.name} with {CACHE_BYTES / 1e6:.2g} MB of its second-level cache and 24 KB of first-level cache per block.",
-    "Load and store sectors are what warps request, memory what passes the caches, both over the floor of each byte "
-    "of input and output once; threads are those of the full problem; * is what auto takes for it.",
-)
+def assumptions() -> list[str]:
+    """Say what the figures stand on."""
+    from hostcuda import prediction as model
+
+    return [
+        "Predictions, not measurements. The kernels ran on this machine's CPU, on problems shrunk to "
+        f"{ELEMENTS / 1e6:.2g} million elements or a few rows of blocks, with 1/{H200.multiprocessors} of the "
+        f"multiprocessors and of the L2 cache of an {H200.name}.",
+        "Load and store sectors are what warps request and memory is what passes the caches, over the floor of each "
+        "byte of input and output once (below it where columns in the padding are not read). Threads are those of the full problem; * is what auto takes for it.",
+        f"Predicted is the per cent of a copy at {model.COPY_BANDWIDTH / 1e12} TB/s, assuming "
+        f"{model.L2_BANDWIDTH / 1e12} TB/s to the L2 cache, {model.INSTRUCTIONS_PER_CLOCK} instructions and "
+        f"{model.LINES_PER_CLOCK} line per clock of {model.CLOCK / 1e9} GHz and multiprocessor, and a latency of "
+        f"{model.LATENCY * 1e9:.0f} ns; without launch overhead, which is most of the time of small problems.",
+    ]

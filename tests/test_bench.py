@@ -29,7 +29,7 @@ from bench.problems import LARGEST_VALUE, PROBLEMS, Problem, dtype_of, select
 from bench.report import cells
 from bench.results import Row, Run, geometric_mean
 from bench.timing import LEAST_SAMPLES, MOST_SAMPLES, CpuClock, GpuClock, Times, interleave
-from bench.traffic import Line, naive_gather, traffic_table
+from bench.traffic import Line, traffic_table
 from gpufold.geometry import SlidingGeometry, batch_to_space_geometry, columns_geometry
 from gpufold.plan import H200, Operand, Unsupported, choose
 
@@ -561,21 +561,27 @@ def test_the_host_s_cost_is_measured_without_a_device():
 def test_traffic_is_counted_on_the_cpu_beside_the_naive_kernel(capsys):
     status, out = run(capsys, "traffic", "--problem", "col2im-vit-16x16", "--problem", "batch_to_space-nhwc")
     assert status == 0
-    table = [line.split() for line in out.splitlines() if line.rstrip().endswith("x")]
-    lines = {words[-5]: words[-4:] for words in table}
-    assert {"gather*", "atomic", "index_map*"} <= set(lines)
-    assert lines["gather*"][1:] == ["1.00x", "1.00x", "1.00x"]
-    assert lines["gather"][1] == "4.00x"  # of "naive gather": lanes of a warp read from 16 taps
-    assert lines["atomic"][2] == "8.00x"
+    lines = {}
+    for variant in ("gather*", "naive gather", "atomic", "index_map*"):
+        (line,) = (line for line in out.splitlines() if f" {variant} " in line)
+        threads, registers, *ratios, predicted = line.partition(f" {variant} ")[2].split()[:6]
+        assert int(threads.replace(",", "")) > 1e6
+        assert 0 < int(registers) <= 255
+        lines[variant] = (*ratios, predicted)
+    assert lines["gather*"][:3] == ("1.00x", "1.00x", "1.00x")
+    assert lines["naive gather"][0] == "4.00x"  # the lanes of a warp read from 16 taps
+    assert lines["atomic"][1] == "8.00x"
+    assert float(lines["gather*"][3].rstrip("%")) > float(lines["naive gather"][3].rstrip("%"))
     assert "Predictions, not measurements" in out
 
 
 def test_traffic_shows_what_was_measured_where_it_was(tmp_path):
-    problem = PROBLEMS[0]
-    line = Line(problem, problem, naive_gather(problem, "float32"), True, 1, 1.0, 1.0, 1.0)
+    line = Line(PROBLEMS[0].name, (1,), "gather", True, 1, 1, 1.0, 1.0, 1.0, 0.9, "memory")
     measured = Run.load(made_up(tmp_path))
-    measured.rows[0].times["naive gather"] = Times([4.0])
-    headings = [column.header for column in traffic_table([line], {tmp_path: measured}).columns]
-    assert headings[-1] == "measured"
-    assert list(traffic_table([line], {tmp_path: measured}).columns[-1].cells) == ["25%"]
-    assert "measured" not in [column.header for column in traffic_table([line], {}).columns]
+
+    def column(runs, name):
+        return [list(column.cells) for column in traffic_table([line], runs).columns if column.header == name]
+
+    assert column({tmp_path: measured}, "measured") == [["50%"]]
+    assert column({tmp_path: measured}, "predicted") == [["90%"]]
+    assert column({}, "measured") == []
