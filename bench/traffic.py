@@ -179,7 +179,8 @@ def assumptions() -> list[str]:
         f"{ELEMENTS / 1e6:.2g} million elements or a few rows of blocks, with 1/{H200.multiprocessors} of the "
         f"multiprocessors and of the L2 cache of an {H200.name}.",
         "Load and store sectors are what warps request and memory is what passes the caches, over the floor of each "
-        "byte of input and output once (below it where columns in the padding are not read). Threads are those of the full problem; * is what auto takes for it.",
+        "byte of input and output once, or less where columns in the padding are not read. "
+        "Threads are those of the full problem; * is what auto takes for it.",
         f"Predicted is the per cent of a copy at {model.COPY_BANDWIDTH / 1e12} TB/s, assuming "
         f"{model.L2_BANDWIDTH / 1e12} TB/s to the L2 cache, {model.INSTRUCTIONS_PER_CLOCK} instructions and "
         f"{model.LINES_PER_CLOCK} line per clock of {model.CLOCK / 1e9} GHz and multiprocessor, and a latency of "
