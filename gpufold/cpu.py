@@ -48,6 +48,9 @@ FLAT_ELEMENTS = 1 << 14
 FLAT_RUN = 32
 """Blocks of a plane from which a flat run is a long enough inner loop."""
 
+MANY_STRIPS = 64
+"""Strips of zeros beyond which im2col clears all columns at once."""
+
 LONG_STRIDE = 8
 """Strides of the last axis from which the phases of a cell make an inner loop that is long enough."""
 
@@ -105,8 +108,8 @@ def _fold(columns: Array, image: Array, axes: tuple[Axis, ...], move: bool) -> N
 
 
 def _unfold(image: Array, columns: Array, axes: tuple[Axis, ...]) -> None:
-    if _taps_miss(axes):
-        columns[...] = np.zeros((), columns.dtype)
+    for index in _taps_outside(axes):
+        columns[index] = np.zeros((), columns.dtype)
     if not image.size:
         return  # all margin
     if columns.size < THREADED_ELEMENTS:
@@ -116,9 +119,21 @@ def _unfold(image: Array, columns: Array, axes: tuple[Axis, ...]) -> None:
         for_each(_unfold_tile, [(image[tile.pixels], _cut(columns, tile), tile.axes) for tile in tiles])
 
 
-def _taps_miss(axes: tuple[Axis, ...]) -> bool:
-    """Whether some tap of some block lands outside the image."""
-    return any(axis.pixel(0, 0) < 0 or axis.pixel(axis.blocks - 1, axis.kernel - 1) >= axis.size for axis in axes)
+@lru_cache(maxsize=64)
+def _taps_outside(axes: tuple[Axis, ...]) -> tuple[Index, ...]:
+    """Give the split columns whose tap lands outside the image: tap by tap, or all where taps are many."""
+    outside = []
+    for number, axis in enumerate(axes):
+        for tap in range(axis.kernel):
+            inside = axis.reach(tap)
+            for blocks in (slice(0, inside.start), slice(inside.stop, axis.blocks)):
+                if blocks.start < min(blocks.stop, axis.blocks):
+                    index: list[Any] = [_ALL] * (2 + 2 * len(axes))
+                    index[2 + number], index[2 + len(axes) + number] = tap, blocks
+                    outside.append(tuple(index))
+            if len(outside) > MANY_STRIPS:
+                return ((...,),)
+    return tuple(outside)
 
 
 @dataclass(frozen=True, slots=True)
