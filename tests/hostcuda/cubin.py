@@ -30,6 +30,9 @@ from .build import KERNELS, Defines, cuda_headers
 
 ARCHITECTURES = (75, 80, 86, 89, 90, 100, 120)
 
+RESERVED_SHARED_BYTES = 1024
+"""Of each block, for the system; listed with the kernel's own from compute capability 9.0 on."""
+
 
 class CompileError(Exception):
     """NVRTC refused a kernel; the message is its log, with file and line."""
@@ -159,6 +162,8 @@ def figures(plan: Plan, architecture: int = 90, kernels: Path = KERNELS) -> Figu
     if not found:
         raise CompileError(f"{plan.source} has no kernel {plan.symbol}; it has: {usage}")
     registers, stack_bytes, shared_bytes = map(int, found.groups())
+    if shared_bytes and architecture >= 90:
+        shared_bytes -= RESERVED_SHARED_BYTES
     main, loops = _walks(_instructions(assembly, plan.symbol))
     return Figures(
         registers,

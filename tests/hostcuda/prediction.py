@@ -14,7 +14,7 @@ from math import prod
 from gpufold.plan import H200, Device, Plan
 
 from .counting import SECTOR, Traffic
-from .cubin import Figures
+from .cubin import RESERVED_SHARED_BYTES, Figures
 
 COPY_BANDWIDTH = 4.3e12
 """Bytes per second of a device copy, read and written together, of an H200."""
@@ -37,7 +37,7 @@ PHASES_WITHOUT_LOADS = 0.6
 """Latencies that a thread takes besides those of its loads: its start, its arithmetic, its stores."""
 
 REGISTERS = 65536
-SHARED_BYTES = 227 << 10
+SHARED_BYTES = 228 << 10
 BLOCKS = 32
 """Of a multiprocessor."""
 
@@ -66,7 +66,7 @@ def resident_threads(plan: Plan, figures: Figures, device: Device = H200) -> int
         BLOCKS,
         device.threads_per_multiprocessor // threads,
         REGISTERS // registers_of_block,
-        SHARED_BYTES // (figures.shared_bytes + 1024),
+        SHARED_BYTES // (figures.shared_bytes + RESERVED_SHARED_BYTES),
     )
     return blocks * threads
 

@@ -90,7 +90,7 @@ template <typename Value> constexpr bool can_combine = is_one_of<Value, int, uns
 
 } // namespace hostcuda
 
-// Tells lanes that skip an iteration apart from lanes that run behind; see traffic.py.
+// Tells lanes that skip an iteration apart from lanes that run behind; see counting.py.
 __forceinline__ void trace_iteration(int iteration)
 {
     hostcuda::observe_iteration(iteration);

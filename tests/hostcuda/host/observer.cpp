@@ -1,7 +1,7 @@
 // Sees every access that a kernel makes, through the calls that g++ -fsanitize=thread puts in front of them.
 //
 // The thread sanitizer's own runtime is not linked. Here an access is checked (inside its array? written
-// once? shared memory initialised? ordered by a barrier after what it conflicts with?) and, for traffic.py,
+// once? shared memory initialised? ordered by a barrier after what it conflicts with?) and, for counting.py,
 // recorded. What a thread reads and writes on its own stack does not count: it would be registers on a GPU.
 #include <algorithm>
 #include <cstring>

@@ -1,14 +1,23 @@
-// Transposes a matrix through shared memory, 32 by 32 elements per block of 32 by 8 threads.
+// Transposes a matrix through shared memory: a block of 32 by 8 threads takes the tiles of 32 by 32 elements
+// that lie above each other, one after the other.
 //
 //   input   (height, width)   read
 //   output  (width, height)   written, each element once
 //
-// Both extents are multiples of 32. Defining MISSING_BARRIER drops the barrier between writing and reading
-// the tile.
+// Both extents are multiples of 32. DROPPED says which of its two barriers is missing, PITCH how far apart
+// the rows of the tile are: 33 keeps the elements of a column in different banks.
 #ifndef SCALAR
 #define SCALAR float
 #endif
+#ifndef DROPPED
+#define DROPPED 0
+#endif
+#ifndef PITCH
+#define PITCH 33
+#endif
 using Scalar = SCALAR;
+constexpr int dropped_barrier = DROPPED;
+constexpr int pitch = PITCH;
 
 struct Parameters {
     int height, width;
@@ -17,15 +26,17 @@ struct Parameters {
 extern "C" __global__ void transpose(const Scalar* __restrict__ input, Scalar* __restrict__ output,
                                      const Parameters parameters)
 {
-    __shared__ Scalar tile[32][33];
-    const int top = blockIdx.y * 32, left = blockIdx.x * 32;
-    for (int row = threadIdx.y; row < 32; row += 8) {
-        tile[row][threadIdx.x] = input[(top + row) * parameters.width + left + threadIdx.x];
-    }
-#ifndef MISSING_BARRIER
-    __syncthreads();
-#endif
-    for (int row = threadIdx.y; row < 32; row += 8) {
-        output[(left + row) * parameters.height + top + threadIdx.x] = tile[threadIdx.x][row];
+    __shared__ Scalar tile[32][pitch];
+    const int left = blockIdx.x * 32, x = threadIdx.x, y = threadIdx.y;
+#pragma unroll 1
+    for (int top = 0; top < parameters.height; top += 32) {
+        for (int row = 0; row < 32; row += 8)
+            tile[y + row][x] = input[(top + y + row) * parameters.width + left + x];
+        if (dropped_barrier != 1)
+            __syncthreads(); // the tile is full
+        for (int row = 0; row < 32; row += 8)
+            output[(left + y + row) * parameters.height + top + x] = tile[x][y + row];
+        if (dropped_barrier != 2)
+            __syncthreads(); // the tile may be written again
     }
 }

@@ -1,0 +1,382 @@
+"""The executor of kernels itself: right results, every kind of fault reported, traffic that can be counted by hand."""
+
+from __future__ import annotations
+
+import re
+import struct
+from dataclasses import replace
+from pathlib import Path
+
+import definition
+import hostcuda
+import numpy as np
+import pytest
+from hostcuda import cubin
+from hostcuda.prediction import resident_threads
+
+from gpufold.plan import H200, Plan
+
+pytestmark = pytest.mark.hostcuda
+
+SAMPLES = Path(hostcuda.__file__).parent / "samples"
+MODES = ("plain", "observed", "shuffled", "sanitized")
+
+
+def launch(symbol, grid, block, *arguments, defines=(), **options):
+    return hostcuda.launch(SAMPLES / f"{symbol}.cu", symbol, defines, grid, block, arguments, **options)
+
+
+def numbers(*shape, seed=0):
+    return np.random.default_rng(seed).standard_normal(shape, np.float32)
+
+
+def sample_plan(symbol, input, output, parameters=b"", threads=256, blocks=None, defines=(), zero_output=False):
+    """Plan a sample kernel, one thread per element of the output unless told otherwise."""
+    blocks = -(-output.size // threads) if blocks is None else blocks
+    return Plan(
+        operation="sample",
+        variant=symbol,
+        source=f"{symbol}.cu",
+        symbol=symbol,
+        defines=defines,
+        grid=(blocks, 1, 1),
+        block=(threads, 1, 1),
+        parameters=parameters,
+        zero_output=zero_output,
+        bytes_moved=input.nbytes + output.nbytes,
+        reason="",
+    )
+
+
+# ---- results
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("dtype", ["float", "double", "unsigned char", "short"])
+def test_transposes_through_shared_memory(mode, dtype):
+    names = {"float": np.float32, "double": np.float64, "unsigned char": np.uint8, "short": np.int16}
+    data = np.arange(64 * 96).reshape(64, 96).astype(names[dtype])
+    result = np.zeros((96, 64), data.dtype)
+    parameters = struct.pack("ii", *data.shape)
+    launch(
+        "transpose", (3, 1, 1), (32, 8, 1), data, result, parameters, defines=(("SCALAR", dtype),), mode=mode, seed=3
+    )
+    assert np.array_equal(result, data.T)
+
+
+def gather_parameters(planes, axes, blocks):
+    """The struct of gather.cu; axes are (size, kernel, stride, dilation, pad) of height and width."""
+    return struct.pack("13i", planes, *(axis[field] for field in range(5) for axis in axes), *blocks)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("seed", range(6))
+def test_random_col2im_is_the_definition(seed, mode):
+    random = np.random.default_rng(seed)
+    print(f"{seed=}")
+    planes, axes = int(random.integers(1, 5)), []
+    for _ in range(2):
+        kernel, stride, dilation = (int(value) for value in random.integers(1, 4, 3))
+        axes.append((dilation * (kernel - 1) + int(random.integers(1, 12)), kernel, stride, dilation, kernel // 2))
+    size, kernels, strides, dilations, pads = zip(*axes, strict=True)
+    blocks = [definition.num_blocks(*axis, axis[-1]) for axis in axes]
+    columns = numbers(planes * kernels[0] * kernels[1], blocks[0] * blocks[1], seed=seed)
+    image = np.empty((planes, *size), np.float32)
+    plan = sample_plan("gather", columns, image, gather_parameters(planes, axes, blocks), threads=64)
+    hostcuda.run(plan, columns, image, mode=mode, seed=seed, kernels=SAMPLES)
+    assert np.array_equal(image, definition.col2im(columns, size, kernels, strides, dilations, pads, pads))
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_atomics_and_exact_zero_start(mode):
+    data = np.random.default_rng(1).integers(0, 64, 3000, np.uint8)
+    counts = np.full(64, 9, np.uint32)
+    plan = sample_plan("histogram", data, counts, struct.pack("i", data.size), 128, blocks=5, zero_output=True)
+    hostcuda.run(plan, data, counts, mode=mode, kernels=SAMPLES)
+    assert np.array_equal(counts, np.bincount(data, minlength=64))
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_reduces_by_shuffles(mode):
+    data, result = np.arange(256, dtype=np.float32).reshape(8, 32), np.empty(8, np.float32)
+    launch("reduce", (2, 1, 1), (128, 1, 1), data, result, mode=mode, seed=5)
+    assert np.array_equal(result, data.sum(axis=1))
+
+
+@pytest.mark.parametrize("mode", ["plain", "shuffled"])
+def test_words_answer_as_the_manual_says(mode):
+    random = np.random.default_rng(7)
+    data = random.integers(0, 2**32, (64, 2), np.uint32)
+    data[:4] = [[0, 0], [2**32 - 1, 2**32 - 1], [2**31, 31], [1, 32]]
+    answers = np.empty((64, 18), np.uint32)
+    launch("words", (1, 1, 1), (64, 1, 1), data, answers, mode=mode)
+
+    def signed(value):
+        return value - 2**32 if value >> 31 else value
+
+    for thread, (a, b) in enumerate(data.tolist()):
+        lane, warp = thread % 32, data[thread // 32 * 32 :][:32, 0].tolist()
+        first, second = a << 32 | b, b << 32 | a
+        bytes_of = (b << 32 | a).to_bytes(8, "little")
+        want = [
+            a * b >> 32,
+            first * second >> 96,
+            (b << 32 | a) >> b % 32 & 0xFFFFFFFF,
+            (b << 32 | a) << b % 32 >> 32 & 0xFFFFFFFF,
+            int.from_bytes(bytes(bytes_of[choice] for choice in (2, 6, 3, 7)), "little"),
+            a.bit_count(),
+            (a & ~15 & -(a & ~15)).bit_length(),
+            32 - (a & 0xFFF).bit_length(),
+            int.from_bytes(
+                bytes((x + y) % 256 for x, y in zip(*(v.to_bytes(4, "little") for v in (a, b)), strict=True)), "little"
+            ),
+            min(a, b),
+            max(signed(a), signed(b)) % 2**32,
+            warp[lane // 8 * 8 + 3],
+            warp[max(lane - 1, 0)],
+            warp[lane + 2 if lane < 30 else lane],
+            warp[lane ^ 4],
+            sum((value & 1) << i for i, value in enumerate(warp)),
+            any(value % 32 == 0 for value in warp),
+            all(value % 32 != 1 for value in warp),
+        ]
+        assert answers[thread].tolist() == want
+
+
+# ---- faults
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("mode", ["observed", "shuffled"])
+@pytest.mark.parametrize("dropped", ["1", "2"])
+def test_a_missing_barrier_is_reported_whatever_the_order(dropped, mode, seed):
+    data, result = numbers(64, 32), np.empty((32, 64), np.float32)
+    with pytest.raises(hostcuda.Fault, match=r"(race on shared memory|nobody wrote).*transpose\.cu:\d+") as fault:
+        launch(
+            *("transpose", (1, 1, 1), (32, 8, 1), data, result, struct.pack("ii", *data.shape)),
+            defines=(("DROPPED", dropped),),
+            mode=mode,
+            seed=seed,
+        )
+    lines = [int(line) for line in re.findall(r"transpose\.cu:(\d+)", str(fault.value))]
+    text = (SAMPLES / "transpose.cu").read_text().splitlines()
+    assert all("tile[" in text[line - 1] for line in lines)
+
+
+def move(count, width, offset, mode, threads=None, defines=()):
+    """Run store.cu on count elements, with as many threads unless told otherwise; gives what it read and wrote."""
+    height = count // width
+    data, result = numbers(height, width), np.empty((width, height), np.float32)
+    plan = sample_plan("store", data, result, struct.pack("iii", count, height, offset), threads=32, defines=defines)
+    plan = replace(plan, grid=((threads or count) // 32, 1, 1))
+    hostcuda.run(plan, data, result, mode=mode, kernels=SAMPLES)
+    return data, result
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_what_the_faults_are_made_of_is_no_fault(mode):
+    data, result = move(256, 8, 0, mode)
+    assert np.array_equal(result, data.T)
+
+
+@pytest.mark.parametrize("offset", [1, -1, 900, -900])
+@pytest.mark.parametrize("mode", MODES)
+def test_a_store_outside_the_array_is_reported(mode, offset):
+    with pytest.raises(hostcuda.Fault, match=r"outside|store\.cu:\d+"):
+        move(256, 8, offset, mode)
+
+
+@pytest.mark.parametrize("mode", ["observed", "shuffled"])
+def test_a_store_far_away_is_reported(mode):
+    with pytest.raises(hostcuda.Fault, match=r"belongs to no array, at store\.cu:\d+"):
+        move(256, 8, 1 << 28, mode)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_bytes_between_elements_are_not_the_kernels(mode):
+    data, result = numbers(64), np.empty((64, 2), np.float32)[:, 0]
+    with pytest.raises(hostcuda.Fault, match="outside"):
+        launch("store", (1, 1, 1), (64, 1, 1), data, result, struct.pack("iii", 64, 1, 0), mode=mode)
+
+
+@pytest.mark.parametrize("mode", ["observed", "shuffled"])
+def test_a_byte_written_twice_is_reported(mode):
+    with pytest.raises(hostcuda.Fault, match=r"written before.*store\.cu:\d+"):
+        move(256, 8, 0, mode, threads=288)
+
+
+@pytest.mark.parametrize("mode", ["observed", "shuffled"])
+def test_elements_never_written_are_reported(mode):
+    with pytest.raises(hostcuda.Fault, match="32 elements of argument 1 were never written"):
+        move(256, 8, 0, mode, threads=224)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_writing_to_the_input_is_reported(mode):
+    with pytest.raises(hostcuda.Fault, match="const"):
+        move(256, 8, 0, mode, defines=(("WRITE_INPUT", "1"),))
+
+
+def test_a_misaligned_word_is_reported():
+    data, result = numbers(516), np.empty(512, np.float32)
+    launch("wide", (1, 1, 1), (128, 1, 1), data[4:], result, mode="sanitized")
+    assert np.array_equal(result, data[4:])
+    with pytest.raises(hostcuda.Fault, match=r"wide\.cu.*misaligned"):
+        launch("wide", (1, 1, 1), (128, 1, 1), data[1:513], result, mode="sanitized")
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_barriers_that_never_open_are_reported(mode):
+    with pytest.raises(hostcuda.Fault, match="wait for ever"):
+        launch("divergent", (1, 1, 1), (64, 1, 1), np.empty(64, np.float32), mode=mode)
+
+
+@pytest.mark.parametrize("mode", ["plain", "sanitized"])
+def test_arguments_that_do_not_fit_are_refused(mode):
+    data, result = numbers(32, 32), np.empty((32, 32), np.float32)
+    for parameters in (struct.pack("i", 32), struct.pack("iii", 32, 32, 0), data):
+        with pytest.raises((TypeError, hostcuda.Fault), match="argument"):
+            launch("transpose", (1, 1, 1), (32, 8, 1), data, result, parameters, mode=mode)
+
+
+def test_compiler_errors_name_file_and_line(tmp_path):
+    (tmp_path / "broken.cu").write_text(
+        'extern "C" __global__ void broken(float* output)\n{\n    output[0] = nothing;\n}\n'
+    )
+    with pytest.raises(hostcuda.BuildError, match=r"broken\.cu:3"):
+        hostcuda.launch(tmp_path / "broken.cu", "broken", (), (1, 1, 1), (1, 1, 1), (np.empty(1, np.float32),))
+    plan = sample_plan("broken", np.empty(1), np.empty(1))
+    with pytest.raises(cubin.CompileError, match=r"broken\.cu\(3\)"):
+        cubin.figures(plan, 90, tmp_path)
+
+
+def test_a_changed_header_is_never_stale(tmp_path):
+    (tmp_path / "value.cuh").write_text("constexpr int value = 1;\n")
+    (tmp_path / "fill.cu").write_text(
+        '#include "value.cuh"\nextern "C" __global__ void fill(int* output) { output[threadIdx.x] = value; }\n'
+    )
+    result = np.zeros(4, np.int32)
+    for value in (1, 2):
+        (tmp_path / "value.cuh").write_text(f"constexpr int value = {value};\n")
+        hostcuda.launch(tmp_path / "fill.cu", "fill", (), (1, 1, 1), (4, 1, 1), (result,))
+        assert result.tolist() == [value] * 4
+
+
+# ---- traffic
+
+
+def store_traffic(height, width, kernels=SAMPLES):
+    data, result = numbers(height, width), np.empty((width, height), np.float32)
+    plan = sample_plan("store", data, result, struct.pack("iii", data.size, height, 0))
+    return plan, hostcuda.traffic(plan, data, result, kernels=kernels)
+
+
+@pytest.mark.parametrize(("width", "ratio"), [(1, 1.0), (2, 2.0), (4, 4.0), (8, 8.0), (64, 8.0)])
+def test_sectors_of_strided_stores(width, ratio):
+    # Neighbouring threads write `width` floats apart, so a sector of eight floats serves 8 / width of them.
+    _, traffic = store_traffic(width, 8192 // width)
+    assert traffic.requested_loads == 1.0
+    assert traffic.requested_stores == ratio
+    assert traffic.stores.requests == 8192 // 32
+    assert traffic.lines_per_store == min(width, 32)
+    assert traffic.memory == 1.0  # the L2 cache puts the sectors together
+
+
+def test_partial_sectors_are_read_before_they_are_written_back():
+    # The output starts 16 bytes into a sector, so its first and last sector are not the kernel's alone.
+    data, result = numbers(8192), np.empty(8200, np.float32)[4:8196]
+    plan = sample_plan("store", data, result, struct.pack("iii", 8192, 1, 0))
+    traffic = hostcuda.traffic(plan, data, result, kernels=SAMPLES)
+    assert traffic.stores.memory_sectors == 1023 + 2 * 2
+
+
+@pytest.mark.parametrize("numbered", [False, True])
+def test_numbered_iterations_keep_lanes_together(numbered):
+    data, result = numbers(32, 128), np.empty(128, np.float32)
+    plan = sample_plan(
+        "ragged", data, result, struct.pack("i", 32), 128, defines=(("NUMBERED", "1"),) if numbered else ()
+    )
+    traffic = hostcuda.traffic(plan, data, result, kernels=SAMPLES)
+    assert traffic.loads.lanes == 4 * sum(range(1, 33))
+    assert traffic.loads.requests == 4 * 32
+    # Without numbers the first loads of all lanes count as one request, though they are of 32 rows.
+    assert traffic.loads.lines == 4 * (32 if numbered else sum(range(1, 33)))
+
+
+def test_shared_memory_conflicts():
+    data, result = numbers(64, 64), np.empty((64, 64), np.float32)
+    plan = replace(sample_plan("transpose", data, result, struct.pack("ii", 64, 64)), grid=(2, 1, 1), block=(32, 8, 1))
+    for pitch, wavefronts in (("33", 1), ("34", 2), ("32", 32)):  # of each load; stores have no conflict
+        traffic = hostcuda.traffic(replace(plan, defines=(("PITCH", pitch),)), data, result, kernels=SAMPLES)
+        assert traffic.shared_requests == 2 * 64 * 64 // 32
+        assert traffic.shared_wavefronts == (1 + wavefronts) * 64 * 64 // 32
+        assert traffic.requested_loads == traffic.requested_stores == 1.0
+
+
+def test_atomics_are_counted_apart():
+    data, counts = np.zeros(4096, np.uint8), np.empty(64, np.uint32)
+    plan = sample_plan("histogram", data, counts, struct.pack("i", data.size), 128, blocks=2, zero_output=True)
+    traffic = hostcuda.traffic(plan, data, counts, kernels=SAMPLES)
+    assert traffic.stores.requests == 0
+    assert traffic.atomics.requests == 2 * 2
+    assert traffic.atomics.sectors == 2 * 8
+
+
+# ---- machine code and predictions
+
+
+@pytest.mark.parametrize("architecture", cubin.ARCHITECTURES)
+def test_figures_of_a_copy(architecture):
+    plan, _ = store_traffic(1, 8192)
+    figures = hostcuda.figures(plan, architecture, SAMPLES)
+    assert (figures.loads, figures.load_phases, figures.loops) == (1, 1, ())
+    assert figures.stack_bytes == figures.shared_bytes == 0
+    assert 10 < figures.instructions < 150
+
+
+def test_figures_of_loops_and_shared_memory():
+    plan = sample_plan("transpose", numbers(32, 32), numbers(32, 32), struct.pack("ii", 32, 32))
+    figures = hostcuda.figures(plan, 90, SAMPLES)
+    assert figures.shared_bytes == 32 * 33 * 4
+    assert figures.loads == 4  # the rows of a tile, unrolled
+    assert figures.load_phases == 1
+    assert [loop.loads for loop in figures.loops] == [4]
+
+
+def test_waits_are_counted_as_latencies(tmp_path):
+    (tmp_path / "chase.cu").write_text(
+        'extern "C" __global__ void chase(const int* input, int* output)\n'
+        "{\n    output[threadIdx.x] = input[input[input[threadIdx.x]]] + input[threadIdx.x + 32];\n}\n"
+    )
+    figures = hostcuda.figures(sample_plan("chase", np.empty(1), np.empty(1)), 90, tmp_path)
+    assert (figures.loads, figures.load_phases) == (4, 3)
+    assert figures.loads_in_flight == 4 / 3
+
+
+def test_residency_follows_what_is_scarce():
+    plan, _ = store_traffic(1, 8192)
+    figures = hostcuda.figures(plan, 90, SAMPLES)
+    for registers, shared_bytes, threads in [
+        (32, 0, 2048),
+        (33, 0, 1536),
+        (64, 0, 1024),
+        (255, 0, 256),
+        (32, 48 << 10, 1024),
+    ]:
+        assert resident_threads(plan, replace(figures, registers=registers, shared_bytes=shared_bytes)) == threads
+
+
+def test_predictions_rank_what_is_known_to_differ():
+    fractions = []
+    for width in (1, 8):
+        plan, traffic = store_traffic(width, 1 << 15)
+        large = replace(plan, grid=(plan.grid[0] * 10_000, 1, 1), bytes_moved=plan.bytes_moved * 10_000)
+        prediction = hostcuda.predict(large, traffic, hostcuda.figures(large, 90, SAMPLES))
+        assert prediction.seconds >= max(prediction.limits.values())
+        fractions.append(prediction.fraction_of_copy)
+    coalesced, strided = fractions
+    assert strided < coalesced <= 1.0
+    plan, traffic = store_traffic(1, 1 << 15)
+    figures = hostcuda.figures(plan, 90, SAMPLES)
+    assert hostcuda.predict(plan, traffic, figures).limited_by == "latency"  # 256 kB are too few to fill the device
+    assert hostcuda.predict(plan, traffic, figures, replace(H200, multiprocessors=1)).seconds > 1e-6
