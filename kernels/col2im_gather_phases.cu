@@ -13,58 +13,67 @@
 #ifndef THREADS
 #define THREADS 256
 #endif
-#ifndef CELLS
-#define CELLS 4
+#ifndef SHARE
+#define SHARE 4
 #endif
 
 constexpr int warps = THREADS / 32;
 constexpr int phase_tiles = (stride[last] + 31) / 32;
 constexpr int phases = (stride[last] + phase_tiles - 1) / phase_tiles; // of one tile
 
-template <int cells>
+template <int cells, int planes>
 __device__ void gather_phases(const Scalar* __restrict__ columns, Scalar* __restrict__ image,
                               const Parameters& p)
 {
-    const Place<1> place(blockIdx.x, p);
+    const Place<planes> place(blockIdx.x, p);
     const Offset first_phase = place.along[last] % phase_tiles * phases;
     const Offset first_cell = place.along[last] / phase_tiles * (32 * cells);
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const Scalar* plane_columns[1];
+    const Scalar* plane_columns[planes];
     place.point_at(plane_columns, columns, p);
-    const Scalar* cell_columns = plane_columns[0] + (first_cell + lane) * p.block_stride[last];
     Taps taps[rank];
     find_taps<0, last>(taps, place.along, p);
 
-    __shared__ Scalar tile[32 * cells][phases | 1];
+    __shared__ Scalar tile[planes][32 * cells][phases | 1];
     using pattern = Pattern<last>;
     constexpr int row_taps = pattern::taps;
+    constexpr int loads = planes * cells; // per tap
     constexpr int unrolled =
-        row_taps * cells * element_registers <= unrolled_registers ? row_taps : looped_loads / cells;
+        row_taps * loads * element_registers <= unrolled_registers ? row_taps : looped_loads / loads;
     for (int phase = warp; phase < phases; phase += warps) {
-        const Taps row = Taps::of<last>(first_phase + phase, p); // of cell 0
-        Accumulator sums[cells] = {};
-        for_each_tap<0, last, row_taps * cells>(
+        Taps row = Taps::of<last>(first_phase + phase, p); // of cell 0
+        row.block += first_cell + lane;
+        row.offset += (first_cell + lane) * p.block_stride[last];
+        Accumulator sums[planes][cells] = {};
+        for_each_tap<0, last, row_taps * loads>(
             taps, p, row.offset, true, phase / warps, [&](Offset offset, bool exists, int iteration) {
 #pragma unroll(unrolled)
                 for (int number = 0; number < row_taps; ++number) {
                     const bool found = exists && row.in_kernel<last>(number);
-                    const Offset block = row.block + first_cell + lane - number * pattern::block_step;
-                    Scalar elements[cells];
+                    const Offset block = row.block - number * pattern::block_step;
+                    const Offset tap_offset = offset + number * p.tap_step_stride[last];
+                    Scalar elements[planes][cells];
 #pragma unroll
-                    for (int i = 0; i < cells; ++i) {
-                        trace_iteration((iteration * row_taps + number) * cells + i);
-                        elements[i] = load_if(cell_columns + (offset + number * p.tap_step_stride[last] +
-                                                              32 * i * p.block_stride[last]),
-                                              found && within(block + 32 * i, p.blocks[last]));
-                    }
+                    for (int plane = 0; plane < planes; ++plane)
 #pragma unroll
-                    for (int i = 0; i < cells; ++i)
-                        sums[i] = add(sums[i], widen(elements[i]));
+                        for (int i = 0; i < cells; ++i) {
+                            trace_iteration(((iteration * row_taps + number) * planes + plane) * cells + i);
+                            elements[plane][i] =
+                                load_if(plane_columns[plane] + (tap_offset + 32 * i * p.block_stride[last]),
+                                        found && within(block + 32 * i, p.blocks[last]));
+                        }
+#pragma unroll
+                    for (int plane = 0; plane < planes; ++plane)
+#pragma unroll
+                        for (int i = 0; i < cells; ++i)
+                            sums[plane][i] = add(sums[plane][i], widen(elements[plane][i]));
                 }
             });
 #pragma unroll
-        for (int i = 0; i < cells; ++i)
-            tile[32 * i + lane][phase] = narrow(sums[i]);
+        for (int plane = 0; plane < planes; ++plane)
+#pragma unroll
+            for (int i = 0; i < cells; ++i)
+                tile[plane][32 * i + lane][phase] = narrow(sums[plane][i]);
     }
     __syncthreads();
 
@@ -78,25 +87,39 @@ __device__ void gather_phases(const Scalar* __restrict__ columns, Scalar* __rest
         image += place.along[axis] * p.pixel_stride[axis];
     image += pixel * p.pixel_stride[last];
     const bool stores = lane < group * phases && first_phase + phase < stride[last];
+    const Offset remaining = stores ? p.channels - place.channel : 0; // planes
 #pragma unroll 4
     for (int cell = first; cell < 32 * cells; cell += warps * group) {
-        trace_iteration(cell / (warps * group));
-        if (stores && pixel < p.size[last])
-            *image = tile[cell][phase];
+#pragma unroll
+        for (int plane = 0; plane < planes; ++plane) {
+            trace_iteration(cell / (warps * group) * planes + plane);
+            if (plane < remaining && pixel < p.size[last])
+                image[plane * p.image_channel] = tile[plane][cell][phase];
+        }
         pixel += warps * group * stride[last];
         image += warps * group * stride[last] * p.pixel_stride[last];
     }
 }
 
+// For few planes of short rows.
 extern "C" __global__ void __launch_bounds__(THREADS, 2)
     col2im_gather_phases(const Scalar* __restrict__ columns, Scalar* __restrict__ image, const Parameters p)
 {
-    gather_phases<1>(columns, image, p);
+    gather_phases<1, 1>(columns, image, p);
 }
 
+// For rows of many cells.
 extern "C" __global__ void __launch_bounds__(THREADS, 2)
     col2im_gather_phases_cells(const Scalar* __restrict__ columns, Scalar* __restrict__ image,
                                const Parameters p)
 {
-    gather_phases<CELLS>(columns, image, p);
+    gather_phases<SHARE, 1>(columns, image, p);
+}
+
+// For many planes.
+extern "C" __global__ void __launch_bounds__(THREADS, 2)
+    col2im_gather_phases_planes(const Scalar* __restrict__ columns, Scalar* __restrict__ image,
+                                const Parameters p)
+{
+    gather_phases<1, SHARE>(columns, image, p);
 }

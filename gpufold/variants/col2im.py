@@ -347,8 +347,8 @@ def gather_pixels(problem: Problem) -> Plan:
 # ---------------------------------------------------------------------------------------------
 # gather_phases
 
-PHASES_CELLS = 4
-"""Cells of one lane where rows are long; elements of 16 bytes leave room for half."""
+PHASES_SHARE = {1: 8, 2: 8, 4: 4, 8: 4, 16: 2}
+"""Cells or planes of one lane, by the size of an element: they share its index arithmetic and fit shared memory."""
 PHASES_MAX_WASTE = 1.25
 """Prediction: several cells per lane pay while they leave no more lanes idle than this."""
 
@@ -357,30 +357,31 @@ def gather_phases(problem: Problem) -> Plan:
     """Plan for kernels/col2im_gather_phases.cu."""
     seen = view(problem)
     *outer, row = seen.axes
-    many = PHASES_CELLS if seen.element.itemsize < 16 else PHASES_CELLS // 2
+    share = PHASES_SHARE[seen.element.itemsize]
     row_cells = -(-row.size // row.stride)
-    waste = -(-row_cells // (WARP * many)) * WARP * many / row_cells
-    cells = many if waste <= PHASES_MAX_WASTE else 1
-    tiles = -(-row_cells // (WARP * cells)) * -(-row.stride // WARP)
+    phase_tiles = -(-row.stride // WARP)
+    cells = share if -(-row_cells // (WARP * share)) * WARP * share <= PHASES_MAX_WASTE * row_cells else 1
+    tiles = -(-row_cells // (WARP * cells)) * phase_tiles
     extents = (*(axis.size for axis in outer), tiles)
+    planes = 1 if cells > 1 else _planes_per_thread(problem, share, prod(extents) * GATHER_THREADS)
+    groups = -(-seen.channels // planes)
+    items = seen.batch * groups * prod(extents)
     tile_end = row_cells + 2 * WARP * cells
     return _plan(
         problem,
         "gather_phases",
-        "col2im_gather_phases" + ("_cells" if cells > 1 else ""),
-        items=seen.planes * prod(extents),
+        "col2im_gather_phases" + ("_cells" if cells > 1 else "_planes" if planes > 1 else ""),
+        items=items,
         per_block=1,
         extents=extents,
-        channel_groups=seen.channels,
+        channel_groups=groups,
         block=GATHER_THREADS,
         bits=offset_bits(
-            OPERATION,
-            _largest_offset(seen),
-            seen.planes * prod(extents),
-            tile_end * max(row.stride, abs(seen.block_strides[-1])),
+            OPERATION, _largest_offset(seen), items, tile_end * max(row.stride, abs(seen.block_strides[-1]))
         ),
-        defines={"CELLS": many},
-        reason=f"each warp adds up the same pixel of {cells * WARP} strides at a time, and its block writes whole rows",
+        defines={"SHARE": share},
+        reason=f"each lane adds up one pixel of {_counted(cells, 'stride')} of {_counted(planes, 'plane')} at a time, "
+        "and its block writes whole rows",
     )
 
 
