@@ -163,6 +163,53 @@ def test_a_missing_barrier_is_reported_whatever_the_order(dropped, mode, seed):
     assert all("tile[" in text[line - 1] for line in lines)
 
 
+def rotate(threads, mode, **defines):
+    data, result = numbers(2, threads), np.empty(threads, np.float32)
+    launch("rotate", (1, 1, 1), (threads, 1, 1), data, result, defines=tuple(defines.items()), mode=mode)
+    assert np.array_equal(result, np.roll(data, -int(defines["DISTANCE"]), axis=1).sum(axis=0))
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_barriers_that_suffice_are_no_fault(mode):
+    rotate(128, mode, DISTANCE="33", BARRIER="__syncthreads()")
+    rotate(32, mode, DISTANCE="5", BARRIER="__syncwarp()")
+
+
+@pytest.mark.parametrize(
+    ("threads", "distance", "barrier", "verb"),
+    [
+        (32, "1", "(void)0", "writes"),  # thread 1 writes what thread 0 has read
+        (32, "31", "(void)0", "reads"),  # thread 1 reads what thread 0 has written
+        (128, "32", "(void)0", "writes"),
+        (128, "32", "__syncwarp()", "writes"),
+        (128, "96", "__syncwarp()", "writes"),
+    ],
+)
+def test_races_within_a_warp_and_between_warps_are_told_apart(threads, distance, barrier, verb):
+    with pytest.raises(hostcuda.Fault, match=rf"race on shared memory: thread \d+ .*{verb} byte.*rotate\.cu:"):
+        rotate(threads, "observed", DISTANCE=distance, BARRIER=barrier)
+
+
+def test_a_race_with_a_second_warp_of_readers_is_reported():
+    for threads in (32, 64, 96):
+        data, result = numbers(threads), np.empty(threads, np.float32)
+        arguments = ("broadcast", (1, 1, 1), (threads, 1, 1), data, result)
+        if threads == 32:
+            launch(*arguments, mode="observed")
+            assert np.array_equal(result, data + data[0])
+        else:
+            with pytest.raises(hostcuda.Fault, match=r"thread 0 .* writes byte \d+ at broadcast\.cu"):
+                launch(*arguments, mode="observed")
+
+
+def test_shared_memory_starts_as_garbage_in_every_block():
+    data, result = numbers(32, 64), np.empty((64, 32), np.float32)
+    dropped = (("DROPPED", "1"),)
+    launch("transpose", (2, 1, 1), (32, 8, 1), data, result, struct.pack("ii", 32, 64), defines=dropped)
+    assert np.isnan(result[:32]).any()
+    assert np.isnan(result[32:]).any()
+
+
 def move(count, width, offset, mode, threads=None, defines=()):
     """Run store.cu on count elements, with as many threads unless told otherwise; gives what it read and wrote."""
     height = count // width
@@ -288,6 +335,32 @@ def test_partial_sectors_are_read_before_they_are_written_back():
     plan = sample_plan("store", data, result, struct.pack("iii", 8192, 1, 0))
     traffic = hostcuda.traffic(plan, data, result, kernels=SAMPLES)
     assert traffic.stores.memory_sectors == 1023 + 2 * 2
+
+
+def test_what_a_cache_holds_is_not_asked_for_again():
+    count, sectors = 1024, 1024 // 8
+    data, result = numbers(count), np.empty(count, np.float32)
+
+    def loads(threads, blocks, **caches):
+        caches = hostcuda.Caches(**({"l1_bytes": 128, "l2_bytes": 1 << 20, "blocks_at_a_time": 1} | caches))
+        parameters = struct.pack("iii", count // blocks, 1, 0)  # thread i takes element i % that
+        options = {"mode": "observed", "caches": caches}
+        return launch("store", (threads // 1024, 1, 1), (1024, 1, 1), data, result, parameters, **options).loads
+
+    again = loads(2 * count, 1)  # the second block takes what the first one took
+    assert (again.sectors, again.l2_sectors, again.memory_sectors) == (2 * sectors, 2 * sectors, sectors)
+    assert loads(2 * count, 1, l2_bytes=32 * 100).memory_sectors == 2 * sectors
+    within = loads(count, 2, l1_bytes=4096)  # the second half of a block takes what the first one took
+    assert (within.sectors, within.l2_sectors) == (sectors, sectors // 2)
+    assert loads(count, 2).l2_sectors == sectors
+
+
+def test_the_modelled_caches_shrink_with_the_scale():
+    data, result = numbers(1 << 16), np.empty(1 << 16, np.float32)
+    plan = sample_plan("store", data, result, struct.pack("iii", data.size, 16, 0))
+    whole, scaled = (hostcuda.traffic(plan, data, result, kernels=SAMPLES, scale=scale) for scale in (33, 3000))
+    assert whole.memory == 1.0  # 256 kB written in pieces, and all of them in the cache
+    assert scaled.memory > 2.0
 
 
 @pytest.mark.parametrize("numbered", [False, True])

@@ -1,0 +1,26 @@
+// Gives each thread of a block the element of the thread DISTANCE further on, and then stores the next
+// elements where the first were: the barrier between these two must name all threads whose elements are
+// exchanged.
+//
+//   input   (2, threads)   read
+//   output  (threads, )    written, each element once
+#ifndef DISTANCE
+#define DISTANCE 1
+#endif
+#ifndef BARRIER
+#define BARRIER __syncthreads()
+#endif
+constexpr int distance = DISTANCE;
+
+extern "C" __global__ void rotate(const float* __restrict__ input, float* __restrict__ output)
+{
+    __shared__ float elements[256];
+    const int thread = threadIdx.x, threads = blockDim.x;
+    elements[thread] = input[thread];
+    __syncthreads();
+    const float first = elements[(thread + distance) % threads];
+    BARRIER;
+    elements[thread] = input[threads + thread];
+    __syncthreads();
+    output[thread] = first + elements[(thread + distance) % threads];
+}
