@@ -33,10 +33,10 @@ from gpufold.threads import for_each, get_num_threads
 Array: TypeAlias = npt.NDArray[Any]
 Index: TypeAlias = tuple[Any, ...]
 
-TILE_ELEMENTS = 1 << 18
-"""Pixels of a tile at most: its scratch stays in the second and third level caches, and is all a call needs."""
+TILE_ELEMENTS = 1 << 19
+"""Pixels of a tile at most: its scratch stays in the caches, and is all a call needs."""
 
-THREADED_ELEMENTS = 1 << 17
+THREADED_ELEMENTS = 1 << 20
 """Column elements from which a call is worth spreading over threads."""
 
 TILES_PER_THREAD = 2
@@ -383,6 +383,8 @@ class _Runs:
     """
 
     flat: _Sum
+    first_covers: bool
+    """Whether the first pair reaches every phase and every cell of the outer axes."""
     strips: tuple[_Sum, ...]
     """With the last axis in front of (N, C)."""
 
@@ -399,7 +401,7 @@ def _runs(axes: tuple[Axis, ...]) -> _Runs | None:
     first, last = min(offsets), max(offsets)
     begin = min(max(0, last), cells[-1])
     end = max(begin, min(cells[-1], first + pitch))
-    if end - begin < 2 * (cells[-1] - end + begin):
+    if end - begin < cells[-1] - end + begin:
         return None
 
     phases = tuple(piece.width for piece in whole)
@@ -423,7 +425,10 @@ def _runs(axes: tuple[Axis, ...]) -> _Runs | None:
         if low < high:
             shape = (high - low, *phases, *cells[:-1])
             strips.append(_Sum(shape, _strip_pairs(steps, pitch, low, high), _stores(axes, low, high, low)))
-    return _Runs(flat, tuple(strips))
+    covers = all(
+        group.phases == slice(0, piece.width, 1) for group, piece in zip(steps[0], whole, strict=True)
+    ) and all(group.cells == slice(0, piece.cells) for group, piece in zip(steps[0][:-2], whole, strict=False))
+    return _Runs(flat, covers, tuple(strips))
 
 
 def _strip_pairs(steps: list[tuple[_Group, ...]], pitch: int, low: int, high: int) -> tuple[tuple[Index, Index], ...]:
@@ -474,14 +479,22 @@ def _stores(axes: tuple[Axis, ...], low: int, high: int, origin: int) -> tuple[_
 def _fold_runs(columns: Array, image: Array, axes: tuple[Axis, ...], runs: _Runs) -> None:
     """Fold by runs; the last two axes of the columns lie flat in memory (see `_is_flat`)."""
     planes, rank, pitch = image.shape[:2], len(axes), columns.shape[-1]
-    scratch = np.zeros((*planes, *runs.flat.shape), image.dtype)
-    _add_pairs(scratch, columns.reshape(*columns.shape[:-2], -1, copy=False), runs.flat.pairs)
+    flat, pairs = columns.reshape(*columns.shape[:-2], -1, copy=False), runs.flat.pairs
+    scratch: Array = np.empty((*planes, *runs.flat.shape), image.dtype)
+    zero = np.zeros((), image.dtype)
+    if runs.first_covers:  # all but the ends: the first addition then need not read what it adds to
+        (into, first), *pairs = pairs
+        scratch[..., : into[-1].start] = zero
+        scratch[..., into[-1].stop :] = zero
+        np.add(flat[first], zero, scratch[into])
+    else:
+        scratch[...] = zero
+    _add_pairs(scratch, flat, pairs)
     rows = -(-axes[-2].size // axes[-2].stride)
     grid = scratch[..., : rows * pitch].reshape(*scratch.shape[:-1], rows, pitch, copy=False)
     for store in runs.flat.stores:
         _phases_first(image, store, rank)[store.into] = grid[store.source]
 
-    zero = np.zeros((), image.dtype)
     for strip in runs.strips:
         width, *shape = strip.shape
         scratch = np.zeros((width, *planes, *shape), image.dtype)
