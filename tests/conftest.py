@@ -54,7 +54,7 @@ def pytest_collection_modifyitems(config, items):
                     answers[marker.name] = checks[marker.name]()
                 reasons.append(answers[marker.name])
             elif marker.name == "peer" and importlib.util.find_spec(marker.args[0]) is None:
-                reasons.append(f"{marker.args[0]} is not installed (make test PEERS=1 installs it)")
+                reasons.append(f"{marker.args[0]} is not installed (make test PEERS=1 installs peers)")
             elif marker.name == "many" and not config.getoption("--many"):
                 reasons.append("a longer run of random problems, with --many")
         reason = next(filter(None, reasons), None)
