@@ -190,16 +190,17 @@ def test_races_within_a_warp_and_between_warps_are_told_apart(threads, distance,
         rotate(threads, "observed", DISTANCE=distance, BARRIER=barrier)
 
 
-def test_a_race_with_a_second_warp_of_readers_is_reported():
-    for threads in (32, 64, 96):
+def test_a_race_with_readers_of_another_warp_is_reported():
+    def broadcast(threads, keeper):
         data, result = numbers(threads), np.empty(threads, np.float32)
-        arguments = ("broadcast", (1, 1, 1), (threads, 1, 1), data, result)
-        if threads == 32:
-            launch(*arguments, mode="observed")
-            assert np.array_equal(result, data + data[0])
-        else:
-            with pytest.raises(hostcuda.Fault, match=r"thread 0 .* writes byte \d+ at broadcast\.cu"):
-                launch(*arguments, mode="observed")
+        launch("broadcast", (1, 1, 1), (threads, 1, 1), data, result, keeper, mode="observed")
+        assert np.array_equal(result, data + data[keeper])
+
+    broadcast(32, 7)
+    for threads in (64, 96, 128):
+        for keeper in (0, 40, threads - 1):
+            with pytest.raises(hostcuda.Fault, match=rf"thread {keeper} .* writes byte \d+ at broadcast\.cu"):
+                broadcast(threads, keeper)
 
 
 def test_shared_memory_starts_as_garbage_in_every_block():
