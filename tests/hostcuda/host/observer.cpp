@@ -101,11 +101,11 @@ void check_shared(const char* address, int size, Kind kind, uint32_t code)
         if (!other && kind != Kind::load)
             other = shared.readers.unordered(now);
         if (other) {
-            fault("race on shared memory: thread %u of block (%u, %u, %u) %s byte %ld at {%x}, and no "
-                  "barrier lies "
-                  "between this and warp %u's access at {%x}",
-                  now.thread, blockIdx.x, blockIdx.y, blockIdx.z, kVerb[int(kind)], offset, code, other->warp,
-                  other->code);
+            fault(
+                "race on shared memory: thread %u of block (%u, %u, %u) %s byte %ld at {%x}, and no barrier "
+                "lies between this and warp %u's access at {%x}",
+                now.thread, blockIdx.x, blockIdx.y, blockIdx.z, kVerb[int(kind)], offset, code, other->warp,
+                other->code);
         }
         if (kind == Kind::load)
             shared.readers.join(now, code);

@@ -72,10 +72,24 @@ std::vector<Fiber*> idle_fibers;
 Fiber* running;
 jmp_buf scheduler;
 jmp_buf abandon;
-#if defined(__SANITIZE_ADDRESS__)
 const void* scheduler_stack;
 std::size_t scheduler_stack_size;
+
+// AddressSanitizer wants to know which stack is in use: `own` keeps what it remembers of the one that is
+// left.
+void leave(void** own, const void* stack, std::size_t size)
+{
+#if defined(__SANITIZE_ADDRESS__)
+    __sanitizer_start_switch_fiber(own, stack, size);
 #endif
+}
+
+void arrive(void* own, const void** left_stack, std::size_t* left_size)
+{
+#if defined(__SANITIZE_ADDRESS__)
+    __sanitizer_finish_switch_fiber(own, left_stack, left_size);
+#endif
+}
 
 void enter(uint32_t thread)
 {
@@ -88,22 +102,16 @@ void enter(uint32_t thread)
 void to_scheduler()
 {
     Fiber* const fiber = running;
-#if defined(__SANITIZE_ADDRESS__)
-    __sanitizer_start_switch_fiber(&fiber->sanitizer_stack, scheduler_stack, scheduler_stack_size);
-#endif
+    leave(&fiber->sanitizer_stack, scheduler_stack, scheduler_stack_size);
     if (!_setjmp(fiber->resume))
         _longjmp(scheduler, 1);
-#if defined(__SANITIZE_ADDRESS__)
-    __sanitizer_finish_switch_fiber(fiber->sanitizer_stack, nullptr, nullptr);
-#endif
+    arrive(fiber->sanitizer_stack, nullptr, nullptr);
 }
 
 // The life of a fiber: the thread whose turn it is, and those after it while they have not started either.
 void fiber_main()
 {
-#if defined(__SANITIZE_ADDRESS__)
-    __sanitizer_finish_switch_fiber(nullptr, &scheduler_stack, &scheduler_stack_size);
-#endif
+    arrive(nullptr, &scheduler_stack, &scheduler_stack_size);
     for (;;) {
         for (;;) {
             enter(order[place]);
@@ -137,10 +145,8 @@ void take_turn()
         thread.fiber = idle_fiber();
     running = thread.fiber;
     enter(order[place]);
-#if defined(__SANITIZE_ADDRESS__)
     void* own_stack = nullptr;
-    __sanitizer_start_switch_fiber(&own_stack, running->stack.get(), kStackSize);
-#endif
+    leave(&own_stack, running->stack.get(), kStackSize);
     if (!_setjmp(scheduler)) {
         if (running->started)
             _longjmp(running->resume, 1);
@@ -152,9 +158,7 @@ void take_turn()
         makecontext(&first, fiber_main, 0);
         setcontext(&first);
     }
-#if defined(__SANITIZE_ADDRESS__)
-    __sanitizer_finish_switch_fiber(own_stack, nullptr, nullptr);
-#endif
+    arrive(own_stack, nullptr, nullptr);
 }
 
 void wait(State state, int line)
@@ -269,10 +273,10 @@ void run_block(std::minstd_rand& random)
                 if (thread.state != State::done)
                     lines[thread.state == State::waits_for_warp] = thread.line;
             }
-            fault("block (%u, %u, %u): threads wait for ever: some at the warp barrier of line %d, some at "
-                  "the block "
-                  "barrier of line %d",
-                  blockIdx.x, blockIdx.y, blockIdx.z, lines[1], lines[0]);
+            fault(
+                "block (%u, %u, %u): threads wait for ever: some at the warp barrier of line %d, some at the "
+                "block barrier of line %d",
+                blockIdx.x, blockIdx.y, blockIdx.z, lines[1], lines[0]);
         }
     }
 }
