@@ -1,0 +1,326 @@
+"""Deliberate faults, each of which a named test must notice: `python tests/faults.py`.
+
+Every fault is one replacement in a temporary copy of the checkout, where that test then runs and must turn red, while
+it passes without the fault. Exit status 1 where a fault survives.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+CHECKOUT = Path(__file__).parents[1]
+PLANNERS = "gpufold/variants"
+
+COL2IM = "tests/test_col2im_kernels.py::test_"
+IM2COL = "tests/test_im2col_kernels.py::test_"
+SPACE = "tests/test_space_kernels.py::test_"
+NUMPY_PATH = "tests/test_operations.py::test_"
+
+
+@dataclass(frozen=True)
+class Fault:
+    name: str
+    file: str
+    old: str
+    """Occurs once in the file."""
+    new: str
+    test: str
+
+    def breaks(self, text: str) -> str:
+        """Put the fault into the file's text."""
+        count = text.count(self.old)
+        if count != 1:
+            raise LookupError(f"{self.name}: found {count} times in {self.file}, not once: {self.old!r}")
+        return text.replace(self.old, self.new)
+
+
+FAULTS = (
+    # --- kernels: barriers
+    Fault(
+        "no barrier before a gathered tile is read",
+        "kernels/col2im_gather.cu",
+        "            __syncwarp();\n            if (",
+        "            if (",
+        COL2IM + "warps_wait_for_each_other_and_every_byte_is_written_once[staged-observed]",
+    ),
+    Fault(
+        "no barrier before the phases of a tile are stored",
+        "kernels/col2im_gather_phases.cu",
+        "    __syncthreads();\n",
+        "",
+        COL2IM + "warps_wait_for_each_other_and_every_byte_is_written_once[audio-400-160-observed]",
+    ),
+    Fault(
+        "no barrier between the rounds of a split sum",
+        "kernels/col2im_split.cu",
+        "        __syncthreads();\n",
+        "",
+        COL2IM + "warps_wait_for_each_other_and_every_byte_is_written_once[many-taps-observed]",
+    ),
+    Fault(
+        "no barrier before taps are stored from a tile",
+        "kernels/unfold.cuh",
+        "            __syncwarp();\n#pragma unroll\n            for (int tap = 0;",
+        "#pragma unroll\n            for (int tap = 0;",
+        IM2COL + "lanes_in_any_order_give_the_same_and_never_race[float32-patches-16]",
+    ),
+    Fault(
+        "no barrier before rows are stored from a tile",
+        "kernels/batch_to_space_staged.cu",
+        "        __syncwarp();\n#pragma unroll\n",
+        "#pragma unroll\n",
+        SPACE + "lanes_in_any_order_give_the_same_and_never_race[nchw-4x4-batch_to_space]",
+    ),
+    # --- kernels: which taps land where
+    Fault(
+        "a tap past the end of the kernel",
+        "kernels/col2im.cuh",
+        "tap + number * pattern::tap_step < kernel[axis]",
+        "tap + number * pattern::tap_step <= kernel[axis]",
+        COL2IM + "every_variant_is_the_definition[stride-two-odd]",
+    ),
+    Fault(
+        "a dilation dropped",
+        "kernels/col2im_atomic.cu",
+        "pixel[axis] += tap * dilation[axis];",
+        "pixel[axis] += tap;",
+        COL2IM + "every_variant_is_the_definition[atrous-rate-six]",
+    ),
+    Fault(
+        "the stride in place of the dilation",
+        "kernels/col2im.cuh",
+        "block_step = dilation[axis] / common",
+        "block_step = stride[axis] / common",
+        COL2IM + "every_variant_is_the_definition[dilation-beyond-stride-coprime]",
+    ),
+    Fault(
+        "the phase added where it is subtracted",
+        "kernels/col2im_gather.cu",
+        "const int pixel = tap * dilation[last] - phase;",
+        "const int pixel = tap * dilation[last] + phase;",
+        COL2IM + "every_variant_is_the_definition[stride-equals-kernel-padded]",
+    ),
+    Fault(
+        "taps added in the opposite order",
+        "kernels/col2im_split.cu",
+        "loaded[(round + 1) % 2][slot][lane]",
+        "loaded[(round + 1) % 2][round_taps - 1 - slot][lane]",
+        COL2IM + "warps_wait_for_each_other_and_every_byte_is_written_once[many-taps-observed]",
+    ),
+    Fault(
+        "sums rounded at every addition",
+        "kernels/col2im_gather_pixels.cu",
+        "sums[plane] = add(sums[plane], widen(elements[plane]));",
+        "sums[plane] = widen(narrow(add(sums[plane], widen(elements[plane]))));",
+        COL2IM + "every_dtype_is_the_definition[stride-1-float16]",
+    ),
+    Fault(
+        "a pixel past the end of a row",
+        "kernels/unfold.cuh",
+        "                                within(block.pixel[last_axis] + shift, parameters.size[last_axis]);",
+        "                                within(block.pixel[last_axis] + shift, parameters.size[last_axis] + 1);",
+        IM2COL + "every_variant_is_the_definition[bug-fold-with-padding]",
+    ),
+    Fault(
+        "the first phase of the next block taken from this one",
+        "kernels/batch_to_space_interleave.cu",
+        "const Offset next = phase >= block_width;",
+        "const Offset next = phase > block_width;",
+        SPACE + "every_layout_is_the_definition[nchw-odd-crop-of-even-rows-batch_to_space-uint8]",
+    ),
+    Fault(
+        "the last axis's crop on every axis",
+        "kernels/batch_to_space.cuh",
+        "Offset block = pixel + parameters.crop[axis];",
+        "Offset block = pixel + parameters.crop[last_axis];",
+        SPACE + "every_layout_is_the_definition[nchw-crop-beyond-a-block-batch_to_space-float32]",
+    ),
+    # --- kernels: what is stored
+    Fault(
+        "a plane skipped",
+        "kernels/col2im_gather_pixels.cu",
+        "if (plane < p.channels - place.channel)",
+        "if (plane < p.channels - place.channel - 1)",
+        COL2IM + "every_dtype_is_the_definition[stride-1-float32]",
+    ),
+    Fault(
+        "the last pixel of a row not stored",
+        "kernels/col2im_gather.cu",
+        "if (plane < remaining && i * word < pixels)",
+        "if (plane < remaining && i * word + 1 < pixels)",
+        COL2IM + "every_variant_is_the_definition[stride-two-odd]",
+    ),
+    Fault(
+        "the last of an odd number of planes not moved",
+        "kernels/batch_to_space_index_map.cu",
+        "for (; planes > 0; --planes)",
+        "for (; planes > 1; --planes)",
+        SPACE + "every_layout_is_the_definition[nchw-2x2-batch_to_space-float32]",
+    ),
+    Fault(
+        "the strides of batch and channels swapped",
+        "kernels/col2im.cuh",
+        "image + batch * p.image_batch + channel * p.image_channel",
+        "image + batch * p.image_channel + channel * p.image_batch",
+        COL2IM + "random_geometries_in_any_layout_are_the_numpy_path[0]",
+    ),
+    # --- planners
+    Fault(
+        "pads_end in place of pads_begin",
+        f"{PLANNERS}/col2im.py",
+        "[axis.pad_begin for axis in axes]",
+        "[axis.pad_end for axis in axes]",
+        COL2IM + "every_variant_is_the_definition[bug-pads-end-read-from-begin]",
+    ),
+    Fault(
+        "the phase of the other end's padding",
+        f"{PLANNERS}/col2im.py",
+        '"PHASE": row.pad_begin % row.stride',
+        '"PHASE": row.pad_end % row.stride',
+        COL2IM + "every_variant_is_the_definition[stride-two-asymmetric]",
+    ),
+    Fault(
+        "no zero fill before atomic additions",
+        f"{PLANNERS}/col2im.py",
+        "zero_output=True,",
+        "zero_output=False,",
+        COL2IM + "every_dtype_is_the_definition[stride-1-int32]",
+    ),
+    Fault(
+        "images stepped through by the wrong strides",
+        f"{PLANNERS}/im2col.py",
+        "image_plane_step=image_channel,",
+        "image_plane_step=image_batch[0] if image_batch else 0,",
+        IM2COL + "images_of_any_strides_are_read_in_place[kernel0-1-channels-and-batch-swapped]",
+    ),
+    Fault(
+        "phases of the batch array a block's width too far apart",
+        f"{PLANNERS}/space.py",
+        "prod(geometry.block[axis + 1 :]) * geometry.batch * batch_step,",
+        "prod(geometry.block[axis:]) * geometry.batch * batch_step,",
+        SPACE + "every_layout_is_the_definition[nchw-4x3-batch_to_space-float32]",
+    ),
+    Fault(
+        "products of 32 bits past 2**31",
+        "gpufold/plan.py",
+        "if max(largest) <= INT32_MAX:",
+        "if min(largest) <= INT32_MAX:",
+        COL2IM + "offsets_are_wide_where_a_plane_or_the_threads_need_it",
+    ),
+    Fault(
+        "a division that is off by one",
+        "gpufold/plan.py",
+        "((1 << shift) - number) // number + 1, shift",
+        "((1 << shift) - number) // number, shift",
+        COL2IM + "every_variant_is_the_definition[stride-two-odd]",
+    ),
+    # --- geometry
+    Fault(
+        "crops of the begin and the end swapped",
+        "gpufold/geometry.py",
+        "return block_shape[1:], margins[0], margins[1]",
+        "return block_shape[1:], margins[1], margins[0]",
+        NUMPY_PATH + "batch_and_space_are_their_definition[nchw-cropped-float32]",
+    ),
+    Fault(
+        "a block too many under dilation",
+        "gpufold/geometry.py",
+        "return (self.padded_size - self.dilated_kernel) // self.stride + 1",
+        "return (self.padded_size - self.kernel) // self.stride + 1",
+        NUMPY_PATH + "im2col_is_its_definition[chosen-bug-height-width-swapped-under-dilation]",
+    ),
+    Fault(
+        "a block of padding taken for one of the image",
+        "gpufold/geometry.py",
+        "last = min(self.blocks, (self.size - 1 - offset) // self.stride + 1)",
+        "last = min(self.blocks, (self.size - offset) // self.stride + 1)",
+        NUMPY_PATH + "im2col_is_its_definition[chosen-bug-fold-with-padding]",
+    ),
+    Fault(
+        "a block missed by the window it reaches into",
+        "gpufold/geometry.py",
+        "first = max(0, -((self.dilated_kernel - 1 - self.pad_begin - start) // self.stride))",
+        "first = max(0, 1 - ((self.dilated_kernel - 1 - self.pad_begin - start) // self.stride))",
+        NUMPY_PATH + "col2im_is_its_definition[tiled-stride-two-asymmetric]",
+    ),
+    # --- the NumPy path
+    Fault(
+        "a strip of columns dropped",
+        "gpufold/cpu.py",
+        "    for low, high in ((0, begin), (end, cells[-1])):",
+        "    for low, high in ((0, begin),):",
+        NUMPY_PATH + "col2im_is_its_definition[flat-bug-fold-with-padding]",
+    ),
+    Fault(
+        "half precision summed in half precision",
+        "gpufold/cpu.py",
+        'return np.dtype(np.float32) if dtype.name in ("float16", "bfloat16") else dtype',
+        "return dtype",
+        NUMPY_PATH + "half_precision_is_summed_in_float32_and_rounded_once",
+    ),
+    Fault(
+        "no zeros where no block reaches",
+        "gpufold/cpu.py",
+        "    if not way.once:\n",
+        "    if way.once:\n",
+        NUMPY_PATH + "col2im_is_its_definition[chosen-bug-uncovered-pixels-never-written]",
+    ),
+)
+
+
+def run_tests(folder: Path, tests: list[str]) -> tuple[int, str]:
+    """Run tests on a copy of the checkout; give pytest's exit status and output."""
+    command = [sys.executable, "-B", "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests]
+    done = subprocess.run(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    return done.returncode, done.stdout
+
+
+def copy_checkout(folder: Path) -> None:
+    """Copy what the tests need; faults go into copies of this copy alone."""
+    for name in ("gpufold", "kernels", "tests"):
+        shutil.copytree(CHECKOUT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(CHECKOUT / "pyproject.toml", folder)
+
+
+def survives(fault: Fault, sound: Path) -> str | None:
+    """Say why the fault's test did not turn red on account of it, or None if it did."""
+    with tempfile.TemporaryDirectory() as folder:
+        copy = shutil.copytree(sound, Path(folder) / "checkout")
+        (copy / fault.file).write_text(fault.breaks((copy / fault.file).read_text()))
+        status, output = run_tests(copy, [fault.test])
+    if "BuildError" in output:
+        return f"does not compile:\n{output}"
+    if status != 1:  # 1 is pytest's word for tests that ran and failed
+        return f"pytest ended with {status}:\n{output}"
+    return None
+
+
+def main() -> int:
+    with tempfile.TemporaryDirectory() as folder:
+        sound = Path(folder)
+        copy_checkout(sound)
+        for fault in FAULTS:
+            fault.breaks((sound / fault.file).read_text())
+        status, output = run_tests(sound, sorted({fault.test for fault in FAULTS}))
+        if status:
+            print(f"{output}\nThe tests must pass where there is no fault.")
+            return 1
+        survivors = 0
+        with ThreadPoolExecutor(2) as workers:
+            reasons = workers.map(survives, FAULTS, [sound] * len(FAULTS))
+            for fault, reason in zip(FAULTS, reasons, strict=True):
+                survivors += reason is not None
+                print(f"{'caught' if reason is None else 'SURVIVED':8}  {fault.name}  ({fault.file})", flush=True)
+                print(f"          {fault.test if reason is None else reason}", flush=True)
+    print(f"{len(FAULTS) - survivors} of {len(FAULTS)} faults caught")
+    return int(survivors > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
