@@ -401,7 +401,7 @@ def _runs(axes: tuple[Axis, ...]) -> _Runs | None:
     first, last = min(offsets), max(offsets)
     begin = min(max(0, last), cells[-1])
     end = max(begin, min(cells[-1], first + pitch))
-    if end - begin < cells[-1] - end + begin:
+    if end - begin < 2 * (cells[-1] - end + begin):
         return None
 
     phases = tuple(piece.width for piece in whole)
