@@ -1,4 +1,4 @@
-// col2im by scattering: one thread per element of the columns adds it to its pixel with an atomic operation.
+// col2im by scattering: a thread adds one element of the columns to its pixel with an atomic operation.
 //
 //   columns  (batch, channels, *kernel, *blocks), any strides     read once
 //   image    (batch, channels, *size), any strides                zero before the launch; added to

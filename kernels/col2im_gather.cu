@@ -1,18 +1,16 @@
-// col2im by gathering: one thread owns one cell of one or several planes and adds up the taps that land on
-// it.
+// col2im by gathering: a thread owns a cell of one or several planes and adds up the taps that land on it.
 //
 //   columns  (batch, channels, *kernel, *blocks), any strides     read, a predicated load per tap
-//   image    (batch, channels, *size)                             written, each element once
+//   image    (batch, channels, *size), any strides                written, each element once
 //
-// A cell is a stride's worth of pixels along the last axis: cell c holds pixels c*stride ... c*stride +
-// stride-1. Its pixel r is reached by the same taps in every cell, which is why the taps of the last axis are
-// compiled in, and tap k reads block c + const - k's cell shift, so that neighbouring threads read
-// neighbouring blocks whatever the stride. Taps are added in lexicographic order. No atomics and no zero
-// fill.
+// A cell is a stride's worth of pixels along the last axis. Its pixel r is reached by the same taps in every
+// cell, so the taps of the last axis are compiled in, and each reads the block of its cell less a constant:
+// neighbouring threads read neighbouring blocks, whatever the stride. Taps are added in lexicographic order.
+// No atomics and no zero fill. For strides up to 16 and kernels up to 32 along the last axis.
 //
-// The pixels of a cell are stored one by one (stride 1), as one wide word, or staged in shared memory so that
-// a warp writes its 32 cells from end to end. Several planes per thread share the index arithmetic and put
-// more loads in flight; one plane per thread is for images too small to fill the device otherwise.
+// A cell of one word, or of two pixels, is stored where it is. Larger ones are staged in shared memory, so
+// that a warp writes its 32 cells from end to end. Several planes per thread share the index arithmetic and
+// have more loads in flight; one plane per thread is for images too small to fill the device otherwise.
 #include "col2im.cuh"
 
 #ifndef PHASE
@@ -33,8 +31,8 @@ constexpr int row_taps = kernel[last];
 constexpr int phase = PHASE; // pad modulo stride, on the last axis
 
 struct GatherParameters : Parameters {
-    Offset full_cells;   // of a row whose pixels lie end to end in memory, else 0
-    int cells_form_runs; // whether every 32 cells that a warp owns lie end to end
+    int cells_form_runs; // whether 32 cells of a plane that follow each other lie end to end, whatever their
+                         // rows
 };
 
 __device__ constexpr int floor_divide(int a, int b)
@@ -61,12 +59,13 @@ template <int planes, int word>
 __device__ void gather(const Scalar* __restrict__ columns, Scalar* __restrict__ image,
                        const GatherParameters& p)
 {
-    // Lanes past the end do the last item's work and store nothing: staging needs every lane of a warp.
     constexpr int words = cell / word;
-    constexpr bool staged = words > 2;
+    constexpr bool staged = words > (word == 1 ? 2 : 1);
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const Offset item = grid_index();
     const bool live = item < p.items;
-    if (!staged && !live)
+    // Staging needs every lane of a warp: those past the end do the last item's work over.
+    if (staged ? item - lane >= p.items : !live)
         return;
     const Place<planes> place(live ? item : p.items - 1, p);
     const Offset cell_number = place.along[last];
@@ -112,13 +111,14 @@ __device__ void gather(const Scalar* __restrict__ columns, Scalar* __restrict__ 
                 }
         });
 
-    Scalar* first = place.first_plane(image, p);
+    Offset in_plane = 0;
 #pragma unroll
     for (int axis = 0; axis < rank; ++axis)
-        first += pixel[axis] * p.pixel_stride[axis];
-    const Offset remaining = live ? p.channels - place.channel : 0; // planes to store
+        in_plane += pixel[axis] * p.pixel_stride[axis];
+    const int pixels = int(min(p.size[last] - pixel[last], Offset(cell)));
+    const Offset remaining = p.channels - place.channel; // planes
+    Scalar* first = place.first_plane(image, p) + in_plane;
 
-    const Offset pixels = min(p.size[last] - pixel[last], Offset(cell));
     if constexpr (!staged) {
 #pragma unroll
         for (int plane = 0; plane < planes; ++plane)
@@ -129,44 +129,44 @@ __device__ void gather(const Scalar* __restrict__ columns, Scalar* __restrict__ 
                                                          i * word * p.pixel_stride[last]) =
                         word_of<word>(sums[plane] + i * word);
     } else {
-        // An odd pitch spreads the cells over the banks.
-        using Tile = StoredWord<word>[32][words | 1];
-        __shared__ Tile tiles[THREADS / 32];
+        // Word number n of a warp lies at n + n / 32, which spreads the cells over the banks.
+        __shared__ StoredWord<word> tiles[THREADS / 32][words][33];
         __shared__ long long firsts[THREADS / 32][32];
         __shared__ int counts[THREADS / 32][32];
-        const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-        Tile& tile = tiles[warp];
-        // Where a warp's cells lie end to end in memory it writes them as one run.
-        const bool run =
-            p.cells_form_runs || (live && cell_number >= lane && cell_number - lane + 32 <= p.full_cells);
-        if (!run)
+        StoredWord<word>* const tile = tiles[warp][0];
+        // Where a warp's cells lie end to end in memory, it writes them as one run; in another plane, they do
+        // not.
+        const Offset position = in_plane - __shfl_sync(~0u, in_plane, 0);
+        const Offset run = __shfl_sync(~0u, position + pixels, 31);
+        const bool is_run = p.cells_form_runs && run > 0;
+        const int number = is_run ? int(position) / word : lane * words;
+        Scalar* const run_first = first - position;
+        if (!is_run)
             firsts[warp][lane] = first - image;
-        first -= lane * cell;
 #pragma unroll
         for (int plane = 0; plane < planes; ++plane) {
-            if (!run)
-                counts[warp][lane] = plane < remaining ? int(pixels) : 0;
+            if (!is_run)
+                counts[warp][lane] = live && plane < remaining ? pixels : 0;
 #pragma unroll
             for (int i = 0; i < words; ++i)
-                tile[lane][i] = word_of<word>(sums[plane] + i * word);
+                if (live && i * word < pixels)
+                    tile[number + i + (number + i) / 32] = word_of<word>(sums[plane] + i * word);
             __syncwarp();
-            if (run) {
-                const auto row = reinterpret_cast<StoredWord<word>*>(first + plane * p.image_channel);
+            if (is_run) {
 #pragma unroll
-                for (int i = 0; i < words; ++i) {
-                    const int number = i * 32 + lane;
-                    if (plane < remaining)
-                        row[number] = tile[number / words][number % words];
-                }
+                for (int i = 0; i < words; ++i)
+                    if (plane < remaining && (i * 32 + lane) * word < run)
+                        reinterpret_cast<StoredWord<word>*>(
+                            run_first + plane * p.image_channel)[i * 32 + lane] = tile[i * 33 + lane];
             } else {
 #pragma unroll 1
                 for (int i = 0; i < words; ++i) {
                     trace_iteration(i);
-                    const int owner = (i * 32 + lane) / words, place = (i * 32 + lane) % words;
-                    Scalar* const cell_first = image + firsts[warp][owner] + plane * p.image_channel;
-                    if (place * word < counts[warp][owner])
-                        *reinterpret_cast<StoredWord<word>*>(
-                            cell_first + place * word * p.pixel_stride[last]) = tile[owner][place];
+                    const int owner = (i * 32 + lane) / words, place = (i * 32 + lane) % words * word;
+                    Scalar* const pixel =
+                        image + firsts[warp][owner] + plane * p.image_channel + place * p.pixel_stride[last];
+                    if (place < counts[warp][owner])
+                        *reinterpret_cast<StoredWord<word>*>(pixel) = tile[i * 33 + lane];
                 }
             }
             __syncwarp();

@@ -1,5 +1,4 @@
-// col2im by gathering: one thread owns one pixel of one or several planes and adds up the taps that land on
-// it.
+// col2im by gathering: a thread owns a pixel of one or several planes and adds up the taps that land on it.
 //
 //   columns  (batch, channels, *kernel, *blocks), any strides     read, a predicated load per tap
 //   image    (batch, channels, *size), any strides                written, each element once

@@ -1,10 +1,9 @@
-// col2im by gathering, for few pixels under very many taps: a block owns 32 pixels, whose taps its warps
-// split.
+// col2im by gathering, for few pixels under very many taps, which the warps of a block split.
 //
 //   columns  (batch, channels, *kernel, *blocks), any strides     read, a predicated load per tap
 //   image    (batch, channels, *size), any strides                written, each element once
 //
-// In every round the loading warps bring the next taps of the 32 pixels into shared memory, a lane per pixel,
+// A block owns 32 pixels, a lane each. In every round its loading warps bring the next taps into shared memory,
 // while the adding warp adds up those of the round before. It alone adds, in lexicographic order. No atomics
 // and no zero fill.
 #include "col2im.cuh"

@@ -291,11 +291,11 @@ def gather(problem: Problem) -> Plan:
     groups = -(-seen.channels // planes)
     items = seen.batch * groups * prod(extents)
     block = GATHER_THREADS
-    while row.stride > 2 and block * (row.stride + 1) * itemsize > STAGED_BYTES:
+    while row.stride > 1 and 33 * block // WARP * row.stride * itemsize > STAGED_BYTES:
         block //= 2
-    end_to_end = whole_cells and seen.pixel_strides == contiguous_strides(tuple(axis.size for axis in seen.axes))
+    contiguous = seen.pixel_strides == contiguous_strides(tuple(axis.size for axis in seen.axes))
     stored = f"in words of {word} bytes" if words else "one by one"
-    if row.stride * itemsize > 2 * (word if words else itemsize):
+    if row.stride * itemsize > (word if words else 2 * itemsize):
         stored = f"{stored}, staged in shared memory so that warps write whole runs"
     return _plan(
         problem,
@@ -308,10 +308,7 @@ def gather(problem: Problem) -> Plan:
         block=block,
         bits=offset_bits(OPERATION, _largest_offset(seen), items + block),
         defines={"PLANES": at_most, "WORD": word // itemsize, "PHASE": row.pad_begin % row.stride},
-        fields={
-            "full_cells": ("offset", row.size // row.stride if seen.pixel_strides[-1] == 1 else 0),
-            "cells_form_runs": ("int", int(end_to_end and prod(extents) % WARP == 0)),
-        },
+        fields={"cells_form_runs": ("int", int(contiguous and prod(extents) >= WARP))},
         reason=f"each thread adds up the taps of {_counted(row.stride, 'neighbouring pixel')} "
         f"of {_counted(planes, 'plane')}, stored {stored}",
     )
