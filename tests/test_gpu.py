@@ -384,8 +384,7 @@ def test_many_threads_call_at_once(cupy):
     current = cupy.cuda.runtime.getDevice()
 
     def repeat(thread):
-        stream = cupy.cuda.Stream(non_blocking=True)
-        with cupy.cuda.Device(current), stream:
+        with cupy.cuda.Device(current), cupy.cuda.Stream(non_blocking=True) as stream:
             for number in np.random.default_rng(thread).permutation(len(problems)):
                 call = problems[number]
                 result = call.on(cupy.asarray(call.data))
