@@ -1,12 +1,13 @@
-// col2im by gathering, for strides too large for one thread: a block owns some cells of a row, or some phases.
+// col2im by gathering, for strides too large for one thread: a block owns some cells of a row, or some
+// phases.
 //
 //   columns  (batch, channels, *kernel, *blocks), any strides     read, a predicated load per tap
 //   image    (batch, channels, *size), any strides                written, each element once
 //
-// A cell is a stride's worth of pixels along the last axis, a phase a pixel's place in its cell. A warp adds up
-// one phase at a time, a lane per cell, so that its lanes read neighbouring blocks of one tap. A lane's cells,
-// or planes, share the index arithmetic and have more loads in flight. The block then writes its tile from
-// shared memory along the row. Taps are added in lexicographic order. No atomics and no zero fill.
+// A cell is a stride's worth of pixels along the last axis, a phase a pixel's place in its cell. A warp adds
+// up one phase at a time, a lane per cell, so that its lanes read neighbouring blocks of one tap. A lane's
+// cells, or planes, share the index arithmetic and have more loads in flight. The block then writes its tile
+// from shared memory along the row. Taps are added in lexicographic order. No atomics and no zero fill.
 #include "col2im.cuh"
 
 #ifndef THREADS

@@ -3,9 +3,9 @@
 //   columns  (batch, channels, *kernel, *blocks), any strides     read, a predicated load per tap
 //   image    (batch, channels, *size), any strides                written, each element once
 //
-// A block owns 32 pixels, a lane each. In every round its loading warps bring the next taps into shared memory,
-// while the adding warp adds up those of the round before. It alone adds, in lexicographic order. No atomics
-// and no zero fill.
+// A block owns 32 pixels, a lane each. In every round its loading warps bring the next taps into shared
+// memory, while the adding warp adds up those of the round before. It alone adds, in lexicographic order. No
+// atomics and no zero fill.
 #include "col2im.cuh"
 
 #ifndef THREADS

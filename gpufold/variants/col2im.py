@@ -459,7 +459,7 @@ VARIANTS: dict[str, Variant] = {
 SPLIT_MIN_TAPS = 128
 SPLIT_MAX_FILL = 0.1
 """Of the device's resident threads: below it a thread per pixel leaves the memory idle while it adds."""
-PIXELS_MIN_STRIDE = 3
+PIXELS_MIN_STRIDE = 2
 """Where blocks are contiguous, from here on neighbouring pixels read neighbouring taps."""
 PHASES_MIN_STRIDE = 5
 """Below it a warp of pixels reads whole sectors of each tap it needs."""
