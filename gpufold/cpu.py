@@ -479,7 +479,7 @@ def _stores(axes: tuple[Axis, ...], low: int, high: int, origin: int) -> tuple[_
 def _fold_runs(columns: Array, image: Array, axes: tuple[Axis, ...], runs: _Runs) -> None:
     """Fold by runs; the last two axes of the columns lie flat in memory (see `_is_flat`)."""
     planes, rank, pitch = image.shape[:2], len(axes), columns.shape[-1]
-    flat, pairs = columns.reshape(*columns.shape[:-2], -1, copy=False), runs.flat.pairs
+    flat, pairs = columns.reshape(*columns.shape[:-2], -1, copy=False), list(runs.flat.pairs)
     scratch: Array = np.empty((*planes, *runs.flat.shape), image.dtype)
     zero = np.zeros((), image.dtype)
     if runs.first_covers:  # all but the ends: the first addition then need not read what it adds to

@@ -46,6 +46,14 @@ def test_a_variant_can_be_asked_for_and_a_device_given():
     assert gpufold.explain("col2im", (shape, "float32"), *arguments, device=small, **options).plan
 
 
+def test_the_prediction_is_the_bytes_at_copy_bandwidth():
+    shape, arguments, options = CALLS["im2col"]
+    device = Device("round numbers", (9, 0), multiprocessors=100, copy_bandwidth=1e12)
+    why = gpufold.explain("im2col", (shape, "float32"), *arguments, device=device, **options)
+    assert why.predicted_seconds == pytest.approx(why.plan.bytes_moved * 1e-12)
+    assert f"{why.plan.bytes_moved * 1e-6:.1f}" in str(why)
+
+
 def test_errors_are_those_of_the_call():
     with pytest.raises(ValueError, match=r"col2im: data axis 2 must be the number of blocks, got 63"):
         gpufold.explain("col2im", ((2, 27, 63), "float32"), (8, 8), (3, 3), pads_begin=1, pads_end=1)
