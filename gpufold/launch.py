@@ -16,6 +16,12 @@ from gpufold.sources import options, source_text
 MAX_ALIGNMENT = 256
 """CuPy's allocator aligns to this; more makes no difference to a kernel."""
 
+MEMORY_CLOCK_RATE, GLOBAL_MEMORY_BUS_WIDTH = 36, 37
+"""The runtime's numbers for these attributes of a device."""
+
+COPY_SHARE = 0.875
+"""Prediction: what a copy reaches of the memory's peak bandwidth."""
+
 
 def execute(
     operation: str,
@@ -72,11 +78,14 @@ def warmup(
 def device(number: int) -> Device:
     """Ask the driver for the facts that plans depend on."""
     properties = cupy.cuda.runtime.getDeviceProperties(number)
+    clock = cupy.cuda.runtime.deviceGetAttribute(MEMORY_CLOCK_RATE, number)
+    bits = cupy.cuda.runtime.deviceGetAttribute(GLOBAL_MEMORY_BUS_WIDTH, number)
     return Device(
         properties["name"].decode(),
         (properties["major"], properties["minor"]),
         properties["multiProcessorCount"],
         properties["maxThreadsPerMultiProcessor"],
+        COPY_SHARE * 2 * 1000 * clock * bits / 8,  # data moves on both edges of the clock, given in kHz
     )
 
 

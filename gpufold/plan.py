@@ -60,6 +60,8 @@ class Device:
     compute_capability: tuple[int, int]
     multiprocessors: int
     threads_per_multiprocessor: int = 2048
+    copy_bandwidth: float = 4.3e12
+    """Bytes per second, read and written together, that a copy is assumed to reach; the default is an H200's."""
 
 
 H200 = Device("NVIDIA H200", (9, 0), multiprocessors=132)
@@ -131,6 +133,8 @@ class Explanation:
     plan: Plan
     alternatives: dict[str, str]
     """Variant name to the reason why it was not taken."""
+    predicted_seconds: float
+    """For the bytes alone, at the device's copy bandwidth: a floor, not a measurement."""
 
     def __str__(self) -> str:
         plan = self.plan
@@ -139,7 +143,7 @@ class Explanation:
             [
                 f"{plan.operation}: {plan.variant}, because {plan.reason}",
                 f"  {plan.source}: {prod(plan.grid)} x {prod(plan.block)} threads, {defines}",
-                f"  at least {plan.bytes_moved:,} bytes to move",
+                f"  {plan.bytes_moved:,} bytes to move, in {self.predicted_seconds * 1e6:,.1f} us or more, as predicted",
                 *(f"  not {name}: {reason}" for name, reason in self.alternatives.items()),
             ]
         )
@@ -202,8 +206,8 @@ def explain(
         except Unsupported as unsupported:
             alternatives[name] = str(unsupported)
         else:
-            alternatives[name] = f"it would serve, {other.reason}"
-    return Explanation(plan, alternatives)
+            alternatives[name] = f"would serve: {other.reason}"
+    return Explanation(plan, alternatives, plan.bytes_moved / device.copy_bandwidth)
 
 
 # ---------------------------------------------------------------------------------------------
