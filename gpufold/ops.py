@@ -539,12 +539,10 @@ def _result(operation: str, library: ModuleType, name: str, array: Any, shape: S
     if library is np:
         if not out.flags.writeable:
             raise ValueError(f"{operation}: out must be writeable, got a read-only array")
-        overlap = np.may_share_memory(out, array) and _share_memory(out, array)
     else:
         if out.device != array.device:
             raise ValueError(f"{operation}: out must be on the device of {name}, {array.device}, got {out.device}")
-        overlap = library.shares_memory(out, array)
-    if overlap:
+    if _share_memory(library, out, array):
         raise ValueError(
             f"{operation}: out must share no memory with {name}, got arrays that overlap: shapes {out.shape} "
             f"and {array.shape}; pass a copy of one"
@@ -552,8 +550,28 @@ def _result(operation: str, library: ModuleType, name: str, array: Any, shape: S
     return out
 
 
-def _share_memory(first: Any, second: Any) -> bool:
-    """Whether two arrays share an element; where that is too hard to know, whether their bounds overlap."""
+class _Addresses:
+    """Where an array's elements lie, for NumPy's arithmetic on addresses; the memory, a GPU's, is never read."""
+
+    def __init__(self, array: Any) -> None:
+        self.__array_interface__ = {
+            "version": 3,
+            "data": (array.data.ptr, True),
+            "shape": array.shape,
+            "strides": array.strides,
+            "typestr": f"|V{array.itemsize}",
+        }
+
+
+def _share_memory(library: ModuleType, first: Any, second: Any) -> bool:
+    """Whether two arrays share an element; where that is too hard to know, whether their bounds overlap.
+
+    CuPy would find out on the device, with a list of all addresses and a synchronisation.
+    """
+    if not library.may_share_memory(first, second):  # compares bounds, for CuPy too
+        return False
+    if library is not np:
+        first, second = np.asarray(_Addresses(first)), np.asarray(_Addresses(second))
     try:
         return np.shares_memory(first, second, max_work=10_000)  # type: ignore[arg-type]
     except np.exceptions.TooHardError:
