@@ -143,7 +143,7 @@ class Explanation:
             [
                 f"{plan.operation}: {plan.variant}, because {plan.reason}",
                 f"  {plan.source}: {prod(plan.grid)} x {prod(plan.block)} threads, {defines}",
-                f"  {plan.bytes_moved:,} bytes to move, in {self.predicted_seconds * 1e6:,.1f} us or more, as predicted",
+                f"  {plan.bytes_moved:,} bytes, in {self.predicted_seconds * 1e6:,.1f} us or more by prediction",
                 *(f"  not {name}: {reason}" for name, reason in self.alternatives.items()),
             ]
         )
