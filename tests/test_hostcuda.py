@@ -8,13 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import definition
-import hostcuda
 import numpy as np
 import pytest
+
+import hostcuda
+from gpufold.plan import H200, Plan
 from hostcuda import cubin
 from hostcuda.prediction import resident_threads
-
-from gpufold.plan import H200, Plan
 
 pytestmark = pytest.mark.hostcuda
 
