@@ -62,11 +62,15 @@ def stand_in() -> ModuleType:
         "multiProcessorCount": H200.multiprocessors,
         "maxThreadsPerMultiProcessor": H200.threads_per_multiprocessor,
     }
-    runtime = SimpleNamespace(getDevice=lambda: 0, getDeviceProperties=lambda number: properties)
+    runtime = SimpleNamespace(
+        getDevice=lambda: 0,
+        getDeviceProperties=lambda number: properties,
+        deviceGetAttribute=lambda attribute, number: 1,
+    )
     vars(module).update(
         ndarray=StandInArray,
         empty=cache(StandInArray),  # so that it costs next to nothing
-        shares_memory=lambda first, second: False,
+        may_share_memory=lambda first, second: False,
         cuda=SimpleNamespace(runtime=runtime, Device=lambda number: nullcontext()),
         RawModule=lambda **options: SimpleNamespace(get_function=lambda symbol: lambda *launch: None),
     )
