@@ -14,8 +14,8 @@ from rich.table import Table
 from bench.problems import Problem, sliding, space
 from bench.results import Row, Run
 from gpufold.plan import ELEMENT_TYPES
-from gpufold.variants import col2im, unfold
-from gpufold.variants import space as space_variants
+from gpufold.planners import col2im, unfold
+from gpufold.planners import space as space_variants
 
 
 @dataclass(frozen=True)

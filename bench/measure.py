@@ -15,7 +15,8 @@ from bench.peers import Call, Peer, installed
 from bench.problems import Problem, dtype_of
 from bench.results import COPY, OURS, Row, Run, command_line, commit, now, processor, version
 from bench.timing import Clock, CpuClock, GpuClock, Times, interleave, keep_freed_memory
-from gpufold.plan import Device, Operand, choose
+from gpufold.plan import Device, Operand
+from gpufold.planners import choose
 from gpufold.threads import for_each
 
 THREADED_COPY_BYTES = 1 << 20

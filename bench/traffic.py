@@ -19,7 +19,8 @@ import gpufold
 from bench.problems import Problem
 from bench.results import ROOT, Run
 from gpufold.geometry import Axis, SlidingGeometry
-from gpufold.plan import H200, Operand, Plan, Unsupported, choose, grid_blocks, pack, parameter_type
+from gpufold.plan import H200, Operand, Plan, Unsupported, grid_blocks, pack, parameter_type
+from gpufold.planners import choose
 
 SCALED = replace(H200, multiprocessors=1)
 """The device that plans are made for here: the fraction of an H200 that the problems are shrunk to."""

@@ -9,9 +9,9 @@
 array([0., 2., 4., 3.])
 """
 
-import gpufold.variants  # noqa: F401  the package, whose name the function below takes
 from gpufold.ops import batch_to_space, col2im, explain, im2col, space_to_batch, warmup
-from gpufold.plan import Unsupported, variants
+from gpufold.plan import Unsupported
+from gpufold.planners import variants
 from gpufold.threads import get_num_threads, set_num_threads
 
 __version__ = "0.1.0"

@@ -10,7 +10,8 @@ import cupy
 import numpy as np
 
 from gpufold.geometry import SlidingGeometry, SpaceGeometry
-from gpufold.plan import Device, Operand, Plan, Unsupported, choose
+from gpufold.plan import Device, Operand, Plan, Unsupported
+from gpufold.planners import choose
 from gpufold.sources import options, source_text
 
 MAX_ALIGNMENT = 256

@@ -11,7 +11,7 @@ from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
-from gpufold import cpu, plan
+from gpufold import cpu, planners
 from gpufold.geometry import (
     Size,
     SlidingGeometry,
@@ -22,7 +22,8 @@ from gpufold.geometry import (
     image_geometry,
     space_to_batch_geometry,
 )
-from gpufold.plan import ELEMENT_TYPES, H200, Device, Explanation, Operand, Plan, Unsupported, variants
+from gpufold.plan import ELEMENT_TYPES, H200, Device, Operand, Plan, Unsupported
+from gpufold.planners import Explanation, variants
 
 
 class Array(Protocol):
@@ -336,7 +337,7 @@ def explain(
 
     Returns
     -------
-    gpufold.plan.Explanation
+    gpufold.planners.Explanation
         The plan and, by name of variant, why it was not taken; printing it says all.
 
     Raises
@@ -352,7 +353,7 @@ def explain(
             from gpufold import launch
 
             device = launch.device(data.device.id)
-    return plan.explain(operation, geometry, dtype, input, output, device, variant, deterministic)
+    return planners.explain(operation, geometry, dtype, input, output, device, variant, deterministic)
 
 
 def warmup(

@@ -1,15 +1,13 @@
 """What a GPU launch needs, as data: a geometry, an element type and device facts become a Plan.
 
 Everything here is pure. Two executors run the same plan: `gpufold.launch` on a GPU and the host
-build of the kernels, `tests/hostcuda`, on a CPU. The kernel variants are in `gpufold.variants`.
+build of the kernels, `tests/hostcuda`, on a CPU. `gpufold.planners` makes them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import lru_cache
-from math import prod
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -124,90 +122,6 @@ class Plan:
 
 Variant: TypeAlias = Callable[[Problem], Plan]
 """Gives the plan of one kernel variant or raises Unsupported with the reason."""
-
-
-@dataclass(frozen=True, slots=True)
-class Explanation:
-    """The plan a call would run, and what became of every other variant."""
-
-    plan: Plan
-    alternatives: dict[str, str]
-    """Variant name to the reason why it was not taken."""
-    predicted_seconds: float
-    """For the bytes alone, at the device's copy bandwidth: a floor, not a measurement."""
-
-    def __str__(self) -> str:
-        plan = self.plan
-        defines = " ".join(f"{name}={value}" for name, value in plan.defines)
-        return "\n".join(
-            [
-                f"{plan.operation}: {plan.variant}, because {plan.reason}",
-                f"  {plan.source}: {prod(plan.grid)} x {prod(plan.block)} threads, {defines}",
-                f"  {plan.bytes_moved:,} bytes, in {self.predicted_seconds * 1e6:,.1f} us or more by prediction",
-                *(f"  not {name}: {reason}" for name, reason in self.alternatives.items()),
-            ]
-        )
-
-
-def variants(operation: str) -> tuple[str, ...]:
-    """Name the kernel variants of an operation, the values that `variant` takes besides "auto".
-
-    >>> "gather" in variants("col2im")
-    True
-    """
-    from gpufold.variants import VARIANTS  # the variants are written in terms of this module
-
-    if operation not in VARIANTS:
-        raise ValueError(f"variants: operation must be one of {', '.join(VARIANTS)}, got {operation!r}")
-    return tuple(VARIANTS[operation])
-
-
-@lru_cache(maxsize=4096)
-def choose(
-    operation: str,
-    geometry: SlidingGeometry | SpaceGeometry,
-    dtype: str,
-    input: Operand,
-    output: Operand,
-    device: Device = H200,
-    variant: str = "auto",
-    deterministic: bool = True,
-) -> Plan:
-    """Plan a call on arrays with at least one element; a variant that is named must serve it, else Unsupported."""
-    from gpufold.variants import CHOICES, VARIANTS
-
-    names = variants(operation)
-    problem = Problem(geometry, dtype, input, output, device, deterministic)
-    if variant == "auto":
-        return CHOICES[operation](problem)
-    if variant not in names:
-        raise ValueError(f"{operation}: variant must be auto or one of {', '.join(names)}, got {variant!r}")
-    return VARIANTS[operation][variant](problem)
-
-
-def explain(
-    operation: str,
-    geometry: SlidingGeometry | SpaceGeometry,
-    dtype: str,
-    input: Operand,
-    output: Operand,
-    device: Device = H200,
-    variant: str = "auto",
-    deterministic: bool = True,
-) -> Explanation:
-    """Plan a call and say why every other variant was not taken."""
-    plan = choose(operation, geometry, dtype, input, output, device, variant, deterministic)
-    alternatives = {}
-    for name in variants(operation):
-        if name == plan.variant:
-            continue
-        try:
-            other = choose(operation, geometry, dtype, input, output, device, name, deterministic)
-        except Unsupported as unsupported:
-            alternatives[name] = str(unsupported)
-        else:
-            alternatives[name] = f"would serve: {other.reason}"
-    return Explanation(plan, alternatives, plan.bytes_moved / device.copy_bandwidth)
 
 
 # ---------------------------------------------------------------------------------------------

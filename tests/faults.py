@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 CHECKOUT = Path(__file__).parents[1]
-PLANNERS = "gpufold/variants"
+PLANNERS = "gpufold/planners"
 
 COL2IM = "tests/test_col2im_kernels.py::test_"
 IM2COL = "tests/test_im2col_kernels.py::test_"

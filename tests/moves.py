@@ -7,7 +7,7 @@ from math import prod
 import numpy as np
 
 import hostcuda
-from gpufold import plan as planning
+from gpufold import planners
 from gpufold.plan import H200, Device, Operand
 
 ONE_THREAD = Device("a tiny one", (9, 0), multiprocessors=1, threads_per_multiprocessor=1)
@@ -36,7 +36,7 @@ def operand(array):
 
 
 def plan_for(operation, geometry, data, result, variant, device=H200):
-    return planning.choose(operation, geometry, data.dtype.name, operand(data), operand(result), device, variant)
+    return planners.choose(operation, geometry, data.dtype.name, operand(data), operand(result), device, variant)
 
 
 def check(operation, geometry, data, want, variant, device=H200, result=None, **run):

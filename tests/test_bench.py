@@ -31,7 +31,8 @@ from bench.results import Row, Run, geometric_mean
 from bench.timing import LEAST_SAMPLES, MOST_SAMPLES, CpuClock, GpuClock, Times, interleave
 from bench.traffic import Line, traffic_table
 from gpufold.geometry import SlidingGeometry, batch_to_space_geometry, columns_geometry
-from gpufold.plan import H200, Operand, Unsupported, choose
+from gpufold.plan import H200, Operand, Unsupported
+from gpufold.planners import choose
 
 pytestmark = pytest.mark.filterwarnings(r"ignore:\s*nccl library")  # sigpy imports CuPy, which looks for it
 
@@ -428,7 +429,7 @@ def test_geometric_mean_leaves_out_what_was_not_measured():
 def test_each_sweep_measures_a_threshold_that_the_planner_has():
     for sweep in sweeps(132, 2048):
         module, name = sweep.threshold.split(".")
-        constant = getattr(importlib.import_module(f"gpufold.variants.{module}"), name)
+        constant = getattr(importlib.import_module(f"gpufold.planners.{module}"), name)
         assert constant == sweep.present - sweep.largest
         values = [value for value, _ in sweep.points]
         assert values == sorted(set(values))

@@ -19,7 +19,8 @@ import gpufold
 import hostcuda
 from gpufold import plan as planning
 from gpufold.geometry import columns_geometry
-from gpufold.plan import ELEMENT_TYPES, H200, Operand, Unsupported, choose, explain, variants
+from gpufold.plan import ELEMENT_TYPES, H200, Operand, Unsupported
+from gpufold.planners import choose, explain, variants
 
 pytestmark = pytest.mark.hostcuda
 

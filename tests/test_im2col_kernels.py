@@ -11,8 +11,10 @@ from cases import CASES, Case, random_case
 from moves import DEVICES, DTYPES, ONE_THREAD, check, random_bits
 
 from gpufold import plan as planning
+from gpufold import planners
 from gpufold.geometry import image_geometry
-from gpufold.plan import H200, Operand, Unsupported, variants
+from gpufold.plan import H200, Operand, Unsupported
+from gpufold.planners import variants
 
 pytestmark = pytest.mark.hostcuda
 
@@ -136,12 +138,12 @@ def test_columns_of_any_strides_are_written_in_place(kernel, stride, spaced):
 @pytest.mark.parametrize("case", [*STAGED_CASES, *UNSPLIT_CASES], ids=str)
 def test_wide_offsets_give_the_same(case, monkeypatch):
     monkeypatch.setattr(planning, "INT32_MAX", 10)
-    planning.choose.cache_clear()
+    planners.choose.cache_clear()
     image = random_bits(case.image_shape, "float32")
     for variant in variants_for(case.kernel_size):
         plan = check("im2col", geometry_of(case), image, want_of(case, image), variant, ONE_THREAD)
         assert dict(plan.defines)["OFFSET"] == "long long"
-    planning.choose.cache_clear()
+    planners.choose.cache_clear()
 
 
 def test_a_short_row_behind_a_wide_word_keeps_its_bytes():
@@ -161,7 +163,7 @@ def plan_of_shape(shape, kernel, variant="auto", steps=None, **arguments):
     arguments = {"strides": 1, "dilations": 1, "pads_begin": 0, "pads_end": 0} | arguments
     geometry = image_geometry(shape, kernel, **arguments)
     image = Operand(shape, steps) if steps else Operand.contiguous(shape)
-    return planning.choose(
+    return planners.choose(
         "im2col", geometry, "float32", image, Operand.contiguous(geometry.columns_shape), H200, variant
     )
 
@@ -203,7 +205,7 @@ def test_large_strides_are_staged():
     ]:
         geometry = image_geometry(shape, kernel, stride, 1, 0, 0)
         image, columns = Operand.contiguous(shape), Operand.contiguous(geometry.columns_shape)
-        assert planning.choose("im2col", geometry, "float32", image, columns).variant == variant, shape
+        assert planners.choose("im2col", geometry, "float32", image, columns).variant == variant, shape
 
 
 def test_staging_refuses_rows_of_one_tap():

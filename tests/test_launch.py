@@ -10,7 +10,8 @@ import pytest
 
 from gpufold import sources
 from gpufold.geometry import batch_to_space_geometry, columns_geometry, image_geometry
-from gpufold.plan import H200, Operand, Unsupported, choose, variants
+from gpufold.plan import H200, Operand, Unsupported
+from gpufold.planners import choose, variants
 
 pytestmark = pytest.mark.peer("cupy")
 

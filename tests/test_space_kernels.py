@@ -11,8 +11,10 @@ from cases import SPACE_CASES, SpaceCase, random_space_case
 from moves import DEVICES, DTYPES, ONE_THREAD, check, random_bits
 
 from gpufold import plan as planning
+from gpufold import planners
 from gpufold.geometry import batch_to_space_geometry, space_to_batch_geometry
-from gpufold.plan import Operand, Unsupported, variants
+from gpufold.plan import Operand, Unsupported
+from gpufold.planners import variants
 
 pytestmark = pytest.mark.hostcuda
 
@@ -115,7 +117,7 @@ def test_many_random_geometries_are_the_definition(operation, seed):
 @pytest.mark.parametrize("case", REPRESENTATIVE_CASES, ids=str)
 def test_wide_offsets_give_the_same(operation, case, monkeypatch):
     monkeypatch.setattr(planning, "INT32_MAX", 5)
-    planning.choose.cache_clear()
+    planners.choose.cache_clear()
     geometry, data, want = problem(operation, case, "float32")
     for variant in variants(operation):
         try:
@@ -123,7 +125,7 @@ def test_wide_offsets_give_the_same(operation, case, monkeypatch):
         except Unsupported:
             continue
         assert dict(plan.defines)["OFFSET"] == "long long"
-    planning.choose.cache_clear()
+    planners.choose.cache_clear()
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)
@@ -196,7 +198,7 @@ def defines_of(operation, variant, case, dtype="float32", alignment=256):
         geometry = space_to_batch_geometry(case.space_shape, *arguments)
         shapes = geometry.space_shape, geometry.batch_shape
     data, result = (Operand.contiguous(shape, alignment) for shape in shapes)
-    return dict(planning.choose(operation, geometry, dtype, data, result, variant=variant).defines)
+    return dict(planners.choose(operation, geometry, dtype, data, result, variant=variant).defines)
 
 
 def nhwc(channels, crop=0):
@@ -293,7 +295,7 @@ def test_the_choice_follows_the_last_axis():
         )
         shapes = (geometry.batch_shape, geometry.space_shape)
         data, result = map(Operand.contiguous, shapes if operation == "batch_to_space" else reversed(shapes))
-        return planning.choose(operation, geometry, dtype, data, result).variant
+        return planners.choose(operation, geometry, dtype, data, result).variant
 
     assert choice("batch_to_space", (4, 64, 56, 56), (1, 2, 2)) == "interleave"
     assert choice("batch_to_space", (4, 56, 56, 64), (2, 2, 1)) == "index_map"

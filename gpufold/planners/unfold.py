@@ -10,17 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from math import gcd, prod
 
-from gpufold.plan import (
-    Device,
-    Plan,
-    Unsupported,
-    divisor,
-    grid_blocks,
-    offset_bits,
-    offset_type,
-    pack,
-    parameter_type,
-)
+from gpufold.plan import Device, Plan, Unsupported, divisor, grid_blocks, offset_bits, offset_type, pack, parameter_type
 
 THREADS_PER_BLOCK = 256
 

@@ -6,8 +6,8 @@ from math import gcd, prod
 
 from gpufold.geometry import SlidingGeometry
 from gpufold.plan import ELEMENT_TYPES, Plan, Problem, Variant
-from gpufold.variants import unfold
-from gpufold.variants.unfold import Unfold, UnfoldAxis
+from gpufold.planners import unfold
+from gpufold.planners.unfold import Unfold, UnfoldAxis
 
 
 def _unfold(problem: Problem) -> Unfold:

@@ -18,8 +18,8 @@ from gpufold.plan import (
     pack,
     parameter_type,
 )
-from gpufold.variants import unfold
-from gpufold.variants.unfold import (
+from gpufold.planners import unfold
+from gpufold.planners.unfold import (
     GRID_ROWS,
     LONG_ROW_BYTES,
     PLANES_PER_THREAD,
