@@ -15,11 +15,12 @@ WITH_CUPY := $(if $(CUPY),$(COMMA)$(CUPY))
 # Without a driver the tests still compile what CuPy would launch: its wheel alone, without CUDA's libraries.
 CUPY_FOR_TESTS := $(if $(CUPY),,cupy-cuda13x)
 
-.PHONY: help bench test lint format sanitize clean
+.PHONY: help bench test faults lint format sanitize clean
 
 help:
 	@echo "make bench          the photograph, then the quick table of the benchmark"
 	@echo "make test           the tests; PEERS=1 adds comparisons with other libraries, ARGS=... goes to pytest"
+	@echo "make faults         breaks the code on purpose, fault by fault, and names the test that notices"
 	@echo "make lint           what must be clean before a commit"
 	@echo "make format         Python and CUDA sources in their one format"
 	@echo "make sanitize       compute-sanitizer over every kernel variant (needs a GPU and the CUDA toolkit)"
@@ -31,6 +32,9 @@ bench: $(VENV)/.bench
 
 test: $(VENV)/.test $(if $(PEERS),$(VENV)/.peers)
 	$(BIN)/python -m pytest $(ARGS)
+
+faults: $(VENV)/.test
+	$(BIN)/python tests/faults.py
 
 lint: $(VENV)/.lint
 	$(BIN)/ruff check .
