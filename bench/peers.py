@@ -137,6 +137,42 @@ def _scatter_add(problem: Problem, data: Any, threads: int) -> Call | None:
     return Call(run, lambda image: image[:, :size].reshape(geometry.image_shape))
 
 
+# ---- SciPy and CuPy's overlap-add
+
+
+def _istft(problem: Problem, data: Any, threads: int) -> Call | None:
+    """Overlap-add as the inverse of a short-time Fourier transform, with a rectangular window.
+
+    Its time holds the inverse transforms too; the mean that it gives becomes the sum again outside of it.
+    """
+    geometry = problem.geometry
+    if problem.operation != "col2im" or not isinstance(geometry, SlidingGeometry) or len(geometry.axes) != 1:
+        return None
+    (axis,) = geometry.axes
+    if axis.dilation != 1 or axis.pad_begin or axis.pad_end or axis.stride > axis.kernel or data.dtype.kind != "f":
+        return None
+    if isinstance(data, np.ndarray):
+        library: Any = np
+        from scipy.signal import istft
+    else:
+        library = sys.modules["cupy"]
+        from cupyx.scipy.signal import istft
+
+    segments = data.reshape(geometry.planes, axis.kernel, axis.blocks)
+    spectra = library.fft.rfft(segments, axis=1).astype(library.result_type(data.dtype, np.complex64)) / axis.kernel
+    count = library.zeros(axis.size, data.dtype)
+    for block in range(axis.blocks):
+        count[block * axis.stride : block * axis.stride + axis.kernel] += 1
+    options = {"nperseg": axis.kernel, "nfft": axis.kernel, "noverlap": axis.kernel - axis.stride}
+
+    def as_sums(answer: Any) -> Any:
+        mean = library.zeros((geometry.planes, axis.size), data.dtype)
+        mean[:, : answer.shape[-1]] = answer
+        return library.rint(mean * count).astype(data.dtype).reshape(geometry.image_shape)
+
+    return Call(lambda: istft(spectra, window="boxcar", boundary=False, **options)[1], as_sums)
+
+
 # ---- torch
 
 
@@ -363,6 +399,8 @@ PEERS: tuple[Peer, ...] = (
     Peer("unfoldNd", "unfoldNd", "unfoldNd", ("cpu", "gpu"), _unfold_nd),
     Peer("tensorflow", "tensorflow", "tensorflow", ("cpu",), _tensorflow),
     Peer("numpy", "numpy", "numpy", ("cpu",), _composition),
+    Peer("istft", "scipy", "scipy", ("cpu",), _istft),
+    Peer("istft", "", "cupyx", ("gpu",), _istft),
     Peer("torch.compile", "torch", "torch", ("gpu",), _torch_compile),
     Peer("cupy", "", "cupy", ("gpu",), _composition),
     Peer("scatter_add", "", "cupyx", ("gpu",), _scatter_add),
