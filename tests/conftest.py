@@ -31,9 +31,17 @@ def no_compiler() -> str | None:
     return hostcuda.unavailable()
 
 
+def no_cuda_compiler() -> str | None:
+    """Why tests of marker `nvrtc` cannot run, or None."""
+    import hostcuda
+
+    return hostcuda.cubin.unavailable()
+
+
 def pytest_configure(config):
     config.addinivalue_line("markers", "gpu: needs a CUDA device and CuPy")
     config.addinivalue_line("markers", "hostcuda: runs the kernels on the CPU, which needs g++")
+    config.addinivalue_line("markers", "nvrtc: compiles the kernels for GPUs, which needs NVRTC and cuobjdump")
     config.addinivalue_line("markers", "peer(name): compares with another library, by its module's name")
     config.addinivalue_line("markers", "many: a longer run of random problems, with --many")
 
@@ -43,7 +51,7 @@ def pytest_addoption(parser):
 
 
 def pytest_collection_modifyitems(config, items):
-    checks = {"gpu": no_gpu, "hostcuda": no_compiler}
+    checks = {"gpu": no_gpu, "hostcuda": no_compiler, "nvrtc": no_cuda_compiler}
     answers = {}
     kept, dropped = [], []
     for item in items:

@@ -1,0 +1,175 @@
+"""What the kernels become and what they move: a change that makes one slower turns a test red without a GPU.
+
+The limits are today's figures with a margin of a tenth; the fractions of a copy are predictions (hostcuda/prediction.py
+has the assumptions), never measurements.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from functools import cache
+from math import prod
+
+import numpy as np
+import pytest
+from cases import CASES, SPACE_CASES
+
+import hostcuda
+from bench.problems import PROBLEMS
+from bench.traffic import ELEMENTS, plan_of
+from gpufold.geometry import batch_to_space_geometry, columns_geometry
+from gpufold.plan import H200, Operand, Unsupported
+from gpufold.planners import choose, variants
+from gpufold.sources import KERNELS
+
+pytestmark = pytest.mark.nvrtc
+
+DTYPES = ("float32", "float16", "bfloat16", "complex64", "complex128", "float64", "bool", "uint8", "int16", "int64")
+SOURCES = sorted(path.name for path in KERNELS.glob("*.cu"))
+
+
+@cache
+def specialisations():
+    """Everything that the planner has compiled for the named cases: source to the list of its defines."""
+    found: dict[str, dict] = {source: {} for source in SOURCES}
+
+    def collect(operation, geometry, input_shape, output_shape):
+        for dtype in DTYPES:
+            for variant in variants(operation):
+                operands = Operand.contiguous(input_shape), Operand.contiguous(output_shape)
+                try:
+                    plan = choose(operation, geometry, dtype, *operands, H200, variant)
+                except Unsupported:
+                    continue
+                found[plan.source][plan.defines] = None
+
+    for case in CASES:
+        geometry = columns_geometry(case.columns_shape, case.output_size, case.kernel_size, **case.arguments)
+        collect("col2im", geometry, geometry.columns_shape, geometry.image_shape)
+        collect("im2col", geometry, geometry.image_shape, geometry.columns_shape)
+    for case in SPACE_CASES:
+        if prod(case.space_shape):
+            geometry = batch_to_space_geometry(case.batch_shape, case.block_shape, case.crops_begin, case.crops_end)
+            collect("batch_to_space", geometry, geometry.batch_shape, geometry.space_shape)
+            collect("space_to_batch", geometry, geometry.space_shape, geometry.batch_shape)
+    return {source: list(defines) for source, defines in found.items()}
+
+
+@pytest.mark.parametrize("architecture", hostcuda.cubin.ARCHITECTURES)
+@pytest.mark.parametrize("source", SOURCES)
+def test_every_kernel_compiles_for_every_architecture(source, architecture):
+    """One specialisation of each source, another for each architecture; --many compiles them all."""
+    defines = random.Random(f"{source} {architecture}").choice(specialisations()[source])
+    assert hostcuda.cubin.compile(source, defines, architecture).code, defines
+
+
+@pytest.mark.many
+@pytest.mark.parametrize("architecture", hostcuda.cubin.ARCHITECTURES)
+@pytest.mark.parametrize("source", SOURCES)
+def test_every_specialisation_compiles_for_every_architecture(source, architecture, capsys):
+    seconds = [
+        hostcuda.cubin.compile(source, defines, architecture).compile_seconds for defines in specialisations()[source]
+    ]
+    with capsys.disabled():
+        print(
+            f"\n{source} sm_{architecture}: {len(seconds)} specialisations, median {np.median(seconds) * 1e3:.0f} ms, "
+            f"slowest {max(seconds) * 1e3:.0f} ms"
+        )
+
+
+REGIMES = {problem.name: problem for problem in PROBLEMS}
+
+SPILLS: dict[tuple[str, str], int] = {}
+"""Bytes of stack that a problem's kernel may take, by (problem, dtype); everything else takes none."""
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "complex64"])
+@pytest.mark.parametrize("name", REGIMES)
+def test_nothing_spills(name, dtype):
+    plan = plan_of(REGIMES[name].for_gpu, "auto", dtype, whole=True)
+    assert hostcuda.figures(plan).stack_bytes <= SPILLS.get((name, dtype), 0), plan
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The most that the chosen kernel may ask for, and the least that is predicted of it."""
+
+    load_sectors: float
+    """Requested, over the floor."""
+    store_sectors: float
+    memory: float
+    """What passes the caches, over the floor."""
+    instructions: float
+    """On the main path of all threads, per element of the larger array."""
+    load_phases: int
+    fraction_of_copy: float
+
+
+LIMITS = {
+    "col2im-resnet-3x3-s1": Limits(1.66, 1.11, 1.05, 8.96, 2, 0.95),
+    "col2im-resnet-3x3-s2": Limits(1.57, 1.11, 1.05, 14.92, 2, 0.95),
+    "col2im-maps-14x14": Limits(1.32, 1.26, 1.05, 8.96, 2, 0.95),
+    "col2im-maps-7x7": Limits(1.35, 1.5, 1.05, 8.96, 2, 0.95),
+    "col2im-dcgan-4x4-s2": Limits(1.09, 1.11, 1.05, 9.56, 2, 0.95),
+    "col2im-dcgan-5x5-s2": Limits(1.3, 1.11, 1.05, 8.76, 2, 0.95),
+    "col2im-vit-16x16-s16": Limits(1.11, 1.11, 1.05, 15.34, 2, 0.95),
+    "col2im-tiles-16x16-s8": Limits(1.35, 1.11, 1.05, 9.54, 3, 0.95),
+    # bound by instructions: few stores share a thread's index arithmetic
+    "col2im-tiles-256x256-s192": Limits(1.77, 1.11, 1.41, 48.85, 2, 0.59),
+    "col2im-patches-8x8-s1": Limits(1.35, 1.11, 1.05, 1.33, 2, 0.94),
+    "col2im-atrous-3x3-d2": Limits(1.73, 1.34, 1.05, 8.96, 2, 0.95),
+    "col2im-atrous-5x5-d2": Limits(1.3, 1.11, 1.05, 6.9, 4, 0.95),
+    "col2im-audio-400-s160": Limits(1.34, 1.11, 1.06, 8.59, 2, 0.92),
+    "col2im-audio-2048-s512": Limits(1.35, 1.11, 1.08, 5.51, 2, 0.9),
+    "col2im-volume-3x3x3": Limits(1.05, 1.11, 1.05, 6.48, 4, 0.95),
+    # bound by the L2 cache: rows of four blocks leave sectors half used
+    "col2im-microscopy-32x32x32-s16": Limits(2.84, 1.11, 1.34, 10.04, 2, 0.72),
+    "col2im-mri-8x8-s4": Limits(1.21, 1.11, 1.05, 15.72, 3, 0.94),
+    "im2col-resnet-3x3-s1": Limits(11.19, 1.11, 1.05, 11.0, 4, 0.95),
+    "im2col-vit-16x16-s16": Limits(1.11, 1.11, 1.05, 3.26, 3, 0.95),
+    "im2col-tiles-16x16-s8": Limits(3.19, 1.35, 1.06, 1.64, 3, 0.93),
+    # bound by the L2 cache: taps of a chunk read overlapping samples anew
+    "im2col-audio-400-s160": Limits(2.75, 1.31, 1.05, 2.71, 2, 0.78),
+    "batch_to_space-nchw-2x2": Limits(1.11, 1.11, 1.05, 7.46, 3, 0.95),
+    "batch_to_space-nchw-4x4": Limits(1.42, 1.11, 1.05, 8.81, 5, 0.94),
+    "batch_to_space-nhwc-2x2": Limits(1.11, 1.11, 1.05, 5.13, 3, 0.95),
+    "batch_to_space-nchw-cropped": Limits(1.32, 1.17, 1.05, 14.06, 3, 0.95),
+    "batch_to_space-volume-2x2x2": Limits(1.11, 1.11, 1.05, 7.77, 3, 0.95),
+    "space_to_batch-nchw-2x2": Limits(2.21, 1.11, 1.05, 14.41, 6, 0.95),
+    # bound by instructions: a tile is turned in shared memory
+    "space_to_batch-nchw-4x4": Limits(1.11, 1.11, 1.05, 3.79, 2, 0.84),
+    "space_to_batch-nhwc-2x2": Limits(1.11, 1.11, 1.05, 3.15, 6, 0.95),
+}
+
+
+@pytest.mark.hostcuda
+@pytest.mark.parametrize("name", LIMITS)
+def test_no_kernel_asks_for_more_than_it_did(name):
+    limits, got = LIMITS[name], measure(name)
+    for figure, most in vars(limits).items():
+        if figure == "fraction_of_copy":
+            assert got.fraction_of_copy >= most, f"{got}"
+        else:
+            assert getattr(got, figure) <= most, f"{figure} of {got}"
+
+
+def measure(name) -> Limits:
+    full, dtype = REGIMES[name].for_gpu, REGIMES[name].dtypes[0]
+    shrunk = full.shrunk(ELEMENTS)
+    whole = plan_of(full, "auto", dtype, whole=True)
+    data = shrunk.data(dtype)
+    result = np.empty(shrunk.output_shape, data.dtype)
+    plan = plan_of(shrunk, whole.variant, dtype, whole=False)
+    traffic = hostcuda.traffic(plan, data, result, scale=H200.multiprocessors)
+    np.testing.assert_array_equal(result, shrunk.expected(data))
+    figures = hostcuda.figures(whole)
+    threads = prod(whole.grid) * prod(whole.block)
+    return Limits(
+        traffic.requested_loads,
+        traffic.requested_stores,
+        traffic.memory,
+        figures.instructions * threads / max(prod(full.input_shape), prod(full.output_shape)),
+        figures.load_phases,
+        hostcuda.predict(whole, traffic, figures).fraction_of_copy,
+    )
