@@ -90,7 +90,6 @@ def naive_gather(problem: Problem, dtype: str) -> Plan:
             planes=geometry.planes,
             **{field: tuple(getattr(axis, name) for axis in axes) for field, name in names.items()},
         ),
-        zero_output=False,
         bytes_moved=problem.compulsory_bytes("float32"),
         reason="one thread per pixel, as peers do",
     )

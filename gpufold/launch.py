@@ -10,12 +10,15 @@ import cupy
 import numpy as np
 
 from gpufold.geometry import SlidingGeometry, SpaceGeometry
-from gpufold.plan import Device, Operand, Plan, Unsupported
+from gpufold.plan import PLAIN, Device, Fusion, Operand, Plan, Unsupported
 from gpufold.planners import choose
 from gpufold.sources import options, source_text
 
 MAX_ALIGNMENT = 256
 """CuPy's allocator aligns to this; more makes no difference to a kernel."""
+
+NULL = np.uintp(0)
+"""A pointer to nothing, as a kernel's argument."""
 
 MEMORY_CLOCK_RATE, GLOBAL_MEMORY_BUS_WIDTH = 36, 37
 """The runtime's numbers for these attributes of a device."""
@@ -31,6 +34,8 @@ def execute(
     result: Any,
     variant: str = "auto",
     deterministic: bool = True,
+    fusion: Fusion = PLAIN,
+    window: Any = None,
 ) -> None:
     """Compute an operation on arrays of one device that have elements, on its current stream."""
     device = data.device.id
@@ -47,17 +52,18 @@ def execute(
         device,
         variant,
         deterministic,
+        fusion,
     )
     if cupy.cuda.runtime.getDevice() == device:
-        kernel(data, result)
+        kernel(data, result, window)
     else:
         with cupy.cuda.Device(device):
-            kernel(data, result)
+            kernel(data, result, window)
 
 
-def run(plan: Plan, data: Any, result: Any) -> None:
+def run(plan: Plan, data: Any, result: Any, window: Any = None) -> None:
     """Run a plan that was made for these arrays, on the current device and stream."""
-    Kernel.of(plan)(data, result)
+    Kernel.of(plan)(data, result, window)
 
 
 def warmup(
@@ -68,9 +74,10 @@ def warmup(
     output: Operand,
     variant: str = "auto",
     deterministic: bool = True,
+    fusion: Fusion = PLAIN,
 ) -> Plan:
     """Compile what a call would run, on the current device, so that the call itself only launches."""
-    plan = choose(operation, geometry, dtype, input, output, device(_current()), variant, deterministic)
+    plan = choose(operation, geometry, dtype, input, output, device(_current()), variant, deterministic, fusion)
     _ = _function(plan.source, plan.defines, plan.symbol).kernel  # of this device
     return plan
 
@@ -100,19 +107,29 @@ class Kernel:
     parameters: np.ndarray[Any, Any]
     """The struct, as the array of one element that CuPy passes by value."""
     zero_output: bool
+    takes_window: bool
 
     @classmethod
     def of(cls, plan: Plan) -> Kernel:
         """Compile a plan's kernel, or find it compiled."""
         parameters = np.frombuffer(plan.parameters, np.dtype((np.void, len(plan.parameters))))
         return cls(
-            _function(plan.source, plan.defines, plan.symbol), plan.grid, plan.block, parameters, plan.zero_output
+            _function(plan.source, plan.defines, plan.symbol),
+            plan.grid,
+            plan.block,
+            parameters,
+            plan.zero_output,
+            plan.takes_window,
         )
 
-    def __call__(self, data: Any, result: Any) -> None:
+    def __call__(self, data: Any, result: Any, window: Any = None) -> None:
         if self.zero_output:
             result.data.memset_async(0, result.nbytes)
-        self.function(self.grid, self.block, (data, result, self.parameters))
+        if self.takes_window:
+            weights = NULL if window is None else window
+            self.function(self.grid, self.block, (data, result, weights, self.parameters))
+        else:
+            self.function(self.grid, self.block, (data, result, self.parameters))
 
 
 @lru_cache(maxsize=4096)
@@ -129,10 +146,11 @@ def _prepare(
     device_number: int,
     variant: str,
     deterministic: bool,
+    fusion: Fusion,
 ) -> Kernel:
     input = _operand(operation, "the input", dtype.itemsize, data_shape, data_strides, data_alignment)
     output = _operand(operation, "out", dtype.itemsize, result_shape, result_strides, result_alignment)
-    plan = choose(operation, geometry, dtype.name, input, output, device(device_number), variant, deterministic)
+    plan = choose(operation, geometry, dtype.name, input, output, device(device_number), variant, deterministic, fusion)
     with cupy.cuda.Device(device_number):
         return Kernel.of(plan)
 

@@ -13,23 +13,24 @@ from __future__ import annotations
 from typing import Any
 
 from gpufold import ops
+from gpufold.arrays import ArrayT
 from gpufold.geometry import as_integers
 
 __all__ = ["Col2Im", "col2im"]  # noqa: F822  Col2Im is made by __getattr__
 
 
 def col2im(
-    input: ops.ArrayT,
+    input: ArrayT,
     image_shape: Any,
     block_shape: Any,
     dilations: Any = None,
     pads: Any = None,
     strides: Any = None,
     *,
-    out: ops.ArrayT | None = None,
+    out: ArrayT | None = None,
     variant: str = "auto",
     deterministic: bool = True,
-) -> ops.ArrayT:
+) -> ArrayT:
     """Rearrange column blocks back into an image: ONNX's Col2Im, opset 18.
 
     ``(N, C*prod(block_shape), L) -> (N, C, *image_shape)``; see `gpufold.col2im` for ``L`` and the order of addition.

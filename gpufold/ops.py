@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from functools import lru_cache
 from math import prod
 from types import ModuleType
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 import numpy as np
 
 from gpufold import cpu, planners
+from gpufold.arrays import ArrayT, library_of, result_array, result_dtype
 from gpufold.geometry import (
     Size,
     SlidingGeometry,
@@ -22,23 +22,8 @@ from gpufold.geometry import (
     image_geometry,
     space_to_batch_geometry,
 )
-from gpufold.plan import ELEMENT_TYPES, H200, Device, Operand, Plan, Unsupported
+from gpufold.plan import H200, Device, Operand, Plan
 from gpufold.planners import Explanation, variants
-
-
-class Array(Protocol):
-    """What numpy.ndarray and cupy.ndarray have in common here."""
-
-    @property
-    def shape(self) -> Size: ...
-    @property
-    def dtype(self) -> Any: ...
-    @property
-    def size(self) -> int: ...
-
-
-ArrayT = TypeVar("ArrayT", bound=Array)
-"""numpy.ndarray or cupy.ndarray: a result is of the kind of the input."""
 
 
 def col2im(
@@ -115,14 +100,14 @@ def col2im(
     Implements OpenVINO Col2Im-15 and ONNX Col2Im-18, for any number of spatial axes.
     """
     operation = "col2im"
-    library = _library(operation, "data", data)
+    library = library_of(operation, "data", data)
     geometry = _col2im_geometry(data.shape, output_size, kernel_size, strides, dilations, pads_begin, pads_end)
     if data.dtype.kind in "SUT" and library is np and geometry.blocks_overlap:
         raise TypeError(
             f"{operation}: data of strings must not overlap, for strings cannot be added; got dtype "
             f"{data.dtype} and blocks that overlap: {geometry}"
         )
-    image: ArrayT = _result(operation, library, "data", data, geometry.image_shape, out, variant)
+    image: ArrayT = result_array(operation, library, "data", data, geometry.image_shape, out, variant)
     return _fill(operation, library, data, image, geometry, variant, deterministic)
 
 
@@ -182,9 +167,9 @@ def im2col(
     The geometry is that of OpenVINO Col2Im-15 and ONNX Col2Im-18.
     """
     operation = "im2col"
-    library = _library(operation, "image", image)
+    library = library_of(operation, "image", image)
     geometry = _im2col_geometry(image.shape, kernel_size, strides, dilations, pads_begin, pads_end)
-    columns: ArrayT = _result(operation, library, "image", image, geometry.columns_shape, out, variant)
+    columns: ArrayT = result_array(operation, library, "image", image, geometry.columns_shape, out, variant)
     return _fill(operation, library, image, columns, geometry, variant, True)
 
 
@@ -238,9 +223,9 @@ def batch_to_space(
     Implements OpenVINO BatchToSpace-2, for any rank.
     """
     operation = "batch_to_space"
-    library = _library(operation, "data", data)
+    library = library_of(operation, "data", data)
     geometry = _batch_to_space_geometry(data.shape, block_shape, crops_begin, crops_end)
-    space: ArrayT = _result(operation, library, "data", data, geometry.space_shape, out, variant)
+    space: ArrayT = result_array(operation, library, "data", data, geometry.space_shape, out, variant)
     return _fill(operation, library, data, space, geometry, variant, True)
 
 
@@ -294,9 +279,9 @@ def space_to_batch(
     Implements OpenVINO SpaceToBatch-2, for any rank.
     """
     operation = "space_to_batch"
-    library = _library(operation, "data", data)
+    library = library_of(operation, "data", data)
     geometry = _space_to_batch_geometry(data.shape, block_shape, pads_begin, pads_end)
-    batch: ArrayT = _result(operation, library, "data", data, geometry.batch_shape, out, variant)
+    batch: ArrayT = result_array(operation, library, "data", data, geometry.batch_shape, out, variant)
     return _fill(operation, library, data, batch, geometry, variant, True)
 
 
@@ -403,7 +388,7 @@ def _described(
             shape = (shape,)
         input = Operand.contiguous(shape)
     else:
-        _library(operation, "data", data)
+        library_of(operation, "data", data)
         shape, dtype = data.shape, data.dtype
         input = Operand(shape, tuple(stride // dtype.itemsize for stride in data.strides))
     geometry = _GEOMETRIES[operation](shape, *arguments, **options)
@@ -416,7 +401,7 @@ def _described(
     output = Operand.contiguous(getattr(geometry, result))
     if not prod(output.shape):
         raise ValueError(f"{operation}: the result of shape {output.shape} has no element, so nothing is launched")
-    return geometry, _result_dtype(operation, "data", dtype, False).name, input, output
+    return geometry, result_dtype(operation, "data", dtype, False).name, input, output
 
 
 # ---------------------------------------------------------------------------------------------
@@ -480,114 +465,6 @@ _GEOMETRIES: dict[str, Callable[..., SlidingGeometry | SpaceGeometry]] = {
     "batch_to_space": _batch_to_space_geometry,
     "space_to_batch": _space_to_batch_geometry,
 }
-
-
-def _library(operation: str, name: str, array: object) -> ModuleType:
-    """Give the array library an array belongs to: numpy, or cupy where the caller has imported it."""
-    if isinstance(array, np.ndarray):
-        if isinstance(array, np.ma.MaskedArray):
-            raise TypeError(
-                f"{operation}: {name} must be a numpy.ndarray or cupy.ndarray without a mask, got a masked array; "
-                f"convert it with {name}.filled(value)"
-            )
-        return np
-    cupy = sys.modules.get("cupy")
-    if cupy is not None and isinstance(array, cupy.ndarray):
-        return cupy
-    kind = f"{type(array).__module__}.{type(array).__qualname__}"
-    raise TypeError(
-        f"{operation}: {name} must be a numpy.ndarray or cupy.ndarray, got {kind}; "
-        f"convert it with numpy.asarray({name}) or cupy.asarray({name})"
-    )
-
-
-@lru_cache(maxsize=256)
-def _result_dtype(operation: str, name: str, dtype: np.dtype[Any], strings: bool) -> np.dtype[Any]:
-    """Give the dtype of a result: the input's in native byte order."""
-    if dtype.name not in ELEMENT_TYPES and not (strings and dtype.kind in "SUT"):
-        raise TypeError(
-            f"{operation}: {name} has dtype {dtype}, but the supported ones are {', '.join(ELEMENT_TYPES)} "
-            "and, on NumPy arrays, strings"
-        )
-    return dtype if dtype.isnative else dtype.newbyteorder("=")
-
-
-def _result(operation: str, library: ModuleType, name: str, array: Any, shape: Size, out: Any, variant: str) -> Any:
-    """Check everything that is left to check, then give `out` or a new array of the result's shape."""
-    dtype = _result_dtype(operation, name, array.dtype, library is np)
-    if variant != "auto":
-        _check_variant(operation, library, name, variant)
-    if out is None:
-        size = prod(shape) * dtype.itemsize
-        if size > sys.maxsize:
-            raise ValueError(
-                f"{operation}: the result of shape {shape} and dtype {dtype} has {size} bytes, "
-                f"more than the {sys.maxsize} that an array can have"
-            )
-        if library is np:
-            return np.empty(shape, dtype)
-        with array.device:
-            return library.empty(shape, dtype)
-    if _library(operation, "out", out) is not library:
-        raise TypeError(
-            f"{operation}: out must be a {library.__name__}.ndarray like {name}, got {type(out).__module__}."
-            f"{type(out).__qualname__}; convert it with {library.__name__}.asarray(out)"
-        )
-    if out.shape != shape:
-        raise ValueError(f"{operation}: out must have the result's shape {shape}, got {out.shape}")
-    if out.dtype != dtype:
-        raise TypeError(f"{operation}: out must have the result's dtype {dtype}, got {out.dtype}")
-    if library is np:
-        if not out.flags.writeable:
-            raise ValueError(f"{operation}: out must be writeable, got a read-only array")
-    else:
-        if out.device != array.device:
-            raise ValueError(f"{operation}: out must be on the device of {name}, {array.device}, got {out.device}")
-    if _share_memory(library, out, array):
-        raise ValueError(
-            f"{operation}: out must share no memory with {name}, got arrays that overlap: shapes {out.shape} "
-            f"and {array.shape}; pass a copy of one"
-        )
-    return out
-
-
-class _Addresses:
-    """Where an array's elements lie, for NumPy's arithmetic on addresses; the memory, a GPU's, is never read."""
-
-    def __init__(self, array: Any) -> None:
-        self.__array_interface__ = {
-            "version": 3,
-            "data": (array.data.ptr, True),
-            "shape": array.shape,
-            "strides": array.strides,
-            "typestr": f"|V{array.itemsize}",
-        }
-
-
-def _share_memory(library: ModuleType, first: Any, second: Any) -> bool:
-    """Whether two arrays share an element; where that is too hard to know, whether their bounds overlap.
-
-    CuPy would find out on the device, with a list of all addresses and a synchronisation.
-    """
-    if not library.may_share_memory(first, second):  # compares bounds, for CuPy too
-        return False
-    if library is not np:
-        first, second = np.asarray(_Addresses(first)), np.asarray(_Addresses(second))
-    try:
-        return np.shares_memory(first, second, max_work=10_000)  # type: ignore[arg-type]
-    except np.exceptions.TooHardError:
-        return True
-
-
-def _check_variant(operation: str, library: ModuleType, name: str, variant: str) -> None:
-    names = variants(operation)
-    if variant not in names:
-        raise ValueError(f"{operation}: variant must be auto or one of {', '.join(names)}, got {variant!r}")
-    if library is np:
-        raise Unsupported(
-            f"{operation}: variant {variant!r} is a GPU kernel, but {name} is a numpy.ndarray; "
-            f"pass cupy.asarray({name}), or variant='auto'"
-        )
 
 
 def _fill(

@@ -28,6 +28,8 @@ class ElementType:
     itemsize: int
     exact: bool
     """Additions give the same bits in any order."""
+    weight: str = ""
+    """The dtype of a window's weights and of divisors; empty where there is neither, integers and bool."""
 
 
 ELEMENT_TYPES = {
@@ -40,12 +42,12 @@ ELEMENT_TYPES = {
     "uint32": ElementType("unsigned int", "unsigned int", 4, exact=True),
     "int64": ElementType("unsigned long long", "unsigned long long", 8, exact=True),
     "uint64": ElementType("unsigned long long", "unsigned long long", 8, exact=True),
-    "float16": ElementType("Float16", "float", 2, exact=False),
-    "bfloat16": ElementType("BFloat16", "float", 2, exact=False),
-    "float32": ElementType("float", "float", 4, exact=False),
-    "float64": ElementType("double", "double", 8, exact=False),
-    "complex64": ElementType("Complex<float>", "Complex<float>", 8, exact=False),
-    "complex128": ElementType("Complex<double>", "Complex<double>", 16, exact=False),
+    "float16": ElementType("Float16", "float", 2, exact=False, weight="float32"),
+    "bfloat16": ElementType("BFloat16", "float", 2, exact=False, weight="float32"),
+    "float32": ElementType("float", "float", 4, exact=False, weight="float32"),
+    "float64": ElementType("double", "double", 8, exact=False, weight="float64"),
+    "complex64": ElementType("Complex<float>", "Complex<float>", 8, exact=False, weight="float32"),
+    "complex128": ElementType("Complex<double>", "Complex<double>", 16, exact=False, weight="float64"),
 }
 """Every dtype that the kernels serve, by NumPy's name for it; the types are those of kernels/common.cuh."""
 
@@ -84,6 +86,26 @@ class Operand:
         return cls(shape, contiguous_strides(shape), alignment)
 
 
+REDUCTIONS = ("sum", "mean", "least_squares")
+"""What becomes of the taps that land on a pixel: see `gpufold.col2im`."""
+
+WINDOWS = ("none", "separable", "full")
+"""No window, one of a weight per axis and tap, one after the other, or one of a weight per tap of a block."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fusion:
+    """What a kernel does to elements on their way, besides adding or moving them."""
+
+    reduction: str = "sum"
+    window: str = "none"
+    accumulate: bool = False
+    """Whether the result is added to what is in the output already."""
+
+
+PLAIN = Fusion()
+
+
 @dataclass(frozen=True, slots=True)
 class Problem:
     """Everything a choice depends on."""
@@ -94,11 +116,12 @@ class Problem:
     output: Operand
     device: Device = H200
     deterministic: bool = True
+    fusion: Fusion = PLAIN
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One launch of one kernel: kernel(input, output, parameters)."""
+    """One launch of one kernel: kernel(input, output, parameters), or kernel(input, output, window, parameters)."""
 
     operation: str
     variant: str
@@ -111,13 +134,22 @@ class Plan:
     grid: tuple[int, int, int]
     block: tuple[int, int, int]
     parameters: bytes = field(repr=False)
-    """The kernel's parameter struct, passed by value after the input and output pointers."""
-    zero_output: bool
-    """Whether the kernel adds into an output that must be zero before it starts."""
+    """The kernel's parameter struct, passed by value after the pointers."""
     bytes_moved: int
     """The floor: each input and output byte once."""
     reason: str
     """Why this variant, in a sentence."""
+    takes_window: bool = False
+    """Whether a pointer to the window's weights comes after the output: null where there is no window."""
+    scatters: bool = False
+    """Whether the kernel adds to an element of the output as often as it likes, instead of writing it once."""
+    reads_output: bool = False
+    """Whether what is in the output before the launch counts."""
+
+    @property
+    def zero_output(self) -> bool:
+        """Whether the output must be zero before the kernel starts."""
+        return self.scatters and not self.reads_output
 
 
 Variant: TypeAlias = Callable[[Problem], Plan]

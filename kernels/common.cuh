@@ -1,9 +1,9 @@
 // What every kernel shares: element types, exact addition, guarded loads, wide stores, division by an
 // invariant.
 //
-// A specialisation is chosen by three macros, which end here: SCALAR is an element in memory, ACCUMULATOR the
-// type it is summed in, OFFSET the signed type of coordinates, thread numbers and offsets inside one plane. A
-// plane's own offset is always 64 bits wide.
+// A specialisation is chosen by four macros, which end here: SCALAR is an element in memory, ACCUMULATOR the
+// type it is summed in, WEIGHT what it may be multiplied with or divided by, OFFSET the signed type of
+// coordinates, thread numbers and offsets inside one plane. A plane's own offset is always 64 bits wide.
 //
 // The host build of the kernels (HOSTCUDA) brings the CUDA words with it and gets plain C++ where a GPU gets
 // PTX.
@@ -14,6 +14,9 @@
 #endif
 #ifndef ACCUMULATOR
 #define ACCUMULATOR float
+#endif
+#ifndef WEIGHT
+#define WEIGHT float
 #endif
 #ifndef OFFSET
 #define OFFSET int
@@ -63,6 +66,7 @@ template <int bytes> using Word = typename WordOf<bytes>::type;
 
 using Scalar = SCALAR;
 using Accumulator = ACCUMULATOR;
+using Weight = WEIGHT;
 using Offset = OFFSET;
 using UnsignedOffset = Word<sizeof(Offset)>;
 
@@ -162,6 +166,66 @@ inline __device__ float add(float sum, float value)
 template <typename Real> inline __device__ Complex<Real> add(Complex<Real> sum, Complex<Real> value)
 {
     return {add(sum.real, value.real), add(sum.imaginary, value.imaginary)};
+}
+
+// The only products and quotients of elements, each rounded by itself: never fused with an addition, as `*`
+// would be, and with denormals.
+template <typename Number> inline __device__ Number multiply(Number, Weight)
+{
+    static_assert(!sizeof(Number), "integers and bool have no weights");
+    return {};
+}
+template <typename Number> inline __device__ Number divide(Number, Weight)
+{
+    static_assert(!sizeof(Number), "integers and bool have no mean");
+    return {};
+}
+#ifdef HOSTCUDA
+inline float multiply(float a, float b)
+{
+    return a * b;
+}
+inline double multiply(double a, double b)
+{
+    return a * b;
+}
+inline float divide(float a, float b)
+{
+    return a / b;
+}
+inline double divide(double a, double b)
+{
+    return a / b;
+}
+#else
+inline __device__ float multiply(float a, float b)
+{
+    float product;
+    asm("mul.rn.f32 %0, %1, %2;" : "=f"(product) : "f"(a), "f"(b));
+    return product;
+}
+inline __device__ double multiply(double a, double b)
+{
+    return __dmul_rn(a, b);
+}
+inline __device__ float divide(float a, float b)
+{
+    float quotient;
+    asm("div.rn.f32 %0, %1, %2;" : "=f"(quotient) : "f"(a), "f"(b));
+    return quotient;
+}
+inline __device__ double divide(double a, double b)
+{
+    return __ddiv_rn(a, b);
+}
+#endif
+template <typename Real> inline __device__ Complex<Real> multiply(Complex<Real> a, Real b)
+{
+    return {multiply(a.real, b), multiply(a.imaginary, b)};
+}
+template <typename Real> inline __device__ Complex<Real> divide(Complex<Real> a, Real b)
+{
+    return {divide(a.real, b), divide(a.imaginary, b)};
 }
 
 // ---- memory ------------------------------------------------------------------------------------

@@ -188,8 +188,8 @@ FAULTS = (
     Fault(
         "no zero fill before atomic additions",
         f"{PLANNERS}/col2im.py",
-        "zero_output=True,",
-        "zero_output=False,",
+        "scatters=True,",
+        "scatters=False,",
         COL2IM + "every_dtype_is_the_definition[stride-1-int32]",
     ),
     Fault(

@@ -30,7 +30,7 @@ def numbers(*shape, seed=0):
     return np.random.default_rng(seed).standard_normal(shape, np.float32)
 
 
-def sample_plan(symbol, input, output, parameters=b"", threads=256, blocks=None, defines=(), zero_output=False):
+def sample_plan(symbol, input, output, parameters=b"", threads=256, blocks=None, defines=(), scatters=False):
     """Plan a sample kernel, one thread per element of the output unless told otherwise."""
     blocks = -(-output.size // threads) if blocks is None else blocks
     return Plan(
@@ -42,7 +42,7 @@ def sample_plan(symbol, input, output, parameters=b"", threads=256, blocks=None,
         grid=(blocks, 1, 1),
         block=(threads, 1, 1),
         parameters=parameters,
-        zero_output=zero_output,
+        scatters=scatters,
         bytes_moved=input.nbytes + output.nbytes,
         reason="",
     )
@@ -91,7 +91,7 @@ def test_random_col2im_is_the_definition(seed, mode):
 def test_atomics_and_exact_zero_start(mode):
     data = np.random.default_rng(1).integers(0, 64, 3000, np.uint8)
     counts = np.full(64, 9, np.uint32)
-    plan = sample_plan("histogram", data, counts, struct.pack("i", data.size), 128, blocks=5, zero_output=True)
+    plan = sample_plan("histogram", data, counts, struct.pack("i", data.size), 128, blocks=5, scatters=True)
     hostcuda.run(plan, data, counts, mode=mode, kernels=SAMPLES)
     assert np.array_equal(counts, np.bincount(data, minlength=64))
 
@@ -389,7 +389,7 @@ def test_shared_memory_conflicts():
 
 def test_atomics_are_counted_apart():
     data, counts = np.zeros(4096, np.uint8), np.empty(64, np.uint32)
-    plan = sample_plan("histogram", data, counts, struct.pack("i", data.size), 128, blocks=2, zero_output=True)
+    plan = sample_plan("histogram", data, counts, struct.pack("i", data.size), 128, blocks=2, scatters=True)
     traffic = hostcuda.traffic(plan, data, counts, kernels=SAMPLES)
     assert traffic.stores.requests == 0
     assert traffic.atomics.requests == 2 * 2

@@ -149,7 +149,7 @@ def test_a_repeated_call_only_launches(launch, monkeypatch):
 
 def test_overlap_is_known_from_addresses_alone():
     """The memory of these arrays does not exist: reading it would end the process."""
-    from gpufold.ops import _share_memory
+    from gpufold.arrays import share_memory
 
     def at(address, shape, strides):
         array = np.lib.stride_tricks.as_strided(np.zeros(1, np.float32), shape, strides)
@@ -157,7 +157,7 @@ def test_overlap_is_known_from_addresses_alone():
 
     bounds = SimpleNamespace(may_share_memory=lambda first, second: True)  # CuPy's compares bounds, on the host
     even, odd = at(4096, (100, 8), (64, 8)), at(4100, (100, 8), (64, 8))
-    assert not _share_memory(bounds, even, odd), "they interleave"
-    assert _share_memory(bounds, even, at(4096 + 64 * 99, (3,), (4,)))
+    assert not share_memory(bounds, even, odd), "they interleave"
+    assert share_memory(bounds, even, at(4096 + 64 * 99, (3,), (4,)))
     apart = SimpleNamespace(may_share_memory=lambda first, second: False)
-    assert not _share_memory(apart, even, even)
+    assert not share_memory(apart, even, even)

@@ -7,7 +7,7 @@ from functools import lru_cache
 from math import prod
 
 from gpufold.geometry import SlidingGeometry, SpaceGeometry
-from gpufold.plan import H200, Device, Operand, Plan, Problem, Unsupported, Variant
+from gpufold.plan import H200, PLAIN, Device, Fusion, Operand, Plan, Problem, Unsupported, Variant
 from gpufold.planners import col2im, im2col, space
 
 VARIANTS: dict[str, dict[str, Variant]] = {
@@ -69,10 +69,11 @@ def choose(
     device: Device = H200,
     variant: str = "auto",
     deterministic: bool = True,
+    fusion: Fusion = PLAIN,
 ) -> Plan:
     """Plan a call on arrays with at least one element; a variant that is named must serve it, else Unsupported."""
     names = variants(operation)
-    problem = Problem(geometry, dtype, input, output, device, deterministic)
+    problem = Problem(geometry, dtype, input, output, device, deterministic, fusion)
     if variant == "auto":
         return CHOICES[operation](problem)
     if variant not in names:
@@ -89,15 +90,16 @@ def explain(
     device: Device = H200,
     variant: str = "auto",
     deterministic: bool = True,
+    fusion: Fusion = PLAIN,
 ) -> Explanation:
     """Plan a call and say why every other variant was not taken."""
-    plan = choose(operation, geometry, dtype, input, output, device, variant, deterministic)
+    plan = choose(operation, geometry, dtype, input, output, device, variant, deterministic, fusion)
     alternatives = {}
     for name in variants(operation):
         if name == plan.variant:
             continue
         try:
-            other = choose(operation, geometry, dtype, input, output, device, name, deterministic)
+            other = choose(operation, geometry, dtype, input, output, device, name, deterministic, fusion)
         except Unsupported as unsupported:
             alternatives[name] = str(unsupported)
         else:

@@ -165,7 +165,7 @@ def _plan(
     reason: str,
     defines: dict[str, Any] | None = None,
     fields: dict[str, tuple[Any, Any]] | None = None,
-    zero_output: bool = False,
+    scatters: bool = False,
 ) -> Plan:
     """Fill in what all variants have in common; an item is (batch, channel group, *extents)."""
     seen = view(problem)
@@ -216,9 +216,9 @@ def _plan(
         grid_blocks(OPERATION, items, per_block),
         (block, 1, 1),
         pack(layout, shared=shared, **{name: value for name, (_, value) in fields.items()}),
-        zero_output,
         (prod(geometry.columns_shape) + prod(geometry.image_shape)) * itemsize,
         reason,
+        scatters=scatters,
     )
 
 
@@ -439,7 +439,7 @@ def atomic(problem: Problem) -> Plan:
         block=GATHER_THREADS,
         bits=bits,
         fields={"by_tap": (("divisor", len(kernel)), [divisor(extent, bits) for extent in kernel])},
-        zero_output=True,
+        scatters=True,
         reason="each thread adds one element of the columns to its pixel with an atomic operation",
     )
 

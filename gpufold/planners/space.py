@@ -326,7 +326,6 @@ def _plan(
         grid=(x, grid_rows, 1),
         block=(THREADS_PER_BLOCK, 1, 1),
         parameters=parameters,
-        zero_output=False,
         bytes_moved=(prod(problem.input.shape) + prod(problem.output.shape)) * ELEMENT_TYPES[problem.dtype].itemsize,
         reason=reason,
     )

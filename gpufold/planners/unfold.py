@@ -370,7 +370,6 @@ def _plan(unfold: Unfold, variant: str, device: Device, chunk_taps: int, reason:
         grid=(blocks, -(-turns // turns_per_thread), 1),
         block=(THREADS_PER_BLOCK, 1, 1),
         parameters=parameters,
-        zero_output=False,
         bytes_moved=unfold.bytes_moved,
         reason=reason,
     )

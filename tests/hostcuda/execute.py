@@ -20,7 +20,8 @@ from .build import KERNELS, Build, Defines, build_kernel, build_runtime
 from .memory import Fault, NDArray, Placed, poison
 from .module import Caches, Counters
 
-Argument = NDArray | bytes | int
+Argument = NDArray | bytes | int | None
+"""An array or None, a null, for a pointer; bytes or an int for a value."""
 Size3 = tuple[int, int, int]
 Mode = Literal["plain", "observed", "shuffled", "sanitized"]
 
@@ -41,7 +42,7 @@ def launch(
     writes_once: bool = False,
     caches: Caches | None = None,
 ) -> Counters:
-    """Launch a kernel as cuLaunchKernel would: arrays for pointers, bytes for structs, ints for integers.
+    """Launch a kernel as cuLaunchKernel would: arrays or None for pointers, bytes for structs, ints for integers.
 
     Parameters
     ----------
@@ -77,6 +78,7 @@ def run(
     plan: Plan,
     input_array: NDArray,
     output_array: NDArray,
+    window: NDArray | None = None,
     *,
     mode: Mode = "plain",
     seed: int = 0,
@@ -85,19 +87,21 @@ def run(
 ) -> Counters:
     """Execute a plan, from the sources in the folder `kernels`, and check what every plan promises.
 
-    The output starts as poison, or as zero where the plan asks for it.
+    The output starts as poison, or as zero where the plan asks for it, or as it is where the plan adds to it.
     """
-    output_array[...] = np.zeros((), output_array.dtype) if plan.zero_output else poison(output_array.dtype)
+    if not plan.reads_output:
+        output_array[...] = np.zeros((), output_array.dtype) if plan.zero_output else poison(output_array.dtype)
+    pointers = (input_array, output_array, window) if plan.takes_window else (input_array, output_array)
     return launch(
         kernels / plan.source,
         plan.symbol,
         plan.defines,
         plan.grid,
         plan.block,
-        (input_array, output_array, plan.parameters),
+        (*pointers, plan.parameters),
         mode=mode,
         seed=seed,
-        writes_once=not plan.zero_output,
+        writes_once=not plan.scatters,
         caches=caches,
     )
 
@@ -105,7 +109,7 @@ def run(
 def _run_here(
     kernel: module.Kernel,
     what: module.Launch,
-    arguments: list[Placed | bytes | int],
+    arguments: list[Placed | bytes | int | None],
     observed: bool,
     writes_once: bool,
 ) -> None:
@@ -115,7 +119,7 @@ def _run_here(
     values, arrays, writes = [], [], {}
     kept = []  # what the structs point at
     for i, (argument, parameter) in enumerate(zip(arguments, kernel.parameters, strict=True)):
-        if isinstance(argument, Placed) != bool(parameter.pointer):
+        if (argument is None or isinstance(argument, Placed)) != bool(parameter.pointer):
             raise TypeError(f"argument {i} must be {'an array' if parameter.pointer else 'a value'}")
         if not isinstance(argument, Placed):
             data = _bytes_of(argument, parameter.size)
@@ -154,7 +158,7 @@ def _run_here(
             raise Fault(f"{len(missing)} elements of argument {i} were never written, the first is {first}")
 
 
-def _run_apart(path: Path, grid: Size3, block: Size3, arguments: list[Placed | bytes | int]) -> None:
+def _run_apart(path: Path, grid: Size3, block: Size3, arguments: list[Placed | bytes | int | None]) -> None:
     """Run in a process of its own, which a sanitizer ends where it finds something, and bring the arrays back."""
     job = [bytes(module.Job(grid, block, 0, len(arguments)))]
     for argument in arguments:
@@ -193,8 +197,9 @@ def _bring_back(array: Placed, index: int, writable: bool) -> None:
         array.check_unchanged(name)
 
 
-def _bytes_of(value: bytes | int, size: int) -> bytes:
-    return value if isinstance(value, bytes) else value.to_bytes(size, "little", signed=value < 0)
+def _bytes_of(value: bytes | int | None, size: int) -> bytes:
+    number = value or 0
+    return number if isinstance(number, bytes) else number.to_bytes(size, "little", signed=number < 0)
 
 
 def _with_lines(path: Path, message: str) -> str:

@@ -1,0 +1,141 @@
+"""What every public function does with the arrays it is given: whose they are, what fits, where a result goes."""
+
+from __future__ import annotations
+
+import sys
+from functools import lru_cache
+from math import prod
+from types import ModuleType
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+
+from gpufold.geometry import Size
+from gpufold.plan import ELEMENT_TYPES, Unsupported
+from gpufold.planners import variants
+
+
+class Array(Protocol):
+    """What numpy.ndarray and cupy.ndarray have in common here."""
+
+    @property
+    def shape(self) -> Size: ...
+    @property
+    def dtype(self) -> Any: ...
+    @property
+    def size(self) -> int: ...
+
+
+ArrayT = TypeVar("ArrayT", bound=Array)
+"""numpy.ndarray or cupy.ndarray: a result is of the kind of the input."""
+
+
+def library_of(operation: str, name: str, array: object) -> ModuleType:
+    """Give the array library an array belongs to: numpy, or cupy where the caller has imported it."""
+    if isinstance(array, np.ndarray):
+        if isinstance(array, np.ma.MaskedArray):
+            raise TypeError(
+                f"{operation}: {name} must be a numpy.ndarray or cupy.ndarray without a mask, got a masked array; "
+                f"convert it with {name}.filled(value)"
+            )
+        return np
+    cupy = sys.modules.get("cupy")
+    if cupy is not None and isinstance(array, cupy.ndarray):
+        return cupy
+    kind = f"{type(array).__module__}.{type(array).__qualname__}"
+    raise TypeError(
+        f"{operation}: {name} must be a numpy.ndarray or cupy.ndarray, got {kind}; "
+        f"convert it with numpy.asarray({name}) or cupy.asarray({name})"
+    )
+
+
+@lru_cache(maxsize=256)
+def result_dtype(operation: str, name: str, dtype: np.dtype[Any], strings: bool) -> np.dtype[Any]:
+    """Give the dtype of a result: the input's in native byte order."""
+    if dtype.name not in ELEMENT_TYPES and not (strings and dtype.kind in "SUT"):
+        raise TypeError(
+            f"{operation}: {name} has dtype {dtype}, but the supported ones are {', '.join(ELEMENT_TYPES)} "
+            "and, on NumPy arrays, strings"
+        )
+    return dtype if dtype.isnative else dtype.newbyteorder("=")
+
+
+def result_array(
+    operation: str, library: ModuleType, name: str, array: Any, shape: Size, out: Any, variant: str
+) -> Any:
+    """Check everything that is left to check, then give `out` or a new array of the result's shape."""
+    dtype = result_dtype(operation, name, array.dtype, library is np)
+    if variant != "auto":
+        check_variant(operation, library, name, variant)
+    if out is None:
+        size = prod(shape) * dtype.itemsize
+        if size > sys.maxsize:
+            raise ValueError(
+                f"{operation}: the result of shape {shape} and dtype {dtype} has {size} bytes, "
+                f"more than the {sys.maxsize} that an array can have"
+            )
+        if library is np:
+            return np.empty(shape, dtype)
+        with array.device:
+            return library.empty(shape, dtype)
+    if library_of(operation, "out", out) is not library:
+        raise TypeError(
+            f"{operation}: out must be a {library.__name__}.ndarray like {name}, got {type(out).__module__}."
+            f"{type(out).__qualname__}; convert it with {library.__name__}.asarray(out)"
+        )
+    if out.shape != shape:
+        raise ValueError(f"{operation}: out must have the result's shape {shape}, got {out.shape}")
+    if out.dtype != dtype:
+        raise TypeError(f"{operation}: out must have the result's dtype {dtype}, got {out.dtype}")
+    if library is np:
+        if not out.flags.writeable:
+            raise ValueError(f"{operation}: out must be writeable, got a read-only array")
+    else:
+        if out.device != array.device:
+            raise ValueError(f"{operation}: out must be on the device of {name}, {array.device}, got {out.device}")
+    if share_memory(library, out, array):
+        raise ValueError(
+            f"{operation}: out must share no memory with {name}, got arrays that overlap: shapes {out.shape} "
+            f"and {array.shape}; pass a copy of one"
+        )
+    return out
+
+
+class _Addresses:
+    """Where an array's elements lie, for NumPy's arithmetic on addresses; the memory, a GPU's, is never read."""
+
+    def __init__(self, array: Any) -> None:
+        self.__array_interface__ = {
+            "version": 3,
+            "data": (array.data.ptr, True),
+            "shape": array.shape,
+            "strides": array.strides,
+            "typestr": f"|V{array.itemsize}",
+        }
+
+
+def share_memory(library: ModuleType, first: Any, second: Any) -> bool:
+    """Whether two arrays share an element; where that is too hard to know, whether their bounds overlap.
+
+    CuPy would find out on the device, with a list of all addresses and a synchronisation.
+    """
+    if not library.may_share_memory(first, second):  # compares bounds, for CuPy too
+        return False
+    if library is not np:
+        first, second = np.asarray(_Addresses(first)), np.asarray(_Addresses(second))
+    try:
+        return np.shares_memory(first, second, max_work=10_000)  # type: ignore[arg-type]
+    except np.exceptions.TooHardError:
+        return True
+
+
+def check_variant(operation: str, library: ModuleType, name: str, variant: str) -> None:
+    """Raise unless a variant is "auto" or a kernel of the operation and the arrays are a GPU's."""
+    names = variants(operation)
+    if variant not in names:
+        raise ValueError(f"{operation}: variant must be auto or one of {', '.join(names)}, got {variant!r}")
+    if library is np:
+        raise Unsupported(
+            f"{operation}: variant {variant!r} is a GPU kernel, but {name} is a numpy.ndarray; "
+            f"pass cupy.asarray({name}), or variant='auto'"
+        )
