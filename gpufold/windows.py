@@ -1,0 +1,75 @@
+"""Windows as the CPU and the kernels take them: a weight for every tap of a block, or for every tap of an axis."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import reduce
+from itertools import accumulate
+from math import prod
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gpufold.arrays import library_of
+from gpufold.geometry import Size
+from gpufold.plan import ELEMENT_TYPES
+
+
+def as_window(
+    operation: str, library: ModuleType, window: Any, kernel_size: Size, dtype: np.dtype[Any]
+) -> tuple[str, Any]:
+    """Check a window against the block it is for; give its kind, of `gpufold.plan.WINDOWS`, and its weights.
+
+    The weights are one contiguous array of the dtype that goes with the data's: of shape `kernel_size`, or, for a
+    separable window, of the weights of each axis after those of the axis before.
+
+    >>> kind, weights = as_window("col2im", np, (np.ones(2), np.arange(3)), (2, 3), np.dtype(np.float32))
+    >>> kind, weights
+    ('separable', array([1., 1., 0., 1., 2.], dtype=float32))
+    """
+    if window is None:
+        return "none", None
+    element = ELEMENT_TYPES.get(dtype.name)
+    if element is None or not element.weight:
+        raise TypeError(f"{operation}: window needs data of floats or complex numbers, got dtype {dtype}")
+    whole = not isinstance(window, Sequence)
+    axes = [window] if whole else list(window)
+    names = ["window"] if whole else [f"window[{axis}]" for axis in range(len(axes))]
+    shapes = [kernel_size] if whole else [(taps,) for taps in kernel_size]
+    if len(axes) != len(shapes):
+        raise ValueError(
+            f"{operation}: window must be one array of the block's shape {kernel_size}, or one array per axis, "
+            f"{len(shapes)} in all, got {len(axes)}"
+        )
+    for name, weights, shape in zip(names, axes, shapes, strict=True):
+        if library_of(operation, name, weights) is not library:
+            raise TypeError(
+                f"{operation}: {name} must be a {library.__name__}.ndarray like the data, got "
+                f"{type(weights).__module__}.{type(weights).__qualname__}; convert it with {library.__name__}.asarray"
+            )
+        if weights.shape != shape:
+            raise ValueError(
+                f"{operation}: {name} must have the shape {shape} of the block's taps, got {weights.shape}: "
+                f"kernel_size={kernel_size}"
+            )
+        if weights.dtype.kind not in "fiu" and weights.dtype.name != "bfloat16":
+            raise TypeError(f"{operation}: {name} must hold real numbers, got dtype {weights.dtype}")
+    axes = [weights.astype(element.weight, order="C", copy=False) for weights in axes]
+    if whole and len(kernel_size) > 1:
+        return "full", library.ascontiguousarray(axes[0])
+    return "separable", library.ascontiguousarray(axes[0]) if len(axes) == 1 else library.concatenate(axes)
+
+
+def weights_of_axes(weights: npt.NDArray[Any], kernel_size: Size) -> list[npt.NDArray[Any]]:
+    """Take the weights of a separable window apart again, on the CPU."""
+    return np.split(weights, list(accumulate(kernel_size))[:-1])
+
+
+def weights_of_taps(kind: str, weights: npt.NDArray[Any], kernel_size: Size) -> npt.NDArray[Any]:
+    """Give the weight of every tap of a block, on the CPU; a separable window's axes multiply in their order."""
+    if kind == "separable":
+        weights = reduce(np.multiply.outer, weights_of_axes(weights, kernel_size))
+    assert weights.size == prod(kernel_size)
+    return weights.reshape(kernel_size)
