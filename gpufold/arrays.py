@@ -61,7 +61,7 @@ def result_dtype(operation: str, name: str, dtype: np.dtype[Any], strings: bool)
 
 
 def result_array(
-    operation: str, library: ModuleType, name: str, array: Any, shape: Size, out: Any, variant: str
+    operation: str, library: ModuleType, name: str, array: Any, shape: Size, out: Any, variant: str, window: Any = None
 ) -> Any:
     """Check everything that is left to check, then give `out` or a new array of the result's shape."""
     dtype = result_dtype(operation, name, array.dtype, library is np)
@@ -97,6 +97,10 @@ def result_array(
         raise ValueError(
             f"{operation}: out must share no memory with {name}, got arrays that overlap: shapes {out.shape} "
             f"and {array.shape}; pass a copy of one"
+        )
+    if window is not None and share_memory(library, out, window):
+        raise ValueError(
+            f"{operation}: out must share no memory with window, got arrays that overlap; pass a copy of one"
         )
     return out
 

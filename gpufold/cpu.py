@@ -12,14 +12,16 @@ Work is cut into tiles of the image: planes first, then windows along the axes. 
   number of blocks, not of pixels. Rows then wrap into one another in the few columns at both edges, which are added
   again on their own. Contiguous adds run three times faster than adds into strided windows.
 
-Both add the taps of a pixel in lexicographic order, starting from +0.
+Both add the taps of a pixel in lexicographic order, starting from +0. A window's weights are one more array with the
+columns' axes, indexed alike: a tap is multiplied into a scratch of its own just before it is added. A mean divides a
+tile when it is summed, by the sums of the weights along each axis, or by the window folded once for all planes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from functools import lru_cache
+from dataclasses import dataclass, replace
+from functools import lru_cache, reduce
 from itertools import product
 from math import prod
 from typing import Any, TypeAlias
@@ -28,7 +30,9 @@ import numpy as np
 import numpy.typing as npt
 
 from gpufold.geometry import Axis, Size, SlidingGeometry, SpaceGeometry
+from gpufold.plan import ELEMENT_TYPES, PLAIN, Fusion
 from gpufold.threads import for_each, get_num_threads
+from gpufold.windows import weights_of_axes, weights_of_taps
 
 Array: TypeAlias = npt.NDArray[Any]
 Index: TypeAlias = tuple[Any, ...]
@@ -61,26 +65,43 @@ _ALL = slice(None)
 # The operations
 
 
-def col2im(data: Array, image: Array, geometry: SlidingGeometry) -> None:
-    """Add the columns' blocks into `image`, every element of which is written."""
-    _fold(
-        data.reshape(geometry.split_columns_shape), _batched(image, geometry), geometry.axes, data.dtype.kind in "SUT"
-    )
+def col2im(
+    data: Array, image: Array, geometry: SlidingGeometry, fusion: Fusion = PLAIN, window: Array | None = None
+) -> None:
+    """Add the columns' blocks into `image`, every element of which is written, or added to where it accumulates."""
+    columns = data.reshape(geometry.split_columns_shape)
+    fold(columns, _batched(image, geometry), geometry.axes, fusion, window)
 
 
-def im2col(image: Array, columns: Array, geometry: SlidingGeometry) -> None:
+def im2col(
+    image: Array, columns: Array, geometry: SlidingGeometry, fusion: Fusion = PLAIN, window: Array | None = None
+) -> None:
     """Take the blocks out of `image`; taps in the padding give zero. Every element of `columns` is written."""
-    _unfold(_batched(image, geometry), columns.reshape(geometry.split_columns_shape), geometry.axes)
+    unfold(_batched(image, geometry), columns.reshape(geometry.split_columns_shape), geometry.axes, fusion, window)
 
 
 def batch_to_space(data: Array, space: Array, geometry: SpaceGeometry) -> None:
     """Move batch blocks into space, every element of which is written."""
-    _fold(_blocks_first(data, geometry), space[:, None], geometry.axes, True)
+    _fold(_blocks_first(data, geometry), space[:, None], geometry.axes, MOVE)
 
 
 def space_to_batch(space: Array, data: Array, geometry: SpaceGeometry) -> None:
     """Move space into batch blocks; the margins give zero. Every element of `data` is written."""
-    _unfold(space[:, None], _blocks_first(data, geometry), geometry.axes)
+    unfold(space[:, None], _blocks_first(data, geometry), geometry.axes)
+
+
+def fold(
+    columns: Array, image: Array, axes: tuple[Axis, ...], fusion: Fusion = PLAIN, window: Array | None = None
+) -> None:
+    """Add split columns (N, C, *kernel, *blocks) into an image (N, C, *size), each of any layout; strings move."""
+    _fold(columns, image, axes, MOVE if columns.dtype.kind in "SUT" else _treatment(fusion, window, columns, axes))
+
+
+def unfold(
+    image: Array, columns: Array, axes: tuple[Axis, ...], fusion: Fusion = PLAIN, window: Array | None = None
+) -> None:
+    """Take split columns (N, C, *kernel, *blocks) out of an image (N, C, *size), each of any layout."""
+    _unfold(image, columns, axes, _treatment(fusion, window, columns, axes).weights)
 
 
 def _batched(image: Array, geometry: SlidingGeometry) -> Array:
@@ -98,25 +119,72 @@ def _blocks_first(data: Array, geometry: SpaceGeometry) -> Array:
 # Tiles
 
 
-def _fold(columns: Array, image: Array, axes: tuple[Axis, ...], move: bool) -> None:
+@dataclass(frozen=True, slots=True)
+class _Treatment:
+    """What becomes of the elements besides being added: `Fusion` with a window's weights in the columns' shape."""
+
+    move: bool = False
+    """They are stored, not added: no two of them meet."""
+    taps: Array | None = None
+    """The weight of every tap of a block."""
+    weights: Array | None = None
+    """The same in the shape of the split columns, by zero strides."""
+    by_axis: tuple[Array, ...] | None = None
+    """The weights of each axis, where the window is separable."""
+    reduction: str = "sum"
+    accumulate: bool = False
+
+
+SUM, MOVE = _Treatment(), _Treatment(move=True)
+
+
+def _treatment(fusion: Fusion, window: Array | None, columns: Array, axes: tuple[Axis, ...]) -> _Treatment:
+    if fusion == PLAIN:
+        return SUM
+    taps, weights, by_axis = None, None, None
+    if window is not None:
+        kernel = tuple(axis.kernel for axis in axes)
+        if fusion.window == "separable":
+            by_axis = tuple(weights_of_axes(window, kernel))
+        taps = weights_of_taps(fusion.window, window, kernel)
+        weights = np.broadcast_to(taps.reshape(1, 1, *kernel, *(1,) * len(kernel)), columns.shape)
+    return _Treatment(False, taps, weights, by_axis, fusion.reduction, fusion.accumulate)
+
+
+def _fold(columns: Array, image: Array, axes: tuple[Axis, ...], treatment: _Treatment) -> None:
     with np.errstate(all="ignore"):  # sums past the range are IEEE's infinities and NaNs, silently, as on a GPU
-        if columns.size < THREADED_ELEMENTS:
-            _fold_tile(columns, image, axes, move)
+        if max(columns.size, image.size) < THREADED_ELEMENTS:
+            _fold_tile(columns, image, axes, treatment)
         else:
             tiles = _tiles(image.shape, axes)
-            for_each(_fold_tile, [(_cut(columns, tile), image[tile.pixels], tile.axes, move) for tile in tiles])
+            for_each(
+                _fold_tile,
+                [(_cut(columns, tile), image[tile.pixels], tile.axes, _treat(treatment, tile)) for tile in tiles],
+            )
 
 
-def _unfold(image: Array, columns: Array, axes: tuple[Axis, ...]) -> None:
+def _unfold(image: Array, columns: Array, axes: tuple[Axis, ...], weights: Array | None) -> None:
     for index in _taps_outside(axes):
         columns[index] = np.zeros((), columns.dtype)
     if not image.size:
         return  # all margin
-    if columns.size < THREADED_ELEMENTS:
-        _unfold_tile(image, columns, axes)
-    else:
-        tiles = _tiles(image.shape, axes)
-        for_each(_unfold_tile, [(image[tile.pixels], _cut(columns, tile), tile.axes) for tile in tiles])
+    with np.errstate(all="ignore"):
+        if columns.size < THREADED_ELEMENTS:
+            _unfold_tile(image, columns, axes, weights)
+        else:
+            tiles = _tiles(image.shape, axes)
+            for_each(
+                _unfold_tile,
+                [
+                    (
+                        image[tile.pixels],
+                        _cut(columns, tile),
+                        tile.axes,
+                        weights if weights is None else _cut(weights, tile),
+                    )
+                    for tile in tiles
+                ],
+            )
 
 
 @lru_cache(maxsize=64)
@@ -149,6 +217,11 @@ class _Tile:
 def _cut(columns: Array, tile: _Tile) -> Array:
     """Give the columns that reach a tile."""
     return columns[(*tile.planes, *(_ALL,) * len(tile.axes), *tile.blocks)]
+
+
+def _treat(treatment: _Treatment, tile: _Tile) -> _Treatment:
+    """Cut the weights as the columns are cut."""
+    return treatment if treatment.weights is None else replace(treatment, weights=_cut(treatment.weights, tile))
 
 
 def _tiles(shape: Size, axes: tuple[Axis, ...]) -> tuple[_Tile, ...]:
@@ -242,11 +315,36 @@ def _groups(axis: Axis, piece: _Piece, group_phases: bool) -> Iterator[_Group]:
         tap += count
 
 
-def _add_pairs(total: Array, terms: Array, pairs: Iterable[tuple[Index, Index]]) -> None:
-    """Add terms into windows of a total, in the order given."""
+def _add_pairs(total: Array, terms: Array, weights: Array | None, pairs: Iterable[tuple[Index, Index]]) -> None:
+    """Add terms, weighted, into windows of a total, in the order given."""
+    scratch: Array = np.empty(0, total.dtype)
     for into, term in pairs:
-        window = total[into]
-        np.add(window, terms[term], window)
+        window, terms_here = total[into], terms[term]
+        if weights is not None:
+            if scratch.size < terms_here.size:
+                scratch = np.empty(terms_here.size, total.dtype)
+            products = scratch[: terms_here.size].reshape(terms_here.shape, copy=False)
+            _multiply(terms_here, weights[term], products)
+            terms_here = products
+        np.add(window, terms_here, window)
+
+
+def _multiply(elements: Array, weights: Array, products: Array) -> None:
+    """Multiply by real weights, component by component, rounded once to the products' dtype."""
+    for part, result in _parts(elements, products):
+        np.multiply(part, weights, result, casting="unsafe")
+
+
+def _divide(elements: Array, divisor: Array) -> None:
+    for part, quotient in _parts(elements, elements):
+        np.divide(part, divisor, quotient)
+
+
+def _parts(elements: Array, results: Array) -> tuple[tuple[Array, Array], ...]:
+    """Give the real and imaginary parts, or the real ones as they are."""
+    if elements.dtype.kind != "c":
+        return ((elements, results),)
+    return ((elements.real, results.real), (elements.imag, results.imag))
 
 
 # ---------------------------------------------------------------------------------------------
@@ -323,17 +421,24 @@ def _narrow(part: slice) -> slice | int:
     return part if part.stop - part.start > 1 else int(part.start)
 
 
-def _unfold_tile(image: Array, columns: Array, axes: tuple[Axis, ...]) -> None:
+def _unfold_tile(image: Array, columns: Array, axes: tuple[Axis, ...], weights: Array | None) -> None:
     way = _cell_way(axes)
     columns = columns.transpose(way.order)
+    if weights is not None:
+        weights = weights.transpose(way.order)
     for piece in way.pieces:
         cells = piece.of(image)
         for cell_index, column_index in piece.pairs:
-            columns[column_index] = cells[cell_index]
+            if weights is None:
+                columns[column_index] = cells[cell_index]
+            else:
+                _multiply(cells[cell_index], weights[column_index], columns[column_index])
 
 
-def _fold_cells(columns: Array, image: Array, way: _CellWay, move: bool) -> None:
+def _fold_cells(columns: Array, image: Array, way: _CellWay, weights: Array | None = None, move: bool = False) -> None:
     columns = columns.transpose(way.order)
+    if weights is not None:
+        weights = weights.transpose(way.order)
     if not way.once:
         image.fill("" if image.dtype.kind in "SUT" else 0)
     for piece in way.pieces:
@@ -343,9 +448,13 @@ def _fold_cells(columns: Array, image: Array, way: _CellWay, move: bool) -> None
                 cells[cell_index] = columns[column_index]
         elif way.once:
             for cell_index, column_index in piece.pairs:
-                np.add(columns[column_index], np.zeros((), image.dtype), cells[cell_index])
+                terms = columns[column_index]
+                if weights is not None:
+                    _multiply(terms, weights[column_index], cells[cell_index])
+                    terms = cells[cell_index]
+                np.add(terms, np.zeros((), image.dtype), cells[cell_index])
         else:
-            _add_pairs(cells, columns, piece.pairs)
+            _add_pairs(cells, columns, weights, piece.pairs)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -476,20 +585,25 @@ def _stores(axes: tuple[Axis, ...], low: int, high: int, origin: int) -> tuple[_
     return tuple(stores)
 
 
-def _fold_runs(columns: Array, image: Array, axes: tuple[Axis, ...], runs: _Runs) -> None:
+def _fold_runs(columns: Array, image: Array, axes: tuple[Axis, ...], runs: _Runs, weights: Array | None = None) -> None:
     """Fold by runs; the last two axes of the columns lie flat in memory (see `_is_flat`)."""
     planes, rank, pitch = image.shape[:2], len(axes), columns.shape[-1]
     flat, pairs = columns.reshape(*columns.shape[:-2], -1, copy=False), list(runs.flat.pairs)
+    flat_weights = None if weights is None else weights.reshape(flat.shape, copy=False)
     scratch: Array = np.empty((*planes, *runs.flat.shape), image.dtype)
     zero = np.zeros((), image.dtype)
     if runs.first_covers:  # all but the ends: the first addition then need not read what it adds to
         (into, first), *pairs = pairs
         scratch[..., : into[-1].start] = zero
         scratch[..., into[-1].stop :] = zero
-        np.add(flat[first], zero, scratch[into])
+        terms = flat[first]
+        if flat_weights is not None:
+            _multiply(terms, flat_weights[first], scratch[into])
+            terms = scratch[into]
+        np.add(terms, zero, scratch[into])
     else:
         scratch[...] = zero
-    _add_pairs(scratch, flat, pairs)
+    _add_pairs(scratch, flat, flat_weights, pairs)
     rows = -(-axes[-2].size // axes[-2].stride)
     grid = scratch[..., : rows * pitch].reshape(*scratch.shape[:-1], rows, pitch, copy=False)
     for store in runs.flat.stores:
@@ -498,7 +612,8 @@ def _fold_runs(columns: Array, image: Array, axes: tuple[Axis, ...], runs: _Runs
     for strip in runs.strips:
         width, *shape = strip.shape
         scratch = np.zeros((width, *planes, *shape), image.dtype)
-        _add_pairs(scratch, _last_axis_first(columns), strip.pairs)
+        strip_weights = None if weights is None else _last_axis_first(weights)
+        _add_pairs(scratch, _last_axis_first(columns), strip_weights, strip.pairs)
         sums = scratch.transpose(*range(1, scratch.ndim), 0)
         for store in strip.stores:
             target = _phases_first(image, store, rank)[store.into]
@@ -527,29 +642,36 @@ def _is_flat(columns: Array) -> bool:
 _UNIT_AXIS = Axis(size=1, kernel=1, stride=1, dilation=1, pad_begin=0, pad_end=0)
 
 
-def _fold_tile(columns: Array, image: Array, axes: tuple[Axis, ...], move: bool) -> None:
+def _fold_tile(columns: Array, image: Array, axes: tuple[Axis, ...], treatment: _Treatment) -> None:
     way = _cell_way(axes)
-    if move or way.once:
-        _fold_cells(columns, image, way, move)
+    if treatment.move:
+        _fold_cells(columns, image, way, move=True)
         return
     accumulator = accumulator_dtype(image.dtype)
-    total = image if accumulator == image.dtype else np.empty(image.shape, accumulator)
-    if columns.size < FLAT_ELEMENTS or not _fold_flat(columns, total, axes):
-        _fold_cells(columns, total, way, move)
-    if total is not image:
+    narrow = accumulator != image.dtype
+    total = np.empty(image.shape, accumulator) if narrow or treatment.accumulate else image
+    weights = treatment.weights
+    if way.once or columns.size < FLAT_ELEMENTS or not _fold_flat(columns, total, axes, weights):
+        _fold_cells(columns, total, way, weights)
+    if treatment.reduction != "sum":
+        _average(total, axes, treatment)
+    if treatment.accumulate:
+        np.add(image, total, total if narrow else image)
+    if narrow:
         image[...] = total
 
 
-def _fold_flat(columns: Array, image: Array, axes: tuple[Axis, ...]) -> bool:
+def _fold_flat(columns: Array, image: Array, axes: tuple[Axis, ...], weights: Array | None) -> bool:
     """Fold by runs where that is worth it, else do nothing and say False."""
     if len(axes) == 1:  # a single axis is a single row
         columns, image, axes = columns[:, :, None, :, None, :], image[:, :, None], (_UNIT_AXIS, *axes)
+        weights = weights if weights is None else weights[:, :, None, :, None, :]
     if prod(columns.shape[-2:]) < FLAT_RUN or not _is_flat(columns):
         return False
     runs = _runs(axes)
     if runs is None:
         return False
-    _fold_runs(columns, image, axes, runs)
+    _fold_runs(columns, image, axes, runs, weights)
     return True
 
 
@@ -557,3 +679,85 @@ def _fold_flat(columns: Array, image: Array, axes: tuple[Axis, ...]) -> bool:
 def accumulator_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
     """Give the type that sums are made in: float32 for the half precisions, else the array's own."""
     return np.dtype(np.float32) if dtype.name in ("float16", "bfloat16") else dtype
+
+
+# ---------------------------------------------------------------------------------------------
+# Means: what the sums of a tile are divided by
+
+
+def _average(total: Array, axes: tuple[Axis, ...], treatment: _Treatment) -> None:
+    """Divide a tile's sums by what landed on each pixel; where that is nothing, or next to it, give zero."""
+    dtype = np.dtype(ELEMENT_TYPES[total.dtype.name].weight)
+    if treatment.taps is None:
+        counts = [_counts(axis) for axis in axes]
+        most, least = prod(int(count.max()) for count in counts), min(int(count.min()) for count in counts)
+        if most <= 1:
+            return
+        exact = dtype if most <= 1 << np.finfo(dtype).nmant else np.dtype(np.float64)
+        divisor = reduce(np.multiply.outer, [count.astype(exact) for count in counts]).astype(dtype, copy=False)
+        uncovered = None if least else divisor == 0
+    else:
+        divisor = _sums_of_weights(axes, treatment, dtype)
+        uncovered = np.abs(divisor) < np.finfo(dtype).tiny
+        if not uncovered.any():
+            uncovered = None
+    if uncovered is not None:
+        divisor[uncovered] = 1
+    _divide(total, divisor)
+    if uncovered is not None:
+        total[..., uncovered] = 0
+
+
+@lru_cache(maxsize=16)
+def _counts(axis: Axis) -> Array:
+    """Count the taps that land on each pixel of an axis."""
+    return _folded(np.ones(axis.kernel, np.int64), (axis,))
+
+
+def _sums_of_weights(axes: tuple[Axis, ...], treatment: _Treatment, dtype: np.dtype[Any]) -> Array:
+    """Give what a pixel of one plane is divided by, in an array of its own."""
+
+    def power(weights: Array) -> Array:
+        return weights * weights if treatment.reduction == "least_squares" else weights
+
+    if treatment.by_axis is not None:
+        shares = [_folded(power(weights), (axis,)) for axis, weights in zip(axes, treatment.by_axis, strict=True)]
+        return np.array(reduce(np.multiply.outer, shares))
+    assert treatment.taps is not None
+    few, pixels = zip(*map(_shortened, axes), strict=True)
+    divisor = _folded(power(treatment.taps), few)
+    for number, index in enumerate(pixels):
+        if index is not None:
+            divisor = divisor.take(index, number)
+    return divisor
+
+
+def _folded(weights: Array, axes: tuple[Axis, ...]) -> Array:
+    """Fold one plane whose blocks are all the same."""
+    rank, blocks = len(axes), tuple(axis.blocks for axis in axes)
+    columns = np.broadcast_to(weights.reshape(1, 1, *weights.shape, *(1,) * rank), (1, 1, *weights.shape, *blocks))
+    image: Array = np.empty((1, 1, *(axis.size for axis in axes)), weights.dtype)
+    _fold_cells(columns, image, _cell_way(axes))
+    plane: Array = image[0, 0]
+    return plane
+
+
+@lru_cache(maxsize=16)
+def _shortened(axis: Axis) -> tuple[Axis, Array | None]:
+    """Give an axis with fewer blocks that shows all there is, and its pixel for each pixel, where that is another.
+
+    Past the first blocks and before the last ones, pixels a stride apart are reached by the same taps.
+    """
+    least = -(-axis.dilated_kernel // axis.stride) + 1
+    missing = (axis.blocks - least) * axis.stride
+    if missing <= 0:
+        return axis, None
+    pixels = np.arange(axis.size)
+    begin = (least - 1) * axis.stride - axis.pad_begin
+    periodic = (pixels >= begin) & (pixels < begin + missing)
+    few = np.where(periodic, begin + (pixels - begin) % axis.stride, np.where(pixels < begin, pixels, pixels - missing))
+    lowest, highest = int(few.min()), int(few.max())
+    size = highest - lowest + 1
+    pad_begin = axis.pad_begin + lowest
+    pad_end = (least - 1) * axis.stride + axis.dilated_kernel - size - pad_begin
+    return Axis(size, axis.kernel, axis.stride, axis.dilation, pad_begin, pad_end), few - lowest

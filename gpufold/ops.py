@@ -22,8 +22,9 @@ from gpufold.geometry import (
     image_geometry,
     space_to_batch_geometry,
 )
-from gpufold.plan import H200, Device, Operand, Plan
+from gpufold.plan import H200, PLAIN, Device, Fusion, Operand, Plan
 from gpufold.planners import Explanation, variants
+from gpufold.windows import as_fusion
 
 
 def col2im(
@@ -35,7 +36,10 @@ def col2im(
     dilations: Any = 1,
     pads_begin: Any = 0,
     pads_end: Any = 0,
+    reduction: str = "sum",
+    window: Any = None,
     out: ArrayT | None = None,
+    accumulate: bool = False,
     variant: str = "auto",
     deterministic: bool = True,
 ) -> ArrayT:
@@ -57,6 +61,14 @@ def col2im(
     and blocks in lexicographic order, and so are the additions: the result has the same bits on every run, on the
     CPU and the GPU. Integers wrap, bool is a logical or, float16 and bfloat16 are summed in float32 and rounded once.
 
+    A window's weights are multiplied in as the taps are added. A mean divides each pixel by the number of taps that
+    land on it, or by the sum of their weights, so that it undoes `im2col` wherever a block covers the image:
+
+    >>> image = np.arange(16, dtype=np.float32).reshape(1, 4, 4)
+    >>> columns = gpufold.im2col(image, (2, 2))
+    >>> np.array_equal(gpufold.col2im(columns, (4, 4), (2, 2), reduction="mean"), image)
+    True
+
     Parameters
     ----------
     data : numpy.ndarray or cupy.ndarray
@@ -74,8 +86,20 @@ def col2im(
         Pixels from one tap to the next, at least 0; 0 lands every tap of the axis on the block's first pixel.
     pads_begin, pads_end : int or sequence of int
         Pixels that the blocks extend over the image's begin and end, at least 0.
+    reduction : str
+        "sum"; "mean", which divides each pixel by the number of taps that land on it, or by the sum of their weights
+        where there is a window; or "least_squares", which divides by the sum of the squared weights, so that it undoes
+        `im2col` with the same window, as the inverse short-time Fourier transform does. Pixels are zero where no tap
+        lands, and where the sum of weights is smaller in magnitude than the smallest normal number of their dtype.
+        For a separable window the sum is the product of the sums along the axes. Floats and complex numbers only.
+    window : numpy.ndarray, cupy.ndarray or sequence of them, optional
+        Real weights of a block's taps, of shape `kernel_size`, or a sequence of one 1-D array per axis, whose product
+        a weight is; of the same library as `data`. They are converted to float32, or float64 for float64 and
+        complex128. Floats and complex numbers only.
     out : numpy.ndarray or cupy.ndarray, optional
         Array for the result, of its shape and dtype, sharing no memory with `data`; every element is overwritten.
+    accumulate : bool
+        Add the result to what is in `out` instead of overwriting it: last, in the type the sum is made in.
     variant : str
         A GPU kernel by name, see `gpufold.variants`; "auto" chooses one.
     deterministic : bool
@@ -90,7 +114,7 @@ def col2im(
     ------
     TypeError
         An argument is of the wrong type: sizes that are not integers, an unsupported dtype, a foreign kind of array,
-        strings in overlapping blocks.
+        strings in overlapping blocks, a mean or a window of integers.
     ValueError
         Sizes are out of range or do not fit together, `out` does not fit, or the named variant cannot serve the
         call (`gpufold.Unsupported`). Nothing is written in that case.
@@ -107,8 +131,9 @@ def col2im(
             f"{operation}: data of strings must not overlap, for strings cannot be added; got dtype "
             f"{data.dtype} and blocks that overlap: {geometry}"
         )
-    image: ArrayT = result_array(operation, library, "data", data, geometry.image_shape, out, variant)
-    return _fill(operation, library, data, image, geometry, variant, deterministic)
+    fusion, weights = as_fusion(operation, library, data, geometry.kernel_size, reduction, window, out, accumulate)
+    image: ArrayT = result_array(operation, library, "data", data, geometry.image_shape, out, variant, weights)
+    return _fill(operation, library, data, image, geometry, variant, deterministic, fusion, weights)
 
 
 def im2col(
@@ -119,6 +144,7 @@ def im2col(
     dilations: Any = 1,
     pads_begin: Any = 0,
     pads_end: Any = 0,
+    window: Any = None,
     out: ArrayT | None = None,
     variant: str = "auto",
 ) -> ArrayT:
@@ -136,7 +162,7 @@ def im2col(
            [4, 5, 7, 8]])
 
     Tap ``k`` of block ``b`` is pixel ``b*strides + k*dilations - pads_begin`` of each axis, and zero where that is
-    outside the image. Elements are moved, never computed with.
+    outside the image. Elements are moved, and computed with only where a window is multiplied in.
 
     Parameters
     ----------
@@ -147,6 +173,8 @@ def im2col(
         image's last axes are spatial.
     strides, dilations, pads_begin, pads_end : int or sequence of int
         As in `col2im`.
+    window : numpy.ndarray, cupy.ndarray or sequence of them, optional
+        Real weights of a block's taps as in `col2im`; every tap is multiplied by its own and rounded once.
     out : numpy.ndarray or cupy.ndarray, optional
         Array for the result, of its shape and dtype, sharing no memory with `image`; every element is overwritten.
     variant : str
@@ -169,8 +197,9 @@ def im2col(
     operation = "im2col"
     library = library_of(operation, "image", image)
     geometry = _im2col_geometry(image.shape, kernel_size, strides, dilations, pads_begin, pads_end)
-    columns: ArrayT = result_array(operation, library, "image", image, geometry.columns_shape, out, variant)
-    return _fill(operation, library, image, columns, geometry, variant, True)
+    fusion, weights = as_fusion(operation, library, image, geometry.kernel_size, window=window)
+    columns: ArrayT = result_array(operation, library, "image", image, geometry.columns_shape, out, variant, weights)
+    return _fill(operation, library, image, columns, geometry, variant, True, fusion, weights)
 
 
 def batch_to_space(
@@ -475,14 +504,17 @@ def _fill(
     geometry: SlidingGeometry | SpaceGeometry,
     variant: str,
     deterministic: bool,
+    fusion: Fusion = PLAIN,
+    window: Any = None,
 ) -> ArrayT:
     """Compute the result on the CPU or the GPU, where it has any element."""
     if result.size == 0:
         return result
     if library is np:
-        getattr(cpu, operation)(data, result, geometry)
+        fused = () if fusion is PLAIN else (fusion, window)
+        getattr(cpu, operation)(data, result, geometry, *fused)
     else:
         from gpufold import launch  # imports cupy, which its arrays' owner has
 
-        launch.execute(operation, geometry, data, result, variant, deterministic)
+        launch.execute(operation, geometry, data, result, variant, deterministic, fusion, window)
     return result

@@ -1,4 +1,4 @@
-"""Windows as the CPU and the kernels take them: a weight for every tap of a block, or for every tap of an axis."""
+"""What is fused into sums and moves: reductions, and windows as the CPU and the kernels take them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,38 @@ import numpy.typing as npt
 
 from gpufold.arrays import library_of
 from gpufold.geometry import Size
-from gpufold.plan import ELEMENT_TYPES
+from gpufold.plan import ELEMENT_TYPES, PLAIN, REDUCTIONS, Fusion
+
+
+def as_fusion(
+    operation: str,
+    library: ModuleType,
+    data: Any,
+    kernel_size: Size,
+    reduction: object = "sum",
+    window: Any = None,
+    out: Any = None,
+    accumulate: object = False,
+) -> tuple[Fusion, Any]:
+    """Check what a call wants besides a plain sum; give it with the window's weights, see `as_window`."""
+    if reduction == "sum" and window is None and not accumulate:
+        return PLAIN, None
+    if reduction not in REDUCTIONS:
+        raise ValueError(f"{operation}: reduction must be one of {', '.join(REDUCTIONS)}, got {reduction!r}")
+    element = ELEMENT_TYPES.get(data.dtype.name)
+    if reduction != "sum" and (element is None or not element.weight):
+        raise TypeError(
+            f"{operation}: reduction {reduction!r} needs data of floats or complex numbers, got dtype {data.dtype}; "
+            f"convert it with data.astype"
+        )
+    if accumulate and out is None:
+        raise ValueError(f"{operation}: accumulate=True adds to out, but out is None; pass the array to add to")
+    if accumulate and element is None:
+        raise TypeError(f"{operation}: accumulate=True needs data that can be added, got dtype {data.dtype}")
+    kind, weights = as_window(operation, library, window, kernel_size, data.dtype)
+    if weights is not None and library is not np and weights.device != data.device:
+        raise ValueError(f"{operation}: window must be on the device of the data, {data.device}, got {weights.device}")
+    return Fusion(str(reduction), kind, bool(accumulate)), weights
 
 
 def as_window(

@@ -73,16 +73,13 @@ class Case:
         lead = () if self.batch is None else (self.batch,)
         return (*lead, self.channels, *self.output_size)
 
-    def col2im(self, columns):
+    def col2im(self, columns, **options):
         """The definition's answer."""
-        return definition.col2im(columns, self.output_size, self.kernel_size, **self._short())
+        return definition.col2im(columns, self.output_size, self.kernel_size, **self.arguments, **options)
 
-    def im2col(self, image):
+    def im2col(self, image, **options):
         """The definition's answer."""
-        return definition.im2col(image, self.kernel_size, **self._short())
-
-    def _short(self):
-        return dict(self.arguments)
+        return definition.im2col(image, self.kernel_size, **self.arguments, **options)
 
 
 CASES = (
@@ -242,6 +239,35 @@ def values(shape, dtype, seed: int = 0):
     kind = rng.integers(0, 12, shape)
     numbers = np.where(kind == 0, -0.0, np.where(kind == 1, tiny * rng.integers(-5, 6, shape), numbers))
     return numbers.astype(dtype)
+
+
+INEXACT = tuple(dtype for dtype in DTYPES if dtype.kind not in "biu")
+
+
+def window_of(kind: str, kernel_size, dtype, seed: int = 0):
+    """A window for data of a dtype, or None; with weights of zero, as at the ends of a Hann window, and below."""
+    rng = np.random.default_rng(seed)
+    real = np.dtype(np.float64 if np.dtype(dtype).name in ("float64", "complex128") else np.float32)
+
+    def weights(*shape):
+        numbers = rng.random(shape) + 0.125
+        return np.where(rng.integers(0, 5, shape) == 0, 0, np.where(rng.random(shape) < 0.1, -numbers, numbers)).astype(
+            real
+        )
+
+    if kind == "separable":
+        return tuple(weights(taps) for taps in kernel_size)
+    return weights(*kernel_size) if kind == "full" else None
+
+
+FUSIONS = tuple(
+    (reduction, kind, accumulate)
+    for reduction in ("sum", "mean", "least_squares")
+    for kind in ("none", "separable", "full")
+    for accumulate in (False, True)
+    if (reduction, kind, accumulate) != ("sum", "none", False)
+)
+"""Everything besides a plain sum, as (reduction, kind of window, accumulate)."""
 
 
 def assert_same_bits(got, want, message=""):

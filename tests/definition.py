@@ -27,33 +27,90 @@ def landings(size, kernel, strides, dilations, pads_begin, pads_end):
                 yield tap, block, pixel
 
 
-def col2im(data, size, kernel, strides, dilations, pads_begin, pads_end):
+def weight_dtype(dtype):
+    """Single precision, or double for data of double precision."""
+    return np.dtype(np.float64 if dtype.name in ("float64", "complex128") else np.float32)
+
+
+def scaled(numbers, operation, weight):
+    """Multiply or divide by real weights, component by component."""
+    if numbers.dtype.kind != "c":
+        return operation(numbers, weight)
+    result = np.empty(numbers.shape, numbers.dtype)
+    result.real, result.imag = operation(numbers.real, weight), operation(numbers.imag, weight)
+    return result
+
+
+def weight_of(tap, window, dtype):
+    """The weight of a tap: an element of an array, or the product of one per axis."""
+    if not isinstance(window, tuple):
+        return window.astype(dtype)[tap]
+    weight = window[0].astype(dtype)[tap[0]]
+    for axis, k in list(zip(window, tap, strict=True))[1:]:
+        weight = weight * axis.astype(dtype)[k]
+    return weight
+
+
+def divisor(size, kernel, strides, dilations, pads_begin, pads_end, reduction, window, dtype):
+    """What the sum at each pixel is divided by."""
+    if isinstance(window, tuple):  # separable: a factor per axis
+        result = np.ones((), dtype)
+        for number, (weights, *axis) in enumerate(
+            zip(window, size, kernel, strides, dilations, pads_begin, pads_end, strict=True)
+        ):
+            share = divisor(*((value,) for value in axis), reduction, weights, dtype)
+            result = share if number == 0 else result[..., None] * share
+        return result
+    result = np.zeros(size, np.int64 if window is None else dtype)
+    for tap, _, pixel in landings(size, kernel, strides, dilations, pads_begin, pads_end):
+        weight = 1 if window is None else weight_of(tap, window, dtype)
+        result[pixel] = result[pixel] + (weight * weight if reduction == "least_squares" else weight)
+    return result.astype(dtype)
+
+
+def col2im(data, size, kernel, strides, dilations, pads_begin, pads_end, reduction="sum", window=None, out=None):
+    """Give the image; with `out`, what adding it to `out` gives. A separable window is a tuple."""
+    geometry = (size, kernel, strides, dilations, pads_begin, pads_end)
     batched = data if data.ndim == 3 else data[None]
     channels = batched.shape[1] // prod(kernel)
-    blocks = [num_blocks(*axis) for axis in zip(size, kernel, strides, dilations, pads_begin, pads_end, strict=True)]
+    blocks = [num_blocks(*axis) for axis in zip(*geometry, strict=True)]
     columns = batched.reshape(len(batched), channels, *kernel, *blocks)
     native = data.dtype if data.dtype.isnative else data.dtype.newbyteorder("=")
     wide = np.dtype(np.float32) if native.name in ("float16", "bfloat16") else native
+    real = weight_dtype(native)
     image = np.zeros((len(batched), channels, *size), wide)
     with np.errstate(all="ignore"):
-        for tap, block, pixel in landings(size, kernel, strides, dilations, pads_begin, pads_end):
+        for tap, block, pixel in landings(*geometry):
             term = columns[(..., *tap, *block)].astype(wide)
+            if window is not None:
+                term = scaled(term, np.multiply, weight_of(tap, window, real))
             if wide.kind in "SUT":
                 image[(..., *pixel)] = term  # strings move, and only where no two taps meet
             else:
                 image[(..., *pixel)] = image[(..., *pixel)] + term
+        if reduction != "sum":
+            below = divisor(*geometry, reduction, window, real)
+            image = scaled(image, np.divide, below)
+            image[..., np.abs(below) < np.finfo(real).tiny] = 0
+        if out is not None:
+            image = out.reshape(image.shape).astype(wide) + image
         image = image.astype(native)
     return image if data.ndim == 3 else image[0]
 
 
-def im2col(image, kernel, strides, dilations, pads_begin, pads_end):
+def im2col(image, kernel, strides, dilations, pads_begin, pads_end, window=None):
     rank = len(kernel)
     batched = image if image.ndim == rank + 2 else image[None]
     size = batched.shape[2:]
     blocks = [num_blocks(*axis) for axis in zip(size, kernel, strides, dilations, pads_begin, pads_end, strict=True)]
     columns = np.zeros((*batched.shape[:2], *kernel, *blocks), image.dtype)
     for tap, block, pixel in landings(size, kernel, strides, dilations, pads_begin, pads_end):
-        columns[(..., *tap, *block)] = batched[(..., *pixel)]
+        element = batched[(..., *pixel)]
+        if window is not None:
+            wide = np.dtype(np.float32) if image.dtype.name in ("float16", "bfloat16") else image.dtype
+            with np.errstate(all="ignore"):
+                element = scaled(element.astype(wide), np.multiply, weight_of(tap, window, weight_dtype(image.dtype)))
+        columns[(..., *tap, *block)] = element
     columns = columns.reshape(len(batched), batched.shape[1] * prod(kernel), prod(blocks))
     return columns if image.ndim == rank + 2 else columns[0]
 

@@ -1,0 +1,194 @@
+"""Means, windows and accumulation on NumPy arrays: the definition bit for bit, and the laws that users rely on."""
+
+from __future__ import annotations
+
+import random
+import tracemalloc
+from math import prod
+
+import numpy as np
+import pytest
+from cases import CASES, DTYPES, FUSIONS, INEXACT, Case, assert_same_bits, random_case, values, window_of
+from test_operations import fold, garbage, unfold, way  # noqa: F401  a fixture
+
+import gpufold
+from gpufold import cpu
+
+COVERED = [case for case in CASES if case.col2im(np.ones(case.columns_shape, np.int64)).min() > 0]
+"""Cases in which every pixel is in a block."""
+
+
+def check(case, dtype, fusion, seed=0):
+    """Compare one call with the definition."""
+    reduction, kind, accumulate = fusion
+    columns, window = values(case.columns_shape, dtype, seed), window_of(kind, case.kernel_size, dtype, seed)
+    out = values(case.image_shape, dtype, seed + 1) if accumulate else None
+    want = case.col2im(columns, reduction=reduction, window=window, out=out)
+    got = out.copy() if accumulate else garbage(want.shape, want.dtype)
+    message = f"{case!r} {np.dtype(dtype)} {fusion} seed {seed}"
+    assert fold(case, columns, reduction=reduction, window=window, out=got, accumulate=accumulate) is got
+    assert_same_bits(got, want, message)
+
+
+@pytest.mark.parametrize("fusion", FUSIONS, ids=str)
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_every_fusion_is_its_definition(case, fusion):
+    check(case, np.float32, fusion)
+
+
+@pytest.mark.parametrize("dtype", INEXACT, ids=str)
+@pytest.mark.parametrize("fusion", FUSIONS, ids=str)
+def test_every_dtype_is_its_definition(dtype, fusion):
+    check(Case("odd", (7, 9), (3, 4), (2, 1), (1, 2), (2, 1), (0, 3)), dtype, fusion)
+
+
+@pytest.mark.parametrize("dtype", [dtype for dtype in DTYPES if dtype not in INEXACT], ids=str)
+def test_integers_accumulate(dtype):
+    check(Case("odd", (7, 9), (3, 4), (2, 1), (1, 2), (2, 1), (0, 3)), dtype, ("sum", "none", True))
+
+
+@pytest.mark.parametrize("first", range(0, 400, 100))
+def test_random_problems_are_their_definition(first, way):  # noqa: F811
+    for seed in range(first, first + 100):
+        dtype = INEXACT[seed % len(INEXACT)]
+        check(random_case(seed), dtype, random.Random(seed).choice(FUSIONS), seed)
+
+
+@pytest.mark.parametrize("kind", ["separable", "full"])
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_a_window_multiplies_what_im2col_takes(case, kind, way):  # noqa: F811
+    for dtype in (np.dtype(np.float32), INEXACT[CASES.index(case) % len(INEXACT)]):
+        image, window = values(case.image_shape, dtype), window_of(kind, case.kernel_size, dtype)
+        want = case.im2col(image, window=window)
+        assert_same_bits(unfold(case, image, window=window, out=garbage(want.shape, want.dtype)), want, case)
+
+
+# ---------------------------------------------------------------------------------------------
+# Laws
+
+
+@pytest.mark.parametrize("case", COVERED, ids=str)
+def test_a_mean_gives_back_what_im2col_took(case):
+    image = values(case.image_shape, np.float64)
+    columns = unfold(case, image)
+    for kind in ("none", "separable", "full"):
+        window = window_of(kind, case.kernel_size, np.float64)
+        if window is not None:  # a mean needs weights that do not cancel
+            window = tuple(abs(w) + 0.5 for w in window) if kind == "separable" else abs(window) + 0.5
+        back = fold(case, columns, reduction="mean", window=window)
+        np.testing.assert_allclose(back, image, rtol=1e-12, atol=1e-300)
+        back = fold(case, unfold(case, image, window=window), reduction="least_squares", window=window)
+        np.testing.assert_allclose(back, image, rtol=1e-12, atol=1e-300)
+
+
+@pytest.mark.parametrize("kind", ["separable", "full"])
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_windowed_col2im_and_im2col_are_adjoint(case, kind):
+    rng = np.random.default_rng(0)
+    columns, image = rng.standard_normal(case.columns_shape), rng.standard_normal(case.image_shape)
+    window = window_of(kind, case.kernel_size, np.float64)
+    left = (fold(case, columns, window=window) * image).sum()
+    right = (columns * unfold(case, image, window=window)).sum()
+    np.testing.assert_allclose(left, right, rtol=1e-10, atol=1e-9)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_uncovered_pixels_are_zero_and_never_nan(case):
+    ones = np.ones(case.columns_shape, np.float32)
+    covered = fold(case, ones) > 0
+    for window in (None, np.zeros(case.kernel_size, np.float32), np.full(case.kernel_size, 1e-45, np.float32)):
+        mean = fold(case, ones, reduction="mean", window=window)
+        np.testing.assert_array_equal(mean, covered if window is None else np.zeros_like(mean))
+
+
+def test_a_count_is_exact_beyond_a_byte():
+    """A count of overlaps kept in 8 bits wraps past 255 (MONAI)."""
+    case = Case("300-overlaps", (700,), (300,), batch=1, channels=1)
+    mean = fold(case, np.ones(case.columns_shape, np.float16), reduction="mean")
+    np.testing.assert_array_equal(mean, 1)
+
+
+def test_a_separable_window_is_the_outer_product():
+    case = Case("plain", (9, 11), (4, 5), (2, 3), batch=2)
+    columns, window = values(case.columns_shape, np.float32), window_of("separable", (4, 5), np.float32)
+    assert_same_bits(fold(case, columns, window=window), fold(case, columns, window=np.multiply.outer(*window)))
+
+
+def test_batches_of_tiles_accumulate_to_one_call():
+    """Integers of a float dtype add exactly, so that the order of the parts does not show."""
+    case = Case("tiles", (40, 52), (8, 8), 4, batch=6, channels=2)
+    rng = np.random.default_rng(0)
+    columns = rng.integers(-50, 50, case.columns_shape).astype(np.float32)
+    total = np.zeros(case.image_shape[1:], np.float32)
+    for part in columns:
+        gpufold.col2im(part, (40, 52), (8, 8), strides=4, out=total, accumulate=True)
+    np.testing.assert_array_equal(total, fold(case, columns).sum(axis=0))
+
+
+# ---------------------------------------------------------------------------------------------
+# Errors and memory
+
+
+@pytest.mark.parametrize(
+    ("error", "match", "dtype", "options"),
+    [
+        (TypeError, "reduction 'mean' needs data of floats or complex numbers, got dtype int32", np.int32, "mean"),
+        (TypeError, "reduction 'least_squares' needs .* got dtype bool", np.bool_, "least_squares"),
+        (TypeError, "window needs data of floats or complex numbers, got dtype uint8", np.uint8, np.ones((2, 2))),
+        (ValueError, "reduction must be one of sum, mean, least_squares, got 'average'", np.float32, "average"),
+        (ValueError, r"window must have the shape \(2, 2\).* got \(2, 3\)", np.float32, np.ones((2, 3))),
+        (ValueError, r"window\[1\] must have the shape \(2,\).* got \(3,\)", np.float32, (np.ones(2), np.ones(3))),
+        (ValueError, "one array per axis, 2 in all, got 1", np.float32, (np.ones(2),)),
+        (TypeError, "window must be a numpy.ndarray .* got builtins.float", np.float32, 0.5),
+        (TypeError, "window must hold real numbers, got dtype complex128", np.complex64, np.ones((2, 2)) * 1j),
+    ],
+)
+def test_what_does_not_fit_is_refused(error, match, dtype, options):
+    columns = np.ones((4, 9), dtype)
+    out = np.zeros((1, 4, 4), dtype)
+    options = {"reduction": options} if isinstance(options, str) else {"window": options}
+    with pytest.raises(error, match=f"^col2im: .*{match}"):
+        gpufold.col2im(columns, (4, 4), (2, 2), out=out, **options)
+    assert not out.any()
+
+
+def test_accumulation_needs_something_to_add_to():
+    with pytest.raises(ValueError, match="accumulate=True adds to out, but out is None"):
+        gpufold.col2im(np.ones((4, 9)), (4, 4), (2, 2), accumulate=True)
+    with pytest.raises(TypeError, match="needs data that can be added, got dtype <U1"):
+        gpufold.col2im(np.full((1, 4), "a"), (2, 2), (1, 1), out=np.full((1, 2, 2), "b"), accumulate=True)
+    window = np.ones((2, 2))
+    with pytest.raises(ValueError, match="out must share no memory with window"):
+        gpufold.col2im(np.ones((4, 1)), (2, 2), (2, 2), out=window[None], window=window)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, np.complex64])
+@pytest.mark.parametrize("fusion", FUSIONS, ids=str)
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case("maps", (56, 56), (3, 3), 1, 1, 1, 1, batch=16, channels=64),
+        Case("tiles", (1984, 1984), (256, 256), 192, batch=1, channels=1),
+        Case("audio", (1_600_240,), (400,), 160, batch=2, channels=1),
+    ],
+    ids=str,
+)
+def test_one_pass_needs_the_result_a_window_and_a_bounded_scratch(case, fusion, dtype):
+    reduction, kind, accumulate = fusion
+    columns = np.broadcast_to(np.ones((), dtype), case.columns_shape)
+    window = window_of(kind, case.kernel_size, dtype)
+    out = np.zeros(case.image_shape, dtype)
+    gpufold.set_num_threads(1)
+    try:
+        for _ in range(2):  # caches of geometry are filled once
+            tracemalloc.start()
+            fold(case, columns, reduction=reduction, window=window, out=out, accumulate=accumulate)
+            peak = tracemalloc.get_traced_memory()[1]
+            tracemalloc.stop()
+    finally:
+        gpufold.set_num_threads(None)
+    wide = cpu.accumulator_dtype(np.dtype(dtype)).itemsize
+    tile = cpu.TILE_ELEMENTS
+    weights = 8 * prod(case.kernel_size)
+    # sums, products and a tap's scratch; two divisors and where they are small
+    assert peak <= tile * (4 * wide + (17 if reduction != "sum" else 0)) + weights + 600_000
