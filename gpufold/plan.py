@@ -51,6 +51,9 @@ ELEMENT_TYPES = {
 }
 """Every dtype that the kernels serve, by NumPy's name for it; the types are those of kernels/common.cuh."""
 
+WEIGHT_TYPES = {"": "float", "float32": "float", "float64": "double"}
+"""The C++ type of a weight's dtype; where there are no weights, what the kernels then make nothing of."""
+
 
 @dataclass(frozen=True, slots=True)
 class Device:

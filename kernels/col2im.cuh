@@ -1,4 +1,5 @@
-// What the col2im kernels share: the tap pattern, which is compiled in, and the parameters, which are not.
+// What the col2im kernels share: the tap pattern and the fusion, which are compiled in, and the parameters,
+// which are not.
 //
 // Tap k of block b lands on pixel b * stride + k * dilation - pad of each axis. The taps that land on one
 // pixel of an axis are tap_step apart and their blocks block_step, so that they are found without a search.
@@ -14,6 +15,15 @@
 #ifndef DILATION
 #define DILATION 1, 1
 #endif
+#ifndef REDUCTION
+#define REDUCTION sum
+#endif
+#ifndef WINDOW
+#define WINDOW none
+#endif
+#ifndef ACCUMULATE
+#define ACCUMULATE false
+#endif
 
 // One value per axis, height before width.
 __device__ constexpr Offset kernel[] = {KERNEL};
@@ -21,6 +31,14 @@ __device__ constexpr Offset stride[] = {STRIDE};
 __device__ constexpr Offset dilation[] = {DILATION};
 constexpr int rank = sizeof(kernel) / sizeof(kernel[0]);
 constexpr int last = rank - 1;
+
+enum class Reduction { sum, mean, least_squares };
+enum class Window { none, separable, full };
+constexpr Reduction reduction = Reduction::REDUCTION;
+constexpr bool averages = reduction != Reduction::sum;
+constexpr bool separable = Window::WINDOW == Window::separable; // the weights of each axis after another
+constexpr bool windowed = Window::WINDOW != Window::none;
+constexpr bool accumulates = ACCUMULATE;
 
 __device__ constexpr Offset greatest_common_divisor(Offset a, Offset b)
 {
@@ -149,14 +167,138 @@ template <int axis> __device__ constexpr int looped_axes(Offset registers)
                    : looped_axes<axis - 1>(registers * Pattern<axis>::taps);
 }
 
-// Visits the taps of the axes [axis, end) that land on a pixel in lexicographic order, each with `loads`
-// loads: visit(offset in the columns, whether it exists, number of the tap).
-template <int axis, int end, int loads, typename Visit>
-__device__ void for_each_tap(const Taps (&taps)[rank], const Parameters& p, Offset offset, bool exists,
-                             int iteration, const Visit& visit)
+// ---- weights and divisors ---------------------------------------------------------------------
+
+template <int axis> __device__ constexpr Offset first_weight()
+{
+    if constexpr (axis == 0)
+        return 0;
+    else
+        return first_weight<axis - 1>() + kernel[axis - 1];
+}
+
+// What a tap's element is multiplied with, as far as its axes are known: the product of their weights, or the
+// tap's number in the window. Of taps that do not exist no weight is read.
+struct TapWeight {
+    Weight product;
+    Offset number;
+
+    template <int axis> __device__ TapWeight along(Offset tap, bool exists, const Weight* window) const
+    {
+        if constexpr (separable) {
+            const Weight weight = load_if(window + (first_weight<axis>() + tap), exists);
+            return {axis == 0 ? weight : multiply(product, weight), 0};
+        } else {
+            return {0, number * kernel[axis] + tap};
+        }
+    }
+
+    // Of a tap whose axes are all known.
+    __device__ Weight value(bool exists, const Weight* window) const
+    {
+        return separable || !windowed ? product : load_if(window + number, exists);
+    }
+};
+
+template <typename Number> inline __device__ Number weigh(Number element, Weight weight)
+{
+    if constexpr (windowed)
+        return multiply(element, weight);
+    else
+        return element;
+}
+
+// What a weight adds to the divisor.
+inline __device__ Weight divisor_of(Weight weight)
+{
+    return reduction == Reduction::least_squares ? multiply(weight, weight) : weight;
+}
+
+// A divisor is summed up tap by tap where every tap has a weight of its own. Else it is a product of shares,
+// one per axis: the number of its taps that land on the pixel, or the sum of their weights.
+constexpr bool divides_by_taps = averages && windowed && !separable;
+constexpr bool divides_by_axes = averages && !divides_by_taps;
+
+template <bool weighted> struct ShareOf {
+    using type = Offset;
+};
+template <> struct ShareOf<true> {
+    using type = Weight;
+};
+using Share = typename ShareOf<windowed>::type;
+
+inline __device__ Offset times(Offset a, Offset b)
+{
+    return a * b;
+}
+inline __device__ Weight times(Weight a, Weight b)
+{
+    return multiply(a, b);
+}
+
+// One more tap of an axis, where it exists.
+template <int axis> __device__ Share add_share(Share share, Offset tap, bool exists, const Weight* window)
+{
+    if constexpr (windowed)
+        return add(share, divisor_of(load_if(window + (first_weight<axis>() + tap), exists)));
+    else
+        return share + exists;
+}
+
+// The divisor of the axes up to this one, from that of the axes before.
+template <int axis> __device__ Share join(Share before, Share share)
+{
+    return axis == 0 ? share : times(before, share);
+}
+
+template <int axis = 0, int end>
+__device__ Share share_of(const Taps (&taps)[rank], const Weight* window, const Parameters& p,
+                          Share before = 0)
 {
     if constexpr (axis == end) {
-        visit(offset, exists, iteration);
+        return before;
+    } else {
+        Share share = 0;
+#pragma unroll(4)
+        for (int number = 0; number < int(Pattern<axis>::taps); ++number) {
+            trace_iteration(number);
+            share = add_share<axis>(share, taps[axis].tap + number * Pattern<axis>::tap_step,
+                                    taps[axis].template exists<axis>(number, p), window);
+        }
+        return share_of<axis + 1, end>(taps, window, p, join<axis>(before, share));
+    }
+}
+
+template <typename Real> __device__ constexpr Real smallest_normal()
+{
+    return sizeof(Real) == 4 ? Real(1.17549435e-38f) : Real(2.2250738585072014e-308);
+}
+
+// What a pixel is: its sum, or its mean, which is zero where nothing, or next to nothing, landed.
+template <typename Number> inline __device__ Number finish(Number sum, Weight divisor)
+{
+    if constexpr (averages) {
+        const bool covered = !(divisor < smallest_normal<Weight>() && divisor > -smallest_normal<Weight>());
+        return covered ? divide(sum, divisor) : Number{};
+    } else {
+        return sum;
+    }
+}
+
+// What is stored at a place of the image.
+inline __device__ Scalar stored(Accumulator pixel, const Scalar* place)
+{
+    return narrow(accumulates ? add(widen(*place), pixel) : pixel);
+}
+
+// Visits the taps of the axes [axis, end) that land on a pixel in lexicographic order, each with `loads`
+// loads: visit(offset in the columns, whether it exists, number of the tap, its weight so far).
+template <int axis, int end, int loads, typename Visit>
+__device__ void for_each_tap(const Taps (&taps)[rank], const Parameters& p, const Weight* window,
+                             Offset offset, bool exists, int iteration, TapWeight weight, const Visit& visit)
+{
+    if constexpr (axis == end) {
+        visit(offset, exists, iteration, weight);
     } else {
         constexpr int count = Pattern<axis>::taps;
         constexpr int looped = looped_axes<end - 1>(loads * element_registers);
@@ -167,9 +309,11 @@ __device__ void for_each_tap(const Taps (&taps)[rank], const Parameters& p, Offs
             const bool found = taps[axis].template exists<axis>(number, p);
             if (skip && !found)
                 continue;
-            for_each_tap<axis + 1, end, loads>(taps, p,
+            const TapWeight here = weight.along<axis>(taps[axis].tap + number * Pattern<axis>::tap_step,
+                                                      exists && found, window);
+            for_each_tap<axis + 1, end, loads>(taps, p, window,
                                                offset + taps[axis].offset + number * p.tap_step_stride[axis],
-                                               exists && found, iteration * count + number, visit);
+                                               exists && found, iteration * count + number, here, visit);
         }
     }
 }

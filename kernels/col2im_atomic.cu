@@ -1,7 +1,8 @@
 // col2im by scattering: a thread adds one element of the columns to its pixel with an atomic operation.
 //
 //   columns  (batch, channels, *kernel, *blocks), any strides     read once
-//   image    (batch, channels, *size), any strides                zero before the launch; added to
+//   image    (batch, channels, *size), any strides                zero before the launch, or not; added to
+//   window   weights of the taps, or null                         read
 //
 // The order of addition is the hardware's: the same bits each time for integers and bool only. Float32
 // denormals are flushed by the hardware's additions in memory. For small images under very many taps, which
@@ -33,13 +34,23 @@ inline __device__ void add_atomically(Boolean* address, Boolean value)
         atomicOr(reinterpret_cast<unsigned*>(byte & ~3ull), 1u << 8 * (byte & 3));
 }
 
+// The weight of a tap, from its place along the axes before this one.
+template <int axes> __device__ TapWeight weight_of(const Offset (&taps)[rank], const Weight* window)
+{
+    if constexpr (axes == 0)
+        return {};
+    else
+        return weight_of<axes - 1>(taps, window).template along<axes - 1>(taps[axes - 1], true, window);
+}
+
 extern "C" __global__ void __launch_bounds__(THREADS)
-    col2im_atomic(const Scalar* __restrict__ columns, Scalar* __restrict__ image, const AtomicParameters p)
+    col2im_atomic(const Scalar* __restrict__ columns, Scalar* __restrict__ image,
+                  const Weight* __restrict__ window, const AtomicParameters p)
 {
     Offset rest = grid_index();
     if (rest >= p.items)
         return;
-    Offset pixel[rank], offset = 0;
+    Offset pixel[rank], taps[rank], offset = 0;
 #pragma unroll
     for (int axis = last; axis >= 0; --axis) {
         const Offset block = p.by_extent[axis].split(rest);
@@ -48,9 +59,9 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     }
 #pragma unroll
     for (int axis = last; axis >= 0; --axis) {
-        const Offset tap = p.by_tap[axis].split(rest);
-        pixel[axis] += tap * dilation[axis];
-        offset += tap * p.tap_stride[axis];
+        taps[axis] = p.by_tap[axis].split(rest);
+        pixel[axis] += taps[axis] * dilation[axis];
+        offset += taps[axis] * p.tap_stride[axis];
     }
     const Offset channel = p.by_channels.split(rest), batch = rest;
 
@@ -64,5 +75,6 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 #pragma unroll
     for (int axis = 0; axis < rank; ++axis)
         image += pixel[axis] * p.pixel_stride[axis];
-    add_atomically(image, columns[batch * p.columns_batch + channel * p.columns_channel + offset]);
+    const Scalar element = columns[batch * p.columns_batch + channel * p.columns_channel + offset];
+    add_atomically(image, weigh(element, weight_of<rank>(taps, window).value(true, window)));
 }

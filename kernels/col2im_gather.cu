@@ -2,6 +2,7 @@
 //
 //   columns  (batch, channels, *kernel, *blocks), any strides     read, a predicated load per tap
 //   image    (batch, channels, *size), any strides                written, each element once
+//   window   weights of the taps, or null                         read, once per tap for all planes
 //
 // A cell is a stride's worth of pixels along the last axis. Its pixel r is reached by the same taps in every
 // cell, so the taps of the last axis are compiled in, and each reads the block of its cell less a constant:
@@ -40,24 +41,35 @@ __device__ constexpr int floor_divide(int a, int b)
     return a >= 0 ? a / b : -((b - 1 - a) / b);
 }
 
+// Where in its cell a tap of the last axis lands.
+__device__ constexpr int pixel_of(int tap)
+{
+    const int pixel = tap * dilation[last] - phase;
+    return pixel - floor_divide(pixel, cell) * cell;
+}
+
 template <int word> using StoredWord = AliasedWord<word * sizeof(Scalar)>;
 
-template <int word> __device__ StoredWord<word> word_of(const Accumulator* sums)
+// The word that is stored at a place of the image, whose pixels are `step` apart; they are read where the
+// image is added to.
+template <int word>
+__device__ StoredWord<word> word_of(const Accumulator* sums, const Weight* divisors, const Scalar* place,
+                                    Offset step)
 {
     Scalar elements[word];
 #pragma unroll
     for (int i = 0; i < word; ++i)
-        elements[i] = narrow(sums[i]);
-    StoredWord<word> stored;
-    memcpy(&stored, elements, sizeof(stored));
-    return stored;
+        elements[i] = stored(finish(sums[i], divisors[i]), place + i * step);
+    StoredWord<word> result;
+    memcpy(&result, elements, sizeof(result));
+    return result;
 }
 
 // Stores `word` elements at once, which divide a cell; more than one only where all cells are whole and
 // aligned.
 template <int planes, int word>
 __device__ void gather(const Scalar* __restrict__ columns, Scalar* __restrict__ image,
-                       const GatherParameters& p)
+                       const Weight* __restrict__ window, const GatherParameters& p)
 {
     constexpr int words = cell / word;
     constexpr bool staged = words > (word == 1 ? 2 : 1);
@@ -90,8 +102,16 @@ __device__ void gather(const Scalar* __restrict__ columns, Scalar* __restrict__ 
     }
 
     Accumulator sums[planes][cell] = {};
+    Weight divisors[cell] = {};
     for_each_tap<0, last, planes * row_taps>(
-        taps, p, 0, true, 0, [&](Offset offset, bool exists, int iteration) {
+        taps, p, window, 0, true, 0, {},
+        [&](Offset offset, bool exists, int iteration, const TapWeight& weight) {
+            Weight weights[row_taps];
+#pragma unroll
+            for (int tap = 0; tap < row_taps; ++tap) {
+                const bool found = exists && row_exists[tap];
+                weights[tap] = weight.along<last>(tap, found, window).value(found, window);
+            }
             Scalar elements[planes][row_taps];
 #pragma unroll
             for (int plane = 0; plane < planes; ++plane)
@@ -105,11 +125,24 @@ __device__ void gather(const Scalar* __restrict__ columns, Scalar* __restrict__ 
             for (int plane = 0; plane < planes; ++plane)
 #pragma unroll
                 for (int tap = 0; tap < row_taps; ++tap) {
-                    const int pixel = tap * dilation[last] - phase;
-                    Accumulator& sum = sums[plane][pixel - floor_divide(pixel, cell) * cell];
-                    sum = add(sum, widen(elements[plane][tap]));
+                    Accumulator& sum = sums[plane][pixel_of(tap)];
+                    sum = add(sum, weigh(widen(elements[plane][tap]), weights[tap]));
                 }
+            if constexpr (divides_by_taps)
+#pragma unroll
+                for (int tap = 0; tap < row_taps; ++tap)
+                    divisors[pixel_of(tap)] = add(divisors[pixel_of(tap)], divisor_of(weights[tap]));
         });
+    if constexpr (divides_by_axes) {
+        const Share outer = share_of<0, last>(taps, window, p);
+        Share shares[cell] = {};
+#pragma unroll
+        for (int tap = 0; tap < row_taps; ++tap)
+            shares[pixel_of(tap)] = add_share<last>(shares[pixel_of(tap)], tap, row_exists[tap], window);
+#pragma unroll
+        for (int i = 0; i < cell; ++i)
+            divisors[i] = Weight(join<last>(outer, shares[i]));
+    }
 
     Offset in_plane = 0;
 #pragma unroll
@@ -124,10 +157,11 @@ __device__ void gather(const Scalar* __restrict__ columns, Scalar* __restrict__ 
         for (int plane = 0; plane < planes; ++plane)
 #pragma unroll
             for (int i = 0; i < words; ++i)
-                if (plane < remaining && i * word < pixels)
-                    *reinterpret_cast<StoredWord<word>*>(first + plane * p.image_channel +
-                                                         i * word * p.pixel_stride[last]) =
-                        word_of<word>(sums[plane] + i * word);
+                if (plane < remaining && i * word < pixels) {
+                    Scalar* const place = first + plane * p.image_channel + i * word * p.pixel_stride[last];
+                    *reinterpret_cast<StoredWord<word>*>(place) = word_of<word>(
+                        sums[plane] + i * word, divisors + i * word, place, p.pixel_stride[last]);
+                }
     } else {
         // Word number n of a warp lies at n + n / 32, which spreads the cells over the banks.
         __shared__ StoredWord<word> tiles[THREADS / 32][words][33];
@@ -149,8 +183,11 @@ __device__ void gather(const Scalar* __restrict__ columns, Scalar* __restrict__ 
                 counts[warp][lane] = live && plane < remaining ? pixels : 0;
 #pragma unroll
             for (int i = 0; i < words; ++i)
-                if (live && i * word < pixels)
-                    tile[number + i + (number + i) / 32] = word_of<word>(sums[plane] + i * word);
+                if (live && plane < remaining && i * word < pixels)
+                    tile[number + i + (number + i) / 32] =
+                        word_of<word>(sums[plane] + i * word, divisors + i * word,
+                                      first + plane * p.image_channel + i * word * p.pixel_stride[last],
+                                      p.pixel_stride[last]);
             __syncwarp();
             if (is_run) {
 #pragma unroll
@@ -176,25 +213,26 @@ __device__ void gather(const Scalar* __restrict__ columns, Scalar* __restrict__ 
 
 // A thread for each cell of each plane.
 extern "C" __global__ void __launch_bounds__(THREADS, 2)
-    col2im_gather(const Scalar* __restrict__ columns, Scalar* __restrict__ image, const GatherParameters p)
+    col2im_gather(const Scalar* __restrict__ columns, Scalar* __restrict__ image,
+                  const Weight* __restrict__ window, const GatherParameters p)
 {
-    gather<1, 1>(columns, image, p);
+    gather<1, 1>(columns, image, window, p);
 }
 
 // A thread for each cell of several planes.
 extern "C" __global__ void __launch_bounds__(THREADS, PLANES > 1 ? 3 : 2)
     col2im_gather_planes(const Scalar* __restrict__ columns, Scalar* __restrict__ image,
-                         const GatherParameters p)
+                         const Weight* __restrict__ window, const GatherParameters p)
 {
     if constexpr (PLANES > 1)
-        gather<PLANES, 1>(columns, image, p);
+        gather<PLANES, 1>(columns, image, window, p);
 }
 
 // The same for rows of whole cells, in words.
 extern "C" __global__ void __launch_bounds__(THREADS, PLANES > 1 ? 3 : 2)
     col2im_gather_words(const Scalar* __restrict__ columns, Scalar* __restrict__ image,
-                        const GatherParameters p)
+                        const Weight* __restrict__ window, const GatherParameters p)
 {
     if constexpr (WORD > 1)
-        gather<PLANES, WORD>(columns, image, p);
+        gather<PLANES, WORD>(columns, image, window, p);
 }

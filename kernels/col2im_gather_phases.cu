@@ -3,6 +3,8 @@
 //
 //   columns  (batch, channels, *kernel, *blocks), any strides     read, a predicated load per tap
 //   image    (batch, channels, *size), any strides                written, each element once
+//   window   weights of the taps, or null                         read, once per tap for a lane's cells,
+//   planes
 //
 // A cell is a stride's worth of pixels along the last axis, a phase a pixel's place in its cell. A warp adds
 // up one phase at a time, a lane per cell, so that its lanes read neighbouring blocks of one tap. A lane's
@@ -21,9 +23,22 @@ constexpr int warps = THREADS / 32;
 constexpr int phase_tiles = (stride[last] + 31) / 32;
 constexpr int phases = (stride[last] + phase_tiles - 1) / phase_tiles; // of one tile
 
+// Where the image is added to, a tile holds sums that are not rounded yet.
+template <bool wide> struct TiledOf {
+    using type = Scalar;
+    static __device__ type from(Accumulator pixel) { return narrow(pixel); }
+    static __device__ Scalar stored_at(const Scalar*, type element) { return element; }
+};
+template <> struct TiledOf<true> {
+    using type = Accumulator;
+    static __device__ type from(Accumulator pixel) { return pixel; }
+    static __device__ Scalar stored_at(const Scalar* place, type pixel) { return stored(pixel, place); }
+};
+using Tiled = typename TiledOf<accumulates>::type;
+
 template <int cells, int planes>
 __device__ void gather_phases(const Scalar* __restrict__ columns, Scalar* __restrict__ image,
-                              const Parameters& p)
+                              const Weight* __restrict__ window, const Parameters& p)
 {
     const Place<planes> place(blockIdx.x, p);
     const Offset first_phase = place.along[last] % phase_tiles * phases;
@@ -34,7 +49,7 @@ __device__ void gather_phases(const Scalar* __restrict__ columns, Scalar* __rest
     Taps taps[rank];
     find_taps<0, last>(taps, place.along, p);
 
-    __shared__ Scalar tile[planes][32 * cells][phases | 1];
+    __shared__ Tiled tile[planes][32 * cells][phases | 1];
     using pattern = Pattern<last>;
     constexpr int row_taps = pattern::taps;
     constexpr int loads = planes * cells; // per tap
@@ -45,13 +60,18 @@ __device__ void gather_phases(const Scalar* __restrict__ columns, Scalar* __rest
         row.block += first_cell + lane;
         row.offset += (first_cell + lane) * p.block_stride[last];
         Accumulator sums[planes][cells] = {};
+        Weight divisors[cells] = {};
         for_each_tap<0, last, row_taps * loads>(
-            taps, p, row.offset, true, phase / warps, [&](Offset offset, bool exists, int iteration) {
+            taps, p, window, row.offset, true, phase / warps, {},
+            [&](Offset offset, bool exists, int iteration, const TapWeight& outer) {
 #pragma unroll(unrolled)
                 for (int number = 0; number < row_taps; ++number) {
                     const bool found = exists && row.in_kernel<last>(number);
                     const Offset block = row.block - number * pattern::block_step;
                     const Offset tap_offset = offset + number * p.tap_step_stride[last];
+                    const Weight weight =
+                        outer.along<last>(row.tap + number * pattern::tap_step, found, window)
+                            .value(found, window);
                     Scalar elements[planes][cells];
 #pragma unroll
                     for (int plane = 0; plane < planes; ++plane)
@@ -66,14 +86,36 @@ __device__ void gather_phases(const Scalar* __restrict__ columns, Scalar* __rest
                     for (int plane = 0; plane < planes; ++plane)
 #pragma unroll
                         for (int i = 0; i < cells; ++i)
-                            sums[plane][i] = add(sums[plane][i], widen(elements[plane][i]));
+                            sums[plane][i] = add(sums[plane][i], weigh(widen(elements[plane][i]), weight));
+                    if constexpr (divides_by_taps)
+#pragma unroll
+                        for (int i = 0; i < cells; ++i)
+                            if (found && within(block + 32 * i, p.blocks[last]))
+                                divisors[i] = add(divisors[i], divisor_of(weight));
                 }
             });
+        if constexpr (divides_by_axes) {
+            const Share outer = share_of<0, last>(taps, window, p);
+            Share shares[cells] = {};
+#pragma unroll(unrolled)
+            for (int number = 0; number < row_taps; ++number)
+#pragma unroll
+                for (int i = 0; i < cells; ++i)
+                    shares[i] = add_share<last>(
+                        shares[i], row.tap + number * pattern::tap_step,
+                        row.in_kernel<last>(number) &&
+                            within(row.block + 32 * i - number * pattern::block_step, p.blocks[last]),
+                        window);
+#pragma unroll
+            for (int i = 0; i < cells; ++i)
+                divisors[i] = Weight(join<last>(outer, shares[i]));
+        }
 #pragma unroll
         for (int plane = 0; plane < planes; ++plane)
 #pragma unroll
             for (int i = 0; i < cells; ++i)
-                tile[plane][32 * i + lane][phase] = narrow(sums[plane][i]);
+                tile[plane][32 * i + lane][phase] =
+                    TiledOf<accumulates>::from(finish(sums[plane][i], divisors[i]));
     }
     __syncthreads();
 
@@ -93,8 +135,9 @@ __device__ void gather_phases(const Scalar* __restrict__ columns, Scalar* __rest
 #pragma unroll
         for (int plane = 0; plane < planes; ++plane) {
             trace_iteration(cell / (warps * group) * planes + plane);
+            Scalar* const place = image + plane * p.image_channel;
             if (plane < remaining && pixel < p.size[last])
-                image[plane * p.image_channel] = tile[plane][cell][phase];
+                *place = TiledOf<accumulates>::stored_at(place, tile[plane][cell][phase]);
         }
         pixel += warps * group * stride[last];
         image += warps * group * stride[last] * p.pixel_stride[last];
@@ -103,23 +146,24 @@ __device__ void gather_phases(const Scalar* __restrict__ columns, Scalar* __rest
 
 // For few planes of short rows.
 extern "C" __global__ void __launch_bounds__(THREADS, 2)
-    col2im_gather_phases(const Scalar* __restrict__ columns, Scalar* __restrict__ image, const Parameters p)
+    col2im_gather_phases(const Scalar* __restrict__ columns, Scalar* __restrict__ image,
+                         const Weight* __restrict__ window, const Parameters p)
 {
-    gather_phases<1, 1>(columns, image, p);
+    gather_phases<1, 1>(columns, image, window, p);
 }
 
 // For rows of many cells.
 extern "C" __global__ void __launch_bounds__(THREADS, 2)
     col2im_gather_phases_cells(const Scalar* __restrict__ columns, Scalar* __restrict__ image,
-                               const Parameters p)
+                               const Weight* __restrict__ window, const Parameters p)
 {
-    gather_phases<SHARE, 1>(columns, image, p);
+    gather_phases<SHARE, 1>(columns, image, window, p);
 }
 
 // For many planes.
 extern "C" __global__ void __launch_bounds__(THREADS, 2)
     col2im_gather_phases_planes(const Scalar* __restrict__ columns, Scalar* __restrict__ image,
-                                const Parameters p)
+                                const Weight* __restrict__ window, const Parameters p)
 {
-    gather_phases<1, SHARE>(columns, image, p);
+    gather_phases<1, SHARE>(columns, image, window, p);
 }

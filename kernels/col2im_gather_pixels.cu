@@ -2,6 +2,7 @@
 //
 //   columns  (batch, channels, *kernel, *blocks), any strides     read, a predicated load per tap
 //   image    (batch, channels, *size), any strides                written, each element once
+//   window   weights of the taps, or null                         read, once per tap for all planes
 //
 // Neighbouring threads read neighbouring taps of the same block, or, where the stride is small, neighbouring
 // blocks. For columns whose blocks are contiguous, and for long kernels, whose taps are a loop here. Taps are
@@ -17,7 +18,7 @@
 
 template <int planes>
 __device__ void gather_pixels(const Scalar* __restrict__ columns, Scalar* __restrict__ image,
-                              const Parameters& p)
+                              const Weight* __restrict__ window, const Parameters& p)
 {
     const Offset thread = grid_index();
     if (thread >= p.items)
@@ -29,17 +30,25 @@ __device__ void gather_pixels(const Scalar* __restrict__ columns, Scalar* __rest
     find_taps<0, rank>(taps, place.along, p);
 
     Accumulator sums[planes] = {};
-    for_each_tap<0, rank, planes>(taps, p, 0, true, 0, [&](Offset offset, bool exists, int iteration) {
-        Scalar elements[planes];
+    Weight divisor = 0;
+    for_each_tap<0, rank, planes>(
+        taps, p, window, 0, true, 0, {},
+        [&](Offset offset, bool exists, int iteration, const TapWeight& tap_weight) {
+            const Weight weight = tap_weight.value(exists, window);
+            Scalar elements[planes];
 #pragma unroll
-        for (int plane = 0; plane < planes; ++plane) {
-            trace_iteration(iteration * planes + plane);
-            elements[plane] = load_if(plane_columns[plane] + offset, exists);
-        }
+            for (int plane = 0; plane < planes; ++plane) {
+                trace_iteration(iteration * planes + plane);
+                elements[plane] = load_if(plane_columns[plane] + offset, exists);
+            }
 #pragma unroll
-        for (int plane = 0; plane < planes; ++plane)
-            sums[plane] = add(sums[plane], widen(elements[plane]));
-    });
+            for (int plane = 0; plane < planes; ++plane)
+                sums[plane] = add(sums[plane], weigh(widen(elements[plane]), weight));
+            if constexpr (divides_by_taps)
+                divisor = add(divisor, divisor_of(weight));
+        });
+    if constexpr (divides_by_axes)
+        divisor = Weight(share_of<0, rank>(taps, window, p));
 
     Scalar* first = place.first_plane(image, p);
 #pragma unroll
@@ -48,18 +57,20 @@ __device__ void gather_pixels(const Scalar* __restrict__ columns, Scalar* __rest
 #pragma unroll
     for (int plane = 0; plane < planes; ++plane)
         if (plane < p.channels - place.channel)
-            first[plane * p.image_channel] = narrow(sums[plane]);
+            first[plane * p.image_channel] =
+                stored(finish(sums[plane], divisor), first + plane * p.image_channel);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 2)
-    col2im_gather_pixels(const Scalar* __restrict__ columns, Scalar* __restrict__ image, const Parameters p)
+    col2im_gather_pixels(const Scalar* __restrict__ columns, Scalar* __restrict__ image,
+                         const Weight* __restrict__ window, const Parameters p)
 {
-    gather_pixels<1>(columns, image, p);
+    gather_pixels<1>(columns, image, window, p);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 3)
     col2im_gather_pixels_planes(const Scalar* __restrict__ columns, Scalar* __restrict__ image,
-                                const Parameters p)
+                                const Weight* __restrict__ window, const Parameters p)
 {
-    gather_pixels<PLANES>(columns, image, p);
+    gather_pixels<PLANES>(columns, image, window, p);
 }

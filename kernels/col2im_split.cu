@@ -2,6 +2,7 @@
 //
 //   columns  (batch, channels, *kernel, *blocks), any strides     read, a predicated load per tap
 //   image    (batch, channels, *size), any strides                written, each element once
+//   window   weights of the taps, or null                         read, once per tap
 //
 // A block owns 32 pixels, a lane each. In every round its loading warps bring the next taps into shared
 // memory, while the adding warp adds up those of the round before. It alone adds, in lexicographic order. No
@@ -18,19 +19,27 @@
 constexpr int loaders = THREADS / 32 - 1;
 constexpr int round_taps = loaders * TAPS;
 
+// A tap of a pixel: where its element is in the columns, and its weight as far as its axes are known.
+struct Found {
+    Offset offset;
+    bool exists;
+    TapWeight weight;
+};
+
 // The number-th of all taps that may land on a pixel, in lexicographic order.
 template <int axis = last>
-__device__ Offset find_tap(Offset number, const Taps (&taps)[rank], const Parameters& p, bool& exists)
+__device__ Found find_tap(Offset number, const Taps (&taps)[rank], const Weight* window, const Parameters& p)
 {
     if constexpr (axis < 0) {
-        exists = exists && number == 0;
-        return 0;
+        return {0, number == 0, {}};
     } else {
         constexpr Offset count = Pattern<axis>::taps;
         const Offset here = number % count;
-        exists = exists && taps[axis].template exists<axis>(here, p);
-        return taps[axis].offset + here * p.tap_step_stride[axis] +
-               find_tap<axis - 1>(number / count, taps, p, exists);
+        const Found outer = find_tap<axis - 1>(number / count, taps, window, p);
+        const bool exists = outer.exists && taps[axis].template exists<axis>(here, p);
+        const Offset tap = taps[axis].tap + here * Pattern<axis>::tap_step;
+        return {outer.offset + taps[axis].offset + here * p.tap_step_stride[axis], exists,
+                outer.weight.along<axis>(tap, exists, window)};
     }
 }
 
@@ -43,7 +52,8 @@ template <int axis = last> __device__ constexpr Offset count_taps()
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 2)
-    col2im_split(const Scalar* __restrict__ columns, Scalar* __restrict__ image, const Parameters p)
+    col2im_split(const Scalar* __restrict__ columns, Scalar* __restrict__ image,
+                 const Weight* __restrict__ window, const Parameters p)
 {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const Offset item = Offset(blockIdx.x) * 32 + lane;
@@ -54,23 +64,30 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
     find_taps<0, rank>(taps, place.along, p);
 
     __shared__ Scalar loaded[2][round_taps][32];
+    __shared__ Weight weights[windowed ? 2 : 1][windowed ? round_taps : 1][32]; // zero where there is no tap
     constexpr Offset rounds = (count_taps() + round_taps - 1) / round_taps;
     Accumulator sum = {};
+    Weight divisor = 0;
     for (Offset round = 0; round <= rounds; ++round) {
         // Every warp reaches the barrier: what was loaded in this round is added in the next.
         if (warp < loaders && round < rounds) {
 #pragma unroll
             for (int i = 0; i < TAPS; ++i) {
                 const int slot = warp * TAPS + i;
-                bool exists = true;
-                const Offset offset = find_tap(round * round_taps + slot, taps, p, exists);
+                const Found tap = find_tap(round * round_taps + slot, taps, window, p);
                 trace_iteration(int(round) * TAPS + i);
-                loaded[round % 2][slot][lane] = load_if(plane_columns[0] + offset, exists);
+                loaded[round % 2][slot][lane] = load_if(plane_columns[0] + tap.offset, tap.exists);
+                if constexpr (windowed)
+                    weights[round % 2][slot][lane] = tap.weight.value(tap.exists, window);
             }
         } else if (warp == loaders && round > 0) {
 #pragma unroll 8
-            for (int slot = 0; slot < round_taps; ++slot)
-                sum = add(sum, widen(loaded[(round + 1) % 2][slot][lane]));
+            for (int slot = 0; slot < round_taps; ++slot) {
+                const Weight weight = windowed ? weights[(round + 1) % 2][slot][lane] : Weight(0);
+                sum = add(sum, weigh(widen(loaded[(round + 1) % 2][slot][lane]), weight));
+                if constexpr (divides_by_taps)
+                    divisor = add(divisor, divisor_of(weight));
+            }
         }
         __syncthreads();
     }
@@ -80,6 +97,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
 #pragma unroll
         for (int axis = 0; axis < rank; ++axis)
             image += place.along[axis] * p.pixel_stride[axis];
-        *image = narrow(sum);
+        if constexpr (divides_by_axes)
+            divisor = Weight(share_of<0, rank>(taps, window, p));
+        *image = stored(finish(sum, divisor), image);
     }
 }

@@ -169,17 +169,7 @@ template <typename Real> inline __device__ Complex<Real> add(Complex<Real> sum, 
 }
 
 // The only products and quotients of elements, each rounded by itself: never fused with an addition, as `*`
-// would be, and with denormals.
-template <typename Number> inline __device__ Number multiply(Number, Weight)
-{
-    static_assert(!sizeof(Number), "integers and bool have no weights");
-    return {};
-}
-template <typename Number> inline __device__ Number divide(Number, Weight)
-{
-    static_assert(!sizeof(Number), "integers and bool have no mean");
-    return {};
-}
+// would be, and with denormals. Integers and bool have neither.
 #ifdef HOSTCUDA
 inline float multiply(float a, float b)
 {

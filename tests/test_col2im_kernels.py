@@ -12,15 +12,16 @@ from math import prod
 
 import numpy as np
 import pytest
-from cases import CASES, DTYPES, Case, assert_same_bits, values
+from cases import CASES, DTYPES, FUSIONS, INEXACT, Case, assert_same_bits, values, window_of
 from moves import ONE_THREAD, operand
 
 import gpufold
 import hostcuda
 from gpufold import plan as planning
 from gpufold.geometry import columns_geometry
-from gpufold.plan import ELEMENT_TYPES, H200, Operand, Unsupported
+from gpufold.plan import ELEMENT_TYPES, H200, PLAIN, Fusion, Operand, Unsupported
 from gpufold.planners import choose, explain, variants
+from gpufold.windows import as_window
 
 pytestmark = pytest.mark.hostcuda
 
@@ -46,12 +47,13 @@ def geometry_of(case):
     return columns_geometry(case.columns_shape, case.output_size, case.kernel_size, **case.arguments)
 
 
-def check(geometry, columns, want, variant, device=H200, result=None, mode="plain", seed=0):
-    """Run a variant and compare; gives its plan. Unsupported is raised."""
+def check(geometry, columns, want, variant, device=H200, result=None, mode="plain", seed=0, fusion=PLAIN, window=None):
+    """Run a variant and compare; gives its plan. Unsupported is raised. What it accumulates to is in `result`."""
     if result is None:
         result = np.empty(want.shape, want.dtype)
-    plan = choose("col2im", geometry, columns.dtype.name, operand(columns), operand(result), device, variant)
-    hostcuda.run(plan, columns, result, mode=mode, seed=seed)
+    operands = operand(columns), operand(result)
+    plan = choose("col2im", geometry, columns.dtype.name, *operands, device, variant, fusion=fusion)
+    hostcuda.run(plan, columns, result, window, mode=mode, seed=seed)
     message = f"{plan}\n{geometry}"
     if plan.variant == "atomic" and not ELEMENT_TYPES[columns.dtype.name].exact:
         tolerance = 64 * np.finfo(want.dtype).eps
@@ -200,6 +202,77 @@ def test_random_geometries_in_any_layout_are_the_numpy_path(seed):
 @pytest.mark.parametrize("seed", range(1000, 1200))
 def test_many_random_geometries_are_the_numpy_path(seed):
     check_random(seed, 100)
+
+
+# Means, windows and accumulation
+
+FUSED_CASES = (
+    Case("direct", (5, 6), (3, 2), 1, 1, (1, 0), (0, 1), channels=5),
+    Case("words", (4, 12), (3, 3), (1, 2), (1, 2), 1, 1, channels=5),
+    Case("staged", (4, 5 * 33 + 2), (2, 7), (2, 5), 1, 1, 1, batch=1, channels=2),
+    Case("phases", (9, 20 * 40), (2, 50), (3, 20), 1, (1, 7), (0, 9), batch=1, channels=2),
+    Case("many-taps", (5, 9), (20, 18), 1, 1, (15, 13), (14, 14), batch=1, channels=1),
+    Case("uncovered", (7, 30), (2, 2), (5, 4), (1, 3), batch=2, channels=2),
+    Case("volume", (3, 5, 8), (2, 3, 3), (1, 2, 2), 1, (0, 1, 1), (1, 1, 0), batch=1, channels=2),
+    Case("row", (70,), (9,), 4, 1, 3, 2, batch=3, channels=1),
+)
+
+
+def check_fused(case, dtype, fusion, seed=0, device=ONE_THREAD, mode="plain"):
+    """Run every variant that serves the case with a fusion, against the NumPy path."""
+    geometry = geometry_of(case)
+    reduction, kind, accumulate = fusion
+    columns, window = values(case.columns_shape, dtype, seed), window_of(kind, case.kernel_size, dtype, seed)
+    out = values(case.image_shape, dtype, seed + 1)
+    options = {"reduction": reduction, "window": window, "out": out.copy(), "accumulate": accumulate}
+    want = gpufold.col2im(columns, case.output_size, case.kernel_size, **case.arguments, **options)
+    kind, weights = as_window("col2im", np, window, case.kernel_size, np.dtype(dtype))
+    for variant in (*VARIANTS, "auto"):
+        with may_refuse(variant):
+            check(
+                geometry,
+                columns,
+                want,
+                variant,
+                device,
+                out.copy(),
+                mode,
+                seed,
+                Fusion(reduction, kind, accumulate),
+                weights,
+            )
+
+
+@pytest.mark.parametrize("number", range(2 * len(FUSIONS)))
+def test_every_variant_fuses_as_the_numpy_path(number):
+    fusion, case = FUSIONS[number % len(FUSIONS)], FUSED_CASES[number % len(FUSED_CASES)]
+    dtype = INEXACT[(number + number // len(FUSIONS)) % len(INEXACT)]
+    check_fused(case, dtype, fusion)
+    check_fused(case, dtype, fusion, seed=1, device=H200)
+
+
+@pytest.mark.parametrize("dtype", [dtype for dtype in DTYPES if dtype not in INEXACT], ids=str)
+def test_every_variant_accumulates_integers(dtype):
+    for case in FUSED_CASES[:4]:
+        check_fused(case, dtype, ("sum", "none", True))
+
+
+@pytest.mark.parametrize("case", FUSED_CASES[:5], ids=str)
+def test_warps_wait_for_each_other_where_sums_are_fused(case):
+    check_fused(case, np.dtype(np.float32), ("mean", "full", True), mode="shuffled", seed=3)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_random_geometries_fuse_as_the_numpy_path(seed):
+    rng = random.Random(seed)
+    kernel, strides, dilations = random_pattern(rng)
+    fusion, phase, dtype = rng.choice(FUSIONS), rng.randrange(strides[-1]), INEXACT[seed % len(INEXACT)]
+    for number in range(40):
+        case = random_geometry(rng, kernel, strides, dilations, phase)
+        try:
+            check_fused(case, dtype, fusion, number, rng.choice((H200, ONE_THREAD)))
+        except Exception as error:
+            raise AssertionError(f"seed {seed}, geometry {number}: {case!r} {dtype} {fusion}") from error
 
 
 @pytest.mark.parametrize(

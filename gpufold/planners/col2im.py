@@ -12,6 +12,8 @@ import numpy as np
 from gpufold.geometry import Axis, Size, SlidingGeometry
 from gpufold.plan import (
     ELEMENT_TYPES,
+    PLAIN,
+    WEIGHT_TYPES,
     ElementType,
     Plan,
     Problem,
@@ -121,7 +123,8 @@ def _largest_offset(view: View) -> int:
     )
     image = span(tuple(axis.size + axis.stride for axis in view.axes), view.pixel_strides)
     padded = max(axis.padded_size + axis.stride + axis.dilated_kernel for axis in view.axes)
-    return max(columns, image, padded, *(tap_step(axis) ** 2 for axis in view.axes))
+    taps = prod(axis.kernel for axis in view.axes)
+    return max(columns, image, padded, taps, *(tap_step(axis) ** 2 for axis in view.axes))
 
 
 # ---------------------------------------------------------------------------------------------
@@ -149,6 +152,30 @@ def _parameter_type(rank: int, bits: int, **fields: Any) -> np.dtype[Any]:
         by_channels="divisor",
     )
     return parameter_type(bits, shared=shared, **fields)
+
+
+def fusion_defines(problem: Problem) -> dict[str, str]:
+    """Say what is fused into the sums, where that is anything."""
+    fusion = problem.fusion
+    if fusion == PLAIN:
+        return {}
+    return {
+        "REDUCTION": fusion.reduction,
+        "WINDOW": fusion.window,
+        "ACCUMULATE": "true" if fusion.accumulate else "false",
+        "WEIGHT": WEIGHT_TYPES[ELEMENT_TYPES[problem.dtype].weight],
+    }
+
+
+def _bytes_moved(problem: Problem) -> int:
+    """Count each element of the columns once, of the image once, or twice where it is added to, and the window."""
+    geometry, element = problem.geometry, ELEMENT_TYPES[problem.dtype]
+    assert isinstance(geometry, SlidingGeometry)
+    images = 2 if problem.fusion.accumulate else 1
+    weights = {"none": 0, "separable": sum(geometry.kernel_size), "full": prod(geometry.kernel_size)}
+    return (prod(geometry.columns_shape) + images * prod(geometry.image_shape)) * element.itemsize + weights[
+        problem.fusion.window
+    ] * (np.dtype(element.weight).itemsize if element.weight else 0)
 
 
 def _plan(
@@ -192,9 +219,6 @@ def _plan(
         divisor(channel_groups, bits),
     )
     layout = _parameter_type(len(axes), bits, **{name: kind for name, (kind, _) in fields.items()})
-    itemsize = seen.element.itemsize
-    geometry = problem.geometry
-    assert isinstance(geometry, SlidingGeometry)
     return Plan(
         OPERATION,
         variant,
@@ -210,15 +234,18 @@ def _plan(
                 "STRIDE": [axis.stride for axis in axes],
                 "DILATION": [axis.dilation for axis in axes],
                 "THREADS": block,
+                **fusion_defines(problem),
                 **(defines or {}),
             }.items()
         ),
         grid_blocks(OPERATION, items, per_block),
         (block, 1, 1),
         pack(layout, shared=shared, **{name: value for name, (_, value) in fields.items()}),
-        (prod(geometry.columns_shape) + prod(geometry.image_shape)) * itemsize,
+        _bytes_moved(problem),
         reason,
+        takes_window=True,
         scatters=scatters,
+        reads_output=problem.fusion.accumulate,
     )
 
 
@@ -386,6 +413,8 @@ def gather_phases(problem: Problem) -> Plan:
 # split
 
 SPLIT_THREADS = 512
+SPLIT_TAP_BYTES = 32
+"""What a loading warp's lane stages in a round, so that two rounds of 15 warps fit shared memory."""
 
 
 def split(problem: Problem) -> Plan:
@@ -394,6 +423,9 @@ def split(problem: Problem) -> Plan:
     extents = tuple(axis.size for axis in seen.axes)
     items = seen.planes * prod(extents)
     taps = prod(map(taps_per_pixel, seen.axes))
+    staged = seen.element.itemsize
+    if problem.fusion.window != "none":
+        staged += np.dtype(seen.element.weight).itemsize
     return _plan(
         problem,
         "split",
@@ -404,7 +436,7 @@ def split(problem: Problem) -> Plan:
         channel_groups=seen.channels,
         block=SPLIT_THREADS,
         bits=offset_bits(OPERATION, _largest_offset(seen), items + WARP, taps + SPLIT_THREADS),
-        defines={"TAPS": 32 // max(4, seen.element.itemsize)},
+        defines={"TAPS": SPLIT_TAP_BYTES // max(4, staged)},
         reason=f"the warps of a block split the {taps} taps of {WARP} pixels and one of them adds these up",
     )
 
@@ -422,7 +454,9 @@ def atomic(problem: Problem) -> Plan:
         )
     if problem.dtype in ("int8", "uint8", "int16", "uint16"):
         raise Unsupported(f"{OPERATION}: atomic has no atomic addition of {problem.dtype}, whose elements share a word")
-    if problem.output.strides != contiguous_strides(problem.output.shape):
+    if problem.fusion.reduction != "sum":
+        raise Unsupported(f"{OPERATION}: atomic cannot divide a pixel, whose last addition no thread knows of")
+    if not problem.fusion.accumulate and problem.output.strides != contiguous_strides(problem.output.shape):
         raise Unsupported(f"{OPERATION}: atomic zeroes the image first, so out must be C-contiguous")
     extents = seen.blocks
     kernel = tuple(axis.kernel for axis in seen.axes)
