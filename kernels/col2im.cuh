@@ -285,10 +285,10 @@ template <typename Number> inline __device__ Number finish(Number sum, Weight di
     }
 }
 
-// What is stored at a place of the image.
-inline __device__ Scalar stored(Accumulator pixel, const Scalar* place)
+// A pixel, on top of what the image held before, where it is added to that.
+inline __device__ Accumulator on(Scalar before, Accumulator pixel)
 {
-    return narrow(accumulates ? add(widen(*place), pixel) : pixel);
+    return accumulates ? add(widen(before), pixel) : pixel;
 }
 
 // Visits the taps of the axes [axis, end) that land on a pixel in lexicographic order, each with `loads`

@@ -50,19 +50,15 @@ __device__ constexpr int pixel_of(int tap)
 
 template <int word> using StoredWord = AliasedWord<word * sizeof(Scalar)>;
 
-// The word that is stored at a place of the image, whose pixels are `step` apart; they are read where the
-// image is added to.
-template <int word>
-__device__ StoredWord<word> word_of(const Accumulator* sums, const Weight* divisors, const Scalar* place,
-                                    Offset step)
+template <int word> __device__ StoredWord<word> word_of(const Accumulator* sums)
 {
     Scalar elements[word];
 #pragma unroll
     for (int i = 0; i < word; ++i)
-        elements[i] = stored(finish(sums[i], divisors[i]), place + i * step);
-    StoredWord<word> result;
-    memcpy(&result, elements, sizeof(result));
-    return result;
+        elements[i] = narrow(sums[i]);
+    StoredWord<word> stored;
+    memcpy(&stored, elements, sizeof(stored));
+    return stored;
 }
 
 // Stores `word` elements at once, which divide a cell; more than one only where all cells are whole and
@@ -152,16 +148,35 @@ __device__ void gather(const Scalar* __restrict__ columns, Scalar* __restrict__ 
     const Offset remaining = p.channels - place.channel; // planes
     Scalar* first = place.first_plane(image, p) + in_plane;
 
+#pragma unroll
+    for (int plane = 0; plane < planes; ++plane)
+#pragma unroll
+        for (int i = 0; i < cell; ++i)
+            sums[plane][i] = finish(sums[plane][i], divisors[i]);
+    if constexpr (accumulates) {
+        Scalar before[planes][cell];
+#pragma unroll
+        for (int plane = 0; plane < planes; ++plane)
+#pragma unroll
+            for (int i = 0; i < cell; ++i)
+                before[plane][i] = load_own_if(first + plane * p.image_channel + i * p.pixel_stride[last],
+                                               plane < remaining && i < pixels);
+#pragma unroll
+        for (int plane = 0; plane < planes; ++plane)
+#pragma unroll
+            for (int i = 0; i < cell; ++i)
+                sums[plane][i] = on(before[plane][i], sums[plane][i]);
+    }
+
     if constexpr (!staged) {
 #pragma unroll
         for (int plane = 0; plane < planes; ++plane)
 #pragma unroll
             for (int i = 0; i < words; ++i)
-                if (plane < remaining && i * word < pixels) {
-                    Scalar* const place = first + plane * p.image_channel + i * word * p.pixel_stride[last];
-                    *reinterpret_cast<StoredWord<word>*>(place) = word_of<word>(
-                        sums[plane] + i * word, divisors + i * word, place, p.pixel_stride[last]);
-                }
+                if (plane < remaining && i * word < pixels)
+                    *reinterpret_cast<StoredWord<word>*>(first + plane * p.image_channel +
+                                                         i * word * p.pixel_stride[last]) =
+                        word_of<word>(sums[plane] + i * word);
     } else {
         // Word number n of a warp lies at n + n / 32, which spreads the cells over the banks.
         __shared__ StoredWord<word> tiles[THREADS / 32][words][33];
@@ -183,11 +198,8 @@ __device__ void gather(const Scalar* __restrict__ columns, Scalar* __restrict__ 
                 counts[warp][lane] = live && plane < remaining ? pixels : 0;
 #pragma unroll
             for (int i = 0; i < words; ++i)
-                if (live && plane < remaining && i * word < pixels)
-                    tile[number + i + (number + i) / 32] =
-                        word_of<word>(sums[plane] + i * word, divisors + i * word,
-                                      first + plane * p.image_channel + i * word * p.pixel_stride[last],
-                                      p.pixel_stride[last]);
+                if (live && i * word < pixels)
+                    tile[number + i + (number + i) / 32] = word_of<word>(sums[plane] + i * word);
             __syncwarp();
             if (is_run) {
 #pragma unroll
@@ -211,6 +223,9 @@ __device__ void gather(const Scalar* __restrict__ columns, Scalar* __restrict__ 
     }
 }
 
+// Weights, divisors and what the image held before need registers of their own.
+constexpr int resident_blocks = PLANES > 1 && !(windowed || averages || accumulates) ? 3 : 2;
+
 // A thread for each cell of each plane.
 extern "C" __global__ void __launch_bounds__(THREADS, 2)
     col2im_gather(const Scalar* __restrict__ columns, Scalar* __restrict__ image,
@@ -220,7 +235,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
 }
 
 // A thread for each cell of several planes.
-extern "C" __global__ void __launch_bounds__(THREADS, PLANES > 1 ? 3 : 2)
+extern "C" __global__ void __launch_bounds__(THREADS, resident_blocks)
     col2im_gather_planes(const Scalar* __restrict__ columns, Scalar* __restrict__ image,
                          const Weight* __restrict__ window, const GatherParameters p)
 {
@@ -229,7 +244,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, PLANES > 1 ? 3 : 2)
 }
 
 // The same for rows of whole cells, in words.
-extern "C" __global__ void __launch_bounds__(THREADS, PLANES > 1 ? 3 : 2)
+extern "C" __global__ void __launch_bounds__(THREADS, resident_blocks)
     col2im_gather_words(const Scalar* __restrict__ columns, Scalar* __restrict__ image,
                         const Weight* __restrict__ window, const GatherParameters p)
 {

@@ -27,14 +27,14 @@ constexpr int phases = (stride[last] + phase_tiles - 1) / phase_tiles; // of one
 template <bool wide> struct TiledOf {
     using type = Scalar;
     static __device__ type from(Accumulator pixel) { return narrow(pixel); }
-    static __device__ Scalar stored_at(const Scalar*, type element) { return element; }
+    static __device__ Scalar on_top_of(Scalar, type element) { return element; }
 };
 template <> struct TiledOf<true> {
     using type = Accumulator;
     static __device__ type from(Accumulator pixel) { return pixel; }
-    static __device__ Scalar stored_at(const Scalar* place, type pixel) { return stored(pixel, place); }
+    static __device__ Scalar on_top_of(Scalar before, type pixel) { return narrow(on(before, pixel)); }
 };
-using Tiled = typename TiledOf<accumulates>::type;
+using Tiled = TiledOf<accumulates>;
 
 template <int cells, int planes>
 __device__ void gather_phases(const Scalar* __restrict__ columns, Scalar* __restrict__ image,
@@ -49,7 +49,7 @@ __device__ void gather_phases(const Scalar* __restrict__ columns, Scalar* __rest
     Taps taps[rank];
     find_taps<0, last>(taps, place.along, p);
 
-    __shared__ Tiled tile[planes][32 * cells][phases | 1];
+    __shared__ Tiled::type tile[planes][32 * cells][phases | 1];
     using pattern = Pattern<last>;
     constexpr int row_taps = pattern::taps;
     constexpr int loads = planes * cells; // per tap
@@ -114,8 +114,7 @@ __device__ void gather_phases(const Scalar* __restrict__ columns, Scalar* __rest
         for (int plane = 0; plane < planes; ++plane)
 #pragma unroll
             for (int i = 0; i < cells; ++i)
-                tile[plane][32 * i + lane][phase] =
-                    TiledOf<accumulates>::from(finish(sums[plane][i], divisors[i]));
+                tile[plane][32 * i + lane][phase] = Tiled::from(finish(sums[plane][i], divisors[i]));
     }
     __syncthreads();
 
@@ -130,17 +129,34 @@ __device__ void gather_phases(const Scalar* __restrict__ columns, Scalar* __rest
     image += pixel * p.pixel_stride[last];
     const bool stores = lane < group * phases && first_phase + phase < stride[last];
     const Offset remaining = stores ? p.channels - place.channel : 0; // planes
-#pragma unroll 4
-    for (int cell = first; cell < 32 * cells; cell += warps * group) {
+    constexpr int batch = planes == 1 ? 4 : 1; // of cells whose pixels are in flight together
+    constexpr int step = warps * group;
+    for (int cell = first; cell < 32 * cells; cell += batch * step) {
+        Scalar before[batch][planes];
 #pragma unroll
-        for (int plane = 0; plane < planes; ++plane) {
-            trace_iteration(cell / (warps * group) * planes + plane);
-            Scalar* const place = image + plane * p.image_channel;
-            if (plane < remaining && pixel < p.size[last])
-                *place = TiledOf<accumulates>::stored_at(place, tile[plane][cell][phase]);
-        }
-        pixel += warps * group * stride[last];
-        image += warps * group * stride[last] * p.pixel_stride[last];
+        for (int i = 0; i < batch; ++i)
+#pragma unroll
+            for (int plane = 0; plane < planes; ++plane) {
+                const bool exists = cell + i * step < 32 * cells && plane < remaining &&
+                                    pixel + i * step * stride[last] < p.size[last];
+                trace_iteration((cell / step + i) * planes + plane);
+                before[i][plane] = load_own_if(
+                    image + (i * step * stride[last] * p.pixel_stride[last] + plane * p.image_channel),
+                    accumulates && exists);
+            }
+#pragma unroll
+        for (int i = 0; i < batch; ++i)
+#pragma unroll
+            for (int plane = 0; plane < planes; ++plane) {
+                const bool exists = cell + i * step < 32 * cells && plane < remaining &&
+                                    pixel + i * step * stride[last] < p.size[last];
+                trace_iteration((cell / step + i) * planes + plane);
+                if (exists)
+                    image[i * step * stride[last] * p.pixel_stride[last] + plane * p.image_channel] =
+                        Tiled::on_top_of(before[i][plane], tile[plane][cell + i * step][phase]);
+            }
+        pixel += batch * step * stride[last];
+        image += batch * step * stride[last] * p.pixel_stride[last];
     }
 }
 

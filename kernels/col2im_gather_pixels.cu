@@ -54,11 +54,15 @@ __device__ void gather_pixels(const Scalar* __restrict__ columns, Scalar* __rest
 #pragma unroll
     for (int axis = 0; axis < rank; ++axis)
         first += place.along[axis] * p.pixel_stride[axis];
+    const Offset remaining = p.channels - place.channel; // planes
+    Scalar before[planes];
 #pragma unroll
     for (int plane = 0; plane < planes; ++plane)
-        if (plane < p.channels - place.channel)
-            first[plane * p.image_channel] =
-                stored(finish(sums[plane], divisor), first + plane * p.image_channel);
+        before[plane] = load_own_if(first + plane * p.image_channel, accumulates && plane < remaining);
+#pragma unroll
+    for (int plane = 0; plane < planes; ++plane)
+        if (plane < remaining)
+            first[plane * p.image_channel] = narrow(on(before[plane], finish(sums[plane], divisor)));
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 2)

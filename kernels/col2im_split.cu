@@ -99,6 +99,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
             image += place.along[axis] * p.pixel_stride[axis];
         if constexpr (divides_by_axes)
             divisor = Weight(share_of<0, rank>(taps, window, p));
-        *image = stored(finish(sum, divisor), image);
+        *image = narrow(on(load_own_if(image, accumulates), finish(sum, divisor)));
     }
 }

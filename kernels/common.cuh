@@ -280,6 +280,12 @@ template <typename Element> inline __device__ Element load_if(const Element* add
     return bit_cast<Element>(load_word_if<sizeof(Element)>(address, guard));
 }
 
+// The same for an element that this thread alone writes, later.
+template <typename Element> inline __device__ Element load_own_if(const Element* address, bool guard)
+{
+    return guard ? *address : Element{};
+}
+
 // Keeps the compiler from computing an address anew for each use.
 template <typename Element> inline __device__ void keep(const Element*& address)
 {
