@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from math import prod
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -157,6 +158,34 @@ class Plan:
 
 Variant: TypeAlias = Callable[[Problem], Plan]
 """Gives the plan of one kernel variant or raises Unsupported with the reason."""
+
+
+# ---------------------------------------------------------------------------------------------
+# Fusions
+
+
+def fusion_defines(problem: Problem) -> dict[str, str]:
+    """Say what is fused into the sums, where that is anything."""
+    fusion = problem.fusion
+    if fusion == PLAIN:
+        return {}
+    return {
+        "REDUCTION": fusion.reduction,
+        "WINDOW": fusion.window,
+        "ACCUMULATE": "true" if fusion.accumulate else "false",
+        "WEIGHT": WEIGHT_TYPES[ELEMENT_TYPES[problem.dtype].weight],
+    }
+
+
+def sliding_bytes(problem: Problem) -> int:
+    """Count the floor: columns and image once, the image twice where it is added to, and the window."""
+    geometry, element = problem.geometry, ELEMENT_TYPES[problem.dtype]
+    assert isinstance(geometry, SlidingGeometry)
+    images = 2 if problem.fusion.accumulate else 1
+    weights = {"none": 0, "separable": sum(geometry.kernel_size), "full": prod(geometry.kernel_size)}
+    return (prod(geometry.columns_shape) + images * prod(geometry.image_shape)) * element.itemsize + weights[
+        problem.fusion.window
+    ] * (np.dtype(element.weight).itemsize if element.weight else 0)
 
 
 # ---------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 //
 //   image    (batch, channels, *size)                read, any strides
 //   columns  (batch, channels, *kernel, *positions)  each element written once
+//   window   weights of the taps, or null           read
 //
 // Neighbouring threads stand on neighbouring positions: stores are contiguous whatever the rows' length,
 // loads are strided by the stride and find the rest of their sectors in the L1 cache. Wins until the stride
@@ -9,7 +10,8 @@
 #include "unfold.cuh"
 
 extern "C" __global__ void __launch_bounds__(256)
-    im2col_direct(const Scalar* __restrict__ image, Scalar* __restrict__ columns, const Parameters parameters)
+    im2col_direct(const Scalar* __restrict__ image, Scalar* __restrict__ columns,
+                  const Weight* __restrict__ window, const Parameters parameters)
 {
-    unfold_direct<sizeof(Scalar) <= 4 ? 4 : 2>(image, columns, parameters);
+    unfold_direct<sizeof(Scalar) <= 4 ? 4 : 2>(image, columns, window, parameters);
 }

@@ -3,6 +3,7 @@
 //
 //   image    (batch, channels, *size)                read, any strides
 //   columns  (batch, channels, *kernel, *positions)  each element written once
+//   window   weights of the taps, or null           read
 //
 // Loads run along the taps, which are neighbours in the image, stores along the positions, which are
 // neighbours in the columns. Wins for large strides, where loads along the positions would touch a line per
@@ -12,8 +13,9 @@
 constexpr int warps = 8;
 
 extern "C" __global__ void __launch_bounds__(warps* warp_size)
-    im2col_staged(const Scalar* __restrict__ image, Scalar* __restrict__ columns, const Parameters parameters)
+    im2col_staged(const Scalar* __restrict__ image, Scalar* __restrict__ columns,
+                  const Weight* __restrict__ window, const Parameters parameters)
 {
     __shared__ StagedTile tiles[warps];
-    unfold_staged(image, columns, parameters, tiles[threadIdx.x / warp_size]);
+    unfold_staged(image, columns, window, parameters, tiles[threadIdx.x / warp_size]);
 }

@@ -4,7 +4,8 @@
 //   columns  (batch, planes, *kernel, *positions)  each element written once, any strides
 //
 // Tap k of the block at position l is pixel l*stride + k*dilation - pad, zero where that lies outside the
-// image. Elements are moved, never computed with: Scalar is the unsigned integer of their size.
+// image. Elements are moved, not computed with: Scalar is the unsigned integer of their size. Only where a
+// window of weights is multiplied in is it their type.
 //
 // A thread serves one position of up to planes_per_thread planes, so that the planes share the index
 // arithmetic, and chunks_per_thread chunks of taps: CHUNK_TAPS taps along the last axis, the unit that is
@@ -22,12 +23,19 @@
 #ifndef CHUNK_TAPS
 #define CHUNK_TAPS 3
 #endif
+#ifndef WINDOW
+#define WINDOW none
+#endif
 constexpr int spatial_rank = SPATIAL_RANK;
 constexpr int last_axis = spatial_rank - 1;
 constexpr int kernel_width = KERNEL_WIDTH;
 constexpr int chunk_taps = CHUNK_TAPS;
 constexpr int chunks_per_row = (kernel_width + chunk_taps - 1) / chunk_taps;
 constexpr bool last_chunk_is_short = kernel_width % chunk_taps != 0;
+
+enum class Window { none, separable, full };
+constexpr bool windowed = Window::WINDOW != Window::none;
+constexpr bool separable = Window::WINDOW == Window::separable; // the weights of each axis after another
 
 struct Parameters {
     Offset size[spatial_rank]; // pixels of the image
@@ -92,9 +100,12 @@ struct Chunk {
     Offset image_offset; // from tap 0 to the same tap of the last axis here
     int first_tap;       // of the last axis
     Offset columns_tap;  // the chunk's first tap, counted through all axes
+    Weight weight;       // separable: of the axes but the last
+    Offset row_weights;  // where in the window the weights of its row of taps are
 };
 
-inline __device__ Chunk chunk_of(const Block& block, Offset number, const Parameters& parameters)
+inline __device__ Chunk chunk_of(const Block& block, Offset number, const Weight* window,
+                                 const Parameters& parameters)
 {
     Chunk chunk;
     Offset row = number / chunks_per_row;
@@ -102,12 +113,22 @@ inline __device__ Chunk chunk_of(const Block& block, Offset number, const Parame
     chunk.columns_tap = row * kernel_width + chunk.first_tap;
     chunk.inside = block.exists;
     chunk.image_offset = 0;
+    chunk.row_weights = separable ? 0 : row * kernel_width;
+    Offset taps[spatial_rank];
 #pragma unroll
     for (int axis = last_axis - 1; axis >= 0; --axis) {
-        const Offset shift = (axis ? parameters.kernel[axis].split(row) : row) * parameters.dilation[axis];
+        taps[axis] = axis ? parameters.kernel[axis].split(row) : row;
+        const Offset shift = taps[axis] * parameters.dilation[axis];
         chunk.inside &= within(block.pixel[axis] + shift, parameters.size[axis]);
         chunk.image_offset += shift * parameters.pixel_step[axis];
     }
+    if constexpr (separable)
+#pragma unroll
+        for (int axis = 0; axis < last_axis; ++axis) {
+            const Weight weight = window[chunk.row_weights + taps[axis]];
+            chunk.weight = axis ? multiply(chunk.weight, weight) : weight;
+            chunk.row_weights += parameters.kernel[axis].divisor;
+        }
     return chunk;
 }
 
@@ -124,11 +145,29 @@ inline __device__ bool in_row(int tap)
     return !last_chunk_is_short || tap < kernel_width;
 }
 
+// A tap of the last axis, multiplied by its weight and rounded once; zero in the padding, whatever the
+// weight.
+inline __device__ Weight weight_of(const Chunk& chunk, Offset tap, bool inside, const Weight* window)
+{
+    if constexpr (!windowed)
+        return 0;
+    const Weight weight = load_if(window + (chunk.row_weights + tap), inside);
+    return separable && last_axis > 0 ? multiply(inside ? chunk.weight : Weight(0), weight) : weight;
+}
+
+template <typename Element> inline __device__ Element weigh(Element element, Weight weight)
+{
+    if constexpr (windowed)
+        return narrow(multiply(widen(element), weight));
+    else
+        return element;
+}
+
 // ---- direct: a thread stores what it loads ------------------------------------------------------
 
 template <int planes>
 inline __device__ void unfold_direct_planes(const Block& block, const Scalar* image, Scalar* columns,
-                                            const Parameters& parameters)
+                                            const Weight* window, const Parameters& parameters)
 {
     const Scalar* images[planes];
     Scalar* columns_of[planes];
@@ -141,14 +180,16 @@ inline __device__ void unfold_direct_planes(const Block& block, const Scalar* im
     }
     for (Offset number = block.first_turn; number < block.end_turn; ++number) {
         trace_iteration(int(number));
-        const Chunk chunk = chunk_of(block, number, parameters);
+        const Chunk chunk = chunk_of(block, number, window, parameters);
         Scalar values[chunk_taps][planes];
+        Weight weights[chunk_taps];
 #pragma unroll
         for (int tap = 0; tap < chunk_taps; ++tap) {
             const Offset shift = (chunk.first_tap + tap) * parameters.dilation[last_axis];
             const bool inside = chunk.inside & in_row(chunk.first_tap + tap) &
                                 within(block.pixel[last_axis] + shift, parameters.size[last_axis]);
             const Offset offset = chunk.image_offset + shift * parameters.pixel_step[last_axis];
+            weights[tap] = weight_of(chunk, chunk.first_tap + tap, inside, window);
 #pragma unroll
             for (int plane = 0; plane < planes; ++plane)
                 values[tap][plane] = load_if(images[plane] + offset, inside);
@@ -159,13 +200,14 @@ inline __device__ void unfold_direct_planes(const Block& block, const Scalar* im
 #pragma unroll
             for (int plane = 0; plane < planes; ++plane)
                 if (in_row(chunk.first_tap + tap))
-                    columns_of[plane][offset] = values[tap][plane];
+                    columns_of[plane][offset] = weigh(values[tap][plane], weights[tap]);
         }
     }
 }
 
 template <int planes_at_once>
-inline __device__ void unfold_direct(const Scalar* image, Scalar* columns, const Parameters& parameters)
+inline __device__ void unfold_direct(const Scalar* image, Scalar* columns, const Weight* window,
+                                     const Parameters& parameters)
 {
     const Block block = this_block(image, columns, parameters);
     if (!block.exists)
@@ -175,13 +217,13 @@ inline __device__ void unfold_direct(const Scalar* image, Scalar* columns, const
     Offset planes = block.planes;
 #pragma unroll 1
     for (; planes >= planes_at_once; planes -= planes_at_once) {
-        unfold_direct_planes<planes_at_once>(block, image, columns, parameters);
+        unfold_direct_planes<planes_at_once>(block, image, columns, window, parameters);
         image += planes_at_once * parameters.image_plane_step;
         columns += planes_at_once * parameters.columns_plane_step;
     }
 #pragma unroll 1
     for (; planes > 0; --planes) {
-        unfold_direct_planes<1>(block, image, columns, parameters);
+        unfold_direct_planes<1>(block, image, columns, window, parameters);
         image += parameters.image_plane_step;
         columns += parameters.columns_plane_step;
     }
@@ -200,8 +242,8 @@ inline __device__ Offset chunk_in_turn(Offset turn, const Parameters& parameters
 }
 
 // Every lane of a warp comes here, blocks that do not exist included.
-inline __device__ void unfold_staged(const Scalar* image, Scalar* columns, const Parameters& parameters,
-                                     StagedTile& tile)
+inline __device__ void unfold_staged(const Scalar* image, Scalar* columns, const Weight* window,
+                                     const Parameters& parameters, StagedTile& tile)
 {
     using Walk = RowWalk<chunk_taps>;
     const unsigned lane = threadIdx.x % warp_size;
@@ -229,7 +271,7 @@ inline __device__ void unfold_staged(const Scalar* image, Scalar* columns, const
             if (number >= parameters.chunks)
                 continue; // all lanes alike
             trace_iteration(int(plane * parameters.turns + turn));
-            const Chunk chunk = chunk_of(block, number, parameters);
+            const Chunk chunk = chunk_of(block, number, window, parameters);
             const Offset shift = chunk.first_tap * parameters.dilation[last_axis];
             unsigned inside = 0;
 #pragma unroll
@@ -246,10 +288,12 @@ inline __device__ void unfold_staged(const Scalar* image, Scalar* columns, const
 #pragma unroll
             for (int step = 0; step < Walk::steps; ++step)
                 values[step] = load_if(first + narrow_offset(offset[step]), Walk::contains(inside, step));
+            const Weight weight = weight_of(chunk, chunk.first_tap + walk.column, inside != 0, window);
 #pragma unroll
             for (int step = 0; step < Walk::steps; ++step)
                 if (walk.has(step))
-                    tile[walk.row(step)][walk.column] = values[step];
+                    tile[walk.row(step)][walk.column] =
+                        weigh(values[step], Walk::contains(inside, step) ? weight : Weight(0));
             __syncwarp();
 #pragma unroll
             for (int tap = 0; tap < chunk_taps; ++tap)

@@ -7,14 +7,16 @@ import itertools
 import definition
 import numpy as np
 import pytest
-from cases import CASES, Case, random_case
-from moves import DEVICES, DTYPES, ONE_THREAD, check, random_bits
+from cases import CASES, INEXACT, Case, assert_same_bits, random_case, values, window_of
+from moves import DEVICES, DTYPES, ONE_THREAD, check, operand, random_bits
 
+import hostcuda
 from gpufold import plan as planning
 from gpufold import planners
 from gpufold.geometry import image_geometry
-from gpufold.plan import H200, Operand, Unsupported
+from gpufold.plan import H200, Fusion, Operand, Unsupported
 from gpufold.planners import variants
+from gpufold.windows import as_window
 
 pytestmark = pytest.mark.hostcuda
 
@@ -86,6 +88,23 @@ def test_random_geometries_are_the_definition(seed):
 @pytest.mark.parametrize("seed", range(1000, 3000))
 def test_many_random_geometries_are_the_definition(seed):
     check_case(random_case(seed), DTYPES[seed % len(DTYPES)], seed)
+
+
+@pytest.mark.parametrize("kind", ["separable", "full"])
+@pytest.mark.parametrize("case", [*CASES[::4], *STAGED_CASES[2:], *UNSPLIT_CASES], ids=str)
+def test_a_window_multiplies_what_is_taken(case, kind):
+    dtype = INEXACT[len(case.name) % len(INEXACT)]
+    image, window = values(case.image_shape, dtype), window_of(kind, case.kernel_size, dtype)
+    want = case.im2col(image, window=window)
+    kind, weights = as_window("im2col", np, window, case.kernel_size, dtype)
+    for variant, device in itertools.product(("auto", *variants_for(case.kernel_size)), DEVICES):
+        operands = operand(image), operand(want)
+        plan = planners.choose(
+            "im2col", geometry_of(case), dtype.name, *operands, device, variant, fusion=Fusion(window=kind)
+        )
+        got = np.empty_like(want)
+        hostcuda.run(plan, image, got, weights, mode="observed" if variant == "staged" else "plain")
+        assert_same_bits(got, want, f"{plan} {case!r}")
 
 
 @pytest.mark.parametrize("case", STAGED_CASES, ids=str)

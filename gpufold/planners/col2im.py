@@ -12,8 +12,6 @@ import numpy as np
 from gpufold.geometry import Axis, Size, SlidingGeometry
 from gpufold.plan import (
     ELEMENT_TYPES,
-    PLAIN,
-    WEIGHT_TYPES,
     ElementType,
     Plan,
     Problem,
@@ -21,11 +19,13 @@ from gpufold.plan import (
     Variant,
     contiguous_strides,
     divisor,
+    fusion_defines,
     grid_blocks,
     offset_bits,
     offset_type,
     pack,
     parameter_type,
+    sliding_bytes,
     span,
 )
 
@@ -154,30 +154,6 @@ def _parameter_type(rank: int, bits: int, **fields: Any) -> np.dtype[Any]:
     return parameter_type(bits, shared=shared, **fields)
 
 
-def fusion_defines(problem: Problem) -> dict[str, str]:
-    """Say what is fused into the sums, where that is anything."""
-    fusion = problem.fusion
-    if fusion == PLAIN:
-        return {}
-    return {
-        "REDUCTION": fusion.reduction,
-        "WINDOW": fusion.window,
-        "ACCUMULATE": "true" if fusion.accumulate else "false",
-        "WEIGHT": WEIGHT_TYPES[ELEMENT_TYPES[problem.dtype].weight],
-    }
-
-
-def _bytes_moved(problem: Problem) -> int:
-    """Count each element of the columns once, of the image once, or twice where it is added to, and the window."""
-    geometry, element = problem.geometry, ELEMENT_TYPES[problem.dtype]
-    assert isinstance(geometry, SlidingGeometry)
-    images = 2 if problem.fusion.accumulate else 1
-    weights = {"none": 0, "separable": sum(geometry.kernel_size), "full": prod(geometry.kernel_size)}
-    return (prod(geometry.columns_shape) + images * prod(geometry.image_shape)) * element.itemsize + weights[
-        problem.fusion.window
-    ] * (np.dtype(element.weight).itemsize if element.weight else 0)
-
-
 def _plan(
     problem: Problem,
     variant: str,
@@ -241,7 +217,7 @@ def _plan(
         grid_blocks(OPERATION, items, per_block),
         (block, 1, 1),
         pack(layout, shared=shared, **{name: value for name, (_, value) in fields.items()}),
-        _bytes_moved(problem),
+        sliding_bytes(problem),
         reason,
         takes_window=True,
         scatters=scatters,

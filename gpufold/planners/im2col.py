@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import gcd, prod
 
 from gpufold.geometry import SlidingGeometry
-from gpufold.plan import ELEMENT_TYPES, Plan, Problem, Variant
+from gpufold.plan import ELEMENT_TYPES, Plan, Problem, Variant, fusion_defines, sliding_bytes
 from gpufold.planners import unfold
 from gpufold.planners.unfold import Unfold, UnfoldAxis
 
@@ -41,7 +41,22 @@ def _unfold(problem: Problem) -> Unfold:
             )
             for number, (axis, step) in enumerate(zip(geometry.axes, problem.input.strides[-rank:], strict=True))
         ),
-        bytes_moved=(prod(problem.input.shape) + prod(problem.output.shape)) * itemsize,
+        bytes_moved=sliding_bytes(problem),
+        element_types=_element_types(problem),
+        takes_window=True,
+    )
+
+
+def _element_types(problem: Problem) -> tuple[tuple[str, str], ...]:
+    """Name the types of elements that are multiplied; none where they are only moved."""
+    if problem.fusion.window == "none":
+        return ()
+    element, fused = ELEMENT_TYPES[problem.dtype], fusion_defines(problem)
+    return (
+        ("SCALAR", element.scalar),
+        ("ACCUMULATOR", element.accumulator),
+        ("WINDOW", fused["WINDOW"]),
+        ("WEIGHT", fused["WEIGHT"]),
     )
 
 

@@ -15,6 +15,7 @@ from gpufold.plan import (
     divisor,
     grid_blocks,
     offset_bits,
+    offset_type,
     pack,
     parameter_type,
 )
@@ -31,8 +32,8 @@ from gpufold.planners.unfold import (
     UnfoldAxis,
     chunk_size,
     planes_per_thread,
-    scalar_defines,
     word_elements,
+    word_types,
 )
 
 INDEX_MAP_BLOCK = 8
@@ -319,7 +320,8 @@ def _plan(
         source=f"{symbol}.cu",
         symbol=symbol,
         defines=(
-            *scalar_defines(blocks.itemsize, bits),
+            *word_types(blocks.itemsize),
+            ("OFFSET", offset_type(bits)),
             ("SPATIAL_RANK", str(len(axes))),
             *((name, str(value)) for name, value in defines),
         ),

@@ -92,6 +92,10 @@ class Unfold:
     tap_step: int
     axes: tuple[UnfoldAxis, ...]
     bytes_moved: int
+    element_types: tuple[tuple[str, str], ...] = ()
+    """The types to compile and the kind of window, where one is multiplied in; axes and elements then stay apart."""
+    takes_window: bool = False
+    """Whether the kernel has a window's pointer among its arguments."""
 
     @property
     def taps(self) -> int:
@@ -130,6 +134,8 @@ class Unfold:
 
         Unsplit axes make a long row for wide elements first, planes next, and only what is left joins a split axis.
         """
+        if self.element_types:
+            return self._with_batch_as_planes()
         return (
             self._with_merged_axes(into_split=False)._with_merged_planes()._with_merged_axes(into_split=True)._widened()
         )
@@ -175,12 +181,16 @@ class Unfold:
                 columns_plane_step=axis.position_step,
                 axes=unfold.axes[1:],
             )
-        if unfold.batch == 1 or (
-            unfold.image_batch_step == unfold.planes * unfold.image_plane_step
-            and unfold.columns_batch_step == unfold.planes * unfold.columns_plane_step
+        return unfold._with_batch_as_planes()
+
+    def _with_batch_as_planes(self) -> Unfold:
+        """Count the batch among the planes, where they follow each other evenly."""
+        if self.batch == 1 or (
+            self.image_batch_step == self.planes * self.image_plane_step
+            and self.columns_batch_step == self.planes * self.columns_plane_step
         ):
-            unfold = replace(unfold, batch=1, planes=unfold.batch * unfold.planes)
-        return unfold
+            return replace(self, batch=1, planes=self.batch * self.planes)
+        return self
 
     def with_rows_as_planes(self) -> Unfold:
         """Where planes are too few to share index arithmetic, count the positions of the first axis among them.
@@ -259,10 +269,10 @@ def chunk_size(length: int, most: int) -> int:
     return -(-length // chunks)
 
 
-def scalar_defines(itemsize: int, bits: int) -> tuple[tuple[str, str], ...]:
+def word_types(itemsize: int) -> tuple[tuple[str, str], ...]:
     """Name the types of a kernel that moves elements of a size."""
     scalar = f"Word<{itemsize}>"
-    return ("SCALAR", scalar), ("ACCUMULATOR", scalar), ("OFFSET", offset_type(bits))
+    return ("SCALAR", scalar), ("ACCUMULATOR", scalar)
 
 
 def device_threads(device: Device) -> int:
@@ -362,7 +372,8 @@ def _plan(unfold: Unfold, variant: str, device: Device, chunk_taps: int, reason:
         source=f"{symbol}.cu",
         symbol=symbol,
         defines=(
-            *scalar_defines(unfold.itemsize, bits),
+            *(unfold.element_types or word_types(unfold.itemsize)),
+            ("OFFSET", offset_type(bits)),
             ("SPATIAL_RANK", str(len(axes))),
             ("KERNEL_WIDTH", str(kernel_width)),
             ("CHUNK_TAPS", str(chunk_taps)),
@@ -372,6 +383,7 @@ def _plan(unfold: Unfold, variant: str, device: Device, chunk_taps: int, reason:
         parameters=parameters,
         bytes_moved=unfold.bytes_moved,
         reason=reason,
+        takes_window=unfold.takes_window,
     )
 
 
