@@ -9,6 +9,7 @@
 array([0., 2., 4., 3.])
 """
 
+from gpufold.blocks import array_to_blocks, blocks_to_array
 from gpufold.ops import batch_to_space, col2im, explain, im2col, space_to_batch, warmup
 from gpufold.plan import Unsupported
 from gpufold.planners import variants
@@ -18,7 +19,9 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Unsupported",
+    "array_to_blocks",
     "batch_to_space",
+    "blocks_to_array",
     "col2im",
     "explain",
     "get_num_threads",

@@ -29,7 +29,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from gpufold.geometry import Axis, Size, SlidingGeometry, SpaceGeometry
+from gpufold.geometry import Axis, BlocksGeometry, Size, SlidingGeometry, SpaceGeometry, blocks_as_columns
 from gpufold.plan import ELEMENT_TYPES, PLAIN, Fusion
 from gpufold.threads import for_each, get_num_threads
 from gpufold.windows import weights_of_axes, weights_of_taps
@@ -80,6 +80,22 @@ def im2col(
     unfold(_batched(image, geometry), columns.reshape(geometry.split_columns_shape), geometry.axes, fusion, window)
 
 
+def blocks_to_array(
+    blocks: Array, array: Array, geometry: BlocksGeometry, fusion: Fusion = PLAIN, window: Array | None = None
+) -> None:
+    """Add blocks of their own layout into `array`, every element of which is written, or added to."""
+    columns, image, axes = _as_columns(blocks, array, geometry)
+    fold(columns, image, axes, fusion, window)
+
+
+def array_to_blocks(
+    array: Array, blocks: Array, geometry: BlocksGeometry, fusion: Fusion = PLAIN, window: Array | None = None
+) -> None:
+    """Take the blocks out of `array`. Every element of `blocks` is written."""
+    columns, image, axes = _as_columns(blocks, array, geometry)
+    unfold(image, columns, axes, fusion, window)
+
+
 def batch_to_space(data: Array, space: Array, geometry: SpaceGeometry) -> None:
     """Move batch blocks into space, every element of which is written."""
     _fold(_blocks_first(data, geometry), space[:, None], geometry.axes, MOVE)
@@ -106,6 +122,16 @@ def unfold(
 
 def _batched(image: Array, geometry: SlidingGeometry) -> Array:
     return image[None] if geometry.batch is None else image
+
+
+def _as_columns(blocks: Array, array: Array, geometry: BlocksGeometry) -> tuple[Array, Array, tuple[Axis, ...]]:
+    """View blocks as split columns, and the array as an image."""
+    sliding, _, _ = blocks_as_columns(geometry, blocks.strides, array.strides)
+    batch, channels, *_ = sliding.split_columns_shape
+    rank = len(sliding.axes)
+    columns = blocks.reshape(batch, channels, *sliding.num_blocks, *sliding.kernel_size, copy=False)
+    image = array.reshape(batch, channels, *sliding.image_size, copy=False)
+    return columns.transpose(0, 1, *range(2 + rank, 2 + 2 * rank), *range(2, 2 + rank)), image, sliding.axes
 
 
 def _blocks_first(data: Array, geometry: SpaceGeometry) -> Array:

@@ -4,6 +4,7 @@ A call becomes one frozen geometry here or raises; nothing later checks sizes ag
 knows no array library: it sees shapes and integers only, so sizes of 2**62 cost nothing.
 
     SlidingGeometry   col2im and im2col: columns (N, C*prod(kernel), L) <-> image (N, C, *size)
+    BlocksGeometry    blocks_to_array and array_to_blocks: blocks (*lead, *blocks, *block) <-> array (*lead, *size)
     SpaceGeometry     batch_to_space and space_to_batch: batch (B*prod(block), *D) <-> space (B, *E)
 """
 
@@ -332,6 +333,155 @@ def _given(axes: tuple[Axis, ...], size_name: str) -> str:
 
 
 # ---------------------------------------------------------------------------------------------
+# Blocks beside each other
+
+
+@dataclass(frozen=True)
+class BlocksGeometry:
+    """How blocks (*lead, *num_blocks, *block_shape) and an array (*lead, *size) belong together."""
+
+    lead: Size
+    axes: tuple[Axis, ...]
+
+    @cached_property
+    def array_shape(self) -> Size:
+        return (*self.lead, *(axis.size for axis in self.axes))
+
+    @cached_property
+    def block_shape(self) -> Size:
+        return tuple(axis.kernel for axis in self.axes)
+
+    @cached_property
+    def num_blocks(self) -> Size:
+        return tuple(axis.blocks for axis in self.axes)
+
+    @cached_property
+    def blocks_shape(self) -> Size:
+        return (*self.lead, *self.num_blocks, *self.block_shape)
+
+
+@lru_cache(maxsize=1024)
+def blocks_as_columns(
+    geometry: BlocksGeometry, blocks_strides: Size, array_strides: Size
+) -> tuple[SlidingGeometry, Size, Size]:
+    """Give blocks and array as columns and an image, with the strides of the split columns and of the image.
+
+    Leading axes that both arrays walk as one become one. The first two that are left count as batch and channels, those
+    after them as spatial axes whose every pixel is a block.
+
+    >>> geometry = array_geometry((2, 3, 8), (4,), 2)
+    >>> sliding, *strides = blocks_as_columns(geometry, (36, 12, 4, 1), (24, 8, 1))
+    >>> sliding.split_columns_shape, strides
+    ((1, 6, 4, 3), [(72, 12, 1, 4), (48, 8, 1)])
+    """
+    count, rank = len(geometry.lead), len(geometry.axes)
+    lead: list[tuple[int, int, int]] = []
+    for extent, blocks, array in zip(geometry.lead, blocks_strides[:count], array_strides[:count], strict=True):
+        if lead and lead[-1][1:] == (extent * blocks, extent * array):
+            extent *= lead.pop()[0]
+        if extent != 1:
+            lead.append((extent, blocks, array))
+    if not lead:
+        lead.append((1, geometry.num_blocks[0] * blocks_strides[count], geometry.axes[0].size * array_strides[count]))
+    batch = lead[0][0] if len(lead) > 1 else None
+    if batch is None:
+        lead.insert(0, (1, lead[0][0] * lead[0][1], lead[0][0] * lead[0][2]))
+    units = lead[2:]
+    axes = (*(Axis(extent, 1, 1, 1, 0, 0) for extent, _, _ in units), *geometry.axes)
+    _, lead_blocks, lead_array = zip(*lead, strict=True)
+    columns_strides = (
+        *lead_blocks[:2],
+        *(0 for _ in units),
+        *blocks_strides[count + rank :],
+        *lead_blocks[2:],
+        *blocks_strides[count : count + rank],
+    )
+    return SlidingGeometry(batch, lead[1][0], axes), columns_strides, (*lead_array, *array_strides[count:])
+
+
+def _block_axes(
+    operation: str, size: Size, block_shape: Size, block_strides: PerAxis, size_name: str
+) -> tuple[Axis, ...]:
+    """Check block and strides, and that a block fits."""
+    block_strides = _expand(operation, "block_strides", block_strides, len(block_shape), "block_shape")
+    _at_least(operation, "block_shape", block_shape, 1)
+    _at_least(operation, "block_strides", block_strides, 1)
+    for axis, (extent, block) in enumerate(zip(size, block_shape, strict=True)):
+        if block > extent:
+            raise ValueError(
+                f"{operation}: a block must fit into the array, got block_shape {block} on axis {axis}, where "
+                f"{size_name} is {extent}: block_shape={block_shape}, {size_name} {size} along the blocks' axes"
+            )
+    return tuple(
+        Axis(extent, block, stride, 1, 0, 0)
+        for extent, block, stride in zip(size, block_shape, block_strides, strict=True)
+    )
+
+
+def _blocks_rank(operation: str, block_shape: PerAxis) -> int:
+    if isinstance(block_shape, int) or not block_shape:
+        raise (TypeError if isinstance(block_shape, int) else ValueError)(
+            f"{operation}: block_shape must be a sequence with one integer per axis of a block, at least one, "
+            f"because its length says how many of the array's axes are taken apart; got {block_shape!r}"
+        )
+    return len(block_shape)
+
+
+@lru_cache(maxsize=1024)
+def array_geometry(array_shape: Size, block_shape: PerAxis, block_strides: PerAxis) -> BlocksGeometry:
+    """Check an array_to_blocks call, whose array is given.
+
+    >>> array_geometry((2, 16, 16), (4, 4), (2, 3)).blocks_shape
+    (2, 7, 5, 4, 4)
+    """
+    operation = "array_to_blocks"
+    rank = _blocks_rank(operation, block_shape)
+    assert not isinstance(block_shape, int)
+    if len(array_shape) < rank:
+        raise ValueError(
+            f"{operation}: array must be (*lead, *size) with {rank} axes of size, one per value of "
+            f"block_shape={block_shape}, got rank {len(array_shape)}: shape {array_shape}"
+        )
+    size = array_shape[len(array_shape) - rank :]
+    axes = _block_axes(operation, size, block_shape, block_strides, "the array's size")
+    return BlocksGeometry(array_shape[: len(array_shape) - rank], axes)
+
+
+@lru_cache(maxsize=1024)
+def blocks_geometry(
+    blocks_shape: Size, output_shape: PerAxis, block_shape: PerAxis, block_strides: PerAxis
+) -> BlocksGeometry:
+    """Check a blocks_to_array call, whose blocks are given.
+
+    >>> blocks_geometry((2, 7, 5, 4, 4), (2, 16, 16), (4, 4), (2, 3)).num_blocks
+    (7, 5)
+    """
+    operation = "blocks_to_array"
+    rank = _blocks_rank(operation, block_shape)
+    assert not isinstance(block_shape, int)
+    if isinstance(output_shape, int):
+        raise TypeError(
+            f"{operation}: output_shape must be a sequence, the whole shape of the array, got {output_shape!r}"
+        )
+    if len(output_shape) < rank:
+        raise ValueError(
+            f"{operation}: output_shape must be (*lead, *size) with {rank} axes of size, one per value of "
+            f"block_shape={block_shape}, got {len(output_shape)} values: output_shape={output_shape}"
+        )
+    _at_least(operation, "output_shape", output_shape, 0)
+    size = output_shape[len(output_shape) - rank :]
+    axes = _block_axes(operation, size, block_shape, block_strides, "output_shape")
+    geometry = BlocksGeometry(output_shape[: len(output_shape) - rank], axes)
+    if blocks_shape != geometry.blocks_shape:
+        raise ValueError(
+            f"{operation}: blocks must be (*lead, *num_blocks, *block_shape) = {geometry.blocks_shape} for "
+            f"output_shape={output_shape}, block_shape={block_shape}, "
+            f"block_strides={tuple(axis.stride for axis in axes)}, got shape {blocks_shape}"
+        )
+    return geometry
+
+
+# ---------------------------------------------------------------------------------------------
 # Blocks between batch and space
 
 
@@ -468,3 +618,7 @@ def space_to_batch_geometry(
             )
         grid.append(padded // block[axis])
     return SpaceGeometry(batch, block, begin, end, tuple(grid))
+
+
+Geometry: TypeAlias = SlidingGeometry | BlocksGeometry | SpaceGeometry
+"""What a call becomes."""

@@ -9,7 +9,7 @@ from typing import Any
 import cupy
 import numpy as np
 
-from gpufold.geometry import SlidingGeometry, SpaceGeometry
+from gpufold.geometry import Geometry
 from gpufold.plan import PLAIN, Device, Fusion, Operand, Plan, Unsupported
 from gpufold.planners import choose
 from gpufold.sources import options, source_text
@@ -29,7 +29,7 @@ COPY_SHARE = 0.875
 
 def execute(
     operation: str,
-    geometry: SlidingGeometry | SpaceGeometry,
+    geometry: Geometry,
     data: Any,
     result: Any,
     variant: str = "auto",
@@ -68,7 +68,7 @@ def run(plan: Plan, data: Any, result: Any, window: Any = None) -> None:
 
 def warmup(
     operation: str,
-    geometry: SlidingGeometry | SpaceGeometry,
+    geometry: Geometry,
     dtype: str,
     input: Operand,
     output: Operand,
@@ -135,7 +135,7 @@ class Kernel:
 @lru_cache(maxsize=4096)
 def _prepare(
     operation: str,
-    geometry: SlidingGeometry | SpaceGeometry,
+    geometry: Geometry,
     dtype: np.dtype[Any],
     data_shape: tuple[int, ...],
     data_strides: tuple[int, ...],

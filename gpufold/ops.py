@@ -5,14 +5,16 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from math import prod
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 
-from gpufold import cpu, planners
+from gpufold import planners
 from gpufold.arrays import ArrayT, library_of, result_array, result_dtype
+from gpufold.blocks import array_to_blocks_geometry, blocks_to_array_geometry
+from gpufold.filling import fill
 from gpufold.geometry import (
+    Geometry,
     Size,
     SlidingGeometry,
     SpaceGeometry,
@@ -22,7 +24,7 @@ from gpufold.geometry import (
     image_geometry,
     space_to_batch_geometry,
 )
-from gpufold.plan import H200, PLAIN, Device, Fusion, Operand, Plan
+from gpufold.plan import H200, Device, Operand, Plan
 from gpufold.planners import Explanation, variants
 from gpufold.windows import as_fusion
 
@@ -133,7 +135,7 @@ def col2im(
         )
     fusion, weights = as_fusion(operation, library, data, geometry.kernel_size, reduction, window, out, accumulate)
     image: ArrayT = result_array(operation, library, "data", data, geometry.image_shape, out, variant, weights)
-    return _fill(operation, library, data, image, geometry, variant, deterministic, fusion, weights)
+    return fill(operation, library, data, image, geometry, variant, deterministic, fusion, weights)
 
 
 def im2col(
@@ -199,7 +201,7 @@ def im2col(
     geometry = _im2col_geometry(image.shape, kernel_size, strides, dilations, pads_begin, pads_end)
     fusion, weights = as_fusion(operation, library, image, geometry.kernel_size, window=window)
     columns: ArrayT = result_array(operation, library, "image", image, geometry.columns_shape, out, variant, weights)
-    return _fill(operation, library, image, columns, geometry, variant, True, fusion, weights)
+    return fill(operation, library, image, columns, geometry, variant, True, fusion, weights)
 
 
 def batch_to_space(
@@ -255,7 +257,7 @@ def batch_to_space(
     library = library_of(operation, "data", data)
     geometry = _batch_to_space_geometry(data.shape, block_shape, crops_begin, crops_end)
     space: ArrayT = result_array(operation, library, "data", data, geometry.space_shape, out, variant)
-    return _fill(operation, library, data, space, geometry, variant, True)
+    return fill(operation, library, data, space, geometry, variant, True)
 
 
 def space_to_batch(
@@ -311,7 +313,7 @@ def space_to_batch(
     library = library_of(operation, "data", data)
     geometry = _space_to_batch_geometry(data.shape, block_shape, pads_begin, pads_end)
     batch: ArrayT = result_array(operation, library, "data", data, geometry.batch_shape, out, variant)
-    return _fill(operation, library, data, batch, geometry, variant, True)
+    return fill(operation, library, data, batch, geometry, variant, True)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -339,7 +341,7 @@ def explain(
     Parameters
     ----------
     operation : str
-        "col2im", "im2col", "batch_to_space" or "space_to_batch".
+        One of those that `gpufold.variants` knows, such as "col2im" or "array_to_blocks".
     data : numpy.ndarray, cupy.ndarray or (shape, dtype)
         The call's array, or what a C-contiguous one would be; a NumPy array stands for a CuPy array like it.
     *arguments, **options
@@ -408,7 +410,7 @@ def warmup(
 
 def _described(
     operation: str, data: Any, arguments: tuple[Any, ...], options: dict[str, Any]
-) -> tuple[SlidingGeometry | SpaceGeometry, str, Operand, Operand]:
+) -> tuple[Geometry, str, Operand, Operand]:
     """Check a call that is only described; give its geometry, dtype and the arrays as kernels see them."""
     variants(operation)
     if isinstance(data, tuple):
@@ -426,6 +428,8 @@ def _described(
         "im2col": "columns_shape",
         "batch_to_space": "space_shape",
         "space_to_batch": "batch_shape",
+        "blocks_to_array": "array_shape",
+        "array_to_blocks": "blocks_shape",
     }[operation]
     output = Operand.contiguous(getattr(geometry, result))
     if not prod(output.shape):
@@ -488,33 +492,11 @@ def _space_to_batch_geometry(shape: Size, block_shape: Any, pads_begin: Any = 0,
     )
 
 
-_GEOMETRIES: dict[str, Callable[..., SlidingGeometry | SpaceGeometry]] = {
+_GEOMETRIES: dict[str, Callable[..., Geometry]] = {
     "col2im": _col2im_geometry,
     "im2col": _im2col_geometry,
     "batch_to_space": _batch_to_space_geometry,
     "space_to_batch": _space_to_batch_geometry,
+    "blocks_to_array": blocks_to_array_geometry,
+    "array_to_blocks": array_to_blocks_geometry,
 }
-
-
-def _fill(
-    operation: str,
-    library: ModuleType,
-    data: Any,
-    result: ArrayT,
-    geometry: SlidingGeometry | SpaceGeometry,
-    variant: str,
-    deterministic: bool,
-    fusion: Fusion = PLAIN,
-    window: Any = None,
-) -> ArrayT:
-    """Compute the result on the CPU or the GPU, where it has any element."""
-    if result.size == 0:
-        return result
-    if library is np:
-        fused = () if fusion is PLAIN else (fusion, window)
-        getattr(cpu, operation)(data, result, geometry, *fused)
-    else:
-        from gpufold import launch  # imports cupy, which its arrays' owner has
-
-        launch.execute(operation, geometry, data, result, variant, deterministic, fusion, window)
-    return result

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from gpufold.geometry import SlidingGeometry, SpaceGeometry
+from gpufold.geometry import Geometry, SlidingGeometry
 
 
 class Unsupported(ValueError):
@@ -114,7 +114,7 @@ PLAIN = Fusion()
 class Problem:
     """Everything a choice depends on."""
 
-    geometry: SlidingGeometry | SpaceGeometry
+    geometry: Geometry
     dtype: str
     input: Operand
     output: Operand

@@ -93,6 +93,11 @@ def as_window(
     return "separable", library.ascontiguousarray(axes[0]) if len(axes) == 1 else library.concatenate(axes)
 
 
+def with_added_axes(library: ModuleType, weights: Any, added_axes: int) -> Any:
+    """Give a separable window's weights for blocks with further axes of one tap in front."""
+    return library.concatenate([library.ones(added_axes, weights.dtype), weights]) if added_axes else weights
+
+
 def weights_of_axes(weights: npt.NDArray[Any], kernel_size: Size) -> list[npt.NDArray[Any]]:
     """Take the weights of a separable window apart again, on the CPU."""
     return np.split(weights, list(accumulate(kernel_size))[:-1])

@@ -6,15 +6,17 @@ from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
 
-from gpufold.geometry import SlidingGeometry, SpaceGeometry
+from gpufold.geometry import Geometry
 from gpufold.plan import H200, PLAIN, Device, Fusion, Operand, Plan, Problem, Unsupported, Variant
-from gpufold.planners import col2im, im2col, space
+from gpufold.planners import blocks, col2im, im2col, space
 
 VARIANTS: dict[str, dict[str, Variant]] = {
     "col2im": col2im.VARIANTS,
     "im2col": im2col.VARIANTS,
     "batch_to_space": space.BATCH_TO_SPACE,
     "space_to_batch": space.SPACE_TO_BATCH,
+    "blocks_to_array": blocks.BLOCKS_TO_ARRAY,
+    "array_to_blocks": blocks.ARRAY_TO_BLOCKS,
 }
 
 CHOICES: dict[str, Variant] = {
@@ -22,6 +24,8 @@ CHOICES: dict[str, Variant] = {
     "im2col": im2col.choose,
     "batch_to_space": space.choose_batch_to_space,
     "space_to_batch": space.choose_space_to_batch,
+    "blocks_to_array": blocks.choose_blocks_to_array,
+    "array_to_blocks": blocks.choose_array_to_blocks,
 }
 
 
@@ -62,7 +66,7 @@ def variants(operation: str) -> tuple[str, ...]:
 @lru_cache(maxsize=4096)
 def choose(
     operation: str,
-    geometry: SlidingGeometry | SpaceGeometry,
+    geometry: Geometry,
     dtype: str,
     input: Operand,
     output: Operand,
@@ -83,7 +87,7 @@ def choose(
 
 def explain(
     operation: str,
-    geometry: SlidingGeometry | SpaceGeometry,
+    geometry: Geometry,
     dtype: str,
     input: Operand,
     output: Operand,

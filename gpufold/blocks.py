@@ -1,0 +1,156 @@
+"""The public functions on blocks in a layout of their own, one block after another."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gpufold.arrays import ArrayT, library_of, result_array
+from gpufold.filling import fill
+from gpufold.geometry import BlocksGeometry, Size, array_geometry, as_integers, blocks_geometry
+from gpufold.windows import as_fusion
+
+
+def array_to_blocks(
+    array: ArrayT,
+    block_shape: Any,
+    block_strides: Any,
+    *,
+    window: Any = None,
+    out: ArrayT | None = None,
+    variant: str = "auto",
+) -> ArrayT:
+    """Take sliding blocks out of an array, each a contiguous piece of the result: `im2col` with the taps last.
+
+    ``(*lead, *size) -> (*lead, *num_blocks, *block_shape)``, where ``num_blocks`` is
+    ``(size - block_shape) // block_strides + 1`` along each spatial axis.
+
+    >>> import numpy as np, gpufold
+    >>> gpufold.array_to_blocks(np.arange(7), (3,), (2,))
+    array([[0, 1, 2],
+           [2, 3, 4],
+           [4, 5, 6]])
+
+    Elements are moved, and computed with only where a window is multiplied in.
+
+    Parameters
+    ----------
+    array : numpy.ndarray or cupy.ndarray
+        Array of shape (*lead, *size), with any number of leading axes, of any layout in memory and of the dtypes of
+        `col2im`.
+    block_shape : sequence of int
+        Elements of a block along each spatial axis, at least 1; its length says how many of the array's last axes are
+        spatial.
+    block_strides : int or sequence of int
+        Elements from one block to the next, at least 1; one int means the same on every axis.
+    window : numpy.ndarray, cupy.ndarray or sequence of them, optional
+        Real weights of a block's elements, as in `col2im`; every element is multiplied by its own and rounded once.
+    out : numpy.ndarray or cupy.ndarray, optional
+        Array for the result, of its shape and dtype, sharing no memory with `array`; every element is overwritten.
+    variant : str
+        A GPU kernel by name, see `gpufold.variants`; "auto" chooses one.
+
+    Returns
+    -------
+    numpy.ndarray or cupy.ndarray
+        The blocks, of the library, device and dtype of `array`.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As in `col2im`.
+
+    Notes
+    -----
+    Names and layout are those of sigpy's function.
+    """
+    operation = "array_to_blocks"
+    library = library_of(operation, "array", array)
+    geometry = array_to_blocks_geometry(array.shape, block_shape, block_strides)
+    fusion, weights = as_fusion(operation, library, array, geometry.block_shape, window=window)
+    blocks: ArrayT = result_array(operation, library, "array", array, geometry.blocks_shape, out, variant, weights)
+    return fill(operation, library, array, blocks, geometry, variant, True, fusion, weights)
+
+
+def blocks_to_array(
+    blocks: ArrayT,
+    output_shape: Any,
+    block_shape: Any,
+    block_strides: Any,
+    *,
+    reduction: str = "sum",
+    window: Any = None,
+    out: ArrayT | None = None,
+    accumulate: bool = False,
+    variant: str = "auto",
+    deterministic: bool = True,
+) -> ArrayT:
+    """Put sliding blocks back together, adding or averaging where they overlap: `col2im` with the taps last.
+
+    ``(*lead, *num_blocks, *block_shape) -> output_shape``, which is ``(*lead, *size)``, where ``num_blocks`` is
+    ``(size - block_shape) // block_strides + 1`` along each spatial axis.
+
+    >>> import numpy as np, gpufold
+    >>> array = np.arange(7.0)
+    >>> blocks = gpufold.array_to_blocks(array, (3,), (2,))
+    >>> gpufold.blocks_to_array(blocks, (7,), (3,), (2,))
+    array([0., 1., 4., 3., 8., 5., 6.])
+    >>> gpufold.blocks_to_array(blocks, (7,), (3,), (2,), reduction="mean")
+    array([0., 1., 2., 3., 4., 5., 6.])
+
+    Elements are added in the order of `col2im`, with the same bits on every run; blocks of any layout in memory are
+    read where they are, such as a transposed or sliced view.
+
+    Parameters
+    ----------
+    blocks : numpy.ndarray or cupy.ndarray
+        Blocks of shape (*lead, *num_blocks, *block_shape), of the dtypes of `col2im`.
+    output_shape : sequence of int
+        The result's shape (*lead, *size): the blocks' leading axes, any number of them, and the spatial ones.
+    block_shape : sequence of int
+        Elements of a block along each spatial axis, at least 1; its length says how many axes are spatial.
+    block_strides : int or sequence of int
+        Elements from one block to the next, at least 1; one int means the same on every axis.
+    reduction, window, out, accumulate, variant, deterministic
+        As in `col2im`.
+
+    Returns
+    -------
+    numpy.ndarray or cupy.ndarray
+        The array, of the library, device and dtype of `blocks`.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As in `col2im`.
+
+    Notes
+    -----
+    Names and layout are those of sigpy's function.
+    """
+    operation = "blocks_to_array"
+    library = library_of(operation, "blocks", blocks)
+    geometry = blocks_to_array_geometry(blocks.shape, output_shape, block_shape, block_strides)
+    fusion, weights = as_fusion(operation, library, blocks, geometry.block_shape, reduction, window, out, accumulate)
+    array: ArrayT = result_array(operation, library, "blocks", blocks, geometry.array_shape, out, variant, weights)
+    return fill(operation, library, blocks, array, geometry, variant, deterministic, fusion, weights)
+
+
+def array_to_blocks_geometry(shape: Size, block_shape: Any, block_strides: Any) -> BlocksGeometry:
+    """Check what a call of `array_to_blocks` says about sizes."""
+    operation = "array_to_blocks"
+    return array_geometry(
+        shape,
+        as_integers(operation, "block_shape", block_shape),
+        as_integers(operation, "block_strides", block_strides),
+    )
+
+
+def blocks_to_array_geometry(shape: Size, output_shape: Any, block_shape: Any, block_strides: Any) -> BlocksGeometry:
+    """Check what a call of `blocks_to_array` says about sizes."""
+    operation = "blocks_to_array"
+    return blocks_geometry(
+        shape,
+        as_integers(operation, "output_shape", output_shape),
+        as_integers(operation, "block_shape", block_shape),
+        as_integers(operation, "block_strides", block_strides),
+    )

@@ -1,0 +1,45 @@
+"""The kernel variants of blocks_to_array and array_to_blocks: those of col2im and im2col, on arrays seen as theirs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from gpufold.geometry import BlocksGeometry, blocks_as_columns
+from gpufold.plan import Operand, Plan, Problem, Unsupported, Variant
+from gpufold.planners import col2im, im2col
+
+
+def _as_col2im(problem: Problem) -> Problem:
+    assert isinstance(problem.geometry, BlocksGeometry)
+    sliding, *strides = blocks_as_columns(problem.geometry, problem.input.strides, problem.output.strides)
+    columns = Operand(sliding.split_columns_shape, strides[0], problem.input.alignment)
+    image = Operand(sliding.image_shape, strides[1], problem.output.alignment)
+    return replace(problem, geometry=sliding, input=columns, output=image)
+
+
+def _as_im2col(problem: Problem) -> Problem:
+    turned = _as_col2im(replace(problem, input=problem.output, output=problem.input))
+    return replace(turned, input=turned.output, output=turned.input)
+
+
+def _blocks_to_array(variant: Variant) -> Variant:
+    return lambda problem: _named(variant, _as_col2im(problem), "col2im", "blocks_to_array")
+
+
+def _array_to_blocks(variant: Variant) -> Variant:
+    return lambda problem: _named(variant, _as_im2col(problem), "im2col", "array_to_blocks")
+
+
+def _named(variant: Variant, problem: Problem, planned: str, operation: str) -> Plan:
+    """Plan under the name of the operation that was called."""
+    try:
+        return replace(variant(problem), operation=operation)
+    except Unsupported as unsupported:
+        raise Unsupported(str(unsupported).replace(planned, operation, 1)) from None
+
+
+BLOCKS_TO_ARRAY = {name: _blocks_to_array(variant) for name, variant in col2im.VARIANTS.items()}
+ARRAY_TO_BLOCKS = {name: _array_to_blocks(variant) for name, variant in im2col.VARIANTS.items()}
+
+choose_blocks_to_array = _blocks_to_array(col2im.choose)
+choose_array_to_blocks = _array_to_blocks(im2col.choose)
