@@ -195,7 +195,9 @@ def _unfold(image: Array, columns: Array, axes: tuple[Axis, ...], weights: Array
     if not image.size:
         return  # all margin
     with np.errstate(all="ignore"):
-        if columns.size < THREADED_ELEMENTS:
+        if not _taps_outside(axes) and _taps_are_closest(columns, axes):
+            _unfold_view(image, columns, axes, weights)
+        elif columns.size < THREADED_ELEMENTS:
             _unfold_tile(image, columns, axes, weights)
         else:
             tiles = _tiles(image.shape, axes)
@@ -211,6 +213,29 @@ def _unfold(image: Array, columns: Array, axes: tuple[Axis, ...], weights: Array
                     for tile in tiles
                 ],
             )
+
+
+def _taps_are_closest(columns: Array, axes: tuple[Axis, ...]) -> bool:
+    """Whether neighbouring taps lie closer in memory than neighbouring blocks."""
+    rank = len(axes)
+    taps = [abs(s) for s, axis in zip(columns.strides[2 : 2 + rank], axes, strict=True) if axis.kernel > 1]
+    blocks = [abs(s) for s, axis in zip(columns.strides[2 + rank :], axes, strict=True) if axis.blocks > 1]
+    return bool(taps) and min(taps) < min(blocks, default=min(taps) + 1)
+
+
+def _unfold_view(image: Array, columns: Array, axes: tuple[Axis, ...], weights: Array | None) -> None:
+    """Copy blocks that lie inside the image from one view of it, which runs along the taps as the columns do."""
+    first = image[(_ALL, _ALL, *(slice(axis.pixel(0, 0), None) for axis in axes))]
+    steps = image.strides[2:]
+    taps = (axis.dilation * step for axis, step in zip(axes, steps, strict=True))
+    blocks = (axis.stride * step for axis, step in zip(axes, steps, strict=True))
+    view = np.lib.stride_tricks.as_strided(first, columns.shape, (*image.strides[:2], *taps, *blocks), writeable=False)
+    outer = (0, 1, *range(2 + len(axes), columns.ndim))
+    longest = max(outer, key=lambda number: columns.shape[number])
+    parts = TILES_PER_THREAD * get_num_threads() if columns.size >= THREADED_ELEMENTS else 1
+    arrays = (columns, view) if weights is None else (view, weights, columns)
+    cut = [np.array_split(array, parts, longest) for array in arrays]
+    for_each(np.copyto if weights is None else _multiply, zip(*cut, strict=True))
 
 
 @lru_cache(maxsize=64)
