@@ -47,10 +47,20 @@ def geometry_of(case):
     return columns_geometry(case.columns_shape, case.output_size, case.kernel_size, **case.arguments)
 
 
+def whole_blocks(geometry, columns):
+    """The same columns, split, with the taps of a block one after another in memory."""
+    rank = len(geometry.axes)
+    order = (0, 1, *range(2 + rank, 2 + 2 * rank), *range(2, 2 + rank))
+    split = columns.reshape(geometry.split_columns_shape)
+    return np.ascontiguousarray(split.transpose(order)).transpose(np.argsort(order))
+
+
 def check(geometry, columns, want, variant, device=H200, result=None, mode="plain", seed=0, fusion=PLAIN, window=None):
     """Run a variant and compare; gives its plan. Unsupported is raised. What it accumulates to is in `result`."""
     if result is None:
         result = np.empty(want.shape, want.dtype)
+    if variant == "gather_blocks":  # which serves no other layout
+        columns = whole_blocks(geometry, columns)
     operands = operand(columns), operand(result)
     plan = choose("col2im", geometry, columns.dtype.name, *operands, device, variant, fusion=fusion)
     hostcuda.run(plan, columns, result, window, mode=mode, seed=seed)
@@ -65,7 +75,7 @@ def check(geometry, columns, want, variant, device=H200, result=None, mode="plai
 
 def may_refuse(variant):
     """Only these refuse anything but sizes; what they refuse has its own test."""
-    return suppress(Unsupported) if variant in ("gather", "atomic") else nullcontext()
+    return suppress(Unsupported) if variant in ("gather", "gather_blocks", "atomic") else nullcontext()
 
 
 def check_variants(case, dtype, device=ONE_THREAD, mode="plain", names=VARIANTS):
@@ -290,7 +300,7 @@ def test_wide_offsets_give_the_same(case, monkeypatch):
     columns = values(case.columns_shape, np.dtype(np.float32))
     want = case.col2im(columns)
     for variant in VARIANTS:
-        if variant != "gather" or case.name != "stride-20":
+        if variant not in ("gather", "gather_blocks") or case.name != "stride-20":
             plan = check(geometry_of(case), columns, want, variant, ONE_THREAD)
             assert dict(plan.defines)["OFFSET"] == "long long"
     choose.cache_clear()
@@ -337,7 +347,15 @@ def test_extents_never_change_what_is_compiled():
     extents = [(1, 1, (5, 9)), (3, 5, (8, 7)), (64, 256, (56, 57)), (1, 3, (1024, 1999)), (8, 8, (64, 66))]
     for variant in VARIANTS:
         plans = [
-            plan_of(size, (3, 3), batch=batch, channels=channels, variant=variant, **arguments)
+            plan_of(
+                size,
+                (3, 3),
+                batch=batch,
+                channels=channels,
+                variant=variant,
+                steps=(0, 1, 9 * channels) if variant == "gather_blocks" else None,
+                **arguments,
+            )
             for batch, channels, size in extents
         ]
         assert len({plan.defines for plan in plans}) == 1
@@ -387,6 +405,9 @@ def test_several_planes_and_wide_words_where_there_is_enough():
     [
         ("gather", "16 at most, but strides is 17 on the last axis", {"strides": 17}),
         ("gather", "32 at most, but kernel_size is 40", {"kernel": (3, 40)}),
+        ("gather_blocks", "taps must be contiguous in the columns, but their strides are", {}),
+        ("gather_blocks", "dilations is 0 on axis 0", {"steps": (0, 1, 9), "dilations": (0, 1)}),
+        ("gather_blocks", "brings the taps of a row through shared memory", {"steps": (0, 1, 120), "kernel": (2, 60)}),
         ("atomic", "atomic adds in memory, where float16 sums would be rounded", {"dtype": "float16"}),
         ("atomic", "no atomic addition of uint8", {"dtype": "uint8"}),
     ],

@@ -386,6 +386,108 @@ def gather_phases(problem: Problem) -> Plan:
 
 
 # ---------------------------------------------------------------------------------------------
+# gather_blocks
+
+BLOCKS_COLUMNS = 128
+BLOCKS_SUM_BYTES = 8 * 1024
+BLOCKS_STAGED_BYTES = 32 * 1024
+"""A tile's pixels along a row, and what its sums and its staged taps may take of the 48 KB of shared memory."""
+BLOCKS_HOLE_BYTES = 128
+"""Prediction: taps between those that a tile needs are worth bringing while they are no more than a cache line."""
+BLOCKS_TILES = 6
+"""Prediction: smaller tiles, which bring some sectors twice, pay until each multiprocessor has so many."""
+
+
+def _tile_box(problem: Problem, pixels: int) -> Size:
+    """Give the extents of a tile: a long row, then as many rows as fit, where they save most, while tiles are enough.
+
+    Rows of an axis share the blocks that reach more than one of them.
+    """
+    seen = view(problem)
+    *outer, row = seen.axes
+    width = BLOCKS_COLUMNS
+    while width > WARP and width >= 2 * row.size:
+        width //= 2
+    box = [1] * len(outer)
+    row_bytes = seen.element.itemsize * row.kernel
+    grows = [
+        number == len(outer) - 1 or prod(axis.kernel for axis in outer[number + 1 :]) * row_bytes <= BLOCKS_HOLE_BYTES
+        for number in range(len(outer))
+    ]
+
+    def tiles() -> int:
+        return (
+            seen.planes
+            * -(-row.size // width)
+            * prod(-(-axis.size // extent) for axis, extent in zip(outer, box, strict=True))
+        )
+
+    while 2 * width * prod(box) <= pixels:
+        shared = [
+            (axis.dilated_kernel - 1) / box[number] if grows[number] and box[number] < axis.size else 0
+            for number, axis in enumerate(outer)
+        ]
+        best = max(range(len(outer)), key=lambda number: (shared[number], number), default=None)
+        if best is None or not shared[best] or tiles() < 2 * BLOCKS_TILES * problem.device.multiprocessors:
+            break
+        box[best] *= 2
+    return (*box, width)
+
+
+def gather_blocks(problem: Problem) -> Plan:
+    """Plan for kernels/col2im_gather_blocks.cu."""
+    seen = view(problem)
+    *outer, row = seen.axes
+    itemsize = seen.element.itemsize
+    kernel = tuple(axis.kernel for axis in seen.axes)
+    if any(
+        extent > 1 and step != contiguous
+        for extent, step, contiguous in zip(kernel, seen.tap_strides, contiguous_strides(kernel), strict=True)
+    ):
+        raise Unsupported(
+            f"{OPERATION}: gather_blocks brings whole blocks through shared memory, so a block's taps must be "
+            f"contiguous in the columns, but their strides are {seen.tap_strides} elements"
+        )
+    for number, axis in enumerate(outer):
+        if axis.dilation == 0 and axis.kernel > 1:
+            raise Unsupported(
+                f"{OPERATION}: gather_blocks takes one tap of a block for each row of pixels, but dilations is 0 on "
+                f"axis {number}, where every tap lands on the same"
+            )
+    reaching = -(-(BLOCKS_COLUMNS - 1) // row.stride) + -(-((row.kernel - 1) * row.dilation) // row.stride) + 1
+    row_bytes = (reaching * row.kernel * itemsize * 33) // 32
+    if row_bytes > BLOCKS_STAGED_BYTES:
+        raise Unsupported(
+            f"{OPERATION}: gather_blocks brings the taps of a row through shared memory, of which {reaching} blocks "
+            f"need {row_bytes} bytes and {BLOCKS_STAGED_BYTES} are there"
+        )
+    tap_rows = prod(kernel[:-1])
+    chunk = -(-tap_rows // -(-tap_rows // (BLOCKS_STAGED_BYTES // row_bytes)))
+    pixels = BLOCKS_SUM_BYTES // max(4, np.dtype(problem.dtype).itemsize)
+    box = _tile_box(problem, pixels)
+    extents = tuple(-(-axis.size // extent) for axis, extent in zip(seen.axes, box, strict=True))
+    items = seen.planes * prod(extents)
+    return _plan(
+        problem,
+        "gather_blocks",
+        "col2im_gather_blocks",
+        items=items,
+        per_block=1,
+        extents=extents,
+        channel_groups=seen.channels,
+        block=GATHER_THREADS,
+        bits=offset_bits(
+            OPERATION,
+            _largest_offset(seen) + 2 * reaching * abs(seen.block_strides[-1]) + max(box),
+            items,
+        ),
+        defines={"CHUNK": chunk, "PIXELS": pixels, "COLUMNS": BLOCKS_COLUMNS},
+        fields={"box": (("offset", len(box)), box)},
+        reason=f"each thread block brings whole blocks through shared memory for {' x '.join(map(str, box))} pixels",
+    )
+
+
+# ---------------------------------------------------------------------------------------------
 # split
 
 SPLIT_THREADS = 512
@@ -456,6 +558,7 @@ def atomic(problem: Problem) -> Plan:
 
 VARIANTS: dict[str, Variant] = {
     "gather": gather,
+    "gather_blocks": gather_blocks,
     "gather_phases": gather_phases,
     "gather_pixels": gather_pixels,
     "split": split,
