@@ -54,7 +54,7 @@ class Bench:
         for name, call in self._candidates(problem, data, row):
             try:
                 answer, seconds = self.clock.first(call.run)
-                wrong = difference(call.as_array(answer), expected)
+                wrong = difference(call.as_array(answer), expected, problem.tolerance)
                 del answer
                 if seconds > self.seconds:  # the first call may have compiled
                     _, seconds = self.clock.first(call.run)
@@ -82,6 +82,8 @@ class Bench:
                 continue
             yield variant, Call(lambda variant=variant: problem(data, variant=variant))  # type: ignore[misc]
         for peer in self.peers:
+            if problem.kind not in peer.kinds:
+                continue
             try:
                 call = peer.prepare(problem, data, self.threads)
             except Exception as error:
@@ -105,13 +107,16 @@ class Bench:
         return lambda: for_each(np.copyto, pieces)
 
 
-def difference(got: Any, expected: Any) -> str | None:
-    """Say how a result differs from the definition's, or None; data are such that sums are exact."""
+def difference(got: Any, expected: Any, tolerance: float = 0.0) -> str | None:
+    """Say how a result differs from the definition's by more than `tolerance` of its largest element, or None."""
     if got.shape != expected.shape or got.dtype != expected.dtype:
         return f"FAIL: {got.dtype} {got.shape} where {expected.dtype} {expected.shape} is right"
     if expected.dtype.name == "bfloat16":  # CuPy does not compare them; there is no -0.0 and no NaN in the data
         got, expected = got.view(np.int16), expected.view(np.int16)
-    wrong = int((got != expected).sum())
+    if tolerance:
+        wrong = int((abs(got - expected) > tolerance * abs(expected).max()).sum())
+    else:
+        wrong = int((got != expected).sum())
     return f"FAIL: {wrong} of {prod(expected.shape)} elements are wrong" if wrong else None
 
 
@@ -194,4 +199,11 @@ def _chosen(problem: Problem, data: Any, result: Any) -> str:
         return Operand(array.shape, tuple(step // array.itemsize for step in array.strides))
 
     operands = operand(data), operand(result)
-    return choose(problem.operation, problem.geometry, data.dtype.name, *operands, device_facts()).variant
+    return choose(
+        problem.operation,
+        problem.planned_geometry,
+        data.dtype.name,
+        *operands,
+        device_facts(),
+        fusion=problem.fusion,
+    ).variant

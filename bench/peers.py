@@ -6,13 +6,15 @@ import importlib.metadata
 import importlib.util
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import reduce
 from itertools import product
 from math import prod
 from typing import Any
 
 import numpy as np
 
+import gpufold
 from bench.problems import Problem, pixels
 from gpufold.geometry import SlidingGeometry, SpaceGeometry
 
@@ -39,6 +41,8 @@ class Peer:
     Everything that a user does once, such as building a session, and bringing the data into the library's own
     type and layout, is done here and not timed.
     """
+    kinds: tuple[str, ...] = ("plain",)
+    """The kinds of problems that it is asked for, see `Problem.kind`."""
 
     @property
     def installed(self) -> bool:
@@ -71,7 +75,78 @@ def _composition(problem: Problem, data: Any, threads: int) -> Call | None:
         return Call(lambda: _permute(problem.operation, geometry, data, library))
     if problem.operation == "im2col":
         return Call(lambda: _window_view(geometry, data, library))
-    return Call(lambda: _slice_adds(geometry, data, library))
+    if problem.operation == "array_to_blocks":
+        return Call(lambda: _block_view(geometry, data, library))
+    if problem.kind == "fused":
+        return Call(lambda: _fold_and_fold_of_ones(problem, data, library, _slice_adds))
+    return Call(lambda: _slice_adds(geometry, problem.as_columns(data), library))
+
+
+def _fold_and_fold_of_ones(problem: Problem, data: Any, library: Any, fold: Callable[..., Any]) -> Any:
+    """Average as users do: weigh the columns, fold them, fold the weights of one plane, and divide."""
+    geometry = problem.geometry
+    assert isinstance(geometry, SlidingGeometry)
+    columns = problem.as_columns(data)
+    weights = reduce(library.multiply.outer, map(library.asarray, problem.weights())).reshape(-1, 1)
+    power = weights * weights if problem.reduction == "least_squares" else weights
+    ones = library.broadcast_to(power, (1, power.shape[0], columns.shape[-1]))
+    one_plane = replace(geometry, batch=1, channels=1)
+    if problem.window:
+        by_channel = columns.reshape(geometry.planes, power.shape[0], columns.shape[-1])
+        columns = (by_channel * weights).reshape(columns.shape)
+    divisor = fold(one_plane, ones, library)
+    return fold(geometry, columns, library) / library.where(divisor == 0, 1, divisor)
+
+
+def _two_passes(problem: Problem, data: Any, threads: int) -> Call | None:
+    """Let gpufold fold twice, as if it could not fuse."""
+    if problem.operation == "im2col":
+        return None
+    library = np if isinstance(data, np.ndarray) else sys.modules["cupy"]
+
+    def fold(geometry: SlidingGeometry, columns: Any, library: Any) -> Any:
+        strides, begin, end = zip(*((axis.stride, axis.pad_begin, axis.pad_end) for axis in geometry.axes), strict=True)
+        return gpufold.col2im(
+            columns, geometry.image_size, geometry.kernel_size, strides=strides, pads_begin=begin, pads_end=end
+        )
+
+    return Call(lambda: _fold_and_fold_of_ones(problem, data, library, fold))
+
+
+LOOPED_BLOCKS = 4096
+"""Blocks that a loop in Python is measured with at most."""
+
+
+def _loop(problem: Problem, data: Any, threads: int) -> Call | None:
+    """Stitch as MONAI's sliding-window inference does: tile after tile into a sum and a map of weights, then divide."""
+    geometry = problem.geometry
+    if problem.operation != "blocks_to_array" or not isinstance(geometry, SlidingGeometry):
+        return None
+    if prod(geometry.num_blocks) > LOOPED_BLOCKS:
+        return None
+    library = np if isinstance(data, np.ndarray) else sys.modules["cupy"]
+    weights = reduce(library.multiply.outer, map(library.asarray, problem.weights()))
+
+    def run() -> Any:
+        image = library.zeros(geometry.image_shape, data.dtype)
+        count = library.zeros(geometry.image_size, data.dtype)
+        for block in np.ndindex(*geometry.num_blocks):
+            where = tuple(
+                slice(number * axis.stride, number * axis.stride + axis.kernel)
+                for number, axis in zip(block, geometry.axes, strict=True)
+            )
+            image[(..., *where)] += data[(slice(None), slice(None), *block)] * weights
+            count[where] += weights
+        return image / count
+
+    return Call(run)
+
+
+def _block_view(geometry: SlidingGeometry, image: Any, library: Any) -> Any:
+    spatial = tuple(range(2, 2 + len(geometry.axes)))
+    windows = library.lib.stride_tricks.sliding_window_view(image, geometry.kernel_size, spatial)
+    steps = [slice(None, None, axis.stride) for axis in geometry.axes]
+    return library.ascontiguousarray(windows[(slice(None), slice(None), *steps)])
 
 
 def _slice_adds(geometry: SlidingGeometry, data: Any, library: Any) -> Any:
@@ -141,7 +216,7 @@ def _scatter_add(problem: Problem, data: Any, threads: int) -> Call | None:
 
 
 def _istft(problem: Problem, data: Any, threads: int) -> Call | None:
-    """Overlap-add as the inverse of a short-time Fourier transform, with a rectangular window.
+    """Overlap-add as the inverse of a short-time Fourier transform, with a rectangular window for a plain sum.
 
     Its time holds the inverse transforms too; the mean that it gives becomes the sum again outside of it.
     """
@@ -149,7 +224,12 @@ def _istft(problem: Problem, data: Any, threads: int) -> Call | None:
     if problem.operation != "col2im" or not isinstance(geometry, SlidingGeometry) or len(geometry.axes) != 1:
         return None
     (axis,) = geometry.axes
-    if axis.dilation != 1 or axis.pad_begin or axis.pad_end or axis.stride > axis.kernel or data.dtype.kind != "f":
+    trims = (
+        problem.kind == "fused" and axis.pad_begin == axis.pad_end == axis.kernel // 2 and axis.size % axis.stride == 0
+    )
+    if not trims and (axis.pad_begin or axis.pad_end):
+        return None
+    if axis.dilation != 1 or axis.stride > axis.kernel or data.dtype.kind != "f":
         return None
     if isinstance(data, np.ndarray):
         library: Any = np
@@ -158,19 +238,25 @@ def _istft(problem: Problem, data: Any, threads: int) -> Call | None:
         library = sys.modules["cupy"]
         from cupyx.scipy.signal import istft
 
+    window = problem.window or "boxcar"
+    if problem.kind == "fused" and (window, problem.reduction) != ("hann", "least_squares"):
+        return None
     segments = data.reshape(geometry.planes, axis.kernel, axis.blocks)
-    spectra = library.fft.rfft(segments, axis=1).astype(library.result_type(data.dtype, np.complex64)) / axis.kernel
+    spectra = library.fft.rfft(segments, axis=1).astype(library.result_type(data.dtype, np.complex64))
+    spectra /= library.asarray(problem.weights()[0].sum(), data.dtype)  # as stft scales them
     count = library.zeros(axis.size, data.dtype)
     for block in range(axis.blocks):
         count[block * axis.stride : block * axis.stride + axis.kernel] += 1
     options = {"nperseg": axis.kernel, "nfft": axis.kernel, "noverlap": axis.kernel - axis.stride}
 
     def as_sums(answer: Any) -> Any:
+        if problem.kind == "fused":
+            return answer.reshape(geometry.image_shape)
         mean = library.zeros((geometry.planes, axis.size), data.dtype)
         mean[:, : answer.shape[-1]] = answer
         return library.rint(mean * count).astype(data.dtype).reshape(geometry.image_shape)
 
-    return Call(lambda: istft(spectra, window="boxcar", boundary=False, **options)[1], as_sums)
+    return Call(lambda: istft(spectra, window=window, boundary=trims, **options)[1], as_sums)
 
 
 # ---- torch
@@ -242,12 +328,41 @@ def _torch_permute(operation: str, geometry: SpaceGeometry, tensor: Any) -> Any:
 def _torch(problem: Problem, data: Any, threads: int) -> Call | None:
     import torch
 
-    run = _torch_run(problem, data)
+    run = _torch_run(problem, data) if problem.kind == "plain" else _torch_average(problem)
     if run is None:
         return None
     torch.set_num_threads(threads)
     tensor = _tensor(data)
     return Call(lambda: run(tensor), _from_tensor(data))
+
+
+def _torch_average(problem: Problem) -> Callable[[Any], Any] | None:
+    """Give the fold of weighed columns over the fold of the weights of one plane."""
+    geometry = problem.geometry
+    if not isinstance(geometry, SlidingGeometry) or len(geometry.axes) > 2 or problem.operation != "col2im":
+        return None
+    import torch
+    import torch.nn.functional as functional
+
+    lead = (1,) * (2 - len(geometry.axes))
+    options = {
+        "output_size": (*lead, *geometry.image_size),
+        "kernel_size": (*lead, *geometry.kernel_size),
+        "stride": (*lead, *(axis.stride for axis in geometry.axes)),
+        "padding": (*(0 for _ in lead), *(axis.pad_begin for axis in geometry.axes)),
+    }
+    shape, blocks = geometry.image_shape, prod(geometry.num_blocks)
+
+    def run(tensor: Any) -> Any:
+        weights = reduce(torch.outer, [torch.as_tensor(w, device=tensor.device) for w in problem.weights()])
+        weights = weights.reshape(-1, 1)
+        power = weights * weights if problem.reduction == "least_squares" else weights
+        divisor = functional.fold(power.expand(-1, blocks)[None], **options)
+        columns = tensor * weights if problem.window else tensor
+        image = functional.fold(columns, **options) / torch.where(divisor == 0, 1, divisor)
+        return image.reshape(shape)
+
+    return run
 
 
 def _torch_compile(problem: Problem, data: Any, threads: int) -> Call | None:
@@ -367,6 +482,10 @@ def _sigpy(problem: Problem, data: Any, threads: int) -> Call | None:
 
     library = np if isinstance(data, np.ndarray) else sys.modules["cupy"]
     rank, strides = len(geometry.axes), tuple(axis.stride for axis in geometry.axes)
+    if problem.operation == "array_to_blocks":
+        return Call(lambda: sigpy.array_to_blocks(data, geometry.kernel_size, strides))
+    if problem.operation == "blocks_to_array":
+        return Call(lambda: sigpy.blocks_to_array(data, geometry.image_shape, geometry.kernel_size, strides))
     taps, blocks = tuple(range(2, 2 + rank)), tuple(range(2 + rank, 2 + 2 * rank))
     if problem.operation == "im2col":
         order = (0, 1, *blocks, *taps)  # sigpy's blocks come before its taps, so this swaps them back
@@ -392,17 +511,20 @@ def _tensorflow(problem: Problem, data: Any, threads: int) -> Call | None:
 
 
 PEERS: tuple[Peer, ...] = (
-    Peer("torch", "torch", "torch", ("cpu", "gpu"), _torch),
+    Peer("torch", "torch", "torch", ("cpu", "gpu"), _torch, ("plain", "fused")),
     Peer("onnxruntime", "onnxruntime", "onnxruntime", ("cpu",), _onnxruntime),
     Peer("openvino", "openvino", "openvino", ("cpu",), _openvino),
-    Peer("sigpy", "sigpy", "sigpy", ("cpu", "gpu"), _sigpy),
+    Peer("sigpy", "sigpy", "sigpy", ("cpu", "gpu"), _sigpy, ("plain", "blocks")),
     Peer("unfoldNd", "unfoldNd", "unfoldNd", ("cpu", "gpu"), _unfold_nd),
     Peer("tensorflow", "tensorflow", "tensorflow", ("cpu",), _tensorflow),
-    Peer("numpy", "numpy", "numpy", ("cpu",), _composition),
-    Peer("istft", "scipy", "scipy", ("cpu",), _istft),
-    Peer("istft", "", "cupyx", ("gpu",), _istft),
+    Peer("numpy", "numpy", "numpy", ("cpu",), _composition, ("plain", "blocks", "fused")),
+    Peer("istft", "scipy", "scipy", ("cpu",), _istft, ("plain", "fused")),
+    Peer("istft", "", "cupyx", ("gpu",), _istft, ("plain", "fused")),
+    Peer("two passes", "", "gpufold", ("cpu", "gpu"), _two_passes, ("fused",)),
+    Peer("loop", "numpy", "numpy", ("cpu",), _loop, ("blocks", "fused")),
+    Peer("loop", "", "cupy", ("gpu",), _loop, ("blocks", "fused")),
     Peer("torch.compile", "torch", "torch", ("gpu",), _torch_compile),
-    Peer("cupy", "", "cupy", ("gpu",), _composition),
+    Peer("cupy", "", "cupy", ("gpu",), _composition, ("plain", "blocks", "fused")),
     Peer("scatter_add", "", "cupyx", ("gpu",), _scatter_add),
 )
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass, replace
+from functools import cache
 from math import prod
 from typing import Any
 
@@ -10,9 +12,15 @@ import numpy as np
 import numpy.typing as npt
 
 import gpufold
-from gpufold.geometry import Axis, SlidingGeometry, SpaceGeometry
+from gpufold.geometry import Axis, BlocksGeometry, SlidingGeometry, SpaceGeometry
+from gpufold.plan import Fusion
 
 Array = npt.NDArray[Any]
+
+TAKING_APART = ("im2col", "space_to_batch", "array_to_blocks")
+BLOCK_OPERATIONS = ("blocks_to_array", "array_to_blocks")
+
+TOLERANCE = 1e-5
 
 LARGEST_VALUE = 8
 """Data are integers of this magnitude at most, so that sums are exact in every dtype, whatever their order."""
@@ -43,6 +51,16 @@ class Problem:
     gpu_only: bool = False
     blocks_first: bool = False
     """Whether the columns' memory holds one block after another, (N, L, rows), and the data are a transposed view."""
+    reduction: str = "sum"
+    window: str = ""
+    """A window by name, see `window_of`; none where it is empty."""
+
+    @property
+    def kind(self) -> str:
+        """What peers are asked for: fused, blocks in a layout of their own, or plain."""
+        if self.reduction != "sum" or self.window:
+            return "fused"
+        return "blocks" if self.operation in BLOCK_OPERATIONS else "plain"
 
     @property
     def for_gpu(self) -> Problem:
@@ -75,17 +93,33 @@ class Problem:
     @property
     def _shapes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """What is apart, columns or a batch, and what is whole, an image or space."""
+        if self.operation in BLOCK_OPERATIONS:
+            return self.planned_geometry.blocks_shape, self.planned_geometry.array_shape
         if isinstance(self.geometry, SlidingGeometry):
             return self.geometry.columns_shape, self.geometry.image_shape
         return self.geometry.batch_shape, self.geometry.space_shape
 
     @property
+    def planned_geometry(self) -> Any:
+        """The geometry that gpufold makes of a call."""
+        geometry = self.geometry
+        if self.operation not in BLOCK_OPERATIONS:
+            return geometry
+        return BlocksGeometry((geometry.batch, geometry.channels), geometry.axes)
+
+    @property
+    def fusion(self) -> Fusion:
+        """What gpufold plans besides a sum or a move."""
+        window = "none" if not self.window else "separable"
+        return Fusion(self.reduction, window)
+
+    @property
     def input_shape(self) -> tuple[int, ...]:
-        return self._shapes[self.operation in ("im2col", "space_to_batch")]
+        return self._shapes[self.operation in TAKING_APART]
 
     @property
     def output_shape(self) -> tuple[int, ...]:
-        return self._shapes[self.operation in ("col2im", "batch_to_space")]
+        return self._shapes[self.operation not in TAKING_APART]
 
     def compulsory_bytes(self, dtype: str) -> int:
         """Each input and output byte once."""
@@ -103,7 +137,11 @@ class Problem:
                 f"{margin}_end": (0, *geometry.margin_end),
             }
         axes = geometry.axes
-        arguments: dict[str, Any] = {
+        if self.operation in BLOCK_OPERATIONS:
+            strides = tuple(axis.stride for axis in axes)
+            arguments = {"block_shape": geometry.kernel_size, "block_strides": strides}
+            return arguments if self.operation in TAKING_APART else {"output_shape": self.output_shape, **arguments}
+        arguments = {
             "kernel_size": geometry.kernel_size,
             "strides": tuple(axis.stride for axis in axes),
             "dilations": tuple(axis.dilation for axis in axes),
@@ -114,7 +152,23 @@ class Problem:
 
     def __call__(self, data: Any, **options: Any) -> Any:
         """Run gpufold."""
-        return getattr(gpufold, self.operation)(data, **self.arguments, **options)
+        return getattr(gpufold, self.operation)(data, **self.arguments, **self.fused(data), **options)
+
+    def fused(self, data: Any) -> dict[str, Any]:
+        """Give the arguments for what is fused, a window on the data's device among them."""
+        options: dict[str, Any] = {} if self.reduction == "sum" else {"reduction": self.reduction}
+        if self.window:
+            options["window"] = _window_on_device(self, type(data).__module__.split(".")[0])
+        return options
+
+    def weights(self) -> tuple[Array, ...]:
+        """Give the window's weights along each axis, float32."""
+        return tuple(window_of(self.window, axis.kernel) for axis in self.geometry.axes)
+
+    @property
+    def tolerance(self) -> float:
+        """How far a result may be from the definition's, of its largest element; sums of integers are exact."""
+        return TOLERANCE if self.kind == "fused" else 0.0
 
     def data(self, dtype: str, seed: int = 0) -> Array:
         """Make an input of small random integers."""
@@ -134,7 +188,26 @@ class Problem:
         """Work the result out from the definition, by indices and without gpufold."""
         if isinstance(self.geometry, SpaceGeometry):
             return _moved_by_definition(self.operation, self.geometry, data)
-        return _slid_by_definition(self.operation, self.geometry, data)
+        if self.kind == "fused":
+            return _averaged_by_definition(self, self.as_columns(data))
+        if self.operation == "array_to_blocks":
+            return self.as_blocks(_slid_by_definition("im2col", self.geometry, data))
+        operation = "im2col" if self.operation == "im2col" else "col2im"
+        return _slid_by_definition(operation, self.geometry, self.as_columns(data))
+
+    def as_columns(self, data: Any) -> Any:
+        """Give blocks in a layout of their own as columns; columns as they are."""
+        if self.operation != "blocks_to_array":
+            return data
+        rank = len(self.geometry.axes)
+        order = (0, 1, *range(2 + rank, 2 + 2 * rank), *range(2, 2 + rank))
+        return data.transpose(order).reshape(self.geometry.columns_shape)
+
+    def as_blocks(self, columns: Any) -> Any:
+        """Give columns as blocks in a layout of their own."""
+        rank = len(self.geometry.axes)
+        order = (0, 1, *range(2 + rank, 2 + 2 * rank), *range(2, 2 + rank))
+        return columns.reshape(self.geometry.split_columns_shape).transpose(order)
 
 
 def pixels(geometry: SlidingGeometry) -> Array:
@@ -168,6 +241,45 @@ def _slid_by_definition(operation: str, geometry: SlidingGeometry, data: Array) 
         total = sums[0] + 1j * sums[1] if data.dtype.kind == "c" else sums[0]
         result[...] = total.astype(np.int64).astype(data.dtype) if data.dtype.kind in "iu" else total
     return image.reshape(geometry.image_shape)
+
+
+def _averaged_by_definition(problem: Problem, columns: Array) -> Array:
+    """Weigh, add and divide in double precision."""
+    geometry = problem.geometry
+    assert isinstance(geometry, SlidingGeometry)
+    pixel, size = pixels(geometry), prod(geometry.image_size)
+    weights = np.ones(1)
+    for weights_of_axis in problem.weights():
+        weights = np.multiply.outer(weights, weights_of_axis.astype(np.float64))
+    weight = np.broadcast_to(weights.reshape(-1, 1), pixel.shape)
+
+    def sums(terms: Array) -> Array:
+        return np.bincount(pixel.ravel(), terms.ravel(), size + 1)[:size]
+
+    divisor = sums(weight**2 if problem.reduction == "least_squares" else weight)
+    divisor[divisor == 0] = np.inf
+    image = np.empty((geometry.planes, size))
+    for plane, result in zip(columns.reshape(geometry.planes, *pixel.shape), image, strict=True):
+        result[...] = sums(plane * weight) / (1 if problem.reduction == "sum" else divisor)
+    return image.reshape(geometry.image_shape).astype(columns.dtype)
+
+
+def window_of(name: str, taps: int) -> Array:
+    """Give a window of float32: ones, Hann's for spectra, or the Gaussian that MONAI and nnU-Net weigh tiles with."""
+    sample = np.arange(taps)
+    windows = {
+        "": np.ones(taps),
+        "hann": 0.5 - 0.5 * np.cos(2 * np.pi * sample / taps),
+        "gaussian": np.exp(-0.5 * ((sample - (taps - 1) / 2) / (taps / 8)) ** 2),
+    }
+    return windows[name].astype(np.float32)
+
+
+@cache
+def _window_on_device(problem: Problem, library: str) -> Any:
+    """Give the window as an argument, in the library of the data: brought to the device once, as a user does."""
+    weights = tuple(sys.modules[library].asarray(weights) for weights in problem.weights())
+    return weights[0] if len(weights) == 1 else weights
 
 
 def _moved_by_definition(operation: str, geometry: SpaceGeometry, data: Array) -> Array:
@@ -374,6 +486,86 @@ PROBLEMS: tuple[Problem, ...] = (
         gpu_batch=1024,
         quick=False,
         gpu_only=True,
+    ),
+    *sliding(
+        "blocks-8x8-s1",
+        "patch-based restoration on every 8x8 patch, in sigpy's layout",
+        (1, 1, 512, 512),
+        kernel=8,
+        operations=BLOCK_OPERATIONS,
+        gpu_batch=16,
+    ),
+    *sliding(
+        "blocks-16x16-s8",
+        "half-overlapping tiles, one after another as a network gives them",
+        (1, 3, 1024, 1024),
+        kernel=16,
+        stride=8,
+        operations=BLOCK_OPERATIONS,
+        gpu_batch=16,
+    ),
+    *sliding(
+        "mean-8x8-s1",
+        "patch-based restoration: the mean of the patches that hold a pixel",
+        (3, 1, 512, 512),
+        kernel=8,
+        reduction="mean",
+        gpu_batch=16,
+    ),
+    *sliding(
+        "istft-256-s64",
+        "the inverse of scipy.signal.stft as it is called without arguments but the overlap of 3/4",
+        (8, 1, 128_000),
+        kernel=256,
+        stride=64,
+        pad=128,
+        reduction="least_squares",
+        window="hann",
+        gpu_batch=256,
+    ),
+    *sliding(
+        "istft-400-s160",
+        "the inverse of speech recognition's spectrograms at 16 kHz",
+        (8, 1, 128_000),
+        kernel=400,
+        stride=160,
+        pad=200,
+        reduction="least_squares",
+        window="hann",
+        gpu_batch=256,
+    ),
+    *sliding(
+        "istft-2048-s512",
+        "the inverse of music's spectrograms at 44.1 kHz, a batch of 10 s",
+        (8, 1, 442_368),
+        kernel=2048,
+        stride=512,
+        pad=1024,
+        reduction="least_squares",
+        window="hann",
+        gpu_batch=64,
+    ),
+    *sliding(
+        "stitch-512x512-s256",
+        "sliding-window inference as MONAI and nnU-Net weigh it, 2 classes, half overlap",
+        (1, 2, 2048, 2048),
+        kernel=512,
+        stride=256,
+        operations=("blocks_to_array",),
+        reduction="mean",
+        window="gaussian",
+        gpu_batch=4,
+    ),
+    *sliding(
+        "stitch-96x96x96-s48",
+        "MONAI's region of interest in a volume, half overlap",
+        (1, 1, 192, 192, 192),
+        kernel=96,
+        stride=48,
+        operations=("blocks_to_array",),
+        reduction="mean",
+        window="gaussian",
+        gpu_batch=4,
     ),
     *space(
         "nchw-2x2",

@@ -16,6 +16,7 @@ import numpy as np
 from rich.table import Table
 
 import gpufold
+from bench.measure import difference
 from bench.problems import Problem
 from bench.results import ROOT, Run
 from gpufold.geometry import Axis, SlidingGeometry
@@ -69,7 +70,12 @@ def import_hostcuda() -> None:
 def naive_gather(problem: Problem, dtype: str) -> Plan:
     """Plan the kernel that peers ship, for comparison."""
     geometry = problem.geometry
-    if problem.operation != "col2im" or not isinstance(geometry, SlidingGeometry) or len(geometry.axes) > 3:
+    if (
+        problem.operation != "col2im"
+        or problem.kind != "plain"
+        or not isinstance(geometry, SlidingGeometry)
+        or len(geometry.axes) > 3
+    ):
         raise Unsupported(f"{NAIVE}: it is a col2im of up to three axes")
     if dtype != "float32":
         raise Unsupported(f"{NAIVE}: it adds float32, got {dtype}")
@@ -100,7 +106,8 @@ def plan_of(problem: Problem, variant: str, dtype: str, whole: bool) -> Plan:
     if variant == NAIVE:
         return naive_gather(problem, dtype)
     operands = Operand.contiguous(problem.input_shape), Operand.contiguous(problem.output_shape)
-    return choose(problem.operation, problem.geometry, dtype, *operands, H200 if whole else SCALED, variant)
+    device, fusion = H200 if whole else SCALED, problem.fusion
+    return choose(problem.operation, problem.planned_geometry, dtype, *operands, device, variant, fusion=fusion)
 
 
 def count(problem: Problem) -> Iterator[Line]:
@@ -112,6 +119,7 @@ def count(problem: Problem) -> Iterator[Line]:
     shrunk, dtype = full.shrunk(ELEMENTS), problem.dtypes[0]
     data = shrunk.data(dtype)
     expected, result = shrunk.expected(data), np.empty(shrunk.output_shape, data.dtype)
+    weights = np.concatenate(problem.weights()) if problem.window else None
     auto = plan_of(full, "auto", dtype, whole=True).variant
     for variant in dict.fromkeys((auto, NAIVE, "atomic")):
         if variant not in (NAIVE, *gpufold.variants(problem.operation)):
@@ -121,9 +129,9 @@ def count(problem: Problem) -> Iterator[Line]:
         except Unsupported:
             continue
         kernels = Path(__file__).parent if variant == NAIVE else KERNELS
-        traffic = hostcuda.traffic(plan, data, result, scale=H200.multiprocessors, kernels=kernels)
-        if not (result == expected).all():
-            raise AssertionError(f"{plan} computes something else than the definition")
+        traffic = hostcuda.traffic(plan, data, result, weights, scale=H200.multiprocessors, kernels=kernels)
+        if wrong := difference(result, expected, problem.tolerance):
+            raise AssertionError(f"{plan}: {wrong}")
         figures = hostcuda.figures(whole, ARCHITECTURE, kernels)
         prediction = hostcuda.predict(whole, traffic, figures)
         yield Line(
