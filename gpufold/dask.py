@@ -1,0 +1,659 @@
+"""The functions of gpufold on dask arrays, for what is larger than one GPU or one machine.
+
+Chunks are NumPy or CuPy arrays, and a chunk of the result is one call on the pieces of the input that reach it: the
+taps of a pixel are added in one place and in one order, so that results have the bits of the eager functions, seams
+included. Batches, channels and leading axes stay chunked as they are and never meet; `chunks` says how the result is
+cut along its spatial axes. Nothing is computed until dask is asked to, by any of its schedulers.
+
+>>> import dask.array as da, numpy as np, gpufold.dask
+>>> blocks = da.ones((63, 63, 16, 16), chunks=(9, 9, 16, 16), dtype=np.float32)
+>>> image = gpufold.dask.blocks_to_array(blocks, (512, 512), (16, 16), 8, reduction="mean", chunks=128)
+>>> image.chunks[0], bool((image == 1).all())
+((128, 128, 128, 128), True)
+
+dask arrays are never written into, so `out` and `accumulate` have no place here: `to_zarr` and `store` write the chunks
+of a result as they come.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import accumulate, pairwise
+from math import inf, prod
+from types import ModuleType
+from typing import Any, TypeAlias
+
+import dask
+import dask.array as da
+import numpy as np
+from dask.delayed import delayed
+from dask.utils import parse_bytes
+
+from gpufold import ops
+from gpufold.arrays import check_variant, library_of, result_dtype
+from gpufold.filling import fill
+from gpufold.geometry import Axis, BlocksGeometry, Size, SlidingGeometry, SpaceGeometry
+from gpufold.ops import _GEOMETRIES
+from gpufold.plan import Fusion
+from gpufold.windows import as_fusion
+
+Chunks: TypeAlias = tuple[Size, ...]
+"""The sizes of the chunks along each axis."""
+
+
+def col2im(
+    data: Any,
+    output_size: Any,
+    kernel_size: Any,
+    *,
+    strides: Any = 1,
+    dilations: Any = 1,
+    pads_begin: Any = 0,
+    pads_end: Any = 0,
+    reduction: str = "sum",
+    window: Any = None,
+    chunks: Any = "auto",
+    variant: str = "auto",
+    deterministic: bool = True,
+) -> Any:
+    """Put sliding blocks back together into an image, adding where they overlap: `gpufold.col2im`, lazily.
+
+    >>> import dask.array as da, numpy as np, gpufold.dask
+    >>> columns = da.ones((1, 4, 9), chunks=(1, 4, 3), dtype=np.int32)  # one channel of 2x2 blocks, 3x3 of them
+    >>> image = gpufold.dask.col2im(columns, (4, 4), (2, 2), chunks=(2, 4))
+    >>> image.chunks
+    ((1,), (1,), (2, 2), (4,))
+    >>> image.compute()[0, 0]
+    array([[1, 2, 2, 1],
+           [2, 4, 4, 2],
+           [2, 4, 4, 2],
+           [1, 2, 2, 1]], dtype=int32)
+
+    Chunks of `data` that cut the taps of a channel or a row of blocks (those that are one along the first axis) are
+    rechunked, to the end of that channel or row; others are taken as they are. A chunk of the image reads the blocks
+    that reach it, so both sides of a seam read the blocks on it.
+
+    Parameters
+    ----------
+    data : dask.array.Array
+        Columns as in `gpufold.col2im`, without strings, in NumPy or CuPy chunks.
+    output_size, kernel_size, strides, dilations, pads_begin, pads_end, reduction, variant, deterministic
+        As in `gpufold.col2im`.
+    window : numpy.ndarray, cupy.ndarray or sequence of them, optional
+        As in `gpufold.col2im`, of the library of the chunks.
+    chunks : str, int or sequence
+        Chunks of the result's spatial axes: one value for all of them or a sequence of one per axis, each as
+        `dask.array.core.normalize_chunks` takes it. With "auto", chunks of the result and what each is made from stay
+        near dask's configured `array.chunk-size`.
+
+    Returns
+    -------
+    dask.array.Array
+        The image, with the batch and channels chunked as in `data`.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As in `gpufold.col2im`, here and not when the result is computed; ValueError where sizes of chunks are unknown
+        or `chunks` does not fit.
+    """
+    operation = "col2im"
+    library = _library(operation, "data", data)
+    geometry = _GEOMETRIES[operation](data.shape, output_size, kernel_size, strides, dilations, pads_begin, pads_end)
+    assert isinstance(geometry, SlidingGeometry)
+    fusion, weights = as_fusion(operation, library, data._meta, geometry.kernel_size, reduction, window)
+    dtype = _dtype(operation, library, "data", data, variant)
+    *batch, rows, length = data.chunks
+    taps, num_blocks = prod(geometry.kernel_size), geometry.num_blocks
+    rows, length = _whole(rows, taps), _whole(length, prod(num_blocks[1:]))
+    lead = (*batch, tuple(size // taps for size in rows))
+    cut = _cut(operation, lead, chunks, len(num_blocks), geometry.image_shape, dtype, data)
+    if 0 in data.shape:
+        return _zeros(data, cut, dtype)
+    blocks = data.rechunk((*batch, rows, length)).reshape((*geometry.image_shape[: len(lead)], taps, *num_blocks))
+    return _fold(operation, blocks, len(lead) + 1, cut, dtype, geometry.axes, fusion, weights, variant, deterministic)
+
+
+def im2col(
+    image: Any,
+    kernel_size: Any,
+    *,
+    strides: Any = 1,
+    dilations: Any = 1,
+    pads_begin: Any = 0,
+    pads_end: Any = 0,
+    window: Any = None,
+    chunks: Any = "auto",
+    variant: str = "auto",
+) -> Any:
+    """Take sliding blocks out of an image: `gpufold.im2col`, lazily.
+
+    >>> import dask.array as da, gpufold.dask
+    >>> image = da.arange(9, chunks=3).reshape(1, 3, 3)
+    >>> columns = gpufold.dask.im2col(image, (2, 2), chunks=1)
+    >>> columns.chunks
+    ((4,), (2, 2))
+    >>> columns.compute()
+    array([[0, 1, 3, 4],
+           [1, 2, 4, 5],
+           [3, 4, 6, 7],
+           [4, 5, 7, 8]])
+
+    Chunks of the columns are whole rows of blocks, those that are one along the first axis, and read the pixels of the
+    image that lie under them.
+
+    Parameters
+    ----------
+    image : dask.array.Array
+        Image as in `gpufold.im2col`, without strings, in NumPy or CuPy chunks.
+    kernel_size, strides, dilations, pads_begin, pads_end, variant
+        As in `gpufold.im2col`.
+    window : numpy.ndarray, cupy.ndarray or sequence of them, optional
+        As in `gpufold.im2col`, of the library of the chunks.
+    chunks : str, int or sequence
+        Rows of blocks in a chunk: one value, or a sequence of one, as in `col2im`.
+
+    Returns
+    -------
+    dask.array.Array
+        The columns, with the batch and channels chunked as in `image`.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As in `col2im`.
+    """
+    operation = "im2col"
+    library = _library(operation, "image", image)
+    geometry = _GEOMETRIES[operation](image.shape, kernel_size, strides, dilations, pads_begin, pads_end)
+    assert isinstance(geometry, SlidingGeometry)
+    fusion, weights = as_fusion(operation, library, image._meta, geometry.kernel_size, window=window)
+    dtype = _dtype(operation, library, "image", image, variant)
+    *batch, channels = image.chunks[: -len(geometry.axes)]
+    taps, (num_rows, *others) = prod(geometry.kernel_size), geometry.num_blocks
+    lead = (*batch, tuple(size * taps for size in channels))
+    shape = (*geometry.columns_shape[:-1], num_rows, prod(others))
+    *_, rows, (row,) = _cut(operation, lead, chunks, 1, shape, dtype, image)
+    cut = (*lead, tuple(size * row for size in rows))
+    if 0 in image.shape:
+        return _zeros(image, cut, dtype)
+    spans = [_spans(rows), *([range(axis.blocks)] for axis in geometry.axes[1:])]
+    return _unfold(operation, image, spans, cut, dtype, geometry.axes, fusion, weights, variant)
+
+
+def blocks_to_array(
+    blocks: Any,
+    output_shape: Any,
+    block_shape: Any,
+    block_strides: Any,
+    *,
+    reduction: str = "sum",
+    window: Any = None,
+    chunks: Any = "auto",
+    variant: str = "auto",
+    deterministic: bool = True,
+) -> Any:
+    """Put sliding blocks back together, the taps last: `gpufold.blocks_to_array`, lazily.
+
+    >>> import dask.array as da, gpufold.dask
+    >>> array = da.arange(7, chunks=4)
+    >>> blocks = gpufold.dask.array_to_blocks(array, (3,), 2)
+    >>> gpufold.dask.blocks_to_array(blocks, (7,), (3,), 2, chunks=4).compute()
+    array([0, 1, 4, 3, 8, 5, 6])
+
+    Chunks that cut a block are rechunked, to whole blocks; others are taken as they are. A chunk of the array reads the
+    blocks that reach it, so both sides of a seam read the blocks on it.
+
+    Parameters
+    ----------
+    blocks : dask.array.Array
+        Blocks as in `gpufold.blocks_to_array`, without strings, in NumPy or CuPy chunks.
+    output_shape, block_shape, block_strides, reduction, variant, deterministic
+        As in `gpufold.blocks_to_array`.
+    window, chunks
+        As in `col2im`.
+
+    Returns
+    -------
+    dask.array.Array
+        The array, with the leading axes chunked as in `blocks`.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As in `col2im`.
+    """
+    operation = "blocks_to_array"
+    library = _library(operation, "blocks", blocks)
+    geometry = _GEOMETRIES[operation](blocks.shape, output_shape, block_shape, block_strides)
+    assert isinstance(geometry, BlocksGeometry)
+    fusion, weights = as_fusion(operation, library, blocks._meta, geometry.block_shape, reduction, window)
+    dtype = _dtype(operation, library, "blocks", blocks, variant)
+    lead = len(geometry.lead)
+    cut = _cut(operation, blocks.chunks[:lead], chunks, len(geometry.axes), geometry.array_shape, dtype, blocks)
+    if 0 in blocks.shape:
+        return _zeros(blocks, cut, dtype)
+    return _fold(operation, blocks, lead, cut, dtype, geometry.axes, fusion, weights, variant, deterministic)
+
+
+def array_to_blocks(
+    array: Any,
+    block_shape: Any,
+    block_strides: Any,
+    *,
+    window: Any = None,
+    chunks: Any = "auto",
+    variant: str = "auto",
+) -> Any:
+    """Take sliding blocks out of an array, the taps last: `gpufold.array_to_blocks`, lazily.
+
+    >>> import dask.array as da, gpufold.dask
+    >>> blocks = gpufold.dask.array_to_blocks(da.arange(7, chunks=4), (3,), 2, chunks=2)
+    >>> blocks.chunks
+    ((2, 1), (3,))
+    >>> blocks.compute()
+    array([[0, 1, 2],
+           [2, 3, 4],
+           [4, 5, 6]])
+
+    A chunk of the blocks reads the elements of the array that lie under it.
+
+    Parameters
+    ----------
+    array : dask.array.Array
+        Array as in `gpufold.array_to_blocks`, without strings, in NumPy or CuPy chunks.
+    block_shape, block_strides, variant
+        As in `gpufold.array_to_blocks`.
+    window
+        As in `col2im`.
+    chunks : str, int or sequence
+        Chunks of the axes that count the blocks: one value for all of them or a sequence of one per axis, as in
+        `col2im`. The blocks themselves are never cut.
+
+    Returns
+    -------
+    dask.array.Array
+        The blocks, with the leading axes chunked as in `array`.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As in `col2im`.
+    """
+    operation = "array_to_blocks"
+    library = _library(operation, "array", array)
+    geometry = _GEOMETRIES[operation](array.shape, block_shape, block_strides)
+    assert isinstance(geometry, BlocksGeometry)
+    fusion, weights = as_fusion(operation, library, array._meta, geometry.block_shape, window=window)
+    dtype = _dtype(operation, library, "array", array, variant)
+    lead, rank = len(geometry.lead), len(geometry.axes)
+    cut = _cut(operation, array.chunks[:lead], chunks, rank, geometry.blocks_shape, dtype, array)
+    if 0 in array.shape:
+        return _zeros(array, cut, dtype)
+    spans = [_spans(sizes) for sizes in cut[lead : lead + rank]]
+    return _unfold(operation, array, spans, cut, dtype, geometry.axes, fusion, weights, variant)
+
+
+def batch_to_space(
+    data: Any,
+    block_shape: Any,
+    crops_begin: Any = 0,
+    crops_end: Any = 0,
+    *,
+    chunks: Any = "auto",
+    variant: str = "auto",
+) -> Any:
+    """Move blocks of the batch axis into the spatial axes, and crop: `gpufold.batch_to_space`, lazily.
+
+    >>> import dask.array as da, gpufold.dask
+    >>> data = da.arange(12, chunks=5).reshape(4, 1, 3)
+    >>> gpufold.dask.batch_to_space(data, (1, 2, 2), (0, 0, 1), (0, 0, 0), chunks=2).compute()
+    array([[[ 3,  1,  4,  2,  5],
+            [ 9,  7, 10,  8, 11]]])
+
+    An image comes from ``prod(block_shape)`` places in the batch. The result's batch is chunked as its first images
+    are in `data`, and the others are rechunked to match.
+
+    Parameters
+    ----------
+    data : dask.array.Array
+        Array as in `gpufold.batch_to_space`, without strings, in NumPy or CuPy chunks.
+    block_shape, crops_begin, crops_end, variant
+        As in `gpufold.batch_to_space`.
+    chunks
+        As in `col2im`.
+
+    Returns
+    -------
+    dask.array.Array
+        The result.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As in `col2im`.
+    """
+    operation = "batch_to_space"
+    library = _library(operation, "data", data)
+    geometry = _GEOMETRIES[operation](data.shape, block_shape, crops_begin, crops_end)
+    assert isinstance(geometry, SpaceGeometry)
+    dtype = _dtype(operation, library, "data", data, variant)
+    images = [data[first : first + geometry.batch] for first in range(0, len(data), max(1, geometry.batch))]
+    lead = (images or [data])[0].chunks[:1]
+    cut = _cut(operation, lead, chunks, len(geometry.grid), geometry.space_shape, dtype, data)
+    if 0 in data.shape or 0 in geometry.space_shape:
+        return _zeros(data, cut, dtype)
+    batches = da.stack([part.rechunk({0: lead[0]}) for part in images])
+    windows = [
+        [axis.window(span.start, span.stop)[1] for span in _spans(sizes)]
+        for axis, sizes in zip(geometry.axes, cut[1:], strict=True)
+    ]
+    work = partial(_batch_to_space_chunk, axes=geometry.axes, variant=variant)
+    return _each_chunk(operation, work, _gather(batches, 2, windows), cut, dtype, drop_axis=[0])
+
+
+def space_to_batch(
+    data: Any, block_shape: Any, pads_begin: Any = 0, pads_end: Any = 0, *, chunks: Any = "auto", variant: str = "auto"
+) -> Any:
+    """Pad the spatial axes and move their blocks into the batch axis: `gpufold.space_to_batch`, lazily.
+
+    >>> import dask.array as da, gpufold.dask
+    >>> data = da.arange(1, 6, chunks=3).reshape(1, 5)
+    >>> gpufold.dask.space_to_batch(data, (1, 2), (0, 1), (0, 0), chunks=2).compute()
+    array([[0, 2, 4],
+           [1, 3, 5]])
+
+    Parameters
+    ----------
+    data : dask.array.Array
+        Array as in `gpufold.space_to_batch`, without strings, in NumPy or CuPy chunks.
+    block_shape, pads_begin, pads_end, variant
+        As in `gpufold.space_to_batch`.
+    chunks
+        As in `col2im`.
+
+    Returns
+    -------
+    dask.array.Array
+        The result, with the batch chunked as in `data`, once for each element of a block.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As in `col2im`.
+    """
+    operation = "space_to_batch"
+    library = _library(operation, "data", data)
+    geometry = _GEOMETRIES[operation](data.shape, block_shape, pads_begin, pads_end)
+    assert isinstance(geometry, SpaceGeometry)
+    dtype = _dtype(operation, library, "data", data, variant)
+    taps = prod(geometry.block)
+    lead = ((taps,), data.chunks[0])
+    cut = _cut(operation, lead, chunks, len(geometry.grid), (taps, geometry.batch, *geometry.grid), dtype, data)
+    if 0 in data.shape:
+        return _zeros(data, (data.chunks[0] * taps, *cut[2:]), dtype)
+    spans = [_spans(sizes) for sizes in cut[2:]]
+    pixels = [[_under(axis, span)[1] for span in along] for axis, along in zip(geometry.axes, spans, strict=True)]
+    work = partial(_space_to_batch_chunk, axes=geometry.axes, variant=variant)
+    batches = _each_chunk(operation, work, _gather(data, 1, pixels), cut, dtype, new_axis=[0])
+    return da.concatenate(list(batches))
+
+
+# ---------------------------------------------------------------------------------------------
+# Checks, and how a result is cut
+
+
+def _library(operation: str, name: str, array: Any) -> ModuleType:
+    """Check that an array is dask's, of chunks of known sizes; give the library of the chunks."""
+    if not isinstance(array, da.Array):
+        raise TypeError(
+            f"{operation}: {name} must be a dask.array.Array, got {type(array).__module__}.{type(array).__qualname__}; "
+            f"convert it with dask.array.from_array({name}), or call gpufold.{operation}"
+        )
+    if np.isnan(array.shape).any():
+        raise ValueError(
+            f"{operation}: {name} must have chunks of known sizes, got shape {array.shape}; "
+            f"find them with {name}.compute_chunk_sizes()"
+        )
+    return library_of(operation, f"a chunk of {name}", array._meta)
+
+
+def _dtype(operation: str, library: ModuleType, name: str, array: Any, variant: str) -> np.dtype[Any]:
+    """Check what is left to check, and give the dtype of the result."""
+    dtype = result_dtype(operation, name, array.dtype, strings=False)
+    if variant != "auto":
+        check_variant(operation, library, name, variant)
+    return dtype
+
+
+def _cut(
+    operation: str, lead: Sequence[Size], chunks: Any, count: int, shape: Size, dtype: np.dtype[Any], data: Any
+) -> Chunks:
+    """Cut a result: its first axes as given, the next `count` as the caller wants them, the others not at all."""
+    each = tuple(chunks) if isinstance(chunks, list | tuple) else (chunks,) * count
+    if len(each) != count:
+        raise ValueError(
+            f"{operation}: chunks must be one value or {count}, one per axis that is cut, got {len(each)}: {chunks!r}"
+        )
+    if 0 in shape:  # nothing to cut, and no size to aim for
+        each = tuple(-1 if size == "auto" else size for size in each)
+    share = min(1, prod(shape) / max(1, data.size))  # of the size to aim for, where less is made from more
+    limit = int(share * parse_bytes(dask.config.get("array.chunk-size")))
+    whole = shape[len(lead) + count :]
+    cut: Chunks = da.core.normalize_chunks((*lead, *each, *whole), shape, limit, dtype)
+    return cut
+
+
+def _whole(sizes: Size, unit: int) -> Size:
+    """Move the ends of chunks up to whole units."""
+    ends = sorted({-(-end // unit) * unit for end in accumulate(sizes)})
+    return tuple(end - start for start, end in pairwise((0, *ends)) if end > start) or (0,)
+
+
+def _spans(sizes: Size) -> list[range]:
+    """Give what every chunk of an axis holds."""
+    return [range(start, stop) for start, stop in pairwise((0, *accumulate(sizes)))]
+
+
+def _zeros(array: Any, cut: Chunks, dtype: np.dtype[Any]) -> Any:
+    """Give what comes of an array without elements."""
+    return da.zeros_like(array, dtype=dtype, shape=tuple(map(sum, cut)), chunks=cut)
+
+
+# ---------------------------------------------------------------------------------------------
+# What a chunk of the result is made from
+
+
+def _gather(array: Any, first: int, pieces: Sequence[Sequence[range]]) -> Any:
+    """Give an array with one chunk per range along each axis from `first` on; where ranges overlap it repeats itself.
+
+    An empty range gets the element next to it, which its chunk of the result does not look at: dask drops chunks
+    without elements.
+    """
+    chunks = {}
+    for axis, ranges in enumerate(pieces, first):
+        size, lead = array.shape[axis], (slice(None),) * axis
+        some = [span or range(start := min(span.start, size - 1), start + 1) for span in ranges]
+        array = da.concatenate([array[(*lead, slice(span.start, span.stop))] for span in some], axis)
+        chunks[axis] = tuple(map(len, some))
+    return array.rechunk(chunks, threshold=inf, method="tasks")  # in one step: only neighbours are merged
+
+
+def _under(axis: Axis, blocks: range) -> tuple[Axis, range]:
+    """Give the pixels under consecutive blocks, maybe none, and the axis of them alone."""
+    start = axis.pixel(blocks[0], 0)
+    stop = axis.pixel(blocks[-1], 0) + axis.dilated_kernel
+    first, last = min(max(start, 0), axis.size), min(max(stop, 0), axis.size)
+    return Axis(last - first, axis.kernel, axis.stride, axis.dilation, first - start, stop - last), range(first, last)
+
+
+def _over(axis: Axis, start: int, stop: int) -> tuple[Axis, slice]:
+    """Give the pixels of [start, stop) from the first to the last that blocks reach, and the axis of them alone.
+
+    The slice counts from `start`. Without pixels that no block reaches at either end, no pad is negative.
+    """
+    blocks = axis.window(start, stop)[1]
+    if not blocks:
+        return Axis(0, axis.kernel, axis.stride, axis.dilation, 0, 0), slice(0)
+    first = max(start, axis.pixel(blocks[0], 0))
+    last = min(stop, axis.pixel(blocks[-1], 0) + axis.dilated_kernel)
+    return axis.window(first, last)[0], slice(first - start, last - start)
+
+
+def _fold(
+    operation: str,
+    blocks: Any,
+    first: int,
+    cut: Chunks,
+    dtype: np.dtype[Any],
+    axes: tuple[Axis, ...],
+    fusion: Fusion,
+    weights: Any,
+    variant: str,
+    deterministic: bool,
+) -> Any:
+    """Put together blocks whose axes are counted from `first` on; the axes of their taps are those of no chunk."""
+    rank = len(axes)
+    reach = [
+        [axis.window(span.start, span.stop)[1] for span in _spans(sizes)]
+        for axis, sizes in zip(axes, cut[-rank:], strict=True)
+    ]
+    pieces = _gather(blocks, first, reach)
+    taps = [axis for axis in range(len(cut) - rank, blocks.ndim) if not first <= axis < first + rank]
+    pieces = pieces.rechunk(dict.fromkeys(taps, -1))
+    work = partial(
+        _fold_chunk, operation=operation, axes=axes, fusion=fusion, variant=variant, deterministic=deterministic
+    )
+    return _each_chunk(operation, work, pieces, cut, dtype, window=_shared(weights), drop_axis=taps)
+
+
+def _fold_chunk(
+    blocks: Any,
+    *,
+    operation: str,
+    axes: tuple[Axis, ...],
+    fusion: Fusion,
+    window: Any,
+    variant: str,
+    deterministic: bool,
+    block_info: Any,
+) -> Any:
+    """Compute a chunk of a sum, from all blocks that reach it."""
+    chunk = block_info[None]
+    shape, rank = chunk["chunk-shape"], len(axes)
+    lead = shape[:-rank]
+    windows, parts = zip(*map(_over, axes, *zip(*chunk["array-location"][-rank:], strict=True)), strict=True)
+    reached = (*lead, *(axis.size for axis in windows))
+    make = np.empty_like if reached == shape else np.zeros_like
+    result = make(blocks, chunk["dtype"], order="C", shape=shape)
+    if 0 in reached:
+        return result
+    geometry: SlidingGeometry | BlocksGeometry
+    if operation == "col2im":
+        geometry = SlidingGeometry(lead[0] if len(lead) == 2 else None, lead[-1], windows)
+        blocks = blocks.reshape(geometry.split_columns_shape)
+    else:
+        geometry = BlocksGeometry(lead, windows)
+    library = library_of(operation, "a chunk", blocks)
+    fill(operation, library, blocks, result[(..., *parts)], geometry, variant, deterministic, fusion, window)
+    return result
+
+
+def _unfold(
+    operation: str,
+    image: Any,
+    spans: Sequence[Sequence[range]],
+    cut: Chunks,
+    dtype: np.dtype[Any],
+    axes: tuple[Axis, ...],
+    fusion: Fusion,
+    weights: Any,
+    variant: str,
+) -> Any:
+    """Take blocks apart along each axis as the spans say."""
+    rank, lead = len(axes), image.ndim - len(axes)
+    pixels = [[_under(axis, span)[1] for span in along] for axis, along in zip(axes, spans, strict=True)]
+    pieces = _gather(image, lead, pixels)
+    work = partial(_unfold_chunk, operation=operation, axes=axes, fusion=fusion, variant=variant)
+    columns = operation == "im2col"
+    return _each_chunk(
+        operation,
+        work,
+        pieces,
+        cut,
+        dtype,
+        window=_shared(weights),
+        drop_axis=list(range(lead + 1, lead + rank)) if columns else [],
+        new_axis=[] if columns else list(range(lead + rank, lead + 2 * rank)),
+    )
+
+
+def _unfold_chunk(
+    image: Any, *, operation: str, axes: tuple[Axis, ...], fusion: Fusion, window: Any, variant: str, block_info: Any
+) -> Any:
+    """Take the blocks of a chunk out of all pixels under them."""
+    chunk = block_info[None]
+    rank = len(axes)
+    lead = image.shape[:-rank]
+    if operation == "im2col":
+        row = prod(axis.blocks for axis in axes[1:])
+        start, stop = chunk["array-location"][-1]
+        spans = [range(start // row, stop // row), *(range(axis.blocks) for axis in axes[1:])]
+    else:
+        spans = [range(*span) for span in chunk["array-location"][len(lead) : len(lead) + rank]]
+    windows = tuple(_under(axis, span)[0] for axis, span in zip(axes, spans, strict=True))
+    if not all(axis.size for axis in windows):
+        return np.zeros_like(image, chunk["dtype"], order="C", shape=chunk["chunk-shape"])
+    result = np.empty_like(image, chunk["dtype"], order="C", shape=chunk["chunk-shape"])
+    geometry: SlidingGeometry | BlocksGeometry
+    if operation == "im2col":
+        geometry = SlidingGeometry(lead[0] if len(lead) == 2 else None, lead[-1], windows)
+    else:
+        geometry = BlocksGeometry(lead, windows)
+    return fill(
+        operation, library_of(operation, "a chunk", image), image, result, geometry, variant, True, fusion, window
+    )
+
+
+def _batch_to_space_chunk(batches: Any, *, axes: tuple[Axis, ...], variant: str, block_info: Any) -> Any:
+    """Compute a chunk of space, from all grid points whose blocks reach it."""
+    spans = block_info[None]["array-location"][1:]
+    windows = [axis.window(*span)[0] for axis, span in zip(axes, spans, strict=True)]
+    return ops.batch_to_space(
+        batches.reshape(-1, *batches.shape[2:]),
+        (1, *(axis.kernel for axis in windows)),
+        (0, *(axis.pad_begin for axis in windows)),
+        (0, *(axis.pad_end for axis in windows)),
+        variant=variant,
+    )
+
+
+def _space_to_batch_chunk(space: Any, *, axes: tuple[Axis, ...], variant: str, block_info: Any) -> Any:
+    """Compute a chunk of the batches, from all pixels under its grid points."""
+    chunk = block_info[None]
+    spans = [range(*span) for span in chunk["array-location"][2:]]
+    windows = [_under(axis, span)[0] for axis, span in zip(axes, spans, strict=True)]
+    if not all(axis.size for axis in windows):
+        return np.zeros_like(space, chunk["dtype"], order="C", shape=chunk["chunk-shape"])
+    batches = ops.space_to_batch(
+        space,
+        (1, *(axis.kernel for axis in windows)),
+        (0, *(axis.pad_begin for axis in windows)),
+        (0, *(axis.pad_end for axis in windows)),
+        variant=variant,
+    )
+    return batches.reshape(chunk["chunk-shape"])
+
+
+def _shared(weights: Any) -> Any:
+    """Put a window into the graph once, for all chunks."""
+    return None if weights is None else delayed(weights, pure=True)
+
+
+def _each_chunk(
+    operation: str, work: Callable[..., Any], pieces: Any, cut: Chunks, dtype: np.dtype[Any], **options: Any
+) -> Any:
+    """Compute every chunk of a result from the piece in its place."""
+    meta = da.utils.meta_from_array(pieces._meta, len(cut), dtype)
+    return pieces.map_blocks(work, token=operation, chunks=cut, dtype=dtype, meta=meta, **options)
