@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import prod
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from gpufold.arrays import ArrayT, library_of, result_array, result_dtype
 from gpufold.blocks import array_to_blocks_geometry, blocks_to_array_geometry
 from gpufold.filling import fill
 from gpufold.geometry import (
+    BlocksGeometry,
     Geometry,
     Size,
     SlidingGeometry,
@@ -24,7 +26,7 @@ from gpufold.geometry import (
     image_geometry,
     space_to_batch_geometry,
 )
-from gpufold.plan import H200, Device, Operand, Plan
+from gpufold.plan import H200, PLAIN, Device, Fusion, Operand, Plan
 from gpufold.planners import Explanation, variants
 from gpufold.windows import as_fusion
 
@@ -361,7 +363,7 @@ def explain(
     TypeError, ValueError
         As the call would, and ValueError where its result has no element.
     """
-    geometry, dtype, input, output = _described(operation, data, arguments, options)
+    geometry, dtype, input, output, fusion = _described(operation, data, arguments, options)
     if device is None:
         device = H200
         cupy = sys.modules.get("cupy")
@@ -369,7 +371,7 @@ def explain(
             from gpufold import launch
 
             device = launch.device(data.device.id)
-    return planners.explain(operation, geometry, dtype, input, output, device, variant, deterministic)
+    return planners.explain(operation, geometry, dtype, input, output, device, variant, deterministic, fusion)
 
 
 def warmup(
@@ -402,16 +404,16 @@ def warmup(
     ImportError
         CuPy is not installed.
     """
-    described = _described(operation, data, arguments, options)
+    geometry, dtype, input, output, fusion = _described(operation, data, arguments, options)
     from gpufold import launch
 
-    return launch.warmup(operation, *described, variant, deterministic)
+    return launch.warmup(operation, geometry, dtype, input, output, variant, deterministic, fusion)
 
 
 def _described(
     operation: str, data: Any, arguments: tuple[Any, ...], options: dict[str, Any]
-) -> tuple[Geometry, str, Operand, Operand]:
-    """Check a call that is only described; give its geometry, dtype and the arrays as kernels see them."""
+) -> tuple[Geometry, str, Operand, Operand, Fusion]:
+    """Check a call that is only described; give its geometry, dtype, the arrays as kernels see them, and its fusion."""
     variants(operation)
     if isinstance(data, tuple):
         shape, dtype = as_integers(operation, "data's shape", data[0]), np.dtype(data[1])
@@ -422,7 +424,10 @@ def _described(
         library_of(operation, "data", data)
         shape, dtype = data.shape, data.dtype
         input = Operand(shape, tuple(stride // dtype.itemsize for stride in data.strides))
-    geometry = _GEOMETRIES[operation](shape, *arguments, **options)
+    fused = {name: options[name] for name in _FUSED.get(operation, ()) if name in options}
+    sizes = {name: value for name, value in options.items() if name not in fused}
+    geometry = _GEOMETRIES[operation](shape, *arguments, **sizes)
+    fusion = PLAIN if isinstance(geometry, SpaceGeometry) else _described_fusion(operation, dtype, geometry, **fused)
     result = {
         "col2im": "image_shape",
         "im2col": "columns_shape",
@@ -434,7 +439,35 @@ def _described(
     output = Operand.contiguous(getattr(geometry, result))
     if not prod(output.shape):
         raise ValueError(f"{operation}: the result of shape {output.shape} has no element, so nothing is launched")
-    return geometry, result_dtype(operation, "data", dtype, False).name, input, output
+    return geometry, result_dtype(operation, "data", dtype, False).name, input, output, fusion
+
+
+_FUSED = {
+    "col2im": ("reduction", "window", "accumulate"),
+    "im2col": ("window",),
+    "blocks_to_array": ("reduction", "window", "accumulate"),
+    "array_to_blocks": ("window",),
+}
+"""The arguments of a call that say what is fused."""
+
+
+def _described_fusion(
+    operation: str,
+    dtype: np.dtype[Any],
+    geometry: SlidingGeometry | BlocksGeometry,
+    reduction: str = "sum",
+    window: Any = None,
+    accumulate: bool = False,
+) -> Fusion:
+    """Check what a call that is only described wants fused; its window may be of either library."""
+    kernel_size = geometry.block_shape if isinstance(geometry, BlocksGeometry) else geometry.kernel_size
+    first = window[0] if isinstance(window, Sequence) and window else window
+    library = np if first is None else library_of(operation, "window", first)
+    data = SimpleNamespace(dtype=dtype, device=getattr(first, "device", None))
+    fusion, _ = as_fusion(
+        operation, library, data, kernel_size, reduction, window, data if accumulate else None, accumulate
+    )
+    return fusion
 
 
 # ---------------------------------------------------------------------------------------------

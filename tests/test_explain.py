@@ -65,3 +65,22 @@ def test_errors_are_those_of_the_call():
         gpufold.explain("im2col", ((0, 3, 8, 8), "float32"), (3, 3))
     with pytest.raises(ValueError, match="variant must be auto or one of"):
         gpufold.explain("im2col", ((1, 3, 8, 8), "float32"), (3, 3), variant="quick")
+
+
+def test_what_is_fused_is_part_of_the_plan():
+    described = ("col2im", ((8, 576, 3136), "float32"), (56, 56), (3, 3))
+    options = {"pads_begin": 1, "pads_end": 1, "reduction": "mean", "accumulate": True}
+    plan = gpufold.explain(*described, **options, window=np.ones((3, 3))).plan
+    defines = dict(plan.defines)
+    assert (defines["REDUCTION"], defines["WINDOW"], defines["ACCUMULATE"]) == ("mean", "full", "true")
+    assert plan.reads_output
+    assert plan.takes_window
+    assert plan.bytes_moved == 4 * (8 * 576 * 3136 + 2 * 8 * 64 * 56 * 56 + 9)
+    why = gpufold.explain(*described, **options)
+    assert "cannot divide a pixel" in why.alternatives["atomic"]
+    taken = gpufold.explain("im2col", ((8, 64, 56, 56), "float16"), (3, 3), window=[np.ones(3), np.ones(3)]).plan
+    assert dict(taken.defines)["WINDOW"] == "separable"
+    with pytest.raises(TypeError, match="reduction 'mean' needs data of floats"):
+        gpufold.explain("col2im", ((9, 4), "int8"), (4, 4), (3, 3), reduction="mean")
+    with pytest.raises(TypeError, match="unexpected keyword argument 'window'"):
+        gpufold.explain("batch_to_space", ((4, 2, 2), "int8"), (1, 2, 2), window=None)
