@@ -26,8 +26,6 @@
 #define COLUMNS 128
 #endif
 
-constexpr int loads_at_once = 8;
-
 struct BlocksParameters : Parameters {
     Offset
         box[rank]; // pixels of a tile: PIXELS at most, powers of two, from 32 to COLUMNS along the last axis
@@ -37,10 +35,16 @@ struct BlocksParameters : Parameters {
 constexpr Offset blocks_before = ((kernel[last] - 1) * dilation[last] + stride[last] - 1) / stride[last];
 constexpr int reaching_blocks = (COLUMNS - 1 + stride[last] - 1) / stride[last] + int(blocks_before) + 1;
 
-// Where elements are staged: threads that read the same tap of neighbouring blocks meet in few banks.
+// Elements that a thread brings before it stores the first: all of a chunk, or one of few even parts.
+constexpr int most_loads = (reaching_blocks * CHUNK * int(kernel[last]) + THREADS - 1) / THREADS;
+constexpr int parts = (most_loads + 7) / 8;
+constexpr int loads_at_once = (most_loads + parts - 1) / parts;
+
+// Where elements are staged: threads that read the same tap of neighbouring blocks meet in few banks. Blocks
+// of an odd number of taps are apart as they are.
 __device__ constexpr int place_of(int element)
 {
-    return element + element / 32;
+    return kernel[last] % 2 == 0 ? element + element / 32 : element;
 }
 
 template <int axis> __device__ constexpr Offset taps_from()

@@ -572,6 +572,8 @@ VARIANTS: dict[str, Variant] = {
 SPLIT_MIN_TAPS = 128
 SPLIT_MAX_FILL = 0.1
 """Of the device's resident threads: below it a thread per pixel leaves the memory idle while it adds."""
+BLOCKS_MAX_STRIDE = 3
+"""Where blocks are contiguous and overlap, up to here threads that read neighbouring taps or blocks waste sectors."""
 PIXELS_MIN_STRIDE = 2
 """Where blocks are contiguous, from here on neighbouring pixels read neighbouring taps."""
 PHASES_MIN_STRIDE = 5
@@ -592,8 +594,15 @@ def choose(problem: Problem) -> Plan:
             except Unsupported:
                 pass
         return _because(few, split(problem))
-    if row.stride >= PIXELS_MIN_STRIDE and _taps_are_closest(seen):
-        return _because("the taps of a block lie closer in memory than its blocks", gather_pixels(problem))
+    if _taps_are_closest(seen):
+        closest = "the taps of a block lie closer in memory than its blocks"
+        if row.stride <= BLOCKS_MAX_STRIDE and row.stride < row.kernel and _rows_share_blocks(seen):
+            try:
+                return _because(f"{closest}, which overlap densely", gather_blocks(problem))
+            except Unsupported:
+                pass
+        if row.stride >= PIXELS_MIN_STRIDE:
+            return _because(closest, gather_pixels(problem))
     if row.stride > GATHER_MAX_STRIDE:
         return _because(f"a stride of {row.stride} is too many pixels for one thread", gather_phases(problem))
     if row.kernel > GATHER_MAX_KERNEL:
@@ -604,6 +613,11 @@ def choose(problem: Problem) -> Plan:
 
 def _because(why: str, plan: Plan) -> Plan:
     return replace(plan, reason=f"{why}: {plan.reason}")
+
+
+def _rows_share_blocks(seen: View) -> bool:
+    """Whether the blocks that reach a row of pixels reach other rows too."""
+    return any(axis.kernel > 1 for axis in seen.axes[:-1])
 
 
 def _taps_are_closest(seen: View) -> bool:
