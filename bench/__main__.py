@@ -10,7 +10,7 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.table import Table
+from rich.table import Column, Table
 
 import gpufold
 from bench.measure import Bench, cpu_bench, device_facts, device_kind, gpu_bench, new_row
@@ -89,7 +89,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _problems(options: argparse.Namespace, words: list[str], console: Console) -> int:
-    listed = Table("problem", "input", "output", "MB", "dtypes", "from", box=None)
+    listed = Table(Column("problem", no_wrap=True), "input", "output", "MB", "dtypes", "from", box=None)
     for problem in PROBLEMS:
         megabytes = f"{problem.compulsory_bytes(problem.dtypes[0]) / 1e6:.3g}"
         shapes = (" x ".join(map(str, shape)) for shape in (problem.input_shape, problem.output_shape))

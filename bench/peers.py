@@ -94,8 +94,11 @@ def _fold_and_fold_of_ones(problem: Problem, data: Any, library: Any, fold: Call
     if problem.window:
         by_channel = columns.reshape(geometry.planes, power.shape[0], columns.shape[-1])
         columns = (by_channel * weights).reshape(columns.shape)
+    image = fold(geometry, columns, library)
+    if problem.reduction == "sum":
+        return image
     divisor = fold(one_plane, ones, library)
-    return fold(geometry, columns, library) / library.where(divisor == 0, 1, divisor)
+    return image / library.where(divisor == 0, 1, divisor)
 
 
 def _two_passes(problem: Problem, data: Any, threads: int) -> Call | None:
@@ -137,7 +140,7 @@ def _loop(problem: Problem, data: Any, threads: int) -> Call | None:
             )
             image[(..., *where)] += data[(slice(None), slice(None), *block)] * weights
             count[where] += weights
-        return image / count
+        return image if problem.reduction == "sum" else image / library.where(count == 0, 1, count)
 
     return Call(run)
 
@@ -357,9 +360,11 @@ def _torch_average(problem: Problem) -> Callable[[Any], Any] | None:
         weights = reduce(torch.outer, [torch.as_tensor(w, device=tensor.device) for w in problem.weights()])
         weights = weights.reshape(-1, 1)
         power = weights * weights if problem.reduction == "least_squares" else weights
-        divisor = functional.fold(power.expand(-1, blocks)[None], **options)
-        columns = tensor * weights if problem.window else tensor
-        image = functional.fold(columns, **options) / torch.where(divisor == 0, 1, divisor)
+        columns = tensor * weights.repeat(geometry.channels, 1) if problem.window else tensor
+        image = functional.fold(columns, **options)
+        if problem.reduction != "sum":
+            divisor = functional.fold(power.expand(-1, blocks)[None], **options)
+            image = image / torch.where(divisor == 0, 1, divisor)
         return image.reshape(shape)
 
     return run
