@@ -50,10 +50,9 @@ def denoise(noisy: Picture, noise: float) -> Picture:
     coefficients = patch @ columns.reshape(colours, patch.shape[0], -1)
     coefficients[np.abs(coefficients) < THRESHOLD * noise] = 0
     columns = (patch.T @ coefficients).reshape(columns.shape)
-    total = gpufold.col2im(columns, (height, width), PATCH)
-    count = gpufold.col2im(np.ones_like(columns[: patch.shape[0]]), (height, width), PATCH)
+    mean = gpufold.col2im(columns, (height, width), PATCH, reduction="mean")
 
-    return np.asarray((total / count).transpose(1, 2, 0) @ colour)
+    return np.asarray(mean.transpose(1, 2, 0) @ colour)
 
 
 def others(noisy: Picture, noise: float) -> dict[str, Callable[[], Any]]:

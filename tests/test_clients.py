@@ -1,0 +1,87 @@
+"""What users have averages and windows for, against what they compute today."""
+
+from __future__ import annotations
+
+from math import prod
+
+import numpy as np
+import pytest
+from scipy import signal
+
+import gpufold
+from bench.photo import PATCH
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize(("taps", "hop"), [(256, 64), (400, 160), (2048, 512)])
+def test_the_inverse_short_time_fourier_transform_is_scipys(taps, hop, dtype):
+    sound = np.random.default_rng(0).standard_normal((3, 40 * hop)).astype(dtype)
+    window = signal.get_window("hann", taps).astype(dtype)
+    _, _, spectra = signal.stft(sound, window=window, nperseg=taps, noverlap=taps - hop)
+    _, theirs = signal.istft(spectra, window=window, nperseg=taps, noverlap=taps - hop)
+
+    frames = np.fft.irfft(spectra, taps, axis=-2).astype(dtype) * window.sum()
+    length = ((frames.shape[-1] - 1) * hop,)
+    pads = taps // 2
+    ours = gpufold.col2im(
+        frames,
+        length,
+        (taps,),
+        strides=hop,
+        pads_begin=pads,
+        pads_end=pads,
+        window=window,
+        reduction="least_squares",
+    )[:, 0]
+    np.testing.assert_allclose(ours, theirs, rtol=0, atol=50 * np.finfo(dtype).eps)
+    np.testing.assert_allclose(ours[:, : sound.shape[-1]], sound, rtol=0, atol=50 * np.finfo(dtype).eps)
+
+
+def gaussian(taps):
+    """MONAI's importance map along one axis, sigma an eighth of the tile."""
+    sample = np.arange(taps)
+    return np.exp(-0.5 * ((sample - (taps - 1) / 2) / (taps / 8)) ** 2).astype(np.float32)
+
+
+@pytest.mark.parametrize(
+    ("size", "tile", "step"), [((96, 128), (32, 32), (16, 32)), ((40, 48, 32), (16, 24, 16), (8, 12, 8))], ids=str
+)
+def test_stitching_is_monais_loop(size, tile, step):
+    classes, rng = 3, np.random.default_rng(1)
+    counts = [(extent - block) // hop + 1 for extent, block, hop in zip(size, tile, step, strict=True)]
+    tiles = rng.standard_normal((classes, *counts, *tile)).astype(np.float32)
+    windows = [gaussian(taps) for taps in tile]
+    importance = np.multiply.outer(np.multiply.outer(windows[0], windows[1]), windows[2] if len(tile) > 2 else 1)
+    total, count = np.zeros((classes, *size)), np.zeros(size)
+    for block in np.ndindex(*counts):
+        where = tuple(slice(b * s, b * s + k) for b, s, k in zip(block, step, tile, strict=True))
+        total[(slice(None), *where)] += importance * tiles[(slice(None), *block)]
+        count[where] += importance
+
+    ours = gpufold.blocks_to_array(tiles, (classes, *size), tile, step, window=windows, reduction="mean")
+    np.testing.assert_allclose(ours, total / count, rtol=1e-4, atol=1e-5)
+    full = gpufold.blocks_to_array(tiles, (classes, *size), tile, step, window=importance, reduction="mean")
+    np.testing.assert_allclose(full, total / count, rtol=1e-4, atol=1e-5)
+
+
+def test_a_picture_comes_together_from_bands_of_tiles():
+    """Numerator and denominator are added up band by band, in views of the whole."""
+    size, tile, step = (80, 60), (16, 20), (8, 10)
+    rng, window = np.random.default_rng(2), [gaussian(16), gaussian(20)]
+    tiles = rng.standard_normal((9, 5, *tile)).astype(np.float32)
+    numerator, denominator = np.zeros((2, *size), np.float32)
+    for first in range(0, 9, 2):
+        band = tiles[first : first + 2]
+        rows = slice(first * 8, (first + len(band) - 1) * 8 + 16)
+        for out, blocks in ((numerator[rows], band), (denominator[rows], np.broadcast_to(np.float32(1), band.shape))):
+            gpufold.blocks_to_array(blocks, out.shape, tile, step, window=window, out=out, accumulate=True)
+    whole = gpufold.blocks_to_array(tiles, size, tile, step, window=window, reduction="mean")
+    np.testing.assert_allclose(numerator / denominator, whole, rtol=1e-4, atol=1e-5)
+
+
+def test_the_mean_of_patches_is_their_sum_over_their_count():
+    columns = np.random.default_rng(3).standard_normal((3 * prod(PATCH), 25 * 33)).astype(np.float32)
+    ones = np.ones((prod(PATCH), 25 * 33), np.float32)
+    count = gpufold.col2im(ones, (32, 40), PATCH)
+    mean = gpufold.col2im(columns, (32, 40), PATCH, reduction="mean")
+    np.testing.assert_array_equal(mean, gpufold.col2im(columns, (32, 40), PATCH) / count)
