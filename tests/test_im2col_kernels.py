@@ -51,7 +51,7 @@ def want_of(case, image):
 
 def variants_for(kernel):
     """Staged loads run along a row of taps, so they need one."""
-    return variants("im2col") if kernel[-1] > 1 else ("direct",)
+    return variants("im2col") if kernel[-1] > 1 else ("direct", "taps")
 
 
 def check_case(case, dtype, seed=0):

@@ -594,7 +594,7 @@ def choose(problem: Problem) -> Plan:
             except Unsupported:
                 pass
         return _because(few, split(problem))
-    if _taps_are_closest(seen):
+    if taps_are_closest(seen):
         closest = "the taps of a block lie closer in memory than its blocks"
         if row.stride <= BLOCKS_MAX_STRIDE and row.stride < row.kernel and _rows_share_blocks(seen):
             try:
@@ -620,7 +620,7 @@ def _rows_share_blocks(seen: View) -> bool:
     return any(axis.kernel > 1 for axis in seen.axes[:-1])
 
 
-def _taps_are_closest(seen: View) -> bool:
+def taps_are_closest(seen: View) -> bool:
     """Whether neighbouring taps are nearer to each other in memory than neighbouring blocks."""
     taps = (abs(s) for axis, s in zip(seen.axes, seen.tap_strides, strict=True) if axis.kernel > 1)
     blocks = (abs(s) for axis, s in zip(seen.axes, seen.block_strides, strict=True) if axis.blocks > 1)

@@ -2,32 +2,62 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import gcd, prod
 
-from gpufold.geometry import SlidingGeometry
-from gpufold.plan import ELEMENT_TYPES, Plan, Problem, Variant, fusion_defines, sliding_bytes
+from gpufold.plan import (
+    ELEMENT_TYPES,
+    Plan,
+    Problem,
+    Unsupported,
+    Variant,
+    contiguous_strides,
+    divisor,
+    fusion_defines,
+    grid_blocks,
+    offset_bits,
+    offset_type,
+    pack,
+    parameter_type,
+    sliding_bytes,
+)
 from gpufold.planners import unfold
+from gpufold.planners.col2im import View, taps_are_closest, view
 from gpufold.planners.unfold import Unfold, UnfoldAxis
+
+OPERATION = "im2col"
+
+TAPS_THREADS = 256
+TAPS_BLOCKS = 4
+"""Blocks of a thread that takes one tap: they share its index arithmetic, and their loads are in flight together."""
+
+
+def _view(problem: Problem) -> View:
+    """Name the strides of image and columns as for col2im, which has them the other way round."""
+    return view(replace(problem, input=problem.output, output=problem.input))
 
 
 def _unfold(problem: Problem) -> Unfold:
-    geometry = problem.geometry
-    assert isinstance(geometry, SlidingGeometry)
-    itemsize = ELEMENT_TYPES[problem.dtype].itemsize
-    rank = len(geometry.axes)
-    *image_batch, image_channel = problem.input.strides[:-rank]
-    *columns_batch, row, position = problem.output.strides
+    seen = _view(problem)
+    kernel = tuple(axis.kernel for axis in seen.axes)
+    steps = zip(kernel, seen.tap_strides, contiguous_strides(kernel), strict=True)
+    tap_steps = {stride / step for extent, stride, step in steps if extent > 1}
+    if len(tap_steps) > 1:
+        raise Unsupported(
+            f"{OPERATION}: the taps of a block must be evenly apart in the columns, all axes as one, but their strides "
+            f"are {seen.tap_strides} for kernel_size={kernel}"
+        )
     return Unfold(
-        operation="im2col",
-        itemsize=itemsize,
+        operation=OPERATION,
+        itemsize=seen.element.itemsize,
         alignment=gcd(problem.input.alignment, problem.output.alignment),
-        batch=1 if geometry.batch is None else geometry.batch,
-        planes=geometry.channels,
-        image_batch_step=image_batch[0] if image_batch else 0,
-        image_plane_step=image_channel,
-        columns_batch_step=columns_batch[0] if columns_batch else 0,
-        columns_plane_step=prod(geometry.kernel_size) * row,
-        tap_step=row,
+        batch=seen.batch,
+        planes=seen.channels,
+        image_batch_step=seen.image_batch,
+        image_plane_step=seen.image_channel,
+        columns_batch_step=seen.columns_batch,
+        columns_plane_step=seen.columns_channel,
+        tap_step=int(tap_steps.pop()) if tap_steps else 0,
         axes=tuple(
             UnfoldAxis(
                 axis.size,
@@ -36,10 +66,10 @@ def _unfold(problem: Problem) -> Unfold:
                 axis.dilation,
                 axis.pad_begin,
                 axis.blocks,
-                step,
-                prod(geometry.num_blocks[number + 1 :]) * position,
+                pixel_step,
+                position_step,
             )
-            for number, (axis, step) in enumerate(zip(geometry.axes, problem.input.strides[-rank:], strict=True))
+            for axis, pixel_step, position_step in zip(seen.axes, seen.pixel_strides, seen.block_strides, strict=True)
         ),
         bytes_moved=sliding_bytes(problem),
         element_types=_element_types(problem),
@@ -70,9 +100,92 @@ def staged(problem: Problem) -> Plan:
     return unfold.staged(_unfold(problem), problem.device)
 
 
+def taps(problem: Problem) -> Plan:
+    """Plan one thread per tap, which serves everything: for columns whose taps are the closest elements."""
+    seen, device = _view(problem), problem.device
+    axes, row = seen.axes, seen.axes[-1]
+    kernel = tuple(axis.kernel for axis in axes)
+    others = seen.planes * prod(kernel) * prod(seen.blocks[:-1])
+    places = -(-row.blocks // TAPS_BLOCKS)
+    several = row.blocks >= TAPS_BLOCKS and others * places >= unfold.device_threads(device)
+    if not several:
+        places = row.blocks
+    threads = others * places
+    bits = offset_bits(
+        OPERATION,
+        threads + TAPS_THREADS,
+        *(2 * axis.padded_size + axis.dilated_kernel + TAPS_BLOCKS * axis.stride for axis in axes),
+        sum(
+            (axis.padded_size + axis.dilated_kernel + TAPS_BLOCKS * axis.stride) * abs(step)
+            for axis, step in zip(axes, seen.pixel_strides, strict=True)
+        ),
+        sum(
+            axis.kernel * abs(tap_step) + (axis.blocks + TAPS_BLOCKS) * abs(position_step)
+            for axis, tap_step, position_step in zip(axes, seen.tap_strides, seen.block_strides, strict=True)
+        ),
+    )
+    rank = len(axes)
+    layout = parameter_type(
+        bits,
+        size=("offset", rank),
+        stride=("offset", rank),
+        dilation=("offset", rank),
+        pad=("offset", rank),
+        pixel_step=("offset", rank),
+        tap_step=("offset", rank),
+        position_step=("offset", rank),
+        kernel=("divisor", rank),
+        places=("divisor", rank),
+        row_positions="offset",
+        channels="divisor",
+        threads="offset",
+        image_batch_step="long",
+        image_channel_step="long",
+        columns_batch_step="long",
+        columns_channel_step="long",
+    )
+    parameters = pack(
+        layout,
+        size=[axis.size for axis in axes],
+        stride=[axis.stride for axis in axes],
+        dilation=[axis.dilation for axis in axes],
+        pad=[axis.pad_begin for axis in axes],
+        pixel_step=seen.pixel_strides,
+        tap_step=seen.tap_strides,
+        position_step=seen.block_strides,
+        kernel=[divisor(extent, bits) for extent in kernel],
+        places=[divisor(extent, bits) for extent in (*seen.blocks[:-1], places)],
+        row_positions=row.blocks,
+        channels=divisor(seen.channels, bits),
+        threads=threads,
+        image_batch_step=seen.image_batch,
+        image_channel_step=seen.image_channel,
+        columns_batch_step=seen.columns_batch,
+        columns_channel_step=seen.columns_channel,
+    )
+    types = _element_types(problem) or unfold.word_types(seen.element.itemsize)
+    return Plan(
+        operation=OPERATION,
+        variant="taps",
+        source="im2col_taps.cu",
+        symbol="im2col_taps" + ("_of_blocks" if several else ""),
+        defines=(*types, ("OFFSET", offset_type(bits)), ("SPATIAL_RANK", str(rank)), ("BLOCKS", str(TAPS_BLOCKS))),
+        grid=grid_blocks(OPERATION, threads, TAPS_THREADS),
+        block=(TAPS_THREADS, 1, 1),
+        parameters=parameters,
+        bytes_moved=sliding_bytes(problem),
+        reason=f"each thread takes one tap of {f'{TAPS_BLOCKS} blocks' if several else 'one block'}, "
+        "and its neighbours the taps beside it",
+        takes_window=True,
+    )
+
+
 def choose(problem: Problem) -> Plan:
     """Take the variant for a call whose caller left it open."""
+    if taps_are_closest(_view(problem)):
+        plan = taps(problem)
+        return replace(plan, reason=f"the taps of a block lie closer in memory than its blocks: {plan.reason}")
     return unfold.choose(_unfold(problem), problem.device)
 
 
-VARIANTS: dict[str, Variant] = {"direct": direct, "staged": staged}
+VARIANTS: dict[str, Variant] = {"direct": direct, "staged": staged, "taps": taps}

@@ -1,0 +1,132 @@
+// im2col for columns whose taps lie closer than their blocks, such as blocks of their own: one thread takes
+// one tap of a few blocks of a row.
+//
+//   image    (batch, channels, *size)                read, any strides
+//   columns  (batch, channels, *kernel, *positions)  each element written once, any strides
+//   window   weights of the taps, or null            read, once per thread
+//
+// Tap k of the block at position l is pixel l*stride + k*dilation - pad, zero where that lies outside the
+// image. Neighbouring threads take neighbouring taps, then neighbouring blocks, so that stores are contiguous
+// where blocks are, and loads run along the rows of a block. A thread's blocks share the index arithmetic.
+// Elements are moved, not computed with: Scalar is the unsigned integer of their size. Only where a window of
+// weights is multiplied in is it their type.
+#include "common.cuh"
+
+#ifndef SPATIAL_RANK
+#define SPATIAL_RANK 2
+#endif
+#ifndef WINDOW
+#define WINDOW none
+#endif
+#ifndef BLOCKS
+#define BLOCKS 4
+#endif
+constexpr int spatial_rank = SPATIAL_RANK;
+constexpr int last_axis = spatial_rank - 1;
+constexpr int most_blocks = BLOCKS;
+
+enum class Window { none, separable, full };
+constexpr bool windowed = Window::WINDOW != Window::none;
+constexpr bool separable = Window::WINDOW == Window::separable; // the weights of each axis after another
+
+struct Parameters {
+    Offset size[spatial_rank]; // pixels of the image
+    Offset stride[spatial_rank];
+    Offset dilation[spatial_rank];
+    Offset pad[spatial_rank];
+    Offset pixel_step[spatial_rank];    // elements of the image from one pixel to the next
+    Offset tap_step[spatial_rank];      // elements of the columns from one tap to the next
+    Offset position_step[spatial_rank]; // elements of the columns from one position to the next
+    Divisor kernel[spatial_rank];
+    Divisor places[spatial_rank]; // positions, along the last axis shared out to a thread's blocks
+    Offset row_positions;         // along the last axis
+    Divisor channels;
+    Offset threads; // one per tap, place and plane
+    long long image_batch_step, image_channel_step;
+    long long columns_batch_step, columns_channel_step;
+};
+
+inline __device__ Scalar weigh(Scalar element, Weight weight)
+{
+    if constexpr (windowed)
+        return narrow(multiply(widen(element), weight));
+    else
+        return element;
+}
+
+template <int blocks>
+inline __device__ void take_taps(const Scalar* __restrict__ image, Scalar* __restrict__ columns,
+                                 const Weight* __restrict__ window, const Parameters& p)
+{
+    Offset rest = grid_index();
+    if (rest >= p.threads)
+        return;
+    Offset tap[spatial_rank], position[spatial_rank], pixel[spatial_rank];
+    Offset image_offset = 0, columns_offset = 0;
+#pragma unroll
+    for (int axis = last_axis; axis >= 0; --axis)
+        tap[axis] = p.kernel[axis].split(rest);
+    bool inside = true; // along the axes but the last
+#pragma unroll
+    for (int axis = last_axis; axis >= 0; --axis) {
+        position[axis] = p.places[axis].split(rest);
+        pixel[axis] = position[axis] * p.stride[axis] + tap[axis] * p.dilation[axis] - p.pad[axis];
+        inside = inside && (axis == last_axis || within(pixel[axis], p.size[axis]));
+        image_offset += pixel[axis] * p.pixel_step[axis];
+        columns_offset += tap[axis] * p.tap_step[axis] + position[axis] * p.position_step[axis];
+    }
+    const Offset channel = p.channels.split(rest), batch = rest;
+    image += batch * p.image_batch_step + channel * p.image_channel_step + image_offset;
+    columns += batch * p.columns_batch_step + channel * p.columns_channel_step + columns_offset;
+
+    Weight weight = 0;
+    if constexpr (windowed) {
+        Offset number = 0; // of the weight
+#pragma unroll
+        for (int axis = 0; axis < spatial_rank; ++axis) {
+            if (separable) {
+                const Weight share = window[number + tap[axis]];
+                weight = axis == 0 ? share : multiply(weight, share);
+                number += p.kernel[axis].divisor;
+            } else {
+                number = number * p.kernel[axis].divisor + tap[axis];
+            }
+        }
+        if (!separable)
+            weight = window[number];
+    }
+
+    // The blocks of a thread are so far apart that neighbouring threads have neighbouring ones.
+    const Offset apart = p.places[last_axis].divisor;
+    Scalar elements[blocks];
+#pragma unroll
+    for (int i = 0; i < blocks; ++i) {
+        trace_iteration(i);
+        const Offset shift = i * apart * p.stride[last_axis];
+        elements[i] = load_if(image + shift * p.pixel_step[last_axis],
+                              inside && within(pixel[last_axis] + shift, p.size[last_axis]));
+    }
+#pragma unroll
+    for (int i = 0; i < blocks; ++i) {
+        trace_iteration(i);
+        const bool exists =
+            inside && within(pixel[last_axis] + i * apart * p.stride[last_axis], p.size[last_axis]);
+        if (position[last_axis] + i * apart < p.row_positions)
+            columns[i * apart * p.position_step[last_axis]] = weigh(elements[i], exists ? weight : Weight(0));
+    }
+}
+
+// For rows of many blocks.
+extern "C" __global__ void __launch_bounds__(256)
+    im2col_taps_of_blocks(const Scalar* __restrict__ image, Scalar* __restrict__ columns,
+                          const Weight* __restrict__ window, const Parameters p)
+{
+    take_taps<most_blocks>(image, columns, window, p);
+}
+
+extern "C" __global__ void __launch_bounds__(256)
+    im2col_taps(const Scalar* __restrict__ image, Scalar* __restrict__ columns,
+                const Weight* __restrict__ window, const Parameters p)
+{
+    take_taps<1>(image, columns, window, p);
+}
