@@ -13,16 +13,17 @@ from math import prod
 
 import numpy as np
 import pytest
-from cases import CASES, SPACE_CASES
+from cases import CASES, FUSIONS, SPACE_CASES, window_of
 
 import hostcuda
 from bench.measure import difference
 from bench.problems import PROBLEMS
-from bench.traffic import ELEMENTS, plan_of
+from bench.traffic import ELEMENTS, SCALED, plan_of
 from gpufold.geometry import batch_to_space_geometry, columns_geometry
-from gpufold.plan import H200, Operand, Unsupported
+from gpufold.plan import H200, PLAIN, Fusion, Operand, Unsupported
 from gpufold.planners import choose, variants
 from gpufold.sources import KERNELS
+from gpufold.windows import as_window
 
 pytestmark = pytest.mark.nvrtc
 
@@ -175,3 +176,34 @@ def measure(name) -> Limits:
         figures.load_phases,
         hostcuda.predict(whole, traffic, figures).fraction_of_copy,
     )
+
+
+@pytest.mark.hostcuda
+@pytest.mark.parametrize("fusion", FUSIONS, ids=str)
+@pytest.mark.parametrize("name", ["col2im-resnet-3x3-s1", "col2im-tiles-16x16-s8", "col2im-audio-400-s160"])
+def test_a_fusion_moves_no_more_than_the_sum_and_its_window(name, fusion):
+    """One pass: no second fold, no weighed copy, no count or weight image; what accumulates is read once too."""
+    reduction, window, accumulate = fusion
+    shrunk = REGIMES[name].for_gpu.shrunk(1 << 16)
+    kernel_size = shrunk.geometry.kernel_size
+    kind, weights = as_window("col2im", np, window_of(window, kernel_size, "float32"), kernel_size, np.dtype("float32"))
+    operands = Operand.contiguous(shrunk.input_shape), Operand.contiguous(shrunk.output_shape)
+
+    def moved(fusion, weights=None):
+        plan = choose("col2im", shrunk.geometry, "float32", *operands, SCALED, fusion=fusion)
+        data, result = shrunk.data("float32"), np.zeros(shrunk.output_shape, np.float32)
+        traffic = hostcuda.traffic(plan, data, result, weights, scale=H200.multiprocessors)
+        assert not traffic.atomics.requests
+        return traffic, plan
+
+    plain, _ = moved(PLAIN)
+    fused, plan = moved(Fusion(reduction, kind, accumulate), weights)
+    assert fused.stores.sectors == plain.stores.sectors
+    before = plain.output_bytes if accumulate else 0
+    window_bytes = 0 if weights is None else weights.nbytes
+    blocks = prod(plan.grid)
+    once = plain.loads.memory_sectors * 32 + before + window_bytes
+    assert fused.loads.memory_sectors * 32 <= 1.01 * once + 64
+    # each block of threads brings the window into its own cache once, and no more
+    through_l2 = plain.loads.l2_sectors * 32 + 1.35 * before + blocks * (window_bytes + 64)
+    assert fused.loads.l2_sectors * 32 <= through_l2
