@@ -19,7 +19,7 @@
 #define WINDOW none
 #endif
 #ifndef BLOCKS
-#define BLOCKS 4
+#define BLOCKS 16
 #endif
 constexpr int spatial_rank = SPATIAL_RANK;
 constexpr int last_axis = spatial_rank - 1;
@@ -97,31 +97,41 @@ inline __device__ void take_taps(const Scalar* __restrict__ image, Scalar* __res
     }
 
     // The blocks of a thread are so far apart that neighbouring threads have neighbouring ones.
-    const Offset apart = p.places[last_axis].divisor;
+    const Offset apart = p.places[last_axis].divisor, pixels_apart = apart * p.stride[last_axis];
+    const Offset image_apart = pixels_apart * p.pixel_step[last_axis];
+    const Offset columns_apart = apart * p.position_step[last_axis];
+    const Offset size = inside ? p.size[last_axis] : 0;
     Scalar elements[blocks];
 #pragma unroll
     for (int i = 0; i < blocks; ++i) {
         trace_iteration(i);
-        const Offset shift = i * apart * p.stride[last_axis];
-        elements[i] = load_if(image + shift * p.pixel_step[last_axis],
-                              inside && within(pixel[last_axis] + shift, p.size[last_axis]));
+        elements[i] = load_if(image + i * image_apart, within(pixel[last_axis] + i * pixels_apart, size));
+        if constexpr (windowed)
+            elements[i] =
+                weigh(elements[i], within(pixel[last_axis] + i * pixels_apart, size) ? weight : Weight(0));
     }
 #pragma unroll
     for (int i = 0; i < blocks; ++i) {
         trace_iteration(i);
-        const bool exists =
-            inside && within(pixel[last_axis] + i * apart * p.stride[last_axis], p.size[last_axis]);
         if (position[last_axis] + i * apart < p.row_positions)
-            columns[i * apart * p.position_step[last_axis]] = weigh(elements[i], exists ? weight : Weight(0));
+            columns[i * columns_apart] = elements[i];
     }
 }
 
 // For rows of many blocks.
 extern "C" __global__ void __launch_bounds__(256)
-    im2col_taps_of_blocks(const Scalar* __restrict__ image, Scalar* __restrict__ columns,
-                          const Weight* __restrict__ window, const Parameters p)
+    im2col_taps_of_many(const Scalar* __restrict__ image, Scalar* __restrict__ columns,
+                        const Weight* __restrict__ window, const Parameters p)
 {
     take_taps<most_blocks>(image, columns, window, p);
+}
+
+// For rows of some blocks.
+extern "C" __global__ void __launch_bounds__(256)
+    im2col_taps_of_some(const Scalar* __restrict__ image, Scalar* __restrict__ columns,
+                        const Weight* __restrict__ window, const Parameters p)
+{
+    take_taps<most_blocks / 2>(image, columns, window, p);
 }
 
 extern "C" __global__ void __launch_bounds__(256)

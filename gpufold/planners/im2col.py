@@ -28,8 +28,10 @@ from gpufold.planners.unfold import Unfold, UnfoldAxis
 OPERATION = "im2col"
 
 TAPS_THREADS = 256
-TAPS_BLOCKS = 4
+TAPS_BLOCKS = 16
 """Blocks of a thread that takes one tap: they share its index arithmetic, and their loads are in flight together."""
+TAPS_MAX_WASTE = 1.5
+"""Prediction: they pay while rows of blocks leave no more of them idle than this."""
 
 
 def _view(problem: Problem) -> View:
@@ -106,10 +108,13 @@ def taps(problem: Problem) -> Plan:
     axes, row = seen.axes, seen.axes[-1]
     kernel = tuple(axis.kernel for axis in axes)
     others = seen.planes * prod(kernel) * prod(seen.blocks[:-1])
-    places = -(-row.blocks // TAPS_BLOCKS)
-    several = row.blocks >= TAPS_BLOCKS and others * places >= unfold.device_threads(device)
-    if not several:
-        places = row.blocks
+    blocks, symbol = 1, "im2col_taps"
+    for count, name in ((TAPS_BLOCKS, "im2col_taps_of_many"), (TAPS_BLOCKS // 2, "im2col_taps_of_some")):
+        places = -(-row.blocks // count)
+        enough = others * places >= unfold.device_threads(device)
+        if blocks == 1 and enough and places * count <= TAPS_MAX_WASTE * row.blocks:
+            blocks, symbol = count, name
+    places = -(-row.blocks // blocks)
     threads = others * places
     bits = offset_bits(
         OPERATION,
@@ -168,13 +173,13 @@ def taps(problem: Problem) -> Plan:
         operation=OPERATION,
         variant="taps",
         source="im2col_taps.cu",
-        symbol="im2col_taps" + ("_of_blocks" if several else ""),
+        symbol=symbol,
         defines=(*types, ("OFFSET", offset_type(bits)), ("SPATIAL_RANK", str(rank)), ("BLOCKS", str(TAPS_BLOCKS))),
         grid=grid_blocks(OPERATION, threads, TAPS_THREADS),
         block=(TAPS_THREADS, 1, 1),
         parameters=parameters,
         bytes_moved=sliding_bytes(problem),
-        reason=f"each thread takes one tap of {f'{TAPS_BLOCKS} blocks' if several else 'one block'}, "
+        reason=f"each thread takes one tap of {f'{blocks} blocks' if blocks > 1 else 'one block'}, "
         "and its neighbours the taps beside it",
         takes_window=True,
     )
