@@ -215,8 +215,9 @@ inline __device__ Weight divisor_of(Weight weight)
 }
 
 // A divisor is summed up tap by tap where every tap has a weight of its own. Else it is a product of shares,
-// one per axis: the number of its taps that land on the pixel, or the sum of their weights.
-constexpr bool divides_by_taps = averages && windowed && !separable;
+// one per axis: the number of its taps that land on the pixel, or the sum of their weights. Of a single axis
+// both are the same sum.
+constexpr bool divides_by_taps = averages && windowed && (!separable || rank == 1);
 constexpr bool divides_by_axes = averages && !divides_by_taps;
 
 template <bool weighted> struct ShareOf {

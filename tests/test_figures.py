@@ -133,6 +133,18 @@ LIMITS = {
     "im2col-tiles-16x16-s8": Limits(3.19, 1.35, 1.06, 1.64, 3, 0.93),
     # bound by the L2 cache: taps of a chunk read overlapping samples anew
     "im2col-audio-400-s160": Limits(2.75, 1.31, 1.05, 2.71, 2, 0.78),
+    "blocks_to_array-blocks-8x8-s1": Limits(1.15, 1.11, 1.05, 1.26, 2, 0.95),
+    "blocks_to_array-blocks-16x16-s8": Limits(1.11, 1.11, 1.05, 16.0, 2, 0.95),
+    # bound by the L2 cache: runs of taps begin anywhere in a sector
+    "array_to_blocks-blocks-8x8-s1": Limits(130.0, 1.11, 1.05, 31.0, 2, 0.8),
+    "array_to_blocks-blocks-16x16-s8": Limits(4.3, 1.11, 1.05, 31.0, 2, 0.75),
+    "col2im-mean-8x8-s1": Limits(1.35, 1.11, 1.05, 1.7, 2, 0.95),
+    "col2im-istft-256-s64": Limits(1.45, 1.11, 1.06, 6.2, 2, 0.93),
+    "col2im-istft-400-s160": Limits(1.45, 1.11, 1.08, 10.2, 2, 0.92),
+    "col2im-istft-2048-s512": Limits(1.45, 1.11, 1.1, 6.3, 2, 0.9),
+    # bound by the L2 cache, which brings weights too, and in three dimensions by instructions
+    "blocks_to_array-stitch-512x512-s256": Limits(3.3, 1.11, 1.05, 28.0, 2, 0.82),
+    "blocks_to_array-stitch-96x96x96-s48": Limits(3.3, 1.11, 1.05, 36.5, 2, 0.64),
     "batch_to_space-nchw-2x2": Limits(1.11, 1.11, 1.05, 7.46, 3, 0.95),
     "batch_to_space-nchw-4x4": Limits(1.42, 1.11, 1.05, 8.81, 5, 0.94),
     "batch_to_space-nhwc-2x2": Limits(1.11, 1.11, 1.05, 5.13, 3, 0.95),
