@@ -1,0 +1,424 @@
+"""gpufold.dask: the bits of the eager functions, lazily, from nothing but what reaches each chunk."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from functools import partial
+from itertools import pairwise
+from math import prod
+
+import dask
+import dask.array as da
+import numpy as np
+import pytest
+from cases import (
+    CASES,
+    DTYPES,
+    EMPTY_CASES,
+    FUSIONS,
+    INEXACT,
+    SPACE_CASES,
+    assert_same_bits,
+    random_case,
+    random_space_case,
+    values,
+    window_of,
+)
+from distributed import Client, LocalCluster
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import gpufold
+import gpufold.dask
+
+OPERATIONS = ("col2im", "im2col", "blocks_to_array", "array_to_blocks", "batch_to_space", "space_to_batch")
+
+SMALL_CASES = [case for case in (*CASES, *EMPTY_CASES) if prod(case.columns_shape) <= 50_000]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread():
+    """Chunks this small are done before a thread starts."""
+    with dask.config.set(scheduler="synchronous"):
+        yield
+
+
+# ---------------------------------------------------------------------------------------------
+# Equal to the eager functions, however arrays are cut
+
+
+def cut(draw, size):
+    """Sizes of chunks that fill an axis."""
+    ends = sorted({*draw(st.lists(st.integers(1, max(1, size)), max_size=4)), size})
+    return tuple(stop - start for start, stop in pairwise((0, *ends))) if size else (0,)
+
+
+def cut_all(draw, shape):
+    return tuple(cut(draw, size) for size in shape)
+
+
+def check(operation, array, draw, axes, *arguments, **options):
+    """Compare one call with the eager one, its result cut along the given number of axes after the leading ones."""
+    want = getattr(gpufold, operation)(array, *arguments, **options)
+    first, count = axes
+    chunks = cut_all(draw, want.shape[first : first + count])
+    lazy = getattr(gpufold.dask, operation)(
+        da.from_array(array, chunks=cut_all(draw, array.shape)), *arguments, chunks=chunks, **options
+    )
+    assert (lazy.shape, lazy.dtype, lazy.ndim) == (want.shape, want.dtype, want.ndim)
+    assert lazy.chunks[first : first + count] == chunks
+    assert (type(lazy._meta), lazy._meta.dtype, lazy._meta.ndim) == (np.ndarray, want.dtype, want.ndim)
+    assert_same_bits(lazy.compute(), want, f"{operation} {arguments} {options} chunks={lazy.chunks}")
+
+
+def fused(rng, dtype, kernel_size):
+    """A reduction and a window that suit the dtype."""
+    if dtype not in INEXACT:
+        return "sum", None
+    reduction, kind, _ = rng.choice((*FUSIONS, ("sum", "none", False)))
+    return reduction, window_of(kind, kernel_size, dtype)
+
+
+def check_sliding(case, draw, seed):
+    rng = random.Random(seed)
+    dtype, rank = rng.choice(DTYPES), len(case.output_size)
+    reduction, window = fused(rng, dtype, case.kernel_size)
+    fold = {"reduction": reduction, "window": window, **case.arguments}
+    columns, image = values(case.columns_shape, dtype, seed), values(case.image_shape, dtype, seed)
+    lead = image.ndim - rank
+    check("col2im", columns, draw, (lead, rank), case.output_size, case.kernel_size, **fold)
+    rows = cut(draw, case.num_blocks[0])
+    lazy = gpufold.dask.im2col(
+        da.from_array(image, chunks=cut_all(draw, image.shape)),
+        case.kernel_size,
+        window=window,
+        chunks=(rows,),
+        **case.arguments,
+    )
+    assert lazy.chunks[-1] == tuple(size * prod(case.num_blocks[1:]) for size in rows)
+    want = gpufold.im2col(image, case.kernel_size, window=window, **case.arguments)
+    assert lazy.shape == want.shape
+    assert_same_bits(lazy.compute(), want, case)
+
+
+def check_blocks(case, draw, seed):
+    rng = random.Random(seed)
+    dtype, size = rng.choice(DTYPES), case.output_size
+    block = tuple(map(min, case.kernel_size, size))
+    reduction, window = fused(rng, dtype, block)
+    lead = tuple(rng.choice((1, 2, 2, 3, 3, 0)) for _ in range(rng.randint(0, 3)))
+    array, strides = values((*lead, *size), dtype, seed), case.arguments["strides"]
+    cuts = (len(lead), len(size))
+    check("array_to_blocks", array, draw, cuts, block, strides, window=window)
+    blocks = values(gpufold.array_to_blocks(array, block, strides).shape, dtype, seed)
+    check("blocks_to_array", blocks, draw, cuts, array.shape, block, strides, reduction=reduction, window=window)
+
+
+def check_space(case, draw, seed):
+    dtype = DTYPES[seed % len(DTYPES)]
+    arguments = (case.block_shape, case.crops_begin, case.crops_end)
+    cuts = (1, len(case.batch_shape) - 1)
+    check("batch_to_space", values(case.batch_shape, dtype, seed), draw, cuts, *arguments)
+    check("space_to_batch", values(case.space_shape, dtype, seed), draw, cuts, *arguments)
+
+
+FEW, MANY = (settings(max_examples=count, deadline=None, derandomize=True) for count in (2, 50))
+
+
+@pytest.mark.parametrize("case", SMALL_CASES, ids=str)
+@FEW
+@given(data=st.data())
+def test_named_cases_have_the_bits_of_eager_calls(case, data):
+    check_sliding(case, data.draw, SMALL_CASES.index(case))
+    check_blocks(case, data.draw, SMALL_CASES.index(case))
+
+
+@pytest.mark.parametrize("case", SPACE_CASES, ids=str)
+@FEW
+@given(data=st.data())
+def test_named_space_cases_have_the_bits_of_eager_calls(case, data):
+    check_space(case, data.draw, SPACE_CASES.index(case))
+
+
+@MANY
+@given(st.integers(0, 10_000), st.data())
+def test_random_sliding_blocks_have_the_bits_of_eager_calls(seed, data):
+    check_sliding(random_case(seed), data.draw, seed)
+
+
+@MANY
+@given(st.integers(0, 10_000), st.data())
+def test_random_blocks_have_the_bits_of_eager_calls(seed, data):
+    check_blocks(random_case(seed), data.draw, seed)
+
+
+@MANY
+@given(st.integers(0, 10_000), st.data())
+def test_random_space_cases_have_the_bits_of_eager_calls(seed, data):
+    check_space(random_space_case(seed), data.draw, seed)
+
+
+# ---------------------------------------------------------------------------------------------
+# Graphs
+
+
+def never(block_info=None):
+    raise AssertionError("computed")
+
+
+CALLS = {
+    "col2im": ((2, 8, 63), ((8, 10), (2, 2))),
+    "im2col": ((2, 2, 8, 10), ((2, 2),)),
+    "blocks_to_array": ((2, 7, 9, 2, 2), ((2, 8, 10), (2, 2), 1)),
+    "array_to_blocks": ((2, 8, 10), ((2, 2), 1)),
+    "batch_to_space": ((8, 3, 4), ((1, 2, 2),)),
+    "space_to_batch": ((2, 6, 8), ((1, 2, 2),)),
+}
+"""A call of each operation: the array's shape and the other arguments."""
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_nothing_is_computed_before_it_is_asked_for(operation):
+    shape, arguments = CALLS[operation]
+    array = da.map_blocks(never, chunks=[(size,) for size in shape], meta=np.empty((0,) * len(shape), np.float32))
+    result = getattr(gpufold.dask, operation)(array, *arguments)
+    want = getattr(gpufold, operation)(np.ones(shape, np.float32), *arguments)
+    assert (result.shape, result.dtype, result._meta.ndim) == (want.shape, want.dtype, want.ndim)
+    with pytest.raises(AssertionError, match="computed"):
+        result.compute()
+
+
+def sources(result, name="source"):
+    """For every chunk of a result, the chunks of the array called `name` that it depends on."""
+    graph = result.__dask_graph__()
+    dependencies = graph.get_all_dependencies()
+
+    def reached(key):
+        seen, waiting = set(), [key]
+        while waiting:
+            key = waiting.pop()
+            if key not in seen:
+                seen.add(key)
+                waiting += dependencies.get(key, ())
+        return {key[1:] for key in seen if isinstance(key, tuple) and key[0] == name}
+
+    return {index: reached((result.name, *index)) for index in np.ndindex(result.numblocks)}
+
+
+def cut_source(shape, chunks):
+    return da.from_array(np.ones(shape, np.float32), chunks=chunks, name="source")
+
+
+def test_batch_and_channels_never_meet():
+    columns = cut_source((4, 12, 63), (1, 4, 21))
+    image = gpufold.dask.col2im(columns, (8, 10), (2, 2), chunks=4)
+    back = gpufold.dask.im2col(cut_source((4, 3, 8, 10), (1, 1, 4, 4)), (2, 2), chunks=3)
+    blocks = gpufold.dask.blocks_to_array(cut_source((4, 3, 7, 9, 2, 2), (1, 1, 4, 4, 2, 2)), (4, 3, 8, 10), (2, 2), 1)
+    for result in (image, back, blocks):
+        assert result.numblocks[:2] == (4, 3)
+        assert all(key[:2] == index[:2] for index, keys in sources(result).items() for key in keys)
+
+
+def reaching(fold, shape, chunks):
+    """By the eager function: for every chunk of the result, the chunks of the input that any of it comes from."""
+    array = da.from_array(np.zeros(shape, np.float32), chunks=chunks)
+    found = {}
+    for index, slices in zip(np.ndindex(array.numblocks), da.core.slices_from_chunks(array.chunks), strict=True):
+        ones = np.zeros(shape, np.float32)
+        ones[slices] = 1
+        result = fold(da.from_array(ones, chunks=shape))
+        computed = result.compute()
+        for to, part in zip(np.ndindex(result.numblocks), da.core.slices_from_chunks(result.chunks), strict=True):
+            if computed[part].any():
+                found.setdefault(to, set()).add(index)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("shape", "chunks", "fold"),
+    [
+        (
+            (11, 9, 4, 3),
+            (3, 4, 4, 3),
+            partial(
+                gpufold.dask.blocks_to_array, output_shape=(24, 11), block_shape=(4, 3), block_strides=(2, 1), chunks=5
+            ),
+        ),
+        ((1, 4, 77), (1, 4, 22), partial(gpufold.dask.col2im, output_size=(8, 12), kernel_size=(2, 2), chunks=(3, 12))),
+        ((1, 1, 9, 8), (1, 1, 2, 8), partial(gpufold.dask.im2col, kernel_size=(3, 2), chunks=2)),
+        ((9, 12), (2, 5), partial(gpufold.dask.array_to_blocks, block_shape=(3, 2), block_strides=(1, 2), chunks=2)),
+        ((8, 5, 6), (8, 2, 2), partial(gpufold.dask.batch_to_space, block_shape=(1, 2, 4), crops_begin=1, chunks=3)),
+        ((1, 10, 12), (1, 2, 8), partial(gpufold.dask.space_to_batch, block_shape=(1, 2, 4), chunks=2)),
+    ],
+    ids=lambda value: value.func.__name__ if isinstance(value, partial) else "",
+)
+def test_a_chunk_depends_on_what_reaches_it_and_on_nothing_else(shape, chunks, fold):
+    assert sources(fold(cut_source(shape, chunks))) == reaching(fold, shape, chunks)
+
+
+def test_chunks_that_cut_channels_or_rows_of_blocks_reach_to_their_end():
+    columns = cut_source((1, 12, 63), (1, (3, 1, 2, 6), (10, 20, 33)))  # channels end at 4, 8, 12, rows at 9, 18, ...
+    image = gpufold.dask.col2im(columns, (8, 10), (2, 2), chunks=(8, 10))
+    assert image.chunks[1] == (1, 1, 1)
+    assert sources(image)[0, 0, 0, 0] == {(0, row, part) for row in (0, 1) for part in (0, 1, 2)}
+
+
+def test_auto_keeps_chunks_and_what_they_are_made_from_near_the_configured_size():
+    with dask.config.set({"array.chunk-size": "64KiB"}):
+        blocks = da.ones((63, 63, 16, 16), chunks=(4, 4, 16, 16), dtype=np.float32)
+        image = gpufold.dask.blocks_to_array(blocks, (512, 512), (16, 16), 8)
+        back = gpufold.dask.array_to_blocks(image, (16, 16), 8)
+    assert 32 < image.chunksize[0] < 80  # 64 by 64 pixels are made from 64 KiB
+    assert prod(back.chunksize) * 4 <= 64 * 1024
+    assert max(image.numblocks) > 1
+
+
+# ---------------------------------------------------------------------------------------------
+# Errors, before anything is computed
+
+WRONG = [
+    ("col2im", (2, 8, 63), ((8, 11), (2, 2)), {}),
+    ("col2im", (2, 9, 63), ((8, 10), (2, 2)), {}),
+    ("col2im", (2, 8, 63), ((8, 10), (2, 2)), {"strides": 0}),
+    ("col2im", (2, 8, 63), ((8, 10), (2, 2)), {"strides": 1.5}),
+    ("col2im", (2, 8, 63), ((8, 10), (2, 2)), {"pads_end": -1}),
+    ("col2im", (2, 8, 63), ((8, 10), (2, 2)), {"reduction": "median"}),
+    ("col2im", (2, 8, 63), ((8, 10), (2, 2)), {"window": np.ones(3)}),
+    ("col2im", (2, 8, 63), ((8, 10), (2, 2)), {"window": (np.ones(2), [1, 2])}),
+    ("col2im", (2, 8, 63), ((8, 10), (2, 2)), {"variant": "gather"}),
+    ("col2im", (2, 8, 63), ((8, 10), (2, 2)), {"variant": "fastest"}),
+    ("im2col", (2, 2, 8, 10), ((9, 2),), {}),
+    ("im2col", (2, 2, 8, 10), (2,), {}),
+    ("im2col", (2, 2, 8, 10), ((2, 2),), {"window": np.ones((2, 3))}),
+    ("blocks_to_array", (2, 7, 9, 2, 2), ((2, 8, 11), (2, 2), 1), {}),
+    ("blocks_to_array", (2, 7, 9, 2, 2), ((2, 8, 10), (2, 2), 0), {}),
+    ("array_to_blocks", (2, 8, 10), ((9, 2), 1), {}),
+    ("array_to_blocks", (2, 8, 10), ((2, 2), (1, 1, 1)), {}),
+    ("batch_to_space", (9, 3, 4), ((1, 2, 2),), {}),
+    ("batch_to_space", (8, 3, 4), ((1, 2, 2), 7), {}),
+    ("space_to_batch", (2, 5, 8), ((1, 2, 2),), {}),
+    ("space_to_batch", (2, 6, 8), ((2, 2, 2),), {}),
+]
+
+
+def raised(function, *arguments, **options):
+    with pytest.raises((TypeError, ValueError)) as error:
+        function(*arguments, **options)
+    return error.type, str(error.value)
+
+
+@pytest.mark.parametrize(("operation", "shape", "arguments", "options"), WRONG)
+def test_errors_are_those_of_the_eager_call(operation, shape, arguments, options):
+    lazy, eager = getattr(gpufold.dask, operation), getattr(gpufold, operation)
+    array = np.ones(shape, np.float32)
+    assert raised(lazy, da.from_array(array), *arguments, **options) == raised(eager, array, *arguments, **options)
+
+
+@pytest.mark.parametrize("options", [{"reduction": "mean"}, {"window": np.ones((2, 2))}], ids=str)
+def test_integers_have_no_mean_and_no_window(options):
+    array, arguments = np.ones((2, 8, 63), np.int32), CALLS["col2im"][1]
+    want = raised(gpufold.col2im, array, *arguments, **options)
+    assert raised(gpufold.dask.col2im, da.from_array(array), *arguments, **options) == want
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_what_only_dask_arrays_get_wrong(operation):
+    function, (shape, arguments) = getattr(gpufold.dask, operation), CALLS[operation]
+    array = da.ones(shape)
+    with pytest.raises(TypeError, match=r"must be a dask\.array\.Array, got numpy\.ndarray; convert it"):
+        function(np.ones(shape), *arguments)
+    with pytest.raises(ValueError, match="chunks of known sizes"):
+        function(array[array[(slice(None), *(0 for _ in shape[1:]))] > 0], *arguments)
+    with pytest.raises(TypeError, match="the supported ones are"):
+        function(array.astype("U3"), *arguments)
+    with pytest.raises(TypeError, match="masked"):
+        function(da.ma.masked_array(array), *arguments)
+    with pytest.raises(ValueError, match=r"chunks must be one value or [12], one per axis"):
+        function(array, *arguments, chunks=(1, 1, 1))
+    with pytest.raises(ValueError, match=r"[Cc]hunks"):
+        function(array, *arguments, chunks=((1,),) * (1 if operation == "im2col" else 2))
+
+
+# ---------------------------------------------------------------------------------------------
+# Storage, processes, and a GPU
+
+
+def test_a_picture_goes_from_zarr_to_zarr(tmp_path):
+    tiles = values((7, 7, 16, 16), np.float32)
+    window = np.hanning(18)[1:-1].astype(np.float32)
+    da.from_array(tiles, chunks=(2, 3, 16, 16)).to_zarr(tmp_path / "tiles.zarr")
+    image = gpufold.dask.blocks_to_array(
+        da.from_zarr(tmp_path / "tiles.zarr"), (64, 64), (16, 16), 8, reduction="mean", window=(window,) * 2, chunks=20
+    )
+    image.to_zarr(tmp_path / "image.zarr")
+    want = gpufold.blocks_to_array(tiles, (64, 64), (16, 16), 8, reduction="mean", window=(window,) * 2)
+    assert_same_bits(da.from_zarr(tmp_path / "image.zarr").compute(), want)
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    with LocalCluster(
+        n_workers=2, threads_per_worker=1, processes=True, host="127.0.0.1", dashboard_address=None
+    ) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def client(cluster):
+    with Client(cluster) as client:
+        yield client
+
+
+def slow_ones(folder, block_info=None):
+    """Give a chunk of ones after a while, and leave a sign that it was begun."""
+    location = block_info[None]["chunk-location"]
+    (folder / f"{'-'.join(map(str, location))}.{os.getpid()}").touch()
+    time.sleep(0.05)
+    return np.ones(block_info[None]["chunk-shape"], np.float32) + location[0]
+
+
+def test_two_processes_give_the_bits_of_one_call(client):
+    assert len(set(client.run(os.getpid).values())) == 2
+    columns, window = values((2, 27, 400), np.float32), window_of("full", (3, 3), np.float32)
+    lazy = gpufold.dask.col2im(
+        da.from_array(columns, chunks=(1, 9, 60)), (20, 20), (3, 3), pads_begin=1, pads_end=1, window=window, chunks=7
+    )
+    with dask.config.set(scheduler=client):
+        got = lazy.compute()
+    assert_same_bits(got, gpufold.col2im(columns, (20, 20), (3, 3), pads_begin=1, pads_end=1, window=window))
+
+
+def test_a_worker_that_dies_in_the_middle_changes_nothing(client, tmp_path):
+    blocks = da.map_blocks(
+        partial(slow_ones, tmp_path), chunks=((4,) * 7, (4,) * 5, (8,), (8,)), dtype=np.float32, meta=np.empty((0,) * 4)
+    )
+    image = gpufold.dask.blocks_to_array(blocks, (116, 84), (8, 8), 4, reduction="mean", chunks=16)
+    victim = next(iter(client.run(os.getpid).values()))
+    future = client.compute(image)
+    while len(list(tmp_path.iterdir())) < 10:
+        time.sleep(0.01)
+    assert not future.done()
+    os.kill(victim, signal.SIGKILL)
+    got = future.result(timeout=60)
+    client.wait_for_workers(2, timeout=60)
+    assert victim not in client.run(os.getpid).values()
+    with dask.config.set(scheduler="synchronous"):
+        want = gpufold.blocks_to_array(blocks.compute(), (116, 84), (8, 8), 4, reduction="mean")
+    assert_same_bits(got, want)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_chunks_of_cupy_have_the_bits_of_numpy_chunks(operation):
+    import cupy
+
+    shape, arguments = CALLS[operation]
+    array = values(shape, np.float32)
+    lazy = getattr(gpufold.dask, operation)(da.from_array(cupy.asarray(array), asarray=False), *arguments, chunks=2)
+    assert isinstance(lazy._meta, cupy.ndarray)
+    got = lazy.compute()
+    assert isinstance(got, cupy.ndarray)
+    assert_same_bits(cupy.asnumpy(got), getattr(gpufold, operation)(array, *arguments))
