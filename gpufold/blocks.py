@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from gpufold.arrays import ArrayT, library_of, result_array
 from gpufold.filling import fill
 from gpufold.geometry import BlocksGeometry, Size, array_geometry, as_integers, blocks_geometry
@@ -130,6 +132,11 @@ def blocks_to_array(
     operation = "blocks_to_array"
     library = library_of(operation, "blocks", blocks)
     geometry = blocks_to_array_geometry(blocks.shape, output_shape, block_shape, block_strides)
+    if blocks.dtype.kind in "SUT" and library is np and geometry.blocks_overlap:
+        raise TypeError(
+            f"{operation}: blocks of strings must not overlap, for strings cannot be added; got dtype "
+            f"{blocks.dtype} and blocks that overlap: {geometry}"
+        )
     fusion, weights = as_fusion(operation, library, blocks, geometry.block_shape, reduction, window, out, accumulate)
     array: ArrayT = result_array(operation, library, "blocks", blocks, geometry.array_shape, out, variant, weights)
     return fill(operation, library, blocks, array, geometry, variant, deterministic, fusion, weights)

@@ -359,6 +359,11 @@ class BlocksGeometry:
     def blocks_shape(self) -> Size:
         return (*self.lead, *self.num_blocks, *self.block_shape)
 
+    @cached_property
+    def blocks_overlap(self) -> bool:
+        """Whether two blocks share an element of the array."""
+        return any(axis.stride < axis.kernel and axis.blocks > 1 for axis in self.axes)
+
 
 @lru_cache(maxsize=1024)
 def blocks_as_columns(
