@@ -75,8 +75,7 @@ int main(int, char** argv)
         memory.push_back(guarded(arguments[i]));
         read(memory[i], arguments[i].size);
         const hostcuda::Parameter& parameter = kernel->parameters[i];
-        if (!parameter.pointer != !arguments[i].is_array ||
-            (!parameter.pointer && parameter.size != arguments[i].size)) {
+        if (arguments[i].is_array ? !parameter.pointer : parameter.size != arguments[i].size) { // or a null
             fprintf(stderr, "argument %zu is not what the kernel takes\n", i);
             return 1;
         }
