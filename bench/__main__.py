@@ -59,6 +59,12 @@ def _parser() -> argparse.ArgumentParser:
     crossover = commands.add_parser("crossover", help="sweep sizes through the variants: where thresholds belong")
     crossover.add_argument("--save", type=Path, metavar="FILE.json", help="write what a GPU measured")
     crossover.add_argument("--seconds", type=float, default=1.0, help="measuring time of a point")
+    gigapixel = commands.add_parser("gigapixel", help="stitch a large picture into Zarr with dask, on this machine")
+    gigapixel.add_argument("--side", type=int, default=8192, help="pixels, at least; from 32768 on it is a gigapixel")
+    gigapixel.add_argument("--memory", default="1GiB", metavar="BYTES", help="limit of a worker, such as 800MiB")
+    gigapixel.add_argument("--workers", type=int, nargs="*", default=[1, 2], metavar="N", help="clusters to measure")
+    gigapixel.add_argument("--folder", type=Path, help="where the picture goes for a while, else the temporary folder")
+    gigapixel.add_argument("--save", type=Path, metavar="FILE.json", help="write what was measured")
     regret = commands.add_parser("regret", help="what the choices of auto cost, from saved results")
     for command in (report, crossover, regret):
         command.add_argument("results", type=Path, nargs="*", help="saved results, else those in bench/results")
@@ -81,6 +87,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "traffic": _traffic,
         "crossover": _crossover,
         "regret": _regret,
+        "gigapixel": _gigapixel,
     }
     try:
         return commands[options.command](options, words, console)
@@ -178,6 +185,12 @@ def _regret(options: argparse.Namespace, words: list[str], console: Console) -> 
     from bench.crossover import regret_table
 
     return _print_or_say(regret_table(saved(options.results)), "python -m bench --save bench/results/gpu.json", console)
+
+
+def _gigapixel(options: argparse.Namespace, words: list[str], console: Console) -> int:
+    from bench.gigapixel import gigapixel
+
+    return gigapixel(options.side, options.memory, options.workers, options.folder, options.save, words, console)
 
 
 def _print_or_say(table: Table, command: str, console: Console) -> int:

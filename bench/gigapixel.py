@@ -1,0 +1,200 @@
+"""Stitches a picture of any size from overlapping tiles into Zarr, in one process and in several of limited memory.
+
+The tiles exist nowhere: each comes from the seed when it is needed. Pieces of every picture are compared with
+`gpufold.blocks_to_array` on the tiles that reach them, bit for bit.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import resource
+import time
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import dask
+import dask.array as da
+import numpy as np
+import numpy.typing as npt
+from distributed import Client, LocalCluster
+from rich.console import Console
+from rich.table import Table
+
+import gpufold
+import gpufold.dask
+from bench.results import command_line, commit, now, processor, version
+
+Picture = npt.NDArray[np.float32]
+
+TILE, STRIDE = 256, 192
+
+TILES_PER_CHUNK = 8
+"""Along each axis; a chunk of the picture has the pixels from the first of them to the first of the next chunk."""
+
+CHUNK = TILES_PER_CHUNK * STRIDE
+
+SEED = 6
+
+SAMPLES, SAMPLE = 8, 200
+"""Pieces of a picture that are checked, and their side in pixels."""
+
+
+@dataclass
+class Job:
+    """What one way to stitch the picture took."""
+
+    name: str
+    seconds: float
+    megapixels_per_second: float
+    peak_megabytes: list[float]
+    """Of resident memory, for each process that computed."""
+
+
+def window() -> tuple[Picture, Picture]:
+    """Give a Gaussian for each axis, an eighth of the tile wide."""
+    distance = np.arange(TILE) - (TILE - 1) / 2
+    weights = np.exp(-0.5 * (distance / (TILE / 8)) ** 2).astype(np.float32)
+    return weights, weights
+
+
+def chunk_of_tiles(location: tuple[int, int], shape: tuple[int, ...]) -> Picture:
+    """Make the tiles of a chunk, of noise that does not compress."""
+    return np.random.default_rng((SEED, *location)).random(shape, np.float32)
+
+
+def _chunk(block_info: Any = None) -> Picture:
+    return chunk_of_tiles(block_info[None]["chunk-location"][:2], block_info[None]["chunk-shape"])
+
+
+def tiles(count: int) -> Any:
+    """Describe count x count tiles, lazily."""
+    chunks = da.core.normalize_chunks((TILES_PER_CHUNK, TILES_PER_CHUNK, TILE, TILE), (count, count, TILE, TILE))
+    return da.map_blocks(_chunk, chunks=chunks, dtype=np.float32, meta=np.empty((0,) * 4, np.float32))
+
+
+def side_of(count: int) -> int:
+    """Give the side of the picture that count x count tiles make."""
+    return (count - 1) * STRIDE + TILE
+
+
+def stitch(count: int, path: str) -> float:
+    """Stitch a picture into Zarr with dask's present scheduler; give the seconds."""
+    start = time.perf_counter()
+    side = side_of(count)
+    picture = gpufold.dask.blocks_to_array(
+        tiles(count), (side, side), (TILE, TILE), STRIDE, reduction="mean", window=window(), chunks=CHUNK
+    )
+    picture.to_zarr(path)
+    return time.perf_counter() - start
+
+
+def check(count: int, path: str) -> None:
+    """Compare pieces of a stitched picture, the last one and others around corners of chunks, with the eager call."""
+    side, source, picture = side_of(count), tiles(count), da.from_zarr(path)
+    rng = np.random.default_rng(SEED)
+    corners = rng.integers(0, -(-side // CHUNK), (SAMPLES - 1, 2)) * CHUNK + rng.integers(
+        -SAMPLE, SAMPLE, (SAMPLES - 1, 2)
+    )
+    for corner in (*corners, (side, side)):
+        starts = np.clip(corner, 0, side - SAMPLE)
+        first = np.maximum(0, (starts - TILE) // STRIDE + 1)
+        last = np.minimum(count - 1, (starts + SAMPLE - 1) // STRIDE)
+        (top, left), (bottom, right) = first, last + 1
+        reaching = source[top:bottom, left:right].compute(scheduler="synchronous")
+        shape = tuple((last - first) * STRIDE + TILE)
+        want = gpufold.blocks_to_array(reaching, shape, (TILE, TILE), STRIDE, reduction="mean", window=window())
+        (y, x), (row, column) = starts, starts - first * STRIDE
+        got = picture[y : y + SAMPLE, x : x + SAMPLE].compute(scheduler="synchronous")
+        if got.tobytes() != want[row : row + SAMPLE, column : column + SAMPLE].tobytes():
+            raise ValueError(f"the picture is wrong within {SAMPLE} pixels of {y}, {x}")
+
+
+def peak_megabytes() -> float:
+    """Give the largest resident memory that this process has had."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6
+
+
+def _in_this_process(count: int, path: str, threads: int) -> tuple[float, list[float]]:
+    gpufold.set_num_threads(1)
+    with dask.config.set(scheduler="threads", num_workers=threads):
+        return stitch(count, path), [peak_megabytes()]
+
+
+def _one_process(threads: int) -> Callable[[int, str], tuple[float, list[float]]]:
+    def run(count: int, path: str) -> tuple[float, list[float]]:
+        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:  # whose memory is its own
+            return pool.submit(_in_this_process, count, path, threads).result()
+
+    return run
+
+
+def _workers(workers: int, memory: str, folder: str) -> Callable[[int, str], tuple[float, list[float]]]:
+    def run(count: int, path: str) -> tuple[float, list[float]]:
+        options: dict[str, Any] = {"threads_per_worker": 1, "memory_limit": memory, "local_directory": folder}
+        cluster = LocalCluster(n_workers=workers, processes=True, host="127.0.0.1", dashboard_address=None, **options)
+        with cluster, Client(cluster) as client:
+            client.run(gpufold.set_num_threads, 1)
+            before = client.run(os.getpid)
+            seconds = stitch(count, path)
+            if client.run(os.getpid) != before:
+                raise ValueError(f"a worker was lost, with a memory limit of {memory}")
+            return seconds, list(client.run(peak_megabytes).values())
+
+    return run
+
+
+def gigapixel(
+    side: int,
+    memory: str,
+    workers: list[int],
+    folder: Path | None,
+    save: Path | None,
+    words: list[str],
+    console: Console,
+) -> int:
+    """Stitch a picture of at least this side in every way, and print what it took."""
+    count = max(1, -(-(side - TILE) // STRIDE) + 1)
+    side = side_of(count)
+    size = side * side / 1e6
+    done: list[Job] = []
+    with TemporaryDirectory(dir=folder) as temporary:
+        ways = {f"one process, {threads} thread{'s' * (threads > 1)}": _one_process(threads) for threads in (1, 2)}
+        ways |= {f"{n} worker{'s' * (n > 1)} of {memory}": _workers(n, memory, temporary) for n in workers}
+        table = Table("dask", "s", "MPixel/s", "of one thread", "peak MB of each process", box=None)
+        for name, run in ways.items():
+            with TemporaryDirectory(dir=temporary) as result:
+                path = f"{result}/picture.zarr"
+                seconds, peaks = run(count, path)
+                check(count, path)
+            done.append(Job(name, seconds, size / seconds, peaks))
+            speed_up = done[0].seconds / seconds
+            table.add_row(
+                name,
+                f"{seconds:.1f}",
+                f"{size / seconds:.1f}",
+                f"{speed_up:.2f}",
+                " ".join(f"{peak:.0f}" for peak in peaks),
+            )
+    lines = [
+        f"{side} x {side} float32, {size / 1000:.2f} gigapixels, from {count} x {count} tiles of {TILE} x {TILE} at "
+        f"stride {STRIDE} with a Gaussian window and mean, into Zarr; {SAMPLES} pieces checked bit for bit",
+        f"{os.cpu_count()} cores, {processor()}; gpufold {gpufold.__version__}, commit {commit()}, "
+        + ", ".join(f"{name} {version(name)}" for name in ("dask", "distributed", "zarr", "numpy")),
+        command_line(words),
+    ]
+    console.print(table)
+    for line in lines:
+        console.print(line, highlight=False, markup=False)
+    if save:
+        save.parent.mkdir(parents=True, exist_ok=True)
+        save.write_text(
+            json.dumps({"date": now(), "about": lines, "jobs": [asdict(job) for job in done]}, indent=1) + "\n"
+        )
+        console.print(f"saved to {save}", highlight=False)
+    return 0
