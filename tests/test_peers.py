@@ -234,3 +234,30 @@ def test_unfoldnd_agrees(case):
     np.testing.assert_array_equal(fold(case, columns), want)
     want = unfoldNd.unfoldNd(torch.from_numpy(image), case.kernel_size, **options)
     np.testing.assert_array_equal(unfold(case, image), want)
+
+
+@pytest.mark.peer("sigpy")
+@pytest.mark.parametrize("lead", [(), (3,), (2, 1, 3)], ids=str)
+@pytest.mark.parametrize(
+    ("size", "block", "strides"),
+    [
+        ((40,), (9,), (4,)),
+        ((17, 23), (4, 5), (2, 3)),
+        ((16, 16), (4, 4), (4, 4)),
+        ((12, 30), (7, 7), (1, 1)),
+        ((9, 10, 11), (3, 2, 4), (2, 1, 3)),
+    ],
+)
+def test_sigpy_has_the_same_bits(lead, size, block, strides):
+    """It adds the blocks' elements in lexicographic order too."""
+    import sigpy
+
+    rng = np.random.default_rng(0)
+    array = rng.standard_normal((*lead, *size)).astype(np.float32)
+    blocks = gpufold.array_to_blocks(array, block, strides)
+    want = sigpy.array_to_blocks(array, block, strides)
+    assert blocks.tobytes() == want.tobytes()
+    assert blocks.shape == want.shape
+    blocks = rng.standard_normal(blocks.shape).astype(np.float32)
+    got = gpufold.blocks_to_array(blocks, array.shape, block, strides)
+    assert got.tobytes() == sigpy.blocks_to_array(blocks, array.shape, block, strides).tobytes()
