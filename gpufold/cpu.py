@@ -52,6 +52,12 @@ FLAT_ELEMENTS = 1 << 14
 FLAT_RUN = 32
 """Blocks of a plane from which a flat run is a long enough inner loop."""
 
+LONG_ROW = 4
+"""Taps of a block's row from which they make an inner loop that is long enough, where they lie one after another."""
+
+SCATTERED_ELEMENTS = 1 << 17
+"""Column elements of a tile, where they are shorter: taps are then scattered, and should find it in the caches."""
+
 MANY_STRIPS = 64
 """Strips of zeros beyond which im2col clears all columns at once."""
 
@@ -195,12 +201,14 @@ def _unfold(image: Array, columns: Array, axes: tuple[Axis, ...], weights: Array
     if not image.size:
         return  # all margin
     with np.errstate(all="ignore"):
-        if not _taps_outside(axes) and _taps_are_closest(columns, axes):
+        closest = not _taps_outside(axes) and _taps_are_closest(columns, axes)
+        if closest and axes[-1].kernel >= LONG_ROW:
             _unfold_view(image, columns, axes, weights)
-        elif columns.size < THREADED_ELEMENTS:
+        elif columns.size < (SCATTERED_ELEMENTS if closest else THREADED_ELEMENTS):
             _unfold_tile(image, columns, axes, weights)
         else:
-            tiles = _tiles(image.shape, axes)
+            limit = SCATTERED_ELEMENTS * image.size // columns.size
+            tiles = _cut_into_tiles(image.shape, axes, limit) if closest else _tiles(image.shape, axes)
             for_each(
                 _unfold_tile,
                 [
