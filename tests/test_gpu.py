@@ -17,6 +17,8 @@ from cases import (
     CASES,
     DTYPES,
     EMPTY_CASES,
+    FUSIONS,
+    INEXACT,
     SPACE_CASES,
     Case,
     SpaceCase,
@@ -24,6 +26,7 @@ from cases import (
     random_case,
     random_space_case,
     values,
+    window_of,
 )
 
 import gpufold
@@ -586,6 +589,103 @@ def test_checks_come_before_the_device_is_touched(cupy):
         with pytest.raises(ValueError, match=r"more than the \d+ that an array can have"):
             gpufold.im2col(data[None], (1, 1), pads_begin=2**62)
     assert hook.sizes == []
+
+
+# ---------------------------------------------------------------------------------------------
+# Means, windows, accumulation, blocks in a layout of their own
+
+
+def fused_calls(case, dtype, fusion):
+    """col2im, with an image to add to or None, and im2col with the same window."""
+    reduction, kind, accumulate = fusion
+    window = window_of(kind, case.kernel_size, dtype)
+    columns, image = values(case.columns_shape, dtype), values(case.image_shape, dtype, 1)
+    fold = case.arguments | {"reduction": reduction, "window": window}
+    yield Call("col2im", columns, (case.output_size, case.kernel_size), fold), image if accumulate else None
+    yield Call("im2col", image, (case.kernel_size,), case.arguments | {"window": window}), None
+
+
+def check_fused(cupy, call, before):
+    """Compare every variant that serves a call, window and what is added to on the GPU too, with the NumPy path."""
+    options = {} if before is None else {"accumulate": True}
+    want = call.on(call.data, **options, out=None if before is None else before.copy())
+    window = call.options["window"]
+    if window is not None:
+        window = tuple(map(cupy.asarray, window)) if isinstance(window, tuple) else cupy.asarray(window)
+    on_gpu = Call(call.operation, call.data, call.arguments, call.options | {"window": window})
+    for variant in ("auto", *gpufold.variants(call.operation)):
+        out = spoil(cupy.empty(want.shape, want.dtype)) if before is None else cupy.asarray(before)
+        with suppress(gpufold.Unsupported):
+            on_gpu.on(cupy.asarray(call.data), **options, out=out, variant=variant)
+            if call.exact(variant):
+                assert_same_bits(cupy.asnumpy(out), want, f"{variant}: {call}")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("fusion", FUSIONS, ids=str)
+@pytest.mark.parametrize("case", SHORT_CASES[:5], ids=str)
+def test_fusions_are_the_numpy_path(cupy, case, fusion):
+    for dtype in INEXACT:
+        for call, before in fused_calls(case, dtype, fusion):
+            check_fused(cupy, call, before)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("fusion", [("mean", "full", True), ("least_squares", "separable", False)], ids=str)
+@pytest.mark.parametrize("case", SHORT_CASES[:5], ids=str)
+def test_sanitize_fusions(cupy, case, fusion):
+    with cupy.cuda.using_allocator(None):
+        for dtype in (np.dtype(np.float16), np.dtype(np.float32)):
+            for call, before in fused_calls(case, dtype, fusion):
+                check_fused(cupy, call, before)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", SHORT_DTYPES, ids=str)
+@pytest.mark.parametrize(
+    ("shape", "block", "steps"),
+    [
+        ((9,), (3,), 2),
+        ((5, 33, 35), (8, 8), 1),
+        ((2, 3, 64, 48), (16, 16), (8, 16)),
+        ((2, 2, 2, 7, 8, 9), (3, 2, 4), 2),
+    ],
+    ids=str,
+)
+def test_blocks_are_the_numpy_path(cupy, shape, block, steps, dtype):
+    array = values(shape, dtype)
+    taken = Call("array_to_blocks", array, (block, steps))
+    put = Call("blocks_to_array", taken.on(array), (shape, block, steps))
+    for call in (taken, put):
+        check_variants(cupy, call)
+    backwards = tuple(reversed(range(array.ndim - len(block)))) + tuple(range(array.ndim - len(block), array.ndim))
+    turned = array.transpose(backwards)
+    got = gpufold.array_to_blocks(cupy.asarray(array).transpose(backwards), block, steps)
+    assert_same_bits(cupy.asnumpy(got), gpufold.array_to_blocks(turned, block, steps))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("taps", "hop"), [(256, 64), (400, 160), (2048, 512)])
+def test_the_inverse_short_time_fourier_transform_is_cupys(cupy, taps, hop):
+    from cupyx.scipy import signal
+
+    sound = cupy.asarray(values((2, 40 * hop), np.float32))
+    window = signal.get_window("hann", taps).astype(np.float32)
+    _, _, spectra = signal.stft(sound, window=window, nperseg=taps, noverlap=taps - hop)
+    _, theirs = signal.istft(spectra, window=window, nperseg=taps, noverlap=taps - hop)
+    frames = cupy.fft.irfft(spectra, taps, axis=-2).astype(np.float32) * window.sum()
+    length, half = (frames.shape[-1] - 1) * hop, taps // 2
+    options = {"strides": hop, "pads_begin": half, "pads_end": half, "window": window, "reduction": "least_squares"}
+    ours = gpufold.col2im(frames, (length,), (taps,), **options)[:, 0]
+    bound = 1e-5 * float(abs(theirs).max())
+    np.testing.assert_allclose(cupy.asnumpy(ours), cupy.asnumpy(theirs), rtol=0, atol=bound)
+
+
+@pytest.mark.gpu
+def test_a_window_of_another_library_is_refused(cupy):
+    columns = cupy.zeros((4, 9), np.float32)
+    with pytest.raises(TypeError, match=r"window must be a cupy.ndarray like the data, got numpy.ndarray"):
+        gpufold.col2im(columns, (4, 4), (2, 2), window=np.ones((2, 2)))
 
 
 # ---------------------------------------------------------------------------------------------
