@@ -20,6 +20,7 @@ PLANNERS = "gpufold/planners"
 COL2IM = "tests/test_col2im_kernels.py::test_"
 IM2COL = "tests/test_im2col_kernels.py::test_"
 SPACE = "tests/test_space_kernels.py::test_"
+BLOCKS = "tests/test_blocks.py::test_"
 NUMPY_PATH = "tests/test_operations.py::test_"
 
 
@@ -77,7 +78,36 @@ FAULTS = (
         "#pragma unroll\n",
         SPACE + "lanes_in_any_order_give_the_same_and_never_race[nchw-4x4-batch_to_space]",
     ),
+    Fault(
+        "no barrier before staged blocks are added",
+        "kernels/col2im_gather_blocks.cu",
+        "chunk);\n            __syncthreads();\n            add_staged",
+        "chunk);\n            add_staged",
+        BLOCKS + "threads_wait_for_each_other_and_stay_inside_the_arrays[dense-8x8-in-two-tiles-observed]",
+    ),
+    Fault(
+        "no barrier before staged blocks are overwritten",
+        "kernels/col2im_gather_blocks.cu",
+        "block, chunk);\n            __syncthreads();\n",
+        "block, chunk);\n",
+        BLOCKS + "threads_wait_for_each_other_and_stay_inside_the_arrays[half-overlap-observed]",
+    ),
+    # --- arrays as others
+    Fault(
+        "leading axes that one array alone walks as one",
+        "gpufold/geometry.py",
+        "lead[-1][1:] == (extent * blocks, extent * array)",
+        "lead[-1][1] == extent * blocks",
+        BLOCKS + "leading_axes_that_are_walked_as_one_are_planes",
+    ),
     # --- kernels: which taps land where
+    Fault(
+        "blocks stored beyond the end of their row",
+        "kernels/im2col_taps.cu",
+        "if (position[last_axis] + i * apart < p.row_positions)",
+        "if (position[last_axis] + i * apart <= p.row_positions)",
+        BLOCKS + "every_kernel_is_the_numpy_path_in_any_layout[dense-7x7]",
+    ),
     Fault(
         "a tap past the end of the kernel",
         "kernels/col2im.cuh",

@@ -31,15 +31,24 @@ DTYPES = ("float32", "float16", "bfloat16", "complex64", "complex128", "float64"
 SOURCES = sorted(path.name for path in KERNELS.glob("*.cu"))
 
 
+def whole_blocks(geometry):
+    """Describe split columns with the taps of a block one after another in memory."""
+    rank = len(geometry.axes)
+    inside = Operand.contiguous(
+        (*geometry.split_columns_shape[:2], *geometry.num_blocks, *geometry.kernel_size)
+    ).strides
+    return Operand(geometry.split_columns_shape, (*inside[:2], *inside[2 + rank :], *inside[2 : 2 + rank]))
+
+
 @cache
 def specialisations():
     """Everything that the planner has compiled for the named cases: source to the list of its defines."""
     found: dict[str, dict] = {source: {} for source in SOURCES}
 
-    def collect(operation, geometry, input_shape, output_shape):
+    def collect(operation, geometry, *shapes):
+        operands = [shape if isinstance(shape, Operand) else Operand.contiguous(shape) for shape in shapes]
         for dtype in DTYPES:
             for variant in variants(operation):
-                operands = Operand.contiguous(input_shape), Operand.contiguous(output_shape)
                 try:
                     plan = choose(operation, geometry, dtype, *operands, H200, variant)
                 except Unsupported:
@@ -49,6 +58,7 @@ def specialisations():
     for case in CASES:
         geometry = columns_geometry(case.columns_shape, case.output_size, case.kernel_size, **case.arguments)
         collect("col2im", geometry, geometry.columns_shape, geometry.image_shape)
+        collect("col2im", geometry, whole_blocks(geometry), geometry.image_shape)
         collect("im2col", geometry, geometry.image_shape, geometry.columns_shape)
     for case in SPACE_CASES:
         if prod(case.space_shape):
