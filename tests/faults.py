@@ -118,8 +118,8 @@ FAULTS = (
     Fault(
         "a dilation dropped",
         "kernels/col2im_atomic.cu",
-        "pixel[axis] += tap * dilation[axis];",
-        "pixel[axis] += tap;",
+        "pixel[axis] += taps[axis] * dilation[axis];",
+        "pixel[axis] += taps[axis];",
         COL2IM + "every_variant_is_the_definition[atrous-rate-six]",
     ),
     Fault(
@@ -146,7 +146,7 @@ FAULTS = (
     Fault(
         "sums rounded at every addition",
         "kernels/col2im_gather_pixels.cu",
-        "sums[plane] = add(sums[plane], widen(elements[plane]));",
+        "sums[plane] = add(sums[plane], weigh(widen(elements[plane]), weight));",
         "sums[plane] = widen(narrow(add(sums[plane], widen(elements[plane]))));",
         COL2IM + "every_dtype_is_the_definition[stride-1-float16]",
     ),
@@ -175,8 +175,8 @@ FAULTS = (
     Fault(
         "a plane skipped",
         "kernels/col2im_gather_pixels.cu",
-        "if (plane < p.channels - place.channel)",
-        "if (plane < p.channels - place.channel - 1)",
+        "remaining = p.channels - place.channel;",
+        "remaining = p.channels - place.channel - 1;",
         COL2IM + "every_dtype_is_the_definition[stride-1-float32]",
     ),
     Fault(
@@ -225,8 +225,8 @@ FAULTS = (
     Fault(
         "images stepped through by the wrong strides",
         f"{PLANNERS}/im2col.py",
-        "image_plane_step=image_channel,",
-        "image_plane_step=image_batch[0] if image_batch else 0,",
+        "image_plane_step=seen.image_channel,",
+        "image_plane_step=seen.image_batch,",
         IM2COL + "images_of_any_strides_are_read_in_place[kernel0-1-channels-and-batch-swapped]",
     ),
     Fault(
