@@ -30,6 +30,7 @@ def launch():
 
 GEOMETRY = columns_geometry((2, 27, 64), (8, 8), (3, 3), 1, 1, 1, 1)
 COLUMNS, IMAGE = Operand.contiguous(GEOMETRY.columns_shape), Operand.contiguous(GEOMETRY.image_shape)
+BLOCK_BY_BLOCK = Operand(GEOMETRY.columns_shape, (27 * 64, 1, 27))
 
 
 @pytest.fixture
@@ -48,9 +49,9 @@ def compile_plan(launch, monkeypatch):
 
 def plans():
     for variant in variants("col2im"):
-        yield choose(
-            "col2im", GEOMETRY, "bfloat16" if variant != "atomic" else "complex64", COLUMNS, IMAGE, H200, variant
-        )
+        dtype = "complex64" if variant == "atomic" else "bfloat16"
+        columns = BLOCK_BY_BLOCK if variant == "gather_blocks" else COLUMNS
+        yield choose("col2im", GEOMETRY, dtype, columns, IMAGE, H200, variant)
     taken = image_geometry(GEOMETRY.image_shape, (3, 3), 1, 1, 1, 1)
     for variant in variants("im2col"):
         yield choose("im2col", taken, "float16", IMAGE, COLUMNS, H200, variant)
