@@ -11,8 +11,9 @@ cut along its spatial axes. Nothing is computed until dask is asked to, by any o
 >>> image.chunks[0], bool((image == 1).all())
 ((128, 128, 128, 128), True)
 
-dask arrays are never written into, so `out` and `accumulate` have no place here: `to_zarr` and `store` write the chunks
-of a result as they come.
+dask arrays are never written into, so `out` and `accumulate` have no place here: `to_zarr` and `dask.array.store` write
+the chunks of a result as they come. dask walks a result row of chunks by row, and holds the pieces that the next row
+needs too: of a picture too wide for that, store one part after the other, `image[:4096, :4096]` and so on.
 """
 
 from __future__ import annotations
