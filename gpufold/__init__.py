@@ -13,12 +13,14 @@ from gpufold.blocks import array_to_blocks, blocks_to_array
 from gpufold.ops import batch_to_space, col2im, explain, im2col, space_to_batch, warmup
 from gpufold.plan import Unsupported
 from gpufold.planners import variants
+from gpufold.positions import add_blocks
 from gpufold.threads import get_num_threads, set_num_threads
 
 __version__ = "0.1.0"
 
 __all__ = [
     "Unsupported",
+    "add_blocks",
     "array_to_blocks",
     "batch_to_space",
     "blocks_to_array",

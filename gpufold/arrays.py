@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
 from math import prod
 from types import ModuleType
@@ -51,6 +52,12 @@ def library_of(operation: str, name: str, array: object) -> ModuleType:
     )
 
 
+def device_of(library: ModuleType, array: Any) -> AbstractContextManager[Any]:
+    """Give what makes an array's device, if it is on one, the current device of a `with` block."""
+    device: AbstractContextManager[Any] = nullcontext() if library is np else array.device
+    return device
+
+
 @lru_cache(maxsize=256)
 def result_dtype(operation: str, name: str, dtype: np.dtype[Any], strings: bool) -> np.dtype[Any]:
     """Give the dtype of a result: the input's in native byte order."""
@@ -76,9 +83,7 @@ def result_array(
                 f"{operation}: the result of shape {shape} and dtype {dtype} has {size} bytes, "
                 f"more than the {sys.maxsize} that an array can have"
             )
-        if library is np:
-            return np.empty(shape, dtype)
-        with array.device:
+        with device_of(library, array):
             return library.empty(shape, dtype)
     if library_of(operation, "out", out) is not library:
         raise TypeError(

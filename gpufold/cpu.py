@@ -29,7 +29,15 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from gpufold.geometry import Axis, BlocksGeometry, Size, SlidingGeometry, SpaceGeometry, blocks_as_columns
+from gpufold.geometry import (
+    Axis,
+    BlocksGeometry,
+    PositionsGeometry,
+    Size,
+    SlidingGeometry,
+    SpaceGeometry,
+    blocks_as_columns,
+)
 from gpufold.plan import ELEMENT_TYPES, PLAIN, Fusion
 from gpufold.threads import for_each, get_num_threads
 from gpufold.windows import weights_of_axes, weights_of_taps
@@ -100,6 +108,38 @@ def array_to_blocks(
     """Take the blocks out of `array`. Every element of `blocks` is written."""
     columns, image, axes = _as_columns(blocks, array, geometry)
     unfold(image, columns, axes, fusion, window)
+
+
+def add_blocks(
+    blocks: Array,
+    array: Array,
+    geometry: PositionsGeometry,
+    fusion: Fusion,
+    window: Array | None,
+    positions: Array,
+) -> None:
+    """Add blocks into `array` at positions (count, rank), one after another, and drop what falls outside."""
+    taps = None if window is None else weights_of_taps(fusion.window, window, geometry.block_shape)
+    lead, rank = len(geometry.lead), len(geometry.size)
+    unit_axes = tuple(Axis(extent, 1, 1, 1, 0, 0) for extent in array.shape)
+    limit = array.size if accumulator_dtype(array.dtype) == array.dtype else TILE_ELEMENTS
+    if blocks.size >= THREADED_ELEMENTS:
+        limit = min(limit, -(-array.size // (TILES_PER_THREAD * get_num_threads())))
+    with np.errstate(all="ignore"):
+        for_each(
+            _add_to_tile,
+            [
+                (
+                    array[tile.pixels[2:]],
+                    np.array([pixels.start for pixels in tile.pixels[2 + lead :]]),
+                    blocks[(_ALL, *tile.pixels[2 : 2 + lead])],
+                    positions,
+                    taps,
+                    rank,
+                )
+                for tile in _cut_into_tiles((1, 1, *array.shape), unit_axes, limit)
+            ],
+        )
 
 
 def batch_to_space(data: Array, space: Array, geometry: SpaceGeometry) -> None:
@@ -404,6 +444,35 @@ def _parts(elements: Array, results: Array) -> tuple[tuple[Array, Array], ...]:
     if elements.dtype.kind != "c":
         return ((elements, results),)
     return ((elements.real, results.real), (elements.imag, results.imag))
+
+
+# ---------------------------------------------------------------------------------------------
+# A tile of blocks at positions
+
+
+def _add_to_tile(tile: Array, begin: Array, blocks: Array, positions: Array, taps: Array | None, rank: int) -> None:
+    """Add what falls into a tile (*lead, *size) that begins at a pixel, block after block."""
+    size, block = np.array(tile.shape[-rank:]), np.array(blocks.shape[-rank:])
+    (met,) = ((positions < begin + size) & (positions > begin - block)).all(axis=1).nonzero()
+    if not met.size:
+        return
+    total = tile.astype(accumulator_dtype(tile.dtype), copy=False)
+    first = positions[met] - begin
+    start, stop = np.maximum(first, 0), np.minimum(first + block, size)
+    scratch: Array = np.empty(0 if taps is None else blocks[0].size, total.dtype)
+    edges = (corner.tolist() for corner in (met, start, stop, start - first, stop - first))
+    for number, starts, stops, first_taps, last_taps in zip(*edges, strict=True):
+        elements: Index = (..., *map(slice, first_taps, last_taps))
+        terms = blocks[number][elements]
+        if taps is not None:
+            products = scratch[: terms.size].reshape(terms.shape)
+            _multiply(terms, taps[elements], products)
+            terms = products
+        into: Index = (..., *map(slice, starts, stops))
+        pixels = total[into]
+        np.add(pixels, terms, pixels)
+    if total is not tile:
+        tile[...] = total
 
 
 # ---------------------------------------------------------------------------------------------

@@ -24,9 +24,10 @@ def fill(
     deterministic: bool,
     fusion: Fusion = PLAIN,
     window: Any = None,
+    positions: Any = None,
 ) -> ArrayT:
-    """Compute the result on the CPU or the GPU, where it has any element."""
-    if result.size == 0:
+    """Compute the result on the CPU or the GPU, where it has any element; positions are those of add_blocks."""
+    if result.size == 0 or (positions is not None and data.size == 0):
         return result
     if fusion.window == "separable" and isinstance(geometry, BlocksGeometry):
         blocks, array = (data, result) if operation == "blocks_to_array" else (result, data)
@@ -34,9 +35,10 @@ def fill(
         window = with_added_axes(library, window, len(sliding.axes) - len(geometry.axes))
     if library is np:
         fused = () if fusion is PLAIN else (fusion, window)
-        getattr(cpu, operation)(data, result, geometry, *fused)
+        placed = () if positions is None else (positions,)
+        getattr(cpu, operation)(data, result, geometry, *fused, *placed)
     else:
         from gpufold import launch  # imports cupy, which its arrays' owner has
 
-        launch.execute(operation, geometry, data, result, variant, deterministic, fusion, window)
+        launch.execute(operation, geometry, data, result, variant, deterministic, fusion, window, positions)
     return result

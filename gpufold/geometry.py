@@ -5,6 +5,7 @@ knows no array library: it sees shapes and integers only, so sizes of 2**62 cost
 
     SlidingGeometry   col2im and im2col: columns (N, C*prod(kernel), L) <-> image (N, C, *size)
     BlocksGeometry    blocks_to_array and array_to_blocks: blocks (*lead, *blocks, *block) <-> array (*lead, *size)
+    PositionsGeometry add_blocks: blocks (P, *lead, *block) -> array (*lead, *size)
     SpaceGeometry     batch_to_space and space_to_batch: batch (B*prod(block), *D) <-> space (B, *E)
 """
 
@@ -365,6 +366,22 @@ class BlocksGeometry:
         return any(axis.stride < axis.kernel and axis.blocks > 1 for axis in self.axes)
 
 
+def merged_axes(extents: Size, first_strides: Size, second_strides: Size) -> list[tuple[int, int, int]]:
+    """Make axes that two arrays walk as one to one; give the extents above 1, each with its stride in both arrays.
+
+    >>> merged_axes((4, 1, 2, 3), (60, 60, 30, 10), (100, 7, 6, 2))
+    [(4, 60, 100), (6, 10, 2)]
+    """
+    merged: list[tuple[int, int, int]] = []
+    for extent, first, second in zip(extents, first_strides, second_strides, strict=True):
+        if extent == 1:
+            continue
+        if merged and merged[-1][1:] == (extent * first, extent * second):
+            extent *= merged.pop()[0]
+        merged.append((extent, first, second))
+    return merged
+
+
 @lru_cache(maxsize=1024)
 def blocks_as_columns(
     geometry: BlocksGeometry, blocks_strides: Size, array_strides: Size
@@ -380,12 +397,7 @@ def blocks_as_columns(
     ((1, 6, 4, 3), [(72, 12, 1, 4), (48, 8, 1)])
     """
     count, rank = len(geometry.lead), len(geometry.axes)
-    lead: list[tuple[int, int, int]] = []
-    for extent, blocks, array in zip(geometry.lead, blocks_strides[:count], array_strides[:count], strict=True):
-        if lead and lead[-1][1:] == (extent * blocks, extent * array):
-            extent *= lead.pop()[0]
-        if extent != 1:
-            lead.append((extent, blocks, array))
+    lead = merged_axes(geometry.lead, blocks_strides[:count], array_strides[:count])
     if not lead:
         lead.append((1, geometry.num_blocks[0] * blocks_strides[count], geometry.axes[0].size * array_strides[count]))
     batch = lead[0][0] if len(lead) > 1 else None
@@ -484,6 +496,58 @@ def blocks_geometry(
             f"block_strides={tuple(axis.stride for axis in axes)}, got shape {blocks_shape}"
         )
     return geometry
+
+
+# ---------------------------------------------------------------------------------------------
+# Blocks anywhere
+
+
+@dataclass(frozen=True)
+class PositionsGeometry:
+    """How blocks (count, *lead, *block_shape) land on an array (*lead, *size), at positions known when they land."""
+
+    count: int
+    lead: Size
+    size: Size
+    block_shape: Size
+
+    @cached_property
+    def array_shape(self) -> Size:
+        return (*self.lead, *self.size)
+
+    @cached_property
+    def blocks_shape(self) -> Size:
+        return (self.count, *self.lead, *self.block_shape)
+
+
+@lru_cache(maxsize=1024)
+def positions_geometry(array_shape: Size, blocks_shape: Size, positions_shape: Size) -> PositionsGeometry:
+    """Check an add_blocks call; positions say by their last axis how many axes of the array have any.
+
+    >>> positions_geometry((3, 100, 200), (7, 3, 8, 9), (7, 2)).block_shape
+    (8, 9)
+    """
+    operation = "add_blocks"
+    if len(positions_shape) != 2 or not positions_shape[1]:
+        raise ValueError(
+            f"{operation}: positions must be (number of blocks, number of spatial axes), at least one axis, "
+            f"got shape {positions_shape}"
+        )
+    count, rank = positions_shape
+    lead = len(array_shape) - rank
+    if lead < 0:
+        raise ValueError(
+            f"{operation}: out must be (*lead, *size) with {rank} axes of size, one per column of positions "
+            f"of shape {positions_shape}, got rank {len(array_shape)}: shape {array_shape}"
+        )
+    if len(blocks_shape) != 1 + len(array_shape) or blocks_shape[: 1 + lead] != (count, *array_shape[:lead]):
+        expected = ", ".join(map(str, (count, *array_shape[:lead])))
+        raise ValueError(
+            f"{operation}: blocks must be (number of positions, *lead, *block_shape) = ({expected}, *block_shape) "
+            f"with {rank} axes of block_shape, for out of shape {array_shape} and positions of shape "
+            f"{positions_shape}, got shape {blocks_shape}"
+        )
+    return PositionsGeometry(count, array_shape[:lead], array_shape[lead:], blocks_shape[1 + lead :])
 
 
 # ---------------------------------------------------------------------------------------------
@@ -625,5 +689,5 @@ def space_to_batch_geometry(
     return SpaceGeometry(batch, block, begin, end, tuple(grid))
 
 
-Geometry: TypeAlias = SlidingGeometry | BlocksGeometry | SpaceGeometry
+Geometry: TypeAlias = SlidingGeometry | BlocksGeometry | PositionsGeometry | SpaceGeometry
 """What a call becomes."""

@@ -36,6 +36,7 @@ def execute(
     deterministic: bool = True,
     fusion: Fusion = PLAIN,
     window: Any = None,
+    positions: Any = None,
 ) -> None:
     """Compute an operation on arrays of one device that have elements, on its current stream."""
     device = data.device.id
@@ -55,15 +56,15 @@ def execute(
         fusion,
     )
     if cupy.cuda.runtime.getDevice() == device:
-        kernel(data, result, window)
+        kernel(data, result, window, positions)
     else:
         with cupy.cuda.Device(device):
-            kernel(data, result, window)
+            kernel(data, result, window, positions)
 
 
-def run(plan: Plan, data: Any, result: Any, window: Any = None) -> None:
+def run(plan: Plan, data: Any, result: Any, window: Any = None, positions: Any = None) -> None:
     """Run a plan that was made for these arrays, on the current device and stream."""
-    Kernel.of(plan)(data, result, window)
+    Kernel.of(plan)(data, result, window, positions)
 
 
 def warmup(
@@ -122,14 +123,13 @@ class Kernel:
             plan.takes_window,
         )
 
-    def __call__(self, data: Any, result: Any, window: Any = None) -> None:
+    def __call__(self, data: Any, result: Any, window: Any = None, positions: Any = None) -> None:
         if self.zero_output:
             result.data.memset_async(0, result.nbytes)
+        pointers = (data, result) if positions is None else (data, result, positions)
         if self.takes_window:
-            weights = NULL if window is None else window
-            self.function(self.grid, self.block, (data, result, weights, self.parameters))
-        else:
-            self.function(self.grid, self.block, (data, result, self.parameters))
+            pointers = (*pointers, NULL if window is None else window)
+        self.function(self.grid, self.block, (*pointers, self.parameters))
 
 
 @lru_cache(maxsize=4096)

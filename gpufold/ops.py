@@ -17,6 +17,7 @@ from gpufold.filling import fill
 from gpufold.geometry import (
     BlocksGeometry,
     Geometry,
+    PositionsGeometry,
     Size,
     SlidingGeometry,
     SpaceGeometry,
@@ -24,6 +25,7 @@ from gpufold.geometry import (
     batch_to_space_geometry,
     columns_geometry,
     image_geometry,
+    positions_geometry,
     space_to_batch_geometry,
 )
 from gpufold.plan import H200, PLAIN, Device, Fusion, Operand, Plan
@@ -345,9 +347,9 @@ def explain(
     operation : str
         One of those that `gpufold.variants` knows, such as "col2im" or "array_to_blocks".
     data : numpy.ndarray, cupy.ndarray or (shape, dtype)
-        The call's array, or what a C-contiguous one would be; a NumPy array stands for a CuPy array like it.
+        The call's first array, or what a C-contiguous one would be; a NumPy array stands for a CuPy array like it.
     *arguments, **options
-        The call's other arguments.
+        The call's other arguments; `add_blocks`' blocks and positions may be (shape, dtype) too.
     variant, deterministic
         As in the call.
     device : gpufold.plan.Device, optional
@@ -415,38 +417,61 @@ def _described(
 ) -> tuple[Geometry, str, Operand, Operand, Fusion]:
     """Check a call that is only described; give its geometry, dtype, the arrays as kernels see them, and its fusion."""
     variants(operation)
-    if isinstance(data, tuple):
-        shape, dtype = as_integers(operation, "data's shape", data[0]), np.dtype(data[1])
-        if isinstance(shape, int):
-            shape = (shape,)
-        input = Operand.contiguous(shape)
-    else:
-        library_of(operation, "data", data)
-        shape, dtype = data.shape, data.dtype
-        input = Operand(shape, tuple(stride // dtype.itemsize for stride in data.strides))
+    input, dtype = _described_array(operation, "data", data)
     fused = {name: options[name] for name in _FUSED.get(operation, ()) if name in options}
     sizes = {name: value for name, value in options.items() if name not in fused}
-    geometry = _GEOMETRIES[operation](shape, *arguments, **sizes)
+    geometry: Geometry
+    if operation == "add_blocks":
+        geometry, output, input = _described_blocks(input, dtype, *arguments, **sizes)
+        fused["accumulate"] = True
+    else:
+        geometry = _GEOMETRIES[operation](input.shape, *arguments, **sizes)
+        output = Operand.contiguous(getattr(geometry, _RESULTS[operation]))
     fusion = PLAIN if isinstance(geometry, SpaceGeometry) else _described_fusion(operation, dtype, geometry, **fused)
-    result = {
-        "col2im": "image_shape",
-        "im2col": "columns_shape",
-        "batch_to_space": "space_shape",
-        "space_to_batch": "batch_shape",
-        "blocks_to_array": "array_shape",
-        "array_to_blocks": "blocks_shape",
-    }[operation]
-    output = Operand.contiguous(getattr(geometry, result))
     if not prod(output.shape):
         raise ValueError(f"{operation}: the result of shape {output.shape} has no element, so nothing is launched")
     return geometry, result_dtype(operation, "data", dtype, False).name, input, output, fusion
 
+
+def _described_array(operation: str, name: str, array: Any) -> tuple[Operand, np.dtype[Any]]:
+    """Give an array, or what (shape, dtype) describes, as kernels see it."""
+    if isinstance(array, tuple):
+        shape, dtype = as_integers(operation, f"{name}'s shape", array[0]), np.dtype(array[1])
+        return Operand.contiguous((shape,) if isinstance(shape, int) else shape), dtype
+    library_of(operation, name, array)
+    return Operand(array.shape, tuple(stride // array.dtype.itemsize for stride in array.strides)), array.dtype
+
+
+def _described_blocks(
+    out: Operand, dtype: np.dtype[Any], blocks: Any, positions: Any
+) -> tuple[PositionsGeometry, Operand, Operand]:
+    """Check a described call of add_blocks, whose first array is `out`; give it and the blocks as kernels see them."""
+    input, blocks_dtype = _described_array("add_blocks", "blocks", blocks)
+    if blocks_dtype != dtype:
+        raise TypeError(f"add_blocks: out must have the result's dtype {blocks_dtype}, got {dtype}")
+    places, _ = _described_array("add_blocks", "positions", positions)
+    geometry = positions_geometry(out.shape, input.shape, places.shape)
+    if not prod(input.shape):
+        raise ValueError(f"add_blocks: blocks of shape {input.shape} have no element, so nothing is launched")
+    return geometry, out, input
+
+
+_RESULTS = {
+    "col2im": "image_shape",
+    "im2col": "columns_shape",
+    "batch_to_space": "space_shape",
+    "space_to_batch": "batch_shape",
+    "blocks_to_array": "array_shape",
+    "array_to_blocks": "blocks_shape",
+}
+"""What a geometry calls the shape of an operation's result."""
 
 _FUSED = {
     "col2im": ("reduction", "window", "accumulate"),
     "im2col": ("window",),
     "blocks_to_array": ("reduction", "window", "accumulate"),
     "array_to_blocks": ("window",),
+    "add_blocks": ("window",),
 }
 """The arguments of a call that say what is fused."""
 
@@ -454,13 +479,13 @@ _FUSED = {
 def _described_fusion(
     operation: str,
     dtype: np.dtype[Any],
-    geometry: SlidingGeometry | BlocksGeometry,
+    geometry: SlidingGeometry | BlocksGeometry | PositionsGeometry,
     reduction: str = "sum",
     window: Any = None,
     accumulate: bool = False,
 ) -> Fusion:
     """Check what a call that is only described wants fused; its window may be of either library."""
-    kernel_size = geometry.block_shape if isinstance(geometry, BlocksGeometry) else geometry.kernel_size
+    kernel_size = geometry.kernel_size if isinstance(geometry, SlidingGeometry) else geometry.block_shape
     first = window[0] if isinstance(window, Sequence) and window else window
     library = np if first is None else library_of(operation, "window", first)
     data = SimpleNamespace(dtype=dtype, device=getattr(first, "device", None))

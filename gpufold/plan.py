@@ -125,7 +125,7 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One launch of one kernel: kernel(input, output, parameters), or kernel(input, output, window, parameters)."""
+    """One launch of one kernel: kernel(input, output, [positions,] [window,] parameters)."""
 
     operation: str
     variant: str
@@ -144,9 +144,11 @@ class Plan:
     reason: str
     """Why this variant, in a sentence."""
     takes_window: bool = False
-    """Whether a pointer to the window's weights comes after the output: null where there is no window."""
+    """Whether a pointer to the window's weights comes before the parameters: null where there is no window."""
     scatters: bool = False
     """Whether the kernel adds to an element of the output as often as it likes, instead of writing it once."""
+    skips: bool = False
+    """Whether it leaves elements of the output as they are, instead of writing each."""
     reads_output: bool = False
     """Whether what is in the output before the launch counts."""
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gpufold.arrays import library_of
+from gpufold.arrays import device_of, library_of
 from gpufold.geometry import Size
 from gpufold.plan import ELEMENT_TYPES, PLAIN, REDUCTIONS, Fusion
 
@@ -87,15 +87,19 @@ def as_window(
             )
         if weights.dtype.kind not in "fiu" and weights.dtype.name != "bfloat16":
             raise TypeError(f"{operation}: {name} must hold real numbers, got dtype {weights.dtype}")
-    axes = [weights.astype(element.weight, order="C", copy=False) for weights in axes]
-    if whole and len(kernel_size) > 1:
-        return "full", library.ascontiguousarray(axes[0])
-    return "separable", library.ascontiguousarray(axes[0]) if len(axes) == 1 else library.concatenate(axes)
+    with device_of(library, axes[0]):
+        axes = [weights.astype(element.weight, order="C", copy=False) for weights in axes]
+        if whole and len(kernel_size) > 1:
+            return "full", library.ascontiguousarray(axes[0])
+        return "separable", library.ascontiguousarray(axes[0]) if len(axes) == 1 else library.concatenate(axes)
 
 
 def with_added_axes(library: ModuleType, weights: Any, added_axes: int) -> Any:
     """Give a separable window's weights for blocks with further axes of one tap in front."""
-    return library.concatenate([library.ones(added_axes, weights.dtype), weights]) if added_axes else weights
+    if not added_axes:
+        return weights
+    with device_of(library, weights):
+        return library.concatenate([library.ones(added_axes, weights.dtype), weights])
 
 
 def weights_of_axes(weights: npt.NDArray[Any], kernel_size: Size) -> list[npt.NDArray[Any]]:

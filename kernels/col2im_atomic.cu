@@ -7,6 +7,7 @@
 // The order of addition is the hardware's: the same bits each time for integers and bool only. Float32
 // denormals are flushed by the hardware's additions in memory. For small images under very many taps, which
 // have too few pixels to fill the device with a thread each.
+#include "atomic.cuh"
 #include "col2im.cuh"
 
 #ifndef THREADS
@@ -16,23 +17,6 @@
 struct AtomicParameters : Parameters {
     Divisor by_tap[rank]; // extents of the kernel; by_extent has those of the blocks
 };
-
-template <typename Number> inline __device__ void add_atomically(Number* address, Number value)
-{
-    atomicAdd(address, value);
-}
-template <typename Real> inline __device__ void add_atomically(Complex<Real>* address, Complex<Real> value)
-{
-    atomicAdd(&address->real, value.real);
-    atomicAdd(&address->imaginary, value.imaginary);
-}
-// Bytes have no atomics of their own: the byte's bit is set in the word around it.
-inline __device__ void add_atomically(Boolean* address, Boolean value)
-{
-    const unsigned long long byte = reinterpret_cast<unsigned long long>(address);
-    if (value.bits)
-        atomicOr(reinterpret_cast<unsigned*>(byte & ~3ull), 1u << 8 * (byte & 3));
-}
 
 // The weight of a tap, from its place along the axes before this one.
 template <int axes> __device__ TapWeight weight_of(const Offset (&taps)[rank], const Weight* window)

@@ -144,3 +144,22 @@ def space_to_batch(data, block_shape, pads_begin, pads_end):
         cell = tuple(x // b for x, b in zip(padded, block, strict=True))
         result[(*offset, slice(None), *cell)] = data[(slice(None), *pixel)]
     return result.reshape(prod(block) * data.shape[0], *grid)
+
+
+def add_blocks(out, blocks, positions, window=None):
+    """Add element by element, block after block, into a copy of `out`; half precisions are rounded at the end."""
+    rank = len(positions[0]) if len(positions) else 0
+    half = out.dtype.name in ("float16", "bfloat16")
+    total = out.astype(np.float32) if half else out.copy()
+    for block, position in zip(blocks, positions, strict=True):
+        for tap in product(*map(range, blocks.shape[blocks.ndim - rank :])):
+            pixel = tuple(int(p) + t for p, t in zip(position, tap, strict=True))
+            if all(0 <= x < extent for x, extent in zip(pixel, out.shape[out.ndim - rank :], strict=True)):
+                terms = block[(..., *tap)]
+                if half:
+                    terms = terms.astype(np.float32)
+                if window is not None:
+                    weight = weight_of(tap, window, weight_dtype(out.dtype))
+                    terms = scaled(np.asarray(terms), np.multiply, weight)
+                total[(..., *pixel)] = total[(..., *pixel)] + terms
+    return total.astype(out.dtype)

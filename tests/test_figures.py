@@ -9,18 +9,20 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 from functools import cache
+from itertools import product
 from math import prod
 
 import numpy as np
 import pytest
+import test_add_blocks
 from cases import CASES, FUSIONS, SPACE_CASES, window_of
 
 import hostcuda
 from bench.measure import difference
 from bench.problems import PROBLEMS
 from bench.traffic import ELEMENTS, SCALED, plan_of
-from gpufold.geometry import batch_to_space_geometry, columns_geometry
-from gpufold.plan import H200, PLAIN, Fusion, Operand, Unsupported
+from gpufold.geometry import batch_to_space_geometry, columns_geometry, positions_geometry
+from gpufold.plan import ELEMENT_TYPES, H200, PLAIN, WINDOWS, Fusion, Operand, Unsupported
 from gpufold.planners import choose, variants
 from gpufold.sources import KERNELS
 from gpufold.windows import as_window
@@ -45,12 +47,14 @@ def specialisations():
     """Everything that the planner has compiled for the named cases: source to the list of its defines."""
     found: dict[str, dict] = {source: {} for source in SOURCES}
 
-    def collect(operation, geometry, *shapes):
+    def collect(operation, geometry, *shapes, fusions=(PLAIN,)):
         operands = [shape if isinstance(shape, Operand) else Operand.contiguous(shape) for shape in shapes]
-        for dtype in DTYPES:
+        for dtype, fusion in product(DTYPES, fusions):
+            if fusion.window != "none" and not ELEMENT_TYPES[dtype].weight:
+                continue
             for variant in variants(operation):
                 try:
-                    plan = choose(operation, geometry, dtype, *operands, H200, variant)
+                    plan = choose(operation, geometry, dtype, *operands, H200, variant, fusion=fusion)
                 except Unsupported:
                     continue
                 found[plan.source][plan.defines] = None
@@ -65,6 +69,10 @@ def specialisations():
             geometry = batch_to_space_geometry(case.batch_shape, case.block_shape, case.crops_begin, case.crops_end)
             collect("batch_to_space", geometry, geometry.batch_shape, geometry.space_shape)
             collect("space_to_batch", geometry, geometry.space_shape, geometry.batch_shape)
+    for case in test_add_blocks.CASES:
+        geometry = positions_geometry(case.shape, case.blocks_shape, case.positions.shape)
+        windows = [Fusion("sum", window, accumulate=True) for window in WINDOWS]
+        collect("add_blocks", geometry, geometry.blocks_shape, geometry.array_shape, fusions=windows)
     return {source: list(defines) for source, defines in found.items()}
 
 
@@ -88,6 +96,19 @@ def test_every_specialisation_compiles_for_every_architecture(source, architectu
             f"\n{source} sm_{architecture}: {len(seconds)} specialisations, median {np.median(seconds) * 1e3:.0f} ms, "
             f"slowest {max(seconds) * 1e3:.0f} ms"
         )
+
+
+@pytest.mark.parametrize("window", WINDOWS)
+@pytest.mark.parametrize("dtype", ["float32", "complex64"])
+@pytest.mark.parametrize("lead", [(), (14,)], ids=str)
+@pytest.mark.parametrize(("size", "block"), [((4096, 4096), (256, 256)), ((99_999,), (400,)), ((300,) * 3, (96,) * 3)])
+def test_blocks_at_positions_keep_everything_in_registers(size, block, lead, dtype, window):
+    geometry = positions_geometry((*lead, *size), (600, *lead, *block), (600, len(size)))
+    operands = Operand.contiguous(geometry.blocks_shape), Operand.contiguous(geometry.array_shape)
+    plan = choose("add_blocks", geometry, dtype, *operands, fusion=Fusion("sum", window, accumulate=True))
+    figures = hostcuda.figures(plan)
+    assert figures.stack_bytes == 0
+    assert figures.registers <= 128, "two blocks of threads are resident"
 
 
 REGIMES = {problem.name: problem for problem in PROBLEMS}

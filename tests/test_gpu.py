@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import test_add_blocks
 from cases import (
     CASES,
     DTYPES,
@@ -664,6 +665,52 @@ def test_blocks_are_the_numpy_path(cupy, shape, block, steps, dtype):
     assert_same_bits(cupy.asnumpy(got), gpufold.array_to_blocks(turned, block, steps))
 
 
+def check_blocks_at_positions(cupy, case, dtype):
+    """Both variants, blocks and window on the GPU, positions there and on the host."""
+    out, blocks = values(case.shape, dtype), values(case.blocks_shape, dtype, 1)
+    window = window_of("separable", case.block, dtype) if dtype in INEXACT else None
+    want = gpufold.add_blocks(out.copy(), blocks, case.positions, window)
+    weights = window and tuple(map(cupy.asarray, window))
+    for variant in ("auto", *gpufold.variants("add_blocks")):
+        for positions in (cupy.asarray(case.positions), case.positions.tolist()):
+            got = cupy.asarray(out)
+            with suppress(gpufold.Unsupported):
+                assert gpufold.add_blocks(got, cupy.asarray(blocks), positions, weights, variant=variant) is got
+                if variant != "atomic" or ELEMENT_TYPES[dtype.name].exact:
+                    assert_same_bits(cupy.asnumpy(got), want, f"{variant}: {case} {dtype}")
+                else:
+                    bound = 1e-4 * abs(want).max() if want.size else 0
+                    np.testing.assert_allclose(cupy.asnumpy(got), want, rtol=0, atol=bound)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("case", test_add_blocks.CASES, ids=str)
+def test_blocks_at_positions_are_the_numpy_path(cupy, case, dtype):
+    check_blocks_at_positions(cupy, case, dtype)
+
+
+@pytest.mark.gpu
+def test_blocks_at_positions_can_be_captured_in_a_graph(cupy):
+    """Positions are never looked at by the host, so that other ones serve the same graph."""
+    case = test_add_blocks.CASES[10]
+    zeros, blocks = np.zeros(case.shape, np.float32), values(case.blocks_shape, np.float32)
+    out, tiles, positions = cupy.asarray(zeros), cupy.asarray(blocks), cupy.asarray(case.positions)
+    gpufold.add_blocks(out, tiles, positions)
+    cupy.cuda.Device().synchronize()
+    stream = cupy.cuda.Stream(non_blocking=True)
+    with stream:
+        stream.begin_capture(cupy.cuda.runtime.streamCaptureModeGlobal)
+        gpufold.add_blocks(out, tiles, positions)
+        graph = stream.end_capture()
+        for places in (case.positions + 1, case.positions):
+            positions.set(places, stream)
+            out.set(zeros, stream)
+            graph.launch(stream)
+            stream.synchronize()
+            assert_same_bits(cupy.asnumpy(out), gpufold.add_blocks(zeros.copy(), blocks, places))
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize(("taps", "hop"), [(256, 64), (400, 160), (2048, 512)])
 def test_the_inverse_short_time_fourier_transform_is_cupys(cupy, taps, hop):
@@ -703,6 +750,23 @@ def test_sanitize_every_variant(cupy, case):
                 check_variants(cupy, call)
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", SHORT_DTYPES, ids=str)
+def test_sanitize_blocks(cupy, dtype):
+    with cupy.cuda.using_allocator(None):
+        for call in short_blocks(dtype):
+            check_variants(cupy, call)
+        for case in (test_add_blocks.CASES[3], test_add_blocks.CASES[11], test_add_blocks.CASES[14]):
+            check_blocks_at_positions(cupy, case, dtype)
+
+
+def short_blocks(dtype):
+    """Dense overlaps of blocks in a layout of their own, both ways."""
+    array = values((2, 12, 40), dtype)
+    taken = Call("array_to_blocks", array, ((5, 6), 1))
+    return taken, Call("blocks_to_array", taken.on(array), (array.shape, (5, 6), 1))
+
+
 def sources_of(call, variant):
     with suppress(gpufold.Unsupported):
         yield gpufold.explain(call.operation, call.data, *call.arguments, **call.options, variant=variant).plan.source
@@ -710,11 +774,11 @@ def sources_of(call, variant):
 
 def test_short_cases_run_every_kernel():
     """Needs no GPU: what compute-sanitizer sees leaves no file of kernels/ out."""
+    blocks = Call("add_blocks", np.zeros((9, 9), np.int32), (((5, 3, 3), np.int32), ((5, 2), np.int64)))
     planned = {
         source
-        for case in SHORT_CASES
         for dtype in (np.dtype(np.float32), np.dtype(np.int32))
-        for call in calls_of(case, dtype)
+        for call in (*(call for case in SHORT_CASES for call in calls_of(case, dtype)), *short_blocks(dtype), blocks)
         for variant in gpufold.variants(call.operation)
         for source in sources_of(call, variant)
     }

@@ -8,7 +8,7 @@ from math import prod
 
 from gpufold.geometry import Geometry
 from gpufold.plan import H200, PLAIN, Device, Fusion, Operand, Plan, Problem, Unsupported, Variant
-from gpufold.planners import blocks, col2im, im2col, space
+from gpufold.planners import blocks, col2im, im2col, positions, space
 
 VARIANTS: dict[str, dict[str, Variant]] = {
     "col2im": col2im.VARIANTS,
@@ -17,6 +17,7 @@ VARIANTS: dict[str, dict[str, Variant]] = {
     "space_to_batch": space.SPACE_TO_BATCH,
     "blocks_to_array": blocks.BLOCKS_TO_ARRAY,
     "array_to_blocks": blocks.ARRAY_TO_BLOCKS,
+    "add_blocks": positions.VARIANTS,
 }
 
 CHOICES: dict[str, Variant] = {
@@ -26,6 +27,7 @@ CHOICES: dict[str, Variant] = {
     "space_to_batch": space.choose_space_to_batch,
     "blocks_to_array": blocks.choose_blocks_to_array,
     "array_to_blocks": blocks.choose_array_to_blocks,
+    "add_blocks": positions.choose,
 }
 
 

@@ -101,6 +101,7 @@ def traffic(
     input_array: NDArray,
     output_array: NDArray,
     window: NDArray | None = None,
+    positions: NDArray | None = None,
     *,
     device: Device = H200,
     scale: int = SCALE,
@@ -114,7 +115,7 @@ def traffic(
         l2_bytes=L2_BYTES // scale,
         blocks_at_a_time=max(1, int(device.multiprocessors / share) // scale),
     )
-    counters = run(plan, input_array, output_array, window, mode="observed", kernels=kernels, caches=caches)
+    counters = run(plan, input_array, output_array, window, positions, mode="observed", kernels=kernels, caches=caches)
     return Traffic(
         Requests.of(counters.loads),
         Requests.of(counters.stores),

@@ -40,6 +40,7 @@ def launch(
     mode: Mode = "plain",
     seed: int = 0,
     writes_once: bool = False,
+    skips: bool = False,
     caches: Caches | None = None,
 ) -> Counters:
     """Launch a kernel as cuLaunchKernel would: arrays or None for pointers, bytes for structs, ints for integers.
@@ -53,6 +54,8 @@ def launch(
     writes_once
         Whether each byte of each array that the kernel may write has to be written exactly once; looked at where
         accesses are observed.
+    skips
+        Whether not writing a byte is no fault, writing it twice still is.
     caches
         What to count the traffic with (see counting.py), where accesses are observed; the counters stay zero without.
     """
@@ -68,7 +71,7 @@ def launch(
             what = module.Launch(kernel.module, grid=grid, block=block, seed=seed + 1 if mode == "shuffled" else 0)
             if caches:
                 what.caches, what.traffic = ctypes.pointer(caches), ctypes.pointer(counters)
-            _run_here(kernel, what, placed, build == "observed", writes_once)
+            _run_here(kernel, what, placed, build == "observed", writes_once, skips)
     except Fault as fault:
         raise Fault(f"{symbol}: {_with_lines(path, str(fault))}") from None
     return counters
@@ -79,6 +82,7 @@ def run(
     input_array: NDArray,
     output_array: NDArray,
     window: NDArray | None = None,
+    positions: NDArray | None = None,
     *,
     mode: Mode = "plain",
     seed: int = 0,
@@ -91,7 +95,11 @@ def run(
     """
     if not plan.reads_output:
         output_array[...] = np.zeros((), output_array.dtype) if plan.zero_output else poison(output_array.dtype)
-    pointers = (input_array, output_array, window) if plan.takes_window else (input_array, output_array)
+    pointers: tuple[Argument, ...] = (input_array, output_array)
+    if positions is not None:
+        pointers = (*pointers, positions)
+    if plan.takes_window:
+        pointers = (*pointers, window)
     return launch(
         kernels / plan.source,
         plan.symbol,
@@ -102,6 +110,7 @@ def run(
         mode=mode,
         seed=seed,
         writes_once=not plan.scatters,
+        skips=plan.skips,
         caches=caches,
     )
 
@@ -112,6 +121,7 @@ def _run_here(
     arguments: list[Placed | bytes | int | None],
     observed: bool,
     writes_once: bool,
+    skips: bool,
 ) -> None:
     """Run in this process, and bring the arrays back."""
     if len(arguments) != len(kernel.parameters):
@@ -153,7 +163,7 @@ def _run_here(
             _bring_back(argument, i, parameter.pointer == module.POINTER)
     for i, counts in writes.items():
         missing = np.argwhere((counts == 0).any(axis=-1))
-        if len(missing):
+        if len(missing) and not skips:
             first = tuple(map(int, missing[0]))
             raise Fault(f"{len(missing)} elements of argument {i} were never written, the first is {first}")
 

@@ -1,0 +1,273 @@
+"""The kernel variants of add_blocks, which alone know positions, and the choice between them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from math import prod
+from typing import Any
+
+from gpufold.geometry import PositionsGeometry, Size, merged_axes
+from gpufold.plan import (
+    ELEMENT_TYPES,
+    WEIGHT_TYPES,
+    ElementType,
+    Plan,
+    Problem,
+    Unsupported,
+    Variant,
+    divisor,
+    grid_blocks,
+    offset_bits,
+    offset_type,
+    pack,
+    parameter_type,
+)
+
+OPERATION = "add_blocks"
+THREADS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """Blocks (count, batch, channels, *block) and image (batch, channels, *size) by their strides.
+
+    Leading axes that no plane's number can count are the first of `size` and `block`, and have no position.
+    """
+
+    element: ElementType
+    count: int
+    batch: int
+    channels: int
+    fixed: int
+    size: Size
+    block: Size
+    block_step: int
+    blocks_batch: int
+    blocks_channel: int
+    tap_strides: Size
+    image_batch: int
+    image_channel: int
+    pixel_strides: Size
+
+
+@lru_cache(maxsize=256)
+def view(problem: Problem) -> View:
+    """Name every stride, and make leading axes one where both arrays walk them as one."""
+    geometry = problem.geometry
+    assert isinstance(geometry, PositionsGeometry)
+    count = len(geometry.lead)
+    block_step, *blocks_strides = problem.input.strides
+    lead = merged_axes(geometry.lead, tuple(blocks_strides[:count]), problem.output.strides[:count])
+    if len(lead) < 2:
+        lead = [(1, 0, 0)] * (2 - len(lead)) + lead
+    (batch, blocks_batch, image_batch), (channels, blocks_channel, image_channel), *rest = lead
+    extents, rest_taps, rest_pixels = (tuple(axis[i] for axis in rest) for i in range(3))
+    return View(
+        ELEMENT_TYPES[problem.dtype],
+        geometry.count,
+        batch,
+        channels,
+        len(rest),
+        (*extents, *geometry.size),
+        (*extents, *geometry.block_shape),
+        block_step,
+        blocks_batch,
+        blocks_channel,
+        (*rest_taps, *blocks_strides[count:]),
+        image_batch,
+        image_channel,
+        (*rest_pixels, *problem.output.strides[count:]),
+    )
+
+
+def _plan(
+    problem: Problem,
+    variant: str,
+    symbol: str,
+    *,
+    items: int,
+    per_block: int,
+    extents: Size,
+    tile: Size,
+    channel_groups: int,
+    reason: str,
+    defines: dict[str, Any],
+    by_batch: bool = False,
+    scatters: bool = False,
+) -> Plan:
+    """Fill in what both variants have in common; an item is (batch, channel group, *extents)."""
+    seen = view(problem)
+    rank, element = len(seen.size), seen.element
+    reach = [size + block + side for size, block, side in zip(seen.size, seen.block, tile, strict=True)]
+    bits = offset_bits(
+        OPERATION,
+        items + THREADS,
+        seen.count + THREADS,
+        max(reach),
+        sum(abs(stride) * extent for stride, extent in zip(seen.tap_strides, reach, strict=True)),
+        sum(abs(stride) * extent for stride, extent in zip(seen.pixel_strides, reach, strict=True)),
+        prod(seen.block),
+    )
+    layout = parameter_type(
+        bits,
+        block_step="long",
+        blocks_batch="long",
+        blocks_channel="long",
+        image_batch="long",
+        image_channel="long",
+        count="offset",
+        channels="offset",
+        items="offset",
+        size=("offset", rank),
+        block=("offset", rank),
+        tap_stride=("offset", rank),
+        pixel_stride=("offset", rank),
+        by_extent=("divisor", rank),
+        by_channels="divisor",
+    )
+    shared: dict[str, Any] = {
+        "block_step": seen.block_step,
+        "blocks_batch": seen.blocks_batch,
+        "blocks_channel": seen.blocks_channel,
+        "image_batch": seen.image_batch,
+        "image_channel": seen.image_channel,
+        "count": seen.count,
+        "channels": seen.channels,
+        "items": items,
+        "size": seen.size,
+        "block": seen.block,
+        "tap_stride": seen.tap_strides,
+        "pixel_stride": seen.pixel_strides,
+        "by_extent": [divisor(extent, bits) for extent in extents],
+        "by_channels": divisor(channel_groups, bits),
+    }
+    if by_batch:
+        values = tuple(shared[name] for name in layout.names or ())
+        parameters = pack(
+            parameter_type(bits, shared=layout, by_batch="divisor"), shared=values, by_batch=divisor(seen.batch, bits)
+        )
+    else:
+        parameters = pack(layout, **shared)
+    return Plan(
+        OPERATION,
+        variant,
+        f"add_blocks_{variant}.cu",
+        symbol,
+        tuple(
+            (name, str(value))
+            for name, value in {
+                "SCALAR": element.scalar,
+                "ACCUMULATOR": element.accumulator,
+                "WEIGHT": WEIGHT_TYPES[element.weight],
+                "OFFSET": offset_type(bits),
+                "RANK": rank,
+                "FIXED": seen.fixed,
+                "WINDOW": problem.fusion.window,
+                "THREADS": THREADS,
+                **defines,
+            }.items()
+        ),
+        grid_blocks(OPERATION, items, per_block),
+        (THREADS, 1, 1),
+        parameters,
+        _bytes_moved(problem),
+        reason,
+        takes_window=True,
+        scatters=scatters,
+        skips=True,
+        reads_output=True,
+    )
+
+
+def _bytes_moved(problem: Problem) -> int:
+    """Count the floor: blocks once, and what they land on, if they lie beside each other, twice."""
+    blocks, image = prod(problem.input.shape), prod(problem.output.shape)
+    return (blocks + 2 * min(blocks, image)) * ELEMENT_TYPES[problem.dtype].itemsize
+
+
+# ---------------------------------------------------------------------------------------------
+# gather
+
+TILE_COLUMNS = 64
+"""Pixels along the last axis that a block of threads owns at once; along one axis alone, as many as threads."""
+GATHER_SUM_BYTES = 64
+"""Of the sums that a thread keeps in registers."""
+GATHER_MAX_PLANES = 4
+GATHER_MIN_ROWS, GATHER_MAX_ROWS = 4, 8
+"""Of a thread; a row is one load in flight for each plane."""
+
+
+def gather(problem: Problem) -> Plan:
+    """Plan for kernels/add_blocks_gather.cu."""
+    seen = view(problem)
+    rank, sums = len(seen.size), GATHER_SUM_BYTES // max(seen.element.itemsize, 4)
+    planes = min(GATHER_MAX_PLANES, seen.channels, max(1, sums // GATHER_MIN_ROWS))
+    thread_rows = min(GATHER_MAX_ROWS, sums // planes)
+    columns = THREADS if rank == 1 else TILE_COLUMNS
+    rows = thread_rows * (THREADS // columns)
+    tile = (columns * rows,) if rank == 1 else (*(1,) * (rank - 2), rows, columns)
+    extents = tuple(-(-size // side) for size, side in zip(seen.size, tile, strict=True))
+    groups = -(-seen.channels // planes)
+    return _plan(
+        problem,
+        "gather",
+        "add_blocks_gather",
+        items=seen.batch * groups * prod(extents),
+        per_block=1,
+        extents=extents,
+        tile=tile,
+        channel_groups=groups,
+        reason="each block of threads owns a tile of the image and adds the blocks that meet it, in their order",
+        defines={"TILE_COLUMNS": columns, "TILE_ROWS": rows, "PLANES": planes},
+    )
+
+
+# ---------------------------------------------------------------------------------------------
+# atomic
+
+
+def atomic(problem: Problem) -> Plan:
+    """Plan for kernels/add_blocks_atomic.cu."""
+    seen = view(problem)
+    if problem.dtype in ("float16", "bfloat16"):
+        raise Unsupported(
+            f"{OPERATION}: atomic adds in memory, where {problem.dtype} sums would be rounded at every addition"
+        )
+    if problem.dtype in ("int8", "uint8", "int16", "uint16"):
+        raise Unsupported(f"{OPERATION}: atomic has no atomic addition of {problem.dtype}, whose elements share a word")
+    return _plan(
+        problem,
+        "atomic",
+        "add_blocks_atomic",
+        items=seen.count * seen.batch * seen.channels * prod(seen.block),
+        per_block=THREADS,
+        extents=seen.block,
+        tile=(0,) * len(seen.size),
+        channel_groups=seen.channels,
+        reason="each thread adds one element of the blocks to its pixel with an atomic operation",
+        defines={},
+        by_batch=True,
+        scatters=True,
+    )
+
+
+VARIANTS: dict[str, Variant] = {"gather": gather, "atomic": atomic}
+
+SEARCHES_PER_ELEMENT = 8
+"""Prediction: tests of a tile against a position that cost less than an atomic addition of an element."""
+
+
+def choose(problem: Problem) -> Plan:
+    """Gather, unless the order is free and the blocks are so many and so small that tiles would mostly search."""
+    plan = gather(problem)
+    any_order = ELEMENT_TYPES[problem.dtype].exact or not problem.deterministic
+    searches = prod(plan.grid) * view(problem).count
+    if any_order and searches > SEARCHES_PER_ELEMENT * prod(problem.input.shape):
+        try:
+            return replace(
+                atomic(problem), reason="the blocks are so many and so small that tiles would search for them"
+            )
+        except Unsupported:
+            pass
+    return plan

@@ -1,0 +1,89 @@
+// What the add_blocks kernels share: where blocks lie, and their weights.
+//
+// Element t of block b is added to pixel positions[b] + t of each axis of an image; what falls outside is
+// dropped. The first FIXED axes are leading axes of both arrays that a plane's number cannot count: a block
+// spans them from end to end and has no position there.
+#pragma once
+#include "common.cuh"
+
+#ifndef RANK
+#define RANK 2
+#endif
+#ifndef FIXED
+#define FIXED 0
+#endif
+#ifndef WINDOW
+#define WINDOW none
+#endif
+#ifndef THREADS
+#define THREADS 256
+#endif
+
+constexpr int rank = RANK;
+constexpr int last = rank - 1;
+constexpr int fixed = FIXED;
+constexpr int positioned = rank - fixed; // axes
+
+enum class Window { none, separable, full };
+constexpr bool windowed = Window::WINDOW != Window::none;
+constexpr bool separable = Window::WINDOW == Window::separable; // the weights of each axis after another
+
+struct Parameters {
+    long long block_step, blocks_batch, blocks_channel; // strides in elements, as all below
+    long long image_batch, image_channel;
+    Offset count; // of blocks
+    Offset channels;
+    Offset items; // that have an owner: tiles of all planes, or elements of all blocks
+    Offset size[rank];
+    Offset block[rank]; // extents
+    Offset tap_stride[rank];
+    Offset pixel_stride[rank];
+    Divisor by_extent[rank]; // what an item's number is made of, per axis
+    Divisor by_channels;     // groups of them
+};
+
+// Whether a block's extent from a position on meets pixels [begin, end), with no sum that could overflow.
+inline __device__ bool meets(long long position, Offset block, Offset begin, Offset end)
+{
+    return position < end && position > (long long)(begin)-block;
+}
+
+// What the weight of an element of a block is made of; loaded first and multiplied when it is needed, so that
+// a thread has the loads of all its elements in flight. Zeros, unread, where the element does not exist.
+struct TapWeight {
+    Weight factor[separable ? positioned : 1];
+
+    __device__ TapWeight() = default;
+    __device__ TapWeight(const Offset (&tap)[rank], bool exists, const Weight* window, const Parameters& p)
+    {
+        Offset number = 0;
+#pragma unroll
+        for (int axis = fixed; axis < rank; ++axis) {
+            if constexpr (separable) {
+                factor[axis - fixed] = load_if(window + (number + tap[axis]), exists);
+                number += p.block[axis];
+            } else {
+                number = number * p.block[axis] + tap[axis];
+            }
+        }
+        if constexpr (windowed && !separable)
+            factor[0] = load_if(window + number, exists);
+    }
+
+    __device__ Weight value() const
+    {
+        Weight product = factor[0];
+#pragma unroll
+        for (int axis = 1; axis < (separable ? positioned : 1); ++axis)
+            product = multiply(product, factor[axis]);
+        return product;
+    }
+};
+
+template <typename Number> inline __device__ Number weigh(Number element, const TapWeight& weight)
+{
+    if constexpr (windowed)
+        return multiply(element, weight.value());
+    else
+        return element;
+}

@@ -1,0 +1,47 @@
+// add_blocks by scattering: a thread adds one element of a block to its pixel with an atomic operation.
+//
+//   blocks     (count, batch, channels, *block), any strides    read once, but for what is clipped
+//   image      (batch, channels, *size), any strides            added to
+//   positions  (count, axes)                                     read
+//   window     weights of a block's elements, or null            read
+//
+// The order of addition is the hardware's: the same bits each time for integers and bool only. For very many
+// small blocks, among which every tile of the image would have to search.
+#include "add_blocks.cuh"
+#include "atomic.cuh"
+
+struct AtomicParameters : Parameters {
+    Divisor by_batch;
+};
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+    add_blocks_atomic(const Scalar* __restrict__ blocks, Scalar* __restrict__ image,
+                      const long long* __restrict__ positions, const Weight* __restrict__ window,
+                      const AtomicParameters p)
+{
+    Offset rest = grid_index();
+    if (rest >= p.items)
+        return;
+    Offset tap[rank];
+#pragma unroll
+    for (int axis = last; axis >= 0; --axis)
+        tap[axis] = p.by_extent[axis].split(rest);
+    const Offset channel = p.by_channels.split(rest);
+    const Offset batch = p.by_batch.split(rest), block = rest;
+
+    blocks += block * p.block_step + batch * p.blocks_batch + channel * p.blocks_channel;
+    image += batch * p.image_batch + channel * p.image_channel;
+    bool inside = true;
+#pragma unroll
+    for (int axis = 0; axis < rank; ++axis) {
+        const long long position =
+            axis < fixed ? 0 : positions[(long long)(block)*positioned + (axis - fixed)];
+        inside = inside && position >= -(long long)(tap[axis]) && position < p.size[axis] - tap[axis];
+        blocks += tap[axis] * p.tap_stride[axis];
+        image += (inside ? position + tap[axis] : 0) * p.pixel_stride[axis];
+    }
+    if (!inside)
+        return;
+    const Accumulator element = widen(*blocks);
+    add_atomically(image, Narrow<Scalar>::from(weigh(element, TapWeight(tap, true, window, p))));
+}

@@ -1,0 +1,451 @@
+"""Blocks at positions of their own: the definition, its laws and clients, on the NumPy path and the kernels."""
+
+from __future__ import annotations
+
+import random
+import tracemalloc
+from dataclasses import dataclass
+from functools import reduce
+from math import prod
+
+import definition
+import numpy as np
+import pytest
+from cases import DTYPES, INEXACT, assert_same_bits, values, window_of
+from moves import operand
+from test_blocks import in_layout
+
+import gpufold
+import hostcuda
+from gpufold import cpu
+from gpufold import plan as planning
+from gpufold.geometry import positions_geometry
+from gpufold.plan import ELEMENT_TYPES, H200, Fusion, Operand, Unsupported
+from gpufold.planners import choose, variants
+from gpufold.windows import as_window
+
+FAR = 2**63
+
+
+@dataclass(frozen=True)
+class Case:
+    """The shape of the array and of a block, and where blocks go: a list, or how many at random."""
+
+    name: str
+    size: tuple[int, ...]
+    block: tuple[int, ...]
+    places: int | tuple[tuple[int, ...], ...]
+    lead: tuple[int, ...] = ()
+
+    def __str__(self):
+        return self.name
+
+    @property
+    def shape(self):
+        return (*self.lead, *self.size)
+
+    @property
+    def positions(self):
+        """Random ones reach from wholly outside on one side to wholly outside on the other."""
+        if not isinstance(self.places, int):
+            return np.array(self.places, np.int64).reshape(-1, len(self.size))
+        rng = np.random.default_rng(len(self.name))
+        lowest, highest = [-side - 1 for side in self.block], [extent + 2 for extent in self.size]
+        return rng.integers(lowest, highest, (self.places, len(self.size)))
+
+    @property
+    def blocks_shape(self):
+        return (len(self.positions), *self.lead, *self.block)
+
+
+CASES = (
+    Case("one-inside", (5, 7), (2, 3), ((1, 2),)),
+    Case("every-border", (6, 8), (3, 4), ((-1, 2), (4, 2), (2, -3), (2, 6), (-2, -3), (5, 7))),
+    Case("just-outside", (6, 8), (3, 4), ((-3, 0), (6, 0), (0, -4), (0, 8))),
+    Case("farthest", (6, 8), (3, 4), ((-FAR, 0), (FAR - 1, 0), (0, -FAR), (FAR - 1, -FAR), (1, 1))),
+    Case("all-in-one-place", (6, 8), (3, 4), ((2, 3),) * 5),
+    Case("block-beyond-the-array", (3, 4), (7, 9), ((-2, -3), (0, 0), (2, 3))),
+    Case("row", (300,), (40,), 30),
+    Case("row-of-many-planes", (90,), (7,), 9, lead=(3, 5)),
+    Case("single-elements", (4, 70), (1, 1), 50, lead=(2,)),
+    Case("more-than-a-block-of-threads-tests", (9, 12), (3, 2), 700),
+    Case("several-tiles", (40, 150), (20, 33), 20),
+    Case("several-planes", (20, 70), (8, 8), 40, lead=(6,)),
+    Case("volume", (5, 20, 70), (3, 8, 9), 25, lead=(2,)),
+    Case("four-axes", (2, 3, 5, 9), (2, 1, 3, 2), 30),
+    Case("three-leading", (9, 10), (3, 4), 12, lead=(2, 3, 4)),
+)
+
+
+def random_case(seed):
+    rng = random.Random(seed)
+    rank = rng.choice((1, 2, 2, 3))
+    size = tuple(rng.randint(1, {1: 80, 2: 14, 3: 6}[rank]) for _ in range(rank))
+    block = tuple(rng.randint(1, {1: 20, 2: 5, 3: 3}[rank]) for _ in range(rank))
+    lead = tuple(rng.randint(1, 3) for _ in range(rng.choice((0, 0, 1, 2))))
+    return Case(f"random-{seed}", size, block, rng.randint(1, 12), lead)
+
+
+def problem(case, dtype, seed=0):
+    return values(case.shape, dtype, seed), values(case.blocks_shape, dtype, seed + 1), case.positions
+
+
+# ---------------------------------------------------------------------------------------------
+# The NumPy path
+
+
+@pytest.fixture(params=["whole", "tiled"])
+def way(request, monkeypatch):
+    """Small problems would be one tile; these thresholds cut them."""
+    if request.param == "tiled":
+        monkeypatch.setattr(cpu, "THREADED_ELEMENTS", 1)
+        monkeypatch.setattr(cpu, "TILE_ELEMENTS", 12)
+
+
+@pytest.mark.parametrize("kind", ["none", "separable", "full"])
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_it_is_its_definition(case, kind, way):
+    for dtype in (np.dtype(np.float32), INEXACT[CASES.index(case) % len(INEXACT)]):
+        out, blocks, positions = problem(case, dtype)
+        window = window_of(kind, case.block, dtype)
+        want = definition.add_blocks(out, blocks, positions, window)
+        assert gpufold.add_blocks(out, blocks, positions, window) is out
+        assert_same_bits(out, want, f"{case} {dtype}")
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_every_dtype_is_its_definition(dtype, way):
+    out, blocks, positions = problem(CASES[10], dtype)
+    want = definition.add_blocks(out, blocks, positions)
+    assert_same_bits(gpufold.add_blocks(out, blocks, positions), want)
+
+
+@pytest.mark.parametrize("first", range(0, 300, 100))
+def test_random_problems_are_their_definition(first, way):
+    for seed in range(first, first + 100):
+        rng, case, dtype = random.Random(seed), random_case(seed), DTYPES[seed % len(DTYPES)]
+        out, blocks, positions = problem(case, dtype, seed)
+        window = window_of(rng.choice(("none", "separable", "full")), case.block, dtype) if dtype in INEXACT else None
+        want = definition.add_blocks(out, blocks, positions, window)
+        into = in_layout(rng, out)
+        gpufold.add_blocks(into, in_layout(rng, blocks), in_layout(rng, positions), window)
+        assert_same_bits(into, want, f"{case} {dtype}")
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.int32, np.int64, np.uint8, np.uint64], ids=str)
+def test_positions_may_be_any_integers(dtype):
+    positions = np.array([(0, 1), (3, 2)], dtype)
+    blocks = np.ones((2, 2, 2))
+    want = gpufold.add_blocks(np.zeros((4, 5)), blocks, [(0, 1), (3, 2)])
+    assert_same_bits(gpufold.add_blocks(np.zeros((4, 5)), blocks, positions), want)
+    if np.dtype(dtype) == np.uint64:  # -1 in 64 bits is no position inside
+        positions[1] = 2**64 - 1
+        assert gpufold.add_blocks(np.zeros((4, 5)), blocks, positions).sum() == 4
+
+
+def test_nothing_to_add_leaves_everything():
+    out = np.ones((3, 4))
+    for blocks, positions in (
+        (np.ones((0, 2, 2)), np.empty((0, 2), int)),
+        (np.ones((2, 0, 2)), [(0, 0), (1, 1)]),
+        (np.ones((1, 2, 2)), [(9, 9)]),
+    ):
+        assert gpufold.add_blocks(out, blocks, positions) is out
+        assert (out == 1).all()
+    assert gpufold.add_blocks(np.ones((0, 4)), np.ones((1, 2, 2)), [(0, 0)]).shape == (0, 4)
+
+
+# ---------------------------------------------------------------------------------------------
+# Laws and clients
+
+
+def take_blocks(array, shape, positions):
+    """The adjoint, as a loop: what of the array lies under each block, zero outside."""
+    rank = positions.shape[1]
+    padded = np.pad(array, [(0, 0)] * (array.ndim - rank) + [(side, side) for side in shape])
+    taken = []
+    for position in positions:
+        first = np.clip(position + shape, 0, np.array(array.shape[-rank:]) + shape)
+        taken.append(padded[(..., *(slice(p, p + side) for p, side in zip(first, shape, strict=True)))])
+    return np.stack(taken)
+
+
+@pytest.mark.parametrize("kind", ["none", "separable", "full"])
+@pytest.mark.parametrize("case", CASES[4:], ids=str)
+def test_it_is_adjoint_to_taking_blocks(case, kind):
+    rng = np.random.default_rng(0)
+    array, blocks = rng.standard_normal(case.shape), rng.standard_normal(case.blocks_shape)
+    window = window_of(kind, case.block, np.float64)
+    left = (gpufold.add_blocks(np.zeros(case.shape), blocks, case.positions, window) * array).sum()
+    weights = reduce(np.multiply.outer, window) if kind == "separable" else 1 if window is None else window
+    right = (take_blocks(array, case.block, case.positions) * weights * blocks).sum()
+    np.testing.assert_allclose(left, right, rtol=1e-10, atol=1e-9)
+
+
+@pytest.mark.parametrize(("shape", "block", "steps"), [((9,), (3,), (2,)), ((2, 3, 20, 22), (4, 6), (4, 4))], ids=str)
+def test_blocks_on_a_grid_are_blocks_to_array(shape, block, steps):
+    """Integers, whose sums have no order."""
+    rank = len(block)
+    array = values(shape, np.int32)
+    blocks = gpufold.array_to_blocks(array, block, steps)
+    lead, grid = blocks.shape[: -2 * rank], blocks.shape[-2 * rank : -rank]
+    positions = np.stack(np.meshgrid(*map(np.arange, grid), indexing="ij"), -1).reshape(-1, rank) * steps
+    one_by_one = np.moveaxis(blocks.reshape(*lead, -1, *block), len(lead), 0)
+    want = gpufold.blocks_to_array(blocks, shape, block, steps, out=array.copy(), accumulate=True)
+    assert_same_bits(gpufold.add_blocks(array, one_by_one, positions), want)
+
+
+def test_one_call_is_one_call_a_block():
+    for dtype in (np.float32, np.complex64, np.float64):
+        case = CASES[10]
+        out, blocks, positions = problem(case, np.dtype(dtype))
+        want = out.copy()
+        for block, position in zip(blocks, positions, strict=True):
+            gpufold.add_blocks(want, block[None], position[None])
+        assert_same_bits(gpufold.add_blocks(out, blocks, positions), want)
+
+
+def test_half_precision_is_rounded_once():
+    """One by one, the many ones would be lost beside 2048."""
+    out = np.full((1,), 2048, np.float16)
+    assert gpufold.add_blocks(out, np.ones((100, 1), np.float16), np.zeros((100, 1), int)) == 2148
+
+
+def test_irregular_tiles_give_the_picture_back():
+    """Numerator and denominator: the second needs no blocks of weights in memory, a broadcast one serves."""
+    rng = np.random.default_rng(0)
+    picture = rng.random((3, 60, 80))
+    positions = np.concatenate([rng.integers((-10, -10), (50, 70), (200, 2)), [(-4, -4), (44, 64), (-4, 64), (44, -4)]])
+    window = (np.hanning(22)[1:-1], np.hanning(22)[1:-1])
+    tiles = take_blocks(picture, (20, 20), positions)
+    numerator, denominator = np.zeros_like(picture), np.zeros((60, 80))
+    gpufold.add_blocks(numerator, tiles, positions, window)
+    gpufold.add_blocks(denominator, np.broadcast_to(1.0, (len(positions), 20, 20)), positions, window)
+    covered = denominator > 0
+    assert covered.mean() > 0.95
+    np.testing.assert_allclose((numerator / np.where(covered, denominator, 1))[:, covered], picture[:, covered])
+
+
+def test_a_ptychographic_update_is_the_loop():
+    """The object's update of the ePIE family for a batch of exit waves: sums over overlapping probe positions."""
+    rng = np.random.default_rng(0)
+    probe = (rng.standard_normal((16, 16)) + 1j * rng.standard_normal((16, 16))).astype(np.complex64)
+    waves = (rng.standard_normal((30, 16, 16)) + 1j * rng.standard_normal((30, 16, 16))).astype(np.complex64)
+    positions = rng.integers(0, 40 - 16, (30, 2))
+    numerator, denominator = np.zeros((40, 40), np.complex64), np.zeros((40, 40), np.float32)
+    for wave, (y, x) in zip(waves, positions, strict=True):
+        numerator[y : y + 16, x : x + 16] += probe.conj() * wave
+        denominator[y : y + 16, x : x + 16] += abs(probe) ** 2
+    ours = gpufold.add_blocks(np.zeros((40, 40), np.complex64), probe.conj() * waves, positions)
+    assert_same_bits(ours, numerator)
+    intensity = np.broadcast_to(abs(probe) ** 2, waves.shape)
+    assert_same_bits(gpufold.add_blocks(np.zeros((40, 40), np.float32), intensity, positions), denominator)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 5])
+def test_the_number_of_threads_never_shows(threads, monkeypatch):
+    monkeypatch.setattr(cpu, "THREADED_ELEMENTS", 1)
+    case = Case("large", (200, 300), (40, 50), 60)
+    out, blocks, positions = problem(case, np.dtype(np.float32))
+    want = definition.add_blocks(out[:, :64], blocks, positions)
+    gpufold.set_num_threads(threads)
+    try:
+        gpufold.add_blocks(out, blocks, positions)
+    finally:
+        gpufold.set_num_threads(None)
+    assert_same_bits(out[:, :64], want)
+
+
+@pytest.mark.parametrize(("dtype", "kind"), [(np.float32, "none"), (np.float32, "full"), (np.float16, "separable")])
+def test_it_needs_no_more_than_a_tile(dtype, kind):
+    out, blocks = np.zeros((4096, 4096), dtype), np.broadcast_to(np.ones((), dtype), (64, 256, 256))
+    positions = np.random.default_rng(0).integers(0, 3840, (64, 2))
+    window = window_of(kind, (256, 256), dtype)
+    gpufold.set_num_threads(1)
+    try:
+        tracemalloc.start()
+        gpufold.add_blocks(out, blocks, positions, window)
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+    finally:
+        gpufold.set_num_threads(None)
+    assert peak < 4 * cpu.TILE_ELEMENTS + 3 * 4 * 256 * 256 + 300_000
+
+
+# ---------------------------------------------------------------------------------------------
+# Errors
+
+OUT, BLOCKS = np.zeros((2, 6, 8)), np.ones((3, 2, 2, 3))
+PLACES = [(0, 0), (1, 1), (2, 2)]
+ERRORS = (
+    (TypeError, "out must be a numpy.ndarray", (OUT.tolist(), BLOCKS, PLACES), {}),
+    (TypeError, "blocks must be a numpy.ndarray", (OUT, BLOCKS.tolist(), PLACES), {}),
+    (TypeError, "out must have the result's dtype float32, got float64", (OUT, BLOCKS.astype(np.float32), PLACES), {}),
+    (TypeError, "blocks have dtype <U1", (OUT.astype("U1"), BLOCKS.astype("U1"), PLACES), {}),
+    (TypeError, "positions must be integers", (OUT, BLOCKS, [(0.5, 0), (1, 1), (2, 2)]), {}),
+    (TypeError, "positions must be integers, got dtype float64", (OUT, BLOCKS, np.zeros((3, 2))), {}),
+    (TypeError, "positions must be integers, got dtype bool", (OUT, BLOCKS, np.zeros((3, 2), bool)), {}),
+    (TypeError, "positions must be integers", (OUT, BLOCKS, "abc"), {}),
+    (ValueError, "positions must be of shape", (OUT, BLOCKS, [(0, 0), (1,), (2, 2)]), {}),
+    (ValueError, r"positions must be \(number of blocks, .* got shape \(2,\)", (OUT, BLOCKS, (0, 0)), {}),
+    (ValueError, r"positions must be .* got shape \(3, 0\)", (OUT, BLOCKS, np.zeros((3, 0), int)), {}),
+    (ValueError, r"out must be \(\*lead, \*size\) with 4 axes", (OUT, BLOCKS, np.zeros((3, 4), int)), {}),
+    (ValueError, r"\(2, 2, \*block_shape\) .* got shape \(3, 2, 2, 3\)", (OUT, BLOCKS, PLACES[:2]), {}),
+    (ValueError, r"blocks must be .* got shape \(3, 1, 2, 3\)", (OUT, BLOCKS[:, :1], PLACES), {}),
+    (ValueError, r"blocks must be .* got shape \(3, 2, 2\)", (OUT, BLOCKS[..., 0], PLACES), {}),
+    (ValueError, r"window must have the shape \(2, 3\)", (OUT, BLOCKS, PLACES, np.ones((3, 2))), {}),
+    (TypeError, "window needs data of floats", (OUT.astype(int), BLOCKS.astype(int), PLACES, np.ones((2, 3))), {}),
+    (ValueError, "out must share no memory with blocks", (OUT, OUT[None], [(0, 0)]), {}),
+    (ValueError, "variant must be auto or one of gather, atomic", (OUT, BLOCKS, PLACES), {"variant": "split"}),
+    (Unsupported, "'gather' is a GPU kernel", (OUT, BLOCKS, PLACES), {"variant": "gather"}),
+)
+
+
+@pytest.mark.parametrize(("error", "match", "arguments", "options"), ERRORS, ids=[match for _, match, *_ in ERRORS])
+def test_what_does_not_fit_is_refused(error, match, arguments, options):
+    with pytest.raises(error, match=f"^add_blocks: .*{match}"):
+        gpufold.add_blocks(*arguments, **options)
+    assert not np.any(OUT)
+
+
+def test_out_is_not_among_its_positions_nor_read_only():
+    numbers = np.zeros((3, 2), np.int64)
+    with pytest.raises(ValueError, match="out must share no memory with positions"):
+        gpufold.add_blocks(numbers, np.ones((3, 2, 2), np.int64), numbers)
+    numbers.flags.writeable = False
+    with pytest.raises(ValueError, match="out must be writeable"):
+        gpufold.add_blocks(numbers, np.ones((1, 2, 2), np.int64), [(0, 0)])
+
+
+# ---------------------------------------------------------------------------------------------
+# The kernels, run on the CPU
+
+
+def run(variant, out, blocks, positions, window=None, **mode):
+    """Add by a kernel; gives its plan."""
+    geometry = positions_geometry(out.shape, blocks.shape, positions.shape)
+    kind, weights = as_window("add_blocks", np, window, geometry.block_shape, out.dtype)
+    fusion = Fusion("sum", kind, accumulate=True)
+    plan = choose("add_blocks", geometry, out.dtype.name, operand(blocks), operand(out), H200, variant, fusion=fusion)
+    hostcuda.run(plan, blocks, out, weights, np.ascontiguousarray(positions), **mode)
+    return plan
+
+
+def check_kernels(case, dtype, rng, **mode):
+    """Run both variants in some layout; sums of atomic additions are compared where they are exact."""
+    dtype = np.dtype(dtype)
+    out, blocks, positions = problem(case, dtype, rng.randrange(99))
+    window = window_of(rng.choice(("none", "separable", "full")), case.block, dtype) if dtype in INEXACT else None
+    want = gpufold.add_blocks(out.copy(), blocks, positions, window)
+    for variant in variants("add_blocks"):
+        got = in_layout(rng, out.copy())
+        where = f"{case} {dtype} {variant}"
+        try:
+            run(variant, got, in_layout(rng, blocks), positions, window, **mode)
+        except Unsupported:
+            assert variant == "atomic"
+            continue
+        if variant == "gather" or ELEMENT_TYPES[dtype.name].exact:
+            assert_same_bits(got, want, where)
+        else:
+            kind = np.finfo(dtype)
+            magnitudes = np.ones((), dtype).real.dtype
+            weights = None if window is None else tuple(map(abs, window)) if isinstance(window, tuple) else abs(window)
+            total = gpufold.add_blocks(abs(out).astype(magnitudes), abs(blocks).astype(magnitudes), positions, weights)
+            assert (abs(got - want) <= 2 * len(positions) * kind.eps * total + kind.tiny).all(), where
+
+
+@pytest.mark.hostcuda
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_every_kernel_is_the_numpy_path_in_any_layout(case):
+    for seed in range(6):
+        check_kernels(case, DTYPES[(CASES.index(case) + seed) % len(DTYPES)], random.Random(f"{case} {seed}"))
+
+
+@pytest.mark.hostcuda
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_every_dtype_of_a_kernel_is_the_numpy_path(dtype):
+    check_kernels(CASES[11], dtype, random.Random(str(dtype)))
+
+
+@pytest.mark.hostcuda
+@pytest.mark.parametrize("mode", ["observed", "shuffled", "sanitized"])
+@pytest.mark.parametrize("case", [CASES[3], CASES[6], CASES[9], CASES[11], CASES[12], CASES[14]], ids=str)
+def test_threads_wait_for_each_other_and_stay_inside_the_arrays(case, mode):
+    for seed, dtype in enumerate((np.float32, np.float16, np.int32)):
+        check_kernels(case, dtype, random.Random(seed), mode=mode)
+
+
+@pytest.mark.hostcuda
+@pytest.mark.parametrize("case", [CASES[3], CASES[6], CASES[11], CASES[14]], ids=str)
+def test_wide_offsets_give_the_same(case, monkeypatch):
+    monkeypatch.setattr(planning, "INT32_MAX", 10)
+    choose.cache_clear()
+    try:
+        out, blocks, positions = problem(case, np.dtype(np.int32))
+        want = gpufold.add_blocks(out.copy(), blocks, positions)
+        for variant in variants("add_blocks"):
+            got = out.copy()
+            assert dict(run(variant, got, blocks, positions).defines)["OFFSET"] == "long long"
+            assert_same_bits(got, want)
+    finally:
+        choose.cache_clear()
+
+
+@pytest.mark.hostcuda
+def test_a_tile_that_no_block_meets_is_left_alone():
+    out, blocks = np.zeros((64, 640), np.float32), np.ones((2, 4, 5), np.float32)
+    geometry = positions_geometry(out.shape, blocks.shape, (2, 2))
+    plan = choose("add_blocks", geometry, "float32", operand(blocks), operand(out), fusion=Fusion("sum", "none", True))
+    moved = hostcuda.traffic(plan, blocks, out, None, np.array([(3, 7), (5, 9)]))
+    assert moved.stores.bytes <= prod((32, 64)) * 4, "one tile of the twenty"
+    assert out.sum() == blocks.sum()
+
+
+# ---------------------------------------------------------------------------------------------
+# What is planned
+
+
+def plan_of(shape, block, count, dtype="float32", deterministic=True):
+    geometry = positions_geometry(shape, (count, *shape[: len(shape) - len(block)], *block), (count, len(block)))
+    return choose(
+        "add_blocks",
+        geometry,
+        dtype,
+        Operand.contiguous(geometry.blocks_shape),
+        Operand.contiguous(shape),
+        deterministic=deterministic,
+        fusion=Fusion("sum", "none", True),
+    )
+
+
+@pytest.mark.parametrize(
+    ("expected", "shape", "block", "count", "dtype", "deterministic"),
+    [
+        ("gather", (2048, 2048), (256, 256), 2000, "complex64", True),
+        ("gather", (2048, 2048), (256, 256), 2000, "complex64", False),
+        ("gather", (8192, 8192), (3, 3), 1_000_000, "float32", True),
+        ("atomic", (8192, 8192), (3, 3), 1_000_000, "float32", False),
+        ("atomic", (8192, 8192), (3, 3), 1_000_000, "int32", True),
+        ("gather", (8192, 8192), (3, 3), 1_000_000, "int8", True),
+        ("gather", (8192, 8192), (3, 3), 1_000_000, "float16", False),
+    ],
+)
+def test_auto_takes_atomics_for_very_many_small_blocks_alone(expected, shape, block, count, dtype, deterministic):
+    assert plan_of(shape, block, count, dtype, deterministic).variant == expected
+
+
+def test_explain_knows_it():
+    described = ((3, 512, 512), "float32"), ((40, 3, 96, 96), "float32"), ((40, 2), "int64")
+    why = gpufold.explain("add_blocks", *described, window=np.ones((96, 96)))
+    assert why.plan.source == "add_blocks_gather.cu"
+    assert dict(why.plan.defines)["WINDOW"] == "full"
+    assert set(why.alternatives) == {"atomic"}
+    arrays = np.zeros((3, 512, 512), np.float32), np.ones((40, 3, 96, 96), np.float32), np.zeros((40, 2), np.int64)
+    assert gpufold.explain("add_blocks", *arrays).plan.parameters == why.plan.parameters
+    with pytest.raises(ValueError, match="add_blocks: blocks must be"):
+        gpufold.explain("add_blocks", *described[:2], ((41, 2), "int64"))
+    with pytest.raises(TypeError, match="add_blocks: out must have the result's dtype float16"):
+        gpufold.explain("add_blocks", described[0], ((40, 3, 96, 96), "float16"), described[2])
+    with pytest.raises(ValueError, match="nothing is launched"):
+        gpufold.explain("add_blocks", described[0], ((0, 3, 96, 96), "float32"), ((0, 2), "int64"))
