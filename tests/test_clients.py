@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import reduce
+from itertools import product
 from math import prod
 
 import numpy as np
@@ -62,6 +64,39 @@ def test_stitching_is_monais_loop(size, tile, step):
     np.testing.assert_allclose(ours, total / count, rtol=1e-4, atol=1e-5)
     full = gpufold.blocks_to_array(tiles, (classes, *size), tile, step, window=importance, reduction="mean")
     np.testing.assert_allclose(full, total / count, rtol=1e-4, atol=1e-5)
+
+
+def steps_of_nnunet(size, tile, overlap=0.5):
+    """Where nnU-Net's sliding window puts its tiles: evenly spaced, the last one ending with the image."""
+    steps = []
+    for extent, side in zip(size, tile, strict=True):
+        count = int(np.ceil((extent - side) / (side * overlap))) + 1
+        spacing = (extent - side) / (count - 1) if count > 1 else 0.0
+        steps.append([int(np.round(spacing * i)) for i in range(count)])
+    return steps
+
+
+@pytest.mark.parametrize(("size", "tile"), [((97, 131), (32, 40)), ((41, 50, 37), (16, 24, 20))], ids=str)
+def test_tiles_that_end_with_the_image_are_nnunets_loop(size, tile):
+    """The steps differ by a pixel, so that no stride describes them."""
+    classes, rng = 2, np.random.default_rng(4)
+    steps = steps_of_nnunet(size, tile)
+    assert any(len(set(np.diff(along))) > 1 for along in steps)
+    positions = np.array(list(product(*steps)))
+    tiles = rng.standard_normal((len(positions), classes, *tile)).astype(np.float32)
+    windows = tuple(gaussian(side) for side in tile)
+    importance = reduce(np.multiply.outer, windows)
+    logits, predictions = np.zeros((classes, *size), np.float32), np.zeros(size, np.float32)
+    for start, block in zip(positions, tiles, strict=True):
+        where = tuple(slice(p, p + side) for p, side in zip(start, tile, strict=True))
+        logits[(slice(None), *where)] += block * importance
+        predictions[where] += importance
+
+    ours, weight = np.zeros_like(logits), np.zeros_like(predictions)
+    gpufold.add_blocks(ours, tiles, positions, importance)
+    gpufold.add_blocks(weight, np.broadcast_to(np.float32(1), (len(positions), *tile)), positions, importance)
+    np.testing.assert_array_equal(ours, logits)
+    np.testing.assert_array_equal(weight, predictions)
 
 
 def test_a_picture_comes_together_from_bands_of_tiles():

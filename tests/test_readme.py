@@ -15,7 +15,8 @@ README = (ROOT / "README.md").read_text()
 BLOCKS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
 
 
-def test_sessions_print_what_they_show():
+def test_sessions_print_what_they_show(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # they write pictures
     sessions = [block for block in BLOCKS if ">>>" in block]
     assert sessions
     globs: dict[str, object] = {}
