@@ -154,10 +154,15 @@ def _one_process(threads: int) -> Callable[[int, str], tuple[float, list[float]]
 
 def _workers(workers: int, memory: str, folder: str) -> Callable[[int, str], tuple[float, list[float]]]:
     def run(count: int, path: str) -> tuple[float, list[float]]:
-        options: dict[str, Any] = {"threads_per_worker": 1, "memory_limit": memory, "local_directory": folder}
+        options: dict[str, Any] = {
+            "host": "127.0.0.1",
+            "threads_per_worker": 1,
+            "memory_limit": memory,
+            "local_directory": folder,
+        }
         with (
             dask.config.set({"distributed.nanny.pre-spawn-environ": KEEP_FREED_MEMORY}),
-            LocalCluster(workers, processes=True, host="127.0.0.1", dashboard_address=None, **options) as cluster,
+            LocalCluster(n_workers=workers, processes=True, dashboard_address=None, **options) as cluster,
             Client(cluster) as client,
         ):
             client.run(gpufold.set_num_threads, 1)
