@@ -13,7 +13,9 @@ cut along its spatial axes. Nothing is computed until dask is asked to, by any o
 
 dask arrays are never written into, so `out` and `accumulate` have no place here: `to_zarr` and `dask.array.store` write
 the chunks of a result as they come. dask walks a result row of chunks by row, and holds the pieces that the next row
-needs too: of a picture too wide for that, store one part after the other, `image[:4096, :4096]` and so on.
+needs too: of a picture too wide for that, store one part after the other, `image[:4096, :4096]` and so on, with
+`dask.config.set({"optimization.fuse.active": False})`. Else dask fuses the tasks that parts share differently in each,
+which `distributed`'s scheduler does not survive while results of an earlier part are held.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ from gpufold import ops
 from gpufold.arrays import check_variant, library_of, result_dtype
 from gpufold.filling import fill
 from gpufold.geometry import Axis, BlocksGeometry, Size, SlidingGeometry, SpaceGeometry
-from gpufold.ops import _GEOMETRIES
+from gpufold.ops import GEOMETRIES
 from gpufold.plan import Fusion
 from gpufold.windows import as_fusion
 
@@ -101,7 +103,7 @@ def col2im(
     """
     operation = "col2im"
     library = _library(operation, "data", data)
-    geometry = _GEOMETRIES[operation](data.shape, output_size, kernel_size, strides, dilations, pads_begin, pads_end)
+    geometry = GEOMETRIES[operation](data.shape, output_size, kernel_size, strides, dilations, pads_begin, pads_end)
     assert isinstance(geometry, SlidingGeometry)
     fusion, weights = as_fusion(operation, library, data._meta, geometry.kernel_size, reduction, window)
     dtype = _dtype(operation, library, "data", data, variant)
@@ -167,7 +169,7 @@ def im2col(
     """
     operation = "im2col"
     library = _library(operation, "image", image)
-    geometry = _GEOMETRIES[operation](image.shape, kernel_size, strides, dilations, pads_begin, pads_end)
+    geometry = GEOMETRIES[operation](image.shape, kernel_size, strides, dilations, pads_begin, pads_end)
     assert isinstance(geometry, SlidingGeometry)
     fusion, weights = as_fusion(operation, library, image._meta, geometry.kernel_size, window=window)
     dtype = _dtype(operation, library, "image", image, variant)
@@ -227,7 +229,7 @@ def blocks_to_array(
     """
     operation = "blocks_to_array"
     library = _library(operation, "blocks", blocks)
-    geometry = _GEOMETRIES[operation](blocks.shape, output_shape, block_shape, block_strides)
+    geometry = GEOMETRIES[operation](blocks.shape, output_shape, block_shape, block_strides)
     assert isinstance(geometry, BlocksGeometry)
     fusion, weights = as_fusion(operation, library, blocks._meta, geometry.block_shape, reduction, window)
     dtype = _dtype(operation, library, "blocks", blocks, variant)
@@ -284,7 +286,7 @@ def array_to_blocks(
     """
     operation = "array_to_blocks"
     library = _library(operation, "array", array)
-    geometry = _GEOMETRIES[operation](array.shape, block_shape, block_strides)
+    geometry = GEOMETRIES[operation](array.shape, block_shape, block_strides)
     assert isinstance(geometry, BlocksGeometry)
     fusion, weights = as_fusion(operation, library, array._meta, geometry.block_shape, window=window)
     dtype = _dtype(operation, library, "array", array, variant)
@@ -337,7 +339,7 @@ def batch_to_space(
     """
     operation = "batch_to_space"
     library = _library(operation, "data", data)
-    geometry = _GEOMETRIES[operation](data.shape, block_shape, crops_begin, crops_end)
+    geometry = GEOMETRIES[operation](data.shape, block_shape, crops_begin, crops_end)
     assert isinstance(geometry, SpaceGeometry)
     dtype = _dtype(operation, library, "data", data, variant)
     images = [data[first : first + geometry.batch] for first in range(0, len(data), max(1, geometry.batch))]
@@ -386,7 +388,7 @@ def space_to_batch(
     """
     operation = "space_to_batch"
     library = _library(operation, "data", data)
-    geometry = _GEOMETRIES[operation](data.shape, block_shape, pads_begin, pads_end)
+    geometry = GEOMETRIES[operation](data.shape, block_shape, pads_begin, pads_end)
     assert isinstance(geometry, SpaceGeometry)
     dtype = _dtype(operation, library, "data", data, variant)
     taps = prod(geometry.block)

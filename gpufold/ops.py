@@ -425,7 +425,7 @@ def _described(
         geometry, output, input = _described_blocks(input, dtype, *arguments, **sizes)
         fused["accumulate"] = True
     else:
-        geometry = _GEOMETRIES[operation](input.shape, *arguments, **sizes)
+        geometry = GEOMETRIES[operation](input.shape, *arguments, **sizes)
         output = Operand.contiguous(getattr(geometry, _RESULTS[operation]))
     fusion = PLAIN if isinstance(geometry, SpaceGeometry) else _described_fusion(operation, dtype, geometry, **fused)
     if not prod(output.shape):
@@ -550,7 +550,7 @@ def _space_to_batch_geometry(shape: Size, block_shape: Any, pads_begin: Any = 0,
     )
 
 
-_GEOMETRIES: dict[str, Callable[..., Geometry]] = {
+GEOMETRIES: dict[str, Callable[..., Geometry]] = {
     "col2im": _col2im_geometry,
     "im2col": _im2col_geometry,
     "batch_to_space": _batch_to_space_geometry,

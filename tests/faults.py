@@ -21,6 +21,9 @@ COL2IM = "tests/test_col2im_kernels.py::test_"
 IM2COL = "tests/test_im2col_kernels.py::test_"
 SPACE = "tests/test_space_kernels.py::test_"
 BLOCKS = "tests/test_blocks.py::test_"
+ADD_BLOCKS = "tests/test_add_blocks.py::test_"
+FUSIONS = "tests/test_fusions.py::test_"
+DASK = "tests/test_dask.py::test_"
 NUMPY_PATH = "tests/test_operations.py::test_"
 
 
@@ -96,8 +99,8 @@ FAULTS = (
     Fault(
         "leading axes that one array alone walks as one",
         "gpufold/geometry.py",
-        "lead[-1][1:] == (extent * blocks, extent * array)",
-        "lead[-1][1] == extent * blocks",
+        "merged[-1][1:] == (extent * first, extent * second)",
+        "merged[-1][1] == extent * first",
         BLOCKS + "leading_axes_that_are_walked_as_one_are_planes",
     ),
     # --- kernels: which taps land where
@@ -199,6 +202,121 @@ FAULTS = (
         "image + batch * p.image_batch + channel * p.image_channel",
         "image + batch * p.image_channel + channel * p.image_batch",
         COL2IM + "random_geometries_in_any_layout_are_the_numpy_path[0]",
+    ),
+    # --- fusions
+    Fault(
+        "a mean divided by the number of taps of one axis",
+        "kernels/col2im.cuh",
+        "return axis == 0 ? share : times(before, share);",
+        "return share;",
+        COL2IM + "every_variant_fuses_as_the_numpy_path",
+    ),
+    Fault(
+        "squares of weights divided by their plain sum",
+        "kernels/col2im.cuh",
+        "return reduction == Reduction::least_squares ? multiply(weight, weight) : weight;",
+        "return weight;",
+        COL2IM + "every_variant_fuses_as_the_numpy_path",
+    ),
+    Fault(
+        "uncovered pixels divided by zero",
+        "kernels/col2im.cuh",
+        "return covered ? divide(sum, divisor) : Number{};",
+        "return divide(sum, divisor);",
+        COL2IM + "every_variant_fuses_as_the_numpy_path",
+    ),
+    Fault(
+        "the imaginary part left without its weight",
+        "kernels/common.cuh",
+        "template <typename Real> inline __device__ Complex<Real> multiply(Complex<Real> a, Real b)\n"
+        "{\n    return {multiply(a.real, b), multiply(a.imaginary, b)};",
+        "template <typename Real> inline __device__ Complex<Real> multiply(Complex<Real> a, Real b)\n"
+        "{\n    return {multiply(a.real, b), a.imaginary};",
+        COL2IM + "every_variant_fuses_as_the_numpy_path",
+    ),
+    Fault(
+        "an old image left out of the sum",
+        "kernels/col2im.cuh",
+        "return accumulates ? add(widen(before), pixel) : pixel;",
+        "return pixel;",
+        COL2IM + "every_variant_fuses_as_the_numpy_path",
+    ),
+    Fault(
+        "weights cut as another tile's",
+        "gpufold/cpu.py",
+        "return treatment if treatment.weights is None else replace(treatment, weights=_cut(treatment.weights, tile))",
+        "return treatment",
+        FUSIONS + "random_problems_are_their_definition",
+    ),
+    Fault(
+        "a mean of the sum and what was there before",
+        "gpufold/cpu.py",
+        '    if treatment.reduction != "sum":\n        _average(total, axes, treatment)\n'
+        "    if treatment.accumulate:\n        np.add(image, total, total if narrow else image)\n",
+        "    if treatment.accumulate:\n        np.add(image, total, total if narrow else image)\n"
+        '    if treatment.reduction != "sum":\n        _average(image, axes, treatment)\n',
+        FUSIONS + "every_fusion_is_its_definition",
+    ),
+    # --- blocks at positions of their own
+    Fault(
+        "no barrier before the list of blocks is written anew",
+        "kernels/add_blocks_gather.cu",
+        "        __syncthreads(); // the list is read\n",
+        "",
+        ADD_BLOCKS
+        + "threads_wait_for_each_other_and_stay_inside_the_arrays[more-than-a-block-of-threads-tests-shuffled]",
+    ),
+    Fault(
+        "no barrier before the list of blocks is read",
+        "kernels/add_blocks_gather.cu",
+        "        __syncthreads(); // the list is whole and the counts are read\n",
+        "",
+        ADD_BLOCKS
+        + "threads_wait_for_each_other_and_stay_inside_the_arrays[more-than-a-block-of-threads-tests-observed]",
+    ),
+    Fault(
+        "a block that ends on a tile's first pixel taken for one before it",
+        "kernels/add_blocks.cuh",
+        "position > (long long)(begin)-block;",
+        "position > (long long)(begin)-block + 1;",
+        ADD_BLOCKS + "every_kernel_is_the_numpy_path_in_any_layout[every-border]",
+    ),
+    Fault(
+        "positions cut to 32 bits",
+        "kernels/add_blocks_atomic.cu",
+        "        const long long position =\n",
+        "        const int position =\n",
+        ADD_BLOCKS + "every_kernel_is_the_numpy_path_in_any_layout[farthest]",
+    ),
+    Fault(
+        "the sign of a zero lost where no block lands",
+        "kernels/add_blocks_gather.cu",
+        "covered[row] ? sum : sums[plane][row]",
+        "sum",
+        ADD_BLOCKS + "every_kernel_is_the_numpy_path_in_any_layout[several-tiles]",
+    ),
+    Fault(
+        "blocks before a tile left out of it",
+        "gpufold/cpu.py",
+        "(positions > begin - block)",
+        "(positions >= begin)",
+        ADD_BLOCKS + "it_is_its_definition[tiled-several-tiles-none]",
+    ),
+    # --- dask
+    Fault(
+        "blocks at a seam given to one side only",
+        "gpufold/dask.py",
+        "[axis.window(span.start, span.stop)[1] for span in _spans(sizes)]\n        for axis, sizes in zip(axes,",
+        "[axis.window(span.start + axis.stride, span.stop)[1] for span in _spans(sizes)]\n"
+        "        for axis, sizes in zip(axes,",
+        DASK + "random_blocks_have_the_bits_of_eager_calls",
+    ),
+    Fault(
+        "a row of blocks cut in two",
+        "gpufold/dask.py",
+        "ends = sorted({-(-end // unit) * unit for end in accumulate(sizes)})",
+        "ends = sorted(set(accumulate(sizes)))",
+        DASK + "chunks_that_cut_channels_or_rows_of_blocks_reach_to_their_end",
     ),
     # --- planners
     Fault(

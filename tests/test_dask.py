@@ -28,7 +28,7 @@ from cases import (
     values,
     window_of,
 )
-from distributed import Client, LocalCluster
+from distributed import Client, LocalCluster, wait
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -390,6 +390,22 @@ def test_two_processes_give_the_bits_of_one_call(client):
     with dask.config.set(scheduler=client):
         got = lazy.compute()
     assert_same_bits(got, gpufold.col2im(columns, (20, 20), (3, 3), pads_begin=1, pads_end=1, window=window))
+
+
+def test_parts_of_a_picture_follow_each_other(client):
+    """As the README stores them; with what dask fuses by default the scheduler mistakes tasks of two parts."""
+    source = da.random.default_rng(0).random((40, 40, 16, 16), chunks=(8, 8, 16, 16), dtype=np.float32)
+    picture = gpufold.dask.blocks_to_array(source, (484, 484), (16, 16), 12, reduction="mean", chunks=96)
+    parts = [(slice(y, y + 288), slice(x, x + 288)) for y in (0, 288) for x in (0, 288)]
+    held = []  # of the part before, as it is for a moment after each `da.store`
+    with dask.config.set({"optimization.fuse.active": False}):
+        for part in parts:
+            held.append(client.persist(picture[part]))
+            wait(held)
+    with dask.config.set(scheduler="synchronous"):
+        want = gpufold.blocks_to_array(source.compute(), (484, 484), (16, 16), 12, reduction="mean")
+    for part, got in zip(parts, held, strict=True):
+        assert_same_bits(got.compute(scheduler=client), want[part])
 
 
 def test_a_worker_that_dies_in_the_middle_changes_nothing(client, tmp_path):
