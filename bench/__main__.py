@@ -18,8 +18,7 @@ from bench.problems import PROBLEMS, Problem, select
 from bench.report import footer, markdown, table
 from bench.results import OURS, Run, command_line, commit, saved
 from gpufold.plan import H200
-
-OPERATIONS = ("col2im", "im2col", "batch_to_space", "space_to_batch")
+from gpufold.planners import VARIANTS
 
 QUICK_SECONDS, FULL_SECONDS = 0.7, 5.0
 """Measuring time of a problem in one dtype."""
@@ -223,7 +222,7 @@ def _measure(options: argparse.Namespace, words: list[str], console: Console) ->
     quick = options.quick or (kind == "cpu" and not options.full)
     problems = select(options.problem, quick, kind == "gpu")
     seconds = (QUICK_SECONDS if quick else FULL_SECONDS) if options.seconds is None else options.seconds
-    known = list(dict.fromkeys(name for operation in OPERATIONS for name in gpufold.variants(operation)))
+    known = list(dict.fromkeys(name for operation in VARIANTS for name in gpufold.variants(operation)))
     if unknown := set(options.variant) - set(known):
         raise ValueError(f"--variant must be of {', '.join(known)}, got {', '.join(sorted(unknown))}")
     if kind == "cpu" and options.variant:

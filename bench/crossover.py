@@ -13,8 +13,9 @@ from rich.table import Table
 
 from bench.problems import Problem, sliding, space
 from bench.results import Row, Run
-from gpufold.plan import ELEMENT_TYPES
-from gpufold.planners import col2im, unfold
+from gpufold import plan as planning
+from gpufold.plan import ELEMENT_TYPES, Operand
+from gpufold.planners import VARIANTS, col2im, positions, unfold
 from gpufold.planners import space as space_variants
 
 
@@ -34,6 +35,15 @@ class Sweep:
 def _one(name: str, value: float, operation: str = "col2im", **arguments: Any) -> tuple[float, Problem]:
     (problem,) = sliding(f"{name}-{value:g}", "sweep", operations=(operation,), **arguments)
     return value, problem
+
+
+def _placed(name: str, side: int, **arguments: Any) -> tuple[float, Problem]:
+    """Give blocks at positions of their own, by the tests of tiles against positions per element of the blocks."""
+    _, problem = _one(name, side, "add_blocks", **arguments)
+    blocks = problem.planned_geometry
+    operands = Operand.contiguous(blocks.blocks_shape), Operand.contiguous(blocks.array_shape)
+    plan = positions.gather(planning.Problem(blocks, "int32", *operands, fusion=problem.fusion))
+    return prod(plan.grid) * blocks.count / prod(blocks.blocks_shape), problem
 
 
 def _strided(stride: int, kernel: int, size: int = 1024, planes: int = 8) -> dict[str, Any]:
@@ -103,6 +113,27 @@ def sweeps(multiprocessors: int, threads_per_multiprocessor: int) -> tuple[Sweep
                 for kernel in (4, 8, 12, 16, 20, 24, 28, 32)
             ),
             largest=True,
+        ),
+        Sweep(
+            "col2im.BLOCKS_MAX_STRIDE",
+            col2im.BLOCKS_MAX_STRIDE + 1,
+            ("gather_blocks",),
+            ("gather_pixels",),
+            tuple(
+                _one("whole-blocks-stride", stride, "blocks_to_array", **_strided(stride, 8))
+                for stride in (1, 2, 3, 4, 5, 6)
+            ),
+            largest=True,
+        ),
+        Sweep(
+            "positions.SEARCHES_PER_ELEMENT",
+            positions.SEARCHES_PER_ELEMENT,
+            ("gather",),
+            ("atomic",),
+            tuple(
+                _placed("searches", side, image_shape=(1, 1, size, size), kernel=side, stride=side, dtypes=("int32",))
+                for side, size in ((32, 1024), (16, 1024), (8, 1024), (4, 1024), (4, 2048), (2, 2048), (1, 2048))
+            ),
         ),
         Sweep(
             "space.INDEX_MAP_BLOCK",
@@ -205,8 +236,8 @@ def regret(row: Row) -> tuple[str, float] | None:
     return best, row.times[row.chosen].median / row.times[best].median - 1
 
 
-VARIANT_NAMES = {*col2im.VARIANTS, *space_variants.BATCH_TO_SPACE, *space_variants.SPACE_TO_BATCH}
-"""Of all operations; im2col's are those of space_to_batch."""
+VARIANT_NAMES = {name for variants in VARIANTS.values() for name in variants}
+"""Of all operations."""
 
 
 def regret_table(runs: Mapping[Path, Run]) -> Table:

@@ -51,6 +51,9 @@ class StandInArray:
         self.strides = tuple(step * self.dtype.itemsize for step in contiguous_strides(shape))
         self.data = SimpleNamespace(ptr=1 << 20, memset_async=lambda value, size: None)
 
+    def astype(self, dtype: Any, copy: bool = True) -> StandInArray:
+        return self
+
 
 def stand_in() -> ModuleType:
     """Make a module with as much of CuPy as gpufold uses."""
@@ -70,6 +73,7 @@ def stand_in() -> ModuleType:
     vars(module).update(
         ndarray=StandInArray,
         empty=cache(StandInArray),  # so that it costs next to nothing
+        ascontiguousarray=lambda array: array,
         may_share_memory=lambda first, second: False,
         cuda=SimpleNamespace(runtime=runtime, Device=lambda number: nullcontext()),
         RawModule=lambda **options: SimpleNamespace(get_function=lambda symbol: lambda *launch: None),
@@ -121,6 +125,10 @@ def host(names: list[str], console: Console) -> int:
 def _measure(problem: Problem) -> tuple[str, float, float, float]:
     problem, dtype = problem.for_gpu, dtype_of(problem.dtypes[0])
     data, result = StandInArray(problem.input_shape, dtype), StandInArray(problem.output_shape, dtype)
+    if problem.kind == "placed":
+        positions = StandInArray(problem.positions().shape, np.int64)
+        first, repeated = seconds_of(lambda: gpufold.add_blocks(result, data, positions))
+        return problem.name, first, repeated, repeated
     function, arguments = getattr(gpufold, problem.operation), problem.arguments
     first, repeated = seconds_of(lambda: function(data, **arguments))
     _, with_result = seconds_of(lambda: function(data, out=result, **arguments))

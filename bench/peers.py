@@ -69,7 +69,7 @@ def _composition(problem: Problem, data: Any, threads: int) -> Call | None:
     """Add strided slices to a padded image, copy a sliding window view, or reshape, transpose, copy and slice."""
     library = np if isinstance(data, np.ndarray) else sys.modules["cupy"]
     geometry = problem.geometry
-    if not _dilated(geometry):
+    if not _dilated(geometry) or problem.kind == "placed":
         return None
     if isinstance(geometry, SpaceGeometry):
         return Call(lambda: _permute(problem.operation, geometry, data, library))
@@ -123,6 +123,8 @@ LOOPED_BLOCKS = 4096
 def _loop(problem: Problem, data: Any, threads: int) -> Call | None:
     """Stitch as MONAI's sliding-window inference does: tile after tile into a sum and a map of weights, then divide."""
     geometry = problem.geometry
+    if problem.kind == "placed":
+        return _loop_over_positions(problem, data)
     if problem.operation != "blocks_to_array" or not isinstance(geometry, SlidingGeometry):
         return None
     if prod(geometry.num_blocks) > LOOPED_BLOCKS:
@@ -141,6 +143,51 @@ def _loop(problem: Problem, data: Any, threads: int) -> Call | None:
             image[(..., *where)] += data[(slice(None), slice(None), *block)] * weights
             count[where] += weights
         return image if problem.reduction == "sum" else image / library.where(count == 0, 1, count)
+
+    return Call(run)
+
+
+def _loop_over_positions(problem: Problem, data: Any) -> Call | None:
+    """Add block after block, clipped, into an array: what ptychography codes and nnU-Net write."""
+    geometry = problem.geometry
+    if not isinstance(geometry, SlidingGeometry) or len(data) > LOOPED_BLOCKS:
+        return None
+    library = np if isinstance(data, np.ndarray) else sys.modules["cupy"]
+    places, size = problem.positions().tolist(), geometry.image_size
+    weights = reduce(library.multiply.outer, map(library.asarray, problem.weights())) if problem.window else None
+
+    def run() -> Any:
+        image = library.zeros(problem.output_shape, data.dtype)
+        for block, place in zip(data, places, strict=True):
+            spans = [(max(p, 0), min(p + k, n)) for p, k, n in zip(place, geometry.kernel_size, size, strict=True)]
+            where = (..., *(slice(*span) for span in spans))
+            taps = (..., *(slice(first - p, end - p) for (first, end), p in zip(spans, place, strict=True)))
+            image[where] += block[taps] if weights is None else block[taps] * weights[taps]
+        return image
+
+    return Call(run)
+
+
+def _add_at(problem: Problem, data: Any, threads: int) -> Call | None:
+    """Add all elements at once, by index; where they fall outside, into one element that nobody looks at."""
+    geometry = problem.geometry
+    if problem.window or not isinstance(geometry, SlidingGeometry):
+        return None
+    if geometry.planes != 1:
+        return None
+    library = np if isinstance(data, np.ndarray) else sys.modules["cupy"]
+    places, size = library.asarray(problem.positions()), prod(geometry.image_size)
+
+    def run() -> Any:
+        flat, inside = library.zeros((), np.int64), library.ones((), bool)
+        for number, axis in enumerate(geometry.axes):
+            along = [1] * (1 + len(geometry.axes))
+            along[0], along[1 + number] = -1, axis.kernel
+            pixel = (places[:, number, None] + library.arange(axis.kernel)).reshape(along)
+            flat, inside = flat * axis.size + pixel, inside & (pixel >= 0) & (pixel < axis.size)
+        image = library.zeros(size + 1, data.dtype)
+        library.add.at(image, library.where(inside, flat, size).ravel(), data.ravel())
+        return image[:size].reshape(problem.output_shape)
 
     return Call(run)
 
@@ -526,8 +573,10 @@ PEERS: tuple[Peer, ...] = (
     Peer("istft", "scipy", "scipy", ("cpu",), _istft, ("plain", "fused")),
     Peer("istft", "", "cupyx", ("gpu",), _istft, ("plain", "fused")),
     Peer("two passes", "", "gpufold", ("cpu", "gpu"), _two_passes, ("fused",)),
-    Peer("loop", "numpy", "numpy", ("cpu",), _loop, ("blocks", "fused")),
-    Peer("loop", "", "cupy", ("gpu",), _loop, ("blocks", "fused")),
+    Peer("loop", "numpy", "numpy", ("cpu",), _loop, ("blocks", "fused", "placed")),
+    Peer("loop", "", "cupy", ("gpu",), _loop, ("blocks", "fused", "placed")),
+    Peer("add.at", "numpy", "numpy", ("cpu",), _add_at, ("placed",)),
+    Peer("add.at", "", "cupy", ("gpu",), _add_at, ("placed",)),
     Peer("torch.compile", "torch", "torch", ("gpu",), _torch_compile),
     Peer("cupy", "", "cupy", ("gpu",), _composition, ("plain", "blocks", "fused")),
     Peer("scatter_add", "", "cupyx", ("gpu",), _scatter_add),

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 import gpufold
-from gpufold.geometry import Axis, BlocksGeometry, SlidingGeometry, SpaceGeometry
+from gpufold.geometry import Axis, BlocksGeometry, PositionsGeometry, SlidingGeometry, SpaceGeometry
 from gpufold.plan import Fusion
 
 Array = npt.NDArray[Any]
@@ -57,7 +57,9 @@ class Problem:
 
     @property
     def kind(self) -> str:
-        """What peers are asked for: fused, blocks in a layout of their own, or plain."""
+        """What peers are asked for: blocks at positions of their own, fused, blocks in their own layout, or plain."""
+        if self.operation == "add_blocks":
+            return "placed"
         if self.reduction != "sum" or self.window:
             return "fused"
         return "blocks" if self.operation in BLOCK_OPERATIONS else "plain"
@@ -93,7 +95,7 @@ class Problem:
     @property
     def _shapes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """What is apart, columns or a batch, and what is whole, an image or space."""
-        if self.operation in BLOCK_OPERATIONS:
+        if self.operation in (*BLOCK_OPERATIONS, "add_blocks"):
             return self.planned_geometry.blocks_shape, self.planned_geometry.array_shape
         if isinstance(self.geometry, SlidingGeometry):
             return self.geometry.columns_shape, self.geometry.image_shape
@@ -103,6 +105,9 @@ class Problem:
     def planned_geometry(self) -> Any:
         """The geometry that gpufold makes of a call."""
         geometry = self.geometry
+        if self.operation == "add_blocks":
+            lead = (geometry.batch, geometry.channels)
+            return PositionsGeometry(prod(geometry.num_blocks), lead, geometry.image_size, geometry.kernel_size)
         if self.operation not in BLOCK_OPERATIONS:
             return geometry
         return BlocksGeometry((geometry.batch, geometry.channels), geometry.axes)
@@ -111,7 +116,7 @@ class Problem:
     def fusion(self) -> Fusion:
         """What gpufold plans besides a sum or a move."""
         window = "none" if not self.window else "separable"
-        return Fusion(self.reduction, window)
+        return Fusion(self.reduction, window, accumulate=self.operation == "add_blocks")
 
     @property
     def input_shape(self) -> tuple[int, ...]:
@@ -150,8 +155,20 @@ class Problem:
         }
         return {"output_size": geometry.image_size, **arguments} if self.operation == "col2im" else arguments
 
+    def positions(self) -> Array:
+        """Say where add_blocks puts blocks: on a grid, each moved by up to a quarter of a stride, as probes are."""
+        rng, geometry = np.random.default_rng(len(self.name)), self.geometry
+        grid = np.indices(geometry.num_blocks).reshape(len(geometry.axes), -1).T
+        strides = np.array([axis.stride for axis in geometry.axes])
+        return grid * strides + rng.integers(-(strides // 4), strides // 4, grid.shape, endpoint=True)
+
     def __call__(self, data: Any, **options: Any) -> Any:
         """Run gpufold."""
+        if self.operation == "add_blocks":
+            library = sys.modules[type(data).__module__.split(".")[0]]
+            out = library.zeros(self.output_shape, data.dtype)
+            positions = _positions_on_device(self, library.__name__)
+            return gpufold.add_blocks(out, data, positions, **self.fused(data), **options)
         return getattr(gpufold, self.operation)(data, **self.arguments, **self.fused(data), **options)
 
     def fused(self, data: Any) -> dict[str, Any]:
@@ -168,7 +185,7 @@ class Problem:
     @property
     def tolerance(self) -> float:
         """How far a result may be from the definition's, of its largest element; sums of integers are exact."""
-        return TOLERANCE if self.kind == "fused" else 0.0
+        return TOLERANCE if self.kind == "fused" or self.window else 0.0
 
     def data(self, dtype: str, seed: int = 0) -> Array:
         """Make an input of small random integers."""
@@ -188,6 +205,8 @@ class Problem:
         """Work the result out from the definition, by indices and without gpufold."""
         if isinstance(self.geometry, SpaceGeometry):
             return _moved_by_definition(self.operation, self.geometry, data)
+        if self.kind == "placed":
+            return _placed_by_definition(self, data)
         if self.kind == "fused":
             return _averaged_by_definition(self, self.as_columns(data))
         if self.operation == "array_to_blocks":
@@ -236,10 +255,7 @@ def _slid_by_definition(operation: str, geometry: SlidingGeometry, data: Array) 
         return np.concatenate(blocks).reshape(geometry.columns_shape)
     image = np.empty((geometry.planes, size), data.dtype)
     for plane, result in zip(data.reshape(geometry.planes, -1), image, strict=True):
-        parts = [plane.real, plane.imag] if data.dtype.kind == "c" else [plane]
-        sums = [np.bincount(pixel.ravel(), part.astype(np.float64), size + 1)[:size] for part in parts]
-        total = sums[0] + 1j * sums[1] if data.dtype.kind == "c" else sums[0]
-        result[...] = total.astype(np.int64).astype(data.dtype) if data.dtype.kind in "iu" else total
+        result[...] = _summed(pixel.ravel(), plane, size, data.dtype)
     return image.reshape(geometry.image_shape)
 
 
@@ -262,6 +278,42 @@ def _averaged_by_definition(problem: Problem, columns: Array) -> Array:
     for plane, result in zip(columns.reshape(geometry.planes, *pixel.shape), image, strict=True):
         result[...] = sums(plane * weight) / (1 if problem.reduction == "sum" else divisor)
     return image.reshape(geometry.image_shape).astype(columns.dtype)
+
+
+def _placed_by_definition(problem: Problem, blocks: Array) -> Array:
+    """Weigh and add in double precision, by the flat pixel of every element."""
+    geometry = problem.geometry
+    assert isinstance(geometry, SlidingGeometry)
+    flat: Any = 0
+    inside: Any = True
+    weight: Any = np.ones(1)
+    for number, (axis, weights) in enumerate(zip(geometry.axes, problem.weights(), strict=True)):
+        along = [1] * (1 + len(geometry.axes))
+        along[0], along[1 + number] = -1, axis.kernel
+        pixel = (problem.positions()[:, number, None] + np.arange(axis.kernel)).reshape(along)
+        flat, inside = flat * axis.size + pixel, inside & (pixel >= 0) & (pixel < axis.size)
+        weight = np.multiply.outer(weight, weights.astype(np.float64))
+    size = prod(geometry.image_size)
+    flat = np.where(inside, flat, size).ravel()
+    image = np.empty((geometry.planes, size), blocks.dtype)
+    planes = blocks.reshape(len(blocks), geometry.planes, *geometry.kernel_size)
+    for plane, result in enumerate(image):
+        terms = (planes[:, plane] * weight).ravel()
+        result[...] = _summed(flat, terms, size, blocks.dtype)
+    return image.reshape(problem.output_shape)
+
+
+def _summed(pixel: Array, terms: Array, size: int, dtype: np.dtype[Any]) -> Array:
+    """Add terms by the flat pixel of each in double precision; integers wrap, what lies past the image is dropped."""
+    parts = [terms.real, terms.imag] if terms.dtype.kind == "c" else [terms]
+    sums = [np.bincount(pixel, part.astype(np.float64), size + 1)[:size] for part in parts]
+    total: Array = sums[0] + 1j * sums[1] if len(sums) == 2 else sums[0]
+    return total.astype(np.int64).astype(dtype) if dtype.kind in "iu" else total
+
+
+@cache
+def _positions_on_device(problem: Problem, library: str) -> Any:
+    return sys.modules[library].asarray(problem.positions())
 
 
 def window_of(name: str, taps: int) -> Array:
@@ -566,6 +618,34 @@ PROBLEMS: tuple[Problem, ...] = (
         reduction="mean",
         window="gaussian",
         gpu_batch=4,
+    ),
+    *sliding(
+        "probes-256x256",
+        "ptychography: exit waves added into the object at the probe's positions",
+        (1, 1, 1024, 1024),
+        kernel=256,
+        stride=32,
+        operations=("add_blocks",),
+        dtypes=("complex64",),
+    ),
+    *sliding(
+        "tiles-512x512",
+        "nnU-Net's tiles with a Gaussian window, which end with the picture instead of lying on a grid",
+        (1, 4, 2048, 2048),
+        kernel=512,
+        stride=256,
+        operations=("add_blocks",),
+        window="gaussian",
+    ),
+    *sliding(
+        "particles-7x7",
+        "single-molecule images drawn spot by spot",
+        (1, 1, 2048, 2048),
+        kernel=7,
+        stride=16,
+        operations=("add_blocks",),
+        dtypes=("float32", "int32"),
+        gpu_batch=16,
     ),
     *space(
         "nchw-2x2",

@@ -95,7 +95,8 @@ class Run:
 
 def saved(paths: Iterable[Path]) -> dict[Path, Run]:
     """Load the named results, or all that are saved with the project."""
-    return {path: Run.load(path) for path in list(paths) or sorted(RESULTS.glob("*.json"))}
+    others = set(RESULTS.glob("gigapixel-*.json"))
+    return {path: Run.load(path) for path in list(paths) or sorted(set(RESULTS.glob("*.json")) - others)}
 
 
 def geometric_mean(values: Iterable[float | None]) -> float | None:

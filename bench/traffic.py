@@ -120,6 +120,7 @@ def count(problem: Problem) -> Iterator[Line]:
     data = shrunk.data(dtype)
     expected, result = shrunk.expected(data), np.empty(shrunk.output_shape, data.dtype)
     weights = np.concatenate(problem.weights()) if problem.window else None
+    positions = shrunk.positions() if problem.kind == "placed" else None
     auto = plan_of(full, "auto", dtype, whole=True).variant
     for variant in dict.fromkeys((auto, NAIVE, "atomic")):
         if variant not in (NAIVE, *gpufold.variants(problem.operation)):
@@ -129,7 +130,8 @@ def count(problem: Problem) -> Iterator[Line]:
         except Unsupported:
             continue
         kernels = Path(__file__).parent if variant == NAIVE else KERNELS
-        traffic = hostcuda.traffic(plan, data, result, weights, scale=H200.multiprocessors, kernels=kernels)
+        result[...] = 0  # what add_blocks adds to
+        traffic = hostcuda.traffic(plan, data, result, weights, positions, scale=H200.multiprocessors, kernels=kernels)
         if wrong := difference(result, expected, problem.tolerance):
             raise AssertionError(f"{plan}: {wrong}")
         figures = hostcuda.figures(whole, ARCHITECTURE, kernels)

@@ -66,6 +66,9 @@ LONG_ROW = 4
 SCATTERED_ELEMENTS = 1 << 17
 """Column elements of a tile, where they are shorter: taps are then scattered, and should find it in the caches."""
 
+SCATTERED_BLOCK = 512
+"""Elements of a block up to which add_blocks adds them by their indices, for less than an array operation costs."""
+
 MANY_STRIPS = 64
 """Strips of zeros beyond which im2col clears all columns at once."""
 
@@ -120,9 +123,11 @@ def add_blocks(
 ) -> None:
     """Add blocks into `array` at positions (count, rank), one after another, and drop what falls outside."""
     taps = None if window is None else weights_of_taps(fusion.window, window, geometry.block_shape)
-    lead, rank = len(geometry.lead), len(geometry.size)
+    lead = len(geometry.lead)
     unit_axes = tuple(Axis(extent, 1, 1, 1, 0, 0) for extent in array.shape)
-    limit = array.size if accumulator_dtype(array.dtype) == array.dtype else TILE_ELEMENTS
+    scatters = blocks[0].size <= SCATTERED_BLOCK
+    copies = accumulator_dtype(array.dtype) != array.dtype or (scatters and not array.flags.c_contiguous)
+    limit = TILE_ELEMENTS if copies else array.size
     if blocks.size >= THREADED_ELEMENTS:
         limit = min(limit, -(-array.size // (TILES_PER_THREAD * get_num_threads())))
     with np.errstate(all="ignore"):
@@ -135,7 +140,7 @@ def add_blocks(
                     blocks[(_ALL, *tile.pixels[2 : 2 + lead])],
                     positions,
                     taps,
-                    rank,
+                    scatters,
                 )
                 for tile in _cut_into_tiles((1, 1, *array.shape), unit_axes, limit)
             ],
@@ -450,15 +455,25 @@ def _parts(elements: Array, results: Array) -> tuple[tuple[Array, Array], ...]:
 # A tile of blocks at positions
 
 
-def _add_to_tile(tile: Array, begin: Array, blocks: Array, positions: Array, taps: Array | None, rank: int) -> None:
+def _add_to_tile(
+    tile: Array, begin: Array, blocks: Array, positions: Array, taps: Array | None, scatters: bool
+) -> None:
     """Add what falls into a tile (*lead, *size) that begins at a pixel, block after block."""
+    rank = len(begin)
     size, block = np.array(tile.shape[-rank:]), np.array(blocks.shape[-rank:])
     (met,) = ((positions < begin + size) & (positions > begin - block)).all(axis=1).nonzero()
     if not met.size:
         return
-    total = tile.astype(accumulator_dtype(tile.dtype), copy=False)
-    first = positions[met] - begin
-    start, stop = np.maximum(first, 0), np.minimum(first + block, size)
+    total = tile.astype(accumulator_dtype(tile.dtype), order="C" if scatters else "K", copy=False)
+    (_scatter_blocks if scatters else _add_one_by_one)(total, blocks, taps, met, positions[met] - begin)
+    if total is not tile:
+        tile[...] = total
+
+
+def _add_one_by_one(total: Array, blocks: Array, taps: Array | None, met: Array, first: Array) -> None:
+    """Add each block at its first pixel by an array operation of its own."""
+    rank = first.shape[1]
+    start, stop = np.maximum(first, 0), np.minimum(first + blocks.shape[-rank:], total.shape[-rank:])
     scratch: Array = np.empty(0 if taps is None else blocks[0].size, total.dtype)
     edges = (corner.tolist() for corner in (met, start, stop, start - first, stop - first))
     for number, starts, stops, first_taps, last_taps in zip(*edges, strict=True):
@@ -471,8 +486,32 @@ def _add_to_tile(tile: Array, begin: Array, blocks: Array, positions: Array, tap
         into: Index = (..., *map(slice, starts, stops))
         pixels = total[into]
         np.add(pixels, terms, pixels)
-    if total is not tile:
-        tile[...] = total
+
+
+def _scatter_blocks(total: Array, blocks: Array, taps: Array | None, met: Array, first: Array) -> None:
+    """Add elements by their index, those of one block before those of the next, many blocks in one array operation."""
+    rank, shape = first.shape[1], blocks.shape[1:]
+    planes = np.arange(prod(shape[:-rank])).reshape(*shape[:-rank], *(1,) * rank)
+    step = max(1, SCATTERED_ELEMENTS // prod(shape))
+    for few in range(0, len(met), step):
+        terms = blocks[met[few : few + step]].astype(total.dtype, copy=False)
+        if taps is not None:
+            products = np.empty(terms.shape, total.dtype)
+            _multiply(terms, taps, products)
+            terms = products
+        pixel: Array = planes
+        inside: Any = np.True_
+        for axis in range(rank):
+            extent, side = total.shape[axis - rank], shape[axis - rank]
+            along = first[few : few + step, axis, None] + np.arange(side)
+            along = along.reshape(-1, *(1,) * (len(shape) - rank + axis), side, *(1,) * (rank - 1 - axis))
+            pixel = pixel * extent + along
+            inside = inside & (along >= 0) & (along < extent)
+        if inside.all():
+            np.add.at(total.reshape(-1), pixel.ravel(), terms.ravel())
+        else:
+            inside = np.broadcast_to(inside, terms.shape)
+            np.add.at(total.reshape(-1), pixel[inside], terms[inside])
 
 
 # ---------------------------------------------------------------------------------------------

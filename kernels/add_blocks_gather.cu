@@ -101,7 +101,7 @@ extern "C" __global__ void __launch_bounds__(threads, 2)
             for (int axis = fixed; axis < rank; ++axis)
                 firsts[before][axis - fixed] = Offset(position[axis - fixed] - begin[axis]);
         }
-        __syncthreads(); // the list is whole and the counts are read
+        __syncthreads(); // the list is whole; when the next one is begun, this one is read
         if (!found)
             continue;
 
@@ -152,7 +152,6 @@ extern "C" __global__ void __launch_bounds__(threads, 2)
                         covered[row] ? sum : sums[plane][row]; // -0.0 stays where nothing lands
                 }
         }
-        __syncthreads(); // the list is read
     }
 
     if (!loaded)

@@ -259,17 +259,9 @@ FAULTS = (
     ),
     # --- blocks at positions of their own
     Fault(
-        "no barrier before the list of blocks is written anew",
-        "kernels/add_blocks_gather.cu",
-        "        __syncthreads(); // the list is read\n",
-        "",
-        ADD_BLOCKS
-        + "threads_wait_for_each_other_and_stay_inside_the_arrays[more-than-a-block-of-threads-tests-shuffled]",
-    ),
-    Fault(
         "no barrier before the list of blocks is read",
         "kernels/add_blocks_gather.cu",
-        "        __syncthreads(); // the list is whole and the counts are read\n",
+        "        __syncthreads(); // the list is whole; when the next one is begun, this one is read\n",
         "",
         ADD_BLOCKS
         + "threads_wait_for_each_other_and_stay_inside_the_arrays[more-than-a-block-of-threads-tests-observed]",

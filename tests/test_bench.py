@@ -67,6 +67,9 @@ def user_problems():
         Problem("stitched", "blocks_to_array", tiles, "tests", reduction="mean", window="gaussian"),
         Problem("blocks", "blocks_to_array", tiles, "tests"),
         Problem("blocks", "array_to_blocks", tiles, "tests"),
+        Problem("placed", "add_blocks", tiles, "tests"),
+        Problem("placed-weighed", "add_blocks", tiles, "tests", window="gaussian"),
+        Problem("placed-plane", "add_blocks", replace(tiles, batch=1, channels=1), "tests"),
     ]
 
 
@@ -116,7 +119,7 @@ def test_expected_results_of_sliding_blocks_are_the_definition_s(case):
 @pytest.mark.parametrize("problem", SMALL, ids=lambda problem: f"{problem.operation}-{problem.name}")
 @pytest.mark.parametrize("dtype", ["float32", "complex64", "uint8", "bool"])
 def test_gpufold_gives_what_the_bench_expects(problem, dtype):
-    if problem.kind == "fused" and dtype != "float32":
+    if problem.tolerance and dtype != "float32":
         dtype = "float64"
     data = problem.data(dtype)
     assert difference(problem(data), problem.expected(data), problem.tolerance) is None
@@ -138,7 +141,7 @@ def test_what_is_timed_of_a_peer_computes_the_same(peer):
             continue
         if problem.kind not in peer.kinds:
             continue
-        for dtype in ("float32",) if problem.kind == "fused" else ("float32", "float16"):
+        for dtype in ("float32",) if problem.tolerance else ("float32", "float16"):
             data = problem.data(dtype)
             call = peer.prepare(problem, data, 1)
             if call is not None:
@@ -469,7 +472,8 @@ def serves(problem, variant):
         _, rows, blocks = shape
         operand = Operand(shape, (rows * blocks, 1, rows))
     try:
-        choose(problem.operation, problem.geometry, "float32", operand, result, variant=variant)
+        geometry, dtype = problem.planned_geometry, problem.dtypes[0]
+        choose(problem.operation, geometry, dtype, operand, result, variant=variant, fusion=problem.fusion)
     except Unsupported:
         return False
     return True

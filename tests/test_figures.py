@@ -176,6 +176,11 @@ LIMITS = {
     # bound by the L2 cache, which brings weights too, and in three dimensions by instructions
     "blocks_to_array-stitch-512x512-s256": Limits(3.3, 1.11, 1.05, 28.0, 2, 0.82),
     "blocks_to_array-stitch-96x96x96-s48": Limits(3.3, 1.11, 1.05, 36.5, 2, 0.64),
+    # their instructions are those of one block met by a tile, for how many it meets is not in the machine code
+    "add_blocks-probes-256x256": Limits(1.28, 2.2, 1.15, 1.55, 2, 0.93),
+    "add_blocks-tiles-512x512": Limits(3.3, 1.1, 1.36, 12.7, 3, 0.77),
+    # bound by its search: every tile tests 16384 positions for blocks of 49 elements
+    "add_blocks-particles-7x7": Limits(129.0, 1.1, 2.05, 35.5, 2, 0.09),
     "batch_to_space-nchw-2x2": Limits(1.11, 1.11, 1.05, 7.46, 3, 0.95),
     "batch_to_space-nchw-4x4": Limits(1.42, 1.11, 1.05, 8.81, 5, 0.94),
     "batch_to_space-nhwc-2x2": Limits(1.11, 1.11, 1.05, 5.13, 3, 0.95),
@@ -207,7 +212,9 @@ def measure(name) -> Limits:
     result = np.empty(shrunk.output_shape, data.dtype)
     plan = plan_of(shrunk, whole.variant, dtype, whole=False)
     weights = np.concatenate(shrunk.weights()) if shrunk.window else None
-    traffic = hostcuda.traffic(plan, data, result, weights, scale=H200.multiprocessors)
+    positions = shrunk.positions() if full.kind == "placed" else None
+    result[...] = 0  # what add_blocks adds to
+    traffic = hostcuda.traffic(plan, data, result, weights, positions, scale=H200.multiprocessors)
     assert difference(result, shrunk.expected(data), shrunk.tolerance) is None
     figures = hostcuda.figures(whole)
     threads = prod(whole.grid) * prod(whole.block)
