@@ -10,10 +10,12 @@ array([0., 2., 4., 3.])
 """
 
 from gpufold.blocks import array_to_blocks, blocks_to_array
-from gpufold.ops import batch_to_space, col2im, explain, im2col, space_to_batch, warmup
+from gpufold.explanation import explain, warmup
 from gpufold.plan import Unsupported
 from gpufold.planners import variants
 from gpufold.positions import add_blocks
+from gpufold.sliding import col2im, im2col
+from gpufold.space import batch_to_space, space_to_batch
 from gpufold.threads import get_num_threads, set_num_threads
 
 __version__ = "0.1.0"

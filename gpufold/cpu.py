@@ -1,6 +1,6 @@
-"""The NumPy path: the four operations on NumPy arrays, deterministic whatever the number of threads.
+"""The NumPy path: the operations on NumPy arrays, deterministic whatever the number of threads.
 
-Both pairs of operations are one thing here: a split view of the columns, (N, C, *kernel, *blocks), and an
+All but add_blocks are one thing here: a split view of the columns, (N, C, *kernel, *blocks), and an
 image, (N, C, *size), whose axes say which pixel a tap of a block lands on. `fold` adds (or moves) columns into
 the image, `unfold` moves pixels into the columns. Batch and space are the case kernel = stride = block.
 

@@ -33,12 +33,14 @@ import numpy as np
 from dask.delayed import delayed
 from dask.utils import parse_bytes
 
-from gpufold import ops
+from gpufold import space
 from gpufold.arrays import check_variant, library_of, result_dtype
+from gpufold.blocks import array_to_blocks_geometry, blocks_to_array_geometry
 from gpufold.filling import fill
-from gpufold.geometry import Axis, BlocksGeometry, Size, SlidingGeometry, SpaceGeometry
-from gpufold.ops import GEOMETRIES
+from gpufold.geometry import Axis, BlocksGeometry, Size, SlidingGeometry
 from gpufold.plan import Fusion
+from gpufold.sliding import col2im_geometry, im2col_geometry
+from gpufold.space import batch_to_space_geometry, space_to_batch_geometry
 from gpufold.windows import as_fusion
 
 Chunks: TypeAlias = tuple[Size, ...]
@@ -103,8 +105,7 @@ def col2im(
     """
     operation = "col2im"
     library = _library(operation, "data", data)
-    geometry = GEOMETRIES[operation](data.shape, output_size, kernel_size, strides, dilations, pads_begin, pads_end)
-    assert isinstance(geometry, SlidingGeometry)
+    geometry = col2im_geometry(data.shape, output_size, kernel_size, strides, dilations, pads_begin, pads_end)
     fusion, weights = as_fusion(operation, library, data._meta, geometry.kernel_size, reduction, window)
     dtype = _dtype(operation, library, "data", data, variant)
     *batch, rows, length = data.chunks
@@ -169,8 +170,7 @@ def im2col(
     """
     operation = "im2col"
     library = _library(operation, "image", image)
-    geometry = GEOMETRIES[operation](image.shape, kernel_size, strides, dilations, pads_begin, pads_end)
-    assert isinstance(geometry, SlidingGeometry)
+    geometry = im2col_geometry(image.shape, kernel_size, strides, dilations, pads_begin, pads_end)
     fusion, weights = as_fusion(operation, library, image._meta, geometry.kernel_size, window=window)
     dtype = _dtype(operation, library, "image", image, variant)
     *batch, channels = image.chunks[: -len(geometry.axes)]
@@ -229,8 +229,7 @@ def blocks_to_array(
     """
     operation = "blocks_to_array"
     library = _library(operation, "blocks", blocks)
-    geometry = GEOMETRIES[operation](blocks.shape, output_shape, block_shape, block_strides)
-    assert isinstance(geometry, BlocksGeometry)
+    geometry = blocks_to_array_geometry(blocks.shape, output_shape, block_shape, block_strides)
     fusion, weights = as_fusion(operation, library, blocks._meta, geometry.block_shape, reduction, window)
     dtype = _dtype(operation, library, "blocks", blocks, variant)
     lead = len(geometry.lead)
@@ -286,8 +285,7 @@ def array_to_blocks(
     """
     operation = "array_to_blocks"
     library = _library(operation, "array", array)
-    geometry = GEOMETRIES[operation](array.shape, block_shape, block_strides)
-    assert isinstance(geometry, BlocksGeometry)
+    geometry = array_to_blocks_geometry(array.shape, block_shape, block_strides)
     fusion, weights = as_fusion(operation, library, array._meta, geometry.block_shape, window=window)
     dtype = _dtype(operation, library, "array", array, variant)
     lead, rank = len(geometry.lead), len(geometry.axes)
@@ -339,8 +337,7 @@ def batch_to_space(
     """
     operation = "batch_to_space"
     library = _library(operation, "data", data)
-    geometry = GEOMETRIES[operation](data.shape, block_shape, crops_begin, crops_end)
-    assert isinstance(geometry, SpaceGeometry)
+    geometry = batch_to_space_geometry(data.shape, block_shape, crops_begin, crops_end)
     dtype = _dtype(operation, library, "data", data, variant)
     images = [data[first : first + geometry.batch] for first in range(0, len(data), max(1, geometry.batch))]
     lead = (images or [data])[0].chunks[:1]
@@ -388,8 +385,7 @@ def space_to_batch(
     """
     operation = "space_to_batch"
     library = _library(operation, "data", data)
-    geometry = GEOMETRIES[operation](data.shape, block_shape, pads_begin, pads_end)
-    assert isinstance(geometry, SpaceGeometry)
+    geometry = space_to_batch_geometry(data.shape, block_shape, pads_begin, pads_end)
     dtype = _dtype(operation, library, "data", data, variant)
     taps = prod(geometry.block)
     lead = ((taps,), data.chunks[0])
@@ -623,7 +619,7 @@ def _batch_to_space_chunk(batches: Any, *, axes: tuple[Axis, ...], variant: str,
     """Compute a chunk of space, from all grid points whose blocks reach it."""
     spans = block_info[None]["array-location"][1:]
     windows = [axis.window(*span)[0] for axis, span in zip(axes, spans, strict=True)]
-    return ops.batch_to_space(
+    return space.batch_to_space(
         batches.reshape(-1, *batches.shape[2:]),
         (1, *(axis.kernel for axis in windows)),
         (0, *(axis.pad_begin for axis in windows)),
@@ -632,15 +628,15 @@ def _batch_to_space_chunk(batches: Any, *, axes: tuple[Axis, ...], variant: str,
     )
 
 
-def _space_to_batch_chunk(space: Any, *, axes: tuple[Axis, ...], variant: str, block_info: Any) -> Any:
+def _space_to_batch_chunk(array: Any, *, axes: tuple[Axis, ...], variant: str, block_info: Any) -> Any:
     """Compute a chunk of the batches, from all pixels under its grid points."""
     chunk = block_info[None]
     spans = [range(*span) for span in chunk["array-location"][2:]]
     windows = [_under(axis, span)[0] for axis, span in zip(axes, spans, strict=True)]
     if not all(axis.size for axis in windows):
-        return np.zeros_like(space, chunk["dtype"], order="C", shape=chunk["chunk-shape"])
-    batches = ops.space_to_batch(
-        space,
+        return np.zeros_like(array, chunk["dtype"], order="C", shape=chunk["chunk-shape"])
+    batches = space.space_to_batch(
+        array,
         (1, *(axis.kernel for axis in windows)),
         (0, *(axis.pad_begin for axis in windows)),
         (0, *(axis.pad_end for axis in windows)),

@@ -633,12 +633,10 @@ def _block_arguments(
 
 
 @lru_cache(maxsize=1024)
-def batch_to_space_geometry(
-    data_shape: Size, block_shape: PerAxis, crops_begin: PerAxis, crops_end: PerAxis
-) -> SpaceGeometry:
+def batch_geometry(data_shape: Size, block_shape: PerAxis, crops_begin: PerAxis, crops_end: PerAxis) -> SpaceGeometry:
     """Check a batch_to_space call.
 
-    >>> batch_to_space_geometry((10, 2), (1, 5), (0, 2), (0, 0)).space_shape
+    >>> batch_geometry((10, 2), (1, 5), (0, 2), (0, 0)).space_shape
     (2, 8)
     """
     operation = "batch_to_space"
@@ -663,12 +661,10 @@ def batch_to_space_geometry(
 
 
 @lru_cache(maxsize=1024)
-def space_to_batch_geometry(
-    data_shape: Size, block_shape: PerAxis, pads_begin: PerAxis, pads_end: PerAxis
-) -> SpaceGeometry:
+def space_geometry(data_shape: Size, block_shape: PerAxis, pads_begin: PerAxis, pads_end: PerAxis) -> SpaceGeometry:
     """Check a space_to_batch call.
 
-    >>> space_to_batch_geometry((2, 8), (1, 5), (0, 2), (0, 0)).batch_shape
+    >>> space_geometry((2, 8), (1, 5), (0, 2), (0, 0)).batch_shape
     (10, 2)
     """
     operation = "space_to_batch"

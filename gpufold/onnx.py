@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gpufold import ops
+from gpufold import sliding
 from gpufold.arrays import ArrayT
 from gpufold.geometry import as_integers
 
@@ -88,7 +88,7 @@ def col2im(
                 f"then their ends, got {values}"
             )
         begins, ends = values[:rank], values[rank:]
-    return ops.col2im(
+    return sliding.col2im(
         input,
         image,
         block_shape,

@@ -30,7 +30,7 @@ from bench.report import cells
 from bench.results import Row, Run, geometric_mean
 from bench.timing import LEAST_SAMPLES, MOST_SAMPLES, CpuClock, GpuClock, Times, interleave
 from bench.traffic import Line, traffic_table
-from gpufold.geometry import SlidingGeometry, batch_to_space_geometry, columns_geometry
+from gpufold.geometry import SlidingGeometry, batch_geometry, columns_geometry
 from gpufold.plan import H200, Operand, Unsupported
 from gpufold.planners import choose
 
@@ -52,7 +52,7 @@ def sliding_problem(case, operation):
 
 
 def space_problem(case, operation):
-    geometry = batch_to_space_geometry(case.batch_shape, case.block_shape, case.crops_begin, case.crops_end)
+    geometry = batch_geometry(case.batch_shape, case.block_shape, case.crops_begin, case.crops_end)
     return Problem(case.name, operation, geometry, "tests")
 
 

@@ -21,7 +21,7 @@ import hostcuda
 from bench.measure import difference
 from bench.problems import PROBLEMS
 from bench.traffic import ELEMENTS, SCALED, plan_of
-from gpufold.geometry import batch_to_space_geometry, columns_geometry, positions_geometry
+from gpufold.geometry import batch_geometry, columns_geometry, positions_geometry
 from gpufold.plan import ELEMENT_TYPES, H200, PLAIN, WINDOWS, Fusion, Operand, Unsupported
 from gpufold.planners import choose, variants
 from gpufold.sources import KERNELS
@@ -66,7 +66,7 @@ def specialisations():
         collect("im2col", geometry, geometry.image_shape, geometry.columns_shape)
     for case in SPACE_CASES:
         if prod(case.space_shape):
-            geometry = batch_to_space_geometry(case.batch_shape, case.block_shape, case.crops_begin, case.crops_end)
+            geometry = batch_geometry(case.batch_shape, case.block_shape, case.crops_begin, case.crops_end)
             collect("batch_to_space", geometry, geometry.batch_shape, geometry.space_shape)
             collect("space_to_batch", geometry, geometry.space_shape, geometry.batch_shape)
     for case in test_add_blocks.CASES:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from gpufold import sources
-from gpufold.geometry import batch_to_space_geometry, columns_geometry, image_geometry
+from gpufold.geometry import batch_geometry, columns_geometry, image_geometry
 from gpufold.plan import H200, Operand, Unsupported
 from gpufold.planners import choose, variants
 
@@ -55,7 +55,7 @@ def plans():
     taken = image_geometry(GEOMETRY.image_shape, (3, 3), 1, 1, 1, 1)
     for variant in variants("im2col"):
         yield choose("im2col", taken, "float16", IMAGE, COLUMNS, H200, variant)
-    moved = batch_to_space_geometry((8, 4, 6), (1, 2, 2), 0, 0)
+    moved = batch_geometry((8, 4, 6), (1, 2, 2), 0, 0)
     yield choose("batch_to_space", moved, "int8", Operand.contiguous((8, 4, 6)), Operand.contiguous((2, 8, 12)))
 
 

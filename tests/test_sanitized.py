@@ -11,7 +11,7 @@ from moves import ONE_THREAD, plan_for
 
 import gpufold
 import hostcuda
-from gpufold.geometry import batch_to_space_geometry, columns_geometry
+from gpufold.geometry import batch_geometry, columns_geometry
 from gpufold.plan import H200, Unsupported
 from gpufold.planners import variants
 
@@ -41,7 +41,7 @@ def problems():
         yield case.name, "col2im", geometry, case.columns_shape, case.image_shape, fold
         yield case.name, "im2col", geometry, case.image_shape, case.columns_shape, ((case.kernel_size,), case.arguments)
     for case in SPACE:
-        geometry = batch_to_space_geometry(case.batch_shape, case.block_shape, case.crops_begin, case.crops_end)
+        geometry = batch_geometry(case.batch_shape, case.block_shape, case.crops_begin, case.crops_end)
         call = (case.block_shape, case.crops_begin, case.crops_end), {}
         yield case.name, "batch_to_space", geometry, case.batch_shape, case.space_shape, call
         yield case.name, "space_to_batch", geometry, case.space_shape, case.batch_shape, call

@@ -12,7 +12,7 @@ from moves import DEVICES, DTYPES, ONE_THREAD, check, random_bits
 
 from gpufold import plan as planning
 from gpufold import planners
-from gpufold.geometry import batch_to_space_geometry, space_to_batch_geometry
+from gpufold.geometry import batch_geometry, space_geometry
 from gpufold.plan import Operand, Unsupported
 from gpufold.planners import variants
 
@@ -51,9 +51,9 @@ def problem(operation, case, dtype, seed=0):
     arguments = (case.block_shape, case.crops_begin, case.crops_end)
     if operation == "batch_to_space":
         data = random_bits(case.batch_shape, dtype, seed)
-        return batch_to_space_geometry(data.shape, *arguments), data, definition.batch_to_space(data, *arguments)
+        return batch_geometry(data.shape, *arguments), data, definition.batch_to_space(data, *arguments)
     data = random_bits(case.space_shape, dtype, seed)
-    return space_to_batch_geometry(data.shape, *arguments), data, definition.space_to_batch(data, *arguments)
+    return space_geometry(data.shape, *arguments), data, definition.space_to_batch(data, *arguments)
 
 
 def check_case(operation, case, dtype, seed=0):
@@ -159,9 +159,7 @@ STRIDED = {
 def test_data_of_any_strides_is_read_in_place(operation, view, block):
     data = view(random_bits((12, 12, 12, 12), "float16"))
     arguments = ((1, *block), (0, 0, 0, 0), (0, 0, 0, 0))
-    geometry = (batch_to_space_geometry if operation == "batch_to_space" else space_to_batch_geometry)(
-        data.shape, *arguments
-    )
+    geometry = (batch_geometry if operation == "batch_to_space" else space_geometry)(data.shape, *arguments)
     want = getattr(definition, operation)(np.ascontiguousarray(data), *arguments)
     for variant in variants(operation):
         try:
@@ -176,9 +174,7 @@ def test_data_of_any_strides_is_read_in_place(operation, view, block):
 def test_results_of_any_strides_are_written_in_place(operation, block, spaced):
     arguments = ((1, *block), (0, 0, 0, 0), (0, 0, 0, 0))
     data = random_bits((8, 4, 4, 8), "float16")
-    geometry = (batch_to_space_geometry if operation == "batch_to_space" else space_to_batch_geometry)(
-        data.shape, *arguments
-    )
+    geometry = (batch_geometry if operation == "batch_to_space" else space_geometry)(data.shape, *arguments)
     want = getattr(definition, operation)(data, *arguments)
     room = np.empty([extent * step for extent, step in zip(want.shape, spaced, strict=True)], want.dtype)
     result = room[tuple(slice(None, None, step) for step in spaced)]
@@ -192,10 +188,10 @@ def test_results_of_any_strides_are_written_in_place(operation, block, spaced):
 def defines_of(operation, variant, case, dtype="float32", alignment=256):
     arguments = (case.block_shape, case.crops_begin, case.crops_end)
     if operation == "batch_to_space":
-        geometry = batch_to_space_geometry(case.batch_shape, *arguments)
+        geometry = batch_geometry(case.batch_shape, *arguments)
         shapes = geometry.batch_shape, geometry.space_shape
     else:
-        geometry = space_to_batch_geometry(case.space_shape, *arguments)
+        geometry = space_geometry(case.space_shape, *arguments)
         shapes = geometry.space_shape, geometry.batch_shape
     data, result = (Operand.contiguous(shape, alignment) for shape in shapes)
     return dict(planners.choose(operation, geometry, dtype, data, result, variant=variant).defines)
@@ -289,9 +285,9 @@ def test_the_choice_follows_the_last_axis():
         none = (0,) * len(shape)
         case = SpaceCase("", shape, (1, *block), none, none)
         geometry = (
-            batch_to_space_geometry(case.batch_shape, case.block_shape, none, none)
+            batch_geometry(case.batch_shape, case.block_shape, none, none)
             if operation == "batch_to_space"
-            else space_to_batch_geometry(case.space_shape, case.block_shape, none, none)
+            else space_geometry(case.space_shape, case.block_shape, none, none)
         )
         shapes = (geometry.batch_shape, geometry.space_shape)
         data, result = map(Operand.contiguous, shapes if operation == "batch_to_space" else reversed(shapes))

@@ -1,0 +1,222 @@
+"""The public functions on columns: sliding blocks with their taps before their number."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from gpufold.arrays import ArrayT, library_of, result_array
+from gpufold.filling import fill
+from gpufold.geometry import Size, SlidingGeometry, as_integers, columns_geometry, image_geometry
+from gpufold.windows import as_fusion
+
+
+def col2im(
+    data: ArrayT,
+    output_size: Any,
+    kernel_size: Any,
+    *,
+    strides: Any = 1,
+    dilations: Any = 1,
+    pads_begin: Any = 0,
+    pads_end: Any = 0,
+    reduction: str = "sum",
+    window: Any = None,
+    out: ArrayT | None = None,
+    accumulate: bool = False,
+    variant: str = "auto",
+    deterministic: bool = True,
+) -> ArrayT:
+    """Put sliding blocks back together into an image, adding where they overlap.
+
+    ``(N, C*prod(kernel_size), L) -> (N, C, *output_size)``, or both without ``N``, where ``L`` is the product over the
+    spatial axes of ``floor((output_size + pads_begin + pads_end - dilations*(kernel_size - 1) - 1) / strides) + 1``.
+
+    >>> import numpy as np, gpufold
+    >>> columns = np.ones((4, 9), np.int32)  # one channel of 2x2 blocks, 3x3 of them
+    >>> gpufold.col2im(columns, (4, 4), (2, 2))
+    array([[[1, 2, 2, 1],
+            [2, 4, 4, 2],
+            [2, 4, 4, 2],
+            [1, 2, 2, 1]]], dtype=int32)
+
+    Tap ``k`` of block ``b`` lands on pixel ``b*strides + k*dilations - pads_begin`` of each axis; what lands outside
+    the image is dropped, pixels that no block covers are zero. Rows are ``c*prod(kernel_size)`` plus the tap, taps
+    and blocks in lexicographic order, and so are the additions: the result has the same bits on every run, on the
+    CPU and the GPU. Integers wrap, bool is a logical or, float16 and bfloat16 are summed in float32 and rounded once.
+
+    A window's weights are multiplied in as the taps are added. A mean divides each pixel by the number of taps that
+    land on it, or by the sum of their weights, so that it undoes `im2col` wherever a block covers the image:
+
+    >>> image = np.arange(16, dtype=np.float32).reshape(1, 4, 4)
+    >>> columns = gpufold.im2col(image, (2, 2))
+    >>> np.array_equal(gpufold.col2im(columns, (4, 4), (2, 2), reduction="mean"), image)
+    True
+
+    Parameters
+    ----------
+    data : numpy.ndarray or cupy.ndarray
+        Columns of shape (N, C*prod(kernel_size), L) or (C*prod(kernel_size), L), of any layout in memory. bool,
+        integers, float16, bfloat16, float32, float64, complex64, complex128; on the CPU strings too, where no two
+        blocks overlap.
+    output_size : sequence of int
+        Pixels of the image along each spatial axis, height before width, at least 1; its length is the number of
+        spatial axes, one or more.
+    kernel_size : int or sequence of int
+        Taps of a block along each spatial axis, at least 1; one int means the same on every axis, here and below.
+    strides : int or sequence of int
+        Pixels from one block to the next, at least 1.
+    dilations : int or sequence of int
+        Pixels from one tap to the next, at least 0; 0 lands every tap of the axis on the block's first pixel.
+    pads_begin, pads_end : int or sequence of int
+        Pixels that the blocks extend over the image's begin and end, at least 0.
+    reduction : str
+        "sum"; "mean", which divides each pixel by the number of taps that land on it, or by the sum of their weights
+        where there is a window; or "least_squares", which divides by the sum of the squared weights, so that it undoes
+        `im2col` with the same window, as the inverse short-time Fourier transform does. Pixels are zero where no tap
+        lands, and where the sum of weights is smaller in magnitude than the smallest normal number of their dtype.
+        For a separable window the sum is the product of the sums along the axes. Floats and complex numbers only.
+    window : numpy.ndarray, cupy.ndarray or sequence of them, optional
+        Real weights of a block's taps, of shape `kernel_size`, or a sequence of one 1-D array per axis, whose product
+        a weight is; of the same library as `data`. They are converted to float32, or float64 for float64 and
+        complex128. Floats and complex numbers only.
+    out : numpy.ndarray or cupy.ndarray, optional
+        Array for the result, of its shape and dtype, sharing no memory with `data`; every element is overwritten.
+    accumulate : bool
+        Add the result to what is in `out` instead of overwriting it: last, in the type the sum is made in.
+    variant : str
+        A GPU kernel by name, see `gpufold.variants`; "auto" chooses one.
+    deterministic : bool
+        False lets "auto" choose GPU kernels that add in no fixed order, where they are faster.
+
+    Returns
+    -------
+    numpy.ndarray or cupy.ndarray
+        The image, of the library, device and dtype of `data`; on a GPU computed in the current stream.
+
+    Raises
+    ------
+    TypeError
+        An argument is of the wrong type: sizes that are not integers, an unsupported dtype, a foreign kind of array,
+        strings in overlapping blocks, a mean or a window of integers.
+    ValueError
+        Sizes are out of range or do not fit together, `out` does not fit, or the named variant cannot serve the
+        call (`gpufold.Unsupported`). Nothing is written in that case.
+
+    Notes
+    -----
+    Implements OpenVINO Col2Im-15 and ONNX Col2Im-18, for any number of spatial axes.
+    """
+    operation = "col2im"
+    library = library_of(operation, "data", data)
+    geometry = col2im_geometry(data.shape, output_size, kernel_size, strides, dilations, pads_begin, pads_end)
+    if data.dtype.kind in "SUT" and library is np and geometry.blocks_overlap:
+        raise TypeError(
+            f"{operation}: data of strings must not overlap, for strings cannot be added; got dtype "
+            f"{data.dtype} and blocks that overlap: {geometry}"
+        )
+    fusion, weights = as_fusion(operation, library, data, geometry.kernel_size, reduction, window, out, accumulate)
+    image: ArrayT = result_array(operation, library, "data", data, geometry.image_shape, out, variant, weights)
+    return fill(operation, library, data, image, geometry, variant, deterministic, fusion, weights)
+
+
+def im2col(
+    image: ArrayT,
+    kernel_size: Any,
+    *,
+    strides: Any = 1,
+    dilations: Any = 1,
+    pads_begin: Any = 0,
+    pads_end: Any = 0,
+    window: Any = None,
+    out: ArrayT | None = None,
+    variant: str = "auto",
+) -> ArrayT:
+    """Take sliding blocks out of an image: the adjoint of `col2im`.
+
+    ``(N, C, *size) -> (N, C*prod(kernel_size), L)``, or both without ``N``, where ``L`` is the product over the
+    spatial axes of ``floor((size + pads_begin + pads_end - dilations*(kernel_size - 1) - 1) / strides) + 1``.
+
+    >>> import numpy as np, gpufold
+    >>> image = np.arange(9).reshape(1, 3, 3)
+    >>> gpufold.im2col(image, (2, 2))
+    array([[0, 1, 3, 4],
+           [1, 2, 4, 5],
+           [3, 4, 6, 7],
+           [4, 5, 7, 8]])
+
+    Tap ``k`` of block ``b`` is pixel ``b*strides + k*dilations - pads_begin`` of each axis, and zero where that is
+    outside the image. Elements are moved, and computed with only where a window is multiplied in.
+
+    Parameters
+    ----------
+    image : numpy.ndarray or cupy.ndarray
+        Image of shape (N, C, *size) or (C, *size), of any layout in memory and of the dtypes of `col2im`.
+    kernel_size : sequence of int
+        Taps of a block along each spatial axis, height before width, at least 1; its length says how many of the
+        image's last axes are spatial.
+    strides, dilations, pads_begin, pads_end : int or sequence of int
+        As in `col2im`.
+    window : numpy.ndarray, cupy.ndarray or sequence of them, optional
+        Real weights of a block's taps as in `col2im`; every tap is multiplied by its own and rounded once.
+    out : numpy.ndarray or cupy.ndarray, optional
+        Array for the result, of its shape and dtype, sharing no memory with `image`; every element is overwritten.
+    variant : str
+        A GPU kernel by name, see `gpufold.variants`; "auto" chooses one.
+
+    Returns
+    -------
+    numpy.ndarray or cupy.ndarray
+        The columns, of the library, device and dtype of `image`.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As in `col2im`.
+
+    Notes
+    -----
+    The geometry is that of OpenVINO Col2Im-15 and ONNX Col2Im-18.
+    """
+    operation = "im2col"
+    library = library_of(operation, "image", image)
+    geometry = im2col_geometry(image.shape, kernel_size, strides, dilations, pads_begin, pads_end)
+    fusion, weights = as_fusion(operation, library, image, geometry.kernel_size, window=window)
+    columns: ArrayT = result_array(operation, library, "image", image, geometry.columns_shape, out, variant, weights)
+    return fill(operation, library, image, columns, geometry, variant, True, fusion, weights)
+
+
+def col2im_geometry(
+    shape: Size,
+    output_size: Any,
+    kernel_size: Any,
+    strides: Any = 1,
+    dilations: Any = 1,
+    pads_begin: Any = 0,
+    pads_end: Any = 0,
+) -> SlidingGeometry:
+    """Check what a call of `col2im` says about sizes."""
+    return columns_geometry(
+        shape,
+        as_integers("col2im", "output_size", output_size),
+        as_integers("col2im", "kernel_size", kernel_size),
+        as_integers("col2im", "strides", strides),
+        as_integers("col2im", "dilations", dilations),
+        as_integers("col2im", "pads_begin", pads_begin),
+        as_integers("col2im", "pads_end", pads_end),
+    )
+
+
+def im2col_geometry(
+    shape: Size, kernel_size: Any, strides: Any = 1, dilations: Any = 1, pads_begin: Any = 0, pads_end: Any = 0
+) -> SlidingGeometry:
+    """Check what a call of `im2col` says about sizes."""
+    return image_geometry(
+        shape,
+        as_integers("im2col", "kernel_size", kernel_size),
+        as_integers("im2col", "strides", strides),
+        as_integers("im2col", "dilations", dilations),
+        as_integers("im2col", "pads_begin", pads_begin),
+        as_integers("im2col", "pads_end", pads_end),
+    )

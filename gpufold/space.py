@@ -1,0 +1,141 @@
+"""The public functions that move blocks between the batch and space."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gpufold.arrays import ArrayT, library_of, result_array
+from gpufold.filling import fill
+from gpufold.geometry import Size, SpaceGeometry, as_integers, batch_geometry, space_geometry
+
+
+def batch_to_space(
+    data: ArrayT,
+    block_shape: Any,
+    crops_begin: Any = 0,
+    crops_end: Any = 0,
+    *,
+    out: ArrayT | None = None,
+    variant: str = "auto",
+) -> ArrayT:
+    """Move blocks of the batch axis into the spatial axes, and crop.
+
+    ``(B*prod(block_shape), D_1, ...) -> (B, D_1*block_shape[1] - crops_begin[1] - crops_end[1], ...)``
+
+    >>> import numpy as np, gpufold
+    >>> data = np.arange(12).reshape(4, 1, 3)
+    >>> gpufold.batch_to_space(data, (1, 2, 2), (0, 0, 1), (0, 0, 0))
+    array([[[ 3,  1,  4,  2,  5],
+            [ 9,  7, 10,  8, 11]]])
+
+    Elements are moved, never computed with.
+
+    Parameters
+    ----------
+    data : numpy.ndarray or cupy.ndarray
+        Array of shape (batch, D_1, ..., D_{n-1}) with n >= 2, of any layout in memory and of the dtypes of `col2im`.
+    block_shape : sequence of int
+        Block along each axis of `data`, at least 1, and 1 on axis 0; their product divides the batch.
+    crops_begin, crops_end : int or sequence of int
+        Elements to crop from the begin and end of each axis of the result, at least 0, and 0 on axis 0; one int
+        means the same on every axis but axis 0. Crops may leave nothing of an axis.
+    out : numpy.ndarray or cupy.ndarray, optional
+        Array for the result, of its shape and dtype, sharing no memory with `data`; every element is overwritten.
+    variant : str
+        A GPU kernel by name, see `gpufold.variants`; "auto" chooses one.
+
+    Returns
+    -------
+    numpy.ndarray or cupy.ndarray
+        The result, of the library, device and dtype of `data`.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As in `col2im`.
+
+    Notes
+    -----
+    Implements OpenVINO BatchToSpace-2, for any rank.
+    """
+    operation = "batch_to_space"
+    library = library_of(operation, "data", data)
+    geometry = batch_to_space_geometry(data.shape, block_shape, crops_begin, crops_end)
+    space: ArrayT = result_array(operation, library, "data", data, geometry.space_shape, out, variant)
+    return fill(operation, library, data, space, geometry, variant, True)
+
+
+def space_to_batch(
+    data: ArrayT,
+    block_shape: Any,
+    pads_begin: Any = 0,
+    pads_end: Any = 0,
+    *,
+    out: ArrayT | None = None,
+    variant: str = "auto",
+) -> ArrayT:
+    """Pad the spatial axes with zeros and move their blocks into the batch axis: undoes `batch_to_space`.
+
+    ``(B, E_1, ...) -> (B*prod(block_shape), (E_1 + pads_begin[1] + pads_end[1]) / block_shape[1], ...)``
+
+    >>> import numpy as np, gpufold
+    >>> data = np.arange(1, 6).reshape(1, 5)
+    >>> gpufold.space_to_batch(data, (1, 2), (0, 1), (0, 0))
+    array([[0, 2, 4],
+           [1, 3, 5]])
+
+    Elements are moved, never computed with.
+
+    Parameters
+    ----------
+    data : numpy.ndarray or cupy.ndarray
+        Array of shape (B, E_1, ..., E_{n-1}) with n >= 2, of any layout in memory and of the dtypes of `col2im`.
+    block_shape : sequence of int
+        Block along each axis of `data`, at least 1, and 1 on axis 0.
+    pads_begin, pads_end : int or sequence of int
+        Zeros in front of and behind each axis, at least 0, and 0 on axis 0; one int means the same on every axis
+        but axis 0. With them every axis is a multiple of its block.
+    out : numpy.ndarray or cupy.ndarray, optional
+        Array for the result, of its shape and dtype, sharing no memory with `data`; every element is overwritten.
+    variant : str
+        A GPU kernel by name, see `gpufold.variants`; "auto" chooses one.
+
+    Returns
+    -------
+    numpy.ndarray or cupy.ndarray
+        The result, of the library, device and dtype of `data`.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As in `col2im`.
+
+    Notes
+    -----
+    Implements OpenVINO SpaceToBatch-2, for any rank.
+    """
+    operation = "space_to_batch"
+    library = library_of(operation, "data", data)
+    geometry = space_to_batch_geometry(data.shape, block_shape, pads_begin, pads_end)
+    batch: ArrayT = result_array(operation, library, "data", data, geometry.batch_shape, out, variant)
+    return fill(operation, library, data, batch, geometry, variant, True)
+
+
+def batch_to_space_geometry(shape: Size, block_shape: Any, crops_begin: Any = 0, crops_end: Any = 0) -> SpaceGeometry:
+    """Check what a call of `batch_to_space` says about sizes."""
+    return batch_geometry(
+        shape,
+        as_integers("batch_to_space", "block_shape", block_shape),
+        as_integers("batch_to_space", "crops_begin", crops_begin),
+        as_integers("batch_to_space", "crops_end", crops_end),
+    )
+
+
+def space_to_batch_geometry(shape: Size, block_shape: Any, pads_begin: Any = 0, pads_end: Any = 0) -> SpaceGeometry:
+    """Check what a call of `space_to_batch` says about sizes."""
+    return space_geometry(
+        shape,
+        as_integers("space_to_batch", "block_shape", block_shape),
+        as_integers("space_to_batch", "pads_begin", pads_begin),
+        as_integers("space_to_batch", "pads_end", pads_end),
+    )
