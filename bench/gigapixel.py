@@ -162,7 +162,7 @@ def _workers(workers: int, memory: str, folder: str) -> Callable[[int, str], tup
         }
         with (
             dask.config.set({"distributed.nanny.pre-spawn-environ": KEEP_FREED_MEMORY}),
-            LocalCluster(n_workers=workers, processes=True, dashboard_address=None, **options) as cluster,
+            LocalCluster(n_workers=workers, processes=True, dashboard_address=":0", **options) as cluster,
             Client(cluster) as client,
         ):
             client.run(gpufold.set_num_threads, 1)
