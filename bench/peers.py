@@ -65,11 +65,17 @@ def _symmetric(geometry: SlidingGeometry) -> bool:
 # ---- compositions that a user of NumPy, CuPy or torch writes
 
 
+SLICED_TAPS = 100_000
+"""Taps of a block that are added slice by slice at most: seconds for each call otherwise."""
+
+
 def _composition(problem: Problem, data: Any, threads: int) -> Call | None:
     """Add strided slices to a padded image, copy a sliding window view, or reshape, transpose, copy and slice."""
     library = np if isinstance(data, np.ndarray) else sys.modules["cupy"]
     geometry = problem.geometry
     if not _dilated(geometry) or problem.kind == "placed":
+        return None
+    if isinstance(geometry, SlidingGeometry) and prod(geometry.kernel_size) > SLICED_TAPS:
         return None
     if isinstance(geometry, SpaceGeometry):
         return Call(lambda: _permute(problem.operation, geometry, data, library))
