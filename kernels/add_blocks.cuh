@@ -87,3 +87,22 @@ template <typename Number> inline __device__ Number weigh(Number element, const 
     else
         return element;
 }
+
+// A term, or where it is missing, and zero so far, what leaves every sum as it is: -0.0. A choice between two
+// sums instead would have the compiler branch, and wait for each load before the next.
+template <typename Number> inline __device__ Number or_nothing(Number term, bool)
+{
+    return term;
+}
+inline __device__ float or_nothing(float term, bool exists)
+{
+    return bit_cast<float>(bit_cast<unsigned>(term) | (exists ? 0 : 1u << 31));
+}
+inline __device__ double or_nothing(double term, bool exists)
+{
+    return bit_cast<double>(bit_cast<unsigned long long>(term) | (exists ? 0 : 1ull << 63));
+}
+template <typename Real> inline __device__ Complex<Real> or_nothing(Complex<Real> term, bool exists)
+{
+    return {or_nothing(term.real, exists), or_nothing(term.imaginary, exists)};
+}

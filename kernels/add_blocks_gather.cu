@@ -6,10 +6,10 @@
 //   positions  (count, axes)                                     read by every tile
 //   window     weights of a block's elements, or null            read, once per pixel for its planes
 //
-// The threads test as many blocks at a time as they are, put the numbers of those that meet the tile into a
-// list, in order, and then add one after another to their pixels: always in the same order, without atomics.
-// Tests grow with tiles times blocks, but are one in a thousand of the work while blocks have some hundred
-// pixels.
+// The threads test some hundred blocks at a time, put the numbers of those that meet the tile into a list, in
+// order, and then add one after another to their pixels: always in the same order, without atomics.
+// Tests grow with tiles times blocks: little beside the sums while a block has hundreds of pixels, most of
+// the time where tens of thousands of blocks have a few.
 #include "add_blocks.cuh"
 
 #ifndef PLANES
@@ -28,6 +28,14 @@ constexpr int columns = TILE_COLUMNS;
 constexpr int rows = TILE_ROWS;
 constexpr int rows_at_once = threads / columns;
 constexpr int thread_rows = rows / rows_at_once; // that a thread owns, rows_at_once apart
+
+// Blocks that a thread tests at a time, with all their loads in flight; fewer where shared memory has no
+// room.
+constexpr int entry = sizeof(Offset) * (1 + positioned); // of the list, in bytes
+constexpr int candidates = entry * 4 * threads <= 40 << 10 ? 4 : 1;
+constexpr int listed = candidates * threads;
+constexpr int groups = candidates * warps; // of blocks that follow each other, tested by a warp
+static_assert(groups <= 32, "a warp adds up the groups' counts, a lane each");
 
 // Pixels of a tile along an axis; where the last axis is alone, the rows follow each other.
 __device__ constexpr int tile_extent(int axis)
@@ -70,36 +78,52 @@ extern "C" __global__ void __launch_bounds__(threads, 2)
         }
     }
 
-    __shared__ Offset list[threads];
-    __shared__ Offset firsts[threads][positioned]; // pixels of the listed blocks, in the tile
-    __shared__ int counts[warps];
+    __shared__ Offset list[listed];
+    __shared__ Offset firsts[listed][positioned]; // pixels of the listed blocks, in the tile
+    __shared__ int counts[groups];
     Accumulator sums[planes][thread_rows] = {};
     bool loaded = false;
-    for (Offset first = 0; first < p.count; first += threads) {
-        const Offset candidate = first + thread;
-        bool met = candidate < p.count;
-        long long position[positioned];
+    for (Offset first = 0; first < p.count; first += listed) {
+        long long position[candidates][positioned];
 #pragma unroll
-        for (int axis = fixed; axis < rank; ++axis) {
-            position[axis - fixed] =
-                load_if(positions + (long long)(candidate)*positioned + (axis - fixed), candidate < p.count);
-            met = met && meets(position[axis - fixed], p.block[axis], begin[axis], end[axis]);
-        }
-        const unsigned votes = __ballot_sync(~0u, met);
-        if (lane == 0)
-            counts[warp] = __popc(votes);
-        __syncthreads();
-        int before = __popc(votes & ((1u << lane) - 1)), found = 0;
+        for (int number = 0; number < candidates; ++number) {
+            const Offset block = first + number * threads + thread;
 #pragma unroll
-        for (int other = 0; other < warps; ++other) {
-            before += other < warp ? counts[other] : 0;
-            found += counts[other];
+            for (int axis = 0; axis < positioned; ++axis)
+                position[number][axis] =
+                    load_if(positions + (long long)(block)*positioned + axis, block < p.count);
         }
-        if (met) {
-            list[before] = candidate;
+        unsigned votes[candidates];
+#pragma unroll
+        for (int number = 0; number < candidates; ++number) {
+            bool met = first + number * threads + thread < p.count;
 #pragma unroll
             for (int axis = fixed; axis < rank; ++axis)
-                firsts[before][axis - fixed] = Offset(position[axis - fixed] - begin[axis]);
+                met = met && meets(position[number][axis - fixed], p.block[axis], begin[axis], end[axis]);
+            votes[number] = __ballot_sync(~0u, met);
+            if (lane == 0)
+                counts[number * warps + warp] = __popc(votes[number]);
+        }
+        __syncthreads();
+        // Every warp adds up the groups' counts, a lane each: where a group's part of the list ends.
+        const int count = lane < groups ? counts[lane] : 0;
+        int until = count;
+#pragma unroll
+        for (int step = 1; step < 32; step *= 2) {
+            const int before = __shfl_up_sync(~0u, until, step);
+            until += lane >= step ? before : 0;
+        }
+        const int found = __shfl_sync(~0u, until, 31);
+#pragma unroll
+        for (int number = 0; number < candidates; ++number) {
+            const int before = __shfl_sync(~0u, until - count, number * warps + warp) +
+                               __popc(votes[number] & ((1u << lane) - 1));
+            if (votes[number] >> lane & 1) {
+                list[before] = first + number * threads + thread;
+#pragma unroll
+                for (int axis = fixed; axis < rank; ++axis)
+                    firsts[before][axis - fixed] = Offset(position[number][axis - fixed] - begin[axis]);
+            }
         }
         __syncthreads(); // the list is whole; when the next one is begun, this one is read
         if (!found)
@@ -145,12 +169,10 @@ extern "C" __global__ void __launch_bounds__(threads, 2)
 #pragma unroll
             for (int plane = 0; plane < planes; ++plane)
 #pragma unroll
-                for (int row = 0; row < thread_rows; ++row) {
-                    const Accumulator sum =
-                        add(sums[plane][row], weigh(widen(elements[plane][row]), weights[row]));
+                for (int row = 0; row < thread_rows; ++row)
                     sums[plane][row] =
-                        covered[row] ? sum : sums[plane][row]; // -0.0 stays where nothing lands
-                }
+                        add(sums[plane][row],
+                            or_nothing(weigh(widen(elements[plane][row]), weights[row]), covered[row]));
         }
     }
 

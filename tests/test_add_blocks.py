@@ -68,7 +68,7 @@ CASES = (
     Case("row", (300,), (40,), 30),
     Case("row-of-many-planes", (90,), (7,), 9, lead=(3, 5)),
     Case("single-elements", (4, 70), (1, 1), 50, lead=(2,)),
-    Case("more-than-a-block-of-threads-tests", (9, 12), (3, 2), 700),
+    Case("more-than-a-block-of-threads-tests", (9, 12), (3, 2), 2500),
     Case("several-tiles", (40, 150), (20, 33), 20),
     Case("several-planes", (20, 70), (8, 8), 40, lead=(6,)),
     Case("volume", (5, 20, 70), (3, 8, 9), 25, lead=(2,)),

@@ -109,6 +109,7 @@ def test_blocks_at_positions_keep_everything_in_registers(size, block, lead, dty
     figures = hostcuda.figures(plan)
     assert figures.stack_bytes == 0
     assert figures.registers <= 128, "two blocks of threads are resident"
+    assert figures.load_phases <= 2, "all loads of a block's elements and weights are in flight together"
 
 
 REGIMES = {problem.name: problem for problem in PROBLEMS}
@@ -177,10 +178,10 @@ LIMITS = {
     "blocks_to_array-stitch-512x512-s256": Limits(3.3, 1.11, 1.05, 28.0, 2, 0.82),
     "blocks_to_array-stitch-96x96x96-s48": Limits(3.3, 1.11, 1.05, 36.5, 2, 0.64),
     # their instructions are those of one block met by a tile, for how many it meets is not in the machine code
-    "add_blocks-probes-256x256": Limits(1.28, 2.2, 1.15, 1.55, 2, 0.93),
-    "add_blocks-tiles-512x512": Limits(3.3, 1.1, 1.36, 12.7, 3, 0.77),
+    "add_blocks-probes-256x256": Limits(1.28, 2.2, 1.15, 2.1, 2, 0.93),
+    "add_blocks-tiles-512x512": Limits(3.3, 1.1, 1.36, 16.4, 2, 0.77),
     # bound by its search: every tile tests 16384 positions for blocks of 49 elements
-    "add_blocks-particles-7x7": Limits(129.0, 1.1, 2.05, 35.5, 2, 0.09),
+    "add_blocks-particles-7x7": Limits(129.0, 1.1, 2.05, 47.6, 2, 0.1),
     "batch_to_space-nchw-2x2": Limits(1.11, 1.11, 1.05, 7.46, 3, 0.95),
     "batch_to_space-nchw-4x4": Limits(1.42, 1.11, 1.05, 8.81, 5, 0.94),
     "batch_to_space-nhwc-2x2": Limits(1.11, 1.11, 1.05, 5.13, 3, 0.95),

@@ -103,7 +103,7 @@ def _plan(
     bits = offset_bits(
         OPERATION,
         items + THREADS,
-        seen.count + THREADS,
+        seen.count + 8 * THREADS,  # tests run past the last
         max(reach),
         sum(abs(stride) * extent for stride, extent in zip(seen.tap_strides, reach, strict=True)),
         sum(abs(stride) * extent for stride, extent in zip(seen.pixel_strides, reach, strict=True)),
