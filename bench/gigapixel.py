@@ -48,7 +48,7 @@ SEED = 6
 
 KEEP_FREED_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(64 << 20), "MALLOC_TRIM_THRESHOLD_": str(256 << 20)}
 """Of a worker's environment: dask has the C library give back all memory at once, and each new chunk is then cleared by
-the system page by page, at twice the time of a chunk in a process that computes for itself."""
+the system page by page."""
 
 SAMPLES, SAMPLE = 8, 200
 """Pieces of a picture that are checked, and their side in pixels."""

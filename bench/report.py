@@ -9,6 +9,7 @@ from typing import Any
 from rich import box
 from rich.table import Table
 
+from bench.problems import PROBLEMS
 from bench.results import COPY, OURS, Row, Run, geometric_mean
 
 
@@ -106,8 +107,38 @@ def table(run: Run) -> Table:
     return result
 
 
+LARGE_BYTES = 1_000_000
+"""Problems from this size on count in means over operations: smaller ones measure the cost of a call."""
+
+
+def by_operation(run: Run) -> list[list[str]]:
+    """Give a header, and the peers' times over gpufold's: geometric means over each operation's large problems.
+
+    Every problem counts in its first dtype, and gpufold's own two passes are not among the fastest.
+    """
+    problems = {problem.name: problem for problem in PROBLEMS}
+    groups: dict[str, list[Row]] = defaultdict(list)
+    for row in run.rows:
+        problem = problems.get(row.problem)
+        if problem and row.dtype == problem.dtypes[0] and row.bytes >= LARGE_BYTES and OURS in row.times:
+            groups[row.operation + (", fused" if problem.kind == "fused" else "")].append(row)
+    peers = [peer for peer in dict.fromkeys(run.peers) if any(peer in row.times for row in run.rows)]
+    lines = [["", *peers, "fastest"]]
+    for name, rows in groups.items():
+        others = [[ratio for peer in peers if peer != OWN and (ratio := row.speed_up(peer))] for row in rows]
+        fastest = geometric_mean(min(ratios, default=None) for ratios in others)
+        lines.append(
+            [name, *(_times(geometric_mean(row.speed_up(peer) for row in rows)) for peer in peers), _times(fastest)]
+        )
+    return lines
+
+
+OWN = "two passes"
+"""The peer that is gpufold too."""
+
+
 def markdown(run: Run) -> str:
-    """Give the same table in Markdown, with what it depends on below."""
+    """Give the same table in Markdown, with what it depends on below, and the means of each operation."""
     header, lines = cells(run)
 
     def line(texts: list[str]) -> str:
@@ -117,4 +148,7 @@ def markdown(run: Run) -> str:
     ruler = ["---", *("---:" for _ in header[1:])]
     body = [line(header), line(ruler), *map(line, lines[:-1]), line(bold)]
     notes = [f"- {text}" for text in footer(run)]
-    return "\n".join([*body, "", *notes, ""])
+    means = by_operation(run)
+    means_ruler = line(["---", *("---:" for _ in means[0][1:])])
+    summary = [line(means[0]), means_ruler, *map(line, means[1:])]
+    return "\n".join([*body, "", *notes, "", *summary, ""])

@@ -52,6 +52,15 @@ def library_of(operation: str, name: str, array: object) -> ModuleType:
     )
 
 
+def check_library(operation: str, name: str, array: object, library: ModuleType, like: str) -> None:
+    """Raise unless an array belongs to the library of another."""
+    if library_of(operation, name, array) is not library:
+        raise TypeError(
+            f"{operation}: {name} must be a {library.__name__}.ndarray like {like}, got {type(array).__module__}."
+            f"{type(array).__qualname__}; convert it with {library.__name__}.asarray({name})"
+        )
+
+
 def device_of(library: ModuleType, array: Any) -> AbstractContextManager[Any]:
     """Give what makes an array's device, if it is on one, the current device of a `with` block."""
     device: AbstractContextManager[Any] = nullcontext() if library is np else array.device
@@ -63,8 +72,8 @@ def result_dtype(operation: str, name: str, dtype: np.dtype[Any], strings: bool)
     """Give the dtype of a result: the input's in native byte order."""
     if dtype.name not in ELEMENT_TYPES and not (strings and dtype.kind in "SUT"):
         raise TypeError(
-            f"{operation}: {name} has dtype {dtype}, but the supported ones are {', '.join(ELEMENT_TYPES)} "
-            "and, on NumPy arrays, strings"
+            f"{operation}: {name} has dtype {dtype}, but the supported ones are {', '.join(ELEMENT_TYPES)}"
+            f"{' and strings' if strings else ''}"
         )
     return dtype if dtype.isnative else dtype.newbyteorder("=")
 
@@ -85,11 +94,7 @@ def result_array(
             )
         with device_of(library, array):
             return library.empty(shape, dtype)
-    if library_of(operation, "out", out) is not library:
-        raise TypeError(
-            f"{operation}: out must be a {library.__name__}.ndarray like {name}, got {type(out).__module__}."
-            f"{type(out).__qualname__}; convert it with {library.__name__}.asarray(out)"
-        )
+    check_library(operation, "out", out, library, name)
     if out.shape != shape:
         raise ValueError(f"{operation}: out must have the result's shape {shape}, got {out.shape}")
     if out.dtype != dtype:

@@ -191,6 +191,18 @@ def sliding_bytes(problem: Problem) -> int:
 
 
 # ---------------------------------------------------------------------------------------------
+# Atomic additions
+
+
+def check_atomics(operation: str, dtype: str) -> None:
+    """Raise where no atomic addition gives the sums of a dtype."""
+    if dtype in ("float16", "bfloat16"):
+        raise Unsupported(f"{operation}: atomic adds in memory, where {dtype} sums would be rounded at every addition")
+    if dtype in ("int8", "uint8", "int16", "uint16"):
+        raise Unsupported(f"{operation}: atomic has no atomic addition of {dtype}, whose elements share a word")
+
+
+# ---------------------------------------------------------------------------------------------
 # Numbers for kernels
 
 INT32_MAX = 2**31 - 1

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from gpufold.arrays import ArrayT, device_of, library_of, result_array, share_memory
+from gpufold.arrays import ArrayT, check_library, device_of, library_of, result_array, result_dtype, share_memory
 from gpufold.filling import fill
 from gpufold.geometry import positions_geometry
-from gpufold.plan import ELEMENT_TYPES, INT64_MAX
+from gpufold.plan import INT64_MAX
 from gpufold.windows import as_fusion
 
 OPERATION = "add_blocks"
@@ -79,13 +79,8 @@ def add_blocks(
     additions.
     """
     library = library_of(OPERATION, "out", out)
-    if library_of(OPERATION, "blocks", blocks) is not library:
-        raise TypeError(
-            f"{OPERATION}: blocks must be a {library.__name__}.ndarray like out, got {type(blocks).__module__}."
-            f"{type(blocks).__qualname__}; convert it with {library.__name__}.asarray(blocks)"
-        )
-    if blocks.dtype.name not in ELEMENT_TYPES:
-        raise TypeError(f"{OPERATION}: blocks have dtype {blocks.dtype}, but the supported ones are {_DTYPES}")
+    check_library(OPERATION, "blocks", blocks, library, "out")
+    result_dtype(OPERATION, "blocks", blocks.dtype, strings=False)
     places = as_positions(library, positions, out)
     geometry = positions_geometry(out.shape, blocks.shape, places.shape)
     fusion, weights = as_fusion(
@@ -97,9 +92,6 @@ def add_blocks(
             f"{OPERATION}: out must share no memory with positions, got arrays that overlap; pass a copy of one"
         )
     return fill(OPERATION, library, blocks, out, geometry, variant, deterministic, fusion, weights, places)
-
-
-_DTYPES = ", ".join(ELEMENT_TYPES)
 
 
 def as_positions(library: ModuleType, positions: Any, out: Any) -> Any:
@@ -121,11 +113,7 @@ def as_positions(library: ModuleType, positions: Any, out: Any) -> Any:
             raise TypeError(f"{OPERATION}: positions must be integers, got {positions!r}")
         with device_of(library, out):
             return library.asarray(_as_int64(np, given))
-    if library_of(OPERATION, "positions", positions) is not library:
-        raise TypeError(
-            f"{OPERATION}: positions must be a {library.__name__}.ndarray like out or a sequence, got "
-            f"{type(positions).__module__}.{type(positions).__qualname__}; convert it with {library.__name__}.asarray"
-        )
+    check_library(OPERATION, "positions", positions, library, "out")
     if positions.dtype.kind not in "iu":
         raise TypeError(f"{OPERATION}: positions must be integers, got dtype {positions.dtype}")
     if library is not np and positions.device != out.device:

@@ -108,9 +108,8 @@ def for_each(function: Callable[..., None], items: Iterable[tuple[Any, ...]]) ->
                 except IndexError:
                     return
                 function(*item)
-        except BaseException:
-            waiting.clear()
-            raise
+        finally:
+            waiting.clear()  # empty already, unless an item raised
 
     futures = _submit(work, helpers)
     try:

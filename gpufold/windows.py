@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gpufold.arrays import device_of, library_of
+from gpufold.arrays import check_library, device_of
 from gpufold.geometry import Size
 from gpufold.plan import ELEMENT_TYPES, PLAIN, REDUCTIONS, Fusion
 
@@ -75,11 +75,7 @@ def as_window(
             f"{len(shapes)} in all, got {len(axes)}"
         )
     for name, weights, shape in zip(names, axes, shapes, strict=True):
-        if library_of(operation, name, weights) is not library:
-            raise TypeError(
-                f"{operation}: {name} must be a {library.__name__}.ndarray like the data, got "
-                f"{type(weights).__module__}.{type(weights).__qualname__}; convert it with {library.__name__}.asarray"
-            )
+        check_library(operation, name, weights, library, "the data")
         if weights.shape != shape:
             raise ValueError(
                 f"{operation}: {name} must have the shape {shape} of the block's taps, got {weights.shape}: "

@@ -5,15 +5,13 @@
 // spans them from end to end and has no position there.
 #pragma once
 #include "common.cuh"
+#include "window.cuh"
 
 #ifndef RANK
 #define RANK 2
 #endif
 #ifndef FIXED
 #define FIXED 0
-#endif
-#ifndef WINDOW
-#define WINDOW none
 #endif
 #ifndef THREADS
 #define THREADS 256
@@ -23,10 +21,6 @@ constexpr int rank = RANK;
 constexpr int last = rank - 1;
 constexpr int fixed = FIXED;
 constexpr int positioned = rank - fixed; // axes
-
-enum class Window { none, separable, full };
-constexpr bool windowed = Window::WINDOW != Window::none;
-constexpr bool separable = Window::WINDOW == Window::separable; // the weights of each axis after another
 
 struct Parameters {
     long long block_step, blocks_batch, blocks_channel; // strides in elements, as all below

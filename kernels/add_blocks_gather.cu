@@ -12,6 +12,9 @@
 // the time where tens of thousands of blocks have a few.
 #include "add_blocks.cuh"
 
+#ifndef CANDIDATES
+#define CANDIDATES 4
+#endif
 #ifndef PLANES
 #define PLANES 4
 #endif
@@ -29,10 +32,7 @@ constexpr int rows = TILE_ROWS;
 constexpr int rows_at_once = threads / columns;
 constexpr int thread_rows = rows / rows_at_once; // that a thread owns, rows_at_once apart
 
-// Blocks that a thread tests at a time, with all their loads in flight; fewer where shared memory has no
-// room.
-constexpr int entry = sizeof(Offset) * (1 + positioned); // of the list, in bytes
-constexpr int candidates = entry * 4 * threads <= 40 << 10 ? 4 : 1;
+constexpr int candidates = CANDIDATES; // blocks that a thread tests at a time, with all their loads in flight
 constexpr int listed = candidates * threads;
 constexpr int groups = candidates * warps; // of blocks that follow each other, tested by a warp
 static_assert(groups <= 32, "a warp adds up the groups' counts, a lane each");

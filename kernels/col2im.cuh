@@ -5,6 +5,7 @@
 // pixel of an axis are tap_step apart and their blocks block_step, so that they are found without a search.
 #pragma once
 #include "common.cuh"
+#include "window.cuh"
 
 #ifndef KERNEL
 #define KERNEL 3, 3
@@ -18,9 +19,6 @@
 #ifndef REDUCTION
 #define REDUCTION sum
 #endif
-#ifndef WINDOW
-#define WINDOW none
-#endif
 #ifndef ACCUMULATE
 #define ACCUMULATE false
 #endif
@@ -33,11 +31,8 @@ constexpr int rank = sizeof(kernel) / sizeof(kernel[0]);
 constexpr int last = rank - 1;
 
 enum class Reduction { sum, mean, least_squares };
-enum class Window { none, separable, full };
 constexpr Reduction reduction = Reduction::REDUCTION;
 constexpr bool averages = reduction != Reduction::sum;
-constexpr bool separable = Window::WINDOW == Window::separable; // the weights of each axis after another
-constexpr bool windowed = Window::WINDOW != Window::none;
 constexpr bool accumulates = ACCUMULATE;
 
 __device__ constexpr Offset greatest_common_divisor(Offset a, Offset b)
@@ -199,14 +194,6 @@ struct TapWeight {
         return separable || !windowed ? product : load_if(window + number, exists);
     }
 };
-
-template <typename Number> inline __device__ Number weigh(Number element, Weight weight)
-{
-    if constexpr (windowed)
-        return multiply(element, weight);
-    else
-        return element;
-}
 
 // What a weight adds to the divisor.
 inline __device__ Weight divisor_of(Weight weight)

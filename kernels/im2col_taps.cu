@@ -11,12 +11,10 @@
 // Elements are moved, not computed with: Scalar is the unsigned integer of their size. Only where a window of
 // weights is multiplied in is it their type.
 #include "common.cuh"
+#include "window.cuh"
 
 #ifndef SPATIAL_RANK
 #define SPATIAL_RANK 2
-#endif
-#ifndef WINDOW
-#define WINDOW none
 #endif
 #ifndef BLOCKS
 #define BLOCKS 16
@@ -24,10 +22,6 @@
 constexpr int spatial_rank = SPATIAL_RANK;
 constexpr int last_axis = spatial_rank - 1;
 constexpr int most_blocks = BLOCKS;
-
-enum class Window { none, separable, full };
-constexpr bool windowed = Window::WINDOW != Window::none;
-constexpr bool separable = Window::WINDOW == Window::separable; // the weights of each axis after another
 
 struct Parameters {
     Offset size[spatial_rank]; // pixels of the image
@@ -45,14 +39,6 @@ struct Parameters {
     long long image_batch_step, image_channel_step;
     long long columns_batch_step, columns_channel_step;
 };
-
-inline __device__ Scalar weigh(Scalar element, Weight weight)
-{
-    if constexpr (windowed)
-        return narrow(multiply(widen(element), weight));
-    else
-        return element;
-}
 
 template <int blocks>
 inline __device__ void take_taps(const Scalar* __restrict__ image, Scalar* __restrict__ columns,
@@ -107,8 +93,8 @@ inline __device__ void take_taps(const Scalar* __restrict__ image, Scalar* __res
         trace_iteration(i);
         elements[i] = load_if(image + i * image_apart, within(pixel[last_axis] + i * pixels_apart, size));
         if constexpr (windowed)
-            elements[i] =
-                weigh(elements[i], within(pixel[last_axis] + i * pixels_apart, size) ? weight : Weight(0));
+            elements[i] = weigh_element(
+                elements[i], within(pixel[last_axis] + i * pixels_apart, size) ? weight : Weight(0));
     }
 #pragma unroll
     for (int i = 0; i < blocks; ++i) {

@@ -13,6 +13,7 @@
 #pragma once
 #include "common.cuh"
 #include "tile.cuh"
+#include "window.cuh"
 
 #ifndef SPATIAL_RANK
 #define SPATIAL_RANK 2
@@ -23,19 +24,12 @@
 #ifndef CHUNK_TAPS
 #define CHUNK_TAPS 3
 #endif
-#ifndef WINDOW
-#define WINDOW none
-#endif
 constexpr int spatial_rank = SPATIAL_RANK;
 constexpr int last_axis = spatial_rank - 1;
 constexpr int kernel_width = KERNEL_WIDTH;
 constexpr int chunk_taps = CHUNK_TAPS;
 constexpr int chunks_per_row = (kernel_width + chunk_taps - 1) / chunk_taps;
 constexpr bool last_chunk_is_short = kernel_width % chunk_taps != 0;
-
-enum class Window { none, separable, full };
-constexpr bool windowed = Window::WINDOW != Window::none;
-constexpr bool separable = Window::WINDOW == Window::separable; // the weights of each axis after another
 
 struct Parameters {
     Offset size[spatial_rank]; // pixels of the image
@@ -155,14 +149,6 @@ inline __device__ Weight weight_of(const Chunk& chunk, Offset tap, bool inside, 
     return separable && last_axis > 0 ? multiply(inside ? chunk.weight : Weight(0), weight) : weight;
 }
 
-template <typename Element> inline __device__ Element weigh(Element element, Weight weight)
-{
-    if constexpr (windowed)
-        return narrow(multiply(widen(element), weight));
-    else
-        return element;
-}
-
 // ---- direct: a thread stores what it loads ------------------------------------------------------
 
 template <int planes>
@@ -200,7 +186,7 @@ inline __device__ void unfold_direct_planes(const Block& block, const Scalar* im
 #pragma unroll
             for (int plane = 0; plane < planes; ++plane)
                 if (in_row(chunk.first_tap + tap))
-                    columns_of[plane][offset] = weigh(values[tap][plane], weights[tap]);
+                    columns_of[plane][offset] = weigh_element(values[tap][plane], weights[tap]);
         }
     }
 }
@@ -293,7 +279,7 @@ inline __device__ void unfold_staged(const Scalar* image, Scalar* columns, const
             for (int step = 0; step < Walk::steps; ++step)
                 if (walk.has(step))
                     tile[walk.row(step)][walk.column] =
-                        weigh(values[step], Walk::contains(inside, step) ? weight : Weight(0));
+                        weigh_element(values[step], Walk::contains(inside, step) ? weight : Weight(0));
             __syncwarp();
 #pragma unroll
             for (int tap = 0; tap < chunk_taps; ++tap)

@@ -281,7 +281,7 @@ ERRORS = (
     (TypeError, "out must be a numpy.ndarray", (OUT.tolist(), BLOCKS, PLACES), {}),
     (TypeError, "blocks must be a numpy.ndarray", (OUT, BLOCKS.tolist(), PLACES), {}),
     (TypeError, "out must have the result's dtype float32, got float64", (OUT, BLOCKS.astype(np.float32), PLACES), {}),
-    (TypeError, "blocks have dtype <U1", (OUT.astype("U1"), BLOCKS.astype("U1"), PLACES), {}),
+    (TypeError, "blocks has dtype <U1", (OUT.astype("U1"), BLOCKS.astype("U1"), PLACES), {}),
     (TypeError, "positions must be integers", (OUT, BLOCKS, [(0.5, 0), (1, 1), (2, 2)]), {}),
     (TypeError, "positions must be integers, got dtype float64", (OUT, BLOCKS, np.zeros((3, 2))), {}),
     (TypeError, "positions must be integers, got dtype bool", (OUT, BLOCKS, np.zeros((3, 2), bool)), {}),

@@ -26,7 +26,7 @@ from bench.measure import Bench, difference, new_row
 from bench.peers import PEERS, Call, Peer
 from bench.photo import denoise
 from bench.problems import LARGEST_VALUE, PROBLEMS, Problem, dtype_of, select
-from bench.report import cells
+from bench.report import by_operation, cells
 from bench.results import Row, Run, geometric_mean
 from bench.timing import LEAST_SAMPLES, MOST_SAMPLES, CpuClock, GpuClock, Times, interleave
 from bench.traffic import Line, traffic_table
@@ -438,6 +438,25 @@ def test_a_picture_without_noise_stays():
     random = np.random.default_rng(0)
     picture = random.random((20, 17, 3), np.float32)
     np.testing.assert_allclose(denoise(picture, 0.0), picture, atol=1e-5)
+
+
+def test_means_of_an_operation_are_of_its_large_problems_in_their_first_dtype():
+    first, second = (problem for problem in PROBLEMS if problem.name.startswith("col2im-vit"))
+
+    def row(problem, dtype, ours, size=2_000_000, **peers):
+        times = {name: Times([seconds]) for name, seconds in {"gpufold": ours, **peers}.items()}
+        return Row(problem.name, problem.operation, dtype, size, 1, times=times)
+
+    rows = [
+        row(first, first.dtypes[0], 1.0, torch=2.0, numpy=3.0),
+        row(second, second.dtypes[0], 1.0, torch=8.0, numpy=3.0),
+        row(second, "float64", 1.0, torch=100.0),
+        row(first, first.dtypes[0], 1.0, size=10, torch=100.0),
+    ]
+    run = Run("a device", "cpu", 1, {}, "", "", "", ["torch", "numpy"], [], rows=rows)
+    header, line = by_operation(run)
+    assert header == ["", "torch", "numpy", "fastest"]
+    assert line == ["col2im", "4.00x", "3.00x", "2.45x"]
 
 
 def test_geometric_mean_leaves_out_what_was_not_measured():

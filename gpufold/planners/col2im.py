@@ -17,6 +17,7 @@ from gpufold.plan import (
     Problem,
     Unsupported,
     Variant,
+    check_atomics,
     contiguous_strides,
     divisor,
     fusion_defines,
@@ -526,12 +527,7 @@ def split(problem: Problem) -> Plan:
 def atomic(problem: Problem) -> Plan:
     """Plan for kernels/col2im_atomic.cu."""
     seen = view(problem)
-    if problem.dtype in ("float16", "bfloat16"):
-        raise Unsupported(
-            f"{OPERATION}: atomic adds in memory, where {problem.dtype} sums would be rounded at every addition"
-        )
-    if problem.dtype in ("int8", "uint8", "int16", "uint16"):
-        raise Unsupported(f"{OPERATION}: atomic has no atomic addition of {problem.dtype}, whose elements share a word")
+    check_atomics(OPERATION, problem.dtype)
     if problem.fusion.reduction != "sum":
         raise Unsupported(f"{OPERATION}: atomic cannot divide a pixel, whose last addition no thread knows of")
     if not problem.fusion.accumulate and problem.output.strides != contiguous_strides(problem.output.shape):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import prod
+from types import MappingProxyType
 from typing import Any
 
 from gpufold.geometry import PositionsGeometry, Size, merged_axes
@@ -16,6 +18,7 @@ from gpufold.plan import (
     Problem,
     Unsupported,
     Variant,
+    check_atomics,
     divisor,
     grid_blocks,
     offset_bits,
@@ -93,7 +96,7 @@ def _plan(
     channel_groups: int,
     reason: str,
     defines: dict[str, Any],
-    by_batch: bool = False,
+    divisors: Mapping[str, int] = MappingProxyType({}),
     scatters: bool = False,
 ) -> Plan:
     """Fill in what both variants have in common; an item is (batch, channel group, *extents)."""
@@ -103,7 +106,7 @@ def _plan(
     bits = offset_bits(
         OPERATION,
         items + THREADS,
-        seen.count + 8 * THREADS,  # tests run past the last
+        seen.count + 2 * GATHER_CANDIDATES * THREADS,  # tests run past the last
         max(reach),
         sum(abs(stride) * extent for stride, extent in zip(seen.tap_strides, reach, strict=True)),
         sum(abs(stride) * extent for stride, extent in zip(seen.pixel_strides, reach, strict=True)),
@@ -142,13 +145,7 @@ def _plan(
         "by_extent": [divisor(extent, bits) for extent in extents],
         "by_channels": divisor(channel_groups, bits),
     }
-    if by_batch:
-        values = tuple(shared[name] for name in layout.names or ())
-        parameters = pack(
-            parameter_type(bits, shared=layout, by_batch="divisor"), shared=values, by_batch=divisor(seen.batch, bits)
-        )
-    else:
-        parameters = pack(layout, **shared)
+    parameters = parameter_type(bits, shared=layout, **{name: "divisor" for name in divisors})
     return Plan(
         OPERATION,
         variant,
@@ -170,7 +167,11 @@ def _plan(
         ),
         grid_blocks(OPERATION, items, per_block),
         (THREADS, 1, 1),
-        parameters,
+        pack(
+            parameters,
+            shared=tuple(shared[name] for name in layout.names or ()),
+            **{name: divisor(extent, bits) for name, extent in divisors.items()},
+        ),
         _bytes_moved(problem),
         reason,
         takes_window=True,
@@ -194,6 +195,9 @@ TILE_COLUMNS = 64
 GATHER_SUM_BYTES = 64
 """Of the sums that a thread keeps in registers."""
 GATHER_MAX_PLANES = 4
+GATHER_CANDIDATES = 4
+"""Blocks that a thread tests at a time, where their list fits into shared memory."""
+GATHER_LIST_BYTES = 40 << 10
 GATHER_MIN_ROWS, GATHER_MAX_ROWS = 4, 8
 """Of a thread; a row is one load in flight for each plane."""
 
@@ -209,6 +213,8 @@ def gather(problem: Problem) -> Plan:
     tile = (columns * rows,) if rank == 1 else (*(1,) * (rank - 2), rows, columns)
     extents = tuple(-(-size // side) for size, side in zip(seen.size, tile, strict=True))
     groups = -(-seen.channels // planes)
+    entry = 8 * (1 + rank - seen.fixed)  # of the list, in the widest Offsets
+    candidates = GATHER_CANDIDATES if GATHER_CANDIDATES * THREADS * entry <= GATHER_LIST_BYTES else 1
     return _plan(
         problem,
         "gather",
@@ -219,7 +225,7 @@ def gather(problem: Problem) -> Plan:
         tile=tile,
         channel_groups=groups,
         reason="each block of threads owns a tile of the image and adds the blocks that meet it, in their order",
-        defines={"TILE_COLUMNS": columns, "TILE_ROWS": rows, "PLANES": planes},
+        defines={"TILE_COLUMNS": columns, "TILE_ROWS": rows, "PLANES": planes, "CANDIDATES": candidates},
     )
 
 
@@ -230,12 +236,7 @@ def gather(problem: Problem) -> Plan:
 def atomic(problem: Problem) -> Plan:
     """Plan for kernels/add_blocks_atomic.cu."""
     seen = view(problem)
-    if problem.dtype in ("float16", "bfloat16"):
-        raise Unsupported(
-            f"{OPERATION}: atomic adds in memory, where {problem.dtype} sums would be rounded at every addition"
-        )
-    if problem.dtype in ("int8", "uint8", "int16", "uint16"):
-        raise Unsupported(f"{OPERATION}: atomic has no atomic addition of {problem.dtype}, whose elements share a word")
+    check_atomics(OPERATION, problem.dtype)
     return _plan(
         problem,
         "atomic",
@@ -247,7 +248,7 @@ def atomic(problem: Problem) -> Plan:
         channel_groups=seen.channels,
         reason="each thread adds one element of the blocks to its pixel with an atomic operation",
         defines={},
-        by_batch=True,
+        divisors={"by_batch": seen.batch},
         scatters=True,
     )
 
