@@ -24,6 +24,7 @@ BLOCKS = "tests/test_blocks.py::test_"
 ADD_BLOCKS = "tests/test_add_blocks.py::test_"
 FUSIONS = "tests/test_fusions.py::test_"
 DASK = "tests/test_dask.py::test_"
+FIGURES = "tests/test_figures.py::test_"
 NUMPY_PATH = "tests/test_operations.py::test_"
 
 
@@ -45,6 +46,21 @@ class Fault:
 
 
 FAULTS = (
+    # --- kernels: arithmetic
+    Fault(
+        "additions that flush denormals",
+        "kernels/common.cuh",
+        '    asm("add.rn.f32 %0, %1, %2;" : "=f"(result) : "f"(sum), "f"(value));',
+        "    result = sum + value;",
+        FIGURES + "machine_code_keeps_denormals[sum-none]",
+    ),
+    Fault(
+        "products that are fused with additions",
+        "kernels/common.cuh",
+        "    return __dmul_rn(a, b);",
+        "    return a * b;",
+        FIGURES + "machine_code_rounds_products_before_it_adds_them[float64]",
+    ),
     # --- kernels: barriers
     Fault(
         "no barrier before a gathered tile is read",
@@ -430,7 +446,7 @@ def run_tests(folder: Path, tests: list[str]) -> tuple[int, str]:
 
 def copy_checkout(folder: Path) -> None:
     """Copy what the tests need; faults go into copies of this copy alone."""
-    for name in ("gpufold", "kernels", "tests"):
+    for name in ("gpufold", "kernels", "tests", "bench"):
         shutil.copytree(CHECKOUT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(CHECKOUT / "pyproject.toml", folder)
 

@@ -7,7 +7,8 @@ has the assumptions), never measurements.
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import product
 from math import prod
@@ -15,7 +16,7 @@ from math import prod
 import numpy as np
 import pytest
 import test_add_blocks
-from cases import CASES, FUSIONS, SPACE_CASES, window_of
+from cases import CASES, FUSIONS, SPACE_CASES, Case, window_of
 
 import hostcuda
 from bench.measure import difference
@@ -50,7 +51,7 @@ def specialisations():
     def collect(operation, geometry, *shapes, fusions=(PLAIN,)):
         operands = [shape if isinstance(shape, Operand) else Operand.contiguous(shape) for shape in shapes]
         for dtype, fusion in product(DTYPES, fusions):
-            if fusion.window != "none" and not ELEMENT_TYPES[dtype].weight:
+            if (fusion.window, fusion.reduction) != ("none", "sum") and not ELEMENT_TYPES[dtype].weight:
                 continue
             for variant in variants(operation):
                 try:
@@ -59,11 +60,13 @@ def specialisations():
                     continue
                 found[plan.source][plan.defines] = None
 
-    for case in CASES:
+    for number, case in enumerate(CASES):
         geometry = columns_geometry(case.columns_shape, case.output_size, case.kernel_size, **case.arguments)
-        collect("col2im", geometry, geometry.columns_shape, geometry.image_shape)
-        collect("col2im", geometry, whole_blocks(geometry), geometry.image_shape)
-        collect("im2col", geometry, geometry.image_shape, geometry.columns_shape)
+        fusions = PLAIN, Fusion(*FUSIONS[number % len(FUSIONS)])
+        collect("col2im", geometry, geometry.columns_shape, geometry.image_shape, fusions=fusions)
+        collect("col2im", geometry, whole_blocks(geometry), geometry.image_shape, fusions=fusions)
+        windows = PLAIN, Fusion("sum", WINDOWS[number % len(WINDOWS)])
+        collect("im2col", geometry, geometry.image_shape, geometry.columns_shape, fusions=windows)
     for case in SPACE_CASES:
         if prod(case.space_shape):
             geometry = batch_geometry(case.batch_shape, case.block_shape, case.crops_begin, case.crops_end)
@@ -96,6 +99,50 @@ def test_every_specialisation_compiles_for_every_architecture(source, architectu
             f"\n{source} sm_{architecture}: {len(seconds)} specialisations, median {np.median(seconds) * 1e3:.0f} ms, "
             f"slowest {max(seconds) * 1e3:.0f} ms"
         )
+
+
+def rounding_plans(dtype, fusion):
+    """Give a plan of every kernel that computes with the elements of a dtype."""
+    case = Case("odd", (7, 9), (3, 4), (2, 1), (1, 2), (2, 1), (0, 3))
+    geometry = columns_geometry(case.columns_shape, case.output_size, case.kernel_size, **case.arguments)
+    columns, image = Operand.contiguous(geometry.columns_shape), Operand.contiguous(geometry.image_shape)
+    placed = positions_geometry((3, 64, 64), (9, 3, 8, 8), (9, 2))
+    blocks, array = Operand.contiguous(placed.blocks_shape), Operand.contiguous(placed.array_shape)
+    window = Fusion("sum", fusion.window)
+    for operation, *problem, fused in (
+        ("col2im", geometry, dtype, columns, image, fusion),
+        ("col2im", geometry, dtype, whole_blocks(geometry), image, fusion),
+        ("im2col", geometry, dtype, image, columns, window),
+        ("add_blocks", placed, dtype, blocks, array, replace(window, accumulate=True)),
+    ):
+        for variant in variants(operation):
+            with suppress(Unsupported):
+                yield choose(operation, *problem, H200, variant, fusion=fused)
+
+
+@pytest.mark.parametrize(
+    "fusion",
+    [PLAIN, Fusion("sum", "separable"), Fusion("least_squares", "full")],
+    ids=lambda fusion: f"{fusion.reduction}-{fusion.window}",
+)
+def test_machine_code_keeps_denormals(fusion):
+    """CuPy lets the compiler flush them, and no kernel lets it: the code is the same as where it may not.
+
+    But for comparisons: they are with the smallest normal number, on whose side a flushed denormal stays. The
+    hardware's own atomic addition of float32 does flush.
+    """
+    for plan in rounding_plans("float32", fusion):
+        flushed, kept = (hostcuda.cubin.instruction_counts(plan, flush=flush) for flush in (True, False))
+        changed = (flushed - kept) + (kept - flushed)
+        assert all(name.startswith("FSETP") for name in changed), f"{changed} of {plan}"
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_machine_code_rounds_products_before_it_adds_them(dtype):
+    for plan in rounding_plans(dtype, Fusion("sum", "separable")):
+        names = hostcuda.cubin.instruction_counts(plan)
+        assert any(name.startswith(("FMUL", "DMUL")) for name in names), plan
+        assert not any(name.startswith(("FFMA", "DFMA")) for name in names), f"{names} of {plan}"
 
 
 @pytest.mark.parametrize("window", WINDOWS)

@@ -20,6 +20,7 @@ import shutil
 import subprocess
 import tempfile
 import time
+from collections import Counter
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -112,23 +113,26 @@ def _nvrtc() -> ctypes.CDLL:
     return ctypes.CDLL(str(_file_of_wheel("nvidia-cuda-nvrtc", r"libnvrtc\.so\.\d+")))
 
 
-def options(defines: Defines, architecture: int, kernels: Path) -> list[str]:
+def options(defines: Defines, architecture: int, kernels: Path, flush: bool) -> list[str]:
     """Give the options that matter to the machine code, as CuPy passes them."""
     headers = cuda_headers()
     return [
         *["-std=c++17", f"-arch=sm_{architecture}", f"-I{kernels}", f"-I{headers}", f"-I{headers}/cccl"],
         *[f"-D{name}={value}" for name, value in defines],
-        "-ftz=true",
+        f"-ftz={str(flush).lower()}",
     ]
 
 
 @cache
-def compile(source: str, defines: Defines, architecture: int, kernels: Path = KERNELS) -> Cubin:
-    """Compile a source file of the folder `kernels` for an architecture, 90 for compute capability 9.0."""
+def compile(source: str, defines: Defines, architecture: int, kernels: Path = KERNELS, flush: bool = True) -> Cubin:
+    """Compile a source file of the folder `kernels` for an architecture, 90 for compute capability 9.0.
+
+    `flush` lets the compiler flush denormals, as CuPy does.
+    """
     nvrtc = _nvrtc()
     program, size = ctypes.c_void_p(), ctypes.c_size_t()
     text = f'#line 1 "{source}"\n{(kernels / source).read_text()}'.encode()
-    passed = [option.encode() for option in options(defines, architecture, kernels)]
+    passed = [option.encode() for option in options(defines, architecture, kernels, flush)]
     nvrtc.nvrtcCreateProgram(ctypes.byref(program), text, source.encode(), 0, None, None)
     started = time.perf_counter()
     failed = nvrtc.nvrtcCompileProgram(program, len(passed), (ctypes.c_char_p * len(passed))(*passed))
@@ -153,18 +157,14 @@ def compile(source: str, defines: Defines, architecture: int, kernels: Path = KE
 def figures(plan: Plan, architecture: int = 90, kernels: Path = KERNELS) -> Figures:
     """Compile a plan's kernel and read its machine code."""
     cubin = compile(plan.source, plan.defines, architecture, kernels)
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(cubin.code)
-        file.flush()
-        usage = _output(_tool("cuobjdump"), "-res-usage", file.name)
-        assembly = _output(_tool("nvdisasm"), "-c", file.name)
+    usage = _read(cubin, "cuobjdump", "-res-usage")
     found = re.search(rf"Function {plan.symbol}:\s*REG:(\d+) STACK:(\d+) SHARED:(\d+)", usage)
     if not found:
         raise CompileError(f"{plan.source} has no kernel {plan.symbol}; it has: {usage}")
     registers, stack_bytes, shared_bytes = map(int, found.groups())
     if shared_bytes and architecture >= 90:
         shared_bytes -= RESERVED_SHARED_BYTES
-    main, loops = _walks(_instructions(assembly, plan.symbol))
+    main, loops = _walks(_instructions(_read(cubin, "nvdisasm", "-c"), plan.symbol))
     return Figures(
         registers,
         stack_bytes,
@@ -177,8 +177,17 @@ def figures(plan: Plan, architecture: int = 90, kernels: Path = KERNELS) -> Figu
     )
 
 
-def _output(*command: str) -> str:
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+def instruction_counts(plan: Plan, architecture: int = 90, *, flush: bool = True) -> Counter[str]:
+    """Count a plan's instructions by name, subroutines included: once each, however often they are run."""
+    cubin = compile(plan.source, plan.defines, architecture, flush=flush)
+    return Counter(line.name for line in _instructions(_read(cubin, "nvdisasm", "-c"), plan.symbol))
+
+
+def _read(cubin: Cubin, tool: str, option: str) -> str:
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin.code)
+        file.flush()
+        return subprocess.run([_tool(tool), option, file.name], capture_output=True, text=True, check=True).stdout
 
 
 @dataclass(frozen=True)
