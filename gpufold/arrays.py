@@ -67,6 +67,18 @@ def device_of(library: ModuleType, array: Any) -> AbstractContextManager[Any]:
     return device
 
 
+def check_no_capture(operation: str, library: ModuleType, name: str, wanted: str) -> None:
+    """Raise where an argument is to be converted while the current stream is captured into a CUDA graph.
+
+    The graph would convert it again at each launch, into memory that has long been another array's.
+    """
+    if library is not np and library.cuda.get_current_stream().is_capturing():
+        raise ValueError(
+            f"{operation}: {name} must be {wanted} while a CUDA graph is captured, for what it would be converted to "
+            f"does not outlive the call; convert it before"
+        )
+
+
 @lru_cache(maxsize=256)
 def result_dtype(operation: str, name: str, dtype: np.dtype[Any], strings: bool) -> np.dtype[Any]:
     """Give the dtype of a result: the input's in native byte order."""

@@ -32,7 +32,7 @@ def fill(
     if fusion.window == "separable" and isinstance(geometry, BlocksGeometry):
         blocks, array = (data, result) if operation == "blocks_to_array" else (result, data)
         sliding, _, _ = blocks_as_columns(geometry, blocks.strides, array.strides)
-        window = with_added_axes(library, window, len(sliding.axes) - len(geometry.axes))
+        window = with_added_axes(operation, library, window, len(sliding.axes) - len(geometry.axes))
     if library is np:
         fused = () if fusion is PLAIN else (fusion, window)
         placed = () if positions is None else (positions,)

@@ -7,13 +7,23 @@ from typing import Any
 
 import numpy as np
 
-from gpufold.arrays import ArrayT, check_library, device_of, library_of, result_array, result_dtype, share_memory
+from gpufold.arrays import (
+    ArrayT,
+    check_library,
+    check_no_capture,
+    device_of,
+    library_of,
+    result_array,
+    result_dtype,
+    share_memory,
+)
 from gpufold.filling import fill
 from gpufold.geometry import positions_geometry
 from gpufold.plan import INT64_MAX
 from gpufold.windows import as_fusion
 
 OPERATION = "add_blocks"
+CAPTURED_POSITIONS = "a contiguous array of int64 beside out"
 
 
 def add_blocks(
@@ -112,17 +122,21 @@ def as_positions(library: ModuleType, positions: Any, out: Any) -> Any:
         if given.size and given.dtype.kind not in "iu":
             raise TypeError(f"{OPERATION}: positions must be integers, got {positions!r}")
         with device_of(library, out):
+            check_no_capture(OPERATION, library, "positions", CAPTURED_POSITIONS)
             return library.asarray(_as_int64(np, given))
     check_library(OPERATION, "positions", positions, library, "out")
     if positions.dtype.kind not in "iu":
         raise TypeError(f"{OPERATION}: positions must be integers, got dtype {positions.dtype}")
     if library is not np and positions.device != out.device:
         raise ValueError(f"{OPERATION}: positions must be on the device of out, {out.device}, got {positions.device}")
+    if positions.dtype == np.int64 and positions.flags.c_contiguous:
+        return positions
     with device_of(library, out):
+        check_no_capture(OPERATION, library, "positions", CAPTURED_POSITIONS)
         return _as_int64(library, positions)
 
 
 def _as_int64(library: ModuleType, positions: Any) -> Any:
     if positions.dtype == np.uint64:  # beyond int64 is far outside of any array
         positions = library.minimum(positions, np.uint64(INT64_MAX))
-    return library.ascontiguousarray(positions.astype(np.int64, copy=False))
+    return library.ascontiguousarray(positions, np.int64)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gpufold.arrays import check_library, device_of
+from gpufold.arrays import check_library, check_no_capture, device_of
 from gpufold.geometry import Size
 from gpufold.plan import ELEMENT_TYPES, PLAIN, REDUCTIONS, Fusion
 
@@ -83,18 +83,22 @@ def as_window(
             )
         if weights.dtype.kind not in "fiu" and weights.dtype.name != "bfloat16":
             raise TypeError(f"{operation}: {name} must hold real numbers, got dtype {weights.dtype}")
-    with device_of(library, axes[0]):
-        axes = [weights.astype(element.weight, order="C", copy=False) for weights in axes]
-        if whole and len(kernel_size) > 1:
-            return "full", library.ascontiguousarray(axes[0])
-        return "separable", library.ascontiguousarray(axes[0]) if len(axes) == 1 else library.concatenate(axes)
+    kind = "full" if whole and len(kernel_size) > 1 else "separable"
+    first = axes[0]
+    if len(axes) == 1 and first.dtype == element.weight and first.flags.c_contiguous:
+        return kind, first
+    with device_of(library, first):
+        check_no_capture(operation, library, "window", f"one contiguous array of {element.weight}")
+        axes = [library.ascontiguousarray(weights, element.weight) for weights in axes]
+        return kind, axes[0] if len(axes) == 1 else library.concatenate(axes)
 
 
-def with_added_axes(library: ModuleType, weights: Any, added_axes: int) -> Any:
+def with_added_axes(operation: str, library: ModuleType, weights: Any, added_axes: int) -> Any:
     """Give a separable window's weights for blocks with further axes of one tap in front."""
     if not added_axes:
         return weights
     with device_of(library, weights):
+        check_no_capture(operation, library, "the arrays", "of leading axes that lie as one in memory, with a window,")
         return library.concatenate([library.ones(added_axes, weights.dtype), weights])
 
 

@@ -254,7 +254,7 @@ def run(operation, case, data, result, variant, device=H200, fusion=PLAIN, windo
     blocks, array = (data, result) if operation == "blocks_to_array" else (result, data)
     sliding, *_ = blocks_as_columns(geometry, blocks.strides, array.strides)
     if fusion.window == "separable":
-        window = with_added_axes(np, window, len(sliding.axes) - len(geometry.axes))
+        window = with_added_axes("blocks_to_array", np, window, len(sliding.axes) - len(geometry.axes))
     hostcuda.run(plan, data, result, window, **mode)
     return plan
 

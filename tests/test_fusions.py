@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import tracemalloc
 from math import prod
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,7 +13,8 @@ from cases import CASES, DTYPES, FUSIONS, INEXACT, Case, assert_same_bits, rando
 from test_operations import fold, garbage, unfold, way  # noqa: F401  a fixture
 
 import gpufold
-from gpufold import cpu
+from gpufold import arrays, cpu, windows
+from gpufold import positions as placing
 
 COVERED = [case for case in CASES if case.col2im(np.ones(case.columns_shape, np.int64)).min() > 0]
 """Cases in which every pixel is in a block."""
@@ -192,3 +194,56 @@ def test_one_pass_needs_the_result_a_window_and_a_bounded_scratch(case, fusion, 
     weights = 8 * prod(case.kernel_size)
     # sums, products and a tap's scratch; two divisors and where they are small
     assert peak <= tile * (4 * wide + (17 if reduction != "sum" else 0)) + weights + 600_000
+
+
+CAPTURING = SimpleNamespace(cuda=SimpleNamespace(get_current_stream=lambda: SimpleNamespace(is_capturing=lambda: True)))
+"""What is asked of CuPy while a CUDA graph is captured."""
+
+
+@pytest.fixture
+def capturing(monkeypatch):
+    """Have arrays refused that a CUDA graph would convert anew, into memory that is another's by then."""
+    for module in (windows, placing):
+        monkeypatch.setattr(
+            module,
+            "check_no_capture",
+            lambda operation, library, *facts: arrays.check_no_capture(operation, CAPTURING, *facts),
+        )
+
+
+@pytest.mark.parametrize(
+    ("kernel_size", "window"),
+    [
+        ((3, 4), np.ones((3, 4))),
+        ((3, 4), np.ones((3, 8), np.float32)[:, ::2]),
+        ((3, 4), np.ones((4, 3), np.float32).T),
+        ((3, 4), (np.ones(3, np.float32), np.ones(4, np.float32))),
+        ((3,), (np.ones(3),)),
+    ],
+    ids=["other precision", "strided", "transposed", "one per axis", "one axis of other precision"],
+)
+def test_a_window_is_not_converted_in_a_captured_graph(kernel_size, window, capturing):
+    with pytest.raises(ValueError, match="col2im: window must be one contiguous array of float32 while a CUDA graph"):
+        windows.as_window("col2im", np, window, kernel_size, np.dtype(np.float32))
+
+
+@pytest.mark.parametrize(("kernel_size", "axes"), [((3, 4), 0), ((3,), 0), ((3,), 1)])
+def test_a_window_that_fits_is_taken_as_it_is(kernel_size, axes, capturing):
+    weights = np.ones(kernel_size, np.float32)
+    window = (weights,) * axes or weights
+    assert windows.as_window("col2im", np, window, kernel_size, np.dtype(np.float32))[1] is weights
+    assert windows.with_added_axes("col2im", np, weights, 0) is weights
+
+
+def test_positions_are_not_converted_in_a_captured_graph(capturing):
+    places = np.zeros((5, 2), np.int64)
+    assert placing.as_positions(np, places, places) is places
+    for other in (places.astype(np.int32), np.zeros((2, 5), np.int64).T, [(0, 0)], places.astype(np.uint64)):
+        with pytest.raises(ValueError, match="add_blocks: positions must be a contiguous array of int64 beside out"):
+            placing.as_positions(np, other, places)
+
+
+def test_blocks_with_leading_axes_apart_are_not_captured(capturing):
+    """Their window gets further axes of one tap, see `gpufold.geometry.blocks_as_columns`."""
+    with pytest.raises(ValueError, match="blocks_to_array: the arrays must be of leading axes that lie as one"):
+        windows.with_added_axes("blocks_to_array", np, np.ones(3, np.float32), 1)

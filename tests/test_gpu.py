@@ -9,6 +9,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -709,6 +710,29 @@ def test_blocks_at_positions_can_be_captured_in_a_graph(cupy):
             graph.launch(stream)
             stream.synchronize()
             assert_same_bits(cupy.asnumpy(out), gpufold.add_blocks(zeros.copy(), blocks, places))
+
+
+@pytest.mark.gpu
+def test_a_captured_window_is_one_array(cupy):
+    """Those of each axis are joined for the call only: a graph would read what has long been another array's."""
+    on_host = window_of("separable", (3, 4), np.float32)
+    axes, whole = tuple(map(cupy.asarray, on_host)), cupy.asarray(np.multiply.outer(*on_host))
+    columns = cupy.asarray(values((2, 24, 6), np.float32))
+    out = cupy.empty((2, 2, 4, 6), np.float32)
+    fold = partial(gpufold.col2im, columns, (4, 6), (3, 4), out=out)
+    want = cupy.asnumpy(fold(window=whole))
+    cupy.cuda.Device().synchronize()
+    stream = cupy.cuda.Stream(non_blocking=True)
+    with stream:
+        stream.begin_capture(cupy.cuda.runtime.streamCaptureModeGlobal)
+        with pytest.raises(ValueError, match="window must be one contiguous array of float32 while a CUDA graph"):
+            fold(window=axes)
+        fold(window=whole)
+        graph = stream.end_capture()
+        spoil(out)
+        graph.launch(stream)
+        stream.synchronize()
+    assert_same_bits(cupy.asnumpy(out), want)
 
 
 @pytest.mark.gpu
