@@ -6,7 +6,7 @@
 //   window     weights of a block's elements, or null            read
 //
 // The order of addition is the hardware's: the same bits each time for integers and bool only. For very many
-// small blocks, among which every tile of the image would have to search.
+// small blocks, among which every region of the image would have to search.
 #include "add_blocks.cuh"
 #include "atomic.cuh"
 

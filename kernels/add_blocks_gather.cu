@@ -1,15 +1,18 @@
-// add_blocks by gathering: a block of threads owns a tile of pixels and looks for the blocks that meet it.
+// add_blocks by gathering: a block of threads owns the tiles of a region of pixels and looks for the blocks
+// that meet it.
 //
 //   blocks     (count, batch, channels, *block), any strides    read, each element once
 //   image      (batch, channels, *size), any strides            read and written once, and not at all where
-//                                                                no block meets a tile
-//   positions  (count, axes)                                     read by every tile
+//                                                                no block meets what a warp owns of a tile
+//   positions  (count, axes)                                     read by every region
 //   window     weights of a block's elements, or null            read, once per pixel for its planes
 //
-// The threads test some hundred blocks at a time, put the numbers of those that meet the tile into a list, in
-// order, and then add one after another to their pixels: always in the same order, without atomics.
-// Tests grow with tiles times blocks: little beside the sums while a block has hundreds of pixels, most of
-// the time where tens of thousands of blocks have a few.
+// The threads test some hundred blocks at a time and put those that meet the region into a list, in order.
+// Then every warp, tile by tile, goes through the list and adds those that meet its own pixels, one after
+// another: always in the same order, without atomics. Where the list is too short for a region's blocks, each
+// of its tiles tests all blocks, and adds list after list.
+// The tests of regions grow with regions times blocks: little beside the sums while a block has hundreds of
+// pixels, much where the blocks have a few and the image is too small for large regions.
 #include "add_blocks.cuh"
 
 #ifndef CANDIDATES
@@ -27,161 +30,247 @@
 
 constexpr int threads = THREADS;
 constexpr int warps = threads / 32;
-constexpr int columns = TILE_COLUMNS;
+constexpr int columns = TILE_COLUMNS; // of a tile
 constexpr int rows = TILE_ROWS;
-constexpr int rows_at_once = threads / columns;
-constexpr int thread_rows = rows / rows_at_once; // that a thread owns, rows_at_once apart
+constexpr int thread_rows = rows * columns / threads; // that follow each other and have one column
 
 constexpr int candidates = CANDIDATES; // blocks that a thread tests at a time, with all their loads in flight
 constexpr int listed = candidates * threads;
 constexpr int groups = candidates * warps; // of blocks that follow each other, tested by a warp
 static_assert(groups <= 32, "a warp adds up the groups' counts, a lane each");
 
-// Pixels of a tile along an axis; where the last axis is alone, the rows follow each other.
-__device__ constexpr int tile_extent(int axis)
+// Pixels of a tile, or of what a warp owns of it, along an axis; along one axis alone, the rows follow each
+// other.
+template <bool warp> __device__ constexpr int tile_extent(int axis)
 {
     if (axis == last)
-        return rank == 1 ? columns * rows : columns;
-    return axis == last - 1 ? rows : 1;
+        return (warp ? 32 : columns) * (rank > 1 ? 1 : warp ? thread_rows : rows);
+    return axis == last - 1 ? (warp ? thread_rows : rows) : 1;
+}
+
+// A thread's pixel of a row, in what its warp owns.
+inline __device__ int in_own(int axis, int row, int lane)
+{
+    return axis == last ? lane + (rank == 1 ? row * 32 : 0) : axis == last - 1 ? row : 0;
+}
+
+struct GatherParameters : Parameters {
+    Divisor by_region[rank]; // tiles of a region along each axis
+};
+
+// Pixels [begin, end) along each axis.
+struct Box {
+    Offset begin[rank], end[rank];
+
+    __device__ void cut(const Offset (&size)[rank], int axis, Offset first, Offset extent)
+    {
+        begin[axis] = first;
+        end[axis] = min(first + extent, size[axis]);
+    }
+
+    // With no sum that could overflow.
+    template <typename Position>
+    __device__ bool meets(const Position (&position)[positioned], const Parameters& p) const
+    {
+        bool met = true;
+#pragma unroll
+        for (int axis = fixed; axis < rank; ++axis)
+            met = met && ::meets(position[axis - fixed], p.block[axis], begin[axis], end[axis]);
+        return met;
+    }
+};
+
+// Blocks that meet a box, in order.
+struct List {
+    Offset block[listed];
+    Offset position[listed][positioned]; // from the begin of the box
+};
+
+// Makes a list, or goes on with it, of those of the candidates from `first` on that meet a box; gives how
+// many these are, in all threads. What does not fit is left out. The list is whole when it returns, and what
+// was listed before must be read by all threads before they come to the barrier in here.
+__device__ int list_candidates(List& list, int from, Offset first, const long long* positions, const Box& box,
+                               const Parameters& p, int (&counts)[groups])
+{
+    const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
+    long long position[candidates][positioned];
+#pragma unroll
+    for (int number = 0; number < candidates; ++number) {
+        const Offset block = first + number * threads + thread;
+#pragma unroll
+        for (int axis = 0; axis < positioned; ++axis)
+            position[number][axis] =
+                load_if(positions + (long long)(block)*positioned + axis, block < p.count);
+    }
+    unsigned votes[candidates];
+#pragma unroll
+    for (int number = 0; number < candidates; ++number) {
+        const bool exists = first + number * threads + thread < p.count;
+        votes[number] = __ballot_sync(~0u, exists && box.meets(position[number], p));
+        if (lane == 0)
+            counts[number * warps + warp] = __popc(votes[number]);
+    }
+    __syncthreads();
+    // Every warp adds up the groups' counts, a lane each: where a group's part of the list ends.
+    const int count = lane < groups ? counts[lane] : 0;
+    int until = count;
+#pragma unroll
+    for (int step = 1; step < 32; step *= 2) {
+        const int before = __shfl_up_sync(~0u, until, step);
+        until += lane >= step ? before : 0;
+    }
+#pragma unroll
+    for (int number = 0; number < candidates; ++number) {
+        const int place = from + __shfl_sync(~0u, until - count, number * warps + warp) +
+                          __popc(votes[number] & ((1u << lane) - 1));
+        if ((votes[number] >> lane & 1) && place < listed) {
+            list.block[place] = first + number * threads + thread;
+#pragma unroll
+            for (int axis = fixed; axis < rank; ++axis)
+                list.position[place][axis - fixed] = Offset(position[number][axis - fixed] - box.begin[axis]);
+        }
+    }
+    const int found = __shfl_sync(~0u, until, 31);
+    __syncthreads();
+    return found;
 }
 
 extern "C" __global__ void __launch_bounds__(threads, 2)
     add_blocks_gather(const Scalar* __restrict__ blocks, Scalar* __restrict__ image,
                       const long long* __restrict__ positions, const Weight* __restrict__ window,
-                      const Parameters p)
+                      const GatherParameters p)
 {
     constexpr int planes = PLANES; // share the search and the index arithmetic
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     Offset rest = blockIdx.x;
-    Offset begin[rank], end[rank]; // of the tile
+    Box region;
+    Offset tiles = 1; // of the region
 #pragma unroll
     for (int axis = last; axis >= 0; --axis) {
-        begin[axis] = p.by_extent[axis].split(rest) * tile_extent(axis);
-        end[axis] = min(begin[axis] + tile_extent(axis), p.size[axis]);
+        const Offset extent = p.by_region[axis].divisor * tile_extent<false>(axis);
+        region.cut(p.size, axis, p.by_extent[axis].split(rest) * extent, extent);
+        tiles *= p.by_region[axis].divisor;
     }
     const Offset channel = p.by_channels.split(rest) * planes, batch = rest;
-    const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
+    image += batch * p.image_batch + channel * p.image_channel;
+    blocks += batch * p.blocks_batch + channel * p.blocks_channel;
 
-    Offset pixel[thread_rows][rank]; // in the tile
-    bool exists[thread_rows];
-    Scalar* place[thread_rows];
-#pragma unroll
-    for (int row = 0; row < thread_rows; ++row) {
-        place[row] = image + batch * p.image_batch + channel * p.image_channel;
-        exists[row] = true;
-#pragma unroll
-        for (int axis = 0; axis < rank; ++axis) {
-            pixel[row][axis] = axis == last       ? thread % columns + (rank == 1 ? row * columns : 0)
-                               : axis == last - 1 ? thread / columns + row * rows_at_once
-                                                  : 0;
-            exists[row] = exists[row] && begin[axis] + pixel[row][axis] < end[axis];
-            place[row] += (begin[axis] + pixel[row][axis]) * p.pixel_stride[axis];
-        }
-    }
-
-    __shared__ Offset list[listed];
-    __shared__ Offset firsts[listed][positioned]; // pixels of the listed blocks, in the tile
+    __shared__ List list;
     __shared__ int counts[groups];
-    Accumulator sums[planes][thread_rows] = {};
-    bool loaded = false;
-    for (Offset first = 0; first < p.count; first += listed) {
-        long long position[candidates][positioned];
+    int found = 0; // blocks that the list has
+    bool fits = true;
+    for (Offset first = 0; fits && first < p.count; first += listed) {
+        found += list_candidates(list, found, first, positions, region, p, counts);
+        fits = found <= listed;
+    }
+    if (fits && !found)
+        return;
+
+    for (Offset number = 0; number < tiles; ++number) {
+        Box tile, own;       // the warp's pixels
+        Offset origin[rank]; // of the list's positions
+        Offset tile_rest = number, lists = fits ? 1 : p.count;
 #pragma unroll
-        for (int number = 0; number < candidates; ++number) {
-            const Offset block = first + number * threads + thread;
-#pragma unroll
-            for (int axis = 0; axis < positioned; ++axis)
-                position[number][axis] =
-                    load_if(positions + (long long)(block)*positioned + axis, block < p.count);
+        for (int axis = last; axis >= 0; --axis) {
+            tile.cut(p.size, axis,
+                     region.begin[axis] + p.by_region[axis].split(tile_rest) * tile_extent<false>(axis),
+                     tile_extent<false>(axis));
+            const int place = rank == 1          ? warp
+                              : axis == last     ? warp % (columns / 32)
+                              : axis == last - 1 ? warp / (columns / 32)
+                                                 : 0;
+            own.cut(p.size, axis, tile.begin[axis] + place * tile_extent<true>(axis),
+                    tile_extent<true>(axis));
+            origin[axis] = fits ? region.begin[axis] : tile.begin[axis];
+            if (tile.begin[axis] >= p.size[axis])
+                lists = 0; // all threads alike
         }
-        unsigned votes[candidates];
+
+        Scalar* pixel[thread_rows];
+        bool exists[thread_rows];
 #pragma unroll
-        for (int number = 0; number < candidates; ++number) {
-            bool met = first + number * threads + thread < p.count;
+        for (int row = 0; row < thread_rows; ++row) {
+            pixel[row] = image;
+            exists[row] = true;
 #pragma unroll
-            for (int axis = fixed; axis < rank; ++axis)
-                met = met && meets(position[number][axis - fixed], p.block[axis], begin[axis], end[axis]);
-            votes[number] = __ballot_sync(~0u, met);
-            if (lane == 0)
-                counts[number * warps + warp] = __popc(votes[number]);
+            for (int axis = 0; axis < rank; ++axis) {
+                const Offset place = own.begin[axis] + in_own(axis, row, lane);
+                exists[row] = exists[row] && place < own.end[axis];
+                pixel[row] += place * p.pixel_stride[axis];
+            }
         }
-        __syncthreads();
-        // Every warp adds up the groups' counts, a lane each: where a group's part of the list ends.
-        const int count = lane < groups ? counts[lane] : 0;
-        int until = count;
-#pragma unroll
-        for (int step = 1; step < 32; step *= 2) {
-            const int before = __shfl_up_sync(~0u, until, step);
-            until += lane >= step ? before : 0;
-        }
-        const int found = __shfl_sync(~0u, until, 31);
-#pragma unroll
-        for (int number = 0; number < candidates; ++number) {
-            const int before = __shfl_sync(~0u, until - count, number * warps + warp) +
-                               __popc(votes[number] & ((1u << lane) - 1));
-            if (votes[number] >> lane & 1) {
-                list[before] = first + number * threads + thread;
+
+        Accumulator sums[planes][thread_rows] = {};
+        bool loaded = false;
+        for (Offset first = 0; first < lists; first += listed) {
+            if (!fits)
+                found = list_candidates(list, 0, first, positions, tile, p, counts);
+            for (int of_lanes = 0; of_lanes < found; of_lanes += 32) {
+                // A lane tests a block of the list; those that meet the warp's pixels are added by all lanes.
+                bool met = of_lanes + lane < found;
+                Offset position[positioned];
 #pragma unroll
                 for (int axis = fixed; axis < rank; ++axis)
-                    firsts[before][axis - fixed] = Offset(position[number][axis - fixed] - begin[axis]);
+                    position[axis - fixed] =
+                        met ? list.position[of_lanes + lane][axis - fixed] + origin[axis] : 0;
+                unsigned votes = __ballot_sync(~0u, met && own.meets(position, p));
+                if (votes && !loaded) {
+                    loaded = true;
+#pragma unroll
+                    for (int plane = 0; plane < planes; ++plane)
+#pragma unroll
+                        for (int row = 0; row < thread_rows; ++row)
+                            sums[plane][row] =
+                                widen(load_own_if(pixel[row] + plane * p.image_channel,
+                                                  exists[row] && plane < p.channels - channel));
+                }
+                for (; votes; votes &= votes - 1) {
+                    const int entry = of_lanes + __ffs(votes) - 1;
+                    const Scalar* const source = blocks + list.block[entry] * p.block_step;
+                    Offset tap[thread_rows][rank], offset[thread_rows] = {};
+                    bool covered[thread_rows];
+                    TapWeight weights[thread_rows];
+#pragma unroll
+                    for (int row = 0; row < thread_rows; ++row) {
+                        covered[row] = exists[row];
+#pragma unroll
+                        for (int axis = 0; axis < rank; ++axis) {
+                            tap[row][axis] = own.begin[axis] + in_own(axis, row, lane);
+                            if (axis >= fixed)
+                                tap[row][axis] -= list.position[entry][axis - fixed] + origin[axis];
+                            covered[row] = covered[row] && within(tap[row][axis], p.block[axis]);
+                            offset[row] += tap[row][axis] * p.tap_stride[axis];
+                        }
+                        weights[row] = TapWeight(tap[row], covered[row], window, p);
+                    }
+                    Scalar elements[planes][thread_rows];
+#pragma unroll
+                    for (int plane = 0; plane < planes; ++plane)
+#pragma unroll
+                        for (int row = 0; row < thread_rows; ++row) {
+                            trace_iteration((int(number * lists + first) + entry) * planes * thread_rows +
+                                            plane * thread_rows + row);
+                            elements[plane][row] = load_if(source + (plane * p.blocks_channel + offset[row]),
+                                                           covered[row] && plane < p.channels - channel);
+                        }
+#pragma unroll
+                    for (int plane = 0; plane < planes; ++plane)
+#pragma unroll
+                        for (int row = 0; row < thread_rows; ++row)
+                            sums[plane][row] = add(
+                                sums[plane][row],
+                                or_nothing(weigh(widen(elements[plane][row]), weights[row]), covered[row]));
+                }
             }
         }
-        __syncthreads(); // the list is whole; when the next one is begun, this one is read
-        if (!found)
+
+        if (!loaded)
             continue;
-
-        if (!loaded) {
-            loaded = true;
 #pragma unroll
-            for (int plane = 0; plane < planes; ++plane)
+        for (int plane = 0; plane < planes; ++plane)
 #pragma unroll
-                for (int row = 0; row < thread_rows; ++row)
-                    sums[plane][row] = widen(load_own_if(place[row] + plane * p.image_channel,
-                                                         exists[row] && plane < p.channels - channel));
-        }
-        for (int number = 0; number < found; ++number) {
-            const Offset block = list[number];
-            const Scalar* const source =
-                blocks + block * p.block_step + batch * p.blocks_batch + channel * p.blocks_channel;
-            Offset tap[thread_rows][rank], offset[thread_rows] = {};
-            bool covered[thread_rows];
-            TapWeight weights[thread_rows];
-#pragma unroll
-            for (int row = 0; row < thread_rows; ++row) {
-                covered[row] = exists[row];
-#pragma unroll
-                for (int axis = 0; axis < rank; ++axis) {
-                    tap[row][axis] =
-                        pixel[row][axis] + (axis < fixed ? begin[axis] : -firsts[number][axis - fixed]);
-                    covered[row] = covered[row] && within(tap[row][axis], p.block[axis]);
-                    offset[row] += tap[row][axis] * p.tap_stride[axis];
-                }
-                weights[row] = TapWeight(tap[row], covered[row], window, p);
-            }
-            Scalar elements[planes][thread_rows];
-#pragma unroll
-            for (int plane = 0; plane < planes; ++plane)
-#pragma unroll
-                for (int row = 0; row < thread_rows; ++row) {
-                    trace_iteration((int(first) + number) * planes * thread_rows + plane * thread_rows + row);
-                    elements[plane][row] = load_if(source + (plane * p.blocks_channel + offset[row]),
-                                                   covered[row] && plane < p.channels - channel);
-                }
-#pragma unroll
-            for (int plane = 0; plane < planes; ++plane)
-#pragma unroll
-                for (int row = 0; row < thread_rows; ++row)
-                    sums[plane][row] =
-                        add(sums[plane][row],
-                            or_nothing(weigh(widen(elements[plane][row]), weights[row]), covered[row]));
-        }
+            for (int row = 0; row < thread_rows; ++row)
+                if (exists[row] && plane < p.channels - channel)
+                    pixel[row][plane * p.image_channel] = narrow(sums[plane][row]);
     }
-
-    if (!loaded)
-        return;
-#pragma unroll
-    for (int plane = 0; plane < planes; ++plane)
-#pragma unroll
-        for (int row = 0; row < thread_rows; ++row)
-            if (exists[row] && plane < p.channels - channel)
-                place[row][plane * p.image_channel] = narrow(sums[plane][row]);
 }

@@ -277,10 +277,17 @@ FAULTS = (
     Fault(
         "no barrier before the list of blocks is read",
         "kernels/add_blocks_gather.cu",
-        "        __syncthreads(); // the list is whole; when the next one is begun, this one is read\n",
-        "",
+        "    const int found = __shfl_sync(~0u, until, 31);\n    __syncthreads();\n",
+        "    const int found = __shfl_sync(~0u, until, 31);\n",
         ADD_BLOCKS
         + "threads_wait_for_each_other_and_stay_inside_the_arrays[more-than-a-block-of-threads-tests-observed]",
+    ),
+    Fault(
+        "a list of blocks that a region overflows",
+        "kernels/add_blocks_gather.cu",
+        "fits = found <= listed;",
+        "fits = true;",
+        ADD_BLOCKS + "tiles_share_a_search[spread-True-plain]",
     ),
     Fault(
         "a block that ends on a tile's first pixel taken for one before it",

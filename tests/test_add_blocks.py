@@ -20,7 +20,7 @@ import hostcuda
 from gpufold import cpu
 from gpufold import plan as planning
 from gpufold.geometry import positions_geometry
-from gpufold.plan import ELEMENT_TYPES, H200, Fusion, Operand, Unsupported
+from gpufold.plan import ELEMENT_TYPES, H200, Device, Fusion, Operand, Unsupported
 from gpufold.planners import choose, variants
 from gpufold.windows import as_window
 
@@ -321,12 +321,12 @@ def test_out_is_not_among_its_positions_nor_read_only():
 # The kernels, run on the CPU
 
 
-def run(variant, out, blocks, positions, window=None, **mode):
+def run(variant, out, blocks, positions, window=None, device=H200, **mode):
     """Add by a kernel; gives its plan."""
     geometry = positions_geometry(out.shape, blocks.shape, positions.shape)
     kind, weights = as_window("add_blocks", np, window, geometry.block_shape, out.dtype)
     fusion = Fusion("sum", kind, accumulate=True)
-    plan = choose("add_blocks", geometry, out.dtype.name, operand(blocks), operand(out), H200, variant, fusion=fusion)
+    plan = choose("add_blocks", geometry, out.dtype.name, operand(blocks), operand(out), device, variant, fusion=fusion)
     hostcuda.run(plan, blocks, out, weights, np.ascontiguousarray(positions), **mode)
     return plan
 
@@ -392,13 +392,67 @@ def test_wide_offsets_give_the_same(case, monkeypatch):
         choose.cache_clear()
 
 
+SMALL = Device("one multiprocessor", (9, 0), multiprocessors=1)
+"""So small a device that it is full of few regions, each of many tiles."""
+REGIONS = {
+    "spread": ((3, 90, 300), (7, 5), 400),
+    "row": ((30_000,), (9,), 900),
+    "volume": ((4, 70, 100), (2, 5, 3), 500),
+    "a leading axis apart": ((2, 3, 5, 50, 200), (3, 4), 300),
+    "strips": ((40, 4000), (40, 3), 700),
+}
+
+
+@pytest.mark.hostcuda
+@pytest.mark.parametrize("mode", ["plain", "observed", "shuffled", "sanitized"])
+@pytest.mark.parametrize("crowded", [False, True])
+@pytest.mark.parametrize("name", REGIONS)
+def test_tiles_share_a_search(name, crowded, mode):
+    """Also where more blocks meet a region than its list has room for, and each tile searches for itself."""
+    shape, block, count = REGIONS[name]
+    rng = np.random.default_rng(0)
+    lead, size = shape[: len(shape) - len(block)], shape[len(shape) - len(block) :]
+    reach = tuple(min(30, side) for side in size) if crowded else size
+    count = 1300 if crowded else count
+    positions = rng.integers([-side for side in block], reach, (count, len(block)))
+    positions[::7] = rng.integers(-9, size, (len(positions[::7]), len(block)))
+    out, blocks = values(shape, np.float32, 1), values((count, *lead, *block), np.float32, 2)
+    if name == "a leading axis apart":
+        out, blocks = (
+            np.zeros((2, 4, 5, 50, 201), np.float32)[:, 1:, :, :, :200],
+            blocks.swapaxes(1, 3).copy().swapaxes(1, 3),
+        )
+    want = gpufold.add_blocks(out.copy(), blocks, positions)
+    window = window_of("separable", block, np.float32)
+    weighed = gpufold.add_blocks(out.copy(), blocks, positions, window)
+    for windows, expected in ((None, want), (window, weighed)):
+        got = out.copy()
+        plan = run("gather", got, blocks, positions, windows, SMALL, mode=mode)
+        assert "share a search" in plan.reason
+        assert_same_bits(got, expected)
+
+
+@pytest.mark.parametrize(
+    ("shape", "block", "count", "regions"),
+    [
+        ((2048, 2048), (256, 256), 600, 2048),  # tests are few: a tile each
+        ((16, 2048, 2048), (7, 7), 16384, 1024),
+        ((512, 512, 512), (7, 7, 7), 20_000, 1024),
+        ((1 << 24,), (16,), 100_000, 1024),
+        ((256, 256), (7, 7), 1000, 32),  # too small a picture to fill the device with larger regions
+    ],
+)
+def test_tiles_share_a_search_where_it_is_dear_and_the_device_stays_full(shape, block, count, regions):
+    assert prod(plan_of(shape, block, count).grid) == regions
+
+
 @pytest.mark.hostcuda
 def test_a_tile_that_no_block_meets_is_left_alone():
     out, blocks = np.zeros((64, 640), np.float32), np.ones((2, 4, 5), np.float32)
     geometry = positions_geometry(out.shape, blocks.shape, (2, 2))
     plan = choose("add_blocks", geometry, "float32", operand(blocks), operand(out), fusion=Fusion("sum", "none", True))
     moved = hostcuda.traffic(plan, blocks, out, None, np.array([(3, 7), (5, 9)]))
-    assert moved.stores.bytes <= prod((32, 64)) * 4, "one tile of the twenty"
+    assert moved.stores.bytes <= 3 * prod((8, 32)) * 4, "what three warps own, of the hundred and sixty"
     assert out.sum() == blocks.sum()
 
 

@@ -156,7 +156,8 @@ def test_blocks_at_positions_keep_everything_in_registers(size, block, lead, dty
     figures = hostcuda.figures(plan)
     assert figures.stack_bytes == 0
     assert figures.registers <= 128, "two blocks of threads are resident"
-    assert figures.load_phases <= 2, "all loads of a block's elements and weights are in flight together"
+    of_a_block = max((loop for loop in figures.loops if loop.innermost), key=lambda loop: loop.loads)
+    assert of_a_block.phases == 1, "all loads of a block's elements and weights are in flight together"
 
 
 REGIMES = {problem.name: problem for problem in PROBLEMS}
@@ -224,11 +225,12 @@ LIMITS = {
     # bound by the L2 cache, which brings weights too, and in three dimensions by instructions
     "blocks_to_array-stitch-512x512-s256": Limits(3.3, 1.11, 1.05, 28.0, 2, 0.82),
     "blocks_to_array-stitch-96x96x96-s48": Limits(3.3, 1.11, 1.05, 36.5, 2, 0.64),
-    # their instructions are those of one block met by a tile, for how many it meets is not in the machine code
-    "add_blocks-probes-256x256": Limits(1.28, 2.2, 1.15, 2.1, 2, 0.93),
-    "add_blocks-tiles-512x512": Limits(3.3, 1.1, 1.36, 16.4, 2, 0.77),
-    # bound by its search: every tile tests 16384 positions for blocks of 49 elements
-    "add_blocks-particles-7x7": Limits(129.0, 1.1, 2.05, 47.6, 2, 0.1),
+    # their instructions are those of one block met by a tile, for how many it meets is not in the machine code, and
+    # their phases those of a region that more blocks meet than its list holds
+    "add_blocks-probes-256x256": Limits(1.28, 2.2, 1.15, 3.1, 6, 0.93),
+    "add_blocks-tiles-512x512": Limits(3.3, 1.1, 1.36, 23.1, 6, 0.77),
+    # bound by memory: rows of 7 pixels leave sectors partly used
+    "add_blocks-particles-7x7": Limits(12.2, 1.1, 1.98, 4.3, 6, 0.52),
     "batch_to_space-nchw-2x2": Limits(1.11, 1.11, 1.05, 7.46, 3, 0.95),
     "batch_to_space-nchw-4x4": Limits(1.42, 1.11, 1.05, 8.81, 5, 0.94),
     "batch_to_space-nhwc-2x2": Limits(1.11, 1.11, 1.05, 5.13, 3, 0.95),

@@ -96,7 +96,7 @@ def _plan(
     channel_groups: int,
     reason: str,
     defines: dict[str, Any],
-    divisors: Mapping[str, int] = MappingProxyType({}),
+    divisors: Mapping[str, int | Size] = MappingProxyType({}),
     scatters: bool = False,
 ) -> Plan:
     """Fill in what both variants have in common; an item is (batch, channel group, *extents)."""
@@ -145,7 +145,13 @@ def _plan(
         "by_extent": [divisor(extent, bits) for extent in extents],
         "by_channels": divisor(channel_groups, bits),
     }
-    parameters = parameter_type(bits, shared=layout, **{name: "divisor" for name in divisors})
+    further: dict[str, tuple[Any, Any]] = {
+        name: ("divisor", divisor(of, bits))
+        if isinstance(of, int)
+        else (("divisor", len(of)), [divisor(extent, bits) for extent in of])
+        for name, of in divisors.items()
+    }
+    parameters = parameter_type(bits, shared=layout, **{name: kind for name, (kind, _) in further.items()})
     return Plan(
         OPERATION,
         variant,
@@ -170,7 +176,7 @@ def _plan(
         pack(
             parameters,
             shared=tuple(shared[name] for name in layout.names or ()),
-            **{name: divisor(extent, bits) for name, extent in divisors.items()},
+            **{name: value for name, (_, value) in further.items()},
         ),
         _bytes_moved(problem),
         reason,
@@ -200,6 +206,14 @@ GATHER_CANDIDATES = 4
 GATHER_LIST_BYTES = 40 << 10
 GATHER_MIN_ROWS, GATHER_MAX_ROWS = 4, 8
 """Of a thread; a row is one load in flight for each plane."""
+GATHER_RESIDENT_BLOCKS = 2
+"""Of threads, on a multiprocessor."""
+GATHER_WAVES = 2
+"""Prediction: tiles share a search while this many times the resident blocks of threads are left."""
+GATHER_TESTS_PER_ELEMENT = 0.1
+"""Prediction: tests of a region against a position that cost little beside the addition of an element."""
+GATHER_LIST_FILL = 0.5
+"""Of a region's list, with blocks spread evenly: where they are not, it has room for more."""
 
 
 def gather(problem: Problem) -> Plan:
@@ -211,10 +225,13 @@ def gather(problem: Problem) -> Plan:
     columns = THREADS if rank == 1 else TILE_COLUMNS
     rows = thread_rows * (THREADS // columns)
     tile = (columns * rows,) if rank == 1 else (*(1,) * (rank - 2), rows, columns)
-    extents = tuple(-(-size // side) for size, side in zip(seen.size, tile, strict=True))
     groups = -(-seen.channels // planes)
     entry = 8 * (1 + rank - seen.fixed)  # of the list, in the widest Offsets
     candidates = GATHER_CANDIDATES if GATHER_CANDIDATES * THREADS * entry <= GATHER_LIST_BYTES else 1
+    most = GATHER_WAVES * GATHER_RESIDENT_BLOCKS * problem.device.multiprocessors
+    region = _region(seen, tile, -(-most // (seen.batch * groups)), int(GATHER_LIST_FILL * candidates * THREADS))
+    extents = _tiles(seen.size, tuple(side * tiles for side, tiles in zip(tile, region, strict=True)))
+    shared = f"{prod(region)} tiles of the image, which share a search," if prod(region) > 1 else "a tile of the image"
     return _plan(
         problem,
         "gather",
@@ -222,11 +239,41 @@ def gather(problem: Problem) -> Plan:
         items=seen.batch * groups * prod(extents),
         per_block=1,
         extents=extents,
-        tile=tile,
+        tile=tuple(side * tiles for side, tiles in zip(tile, region, strict=True)),
         channel_groups=groups,
-        reason="each block of threads owns a tile of the image and adds the blocks that meet it, in their order",
+        reason=f"each block of threads owns {shared} and adds the blocks that meet it, in their order",
         defines={"TILE_COLUMNS": columns, "TILE_ROWS": rows, "PLANES": planes, "CANDIDATES": candidates},
+        divisors={"by_region": region},
     )
+
+
+def _tiles(size: Size, tile: Size) -> Size:
+    return tuple(-(-extent // side) for extent, side in zip(size, tile, strict=True))
+
+
+def _region(seen: View, tile: Size, least_regions: int, most_listed: int) -> Size:
+    """Give the tiles along each axis that share a search: as few as keep it cheap, if so many regions are left."""
+    tiles = _tiles(seen.size, tile)
+    region = [1] * len(tile)
+
+    def blocks_met(region: list[int]) -> float:
+        """Count the blocks that meet a region, where they are spread evenly over all places that reach the image."""
+        met = float(seen.count)
+        for axis in range(seen.fixed, len(tile)):
+            met *= min(1.0, (region[axis] * tile[axis] + seen.block[axis]) / (seen.size[axis] + seen.block[axis]))
+        return met
+
+    elements = seen.count * prod(seen.block)  # of a plane
+    while prod(_tiles(tiles, tuple(region))) * seen.count > GATHER_TESTS_PER_ELEMENT * elements:
+        growing = [axis for axis in range(seen.fixed, len(tile)) if region[axis] < tiles[axis]]
+        if not growing:
+            break
+        axis = min(growing, key=lambda axis: region[axis] * tile[axis])
+        wider = [side * (1 + (axis == other)) for other, side in enumerate(region)]
+        if prod(_tiles(tiles, tuple(wider))) < least_regions or blocks_met(wider) > most_listed:
+            break
+        region = wider
+    return tuple(region)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -255,19 +302,19 @@ def atomic(problem: Problem) -> Plan:
 
 VARIANTS: dict[str, Variant] = {"gather": gather, "atomic": atomic}
 
-SEARCHES_PER_ELEMENT = 8
-"""Prediction: tests of a tile against a position that cost less than an atomic addition of an element."""
+SEARCHES_PER_ELEMENT = 2
+"""Prediction: tests of a region against a position that cost less than an atomic addition of an element."""
 
 
 def choose(problem: Problem) -> Plan:
-    """Gather, unless the order is free and the blocks are so many and so small that tiles would mostly search."""
+    """Gather, unless the order is free and the blocks are so many and so small that regions would mostly search."""
     plan = gather(problem)
     any_order = ELEMENT_TYPES[problem.dtype].exact or not problem.deterministic
     searches = prod(plan.grid) * view(problem).count
     if any_order and searches > SEARCHES_PER_ELEMENT * prod(problem.input.shape):
         try:
             return replace(
-                atomic(problem), reason="the blocks are so many and so small that tiles would search for them"
+                atomic(problem), reason="the blocks are so many and so small that regions would mostly search"
             )
         except Unsupported:
             pass

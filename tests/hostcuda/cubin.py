@@ -21,7 +21,7 @@ import subprocess
 import tempfile
 import time
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
@@ -55,6 +55,8 @@ class Walk:
     loads: int
     """From global memory."""
     phases: int
+    innermost: bool = True
+    """Whether it goes through no loop that loads."""
 
 
 @dataclass(frozen=True)
@@ -249,12 +251,18 @@ def _walks(instructions: list[Instruction]) -> tuple[Walk, list[Walk]]:
     places = {label: i for i, instruction in enumerate(instructions) for label in instruction.labels}
     targets = [places.get(instruction.target or "") for instruction in instructions]
     path = _main_path(instructions, targets, 0, None)
-    loops = [
-        _walk(instructions, _main_path(instructions, targets, target, place))
+    spans = [
+        (target, place)
         for place, target in enumerate(targets)
         if target is not None and target < place and target in path
     ]
-    return _walk(instructions, path), loops
+    walks = {span: _walk(instructions, _main_path(instructions, targets, *span)) for span in spans}
+
+    def loads_within(first: int, last: int) -> bool:
+        inner = (span for span in spans if span != (first, last) and first <= span[0] and span[1] <= last)
+        return any(walks[span].loads for span in inner)
+
+    return _walk(instructions, path), [replace(walks[span], innermost=not loads_within(*span)) for span in spans]
 
 
 def _main_path(instructions: list[Instruction], targets: list[int | None], first: int, last: int | None) -> list[int]:

@@ -75,12 +75,12 @@ def predict(plan: Plan, traffic: Traffic, figures: Figures, device: Device = H20
     """Predict the time of a plan from the traffic of a smaller one of the same kind and the figures of its cubin.
 
     Loops are taken to make up for the loads that a thread is seen to make beyond those of the main path, all in the
-    loop that has the most.
+    innermost loop that has the most.
     """
     scale = plan.bytes_moved / (traffic.input_bytes + traffic.output_bytes)
     threads = prod(plan.grid) * prod(plan.block)
     instructions, phases = float(figures.instructions), float(figures.load_phases)
-    loop = max(figures.loops, key=lambda loop: loop.loads, default=None)
+    loop = max((loop for loop in figures.loops if loop.innermost), key=lambda loop: loop.loads, default=None)
     if loop and loop.loads:
         passes = max(0.0, traffic.loads.lanes / traffic.threads - figures.loads) / loop.loads
         instructions += passes * loop.instructions
