@@ -259,18 +259,18 @@ FAULTS = (
     ),
     Fault(
         "weights cut as another tile's",
-        "gpufold/cpu.py",
-        "return treatment if treatment.weights is None else replace(treatment, weights=_cut(treatment.weights, tile))",
+        "gpufold/cpu/treatment.py",
+        "return treatment if treatment.weights is None else replace(treatment, weights=cut(treatment.weights, tile))",
         "return treatment",
         FUSIONS + "random_problems_are_their_definition",
     ),
     Fault(
         "a mean of the sum and what was there before",
-        "gpufold/cpu.py",
-        '    if treatment.reduction != "sum":\n        _average(total, axes, treatment)\n'
+        "gpufold/cpu/folding.py",
+        '    if treatment.reduction != "sum":\n        average(total, axes, treatment)\n'
         "    if treatment.accumulate:\n        np.add(image, total, total if narrow else image)\n",
         "    if treatment.accumulate:\n        np.add(image, total, total if narrow else image)\n"
-        '    if treatment.reduction != "sum":\n        _average(image, axes, treatment)\n',
+        '    if treatment.reduction != "sum":\n        average(image, axes, treatment)\n',
         FUSIONS + "every_fusion_is_its_definition",
     ),
     # --- blocks at positions of their own
@@ -312,7 +312,7 @@ FAULTS = (
     ),
     Fault(
         "blocks before a tile left out of it",
-        "gpufold/cpu.py",
+        "gpufold/cpu/placing.py",
         "(positions > begin - block)",
         "(positions >= begin)",
         ADD_BLOCKS + "it_is_its_definition[tiled-several-tiles-none]",
@@ -422,21 +422,21 @@ FAULTS = (
     ),
     Fault(
         "a strip of columns dropped",
-        "gpufold/cpu.py",
+        "gpufold/cpu/runs.py",
         "    for low, high in ((0, begin), (end, cells[-1])):",
         "    for low, high in ((0, begin),):",
         NUMPY_PATH + "col2im_is_its_definition[flat-bug-fold-with-padding]",
     ),
     Fault(
         "half precision summed in half precision",
-        "gpufold/cpu.py",
+        "gpufold/cpu/arithmetic.py",
         'return np.dtype(np.float32) if dtype.name in ("float16", "bfloat16") else dtype',
         "return dtype",
         NUMPY_PATH + "half_precision_is_summed_in_float32_and_rounded_once",
     ),
     Fault(
         "no zeros where no block reaches",
-        "gpufold/cpu.py",
+        "gpufold/cpu/cells.py",
         "    if not way.once:\n",
         "    if way.once:\n",
         NUMPY_PATH + "col2im_is_its_definition[chosen-bug-uncovered-pixels-never-written]",

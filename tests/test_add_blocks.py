@@ -17,8 +17,8 @@ from test_blocks import in_layout
 
 import gpufold
 import hostcuda
-from gpufold import cpu
 from gpufold import plan as planning
+from gpufold.cpu import tiles
 from gpufold.geometry import positions_geometry
 from gpufold.plan import ELEMENT_TYPES, H200, Device, Fusion, Operand, Unsupported
 from gpufold.planners import choose, variants
@@ -98,8 +98,8 @@ def problem(case, dtype, seed=0):
 def way(request, monkeypatch):
     """Small problems would be one tile; these thresholds cut them."""
     if request.param == "tiled":
-        monkeypatch.setattr(cpu, "THREADED_ELEMENTS", 1)
-        monkeypatch.setattr(cpu, "TILE_ELEMENTS", 12)
+        monkeypatch.setattr(tiles, "THREADED_ELEMENTS", 1)
+        monkeypatch.setattr(tiles, "TILE_ELEMENTS", 12)
 
 
 @pytest.mark.parametrize("kind", ["none", "separable", "full"])
@@ -244,7 +244,7 @@ def test_a_ptychographic_update_is_the_loop():
 
 @pytest.mark.parametrize("threads", [1, 2, 5])
 def test_the_number_of_threads_never_shows(threads, monkeypatch):
-    monkeypatch.setattr(cpu, "THREADED_ELEMENTS", 1)
+    monkeypatch.setattr(tiles, "THREADED_ELEMENTS", 1)
     case = Case("large", (200, 300), (40, 50), 60)
     out, blocks, positions = problem(case, np.dtype(np.float32))
     want = definition.add_blocks(out[:, :64], blocks, positions)
@@ -269,7 +269,7 @@ def test_it_needs_no_more_than_a_tile(dtype, kind):
         tracemalloc.stop()
     finally:
         gpufold.set_num_threads(None)
-    assert peak < 4 * cpu.TILE_ELEMENTS + 3 * 4 * 256 * 256 + 300_000
+    assert peak < 4 * tiles.TILE_ELEMENTS + 3 * 4 * 256 * 256 + 300_000
 
 
 # ---------------------------------------------------------------------------------------------

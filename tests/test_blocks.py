@@ -14,8 +14,8 @@ from moves import DEVICES, ONE_THREAD, operand
 
 import gpufold
 import hostcuda
-from gpufold import cpu
 from gpufold import plan as planning
+from gpufold.cpu import tiles as cpu_tiles
 from gpufold.geometry import array_geometry, blocks_as_columns
 from gpufold.plan import ELEMENT_TYPES, H200, PLAIN, Fusion, Operand, Unsupported
 from gpufold.planners import choose, explain, variants
@@ -197,7 +197,7 @@ def test_nothing_is_copied(layout):
             tracemalloc.stop()
     finally:
         gpufold.set_num_threads(None)
-    assert peak < 4 * cpu.TILE_ELEMENTS + 600_000 < blocks.nbytes // 4
+    assert peak < 4 * cpu_tiles.TILE_ELEMENTS + 600_000 < blocks.nbytes // 4
 
 
 ERRORS = (

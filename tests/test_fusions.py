@@ -13,8 +13,10 @@ from cases import CASES, DTYPES, FUSIONS, INEXACT, Case, assert_same_bits, rando
 from test_operations import fold, garbage, unfold, way  # noqa: F401  a fixture
 
 import gpufold
-from gpufold import arrays, cpu, windows
+from gpufold import arrays, windows
 from gpufold import positions as placing
+from gpufold.cpu import tiles
+from gpufold.cpu.arithmetic import accumulator_dtype
 
 COVERED = [case for case in CASES if case.col2im(np.ones(case.columns_shape, np.int64)).min() > 0]
 """Cases in which every pixel is in a block."""
@@ -189,8 +191,8 @@ def test_one_pass_needs_the_result_a_window_and_a_bounded_scratch(case, fusion, 
             tracemalloc.stop()
     finally:
         gpufold.set_num_threads(None)
-    wide = cpu.accumulator_dtype(np.dtype(dtype)).itemsize
-    tile = cpu.TILE_ELEMENTS
+    wide = accumulator_dtype(np.dtype(dtype)).itemsize
+    tile = tiles.TILE_ELEMENTS
     weights = 8 * prod(case.kernel_size)
     # sums, products and a tap's scratch; two divisors and where they are small
     assert peak <= tile * (4 * wide + (17 if reduction != "sum" else 0)) + weights + 600_000

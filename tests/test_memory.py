@@ -10,7 +10,8 @@ import pytest
 from cases import Case
 
 import gpufold
-from gpufold import cpu
+from gpufold.cpu import tiles
+from gpufold.cpu.arithmetic import accumulator_dtype
 
 CASES = (
     Case("maps", (56, 56), (3, 3), 1, 1, 1, 1, batch=16, channels=64),
@@ -37,8 +38,8 @@ def peak_of(call):
 
 def allowed(dtype, threads):
     """Scratch of a tile in its accumulator, twice where the accumulator is not the dtype, and some for objects."""
-    wide = cpu.accumulator_dtype(np.dtype(dtype))
-    return threads * 2 * cpu.TILE_ELEMENTS * wide.itemsize + 600_000
+    wide = accumulator_dtype(np.dtype(dtype))
+    return threads * 2 * tiles.TILE_ELEMENTS * wide.itemsize + 600_000
 
 
 @pytest.mark.parametrize("threads", [1, 2])

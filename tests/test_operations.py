@@ -21,7 +21,9 @@ from cases import (
 )
 
 import gpufold
-from gpufold import cpu
+from gpufold.cpu import folding, runs, tiles
+from gpufold.cpu.arithmetic import accumulator_dtype
+from gpufold.cpu.cells import cell_way, fold_cells
 
 SMALL_CASES = [case for case in CASES if prod(case.kernel_size) * prod(case.num_blocks) <= 20_000]
 
@@ -30,11 +32,11 @@ SMALL_CASES = [case for case in CASES if prod(case.kernel_size) * prod(case.num_
 def way(request, monkeypatch):
     """Small problems would all go one way; these thresholds send them every way that large ones go."""
     if "flat" in request.param:
-        monkeypatch.setattr(cpu, "FLAT_ELEMENTS", 1)
-        monkeypatch.setattr(cpu, "FLAT_RUN", 1)
+        monkeypatch.setattr(folding, "FLAT_ELEMENTS", 1)
+        monkeypatch.setattr(runs, "FLAT_RUN", 1)
     if "tiled" in request.param:
-        monkeypatch.setattr(cpu, "THREADED_ELEMENTS", 1)
-        monkeypatch.setattr(cpu, "TILE_ELEMENTS", 12)
+        monkeypatch.setattr(tiles, "THREADED_ELEMENTS", 1)
+        monkeypatch.setattr(tiles, "TILE_ELEMENTS", 12)
 
 
 def fold(case, columns, **options):
@@ -141,8 +143,8 @@ def test_large_problems_have_the_bits_of_small_ones(case, dtype):
             one.columns_shape, one.output_size, one.kernel_size, *one.arguments.values()
         ).axes
         part = columns[batch, channel * rows : (channel + 1) * rows].reshape(1, 1, *one.kernel_size, *one.num_blocks)
-        wide = np.zeros(plane[None].shape, cpu.accumulator_dtype(plane.dtype))
-        cpu._fold_cells(part, wide, cpu._cell_way(axes), move=False)
+        wide = np.zeros(plane[None].shape, accumulator_dtype(plane.dtype))
+        fold_cells(part, wide, cell_way(axes), move=False)
         assert_same_bits(got[batch, channel], wide[0, 0].astype(dtype), case)
 
 

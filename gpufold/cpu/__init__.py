@@ -1,0 +1,95 @@
+"""The NumPy path: the operations on NumPy arrays, deterministic whatever the number of threads.
+
+All but add_blocks are one thing here: a split view of the columns, (N, C, *kernel, *blocks), and an
+image, (N, C, *size), whose axes say which pixel a tap of a block lands on. `fold` adds (or moves) columns into
+the image, `unfold` moves pixels into the columns. Batch and space are the case kernel = stride = block.
+
+Work is cut into tiles of the image (tiles.py), and each is served by cells (cells.py) or by flat runs (runs.py). Both
+add the taps of a pixel in lexicographic order, starting from +0. A window's weights are one more array with the
+columns' axes, indexed alike: a tap is multiplied into a scratch of its own just before it is added. A mean divides a
+tile when it is summed, by the sums of the weights along each axis, or by the window folded once for all planes.
+"""
+
+from __future__ import annotations
+
+from gpufold.cpu.arithmetic import Array
+from gpufold.cpu.folding import fold
+from gpufold.cpu.placing import add_blocks
+from gpufold.cpu.treatment import MOVE, treatment_of
+from gpufold.cpu.unfolding import unfold
+from gpufold.geometry import Axis, BlocksGeometry, SlidingGeometry, SpaceGeometry, blocks_as_columns
+from gpufold.plan import PLAIN, Fusion
+
+__all__ = [
+    "add_blocks",
+    "array_to_blocks",
+    "batch_to_space",
+    "blocks_to_array",
+    "col2im",
+    "im2col",
+    "space_to_batch",
+]
+
+
+def col2im(
+    data: Array, image: Array, geometry: SlidingGeometry, fusion: Fusion = PLAIN, window: Array | None = None
+) -> None:
+    """Add the columns' blocks into `image`, every element of which is written, or added to where it accumulates."""
+    columns = data.reshape(geometry.split_columns_shape)
+    axes = geometry.axes
+    fold(columns, _batched(image, geometry), axes, treatment_of(fusion, window, columns, axes))
+
+
+def im2col(
+    image: Array, columns: Array, geometry: SlidingGeometry, fusion: Fusion = PLAIN, window: Array | None = None
+) -> None:
+    """Take the blocks out of `image`; taps in the padding give zero. Every element of `columns` is written."""
+    columns, axes = columns.reshape(geometry.split_columns_shape), geometry.axes
+    unfold(_batched(image, geometry), columns, axes, treatment_of(fusion, window, columns, axes).weights)
+
+
+def blocks_to_array(
+    blocks: Array, array: Array, geometry: BlocksGeometry, fusion: Fusion = PLAIN, window: Array | None = None
+) -> None:
+    """Add blocks of their own layout into `array`, every element of which is written, or added to."""
+    columns, image, axes = _as_columns(blocks, array, geometry)
+    fold(columns, image, axes, treatment_of(fusion, window, columns, axes))
+
+
+def array_to_blocks(
+    array: Array, blocks: Array, geometry: BlocksGeometry, fusion: Fusion = PLAIN, window: Array | None = None
+) -> None:
+    """Take the blocks out of `array`. Every element of `blocks` is written."""
+    columns, image, axes = _as_columns(blocks, array, geometry)
+    unfold(image, columns, axes, treatment_of(fusion, window, columns, axes).weights)
+
+
+def batch_to_space(data: Array, space: Array, geometry: SpaceGeometry) -> None:
+    """Move batch blocks into space, every element of which is written."""
+    fold(_blocks_first(data, geometry), space[:, None], geometry.axes, MOVE)
+
+
+def space_to_batch(space: Array, data: Array, geometry: SpaceGeometry) -> None:
+    """Move space into batch blocks; the margins give zero. Every element of `data` is written."""
+    unfold(space[:, None], _blocks_first(data, geometry), geometry.axes)
+
+
+def _batched(image: Array, geometry: SlidingGeometry) -> Array:
+    return image[None] if geometry.batch is None else image
+
+
+def _as_columns(blocks: Array, array: Array, geometry: BlocksGeometry) -> tuple[Array, Array, tuple[Axis, ...]]:
+    """View blocks as split columns, and the array as an image."""
+    sliding, _, _ = blocks_as_columns(geometry, blocks.strides, array.strides)
+    batch, channels, *_ = sliding.split_columns_shape
+    rank = len(sliding.axes)
+    columns = blocks.reshape(batch, channels, *sliding.num_blocks, *sliding.kernel_size, copy=False)
+    image = array.reshape(batch, channels, *sliding.image_size, copy=False)
+    return columns.transpose(0, 1, *range(2 + rank, 2 + 2 * rank), *range(2, 2 + rank)), image, sliding.axes
+
+
+def _blocks_first(data: Array, geometry: SpaceGeometry) -> Array:
+    """View (prod(block)*B, *D) as split columns (B, 1, *block, *D)."""
+    rank = len(geometry.block)
+    split = data.reshape(*geometry.block, geometry.batch, *geometry.grid)
+    return split.transpose(rank, *range(rank), *range(rank + 1, 2 * rank + 1))[:, None]

@@ -1,0 +1,54 @@
+"""What is done to elements: additions of parts of arrays, and products and quotients that are rounded once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import lru_cache
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+Array: TypeAlias = npt.NDArray[Any]
+Index: TypeAlias = tuple[Any, ...]
+
+ALL = slice(None)
+
+
+@lru_cache(maxsize=64)
+def accumulator_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """Give the type that sums are made in: float32 for the half precisions, else the array's own."""
+    return np.dtype(np.float32) if dtype.name in ("float16", "bfloat16") else dtype
+
+
+def add_pairs(total: Array, terms: Array, weights: Array | None, pairs: Iterable[tuple[Index, Index]]) -> None:
+    """Add terms, weighted, into windows of a total, in the order given."""
+    scratch: Array = np.empty(0, total.dtype)
+    for into, term in pairs:
+        window, terms_here = total[into], terms[term]
+        if weights is not None:
+            if scratch.size < terms_here.size:
+                scratch = np.empty(terms_here.size, total.dtype)
+            products = scratch[: terms_here.size].reshape(terms_here.shape, copy=False)
+            multiply(terms_here, weights[term], products)
+            terms_here = products
+        np.add(window, terms_here, window)
+
+
+def multiply(elements: Array, weights: Array, products: Array) -> None:
+    """Multiply by real weights, component by component, rounded once to the products' dtype."""
+    for part, result in _parts(elements, products):
+        np.multiply(part, weights, result, casting="unsafe")
+
+
+def divide(elements: Array, divisor: Array) -> None:
+    """Divide by real numbers in place, component by component."""
+    for part, quotient in _parts(elements, elements):
+        np.divide(part, divisor, quotient)
+
+
+def _parts(elements: Array, results: Array) -> tuple[tuple[Array, Array], ...]:
+    """Give the real and imaginary parts, or the real ones as they are."""
+    if elements.dtype.kind != "c":
+        return ((elements, results),)
+    return ((elements.real, results.real), (elements.imag, results.imag))

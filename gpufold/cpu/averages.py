@@ -1,0 +1,93 @@
+"""Means: what the sums of a tile are divided by."""
+
+from __future__ import annotations
+
+from functools import lru_cache, reduce
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from gpufold.cpu.arithmetic import Array, divide
+from gpufold.cpu.cells import cell_way, fold_cells
+from gpufold.cpu.treatment import Treatment
+from gpufold.geometry import Axis
+from gpufold.plan import ELEMENT_TYPES
+
+
+def average(total: Array, axes: tuple[Axis, ...], treatment: Treatment) -> None:
+    """Divide a tile's sums by what landed on each pixel; where that is nothing, or next to it, give zero."""
+    dtype = np.dtype(ELEMENT_TYPES[total.dtype.name].weight)
+    if treatment.taps is None:
+        counts = [_counts(axis) for axis in axes]
+        most, least = prod(int(count.max()) for count in counts), min(int(count.min()) for count in counts)
+        if most <= 1:
+            return
+        exact = dtype if most <= 1 << np.finfo(dtype).nmant else np.dtype(np.float64)
+        divisor = reduce(np.multiply.outer, [count.astype(exact) for count in counts]).astype(dtype, copy=False)
+        uncovered = None if least else divisor == 0
+    else:
+        divisor = _sums_of_weights(axes, treatment, dtype)
+        uncovered = np.abs(divisor) < np.finfo(dtype).tiny
+        if not uncovered.any():
+            uncovered = None
+    if uncovered is not None:
+        divisor[uncovered] = 1
+    divide(total, divisor)
+    if uncovered is not None:
+        total[..., uncovered] = 0
+
+
+@lru_cache(maxsize=16)
+def _counts(axis: Axis) -> Array:
+    """Count the taps that land on each pixel of an axis."""
+    return _folded(np.ones(axis.kernel, np.int64), (axis,))
+
+
+def _sums_of_weights(axes: tuple[Axis, ...], treatment: Treatment, dtype: np.dtype[Any]) -> Array:
+    """Give what a pixel of one plane is divided by, in an array of its own."""
+
+    def power(weights: Array) -> Array:
+        return weights * weights if treatment.reduction == "least_squares" else weights
+
+    if treatment.by_axis is not None:
+        shares = [_folded(power(weights), (axis,)) for axis, weights in zip(axes, treatment.by_axis, strict=True)]
+        return np.array(reduce(np.multiply.outer, shares))
+    assert treatment.taps is not None
+    few, pixels = zip(*map(_shortened, axes), strict=True)
+    divisor = _folded(power(treatment.taps), few)
+    for number, index in enumerate(pixels):
+        if index is not None:
+            divisor = divisor.take(index, number)
+    return divisor
+
+
+def _folded(weights: Array, axes: tuple[Axis, ...]) -> Array:
+    """Fold one plane whose blocks are all the same."""
+    rank, blocks = len(axes), tuple(axis.blocks for axis in axes)
+    columns = np.broadcast_to(weights.reshape(1, 1, *weights.shape, *(1,) * rank), (1, 1, *weights.shape, *blocks))
+    image: Array = np.empty((1, 1, *(axis.size for axis in axes)), weights.dtype)
+    fold_cells(columns, image, cell_way(axes))
+    plane: Array = image[0, 0]
+    return plane
+
+
+@lru_cache(maxsize=16)
+def _shortened(axis: Axis) -> tuple[Axis, Array | None]:
+    """Give an axis with fewer blocks that shows all there is, and its pixel for each pixel, where that is another.
+
+    Past the first blocks and before the last ones, pixels a stride apart are reached by the same taps.
+    """
+    least = -(-axis.dilated_kernel // axis.stride) + 1
+    missing = (axis.blocks - least) * axis.stride
+    if missing <= 0:
+        return axis, None
+    pixels = np.arange(axis.size)
+    begin = (least - 1) * axis.stride - axis.pad_begin
+    periodic = (pixels >= begin) & (pixels < begin + missing)
+    few = np.where(periodic, begin + (pixels - begin) % axis.stride, np.where(pixels < begin, pixels, pixels - missing))
+    lowest, highest = int(few.min()), int(few.max())
+    size = highest - lowest + 1
+    pad_begin = axis.pad_begin + lowest
+    pad_end = (least - 1) * axis.stride + axis.dilated_kernel - size - pad_begin
+    return Axis(size, axis.kernel, axis.stride, axis.dilation, pad_begin, pad_end), few - lowest

@@ -1,0 +1,185 @@
+"""A tile by cells: pixels viewed as cells of one stride, (cell, phase).
+
+All taps that reach the same cell offset are one strided addition, so that there are few array operations: right for
+small arrays, large strides and pure movement.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import product
+
+import numpy as np
+
+from gpufold.cpu.arithmetic import ALL, Array, Index, add_pairs, multiply
+from gpufold.geometry import Axis, Size
+
+LONG_STRIDE = 8
+"""Strides of the last axis from which the phases of a cell make an inner loop that is long enough."""
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Consecutive taps of an axis that reach the same cell offset, each at its own phase of the cell."""
+
+    taps: slice
+    phases: slice
+    cells: slice
+    blocks: slice
+
+    @property
+    def offset(self) -> int:
+        """Block b reaches cell b + offset."""
+        return int(self.cells.start - self.blocks.start)
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Pixels of an axis viewed as (cells, width): whole cells of a stride's width, or the shorter rest as one."""
+
+    pixels: slice
+    first_cell: int
+    cells: int
+    width: int
+
+
+def pieces_of(axis: Axis) -> Iterator[Piece]:
+    """Give the whole cells of an axis, and the rest."""
+    whole = axis.size // axis.stride
+    if whole:
+        yield Piece(slice(0, whole * axis.stride), 0, whole, axis.stride)
+    if axis.size % axis.stride:
+        yield Piece(slice(whole * axis.stride, axis.size), whole, 1, axis.size % axis.stride)
+
+
+def groups_of(axis: Axis, piece: Piece, group_phases: bool) -> Iterator[Group]:
+    """Give the groups that reach a piece, in ascending order of taps."""
+    tap = 0
+    while tap < axis.kernel:
+        offset, phase = divmod(axis.pixel(0, tap), axis.stride)
+        offset -= piece.first_cell
+        step = max(1, axis.dilation)
+        count = 1
+        if group_phases and axis.dilation:
+            count = min(axis.kernel - tap, (axis.stride - 1 - phase) // step + 1)
+        inside = min(count, max(0, (piece.width - 1 - phase) // step + 1))
+        begin, end = max(0, offset), min(piece.cells, offset + axis.blocks)
+        if inside and begin < end:
+            yield Group(
+                slice(tap, tap + inside),
+                slice(phase, phase + (inside - 1) * step + 1, step),
+                slice(begin, end),
+                slice(begin - offset, end - offset),
+            )
+        tap += count
+
+
+@dataclass(frozen=True, slots=True)
+class CellPiece:
+    """A piece of the image in the shape of its cells, and the (cells, columns) indices to pair up.
+
+    Cells are (N, C, cells, phases, ...), without phases where the stride is 1; columns (N, C, blocks, taps, ...).
+    """
+
+    pixels: Index
+    shape: Size
+    pairs: tuple[tuple[Index, Index], ...]
+
+    def of(self, image: Array) -> Array:
+        """View the piece of an image as cells."""
+        if image.shape[2:] == self.shape:
+            return image
+        return image[self.pixels].reshape(image.shape[:2] + self.shape, copy=False)
+
+
+@dataclass(frozen=True, slots=True)
+class CellWay:
+    """How a tile is served by cells."""
+
+    order: tuple[int, ...]
+    """The transposition from (N, C, *kernel, *blocks) to (N, C, blocks, taps, blocks, taps, ...)."""
+    once: bool
+    """Whether blocks tile the image without gaps, overlaps or margins left open: each pixel has one tap."""
+    pieces: tuple[CellPiece, ...]
+
+
+@lru_cache(maxsize=64)
+def cell_way(axes: tuple[Axis, ...]) -> CellWay:
+    """Pair cells and columns."""
+    rank = len(axes)
+    pieces = []
+    for parts in product(*map(pieces_of, axes)):
+        by_axis = [
+            list(groups_of(axis, piece, number < rank - 1 or axis.stride >= LONG_STRIDE))
+            for number, (axis, piece) in enumerate(zip(axes, parts, strict=True))
+        ]
+        pairs = []
+        for groups in product(*by_axis):
+            cells = (
+                ALL,
+                ALL,
+                *(
+                    part
+                    for group, piece in zip(groups, parts, strict=True)
+                    for part in (group.cells, _narrow(group.phases))[: 1 + (piece.width > 1)]
+                ),
+            )
+            columns = (ALL, ALL, *(part for group in groups for part in (group.blocks, _narrow(group.taps))))
+            pairs.append((cells, columns))
+        pixels = (ALL, ALL, *(piece.pixels for piece in parts))
+        shape = tuple(extent for piece in parts for extent in (piece.cells, piece.width)[: 1 + (piece.width > 1)])
+        pieces.append(CellPiece(pixels, shape, tuple(pairs)))
+    order = (0, 1, *(part for axis in range(rank) for part in (2 + rank + axis, 2 + axis)))
+    once = all(
+        axis.kernel == axis.stride
+        and (axis.dilation == 1 or axis.kernel == 1)
+        and axis.pixel(0, 0) <= 0
+        and axis.pixel(axis.blocks - 1, axis.kernel - 1) >= axis.size - 1
+        for axis in axes
+    )
+    return CellWay(order, once, tuple(pieces))
+
+
+def _narrow(part: slice) -> slice | int:
+    """Give a slice of one element as an index: additions over fewer axes start sooner."""
+    return part if part.stop - part.start > 1 else int(part.start)
+
+
+def fold_cells(columns: Array, image: Array, way: CellWay, weights: Array | None = None, move: bool = False) -> None:
+    """Add, or move, columns into an image, every element of which is written."""
+    columns = columns.transpose(way.order)
+    if weights is not None:
+        weights = weights.transpose(way.order)
+    if not way.once:
+        image.fill("" if image.dtype.kind in "SUT" else 0)
+    for piece in way.pieces:
+        cells = piece.of(image)
+        if move:
+            for cell_index, column_index in piece.pairs:
+                cells[cell_index] = columns[column_index]
+        elif way.once:
+            for cell_index, column_index in piece.pairs:
+                terms = columns[column_index]
+                if weights is not None:
+                    multiply(terms, weights[column_index], cells[cell_index])
+                    terms = cells[cell_index]
+                np.add(terms, np.zeros((), image.dtype), cells[cell_index])
+        else:
+            add_pairs(cells, columns, weights, piece.pairs)
+
+
+def unfold_cells(image: Array, columns: Array, axes: tuple[Axis, ...], weights: Array | None) -> None:
+    """Move pixels, weighted, into the columns whose taps land on them."""
+    way = cell_way(axes)
+    columns = columns.transpose(way.order)
+    if weights is not None:
+        weights = weights.transpose(way.order)
+    for piece in way.pieces:
+        cells = piece.of(image)
+        for cell_index, column_index in piece.pairs:
+            if weights is None:
+                columns[column_index] = cells[cell_index]
+            else:
+                multiply(cells[cell_index], weights[column_index], columns[column_index])

@@ -1,0 +1,51 @@
+"""Columns added, or moved, into an image: each tile in the way that suits it."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from gpufold.cpu import tiles
+from gpufold.cpu.arithmetic import Array, accumulator_dtype
+from gpufold.cpu.averages import average
+from gpufold.cpu.cells import cell_way, fold_cells
+from gpufold.cpu.runs import fold_flat
+from gpufold.cpu.treatment import Treatment, of_tile
+from gpufold.geometry import Axis
+from gpufold.threads import for_each
+
+FLAT_ELEMENTS = 1 << 14
+"""Column elements of a tile from which flat runs repay what they cost to set up."""
+
+
+def fold(columns: Array, image: Array, axes: tuple[Axis, ...], treatment: Treatment) -> None:
+    """Add split columns (N, C, *kernel, *blocks) into an image (N, C, *size), each of any layout."""
+    with np.errstate(all="ignore"):  # sums past the range are IEEE's infinities and NaNs, silently, as on a GPU
+        if max(columns.size, image.size) < tiles.THREADED_ELEMENTS:
+            _fold_tile(columns, image, axes, treatment)
+        else:
+            for_each(
+                _fold_tile,
+                [
+                    (tiles.cut(columns, tile), image[tile.pixels], tile.axes, of_tile(treatment, tile))
+                    for tile in tiles.tiles_of(image.shape, axes)
+                ],
+            )
+
+
+def _fold_tile(columns: Array, image: Array, axes: tuple[Axis, ...], treatment: Treatment) -> None:
+    way = cell_way(axes)
+    if treatment.move:
+        fold_cells(columns, image, way, move=True)
+        return
+    accumulator = accumulator_dtype(image.dtype)
+    narrow = accumulator != image.dtype
+    total = np.empty(image.shape, accumulator) if narrow or treatment.accumulate else image
+    weights = treatment.weights
+    if way.once or columns.size < FLAT_ELEMENTS or not fold_flat(columns, total, axes, weights):
+        fold_cells(columns, total, way, weights)
+    if treatment.reduction != "sum":
+        average(total, axes, treatment)
+    if treatment.accumulate:
+        np.add(image, total, total if narrow else image)
+    if narrow:
+        image[...] = total

@@ -1,0 +1,111 @@
+"""Blocks added at positions of their own, tile by tile."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from gpufold.cpu import tiles
+from gpufold.cpu.arithmetic import ALL, Array, Index, accumulator_dtype, multiply
+from gpufold.geometry import Axis, PositionsGeometry
+from gpufold.plan import Fusion
+from gpufold.threads import for_each, get_num_threads
+from gpufold.windows import weights_of_taps
+
+SCATTERED_BLOCK = 512
+"""Elements of a block up to which add_blocks adds them by their indices, for less than an array operation costs."""
+
+
+def add_blocks(
+    blocks: Array,
+    array: Array,
+    geometry: PositionsGeometry,
+    fusion: Fusion,
+    window: Array | None,
+    positions: Array,
+) -> None:
+    """Add blocks into `array` at positions (count, rank), one after another, and drop what falls outside."""
+    taps = None if window is None else weights_of_taps(fusion.window, window, geometry.block_shape)
+    lead = len(geometry.lead)
+    unit_axes = tuple(Axis(extent, 1, 1, 1, 0, 0) for extent in array.shape)
+    scatters = blocks[0].size <= SCATTERED_BLOCK
+    copies = accumulator_dtype(array.dtype) != array.dtype or (scatters and not array.flags.c_contiguous)
+    limit = tiles.TILE_ELEMENTS if copies else array.size
+    if blocks.size >= tiles.THREADED_ELEMENTS:
+        limit = min(limit, -(-array.size // (tiles.TILES_PER_THREAD * get_num_threads())))
+    with np.errstate(all="ignore"):
+        for_each(
+            _add_to_tile,
+            [
+                (
+                    array[tile.pixels[2:]],
+                    np.array([pixels.start for pixels in tile.pixels[2 + lead :]]),
+                    blocks[(ALL, *tile.pixels[2 : 2 + lead])],
+                    positions,
+                    taps,
+                    scatters,
+                )
+                for tile in tiles.cut_into_tiles((1, 1, *array.shape), unit_axes, limit)
+            ],
+        )
+
+
+def _add_to_tile(
+    tile: Array, begin: Array, blocks: Array, positions: Array, taps: Array | None, scatters: bool
+) -> None:
+    """Add what falls into a tile (*lead, *size) that begins at a pixel, block after block."""
+    rank = len(begin)
+    size, block = np.array(tile.shape[-rank:]), np.array(blocks.shape[-rank:])
+    (met,) = ((positions < begin + size) & (positions > begin - block)).all(axis=1).nonzero()
+    if not met.size:
+        return
+    total = tile.astype(accumulator_dtype(tile.dtype), order="C" if scatters else "K", copy=False)
+    (_scatter_blocks if scatters else _add_one_by_one)(total, blocks, taps, met, positions[met] - begin)
+    if total is not tile:
+        tile[...] = total
+
+
+def _add_one_by_one(total: Array, blocks: Array, taps: Array | None, met: Array, first: Array) -> None:
+    """Add each block at its first pixel by an array operation of its own."""
+    rank = first.shape[1]
+    start, stop = np.maximum(first, 0), np.minimum(first + blocks.shape[-rank:], total.shape[-rank:])
+    scratch: Array = np.empty(0 if taps is None else blocks[0].size, total.dtype)
+    edges = (corner.tolist() for corner in (met, start, stop, start - first, stop - first))
+    for number, starts, stops, first_taps, last_taps in zip(*edges, strict=True):
+        elements: Index = (..., *map(slice, first_taps, last_taps))
+        terms = blocks[number][elements]
+        if taps is not None:
+            products = scratch[: terms.size].reshape(terms.shape)
+            multiply(terms, taps[elements], products)
+            terms = products
+        into: Index = (..., *map(slice, starts, stops))
+        pixels = total[into]
+        np.add(pixels, terms, pixels)
+
+
+def _scatter_blocks(total: Array, blocks: Array, taps: Array | None, met: Array, first: Array) -> None:
+    """Add elements by their index, those of one block before those of the next, many blocks in one array operation."""
+    rank, shape = first.shape[1], blocks.shape[1:]
+    planes = np.arange(prod(shape[:-rank])).reshape(*shape[:-rank], *(1,) * rank)
+    step = max(1, tiles.SCATTERED_ELEMENTS // prod(shape))
+    for few in range(0, len(met), step):
+        terms = blocks[met[few : few + step]].astype(total.dtype, copy=False)
+        if taps is not None:
+            products = np.empty(terms.shape, total.dtype)
+            multiply(terms, taps, products)
+            terms = products
+        pixel: Array = planes
+        inside: Any = np.True_
+        for axis in range(rank):
+            extent, side = total.shape[axis - rank], shape[axis - rank]
+            along = first[few : few + step, axis, None] + np.arange(side)
+            along = along.reshape(-1, *(1,) * (len(shape) - rank + axis), side, *(1,) * (rank - 1 - axis))
+            pixel = pixel * extent + along
+            inside = inside & (along >= 0) & (along < extent)
+        if inside.all():
+            np.add.at(total.reshape(-1), pixel.ravel(), terms.ravel())
+        else:
+            inside = np.broadcast_to(inside, terms.shape)
+            np.add.at(total.reshape(-1), pixel[inside], terms[inside])

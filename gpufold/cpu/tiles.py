@@ -1,0 +1,71 @@
+"""Tiles of an image: planes first, then windows along the axes, each a problem of its own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import product
+from math import prod
+
+from gpufold.cpu.arithmetic import ALL, Array, Index
+from gpufold.geometry import Axis, Size
+from gpufold.threads import get_num_threads
+
+TILE_ELEMENTS = 1 << 19
+"""Pixels of a tile at most: its scratch stays in the caches, and is all a call needs."""
+
+THREADED_ELEMENTS = 1 << 20
+"""Column elements from which a call is worth spreading over threads."""
+
+TILES_PER_THREAD = 2
+"""Tiles that a thread gets at least: more even the load, fewer keep the array operations long."""
+
+SCATTERED_ELEMENTS = 1 << 17
+"""Column elements of a tile, where they are shorter: taps are then scattered, and should find it in the caches."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """Some planes of an image and a window of it, as a problem of its own."""
+
+    pixels: Index
+    planes: tuple[slice, slice]
+    blocks: tuple[slice, ...]
+    axes: tuple[Axis, ...]
+
+
+def cut(columns: Array, tile: Tile) -> Array:
+    """Give the columns that reach a tile."""
+    return columns[(*tile.planes, *(ALL,) * len(tile.axes), *tile.blocks)]
+
+
+def tiles_of(shape: Size, axes: tuple[Axis, ...]) -> tuple[Tile, ...]:
+    """Cut an image (N, C, *size) into tiles: a few a thread, so that threads finish together."""
+    return cut_into_tiles(shape, axes, min(TILE_ELEMENTS, -(-prod(shape) // (TILES_PER_THREAD * get_num_threads()))))
+
+
+@lru_cache(maxsize=256)
+def cut_into_tiles(shape: Size, axes: tuple[Axis, ...], limit: int) -> tuple[Tile, ...]:
+    """Cut from the outermost axis inwards until a tile has at most `limit` pixels; along an axis, by whole cells."""
+    units = (1, 1, *(axis.stride for axis in axes))
+    steps = []
+    for number, (extent, unit) in enumerate(zip(shape, units, strict=True)):
+        inner = prod(shape[number + 1 :])
+        fit = max(1, limit // inner)
+        step = min(extent, max(unit, fit // unit * unit))
+        pieces = -(-extent // step)
+        step = -(-extent // pieces // unit) * unit  # of equal length, rather than a short one at the end
+        steps.append([slice(start, min(start + step, extent)) for start in range(0, extent, step)])
+        limit = max(1, limit // step)
+    tiles = []
+    for pixels in product(*steps):
+        windows = [axis.window(piece.start, piece.stop) for axis, piece in zip(axes, pixels[2:], strict=True)]
+        tiles.append(
+            Tile(
+                pixels,
+                (pixels[0], pixels[1]),
+                tuple(slice(blocks.start, blocks.stop) for _, blocks in windows),
+                tuple(axis for axis, _ in windows),
+            )
+        )
+    return tuple(tiles)

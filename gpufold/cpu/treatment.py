@@ -1,0 +1,51 @@
+"""What becomes of elements on their way into an image, besides being added."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from gpufold.cpu.arithmetic import Array
+from gpufold.cpu.tiles import Tile, cut
+from gpufold.geometry import Axis
+from gpufold.plan import PLAIN, Fusion
+from gpufold.windows import weights_of_axes, weights_of_taps
+
+
+@dataclass(frozen=True, slots=True)
+class Treatment:
+    """What becomes of the elements besides being added: `Fusion` with a window's weights in the columns' shape."""
+
+    move: bool = False
+    """They are stored, not added: no two of them meet."""
+    taps: Array | None = None
+    """The weight of every tap of a block."""
+    weights: Array | None = None
+    """The same in the shape of the split columns, by zero strides."""
+    by_axis: tuple[Array, ...] | None = None
+    """The weights of each axis, where the window is separable."""
+    reduction: str = "sum"
+    accumulate: bool = False
+
+
+SUM, MOVE = Treatment(), Treatment(move=True)
+
+
+def treatment_of(fusion: Fusion, window: Array | None, columns: Array, axes: tuple[Axis, ...]) -> Treatment:
+    """Bring a call's fusion and window into the shape of split columns; strings move."""
+    if fusion == PLAIN:
+        return MOVE if columns.dtype.kind in "SUT" else SUM
+    taps, weights, by_axis = None, None, None
+    if window is not None:
+        kernel = tuple(axis.kernel for axis in axes)
+        if fusion.window == "separable":
+            by_axis = tuple(weights_of_axes(window, kernel))
+        taps = weights_of_taps(fusion.window, window, kernel)
+        weights = np.broadcast_to(taps.reshape(1, 1, *kernel, *(1,) * len(kernel)), columns.shape)
+    return Treatment(False, taps, weights, by_axis, fusion.reduction, fusion.accumulate)
+
+
+def of_tile(treatment: Treatment, tile: Tile) -> Treatment:
+    """Cut the weights as the columns are cut."""
+    return treatment if treatment.weights is None else replace(treatment, weights=cut(treatment.weights, tile))

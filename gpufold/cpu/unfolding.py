@@ -1,0 +1,89 @@
+"""Pixels moved into columns."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from gpufold.cpu import tiles
+from gpufold.cpu.arithmetic import ALL, Array, Index, multiply
+from gpufold.cpu.cells import unfold_cells
+from gpufold.geometry import Axis
+from gpufold.threads import for_each, get_num_threads
+
+LONG_ROW = 4
+"""Taps of a block's row from which they make an inner loop that is long enough, where they lie one after another."""
+
+MANY_STRIPS = 64
+"""Strips of zeros beyond which im2col clears all columns at once."""
+
+
+def unfold(image: Array, columns: Array, axes: tuple[Axis, ...], weights: Array | None = None) -> None:
+    """Take split columns (N, C, *kernel, *blocks) out of an image (N, C, *size), each of any layout."""
+    for index in _taps_outside(axes):
+        columns[index] = np.zeros((), columns.dtype)
+    if not image.size:
+        return  # all margin
+    with np.errstate(all="ignore"):
+        closest = not _taps_outside(axes) and _taps_are_closest(columns, axes)
+        if closest and axes[-1].kernel >= LONG_ROW:
+            _unfold_view(image, columns, axes, weights)
+        elif columns.size < (tiles.SCATTERED_ELEMENTS if closest else tiles.THREADED_ELEMENTS):
+            unfold_cells(image, columns, axes, weights)
+        else:
+            limit = tiles.SCATTERED_ELEMENTS * image.size // columns.size
+            cut = tiles.cut_into_tiles(image.shape, axes, limit) if closest else tiles.tiles_of(image.shape, axes)
+            for_each(
+                unfold_cells,
+                [
+                    (
+                        image[tile.pixels],
+                        tiles.cut(columns, tile),
+                        tile.axes,
+                        weights if weights is None else tiles.cut(weights, tile),
+                    )
+                    for tile in cut
+                ],
+            )
+
+
+def _taps_are_closest(columns: Array, axes: tuple[Axis, ...]) -> bool:
+    """Whether neighbouring taps lie closer in memory than neighbouring blocks."""
+    rank = len(axes)
+    taps = [abs(s) for s, axis in zip(columns.strides[2 : 2 + rank], axes, strict=True) if axis.kernel > 1]
+    blocks = [abs(s) for s, axis in zip(columns.strides[2 + rank :], axes, strict=True) if axis.blocks > 1]
+    return bool(taps) and min(taps) < min(blocks, default=min(taps) + 1)
+
+
+def _unfold_view(image: Array, columns: Array, axes: tuple[Axis, ...], weights: Array | None) -> None:
+    """Copy blocks that lie inside the image from one view of it, which runs along the taps as the columns do."""
+    first = image[(ALL, ALL, *(slice(axis.pixel(0, 0), None) for axis in axes))]
+    steps = image.strides[2:]
+    taps = (axis.dilation * step for axis, step in zip(axes, steps, strict=True))
+    blocks = (axis.stride * step for axis, step in zip(axes, steps, strict=True))
+    view = np.lib.stride_tricks.as_strided(first, columns.shape, (*image.strides[:2], *taps, *blocks), writeable=False)
+    outer = (0, 1, *range(2 + len(axes), columns.ndim))
+    longest = max(outer, key=lambda number: columns.shape[number])
+    parts = tiles.TILES_PER_THREAD * get_num_threads() if columns.size >= tiles.THREADED_ELEMENTS else 1
+    arrays = (columns, view) if weights is None else (view, weights, columns)
+    cut = [np.array_split(array, parts, longest) for array in arrays]
+    for_each(np.copyto if weights is None else multiply, zip(*cut, strict=True))
+
+
+@lru_cache(maxsize=64)
+def _taps_outside(axes: tuple[Axis, ...]) -> tuple[Index, ...]:
+    """Give the split columns whose tap lands outside the image: tap by tap, or all where taps are many."""
+    outside = []
+    for number, axis in enumerate(axes):
+        for tap in range(axis.kernel):
+            inside = axis.reach(tap)
+            for blocks in (slice(0, inside.start), slice(inside.stop, axis.blocks)):
+                if blocks.start < min(blocks.stop, axis.blocks):
+                    index: list[Any] = [ALL] * (2 + 2 * len(axes))
+                    index[2 + number], index[2 + len(axes) + number] = tap, blocks
+                    outside.append(tuple(index))
+            if len(outside) > MANY_STRIPS:
+                return ((...,),)
+    return tuple(outside)
