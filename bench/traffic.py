@@ -119,7 +119,7 @@ def count(problem: Problem) -> Iterator[Line]:
     shrunk, dtype = full.shrunk(ELEMENTS), problem.dtypes[0]
     data = shrunk.data(dtype)
     expected, result = shrunk.expected(data), np.empty(shrunk.output_shape, data.dtype)
-    weights = np.concatenate(problem.weights()) if problem.window else None
+    weights = problem.weights() if problem.window else None
     positions = shrunk.positions() if problem.kind == "placed" else None
     auto = plan_of(full, "auto", dtype, whole=True).variant
     for variant in dict.fromkeys((auto, NAIVE, "atomic")):

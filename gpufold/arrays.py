@@ -122,10 +122,11 @@ def result_array(
             f"{operation}: out must share no memory with {name}, got arrays that overlap: shapes {out.shape} "
             f"and {array.shape}; pass a copy of one"
         )
-    if window is not None and share_memory(library, out, window):
-        raise ValueError(
-            f"{operation}: out must share no memory with window, got arrays that overlap; pass a copy of one"
-        )
+    for weights in window or ():
+        if share_memory(library, out, weights):
+            raise ValueError(
+                f"{operation}: out must share no memory with window, got arrays that overlap; pass a copy of one"
+            )
     return out
 
 

@@ -17,8 +17,8 @@ from gpufold.sources import options, source_text
 MAX_ALIGNMENT = 256
 """CuPy's allocator aligns to this; more makes no difference to a kernel."""
 
-NULL = np.uintp(0)
-"""A pointer to nothing, as a kernel's argument."""
+NO_WINDOW = np.zeros(1, "V8")
+"""The kernels' struct of pointers to weights where there are none: a null."""
 
 MEMORY_CLOCK_RATE, GLOBAL_MEMORY_BUS_WIDTH = 36, 37
 """The runtime's numbers for these attributes of a device."""
@@ -128,7 +128,8 @@ class Kernel:
             result.data.memset_async(0, result.nbytes)
         pointers = (data, result) if positions is None else (data, result, positions)
         if self.takes_window:
-            pointers = (*pointers, NULL if window is None else window)
+            weights = NO_WINDOW if window is None else _pointers(tuple([array.data.ptr for array in window]))
+            pointers = (*pointers, weights)
         self.function(self.grid, self.block, (*pointers, self.parameters))
 
 
@@ -164,6 +165,12 @@ def _operand(
             f"(strides {strides}, first byte on a multiple of {alignment}); pass a copy"
         )
     return Operand(shape, tuple(stride // itemsize for stride in strides), alignment)
+
+
+@lru_cache(maxsize=256)
+def _pointers(addresses: tuple[int, ...]) -> np.ndarray[Any, Any]:
+    """Give a struct of pointers, as the array of one element that CuPy passes by value."""
+    return np.array(addresses, np.uintp).view((np.void, 8 * len(addresses)))
 
 
 def _alignment(address: int) -> int:

@@ -94,7 +94,7 @@ REDUCTIONS = ("sum", "mean", "least_squares")
 """What becomes of the taps that land on a pixel: see `gpufold.col2im`."""
 
 WINDOWS = ("none", "separable", "full")
-"""No window, one of a weight per axis and tap, one after the other, or one of a weight per tap of a block."""
+"""No window, one of an array of weights per axis, or one of a weight per tap of a block."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +105,8 @@ class Fusion:
     window: str = "none"
     accumulate: bool = False
     """Whether the result is added to what is in the output already."""
+    window_axes: int = 0
+    """The last axes, for which a separable window has weights; those before have one tap. 0 says all."""
 
 
 PLAIN = Fusion()
@@ -125,7 +127,7 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One launch of one kernel: kernel(input, output, [positions,] [window,] parameters)."""
+    """One launch of one kernel: kernel(input, output, [positions,] [weights,] parameters)."""
 
     operation: str
     variant: str
@@ -144,7 +146,7 @@ class Plan:
     reason: str
     """Why this variant, in a sentence."""
     takes_window: bool = False
-    """Whether a pointer to the window's weights comes before the parameters: null where there is no window."""
+    """Whether a struct of pointers to a window's weights comes before the parameters: a null where there is none."""
     scatters: bool = False
     """Whether the kernel adds to an element of the output as often as it likes, instead of writing it once."""
     skips: bool = False
@@ -171,7 +173,10 @@ def fusion_defines(problem: Problem) -> dict[str, str]:
     fusion = problem.fusion
     if fusion == PLAIN:
         return {}
+    assert isinstance(problem.geometry, SlidingGeometry)
+    window_axes = fusion.window_axes or len(problem.geometry.axes)
     return {
+        **({"WINDOW_AXES": str(window_axes)} if fusion.window == "separable" else {}),
         "REDUCTION": fusion.reduction,
         "WINDOW": fusion.window,
         "ACCUMULATE": "true" if fusion.accumulate else "false",

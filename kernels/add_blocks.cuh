@@ -48,20 +48,19 @@ struct TapWeight {
     Weight factor[separable ? positioned : 1];
 
     __device__ TapWeight() = default;
-    __device__ TapWeight(const Offset (&tap)[rank], bool exists, const Weight* window, const Parameters& p)
+    __device__ TapWeight(const Offset (&tap)[rank], bool exists, const Weights& window, const Parameters& p)
     {
         Offset number = 0;
 #pragma unroll
         for (int axis = fixed; axis < rank; ++axis) {
             if constexpr (separable) {
-                factor[axis - fixed] = load_if(window + (number + tap[axis]), exists);
-                number += p.block[axis];
+                factor[axis - fixed] = load_if(window.of_axis[axis - fixed] + tap[axis], exists);
             } else {
                 number = number * p.block[axis] + tap[axis];
             }
         }
         if constexpr (windowed && !separable)
-            factor[0] = load_if(window + number, exists);
+            factor[0] = load_if(window.last() + number, exists);
     }
 
     __device__ Weight value() const

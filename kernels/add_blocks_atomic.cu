@@ -16,8 +16,7 @@ struct AtomicParameters : Parameters {
 
 extern "C" __global__ void __launch_bounds__(THREADS)
     add_blocks_atomic(const Scalar* __restrict__ blocks, Scalar* __restrict__ image,
-                      const long long* __restrict__ positions, const Weight* __restrict__ window,
-                      const AtomicParameters p)
+                      const long long* __restrict__ positions, const Weights window, const AtomicParameters p)
 {
     Offset rest = grid_index();
     if (rest >= p.items)

@@ -137,8 +137,7 @@ __device__ int list_candidates(List& list, int from, Offset first, const long lo
 
 extern "C" __global__ void __launch_bounds__(threads, 2)
     add_blocks_gather(const Scalar* __restrict__ blocks, Scalar* __restrict__ image,
-                      const long long* __restrict__ positions, const Weight* __restrict__ window,
-                      const GatherParameters p)
+                      const long long* __restrict__ positions, const Weights window, const GatherParameters p)
 {
     constexpr int planes = PLANES; // share the search and the index arithmetic
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;

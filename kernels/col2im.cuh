@@ -164,13 +164,8 @@ template <int axis> __device__ constexpr int looped_axes(Offset registers)
 
 // ---- weights and divisors ---------------------------------------------------------------------
 
-template <int axis> __device__ constexpr Offset first_weight()
-{
-    if constexpr (axis == 0)
-        return 0;
-    else
-        return first_weight<axis - 1>() + kernel[axis - 1];
-}
+constexpr int unweighted =
+    rank - Weights::count; // axes in front, of one tap, for which a separable window has none
 
 // What a tap's element is multiplied with, as far as its axes are known: the product of their weights, or the
 // tap's number in the window. Of taps that do not exist no weight is read.
@@ -178,20 +173,22 @@ struct TapWeight {
     Weight product;
     Offset number;
 
-    template <int axis> __device__ TapWeight along(Offset tap, bool exists, const Weight* window) const
+    template <int axis> __device__ TapWeight along(Offset tap, bool exists, const Weights& window) const
     {
-        if constexpr (separable) {
-            const Weight weight = load_if(window + (first_weight<axis>() + tap), exists);
-            return {axis == 0 ? weight : multiply(product, weight), 0};
-        } else {
+        if constexpr (!separable) {
             return {0, number * kernel[axis] + tap};
+        } else if constexpr (axis < unweighted) {
+            return {};
+        } else {
+            const Weight weight = load_if(window.of_axis[axis - unweighted] + tap, exists);
+            return {axis == unweighted ? weight : multiply(product, weight), 0};
         }
     }
 
     // Of a tap whose axes are all known.
-    __device__ Weight value(bool exists, const Weight* window) const
+    __device__ Weight value(bool exists, const Weights& window) const
     {
-        return separable || !windowed ? product : load_if(window + number, exists);
+        return separable || !windowed ? product : load_if(window.last() + number, exists);
     }
 };
 
@@ -225,12 +222,15 @@ inline __device__ Weight times(Weight a, Weight b)
 }
 
 // One more tap of an axis, where it exists.
-template <int axis> __device__ Share add_share(Share share, Offset tap, bool exists, const Weight* window)
+template <int axis, typename Number>
+__device__ Number add_share(Number share, Offset tap, bool exists, const Weights& window)
 {
-    if constexpr (windowed)
-        return add(share, divisor_of(load_if(window + (first_weight<axis>() + tap), exists)));
-    else
+    if constexpr (!windowed)
         return share + exists;
+    else if constexpr (axis < unweighted)
+        return add(share, Weight(exists));
+    else
+        return add(share, divisor_of(load_if(window.of_axis[axis - unweighted] + tap, exists)));
 }
 
 // The divisor of the axes up to this one, from that of the axes before.
@@ -240,7 +240,7 @@ template <int axis> __device__ Share join(Share before, Share share)
 }
 
 template <int axis = 0, int end>
-__device__ Share share_of(const Taps (&taps)[rank], const Weight* window, const Parameters& p,
+__device__ Share share_of(const Taps (&taps)[rank], const Weights& window, const Parameters& p,
                           Share before = 0)
 {
     if constexpr (axis == end) {
@@ -282,7 +282,7 @@ inline __device__ Accumulator on(Scalar before, Accumulator pixel)
 // Visits the taps of the axes [axis, end) that land on a pixel in lexicographic order, each with `loads`
 // loads: visit(offset in the columns, whether it exists, number of the tap, its weight so far).
 template <int axis, int end, int loads, typename Visit>
-__device__ void for_each_tap(const Taps (&taps)[rank], const Parameters& p, const Weight* window,
+__device__ void for_each_tap(const Taps (&taps)[rank], const Parameters& p, const Weights& window,
                              Offset offset, bool exists, int iteration, TapWeight weight, const Visit& visit)
 {
     if constexpr (axis == end) {

@@ -19,7 +19,7 @@ struct AtomicParameters : Parameters {
 };
 
 // The weight of a tap, from its place along the axes before this one.
-template <int axes> __device__ TapWeight weight_of(const Offset (&taps)[rank], const Weight* window)
+template <int axes> __device__ TapWeight weight_of(const Offset (&taps)[rank], const Weights& window)
 {
     if constexpr (axes == 0)
         return {};
@@ -28,8 +28,8 @@ template <int axes> __device__ TapWeight weight_of(const Offset (&taps)[rank], c
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-    col2im_atomic(const Scalar* __restrict__ columns, Scalar* __restrict__ image,
-                  const Weight* __restrict__ window, const AtomicParameters p)
+    col2im_atomic(const Scalar* __restrict__ columns, Scalar* __restrict__ image, const Weights window,
+                  const AtomicParameters p)
 {
     Offset rest = grid_index();
     if (rest >= p.items)

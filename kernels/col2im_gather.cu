@@ -64,8 +64,8 @@ template <int word> __device__ StoredWord<word> word_of(const Accumulator* sums)
 // Stores `word` elements at once, which divide a cell; more than one only where all cells are whole and
 // aligned.
 template <int planes, int word>
-__device__ void gather(const Scalar* __restrict__ columns, Scalar* __restrict__ image,
-                       const Weight* __restrict__ window, const GatherParameters& p)
+__device__ void gather(const Scalar* __restrict__ columns, Scalar* __restrict__ image, const Weights& window,
+                       const GatherParameters& p)
 {
     constexpr int words = cell / word;
     constexpr bool staged = words > (word == 1 ? 2 : 1);
@@ -228,16 +228,16 @@ constexpr int resident_blocks = PLANES > 1 && !(windowed || averages || accumula
 
 // A thread for each cell of each plane.
 extern "C" __global__ void __launch_bounds__(THREADS, 2)
-    col2im_gather(const Scalar* __restrict__ columns, Scalar* __restrict__ image,
-                  const Weight* __restrict__ window, const GatherParameters p)
+    col2im_gather(const Scalar* __restrict__ columns, Scalar* __restrict__ image, const Weights window,
+                  const GatherParameters p)
 {
     gather<1, 1>(columns, image, window, p);
 }
 
 // A thread for each cell of several planes.
 extern "C" __global__ void __launch_bounds__(THREADS, resident_blocks)
-    col2im_gather_planes(const Scalar* __restrict__ columns, Scalar* __restrict__ image,
-                         const Weight* __restrict__ window, const GatherParameters p)
+    col2im_gather_planes(const Scalar* __restrict__ columns, Scalar* __restrict__ image, const Weights window,
+                         const GatherParameters p)
 {
     if constexpr (PLANES > 1)
         gather<PLANES, 1>(columns, image, window, p);
@@ -245,8 +245,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, resident_blocks)
 
 // The same for rows of whole cells, in words.
 extern "C" __global__ void __launch_bounds__(THREADS, resident_blocks)
-    col2im_gather_words(const Scalar* __restrict__ columns, Scalar* __restrict__ image,
-                        const Weight* __restrict__ window, const GatherParameters p)
+    col2im_gather_words(const Scalar* __restrict__ columns, Scalar* __restrict__ image, const Weights window,
+                        const GatherParameters p)
 {
     if constexpr (WORD > 1)
         gather<PLANES, WORD>(columns, image, window, p);

@@ -68,7 +68,7 @@ struct Rows {
 
 // Where a thread works.
 struct Worker {
-    const Weight* window;
+    const Weights& window;
     const BlocksParameters& p;
     Tile& tile;
     Offset origin[rank];       // the tile's first pixel
@@ -205,8 +205,8 @@ __device__ void walk(const Worker& w, const Scalar* columns, Offset (&block)[ran
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 2)
-    col2im_gather_blocks(const Scalar* __restrict__ columns, Scalar* __restrict__ image,
-                         const Weight* __restrict__ window, const BlocksParameters p)
+    col2im_gather_blocks(const Scalar* __restrict__ columns, Scalar* __restrict__ image, const Weights window,
+                         const BlocksParameters p)
 {
     const Place<1> place(blockIdx.x, p);
     const Scalar* plane_columns[1];

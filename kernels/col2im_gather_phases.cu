@@ -38,7 +38,7 @@ using Tiled = TiledOf<accumulates>;
 
 template <int cells, int planes>
 __device__ void gather_phases(const Scalar* __restrict__ columns, Scalar* __restrict__ image,
-                              const Weight* __restrict__ window, const Parameters& p)
+                              const Weights& window, const Parameters& p)
 {
     const Place<planes> place(blockIdx.x, p);
     const Offset first_phase = place.along[last] % phase_tiles * phases;
@@ -162,8 +162,8 @@ __device__ void gather_phases(const Scalar* __restrict__ columns, Scalar* __rest
 
 // For few planes of short rows.
 extern "C" __global__ void __launch_bounds__(THREADS, 2)
-    col2im_gather_phases(const Scalar* __restrict__ columns, Scalar* __restrict__ image,
-                         const Weight* __restrict__ window, const Parameters p)
+    col2im_gather_phases(const Scalar* __restrict__ columns, Scalar* __restrict__ image, const Weights window,
+                         const Parameters p)
 {
     gather_phases<1, 1>(columns, image, window, p);
 }
@@ -171,7 +171,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
 // For rows of many cells.
 extern "C" __global__ void __launch_bounds__(THREADS, 2)
     col2im_gather_phases_cells(const Scalar* __restrict__ columns, Scalar* __restrict__ image,
-                               const Weight* __restrict__ window, const Parameters p)
+                               const Weights window, const Parameters p)
 {
     gather_phases<SHARE, 1>(columns, image, window, p);
 }
@@ -179,7 +179,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
 // For many planes.
 extern "C" __global__ void __launch_bounds__(THREADS, 2)
     col2im_gather_phases_planes(const Scalar* __restrict__ columns, Scalar* __restrict__ image,
-                                const Weight* __restrict__ window, const Parameters p)
+                                const Weights window, const Parameters p)
 {
     gather_phases<1, SHARE>(columns, image, window, p);
 }

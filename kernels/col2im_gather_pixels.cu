@@ -18,7 +18,7 @@
 
 template <int planes>
 __device__ void gather_pixels(const Scalar* __restrict__ columns, Scalar* __restrict__ image,
-                              const Weight* __restrict__ window, const Parameters& p)
+                              const Weights& window, const Parameters& p)
 {
     const Offset thread = grid_index();
     if (thread >= p.items)
@@ -66,15 +66,15 @@ __device__ void gather_pixels(const Scalar* __restrict__ columns, Scalar* __rest
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 2)
-    col2im_gather_pixels(const Scalar* __restrict__ columns, Scalar* __restrict__ image,
-                         const Weight* __restrict__ window, const Parameters p)
+    col2im_gather_pixels(const Scalar* __restrict__ columns, Scalar* __restrict__ image, const Weights window,
+                         const Parameters p)
 {
     gather_pixels<1>(columns, image, window, p);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 3)
     col2im_gather_pixels_planes(const Scalar* __restrict__ columns, Scalar* __restrict__ image,
-                                const Weight* __restrict__ window, const Parameters p)
+                                const Weights window, const Parameters p)
 {
     gather_pixels<PLANES>(columns, image, window, p);
 }

@@ -28,7 +28,7 @@ struct Found {
 
 // The number-th of all taps that may land on a pixel, in lexicographic order.
 template <int axis = last>
-__device__ Found find_tap(Offset number, const Taps (&taps)[rank], const Weight* window, const Parameters& p)
+__device__ Found find_tap(Offset number, const Taps (&taps)[rank], const Weights& window, const Parameters& p)
 {
     if constexpr (axis < 0) {
         return {0, number == 0, {}};
@@ -52,8 +52,8 @@ template <int axis = last> __device__ constexpr Offset count_taps()
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 2)
-    col2im_split(const Scalar* __restrict__ columns, Scalar* __restrict__ image,
-                 const Weight* __restrict__ window, const Parameters p)
+    col2im_split(const Scalar* __restrict__ columns, Scalar* __restrict__ image, const Weights window,
+                 const Parameters p)
 {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const Offset item = Offset(blockIdx.x) * 32 + lane;

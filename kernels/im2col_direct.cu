@@ -10,8 +10,8 @@
 #include "unfold.cuh"
 
 extern "C" __global__ void __launch_bounds__(256)
-    im2col_direct(const Scalar* __restrict__ image, Scalar* __restrict__ columns,
-                  const Weight* __restrict__ window, const Parameters parameters)
+    im2col_direct(const Scalar* __restrict__ image, Scalar* __restrict__ columns, const Weights window,
+                  const Parameters parameters)
 {
     unfold_direct<sizeof(Scalar) <= 4 ? 4 : 2>(image, columns, window, parameters);
 }

@@ -13,8 +13,8 @@
 constexpr int warps = 8;
 
 extern "C" __global__ void __launch_bounds__(warps* warp_size)
-    im2col_staged(const Scalar* __restrict__ image, Scalar* __restrict__ columns,
-                  const Weight* __restrict__ window, const Parameters parameters)
+    im2col_staged(const Scalar* __restrict__ image, Scalar* __restrict__ columns, const Weights window,
+                  const Parameters parameters)
 {
     __shared__ StagedTile tiles[warps];
     unfold_staged(image, columns, window, parameters, tiles[threadIdx.x / warp_size]);

@@ -21,6 +21,8 @@
 #endif
 constexpr int spatial_rank = SPATIAL_RANK;
 constexpr int last_axis = spatial_rank - 1;
+constexpr int unweighted =
+    spatial_rank - Weights::count; // axes in front for which a separable window has none
 constexpr int most_blocks = BLOCKS;
 
 struct Parameters {
@@ -42,7 +44,7 @@ struct Parameters {
 
 template <int blocks>
 inline __device__ void take_taps(const Scalar* __restrict__ image, Scalar* __restrict__ columns,
-                                 const Weight* __restrict__ window, const Parameters& p)
+                                 const Weights& window, const Parameters& p)
 {
     Offset rest = grid_index();
     if (rest >= p.threads)
@@ -69,17 +71,16 @@ inline __device__ void take_taps(const Scalar* __restrict__ image, Scalar* __res
     if constexpr (windowed) {
         Offset number = 0; // of the weight
 #pragma unroll
-        for (int axis = 0; axis < spatial_rank; ++axis) {
-            if (separable) {
-                const Weight share = window[number + tap[axis]];
-                weight = axis == 0 ? share : multiply(weight, share);
-                number += p.kernel[axis].divisor;
+        for (int axis = separable ? unweighted : 0; axis < spatial_rank; ++axis) {
+            if constexpr (separable) {
+                const Weight share = load_if(window.of_axis[axis - unweighted] + tap[axis], true);
+                weight = axis == unweighted ? share : multiply(weight, share);
             } else {
                 number = number * p.kernel[axis].divisor + tap[axis];
             }
         }
-        if (!separable)
-            weight = window[number];
+        if constexpr (!separable)
+            weight = load_if(window.last() + number, true);
     }
 
     // The blocks of a thread are so far apart that neighbouring threads have neighbouring ones.
@@ -106,23 +107,23 @@ inline __device__ void take_taps(const Scalar* __restrict__ image, Scalar* __res
 
 // For rows of many blocks.
 extern "C" __global__ void __launch_bounds__(256)
-    im2col_taps_of_many(const Scalar* __restrict__ image, Scalar* __restrict__ columns,
-                        const Weight* __restrict__ window, const Parameters p)
+    im2col_taps_of_many(const Scalar* __restrict__ image, Scalar* __restrict__ columns, const Weights window,
+                        const Parameters p)
 {
     take_taps<most_blocks>(image, columns, window, p);
 }
 
 // For rows of some blocks.
 extern "C" __global__ void __launch_bounds__(256)
-    im2col_taps_of_some(const Scalar* __restrict__ image, Scalar* __restrict__ columns,
-                        const Weight* __restrict__ window, const Parameters p)
+    im2col_taps_of_some(const Scalar* __restrict__ image, Scalar* __restrict__ columns, const Weights window,
+                        const Parameters p)
 {
     take_taps<most_blocks / 2>(image, columns, window, p);
 }
 
 extern "C" __global__ void __launch_bounds__(256)
-    im2col_taps(const Scalar* __restrict__ image, Scalar* __restrict__ columns,
-                const Weight* __restrict__ window, const Parameters p)
+    im2col_taps(const Scalar* __restrict__ image, Scalar* __restrict__ columns, const Weights window,
+                const Parameters p)
 {
     take_taps<1>(image, columns, window, p);
 }

@@ -12,5 +12,5 @@ extern "C" __global__ void __launch_bounds__(256)
     space_to_batch_direct(const Scalar* __restrict__ space, Scalar* __restrict__ batch,
                           const Parameters parameters)
 {
-    unfold_direct<sizeof(Scalar) <= 4 ? 4 : 2>(space, batch, nullptr, parameters);
+    unfold_direct<sizeof(Scalar) <= 4 ? 4 : 2>(space, batch, {}, parameters);
 }

@@ -15,5 +15,5 @@ extern "C" __global__ void __launch_bounds__(warps* warp_size)
                           const Parameters parameters)
 {
     __shared__ StagedTile tiles[warps];
-    unfold_staged(space, batch, nullptr, parameters, tiles[threadIdx.x / warp_size]);
+    unfold_staged(space, batch, {}, parameters, tiles[threadIdx.x / warp_size]);
 }

@@ -26,6 +26,8 @@
 #endif
 constexpr int spatial_rank = SPATIAL_RANK;
 constexpr int last_axis = spatial_rank - 1;
+constexpr int unweighted =
+    spatial_rank - Weights::count; // axes in front for which a separable window has none
 constexpr int kernel_width = KERNEL_WIDTH;
 constexpr int chunk_taps = CHUNK_TAPS;
 constexpr int chunks_per_row = (kernel_width + chunk_taps - 1) / chunk_taps;
@@ -95,10 +97,10 @@ struct Chunk {
     int first_tap;       // of the last axis
     Offset columns_tap;  // the chunk's first tap, counted through all axes
     Weight weight;       // separable: of the axes but the last
-    Offset row_weights;  // where in the window the weights of its row of taps are
+    Offset row_weights;  // else: where in the window the weights of its row of taps are
 };
 
-inline __device__ Chunk chunk_of(const Block& block, Offset number, const Weight* window,
+inline __device__ Chunk chunk_of(const Block& block, Offset number, const Weights& window,
                                  const Parameters& parameters)
 {
     Chunk chunk;
@@ -118,10 +120,9 @@ inline __device__ Chunk chunk_of(const Block& block, Offset number, const Weight
     }
     if constexpr (separable)
 #pragma unroll
-        for (int axis = 0; axis < last_axis; ++axis) {
-            const Weight weight = window[chunk.row_weights + taps[axis]];
-            chunk.weight = axis ? multiply(chunk.weight, weight) : weight;
-            chunk.row_weights += parameters.kernel[axis].divisor;
+        for (int axis = unweighted; axis < last_axis; ++axis) {
+            const Weight weight = load_if(window.of_axis[axis - unweighted] + taps[axis], true);
+            chunk.weight = axis > unweighted ? multiply(chunk.weight, weight) : weight;
         }
     return chunk;
 }
@@ -141,19 +142,19 @@ inline __device__ bool in_row(int tap)
 
 // A tap of the last axis, multiplied by its weight and rounded once; zero in the padding, whatever the
 // weight.
-inline __device__ Weight weight_of(const Chunk& chunk, Offset tap, bool inside, const Weight* window)
+inline __device__ Weight weight_of(const Chunk& chunk, Offset tap, bool inside, const Weights& window)
 {
     if constexpr (!windowed)
         return 0;
-    const Weight weight = load_if(window + (chunk.row_weights + tap), inside);
-    return separable && last_axis > 0 ? multiply(inside ? chunk.weight : Weight(0), weight) : weight;
+    const Weight weight = load_if(window.last() + (chunk.row_weights + tap), inside);
+    return separable && Weights::count > 1 ? multiply(inside ? chunk.weight : Weight(0), weight) : weight;
 }
 
 // ---- direct: a thread stores what it loads ------------------------------------------------------
 
 template <int planes>
 inline __device__ void unfold_direct_planes(const Block& block, const Scalar* image, Scalar* columns,
-                                            const Weight* window, const Parameters& parameters)
+                                            const Weights& window, const Parameters& parameters)
 {
     const Scalar* images[planes];
     Scalar* columns_of[planes];
@@ -192,7 +193,7 @@ inline __device__ void unfold_direct_planes(const Block& block, const Scalar* im
 }
 
 template <int planes_at_once>
-inline __device__ void unfold_direct(const Scalar* image, Scalar* columns, const Weight* window,
+inline __device__ void unfold_direct(const Scalar* image, Scalar* columns, const Weights& window,
                                      const Parameters& parameters)
 {
     const Block block = this_block(image, columns, parameters);
@@ -228,7 +229,7 @@ inline __device__ Offset chunk_in_turn(Offset turn, const Parameters& parameters
 }
 
 // Every lane of a warp comes here, blocks that do not exist included.
-inline __device__ void unfold_staged(const Scalar* image, Scalar* columns, const Weight* window,
+inline __device__ void unfold_staged(const Scalar* image, Scalar* columns, const Weights& window,
                                      const Parameters& parameters, StagedTile& tile)
 {
     using Walk = RowWalk<chunk_taps>;

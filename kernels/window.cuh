@@ -6,10 +6,22 @@
 #ifndef WINDOW
 #define WINDOW none
 #endif
+#ifndef WINDOW_AXES
+#define WINDOW_AXES 1
+#endif
 
 enum class Window { none, separable, full };
 constexpr bool windowed = Window::WINDOW != Window::none;
-constexpr bool separable = Window::WINDOW == Window::separable; // the weights of each axis after another
+constexpr bool separable = Window::WINDOW == Window::separable; // weights for each axis, to be multiplied
+
+// Where the weights are, passed by value: one array for each of the last axes of a block, in a separable
+// window, else a single one, or a null.
+struct Weights {
+    static constexpr int count = separable ? WINDOW_AXES : 1;
+    const Weight* of_axis[count];
+
+    __device__ const Weight* last() const { return of_axis[count - 1]; }
+};
 
 // A number on its way into a sum.
 template <typename Number> inline __device__ Number weigh(Number number, Weight weight)

@@ -19,7 +19,7 @@ from gpufold.cpu import tiles as cpu_tiles
 from gpufold.geometry import array_geometry, blocks_as_columns
 from gpufold.plan import ELEMENT_TYPES, H200, PLAIN, Fusion, Operand, Unsupported
 from gpufold.planners import choose, explain, variants
-from gpufold.windows import as_window, with_added_axes
+from gpufold.windows import as_window
 
 
 @dataclass(frozen=True)
@@ -251,10 +251,6 @@ def run(operation, case, data, result, variant, device=H200, fusion=PLAIN, windo
     """Run a variant; gives its plan."""
     geometry = array_geometry(case.shape, *case.arguments)
     plan = choose(operation, geometry, data.dtype.name, operand(data), operand(result), device, variant, fusion=fusion)
-    blocks, array = (data, result) if operation == "blocks_to_array" else (result, data)
-    sliding, *_ = blocks_as_columns(geometry, blocks.strides, array.strides)
-    if fusion.window == "separable":
-        window = with_added_axes("blocks_to_array", np, window, len(sliding.axes) - len(geometry.axes))
     hostcuda.run(plan, data, result, window, **mode)
     return plan
 

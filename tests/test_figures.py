@@ -261,7 +261,7 @@ def measure(name) -> Limits:
     data = shrunk.data(dtype)
     result = np.empty(shrunk.output_shape, data.dtype)
     plan = plan_of(shrunk, whole.variant, dtype, whole=False)
-    weights = np.concatenate(shrunk.weights()) if shrunk.window else None
+    weights = shrunk.weights() if shrunk.window else None
     positions = shrunk.positions() if full.kind == "placed" else None
     result[...] = 0  # what add_blocks adds to
     traffic = hostcuda.traffic(plan, data, result, weights, positions, scale=H200.multiprocessors)
@@ -300,7 +300,7 @@ def test_a_fusion_moves_no_more_than_the_sum_and_its_window(name, fusion):
     fused, plan = moved(Fusion(reduction, kind, accumulate), weights)
     assert fused.stores.sectors == plain.stores.sectors
     before = plain.output_bytes if accumulate else 0
-    window_bytes = 0 if weights is None else weights.nbytes
+    window_bytes = sum(array.nbytes for array in weights or ())
     blocks = prod(plan.grid)
     once = plain.loads.memory_sectors * 32 + before + window_bytes
     assert fused.loads.memory_sectors * 32 <= 1.01 * once + 64

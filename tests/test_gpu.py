@@ -713,21 +713,21 @@ def test_blocks_at_positions_can_be_captured_in_a_graph(cupy):
 
 
 @pytest.mark.gpu
-def test_a_captured_window_is_one_array(cupy):
-    """Those of each axis are joined for the call only: a graph would read what has long been another array's."""
-    on_host = window_of("separable", (3, 4), np.float32)
-    axes, whole = tuple(map(cupy.asarray, on_host)), cupy.asarray(np.multiply.outer(*on_host))
+def test_a_captured_window_is_not_converted(cupy):
+    """A graph would convert it anew, into memory that has long been another array's."""
+    axes = tuple(map(cupy.asarray, window_of("separable", (3, 4), np.float32)))
+    doubled = tuple(map(cupy.asarray, window_of("separable", (3, 4), np.float64)))
     columns = cupy.asarray(values((2, 24, 6), np.float32))
     out = cupy.empty((2, 2, 4, 6), np.float32)
     fold = partial(gpufold.col2im, columns, (4, 6), (3, 4), out=out)
-    want = cupy.asnumpy(fold(window=whole))
+    want = cupy.asnumpy(fold(window=axes))
     cupy.cuda.Device().synchronize()
     stream = cupy.cuda.Stream(non_blocking=True)
     with stream:
         stream.begin_capture(cupy.cuda.runtime.streamCaptureModeGlobal)
-        with pytest.raises(ValueError, match="window must be one contiguous array of float32 while a CUDA graph"):
-            fold(window=axes)
-        fold(window=whole)
+        with pytest.raises(ValueError, match="window must be contiguous and of float32 while a CUDA graph"):
+            fold(window=doubled)
+        fold(window=axes)
         graph = stream.end_capture()
         spoil(out)
         graph.launch(stream)

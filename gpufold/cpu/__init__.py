@@ -15,7 +15,7 @@ from __future__ import annotations
 from gpufold.cpu.arithmetic import Array
 from gpufold.cpu.folding import fold
 from gpufold.cpu.placing import add_blocks
-from gpufold.cpu.treatment import MOVE, treatment_of
+from gpufold.cpu.treatment import MOVE, Window, treatment_of
 from gpufold.cpu.unfolding import unfold
 from gpufold.geometry import Axis, BlocksGeometry, SlidingGeometry, SpaceGeometry, blocks_as_columns
 from gpufold.plan import PLAIN, Fusion
@@ -31,9 +31,7 @@ __all__ = [
 ]
 
 
-def col2im(
-    data: Array, image: Array, geometry: SlidingGeometry, fusion: Fusion = PLAIN, window: Array | None = None
-) -> None:
+def col2im(data: Array, image: Array, geometry: SlidingGeometry, fusion: Fusion = PLAIN, window: Window = None) -> None:
     """Add the columns' blocks into `image`, every element of which is written, or added to where it accumulates."""
     columns = data.reshape(geometry.split_columns_shape)
     axes = geometry.axes
@@ -41,7 +39,7 @@ def col2im(
 
 
 def im2col(
-    image: Array, columns: Array, geometry: SlidingGeometry, fusion: Fusion = PLAIN, window: Array | None = None
+    image: Array, columns: Array, geometry: SlidingGeometry, fusion: Fusion = PLAIN, window: Window = None
 ) -> None:
     """Take the blocks out of `image`; taps in the padding give zero. Every element of `columns` is written."""
     columns, axes = columns.reshape(geometry.split_columns_shape), geometry.axes
@@ -49,7 +47,7 @@ def im2col(
 
 
 def blocks_to_array(
-    blocks: Array, array: Array, geometry: BlocksGeometry, fusion: Fusion = PLAIN, window: Array | None = None
+    blocks: Array, array: Array, geometry: BlocksGeometry, fusion: Fusion = PLAIN, window: Window = None
 ) -> None:
     """Add blocks of their own layout into `array`, every element of which is written, or added to."""
     columns, image, axes = _as_columns(blocks, array, geometry)
@@ -57,7 +55,7 @@ def blocks_to_array(
 
 
 def array_to_blocks(
-    array: Array, blocks: Array, geometry: BlocksGeometry, fusion: Fusion = PLAIN, window: Array | None = None
+    array: Array, blocks: Array, geometry: BlocksGeometry, fusion: Fusion = PLAIN, window: Window = None
 ) -> None:
     """Take the blocks out of `array`. Every element of `blocks` is written."""
     columns, image, axes = _as_columns(blocks, array, geometry)

@@ -9,6 +9,7 @@ import numpy as np
 
 from gpufold.cpu import tiles
 from gpufold.cpu.arithmetic import ALL, Array, Index, accumulator_dtype, multiply
+from gpufold.cpu.treatment import Window
 from gpufold.geometry import Axis, PositionsGeometry
 from gpufold.plan import Fusion
 from gpufold.threads import for_each, get_num_threads
@@ -23,7 +24,7 @@ def add_blocks(
     array: Array,
     geometry: PositionsGeometry,
     fusion: Fusion,
-    window: Array | None,
+    window: Window,
     positions: Array,
 ) -> None:
     """Add blocks into `array` at positions (count, rank), one after another, and drop what falls outside."""

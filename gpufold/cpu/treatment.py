@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 import numpy as np
 
@@ -10,7 +11,10 @@ from gpufold.cpu.arithmetic import Array
 from gpufold.cpu.tiles import Tile, cut
 from gpufold.geometry import Axis
 from gpufold.plan import PLAIN, Fusion
-from gpufold.windows import weights_of_axes, weights_of_taps
+from gpufold.windows import weights_of_taps
+
+Window: TypeAlias = tuple[Array, ...] | None
+"""The weights of a window, as `gpufold.windows.as_window` gives them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +36,7 @@ class Treatment:
 SUM, MOVE = Treatment(), Treatment(move=True)
 
 
-def treatment_of(fusion: Fusion, window: Array | None, columns: Array, axes: tuple[Axis, ...]) -> Treatment:
+def treatment_of(fusion: Fusion, window: Window, columns: Array, axes: tuple[Axis, ...]) -> Treatment:
     """Bring a call's fusion and window into the shape of split columns; strings move."""
     if fusion == PLAIN:
         return MOVE if columns.dtype.kind in "SUT" else SUM
@@ -40,7 +44,8 @@ def treatment_of(fusion: Fusion, window: Array | None, columns: Array, axes: tup
     if window is not None:
         kernel = tuple(axis.kernel for axis in axes)
         if fusion.window == "separable":
-            by_axis = tuple(weights_of_axes(window, kernel))
+            ones = np.ones(1, window[0].dtype)  # for axes of one tap, which a view of blocks may have in front
+            by_axis = window = (*(ones,) * (len(axes) - len(window)), *window)
         taps = weights_of_taps(fusion.window, window, kernel)
         weights = np.broadcast_to(taps.reshape(1, 1, *kernel, *(1,) * len(kernel)), columns.shape)
     return Treatment(False, taps, weights, by_axis, fusion.reduction, fusion.accumulate)

@@ -14,7 +14,10 @@ def _as_col2im(problem: Problem) -> Problem:
     sliding, *strides = blocks_as_columns(problem.geometry, problem.input.strides, problem.output.strides)
     columns = Operand(sliding.split_columns_shape, strides[0], problem.input.alignment)
     image = Operand(sliding.image_shape, strides[1], problem.output.alignment)
-    return replace(problem, geometry=sliding, input=columns, output=image)
+    fusion = problem.fusion
+    if fusion.window == "separable":  # which has weights for the axes of the call
+        fusion = replace(fusion, window_axes=len(problem.geometry.axes))
+    return replace(problem, geometry=sliding, input=columns, output=image, fusion=fusion)
 
 
 def _as_im2col(problem: Problem) -> Problem:

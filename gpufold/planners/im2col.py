@@ -87,8 +87,7 @@ def _element_types(problem: Problem) -> tuple[tuple[str, str], ...]:
     return (
         ("SCALAR", element.scalar),
         ("ACCUMULATOR", element.accumulator),
-        ("WINDOW", fused["WINDOW"]),
-        ("WEIGHT", fused["WEIGHT"]),
+        *((name, fused[name]) for name in ("WINDOW", "WINDOW_AXES", "WEIGHT") if name in fused),
     )
 
 

@@ -167,6 +167,7 @@ def _plan(
                 "RANK": rank,
                 "FIXED": seen.fixed,
                 "WINDOW": problem.fusion.window,
+                "WINDOW_AXES": rank - seen.fixed,
                 "THREADS": THREADS,
                 **defines,
             }.items()

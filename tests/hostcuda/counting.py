@@ -100,7 +100,7 @@ def traffic(
     plan: Plan,
     input_array: NDArray,
     output_array: NDArray,
-    window: NDArray | None = None,
+    window: tuple[NDArray, ...] | None = None,
     positions: NDArray | None = None,
     *,
     device: Device = H200,

@@ -20,8 +20,9 @@ from .build import KERNELS, Build, Defines, build_kernel, build_runtime
 from .memory import Fault, NDArray, Placed, poison
 from .module import Caches, Counters
 
-Argument = NDArray | bytes | int | None
-"""An array or None, a null, for a pointer; bytes or an int for a value."""
+Argument = NDArray | tuple[NDArray, ...] | bytes | int | None
+"""An array or None, a null, for a pointer; several for a struct of pointers to const; bytes or an int for a value."""
+Prepared = Placed | tuple[Placed, ...] | bytes | int | None
 Size3 = tuple[int, int, int]
 Mode = Literal["plain", "observed", "shuffled", "sanitized"]
 
@@ -43,7 +44,7 @@ def launch(
     skips: bool = False,
     caches: Caches | None = None,
 ) -> Counters:
-    """Launch a kernel as cuLaunchKernel would: arrays or None for pointers, bytes for structs, ints for integers.
+    """Launch a kernel as cuLaunchKernel would: see Argument for what it takes.
 
     Parameters
     ----------
@@ -61,7 +62,7 @@ def launch(
     """
     build: Build = "observed" if mode == "shuffled" else mode
     path = build_kernel(source, symbol, defines, build)
-    placed = [Placed(argument) if isinstance(argument, np.ndarray) else argument for argument in arguments]
+    placed = [_prepared(argument) for argument in arguments]
     counters = Counters()
     try:
         if build == "sanitized":
@@ -81,7 +82,7 @@ def run(
     plan: Plan,
     input_array: NDArray,
     output_array: NDArray,
-    window: NDArray | None = None,
+    window: tuple[NDArray, ...] | None = None,
     positions: NDArray | None = None,
     *,
     mode: Mode = "plain",
@@ -99,7 +100,7 @@ def run(
     if positions is not None:
         pointers = (*pointers, positions)
     if plan.takes_window:
-        pointers = (*pointers, window)
+        pointers = (*pointers, bytes(8) if window is None else window)
     return launch(
         kernels / plan.source,
         plan.symbol,
@@ -118,7 +119,7 @@ def run(
 def _run_here(
     kernel: module.Kernel,
     what: module.Launch,
-    arguments: list[Placed | bytes | int | None],
+    arguments: list[Prepared],
     observed: bool,
     writes_once: bool,
     skips: bool,
@@ -131,25 +132,26 @@ def _run_here(
     for i, (argument, parameter) in enumerate(zip(arguments, kernel.parameters, strict=True)):
         if (argument is None or isinstance(argument, Placed)) != bool(parameter.pointer):
             raise TypeError(f"argument {i} must be {'an array' if parameter.pointer else 'a value'}")
-        if not isinstance(argument, Placed):
+        if isinstance(argument, Placed):
+            values.append(argument.pointer)
+        else:
             data = _bytes_of(argument, parameter.size)
             if len(data) != parameter.size:
                 raise TypeError(f"argument {i} must have {parameter.size} bytes, given are {len(data)}")
             values.append(ctypes.create_string_buffer(data, len(data)))
-            continue
-        values.append(argument.pointer)
-        writable = parameter.pointer == module.POINTER
-        array = module.Array(argument.start, argument.start + argument.memory.size, i, writable, argument.pointer)
-        if observed:
-            elements, belonging = argument.per_byte()
-            belonging[...] = 1
-            kept.append(elements)
-            array.elements = elements.ctypes.data
-            if writes_once and writable:
-                counts, writes[i] = argument.per_byte()
-                kept.append(counts)
-                array.writes = counts.ctypes.data
-        arrays.append(array)
+        for placed in _arrays_of(argument):
+            writable = parameter.pointer == module.POINTER
+            array = module.Array(placed.start, placed.start + placed.memory.size, i, writable, placed.pointer)
+            if observed:
+                elements, belonging = placed.per_byte()
+                belonging[...] = 1
+                kept.append(elements)
+                array.elements = elements.ctypes.data
+                if writes_once and writable:
+                    counts, writes[i] = placed.per_byte()
+                    kept.append(counts)
+                    array.writes = counts.ctypes.data
+            arrays.append(array)
     message = ctypes.create_string_buffer(4096)
     what.arguments = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
     what.arrays, what.array_count = (module.Array * len(arrays))(*arrays), len(arrays)
@@ -159,8 +161,8 @@ def _run_here(
     if message.value:
         raise Fault(message.value.decode())
     for i, (argument, parameter) in enumerate(zip(arguments, kernel.parameters, strict=True)):
-        if isinstance(argument, Placed):
-            _bring_back(argument, i, parameter.pointer == module.POINTER)
+        for placed in _arrays_of(argument):
+            _bring_back(placed, i, parameter.pointer == module.POINTER)
     for i, counts in writes.items():
         missing = np.argwhere((counts == 0).any(axis=-1))
         if len(missing) and not skips:
@@ -168,17 +170,19 @@ def _run_here(
             raise Fault(f"{len(missing)} elements of argument {i} were never written, the first is {first}")
 
 
-def _run_apart(path: Path, grid: Size3, block: Size3, arguments: list[Placed | bytes | int | None]) -> None:
+def _run_apart(path: Path, grid: Size3, block: Size3, arguments: list[Prepared]) -> None:
     """Run in a process of its own, which a sanitizer ends where it finds something, and bring the arrays back."""
-    job = [bytes(module.Job(grid, block, 0, len(arguments)))]
+    job = [bytes(module.Job(grid, block, 0, sum(len(_arrays_of(argument)) or 1 for argument in arguments)))]
     for argument in arguments:
-        if isinstance(argument, Placed):
-            offset = argument.offset - argument.front
-            job.append(bytes(module.JobArgument(True, argument.span, argument.misalignment, offset)))
-            job.append(argument.between_guards.tobytes())
-        else:
+        arrays = _arrays_of(argument)
+        if not arrays:
             data = _bytes_of(argument, 8)
-            job.append(bytes(module.JobArgument(False, len(data), 0, 0)) + data)
+            job.append(bytes(module.JobArgument(module.VALUE, len(data), 0, 0)) + data)
+        for place, array in enumerate(arrays):
+            of_struct = module.NEXT_OF_STRUCT if place else module.FIRST_OF_STRUCT
+            kind = of_struct if isinstance(argument, tuple) else module.ARRAY
+            job.append(bytes(module.JobArgument(kind, array.span, array.misalignment, array.offset - array.front)))
+            job.append(array.between_guards.tobytes())
     # Leaks are of no interest, and neither is where the process keeps its stacks.
     options = {"ASAN_OPTIONS": "detect_leaks=0", "UBSAN_OPTIONS": "print_stacktrace=1"}
     done = subprocess.run(
@@ -192,11 +196,11 @@ def _run_apart(path: Path, grid: Size3, block: Size3, arguments: list[Placed | b
         raise Fault(report.partition("Shadow bytes around")[0])
     answer = memoryview(done.stdout)
     for i, argument in enumerate(arguments):
-        if isinstance(argument, Placed):
+        for array in _arrays_of(argument):
             writable, answer = answer[0] == module.POINTER, answer[1:]
-            argument.between_guards[...] = np.frombuffer(answer[: argument.span], np.uint8)
-            answer = answer[argument.span :]
-            _bring_back(argument, i, writable)
+            array.between_guards[...] = np.frombuffer(answer[: array.span], np.uint8)
+            answer = answer[array.span :]
+            _bring_back(array, i, writable)
 
 
 def _bring_back(array: Placed, index: int, writable: bool) -> None:
@@ -207,7 +211,21 @@ def _bring_back(array: Placed, index: int, writable: bool) -> None:
         array.check_unchanged(name)
 
 
-def _bytes_of(value: bytes | int | None, size: int) -> bytes:
+def _prepared(argument: Argument) -> Prepared:
+    if isinstance(argument, tuple):
+        return tuple(map(Placed, argument))
+    return Placed(argument) if isinstance(argument, np.ndarray) else argument
+
+
+def _arrays_of(argument: Prepared) -> tuple[Placed, ...]:
+    if isinstance(argument, tuple):
+        return argument
+    return (argument,) if isinstance(argument, Placed) else ()
+
+
+def _bytes_of(value: tuple[Placed, ...] | bytes | int | None, size: int) -> bytes:
+    if isinstance(value, tuple):
+        return b"".join(bytes(placed.pointer) for placed in value)
     number = value or 0
     return number if isinstance(number, bytes) else number.to_bytes(size, "little", signed=number < 0)
 

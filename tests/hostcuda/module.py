@@ -12,6 +12,10 @@ POINTER_TO_CONST, POINTER = 1, 2
 """What a parameter may be besides a value: Parameter.pointer."""
 
 
+VALUE, ARRAY, FIRST_OF_STRUCT, NEXT_OF_STRUCT = range(4)
+"""What a job has for an argument: its value, what it points at, or one after another what a struct's pointers do."""
+
+
 class Parameter(ctypes.Structure):
     _fields_ = (("size", ctypes.c_uint32), ("pointer", ctypes.c_uint32))
 
@@ -88,7 +92,7 @@ class Job(ctypes.Structure):
 
 class JobArgument(ctypes.Structure):
     _fields_ = (
-        ("is_array", ctypes.c_uint64),
+        ("kind", ctypes.c_uint64),
         ("size", ctypes.c_uint64),
         ("misalignment", ctypes.c_uint64),
         ("offset", ctypes.c_uint64),

@@ -24,8 +24,11 @@ struct Job {
     uint64_t arguments;
 };
 
+enum Kind : uint64_t { kValue, kArray, kFirstOfStruct, kNextOfStruct };
+
+// A value, or an array: that of a pointer, or one of those of a struct of pointers, which follow each other.
 struct Argument {
-    uint64_t is_array;
+    Kind kind;
     uint64_t size;         // of the bytes that follow
     uint64_t misalignment; // of the first of them
     uint64_t offset;       // of the byte that the kernel's pointer points at
@@ -63,24 +66,36 @@ int main(int, char** argv)
     const hostcuda::Module* const kernel = describe();
     Job job;
     read(&job, sizeof(job));
-    if (job.arguments != kernel->parameter_count) {
+    std::vector<Argument> arguments(job.arguments);
+    std::vector<char*> memory, pointers(job.arguments); // which stay where they are
+    std::vector<void*> addresses;
+    std::vector<Kind> kinds;
+    std::vector<std::size_t> sizes, parameter_of(job.arguments);
+    for (std::size_t i = 0; i < job.arguments; ++i) {
+        const Argument& argument = arguments[i];
+        read(&arguments[i], sizeof(Argument));
+        memory.push_back(guarded(argument));
+        read(memory[i], argument.size);
+        pointers[i] = memory[i] + argument.offset;
+        if (argument.kind == kNextOfStruct) {
+            sizes.back() += sizeof(char*);
+        } else {
+            addresses.push_back(argument.kind == kValue ? memory[i] : static_cast<void*>(&pointers[i]));
+            sizes.push_back(argument.kind == kValue ? argument.size : sizeof(char*));
+            kinds.push_back(argument.kind);
+        }
+        parameter_of[i] = addresses.size() - 1;
+    }
+    if (addresses.size() != kernel->parameter_count) {
         fprintf(stderr, "the kernel takes %u arguments\n", kernel->parameter_count);
         return 1;
     }
-    std::vector<Argument> arguments(job.arguments);
-    std::vector<char*> memory, pointers(job.arguments);
-    std::vector<void*> addresses;
-    for (std::size_t i = 0; i < job.arguments; ++i) {
-        read(&arguments[i], sizeof(Argument));
-        memory.push_back(guarded(arguments[i]));
-        read(memory[i], arguments[i].size);
-        const hostcuda::Parameter& parameter = kernel->parameters[i];
-        if (arguments[i].is_array ? !parameter.pointer : parameter.size != arguments[i].size) { // or a null
+    for (std::size_t i = 0; i < addresses.size(); ++i) {
+        const hostcuda::Parameter& parameter = kernel->parameters[i]; // a pointer may be a value: a null
+        if (sizes[i] != parameter.size || kinds[i] == (parameter.pointer ? kFirstOfStruct : kArray)) {
             fprintf(stderr, "argument %zu is not what the kernel takes\n", i);
             return 1;
         }
-        pointers[i] = memory[i] + arguments[i].offset;
-        addresses.push_back(arguments[i].is_array ? static_cast<void*>(&pointers[i]) : memory[i]);
     }
     char message[4096];
     hostcuda::Launch launch{kernel, addresses.data(), {}, {}, job.seed, message, sizeof(message)};
@@ -94,9 +109,9 @@ int main(int, char** argv)
         return 1;
     }
     for (std::size_t i = 0; i < job.arguments; ++i) {
-        if (!arguments[i].is_array)
+        if (arguments[i].kind == kValue)
             continue;
-        fputc(int(kernel->parameters[i].pointer), stdout);
+        fputc(int(kernel->parameters[parameter_of[i]].pointer), stdout);
         fwrite(memory[i], 1, arguments[i].size, stdout);
     }
 }
