@@ -251,6 +251,13 @@ FAULTS = (
         COL2IM + "every_variant_fuses_as_the_numpy_path",
     ),
     Fault(
+        "the first axis's weights on every axis",
+        "kernels/col2im.cuh",
+        "const Weight weight = load_if(window.of_axis[axis - unweighted] + tap, exists);",
+        "const Weight weight = load_if(window.of_axis[0] + tap, exists);",
+        COL2IM + "every_variant_fuses_as_the_numpy_path",
+    ),
+    Fault(
         "an old image left out of the sum",
         "kernels/col2im.cuh",
         "return accumulates ? add(widen(before), pixel) : pixel;",
