@@ -173,10 +173,8 @@ def fusion_defines(problem: Problem) -> dict[str, str]:
     fusion = problem.fusion
     if fusion == PLAIN:
         return {}
-    assert isinstance(problem.geometry, SlidingGeometry)
-    window_axes = fusion.window_axes or len(problem.geometry.axes)
     return {
-        **({"WINDOW_AXES": str(window_axes)} if fusion.window == "separable" else {}),
+        **({"WINDOW_AXES": str(len(_windowed_taps(problem)))} if fusion.window == "separable" else {}),
         "REDUCTION": fusion.reduction,
         "WINDOW": fusion.window,
         "ACCUMULATE": "true" if fusion.accumulate else "false",
@@ -184,12 +182,18 @@ def fusion_defines(problem: Problem) -> dict[str, str]:
     }
 
 
+def _windowed_taps(problem: Problem) -> tuple[int, ...]:
+    """Give the taps of the axes that a separable window has weights for."""
+    assert isinstance(problem.geometry, SlidingGeometry)
+    return problem.geometry.kernel_size[-problem.fusion.window_axes :]  # from the first on where it is 0
+
+
 def sliding_bytes(problem: Problem) -> int:
     """Count the floor: columns and image once, the image twice where it is added to, and the window."""
     geometry, element = problem.geometry, ELEMENT_TYPES[problem.dtype]
     assert isinstance(geometry, SlidingGeometry)
     images = 2 if problem.fusion.accumulate else 1
-    weights = {"none": 0, "separable": sum(geometry.kernel_size), "full": prod(geometry.kernel_size)}
+    weights = {"none": 0, "separable": sum(_windowed_taps(problem)), "full": prod(geometry.kernel_size)}
     return (prod(geometry.columns_shape) + images * prod(geometry.image_shape)) * element.itemsize + weights[
         problem.fusion.window
     ] * (np.dtype(element.weight).itemsize if element.weight else 0)

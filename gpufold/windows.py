@@ -65,7 +65,7 @@ def as_window(
     wanted = weight_dtype(dtype)
     if wanted is None:
         raise TypeError(f"{operation}: window needs data of floats or complex numbers, got dtype {dtype}")
-    whole = not isinstance(window, tuple | list | Sequence)  # the usual ones first, which is faster
+    whole = not isinstance(window, Sequence)
     axes = [window] if whole else list(window)
     names = ["window"] if whole else [f"window[{axis}]" for axis in range(len(axes))]
     shapes = [kernel_size] if whole else [(taps,) for taps in kernel_size]

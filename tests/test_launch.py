@@ -162,3 +162,18 @@ def test_overlap_is_known_from_addresses_alone():
     assert share_memory(bounds, even, at(4096 + 64 * 99, (3,), (4,)))
     apart = SimpleNamespace(may_share_memory=lambda first, second: False)
     assert not share_memory(apart, even, even)
+
+
+@pytest.mark.parametrize("axes", [0, 1, 3])
+def test_a_kernel_gets_pointers_to_the_weights_of_each_axis_in_order(launch, axes):
+    passed = []
+    kernel = launch.Kernel(
+        lambda grid, block, arguments: passed.extend(arguments), (1, 1, 1), (32, 1, 1), np.zeros(1, "V4"), False, True
+    )
+    window = tuple(SimpleNamespace(data=SimpleNamespace(ptr=256 * (3 - axis))) for axis in range(axes))
+    kernel("data", "result", window or None, "positions")
+    *arrays, weights, parameters = passed
+    assert arrays == ["data", "result", "positions"]
+    assert parameters is kernel.parameters
+    assert weights.size == 1, "CuPy passes an array of one element by value"
+    assert np.frombuffer(weights.tobytes(), np.uintp).tolist() == ([768, 512, 256][:axes] or [0])

@@ -208,7 +208,7 @@ GATHER_LIST_BYTES = 40 << 10
 GATHER_MIN_ROWS, GATHER_MAX_ROWS = 4, 8
 """Of a thread; a row is one load in flight for each plane."""
 GATHER_RESIDENT_BLOCKS = 2
-"""Of threads, on a multiprocessor."""
+"""Of threads, on a multiprocessor, that registers have to suffice for."""
 GATHER_WAVES = 2
 """Prediction: tiles share a search while this many times the resident blocks of threads are left."""
 GATHER_TESTS_PER_ELEMENT = 0.1
@@ -243,7 +243,13 @@ def gather(problem: Problem) -> Plan:
         tile=tuple(side * tiles for side, tiles in zip(tile, region, strict=True)),
         channel_groups=groups,
         reason=f"each block of threads owns {shared} and adds the blocks that meet it, in their order",
-        defines={"TILE_COLUMNS": columns, "TILE_ROWS": rows, "PLANES": planes, "CANDIDATES": candidates},
+        defines={
+            "TILE_COLUMNS": columns,
+            "TILE_ROWS": rows,
+            "PLANES": planes,
+            "CANDIDATES": candidates,
+            "RESIDENT_BLOCKS": GATHER_RESIDENT_BLOCKS,
+        },
         divisors={"by_region": region},
     )
 
