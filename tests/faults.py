@@ -258,6 +258,13 @@ FAULTS = (
         COL2IM + "every_variant_fuses_as_the_numpy_path",
     ),
     Fault(
+        "an axis without weights left out of the mean",
+        "kernels/col2im.cuh",
+        "return add(share, Weight(exists));",
+        "return share;",
+        BLOCKS + "leading_axes_apart_have_no_weights[mean]",
+    ),
+    Fault(
         "an old image left out of the sum",
         "kernels/col2im.cuh",
         "return accumulates ? add(widen(before), pixel) : pixel;",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import tracemalloc
+from contextlib import suppress
 from dataclasses import dataclass
 from math import prod
 
@@ -316,6 +317,36 @@ def test_threads_wait_for_each_other_and_stay_inside_the_arrays(case, mode):
         result = np.empty(case.blocks_shape, np.float32)
         run("array_to_blocks", case, array, result, "taps", device, mode=mode)
         assert_same_bits(result, through_im2col(case, array))
+
+
+@pytest.mark.hostcuda
+@pytest.mark.parametrize("reduction", ["sum", "mean", "least_squares"])
+def test_leading_axes_apart_have_no_weights(reduction):
+    """They are axes of one tap to the kernels, where batch and channels are too few to count them."""
+    (case,) = (case for case in CASES if case.name == "three-leading")
+    blocks, array = values(case.blocks_shape, np.float32), values(case.shape, np.float32, 1)
+    blocks = np.ascontiguousarray(blocks.swapaxes(0, 2)).swapaxes(0, 2)
+    window = window_of("separable", case.block, np.float32)
+    want = through_col2im(case, blocks, reduction=reduction, window=window)
+    served = set()
+    for variant in set(variants("blocks_to_array")) - {"atomic"}:
+        result = np.empty(case.shape, np.float32)
+        fusion = Fusion(reduction, "separable")
+        with suppress(Unsupported):
+            plan = run("blocks_to_array", case, blocks, result, variant, fusion=fusion, window=window)
+            assert dict(plan.defines)["WINDOW_AXES"] == "2"
+            assert dict(plan.defines)["KERNEL"] == "1,3,4"
+            assert_same_bits(result, want, variant)
+            served.add(variant)
+    assert {"gather", "gather_phases", "gather_pixels", "split"} <= served
+    want = through_im2col(case, array, window=window)
+    for variant in variants("array_to_blocks"):
+        result = np.empty_like(blocks)
+        with suppress(Unsupported):
+            run("array_to_blocks", case, array, result, variant, fusion=Fusion("sum", "separable"), window=window)
+            assert_same_bits(result, want, variant)
+            served.add(variant)
+    assert "taps" in served
 
 
 @pytest.mark.hostcuda
