@@ -251,9 +251,9 @@ def window_of(kind: str, kernel_size, dtype, seed: int = 0):
 
     def weights(*shape):
         numbers = rng.random(shape) + 0.125
-        return np.where(rng.integers(0, 5, shape) == 0, 0, np.where(rng.random(shape) < 0.1, -numbers, numbers)).astype(
-            real
-        )
+        zero = rng.integers(0, 5, shape) == 0
+        zero.flat[zero.size // 2] = False  # never all of them: every result would be zero
+        return np.where(zero, 0, np.where(rng.random(shape) < 0.1, -numbers, numbers)).astype(real)
 
     if kind == "separable":
         return tuple(weights(taps) for taps in kernel_size)
