@@ -148,22 +148,6 @@ def test_a_repeated_call_only_launches(launch, monkeypatch):
     assert compiled == ["col2im_atomic", "col2im_gather"]
 
 
-def test_overlap_is_known_from_addresses_alone():
-    """The memory of these arrays does not exist: reading it would end the process."""
-    from gpufold.arrays import share_memory
-
-    def at(address, shape, strides):
-        array = np.lib.stride_tricks.as_strided(np.zeros(1, np.float32), shape, strides)
-        return SimpleNamespace(data=SimpleNamespace(ptr=address), shape=shape, strides=array.strides, itemsize=4)
-
-    bounds = SimpleNamespace(may_share_memory=lambda first, second: True)  # CuPy's compares bounds, on the host
-    even, odd = at(4096, (100, 8), (64, 8)), at(4100, (100, 8), (64, 8))
-    assert not share_memory(bounds, even, odd), "they interleave"
-    assert share_memory(bounds, even, at(4096 + 64 * 99, (3,), (4,)))
-    apart = SimpleNamespace(may_share_memory=lambda first, second: False)
-    assert not share_memory(apart, even, even)
-
-
 @pytest.mark.parametrize("axes", [0, 1, 3])
 def test_a_kernel_gets_pointers_to_the_weights_of_each_axis_in_order(launch, axes):
     passed = []
