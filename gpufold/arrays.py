@@ -79,6 +79,44 @@ def check_no_capture(operation: str, library: ModuleType, name: str, wanted: str
         )
 
 
+def is_kernel_ready(library: ModuleType, array: Any, dtype: Any) -> bool:
+    """Return whether kernels can read an array where it lies: contiguous, aligned and of a dtype.
+
+    A GPU ends the context of a process that reads an element from an address that is no multiple of its size.
+    """
+    return bool(array.dtype == dtype and array.flags.c_contiguous and _is_aligned(library, array))
+
+
+def kernel_ready(library: ModuleType, array: Any, dtype: Any) -> Any:
+    """Return an array of a dtype as kernels can read it: itself, or a copy on the current device."""
+    return library.ascontiguousarray(aligned(library, array), dtype)
+
+
+def aligned(library: ModuleType, array: Any) -> Any:
+    """Return an array whose elements lie on multiples of their size: itself, or a copy on the current device.
+
+    CuPy's own functions read by elements and need this too; a copy of the bytes is safe from any address.
+    """
+    if _is_aligned(library, array):
+        return array
+    if library is np:
+        return array.copy()
+    octets = library.ndarray((*array.shape, array.itemsize), np.uint8, array.data, (*array.strides, 1))
+    return octets.copy().view(array.dtype).reshape(array.shape)
+
+
+def _is_aligned(library: ModuleType, array: Any) -> bool:
+    if library is np:
+        return bool(array.flags.aligned)
+    if array.size == 0:
+        return True
+    itemsize = array.itemsize
+    return array.data.ptr % itemsize == 0 and (
+        array.flags.c_contiguous
+        or all(stride % itemsize == 0 for extent, stride in zip(array.shape, array.strides, strict=True) if extent > 1)
+    )
+
+
 @lru_cache(maxsize=256)
 def result_dtype(operation: str, name: str, dtype: np.dtype[Any], strings: bool) -> np.dtype[Any]:
     """Give the dtype of a result: the input's in native byte order."""

@@ -9,9 +9,12 @@ import numpy as np
 
 from gpufold.arrays import (
     ArrayT,
+    aligned,
     check_library,
     check_no_capture,
     device_of,
+    is_kernel_ready,
+    kernel_ready,
     library_of,
     result_array,
     result_dtype,
@@ -23,7 +26,7 @@ from gpufold.plan import INT64_MAX
 from gpufold.windows import as_fusion
 
 OPERATION = "add_blocks"
-CAPTURED_POSITIONS = "a contiguous array of int64 beside out"
+CAPTURED_POSITIONS = "a contiguous, aligned array of int64 beside out"
 
 
 def add_blocks(
@@ -105,7 +108,7 @@ def add_blocks(
 
 
 def as_positions(library: ModuleType, positions: Any, out: Any) -> Any:
-    """Give positions as a contiguous array of int64 beside `out`; where they are on a GPU no value is looked at.
+    """Return positions as int64 that kernels can read beside `out`; where they are on a GPU no value is looked at.
 
     >>> as_positions(np, [(0, -3), (5, 2)], np.zeros((8, 8)))
     array([[ 0, -3],
@@ -129,7 +132,7 @@ def as_positions(library: ModuleType, positions: Any, out: Any) -> Any:
         raise TypeError(f"{OPERATION}: positions must be integers, got dtype {positions.dtype}")
     if library is not np and positions.device != out.device:
         raise ValueError(f"{OPERATION}: positions must be on the device of out, {out.device}, got {positions.device}")
-    if positions.dtype == np.int64 and positions.flags.c_contiguous:
+    if is_kernel_ready(library, positions, np.int64):
         return positions
     with device_of(library, out):
         check_no_capture(OPERATION, library, "positions", CAPTURED_POSITIONS)
@@ -138,5 +141,5 @@ def as_positions(library: ModuleType, positions: Any, out: Any) -> Any:
 
 def _as_int64(library: ModuleType, positions: Any) -> Any:
     if positions.dtype == np.uint64:  # beyond int64 is far outside of any array
-        positions = library.minimum(positions, np.uint64(INT64_MAX))
-    return library.ascontiguousarray(positions, np.int64)
+        positions = library.minimum(aligned(library, positions), np.uint64(INT64_MAX))
+    return kernel_ready(library, positions, np.int64)

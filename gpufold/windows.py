@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gpufold.arrays import check_library, check_no_capture, device_of
+from gpufold.arrays import check_library, check_no_capture, device_of, is_kernel_ready, kernel_ready
 from gpufold.geometry import Size
 from gpufold.plan import ELEMENT_TYPES, PLAIN, REDUCTIONS, Fusion
 
@@ -54,8 +54,8 @@ def as_window(
 ) -> tuple[str, tuple[Any, ...] | None]:
     """Check a window against the block it is for; give its kind, of `gpufold.plan.WINDOWS`, and its weights.
 
-    The weights are contiguous arrays of the dtype that goes with the data's: one of shape `kernel_size`, or, for a
-    separable window, one for each axis. Those of the call itself, where they are such arrays.
+    The weights are arrays that kernels can read, of the dtype that goes with the data's: one of shape `kernel_size`,
+    or, for a separable window, one for each axis. Those of the call itself, where they are such arrays.
 
     >>> as_window("col2im", np, (np.ones(2), np.arange(3)), (2, 3), np.dtype(np.float32))
     ('separable', (array([1., 1.], dtype=float32), array([0., 1., 2.], dtype=float32)))
@@ -82,7 +82,7 @@ def as_window(
                 f"{operation}: {name} must have the shape {shape} of the block's taps, got {weights.shape}: "
                 f"kernel_size={kernel_size}"
             )
-        if weights.dtype != wanted or not weights.flags.c_contiguous:
+        if not is_kernel_ready(library, weights, wanted):
             converted = True
             if weights.dtype.kind not in "fiu" and weights.dtype.name != "bfloat16":
                 raise TypeError(f"{operation}: {name} must hold real numbers, got dtype {weights.dtype}")
@@ -90,8 +90,8 @@ def as_window(
     if not converted:
         return kind, tuple(axes)
     with device_of(library, axes[0]):
-        check_no_capture(operation, library, "window", f"contiguous and of {wanted}")
-        return kind, tuple(library.ascontiguousarray(weights, wanted) for weights in axes)
+        check_no_capture(operation, library, "window", f"contiguous, aligned and of {wanted}")
+        return kind, tuple(kernel_ready(library, weights, wanted) for weights in axes)
 
 
 @lru_cache(maxsize=256)

@@ -270,6 +270,15 @@ FUSIONS = tuple(
 """Everything besides a plain sum, as (reduction, kind of window, accumulate)."""
 
 
+def off_its_size(array, order="C"):
+    """The same elements, each one byte off a multiple of its size."""
+    room = np.zeros(array.nbytes + 2 * array.itemsize, np.uint8)
+    offset = 1 + -room.ctypes.data % array.itemsize
+    placed = np.ndarray(array.shape, array.dtype, room, offset, order=order)
+    placed[...] = array
+    return placed
+
+
 def assert_same_bits(got, want, message=""):
     """Same shape, dtype and bits, -0.0 and denormals included; NaNs of the same kind count as equal."""
     assert got.shape == want.shape, f"{message}: shape {got.shape}, expected {want.shape}"

@@ -1,18 +1,23 @@
-"""Arrays that others made: which share memory is known without a GPU."""
+"""Arrays that others made: which share memory and which kernels can read is known without a GPU."""
 
 from __future__ import annotations
 
 import inspect
 import random
+import sys
+from contextlib import nullcontext
 from dataclasses import dataclass
 from operator import attrgetter
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pytest
+from cases import assert_same_bits, off_its_size, values
 
 import gpufold
-from gpufold.arrays import share_memory
+from gpufold.arrays import is_kernel_ready, share_memory
+from gpufold.positions import as_positions
+from gpufold.windows import as_window
 
 IMPORTED = SimpleNamespace(may_share_memory=lambda first, second: False)
 """What CuPy says of two arrays that were each imported on its own: their bounds are not compared."""
@@ -174,3 +179,177 @@ def test_an_out_imported_beside_an_argument_is_refused_where_they_overlap(call, 
     arrays[argument] = imported(arrays["out"].nbytes // 8 * 8 - 8, call.arrays[argument], call.dtype(argument))
     with pytest.raises(ValueError, match=f"^{call}: out must share no memory with {argument}, got arrays that overlap"):
         call(arrays)
+
+
+# ---------------------------------------------------------------------------------------------
+# What kernels can read: CuPy's part is played by NumPy, which alone takes elements from any address
+
+
+class Array:
+    """What is asked of a cupy.ndarray to convert it, in the memory of a NumPy array."""
+
+    def __init__(self, shape, dtype, memptr, strides):
+        place = SimpleNamespace(
+            __array_interface__={
+                "version": 3,
+                "data": (memptr.ptr, False),
+                "shape": shape,
+                "strides": strides,
+                "typestr": np.dtype(dtype).str,
+            }
+        )
+        self.host = np.asarray(place)
+        self.data, self.shape, self.strides, self.dtype = memptr, shape, strides, self.host.dtype
+        self.size, self.itemsize = self.host.size, self.host.itemsize
+        self.flags = SimpleNamespace(c_contiguous=self.host.flags.c_contiguous)
+        self.device = nullcontext()  # the current one
+
+    @classmethod
+    def of(cls, host):
+        return cls(host.shape, host.dtype, SimpleNamespace(ptr=host.ctypes.data, owner=host), host.strides)
+
+    def copy(self):
+        return by_elements(np.copy)(self)
+
+    def view(self, dtype):
+        return Array.of(self.host.view(dtype))
+
+    def reshape(self, shape):
+        return Array.of(self.host.reshape(shape))
+
+
+def by_elements(function):
+    """Stand in for a function of CuPy: its kernels read by elements, and one off its size ends the process."""
+
+    def checked(array, *rest):
+        assert array.host.flags.aligned, "read off the size of its elements"
+        return Array.of(function(array.host, *rest))
+
+    return checked
+
+
+@pytest.fixture
+def cupy(monkeypatch):
+    """Stand in for CuPy, as much of it as converts windows and positions."""
+    module = ModuleType("cupy")
+    module.ndarray = Array
+    module.ascontiguousarray, module.minimum = by_elements(np.ascontiguousarray), by_elements(np.minimum)
+    module.capturing = False
+    module.cuda = SimpleNamespace(
+        get_current_stream=lambda: SimpleNamespace(is_capturing=lambda: module.capturing),
+    )
+    monkeypatch.setitem(sys.modules, "cupy", module)
+    return module
+
+
+def as_it_is(array):
+    return array
+
+
+def in_fortran_order(array):
+    return np.asfortranarray(array)
+
+
+def every_second(array):
+    return np.repeat(array, 2, axis=-1)[..., ::2]
+
+
+def off_in_fortran_order(array):
+    return off_its_size(array, order="F")
+
+
+def off_and_backwards(array):
+    return off_its_size(array[::-1])[::-1]
+
+
+def every_row_off(array):
+    """Rows whose distance is no multiple of the size; the first element is on one."""
+    row = array.shape[-1] * array.itemsize + 1
+    room = np.zeros(array.shape[0] * row + array.itemsize, np.uint8)
+    start = -room.ctypes.data % array.itemsize
+    placed = np.ndarray(array.shape, array.dtype, room, start, (row, array.itemsize))
+    placed[...] = array
+    return placed
+
+
+LAYOUTS = (
+    as_it_is,
+    in_fortran_order,
+    every_second,
+    off_its_size,
+    off_in_fortran_order,
+    off_and_backwards,
+    every_row_off,
+)
+
+
+@pytest.mark.parametrize("on_gpu", [False, True], ids=["numpy", "cupy"])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16, np.int32, np.uint8], ids=str)
+@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.__name__)
+def test_a_window_of_any_layout_reaches_kernels_as_they_can_read_it(layout, dtype, on_gpu, cupy):
+    want = np.abs(values((3, 4), dtype)).astype(np.float32)
+    given = layout(np.abs(values((3, 4), dtype)))
+    before = given.tobytes()
+    library, window = (cupy, Array.of(given)) if on_gpu else (np, given)
+    kind, (weights,) = as_window("col2im", library, window, (3, 4), np.dtype(np.float32))
+    assert kind == "full"
+    assert is_kernel_ready(library, weights, np.float32)
+    address = weights.data.ptr if on_gpu else weights.ctypes.data
+    assert address % 4 == 0
+    assert_same_bits(weights.host if on_gpu else weights, want)
+    assert (weights is window) == (layout is as_it_is and dtype is np.float32), "only what fits is taken as it is"
+    assert given.tobytes() == before
+
+
+@pytest.mark.parametrize("on_gpu", [False, True], ids=["numpy", "cupy"])
+@pytest.mark.parametrize("dtype", [np.int64, np.int32, np.uint64, np.int8], ids=str)
+@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.__name__)
+def test_positions_of_any_layout_reach_kernels_as_they_can_read_them(layout, dtype, on_gpu, cupy):
+    elements = values((5, 2), dtype)
+    given, want = layout(elements), np.array([[min(int(each), 2**63 - 1) for each in row] for row in elements])
+    library, positions = (cupy, Array.of(given)) if on_gpu else (np, given)
+    places = as_positions(library, positions, positions)
+    assert is_kernel_ready(library, places, np.int64)
+    address = places.data.ptr if on_gpu else places.ctypes.data
+    assert address % 8 == 0
+    assert_same_bits(places.host if on_gpu else places, want)
+    assert (places is positions) == (layout is as_it_is and dtype is np.int64), "only what fits is taken as it is"
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.__name__)
+def test_nothing_is_converted_while_a_graph_is_captured(layout, cupy):
+    cupy.capturing = True
+    window, positions = Array.of(layout(np.ones((3, 4), np.float32))), Array.of(layout(np.ones((3, 4), np.int64)))
+    if layout is as_it_is:
+        assert as_window("im2col", cupy, window, (3, 4), np.dtype(np.float32))[1] == (window,)
+        assert as_positions(cupy, positions, positions) is positions
+        return
+    with pytest.raises(ValueError, match="im2col: window must be contiguous, aligned and of float32 while a"):
+        as_window("im2col", cupy, window, (3, 4), np.dtype(np.float32))
+    with pytest.raises(ValueError, match="positions must be a contiguous, aligned array of int64 beside out while"):
+        as_positions(cupy, positions, positions)
+
+
+def test_one_axis_of_a_separable_window_off_its_size_is_converted(cupy):
+    axes = (np.arange(3, dtype=np.float32), off_its_size(np.arange(4, dtype=np.float32)))
+    kind, weights = as_window("col2im", cupy, tuple(map(Array.of, axes)), (3, 4), np.dtype(np.float32))
+    assert kind == "separable"
+    assert all(is_kernel_ready(cupy, each, np.float32) for each in weights)
+    for each, want in zip(weights, axes, strict=True):
+        assert_same_bits(each.host, want)
+
+
+def test_no_positions_at_any_address_are_ready(cupy):
+    nothing = Array(shape=(0, 2), dtype=np.int64, memptr=SimpleNamespace(ptr=START + 1), strides=(16, 8))
+    assert as_positions(cupy, nothing, nothing) is nothing
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.__name__)
+def test_calls_on_numpy_arrays_take_windows_and_positions_of_any_layout(layout):
+    columns, window, places = values((12, 4), np.float32), values((3, 4), np.float32), np.array([(0, 1), (-1, 2)])
+    want = gpufold.col2im(columns, (4, 5), (3, 4), window=window)
+    assert_same_bits(gpufold.col2im(columns, (4, 5), (3, 4), window=layout(window)), want)
+    blocks = values((2, 3, 4), np.float32)
+    want = gpufold.add_blocks(np.zeros((4, 6), np.float32), blocks, places, window)
+    got = gpufold.add_blocks(np.zeros((4, 6), np.float32), blocks, layout(places), layout(window))
+    assert_same_bits(got, want)

@@ -9,7 +9,18 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from cases import CASES, DTYPES, FUSIONS, INEXACT, Case, assert_same_bits, random_case, values, window_of
+from cases import (
+    CASES,
+    DTYPES,
+    FUSIONS,
+    INEXACT,
+    Case,
+    assert_same_bits,
+    off_its_size,
+    random_case,
+    values,
+    window_of,
+)
 from test_operations import fold, garbage, unfold, way  # noqa: F401  a fixture
 
 import gpufold
@@ -221,11 +232,21 @@ def capturing(monkeypatch):
         np.ones((4, 3), np.float32).T,
         (np.ones(3, np.float32), np.ones(4)),
         (np.ones(6, np.float32)[::2], np.ones(4, np.float32)),
+        off_its_size(np.ones((3, 4), np.float32)),
+        (np.ones(3, np.float32), off_its_size(np.ones(4, np.float32))),
     ],
-    ids=["other precision", "strided", "transposed", "one axis of other precision", "one axis strided"],
+    ids=[
+        "other precision",
+        "strided",
+        "transposed",
+        "one axis of other precision",
+        "one axis strided",
+        "off its size",
+        "one axis off its size",
+    ],
 )
 def test_a_window_is_not_converted_in_a_captured_graph(window, capturing):
-    with pytest.raises(ValueError, match="col2im: window must be contiguous and of float32 while a CUDA graph"):
+    with pytest.raises(ValueError, match="col2im: window must be contiguous, aligned and of float32 while a"):
         windows.as_window("col2im", np, window, (3, 4), np.dtype(np.float32))
 
 
@@ -240,6 +261,7 @@ def test_a_window_that_fits_is_taken_as_it_is(kernel_size, capturing):
 def test_positions_are_not_converted_in_a_captured_graph(capturing):
     places = np.zeros((5, 2), np.int64)
     assert placing.as_positions(np, places, places) is places
-    for other in (places.astype(np.int32), np.zeros((2, 5), np.int64).T, [(0, 0)], places.astype(np.uint64)):
-        with pytest.raises(ValueError, match="add_blocks: positions must be a contiguous array of int64 beside out"):
+    turned = np.zeros((2, 5), np.int64).T
+    for other in (places.astype(np.int32), turned, [(0, 0)], places.astype(np.uint64), off_its_size(places)):
+        with pytest.raises(ValueError, match="positions must be a contiguous, aligned array of int64 beside out while"):
             placing.as_positions(np, other, places)
