@@ -7,8 +7,13 @@
 (1, 4, 9)
 >>> gpufold.col2im(columns, (4, 4), (2, 2))[0, 0, 0]  # corners are covered once, borders twice
 array([0., 2., 4., 3.])
+
+The submodules `gpufold.dask` and `gpufold.onnx` load on first use, from packages of the extras of their names.
 """
 
+from typing import TYPE_CHECKING
+
+from gpufold import extras
 from gpufold.blocks import array_to_blocks, blocks_to_array
 from gpufold.explanation import explain, warmup
 from gpufold.plan import Unsupported
@@ -35,3 +40,14 @@ __all__ = [
     "variants",
     "warmup",
 ]
+
+if TYPE_CHECKING:  # else type checkers would take any name for a submodule
+    from gpufold import dask as dask
+    from gpufold import onnx as onnx
+else:
+
+    def __getattr__(name):
+        return extras.load(name)
+
+    def __dir__():
+        return sorted({*globals(), *extras.loadable()})

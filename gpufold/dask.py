@@ -27,13 +27,9 @@ from math import inf, prod
 from types import ModuleType
 from typing import Any, TypeAlias
 
-import dask
-import dask.array as da
 import numpy as np
-from dask.delayed import delayed
-from dask.utils import parse_bytes
 
-from gpufold import space
+from gpufold import extras, space
 from gpufold.arrays import check_variant, library_of, result_dtype
 from gpufold.blocks import array_to_blocks_geometry, blocks_to_array_geometry
 from gpufold.filling import fill
@@ -42,6 +38,14 @@ from gpufold.plan import Fusion
 from gpufold.sliding import col2im_geometry, im2col_geometry
 from gpufold.space import batch_to_space_geometry, space_to_batch_geometry
 from gpufold.windows import as_fusion
+
+try:
+    import dask
+    import dask.array as da
+    from dask.delayed import delayed
+    from dask.utils import parse_bytes
+except ImportError as error:
+    raise extras.missing("gpufold.dask", "dask", "dask") from error
 
 Chunks: TypeAlias = tuple[Size, ...]
 """The sizes of the chunks along each axis."""

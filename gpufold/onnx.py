@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gpufold import sliding
+from gpufold import extras, sliding
 from gpufold.arrays import ArrayT
 from gpufold.geometry import as_integers
 
@@ -109,7 +109,7 @@ def __getattr__(name: str) -> Any:
     try:
         from onnx.reference.op_run import OpRun
     except ImportError as error:
-        raise ImportError("gpufold.onnx.Col2Im needs the package onnx: pip install 'gpufold[onnx]'") from error
+        raise extras.missing("gpufold.onnx.Col2Im", "onnx", "onnx") from error
 
     class Col2Im(OpRun):
         """Col2Im for `onnx.reference.ReferenceEvaluator(model, new_ops=[gpufold.onnx.Col2Im])`."""

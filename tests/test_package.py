@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import subprocess
 import sys
 import tomllib
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import gpufold
+from gpufold.extras import SUBMODULES
 
 ROOT = Path(__file__).resolve().parent.parent
 KERNELS = sorted(path.name for path in (ROOT / "kernels").iterdir())
@@ -106,3 +108,71 @@ def test_numpy_is_the_one_dependency_and_every_public_name_is_there():
     assert project["dependencies"] == ["numpy>=2.1"]
     for name in gpufold.__all__:
         assert getattr(gpufold, name).__doc__
+
+
+# ---------------------------------------------------------------------------------------------
+# Submodules that load on first use
+
+
+def printed(code, *unimportable):
+    """Run code in a process of its own, where some packages cannot be imported; give the lines that it prints."""
+    block = "".join(f"sys.modules[{name!r}] = None\n" for name in unimportable)
+    code = f"import sys\n{block}import gpufold\n{code}"
+    run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+    return run.stdout.splitlines()
+
+
+@pytest.mark.parametrize("name", SUBMODULES)
+def test_a_submodule_is_there_without_an_import_of_its_own(name):
+    heavy = {"cupy", "torch", *SUBMODULES}
+    loaded = f"print(*sorted({heavy!r} & set(sys.modules)))"
+    before, found, module, again = printed(
+        f"dir(gpufold)\n{loaded}\nprint(hasattr(gpufold, {name!r}))\nprint(gpufold.{name}.col2im.__module__)\n"
+        f"print(gpufold.{name} is sys.modules['gpufold.{name}'])"
+    )
+    assert before == "", "import gpufold loads none of them, nor does dir"
+    assert found == "True"
+    assert module == f"gpufold.{name}"
+    assert again == "True"
+
+
+def test_unknown_names_are_attribute_errors():
+    with pytest.raises(AttributeError, match=r"^module 'gpufold' has no attribute 'col2in'"):
+        gpufold.col2in  # noqa: B018
+    assert not hasattr(gpufold, "__wrapped__")
+    assert getattr(gpufold, "fold", None) is None
+    with pytest.raises(ImportError, match="cannot import name 'fold' from 'gpufold'"):
+        from gpufold import fold  # noqa: F401
+
+
+@pytest.mark.parametrize(
+    "use",
+    ["gpufold.dask", "hasattr(gpufold, 'dask')", "import gpufold.dask", "from gpufold import dask"],
+)
+def test_a_missing_package_is_an_import_error_that_says_what_to_install(use):
+    code = f"try:\n    {use}\nexcept ImportError as error:\n    print(error.name, error, sep='\\n')"
+    package, message = printed(code, "dask")
+    assert package == "dask"
+    assert message.startswith("gpufold.dask needs the package dask: ")
+    assert message.endswith("pip install '.[dask]'")
+
+
+def test_every_name_of_dir_can_be_had():
+    """inspect.getmembers asks for each, and knows AttributeError alone."""
+    code = "import inspect\nprint(*sorted(name for name, _ in inspect.getmembers(gpufold)))"
+    for absent in ((), ("dask",), ("dask", "onnx")):
+        (names,) = printed(code, *absent)
+        assert {*gpufold.__all__, "onnx"} <= set(names.split())
+        assert ("dask" in names.split()) == (not absent)
+
+
+def test_type_checkers_know_every_submodule():
+    """They do not run __getattr__, which would make any misspelt name an attribute."""
+    tree = ast.parse(Path(gpufold.__file__).read_text())
+    (block,) = [node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"]
+    assert [alias.asname for node in block.body for alias in node.names] == sorted(SUBMODULES)
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert set(SUBMODULES) <= set(extras)
+    for name in SUBMODULES:
+        assert (Path(gpufold.__file__).parent / f"{name}.py").is_file()

@@ -1,0 +1,40 @@
+"""The submodules that load on first use, and what is raised where the packages of an extra are missing."""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from importlib.util import find_spec
+from types import ModuleType
+
+SUBMODULES: dict[str, tuple[str, ...]] = {"dask": ("dask",), "onnx": ()}
+"""Each submodule that loads on first use, with the packages that it cannot load without."""
+
+
+def missing(name: str, package: str, extra: str) -> ImportError:
+    """Return what to raise where a name of gpufold needs a package that cannot be imported."""
+    return ImportError(
+        f"{name} needs the package {package}: install gpufold with its extra {extra}, in a checkout "
+        f"pip install '.[{extra}]'",
+        name=package,
+    )
+
+
+def load(name: str) -> ModuleType:
+    """Return a submodule, loaded on first use.
+
+    Raise AttributeError for any other name, which `hasattr` and a default of `getattr` understand, and ImportError for
+    a submodule whose packages are missing: it is not unknown, and what to install must not be hidden.
+    """
+    if name not in SUBMODULES:
+        raise AttributeError(f"module 'gpufold' has no attribute {name!r}")
+    return import_module(f"gpufold.{name}")
+
+
+def loadable() -> list[str]:
+    """Return the submodules whose packages are installed, of which nothing is imported."""
+    return [name for name, packages in SUBMODULES.items() if all(_is_installed(package) for package in packages)]
+
+
+def _is_installed(package: str) -> bool:
+    return sys.modules.get(package) is not None or find_spec(package) is not None
