@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from types import SimpleNamespace
 
+import ml_dtypes  # noqa: F401  NumPy knows bfloat16 then
 import numpy as np
 import pytest
 

@@ -1,0 +1,114 @@
+"""Modules that import a package which is not installed are not collected, and a line says so: doctests import them all.
+
+Only packages of an extra are excused: any other import that fails stops the collection.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent
+
+EXTRAS = {
+    "build": "test",
+    "cupy": "cuda13",
+    "dask": "test",
+    "distributed": "test",
+    "hatchling": "test",
+    "hypothesis": "test",
+    "matplotlib": "test",
+    "ml_dtypes": "test",
+    "onnx": "test",
+    "rich": "test",
+    "scipy": "test",
+    "skimage": "test",
+    "zarr": "test",
+}
+"""The packages that a module may need to be imported, each with the extra that installs it."""
+
+MISSING = frozenset(package for package in EXTRAS if find_spec(package) is None)
+
+LEFT_OUT: dict[tuple[str, ...], list[str]] = defaultdict(list)
+"""The modules that are not collected, by the missing packages they need."""
+
+
+def pytest_ignore_collect(collection_path: Path) -> bool | None:
+    """Leave out a module that needs a package which is missing; None leaves the decision to pytest's own rules."""
+    if not MISSING or collection_path.suffix != ".py":
+        return None
+    packages = tuple(sorted(needs(collection_path) & MISSING))
+    if not packages:
+        return None
+    module = str(collection_path.relative_to(ROOT))
+    if module not in LEFT_OUT[packages]:
+        LEFT_OUT[packages].append(module)
+    return True
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    """Say which of the modules that were asked for are left out, why, and what to install."""
+    asked = [(config.invocation_params.dir / argument.partition("::")[0]).resolve() for argument in config.args]
+    for packages, modules in LEFT_OUT.items():
+        named = [module for module in modules if any((ROOT / module).is_relative_to(path) for path in asked)]
+        installs = " and ".join(sorted({f"pip install '.[{EXTRAS[package]}]'" for package in packages}))
+        if named:
+            terminalreporter.write_line(f"{', '.join(named)} not collected: without {', '.join(packages)} ({installs})")
+
+
+def needs(path: Path) -> frozenset[str]:
+    """Return the packages of EXTRAS that are imported with a module, by the checkout's other modules too."""
+    packages: set[str] = set()
+    seen, waiting = {path}, [path]
+    while waiting:
+        for name in imports(waiting.pop()):
+            package = name.partition(".")[0]
+            if package in EXTRAS:
+                packages.add(package)
+            else:
+                found = files_of(name) - seen
+                seen |= found
+                waiting += found
+    return frozenset(packages)
+
+
+@cache
+def imports(path: Path) -> frozenset[str]:
+    """Return the dotted names that a module imports as it is imported itself, not those in its functions."""
+    try:
+        tree = ast.parse(path.read_bytes())
+    except SyntaxError:
+        return frozenset()  # pytest imports the module next, and reports where it is wrong
+    names: set[str] = set()
+    for node in statements(tree.body):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            top = ROOT / "tests" if path.is_relative_to(ROOT / "tests") else ROOT
+            package = path.relative_to(top).parts[: -node.level] if node.level else ()
+            origin = ".".join((*package, *([node.module] if node.module else [])))
+            names |= {origin, *(f"{origin}.{alias.name}" for alias in node.names)}
+    return frozenset(names)
+
+
+def statements(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
+    """Return the statements of a module, those that it tries included."""
+    for node in body:
+        if isinstance(node, ast.Try):
+            yield from statements(node.body)
+        else:
+            yield node
+
+
+def files_of(name: str) -> set[Path]:
+    """Return the checkout's files that importing a dotted name imports; none for a package of others."""
+    parts = name.split(".")
+    modules = [
+        folder.joinpath(*parts[:count]) for folder in (ROOT, ROOT / "tests") for count in range(1, len(parts) + 1)
+    ]
+    candidates = [path for module in modules for path in (module.with_suffix(".py"), module / "__init__.py")]
+    return {path for path in candidates if path.is_file()}
