@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import Any
 
 from gpufold import extras, sliding
-from gpufold.arrays import ArrayT
+from gpufold.arrays import ArrayT, library_of
 from gpufold.geometry import as_integers
 
 __all__ = ["Col2Im", "col2im"]  # noqa: F822  Col2Im is made by __getattr__
@@ -70,11 +70,11 @@ def col2im(
     -----
     Implements ONNX Col2Im-18.
     """
-    shape = getattr(input, "shape", None)
-    if shape is not None and len(shape) != 3:
+    library_of("onnx.col2im", "input", input)
+    if len(input.shape) != 3:
         raise ValueError(
             f"onnx.col2im: input must be (N, C*prod(block_shape), L), so of rank 3, "
-            f"got rank {len(shape)}: shape {shape}"
+            f"got rank {len(input.shape)}: shape {input.shape}"
         )
     image = as_integers("onnx.col2im", "image_shape", image_shape)
     begins: Any = 0

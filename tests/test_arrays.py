@@ -181,6 +181,43 @@ def test_an_out_imported_beside_an_argument_is_refused_where_they_overlap(call, 
         call(arrays)
 
 
+class Foreign:
+    """An array of another library, which says where its memory is in every way there is."""
+
+    def __init__(self, shape):
+        self.shape, self.dtype = shape, np.dtype(np.float32)
+        place = {"version": 3, "shape": shape, "typestr": "<f4", "data": (START, False)}
+        self.__cuda_array_interface__ = self.__array_interface__ = place
+
+    def __array__(self, dtype=None, copy=None):
+        pytest.fail("converted without being asked to")
+
+    def __dlpack__(self, **options):
+        pytest.fail("imported without being asked to")
+
+    def __dlpack_device__(self):
+        pytest.fail("imported without being asked to")
+
+
+ONNX = Call("onnx.col2im", {"input": (1, 4, 9)}, (1, 1, 4, 4), {"image_shape": (4, 4), "block_shape": (2, 2)})
+
+
+@pytest.mark.parametrize(
+    ("call", "argument"),
+    [(call, argument) for call in (*CALLS, ONNX) for argument in (*call.arrays, "out")],
+    ids=str,
+)
+def test_an_array_of_another_library_is_refused_by_its_name(call, argument):
+    shapes = call.arrays | {"out": call.result}
+    arrays = {name: np.zeros(shape, call.dtype(name)) for name, shape in shapes.items()}
+    call(arrays)
+    before = {name: array.tobytes() for name, array in arrays.items()}
+    operation = r"(onnx\.)?col2im" if call is ONNX else call.name
+    with pytest.raises(TypeError, match=rf"^{operation}: {argument} must be a numpy.ndarray.*Foreign; convert it with"):
+        call(arrays | {argument: Foreign(shapes[argument])})
+    assert {name: array.tobytes() for name, array in arrays.items()} == before, "nothing is written"
+
+
 # ---------------------------------------------------------------------------------------------
 # What kernels can read: CuPy's part is played by NumPy, which alone takes elements from any address
 
