@@ -84,27 +84,31 @@ def _composition(problem: Problem, data: Any, threads: int) -> Call | None:
     if problem.operation == "array_to_blocks":
         return Call(lambda: _block_view(geometry, data, library))
     if problem.kind == "fused":
-        return Call(lambda: _fold_and_fold_of_ones(problem, data, library, _slice_adds))
+        return Call(_fold_and_fold_of_ones(problem, data, library, _slice_adds))
     return Call(lambda: _slice_adds(geometry, problem.as_columns(data), library))
 
 
-def _fold_and_fold_of_ones(problem: Problem, data: Any, library: Any, fold: Callable[..., Any]) -> Any:
+def _fold_and_fold_of_ones(problem: Problem, data: Any, library: Any, fold: Callable[..., Any]) -> Callable[[], Any]:
     """Average as users do: weigh the columns, fold them, fold the weights of one plane, and divide."""
     geometry = problem.geometry
     assert isinstance(geometry, SlidingGeometry)
-    columns = problem.as_columns(data)
     weights = reduce(library.multiply.outer, map(library.asarray, problem.weights())).reshape(-1, 1)
     power = weights * weights if problem.reduction == "least_squares" else weights
-    ones = library.broadcast_to(power, (1, power.shape[0], columns.shape[-1]))
     one_plane = replace(geometry, batch=1, channels=1)
-    if problem.window:
-        by_channel = columns.reshape(geometry.planes, power.shape[0], columns.shape[-1])
-        columns = (by_channel * weights).reshape(columns.shape)
-    image = fold(geometry, columns, library)
-    if problem.reduction == "sum":
-        return image
-    divisor = fold(one_plane, ones, library)
-    return image / library.where(divisor == 0, 1, divisor)
+
+    def run() -> Any:
+        columns = problem.as_columns(data)
+        if problem.window:
+            by_channel = columns.reshape(geometry.planes, weights.size, columns.shape[-1])
+            columns = (by_channel * weights).reshape(columns.shape)
+        image = fold(geometry, columns, library)
+        if problem.reduction == "sum":
+            return image
+        ones = library.broadcast_to(power, (1, power.size, columns.shape[-1]))
+        divisor = fold(one_plane, ones, library)
+        return image / library.where(divisor == 0, 1, divisor)
+
+    return run
 
 
 def _two_passes(problem: Problem, data: Any, threads: int) -> Call | None:
@@ -119,7 +123,7 @@ def _two_passes(problem: Problem, data: Any, threads: int) -> Call | None:
             columns, geometry.image_size, geometry.kernel_size, strides=strides, pads_begin=begin, pads_end=end
         )
 
-    return Call(lambda: _fold_and_fold_of_ones(problem, data, library, fold))
+    return Call(_fold_and_fold_of_ones(problem, data, library, fold))
 
 
 LOOPED_BLOCKS = 4096
@@ -384,7 +388,7 @@ def _torch_permute(operation: str, geometry: SpaceGeometry, tensor: Any) -> Any:
 def _torch(problem: Problem, data: Any, threads: int) -> Call | None:
     import torch
 
-    run = _torch_run(problem, data) if problem.kind == "plain" else _torch_average(problem)
+    run = _torch_run(problem, data) if problem.kind == "plain" else _torch_average(problem, _tensor(data).device)
     if run is None:
         return None
     torch.set_num_threads(threads)
@@ -392,8 +396,8 @@ def _torch(problem: Problem, data: Any, threads: int) -> Call | None:
     return Call(lambda: run(tensor), _from_tensor(data))
 
 
-def _torch_average(problem: Problem) -> Callable[[Any], Any] | None:
-    """Give the fold of weighed columns over the fold of the weights of one plane."""
+def _torch_average(problem: Problem, device: Any) -> Callable[[Any], Any] | None:
+    """Give the fold of weighed columns over the fold of the weights of one plane, which are on the device by then."""
     geometry = problem.geometry
     if not isinstance(geometry, SlidingGeometry) or len(geometry.axes) > 2 or problem.operation != "col2im":
         return None
@@ -408,12 +412,12 @@ def _torch_average(problem: Problem) -> Callable[[Any], Any] | None:
         "padding": (*(0 for _ in lead), *(axis.pad_begin for axis in geometry.axes)),
     }
     shape, blocks = geometry.image_shape, prod(geometry.num_blocks)
+    weights = reduce(torch.outer, [torch.as_tensor(w, device=device) for w in problem.weights()]).reshape(-1, 1)
+    power = weights * weights if problem.reduction == "least_squares" else weights
+    weights_of_channels = weights.repeat(geometry.channels, 1)
 
     def run(tensor: Any) -> Any:
-        weights = reduce(torch.outer, [torch.as_tensor(w, device=tensor.device) for w in problem.weights()])
-        weights = weights.reshape(-1, 1)
-        power = weights * weights if problem.reduction == "least_squares" else weights
-        columns = tensor * weights.repeat(geometry.channels, 1) if problem.window else tensor
+        columns = tensor * weights_of_channels if problem.window else tensor
         image = functional.fold(columns, **options)
         if problem.reduction != "sum":
             divisor = functional.fold(power.expand(-1, blocks)[None], **options)
@@ -425,11 +429,20 @@ def _torch_average(problem: Problem) -> Callable[[Any], Any] | None:
 
 def _torch_compile(problem: Problem, data: Any, threads: int) -> Call | None:
     import torch
+    import torch._dynamo.utils
 
     run = _torch_run(problem, data)
     if run is None:
         return None
-    tensor, compiled = _tensor(data), torch.compile(run, dynamic=False)
+    # Every problem's function shares one code object, of which Dynamo compiles a few and runs the others as they are.
+    torch._dynamo.reset()
+    counters = torch._dynamo.utils.counters
+    counters.clear()
+    tensor, compiled = _tensor(data), torch.compile(run, dynamic=False, fullgraph=True)
+    compiled(tensor)
+    graphs, breaks = counters["stats"]["unique_graphs"], sum(counters["graph_break"].values())
+    if graphs != 1 or breaks:
+        raise RuntimeError(f"torch.compile ran the function in {graphs} graphs with {breaks} breaks, not in one graph")
     return Call(lambda: compiled(tensor), _from_tensor(data))
 
 
@@ -592,3 +605,8 @@ PEERS: tuple[Peer, ...] = (
 def installed(device: str) -> list[Peer]:
     """Give the peers that this machine has for a device."""
     return [peer for peer in PEERS if device in peer.devices and peer.installed]
+
+
+def absent(device: str) -> list[str]:
+    """Return the names of the peers that this machine lacks for a device."""
+    return [peer.name for peer in PEERS if device in peer.devices and not peer.installed]

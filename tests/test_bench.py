@@ -8,6 +8,7 @@ import platform
 import subprocess
 import sys
 from dataclasses import replace
+from functools import partial
 from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,7 +24,7 @@ import gpufold
 from bench.__main__ import main
 from bench.crossover import judge, regret, sweeps
 from bench.measure import Bench, difference, new_row
-from bench.peers import PEERS, Call, Peer
+from bench.peers import PEERS, Call, Peer, _torch_compile
 from bench.photo import denoise
 from bench.problems import LARGEST_VALUE, PROBLEMS, Problem, dtype_of, select
 from bench.report import by_operation, cells
@@ -315,6 +316,55 @@ def test_the_gpu_table_on_a_device_made_of_numpy(capsys, monkeypatch):
     assert "0.25*" in first
     assert "NumPy" in out
     assert log.count("event") == 2 * log.count("flush") >= 2 * 2 * 4 * LEAST_SAMPLES
+
+
+def torch_compile_calls(count):
+    """Compile problems of as many shapes."""
+    for channels in range(1, count + 1):
+        geometry = columns_geometry((1, 4 * channels, 9), (4, 4), (2, 2), 1, 1, 0, 0)
+        problem = Problem(f"of {channels} channels", "col2im", geometry, "tests")
+        data = problem.data("float32")
+        yield problem, data, _torch_compile(problem, data, 1)
+
+
+@pytest.mark.peer("torch")
+def test_torch_compile_compiles_every_problem_and_not_only_the_first_eight(monkeypatch):
+    import torch
+    import torch._dynamo.utils
+
+    compiled = []
+
+    def backend(module, inputs):
+        compiled.append(module)
+        return module.forward
+
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend))
+    for number, (problem, data, call) in enumerate(torch_compile_calls(12), 1):
+        assert difference(call.as_array(call.run()), problem.expected(data)) is None
+        assert len(compiled) == number, problem.name
+
+
+@pytest.mark.peer("torch")
+def test_what_torch_does_not_compile_fails_and_is_not_timed_under_that_name(monkeypatch):
+    import torch
+
+    monkeypatch.setattr(torch, "compile", lambda function, **options: function)
+    with pytest.raises(RuntimeError, match="in 0 graphs with 0 breaks, not in one graph"):
+        next(torch_compile_calls(1))
+
+
+FUSED = [problem for problem in user_problems() if problem.window or problem.reduction != "sum"]
+
+
+@pytest.mark.parametrize("peer", CPU_PEERS)
+def test_peers_make_their_weights_before_they_are_timed(peer, monkeypatch):
+    for problem in FUSED:
+        if problem.kind in peer.kinds and (call := peer.prepare(problem, problem.data("float32"), 1)) is not None:
+            if peer.name == "two passes":
+                continue  # it shares the composition's
+            with monkeypatch.context() as patch:
+                patch.setattr(Problem, "weights", lambda self: pytest.fail(f"{peer.name} made weights in its call"))
+                call.run()
 
 
 # ---- the problems
