@@ -15,7 +15,7 @@ WITH_CUPY := $(if $(CUPY),$(COMMA)$(CUPY))
 # Without a driver the tests still compile what CuPy would launch: its wheel alone, without CUDA's libraries.
 CUPY_FOR_TESTS := $(if $(CUPY),,cupy-cuda13x)
 
-.PHONY: help bench test faults lint format sanitize measure clean
+.PHONY: help bench test faults lint format sanitize measure report clean
 
 help:
 	@echo "make bench          the photograph, then the quick table of the benchmark"
@@ -24,7 +24,9 @@ help:
 	@echo "make lint           what must be clean before a commit"
 	@echo "make format         Python and CUDA sources in their one format"
 	@echo "make sanitize       compute-sanitizer over every kernel variant (needs a GPU and the CUDA toolkit)"
-	@echo "make measure        the whole benchmark on a GPU, saved, and what it says of thresholds and predictions"
+	@echo "make measure        the whole benchmark on a GPU, saved row by row; RESUME=1 goes on, SYSTEM=1 installs nothing,"
+	@echo "                    RESULTS=folder, SECONDS=of a problem, COMMIT=hash where git does not say"
+	@echo "make report         figures, tables, thresholds, regret and predictions from RESULTS, without a GPU"
 	@echo "make clean          remove the environment and what was built"
 
 bench: $(VENV)/.bench
@@ -55,13 +57,17 @@ sanitize: $(VENV)/.test
 		compute-sanitizer --tool $$tool --error-exitcode 1 $(BIN)/python -m pytest tests/test_gpu.py -k sanitize || exit 1; \
 	done
 
-TODAY := $(shell date +%F)
-measure: $(VENV)/.bench $(VENV)/.test $(VENV)/.peers
-	$(BIN)/python -m bench --device gpu --full --save bench/results/gpu-$(TODAY).json
-	$(BIN)/python -m bench crossover --save bench/results/crossover-$(TODAY).json
-	$(BIN)/python -m bench regret
-	$(BIN)/python -m bench traffic
-	$(BIN)/python -m bench report
+# SYSTEM=1 takes $(PYTHON) as it is, where nothing can be installed: CuPy and NumPy are enough, a peer that is missing
+# is left out.
+RESULTS := bench/results
+RUN := $(if $(SYSTEM),$(PYTHON),$(BIN)/python)
+measure: $(if $(SYSTEM),,$(VENV)/.bench $(VENV)/.peers)
+	$(RUN) -m bench measure --results $(RESULTS)$(if $(SECONDS), --seconds $(SECONDS))$(if $(COMMIT), --commit $(COMMIT))$(if \
+		$(RESUME), --resume)
+
+report: $(if $(SYSTEM),,$(VENV)/.bench $(VENV)/.test)
+	$(RUN) -m bench report --results $(RESULTS)
+	$(RUN) -m bench traffic --results $(RESULTS)
 
 clean:
 	rm -rf $(VENV) dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis

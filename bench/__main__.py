@@ -3,20 +3,31 @@
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.table import Column, Table
+from typing import Any
 
 import gpufold
-from bench.measure import Bench, cpu_bench, device_facts, device_kind, gpu_bench, new_row
-from bench.problems import PROBLEMS, Problem, select
-from bench.report import footer, markdown, table
+from bench.measure import (
+    Bench,
+    DeviceLostError,
+    Task,
+    cpu_bench,
+    device_facts,
+    device_kind,
+    fill,
+    gpu_bench,
+    missing,
+)
+from bench.problems import PROBLEMS, select
+from bench.report import failures, footer, markdown, table
 from bench.results import OURS, Run, command_line, commit, saved
+from bench.terminal import Console, Table, progress, say
 from gpufold.plan import H200
 from gpufold.planners import VARIANTS
 
@@ -25,6 +36,9 @@ QUICK_SECONDS, FULL_SECONDS = 0.7, 5.0
 
 WIDTH = 160
 """Of a table that goes into a file."""
+
+INTERRUPTED, TERMINATED, LOST = 130, 143, 3
+"""Exit statuses of a run that was stopped: by the user, by SIGTERM, by a device that answers nothing any more."""
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -42,7 +56,7 @@ def _parser() -> argparse.ArgumentParser:
     length.add_argument("--full", action="store_true", help="every problem in all its dtypes: the default on a GPU")
     parser.add_argument("--seconds", type=float, help="measuring time of a problem in one dtype")
     parser.add_argument("--threads", type=int, help="CPU threads of every candidate, else all cores")
-    parser.add_argument("--save", type=Path, metavar="FILE.json", help="write everything that was measured")
+    _add_saving(parser)
     commands = parser.add_subparsers(dest="command", title="other commands", metavar="COMMAND")
     commands.add_parser("problems", help="list the problems and where they come from")
     photo = commands.add_parser("photo", help="remove noise from a photograph with im2col and col2im")
@@ -56,8 +70,16 @@ def _parser() -> argparse.ArgumentParser:
     traffic = commands.add_parser("traffic", help="predict the kernels' speed from runs on the CPU")
     traffic.add_argument("--problem", action="append", default=[], metavar="NAME")
     crossover = commands.add_parser("crossover", help="sweep sizes through the variants: where thresholds belong")
-    crossover.add_argument("--save", type=Path, metavar="FILE.json", help="write what a GPU measured")
+    _add_saving(crossover)
     crossover.add_argument("--seconds", type=float, default=1.0, help="measuring time of a point")
+    measure = commands.add_parser("measure", help="measure every problem and every sweep, saved row by row")
+    measure.add_argument("--results", type=Path, required=True, metavar="FOLDER", help="where they are saved")
+    measure.add_argument("--seconds", type=float, default=FULL_SECONDS, help="measuring time of a problem or a point")
+    measure.add_argument("--device", choices=("cpu", "gpu"), default="gpu", help="a CPU has no sweeps")
+    measure.add_argument(
+        "--problem", action="append", default=[], metavar="NAME", help="problems with it in their name"
+    )
+    _add_resuming(measure)
     gigapixel = commands.add_parser("gigapixel", help="stitch a large picture into Zarr with dask, on this machine")
     gigapixel.add_argument("--side", type=int, default=8192, help="pixels, at least; from 32768 on it is a gigapixel")
     gigapixel.add_argument("--memory", default="1GiB", metavar="BYTES", help="limit of a worker, such as 800MiB")
@@ -65,9 +87,26 @@ def _parser() -> argparse.ArgumentParser:
     gigapixel.add_argument("--folder", type=Path, help="where the picture goes for a while, else the temporary folder")
     gigapixel.add_argument("--save", type=Path, metavar="FILE.json", help="write what was measured")
     regret = commands.add_parser("regret", help="what the choices of auto cost, from saved results")
-    for command in (report, crossover, regret):
-        command.add_argument("results", type=Path, nargs="*", help="saved results, else those in bench/results")
+    for command in (report, crossover, regret, traffic):
+        command.add_argument(
+            "--results",
+            type=Path,
+            nargs="+",
+            default=[],
+            metavar="PATH",
+            help="saved results, or folders of them, else those in bench/results",
+        )
     return parser
+
+
+def _add_saving(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--save", type=Path, metavar="FILE.json", help="write what is measured, after each row")
+    _add_resuming(parser)
+
+
+def _add_resuming(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--resume", action="store_true", help="go on with what is saved, and measure what it lacks")
+    parser.add_argument("--commit", metavar="HASH", help="of this code, where git does not say")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -78,7 +117,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     warnings.filterwarnings("ignore", module="cupy._environment")  # about libraries that nothing here uses
     console = Console() if sys.stdout.isatty() else Console(width=WIDTH)
     commands = {
-        None: _measure,
+        None: _table,
+        "measure": _measure,
         "problems": _problems,
         "photo": _photo,
         "report": _report,
@@ -90,12 +130,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     }
     try:
         return commands[options.command](options, words, console)
+    except ModuleNotFoundError as error:
+        parser.error(f"{options.command or 'the benchmark'} needs {error.name}, which is not installed")
     except (ValueError, FileNotFoundError) as error:
         parser.error(str(error))
 
 
 def _problems(options: argparse.Namespace, words: list[str], console: Console) -> int:
-    listed = Table(Column("problem", no_wrap=True), "input", "output", "MB", "dtypes", "from", box=None)
+    listed = Table(box=None)
+    for heading in ("problem", "input", "output", "MB", "dtypes", "from"):
+        listed.add_column(heading, no_wrap=heading == "problem")
     for problem in PROBLEMS:
         megabytes = f"{problem.compulsory_bytes(problem.dtypes[0]) / 1e6:.3g}"
         shapes = (" x ".join(map(str, shape)) for shape in (problem.input_shape, problem.output_shape))
@@ -121,63 +165,62 @@ def _traffic(options: argparse.Namespace, words: list[str], console: Console) ->
 
     import_hostcuda()
     problems = select(options.problem, quick=False, gpu=True)
+    runs = saved(options.results)
     lines = []
-    with _progress() as progress:
-        bar = progress.add_task("", total=len(problems))
-        try:
-            for problem in problems:
-                progress.update(bar, description=problem.name)
-                lines += count(problem)
-                progress.advance(bar)
-        except KeyboardInterrupt:
-            progress.console.print("interrupted")
-    console.print(traffic_table(lines, saved([])))
+    try:
+        for problem in progress(problems, lambda problem: problem.name, len(problems)):
+            lines += count(problem)
+    except KeyboardInterrupt:
+        say(console, "interrupted")
+    console.print(traffic_table(lines, runs))
     for line in (*assumptions(), f"gpufold {gpufold.__version__}, commit {commit()}", command_line(words)):
-        console.print(line, highlight=False, markup=False)
+        say(console, line)
     return 0
-
-
-def _progress() -> Progress:
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    return Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True)
 
 
 def _report(options: argparse.Namespace, words: list[str], console: Console) -> int:
-    from bench.plots import draw
+    from bench.crossover import crossover_table, regret_table, sweeps
 
     runs = saved(options.results)
     if not runs:
-        console.print("No results are saved yet: python -m bench --save bench/results/NAME.json", highlight=False)
+        say(console, "No results are saved yet: python -m bench --save bench/results/NAME.json")
     for path, run in runs.items():
-        written = draw(run, path.stem, options.output)
+        written = _draw(run, path.stem, options.output, console)
         if any(not row.threshold for row in run.rows):
+            options.output.mkdir(parents=True, exist_ok=True)
             written.append(options.output / f"{path.stem}.md")
-            written[-1].write_text(markdown(run))
-        console.print(f"{path}: {', '.join(map(str, written))}", highlight=False)
+            written[-1].write_text(markdown(run), encoding="utf-8")
+        say(console, f"{path}: {', '.join(map(str, written))}")
+    known = sweeps(H200.multiprocessors, H200.threads_per_multiprocessor)
+    for verdicts in (crossover_table(runs.values(), known), regret_table(runs)):
+        if verdicts.row_count:
+            console.print(verdicts)
     return 0
+
+
+def _draw(run: Run, stem: str, folder: Path, console: Console) -> list[Path]:
+    """Draw a run and return the files, or none where nothing is there to draw with."""
+    try:
+        from bench.plots import draw
+    except ModuleNotFoundError as error:
+        say(console, f"No figures of {stem}: {error.name} is not installed.")
+        return []
+    return draw(run, stem, folder)
 
 
 def _crossover(options: argparse.Namespace, words: list[str], console: Console) -> int:
     from bench.crossover import crossover_table, sweeps
 
+    status = 0
     if options.results or device_kind("auto") == "cpu":
         runs = list(saved(options.results).values())
     else:
-        facts = device_facts()
-        bench, run = gpu_bench([], options.seconds)
-        bench.peers, run.command, runs = [], command_line(words), [run]
-        for sweep in sweeps(facts.multiprocessors, facts.threads_per_multiprocessor):
-            bench.variants = [*sweep.below, *sweep.above]
-            run.variants = list(dict.fromkeys([*run.variants, *bench.variants]))
-            tasks = [(problem, "float32") for _, problem in sweep.points]
-            if not _fill(bench, run, tasks):
-                break
-            for (value, _), row in zip(sweep.points, run.rows[-len(tasks) :], strict=True):
-                row.threshold, row.value = sweep.threshold, value
-        if options.save:
-            run.save(options.save)
+        step = _sweeps_step(options, words, options.save)
+        step.begin(options.resume)
+        status = _fill(step, words, console)
+        runs = [step.run]
     table = crossover_table(runs, sweeps(H200.multiprocessors, H200.threads_per_multiprocessor))
-    return _print_or_say(table, "python -m bench crossover --save bench/results/crossover.json", console)
+    return status or _print_or_say(table, "python -m bench crossover --save bench/results/crossover.json", console)
 
 
 def _regret(options: argparse.Namespace, words: list[str], console: Console) -> int:
@@ -196,52 +239,192 @@ def _print_or_say(table: Table, command: str, console: Console) -> int:
     if table.row_count:
         console.print(table)
     else:
-        console.print(f"No GPU measurements of this are saved; on a machine with a GPU: {command}", highlight=False)
+        say(console, f"No GPU measurements of this are saved; on a machine with a GPU: {command}")
     return 0
 
 
-def _fill(bench: Bench, run: Run, tasks: list[tuple[Problem, str]]) -> bool:
-    """Measure problems into new rows of a run, behind a progress bar; False where the user stopped it."""
+@dataclass
+class Step:
+    """A run, and all that belongs into it."""
+
+    name: str
+    bench: Bench
+    run: Run
+    tasks: list[Task]
+    path: Path | None
+    """Where it is saved."""
+
+    def begin(self, resume: bool) -> None:
+        """Go on with what is saved; raise ValueError where that is not wanted, or was measured differently."""
+        if resume and self.path is None:
+            raise ValueError("--resume goes on with what --save names, which is missing")
+        if self.path is not None and self.path.exists():
+            if not resume:
+                raise ValueError(f"{self.path} exists: --resume goes on with it, another name leaves it as it is")
+            self.run.take_over(self.path)
+
+    def save(self) -> None:
+        if self.path is not None:
+            self.run.save(self.path)
+
+    @property
+    def missing(self) -> int:
+        return len(missing(self.run, self.tasks))
+
+
+def _kernels() -> tuple[str, ...]:
+    """Return the names of the variants of all operations."""
+    return tuple(dict.fromkeys(name for operation in VARIANTS for name in gpufold.variants(operation)))
+
+
+def _problems_step(
+    kind: str, choices: dict[str, Any], threads: int | None, commit: str | None, words: list[str], path: Path | None
+) -> Step:
+    """Describe a run of the problems; `choices` are problems, variants, dtype, quick and seconds."""
+    quick, dtype, seconds = choices["quick"], choices["dtype"], choices["seconds"]
+    bench, run = cpu_bench(threads, seconds, commit) if kind == "cpu" else gpu_bench(seconds, commit)
+    run.command, run.options = command_line(words), choices
+    variants = tuple(choices["variants"])
+    tasks = [
+        Task(problem, each, variants)
+        for problem in select(choices["problems"], quick, kind == "gpu")
+        for each in ((dtype,) if dtype else problem.dtypes[:1] if quick else problem.dtypes)
+    ]
+    return Step("problems", bench, run, tasks, path)
+
+
+def _sweeps_step(options: argparse.Namespace, words: list[str], path: Path | None) -> Step:
+    """Describe a run of the sweeps through the planner's thresholds, without peers."""
+    from bench.crossover import sweeps
+
+    facts = device_facts()
+    bench, run = gpu_bench(options.seconds, options.commit)
+    bench.peers, run.peers = [], []
+    run.command, run.options = command_line(words), {"seconds": options.seconds}
+    tasks = [
+        Task(problem, problem.dtypes[0], (*sweep.below, *sweep.above), sweep.threshold, value)
+        for sweep in sweeps(facts.multiprocessors, facts.threads_per_multiprocessor)
+        for value, problem in sweep.points
+    ]
+    return Step("crossover", bench, run, tasks, path)
+
+
+class Terminated(KeyboardInterrupt):
+    """The process got SIGTERM: at a time limit, say."""
+
+
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """Raise Terminated at the first SIGTERM; a second one ends the process."""
+
+    def stop(number: int, frame: object) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        raise Terminated
+
+    before = signal.signal(signal.SIGTERM, stop)
     try:
-        with _progress() as progress:
-            bar = progress.add_task("", total=len(tasks))
-            for problem, dtype in tasks:
-                progress.update(bar, description=f"{problem.name} {dtype}")
-                row = new_row(problem, dtype)
-                run.rows.append(row)
-                bench.measure(problem, dtype, row)
-                progress.advance(bar)
-    except KeyboardInterrupt:
-        run.notes.append(f"Interrupted at {run.rows[-1].name}." if run.rows else "Interrupted.")
-        return False
-    return True
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
-def _measure(options: argparse.Namespace, words: list[str], console: Console) -> int:
+def _resuming(words: list[str]) -> str:
+    """Return the command that goes on."""
+    return command_line([*(word for word in words if word != "--resume"), "--resume"])
+
+
+def _fill(step: Step, words: list[str], console: Console) -> int:
+    """Measure what a step lacks; return the exit status, and where it was stopped say how to go on."""
+    try:
+        with _terminable():
+            fill(step.bench, step.run, step.tasks, step.save)
+    except KeyboardInterrupt as stop:
+        reason, status = ("Terminated", TERMINATED) if isinstance(stop, Terminated) else ("Interrupted", INTERRUPTED)
+        left = missing(step.run, step.tasks)
+        reason = f"{reason} at {left[0].row.name if left else 'the end'}."
+        if step.run.rows:
+            step.save()  # the last row may have been finished, and not written yet
+    except DeviceLostError as lost:
+        reason, status = f"Stopped: {lost}.", LOST
+    else:
+        failed = any(name in row.failures for row in step.run.rows for name in (OURS, *_kernels()))
+        return 1 if failed else 0
+    say(console, reason)
+    if step.path is None:
+        say(console, "Nothing is saved, for want of --save.")
+    else:
+        done = len(step.tasks) - step.missing
+        line = f"{done} of {len(step.tasks)} rows are saved in {step.path}; go on with: {_resuming(words)}"
+        say(console, line)
+    return status
+
+
+def _table(options: argparse.Namespace, words: list[str], console: Console) -> int:
     kind = device_kind(options.device)
     quick = options.quick or (kind == "cpu" and not options.full)
-    problems = select(options.problem, quick, kind == "gpu")
     seconds = (QUICK_SECONDS if quick else FULL_SECONDS) if options.seconds is None else options.seconds
-    known = list(dict.fromkeys(name for operation in VARIANTS for name in gpufold.variants(operation)))
+    known = _kernels()
     if unknown := set(options.variant) - set(known):
         raise ValueError(f"--variant must be of {', '.join(known)}, got {', '.join(sorted(unknown))}")
     if kind == "cpu" and options.variant:
         raise ValueError("--variant names a GPU kernel, and this run is on a CPU")
-    bench, run = cpu_bench(options.threads, seconds) if kind == "cpu" else gpu_bench(options.variant or known, seconds)
-    run.command = command_line(words)
-    tasks = [
-        (problem, dtype)
-        for problem in problems
-        for dtype in ((options.dtype,) if options.dtype else problem.dtypes[:1] if quick else problem.dtypes)
-    ]
-    _fill(bench, run, tasks)
-    console.print(table(run))
-    for line in footer(run):
-        console.print(line, highlight=False, markup=False)
-    if options.save:
-        run.save(options.save)
-        console.print(f"saved to {options.save}", highlight=False)
-    return 1 if any(name in row.failures for row in run.rows for name in (OURS, *known)) else 0
+    choices = {
+        "problems": options.problem,
+        "variants": options.variant or ([] if kind == "cpu" else list(known)),
+        "dtype": options.dtype,
+        "quick": quick,
+        "seconds": seconds,
+    }
+    step = _problems_step(kind, choices, options.threads, options.commit, words, options.save)
+    step.begin(options.resume)
+    status = _fill(step, words, console)
+    console.print(table(step.run))
+    for line in footer(step.run):
+        say(console, line)
+    if options.save and step.run.rows:
+        say(console, f"saved to {options.save}")
+    return status
+
+
+def _measure(options: argparse.Namespace, words: list[str], console: Console) -> int:
+    """Measure the problems, and on a GPU the sweeps; print what is left to do before and after."""
+    kind, folder = device_kind(options.device), options.results
+    choices = {
+        "problems": options.problem,
+        "variants": [] if kind == "cpu" else list(_kernels()),
+        "dtype": None,
+        "quick": False,
+        "seconds": options.seconds,
+    }
+    steps = [_problems_step(kind, choices, None, options.commit, words, folder / f"{kind}.json")]
+    if kind == "gpu":
+        steps.append(_sweeps_step(options, words, folder / "crossover.json"))
+    for step in steps:
+        step.begin(options.resume)
+    statuses = []
+    for step in steps:
+        _print_left(steps, folder, words, console)
+        statuses.append(_fill(step, words, console))
+        if statuses[-1] not in (0, 1):
+            break
+    for step in steps:
+        for line in failures(step.run):
+            say(console, line)
+    _print_left(steps, folder, words, console)
+    return max(statuses)
+
+
+def _print_left(steps: list[Step], folder: Path, words: list[str], console: Console) -> None:
+    """Say which steps are done, which are not, and the command for each."""
+    lines = []
+    for step in steps:
+        rows = f"{step.name}, {len(step.tasks) - step.missing} of {len(step.tasks)} rows in {step.path}"
+        lines.append(f"to do: {rows}: {_resuming(words)}" if step.missing else f"done:  {rows}")
+    results = ["--results", str(folder)]
+    lines.append(f"to do: figures, tables, thresholds and regret, without a GPU: {command_line(['report', *results])}")
+    lines.append(f"to do: predictions, without a GPU: {command_line(['traffic', *results])}")
+    for line in lines:
+        say(console, line)
 
 
 if __name__ == "__main__":

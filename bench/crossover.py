@@ -9,10 +9,9 @@ from math import exp, inf, log, prod
 from pathlib import Path
 from typing import Any
 
-from rich.table import Table
-
 from bench.problems import Problem, sliding, space
 from bench.results import Row, Run
+from bench.terminal import Table
 from gpufold import plan as planning
 from gpufold.plan import ELEMENT_TYPES, Operand
 from gpufold.planners import VARIANTS, col2im, positions, unfold

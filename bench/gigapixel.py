@@ -6,14 +6,13 @@ The tiles exist nowhere: each comes from the seed when it is needed. Pieces of e
 
 from __future__ import annotations
 
-import json
 import multiprocessing
 import os
 import resource
 import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -25,12 +24,12 @@ import numpy as np
 import numpy.typing as npt
 import zarr
 from distributed import Client, LocalCluster
-from rich.console import Console
-from rich.table import Table
 
 import gpufold
 import gpufold.dask
-from bench.results import command_line, commit, now, processor, version
+from bench.results import command_line, commit, now, processor, version, write
+from bench.terminal import Console, Table
+from bench.timing import significant
 
 Picture = npt.NDArray[np.float32]
 
@@ -220,9 +219,15 @@ def gigapixel(
     for line in lines:
         console.print(line, highlight=False, markup=False)
     if save:
-        save.parent.mkdir(parents=True, exist_ok=True)
-        save.write_text(
-            json.dumps({"date": now(), "about": lines, "jobs": [asdict(job) for job in done]}, indent=1) + "\n"
-        )
+        rows = [
+            {
+                "name": job.name,
+                "seconds": significant(job.seconds),
+                "megapixels_per_second": significant(job.megapixels_per_second),
+                "peak_megabytes": [significant(peak) for peak in job.peak_megabytes],
+            }
+            for job in done
+        ]
+        write(save, {"date": now(), "about": lines}, "jobs", rows)
         console.print(f"saved to {save}", highlight=False)
     return 0

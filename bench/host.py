@@ -18,12 +18,11 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
-from rich.console import Console
-from rich.table import Table
 
 import gpufold
 from bench.problems import PROBLEMS, Problem, dtype_of
 from bench.results import command_line, commit, processor
+from bench.terminal import Console, Table
 from gpufold.plan import H200, contiguous_strides
 
 SAMPLES, CALLS = 50, 200

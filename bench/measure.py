@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import platform
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from math import prod
@@ -11,9 +13,10 @@ from typing import Any
 import numpy as np
 
 import gpufold
-from bench.peers import Call, Peer, installed
-from bench.problems import Problem, dtype_of
+from bench.peers import Call, Peer, absent, installed
+from bench.problems import Problem, forget_device_arrays, itemsize_of
 from bench.results import COPY, OURS, Row, Run, command_line, commit, now, processor, version
+from bench.terminal import progress
 from bench.timing import Clock, CpuClock, GpuClock, Times, interleave, keep_freed_memory
 from gpufold.plan import Device, Operand
 from gpufold.planners import choose
@@ -21,6 +24,21 @@ from gpufold.threads import for_each
 
 THREADED_COPY_BYTES = 1 << 20
 """From here a memory copy is faster with threads."""
+
+
+PEER_PART = 1 / 4
+"""A peer whose call takes longer than this part of a problem's time is timed once, and does not take turns."""
+
+PREPARATION, CHOICE, FREEING = "preparation", "choice", "freeing"
+"""In a row's failures, where it is no candidate that failed: its data or expected result could not be made, the planner
+did not say what `auto` takes, its memory was not given back."""
+
+LONGEST_ERROR = 1000
+"""Characters of an exception that are kept: a compiler's list of errors has no end."""
+
+
+class DeviceLostError(RuntimeError):
+    """The device answers no call of this process any more."""
 
 
 @dataclass
@@ -45,66 +63,164 @@ class Bench:
         return cupy.asarray(data)
 
     def measure(self, problem: Problem, dtype: str, row: Row) -> None:
-        """Fill a row."""
-        host = problem.data(dtype)
-        data, expected = problem.arrange(self.array(host)), self.array(problem.expected(host))
+        """Fill a row, but for candidates that have failed in it before, and free what that took.
+
+        What a candidate raises is one of the row's failures; DeviceLostError is raised where none can follow it.
+        """
+        self._measure(problem, dtype, row)
+        try:
+            self._free()
+        except Exception as error:  # of an earlier call, if the device was lost without a word
+            self._note(row, FREEING, error)
+
+    def _measure(self, problem: Problem, dtype: str, row: Row) -> None:
+        try:
+            host = problem.data(dtype)
+            data, expected = problem.arrange(self.array(host)), self.array(problem.expected(host))
+            del host
+            copy = self._copy(row.bytes)
+            self.clock.first(copy)
+        except Exception as error:  # out of memory, no such dtype
+            self._note(row, PREPARATION, error)
+            return
         if self.kind == "gpu":
-            row.chosen = _chosen(problem, data, expected)
-        calls: dict[str, Callable[[], Any]] = {}
-        for name, call in self._candidates(problem, data, row):
             try:
+                row.chosen = _chosen(problem, data, expected)
+            except Exception as error:
+                self._note(row, CHOICE, error)
+        calls: dict[str, Callable[[], Any]] = {}
+        for name, prepare in self._candidates(problem, data):
+            if name in row.failures:
+                continue
+            try:
+                call = prepare()
+                if call is None:
+                    continue
                 answer, seconds = self.clock.first(call.run)
                 wrong = difference(call.as_array(answer), expected, problem.tolerance)
                 del answer
-                if seconds > self.seconds:  # the first call may have compiled
+                ours = name == OURS or name in self.variants
+                limit = self.seconds if ours else self.seconds * PEER_PART
+                if seconds > limit:  # the first call may have compiled
                     _, seconds = self.clock.first(call.run)
             except Exception as error:  # whatever a library raises for what it cannot do
-                row.failures[name] = f"{type(error).__name__}: {error}"
+                if not (name in self.variants and isinstance(error, gpufold.Unsupported)):
+                    self._note(row, name, error)
                 continue
             if wrong:
                 row.failures[name] = wrong
-            elif seconds > self.seconds:  # one call takes what is meant for all
+            elif seconds > limit:
                 row.times[name] = Times([seconds])
             else:
                 calls[name] = call.run
-        calls[COPY] = self._copy(row.bytes)
-        self.clock.first(calls[COPY])
-        interleave(calls, self.clock, self.seconds, row.times)
+        del expected
+        calls[COPY] = copy
+        interleave(calls, self.clock, self.seconds, row.times, lambda name, error: self._note(row, name, error))
 
-    def _candidates(self, problem: Problem, data: Any, row: Row) -> Iterator[tuple[str, Call]]:
-        yield OURS, Call(lambda: problem(data))
+    def _candidates(self, problem: Problem, data: Any) -> Iterator[tuple[str, Callable[[], Call | None]]]:
+        """Yield the name of each candidate and what makes its call, or None for a problem that it does not serve."""
+        yield OURS, lambda: Call(lambda: problem(data))
         for variant in self.variants:
-            if variant not in gpufold.variants(problem.operation):
-                continue
-            try:
-                problem(data, variant=variant)
-            except gpufold.Unsupported:
-                continue
-            yield variant, Call(lambda variant=variant: problem(data, variant=variant))  # type: ignore[misc]
+            if variant in gpufold.variants(problem.operation):
+                yield variant, lambda variant=variant: Call(lambda: problem(data, variant=variant))  # type: ignore[misc]
         for peer in self.peers:
-            if problem.kind not in peer.kinds:
-                continue
-            try:
-                call = peer.prepare(problem, data, self.threads)
-            except Exception as error:
-                row.failures[peer.name] = f"{type(error).__name__}: {error}"
-                continue
-            if call is not None:
-                yield peer.name, call
+            if problem.kind in peer.kinds:
+                yield peer.name, lambda peer=peer: peer.prepare(problem, data, self.threads)  # type: ignore[misc]
+
+    def _note(self, row: Row, name: str, error: Exception) -> None:
+        """Write a failure down; raise DeviceLostError if the device answers nothing after it."""
+        text = f"{type(error).__name__}: {error}"
+        row.failures[name] = text if len(text) <= LONGEST_ERROR else f"{text[:LONGEST_ERROR]} ..."
+        if self.kind == "cpu":
+            return
+        import cupy
+
+        try:
+            cupy.cuda.runtime.deviceSynchronize()
+        except Exception as lost:  # an illegal access, say, which CUDA returns from every later call
+            reason = f"the device is lost after {name} on {row.name}: {row.failures[name]}"
+            raise DeviceLostError(" ".join(reason.split())) from lost
+
+    def _free(self) -> None:
+        """Give back what the problem took of the device's memory, to CuPy's and torch's own use too."""
+        forget_device_arrays()
+        gc.collect()
+        if self.kind == "cpu":
+            return
+        import cupy
+
+        cupy.get_default_memory_pool().free_all_blocks()
+        cupy.get_default_pinned_memory_pool().free_all_blocks()
+        if "torch" in sys.modules:
+            sys.modules["torch"].cuda.empty_cache()
 
     def _copy(self, count: int) -> Callable[[], Any]:
         """Make a copy that reads and writes `count` bytes together: what the memory can do."""
-        source = self.array(np.ones(max(1, count // 2), np.uint8))
+        size = max(1, count // 2)
         if self.kind == "gpu":
             import cupy
 
+            source = cupy.ones(size, np.uint8)
             target = cupy.empty_like(source)
             return lambda: cupy.copyto(target, source)
+        source = np.ones(size, np.uint8)
         target = np.empty_like(source)
         if self.threads == 1 or count < THREADED_COPY_BYTES:
             return lambda: np.copyto(target, source)
         pieces = list(zip(np.array_split(target, self.threads), np.array_split(source, self.threads), strict=True))
         return lambda: for_each(np.copyto, pieces)
+
+
+@dataclass(frozen=True)
+class Task:
+    """A row that is to be measured."""
+
+    problem: Problem
+    dtype: str
+    variants: tuple[str, ...] = ()
+    threshold: str = ""
+    value: float = 0.0
+
+    @property
+    def row(self) -> Row:
+        """The row before anything is measured."""
+        row = new_row(self.problem, self.dtype)
+        row.threshold, row.value = self.threshold, self.value
+        return row
+
+
+def missing(run: Run, tasks: list[Task]) -> list[Task]:
+    """Return the tasks whose rows a run lacks."""
+    finished = {row.key for row in run.rows if row.finished}
+    return [task for task in tasks if task.row.key not in finished]
+
+
+def fill(bench: Bench, run: Run, tasks: list[Task], save: Callable[[], None]) -> None:
+    """Measure the rows that a run lacks, and save it after each.
+
+    Whatever is raised on the way, `run` has the finished rows and no other; where the device was lost, also the row
+    under way, unfinished, with what has failed in it.
+    """
+    waiting = missing(run, tasks)
+    for task in progress(waiting, lambda task: task.row.name, len(waiting)):
+        row = task.row
+        others = [each for each in run.rows if each.key != row.key]
+        for unfinished in run.rows:
+            if unfinished.key == row.key:
+                row.failures = dict(unfinished.failures)
+        bench.variants = list(task.variants)
+        run.variants = list(dict.fromkeys([*run.variants, *task.variants]))
+        try:
+            bench.measure(task.problem, task.dtype, row)
+        except DeviceLostError:
+            row.finished = False
+            row.times.clear()
+            run.rows = [*others, row]
+            save()
+            raise
+        row.round()
+        run.rows = [*others, row]
+        save()
 
 
 def difference(got: Any, expected: Any, tolerance: float = 0.0) -> str | None:
@@ -137,7 +253,7 @@ def device_kind(wanted: str) -> str:
     return "gpu" if count else "cpu"
 
 
-def cpu_bench(threads: int | None, seconds: float) -> tuple[Bench, Run]:
+def cpu_bench(threads: int | None, seconds: float, commit_given: str | None = None) -> tuple[Bench, Run]:
     """Prepare for this machine's CPU."""
     gpufold.set_num_threads(threads)
     threads = gpufold.get_num_threads()
@@ -145,34 +261,37 @@ def cpu_bench(threads: int | None, seconds: float) -> tuple[Bench, Run]:
     peers = installed("cpu")
     bench = Bench("cpu", CpuClock(), threads, seconds, peers, [])
     notes = ["Freed memory is kept for the next result, for every candidate alike."] if kept else []
-    return bench, _run(bench, f"{processor()}, {threads} threads", notes)
+    return bench, _run(bench, f"{processor()}, {threads} threads", notes, commit_given)
 
 
-def gpu_bench(variants: list[str], seconds: float) -> tuple[Bench, Run]:
+def gpu_bench(seconds: float, commit_given: str | None = None) -> tuple[Bench, Run]:
     """Prepare for the current CUDA device."""
     import cupy
 
     number = cupy.cuda.runtime.getDevice()
     name = cupy.cuda.runtime.getDeviceProperties(number)["name"].decode()
-    bench = Bench("gpu", GpuClock(cupy), gpufold.get_num_threads(), seconds, installed("gpu"), variants)
-    run = _run(bench, f"{name}, driver {cupy.cuda.runtime.driverGetVersion()}", ["The L2 cache is flushed each time."])
+    bench = Bench("gpu", GpuClock(cupy), gpufold.get_num_threads(), seconds, installed("gpu"), [])
+    device = f"{name}, driver {cupy.cuda.runtime.driverGetVersion()}"
+    run = _run(bench, device, ["The L2 cache is flushed each time."], commit_given)
     run.versions["cupy"] = cupy.__version__
     return bench, run
 
 
-def _run(bench: Bench, device: str, notes: list[str]) -> Run:
+def _run(bench: Bench, device: str, notes: list[str], commit_given: str | None) -> Run:
     versions = {"python": platform.python_version(), "gpufold": gpufold.__version__, "numpy": np.__version__}
     versions |= {peer.distribution: version(peer.distribution) for peer in bench.peers if peer.distribution}
+    if names := absent(bench.kind):
+        notes.append(f"Not installed here, and so not measured: {', '.join(names)}.")
     return Run(
         device=device,
         kind=bench.kind,
         threads=bench.threads,
         versions=versions,
-        commit=commit(),
+        commit=commit(commit_given),
         command=command_line([]),
         date=now(),
         peers=[peer.name for peer in bench.peers],
-        variants=bench.variants,
+        variants=[],
         notes=notes,
     )
 
@@ -180,7 +299,7 @@ def _run(bench: Bench, device: str, notes: list[str]) -> Run:
 def new_row(problem: Problem, dtype: str) -> Row:
     """Describe a problem before anything is measured."""
     count = problem.compulsory_bytes(dtype)
-    return Row(problem.name, problem.operation, dtype, count, count // dtype_of(dtype).itemsize)
+    return Row(problem.name, problem.operation, dtype, count, count // itemsize_of(dtype))
 
 
 def device_facts() -> Device:

@@ -10,12 +10,11 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from rich.console import Console
-from rich.table import Table
 from scipy.fft import dct
 
 import gpufold
 from bench.results import command_line, commit, processor, version
+from bench.terminal import Console, Table
 
 Picture = npt.NDArray[np.float32]
 

@@ -35,6 +35,11 @@ def dtype_of(name: str) -> np.dtype[Any]:
     return np.dtype(name)
 
 
+def itemsize_of(name: str) -> int:
+    """Return the bytes of an element, which are known of bfloat16 without ml_dtypes too."""
+    return 2 if name == "bfloat16" else dtype_of(name).itemsize
+
+
 @dataclass(frozen=True)
 class Problem:
     """One call of one operation, but for the dtype."""
@@ -128,7 +133,7 @@ class Problem:
 
     def compulsory_bytes(self, dtype: str) -> int:
         """Each input and output byte once."""
-        return (prod(self.input_shape) + prod(self.output_shape)) * dtype_of(dtype).itemsize
+        return (prod(self.input_shape) + prod(self.output_shape)) * itemsize_of(dtype)
 
     @property
     def arguments(self) -> dict[str, Any]:
@@ -332,6 +337,12 @@ def _window_on_device(problem: Problem, library: str) -> Any:
     """Give the window as an argument, in the library of the data: brought to the device once, as a user does."""
     weights = tuple(sys.modules[library].asarray(weights) for weights in problem.weights())
     return weights[0] if len(weights) == 1 else weights
+
+
+def forget_device_arrays() -> None:
+    """Drop the windows and positions that earlier problems have brought to a device."""
+    _positions_on_device.cache_clear()
+    _window_on_device.cache_clear()
 
 
 def _moved_by_definition(operation: str, geometry: SpaceGeometry, data: Array) -> Array:

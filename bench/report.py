@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from statistics import median
-from typing import Any
-
-from rich import box
-from rich.table import Table
 
 from bench.problems import PROBLEMS
 from bench.results import COPY, OURS, Row, Run, geometric_mean
+from bench.terminal import Table
 
 
 def milliseconds(seconds: float) -> str:
@@ -74,7 +71,7 @@ def cells(run: Run) -> tuple[list[str], list[list[str]]]:
 def footer(run: Run) -> list[str]:
     """Say what the figures depend on."""
     versions = ", ".join(f"{name} {version}" for name, version in run.versions.items())
-    lines = [
+    return [
         "Times are medians in ms of samples taken in turns; ± is half the distance of the quartiles; "
         "peers' means are their time over gpufold's; "
         f"GB/s counts each input and output byte once; {COPY} moves as many bytes, in the same run.",
@@ -82,12 +79,18 @@ def footer(run: Run) -> list[str]:
         f"{run.date}, {run.device}, commit {run.commit}",
         versions,
         run.command,
+        *failures(run),
     ]
-    failures: dict[tuple[str, str], list[str]] = defaultdict(list)
+
+
+def failures(run: Run) -> list[str]:
+    """Say what was not timed, and why."""
+    lines = []
+    rows_of: dict[tuple[str, str], list[str]] = defaultdict(list)
     for row in run.rows:
         for name, reason in row.failures.items():
-            failures[name, reason].append(row.name)
-    for (name, reason), rows in failures.items():
+            rows_of[name, reason].append(row.name)
+    for (name, reason), rows in rows_of.items():
         more = f" and {len(rows) - 3} more" if len(rows) > 3 else ""
         lines.append(f"{name} on {', '.join(rows[:3])}{more}: {' '.join(reason.split())}")
     return lines
@@ -96,10 +99,9 @@ def footer(run: Run) -> list[str]:
 def table(run: Run) -> Table:
     """Give the table for a terminal."""
     header, lines = cells(run)
-    result = Table(box=box.SIMPLE_HEAD, show_footer=False, pad_edge=False)
+    result = Table(box=None)
     for number, name in enumerate(header):
-        options: dict[str, Any] = {"justify": "left" if number == 0 else "right", "no_wrap": number == 0}
-        result.add_column(name, **options)
+        result.add_column(name, justify="left" if number == 0 else "right", no_wrap=number == 0)
     for line in lines[:-1]:
         result.add_row(*line)
     result.add_section()

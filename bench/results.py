@@ -1,17 +1,19 @@
-"""What a run measured, and under which circumstances; saved as JSON."""
+"""What a run measured, and under which circumstances; saved as JSON, a line for each row."""
 
 from __future__ import annotations
 
 import importlib.metadata
 import json
+import os
 import platform
 import shlex
 import subprocess
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import MISSING, dataclass, field, fields
 from datetime import UTC, datetime
 from math import exp, log
 from pathlib import Path
+from typing import Any
 
 from bench.timing import Times
 
@@ -38,6 +40,17 @@ class Row:
     times: dict[str, Times] = field(default_factory=dict)
     failures: dict[str, str] = field(default_factory=dict)
     """What was not timed, and why: a wrong result, an exception."""
+    finished: bool = True
+    """False where the device was lost on the way: the row is measured again, without what has failed."""
+
+    @property
+    def key(self) -> tuple[str, str, str, float]:
+        """What no two rows of a run have in common."""
+        return self.problem, self.dtype, self.threshold, self.value
+
+    def round(self) -> None:
+        """Keep as many digits of the times as are saved, so that a table is the same before and after."""
+        self.times = {name: times.rounded() for name, times in self.times.items()}
 
     @property
     def name(self) -> str:
@@ -72,6 +85,8 @@ class Run:
     variants: list[str]
     notes: list[str] = field(default_factory=list)
     rows: list[Row] = field(default_factory=list)
+    options: dict[str, Any] = field(default_factory=dict)
+    """Of the command, as far as results depend on them: rows of other options do not belong into the same run."""
 
     def fastest_peer(self, row: Row) -> str | None:
         measured = [peer for peer in self.peers if peer in row.times]
@@ -79,24 +94,79 @@ class Run:
 
     def save(self, path: Path) -> None:
         """Write everything, every sample included."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(asdict(self), indent=1) + "\n")
+        head = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "rows"}
+        rows = [
+            _set_fields(row) | {"times": {name: _set_fields(times) for name, times in row.times.items()}}
+            for row in self.rows
+        ]
+        write(path, head, "rows", rows)
 
     @classmethod
     def load(cls, path: Path) -> Run:
         """Read what `save` wrote."""
-        values = json.loads(path.read_text())
+        values = json.loads(path.read_text(encoding="utf-8"))
         rows = [
             Row(**{**row, "times": {name: Times(**times) for name, times in row["times"].items()}})
             for row in values.pop("rows")
         ]
         return cls(**values, rows=rows)
 
+    def take_over(self, path: Path) -> None:
+        """Take the rows of a saved run for this run's; raise ValueError where they were measured differently."""
+        earlier = Run.load(path)
+        differences = []
+        for name in ("device", "kind", "threads", "commit", "versions", "peers", "options"):
+            was, now = getattr(earlier, name), getattr(self, name)
+            if isinstance(was, dict):
+                different = [key for key in was | now if was.get(key) != now.get(key)]
+                differences += [f"{name}[{key!r}] was {was.get(key)!r} and is {now.get(key)!r}" for key in different]
+            elif was != now:
+                differences.append(f"{name} was {was!r} and is {now!r}")
+        if differences:
+            raise ValueError(f"--resume: {path} was measured differently: {'; '.join(differences)}")
+        self.rows, self.date, self.command = earlier.rows, earlier.date, earlier.command
+        self.variants = list(dict.fromkeys([*earlier.variants, *self.variants]))
+
+
+def _set_fields(thing: Any) -> dict[str, Any]:
+    """Return the fields of a dataclass that differ from their defaults."""
+    values = {}
+    for each in fields(thing):
+        value = getattr(thing, each.name)
+        default = each.default if each.default_factory is MISSING else each.default_factory()
+        if default is MISSING or value != default:
+            values[each.name] = value
+    return values
+
+
+def write(path: Path, head: Mapping[str, Any], name: str, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Write a JSON object with a line for each value of `head` and, under `name`, for each row."""
+    lines = [f"{json.dumps(key)}: {json.dumps(value, ensure_ascii=False)},\n" for key, value in head.items()]
+    body = ",\n".join(json.dumps(row, ensure_ascii=False) for row in rows)
+    write_at_once(path, "".join(["{\n", *lines, f"{json.dumps(name)}: [\n", body, "\n]\n}\n"]))
+
+
+def write_at_once(path: Path, text: str) -> None:
+    """Write a file that its readers see as it was or as it will be, and that a crash leaves as one of the two."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f".{path.name}.part")
+    try:
+        with part.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(part, path)
+    finally:
+        part.unlink(missing_ok=True)
+
 
 def saved(paths: Iterable[Path]) -> dict[Path, Run]:
-    """Load the named results, or all that are saved with the project."""
-    others = set(RESULTS.glob("gigapixel-*.json"))
-    return {path: Run.load(path) for path in list(paths) or sorted(set(RESULTS.glob("*.json")) - others)}
+    """Load the named results, all of a folder that is named, or all that are saved with the project."""
+    files: list[Path] = []
+    for path in list(paths) or [RESULTS]:
+        others = set(path.glob("gigapixel-*.json"))
+        files += sorted(set(path.glob("*.json")) - others) if path.is_dir() else [path]
+    return {path: Run.load(path) for path in files}
 
 
 def geometric_mean(values: Iterable[float | None]) -> float | None:
@@ -109,8 +179,10 @@ def geometric_mean(values: Iterable[float | None]) -> float | None:
     return exp(sum(logarithms) / len(logarithms)) if logarithms else None
 
 
-def commit() -> str:
-    """Name the commit of this checkout, and whether anything differs from it."""
+def commit(given: str | None = None) -> str:
+    """Name the commit: the one given, or that of this checkout, and whether anything differs from it."""
+    if given:
+        return given
     command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--exclude=*"]
     try:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()

@@ -40,6 +40,22 @@ class Times:
         low, _, high = quantiles(self.seconds, n=4) if len(self.seconds) > 1 else [self.median] * 3
         return (high - low) / 2 / self.median
 
+    def rounded(self) -> Times:
+        """Return the same with as many digits as are saved."""
+        return Times(*([significant(value) for value in values] for values in (self.seconds, self.host)))
+
+
+DIGITS = 4
+
+
+def significant(value: float) -> float:
+    """Round to the digits that are saved.
+
+    >>> significant(0.00123456)
+    0.001235
+    """
+    return float(f"{value:.{DIGITS}g}")
+
 
 class Clock(Protocol):
     """Measures calls one sample at a time."""
@@ -125,12 +141,19 @@ class GpuClock:
         return self.counter() - began
 
 
-def interleave(calls: Mapping[str, Callable[[], Any]], clock: Clock, seconds: float, results: dict[str, Times]) -> None:
+def interleave(
+    calls: Mapping[str, Callable[[], Any]],
+    clock: Clock,
+    seconds: float,
+    results: dict[str, Times],
+    failed: Callable[[str, Exception], None],
+) -> None:
     """Measure calls that have run before, round robin, until each has had its share of `seconds`.
 
-    What is measured is in `results` at any moment, so an interrupt loses nothing.
+    What is measured is in `results` at any moment, so an interrupt loses nothing. A call that raises is handed to
+    `failed` with its exception and loses its results; the others go on.
     """
-    repeats = {name: clock.repeats(call) for name, call in calls.items()}
+    repeats: dict[str, int] = {}
     left = dict.fromkeys(calls, seconds / max(1, len(calls)))
     waiting = list(calls)
     collecting = gc.isenabled()
@@ -138,8 +161,17 @@ def interleave(calls: Mapping[str, Callable[[], Any]], clock: Clock, seconds: fl
     try:
         while waiting:
             for name in tuple(waiting):
-                times = results.setdefault(name, Times())
-                left[name] -= clock.sample(calls[name], repeats[name], times)
+                try:
+                    if name not in repeats:
+                        repeats[name] = clock.repeats(calls[name])
+                        continue
+                    times = results.setdefault(name, Times())
+                    left[name] -= clock.sample(calls[name], repeats[name], times)
+                except Exception as error:  # whatever a library raises
+                    results.pop(name, None)
+                    waiting.remove(name)
+                    failed(name, error)
+                    continue
                 done = len(times.seconds)
                 if done >= MOST_SAMPLES or (done >= LEAST_SAMPLES and left[name] <= 0):
                     waiting.remove(name)

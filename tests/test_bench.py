@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import importlib
+import importlib.machinery
 import json
+import os
 import platform
+import re
+import signal
 import subprocess
 import sys
+import threading
+import time
+import weakref
 from dataclasses import replace
 from functools import partial
 from itertools import count
@@ -20,15 +27,17 @@ from cases import CASES, SPACE_CASES
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import bench.measure
+import bench.results
 import gpufold
-from bench.__main__ import main
+from bench.__main__ import INTERRUPTED, LOST, TERMINATED, main
 from bench.crossover import judge, regret, sweeps
 from bench.measure import Bench, difference, new_row
 from bench.peers import PEERS, Call, Peer, _torch_compile
 from bench.photo import denoise
-from bench.problems import LARGEST_VALUE, PROBLEMS, Problem, dtype_of, select
+from bench.problems import LARGEST_VALUE, PROBLEMS, Problem, _window_on_device, dtype_of, select
 from bench.report import by_operation, cells
-from bench.results import Row, Run, geometric_mean
+from bench.results import RESULTS, Row, Run, geometric_mean, write_at_once
+from bench.terminal import PlainTable
 from bench.timing import LEAST_SAMPLES, MOST_SAMPLES, CpuClock, GpuClock, Times, interleave
 from bench.traffic import Line, traffic_table
 from gpufold.geometry import SlidingGeometry, batch_geometry, columns_geometry
@@ -36,6 +45,8 @@ from gpufold.plan import H200, Operand, Unsupported
 from gpufold.planners import choose
 
 pytestmark = pytest.mark.filterwarnings(r"ignore:\s*nccl library")  # sigpy imports CuPy, which looks for it
+
+ROOT = Path(__file__).resolve().parents[1]
 
 OPERATIONS = ("col2im", "im2col")
 
@@ -203,6 +214,10 @@ def test_a_wrong_peer_and_one_that_raises_get_no_time():
     assert mean[header.index("right")].endswith("x")
 
 
+def fail(name, error):
+    raise error
+
+
 class SlowThenFast(CpuClock):
     """Each call takes longer than all calls may together: always, or only the first time."""
 
@@ -233,7 +248,7 @@ def test_calls_take_turns_and_share_the_time():
     ticks, log = Ticks(), []
     calls = {name: ticks.takes(seconds, log, name) for name, seconds in (("a", 0.1), ("b", 0.2))}
     results = {}
-    interleave(calls, CpuClock(ticks, lambda seconds: None), 2.0, results)
+    interleave(calls, CpuClock(ticks, lambda seconds: None), 2.0, results, fail)
     assert log == ["a", "b"] + ["a", "b"] * 5 + ["a"] * 5  # the first two say how long a call is
     assert results["a"].median == pytest.approx(0.1)
     assert results["b"].spread == pytest.approx(0)
@@ -243,11 +258,11 @@ def test_short_calls_are_repeated_within_a_sample_and_slow_ones_get_the_least_sa
     ticks, log = Ticks(), []
     calls = {"short": ticks.takes(1e-6, log, "short"), "slow": ticks.takes(60.0)}
     results = {}
-    interleave(calls, CpuClock(ticks, lambda seconds: None), 1000.0, results)
+    interleave(calls, CpuClock(ticks, lambda seconds: None), 1000.0, results, fail)
     assert len(results["short"].seconds) == MOST_SAMPLES
     assert len(log) == 1 + 2000 * MOST_SAMPLES
     assert results["short"].median == pytest.approx(1e-6)
-    interleave({"slow": calls["slow"]}, CpuClock(ticks, lambda seconds: None), 0.0, results := {})
+    interleave({"slow": calls["slow"]}, CpuClock(ticks, lambda seconds: None), 0.0, results := {}, fail)
     assert len(results["slow"].seconds) == LEAST_SAMPLES
 
 
@@ -261,7 +276,7 @@ def test_an_interrupt_keeps_the_samples_so_far():
 
     results = {}
     with pytest.raises(KeyboardInterrupt):
-        interleave({"a": interrupted}, CpuClock(ticks, lambda seconds: None), 100.0, results)
+        interleave({"a": interrupted}, CpuClock(ticks, lambda seconds: None), 100.0, results, fail)
     assert results["a"].seconds == [1.0] * 3
 
 
@@ -283,6 +298,9 @@ class FakeCupy:
         )
         self.cuda = SimpleNamespace(Event=Event, runtime=runtime, get_elapsed_time=lambda before, after: 0.25)
         self.empty = lambda size, dtype: SimpleNamespace(fill=lambda value: log.append("flush"), nbytes=size)
+        self.__spec__ = importlib.machinery.ModuleSpec("cupy", None)
+        pool = SimpleNamespace(free_all_blocks=lambda: log.append("free"))
+        self.get_default_memory_pool = self.get_default_pinned_memory_pool = lambda: pool
 
 
 def test_a_gpu_call_is_timed_between_two_events_after_a_flush():
@@ -296,26 +314,216 @@ def test_a_gpu_call_is_timed_between_two_events_after_a_flush():
     assert times.host == [pytest.approx(3e-6)]
 
 
-def test_the_gpu_table_on_a_device_made_of_numpy(capsys, monkeypatch):
-    log = []
-    cupy = FakeCupy(log)
-    cupy.asarray, cupy.copyto, cupy.empty_like, cupy.__version__ = np.asarray, np.copyto, np.empty_like, "0"
-    cupy.cuda.runtime.getDeviceProperties = lambda number: {"l2CacheSize": 1, "name": b"NumPy"}
-    cupy.cuda.runtime.getDeviceCount, cupy.cuda.runtime.driverGetVersion = lambda: 1, lambda: 0
-    monkeypatch.setitem(sys.modules, "cupy", cupy)
-    monkeypatch.setattr(bench.measure, "device_facts", lambda: H200)
-    monkeypatch.setattr(bench.measure, "installed", lambda device: [peer for peer in PEERS if peer.name == "cupy"])
-    monkeypatch.setattr(bench.measure.gpufold, "variants", lambda operation: ("gather",))
-    monkeypatch.setattr(Problem, "__call__", lambda self, data, variant=None: self.expected(data))
-    status, out = run(capsys, "--problem", "tiny", "--seconds", "0.001", "--variant", "gather")
+class NumpyDevice:
+    """A CUDA device made of NumPy, with the kernels `gather` and `split`, which a test may break."""
+
+    def __init__(self, monkeypatch):
+        self.log, self.uploaded, self.lost, self.ran = [], [], False, []
+        self.broken = {}
+        """What the kernels raise, by the name of the problem and their own."""
+        cupy = FakeCupy(self.log)
+        cupy.copyto, cupy.empty_like, cupy.ones, cupy.__version__ = np.copyto, np.empty_like, np.ones, "0"
+        cupy.asarray = self.upload
+        cupy.cuda.runtime.getDeviceProperties = lambda number: {"l2CacheSize": 1, "name": b"NumPy"}
+        cupy.cuda.runtime.getDeviceCount, cupy.cuda.runtime.driverGetVersion = lambda: 1, lambda: 0
+        cupy.cuda.runtime.deviceSynchronize = self.synchronize
+        monkeypatch.setitem(sys.modules, "cupy", cupy)
+        for module in ("bench.measure", "bench.__main__"):
+            monkeypatch.setattr(f"{module}.device_facts", lambda: H200)
+        monkeypatch.setattr(
+            bench.measure, "installed", lambda device: [replace(peer) for peer in PEERS if peer.name == "cupy"]
+        )
+        monkeypatch.setattr(bench.measure, "absent", lambda device: ["torch"])
+        monkeypatch.setattr(bench.measure.gpufold, "variants", lambda operation: ("gather", "split"))
+        device = self
+
+        def compute(problem, data, variant="auto"):
+            return device.compute(problem, data, variant)
+
+        monkeypatch.setattr(Problem, "__call__", compute)
+
+    def upload(self, array):
+        self.uploaded.append(array)
+        return np.asarray(array)
+
+    def synchronize(self):
+        if self.lost:
+            raise RuntimeError("cudaErrorIllegalAddress")
+
+    def compute(self, problem, data, variant):
+        self.synchronize()
+        self.ran.append((problem.name, variant))
+        if error := self.broken.get((problem.name, variant)):
+            self.lost = "Illegal" in str(error)
+            raise error
+        return problem.expected(data)
+
+
+@pytest.fixture
+def numpy_device(monkeypatch):
+    return NumpyDevice(monkeypatch)
+
+
+TINY = ("--problem", "tiny", "--seconds", "0.001")
+
+
+def test_the_gpu_table_on_a_device_made_of_numpy(capsys, numpy_device):
+    status, out = run(capsys, *TINY, "--variant", "gather")
     assert status == 0
-    header, first, *_ = (line for line in out.splitlines() if line.strip() and "──" not in line)
+    header, first, *_ = (line for line in out.splitlines() if line.strip())
     assert header.split()[:1] == ["problem"]
     assert "host µs" in header
     assert "gather" in header
+    assert "split" not in header
     assert "0.25*" in first
     assert "NumPy" in out
-    assert log.count("event") == 2 * log.count("flush") >= 2 * 2 * 4 * LEAST_SAMPLES
+    assert numpy_device.log.count("event") == 2 * numpy_device.log.count("flush") >= 2 * 2 * 4 * LEAST_SAMPLES
+
+
+def test_the_copy_that_percentages_refer_to_is_made_on_the_device(capsys, numpy_device):
+    assert run(capsys, *TINY)[0] == 0
+    assert numpy_device.uploaded
+    assert not [array for array in numpy_device.uploaded if array.dtype == np.uint8]
+
+
+def test_a_call_that_raises_later_loses_its_times_and_the_others_go_on():
+    ticks, failures, calls = Ticks(), {}, count()
+
+    def fails_at_the_third():
+        if next(calls) == 2:
+            raise MemoryError("none left")
+        ticks.now += 1.0
+
+    results = {}
+    named = {"bad": fails_at_the_third, "good": ticks.takes(1.0)}
+    interleave(named, CpuClock(ticks, lambda seconds: None), 8.0, results, failures.__setitem__)
+    assert list(results) == ["good"]
+    assert len(results["good"].seconds) == 4
+    assert str(failures["bad"]) == "none left"
+
+
+@pytest.mark.parametrize("variant", ["auto", "split"])
+def test_a_kernel_that_fails_is_an_entry_and_the_rest_goes_on(capsys, numpy_device, tmp_path, variant):
+    numpy_device.broken["col2im-tiny-2x2", variant] = RuntimeError("does not compile")
+    saved = tmp_path / "gpu.json"
+    status, out = run(capsys, *TINY, "--save", str(saved))
+    first, second = Run.load(saved).rows
+    failed, other = ("gpufold", "split") if variant == "auto" else ("split", "gpufold")
+    assert status == 1
+    assert first.failures == {failed: "RuntimeError: does not compile"}
+    assert {other, "gather", "cupy", "copy"} == set(first.times)
+    assert {"gpufold", "gather", "split", "cupy", "copy"} == set(second.times)
+    assert f"{failed} on col2im-tiny-2x2: RuntimeError: does not compile" in out
+
+
+def test_a_kernel_that_does_not_serve_a_problem_is_no_failure(capsys, numpy_device):
+    numpy_device.broken["col2im-tiny-2x2", "split"] = Unsupported("split: not this one")
+    status, out = run(capsys, *TINY)
+    assert status == 0
+    assert "not this one" not in out
+
+
+def test_a_problem_that_cannot_be_made_is_a_row_that_says_so(capsys, numpy_device, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ml_dtypes", None)
+    saved = tmp_path / "gpu.json"
+    words = ("--problem", "im2col-resnet-3x3-s1", "--problem", "tiny", "--seconds", "0.001", "--save", str(saved))
+    made = Problem.data
+
+    def small(problem, dtype):
+        if "tiny" not in problem.name and dtype != "bfloat16":
+            raise MemoryError("too large here")
+        return made(problem, dtype)
+
+    monkeypatch.setattr(Problem, "data", small)
+    status, out = run(capsys, *words, "--full")
+    rows = {row.name: row for row in Run.load(saved).rows}
+    assert status == 0
+    assert rows["im2col-resnet-3x3-s1"].failures == {"preparation": "MemoryError: too large here"}
+    bfloat16 = rows["im2col-resnet-3x3-s1 bfloat16"]
+    assert "ml_dtypes" in bfloat16.failures["preparation"]
+    assert bfloat16.bytes == rows["im2col-resnet-3x3-s1"].bytes / 2
+    assert rows["im2col-tiny-2x2"].times
+    assert "preparation on im2col-resnet-3x3-s1" in out
+
+
+def test_a_lost_device_ends_the_run_and_resume_goes_on_without_what_lost_it(capsys, numpy_device, tmp_path):
+    numpy_device.broken["im2col-tiny-2x2", "split"] = RuntimeError("cudaErrorIllegalAddress")
+    saved = tmp_path / "gpu.json"
+    words = (*TINY, "--save", str(saved))
+    status, out = run(capsys, *words)
+    assert status == LOST
+    assert "the device is lost after split on im2col-tiny-2x2: RuntimeError: cudaErrorIllegalAddress" in out
+    assert f"1 of 2 rows are saved in {saved}; go on with: python -m bench {' '.join(words)} --resume" in out
+    first, second = Run.load(saved).rows
+    assert first.finished
+    assert first.times
+    assert (second.finished, second.times) == (False, {})
+
+    numpy_device.lost = False  # in a new process
+    numpy_device.ran.clear()
+    status, out = run(capsys, *words, "--resume")
+    assert status == 1  # a kernel failed
+    assert {variant for _, variant in numpy_device.ran} == {"auto", "gather"}
+    assert {name for name, _ in numpy_device.ran} == {"im2col-tiny-2x2"}
+    again, second = Run.load(saved).rows
+    assert again == first
+    assert second.finished
+    assert set(second.times) == {"gpufold", "gather", "cupy", "copy"}
+    assert list(second.failures) == ["split"]
+
+
+def test_an_error_after_which_the_device_still_answers_does_not_end_the_run(capsys, numpy_device):
+    numpy_device.broken["col2im-tiny-2x2", "split"] = RuntimeError("CUDA_ERROR_INVALID_IMAGE")
+    status, out = run(capsys, *TINY)
+    assert status == 1
+    assert "im2col-tiny-2x2" in out
+
+
+def test_each_problem_frees_its_memory_before_the_next(numpy_device, monkeypatch):
+    measured = Bench("gpu", CpuClock(pause=lambda seconds: None), 1, 0.001, [], ["gather"])
+    made, arrays = Problem.data, []
+
+    def watched(problem, dtype):
+        data = made(problem, dtype).view(type("Watched", (np.ndarray,), {}))
+        arrays.append(weakref.ref(data))
+        return data
+
+    monkeypatch.setattr(Problem, "data", watched)
+    cupy = sys.modules["cupy"]
+    cupy.asarray = lambda array: array
+    cupy.get_default_memory_pool().free_all_blocks()
+    numpy_device.log.clear()
+    (problem,) = select(["col2im-tiny"], quick=True, gpu=False)
+    _window_on_device(replace(problem, window="hann"), "numpy")
+    measured.measure(problem, "float32", new_row(problem, "float32"))
+    assert arrays[0]() is None
+    assert numpy_device.log.count("free") == 2  # the device's pool and that of pinned memory
+    assert _window_on_device.cache_info().currsize == 0
+
+
+def slow_peer(ticks, seconds):
+    def prepare(problem, data, threads):
+        return Call(ticks.takes(seconds), lambda answer: problem.expected(data))
+
+    return Peer("slow", "", "numpy", ("cpu",), prepare)
+
+
+@pytest.mark.parametrize(("seconds", "samples"), [(0.2, LEAST_SAMPLES), (0.3, 1), (2.0, 1)])
+def test_a_slow_peer_gets_a_smaller_share(seconds, samples, monkeypatch):
+    ticks = Ticks()
+
+    def compute(problem, data):
+        ticks.now += 0.1
+        return problem.expected(data)
+
+    monkeypatch.setattr(Problem, "__call__", compute)
+    measured = Bench("cpu", CpuClock(ticks, lambda seconds: None), 1, 1.0, [slow_peer(ticks, seconds)], [])
+    (problem,) = select(["col2im-tiny"], quick=True, gpu=False)
+    measured._copy = lambda size: ticks.takes(0.1)
+    row = new_row(problem, "float32")
+    measured.measure(problem, "float32", row)
+    assert row.times["slow"].seconds == [pytest.approx(seconds)] * samples
+    assert ticks.now < 10
 
 
 def torch_compile_calls(count):
@@ -424,6 +632,246 @@ def test_measuring_ends_in_a_table_and_saves_what_it_shows(capsys, tmp_path):
     again = tmp_path / "again.json"
     loaded.save(again)
     assert json.loads(again.read_text()) == json.loads(saved.read_text())
+    lines = saved.read_text().splitlines()
+    assert [json.loads(line.rstrip(","))["problem"] for line in lines if line.startswith('{"problem"')] == [
+        row.problem for row in loaded.rows
+    ]
+    assert len(lines) < 25
+    times = [value for row in loaded.rows for each in row.times.values() for value in each.seconds]
+    assert times
+    assert all(float(f"{value:.4g}") == value for value in times)
+
+
+def test_results_that_come_with_the_project_are_compact():
+    for path in RESULTS.glob("*.json"):
+        text = path.read_text()
+        assert len(text.splitlines()) < 100, path
+        assert max(map(len, re.findall(r"(?<![\d.])0\.0*(\d+)", text))) <= 4, path
+
+
+def test_a_file_is_replaced_at_once_and_only_when_it_is_written_to_the_disk(tmp_path, monkeypatch):
+    path, log = tmp_path / "folder" / "file.json", []
+    write_at_once(path, "before")
+
+    def synced(number):
+        log.append(("synced", os.fstat(number).st_size))
+
+    def replaced(source, target):
+        log.append(("replaced", Path(source).parent == path.parent))
+        os.rename(source, target)
+
+    monkeypatch.setattr(bench.results.os, "fsync", synced)
+    monkeypatch.setattr(bench.results.os, "replace", replaced)
+    write_at_once(path, "after")
+    assert log == [("synced", 5), ("replaced", True)]
+    assert path.read_text() == "after"
+    for name in ("fsync", "replace"):
+        with monkeypatch.context() as patch:
+            patch.setattr(bench.results.os, name, lambda *arguments: fail("", OSError("full disk")))
+            with pytest.raises(OSError, match="full disk"):
+                write_at_once(path, "half")
+        assert path.read_text() == "after"
+        assert list(path.parent.iterdir()) == [path]
+
+
+def test_a_reader_never_sees_half_a_file(tmp_path):
+    path, stop, seen = tmp_path / "file.json", threading.Event(), []
+    rows = [Row("name", "col2im", "float32", 1, 1, times={"gpufold": Times([0.001] * 5000)}) for _ in range(20)]
+    made = Run("no device", "cpu", 1, {}, "", "", "", [], [], [], rows)
+    made.save(path)
+
+    def read():
+        while not stop.is_set():
+            try:
+                seen.append(len(Run.load(path).rows))
+            except ValueError as error:
+                seen.append(error)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    for _ in range(20):
+        made.save(path)
+    stop.set()
+    reader.join()
+    assert set(seen) == {20}
+
+
+TWO = ("--device", "cpu", "--problem", "tiny", "--seconds", "0.001", "--threads", "1")
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt])
+def test_a_crash_loses_the_row_under_way_and_resume_measures_what_is_missing(capsys, tmp_path, monkeypatch, error):
+    saved, measured, crashes = tmp_path / "saved.json", [], [True]
+    measure = Bench.measure
+
+    def crash_at_im2col(self, problem, dtype, row):
+        measured.append(problem.name)
+        if problem.operation == "im2col" and crashes:
+            raise error
+        measure(self, problem, dtype, row)
+
+    monkeypatch.setattr(Bench, "measure", crash_at_im2col)
+    words = (*TWO, "--save", str(saved), "--commit", "abc")
+    if error is KeyboardInterrupt:
+        assert run(capsys, *words)[0] == INTERRUPTED
+    else:
+        with pytest.raises(error):
+            main(words)
+    (first,) = Run.load(saved).rows
+    assert first.problem == "col2im-tiny-2x2"
+    crashes.clear()
+    status, out = run(capsys, *words, "--resume")
+    assert status == 0
+    assert measured == ["col2im-tiny-2x2", "im2col-tiny-2x2", "im2col-tiny-2x2"]
+    loaded = Run.load(saved)
+    assert loaded.rows[0] == first
+    assert [row.problem for row in loaded.rows] == ["col2im-tiny-2x2", "im2col-tiny-2x2"]
+    assert loaded.commit == "abc"
+    assert all(row.problem in out for row in loaded.rows)
+    assert main([*words, "--resume"]) == 0
+    assert len(measured) == 3
+
+
+@pytest.mark.parametrize(
+    ("others", "message"),
+    [
+        (("--seconds", "0.002"), r"options\['seconds'\] was 0.001 and is 0.002"),
+        (("--dtype", "float64"), r"options\['dtype'\] was None and is 'float64'"),
+        (("--problem", "vit"), r"options\['problems'\] was \['tiny'\] and is \['tiny', 'vit'\]"),
+        (("--threads", "2"), "threads was 1 and is 2"),
+        (("--commit", "abc"), "commit was '.*' and is 'abc'"),
+    ],
+)
+def test_resume_goes_on_with_the_same_options_only(capsys, tmp_path, others, message):
+    saved = tmp_path / "saved.json"
+    assert run(capsys, *TWO, "--save", str(saved))[0] == 0
+    before = saved.read_text()
+    for words, complaint in (((), "exists: --resume goes on with it"), ((*others, "--resume"), message)):
+        with pytest.raises(SystemExit):
+            main([*TWO, *words, "--save", str(saved)])
+        assert re.search(complaint, capsys.readouterr().err)
+        assert saved.read_text() == before
+
+
+def test_resume_names_another_device_and_other_versions(capsys, tmp_path, monkeypatch):
+    saved = tmp_path / "saved.json"
+    assert run(capsys, *TWO, "--save", str(saved))[0] == 0
+    loaded = Run.load(saved)
+    loaded.device, loaded.versions = "an abacus", loaded.versions | {"numpy": "0.1"}
+    loaded.save(saved)
+    with pytest.raises(SystemExit):
+        main([*TWO, "--save", str(saved), "--resume"])
+    message = capsys.readouterr().err
+    assert "device was 'an abacus' and is " in message
+    assert f"versions['numpy'] was '0.1' and is '{np.__version__}'" in message
+
+
+def test_sigterm_loses_nothing_but_the_row_under_way(tmp_path):
+    saved = tmp_path / "saved.json"
+    words = ["--device", "cpu", "--problem", "tiny", "--seconds", "2", "--threads", "1", "--save", str(saved)]
+    running = subprocess.Popen([sys.executable, "-m", "bench", *words], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 120
+    while not saved.exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    running.send_signal(signal.SIGTERM)
+    out, _ = running.communicate(timeout=60)
+    assert running.returncode == TERMINATED
+    (first,) = Run.load(saved).rows
+    assert first.times
+    assert "Terminated at im2col-tiny-2x2." in out
+    assert f"1 of 2 rows are saved in {saved}; go on with: python -m bench {' '.join(words)} --resume" in out
+    assert list(tmp_path.iterdir()) == [saved]
+    out = in_a_process_of_its_own(*words, "--resume")
+    assert Run.load(saved).rows[0] == first
+    assert len(Run.load(saved).rows) == 2
+    assert "Terminated" not in out
+
+
+BLOCKED = ("rich", "matplotlib", "skimage", "onnxruntime", "openvino", "sigpy", "unfoldNd", "torch", "ml_dtypes")
+
+
+def without_packages(*words):
+    """Run a command where little is installed."""
+    code = (
+        f"import sys; sys.modules.update(dict.fromkeys({BLOCKED})); from bench.__main__ import main; sys.exit(main())"
+    )
+    return subprocess.run([sys.executable, "-c", code, *words], cwd=ROOT, capture_output=True, text=True)
+
+
+def test_without_rich_and_peers_results_are_plain_lines_that_name_what_is_missing(tmp_path):
+    folder = tmp_path / "results"
+    words = ("measure", "--device", "cpu", "--results", str(folder), "--problem", "tiny", "--seconds", "0.001")
+    done = without_packages(*words)
+    assert done.returncode == 0, done.stderr
+    (note,) = (note for note in Run.load(folder / "cpu.json").notes if "Not installed" in note)
+    assert {"torch", "onnxruntime", "openvino", "sigpy", "unfoldNd"} <= set(re.findall(r"\w+", note))
+    shown = without_packages("report", "--results", str(folder), "--output", str(tmp_path / "out"))
+    assert shown.returncode == 0, shown.stderr
+    assert "matplotlib is not installed" in shown.stdout
+    assert "col2im-tiny-2x2" in (tmp_path / "out" / "cpu.md").read_text()
+    table = without_packages(*TWO)
+    assert table.returncode == 0, table.stderr
+    assert re.search(r"^problem +MB +gpufold ms", table.stdout)
+    assert re.search(r"^col2im-tiny-2x2 +0\.0\d+ ", table.stdout, re.MULTILINE)
+    assert note in table.stdout
+    photo = without_packages("photo", "--output", str(tmp_path))
+    assert photo.returncode == 2
+    assert "photo needs skimage, which is not installed" in photo.stderr
+
+
+def test_a_plain_table_is_aligned():
+    table = PlainTable("name", box=None)
+    table.add_column("ms", justify="right")
+    table.add_row("a", "10.5")
+    table.add_section()
+    table.add_row("long name", "2", style="bold")
+    assert str(table).splitlines() == ["name         ms", "a          10.5", "", "long name     2"]
+
+
+def test_measure_says_what_is_left_to_do(capsys, tmp_path, numpy_device, monkeypatch):
+    folder = tmp_path / "results"
+    words = ("measure", "--results", str(folder), "--seconds", "0.001", "--commit", "abc", "--problem", "tiny")
+    command = f"python -m bench {' '.join(words)} --resume"
+    measured = []
+
+    def measure(self, problem, dtype, row):
+        measured.append(problem.name)
+        if len(measured) == 4:
+            raise KeyboardInterrupt
+        row.times = {variant: Times([1.0]) for variant in self.variants}
+
+    monkeypatch.setattr(Bench, "measure", measure)
+    points = sum(len(sweep.points) for sweep in sweeps(132, 2048))
+    status, out = run(capsys, *words)
+    assert status == INTERRUPTED
+    assert f"to do: problems, 0 of 2 rows in {folder / 'gpu.json'}: {command}" in out
+    assert f"done:  problems, 2 of 2 rows in {folder / 'gpu.json'}" in out
+    assert f"to do: crossover, 1 of {points} rows in {folder / 'crossover.json'}: {command}" in out
+    assert f"python -m bench report --results {folder}" in out
+    assert f"python -m bench traffic --results {folder}" in out
+    status, out = run(capsys, *words, "--resume")
+    assert status == 0
+    assert f"done:  crossover, {points} of {points} rows in {folder / 'crossover.json'}" in out
+    assert command not in out.splitlines()[-1]
+    assert len(measured) == 2 + 1 + points
+    runs = [Run.load(folder / name) for name in ("gpu.json", "crossover.json")]
+    assert [run.commit for run in runs] == ["abc", "abc"]
+
+
+def test_sweeps_are_measured_in_the_dtype_of_their_problems(capsys, tmp_path, numpy_device, monkeypatch):
+    dtypes = set()
+    monkeypatch.setattr(Bench, "measure", lambda self, problem, dtype, row: dtypes.add((row.threshold, dtype)))
+    assert run(capsys, "crossover", "--save", str(tmp_path / "crossover.json"))[0] == 0
+    assert ("positions.SEARCHES_PER_ELEMENT", "int32") in dtypes
+    assert ("space.INDEX_MAP_BLOCK", "float32") in dtypes
+
+
+def test_make_measure_installs_nothing_where_it_is_told_so(tmp_path):
+    settings = ["SYSTEM=1", "PYTHON=python3", f"RESULTS={tmp_path}", "SECONDS=0.5", "COMMIT=abc", "RESUME=1"]
+    done = subprocess.run(["make", "-n", "measure", *settings], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == [
+        f"python3 -m bench measure --results {tmp_path} --seconds 0.5 --commit abc --resume"
+    ]
 
 
 def test_every_problem_can_run_in_another_dtype(capsys):
@@ -441,9 +889,10 @@ def test_an_interrupted_run_prints_what_it_has(capsys, monkeypatch):
 
     monkeypatch.setattr(bench.measure.Bench, "measure", until_the_second)
     status, out = run(capsys, "--device", "cpu", "--problem", "tiny", "--seconds", "0.001")
-    assert status == 0
+    assert status == INTERRUPTED
     assert "col2im-tiny-2x2" in out
     assert "Interrupted at im2col-tiny-2x2." in out
+    assert "Nothing is saved" in out
     assert out.count("im2col-tiny-2x2") == 1
 
 
@@ -580,7 +1029,7 @@ def made_up(tmp_path):
 
 
 def test_saved_results_become_figures_and_a_table(capsys, tmp_path):
-    status, _ = run(capsys, "report", str(made_up(tmp_path)), "--output", str(tmp_path / "out"))
+    status, _ = run(capsys, "report", "--results", str(made_up(tmp_path)), "--output", str(tmp_path / "out"))
     assert status == 0
     names = [
         f"made-up-{name}.{end}"
@@ -595,7 +1044,7 @@ def test_saved_results_become_figures_and_a_table(capsys, tmp_path):
 
 
 def test_regret_is_told_from_saved_results(capsys, tmp_path):
-    assert "0.0%" in run(capsys, "regret", str(made_up(tmp_path)))[1]
+    assert "0.0%" in run(capsys, "regret", "--results", str(made_up(tmp_path)))[1]
 
 
 @pytest.mark.parametrize("command", ["regret", "crossover"])
@@ -603,7 +1052,7 @@ def test_without_a_gpu_s_measurements_one_line_says_how_to_get_them(capsys, tmp_
     monkeypatch.setattr("bench.__main__.device_kind", lambda wanted: "cpu")
     saved = tmp_path / "cpu.json"
     Run("a CPU", "cpu", 1, {}, "", "", "", [], [], []).save(saved)
-    status, out = run(capsys, command, str(saved))
+    status, out = run(capsys, command, "--results", str(saved))
     assert status == 0
     assert "No GPU measurements" in out
     assert "--save" in out
@@ -614,9 +1063,9 @@ def test_crossover_measures_saves_and_reads_again(capsys, tmp_path, monkeypatch)
     monkeypatch.setattr("bench.__main__.device_facts", lambda: H200)
     monkeypatch.setattr("bench.__main__.device_kind", lambda wanted: "gpu")
 
-    def made_up_bench(variants, seconds):
+    def made_up_bench(seconds, commit):
         made_up_run = Run("no device", "gpu", 1, {}, "", "", "", [], [], [])
-        return Bench("gpu", CpuClock(), 1, seconds, [], variants), made_up_run
+        return Bench("gpu", CpuClock(), 1, seconds, [], []), made_up_run
 
     def measure(self, problem, dtype, row):
         row.times = {variant: Times([1.0 + number]) for number, variant in enumerate(self.variants)}
@@ -625,17 +1074,16 @@ def test_crossover_measures_saves_and_reads_again(capsys, tmp_path, monkeypatch)
     monkeypatch.setattr(Bench, "measure", measure)
     saved = tmp_path / "crossover.json"
     _, out = run(capsys, "crossover", "--save", str(saved))
-    _, again = run(capsys, "crossover", str(saved))
+    _, again = run(capsys, "crossover", "--results", str(saved))
     assert out == again
     assert all(sweep.threshold in out for sweep in sweeps(132, 2048))
-    run(capsys, "report", str(saved), "--output", str(tmp_path))
+    run(capsys, "report", "--results", str(saved), "--output", str(tmp_path))
     assert (tmp_path / "crossover-crossovers.svg").exists()
 
 
 def in_a_process_of_its_own(*words):
-    root = Path(__file__).parents[1]
     command = [sys.executable, "-m", "bench", *words]
-    return subprocess.run(command, cwd=root, capture_output=True, text=True, check=True).stdout
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
 
 
 def test_the_module_runs_as_a_program():

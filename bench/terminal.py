@@ -1,0 +1,89 @@
+"""Tables and lines of text: rich's where it is installed, and plain ones where it is not."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from time import perf_counter
+from typing import TypeVar
+
+Item = TypeVar("Item")
+
+GAP = "  "
+"""Between the columns of a plain table."""
+
+
+class PlainTable:
+    """As much of rich's Table as the benchmark uses, as lines of text."""
+
+    def __init__(self, *headers: str, box: None = None) -> None:
+        self.headers, self.right = list(headers), [False] * len(headers)
+        self.rows: list[list[str]] = []
+
+    @property
+    def row_count(self) -> int:
+        return len(self.rows)
+
+    def add_column(self, header: str, *, justify: str = "left", no_wrap: bool = False) -> None:
+        """Add a column; a plain line never wraps."""
+        self.headers.append(header)
+        self.right.append(justify == "right")
+
+    def add_row(self, *texts: str, style: str | None = None) -> None:
+        """Add a row, which may lack its last cells; plain text has no style."""
+        self.rows.append([*texts, *[""] * (len(self.headers) - len(texts))])
+
+    def add_section(self) -> None:
+        """Separate the rows before from those that follow by an empty line."""
+        self.rows.append([""] * len(self.headers))
+
+    def __str__(self) -> str:
+        lines = [self.headers, *self.rows]
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+
+        def cell(text: str, width: int, right: bool) -> str:
+            return text.rjust(width) if right else text.ljust(width)
+
+        return "\n".join(GAP.join(map(cell, line, widths, self.right)).rstrip() for line in lines)
+
+
+class PlainConsole:
+    """As much of rich's Console as the benchmark uses."""
+
+    def __init__(self, *, width: int | None = None) -> None: ...
+
+    def print(self, item: object, *, highlight: bool = False, **of_rich: bool) -> None:
+        """Print a table or a line."""
+        print(item, flush=True)
+
+    @contextmanager
+    def status(self, text: str) -> Iterator[None]:
+        """Print what goes on while it goes on."""
+        print(text, file=sys.stderr, flush=True)
+        yield
+
+
+try:
+    from rich.console import Console
+    from rich.table import Table
+except ImportError:
+    Console, Table = PlainConsole, PlainTable  # type: ignore[misc, assignment]
+
+__all__ = ["Console", "PlainConsole", "PlainTable", "Table", "progress", "say"]
+
+
+def say(console: Console, line: str) -> None:
+    """Print a line as it is, however long, so that a command in it can be copied."""
+    console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+def progress(items: Iterable[Item], name: Callable[[Item], str], total: int) -> Iterator[Item]:
+    """Yield the items, and print a line to the standard error when each is done, for logs and terminals alike."""
+    start = perf_counter()
+    for number, item in enumerate(items, 1):
+        began = perf_counter()
+        yield item
+        now = perf_counter()
+        line = f"{number}/{total} {name(item)}: {now - began:.1f} s, {now - start:.0f} s in all"
+        print(line, file=sys.stderr, flush=True)
