@@ -217,6 +217,59 @@ def random_space_case(seed: int) -> SpaceCase:
     return SpaceCase(f"random-{seed}", shape, block, tuple(begin), tuple(end))
 
 
+FAR = 2**63
+
+
+@dataclass(frozen=True)
+class PositionsCase:
+    """Blocks at positions: the shape of the array and of a block, and where blocks go, a list or how many at random."""
+
+    name: str
+    size: tuple[int, ...]
+    block: tuple[int, ...]
+    places: int | tuple[tuple[int, ...], ...]
+    lead: tuple[int, ...] = ()
+
+    def __str__(self) -> str:
+        return self.name
+
+    @property
+    def shape(self):
+        return (*self.lead, *self.size)
+
+    @property
+    def positions(self):
+        """Random ones reach from wholly outside on one side to wholly outside on the other."""
+        if not isinstance(self.places, int):
+            return np.array(self.places, np.int64).reshape(-1, len(self.size))
+        rng = np.random.default_rng(len(self.name))
+        lowest, highest = [-side - 1 for side in self.block], [extent + 2 for extent in self.size]
+        return rng.integers(lowest, highest, (self.places, len(self.size)))
+
+    @property
+    def blocks_shape(self):
+        return (len(self.positions), *self.lead, *self.block)
+
+
+POSITIONS_CASES = (
+    PositionsCase("one-inside", (5, 7), (2, 3), ((1, 2),)),
+    PositionsCase("every-border", (6, 8), (3, 4), ((-1, 2), (4, 2), (2, -3), (2, 6), (-2, -3), (5, 7))),
+    PositionsCase("just-outside", (6, 8), (3, 4), ((-3, 0), (6, 0), (0, -4), (0, 8))),
+    PositionsCase("farthest", (6, 8), (3, 4), ((-FAR, 0), (FAR - 1, 0), (0, -FAR), (FAR - 1, -FAR), (1, 1))),
+    PositionsCase("all-in-one-place", (6, 8), (3, 4), ((2, 3),) * 5),
+    PositionsCase("block-beyond-the-array", (3, 4), (7, 9), ((-2, -3), (0, 0), (2, 3))),
+    PositionsCase("row", (300,), (40,), 30),
+    PositionsCase("row-of-many-planes", (90,), (7,), 9, lead=(3, 5)),
+    PositionsCase("single-elements", (4, 70), (1, 1), 50, lead=(2,)),
+    PositionsCase("more-than-a-block-of-threads-tests", (9, 12), (3, 2), 2500),
+    PositionsCase("several-tiles", (40, 150), (20, 33), 20),
+    PositionsCase("several-planes", (20, 70), (8, 8), 40, lead=(6,)),
+    PositionsCase("volume", (5, 20, 70), (3, 8, 9), 25, lead=(2,)),
+    PositionsCase("four-axes", (2, 3, 5, 9), (2, 1, 3, 2), 30),
+    PositionsCase("three-leading", (9, 10), (3, 4), 12, lead=(2, 3, 4)),
+)
+
+
 def with_extents(case: Case, batch: int | None, channels: int) -> Case:
     """The same geometry with another N and C."""
     return replace(case, batch=batch, channels=channels)

@@ -1,4 +1,4 @@
-"""What the tests of the kernels that only move elements share: arrays of every bit pattern, and a run on the CPU."""
+"""What the tests of the kernels share: arrays of every bit pattern and layout, and a run on the CPU."""
 
 from __future__ import annotations
 
@@ -33,6 +33,23 @@ def operand(array):
     offset = array.__array_interface__["data"][0] - owner.__array_interface__["data"][0]
     strides = tuple(stride // array.itemsize for stride in array.strides)
     return Operand(array.shape, strides, (offset & -offset) or 256)
+
+
+def in_layout(rng, array):
+    """The same elements at other places: another order of axes, gaps, or backwards."""
+    kind = rng.randrange(4)
+    if kind == 0:
+        order = rng.sample(range(array.ndim), array.ndim)
+        return np.ascontiguousarray(array.transpose(order)).transpose(np.argsort(order))
+    if kind == 1:
+        gaps = np.empty([extent * rng.choice((1, 2)) for extent in array.shape], array.dtype)
+        gaps = gaps[tuple(slice(None, None, n // m) for n, m in zip(gaps.shape, array.shape, strict=True))]
+        gaps[...] = array
+        return gaps
+    if kind == 2:
+        backwards = tuple(slice(None, None, rng.choice((1, -1))) for _ in array.shape)
+        return np.ascontiguousarray(array[backwards])[backwards]
+    return array
 
 
 def plan_for(operation, geometry, data, result, variant, device=H200):

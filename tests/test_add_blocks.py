@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import random
 import tracemalloc
-from dataclasses import dataclass
 from functools import reduce
 from math import prod
 
 import definition
 import numpy as np
 import pytest
-from cases import DTYPES, INEXACT, assert_same_bits, values, window_of
-from moves import operand
-from test_blocks import in_layout
+from cases import DTYPES, INEXACT, PositionsCase, assert_same_bits, values, window_of
+from cases import POSITIONS_CASES as CASES
+from moves import in_layout, operand
 
 import gpufold
 import hostcuda
@@ -24,58 +23,6 @@ from gpufold.plan import ELEMENT_TYPES, H200, Device, Fusion, Operand, Unsupport
 from gpufold.planners import choose, variants
 from gpufold.windows import as_window
 
-FAR = 2**63
-
-
-@dataclass(frozen=True)
-class Case:
-    """The shape of the array and of a block, and where blocks go: a list, or how many at random."""
-
-    name: str
-    size: tuple[int, ...]
-    block: tuple[int, ...]
-    places: int | tuple[tuple[int, ...], ...]
-    lead: tuple[int, ...] = ()
-
-    def __str__(self):
-        return self.name
-
-    @property
-    def shape(self):
-        return (*self.lead, *self.size)
-
-    @property
-    def positions(self):
-        """Random ones reach from wholly outside on one side to wholly outside on the other."""
-        if not isinstance(self.places, int):
-            return np.array(self.places, np.int64).reshape(-1, len(self.size))
-        rng = np.random.default_rng(len(self.name))
-        lowest, highest = [-side - 1 for side in self.block], [extent + 2 for extent in self.size]
-        return rng.integers(lowest, highest, (self.places, len(self.size)))
-
-    @property
-    def blocks_shape(self):
-        return (len(self.positions), *self.lead, *self.block)
-
-
-CASES = (
-    Case("one-inside", (5, 7), (2, 3), ((1, 2),)),
-    Case("every-border", (6, 8), (3, 4), ((-1, 2), (4, 2), (2, -3), (2, 6), (-2, -3), (5, 7))),
-    Case("just-outside", (6, 8), (3, 4), ((-3, 0), (6, 0), (0, -4), (0, 8))),
-    Case("farthest", (6, 8), (3, 4), ((-FAR, 0), (FAR - 1, 0), (0, -FAR), (FAR - 1, -FAR), (1, 1))),
-    Case("all-in-one-place", (6, 8), (3, 4), ((2, 3),) * 5),
-    Case("block-beyond-the-array", (3, 4), (7, 9), ((-2, -3), (0, 0), (2, 3))),
-    Case("row", (300,), (40,), 30),
-    Case("row-of-many-planes", (90,), (7,), 9, lead=(3, 5)),
-    Case("single-elements", (4, 70), (1, 1), 50, lead=(2,)),
-    Case("more-than-a-block-of-threads-tests", (9, 12), (3, 2), 2500),
-    Case("several-tiles", (40, 150), (20, 33), 20),
-    Case("several-planes", (20, 70), (8, 8), 40, lead=(6,)),
-    Case("volume", (5, 20, 70), (3, 8, 9), 25, lead=(2,)),
-    Case("four-axes", (2, 3, 5, 9), (2, 1, 3, 2), 30),
-    Case("three-leading", (9, 10), (3, 4), 12, lead=(2, 3, 4)),
-)
-
 
 def random_case(seed):
     rng = random.Random(seed)
@@ -83,7 +30,7 @@ def random_case(seed):
     size = tuple(rng.randint(1, {1: 80, 2: 14, 3: 6}[rank]) for _ in range(rank))
     block = tuple(rng.randint(1, {1: 20, 2: 5, 3: 3}[rank]) for _ in range(rank))
     lead = tuple(rng.randint(1, 3) for _ in range(rng.choice((0, 0, 1, 2))))
-    return Case(f"random-{seed}", size, block, rng.randint(1, 12), lead)
+    return PositionsCase(f"random-{seed}", size, block, rng.randint(1, 12), lead)
 
 
 def problem(case, dtype, seed=0):
@@ -245,7 +192,7 @@ def test_a_ptychographic_update_is_the_loop():
 @pytest.mark.parametrize("threads", [1, 2, 5])
 def test_the_number_of_threads_never_shows(threads, monkeypatch):
     monkeypatch.setattr(tiles, "THREADED_ELEMENTS", 1)
-    case = Case("large", (200, 300), (40, 50), 60)
+    case = PositionsCase("large", (200, 300), (40, 50), 60)
     out, blocks, positions = problem(case, np.dtype(np.float32))
     want = definition.add_blocks(out[:, :64], blocks, positions)
     gpufold.set_num_threads(threads)

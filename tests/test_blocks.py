@@ -11,7 +11,7 @@ from math import prod
 import numpy as np
 import pytest
 from cases import DTYPES, FUSIONS, INEXACT, assert_same_bits, values, window_of
-from moves import DEVICES, ONE_THREAD, operand
+from moves import DEVICES, ONE_THREAD, in_layout, operand
 
 import gpufold
 import hostcuda
@@ -68,23 +68,6 @@ CASES = (
     Blocks("four-axes", (2, 4, 3, 5, 6), (2, 1, 3, 2), (1, 1, 2, 2)),
     Blocks("many-taps", (1, 6, 40), (5, 38), (1, 1)),
 )
-
-
-def in_layout(rng, array):
-    """The same elements at other places: another order of axes, gaps, or backwards."""
-    kind = rng.randrange(4)
-    if kind == 0:
-        order = rng.sample(range(array.ndim), array.ndim)
-        return np.ascontiguousarray(array.transpose(order)).transpose(np.argsort(order))
-    if kind == 1:
-        gaps = np.empty([extent * rng.choice((1, 2)) for extent in array.shape], array.dtype)
-        gaps = gaps[tuple(slice(None, None, n // m) for n, m in zip(gaps.shape, array.shape, strict=True))]
-        gaps[...] = array
-        return gaps
-    if kind == 2:
-        backwards = tuple(slice(None, None, rng.choice((1, -1))) for _ in array.shape)
-        return np.ascontiguousarray(array[backwards])[backwards]
-    return array
 
 
 def through_col2im(case, blocks, out=None, **options):

@@ -15,8 +15,7 @@ from math import prod
 
 import numpy as np
 import pytest
-import test_add_blocks
-from cases import CASES, FUSIONS, SPACE_CASES, Case, window_of
+from cases import CASES, FUSIONS, POSITIONS_CASES, SPACE_CASES, Case, window_of
 
 import hostcuda
 from bench.measure import difference
@@ -72,7 +71,7 @@ def specialisations():
             geometry = batch_geometry(case.batch_shape, case.block_shape, case.crops_begin, case.crops_end)
             collect("batch_to_space", geometry, geometry.batch_shape, geometry.space_shape)
             collect("space_to_batch", geometry, geometry.space_shape, geometry.batch_shape)
-    for case in test_add_blocks.CASES:
+    for case in POSITIONS_CASES:
         geometry = positions_geometry(case.shape, case.blocks_shape, case.positions.shape)
         windows = [Fusion("sum", window, accumulate=True) for window in WINDOWS]
         collect("add_blocks", geometry, geometry.blocks_shape, geometry.array_shape, fusions=windows)

@@ -14,13 +14,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-import test_add_blocks
 from cases import (
     CASES,
     DTYPES,
     EMPTY_CASES,
     FUSIONS,
     INEXACT,
+    POSITIONS_CASES,
     SPACE_CASES,
     Case,
     SpaceCase,
@@ -686,7 +686,7 @@ def check_blocks_at_positions(cupy, case, dtype):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("case", test_add_blocks.CASES, ids=str)
+@pytest.mark.parametrize("case", POSITIONS_CASES, ids=str)
 def test_blocks_at_positions_are_the_numpy_path(cupy, case, dtype):
     check_blocks_at_positions(cupy, case, dtype)
 
@@ -694,7 +694,7 @@ def test_blocks_at_positions_are_the_numpy_path(cupy, case, dtype):
 @pytest.mark.gpu
 def test_blocks_at_positions_can_be_captured_in_a_graph(cupy):
     """Positions are never looked at by the host, so that other ones serve the same graph."""
-    case = test_add_blocks.CASES[10]
+    case = POSITIONS_CASES[10]
     zeros, blocks = np.zeros(case.shape, np.float32), values(case.blocks_shape, np.float32)
     out, tiles, positions = cupy.asarray(zeros), cupy.asarray(blocks), cupy.asarray(case.positions)
     gpufold.add_blocks(out, tiles, positions)
@@ -780,7 +780,7 @@ def test_sanitize_blocks(cupy, dtype):
     with cupy.cuda.using_allocator(None):
         for call in short_blocks(dtype):
             check_variants(cupy, call)
-        for case in (test_add_blocks.CASES[3], test_add_blocks.CASES[11], test_add_blocks.CASES[14]):
+        for case in (POSITIONS_CASES[3], POSITIONS_CASES[11], POSITIONS_CASES[14]):
             check_blocks_at_positions(cupy, case, dtype)
 
 
