@@ -15,11 +15,17 @@ WITH_CUPY := $(if $(CUPY),$(COMMA)$(CUPY))
 # Without a driver the tests still compile what CuPy would launch: its wheel alone, without CUDA's libraries.
 CUPY_FOR_TESTS := $(if $(CUPY),,cupy-cuda13x)
 
-.PHONY: help bench test faults lint format sanitize measure report clean
+# The GPU tests spend most of their time compiling, thousands of kernels: one process takes nine minutes. Each process has
+# a context of its own on the GPU, so there are not more than 14.
+PARALLEL = $(shell $(BIN)/python -c "import importlib.util, os; \
+	print('-n %d --dist worksteal' % max(1, min(14, os.cpu_count() - 2)) if importlib.util.find_spec('xdist') else '')" 2>/dev/null)
+
+.PHONY: help bench test test-gpu faults lint format sanitize measure report clean
 
 help:
 	@echo "make bench          the photograph, then the quick table of the benchmark"
 	@echo "make test           the tests; PEERS=1 adds comparisons with other libraries, ARGS=... goes to pytest"
+	@echo "make test-gpu       those that need a GPU alone, in parallel; make test runs them where there is a driver"
 	@echo "make faults         breaks the code on purpose, fault by fault, and names the test that notices"
 	@echo "make lint           what must be clean before a commit"
 	@echo "make format         Python and CUDA sources in their one format"
@@ -34,7 +40,15 @@ bench: $(VENV)/.bench
 	$(BIN)/python -m bench --quick
 
 test: $(VENV)/.test $(if $(PEERS),$(VENV)/.peers)
+ifneq ($(and $(CUPY),$(if $(ARGS),,1)),)
+	$(BIN)/python -m pytest --ignore=tests/test_gpu.py
+	$(BIN)/python -m pytest $(PARALLEL) tests/test_gpu.py
+else
 	$(BIN)/python -m pytest $(ARGS)
+endif
+
+test-gpu: $(VENV)/.test
+	$(BIN)/python -m pytest $(PARALLEL) tests/test_gpu.py $(ARGS)
 
 faults: $(VENV)/.test
 	$(BIN)/python tests/faults.py
@@ -50,11 +64,13 @@ format: $(VENV)/.lint
 	$(BIN)/ruff format .
 	$(BIN)/clang-format -i $$(git ls-files '*.cu' '*.cuh' 'tests/*.h' 'tests/*.cpp')
 
+# make sanitize SANITIZERS=racecheck runs one of them.
 SANITIZERS := memcheck racecheck initcheck synccheck
 sanitize: $(VENV)/.test
 	@command -v compute-sanitizer >/dev/null || { echo "make sanitize: compute-sanitizer of the CUDA toolkit is not on the PATH"; exit 1; }
 	for tool in $(SANITIZERS); do \
-		compute-sanitizer --tool $$tool --error-exitcode 1 $(BIN)/python -m pytest tests/test_gpu.py -k sanitize || exit 1; \
+		compute-sanitizer --tool $$tool --target-processes all --error-exitcode 1 \
+			$(BIN)/python -m pytest $(PARALLEL) tests/test_gpu.py -k sanitize || exit 1; \
 	done
 
 # SYSTEM=1 takes $(PYTHON) as it is, where nothing can be installed: CuPy and NumPy are enough, a peer that is missing

@@ -1,0 +1,47 @@
+"""What the GPU tests of several processes, which share one device, owe each other."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import sys
+import tempfile
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+
+@contextmanager
+def alone(name: str):
+    """Let one process of a user at a time into the block, however they were started.
+
+    The operating system opens the lock where a process ends in whatever way.
+    """
+    with (Path(tempfile.gettempdir()) / f"{name}-{os.getuid()}").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def end_where_the_device_is_dead(request, synchronize, error) -> None:
+    """Wait for the device after a test, and end the process where that fails twice in a row.
+
+    CUDA's sticky errors, such as an access to memory that is not there, fail every later call of a process: all tests
+    that follow would be red and the cause one of many. Under pytest-xdist the worker dies, which is reported as a crash
+    of this test, and another worker takes the rest; without it the session ends. An error that does not stay fails this
+    test alone.
+    """
+    try:
+        synchronize()
+        return
+    except error as first:
+        message = f"{request.node.nodeid} left the device in error: {first}"
+    try:
+        synchronize()
+    except error:
+        if not hasattr(request.config, "workerinput"):
+            pytest.exit(f"{message}; nothing can run on it any more", returncode=1)
+        with request.config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
+            print(f"\n{message}; its process ends", file=sys.stderr, flush=True)
+        os._exit(1)
+    pytest.fail(message)

@@ -1,0 +1,91 @@
+"""Tests that share a device in several processes: who waits, and who is blamed. Needs no GPU."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+PATHS = {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])}
+
+
+def test_one_process_at_a_time(tmp_path):
+    """Each notes that it begins and that it ends: nobody begins before the one before has ended."""
+    script = textwrap.dedent("""
+        import sys, time
+        from processes import alone
+        def note(word):
+            with open(sys.argv[1], "a") as file:
+                file.write(word + "\\n")
+        with alone("gpufold-test-of-the-lock"):
+            note("begins")
+            time.sleep(0.2)
+            note("ends")
+    """)
+    notes = tmp_path / "notes"
+    command = [sys.executable, "-c", script, str(notes)]
+    started = [subprocess.Popen(command, env=os.environ | PATHS) for _ in range(4)]
+    assert [process.wait() for process in started] == [0] * 4
+    assert notes.read_text().split() == ["begins", "ends"] * 4
+
+
+TESTS = """
+import pytest
+from processes import end_where_the_device_is_dead
+
+FAILURES = []
+
+class DeviceError(RuntimeError):
+    pass
+
+def synchronize():
+    if FAILURES:
+        raise DeviceError(FAILURES.pop())
+
+@pytest.fixture(autouse=True)
+def named(request):
+    yield
+    end_where_the_device_is_dead(request, synchronize, DeviceError)
+
+def test_before():
+    pass
+
+def test_passing_error():
+    FAILURES.append("an error that passes")
+
+def test_culprit():
+    FAILURES.extend(["an illegal address"] * 1000)
+
+def test_after():
+    assert not FAILURES
+"""
+
+
+def run(folder, *arguments):
+    (folder / "test_device.py").write_text(TESTS)
+    (folder / "pytest.ini").write_text("[pytest]\n")
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-v", *arguments, "test_device.py"]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    done = subprocess.run(command, cwd=folder, env=environment | PATHS, capture_output=True, text=True)
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_a_test_that_leaves_the_device_in_error_ends_the_session_by_its_name(tmp_path):
+    status, output = run(tmp_path)
+    assert status == 1, output
+    assert "test_passing_error left the device in error: an error that passes" in output
+    assert "test_culprit left the device in error: an illegal address; nothing can run" in output
+    assert "test_after" not in output
+
+
+@pytest.mark.peer("xdist")
+def test_a_test_that_leaves_the_device_in_error_ends_its_worker_and_the_others_go_on(tmp_path):
+    status, output = run(tmp_path, "-n", "1")
+    assert status == 1, output
+    assert "crashed while running 'test_device.py::test_culprit'" in output
+    assert "test_culprit left the device in error: an illegal address; its process ends" in output
+    assert "PASSED test_device.py::test_after" in output
