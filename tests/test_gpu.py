@@ -1,15 +1,22 @@
 """On a GPU: every variant gives the NumPy path's answer, in the current stream, and takes nothing but its result.
 
 Deterministic variants give its bits. The tests that `make sanitize` runs have `sanitize` in their names.
+
+In one process most of the time goes into compiling: `-n 14` of pytest-xdist divides it. Tests of many GB wait for each
+other all the same, and one that leaves the device in error ends its process in its own name. Without a GPU,
+tests/test_gpu_standin.py runs this file on the host build of the kernels.
 """
 
 from __future__ import annotations
 
+import gc
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
-from dataclasses import dataclass, field
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from functools import partial
+from math import prod
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -30,9 +37,12 @@ from cases import (
     values,
     window_of,
 )
+from processes import alone, end_where_the_device_is_dead
 
 import gpufold
+from gpufold import plan as planning
 from gpufold.plan import ELEMENT_TYPES
+from gpufold.planners import choose
 from gpufold.sources import KERNELS
 
 GARBAGE = 0xA5
@@ -55,6 +65,22 @@ class Call:
         """Call with other data of the same shape."""
         return getattr(gpufold, self.operation)(data, *self.arguments, **self.options, **options)
 
+    def with_window(self, library):
+        """The same call with its window in another library."""
+        window = self.options.get("window")
+        if window is None:
+            return self
+        window = tuple(map(library.asarray, window)) if isinstance(window, tuple) else library.asarray(window)
+        return replace(self, options=self.options | {"window": window})
+
+    def with_magnitudes(self):
+        """The same call with a window of no negative weight."""
+        window = self.options.get("window")
+        if window is None:
+            return self
+        window = tuple(map(abs, window)) if isinstance(window, tuple) else abs(window)
+        return replace(self, options=self.options | {"window": window})
+
     def exact(self, variant):
         """Whether a variant gives the same bits on every run."""
         return variant != "atomic" or ELEMENT_TYPES[self.data.dtype.name].exact
@@ -75,10 +101,45 @@ def calls_of(case, dtype, seed=0):
     )
 
 
+def blocks_calls(shape, block, steps, dtype, **options):
+    """Blocks in a layout of their own, both ways; a reduction belongs to the way back."""
+    array = values(shape, dtype)
+    taken = Call("array_to_blocks", array, (block, steps), {"window": options.get("window")})
+    return taken, Call("blocks_to_array", taken.on(array), (shape, block, steps), options)
+
+
+SLIDING = Case("sliding", (9, 13), (3, 2), (2, 1), (1, 2), (1, 0), (0, 2), channels=5)
+
 EVERY_OPERATION = (
-    *calls_of(Case("sliding", (9, 13), (3, 2), (2, 1), (1, 2), (1, 0), (0, 2), channels=5), np.dtype(np.float32)),
+    *calls_of(SLIDING, np.dtype(np.float32)),
     *calls_of(SpaceCase("space", (8, 3, 5, 6), (1, 1, 2, 2), (0, 0, 1, 0), (0, 0, 0, 2)), np.dtype(np.float32)),
+    *blocks_calls((2, 3, 12, 40), (5, 6), (2, 3), np.dtype(np.float32)),
 )
+
+
+def weighted_calls():
+    """Means, least squares and windows of every operation that takes them."""
+    fold, unfold = calls_of(SLIDING, np.dtype(np.float32))
+    taps = SLIDING.kernel_size
+    mean = {"window": window_of("separable", taps, np.float32), "reduction": "mean"}
+    yield replace(fold, options=fold.options | mean)
+    yield replace(fold, options=fold.options | {"window": window_of("full", taps, np.float32)})
+    yield replace(unfold, options=unfold.options | {"window": window_of("separable", taps, np.float32)})
+    window = window_of("full", (5, 6), np.float32)
+    yield from blocks_calls((3, 12, 40), (5, 6), 3, np.dtype(np.float32), window=window, reduction="least_squares")
+
+
+EVERY_CALL = (*EVERY_OPERATION, *weighted_calls())
+"""With and without weights."""
+
+
+def name_of(call):
+    """Say which operation a call is of, and what is fused into it."""
+    window = call.options.get("window")
+    kind = "" if window is None else "-separable" if isinstance(window, tuple) else "-full"
+    reduction = call.options.get("reduction")
+    return f"{call.operation}{kind}{'' if reduction is None else f'-{reduction}'}"
+
 
 SHORT_CASES = (
     Case("planes", (7, 9), (3, 3), 1, 1, 1, 1, channels=5),
@@ -94,6 +155,19 @@ SHORT_CASES = (
 
 SHORT_DTYPES = tuple(np.dtype(name) for name in ("uint8", "float16", "int32", "float32", "complex128"))
 
+SANITIZED_DTYPES = (*SHORT_DTYPES, *(dtype for dtype in DTYPES if dtype.name in ("bfloat16", "float64", "complex64")))
+
+
+@pytest.fixture(autouse=True)
+def _named_by_its_own_error(request):
+    """End the process where a test leaves the device in error, before the next test has to answer for it."""
+    yield
+    if "cupy" in request.fixturenames:
+        import cupy
+
+        error = cupy.cuda.runtime.CUDARuntimeError
+        end_where_the_device_is_dead(request, lambda: cupy.cuda.Device().synchronize(), error)
+
 
 @pytest.fixture
 def cupy():
@@ -103,6 +177,57 @@ def cupy():
     cupy.cuda.Device().synchronize()
     cupy.get_default_memory_pool().free_all_blocks()
     return cupy
+
+
+@pytest.fixture
+def most_of_the_memory(cupy):
+    """Let no other test of many GB run at a time, whatever the number of processes, and leave nothing in the pool."""
+    with alone("gpufold-tests-of-many-gigabytes"):
+        yield
+        cupy.cuda.Device().synchronize()
+        cupy.get_default_memory_pool().free_all_blocks()
+
+
+@pytest.fixture
+def wide_offsets():
+    """Plan with offsets of 64 bits, for arrays however small."""
+    from gpufold import launch
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(planning, "INT32_MAX", 0)
+        for cached in (choose, launch._prepare):
+            cached.cache_clear()
+        yield
+    for cached in (choose, launch._prepare):
+        cached.cache_clear()
+
+
+@contextmanager
+def capturing(cupy):
+    """Capture what the current stream gets into a graph, which is launched after; yields its stream and the graph.
+
+    Allocating or waiting within the block is an error. The capture ends with the block, even by an error, or every
+    later call would fail.
+    """
+    cupy.cuda.Device().synchronize()
+    stream, captured = cupy.cuda.Stream(non_blocking=True), SimpleNamespace()
+    with stream:
+        stream.begin_capture(cupy.cuda.runtime.streamCaptureModeGlobal)
+        try:
+            yield stream, captured
+        except BaseException:
+            with suppress(cupy.cuda.runtime.CUDARuntimeError):  # the error that is under way says more
+                stream.end_capture()
+            raise
+        captured.graph = stream.end_capture()
+
+
+def served(call, data, out):
+    """Run the variants that serve a call once, which may compile and wait for the device; yield their names."""
+    for variant in ("auto", *gpufold.variants(call.operation)):
+        with suppress(gpufold.Unsupported):
+            call.on(data, out=out, variant=variant)
+            yield variant
 
 
 def spoil(array):
@@ -122,18 +247,18 @@ def assert_answer(call, variant, got, want, data):
     else:
         assert (got.shape, got.dtype) == (want.shape, want.dtype), message
         kind, taps = np.finfo(want.dtype), np.prod(call.arguments[1])
-        bound = taps * (kind.eps * call.on(abs(data)) + kind.tiny)
+        bound = taps * (kind.eps * call.with_magnitudes().on(abs(data)) + kind.tiny)
         assert (abs(got - want) <= bound).all(), message
 
 
 def check_variants(cupy, call, names=None):
     """Run the variants that serve a call into garbage, and compare; give their names."""
-    want, data = call.on(call.data), cupy.asarray(call.data)
+    want, data, weighted = call.on(call.data), cupy.asarray(call.data), call.with_window(cupy)
     served = []
     for variant in names or ("auto", *gpufold.variants(call.operation)):
         out = spoil(cupy.empty(want.shape, want.dtype))
         with suppress(gpufold.Unsupported):
-            assert call.on(data, out=out, variant=variant) is out
+            assert weighted.on(data, out=out, variant=variant) is out
             assert_answer(call, variant, cupy.asnumpy(out), want, call.data)
             served.append(variant)
     assert served[: not names] == ([] if names else ["auto"])
@@ -204,14 +329,54 @@ def test_what_is_not_deterministic_is_near(cupy):
     assert_answer(call, "atomic", cupy.asnumpy(got), call.on(call.data), call.data)
 
 
+def check_repeats(cupy, compute, message):
+    """Compare twenty results with the first, on the device: only what differs is ever brought to the host."""
+    first = compute()
+    bits = first.view(f"u{first.itemsize}")
+    for _ in range(20):
+        again = compute()
+        if int(cupy.count_nonzero(again.view(bits.dtype) != bits)):
+            assert_same_bits(cupy.asnumpy(again), cupy.asnumpy(first), message)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("case", SHORT_CASES, ids=str)
 def test_deterministic_variants_repeat_their_bits(cupy, case):
     for call in calls_of(case, np.dtype(np.float32)):
         data = cupy.asarray(call.data)
-        first = cupy.asnumpy(call.on(data))
-        for _ in range(20):
-            assert_same_bits(cupy.asnumpy(call.on(data)), first, call)
+        check_repeats(cupy, lambda call=call, data=data: call.on(data), call)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("call", EVERY_CALL[len(EVERY_OPERATION) :], ids=name_of)
+def test_weighted_calls_repeat_their_bits(cupy, call):
+    data, weighted = cupy.asarray(call.data), call.with_window(cupy)
+    check_repeats(cupy, lambda: weighted.on(data), call)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("case", [POSITIONS_CASES[10], POSITIONS_CASES[11], POSITIONS_CASES[12]], ids=str)
+def test_blocks_at_positions_repeat_their_bits(cupy, case):
+    """Of several tiles, several planes and a volume, each of which many blocks overlap."""
+    before, blocks = cupy.asarray(values(case.shape, np.float32)), cupy.asarray(values(case.blocks_shape, np.float32))
+    positions = cupy.asarray(case.positions)
+    check_repeats(cupy, lambda: gpufold.add_blocks(before.copy(), blocks, positions), case)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case("three-by-three", (112, 112), (3, 3), 1, 1, 1, 1, batch=16, channels=64),
+        Case("small-map-many-taps", (64, 64), (32, 32), batch=4, channels=1),
+    ],
+    ids=str,
+)
+def test_large_problems_repeat_their_bits(cupy, case):
+    """With as many thread blocks under way as the device holds, and others waiting."""
+    for call in calls_of(case, np.dtype(np.float32)):
+        data = cupy.asarray(call.data)
+        check_repeats(cupy, lambda call=call, data=data: call.on(data), call)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -253,22 +418,166 @@ def test_inputs_and_outputs_of_any_strides_are_used_in_place(cupy, case, dtype, 
                     assert_answer(call, variant, view(got), want, call.data)
 
 
+def turned(cupy, host):
+    """An array with the elements of another and its axes in memory in the opposite order."""
+    order = tuple(reversed(range(host.ndim)))
+    return cupy.asarray(np.ascontiguousarray(host.transpose(order))).transpose(order)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("case", SHORT_CASES, ids=str)
 def test_transposed_inputs_need_no_copy(cupy, case):
     for call in calls_of(case, np.dtype(np.float32)):
-        order = tuple(reversed(range(call.data.ndim)))
-        turned = cupy.asarray(np.ascontiguousarray(call.data.transpose(order))).transpose(order)
-        assert_same_bits(cupy.asnumpy(call.on(turned)), call.on(call.data), call)
+        assert_same_bits(cupy.asnumpy(call.on(turned(cupy, call.data))), call.on(call.data), call)
 
 
 @pytest.mark.gpu
-def test_one_plane_can_stand_for_all(cupy):
-    for call in EVERY_OPERATION:
-        first = call.data[:1]
-        data = cupy.broadcast_to(cupy.asarray(first), call.data.shape)
-        want = call.on(np.broadcast_to(first, call.data.shape))
-        assert_same_bits(cupy.asnumpy(call.on(data)), want, call)
+@pytest.mark.parametrize("call", EVERY_CALL, ids=name_of)
+def test_transposed_inputs_and_outputs_are_used_in_place(cupy, call):
+    want, weighted = call.on(call.data), call.with_window(cupy)
+    data = turned(cupy, call.data)
+    for variant in ("auto", *gpufold.variants(call.operation)):
+        out = turned(cupy, np.full_like(want, 77))
+        with suppress(gpufold.Unsupported):
+            weighted.on(data, out=out, variant=variant)
+            assert_answer(call, variant, cupy.asnumpy(out), want, call.data)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("case", [POSITIONS_CASES[11], POSITIONS_CASES[12]], ids=str)
+def test_transposed_blocks_at_positions_are_used_in_place(cupy, case):
+    before, blocks = values(case.shape, np.float32), values(case.blocks_shape, np.float32, 1)
+    window = window_of("full", case.block, np.float32)
+    want = gpufold.add_blocks(before.copy(), blocks, case.positions, window)
+    out, positions = turned(cupy, before), cupy.asarray(case.positions)
+    assert gpufold.add_blocks(out, turned(cupy, blocks), positions, cupy.asarray(window)) is out
+    assert_same_bits(cupy.asnumpy(out), want, case)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("call", EVERY_CALL, ids=name_of)
+def test_one_plane_can_stand_for_all(cupy, call):
+    first = call.data[:1]
+    data = cupy.broadcast_to(cupy.asarray(first), call.data.shape)
+    want = call.on(np.broadcast_to(first, call.data.shape))
+    assert_same_bits(cupy.asnumpy(call.with_window(cupy).on(data)), want, call)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [np.float64, np.int32, np.uint8, np.float16], ids=lambda dtype: dtype.__name__)
+def test_windows_of_other_dtypes_and_strides_are_converted(cupy, dtype):
+    rng = np.random.default_rng(3)
+    fold, unfold = calls_of(SLIDING, np.dtype(np.float32))
+    full = (rng.random((6, 4)) * 9).astype(dtype)[::-2, ::2]
+    axes = tuple((rng.random(2 * taps) * 9).astype(dtype)[::-2] for taps in SLIDING.kernel_size)
+    for call in (fold, unfold):
+        for window in (full, axes):
+            weighted = replace(call, options=call.options | {"window": window})
+            want = weighted.on(call.data)
+            # The views are taken on the device, since a copy to it is contiguous.
+            if isinstance(window, tuple):
+                on_gpu = tuple(strided(cupy, weights) for weights in window)
+            else:
+                on_gpu = strided(cupy, window)
+            got = replace(call, options=call.options | {"window": on_gpu}).on(cupy.asarray(call.data))
+            assert_same_bits(cupy.asnumpy(got), want, f"{call} {dtype}")
+
+
+def strided(cupy, host):
+    """An array with the elements of another, backwards and with gaps in memory."""
+    room = np.zeros([2 * extent for extent in host.shape], host.dtype)
+    view = (slice(None, None, -2),) * host.ndim
+    room[view] = host
+    on_gpu = cupy.asarray(room)[view]
+    assert not on_gpu.flags.c_contiguous
+    return on_gpu
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [np.int8, np.int32, np.int64, np.uint64], ids=lambda dtype: dtype.__name__)
+def test_positions_of_other_dtypes_and_strides_are_converted(cupy, dtype):
+    case = POSITIONS_CASES[10]
+    low = 0 if np.dtype(dtype).kind == "u" else -20
+    positions = np.random.default_rng(4).integers(low, 100, (len(case.positions), 2)).astype(dtype)
+    if dtype == np.uint64:
+        positions[3] = 2**64 - 1  # far outside, though it is -1 in 64 bits with a sign
+    blocks = values(case.blocks_shape, np.float32)
+    want = gpufold.add_blocks(np.zeros(case.shape, np.float32), blocks, positions)
+    for places in (cupy.asarray(positions), turned(cupy, positions), strided(cupy, positions), positions.tolist()):
+        if dtype == np.uint64 and isinstance(places, list):
+            continue  # beyond the integers that a list may hold
+        got = gpufold.add_blocks(cupy.zeros(case.shape, np.float32), cupy.asarray(blocks), places)
+        assert_same_bits(cupy.asnumpy(got), want, f"{type(places)} of {dtype}")
+
+
+# ---------------------------------------------------------------------------------------------
+# Arrays that other libraries made, aligned to their elements alone
+
+
+def through_interface(cupy, array):
+    """What CuPy makes of an array of a library that knows the CUDA array interface."""
+    other = SimpleNamespace(__cuda_array_interface__=array.__cuda_array_interface__, owner=array)
+    return cupy.asarray(other)
+
+
+def through_dlpack(cupy, array):
+    return cupy.from_dlpack(array)
+
+
+def through_torch(cupy, array):
+    import torch
+
+    if not torch.cuda.is_available():
+        pytest.xfail("needs a torch that is built for CUDA")
+    return cupy.from_dlpack(torch.from_dlpack(array))
+
+
+IMPORTS = [through_interface, through_dlpack, pytest.param(through_torch, marks=pytest.mark.peer("torch"))]
+
+
+def at_odd_offset(cupy, host, imported, offset):
+    """An array with the elements of another, imported from a larger one at an offset in elements."""
+    room = cupy.zeros(host.size + offset + 3, host.dtype)
+    room[offset : offset + host.size] = cupy.asarray(host).ravel()
+    cupy.cuda.Device().synchronize()
+    return imported(cupy, room[offset : offset + host.size]).reshape(host.shape)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("offset", [1, 3, 4])
+@pytest.mark.parametrize("dtype", [np.uint8, np.float16, np.float32, np.complex64], ids=lambda dtype: dtype.__name__)
+@pytest.mark.parametrize("imported", IMPORTS)
+def test_imported_arrays_at_odd_offsets_are_used_in_place(cupy, imported, dtype, offset):
+    for case in (SHORT_CASES[1], SHORT_CASES[5]):
+        for call in calls_of(case, np.dtype(dtype)):
+            want = call.on(call.data)
+            for variant in ("auto", *gpufold.variants(call.operation)):
+                data = at_odd_offset(cupy, call.data, imported, offset)
+                out = at_odd_offset(cupy, np.zeros_like(want), imported, offset)
+                assert data.data.ptr % (data.itemsize * 8) == data.itemsize * offset
+                with suppress(gpufold.Unsupported):
+                    assert call.on(data, out=out, variant=variant) is out
+                    assert_answer(call, variant, cupy.asnumpy(out), want, call.data)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("imported", IMPORTS)
+def test_imported_views_that_overlap_are_refused(cupy, imported):
+    room = cupy.zeros(64 + 4, np.float32)
+    data = imported(cupy, room[:64]).reshape(1, 4, 4, 4)
+    out = imported(cupy, room[4:]).reshape(1, 4, 16)
+    with pytest.raises(ValueError, match="out must share no memory with image"):
+        gpufold.im2col(data, (1, 1), out=out)
+    assert not int(cupy.count_nonzero(room))
+
+
+@pytest.mark.gpu
+def test_elements_off_their_own_size_are_refused(cupy):
+    """A GPU cannot load them, and the error would end the process."""
+    room = cupy.zeros(4 * 36 + 4, np.uint8)
+    data = cupy.ndarray((4, 9), np.float32, room.data + 1)
+    with pytest.raises(gpufold.Unsupported, match="do not lie on multiples of their size"):
+        gpufold.col2im(data, (4, 4), (2, 2))
 
 
 # ---------------------------------------------------------------------------------------------
@@ -290,22 +599,19 @@ class Gate:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("call", EVERY_OPERATION, ids=lambda call: call.operation)
+@pytest.mark.parametrize("call", EVERY_CALL, ids=name_of)
 def test_a_call_waits_for_its_stream_and_the_caller_for_nothing(cupy, call):
     """Behind a gate the stream receives the data and the call; everything else in the device ends before it opens."""
-    want, source = call.on(call.data), cupy.asarray(call.data)
-    for variant in ("auto", *gpufold.variants(call.operation)):
-        data, out = cupy.zeros_like(source), cupy.empty(want.shape, want.dtype)
-        try:
-            call.on(data, out=out, variant=variant)  # loads the kernel, which may wait for the device
-        except gpufold.Unsupported:
-            continue
+    want, source, weighted = call.on(call.data), cupy.asarray(call.data), call.with_window(cupy)
+    data, out = cupy.zeros_like(source), cupy.empty(want.shape, want.dtype)
+    for variant in served(weighted, data, out):
+        data.data.memset_async(0, data.nbytes)
         spoil(out)
         cupy.cuda.Device().synchronize()
         stream = cupy.cuda.Stream(non_blocking=True)
         with stream, Gate(stream):
             data.data.copy_from_device_async(source.data, source.nbytes, stream)
-            call.on(data, out=out, variant=variant)
+            weighted.on(data, out=out, variant=variant)
             assert not stream.done, "the call waited for its own result"
             cupy.cuda.Stream.null.synchronize()
         stream.synchronize()
@@ -313,27 +619,63 @@ def test_a_call_waits_for_its_stream_and_the_caller_for_nothing(cupy, call):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("call", EVERY_OPERATION, ids=lambda call: call.operation)
+@pytest.mark.parametrize("variant", ["auto", *gpufold.variants("add_blocks")])
+def test_blocks_at_positions_wait_for_their_stream_and_the_caller_for_nothing(cupy, variant):
+    """Behind a gate the stream receives the blocks and their positions, which nobody has looked at before."""
+    case = POSITIONS_CASES[11]
+    before, blocks = values(case.shape, np.int32), values(case.blocks_shape, np.int32, 1)
+    want = gpufold.add_blocks(before.copy(), blocks, case.positions)
+    sources = cupy.asarray(blocks), cupy.asarray(case.positions)
+    out, tiles, positions = cupy.asarray(before), *map(cupy.zeros_like, sources)
+    gpufold.add_blocks(out, tiles, positions, variant=variant)  # adds zeros
+    cupy.cuda.Device().synchronize()
+    stream = cupy.cuda.Stream(non_blocking=True)
+    with stream, Gate(stream):
+        for to, source in zip((tiles, positions), sources, strict=True):
+            to.data.copy_from_device_async(source.data, source.nbytes, stream)
+        gpufold.add_blocks(out, tiles, positions, variant=variant)
+        assert not stream.done, "the call waited for its own result"
+        cupy.cuda.Stream.null.synchronize()
+    stream.synchronize()
+    assert_same_bits(cupy.asnumpy(out), want, variant)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("call", EVERY_CALL, ids=name_of)
 def test_a_captured_call_replays_on_other_data(cupy, call):
-    other = values(call.data.shape, call.data.dtype, seed=99)
-    for variant in ("auto", *gpufold.variants(call.operation)):
-        data, out = cupy.asarray(call.data), cupy.empty_like(cupy.asarray(call.on(call.data)))
-        try:
-            call.on(data, out=out, variant=variant)
-        except gpufold.Unsupported:
-            continue
-        cupy.cuda.Device().synchronize()
-        stream = cupy.cuda.Stream(non_blocking=True)
+    other, weighted = values(call.data.shape, call.data.dtype, seed=99), call.with_window(cupy)
+    data, out = cupy.asarray(call.data), cupy.asarray(call.on(call.data))
+    for variant in served(weighted, data, out):
+        with capturing(cupy) as (stream, captured):
+            weighted.on(data, out=out, variant=variant)
         with stream:
-            stream.begin_capture(cupy.cuda.runtime.streamCaptureModeGlobal)  # allocating or waiting is an error
-            call.on(data, out=out, variant=variant)
-            graph = stream.end_capture()
             for host in (call.data, other, call.data):
                 data.set(host, stream)
                 spoil(out)
-                graph.launch(stream)
+                captured.graph.launch(stream)
                 stream.synchronize()
                 assert_answer(call, variant, cupy.asnumpy(out), call.on(host), host)
+
+
+@pytest.mark.gpu
+def test_a_captured_call_adds_to_what_is_there_at_each_launch(cupy):
+    fold, _ = calls_of(SLIDING, np.dtype(np.float32))
+    data, before = cupy.asarray(fold.data), values(SLIDING.image_shape, np.float32, 7)
+    out = cupy.asarray(before)
+    for variant in served(replace(fold, options=fold.options | {"accumulate": True}), data, out):
+        with capturing(cupy) as (stream, captured):
+            fold.on(data, out=out, variant=variant, accumulate=True)
+        with stream:
+            out.set(before, stream)
+            want = before.copy()
+            for _ in range(3):
+                captured.graph.launch(stream)
+                fold.on(fold.data, out=want, accumulate=True)
+            stream.synchronize()
+            if fold.exact(variant):
+                assert_same_bits(cupy.asnumpy(out), want, variant)
+            else:
+                np.testing.assert_allclose(cupy.asnumpy(out), want, rtol=0, atol=1e-5 * abs(want).max())
 
 
 @pytest.mark.gpu
@@ -351,12 +693,9 @@ def test_after_a_warmup_the_first_call_only_launches(cupy, monkeypatch):
             patch.setattr(cupy, "RawModule", lambda *_, **__: pytest.fail("compiled again"))
             data, want = cupy.asarray(call.data), call.on(call.data)
             out = spoil(cupy.empty(want.shape, want.dtype))
-            cupy.cuda.Device().synchronize()
-            stream = cupy.cuda.Stream(non_blocking=True)
-            with stream:
-                stream.begin_capture(cupy.cuda.runtime.streamCaptureModeGlobal)
+            with capturing(cupy) as (stream, captured):
                 call.on(data, out=out)
-                stream.end_capture().launch(stream)
+            captured.graph.launch(stream)
             stream.synchronize()
         assert_same_bits(cupy.asnumpy(out), want, call)
 
@@ -439,6 +778,7 @@ def test_a_call_allocates_its_result_alone(cupy, call):
 @pytest.mark.gpu
 def test_repeated_calls_keep_their_memory(cupy):
     pool = cupy.get_default_memory_pool()
+    gc.collect()  # what earlier tests left in cycles would be freed at some turn
     calls = [(call, cupy.asarray(call.data), call.on(call.data)) for call in EVERY_OPERATION]
     sizes = []
     for turn in range(2000):
@@ -468,12 +808,14 @@ def test_out_of_memory_leaves_nothing_behind(cupy):
 # Past 2**31 elements
 
 
-def by_blocks(array, operation, channels, height, width):
+def by_blocks(array, side, channels, height, width):
     """View an array of 2x2 blocks, whichever side of an operation it is, as (channels, height/2, 2, width/2, 2)."""
-    if operation == "image":
+    if side in ("image", "array"):
         return array.reshape(channels, height // 2, 2, width // 2, 2)
-    if operation == "columns":
+    if side == "columns":
         return array.reshape(channels, 2, 2, height // 2, width // 2).transpose(0, 3, 1, 4, 2)
+    if side == "blocks":
+        return array.transpose(0, 1, 3, 2, 4)
     return array.reshape(2, 2, channels, height // 2, width // 2).transpose(2, 3, 0, 4, 1)
 
 
@@ -482,6 +824,8 @@ SIDES = {
     "im2col": ("image", "columns"),
     "batch_to_space": ("batch", "image"),
     "space_to_batch": ("image", "batch"),
+    "blocks_to_array": ("blocks", "array"),
+    "array_to_blocks": ("array", "blocks"),
 }
 
 
@@ -490,47 +834,192 @@ def shape_of(side, channels, height, width):
         "image": (1, channels, height, width),
         "columns": (1, 4 * channels, height * width // 4),
         "batch": (4, channels, height // 2, width // 2),
+        "array": (channels, height, width),
+        "blocks": (channels, height // 2, width // 2, 2, 2),
     }[side]
 
 
-@pytest.mark.gpu
-@pytest.mark.parametrize("extents", [(2052, 1024, 1024), (1, 46_344, 46_344)], ids=["many-planes", "one-plane"])
-@pytest.mark.parametrize(
-    ("operation", "variant"),
-    [(operation, variant) for operation in SIDES for variant in ("auto", *gpufold.variants(operation))],
-)
-def test_past_two_to_the_31_elements(cupy, operation, variant, extents):
+def arguments_of(operation, extents):
+    """What takes an array into blocks of 2x2 that do not overlap, or puts it together from them."""
+    return {
+        "col2im": ((extents[1:], (2, 2)), {"strides": 2}),
+        "im2col": (((2, 2),), {"strides": 2}),
+        "blocks_to_array": ((extents, (2, 2), 2), {}),
+        "array_to_blocks": (((2, 2), 2), {}),
+    }.get(operation, (((1, 1, 2, 2),), {}))
+
+
+def check_marks(cupy, operation, variant, dtype, extents, **fused):
     """Marked elements at both ends arrive at their places, and nothing anywhere else."""
-    dtype = np.dtype(np.int32 if variant == "atomic" else np.uint8)
-    needed = int(2.1 * dtype.itemsize * np.prod(extents, dtype=np.int64))
-    free, _ = cupy.cuda.runtime.memGetInfo()
-    if free < needed:
-        pytest.xfail(f"needs {needed:,} bytes of GPU memory, {free:,} are free")
     source, target = SIDES[operation]
     data = cupy.zeros(shape_of(source, *extents), dtype)
     result = cupy.empty(shape_of(target, *extents), dtype)
-    assert data.size > 2**31
-    spoil(result)
-    marks = np.random.default_rng(5).integers(1, 100, (2, 8, 2, extents[2] // 2, 2)).astype(dtype)
-    by_blocks(data, source, *extents)[0, :8] = cupy.asarray(marks[0])
-    by_blocks(data, source, *extents)[-1, -8:] = cupy.asarray(marks[1])
-    arguments, options = {
-        "col2im": ((extents[1:], (2, 2)), {"strides": 2}),
-        "im2col": (((2, 2),), {"strides": 2}),
-    }.get(operation, (((1, 1, 2, 2),), {}))
+    if fused.get("accumulate"):
+        result.data.memset_async(0, result.nbytes)
+    else:
+        spoil(result)
+    rows, columns = min(8, extents[1] // 2), extents[2] // 2
+    marks = np.random.default_rng(5).integers(1, 100, (2, rows, 2, columns, 2)).astype(dtype)
+    by_blocks(data, source, *extents)[0, :rows] = cupy.asarray(marks[0])
+    by_blocks(data, source, *extents)[-1, -rows:] = cupy.asarray(marks[1])
+    arguments, options = arguments_of(operation, extents)
     try:
-        getattr(gpufold, operation)(data, *arguments, **options, out=result, variant=variant)
+        getattr(gpufold, operation)(data, *arguments, **options, **fused, out=result, variant=variant)
     except gpufold.Unsupported:
         if variant == "auto":
             raise
         return
     arrived = by_blocks(result, target, *extents)
-    np.testing.assert_array_equal(cupy.asnumpy(arrived[0, :8]), marks[0])
-    np.testing.assert_array_equal(cupy.asnumpy(arrived[-1, -8:]), marks[1])
-    flat = result.ravel()
-    step = 2**28
-    nonzero = sum(int(cupy.count_nonzero(flat[start : start + step])) for start in range(0, flat.size, step))
-    assert nonzero == marks.size
+    np.testing.assert_array_equal(cupy.asnumpy(arrived[0, :rows]), marks[0])
+    np.testing.assert_array_equal(cupy.asnumpy(arrived[-1, -rows:]), marks[1])
+    assert count_nonzero(cupy, result) == marks.size
+
+
+def count_nonzero(cupy, array):
+    """Count in pieces, for CuPy's own reductions take memory and time with 64 bits."""
+    flat, step = array.ravel(), 2**28
+    return sum(int(cupy.count_nonzero(flat[start : start + step])) for start in range(0, flat.size, step))
+
+
+def need(cupy, size):
+    """Leave a test that needs more bytes than are free."""
+    free, _ = cupy.cuda.runtime.memGetInfo()
+    if free < size:
+        pytest.xfail(f"needs {size:,} bytes of GPU memory, {free:,} are free")
+
+
+LARGE_EXTENTS = {"many-planes": (2052, 1024, 1024), "one-plane": (1, 46_344, 46_344)}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("extents", LARGE_EXTENTS.values(), ids=LARGE_EXTENTS)
+@pytest.mark.parametrize(
+    ("operation", "variant"),
+    [(operation, variant) for operation in SIDES for variant in ("auto", *gpufold.variants(operation))],
+)
+def test_past_two_to_the_31_elements(cupy, most_of_the_memory, operation, variant, extents):
+    dtype = np.dtype(np.int32 if variant == "atomic" else np.uint8)
+    assert prod(extents) > 2**31
+    need(cupy, int(2.1 * dtype.itemsize * prod(extents)))
+    check_marks(cupy, operation, variant, dtype, extents)
+
+
+FUSED = {
+    "mean": ("col2im", {"reduction": "mean"}),
+    "accumulate": ("col2im", {"accumulate": True}),
+    "blocks-mean": ("blocks_to_array", {"reduction": "mean"}),
+}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("extents", LARGE_EXTENTS.values(), ids=LARGE_EXTENTS)
+@pytest.mark.parametrize("name", FUSED)
+def test_past_two_to_the_31_elements_of_floats_and_fusions(cupy, most_of_the_memory, name, extents):
+    operation, fused = FUSED[name]
+    need(cupy, int(2.1 * 2 * prod(extents)))
+    check_marks(cupy, operation, "auto", np.dtype(np.float16), extents, **fused)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("extents", [(6, 8, 10), (1, 36, 22)], ids=LARGE_EXTENTS)
+@pytest.mark.parametrize("operation", SIDES)
+def test_what_is_checked_past_two_to_the_31_elements_holds_below(cupy, operation, extents):
+    for variant in ("auto", *gpufold.variants(operation)):
+        check_marks(cupy, operation, variant, np.dtype(np.int32), extents)
+    for name, fused in FUSED.values():
+        if name == operation:
+            check_marks(cupy, operation, "auto", np.dtype(np.float16), extents, **fused)
+
+
+def check_marks_at_positions(cupy, variant, dtype, lead, size):
+    """Blocks at the first and the last corner arrive there, and nothing anywhere else; the others lie outside."""
+    out, blocks = cupy.zeros((*lead, *size), dtype), np.zeros((5, *lead, 8, 8), dtype)
+    marks = np.random.default_rng(6).integers(1, 100, (2, 8, 8)).astype(dtype)
+    blocks[(1, *[0] * len(lead))], blocks[(3, *[-1] * len(lead))] = marks
+    positions = np.array([(-8, 0), (0, 0), size, [side - 8 for side in size], (0, size[1])])
+    try:
+        gpufold.add_blocks(out, cupy.asarray(blocks), cupy.asarray(positions), variant=variant)
+    except gpufold.Unsupported:
+        if variant == "auto":
+            raise
+        return
+    first, last = out[(0,) * len(lead)][:8, :8], out[(-1,) * len(lead)][-8:, -8:]
+    np.testing.assert_array_equal(cupy.asnumpy(first), marks[0])
+    np.testing.assert_array_equal(cupy.asnumpy(last), marks[1])
+    assert count_nonzero(cupy, out) == marks.size
+
+
+def check_last_of_many_blocks(cupy, variant, dtype, count, side):
+    """Of blocks that all land on one square, all but the first and the last are zero."""
+    blocks = cupy.zeros((count, side, side), dtype)
+    marks = np.random.default_rng(7).integers(1, 50, (2, side, side)).astype(dtype)
+    blocks[0], blocks[-1] = map(cupy.asarray, marks)
+    out = cupy.zeros((side, side), dtype)
+    try:
+        gpufold.add_blocks(out, blocks, cupy.zeros((count, 2), np.int64), variant=variant)
+    except gpufold.Unsupported:
+        if variant == "auto":
+            raise
+        return
+    np.testing.assert_array_equal(cupy.asnumpy(out), marks.sum(0, dtype=dtype))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("lead", "size"), [((2052,), (1024, 1024)), ((), (46_344, 46_344))], ids=LARGE_EXTENTS)
+@pytest.mark.parametrize("variant", ["auto", *gpufold.variants("add_blocks")])
+def test_past_two_to_the_31_elements_to_add_blocks_to(cupy, most_of_the_memory, variant, lead, size):
+    dtype = np.dtype(np.int32 if variant == "atomic" else np.uint8)
+    need(cupy, int(1.1 * dtype.itemsize * prod((*lead, *size))))
+    check_marks_at_positions(cupy, variant, dtype, lead, size)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("variant", ["auto", *gpufold.variants("add_blocks")])
+def test_past_two_to_the_31_elements_of_blocks_at_positions(cupy, most_of_the_memory, variant):
+    dtype = np.dtype(np.int32 if variant == "atomic" else np.float16)
+    need(cupy, int(1.1 * dtype.itemsize * 2052 * 2**20))
+    check_last_of_many_blocks(cupy, variant, dtype, 2052, 1024)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("variant", ["auto", *gpufold.variants("add_blocks")])
+def test_what_is_checked_past_two_to_the_31_elements_of_blocks_holds_below(cupy, variant):
+    for dtype in (np.dtype(np.int32), np.dtype(np.float32)):
+        check_marks_at_positions(cupy, variant, dtype, (3,), (20, 30))
+        check_marks_at_positions(cupy, variant, dtype, (), (40, 70))
+        check_last_of_many_blocks(cupy, variant, dtype, 6, 16)
+
+
+# ---------------------------------------------------------------------------------------------
+# Offsets of 64 bits, on small arrays
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [np.float32, np.int32, np.complex128], ids=lambda dtype: dtype.__name__)
+@pytest.mark.parametrize("case", SHORT_CASES, ids=str)
+def test_wide_offsets_give_the_same(cupy, wide_offsets, case, dtype):
+    for call in calls_of(case, np.dtype(dtype)):
+        check_wide(cupy, call)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("call", EVERY_CALL, ids=name_of)
+def test_wide_offsets_of_every_call_give_the_same(cupy, wide_offsets, call):
+    check_wide(cupy, call)
+
+
+def check_wide(cupy, call):
+    """Compare the variants that serve a call, and see that each was compiled with 64 bits."""
+    plans = gpufold.explain(call.operation, call.data, *call.arguments, **call.options)
+    assert dict(plans.plan.defines)["OFFSET"] == "long long"
+    check_variants(cupy, call)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("case", [POSITIONS_CASES[number] for number in (3, 6, 11, 14)], ids=str)
+def test_wide_offsets_of_blocks_at_positions_give_the_same(cupy, wide_offsets, case):
+    for dtype in (np.dtype(np.int32), np.dtype(np.float32)):
+        check_blocks_at_positions(cupy, case, dtype)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -611,10 +1100,7 @@ def check_fused(cupy, call, before):
     """Compare every variant that serves a call, window and what is added to on the GPU too, with the NumPy path."""
     options = {} if before is None else {"accumulate": True}
     want = call.on(call.data, **options, out=None if before is None else before.copy())
-    window = call.options["window"]
-    if window is not None:
-        window = tuple(map(cupy.asarray, window)) if isinstance(window, tuple) else cupy.asarray(window)
-    on_gpu = Call(call.operation, call.data, call.arguments, call.options | {"window": window})
+    on_gpu = call.with_window(cupy)
     for variant in ("auto", *gpufold.variants(call.operation)):
         out = spoil(cupy.empty(want.shape, want.dtype)) if before is None else cupy.asarray(before)
         with suppress(gpufold.Unsupported):
@@ -633,11 +1119,13 @@ def test_fusions_are_the_numpy_path(cupy, case, fusion):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("fusion", [("mean", "full", True), ("least_squares", "separable", False)], ids=str)
+@pytest.mark.parametrize(
+    "fusion", [("mean", "full", True), ("least_squares", "separable", False), ("sum", "none", True)], ids=str
+)
 @pytest.mark.parametrize("case", SHORT_CASES[:5], ids=str)
 def test_sanitize_fusions(cupy, case, fusion):
     with cupy.cuda.using_allocator(None):
-        for dtype in (np.dtype(np.float16), np.dtype(np.float32)):
+        for dtype in INEXACT if case.name == "planes" else (np.dtype(np.float16), np.dtype(np.float32)):
             for call, before in fused_calls(case, dtype, fusion):
                 check_fused(cupy, call, before)
 
@@ -656,9 +1144,7 @@ def test_sanitize_fusions(cupy, case, fusion):
 )
 def test_blocks_are_the_numpy_path(cupy, shape, block, steps, dtype):
     array = values(shape, dtype)
-    taken = Call("array_to_blocks", array, (block, steps))
-    put = Call("blocks_to_array", taken.on(array), (shape, block, steps))
-    for call in (taken, put):
+    for call in blocks_calls(shape, block, steps, dtype):
         check_variants(cupy, call)
     backwards = tuple(reversed(range(array.ndim - len(block)))) + tuple(range(array.ndim - len(block), array.ndim))
     turned = array.transpose(backwards)
@@ -698,16 +1184,13 @@ def test_blocks_at_positions_can_be_captured_in_a_graph(cupy):
     zeros, blocks = np.zeros(case.shape, np.float32), values(case.blocks_shape, np.float32)
     out, tiles, positions = cupy.asarray(zeros), cupy.asarray(blocks), cupy.asarray(case.positions)
     gpufold.add_blocks(out, tiles, positions)
-    cupy.cuda.Device().synchronize()
-    stream = cupy.cuda.Stream(non_blocking=True)
-    with stream:
-        stream.begin_capture(cupy.cuda.runtime.streamCaptureModeGlobal)
+    with capturing(cupy) as (stream, captured):
         gpufold.add_blocks(out, tiles, positions)
-        graph = stream.end_capture()
+    with stream:
         for places in (case.positions + 1, case.positions):
             positions.set(places, stream)
             out.set(zeros, stream)
-            graph.launch(stream)
+            captured.graph.launch(stream)
             stream.synchronize()
             assert_same_bits(cupy.asnumpy(out), gpufold.add_blocks(zeros.copy(), blocks, places))
 
@@ -721,16 +1204,13 @@ def test_a_captured_window_is_not_converted(cupy):
     out = cupy.empty((2, 2, 4, 6), np.float32)
     fold = partial(gpufold.col2im, columns, (4, 6), (3, 4), out=out)
     want = cupy.asnumpy(fold(window=axes))
-    cupy.cuda.Device().synchronize()
-    stream = cupy.cuda.Stream(non_blocking=True)
-    with stream:
-        stream.begin_capture(cupy.cuda.runtime.streamCaptureModeGlobal)
+    with capturing(cupy) as (stream, captured):
         with pytest.raises(ValueError, match="window must be contiguous and of float32 while a CUDA graph"):
             fold(window=doubled)
         fold(window=axes)
-        graph = stream.end_capture()
+    with stream:
         spoil(out)
-        graph.launch(stream)
+        captured.graph.launch(stream)
         stream.synchronize()
     assert_same_bits(cupy.asnumpy(out), want)
 
@@ -760,6 +1240,45 @@ def test_a_window_of_another_library_is_refused(cupy):
 
 
 # ---------------------------------------------------------------------------------------------
+# dask
+
+
+def check_dask(library):
+    """Compare dask arrays of a library's chunks, cut where blocks overlap, with the eager NumPy path."""
+    import dask
+    import dask.array as da
+
+    import gpufold.dask
+
+    def chunked(array, chunks):
+        return da.from_array(library.asarray(array), chunks=chunks, asarray=False)
+
+    fold, unfold = calls_of(SLIDING, np.dtype(np.float32))
+    gather, scatter = blocks_calls((3, 12, 40), (5, 6), 3, np.dtype(np.float32))
+    mean = {"window": window_of("separable", SLIDING.kernel_size, np.float32), "reduction": "mean"}
+    cuts = {"col2im": (1, 8, 9), "im2col": (1, 3, 4, 5), "array_to_blocks": (2, 7, 11), "blocks_to_array": 3}
+    with dask.config.set(scheduler="synchronous"):
+        for call in (fold, replace(fold, options=fold.options | mean), unfold, gather, scatter):
+            lazy = getattr(gpufold.dask, call.operation)
+            on_chunks = call.with_window(library)
+            result = lazy(chunked(call.data, cuts[call.operation]), *call.arguments, **on_chunks.options)
+            got = result.compute()
+            assert isinstance(result._meta, library.ndarray)
+            assert isinstance(got, library.ndarray)
+            assert_same_bits(np.asarray(got) if library is np else library.asnumpy(got), call.on(call.data), call)
+
+
+@pytest.mark.gpu
+def test_dask_chunks_on_the_gpu_give_the_same(cupy):
+    check_dask(cupy)
+
+
+def test_dask_chunks_in_the_memory_of_the_host_give_the_same():
+    """Needs no GPU: what the test before this one does is right."""
+    check_dask(np)
+
+
+# ---------------------------------------------------------------------------------------------
 # For compute-sanitizer
 
 
@@ -767,7 +1286,7 @@ def test_a_window_of_another_library_is_refused(cupy):
 @pytest.mark.parametrize("case", SHORT_CASES, ids=str)
 def test_sanitize_every_variant(cupy, case):
     """Arrays are allocated one by one, for in a memory pool's blocks an access past the end goes unseen."""
-    dtypes = SHORT_DTYPES if case.name in ("planes", "interleave") else (np.dtype(np.float32), np.dtype(np.int32))
+    dtypes = SANITIZED_DTYPES if case.name in ("planes", "interleave") else (np.dtype(np.float32), np.dtype(np.int32))
     with cupy.cuda.using_allocator(None):
         for dtype in dtypes:
             for call in calls_of(case, dtype):
@@ -775,7 +1294,24 @@ def test_sanitize_every_variant(cupy, case):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("dtype", SHORT_DTYPES, ids=str)
+@pytest.mark.parametrize("case", SHORT_CASES, ids=str)
+def test_sanitize_wide_offsets(cupy, wide_offsets, case):
+    with cupy.cuda.using_allocator(None):
+        for call in calls_of(case, np.dtype(np.float32)):
+            check_wide(cupy, call)
+
+
+@pytest.mark.gpu
+def test_sanitize_wide_offsets_of_blocks(cupy, wide_offsets):
+    with cupy.cuda.using_allocator(None):
+        for call in short_blocks(np.dtype(np.float32)):
+            check_wide(cupy, call)
+        for case in (POSITIONS_CASES[3], POSITIONS_CASES[11], POSITIONS_CASES[14]):
+            check_blocks_at_positions(cupy, case, np.dtype(np.int32))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", SANITIZED_DTYPES, ids=str)
 def test_sanitize_blocks(cupy, dtype):
     with cupy.cuda.using_allocator(None):
         for call in short_blocks(dtype):
@@ -786,9 +1322,7 @@ def test_sanitize_blocks(cupy, dtype):
 
 def short_blocks(dtype):
     """Dense overlaps of blocks in a layout of their own, both ways."""
-    array = values((2, 12, 40), dtype)
-    taken = Call("array_to_blocks", array, ((5, 6), 1))
-    return taken, Call("blocks_to_array", taken.on(array), (array.shape, (5, 6), 1))
+    return blocks_calls((2, 12, 40), (5, 6), 1, dtype)
 
 
 def sources_of(call, variant):
