@@ -7,6 +7,7 @@
     traffic(plan, input, output)               what it asked of the memory system
     cubin.figures(plan, 90)                    registers, instructions and waits, from its machine code for an H200
     predict(plan, traffic, figures)            how long it would take, by the model of prediction.py
+    -p hostcuda.standin                        a plugin of pytest: GPU tests run on the CPU, on a stand-in for CuPy
 
 How it works. g++ compiles the .cu file behind host/cuda_words.h, which gives the words of CUDA a meaning: __global__
 means nothing, __shared__ means static, threadIdx is a global variable, an atomic operation is an ordinary one. So a

@@ -116,6 +116,20 @@ def run(
     )
 
 
+def launch_in_place(path: Path, grid: Size3, block: Size3, values: Sequence[bytes]) -> None:
+    """Launch a plain build on memory where it lies: every argument is the bytes that the kernel takes for it."""
+    kernel = module.load(path, build_runtime("plain"))
+    kept = [ctypes.create_string_buffer(value, len(value)) for value in values]
+    what = module.Launch(kernel.module, grid=grid, block=block)
+    message = ctypes.create_string_buffer(4096)
+    what.arguments = (ctypes.c_void_p * len(kept))(*map(ctypes.addressof, kept))
+    what.message, what.message_size = ctypes.addressof(message), len(message)
+    with _one_at_a_time:
+        kernel.runtime.hostcuda_launch(ctypes.byref(what))
+    if message.value:
+        raise Fault(message.value.decode())
+
+
 def _run_here(
     kernel: module.Kernel,
     what: module.Launch,

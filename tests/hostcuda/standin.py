@@ -1,0 +1,900 @@
+"""A stand-in for CuPy over the host build of the kernels: the GPU tests' own code runs, but no GPU.
+
+    PYTHONPATH=tests python -m pytest -p hostcuda.standin tests/test_gpu.py
+
+As a plugin of pytest it is what `import cupy` finds; imported otherwise it changes nothing. It has what gpufold and
+tests/test_gpu.py call of CuPy 14.2, no more, and raises what CuPy raises. What CuPy lets pass and a GPU would punish
+raises Misuse: arguments that are not the kernel's in number, kind or size, arrays of another device, bytes written
+outside an allocation.
+
+Two devices have memory of their own, in the host's. Work for a device is queued, stream by stream, and done as late as
+possible: when the stream or its device is waited for. So a caller that forgets to wait reads garbage on every run, and
+a stream that waits holds up no other. Streams do not overlap in time, so a race within a kernel or between two streams
+that both were waited for goes unseen. A capture queues nothing, and a graph queues what was captured. Memory goes
+back to its pool as CuPy's does, to be used again by the same stream, but in pieces of one size only.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.machinery
+import itertools
+import re
+import sys
+import threading
+import weakref
+from collections import Counter, defaultdict, deque
+from contextlib import contextmanager
+from functools import cache
+from math import prod
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import ClassVar
+
+import numpy as np
+import pytest
+
+from . import module
+from .build import build_kernel, build_runtime
+from .execute import launch_in_place
+
+DEVICES = 2
+TOTAL_BYTES = 1 << 30
+"""What the memory of a device is said to be."""
+UNIT = 512
+"""Bytes that allocations are multiples of, and lie on multiples of."""
+GUARD = 4096
+GARBAGE = 0xFF
+BANNER = "a stand-in for CuPy over the host build: no GPU ran"
+
+_lock = threading.RLock()
+_thread = threading.local()
+
+
+class Misuse(AssertionError):
+    """CuPy would let this pass, and a GPU would not."""
+
+
+class CUDARuntimeError(RuntimeError):
+    """An error of the CUDA runtime."""
+
+    NAMES: ClassVar = {
+        1: "cudaErrorInvalidValue",
+        101: "cudaErrorInvalidDevice",
+        900: "cudaErrorStreamCaptureUnsupported",
+        901: "cudaErrorStreamCaptureInvalidated",
+    }
+
+    def __init__(self, status):
+        self.status = status
+        super().__init__(f"{self.NAMES[status]}: of the stand-in")
+
+
+class OutOfMemoryError(MemoryError):
+    """More than a pool or a device has."""
+
+
+# ---------------------------------------------------------------------------------------------
+# Devices and streams
+
+
+def get_device():
+    return getattr(_thread, "device", 0)
+
+
+class Device:
+    def __init__(self, device=None):
+        self.id = get_device() if device is None else int(device)
+
+    def __enter__(self):
+        if not 0 <= self.id < DEVICES:
+            raise CUDARuntimeError(101)
+        _devices().append(get_device())
+        _thread.device = self.id
+        return self
+
+    def __exit__(self, *_):
+        _thread.device = _devices().pop()
+
+    def __int__(self):
+        return self.id
+
+    def __eq__(self, other):
+        return isinstance(other, Device) and self.id == other.id
+
+    __hash__ = None
+
+    def __repr__(self):
+        return f"<CUDA Device {self.id}>"
+
+    def synchronize(self):
+        """Do all that is queued on the device."""
+        _forbid_while_capturing()
+        with _lock:
+            for (device, _), queue in list(_queues.items()):
+                if device == self.id:
+                    _do(queue)
+
+
+def _devices():
+    return _thread.__dict__.setdefault("devices", [])
+
+
+_queues = defaultdict(deque)
+"""What is queued, by device and stream."""
+_captures = {}
+"""What is being captured, by stream: the work, or None where an error has ended the capture."""
+
+
+def _do(queue):
+    while queue:
+        queue.popleft()()
+
+
+def _forbid_while_capturing():
+    """End the captures that an unsafe call, such as allocating or waiting, makes invalid, with its error."""
+    if _captures:
+        for stream in _captures:
+            _captures[stream] = None
+        raise CUDARuntimeError(900)
+
+
+def _queue(work, stream, device):
+    """Queue work on the memory of a device, or add it to what is captured."""
+    stream = get_current_stream() if stream is None else stream
+    if stream.device_id not in (-1, device):
+        raise Misuse(f"{stream} got work on memory of device {device}")
+    with _lock:
+        if stream.ptr in _captures:
+            if _captures[stream.ptr] is None:
+                raise CUDARuntimeError(901)
+            _captures[stream.ptr].append(work)
+        else:
+            _queues[device, stream.ptr].append(work)
+
+
+class Stream:
+    _numbers = itertools.count(1 << 20)
+
+    def __init__(self, null=False, non_blocking=False, ptds=False, priority=None):
+        if ptds or priority is not None or null == non_blocking:
+            raise NotImplementedError("the stand-in has the null stream and those that do not wait for it")
+        self.ptr = 0 if null else next(self._numbers)
+        self.device_id = -1 if null else get_device()
+
+    def __enter__(self):
+        if self.device_id not in (-1, get_device()):
+            raise RuntimeError(
+                f"The device that the stream is created on ({self.device_id})"
+                f" does not match with the current device ({get_device()})"
+            )
+        _streams().append((get_device(), self))
+        return self
+
+    def __exit__(self, *_):
+        _streams().pop()
+
+    def __eq__(self, other):
+        return isinstance(other, Stream) and self.ptr == other.ptr
+
+    def __hash__(self):
+        return self.ptr
+
+    def __repr__(self):
+        return f"<Stream {self.ptr} (device {self.device_id})>"
+
+    def _own_queue(self):
+        return _queues[get_device() if self.device_id == -1 else self.device_id, self.ptr]
+
+    @property
+    def done(self):
+        return not self._own_queue()
+
+    def synchronize(self):
+        with _lock:
+            if self.ptr in _captures:
+                _forbid_while_capturing()
+            _do(self._own_queue())
+
+    def launch_host_func(self, callback, arg):
+        _queue(lambda: callback(arg), self, get_device() if self.device_id == -1 else self.device_id)
+
+    def begin_capture(self, mode=None):
+        if self.ptr == 0:
+            raise RuntimeError("cannot capture on the default (legacy) stream")
+        if mode != STREAM_CAPTURE_MODE_GLOBAL:
+            raise NotImplementedError("the stand-in captures in the global mode only")
+        with _lock:
+            _captures[self.ptr] = []
+
+    def end_capture(self):
+        with _lock:
+            captured = _captures.pop(self.ptr)
+        if captured is None:
+            raise CUDARuntimeError(901)
+        return Graph(captured, self.device_id)
+
+    def is_capturing(self):
+        if self.ptr in _captures and _captures[self.ptr] is None:
+            raise CUDARuntimeError(901)
+        return self.ptr in _captures
+
+
+STREAM_CAPTURE_MODE_GLOBAL = 0
+Stream.null = Stream(null=True)
+
+
+def _streams():
+    return _thread.__dict__.setdefault("streams", [])
+
+
+def get_current_stream():
+    return next((stream for device, stream in reversed(_streams()) if device == get_device()), Stream.null)
+
+
+class Graph:
+    def __init__(self, work, device):
+        self._work, self._device = work, device
+
+    def launch(self, stream=None):
+        for work in self._work:
+            _queue(work, stream, self._device)
+
+
+# ---------------------------------------------------------------------------------------------
+# Memory
+
+
+def _host(pointer, shape, strides, dtype):
+    """Return the elements of an array in a device's memory, as work that is being done sees them."""
+    if 0 in shape:
+        return np.empty(shape, dtype)
+    interface = {"version": 3, "data": (pointer, False), "shape": shape, "strides": strides}
+    memory = SimpleNamespace(__array_interface__=interface | {"typestr": f"|V{dtype.itemsize}"})
+    return np.asarray(memory).view(dtype)
+
+
+class Memory:
+    """An allocation of its own, as cudaMalloc makes them; device work that is under way outlives no free."""
+
+    def __init__(self, size):
+        _forbid_while_capturing()
+        self.size, self.device_id = size, get_device()
+        if size > TOTAL_BYTES:
+            raise OutOfMemoryError(f"Out of memory allocating {size:,} bytes")
+        self._bytes = np.full(GUARD + UNIT + size + GUARD, GARBAGE, np.uint8)
+        start = self._bytes.__array_interface__["data"][0]
+        self.ptr = start + GUARD + -(start + GUARD) % UNIT if size else 0
+        self._first = self.ptr - start
+        if size:
+            _allocations[id(self)] = self
+
+    def check_guards(self):
+        around = self._bytes[: self._first], self._bytes[self._first + self.size :]
+        if any((part != GARBAGE).any() for part in around):
+            for part in around:
+                part[...] = GARBAGE
+            raise Misuse(f"a kernel wrote outside an allocation of {self.size} bytes")
+
+    def __del__(self):
+        if getattr(self, "size", 0) and _lock is not None:  # None where the interpreter ends
+            with _lock:
+                for (device, _), queue in list(_queues.items()):
+                    if device == self.device_id:
+                        _do(queue)
+
+
+_allocations = weakref.WeakValueDictionary()
+
+
+class UnownedMemory:
+    """Memory that another library allocated."""
+
+    def __init__(self, ptr, size, owner, device_id=-1):
+        self.ptr, self.size, self._owner = ptr, size, owner
+        self.device_id = get_device() if device_id == -1 else device_id
+
+
+class PooledMemory:
+    """A piece of a pool, to which it returns with its last array."""
+
+    def __init__(self, pool, stream, chunk):
+        self.ptr, self.size, self.device_id = chunk.ptr, chunk.size, chunk.device_id
+        self._pool, self._stream, self._chunk = pool, stream, chunk
+        pool._used[self.device_id] += self.size
+
+    def __del__(self):
+        self._pool._used[self.device_id] -= self.size
+        self._pool._free[self.device_id, self._stream, self.size].append(self._chunk)
+
+
+class MemoryPointer:
+    def __init__(self, mem, offset):
+        self.mem, self.device_id = mem, mem.device_id
+        self.ptr = mem.ptr + offset
+
+    @property
+    def device(self):
+        return Device(self.device_id)
+
+    def __add__(self, offset):
+        return MemoryPointer(self.mem, self.ptr - self.mem.ptr + offset)
+
+    def memset_async(self, value, size, stream=None):
+        pointer = self.ptr
+        if size:
+            _queue(lambda: ctypes.memset(pointer, value, size), stream, self.device_id)
+
+    def copy_from_device_async(self, src, size, stream=None):
+        to, origin = self.ptr, src.ptr
+        if size:
+            _queue(lambda: ctypes.memmove(to, origin, size), stream, self.device_id)
+
+
+class MemoryPool:
+    def __init__(self, allocator=None):
+        if allocator is not None:
+            raise NotImplementedError("the stand-in's pools allocate by themselves")
+        self._used, self._total, self._free, self._limit = Counter(), Counter(), defaultdict(list), 0
+
+    def malloc(self, size):
+        rounded = -(-size // UNIT) * UNIT
+        for hook in _hooks().values():
+            hook.malloc_preprocess(device_id=get_device(), size=size, mem_size=rounded)
+        if not rounded:
+            return MemoryPointer(Memory(0), 0)
+        stream = get_current_stream().ptr
+        with _lock:
+            free = self._free[get_device(), stream, rounded]
+            if not free:
+                if self._limit and self._total[get_device()] + rounded > self._limit:
+                    self.free_all_blocks()
+                if self._limit and self._total[get_device()] + rounded > self._limit:
+                    raise OutOfMemoryError(f"Out of memory allocating {rounded:,} bytes")
+                free.append(Memory(rounded))
+                self._total[get_device()] += rounded
+            return MemoryPointer(PooledMemory(self, stream, free.pop()), 0)
+
+    def free_all_blocks(self, stream=None):
+        with _lock:
+            for (device, _, size), chunks in self._free.items():
+                if device == get_device():
+                    self._total[device] -= size * len(chunks)
+                    chunks.clear()
+
+    def used_bytes(self):
+        return self._used[get_device()]
+
+    def total_bytes(self):
+        return self._total[get_device()]
+
+    def set_limit(self, size=None, fraction=None):
+        if fraction is not None:
+            raise NotImplementedError("the stand-in's limits are sizes")
+        self._limit = size
+
+
+class MemoryHook:
+    name = "MemoryHook"
+
+    def __enter__(self):
+        if self.name in _hooks():
+            raise KeyError(f"memory hook {self.name} already exists")
+        _hooks()[self.name] = self
+        return self
+
+    def __exit__(self, *_):
+        del _hooks()[self.name]
+
+    def malloc_preprocess(self, **kwargs):
+        pass
+
+
+def _hooks():
+    return _thread.__dict__.setdefault("hooks", {})
+
+
+_default_pool = MemoryPool()
+
+
+def alloc(size):
+    return (getattr(_thread, "allocator", None) or _default_pool.malloc)(size)
+
+
+@contextmanager
+def using_allocator(allocator=None):
+    before = getattr(_thread, "allocator", None)
+    _thread.allocator = allocator or (lambda size: MemoryPointer(Memory(size), 0))
+    try:
+        yield
+    finally:
+        _thread.allocator = before
+
+
+# ---------------------------------------------------------------------------------------------
+# Arrays
+
+
+def _supported(dtype):
+    dtype = np.dtype(dtype)
+    known = (dtype.kind in "biufc" and dtype.char not in "gG") or dtype.name == "bfloat16"
+    if dtype.byteorder == ">" or not known:
+        raise ValueError(f"Unsupported dtype {dtype}")
+    return dtype
+
+
+class ndarray:
+    __array_ufunc__ = None
+    __hash__ = None
+
+    def __init__(self, shape, dtype=float, memptr=None, strides=None, order="C"):
+        self.shape = tuple(map(int, shape)) if isinstance(shape, tuple | list) else (int(shape),)
+        self.dtype = _supported(dtype) if memptr is None else np.dtype(dtype)
+        self.ndim, self.size, self.itemsize = len(self.shape), prod(self.shape), self.dtype.itemsize
+        self.nbytes = self.size * self.itemsize
+        if strides is None:
+            extents = self.shape if order == "C" else self.shape[::-1]
+            strides = [self.itemsize * prod(extents[axis + 1 :]) for axis in range(self.ndim)]
+            strides = strides if order == "C" else strides[::-1]
+        self.strides = tuple(strides)
+        self.data = alloc(self.nbytes) if memptr is None else memptr
+
+    def _view(self, change):
+        """Return the view that NumPy makes of an array like this; its elements are not looked at."""
+        like = self._addresses()
+        view = change(like)
+        offset = view.__array_interface__["data"][0] - like.__array_interface__["data"][0] if view.size else 0
+        return ndarray(view.shape, self.dtype, self.data + offset, view.strides)
+
+    def _addresses(self):
+        return _host(self.data.ptr, self.shape, self.strides, self.dtype)
+
+    def _elements(self):
+        """Return what work that is done later sees."""
+        pointer, shape, strides, dtype = self.data.ptr, self.shape, self.strides, self.dtype
+        return lambda: _host(pointer, shape, strides, dtype)
+
+    @property
+    def device(self):
+        return self.data.device
+
+    @property
+    def flags(self):
+        flags = self._addresses().flags
+        return SimpleNamespace(c_contiguous=flags.c_contiguous, f_contiguous=flags.f_contiguous)
+
+    @property
+    def __cuda_array_interface__(self):
+        return {
+            "shape": self.shape,
+            "typestr": self.dtype.str,
+            "descr": self.dtype.descr,
+            "stream": get_current_stream().ptr or 1,
+            "version": 3,
+            "strides": None if self.flags.c_contiguous else self.strides,
+            "data": (self.data.ptr if self.size else 0, False),
+        }
+
+    def __dlpack_device__(self):
+        return 2, self.data.device_id
+
+    def __len__(self):
+        return self.shape[0]
+
+    def __getitem__(self, slices):
+        return self._view(lambda array: array[slices if isinstance(slices, tuple) else (slices,)][...])
+
+    def __setitem__(self, slices, value):
+        if isinstance(value, np.ndarray) and value.ndim:
+            raise TypeError(f"Unsupported type {type(value)}")
+        _elementwise(lambda got: got, self[slices], value)
+
+    def transpose(self, *axes):
+        return self._view(lambda array: array.transpose(*axes))
+
+    @property
+    def T(self):
+        return self.transpose()
+
+    def swapaxes(self, first, second):
+        return self._view(lambda array: array.swapaxes(first, second))
+
+    def reshape(self, *shape):
+        try:
+            return self._view(lambda array: array.reshape(*shape, copy=False))
+        except ValueError:
+            return ascontiguousarray(self)._view(lambda array: array.reshape(*shape, copy=False))
+
+    def ravel(self):
+        return self.reshape(-1)
+
+    def view(self, dtype=None):
+        same = ndarray(self.shape, self.dtype, self.data, self.strides)
+        if dtype is None:
+            return same
+        if np.dtype(dtype).itemsize != self.itemsize:
+            raise NotImplementedError("the stand-in views elements as others of their size only")
+        same.dtype = np.dtype(dtype)
+        return same
+
+    def astype(self, dtype, order="K", casting=None, subok=None, copy=True):
+        if casting is not None or subok is not None:
+            raise TypeError("casting and subok are not supported yet")
+        if not copy and np.dtype(dtype) == self.dtype:
+            return self
+        order = "F" if self.flags.f_contiguous and not self.flags.c_contiguous else "C"
+        return _elementwise(lambda got: got, ndarray(self.shape, dtype, order=order), self)
+
+    def copy(self, order="C"):
+        return _elementwise(lambda got: got, ndarray(self.shape, self.dtype, order=order), self)
+
+    def fill(self, value):
+        _elementwise(lambda got: got, self, value)
+
+    def get(self, stream=None, order="C", out=None, blocking=True):
+        if order != "C" or out is not None or not blocking:
+            raise NotImplementedError("the stand-in copies to new arrays of the host, and waits")
+        stream = get_current_stream() if stream is None else stream
+        with self.device, stream if stream.ptr else Stream.null:
+            source = ascontiguousarray(self) if self.ndim else self
+            if stream.is_capturing():
+                raise RuntimeError("the current stream is capturing, so D2H transfers are disallowed")
+            stream.synchronize()
+            return _host(source.data.ptr, self.shape, source.strides, self.dtype).copy()
+
+    def set(self, arr, stream=None):
+        if not isinstance(arr, np.ndarray):
+            raise TypeError("Only numpy.ndarray can be set to cupy.ndarray")
+        if self.dtype != arr.dtype:
+            raise TypeError(f"{arr.dtype} array cannot be set to {self.dtype} array")
+        if self.shape != arr.shape:
+            raise ValueError(f"Shape mismatch. Old shape: {self.shape}, new shape: {arr.shape}")
+        if not (self.flags.c_contiguous or self.flags.f_contiguous):
+            raise RuntimeError("Cannot set to non-contiguous array")
+        stream = get_current_stream() if stream is None else stream
+        if stream.is_capturing():
+            raise RuntimeError("the current stream is capturing, so H2D transfers are disallowed")
+        copied, elements = arr.copy(), self._elements()
+        _queue(lambda: np.copyto(elements(), copied), stream, self.data.device_id)
+
+    def __array__(self, dtype=None, copy=None):
+        raise TypeError(
+            "Implicit conversion to a NumPy array is not allowed. "
+            "Please use `.get()` to construct a NumPy array explicitly."
+        )
+
+    def __abs__(self):
+        real = np.abs(np.empty(0, self.dtype)).dtype
+        return _elementwise(np.abs, ndarray(self.shape, real), self)
+
+    def __ne__(self, other):
+        if not isinstance(other, ndarray):
+            raise NotImplementedError("the stand-in compares two of its arrays")
+        return _elementwise(np.not_equal, ndarray(np.broadcast_shapes(self.shape, other.shape), bool), self, other)
+
+    def __int__(self):
+        return int(self.get().item())
+
+    def __float__(self):
+        return float(self.get().item())
+
+    def __bool__(self):
+        if self.size != 1:
+            raise ValueError("The truth value of an array with more than one element is ambiguous.")
+        return bool(self.get().item())
+
+
+def _elementwise(function, result, *operands):
+    """Queue `result[...] = function(*operands)` for the current device, whose arrays they all must be."""
+    for array in (result, *operands):
+        if isinstance(array, ndarray) and array.data.device_id != get_device():
+            raise ValueError(
+                f"Array device must be same as the current device: array device = {array.data.device_id} while "
+                f"current = {get_device()}"
+            )
+    into = result._elements()
+    given = [
+        operand._elements() if isinstance(operand, ndarray) else lambda operand=operand: operand for operand in operands
+    ]
+
+    def work():
+        with np.errstate(all="ignore"):
+            into()[...] = function(*(each() for each in given))
+
+    if result.size:
+        _queue(work, None, get_device())
+    return result
+
+
+def empty(shape, dtype=float, order="C"):
+    return ndarray(shape, dtype, order=order)
+
+
+def zeros(shape, dtype=float, order="C"):
+    array = ndarray(shape, dtype, order=order)
+    array.data.memset_async(0, array.nbytes)
+    return array
+
+
+def empty_like(prototype, dtype=None):
+    order = "F" if prototype.flags.f_contiguous and not prototype.flags.c_contiguous else "C"
+    return ndarray(prototype.shape, prototype.dtype if dtype is None else dtype, order=order)
+
+
+def zeros_like(a, dtype=None):
+    array = empty_like(a, dtype)
+    array.data.memset_async(0, array.nbytes)
+    return array
+
+
+def asarray(a, dtype=None, order=None, *, copy=None, blocking=False):
+    if order is not None or copy is not None:
+        raise NotImplementedError("the stand-in's asarray takes an array and a dtype")
+    if not isinstance(a, ndarray) and hasattr(a, "__cuda_array_interface__"):
+        facts = a.__cuda_array_interface__
+        memory = UnownedMemory(facts["data"][0], 0, a)
+        a = ndarray(facts["shape"], facts["typestr"], MemoryPointer(memory, 0), facts["strides"])
+    if isinstance(a, ndarray):
+        if a.data.device_id != get_device():
+            raise NotImplementedError("the stand-in copies from no device to another")
+        return a.astype(a.dtype if dtype is None else dtype, copy=False)
+    host = np.array(a, dtype)
+    host = host.astype(host.dtype.newbyteorder("="), copy=False)
+    array = ndarray(host.shape, host.dtype, order="F" if host.flags.fnc else "C")
+    if host.size:
+        array.set(host)
+    return array
+
+
+def ascontiguousarray(a, dtype=None):
+    if not isinstance(a, ndarray):
+        raise TypeError(f"Argument 'a' has incorrect type (expected cupy.ndarray, got {type(a)})")
+    if np.dtype(a.dtype if dtype is None else dtype) == a.dtype and a.flags.c_contiguous:
+        return a
+    return _elementwise(lambda got: got, ndarray(a.shape, a.dtype if dtype is None else dtype), a)
+
+
+def asnumpy(a, stream=None):
+    return a.get(stream) if isinstance(a, ndarray) else np.asarray(a)
+
+
+def from_dlpack(array):
+    device = array.__dlpack_device__()[1]
+    memory = UnownedMemory(array.data.ptr, array.nbytes, array, device)
+    return ndarray(array.shape, array.dtype, MemoryPointer(memory, 0), array.strides)
+
+
+def broadcast_to(array, shape):
+    return array._view(lambda like: np.broadcast_to(like, shape))
+
+
+def count_nonzero(a):
+    if a.dtype.name == "bfloat16":
+        raise TypeError(f"Wrong type ({a.dtype}) of arguments for cupy_count_nonzero")
+    return _elementwise(lambda got: np.count_nonzero(got), ndarray((), np.int64), a)
+
+
+def minimum(a, b):
+    return _elementwise(np.minimum, ndarray(a.shape, np.minimum(np.empty(0, a.dtype), b).dtype), a, b)
+
+
+def may_share_memory(a, b):
+    """Compare bounds within one allocation; others count as apart, as they do for CuPy 14.2."""
+    if a.data.device_id != b.data.device_id or a.data.mem.ptr != b.data.mem.ptr or not (a.size and b.size):
+        return False
+    return np.may_share_memory(a._addresses(), b._addresses())
+
+
+# ---------------------------------------------------------------------------------------------
+# Kernels
+
+
+class RawModule:
+    """A file of kernels/ with the options of a specialisation, as gpufold.sources gives them."""
+
+    def __init__(self, *, code, options=(), backend="nvrtc"):
+        if not isinstance(code, str) or not isinstance(options, tuple) or backend != "nvrtc":
+            raise TypeError("code must be a string, options a tuple and backend nvrtc")
+        first, _, self._text = code.partition("\n")
+        named = re.fullmatch(r'#line 1 "kernels/(\w+\.cu)"', first)
+        folders = [option[2:] for option in options if option.startswith("-I")]
+        defines = [tuple(option[2:].split("=", 1)) for option in options if option.startswith("-D")]
+        if not named or len(folders) != 1 or len(folders) + len(defines) + 1 != len(options):
+            raise Misuse(f"the stand-in compiles the files of kernels/ with -std, -I and -D, got {first}, {options}")
+        self._path = Path(folders[0]) / named[1]
+        if options[0] != "-std=c++17" or self._path.read_text() != self._text:
+            raise Misuse(f"{self._path} is compiled with {options[0]}, or is another text")
+        # The digest of the headers is for CuPy's cache on disk; the host build looks at them itself.
+        self._defines = tuple(define for define in defines if define[0] != "GPUFOLD_HEADERS")
+
+    def get_function(self, name):
+        return RawKernel(self._path, name, self._defines)
+
+
+class RawKernel:
+    def __init__(self, path, name, defines):
+        self.name, self._library = name, build_kernel(path, name, defines, "plain")
+
+    @property
+    def kernel(self):
+        return module.load(self._library, build_runtime("plain"))
+
+    def __call__(self, grid, block, args):
+        if not isinstance(grid, tuple) or not isinstance(block, tuple):
+            raise TypeError("grid and block must be tuples")
+        grid, block = ((*size, 1, 1)[:3] for size in (grid, block))
+        limits = (2**31 - 1, 65535, 65535), (1024, 1024, 64)
+        if any(not 0 < n <= most for n, most in zip((*grid, *block), sum(limits, ()), strict=True)):
+            raise CUDARuntimeError(1)
+        if prod(block) > 1024:
+            raise CUDARuntimeError(1)
+        parameters = self.kernel.parameters
+        if len(args) != len(parameters):
+            raise Misuse(f"{self.name} takes {len(parameters)} arguments, got {len(args)}")
+        values = [
+            self._value(place, argument, parameter)
+            for place, (argument, parameter) in enumerate(zip(args, parameters, strict=True))
+        ]
+
+        def work():
+            launch_in_place(self._library, grid, block, values)
+            for allocation in list(_allocations.values()):
+                allocation.check_guards()
+
+        _queue(work, None, get_device())
+
+    def _value(self, place, argument, parameter):
+        """Return the bytes that an argument is, as CuPy converts it; they must be as many as the kernel takes."""
+        where = f"argument {place} of {self.name}"
+        if isinstance(argument, ndarray | MemoryPointer) or argument is None:
+            if not parameter.pointer:
+                raise Misuse(f"{where} is a value of {parameter.size} bytes, got a pointer")
+            if argument is None:
+                return bytes(8)
+            pointer = argument.data if isinstance(argument, ndarray) else argument
+            if pointer.device_id != get_device():
+                raise Misuse(f"{where} lies on device {pointer.device_id}, the kernel runs on {get_device()}")
+            return pointer.ptr.to_bytes(8, "little")
+        if isinstance(argument, np.ndarray):
+            if argument.size != 1:
+                raise TypeError(
+                    f"You are trying to pass a numpy.ndarray of shape {argument.shape} as a kernel parameter. Only "
+                    f"numpy.ndarrays of size one can be passed by value."
+                )
+            value = argument.tobytes()
+        elif isinstance(argument, bool | int | float | complex | np.generic):
+            value = np.asarray(argument).tobytes()  # eight bytes for an int
+        else:
+            raise TypeError(f"Unsupported type {type(argument)}")
+        if parameter.pointer or len(value) != parameter.size:
+            kind = "a pointer" if parameter.pointer else "a value"
+            raise Misuse(f"{where} is {kind} of {parameter.size} bytes, got a value of {len(value)}")
+        return value
+
+
+# ---------------------------------------------------------------------------------------------
+# The module
+
+
+def get_device_properties(device):
+    if not 0 <= device < DEVICES:
+        raise CUDARuntimeError(101)
+    return {
+        "name": b"no GPU: the stand-in for CuPy",
+        "major": 9,
+        "minor": 0,
+        "multiProcessorCount": 132,
+        "maxThreadsPerMultiProcessor": 2048,
+    }
+
+
+def device_get_attribute(attribute, device):
+    """Return the memory's clock in kHz or the width of its bus in bits."""
+    return {36: 3_201_000, 37: 6016}[attribute]
+
+
+@cache
+def cupy():
+    """Return the module that is CuPy's here."""
+    runtime = SimpleNamespace(
+        CUDARuntimeError=CUDARuntimeError,
+        getDevice=get_device,
+        getDeviceCount=lambda: DEVICES,
+        getDeviceProperties=get_device_properties,
+        deviceGetAttribute=device_get_attribute,
+        memGetInfo=lambda: (TOTAL_BYTES - _default_pool.total_bytes(), TOTAL_BYTES),
+        streamCaptureModeGlobal=STREAM_CAPTURE_MODE_GLOBAL,
+    )
+    classes = (Device, Stream, Graph, MemoryHook, MemoryPool, MemoryPointer, UnownedMemory)
+    cuda = SimpleNamespace(
+        **{each.__name__: each for each in classes},
+        alloc=alloc,
+        get_current_stream=get_current_stream,
+        memory=SimpleNamespace(OutOfMemoryError=OutOfMemoryError),
+        runtime=runtime,
+        using_allocator=using_allocator,
+    )
+    functions = (empty, zeros, empty_like, zeros_like, asarray, ascontiguousarray, asnumpy, from_dlpack, broadcast_to)
+    result = ModuleType("cupy", __doc__)
+    for each in (*functions, count_nonzero, minimum, may_share_memory, ndarray, RawModule, RawKernel):
+        setattr(result, each.__name__, each)
+    result.cuda, result.get_default_memory_pool = cuda, lambda: _default_pool
+    result.__version__ = "14.2.0, a stand-in"
+    result.__spec__ = importlib.machinery.ModuleSpec("cupy", None)
+    ndarray.__module__ = "cupy"
+    return result
+
+
+# ---------------------------------------------------------------------------------------------
+# The plugin
+
+NOT_HERE = {
+    "test_the_inverse_short_time_fourier_transform": "needs cupyx",
+    "test_dask_chunks_on_the_gpu": "dask asks more of CuPy than is stood in for",
+    "through_torch": "needs a torch that is built for CUDA",
+    "test_past_two_to_the_31": "needs many GB",
+    "test_problems_that_fill_the_device": "needs the speed of a GPU",
+    "test_large_problems": "needs the speed of a GPU",
+    "test_repeated_calls_keep_their_memory": "needs the speed of a GPU",
+}
+"""Parts of names of tests that say nothing here, and why."""
+
+
+def pytest_plugin_registered(plugin):
+    """Stand in as soon as this is a plugin, since others import CuPy where they find it."""
+    if plugin is sys.modules[__name__]:
+        if "cupy" in sys.modules:
+            raise RuntimeError("CuPy is imported already, so it cannot be stood in for")
+        sys.modules["cupy"] = cupy()
+
+
+def pytest_addoption(parser):
+    parser.addoption("--of-each", type=int, help="run no more than this many of the problems of a test, first and last")
+
+
+def pytest_report_header(config):
+    return BANNER
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config, items):
+    """Leave out what says nothing here, then all but some problems of each test."""
+    kept, dropped, most = defaultdict(list), Counter(), config.getoption("--of-each")
+    for item in items:
+        reason = next((reason for name, reason in NOT_HERE.items() if name in item.name), None)
+        if reason is None:
+            kept[getattr(item, "originalname", item.name)].append(item)
+        else:
+            dropped[reason] += 1
+    if most is not None:
+        for name, problems in kept.items():
+            kept[name] = _spread(problems, most)
+        dropped[f"no more than {most} problems of each test, --many runs all"] = (
+            len(items) - dropped.total() - sum(map(len, kept.values()))
+        )
+    chosen = [item for problems in kept.values() for item in problems]
+    config.hook.pytest_deselected(items=list(set(items) - set(chosen)))
+    items[:] = chosen
+    config.stash[_DROPPED] = dropped
+
+
+def _spread(problems, most):
+    """Return the first, the last and as many between them, at equal distances.
+
+    >>> _spread(range(10), 3)
+    [0, 4, 9]
+    >>> _spread(range(2), 3)
+    [0, 1]
+    """
+    if len(problems) <= most:
+        return list(problems)
+    return [problems[number * (len(problems) - 1) // max(1, most - 1)] for number in range(most)]
+
+
+_DROPPED = pytest.StashKey()
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    for reason, count in config.stash.get(_DROPPED, {}).items():
+        terminalreporter.write_line(f"{count} tests deselected: {reason}")
+    terminalreporter.write_line(BANNER)
