@@ -76,6 +76,18 @@ def pytest_collection_modifyitems(config, items):
         items[:] = kept
 
 
+def pytest_sessionfinish(session):
+    if hasattr(session.config, "workeroutput"):  # in a process of pytest-xdist, which has no terminal
+        session.config.workeroutput["deselected"] = dict(REASONS)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node):
+    """Take over what a process of pytest-xdist deselected: every one of them the same, unless it crashed."""
+    global REASONS
+    REASONS |= Counter(getattr(node, "workeroutput", {}).get("deselected", {}))
+
+
 def pytest_terminal_summary(terminalreporter):
     for reason, count in REASONS.items():
         terminalreporter.write_line(f"{count} tests deselected: {reason}")

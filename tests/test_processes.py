@@ -10,7 +10,10 @@ from pathlib import Path
 
 import pytest
 
-PATHS = {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])}
+PATHS = [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+ENVIRONMENT["PYTHONPATH"] = os.pathsep.join(PATHS)
+"""A process of its own, though it is started by one of pytest-xdist."""
 
 
 def test_one_process_at_a_time(tmp_path):
@@ -28,7 +31,7 @@ def test_one_process_at_a_time(tmp_path):
     """)
     notes = tmp_path / "notes"
     command = [sys.executable, "-c", script, str(notes)]
-    started = [subprocess.Popen(command, env=os.environ | PATHS) for _ in range(4)]
+    started = [subprocess.Popen(command, env=ENVIRONMENT) for _ in range(4)]
     assert [process.wait() for process in started] == [0] * 4
     assert notes.read_text().split() == ["begins", "ends"] * 4
 
@@ -69,8 +72,7 @@ def run(folder, *arguments):
     (folder / "test_device.py").write_text(TESTS)
     (folder / "pytest.ini").write_text("[pytest]\n")
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-v", *arguments, "test_device.py"]
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
-    done = subprocess.run(command, cwd=folder, env=environment | PATHS, capture_output=True, text=True)
+    done = subprocess.run(command, cwd=folder, env=ENVIRONMENT, capture_output=True, text=True)
     return done.returncode, done.stdout + done.stderr
 
 
@@ -89,3 +91,22 @@ def test_a_test_that_leaves_the_device_in_error_ends_its_worker_and_the_others_g
     assert "crashed while running 'test_device.py::test_culprit'" in output
     assert "test_culprit left the device in error: an illegal address; its process ends" in output
     assert "PASSED test_device.py::test_after" in output
+
+
+@pytest.mark.peer("xdist")
+def test_processes_say_what_they_left_out():
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-p",
+        "no:cacheprovider",
+        "-n",
+        "2",
+        "tests/test_gpu.py",
+        "-k",
+        "surrounds",
+    ]
+    done = subprocess.run(command, cwd=Path(__file__).parents[1], env=ENVIRONMENT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+    assert "1000 tests deselected: a longer run of random problems, with --many" in done.stdout
