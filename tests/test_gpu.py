@@ -1205,7 +1205,7 @@ def test_a_captured_window_is_not_converted(cupy):
     fold = partial(gpufold.col2im, columns, (4, 6), (3, 4), out=out)
     want = cupy.asnumpy(fold(window=axes))
     with capturing(cupy) as (stream, captured):
-        with pytest.raises(ValueError, match="window must be contiguous and of float32 while a CUDA graph"):
+        with pytest.raises(ValueError, match="window must be contiguous, aligned and of float32 while a CUDA graph"):
             fold(window=doubled)
         fold(window=axes)
     with stream:
