@@ -32,6 +32,11 @@ class ElementType:
     weight: str = ""
     """The dtype of a window's weights and of divisors; empty where there is neither, integers and bool."""
 
+    @property
+    def accumulator_bytes(self) -> int:
+        """Bytes of a sum."""
+        return 1 if self.accumulator == "bool" else max(4, self.itemsize)
+
 
 ELEMENT_TYPES = {
     "bool": ElementType("Boolean", "bool", 1, exact=True),
@@ -127,7 +132,10 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One launch of one kernel: kernel(input, output, [positions,] [weights,] parameters)."""
+    """One launch of one kernel: kernel(input, output, [positions,] [weights,] parameters).
+
+    It keeps within what a GPU can launch, or raises Unsupported as it is made.
+    """
 
     operation: str
     variant: str
@@ -153,6 +161,29 @@ class Plan:
     """Whether it leaves elements of the output as they are, instead of writing each."""
     reads_output: bool = False
     """Whether what is in the output before the launch counts."""
+    shared_bytes: int = 0
+    """Bytes of shared memory that the kernel declares."""
+
+    def __post_init__(self) -> None:
+        """Compare what the launch needs with what every GPU has."""
+        for needed, available, what in (
+            (self.shared_bytes, MAX_SHARED_BYTES, "bytes of shared memory"),
+            (self.argument_bytes, MAX_ARGUMENT_BYTES, "bytes of arguments"),
+            (self.grid[0], MAX_GRID, "thread blocks"),
+            (self.grid[1], MAX_GRID_ROWS, "rows of thread blocks"),
+        ):
+            if needed > available:
+                raise Unsupported(
+                    f"{self.operation}: {self.variant} would need {needed} {what}, of which there are {available}"
+                )
+
+    @property
+    def argument_bytes(self) -> int:
+        """Bytes of the kernel's arguments: pointers to arrays and to a window's weights, then the parameters."""
+        defines = dict(self.defines)
+        weights = int(defines["WINDOW_AXES"]) if defines.get("WINDOW") == "separable" else 1
+        pointers = 2 + (self.operation == "add_blocks") + (weights if self.takes_window else 0)
+        return POINTER_BYTES * pointers + len(self.parameters)
 
     @property
     def zero_output(self) -> bool:
@@ -220,7 +251,16 @@ INT32_MAX = 2**31 - 1
 INT64_MAX = 2**63 - 1
 
 MAX_GRID = 2**31 - 1
-"""Blocks that one launch can have along x."""
+MAX_GRID_ROWS = 65535
+"""Thread blocks that one launch can have along x, and along y."""
+
+MAX_SHARED_BYTES = 48 * 1024
+"""Shared memory that a kernel can declare for a thread block."""
+
+MAX_ARGUMENT_BYTES = 4096
+"""Arguments of one launch, on every GPU and with every driver."""
+
+POINTER_BYTES = 8
 
 
 def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:

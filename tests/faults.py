@@ -24,6 +24,7 @@ BLOCKS = "tests/test_blocks.py::test_"
 ADD_BLOCKS = "tests/test_add_blocks.py::test_"
 FUSIONS = "tests/test_fusions.py::test_"
 DASK = "tests/test_dask.py::test_"
+PLANNER_LAW = "tests/test_planner_law.py::test_"
 FIGURES = "tests/test_figures.py::test_"
 NUMPY_PATH = "tests/test_operations.py::test_"
 
@@ -140,6 +141,13 @@ FAULTS = (
         "pixel[axis] += taps[axis] * dilation[axis];",
         "pixel[axis] += taps[axis];",
         COL2IM + "every_variant_is_the_definition[atrous-rate-six]",
+    ),
+    Fault(
+        "blocks and divisors beyond shared memory",
+        f"{PLANNERS}/col2im.py",
+        "shared_bytes(rows) > MAX_SHARED_BYTES",
+        "shared_bytes(rows) > 2 * MAX_SHARED_BYTES",
+        PLANNER_LAW + "blocks_brought_with_their_divisors_fit_shared_memory[float16-kernel0-strides0-dilations0]",
     ),
     Fault(
         "the stride in place of the dilation",

@@ -7,6 +7,7 @@ has the assumptions), never measurements.
 from __future__ import annotations
 
 import random
+import re
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
@@ -16,6 +17,7 @@ from math import prod
 import numpy as np
 import pytest
 from cases import CASES, FUSIONS, POSITIONS_CASES, SPACE_CASES, Case, window_of
+from moves import DEVICES
 
 import hostcuda
 from bench.measure import difference
@@ -42,24 +44,31 @@ def whole_blocks(geometry):
     return Operand(geometry.split_columns_shape, (*inside[:2], *inside[2 + rank :], *inside[2 : 2 + rank]))
 
 
+LARGER_CASES = (
+    Case("many-cells-in-a-row", (20 * 300,), (24,), 20),
+    Case("many-planes", (30, 31), (3, 3), channels=64),
+)
+"""For kernels that only larger images are given."""
+
+
 @cache
-def specialisations():
-    """Everything that the planner has compiled for the named cases: source to the list of its defines."""
-    found: dict[str, dict] = {source: {} for source in SOURCES}
+def plans():
+    """Every plan that the planner makes for the named cases, one for each kernel function and specialisation."""
+    found = {}
 
     def collect(operation, geometry, *shapes, fusions=(PLAIN,)):
         operands = [shape if isinstance(shape, Operand) else Operand.contiguous(shape) for shape in shapes]
-        for dtype, fusion in product(DTYPES, fusions):
+        for dtype, fusion, device in product(DTYPES, fusions, DEVICES):
             if (fusion.window, fusion.reduction) != ("none", "sum") and not ELEMENT_TYPES[dtype].weight:
                 continue
             for variant in variants(operation):
                 try:
-                    plan = choose(operation, geometry, dtype, *operands, H200, variant, fusion=fusion)
+                    plan = choose(operation, geometry, dtype, *operands, device, variant, fusion=fusion)
                 except Unsupported:
                     continue
-                found[plan.source][plan.defines] = None
+                found[plan.symbol, plan.defines] = plan
 
-    for number, case in enumerate(CASES):
+    for number, case in enumerate((*CASES, *LARGER_CASES)):
         geometry = columns_geometry(case.columns_shape, case.output_size, case.kernel_size, **case.arguments)
         fusions = PLAIN, Fusion(*FUSIONS[number % len(FUSIONS)])
         collect("col2im", geometry, geometry.columns_shape, geometry.image_shape, fusions=fusions)
@@ -75,6 +84,15 @@ def specialisations():
         geometry = positions_geometry(case.shape, case.blocks_shape, case.positions.shape)
         windows = [Fusion("sum", window, accumulate=True) for window in WINDOWS]
         collect("add_blocks", geometry, geometry.blocks_shape, geometry.array_shape, fusions=windows)
+    return list(found.values())
+
+
+@cache
+def specialisations():
+    """Everything that the planner has compiled for the named cases: source to the list of its defines."""
+    found: dict[str, dict] = {source: {} for source in SOURCES}
+    for plan in plans():
+        found[plan.source][plan.defines] = None
     return {source: list(defines) for source, defines in found.items()}
 
 
@@ -98,6 +116,22 @@ def test_every_specialisation_compiles_for_every_architecture(source, architectu
             f"\n{source} sm_{architecture}: {len(seconds)} specialisations, median {np.median(seconds) * 1e3:.0f} ms, "
             f"slowest {max(seconds) * 1e3:.0f} ms"
         )
+
+
+SYMBOLS = sorted(
+    symbol
+    for source in SOURCES
+    for symbol in re.findall(r"^ *(\w+)\(const Scalar", (KERNELS / source).read_text(), re.M)
+)
+
+
+@pytest.mark.parametrize("symbol", SYMBOLS)
+def test_shared_memory_is_what_the_plan_says(symbol):
+    """Of three specialisations of each kernel; the last is one of those that take most."""
+    served = [plan for plan in plans() if plan.symbol == symbol]
+    rng = random.Random(symbol)
+    for plan in (*rng.sample(served, 2), max(served, key=lambda plan: plan.shared_bytes)):
+        assert hostcuda.figures(plan).shared_bytes == plan.shared_bytes, plan
 
 
 def rounding_plans(dtype, fusion):

@@ -12,6 +12,8 @@ import numpy as np
 from gpufold.geometry import Axis, Size, SlidingGeometry
 from gpufold.plan import (
     ELEMENT_TYPES,
+    MAX_SHARED_BYTES,
+    PLAIN,
     ElementType,
     Plan,
     Problem,
@@ -169,6 +171,7 @@ def _plan(
     reason: str,
     defines: dict[str, Any] | None = None,
     fields: dict[str, tuple[Any, Any]] | None = None,
+    shared_bytes: int = 0,
     scatters: bool = False,
 ) -> Plan:
     """Fill in what all variants have in common; an item is (batch, channel group, *extents)."""
@@ -223,7 +226,14 @@ def _plan(
         takes_window=True,
         scatters=scatters,
         reads_output=problem.fusion.accumulate,
+        shared_bytes=shared_bytes,
     )
+
+
+def _weight_bytes(problem: Problem) -> int:
+    """Count the bytes of the kernels' Weight, which is a float where nothing is fused."""
+    weight = "" if problem.fusion == PLAIN else view(problem).element.weight
+    return np.dtype(weight or "float32").itemsize
 
 
 # ---------------------------------------------------------------------------------------------
@@ -299,7 +309,8 @@ def gather(problem: Problem) -> Plan:
         block //= 2
     contiguous = seen.pixel_strides == contiguous_strides(tuple(axis.size for axis in seen.axes))
     stored = f"in words of {word} bytes" if words else "one by one"
-    if row.stride * itemsize > (word if words else 2 * itemsize):
+    staged = row.stride * itemsize > (word if words else 2 * itemsize)
+    if staged:
         stored = f"{stored}, staged in shared memory so that warps write whole runs"
     return _plan(
         problem,
@@ -313,6 +324,7 @@ def gather(problem: Problem) -> Plan:
         bits=offset_bits(OPERATION, _largest_offset(seen), items + block),
         defines={"PLANES": at_most, "WORD": word // itemsize, "PHASE": row.pad_begin % row.stride},
         fields={"cells_form_runs": ("int", int(contiguous and prod(extents) >= WARP))},
+        shared_bytes=block // WARP * (33 * row.stride * itemsize + WARP * (8 + 4)) if staged else 0,
         reason=f"each thread adds up the taps of {_counted(row.stride, 'neighbouring pixel')} "
         f"of {_counted(planes, 'plane')}, stored {stored}",
     )
@@ -368,6 +380,7 @@ def gather_phases(problem: Problem) -> Plan:
     groups = -(-seen.channels // planes)
     items = seen.batch * groups * prod(extents)
     tile_end = row_cells + 2 * WARP * cells
+    tiled = seen.element.accumulator_bytes if problem.fusion.accumulate else seen.element.itemsize
     return _plan(
         problem,
         "gather_phases",
@@ -381,6 +394,7 @@ def gather_phases(problem: Problem) -> Plan:
             OPERATION, _largest_offset(seen), items, tile_end * max(row.stride, abs(seen.block_strides[-1]))
         ),
         defines={"SHARE": share},
+        shared_bytes=cells * planes * WARP * (-(-row.stride // phase_tiles) | 1) * tiled,
         reason=f"each lane adds up one pixel of {_counted(cells, 'stride')} of {_counted(planes, 'plane')} at a time, "
         "and its block writes whole rows",
     )
@@ -392,7 +406,7 @@ def gather_phases(problem: Problem) -> Plan:
 BLOCKS_COLUMNS = 128
 BLOCKS_SUM_BYTES = 8 * 1024
 BLOCKS_STAGED_BYTES = 32 * 1024
-"""A tile's pixels along a row, and what its sums and its staged taps may take of the 48 KB of shared memory."""
+"""A tile's pixels along a row, and what its sums and its staged taps may take of shared memory, besides divisors."""
 BLOCKS_HOLE_BYTES = 128
 """Prediction: taps between those that a tile needs are worth bringing while they are no more than a cache line."""
 BLOCKS_TILES = 6
@@ -435,6 +449,29 @@ def _tile_box(problem: Problem, pixels: int) -> Size:
     return (*box, width)
 
 
+def _blocks_shared_bytes(problem: Problem, pixels: int, taps: int) -> int:
+    """Count the bytes of a Tile of kernels/col2im_gather_blocks.cu with so many sums and room for so many taps."""
+    seen, fusion = view(problem), problem.fusion
+    divides_by_taps = fusion.reduction != "sum" and (
+        fusion.window == "full" or (fusion.window == "separable" and len(seen.axes) == 1)
+    )
+    places = taps + (taps // 32 if seen.axes[-1].kernel % 2 == 0 else 0) + 1
+    end = alignment = 0
+    for size, count in (
+        (seen.element.accumulator_bytes, pixels),
+        (_weight_bytes(problem), pixels if divides_by_taps else 1),
+        (seen.element.itemsize, places),
+    ):
+        end = _multiple(end, size) + size * count
+        alignment = max(alignment, size)
+    return _multiple(end, alignment)
+
+
+def _multiple(number: int, of: int) -> int:
+    """Round up to a multiple."""
+    return -(-number // of) * of
+
+
 def gather_blocks(problem: Problem) -> Plan:
     """Plan for kernels/col2im_gather_blocks.cu."""
     seen = view(problem)
@@ -463,8 +500,15 @@ def gather_blocks(problem: Problem) -> Plan:
             f"need {row_bytes} bytes and {BLOCKS_STAGED_BYTES} are there"
         )
     tap_rows = prod(kernel[:-1])
-    chunk = -(-tap_rows // -(-tap_rows // (BLOCKS_STAGED_BYTES // row_bytes)))
-    pixels = BLOCKS_SUM_BYTES // max(4, np.dtype(problem.dtype).itemsize)
+    pixels = BLOCKS_SUM_BYTES // max(4, itemsize)
+    rows = BLOCKS_STAGED_BYTES // row_bytes
+
+    def shared_bytes(rows: int) -> int:
+        return _blocks_shared_bytes(problem, pixels, reaching * rows * row.kernel)
+
+    while rows > 1 and shared_bytes(rows) > MAX_SHARED_BYTES:
+        rows -= 1
+    chunk = -(-tap_rows // -(-tap_rows // rows))
     box = _tile_box(problem, pixels)
     extents = tuple(-(-axis.size // extent) for axis, extent in zip(seen.axes, box, strict=True))
     items = seen.planes * prod(extents)
@@ -484,6 +528,7 @@ def gather_blocks(problem: Problem) -> Plan:
         ),
         defines={"CHUNK": chunk, "PIXELS": pixels, "COLUMNS": BLOCKS_COLUMNS},
         fields={"box": (("offset", len(box)), box)},
+        shared_bytes=shared_bytes(chunk),
         reason=f"each thread block brings whole blocks through shared memory for {' x '.join(map(str, box))} pixels",
     )
 
@@ -504,7 +549,8 @@ def split(problem: Problem) -> Plan:
     taps = prod(map(taps_per_pixel, seen.axes))
     staged = seen.element.itemsize
     if problem.fusion.window != "none":
-        staged += np.dtype(seen.element.weight).itemsize
+        staged += _weight_bytes(problem)
+    round_taps = SPLIT_TAP_BYTES // max(4, staged)  # of a loading warp
     return _plan(
         problem,
         "split",
@@ -515,7 +561,8 @@ def split(problem: Problem) -> Plan:
         channel_groups=seen.channels,
         block=SPLIT_THREADS,
         bits=offset_bits(OPERATION, _largest_offset(seen), items + WARP, taps + SPLIT_THREADS),
-        defines={"TAPS": SPLIT_TAP_BYTES // max(4, staged)},
+        defines={"TAPS": round_taps},
+        shared_bytes=2 * (SPLIT_THREADS // WARP - 1) * round_taps * WARP * staged,
         reason=f"the warps of a block split the {taps} taps of {WARP} pixels and one of them adds these up",
     )
 

@@ -29,6 +29,9 @@ from gpufold.plan import (
 
 OPERATION = "add_blocks"
 THREADS = 256
+WARP = 32
+COUNT_BYTES = 4
+"""Of the number of blocks that a warp has found."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,9 +100,13 @@ def _plan(
     reason: str,
     defines: dict[str, Any],
     divisors: Mapping[str, int | Size] = MappingProxyType({}),
+    candidates: int = 0,
     scatters: bool = False,
 ) -> Plan:
-    """Fill in what both variants have in common; an item is (batch, channel group, *extents)."""
+    """Fill in what both variants have in common; an item is (batch, channel group, *extents).
+
+    A gathering thread tests so many candidates at a time, which are listed in shared memory.
+    """
     seen = view(problem)
     rank, element = len(seen.size), seen.element
     reach = [size + block + side for size, block, side in zip(seen.size, seen.block, tile, strict=True)]
@@ -185,6 +192,7 @@ def _plan(
         scatters=scatters,
         skips=True,
         reads_output=True,
+        shared_bytes=candidates * (THREADS * (1 + rank - seen.fixed) * bits // 8 + THREADS // WARP * COUNT_BYTES),
     )
 
 
@@ -251,6 +259,7 @@ def gather(problem: Problem) -> Plan:
             "RESIDENT_BLOCKS": GATHER_RESIDENT_BLOCKS,
         },
         divisors={"by_region": region},
+        candidates=candidates,
     )
 
 

@@ -8,6 +8,7 @@ from math import gcd, prod
 from gpufold.geometry import SpaceGeometry
 from gpufold.plan import (
     ELEMENT_TYPES,
+    MAX_GRID_ROWS,
     Plan,
     Problem,
     Unsupported,
@@ -21,7 +22,6 @@ from gpufold.plan import (
 )
 from gpufold.planners import unfold
 from gpufold.planners.unfold import (
-    GRID_ROWS,
     LONG_ROW_BYTES,
     PLANES_PER_THREAD,
     STAGED_ROW_BYTES,
@@ -32,6 +32,7 @@ from gpufold.planners.unfold import (
     UnfoldAxis,
     chunk_size,
     planes_per_thread,
+    tile_bytes,
     word_elements,
     word_types,
 )
@@ -267,6 +268,7 @@ def _plan(
     defines: tuple[tuple[str, int], ...],
     reason: str,
     grid_rows: int = 1,
+    shared_bytes: int = 0,
 ) -> Plan:
     operation = "batch_to_space"
     axes = blocks.axes
@@ -330,6 +332,7 @@ def _plan(
         parameters=parameters,
         bytes_moved=(prod(problem.input.shape) + prod(problem.output.shape)) * ELEMENT_TYPES[problem.dtype].itemsize,
         reason=reason,
+        shared_bytes=shared_bytes,
     )
 
 
@@ -394,7 +397,7 @@ def staged(problem: Problem) -> Plan:
         raise Unsupported("batch_to_space: staged stores need a last axis that is split")
     chunk = chunk_size(last.block, min(STAGED_TAPS, STAGED_ROW_BYTES // blocks.itemsize))
     grid_rows = -(-last.block // chunk)
-    if grid_rows > GRID_ROWS:
+    if grid_rows > MAX_GRID_ROWS:
         raise Unsupported(f"batch_to_space: staged serves no blocks of {last.block} pixels along the last axis")
     return _plan(
         problem,
@@ -404,6 +407,7 @@ def staged(problem: Problem) -> Plan:
         (("BLOCK_WIDTH", last.block), ("CHUNK_PHASES", chunk)),
         f"the last axis is split into {last.block} phases, too many runs for one load",
         grid_rows=grid_rows,
+        shared_bytes=tile_bytes(chunk, blocks.itemsize),
     )
 
 

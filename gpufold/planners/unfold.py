@@ -10,7 +10,18 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from math import gcd, prod
 
-from gpufold.plan import Device, Plan, Unsupported, divisor, grid_blocks, offset_bits, offset_type, pack, parameter_type
+from gpufold.plan import (
+    MAX_GRID_ROWS,
+    Device,
+    Plan,
+    Unsupported,
+    divisor,
+    grid_blocks,
+    offset_bits,
+    offset_type,
+    pack,
+    parameter_type,
+)
 
 THREADS_PER_BLOCK = 256
 
@@ -21,9 +32,6 @@ PLANES_PER_THREAD = 8
 OVERLAPPING_PLANES_PER_THREAD = 4
 """Planes that share a thread's index arithmetic at most; where blocks overlap, more planes keep more columns in flight
 and drive the image out of the L2 cache before the next block reads it again: predictions."""
-
-GRID_ROWS = 65535
-"""Blocks that one launch can have along y."""
 
 WIDEST_WORD = 16
 """Bytes of the widest load and store."""
@@ -269,6 +277,11 @@ def chunk_size(length: int, most: int) -> int:
     return -(-length // chunks)
 
 
+def tile_bytes(width: int, itemsize: int) -> int:
+    """Count the shared memory of a thread block's tiles of kernels/tile.cuh, one for each warp."""
+    return THREADS_PER_BLOCK * (width | 1) * itemsize
+
+
 def word_types(itemsize: int) -> tuple[tuple[str, str], ...]:
     """Name the types of a kernel that moves elements of a size."""
     scalar = f"Word<{itemsize}>"
@@ -299,7 +312,7 @@ def _plan(unfold: Unfold, variant: str, device: Device, chunk_taps: int, reason:
     step = min(chunks, unfold.sharing_step(chunk_taps)) if variant == "staged" else 1
     sharing = -(-chunks // step)
     turns = step * sharing
-    grid_rows = min(turns, GRID_ROWS, max(1, device_threads(device) // threads))
+    grid_rows = min(turns, MAX_GRID_ROWS, max(1, device_threads(device) // threads))
     turns_per_thread = -(-turns // grid_rows)
     if sharing <= 2 * turns_per_thread:  # chunks that share pixels stay together
         turns_per_thread = -(-turns_per_thread // sharing) * sharing
@@ -384,6 +397,7 @@ def _plan(unfold: Unfold, variant: str, device: Device, chunk_taps: int, reason:
         bytes_moved=unfold.bytes_moved,
         reason=reason,
         takes_window=unfold.takes_window,
+        shared_bytes=tile_bytes(chunk_taps, unfold.itemsize) if variant == "staged" else 0,
     )
 
 
