@@ -6,7 +6,7 @@ build of the kernels, `tests/hostcuda`, on a CPU. `gpufold.planners` makes them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any, TypeAlias
@@ -193,6 +193,12 @@ class Plan:
 
 Variant: TypeAlias = Callable[[Problem], Plan]
 """Gives the plan of one kernel variant or raises Unsupported with the reason."""
+
+Preferences: TypeAlias = Callable[[Problem], Iterator[tuple[str, str]]]
+"""Yields the names of variants predicted to be fast, the fastest first, each with why; empty where its plan says it.
+
+One that does not serve the problem may be among them.
+"""
 
 
 # ---------------------------------------------------------------------------------------------

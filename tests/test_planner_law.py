@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gpufold.geometry import Axis, SlidingGeometry
-from gpufold.plan import MAX_SHARED_BYTES, Fusion, Operand
+from gpufold.geometry import Axis, SlidingGeometry, batch_geometry, positions_geometry
+from gpufold.plan import MAX_SHARED_BYTES, Fusion, Operand, Unsupported
 from gpufold.planners import choose
 
 # ---------------------------------------------------------------------------------------------
@@ -55,3 +55,34 @@ def blocks_staged(plan, kernel, strides, dilations):
     before = ((kernel[-1] - 1) * dilations[-1] + strides[-1] - 1) // strides[-1]
     count = ((columns - 1 + strides[-1] - 1) // strides[-1] + before + 1) * chunk * kernel[-1]
     return count + (count // 32 if kernel[-1] % 2 == 0 else 0) + 1
+
+
+def test_blocks_beyond_the_rows_of_a_grid_are_moved_by_their_indices():
+    """A variant that is predicted to be slower serves a call that the faster one refuses."""
+    geometry = batch_geometry((65535 * 16 + 1, 2), (1, 65535 * 16 + 1), 0, 0)
+    operands = Operand.contiguous(geometry.batch_shape), Operand.contiguous(geometry.space_shape)
+    plan = choose("batch_to_space", geometry, "float32", *operands)
+    assert plan.variant == "index_map"
+    assert plan.reason.startswith("staged serves no blocks of 1048561 pixels along the last axis: ")
+
+
+def test_taps_that_are_not_evenly_apart_are_taken_one_by_one():
+    geometry = sliding((2, 3), (1, 1), (1, 1))
+    columns = Operand((2, 3, 2, 3, 8, 8), (64 * 24, 64 * 8, 64 * 4, 64, 8, 1))
+    plan = choose("im2col", geometry, "int8", Operand.contiguous(geometry.image_shape), columns)
+    assert plan.variant == "taps"
+    assert "not evenly apart" in plan.reason
+
+
+def test_an_order_that_matters_is_never_given_up():
+    """Positions along so many axes that gathering threads cannot list them: atomics are all that is left."""
+    geometry = positions_geometry((1,) * 50, (3, *(1,) * 50), (3, 50))
+    operands = Operand.contiguous(geometry.blocks_shape), Operand.contiguous(geometry.array_shape)
+    call = ("add_blocks", geometry, "float64", *operands)
+    with pytest.raises(
+        Unsupported, match=r"no variant serves the call: gather would need .*; atomic adds in any order"
+    ):
+        choose(*call)
+    plan = choose(*call, deterministic=False)
+    assert plan.variant == "atomic"
+    assert "bytes of shared memory" in plan.reason

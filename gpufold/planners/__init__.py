@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import chain
 from math import prod
 
 from gpufold.geometry import Geometry
-from gpufold.plan import H200, PLAIN, Device, Fusion, Operand, Plan, Problem, Unsupported, Variant
+from gpufold.plan import (
+    ELEMENT_TYPES,
+    H200,
+    PLAIN,
+    Device,
+    Fusion,
+    Operand,
+    Plan,
+    Preferences,
+    Problem,
+    Unsupported,
+    Variant,
+)
 from gpufold.planners import blocks, col2im, im2col, positions, space
 
 VARIANTS: dict[str, dict[str, Variant]] = {
@@ -20,14 +33,14 @@ VARIANTS: dict[str, dict[str, Variant]] = {
     "add_blocks": positions.VARIANTS,
 }
 
-CHOICES: dict[str, Variant] = {
-    "col2im": col2im.choose,
-    "im2col": im2col.choose,
-    "batch_to_space": space.choose_batch_to_space,
-    "space_to_batch": space.choose_space_to_batch,
-    "blocks_to_array": blocks.choose_blocks_to_array,
-    "array_to_blocks": blocks.choose_array_to_blocks,
-    "add_blocks": positions.choose,
+PREFERENCES: dict[str, Preferences] = {
+    "col2im": col2im.prefer,
+    "im2col": im2col.prefer,
+    "batch_to_space": space.prefer_for_batch_to_space,
+    "space_to_batch": space.prefer_for_space_to_batch,
+    "blocks_to_array": blocks.prefer_for_blocks_to_array,
+    "array_to_blocks": blocks.prefer_for_array_to_blocks,
+    "add_blocks": positions.prefer,
 }
 
 
@@ -81,10 +94,35 @@ def choose(
     names = variants(operation)
     problem = Problem(geometry, dtype, input, output, device, deterministic, fusion)
     if variant == "auto":
-        return CHOICES[operation](problem)
+        return _plan_of_any(operation, problem)
     if variant not in names:
         raise ValueError(f"{operation}: variant must be auto or one of {', '.join(names)}, got {variant!r}")
     return VARIANTS[operation][variant](problem)
+
+
+def _plan_of_any(operation: str, problem: Problem) -> Plan:
+    """Plan the first preferred variant that serves a problem, else the first of the table that does.
+
+    Where the order of addition matters, that is one that keeps it.
+    """
+    refusals: dict[str, str] = {}
+    any_order = ELEMENT_TYPES[problem.dtype].exact or not problem.deterministic
+    others = ((name, None) for name in VARIANTS[operation])
+    for name, why in chain(PREFERENCES[operation](problem), others):
+        if name in refusals:
+            continue
+        try:
+            plan = VARIANTS[operation][name](problem)
+        except Unsupported as unsupported:
+            refusals[name] = str(unsupported).removeprefix(f"{operation}: ")
+            continue
+        if plan.scatters and not any_order:
+            refusals[name] = f"{name} adds in any order, where deterministic=True"
+            continue
+        if why is None:
+            *_, why = refusals.values()
+        return replace(plan, reason=f"{why}: {plan.reason}") if why else plan
+    raise Unsupported(f"{operation}: no variant serves the call: {'; '.join(dict.fromkeys(refusals.values()))}")
 
 
 def explain(

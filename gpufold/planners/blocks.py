@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 from gpufold.geometry import BlocksGeometry, blocks_as_columns
@@ -44,5 +45,12 @@ def _named(variant: Variant, problem: Problem, planned: str, operation: str) -> 
 BLOCKS_TO_ARRAY = {name: _blocks_to_array(variant) for name, variant in col2im.VARIANTS.items()}
 ARRAY_TO_BLOCKS = {name: _array_to_blocks(variant) for name, variant in im2col.VARIANTS.items()}
 
-choose_blocks_to_array = _blocks_to_array(col2im.choose)
-choose_array_to_blocks = _array_to_blocks(im2col.choose)
+
+def prefer_for_blocks_to_array(problem: Problem) -> Iterator[tuple[str, str]]:
+    """Yield what col2im prefers."""
+    return col2im.prefer(_as_col2im(problem))
+
+
+def prefer_for_array_to_blocks(problem: Problem) -> Iterator[tuple[str, str]]:
+    """Yield what im2col prefers."""
+    return im2col.prefer(_as_im2col(problem))

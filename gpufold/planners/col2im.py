@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import lru_cache
 from math import gcd, inf, prod
 from typing import Any
@@ -623,8 +624,8 @@ PHASES_MIN_STRIDE = 5
 """Below it a warp of pixels reads whole sectors of each tap it needs."""
 
 
-def choose(problem: Problem) -> Plan:
-    """Plan the variant that is predicted to be fastest."""
+def prefer(problem: Problem) -> Iterator[tuple[str, str]]:
+    """Yield the variants that are predicted to be fastest, with why."""
     seen = view(problem)
     row = seen.axes[-1]
     resident = problem.device.multiprocessors * problem.device.threads_per_multiprocessor
@@ -632,30 +633,21 @@ def choose(problem: Problem) -> Plan:
     if taps >= SPLIT_MIN_TAPS and seen.planes * seen.pixels < SPLIT_MAX_FILL * resident:
         few = f"{seen.planes * seen.pixels} pixels under up to {taps} taps each are too few for a thread each"
         if seen.element.exact or not problem.deterministic:
-            try:
-                return _because(few, atomic(problem))
-            except Unsupported:
-                pass
-        return _because(few, split(problem))
+            yield "atomic", few
+        yield "split", few
     if taps_are_closest(seen):
         closest = "the taps of a block lie closer in memory than its blocks"
         if row.stride <= BLOCKS_MAX_STRIDE and row.stride < row.kernel and _rows_share_blocks(seen):
-            try:
-                return _because(f"{closest}, which overlap densely", gather_blocks(problem))
-            except Unsupported:
-                pass
+            yield "gather_blocks", f"{closest}, which overlap densely"
         if row.stride >= PIXELS_MIN_STRIDE:
-            return _because(closest, gather_pixels(problem))
+            yield "gather_pixels", closest
     if row.stride > GATHER_MAX_STRIDE:
-        return _because(f"a stride of {row.stride} is too many pixels for one thread", gather_phases(problem))
-    if row.kernel > GATHER_MAX_KERNEL:
+        yield "gather_phases", f"a stride of {row.stride} is too many pixels for one thread"
+    elif row.kernel > GATHER_MAX_KERNEL:
         many = f"{row.kernel} taps on the last axis are too many to unroll"
-        return _because(many, gather_phases(problem) if row.stride >= PHASES_MIN_STRIDE else gather_pixels(problem))
-    return _because("each column element is read once and each pixel written once, from end to end", gather(problem))
-
-
-def _because(why: str, plan: Plan) -> Plan:
-    return replace(plan, reason=f"{why}: {plan.reason}")
+        yield "gather_phases" if row.stride >= PHASES_MIN_STRIDE else "gather_pixels", many
+    else:
+        yield "gather", "each column element is read once and each pixel written once, from end to end"
 
 
 def _rows_share_blocks(seen: View) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from math import gcd, prod
 
@@ -39,15 +40,22 @@ def _view(problem: Problem) -> View:
     return view(replace(problem, input=problem.output, output=problem.input))
 
 
+def _tap_step(seen: View) -> int | None:
+    """Return the distance of the taps of a block in the columns, all axes as one; None where it is not even."""
+    kernel = tuple(axis.kernel for axis in seen.axes)
+    axes = zip(kernel, seen.tap_strides, contiguous_strides(kernel), strict=True)
+    steps = [(stride, contiguous) for extent, stride, contiguous in axes if extent > 1] or [(0, 1)]
+    tap_step, _ = steps[-1]
+    return tap_step if all(stride == contiguous * tap_step for stride, contiguous in steps) else None
+
+
 def _unfold(problem: Problem) -> Unfold:
     seen = _view(problem)
-    kernel = tuple(axis.kernel for axis in seen.axes)
-    steps = zip(kernel, seen.tap_strides, contiguous_strides(kernel), strict=True)
-    tap_steps = {stride / step for extent, stride, step in steps if extent > 1}
-    if len(tap_steps) > 1:
+    tap_step = _tap_step(seen)
+    if tap_step is None:
         raise Unsupported(
             f"{OPERATION}: the taps of a block must be evenly apart in the columns, all axes as one, but their strides "
-            f"are {seen.tap_strides} for kernel_size={kernel}"
+            f"are {seen.tap_strides} for kernel_size={tuple(axis.kernel for axis in seen.axes)}"
         )
     return Unfold(
         operation=OPERATION,
@@ -59,7 +67,7 @@ def _unfold(problem: Problem) -> Unfold:
         image_plane_step=seen.image_channel,
         columns_batch_step=seen.columns_batch,
         columns_plane_step=seen.columns_channel,
-        tap_step=int(tap_steps.pop()) if tap_steps else 0,
+        tap_step=tap_step,
         axes=tuple(
             UnfoldAxis(
                 axis.size,
@@ -184,12 +192,15 @@ def taps(problem: Problem) -> Plan:
     )
 
 
-def choose(problem: Problem) -> Plan:
-    """Take the variant for a call whose caller left it open."""
-    if taps_are_closest(_view(problem)):
-        plan = taps(problem)
-        return replace(plan, reason=f"the taps of a block lie closer in memory than its blocks: {plan.reason}")
-    return unfold.choose(_unfold(problem), problem.device)
+def prefer(problem: Problem) -> Iterator[tuple[str, str]]:
+    """Yield the variants that are predicted to be fastest, with why."""
+    seen = _view(problem)
+    if taps_are_closest(seen):
+        yield "taps", "the taps of a block lie closer in memory than its blocks"
+    elif _tap_step(seen) is None:
+        yield "taps", "the taps of a block are not evenly apart in memory"
+    else:
+        yield from unfold.prefer(_unfold(problem))
 
 
 VARIANTS: dict[str, Variant] = {"direct": direct, "staged": staged, "taps": taps}

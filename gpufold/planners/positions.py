@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
 from types import MappingProxyType
@@ -16,7 +16,6 @@ from gpufold.plan import (
     ElementType,
     Plan,
     Problem,
-    Unsupported,
     Variant,
     check_atomics,
     divisor,
@@ -225,8 +224,29 @@ GATHER_LIST_FILL = 0.5
 """Of a region's list, with blocks spread evenly: where they are not, it has room for more."""
 
 
-def gather(problem: Problem) -> Plan:
-    """Plan for kernels/add_blocks_gather.cu."""
+@dataclass(frozen=True, slots=True)
+class Tiling:
+    """What a block of threads of kernels/add_blocks_gather.cu owns."""
+
+    planes: int
+    groups: int
+    """Of planes."""
+    rows: int
+    columns: int
+    candidates: int
+    tile: Size
+    region: Size
+    """Tiles along each axis that share a search."""
+    regions: Size
+
+    @property
+    def reach(self) -> Size:
+        """Pixels of a region."""
+        return tuple(side * tiles for side, tiles in zip(self.tile, self.region, strict=True))
+
+
+@lru_cache(maxsize=256)
+def _tiling(problem: Problem) -> Tiling:
     seen = view(problem)
     rank, sums = len(seen.size), GATHER_SUM_BYTES // max(seen.element.itemsize, 4)
     planes = min(GATHER_MAX_PLANES, seen.channels, max(1, sums // GATHER_MIN_ROWS))
@@ -239,27 +259,34 @@ def gather(problem: Problem) -> Plan:
     candidates = GATHER_CANDIDATES if GATHER_CANDIDATES * THREADS * entry <= GATHER_LIST_BYTES else 1
     most = GATHER_WAVES * GATHER_RESIDENT_BLOCKS * problem.device.multiprocessors
     region = _region(seen, tile, -(-most // (seen.batch * groups)), int(GATHER_LIST_FILL * candidates * THREADS))
-    extents = _tiles(seen.size, tuple(side * tiles for side, tiles in zip(tile, region, strict=True)))
-    shared = f"{prod(region)} tiles of the image, which share a search," if prod(region) > 1 else "a tile of the image"
+    reach = tuple(side * tiles for side, tiles in zip(tile, region, strict=True))
+    return Tiling(planes, groups, rows, columns, candidates, tile, region, _tiles(seen.size, reach))
+
+
+def gather(problem: Problem) -> Plan:
+    """Plan for kernels/add_blocks_gather.cu."""
+    seen, tiling = view(problem), _tiling(problem)
+    shared_by = prod(tiling.region)
+    owned = f"{shared_by} tiles of the image, which share a search," if shared_by > 1 else "a tile of the image"
     return _plan(
         problem,
         "gather",
         "add_blocks_gather",
-        items=seen.batch * groups * prod(extents),
+        items=seen.batch * tiling.groups * prod(tiling.regions),
         per_block=1,
-        extents=extents,
-        tile=tuple(side * tiles for side, tiles in zip(tile, region, strict=True)),
-        channel_groups=groups,
-        reason=f"each block of threads owns {shared} and adds the blocks that meet it, in their order",
+        extents=tiling.regions,
+        tile=tiling.reach,
+        channel_groups=tiling.groups,
+        reason=f"each block of threads owns {owned} and adds the blocks that meet it, in their order",
         defines={
-            "TILE_COLUMNS": columns,
-            "TILE_ROWS": rows,
-            "PLANES": planes,
-            "CANDIDATES": candidates,
+            "TILE_COLUMNS": tiling.columns,
+            "TILE_ROWS": tiling.rows,
+            "PLANES": tiling.planes,
+            "CANDIDATES": tiling.candidates,
             "RESIDENT_BLOCKS": GATHER_RESIDENT_BLOCKS,
         },
-        divisors={"by_region": region},
-        candidates=candidates,
+        divisors={"by_region": tiling.region},
+        candidates=tiling.candidates,
     )
 
 
@@ -322,16 +349,12 @@ SEARCHES_PER_ELEMENT = 2
 """Prediction: tests of a region against a position that cost less than an atomic addition of an element."""
 
 
-def choose(problem: Problem) -> Plan:
-    """Gather, unless the order is free and the blocks are so many and so small that regions would mostly search."""
-    plan = gather(problem)
+def prefer(problem: Problem) -> Iterator[tuple[str, str]]:
+    """Yield atomic additions where the blocks are so many and so small that regions would mostly search."""
+    seen = view(problem)
     any_order = ELEMENT_TYPES[problem.dtype].exact or not problem.deterministic
-    searches = prod(plan.grid) * view(problem).count
+    tiling = _tiling(problem)
+    searches = seen.batch * tiling.groups * prod(tiling.regions) * seen.count
     if any_order and searches > SEARCHES_PER_ELEMENT * prod(problem.input.shape):
-        try:
-            return replace(
-                atomic(problem), reason="the blocks are so many and so small that regions would mostly search"
-            )
-        except Unsupported:
-            pass
-    return plan
+        yield "atomic", "the blocks are so many and so small that regions would mostly search"
+    yield "gather", ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import gcd, prod
 
@@ -87,9 +88,9 @@ def space_to_batch_staged(problem: Problem) -> Plan:
     return unfold.staged(_space_to_batch(problem), problem.device)
 
 
-def choose_space_to_batch(problem: Problem) -> Plan:
-    """Take the variant for a space_to_batch call whose caller left it open."""
-    return unfold.choose(_space_to_batch(problem), problem.device)
+def prefer_for_space_to_batch(problem: Problem) -> Iterator[tuple[str, str]]:
+    """Yield the variants that are predicted to be fastest, with why."""
+    return unfold.prefer(_space_to_batch(problem))
 
 
 # ---------------------------------------------------------------------------------------------
@@ -411,13 +412,10 @@ def staged(problem: Problem) -> Plan:
     )
 
 
-def choose_batch_to_space(problem: Problem) -> Plan:
-    """Take the variant for a batch_to_space call whose caller left it open."""
-    try:
-        return interleave(problem)
-    except Unsupported:
-        last = _blocks(problem).axes[-1]
-        return staged(problem) if last.block >= INDEX_MAP_BLOCK else index_map(problem)
+def prefer_for_batch_to_space(problem: Problem) -> Iterator[tuple[str, str]]:
+    """Yield the variants that are predicted to be fastest, with why."""
+    yield "interleave", ""
+    yield "staged" if _blocks(problem).axes[-1].block >= INDEX_MAP_BLOCK else "index_map", ""
 
 
 BATCH_TO_SPACE: dict[str, Variant] = {"index_map": index_map, "interleave": interleave, "staged": staged}

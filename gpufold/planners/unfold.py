@@ -7,6 +7,7 @@ one and widens the elements; `direct` and `staged` plan the two kernels of kerne
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import gcd, prod
 
@@ -429,11 +430,11 @@ def staged(unfold: Unfold, device: Device) -> Plan:
     )
 
 
-def choose(unfold: Unfold, device: Device) -> Plan:
-    """Stage where that shortens the distance between the pixels that neighbouring threads load."""
+def prefer(unfold: Unfold) -> Iterator[tuple[str, str]]:
+    """Yield staged loads where that shortens the distance between the pixels that neighbouring threads load."""
     simple = unfold.simplified()
     last = simple.axes[-1]
     tap_bytes = last.dilation * abs(last.pixel_step) * simple.itemsize
     if last.kernel > 1 and simple.lane_bytes >= STAGED_LANE_BYTES and tap_bytes < STAGED_LANE_BYTES:
-        return staged(unfold, device)
-    return direct(unfold, device)
+        yield "staged", ""
+    yield "direct", ""
