@@ -319,7 +319,9 @@ def parameter_type(bits: int, **fields: str | tuple[str, int] | np.dtype[Any]) -
     divisor = np.dtype([("divisor", offset), ("multiplier", unsigned), ("shift", "i4")], align=True)
     types: dict[str, Any] = {"offset": offset, "divisor": divisor, "int": "i4", "long": "i8"}
     layout: list[Any] = [
-        (name, types[kind[0]], (kind[1],)) if isinstance(kind, tuple) else (name, types.get(str(kind), kind))
+        (name, types[kind[0]], (kind[1],))
+        if isinstance(kind, tuple)
+        else (name, types[kind] if isinstance(kind, str) else kind)
         for name, kind in fields.items()
     ]
     return np.dtype(layout, align=True)
