@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
+from cases import Case, assert_same_bits, values
 
-from gpufold.geometry import Axis, SlidingGeometry, batch_geometry, positions_geometry
+import hostcuda
+from gpufold.geometry import (
+    Axis,
+    SlidingGeometry,
+    batch_geometry,
+    blocks_geometry,
+    columns_geometry,
+    positions_geometry,
+)
 from gpufold.plan import MAX_SHARED_BYTES, Fusion, Operand, Unsupported
-from gpufold.planners import choose
+from gpufold.planners import choose, variants
 
 # ---------------------------------------------------------------------------------------------
 # Named calls
@@ -86,3 +96,87 @@ def test_an_order_that_matters_is_never_given_up():
     plan = choose(*call, deterministic=False)
     assert plan.variant == "atomic"
     assert "bytes of shared memory" in plan.reason
+
+
+def whole(geometry):
+    """Describe contiguous columns and images, or what an operation's geometry calls them."""
+    return Operand.contiguous(geometry.columns_shape), Operand.contiguous(geometry.image_shape)
+
+
+FAR = 12_264_453_027
+"""Beyond 32 bits."""
+
+
+@pytest.mark.parametrize("variant", ["auto", *variants("col2im")])
+def test_a_dilation_that_parts_no_taps_is_none(variant):
+    geometry = sliding((3, 1), (1, 1), (1, FAR))
+    operands = whole(geometry)
+    if variant == "gather_blocks":
+        operands = block_by_block(geometry), operands[1]
+    plan = choose("col2im", geometry, "int32", *operands, variant=variant)
+    defines = dict(plan.defines)
+    assert (defines["OFFSET"], defines["DILATION"]) == ("int", "1,1")
+
+
+@pytest.mark.parametrize("variant", variants("im2col"))
+def test_a_dilation_that_parts_no_taps_is_none_to_blocks_that_are_taken(variant):
+    geometry = sliding((1, 3), (1, 1), (FAR, 1))
+    plan = choose("im2col", geometry, "int32", *reversed(whole(geometry)), variant=variant)
+    assert dict(plan.defines)["OFFSET"] == "int"
+
+
+def test_channels_are_numbers_of_their_own():
+    """Threads that serve several are fewer."""
+    lead = 17_136_500_657
+    geometry = blocks_geometry((lead, 1, 1), (lead, 1), (1,), (1,))
+    plan = choose(
+        "blocks_to_array",
+        geometry,
+        "int8",
+        Operand((lead, 1, 1), (1, 1, 1)),
+        Operand((lead, 1), (1, 1)),
+        variant="gather",
+    )
+    assert dict(plan.defines)["OFFSET"] == "long long"
+    placed = positions_geometry((2**32, 4), (1, 2**32, 2), (1, 1))
+    plan = choose("add_blocks", placed, "int8", *map(Operand.contiguous, (placed.blocks_shape, placed.array_shape)))
+    assert dict(plan.defines)["OFFSET"] == "long long"
+
+
+@pytest.mark.parametrize("operation", ["col2im", "im2col"])
+def test_strides_beyond_64_bits_are_refused(operation):
+    geometry = sliding((3, 3), (1, 1), (1, 1))
+    columns, image = whole(geometry)
+    far = Operand(image.shape, (2**61, *image.strides[1:]))
+    with pytest.raises(Unsupported, match=f"{operation}: offsets up to .* do not fit into 64 bits"):
+        choose(operation, geometry, "int8", *((columns, far) if operation == "col2im" else (far, columns)))
+
+
+def test_no_step_leads_to_a_tap_that_does_not_exist():
+    """One tap of an axis lands on a pixel; the distance to the next one that would is beyond 32 bits."""
+    axes = (Axis(8, 4, 131, 67108865, 2, 201326586), Axis(244, 2, 2, 6, 0, 0))
+    geometry = SlidingGeometry(None, 4, axes)
+    assert choose("col2im", geometry, "float32", *whole(geometry))
+
+
+def test_taps_that_are_compiled_in_lie_within_32_bits():
+    far = SlidingGeometry(1, 1, (Axis(8, 3, 3, 2**31, 0, 2**32),))
+    with pytest.raises(Unsupported, match="gather knows the places of a row's taps as it is compiled, in 32 bits"):
+        choose("col2im", far, "float32", *whole(far), variant="gather")
+    assert choose("col2im", far, "float32", *whole(far)).variant != "gather"
+    many = SlidingGeometry(1, 1, (Axis(2**24 + 8, 2**24, 1, 1, 0, 0),))
+    with pytest.raises(Unsupported, match="gather_pixels counts the taps of a pixel along an axis, 16777215 at most"):
+        choose("col2im", many, "float32", *whole(many), variant="gather_pixels")
+    assert choose("col2im", many, "float32", *whole(many), deterministic=False).variant == "atomic"
+    wide = SlidingGeometry(1, 1, (Axis(2**31 + 8, 2**31, 1, 1, 0, 0),))
+    assert choose("im2col", wide, "int8", *reversed(whole(wide))).variant == "taps"
+
+
+@pytest.mark.hostcuda
+def test_taps_far_from_each_other_land_where_they_should():
+    case = Case("far", (16,), (2,), 3, 2**31 + 4, 2**31, 0)
+    geometry = columns_geometry(case.columns_shape, case.output_size, case.kernel_size, **case.arguments)
+    columns = values(case.columns_shape, "int32")
+    result = np.empty(case.image_shape, np.int32)
+    hostcuda.run(choose("col2im", geometry, "int32", *whole(geometry)), columns, result)
+    assert_same_bits(result, case.col2im(columns))

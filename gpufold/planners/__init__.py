@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import chain
 from math import prod
+from operator import mul
 
 from gpufold.geometry import Geometry
 from gpufold.plan import (
@@ -20,6 +21,7 @@ from gpufold.plan import (
     Problem,
     Unsupported,
     Variant,
+    offset_bits,
 )
 from gpufold.planners import blocks, col2im, im2col, positions, space
 
@@ -93,6 +95,8 @@ def choose(
     """Plan a call on arrays with at least one element; a variant that is named must serve it, else Unsupported."""
     names = variants(operation)
     problem = Problem(geometry, dtype, input, output, device, deterministic, fusion)
+    for operand in (input, output):  # strides that no element is away by are passed to kernels too
+        offset_bits(operation, sum(map(mul, operand.shape, map(abs, operand.strides))))
     if variant == "auto":
         return _plan_of_any(operation, problem)
     if variant not in names:

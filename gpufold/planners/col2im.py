@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import gcd, inf, prod
 from typing import Any
@@ -13,6 +13,7 @@ import numpy as np
 from gpufold.geometry import Axis, Size, SlidingGeometry
 from gpufold.plan import (
     ELEMENT_TYPES,
+    INT32_MAX,
     MAX_SHARED_BYTES,
     PLAIN,
     ElementType,
@@ -35,6 +36,8 @@ from gpufold.plan import (
 
 OPERATION = "col2im"
 WARP = 32
+MAX_UNROLLED = 128
+"""Bound of the registers that kernels/col2im.cuh counts for the loads of a tap."""
 
 # ---------------------------------------------------------------------------------------------
 # A problem as the kernels see it
@@ -94,7 +97,7 @@ def view(problem: Problem) -> View:
     elif columns_batch == channels * columns_channel and image_batch == channels * image_channel:
         batch, channels = 1, batch * channels
     return View(
-        axes,
+        tuple(replace(axis, dilation=1) if axis.kernel == 1 else axis for axis in axes),  # no tap is beside another
         ELEMENT_TYPES[problem.dtype],
         batch,
         channels,
@@ -128,7 +131,8 @@ def _largest_offset(view: View) -> int:
     image = span(tuple(axis.size + axis.stride for axis in view.axes), view.pixel_strides)
     padded = max(axis.padded_size + axis.stride + axis.dilated_kernel for axis in view.axes)
     taps = prod(axis.kernel for axis in view.axes)
-    return max(columns, image, padded, taps, *(tap_step(axis) ** 2 for axis in view.axes))
+    unrolled = MAX_UNROLLED * prod(map(taps_per_pixel, view.axes))
+    return max(columns, image, padded, taps, unrolled, view.channels, *(tap_step(axis) ** 2 for axis in view.axes))
 
 
 # ---------------------------------------------------------------------------------------------
@@ -178,8 +182,15 @@ def _plan(
     """Fill in what all variants have in common; an item is (batch, channel group, *extents)."""
     seen = view(problem)
     axes, fields = seen.axes, fields or {}
+    if not scatters and MAX_UNROLLED * max(map(taps_per_pixel, axes)) > INT32_MAX:
+        raise Unsupported(
+            f"{OPERATION}: {variant} counts the taps of a pixel along an axis, {INT32_MAX // MAX_UNROLLED} at most, "
+            f"but up to {max(map(taps_per_pixel, axes))} land on one"
+        )
     steps = [
         tap_step(axis) * tap_stride - axis.dilation // gcd(axis.stride, axis.dilation) * block_stride
+        if taps_per_pixel(axis) > 1
+        else 0
         for axis, tap_stride, block_stride in zip(axes, seen.tap_strides, seen.block_strides, strict=True)
     ]
     shared = (
@@ -292,6 +303,11 @@ def gather(problem: Problem) -> Plan:
         raise Unsupported(
             f"{OPERATION}: gather unrolls the taps of the last axis, {GATHER_MAX_KERNEL} at most, "
             f"but kernel_size is {row.kernel} there"
+        )
+    if row.dilated_kernel + row.stride > INT32_MAX:
+        raise Unsupported(
+            f"{OPERATION}: gather knows the places of a row's taps as it is compiled, in 32 bits, but dilations "
+            f"{row.dilation} * (kernel_size {row.kernel} - 1) + 1 = {row.dilated_kernel} pixels on the last axis"
         )
     itemsize = seen.element.itemsize
     cells = -(-row.size // row.stride)

@@ -113,6 +113,7 @@ def _plan(
         OPERATION,
         items + THREADS,
         seen.count + 2 * GATHER_CANDIDATES * THREADS,  # tests run past the last
+        seen.channels,
         max(reach),
         sum(abs(stride) * extent for stride, extent in zip(seen.tap_strides, reach, strict=True)),
         sum(abs(stride) * extent for stride, extent in zip(seen.pixel_strides, reach, strict=True)),

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from math import gcd, prod
 
 from gpufold.plan import (
+    INT32_MAX,
     MAX_GRID_ROWS,
     Device,
     Plan,
@@ -305,6 +306,11 @@ def planes_per_thread(places: int, planes: int, most: int, device: Device) -> in
 def _plan(unfold: Unfold, variant: str, device: Device, chunk_taps: int, reason: str) -> Plan:
     axes = unfold.axes
     kernel_width = axes[-1].kernel
+    if kernel_width > INT32_MAX:
+        raise Unsupported(
+            f"{unfold.operation}: {variant} knows the taps of a row as it is compiled, in 32 bits, but the last axis "
+            f"has {kernel_width}"
+        )
     chunks = unfold.taps // kernel_width * -(-kernel_width // chunk_taps)
     places = unfold.batch * prod(axis.positions for axis in axes)
     together = planes_per_thread(places * chunks, unfold.planes, unfold.planes_together, device)
