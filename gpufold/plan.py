@@ -70,7 +70,10 @@ class Device:
     multiprocessors: int
     threads_per_multiprocessor: int = 2048
     copy_bandwidth: float = 4.3e12
-    """Bytes per second, read and written together, that a copy is assumed to reach; the default is an H200's."""
+    """Bytes per second, read and written together, that a copy is assumed to reach; the default is an H200's.
+
+    0 where the driver does not say how fast the memory is: then no time is predicted.
+    """
 
 
 H200 = Device("NVIDIA H200", (9, 0), multiprocessors=132)

@@ -54,6 +54,15 @@ def test_the_prediction_is_the_bytes_at_copy_bandwidth():
     assert f"{why.plan.bytes_moved * 1e-6:.1f}" in str(why)
 
 
+def test_nothing_is_predicted_for_memory_of_unknown_speed():
+    shape, arguments, options = CALLS["im2col"]
+    unknown = Device("without a memory clock", (11, 0), multiprocessors=20, copy_bandwidth=0.0)
+    why = gpufold.explain("im2col", (shape, "float32"), *arguments, device=unknown, **options)
+    assert why.predicted_seconds is None
+    assert f"{why.plan.bytes_moved:,} bytes\n" in str(why)
+    assert "prediction" not in str(why)
+
+
 def test_errors_are_those_of_the_call():
     with pytest.raises(ValueError, match=r"col2im: data axis 2 must be the number of blocks, got 63"):
         gpufold.explain("col2im", ((2, 27, 63), "float32"), (8, 8), (3, 3), pads_begin=1, pads_end=1)

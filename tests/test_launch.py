@@ -12,7 +12,7 @@ import pytest
 from gpufold import sources
 from gpufold.geometry import batch_geometry, columns_geometry, image_geometry
 from gpufold.plan import H200, Operand, Unsupported
-from gpufold.planners import choose, variants
+from gpufold.planners import choose, explain, variants
 
 pytestmark = pytest.mark.peer("cupy")
 
@@ -104,6 +104,26 @@ def test_elements_off_their_own_size_are_refused(launch):
     for strides, alignment in (((12, 6), 256), ((16, 8), 4)):
         with pytest.raises(Unsupported, match="do not lie on multiples of their size"):
             launch._operand("col2im", "the input", 8, (3, 2), strides, alignment)
+
+
+@pytest.mark.parametrize(("clock", "bits"), [(0, 6144), (3_201_000, 0), (0, 0)])
+def test_a_device_that_hides_its_memory_plans_all_the_same(launch, monkeypatch, clock, bits):
+    """As integrated GPUs do."""
+    runtime = launch.cupy.cuda.runtime
+    properties = {
+        "name": b"a GPU",
+        "major": 11,
+        "minor": 0,
+        "multiProcessorCount": 20,
+        "maxThreadsPerMultiProcessor": 1536,
+    }
+    attributes = {launch.MEMORY_CLOCK_RATE: clock, launch.GLOBAL_MEMORY_BUS_WIDTH: bits}
+    monkeypatch.setattr(runtime, "getDeviceProperties", lambda number: properties)
+    monkeypatch.setattr(runtime, "deviceGetAttribute", lambda attribute, number: attributes[attribute])
+    device = launch.device(0)
+    assert device.copy_bandwidth == 0
+    why = explain("col2im", GEOMETRY, "float32", COLUMNS, IMAGE, device)
+    assert why.predicted_seconds is None
 
 
 class Array:

@@ -53,17 +53,19 @@ class Explanation:
     plan: Plan
     alternatives: dict[str, str]
     """Variant name to the reason why it was not taken."""
-    predicted_seconds: float
-    """For the bytes alone, at the device's copy bandwidth: a floor, not a measurement."""
+    predicted_seconds: float | None
+    """For the bytes alone, at the device's copy bandwidth: a floor, not a measurement. None where that is unknown."""
 
     def __str__(self) -> str:
         plan = self.plan
         defines = " ".join(f"{name}={value}" for name, value in plan.defines)
+        seconds = self.predicted_seconds
+        prediction = "" if seconds is None else f", in {seconds * 1e6:,.1f} us or more by prediction"
         return "\n".join(
             [
                 f"{plan.operation}: {plan.variant}, because {plan.reason}",
                 f"  {plan.source}: {prod(plan.grid)} x {prod(plan.block)} threads, {defines}",
-                f"  {plan.bytes_moved:,} bytes, in {self.predicted_seconds * 1e6:,.1f} us or more by prediction",
+                f"  {plan.bytes_moved:,} bytes{prediction}",
                 *(f"  not {name}: {reason}" for name, reason in self.alternatives.items()),
             ]
         )
@@ -152,4 +154,4 @@ def explain(
             alternatives[name] = str(unsupported)
         else:
             alternatives[name] = f"would serve: {other.reason}"
-    return Explanation(plan, alternatives, plan.bytes_moved / device.copy_bandwidth)
+    return Explanation(plan, alternatives, plan.bytes_moved / device.copy_bandwidth if device.copy_bandwidth else None)
