@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
+import random
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
+from math import prod
+
 import numpy as np
 import pytest
 from cases import Case, assert_same_bits, values
+from random_calls import Call, random_call
 
 import hostcuda
 from gpufold.geometry import (
@@ -15,7 +26,7 @@ from gpufold.geometry import (
     columns_geometry,
     positions_geometry,
 )
-from gpufold.plan import MAX_SHARED_BYTES, Fusion, Operand, Unsupported
+from gpufold.plan import ELEMENT_TYPES, MAX_SHARED_BYTES, Fusion, Operand, Plan, Unsupported
 from gpufold.planners import choose, variants
 
 # ---------------------------------------------------------------------------------------------
@@ -180,3 +191,179 @@ def test_taps_far_from_each_other_land_where_they_should():
     result = np.empty(case.image_shape, np.int32)
     hostcuda.run(choose("col2im", geometry, "int32", *whole(geometry)), columns, result)
     assert_same_bits(result, case.col2im(columns))
+
+
+# ---------------------------------------------------------------------------------------------
+# Random calls
+
+CALLS = 4000
+"""Of the ordinary test; PLANNED_CALLS and COMPILED_PLANS say how many --many plans and compiles."""
+THREADS_OF_A_BLOCK = 1024
+REGISTERS_OF_A_BLOCK = 65536
+ARGUMENT_BYTES = 4096
+GRID = (2**31 - 1, 65535, 65535)
+INDICES = {"int": 2**31 - 1, "long long": 2**63 - 1}
+SEEDS_OF_A_TASK = 2000
+
+
+@dataclass
+class Findings:
+    """What planning some random calls came to."""
+
+    calls: int = 0
+    empty: int = 0
+    refused: int = 0
+    plans: int = 0
+    most: dict[str, tuple[int, str]] = field(default_factory=dict)
+    """The worst of each limit, and the kernel."""
+    sample: list[tuple[float, Plan]] = field(default_factory=list)
+    """Plans of different kernels or specialisations, each with the random number that it was drawn by."""
+    violations: list[str] = field(default_factory=list)
+
+    def add(self, other: Findings) -> None:
+        self.calls += other.calls
+        self.empty += other.empty
+        self.refused += other.refused
+        self.plans += other.plans
+        self.violations += other.violations
+        self.sample += other.sample
+        for limit, worst in other.most.items():
+            self.most[limit] = max(worst, self.most.get(limit, worst))
+
+
+def needs(plan: Plan) -> Iterator[tuple[str, int, int]]:
+    """Yield what a plan needs: the limit's name, the number, and the most that there is."""
+    defines = dict(plan.defines)
+    yield "shared memory", plan.shared_bytes, 48 << 10
+    yield "threads", prod(plan.block), THREADS_OF_A_BLOCK
+    yield "arguments", plan.argument_bytes, ARGUMENT_BYTES
+    for axis, blocks, most in zip("xyz", plan.grid, GRID, strict=True):
+        yield f"grid {axis}", blocks, most
+    for name in ("KERNEL", "STRIDE", "DILATION"):
+        yield f"compiled {name.lower()}", max(map(int, defines.get(name, "0").split(","))), INDICES[defines["OFFSET"]]
+    yield "compiled counts", max(int(defines.get(name, 0)) for name in COUNTS), INDICES["int"]
+
+
+COUNTS = ("KERNEL_WIDTH", "CHUNK_TAPS", "BLOCK_WIDTH", "CHUNK_PHASES", "CHUNK", "PIXELS", "TAPS", "PHASE")
+
+
+def plan_random_calls(seeds: range, sampled: float = 0.0) -> Findings:
+    """Plan a random call for each seed, by every variant and by auto, and draw a share of the plans."""
+    found = Findings(calls=len(seeds))
+    for seed in seeds:
+        rng = random.Random(seed)
+        call = random_call(rng)
+        if not call.has_elements:
+            found.empty += 1
+            continue
+        try:
+            planned = plans_of(call)
+        except Exception as error:
+            found.violations.append(f"seed {seed}: {error!r} of {call}")
+            continue
+        auto = planned.pop("auto")
+        keeps_order = [name for name, plan in planned.items() if may_be_chosen(call, plan)]
+        found.refused += auto is None
+        if auto is None and keeps_order:
+            found.violations.append(f"seed {seed}: auto refuses what {keeps_order} serve: {call}")
+        if auto is not None and not may_be_chosen(call, auto):
+            found.violations.append(f"seed {seed}: auto chooses {auto.variant}, of another order, for {call}")
+        if auto is not None and replace(auto, reason="") != replace(planned[auto.variant], reason=""):
+            found.violations.append(f"seed {seed}: auto plans {auto.variant} in another way than by name: {call}")
+        for plan in filter(None, planned.values()):
+            found.plans += 1
+            for limit, needed, most in needs(plan):
+                found.most[limit] = max((needed, plan.symbol), found.most.get(limit, (0, "")))
+                if needed > most or needed < 0:
+                    found.violations.append(f"seed {seed}: {limit} {needed} of {most} by {plan} of {call}")
+            if (number := rng.random()) < sampled:
+                found.sample.append((number / sampled, plan))
+    return found
+
+
+def plans_of(call: Call) -> dict[str, Plan | None]:
+    """Plan a call by auto and by every variant's name; None where that is Unsupported."""
+    planned: dict[str, Plan | None] = {}
+    for variant in ("auto", *variants(call.operation)):
+        planned[variant] = None
+        with suppress(Unsupported):
+            planned[variant] = choose(
+                call.operation,
+                call.geometry,
+                call.dtype,
+                call.input,
+                call.output,
+                call.device,
+                variant,
+                call.deterministic,
+                call.fusion,
+            )
+    return planned
+
+
+def may_be_chosen(call: Call, plan: Plan | None) -> bool:
+    """Whether auto may take a plan for a call: not atomic additions where their order matters."""
+    return plan is not None and (plan.variant != "atomic" or not call.deterministic or ELEMENT_TYPES[call.dtype].exact)
+
+
+def test_auto_serves_what_any_variant_serves_within_the_limits_of_a_gpu():
+    first = random.SystemRandom().randrange(2**40)
+    print(f"seeds from {first}")
+    found = plan_random_calls(range(first, first + CALLS))
+    assert not found.violations, found.violations[0]
+    assert found.plans > CALLS, "few calls were served"
+
+
+def compile_plan(plan: Plan, architecture: int) -> str | None:
+    """Say what is wrong with a plan's machine code, or None."""
+    try:
+        needed = hostcuda.cubin.resources(plan, architecture)
+    except hostcuda.cubin.CompileError as error:
+        return f"sm_{architecture}: {plan}\n{error}"
+    finally:
+        hostcuda.cubin.compile.cache_clear()
+    if needed.shared_bytes != plan.shared_bytes:
+        return f"sm_{architecture}: {needed.shared_bytes} bytes of shared memory by {plan}"
+    if needed.registers * prod(plan.block) > REGISTERS_OF_A_BLOCK:
+        return f"sm_{architecture}: {needed.registers} registers a thread of {plan}"
+    return None
+
+
+@pytest.mark.many
+@pytest.mark.nvrtc
+def test_a_million_random_calls_are_planned_and_thousands_of_their_kernels_compile(capsys):
+    """PLANNED_CALLS and COMPILED_PLANS set how many; PLANNER_SEED repeats a run."""
+    calls, compiled = (
+        int(os.environ.get(name, default)) for name, default in (("PLANNED_CALLS", 10**6), ("COMPILED_PLANS", 3000))
+    )
+    first = int(os.environ.get("PLANNER_SEED", random.SystemRandom().randrange(2**40)))
+    tasks = [
+        range(seed, min(seed + SEEDS_OF_A_TASK, first + calls)) for seed in range(first, first + calls, SEEDS_OF_A_TASK)
+    ]
+    found, started = Findings(), time.perf_counter()
+    with multiprocessing.get_context("spawn").Pool() as pool:
+        sampled = min(1.0, 8 * compiled / calls)
+        for part in pool.imap_unordered(partial(plan_random_calls, sampled=sampled), tasks):
+            found.add(part)
+        seconds = time.perf_counter() - started
+        with capsys.disabled():
+            print(
+                f"\nPLANNER_SEED={first}: {found.calls} calls planned in {seconds:.0f} s; "
+                f"{found.empty} have no element, {found.refused} are refused, {found.plans} plans by name, "
+                f"{len(found.violations)} violations"
+            )
+            for limit, (number, symbol) in sorted(found.most.items()):
+                print(f"  at most {number:,} of {limit}: {symbol}")
+        assert not found.violations, "\n".join(found.violations[:5])
+        distinct = {(plan.symbol, plan.defines): plan for _, plan in sorted(found.sample, key=lambda drawn: drawn[0])}
+        chosen = list(distinct.values())[:compiled]
+        rng = random.Random(first)
+        architectures = [90 if rng.random() < 0.5 else rng.choice(hostcuda.cubin.ARCHITECTURES) for _ in chosen]
+        started = time.perf_counter()
+        wrong = [fault for fault in pool.starmap(compile_plan, zip(chosen, architectures, strict=True), 8) if fault]
+        with capsys.disabled():
+            print(
+                f"{len(chosen)} specialisations of {len({plan.symbol for plan in chosen})} kernels compiled in "
+                f"{time.perf_counter() - started:.0f} s, {len(wrong)} wrong"
+            )
+    assert not wrong, "\n\n".join(wrong[:5])

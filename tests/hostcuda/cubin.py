@@ -60,6 +60,16 @@ class Walk:
 
 
 @dataclass(frozen=True)
+class Resources:
+    """What a kernel asks for."""
+
+    registers: int
+    stack_bytes: int
+    """More than zero where registers are spilled."""
+    shared_bytes: int
+
+
+@dataclass(frozen=True)
 class Figures:
     """A kernel's needs and its main path."""
 
@@ -156,9 +166,12 @@ def compile(source: str, defines: Defines, architecture: int, kernels: Path = KE
     return Cubin(result.raw, seconds)
 
 
-def figures(plan: Plan, architecture: int = 90, kernels: Path = KERNELS) -> Figures:
-    """Compile a plan's kernel and read its machine code."""
-    cubin = compile(plan.source, plan.defines, architecture, kernels)
+def resources(plan: Plan, architecture: int = 90, kernels: Path = KERNELS) -> Resources:
+    """Compile a plan's kernel and read what it asks for."""
+    return _resources(plan, architecture, compile(plan.source, plan.defines, architecture, kernels))
+
+
+def _resources(plan: Plan, architecture: int, cubin: Cubin) -> Resources:
     usage = _read(cubin, "cuobjdump", "-res-usage")
     found = re.search(rf"Function {plan.symbol}:\s*REG:(\d+) STACK:(\d+) SHARED:(\d+)", usage)
     if not found:
@@ -166,11 +179,18 @@ def figures(plan: Plan, architecture: int = 90, kernels: Path = KERNELS) -> Figu
     registers, stack_bytes, shared_bytes = map(int, found.groups())
     if shared_bytes and architecture >= 90:
         shared_bytes -= RESERVED_SHARED_BYTES
+    return Resources(registers, stack_bytes, shared_bytes)
+
+
+def figures(plan: Plan, architecture: int = 90, kernels: Path = KERNELS) -> Figures:
+    """Compile a plan's kernel and read its machine code."""
+    cubin = compile(plan.source, plan.defines, architecture, kernels)
+    needed = _resources(plan, architecture, cubin)
     main, loops = _walks(_instructions(_read(cubin, "nvdisasm", "-c"), plan.symbol))
     return Figures(
-        registers,
-        stack_bytes,
-        shared_bytes,
+        needed.registers,
+        needed.stack_bytes,
+        needed.shared_bytes,
         main.instructions,
         main.loads,
         main.phases,

@@ -1,0 +1,273 @@
+"""Random calls for the planner, extreme ones too: described, never computed.
+
+Sizes up to 2**62, strides in memory past 2**31, of either sign and zero, dilations of zero and beyond every image,
+kernels of one tap to thousands, every layout, dtype and fusion. None of them needs memory: a plan is made of integers.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from math import prod
+
+from gpufold.geometry import (
+    Axis,
+    BlocksGeometry,
+    Geometry,
+    PositionsGeometry,
+    SlidingGeometry,
+    SpaceGeometry,
+    array_geometry,
+)
+from gpufold.plan import ELEMENT_TYPES, H200, PLAIN, REDUCTIONS, WINDOWS, Device, Fusion, Operand, contiguous_strides
+from gpufold.planners import VARIANTS
+
+DEVICES = (
+    H200,
+    Device("a laptop's", (7, 5), multiprocessors=14, threads_per_multiprocessor=1024),
+    Device("a large one", (12, 0), multiprocessors=188, threads_per_multiprocessor=1536),
+    Device("of one multiprocessor", (8, 6), multiprocessors=1, threads_per_multiprocessor=1536),
+    Device("of one thread, that says no bandwidth", (9, 0), 1, threads_per_multiprocessor=1, copy_bandwidth=0.0),
+)
+
+
+@dataclass(frozen=True)
+class Call:
+    """The arguments of `gpufold.planners.choose` but the variant."""
+
+    operation: str
+    geometry: Geometry
+    dtype: str
+    input: Operand
+    output: Operand
+    device: Device
+    deterministic: bool
+    fusion: Fusion
+
+    @property
+    def has_elements(self) -> bool:
+        """Whether the call launches anything."""
+        return 0 not in (*self.input.shape, *self.output.shape)
+
+
+def random_call(rng: random.Random) -> Call:
+    """Draw a call: an everyday one, or one with something extreme."""
+    operation = rng.choice(tuple(VARIANTS))
+    extreme = rng.random() < 0.4
+    geometry, input, output = _GEOMETRIES[operation](rng, extreme)
+    dtype = rng.choice(tuple(ELEMENT_TYPES))
+    itemsize = ELEMENT_TYPES[dtype].itemsize
+    input, output = (_aligned(rng, operand, itemsize) for operand in (input, output))
+    return Call(
+        operation,
+        geometry,
+        dtype,
+        input,
+        output,
+        rng.choice(DEVICES),
+        rng.random() < 0.6,
+        _fusion(rng, operation, dtype, geometry),
+    )
+
+
+def _fusion(rng: random.Random, operation: str, dtype: str, geometry: Geometry) -> Fusion:
+    if isinstance(geometry, SpaceGeometry) or (operation != "add_blocks" and rng.random() < 0.4):
+        return PLAIN
+    kernel_size = geometry.kernel_size if isinstance(geometry, SlidingGeometry) else geometry.block_shape
+    averaged = ELEMENT_TYPES[dtype].weight != ""
+    window = rng.choice(WINDOWS) if averaged else "none"
+    if window == "full" and len(kernel_size) == 1:  # which counts as separable
+        window = "separable"
+    if operation in ("im2col", "array_to_blocks"):
+        return Fusion("sum", window)
+    if operation == "add_blocks":
+        return Fusion("sum", window, accumulate=True)
+    return Fusion(rng.choice(REDUCTIONS) if averaged else "sum", window, rng.random() < 0.4)
+
+
+# ---------------------------------------------------------------------------------------------
+# Numbers
+
+
+def _number(rng: random.Random, extreme: bool, small: int) -> int:
+    """Draw a number of at least 1: mostly small, and of any magnitude up to 2**62 in an extreme call."""
+    if extreme and rng.random() < 0.25:
+        return max(1, rng.choice((1 << rng.randint(0, 62), rng.getrandbits(rng.randint(1, 62)))) + rng.randint(-1, 1))
+    return rng.choice((1, 1, 2, 3, 4, 8, 16, rng.randint(1, small), rng.randint(1, small)))
+
+
+def _rank(rng: random.Random, extreme: bool) -> int:
+    return rng.choice((7, 9, 12, 20)) if extreme and rng.random() < 0.05 else rng.choice((1, 1, 2, 2, 2, 3, 3, 4, 5, 6))
+
+
+def _axis(rng: random.Random, extreme: bool, taps: int) -> Axis:
+    """Draw an axis with at least one block."""
+    size = rng.choice((_number(rng, extreme, 40), _number(rng, extreme, 600), rng.choice((4096, 65536))))
+    kernel = rng.choice((1, 2, 3, 4, 5, 7, 8, _number(rng, extreme, taps), _number(rng, extreme, 16 * taps)))
+    stride = rng.choice(
+        (1, 1, 2, 3, kernel, max(1, kernel // 2), _number(rng, extreme, 40), _number(rng, extreme, 600))
+    )
+    dilation = rng.choice((1, 1, 1, 1, 0, 2, 3, 6, _number(rng, extreme, 40)))
+    begin, end = (rng.choice((0, 0, 1, 2, kernel // 2, _number(rng, extreme, 40))) for _ in range(2))
+    missing = dilation * (kernel - 1) + 1 - (size + begin + end)
+    if missing > 0:
+        if rng.random() < 0.5:
+            size += missing
+        else:
+            end += missing
+    return Axis(size, kernel, stride, dilation, begin, end)
+
+
+def _lead(rng: random.Random, extreme: bool) -> int:
+    """Draw a batch or a number of channels."""
+    return (
+        rng.choice((0, 1, 1, 2, 3, 16, _number(rng, extreme, 300))) if rng.random() < 0.2 else _number(rng, extreme, 64)
+    )
+
+
+# ---------------------------------------------------------------------------------------------
+# Layouts
+
+
+def _laid_out(rng: random.Random, shape: tuple[int, ...], extreme: bool, readable: bool) -> Operand:
+    """Draw the strides of an array: contiguous, transposed, with gaps, turned, and broadcast where it is only read."""
+    if rng.random() < 0.5:
+        return Operand.contiguous(shape)
+    order = list(range(len(shape)))
+    if rng.random() < 0.6:
+        rng.shuffle(order)
+    strides, step = [0] * len(shape), rng.choice((1, 1, 1, 2, 3))
+    for axis in reversed(order):
+        strides[axis] = step
+        step *= max(1, shape[axis])
+        if rng.random() < 0.2:
+            step += rng.choice((1, 2, 8, 16, _number(rng, extreme, 600)))
+        if rng.random() < 0.1:
+            strides[axis] *= -1
+        if readable and rng.random() < 0.1:
+            strides[axis] = 0
+    return Operand(shape, tuple(strides))
+
+
+def _inside(rng: random.Random, shape: tuple[int, ...], first: int, second: int, third: int) -> Operand:
+    """Describe (*a, *b, *c), of so many axes, that lies in memory as (*a, *c, *b): a block's taps together."""
+    order = (*range(first), *range(first + second, first + second + third), *range(first, first + second))
+    inner = contiguous_strides(tuple(shape[axis] for axis in order))
+    strides = [0] * len(shape)
+    for axis, stride in zip(order, inner, strict=True):
+        strides[axis] = stride
+    return Operand(shape, tuple(strides))
+
+
+def _aligned(rng: random.Random, operand: Operand, itemsize: int) -> Operand:
+    """Draw the alignment of the first byte: that of an allocation, or of any element."""
+    alignment = 256 if rng.random() < 0.6 else rng.choice([step for step in (1, 2, 4, 8, 16, 32) if step >= itemsize])
+    return Operand(operand.shape, operand.strides, alignment)
+
+
+# ---------------------------------------------------------------------------------------------
+# Geometries, each with the arrays that a call has
+
+
+def _col2im(rng: random.Random, extreme: bool) -> tuple[SlidingGeometry, Operand, Operand]:
+    rank = _rank(rng, extreme)
+    axes = tuple(_axis(rng, extreme, {1: 600, 2: 40, 3: 8}.get(rank, 3)) for _ in range(rank))
+    geometry = SlidingGeometry(_lead(rng, extreme) if rng.random() < 0.8 else None, _lead(rng, extreme), axes)
+    if rng.random() < 0.3:
+        columns = _inside(rng, geometry.split_columns_shape, 2, rank, rank)
+    else:
+        columns = _laid_out(rng, geometry.columns_shape, extreme, True)
+    return geometry, columns, _laid_out(rng, geometry.image_shape, extreme, False)
+
+
+def _im2col(rng: random.Random, extreme: bool) -> tuple[SlidingGeometry, Operand, Operand]:
+    geometry, columns, _ = _col2im(rng, extreme)
+    if 0 in columns.strides:
+        columns = Operand.contiguous(columns.shape)
+    return geometry, _laid_out(rng, geometry.image_shape, extreme, True), columns
+
+
+def _blocks_to_array(rng: random.Random, extreme: bool) -> tuple[BlocksGeometry, Operand, Operand]:
+    lead = tuple(_lead(rng, extreme) for _ in range(rng.choice((0, 1, 1, 2, 2, 3, 4))))
+    axes = [_axis(rng, extreme, 40) for _ in range(_rank(rng, extreme))]
+    geometry = array_geometry(
+        (*lead, *(axis.size for axis in axes)),
+        tuple(min(axis.size, axis.kernel) for axis in axes),
+        tuple(axis.stride for axis in axes),
+    )
+    return (
+        geometry,
+        _laid_out(rng, geometry.blocks_shape, extreme, True),
+        _laid_out(rng, geometry.array_shape, extreme, False),
+    )
+
+
+def _array_to_blocks(rng: random.Random, extreme: bool) -> tuple[BlocksGeometry, Operand, Operand]:
+    geometry, _, _ = _blocks_to_array(rng, extreme)
+    return (
+        geometry,
+        _laid_out(rng, geometry.array_shape, extreme, True),
+        _laid_out(rng, geometry.blocks_shape, extreme, False),
+    )
+
+
+def _add_blocks(rng: random.Random, extreme: bool) -> tuple[PositionsGeometry, Operand, Operand]:
+    rank = _rank(rng, extreme)
+    lead = tuple(_lead(rng, extreme) for _ in range(rng.choice((0, 0, 1, 2, 3, 4))))
+    geometry = PositionsGeometry(
+        rng.choice((_number(rng, extreme, 10), _number(rng, extreme, 5000), rng.randint(0, 10**6))),
+        lead,
+        tuple(_number(rng, extreme, rng.choice((20, 600, 5000))) for _ in range(rank)),
+        tuple(_number(rng, extreme, rng.choice((8, 300))) for _ in range(rank)),
+    )
+    return (
+        geometry,
+        _laid_out(rng, geometry.blocks_shape, extreme, True),
+        _laid_out(rng, geometry.array_shape, extreme, False),
+    )
+
+
+def _space(rng: random.Random, extreme: bool) -> SpaceGeometry:
+    rank = _rank(rng, extreme)
+    block, begin, end, grid = [], [], [], []
+    for _ in range(rank):
+        block.append(rng.choice((1, 1, 2, 2, 3, 4, 8, 16, _number(rng, extreme, 40), _number(rng, extreme, 600))))
+        grid.append(rng.choice((_number(rng, extreme, 20), _number(rng, extreme, 600))))
+        extent = block[-1] * grid[-1]
+        begin.append(min(extent, rng.choice((0, 0, 0, 1, 2, _number(rng, extreme, 40)))))
+        end.append(min(extent - begin[-1], rng.choice((0, 0, 0, 1, 2, _number(rng, extreme, 40)))))
+    return SpaceGeometry(_lead(rng, extreme), *map(tuple, (block, begin, end, grid)))
+
+
+def _batch_to_space(rng: random.Random, extreme: bool) -> tuple[SpaceGeometry, Operand, Operand]:
+    geometry = _space(rng, extreme)
+    return (
+        geometry,
+        _laid_out(rng, geometry.batch_shape, extreme, True),
+        _laid_out(rng, geometry.space_shape, extreme, False),
+    )
+
+
+def _space_to_batch(rng: random.Random, extreme: bool) -> tuple[SpaceGeometry, Operand, Operand]:
+    geometry = _space(rng, extreme)
+    return (
+        geometry,
+        _laid_out(rng, geometry.space_shape, extreme, True),
+        _laid_out(rng, geometry.batch_shape, extreme, False),
+    )
+
+
+_GEOMETRIES = {
+    "col2im": _col2im,
+    "im2col": _im2col,
+    "blocks_to_array": _blocks_to_array,
+    "array_to_blocks": _array_to_blocks,
+    "add_blocks": _add_blocks,
+    "batch_to_space": _batch_to_space,
+    "space_to_batch": _space_to_batch,
+}
+
+
+def elements(call: Call) -> int:
+    """Count the elements of a call's larger array."""
+    return max(prod(call.input.shape), prod(call.output.shape))
