@@ -150,6 +150,27 @@ FAULTS = (
         PLANNER_LAW + "blocks_brought_with_their_divisors_fit_shared_memory[float16-kernel0-strides0-dilations0]",
     ),
     Fault(
+        "a call given up where the preferred variant refuses it",
+        f"{PLANNERS}/__init__.py",
+        "chain(PREFERENCES[operation](problem), others)",
+        "chain(PREFERENCES[operation](problem))",
+        PLANNER_LAW + "auto_serves_what_any_variant_serves_within_the_limits_of_a_gpu",
+    ),
+    Fault(
+        "atomic additions where their order matters",
+        f"{PLANNERS}/__init__.py",
+        "if plan.scatters and not any_order:",
+        "if plan.scatters and False:",
+        PLANNER_LAW + "an_order_that_matters_is_never_given_up",
+    ),
+    Fault(
+        "channels beyond 32 bits",
+        f"{PLANNERS}/positions.py",
+        "        seen.channels,\n        max(reach),",
+        "        max(reach),",
+        PLANNER_LAW + "channels_are_numbers_of_their_own",
+    ),
+    Fault(
         "the stride in place of the dilation",
         "kernels/col2im.cuh",
         "block_step = dilation[axis] / common",
