@@ -25,6 +25,9 @@
 #ifndef COLUMNS
 #define COLUMNS 128
 #endif
+#ifndef STAGED
+#define STAGED 1171
+#endif
 
 struct BlocksParameters : Parameters {
     Offset
@@ -55,10 +58,13 @@ template <int axis> __device__ constexpr Offset taps_from()
         return kernel[axis] * taps_from<axis + 1>();
 }
 
+static_assert(place_of(reaching_blocks * CHUNK * int(kernel[last])) < STAGED,
+              "there is a place for every tap of a chunk");
+
 struct Tile {
     Accumulator sums[PIXELS];
     Weight divisors[divides_by_taps ? PIXELS : 1];
-    Scalar staged[place_of(reaching_blocks * CHUNK * int(kernel[last])) + 1];
+    Scalar staged[STAGED];
 };
 
 // Consecutive rows of taps, by their number in lexicographic order.

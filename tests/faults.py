@@ -145,8 +145,8 @@ FAULTS = (
     Fault(
         "blocks and divisors beyond shared memory",
         f"{PLANNERS}/col2im.py",
-        "shared_bytes(rows) > MAX_SHARED_BYTES",
-        "shared_bytes(rows) > 2 * MAX_SHARED_BYTES",
+        "staged(rows)) > MAX_SHARED_BYTES",
+        "staged(rows)) > 2 * MAX_SHARED_BYTES",
         PLANNER_LAW + "blocks_brought_with_their_divisors_fit_shared_memory[float16-kernel0-strides0-dilations0]",
     ),
     Fault(

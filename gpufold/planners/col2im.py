@@ -466,18 +466,17 @@ def _tile_box(problem: Problem, pixels: int) -> Size:
     return (*box, width)
 
 
-def _blocks_shared_bytes(problem: Problem, pixels: int, taps: int) -> int:
-    """Count the bytes of a Tile of kernels/col2im_gather_blocks.cu with so many sums and room for so many taps."""
+def _blocks_shared_bytes(problem: Problem, pixels: int, staged: int) -> int:
+    """Count the bytes of a Tile of kernels/col2im_gather_blocks.cu with so many sums and places for staged taps."""
     seen, fusion = view(problem), problem.fusion
     divides_by_taps = fusion.reduction != "sum" and (
         fusion.window == "full" or (fusion.window == "separable" and len(seen.axes) == 1)
     )
-    places = taps + (taps // 32 if seen.axes[-1].kernel % 2 == 0 else 0) + 1
     end = alignment = 0
     for size, count in (
         (seen.element.accumulator_bytes, pixels),
         (_weight_bytes(problem), pixels if divides_by_taps else 1),
-        (seen.element.itemsize, places),
+        (seen.element.itemsize, staged),
     ):
         end = _multiple(end, size) + size * count
         alignment = max(alignment, size)
@@ -520,10 +519,11 @@ def gather_blocks(problem: Problem) -> Plan:
     pixels = BLOCKS_SUM_BYTES // max(4, itemsize)
     rows = BLOCKS_STAGED_BYTES // row_bytes
 
-    def shared_bytes(rows: int) -> int:
-        return _blocks_shared_bytes(problem, pixels, reaching * rows * row.kernel)
+    def staged(rows: int) -> int:
+        taps = reaching * rows * row.kernel
+        return taps + (taps // 32 if row.kernel % 2 == 0 else 0) + 1  # spread over the banks of shared memory
 
-    while rows > 1 and shared_bytes(rows) > MAX_SHARED_BYTES:
+    while rows > 1 and _blocks_shared_bytes(problem, pixels, staged(rows)) > MAX_SHARED_BYTES:
         rows -= 1
     chunk = -(-tap_rows // -(-tap_rows // rows))
     box = _tile_box(problem, pixels)
@@ -543,9 +543,9 @@ def gather_blocks(problem: Problem) -> Plan:
             _largest_offset(seen) + 2 * reaching * abs(seen.block_strides[-1]) + max(box),
             items,
         ),
-        defines={"CHUNK": chunk, "PIXELS": pixels, "COLUMNS": BLOCKS_COLUMNS},
+        defines={"CHUNK": chunk, "PIXELS": pixels, "COLUMNS": BLOCKS_COLUMNS, "STAGED": staged(chunk)},
         fields={"box": (("offset", len(box)), box)},
-        shared_bytes=shared_bytes(chunk),
+        shared_bytes=_blocks_shared_bytes(problem, pixels, staged(chunk)),
         reason=f"each thread block brings whole blocks through shared memory for {' x '.join(map(str, box))} pixels",
     )
 
