@@ -228,13 +228,14 @@ template <int bytes> inline Word<bytes> load_word_if(const void* address, bool g
 }
 #else
 template <int bytes> using AliasedWord = Word<bytes>;
-// A predicated load, never a branch: a thread has all its loads in flight before it waits for the first.
+// A predicated load, never a branch: a thread has all its loads in flight before it waits for the first. The
+// word is zeroed before the address is read, so it is marked (&) to share no register with it.
 template <int bytes> inline __device__ Word<bytes> load_word_if(const void* address, bool guard);
 template <> inline __device__ Word<1> load_word_if<1>(const void* address, bool guard)
 {
     unsigned word;
     asm("{.reg .pred p; setp.ne.b32 p, %2, 0; mov.b32 %0, 0; @p ld.global.nc.u8 %0, [%1];}"
-        : "=r"(word)
+        : "=&r"(word)
         : "l"(address), "r"(int(guard)));
     return static_cast<Word<1>>(word);
 }
@@ -242,7 +243,7 @@ template <> inline __device__ Word<2> load_word_if<2>(const void* address, bool 
 {
     unsigned word;
     asm("{.reg .pred p; setp.ne.b32 p, %2, 0; mov.b32 %0, 0; @p ld.global.nc.u16 %0, [%1];}"
-        : "=r"(word)
+        : "=&r"(word)
         : "l"(address), "r"(int(guard)));
     return static_cast<Word<2>>(word);
 }
@@ -250,7 +251,7 @@ template <> inline __device__ Word<4> load_word_if<4>(const void* address, bool 
 {
     Word<4> word;
     asm("{.reg .pred p; setp.ne.b32 p, %2, 0; mov.b32 %0, 0; @p ld.global.nc.u32 %0, [%1];}"
-        : "=r"(word)
+        : "=&r"(word)
         : "l"(address), "r"(int(guard)));
     return word;
 }
@@ -258,7 +259,7 @@ template <> inline __device__ Word<8> load_word_if<8>(const void* address, bool 
 {
     Word<8> word;
     asm("{.reg .pred p; setp.ne.b32 p, %2, 0; mov.b64 %0, 0; @p ld.global.nc.u64 %0, [%1];}"
-        : "=l"(word)
+        : "=&l"(word)
         : "l"(address), "r"(int(guard)));
     return word;
 }
@@ -267,7 +268,7 @@ template <> inline __device__ Word<16> load_word_if<16>(const void* address, boo
     Word<16> word;
     asm("{.reg .pred p; setp.ne.b32 p, %3, 0; mov.b64 %0, 0; mov.b64 %1, 0; "
         "@p ld.global.nc.v2.u64 {%0, %1}, [%2];}"
-        : "=l"(word.low), "=l"(word.high)
+        : "=&l"(word.low), "=&l"(word.high)
         : "l"(address), "r"(int(guard)));
     return word;
 }

@@ -26,6 +26,7 @@ FUSIONS = "tests/test_fusions.py::test_"
 DASK = "tests/test_dask.py::test_"
 PLANNER_LAW = "tests/test_planner_law.py::test_"
 FIGURES = "tests/test_figures.py::test_"
+SOURCES = "tests/test_sources.py::test_"
 NUMPY_PATH = "tests/test_operations.py::test_"
 
 
@@ -61,6 +62,16 @@ FAULTS = (
         "    return __dmul_rn(a, b);",
         "    return a * b;",
         FIGURES + "machine_code_rounds_products_before_it_adds_them[float64]",
+    ),
+    # --- kernels: inline PTX
+    Fault(
+        "a word zeroed in the register of its address",
+        "kernels/common.cuh",
+        """mov.b64 %0, 0; @p ld.global.nc.u64 %0, [%1];}"
+        : "=&l"(word)""",
+        """mov.b64 %0, 0; @p ld.global.nc.u64 %0, [%1];}"
+        : "=l"(word)""",
+        SOURCES + "outputs_of_inline_ptx_share_no_register_with_inputs_read_after_them[common.cuh]",
     ),
     # --- kernels: barriers
     Fault(
