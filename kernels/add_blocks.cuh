@@ -47,7 +47,7 @@ inline __device__ bool meets(long long position, Offset block, Offset begin, Off
 struct TapWeight {
     Weight factor[separable ? positioned : 1];
 
-    __device__ TapWeight() = default;
+    TapWeight() = default;
     __device__ TapWeight(const Offset (&tap)[rank], bool exists, const Weights& window, const Parameters& p)
     {
         Offset number = 0;

@@ -38,10 +38,18 @@ def no_cuda_compiler() -> str | None:
     return hostcuda.cubin.unavailable()
 
 
+def no_nvcc() -> str | None:
+    """Why tests of marker `nvcc` cannot run, or None."""
+    import hostcuda
+
+    return hostcuda.nvcc.unavailable()
+
+
 def pytest_configure(config):
     config.addinivalue_line("markers", "gpu: needs a CUDA device and CuPy")
     config.addinivalue_line("markers", "hostcuda: runs the kernels on the CPU, which needs g++")
     config.addinivalue_line("markers", "nvrtc: compiles the kernels for GPUs, which needs NVRTC and cuobjdump")
+    config.addinivalue_line("markers", "nvcc: compiles the kernels by nvcc, of a wheel or on the PATH")
     config.addinivalue_line("markers", "peer(name): compares with another library, by its module's name")
     config.addinivalue_line("markers", "many: a longer run of random problems, with --many")
 
@@ -51,7 +59,7 @@ def pytest_addoption(parser):
 
 
 def pytest_collection_modifyitems(config, items):
-    checks = {"gpu": no_gpu, "hostcuda": no_compiler, "nvrtc": no_cuda_compiler}
+    checks = {"gpu": no_gpu, "hostcuda": no_compiler, "nvrtc": no_cuda_compiler, "nvcc": no_nvcc}
     answers = {}
     kept, dropped = [], []
     for item in items:

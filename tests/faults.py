@@ -63,7 +63,7 @@ FAULTS = (
         "    return a * b;",
         FIGURES + "machine_code_rounds_products_before_it_adds_them[float64]",
     ),
-    # --- kernels: inline PTX
+    # --- kernels: inline PTX and annotations
     Fault(
         "a word zeroed in the register of its address",
         "kernels/common.cuh",
@@ -72,6 +72,13 @@ FAULTS = (
         """mov.b64 %0, 0; @p ld.global.nc.u64 %0, [%1];}"
         : "=l"(word)""",
         SOURCES + "outputs_of_inline_ptx_share_no_register_with_inputs_read_after_them[common.cuh]",
+    ),
+    Fault(
+        "an annotation that nvcc ignores",
+        "kernels/add_blocks.cuh",
+        "    TapWeight() = default;",
+        "    __device__ TapWeight() = default;",
+        SOURCES + "nvcc_warns_of_nothing_where_a_kernel_is_compiled_on_its_own[add_blocks_gather.cu-90]",
     ),
     # --- kernels: barriers
     Fault(

@@ -1,11 +1,14 @@
-"""What the text of the kernels must hold to, whatever a compiler makes of it today."""
+"""What the text of the kernels must hold to, whatever a compiler makes of it today, and what nvcc warns of."""
 
 from __future__ import annotations
 
+import random
 import re
 
 import pytest
+from test_figures import SOURCES, specialisations
 
+import hostcuda
 from gpufold.sources import KERNELS
 
 TEXTS = sorted(path.name for path in KERNELS.glob("*.cu*"))
@@ -61,3 +64,18 @@ def test_an_output_that_may_share_an_input_register_is_found():
     assert not clobbered(["add.rn.f32 %0, %1, %2"], ["=f"], ["f", "f"])
     pair = ["mov.b64 %0, 0", "@p ld.global.nc.v2.u64 {%0, %1}, [%2]", "mov.b32 %0, %3"]
     assert clobbered(pair, ["=l", "=l"], ["l", "r"]) == {0, 1}
+
+
+@pytest.mark.nvcc
+@pytest.mark.parametrize("architecture", hostcuda.cubin.ARCHITECTURES)
+@pytest.mark.parametrize("source", SOURCES)
+def test_nvcc_warns_of_nothing_where_a_kernel_is_compiled_on_its_own(source, architecture):
+    assert hostcuda.nvcc.compile(source, (), architecture)
+
+
+@pytest.mark.nvcc
+@pytest.mark.parametrize("source", SOURCES)
+def test_nvcc_warns_of_nothing_in_a_specialisation(source):
+    rng = random.Random(source)
+    for defines in rng.sample(specialisations()[source], 2):
+        assert hostcuda.nvcc.compile(source, defines, rng.choice(hostcuda.cubin.ARCHITECTURES)), defines

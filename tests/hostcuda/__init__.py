@@ -6,6 +6,7 @@
     launch(source, symbol, ...)                the same for a kernel without a plan
     traffic(plan, input, output)               what it asked of the memory system
     cubin.figures(plan, 90)                    registers, instructions and waits, from its machine code for an H200
+    nvcc.compile(source, defines, 90)         what nvcc warns of
     predict(plan, traffic, figures)            how long it would take, by the model of prediction.py
     -p hostcuda.standin                        a plugin of pytest: GPU tests run on the CPU, on a stand-in for CuPy
 
@@ -36,7 +37,7 @@ a CPU keeps). Copies by memcpy of a size unknown to the compiler are not observe
 cp.async, cooperative groups and __activemask do not compile. Linux only.
 """
 
-from . import cubin
+from . import cubin, nvcc
 from .build import BuildError, unavailable
 from .counting import Requests, Traffic, traffic
 from .cubin import Figures, figures
@@ -55,6 +56,7 @@ __all__ = [
     "cubin",
     "figures",
     "launch",
+    "nvcc",
     "predict",
     "run",
     "traffic",

@@ -91,7 +91,7 @@ class Figures:
 
 
 @cache
-def _file_of_wheel(wheel: str, pattern: str) -> Path | None:
+def file_of_wheel(wheel: str, pattern: str) -> Path | None:
     try:
         files = importlib.metadata.files(wheel) or []
     except importlib.metadata.PackageNotFoundError:
@@ -101,14 +101,14 @@ def _file_of_wheel(wheel: str, pattern: str) -> Path | None:
 
 @cache
 def _tool(name: str) -> str:
-    found = _file_of_wheel(f"nvidia-cuda-{name}", name)
+    found = file_of_wheel(f"nvidia-cuda-{name}", name)
     return str(found) if found else shutil.which(name) or name
 
 
 @cache
 def unavailable() -> str | None:
     """Why kernels cannot be compiled on this machine, or None if they can."""
-    if cuda_headers() is None or _file_of_wheel("nvidia-cuda-nvrtc", r"libnvrtc\.so\.\d+") is None:
+    if cuda_headers() is None or file_of_wheel("nvidia-cuda-nvrtc", r"libnvrtc\.so\.\d+") is None:
         return "compiling needs NVRTC and CUDA's headers: pip install nvidia-cuda-nvrtc nvidia-cuda-runtime"
     for name in ("cuobjdump", "nvdisasm"):
         if shutil.which(_tool(name)) is None:
@@ -121,8 +121,8 @@ def _nvrtc() -> ctypes.CDLL:
     if reason := unavailable():
         raise CompileError(reason)
     # NVRTC looks for its builtins by name only, and finds them when they are loaded already.
-    ctypes.CDLL(str(_file_of_wheel("nvidia-cuda-nvrtc", r"libnvrtc-builtins\.so[.\d]+")))
-    return ctypes.CDLL(str(_file_of_wheel("nvidia-cuda-nvrtc", r"libnvrtc\.so\.\d+")))
+    ctypes.CDLL(str(file_of_wheel("nvidia-cuda-nvrtc", r"libnvrtc-builtins\.so[.\d]+")))
+    return ctypes.CDLL(str(file_of_wheel("nvidia-cuda-nvrtc", r"libnvrtc\.so\.\d+")))
 
 
 def options(defines: Defines, architecture: int, kernels: Path, flush: bool) -> list[str]:
