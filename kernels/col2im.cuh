@@ -248,8 +248,8 @@ __device__ Share share_of(const Taps (&taps)[rank], const Weights& window, const
     } else {
         Share share = 0;
 #pragma unroll(4)
-        for (int number = 0; number < int(Pattern<axis>::taps); ++number) {
-            trace_iteration(number);
+        for (Offset number = 0; number < Pattern<axis>::taps; ++number) {
+            trace_iteration(int(number));
             share = add_share<axis>(share, taps[axis].tap + number * Pattern<axis>::tap_step,
                                     taps[axis].template exists<axis>(number, p), window);
         }
@@ -281,19 +281,19 @@ inline __device__ Accumulator on(Scalar before, Accumulator pixel)
 
 // Visits the taps of the axes [axis, end) that land on a pixel in lexicographic order, each with `loads`
 // loads: visit(offset in the columns, whether it exists, number of the tap, its weight so far).
-template <int axis, int end, int loads, typename Visit>
+template <int axis, int end, Offset loads, typename Visit>
 __device__ void for_each_tap(const Taps (&taps)[rank], const Parameters& p, const Weights& window,
                              Offset offset, bool exists, int iteration, TapWeight weight, const Visit& visit)
 {
     if constexpr (axis == end) {
         visit(offset, exists, iteration, weight);
     } else {
-        constexpr int count = Pattern<axis>::taps;
+        constexpr Offset count = Pattern<axis>::taps;
         constexpr int looped = looped_axes<end - 1>(loads * element_registers);
         constexpr bool loop = axis < looped;
         constexpr bool skip = loop && (axis + 1 < end || loads >= looped_loads);
 #pragma unroll(skip ? 1 : loop ? looped_loads / loads : count)
-        for (int number = 0; number < count; ++number) {
+        for (Offset number = 0; number < count; ++number) {
             const bool found = taps[axis].template exists<axis>(number, p);
             if (skip && !found)
                 continue;
@@ -301,7 +301,7 @@ __device__ void for_each_tap(const Taps (&taps)[rank], const Parameters& p, cons
                                                       exists && found, window);
             for_each_tap<axis + 1, end, loads>(taps, p, window,
                                                offset + taps[axis].offset + number * p.tap_step_stride[axis],
-                                               exists && found, iteration * count + number, here, visit);
+                                               exists && found, int(iteration * count + number), here, visit);
         }
     }
 }

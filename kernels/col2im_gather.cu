@@ -36,7 +36,8 @@ struct GatherParameters : Parameters {
                          // rows
 };
 
-__device__ constexpr int floor_divide(int a, int b)
+// As wide as offsets: a tap may land further from its block than an int counts.
+__device__ constexpr Offset floor_divide(Offset a, Offset b)
 {
     return a >= 0 ? a / b : -((b - 1 - a) / b);
 }
@@ -44,8 +45,8 @@ __device__ constexpr int floor_divide(int a, int b)
 // Where in its cell a tap of the last axis lands.
 __device__ constexpr int pixel_of(int tap)
 {
-    const int pixel = tap * dilation[last] - phase;
-    return pixel - floor_divide(pixel, cell) * cell;
+    const Offset pixel = tap * dilation[last] - phase;
+    return int(pixel - floor_divide(pixel, cell) * cell);
 }
 
 template <int word> using StoredWord = AliasedWord<word * sizeof(Scalar)>;

@@ -45,7 +45,7 @@ constexpr int loads_at_once = (most_loads + parts - 1) / parts;
 
 // Where elements are staged: threads that read the same tap of neighbouring blocks meet in few banks. Blocks
 // of an odd number of taps are apart as they are.
-__device__ constexpr int place_of(int element)
+__device__ constexpr Offset place_of(Offset element)
 {
     return kernel[last] % 2 == 0 ? element + element / 32 : element;
 }
@@ -148,15 +148,15 @@ __device__ void add_staged(const Worker& w, const Offset (&block)[rank], Rows ro
     using pattern = Pattern<last>;
     constexpr int count = pattern::taps;
     const int length = int(rows.end - rows.first) * int(kernel[last]);
-    const int step = int(pattern::tap_step) - int(pattern::block_step) * length;
-    const int first = int(w.row.block - w.first_block) * length + int(w.row.tap);
+    const Offset step = pattern::tap_step - pattern::block_step * length;
+    const Offset first = (w.row.block - w.first_block) * length + w.row.tap;
     for (Offset number = rows.first + w.group; number < rows.end; number += w.groups) {
         TapWeight outer{};
         const int row = row_of(w, block, number, outer);
         if (row < 0)
             continue;
         const int pixel = row * int(w.p.box[last]) + w.column;
-        const int element = first + int(number - rows.first) * int(kernel[last]);
+        const Offset element = first + (number - rows.first) * kernel[last];
         Accumulator sum = w.tile.sums[pixel];
         Weight divisor = divides_by_taps ? w.tile.divisors[pixel] : 0;
 #pragma unroll(count <= 32 ? count : 8)

@@ -51,7 +51,7 @@ __device__ void gather_phases(const Scalar* __restrict__ columns, Scalar* __rest
 
     __shared__ Tiled::type tile[planes][32 * cells][phases | 1];
     using pattern = Pattern<last>;
-    constexpr int row_taps = pattern::taps;
+    constexpr Offset row_taps = pattern::taps;
     constexpr int loads = planes * cells; // per tap
     constexpr int unrolled =
         row_taps * loads * element_registers <= unrolled_registers ? row_taps : looped_loads / loads;
@@ -65,7 +65,7 @@ __device__ void gather_phases(const Scalar* __restrict__ columns, Scalar* __rest
             taps, p, window, row.offset, true, phase / warps, {},
             [&](Offset offset, bool exists, int iteration, const TapWeight& outer) {
 #pragma unroll(unrolled)
-                for (int number = 0; number < row_taps; ++number) {
+                for (Offset number = 0; number < row_taps; ++number) {
                     const bool found = exists && row.in_kernel<last>(number);
                     const Offset block = row.block - number * pattern::block_step;
                     const Offset tap_offset = offset + number * p.tap_step_stride[last];
@@ -77,7 +77,8 @@ __device__ void gather_phases(const Scalar* __restrict__ columns, Scalar* __rest
                     for (int plane = 0; plane < planes; ++plane)
 #pragma unroll
                         for (int i = 0; i < cells; ++i) {
-                            trace_iteration(((iteration * row_taps + number) * planes + plane) * cells + i);
+                            trace_iteration(
+                                int(((iteration * row_taps + number) * planes + plane) * cells + i));
                             elements[plane][i] =
                                 load_if(plane_columns[plane] + (tap_offset + 32 * i * p.block_stride[last]),
                                         found && within(block + 32 * i, p.blocks[last]));
@@ -98,7 +99,7 @@ __device__ void gather_phases(const Scalar* __restrict__ columns, Scalar* __rest
             const Share outer = share_of<0, last>(taps, window, p);
             Share shares[cells] = {};
 #pragma unroll(unrolled)
-            for (int number = 0; number < row_taps; ++number)
+            for (Offset number = 0; number < row_taps; ++number)
 #pragma unroll
                 for (int i = 0; i < cells; ++i)
                     shares[i] = add_share<last>(

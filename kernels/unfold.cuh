@@ -28,9 +28,9 @@ constexpr int spatial_rank = SPATIAL_RANK;
 constexpr int last_axis = spatial_rank - 1;
 constexpr int unweighted =
     spatial_rank - Weights::count; // axes in front for which a separable window has none
-constexpr int kernel_width = KERNEL_WIDTH;
+constexpr Offset kernel_width = KERNEL_WIDTH;
 constexpr int chunk_taps = CHUNK_TAPS;
-constexpr int chunks_per_row = (kernel_width + chunk_taps - 1) / chunk_taps;
+constexpr Offset chunks_per_row = (kernel_width + chunk_taps - 1) / chunk_taps;
 constexpr bool last_chunk_is_short = kernel_width % chunk_taps != 0;
 
 struct Parameters {
@@ -94,7 +94,7 @@ inline __device__ Block this_block(const Scalar* image, Scalar* columns, const P
 struct Chunk {
     bool inside;         // the axes but the last
     Offset image_offset; // from tap 0 to the same tap of the last axis here
-    int first_tap;       // of the last axis
+    Offset first_tap;    // of the last axis
     Offset columns_tap;  // the chunk's first tap, counted through all axes
     Weight weight;       // separable: of the axes but the last
     Offset row_weights;  // else: where in the window the weights of its row of taps are
@@ -105,7 +105,7 @@ inline __device__ Chunk chunk_of(const Block& block, Offset number, const Weight
 {
     Chunk chunk;
     Offset row = number / chunks_per_row;
-    chunk.first_tap = int(number - row * chunks_per_row) * chunk_taps;
+    chunk.first_tap = (number - row * chunks_per_row) * chunk_taps;
     chunk.columns_tap = row * kernel_width + chunk.first_tap;
     chunk.inside = block.exists;
     chunk.image_offset = 0;
@@ -135,7 +135,7 @@ inline __device__ void keep(Scalar*& address)
 #endif
 }
 
-inline __device__ bool in_row(int tap)
+inline __device__ bool in_row(Offset tap)
 {
     return !last_chunk_is_short || tap < kernel_width;
 }

@@ -131,6 +131,21 @@ CASES = (
     Case("rank-5", (2, 3, 2, 3, 4), (1, 2, 2, 1, 3), 1, 1, (0, 1, 0, 0, 1), (0, 0, 1, 0, 1), batch=1, channels=1),
 )
 
+FAR_CASES = (
+    Case("taps-past-32-bits", (5,), (3,), 1, 2**31 + 1, 2**31 + 1, 2**31 + 1),
+    Case("taps-twice-as-far", (3, 7), (2, 3), 1, (1, 2**32 + 2), (0, 2**32 + 2), (0, 2**32 + 2)),
+    Case("taps-past-32-bits-at-a-stride", (9,), (3,), 3, 2**31 + 3, 2**31 + 2, 2**31 + 7),
+    Case("outer-taps-past-32-bits", (5, 4), (3, 2), 1, (2**31 + 1, 1), (2**31 + 1, 1), (2**31 + 1, 0)),
+    Case("blocks-far-apart", (5,), (2,), 2**31 - 1, 1, 2**31 - 2, 2**31 - 1),
+    Case("blocks-and-taps-far-apart", (5,), (3,), 2**31 + 1, 2**32 + 2, 2**32 + 1, 2**33 + 4),
+    Case(
+        "blocks-and-taps-apart-by-a-third", (5, 3), (1, 5), (1, 3 * 2**31), (1, 2**32), (0, 3 * 2**32), (0, 3 * 2**32)
+    ),
+    Case("one-tap-of-a-far-dilation", (5, 4), (1, 2), 1, (2**36, 1)),
+    Case("blocks-beside-far-taps", (5,), (2,), 20_000, 200_001, 200_001, 200_001),
+)
+"""Distances between taps, or blocks, that no 32 bits hold, of few of each."""
+
 EMPTY_CASES = (
     Case("no-batch", (4, 5), (2, 2), batch=0),
     Case("no-channels", (4, 5), (2, 2), channels=0),

@@ -63,6 +63,35 @@ FAULTS = (
         "    return a * b;",
         FIGURES + "machine_code_rounds_products_before_it_adds_them[float64]",
     ),
+    # --- kernels: numbers past 32 bits
+    Fault(
+        "a tap's place cut to 32 bits",
+        "kernels/col2im_gather.cu",
+        "__device__ constexpr Offset floor_divide(Offset a, Offset b)",
+        "__device__ constexpr int floor_divide(int a, int b)",
+        COL2IM + "taps_and_blocks_may_be_far_apart[taps-past-32-bits-plain]",
+    ),
+    Fault(
+        "a tap's pixel cut to 32 bits",
+        "kernels/col2im_gather.cu",
+        "    const Offset pixel = tap * dilation[last] - phase;",
+        "    const int pixel = tap * dilation[last] - phase;",
+        COL2IM + "taps_and_blocks_may_be_far_apart[taps-past-32-bits-at-a-stride-plain]",
+    ),
+    Fault(
+        "the taps of a row cut to 32 bits",
+        "kernels/unfold.cuh",
+        "constexpr Offset kernel_width = KERNEL_WIDTH;",
+        "constexpr int kernel_width = KERNEL_WIDTH;",
+        SOURCES + "no_number_that_is_compiled_in_is_cut_to_32_bits[rows-of-many-taps-im2col]",
+    ),
+    Fault(
+        "the blocks of taps that do not exist taken for near ones",
+        f"{PLANNERS}/col2im.py",
+        "max(tap_step(axis), block_step(axis))",
+        "tap_step(axis)",
+        COL2IM + "taps_and_blocks_may_be_far_apart[blocks-beside-far-taps-sanitized]",
+    ),
     # --- kernels: inline PTX and annotations
     Fault(
         "a word zeroed in the register of its address",
@@ -198,8 +227,8 @@ FAULTS = (
     Fault(
         "the phase added where it is subtracted",
         "kernels/col2im_gather.cu",
-        "const int pixel = tap * dilation[last] - phase;",
-        "const int pixel = tap * dilation[last] + phase;",
+        "const Offset pixel = tap * dilation[last] - phase;",
+        "const Offset pixel = tap * dilation[last] + phase;",
         COL2IM + "every_variant_is_the_definition[stride-equals-kernel-padded]",
     ),
     Fault(

@@ -12,7 +12,7 @@ from math import prod
 
 import numpy as np
 import pytest
-from cases import CASES, DTYPES, FUSIONS, INEXACT, Case, assert_same_bits, values, window_of
+from cases import CASES, DTYPES, FAR_CASES, FUSIONS, INEXACT, Case, assert_same_bits, values, window_of
 from moves import ONE_THREAD, operand
 
 import gpufold
@@ -93,6 +93,18 @@ def test_every_variant_is_the_definition(case):
     dtype = DTYPES[[*CASES, *LARGE_STRIDE_CASES, *STAGED_CASES].index(case) % len(DTYPES)]
     check_variants(case, dtype)
     check_variants(case, dtype, H200, names=("auto",))
+
+
+@pytest.mark.parametrize("mode", ["plain", "sanitized"])
+@pytest.mark.parametrize("case", FAR_CASES, ids=str)
+def test_taps_and_blocks_may_be_far_apart(case, mode):
+    columns = values(case.columns_shape, np.float32)
+    assert_same_bits(
+        gpufold.col2im(columns, case.output_size, case.kernel_size, **case.arguments), case.col2im(columns), case
+    )
+    launches_few = case.arguments["strides"][-1] < 2**20  # a thread block for every 32 phases of a stride
+    names = [variant for variant in (*VARIANTS, "auto") if launches_few or variant != "gather_phases"]
+    check_variants(case, np.float32, H200, mode, names)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -372,6 +384,7 @@ def test_extents_never_change_what_is_compiled():
         ("gather_phases", (128_000,), (400,), {"batch": 8, "strides": 160}),
         ("gather_phases", (1024, 1024), (40, 40), {"batch": 8, "strides": 8}),
         ("gather_pixels", (1024, 1024), (40, 40), {"batch": 8}),
+        ("gather_pixels", (5,), (2,), {"strides": 2**31 - 1, "pads_begin": 2**31}),
         ("gather_pixels", (512, 512), (16, 16), {"channels": 3, "strides": 16, "steps": (1, 1, 768)}),
         ("split", (64, 64), (32, 32), {}),
         ("split", (64, 64), (32, 32), {"dtype": "int8"}),

@@ -7,9 +7,10 @@ import itertools
 import definition
 import numpy as np
 import pytest
-from cases import CASES, INEXACT, Case, assert_same_bits, random_case, values, window_of
+from cases import CASES, FAR_CASES, INEXACT, Case, assert_same_bits, random_case, values, window_of
 from moves import DEVICES, DTYPES, ONE_THREAD, check, operand, random_bits
 
+import gpufold
 import hostcuda
 from gpufold import plan as planning
 from gpufold import planners
@@ -65,6 +66,15 @@ def check_case(case, dtype, seed=0):
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_every_variant_is_the_definition(case):
     check_case(case, DTYPES[CASES.index(case) % len(DTYPES)])
+
+
+@pytest.mark.parametrize("case", FAR_CASES, ids=str)
+def test_taps_and_blocks_may_be_far_apart(case):
+    image = values(case.image_shape, np.float32)
+    want = want_of(case, image)
+    assert_same_bits(gpufold.im2col(image, case.kernel_size, **case.arguments), want, case)
+    for mode, variant in itertools.product(("plain", "sanitized"), ("auto", *variants_for(case.kernel_size))):
+        check("im2col", geometry_of(case), image, want, variant, mode=mode)
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "float32"])

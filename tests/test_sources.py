@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import random
 import re
+from contextlib import suppress
 
 import pytest
+from cases import Case
 from test_figures import SOURCES, specialisations
 
 import hostcuda
+from gpufold.geometry import columns_geometry
+from gpufold.plan import H200, Operand, Unsupported
+from gpufold.planners import choose, variants
 from gpufold.sources import KERNELS
 
 TEXTS = sorted(path.name for path in KERNELS.glob("*.cu*"))
@@ -71,6 +76,34 @@ def test_an_output_that_may_share_an_input_register_is_found():
 @pytest.mark.parametrize("source", SOURCES)
 def test_nvcc_warns_of_nothing_where_a_kernel_is_compiled_on_its_own(source, architecture):
     assert hostcuda.nvcc.compile(source, (), architecture)
+
+
+FAR = 2**31 + 1
+
+FAR_CASES = (
+    Case("taps-far-apart", (5, 5), (2, 3), 1, FAR, FAR, FAR),
+    Case("rows-of-many-taps", (2, FAR + 3), (2, FAR)),
+    Case("many-rows-of-taps", (FAR + 3, 4), (FAR, 2)),
+)
+
+
+@pytest.mark.nvcc
+@pytest.mark.parametrize("operation", ["col2im", "im2col"])
+@pytest.mark.parametrize("case", FAR_CASES, ids=str)
+def test_no_number_that_is_compiled_in_is_cut_to_32_bits(case, operation):
+    """nvcc warns of constants that change by a conversion."""
+    geometry = columns_geometry(case.columns_shape, case.output_size, case.kernel_size, **case.arguments)
+    operands = Operand.contiguous(geometry.columns_shape), Operand.contiguous(geometry.image_shape)
+    compiled = 0
+    for variant in variants(operation):
+        with suppress(Unsupported):
+            plan = choose(
+                operation, geometry, "float32", *operands[:: 1 if operation == "col2im" else -1], H200, variant
+            )
+            assert dict(plan.defines)["OFFSET"] == "long long"
+            assert hostcuda.nvcc.compile(plan.source, plan.defines, 90)
+            compiled += 1
+    assert compiled >= 3
 
 
 @pytest.mark.nvcc

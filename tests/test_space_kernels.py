@@ -73,6 +73,12 @@ def check_case(operation, case, dtype, seed=0):
     return served
 
 
+def test_blocks_of_more_rows_than_a_grid_has_are_served():
+    case = SpaceCase("wider-than-a-grid", (2**21, 2, 1), (1, 1, 2**21), (0, 0, 5), (0, 0, 2**21 - 12))
+    geometry, data, want = problem("batch_to_space", case, "uint8")
+    assert check("batch_to_space", geometry, data, want, "auto").variant == "index_map"
+
+
 @pytest.mark.parametrize("operation", OPERATIONS)
 @pytest.mark.parametrize("case", SPACE_CASES, ids=str)
 def test_every_variant_is_the_definition(operation, case):

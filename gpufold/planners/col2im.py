@@ -79,7 +79,7 @@ def view(problem: Problem) -> View:
     """Name every stride and collapse batch and channels into one run of planes where the strides allow it."""
     geometry = problem.geometry
     assert isinstance(geometry, SlidingGeometry)
-    axes, rank = geometry.axes, len(geometry.axes)
+    axes, rank = tuple(map(_with_dilation_of_one_tap, geometry.axes)), len(geometry.axes)
     batch, channels = 1 if geometry.batch is None else geometry.batch, geometry.channels
     if problem.input.shape == geometry.split_columns_shape:
         columns_batch, columns_channel, *strides = problem.input.strides
@@ -111,9 +111,19 @@ def view(problem: Problem) -> View:
     )
 
 
+def _with_dilation_of_one_tap(axis: Axis) -> Axis:
+    """Return the axis with dilation 1 where its kernel has a single tap, which no dilation moves."""
+    return replace(axis, dilation=1) if axis.kernel == 1 else axis
+
+
 def tap_step(axis: Axis) -> int:
     """Give the distance of two taps that land on one pixel of an axis."""
     return axis.stride // gcd(axis.stride, axis.dilation)
+
+
+def block_step(axis: Axis) -> int:
+    """Return the distance of their blocks."""
+    return axis.dilation // gcd(axis.stride, axis.dilation)
 
 
 def taps_per_pixel(axis: Axis) -> int:
@@ -125,14 +135,15 @@ def _largest_offset(view: View) -> int:
     """Bound what a kernel computes inside a plane, of taps that turn out not to exist too."""
     columns = sum(
         (axis.kernel + tap_step(axis)) * abs(tap_stride)
-        + (axis.blocks + 2 * (axis.dilated_kernel // axis.stride + 1)) * abs(block_stride)
+        + (axis.blocks + 2 * (axis.dilated_kernel // axis.stride + 1) + block_step(axis)) * abs(block_stride)
         for axis, tap_stride, block_stride in zip(view.axes, view.tap_strides, view.block_strides, strict=True)
     )
     image = span(tuple(axis.size + axis.stride for axis in view.axes), view.pixel_strides)
     padded = max(axis.padded_size + axis.stride + axis.dilated_kernel for axis in view.axes)
     taps = prod(axis.kernel for axis in view.axes)
     unrolled = MAX_UNROLLED * prod(map(taps_per_pixel, view.axes))
-    return max(columns, image, padded, taps, unrolled, view.channels, *(tap_step(axis) ** 2 for axis in view.axes))
+    steps = (tap_step(axis) * max(tap_step(axis), block_step(axis)) for axis in view.axes)
+    return max(columns, image, padded, taps, unrolled, view.channels, *steps)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -188,9 +199,7 @@ def _plan(
             f"but up to {max(map(taps_per_pixel, axes))} land on one"
         )
     steps = [
-        tap_step(axis) * tap_stride - axis.dilation // gcd(axis.stride, axis.dilation) * block_stride
-        if taps_per_pixel(axis) > 1
-        else 0
+        tap_step(axis) * tap_stride - block_step(axis) * block_stride if taps_per_pixel(axis) > 1 else 0
         for axis, tap_stride, block_stride in zip(axes, seen.tap_strides, seen.block_strides, strict=True)
     ]
     shared = (
@@ -657,6 +666,8 @@ def prefer(problem: Problem) -> Iterator[tuple[str, str]]:
             yield "gather_blocks", f"{closest}, which overlap densely"
         if row.stride >= PIXELS_MIN_STRIDE:
             yield "gather_pixels", closest
+    if row.stride > GATHER_MAX_STRIDE and row.stride > row.size:
+        yield "gather_pixels", f"a row of pixels is shorter than a stride of {row.stride}"
     if row.stride > GATHER_MAX_STRIDE:
         yield "gather_phases", f"a stride of {row.stride} is too many pixels for one thread"
     elif row.kernel > GATHER_MAX_KERNEL:
