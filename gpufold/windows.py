@@ -109,6 +109,7 @@ def weight_dtype(dtype: np.dtype[Any]) -> np.dtype[Any] | None:
 
 def weights_of_taps(kind: str, weights: tuple[npt.NDArray[Any], ...], kernel_size: Size) -> npt.NDArray[Any]:
     """Give the weight of every tap of a block, on the CPU; a separable window's axes multiply in their order."""
-    taps = reduce(np.multiply.outer, weights) if kind == "separable" else weights[0]
+    with np.errstate(all="ignore"):  # as in sums
+        taps = reduce(np.multiply.outer, weights) if kind == "separable" else weights[0]
     assert taps.size == prod(kernel_size)
     return taps.reshape(kernel_size)

@@ -168,7 +168,8 @@ constexpr int unweighted =
     rank - Weights::count; // axes in front, of one tap, for which a separable window has none
 
 // What a tap's element is multiplied with, as far as its axes are known: the product of their weights, or the
-// tap's number in the window. Of taps that do not exist no weight is read.
+// tap's number in the window. Of taps that do not exist no weight is read, and the product is zero: the
+// weights of their other axes must not count, for an infinite one times zero is not zero.
 struct TapWeight {
     Weight product;
     Offset number;
@@ -181,7 +182,7 @@ struct TapWeight {
             return {};
         } else {
             const Weight weight = load_if(window.of_axis[axis - unweighted] + tap, exists);
-            return {axis == unweighted ? weight : multiply(product, weight), 0};
+            return {axis == unweighted ? weight : multiply(or_zero(product, exists), weight), 0};
         }
     }
 
@@ -204,49 +205,60 @@ inline __device__ Weight divisor_of(Weight weight)
 constexpr bool divides_by_taps = averages && windowed && (!separable || rank == 1);
 constexpr bool divides_by_axes = averages && !divides_by_taps;
 
+struct Count {
+    Offset taps;
+
+    __device__ Count times(Count other) const { return {taps * other.taps}; }
+    explicit __device__ operator Weight() const { return Weight(taps); }
+};
+struct WeightSum {
+    Weight sum;
+    bool covers; // whether a tap landed, so that what none did on stays zero beside an infinite sum
+
+    __device__ WeightSum times(WeightSum other) const
+    {
+        const bool both = covers && other.covers;
+        return {both ? multiply(sum, other.sum) : Weight(0), both};
+    }
+    explicit __device__ operator Weight() const { return sum; }
+};
 template <bool weighted> struct ShareOf {
-    using type = Offset;
+    using type = Count;
 };
 template <> struct ShareOf<true> {
-    using type = Weight;
+    using type = WeightSum;
 };
 using Share = typename ShareOf<windowed>::type;
 
-inline __device__ Offset times(Offset a, Offset b)
-{
-    return a * b;
-}
-inline __device__ Weight times(Weight a, Weight b)
-{
-    return multiply(a, b);
-}
-
 // One more tap of an axis, where it exists.
-template <int axis, typename Number>
-__device__ Number add_share(Number share, Offset tap, bool exists, const Weights& window)
+template <int axis> __device__ Count add_share(Count share, Offset, bool exists, const Weights&)
 {
-    if constexpr (!windowed)
-        return share + exists;
-    else if constexpr (axis < unweighted)
-        return add(share, Weight(exists));
+    return {share.taps + exists};
+}
+template <int axis>
+__device__ WeightSum add_share(WeightSum share, Offset tap, bool exists, const Weights& window)
+{
+    const bool covers = share.covers || exists;
+    if constexpr (axis < unweighted)
+        return {add(share.sum, Weight(exists)), covers};
     else
-        return add(share, divisor_of(load_if(window.of_axis[axis - unweighted] + tap, exists)));
+        return {add(share.sum, divisor_of(load_if(window.of_axis[axis - unweighted] + tap, exists))), covers};
 }
 
 // The divisor of the axes up to this one, from that of the axes before.
 template <int axis> __device__ Share join(Share before, Share share)
 {
-    return axis == 0 ? share : times(before, share);
+    return axis == 0 ? share : before.times(share);
 }
 
 template <int axis = 0, int end>
 __device__ Share share_of(const Taps (&taps)[rank], const Weights& window, const Parameters& p,
-                          Share before = 0)
+                          Share before = {})
 {
     if constexpr (axis == end) {
         return before;
     } else {
-        Share share = 0;
+        Share share = {};
 #pragma unroll(4)
         for (Offset number = 0; number < Pattern<axis>::taps; ++number) {
             trace_iteration(int(number));

@@ -66,12 +66,18 @@ __device__ void gather_phases(const Scalar* __restrict__ columns, Scalar* __rest
             [&](Offset offset, bool exists, int iteration, const TapWeight& outer) {
 #pragma unroll(unrolled)
                 for (Offset number = 0; number < row_taps; ++number) {
-                    const bool found = exists && row.in_kernel<last>(number);
                     const Offset block = row.block - number * pattern::block_step;
+                    const bool found =
+                        exists && row.in_kernel<last>(number) && (cells > 1 || within(block, p.blocks[last]));
                     const Offset tap_offset = offset + number * p.tap_step_stride[last];
                     const Weight weight =
                         outer.along<last>(row.tap + number * pattern::tap_step, found, window)
                             .value(found, window);
+                    Weight weights[cells]; // zero where the cell's tap does not exist, as its element is
+#pragma unroll
+                    for (int i = 0; i < cells; ++i)
+                        weights[i] =
+                            cells == 1 ? weight : or_zero(weight, within(block + 32 * i, p.blocks[last]));
                     Scalar elements[planes][cells];
 #pragma unroll
                     for (int plane = 0; plane < planes; ++plane)
@@ -87,12 +93,12 @@ __device__ void gather_phases(const Scalar* __restrict__ columns, Scalar* __rest
                     for (int plane = 0; plane < planes; ++plane)
 #pragma unroll
                         for (int i = 0; i < cells; ++i)
-                            sums[plane][i] = add(sums[plane][i], weigh(widen(elements[plane][i]), weight));
+                            sums[plane][i] =
+                                add(sums[plane][i], weigh(widen(elements[plane][i]), weights[i]));
                     if constexpr (divides_by_taps)
 #pragma unroll
                         for (int i = 0; i < cells; ++i)
-                            if (found && within(block + 32 * i, p.blocks[last]))
-                                divisors[i] = add(divisors[i], divisor_of(weight));
+                            divisors[i] = add(divisors[i], divisor_of(weights[i]));
                 }
             });
         if constexpr (divides_by_axes) {

@@ -23,6 +23,28 @@ struct Weights {
     __device__ const Weight* last() const { return of_axis[count - 1]; }
 };
 
+// A weight, or zero where it must not count, by a shift that leaves nothing of it. A choice would keep the
+// condition in a predicate until the weight has arrived; a thread has few of these, and its loads would wait.
+#ifdef HOSTCUDA
+template <typename Real> inline Real or_zero(Real weight, bool counts)
+{
+    return counts ? weight : Real(0);
+}
+#else
+inline __device__ float or_zero(float weight, bool counts)
+{
+    unsigned word = bit_cast<unsigned>(weight);
+    asm("shl.b32 %0, %0, %1;" : "+r"(word) : "r"(counts ? 0u : 32u));
+    return bit_cast<float>(word);
+}
+inline __device__ double or_zero(double weight, bool counts)
+{
+    unsigned long long word = bit_cast<unsigned long long>(weight);
+    asm("shl.b64 %0, %0, %1;" : "+l"(word) : "r"(counts ? 0u : 64u));
+    return bit_cast<double>(word);
+}
+#endif
+
 // A number on its way into a sum.
 template <typename Number> inline __device__ Number weigh(Number number, Weight weight)
 {

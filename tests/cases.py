@@ -328,6 +328,22 @@ def window_of(kind: str, kernel_size, dtype, seed: int = 0):
     return weights(*kernel_size) if kind == "full" else None
 
 
+def awkward_window(kind: str, kernel_size, dtype, seed: int = 0):
+    """A window with infinities, NaN, denormals, zeros, and weights whose products overflow, among ordinary ones."""
+    rng = np.random.default_rng(seed)
+    real = np.dtype(np.float64 if np.dtype(dtype).name in ("float64", "complex128") else np.float32)
+    facts = np.finfo(real)
+    awkward = np.array(
+        [np.inf, -np.inf, np.nan, facts.smallest_subnormal, facts.max, -facts.max, facts.tiny, 0.0, -0.0], real
+    )
+
+    def weights(*shape):
+        ordinary = rng.standard_normal(shape).astype(real)
+        return np.where(rng.random(shape) < 0.5, rng.choice(awkward, shape), ordinary)
+
+    return tuple(weights(taps) for taps in kernel_size) if kind == "separable" else weights(*kernel_size)
+
+
 FUSIONS = tuple(
     (reduction, kind, accumulate)
     for reduction in ("sum", "mean", "least_squares")
@@ -347,10 +363,21 @@ def off_its_size(array, order="C"):
     return placed
 
 
+def _bits(array):
+    """The bits of an array's numbers, those of every NaN alike: a GPU's have no sign, and hand on no payload."""
+    parts = np.ascontiguousarray(array)
+    if parts.dtype.kind == "c":
+        parts = parts.view(f"f{parts.itemsize // 2}")
+    elif parts.dtype.name not in ("float16", "bfloat16", "float32", "float64"):
+        return parts
+    bits = parts.view(f"u{parts.itemsize}")
+    return np.where(np.isnan(parts), np.iinfo(bits.dtype).max, bits)
+
+
 def assert_same_bits(got, want, message=""):
-    """Same shape, dtype and bits, -0.0 and denormals included; NaNs of the same kind count as equal."""
+    """Same shape, dtype and bits, -0.0 and denormals included; all NaNs count as equal."""
     assert got.shape == want.shape, f"{message}: shape {got.shape}, expected {want.shape}"
     assert got.dtype == want.dtype, f"{message}: dtype {got.dtype}, expected {want.dtype}"
-    if np.ascontiguousarray(got).tobytes() != np.ascontiguousarray(want).tobytes():
+    if not np.array_equal(_bits(got), _bits(want)):
         np.testing.assert_array_equal(np.asarray(got), np.asarray(want), err_msg=str(message))
         raise AssertionError(f"{message}: equal values with different bits, such as -0.0 and 0.0")

@@ -60,7 +60,9 @@ def divisor(size, kernel, strides, dilations, pads_begin, pads_end, reduction, w
         ):
             share = divisor(*((value,) for value in axis), reduction, weights, dtype)
             result = share if number == 0 else result[..., None] * share
-        return result
+        # where nothing lands along an axis, nothing does, whatever the others' weights
+        landed = divisor(size, kernel, strides, dilations, pads_begin, pads_end, "mean", None, dtype)
+        return np.where(landed == 0, 0, result)
     result = np.zeros(size, np.int64 if window is None else dtype)
     for tap, _, pixel in landings(size, kernel, strides, dilations, pads_begin, pads_end):
         weight = 1 if window is None else weight_of(tap, window, dtype)

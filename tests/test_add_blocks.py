@@ -10,7 +10,7 @@ from math import prod
 import definition
 import numpy as np
 import pytest
-from cases import DTYPES, INEXACT, PositionsCase, assert_same_bits, values, window_of
+from cases import DTYPES, INEXACT, PositionsCase, assert_same_bits, awkward_window, values, window_of
 from cases import POSITIONS_CASES as CASES
 from moves import in_layout, operand
 
@@ -307,6 +307,20 @@ def check_kernels(case, dtype, rng, **mode):
 def test_every_kernel_is_the_numpy_path_in_any_layout(case):
     for seed in range(6):
         check_kernels(case, DTYPES[(CASES.index(case) + seed) % len(DTYPES)], random.Random(f"{case} {seed}"))
+
+
+@pytest.mark.hostcuda
+@pytest.mark.parametrize("kind", ["separable", "full"])
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_no_weight_counts_where_its_element_lands_outside(case, kind):
+    dtype = INEXACT[CASES.index(case) % len(INEXACT)]
+    out, blocks, positions = problem(case, dtype)
+    window = awkward_window(kind, case.block, dtype)
+    with np.errstate(all="ignore"):
+        want = definition.add_blocks(out, blocks, positions, window)
+    assert_same_bits(gpufold.add_blocks(out.copy(), blocks, positions, window), want, case)
+    run("gather", out, blocks, positions, window)
+    assert_same_bits(out, want, case)
 
 
 @pytest.mark.hostcuda

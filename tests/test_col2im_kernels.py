@@ -12,7 +12,7 @@ from math import prod
 
 import numpy as np
 import pytest
-from cases import CASES, DTYPES, FAR_CASES, FUSIONS, INEXACT, Case, assert_same_bits, values, window_of
+from cases import CASES, DTYPES, FAR_CASES, FUSIONS, INEXACT, Case, assert_same_bits, awkward_window, values, window_of
 from moves import ONE_THREAD, operand
 
 import gpufold
@@ -240,16 +240,18 @@ FUSED_CASES = (
 )
 
 
-def check_fused(case, dtype, fusion, seed=0, device=ONE_THREAD, mode="plain"):
+def check_fused(case, dtype, fusion, seed=0, device=ONE_THREAD, mode="plain", make_window=window_of):
     """Run every variant that serves the case with a fusion, against the NumPy path."""
     geometry = geometry_of(case)
     reduction, kind, accumulate = fusion
-    columns, window = values(case.columns_shape, dtype, seed), window_of(kind, case.kernel_size, dtype, seed)
+    columns, window = values(case.columns_shape, dtype, seed), make_window(kind, case.kernel_size, dtype, seed)
     out = values(case.image_shape, dtype, seed + 1)
     options = {"reduction": reduction, "window": window, "out": out.copy(), "accumulate": accumulate}
     want = gpufold.col2im(columns, case.output_size, case.kernel_size, **case.arguments, **options)
     kind, weights = as_window("col2im", np, window, case.kernel_size, np.dtype(dtype))
     for variant in (*VARIANTS, "auto"):
+        if variant == "atomic" and make_window is awkward_window:
+            continue  # its order decides which sums overflow
         with may_refuse(variant):
             check(
                 geometry,
@@ -271,6 +273,25 @@ def test_every_variant_fuses_as_the_numpy_path(number):
     dtype = INEXACT[(number + number // len(FUSIONS)) % len(INEXACT)]
     check_fused(case, dtype, fusion)
     check_fused(case, dtype, fusion, seed=1, device=H200)
+
+
+WEIGHTED = [fusion for fusion in FUSIONS if fusion[1] != "none"]
+
+
+AWKWARD_CASES = (
+    *FUSED_CASES,
+    Case("several-cells-of-a-lane", (3, 20 * 250), (2, 45), (2, 20), 1, (1, 3), (1, 5), batch=1, channels=1),
+)
+
+
+@pytest.mark.parametrize("number", range(2 * len(AWKWARD_CASES)))
+def test_no_weight_counts_where_its_tap_does_not_exist(number):
+    """Infinite and NaN weights show what lets them in: zero times these is NaN."""
+    series, index = divmod(number, len(AWKWARD_CASES))
+    case, fusion = AWKWARD_CASES[index], WEIGHTED[(5 * number + 6 * series) % len(WEIGHTED)]
+    dtype = INEXACT[number % len(INEXACT)]
+    for seed in range(6):
+        check_fused(case, dtype, fusion, seed, (ONE_THREAD, H200)[seed % 2], make_window=awkward_window)
 
 
 @pytest.mark.parametrize("dtype", [dtype for dtype in DTYPES if dtype not in INEXACT], ids=str)

@@ -16,6 +16,7 @@ from cases import (
     INEXACT,
     Case,
     assert_same_bits,
+    awkward_window,
     off_its_size,
     random_case,
     values,
@@ -33,10 +34,10 @@ COVERED = [case for case in CASES if case.col2im(np.ones(case.columns_shape, np.
 """Cases in which every pixel is in a block."""
 
 
-def check(case, dtype, fusion, seed=0):
+def check(case, dtype, fusion, seed=0, make_window=window_of):
     """Compare one call with the definition."""
     reduction, kind, accumulate = fusion
-    columns, window = values(case.columns_shape, dtype, seed), window_of(kind, case.kernel_size, dtype, seed)
+    columns, window = values(case.columns_shape, dtype, seed), make_window(kind, case.kernel_size, dtype, seed)
     out = values(case.image_shape, dtype, seed + 1) if accumulate else None
     want = case.col2im(columns, reduction=reduction, window=window, out=out)
     got = out.copy() if accumulate else garbage(want.shape, want.dtype)
@@ -67,6 +68,29 @@ def test_random_problems_are_their_definition(first, way):  # noqa: F811
     for seed in range(first, first + 100):
         dtype = INEXACT[seed % len(INEXACT)]
         check(random_case(seed), dtype, random.Random(seed).choice(FUSIONS), seed)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("first", range(0, 400, 100))
+def test_no_weight_counts_where_its_tap_does_not_exist(first, way):  # noqa: F811
+    fusions = [fusion for fusion in FUSIONS if fusion[1] != "none"]
+    for seed in range(first, first + 100):
+        case, fusion = random_case(seed), random.Random(seed).choice(fusions)
+        check(case, INEXACT[seed % len(INEXACT)], fusion, seed, awkward_window)
+    for case, fusion in zip(CASES, fusions * len(CASES), strict=False):
+        check(case, np.float32, fusion, make_window=awkward_window)
+
+
+@pytest.mark.parametrize("kind", ["separable", "full"])
+@pytest.mark.parametrize("reduction", ["mean", "least_squares"])
+def test_uncovered_pixels_are_zero_beside_infinite_weights(reduction, kind):
+    case = Case("uncovered", (7, 9), (2, 2), (5, 4))
+    infinite = np.full((2, 2), np.inf, np.float32)
+    window = tuple(infinite) if kind == "separable" else infinite
+    covered = fold(case, np.ones(case.columns_shape, np.float32)) > 0
+    got = fold(case, np.ones(case.columns_shape, np.float32), reduction=reduction, window=window)
+    np.testing.assert_array_equal(got[~covered], 0)
+    assert np.isnan(got[covered]).all()
 
 
 @pytest.mark.parametrize("kind", ["separable", "full"])

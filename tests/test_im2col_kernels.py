@@ -7,7 +7,7 @@ import itertools
 import definition
 import numpy as np
 import pytest
-from cases import CASES, FAR_CASES, INEXACT, Case, assert_same_bits, random_case, values, window_of
+from cases import CASES, FAR_CASES, INEXACT, Case, assert_same_bits, awkward_window, random_case, values, window_of
 from moves import DEVICES, DTYPES, ONE_THREAD, check, operand, random_bits
 
 import gpufold
@@ -100,12 +100,14 @@ def test_many_random_geometries_are_the_definition(seed):
     check_case(random_case(seed), DTYPES[seed % len(DTYPES)], seed)
 
 
+@pytest.mark.parametrize("make_window", [window_of, awkward_window])
 @pytest.mark.parametrize("kind", ["separable", "full"])
 @pytest.mark.parametrize("case", [*CASES[::4], *STAGED_CASES[2:], *UNSPLIT_CASES], ids=str)
-def test_a_window_multiplies_what_is_taken(case, kind):
+def test_a_window_multiplies_what_is_taken(case, kind, make_window):
     dtype = INEXACT[len(case.name) % len(INEXACT)]
-    image, window = values(case.image_shape, dtype), window_of(kind, case.kernel_size, dtype)
+    image, window = values(case.image_shape, dtype), make_window(kind, case.kernel_size, dtype)
     want = case.im2col(image, window=window)
+    assert_same_bits(gpufold.im2col(image, case.kernel_size, **case.arguments, window=window), want, case)
     kind, weights = as_window("im2col", np, window, case.kernel_size, dtype)
     for variant, device in itertools.product(("auto", *variants_for(case.kernel_size)), DEVICES):
         operands = operand(image), operand(want)

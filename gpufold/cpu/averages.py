@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from gpufold.cpu.arithmetic import Array, divide
+from gpufold.cpu.arithmetic import ALL, Array, divide
 from gpufold.cpu.cells import cell_way, fold_cells
 from gpufold.cpu.treatment import Treatment
 from gpufold.geometry import Axis
@@ -52,7 +52,12 @@ def _sums_of_weights(axes: tuple[Axis, ...], treatment: Treatment, dtype: np.dty
 
     if treatment.by_axis is not None:
         shares = [_folded(power(weights), (axis,)) for axis, weights in zip(axes, treatment.by_axis, strict=True)]
-        return np.array(reduce(np.multiply.outer, shares))
+        divisor = np.array(reduce(np.multiply.outer, shares))
+        for number, axis in enumerate(
+            axes
+        ):  # where nothing lands along an axis, nothing does, whatever the others' sums
+            divisor[(ALL,) * number + (_counts(axis) == 0,)] = 0
+        return divisor
     assert treatment.taps is not None
     few, pixels = zip(*map(_shortened, axes), strict=True)
     divisor = _folded(power(treatment.taps), few)
