@@ -34,13 +34,15 @@ template <typename Real> inline Real or_zero(Real weight, bool counts)
 inline __device__ float or_zero(float weight, bool counts)
 {
     unsigned word = bit_cast<unsigned>(weight);
-    asm("shl.b32 %0, %0, %1;" : "+r"(word) : "r"(counts ? 0u : 32u));
+    const unsigned distance = counts ? 0 : 32;
+    asm("shl.b32 %0, %0, %1;" : "+r"(word) : "r"(distance));
     return bit_cast<float>(word);
 }
 inline __device__ double or_zero(double weight, bool counts)
 {
     unsigned long long word = bit_cast<unsigned long long>(weight);
-    asm("shl.b64 %0, %0, %1;" : "+l"(word) : "r"(counts ? 0u : 64u));
+    const unsigned distance = counts ? 0 : 64;
+    asm("shl.b64 %0, %0, %1;" : "+l"(word) : "r"(distance));
     return bit_cast<double>(word);
 }
 #endif

@@ -313,11 +313,6 @@ def gather(problem: Problem) -> Plan:
             f"{OPERATION}: gather unrolls the taps of the last axis, {GATHER_MAX_KERNEL} at most, "
             f"but kernel_size is {row.kernel} there"
         )
-    if row.dilated_kernel + row.stride > INT32_MAX:
-        raise Unsupported(
-            f"{OPERATION}: gather knows the places of a row's taps as it is compiled, in 32 bits, but dilations "
-            f"{row.dilation} * (kernel_size {row.kernel} - 1) + 1 = {row.dilated_kernel} pixels on the last axis"
-        )
     itemsize = seen.element.itemsize
     cells = -(-row.size // row.stride)
     extents = (*(axis.size for axis in outer), cells)
