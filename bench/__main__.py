@@ -28,8 +28,8 @@ from bench.problems import PROBLEMS, select
 from bench.report import failures, footer, markdown, table
 from bench.results import OURS, Run, command_line, commit, saved
 from bench.terminal import Console, Table, progress, say
-from gpufold.plan import H200
-from gpufold.planners import VARIANTS
+from gpufold.gpu.plan import H200
+from gpufold.operations import OPERATIONS
 
 QUICK_SECONDS, FULL_SECONDS = 0.7, 5.0
 """Measuring time of a problem in one dtype."""
@@ -110,7 +110,7 @@ def _add_resuming(parser: argparse.ArgumentParser) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; give the exit status."""
+    """Run a command; return the exit status."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     parser = _parser()
     options = parser.parse_args(words)
@@ -274,7 +274,7 @@ class Step:
 
 def _kernels() -> tuple[str, ...]:
     """Return the names of the variants of all operations."""
-    return tuple(dict.fromkeys(name for operation in VARIANTS for name in gpufold.variants(operation)))
+    return tuple(dict.fromkeys(name for operation in OPERATIONS for name in gpufold.variants(operation)))
 
 
 def _problems_step(
@@ -415,7 +415,7 @@ def _measure(options: argparse.Namespace, words: list[str], console: Console) ->
 
 
 def _print_left(steps: list[Step], folder: Path, words: list[str], console: Console) -> None:
-    """Say which steps are done, which are not, and the command for each."""
+    """Tell which steps are done, which are not, and the command for each."""
     lines = []
     for step in steps:
         rows = f"{step.name}, {len(step.tasks) - step.missing} of {len(step.tasks)} rows in {step.path}"

@@ -12,10 +12,12 @@ from typing import Any
 from bench.problems import Problem, sliding, space
 from bench.results import Row, Run
 from bench.terminal import Table
-from gpufold import plan as planning
-from gpufold.plan import ELEMENT_TYPES, Operand
-from gpufold.planners import VARIANTS, col2im, positions, unfold
-from gpufold.planners import space as space_variants
+from gpufold.elements import ELEMENT_TYPES
+from gpufold.gpu import parameters as planning
+from gpufold.gpu.plan import Operand
+from gpufold.gpu.variants import col2im, positions, unfolding
+from gpufold.gpu.variants import space as space_variants
+from gpufold.operations import OPERATIONS
 
 
 @dataclass(frozen=True)
@@ -37,7 +39,7 @@ def _one(name: str, value: float, operation: str = "col2im", **arguments: Any) -
 
 
 def _placed(name: str, side: int, **arguments: Any) -> tuple[float, Problem]:
-    """Give blocks at positions of their own, by the tests of tiles against positions per element of the blocks."""
+    """Return blocks at positions of their own, by the tests of tiles against positions per element of the blocks."""
     _, problem = _one(name, side, "add_blocks", **arguments)
     blocks = problem.planned_geometry
     operands = Operand.contiguous(blocks.blocks_shape), Operand.contiguous(blocks.array_shape)
@@ -50,7 +52,7 @@ def _strided(stride: int, kernel: int, size: int = 1024, planes: int = 8) -> dic
 
 
 def sweeps(multiprocessors: int, threads_per_multiprocessor: int) -> tuple[Sweep, ...]:
-    """Give a sweep for each threshold between variants; a device's size says how full the small ones make it."""
+    """Return a sweep for each threshold between variants; a device's size says how full the small ones make it."""
     resident = multiprocessors * threads_per_multiprocessor
     gathers = ("gather", "gather_phases", "gather_pixels")
     return (
@@ -145,8 +147,8 @@ def sweeps(multiprocessors: int, threads_per_multiprocessor: int) -> tuple[Sweep
             ),
         ),
         Sweep(
-            "unfold.STAGED_LANE_BYTES",
-            unfold.STAGED_LANE_BYTES,
+            "unfolding.STAGED_LANE_BYTES",
+            unfolding.STAGED_LANE_BYTES,
             ("direct",),
             ("staged",),
             tuple(
@@ -192,7 +194,7 @@ def _fastest(row: Row, variants: Iterable[str]) -> float | None:
 
 
 def crossover_table(runs: Iterable[Run], known: Iterable[Sweep]) -> Table:
-    """Give a row per threshold and device that was measured."""
+    """Return a row per threshold and device that was measured."""
     by_name = {sweep.threshold: sweep for sweep in known}
     table = Table("threshold", "device", box=None)
     for heading in ("points", "present", "supported", "mean cost of present", "worst"):
@@ -223,7 +225,7 @@ def crossover_table(runs: Iterable[Run], known: Iterable[Sweep]) -> Table:
 
 
 def regret(row: Row) -> tuple[str, float] | None:
-    """Give the best variant that `auto` was free to take, and how much slower its choice was; None: not measured."""
+    """Return the best variant that `auto` was free to take, and how much slower its choice was; None: not measured."""
     free = [
         name
         for name in row.times
@@ -235,12 +237,12 @@ def regret(row: Row) -> tuple[str, float] | None:
     return best, row.times[row.chosen].median / row.times[best].median - 1
 
 
-VARIANT_NAMES = {name for variants in VARIANTS.values() for name in variants}
+VARIANT_NAMES = {name for operation in OPERATIONS.values() for name in operation.variants}
 """Of all operations."""
 
 
 def regret_table(runs: Mapping[Path, Run]) -> Table:
-    """Give a row per problem: what `auto` took, what was best, and the difference; then mean and worst."""
+    """Return a row per problem: what `auto` took, what was best, and the difference; then mean and worst."""
     table = Table("problem", "device", "auto", "best", box=None)
     table.add_column("regret", justify="right")
     found = []

@@ -65,7 +65,7 @@ class Job:
 
 
 def window() -> tuple[Picture, Picture]:
-    """Give a Gaussian for each axis, an eighth of the tile wide."""
+    """Return a Gaussian for each axis, an eighth of the tile wide."""
     distance = np.arange(TILE) - (TILE - 1) / 2
     weights = np.exp(-0.5 * (distance / (TILE / 8)) ** 2).astype(np.float32)
     return weights, weights
@@ -87,12 +87,12 @@ def tiles(count: int) -> Any:
 
 
 def side_of(count: int) -> int:
-    """Give the side of the picture that count x count tiles make."""
+    """Return the side of the picture that count x count tiles make."""
     return (count - 1) * STRIDE + TILE
 
 
 def stitch(count: int, path: str) -> float:
-    """Stitch a picture into Zarr with dask's present scheduler, part by part; give the seconds.
+    """Stitch a picture into Zarr with dask's present scheduler, part by part; return the seconds.
 
     dask walks a whole picture row by row and keeps the chunks that the next row needs too. A part keeps its own only,
     and reads a row and a column of chunks again that parts before it have read. Parts share tasks, which dask would
@@ -133,7 +133,7 @@ def check(count: int, path: str) -> None:
 
 
 def peak_megabytes() -> float:
-    """Give the largest resident memory that this process has had."""
+    """Return the largest resident memory that this process has had."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6
 
 

@@ -23,7 +23,8 @@ import gpufold
 from bench.problems import PROBLEMS, Problem, dtype_of
 from bench.results import command_line, commit, processor
 from bench.terminal import Console, Table
-from gpufold.plan import H200, contiguous_strides
+from gpufold.gpu.parameters import contiguous_strides
+from gpufold.gpu.plan import H200
 
 SAMPLES, CALLS = 50, 200
 
@@ -82,7 +83,7 @@ def stand_in() -> ModuleType:
 
 
 def seconds_of(call: Callable[[], Any], counter: Callable[[], float] = time.perf_counter) -> tuple[float, float]:
-    """Give the time of the first call, and the median time of one that has been made before."""
+    """Return the time of the first call, and the median time of one that has been made before."""
     start = counter()
     call()
     first = counter() - start
@@ -104,7 +105,7 @@ def host(names: list[str], console: Console) -> int:
         rows = [_measure(problem) for problem in PROBLEMS if any(name in problem.name for name in names or [""])]
     finally:
         del sys.modules["cupy"]
-        sys.modules.pop("gpufold.launch", None)
+        sys.modules.pop("gpufold.gpu.launch", None)
     table = Table("problem", box=None)
     for heading in ("first call µs", "repeated µs", "with out= µs"):
         table.add_column(heading, justify="right")

@@ -18,8 +18,8 @@ from bench.problems import Problem, forget_device_arrays, itemsize_of
 from bench.results import COPY, OURS, Row, Run, command_line, commit, now, processor, version
 from bench.terminal import progress
 from bench.timing import Clock, CpuClock, GpuClock, Times, interleave, keep_freed_memory
-from gpufold.plan import Device, Operand
-from gpufold.planners import choose
+from gpufold.gpu.plan import Device, Operand
+from gpufold.operations import choose
 from gpufold.threads import for_each
 
 THREADED_COPY_BYTES = 1 << 20
@@ -142,7 +142,7 @@ class Bench:
             raise DeviceLostError(" ".join(reason.split())) from lost
 
     def _free(self) -> None:
-        """Give back what the problem took of the device's memory, to CuPy's and torch's own use too."""
+        """Return back what the problem took of the device's memory, to CuPy's and torch's own use too."""
         forget_device_arrays()
         gc.collect()
         if self.kind == "cpu":
@@ -224,7 +224,7 @@ def fill(bench: Bench, run: Run, tasks: list[Task], save: Callable[[], None]) ->
 
 
 def difference(got: Any, expected: Any, tolerance: float = 0.0) -> str | None:
-    """Say how a result differs from the definition's by more than `tolerance` of its largest element, or None."""
+    """Tell how a result differs from the definition's by more than `tolerance` of its largest element, or None."""
     if got.shape != expected.shape or got.dtype != expected.dtype:
         return f"FAIL: {got.dtype} {got.shape} where {expected.dtype} {expected.shape} is right"
     if expected.dtype.name == "bfloat16":  # CuPy does not compare them; there is no -0.0 and no NaN in the data
@@ -237,7 +237,7 @@ def difference(got: Any, expected: Any, tolerance: float = 0.0) -> str | None:
 
 
 def device_kind(wanted: str) -> str:
-    """Give cpu or gpu for what the user wants; auto is the GPU, where there is one."""
+    """Return cpu or gpu for what the user wants; auto is the GPU, where there is one."""
     if wanted == "cpu":
         return "cpu"
     try:
@@ -303,10 +303,10 @@ def new_row(problem: Problem, dtype: str) -> Row:
 
 
 def device_facts() -> Device:
-    """Give what plans depend on for the current CUDA device."""
+    """Return what plans depend on for the current CUDA device."""
     import cupy
 
-    from gpufold import launch
+    from gpufold.gpu import launch
 
     return launch.device(cupy.cuda.runtime.getDevice())
 
@@ -319,10 +319,7 @@ def _chosen(problem: Problem, data: Any, result: Any) -> str:
 
     operands = operand(data), operand(result)
     return choose(
-        problem.operation,
-        problem.planned_geometry,
-        data.dtype.name,
+        Call(problem.operation, problem.planned_geometry, data.dtype.name, fusion=problem.fusion),
         *operands,
         device_facts(),
-        fusion=problem.fusion,
     ).variant

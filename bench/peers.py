@@ -75,7 +75,7 @@ def _composition(problem: Problem, data: Any, threads: int) -> Call | None:
     geometry = problem.geometry
     if not _dilated(geometry) or problem.kind == "placed":
         return None
-    if isinstance(geometry, SlidingGeometry) and prod(geometry.kernel_size) > SLICED_TAPS:
+    if isinstance(geometry, SlidingGeometry) and prod(geometry.block_shape) > SLICED_TAPS:
         return None
     if isinstance(geometry, SpaceGeometry):
         return Call(lambda: _permute(problem.operation, geometry, data, library))
@@ -120,7 +120,7 @@ def _two_passes(problem: Problem, data: Any, threads: int) -> Call | None:
     def fold(geometry: SlidingGeometry, columns: Any, library: Any) -> Any:
         strides, begin, end = zip(*((axis.stride, axis.pad_begin, axis.pad_end) for axis in geometry.axes), strict=True)
         return gpufold.col2im(
-            columns, geometry.image_size, geometry.kernel_size, strides=strides, pads_begin=begin, pads_end=end
+            columns, geometry.image_size, geometry.block_shape, strides=strides, pads_begin=begin, pads_end=end
         )
 
     return Call(_fold_and_fold_of_ones(problem, data, library, fold))
@@ -169,7 +169,7 @@ def _loop_over_positions(problem: Problem, data: Any) -> Call | None:
     def run() -> Any:
         image = library.zeros(problem.output_shape, data.dtype)
         for block, place in zip(data, places, strict=True):
-            spans = [(max(p, 0), min(p + k, n)) for p, k, n in zip(place, geometry.kernel_size, size, strict=True)]
+            spans = [(max(p, 0), min(p + k, n)) for p, k, n in zip(place, geometry.block_shape, size, strict=True)]
             where = (..., *(slice(*span) for span in spans))
             taps = (..., *(slice(first - p, end - p) for (first, end), p in zip(spans, place, strict=True)))
             image[where] += block[taps] if weights is None else block[taps] * weights[taps]
@@ -204,7 +204,7 @@ def _add_at(problem: Problem, data: Any, threads: int) -> Call | None:
 
 def _block_view(geometry: SlidingGeometry, image: Any, library: Any) -> Any:
     spatial = tuple(range(2, 2 + len(geometry.axes)))
-    windows = library.lib.stride_tricks.sliding_window_view(image, geometry.kernel_size, spatial)
+    windows = library.lib.stride_tricks.sliding_window_view(image, geometry.block_shape, spatial)
     steps = [slice(None, None, axis.stride) for axis in geometry.axes]
     return library.ascontiguousarray(windows[(slice(None), slice(None), *steps)])
 
@@ -254,7 +254,7 @@ def _permute(operation: str, geometry: SpaceGeometry, data: Any, library: Any) -
 
 
 def _scatter_add(problem: Problem, data: Any, threads: int) -> Call | None:
-    """Give every column element its flat pixel, and scatter with atomic additions."""
+    """Return every column element its flat pixel, and scatter with atomic additions."""
     geometry = problem.geometry
     if problem.operation != "col2im" or not isinstance(geometry, SlidingGeometry):
         return None
@@ -331,7 +331,7 @@ def _tensor(array: Any) -> Any:
 
 
 def _from_tensor(like: Any) -> Callable[[Any], Any]:
-    """Give the way back from a tensor to the kind of array that `like` is."""
+    """Return the way back from a tensor to the kind of array that `like` is."""
 
     def convert(tensor: Any) -> Any:
         import torch
@@ -345,7 +345,7 @@ def _from_tensor(like: Any) -> Callable[[Any], Any]:
 
 
 def _torch_run(problem: Problem, data: Any) -> Callable[[Any], Any] | None:
-    """Give F.fold or F.unfold, an audio axis as a picture of height 1, or a permutation."""
+    """Return F.fold or F.unfold, an audio axis as a picture of height 1, or a permutation."""
     import torch.nn.functional as functional
 
     geometry = problem.geometry
@@ -355,7 +355,7 @@ def _torch_run(problem: Problem, data: Any) -> Callable[[Any], Any] | None:
         return None
     lead = (1,) * (2 - len(geometry.axes))
     options = {
-        "kernel_size": (*lead, *geometry.kernel_size),
+        "kernel_size": (*lead, *geometry.block_shape),
         "dilation": (*lead, *(axis.dilation for axis in geometry.axes)),
         "padding": (*(0 for _ in lead), *(axis.pad_begin for axis in geometry.axes)),
         "stride": (*lead, *(axis.stride for axis in geometry.axes)),
@@ -397,7 +397,7 @@ def _torch(problem: Problem, data: Any, threads: int) -> Call | None:
 
 
 def _torch_average(problem: Problem, device: Any) -> Callable[[Any], Any] | None:
-    """Give the fold of weighed columns over the fold of the weights of one plane, which are on the device by then."""
+    """Return the fold of weighed columns over the fold of the weights of one plane, which are on the device by then."""
     geometry = problem.geometry
     if not isinstance(geometry, SlidingGeometry) or len(geometry.axes) > 2 or problem.operation != "col2im":
         return None
@@ -407,7 +407,7 @@ def _torch_average(problem: Problem, device: Any) -> Callable[[Any], Any] | None
     lead = (1,) * (2 - len(geometry.axes))
     options = {
         "output_size": (*lead, *geometry.image_size),
-        "kernel_size": (*lead, *geometry.kernel_size),
+        "kernel_size": (*lead, *geometry.block_shape),
         "stride": (*lead, *(axis.stride for axis in geometry.axes)),
         "padding": (*(0 for _ in lead), *(axis.pad_begin for axis in geometry.axes)),
     }
@@ -453,7 +453,7 @@ UNFOLD_ND_TAPS = 4096
 def _unfold_nd(problem: Problem, data: Any, threads: int) -> Call | None:
     """Run it where torch has nothing: one and three axes."""
     geometry = problem.geometry
-    if isinstance(geometry, SlidingGeometry) and prod(geometry.kernel_size) > UNFOLD_ND_TAPS:
+    if isinstance(geometry, SlidingGeometry) and prod(geometry.block_shape) > UNFOLD_ND_TAPS:
         return None
     if not isinstance(geometry, SlidingGeometry) or len(geometry.axes) not in (1, 3) or not _symmetric(geometry):
         return None
@@ -463,7 +463,7 @@ def _unfold_nd(problem: Problem, data: Any, threads: int) -> Call | None:
     torch.set_num_threads(threads)
     tensor = _tensor(data)
     options = {
-        "kernel_size": geometry.kernel_size,
+        "kernel_size": geometry.block_shape,
         "dilation": tuple(axis.dilation for axis in geometry.axes),
         "padding": tuple(axis.pad_begin for axis in geometry.axes),
         "stride": tuple(axis.stride for axis in geometry.axes),
@@ -554,9 +554,9 @@ def _sigpy(problem: Problem, data: Any, threads: int) -> Call | None:
     library = np if isinstance(data, np.ndarray) else sys.modules["cupy"]
     rank, strides = len(geometry.axes), tuple(axis.stride for axis in geometry.axes)
     if problem.operation == "array_to_blocks":
-        return Call(lambda: sigpy.array_to_blocks(data, geometry.kernel_size, strides))
+        return Call(lambda: sigpy.array_to_blocks(data, geometry.block_shape, strides))
     if problem.operation == "blocks_to_array":
-        return Call(lambda: sigpy.blocks_to_array(data, geometry.image_shape, geometry.kernel_size, strides))
+        return Call(lambda: sigpy.blocks_to_array(data, geometry.image_shape, geometry.block_shape, strides))
     taps, blocks = tuple(range(2, 2 + rank)), tuple(range(2 + rank, 2 + 2 * rank))
     if problem.operation == "im2col":
         order = (0, 1, *blocks, *taps)  # sigpy's blocks come before its taps, so this swaps them back
@@ -564,9 +564,9 @@ def _sigpy(problem: Problem, data: Any, threads: int) -> Call | None:
         def as_columns(answer: Any) -> Any:
             return answer.transpose(order).reshape(geometry.columns_shape)
 
-        return Call(lambda: sigpy.array_to_blocks(data, geometry.kernel_size, strides), as_columns)
+        return Call(lambda: sigpy.array_to_blocks(data, geometry.block_shape, strides), as_columns)
     own = library.ascontiguousarray(data.reshape(geometry.split_columns_shape).transpose(0, 1, *blocks, *taps))
-    return Call(lambda: sigpy.blocks_to_array(own, geometry.image_shape, geometry.kernel_size, strides))
+    return Call(lambda: sigpy.blocks_to_array(own, geometry.image_shape, geometry.block_shape, strides))
 
 
 def _tensorflow(problem: Problem, data: Any, threads: int) -> Call | None:
@@ -603,7 +603,7 @@ PEERS: tuple[Peer, ...] = (
 
 
 def installed(device: str) -> list[Peer]:
-    """Give the peers that this machine has for a device."""
+    """Return the peers that this machine has for a device."""
     return [peer for peer in PEERS if device in peer.devices and peer.installed]
 
 

@@ -25,7 +25,7 @@ THRESHOLD = 3.0
 
 
 def astronaut() -> Picture:
-    """Give the portrait of Eileen Collins that comes with scikit-image, (height, width, colour) in [0, 1]."""
+    """Return the portrait of Eileen Collins that comes with scikit-image, (height, width, colour) in [0, 1]."""
     from skimage import data, img_as_float32
 
     return np.asarray(img_as_float32(data.astronaut()))
@@ -55,7 +55,7 @@ def denoise(noisy: Picture, noise: float) -> Picture:
 
 
 def others(noisy: Picture, noise: float) -> dict[str, Callable[[], Any]]:
-    """Give scikit-image's denoisers, called as its documentation does for noise that is known."""
+    """Return scikit-image's denoisers, called as its documentation does for noise that is known."""
     from skimage import restoration
 
     calls: dict[str, Callable[[], Any]] = {

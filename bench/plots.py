@@ -47,7 +47,7 @@ def _colour(name: str, others: list[str]) -> str:
 
 
 def _by_problem(rows: list[Row]) -> tuple[Any, Any]:
-    """Give a figure with a line per problem, the first on top."""
+    """Return a figure with a line per problem, the first on top."""
     figure, axes = pyplot.subplots(figsize=(9, 1.5 + 0.22 * len(rows)), layout="constrained")
     axes.set_yticks(range(len(rows)), [row.name for row in rows], fontsize="small")
     axes.set_ylim(len(rows) - 0.5, -0.5)

@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 import gpufold
+from gpufold.calls import Fusion
 from gpufold.geometry import Axis, BlocksGeometry, PositionsGeometry, SlidingGeometry, SpaceGeometry
-from gpufold.plan import Fusion
 
 Array = npt.NDArray[Any]
 
@@ -27,7 +27,7 @@ LARGEST_VALUE = 8
 
 
 def dtype_of(name: str) -> np.dtype[Any]:
-    """Give the dtype of a name, those of ml_dtypes included."""
+    """Return the dtype of a name, those of ml_dtypes included."""
     if name == "bfloat16":
         import ml_dtypes
 
@@ -75,7 +75,7 @@ class Problem:
         return replace(self, geometry=replace(self.geometry, batch=self.gpu_batch))
 
     def shrunk(self, elements: int) -> Problem:
-        """Give a problem with at most `elements` at its input: fewer images, channels, blocks of the first axis.
+        """Return a problem with at most `elements` at its input: fewer images, channels, blocks of the first axis.
 
         One image, one channel and the blocks that two blocks' lengths reach are left at least.
         """
@@ -112,7 +112,7 @@ class Problem:
         geometry = self.geometry
         if self.operation == "add_blocks":
             lead = (geometry.batch, geometry.channels)
-            return PositionsGeometry(prod(geometry.num_blocks), lead, geometry.image_size, geometry.kernel_size)
+            return PositionsGeometry(prod(geometry.num_blocks), lead, geometry.image_size, geometry.block_shape)
         if self.operation not in BLOCK_OPERATIONS:
             return geometry
         return BlocksGeometry((geometry.batch, geometry.channels), geometry.axes)
@@ -149,10 +149,10 @@ class Problem:
         axes = geometry.axes
         if self.operation in BLOCK_OPERATIONS:
             strides = tuple(axis.stride for axis in axes)
-            arguments = {"block_shape": geometry.kernel_size, "block_strides": strides}
+            arguments = {"block_shape": geometry.block_shape, "block_strides": strides}
             return arguments if self.operation in TAKING_APART else {"output_shape": self.output_shape, **arguments}
         arguments = {
-            "kernel_size": geometry.kernel_size,
+            "kernel_size": geometry.block_shape,
             "strides": tuple(axis.stride for axis in axes),
             "dilations": tuple(axis.dilation for axis in axes),
             "pads_begin": tuple(axis.pad_begin for axis in axes),
@@ -161,7 +161,7 @@ class Problem:
         return {"output_size": geometry.image_size, **arguments} if self.operation == "col2im" else arguments
 
     def positions(self) -> Array:
-        """Say where add_blocks puts blocks: on a grid, each moved by up to a quarter of a stride, as probes are."""
+        """Tell where add_blocks puts blocks: on a grid, each moved by up to a quarter of a stride, as probes are."""
         rng, geometry = np.random.default_rng(len(self.name)), self.geometry
         grid = np.indices(geometry.num_blocks).reshape(len(geometry.axes), -1).T
         strides = np.array([axis.stride for axis in geometry.axes])
@@ -177,14 +177,14 @@ class Problem:
         return getattr(gpufold, self.operation)(data, **self.arguments, **self.fused(data), **options)
 
     def fused(self, data: Any) -> dict[str, Any]:
-        """Give the arguments for what is fused, a window on the data's device among them."""
+        """Return the arguments for what is fused, a window on the data's device among them."""
         options: dict[str, Any] = {} if self.reduction == "sum" else {"reduction": self.reduction}
         if self.window:
             options["window"] = _window_on_device(self, type(data).__module__.split(".")[0])
         return options
 
     def weights(self) -> tuple[Array, ...]:
-        """Give the window's weights along each axis, float32."""
+        """Return the window's weights along each axis, float32."""
         return tuple(window_of(self.window, axis.kernel) for axis in self.geometry.axes)
 
     @property
@@ -220,7 +220,7 @@ class Problem:
         return _slid_by_definition(operation, self.geometry, self.as_columns(data))
 
     def as_columns(self, data: Any) -> Any:
-        """Give blocks in a layout of their own as columns; columns as they are."""
+        """Return blocks in a layout of their own as columns; columns as they are."""
         if self.operation != "blocks_to_array":
             return data
         rank = len(self.geometry.axes)
@@ -228,14 +228,14 @@ class Problem:
         return data.transpose(order).reshape(self.geometry.columns_shape)
 
     def as_blocks(self, columns: Any) -> Any:
-        """Give columns as blocks in a layout of their own."""
+        """Return columns as blocks in a layout of their own."""
         rank = len(self.geometry.axes)
         order = (0, 1, *range(2 + rank, 2 + 2 * rank), *range(2, 2 + rank))
         return columns.reshape(self.geometry.split_columns_shape).transpose(order)
 
 
 def pixels(geometry: SlidingGeometry) -> Array:
-    """Give the flat pixel of every (tap, block); one past the image where it falls outside."""
+    """Return the flat pixel of every (tap, block); one past the image where it falls outside."""
     rank = len(geometry.axes)
     flat: Any = 0
     inside: Any = True
@@ -249,7 +249,7 @@ def pixels(geometry: SlidingGeometry) -> Array:
         pixel = pixel.reshape(shape)
         flat = flat * axis.size + pixel
         inside = inside & (pixel >= 0) & (pixel < axis.size)
-    return np.where(inside, flat, prod(geometry.image_size)).reshape(prod(geometry.kernel_size), -1)
+    return np.where(inside, flat, prod(geometry.image_size)).reshape(prod(geometry.block_shape), -1)
 
 
 def _slid_by_definition(operation: str, geometry: SlidingGeometry, data: Array) -> Array:
@@ -301,7 +301,7 @@ def _placed_by_definition(problem: Problem, blocks: Array) -> Array:
     size = prod(geometry.image_size)
     flat = np.where(inside, flat, size).ravel()
     image = np.empty((geometry.planes, size), blocks.dtype)
-    planes = blocks.reshape(len(blocks), geometry.planes, *geometry.kernel_size)
+    planes = blocks.reshape(len(blocks), geometry.planes, *geometry.block_shape)
     for plane, result in enumerate(image):
         terms = (planes[:, plane] * weight).ravel()
         result[...] = _summed(flat, terms, size, blocks.dtype)
@@ -322,7 +322,7 @@ def _positions_on_device(problem: Problem, library: str) -> Any:
 
 
 def window_of(name: str, taps: int) -> Array:
-    """Give a window of float32: ones, Hann's for spectra, or the Gaussian that MONAI and nnU-Net weigh tiles with."""
+    """Return a window of float32: ones, Hann's for spectra, or the Gaussian that MONAI and nnU-Net weigh tiles with."""
     sample = np.arange(taps)
     windows = {
         "": np.ones(taps),
@@ -334,7 +334,7 @@ def window_of(name: str, taps: int) -> Array:
 
 @cache
 def _window_on_device(problem: Problem, library: str) -> Any:
-    """Give the window as an argument, in the library of the data: brought to the device once, as a user does."""
+    """Return the window as an argument, in the library of the data: brought to the device once, as a user does."""
     weights = tuple(sys.modules[library].asarray(weights) for weights in problem.weights())
     return weights[0] if len(weights) == 1 else weights
 
@@ -676,7 +676,7 @@ PROBLEMS: tuple[Problem, ...] = (
 
 
 def select(names: list[str], quick: bool, gpu: bool) -> list[Problem]:
-    """Give the problems whose name contains one of `names`, or all; on a GPU with its batches."""
+    """Return the problems whose name contains one of `names`, or all; on a GPU with its batches."""
     chosen = [
         problem
         for problem in PROBLEMS

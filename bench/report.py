@@ -11,7 +11,7 @@ from bench.terminal import Table
 
 
 def milliseconds(seconds: float) -> str:
-    """Give three digits that count.
+    """Return three digits that count.
 
     >>> milliseconds(0.0123456), milliseconds(2.1e-6)
     ('12.3', '0.0021')
@@ -37,7 +37,7 @@ def _percent(value: float | None) -> str:
 
 
 def cells(run: Run) -> tuple[list[str], list[list[str]]]:
-    """Give the table's header and rows as text; the last row holds the geometric means."""
+    """Return the table's header and rows as text; the last row holds the geometric means."""
     rows = [row for row in run.rows if row.times or row.failures]
     peers = [peer for peer in run.peers if any(peer in row.times or peer in row.failures for row in rows)]
     gpu = run.kind == "gpu"
@@ -69,7 +69,7 @@ def cells(run: Run) -> tuple[list[str], list[list[str]]]:
 
 
 def footer(run: Run) -> list[str]:
-    """Say what the figures depend on."""
+    """Tell what the figures depend on."""
     versions = ", ".join(f"{name} {version}" for name, version in run.versions.items())
     return [
         "Times are medians in ms of samples taken in turns; ± is half the distance of the quartiles; "
@@ -84,7 +84,7 @@ def footer(run: Run) -> list[str]:
 
 
 def failures(run: Run) -> list[str]:
-    """Say what was not timed, and why."""
+    """Tell what was not timed, and why."""
     lines = []
     rows_of: dict[tuple[str, str], list[str]] = defaultdict(list)
     for row in run.rows:
@@ -97,7 +97,7 @@ def failures(run: Run) -> list[str]:
 
 
 def table(run: Run) -> Table:
-    """Give the table for a terminal."""
+    """Return the table for a terminal."""
     header, lines = cells(run)
     result = Table(box=None)
     for number, name in enumerate(header):
@@ -114,7 +114,7 @@ LARGE_BYTES = 1_000_000
 
 
 def by_operation(run: Run) -> list[list[str]]:
-    """Give a header, and the peers' times over gpufold's: geometric means over each operation's large problems.
+    """Return a header, and the peers' times over gpufold's: geometric means over each operation's large problems.
 
     Every problem counts in its first dtype, and gpufold's own two passes are not among the fastest.
     """
@@ -140,7 +140,7 @@ OWN = "two passes"
 
 
 def markdown(run: Run) -> str:
-    """Give the same table in Markdown, with what it depends on below, and the means of each operation."""
+    """Return the same table in Markdown, with what it depends on below, and the means of each operation."""
     header, lines = cells(run)
 
     def line(texts: list[str]) -> str:

@@ -57,7 +57,7 @@ class Row:
         return self.problem if self.dtype == "float32" else f"{self.problem} {self.dtype}"
 
     def seconds(self, name: str) -> float | None:
-        """Give the median of a candidate that was measured."""
+        """Return the median of a candidate that was measured."""
         return self.times[name].median if name in self.times else None
 
     def fraction_of_copy(self, name: str = OURS) -> float | None:
@@ -170,7 +170,7 @@ def saved(paths: Iterable[Path]) -> dict[Path, Run]:
 
 
 def geometric_mean(values: Iterable[float | None]) -> float | None:
-    """Give the geometric mean of the values that are there.
+    """Return the geometric mean of the values that are there.
 
     >>> geometric_mean([1.0, None, 4.0])
     2.0
@@ -201,7 +201,7 @@ def processor() -> str:
 
 
 def version(distribution: str) -> str:
-    """Give the version of an installed distribution."""
+    """Return the version of an installed distribution."""
     try:
         return importlib.metadata.version(distribution)
     except importlib.metadata.PackageNotFoundError:
@@ -209,10 +209,10 @@ def version(distribution: str) -> str:
 
 
 def command_line(arguments: list[str]) -> str:
-    """Give the command that repeats this run."""
+    """Return the command that repeats this run."""
     return shlex.join(["python", "-m", "bench", *arguments])
 
 
 def now() -> str:
-    """Give the date and time, in UTC."""
+    """Return the date and time, in UTC."""
     return datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")

@@ -61,15 +61,15 @@ class Clock(Protocol):
     """Measures calls one sample at a time."""
 
     def first(self, call: Callable[[], Any]) -> tuple[Any, float]:
-        """Run a call for the first time; give its answer and the seconds until that was there."""
+        """Run a call for the first time; return its answer and the seconds until that was there."""
         ...
 
     def repeats(self, call: Callable[[], Any]) -> int:
-        """Give the number of calls that make a sample."""
+        """Return the number of calls that make a sample."""
         ...
 
     def sample(self, call: Callable[[], Any], repeats: int, times: Times) -> float:
-        """Add a sample to `times`; give the seconds that this took."""
+        """Add a sample to `times`; return the seconds that this took."""
         ...
 
 
@@ -122,7 +122,7 @@ class GpuClock:
         return answer, self.counter() - start
 
     def repeats(self, call: Callable[[], Any]) -> int:
-        """Give 1, for the cache is flushed before every call."""
+        """Return 1, for the cache is flushed before every call."""
         return 1
 
     def sample(self, call: Callable[[], Any], repeats: int, times: Times) -> float:

@@ -19,9 +19,11 @@ import gpufold
 from bench.measure import difference
 from bench.problems import Problem
 from bench.results import ROOT, Run
+from gpufold.calls import Call, Unsupported
 from gpufold.geometry import Axis, SlidingGeometry
-from gpufold.plan import H200, Operand, Plan, Unsupported, grid_blocks, pack, parameter_type
-from gpufold.planners import choose
+from gpufold.gpu.parameters import int32, pack
+from gpufold.gpu.plan import H200, Operand, Plan, grid_of
+from gpufold.operations import choose
 
 SCALED = replace(H200, multiprocessors=1)
 """The device that plans are made for here: the fraction of an H200 that the problems are shrunk to."""
@@ -89,12 +91,12 @@ def naive_gather(problem: Problem, dtype: str) -> Plan:
         source="naive_gather.cu",
         symbol="naive_gather",
         defines=(),
-        grid=grid_blocks(NAIVE, prod(problem.output_shape), 256),
+        grid=grid_of(NAIVE, prod(problem.output_shape), 256),
         block=(256, 1, 1),
         parameters=pack(
-            parameter_type(32, planes="int", **{field: ("int", 3) for field in fields}),
-            planes=geometry.planes,
-            **{field: tuple(getattr(axis, name) for axis in axes) for field, name in names.items()},
+            32,
+            planes=int32(geometry.planes),
+            **{field: int32([getattr(axis, name) for axis in axes]) for field, name in names.items()},
         ),
         bytes_moved=problem.compulsory_bytes("float32"),
         reason="one thread per pixel, as peers do",
@@ -107,7 +109,9 @@ def plan_of(problem: Problem, variant: str, dtype: str, whole: bool) -> Plan:
         return naive_gather(problem, dtype)
     operands = Operand.contiguous(problem.input_shape), Operand.contiguous(problem.output_shape)
     device, fusion = H200 if whole else SCALED, problem.fusion
-    return choose(problem.operation, problem.planned_geometry, dtype, *operands, device, variant, fusion=fusion)
+    return choose(
+        Call(problem.operation, problem.planned_geometry, dtype, fusion=fusion, variant=variant), *operands, device
+    )
 
 
 def count(problem: Problem) -> Iterator[Line]:
@@ -152,7 +156,7 @@ def count(problem: Problem) -> Iterator[Line]:
 
 
 def traffic_table(lines: list[Line], runs: Mapping[Path, Run]) -> Table:
-    """Give a row per problem and variant, with what was measured on a GPU where results are saved."""
+    """Return a row per problem and variant, with what was measured on a GPU where results are saved."""
     measured = {
         (row.problem, name): row.fraction_of_copy(name)
         for run in runs.values()

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 
 from gpufold import extras
 from gpufold.blocks import array_to_blocks, blocks_to_array
+from gpufold.calls import Unsupported
 from gpufold.explanation import explain, warmup
-from gpufold.plan import Unsupported
-from gpufold.planners import variants
+from gpufold.operations import variants
 from gpufold.positions import add_blocks
 from gpufold.sliding import col2im, im2col
 from gpufold.space import batch_to_space, space_to_batch

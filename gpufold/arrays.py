@@ -1,8 +1,9 @@
-"""What every public function does with the arrays it is given: whose they are, what fits, where a result goes."""
+"""The arrays of a call: whose they are, what fits, windows and positions as kernels read them, where a result goes."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
 from math import prod
@@ -11,9 +12,8 @@ from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
-from gpufold.geometry import Size
-from gpufold.plan import ELEMENT_TYPES, Unsupported
-from gpufold.planners import variants
+from gpufold.calls import Call
+from gpufold.geometry import Size, SpaceGeometry
 
 
 class Array(Protocol):
@@ -34,7 +34,7 @@ ArrayT = TypeVar("ArrayT", bound=Array)
 
 
 def library_of(operation: str, name: str, array: object) -> ModuleType:
-    """Give the array library an array belongs to: numpy, or cupy where the caller has imported it."""
+    """Return the array library an array belongs to: numpy, or cupy where the caller has imported it."""
     if isinstance(array, np.ndarray):
         if isinstance(array, np.ma.MaskedArray):
             raise TypeError(
@@ -61,22 +61,19 @@ def check_library(operation: str, name: str, array: object, library: ModuleType,
         )
 
 
-def device_of(library: ModuleType, array: Any) -> AbstractContextManager[Any]:
-    """Give what makes an array's device, if it is on one, the current device of a `with` block."""
+def native(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """Return a dtype in native byte order: a result's, from the input's."""
+    return dtype if dtype.isnative else dtype.newbyteorder("=")
+
+
+def _device_of(library: ModuleType, array: Any) -> AbstractContextManager[Any]:
+    """Return a context manager that makes the array's device current, which does nothing on the CPU."""
     device: AbstractContextManager[Any] = nullcontext() if library is np else array.device
     return device
 
 
-def check_no_capture(operation: str, library: ModuleType, name: str, wanted: str) -> None:
-    """Raise where an argument is to be converted while the current stream is captured into a CUDA graph.
-
-    The graph would convert it again at each launch, into memory that has long been another array's.
-    """
-    if library is not np and library.cuda.get_current_stream().is_capturing():
-        raise ValueError(
-            f"{operation}: {name} must be {wanted} while a CUDA graph is captured, for what it would be converted to "
-            f"does not outlive the call; convert it before"
-        )
+# ---------------------------------------------------------------------------------------------
+# What kernels read where it lies
 
 
 def is_kernel_ready(library: ModuleType, array: Any, dtype: Any) -> bool:
@@ -117,55 +114,144 @@ def _is_aligned(library: ModuleType, array: Any) -> bool:
     )
 
 
-@lru_cache(maxsize=256)
-def result_dtype(operation: str, name: str, dtype: np.dtype[Any], strings: bool) -> np.dtype[Any]:
-    """Give the dtype of a result: the input's in native byte order."""
-    if dtype.name not in ELEMENT_TYPES and not (strings and dtype.kind in "SUT"):
-        raise TypeError(
-            f"{operation}: {name} has dtype {dtype}, but the supported ones are {', '.join(ELEMENT_TYPES)}"
-            f"{' and strings' if strings else ''}"
+def _check_no_capture(operation: str, library: ModuleType, name: str, wanted: str) -> None:
+    """Raise where an argument is to be converted while the current stream is captured into a CUDA graph.
+
+    The graph would convert it again at each launch, into memory that has long been another array's.
+    """
+    if library is not np and library.cuda.get_current_stream().is_capturing():
+        raise ValueError(
+            f"{operation}: {name} must be {wanted} while a CUDA graph is captured, for what it would be converted to "
+            f"does not outlive the call; convert it before"
         )
-    return dtype if dtype.isnative else dtype.newbyteorder("=")
 
 
-def result_array(
-    operation: str, library: ModuleType, name: str, array: Any, shape: Size, out: Any, variant: str, window: Any = None
-) -> Any:
-    """Check everything that is left to check, then give `out` or a new array of the result's shape."""
-    dtype = result_dtype(operation, name, array.dtype, library is np)
-    if variant != "auto":
-        check_variant(operation, library, name, variant)
-    if out is None:
-        size = prod(shape) * dtype.itemsize
-        if size > sys.maxsize:
+def as_weights(call: Call, library: ModuleType, window: Any, data: Any) -> tuple[Any, ...]:
+    """Check a window against the block it is for, and return its weights, on the device of the data.
+
+    They are arrays that kernels can read, of the dtype that goes with the data's: one of the block's shape, or, for a
+    separable window, one for each axis. Those of the call itself, where they are such arrays.
+
+    >>> from gpufold import calls
+    >>> window, data = (np.ones(2), np.arange(3)), np.ones((6, 4), np.float32)
+    >>> as_weights(calls.col2im(data, (3, 4), (2, 3), window=window), np, window, data)
+    (array([1., 1.], dtype=float32), array([0., 1., 2.], dtype=float32))
+    """
+    assert not isinstance(call.geometry, SpaceGeometry)
+    operation, block_shape, wanted = call.operation, call.geometry.block_shape, call.element.weight_dtype
+    whole = not isinstance(window, Sequence)
+    axes = [window] if whole else list(window)
+    names = ["window"] if whole else [f"window[{axis}]" for axis in range(len(axes))]
+    shapes = [block_shape] if whole else [(taps,) for taps in block_shape]
+    if len(axes) != len(shapes):
+        raise ValueError(
+            f"{operation}: window must be one array of the block's shape {block_shape}, or one array per axis, "
+            f"{len(shapes)} in all, got {len(axes)}"
+        )
+    converted = False
+    for name, weights, shape in zip(names, axes, shapes, strict=True):
+        check_library(operation, name, weights, library, "the data")
+        if weights.shape != shape:
             raise ValueError(
-                f"{operation}: the result of shape {shape} and dtype {dtype} has {size} bytes, "
-                f"more than the {sys.maxsize} that an array can have"
+                f"{operation}: {name} must have the shape {shape} of the block's taps, got {weights.shape}: "
+                f"the block's shape is {block_shape}"
             )
-        with device_of(library, array):
-            return library.empty(shape, dtype)
+        if library is not np and weights.device != data.device:
+            raise ValueError(
+                f"{operation}: window must be on the device of the data, {data.device}, got {weights.device}"
+            )
+        if not is_kernel_ready(library, weights, wanted):
+            converted = True
+            if weights.dtype.kind not in "fiu" and weights.dtype.name != "bfloat16":
+                raise TypeError(f"{operation}: {name} must hold real numbers, got dtype {weights.dtype}")
+    if not converted:
+        return tuple(axes)
+    with _device_of(library, axes[0]):
+        _check_no_capture(operation, library, "window", f"contiguous, aligned and of {wanted}")
+        return tuple(kernel_ready(library, weights, wanted) for weights in axes)
+
+
+def as_positions(operation: str, library: ModuleType, positions: Any, out: Any) -> Any:
+    """Return positions as int64 that kernels can read beside `out`; where they are on a GPU no value is looked at.
+
+    >>> as_positions("add_blocks", np, [(0, -3), (5, 2)], np.zeros((8, 8)))
+    array([[ 0, -3],
+           [ 5,  2]])
+    """
+    on_host = not hasattr(positions, "dtype")
+    if on_host:
+        try:
+            given = np.asarray(positions)
+        except (ValueError, OverflowError) as error:
+            raise ValueError(
+                f"{operation}: positions must be of shape (number of blocks, number of spatial axes) and fit into 64 "
+                f"bits, got {positions!r}"
+            ) from error
+        if given.size and given.dtype.kind not in "iu":
+            raise TypeError(f"{operation}: positions must be integers, got {positions!r}")
+    else:
+        given = positions
+        check_library(operation, "positions", given, library, "out")
+        if given.dtype.kind not in "iu":
+            raise TypeError(f"{operation}: positions must be integers, got dtype {given.dtype}")
+        if library is not np and given.device != out.device:
+            raise ValueError(f"{operation}: positions must be on the device of out, {out.device}, got {given.device}")
+        if is_kernel_ready(library, given, np.int64):
+            return given
+    with _device_of(library, out):
+        _check_no_capture(operation, library, "positions", "a contiguous, aligned array of int64 beside out")
+        if on_host:
+            return library.asarray(_as_int64(np, given))
+        return _as_int64(library, given)
+
+
+def _as_int64(library: ModuleType, positions: Any) -> Any:
+    if positions.dtype == np.uint64:  # beyond int64 is far outside of any array
+        positions = library.minimum(aligned(library, positions), np.uint64(np.iinfo(np.int64).max))
+    return kernel_ready(library, positions, np.int64)
+
+
+# ---------------------------------------------------------------------------------------------
+# Results
+
+
+def new_result(call: Call, library: ModuleType, data: Any, shape: Size) -> Any:
+    """Return an array for the result beside the data."""
+    if call.fusion.accumulate:
+        raise ValueError(f"{call.operation}: accumulate=True adds to out, but out is None; pass the array to add to")
+    dtype = native(data.dtype)
+    size = prod(shape) * dtype.itemsize
+    if size > sys.maxsize:
+        raise ValueError(
+            f"{call.operation}: the result of shape {shape} and dtype {dtype} has {size} bytes, "
+            f"more than the {sys.maxsize} that an array can have"
+        )
+    if library is np:
+        return np.empty(shape, dtype)
+    with _device_of(library, data):
+        return library.empty(shape, dtype)
+
+
+def check_out(call: Call, library: ModuleType, out: Any, shape: Size, **others: Any) -> None:
+    """Raise unless a caller's array takes the result; the others are the call's arrays by name, the data first."""
+    operation, (name, data) = call.operation, next(iter(others.items()))
     check_library(operation, "out", out, library, name)
     if out.shape != shape:
         raise ValueError(f"{operation}: out must have the result's shape {shape}, got {out.shape}")
-    if out.dtype != dtype:
-        raise TypeError(f"{operation}: out must have the result's dtype {dtype}, got {out.dtype}")
+    if out.dtype != native(data.dtype):
+        raise TypeError(f"{operation}: out must have the result's dtype {native(data.dtype)}, got {out.dtype}")
     if library is np:
         if not out.flags.writeable:
             raise ValueError(f"{operation}: out must be writeable, got a read-only array")
-    else:
-        if out.device != array.device:
-            raise ValueError(f"{operation}: out must be on the device of {name}, {array.device}, got {out.device}")
-    if share_memory(library, out, array):
-        raise ValueError(
-            f"{operation}: out must share no memory with {name}, got arrays that overlap: shapes {out.shape} "
-            f"and {array.shape}; pass a copy of one"
-        )
-    for weights in window or ():
-        if share_memory(library, out, weights):
-            raise ValueError(
-                f"{operation}: out must share no memory with window, got arrays that overlap; pass a copy of one"
-            )
-    return out
+    elif out.device != data.device:
+        raise ValueError(f"{operation}: out must be on the device of {name}, {data.device}, got {out.device}")
+    for other, arrays in others.items():
+        for array in arrays if isinstance(arrays, tuple) else (arrays,):
+            if share_memory(library, out, array):
+                raise ValueError(
+                    f"{operation}: out must share no memory with {other}, got arrays that overlap: shapes {out.shape} "
+                    f"and {array.shape}; pass a copy of one"
+                )
 
 
 class _Addresses:
@@ -208,15 +294,3 @@ def _bounds(shape: Size, strides: Size, itemsize: int) -> tuple[int, int]:
         return 0, 0
     steps = [(extent - 1) * stride for extent, stride in zip(shape, strides, strict=True)]
     return sum(step for step in steps if step < 0), sum(step for step in steps if step > 0) + itemsize
-
-
-def check_variant(operation: str, library: ModuleType, name: str, variant: str) -> None:
-    """Raise unless a variant is "auto" or a kernel of the operation and the arrays are a GPU's."""
-    names = variants(operation)
-    if variant not in names:
-        raise ValueError(f"{operation}: variant must be auto or one of {', '.join(names)}, got {variant!r}")
-    if library is np:
-        raise Unsupported(
-            f"{operation}: variant {variant!r} is a GPU kernel, but {name} is a numpy.ndarray; "
-            f"pass cupy.asarray({name}), or variant='auto'"
-        )

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
-from gpufold.arrays import ArrayT, library_of, result_array
-from gpufold.filling import fill
-from gpufold.geometry import BlocksGeometry, Size, array_geometry, as_integers, blocks_geometry
-from gpufold.windows import as_fusion
+from gpufold import calls
+from gpufold.arrays import ArrayT, library_of
+from gpufold.compute import compute
 
 
 def array_to_blocks(
@@ -65,12 +62,10 @@ def array_to_blocks(
     -----
     Names and layout are those of sigpy's function.
     """
-    operation = "array_to_blocks"
-    library = library_of(operation, "array", array)
-    geometry = array_to_blocks_geometry(array.shape, block_shape, block_strides)
-    fusion, weights = as_fusion(operation, library, array, geometry.block_shape, window=window)
-    blocks: ArrayT = result_array(operation, library, "array", array, geometry.blocks_shape, out, variant, weights)
-    return fill(operation, library, array, blocks, geometry, variant, True, fusion, weights)
+    library = library_of("array_to_blocks", "array", array)
+    call = calls.array_to_blocks(array, block_shape, block_strides, window=window, variant=variant)
+    blocks: ArrayT = compute(call, library, array, out, window)
+    return blocks
 
 
 def blocks_to_array(
@@ -129,35 +124,17 @@ def blocks_to_array(
     -----
     Names and layout are those of sigpy's function.
     """
-    operation = "blocks_to_array"
-    library = library_of(operation, "blocks", blocks)
-    geometry = blocks_to_array_geometry(blocks.shape, output_shape, block_shape, block_strides)
-    if blocks.dtype.kind in "SUT" and library is np and geometry.blocks_overlap:
-        raise TypeError(
-            f"{operation}: blocks of strings must not overlap, for strings cannot be added; got dtype "
-            f"{blocks.dtype} and blocks that overlap: {geometry}"
-        )
-    fusion, weights = as_fusion(operation, library, blocks, geometry.block_shape, reduction, window, out, accumulate)
-    array: ArrayT = result_array(operation, library, "blocks", blocks, geometry.array_shape, out, variant, weights)
-    return fill(operation, library, blocks, array, geometry, variant, deterministic, fusion, weights)
-
-
-def array_to_blocks_geometry(shape: Size, block_shape: Any, block_strides: Any) -> BlocksGeometry:
-    """Check what a call of `array_to_blocks` says about sizes."""
-    operation = "array_to_blocks"
-    return array_geometry(
-        shape,
-        as_integers(operation, "block_shape", block_shape),
-        as_integers(operation, "block_strides", block_strides),
+    library = library_of("blocks_to_array", "blocks", blocks)
+    call = calls.blocks_to_array(
+        blocks,
+        output_shape,
+        block_shape,
+        block_strides,
+        reduction=reduction,
+        window=window,
+        accumulate=accumulate,
+        variant=variant,
+        deterministic=deterministic,
     )
-
-
-def blocks_to_array_geometry(shape: Size, output_shape: Any, block_shape: Any, block_strides: Any) -> BlocksGeometry:
-    """Check what a call of `blocks_to_array` says about sizes."""
-    operation = "blocks_to_array"
-    return blocks_geometry(
-        shape,
-        as_integers(operation, "output_shape", output_shape),
-        as_integers(operation, "block_shape", block_shape),
-        as_integers(operation, "block_strides", block_strides),
-    )
+    array: ArrayT = compute(call, library, blocks, out, window)
+    return array

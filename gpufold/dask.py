@@ -24,20 +24,16 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import accumulate, pairwise
 from math import inf, prod
-from types import ModuleType
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 
-from gpufold import extras, space
-from gpufold.arrays import check_variant, library_of, result_dtype
-from gpufold.blocks import array_to_blocks_geometry, blocks_to_array_geometry
-from gpufold.filling import fill
-from gpufold.geometry import Axis, BlocksGeometry, Size, SlidingGeometry
-from gpufold.plan import Fusion
-from gpufold.sliding import col2im_geometry, im2col_geometry
-from gpufold.space import batch_to_space_geometry, space_to_batch_geometry
-from gpufold.windows import as_fusion
+from gpufold import calls, extras, space
+from gpufold.arrays import as_weights, library_of, native
+from gpufold.calls import Call
+from gpufold.compute import check_variant, run
+from gpufold.elements import check_dtype
+from gpufold.geometry import Axis, BlocksGeometry, Geometry, PositionsGeometry, Size, SlidingGeometry, SpaceGeometry
 
 try:
     import dask
@@ -107,20 +103,30 @@ def col2im(
         As in `gpufold.col2im`, here and not when the result is computed; ValueError where sizes of chunks are unknown
         or `chunks` does not fit.
     """
-    operation = "col2im"
-    library = _library(operation, "data", data)
-    geometry = col2im_geometry(data.shape, output_size, kernel_size, strides, dilations, pads_begin, pads_end)
-    fusion, weights = as_fusion(operation, library, data._meta, geometry.kernel_size, reduction, window)
-    dtype = _dtype(operation, library, "data", data, variant)
+    _check_array("col2im", "data", data)
+    call = calls.col2im(
+        data,
+        output_size,
+        kernel_size,
+        strides,
+        dilations,
+        pads_begin,
+        pads_end,
+        reduction=reduction,
+        window=window,
+        variant=variant,
+        deterministic=deterministic,
+    )
+    geometry, weights = _geometry(call, SlidingGeometry), _checked(call, data, window)
     *batch, rows, length = data.chunks
-    taps, num_blocks = prod(geometry.kernel_size), geometry.num_blocks
+    taps, num_blocks = prod(geometry.block_shape), geometry.num_blocks
     rows, length = _whole(rows, taps), _whole(length, prod(num_blocks[1:]))
     lead = (*batch, tuple(size // taps for size in rows))
-    cut = _cut(operation, lead, chunks, len(num_blocks), geometry.image_shape, dtype, data)
+    cut = _cut(call, lead, chunks, geometry.image_shape, data)
     if 0 in data.shape:
-        return _zeros(data, cut, dtype)
+        return _zeros(data, cut)
     blocks = data.rechunk((*batch, rows, length)).reshape((*geometry.image_shape[: len(lead)], taps, *num_blocks))
-    return _fold(operation, blocks, len(lead) + 1, cut, dtype, geometry.axes, fusion, weights, variant, deterministic)
+    return _fold(call, blocks, len(lead) + 1, cut, weights)
 
 
 def im2col(
@@ -172,21 +178,19 @@ def im2col(
     TypeError, ValueError
         As in `col2im`.
     """
-    operation = "im2col"
-    library = _library(operation, "image", image)
-    geometry = im2col_geometry(image.shape, kernel_size, strides, dilations, pads_begin, pads_end)
-    fusion, weights = as_fusion(operation, library, image._meta, geometry.kernel_size, window=window)
-    dtype = _dtype(operation, library, "image", image, variant)
+    _check_array("im2col", "image", image)
+    call = calls.im2col(image, kernel_size, strides, dilations, pads_begin, pads_end, window=window, variant=variant)
+    geometry, weights = _geometry(call, SlidingGeometry), _checked(call, image, window)
     *batch, channels = image.chunks[: -len(geometry.axes)]
-    taps, (num_rows, *others) = prod(geometry.kernel_size), geometry.num_blocks
+    taps, (num_rows, *others) = prod(geometry.block_shape), geometry.num_blocks
     lead = (*batch, tuple(size * taps for size in channels))
     shape = (*geometry.columns_shape[:-1], num_rows, prod(others))
-    *_, rows, (row,) = _cut(operation, lead, chunks, 1, shape, dtype, image)
+    *_, rows, (row,) = _cut(call, lead, chunks, shape, image, count=1)
     cut = (*lead, tuple(size * row for size in rows))
     if 0 in image.shape:
-        return _zeros(image, cut, dtype)
+        return _zeros(image, cut)
     spans = [_spans(rows), *([range(axis.blocks)] for axis in geometry.axes[1:])]
-    return _unfold(operation, image, spans, cut, dtype, geometry.axes, fusion, weights, variant)
+    return _unfold(call, image, spans, cut, weights)
 
 
 def blocks_to_array(
@@ -231,16 +235,17 @@ def blocks_to_array(
     TypeError, ValueError
         As in `col2im`.
     """
-    operation = "blocks_to_array"
-    library = _library(operation, "blocks", blocks)
-    geometry = blocks_to_array_geometry(blocks.shape, output_shape, block_shape, block_strides)
-    fusion, weights = as_fusion(operation, library, blocks._meta, geometry.block_shape, reduction, window)
-    dtype = _dtype(operation, library, "blocks", blocks, variant)
+    _check_array("blocks_to_array", "blocks", blocks)
+    choice = {"variant": variant, "deterministic": deterministic}
+    call = calls.blocks_to_array(
+        blocks, output_shape, block_shape, block_strides, reduction=reduction, window=window, **choice
+    )
+    geometry, weights = _geometry(call, BlocksGeometry), _checked(call, blocks, window)
     lead = len(geometry.lead)
-    cut = _cut(operation, blocks.chunks[:lead], chunks, len(geometry.axes), geometry.array_shape, dtype, blocks)
+    cut = _cut(call, blocks.chunks[:lead], chunks, geometry.array_shape, blocks)
     if 0 in blocks.shape:
-        return _zeros(blocks, cut, dtype)
-    return _fold(operation, blocks, lead, cut, dtype, geometry.axes, fusion, weights, variant, deterministic)
+        return _zeros(blocks, cut)
+    return _fold(call, blocks, lead, cut, weights)
 
 
 def array_to_blocks(
@@ -287,17 +292,14 @@ def array_to_blocks(
     TypeError, ValueError
         As in `col2im`.
     """
-    operation = "array_to_blocks"
-    library = _library(operation, "array", array)
-    geometry = array_to_blocks_geometry(array.shape, block_shape, block_strides)
-    fusion, weights = as_fusion(operation, library, array._meta, geometry.block_shape, window=window)
-    dtype = _dtype(operation, library, "array", array, variant)
+    _check_array("array_to_blocks", "array", array)
+    call = calls.array_to_blocks(array, block_shape, block_strides, window=window, variant=variant)
+    geometry, weights = _geometry(call, BlocksGeometry), _checked(call, array, window)
     lead, rank = len(geometry.lead), len(geometry.axes)
-    cut = _cut(operation, array.chunks[:lead], chunks, rank, geometry.blocks_shape, dtype, array)
+    cut = _cut(call, array.chunks[:lead], chunks, geometry.blocks_shape, array)
     if 0 in array.shape:
-        return _zeros(array, cut, dtype)
-    spans = [_spans(sizes) for sizes in cut[lead : lead + rank]]
-    return _unfold(operation, array, spans, cut, dtype, geometry.axes, fusion, weights, variant)
+        return _zeros(array, cut)
+    return _unfold(call, array, [_spans(sizes) for sizes in cut[lead : lead + rank]], cut, weights)
 
 
 def batch_to_space(
@@ -339,22 +341,21 @@ def batch_to_space(
     TypeError, ValueError
         As in `col2im`.
     """
-    operation = "batch_to_space"
-    library = _library(operation, "data", data)
-    geometry = batch_to_space_geometry(data.shape, block_shape, crops_begin, crops_end)
-    dtype = _dtype(operation, library, "data", data, variant)
+    _check_array("batch_to_space", "data", data)
+    call = calls.batch_to_space(data, block_shape, crops_begin, crops_end, variant=variant)
+    geometry, _ = _geometry(call, SpaceGeometry), _checked(call, data)
     images = [data[first : first + geometry.batch] for first in range(0, len(data), max(1, geometry.batch))]
     lead = (images or [data])[0].chunks[:1]
-    cut = _cut(operation, lead, chunks, len(geometry.grid), geometry.space_shape, dtype, data)
+    cut = _cut(call, lead, chunks, geometry.space_shape, data)
     if 0 in data.shape or 0 in geometry.space_shape:
-        return _zeros(data, cut, dtype)
+        return _zeros(data, cut)
     batches = da.stack([part.rechunk({0: lead[0]}) for part in images])
-    windows = [
-        [axis.window(span.start, span.stop)[1] for span in _spans(sizes)]
+    reach = [
+        [axis.section(span.start, span.stop)[1] for span in _spans(sizes)]
         for axis, sizes in zip(geometry.axes, cut[1:], strict=True)
     ]
     work = partial(_batch_to_space_chunk, axes=geometry.axes, variant=variant)
-    return _each_chunk(operation, work, _gather(batches, 2, windows), cut, dtype, drop_axis=[0])
+    return _each_chunk(call, work, _gather(batches, 2, reach), cut, drop_axis=[0])
 
 
 def space_to_batch(
@@ -387,19 +388,18 @@ def space_to_batch(
     TypeError, ValueError
         As in `col2im`.
     """
-    operation = "space_to_batch"
-    library = _library(operation, "data", data)
-    geometry = space_to_batch_geometry(data.shape, block_shape, pads_begin, pads_end)
-    dtype = _dtype(operation, library, "data", data, variant)
+    _check_array("space_to_batch", "data", data)
+    call = calls.space_to_batch(data, block_shape, pads_begin, pads_end, variant=variant)
+    geometry, _ = _geometry(call, SpaceGeometry), _checked(call, data)
     taps = prod(geometry.block)
     lead = ((taps,), data.chunks[0])
-    cut = _cut(operation, lead, chunks, len(geometry.grid), (taps, geometry.batch, *geometry.grid), dtype, data)
+    cut = _cut(call, lead, chunks, (taps, geometry.batch, *geometry.grid), data)
     if 0 in data.shape:
-        return _zeros(data, (data.chunks[0] * taps, *cut[2:]), dtype)
+        return _zeros(data, (data.chunks[0] * taps, *cut[2:]))
     spans = [_spans(sizes) for sizes in cut[2:]]
     pixels = [[_under(axis, span)[1] for span in along] for axis, along in zip(geometry.axes, spans, strict=True)]
     work = partial(_space_to_batch_chunk, axes=geometry.axes, variant=variant)
-    batches = _each_chunk(operation, work, _gather(data, 1, pixels), cut, dtype, new_axis=[0])
+    batches = _each_chunk(call, work, _gather(data, 1, pixels), cut, new_axis=[0])
     return da.concatenate(list(batches))
 
 
@@ -407,8 +407,8 @@ def space_to_batch(
 # Checks, and how a result is cut
 
 
-def _library(operation: str, name: str, array: Any) -> ModuleType:
-    """Check that an array is dask's, of chunks of known sizes; give the library of the chunks."""
+def _check_array(operation: str, name: str, array: Any) -> None:
+    """Raise unless an array is dask's, of chunks of known sizes and of a supported library."""
     if not isinstance(array, da.Array):
         raise TypeError(
             f"{operation}: {name} must be a dask.array.Array, got {type(array).__module__}.{type(array).__qualname__}; "
@@ -419,32 +419,46 @@ def _library(operation: str, name: str, array: Any) -> ModuleType:
             f"{operation}: {name} must have chunks of known sizes, got shape {array.shape}; "
             f"find them with {name}.compute_chunk_sizes()"
         )
-    return library_of(operation, f"a chunk of {name}", array._meta)
+    library_of(operation, f"a chunk of {name}", array._meta)
 
 
-def _dtype(operation: str, library: ModuleType, name: str, array: Any, variant: str) -> np.dtype[Any]:
-    """Check what is left to check, and give the dtype of the result."""
-    dtype = result_dtype(operation, name, array.dtype, strings=False)
-    if variant != "auto":
-        check_variant(operation, library, name, variant)
-    return dtype
+def _checked(call: Call, array: Any, window: Any = None) -> Any:
+    """Check what is left to check of a call, and return the weights of its window as an item of the graph."""
+    library = library_of(call.operation, "a chunk", array._meta)
+    check_dtype(call.operation, "data", array.dtype)
+    check_variant(call, library)
+    return None if window is None else delayed(as_weights(call, library, window, array._meta), pure=True)
 
 
-def _cut(
-    operation: str, lead: Sequence[Size], chunks: Any, count: int, shape: Size, dtype: np.dtype[Any], data: Any
-) -> Chunks:
-    """Cut a result: its first axes as given, the next `count` as the caller wants them, the others not at all."""
+_Geometry = TypeVar("_Geometry", bound=Geometry)
+
+
+def _geometry(call: Call, kind: type[_Geometry]) -> _Geometry:
+    assert isinstance(call.geometry, kind)
+    return call.geometry
+
+
+def _axes(call: Call) -> tuple[Axis, ...]:
+    assert not isinstance(call.geometry, PositionsGeometry)
+    return call.geometry.axes
+
+
+def _cut(call: Call, lead: Sequence[Size], chunks: Any, shape: Size, data: Any, count: int | None = None) -> Chunks:
+    """Cut a result: its first axes as given, those of space, or `count`, as the caller wants, the others not at all."""
+    if count is None:
+        count = len(_axes(call))
     each = tuple(chunks) if isinstance(chunks, list | tuple) else (chunks,) * count
     if len(each) != count:
         raise ValueError(
-            f"{operation}: chunks must be one value or {count}, one per axis that is cut, got {len(each)}: {chunks!r}"
+            f"{call.operation}: chunks must be one value or {count}, one per axis that is cut, got {len(each)}: "
+            f"{chunks!r}"
         )
     if 0 in shape:  # nothing to cut, and no size to aim for
         each = tuple(-1 if size == "auto" else size for size in each)
     share = min(1, prod(shape) / max(1, data.size))  # of the size to aim for, where less is made from more
     limit = int(share * parse_bytes(dask.config.get("array.chunk-size")))
     whole = shape[len(lead) + count :]
-    cut: Chunks = da.core.normalize_chunks((*lead, *each, *whole), shape, limit, dtype)
+    cut: Chunks = da.core.normalize_chunks((*lead, *each, *whole), shape, limit, native(data.dtype))
     return cut
 
 
@@ -455,13 +469,13 @@ def _whole(sizes: Size, unit: int) -> Size:
 
 
 def _spans(sizes: Size) -> list[range]:
-    """Give what every chunk of an axis holds."""
+    """Return what every chunk of an axis holds."""
     return [range(start, stop) for start, stop in pairwise((0, *accumulate(sizes)))]
 
 
-def _zeros(array: Any, cut: Chunks, dtype: np.dtype[Any]) -> Any:
-    """Give what comes of an array without elements."""
-    return da.zeros_like(array, dtype=dtype, shape=tuple(map(sum, cut)), chunks=cut)
+def _zeros(array: Any, cut: Chunks) -> Any:
+    """Return what comes of an array without elements."""
+    return da.zeros_like(array, dtype=native(array.dtype), shape=tuple(map(sum, cut)), chunks=cut)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -469,7 +483,7 @@ def _zeros(array: Any, cut: Chunks, dtype: np.dtype[Any]) -> Any:
 
 
 def _gather(array: Any, first: int, pieces: Sequence[Sequence[range]]) -> Any:
-    """Give an array with one chunk per range along each axis from `first` on; where ranges overlap it repeats itself.
+    """Return an array with one chunk per range along each axis from `first` on; where ranges overlap it repeats itself.
 
     An empty range gets the element next to it, which its chunk of the result does not look at: dask drops chunks
     without elements.
@@ -484,7 +498,7 @@ def _gather(array: Any, first: int, pieces: Sequence[Sequence[range]]) -> Any:
 
 
 def _under(axis: Axis, blocks: range) -> tuple[Axis, range]:
-    """Give the pixels under consecutive blocks, maybe none, and the axis of them alone."""
+    """Return the pixels under consecutive blocks, maybe none, and the axis of them alone."""
     start = axis.pixel(blocks[0], 0)
     stop = axis.pixel(blocks[-1], 0) + axis.dilated_kernel
     first, last = min(max(start, 0), axis.size), min(max(stop, 0), axis.size)
@@ -492,142 +506,104 @@ def _under(axis: Axis, blocks: range) -> tuple[Axis, range]:
 
 
 def _over(axis: Axis, start: int, stop: int) -> tuple[Axis, slice]:
-    """Give the pixels of [start, stop) from the first to the last that blocks reach, and the axis of them alone.
+    """Return the pixels of [start, stop) from the first to the last that blocks reach, and the axis of them alone.
 
     The slice counts from `start`. Without pixels that no block reaches at either end, no pad is negative.
     """
-    blocks = axis.window(start, stop)[1]
+    blocks = axis.section(start, stop)[1]
     if not blocks:
         return Axis(0, axis.kernel, axis.stride, axis.dilation, 0, 0), slice(0)
     first = max(start, axis.pixel(blocks[0], 0))
     last = min(stop, axis.pixel(blocks[-1], 0) + axis.dilated_kernel)
-    return axis.window(first, last)[0], slice(first - start, last - start)
+    return axis.section(first, last)[0], slice(first - start, last - start)
 
 
-def _fold(
-    operation: str,
-    blocks: Any,
-    first: int,
-    cut: Chunks,
-    dtype: np.dtype[Any],
-    axes: tuple[Axis, ...],
-    fusion: Fusion,
-    weights: Any,
-    variant: str,
-    deterministic: bool,
-) -> Any:
+def _fold(call: Call, blocks: Any, first: int, cut: Chunks, weights: Any) -> Any:
     """Put together blocks whose axes are counted from `first` on; the axes of their taps are those of no chunk."""
+    axes = _axes(call)
     rank = len(axes)
     reach = [
-        [axis.window(span.start, span.stop)[1] for span in _spans(sizes)]
+        [axis.section(span.start, span.stop)[1] for span in _spans(sizes)]
         for axis, sizes in zip(axes, cut[-rank:], strict=True)
     ]
     pieces = _gather(blocks, first, reach)
     taps = [axis for axis in range(len(cut) - rank, blocks.ndim) if not first <= axis < first + rank]
     pieces = pieces.rechunk(dict.fromkeys(taps, -1))
-    work = partial(
-        _fold_chunk, operation=operation, axes=axes, fusion=fusion, variant=variant, deterministic=deterministic
-    )
-    return _each_chunk(operation, work, pieces, cut, dtype, window=_shared(weights), drop_axis=taps)
+    return _each_chunk(call, partial(_fold_chunk, call=call), pieces, cut, weights=weights, drop_axis=taps)
 
 
-def _fold_chunk(
-    blocks: Any,
-    *,
-    operation: str,
-    axes: tuple[Axis, ...],
-    fusion: Fusion,
-    window: Any,
-    variant: str,
-    deterministic: bool,
-    block_info: Any,
-) -> Any:
+def _fold_chunk(blocks: Any, *, call: Call, weights: Any, block_info: Any) -> Any:
     """Compute a chunk of a sum, from all blocks that reach it."""
-    chunk = block_info[None]
+    chunk, axes = block_info[None], _axes(call)
     shape, rank = chunk["chunk-shape"], len(axes)
     lead = shape[:-rank]
-    windows, parts = zip(*map(_over, axes, *zip(*chunk["array-location"][-rank:], strict=True)), strict=True)
-    reached = (*lead, *(axis.size for axis in windows))
+    sections, parts = zip(*map(_over, axes, *zip(*chunk["array-location"][-rank:], strict=True)), strict=True)
+    reached = (*lead, *(axis.size for axis in sections))
     make = np.empty_like if reached == shape else np.zeros_like
     result = make(blocks, chunk["dtype"], order="C", shape=shape)
     if 0 in reached:
         return result
-    geometry: SlidingGeometry | BlocksGeometry
-    if operation == "col2im":
-        geometry = SlidingGeometry(lead[0] if len(lead) == 2 else None, lead[-1], windows)
+    geometry = _section(call, lead, sections)
+    if isinstance(geometry, SlidingGeometry):
         blocks = blocks.reshape(geometry.split_columns_shape)
-    else:
-        geometry = BlocksGeometry(lead, windows)
-    library = library_of(operation, "a chunk", blocks)
-    fill(operation, library, blocks, result[(..., *parts)], geometry, variant, deterministic, fusion, window)
+    library = library_of(call.operation, "a chunk", blocks)
+    run(call._replace(geometry=geometry), library, blocks, result[(..., *parts)], weights)
     return result
 
 
-def _unfold(
-    operation: str,
-    image: Any,
-    spans: Sequence[Sequence[range]],
-    cut: Chunks,
-    dtype: np.dtype[Any],
-    axes: tuple[Axis, ...],
-    fusion: Fusion,
-    weights: Any,
-    variant: str,
-) -> Any:
+def _section(call: Call, lead: Size, axes: tuple[Axis, ...]) -> SlidingGeometry | BlocksGeometry:
+    """Return the geometry of a chunk: that of the call along other axes."""
+    if isinstance(call.geometry, SlidingGeometry):
+        return SlidingGeometry(lead[0] if len(lead) == 2 else None, lead[-1], axes)
+    return BlocksGeometry(lead, axes)
+
+
+def _unfold(call: Call, image: Any, spans: Sequence[Sequence[range]], cut: Chunks, weights: Any) -> Any:
     """Take blocks apart along each axis as the spans say."""
+    axes = _axes(call)
     rank, lead = len(axes), image.ndim - len(axes)
     pixels = [[_under(axis, span)[1] for span in along] for axis, along in zip(axes, spans, strict=True)]
-    pieces = _gather(image, lead, pixels)
-    work = partial(_unfold_chunk, operation=operation, axes=axes, fusion=fusion, variant=variant)
-    columns = operation == "im2col"
+    columns = isinstance(call.geometry, SlidingGeometry)
     return _each_chunk(
-        operation,
-        work,
-        pieces,
+        call,
+        partial(_unfold_chunk, call=call),
+        _gather(image, lead, pixels),
         cut,
-        dtype,
-        window=_shared(weights),
+        weights=weights,
         drop_axis=list(range(lead + 1, lead + rank)) if columns else [],
         new_axis=[] if columns else list(range(lead + rank, lead + 2 * rank)),
     )
 
 
-def _unfold_chunk(
-    image: Any, *, operation: str, axes: tuple[Axis, ...], fusion: Fusion, window: Any, variant: str, block_info: Any
-) -> Any:
+def _unfold_chunk(image: Any, *, call: Call, weights: Any, block_info: Any) -> Any:
     """Take the blocks of a chunk out of all pixels under them."""
-    chunk = block_info[None]
+    chunk, axes = block_info[None], _axes(call)
     rank = len(axes)
     lead = image.shape[:-rank]
-    if operation == "im2col":
+    if isinstance(call.geometry, SlidingGeometry):
         row = prod(axis.blocks for axis in axes[1:])
         start, stop = chunk["array-location"][-1]
         spans = [range(start // row, stop // row), *(range(axis.blocks) for axis in axes[1:])]
     else:
         spans = [range(*span) for span in chunk["array-location"][len(lead) : len(lead) + rank]]
-    windows = tuple(_under(axis, span)[0] for axis, span in zip(axes, spans, strict=True))
-    if not all(axis.size for axis in windows):
+    sections = tuple(_under(axis, span)[0] for axis, span in zip(axes, spans, strict=True))
+    if not all(axis.size for axis in sections):
         return np.zeros_like(image, chunk["dtype"], order="C", shape=chunk["chunk-shape"])
     result = np.empty_like(image, chunk["dtype"], order="C", shape=chunk["chunk-shape"])
-    geometry: SlidingGeometry | BlocksGeometry
-    if operation == "im2col":
-        geometry = SlidingGeometry(lead[0] if len(lead) == 2 else None, lead[-1], windows)
-    else:
-        geometry = BlocksGeometry(lead, windows)
-    return fill(
-        operation, library_of(operation, "a chunk", image), image, result, geometry, variant, True, fusion, window
-    )
+    library = library_of(call.operation, "a chunk", image)
+    run(call._replace(geometry=_section(call, lead, sections)), library, image, result, weights)
+    return result
 
 
 def _batch_to_space_chunk(batches: Any, *, axes: tuple[Axis, ...], variant: str, block_info: Any) -> Any:
     """Compute a chunk of space, from all grid points whose blocks reach it."""
     spans = block_info[None]["array-location"][1:]
-    windows = [axis.window(*span)[0] for axis, span in zip(axes, spans, strict=True)]
+    sections = [axis.section(*span)[0] for axis, span in zip(axes, spans, strict=True)]
     return space.batch_to_space(
         batches.reshape(-1, *batches.shape[2:]),
-        (1, *(axis.kernel for axis in windows)),
-        (0, *(axis.pad_begin for axis in windows)),
-        (0, *(axis.pad_end for axis in windows)),
+        (1, *(axis.kernel for axis in sections)),
+        (0, *(axis.pad_begin for axis in sections)),
+        (0, *(axis.pad_end for axis in sections)),
         variant=variant,
     )
 
@@ -636,27 +612,21 @@ def _space_to_batch_chunk(array: Any, *, axes: tuple[Axis, ...], variant: str, b
     """Compute a chunk of the batches, from all pixels under its grid points."""
     chunk = block_info[None]
     spans = [range(*span) for span in chunk["array-location"][2:]]
-    windows = [_under(axis, span)[0] for axis, span in zip(axes, spans, strict=True)]
-    if not all(axis.size for axis in windows):
+    sections = [_under(axis, span)[0] for axis, span in zip(axes, spans, strict=True)]
+    if not all(axis.size for axis in sections):
         return np.zeros_like(array, chunk["dtype"], order="C", shape=chunk["chunk-shape"])
     batches = space.space_to_batch(
         array,
-        (1, *(axis.kernel for axis in windows)),
-        (0, *(axis.pad_begin for axis in windows)),
-        (0, *(axis.pad_end for axis in windows)),
+        (1, *(axis.kernel for axis in sections)),
+        (0, *(axis.pad_begin for axis in sections)),
+        (0, *(axis.pad_end for axis in sections)),
         variant=variant,
     )
     return batches.reshape(chunk["chunk-shape"])
 
 
-def _shared(weights: Any) -> Any:
-    """Put a window into the graph once, for all chunks."""
-    return None if weights is None else delayed(weights, pure=True)
-
-
-def _each_chunk(
-    operation: str, work: Callable[..., Any], pieces: Any, cut: Chunks, dtype: np.dtype[Any], **options: Any
-) -> Any:
+def _each_chunk(call: Call, work: Callable[..., Any], pieces: Any, cut: Chunks, **options: Any) -> Any:
     """Compute every chunk of a result from the piece in its place."""
+    dtype = native(pieces.dtype)
     meta = da.utils.meta_from_array(pieces._meta, len(cut), dtype)
-    return pieces.map_blocks(work, token=operation, chunks=cut, dtype=dtype, meta=meta, **options)
+    return pieces.map_blocks(work, token=call.operation, chunks=cut, dtype=dtype, meta=meta, **options)

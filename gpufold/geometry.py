@@ -15,7 +15,7 @@ import operator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from math import prod
-from typing import TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 Size: TypeAlias = tuple[int, ...]
 """One integer per axis, height before width."""
@@ -47,7 +47,7 @@ def as_integers(operation: str, name: str, value: object) -> PerAxis:
 
 
 def _expand(operation: str, name: str, value: PerAxis, rank: int, source: str) -> Size:
-    """Give one integer per axis; `source` says where the rank comes from."""
+    """Return one integer per axis; `source` says where the rank comes from."""
     if isinstance(value, int):
         return (value,) * rank
     if len(value) != rank:
@@ -70,11 +70,10 @@ def _at_least(operation: str, name: str, values: Size, least: int) -> None:
 # Sliding blocks
 
 
-@dataclass(frozen=True, slots=True)
-class Axis:
+class Axis(NamedTuple):
     """One spatial axis of sliding blocks: tap k of block b lands on pixel b*stride + k*dilation - pad_begin.
 
-    A window of an image (see `window`) may have negative pads; what a caller gives may not.
+    A section of an image (see `section`) may have negative pads; what a caller gives may not.
     """
 
     size: int
@@ -104,11 +103,11 @@ class Axis:
         return (self.padded_size - self.dilated_kernel) // self.stride + 1
 
     def pixel(self, block: int, tap: int) -> int:
-        """Give the pixel that a tap of a block lands on, outside [0, size) where it falls in the padding."""
+        """Return the pixel that a tap of a block lands on, outside [0, size) where it falls in the padding."""
         return block * self.stride + tap * self.dilation - self.pad_begin
 
     def reach(self, tap: int) -> range:
-        """Give the blocks whose tap lands inside the image: consecutive, maybe none.
+        """Return the blocks whose tap lands inside the image: consecutive, maybe none.
 
         >>> Axis(size=4, kernel=3, stride=1, dilation=1, pad_begin=1, pad_end=1).reach(0)
         range(1, 4)
@@ -118,13 +117,13 @@ class Axis:
         last = min(self.blocks, (self.size - 1 - offset) // self.stride + 1)
         return range(first, max(first, last))
 
-    def window(self, start: int, stop: int) -> tuple[Axis, range]:
-        """Give the axis as seen from pixels [start, stop), and the consecutive blocks that reach them.
+    def section(self, start: int, stop: int) -> tuple[Axis, range]:
+        """Return the axis as seen from pixels [start, stop), and the consecutive blocks that reach them.
 
-        The blocks are numbered from the first of that range, so that a window is a geometry of its
+        The blocks are numbered from the first of that range, so that a section is a geometry of its
         own; where no block reaches it, the range is empty and the axis has no block.
 
-        >>> axis, blocks = Axis(size=100, kernel=8, stride=4, dilation=1, pad_begin=0, pad_end=0).window(20, 30)
+        >>> axis, blocks = Axis(size=100, kernel=8, stride=4, dilation=1, pad_begin=0, pad_end=0).section(20, 30)
         >>> blocks, axis.pixel(0, 0)
         (range(4, 8), -4)
         """
@@ -149,7 +148,8 @@ class SlidingGeometry:
         return tuple(axis.size for axis in self.axes)
 
     @cached_property
-    def kernel_size(self) -> Size:
+    def block_shape(self) -> Size:
+        """The kernel: taps of a block along each axis."""
         return tuple(axis.kernel for axis in self.axes)
 
     @cached_property
@@ -164,7 +164,7 @@ class SlidingGeometry:
     @cached_property
     def columns_shape(self) -> Size:
         lead = () if self.batch is None else (self.batch,)
-        return (*lead, self.channels * prod(self.kernel_size), prod(self.num_blocks))
+        return (*lead, self.channels * prod(self.block_shape), prod(self.num_blocks))
 
     @cached_property
     def image_shape(self) -> Size:
@@ -175,12 +175,7 @@ class SlidingGeometry:
     def split_columns_shape(self) -> Size:
         """The columns with every axis apart: (N, C, *kernel, *blocks), N = 1 where there is none."""
         batch = 1 if self.batch is None else self.batch
-        return (batch, self.channels, *self.kernel_size, *self.num_blocks)
-
-    @cached_property
-    def is_empty(self) -> bool:
-        """No plane, hence nothing to compute: N = 0 or C = 0."""
-        return self.planes == 0
+        return (batch, self.channels, *self.block_shape, *self.num_blocks)
 
     @cached_property
     def blocks_overlap(self) -> bool:
@@ -191,31 +186,12 @@ class SlidingGeometry:
         return all(landed) and any(len(set(pixels)) < len(pixels) for pixels in landed)
 
 
-def _axes(
-    operation: str,
-    size: Size,
-    kernel_size: PerAxis,
-    strides: PerAxis,
-    dilations: PerAxis,
-    pads_begin: PerAxis,
-    pads_end: PerAxis,
-    size_name: str,
-    rank_name: str,
-) -> tuple[Axis, ...]:
+def _sliding_axes(operation: str, size: Size, size_name: str, rank_name: str, **given: PerAxis) -> tuple[Axis, ...]:
     """Check every per-axis argument and that a block fits; the caller knows the image's size."""
-    rank = len(size)
-    kernel_size = _expand(operation, "kernel_size", kernel_size, rank, rank_name)
-    strides = _expand(operation, "strides", strides, rank, rank_name)
-    dilations = _expand(operation, "dilations", dilations, rank, rank_name)
-    pads_begin = _expand(operation, "pads_begin", pads_begin, rank, rank_name)
-    pads_end = _expand(operation, "pads_end", pads_end, rank, rank_name)
-    _at_least(operation, size_name, size, 1)
-    _at_least(operation, "kernel_size", kernel_size, 1)
-    _at_least(operation, "strides", strides, 1)
-    _at_least(operation, "dilations", dilations, 0)
-    _at_least(operation, "pads_begin", pads_begin, 0)
-    _at_least(operation, "pads_end", pads_end, 0)
-    axes = tuple(map(Axis, size, kernel_size, strides, dilations, pads_begin, pads_end))
+    per_axis = {name: _expand(operation, name, value, len(size), rank_name) for name, value in given.items()}
+    for name, values in {size_name: size, **per_axis}.items():
+        _at_least(operation, name, values, 0 if name in ("dilations", "pads_begin", "pads_end") else 1)
+    axes = tuple(map(Axis, size, *per_axis.values()))
     for number, axis in enumerate(axes):
         if axis.blocks < 1:
             raise ValueError(
@@ -227,22 +203,54 @@ def _axes(
     return axes
 
 
-@lru_cache(maxsize=1024)
-def columns_geometry(
-    columns_shape: Size,
-    output_size: PerAxis,
-    kernel_size: PerAxis,
-    strides: PerAxis,
-    dilations: PerAxis,
-    pads_begin: PerAxis,
-    pads_end: PerAxis,
-    operation: str = "col2im",
+def col2im_geometry(
+    shape: Size,
+    output_size: Any,
+    kernel_size: Any,
+    strides: Any = 1,
+    dilations: Any = 1,
+    pads_begin: Any = 0,
+    pads_end: Any = 0,
 ) -> SlidingGeometry:
-    """Check a col2im call, whose columns are given and whose rank is the length of output_size.
+    """Check the sizes of a col2im call, whose columns are given and whose rank is the length of output_size.
 
-    >>> columns_geometry((3, 12, 225), (16, 16), (2, 2), 1, 1, 0, 0).image_shape
+    >>> col2im_geometry((3, 12, 225), (16, 16), (2, 2)).image_shape
     (3, 3, 16, 16)
     """
+    output_size = as_integers("col2im", "output_size", output_size)
+    return _columns_geometry(
+        shape, output_size, *_sliding_integers("col2im", kernel_size, strides, dilations, pads_begin, pads_end)
+    )
+
+
+def im2col_geometry(
+    shape: Size, kernel_size: Any, strides: Any = 1, dilations: Any = 1, pads_begin: Any = 0, pads_end: Any = 0
+) -> SlidingGeometry:
+    """Check the sizes of an im2col call, whose image is given and whose rank is the length of kernel_size.
+
+    >>> im2col_geometry((3, 3, 16, 16), (2, 2)).columns_shape
+    (3, 12, 225)
+    """
+    return _image_geometry(shape, *_sliding_integers("im2col", kernel_size, strides, dilations, pads_begin, pads_end))
+
+
+def _sliding_integers(
+    operation: str, kernel_size: Any, strides: Any, dilations: Any, pads_begin: Any, pads_end: Any
+) -> tuple[PerAxis, PerAxis, PerAxis, PerAxis, PerAxis]:
+    return (
+        as_integers(operation, "kernel_size", kernel_size),
+        as_integers(operation, "strides", strides),
+        as_integers(operation, "dilations", dilations),
+        as_integers(operation, "pads_begin", pads_begin),
+        as_integers(operation, "pads_end", pads_end),
+    )
+
+
+@lru_cache(maxsize=1024)
+def _columns_geometry(
+    columns_shape: Size, output_size: PerAxis, kernel_size: PerAxis, *steps: PerAxis
+) -> SlidingGeometry:
+    operation = "col2im"
     if isinstance(output_size, int) or not output_size:
         raise (TypeError if isinstance(output_size, int) else ValueError)(
             f"{operation}: output_size must be a sequence with one integer per spatial axis, at least one, "
@@ -253,17 +261,8 @@ def columns_geometry(
             f"{operation}: data must be (N, C*prod(kernel_size), L) or (C*prod(kernel_size), L), "
             f"so of rank 3 or 2, got rank {len(columns_shape)}: shape {columns_shape}"
         )
-    axes = _axes(
-        operation,
-        output_size,
-        kernel_size,
-        strides,
-        dilations,
-        pads_begin,
-        pads_end,
-        size_name="output_size",
-        rank_name="output_size",
-    )
+    given = dict(zip(_PER_AXIS, (kernel_size, *steps), strict=True))
+    axes = _sliding_axes(operation, output_size, "output_size", "output_size", **given)
     *lead, rows, length = columns_shape
     batch = lead[0] if lead else None
     taps = prod(axis.kernel for axis in axes)
@@ -283,20 +282,8 @@ def columns_geometry(
 
 
 @lru_cache(maxsize=1024)
-def image_geometry(
-    image_shape: Size,
-    kernel_size: PerAxis,
-    strides: PerAxis,
-    dilations: PerAxis,
-    pads_begin: PerAxis,
-    pads_end: PerAxis,
-    operation: str = "im2col",
-) -> SlidingGeometry:
-    """Check an im2col call, whose image is given and whose rank is the length of kernel_size.
-
-    >>> image_geometry((3, 3, 16, 16), (2, 2), 1, 1, 0, 0).columns_shape
-    (3, 12, 225)
-    """
+def _image_geometry(image_shape: Size, kernel_size: PerAxis, *steps: PerAxis) -> SlidingGeometry:
+    operation = "im2col"
     if isinstance(kernel_size, int) or not kernel_size:
         raise (TypeError if isinstance(kernel_size, int) else ValueError)(
             f"{operation}: kernel_size must be a sequence with one integer per spatial axis, at least one, "
@@ -310,27 +297,19 @@ def image_geometry(
             f"kernel_size={kernel_size}, so of rank {rank + 2} or {rank + 1}, "
             f"got rank {len(image_shape)}: shape {image_shape}"
         )
-    axes = _axes(
-        operation,
-        image_shape[lead:],
-        kernel_size,
-        strides,
-        dilations,
-        pads_begin,
-        pads_end,
-        size_name="the image's size",
-        rank_name="kernel_size",
-    )
+    given = dict(zip(_PER_AXIS, (kernel_size, *steps), strict=True))
+    axes = _sliding_axes(operation, image_shape[lead:], "the image's size", "kernel_size", **given)
     return SlidingGeometry(image_shape[0] if lead == 2 else None, image_shape[lead - 1], axes)
 
 
+_PER_AXIS = ("kernel_size", "strides", "dilations", "pads_begin", "pads_end")
+"""The arguments of a call that become the fields of an `Axis` after its size, in their order."""
+
+
 def _given(axes: tuple[Axis, ...], size_name: str) -> str:
-    """Put the arguments of a call in words, for messages."""
-    names = (size_name, "kernel_size", "strides", "dilations", "pads_begin", "pads_end")
-    fields = ("size", "kernel", "stride", "dilation", "pad_begin", "pad_end")
-    return ", ".join(
-        f"{name}={tuple(getattr(axis, field) for axis in axes)}" for name, field in zip(names, fields, strict=True)
-    )
+    """Return the sizes of a call in words, for messages."""
+    values = zip(*axes, strict=True)
+    return ", ".join(f"{name}={value}" for name, value in zip((size_name, *_PER_AXIS), values, strict=True))
 
 
 # ---------------------------------------------------------------------------------------------
@@ -367,7 +346,7 @@ class BlocksGeometry:
 
 
 def merged_axes(extents: Size, first_strides: Size, second_strides: Size) -> list[tuple[int, int, int]]:
-    """Make axes that two arrays walk as one to one; give the extents above 1, each with its stride in both arrays.
+    """Make axes that two arrays walk as one to one; return the extents above 1, each with its stride in both arrays.
 
     >>> merged_axes((4, 1, 2, 3), (60, 60, 30, 10), (100, 7, 6, 2))
     [(4, 60, 100), (6, 10, 2)]
@@ -386,12 +365,12 @@ def merged_axes(extents: Size, first_strides: Size, second_strides: Size) -> lis
 def blocks_as_columns(
     geometry: BlocksGeometry, blocks_strides: Size, array_strides: Size
 ) -> tuple[SlidingGeometry, Size, Size]:
-    """Give blocks and array as columns and an image, with the strides of the split columns and of the image.
+    """Return blocks and array as columns and an image, with the strides of the split columns and of the image.
 
     Leading axes that both arrays walk as one become one. The first two that are left count as batch and channels, those
     after them as spatial axes whose every pixel is a block.
 
-    >>> geometry = array_geometry((2, 3, 8), (4,), 2)
+    >>> geometry = array_to_blocks_geometry((2, 3, 8), (4,), 2)
     >>> sliding, *strides = blocks_as_columns(geometry, (36, 12, 4, 1), (24, 8, 1))
     >>> sliding.split_columns_shape, strides
     ((1, 6, 4, 3), [(72, 12, 1, 4), (48, 8, 1)])
@@ -444,13 +423,37 @@ def _blocks_rank(operation: str, block_shape: PerAxis) -> int:
     return len(block_shape)
 
 
-@lru_cache(maxsize=1024)
-def array_geometry(array_shape: Size, block_shape: PerAxis, block_strides: PerAxis) -> BlocksGeometry:
-    """Check an array_to_blocks call, whose array is given.
+def array_to_blocks_geometry(shape: Size, block_shape: Any, block_strides: Any) -> BlocksGeometry:
+    """Check the sizes of an array_to_blocks call, whose array is given.
 
-    >>> array_geometry((2, 16, 16), (4, 4), (2, 3)).blocks_shape
+    >>> array_to_blocks_geometry((2, 16, 16), (4, 4), (2, 3)).blocks_shape
     (2, 7, 5, 4, 4)
     """
+    operation = "array_to_blocks"
+    return _array_geometry(
+        shape,
+        as_integers(operation, "block_shape", block_shape),
+        as_integers(operation, "block_strides", block_strides),
+    )
+
+
+def blocks_to_array_geometry(shape: Size, output_shape: Any, block_shape: Any, block_strides: Any) -> BlocksGeometry:
+    """Check the sizes of a blocks_to_array call, whose blocks are given.
+
+    >>> blocks_to_array_geometry((2, 7, 5, 4, 4), (2, 16, 16), (4, 4), (2, 3)).num_blocks
+    (7, 5)
+    """
+    operation = "blocks_to_array"
+    return _blocks_geometry(
+        shape,
+        as_integers(operation, "output_shape", output_shape),
+        as_integers(operation, "block_shape", block_shape),
+        as_integers(operation, "block_strides", block_strides),
+    )
+
+
+@lru_cache(maxsize=1024)
+def _array_geometry(array_shape: Size, block_shape: PerAxis, block_strides: PerAxis) -> BlocksGeometry:
     operation = "array_to_blocks"
     rank = _blocks_rank(operation, block_shape)
     assert not isinstance(block_shape, int)
@@ -465,14 +468,9 @@ def array_geometry(array_shape: Size, block_shape: PerAxis, block_strides: PerAx
 
 
 @lru_cache(maxsize=1024)
-def blocks_geometry(
+def _blocks_geometry(
     blocks_shape: Size, output_shape: PerAxis, block_shape: PerAxis, block_strides: PerAxis
 ) -> BlocksGeometry:
-    """Check a blocks_to_array call, whose blocks are given.
-
-    >>> blocks_geometry((2, 7, 5, 4, 4), (2, 16, 16), (4, 4), (2, 3)).num_blocks
-    (7, 5)
-    """
     operation = "blocks_to_array"
     rank = _blocks_rank(operation, block_shape)
     assert not isinstance(block_shape, int)
@@ -521,10 +519,10 @@ class PositionsGeometry:
 
 
 @lru_cache(maxsize=1024)
-def positions_geometry(array_shape: Size, blocks_shape: Size, positions_shape: Size) -> PositionsGeometry:
-    """Check an add_blocks call; positions say by their last axis how many axes of the array have any.
+def add_blocks_geometry(array_shape: Size, blocks_shape: Size, positions_shape: Size) -> PositionsGeometry:
+    """Check the sizes of an add_blocks call; positions say by their last axis how many axes of the array have any.
 
-    >>> positions_geometry((3, 100, 200), (7, 3, 8, 9), (7, 2)).block_shape
+    >>> add_blocks_geometry((3, 100, 200), (7, 3, 8, 9), (7, 2)).block_shape
     (8, 9)
     """
     operation = "add_blocks"
@@ -597,10 +595,8 @@ class SpaceGeometry:
         return (self.batch, *self.space_size)
 
 
-def _block_arguments(
-    operation: str, shape: Size, block_shape: PerAxis, begin_name: str, begin: PerAxis, end_name: str, end: PerAxis
-) -> tuple[Size, Size, Size]:
-    """Check block shape and margins against the rank; give their spatial parts."""
+def _block_arguments(operation: str, shape: Size, block_shape: PerAxis, **given: PerAxis) -> tuple[Size, Size, Size]:
+    """Check block shape and margins against the rank; return their spatial parts."""
     rank = len(shape)
     if rank < 2:
         raise ValueError(
@@ -619,7 +615,7 @@ def _block_arguments(
             f"got {block_shape[0]}: block_shape={block_shape}"
         )
     margins = []
-    for name, margin in ((begin_name, begin), (end_name, end)):
+    for name, margin in given.items():
         if isinstance(margin, int):  # the same on every spatial axis; the batch axis has none
             margin = (0, *(margin,) * (rank - 1))
         margin = _expand(operation, name, margin, rank, "data")
@@ -632,16 +628,41 @@ def _block_arguments(
     return block_shape[1:], margins[0], margins[1]
 
 
-@lru_cache(maxsize=1024)
-def batch_geometry(data_shape: Size, block_shape: PerAxis, crops_begin: PerAxis, crops_end: PerAxis) -> SpaceGeometry:
-    """Check a batch_to_space call.
+def batch_to_space_geometry(shape: Size, block_shape: Any, crops_begin: Any = 0, crops_end: Any = 0) -> SpaceGeometry:
+    """Check the sizes of a batch_to_space call.
 
-    >>> batch_geometry((10, 2), (1, 5), (0, 2), (0, 0)).space_shape
+    >>> batch_to_space_geometry((10, 2), (1, 5), (0, 2)).space_shape
     (2, 8)
     """
     operation = "batch_to_space"
+    return _batch_geometry(
+        shape,
+        as_integers(operation, "block_shape", block_shape),
+        as_integers(operation, "crops_begin", crops_begin),
+        as_integers(operation, "crops_end", crops_end),
+    )
+
+
+def space_to_batch_geometry(shape: Size, block_shape: Any, pads_begin: Any = 0, pads_end: Any = 0) -> SpaceGeometry:
+    """Check the sizes of a space_to_batch call.
+
+    >>> space_to_batch_geometry((2, 8), (1, 5), (0, 2)).batch_shape
+    (10, 2)
+    """
+    operation = "space_to_batch"
+    return _space_geometry(
+        shape,
+        as_integers(operation, "block_shape", block_shape),
+        as_integers(operation, "pads_begin", pads_begin),
+        as_integers(operation, "pads_end", pads_end),
+    )
+
+
+@lru_cache(maxsize=1024)
+def _batch_geometry(data_shape: Size, block_shape: PerAxis, crops_begin: PerAxis, crops_end: PerAxis) -> SpaceGeometry:
+    operation = "batch_to_space"
     block, begin, end = _block_arguments(
-        operation, data_shape, block_shape, "crops_begin", crops_begin, "crops_end", crops_end
+        operation, data_shape, block_shape, crops_begin=crops_begin, crops_end=crops_end
     )
     batch, *grid = data_shape
     if batch % prod(block):
@@ -661,16 +682,9 @@ def batch_geometry(data_shape: Size, block_shape: PerAxis, crops_begin: PerAxis,
 
 
 @lru_cache(maxsize=1024)
-def space_geometry(data_shape: Size, block_shape: PerAxis, pads_begin: PerAxis, pads_end: PerAxis) -> SpaceGeometry:
-    """Check a space_to_batch call.
-
-    >>> space_geometry((2, 8), (1, 5), (0, 2), (0, 0)).batch_shape
-    (10, 2)
-    """
+def _space_geometry(data_shape: Size, block_shape: PerAxis, pads_begin: PerAxis, pads_end: PerAxis) -> SpaceGeometry:
     operation = "space_to_batch"
-    block, begin, end = _block_arguments(
-        operation, data_shape, block_shape, "pads_begin", pads_begin, "pads_end", pads_end
-    )
+    block, begin, end = _block_arguments(operation, data_shape, block_shape, pads_begin=pads_begin, pads_end=pads_end)
     batch, *size = data_shape
     grid = []
     for axis, extent in enumerate(size):

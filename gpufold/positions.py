@@ -2,31 +2,13 @@
 
 from __future__ import annotations
 
-from types import ModuleType
 from typing import Any
 
-import numpy as np
-
-from gpufold.arrays import (
-    ArrayT,
-    aligned,
-    check_library,
-    check_no_capture,
-    device_of,
-    is_kernel_ready,
-    kernel_ready,
-    library_of,
-    result_array,
-    result_dtype,
-    share_memory,
-)
-from gpufold.filling import fill
-from gpufold.geometry import positions_geometry
-from gpufold.plan import INT64_MAX
-from gpufold.windows import as_fusion
+from gpufold import calls
+from gpufold.arrays import ArrayT, as_positions, check_library, library_of
+from gpufold.compute import compute
 
 OPERATION = "add_blocks"
-CAPTURED_POSITIONS = "a contiguous, aligned array of int64 beside out"
 
 
 def add_blocks(
@@ -93,53 +75,7 @@ def add_blocks(
     """
     library = library_of(OPERATION, "out", out)
     check_library(OPERATION, "blocks", blocks, library, "out")
-    result_dtype(OPERATION, "blocks", blocks.dtype, strings=False)
-    places = as_positions(library, positions, out)
-    geometry = positions_geometry(out.shape, blocks.shape, places.shape)
-    fusion, weights = as_fusion(
-        OPERATION, library, blocks, geometry.block_shape, window=window, out=out, accumulate=True
-    )
-    result_array(OPERATION, library, "blocks", blocks, geometry.array_shape, out, variant, weights)
-    if share_memory(library, out, places):
-        raise ValueError(
-            f"{OPERATION}: out must share no memory with positions, got arrays that overlap; pass a copy of one"
-        )
-    return fill(OPERATION, library, blocks, out, geometry, variant, deterministic, fusion, weights, places)
-
-
-def as_positions(library: ModuleType, positions: Any, out: Any) -> Any:
-    """Return positions as int64 that kernels can read beside `out`; where they are on a GPU no value is looked at.
-
-    >>> as_positions(np, [(0, -3), (5, 2)], np.zeros((8, 8)))
-    array([[ 0, -3],
-           [ 5,  2]])
-    """
-    if not hasattr(positions, "dtype"):
-        try:
-            given = np.asarray(positions)
-        except (ValueError, OverflowError) as error:
-            raise ValueError(
-                f"{OPERATION}: positions must be of shape (number of blocks, number of spatial axes) and fit into 64 "
-                f"bits, got {positions!r}"
-            ) from error
-        if given.size and given.dtype.kind not in "iu":
-            raise TypeError(f"{OPERATION}: positions must be integers, got {positions!r}")
-        with device_of(library, out):
-            check_no_capture(OPERATION, library, "positions", CAPTURED_POSITIONS)
-            return library.asarray(_as_int64(np, given))
-    check_library(OPERATION, "positions", positions, library, "out")
-    if positions.dtype.kind not in "iu":
-        raise TypeError(f"{OPERATION}: positions must be integers, got dtype {positions.dtype}")
-    if library is not np and positions.device != out.device:
-        raise ValueError(f"{OPERATION}: positions must be on the device of out, {out.device}, got {positions.device}")
-    if is_kernel_ready(library, positions, np.int64):
-        return positions
-    with device_of(library, out):
-        check_no_capture(OPERATION, library, "positions", CAPTURED_POSITIONS)
-        return _as_int64(library, positions)
-
-
-def _as_int64(library: ModuleType, positions: Any) -> Any:
-    if positions.dtype == np.uint64:  # beyond int64 is far outside of any array
-        positions = library.minimum(aligned(library, positions), np.uint64(INT64_MAX))
-    return kernel_ready(library, positions, np.int64)
+    places = as_positions(OPERATION, library, positions, out)
+    call = calls.add_blocks(out, blocks, places, window, variant=variant, deterministic=deterministic)
+    result: ArrayT = compute(call, library, blocks, out, window, places)
+    return result

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
-from gpufold.arrays import ArrayT, library_of, result_array
-from gpufold.filling import fill
-from gpufold.geometry import Size, SlidingGeometry, as_integers, columns_geometry, image_geometry
-from gpufold.windows import as_fusion
+from gpufold import calls
+from gpufold.arrays import ArrayT, library_of
+from gpufold.compute import compute
 
 
 def col2im(
@@ -108,17 +105,23 @@ def col2im(
     -----
     Implements OpenVINO Col2Im-15 and ONNX Col2Im-18, for any number of spatial axes.
     """
-    operation = "col2im"
-    library = library_of(operation, "data", data)
-    geometry = col2im_geometry(data.shape, output_size, kernel_size, strides, dilations, pads_begin, pads_end)
-    if data.dtype.kind in "SUT" and library is np and geometry.blocks_overlap:
-        raise TypeError(
-            f"{operation}: data of strings must not overlap, for strings cannot be added; got dtype "
-            f"{data.dtype} and blocks that overlap: {geometry}"
-        )
-    fusion, weights = as_fusion(operation, library, data, geometry.kernel_size, reduction, window, out, accumulate)
-    image: ArrayT = result_array(operation, library, "data", data, geometry.image_shape, out, variant, weights)
-    return fill(operation, library, data, image, geometry, variant, deterministic, fusion, weights)
+    library = library_of("col2im", "data", data)
+    call = calls.col2im(
+        data,
+        output_size,
+        kernel_size,
+        strides,
+        dilations,
+        pads_begin,
+        pads_end,
+        reduction=reduction,
+        window=window,
+        accumulate=accumulate,
+        variant=variant,
+        deterministic=deterministic,
+    )
+    image: ArrayT = compute(call, library, data, out, window)
+    return image
 
 
 def im2col(
@@ -179,44 +182,7 @@ def im2col(
     -----
     The geometry is that of OpenVINO Col2Im-15 and ONNX Col2Im-18.
     """
-    operation = "im2col"
-    library = library_of(operation, "image", image)
-    geometry = im2col_geometry(image.shape, kernel_size, strides, dilations, pads_begin, pads_end)
-    fusion, weights = as_fusion(operation, library, image, geometry.kernel_size, window=window)
-    columns: ArrayT = result_array(operation, library, "image", image, geometry.columns_shape, out, variant, weights)
-    return fill(operation, library, image, columns, geometry, variant, True, fusion, weights)
-
-
-def col2im_geometry(
-    shape: Size,
-    output_size: Any,
-    kernel_size: Any,
-    strides: Any = 1,
-    dilations: Any = 1,
-    pads_begin: Any = 0,
-    pads_end: Any = 0,
-) -> SlidingGeometry:
-    """Check what a call of `col2im` says about sizes."""
-    return columns_geometry(
-        shape,
-        as_integers("col2im", "output_size", output_size),
-        as_integers("col2im", "kernel_size", kernel_size),
-        as_integers("col2im", "strides", strides),
-        as_integers("col2im", "dilations", dilations),
-        as_integers("col2im", "pads_begin", pads_begin),
-        as_integers("col2im", "pads_end", pads_end),
-    )
-
-
-def im2col_geometry(
-    shape: Size, kernel_size: Any, strides: Any = 1, dilations: Any = 1, pads_begin: Any = 0, pads_end: Any = 0
-) -> SlidingGeometry:
-    """Check what a call of `im2col` says about sizes."""
-    return image_geometry(
-        shape,
-        as_integers("im2col", "kernel_size", kernel_size),
-        as_integers("im2col", "strides", strides),
-        as_integers("im2col", "dilations", dilations),
-        as_integers("im2col", "pads_begin", pads_begin),
-        as_integers("im2col", "pads_end", pads_end),
-    )
+    library = library_of("im2col", "image", image)
+    call = calls.im2col(image, kernel_size, strides, dilations, pads_begin, pads_end, window=window, variant=variant)
+    columns: ArrayT = compute(call, library, image, out, window)
+    return columns

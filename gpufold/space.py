@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from gpufold.arrays import ArrayT, library_of, result_array
-from gpufold.filling import fill
-from gpufold.geometry import Size, SpaceGeometry, as_integers, batch_geometry, space_geometry
+from gpufold import calls
+from gpufold.arrays import ArrayT, library_of
+from gpufold.compute import compute
 
 
 def batch_to_space(
@@ -58,11 +58,10 @@ def batch_to_space(
     -----
     Implements OpenVINO BatchToSpace-2, for any rank.
     """
-    operation = "batch_to_space"
-    library = library_of(operation, "data", data)
-    geometry = batch_to_space_geometry(data.shape, block_shape, crops_begin, crops_end)
-    space: ArrayT = result_array(operation, library, "data", data, geometry.space_shape, out, variant)
-    return fill(operation, library, data, space, geometry, variant, True)
+    library = library_of("batch_to_space", "data", data)
+    call = calls.batch_to_space(data, block_shape, crops_begin, crops_end, variant=variant)
+    space: ArrayT = compute(call, library, data, out)
+    return space
 
 
 def space_to_batch(
@@ -114,28 +113,7 @@ def space_to_batch(
     -----
     Implements OpenVINO SpaceToBatch-2, for any rank.
     """
-    operation = "space_to_batch"
-    library = library_of(operation, "data", data)
-    geometry = space_to_batch_geometry(data.shape, block_shape, pads_begin, pads_end)
-    batch: ArrayT = result_array(operation, library, "data", data, geometry.batch_shape, out, variant)
-    return fill(operation, library, data, batch, geometry, variant, True)
-
-
-def batch_to_space_geometry(shape: Size, block_shape: Any, crops_begin: Any = 0, crops_end: Any = 0) -> SpaceGeometry:
-    """Check what a call of `batch_to_space` says about sizes."""
-    return batch_geometry(
-        shape,
-        as_integers("batch_to_space", "block_shape", block_shape),
-        as_integers("batch_to_space", "crops_begin", crops_begin),
-        as_integers("batch_to_space", "crops_end", crops_end),
-    )
-
-
-def space_to_batch_geometry(shape: Size, block_shape: Any, pads_begin: Any = 0, pads_end: Any = 0) -> SpaceGeometry:
-    """Check what a call of `space_to_batch` says about sizes."""
-    return space_geometry(
-        shape,
-        as_integers("space_to_batch", "block_shape", block_shape),
-        as_integers("space_to_batch", "pads_begin", pads_begin),
-        as_integers("space_to_batch", "pads_end", pads_end),
-    )
+    library = library_of("space_to_batch", "data", data)
+    call = calls.space_to_batch(data, block_shape, pads_begin, pads_end, variant=variant)
+    batch: ArrayT = compute(call, library, data, out)
+    return batch

@@ -17,7 +17,7 @@ _count: int | None = None
 
 
 def get_num_threads() -> int:
-    """Give the number of threads that one call on NumPy arrays uses at most, the calling one included.
+    """Return the number of threads that one call on NumPy arrays uses at most, the calling one included.
 
     >>> import gpufold
     >>> gpufold.set_num_threads(2)

@@ -10,6 +10,10 @@ import definition
 import numpy as np
 from ml_dtypes import bfloat16
 
+import gpufold
+from gpufold import calls
+from gpufold.arrays import as_weights
+
 DTYPES = tuple(
     np.dtype(t)
     for t in (
@@ -381,3 +385,23 @@ def assert_same_bits(got, want, message=""):
     if not np.array_equal(_bits(got), _bits(want)):
         np.testing.assert_array_equal(np.asarray(got), np.asarray(want), err_msg=str(message))
         raise AssertionError(f"{message}: equal values with different bits, such as -0.0 and 0.0")
+
+
+def weights_of(window, block_shape, dtype, library=np):
+    """The kind of a window for blocks of a shape, and its weights as the kernels of a library take them."""
+    call = calls.col2im(np.empty((prod(block_shape), 1), dtype), block_shape, block_shape, window=window)
+    first = window[0] if isinstance(window, tuple) else window
+    return call.fusion.window, None if window is None else as_weights(call, library, window, first)
+
+
+def fold(case, columns, **options):
+    return gpufold.col2im(columns, case.output_size, case.kernel_size, **case.arguments, **options)
+
+
+def unfold(case, image, **options):
+    return gpufold.im2col(image, case.kernel_size, **case.arguments, **options)
+
+
+def garbage(shape, dtype):
+    """An array of a pattern that no sum of ours leaves behind."""
+    return np.frombuffer(b"\xa5" * (prod(shape) * dtype.itemsize), np.uint8).view(dtype).reshape(shape).copy()

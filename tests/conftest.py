@@ -8,6 +8,8 @@ from collections import Counter
 import numpy as np
 import pytest
 
+from gpufold.cpu import folding, runs, tiles
+
 REASONS = Counter()
 
 
@@ -104,3 +106,14 @@ def pytest_terminal_summary(terminalreporter):
 @pytest.fixture(autouse=True)
 def _numpy_in_doctests(doctest_namespace):
     doctest_namespace["np"] = np
+
+
+@pytest.fixture(params=["chosen", "flat", "tiled", "flat-tiled"])
+def way(request, monkeypatch):
+    """Small problems would all go one way; these thresholds send them every way that large ones go."""
+    if "flat" in request.param:
+        monkeypatch.setattr(folding, "FLAT_ELEMENTS", 1)
+        monkeypatch.setattr(runs, "FLAT_RUN", 1)
+    if "tiled" in request.param:
+        monkeypatch.setattr(tiles, "THREADED_ELEMENTS", 1)
+        monkeypatch.setattr(tiles, "TILE_ELEMENTS", 12)

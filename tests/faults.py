@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 CHECKOUT = Path(__file__).parents[1]
-PLANNERS = "gpufold/planners"
+VARIANTS = "gpufold/gpu/variants"
 
 COL2IM = "tests/test_col2im_kernels.py::test_"
 IM2COL = "tests/test_im2col_kernels.py::test_"
@@ -87,7 +87,7 @@ FAULTS = (
     ),
     Fault(
         "the blocks of taps that do not exist taken for near ones",
-        f"{PLANNERS}/col2im.py",
+        f"{VARIANTS}/col2im.py",
         "max(tap_step(axis), block_step(axis))",
         "tap_step(axis)",
         COL2IM + "taps_and_blocks_may_be_far_apart[blocks-beside-far-taps-sanitized]",
@@ -191,29 +191,29 @@ FAULTS = (
     ),
     Fault(
         "blocks and divisors beyond shared memory",
-        f"{PLANNERS}/col2im.py",
+        f"{VARIANTS}/col2im.py",
         "staged(rows)) > MAX_SHARED_BYTES",
         "staged(rows)) > 2 * MAX_SHARED_BYTES",
         PLANNER_LAW + "blocks_brought_with_their_divisors_fit_shared_memory[float16-kernel0-strides0-dilations0]",
     ),
     Fault(
         "a call given up where the preferred variant refuses it",
-        f"{PLANNERS}/__init__.py",
-        "chain(PREFERENCES[operation](problem), others)",
-        "chain(PREFERENCES[operation](problem))",
+        "gpufold/operations.py",
+        "chain(operation.prefer(problem), others)",
+        "chain(operation.prefer(problem))",
         PLANNER_LAW + "auto_serves_what_any_variant_serves_within_the_limits_of_a_gpu",
     ),
     Fault(
         "atomic additions where their order matters",
-        f"{PLANNERS}/__init__.py",
-        "if plan.scatters and not any_order:",
+        "gpufold/operations.py",
+        "if plan.scatters and not problem.any_order:",
         "if plan.scatters and False:",
         PLANNER_LAW + "an_order_that_matters_is_never_given_up",
     ),
     Fault(
         "channels beyond 32 bits",
-        f"{PLANNERS}/positions.py",
-        "        seen.channels,\n        max(reach),",
+        f"{VARIANTS}/positions.py",
+        "        view.channels,\n        max(reach),",
         "        max(reach),",
         PLANNER_LAW + "channels_are_numbers_of_their_own",
     ),
@@ -446,8 +446,8 @@ FAULTS = (
     Fault(
         "blocks at a seam given to one side only",
         "gpufold/dask.py",
-        "[axis.window(span.start, span.stop)[1] for span in _spans(sizes)]\n        for axis, sizes in zip(axes,",
-        "[axis.window(span.start + axis.stride, span.stop)[1] for span in _spans(sizes)]\n"
+        "[axis.section(span.start, span.stop)[1] for span in _spans(sizes)]\n        for axis, sizes in zip(axes,",
+        "[axis.section(span.start + axis.stride, span.stop)[1] for span in _spans(sizes)]\n"
         "        for axis, sizes in zip(axes,",
         DASK + "random_blocks_have_the_bits_of_eager_calls",
     ),
@@ -458,52 +458,52 @@ FAULTS = (
         "ends = sorted(set(accumulate(sizes)))",
         DASK + "chunks_that_cut_channels_or_rows_of_blocks_reach_to_their_end",
     ),
-    # --- planners
+    # --- the planner
     Fault(
         "pads_end in place of pads_begin",
-        f"{PLANNERS}/col2im.py",
+        f"{VARIANTS}/col2im.py",
         "[axis.pad_begin for axis in axes]",
         "[axis.pad_end for axis in axes]",
         COL2IM + "every_variant_is_the_definition[bug-pads-end-read-from-begin]",
     ),
     Fault(
         "the phase of the other end's padding",
-        f"{PLANNERS}/col2im.py",
-        '"PHASE": row.pad_begin % row.stride',
-        '"PHASE": row.pad_end % row.stride',
+        f"{VARIANTS}/col2im.py",
+        "PHASE=row.pad_begin % row.stride",
+        "PHASE=row.pad_end % row.stride",
         COL2IM + "every_variant_is_the_definition[stride-two-asymmetric]",
     ),
     Fault(
         "no zero fill before atomic additions",
-        f"{PLANNERS}/col2im.py",
-        "scatters=True,",
-        "scatters=False,",
+        f"{VARIANTS}/col2im.py",
+        'view_of(problem), variant == "atomic"',
+        "view_of(problem), False",
         COL2IM + "every_dtype_is_the_definition[stride-1-int32]",
     ),
     Fault(
         "images stepped through by the wrong strides",
-        f"{PLANNERS}/im2col.py",
-        "image_plane_step=seen.image_channel,",
-        "image_plane_step=seen.image_batch,",
+        f"{VARIANTS}/im2col.py",
+        "array_plane_step=view.image_channel,",
+        "array_plane_step=view.image_batch,",
         IM2COL + "images_of_any_strides_are_read_in_place[kernel0-1-channels-and-batch-swapped]",
     ),
     Fault(
         "phases of the batch array a block's width too far apart",
-        f"{PLANNERS}/space.py",
-        "prod(geometry.block[axis + 1 :]) * geometry.batch * batch_step,",
-        "prod(geometry.block[axis:]) * geometry.batch * batch_step,",
+        f"{VARIANTS}/space.py",
+        "geometry.batch * batch.strides[0] * step for",
+        "geometry.block[-1] * geometry.batch * batch.strides[0] * step for",
         SPACE + "every_layout_is_the_definition[nchw-4x3-batch_to_space-float32]",
     ),
     Fault(
         "products of 32 bits past 2**31",
-        "gpufold/plan.py",
+        "gpufold/gpu/parameters.py",
         "if max(largest) <= INT32_MAX:",
         "if min(largest) <= INT32_MAX:",
         COL2IM + "offsets_are_wide_where_a_plane_or_the_threads_need_it",
     ),
     Fault(
         "a division that is off by one",
-        "gpufold/plan.py",
+        "gpufold/gpu/parameters.py",
         "((1 << shift) - number) // number + 1, shift",
         "((1 << shift) - number) // number, shift",
         COL2IM + "every_variant_is_the_definition[stride-two-odd]",
@@ -554,8 +554,8 @@ FAULTS = (
     ),
     Fault(
         "half precision summed in half precision",
-        "gpufold/cpu/arithmetic.py",
-        'return np.dtype(np.float32) if dtype.name in ("float16", "bfloat16") else dtype',
+        "gpufold/elements.py",
+        "return np.dtype(element.weight) if element is not None and element.is_half else dtype",
         "return dtype",
         NUMPY_PATH + "half_precision_is_summed_in_float32_and_rounded_once",
     ),

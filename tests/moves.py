@@ -7,8 +7,9 @@ from math import prod
 import numpy as np
 
 import hostcuda
-from gpufold import planners
-from gpufold.plan import H200, Device, Operand
+from gpufold import operations
+from gpufold.calls import Call
+from gpufold.gpu.plan import H200, Device, Operand
 
 ONE_THREAD = Device("a tiny one", (9, 0), multiprocessors=1, threads_per_multiprocessor=1)
 """So small that its threads serve as many planes and taps as they can, as for large arrays on a large device."""
@@ -53,7 +54,9 @@ def in_layout(rng, array):
 
 
 def plan_for(operation, geometry, data, result, variant, device=H200):
-    return planners.choose(operation, geometry, data.dtype.name, operand(data), operand(result), device, variant)
+    return operations.choose(
+        Call(operation, geometry, data.dtype.name, variant=variant), operand(data), operand(result), device
+    )
 
 
 def check(operation, geometry, data, want, variant, device=H200, result=None, **run):

@@ -7,9 +7,10 @@ kernels of one tap to thousands, every layout, dtype and fusion. None of them ne
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
 from math import prod
 
+from gpufold.calls import PLAIN, REDUCTIONS, WINDOWS, Call, Fusion
+from gpufold.elements import ELEMENT_TYPES
 from gpufold.geometry import (
     Axis,
     BlocksGeometry,
@@ -17,10 +18,11 @@ from gpufold.geometry import (
     PositionsGeometry,
     SlidingGeometry,
     SpaceGeometry,
-    array_geometry,
+    array_to_blocks_geometry,
 )
-from gpufold.plan import ELEMENT_TYPES, H200, PLAIN, REDUCTIONS, WINDOWS, Device, Fusion, Operand, contiguous_strides
-from gpufold.planners import VARIANTS
+from gpufold.gpu.parameters import contiguous_strides
+from gpufold.gpu.plan import H200, Device, Operand, Problem
+from gpufold.operations import OPERATIONS
 
 DEVICES = (
     H200,
@@ -31,52 +33,25 @@ DEVICES = (
 )
 
 
-@dataclass(frozen=True)
-class Call:
-    """The arguments of `gpufold.planners.choose` but the variant."""
-
-    operation: str
-    geometry: Geometry
-    dtype: str
-    input: Operand
-    output: Operand
-    device: Device
-    deterministic: bool
-    fusion: Fusion
-
-    @property
-    def has_elements(self) -> bool:
-        """Whether the call launches anything."""
-        return 0 not in (*self.input.shape, *self.output.shape)
-
-
-def random_call(rng: random.Random) -> Call:
-    """Draw a call: an everyday one, or one with something extreme."""
-    operation = rng.choice(tuple(VARIANTS))
+def random_problem(rng: random.Random) -> Problem:
+    """Draw a call with its operands and a device: an everyday one, or one with something extreme."""
+    operation = rng.choice(tuple(OPERATIONS))
     extreme = rng.random() < 0.4
     geometry, input, output = _GEOMETRIES[operation](rng, extreme)
     dtype = rng.choice(tuple(ELEMENT_TYPES))
     itemsize = ELEMENT_TYPES[dtype].itemsize
     input, output = (_aligned(rng, operand, itemsize) for operand in (input, output))
-    return Call(
-        operation,
-        geometry,
-        dtype,
-        input,
-        output,
-        rng.choice(DEVICES),
-        rng.random() < 0.6,
-        _fusion(rng, operation, dtype, geometry),
-    )
+    device, deterministic = rng.choice(DEVICES), rng.random() < 0.6
+    call = Call(operation, geometry, dtype, _fusion(rng, operation, dtype, geometry), deterministic=deterministic)
+    return Problem(call, input, output, device)
 
 
 def _fusion(rng: random.Random, operation: str, dtype: str, geometry: Geometry) -> Fusion:
     if isinstance(geometry, SpaceGeometry) or (operation != "add_blocks" and rng.random() < 0.4):
         return PLAIN
-    kernel_size = geometry.kernel_size if isinstance(geometry, SlidingGeometry) else geometry.block_shape
     averaged = ELEMENT_TYPES[dtype].weight != ""
     window = rng.choice(WINDOWS) if averaged else "none"
-    if window == "full" and len(kernel_size) == 1:  # which counts as separable
+    if window == "full" and len(geometry.block_shape) == 1:  # which counts as separable
         window = "separable"
     if operation in ("im2col", "array_to_blocks"):
         return Fusion("sum", window)
@@ -190,7 +165,7 @@ def _im2col(rng: random.Random, extreme: bool) -> tuple[SlidingGeometry, Operand
 def _blocks_to_array(rng: random.Random, extreme: bool) -> tuple[BlocksGeometry, Operand, Operand]:
     lead = tuple(_lead(rng, extreme) for _ in range(rng.choice((0, 1, 1, 2, 2, 3, 4))))
     axes = [_axis(rng, extreme, 40) for _ in range(_rank(rng, extreme))]
-    geometry = array_geometry(
+    geometry = array_to_blocks_geometry(
         (*lead, *(axis.size for axis in axes)),
         tuple(min(axis.size, axis.kernel) for axis in axes),
         tuple(axis.stride for axis in axes),

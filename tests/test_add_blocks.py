@@ -10,18 +10,19 @@ from math import prod
 import definition
 import numpy as np
 import pytest
-from cases import DTYPES, INEXACT, PositionsCase, assert_same_bits, awkward_window, values, window_of
+from cases import DTYPES, INEXACT, PositionsCase, assert_same_bits, awkward_window, values, weights_of, window_of
 from cases import POSITIONS_CASES as CASES
 from moves import in_layout, operand
 
 import gpufold
 import hostcuda
-from gpufold import plan as planning
+from gpufold.calls import Call, Fusion, Unsupported
 from gpufold.cpu import tiles
-from gpufold.geometry import positions_geometry
-from gpufold.plan import ELEMENT_TYPES, H200, Device, Fusion, Operand, Unsupported
-from gpufold.planners import choose, variants
-from gpufold.windows import as_window
+from gpufold.elements import ELEMENT_TYPES
+from gpufold.geometry import add_blocks_geometry
+from gpufold.gpu import parameters as planning
+from gpufold.gpu.plan import H200, Device, Operand
+from gpufold.operations import choose, variants
 
 
 def random_case(seed):
@@ -241,7 +242,7 @@ ERRORS = (
     (ValueError, r"blocks must be .* got shape \(3, 1, 2, 3\)", (OUT, BLOCKS[:, :1], PLACES), {}),
     (ValueError, r"blocks must be .* got shape \(3, 2, 2\)", (OUT, BLOCKS[..., 0], PLACES), {}),
     (ValueError, r"window must have the shape \(2, 3\)", (OUT, BLOCKS, PLACES, np.ones((3, 2))), {}),
-    (TypeError, "window needs data of floats", (OUT.astype(int), BLOCKS.astype(int), PLACES, np.ones((2, 3))), {}),
+    (TypeError, "window needs blocks of floats", (OUT.astype(int), BLOCKS.astype(int), PLACES, np.ones((2, 3))), {}),
     (ValueError, "out must share no memory with blocks", (OUT, OUT[None], [(0, 0)]), {}),
     (ValueError, "variant must be auto or one of gather, atomic", (OUT, BLOCKS, PLACES), {"variant": "split"}),
     (Unsupported, "'gather' is a GPU kernel", (OUT, BLOCKS, PLACES), {"variant": "gather"}),
@@ -270,10 +271,15 @@ def test_out_is_not_among_its_positions_nor_read_only():
 
 def run(variant, out, blocks, positions, window=None, device=H200, **mode):
     """Add by a kernel; gives its plan."""
-    geometry = positions_geometry(out.shape, blocks.shape, positions.shape)
-    kind, weights = as_window("add_blocks", np, window, geometry.block_shape, out.dtype)
+    geometry = add_blocks_geometry(out.shape, blocks.shape, positions.shape)
+    kind, weights = weights_of(window, geometry.block_shape, out.dtype)
     fusion = Fusion("sum", kind, accumulate=True)
-    plan = choose("add_blocks", geometry, out.dtype.name, operand(blocks), operand(out), device, variant, fusion=fusion)
+    plan = choose(
+        Call("add_blocks", geometry, out.dtype.name, fusion=fusion, variant=variant),
+        operand(blocks),
+        operand(out),
+        device,
+    )
     hostcuda.run(plan, blocks, out, weights, np.ascontiguousarray(positions), **mode)
     return plan
 
@@ -410,8 +416,10 @@ def test_tiles_share_a_search_where_it_is_dear_and_the_device_stays_full(shape, 
 @pytest.mark.hostcuda
 def test_a_tile_that_no_block_meets_is_left_alone():
     out, blocks = np.zeros((64, 640), np.float32), np.ones((2, 4, 5), np.float32)
-    geometry = positions_geometry(out.shape, blocks.shape, (2, 2))
-    plan = choose("add_blocks", geometry, "float32", operand(blocks), operand(out), fusion=Fusion("sum", "none", True))
+    geometry = add_blocks_geometry(out.shape, blocks.shape, (2, 2))
+    plan = choose(
+        Call("add_blocks", geometry, "float32", fusion=Fusion("sum", "none", True)), operand(blocks), operand(out)
+    )
     moved = hostcuda.traffic(plan, blocks, out, None, np.array([(3, 7), (5, 9)]))
     assert moved.stores.bytes == 2 * prod((8, 32)) * 4, "what two warps own, of the hundred and sixty"
     assert out.sum() == blocks.sum()
@@ -422,15 +430,11 @@ def test_a_tile_that_no_block_meets_is_left_alone():
 
 
 def plan_of(shape, block, count, dtype="float32", deterministic=True):
-    geometry = positions_geometry(shape, (count, *shape[: len(shape) - len(block)], *block), (count, len(block)))
+    geometry = add_blocks_geometry(shape, (count, *shape[: len(shape) - len(block)], *block), (count, len(block)))
     return choose(
-        "add_blocks",
-        geometry,
-        dtype,
+        Call("add_blocks", geometry, dtype, fusion=Fusion("sum", "none", True), deterministic=deterministic),
         Operand.contiguous(geometry.blocks_shape),
         Operand.contiguous(shape),
-        deterministic=deterministic,
-        fusion=Fusion("sum", "none", True),
     )
 
 

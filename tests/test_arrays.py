@@ -12,12 +12,10 @@ from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pytest
-from cases import assert_same_bits, off_its_size, values
+from cases import assert_same_bits, off_its_size, values, weights_of
 
 import gpufold
-from gpufold.arrays import is_kernel_ready, share_memory
-from gpufold.positions import as_positions
-from gpufold.windows import as_window
+from gpufold.arrays import as_positions, is_kernel_ready, share_memory
 
 IMPORTED = SimpleNamespace(may_share_memory=lambda first, second: False)
 """What CuPy says of two arrays that were each imported on its own: their bounds are not compared."""
@@ -222,6 +220,10 @@ def test_an_array_of_another_library_is_refused_by_its_name(call, argument):
 # What kernels can read: CuPy's part is played by NumPy, which alone takes elements from any address
 
 
+CURRENT = nullcontext()
+"""The device of every stand-in, which is the current one."""
+
+
 class Array:
     """What is asked of a cupy.ndarray to convert it, in the memory of a NumPy array."""
 
@@ -239,7 +241,7 @@ class Array:
         self.data, self.shape, self.strides, self.dtype = memptr, shape, strides, self.host.dtype
         self.size, self.itemsize = self.host.size, self.host.itemsize
         self.flags = SimpleNamespace(c_contiguous=self.host.flags.c_contiguous)
-        self.device = nullcontext()  # the current one
+        self.device = CURRENT
 
     @classmethod
     def of(cls, host):
@@ -328,7 +330,7 @@ def test_a_window_of_any_layout_reaches_kernels_as_they_can_read_it(layout, dtyp
     given = layout(np.abs(values((3, 4), dtype)))
     before = given.tobytes()
     library, window = (cupy, Array.of(given)) if on_gpu else (np, given)
-    kind, (weights,) = as_window("col2im", library, window, (3, 4), np.dtype(np.float32))
+    kind, (weights,) = weights_of(window, (3, 4), np.dtype(np.float32), library)
     assert kind == "full"
     assert is_kernel_ready(library, weights, np.float32)
     address = weights.data.ptr if on_gpu else weights.ctypes.data
@@ -345,7 +347,7 @@ def test_positions_of_any_layout_reach_kernels_as_they_can_read_them(layout, dty
     elements = values((5, 2), dtype)
     given, want = layout(elements), np.array([[min(int(each), 2**63 - 1) for each in row] for row in elements])
     library, positions = (cupy, Array.of(given)) if on_gpu else (np, given)
-    places = as_positions(library, positions, positions)
+    places = as_positions("add_blocks", library, positions, positions)
     assert is_kernel_ready(library, places, np.int64)
     address = places.data.ptr if on_gpu else places.ctypes.data
     assert address % 8 == 0
@@ -358,18 +360,18 @@ def test_nothing_is_converted_while_a_graph_is_captured(layout, cupy):
     cupy.capturing = True
     window, positions = Array.of(layout(np.ones((3, 4), np.float32))), Array.of(layout(np.ones((3, 4), np.int64)))
     if layout is as_it_is:
-        assert as_window("im2col", cupy, window, (3, 4), np.dtype(np.float32))[1] == (window,)
-        assert as_positions(cupy, positions, positions) is positions
+        assert weights_of(window, (3, 4), np.dtype(np.float32), cupy)[1] == (window,)
+        assert as_positions("add_blocks", cupy, positions, positions) is positions
         return
-    with pytest.raises(ValueError, match="im2col: window must be contiguous, aligned and of float32 while a"):
-        as_window("im2col", cupy, window, (3, 4), np.dtype(np.float32))
+    with pytest.raises(ValueError, match="window must be contiguous, aligned and of float32 while a"):
+        weights_of(window, (3, 4), np.dtype(np.float32), cupy)
     with pytest.raises(ValueError, match="positions must be a contiguous, aligned array of int64 beside out while"):
-        as_positions(cupy, positions, positions)
+        as_positions("add_blocks", cupy, positions, positions)
 
 
 def test_one_axis_of_a_separable_window_off_its_size_is_converted(cupy):
     axes = (np.arange(3, dtype=np.float32), off_its_size(np.arange(4, dtype=np.float32)))
-    kind, weights = as_window("col2im", cupy, tuple(map(Array.of, axes)), (3, 4), np.dtype(np.float32))
+    kind, weights = weights_of(tuple(map(Array.of, axes)), (3, 4), np.dtype(np.float32), cupy)
     assert kind == "separable"
     assert all(is_kernel_ready(cupy, each, np.float32) for each in weights)
     for each, want in zip(weights, axes, strict=True):
@@ -378,7 +380,7 @@ def test_one_axis_of_a_separable_window_off_its_size_is_converted(cupy):
 
 def test_no_positions_at_any_address_are_ready(cupy):
     nothing = Array(shape=(0, 2), dtype=np.int64, memptr=SimpleNamespace(ptr=START + 1), strides=(16, 8))
-    assert as_positions(cupy, nothing, nothing) is nothing
+    assert as_positions("add_blocks", cupy, nothing, nothing) is nothing
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.__name__)

@@ -40,9 +40,11 @@ from bench.results import RESULTS, Row, Run, geometric_mean, write_at_once
 from bench.terminal import PlainTable
 from bench.timing import LEAST_SAMPLES, MOST_SAMPLES, CpuClock, GpuClock, Times, interleave
 from bench.traffic import Line, traffic_table
-from gpufold.geometry import SlidingGeometry, batch_geometry, columns_geometry
-from gpufold.plan import H200, Operand, Unsupported
-from gpufold.planners import choose
+from gpufold import calls
+from gpufold.calls import Unsupported
+from gpufold.geometry import SlidingGeometry, batch_to_space_geometry, col2im_geometry
+from gpufold.gpu.plan import H200, Operand
+from gpufold.operations import choose
 
 pytestmark = pytest.mark.filterwarnings(r"ignore:\s*nccl library")  # sigpy imports CuPy, which looks for it
 
@@ -59,19 +61,19 @@ def _leave_the_process_as_it_was(monkeypatch):
 
 
 def sliding_problem(case, operation):
-    geometry = columns_geometry(case.columns_shape, case.output_size, case.kernel_size, **case.arguments)
+    geometry = col2im_geometry(case.columns_shape, case.output_size, case.kernel_size, **case.arguments)
     return Problem(case.name, operation, geometry, "tests")
 
 
 def space_problem(case, operation):
-    geometry = batch_geometry(case.batch_shape, case.block_shape, case.crops_begin, case.crops_end)
+    geometry = batch_to_space_geometry(case.batch_shape, case.block_shape, case.crops_begin, case.crops_end)
     return Problem(case.name, operation, geometry, "tests")
 
 
 def user_problems():
     """What users do with overlaps, small: means, windows, blocks in a layout of their own."""
-    row = columns_geometry((2, 16, 21), (80,), (16,), 4, 1, 8, 8)
-    tiles = columns_geometry((2, 2 * 48, 9), (14, 20), (8, 6), (3, 7), 1, 0, 0)
+    row = col2im_geometry((2, 16, 21), (80,), (16,), 4, 1, 8, 8)
+    tiles = col2im_geometry((2, 2 * 48, 9), (14, 20), (8, 6), (3, 7), 1, 0, 0)
     return [
         Problem("istft", "col2im", row, "tests", reduction="least_squares", window="hann"),
         Problem("mean", "col2im", tiles, "tests", reduction="mean"),
@@ -529,7 +531,7 @@ def test_a_slow_peer_gets_a_smaller_share(seconds, samples, monkeypatch):
 def torch_compile_calls(count):
     """Compile problems of as many shapes."""
     for channels in range(1, count + 1):
-        geometry = columns_geometry((1, 4 * channels, 9), (4, 4), (2, 2), 1, 1, 0, 0)
+        geometry = col2im_geometry((1, 4 * channels, 9), (4, 4), (2, 2), 1, 1, 0, 0)
         problem = Problem(f"of {channels} channels", "col2im", geometry, "tests")
         data = problem.data("float32")
         yield problem, data, _torch_compile(problem, data, 1)
@@ -969,7 +971,7 @@ def test_geometric_mean_leaves_out_what_was_not_measured():
 def test_each_sweep_measures_a_threshold_that_the_planner_has():
     for sweep in sweeps(132, 2048):
         module, name = sweep.threshold.split(".")
-        constant = getattr(importlib.import_module(f"gpufold.planners.{module}"), name)
+        constant = getattr(importlib.import_module(f"gpufold.gpu.variants.{module}"), name)
         assert constant == sweep.present - sweep.largest
         values = [value for value, _ in sweep.points]
         assert values == sorted(set(values))
@@ -991,7 +993,11 @@ def serves(problem, variant):
         operand = Operand(shape, (rows * blocks, 1, rows))
     try:
         geometry, dtype = problem.planned_geometry, problem.dtypes[0]
-        choose(problem.operation, geometry, dtype, operand, result, variant=variant, fusion=problem.fusion)
+        choose(
+            Call(
+                calls.Call(problem.operation, geometry, dtype, fusion=problem.fusion, variant=variant), operand, result
+            ),
+        )
     except Unsupported:
         return False
     return True

@@ -10,17 +10,18 @@ from math import prod
 
 import numpy as np
 import pytest
-from cases import DTYPES, FUSIONS, INEXACT, assert_same_bits, values, window_of
+from cases import DTYPES, FUSIONS, INEXACT, assert_same_bits, values, weights_of, window_of
 from moves import DEVICES, ONE_THREAD, in_layout, operand
 
 import gpufold
 import hostcuda
-from gpufold import plan as planning
+from gpufold.calls import PLAIN, Call, Fusion, Unsupported
 from gpufold.cpu import tiles as cpu_tiles
-from gpufold.geometry import array_geometry, blocks_as_columns
-from gpufold.plan import ELEMENT_TYPES, H200, PLAIN, Fusion, Operand, Unsupported
-from gpufold.planners import choose, explain, variants
-from gpufold.windows import as_window
+from gpufold.elements import ELEMENT_TYPES
+from gpufold.geometry import array_to_blocks_geometry, blocks_as_columns
+from gpufold.gpu import parameters as planning
+from gpufold.gpu.plan import H200, Operand
+from gpufold.operations import choose, explain, variants
 
 
 @dataclass(frozen=True)
@@ -233,8 +234,13 @@ def test_what_does_not_fit_is_refused(error, match, call):
 
 def run(operation, case, data, result, variant, device=H200, fusion=PLAIN, window=None, **mode):
     """Run a variant; gives its plan."""
-    geometry = array_geometry(case.shape, *case.arguments)
-    plan = choose(operation, geometry, data.dtype.name, operand(data), operand(result), device, variant, fusion=fusion)
+    geometry = array_to_blocks_geometry(case.shape, *case.arguments)
+    plan = choose(
+        Call(operation, geometry, data.dtype.name, fusion=fusion, variant=variant),
+        operand(data),
+        operand(result),
+        device,
+    )
     hostcuda.run(plan, data, result, window, **mode)
     return plan
 
@@ -342,7 +348,7 @@ def test_kernels_fuse_as_the_numpy_path(number):
     before = values(case.shape, dtype, 1)
     options = {"reduction": reduction, "window": window, "accumulate": accumulate}
     want = through_col2im(case, blocks, before, **options)
-    kind, weights = as_window("blocks_to_array", np, window, case.block, np.dtype(dtype))
+    kind, weights = weights_of(window, case.block, np.dtype(dtype))
     for variant in ("auto", "gather_blocks", "gather_pixels"):
         for device in DEVICES:
             result = in_layout(rng, before.copy())
@@ -390,14 +396,14 @@ def test_wide_offsets_give_the_same(case, monkeypatch):
 
 def plan_of(operation, shape, block, strides, order=None):
     """Plan a call whose blocks are contiguous, or lie in memory in another order of their axes."""
-    geometry = array_geometry(shape, block, strides)
+    geometry = array_to_blocks_geometry(shape, block, strides)
     blocks = Operand.contiguous(geometry.blocks_shape)
     if order:
         inside = Operand.contiguous(tuple(geometry.blocks_shape[axis] for axis in order)).strides
         blocks = Operand(geometry.blocks_shape, tuple(inside[order.index(axis)] for axis in range(len(order))))
     array = Operand.contiguous(shape)
     arrays = (blocks, array) if operation == "blocks_to_array" else (array, blocks)
-    return choose(operation, geometry, "float32", *arrays, H200)
+    return choose(Call(operation, geometry, "float32"), *arrays, H200)
 
 
 @pytest.mark.parametrize(
@@ -423,7 +429,7 @@ def test_auto_takes_the_variant_for_the_layout(expected, operation, shape, block
 
 
 def test_leading_axes_that_are_walked_as_one_are_planes():
-    geometry = array_geometry((2, 3, 4, 8, 9), (2, 3), 1)
+    geometry = array_to_blocks_geometry((2, 3, 4, 8, 9), (2, 3), 1)
     contiguous = Operand.contiguous(geometry.blocks_shape).strides, Operand.contiguous(geometry.array_shape).strides
     sliding, _, _ = blocks_as_columns(geometry, *contiguous)
     assert (sliding.planes, len(sliding.axes)) == (24, 2)
@@ -443,7 +449,7 @@ def test_explain_and_warmup_know_them():
     why = gpufold.explain("array_to_blocks", np.ones((256, 256), np.float16), (7, 7), 1)
     assert why.plan.operation == "array_to_blocks"
     assert str(why).startswith("array_to_blocks: taps, because")
-    geometry = array_geometry((9,), (3,), 1)
+    geometry = array_to_blocks_geometry((9,), (3,), 1)
     operands = Operand.contiguous((7, 3)), Operand.contiguous((9,))
-    explanation = explain("blocks_to_array", geometry, "float16", *operands)
+    explanation = explain(Call("blocks_to_array", geometry, "float16"), *operands)
     assert explanation.alternatives["atomic"].startswith("blocks_to_array: atomic adds in memory")

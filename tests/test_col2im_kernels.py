@@ -12,16 +12,29 @@ from math import prod
 
 import numpy as np
 import pytest
-from cases import CASES, DTYPES, FAR_CASES, FUSIONS, INEXACT, Case, assert_same_bits, awkward_window, values, window_of
+from cases import (
+    CASES,
+    DTYPES,
+    FAR_CASES,
+    FUSIONS,
+    INEXACT,
+    Case,
+    assert_same_bits,
+    awkward_window,
+    values,
+    weights_of,
+    window_of,
+)
 from moves import ONE_THREAD, operand
 
 import gpufold
 import hostcuda
-from gpufold import plan as planning
-from gpufold.geometry import columns_geometry
-from gpufold.plan import ELEMENT_TYPES, H200, PLAIN, Fusion, Operand, Unsupported
-from gpufold.planners import choose, explain, variants
-from gpufold.windows import as_window
+from gpufold.calls import PLAIN, Call, Fusion, Unsupported
+from gpufold.elements import ELEMENT_TYPES
+from gpufold.geometry import col2im_geometry
+from gpufold.gpu import parameters as planning
+from gpufold.gpu.plan import H200, Operand
+from gpufold.operations import choose, explain, variants
 
 pytestmark = pytest.mark.hostcuda
 
@@ -44,7 +57,7 @@ STAGED_CASES = (
 
 
 def geometry_of(case):
-    return columns_geometry(case.columns_shape, case.output_size, case.kernel_size, **case.arguments)
+    return col2im_geometry(case.columns_shape, case.output_size, case.kernel_size, **case.arguments)
 
 
 def whole_blocks(geometry, columns):
@@ -62,7 +75,7 @@ def check(geometry, columns, want, variant, device=H200, result=None, mode="plai
     if variant == "gather_blocks":  # which serves no other layout
         columns = whole_blocks(geometry, columns)
     operands = operand(columns), operand(result)
-    plan = choose("col2im", geometry, columns.dtype.name, *operands, device, variant, fusion=fusion)
+    plan = choose(Call("col2im", geometry, columns.dtype.name, fusion=fusion, variant=variant), *operands, device)
     hostcuda.run(plan, columns, result, window, mode=mode, seed=seed)
     message = f"{plan}\n{geometry}"
     if plan.variant == "atomic" and not ELEMENT_TYPES[columns.dtype.name].exact:
@@ -248,7 +261,7 @@ def check_fused(case, dtype, fusion, seed=0, device=ONE_THREAD, mode="plain", ma
     out = values(case.image_shape, dtype, seed + 1)
     options = {"reduction": reduction, "window": window, "out": out.copy(), "accumulate": accumulate}
     want = gpufold.col2im(columns, case.output_size, case.kernel_size, **case.arguments, **options)
-    kind, weights = as_window("col2im", np, window, case.kernel_size, np.dtype(dtype))
+    kind, weights = weights_of(window, case.kernel_size, np.dtype(dtype))
     for variant in (*VARIANTS, "auto"):
         if variant == "atomic" and make_window is awkward_window:
             continue  # its order decides which sums overflow
@@ -353,7 +366,7 @@ def plan_of(
     geometry = geometry_of(case)
     columns = Operand(case.columns_shape, steps) if steps else Operand.contiguous(case.columns_shape)
     image = Operand.contiguous(case.image_shape)
-    return choose("col2im", geometry, dtype, columns, image, device, variant, deterministic)
+    return choose(Call("col2im", geometry, dtype, variant=variant, deterministic=deterministic), columns, image, device)
 
 
 def test_offsets_are_wide_where_a_plane_or_the_threads_need_it():
@@ -452,22 +465,24 @@ def test_a_variant_that_cannot_serve_says_why(variant, match, arguments):
 
 
 def test_atomics_refuse_an_image_with_gaps():
-    geometry = columns_geometry((4, 9), (4, 4), (2, 2), 1, 1, 0, 0)
+    geometry = col2im_geometry((4, 9), (4, 4), (2, 2), 1, 1, 0, 0)
     columns, image = Operand.contiguous((4, 9)), Operand((1, 4, 4), (32, 8, 2))
     with pytest.raises(Unsupported, match="out must be C-contiguous"):
-        choose("col2im", geometry, "float32", columns, image, variant="atomic")
-    assert choose("col2im", geometry, "int32", columns, image).variant == "gather"
+        choose(Call("col2im", geometry, "float32", variant="atomic"), columns, image)
+    assert choose(Call("col2im", geometry, "int32"), columns, image).variant == "gather"
 
 
 def test_an_explanation_names_every_variant():
-    geometry = columns_geometry((4, 9), (4, 4), (2, 2), 1, 1, 0, 0)
+    geometry = col2im_geometry((4, 9), (4, 4), (2, 2), 1, 1, 0, 0)
     explanation = explain(
-        "col2im", geometry, "uint8", Operand.contiguous((4, 9)), Operand.contiguous(geometry.image_shape)
+        Call("col2im", geometry, "uint8"), Operand.contiguous((4, 9)), Operand.contiguous(geometry.image_shape)
     )
     assert {explanation.plan.variant, *explanation.alternatives} == set(VARIANTS)
     assert "no atomic addition of uint8" in str(explanation)
     with pytest.raises(ValueError, match="variant must be auto or one of gather, "):
-        choose("col2im", geometry, "uint8", Operand.contiguous((4, 9)), Operand.contiguous((1, 4, 4)), variant="fast")
+        choose(
+            Call("col2im", geometry, "uint8", variant="fast"), Operand.contiguous((4, 9)), Operand.contiguous((1, 4, 4))
+        )
 
 
 def test_every_byte_in_and_out_is_counted_once():

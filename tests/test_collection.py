@@ -48,7 +48,7 @@ def collect(folder, packages, *paths):
 
 def test_without_cupy_what_launches_is_left_out(tmp_path):
     collected, left_out, installs = collect(tmp_path, ["cupy"], "gpufold", "tests/test_launch.py")
-    assert left_out == {"gpufold/launch.py": {"cupy"}}
+    assert left_out == {"gpufold/gpu/launch.py": {"cupy"}}
     assert installs == {"pip install '.[cuda13]'"}
     assert re.search(r"\d+ tests deselected: cupy is not installed", collected)
     assert "gpufold/sliding.py::gpufold.sliding.col2im" in collected
@@ -57,9 +57,10 @@ def test_without_cupy_what_launches_is_left_out(tmp_path):
 def test_without_cupy_onnx_and_dask_what_imports_them_is_left_out(tmp_path):
     collected, left_out, installs = collect(tmp_path, ["cupy", "onnx", "dask"])
     assert left_out == {
-        "gpufold/launch.py": {"cupy"},
+        "gpufold/gpu/launch.py": {"cupy"},
         "gpufold/dask.py": {"dask"},
         "tests/test_dask.py": {"dask"},
+        "tests/onnx_models.py": {"onnx"},
         "tests/test_onnx.py": {"onnx"},
         "tests/test_peers.py": {"onnx"},
     }
@@ -75,7 +76,7 @@ def test_a_module_that_nobody_asked_for_is_not_spoken_of(tmp_path):
 
 def test_with_numpy_and_pytest_alone_collection_ends(rule, tmp_path):
     collected, left_out, _ = collect(tmp_path, rule.EXTRAS)
-    assert left_out["gpufold/launch.py"] == {"cupy"}
+    assert left_out["gpufold/gpu/launch.py"] == {"cupy"}
     assert left_out["gpufold/dask.py"] == {"dask"}
     assert {"dask", "distributed", "hypothesis"} <= left_out["tests/test_dask.py"]
     for module in ("tests/test_errors.py", "tests/test_package.py", "gpufold/onnx.py", "gpufold/sliding.py"):

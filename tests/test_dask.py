@@ -393,7 +393,7 @@ def test_two_processes_give_the_bits_of_one_call(client):
 
 
 def test_parts_of_a_picture_follow_each_other(client):
-    """As the README stores them; with what dask fuses by default the scheduler mistakes tasks of two parts."""
+    """As docs/dask.md stores them; with what dask fuses by default the scheduler mistakes tasks of two parts."""
     source = da.random.default_rng(0).random((40, 40, 16, 16), chunks=(8, 8, 16, 16), dtype=np.float32)
     picture = gpufold.dask.blocks_to_array(source, (484, 484), (16, 16), 12, reduction="mean", chunks=96)
     parts = [(slice(y, y + 288), slice(x, x + 288)) for y in (0, 288) for x in (0, 288)]

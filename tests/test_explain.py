@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import gpufold
-from gpufold.plan import Device
+from gpufold.gpu.plan import Device
 
 CALLS = {
     "col2im": ((2, 27, 64), ((8, 8), (3, 3)), {"pads_begin": 1, "pads_end": 1}),

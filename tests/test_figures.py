@@ -10,90 +10,24 @@ import random
 import re
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cache
-from itertools import product
 from math import prod
 
 import numpy as np
 import pytest
-from cases import CASES, FUSIONS, POSITIONS_CASES, SPACE_CASES, Case, window_of
-from moves import DEVICES
+from cases import FUSIONS, Case, weights_of, window_of
+from specialisations import SOURCES, plans, specialisations, whole_blocks
 
 import hostcuda
 from bench.measure import difference
 from bench.problems import PROBLEMS
 from bench.traffic import ELEMENTS, SCALED, plan_of
-from gpufold.geometry import batch_geometry, columns_geometry, positions_geometry
-from gpufold.plan import ELEMENT_TYPES, H200, PLAIN, WINDOWS, Fusion, Operand, Unsupported
-from gpufold.planners import choose, variants
-from gpufold.sources import KERNELS
-from gpufold.windows import as_window
+from gpufold.calls import PLAIN, WINDOWS, Call, Fusion, Unsupported
+from gpufold.geometry import add_blocks_geometry, col2im_geometry
+from gpufold.gpu.plan import H200, Operand
+from gpufold.gpu.sources import KERNELS
+from gpufold.operations import choose, variants
 
 pytestmark = pytest.mark.nvrtc
-
-DTYPES = ("float32", "float16", "bfloat16", "complex64", "complex128", "float64", "bool", "uint8", "int16", "int64")
-SOURCES = sorted(path.name for path in KERNELS.glob("*.cu"))
-
-
-def whole_blocks(geometry):
-    """Describe split columns with the taps of a block one after another in memory."""
-    rank = len(geometry.axes)
-    inside = Operand.contiguous(
-        (*geometry.split_columns_shape[:2], *geometry.num_blocks, *geometry.kernel_size)
-    ).strides
-    return Operand(geometry.split_columns_shape, (*inside[:2], *inside[2 + rank :], *inside[2 : 2 + rank]))
-
-
-LARGER_CASES = (
-    Case("many-cells-in-a-row", (20 * 300,), (24,), 20),
-    Case("many-planes", (30, 31), (3, 3), channels=64),
-)
-"""For kernels that only larger images are given."""
-
-
-@cache
-def plans():
-    """Every plan that the planner makes for the named cases, one for each kernel function and specialisation."""
-    found = {}
-
-    def collect(operation, geometry, *shapes, fusions=(PLAIN,)):
-        operands = [shape if isinstance(shape, Operand) else Operand.contiguous(shape) for shape in shapes]
-        for dtype, fusion, device in product(DTYPES, fusions, DEVICES):
-            if (fusion.window, fusion.reduction) != ("none", "sum") and not ELEMENT_TYPES[dtype].weight:
-                continue
-            for variant in variants(operation):
-                try:
-                    plan = choose(operation, geometry, dtype, *operands, device, variant, fusion=fusion)
-                except Unsupported:
-                    continue
-                found[plan.symbol, plan.defines] = plan
-
-    for number, case in enumerate((*CASES, *LARGER_CASES)):
-        geometry = columns_geometry(case.columns_shape, case.output_size, case.kernel_size, **case.arguments)
-        fusions = PLAIN, Fusion(*FUSIONS[number % len(FUSIONS)])
-        collect("col2im", geometry, geometry.columns_shape, geometry.image_shape, fusions=fusions)
-        collect("col2im", geometry, whole_blocks(geometry), geometry.image_shape, fusions=fusions)
-        windows = PLAIN, Fusion("sum", WINDOWS[number % len(WINDOWS)])
-        collect("im2col", geometry, geometry.image_shape, geometry.columns_shape, fusions=windows)
-    for case in SPACE_CASES:
-        if prod(case.space_shape):
-            geometry = batch_geometry(case.batch_shape, case.block_shape, case.crops_begin, case.crops_end)
-            collect("batch_to_space", geometry, geometry.batch_shape, geometry.space_shape)
-            collect("space_to_batch", geometry, geometry.space_shape, geometry.batch_shape)
-    for case in POSITIONS_CASES:
-        geometry = positions_geometry(case.shape, case.blocks_shape, case.positions.shape)
-        windows = [Fusion("sum", window, accumulate=True) for window in WINDOWS]
-        collect("add_blocks", geometry, geometry.blocks_shape, geometry.array_shape, fusions=windows)
-    return list(found.values())
-
-
-@cache
-def specialisations():
-    """Everything that the planner has compiled for the named cases: source to the list of its defines."""
-    found: dict[str, dict] = {source: {} for source in SOURCES}
-    for plan in plans():
-        found[plan.source][plan.defines] = None
-    return {source: list(defines) for source, defines in found.items()}
 
 
 @pytest.mark.parametrize("architecture", hostcuda.cubin.ARCHITECTURES)
@@ -137,9 +71,9 @@ def test_shared_memory_is_what_the_plan_says(symbol):
 def rounding_plans(dtype, fusion):
     """Give a plan of every kernel that computes with the elements of a dtype."""
     case = Case("odd", (7, 9), (3, 4), (2, 1), (1, 2), (2, 1), (0, 3))
-    geometry = columns_geometry(case.columns_shape, case.output_size, case.kernel_size, **case.arguments)
+    geometry = col2im_geometry(case.columns_shape, case.output_size, case.kernel_size, **case.arguments)
     columns, image = Operand.contiguous(geometry.columns_shape), Operand.contiguous(geometry.image_shape)
-    placed = positions_geometry((3, 64, 64), (9, 3, 8, 8), (9, 2))
+    placed = add_blocks_geometry((3, 64, 64), (9, 3, 8, 8), (9, 2))
     blocks, array = Operand.contiguous(placed.blocks_shape), Operand.contiguous(placed.array_shape)
     window = Fusion("sum", fusion.window)
     for operation, *problem, fused in (
@@ -150,7 +84,7 @@ def rounding_plans(dtype, fusion):
     ):
         for variant in variants(operation):
             with suppress(Unsupported):
-                yield choose(operation, *problem, H200, variant, fusion=fused)
+                yield choose(Call(operation, *problem[:2], fused, variant), *problem[2:])
 
 
 @pytest.mark.parametrize(
@@ -183,9 +117,9 @@ def test_machine_code_rounds_products_before_it_adds_them(dtype):
 @pytest.mark.parametrize("lead", [(), (14,)], ids=str)
 @pytest.mark.parametrize(("size", "block"), [((4096, 4096), (256, 256)), ((99_999,), (400,)), ((300,) * 3, (96,) * 3)])
 def test_blocks_at_positions_keep_everything_in_registers(size, block, lead, dtype, window):
-    geometry = positions_geometry((*lead, *size), (600, *lead, *block), (600, len(size)))
+    geometry = add_blocks_geometry((*lead, *size), (600, *lead, *block), (600, len(size)))
     operands = Operand.contiguous(geometry.blocks_shape), Operand.contiguous(geometry.array_shape)
-    plan = choose("add_blocks", geometry, dtype, *operands, fusion=Fusion("sum", window, accumulate=True))
+    plan = choose(Call("add_blocks", geometry, dtype, fusion=Fusion("sum", window, accumulate=True)), *operands)
     figures = hostcuda.figures(plan)
     assert figures.stack_bytes == 0
     assert figures.registers <= 128, "two blocks of threads are resident"
@@ -318,12 +252,12 @@ def test_a_fusion_moves_no_more_than_the_sum_and_its_window(name, fusion):
     """One pass: no second fold, no weighed copy, no count or weight image; what accumulates is read once too."""
     reduction, window, accumulate = fusion
     shrunk = REGIMES[name].for_gpu.shrunk(1 << 16)
-    kernel_size = shrunk.geometry.kernel_size
-    kind, weights = as_window("col2im", np, window_of(window, kernel_size, "float32"), kernel_size, np.dtype("float32"))
+    kernel_size = shrunk.geometry.block_shape
+    kind, weights = weights_of(window_of(window, kernel_size, "float32"), kernel_size, np.dtype("float32"))
     operands = Operand.contiguous(shrunk.input_shape), Operand.contiguous(shrunk.output_shape)
 
     def moved(fusion, weights=None):
-        plan = choose("col2im", shrunk.geometry, "float32", *operands, SCALED, fusion=fusion)
+        plan = choose(Call("col2im", shrunk.geometry, "float32", fusion=fusion), *operands, SCALED)
         data, result = shrunk.data("float32"), np.zeros(shrunk.output_shape, np.float32)
         traffic = hostcuda.traffic(plan, data, result, weights, scale=H200.multiprocessors)
         assert not traffic.atomics.requests

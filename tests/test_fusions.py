@@ -17,18 +17,20 @@ from cases import (
     Case,
     assert_same_bits,
     awkward_window,
+    fold,
+    garbage,
     off_its_size,
     random_case,
+    unfold,
     values,
+    weights_of,
     window_of,
 )
-from test_operations import fold, garbage, unfold, way  # noqa: F401  a fixture
 
 import gpufold
-from gpufold import arrays, windows
-from gpufold import positions as placing
+from gpufold import arrays
 from gpufold.cpu import tiles
-from gpufold.cpu.arithmetic import accumulator_dtype
+from gpufold.elements import sum_dtype
 
 COVERED = [case for case in CASES if case.col2im(np.ones(case.columns_shape, np.int64)).min() > 0]
 """Cases in which every pixel is in a block."""
@@ -64,7 +66,7 @@ def test_integers_accumulate(dtype):
 
 
 @pytest.mark.parametrize("first", range(0, 400, 100))
-def test_random_problems_are_their_definition(first, way):  # noqa: F811
+def test_random_problems_are_their_definition(first, way):
     for seed in range(first, first + 100):
         dtype = INEXACT[seed % len(INEXACT)]
         check(random_case(seed), dtype, random.Random(seed).choice(FUSIONS), seed)
@@ -72,7 +74,7 @@ def test_random_problems_are_their_definition(first, way):  # noqa: F811
 
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("first", range(0, 400, 100))
-def test_no_weight_counts_where_its_tap_does_not_exist(first, way):  # noqa: F811
+def test_no_weight_counts_where_its_tap_does_not_exist(first, way):
     fusions = [fusion for fusion in FUSIONS if fusion[1] != "none"]
     for seed in range(first, first + 100):
         case, fusion = random_case(seed), random.Random(seed).choice(fusions)
@@ -95,7 +97,7 @@ def test_uncovered_pixels_are_zero_beside_infinite_weights(reduction, kind):
 
 @pytest.mark.parametrize("kind", ["separable", "full"])
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_a_window_multiplies_what_im2col_takes(case, kind, way):  # noqa: F811
+def test_a_window_multiplies_what_im2col_takes(case, kind, way):
     for dtype in (np.dtype(np.float32), INEXACT[CASES.index(case) % len(INEXACT)]):
         image, window = values(case.image_shape, dtype), window_of(kind, case.kernel_size, dtype)
         want = case.im2col(image, window=window)
@@ -226,7 +228,7 @@ def test_one_pass_needs_the_result_a_window_and_a_bounded_scratch(case, fusion, 
             tracemalloc.stop()
     finally:
         gpufold.set_num_threads(None)
-    wide = accumulator_dtype(np.dtype(dtype)).itemsize
+    wide = sum_dtype(np.dtype(dtype)).itemsize
     tile = tiles.TILE_ELEMENTS
     weights = 8 * prod(case.kernel_size)
     # sums, products and a tap's scratch; two divisors and where they are small
@@ -240,12 +242,10 @@ CAPTURING = SimpleNamespace(cuda=SimpleNamespace(get_current_stream=lambda: Simp
 @pytest.fixture
 def capturing(monkeypatch):
     """Have arrays refused that a CUDA graph would convert anew, into memory that is another's by then."""
-    for module in (windows, placing):
-        monkeypatch.setattr(
-            module,
-            "check_no_capture",
-            lambda operation, library, *facts: arrays.check_no_capture(operation, CAPTURING, *facts),
-        )
+    check = arrays._check_no_capture
+    monkeypatch.setattr(
+        arrays, "_check_no_capture", lambda operation, library, *facts: check(operation, CAPTURING, *facts)
+    )
 
 
 @pytest.mark.parametrize(
@@ -271,21 +271,21 @@ def capturing(monkeypatch):
 )
 def test_a_window_is_not_converted_in_a_captured_graph(window, capturing):
     with pytest.raises(ValueError, match="col2im: window must be contiguous, aligned and of float32 while a"):
-        windows.as_window("col2im", np, window, (3, 4), np.dtype(np.float32))
+        weights_of(window, (3, 4), np.dtype(np.float32))
 
 
 @pytest.mark.parametrize("kernel_size", [(3, 4), (3,)])
 def test_a_window_that_fits_is_taken_as_it_is(kernel_size, capturing):
     whole, axes = np.ones(kernel_size, np.float32), tuple(np.ones(taps, np.float32) for taps in kernel_size)
-    assert windows.as_window("col2im", np, whole, kernel_size, np.dtype(np.float32))[1][0] is whole
-    taken = windows.as_window("col2im", np, axes, kernel_size, np.dtype(np.float32))[1]
+    assert weights_of(whole, kernel_size, np.dtype(np.float32))[1][0] is whole
+    taken = weights_of(axes, kernel_size, np.dtype(np.float32))[1]
     assert all(weights is axis for weights, axis in zip(taken, axes, strict=True))
 
 
 def test_positions_are_not_converted_in_a_captured_graph(capturing):
     places = np.zeros((5, 2), np.int64)
-    assert placing.as_positions(np, places, places) is places
+    assert arrays.as_positions("add_blocks", np, places, places) is places
     turned = np.zeros((2, 5), np.int64).T
     for other in (places.astype(np.int32), turned, [(0, 0)], places.astype(np.uint64), off_its_size(places)):
         with pytest.raises(ValueError, match="positions must be a contiguous, aligned array of int64 beside out while"):
-            placing.as_positions(np, other, places)
+            arrays.as_positions("add_blocks", np, other, places)

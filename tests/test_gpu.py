@@ -40,10 +40,10 @@ from cases import (
 from processes import alone, end_where_the_device_is_dead
 
 import gpufold
-from gpufold import plan as planning
-from gpufold.plan import ELEMENT_TYPES
-from gpufold.planners import choose
-from gpufold.sources import KERNELS
+from gpufold.elements import ELEMENT_TYPES
+from gpufold.gpu import parameters as planning
+from gpufold.gpu.sources import KERNELS
+from gpufold.operations import choose
 
 GARBAGE = 0xA5
 """What every byte of an output holds before a call."""
@@ -191,7 +191,7 @@ def most_of_the_memory(cupy):
 @pytest.fixture
 def wide_offsets():
     """Plan with offsets of 64 bits, for arrays however small."""
-    from gpufold import launch
+    from gpufold.gpu import launch
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(planning, "INT32_MAX", 0)
@@ -680,7 +680,7 @@ def test_a_captured_call_adds_to_what_is_there_at_each_launch(cupy):
 
 @pytest.mark.gpu
 def test_after_a_warmup_the_first_call_only_launches(cupy, monkeypatch):
-    from gpufold import launch
+    from gpufold.gpu import launch
 
     case = Case("compiled-by-no-other-test", (11, 19), (5, 7), (2, 3), 1, (1, 4), (2, 3))
     for call in calls_of(case, np.dtype(np.float32)):

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import gpufold
-from gpufold.sources import options, source_text
+from gpufold.gpu.sources import options, source_text
 from hostcuda import standin
 
 CHECKOUT = Path(__file__).parents[1]

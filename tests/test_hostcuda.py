@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import hostcuda
-from gpufold.plan import H200, Plan
+from gpufold.gpu.plan import H200, Plan
 from hostcuda import cubin
 from hostcuda.prediction import resident_threads
 

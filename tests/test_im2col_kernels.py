@@ -7,17 +7,28 @@ import itertools
 import definition
 import numpy as np
 import pytest
-from cases import CASES, FAR_CASES, INEXACT, Case, assert_same_bits, awkward_window, random_case, values, window_of
+from cases import (
+    CASES,
+    FAR_CASES,
+    INEXACT,
+    Case,
+    assert_same_bits,
+    awkward_window,
+    random_case,
+    values,
+    weights_of,
+    window_of,
+)
 from moves import DEVICES, DTYPES, ONE_THREAD, check, operand, random_bits
 
 import gpufold
 import hostcuda
-from gpufold import plan as planning
-from gpufold import planners
-from gpufold.geometry import image_geometry
-from gpufold.plan import H200, Fusion, Operand, Unsupported
-from gpufold.planners import variants
-from gpufold.windows import as_window
+from gpufold import operations
+from gpufold.calls import Call, Fusion, Unsupported
+from gpufold.geometry import im2col_geometry
+from gpufold.gpu import parameters as planning
+from gpufold.gpu.plan import H200, Operand
+from gpufold.operations import variants
 
 pytestmark = pytest.mark.hostcuda
 
@@ -43,7 +54,7 @@ UNSPLIT_CASES = (
 
 
 def geometry_of(case):
-    return image_geometry(case.image_shape, case.kernel_size, **case.arguments)
+    return im2col_geometry(case.image_shape, case.kernel_size, **case.arguments)
 
 
 def want_of(case, image):
@@ -108,11 +119,13 @@ def test_a_window_multiplies_what_is_taken(case, kind, make_window):
     image, window = values(case.image_shape, dtype), make_window(kind, case.kernel_size, dtype)
     want = case.im2col(image, window=window)
     assert_same_bits(gpufold.im2col(image, case.kernel_size, **case.arguments, window=window), want, case)
-    kind, weights = as_window("im2col", np, window, case.kernel_size, dtype)
+    kind, weights = weights_of(window, case.kernel_size, dtype)
     for variant, device in itertools.product(("auto", *variants_for(case.kernel_size)), DEVICES):
         operands = operand(image), operand(want)
-        plan = planners.choose(
-            "im2col", geometry_of(case), dtype.name, *operands, device, variant, fusion=Fusion(window=kind)
+        plan = operations.choose(
+            Call("im2col", geometry_of(case), dtype.name, fusion=Fusion(window=kind), variant=variant),
+            *operands,
+            device,
         )
         got = np.empty_like(want)
         hostcuda.run(plan, image, got, weights, mode="observed" if variant == "staged" else "plain")
@@ -144,7 +157,7 @@ STRIDED = {
 @pytest.mark.parametrize(("kernel", "stride"), [((3, 2), 1), ((2, 4), (2, 9)), ((1, 1), 1)])
 def test_images_of_any_strides_are_read_in_place(view, kernel, stride):
     image = view(random_bits((4, 6, 16, 30), "float32"))
-    geometry = image_geometry(image.shape, kernel, stride, 1, (0, 1), (1, 0))
+    geometry = im2col_geometry(image.shape, kernel, stride, 1, (0, 1), (1, 0))
     want = definition.im2col(np.ascontiguousarray(image), kernel, geometry_strides(stride), (1, 1), (0, 1), (1, 0))
     for variant in variants_for(kernel):
         check("im2col", geometry, image, want, variant, ONE_THREAD)
@@ -158,7 +171,7 @@ def geometry_strides(stride):
 @pytest.mark.parametrize("spaced", [(1, 1, 2), (1, 3, 1), (2, 1, 1)])
 def test_columns_of_any_strides_are_written_in_place(kernel, stride, spaced):
     image = random_bits((2, 5, 9, 24), "float32")
-    geometry = image_geometry(image.shape, kernel, stride, 1, 0, 0)
+    geometry = im2col_geometry(image.shape, kernel, stride, 1, 0, 0)
     want = definition.im2col(image, kernel, geometry_strides(stride), (1, 1), (0, 0), (0, 0))
     room = np.empty([extent * step for extent, step in zip(want.shape, spaced, strict=True)], want.dtype)
     result = room[tuple(slice(None, None, step) for step in spaced)]
@@ -169,12 +182,12 @@ def test_columns_of_any_strides_are_written_in_place(kernel, stride, spaced):
 @pytest.mark.parametrize("case", [*STAGED_CASES, *UNSPLIT_CASES], ids=str)
 def test_wide_offsets_give_the_same(case, monkeypatch):
     monkeypatch.setattr(planning, "INT32_MAX", 10)
-    planners.choose.cache_clear()
+    operations.choose.cache_clear()
     image = random_bits(case.image_shape, "float32")
     for variant in variants_for(case.kernel_size):
         plan = check("im2col", geometry_of(case), image, want_of(case, image), variant, ONE_THREAD)
         assert dict(plan.defines)["OFFSET"] == "long long"
-    planners.choose.cache_clear()
+    operations.choose.cache_clear()
 
 
 def test_a_short_row_behind_a_wide_word_keeps_its_bytes():
@@ -184,7 +197,7 @@ def test_a_short_row_behind_a_wide_word_keeps_its_bytes():
         image = random_bits((2, 3, 4, width + start), "float16")[..., start:]
         if start:
             image = random_bits((start + 2 * 3 * 4 * width,), "float16")[start:].reshape(2, 3, 4, width)
-        geometry = image_geometry(image.shape, (1, 1), 1, 1, 0, 0)
+        geometry = im2col_geometry(image.shape, (1, 1), 1, 1, 0, 0)
         plan = check("im2col", geometry, image, image.reshape(2, 3, -1), "direct")
         sizes[width, start] = dict(plan.defines)["SCALAR"]
     assert sizes == {(8, 0): "Word<16>", (6, 0): "Word<16>", (5, 0): "Word<8>", (8, 1): "Word<2>", (8, 2): "Word<4>"}
@@ -192,10 +205,10 @@ def test_a_short_row_behind_a_wide_word_keeps_its_bytes():
 
 def plan_of_shape(shape, kernel, variant="auto", steps=None, **arguments):
     arguments = {"strides": 1, "dilations": 1, "pads_begin": 0, "pads_end": 0} | arguments
-    geometry = image_geometry(shape, kernel, **arguments)
+    geometry = im2col_geometry(shape, kernel, **arguments)
     image = Operand(shape, steps) if steps else Operand.contiguous(shape)
-    return planners.choose(
-        "im2col", geometry, "float32", image, Operand.contiguous(geometry.columns_shape), H200, variant
+    return operations.choose(
+        Call("im2col", geometry, "float32", variant=variant), image, Operand.contiguous(geometry.columns_shape), H200
     )
 
 
@@ -234,9 +247,9 @@ def test_large_strides_are_staged():
         ((1, 1, 128000), (400,), 160, "staged"),
         ((1, 3, 512, 512), (1, 1), 16, "direct"),
     ]:
-        geometry = image_geometry(shape, kernel, stride, 1, 0, 0)
+        geometry = im2col_geometry(shape, kernel, stride, 1, 0, 0)
         image, columns = Operand.contiguous(shape), Operand.contiguous(geometry.columns_shape)
-        assert planners.choose("im2col", geometry, "float32", image, columns).variant == variant, shape
+        assert operations.choose(Call("im2col", geometry, "float32"), image, columns).variant == variant, shape
 
 
 def test_staging_refuses_rows_of_one_tap():

@@ -9,17 +9,18 @@ import ml_dtypes  # noqa: F401  NumPy knows bfloat16 then
 import numpy as np
 import pytest
 
-from gpufold import sources
-from gpufold.geometry import batch_geometry, columns_geometry, image_geometry
-from gpufold.plan import H200, Operand, Unsupported
-from gpufold.planners import choose, explain, variants
+from gpufold.calls import Call, Unsupported
+from gpufold.geometry import batch_to_space_geometry, col2im_geometry, im2col_geometry
+from gpufold.gpu import sources
+from gpufold.gpu.plan import H200, Operand
+from gpufold.operations import choose, explain, variants
 
 pytestmark = pytest.mark.peer("cupy")
 
 
 @pytest.fixture
 def launch():
-    from gpufold import launch
+    from gpufold.gpu import launch
 
     caches = (sources._headers, launch._module, launch._function, launch._prepare, launch.device)
     for cached in caches:
@@ -29,7 +30,7 @@ def launch():
         cached.cache_clear()
 
 
-GEOMETRY = columns_geometry((2, 27, 64), (8, 8), (3, 3), 1, 1, 1, 1)
+GEOMETRY = col2im_geometry((2, 27, 64), (8, 8), (3, 3), 1, 1, 1, 1)
 COLUMNS, IMAGE = Operand.contiguous(GEOMETRY.columns_shape), Operand.contiguous(GEOMETRY.image_shape)
 BLOCK_BY_BLOCK = Operand(GEOMETRY.columns_shape, (27 * 64, 1, 27))
 
@@ -52,12 +53,12 @@ def plans():
     for variant in variants("col2im"):
         dtype = "complex64" if variant == "atomic" else "bfloat16"
         columns = BLOCK_BY_BLOCK if variant == "gather_blocks" else COLUMNS
-        yield choose("col2im", GEOMETRY, dtype, columns, IMAGE, H200, variant)
-    taken = image_geometry(GEOMETRY.image_shape, (3, 3), 1, 1, 1, 1)
+        yield choose(Call("col2im", GEOMETRY, dtype, variant=variant), columns, IMAGE, H200)
+    taken = im2col_geometry(GEOMETRY.image_shape, (3, 3), 1, 1, 1, 1)
     for variant in variants("im2col"):
-        yield choose("im2col", taken, "float16", IMAGE, COLUMNS, H200, variant)
-    moved = batch_geometry((8, 4, 6), (1, 2, 2), 0, 0)
-    yield choose("batch_to_space", moved, "int8", Operand.contiguous((8, 4, 6)), Operand.contiguous((2, 8, 12)))
+        yield choose(Call("im2col", taken, "float16", variant=variant), IMAGE, COLUMNS, H200)
+    moved = batch_to_space_geometry((8, 4, 6), (1, 2, 2), 0, 0)
+    yield choose(Call("batch_to_space", moved, "int8"), Operand.contiguous((8, 4, 6)), Operand.contiguous((2, 8, 12)))
 
 
 @pytest.mark.parametrize("plan", list(plans()), ids=lambda plan: plan.symbol)
@@ -69,7 +70,7 @@ def test_errors_name_the_kernel_file_and_its_line(launch, compile_plan, tmp_path
     from cupy.cuda.compiler import CompileException
 
     kernels = shutil.copytree(sources.KERNELS, tmp_path / "kernels")
-    plan = choose("col2im", GEOMETRY, "float32", COLUMNS, IMAGE)
+    plan = choose(Call("col2im", GEOMETRY, "float32"), COLUMNS, IMAGE)
     source = (kernels / plan.source).read_text()
     (kernels / plan.source).write_text(source + "\nthis is wrong\n")
     monkeypatch.setattr(sources, "KERNELS", kernels)
@@ -90,20 +91,25 @@ def test_a_changed_header_is_another_specialisation(launch, tmp_path, monkeypatc
 
 def test_parameters_travel_as_one_element(launch, monkeypatch):
     monkeypatch.setattr(launch, "_function", lambda *_: None)
-    plan = choose("col2im", GEOMETRY, "float32", COLUMNS, IMAGE)
+    plan = choose(Call("col2im", GEOMETRY, "float32"), COLUMNS, IMAGE)
     kernel = launch.Kernel.of(plan)
     assert kernel.parameters.size == 1  # what CuPy passes by value
     assert kernel.parameters.tobytes() == plan.parameters
 
 
 def test_alignment_is_the_largest_power_of_two_that_divides(launch):
-    assert [launch._alignment(address) for address in (4096, 4096 + 8, 6, 2**40 + 32)] == [256, 8, 2, 32]
+    found = []
+    for address in (4096, 4096 + 8, 6, 2**40 + 32):
+        array = Array(IMAGE)
+        array.ptr = address
+        found.append(launch._layout(array)[2])
+    assert found == [256, 8, 2, 32]
 
 
 def test_elements_off_their_own_size_are_refused(launch):
     for strides, alignment in (((12, 6), 256), ((16, 8), 4)):
         with pytest.raises(Unsupported, match="do not lie on multiples of their size"):
-            launch._operand("col2im", "the input", 8, (3, 2), strides, alignment)
+            launch._operand("col2im", "the input", ((3, 2), strides, alignment, 8))
 
 
 @pytest.mark.parametrize(("clock", "bits"), [(0, 6144), (3_201_000, 0), (0, 0)])
@@ -122,7 +128,7 @@ def test_a_device_that_hides_its_memory_plans_all_the_same(launch, monkeypatch, 
     monkeypatch.setattr(runtime, "deviceGetAttribute", lambda attribute, number: attributes[attribute])
     device = launch.device(0)
     assert device.copy_bandwidth == 0
-    why = explain("col2im", GEOMETRY, "float32", COLUMNS, IMAGE, device)
+    why = explain(Call("col2im", GEOMETRY, "float32"), COLUMNS, IMAGE, device)
     assert why.predicted_seconds is None
 
 
@@ -158,14 +164,14 @@ def test_a_repeated_call_only_launches(launch, monkeypatch):
     launch._prepare.cache_clear()
     columns, image = Array(COLUMNS), Array(IMAGE)
     for _ in range(3):
-        launch.execute("col2im", GEOMETRY, columns, image, "atomic")
-    plan = choose("col2im", GEOMETRY, "float32", COLUMNS, IMAGE, H200, "atomic")
+        launch.execute(choose, Call("col2im", GEOMETRY, "float32", variant="atomic"), columns, image)
+    plan = choose(Call("col2im", GEOMETRY, "float32", variant="atomic"), COLUMNS, IMAGE, H200)
     assert compiled == ["col2im_atomic"]
     assert len(launched) == 3
     assert launched[0][:2] == (plan.grid, plan.block)
     assert launched[0][2][:2] == (columns, image)
     assert image.events == [("memset", 0, image.nbytes)] * 3  # ahead of each launch, on the same stream
-    launch.execute("col2im", GEOMETRY, columns, Array(IMAGE))
+    launch.execute(choose, Call("col2im", GEOMETRY, "float32"), columns, Array(IMAGE))
     assert compiled == ["col2im_atomic", "col2im_gather"]
 
 

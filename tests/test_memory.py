@@ -11,7 +11,7 @@ from cases import Case
 
 import gpufold
 from gpufold.cpu import tiles
-from gpufold.cpu.arithmetic import accumulator_dtype
+from gpufold.elements import sum_dtype
 
 CASES = (
     Case("maps", (56, 56), (3, 3), 1, 1, 1, 1, batch=16, channels=64),
@@ -38,7 +38,7 @@ def peak_of(call):
 
 def allowed(dtype, threads):
     """Scratch of a tile in its accumulator, twice where the accumulator is not the dtype, and some for objects."""
-    wide = accumulator_dtype(np.dtype(dtype))
+    wide = sum_dtype(np.dtype(dtype))
     return threads * 2 * tiles.TILE_ELEMENTS * wide.itemsize + 600_000
 
 

@@ -9,9 +9,9 @@ import warnings
 import numpy as np
 import pytest
 from cases import CASES, assert_same_bits, values
-from onnx import TensorProto, helper
 from onnx.backend.test.loader import load_model_tests
 from onnx.reference import ReferenceEvaluator
+from onnx_models import col2im_model
 
 import gpufold.onnx
 
@@ -32,38 +32,6 @@ def test_node_tests_pass_in_the_reference_evaluator(node_test):
     for inputs, (want,) in node_test.data_sets:
         (got,) = evaluator.run(None, dict(zip(names, inputs, strict=True)))
         assert_same_bits(got, want)
-
-
-def col2im_model(case, dtype, surround=False):
-    """A model of one Col2Im, or of one between two other nodes."""
-    element = helper.np_dtype_to_tensor_dtype(dtype)
-    arguments = case.arguments
-    node = helper.make_node(
-        "Col2Im",
-        ["scaled" if surround else "columns", "size", "kernel"],
-        ["folded" if surround else "image"],
-        strides=arguments["strides"],
-        dilations=arguments["dilations"],
-        pads=[*arguments["pads_begin"], *arguments["pads_end"]],
-    )
-    nodes = [node]
-    if surround:
-        nodes = [
-            helper.make_node("Add", ["columns", "columns"], ["scaled"]),
-            node,
-            helper.make_node("Relu", ["folded"], ["image"]),
-        ]
-    graph = helper.make_graph(
-        nodes,
-        "fold",
-        [helper.make_tensor_value_info("columns", element, case.columns_shape)],
-        [helper.make_tensor_value_info("image", element, case.image_shape)],
-        [
-            helper.make_tensor("size", TensorProto.INT64, [len(case.output_size)], case.output_size),
-            helper.make_tensor("kernel", TensorProto.INT64, [len(case.kernel_size)], case.kernel_size),
-        ],
-    )
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
 
 
 @pytest.mark.parametrize("case", BATCHED, ids=str)

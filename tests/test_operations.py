@@ -14,42 +14,20 @@ from cases import (
     SPACE_CASES,
     Case,
     assert_same_bits,
+    fold,
+    garbage,
     random_case,
     random_space_case,
+    unfold,
     values,
     with_extents,
 )
 
 import gpufold
-from gpufold.cpu import folding, runs, tiles
-from gpufold.cpu.arithmetic import accumulator_dtype
 from gpufold.cpu.cells import cell_way, fold_cells
+from gpufold.elements import sum_dtype
 
 SMALL_CASES = [case for case in CASES if prod(case.kernel_size) * prod(case.num_blocks) <= 20_000]
-
-
-@pytest.fixture(params=["chosen", "flat", "tiled", "flat-tiled"])
-def way(request, monkeypatch):
-    """Small problems would all go one way; these thresholds send them every way that large ones go."""
-    if "flat" in request.param:
-        monkeypatch.setattr(folding, "FLAT_ELEMENTS", 1)
-        monkeypatch.setattr(runs, "FLAT_RUN", 1)
-    if "tiled" in request.param:
-        monkeypatch.setattr(tiles, "THREADED_ELEMENTS", 1)
-        monkeypatch.setattr(tiles, "TILE_ELEMENTS", 12)
-
-
-def fold(case, columns, **options):
-    return gpufold.col2im(columns, case.output_size, case.kernel_size, **case.arguments, **options)
-
-
-def unfold(case, image, **options):
-    return gpufold.im2col(image, case.kernel_size, **case.arguments, **options)
-
-
-def garbage(shape, dtype):
-    """An array of a pattern that no sum of ours leaves behind."""
-    return np.frombuffer(b"\xa5" * (prod(shape) * dtype.itemsize), np.uint8).view(dtype).reshape(shape).copy()
 
 
 # ---------------------------------------------------------------------------------------------
@@ -139,11 +117,11 @@ def test_large_problems_have_the_bits_of_small_ones(case, dtype):
     rows = prod(case.kernel_size)
     for batch, channel in ((0, 0), (case.batch - 1, case.channels - 1)):
         plane = np.zeros(one.image_shape, got.dtype)
-        axes = gpufold.geometry.columns_geometry(
+        axes = gpufold.geometry.col2im_geometry(
             one.columns_shape, one.output_size, one.kernel_size, *one.arguments.values()
         ).axes
         part = columns[batch, channel * rows : (channel + 1) * rows].reshape(1, 1, *one.kernel_size, *one.num_blocks)
-        wide = np.zeros(plane[None].shape, accumulator_dtype(plane.dtype))
+        wide = np.zeros(plane[None].shape, sum_dtype(plane.dtype))
         fold_cells(part, wide, cell_way(axes), move=False)
         assert_same_bits(got[batch, channel], wide[0, 0].astype(dtype), case)
 

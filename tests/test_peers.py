@@ -10,7 +10,7 @@ import itertools
 import numpy as np
 import pytest
 from cases import CASES, SPACE_CASES, Case, random_case
-from test_onnx import col2im_model
+from onnx_models import col2im_model
 
 import gpufold
 

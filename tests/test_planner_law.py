@@ -15,19 +15,20 @@ from math import prod
 import numpy as np
 import pytest
 from cases import Case, assert_same_bits, values
-from random_calls import Call, random_call
+from random_calls import random_problem
 
 import hostcuda
+from gpufold.calls import Call, Fusion, Unsupported
 from gpufold.geometry import (
     Axis,
     SlidingGeometry,
-    batch_geometry,
-    blocks_geometry,
-    columns_geometry,
-    positions_geometry,
+    add_blocks_geometry,
+    batch_to_space_geometry,
+    blocks_to_array_geometry,
+    col2im_geometry,
 )
-from gpufold.plan import ELEMENT_TYPES, MAX_SHARED_BYTES, Fusion, Operand, Plan, Unsupported
-from gpufold.planners import choose, variants
+from gpufold.gpu.plan import MAX_SHARED_BYTES, Operand, Plan, Problem
+from gpufold.operations import choose, variants
 
 # ---------------------------------------------------------------------------------------------
 # Named calls
@@ -48,7 +49,7 @@ def block_by_block(geometry):
     """Describe split columns with the taps of a block one after another in memory."""
     rank = len(geometry.axes)
     shape = geometry.split_columns_shape
-    strides = Operand.contiguous((*shape[:2], *geometry.num_blocks, *geometry.kernel_size)).strides
+    strides = Operand.contiguous((*shape[:2], *geometry.num_blocks, *geometry.block_shape)).strides
     return Operand(shape, (*strides[:2], *strides[2 + rank :], *strides[2 : 2 + rank]))
 
 
@@ -64,7 +65,7 @@ def test_blocks_brought_with_their_divisors_fit_shared_memory(dtype, kernel, str
     """Their sums, divisors and taps are 48 KB, and the taps' padding was some bytes beyond."""
     geometry = sliding(kernel, strides, dilations)
     operands = block_by_block(geometry), Operand.contiguous(geometry.image_shape)
-    plan = choose("col2im", geometry, dtype, *operands, variant="gather_blocks", fusion=Fusion("mean", "full"))
+    plan = choose(Call("col2im", geometry, dtype, fusion=Fusion("mean", "full"), variant="gather_blocks"), *operands)
     # With a divisor and a sum of 4 bytes for each of 2048 pixels, the rest is for taps.
     taps = 2 * 4 * 2048 + blocks_staged(plan, kernel, strides, dilations) * (2 if dtype == "float16" else 4)
     assert taps <= plan.shared_bytes <= MAX_SHARED_BYTES
@@ -80,9 +81,9 @@ def blocks_staged(plan, kernel, strides, dilations):
 
 def test_blocks_beyond_the_rows_of_a_grid_are_moved_by_their_indices():
     """A variant that is predicted to be slower serves a call that the faster one refuses."""
-    geometry = batch_geometry((65535 * 16 + 1, 2), (1, 65535 * 16 + 1), 0, 0)
+    geometry = batch_to_space_geometry((65535 * 16 + 1, 2), (1, 65535 * 16 + 1), 0, 0)
     operands = Operand.contiguous(geometry.batch_shape), Operand.contiguous(geometry.space_shape)
-    plan = choose("batch_to_space", geometry, "float32", *operands)
+    plan = choose(Call("batch_to_space", geometry, "float32"), *operands)
     assert plan.variant == "index_map"
     assert plan.reason.startswith("staged serves no blocks of 1048561 pixels along the last axis: ")
 
@@ -90,21 +91,21 @@ def test_blocks_beyond_the_rows_of_a_grid_are_moved_by_their_indices():
 def test_taps_that_are_not_evenly_apart_are_taken_one_by_one():
     geometry = sliding((2, 3), (1, 1), (1, 1))
     columns = Operand((2, 3, 2, 3, 8, 8), (64 * 24, 64 * 8, 64 * 4, 64, 8, 1))
-    plan = choose("im2col", geometry, "int8", Operand.contiguous(geometry.image_shape), columns)
+    plan = choose(Call("im2col", geometry, "int8"), Operand.contiguous(geometry.image_shape), columns)
     assert plan.variant == "taps"
     assert "not evenly apart" in plan.reason
 
 
 def test_an_order_that_matters_is_never_given_up():
     """Positions along so many axes that gathering threads cannot list them: atomics are all that is left."""
-    geometry = positions_geometry((1,) * 50, (3, *(1,) * 50), (3, 50))
+    geometry = add_blocks_geometry((1,) * 50, (3, *(1,) * 50), (3, 50))
     operands = Operand.contiguous(geometry.blocks_shape), Operand.contiguous(geometry.array_shape)
-    call = ("add_blocks", geometry, "float64", *operands)
+    call = Call("add_blocks", geometry, "float64")
     with pytest.raises(
         Unsupported, match=r"no variant serves the call: gather would need .*; atomic adds in any order"
     ):
-        choose(*call)
-    plan = choose(*call, deterministic=False)
+        choose(call, *operands)
+    plan = choose(call._replace(deterministic=False), *operands)
     assert plan.variant == "atomic"
     assert "bytes of shared memory" in plan.reason
 
@@ -124,7 +125,7 @@ def test_a_dilation_that_parts_no_taps_is_none(variant):
     operands = whole(geometry)
     if variant == "gather_blocks":
         operands = block_by_block(geometry), operands[1]
-    plan = choose("col2im", geometry, "int32", *operands, variant=variant)
+    plan = choose(Call("col2im", geometry, "int32", variant=variant), *operands)
     defines = dict(plan.defines)
     assert (defines["OFFSET"], defines["DILATION"]) == ("int", "1,1")
 
@@ -132,25 +133,24 @@ def test_a_dilation_that_parts_no_taps_is_none(variant):
 @pytest.mark.parametrize("variant", variants("im2col"))
 def test_a_dilation_that_parts_no_taps_is_none_to_blocks_that_are_taken(variant):
     geometry = sliding((1, 3), (1, 1), (FAR, 1))
-    plan = choose("im2col", geometry, "int32", *reversed(whole(geometry)), variant=variant)
+    plan = choose(Call("im2col", geometry, "int32", variant=variant), *reversed(whole(geometry)))
     assert dict(plan.defines)["OFFSET"] == "int"
 
 
 def test_channels_are_numbers_of_their_own():
     """Threads that serve several are fewer."""
     lead = 17_136_500_657
-    geometry = blocks_geometry((lead, 1, 1), (lead, 1), (1,), (1,))
+    geometry = blocks_to_array_geometry((lead, 1, 1), (lead, 1), (1,), (1,))
     plan = choose(
-        "blocks_to_array",
-        geometry,
-        "int8",
+        Call("blocks_to_array", geometry, "int8", variant="gather"),
         Operand((lead, 1, 1), (1, 1, 1)),
         Operand((lead, 1), (1, 1)),
-        variant="gather",
     )
     assert dict(plan.defines)["OFFSET"] == "long long"
-    placed = positions_geometry((2**32, 4), (1, 2**32, 2), (1, 1))
-    plan = choose("add_blocks", placed, "int8", *map(Operand.contiguous, (placed.blocks_shape, placed.array_shape)))
+    placed = add_blocks_geometry((2**32, 4), (1, 2**32, 2), (1, 1))
+    plan = choose(
+        Call("add_blocks", placed, "int8"), *map(Operand.contiguous, (placed.blocks_shape, placed.array_shape))
+    )
     assert dict(plan.defines)["OFFSET"] == "long long"
 
 
@@ -160,34 +160,34 @@ def test_strides_beyond_64_bits_are_refused(operation):
     columns, image = whole(geometry)
     far = Operand(image.shape, (2**61, *image.strides[1:]))
     with pytest.raises(Unsupported, match=f"{operation}: offsets up to .* do not fit into 64 bits"):
-        choose(operation, geometry, "int8", *((columns, far) if operation == "col2im" else (far, columns)))
+        choose(Call(operation, geometry, "int8"), *((columns, far) if operation == "col2im" else (far, columns)))
 
 
 def test_no_step_leads_to_a_tap_that_does_not_exist():
     """One tap of an axis lands on a pixel; the distance to the next one that would is beyond 32 bits."""
     axes = (Axis(8, 4, 131, 67108865, 2, 201326586), Axis(244, 2, 2, 6, 0, 0))
     geometry = SlidingGeometry(None, 4, axes)
-    assert choose("col2im", geometry, "float32", *whole(geometry))
+    assert choose(Call("col2im", geometry, "float32"), *whole(geometry))
 
 
 def test_what_is_compiled_in_lies_within_its_type():
     far = SlidingGeometry(1, 1, (Axis(8, 3, 3, 2**31, 0, 2**32),))
-    assert dict(choose("col2im", far, "float32", *whole(far), variant="gather").defines)["OFFSET"] == "long long"
+    assert dict(choose(Call("col2im", far, "float32", variant="gather"), *whole(far)).defines)["OFFSET"] == "long long"
     many = SlidingGeometry(1, 1, (Axis(2**24 + 8, 2**24, 1, 1, 0, 0),))
     with pytest.raises(Unsupported, match="gather_pixels counts the taps of a pixel along an axis, 16777215 at most"):
-        choose("col2im", many, "float32", *whole(many), variant="gather_pixels")
-    assert choose("col2im", many, "float32", *whole(many), deterministic=False).variant == "atomic"
+        choose(Call("col2im", many, "float32", variant="gather_pixels"), *whole(many))
+    assert choose(Call("col2im", many, "float32", deterministic=False), *whole(many)).variant == "atomic"
     wide = SlidingGeometry(1, 1, (Axis(2**31 + 8, 2**31, 1, 1, 0, 0),))
-    assert choose("im2col", wide, "int8", *reversed(whole(wide))).variant == "taps"
+    assert choose(Call("im2col", wide, "int8"), *reversed(whole(wide))).variant == "taps"
 
 
 @pytest.mark.hostcuda
 def test_taps_far_from_each_other_land_where_they_should():
     case = Case("far", (16,), (2,), 3, 2**31 + 4, 2**31, 0)
-    geometry = columns_geometry(case.columns_shape, case.output_size, case.kernel_size, **case.arguments)
+    geometry = col2im_geometry(case.columns_shape, case.output_size, case.kernel_size, **case.arguments)
     columns = values(case.columns_shape, "int32")
     result = np.empty(case.image_shape, np.int32)
-    hostcuda.run(choose("col2im", geometry, "int32", *whole(geometry)), columns, result)
+    hostcuda.run(choose(Call("col2im", geometry, "int32"), *whole(geometry)), columns, result)
     assert_same_bits(result, case.col2im(columns))
 
 
@@ -250,58 +250,49 @@ def plan_random_calls(seeds: range, sampled: float = 0.0) -> Findings:
     found = Findings(calls=len(seeds))
     for seed in seeds:
         rng = random.Random(seed)
-        call = random_call(rng)
-        if not call.has_elements:
+        problem = random_problem(rng)
+        if 0 in (*problem.input.shape, *problem.output.shape):
             found.empty += 1
             continue
         try:
-            planned = plans_of(call)
+            planned = plans_of(problem)
         except Exception as error:
-            found.violations.append(f"seed {seed}: {error!r} of {call}")
+            found.violations.append(f"seed {seed}: {error!r} of {problem}")
             continue
         auto = planned.pop("auto")
-        keeps_order = [name for name, plan in planned.items() if may_be_chosen(call, plan)]
+        keeps_order = [name for name, plan in planned.items() if may_be_chosen(problem, plan)]
         found.refused += auto is None
         if auto is None and keeps_order:
-            found.violations.append(f"seed {seed}: auto refuses what {keeps_order} serve: {call}")
-        if auto is not None and not may_be_chosen(call, auto):
-            found.violations.append(f"seed {seed}: auto chooses {auto.variant}, of another order, for {call}")
+            found.violations.append(f"seed {seed}: auto refuses what {keeps_order} serve: {problem}")
+        if auto is not None and not may_be_chosen(problem, auto):
+            found.violations.append(f"seed {seed}: auto chooses {auto.variant}, of another order, for {problem}")
         if auto is not None and replace(auto, reason="") != replace(planned[auto.variant], reason=""):
-            found.violations.append(f"seed {seed}: auto plans {auto.variant} in another way than by name: {call}")
+            found.violations.append(f"seed {seed}: auto plans {auto.variant} in another way than by name: {problem}")
         for plan in filter(None, planned.values()):
             found.plans += 1
             for limit, needed, most in needs(plan):
                 found.most[limit] = max((needed, plan.symbol), found.most.get(limit, (0, "")))
                 if needed > most or needed < 0:
-                    found.violations.append(f"seed {seed}: {limit} {needed} of {most} by {plan} of {call}")
+                    found.violations.append(f"seed {seed}: {limit} {needed} of {most} by {plan} of {problem}")
             if (number := rng.random()) < sampled:
                 found.sample.append((number / sampled, plan))
     return found
 
 
-def plans_of(call: Call) -> dict[str, Plan | None]:
+def plans_of(problem: Problem) -> dict[str, Plan | None]:
     """Plan a call by auto and by every variant's name; None where that is Unsupported."""
     planned: dict[str, Plan | None] = {}
-    for variant in ("auto", *variants(call.operation)):
+    for variant in ("auto", *variants(problem.call.operation)):
         planned[variant] = None
         with suppress(Unsupported):
-            planned[variant] = choose(
-                call.operation,
-                call.geometry,
-                call.dtype,
-                call.input,
-                call.output,
-                call.device,
-                variant,
-                call.deterministic,
-                call.fusion,
-            )
+            call = problem.call._replace(variant=variant)
+            planned[variant] = choose(call, problem.input, problem.output, problem.device)
     return planned
 
 
-def may_be_chosen(call: Call, plan: Plan | None) -> bool:
+def may_be_chosen(problem: Problem, plan: Plan | None) -> bool:
     """Whether auto may take a plan for a call: not atomic additions where their order matters."""
-    return plan is not None and (plan.variant != "atomic" or not call.deterministic or ELEMENT_TYPES[call.dtype].exact)
+    return plan is not None and (plan.variant != "atomic" or problem.any_order)
 
 
 def test_auto_serves_what_any_variant_serves_within_the_limits_of_a_gpu():

@@ -11,9 +11,10 @@ from moves import ONE_THREAD, plan_for
 
 import gpufold
 import hostcuda
-from gpufold.geometry import batch_geometry, columns_geometry
-from gpufold.plan import H200, Unsupported
-from gpufold.planners import variants
+from gpufold.calls import Unsupported
+from gpufold.geometry import batch_to_space_geometry, col2im_geometry
+from gpufold.gpu.plan import H200
+from gpufold.operations import variants
 
 pytestmark = pytest.mark.hostcuda
 
@@ -36,12 +37,12 @@ SPACE = [case for case in SPACE_CASES if prod(case.space_shape)]
 def problems():
     """Yield the operation, the geometry, the input's and the result's shapes, and the gpufold call."""
     for case in SLIDING:
-        geometry = columns_geometry(case.columns_shape, case.output_size, case.kernel_size, **case.arguments)
+        geometry = col2im_geometry(case.columns_shape, case.output_size, case.kernel_size, **case.arguments)
         fold = (case.output_size, case.kernel_size), case.arguments
         yield case.name, "col2im", geometry, case.columns_shape, case.image_shape, fold
         yield case.name, "im2col", geometry, case.image_shape, case.columns_shape, ((case.kernel_size,), case.arguments)
     for case in SPACE:
-        geometry = batch_geometry(case.batch_shape, case.block_shape, case.crops_begin, case.crops_end)
+        geometry = batch_to_space_geometry(case.batch_shape, case.block_shape, case.crops_begin, case.crops_end)
         call = (case.block_shape, case.crops_begin, case.crops_end), {}
         yield case.name, "batch_to_space", geometry, case.batch_shape, case.space_shape, call
         yield case.name, "space_to_batch", geometry, case.space_shape, case.batch_shape, call

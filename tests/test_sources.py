@@ -8,13 +8,14 @@ from contextlib import suppress
 
 import pytest
 from cases import Case
-from test_figures import SOURCES, specialisations
+from specialisations import SOURCES, specialisations
 
 import hostcuda
-from gpufold.geometry import columns_geometry
-from gpufold.plan import H200, Operand, Unsupported
-from gpufold.planners import choose, variants
-from gpufold.sources import KERNELS
+from gpufold.calls import Call, Unsupported
+from gpufold.geometry import col2im_geometry
+from gpufold.gpu.plan import H200, Operand
+from gpufold.gpu.sources import KERNELS
+from gpufold.operations import choose, variants
 
 TEXTS = sorted(path.name for path in KERNELS.glob("*.cu*"))
 
@@ -92,13 +93,15 @@ FAR_CASES = (
 @pytest.mark.parametrize("case", FAR_CASES, ids=str)
 def test_no_number_that_is_compiled_in_is_cut_to_32_bits(case, operation):
     """nvcc warns of constants that change by a conversion."""
-    geometry = columns_geometry(case.columns_shape, case.output_size, case.kernel_size, **case.arguments)
+    geometry = col2im_geometry(case.columns_shape, case.output_size, case.kernel_size, **case.arguments)
     operands = Operand.contiguous(geometry.columns_shape), Operand.contiguous(geometry.image_shape)
     compiled = []
     for variant in variants(operation):
         with suppress(Unsupported):
             plan = choose(
-                operation, geometry, "float32", *operands[:: 1 if operation == "col2im" else -1], H200, variant
+                Call(operation, geometry, "float32", variant=variant),
+                *operands[:: 1 if operation == "col2im" else -1],
+                H200,
             )
             assert dict(plan.defines)["OFFSET"] == "long long"
             assert hostcuda.nvcc.compile(plan.source, plan.defines, 90)

@@ -10,11 +10,12 @@ import pytest
 from cases import SPACE_CASES, SpaceCase, random_space_case
 from moves import DEVICES, DTYPES, ONE_THREAD, check, random_bits
 
-from gpufold import plan as planning
-from gpufold import planners
-from gpufold.geometry import batch_geometry, space_geometry
-from gpufold.plan import Operand, Unsupported
-from gpufold.planners import variants
+from gpufold import operations
+from gpufold.calls import Call, Unsupported
+from gpufold.geometry import batch_to_space_geometry, space_to_batch_geometry
+from gpufold.gpu import parameters as planning
+from gpufold.gpu.plan import Operand
+from gpufold.operations import variants
 
 pytestmark = pytest.mark.hostcuda
 
@@ -51,9 +52,9 @@ def problem(operation, case, dtype, seed=0):
     arguments = (case.block_shape, case.crops_begin, case.crops_end)
     if operation == "batch_to_space":
         data = random_bits(case.batch_shape, dtype, seed)
-        return batch_geometry(data.shape, *arguments), data, definition.batch_to_space(data, *arguments)
+        return batch_to_space_geometry(data.shape, *arguments), data, definition.batch_to_space(data, *arguments)
     data = random_bits(case.space_shape, dtype, seed)
-    return space_geometry(data.shape, *arguments), data, definition.space_to_batch(data, *arguments)
+    return space_to_batch_geometry(data.shape, *arguments), data, definition.space_to_batch(data, *arguments)
 
 
 def check_case(operation, case, dtype, seed=0):
@@ -123,7 +124,7 @@ def test_many_random_geometries_are_the_definition(operation, seed):
 @pytest.mark.parametrize("case", REPRESENTATIVE_CASES, ids=str)
 def test_wide_offsets_give_the_same(operation, case, monkeypatch):
     monkeypatch.setattr(planning, "INT32_MAX", 5)
-    planners.choose.cache_clear()
+    operations.choose.cache_clear()
     geometry, data, want = problem(operation, case, "float32")
     for variant in variants(operation):
         try:
@@ -131,7 +132,7 @@ def test_wide_offsets_give_the_same(operation, case, monkeypatch):
         except Unsupported:
             continue
         assert dict(plan.defines)["OFFSET"] == "long long"
-    planners.choose.cache_clear()
+    operations.choose.cache_clear()
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)
@@ -165,7 +166,9 @@ STRIDED = {
 def test_data_of_any_strides_is_read_in_place(operation, view, block):
     data = view(random_bits((12, 12, 12, 12), "float16"))
     arguments = ((1, *block), (0, 0, 0, 0), (0, 0, 0, 0))
-    geometry = (batch_geometry if operation == "batch_to_space" else space_geometry)(data.shape, *arguments)
+    geometry = (batch_to_space_geometry if operation == "batch_to_space" else space_to_batch_geometry)(
+        data.shape, *arguments
+    )
     want = getattr(definition, operation)(np.ascontiguousarray(data), *arguments)
     for variant in variants(operation):
         try:
@@ -180,7 +183,9 @@ def test_data_of_any_strides_is_read_in_place(operation, view, block):
 def test_results_of_any_strides_are_written_in_place(operation, block, spaced):
     arguments = ((1, *block), (0, 0, 0, 0), (0, 0, 0, 0))
     data = random_bits((8, 4, 4, 8), "float16")
-    geometry = (batch_geometry if operation == "batch_to_space" else space_geometry)(data.shape, *arguments)
+    geometry = (batch_to_space_geometry if operation == "batch_to_space" else space_to_batch_geometry)(
+        data.shape, *arguments
+    )
     want = getattr(definition, operation)(data, *arguments)
     room = np.empty([extent * step for extent, step in zip(want.shape, spaced, strict=True)], want.dtype)
     result = room[tuple(slice(None, None, step) for step in spaced)]
@@ -194,13 +199,13 @@ def test_results_of_any_strides_are_written_in_place(operation, block, spaced):
 def defines_of(operation, variant, case, dtype="float32", alignment=256):
     arguments = (case.block_shape, case.crops_begin, case.crops_end)
     if operation == "batch_to_space":
-        geometry = batch_geometry(case.batch_shape, *arguments)
+        geometry = batch_to_space_geometry(case.batch_shape, *arguments)
         shapes = geometry.batch_shape, geometry.space_shape
     else:
-        geometry = space_geometry(case.space_shape, *arguments)
+        geometry = space_to_batch_geometry(case.space_shape, *arguments)
         shapes = geometry.space_shape, geometry.batch_shape
     data, result = (Operand.contiguous(shape, alignment) for shape in shapes)
-    return dict(planners.choose(operation, geometry, dtype, data, result, variant=variant).defines)
+    return dict(operations.choose(Call(operation, geometry, dtype, variant=variant), data, result).defines)
 
 
 def nhwc(channels, crop=0):
@@ -291,13 +296,13 @@ def test_the_choice_follows_the_last_axis():
         none = (0,) * len(shape)
         case = SpaceCase("", shape, (1, *block), none, none)
         geometry = (
-            batch_geometry(case.batch_shape, case.block_shape, none, none)
+            batch_to_space_geometry(case.batch_shape, case.block_shape, none, none)
             if operation == "batch_to_space"
-            else space_geometry(case.space_shape, case.block_shape, none, none)
+            else space_to_batch_geometry(case.space_shape, case.block_shape, none, none)
         )
         shapes = (geometry.batch_shape, geometry.space_shape)
         data, result = map(Operand.contiguous, shapes if operation == "batch_to_space" else reversed(shapes))
-        return planners.choose(operation, geometry, dtype, data, result).variant
+        return operations.choose(Call(operation, geometry, dtype), data, result).variant
 
     assert choice("batch_to_space", (4, 64, 56, 56), (1, 2, 2)) == "interleave"
     assert choice("batch_to_space", (4, 56, 56, 64), (2, 2, 1)) == "index_map"

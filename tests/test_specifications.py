@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import gpufold
-from gpufold.geometry import columns_geometry
+from gpufold.geometry import col2im_geometry
 
 OPENVINO_COL2IM = [
     # columns, output_size, kernel_size, options, image
@@ -44,7 +44,7 @@ def test_openvinos_batch_to_space_examples():
 
 def test_onnxs_example_of_block_order():
     """An image of 10x20 and blocks of 9x18 make 2*3 blocks: (0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2)."""
-    assert columns_geometry((1, 162, 6), (10, 20), (9, 18), 1, 1, 0, 0).num_blocks == (2, 3)
+    assert col2im_geometry((1, 162, 6), (10, 20), (9, 18), 1, 1, 0, 0).num_blocks == (2, 3)
     columns = np.zeros((1, 162, 6), np.int64)
     columns[0, 0] = range(1, 7)  # the first tap of a block lands on the block's own position
     image = gpufold.col2im(columns, (10, 20), (9, 18))

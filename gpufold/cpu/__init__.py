@@ -12,13 +12,15 @@ tile when it is summed, by the sums of the weights along each axis, or by the wi
 
 from __future__ import annotations
 
+from typing import TypeVar
+
+from gpufold.calls import Call
 from gpufold.cpu.arithmetic import Array
 from gpufold.cpu.folding import fold
 from gpufold.cpu.placing import add_blocks
-from gpufold.cpu.treatment import MOVE, Window, treatment_of
+from gpufold.cpu.treatment import MOVE, Weights, treatment_of
 from gpufold.cpu.unfolding import unfold
-from gpufold.geometry import Axis, BlocksGeometry, SlidingGeometry, SpaceGeometry, blocks_as_columns
-from gpufold.plan import PLAIN, Fusion
+from gpufold.geometry import Axis, BlocksGeometry, Geometry, SlidingGeometry, SpaceGeometry, blocks_as_columns
 
 __all__ = [
     "add_blocks",
@@ -31,45 +33,50 @@ __all__ = [
 ]
 
 
-def col2im(data: Array, image: Array, geometry: SlidingGeometry, fusion: Fusion = PLAIN, window: Window = None) -> None:
+_Geometry = TypeVar("_Geometry", bound=Geometry)
+
+
+def col2im(call: Call, data: Array, image: Array, weights: Weights = None) -> None:
     """Add the columns' blocks into `image`, every element of which is written, or added to where it accumulates."""
-    columns = data.reshape(geometry.split_columns_shape)
-    axes = geometry.axes
-    fold(columns, _batched(image, geometry), axes, treatment_of(fusion, window, columns, axes))
+    geometry = _geometry(call, SlidingGeometry)
+    columns, axes = data.reshape(geometry.split_columns_shape), geometry.axes
+    fold(columns, _batched(image, geometry), axes, treatment_of(call.fusion, weights, columns, axes))
 
 
-def im2col(
-    image: Array, columns: Array, geometry: SlidingGeometry, fusion: Fusion = PLAIN, window: Window = None
-) -> None:
+def im2col(call: Call, image: Array, columns: Array, weights: Weights = None) -> None:
     """Take the blocks out of `image`; taps in the padding give zero. Every element of `columns` is written."""
+    geometry = _geometry(call, SlidingGeometry)
     columns, axes = columns.reshape(geometry.split_columns_shape), geometry.axes
-    unfold(_batched(image, geometry), columns, axes, treatment_of(fusion, window, columns, axes).weights)
+    unfold(_batched(image, geometry), columns, axes, treatment_of(call.fusion, weights, columns, axes).weights)
 
 
-def blocks_to_array(
-    blocks: Array, array: Array, geometry: BlocksGeometry, fusion: Fusion = PLAIN, window: Window = None
-) -> None:
+def blocks_to_array(call: Call, blocks: Array, array: Array, weights: Weights = None) -> None:
     """Add blocks of their own layout into `array`, every element of which is written, or added to."""
-    columns, image, axes = _as_columns(blocks, array, geometry)
-    fold(columns, image, axes, treatment_of(fusion, window, columns, axes))
+    columns, image, axes = _as_columns(blocks, array, _geometry(call, BlocksGeometry))
+    fold(columns, image, axes, treatment_of(call.fusion, weights, columns, axes))
 
 
-def array_to_blocks(
-    array: Array, blocks: Array, geometry: BlocksGeometry, fusion: Fusion = PLAIN, window: Window = None
-) -> None:
+def array_to_blocks(call: Call, array: Array, blocks: Array, weights: Weights = None) -> None:
     """Take the blocks out of `array`. Every element of `blocks` is written."""
-    columns, image, axes = _as_columns(blocks, array, geometry)
-    unfold(image, columns, axes, treatment_of(fusion, window, columns, axes).weights)
+    columns, image, axes = _as_columns(blocks, array, _geometry(call, BlocksGeometry))
+    unfold(image, columns, axes, treatment_of(call.fusion, weights, columns, axes).weights)
 
 
-def batch_to_space(data: Array, space: Array, geometry: SpaceGeometry) -> None:
+def batch_to_space(call: Call, data: Array, space: Array, weights: None = None) -> None:
     """Move batch blocks into space, every element of which is written."""
+    geometry = _geometry(call, SpaceGeometry)
     fold(_blocks_first(data, geometry), space[:, None], geometry.axes, MOVE)
 
 
-def space_to_batch(space: Array, data: Array, geometry: SpaceGeometry) -> None:
+def space_to_batch(call: Call, space: Array, data: Array, weights: None = None) -> None:
     """Move space into batch blocks; the margins give zero. Every element of `data` is written."""
+    geometry = _geometry(call, SpaceGeometry)
     unfold(space[:, None], _blocks_first(data, geometry), geometry.axes)
+
+
+def _geometry(call: Call, kind: type[_Geometry]) -> _Geometry:
+    assert isinstance(call.geometry, kind)
+    return call.geometry
 
 
 def _batched(image: Array, geometry: SlidingGeometry) -> Array:
@@ -81,7 +88,7 @@ def _as_columns(blocks: Array, array: Array, geometry: BlocksGeometry) -> tuple[
     sliding, _, _ = blocks_as_columns(geometry, blocks.strides, array.strides)
     batch, channels, *_ = sliding.split_columns_shape
     rank = len(sliding.axes)
-    columns = blocks.reshape(batch, channels, *sliding.num_blocks, *sliding.kernel_size, copy=False)
+    columns = blocks.reshape(batch, channels, *sliding.num_blocks, *sliding.block_shape, copy=False)
     image = array.reshape(batch, channels, *sliding.image_size, copy=False)
     return columns.transpose(0, 1, *range(2 + rank, 2 + 2 * rank), *range(2, 2 + rank)), image, sliding.axes
 

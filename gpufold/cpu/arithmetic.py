@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import lru_cache
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -15,24 +14,18 @@ Index: TypeAlias = tuple[Any, ...]
 ALL = slice(None)
 
 
-@lru_cache(maxsize=64)
-def accumulator_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """Give the type that sums are made in: float32 for the half precisions, else the array's own."""
-    return np.dtype(np.float32) if dtype.name in ("float16", "bfloat16") else dtype
-
-
 def add_pairs(total: Array, terms: Array, weights: Array | None, pairs: Iterable[tuple[Index, Index]]) -> None:
-    """Add terms, weighted, into windows of a total, in the order given."""
+    """Add terms, weighted, into parts of a total, in the order given."""
     scratch: Array = np.empty(0, total.dtype)
     for into, term in pairs:
-        window, terms_here = total[into], terms[term]
+        part, terms_here = total[into], terms[term]
         if weights is not None:
             if scratch.size < terms_here.size:
                 scratch = np.empty(terms_here.size, total.dtype)
             products = scratch[: terms_here.size].reshape(terms_here.shape, copy=False)
             multiply(terms_here, weights[term], products)
             terms_here = products
-        np.add(window, terms_here, window)
+        np.add(part, terms_here, part)
 
 
 def multiply(elements: Array, weights: Array, products: Array) -> None:
@@ -48,7 +41,7 @@ def divide(elements: Array, divisor: Array) -> None:
 
 
 def _parts(elements: Array, results: Array) -> tuple[tuple[Array, Array], ...]:
-    """Give the real and imaginary parts, or the real ones as they are."""
+    """Return the real and imaginary parts, or the real ones as they are."""
     if elements.dtype.kind != "c":
         return ((elements, results),)
     return ((elements.real, results.real), (elements.imag, results.imag))

@@ -11,14 +11,14 @@ import numpy as np
 from gpufold.cpu.arithmetic import ALL, Array, divide
 from gpufold.cpu.cells import cell_way, fold_cells
 from gpufold.cpu.treatment import Treatment
+from gpufold.elements import ELEMENT_TYPES
 from gpufold.geometry import Axis
-from gpufold.plan import ELEMENT_TYPES
 
 
 def average(total: Array, axes: tuple[Axis, ...], treatment: Treatment) -> None:
-    """Divide a tile's sums by what landed on each pixel; where that is nothing, or next to it, give zero."""
+    """Divide a tile's sums by what landed on each pixel; zero where the divisor is below the smallest normal number."""
     dtype = np.dtype(ELEMENT_TYPES[total.dtype.name].weight)
-    if treatment.taps is None:
+    if treatment.block_weights is None:
         counts = [_counts(axis) for axis in axes]
         most, least = prod(int(count.max()) for count in counts), min(int(count.min()) for count in counts)
         if most <= 1:
@@ -45,7 +45,7 @@ def _counts(axis: Axis) -> Array:
 
 
 def _sums_of_weights(axes: tuple[Axis, ...], treatment: Treatment, dtype: np.dtype[Any]) -> Array:
-    """Give what a pixel of one plane is divided by, in an array of its own."""
+    """Return what a pixel of one plane is divided by, in an array of its own."""
 
     def power(weights: Array) -> Array:
         return weights * weights if treatment.reduction == "least_squares" else weights
@@ -53,14 +53,13 @@ def _sums_of_weights(axes: tuple[Axis, ...], treatment: Treatment, dtype: np.dty
     if treatment.by_axis is not None:
         shares = [_folded(power(weights), (axis,)) for axis, weights in zip(axes, treatment.by_axis, strict=True)]
         divisor = np.array(reduce(np.multiply.outer, shares))
-        for number, axis in enumerate(
-            axes
-        ):  # where nothing lands along an axis, nothing does, whatever the others' sums
+        for number, axis in enumerate(axes):
+            # where nothing lands along an axis, nothing does, whatever the sums of the others
             divisor[(ALL,) * number + (_counts(axis) == 0,)] = 0
         return divisor
-    assert treatment.taps is not None
+    assert treatment.block_weights is not None
     few, pixels = zip(*map(_shortened, axes), strict=True)
-    divisor = _folded(power(treatment.taps), few)
+    divisor = _folded(power(treatment.block_weights), few)
     for number, index in enumerate(pixels):
         if index is not None:
             divisor = divisor.take(index, number)
@@ -79,7 +78,7 @@ def _folded(weights: Array, axes: tuple[Axis, ...]) -> Array:
 
 @lru_cache(maxsize=16)
 def _shortened(axis: Axis) -> tuple[Axis, Array | None]:
-    """Give an axis with fewer blocks that shows all there is, and its pixel for each pixel, where that is another.
+    """Return an axis with fewer blocks that shows all there is, and its pixel for each pixel, where that is another.
 
     Past the first blocks and before the last ones, pixels a stride apart are reached by the same taps.
     """

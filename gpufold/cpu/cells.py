@@ -46,7 +46,7 @@ class Piece:
 
 
 def pieces_of(axis: Axis) -> Iterator[Piece]:
-    """Give the whole cells of an axis, and the rest."""
+    """Return the whole cells of an axis, and the rest."""
     whole = axis.size // axis.stride
     if whole:
         yield Piece(slice(0, whole * axis.stride), 0, whole, axis.stride)
@@ -55,7 +55,7 @@ def pieces_of(axis: Axis) -> Iterator[Piece]:
 
 
 def groups_of(axis: Axis, piece: Piece, group_phases: bool) -> Iterator[Group]:
-    """Give the groups that reach a piece, in ascending order of taps."""
+    """Return the groups that reach a piece, in ascending order of taps."""
     tap = 0
     while tap < axis.kernel:
         offset, phase = divmod(axis.pixel(0, tap), axis.stride)
@@ -143,7 +143,7 @@ def cell_way(axes: tuple[Axis, ...]) -> CellWay:
 
 
 def _narrow(part: slice) -> slice | int:
-    """Give a slice of one element as an index: additions over fewer axes start sooner."""
+    """Return a slice of one element as an index: additions over fewer axes start sooner."""
     return part if part.stop - part.start > 1 else int(part.start)
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import numpy as np
 
 from gpufold.cpu import tiles
-from gpufold.cpu.arithmetic import Array, accumulator_dtype
+from gpufold.cpu.arithmetic import Array
 from gpufold.cpu.averages import average
 from gpufold.cpu.cells import cell_way, fold_cells
 from gpufold.cpu.runs import fold_flat
 from gpufold.cpu.treatment import Treatment, of_tile
+from gpufold.elements import sum_dtype
 from gpufold.geometry import Axis
 from gpufold.threads import for_each
 
@@ -37,7 +38,7 @@ def _fold_tile(columns: Array, image: Array, axes: tuple[Axis, ...], treatment: 
     if treatment.move:
         fold_cells(columns, image, way, move=True)
         return
-    accumulator = accumulator_dtype(image.dtype)
+    accumulator = sum_dtype(image.dtype)
     narrow = accumulator != image.dtype
     total = np.empty(image.shape, accumulator) if narrow or treatment.accumulate else image
     weights = treatment.weights

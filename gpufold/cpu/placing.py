@@ -7,32 +7,27 @@ from typing import Any
 
 import numpy as np
 
+from gpufold.calls import Call
 from gpufold.cpu import tiles
-from gpufold.cpu.arithmetic import ALL, Array, Index, accumulator_dtype, multiply
-from gpufold.cpu.treatment import Window
+from gpufold.cpu.arithmetic import ALL, Array, Index, multiply
+from gpufold.cpu.treatment import Weights, weights_of_block
+from gpufold.elements import sum_dtype
 from gpufold.geometry import Axis, PositionsGeometry
-from gpufold.plan import Fusion
 from gpufold.threads import for_each, get_num_threads
-from gpufold.windows import weights_of_taps
 
 SCATTERED_BLOCK = 512
 """Elements of a block up to which add_blocks adds them by their indices, for less than an array operation costs."""
 
 
-def add_blocks(
-    blocks: Array,
-    array: Array,
-    geometry: PositionsGeometry,
-    fusion: Fusion,
-    window: Window,
-    positions: Array,
-) -> None:
+def add_blocks(call: Call, blocks: Array, array: Array, window: Weights, positions: Array) -> None:
     """Add blocks into `array` at positions (count, rank), one after another, and drop what falls outside."""
-    taps = None if window is None else weights_of_taps(fusion.window, window, geometry.block_shape)
+    geometry = call.geometry
+    assert isinstance(geometry, PositionsGeometry)
+    weights = None if window is None else weights_of_block(call.fusion.window, window, geometry.block_shape)
     lead = len(geometry.lead)
     unit_axes = tuple(Axis(extent, 1, 1, 1, 0, 0) for extent in array.shape)
     scatters = blocks[0].size <= SCATTERED_BLOCK
-    copies = accumulator_dtype(array.dtype) != array.dtype or (scatters and not array.flags.c_contiguous)
+    copies = sum_dtype(array.dtype) != array.dtype or (scatters and not array.flags.c_contiguous)
     limit = tiles.TILE_ELEMENTS if copies else array.size
     if blocks.size >= tiles.THREADED_ELEMENTS:
         limit = min(limit, -(-array.size // (tiles.TILES_PER_THREAD * get_num_threads())))
@@ -45,7 +40,7 @@ def add_blocks(
                     np.array([pixels.start for pixels in tile.pixels[2 + lead :]]),
                     blocks[(ALL, *tile.pixels[2 : 2 + lead])],
                     positions,
-                    taps,
+                    weights,
                     scatters,
                 )
                 for tile in tiles.cut_into_tiles((1, 1, *array.shape), unit_axes, limit)
@@ -54,7 +49,7 @@ def add_blocks(
 
 
 def _add_to_tile(
-    tile: Array, begin: Array, blocks: Array, positions: Array, taps: Array | None, scatters: bool
+    tile: Array, begin: Array, blocks: Array, positions: Array, weights: Array | None, scatters: bool
 ) -> None:
     """Add what falls into a tile (*lead, *size) that begins at a pixel, block after block."""
     rank = len(begin)
@@ -62,40 +57,40 @@ def _add_to_tile(
     (met,) = ((positions < begin + size) & (positions > begin - block)).all(axis=1).nonzero()
     if not met.size:
         return
-    total = tile.astype(accumulator_dtype(tile.dtype), order="C" if scatters else "K", copy=False)
-    (_scatter_blocks if scatters else _add_one_by_one)(total, blocks, taps, met, positions[met] - begin)
+    total = tile.astype(sum_dtype(tile.dtype), order="C" if scatters else "K", copy=False)
+    (_scatter_blocks if scatters else _add_one_by_one)(total, blocks, weights, met, positions[met] - begin)
     if total is not tile:
         tile[...] = total
 
 
-def _add_one_by_one(total: Array, blocks: Array, taps: Array | None, met: Array, first: Array) -> None:
+def _add_one_by_one(total: Array, blocks: Array, weights: Array | None, met: Array, first: Array) -> None:
     """Add each block at its first pixel by an array operation of its own."""
     rank = first.shape[1]
     start, stop = np.maximum(first, 0), np.minimum(first + blocks.shape[-rank:], total.shape[-rank:])
-    scratch: Array = np.empty(0 if taps is None else blocks[0].size, total.dtype)
+    scratch: Array = np.empty(0 if weights is None else blocks[0].size, total.dtype)
     edges = (corner.tolist() for corner in (met, start, stop, start - first, stop - first))
     for number, starts, stops, first_taps, last_taps in zip(*edges, strict=True):
         elements: Index = (..., *map(slice, first_taps, last_taps))
         terms = blocks[number][elements]
-        if taps is not None:
+        if weights is not None:
             products = scratch[: terms.size].reshape(terms.shape)
-            multiply(terms, taps[elements], products)
+            multiply(terms, weights[elements], products)
             terms = products
         into: Index = (..., *map(slice, starts, stops))
         pixels = total[into]
         np.add(pixels, terms, pixels)
 
 
-def _scatter_blocks(total: Array, blocks: Array, taps: Array | None, met: Array, first: Array) -> None:
+def _scatter_blocks(total: Array, blocks: Array, weights: Array | None, met: Array, first: Array) -> None:
     """Add elements by their index, those of one block before those of the next, many blocks in one array operation."""
     rank, shape = first.shape[1], blocks.shape[1:]
     planes = np.arange(prod(shape[:-rank])).reshape(*shape[:-rank], *(1,) * rank)
     step = max(1, tiles.SCATTERED_ELEMENTS // prod(shape))
     for few in range(0, len(met), step):
         terms = blocks[met[few : few + step]].astype(total.dtype, copy=False)
-        if taps is not None:
+        if weights is not None:
             products = np.empty(terms.shape, total.dtype)
-            multiply(terms, taps, products)
+            multiply(terms, weights, products)
             terms = products
         pixel: Array = planes
         inside: Any = np.True_

@@ -2,7 +2,7 @@
 
 The scratch they are added in has rows as long as those of blocks, not of pixels. Rows then wrap into one another in the
 few columns at both edges, which are added again on their own. Contiguous additions run three times faster than those
-into strided windows.
+into strided parts of an array.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def fold_flat(columns: Array, image: Array, axes: tuple[Axis, ...], weights: Arr
 
 @lru_cache(maxsize=64)
 def _runs(axes: tuple[Axis, ...]) -> _Runs | None:
-    """Give the runs of a tile; None where strips would be too wide to be worth it."""
+    """Return the runs of a tile; None where strips would be too wide to be worth it."""
     whole = [Piece(slice(0, axis.size), 0, -(-axis.size // axis.stride), min(axis.stride, axis.size)) for axis in axes]
     by_axis = [tuple(groups_of(axis, piece, True)) for axis, piece in zip(axes, whole, strict=True)]
     if not all(by_axis):
@@ -118,7 +118,7 @@ def _runs(axes: tuple[Axis, ...]) -> _Runs | None:
 
 
 def _strip_pairs(steps: list[tuple[Group, ...]], pitch: int, low: int, high: int) -> tuple[tuple[Index, Index], ...]:
-    """Give the (strip, columns) indices of every tap for cells [low, high) of the last axis, which comes first."""
+    """Return the (strip, columns) indices of every tap for cells [low, high) of the last axis, which comes first."""
     pairs = []
     for groups in steps:
         *outer, inner = groups

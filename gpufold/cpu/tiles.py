@@ -1,4 +1,4 @@
-"""Tiles of an image: planes first, then windows along the axes, each a problem of its own."""
+"""Tiles of an image: planes first, then sections of the axes, each a problem of its own."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SCATTERED_ELEMENTS = 1 << 17
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """Some planes of an image and a window of it, as a problem of its own."""
+    """Some planes of an image and a section of it, as a problem of its own."""
 
     pixels: Index
     planes: tuple[slice, slice]
@@ -35,7 +35,7 @@ class Tile:
 
 
 def cut(columns: Array, tile: Tile) -> Array:
-    """Give the columns that reach a tile."""
+    """Return the columns that reach a tile."""
     return columns[(*tile.planes, *(ALL,) * len(tile.axes), *tile.blocks)]
 
 
@@ -59,13 +59,13 @@ def cut_into_tiles(shape: Size, axes: tuple[Axis, ...], limit: int) -> tuple[Til
         limit = max(1, limit // step)
     tiles = []
     for pixels in product(*steps):
-        windows = [axis.window(piece.start, piece.stop) for axis, piece in zip(axes, pixels[2:], strict=True)]
+        sections = [axis.section(piece.start, piece.stop) for axis, piece in zip(axes, pixels[2:], strict=True)]
         tiles.append(
             Tile(
                 pixels,
                 (pixels[0], pixels[1]),
-                tuple(slice(blocks.start, blocks.stop) for _, blocks in windows),
-                tuple(axis for axis, _ in windows),
+                tuple(slice(blocks.start, blocks.stop) for _, blocks in sections),
+                tuple(axis for axis, _ in sections),
             )
         )
     return tuple(tiles)

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import reduce
 from typing import TypeAlias
 
 import numpy as np
 
+from gpufold.calls import PLAIN, Fusion
 from gpufold.cpu.arithmetic import Array
 from gpufold.cpu.tiles import Tile, cut
-from gpufold.geometry import Axis
-from gpufold.plan import PLAIN, Fusion
-from gpufold.windows import weights_of_taps
+from gpufold.elements import is_string
+from gpufold.geometry import Axis, Size
 
-Window: TypeAlias = tuple[Array, ...] | None
-"""The weights of a window, as `gpufold.windows.as_window` gives them."""
+Weights: TypeAlias = tuple[Array, ...] | None
+"""The weights of a window, as `gpufold.windows.as_window` returns them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +24,7 @@ class Treatment:
 
     move: bool = False
     """They are stored, not added: no two of them meet."""
-    taps: Array | None = None
+    block_weights: Array | None = None
     """The weight of every tap of a block."""
     weights: Array | None = None
     """The same in the shape of the split columns, by zero strides."""
@@ -36,19 +37,26 @@ class Treatment:
 SUM, MOVE = Treatment(), Treatment(move=True)
 
 
-def treatment_of(fusion: Fusion, window: Window, columns: Array, axes: tuple[Axis, ...]) -> Treatment:
+def treatment_of(fusion: Fusion, window: Weights, columns: Array, axes: tuple[Axis, ...]) -> Treatment:
     """Bring a call's fusion and window into the shape of split columns; strings move."""
-    if fusion == PLAIN:
-        return MOVE if columns.dtype.kind in "SUT" else SUM
-    taps, weights, by_axis = None, None, None
+    if fusion is PLAIN or fusion == PLAIN:
+        return MOVE if is_string(columns.dtype) else SUM
+    block_weights, weights, by_axis = None, None, None
     if window is not None:
         kernel = tuple(axis.kernel for axis in axes)
         if fusion.window == "separable":
             ones = np.ones(1, window[0].dtype)  # for axes of one tap, which a view of blocks may have in front
             by_axis = window = (*(ones,) * (len(axes) - len(window)), *window)
-        taps = weights_of_taps(fusion.window, window, kernel)
-        weights = np.broadcast_to(taps.reshape(1, 1, *kernel, *(1,) * len(kernel)), columns.shape)
-    return Treatment(False, taps, weights, by_axis, fusion.reduction, fusion.accumulate)
+        block_weights = weights_of_block(fusion.window, window, kernel)
+        weights = np.broadcast_to(block_weights.reshape(1, 1, *kernel, *(1,) * len(kernel)), columns.shape)
+    return Treatment(False, block_weights, weights, by_axis, fusion.reduction, fusion.accumulate)
+
+
+def weights_of_block(kind: str, window: tuple[Array, ...], block_shape: Size) -> Array:
+    """Return the weight of every tap of a block; a separable window's axes multiply in their order."""
+    with np.errstate(all="ignore"):  # as in sums
+        weights: Array = reduce(np.multiply.outer, window) if kind == "separable" else window[0]
+    return weights.reshape(block_shape)
 
 
 def of_tile(treatment: Treatment, tile: Tile) -> Treatment:

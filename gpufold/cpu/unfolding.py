@@ -74,7 +74,7 @@ def _unfold_view(image: Array, columns: Array, axes: tuple[Axis, ...], weights: 
 
 @lru_cache(maxsize=64)
 def _taps_outside(axes: tuple[Axis, ...]) -> tuple[Index, ...]:
-    """Give the split columns whose tap lands outside the image: tap by tap, or all where taps are many."""
+    """Return the split columns whose tap lands outside the image: tap by tap, or all where taps are many."""
     outside = []
     for number, axis in enumerate(axes):
         for tap in range(axis.kernel):

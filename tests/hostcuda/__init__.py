@@ -1,6 +1,6 @@
 """Runs the CUDA kernels on the CPU, from their unmodified sources, and says what they would do on a GPU.
 
-    run(plan, input, output)                   executes any gpufold.plan.Plan on NumPy arrays
+    run(plan, input, output)                   executes any gpufold.gpu.plan.Plan on NumPy arrays
     run(..., mode="shuffled", seed=7)          every access checked, threads in an order drawn from the seed
     run(..., mode="sanitized")                 under AddressSanitizer and UndefinedBehaviorSanitizer
     launch(source, symbol, ...)                the same for a kernel without a plan

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 
-from gpufold.plan import H200, Device, Plan
+from gpufold.gpu.plan import H200, Device, Plan
 
 from . import module
 from .build import KERNELS

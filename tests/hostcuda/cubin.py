@@ -25,7 +25,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
-from gpufold.plan import Plan
+from gpufold.gpu.plan import Plan
 
 from .build import KERNELS, Defines, cuda_headers
 

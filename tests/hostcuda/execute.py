@@ -13,7 +13,7 @@ from typing import Literal
 
 import numpy as np
 
-from gpufold.plan import Plan
+from gpufold.gpu.plan import Plan
 
 from . import module
 from .build import KERNELS, Build, Defines, build_kernel, build_runtime

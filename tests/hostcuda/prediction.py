@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
-from gpufold.plan import H200, Device, Plan
+from gpufold.gpu.plan import H200, Device, Plan
 
 from .counting import SECTOR, Traffic
 from .cubin import RESERVED_SHARED_BYTES, Figures

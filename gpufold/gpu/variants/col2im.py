@@ -3,132 +3,43 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from functools import lru_cache
-from math import gcd, inf, prod
+from math import gcd, prod
 from typing import Any
 
-import numpy as np
-
-from gpufold.geometry import Axis, Size, SlidingGeometry
-from gpufold.plan import (
-    ELEMENT_TYPES,
+from gpufold.calls import Unsupported
+from gpufold.elements import ElementType
+from gpufold.geometry import Size
+from gpufold.gpu.parameters import (
     INT32_MAX,
-    MAX_SHARED_BYTES,
-    PLAIN,
-    ElementType,
-    Plan,
-    Problem,
-    Unsupported,
-    Variant,
-    check_atomics,
+    Field,
     contiguous_strides,
     divisor,
-    fusion_defines,
-    grid_blocks,
+    int32,
+    offset,
     offset_bits,
     offset_type,
     pack,
-    parameter_type,
-    sliding_bytes,
     span,
+    struct,
+    wide,
+)
+from gpufold.gpu.plan import MAX_SHARED_BYTES, Plan, Problem, Variant, Work, check_atomics, grid_of, planes_per_thread
+from gpufold.gpu.variants.moves import WIDEST_WORD
+from gpufold.gpu.variants.sliding import (
+    View,
+    block_step,
+    fusion_defines,
+    sliding_bytes,
+    tap_step,
+    taps_per_pixel,
+    view_of,
+    weight_bytes,
 )
 
 OPERATION = "col2im"
 WARP = 32
 MAX_UNROLLED = 128
 """Bound of the registers that kernels/col2im.cuh counts for the loads of a tap."""
-
-# ---------------------------------------------------------------------------------------------
-# A problem as the kernels see it
-
-
-@dataclass(frozen=True, slots=True)
-class View:
-    """Columns (batch, channels, *kernel, *blocks) and image (batch, channels, *size) by their strides."""
-
-    axes: tuple[Axis, ...]
-    element: ElementType
-    batch: int
-    channels: int
-    """Planes that follow each other at even distances in both arrays: N*C where the layouts allow, else C."""
-    columns_batch: int
-    columns_channel: int
-    tap_strides: Size
-    block_strides: Size
-    image_batch: int
-    image_channel: int
-    pixel_strides: Size
-
-    @property
-    def planes(self) -> int:
-        return self.batch * self.channels
-
-    @property
-    def blocks(self) -> Size:
-        return tuple(axis.blocks for axis in self.axes)
-
-    @property
-    def pixels(self) -> int:
-        """Pixels of one plane."""
-        return prod(axis.size for axis in self.axes)
-
-
-@lru_cache(maxsize=256)
-def view(problem: Problem) -> View:
-    """Name every stride and collapse batch and channels into one run of planes where the strides allow it."""
-    geometry = problem.geometry
-    assert isinstance(geometry, SlidingGeometry)
-    axes, rank = tuple(map(_with_dilation_of_one_tap, geometry.axes)), len(geometry.axes)
-    batch, channels = 1 if geometry.batch is None else geometry.batch, geometry.channels
-    if problem.input.shape == geometry.split_columns_shape:
-        columns_batch, columns_channel, *strides = problem.input.strides
-        tap_strides, block_strides = tuple(strides[:rank]), tuple(strides[rank:])
-    else:
-        *lead, row, block = problem.input.strides
-        columns_batch = lead[0] if lead else 0
-        columns_channel = row * prod(geometry.kernel_size)
-        tap_strides = tuple(row * step for step in contiguous_strides(geometry.kernel_size))
-        block_strides = tuple(block * step for step in contiguous_strides(geometry.num_blocks))
-    *lead, image_channel = problem.output.strides[:-rank]
-    image_batch = lead[0] if lead else 0
-    if channels == 1:
-        batch, channels, columns_channel, image_channel = 1, batch, columns_batch, image_batch
-    elif columns_batch == channels * columns_channel and image_batch == channels * image_channel:
-        batch, channels = 1, batch * channels
-    return View(
-        tuple(replace(axis, dilation=1) if axis.kernel == 1 else axis for axis in axes),  # no tap is beside another
-        ELEMENT_TYPES[problem.dtype],
-        batch,
-        channels,
-        columns_batch,
-        columns_channel,
-        tap_strides,
-        block_strides,
-        image_batch,
-        image_channel,
-        problem.output.strides[-rank:],
-    )
-
-
-def _with_dilation_of_one_tap(axis: Axis) -> Axis:
-    """Return the axis with dilation 1 where its kernel has a single tap, which no dilation moves."""
-    return replace(axis, dilation=1) if axis.kernel == 1 else axis
-
-
-def tap_step(axis: Axis) -> int:
-    """Give the distance of two taps that land on one pixel of an axis."""
-    return axis.stride // gcd(axis.stride, axis.dilation)
-
-
-def block_step(axis: Axis) -> int:
-    """Return the distance of their blocks."""
-    return axis.dilation // gcd(axis.stride, axis.dilation)
-
-
-def taps_per_pixel(axis: Axis) -> int:
-    """Bound the number of taps that land on one pixel of an axis."""
-    return -(-axis.kernel // tap_step(axis))
 
 
 def _largest_offset(view: View) -> int:
@@ -150,49 +61,18 @@ def _largest_offset(view: View) -> int:
 # Launches
 
 
-def _parameter_type(rank: int, bits: int, **fields: Any) -> np.dtype[Any]:
-    """Lay out the Parameters of kernels/col2im.cuh and what a kernel adds to them."""
-    shared = parameter_type(
-        bits,
-        columns_batch="long",
-        columns_channel="long",
-        image_batch="long",
-        image_channel="long",
-        channels="offset",
-        items="offset",
-        size=("offset", rank),
-        blocks=("offset", rank),
-        pad=("offset", rank),
-        tap_stride=("offset", rank),
-        block_stride=("offset", rank),
-        tap_step_stride=("offset", rank),
-        pixel_stride=("offset", rank),
-        by_extent=("divisor", rank),
-        by_channels="divisor",
-    )
-    return parameter_type(bits, shared=shared, **fields)
-
-
 def _plan(
     problem: Problem,
     variant: str,
     symbol: str,
-    *,
-    items: int,
-    per_block: int,
-    extents: Size,
-    channel_groups: int,
-    block: int,
-    bits: int,
+    work: Work,
     reason: str,
-    defines: dict[str, Any] | None = None,
-    fields: dict[str, tuple[Any, Any]] | None = None,
-    shared_bytes: int = 0,
-    scatters: bool = False,
+    members: dict[str, Field] | None = None,
+    **defines: Any,
 ) -> Plan:
-    """Fill in what all variants have in common; an item is (batch, channel group, *extents)."""
-    seen = view(problem)
-    axes, fields = seen.axes, fields or {}
+    """Fill in what all variants have in common; `members` follow kernels/col2im.cuh's Parameters in a kernel's own."""
+    view, scatters = view_of(problem), variant == "atomic"
+    axes = view.axes
     if not scatters and MAX_UNROLLED * max(map(taps_per_pixel, axes)) > INT32_MAX:
         raise Unsupported(
             f"{OPERATION}: {variant} counts the taps of a pixel along an axis, {INT32_MAX // MAX_UNROLLED} at most, "
@@ -200,61 +80,54 @@ def _plan(
         )
     steps = [
         tap_step(axis) * tap_stride - block_step(axis) * block_stride if taps_per_pixel(axis) > 1 else 0
-        for axis, tap_stride, block_stride in zip(axes, seen.tap_strides, seen.block_strides, strict=True)
+        for axis, tap_stride, block_stride in zip(axes, view.tap_strides, view.block_strides, strict=True)
     ]
-    shared = (
-        seen.columns_batch,
-        seen.columns_channel,
-        seen.image_batch,
-        seen.image_channel,
-        seen.channels,
-        items,
-        [axis.size for axis in axes],
-        [axis.blocks for axis in axes],
-        [axis.pad_begin for axis in axes],
-        seen.tap_strides,
-        seen.block_strides,
-        steps,
-        seen.pixel_strides,
-        [divisor(extent, bits) for extent in extents],
-        divisor(channel_groups, bits),
+    shared = struct(
+        columns_batch=wide(view.columns_batch),
+        columns_channel=wide(view.columns_channel),
+        image_batch=wide(view.image_batch),
+        image_channel=wide(view.image_channel),
+        channels=offset(view.channels),
+        items=offset(work.items),
+        size=offset([axis.size for axis in axes]),
+        blocks=offset(view.blocks),
+        pad=offset([axis.pad_begin for axis in axes]),
+        tap_stride=offset(view.tap_strides),
+        block_stride=offset(view.block_strides),
+        tap_step_stride=offset(steps),
+        pixel_stride=offset(view.pixel_strides),
+        by_extent=divisor(work.extents),
+        by_channels=divisor(work.channel_groups),
     )
-    layout = _parameter_type(len(axes), bits, **{name: kind for name, (kind, _) in fields.items()})
     return Plan(
         OPERATION,
         variant,
         f"col2im_{variant}.cu",
         symbol,
         tuple(
-            (name, ",".join(map(str, value)) if isinstance(value, list) else str(value))
+            (name, ",".join(map(str, value)) if isinstance(value, tuple | list) else str(value))
             for name, value in {
-                "SCALAR": seen.element.scalar,
-                "ACCUMULATOR": seen.element.accumulator,
-                "OFFSET": offset_type(bits),
-                "KERNEL": [axis.kernel for axis in axes],
+                "SCALAR": view.element.scalar,
+                "ACCUMULATOR": view.element.accumulator,
+                "OFFSET": offset_type(work.bits),
+                "KERNEL": view.kernel,
                 "STRIDE": [axis.stride for axis in axes],
                 "DILATION": [axis.dilation for axis in axes],
-                "THREADS": block,
+                "THREADS": work.threads,
                 **fusion_defines(problem),
-                **(defines or {}),
+                **defines,
             }.items()
         ),
-        grid_blocks(OPERATION, items, per_block),
-        (block, 1, 1),
-        pack(layout, shared=shared, **{name: value for name, (_, value) in fields.items()}),
+        grid_of(OPERATION, work.items, work.per_block),
+        (work.threads, 1, 1),
+        pack(work.bits, shared=shared, **(members or {})),
         sliding_bytes(problem),
         reason,
         takes_window=True,
         scatters=scatters,
         reads_output=problem.fusion.accumulate,
-        shared_bytes=shared_bytes,
+        shared_bytes=work.shared_bytes,
     )
-
-
-def _weight_bytes(problem: Problem) -> int:
-    """Count the bytes of the kernels' Weight, which is a float where nothing is fused."""
-    weight = "" if problem.fusion == PLAIN else view(problem).element.weight
-    return np.dtype(weight or "float32").itemsize
 
 
 # ---------------------------------------------------------------------------------------------
@@ -275,7 +148,6 @@ GATHER_RESIDENT_THREADS = 768
 """Threads per multiprocessor that the registers of several planes leave room for."""
 STAGED_BYTES = 40 * 1024
 """What a block may stage, of the 48 KB that static shared memory may have."""
-WIDEST_WORD = 16
 
 
 def _counted(count: int, noun: str) -> str:
@@ -283,7 +155,7 @@ def _counted(count: int, noun: str) -> str:
 
 
 def _planes_at_most(element: ElementType, row_taps: int, cell: int) -> int:
-    """Give the planes that one thread has registers for, which is compiled in."""
+    """Return the planes that one thread has registers for, which is compiled in."""
     words = max(1, element.itemsize // 4)
     planes = GATHER_MAX_NARROW_PLANES if element.itemsize <= 2 else GATHER_MAX_PLANES
     while planes > 1 and planes * words * max(row_taps, cell) > GATHER_ROW_REGISTERS:
@@ -291,18 +163,16 @@ def _planes_at_most(element: ElementType, row_taps: int, cell: int) -> int:
     return planes
 
 
-def _planes_per_thread(problem: Problem, planes: int, places: int) -> int:
-    """Give one instead of several, where these would leave too few threads for the device or repeat too many."""
-    seen, device = view(problem), problem.device
-    enough = GATHER_WAVES * GATHER_RESIDENT_THREADS * device.multiprocessors
-    groups = -(-seen.channels // planes)
-    return planes if 2 * groups * planes <= 3 * seen.channels and seen.batch * groups * places >= enough else 1
+def _planes(problem: Problem, most: int, places: int) -> int:
+    """Return one plane a thread instead of the most, which is compiled in, where that leaves too few threads."""
+    view, enough = view_of(problem), GATHER_WAVES * GATHER_RESIDENT_THREADS * problem.device.multiprocessors
+    return most if planes_per_thread(view.channels, view.batch * places, most, enough) == most else 1
 
 
 def gather(problem: Problem) -> Plan:
     """Plan for kernels/col2im_gather.cu."""
-    seen = view(problem)
-    *outer, row = seen.axes
+    view = view_of(problem)
+    *outer, row = view.axes
     if row.stride > GATHER_MAX_STRIDE:
         raise Unsupported(
             f"{OPERATION}: gather keeps a stride's worth of pixels in registers, {GATHER_MAX_STRIDE} at most, "
@@ -313,22 +183,22 @@ def gather(problem: Problem) -> Plan:
             f"{OPERATION}: gather unrolls the taps of the last axis, {GATHER_MAX_KERNEL} at most, "
             f"but kernel_size is {row.kernel} there"
         )
-    itemsize = seen.element.itemsize
+    itemsize = view.element.itemsize
     cells = -(-row.size // row.stride)
     extents = (*(axis.size for axis in outer), cells)
-    whole_cells = row.size % row.stride == 0 and seen.pixel_strides[-1] == 1
+    whole_cells = row.size % row.stride == 0 and view.pixel_strides[-1] == 1
     word = gcd(row.stride * itemsize, WIDEST_WORD)  # in bytes
-    outer_strides = (*seen.pixel_strides[:-1], seen.image_channel, seen.image_batch)
+    outer_strides = (*view.pixel_strides[:-1], view.image_channel, view.image_batch)
     aligned = problem.output.alignment % word == 0 and not any(stride * itemsize % word for stride in outer_strides)
-    at_most = _planes_at_most(seen.element, row.kernel, row.stride)
-    planes = _planes_per_thread(problem, at_most, prod(extents))
+    at_most = _planes_at_most(view.element, row.kernel, row.stride)
+    planes = _planes(problem, at_most, prod(extents))
     words = word > itemsize and whole_cells and aligned and planes == at_most
-    groups = -(-seen.channels // planes)
-    items = seen.batch * groups * prod(extents)
+    groups = -(-view.channels // planes)
+    items = view.batch * groups * prod(extents)
     block = GATHER_THREADS
     while row.stride > 1 and 33 * block // WARP * row.stride * itemsize > STAGED_BYTES:
         block //= 2
-    contiguous = seen.pixel_strides == contiguous_strides(tuple(axis.size for axis in seen.axes))
+    contiguous = view.pixel_strides == contiguous_strides(tuple(axis.size for axis in view.axes))
     stored = f"in words of {word} bytes" if words else "one by one"
     staged = row.stride * itemsize > (word if words else 2 * itemsize)
     if staged:
@@ -337,17 +207,21 @@ def gather(problem: Problem) -> Plan:
         problem,
         "gather",
         "col2im_gather" + ("_words" if words else "_planes" if planes > 1 else ""),
-        items=items,
-        per_block=block,
-        extents=extents,
-        channel_groups=groups,
-        block=block,
-        bits=offset_bits(OPERATION, _largest_offset(seen), items + block),
-        defines={"PLANES": at_most, "WORD": word // itemsize, "PHASE": row.pad_begin % row.stride},
-        fields={"cells_form_runs": ("int", int(contiguous and prod(extents) >= WARP))},
-        shared_bytes=block // WARP * (33 * row.stride * itemsize + WARP * (8 + 4)) if staged else 0,
-        reason=f"each thread adds up the taps of {_counted(row.stride, 'neighbouring pixel')} "
+        Work(
+            items,
+            block,
+            block,
+            extents,
+            groups,
+            offset_bits(OPERATION, _largest_offset(view), items + block),
+            block // WARP * (33 * row.stride * itemsize + WARP * (8 + 4)) if staged else 0,
+        ),
+        f"each thread adds up the taps of {_counted(row.stride, 'neighbouring pixel')} "
         f"of {_counted(planes, 'plane')}, stored {stored}",
+        {"cells_form_runs": int32(int(contiguous and prod(extents) >= WARP))},
+        PLANES=at_most,
+        WORD=word // itemsize,
+        PHASE=row.pad_begin % row.stride,
     )
 
 
@@ -357,24 +231,26 @@ def gather(problem: Problem) -> Plan:
 
 def gather_pixels(problem: Problem) -> Plan:
     """Plan for kernels/col2im_gather_pixels.cu, which serves everything."""
-    seen = view(problem)
-    extents = tuple(axis.size for axis in seen.axes)
-    at_most = _planes_at_most(seen.element, 1, 1)
-    planes = _planes_per_thread(problem, at_most, prod(extents))
-    groups = -(-seen.channels // planes)
-    items = seen.batch * groups * prod(extents)
+    view = view_of(problem)
+    extents = tuple(axis.size for axis in view.axes)
+    at_most = _planes_at_most(view.element, 1, 1)
+    planes = _planes(problem, at_most, prod(extents))
+    groups = -(-view.channels // planes)
+    items = view.batch * groups * prod(extents)
     return _plan(
         problem,
         "gather_pixels",
         "col2im_gather_pixels" + ("_planes" if planes > 1 else ""),
-        items=items,
-        per_block=GATHER_THREADS,
-        extents=extents,
-        channel_groups=groups,
-        block=GATHER_THREADS,
-        bits=offset_bits(OPERATION, _largest_offset(seen), items + GATHER_THREADS),
-        defines={"PLANES": at_most},
-        reason=f"each thread adds up the taps of one pixel of {_counted(planes, 'plane')}",
+        Work(
+            items,
+            GATHER_THREADS,
+            GATHER_THREADS,
+            extents,
+            groups,
+            offset_bits(OPERATION, _largest_offset(view), items + GATHER_THREADS),
+        ),
+        f"each thread adds up the taps of one pixel of {_counted(planes, 'plane')}",
+        PLANES=at_most,
     )
 
 
@@ -389,35 +265,37 @@ PHASES_MAX_WASTE = 1.25
 
 def gather_phases(problem: Problem) -> Plan:
     """Plan for kernels/col2im_gather_phases.cu."""
-    seen = view(problem)
-    *outer, row = seen.axes
-    share = PHASES_SHARE[seen.element.itemsize]
+    view = view_of(problem)
+    *outer, row = view.axes
+    share = PHASES_SHARE[view.element.itemsize]
     row_cells = -(-row.size // row.stride)
     phase_tiles = -(-row.stride // WARP)
     cells = share if -(-row_cells // (WARP * share)) * WARP * share <= PHASES_MAX_WASTE * row_cells else 1
     tiles = -(-row_cells // (WARP * cells)) * phase_tiles
     extents = (*(axis.size for axis in outer), tiles)
-    planes = 1 if cells > 1 else _planes_per_thread(problem, share, prod(extents) * GATHER_THREADS)
-    groups = -(-seen.channels // planes)
-    items = seen.batch * groups * prod(extents)
+    planes = 1 if cells > 1 else _planes(problem, share, prod(extents) * GATHER_THREADS)
+    groups = -(-view.channels // planes)
+    items = view.batch * groups * prod(extents)
     tile_end = row_cells + 2 * WARP * cells
-    tiled = seen.element.accumulator_bytes if problem.fusion.accumulate else seen.element.itemsize
+    tiled = view.element.accumulator_bytes if problem.fusion.accumulate else view.element.itemsize
     return _plan(
         problem,
         "gather_phases",
         "col2im_gather_phases" + ("_cells" if cells > 1 else "_planes" if planes > 1 else ""),
-        items=items,
-        per_block=1,
-        extents=extents,
-        channel_groups=groups,
-        block=GATHER_THREADS,
-        bits=offset_bits(
-            OPERATION, _largest_offset(seen), items, tile_end * max(row.stride, abs(seen.block_strides[-1]))
+        Work(
+            items,
+            1,
+            GATHER_THREADS,
+            extents,
+            groups,
+            offset_bits(
+                OPERATION, _largest_offset(view), items, tile_end * max(row.stride, abs(view.block_strides[-1]))
+            ),
+            cells * planes * WARP * (-(-row.stride // phase_tiles) | 1) * tiled,
         ),
-        defines={"SHARE": share},
-        shared_bytes=cells * planes * WARP * (-(-row.stride // phase_tiles) | 1) * tiled,
-        reason=f"each lane adds up one pixel of {_counted(cells, 'stride')} of {_counted(planes, 'plane')} at a time, "
+        f"each lane adds up one pixel of {_counted(cells, 'stride')} of {_counted(planes, 'plane')} at a time, "
         "and its block writes whole rows",
+        SHARE=share,
     )
 
 
@@ -435,17 +313,17 @@ BLOCKS_TILES = 6
 
 
 def _tile_box(problem: Problem, pixels: int) -> Size:
-    """Give the extents of a tile: a long row, then as many rows as fit, where they save most, while tiles are enough.
+    """Return the extents of a tile: a long row, then as many rows as fit, where they save most, while tiles are enough.
 
     Rows of an axis share the blocks that reach more than one of them.
     """
-    seen = view(problem)
-    *outer, row = seen.axes
+    view = view_of(problem)
+    *outer, row = view.axes
     width = BLOCKS_COLUMNS
     while width > WARP and width >= 2 * row.size:
         width //= 2
     box = [1] * len(outer)
-    row_bytes = seen.element.itemsize * row.kernel
+    row_bytes = view.element.itemsize * row.kernel
     grows = [
         number == len(outer) - 1 or prod(axis.kernel for axis in outer[number + 1 :]) * row_bytes <= BLOCKS_HOLE_BYTES
         for number in range(len(outer))
@@ -453,7 +331,7 @@ def _tile_box(problem: Problem, pixels: int) -> Size:
 
     def tiles() -> int:
         return (
-            seen.planes
+            view.planes
             * -(-row.size // width)
             * prod(-(-axis.size // extent) for axis, extent in zip(outer, box, strict=True))
         )
@@ -472,15 +350,15 @@ def _tile_box(problem: Problem, pixels: int) -> Size:
 
 def _blocks_shared_bytes(problem: Problem, pixels: int, staged: int) -> int:
     """Count the bytes of a Tile of kernels/col2im_gather_blocks.cu with so many sums and places for staged taps."""
-    seen, fusion = view(problem), problem.fusion
+    view, fusion = view_of(problem), problem.fusion
     divides_by_taps = fusion.reduction != "sum" and (
-        fusion.window == "full" or (fusion.window == "separable" and len(seen.axes) == 1)
+        fusion.window == "full" or (fusion.window == "separable" and len(view.axes) == 1)
     )
     end = alignment = 0
     for size, count in (
-        (seen.element.accumulator_bytes, pixels),
-        (_weight_bytes(problem), pixels if divides_by_taps else 1),
-        (seen.element.itemsize, staged),
+        (view.element.accumulator_bytes, pixels),
+        (weight_bytes(problem), pixels if divides_by_taps else 1),
+        (view.element.itemsize, staged),
     ):
         end = _multiple(end, size) + size * count
         alignment = max(alignment, size)
@@ -494,17 +372,17 @@ def _multiple(number: int, of: int) -> int:
 
 def gather_blocks(problem: Problem) -> Plan:
     """Plan for kernels/col2im_gather_blocks.cu."""
-    seen = view(problem)
-    *outer, row = seen.axes
-    itemsize = seen.element.itemsize
-    kernel = tuple(axis.kernel for axis in seen.axes)
+    view = view_of(problem)
+    *outer, row = view.axes
+    itemsize = view.element.itemsize
+    kernel = tuple(axis.kernel for axis in view.axes)
     if any(
         extent > 1 and step != contiguous
-        for extent, step, contiguous in zip(kernel, seen.tap_strides, contiguous_strides(kernel), strict=True)
+        for extent, step, contiguous in zip(kernel, view.tap_strides, contiguous_strides(kernel), strict=True)
     ):
         raise Unsupported(
             f"{OPERATION}: gather_blocks brings whole blocks through shared memory, so a block's taps must be "
-            f"contiguous in the columns, but their strides are {seen.tap_strides} elements"
+            f"contiguous in the columns, but their strides are {view.tap_strides} elements"
         )
     for number, axis in enumerate(outer):
         if axis.dilation == 0 and axis.kernel > 1:
@@ -531,26 +409,31 @@ def gather_blocks(problem: Problem) -> Plan:
         rows -= 1
     chunk = -(-tap_rows // -(-tap_rows // rows))
     box = _tile_box(problem, pixels)
-    extents = tuple(-(-axis.size // extent) for axis, extent in zip(seen.axes, box, strict=True))
-    items = seen.planes * prod(extents)
+    extents = tuple(-(-axis.size // extent) for axis, extent in zip(view.axes, box, strict=True))
+    items = view.planes * prod(extents)
     return _plan(
         problem,
         "gather_blocks",
         "col2im_gather_blocks",
-        items=items,
-        per_block=1,
-        extents=extents,
-        channel_groups=seen.channels,
-        block=GATHER_THREADS,
-        bits=offset_bits(
-            OPERATION,
-            _largest_offset(seen) + 2 * reaching * abs(seen.block_strides[-1]) + max(box),
+        Work(
             items,
+            1,
+            GATHER_THREADS,
+            extents,
+            view.channels,
+            offset_bits(
+                OPERATION,
+                _largest_offset(view) + 2 * reaching * abs(view.block_strides[-1]) + max(box),
+                items,
+            ),
+            _blocks_shared_bytes(problem, pixels, staged(chunk)),
         ),
-        defines={"CHUNK": chunk, "PIXELS": pixels, "COLUMNS": BLOCKS_COLUMNS, "STAGED": staged(chunk)},
-        fields={"box": (("offset", len(box)), box)},
-        shared_bytes=_blocks_shared_bytes(problem, pixels, staged(chunk)),
-        reason=f"each thread block brings whole blocks through shared memory for {' x '.join(map(str, box))} pixels",
+        f"each thread block brings whole blocks through shared memory for {' x '.join(map(str, box))} pixels",
+        {"box": offset(box)},
+        CHUNK=chunk,
+        PIXELS=pixels,
+        COLUMNS=BLOCKS_COLUMNS,
+        STAGED=staged(chunk),
     )
 
 
@@ -564,27 +447,29 @@ SPLIT_TAP_BYTES = 32
 
 def split(problem: Problem) -> Plan:
     """Plan for kernels/col2im_split.cu."""
-    seen = view(problem)
-    extents = tuple(axis.size for axis in seen.axes)
-    items = seen.planes * prod(extents)
-    taps = prod(map(taps_per_pixel, seen.axes))
-    staged = seen.element.itemsize
+    view = view_of(problem)
+    extents = tuple(axis.size for axis in view.axes)
+    items = view.planes * prod(extents)
+    taps = prod(map(taps_per_pixel, view.axes))
+    staged = view.element.itemsize
     if problem.fusion.window != "none":
-        staged += _weight_bytes(problem)
+        staged += weight_bytes(problem)
     round_taps = SPLIT_TAP_BYTES // max(4, staged)  # of a loading warp
     return _plan(
         problem,
         "split",
         "col2im_split",
-        items=items,
-        per_block=WARP,
-        extents=extents,
-        channel_groups=seen.channels,
-        block=SPLIT_THREADS,
-        bits=offset_bits(OPERATION, _largest_offset(seen), items + WARP, taps + SPLIT_THREADS),
-        defines={"TAPS": round_taps},
-        shared_bytes=2 * (SPLIT_THREADS // WARP - 1) * round_taps * WARP * staged,
-        reason=f"the warps of a block split the {taps} taps of {WARP} pixels and one of them adds these up",
+        Work(
+            items,
+            WARP,
+            SPLIT_THREADS,
+            extents,
+            view.channels,
+            offset_bits(OPERATION, _largest_offset(view), items + WARP, taps + SPLIT_THREADS),
+            2 * (SPLIT_THREADS // WARP - 1) * round_taps * WARP * staged,
+        ),
+        f"the warps of a block split the {taps} taps of {WARP} pixels and one of them adds these up",
+        TAPS=round_taps,
     )
 
 
@@ -594,29 +479,23 @@ def split(problem: Problem) -> Plan:
 
 def atomic(problem: Problem) -> Plan:
     """Plan for kernels/col2im_atomic.cu."""
-    seen = view(problem)
-    check_atomics(OPERATION, problem.dtype)
+    view = view_of(problem)
+    check_atomics(OPERATION, problem.call.dtype)
     if problem.fusion.reduction != "sum":
         raise Unsupported(f"{OPERATION}: atomic cannot divide a pixel, whose last addition no thread knows of")
     if not problem.fusion.accumulate and problem.output.strides != contiguous_strides(problem.output.shape):
         raise Unsupported(f"{OPERATION}: atomic zeroes the image first, so out must be C-contiguous")
-    extents = seen.blocks
-    kernel = tuple(axis.kernel for axis in seen.axes)
-    items = seen.planes * prod(kernel) * prod(extents)
-    bits = offset_bits(OPERATION, _largest_offset(seen), items + GATHER_THREADS)
+    extents = view.blocks
+    kernel = tuple(axis.kernel for axis in view.axes)
+    items = view.planes * prod(kernel) * prod(extents)
+    bits = offset_bits(OPERATION, _largest_offset(view), items + GATHER_THREADS)
     return _plan(
         problem,
         "atomic",
         "col2im_atomic",
-        items=items,
-        per_block=GATHER_THREADS,
-        extents=extents,
-        channel_groups=seen.channels,
-        block=GATHER_THREADS,
-        bits=bits,
-        fields={"by_tap": (("divisor", len(kernel)), [divisor(extent, bits) for extent in kernel])},
-        scatters=True,
-        reason="each thread adds one element of the columns to its pixel with an atomic operation",
+        Work(items, GATHER_THREADS, GATHER_THREADS, extents, view.channels, bits),
+        "each thread adds one element of the columns to its pixel with an atomic operation",
+        {"by_tap": divisor(kernel)},
     )
 
 
@@ -646,18 +525,18 @@ PHASES_MIN_STRIDE = 5
 
 def prefer(problem: Problem) -> Iterator[tuple[str, str]]:
     """Yield the variants that are predicted to be fastest, with why."""
-    seen = view(problem)
-    row = seen.axes[-1]
+    view = view_of(problem)
+    row = view.axes[-1]
     resident = problem.device.multiprocessors * problem.device.threads_per_multiprocessor
-    taps = prod(map(taps_per_pixel, seen.axes))
-    if taps >= SPLIT_MIN_TAPS and seen.planes * seen.pixels < SPLIT_MAX_FILL * resident:
-        few = f"{seen.planes * seen.pixels} pixels under up to {taps} taps each are too few for a thread each"
-        if seen.element.exact or not problem.deterministic:
+    taps = prod(map(taps_per_pixel, view.axes))
+    if taps >= SPLIT_MIN_TAPS and view.planes * view.pixels < SPLIT_MAX_FILL * resident:
+        few = f"{view.planes * view.pixels} pixels under up to {taps} taps each are too few for a thread each"
+        if problem.any_order:
             yield "atomic", few
         yield "split", few
-    if taps_are_closest(seen):
+    if view.taps_are_closest:
         closest = "the taps of a block lie closer in memory than its blocks"
-        if row.stride <= BLOCKS_MAX_STRIDE and row.stride < row.kernel and _rows_share_blocks(seen):
+        if row.stride <= BLOCKS_MAX_STRIDE and row.stride < row.kernel and _rows_share_blocks(view):
             yield "gather_blocks", f"{closest}, which overlap densely"
         if row.stride >= PIXELS_MIN_STRIDE:
             yield "gather_pixels", closest
@@ -672,13 +551,6 @@ def prefer(problem: Problem) -> Iterator[tuple[str, str]]:
         yield "gather", "each column element is read once and each pixel written once, from end to end"
 
 
-def _rows_share_blocks(seen: View) -> bool:
+def _rows_share_blocks(view: View) -> bool:
     """Whether the blocks that reach a row of pixels reach other rows too."""
-    return any(axis.kernel > 1 for axis in seen.axes[:-1])
-
-
-def taps_are_closest(seen: View) -> bool:
-    """Whether neighbouring taps are nearer to each other in memory than neighbouring blocks."""
-    taps = (abs(s) for axis, s in zip(seen.axes, seen.tap_strides, strict=True) if axis.kernel > 1)
-    blocks = (abs(s) for axis, s in zip(seen.axes, seen.block_strides, strict=True) if axis.blocks > 1)
-    return min(taps, default=inf) < min(blocks, default=inf)
+    return any(axis.kernel > 1 for axis in view.axes[:-1])

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from gpufold.calls import Unsupported
 from gpufold.geometry import BlocksGeometry, blocks_as_columns
-from gpufold.plan import Operand, Plan, Problem, Unsupported, Variant
-from gpufold.planners import col2im, im2col
+from gpufold.gpu.plan import Operand, Plan, Problem, Variant
+from gpufold.gpu.variants import col2im, im2col
 
 
 def _as_col2im(problem: Problem) -> Problem:
@@ -17,8 +18,8 @@ def _as_col2im(problem: Problem) -> Problem:
     image = Operand(sliding.image_shape, strides[1], problem.output.alignment)
     fusion = problem.fusion
     if fusion.window == "separable":  # which has weights for the axes of the call
-        fusion = replace(fusion, window_axes=len(problem.geometry.axes))
-    return replace(problem, geometry=sliding, input=columns, output=image, fusion=fusion)
+        fusion = fusion._replace(window_axes=len(problem.geometry.axes))
+    return replace(problem, call=problem.call._replace(geometry=sliding, fusion=fusion), input=columns, output=image)
 
 
 def _as_im2col(problem: Problem) -> Problem:

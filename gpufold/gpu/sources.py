@@ -6,19 +6,19 @@ import hashlib
 from functools import cache
 from pathlib import Path
 
-_HERE = Path(__file__).resolve().parent
+_PACKAGE = Path(__file__).resolve().parent.parent
 
-KERNELS = next(path for path in (_HERE / "kernels", _HERE.parent / "kernels") if path.is_dir())
+KERNELS = next(path for path in (_PACKAGE / "kernels", _PACKAGE.parent / "kernels") if path.is_dir())
 """The .cu files: inside the package in a wheel, beside it in a checkout."""
 
 
 def source_text(source: str) -> str:
-    """Give a kernel's source, in which errors name its file."""
+    """Return a kernel's source, in which errors name its file."""
     return f'#line 1 "kernels/{source}"\n{(KERNELS / source).read_text()}'
 
 
 def options(defines: tuple[tuple[str, str], ...]) -> tuple[str, ...]:
-    """Give the compiler's options for a specialisation."""
+    """Return the compiler's options for a specialisation."""
     return (
         "-std=c++17",
         f"-I{KERNELS}",

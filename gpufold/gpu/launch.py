@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, lru_cache
-from typing import Any
+from typing import Any, TypeAlias
 
 import cupy
 import numpy as np
 
-from gpufold.geometry import Geometry
-from gpufold.plan import PLAIN, Device, Fusion, Operand, Plan, Unsupported
-from gpufold.planners import choose
-from gpufold.sources import options, source_text
+from gpufold.calls import Call, Unsupported
+from gpufold.gpu.plan import Device, Operand, Plan
+from gpufold.gpu.sources import options, source_text
 
 MAX_ALIGNMENT = 256
 """CuPy's allocator aligns to this; more makes no difference to a kernel."""
@@ -27,34 +27,16 @@ COPY_SHARE = 0.875
 """Prediction: what a copy reaches of the memory's peak bandwidth."""
 
 
+Planner: TypeAlias = Callable[[Call, Operand, Operand, Device], Plan]
+"""Plans a call: `gpufold.operations.choose`."""
+
+
 def execute(
-    operation: str,
-    geometry: Geometry,
-    data: Any,
-    result: Any,
-    variant: str = "auto",
-    deterministic: bool = True,
-    fusion: Fusion = PLAIN,
-    window: Any = None,
-    positions: Any = None,
+    planner: Planner, call: Call, data: Any, result: Any, window: tuple[Any, ...] | None = None, positions: Any = None
 ) -> None:
-    """Compute an operation on arrays of one device that have elements, on its current stream."""
+    """Compute a call on arrays of one device that have elements, on its current stream."""
     device = data.device.id
-    kernel = _prepare(
-        operation,
-        geometry,
-        data.dtype,
-        data.shape,
-        data.strides,
-        _alignment(data.data.ptr),
-        result.shape,
-        result.strides,
-        _alignment(result.data.ptr),
-        device,
-        variant,
-        deterministic,
-        fusion,
-    )
+    kernel = _prepare(planner, call, _layout(data), _layout(result), device)
     if cupy.cuda.runtime.getDevice() == device:
         kernel(data, result, window, positions)
     else:
@@ -62,25 +44,19 @@ def execute(
             kernel(data, result, window, positions)
 
 
-def run(plan: Plan, data: Any, result: Any, window: Any = None, positions: Any = None) -> None:
+def run(plan: Plan, data: Any, result: Any, window: tuple[Any, ...] | None = None, positions: Any = None) -> None:
     """Run a plan that was made for these arrays, on the current device and stream."""
     Kernel.of(plan)(data, result, window, positions)
 
 
-def warmup(
-    operation: str,
-    geometry: Geometry,
-    dtype: str,
-    input: Operand,
-    output: Operand,
-    variant: str = "auto",
-    deterministic: bool = True,
-    fusion: Fusion = PLAIN,
-) -> Plan:
-    """Compile what a call would run, on the current device, so that the call itself only launches."""
-    plan = choose(operation, geometry, dtype, input, output, device(_current()), variant, deterministic, fusion)
+def compile_plan(plan: Plan) -> None:
+    """Compile what a call would run, for the current device, so that the call itself only launches."""
     _ = _function(plan.source, plan.defines, plan.symbol).kernel  # of this device
-    return plan
+
+
+def current_device() -> Device:
+    """Return the facts about the current device."""
+    return device(int(cupy.cuda.runtime.getDevice()))
 
 
 @cache
@@ -133,32 +109,25 @@ class Kernel:
         self.function(self.grid, self.block, (*pointers, self.parameters))
 
 
+Layout: TypeAlias = tuple[tuple[int, ...], tuple[int, ...], int, int]
+"""Shape, strides in bytes, alignment of the first byte, and bytes of an element."""
+
+
+def _layout(array: Any) -> Layout:
+    address = array.data.ptr | MAX_ALIGNMENT
+    return array.shape, array.strides, address & -address, array.dtype.itemsize
+
+
 @lru_cache(maxsize=4096)
-def _prepare(
-    operation: str,
-    geometry: Geometry,
-    dtype: np.dtype[Any],
-    data_shape: tuple[int, ...],
-    data_strides: tuple[int, ...],
-    data_alignment: int,
-    result_shape: tuple[int, ...],
-    result_strides: tuple[int, ...],
-    result_alignment: int,
-    device_number: int,
-    variant: str,
-    deterministic: bool,
-    fusion: Fusion,
-) -> Kernel:
-    input = _operand(operation, "the input", dtype.itemsize, data_shape, data_strides, data_alignment)
-    output = _operand(operation, "out", dtype.itemsize, result_shape, result_strides, result_alignment)
-    plan = choose(operation, geometry, dtype.name, input, output, device(device_number), variant, deterministic, fusion)
+def _prepare(planner: Planner, call: Call, data: Layout, result: Layout, device_number: int) -> Kernel:
+    input, output = _operand(call.operation, "the input", data), _operand(call.operation, "out", result)
+    plan = planner(call, input, output, device(device_number))
     with cupy.cuda.Device(device_number):
         return Kernel.of(plan)
 
 
-def _operand(
-    operation: str, name: str, itemsize: int, shape: tuple[int, ...], strides: tuple[int, ...], alignment: int
-) -> Operand:
+def _operand(operation: str, name: str, layout: Layout) -> Operand:
+    shape, strides, alignment, itemsize = layout
     if any(stride % itemsize for stride in strides) or alignment < itemsize:
         raise Unsupported(
             f"{operation}: {name} has elements of {itemsize} bytes that do not lie on multiples of their size "
@@ -169,18 +138,8 @@ def _operand(
 
 @lru_cache(maxsize=256)
 def _pointers(addresses: tuple[int, ...]) -> np.ndarray[Any, Any]:
-    """Give a struct of pointers, as the array of one element that CuPy passes by value."""
+    """Return a struct of pointers, as the array of one element that CuPy passes by value."""
     return np.array(addresses, np.uintp).view((np.void, 8 * len(addresses)))
-
-
-def _alignment(address: int) -> int:
-    """Give the largest power of two that divides an address, up to MAX_ALIGNMENT."""
-    address |= MAX_ALIGNMENT
-    return address & -address
-
-
-def _current() -> int:
-    return int(cupy.cuda.runtime.getDevice())
 
 
 @cache
@@ -190,5 +149,5 @@ def _module(source: str, defines: tuple[tuple[str, str], ...]) -> Any:
 
 @cache
 def _function(source: str, defines: tuple[tuple[str, str], ...], symbol: str) -> Any:
-    """Give a kernel, which compiles on its first use of each device, with all others of its module."""
+    """Return a kernel, which compiles on its first use of each device, with all others of its module."""
     return _module(source, defines).get_function(symbol)

@@ -1,0 +1,168 @@
+"""What a call is, checked and described: data that the planner, both wings, dask and the bench take.
+
+The function of this module that has a public function's name turns its arguments into a `Call`. Nothing here looks at
+memory: an array may be anything with a shape and a dtype.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from gpufold import geometry as sizes
+from gpufold.elements import ELEMENT_TYPES, ElementType, check_dtype, name_of
+from gpufold.geometry import Geometry
+
+
+class Unsupported(ValueError):
+    """A kernel variant that was asked for by name cannot serve this call; the message says why."""
+
+
+REDUCTIONS = ("sum", "mean", "least_squares")
+"""What becomes of the taps that land on a pixel: see `gpufold.col2im`."""
+
+WINDOWS = ("none", "separable", "full")
+"""No window, one of an array of weights per axis, or one of a weight per tap of a block."""
+
+
+class Fusion(NamedTuple):
+    """What happens to elements on their way, besides being added or moved."""
+
+    reduction: str = "sum"
+    window: str = "none"
+    accumulate: bool = False
+    """Whether the result is added to what is in the output already."""
+    window_axes: int = 0
+    """The last axes, for which a separable window has weights; those before have one tap. 0 stands for all axes."""
+
+
+PLAIN = Fusion()
+
+
+class Call(NamedTuple):
+    """A call of a public function, all but its arrays: equal calls run the same code on arrays of the same layout."""
+
+    operation: str
+    geometry: Geometry
+    dtype: str
+    """NumPy's name for the dtype of data and result."""
+    fusion: Fusion = PLAIN
+    variant: str = "auto"
+    deterministic: bool = True
+
+    @property
+    def element(self) -> ElementType:
+        """What the dtype is in the kernels; strings, which only the NumPy path moves, have none."""
+        return ELEMENT_TYPES[self.dtype]
+
+
+def col2im(
+    data: Any,
+    output_size: Any,
+    kernel_size: Any,
+    strides: Any = 1,
+    dilations: Any = 1,
+    pads_begin: Any = 0,
+    pads_end: Any = 0,
+    **options: Any,
+) -> Call:
+    """Describe a call of `gpufold.col2im`; `options` are those of `_checked`, what is fused and chosen."""
+    dtype, fusion, choice = _checked("col2im", "data", data.dtype, **options)
+    geometry = sizes.col2im_geometry(data.shape, output_size, kernel_size, strides, dilations, pads_begin, pads_end)
+    return Call("col2im", geometry, dtype, fusion, **choice)
+
+
+def im2col(
+    image: Any,
+    kernel_size: Any,
+    strides: Any = 1,
+    dilations: Any = 1,
+    pads_begin: Any = 0,
+    pads_end: Any = 0,
+    *,
+    window: Any = None,
+    variant: str = "auto",
+) -> Call:
+    """Describe a call of `gpufold.im2col`."""
+    dtype, fusion, choice = _checked("im2col", "image", image.dtype, window=window, variant=variant)
+    geometry = sizes.im2col_geometry(image.shape, kernel_size, strides, dilations, pads_begin, pads_end)
+    return Call("im2col", geometry, dtype, fusion, **choice)
+
+
+def blocks_to_array(blocks: Any, output_shape: Any, block_shape: Any, block_strides: Any, **options: Any) -> Call:
+    """Describe a call of `gpufold.blocks_to_array`."""
+    dtype, fusion, choice = _checked("blocks_to_array", "blocks", blocks.dtype, **options)
+    geometry = sizes.blocks_to_array_geometry(blocks.shape, output_shape, block_shape, block_strides)
+    return Call("blocks_to_array", geometry, dtype, fusion, **choice)
+
+
+def array_to_blocks(
+    array: Any, block_shape: Any, block_strides: Any, *, window: Any = None, variant: str = "auto"
+) -> Call:
+    """Describe a call of `gpufold.array_to_blocks`."""
+    dtype, fusion, choice = _checked("array_to_blocks", "array", array.dtype, window=window, variant=variant)
+    geometry = sizes.array_to_blocks_geometry(array.shape, block_shape, block_strides)
+    return Call("array_to_blocks", geometry, dtype, fusion, **choice)
+
+
+def add_blocks(
+    out: Any, blocks: Any, positions: Any, window: Any = None, *, variant: str = "auto", deterministic: bool = True
+) -> Call:
+    """Describe a call of `gpufold.add_blocks`, whose positions are an array too."""
+    check_dtype("add_blocks", "blocks", blocks.dtype)
+    options = {"window": window, "variant": variant, "deterministic": deterministic}
+    dtype, fusion, choice = _checked("add_blocks", "blocks", blocks.dtype, accumulate=True, **options)
+    geometry = sizes.add_blocks_geometry(out.shape, blocks.shape, positions.shape)
+    return Call("add_blocks", geometry, dtype, fusion, **choice)
+
+
+def batch_to_space(
+    data: Any, block_shape: Any, crops_begin: Any = 0, crops_end: Any = 0, *, variant: str = "auto"
+) -> Call:
+    """Describe a call of `gpufold.batch_to_space`."""
+    dtype, fusion, choice = _checked("batch_to_space", "data", data.dtype, variant=variant)
+    geometry = sizes.batch_to_space_geometry(data.shape, block_shape, crops_begin, crops_end)
+    return Call("batch_to_space", geometry, dtype, fusion, **choice)
+
+
+def space_to_batch(
+    data: Any, block_shape: Any, pads_begin: Any = 0, pads_end: Any = 0, *, variant: str = "auto"
+) -> Call:
+    """Describe a call of `gpufold.space_to_batch`."""
+    dtype, fusion, choice = _checked("space_to_batch", "data", data.dtype, variant=variant)
+    geometry = sizes.space_to_batch_geometry(data.shape, block_shape, pads_begin, pads_end)
+    return Call("space_to_batch", geometry, dtype, fusion, **choice)
+
+
+def _checked(
+    operation: str,
+    data: str,
+    dtype: Any,
+    *,
+    reduction: object = "sum",
+    window: Any = None,
+    accumulate: object = False,
+    **choice: Any,
+) -> tuple[str, Fusion, dict[str, Any]]:
+    """Check the dtype of the argument named `data` and what is fused; return both with the choice of a variant."""
+    name = name_of(dtype)
+    if name not in ELEMENT_TYPES:
+        check_dtype(operation, data, dtype, strings=True)
+    if reduction == "sum" and window is None and not accumulate:
+        return name, PLAIN, choice
+    if reduction not in REDUCTIONS:
+        raise ValueError(f"{operation}: reduction must be one of {', '.join(REDUCTIONS)}, got {reduction!r}")
+    element = ELEMENT_TYPES.get(name)
+    if element is None or not element.weight:
+        for wanted, what in ((reduction != "sum", f"reduction {reduction!r}"), (window is not None, "window")):
+            if wanted:
+                raise TypeError(
+                    f"{operation}: {what} needs {data} of floats or complex numbers, got dtype {dtype}; "
+                    f"convert it with {data}.astype"
+                )
+    if accumulate and element is None:
+        raise TypeError(f"{operation}: accumulate=True needs {data} that can be added, got dtype {dtype}")
+    kind = "none"
+    if window is not None:
+        kind = "separable" if isinstance(window, Sequence) or len(getattr(window, "shape", (0,))) == 1 else "full"
+    return name, Fusion(str(reduction), kind, bool(accumulate)), choice

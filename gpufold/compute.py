@@ -1,0 +1,81 @@
+"""Computes a described call on its arrays: checks what is left to check, then hands over to the CPU or the GPU."""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from gpufold.arrays import as_weights, check_out, new_result
+from gpufold.calls import Call, Unsupported
+from gpufold.elements import ELEMENT_TYPES
+from gpufold.geometry import BlocksGeometry, SlidingGeometry, SpaceGeometry
+from gpufold.operations import OPERATIONS, check_name, choose
+
+
+def compute(
+    call: Call, library: ModuleType, data: Any, out: Any = None, window: Any = None, positions: Any = None
+) -> Any:
+    """Compute a call on its first array, into `out` or a new array; positions are those of add_blocks, as int64.
+
+    Nothing is written before everything is checked.
+    """
+    operation = OPERATIONS[call.operation]
+    if call.dtype not in ELEMENT_TYPES:
+        _check_no_sums(call, data)
+    if call.variant != "auto":
+        check_variant(call, library)
+    weights = None if window is None else as_weights(call, library, window, data)
+    shape = operation.result_shape(call.geometry)
+    if out is None:
+        out = new_result(call, library, data, shape)
+    else:
+        others = {} if positions is None else {"positions": positions}
+        check_out(call, library, out, shape, **{operation.data: data}, window=weights or (), **others)
+    run(call, library, data, out, weights, positions)
+    return out
+
+
+def _check_no_sums(call: Call, data: Any) -> None:
+    """Raise where strings would have to be added."""
+    sums = call.operation in ("col2im", "blocks_to_array")
+    assert isinstance(call.geometry, SlidingGeometry | BlocksGeometry | SpaceGeometry)
+    if sums and not isinstance(call.geometry, SpaceGeometry) and call.geometry.blocks_overlap:
+        raise TypeError(
+            f"{call.operation}: {OPERATIONS[call.operation].data} of strings must not overlap, for strings cannot be "
+            f"added; got dtype {data.dtype} and blocks that overlap: {call.geometry}"
+        )
+
+
+def run(
+    call: Call,
+    library: ModuleType,
+    data: Any,
+    result: Any,
+    weights: tuple[Any, ...] | None = None,
+    positions: Any = None,
+) -> None:
+    """Compute into a result that was checked, on the CPU or the GPU, where it has any element."""
+    if result.size == 0 or (positions is not None and data.size == 0):
+        return
+    if library is np:
+        places = () if positions is None else (positions,)
+        OPERATIONS[call.operation].on_cpu(call, data, result, weights, *places)
+    else:
+        from gpufold.gpu import launch  # imports cupy, which its arrays' owner has
+
+        launch.execute(choose, call, data, result, weights, positions)
+
+
+def check_variant(call: Call, library: ModuleType) -> None:
+    """Raise unless the variant is "auto", or a kernel of the operation and the arrays are a GPU's."""
+    if call.variant == "auto":
+        return
+    check_name(call)
+    if library is np:
+        name = OPERATIONS[call.operation].data
+        raise Unsupported(
+            f"{call.operation}: variant {call.variant!r} is a GPU kernel, but {name} is a numpy.ndarray; "
+            f"pass cupy.asarray({name}), or variant='auto'"
+        )

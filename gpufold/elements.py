@@ -1,0 +1,86 @@
+"""The dtypes: what each is in the kernels, and in which type it is summed and weighed on both wings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+
+@dataclass(frozen=True, slots=True)
+class ElementType:
+    """How the kernels see a dtype: its C++ type, the type it is summed in, and whether sums are exact."""
+
+    scalar: str
+    accumulator: str
+    itemsize: int
+    exact: bool
+    """Additions give the same bits in any order."""
+    weight: str = ""
+    """The dtype of a window's weights and of divisors; empty where there is neither: integers and bool."""
+
+    @property
+    def accumulator_bytes(self) -> int:
+        """Bytes of a sum."""
+        return 1 if self.accumulator == "bool" else max(4, self.itemsize)
+
+    @property
+    def weight_type(self) -> str:
+        """The C++ type of weights; without weights a placeholder type, unused."""
+        return {"float32": "float", "float64": "double"}.get(self.weight, "float")
+
+    @property
+    def weight_dtype(self) -> np.dtype[Any] | None:
+        return np.dtype(self.weight) if self.weight else None
+
+    @property
+    def is_half(self) -> bool:
+        """Whether sums are made in float32 and rounded once."""
+        return not self.exact and self.itemsize == 2
+
+
+ELEMENT_TYPES = {
+    "bool": ElementType("Boolean", "bool", 1, exact=True),
+    "int8": ElementType("unsigned char", "unsigned int", 1, exact=True),
+    "uint8": ElementType("unsigned char", "unsigned int", 1, exact=True),
+    "int16": ElementType("unsigned short", "unsigned int", 2, exact=True),
+    "uint16": ElementType("unsigned short", "unsigned int", 2, exact=True),
+    "int32": ElementType("unsigned int", "unsigned int", 4, exact=True),
+    "uint32": ElementType("unsigned int", "unsigned int", 4, exact=True),
+    "int64": ElementType("unsigned long long", "unsigned long long", 8, exact=True),
+    "uint64": ElementType("unsigned long long", "unsigned long long", 8, exact=True),
+    "float16": ElementType("Float16", "float", 2, exact=False, weight="float32"),
+    "bfloat16": ElementType("BFloat16", "float", 2, exact=False, weight="float32"),
+    "float32": ElementType("float", "float", 4, exact=False, weight="float32"),
+    "float64": ElementType("double", "double", 8, exact=False, weight="float64"),
+    "complex64": ElementType("Complex<float>", "Complex<float>", 8, exact=False, weight="float32"),
+    "complex128": ElementType("Complex<double>", "Complex<double>", 16, exact=False, weight="float64"),
+}
+"""Every dtype that the kernels serve, by NumPy's name for it; the types are those of kernels/common.cuh."""
+
+name_of = lru_cache(maxsize=256)(lambda dtype: str(dtype.name))
+"""Return a dtype's name; NumPy makes it anew, in Python, at each access."""
+
+
+def is_string(dtype: np.dtype[Any]) -> bool:
+    """Return whether elements are strings, which are moved and never added."""
+    return dtype.kind in "SUT"
+
+
+@lru_cache(maxsize=256)
+def sum_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """Return the dtype that sums are made in: float32 for the half precisions, else the array's own."""
+    element = ELEMENT_TYPES.get(dtype.name)
+    return np.dtype(element.weight) if element is not None and element.is_half else dtype
+
+
+def check_dtype(operation: str, name: str, dtype: np.dtype[Any] | str, strings: bool = False) -> None:
+    """Raise unless there are sums of a dtype; or, where strings may be moved, unless it is one of strings."""
+    known = (dtype if isinstance(dtype, str) else dtype.name) in ELEMENT_TYPES
+    if not known and not (strings and not isinstance(dtype, str) and is_string(dtype)):
+        raise TypeError(
+            f"{operation}: {name} has dtype {dtype}, but the supported ones are {', '.join(ELEMENT_TYPES)}"
+            f"{' and strings' if strings else ''}"
+        )

@@ -1,0 +1,131 @@
+"""Numbers for kernels: offsets and their width, division by an invariant, and parameter structs laid out as in C++."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from gpufold.calls import Unsupported
+from gpufold.geometry import Size
+
+INT32_MAX = 2**31 - 1
+"""Offsets up to here are 32 bits wide; a test lowers it to reach the 64-bit kernels with small arrays."""
+
+INT64_MAX = 2**63 - 1
+
+
+def contiguous_strides(shape: Size) -> Size:
+    """Return the strides, in elements, of a C-contiguous array.
+
+    >>> contiguous_strides((5, 1, 3))
+    (3, 3, 1)
+    """
+    strides = []
+    step = 1
+    for extent in reversed(shape):
+        strides.append(step)
+        step *= extent
+    return tuple(reversed(strides))
+
+
+def span(extents: Size, strides: Size) -> int:
+    """Bound the distance in elements between any two elements of an array.
+
+    >>> span((2, 3), (3, -1))
+    5
+    """
+    return sum((extent - 1) * abs(stride) for extent, stride in zip(extents, strides, strict=True))
+
+
+def offset_bits(operation: str, *largest: int) -> int:
+    """Return the width of a kernel's Offset, from the largest values that it must hold."""
+    if max(largest) <= INT32_MAX:
+        return 32
+    if max(largest) <= INT64_MAX // 2:
+        return 64
+    raise Unsupported(f"{operation}: offsets up to {max(largest)} do not fit into 64 bits on a GPU")
+
+
+def offset_type(bits: int) -> str:
+    """Return the C++ type that OFFSET is defined as."""
+    return {32: "int", 64: "long long"}[bits]
+
+
+# ---------------------------------------------------------------------------------------------
+# Parameter structs
+
+
+class Field(NamedTuple):
+    """A member of a kernel's parameter struct, or an array of them: its kind of type and its value."""
+
+    kind: str
+    value: Any
+
+
+def offset(value: int | Sequence[int]) -> Field:
+    """Describe an Offset, as wide as the kernel's offsets are."""
+    return Field("offset", value)
+
+
+def divisor(value: int | Sequence[int]) -> Field:
+    """Describe the Divisor of common.cuh, by the number to divide by."""
+    return Field("divisor", value)
+
+
+def wide(value: int) -> Field:
+    """Describe a long long, such as the distance of two planes."""
+    return Field("wide", value)
+
+
+def int32(value: int | Sequence[int]) -> Field:
+    """Describe an int."""
+    return Field("int32", value)
+
+
+def struct(**members: Field) -> Field:
+    """Describe a struct, such as the base that several kernels' parameters have in common."""
+    return Field("struct", members)
+
+
+def pack(bits: int, **members: Field) -> bytes:
+    """Return a parameter struct as the kernel's C++ lays it out, given member by member in its order.
+
+    >>> len(pack(32, size=offset([5, 6, 7]), by_size=divisor(6), stride=wide(1)))
+    32
+    """
+    dtype, value = _laid_out(bits, members)
+    return np.array(value, dtype).tobytes()
+
+
+def _laid_out(bits: int, members: Mapping[str, Field]) -> tuple[np.dtype[Any], tuple[Any, ...]]:
+    signed, unsigned = f"i{bits // 8}", f"u{bits // 8}"
+    divisor_type = np.dtype([("divisor", signed), ("multiplier", unsigned), ("shift", "i4")], align=True)
+    types: dict[str, Any] = {"offset": signed, "divisor": divisor_type, "wide": "i8", "int32": "i4"}
+    layout: list[Any] = []
+    values: list[Any] = []
+    for name, (kind, value) in members.items():
+        if kind == "struct":
+            inner, value = _laid_out(bits, value)
+            layout.append((name, inner))
+        else:
+            count = (len(value),) if isinstance(value, Sequence) else ()
+            layout.append((name, types[kind], count))
+            if kind == "divisor":
+                value = [reciprocal(number, bits) for number in value] if count else reciprocal(value, bits)
+            elif count:
+                value = list(value)
+        values.append(value)
+    return np.dtype(layout, align=True), tuple(values)
+
+
+def reciprocal(number: int, bits: int) -> tuple[int, int, int]:
+    """Return the members of a Divisor: n // number is (high(n * multiplier) + n) >> shift for every n >= 0.
+
+    >>> _, multiplier, shift = reciprocal(7, 32)
+    >>> all(((n * multiplier >> 32) + n) >> shift == n // 7 for n in (0, 6, 7, 2**31 - 1))
+    True
+    """
+    shift = (number - 1).bit_length()
+    return number, (1 << bits) * ((1 << shift) - number) // number + 1, shift

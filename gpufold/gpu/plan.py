@@ -1,0 +1,211 @@
+"""What a GPU launch needs, as data: a call, its two arrays and the facts about a device become a Plan.
+
+Everything here is pure. Two executors run the same plan: `gpufold.gpu.launch` on a GPU and the host build of the
+kernels, `tests/hostcuda`, on a CPU. The modules of `gpufold.gpu.variants` make them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from gpufold.calls import Call, Fusion, Unsupported
+from gpufold.elements import ELEMENT_TYPES, ElementType
+from gpufold.geometry import Geometry, Size
+from gpufold.gpu.parameters import contiguous_strides
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """The facts about a GPU that choices depend on."""
+
+    name: str
+    compute_capability: tuple[int, int]
+    multiprocessors: int
+    threads_per_multiprocessor: int = 2048
+    copy_bandwidth: float = 4.3e12
+    """Bytes per second, read and written together, that a copy is assumed to reach; the default is an H200's.
+
+    0 where the driver does not say how fast the memory is: then no time is predicted.
+    """
+
+
+H200 = Device("NVIDIA H200", (9, 0), multiprocessors=132)
+"""The device that predictions are made for where there is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """An array as a kernel sees it: shape and strides in elements, and the alignment of its first byte."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    alignment: int = 256
+
+    @classmethod
+    def contiguous(cls, shape: tuple[int, ...], alignment: int = 256) -> Operand:
+        """Describe a C-contiguous array.
+
+        >>> Operand.contiguous((2, 3, 4)).strides
+        (12, 4, 1)
+        """
+        return cls(shape, contiguous_strides(shape), alignment)
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Everything that a choice depends on."""
+
+    call: Call
+    input: Operand
+    output: Operand
+    device: Device = H200
+
+    @property
+    def geometry(self) -> Geometry:
+        return self.call.geometry
+
+    @property
+    def element(self) -> ElementType:
+        return self.call.element
+
+    @property
+    def fusion(self) -> Fusion:
+        return self.call.fusion
+
+    @property
+    def any_order(self) -> bool:
+        """Whether elements may be added in any order: the bits are the same, or the caller does not mind."""
+        return self.element.exact or not self.call.deterministic
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One launch of one kernel: kernel(input, output, [positions,] [weights,] parameters).
+
+    It keeps within what a GPU can launch, or raises Unsupported as it is made.
+    """
+
+    operation: str
+    variant: str
+    source: str
+    """File name in kernels/."""
+    symbol: str
+    """The extern "C" __global__ function in it."""
+    defines: tuple[tuple[str, str], ...]
+    """The compile-time specialisation, passed as -DNAME=VALUE."""
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    parameters: bytes = field(repr=False)
+    """The kernel's parameter struct, passed by value after the pointers."""
+    bytes_moved: int
+    """The floor: each input and output byte once."""
+    reason: str
+    """Why this variant, in a sentence."""
+    takes_window: bool = False
+    """Whether a struct of pointers to a window's weights comes before the parameters: a null where there is none."""
+    scatters: bool = False
+    """Whether the kernel adds to an element of the output as often as it likes, instead of writing it once."""
+    skips: bool = False
+    """Whether it leaves elements of the output as they are, instead of writing each."""
+    reads_output: bool = False
+    """Whether what is in the output before the launch counts."""
+    shared_bytes: int = 0
+    """Bytes of shared memory that the kernel declares."""
+
+    def __post_init__(self) -> None:
+        """Compare what the launch needs with what every GPU has."""
+        for needed, available, what in (
+            (self.shared_bytes, MAX_SHARED_BYTES, "bytes of shared memory"),
+            (self.argument_bytes, MAX_ARGUMENT_BYTES, "bytes of arguments"),
+            (self.grid[0], MAX_GRID, "thread blocks"),
+            (self.grid[1], MAX_GRID_ROWS, "rows of thread blocks"),
+        ):
+            if needed > available:
+                raise Unsupported(
+                    f"{self.operation}: {self.variant} would need {needed} {what}, of which there are {available}"
+                )
+
+    @property
+    def argument_bytes(self) -> int:
+        """Bytes of the kernel's arguments: pointers to arrays and to a window's weights, then the parameters."""
+        defines = dict(self.defines)
+        weights = int(defines["WINDOW_AXES"]) if defines.get("WINDOW") == "separable" else 1
+        pointers = 2 + (self.operation == "add_blocks") + (weights if self.takes_window else 0)
+        return POINTER_BYTES * pointers + len(self.parameters)
+
+    @property
+    def zero_output(self) -> bool:
+        """Whether the output must be zero before the kernel starts."""
+        return self.scatters and not self.reads_output
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What the threads of a sum share out: items, numbered as (batch, group of channels, *extents)."""
+
+    items: int
+    per_block: int
+    """Items of a thread block."""
+    threads: int
+    """Threads of a thread block, compiled in."""
+    extents: Size
+    channel_groups: int
+    bits: int
+    """Of an Offset."""
+    shared_bytes: int = 0
+
+
+Variant: TypeAlias = Callable[[Problem], Plan]
+"""Plans one kernel variant, or raises Unsupported with the reason."""
+
+Preferences: TypeAlias = Callable[[Problem], Iterator[tuple[str, str]]]
+"""Yields the names of variants predicted to be fast, the fastest first, each with why; empty where its plan says it.
+
+One that does not serve the problem may be among them.
+"""
+
+
+# ---------------------------------------------------------------------------------------------
+# Atomic additions
+
+
+def check_atomics(operation: str, dtype: str) -> None:
+    """Raise where no atomic addition gives the sums of a dtype."""
+    if ELEMENT_TYPES[dtype].is_half:
+        raise Unsupported(f"{operation}: atomic adds in memory, where {dtype} sums would be rounded at every addition")
+    if dtype != "bool" and ELEMENT_TYPES[dtype].itemsize < 4:
+        raise Unsupported(f"{operation}: atomic has no atomic addition of {dtype}, whose elements share a word")
+
+
+# ---------------------------------------------------------------------------------------------
+# Limits of a launch
+
+MAX_GRID = 2**31 - 1
+MAX_GRID_ROWS = 65535
+"""Thread blocks that one launch can have along x, and along y."""
+
+MAX_SHARED_BYTES = 48 * 1024
+"""Shared memory that a kernel can declare for a thread block."""
+
+MAX_ARGUMENT_BYTES = 4096
+"""Arguments of one launch, on every GPU and with every driver."""
+
+POINTER_BYTES = 8
+
+
+def grid_of(operation: str, items: int, per_block: int, rows: int = 1) -> tuple[int, int, int]:
+    """Return the grid of thread blocks that own so many items each."""
+    blocks = -(-items // per_block)
+    if blocks > MAX_GRID:
+        raise Unsupported(f"{operation}: {blocks} thread blocks of {per_block} items are more than one launch can have")
+    return blocks, rows, 1
+
+
+def planes_per_thread(planes: int, places: int, most: int, threads: int) -> int:
+    """Return the planes that share a thread's index arithmetic: the most that leave enough threads, few idle."""
+    count = most
+    while count > 1 and (2 * -(-planes // count) * count > 3 * planes or -(-planes // count) * places < threads):
+        count //= 2
+    return count

@@ -1,0 +1,165 @@
+"""The kernel variants of im2col."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from math import gcd, prod
+
+from gpufold.calls import Unsupported
+from gpufold.gpu.parameters import contiguous_strides, divisor, offset, offset_bits, offset_type, pack, wide
+from gpufold.gpu.plan import Plan, Problem, Variant, grid_of
+from gpufold.gpu.variants import unfolding
+from gpufold.gpu.variants.moves import MOVING_THREADS, MovedAxis, Moves, device_threads, word_types
+from gpufold.gpu.variants.sliding import View, fusion_defines, sliding_bytes, view_of
+from gpufold.gpu.variants.unfolding import Unfold
+
+OPERATION = "im2col"
+
+TAPS_BLOCKS = 16
+"""Blocks of a thread that takes one tap: they share its index arithmetic, and their loads are in flight together."""
+TAPS_MAX_WASTE = 1.5
+"""Prediction: they pay while rows of blocks leave no more of them idle than this."""
+
+
+def _view(problem: Problem) -> View:
+    """Name the strides of image and columns as for col2im, which has them the other way round."""
+    return view_of(replace(problem, input=problem.output, output=problem.input))
+
+
+def _tap_step(view: View) -> int | None:
+    """Return the distance of the taps of a block in the columns, all axes as one; None where it is not even."""
+    axes = zip(view.kernel, view.tap_strides, contiguous_strides(view.kernel), strict=True)
+    steps = [(stride, contiguous) for extent, stride, contiguous in axes if extent > 1] or [(0, 1)]
+    tap_step, _ = steps[-1]
+    return tap_step if all(stride == contiguous * tap_step for stride, contiguous in steps) else None
+
+
+def _unfold(problem: Problem) -> Unfold:
+    view = _view(problem)
+    tap_step = _tap_step(view)
+    if tap_step is None:
+        raise Unsupported(
+            f"{OPERATION}: the taps of a block must be evenly apart in the columns, all axes as one, but their strides "
+            f"are {view.tap_strides} for kernel_size={view.kernel}"
+        )
+    steps = (tap_step * step for step in contiguous_strides(view.kernel))
+    axes = zip(view.axes, view.pixel_strides, steps, view.block_strides, strict=True)
+    moves = Moves(
+        itemsize=view.element.itemsize,
+        alignment=gcd(problem.input.alignment, problem.output.alignment),
+        writes_blocks=True,
+        batch=view.batch,
+        planes=view.channels,
+        array_batch_step=view.image_batch,
+        array_plane_step=view.image_channel,
+        blocks_batch_step=view.columns_batch,
+        blocks_plane_step=view.columns_channel,
+        axes=tuple(
+            MovedAxis(axis.size, axis.kernel, axis.stride, axis.dilation, axis.pad_begin, axis.blocks, *steps)
+            for axis, *steps in axes
+        ),
+    )
+    return Unfold(OPERATION, moves, sliding_bytes(problem), _element_types(problem), takes_window=True)
+
+
+def _element_types(problem: Problem) -> tuple[tuple[str, str], ...]:
+    """Return the types of elements that are multiplied; none where they are only moved."""
+    if problem.fusion.window == "none":
+        return ()
+    element, fused = problem.element, fusion_defines(problem)
+    return (
+        ("SCALAR", element.scalar),
+        ("ACCUMULATOR", element.accumulator),
+        *((name, fused[name]) for name in ("WINDOW", "WINDOW_AXES", "WEIGHT") if name in fused),
+    )
+
+
+def direct(problem: Problem) -> Plan:
+    """Plan one thread per block: any call, fast while neighbouring blocks are near."""
+    return unfolding.direct(_unfold(problem), problem.device)
+
+
+def staged(problem: Problem) -> Plan:
+    """Plan one warp per 32 blocks through shared memory: large strides."""
+    return unfolding.staged(_unfold(problem), problem.device)
+
+
+def taps(problem: Problem) -> Plan:
+    """Plan one thread per tap, which serves everything: for columns whose taps are the closest elements."""
+    view, device = _view(problem), problem.device
+    axes, row = view.axes, view.axes[-1]
+    others = view.planes * prod(view.kernel) * prod(view.blocks[:-1])
+    blocks, symbol = 1, "im2col_taps"
+    for count, name in ((TAPS_BLOCKS, "im2col_taps_of_many"), (TAPS_BLOCKS // 2, "im2col_taps_of_some")):
+        places = -(-row.blocks // count)
+        enough = others * places >= device_threads(device)
+        if blocks == 1 and enough and places * count <= TAPS_MAX_WASTE * row.blocks:
+            blocks, symbol = count, name
+    places = -(-row.blocks // blocks)
+    threads = others * places
+    bits = offset_bits(
+        OPERATION,
+        threads + MOVING_THREADS,
+        *(2 * axis.padded_size + axis.dilated_kernel + TAPS_BLOCKS * axis.stride for axis in axes),
+        sum(
+            (axis.padded_size + axis.dilated_kernel + TAPS_BLOCKS * axis.stride) * abs(step)
+            for axis, step in zip(axes, view.pixel_strides, strict=True)
+        ),
+        sum(
+            axis.kernel * abs(tap_step) + (axis.blocks + TAPS_BLOCKS) * abs(block_step)
+            for axis, tap_step, block_step in zip(axes, view.tap_strides, view.block_strides, strict=True)
+        ),
+    )
+    return Plan(
+        operation=OPERATION,
+        variant="taps",
+        source="im2col_taps.cu",
+        symbol=symbol,
+        defines=(
+            *(_element_types(problem) or word_types(view.element.itemsize)),
+            ("OFFSET", offset_type(bits)),
+            ("SPATIAL_RANK", str(len(axes))),
+            ("BLOCKS", str(TAPS_BLOCKS)),
+            ("THREADS", str(MOVING_THREADS)),
+        ),
+        grid=grid_of(OPERATION, threads, MOVING_THREADS),
+        block=(MOVING_THREADS, 1, 1),
+        parameters=pack(
+            bits,
+            size=offset([axis.size for axis in axes]),
+            stride=offset([axis.stride for axis in axes]),
+            dilation=offset([axis.dilation for axis in axes]),
+            pad=offset([axis.pad_begin for axis in axes]),
+            pixel_step=offset(view.pixel_strides),
+            tap_step=offset(view.tap_strides),
+            block_step=offset(view.block_strides),
+            kernel=divisor(view.kernel),
+            places=divisor((*view.blocks[:-1], places)),
+            row_blocks=offset(row.blocks),
+            channels=divisor(view.channels),
+            threads=offset(threads),
+            image_batch_step=wide(view.image_batch),
+            image_channel_step=wide(view.image_channel),
+            columns_batch_step=wide(view.columns_batch),
+            columns_channel_step=wide(view.columns_channel),
+        ),
+        bytes_moved=sliding_bytes(problem),
+        reason=f"each thread takes one tap of {f'{blocks} blocks' if blocks > 1 else 'one block'}, "
+        "and its neighbours the taps beside it",
+        takes_window=True,
+    )
+
+
+def prefer(problem: Problem) -> Iterator[tuple[str, str]]:
+    """Yield the variants that are predicted to be fastest, with why."""
+    view = _view(problem)
+    if view.taps_are_closest:
+        yield "taps", "the taps of a block lie closer in memory than its blocks"
+    elif _tap_step(view) is None:
+        yield "taps", "the taps of a block are not evenly apart in memory"
+    else:
+        yield from unfolding.prefer(_unfold(problem))
+
+
+VARIANTS: dict[str, Variant] = {"direct": direct, "staged": staged, "taps": taps}

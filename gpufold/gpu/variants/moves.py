@@ -1,0 +1,242 @@
+"""Blocks that move to or from an array, in the fewest words: what im2col, space_to_batch and batch_to_space plan from.
+
+A call becomes `Moves`: an array (batch, planes, *size) and blocks (batch, planes, *kernel, *blocks), each by its steps
+in elements. `simplified` merges axes that are walked as one and takes neighbouring elements as one word.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import prod
+
+from gpufold.gpu.plan import Device
+
+WIDEST_WORD = 16
+"""Bytes of the widest load and store."""
+
+LONG_RUN_BYTES = 512
+"""Prediction: stores in runs from this length on waste few of their sectors at the ends."""
+
+WAVES = 4
+"""Prediction: full loads of the device that a launch keeps before its threads take more work each."""
+
+
+@dataclass(frozen=True, slots=True)
+class MovedAxis:
+    """A spatial axis: tap k of block b is pixel b*stride + k*dilation - pad."""
+
+    size: int
+    kernel: int
+    stride: int
+    dilation: int
+    pad: int
+    blocks: int
+    pixel_step: int
+    tap_step: int
+    block_step: int
+
+    @property
+    def reach(self) -> int:
+        """Bound how far from pixel 0 any tap can be, in pixels."""
+        return self.pad + self.size + self.blocks * self.stride + self.kernel * self.dilation
+
+    @property
+    def is_unit(self) -> bool:
+        """Whether every pixel is a block of its own."""
+        return self.kernel == 1 and self.stride == 1
+
+    @property
+    def covers_rows(self) -> bool:
+        """Whether neither pads nor a remainder keep rows from being walked as one with the axis outside."""
+        return (
+            self.pad == 0 and self.size == self.blocks * self.stride and (self.kernel - 1) * self.dilation < self.stride
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Moves:
+    """A call by its steps in elements."""
+
+    itemsize: int
+    alignment: int
+    """Of both arrays' first bytes."""
+    writes_blocks: bool
+    """Whether blocks are taken out of the array, and not put together into it."""
+    batch: int
+    planes: int
+    array_batch_step: int
+    array_plane_step: int
+    blocks_batch_step: int
+    blocks_plane_step: int
+    axes: tuple[MovedAxis, ...]
+
+    @property
+    def taps(self) -> int:
+        """Taps of a block."""
+        return prod(axis.kernel for axis in self.axes)
+
+    @property
+    def tap_step(self) -> int:
+        """Elements between the blocks' taps where all axes of them are evenly apart, as one."""
+        return next((axis.tap_step for axis in reversed(self.axes) if axis.kernel > 1), 0)
+
+    def simplified(self) -> Moves:
+        """Merge axes that are walked as one, then make elements as wide as they can be.
+
+        Unsplit axes make a long row for wide elements first, planes next, and only what is left joins a split axis.
+        """
+        return (
+            self._with_merged_axes(into_split=False)._with_merged_planes()._with_merged_axes(into_split=True)._widened()
+        )
+
+    def _with_merged_axes(self, into_split: bool) -> Moves:
+        merged: list[MovedAxis] = []
+        for axis in reversed(self.axes):
+            inner = merged[-1] if merged else None
+            if (
+                inner is not None
+                and axis.is_unit
+                and (inner.is_unit or into_split)
+                and inner.covers_rows
+                and axis.pixel_step == inner.size * inner.pixel_step
+                and axis.block_step == inner.blocks * inner.block_step
+            ):
+                merged[-1] = replace(
+                    inner,
+                    size=axis.size * inner.size,
+                    blocks=axis.blocks * inner.blocks,
+                    pad=axis.pad * inner.size,
+                )
+            else:
+                merged.append(axis)
+        return replace(self, axes=tuple(reversed(merged)))
+
+    def _with_merged_planes(self) -> Moves:
+        """Count leading axes that are not split as planes."""
+        moves = self
+        while len(moves.axes) > 1:
+            axis = moves.axes[0]
+            if not (axis.is_unit and axis.covers_rows and moves._planes_join(axis)):
+                break
+            moves = replace(
+                moves,
+                planes=moves.planes * axis.size,
+                array_plane_step=axis.pixel_step,
+                blocks_plane_step=axis.block_step,
+                axes=moves.axes[1:],
+            )
+        return moves.with_batch_as_planes()
+
+    def _planes_join(self, axis: MovedAxis) -> bool:
+        """Return whether one plane begins where the first axis of the one before ends."""
+        return (
+            self.array_plane_step == axis.size * axis.pixel_step
+            and self.blocks_plane_step == axis.blocks * axis.block_step
+        )
+
+    def with_batch_as_planes(self) -> Moves:
+        """Count the batch among the planes, where they follow each other evenly."""
+        if self.batch == 1 or (
+            self.array_batch_step == self.planes * self.array_plane_step
+            and self.blocks_batch_step == self.planes * self.blocks_plane_step
+        ):
+            return replace(self, batch=1, planes=self.batch * self.planes)
+        return self
+
+    def with_rows_as_planes(self, planes_per_thread: int) -> Moves:
+        """Where planes are too few to share index arithmetic, count the blocks of the first axis among them.
+
+        What remains of the axis is one block with its taps. Threads then store block by block, so the runs that one
+        writes must be long.
+        """
+        axis, *inner = self.axes
+        run = prod(axis.blocks for axis in inner) if self.writes_blocks else axis.kernel * prod(a.size for a in inner)
+        joins = self.planes == 1 or self._planes_join(axis)
+        few = self.planes < planes_per_thread
+        if not (few and inner and run * self.itemsize >= LONG_RUN_BYTES and axis.covers_rows and joins):
+            return self
+        return replace(
+            self,
+            planes=self.planes * axis.blocks,
+            array_plane_step=axis.stride * axis.pixel_step,
+            blocks_plane_step=axis.block_step,
+            axes=(replace(axis, size=axis.stride, blocks=1), *inner),
+        )
+
+    def _widened(self) -> Moves:
+        """Take neighbouring pixels of an unsplit last axis as one element."""
+        *outer, last = self.axes
+        if not (last.is_unit and last.pixel_step == last.block_step == 1):
+            return self
+        multiples = [last.size, last.pad, *([last.blocks] if self.writes_blocks else [])]
+        for axis in outer:
+            multiples += [axis.pixel_step, axis.block_step, *([axis.tap_step] if axis.kernel > 1 else [])]
+        multiples += [self.array_plane_step, self.blocks_plane_step] if self.planes > 1 else []
+        multiples += [self.array_batch_step, self.blocks_batch_step] if self.batch > 1 else []
+        count = word_elements(self.itemsize, self.alignment, multiples)
+        return replace(
+            self,
+            itemsize=self.itemsize * count,
+            array_batch_step=self.array_batch_step // count,
+            array_plane_step=self.array_plane_step // count,
+            blocks_batch_step=self.blocks_batch_step // count,
+            blocks_plane_step=self.blocks_plane_step // count,
+            axes=(
+                *(
+                    replace(
+                        axis,
+                        pixel_step=axis.pixel_step // count,
+                        tap_step=axis.tap_step // count,
+                        block_step=axis.block_step // count,
+                    )
+                    for axis in outer
+                ),
+                replace(last, size=last.size // count, pad=last.pad // count, blocks=-(-last.blocks // count)),
+            ),
+        )
+
+
+def word_elements(itemsize: int, alignment: int, multiples: list[int]) -> int:
+    """Count the elements of the widest word that divides all offsets and the alignment of the arrays.
+
+    >>> word_elements(itemsize=2, alignment=256, multiples=[12, 36])
+    4
+    """
+    count = 1
+    while (
+        2 * count * itemsize <= WIDEST_WORD
+        and alignment % (2 * count * itemsize) == 0
+        and all(number % (2 * count) == 0 for number in multiples)
+    ):
+        count *= 2
+    return count
+
+
+def word_types(itemsize: int) -> tuple[tuple[str, str], ...]:
+    """Return the types of a kernel that moves elements of a size."""
+    scalar = f"Word<{itemsize}>"
+    return ("SCALAR", scalar), ("ACCUMULATOR", scalar)
+
+
+def chunk_size(length: int, most: int) -> int:
+    """Cut a length into as few chunks as possible and return their size, as even as possible.
+
+    >>> chunk_size(11, 8), chunk_size(400, 32)
+    (6, 31)
+    """
+    chunks = -(-length // most)
+    return -(-length // chunks)
+
+
+def device_threads(device: Device) -> int:
+    """Count the threads that keep a device busy."""
+    return WAVES * device.multiprocessors * device.threads_per_multiprocessor
+
+
+MOVING_THREADS = 256
+"""Threads of a thread block of the kernels that move elements, compiled in."""
+
+
+def tile_bytes(width: int, itemsize: int) -> int:
+    """Count the shared memory of a thread block's tiles of kernels/tile.cuh, one for each warp."""
+    return MOVING_THREADS * (width | 1) * itemsize

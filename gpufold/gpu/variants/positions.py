@@ -1,0 +1,296 @@
+"""The kernel variants of add_blocks, which alone know positions, and the choice between them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from math import prod
+from typing import Any
+
+from gpufold.elements import ElementType
+from gpufold.geometry import PositionsGeometry, Size, merged_axes
+from gpufold.gpu.parameters import Field, divisor, offset, offset_bits, offset_type, pack, struct, wide
+from gpufold.gpu.plan import Plan, Problem, Variant, Work, check_atomics, grid_of
+
+OPERATION = "add_blocks"
+THREADS = 256
+WARP = 32
+COUNT_BYTES = 4
+"""Of the number of blocks that a warp has found."""
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """Blocks (count, batch, channels, *block) and image (batch, channels, *size) by their strides.
+
+    Leading axes that no plane's number can count are the first of `size` and `block`, and have no position.
+    """
+
+    element: ElementType
+    count: int
+    batch: int
+    channels: int
+    fixed: int
+    size: Size
+    block: Size
+    block_step: int
+    blocks_batch: int
+    blocks_channel: int
+    tap_strides: Size
+    image_batch: int
+    image_channel: int
+    pixel_strides: Size
+
+
+@lru_cache(maxsize=256)
+def view_of(problem: Problem) -> View:
+    """Name every stride, and make leading axes one where both arrays walk them as one."""
+    geometry = problem.geometry
+    assert isinstance(geometry, PositionsGeometry)
+    count = len(geometry.lead)
+    block_step, *blocks_strides = problem.input.strides
+    lead = merged_axes(geometry.lead, tuple(blocks_strides[:count]), problem.output.strides[:count])
+    if len(lead) < 2:
+        lead = [(1, 0, 0)] * (2 - len(lead)) + lead
+    (batch, blocks_batch, image_batch), (channels, blocks_channel, image_channel), *rest = lead
+    extents, rest_taps, rest_pixels = (tuple(axis[i] for axis in rest) for i in range(3))
+    return View(
+        problem.element,
+        geometry.count,
+        batch,
+        channels,
+        len(rest),
+        (*extents, *geometry.size),
+        (*extents, *geometry.block_shape),
+        block_step,
+        blocks_batch,
+        blocks_channel,
+        (*rest_taps, *blocks_strides[count:]),
+        image_batch,
+        image_channel,
+        (*rest_pixels, *problem.output.strides[count:]),
+    )
+
+
+def _bits(problem: Problem, items: int, tile: Size) -> int:
+    """Return the width of a kernel's Offset, whose threads own tiles."""
+    view = view_of(problem)
+    reach = [size + block + side for size, block, side in zip(view.size, view.block, tile, strict=True)]
+    return offset_bits(
+        OPERATION,
+        items + THREADS,
+        view.count + 2 * GATHER_CANDIDATES * THREADS,  # tests run past the last
+        view.channels,
+        max(reach),
+        sum(abs(stride) * extent for stride, extent in zip(view.tap_strides, reach, strict=True)),
+        sum(abs(stride) * extent for stride, extent in zip(view.pixel_strides, reach, strict=True)),
+        prod(view.block),
+    )
+
+
+def _plan(problem: Problem, variant: str, work: Work, reason: str, members: dict[str, Field], **defines: Any) -> Plan:
+    """Fill in what both variants have in common; `members` follow kernels/add_blocks.cuh's Parameters in their own."""
+    view, element = view_of(problem), problem.element
+    shared = struct(
+        block_step=wide(view.block_step),
+        blocks_batch=wide(view.blocks_batch),
+        blocks_channel=wide(view.blocks_channel),
+        image_batch=wide(view.image_batch),
+        image_channel=wide(view.image_channel),
+        count=offset(view.count),
+        channels=offset(view.channels),
+        items=offset(work.items),
+        size=offset(view.size),
+        block=offset(view.block),
+        tap_stride=offset(view.tap_strides),
+        pixel_stride=offset(view.pixel_strides),
+        by_extent=divisor(work.extents),
+        by_channels=divisor(work.channel_groups),
+    )
+    return Plan(
+        OPERATION,
+        variant,
+        f"add_blocks_{variant}.cu",
+        f"add_blocks_{variant}",
+        tuple(
+            (name, str(value))
+            for name, value in {
+                "SCALAR": element.scalar,
+                "ACCUMULATOR": element.accumulator,
+                "WEIGHT": element.weight_type,
+                "OFFSET": offset_type(work.bits),
+                "RANK": len(view.size),
+                "FIXED": view.fixed,
+                "WINDOW": problem.fusion.window,
+                "WINDOW_AXES": len(view.size) - view.fixed,
+                "THREADS": work.threads,
+                **defines,
+            }.items()
+        ),
+        grid_of(OPERATION, work.items, work.per_block),
+        (work.threads, 1, 1),
+        pack(work.bits, shared=shared, **members),
+        _bytes_moved(problem),
+        reason,
+        takes_window=True,
+        scatters=variant == "atomic",
+        skips=True,
+        reads_output=True,
+        shared_bytes=work.shared_bytes,
+    )
+
+
+def _bytes_moved(problem: Problem) -> int:
+    """Count the floor: blocks once, and what they land on, if they lie beside each other, twice."""
+    blocks, image = prod(problem.input.shape), prod(problem.output.shape)
+    return (blocks + 2 * min(blocks, image)) * problem.element.itemsize
+
+
+# ---------------------------------------------------------------------------------------------
+# gather
+
+TILE_COLUMNS = 64
+"""Pixels along the last axis that a thread block owns at once; along one axis alone, as many as threads."""
+GATHER_SUM_BYTES = 64
+"""Of the sums that a thread keeps in registers."""
+GATHER_MAX_PLANES = 4
+GATHER_CANDIDATES = 4
+"""Blocks that a thread tests at a time, where their list fits into shared memory."""
+GATHER_LIST_BYTES = 40 << 10
+GATHER_MIN_ROWS, GATHER_MAX_ROWS = 4, 8
+"""Of a thread; a row is one load in flight for each plane."""
+GATHER_RESIDENT_BLOCKS = 2
+"""Thread blocks on a multiprocessor that registers have to suffice for."""
+GATHER_WAVES = 2
+"""Prediction: tiles share a search while this many times the resident thread blocks are left."""
+GATHER_TESTS_PER_ELEMENT = 0.1
+"""Prediction: tests of a region against a position that cost little beside the addition of an element."""
+GATHER_LIST_FILL = 0.5
+"""Of a region's list, with blocks spread evenly: where they are not, it has room for more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tiling:
+    """What a thread block of kernels/add_blocks_gather.cu owns."""
+
+    planes: int
+    groups: int
+    """Of planes."""
+    rows: int
+    columns: int
+    candidates: int
+    tile: Size
+    region: Size
+    """Tiles along each axis that share a search."""
+    regions: Size
+
+    @property
+    def reach(self) -> Size:
+        """Pixels of a region."""
+        return tuple(side * tiles for side, tiles in zip(self.tile, self.region, strict=True))
+
+
+@lru_cache(maxsize=256)
+def _tiling(problem: Problem) -> Tiling:
+    view = view_of(problem)
+    rank, sums = len(view.size), GATHER_SUM_BYTES // max(view.element.itemsize, 4)
+    planes = min(GATHER_MAX_PLANES, view.channels, max(1, sums // GATHER_MIN_ROWS))
+    thread_rows = min(GATHER_MAX_ROWS, sums // planes)
+    columns = THREADS if rank == 1 else TILE_COLUMNS
+    rows = thread_rows * (THREADS // columns)
+    tile = (columns * rows,) if rank == 1 else (*(1,) * (rank - 2), rows, columns)
+    groups = -(-view.channels // planes)
+    entry = 8 * (1 + rank - view.fixed)  # of the list, in the widest Offsets
+    candidates = GATHER_CANDIDATES if GATHER_CANDIDATES * THREADS * entry <= GATHER_LIST_BYTES else 1
+    most = GATHER_WAVES * GATHER_RESIDENT_BLOCKS * problem.device.multiprocessors
+    region = _region(view, tile, -(-most // (view.batch * groups)), int(GATHER_LIST_FILL * candidates * THREADS))
+    reach = tuple(side * tiles for side, tiles in zip(tile, region, strict=True))
+    return Tiling(planes, groups, rows, columns, candidates, tile, region, _tiles(view.size, reach))
+
+
+def gather(problem: Problem) -> Plan:
+    """Plan for kernels/add_blocks_gather.cu."""
+    view, tiling = view_of(problem), _tiling(problem)
+    shared_by = prod(tiling.region)
+    owned = f"{shared_by} tiles of the image, which share a search," if shared_by > 1 else "a tile of the image"
+    items = view.batch * tiling.groups * prod(tiling.regions)
+    bits = _bits(problem, items, tiling.reach)
+    entry = (1 + len(view.size) - view.fixed) * bits // 8  # of a list: a block's number and position
+    listed = tiling.candidates * (THREADS * entry + THREADS // WARP * COUNT_BYTES)
+    return _plan(
+        problem,
+        "gather",
+        Work(items, 1, THREADS, tiling.regions, tiling.groups, bits, listed),
+        f"each thread block owns {owned} and adds the blocks that meet it, in their order",
+        {"by_region": divisor(tiling.region)},
+        TILE_COLUMNS=tiling.columns,
+        TILE_ROWS=tiling.rows,
+        PLANES=tiling.planes,
+        CANDIDATES=tiling.candidates,
+        RESIDENT_BLOCKS=GATHER_RESIDENT_BLOCKS,
+    )
+
+
+def _tiles(size: Size, tile: Size) -> Size:
+    return tuple(-(-extent // side) for extent, side in zip(size, tile, strict=True))
+
+
+def _region(view: View, tile: Size, least_regions: int, most_listed: int) -> Size:
+    """Return the tiles along each axis that share a search: as few as keep it cheap, if so many regions are left."""
+    tiles = _tiles(view.size, tile)
+    region = [1] * len(tile)
+
+    def blocks_met(region: list[int]) -> float:
+        """Count the blocks that meet a region, where they are spread evenly over all places that reach the image."""
+        met = float(view.count)
+        for axis in range(view.fixed, len(tile)):
+            met *= min(1.0, (region[axis] * tile[axis] + view.block[axis]) / (view.size[axis] + view.block[axis]))
+        return met
+
+    elements = view.count * prod(view.block)  # of a plane
+    while prod(_tiles(tiles, tuple(region))) * view.count > GATHER_TESTS_PER_ELEMENT * elements:
+        growing = [axis for axis in range(view.fixed, len(tile)) if region[axis] < tiles[axis]]
+        if not growing:
+            break
+        axis = min(growing, key=lambda axis: region[axis] * tile[axis])
+        wider = [side * (1 + (axis == other)) for other, side in enumerate(region)]
+        if prod(_tiles(tiles, tuple(wider))) < least_regions or blocks_met(wider) > most_listed:
+            break
+        region = wider
+    return tuple(region)
+
+
+# ---------------------------------------------------------------------------------------------
+# atomic
+
+
+def atomic(problem: Problem) -> Plan:
+    """Plan for kernels/add_blocks_atomic.cu."""
+    view = view_of(problem)
+    check_atomics(OPERATION, problem.call.dtype)
+    items = view.count * view.batch * view.channels * prod(view.block)
+    bits = _bits(problem, items, (0,) * len(view.size))
+    return _plan(
+        problem,
+        "atomic",
+        Work(items, THREADS, THREADS, view.block, view.channels, bits),
+        "each thread adds one element of the blocks to its pixel with an atomic operation",
+        {"by_batch": divisor(view.batch)},
+    )
+
+
+VARIANTS: dict[str, Variant] = {"gather": gather, "atomic": atomic}
+
+SEARCHES_PER_ELEMENT = 2
+"""Prediction: tests of a region against a position that cost less than an atomic addition of an element."""
+
+
+def prefer(problem: Problem) -> Iterator[tuple[str, str]]:
+    """Yield atomic additions where the blocks are so many and so small that regions would mostly search."""
+    view = view_of(problem)
+    tiling = _tiling(problem)
+    searches = view.batch * tiling.groups * prod(tiling.regions) * view.count
+    if problem.any_order and searches > SEARCHES_PER_ELEMENT * prod(problem.input.shape):
+        yield "atomic", "the blocks are so many and so small that regions would mostly search"
+    yield "gather", ""

@@ -1,0 +1,150 @@
+"""Columns and image as the kernels of col2im and im2col see them: by their strides, and what is fused."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from math import gcd, inf, prod
+
+import numpy as np
+
+from gpufold.calls import PLAIN
+from gpufold.elements import ElementType
+from gpufold.geometry import Axis, Size, SlidingGeometry
+from gpufold.gpu.parameters import contiguous_strides
+from gpufold.gpu.plan import Problem
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """Columns (batch, channels, *kernel, *blocks) and image (batch, channels, *size) by their strides."""
+
+    axes: tuple[Axis, ...]
+    element: ElementType
+    batch: int
+    channels: int
+    """Planes that follow each other at even distances in both arrays: N*C where the layouts allow, else C."""
+    columns_batch: int
+    columns_channel: int
+    tap_strides: Size
+    block_strides: Size
+    image_batch: int
+    image_channel: int
+    pixel_strides: Size
+
+    @property
+    def kernel(self) -> Size:
+        return tuple(axis.kernel for axis in self.axes)
+
+    @property
+    def planes(self) -> int:
+        return self.batch * self.channels
+
+    @property
+    def blocks(self) -> Size:
+        return tuple(axis.blocks for axis in self.axes)
+
+    @property
+    def pixels(self) -> int:
+        """Pixels of one plane."""
+        return prod(axis.size for axis in self.axes)
+
+    @property
+    def taps_are_closest(self) -> bool:
+        """Whether neighbouring taps are nearer to each other in memory than neighbouring blocks."""
+        taps = (abs(s) for axis, s in zip(self.axes, self.tap_strides, strict=True) if axis.kernel > 1)
+        blocks = (abs(s) for axis, s in zip(self.axes, self.block_strides, strict=True) if axis.blocks > 1)
+        return min(taps, default=inf) < min(blocks, default=inf)
+
+
+@lru_cache(maxsize=256)
+def view_of(problem: Problem) -> View:
+    """Name every stride and collapse batch and channels into one run of planes where the strides allow it."""
+    geometry = problem.geometry
+    assert isinstance(geometry, SlidingGeometry)
+    # No dilation moves the single tap of an axis.
+    axes = tuple(axis._replace(dilation=1) if axis.kernel == 1 else axis for axis in geometry.axes)
+    rank = len(axes)
+    batch, channels = 1 if geometry.batch is None else geometry.batch, geometry.channels
+    if problem.input.shape == geometry.split_columns_shape:
+        columns_batch, columns_channel, *strides = problem.input.strides
+        tap_strides, block_strides = tuple(strides[:rank]), tuple(strides[rank:])
+    else:
+        *lead, row, block = problem.input.strides
+        columns_batch = lead[0] if lead else 0
+        columns_channel = row * prod(geometry.block_shape)
+        tap_strides = tuple(row * step for step in contiguous_strides(geometry.block_shape))
+        block_strides = tuple(block * step for step in contiguous_strides(geometry.num_blocks))
+    *lead, image_channel = problem.output.strides[:-rank]
+    image_batch = lead[0] if lead else 0
+    if channels == 1:
+        batch, channels, columns_channel, image_channel = 1, batch, columns_batch, image_batch
+    elif columns_batch == channels * columns_channel and image_batch == channels * image_channel:
+        batch, channels = 1, batch * channels
+    return View(
+        axes,
+        problem.element,
+        batch,
+        channels,
+        columns_batch,
+        columns_channel,
+        tap_strides,
+        block_strides,
+        image_batch,
+        image_channel,
+        problem.output.strides[-rank:],
+    )
+
+
+def tap_step(axis: Axis) -> int:
+    """Return the distance of two taps that land on one pixel of an axis."""
+    return axis.stride // gcd(axis.stride, axis.dilation)
+
+
+def block_step(axis: Axis) -> int:
+    """Return the distance of the blocks of two taps that land on one pixel of an axis."""
+    return axis.dilation // gcd(axis.stride, axis.dilation)
+
+
+def taps_per_pixel(axis: Axis) -> int:
+    """Bound the number of taps that land on one pixel of an axis."""
+    return -(-axis.kernel // tap_step(axis))
+
+
+# ---------------------------------------------------------------------------------------------
+# What is fused
+
+
+def fusion_defines(problem: Problem) -> dict[str, str]:
+    """Return the macros that say what is fused into the sums, where that is anything."""
+    fusion = problem.fusion
+    if fusion == PLAIN:
+        return {}
+    return {
+        **({"WINDOW_AXES": str(len(_windowed_taps(problem)))} if fusion.window == "separable" else {}),
+        "REDUCTION": fusion.reduction,
+        "WINDOW": fusion.window,
+        "ACCUMULATE": "true" if fusion.accumulate else "false",
+        "WEIGHT": problem.element.weight_type,
+    }
+
+
+def weight_bytes(problem: Problem) -> int:
+    """Count the bytes of the kernels' Weight, which is a float where nothing is fused."""
+    weight = "" if problem.fusion == PLAIN else problem.element.weight
+    return np.dtype(weight or "float32").itemsize
+
+
+def sliding_bytes(problem: Problem) -> int:
+    """Count the floor: columns and image once, the image twice where it is added to, and the window."""
+    geometry, fusion = problem.geometry, problem.fusion
+    assert isinstance(geometry, SlidingGeometry)
+    elements = prod(geometry.columns_shape) + (2 if fusion.accumulate else 1) * prod(geometry.image_shape)
+    taps = {"none": 0, "separable": sum(_windowed_taps(problem)), "full": prod(geometry.block_shape)}
+    return elements * problem.element.itemsize + taps[fusion.window] * weight_bytes(problem)
+
+
+def _windowed_taps(problem: Problem) -> Size:
+    """Return the taps of the axes that a separable window has weights for."""
+    assert isinstance(problem.geometry, SlidingGeometry)
+    return problem.geometry.block_shape[-problem.fusion.window_axes :]  # from the first on where it is 0

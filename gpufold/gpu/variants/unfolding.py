@@ -1,0 +1,185 @@
+"""The kernels of kernels/unfold.cuh, which take sliding blocks out of an array: im2col and space_to_batch alike."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from math import gcd, prod
+
+from gpufold.calls import Unsupported
+from gpufold.gpu.parameters import INT32_MAX, divisor, offset, offset_bits, offset_type, pack, wide
+from gpufold.gpu.plan import MAX_GRID_ROWS, Device, Plan, grid_of, planes_per_thread
+from gpufold.gpu.variants.moves import MOVING_THREADS, Moves, chunk_size, device_threads, tile_bytes, word_types
+
+PLANES_PER_THREAD = 8
+OVERLAPPING_PLANES_PER_THREAD = 4
+"""Planes that share a thread's index arithmetic at most; where blocks overlap, more planes keep more columns in flight
+and drive the image out of the L2 cache before the next block reads it again: predictions."""
+
+DIRECT_TAPS = 8
+"""Taps that a thread of the direct kernels holds at once, by a prediction of its registers."""
+
+STAGED_ROW_BYTES = 128
+STAGED_TAPS = 16
+"""Bounds of a staged tile's row: a cache line, and as many loads as a thread has registers for, by a prediction."""
+
+STAGED_LANE_BYTES = 32
+"""Bytes between neighbouring blocks from which loads are staged, a sector: a prediction."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unfold:
+    """A call that takes blocks out of an array."""
+
+    operation: str
+    moves: Moves
+    bytes_moved: int
+    element_types: tuple[tuple[str, str], ...] = ()
+    """The types to compile and the kind of window, where one is multiplied in; axes and elements then stay apart."""
+    takes_window: bool = False
+    """Whether the kernel has a window's pointers among its arguments."""
+
+    def simplified(self) -> Unfold:
+        """Merge axes and widen elements, where these are only moved."""
+        moves = self.moves.with_batch_as_planes() if self.element_types else self.moves.simplified()
+        return replace(self, moves=moves)
+
+
+def _lane_bytes(moves: Moves) -> float:
+    """Return the bytes between the pixels that neighbouring threads of a warp read, on average."""
+    span, lanes = 0, 32
+    for axis in reversed(moves.axes):
+        span += (min(lanes, axis.blocks) - 1) * axis.stride * abs(axis.pixel_step)
+        lanes = -(-lanes // axis.blocks)
+    return span * moves.itemsize / 31
+
+
+def _sharing_step(moves: Moves, chunk_taps: int) -> int:
+    """Count the chunks of taps from one that reads a pixel to the next that reads it for a neighbouring block."""
+    *outer, last = moves.axes
+    chunks_per_row = -(-last.kernel // chunk_taps)
+    if outer and outer[-1].kernel > 1:
+        return outer[-1].stride // gcd(outer[-1].stride, outer[-1].dilation) * chunks_per_row
+    return max(1, last.stride // max(1, chunk_taps * last.dilation))
+
+
+def _warp_span(moves: Moves, planes: int) -> int:
+    """Bound how far apart the planes of a warp's threads are in the array, where a thread has so many."""
+    reached = moves.planes if moves.batch > 1 else min(moves.planes, 32 * planes)
+    return (min(moves.batch, 32) - 1) * abs(moves.array_batch_step) + reached * abs(moves.array_plane_step)
+
+
+def _plan(unfold: Unfold, variant: str, device: Device, chunk_taps: int, reason: str) -> Plan:
+    moves, staged = unfold.moves, variant == "staged"
+    axes, kernel_width = moves.axes, moves.axes[-1].kernel
+    if kernel_width > INT32_MAX:
+        raise Unsupported(
+            f"{unfold.operation}: {variant} knows the taps of a row as it is compiled, in 32 bits, but the last axis "
+            f"has {kernel_width}"
+        )
+    chunks = moves.taps // kernel_width * -(-kernel_width // chunk_taps)
+    places = moves.batch * prod(axis.blocks for axis in axes)
+    overlapping = any(axis.kernel * axis.dilation > axis.stride for axis in axes)
+    most = OVERLAPPING_PLANES_PER_THREAD if overlapping else PLANES_PER_THREAD
+    planes = planes_per_thread(moves.planes, places * chunks, most, device_threads(device))
+    groups = -(-moves.planes // planes)
+    threads = places * groups
+    step = min(chunks, _sharing_step(moves, chunk_taps)) if staged else 1
+    sharing = -(-chunks // step)
+    turns = step * sharing
+    grid_rows = min(turns, MAX_GRID_ROWS, max(1, device_threads(device) // threads))
+    turns_per_thread = -(-turns // grid_rows)
+    if sharing <= 2 * turns_per_thread:  # chunks that share pixels stay together
+        turns_per_thread = -(-turns_per_thread // sharing) * sharing
+    bits = offset_bits(
+        unfold.operation,
+        threads + MOVING_THREADS,
+        moves.planes,
+        moves.taps + chunks,
+        turns + turns_per_thread,
+        4 * max(axis.reach for axis in axes),
+        sum(axis.reach * abs(axis.pixel_step) for axis in axes) + (_warp_span(moves, planes) if staged else 0),
+        moves.taps * abs(moves.tap_step) + sum(axis.blocks * abs(axis.block_step) for axis in axes),
+    )
+    symbol = f"{unfold.operation}_{variant}"
+    return Plan(
+        operation=unfold.operation,
+        variant=variant,
+        source=f"{symbol}.cu",
+        symbol=symbol,
+        defines=(
+            *(unfold.element_types or word_types(moves.itemsize)),
+            ("OFFSET", offset_type(bits)),
+            ("SPATIAL_RANK", str(len(axes))),
+            ("KERNEL_WIDTH", str(kernel_width)),
+            ("CHUNK_TAPS", str(chunk_taps)),
+            ("THREADS", str(MOVING_THREADS)),
+        ),
+        grid=grid_of(unfold.operation, threads, MOVING_THREADS, rows=-(-turns // turns_per_thread)),
+        block=(MOVING_THREADS, 1, 1),
+        parameters=pack(
+            bits,
+            size=offset([axis.size for axis in axes]),
+            stride=offset([axis.stride for axis in axes]),
+            dilation=offset([axis.dilation for axis in axes]),
+            pad=offset([axis.pad for axis in axes]),
+            pixel_step=offset([axis.pixel_step for axis in axes]),
+            block_step=offset([axis.block_step for axis in axes]),
+            tap_step=offset(moves.tap_step),
+            blocks=divisor([axis.blocks for axis in axes]),
+            kernel=divisor([axis.kernel for axis in axes]),
+            plane_groups=divisor(groups),
+            planes=offset(moves.planes),
+            planes_per_thread=offset(planes),
+            chunks=offset(chunks),
+            turns=offset(turns),
+            turns_per_thread=offset(turns_per_thread),
+            sharing_chunks=divisor(sharing),
+            sharing_step=offset(step),
+            threads=offset(threads),
+            image_batch_step=wide(moves.array_batch_step),
+            image_plane_step=wide(moves.array_plane_step),
+            columns_batch_step=wide(moves.blocks_batch_step),
+            columns_plane_step=wide(moves.blocks_plane_step),
+        ),
+        bytes_moved=unfold.bytes_moved,
+        reason=reason,
+        takes_window=unfold.takes_window,
+        shared_bytes=tile_bytes(chunk_taps, moves.itemsize) if staged else 0,
+    )
+
+
+def direct(unfold: Unfold, device: Device) -> Plan:
+    """Plan the kernel in which a thread stores what it loads."""
+    unfold = unfold.simplified()
+    moves = unfold.moves.with_rows_as_planes(PLANES_PER_THREAD)
+    taps = DIRECT_TAPS if moves.itemsize <= 8 else DIRECT_TAPS // 2
+    apart = _lane_bytes(moves)
+    reason = (
+        f"neighbouring threads read pixels {apart:.0f} bytes apart, near enough for the L1 cache"
+        if apart < STAGED_LANE_BYTES
+        else "it serves every call"
+    )
+    return _plan(replace(unfold, moves=moves), "direct", device, chunk_size(moves.axes[-1].kernel, taps), reason)
+
+
+def staged(unfold: Unfold, device: Device) -> Plan:
+    """Plan the kernel that loads along the taps and stores along the blocks."""
+    unfold = unfold.simplified()
+    last = unfold.moves.axes[-1]
+    if last.kernel == 1:
+        raise Unsupported(f"{unfold.operation}: staged loads need more than one tap along the last axis to run along")
+    taps = chunk_size(last.kernel, min(STAGED_TAPS, STAGED_ROW_BYTES // unfold.moves.itemsize))
+    apart = _lane_bytes(unfold.moves)
+    reason = f"neighbouring blocks are {apart:.0f} bytes apart, too far to load along them"
+    return _plan(unfold, "staged", device, taps, reason)
+
+
+def prefer(unfold: Unfold) -> Iterator[tuple[str, str]]:
+    """Yield staged loads where that shortens the distance between the pixels that neighbouring threads load."""
+    moves = unfold.simplified().moves
+    last = moves.axes[-1]
+    tap_bytes = last.dilation * abs(last.pixel_step) * moves.itemsize
+    if last.kernel > 1 and _lane_bytes(moves) >= STAGED_LANE_BYTES and tap_bytes < STAGED_LANE_BYTES:
+        yield "staged", ""
+    yield "direct", ""

@@ -1,0 +1,179 @@
+"""What the operations are: one row of a table for each, and the one door to their kernel variants."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import chain
+from math import prod
+from operator import attrgetter, mul
+
+from gpufold import calls, cpu
+from gpufold.calls import Call, Unsupported
+from gpufold.elements import check_dtype
+from gpufold.geometry import Geometry, Size
+from gpufold.gpu.parameters import offset_bits
+from gpufold.gpu.plan import H200, Device, Operand, Plan, Preferences, Problem, Variant
+from gpufold.gpu.variants import blocks, col2im, im2col, positions, space
+
+
+@dataclass(frozen=True)
+class Operation:
+    """What there is to know of an operation: a public function of the same name."""
+
+    data: str
+    """The name of the argument that holds the elements."""
+    describe: Callable[..., Call]
+    """Checks the arguments of a call and describes it."""
+    result_shape: Callable[[Geometry], Size]
+    on_cpu: Callable[..., None]
+    """Computes a call on NumPy arrays: (call, data, result, weights), add_blocks with its positions too."""
+    variants: Mapping[str, Variant]
+    """The kernel variants by name, each of which plans a problem or raises Unsupported."""
+    prefer: Preferences
+    """Yields the variants that are predicted to be fast."""
+
+
+OPERATIONS = {
+    "col2im": Operation("data", calls.col2im, attrgetter("image_shape"), cpu.col2im, col2im.VARIANTS, col2im.prefer),
+    "im2col": Operation("image", calls.im2col, attrgetter("columns_shape"), cpu.im2col, im2col.VARIANTS, im2col.prefer),
+    "batch_to_space": Operation(
+        "data",
+        calls.batch_to_space,
+        attrgetter("space_shape"),
+        cpu.batch_to_space,
+        space.BATCH_TO_SPACE,
+        space.prefer_for_batch_to_space,
+    ),
+    "space_to_batch": Operation(
+        "data",
+        calls.space_to_batch,
+        attrgetter("batch_shape"),
+        cpu.space_to_batch,
+        space.SPACE_TO_BATCH,
+        space.prefer_for_space_to_batch,
+    ),
+    "blocks_to_array": Operation(
+        "blocks",
+        calls.blocks_to_array,
+        attrgetter("array_shape"),
+        cpu.blocks_to_array,
+        blocks.BLOCKS_TO_ARRAY,
+        blocks.prefer_for_blocks_to_array,
+    ),
+    "array_to_blocks": Operation(
+        "array",
+        calls.array_to_blocks,
+        attrgetter("blocks_shape"),
+        cpu.array_to_blocks,
+        blocks.ARRAY_TO_BLOCKS,
+        blocks.prefer_for_array_to_blocks,
+    ),
+    "add_blocks": Operation(
+        "blocks",
+        calls.add_blocks,
+        attrgetter("array_shape"),
+        cpu.add_blocks,
+        positions.VARIANTS,
+        positions.prefer,
+    ),
+}
+
+
+def variants(operation: str) -> tuple[str, ...]:
+    """Return the names of an operation's kernel variants, the values that `variant` takes besides "auto".
+
+    >>> "gather" in variants("col2im")
+    True
+    """
+    if operation not in OPERATIONS:
+        raise ValueError(f"variants: operation must be one of {', '.join(OPERATIONS)}, got {operation!r}")
+    return tuple(OPERATIONS[operation].variants)
+
+
+def check_name(call: Call) -> None:
+    """Raise unless the call's variant is "auto" or a kernel of the operation."""
+    names = variants(call.operation)
+    if call.variant != "auto" and call.variant not in names:
+        raise ValueError(f"{call.operation}: variant must be auto or one of {', '.join(names)}, got {call.variant!r}")
+
+
+@lru_cache(maxsize=4096)
+def choose(call: Call, input: Operand, output: Operand, device: Device = H200) -> Plan:
+    """Plan a call on arrays with at least one element; a variant that is named must serve it, else Unsupported."""
+    check_name(call)
+    check_dtype(call.operation, OPERATIONS[call.operation].data, call.dtype)
+    problem = Problem(call, input, output, device)
+    for operand in (input, output):  # strides that no element is away by are passed to kernels too
+        offset_bits(call.operation, sum(map(mul, operand.shape, map(abs, operand.strides))))
+    if call.variant == "auto":
+        return _plan_of_any(problem)
+    return OPERATIONS[call.operation].variants[call.variant](problem)
+
+
+def _plan_of_any(problem: Problem) -> Plan:
+    """Plan the first preferred variant that serves a problem, else the first of the table that does.
+
+    Where the order of addition matters, that is one that keeps it.
+    """
+    name_of_operation = problem.call.operation
+    operation = OPERATIONS[name_of_operation]
+    refusals: dict[str, str] = {}
+    others = ((name, None) for name in operation.variants)
+    for name, why in chain(operation.prefer(problem), others):
+        if name in refusals:
+            continue
+        try:
+            plan = operation.variants[name](problem)
+        except Unsupported as unsupported:
+            refusals[name] = str(unsupported).removeprefix(f"{name_of_operation}: ")
+            continue
+        if plan.scatters and not problem.any_order:
+            refusals[name] = f"{name} adds in any order, where deterministic=True"
+            continue
+        if why is None:
+            *_, why = refusals.values()
+        return replace(plan, reason=f"{why}: {plan.reason}") if why else plan
+    raise Unsupported(f"{name_of_operation}: no variant serves the call: {'; '.join(dict.fromkeys(refusals.values()))}")
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """The plan a call would run, and what became of every other variant."""
+
+    plan: Plan
+    alternatives: dict[str, str]
+    """Variant name to the reason why it was not taken."""
+    predicted_seconds: float | None
+    """For the bytes alone, at the device's copy bandwidth: a floor, not a measurement. None where that is unknown."""
+
+    def __str__(self) -> str:
+        plan = self.plan
+        defines = " ".join(f"{name}={value}" for name, value in plan.defines)
+        seconds = self.predicted_seconds
+        prediction = "" if seconds is None else f", in {seconds * 1e6:,.1f} us or more by prediction"
+        return "\n".join(
+            [
+                f"{plan.operation}: {plan.variant}, because {plan.reason}",
+                f"  {plan.source}: {prod(plan.grid)} x {prod(plan.block)} threads, {defines}",
+                f"  {plan.bytes_moved:,} bytes{prediction}",
+                *(f"  not {name}: {reason}" for name, reason in self.alternatives.items()),
+            ]
+        )
+
+
+def explain(call: Call, input: Operand, output: Operand, device: Device = H200) -> Explanation:
+    """Plan a call and say why every other variant was not taken."""
+    plan = choose(call, input, output, device)
+    alternatives = {}
+    for name in variants(call.operation):
+        if name == plan.variant:
+            continue
+        try:
+            other = choose(call._replace(variant=name), input, output, device)
+        except Unsupported as unsupported:
+            alternatives[name] = str(unsupported)
+        else:
+            alternatives[name] = f"would serve: {other.reason}"
+    return Explanation(plan, alternatives, plan.bytes_moved / device.copy_bandwidth if device.copy_bandwidth else None)
