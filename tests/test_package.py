@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import json
+import re
 import subprocess
 import sys
 import tomllib
@@ -20,11 +22,11 @@ KERNELS = sorted(path.name for path in (ROOT / "kernels").iterdir())
 
 CHECK = """
 import sys, types
-import numpy as np, gpufold, gpufold.sources
+import numpy as np, gpufold, gpufold.gpu.sources
 from pathlib import Path
 assert "cupy" not in sys.modules
 print(Path(gpufold.__file__).parent)
-print(*sorted(path.name for path in gpufold.sources.KERNELS.iterdir()))
+print(*sorted(path.name for path in gpufold.gpu.sources.KERNELS.iterdir()))
 print(gpufold.col2im(np.ones((4, 4)), (3, 3), (2, 2)).sum())
 """
 
@@ -176,3 +178,27 @@ def test_type_checkers_know_every_submodule():
     assert set(SUBMODULES) <= set(extras)
     for name in SUBMODULES:
         assert (Path(gpufold.__file__).parent / f"{name}.py").is_file()
+
+
+def test_a_commit_is_checked_by_what_make_lint_runs():
+    (lint,) = re.findall(r"^lint: .*\n((?:\t.*\n)+)", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    commands = [
+        re.sub(r" (\.|\$\$\(.*\))$", "", line.strip().replace("$(BIN)", ".venv/bin")) for line in lint.splitlines()
+    ]
+    hooks = re.findall(r"^ +entry: (.*)$", (ROOT / ".pre-commit-config.yaml").read_text(), re.MULTILINE)
+    assert hooks == commands
+    assert len(hooks) >= 4
+
+
+def test_the_code_host_runs_what_must_pass_on_a_clean_clone():
+    workflow = (ROOT / ".github" / "workflows" / "ci.yml").read_text()
+    assert re.findall(r"^ +- run: (.*)$", workflow, re.MULTILINE) == ["bash .ci/run"]
+
+
+def test_the_project_is_alpha_until_a_gpu_has_run_it():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    (status,) = (name for name in project["classifiers"] if name.startswith("Development Status"))
+    runs = [json.loads(path.read_text()) for path in (ROOT / "bench" / "results").glob("*.json")]
+    if not any(run.get("kind") == "gpu" for run in runs):
+        assert status.endswith("3 - Alpha")
+        assert "No GPU has run gpufold yet" in (ROOT / "README.md").read_text()

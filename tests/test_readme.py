@@ -1,49 +1,224 @@
-"""What the README shows runs, and says what it prints."""
+"""What the documents show runs, and says what it prints; what they name exists."""
 
 from __future__ import annotations
 
+import ast
 import doctest
+import os
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 
+import gpufold
+from bench.report import by_operation
+from bench.results import Run
+
 ROOT = Path(__file__).resolve().parent.parent
-README = (ROOT / "README.md").read_text()
-BLOCKS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+DOCUMENTS = {
+    path.relative_to(ROOT).as_posix(): path.read_text()
+    for path in (*ROOT.glob("*.md"), *sorted((ROOT / "docs").rglob("*.md")))
+}
+README, CONTRIBUTING = DOCUMENTS["README.md"], DOCUMENTS["CONTRIBUTING.md"]
+EVERYTHING = "\n".join(DOCUMENTS.values())
+
+LONGEST_README = 120
+"""Lines."""
+
+named = pytest.mark.parametrize("document", DOCUMENTS)
 
 
-def test_sessions_print_what_they_show(tmp_path, monkeypatch):
+def blocks(text, language):
+    return re.findall(rf"^```{language}\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+
+
+def imported(script):
+    """The modules that a script imports, by the names of their packages."""
+    for node in ast.walk(ast.parse(script)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name.split(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield node.module.split(".")[0]
+
+
+def scripts():
+    """Yield every block of Python without prompts; what it imports is a peer, without which it cannot run."""
+    for document, text in DOCUMENTS.items():
+        for number, block in enumerate(blocks(text, "python")):
+            if ">>>" not in block:
+                marks = [pytest.mark.peer(module) for module in sorted(set(imported(block)))]
+                yield pytest.param(block, marks=marks, id=f"{document}-{number}")
+
+
+# ---- code
+
+
+def test_every_document_with_sessions_is_known():
+    assert {document for document, text in DOCUMENTS.items() if ">>>" in text} >= {
+        "README.md",
+        "docs/recipes.md",
+        "docs/dask.md",
+    }
+
+
+@named
+def test_sessions_print_what_they_show(document, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # they write pictures
-    sessions = [block for block in BLOCKS if ">>>" in block]
-    assert sessions
     globs: dict[str, object] = {}
-    for number, block in enumerate(sessions):
-        test = doctest.DocTestParser().get_doctest(block, globs, f"README block {number}", "README.md", 0)
+    for number, block in enumerate(block for block in blocks(DOCUMENTS[document], "python") if ">>>" in block):
+        test = doctest.DocTestParser().get_doctest(block, globs, f"{document}, session {number}", document, 0)
+        assert test.examples
         runner = doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE)
         runner.run(test, clear_globs=False)
         assert not runner.failures
         globs = test.globs
 
 
-@pytest.mark.peer("torch")
-def test_the_torch_equivalent_is_one():
-    (block,) = [block for block in BLOCKS if "torch" in block]
-    exec(compile(block, "README.md", "exec"), {})  # it asserts
+@named
+def test_no_session_is_outside_of_the_blocks_that_run(document):
+    text = DOCUMENTS[document]
+    assert text.count(">>> ") == sum(block.count(">>> ") for block in blocks(text, "python"))
+
+
+@pytest.mark.parametrize("script", list(scripts()))
+def test_scripts_run(script, tmp_path):
+    (tmp_path / "script.py").write_text(script)
+    command = [sys.executable, "script.py"]
+    run = subprocess.run(
+        command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True
+    )
+    assert run.returncode == 0, run.stderr
+
+
+# ---- names
+
+
+def anchors(text):
+    """The names that a code host gives to headings."""
+    headings = re.findall(r"^#+ (.*)$", re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@named
+def test_links_lead_somewhere(document):
+    for target in re.findall(r"\]\(([^)\s]+)\)", DOCUMENTS[document]):
+        if "://" not in target:
+            name, _, anchor = target.partition("#")
+            path = (ROOT / document).parent / name if name else ROOT / document
+            assert path.exists(), f"{target} in {document}"
+            assert not anchor or anchor in anchors(path.read_text()), f"{target} in {document}"
 
 
 def test_commands_exist():
     makefile = (ROOT / "Makefile").read_text()
-    targets = re.findall(r"^make (\w+)", README, re.MULTILINE)
-    assert {"bench", "test", "sanitize", "measure"} <= set(targets)
+    targets = set(re.findall(r"(?:^|`)make (\w+)", EVERYTHING, re.MULTILINE))
+    assert {"bench", "test", "lint", "faults", "sanitize", "measure"} <= targets
     for target in targets:
         assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
-    for command in set(re.findall(r"python -m bench[ a-z]*", README + makefile)):
+    for command in set(re.findall(r"python -m bench[ a-z]*", EVERYTHING + makefile)):
         subprocess.run([sys.executable, *command.split()[1:], "--help"], cwd=ROOT, check=True, capture_output=True)
 
 
-def test_files_and_pictures_exist():
-    for path in re.findall(r"\]\(([^)#:]+)\)", README):
-        assert (ROOT / path).exists(), path
+def test_installations_name_extras_and_the_wheel_of_this_project():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    installations = re.findall(r"pip install ([^#`\n]*)", EVERYTHING)
+    assert len(installations) >= 4
+    for words in installations:
+        extras = re.fullmatch(r"\.|'\.\[([\w,]+)\]'", words.strip())
+        assert extras, f"pip install {words}: nothing is published, so only a checkout can be installed"
+        assert set((extras[1] or "onnx").split(",")) <= set(project["optional-dependencies"]), words
+    assert set(re.findall(r"gpufold-([\d.]+)-py3", EVERYTHING)) == {gpufold.__version__}
+
+
+def test_the_readme_fits_on_a_few_screens():
+    assert len(README.splitlines()) <= LONGEST_README
+
+
+def tree(text):
+    """Yield the paths of a drawn tree: two spaces a level, names, two spaces or more, and what they are."""
+    folders: list[str] = []
+    for line in text.splitlines():
+        indent, names = re.fullmatch(r"( *)(\S+(?: \S+)*)(?:  .*)?", line).groups()
+        level = len(indent) // 2
+        for name in names.split():
+            yield "".join(folders[:level]) + name
+        folders[level:] = [names] if names.endswith("/") else []
+
+
+def test_everything_that_contributing_names_is_there():
+    """A name with NAME in it is one to be made up: the folder is there, and others like it."""
+    (drawn,) = (block for block in blocks(CONTRIBUTING, "") if block.startswith("gpufold/"))
+    inline = re.findall(r"`([\w./]+/|(?:[\w.]+/)+[\w.]+|[\w]+\.(?:py|md|toml))`", CONTRIBUTING)
+    paths = {*tree(drawn), *inline}
+    assert len(paths) > 60
+    missing = [path for path in paths if not list(ROOT.glob(path.replace("NAME", "*")))]
+    assert not missing
+
+
+def test_every_module_is_on_the_map():
+    (drawn,) = (block for block in blocks(CONTRIBUTING, "") if block.startswith("gpufold/"))
+    package = ROOT / "gpufold"
+    modules = {
+        path.relative_to(ROOT).as_posix() for folder in (package, package / "gpu") for path in folder.glob("*.py")
+    }
+    assert modules - {"gpufold/gpu/__init__.py"} <= set(tree(drawn))
+
+
+def test_functions_that_contributing_names_are_there():
+    sources = "\n".join(
+        path.read_text() for folder in ("gpufold", "tests", "bench") for path in (ROOT / folder).rglob("*.py")
+    )
+    names = re.findall(
+        r"`(test_\w+|may_refuse|dtype_of|PEERS_BUGS|LIMITS|DTYPES|ELEMENT_TYPES|OPERATIONS|PEERS)`", CONTRIBUTING
+    )
+    assert len(set(names)) >= 9
+    for name in names:
+        assert re.search(rf"^(?:def )?{name}\b", sources, re.MULTILINE), name
+
+
+# ---- figures
+
+SAVED = "bench/results/cpu-2026-11-21.json"
+
+
+def table(text, first):
+    """The rows of the table whose first row begins so, without the ruler."""
+    lines = text[text.index(first) :].splitlines()
+    rows = [line for line in lines[: lines.index("")] if not re.fullmatch(r"[|\s:-]+", line)]
+    return [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
+
+
+def assert_figures(shown, measured, where):
+    """Speed-ups as they are shown, up to what the last digit of a saved time makes of them."""
+    assert [bool(cell) for cell in shown] == [bool(cell) for cell in measured], where
+    pairs = [[float(cell.removesuffix("x")) for cell in pair] for pair in zip(shown, measured, strict=True) if pair[0]]
+    assert all(abs(one - other) < 0.015 for one, other in pairs), f"{where}: {shown} shown, {measured} measured"
+
+
+def test_the_table_of_speed_is_that_of_the_saved_run():
+    run = Run.load(ROOT / SAVED)
+    (header, *rows), (columns, *measured) = (
+        table(DOCUMENTS["docs/performance.md"], "|  | torch | onnx"),
+        by_operation(run),
+    )
+    assert header == columns
+    assert [row[0] for row in rows] == [row[0] for row in measured]
+    for (name, *shown), (_, *want) in zip(rows, measured, strict=True):
+        assert_figures(shown, want, name)
+    for text in (README, DOCUMENTS["docs/performance.md"]):
+        assert run.commit in text
+        assert run.command in text
+
+
+def test_the_readme_s_speed_is_a_part_of_it():
+    (_, *header), *rows = table(README, "|  | torch | ONNX Runtime")
+    (_, *columns), *measured = by_operation(Run.load(ROOT / SAVED))
+    want = {name: dict(zip(columns, cells, strict=True)) for name, *cells in measured}
+    peers = [{"ONNX Runtime": "onnxruntime", "fastest peer": "fastest"}.get(name, name) for name in header]
+    peers = [next(column for column in columns if column.lower() == peer.lower()) for peer in peers]
+    for name, *shown in rows:
+        operation = name.replace("`", "").replace(", averaged or windowed", ", fused")
+        assert_figures(shown, [want[operation][peer] for peer in peers], name)

@@ -1,0 +1,185 @@
+"""Draw what col2im and batch_to_space do: `python docs/drawings/draw.py` writes an SVG file of each beside itself.
+
+Every number in a drawing is computed by gpufold. The files are the same on every run, so that a test compares them.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.collections import LineCollection
+from matplotlib.figure import Figure
+from matplotlib.patches import FancyArrowPatch, Rectangle
+
+import gpufold
+
+COLOURS = ("#8ec5f0", "#f6c177", "#9bd6a3", "#ee9fb4")
+"""Of the four blocks, or of the four entries of a batch."""
+INK, FAINT = "#22303c", "#5f6e7b"
+GREYS = {1: "#f4f6f8", 2: "#d9e0e6", 4: "#b3bfca"}
+"""The more blocks cover a pixel, the darker it is."""
+
+NORMAL, SMALL = 11, 9.5
+
+Corner = tuple[float, float]
+
+STYLE: dict[str, Any] = {
+    "svg.hashsalt": "gpufold",
+    "svg.fonttype": "none",
+    "font.family": "sans-serif",
+    "font.sans-serif": ["DejaVu Sans", "Verdana"],
+    "font.monospace": ["DejaVu Sans Mono", "Menlo", "Consolas"],
+    "text.color": INK,
+    "text.parse_math": False,
+}
+
+
+def col2im() -> Figure:
+    """Draw four blocks of 3x3 at a stride of 2, which overlap in the middle row and column of an image of 5x5."""
+    size, taps, blocks, stride = 5, 3, 4, 2
+    columns = np.tile(np.arange(1, blocks + 1), (taps * taps, 1))
+    image = gpufold.col2im(columns, (size, size), (taps, taps), strides=stride)[0]
+    counts = gpufold.col2im(np.ones_like(columns), (size, size), (taps, taps), strides=stride)[0]
+    figure, axes = _canvas(11.9)
+    top, bottom = 1.5, 10.5
+    middle = (top + bottom) / 2
+    _title(axes, "gpufold.col2im(columns, (5, 5), (3, 3), strides=2)")
+
+    _area(axes, (0, top), (taps * taps, blocks), [(0, 0, 1, 9), (1, 0, 1, 9), (2, 0, 1, 9), (3, 0, 1, 9)], COLOURS)
+    _numbers(axes, (0, top), columns)
+    _caption(axes, blocks / 2, bottom, "columns", "9 taps of 4 blocks")
+
+    left = 5.7
+    _arrow(axes, blocks, left, middle)
+    for block, colour in enumerate(COLOURS):
+        corner = (left + block % 2 * 3.4, middle - 3.2 + block // 2 * 3.4)
+        _area(axes, corner, (taps, taps), [(0, 0, taps, taps)], [colour])
+        _numbers(axes, corner, np.full((taps, taps), block + 1))
+    _caption(axes, left + 3.2, bottom, "blocks", "one every 2 pixels")
+
+    left, above = 13.8, middle - size / 2
+    _arrow(axes, 12.1, left, middle)
+    half = size / 2  # a pixel under several blocks has the colours of all
+    _area(axes, (left, above), image.shape, [(x, y, half, half) for y in (0, half) for x in (0, half)], COLOURS)
+    _numbers(axes, (left, above), image, bold=counts > 1)
+    _caption(axes, left + half, bottom, "image", "sums where blocks overlap")
+
+    left = 20.2
+    cells = [(x, y, 1, 1) for y, x in np.ndindex(counts.shape)]
+    _area(axes, (left, above), counts.shape, cells, [GREYS[int(count)] for count in counts.flat])
+    _numbers(axes, (left, above), counts)
+    _caption(axes, left + half, bottom, "overlaps", 'reduction="mean" divides by them')
+    return figure
+
+
+def batch_to_space() -> Figure:
+    """Draw a batch of four that becomes blocks of 2x2 in space, the last column of which is cropped."""
+    batch = np.arange(24).reshape(4, 2, 3)
+    whole = gpufold.batch_to_space(batch, (1, 2, 2))[0]
+    space = gpufold.batch_to_space(batch, (1, 2, 2), crops_end=(0, 0, 1))[0]
+    kept = space.shape[1]
+    assert np.array_equal(whole[:, :kept], space)
+    figure, axes = _canvas(7.5)
+    top, bottom = 1.5, 6.1
+    middle = (top + bottom) / 2
+    _title(axes, "gpufold.batch_to_space(batch, (1, 2, 2), crops_end=(0, 0, 1))")
+
+    for entry, (colour, elements) in enumerate(zip(COLOURS, batch, strict=True)):
+        corner = (entry % 2 * 3.6, top + entry // 2 * 2.6)
+        _area(axes, corner, elements.shape, [(0, 0, 3, 2)], [colour])
+        _numbers(axes, corner, elements)
+    _caption(axes, 3.3, bottom, "batch", "4 entries of 2 x 3")
+
+    left, above = 8.6, middle - 2
+    _arrow(axes, 6.6, left, middle)
+    cells = [(x, y, 1, 1) for y, x in np.ndindex(whole.shape)]
+    colours = [COLOURS[y % 2 * 2 + x % 2] for y, x in np.ndindex(whole.shape)]
+    _area(axes, (left, above), whole.shape, cells, colours, framed=False)
+    _numbers(axes, (left, above), whole)
+    crop = (left + kept, above), whole.shape[1] - kept, whole.shape[0]
+    axes.add_patch(Rectangle(*crop, facecolor="white", alpha=0.72, lw=0, zorder=4))
+    for row, column in np.ndindex(2, 3):
+        _frame(axes, left + 2 * column, above + 2 * row, min(2, kept - 2 * column), 2)
+    _caption(axes, left + kept / 2, bottom, "space", "1 entry of 4 x 5")
+
+    lines = ("Each block of 2 x 2 takes one", "element from every entry.", "", "The crop leaves out the last column.")
+    for number, line in enumerate(lines):
+        axes.text(left + 7, middle + 0.62 * (number - 1.5), line, va="center_baseline", size=SMALL, color=FAINT)
+    return figure
+
+
+def _canvas(height: float) -> tuple[Figure, Axes]:
+    """Return a white figure whose unit is the side of a cell, with y downwards."""
+    width, margin, inches = 25.2, 0.8, 0.4
+    figure = Figure(figsize=((width + 2 * margin) * inches, (height + 2 * margin) * inches), facecolor="white")
+    axes = figure.add_axes((0, 0, 1, 1))
+    axes.set(xlim=(-margin, width + margin), ylim=(height + margin, -margin))
+    axes.set_axis_off()
+    return figure, axes
+
+
+def _area(
+    axes: Axes,
+    corner: Corner,
+    shape: tuple[int, ...],
+    parts: Iterable[tuple[float, float, float, float]],
+    colours: Iterable[str],
+    *,
+    framed: bool = True,
+) -> None:
+    """Colour parts (x, y, width, height) of an array, and part its cells by white lines."""
+    (left, top), (rows, columns) = corner, shape
+    for (x, y, width, height), colour in zip(parts, colours, strict=True):
+        axes.add_patch(Rectangle((left + x, top + y), width, height, facecolor=colour, lw=0))
+    lines = [[(left + x, top), (left + x, top + rows)] for x in range(1, columns)]
+    lines += [[(left, top + y), (left + columns, top + y)] for y in range(1, rows)]
+    axes.add_collection(LineCollection(lines, colors="white", linewidths=1.2, zorder=2))
+    if framed:
+        _frame(axes, left, top, columns, rows)
+
+
+def _numbers(axes: Axes, corner: Corner, array: np.ndarray[Any, Any], bold: Any = False) -> None:
+    heavy = np.broadcast_to(bold, array.shape)
+    for (row, column), value in np.ndenumerate(array):
+        middle = corner[0] + column + 0.5, corner[1] + row + 0.5
+        weight = "bold" if heavy[row, column] else "normal"
+        axes.text(*middle, str(value), ha="center", va="center_baseline", size=NORMAL, weight=weight)
+
+
+def _frame(axes: Axes, x: float, y: float, width: float, height: float) -> None:
+    axes.add_patch(Rectangle((x, y), width, height, fill=False, edgecolor=INK, lw=1.1, joinstyle="round", zorder=5))
+
+
+def _arrow(axes: Axes, start: float, end: float, y: float) -> None:
+    ends = (start + 0.35, y), (end - 0.35, y)
+    axes.add_patch(FancyArrowPatch(*ends, arrowstyle="-|>", mutation_scale=13, color=INK, lw=1.3, shrinkA=0, shrinkB=0))
+
+
+def _title(axes: Axes, text: str) -> None:
+    axes.text(0, 0.3, text, family="monospace", size=NORMAL, va="center_baseline")
+
+
+def _caption(axes: Axes, x: float, y: float, name: str, what: str) -> None:
+    axes.text(x, y + 0.75, name, ha="center", va="center_baseline", size=NORMAL, weight="bold")
+    axes.text(x, y + 1.4, what, ha="center", va="center_baseline", size=SMALL, color=FAINT)
+
+
+def save(folder: Path) -> list[Path]:
+    """Write the drawings into a folder; return their paths."""
+    paths = []
+    with mpl.rc_context(STYLE):
+        for drawing in (col2im, batch_to_space):
+            paths.append(folder / f"{drawing.__name__}.svg")
+            drawing().savefig(paths[-1], metadata={"Date": None, "Creator": None})
+    return paths
+
+
+if __name__ == "__main__":
+    for path in save(Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent):
+        print(path)
