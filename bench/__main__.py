@@ -28,6 +28,7 @@ from bench.problems import PROBLEMS, select
 from bench.report import failures, footer, markdown, table
 from bench.results import OURS, Run, command_line, commit, saved
 from bench.terminal import Console, Table, progress, say
+from gpufold.gpu.devices import device_named
 from gpufold.gpu.plan import H200
 from gpufold.operations import OPERATIONS
 
@@ -69,6 +70,7 @@ def _parser() -> argparse.ArgumentParser:
     host.add_argument("--problem", action="append", default=[], metavar="NAME")
     traffic = commands.add_parser("traffic", help="predict the kernels' speed from runs on the CPU")
     traffic.add_argument("--problem", action="append", default=[], metavar="NAME")
+    traffic.add_argument("--device", dest="chip", default="H200", metavar="NAME", help="A100, H100, H200, B200, ...")
     crossover = commands.add_parser("crossover", help="sweep sizes through the variants: where thresholds belong")
     _add_saving(crossover)
     crossover.add_argument("--seconds", type=float, default=1.0, help="measuring time of a point")
@@ -161,19 +163,20 @@ def _host(options: argparse.Namespace, words: list[str], console: Console) -> in
 
 
 def _traffic(options: argparse.Namespace, words: list[str], console: Console) -> int:
-    from bench.traffic import assumptions, count, import_hostcuda, traffic_table
+    from bench.traffic import assumptions, count_all, import_hostcuda, traffic_table
 
+    device = device_named(options.chip)
     import_hostcuda()
     problems = select(options.problem, quick=False, gpu=True)
     runs = saved(options.results)
     lines = []
     try:
-        for problem in progress(problems, lambda problem: problem.name, len(problems)):
-            lines += count(problem)
+        for counted in progress(count_all(problems, device), lambda _: device.name, len(problems)):
+            lines += counted
     except KeyboardInterrupt:
         say(console, "interrupted")
     console.print(traffic_table(lines, runs))
-    for line in (*assumptions(), f"gpufold {gpufold.__version__}, commit {commit()}", command_line(words)):
+    for line in (*assumptions(device), f"gpufold {gpufold.__version__}, commit {commit()}", command_line(words)):
         say(console, line)
     return 0
 

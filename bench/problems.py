@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass, replace
 from functools import cache
-from math import prod
+from math import gcd, prod
 from typing import Any
 
 import numpy as np
@@ -74,28 +74,39 @@ class Problem:
         """The same problem with a GPU's batch."""
         return replace(self, geometry=replace(self.geometry, batch=self.gpu_batch))
 
-    def shrunk(self, elements: int) -> Problem:
+    def shrunk(self, elements: int, planes: int = 1) -> Problem:
         """Return a problem with at most `elements` at its input: fewer images, channels, blocks of the first axis.
 
-        One image, one channel and the blocks that two blocks' lengths reach are left at least.
+        One image, one channel and the blocks that two blocks' lengths reach are left at least; of sliding blocks, the
+        number of planes is a multiple of `planes`.
         """
 
         def fitting(count: int, rest: int) -> int:
             return max(1, min(count, elements * count // rest))
 
+        def multiple(count: int, step: int) -> int:
+            return -(-count // step) * step
+
         geometry = self.geometry
         images = fitting(geometry.batch or 1, prod(self.input_shape))
-        one_image = replace(self, geometry=replace(geometry, batch=1))
-        if isinstance(geometry, SpaceGeometry) or images > 1:
+        if isinstance(geometry, SpaceGeometry):
             return replace(self, geometry=replace(geometry, batch=images))
+        if images > 1:
+            images = multiple(images, planes // gcd(planes, geometry.channels))
+            return replace(self, geometry=replace(geometry, batch=images))
+        one_image = replace(self, geometry=replace(geometry, batch=1))
         channels = fitting(geometry.channels, prod(one_image.input_shape))
+        if planes <= geometry.channels:
+            channels = multiple(channels, planes)
+        else:
+            images = planes // gcd(planes, channels)
         first, *others = geometry.axes
-        if channels == 1 and others:
-            one_plane = replace(one_image, geometry=replace(geometry, batch=1, channels=1))
+        if images * channels <= planes and others:
+            few_planes = replace(self, geometry=replace(geometry, batch=images, channels=channels))
             least = min(first.blocks, 2 * -(-first.dilated_kernel // first.stride))
-            blocks = max(least, fitting(first.blocks, prod(one_plane.input_shape)))
+            blocks = max(least, fitting(first.blocks, prod(few_planes.input_shape)))
             first = replace(first, size=first.size - (first.blocks - blocks) * first.stride)
-        return replace(self, geometry=replace(geometry, batch=1, channels=channels, axes=(first, *others)))
+        return replace(self, geometry=replace(geometry, batch=images, channels=channels, axes=(first, *others)))
 
     @property
     def _shapes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -165,7 +176,8 @@ class Problem:
         rng, geometry = np.random.default_rng(len(self.name)), self.geometry
         grid = np.indices(geometry.num_blocks).reshape(len(geometry.axes), -1).T
         strides = np.array([axis.stride for axis in geometry.axes])
-        return grid * strides + rng.integers(-(strides // 4), strides // 4, grid.shape, endpoint=True)
+        moved = grid * strides + rng.integers(-(strides // 4), strides // 4, grid.shape, endpoint=True)
+        return np.ascontiguousarray(moved)  # as kernels take them
 
     def __call__(self, data: Any, **options: Any) -> Any:
         """Run gpufold."""

@@ -1,38 +1,55 @@
-"""Counts what kernels ask of a GPU's memory, by running their plans on this machine's CPU.
+"""Predicts how fast kernels are on a GPU, by running their machine code on this machine's CPU.
 
-The figures come from the host build of the kernels in tests/hostcuda, on problems scaled down together with the
-device: fewer planes, fewer multiprocessors, smaller caches. Nothing here is a measurement of a GPU.
+The figures come from tests/hostcuda, on problems scaled down together with the device: fewer planes, fewer
+multiprocessors, smaller caches. Nothing here is a measurement of a GPU; hostcuda/prediction.py says what is assumed.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from math import prod
+from multiprocessing import get_context
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from rich.table import Table
 
 import gpufold
 from bench.measure import difference
-from bench.problems import Problem
+from bench.problems import TOLERANCE, Problem
 from bench.results import ROOT, Run
 from gpufold.calls import Call, Unsupported
 from gpufold.geometry import Axis, SlidingGeometry
 from gpufold.gpu.parameters import int32, pack
-from gpufold.gpu.plan import H200, Operand, Plan, grid_of
+from gpufold.gpu.plan import H200, Device, Operand, Plan, grid_of
 from gpufold.operations import choose
 
-SCALED = replace(H200, multiprocessors=1)
-"""The device that plans are made for here: the fraction of an H200 that the problems are shrunk to."""
+if TYPE_CHECKING:
+    from hostcuda import Work
 
 ELEMENTS = 1 << 18
-"""Input elements that a problem is shrunk to at most, some times what that fraction of the L2 cache holds."""
+"""At the input of a problem that is run, for each multiprocessor: some times what its share of the L2 cache holds."""
 
-ARCHITECTURE = 90
-"""Of an H200, whose machine code registers are read from."""
+SCALED = replace(H200, multiprocessors=1)
+"""The fraction of an H200 that problems are shrunk to where their kernel stays the same."""
+
+MOST_ELEMENTS = 1 << 27
+"""At the input of a problem that is run; a larger one is left as it is, and the row says that its kernel is another."""
+
+MOST_INSTRUCTIONS = 24_000_000
+"""Of warps, after which no more of a problem's thread blocks are run."""
+
+MOST_UNLIKE = 1.5
+"""How much more or less a thread may have to do in the smaller problem."""
+
+CHECKED_ELEMENTS = 1 << 22
+"""At the input of a problem whose result is compared with the NumPy path's."""
+
+PROCESSES = 2
 
 NAIVE = "naive gather"
 
@@ -46,15 +63,23 @@ class Line:
     """Shape of the input that was run."""
     variant: str
     chosen: bool
-    threads: int
-    """Of the problem at its full size."""
+    same_kernel: bool
+    """Whether what was run is what the problem at its full size would be."""
     registers: int
+    occupancy: float
     requested_loads: float
     requested_stores: float
     """Atomic additions among them."""
     memory: float
-    predicted: float
+    instructions: float
+    """Of a thread."""
+    phases: float
+    """Latencies that a thread waits for."""
+    bytes_in_flight: float
+    bytes_for_a_copy: int | None
+    worst: float
     """Fraction of a copy's bandwidth."""
+    best: float
     limited_by: str
 
 
@@ -103,56 +128,130 @@ def naive_gather(problem: Problem, dtype: str) -> Plan:
     )
 
 
-def plan_of(problem: Problem, variant: str, dtype: str, whole: bool) -> Plan:
-    """Plan a variant, for the scaled device or an H200."""
+def plan_of(problem: Problem, variant: str, dtype: str, device: Device = H200) -> Plan:
+    """Plan a variant for a device."""
     if variant == NAIVE:
         return naive_gather(problem, dtype)
     operands = Operand.contiguous(problem.input_shape), Operand.contiguous(problem.output_shape)
-    device, fusion = H200 if whole else SCALED, problem.fusion
-    return choose(
-        Call(problem.operation, problem.planned_geometry, dtype, fusion=fusion, variant=variant), *operands, device
-    )
+    call = Call(problem.operation, problem.planned_geometry, dtype, problem.fusion, variant)
+    return choose(call, *operands, device)
 
 
-def count(problem: Problem) -> Iterator[Line]:
-    """Run what `auto` takes for a problem at its full size, beside the naive kernel and the atomic one."""
-    import hostcuda
+def smaller(full: Problem, plan: Plan, dtype: str, device: Device) -> tuple[Problem, Plan, Device, bool]:
+    """Shrink a problem together with the device; return both, its plan, and whether its kernel is that of `plan`.
+
+    More planes and a larger part of the device are tried until the kernel is the same, compiled the same way, and its
+    threads have about as much to do.
+    """
+
+    def kernel(of: Plan) -> tuple[Any, ...]:
+        return of.source, of.symbol, of.defines
+
+    def per_thread(of: Plan) -> float:
+        return of.bytes_moved / (prod(of.grid) * prod(of.block))
+
+    first = None
+    parts = [1 << power for power in range(8) if 1 << power < device.multiprocessors] + [device.multiprocessors]
+    for part in parts:
+        for planes in (1, 2, 4, 8):
+            shrunk, scaled = full.shrunk(part * ELEMENTS, planes), replace(device, multiprocessors=part)
+            if prod(shrunk.input_shape) > MOST_ELEMENTS:
+                continue
+            try:
+                planned = plan_of(shrunk, plan.variant, dtype, scaled)
+            except Unsupported:
+                continue
+            alike = MOST_UNLIKE > per_thread(planned) / per_thread(plan) > 1 / MOST_UNLIKE
+            if kernel(planned) == kernel(plan) and alike:
+                return shrunk, planned, scaled, True
+            first = first or (shrunk, planned, scaled, False)
+    if first is None:
+        raise Unsupported(f"{full.name}: no smaller problem is served by {plan.variant}")
+    return first
+
+
+def work_of(full: Problem, variant: str, dtype: str, device: Device = H200) -> tuple[Plan, Work, Problem, bool]:
+    """Return the plan at full size, the work of a smaller problem, that problem, and whether its kernel is the same."""
+    whole = plan_of(full, variant, dtype, device)
+    shrunk, plan, scaled, same = smaller(full, whole, dtype, device)
+    return whole, _work(shrunk, plan, dtype, device, device.multiprocessors / scaled.multiprocessors), shrunk, same
+
+
+def work_on(problem: Problem, variant: str, dtype: str, device: Device) -> tuple[Plan, Work]:
+    """Count the work of a variant on a problem and a device as they are."""
+    plan = plan_of(problem, variant, dtype, device)
+    return plan, _work(problem, plan, dtype, device, 1)
+
+
+def _work(problem: Problem, plan: Plan, dtype: str, device: Device, scale: float) -> Work:
+    """Execute a plan on a device `scale` times smaller; its result must be the NumPy path's."""
+    from hostcuda import work
     from hostcuda.build import KERNELS
 
-    full = problem.for_gpu
-    shrunk, dtype = full.shrunk(ELEMENTS), problem.dtypes[0]
-    data = shrunk.data(dtype)
-    expected, result = shrunk.expected(data), np.empty(shrunk.output_shape, data.dtype)
-    weights = problem.weights() if problem.window else None
-    positions = shrunk.positions() if problem.kind == "placed" else None
-    auto = plan_of(full, "auto", dtype, whole=True).variant
+    data = problem.data(dtype)
+    result = np.zeros(problem.output_shape, data.dtype)  # what add_blocks adds to
+    done = work(
+        plan,
+        data,
+        result,
+        problem.weights() if problem.window else None,
+        problem.positions() if problem.kind == "placed" else None,
+        device=device,
+        scale=scale,
+        kernels=Path(__file__).parent if plan.variant == NAIVE else KERNELS,
+        most_instructions=MOST_INSTRUCTIONS,
+    )
+    if done.share == 1 and data.size <= CHECKED_ELEMENTS and (wrong := difference(result, problem(data), TOLERANCE)):
+        raise AssertionError(f"{plan}: {wrong}")
+    return done
+
+
+def count(problem: Problem, device: Device = H200) -> list[Line]:
+    """Run what `auto` takes for a problem at its full size, beside the naive kernel and the atomic one."""
+    import hostcuda
+
+    full, dtype = problem.for_gpu, problem.dtypes[0]
+    auto = plan_of(full, "auto", dtype, device).variant
+    lines = []
     for variant in dict.fromkeys((auto, NAIVE, "atomic")):
         if variant not in (NAIVE, *gpufold.variants(problem.operation)):
             continue
         try:
-            plan, whole = plan_of(shrunk, variant, dtype, whole=False), plan_of(full, variant, dtype, whole=True)
+            whole, done, shrunk, same = work_of(full, variant, dtype, device)
         except Unsupported:
             continue
-        kernels = Path(__file__).parent if variant == NAIVE else KERNELS
-        result[...] = 0  # what add_blocks adds to
-        traffic = hostcuda.traffic(plan, data, result, weights, positions, scale=H200.multiprocessors, kernels=kernels)
-        if wrong := difference(result, expected, problem.tolerance):
-            raise AssertionError(f"{plan}: {wrong}")
-        figures = hostcuda.figures(whole, ARCHITECTURE, kernels)
-        prediction = hostcuda.predict(whole, traffic, figures)
-        yield Line(
-            problem.name,
-            shrunk.input_shape,
-            variant,
-            variant == auto,
-            prod(whole.grid) * prod(whole.block),
-            figures.registers,
-            traffic.requested_loads,
-            traffic.requested_stores,
-            traffic.memory,
-            prediction.fraction_of_copy,
-            prediction.limited_by,
+        prediction = hostcuda.predict(whole, done, device)
+        lines.append(
+            Line(
+                problem.name,
+                shrunk.input_shape,
+                variant,
+                variant == auto,
+                same,
+                done.figures.registers,
+                prediction.occupancy,
+                done.traffic.requested_loads / done.share,
+                done.traffic.requested_stores / done.share,
+                done.traffic.memory / done.share,
+                prediction.instructions_per_thread,
+                prediction.phases,
+                prediction.bytes_in_flight,
+                prediction.bytes_for_a_copy,
+                prediction.worst,
+                prediction.best,
+                prediction.limited_by,
+            )
         )
+    return lines
+
+
+def count_all(problems: list[Problem], device: Device = H200) -> Iterator[list[Line]]:
+    """Count each problem, some at a time, in their order."""
+    if len(problems) == 1:
+        yield count(problems[0], device)
+        return
+    with ProcessPoolExecutor(PROCESSES, get_context("spawn"), initializer=import_hostcuda) as pool:
+        yield from pool.map(count, problems, [device] * len(problems))
 
 
 def traffic_table(lines: list[Line], runs: Mapping[Path, Run]) -> Table:
@@ -164,18 +263,22 @@ def traffic_table(lines: list[Line], runs: Mapping[Path, Run]) -> Table:
         for row in run.rows
         for name in row.times
     }
-    table = Table("problem", "shrunk to", "variant", box=None)
-    for heading in ("threads", "registers", "load sectors", "store sectors", "memory", "predicted"):
+    table = Table("problem", "variant", box=None)
+    for heading in ("registers", "occupancy", "loads", "stores", "memory", "instructions", "waits", "KiB in flight"):
         table.add_column(heading, justify="right")
+    table.add_column("predicted", justify="right")
     if measured:
         table.add_column("measured", justify="right")
     table.add_column("limited by")
     previous = None
     for line in lines:
-        texts = [line.problem, " x ".join(map(str, line.shrunk_to))] if line.problem != previous else ["", ""]
-        texts += [line.variant + ("*" if line.chosen else ""), f"{line.threads:,}", str(line.registers)]
+        texts = [line.problem if line.problem != previous else ""]
+        texts.append(line.variant + ("*" if line.chosen else "") + ("" if line.same_kernel else " (another kernel)"))
+        texts += [str(line.registers), f"{line.occupancy:.0%}"]
         texts += [f"{value:.2f}x" for value in (line.requested_loads, line.requested_stores, line.memory)]
-        texts.append(f"{line.predicted:.0%}")
+        needed = f" of {line.bytes_for_a_copy / 1024:.0f}" if line.bytes_for_a_copy else ""
+        texts += [f"{line.instructions:,.0f}", f"{line.phases:.1f}", f"{line.bytes_in_flight / 1024:.0f}{needed}"]
+        texts.append(f"{line.worst:.0%} to {line.best:.0%}")
         if measured:
             fraction = measured.get((line.problem, line.variant))
             texts.append(f"{fraction:.0%}" if fraction else "")
@@ -184,19 +287,22 @@ def traffic_table(lines: list[Line], runs: Mapping[Path, Run]) -> Table:
     return table
 
 
-def assumptions() -> list[str]:
+def assumptions(device: Device = H200) -> list[str]:
     """Say what the figures stand on."""
     from hostcuda import prediction as model
 
     return [
-        "Predictions, not measurements. The kernels ran on this machine's CPU, on problems shrunk to "
-        f"{ELEMENTS / 1e6:.2g} million elements or a few rows of blocks, with 1/{H200.multiprocessors} of the "
-        f"multiprocessors and of the L2 cache of an {H200.name}.",
-        "Load and store sectors are what warps request and memory is what passes the caches, over the floor of each "
-        "byte of input and output once, or less where columns in the padding are not read. "
-        "Threads are those of the full problem; * is what auto takes for it.",
-        f"Predicted is the per cent of a copy at {model.COPY_BANDWIDTH / 1e12} TB/s, assuming "
-        f"{model.L2_BANDWIDTH / 1e12} TB/s to the L2 cache, {model.INSTRUCTIONS_PER_CLOCK} instructions and "
-        f"{model.LINES_PER_CLOCK} line per clock of {model.CLOCK / 1e9} GHz and multiprocessor, and a latency of "
+        "Predictions, not measurements. The kernels' machine code ran on this machine's CPU, on problems and a "
+        f"part of an {device.name} shrunk together: {ELEMENTS / 1e6:.2g} million elements at the input for each of its "
+        f"{device.multiprocessors} multiprocessors, more where the kernel would be another, and at most "
+        f"{MOST_INSTRUCTIONS / 1e6:.0f} million instructions of warps.",
+        "Loads and stores are the sectors that warps request, and memory is what passes the caches, over the floor of "
+        "each byte of input and output once, or less where columns in the padding are not read. Instructions are those "
+        "issued to a warp, waits the latencies beyond the L1 cache that it waits for one after another, and KiB in "
+        "flight what a multiprocessor's warps have asked for, of what a copy needs; * is what auto takes.",
+        f"Predicted is the per cent of a copy at {device.copy_bandwidth / 1e12:.3g} TB/s, from all limits adding up "
+        f"at {model.INSTRUCTIONS_PER_CLOCK_AT_WORST} instructions a clock to the largest alone at "
+        f"{model.INSTRUCTIONS_PER_CLOCK}: it assumes {model.L2_BYTES_PER_CLOCK} bytes from the L2 cache and "
+        f"{model.LINES_PER_CLOCK} line per clock of {device.clock / 1e9:.4g} GHz and multiprocessor, and a latency of "
         f"{model.LATENCY * 1e9:.0f} ns; without launch overhead, which is most of the time of small problems.",
     ]

@@ -13,6 +13,7 @@ from gpufold import operations
 from gpufold.arrays import as_weights, library_of, native
 from gpufold.calls import Call
 from gpufold.geometry import Size, as_integers
+from gpufold.gpu.devices import device_named
 from gpufold.gpu.plan import H200, Device, Operand, Plan
 from gpufold.operations import OPERATIONS, Explanation, variants
 
@@ -21,7 +22,7 @@ def explain(
     operation: str,
     data: Any,
     *arguments: Any,
-    device: Device | None = None,
+    device: Device | str | None = None,
     **options: Any,
 ) -> Explanation:
     """Return which kernel a call on the GPU runs, why, and why not the others; nothing is computed.
@@ -41,8 +42,9 @@ def explain(
         The call's first array, or what a C-contiguous one would be; a NumPy array stands for a CuPy array like it.
     *arguments, **options
         The call's other arguments but `out`; `add_blocks`' blocks and positions may be (shape, dtype) too.
-    device : gpufold.gpu.plan.Device, optional
-        The GPU to plan for; absent, that of a CuPy array, else an NVIDIA H200.
+    device : str or gpufold.gpu.plan.Device, optional
+        The GPU to plan for: a name of `gpufold.gpu.devices.DEVICES`, such as "A100", or the facts themselves; absent,
+        that of a CuPy array, else an NVIDIA H200.
 
     Returns
     -------
@@ -52,9 +54,11 @@ def explain(
     Raises
     ------
     TypeError, ValueError
-        As the call would, and ValueError where its result has no element.
+        As the call would, and ValueError where its result has no element or no device has the name.
     """
     call, input, output = _described(operation, data, arguments, options)
+    if isinstance(device, str):
+        device = device_named(device)
     if device is None:
         device = H200
         cupy = sys.modules.get("cupy")

@@ -17,6 +17,7 @@ import weakref
 from dataclasses import replace
 from functools import partial
 from itertools import count
+from math import prod
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -39,10 +40,10 @@ from bench.report import by_operation, cells
 from bench.results import RESULTS, Row, Run, geometric_mean, write_at_once
 from bench.terminal import PlainTable
 from bench.timing import LEAST_SAMPLES, MOST_SAMPLES, CpuClock, GpuClock, Times, interleave
-from bench.traffic import Line, traffic_table
+from bench.traffic import ELEMENTS, SCALED, Line, plan_of, smaller, traffic_table
 from gpufold import calls
 from gpufold.calls import Unsupported
-from gpufold.geometry import SlidingGeometry, batch_to_space_geometry, col2im_geometry
+from gpufold.geometry import SlidingGeometry, SpaceGeometry, batch_to_space_geometry, col2im_geometry
 from gpufold.gpu.plan import H200, Operand
 from gpufold.operations import choose
 
@@ -1106,30 +1107,80 @@ def test_the_host_s_cost_is_measured_without_a_device():
 
 
 @pytest.mark.hostcuda
-def test_traffic_is_counted_on_the_cpu_beside_the_naive_kernel(capsys):
+@pytest.mark.nvrtc
+def test_traffic_is_predicted_beside_the_naive_kernel(capsys):
     status, out = run(capsys, "traffic", "--problem", "col2im-vit-16x16", "--problem", "batch_to_space-nhwc")
     assert status == 0
     lines = {}
     for variant in ("gather*", "naive gather", "atomic", "index_map*"):
         (line,) = (line for line in out.splitlines() if f" {variant} " in line)
-        threads, registers, *ratios, predicted = line.partition(f" {variant} ")[2].split()[:6]
-        assert int(threads.replace(",", "")) > 1e6
-        assert 0 < int(registers) <= 255
-        lines[variant] = (*ratios, predicted)
-    assert lines["gather*"][:3] == ("1.00x", "1.00x", "1.00x")
-    assert lines["naive gather"][0] == "4.00x"  # the lanes of a warp read from 16 taps
-    assert lines["atomic"][1] == "8.00x"
-    assert float(lines["gather*"][3].rstrip("%")) > float(lines["naive gather"][3].rstrip("%"))
+        found = re.search(r"(\d+) +(\d+)% +([\d.]+)x +([\d.]+)x +([\d.]+)x .* (\d+)% to (\d+)% ", line)
+        assert found, line
+        registers, occupancy, loads, stores, memory, worst, best = map(float, found.groups())
+        assert 0 < registers <= 255
+        assert 0 < occupancy <= 100
+        assert worst <= best
+        lines[variant] = loads, stores, memory, best
+    assert lines["gather*"][:3] == (1.0, 1.0, 1.0)
+    assert lines["naive gather"][0] == 4.0  # the lanes of a warp read from 16 taps
+    assert lines["atomic"][1] == 8.0
+    assert lines["gather*"][3] > lines["naive gather"][3]
     assert "Predictions, not measurements" in out
+    assert "another kernel" not in out
+
+
+@pytest.mark.hostcuda
+@pytest.mark.nvrtc
+def test_traffic_is_predicted_for_a_device_by_name(capsys):
+    status, out = run(capsys, "traffic", "--problem", "batch_to_space-nhwc", "--device", "a100")
+    assert status == 0
+    assert "NVIDIA A100" in out
+    assert " of 16 " in out, "a copy there needs 16 KiB in flight"
+    with pytest.raises(SystemExit):
+        run(capsys, "traffic", "--problem", "batch_to_space-nhwc", "--device", "K80")
+    assert "device must be one of A100" in capsys.readouterr().err
+
+
+def test_the_counted_problem_has_the_kernel_of_the_whole_one():
+    """A problem made as small as can be plans fewer planes a thread; so it is made larger until it does not."""
+    (problem,) = (problem for problem in PROBLEMS if problem.name == "col2im-vit-16x16-s16")
+    whole = plan_of(problem.for_gpu, "auto", "float32")
+    least = plan_of(problem.for_gpu.shrunk(ELEMENTS), "auto", "float32", SCALED)
+    assert (least.symbol, least.defines) != (whole.symbol, whole.defines)
+    shrunk, plan, device, same = smaller(problem.for_gpu, whole, "float32", H200)
+    assert same
+    assert (plan.symbol, plan.defines) == (whole.symbol, whole.defines)
+    assert plan == plan_of(shrunk, "auto", "float32", device)
+    assert prod(shrunk.input_shape) < prod(problem.for_gpu.input_shape) / 10
+
+
+@pytest.mark.parametrize("planes", [1, 2, 4, 8])
+def test_a_shrunk_problem_has_whole_groups_of_planes(planes):
+    for problem in PROBLEMS:
+        if isinstance(problem.geometry, SpaceGeometry):
+            continue
+        shrunk = problem.for_gpu.shrunk(1 << 12, planes).geometry
+        assert shrunk.batch * shrunk.channels % planes == 0, problem.name
+
+
+def test_positions_lie_as_kernels_take_them():
+    for problem in PROBLEMS:
+        if problem.kind == "placed":
+            assert problem.positions().flags.c_contiguous, problem.name
 
 
 def test_traffic_shows_what_was_measured_where_it_was(tmp_path):
-    line = Line(PROBLEMS[0].name, (1,), "gather", True, 1, 1, 1.0, 1.0, 1.0, 0.9, "memory")
+    line = Line(
+        *(PROBLEMS[0].name, (1,), "gather", True, False, 1, 0.5, 1.0, 1.0, 1.0, 300.0, 1.0, 24 << 10, 48 << 10),
+        *(0.8, 0.9, "memory"),
+    )
     measured = Run.load(made_up(tmp_path))
 
     def column(runs, name):
         return [list(column.cells) for column in traffic_table([line], runs).columns if column.header == name]
 
     assert column({tmp_path: measured}, "measured") == [["50%"]]
-    assert column({tmp_path: measured}, "predicted") == [["90%"]]
+    assert column({tmp_path: measured}, "predicted") == [["80% to 90%"]]
     assert column({}, "measured") == []
+    assert column({}, "KiB in flight") == [["24 of 48"]]
+    assert column({}, "variant") == [["gather* (another kernel)"]]

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import gpufold
+from gpufold.gpu.devices import DEVICES
 from gpufold.gpu.plan import Device
 
 CALLS = {
@@ -44,6 +45,28 @@ def test_a_variant_can_be_asked_for_and_a_device_given():
     assert why.plan.variant == "atomic"
     small = Device("small", (7, 5), multiprocessors=1)
     assert gpufold.explain("col2im", (shape, "float32"), *arguments, device=small, **options).plan
+
+
+def test_a_device_can_be_given_by_name():
+    shape, arguments, options = CALLS["col2im"]
+    for name, device in DEVICES.items():
+        named, described = (
+            gpufold.explain("col2im", (shape, "float32"), *arguments, device=given, **options)
+            for given in (name.lower(), device)
+        )
+        assert named.plan == described.plan
+        assert named.predicted_seconds == named.plan.bytes_moved / device.copy_bandwidth
+    with pytest.raises(ValueError, match=r"device must be one of A100, .*T4, got 'K80'"):
+        gpufold.explain("col2im", (shape, "float32"), *arguments, device="K80", **options)
+
+
+def test_the_facts_of_devices_agree_with_each_other():
+    """Lanes and clock give the float32 rate that the data sheets name, within what they round by."""
+    teraflops = {"A100": 19.5, "H100": 67, "H200": 67, "B200": 75, "RTX 4090": 82.6, "L4": 30.3, "T4": 8.1}
+    for name, device in DEVICES.items():
+        lanes = 64 if device.compute_capability in ((7, 5), (8, 0)) else 128
+        assert 2e-12 * lanes * device.multiprocessors * device.clock == pytest.approx(teraflops[name], rel=0.01), name
+        assert 0.85 < device.copy_bandwidth / device.memory_bandwidth < 0.9
 
 
 def test_the_prediction_is_the_bytes_at_copy_bandwidth():

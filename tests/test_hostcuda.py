@@ -12,9 +12,11 @@ import numpy as np
 import pytest
 
 import hostcuda
+from gpufold.gpu.devices import DEVICES
 from gpufold.gpu.plan import H200, Plan
-from hostcuda import cubin
-from hostcuda.prediction import resident_threads
+from hostcuda import cubin, machine
+from hostcuda.counting import resident_threads
+from hostcuda.prediction import copy_plan, copy_work
 
 pytestmark = pytest.mark.hostcuda
 
@@ -396,35 +398,156 @@ def test_atomics_are_counted_apart():
     assert traffic.atomics.sectors == 2 * 8
 
 
-# ---- machine code and predictions
+# ---- machine code
+
+
+def stored(width, architecture=90, kernels=SAMPLES, height=None):
+    """Execute the machine code of store.cu on floats that lie `width` apart in the output."""
+    data = numbers(width, height or 8192 // width)
+    result = np.empty(data.shape[::-1], np.float32)
+    plan = sample_plan("store", data, result, struct.pack("iii", data.size, width, 0))
+    done = hostcuda.work(plan, data, result, device=DEVICE_OF[architecture], kernels=kernels)
+    assert np.array_equal(result, data.T)
+    return plan, done
+
+
+DEVICE_OF = {
+    architecture: replace(H200, compute_capability=(architecture // 10, architecture % 10))
+    for architecture in cubin.ARCHITECTURES
+}
 
 
 @pytest.mark.parametrize("architecture", cubin.ARCHITECTURES)
-def test_figures_of_a_copy(architecture):
-    plan, _ = store_traffic(1, 8192)
-    figures = hostcuda.figures(plan, architecture, SAMPLES)
-    assert (figures.loads, figures.load_phases, figures.loops) == (1, 1, ())
-    assert figures.stack_bytes == figures.shared_bytes == 0
-    assert 10 < figures.instructions < 150
+@pytest.mark.parametrize(("width", "ratio"), [(1, 1.0), (2, 2.0), (64, 8.0)])
+def test_machine_code_asks_for_what_the_source_does(width, ratio, architecture):
+    _, done = stored(width, architecture)
+    assert done.traffic.requested_loads == 1.0
+    assert done.traffic.requested_stores == ratio
+    assert done.traffic.memory == 1.0
+    assert (done.warps, done.phases, done.cached_phases) == (256, 256, 0)
+    assert 10 < done.instructions / done.warps < 150
+
+
+LOOP = """
+extern "C" __global__ void loop(const int* input, int* output, const int passes)
+{
+    int sum = threadIdx.x;
+#pragma unroll 1
+    for (int pass = 0; pass < passes; ++pass)
+        sum = sum * 5 + (sum >> 3);
+    if (sum == input[0])
+        output[blockDim.x] = 1; // never
+    output[threadIdx.x] = sum;
+}
+"""
+
+
+def run_loop(folder, passes, architecture):
+    (folder / "loop.cu").write_text(LOOP)
+    data, result = np.array([-1], np.int32), np.empty(64, np.int32)
+    plan = sample_plan("loop", data, result, struct.pack("i", passes), threads=64)
+    done = hostcuda.work(plan, data, result, device=DEVICE_OF[architecture], kernels=folder)
+    expected = np.arange(64, dtype=np.int32)
+    for _ in range(passes):
+        expected = expected * 5 + (expected >> 3)
+    assert np.array_equal(result, expected)
+    return done
+
+
+@pytest.mark.parametrize("architecture", cubin.ARCHITECTURES)
+def test_every_pass_of_a_loop_counts_and_a_branch_not_taken_does_not(tmp_path, architecture):
+    none, few, many = (run_loop(tmp_path, passes, architecture) for passes in (0, 10, 1000))
+    assert none.instructions < few.instructions
+    each = (many.instructions - few.instructions) / (990 * 2)
+    assert 3 <= each <= 10
+    assert each == int(each)
+    assert few.traffic.loads.requests == many.traffic.loads.requests == 2, "one for each warp"
+    assert many.traffic.stores.requests == 2, "what never happens is not counted"
+
+
+def test_waits_are_counted_one_after_another(tmp_path):
+    (tmp_path / "chase.cu").write_text(
+        'extern "C" __global__ void chase(const int* input, int* output)\n'
+        "{\n    output[threadIdx.x] = input[input[input[threadIdx.x]]] + input[threadIdx.x + 32];\n}\n"
+    )
+    data = np.arange(64, dtype=np.int32)[::-1] % 32 + np.arange(64, dtype=np.int32) // 32 * 1000
+    data[:32] = 1 + np.arange(32) % 3
+    result = np.empty(32, np.int32)
+    plan = sample_plan("chase", data, result, threads=32)
+    done = hostcuda.work(plan, data, result, kernels=tmp_path)
+    assert np.array_equal(result, data[data[data[:32]]] + data[32:])
+    # The second and third load find what the first one brought in the L1 cache.
+    assert (done.traffic.loads.requests, done.phases, done.cached_phases) == (4, 1, 2)
+
+
+@pytest.mark.parametrize("architecture", cubin.ARCHITECTURES)
+def test_machine_code_turns_tiles_in_shared_memory(architecture):
+    data, result = numbers(64, 96), np.zeros((96, 64), np.float32)
+    plan = replace(
+        sample_plan("transpose", data, result, struct.pack("ii", *data.shape), defines=(("PITCH", "32"),)),
+        grid=(3, 1, 1),
+        block=(32, 8, 1),
+    )
+    done = hostcuda.work(plan, data, result, device=DEVICE_OF[architecture], kernels=SAMPLES)
+    assert np.array_equal(result, data.T)
+    assert done.traffic.shared_requests == 2 * data.size // 32
+    assert done.traffic.shared_wavefronts == 33 * data.size // 32, "32 lanes meet in a bank"
+
+
+@pytest.mark.parametrize("architecture", cubin.ARCHITECTURES)
+def test_machine_code_of_shuffles_votes_and_words(architecture):
+    data, result = np.arange(256, dtype=np.float32).reshape(8, 32), np.empty(8, np.float32)
+    plan = sample_plan("reduce", data, result, threads=128, blocks=2)
+    hostcuda.work(plan, data, result, device=DEVICE_OF[architecture], kernels=SAMPLES)
+    assert np.array_equal(result, data.sum(axis=1))
+
+
+def test_lanes_that_part_are_counted_on_both_ways():
+    data, result = numbers(32, 128), np.empty(128, np.float32)
+    plan = sample_plan("ragged", data, result, struct.pack("i", 32), 128)
+    done = hostcuda.work(plan, data, result, kernels=SAMPLES)
+    assert done.traffic.loads.lanes == 4 * sum(range(1, 33))
+    hosts = hostcuda.traffic(replace(plan, defines=(("NUMBERED", "1"),)), data, np.empty_like(result), kernels=SAMPLES)
+    assert done.traffic.loads.requests == hosts.loads.requests
+    assert done.traffic.loads.sectors == hosts.loads.sectors
+
+
+def test_a_fault_of_machine_code_is_reported():
+    data, result = numbers(8, 32), np.empty((32, 8), np.float32)
+    plan = sample_plan("store", data, result, struct.pack("iii", 256, 8, 1 << 20))
+    with pytest.raises(hostcuda.Fault, match=r"store, machine code for 90: block .* are in no array"):
+        hostcuda.work(plan, data, result, kernels=SAMPLES)
+
+
+def test_an_unknown_instruction_is_named(tmp_path):
+    (tmp_path / "clock.cu").write_text(
+        'extern "C" __global__ void clock(const int* input, int* output) { output[0] = input[0] + clock64(); }\n'
+    )
+    (tmp_path / "clock.cu").write_text((tmp_path / "clock.cu").read_text().replace("void clock(", "void ticks("))
+    plan = replace(sample_plan("ticks", np.empty(1, np.int32), np.empty(1, np.int32)), source="clock.cu")
+    with pytest.raises(machine.Unknown, match="CLOCK"):
+        hostcuda.work(plan, np.empty(1, np.int32), np.empty(1, np.int32), kernels=tmp_path)
+
+
+def test_a_part_of_the_blocks_stands_for_all():
+    plan, whole = stored(1, height=1 << 16)
+    data, result = numbers(1, 1 << 16), np.empty((1 << 16, 1), np.float32)
+    part = hostcuda.work(plan, data, result, kernels=SAMPLES, most_instructions=whole.instructions // 4)
+    assert 0.2 < part.share < 0.3
+    assert part.instructions / part.warps == whole.instructions / whole.warps
+    large = replace(plan, grid=(plan.grid[0] * 1000, 1, 1), bytes_moved=plan.bytes_moved * 1000)
+    assert hostcuda.predict(large, part).best == pytest.approx(hostcuda.predict(large, whole).best, rel=0.02)
 
 
 def test_figures_of_loops_and_shared_memory():
     plan = sample_plan("transpose", numbers(32, 32), numbers(32, 32), struct.pack("ii", 32, 32))
     figures = hostcuda.figures(plan, 90, SAMPLES)
     assert figures.shared_bytes == 32 * 33 * 4
-    assert figures.loads == 4  # the rows of a tile, unrolled
-    assert figures.load_phases == 1
-    assert [loop.loads for loop in figures.loops] == [4]
+    assert [loop.loads for loop in figures.loops] == [4]  # the rows of a tile, unrolled
+    assert [loop.phases for loop in figures.loops] == [1]
 
 
-def test_waits_are_counted_as_latencies(tmp_path):
-    (tmp_path / "chase.cu").write_text(
-        'extern "C" __global__ void chase(const int* input, int* output)\n'
-        "{\n    output[threadIdx.x] = input[input[input[threadIdx.x]]] + input[threadIdx.x + 32];\n}\n"
-    )
-    figures = hostcuda.figures(sample_plan("chase", np.empty(1), np.empty(1)), 90, tmp_path)
-    assert (figures.loads, figures.load_phases) == (4, 3)
-    assert figures.loads_in_flight == 4 / 3
+# ---- predictions
 
 
 def test_residency_follows_what_is_scarce():
@@ -438,19 +561,46 @@ def test_residency_follows_what_is_scarce():
         (32, 48 << 10, 1024),
     ]:
         assert resident_threads(plan, replace(figures, registers=registers, shared_bytes=shared_bytes)) == threads
+    assert resident_threads(plan, replace(figures, registers=32), DEVICES["T4"]) == 1024
+    assert resident_threads(plan, replace(figures, registers=32), DEVICES["RTX 4090"]) == 1536
+
+
+@pytest.mark.parametrize("name", DEVICES)
+def test_a_copy_is_predicted_to_be_a_copy(name):
+    """Both ends of the range, on every device; and on an H200 it keeps enough bytes in flight."""
+    device = DEVICES[name]
+    plan = copy_plan(1 << 26)
+    prediction = hostcuda.predict(plan, copy_work(device), device)
+    assert prediction.limited_by == "memory"
+    assert prediction.best == pytest.approx(1.0, abs=0.01)
+    assert prediction.worst == pytest.approx(1.0, abs=0.01)
+    assert prediction.occupancy == 1.0
+    if prediction.bytes_for_a_copy is not None:
+        assert prediction.bytes_in_flight >= prediction.bytes_for_a_copy
+    few = hostcuda.predict(copy_plan(1 << 13), copy_work(device), device)
+    assert few.limited_by == "latency", "256 kB are too few to fill the device"
 
 
 def test_predictions_rank_what_is_known_to_differ():
-    fractions = []
+    ranges = []
     for width in (1, 8):
-        plan, traffic = store_traffic(width, 1 << 15)
+        plan, done = stored(width, height=(1 << 15) // width)
         large = replace(plan, grid=(plan.grid[0] * 10_000, 1, 1), bytes_moved=plan.bytes_moved * 10_000)
-        prediction = hostcuda.predict(large, traffic, hostcuda.figures(large, 90, SAMPLES))
-        assert prediction.seconds >= max(prediction.limits.values())
-        fractions.append(prediction.fraction_of_copy)
-    coalesced, strided = fractions
-    assert strided < coalesced <= 1.0
-    plan, traffic = store_traffic(1, 1 << 15)
-    figures = hostcuda.figures(plan, 90, SAMPLES)
-    assert hostcuda.predict(plan, traffic, figures).limited_by == "latency"  # 256 kB are too few to fill the device
-    assert hostcuda.predict(plan, traffic, figures, replace(H200, multiprocessors=1)).seconds > 1e-6
+        prediction = hostcuda.predict(large, done)
+        assert prediction.seconds_at_worst >= prediction.seconds >= max(prediction.limits.values())
+        assert prediction.worst <= prediction.best
+        ranges.append((prediction.worst, prediction.best))
+    coalesced, strided = ranges
+    assert strided[0] < coalesced[0]
+    assert strided[1] < coalesced[1] <= 1.0
+
+
+def test_a_kernel_that_adds_has_its_own_floor():
+    """What it reads of its output belongs to the floor: a plan that says so is predicted to take as long as it does."""
+    plan, done = stored(1, height=1 << 15)
+    counted = replace(done, plan=replace(plan, bytes_moved=plan.bytes_moved * 3 // 2))
+    large = replace(plan, grid=(plan.grid[0] * 10_000, 1, 1), bytes_moved=plan.bytes_moved * 10_000)
+    more = replace(large, bytes_moved=large.bytes_moved * 3 // 2)
+    assert hostcuda.predict(more, counted).limits["memory"] == pytest.approx(
+        hostcuda.predict(large, done).limits["memory"]
+    )

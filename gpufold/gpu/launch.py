@@ -11,7 +11,7 @@ import cupy
 import numpy as np
 
 from gpufold.calls import Call, Unsupported
-from gpufold.gpu.plan import Device, Operand, Plan
+from gpufold.gpu.plan import COPY_SHARE, Device, Operand, Plan
 from gpufold.gpu.sources import options, source_text
 
 MAX_ALIGNMENT = 256
@@ -20,11 +20,8 @@ MAX_ALIGNMENT = 256
 NO_WINDOW = np.zeros(1, "V8")
 """The kernels' struct of pointers to weights where there are none: a null."""
 
-MEMORY_CLOCK_RATE, GLOBAL_MEMORY_BUS_WIDTH = 36, 37
-"""The runtime's numbers for these attributes of a device."""
-
-COPY_SHARE = 0.875
-"""Prediction: what a copy reaches of the memory's peak bandwidth."""
+CLOCK_RATE, MEMORY_CLOCK_RATE, GLOBAL_MEMORY_BUS_WIDTH, L2_CACHE_SIZE, SHARED_MEMORY = 13, 36, 37, 38, 81
+"""The runtime's numbers for these attributes of a device; shared memory is that of a multiprocessor."""
 
 
 Planner: TypeAlias = Callable[[Call, Operand, Operand, Device], Plan]
@@ -63,14 +60,21 @@ def current_device() -> Device:
 def device(number: int) -> Device:
     """Ask the driver for the facts that plans depend on."""
     properties = cupy.cuda.runtime.getDeviceProperties(number)
-    clock = cupy.cuda.runtime.deviceGetAttribute(MEMORY_CLOCK_RATE, number)
-    bits = cupy.cuda.runtime.deviceGetAttribute(GLOBAL_MEMORY_BUS_WIDTH, number)
+    wanted = (CLOCK_RATE, MEMORY_CLOCK_RATE, GLOBAL_MEMORY_BUS_WIDTH, L2_CACHE_SIZE, SHARED_MEMORY)
+    clock, memory_clock, bits, l2_bytes, shared_bytes = (
+        cupy.cuda.runtime.deviceGetAttribute(attribute, number) for attribute in wanted
+    )
+    bandwidth = 2 * 1000 * memory_clock * bits / 8  # data moves on both edges of the clock; clocks are given in kHz
     return Device(
         properties["name"].decode(),
         (properties["major"], properties["minor"]),
         properties["multiProcessorCount"],
         properties["maxThreadsPerMultiProcessor"],
-        COPY_SHARE * 2 * 1000 * clock * bits / 8,  # data moves on both edges of the clock, given in kHz
+        COPY_SHARE * bandwidth,
+        1000 * clock,
+        bandwidth,
+        l2_bytes,
+        shared_bytes,
     )
 
 

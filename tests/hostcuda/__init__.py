@@ -5,9 +5,10 @@
     run(..., mode="sanitized")                 under AddressSanitizer and UndefinedBehaviorSanitizer
     launch(source, symbol, ...)                the same for a kernel without a plan
     traffic(plan, input, output)               what it asked of the memory system
-    cubin.figures(plan, 90)                    registers, instructions and waits, from its machine code for an H200
-    nvcc.compile(source, defines, 90)         what nvcc warns of
-    predict(plan, traffic, figures)            how long it would take, by the model of prediction.py
+    cubin.figures(plan, 90)                    registers, shared memory and loops, from its machine code for an H200
+    nvcc.compile(source, defines, 90)          what nvcc warns of
+    work(plan, input, output)                  what its machine code did, executed warp by warp
+    predict(plan, work)                        how long it would take, as a range, by the model of prediction.py
     -p hostcuda.standin                        a plugin of pytest: GPU tests run on the CPU, on a stand-in for CuPy
 
 How it works. g++ compiles the .cu file behind host/cuda_words.h, which gives the words of CUDA a meaning: __global__
@@ -28,6 +29,9 @@ Three builds of a kernel, each cached on disk by the content of all it is made o
                which one is a write, by threads that no barrier orders; finding it needs no luck with the order.
     sanitized  both sanitizers, in a process of its own; misaligned words and overflowing integers are found here
 
+The machine code that NVRTC makes of a plan is executed as well, by an interpreter (machine.py): its counts are those of
+the instructions that a GPU would run, and its results show that the compiler did what the source says.
+
 A Fault names the thread, the block and the lines of the source.
 
 Limits. One thread runs at a time: blocks that race on global memory are noticed only as bytes written twice. A barrier
@@ -39,7 +43,7 @@ cp.async, cooperative groups and __activemask do not compile. Linux only.
 
 from . import cubin, nvcc
 from .build import BuildError, unavailable
-from .counting import Requests, Traffic, traffic
+from .counting import Requests, Traffic, Work, traffic, work
 from .cubin import Figures, figures
 from .execute import Caches, launch, run
 from .memory import Fault
@@ -53,6 +57,7 @@ __all__ = [
     "Prediction",
     "Requests",
     "Traffic",
+    "Work",
     "cubin",
     "figures",
     "launch",
@@ -61,4 +66,5 @@ __all__ = [
     "run",
     "traffic",
     "unavailable",
+    "work",
 ]

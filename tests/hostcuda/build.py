@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable, Iterable
 from functools import cache
 from pathlib import Path
 from typing import Literal
@@ -31,6 +32,7 @@ by name: many kernels are loaded at a time, and each keeps its functions and its
 SANITIZERS = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer"]
 
 Build = Literal["plain", "observed", "sanitized"]
+Runtime = Literal[Build, "machine"]
 
 KERNEL_FLAGS: dict[Build, list[str]] = {
     "plain": ["-O2"],
@@ -38,12 +40,20 @@ KERNEL_FLAGS: dict[Build, list[str]] = {
     "sanitized": ["-O1", "-gdwarf-4", *SANITIZERS],
 }
 
-RUNTIMES: dict[Build, tuple[list[str], list[str]]] = {
+
+def _vector_flags() -> list[str]:
+    """Give the flags by which this machine works on eight lanes of a warp at a time."""
+    facts = Path("/proc/cpuinfo")
+    return ["-mavx2"] if facts.exists() and "avx2" in facts.read_text().split() else []
+
+
+RUNTIMES: dict[Runtime, tuple[list[str], list[str]]] = {
     "plain": (["scheduler.cpp"], ["-O2", "-shared"]),
     "observed": (["scheduler.cpp", "observer.cpp"], ["-O2", "-DHOSTCUDA_OBSERVED=1", "-shared"]),
+    "machine": (["machine.cpp"], ["-O3", "-ffp-contract=off", "-frounding-math", *_vector_flags(), "-shared"]),
     "sanitized": (["scheduler.cpp", "standalone.cpp"], ["-O1", "-gdwarf-4", *SANITIZERS, "-rdynamic", "-ldl"]),
 }
-"""What runs the kernels of a build, a library or a program: its sources and flags."""
+"""What runs the kernels of a build, a library or a program, or their machine code: its sources and flags."""
 
 
 class BuildError(Exception):
@@ -90,7 +100,7 @@ def _compiler() -> str:
     return subprocess.run(["g++", "--version"], capture_output=True, text=True, check=True).stdout
 
 
-def _with_includes(source: Path, folders: tuple[Path, ...], known: dict[Path, bytes]) -> None:
+def with_includes(source: Path, folders: tuple[Path, ...], known: dict[Path, bytes]) -> None:
     """Add to `known` a file's content and that of every #include "file" found beside it or in the folders."""
     if source in known:
         return
@@ -99,15 +109,29 @@ def _with_includes(source: Path, folders: tuple[Path, ...], known: dict[Path, by
         for folder in (source.parent, *folders):
             header = folder / name.decode()
             if header.is_file():
-                _with_includes(header, folders, known)
+                with_includes(header, folders, known)
                 break
+
+
+def keep(suffix: str, made_of: Iterable[bytes], make: Callable[[], bytes]) -> bytes:
+    """Make something, unless it is kept on disk for what it is made of."""
+    key = hashlib.sha256()
+    for part in made_of:
+        key.update(hashlib.sha256(part).digest())
+    result = cache_folder() / f"{key.hexdigest()[:32]}{suffix}"
+    if result.exists():
+        return result.read_bytes()
+    with tempfile.TemporaryDirectory(dir=cache_folder()) as folder:
+        (Path(folder) / result.name).write_bytes(made := make())
+        (Path(folder) / result.name).replace(result)  # atomic: two processes may make the same
+    return made
 
 
 def _cached(suffix: str, sources: list[Path], command: list[str]) -> Path:
     """Run a compiler command that writes to `-o`, unless its result exists for what these sources now say."""
     known: dict[Path, bytes] = {}
     for source in sources:
-        _with_includes(source, (HOST,), known)
+        with_includes(source, (HOST,), known)
     key = hashlib.sha256("\0".join([_compiler(), str(cuda_headers()), *command]).encode())
     for content in known.values():
         key.update(hashlib.sha256(content).digest())
@@ -129,7 +153,7 @@ def _includes() -> list[str]:
 
 
 @cache
-def build_runtime(build: Build) -> Path:
+def build_runtime(build: Runtime) -> Path:
     """What runs the kernels of a build; the same for all of them."""
     reason = unavailable()
     if reason:

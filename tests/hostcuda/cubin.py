@@ -1,11 +1,7 @@
 """What a kernel becomes on a GPU, without one: NVRTC compiles a plan, and the machine code is read.
 
-The figures say how many instructions a thread issues and how many times it waits for memory. They are exact for a
-kernel without loops and branches. In general they are those of the *main path*: of all ways from the entry to an exit
-that never turn back, the one that moves most bytes to and from global and shared memory, and of those the shortest. So
-it makes every guarded access, takes the fast one of two ways to store, and goes through the body of a loop once. Loops,
-which are what a branch backwards repeats, are listed apart, so that whoever knows the trips can add the rest.
-Subroutines (the slow paths of divisions) are not entered.
+The figures say what a kernel needs, and of each loop what one pass through it takes, if it makes every guarded access:
+how often the loops are run is not in the machine code, but machine.py runs them.
 
 A *phase* is one latency of global memory: a load's registers arrive one phase after it is issued, and an instruction
 that uses them waits until then. Loads in flight = loads / phases.
@@ -17,17 +13,19 @@ import ctypes
 import importlib.metadata
 import re
 import shutil
+import struct
 import subprocess
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
 from gpufold.gpu.plan import Plan
 
-from .build import KERNELS, Defines, cuda_headers
+from .build import KERNELS, Defines, cuda_headers, keep, with_includes
 
 ARCHITECTURES = (75, 80, 86, 89, 90, 100, 120)
 
@@ -45,6 +43,7 @@ class Cubin:
 
     code: bytes
     compile_seconds: float
+    """When it was compiled, which may have been in an earlier process."""
 
 
 @dataclass(frozen=True)
@@ -71,23 +70,16 @@ class Resources:
 
 @dataclass(frozen=True)
 class Figures:
-    """A kernel's needs and its main path."""
+    """A kernel's needs and its loops."""
 
     registers: int
     stack_bytes: int
     """More than zero where registers are spilled."""
     shared_bytes: int
-    instructions: int
-    loads: int
-    load_phases: int
     loops: tuple[Walk, ...]
-    """One pass through each loop; the main path has it already."""
+    """One pass through each."""
     compile_seconds: float
     """Of the source file, with all its kernels."""
-
-    @property
-    def loads_in_flight(self) -> float:
-        return self.loads / self.load_phases if self.load_phases else 0.0
 
 
 @cache
@@ -141,10 +133,26 @@ def compile(source: str, defines: Defines, architecture: int, kernels: Path = KE
 
     `flush` lets the compiler flush denormals, as CuPy does.
     """
+    passed = [option.encode() for option in options(defines, architecture, kernels, flush)]
+    made: dict[Path, bytes] = {}
+    with_includes(kernels / source, (), made)
+    key = [_versions().encode(), source.encode(), *passed, *(content for _, content in sorted(made.items()))]
+    kept = keep(".cubin", key, lambda: _compile(source, passed, kernels))
+    return Cubin(kept[8:], *struct.unpack("d", kept[:8]))
+
+
+@cache
+def _versions() -> str:
+    wheels = ("nvrtc", "runtime", "crt", "cccl", "nvdisasm", "cuobjdump")
+    found = {item.metadata["Name"]: item.version for item in importlib.metadata.distributions()}
+    return " ".join(found.get(f"nvidia-cuda-{wheel}", "") for wheel in wheels)
+
+
+def _compile(source: str, passed: list[bytes], kernels: Path) -> bytes:
+    """Compile; give the seconds that it took, as a double, and the code."""
     nvrtc = _nvrtc()
     program, size = ctypes.c_void_p(), ctypes.c_size_t()
     text = f'#line 1 "{source}"\n{(kernels / source).read_text()}'.encode()
-    passed = [option.encode() for option in options(defines, architecture, kernels, flush)]
     nvrtc.nvrtcCreateProgram(ctypes.byref(program), text, source.encode(), 0, None, None)
     started = time.perf_counter()
     failed = nvrtc.nvrtcCompileProgram(program, len(passed), (ctypes.c_char_p * len(passed))(*passed))
@@ -163,7 +171,7 @@ def compile(source: str, defines: Defines, architecture: int, kernels: Path = KE
     nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
     if failed:
         raise CompileError(result.value.decode())
-    return Cubin(result.raw, seconds)
+    return struct.pack("d", seconds) + result.raw
 
 
 def resources(plan: Plan, architecture: int = 90, kernels: Path = KERNELS) -> Resources:
@@ -186,17 +194,8 @@ def figures(plan: Plan, architecture: int = 90, kernels: Path = KERNELS) -> Figu
     """Compile a plan's kernel and read its machine code."""
     cubin = compile(plan.source, plan.defines, architecture, kernels)
     needed = _resources(plan, architecture, cubin)
-    main, loops = _walks(_instructions(_read(cubin, "nvdisasm", "-c"), plan.symbol))
-    return Figures(
-        needed.registers,
-        needed.stack_bytes,
-        needed.shared_bytes,
-        main.instructions,
-        main.loads,
-        main.phases,
-        tuple(loops),
-        cubin.compile_seconds,
-    )
+    loops = _loops(instructions(plan.source, plan.symbol, plan.defines, architecture, kernels))
+    return Figures(needed.registers, needed.stack_bytes, needed.shared_bytes, tuple(loops), cubin.compile_seconds)
 
 
 def instruction_counts(plan: Plan, *, flush: bool = True) -> Counter[str]:
@@ -205,11 +204,38 @@ def instruction_counts(plan: Plan, *, flush: bool = True) -> Counter[str]:
     return Counter(line.name for line in _instructions(_read(cubin, "nvdisasm", "-c"), plan.symbol))
 
 
+@cache
+def instructions(
+    source: str, symbol: str, defines: Defines, architecture: int, kernels: Path = KERNELS
+) -> tuple[Instruction, ...]:
+    """Compile a kernel and list its machine code."""
+    return tuple(_instructions(_read(compile(source, defines, architecture, kernels), "nvdisasm", "-c"), symbol))
+
+
+def section(plan: Plan, name: str, architecture: int = 90, kernels: Path = KERNELS) -> bytes:
+    """Return a section of a plan's cubin, which is an ELF file; empty where it has none of that name."""
+    code = compile(plan.source, plan.defines, architecture, kernels).code
+    (table,) = struct.unpack_from("<Q", code, 0x28)
+    size, count, of_names = struct.unpack_from("<3H", code, 0x3A)
+    headers = [struct.unpack_from("<IIQQQQ", code, table + number * size) for number in range(count)]
+    names = headers[of_names][4]
+    for place, _, _, _, offset, length in headers:
+        first = names + place
+        if code[first : code.index(b"\0", first)].decode() == name:
+            return code[offset : offset + length]
+    return b""
+
+
 def _read(cubin: Cubin, tool: str, option: str) -> str:
+    key = [_versions().encode(), tool.encode(), option.encode(), cubin.code]
+    return keep(".txt", key, lambda: _run(cubin, tool, option)).decode()
+
+
+def _run(cubin: Cubin, tool: str, option: str) -> bytes:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin.code)
         file.flush()
-        return subprocess.run([_tool(tool), option, file.name], capture_output=True, text=True, check=True).stdout
+        return subprocess.run([_tool(tool), option, file.name], capture_output=True, check=True).stdout
 
 
 @dataclass(frozen=True)
@@ -217,7 +243,8 @@ class Instruction:
     """One line of SASS; labels are those that stand in front of it."""
 
     labels: tuple[str, ...]
-    guarded: bool
+    guard: str | None
+    """The predicate without which it does nothing, such as P0 or !UP1."""
     name: str
     operands: tuple[str, ...]
 
@@ -241,7 +268,7 @@ class Instruction:
     @property
     def is_conditional(self) -> bool:
         """Whether the next instruction may follow a branch or an exit, by its guard or a predicate it is given."""
-        return self.guarded or any(re.match(r"!?U?P\d", operand) for operand in self.operands)
+        return self.guard is not None or any(re.match(r"!?U?P\d", operand) for operand in self.operands)
 
     @property
     def target(self) -> str | None:
@@ -257,43 +284,37 @@ def _instructions(assembly: str, symbol: str) -> list[Instruction]:
         raise CompileError(f"no machine code of {symbol}")
     instructions, labels = [], []
     for line in section[1].splitlines():
-        if found := re.match(r"^(\.L_x_\d+):", line):
+        if found := re.match(r"^([.$][\w$]+):", line):
             labels.append(found[1])
-        elif found := re.match(r"^\s+/\*[0-9a-f]+\*/\s+(?:\{\s*)?(@!?U?P\w+ )?\s*([A-Z][\w.]*)\s*(.*?)\s*;", line):
+        elif found := re.match(r"^\s+/\*[0-9a-f]+\*/\s+(?:\{\s*)?(?:@(!?U?P\w+) )?\s*([A-Z][\w.]*)\s*(.*?)\s*;", line):
             operands = tuple(operand.strip() for operand in found[3].split(",")) if found[3] else ()
-            instructions.append(Instruction(tuple(labels), found[1] is not None, found[2], operands))
+            instructions.append(Instruction(tuple(labels), found[1], found[2], operands))
             labels = []
     return instructions
 
 
-def _walks(instructions: list[Instruction]) -> tuple[Walk, list[Walk]]:
-    """Walk the main path, and each loop on it once more."""
+def _loops(instructions: Sequence[Instruction]) -> list[Walk]:
+    """Walk once through each loop, which is what a branch backwards repeats."""
     places = {label: i for i, instruction in enumerate(instructions) for label in instruction.labels}
     targets = [places.get(instruction.target or "") for instruction in instructions]
-    path = _main_path(instructions, targets, 0, None)
-    spans = [
-        (target, place)
-        for place, target in enumerate(targets)
-        if target is not None and target < place and target in path
-    ]
-    walks = {span: _walk(instructions, _main_path(instructions, targets, *span)) for span in spans}
+    spans = [(target, place) for place, target in enumerate(targets) if target is not None and target < place]
+    walks = {span: _walk(instructions, _fullest_path(instructions, targets, *span)) for span in spans}
 
     def loads_within(first: int, last: int) -> bool:
         inner = (span for span in spans if span != (first, last) and first <= span[0] and span[1] <= last)
         return any(walks[span].loads for span in inner)
 
-    return _walk(instructions, path), [replace(walks[span], innermost=not loads_within(*span)) for span in spans]
+    return [replace(walks[span], innermost=not loads_within(*span)) for span in spans]
 
 
-def _main_path(instructions: list[Instruction], targets: list[int | None], first: int, last: int | None) -> list[int]:
-    """Find the way from the first instruction to the last, or to an exit, that moves most bytes in fewest steps."""
-    end = len(instructions) if last is None else last + 1
+def _fullest_path(instructions: Sequence[Instruction], targets: list[int | None], first: int, last: int) -> list[int]:
+    """Find the way from the first instruction to the last that moves most bytes in fewest steps."""
     best: dict[int, tuple[int, int]] = {}  # from a place on: the bytes moved, and minus the steps
     following: dict[int, int | None] = {}
-    for place in reversed(range(first, end)):
+    for place in reversed(range(first, last + 1)):
         instruction, target = instructions[place], targets[place]
         ways: list[int | None] = []
-        if place == last or (last is None and instruction.name == "EXIT"):
+        if place == last:
             ways.append(None)
         if instruction.is_conditional or instruction.name not in ("BRA", "EXIT", "RET"):
             ways.append(place + 1)
@@ -311,7 +332,7 @@ def _main_path(instructions: list[Instruction], targets: list[int | None], first
     return path
 
 
-def _walk(instructions: list[Instruction], path: list[int]) -> Walk:
+def _walk(instructions: Sequence[Instruction], path: list[int]) -> Walk:
     now = loads = 0
     arrival: dict[int, int] = {}
     for place in path:

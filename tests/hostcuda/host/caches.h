@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <list>
 #include <unordered_map>
 #include <vector>
 
@@ -23,68 +22,114 @@ struct BlockTrace {
     std::vector<std::size_t> request_ends; // in the sectors
 };
 
+// Numbers with a value each, of which the least recently used leaves first.
+template <typename Value> class Recent {
+  public:
+    explicit Recent(std::size_t capacity = 0) { clear(capacity); }
+
+    void clear(std::size_t capacity)
+    {
+        capacity_ = capacity;
+        entries_.clear();
+        places_.clear();
+        oldest_ = youngest_ = kNone;
+    }
+
+    // The value of a number, which is now the youngest; a new one is empty, and for it `leaves` is called
+    // with what has to go.
+    template <typename Leaves> Value& operator()(uint64_t number, Leaves leaves)
+    {
+        const auto found = places_.find(number);
+        if (found != places_.end()) {
+            const uint32_t place = found->second;
+            if (place != youngest_) {
+                unlink(place);
+                append(place);
+            }
+            return entries_[place].value;
+        }
+        uint32_t place;
+        if (entries_.size() < capacity_) {
+            place = uint32_t(entries_.size());
+            entries_.emplace_back();
+        } else {
+            place = oldest_;
+            leaves(entries_[place].value);
+            places_.erase(entries_[place].number);
+            unlink(place);
+        }
+        entries_[place].number = number;
+        entries_[place].value = Value{};
+        append(place);
+        places_.emplace(number, place);
+        return entries_[place].value;
+    }
+
+    template <typename Function> void each(Function function)
+    {
+        for (uint32_t place = youngest_; place != kNone; place = entries_[place].older)
+            function(entries_[place].value);
+    }
+
+  private:
+    static constexpr uint32_t kNone = ~0u;
+
+    struct Entry {
+        uint64_t number;
+        uint32_t older, younger;
+        Value value;
+    };
+
+    void unlink(uint32_t place)
+    {
+        const Entry& entry = entries_[place];
+        (entry.older == kNone ? oldest_ : entries_[entry.older].younger) = entry.younger;
+        (entry.younger == kNone ? youngest_ : entries_[entry.younger].older) = entry.older;
+    }
+
+    void append(uint32_t place)
+    {
+        entries_[place].older = youngest_;
+        entries_[place].younger = kNone;
+        (youngest_ == kNone ? oldest_ : entries_[youngest_].younger) = place;
+        youngest_ = place;
+    }
+
+    std::size_t capacity_ = 0;
+    std::vector<Entry> entries_;
+    std::unordered_map<uint64_t, uint32_t> places_;
+    uint32_t oldest_ = kNone, youngest_ = kNone;
+};
+
 // Lines of 128 bytes, filled sector by sector; for loads only, and for one block.
 class L1Cache {
   public:
-    explicit L1Cache(uint64_t bytes) : capacity_(bytes / 128) {}
+    // At least one line.
+    explicit L1Cache(uint64_t bytes) : lines_(bytes < 128 ? 1 : bytes / 128) {}
 
     // Whether the sector was there; it is from now on.
     bool holds(uint64_t sector)
     {
-        const uint64_t line = sector / 4;
         const uint32_t bit = 1u << sector % 4;
-        auto found = lines_.find(line);
-        if (found == lines_.end()) {
-            if (lines_.size() == capacity_) {
-                lines_.erase(age_.back().line);
-                age_.pop_back();
-            }
-            age_.push_front({line, bit});
-            lines_[line] = age_.begin();
-            return false;
-        }
-        age_.splice(age_.begin(), age_, found->second);
-        const bool held = age_.front().sectors & bit;
-        age_.front().sectors |= bit;
+        uint32_t& sectors = lines_(sector / 4, [](uint32_t) {});
+        const bool held = sectors & bit;
+        sectors |= bit;
         return held;
     }
 
   private:
-    struct Line {
-        uint64_t line;
-        uint32_t sectors;
-    };
-    std::size_t capacity_;
-    std::list<Line> age_; // the youngest first
-    std::unordered_map<uint64_t, std::list<Line>::iterator> lines_;
+    Recent<uint32_t> lines_;
 };
 
 // Sectors of 32 bytes with the bytes that were written; stores fill nothing. A sector that leaves with only
 // some of its bytes written is read from memory first.
 class L2Cache {
   public:
-    void clear(uint64_t bytes)
-    {
-        capacity_ = bytes / 32;
-        age_.clear();
-        sectors_.clear();
-    }
+    void clear(uint64_t bytes) { sectors_.clear(bytes / 32); }
 
     void access(const SectorAccess& access)
     {
-        auto found = sectors_.find(access.sector);
-        if (found == sectors_.end()) {
-            if (sectors_.size() == capacity_) {
-                write_back(age_.back());
-                sectors_.erase(age_.back().sector);
-                age_.pop_back();
-            }
-            age_.push_front({access.sector, 0, false, nullptr});
-            found = sectors_.emplace(access.sector, age_.begin()).first;
-        } else {
-            age_.splice(age_.begin(), age_, found->second);
-        }
-        Sector& sector = age_.front();
+        Sector& sector = sectors_(access.sector, write_back);
         const bool missing = access.reads && !sector.filled && (access.mask & ~sector.written);
         if (access.writes) {
             sector.written |= access.mask;
@@ -98,21 +143,18 @@ class L2Cache {
 
     void flush()
     {
-        for (const Sector& sector : age_)
-            write_back(sector);
-        age_.clear();
-        sectors_.clear();
+        sectors_.each(write_back);
+        sectors_.clear(0);
     }
 
   private:
     struct Sector {
-        uint64_t sector;
         uint32_t written;
         bool filled;
         Accesses* counters;
     };
 
-    void write_back(const Sector& sector)
+    static void write_back(const Sector& sector)
     {
         if (!sector.written)
             return;
@@ -120,9 +162,7 @@ class L2Cache {
         sector.counters->memory_sectors += 1 + read_first;
     }
 
-    std::size_t capacity_ = 0;
-    std::list<Sector> age_; // the youngest first
-    std::unordered_map<uint64_t, std::list<Sector>::iterator> sectors_;
+    Recent<Sector> sectors_;
 };
 
 } // namespace hostcuda

@@ -9,8 +9,8 @@
 #include <tuple>
 #include <vector>
 
-#include "caches.h"
 #include "cuda_words.h"
+#include "requests.h"
 #include "scheduler.h"
 
 extern "C" char __ehdr_start[] __attribute__((visibility("hidden")));
@@ -18,8 +18,6 @@ extern "C" char _end[] __attribute__((visibility("hidden")));
 
 namespace hostcuda {
 namespace {
-
-enum class Kind : uint8_t { load, store, atomic };
 
 const char* const kVerb[] = {"reads", "writes", "adds to"};
 
@@ -189,8 +187,7 @@ struct WarpTrace {
 std::vector<std::vector<Access>> accesses; // by thread of the block
 std::vector<uint32_t> iterations;          // by thread, the one it is in
 std::vector<WarpTrace> warp_traces;
-std::vector<BlockTrace> wave; // what the blocks that run at a time ask of the L2 cache
-L2Cache l2;
+GlobalMemory global_memory;
 
 // Whether all lanes did the same, so that the n-th access of each belongs to one request.
 bool in_step(const std::vector<Access>* lanes, std::size_t count)
@@ -241,90 +238,6 @@ void find_requests(WarpTrace& warp, std::vector<Access>* lanes, std::size_t coun
     }
     for (std::size_t lane = 0; lane < count; ++lane)
         lanes[lane].clear();
-}
-
-// The most words that one of the 32 banks has to give.
-uint64_t wavefronts(const Request& request)
-{
-    static std::vector<uint64_t> words;
-    words.clear();
-    for (const Access* access = request.begin; access < request.end; ++access)
-        for (uint64_t word = access->address / 4; word <= (access->address + access->size - 1) / 4; ++word)
-            words.push_back(word);
-    std::sort(words.begin(), words.end());
-    words.erase(std::unique(words.begin(), words.end()), words.end());
-    uint64_t banks[32] = {}, most = 0;
-    for (uint64_t word : words)
-        most = std::max(most, ++banks[word % 32]);
-    return most;
-}
-
-// Counts a request to global memory, and adds what remains of it after the L1 cache to the block's.
-void count(const Request& request, L1Cache& l1, BlockTrace& block)
-{
-    const Kind kind = request.begin->kind;
-    Traffic& traffic = *launch->traffic;
-    Accesses& counters = kind == Kind::load    ? traffic.loads
-                         : kind == Kind::store ? traffic.stores
-                                               : traffic.atomics;
-    static std::vector<SectorAccess> sectors;
-    sectors.clear();
-    for (const Access* access = request.begin; access < request.end; ++access) {
-        const uint64_t end = access->address + access->size;
-        counters.bytes += access->size;
-        for (uint64_t byte = access->address; byte < end;) {
-            const uint64_t sector = byte / 32, stop = std::min((sector + 1) * 32, end);
-            const uint32_t mask = uint32_t(((uint64_t(1) << (stop - byte)) - 1) << byte % 32);
-            if (!sectors.empty() && sectors.back().sector == sector)
-                sectors.back().mask |= mask;
-            else
-                sectors.push_back({sector, mask, kind != Kind::store, kind != Kind::load, &counters});
-            byte = stop;
-        }
-    }
-    const auto by_sector = [](const SectorAccess& a, const SectorAccess& b) { return a.sector < b.sector; };
-    if (!std::is_sorted(sectors.begin(), sectors.end(), by_sector))
-        std::sort(sectors.begin(), sectors.end(), by_sector);
-    std::size_t distinct = 0;
-    uint64_t lines = 0;
-    for (const SectorAccess& access : sectors) {
-        if (distinct && sectors[distinct - 1].sector == access.sector) {
-            sectors[distinct - 1].mask |= access.mask;
-            continue;
-        }
-        lines += !distinct || sectors[distinct - 1].sector / 4 != access.sector / 4;
-        sectors[distinct++] = access;
-    }
-    sectors.resize(distinct);
-    counters.requests += 1;
-    counters.lanes += request.end - request.begin;
-    counters.sectors += distinct;
-    counters.lines += lines;
-    // Loads look into the L1 cache; stores and atomics go through to the L2 cache.
-    for (const SectorAccess& access : sectors) {
-        if (kind == Kind::load && l1.holds(access.sector))
-            continue;
-        counters.l2_sectors += 1;
-        block.sectors.push_back(access);
-    }
-    block.request_ends.push_back(block.sectors.size());
-}
-
-// The blocks of a wave take turns at the L2 cache, request by request.
-void end_wave()
-{
-    std::size_t longest = 0;
-    for (const BlockTrace& block : wave)
-        longest = std::max(longest, block.request_ends.size());
-    for (std::size_t request = 0; request < longest; ++request)
-        for (const BlockTrace& block : wave) {
-            if (request >= block.request_ends.size())
-                continue;
-            for (std::size_t i = request ? block.request_ends[request - 1] : 0;
-                 i < block.request_ends[request]; ++i)
-                l2.access(block.sectors[i]);
-        }
-    wave.clear();
 }
 
 void record(const void* address, int size, Kind kind, uint32_t code, bool shared)
@@ -388,11 +301,10 @@ void observe_launch()
     const std::size_t threads = launch->block[0] * launch->block[1] * launch->block[2];
     accesses.assign(threads, {});
     iterations.assign(threads, 0);
-    wave.clear();
     if (launch->traffic) {
         *launch->traffic = {};
         launch->traffic->shared_bytes = shared_bytes.size();
-        l2.clear(launch->caches->l2_bytes);
+        global_memory.start(*launch->caches, *launch->traffic);
     }
 }
 
@@ -414,7 +326,7 @@ void observe_end_of_block()
         longest = std::max(longest, warp_traces[warp].requests.size());
     }
     L1Cache l1(launch->caches->l1_bytes);
-    BlockTrace& block = wave.emplace_back();
+    BlockTrace& block = global_memory.start_block();
     for (std::size_t index = 0; index < longest; ++index) // the warps take turns
         for (const WarpTrace& warp : warp_traces) {
             if (index >= warp.requests.size())
@@ -422,21 +334,19 @@ void observe_end_of_block()
             const Request& request = warp.requests[index];
             if (request.begin->shared) {
                 launch->traffic->shared_requests += 1;
-                launch->traffic->shared_wavefronts += wavefronts(request);
+                launch->traffic->shared_wavefronts += wavefronts(request.begin, request.end);
             } else {
-                count(request, l1, block);
+                global_memory.count(request.begin->kind, request.begin, request.end, l1, block);
             }
         }
-    if (wave.size() == launch->caches->blocks_at_a_time)
-        end_wave();
+    global_memory.end_block();
 }
 
 void observe_end_of_launch()
 {
     if (!launch->traffic)
         return;
-    end_wave();
-    l2.flush();
+    global_memory.end();
 }
 
 } // namespace hostcuda

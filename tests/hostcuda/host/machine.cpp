@@ -1,0 +1,1235 @@
+// Executes the machine code of a GPU on the CPU, warp by warp, and counts what it does.
+//
+// machine.py has read the instructions from nvdisasm's listing. A warp executes an instruction for all its
+// lanes that are there: of lanes that went different ways, those at the lowest address go on first, and BSYNC
+// waits for those that its BSSY named. What an instruction means is nowhere published in full; that the
+// results are right, bit for bit, is what says that it is understood here.
+#include <cfenv>
+#include <cmath>
+#include <cstdarg>
+#include <cstdio>
+#include <cstring>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "requests.h"
+
+// clang-format off
+#define HOSTCUDA_OPERATIONS(X)                                                                         \
+    X(nop) X(mov) X(imad) X(imad_hi) X(imad_wide) X(iadd3) X(lea) X(lea_hi) X(lop3) X(plop3) X(shf)    \
+    X(isetp) X(fsetp) X(dsetp) X(sel) X(fsel) X(imnmx) X(viaddmnmx) X(iabs) X(popc) X(flo) X(brev)     \
+    X(prmt) X(p2r) X(r2p) X(s2r) X(vote) X(shfl) X(i2f) X(f2i) X(fadd) X(fmul) X(ffma) X(fmnmx)        \
+    X(mufu) X(fchk) X(dadd) X(dmul) X(dfma) X(half_to_float) X(float_to_half) X(r2ur) X(ld) X(st)      \
+    X(red) X(ldc) X(bra) X(exit) X(bssy) X(bsync) X(breaks) X(call) X(ret) X(bar) X(warpsync)
+// clang-format on
+
+namespace hostcuda {
+namespace {
+
+enum class Op : uint8_t {
+#define HOSTCUDA_NAME(name) name,
+    HOSTCUDA_OPERATIONS(HOSTCUDA_NAME)
+#undef HOSTCUDA_NAME
+};
+
+constexpr uint32_t kLanes = 32, kAll = ~0u, kZeroRegister = 255, kTrue = 7, kLocalBytes = 4096;
+
+enum class From : uint8_t { nothing, vector, uniform, immediate, constant };
+
+constexpr uint8_t kNegative = 1, kAbsolute = 2, kInverted = 4; // flags of a source
+
+struct Source {
+    uint8_t from, index, flags, part; // part: the first bit that counts
+    uint32_t value;                   // or the place among the constants
+};
+
+struct Predicate {
+    uint8_t index, negated, uniform;
+};
+
+} // namespace
+
+// The structs of machine.py.
+struct Instruction {
+    uint8_t op, uniform, to, unused;
+    Predicate guard, to_predicate[2], predicate[3];
+    Source source[4];
+    int32_t mode[4];
+    int32_t target; // of a branch, an instruction; of an access, what is added to the address
+};
+
+struct MemoryArray {
+    char *begin, *end;
+    uint32_t writable, unused;
+};
+
+struct Execution {
+    uint64_t warps, instructions;
+    uint64_t phases;        // latencies that warps waited for, of loads that went beyond the L1 cache
+    uint64_t cached_phases; // and of those that did not
+    uint64_t blocks;        // that were run
+};
+
+struct MachineLaunch {
+    const Instruction* code;
+    uint64_t* executions; // of each instruction, by warps
+    uint32_t count, shared_bytes, array_count, constant_bytes;
+    uint32_t grid[3], block[3];
+    const char* constants;
+    const MemoryArray* arrays;
+    const Caches* caches;
+    Traffic* traffic;
+    Execution* execution;
+    uint64_t most_instructions; // after which no more blocks are started
+    char* message;
+    uint32_t message_size;
+};
+
+namespace {
+
+const MachineLaunch* launch;
+
+[[noreturn]] __attribute__((format(printf, 1, 2))) void fail(const char* format, ...)
+{
+    char text[256];
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(text, sizeof text, format, arguments);
+    va_end(arguments);
+    throw std::runtime_error(text);
+}
+
+float as_float(uint32_t bits)
+{
+    float value;
+    memcpy(&value, &bits, 4);
+    return value;
+}
+uint32_t as_bits(float value)
+{
+    uint32_t bits;
+    memcpy(&bits, &value, 4);
+    return bits;
+}
+double as_double(uint64_t bits)
+{
+    double value;
+    memcpy(&value, &bits, 8);
+    return value;
+}
+uint64_t as_bits(double value)
+{
+    uint64_t bits;
+    memcpy(&bits, &value, 8);
+    return bits;
+}
+float flushed(float value, bool flush)
+{
+    return flush && std::fpclassify(value) == FP_SUBNORMAL ? std::copysign(0.0f, value) : value;
+}
+
+// Modes of rounding, in the order of machine.py.
+struct Rounding {
+    explicit Rounding(int mode) : changed(mode != 0)
+    {
+        constexpr int modes[] = {FE_TONEAREST, FE_DOWNWARD, FE_UPWARD, FE_TOWARDZERO};
+        if (changed)
+            fesetround(modes[mode]);
+    }
+    ~Rounding()
+    {
+        if (changed)
+            fesetround(FE_TONEAREST);
+    }
+    bool changed;
+};
+
+struct Access {
+    uint64_t address;
+    uint32_t size;
+};
+
+struct Request {
+    Kind kind;
+    uint32_t phase; // of its warp, in which it was made
+    std::size_t begin, end;
+};
+
+using Words = uint32_t[kLanes];
+
+struct Warp {
+    uint32_t first_thread, lanes;
+    uint32_t running, at_block_barrier, at_sync, done; // masks of lanes
+    Words place;                                       // the instruction of each lane
+    Words reconvergence[17]; // who waits for whom, per register of BSSY; the last: WARPSYNC
+    Words waits_at;
+    Words vector[256];
+    uint32_t uniform[256];
+    uint32_t predicates[8], uniform_predicates[8]; // masks of lanes
+    uint32_t arrival[256];                         // phase in which a register is there
+    uint32_t now;                                  // phases that are over
+    std::vector<Access> accesses;
+    std::vector<Request> requests;
+    std::vector<uint8_t> slow,
+        loading; // by phase: whether a load went beyond the L1 cache, and whether there was one
+    std::vector<char> local;
+
+    uint32_t mask(const Predicate& predicate) const
+    {
+        const uint32_t lanes_of = (predicate.uniform ? uniform_predicates : predicates)[predicate.index];
+        return predicate.negated ? ~lanes_of : lanes_of;
+    }
+
+    void set(const Predicate& predicate, uint32_t value, uint32_t active)
+    {
+        if (predicate.index == kTrue)
+            return;
+        if (predicate.uniform) {
+            if (active)
+                uniform_predicates[predicate.index] = value & active ? kAll : 0;
+        } else {
+            uint32_t& lanes_of = predicates[predicate.index];
+            lanes_of = (lanes_of & ~active) | (value & active);
+        }
+    }
+
+    void await(uint32_t index, uint32_t words)
+    {
+        for (uint32_t word = index; word < index + words && word < kZeroRegister; ++word)
+            now = std::max(now, arrival[word]);
+    }
+};
+
+uint32_t constant(uint32_t place)
+{
+    uint32_t value;
+    if (place + 4 > launch->constant_bytes)
+        fail("constant at %#x, of %#x", place, launch->constant_bytes);
+    memcpy(&value, launch->constants + place, 4);
+    return value;
+}
+
+// One word of a source for every lane, as it is.
+const uint32_t* raw(Warp& warp, const Source& source, Words& space, uint32_t word = 0)
+{
+    uint32_t value = 0;
+    switch (From(source.from)) {
+    case From::vector:
+        if (source.index == kZeroRegister)
+            break;
+        warp.await(source.index + word, 1);
+        return warp.vector[source.index + word];
+    case From::uniform:
+        value = source.index == kZeroRegister ? 0 : warp.uniform[source.index + word];
+        break;
+    case From::immediate:
+        value = word ? 0 : source.value;
+        break;
+    case From::constant:
+        value = constant(source.value + 4 * word);
+        break;
+    case From::nothing:
+        break;
+    }
+    for (uint32_t lane = 0; lane < kLanes; ++lane)
+        space[lane] = value;
+    return space;
+}
+
+const uint32_t* integers(Warp& warp, const Source& source, Words& space)
+{
+    const uint32_t* const words = raw(warp, source, space);
+    if (!(source.flags & (kNegative | kInverted)))
+        return words;
+    const uint32_t all = source.flags & kInverted ? kAll : 0, sign = source.flags & kNegative ? kAll : 0;
+    for (uint32_t lane = 0; lane < kLanes; ++lane)
+        space[lane] = ((words[lane] ^ all) ^ sign) - sign;
+    return space;
+}
+
+const uint32_t* floats(Warp& warp, const Source& source, Words& space)
+{
+    const uint32_t* const words = raw(warp, source, space);
+    if (!source.flags)
+        return words;
+    const uint32_t keep = source.flags & kAbsolute ? 0x7fffffff : kAll;
+    const uint32_t sign = source.flags & kNegative ? 0x80000000 : 0;
+    for (uint32_t lane = 0; lane < kLanes; ++lane)
+        space[lane] = (words[lane] & keep) ^ sign;
+    return space;
+}
+
+struct Pairs {
+    Pairs(Warp& warp, const Source& source)
+        : low(raw(warp, source, low_space)), high(raw(warp, source, high_space, 1))
+    {
+        inverted = source.flags & kInverted ? ~uint64_t(0) : 0;
+        negative = source.flags & kNegative ? ~uint64_t(0) : 0;
+    }
+    uint64_t operator[](uint32_t lane) const
+    {
+        return (((uint64_t(high[lane]) << 32 | low[lane]) ^ inverted) ^ negative) - negative;
+    }
+    Words low_space, high_space;
+    const uint32_t *low, *high;
+    uint64_t inverted, negative;
+};
+
+// A double is negated and made absolute by its sign; an immediate one is given by its upper half.
+struct Doubles {
+    Doubles(Warp& warp, const Source& source) : pairs(warp, {source.from, source.index, 0, 0, source.value})
+    {
+        immediate = From(source.from) == From::immediate;
+        flags = source.flags;
+    }
+    double operator[](uint32_t lane) const
+    {
+        uint64_t bits = immediate ? uint64_t(pairs.low[lane]) << 32 : pairs[lane];
+        if (flags & kAbsolute)
+            bits &= ~(uint64_t(1) << 63);
+        if (flags & kNegative)
+            bits ^= uint64_t(1) << 63;
+        return as_double(bits);
+    }
+    Pairs pairs;
+    bool immediate;
+    uint8_t flags;
+};
+
+void put(Warp& warp, const Instruction& what, const uint32_t* values, uint32_t active, uint32_t word = 0)
+{
+    if (what.to == kZeroRegister)
+        return;
+    if (what.uniform) {
+        if (active)
+            warp.uniform[what.to + word] = values[__builtin_ctz(active)];
+        return;
+    }
+    uint32_t* const to = warp.vector[what.to + word];
+    warp.arrival[what.to + word] = 0;
+    for (uint32_t lane = 0; lane < kLanes; ++lane)
+        to[lane] = active >> lane & 1 ? values[lane] : to[lane];
+}
+
+template <typename Function>
+void each(Warp& warp, const Instruction& what, uint32_t active, Function function)
+{
+    Words result;
+    for (uint32_t lane = 0; lane < kLanes; ++lane)
+        result[lane] = function(lane);
+    put(warp, what, result, active);
+}
+
+template <typename Function>
+void each_pair(Warp& warp, const Instruction& what, uint32_t active, Function function)
+{
+    Words low, high;
+    for (uint32_t lane = 0; lane < kLanes; ++lane) {
+        const uint64_t value = function(lane);
+        low[lane] = uint32_t(value);
+        high[lane] = uint32_t(value >> 32);
+    }
+    put(warp, what, low, active);
+    put(warp, what, high, active, 1);
+}
+
+template <typename Function> uint32_t lanes_where(Function function)
+{
+    uint32_t mask = 0;
+    for (uint32_t lane = 0; lane < kLanes; ++lane)
+        mask |= uint32_t(bool(function(lane))) << lane;
+    return mask;
+}
+
+// Comparisons: 1 less, 2 equal, 4 greater, 8 unordered; what holds is one of them.
+template <typename Value> int order(Value first, Value second)
+{
+    return first < second ? 1 : first == second ? 2 : first > second ? 4 : 8;
+}
+
+uint32_t combine(int how, uint32_t first, uint32_t second)
+{
+    return how == 0 ? first & second : how == 1 ? first | second : first ^ second;
+}
+
+void set_both(Warp& warp, const Instruction& what, uint32_t holds, uint32_t active)
+{
+    const uint32_t with = warp.mask(what.predicate[0]);
+    warp.set(what.to_predicate[0], combine(what.mode[2], holds, with), active);
+    warp.set(what.to_predicate[1], combine(what.mode[2], ~holds, with), active);
+}
+
+char* memory_at(uint64_t address, uint32_t size, bool write)
+{
+    for (uint32_t index = 0; index < launch->array_count; ++index) {
+        const MemoryArray& array = launch->arrays[index];
+        if (address < uint64_t(array.begin) || address + size > uint64_t(array.end))
+            continue;
+        if (write && !array.writable)
+            fail("a write to argument %u, which is const", index);
+        return reinterpret_cast<char*>(address);
+    }
+    fail("%u bytes at %#lx are in no array", size, long(address));
+}
+
+std::vector<char> shared_memory;
+
+enum Space { kGlobal, kShared, kLocal };
+
+char* locate(Warp& warp, int space, uint32_t lane, uint64_t address, uint32_t size, bool write)
+{
+    if (address % size)
+        fail("%u bytes at %#lx, which is no multiple of that", size, long(address));
+    if (space == kGlobal)
+        return memory_at(address, size, write);
+    std::vector<char>& memory = space == kShared ? shared_memory : warp.local;
+    const uint64_t per_lane = space == kShared ? memory.size() : kLocalBytes;
+    if (address + size > per_lane)
+        fail("%u bytes at %#lx of %s memory, which has %#lx", size, long(address),
+             space == kShared ? "shared" : "local", long(per_lane));
+    return memory.data() + (space == kShared ? 0 : lane * kLocalBytes) + address;
+}
+
+// Where each lane accesses memory; also remembered as a request of the warp.
+void find_addresses(Warp& warp, const Instruction& what, Kind kind, uint32_t active,
+                    uint64_t (&addresses)[kLanes])
+{
+    const int space = what.mode[0];
+    const uint32_t size = what.mode[1];
+    const bool wide = what.mode[3];
+    const Source& base = what.source[0];
+    Words low_space, high_space, uniform_low_space, uniform_high_space;
+    const uint32_t* const low = raw(warp, base, low_space);
+    const uint32_t* const high = wide ? raw(warp, base, high_space, 1) : nullptr;
+    const Source& uniform = what.source[1];
+    const uint32_t* const uniform_low = raw(warp, uniform, uniform_low_space);
+    const bool uniform_wide = space == kGlobal && From(uniform.from) == From::uniform;
+    const uint32_t* const uniform_high = uniform_wide ? raw(warp, uniform, uniform_high_space, 1) : nullptr;
+    const std::size_t begin = warp.accesses.size();
+    for (uint32_t lane = 0; lane < kLanes; ++lane) {
+        if (!(active >> lane & 1))
+            continue;
+        uint64_t address = uint64_t(low[lane]) << base.part;
+        address += wide ? uint64_t(high[lane]) << 32 : 0;
+        address += uniform_low[lane] + (uniform_high ? uint64_t(uniform_high[lane]) << 32 : 0);
+        address += int64_t(what.target);
+        if (space != kGlobal)
+            address = uint32_t(address);
+        addresses[lane] = address;
+        if (space != kLocal)
+            warp.accesses.push_back({address, size});
+    }
+    if (!active || space == kLocal)
+        return;
+    if (space == kShared) {
+        launch->traffic->shared_requests += 1;
+        launch->traffic->shared_wavefronts +=
+            wavefronts(warp.accesses.data() + begin, warp.accesses.data() + warp.accesses.size());
+        warp.accesses.resize(begin);
+    } else {
+        warp.requests.push_back({kind, warp.now, begin, warp.accesses.size()});
+    }
+}
+
+void load(Warp& warp, const Instruction& what, uint32_t active)
+{
+    uint64_t addresses[kLanes];
+    find_addresses(warp, what, Kind::load, active, addresses);
+    const int size = what.mode[1];
+    const uint32_t words = std::max(size / 4, 1);
+    for (uint32_t lane = 0; lane < kLanes; ++lane) {
+        if (!(active >> lane & 1))
+            continue;
+        const char* const from = locate(warp, what.mode[0], lane, addresses[lane], size, false);
+        uint32_t values[4] = {};
+        memcpy(values, from, size);
+        if (what.mode[2])
+            values[0] = size == 1 ? int8_t(values[0]) : int16_t(values[0]);
+        for (uint32_t word = 0; what.to != kZeroRegister && word < words; ++word)
+            warp.vector[what.to + word][lane] = values[word];
+    }
+    for (uint32_t word = what.to; word < what.to + words && word < kZeroRegister; ++word)
+        warp.arrival[word] = active && what.mode[0] == kGlobal ? warp.now + 1 : 0;
+}
+
+void store(Warp& warp, const Instruction& what, uint32_t active)
+{
+    uint64_t addresses[kLanes];
+    find_addresses(warp, what, Kind::store, active, addresses);
+    const int size = what.mode[1];
+    const uint32_t words = std::max(size / 4, 1);
+    Words space[4];
+    const uint32_t* values[4];
+    for (uint32_t word = 0; word < words; ++word)
+        values[word] = raw(warp, what.source[2], space[word], word);
+    for (uint32_t lane = 0; lane < kLanes; ++lane) {
+        if (!(active >> lane & 1))
+            continue;
+        uint32_t value[4];
+        for (uint32_t word = 0; word < words; ++word)
+            value[word] = values[word][lane];
+        memcpy(locate(warp, what.mode[0], lane, addresses[lane], size, true), value, size);
+    }
+}
+
+// Types of atomic operations, in the order of machine.py.
+enum AtomicType { kFloat, kInteger, kDouble };
+
+void reduce(Warp& warp, const Instruction& what, uint32_t active)
+{
+    uint64_t addresses[kLanes];
+    find_addresses(warp, what, Kind::atomic, active, addresses);
+    const uint32_t size = what.mode[1];
+    Words low_space, high_space;
+    const uint32_t* const low = raw(warp, what.source[2], low_space);
+    const uint32_t* const high = size == 8 ? raw(warp, what.source[2], high_space, 1) : nullptr;
+    for (uint32_t lane = 0; lane < kLanes; ++lane) {
+        if (!(active >> lane & 1))
+            continue;
+        char* const at = locate(warp, what.mode[0], lane, addresses[lane], size, true);
+        uint64_t old = 0;
+        memcpy(&old, at, size);
+        const uint64_t value = low[lane] | (high ? uint64_t(high[lane]) << 32 : 0);
+        uint64_t made = 0;
+        switch (what.mode[2]) {
+        case kFloat:
+            made = as_bits(as_float(uint32_t(old)) + as_float(uint32_t(value)));
+            break;
+        case kDouble:
+            made = as_bits(as_double(old) + as_double(value));
+            break;
+        default:
+            made = what.source[3].value ? old | value : old + value;
+        }
+        memcpy(at, &made, size);
+    }
+}
+
+uint32_t special(const Warp& warp, int which, const uint32_t (&block)[3], uint32_t lane)
+{
+    const uint32_t thread = warp.first_thread + lane;
+    const uint32_t* const extent = launch->block;
+    switch (which) {
+    case 0:
+        return thread % extent[0];
+    case 1:
+        return thread / extent[0] % extent[1];
+    case 2:
+        return thread / extent[0] / extent[1];
+    case 3:
+    case 4:
+    case 5:
+        return block[which - 3];
+    case 6:
+        return lane;
+    default:
+        return 0;
+    }
+}
+
+uint32_t permuted(uint32_t low, uint32_t selector, uint32_t high)
+{
+    const uint64_t bytes = uint64_t(high) << 32 | low;
+    uint32_t result = 0;
+    for (int byte = 0; byte < 4; ++byte) {
+        const uint32_t choice = selector >> (4 * byte);
+        uint32_t chosen = uint32_t(bytes >> (8 * (choice & 7)) & 0xff);
+        if (choice & 8)
+            chosen = chosen & 0x80 ? 0xff : 0;
+        result |= chosen << (8 * byte);
+    }
+    return result;
+}
+
+// Whether a division may leave the range of the fast way, as FCHK says.
+bool is_hard(float dividend, float divisor)
+{
+    const int first = int(as_bits(dividend) >> 23 & 0xff), second = int(as_bits(divisor) >> 23 & 0xff);
+    if (second == 0 || second == 255 || first == 255)
+        return true;
+    if (dividend == 0)
+        return false;
+    return first <= 24 || second >= 253 || first - second >= 126 || first - second <= -126;
+}
+
+uint16_t half_of(float value)
+{
+    const _Float16 half = _Float16(value);
+    uint16_t bits;
+    memcpy(&bits, &half, 2);
+    return bits;
+}
+float float_of(uint16_t bits)
+{
+    _Float16 half;
+    memcpy(&half, &bits, 2);
+    return float(half);
+}
+uint16_t brain_of(float value)
+{
+    const uint32_t bits = as_bits(value);
+    if (std::isnan(value))
+        return 0x7fff;
+    return uint16_t((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+
+// Everything that leaves the order of instructions as it is.
+void execute(Warp& warp, const Instruction& what, uint32_t active, const uint32_t (&block)[3])
+{
+    const int32_t (&mode)[4] = what.mode;
+    Words space[4];
+    const auto integer = [&](int i) { return integers(warp, what.source[i], space[i]); };
+    const auto real = [&](int i) { return floats(warp, what.source[i], space[i]); };
+    const auto given = [&](int i) { return warp.mask(what.predicate[i]); };
+    switch (Op(what.op)) {
+    case Op::nop:
+        break;
+    case Op::mov: {
+        const uint32_t* const a = integer(0);
+        return each(warp, what, active, [=](uint32_t lane) { return a[lane]; });
+    }
+    case Op::imad: {
+        const uint32_t *const a = integer(0), *const b = integer(1), *const c = integer(2);
+        const uint32_t carry = mode[0] ? given(0) : 0;
+        return each(warp, what, active,
+                    [=](uint32_t lane) { return a[lane] * b[lane] + c[lane] + (carry >> lane & 1); });
+    }
+    case Op::imad_hi:
+    case Op::imad_wide: {
+        const uint32_t *const a = integer(0), *const b = integer(1);
+        const Pairs c(warp, what.source[2]);
+        const uint32_t carry = mode[1] ? given(0) : 0;
+        const bool is_signed = mode[0];
+        uint64_t sums[kLanes];
+        uint32_t overflow = 0;
+        for (uint32_t lane = 0; lane < kLanes; ++lane) {
+            const uint64_t product = is_signed ? uint64_t(int64_t(int32_t(a[lane])) * int32_t(b[lane]))
+                                               : uint64_t(a[lane]) * b[lane];
+            const unsigned __int128 sum = (unsigned __int128)(product) + c[lane] + (carry >> lane & 1);
+            sums[lane] = uint64_t(sum);
+            overflow |= uint32_t(sum >> 64) << lane;
+        }
+        warp.set(what.to_predicate[0], overflow, active);
+        if (Op(what.op) == Op::imad_hi)
+            return each(warp, what, active, [&](uint32_t lane) { return uint32_t(sums[lane] >> 32); });
+        return each_pair(warp, what, active, [&](uint32_t lane) { return sums[lane]; });
+    }
+    case Op::iadd3: {
+        // What is subtracted is added inverted, and one more, so that the carry says whether nothing was
+        // borrowed.
+        const uint32_t* words[3];
+        uint64_t ones = 0;
+        for (int i = 0; i < 3; ++i) {
+            Source source = what.source[i];
+            if (source.flags & kNegative) {
+                source.flags = kInverted;
+                ones += 1;
+            }
+            words[i] = integers(warp, source, space[i]);
+        }
+        const uint32_t first = mode[0] ? given(0) : 0, second = mode[0] ? given(1) : 0;
+        Words result;
+        uint32_t once = 0, twice = 0;
+        for (uint32_t lane = 0; lane < kLanes; ++lane) {
+            const uint64_t sum = uint64_t(words[0][lane]) + words[1][lane] + words[2][lane] + ones +
+                                 (first >> lane & 1) + (second >> lane & 1);
+            result[lane] = uint32_t(sum);
+            once |= uint32_t(sum >> 32 >= 1) << lane;
+            twice |= uint32_t(sum >> 32 >= 2) << lane;
+        }
+        put(warp, what, result, active);
+        warp.set(what.to_predicate[0], once, active);
+        return warp.set(what.to_predicate[1], twice, active);
+    }
+    case Op::lea: {
+        const uint32_t *const a = integer(0), *const b = integer(1);
+        const int shift = mode[0];
+        uint32_t carry = 0;
+        for (uint32_t lane = 0; lane < kLanes; ++lane)
+            carry |= uint32_t((uint64_t(a[lane] << shift) + b[lane]) >> 32) << lane;
+        each(warp, what, active, [=](uint32_t lane) { return (a[lane] << shift) + b[lane]; });
+        return warp.set(what.to_predicate[0], carry, active);
+    }
+    case Op::lea_hi: {
+        const uint32_t *const a = integer(0), *const b = integer(1), *const c = integer(2);
+        const bool extended = mode[1];
+        const int shift = mode[0];
+        const uint32_t carry = mode[2] ? given(0) : 0;
+        Words result;
+        uint32_t overflow = 0;
+        for (uint32_t lane = 0; lane < kLanes; ++lane) {
+            const uint64_t wide =
+                extended ? uint64_t(int64_t(int32_t(a[lane]))) : uint64_t(c[lane]) << 32 | a[lane];
+            const uint64_t sum = (wide << shift >> 32) + b[lane] + (carry >> lane & 1);
+            result[lane] = uint32_t(sum);
+            overflow |= uint32_t(sum >> 32) << lane;
+        }
+        put(warp, what, result, active);
+        return warp.set(what.to_predicate[0], overflow, active);
+    }
+    case Op::lop3: {
+        const uint32_t *const a = integer(0), *const b = integer(1), *const c = integer(2);
+        Words result = {};
+        for (int row = 0; row < 8; ++row) {
+            if (!(mode[0] >> row & 1))
+                continue;
+            const uint32_t not_a = row & 4 ? 0 : kAll, not_b = row & 2 ? 0 : kAll, not_c = row & 1 ? 0 : kAll;
+            for (uint32_t lane = 0; lane < kLanes; ++lane)
+                result[lane] |= (a[lane] ^ not_a) & (b[lane] ^ not_b) & (c[lane] ^ not_c);
+        }
+        put(warp, what, result, active);
+        const uint32_t other = lanes_where([&](uint32_t lane) { return result[lane] != 0; });
+        return warp.set(what.to_predicate[0], other | given(0), active);
+    }
+    case Op::plop3: {
+        const uint32_t a = given(0), b = given(1), c = given(2);
+        for (int table = 0; table < 2; ++table) {
+            uint32_t made = 0;
+            for (int row = 0; row < 8; ++row)
+                if (mode[table] >> row & 1)
+                    made |= (row & 4 ? a : ~a) & (row & 2 ? b : ~b) & (row & 1 ? c : ~c);
+            warp.set(what.to_predicate[table], made, active);
+        }
+        return;
+    }
+    case Op::shf: {
+        const uint32_t *const low = integer(0), *const by = integer(1), *const high = integer(2);
+        const bool right = mode[0], is_signed = mode[1], upper = mode[2], wraps = mode[3];
+        return each(warp, what, active, [=](uint32_t lane) {
+            const uint64_t wide = uint64_t(high[lane]) << 32 | low[lane];
+            const uint32_t distance = wraps ? by[lane] & 31 : by[lane];
+            const uint64_t moved = !right          ? distance > 63 ? 0 : wide << distance
+                                   : is_signed     ? uint64_t(int64_t(wide) >> std::min(distance, 63u))
+                                   : distance > 63 ? 0
+                                                   : wide >> distance;
+            return uint32_t(upper ? moved >> 32 : moved);
+        });
+    }
+    case Op::isetp: {
+        const uint32_t *const a = integer(0), *const b = integer(1);
+        const bool is_signed = mode[1];
+        const uint32_t below = given(1);
+        const bool extended = mode[3];
+        const uint32_t holds = lanes_where([=](uint32_t lane) {
+            const int found = is_signed ? order(int32_t(a[lane]), int32_t(b[lane])) : order(a[lane], b[lane]);
+            return extended && found == 2 ? below >> lane & 1 : uint32_t((mode[0] & found) != 0);
+        });
+        return set_both(warp, what, holds, active);
+    }
+    case Op::fsetp: {
+        const uint32_t *const a = real(0), *const b = real(1);
+        return set_both(warp, what, lanes_where([=](uint32_t lane) {
+                            return mode[0] & order(flushed(as_float(a[lane]), mode[3]),
+                                                   flushed(as_float(b[lane]), mode[3]));
+                        }),
+                        active);
+    }
+    case Op::dsetp: {
+        const Doubles a(warp, what.source[0]), b(warp, what.source[1]);
+        return set_both(warp, what,
+                        lanes_where([&](uint32_t lane) { return mode[0] & order(a[lane], b[lane]); }),
+                        active);
+    }
+    case Op::sel:
+    case Op::fsel: {
+        const bool is_real = Op(what.op) == Op::fsel;
+        const uint32_t *const a = is_real ? real(0) : integer(0), *const b = is_real ? real(1) : integer(1);
+        const uint32_t first = given(0);
+        return each(warp, what, active, [=](uint32_t lane) { return first >> lane & 1 ? a[lane] : b[lane]; });
+    }
+    case Op::imnmx:
+    case Op::viaddmnmx: {
+        const bool adds = Op(what.op) == Op::viaddmnmx, is_signed = mode[0];
+        const uint32_t *const a = integer(0), *const b = integer(1), *const c = adds ? integer(2) : b;
+        const uint32_t least = given(0);
+        return each(warp, what, active, [=](uint32_t lane) {
+            const uint32_t first = adds ? a[lane] + b[lane] : a[lane], second = c[lane];
+            const bool less = is_signed ? int32_t(first) < int32_t(second) : first < second;
+            return less == bool(least >> lane & 1) ? first : second;
+        });
+    }
+    case Op::iabs: {
+        const uint32_t* const a = integer(0);
+        return each(warp, what, active,
+                    [=](uint32_t lane) { return int32_t(a[lane]) < 0 ? 0 - a[lane] : a[lane]; });
+    }
+    case Op::popc: {
+        const uint32_t* const a = integer(0);
+        return each(warp, what, active, [=](uint32_t lane) { return uint32_t(__builtin_popcount(a[lane])); });
+    }
+    case Op::flo: {
+        const uint32_t* const a = integer(0);
+        const bool as_shift = mode[0];
+        return each(warp, what, active, [=](uint32_t lane) {
+            return !a[lane]   ? kAll
+                   : as_shift ? uint32_t(__builtin_clz(a[lane]))
+                              : 31 - __builtin_clz(a[lane]);
+        });
+    }
+    case Op::brev: {
+        const uint32_t* const a = integer(0);
+        return each(warp, what, active, [=](uint32_t lane) {
+            uint32_t result = 0;
+            for (int bit = 0; bit < 32; ++bit)
+                result |= (a[lane] >> bit & 1) << (31 - bit);
+            return result;
+        });
+    }
+    case Op::prmt: {
+        const uint32_t *const a = integer(0), *const selector = integer(1), *const b = integer(2);
+        return each(warp, what, active,
+                    [=](uint32_t lane) { return permuted(a[lane], selector[lane], b[lane]); });
+    }
+    case Op::p2r: {
+        const uint32_t* const a = integer(0);
+        const uint32_t mask = uint32_t(mode[0]);
+        const int shift = mode[1];
+        return each(warp, what, active, [&](uint32_t lane) {
+            uint32_t set = 0;
+            for (int index = 0; index < 7; ++index)
+                set |= (warp.predicates[index] >> lane & 1) << index;
+            return (a[lane] & ~(mask << shift)) | (set & mask) << shift;
+        });
+    }
+    case Op::r2p: {
+        const uint32_t* const a = integer(0);
+        for (uint8_t index = 0; index < 7; ++index)
+            if (mode[0] >> index & 1)
+                warp.set({index, 0, 0}, lanes_where([&](uint32_t lane) {
+                             return a[lane] >> (what.source[0].part + index) & 1;
+                         }),
+                         active);
+        return;
+    }
+    case Op::s2r: {
+        each(warp, what, active, [&](uint32_t lane) { return special(warp, mode[0], block, lane); });
+        if (mode[1]) {
+            const Words zeros = {};
+            put(warp, what, zeros, active, 1);
+        }
+        return;
+    }
+    case Op::vote: {
+        const uint32_t for_it = given(0) & active;
+        each(warp, what, active, [=](uint32_t) { return for_it; });
+        const bool holds = mode[0] == 0   ? for_it != 0
+                           : mode[0] == 1 ? for_it == active
+                                          : !for_it || for_it == active;
+        return warp.set(what.to_predicate[0], holds ? kAll : 0, active);
+    }
+    case Op::shfl: {
+        const uint32_t *const value = integer(0), *const by = integer(1), *const limits = integer(2);
+        Words result;
+        uint32_t inside = 0;
+        for (uint32_t lane = 0; lane < kLanes; ++lane) {
+            const uint32_t clamp = limits[lane] & 31, segment = limits[lane] >> 8 & 31,
+                           distance = by[lane] & 31;
+            const uint32_t least = lane & segment, most = least | (clamp & ~segment);
+            const int from = mode[0] == 0   ? int(least | (distance & ~segment))
+                             : mode[0] == 1 ? int(lane) - int(distance)
+                             : mode[0] == 2 ? int(lane + distance)
+                                            : int(lane ^ distance);
+            const bool valid = mode[0] == 1 ? from >= int(most) : from <= int(most);
+            result[lane] = value[valid ? from : int(lane)];
+            inside |= uint32_t(valid) << lane;
+        }
+        put(warp, what, result, active);
+        return warp.set(what.to_predicate[0], inside, active);
+    }
+    case Op::i2f: {
+        const uint32_t* const a = integer(0);
+        const int bits = mode[2], part = what.source[0].part;
+        const bool is_signed = mode[0], absolute = what.source[0].flags & kAbsolute;
+        const Rounding rounding(mode[1]);
+        return each(warp, what, active, [=](uint32_t lane) {
+            const uint32_t field = a[lane] >> part << (32 - bits);
+            int64_t value =
+                is_signed ? int64_t(int32_t(field) >> (32 - bits)) : int64_t(field >> (32 - bits));
+            value = absolute && value < 0 ? -value : value;
+            volatile float made = float(value);
+            return as_bits(float(made));
+        });
+    }
+    case Op::f2i: {
+        const uint32_t* const a = real(0);
+        const bool is_signed = mode[0];
+        return each(warp, what, active, [=](uint32_t lane) {
+            const double value = std::trunc(double(as_float(a[lane])));
+            if (is_signed)
+                return uint32_t(int32_t(std::min(std::max(value, -2147483648.0), 2147483647.0)));
+            return uint32_t(std::min(std::max(value, 0.0), 4294967295.0));
+        });
+    }
+    case Op::fadd:
+    case Op::fmul:
+    case Op::ffma: {
+        const uint32_t *const a = real(0), *const b = real(1),
+                              *const c = Op(what.op) == Op::ffma ? real(2) : b;
+        const bool flush = mode[0];
+        const Op op = Op(what.op);
+        if (op == Op::fadd && !flush && !mode[1])
+            return each(warp, what, active,
+                        [=](uint32_t lane) { return as_bits(as_float(a[lane]) + as_float(b[lane])); });
+        const Rounding rounding(mode[1]);
+        return each(warp, what, active, [=](uint32_t lane) {
+            volatile float first = flushed(as_float(a[lane]), flush),
+                           second = flushed(as_float(b[lane]), flush);
+            volatile float third = flushed(as_float(c[lane]), flush);
+            volatile float made = op == Op::fadd   ? first + second
+                                  : op == Op::fmul ? first * second
+                                                   : std::fma(first, second, third);
+            return as_bits(flushed(made, flush));
+        });
+    }
+    case Op::fmnmx: {
+        const uint32_t *const a = real(0), *const b = real(1);
+        const uint32_t least = given(0);
+        return each(warp, what, active, [=](uint32_t lane) {
+            const float first = as_float(a[lane]), second = as_float(b[lane]);
+            return as_bits(least >> lane & 1 ? std::fmin(first, second) : std::fmax(first, second));
+        });
+    }
+    case Op::mufu: {
+        const uint32_t* const a = real(0);
+        return each(warp, what, active, [=](uint32_t lane) {
+            const float value = as_float(a[lane]);
+            if (mode[0] == 2) // the upper half of a double's reciprocal
+                return uint32_t(as_bits(1.0 / as_double(uint64_t(a[lane]) << 32)) >> 32);
+            return as_bits(mode[0] == 0 ? 1.0f / value : 1.0f / std::sqrt(value));
+        });
+    }
+    case Op::fchk: {
+        const uint32_t *const a = real(0), *const b = real(1);
+        return warp.set(what.to_predicate[0], lanes_where([=](uint32_t lane) {
+                            return is_hard(as_float(a[lane]), as_float(b[lane]));
+                        }),
+                        active);
+    }
+    case Op::dadd:
+    case Op::dmul:
+    case Op::dfma: {
+        const Doubles a(warp, what.source[0]), b(warp, what.source[1]), c(warp, what.source[2]);
+        const Op op = Op(what.op);
+        return each_pair(warp, what, active, [&](uint32_t lane) {
+            return as_bits(op == Op::dadd   ? a[lane] + b[lane]
+                           : op == Op::dmul ? a[lane] * b[lane]
+                                            : std::fma(a[lane], b[lane], c[lane]));
+        });
+    }
+    case Op::half_to_float: {
+        const uint32_t* const a = raw(warp, what.source[0], space[0]);
+        const Source source = what.source[0];
+        return each(warp, what, active, [=](uint32_t lane) {
+            const float value = float_of(uint16_t(a[lane] >> source.part));
+            return as_bits(source.flags & kNegative ? -value : value);
+        });
+    }
+    case Op::float_to_half: {
+        const uint32_t *const high = real(0), *const low = real(1);
+        const bool brain = mode[0];
+        return each(warp, what, active, [=](uint32_t lane) {
+            const auto made = [=](uint32_t bits) {
+                return brain ? brain_of(as_float(bits)) : half_of(as_float(bits));
+            };
+            return uint32_t(made(high[lane])) << 16 | made(low[lane]);
+        });
+    }
+    case Op::r2ur: {
+        const uint32_t* const a = raw(warp, what.source[0], space[0]);
+        if (active)
+            warp.uniform[what.to] = a[__builtin_ctz(active)];
+        return;
+    }
+    case Op::ld:
+        return load(warp, what, active);
+    case Op::st:
+        return store(warp, what, active);
+    case Op::red:
+        return reduce(warp, what, active);
+    case Op::ldc: {
+        const uint32_t* const index = integer(1);
+        const int size = mode[1];
+        for (int word = 0; word < std::max(size / 4, 1); ++word) {
+            Words result;
+            for (uint32_t lane = 0; lane < kLanes; ++lane) {
+                if (!(active >> lane & 1))
+                    continue;
+                const uint32_t place = what.source[0].value + index[lane] + 4 * word;
+                result[lane] = constant(place & ~3u) >> (8 * (place & 3));
+                if (size < 4)
+                    result[lane] &= (1u << (8 * size)) - 1;
+            }
+            put(warp, what, result, active, word);
+        }
+        return;
+    }
+    default:
+        fail("operation %d does not belong here", int(what.op));
+    }
+}
+
+// Lets the lanes go on that have waited for each other.
+void release(Warp& warp)
+{
+    for (uint32_t lane = 0; lane < kLanes; ++lane) {
+        if (!(warp.at_sync >> lane & 1))
+            continue;
+        const uint32_t which = warp.waits_at[lane];
+        const uint32_t party = warp.reconvergence[which][lane] & ~warp.done;
+        uint32_t there = 0;
+        for (uint32_t other = 0; other < kLanes; ++other)
+            there |= uint32_t(warp.at_sync >> other & 1 && warp.waits_at[other] == which) << other;
+        if (party & ~there)
+            continue;
+        for (uint32_t other = 0; other < kLanes; ++other)
+            if (party >> other & 1)
+                ++warp.place[other];
+        warp.at_sync &= ~party;
+        warp.running |= party;
+    }
+}
+
+// Runs a warp until its lanes wait for the block or are done.
+void run(Warp& warp, const uint32_t (&block)[3])
+{
+    while (warp.running) {
+        uint32_t place = kAll, mask = 0;
+        for (uint32_t lane = 0; lane < kLanes; ++lane) {
+            if (!(warp.running >> lane & 1) || warp.place[lane] > place)
+                continue;
+            mask = warp.place[lane] < place ? 1u << lane : mask | 1u << lane;
+            place = warp.place[lane];
+        }
+        const bool together = mask == warp.running;
+        bool straight = true;
+        const auto send = [&](uint32_t lanes, uint32_t where) {
+            for (uint32_t lane = 0; lane < kLanes; ++lane)
+                if (lanes >> lane & 1)
+                    warp.place[lane] = where;
+        };
+        while (straight) {
+            if (place >= launch->count)
+                fail("instruction %u of %u", place, launch->count);
+            const Instruction& what = launch->code[place];
+            ++launch->executions[place];
+            launch->execution->instructions += 1;
+            const uint32_t active = mask & warp.mask(what.guard);
+            straight = together;
+            switch (Op(what.op)) {
+            case Op::bra: {
+                const uint32_t taken = active & warp.mask(what.predicate[0]);
+                if (taken == mask) {
+                    place = what.target;
+                } else if (!taken) {
+                    ++place;
+                } else {
+                    send(mask, place + 1);
+                    send(taken, what.target);
+                    straight = false;
+                    continue;
+                }
+                break;
+            }
+            case Op::call:
+                send(mask, place + 1);
+                send(active, what.target);
+                straight = false;
+                continue;
+            case Op::ret: {
+                Words space;
+                const uint32_t* const where = raw(warp, what.source[0], space);
+                send(mask, place + 1);
+                for (uint32_t lane = 0; lane < kLanes; ++lane)
+                    if (active >> lane & 1)
+                        warp.place[lane] = where[lane] / 16;
+                straight = false;
+                continue;
+            }
+            case Op::exit:
+                send(mask, place + 1);
+                warp.done |= active;
+                warp.running &= ~active;
+                release(warp);
+                straight = false;
+                continue;
+            case Op::bssy:
+                for (uint32_t lane = 0; lane < kLanes; ++lane)
+                    if (active >> lane & 1)
+                        warp.reconvergence[what.mode[0]][lane] = active;
+                ++place;
+                break;
+            case Op::breaks:
+                for (uint32_t lane = 0; lane < kLanes; ++lane)
+                    warp.reconvergence[what.mode[0]][lane] &= ~active;
+                release(warp);
+                ++place;
+                straight = false;
+                break;
+            case Op::bsync:
+            case Op::warpsync:
+                send(mask, place + 1);
+                send(active, place);
+                for (uint32_t lane = 0; lane < kLanes; ++lane) {
+                    if (!(active >> lane & 1))
+                        continue;
+                    warp.waits_at[lane] = what.mode[0];
+                    if (Op(what.op) == Op::warpsync)
+                        warp.reconvergence[16][lane] = warp.lanes;
+                }
+                warp.running &= ~active;
+                warp.at_sync |= active;
+                release(warp);
+                straight = false;
+                continue;
+            case Op::bar:
+                send(mask, place + 1);
+                warp.running &= ~active;
+                warp.at_block_barrier |= active;
+                straight = false;
+                continue;
+            default:
+                execute(warp, what, active, block);
+                ++place;
+            }
+            if (!straight)
+                send(mask, place);
+        }
+    }
+    if (warp.at_sync)
+        fail("lanes %#x wait for ever for others of their warp", warp.at_sync);
+}
+
+void run_block(std::vector<Warp>& warps, const uint32_t (&block)[3], GlobalMemory& memory)
+{
+    const uint32_t threads = launch->block[0] * launch->block[1] * launch->block[2];
+    memset(shared_memory.data(), 0xff, shared_memory.size());
+    for (std::size_t index = 0; index < warps.size(); ++index) {
+        Warp& warp = warps[index];
+        warp.first_thread = uint32_t(index) * kLanes;
+        const uint32_t count = std::min(kLanes, threads - warp.first_thread);
+        warp.lanes = count == kLanes ? kAll : (1u << count) - 1;
+        warp.running = warp.lanes;
+        warp.at_block_barrier = warp.at_sync = warp.done = 0;
+        memset(warp.place, 0, sizeof warp.place);
+        memset(warp.reconvergence, 0, sizeof warp.reconvergence);
+        memset(warp.vector, 0xa5, sizeof warp.vector); // no instruction may rely on what was there
+        memset(warp.uniform, 0xa5, sizeof warp.uniform);
+        memset(warp.predicates, 0, sizeof warp.predicates);
+        memset(warp.uniform_predicates, 0, sizeof warp.uniform_predicates);
+        warp.predicates[kTrue] = warp.uniform_predicates[kTrue] = kAll;
+        memset(warp.arrival, 0, sizeof warp.arrival);
+        warp.now = 0;
+        warp.accesses.clear();
+        warp.requests.clear();
+        warp.local.assign(kLanes * kLocalBytes, char(0xff));
+    }
+    bool meets = false; // its warps, at a barrier
+    for (;;) {
+        uint32_t waiting = 0, live = 0, latest = 0;
+        for (Warp& warp : warps) {
+            run(warp, block);
+            waiting |= warp.at_block_barrier;
+            live |= warp.lanes & ~warp.done & ~warp.at_block_barrier;
+            latest = std::max(latest, warp.now);
+        }
+        if (live)
+            fail("threads wait for ever at a barrier of the block");
+        if (!waiting)
+            break;
+        meets = true;
+        for (Warp& warp : warps) {
+            warp.running = warp.at_block_barrier;
+            warp.at_block_barrier = 0;
+            if (warp.running)
+                warp.now = latest;
+        }
+    }
+
+    L1Cache l1(launch->caches->l1_bytes);
+    BlockTrace& trace = memory.start_block();
+    std::size_t longest = 0;
+    for (Warp& warp : warps) {
+        longest = std::max(longest, warp.requests.size());
+        warp.slow.assign(warp.now + 1, 0);
+        warp.loading.assign(warp.now + 1, 0);
+    }
+    for (std::size_t index = 0; index < longest; ++index) // the warps take turns
+        for (Warp& warp : warps) {
+            if (index >= warp.requests.size())
+                continue;
+            const Request& request = warp.requests[index];
+            const Access* const first = warp.accesses.data();
+            const bool beyond =
+                memory.count(request.kind, first + request.begin, first + request.end, l1, trace);
+            if (request.kind != Kind::load)
+                continue;
+            warp.loading[request.phase] = 1;
+            warp.slow[request.phase] |= beyond;
+        }
+    memory.end_block();
+    Execution& total = *launch->execution;
+    std::vector<uint8_t> slow_of_block, loading_of_block;
+    for (const Warp& warp : warps) {
+        slow_of_block.resize(std::max(slow_of_block.size(), warp.slow.size()));
+        loading_of_block.resize(slow_of_block.size());
+        for (std::size_t phase = 0; phase < warp.slow.size(); ++phase) {
+            slow_of_block[phase] |= warp.slow[phase];
+            loading_of_block[phase] |= warp.loading[phase];
+        }
+    }
+    for (const Warp& warp : warps) {
+        // Warps that meet wait for each other's loads too.
+        const std::vector<uint8_t>& slow = meets ? slow_of_block : warp.slow;
+        const std::vector<uint8_t>& loading = meets ? loading_of_block : warp.loading;
+        for (std::size_t phase = 0; phase < slow.size(); ++phase) {
+            total.phases += slow[phase];
+            total.cached_phases += loading[phase] && !slow[phase];
+        }
+        total.warps += 1;
+    }
+}
+
+} // namespace
+} // namespace hostcuda
+
+extern "C" const char* hostcuda_machine_operations()
+{
+#define HOSTCUDA_NAME(name) #name " "
+    return HOSTCUDA_OPERATIONS(HOSTCUDA_NAME);
+#undef HOSTCUDA_NAME
+}
+
+extern "C" void hostcuda_machine_launch(const hostcuda::MachineLaunch* what)
+{
+    using namespace hostcuda;
+    launch = what;
+    what->message[0] = 0;
+    *what->traffic = {};
+    *what->execution = {};
+    what->traffic->shared_bytes = what->shared_bytes;
+    shared_memory.assign(what->shared_bytes, 0);
+    GlobalMemory memory;
+    memory.start(*what->caches, *what->traffic);
+    const uint32_t threads = what->block[0] * what->block[1] * what->block[2];
+    std::vector<Warp> warps((threads + kLanes - 1) / kLanes);
+    uint32_t block[3] = {};
+    const uint32_t* const grid = what->grid;
+    const uint64_t blocks = uint64_t(grid[0]) * grid[1] * grid[2];
+    try {
+        // From the middle on, so that those that are run where not all are do not lie at an edge.
+        for (uint64_t run = 0; run < blocks && what->execution->instructions < what->most_instructions;
+             ++run) {
+            const uint64_t number = (run + blocks / 2) % blocks;
+            block[0] = uint32_t(number % grid[0]);
+            block[1] = uint32_t(number / grid[0] % grid[1]);
+            block[2] = uint32_t(number / grid[0] / grid[1]);
+            run_block(warps, block, memory);
+            what->execution->blocks += 1;
+        }
+        memory.end();
+    } catch (const std::exception& error) {
+        snprintf(what->message, what->message_size, "block (%u, %u, %u): %s", block[0], block[1], block[2],
+                 error.what());
+    }
+}
