@@ -24,7 +24,8 @@ PARALLEL = $(shell $(BIN)/python -c "import importlib.util, os; \
 
 help:
 	@echo "make bench          the photograph, then the quick table of the benchmark"
-	@echo "make test           the tests; PEERS=1 adds comparisons with other libraries, ARGS=... goes to pytest"
+	@echo "make test           the tests, in minutes; ARGS=... goes to pytest, PEERS=1 adds comparisons with other libraries,"
+	@echo "                    ALL=1 every combination and what is read from machine code, as .ci/run does"
 	@echo "make test-gpu       those that need a GPU alone, in parallel; make test runs them where there is a driver"
 	@echo "make faults         breaks the code on purpose, fault by fault, and names the test that notices"
 	@echo "make lint           what must be clean before a commit"
@@ -39,12 +40,14 @@ bench: $(VENV)/.bench
 	$(BIN)/python -m bench photo
 	$(BIN)/python -m bench --quick
 
+# A process for each core.
+ON_CPU := -n auto --dist worksteal $(if $(ALL),--all)
 test: $(VENV)/.test $(if $(PEERS),$(VENV)/.peers)
 ifneq ($(and $(CUPY),$(if $(ARGS),,1)),)
-	$(BIN)/python -m pytest --ignore=tests/test_gpu.py
+	$(BIN)/python -m pytest $(ON_CPU) --ignore=tests/test_gpu.py
 	$(BIN)/python -m pytest $(PARALLEL) tests/test_gpu.py
 else
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest $(ON_CPU) $(ARGS)
 endif
 
 test-gpu: $(VENV)/.test

@@ -12,8 +12,9 @@ from typing import Any
 from bench.problems import Problem, sliding, space
 from bench.results import Row, Run
 from bench.terminal import Table
+from gpufold.calls import Call
 from gpufold.elements import ELEMENT_TYPES
-from gpufold.gpu import parameters as planning
+from gpufold.gpu import plan as planning
 from gpufold.gpu.plan import Operand
 from gpufold.gpu.variants import col2im, positions, unfolding
 from gpufold.gpu.variants import space as space_variants
@@ -43,7 +44,7 @@ def _placed(name: str, side: int, **arguments: Any) -> tuple[float, Problem]:
     _, problem = _one(name, side, "add_blocks", **arguments)
     blocks = problem.planned_geometry
     operands = Operand.contiguous(blocks.blocks_shape), Operand.contiguous(blocks.array_shape)
-    plan = positions.gather(planning.Problem(blocks, "int32", *operands, fusion=problem.fusion))
+    plan = positions.gather(planning.Problem(Call("add_blocks", blocks, "int32", problem.fusion), *operands))
     return prod(plan.grid) * blocks.count / prod(blocks.blocks_shape), problem
 
 

@@ -18,6 +18,7 @@ from bench.problems import Problem, forget_device_arrays, itemsize_of
 from bench.results import COPY, OURS, Row, Run, command_line, commit, now, processor, version
 from bench.terminal import progress
 from bench.timing import Clock, CpuClock, GpuClock, Times, interleave, keep_freed_memory
+from gpufold import calls
 from gpufold.gpu.plan import Device, Operand
 from gpufold.operations import choose
 from gpufold.threads import for_each
@@ -319,7 +320,7 @@ def _chosen(problem: Problem, data: Any, result: Any) -> str:
 
     operands = operand(data), operand(result)
     return choose(
-        Call(problem.operation, problem.planned_geometry, data.dtype.name, fusion=problem.fusion),
+        calls.Call(problem.operation, problem.planned_geometry, data.dtype.name, fusion=problem.fusion),
         *operands,
         device_facts(),
     ).variant

@@ -105,7 +105,7 @@ class Problem:
             few_planes = replace(self, geometry=replace(geometry, batch=images, channels=channels))
             least = min(first.blocks, 2 * -(-first.dilated_kernel // first.stride))
             blocks = max(least, fitting(first.blocks, prod(few_planes.input_shape)))
-            first = replace(first, size=first.size - (first.blocks - blocks) * first.stride)
+            first = first._replace(size=first.size - (first.blocks - blocks) * first.stride)
         return replace(self, geometry=replace(geometry, batch=images, channels=channels, axes=(first, *others)))
 
     @property

@@ -13,9 +13,6 @@
 #ifndef FIXED
 #define FIXED 0
 #endif
-#ifndef THREADS
-#define THREADS 256
-#endif
 
 constexpr int rank = RANK;
 constexpr int last = rank - 1;

@@ -138,7 +138,7 @@ __device__ int list_candidates(List& list, int from, Offset first, const long lo
     return found;
 }
 
-extern "C" __global__ void __launch_bounds__(threads, RESIDENT_BLOCKS)
+extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_BLOCKS)
     add_blocks_gather(const Scalar* __restrict__ blocks, Scalar* __restrict__ image,
                       const long long* __restrict__ positions, const Weights window, const GatherParameters p)
 {

@@ -22,7 +22,7 @@ inline __device__ void move(const Scalar* batch, Scalar* space, const Parameters
         space[plane * parameters.space_plane_step] = values[plane];
 }
 
-extern "C" __global__ void __launch_bounds__(256)
+extern "C" __global__ void __launch_bounds__(THREADS)
     batch_to_space_index_map(const Scalar* __restrict__ batch, Scalar* __restrict__ space,
                              const Parameters parameters)
 {

@@ -8,6 +8,7 @@
 // With WIDE_LOADS a thread loads the blocks of a phase as one word too, which needs their alignment and a
 // crop of whole blocks. Wins for narrow elements, where an instruction per element is too many.
 #include "batch_to_space.cuh"
+#include "interleave.cuh"
 
 #ifndef BLOCK_WIDTH
 #define BLOCK_WIDTH 2
@@ -24,12 +25,12 @@ constexpr bool wide_loads = WIDE_LOADS;
 constexpr int word_pixels = block_width * blocks_per_word;
 constexpr int planes_at_once = 2;
 
-// `blocks_per_word` neighbouring blocks' elements of one phase.
-inline __device__ void load_phase(const Scalar* address, Offset step, Scalar (&elements)[blocks_per_word])
+// The elements that a phase has in `blocks_per_word` neighbouring blocks.
+inline __device__ void load_phase(const Scalar* address, Offset step, Scalar* elements)
 {
-    if (wide_loads) {
-        const auto word = load_word_if<sizeof(elements)>(address, true);
-        memcpy(elements, &word, sizeof(elements));
+    if constexpr (wide_loads) {
+        const auto word = load_word_if<blocks_per_word * sizeof(Scalar)>(address, true);
+        memcpy(elements, &word, sizeof(word));
     } else {
 #pragma unroll
         for (int block = 0; block < blocks_per_word; ++block)
@@ -38,30 +39,27 @@ inline __device__ void load_phase(const Scalar* address, Offset step, Scalar (&e
 }
 
 template <int planes>
-inline __device__ void interleave(const Scalar* batch, Scalar* space, const Parameters& parameters,
-                                  Offset turn)
+inline __device__ void move(const Scalar* batch, Scalar* space, const Parameters& parameters, Offset turn)
 {
-    Scalar pixels[planes][word_pixels];
+    Scalar pixels[planes][word_pixels]; // phase by phase, until they are interleaved
 #pragma unroll
     for (int plane = 0; plane < planes; ++plane)
 #pragma unroll
         for (int pixel = 0; pixel < block_width; ++pixel) {
             const Offset phase = pixel + turn;
             const Offset next = phase >= block_width;
-            Scalar elements[blocks_per_word];
             load_phase(batch + plane * parameters.batch_plane_step + next * parameters.grid_step[last_axis] +
                            (phase - next * block_width) * parameters.phase_step[last_axis],
-                       parameters.grid_step[last_axis], elements);
-#pragma unroll
-            for (int block = 0; block < blocks_per_word; ++block)
-                pixels[plane][block * block_width + pixel] = elements[block];
+                       parameters.grid_step[last_axis], pixels[plane] + pixel * blocks_per_word);
         }
 #pragma unroll
-    for (int plane = 0; plane < planes; ++plane)
+    for (int plane = 0; plane < planes; ++plane) {
+        interleave<block_width>(pixels[plane]);
         store_wide(space + plane * parameters.space_plane_step, pixels[plane]);
+    }
 }
 
-extern "C" __global__ void __launch_bounds__(256)
+extern "C" __global__ void __launch_bounds__(THREADS, 4)
     batch_to_space_interleave(const Scalar* __restrict__ batch, Scalar* __restrict__ space,
                               const Parameters parameters)
 {
@@ -77,13 +75,13 @@ extern "C" __global__ void __launch_bounds__(256)
     Offset planes = place.planes;
 #pragma unroll 1
     for (; planes >= planes_at_once; planes -= planes_at_once) {
-        interleave<planes_at_once>(batch, space, parameters, turn);
+        move<planes_at_once>(batch, space, parameters, turn);
         batch += planes_at_once * parameters.batch_plane_step;
         space += planes_at_once * parameters.space_plane_step;
     }
 #pragma unroll 1
     for (; planes > 0; --planes) {
-        interleave<1>(batch, space, parameters, turn);
+        move<1>(batch, space, parameters, turn);
         batch += parameters.batch_plane_step;
         space += parameters.space_plane_step;
     }

@@ -18,9 +18,8 @@
 #endif
 constexpr int block_width = BLOCK_WIDTH;
 constexpr int chunk_phases = CHUNK_PHASES; // of a cell; grid row y serves chunk y
-constexpr int warps = 8;
 
-extern "C" __global__ void __launch_bounds__(warps* warp_size)
+extern "C" __global__ void __launch_bounds__(THREADS)
     batch_to_space_staged(const Scalar* __restrict__ batch, Scalar* __restrict__ space,
                           const Parameters parameters)
 {

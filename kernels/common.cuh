@@ -1,9 +1,11 @@
 // What every kernel shares: element types, exact addition, guarded loads, wide stores, division by an
 // invariant.
 //
-// A specialisation is chosen by four macros, which end here: SCALAR is an element in memory, ACCUMULATOR the
-// type it is summed in, WEIGHT what it may be multiplied with or divided by, OFFSET the signed type of
-// coordinates, thread numbers and offsets inside one plane. A plane's own offset is always 64 bits wide.
+// A specialisation is chosen by five macros, of which four end here: SCALAR is an element in memory,
+// ACCUMULATOR the type it is summed in, WEIGHT what it may be multiplied with or divided by, OFFSET the
+// signed type of coordinates, thread numbers and offsets inside one plane. A plane's own offset is always 64
+// bits wide. THREADS is the size of a thread block, which the planner launches and kernels declare their
+// bounds by.
 //
 // The host build of the kernels (HOSTCUDA) brings the CUDA words with it and gets plain C++ where a GPU gets
 // PTX.
@@ -20,6 +22,9 @@
 #endif
 #ifndef OFFSET
 #define OFFSET int
+#endif
+#ifndef THREADS
+#define THREADS 256
 #endif
 
 // Element types that C++ lacks. Integers are unsigned: two's complement sums wrap alike.
@@ -237,6 +242,7 @@ template <> inline __device__ Word<1> load_word_if<1>(const void* address, bool 
     asm("{.reg .pred p; setp.ne.b32 p, %2, 0; mov.b32 %0, 0; @p ld.global.nc.u8 %0, [%1];}"
         : "=&r"(word)
         : "l"(address), "r"(int(guard)));
+    __builtin_assume(word < 256);
     return static_cast<Word<1>>(word);
 }
 template <> inline __device__ Word<2> load_word_if<2>(const void* address, bool guard)
@@ -287,22 +293,56 @@ template <typename Element> inline __device__ Element load_own_if(const Element*
     return guard ? *address : Element{};
 }
 
-// Keeps the compiler from computing an address anew for each use.
-template <typename Element> inline __device__ void keep(const Element*& address)
+// Keeps the compiler from computing an address anew for each use. It no longer knows that this is one of
+// global memory, so what is stored there goes through `store`.
+template <typename Element> inline __device__ void keep(Element*& address)
 {
 #ifndef HOSTCUDA
     asm("" : "+l"(address));
 #endif
 }
 
+#ifdef HOSTCUDA
+template <int bytes> inline void store_word(void* address, Word<bytes> word)
+{
+    *static_cast<AliasedWord<bytes>*>(address) = word;
+}
+#else
+// One store as wide as the word, at a multiple of its size in an array: from `=` the compiler makes two
+// halves where it has them in registers.
+template <int bytes> inline __device__ void store_word(void* address, Word<bytes> word);
+template <> inline __device__ void store_word<1>(void* address, Word<1> word)
+{
+    asm volatile("st.global.u8 [%0], %1;" ::"l"(address), "r"(unsigned(word)) : "memory");
+}
+template <> inline __device__ void store_word<2>(void* address, Word<2> word)
+{
+    asm volatile("st.global.u16 [%0], %1;" ::"l"(address), "h"(word) : "memory");
+}
+template <> inline __device__ void store_word<4>(void* address, Word<4> word)
+{
+    asm volatile("st.global.u32 [%0], %1;" ::"l"(address), "r"(word) : "memory");
+}
+template <> inline __device__ void store_word<8>(void* address, Word<8> word)
+{
+    asm volatile("st.global.u64 [%0], %1;" ::"l"(address), "l"(word) : "memory");
+}
+template <> inline __device__ void store_word<16>(void* address, Word<16> word)
+{
+    asm volatile("st.global.v2.u64 [%0], {%1, %2};" ::"l"(address), "l"(word.low), "l"(word.high) : "memory");
+}
+#endif
+
+template <typename Element> inline __device__ void store(Element* address, Element element)
+{
+    store_word<sizeof(Element)>(address, bit_cast<Word<sizeof(Element)>>(element));
+}
+
 // Store consecutive elements, 16 bytes at most in all, as one word; the address is a multiple of its size.
 template <int count, typename Element>
 inline __device__ void store_wide(Element* address, const Element (&elements)[count])
 {
-    using Wide = AliasedWord<count * sizeof(Element)>;
-    Wide word;
-    memcpy(&word, elements, sizeof(Wide));
-    *reinterpret_cast<Wide*>(address) = word;
+    store_word<sizeof(elements)>(address, bit_cast<Word<sizeof(elements)>>(elements));
 }
 
 // ---- indices -----------------------------------------------------------------------------------

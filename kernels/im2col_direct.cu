@@ -9,7 +9,7 @@
 // spreads a warp's load over more lines than the L1 cache serves at the memory's speed: see im2col_staged.cu.
 #include "unfold.cuh"
 
-extern "C" __global__ void __launch_bounds__(256)
+extern "C" __global__ void __launch_bounds__(THREADS, resident_direct)
     im2col_direct(const Scalar* __restrict__ image, Scalar* __restrict__ columns, const Weights window,
                   const Parameters parameters)
 {

@@ -10,9 +10,7 @@
 // lane.
 #include "unfold.cuh"
 
-constexpr int warps = 8;
-
-extern "C" __global__ void __launch_bounds__(warps* warp_size)
+extern "C" __global__ void __launch_bounds__(THREADS, resident_staged)
     im2col_staged(const Scalar* __restrict__ image, Scalar* __restrict__ columns, const Weights window,
                   const Parameters parameters)
 {

@@ -106,7 +106,7 @@ inline __device__ void take_taps(const Scalar* __restrict__ image, Scalar* __res
 }
 
 // For rows of many blocks.
-extern "C" __global__ void __launch_bounds__(256)
+extern "C" __global__ void __launch_bounds__(THREADS)
     im2col_taps_of_many(const Scalar* __restrict__ image, Scalar* __restrict__ columns, const Weights window,
                         const Parameters p)
 {
@@ -114,14 +114,14 @@ extern "C" __global__ void __launch_bounds__(256)
 }
 
 // For rows of some blocks.
-extern "C" __global__ void __launch_bounds__(256)
+extern "C" __global__ void __launch_bounds__(THREADS)
     im2col_taps_of_some(const Scalar* __restrict__ image, Scalar* __restrict__ columns, const Weights window,
                         const Parameters p)
 {
     take_taps<most_blocks / 2>(image, columns, window, p);
 }
 
-extern "C" __global__ void __launch_bounds__(256)
+extern "C" __global__ void __launch_bounds__(THREADS)
     im2col_taps(const Scalar* __restrict__ image, Scalar* __restrict__ columns, const Weights window,
                 const Parameters p)
 {

@@ -8,7 +8,7 @@
 // Where the last axis is not split, an element is as wide a word as its rows allow.
 #include "unfold.cuh"
 
-extern "C" __global__ void __launch_bounds__(256)
+extern "C" __global__ void __launch_bounds__(THREADS, resident_direct)
     space_to_batch_direct(const Scalar* __restrict__ space, Scalar* __restrict__ batch,
                           const Parameters parameters)
 {

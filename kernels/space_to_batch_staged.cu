@@ -8,9 +8,7 @@
 // would touch a line per lane.
 #include "unfold.cuh"
 
-constexpr int warps = 8;
-
-extern "C" __global__ void __launch_bounds__(warps* warp_size)
+extern "C" __global__ void __launch_bounds__(THREADS, resident_staged)
     space_to_batch_staged(const Scalar* __restrict__ space, Scalar* __restrict__ batch,
                           const Parameters parameters)
 {

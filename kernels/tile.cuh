@@ -5,6 +5,8 @@
 
 constexpr int warp_size = 32;
 constexpr unsigned all_lanes = 0xffffffffu;
+constexpr int warps = THREADS / warp_size; // each with a tile of its own
+static_assert(THREADS % warp_size == 0, "every warp is whole: its lanes wait for each other");
 
 // A pitch that is odd spreads a column of the tile over all banks.
 template <int width> using Tile = Scalar[warp_size][width | 1];

@@ -33,6 +33,12 @@ constexpr int chunk_taps = CHUNK_TAPS;
 constexpr Offset chunks_per_row = (kernel_width + chunk_taps - 1) / chunk_taps;
 constexpr bool last_chunk_is_short = kernel_width % chunk_taps != 0;
 
+// How many thread blocks a multiprocessor has registers for, at least: with more the compiler spills, and
+// without a number it waits for some loads before it issues others. Weights and wide offsets take registers.
+constexpr bool takes_more_registers = windowed || sizeof(Offset) > 4;
+constexpr int resident_direct = takes_more_registers ? 2 : 3;
+constexpr int resident_staged = takes_more_registers ? 2 : chunks_per_row == 1 && sizeof(Scalar) <= 4 ? 4 : 3;
+
 struct Parameters {
     Offset size[spatial_rank]; // pixels of the image
     Offset stride[spatial_rank];
@@ -127,14 +133,6 @@ inline __device__ Chunk chunk_of(const Block& block, Offset number, const Weight
     return chunk;
 }
 
-// Keeps the compiler from computing an address anew for each use.
-inline __device__ void keep(Scalar*& address)
-{
-#ifndef HOSTCUDA
-    asm("" : "+l"(address));
-#endif
-}
-
 inline __device__ bool in_row(Offset tap)
 {
     return !last_chunk_is_short || tap < kernel_width;
@@ -187,7 +185,7 @@ inline __device__ void unfold_direct_planes(const Block& block, const Scalar* im
 #pragma unroll
             for (int plane = 0; plane < planes; ++plane)
                 if (in_row(chunk.first_tap + tap))
-                    columns_of[plane][offset] = weigh_element(values[tap][plane], weights[tap]);
+                    store(columns_of[plane] + offset, weigh_element(values[tap][plane], weights[tap]));
         }
     }
 }

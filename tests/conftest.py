@@ -53,10 +53,12 @@ def pytest_configure(config):
     config.addinivalue_line("markers", "nvrtc: compiles the kernels for GPUs, which needs NVRTC and cuobjdump")
     config.addinivalue_line("markers", "nvcc: compiles the kernels by nvcc, of a wheel or on the PATH")
     config.addinivalue_line("markers", "peer(name): compares with another library, by its module's name")
+    config.addinivalue_line("markers", "all: one of many combinations, or read from machine code, with --all")
     config.addinivalue_line("markers", "many: a longer run of random problems, with --many")
 
 
 def pytest_addoption(parser):
+    parser.addoption("--all", action="store_true", help="run what make test ALL=1 runs, as CI does")
     parser.addoption("--many", action="store_true", help="run the longer series of random problems too")
 
 
@@ -73,6 +75,8 @@ def pytest_collection_modifyitems(config, items):
                 reasons.append(answers[marker.name])
             elif marker.name == "peer" and importlib.util.find_spec(marker.args[0]) is None:
                 reasons.append(f"{marker.args[0]} is not installed (make test PEERS=1 installs peers)")
+            elif marker.name == "all" and not (config.getoption("--all") or config.getoption("--many")):
+                reasons.append("a combination or a figure that make test ALL=1 looks at")
             elif marker.name == "many" and not config.getoption("--many"):
                 reasons.append("a longer run of random problems, with --many")
         reason = next(filter(None, reasons), None)

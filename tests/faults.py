@@ -266,6 +266,34 @@ FAULTS = (
         "Offset block = pixel + parameters.crop[last_axis];",
         SPACE + "every_layout_is_the_definition[nchw-crop-beyond-a-block-batch_to_space-float32]",
     ),
+    Fault(
+        "every other register of narrow elements interleaved twice",
+        "kernels/interleave.cuh",
+        "bytes ? 0x7362 : 0x7632);\n        }\n        memcpy(elements, pairs",
+        "bytes ? 0x5140 : 0x5410);\n        }\n        memcpy(elements, pairs",
+        SPACE + "every_layout_is_the_definition[one-plane-of-many-rows-batch_to_space-uint8]",
+    ),
+    Fault(
+        "the even bytes of pairs taken for the odd ones",
+        "kernels/interleave.cuh",
+        "bytes ? 0x7531",
+        "bytes ? 0x6420",
+        SPACE + "every_layout_is_the_definition[one-plane-of-many-rows-space_to_batch-uint8]",
+    ),
+    Fault(
+        "the end of a block in front of the first one stored",
+        "kernels/space_to_batch_deinterleave.cu",
+        "const bool ends_block = word > 0;",
+        "const bool ends_block = word >= 0;",
+        SPACE + "lanes_in_any_order_give_the_same_and_never_race[nchw-4x4-cropped-to-whole-blocks-space_to_batch]",
+    ),
+    Fault(
+        "a block after the last one begun",
+        "kernels/space_to_batch_deinterleave.cu",
+        "(parameters.positions[last_axis].divisor - 1) * word_pixels",
+        "parameters.positions[last_axis].divisor * word_pixels",
+        SPACE + "every_layout_is_the_definition[nchw-4x4-cropped-to-whole-blocks-space_to_batch-uint8]",
+    ),
     # --- kernels: what is stored
     Fault(
         "a plane skipped",
@@ -493,6 +521,20 @@ FAULTS = (
         "geometry.batch * batch.strides[0] * step for",
         "geometry.block[-1] * geometry.batch * batch.strides[0] * step for",
         SPACE + "every_layout_is_the_definition[nchw-4x3-batch_to_space-float32]",
+    ),
+    Fault(
+        "the pixels that begin a block taken for those that end one",
+        "gpufold/gpu/variants/space.py",
+        "ends_before = -last.pad % last.kernel",
+        "ends_before = last.pad % last.kernel",
+        SPACE + "every_layout_is_the_definition[nchw-4x4-cropped-to-whole-blocks-space_to_batch-uint8]",
+    ),
+    Fault(
+        "words of several blocks beside a padding of fewer",
+        "gpufold/gpu/variants/space.py",
+        "stores = [last.blocks, last.pad // last.kernel, moves.tap_step,",
+        "stores = [last.blocks, moves.tap_step,",
+        SPACE + "words_taken_apart_are_as_wide_as_the_rows_and_their_phases_allow",
     ),
     Fault(
         "products of 32 bits past 2**31",

@@ -20,7 +20,7 @@ from gpufold.calls import Call, Fusion, Unsupported
 from gpufold.cpu import tiles
 from gpufold.elements import ELEMENT_TYPES
 from gpufold.geometry import add_blocks_geometry
-from gpufold.gpu import parameters as planning
+from gpufold.gpu import parameters
 from gpufold.gpu.plan import H200, Device, Operand
 from gpufold.operations import choose, variants
 
@@ -346,7 +346,7 @@ def test_threads_wait_for_each_other_and_stay_inside_the_arrays(case, mode):
 @pytest.mark.hostcuda
 @pytest.mark.parametrize("case", [CASES[3], CASES[6], CASES[11], CASES[14]], ids=str)
 def test_wide_offsets_give_the_same(case, monkeypatch):
-    monkeypatch.setattr(planning, "INT32_MAX", 10)
+    monkeypatch.setattr(parameters, "INT32_MAX", 10)
     choose.cache_clear()
     try:
         out, blocks, positions = problem(case, np.dtype(np.int32))

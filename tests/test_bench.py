@@ -994,11 +994,7 @@ def serves(problem, variant):
         operand = Operand(shape, (rows * blocks, 1, rows))
     try:
         geometry, dtype = problem.planned_geometry, problem.dtypes[0]
-        choose(
-            Call(
-                calls.Call(problem.operation, geometry, dtype, fusion=problem.fusion, variant=variant), operand, result
-            ),
-        )
+        choose(calls.Call(problem.operation, geometry, dtype, fusion=problem.fusion, variant=variant), operand, result)
     except Unsupported:
         return False
     return True
@@ -1150,7 +1146,7 @@ def test_the_counted_problem_has_the_kernel_of_the_whole_one():
     shrunk, plan, device, same = smaller(problem.for_gpu, whole, "float32", H200)
     assert same
     assert (plan.symbol, plan.defines) == (whole.symbol, whole.defines)
-    assert plan == plan_of(shrunk, "auto", "float32", device)
+    assert replace(plan_of(shrunk, "auto", "float32", device), reason="") == replace(plan, reason="")
     assert prod(shrunk.input_shape) < prod(problem.for_gpu.input_shape) / 10
 
 

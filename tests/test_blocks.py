@@ -19,7 +19,7 @@ from gpufold.calls import PLAIN, Call, Fusion, Unsupported
 from gpufold.cpu import tiles as cpu_tiles
 from gpufold.elements import ELEMENT_TYPES
 from gpufold.geometry import array_to_blocks_geometry, blocks_as_columns
-from gpufold.gpu import parameters as planning
+from gpufold.gpu import parameters
 from gpufold.gpu.plan import H200, Operand
 from gpufold.operations import choose, explain, variants
 
@@ -376,7 +376,7 @@ def test_kernels_fuse_as_the_numpy_path(number):
 @pytest.mark.hostcuda
 @pytest.mark.parametrize("case", [CASES[3], CASES[8], CASES[10]], ids=str)
 def test_wide_offsets_give_the_same(case, monkeypatch):
-    monkeypatch.setattr(planning, "INT32_MAX", 10)
+    monkeypatch.setattr(parameters, "INT32_MAX", 10)
     choose.cache_clear()
     blocks, array = values(case.blocks_shape, np.float32), values(case.shape, np.float32, 1)
     result, taken = np.empty(case.shape, np.float32), np.empty(case.blocks_shape, np.float32)

@@ -32,7 +32,7 @@ import hostcuda
 from gpufold.calls import PLAIN, Call, Fusion, Unsupported
 from gpufold.elements import ELEMENT_TYPES
 from gpufold.geometry import col2im_geometry
-from gpufold.gpu import parameters as planning
+from gpufold.gpu import parameters
 from gpufold.gpu.plan import H200, Operand
 from gpufold.operations import choose, explain, variants
 
@@ -341,7 +341,7 @@ def test_random_geometries_fuse_as_the_numpy_path(seed):
     ids=str,
 )
 def test_wide_offsets_give_the_same(case, monkeypatch):
-    monkeypatch.setattr(planning, "INT32_MAX", 10)
+    monkeypatch.setattr(parameters, "INT32_MAX", 10)
     choose.cache_clear()
     columns = values(case.columns_shape, np.dtype(np.float32))
     want = case.col2im(columns)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 import re
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from math import prod
 
@@ -19,7 +19,7 @@ from cases import FUSIONS, Case, weights_of, window_of
 from specialisations import SOURCES, plans, specialisations, whole_blocks
 
 import hostcuda
-from bench.problems import PROBLEMS
+from bench.problems import PROBLEMS, itemsize_of
 from bench.traffic import SCALED, plan_of, work_of
 from gpufold.calls import PLAIN, WINDOWS, Call, Fusion, Unsupported
 from gpufold.geometry import add_blocks_geometry, col2im_geometry
@@ -68,6 +68,15 @@ def test_shared_memory_is_what_the_plan_says(symbol):
         assert hostcuda.figures(plan).shared_bytes == plan.shared_bytes, plan
 
 
+@pytest.mark.parametrize("source", SOURCES)
+def test_kernels_are_compiled_for_the_threads_that_are_launched(source):
+    text = (KERNELS / source).read_text()
+    assert set(re.findall(r"__launch_bounds__\((\w+)", text)) == {"THREADS"}
+    for plan in plans():
+        if plan.source == source:
+            assert dict(plan.defines)["THREADS"] == str(prod(plan.block)), plan
+
+
 def rounding_plans(dtype, fusion):
     """Give a plan of every kernel that computes with the elements of a dtype."""
     case = Case("odd", (7, 9), (3, 4), (2, 1), (1, 2), (2, 1), (0, 3))
@@ -80,7 +89,7 @@ def rounding_plans(dtype, fusion):
         ("col2im", geometry, dtype, columns, image, fusion),
         ("col2im", geometry, dtype, whole_blocks(geometry), image, fusion),
         ("im2col", geometry, dtype, image, columns, window),
-        ("add_blocks", placed, dtype, blocks, array, replace(window, accumulate=True)),
+        ("add_blocks", placed, dtype, blocks, array, window._replace(accumulate=True)),
     ):
         for variant in variants(operation):
             with suppress(Unsupported):
@@ -138,6 +147,61 @@ SPILLS: dict[tuple[str, str], int] = {}
 def test_nothing_spills(name, dtype):
     plan = plan_of(REGIMES[name].for_gpu, "auto", dtype)
     assert hostcuda.figures(plan).stack_bytes <= SPILLS.get((name, dtype), 0), plan
+
+
+WORDS = {4: "STG.E", 8: "STG.E.64", 16: "STG.E.128"}
+"""A store of so many bytes to global memory, in machine code."""
+
+INTERLEAVED = [
+    (name, dtype)
+    for name, problem in REGIMES.items()
+    if problem.operation in ("batch_to_space", "space_to_batch")
+    for dtype in problem.dtypes
+    if plan_of(problem.for_gpu, "auto", dtype, H200).variant in ("interleave", "deinterleave")
+]
+
+
+@pytest.mark.parametrize("architecture", [75, 90, 120])
+@pytest.mark.parametrize(("name", "dtype"), INTERLEAVED)
+def test_a_word_that_is_made_in_registers_is_stored_at_once(name, dtype, architecture):
+    """The compiler may make two stores of one: g++ does not, so that only the machine code shows it."""
+    plan = plan_of(REGIMES[name].for_gpu, "auto", dtype, H200)
+    defines = dict(plan.defines)
+    word = itemsize_of(dtype) * int(defines.get("BLOCK_WIDTH", 1)) * int(defines["BLOCKS_PER_WORD"])
+    counts = hostcuda.cubin.instruction_counts(plan, architecture)
+    assert {kind.removesuffix(".SYS") for kind in counts if kind.startswith("ST")} == {WORDS[word]}, plan
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "most"),
+    [
+        ("batch_to_space-nchw-2x2", "uint8", 45),
+        ("batch_to_space-nchw-2x2", "float16", 41),
+        ("batch_to_space-nchw-4x4", "uint8", 65),
+        ("space_to_batch-nchw-2x2", "uint8", 117),
+        ("space_to_batch-nchw-2x2", "float16", 96),
+        ("space_to_batch-nchw-4x4", "uint8", 166),
+    ],
+)
+def test_narrow_elements_change_places_a_register_at_a_time(name, dtype, most):
+    """Instructions of a pass, for two words or four: one for each register and halving of the block at most."""
+    loops = hostcuda.figures(plan_of(REGIMES[name].for_gpu, "auto", dtype, H200)).loops
+    assert max(loop.instructions for loop in loops) <= most
+    assert {loop.phases for loop in loops} == {1}, "all loads of a pass are in flight together"
+
+
+@pytest.mark.parametrize("symbol", SYMBOLS)
+def test_arrays_are_known_to_lie_in_global_memory(symbol):
+    """No load or store looks up where its address points: a generic one takes longer than a global one."""
+    served = [plan for plan in plans() if plan.symbol == symbol]
+    for plan in random.Random(symbol).sample(served, min(3, len(served))):
+        for architecture in (75, 90):
+            generic = [
+                kind
+                for kind in hostcuda.cubin.instruction_counts(plan, architecture)
+                if kind.split(".")[0] in ("LD", "ST")
+            ]
+            assert not generic, plan
 
 
 @dataclass(frozen=True)

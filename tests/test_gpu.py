@@ -41,7 +41,7 @@ from processes import alone, end_where_the_device_is_dead
 
 import gpufold
 from gpufold.elements import ELEMENT_TYPES
-from gpufold.gpu import parameters as planning
+from gpufold.gpu import parameters
 from gpufold.gpu.sources import KERNELS
 from gpufold.operations import choose
 
@@ -194,7 +194,7 @@ def wide_offsets():
     from gpufold.gpu import launch
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(planning, "INT32_MAX", 0)
+        patch.setattr(parameters, "INT32_MAX", 0)
         for cached in (choose, launch._prepare):
             cached.cache_clear()
         yield

@@ -26,7 +26,7 @@ import hostcuda
 from gpufold import operations
 from gpufold.calls import Call, Fusion, Unsupported
 from gpufold.geometry import im2col_geometry
-from gpufold.gpu import parameters as planning
+from gpufold.gpu import parameters
 from gpufold.gpu.plan import H200, Operand
 from gpufold.operations import variants
 
@@ -181,7 +181,7 @@ def test_columns_of_any_strides_are_written_in_place(kernel, stride, spaced):
 
 @pytest.mark.parametrize("case", [*STAGED_CASES, *UNSPLIT_CASES], ids=str)
 def test_wide_offsets_give_the_same(case, monkeypatch):
-    monkeypatch.setattr(planning, "INT32_MAX", 10)
+    monkeypatch.setattr(parameters, "INT32_MAX", 10)
     operations.choose.cache_clear()
     image = random_bits(case.image_shape, "float32")
     for variant in variants_for(case.kernel_size):

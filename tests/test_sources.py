@@ -19,8 +19,8 @@ from gpufold.operations import choose, variants
 
 TEXTS = sorted(path.name for path in KERNELS.glob("*.cu*"))
 
-STATEMENT = re.compile(r'\basm\s*(?:volatile\s*)?\(\s*((?:"[^"]*"\s*)+):([^:;]*)(?::([^:;]*))?\);')
-"""Inline PTX: its text, its outputs, its inputs."""
+STATEMENT = re.compile(r'\basm\s*(?:volatile\s*)?\(\s*((?:"[^"]*"\s*)+):([^:;]*)(?::([^:;]*))?(?::[^:;]*)?\);')
+"""Inline PTX: its text, its outputs, its inputs, and what else it changes."""
 
 
 def operands(text: str | None) -> list[str]:

@@ -13,7 +13,7 @@ from moves import DEVICES, DTYPES, ONE_THREAD, check, random_bits
 from gpufold import operations
 from gpufold.calls import Call, Unsupported
 from gpufold.geometry import batch_to_space_geometry, space_to_batch_geometry
-from gpufold.gpu import parameters as planning
+from gpufold.gpu import parameters
 from gpufold.gpu.plan import Operand
 from gpufold.operations import variants
 
@@ -32,8 +32,11 @@ LAYOUT_CASES = [
     SpaceCase("nchw-odd-crop-of-even-rows", (8, 3, 5, 12), (1, 1, 2, 2), (0, 0, 1, 1), (0, 0, 0, 3)),
     SpaceCase("nchw-crop-beyond-a-block", (8, 3, 5, 7), (1, 1, 2, 2), (0, 0, 3, 5), (0, 0, 4, 3)),
     SpaceCase("nchw-crop-of-whole-blocks", (4, 3, 4, 24), (1, 1, 2, 2), (0, 0, 0, 16), (0, 0, 0, 0)),
+    SpaceCase("nchw-crop-beyond-a-block-of-even-rows", (8, 3, 5, 12), (1, 1, 2, 2), (0, 0, 3, 5), (0, 0, 4, 3)),
     SpaceCase("nchw-4x3", (12, 2, 3, 11), (1, 1, 4, 3), (0, 0, 1, 1), (0, 0, 2, 1)),
     SpaceCase("nchw-4x4", (32, 3, 2, 9), (1, 1, 4, 4), (0, 0, 0, 0), (0, 0, 0, 0)),
+    SpaceCase("nchw-4x4-cropped-to-whole-blocks", (32, 2, 3, 8), (1, 1, 4, 4), (0, 0, 3, 1), (0, 0, 2, 3)),
+    SpaceCase("nchw-4x4-cropped-to-one-block", (32, 2, 3, 2), (1, 1, 4, 4), (0, 0, 3, 3), (0, 0, 2, 1)),
     SpaceCase("nchw-8x8", (64, 3, 2, 9), (1, 1, 8, 8), (0, 0, 3, 1), (0, 0, 0, 0)),
     SpaceCase("nhwc-2x2", (8, 3, 5, 16), (1, 2, 2, 1), (0, 1, 0, 0), (0, 0, 1, 0)),
     SpaceCase("nhwc-rgb", (8, 3, 5, 3), (1, 2, 2, 1), (0, 1, 0, 0), (0, 0, 1, 0)),
@@ -42,6 +45,7 @@ LAYOUT_CASES = [
     SpaceCase("one-element", (1, 1), (1, 1), (0, 0), (0, 0)),
     SpaceCase("one-pixel-left", (6, 2, 3), (1, 2, 3), (0, 1, 4), (0, 2, 4)),
     SpaceCase("wide-block", (33, 2, 5), (1, 1, 33), (0, 0, 7), (0, 0, 3)),
+    SpaceCase("eight-wide-block", (8, 3, 4, 6), (1, 1, 1, 8), (0, 0, 0, 0), (0, 0, 0, 0)),
     SpaceCase("very-wide-block", (100, 2, 3), (1, 1, 100), (0, 1, 101), (0, 0, 1)),
     SpaceCase("rows-longer-than-a-warp", (5, 1, 70), (1, 1, 5), (0, 0, 2), (0, 0, 1)),
 ]
@@ -123,7 +127,7 @@ def test_many_random_geometries_are_the_definition(operation, seed):
 @pytest.mark.parametrize("operation", OPERATIONS)
 @pytest.mark.parametrize("case", REPRESENTATIVE_CASES, ids=str)
 def test_wide_offsets_give_the_same(operation, case, monkeypatch):
-    monkeypatch.setattr(planning, "INT32_MAX", 5)
+    monkeypatch.setattr(parameters, "INT32_MAX", 5)
     operations.choose.cache_clear()
     geometry, data, want = problem(operation, case, "float32")
     for variant in variants(operation):
@@ -174,7 +178,7 @@ def test_data_of_any_strides_is_read_in_place(operation, view, block):
         try:
             check(operation, geometry, data, want, variant, ONE_THREAD)
         except Unsupported:
-            assert variant == "interleave" or block[-1] == 1
+            assert variant in ("interleave", "deinterleave") or block[-1] == 1
 
 
 @pytest.mark.parametrize("block", [(1, 2, 2), (2, 2, 1), (1, 1, 4), (1, 1, 1)])
@@ -193,7 +197,7 @@ def test_results_of_any_strides_are_written_in_place(operation, block, spaced):
         try:
             check(operation, geometry, data, want, variant, ONE_THREAD, result)
         except Unsupported:
-            assert variant == "interleave" or block[-1] == 1
+            assert variant in ("interleave", "deinterleave") or block[-1] == 1
 
 
 def defines_of(operation, variant, case, dtype="float32", alignment=256):
@@ -229,38 +233,80 @@ def test_an_unsplit_last_axis_moves_in_the_widest_words_that_fit(operation, vari
     assert word(64, alignment=4) == "Word<4>"
 
 
+def words(operation, variant, dtype, width, crop=0, crop_end=0, block=2, **facts):
+    case = SpaceCase("nchw", (4 * block, 4, 6, width), (1, 1, 2, block), (0, 0, 0, crop), (0, 0, 0, crop_end))
+    return defines_of(operation, variant, case, dtype, **facts)
+
+
 def test_interleaved_words_are_as_wide_as_the_rows_allow():
-    def words(dtype, width, crop=0, crop_end=0, alignment=256):
-        case = SpaceCase("nchw", (8, 4, 6, width), (1, 1, 2, 2), (0, 0, 0, crop), (0, 0, 0, crop_end))
-        defines = defines_of("batch_to_space", "interleave", case, dtype, alignment)
+    def found(*arguments, **facts):
+        defines = words("batch_to_space", "interleave", *arguments, **facts)
         return int(defines["BLOCKS_PER_WORD"]), int(defines["WIDE_LOADS"])
 
-    assert words("uint8", 24) == (8, 1)
-    assert words("uint8", 12) == (4, 1)
-    assert words("uint8", 9) == (1, 1)
-    assert words("float16", 24) == (4, 1)
-    assert words("float32", 24) == (2, 1)
-    assert words("float64", 24) == (1, 1)
-    assert words("float32", 28, 1, 3) == (2, 0)  # every other phase begins in the next block
-    assert words("float32", 28, 2, 2) == (2, 0)  # whole blocks, but one of two
-    assert words("float32", 28, 4, 4) == (2, 1)
-    assert words("float32", 25, 1, 1) == (2, 0)  # rows of an odd number of blocks
-    assert words("float32", 24, alignment=8) == (1, 1)
+    assert found("uint8", 24) == (8, 1)
+    assert found("uint8", 12) == (4, 1)
+    assert found("uint8", 9) == (1, 1)
+    assert found("float16", 24) == (4, 1)
+    assert found("float32", 24) == (2, 1)
+    assert found("float64", 24) == (1, 1)
+    assert found("float32", 28, 1, 3) == (2, 0)  # every other phase begins in the next block
+    assert found("float32", 28, 2, 2) == (2, 0)  # whole blocks, but one of two
+    assert found("float32", 28, 4, 4) == (2, 1)
+    assert found("float32", 25, 1, 1) == (2, 0)  # rows of an odd number of blocks
+    assert found("float32", 24, alignment=8) == (1, 1)
+
+
+def test_words_taken_apart_are_as_wide_as_the_rows_and_their_phases_allow():
+    def found(*arguments, **facts):
+        defines = words("space_to_batch", "deinterleave", *arguments, **facts)
+        return int(defines["BLOCKS_PER_WORD"]), int(defines["PIXELS_BEFORE"])
+
+    assert found("uint8", 24) == (8, 0)
+    assert found("uint8", 12) == (4, 0)
+    assert found("uint8", 9) == (1, 0)
+    assert found("float16", 24) == (4, 0)
+    assert found("float32", 24) == (2, 0)
+    assert found("float64", 24) == (1, 0)
+    assert found("float32", 24, block=4) == (1, 0)
+    assert found("float32", 28, 1, 3) == (1, 1)  # every word ends a block
+    assert found("uint8", 28, 1, 3, block=4) == (1, 3)
+    assert found("float32", 28, 2, 2) == (1, 0)  # whole blocks, but one of two
+    assert found("float32", 28, 4, 4) == (2, 0)
+    assert found("float32", 25, 1, 1) == (1, 1)  # rows of an odd number of blocks
+    assert found("float32", 24, alignment=8) == (1, 0)
 
 
 @pytest.mark.parametrize(
+    ("operation", "variant"), [("batch_to_space", "interleave"), ("space_to_batch", "deinterleave")]
+)
+@pytest.mark.parametrize(
     ("case", "dtype", "reason"),
     [
-        (nhwc(8), "float32", "interleave needs a last axis that is split"),
+        (nhwc(8), "float32", "needs a last axis that is split"),
         (SpaceCase("", (3, 4), (1, 3), (0, 0), (0, 0)), "float32", "not 3 elements of 4 bytes"),
         (SpaceCase("", (2, 4), (1, 2), (0, 0), (0, 0)), "complex128", "not 2 elements of 16 bytes"),
-        (SpaceCase("", (2, 4), (1, 2), (0, 1), (0, 0)), "float32", "interleave needs rows of whole blocks"),
+        (SpaceCase("", (2, 4), (1, 2), (0, 1), (0, 0)), "float32", "needs rows of whole blocks, aligned to 8 bytes"),
     ],
     ids=["unsplit", "three", "too-wide", "odd-row"],
 )
-def test_interleaving_says_why_it_refuses(case, dtype, reason):
-    with pytest.raises(Unsupported, match=reason):
-        defines_of("batch_to_space", "interleave", case, dtype)
+def test_interleaving_says_why_it_refuses(operation, variant, case, dtype, reason):
+    with pytest.raises(Unsupported, match=f"{operation}: {variant} .*{reason}"):
+        defines_of(operation, variant, case, dtype)
+
+
+@pytest.mark.parametrize(
+    ("operation", "variant", "strided"),
+    [("batch_to_space", "interleave", "result"), ("space_to_batch", "deinterleave", "data")],
+)
+def test_words_refuse_rows_of_space_that_are_not_contiguous(operation, variant, strided):
+    case = SpaceCase("", (4, 4), (1, 2), (0, 0), (0, 0))
+    geometry = (batch_to_space_geometry if operation == "batch_to_space" else space_to_batch_geometry)(
+        case.batch_shape if operation == "batch_to_space" else case.space_shape, (1, 2), (0, 0), (0, 0)
+    )
+    batch, space = Operand.contiguous(geometry.batch_shape), Operand(geometry.space_shape, (16, 2))
+    operands = (batch, space) if strided == "result" else (space, batch)
+    with pytest.raises(Unsupported, match="contiguous last axis of space, not a step of 2"):
+        operations.choose(Call(operation, geometry, "float32", variant=variant), *operands)
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)
@@ -308,6 +354,9 @@ def test_the_choice_follows_the_last_axis():
     assert choice("batch_to_space", (4, 56, 56, 64), (2, 2, 1)) == "index_map"
     assert choice("batch_to_space", (9, 64, 56, 56), (1, 3, 3)) == "index_map"
     assert choice("batch_to_space", (256, 3, 14, 14), (1, 16, 16)) == "staged"
-    assert choice("space_to_batch", (4, 64, 56, 56), (1, 2, 2)) == "direct"
+    assert choice("space_to_batch", (4, 64, 56, 56), (1, 2, 2)) == "deinterleave"
+    assert choice("space_to_batch", (4, 64, 56, 57), (1, 2, 2)) == "deinterleave"
+    assert choice("space_to_batch", (16, 64, 56, 56), (1, 4, 4), "complex64") == "staged"
+    assert choice("space_to_batch", (9, 64, 56, 56), (1, 3, 3)) == "direct"
     assert choice("space_to_batch", (4, 56, 56, 64), (2, 2, 1)) == "direct"
     assert choice("space_to_batch", (256, 3, 64, 64), (1, 16, 16)) == "staged"

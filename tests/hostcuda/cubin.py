@@ -198,9 +198,9 @@ def figures(plan: Plan, architecture: int = 90, kernels: Path = KERNELS) -> Figu
     return Figures(needed.registers, needed.stack_bytes, needed.shared_bytes, tuple(loops), cubin.compile_seconds)
 
 
-def instruction_counts(plan: Plan, *, flush: bool = True) -> Counter[str]:
+def instruction_counts(plan: Plan, architecture: int = 90, *, flush: bool = True) -> Counter[str]:
     """Count a plan's instructions by name, subroutines included: once each, however often they are run."""
-    cubin = compile(plan.source, plan.defines, 90, flush=flush)
+    cubin = compile(plan.source, plan.defines, architecture, flush=flush)
     return Counter(line.name for line in _instructions(_read(cubin, "nvdisasm", "-c"), plan.symbol))
 
 

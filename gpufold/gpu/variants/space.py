@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from math import gcd, prod
 from typing import Any
 
 from gpufold.calls import Unsupported
 from gpufold.geometry import SpaceGeometry
 from gpufold.gpu.parameters import contiguous_strides, divisor, offset, offset_bits, offset_type, pack, wide
-from gpufold.gpu.plan import MAX_GRID_ROWS, Plan, Problem, Variant, grid_of, planes_per_thread
+from gpufold.gpu.plan import MAX_GRID_ROWS, Operand, Plan, Problem, Variant, grid_of, planes_per_thread
 from gpufold.gpu.variants import unfolding
 from gpufold.gpu.variants.moves import (
     MOVING_THREADS,
@@ -57,6 +58,29 @@ def _bytes_moved(problem: Problem) -> int:
     return (prod(problem.input.shape) + prod(problem.output.shape)) * problem.element.itemsize
 
 
+def _word_of_blocks(variant: str, moves: Moves, space: Operand) -> int:
+    """Count the pixels of the widest word of whole blocks that rows of space consist of."""
+    *outer, last = moves.axes
+    if last.is_unit:
+        raise Unsupported(f"{variant} needs a last axis that is split")
+    if last.pixel_step != 1:
+        raise Unsupported(f"{variant} needs a contiguous last axis of space, not a step of {last.pixel_step}")
+    if last.kernel & (last.kernel - 1) or last.kernel * moves.itemsize > WIDEST_WORD:
+        raise Unsupported(
+            f"{variant} needs blocks of 2, 4, 8 or {WIDEST_WORD} bytes along the last axis, "
+            f"not {last.kernel} elements of {moves.itemsize} bytes"
+        )
+    pixels = [last.size, *(axis.pixel_step for axis in outer)]
+    pixels += [moves.array_plane_step] if moves.planes > 1 else []
+    word_pixels = word_elements(moves.itemsize, space.alignment, pixels)
+    if word_pixels < last.kernel:
+        raise Unsupported(
+            f"{variant} needs rows of whole blocks, aligned to {last.kernel * moves.itemsize} bytes, "
+            f"not of {last.size} elements of {moves.itemsize}"
+        )
+    return word_pixels
+
+
 # ---------------------------------------------------------------------------------------------
 # space_to_batch: sliding blocks whose stride is their size
 
@@ -75,9 +99,42 @@ def space_to_batch_staged(problem: Problem) -> Plan:
     return unfolding.staged(_unfold(problem), problem.device)
 
 
+def deinterleave(problem: Problem) -> Plan:
+    """Plan one thread per word of whole blocks, taken apart in registers."""
+    found = _unfold(problem).simplified()
+    moves = found.moves.with_rows_as_planes(PLANES_PER_THREAD)
+    *outer, last = moves.axes
+    word_pixels = _word_of_blocks("space_to_batch: deinterleave", moves, problem.input)
+    ends_before = -last.pad % last.kernel
+    count = 1
+    if last.block_step == 1 and not ends_before:
+        stores = [last.blocks, last.pad // last.kernel, moves.tap_step, *(axis.block_step for axis in outer)]
+        stores += [moves.blocks_plane_step] if moves.planes > 1 else []
+        count = min(word_pixels // last.kernel, word_elements(moves.itemsize, problem.output.alignment, stores))
+    width = count * last.kernel
+    words = replace(
+        last,
+        stride=width,
+        pad=last.pad + ends_before,
+        blocks=last.blocks // count + (ends_before > 0),
+        block_step=last.block_step * count,
+    )
+    blocks = "the end of a block and the beginning of the next" if ends_before else f"{count} blocks of {last.kernel}"
+    return unfolding.plan(
+        replace(found, moves=replace(moves, axes=(*outer, words))),
+        "deinterleave",
+        problem.device,
+        last.kernel,
+        f"rows are whole words of {width * moves.itemsize} bytes, each {blocks}",
+        BLOCKS_PER_WORD=count,
+        PIXELS_BEFORE=ends_before,
+    )
+
+
 def prefer_for_space_to_batch(problem: Problem) -> Iterator[tuple[str, str]]:
     """Yield the variants that are predicted to be fastest, with why."""
-    return unfolding.prefer(_unfold(problem))
+    yield "deinterleave", ""
+    yield from unfolding.prefer(_unfold(problem))
 
 
 # ---------------------------------------------------------------------------------------------
@@ -164,24 +221,7 @@ def interleave(problem: Problem) -> Plan:
     """Plan one thread per word of whole blocks, put together in registers."""
     moves = _simplified(problem)
     *outer, last = moves.axes
-    if last.is_unit:
-        raise Unsupported("batch_to_space: interleave needs a last axis that is split")
-    if last.pixel_step != 1:
-        raise Unsupported(
-            f"batch_to_space: interleave needs a contiguous last axis of the output, not a step of {last.pixel_step}"
-        )
-    if last.kernel & (last.kernel - 1) or last.kernel * moves.itemsize > WIDEST_WORD:
-        raise Unsupported(
-            f"batch_to_space: interleave needs blocks of 2, 4, 8 or {WIDEST_WORD} bytes along the last axis, "
-            f"not {last.kernel} elements of {moves.itemsize} bytes"
-        )
-    pixels = [last.size, *(axis.pixel_step for axis in outer)]
-    pixels += [moves.array_plane_step] if moves.planes > 1 else []
-    word_pixels = word_elements(moves.itemsize, problem.output.alignment, pixels)
-    if word_pixels < last.kernel:
-        raise Unsupported(
-            f"batch_to_space: interleave needs rows of whole blocks, aligned to {last.kernel * moves.itemsize} bytes"
-        )
+    word_pixels = _word_of_blocks("batch_to_space: interleave", moves, problem.output)
     count = word_pixels // last.kernel
     loads = [last.pad // last.kernel, last.tap_step]
     loads += [step for axis in outer for step in (axis.block_step, axis.tap_step)]
@@ -232,4 +272,8 @@ def prefer_for_batch_to_space(problem: Problem) -> Iterator[tuple[str, str]]:
 
 BATCH_TO_SPACE: dict[str, Variant] = {"index_map": index_map, "interleave": interleave, "staged": staged}
 
-SPACE_TO_BATCH: dict[str, Variant] = {"direct": space_to_batch_direct, "staged": space_to_batch_staged}
+SPACE_TO_BATCH: dict[str, Variant] = {
+    "deinterleave": deinterleave,
+    "direct": space_to_batch_direct,
+    "staged": space_to_batch_staged,
+}

@@ -69,7 +69,8 @@ def _warp_span(moves: Moves, planes: int) -> int:
     return (min(moves.batch, 32) - 1) * abs(moves.array_batch_step) + reached * abs(moves.array_plane_step)
 
 
-def _plan(unfold: Unfold, variant: str, device: Device, chunk_taps: int, reason: str) -> Plan:
+def plan(unfold: Unfold, variant: str, device: Device, chunk_taps: int, reason: str, **defines: int) -> Plan:
+    """Plan threads along the blocks, each with a few planes and chunks of taps; `defines` are the variant's own."""
     moves, staged = unfold.moves, variant == "staged"
     axes, kernel_width = moves.axes, moves.axes[-1].kernel
     if kernel_width > INT32_MAX:
@@ -114,6 +115,7 @@ def _plan(unfold: Unfold, variant: str, device: Device, chunk_taps: int, reason:
             ("KERNEL_WIDTH", str(kernel_width)),
             ("CHUNK_TAPS", str(chunk_taps)),
             ("THREADS", str(MOVING_THREADS)),
+            *((name, str(value)) for name, value in defines.items()),
         ),
         grid=grid_of(unfold.operation, threads, MOVING_THREADS, rows=-(-turns // turns_per_thread)),
         block=(MOVING_THREADS, 1, 1),
@@ -160,7 +162,7 @@ def direct(unfold: Unfold, device: Device) -> Plan:
         if apart < STAGED_LANE_BYTES
         else "it serves every call"
     )
-    return _plan(replace(unfold, moves=moves), "direct", device, chunk_size(moves.axes[-1].kernel, taps), reason)
+    return plan(replace(unfold, moves=moves), "direct", device, chunk_size(moves.axes[-1].kernel, taps), reason)
 
 
 def staged(unfold: Unfold, device: Device) -> Plan:
@@ -172,7 +174,7 @@ def staged(unfold: Unfold, device: Device) -> Plan:
     taps = chunk_size(last.kernel, min(STAGED_TAPS, STAGED_ROW_BYTES // unfold.moves.itemsize))
     apart = _lane_bytes(unfold.moves)
     reason = f"neighbouring blocks are {apart:.0f} bytes apart, too far to load along them"
-    return _plan(unfold, "staged", device, taps, reason)
+    return plan(unfold, "staged", device, taps, reason)
 
 
 def prefer(unfold: Unfold) -> Iterator[tuple[str, str]]:

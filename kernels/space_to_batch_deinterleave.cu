@@ -1,0 +1,97 @@
+// space_to_batch with a small power of two innermost: one thread loads a word of space out of a few images
+// and takes the blocks in it apart in registers.
+//
+//   space  (batch, *size)          read, contiguous along the last axis
+//   batch  (*block, batch, *grid)  each element written once, zero where it comes from the padding
+//
+// A word is blocks_per_word blocks of the last axis, 16 bytes at most; rows of space are whole words, so that
+// one lies in the padding as a whole or not at all. The elements of a phase are stored as one word too.
+// Where the padding in front is not whole blocks, a word has the pixels of one block, and the first of them
+// end the block before. Wins for narrow elements, where an instruction per element is too many, and where
+// neighbouring threads would load pixels a block's width apart.
+#include "interleave.cuh"
+#include "unfold.cuh"
+
+#ifndef BLOCKS_PER_WORD
+#define BLOCKS_PER_WORD 1
+#endif
+#ifndef PIXELS_BEFORE
+#define PIXELS_BEFORE 0
+#endif
+constexpr int block_width = int(kernel_width);
+constexpr int blocks_per_word = BLOCKS_PER_WORD;
+constexpr int pixels_before = PIXELS_BEFORE; // of a word, which end the block before
+constexpr int word_pixels = block_width * blocks_per_word;
+constexpr int planes_at_once = 4;
+constexpr int resident_blocks = sizeof(Offset) > 4 ? 3 : 4; // of threads, as registers allow
+static_assert(!pixels_before || blocks_per_word == 1, "what ends a block is stored by itself");
+
+template <int planes>
+inline __device__ void move(const Block& block, const Scalar* space, Scalar* batch,
+                            const Parameters& parameters)
+{
+    const Scalar* space_of[planes];
+    Scalar* batch_of[planes];
+#pragma unroll
+    for (int plane = 0; plane < planes; ++plane) {
+        space_of[plane] = space + plane * parameters.image_plane_step;
+        batch_of[plane] = batch + plane * parameters.columns_plane_step;
+        keep(space_of[plane]);
+        keep(batch_of[plane]);
+    }
+    const bool in_row = within(block.pixel[last_axis], parameters.size[last_axis]);
+    const Offset word = block.pixel[last_axis] + parameters.pad[last_axis]; // its first pixel
+    const bool ends_block = word > 0;
+    const bool begins_block = word < (parameters.positions[last_axis].divisor - 1) * word_pixels;
+#pragma unroll 1
+    for (Offset number = block.first_turn; number < block.end_turn; ++number) {
+        trace_iteration(int(number));
+        const Chunk chunk = chunk_of(block, number, {}, parameters);
+        Scalar elements[planes][word_pixels];
+#pragma unroll
+        for (int plane = 0; plane < planes; ++plane) {
+            const auto loaded = load_word_if<sizeof(elements[plane])>(space_of[plane] + chunk.image_offset,
+                                                                      chunk.inside & in_row);
+            memcpy(elements[plane], &loaded, sizeof(loaded));
+            deinterleave<block_width>(elements[plane]);
+        }
+#pragma unroll
+        for (int pixel = 0; pixel < block_width; ++pixel) {
+            const bool before = pixel < pixels_before;
+            const int phase = (pixel - pixels_before) & (block_width - 1);
+            const Offset offset = (chunk.columns_tap + phase) * parameters.tap_step -
+                                  before * parameters.position_step[last_axis];
+#pragma unroll
+            for (int plane = 0; plane < planes; ++plane) {
+                Scalar of_phase[blocks_per_word];
+                memcpy(of_phase, elements[plane] + pixel * blocks_per_word, sizeof(of_phase));
+                if (!pixels_before || (before ? ends_block : begins_block))
+                    store_wide(batch_of[plane] + offset, of_phase);
+            }
+        }
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, resident_blocks)
+    space_to_batch_deinterleave(const Scalar* __restrict__ space, Scalar* __restrict__ batch,
+                                const Parameters parameters)
+{
+    const Block block = this_block(space, batch, parameters);
+    if (!block.exists)
+        return;
+    space = block.image;
+    batch = block.columns;
+    Offset planes = block.planes;
+#pragma unroll 1
+    for (; planes >= planes_at_once; planes -= planes_at_once) {
+        move<planes_at_once>(block, space, batch, parameters);
+        space += planes_at_once * parameters.image_plane_step;
+        batch += planes_at_once * parameters.columns_plane_step;
+    }
+#pragma unroll 1
+    for (; planes > 0; --planes) {
+        move<1>(block, space, batch, parameters);
+        space += parameters.image_plane_step;
+        batch += parameters.columns_plane_step;
+    }
+}
