@@ -1,11 +1,10 @@
-// What the col2im kernels share: the tap pattern and the fusion, which are compiled in, and the parameters,
-// which are not.
+// What the col2im kernels share: the tap pattern, which is compiled in, and the parameters, which are not.
+// What is fused into the sums is in fusion.cuh.
 //
 // Tap k of block b lands on pixel b * stride + k * dilation - pad of each axis. The taps that land on one
 // pixel of an axis are tap_step apart and their blocks block_step, so that they are found without a search.
 #pragma once
 #include "common.cuh"
-#include "window.cuh"
 
 #ifndef KERNEL
 #define KERNEL 3, 3
@@ -16,12 +15,6 @@
 #ifndef DILATION
 #define DILATION 1, 1
 #endif
-#ifndef REDUCTION
-#define REDUCTION sum
-#endif
-#ifndef ACCUMULATE
-#define ACCUMULATE false
-#endif
 
 // One value per axis, height before width.
 __device__ constexpr Offset kernel[] = {KERNEL};
@@ -29,11 +22,6 @@ __device__ constexpr Offset stride[] = {STRIDE};
 __device__ constexpr Offset dilation[] = {DILATION};
 constexpr int rank = sizeof(kernel) / sizeof(kernel[0]);
 constexpr int last = rank - 1;
-
-enum class Reduction { sum, mean, least_squares };
-constexpr Reduction reduction = Reduction::REDUCTION;
-constexpr bool averages = reduction != Reduction::sum;
-constexpr bool accumulates = ACCUMULATE;
 
 __device__ constexpr Offset greatest_common_divisor(Offset a, Offset b)
 {
@@ -68,7 +56,7 @@ struct Parameters {
     long long columns_batch, columns_channel; // strides in elements, as all below
     long long image_batch, image_channel;
     Offset channels;
-    Offset items;      // that have an owner: cells, pixels or elements of all planes, or tiles of them
+    Offset items;      // cells, pixels or elements of all planes, or tiles: each has one owner
     Offset size[rank]; // pixels
     Offset blocks[rank];
     Offset pad[rank];        // in front of pixel 0
@@ -85,7 +73,7 @@ template <int planes> struct Place {
     Offset batch, channel;
     Offset along[rank];
 
-    // Thread numbers count places, then groups of channels, then the batch.
+    // The number of a thread, or of a thread block, counts places, then groups of channels, then the batch.
     __device__ Place(Offset thread, const Parameters& p)
     {
 #pragma unroll
@@ -123,9 +111,9 @@ struct Taps {
     {
         using pattern = Pattern<axis>;
         const Offset padded = pixel + p.pad[axis];
-        const Offset share = padded / pattern::common;
-        const Offset tap = share % pattern::tap_step * pattern::inverse % pattern::tap_step;
-        const Offset block = (share - tap * pattern::block_step) / pattern::tap_step;
+        const Offset multiple = padded / pattern::common;
+        const Offset tap = multiple % pattern::tap_step * pattern::inverse % pattern::tap_step;
+        const Offset block = (multiple - tap * pattern::block_step) / pattern::tap_step;
         return {tap, block, tap * p.tap_stride[axis] + block * p.block_stride[axis],
                 pattern::common == 1 || padded % pattern::common == 0};
     }
@@ -145,9 +133,9 @@ struct Taps {
     }
 };
 
-// Registers that the unrolled loads of a thread fill; beyond, taps of the outer axes are a loop.
+// Registers that the unrolled loads of a thread fill at most; beyond, taps of the outer axes are a loop.
 constexpr int unrolled_registers = 112;
-constexpr int looped_loads = 32; // that a loop's body has at least
+constexpr int looped_loads = 32; // that the body of such a loop has at least
 constexpr int element_registers = sizeof(Scalar) <= 4 ? 1 : sizeof(Scalar) / 4;
 
 // How many leading axes up to this one have their taps in a loop, where each tap of all of them fills so many
@@ -162,140 +150,12 @@ template <int axis> __device__ constexpr int looped_axes(Offset registers)
                    : looped_axes<axis - 1>(registers * Pattern<axis>::taps);
 }
 
-// ---- weights and divisors ---------------------------------------------------------------------
-
-constexpr int unweighted =
-    rank - Weights::count; // axes in front, of one tap, for which a separable window has none
-
-// What a tap's element is multiplied with, as far as its axes are known: the product of their weights, or the
-// tap's number in the window. Of taps that do not exist no weight is read, and the product is zero: the
-// weights of their other axes must not count, for an infinite one times zero is not zero.
-struct TapWeight {
-    Weight product;
-    Offset number;
-
-    template <int axis> __device__ TapWeight along(Offset tap, bool exists, const Weights& window) const
-    {
-        if constexpr (!separable) {
-            return {0, number * kernel[axis] + tap};
-        } else if constexpr (axis < unweighted) {
-            return {};
-        } else {
-            const Weight weight = load_if(window.of_axis[axis - unweighted] + tap, exists);
-            return {axis == unweighted ? weight : multiply(or_zero(product, exists), weight), 0};
-        }
-    }
-
-    // Of a tap whose axes are all known.
-    __device__ Weight value(bool exists, const Weights& window) const
-    {
-        return separable || !windowed ? product : load_if(window.last() + number, exists);
-    }
-};
-
-// What a weight adds to the divisor.
-inline __device__ Weight divisor_of(Weight weight)
-{
-    return reduction == Reduction::least_squares ? multiply(weight, weight) : weight;
-}
-
-// A divisor is summed up tap by tap where every tap has a weight of its own. Else it is a product of shares,
-// one per axis: the number of its taps that land on the pixel, or the sum of their weights. Of a single axis
-// both are the same sum.
-constexpr bool divides_by_taps = averages && windowed && (!separable || rank == 1);
-constexpr bool divides_by_axes = averages && !divides_by_taps;
-
-struct Count {
-    Offset taps;
-
-    __device__ Count times(Count other) const { return {taps * other.taps}; }
-    explicit __device__ operator Weight() const { return Weight(taps); }
-};
-struct WeightSum {
-    Weight sum;
-    bool covers; // whether a tap landed, so that what none did on stays zero beside an infinite sum
-
-    __device__ WeightSum times(WeightSum other) const
-    {
-        const bool both = covers && other.covers;
-        return {both ? multiply(sum, other.sum) : Weight(0), both};
-    }
-    explicit __device__ operator Weight() const { return sum; }
-};
-template <bool weighted> struct ShareOf {
-    using type = Count;
-};
-template <> struct ShareOf<true> {
-    using type = WeightSum;
-};
-using Share = typename ShareOf<windowed>::type;
-
-// One more tap of an axis, where it exists.
-template <int axis> __device__ Count add_share(Count share, Offset, bool exists, const Weights&)
-{
-    return {share.taps + exists};
-}
-template <int axis>
-__device__ WeightSum add_share(WeightSum share, Offset tap, bool exists, const Weights& window)
-{
-    const bool covers = share.covers || exists;
-    if constexpr (axis < unweighted)
-        return {add(share.sum, Weight(exists)), covers};
-    else
-        return {add(share.sum, divisor_of(load_if(window.of_axis[axis - unweighted] + tap, exists))), covers};
-}
-
-// The divisor of the axes up to this one, from that of the axes before.
-template <int axis> __device__ Share join(Share before, Share share)
-{
-    return axis == 0 ? share : before.times(share);
-}
-
-template <int axis = 0, int end>
-__device__ Share share_of(const Taps (&taps)[rank], const Weights& window, const Parameters& p,
-                          Share before = {})
-{
-    if constexpr (axis == end) {
-        return before;
-    } else {
-        Share share = {};
-#pragma unroll(4)
-        for (Offset number = 0; number < Pattern<axis>::taps; ++number) {
-            trace_iteration(int(number));
-            share = add_share<axis>(share, taps[axis].tap + number * Pattern<axis>::tap_step,
-                                    taps[axis].template exists<axis>(number, p), window);
-        }
-        return share_of<axis + 1, end>(taps, window, p, join<axis>(before, share));
-    }
-}
-
-template <typename Real> __device__ constexpr Real smallest_normal()
-{
-    return sizeof(Real) == 4 ? Real(1.17549435e-38f) : Real(2.2250738585072014e-308);
-}
-
-// What a pixel is: its sum, or its mean, which is zero where nothing, or next to nothing, landed.
-template <typename Number> inline __device__ Number finish(Number sum, Weight divisor)
-{
-    if constexpr (averages) {
-        const bool covered = !(divisor < smallest_normal<Weight>() && divisor > -smallest_normal<Weight>());
-        return covered ? divide(sum, divisor) : Number{};
-    } else {
-        return sum;
-    }
-}
-
-// A pixel, on top of what the image held before, where it is added to that.
-inline __device__ Accumulator on(Scalar before, Accumulator pixel)
-{
-    return accumulates ? add(widen(before), pixel) : pixel;
-}
-
 // Visits the taps of the axes [axis, end) that land on a pixel in lexicographic order, each with `loads`
-// loads: visit(offset in the columns, whether it exists, number of the tap, its weight so far).
-template <int axis, int end, Offset loads, typename Visit>
-__device__ void for_each_tap(const Taps (&taps)[rank], const Parameters& p, const Weights& window,
-                             Offset offset, bool exists, int iteration, TapWeight weight, const Visit& visit)
+// loads: visit(offset in the columns, whether it exists, number of the tap, its weight so far). TapWeight is
+// fusion.cuh's.
+template <int axis, int end, Offset loads, typename TapWeight, typename Visit>
+__device__ void for_each_tap(const Taps (&taps)[rank], const Parameters& p, Offset offset, bool exists,
+                             int iteration, const TapWeight& weight, const Visit& visit)
 {
     if constexpr (axis == end) {
         visit(offset, exists, iteration, weight);
@@ -309,9 +169,9 @@ __device__ void for_each_tap(const Taps (&taps)[rank], const Parameters& p, cons
             const bool found = taps[axis].template exists<axis>(number, p);
             if (skip && !found)
                 continue;
-            const TapWeight here = weight.along<axis>(taps[axis].tap + number * Pattern<axis>::tap_step,
-                                                      exists && found, window);
-            for_each_tap<axis + 1, end, loads>(taps, p, window,
+            const TapWeight here = weight.template along<axis>(
+                taps[axis].tap + number * Pattern<axis>::tap_step, exists && found);
+            for_each_tap<axis + 1, end, loads>(taps, p,
                                                offset + taps[axis].offset + number * p.tap_step_stride[axis],
                                                exists && found, int(iteration * count + number), here, visit);
         }

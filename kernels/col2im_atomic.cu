@@ -1,14 +1,17 @@
 // col2im by scattering: a thread adds one element of the columns to its pixel with an atomic operation.
 //
-//   columns  (batch, channels, *kernel, *blocks), any strides     read once
-//   image    (batch, channels, *size), any strides                zero before the launch, or not; added to
-//   window   weights of the taps, or null                         read
+//   columns  (batch, channels, *kernel, *blocks), any strides  read, each element once
+//   image    (batch, channels, *size), any strides             zeroed before the launch, or not; added to
+//   window   (*kernel), or an array per axis, or null          read, once per element of the columns
 //
-// The order of addition is the hardware's: the same bits each time for integers and bool only. Float32
-// denormals are flushed by the hardware's additions in memory. For small images under very many taps, which
-// have too few pixels to fill the device with a thread each.
+// The order of addition is the hardware's: the same bits each time for integers and bool only. The hardware's
+// additions in memory flush denormals of float32.
+//
+// Wins where the pixels of all planes are too few to fill the device with a thread each, and the order of
+// addition does not matter.
 #include "atomic.cuh"
 #include "col2im.cuh"
+#include "fusion.cuh"
 
 #ifndef THREADS
 #define THREADS 256
@@ -22,9 +25,9 @@ struct AtomicParameters : Parameters {
 template <int axes> __device__ TapWeight weight_of(const Offset (&taps)[rank], const Weights& window)
 {
     if constexpr (axes == 0)
-        return {};
+        return {&window};
     else
-        return weight_of<axes - 1>(taps, window).template along<axes - 1>(taps[axes - 1], true, window);
+        return weight_of<axes - 1>(taps, window).template along<axes - 1>(taps[axes - 1], true);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
@@ -60,5 +63,5 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     for (int axis = 0; axis < rank; ++axis)
         image += pixel[axis] * p.pixel_stride[axis];
     const Scalar element = columns[batch * p.columns_batch + channel * p.columns_channel + offset];
-    add_atomically(image, weigh(element, weight_of<rank>(taps, window).value(true, window)));
+    add_atomically(image, weigh(element, weight_of<rank>(taps, window).value(true)));
 }

@@ -1,18 +1,22 @@
 // col2im by gathering: a thread owns a cell of one or several planes and adds up the taps that land on it.
 //
-//   columns  (batch, channels, *kernel, *blocks), any strides     read, a predicated load per tap
-//   image    (batch, channels, *size), any strides                written, each element once
-//   window   weights of the taps, or null                         read, once per tap for all planes
+//   columns  (batch, channels, *kernel, *blocks), any strides  read, a predicated load per tap
+//   image    (batch, channels, *size), any strides             written, each element once
+//   window   (*kernel), or an array per axis, or null          read, once per tap for all planes
 //
 // A cell is a stride's worth of pixels along the last axis. Its pixel r is reached by the same taps in every
 // cell, so the taps of the last axis are compiled in, and each reads the block of its cell less a constant:
 // neighbouring threads read neighbouring blocks, whatever the stride. Taps are added in lexicographic order.
-// No atomics and no zero fill. For strides up to 16 and kernels up to 32 along the last axis.
+// No atomics and no zero fill.
 //
 // A cell of one word, or of two pixels, is stored where it is. Larger ones are staged in shared memory, so
 // that a warp writes its 32 cells from end to end. Several planes per thread share the index arithmetic and
 // have more loads in flight; one plane per thread is for images too small to fill the device otherwise.
+//
+// Wins for strides up to 16 and kernels up to 32 along the last axis: each element of the columns is read
+// once and each pixel written once, from end to end.
 #include "col2im.cuh"
+#include "fusion.cuh"
 
 #ifndef PHASE
 #define PHASE 0
@@ -27,13 +31,12 @@
 #define WORD 1
 #endif
 
-constexpr int cell = stride[last];
+constexpr int cell_width = stride[last];
 constexpr int row_taps = kernel[last];
-constexpr int phase = PHASE; // pad modulo stride, on the last axis
+constexpr int phase = PHASE; // of pixel 0 in its padded row: pad modulo stride, on the last axis
 
 struct GatherParameters : Parameters {
-    int cells_form_runs; // whether 32 cells of a plane that follow each other lie end to end, whatever their
-                         // rows
+    int cells_form_runs; // whether 32 consecutive cells of a plane lie end to end, whatever their rows
 };
 
 // As wide as offsets: a tap may land further from its block than an int counts.
@@ -46,7 +49,7 @@ __device__ constexpr Offset floor_divide(Offset a, Offset b)
 __device__ constexpr int pixel_of(int tap)
 {
     const Offset pixel = tap * dilation[last] - phase;
-    return int(pixel - floor_divide(pixel, cell) * cell);
+    return int(pixel - floor_divide(pixel, cell_width) * cell_width);
 }
 
 template <int word> using StoredWord = AliasedWord<word * sizeof(Scalar)>;
@@ -68,7 +71,7 @@ template <int planes, int word>
 __device__ void gather(const Scalar* __restrict__ columns, Scalar* __restrict__ image, const Weights& window,
                        const GatherParameters& p)
 {
-    constexpr int words = cell / word;
+    constexpr int words = cell_width / word;
     constexpr bool staged = words > (word == 1 ? 2 : 1);
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const Offset item = grid_index();
@@ -82,7 +85,7 @@ __device__ void gather(const Scalar* __restrict__ columns, Scalar* __restrict__ 
 #pragma unroll
     for (int axis = 0; axis < last; ++axis)
         pixel[axis] = place.along[axis];
-    pixel[last] = cell_number * cell;
+    pixel[last] = cell_number * cell_width;
 
     const Scalar* plane_columns[planes];
     place.point_at(plane_columns, columns, p);
@@ -93,22 +96,20 @@ __device__ void gather(const Scalar* __restrict__ columns, Scalar* __restrict__ 
 #pragma unroll
     for (int tap = 0; tap < row_taps; ++tap) {
         const Offset block =
-            cell_number + p.pad[last] / cell - floor_divide(tap * dilation[last] - phase, cell);
+            cell_number + p.pad[last] / cell_width - floor_divide(tap * dilation[last] - phase, cell_width);
         row_offset[tap] = tap * p.tap_stride[last] + block * p.block_stride[last];
         row_exists[tap] = within(block, p.blocks[last]);
     }
 
-    Accumulator sums[planes][cell] = {};
-    Weight divisors[cell] = {};
+    Accumulator sums[planes][cell_width] = {};
+    Denominator denominators[cell_width];
     for_each_tap<0, last, planes * row_taps>(
-        taps, p, window, 0, true, 0, {},
-        [&](Offset offset, bool exists, int iteration, const TapWeight& weight) {
+        taps, p, 0, true, 0, TapWeight{&window},
+        [&](Offset offset, bool exists, int iteration, const TapWeight& outer) {
             Weight weights[row_taps];
 #pragma unroll
-            for (int tap = 0; tap < row_taps; ++tap) {
-                const bool found = exists && row_exists[tap];
-                weights[tap] = weight.along<last>(tap, found, window).value(found, window);
-            }
+            for (int tap = 0; tap < row_taps; ++tap)
+                weights[tap] = outer.value_of(tap, exists && row_exists[tap]);
             Scalar elements[planes][row_taps];
 #pragma unroll
             for (int plane = 0; plane < planes; ++plane)
@@ -125,49 +126,43 @@ __device__ void gather(const Scalar* __restrict__ columns, Scalar* __restrict__ 
                     Accumulator& sum = sums[plane][pixel_of(tap)];
                     sum = add(sum, weigh(widen(elements[plane][tap]), weights[tap]));
                 }
-            if constexpr (divides_by_taps)
 #pragma unroll
-                for (int tap = 0; tap < row_taps; ++tap)
-                    divisors[pixel_of(tap)] = add(divisors[pixel_of(tap)], divisor_of(weights[tap]));
+            for (int tap = 0; tap < row_taps; ++tap)
+                denominators[pixel_of(tap)].add_tap(weights[tap]);
         });
-    if constexpr (divides_by_axes) {
-        const Share outer = share_of<0, last>(taps, window, p);
-        Share shares[cell] = {};
+    RowFactors<cell_width> factors(taps, window, p);
 #pragma unroll
-        for (int tap = 0; tap < row_taps; ++tap)
-            shares[pixel_of(tap)] = add_share<last>(shares[pixel_of(tap)], tap, row_exists[tap], window);
+    for (int tap = 0; tap < row_taps; ++tap)
+        factors.add_tap(pixel_of(tap), tap, row_exists[tap]);
 #pragma unroll
-        for (int i = 0; i < cell; ++i)
-            divisors[i] = Weight(join<last>(outer, shares[i]));
-    }
+    for (int i = 0; i < cell_width; ++i)
+        denominators[i].from_axes(factors, i);
 
     Offset in_plane = 0;
 #pragma unroll
     for (int axis = 0; axis < rank; ++axis)
         in_plane += pixel[axis] * p.pixel_stride[axis];
-    const int pixels = int(min(p.size[last] - pixel[last], Offset(cell)));
+    const int pixels = int(min(p.size[last] - pixel[last], Offset(cell_width)));
     const Offset remaining = p.channels - place.channel; // planes
     Scalar* first = place.first_plane(image, p) + in_plane;
 
 #pragma unroll
     for (int plane = 0; plane < planes; ++plane)
 #pragma unroll
-        for (int i = 0; i < cell; ++i)
-            sums[plane][i] = finish(sums[plane][i], divisors[i]);
-    if constexpr (accumulates) {
-        Scalar before[planes][cell];
+        for (int i = 0; i < cell_width; ++i)
+            sums[plane][i] = denominators[i].finish(sums[plane][i]);
+    OldPixel old[planes][cell_width];
 #pragma unroll
-        for (int plane = 0; plane < planes; ++plane)
+    for (int plane = 0; plane < planes; ++plane)
 #pragma unroll
-            for (int i = 0; i < cell; ++i)
-                before[plane][i] = load_own_if(first + plane * p.image_channel + i * p.pixel_stride[last],
-                                               plane < remaining && i < pixels);
+        for (int i = 0; i < cell_width; ++i)
+            old[plane][i].load(first + plane * p.image_channel + i * p.pixel_stride[last],
+                               plane < remaining && i < pixels);
 #pragma unroll
-        for (int plane = 0; plane < planes; ++plane)
+    for (int plane = 0; plane < planes; ++plane)
 #pragma unroll
-            for (int i = 0; i < cell; ++i)
-                sums[plane][i] = on(before[plane][i], sums[plane][i]);
-    }
+        for (int i = 0; i < cell_width; ++i)
+            sums[plane][i] = old[plane][i].plus(sums[plane][i]);
 
     if constexpr (!staged) {
 #pragma unroll
@@ -184,13 +179,13 @@ __device__ void gather(const Scalar* __restrict__ columns, Scalar* __restrict__ 
         __shared__ long long firsts[THREADS / 32][32];
         __shared__ int counts[THREADS / 32][32];
         StoredWord<word>* const tile = tiles[warp][0];
-        // Where a warp's cells lie end to end in memory, it writes them as one run; in another plane, they do
-        // not.
-        const Offset position = in_plane - __shfl_sync(~0u, in_plane, 0);
-        const Offset run = __shfl_sync(~0u, position + pixels, 31);
-        const bool is_run = p.cells_form_runs && run > 0;
-        const int number = is_run ? int(position) / word : lane * words;
-        Scalar* const run_first = first - position;
+        // Where a warp's cells lie end to end in memory, it writes them as one run. Cells of several planes
+        // do not: in the next plane places begin at zero again, and the length is not positive.
+        const Offset place_in_run = in_plane - __shfl_sync(~0u, in_plane, 0);
+        const Offset run_length = __shfl_sync(~0u, place_in_run + pixels, 31);
+        const bool is_run = p.cells_form_runs && run_length > 0;
+        const int number = is_run ? int(place_in_run) / word : lane * words;
+        Scalar* const run_first = first - place_in_run;
         if (!is_run)
             firsts[warp][lane] = first - image;
 #pragma unroll
@@ -205,17 +200,17 @@ __device__ void gather(const Scalar* __restrict__ columns, Scalar* __restrict__ 
             if (is_run) {
 #pragma unroll
                 for (int i = 0; i < words; ++i)
-                    if (plane < remaining && (i * 32 + lane) * word < run)
+                    if (plane < remaining && (i * 32 + lane) * word < run_length)
                         reinterpret_cast<StoredWord<word>*>(
                             run_first + plane * p.image_channel)[i * 32 + lane] = tile[i * 33 + lane];
             } else {
 #pragma unroll 1
                 for (int i = 0; i < words; ++i) {
                     trace_iteration(i);
-                    const int owner = (i * 32 + lane) / words, place = (i * 32 + lane) % words * word;
-                    Scalar* const pixel =
-                        image + firsts[warp][owner] + plane * p.image_channel + place * p.pixel_stride[last];
-                    if (place < counts[warp][owner])
+                    const int owner = (i * 32 + lane) / words, in_cell = (i * 32 + lane) % words * word;
+                    Scalar* const pixel = image + firsts[warp][owner] + plane * p.image_channel +
+                                          in_cell * p.pixel_stride[last];
+                    if (in_cell < counts[warp][owner])
                         *reinterpret_cast<StoredWord<word>*>(pixel) = tile[i * 33 + lane];
                 }
             }
@@ -224,8 +219,8 @@ __device__ void gather(const Scalar* __restrict__ columns, Scalar* __restrict__ 
     }
 }
 
-// Weights, divisors and what the image held before need registers of their own.
-constexpr int resident_blocks = PLANES > 1 && !(windowed || averages || accumulates) ? 3 : 2;
+// What is fused needs registers of its own.
+constexpr int resident_thread_blocks = PLANES > 1 && !fuses ? 3 : 2;
 
 // A thread for each cell of each plane.
 extern "C" __global__ void __launch_bounds__(THREADS, 2)
@@ -236,7 +231,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
 }
 
 // A thread for each cell of several planes.
-extern "C" __global__ void __launch_bounds__(THREADS, resident_blocks)
+extern "C" __global__ void __launch_bounds__(THREADS, resident_thread_blocks)
     col2im_gather_planes(const Scalar* __restrict__ columns, Scalar* __restrict__ image, const Weights window,
                          const GatherParameters p)
 {
@@ -245,7 +240,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, resident_blocks)
 }
 
 // The same for rows of whole cells, in words.
-extern "C" __global__ void __launch_bounds__(THREADS, resident_blocks)
+extern "C" __global__ void __launch_bounds__(THREADS, resident_thread_blocks)
     col2im_gather_words(const Scalar* __restrict__ columns, Scalar* __restrict__ image, const Weights window,
                         const GatherParameters p)
 {

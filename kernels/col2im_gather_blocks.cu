@@ -1,17 +1,22 @@
 // col2im by gathering, for columns whose taps lie one after another and whose blocks overlap densely: whole
 // blocks come through shared memory.
 //
-//   columns  (batch, channels, *kernel, *blocks), a block's taps contiguous   read, once per tile that needs
-//   it image    (batch, channels, *size), any strides                            written, each element once
-//   window   weights of the taps, or null                                     read, once per tap for a row
+//   columns  (batch, channels, *kernel, *blocks), a block's taps contiguous  read, once per tile
+//   image    (batch, channels, *size), any strides                           written, each element once
+//   window   (*kernel), or an array per axis, or null                        read, once per tap for a row
 //
 // A thread block owns a tile of one plane: box[last] pixels along a row, of box[axis] rows along each other
 // axis, whose sums are in shared memory. It walks the rows of blocks that reach the tile from the last to the
-// first, so that a pixel's taps come in lexicographic order; dilations of the outer axes are therefore at
-// least 1 where their kernel is longer than a tap. Of each row it brings the taps that land in the tile, in
-// chunks of CHUNK rows of taps, with loads that run along the blocks. Then a thread adds up its column's taps
-// of some rows. In one chunk a pixel gets taps from one row alone, so no two threads add to one sum.
+// first, so that the taps of a pixel are added in lexicographic order; dilations of the outer axes are
+// therefore at least 1 where their kernel is longer than a tap. Of each row it brings the taps that land in
+// the tile, in chunks of CHUNK rows of taps, with loads that run along the blocks. Then each thread adds the
+// chunk's taps to pixels of its own column of the tile, one row of taps after another. In one chunk a pixel
+// gets taps from one row alone, so no two threads add to one sum. No atomics and no zero fill.
+//
+// Wins where the taps of a block lie closer in memory than its blocks, and these overlap densely: threads
+// that read one tap of neighbouring blocks would waste most of each sector.
 #include "col2im.cuh"
+#include "fusion.cuh"
 
 #ifndef THREADS
 #define THREADS 256
@@ -30,8 +35,8 @@
 #endif
 
 struct BlocksParameters : Parameters {
-    Offset
-        box[rank]; // pixels of a tile: PIXELS at most, powers of two, from 32 to COLUMNS along the last axis
+    // Pixels of a tile: PIXELS at most, powers of two, from 32 to COLUMNS along the last axis.
+    Offset box[rank];
 };
 
 // Blocks in front of a pixel's own that may reach it, and blocks of a row that may reach a tile at most.
@@ -45,7 +50,7 @@ constexpr int loads_at_once = (most_loads + parts - 1) / parts;
 
 // Where elements are staged: threads that read the same tap of neighbouring blocks meet in few banks. Blocks
 // of an odd number of taps are apart as they are.
-__device__ constexpr Offset place_of(Offset element)
+__device__ constexpr Offset staged_at(Offset element)
 {
     return kernel[last] % 2 == 0 ? element + element / 32 : element;
 }
@@ -58,12 +63,12 @@ template <int axis> __device__ constexpr Offset taps_from()
         return kernel[axis] * taps_from<axis + 1>();
 }
 
-static_assert(place_of(reaching_blocks * CHUNK * int(kernel[last])) < STAGED,
+static_assert(staged_at(reaching_blocks * CHUNK * int(kernel[last])) < STAGED,
               "there is a place for every tap of a chunk");
 
 struct Tile {
     Accumulator sums[PIXELS];
-    Weight divisors[divides_by_taps ? PIXELS : 1];
+    SharedDenominators<PIXELS> denominators;
     Scalar staged[STAGED];
 };
 
@@ -120,7 +125,7 @@ __device__ void stage(const Worker& w, const Scalar* columns, Rows rows)
 #pragma unroll
         for (int i = 0; i < loads_at_once; ++i)
             if (first + i * THREADS < total)
-                w.tile.staged[place_of(first + i * THREADS)] = elements[i];
+                w.tile.staged[staged_at(first + i * THREADS)] = elements[i];
     }
 }
 
@@ -135,7 +140,7 @@ __device__ int row_of(const Worker& w, const Offset (&block)[rank], Offset numbe
         const Offset tap = number / taps_from<axis + 1>() % kernel[axis];
         const Offset pixel =
             block[axis] * stride[axis] + tap * dilation[axis] - w.p.pad[axis] - w.origin[axis];
-        weight = weight.along<axis>(tap, true, w.window);
+        weight = weight.along<axis>(tap, true);
         if (!within(pixel, w.p.box[axis]))
             return -1;
         return row_of<axis + 1>(w, block, number, weight, row * int(w.p.box[axis]) + int(pixel));
@@ -151,30 +156,27 @@ __device__ void add_staged(const Worker& w, const Offset (&block)[rank], Rows ro
     const Offset step = pattern::tap_step - pattern::block_step * length;
     const Offset first = (w.row.block - w.first_block) * length + w.row.tap;
     for (Offset number = rows.first + w.group; number < rows.end; number += w.groups) {
-        TapWeight outer{};
+        TapWeight outer{&w.window};
         const int row = row_of(w, block, number, outer);
         if (row < 0)
             continue;
         const int pixel = row * int(w.p.box[last]) + w.column;
         const Offset element = first + (number - rows.first) * kernel[last];
         Accumulator sum = w.tile.sums[pixel];
-        Weight divisor = divides_by_taps ? w.tile.divisors[pixel] : 0;
+        Denominator denominator = w.tile.denominators.get(pixel);
 #pragma unroll(count <= 32 ? count : 8)
         for (int i = 0; i < count; ++i) {
             const bool in_kernel = w.row.in_kernel<last>(i);
             const bool exists =
                 in_kernel && (!windowed || within(w.row.block - i * pattern::block_step, w.p.blocks[last]));
-            const Weight weight = outer.along<last>(w.row.tap + i * pattern::tap_step, exists, w.window)
-                                      .value(exists, w.window);
-            const Scalar tap = in_kernel ? w.tile.staged[place_of(element + i * step)] : Scalar{};
+            const Weight weight = outer.value_of(w.row.tap + i * pattern::tap_step, exists);
+            const Scalar tap = in_kernel ? w.tile.staged[staged_at(element + i * step)] : Scalar{};
             sum = add(sum, weigh(widen(tap), weight));
-            if constexpr (divides_by_taps)
-                if (exists)
-                    divisor = add(divisor, divisor_of(weight));
+            if (exists)
+                denominator.add_tap(weight);
         }
         w.tile.sums[pixel] = sum;
-        if constexpr (divides_by_taps)
-            w.tile.divisors[pixel] = divisor;
+        w.tile.denominators.put(pixel, denominator);
     }
 }
 
@@ -239,8 +241,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
 
     for (int row = w.group; row < rows; row += w.groups) {
         tile.sums[row * width + w.column] = {};
-        if constexpr (divides_by_taps)
-            tile.divisors[row * width + w.column] = 0;
+        tile.denominators.put(row * width + w.column, {});
     }
     __syncthreads();
     Offset block[rank];
@@ -262,13 +263,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
         }
         if (!inside)
             continue;
-        Weight divisor = divides_by_taps ? tile.divisors[row * width + w.column] : Weight(0);
-        if constexpr (divides_by_axes) {
-            Taps taps[rank];
-            find_taps<0, rank>(taps, pixel, p);
-            divisor = Weight(share_of<0, rank>(taps, window, p));
-        }
-        const Scalar before = load_own_if(image + offset, accumulates);
-        image[offset] = narrow(on(before, finish(tile.sums[row * width + w.column], divisor)));
+        Taps taps[rank];
+        find_taps<0, rank>(taps, pixel, p);
+        Denominator denominator = tile.denominators.get(row * width + w.column);
+        denominator.from_axes(taps, window, p);
+        OldPixel old;
+        old.load(image + offset, true);
+        image[offset] = narrow(old.plus(denominator.finish(tile.sums[row * width + w.column])));
     }
 }

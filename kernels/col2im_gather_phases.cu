@@ -1,16 +1,20 @@
-// col2im by gathering, for strides too large for one thread: a block owns some cells of a row, or some
-// phases.
+// col2im by gathering, for strides too large for one thread: a thread block owns some cells of a row, or some
+// of their phases.
 //
-//   columns  (batch, channels, *kernel, *blocks), any strides     read, a predicated load per tap
-//   image    (batch, channels, *size), any strides                written, each element once
-//   window   weights of the taps, or null                         read, once per tap for a lane's cells,
-//   planes
+//   columns  (batch, channels, *kernel, *blocks), any strides  read, a predicated load per tap
+//   image    (batch, channels, *size), any strides             written, each element once
+//   window   (*kernel), or an array per axis, or null          read, once per tap for all of a lane
 //
 // A cell is a stride's worth of pixels along the last axis, a phase a pixel's place in its cell. A warp adds
 // up one phase at a time, a lane per cell, so that its lanes read neighbouring blocks of one tap. A lane's
-// cells, or planes, share the index arithmetic and have more loads in flight. The block then writes its tile
-// from shared memory along the row. Taps are added in lexicographic order. No atomics and no zero fill.
+// cells, or planes, share the index arithmetic and have more loads in flight. The thread block then writes
+// its tile from shared memory along the row. Taps are added in lexicographic order. No atomics and no zero
+// fill.
+//
+// Wins where a stride is too many pixels for one thread, unless a row of pixels is shorter than a stride, and
+// where the last axis has too many taps to unroll and a warp of pixels would not read whole sectors.
 #include "col2im.cuh"
+#include "fusion.cuh"
 
 #ifndef THREADS
 #define THREADS 256
@@ -22,19 +26,6 @@
 constexpr int warps = THREADS / 32;
 constexpr int phase_tiles = (stride[last] + 31) / 32;
 constexpr int phases = (stride[last] + phase_tiles - 1) / phase_tiles; // of one tile
-
-// Where the image is added to, a tile holds sums that are not rounded yet.
-template <bool wide> struct TiledOf {
-    using type = Scalar;
-    static __device__ type from(Accumulator pixel) { return narrow(pixel); }
-    static __device__ Scalar on_top_of(Scalar, type element) { return element; }
-};
-template <> struct TiledOf<true> {
-    using type = Accumulator;
-    static __device__ type from(Accumulator pixel) { return pixel; }
-    static __device__ Scalar on_top_of(Scalar before, type pixel) { return narrow(on(before, pixel)); }
-};
-using Tiled = TiledOf<accumulates>;
 
 template <int cells, int planes>
 __device__ void gather_phases(const Scalar* __restrict__ columns, Scalar* __restrict__ image,
@@ -49,7 +40,7 @@ __device__ void gather_phases(const Scalar* __restrict__ columns, Scalar* __rest
     Taps taps[rank];
     find_taps<0, last>(taps, place.along, p);
 
-    __shared__ Tiled::type tile[planes][32 * cells][phases | 1];
+    __shared__ OldPixel::Tiled tile[planes][32 * cells][phases | 1];
     using pattern = Pattern<last>;
     constexpr Offset row_taps = pattern::taps;
     constexpr int loads = planes * cells; // per tap
@@ -60,9 +51,9 @@ __device__ void gather_phases(const Scalar* __restrict__ columns, Scalar* __rest
         row.block += first_cell + lane;
         row.offset += (first_cell + lane) * p.block_stride[last];
         Accumulator sums[planes][cells] = {};
-        Weight divisors[cells] = {};
+        Denominator denominators[cells];
         for_each_tap<0, last, row_taps * loads>(
-            taps, p, window, row.offset, true, phase / warps, {},
+            taps, p, row.offset, true, phase / warps, TapWeight{&window},
             [&](Offset offset, bool exists, int iteration, const TapWeight& outer) {
 #pragma unroll(unrolled)
                 for (Offset number = 0; number < row_taps; ++number) {
@@ -70,9 +61,7 @@ __device__ void gather_phases(const Scalar* __restrict__ columns, Scalar* __rest
                     const bool found =
                         exists && row.in_kernel<last>(number) && (cells > 1 || within(block, p.blocks[last]));
                     const Offset tap_offset = offset + number * p.tap_step_stride[last];
-                    const Weight weight =
-                        outer.along<last>(row.tap + number * pattern::tap_step, found, window)
-                            .value(found, window);
+                    const Weight weight = outer.value_of(row.tap + number * pattern::tap_step, found);
                     Weight weights[cells]; // zero where the cell's tap does not exist, as its element is
 #pragma unroll
                     for (int i = 0; i < cells; ++i)
@@ -95,33 +84,28 @@ __device__ void gather_phases(const Scalar* __restrict__ columns, Scalar* __rest
                         for (int i = 0; i < cells; ++i)
                             sums[plane][i] =
                                 add(sums[plane][i], weigh(widen(elements[plane][i]), weights[i]));
-                    if constexpr (divides_by_taps)
 #pragma unroll
-                        for (int i = 0; i < cells; ++i)
-                            divisors[i] = add(divisors[i], divisor_of(weights[i]));
+                    for (int i = 0; i < cells; ++i)
+                        denominators[i].add_tap(weights[i]);
                 }
             });
-        if constexpr (divides_by_axes) {
-            const Share outer = share_of<0, last>(taps, window, p);
-            Share shares[cells] = {};
+        RowFactors<cells> factors(taps, window, p);
 #pragma unroll(unrolled)
-            for (Offset number = 0; number < row_taps; ++number)
-#pragma unroll
-                for (int i = 0; i < cells; ++i)
-                    shares[i] = add_share<last>(
-                        shares[i], row.tap + number * pattern::tap_step,
-                        row.in_kernel<last>(number) &&
-                            within(row.block + 32 * i - number * pattern::block_step, p.blocks[last]),
-                        window);
+        for (Offset number = 0; number < row_taps; ++number)
 #pragma unroll
             for (int i = 0; i < cells; ++i)
-                divisors[i] = Weight(join<last>(outer, shares[i]));
-        }
+                factors.add_tap(
+                    i, row.tap + number * pattern::tap_step,
+                    row.in_kernel<last>(number) &&
+                        within(row.block + 32 * i - number * pattern::block_step, p.blocks[last]));
+#pragma unroll
+        for (int i = 0; i < cells; ++i)
+            denominators[i].from_axes(factors, i);
 #pragma unroll
         for (int plane = 0; plane < planes; ++plane)
 #pragma unroll
             for (int i = 0; i < cells; ++i)
-                tile[plane][32 * i + lane][phase] = Tiled::from(finish(sums[plane][i], divisors[i]));
+                tile[plane][32 * i + lane][phase] = OldPixel::to_tile(denominators[i].finish(sums[plane][i]));
     }
     __syncthreads();
 
@@ -139,7 +123,7 @@ __device__ void gather_phases(const Scalar* __restrict__ columns, Scalar* __rest
     constexpr int batch = planes == 1 ? 4 : 1; // of cells whose pixels are in flight together
     constexpr int step = warps * group;
     for (int cell = first; cell < 32 * cells; cell += batch * step) {
-        Scalar before[batch][planes];
+        OldPixel old[batch][planes];
 #pragma unroll
         for (int i = 0; i < batch; ++i)
 #pragma unroll
@@ -147,9 +131,9 @@ __device__ void gather_phases(const Scalar* __restrict__ columns, Scalar* __rest
                 const bool exists = cell + i * step < 32 * cells && plane < remaining &&
                                     pixel + i * step * stride[last] < p.size[last];
                 trace_iteration((cell / step + i) * planes + plane);
-                before[i][plane] = load_own_if(
+                old[i][plane].load(
                     image + (i * step * stride[last] * p.pixel_stride[last] + plane * p.image_channel),
-                    accumulates && exists);
+                    exists);
             }
 #pragma unroll
         for (int i = 0; i < batch; ++i)
@@ -160,7 +144,7 @@ __device__ void gather_phases(const Scalar* __restrict__ columns, Scalar* __rest
                 trace_iteration((cell / step + i) * planes + plane);
                 if (exists)
                     image[i * step * stride[last] * p.pixel_stride[last] + plane * p.image_channel] =
-                        Tiled::on_top_of(before[i][plane], tile[plane][cell + i * step][phase]);
+                        old[i][plane].plus_tiled(tile[plane][cell + i * step][phase]);
             }
         pixel += batch * step * stride[last];
         image += batch * step * stride[last] * p.pixel_stride[last];

@@ -1,13 +1,17 @@
 // col2im by gathering: a thread owns a pixel of one or several planes and adds up the taps that land on it.
 //
-//   columns  (batch, channels, *kernel, *blocks), any strides     read, a predicated load per tap
-//   image    (batch, channels, *size), any strides                written, each element once
-//   window   weights of the taps, or null                         read, once per tap for all planes
+//   columns  (batch, channels, *kernel, *blocks), any strides  read, a predicated load per tap
+//   image    (batch, channels, *size), any strides             written, each element once
+//   window   (*kernel), or an array per axis, or null          read, once per tap for all planes
 //
 // Neighbouring threads read neighbouring taps of the same block, or, where the stride is small, neighbouring
-// blocks. For columns whose blocks are contiguous, and for long kernels, whose taps are a loop here. Taps are
-// added in lexicographic order. No atomics and no zero fill.
+// blocks. Taps are added in lexicographic order. No atomics and no zero fill.
+//
+// Serves everything. Wins where the taps of a block lie closer in memory than its blocks, where the last axis
+// has too many taps to unroll, which are a loop here, and where a row of pixels is shorter than a large
+// stride.
 #include "col2im.cuh"
+#include "fusion.cuh"
 
 #ifndef THREADS
 #define THREADS 256
@@ -30,11 +34,11 @@ __device__ void gather_pixels(const Scalar* __restrict__ columns, Scalar* __rest
     find_taps<0, rank>(taps, place.along, p);
 
     Accumulator sums[planes] = {};
-    Weight divisor = 0;
+    Denominator denominator;
     for_each_tap<0, rank, planes>(
-        taps, p, window, 0, true, 0, {},
+        taps, p, 0, true, 0, TapWeight{&window},
         [&](Offset offset, bool exists, int iteration, const TapWeight& tap_weight) {
-            const Weight weight = tap_weight.value(exists, window);
+            const Weight weight = tap_weight.value(exists);
             Scalar elements[planes];
 #pragma unroll
             for (int plane = 0; plane < planes; ++plane) {
@@ -44,25 +48,23 @@ __device__ void gather_pixels(const Scalar* __restrict__ columns, Scalar* __rest
 #pragma unroll
             for (int plane = 0; plane < planes; ++plane)
                 sums[plane] = add(sums[plane], weigh(widen(elements[plane]), weight));
-            if constexpr (divides_by_taps)
-                divisor = add(divisor, divisor_of(weight));
+            denominator.add_tap(weight);
         });
-    if constexpr (divides_by_axes)
-        divisor = Weight(share_of<0, rank>(taps, window, p));
+    denominator.from_axes(taps, window, p);
 
     Scalar* first = place.first_plane(image, p);
 #pragma unroll
     for (int axis = 0; axis < rank; ++axis)
         first += place.along[axis] * p.pixel_stride[axis];
     const Offset remaining = p.channels - place.channel; // planes
-    Scalar before[planes];
+    OldPixel old[planes];
 #pragma unroll
     for (int plane = 0; plane < planes; ++plane)
-        before[plane] = load_own_if(first + plane * p.image_channel, accumulates && plane < remaining);
+        old[plane].load(first + plane * p.image_channel, plane < remaining);
 #pragma unroll
     for (int plane = 0; plane < planes; ++plane)
         if (plane < remaining)
-            first[plane * p.image_channel] = narrow(on(before[plane], finish(sums[plane], divisor)));
+            first[plane * p.image_channel] = narrow(old[plane].plus(denominator.finish(sums[plane])));
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 2)

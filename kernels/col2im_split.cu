@@ -1,13 +1,17 @@
-// col2im by gathering, for few pixels under very many taps, which the warps of a block split.
+// col2im by gathering, for few pixels under very many taps, which the warps of a thread block split.
 //
-//   columns  (batch, channels, *kernel, *blocks), any strides     read, a predicated load per tap
-//   image    (batch, channels, *size), any strides                written, each element once
-//   window   weights of the taps, or null                         read, once per tap
+//   columns  (batch, channels, *kernel, *blocks), any strides  read, a predicated load per tap
+//   image    (batch, channels, *size), any strides             written, each element once
+//   window   (*kernel), or an array per axis, or null          read, once per tap for each pixel
 //
-// A block owns 32 pixels, a lane each. In every round its loading warps bring the next taps into shared
-// memory, while the adding warp adds up those of the round before. It alone adds, in lexicographic order. No
-// atomics and no zero fill.
+// A thread block owns 32 pixels, a lane each. In every round its loading warps bring the next taps into
+// shared memory, while the adding warp adds up those of the round before. It alone adds, in lexicographic
+// order, and writes the pixels. No atomics and no zero fill.
+//
+// Wins where the pixels of all planes are too few to fill the device with a thread each, and each has very
+// many taps.
 #include "col2im.cuh"
+#include "fusion.cuh"
 
 #ifndef THREADS
 #define THREADS 512
@@ -31,7 +35,7 @@ template <int axis = last>
 __device__ Found find_tap(Offset number, const Taps (&taps)[rank], const Weights& window, const Parameters& p)
 {
     if constexpr (axis < 0) {
-        return {0, number == 0, {}};
+        return {0, number == 0, {&window}};
     } else {
         constexpr Offset count = Pattern<axis>::taps;
         const Offset here = number % count;
@@ -39,7 +43,7 @@ __device__ Found find_tap(Offset number, const Taps (&taps)[rank], const Weights
         const bool exists = outer.exists && taps[axis].template exists<axis>(here, p);
         const Offset tap = taps[axis].tap + here * Pattern<axis>::tap_step;
         return {outer.offset + taps[axis].offset + here * p.tap_step_stride[axis], exists,
-                outer.weight.along<axis>(tap, exists, window)};
+                outer.weight.along<axis>(tap, exists)};
     }
 }
 
@@ -67,7 +71,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
     __shared__ Weight weights[windowed ? 2 : 1][windowed ? round_taps : 1][32]; // zero where there is no tap
     constexpr Offset rounds = (count_taps() + round_taps - 1) / round_taps;
     Accumulator sum = {};
-    Weight divisor = 0;
+    Denominator denominator;
     for (Offset round = 0; round <= rounds; ++round) {
         // Every warp reaches the barrier: what was loaded in this round is added in the next.
         if (warp < loaders && round < rounds) {
@@ -78,15 +82,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
                 trace_iteration(int(round) * TAPS + i);
                 loaded[round % 2][slot][lane] = load_if(plane_columns[0] + tap.offset, tap.exists);
                 if constexpr (windowed)
-                    weights[round % 2][slot][lane] = tap.weight.value(tap.exists, window);
+                    weights[round % 2][slot][lane] = tap.weight.value(tap.exists);
             }
         } else if (warp == loaders && round > 0) {
 #pragma unroll 8
             for (int slot = 0; slot < round_taps; ++slot) {
                 const Weight weight = windowed ? weights[(round + 1) % 2][slot][lane] : Weight(0);
                 sum = add(sum, weigh(widen(loaded[(round + 1) % 2][slot][lane]), weight));
-                if constexpr (divides_by_taps)
-                    divisor = add(divisor, divisor_of(weight));
+                denominator.add_tap(weight);
             }
         }
         __syncthreads();
@@ -97,8 +100,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
 #pragma unroll
         for (int axis = 0; axis < rank; ++axis)
             image += place.along[axis] * p.pixel_stride[axis];
-        if constexpr (divides_by_axes)
-            divisor = Weight(share_of<0, rank>(taps, window, p));
-        *image = narrow(on(load_own_if(image, accumulates), finish(sum, divisor)));
+        denominator.from_axes(taps, window, p);
+        OldPixel old;
+        old.load(image, true);
+        *image = narrow(old.plus(denominator.finish(sum)));
     }
 }

@@ -14,8 +14,8 @@ enum class Window { none, separable, full };
 constexpr bool windowed = Window::WINDOW != Window::none;
 constexpr bool separable = Window::WINDOW == Window::separable; // weights for each axis, to be multiplied
 
-// Where the weights are, passed by value: one array for each of the last axes of a block, in a separable
-// window, else a single one, or a null.
+// Where the weights are, passed by value: an array for each of the last axes of a block in a separable
+// window, else one array for the whole window, or a null.
 struct Weights {
     static constexpr int count = separable ? WINDOW_AXES : 1;
     const Weight* of_axis[count];
@@ -23,8 +23,9 @@ struct Weights {
     __device__ const Weight* last() const { return of_axis[count - 1]; }
 };
 
-// A weight, or zero where it must not count, by a shift that leaves nothing of it. A choice would keep the
-// condition in a predicate until the weight has arrived; a thread has few of these, and its loads would wait.
+// A weight, or zero where it must not count, by a shift that clears all its bits. `?:` would keep the
+// condition in a predicate until the weight has arrived; a thread has few predicates, and its loads would
+// wait.
 #ifdef HOSTCUDA
 template <typename Real> inline Real or_zero(Real weight, bool counts)
 {

@@ -72,6 +72,54 @@ def test_an_output_that_may_share_an_input_register_is_found():
     assert clobbered(pair, ["=l", "=l"], ["l", "r"]) == {0, 1}
 
 
+KERNEL = re.compile(r'extern "C" __global__ void __launch_bounds__\([^)]*\)\s+(\w+)\(([^{]*)\)\s*\{')
+"""A kernel function: its name, its parameters."""
+
+
+def arrays_of(text: str) -> set[str]:
+    """Return the names of all arrays that a source's kernels take; a window is a struct of them."""
+    parameters = [parameter for _, found in KERNEL.findall(text) for parameter in found.split(",")]
+    return {re.findall(r"\w+", parameter)[-1] for parameter in parameters if re.search(r"\*|\bWeights\b", parameter)}
+
+
+def table_of(text: str) -> dict[str, str]:
+    """Return the rows of the table in a source's header: what it says of each array, by its name."""
+    header = text[: text.index("#include")]
+    rows = re.findall(r"^// {3}(\w+)((?: .*)(?:\n// {4,}.*)*)", header, re.MULTILINE)
+    return {name: " ".join(row.replace("//", " ").split()) for name, row in rows}
+
+
+def says_enough(row: str) -> bool:
+    """Whether a row has an array's shape, or says whose weights they are, and then what is done with its elements."""
+    return re.search(r"(\(.*\)|weights of).*\b(read|written|added to)\b", row) is not None
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_a_header_has_a_row_for_every_array_of_its_kernels(source):
+    text = (KERNELS / source).read_text()
+    assert len(KERNEL.findall(text)) == text.count('extern "C" __global__'), "every kernel function is understood"
+    table = table_of(text)
+    assert set(table) == arrays_of(text)
+    for name, row in table.items():
+        assert says_enough(row), f"{name} of {source}: {row}"
+
+
+def test_a_table_that_was_reflowed_is_found():
+    table = "//   columns  (batch, *blocks)  read\n//   image    (batch, *size)    written\n#include"
+    assert table_of(table).keys() == {"columns", "image"}
+    assert all(map(says_enough, table_of(table).values()))
+    assert table_of(table.replace("\n//   image", "\n//   it image")).keys() == {"columns", "it"}
+    assert not says_enough("any strides, read")
+    assert not says_enough("(batch, *size), any strides")
+
+
+@pytest.mark.parametrize("source", TEXTS)
+def test_lines_are_as_long_as_the_format_says(source):
+    """The formatter leaves comments as they are."""
+    long = [line for line in (KERNELS / source).read_text().splitlines() if len(line) > 110]
+    assert not long
+
+
 @pytest.mark.nvcc
 @pytest.mark.parametrize("architecture", hostcuda.cubin.ARCHITECTURES)
 @pytest.mark.parametrize("source", SOURCES)

@@ -1,0 +1,249 @@
+// What col2im fuses into its sums: a window's weights, an average's division and the image that is added to.
+//
+//   pixel = sum of (weight * element) / denominator + old pixel
+//
+// Each of the three is compiled in. What a call does not ask for is an empty struct, whose members do
+// nothing.
+//
+//   reduction      denominator of a pixel
+//   sum            none
+//   mean           the weights of the taps that land on it, added up; without a window the number of the taps
+//   least_squares  the squares of these weights, added up; without a window the number of the taps
+#pragma once
+#include "col2im.cuh"
+#include "window.cuh"
+
+#ifndef REDUCTION
+#define REDUCTION sum
+#endif
+#ifndef ACCUMULATE
+#define ACCUMULATE false
+#endif
+
+enum class Reduction { sum, mean, least_squares };
+constexpr Reduction reduction = Reduction::REDUCTION;
+constexpr bool averages = reduction != Reduction::sum;
+constexpr bool accumulates = ACCUMULATE;
+constexpr bool fuses = windowed || averages || accumulates;
+
+// ---- a window's weights ------------------------------------------------------------------------
+
+constexpr int unweighted = rank - Weights::count; // axes in front for which a separable window has no weights
+
+// The weight of a tap, as far as its axes are known: the product of their weights, or the tap's number in the
+// window. No weight is read of a tap that does not exist, and the product is zero then: the weights of its
+// other axes must not count, for an infinite one times zero is not zero.
+struct TapWeight {
+    const Weights* window;
+    Weight product;
+    Offset number;
+
+    // Of the tap at this number along one more axis.
+    template <int axis> __device__ TapWeight along(Offset tap, bool exists) const
+    {
+        if constexpr (!separable) {
+            return {window, 0, number * kernel[axis] + tap};
+        } else if constexpr (axis < unweighted) {
+            return {window, 0, 0};
+        } else {
+            const Weight weight = load_if(window->of_axis[axis - unweighted] + tap, exists);
+            return {window, axis == unweighted ? weight : multiply(or_zero(product, exists), weight), 0};
+        }
+    }
+
+    // Where all axes are known.
+    __device__ Weight value(bool exists) const
+    {
+        return separable || !windowed ? product : load_if(window->last() + number, exists);
+    }
+
+    // Where all axes but the last are known.
+    __device__ Weight value_of(Offset row_tap, bool exists) const
+    {
+        return along<last>(row_tap, exists).value(exists);
+    }
+};
+
+// ---- an average's denominators -----------------------------------------------------------------
+
+// A denominator is summed up tap by tap where every tap has a weight of its own. Else it is a product of
+// factors, one per axis: the number of its taps that land on the pixel, or the sum of their weights. Of a
+// single axis both are the same sum.
+constexpr bool divides_by_taps = averages && windowed && (!separable || rank == 1);
+constexpr bool divides_by_axes = averages && !divides_by_taps;
+
+// What a weight adds to the denominator.
+inline __device__ Weight in_denominator(Weight weight)
+{
+    return reduction == Reduction::least_squares ? multiply(weight, weight) : weight;
+}
+
+// An axis's factor of a denominator, without weights.
+struct Count {
+    Offset taps;
+
+    // With one more tap, where it exists.
+    template <int axis> __device__ Count with(Offset, bool exists, const Weights&) const
+    {
+        return {taps + exists};
+    }
+    __device__ Count times(Count other) const { return {taps * other.taps}; }
+    explicit __device__ operator Weight() const { return Weight(taps); }
+};
+
+// An axis's factor of a denominator, with weights.
+struct WeightSum {
+    Weight sum;
+    bool covers; // whether a tap landed: what no tap landed on stays zero beside an infinite sum
+
+    template <int axis> __device__ WeightSum with(Offset tap, bool exists, const Weights& window) const
+    {
+        const bool covered = covers || exists;
+        if constexpr (axis < unweighted)
+            return {add(sum, Weight(exists)), covered};
+        else
+            return {add(sum, in_denominator(load_if(window.of_axis[axis - unweighted] + tap, exists))),
+                    covered};
+    }
+    __device__ WeightSum times(WeightSum other) const
+    {
+        const bool both = covers && other.covers;
+        return {both ? multiply(sum, other.sum) : Weight(0), both};
+    }
+    explicit __device__ operator Weight() const { return sum; }
+};
+
+template <bool weighted> struct FactorOf {
+    using type = Count;
+};
+template <> struct FactorOf<true> {
+    using type = WeightSum;
+};
+using Factor = typename FactorOf<windowed>::type;
+
+// The product of the factors of the axes up to this one, from that of the axes before.
+template <int axis> __device__ Factor join(Factor before, Factor factor)
+{
+    return axis == 0 ? factor : before.times(factor);
+}
+
+// The product of the factors of the axes [0, end).
+template <int axis = 0, int end>
+__device__ Factor factors_of(const Taps (&taps)[rank], const Weights& window, const Parameters& p,
+                             Factor before = {})
+{
+    if constexpr (axis == end) {
+        return before;
+    } else {
+        Factor factor = {};
+#pragma unroll(4)
+        for (Offset number = 0; number < Pattern<axis>::taps; ++number) {
+            trace_iteration(int(number));
+            factor = factor.template with<axis>(taps[axis].tap + number * Pattern<axis>::tap_step,
+                                                taps[axis].template exists<axis>(number, p), window);
+        }
+        return factors_of<axis + 1, end>(taps, window, p, join<axis>(before, factor));
+    }
+}
+
+// The factors of pixels of one row, to which a kernel hands out the taps of the last axis itself.
+template <int pixels, bool used = divides_by_axes> struct RowFactors {
+    __device__ RowFactors(const Taps (&)[rank], const Weights&, const Parameters&) {}
+    __device__ void add_tap(int, Offset, bool) {}
+};
+template <int pixels> struct RowFactors<pixels, true> {
+    const Weights& window;
+    Factor outer;
+    Factor of_last[pixels] = {};
+
+    __device__ RowFactors(const Taps (&taps)[rank], const Weights& window, const Parameters& p)
+        : window(window), outer(factors_of<0, last>(taps, window, p))
+    {
+    }
+    // For each tap that may land on a pixel.
+    __device__ void add_tap(int pixel, Offset tap, bool exists)
+    {
+        of_last[pixel] = of_last[pixel].template with<last>(tap, exists, window);
+    }
+    __device__ Factor product(int pixel) const { return join<last>(outer, of_last[pixel]); }
+};
+
+template <typename Real> __device__ constexpr Real smallest_normal()
+{
+    return sizeof(Real) == 4 ? Real(1.17549435e-38f) : Real(2.2250738585072014e-308);
+}
+
+// What the sum of one pixel is divided by. A kernel calls add_tap for each tap that may land on the pixel,
+// with zero where the tap does not exist, and then from_axes once.
+template <bool averaging> struct DenominatorOf {
+    __device__ void add_tap(Weight) {}
+    __device__ void from_axes(const Taps (&)[rank], const Weights&, const Parameters&) {}
+    template <int pixels> __device__ void from_axes(const RowFactors<pixels>&, int) {}
+    template <typename Number> __device__ Number finish(Number sum) const { return sum; }
+};
+template <> struct DenominatorOf<true> {
+    Weight value = 0;
+
+    __device__ void add_tap(Weight weight)
+    {
+        if constexpr (divides_by_taps)
+            value = add(value, in_denominator(weight));
+    }
+
+    __device__ void from_axes(const Taps (&taps)[rank], const Weights& window, const Parameters& p)
+    {
+        if constexpr (divides_by_axes)
+            value = Weight(factors_of<0, rank>(taps, window, p));
+    }
+    template <int pixels> __device__ void from_axes(const RowFactors<pixels>& factors, int pixel)
+    {
+        if constexpr (divides_by_axes)
+            value = Weight(factors.product(pixel));
+    }
+
+    // The average, which is zero where the denominator is below the smallest normal number.
+    template <typename Number> __device__ Number finish(Number sum) const
+    {
+        const Weight by = value;
+        const bool covered = !(by < smallest_normal<Weight>() && by > -smallest_normal<Weight>());
+        return covered ? divide(sum, by) : Number{};
+    }
+};
+using Denominator = DenominatorOf<averages>;
+
+// Denominators in shared memory, of pixels that are summed up there. What taps do not add to is not kept.
+template <int pixels, bool kept = divides_by_taps> struct SharedDenominators {
+    Weight unused;
+
+    __device__ Denominator get(int) const { return {}; }
+    __device__ void put(int, Denominator) {}
+};
+template <int pixels> struct SharedDenominators<pixels, true> {
+    Weight values[pixels];
+
+    __device__ DenominatorOf<true> get(int pixel) const { return {values[pixel]}; }
+    __device__ void put(int pixel, DenominatorOf<true> denominator) { values[pixel] = denominator.value; }
+};
+
+// ---- the image that is added to ----------------------------------------------------------------
+
+// A pixel's value before the launch, to which its sum is added. A pixel that is put into a tile of shared
+// memory first is rounded there already where nothing is added to it.
+template <bool accumulating> struct OldPixelOf {
+    using Tiled = Scalar;
+
+    __device__ void load(const Scalar*, bool) {}
+    __device__ Accumulator plus(Accumulator pixel) const { return pixel; }
+    static __device__ Tiled to_tile(Accumulator pixel) { return narrow(pixel); }
+    __device__ Scalar plus_tiled(Tiled pixel) const { return pixel; }
+};
+template <> struct OldPixelOf<true> {
+    using Tiled = Accumulator;
+    Scalar element;
+
+    __device__ void load(const Scalar* address, bool exists) { element = load_own_if(address, exists); }
+    __device__ Accumulator plus(Accumulator pixel) const { return add(widen(element), pixel); }
+    static __device__ Tiled to_tile(Accumulator pixel) { return pixel; }
+    __device__ Scalar plus_tiled(Tiled pixel) const { return narrow(plus(pixel)); }
+};
+using OldPixel = OldPixelOf<accumulates>;
