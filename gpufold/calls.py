@@ -64,12 +64,17 @@ def col2im(
     dilations: Any = 1,
     pads_begin: Any = 0,
     pads_end: Any = 0,
-    **options: Any,
+    *,
+    reduction: str = "sum",
+    window: Any = None,
+    accumulate: bool = False,
+    variant: str = "auto",
+    deterministic: bool = True,
 ) -> Call:
-    """Describe a call of `gpufold.col2im`; `options` are those of `_checked`, what is fused and chosen."""
-    dtype, fusion, choice = _checked("col2im", "data", data.dtype, **options)
+    """Describe a call of `gpufold.col2im`."""
+    dtype, fusion = _checked("col2im", "data", data.dtype, window, reduction, accumulate)
     geometry = sizes.col2im_geometry(data.shape, output_size, kernel_size, strides, dilations, pads_begin, pads_end)
-    return Call("col2im", geometry, dtype, fusion, **choice)
+    return Call("col2im", geometry, dtype, fusion, variant, deterministic)
 
 
 def im2col(
@@ -84,25 +89,36 @@ def im2col(
     variant: str = "auto",
 ) -> Call:
     """Describe a call of `gpufold.im2col`."""
-    dtype, fusion, choice = _checked("im2col", "image", image.dtype, window=window, variant=variant)
+    dtype, fusion = _checked("im2col", "image", image.dtype, window)
     geometry = sizes.im2col_geometry(image.shape, kernel_size, strides, dilations, pads_begin, pads_end)
-    return Call("im2col", geometry, dtype, fusion, **choice)
+    return Call("im2col", geometry, dtype, fusion, variant)
 
 
-def blocks_to_array(blocks: Any, output_shape: Any, block_shape: Any, block_strides: Any, **options: Any) -> Call:
+def blocks_to_array(
+    blocks: Any,
+    output_shape: Any,
+    block_shape: Any,
+    block_strides: Any,
+    *,
+    reduction: str = "sum",
+    window: Any = None,
+    accumulate: bool = False,
+    variant: str = "auto",
+    deterministic: bool = True,
+) -> Call:
     """Describe a call of `gpufold.blocks_to_array`."""
-    dtype, fusion, choice = _checked("blocks_to_array", "blocks", blocks.dtype, **options)
+    dtype, fusion = _checked("blocks_to_array", "blocks", blocks.dtype, window, reduction, accumulate)
     geometry = sizes.blocks_to_array_geometry(blocks.shape, output_shape, block_shape, block_strides)
-    return Call("blocks_to_array", geometry, dtype, fusion, **choice)
+    return Call("blocks_to_array", geometry, dtype, fusion, variant, deterministic)
 
 
 def array_to_blocks(
     array: Any, block_shape: Any, block_strides: Any, *, window: Any = None, variant: str = "auto"
 ) -> Call:
     """Describe a call of `gpufold.array_to_blocks`."""
-    dtype, fusion, choice = _checked("array_to_blocks", "array", array.dtype, window=window, variant=variant)
+    dtype, fusion = _checked("array_to_blocks", "array", array.dtype, window)
     geometry = sizes.array_to_blocks_geometry(array.shape, block_shape, block_strides)
-    return Call("array_to_blocks", geometry, dtype, fusion, **choice)
+    return Call("array_to_blocks", geometry, dtype, fusion, variant)
 
 
 def add_blocks(
@@ -110,46 +126,38 @@ def add_blocks(
 ) -> Call:
     """Describe a call of `gpufold.add_blocks`, whose positions are an array too."""
     check_dtype("add_blocks", "blocks", blocks.dtype)
-    options = {"window": window, "variant": variant, "deterministic": deterministic}
-    dtype, fusion, choice = _checked("add_blocks", "blocks", blocks.dtype, accumulate=True, **options)
+    dtype, fusion = _checked("add_blocks", "blocks", blocks.dtype, window, accumulate=True)
     geometry = sizes.add_blocks_geometry(out.shape, blocks.shape, positions.shape)
-    return Call("add_blocks", geometry, dtype, fusion, **choice)
+    return Call("add_blocks", geometry, dtype, fusion, variant, deterministic)
 
 
 def batch_to_space(
     data: Any, block_shape: Any, crops_begin: Any = 0, crops_end: Any = 0, *, variant: str = "auto"
 ) -> Call:
     """Describe a call of `gpufold.batch_to_space`."""
-    dtype, fusion, choice = _checked("batch_to_space", "data", data.dtype, variant=variant)
+    dtype, fusion = _checked("batch_to_space", "data", data.dtype)
     geometry = sizes.batch_to_space_geometry(data.shape, block_shape, crops_begin, crops_end)
-    return Call("batch_to_space", geometry, dtype, fusion, **choice)
+    return Call("batch_to_space", geometry, dtype, fusion, variant)
 
 
 def space_to_batch(
     data: Any, block_shape: Any, pads_begin: Any = 0, pads_end: Any = 0, *, variant: str = "auto"
 ) -> Call:
     """Describe a call of `gpufold.space_to_batch`."""
-    dtype, fusion, choice = _checked("space_to_batch", "data", data.dtype, variant=variant)
+    dtype, fusion = _checked("space_to_batch", "data", data.dtype)
     geometry = sizes.space_to_batch_geometry(data.shape, block_shape, pads_begin, pads_end)
-    return Call("space_to_batch", geometry, dtype, fusion, **choice)
+    return Call("space_to_batch", geometry, dtype, fusion, variant)
 
 
 def _checked(
-    operation: str,
-    data: str,
-    dtype: Any,
-    *,
-    reduction: object = "sum",
-    window: Any = None,
-    accumulate: object = False,
-    **choice: Any,
-) -> tuple[str, Fusion, dict[str, Any]]:
-    """Check the dtype of the argument named `data` and what is fused; return both with the choice of a variant."""
+    operation: str, data: str, dtype: Any, window: Any = None, reduction: object = "sum", accumulate: object = False
+) -> tuple[str, Fusion]:
+    """Check the dtype of the argument named `data` and what is fused, and return both."""
     name = name_of(dtype)
     if name not in ELEMENT_TYPES:
         check_dtype(operation, data, dtype, strings=True)
     if reduction == "sum" and window is None and not accumulate:
-        return name, PLAIN, choice
+        return name, PLAIN
     if reduction not in REDUCTIONS:
         raise ValueError(f"{operation}: reduction must be one of {', '.join(REDUCTIONS)}, got {reduction!r}")
     element = ELEMENT_TYPES.get(name)
@@ -165,4 +173,4 @@ def _checked(
     kind = "none"
     if window is not None:
         kind = "separable" if isinstance(window, Sequence) or len(getattr(window, "shape", (0,))) == 1 else "full"
-    return name, Fusion(str(reduction), kind, bool(accumulate)), choice
+    return name, Fusion(str(reduction), kind, bool(accumulate))

@@ -27,7 +27,7 @@ def compute(
     if call.variant != "auto":
         check_variant(call, library)
     weights = None if window is None else as_weights(call, library, window, data)
-    shape = operation.result_shape(call.geometry)
+    shape = getattr(call.geometry, operation.result)
     if out is None:
         out = new_result(call, library, data, shape)
     else:

@@ -236,9 +236,15 @@ def blocks_to_array(
         As in `col2im`.
     """
     _check_array("blocks_to_array", "blocks", blocks)
-    choice = {"variant": variant, "deterministic": deterministic}
     call = calls.blocks_to_array(
-        blocks, output_shape, block_shape, block_strides, reduction=reduction, window=window, **choice
+        blocks,
+        output_shape,
+        block_shape,
+        block_strides,
+        reduction=reduction,
+        window=window,
+        variant=variant,
+        deterministic=deterministic,
     )
     geometry, weights = _geometry(call, BlocksGeometry), _checked(call, blocks, window)
     lead = len(geometry.lead)

@@ -129,7 +129,7 @@ def _described(
         window = others[0] if others else options.get("window")
     else:
         call = row.describe(first, *arguments, **options)
-        input, output = first, _contiguous(row.result_shape(call.geometry), first.dtype)
+        input, output = first, _contiguous(getattr(call.geometry, row.result), first.dtype)
         window = options.get("window")
     if window is not None:
         one = window[0] if isinstance(window, Sequence) and window else window

@@ -7,12 +7,11 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import chain
 from math import prod
-from operator import attrgetter, mul
+from operator import mul
 
 from gpufold import calls, cpu
 from gpufold.calls import Call, Unsupported
 from gpufold.elements import check_dtype
-from gpufold.geometry import Geometry, Size
 from gpufold.gpu.parameters import offset_bits
 from gpufold.gpu.plan import H200, Device, Operand, Plan, Preferences, Problem, Variant
 from gpufold.gpu.variants import blocks, col2im, im2col, positions, space
@@ -26,7 +25,8 @@ class Operation:
     """The name of the argument that holds the elements."""
     describe: Callable[..., Call]
     """Checks the arguments of a call and describes it."""
-    result_shape: Callable[[Geometry], Size]
+    result: str
+    """The attribute of a geometry that is the shape of the result."""
     on_cpu: Callable[..., None]
     """Computes a call on NumPy arrays: (call, data, result, weights), add_blocks with its positions too."""
     variants: Mapping[str, Variant]
@@ -36,47 +36,22 @@ class Operation:
 
 
 OPERATIONS = {
-    "col2im": Operation("data", calls.col2im, attrgetter("image_shape"), cpu.col2im, col2im.VARIANTS, col2im.prefer),
-    "im2col": Operation("image", calls.im2col, attrgetter("columns_shape"), cpu.im2col, im2col.VARIANTS, im2col.prefer),
+    "col2im": Operation("data", calls.col2im, "image_shape", cpu.col2im, col2im.VARIANTS, col2im.prefer),
+    "im2col": Operation("image", calls.im2col, "columns_shape", cpu.im2col, im2col.VARIANTS, im2col.prefer),
     "batch_to_space": Operation(
-        "data",
-        calls.batch_to_space,
-        attrgetter("space_shape"),
-        cpu.batch_to_space,
-        space.BATCH_TO_SPACE,
-        space.prefer_for_batch_to_space,
+        "data", calls.batch_to_space, "space_shape", cpu.batch_to_space, space.BATCH_TO_SPACE, space.prefer_to_space
     ),
     "space_to_batch": Operation(
-        "data",
-        calls.space_to_batch,
-        attrgetter("batch_shape"),
-        cpu.space_to_batch,
-        space.SPACE_TO_BATCH,
-        space.prefer_for_space_to_batch,
+        "data", calls.space_to_batch, "batch_shape", cpu.space_to_batch, space.SPACE_TO_BATCH, space.prefer_to_batch
     ),
     "blocks_to_array": Operation(
-        "blocks",
-        calls.blocks_to_array,
-        attrgetter("array_shape"),
-        cpu.blocks_to_array,
-        blocks.BLOCKS_TO_ARRAY,
-        blocks.prefer_for_blocks_to_array,
+        "blocks", calls.blocks_to_array, "array_shape", cpu.blocks_to_array, blocks.TO_ARRAY, blocks.prefer_to_array
     ),
     "array_to_blocks": Operation(
-        "array",
-        calls.array_to_blocks,
-        attrgetter("blocks_shape"),
-        cpu.array_to_blocks,
-        blocks.ARRAY_TO_BLOCKS,
-        blocks.prefer_for_array_to_blocks,
+        "array", calls.array_to_blocks, "blocks_shape", cpu.array_to_blocks, blocks.TO_BLOCKS, blocks.prefer_to_blocks
     ),
     "add_blocks": Operation(
-        "blocks",
-        calls.add_blocks,
-        attrgetter("array_shape"),
-        cpu.add_blocks,
-        positions.VARIANTS,
-        positions.prefer,
+        "blocks", calls.add_blocks, "array_shape", cpu.add_blocks, positions.VARIANTS, positions.prefer
     ),
 }
 

@@ -82,11 +82,6 @@ inline __device__ Weight in_denominator(Weight weight)
 struct Count {
     Offset taps;
 
-    // With one more tap, where it exists.
-    template <int axis> __device__ Count with(Offset, bool exists, const Weights&) const
-    {
-        return {taps + exists};
-    }
     __device__ Count times(Count other) const { return {taps * other.taps}; }
     explicit __device__ operator Weight() const { return Weight(taps); }
 };
@@ -96,15 +91,6 @@ struct WeightSum {
     Weight sum;
     bool covers; // whether a tap landed: what no tap landed on stays zero beside an infinite sum
 
-    template <int axis> __device__ WeightSum with(Offset tap, bool exists, const Weights& window) const
-    {
-        const bool covered = covers || exists;
-        if constexpr (axis < unweighted)
-            return {add(sum, Weight(exists)), covered};
-        else
-            return {add(sum, in_denominator(load_if(window.of_axis[axis - unweighted] + tap, exists))),
-                    covered};
-    }
     __device__ WeightSum times(WeightSum other) const
     {
         const bool both = covers && other.covers;
@@ -120,6 +106,23 @@ template <> struct FactorOf<true> {
     using type = WeightSum;
 };
 using Factor = typename FactorOf<windowed>::type;
+
+// A factor with one more tap of its axis, where that exists.
+template <int axis> __device__ Count with_tap(Count factor, Offset, bool exists, const Weights&)
+{
+    return {factor.taps + exists};
+}
+template <int axis>
+__device__ WeightSum with_tap(WeightSum factor, Offset tap, bool exists, const Weights& window)
+{
+    const bool covers = factor.covers || exists;
+    if constexpr (axis < unweighted) {
+        return {add(factor.sum, Weight(exists)), covers};
+    } else {
+        const Weight weight = load_if(window.of_axis[axis - unweighted] + tap, exists);
+        return {add(factor.sum, in_denominator(weight)), covers};
+    }
+}
 
 // The product of the factors of the axes up to this one, from that of the axes before.
 template <int axis> __device__ Factor join(Factor before, Factor factor)
@@ -139,8 +142,8 @@ __device__ Factor factors_of(const Taps (&taps)[rank], const Weights& window, co
 #pragma unroll(4)
         for (Offset number = 0; number < Pattern<axis>::taps; ++number) {
             trace_iteration(int(number));
-            factor = factor.template with<axis>(taps[axis].tap + number * Pattern<axis>::tap_step,
-                                                taps[axis].template exists<axis>(number, p), window);
+            factor = with_tap<axis>(factor, taps[axis].tap + number * Pattern<axis>::tap_step,
+                                    taps[axis].template exists<axis>(number, p), window);
         }
         return factors_of<axis + 1, end>(taps, window, p, join<axis>(before, factor));
     }
@@ -163,7 +166,7 @@ template <int pixels> struct RowFactors<pixels, true> {
     // For each tap that may land on a pixel.
     __device__ void add_tap(int pixel, Offset tap, bool exists)
     {
-        of_last[pixel] = of_last[pixel].template with<last>(tap, exists, window);
+        of_last[pixel] = with_tap<last>(of_last[pixel], tap, exists, window);
     }
     __device__ Factor product(int pixel) const { return join<last>(outer, of_last[pixel]); }
 };

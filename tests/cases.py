@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, replace
+from itertools import product
 from math import prod
 
 import definition
 import numpy as np
+import pytest
 from ml_dtypes import bfloat16
 
 import gpufold
@@ -405,3 +407,17 @@ def unfold(case, image, **options):
 def garbage(shape, dtype):
     """An array of a pattern that no sum of ours leaves behind."""
     return np.frombuffer(b"\xa5" * (prod(shape) * dtype.itemsize), np.uint8).view(dtype).reshape(shape).copy()
+
+
+def crossed(*parameters):
+    """Every combination of parameters: with --all; without, as few as bring each value of each once."""
+    longest = max(map(len, parameters))
+    diagonal = {tuple(number % len(values) for values in parameters) for number in range(longest)}
+    return [
+        pytest.param(
+            *(values[place] for values, place in zip(parameters, places, strict=True)),
+            marks=() if places in diagonal else pytest.mark.all,
+            id="-".join(str(values[place]) for values, place in zip(parameters, places, strict=True)),
+        )
+        for places in product(*(range(len(values)) for values in parameters))
+    ]

@@ -364,8 +364,8 @@ FAULTS = (
     Fault(
         "an axis without weights left out of the mean",
         "kernels/fusion.cuh",
-        "return {add(sum, Weight(exists)), covered};",
-        "return {sum, covered};",
+        "return {add(factor.sum, Weight(exists)), covers};",
+        "return {factor.sum, covers};",
         BLOCKS + "leading_axes_apart_have_no_weights[mean]",
     ),
     Fault(
@@ -613,7 +613,7 @@ FAULTS = (
 
 def run_tests(folder: Path, tests: list[str]) -> tuple[int, str]:
     """Run tests on a copy of the checkout; give pytest's exit status and output."""
-    command = [sys.executable, "-B", "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests]
+    command = [sys.executable, "-B", "-m", "pytest", "--all", "-q", "-p", "no:cacheprovider", *tests]
     done = subprocess.run(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     return done.returncode, done.stdout
 

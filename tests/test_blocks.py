@@ -10,7 +10,7 @@ from math import prod
 
 import numpy as np
 import pytest
-from cases import DTYPES, FUSIONS, INEXACT, assert_same_bits, values, weights_of, window_of
+from cases import DTYPES, FUSIONS, INEXACT, assert_same_bits, crossed, values, weights_of, window_of
 from moves import DEVICES, ONE_THREAD, in_layout, operand
 
 import gpufold
@@ -95,16 +95,14 @@ def through_im2col(case, array, **options):
 # On NumPy arrays
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize(("case", "dtype"), crossed(CASES, DTYPES))
 def test_they_are_col2im_and_im2col_through_a_transpose(case, dtype):
     blocks, array = values(case.blocks_shape, dtype), values(case.shape, dtype, 1)
     assert_same_bits(gpufold.blocks_to_array(blocks, case.shape, *case.arguments), through_col2im(case, blocks))
     assert_same_bits(gpufold.array_to_blocks(array, *case.arguments), through_im2col(case, array))
 
 
-@pytest.mark.parametrize("seed", range(20))
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize(("case", "seed"), crossed(CASES, range(20)))
 def test_any_layout_gives_the_same(case, seed):
     rng = random.Random(seed)
     blocks, array = values(case.blocks_shape, np.float32, seed), values(case.shape, np.float32, seed + 1)
@@ -118,8 +116,7 @@ def test_any_layout_gives_the_same(case, seed):
     assert_same_bits(got, through_im2col(case, array))
 
 
-@pytest.mark.parametrize("fusion", FUSIONS, ids=str)
-@pytest.mark.parametrize("case", CASES[3::2], ids=str)
+@pytest.mark.parametrize(("case", "fusion"), crossed(CASES[3::2], FUSIONS))
 def test_reductions_windows_and_accumulation_are_those_of_col2im(case, fusion):
     reduction, kind, accumulate = fusion
     dtype = INEXACT[len(case.name) % len(INEXACT)]

@@ -27,7 +27,7 @@ from gpufold.gpu.plan import H200, Operand
 from gpufold.gpu.sources import KERNELS
 from gpufold.operations import choose, variants
 
-pytestmark = pytest.mark.nvrtc
+pytestmark = [pytest.mark.nvrtc, pytest.mark.all]
 
 
 @pytest.mark.parametrize("architecture", hostcuda.cubin.ARCHITECTURES)

@@ -17,6 +17,7 @@ from cases import (
     Case,
     assert_same_bits,
     awkward_window,
+    crossed,
     fold,
     garbage,
     off_its_size,
@@ -48,15 +49,13 @@ def check(case, dtype, fusion, seed=0, make_window=window_of):
     assert_same_bits(got, want, message)
 
 
-@pytest.mark.parametrize("fusion", FUSIONS, ids=str)
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize(("case", "fusion"), crossed(CASES, FUSIONS))
 def test_every_fusion_is_its_definition(case, fusion):
     check(case, np.float32, fusion)
 
 
-@pytest.mark.parametrize("dtype", INEXACT, ids=str)
-@pytest.mark.parametrize("fusion", FUSIONS, ids=str)
-def test_every_dtype_is_its_definition(dtype, fusion):
+@pytest.mark.parametrize(("fusion", "dtype"), crossed(FUSIONS, INEXACT))
+def test_every_dtype_is_its_definition(fusion, dtype):
     check(Case("odd", (7, 9), (3, 4), (2, 1), (1, 2), (2, 1), (0, 3)), dtype, fusion)
 
 
@@ -203,16 +202,15 @@ def test_accumulation_needs_something_to_add_to():
         gpufold.col2im(np.ones((4, 1)), (2, 2), (2, 2), out=window[None], window=window)
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float16, np.complex64])
-@pytest.mark.parametrize("fusion", FUSIONS, ids=str)
+LARGE_CASES = (
+    Case("maps", (56, 56), (3, 3), 1, 1, 1, 1, batch=16, channels=64),
+    Case("tiles", (1984, 1984), (256, 256), 192, batch=1, channels=1),
+    Case("audio", (1_600_240,), (400,), 160, batch=2, channels=1),
+)
+
+
 @pytest.mark.parametrize(
-    "case",
-    [
-        Case("maps", (56, 56), (3, 3), 1, 1, 1, 1, batch=16, channels=64),
-        Case("tiles", (1984, 1984), (256, 256), 192, batch=1, channels=1),
-        Case("audio", (1_600_240,), (400,), 160, batch=2, channels=1),
-    ],
-    ids=str,
+    ("case", "fusion", "dtype"), crossed(LARGE_CASES, FUSIONS, [np.dtype(name) for name in ("f4", "f2", "c8")])
 )
 def test_one_pass_needs_the_result_a_window_and_a_bounded_scratch(case, fusion, dtype):
     reduction, kind, accumulate = fusion

@@ -156,6 +156,7 @@ def test_it_takes_no_argument_that_cupy_does_not_take():
 # The GPU tests
 
 
+@pytest.mark.all
 @pytest.mark.hostcuda
 def test_the_gpu_tests_pass_on_a_stand_in_for_cupy():
     """Two problems of each; what compiles is kept for the next run."""

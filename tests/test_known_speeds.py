@@ -17,7 +17,7 @@ from bench.problems import Problem, sliding, space
 from bench.traffic import NAIVE, work_on
 from gpufold.gpu.plan import H200
 
-pytestmark = [pytest.mark.nvrtc, pytest.mark.hostcuda]
+pytestmark = [pytest.mark.nvrtc, pytest.mark.hostcuda, pytest.mark.all]
 
 CHIP = replace(
     H200,

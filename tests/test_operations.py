@@ -14,6 +14,7 @@ from cases import (
     SPACE_CASES,
     Case,
     assert_same_bits,
+    crossed,
     fold,
     garbage,
     random_case,
@@ -50,8 +51,7 @@ def test_im2col_is_its_definition(case, way):
     assert_same_bits(unfold(case, image, out=garbage(want.shape, want.dtype)), want, case)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("case", SMALL_CASES, ids=str)
+@pytest.mark.parametrize(("case", "dtype"), crossed(SMALL_CASES, DTYPES))
 def test_every_dtype_is_its_definition(case, dtype):
     columns, image = values(case.columns_shape, dtype), values(case.image_shape, dtype, 1)
     assert_same_bits(fold(case, columns), case.col2im(columns), case)
@@ -79,8 +79,7 @@ def test_many_random_problems_are_their_definition(first, way):
         check_random(seed)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("case", SPACE_CASES, ids=str)
+@pytest.mark.parametrize(("case", "dtype"), crossed(SPACE_CASES, DTYPES))
 def test_batch_and_space_are_their_definition(case, dtype):
     check_space(case, dtype, 0)
 

@@ -16,7 +16,7 @@ from gpufold.geometry import batch_to_space_geometry, col2im_geometry
 from gpufold.gpu.plan import H200
 from gpufold.operations import variants
 
-pytestmark = pytest.mark.hostcuda
+pytestmark = [pytest.mark.hostcuda, pytest.mark.all]
 
 NAMES = (
     "bug-3d-columns-with-dilated-kernel",

@@ -121,6 +121,7 @@ def test_lines_are_as_long_as_the_format_says(source):
 
 
 @pytest.mark.nvcc
+@pytest.mark.all
 @pytest.mark.parametrize("architecture", hostcuda.cubin.ARCHITECTURES)
 @pytest.mark.parametrize("source", SOURCES)
 def test_nvcc_warns_of_nothing_where_a_kernel_is_compiled_on_its_own(source, architecture):
@@ -137,6 +138,7 @@ FAR_CASES = (
 
 
 @pytest.mark.nvcc
+@pytest.mark.all
 @pytest.mark.parametrize("operation", ["col2im", "im2col"])
 @pytest.mark.parametrize("case", FAR_CASES, ids=str)
 def test_no_number_that_is_compiled_in_is_cut_to_32_bits(case, operation):
@@ -158,6 +160,7 @@ def test_no_number_that_is_compiled_in_is_cut_to_32_bits(case, operation):
 
 
 @pytest.mark.nvcc
+@pytest.mark.all
 @pytest.mark.parametrize("source", SOURCES)
 def test_nvcc_warns_of_nothing_in_a_specialisation(source):
     rng = random.Random(source)

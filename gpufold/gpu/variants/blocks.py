@@ -43,15 +43,15 @@ def _named(variant: Variant, problem: Problem, planned: str, operation: str) -> 
         raise Unsupported(str(unsupported).replace(planned, operation, 1)) from None
 
 
-BLOCKS_TO_ARRAY = {name: _blocks_to_array(variant) for name, variant in col2im.VARIANTS.items()}
-ARRAY_TO_BLOCKS = {name: _array_to_blocks(variant) for name, variant in im2col.VARIANTS.items()}
+TO_ARRAY = {name: _blocks_to_array(variant) for name, variant in col2im.VARIANTS.items()}
+TO_BLOCKS = {name: _array_to_blocks(variant) for name, variant in im2col.VARIANTS.items()}
 
 
-def prefer_for_blocks_to_array(problem: Problem) -> Iterator[tuple[str, str]]:
+def prefer_to_array(problem: Problem) -> Iterator[tuple[str, str]]:
     """Yield what col2im prefers."""
     return col2im.prefer(_as_col2im(problem))
 
 
-def prefer_for_array_to_blocks(problem: Problem) -> Iterator[tuple[str, str]]:
+def prefer_to_blocks(problem: Problem) -> Iterator[tuple[str, str]]:
     """Yield what im2col prefers."""
     return im2col.prefer(_as_im2col(problem))

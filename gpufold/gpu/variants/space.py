@@ -131,7 +131,7 @@ def deinterleave(problem: Problem) -> Plan:
     )
 
 
-def prefer_for_space_to_batch(problem: Problem) -> Iterator[tuple[str, str]]:
+def prefer_to_batch(problem: Problem) -> Iterator[tuple[str, str]]:
     """Yield the variants that are predicted to be fastest, with why."""
     yield "deinterleave", ""
     yield from unfolding.prefer(_unfold(problem))
@@ -264,7 +264,7 @@ def staged(problem: Problem) -> Plan:
     )
 
 
-def prefer_for_batch_to_space(problem: Problem) -> Iterator[tuple[str, str]]:
+def prefer_to_space(problem: Problem) -> Iterator[tuple[str, str]]:
     """Yield the variants that are predicted to be fastest, with why."""
     yield "interleave", ""
     yield "staged" if _simplified(problem).axes[-1].kernel >= INDEX_MAP_BLOCK else "index_map", ""
