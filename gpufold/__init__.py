@@ -18,25 +18,30 @@ from gpufold.blocks import array_to_blocks, blocks_to_array
 from gpufold.calls import Unsupported
 from gpufold.explanation import explain, warmup
 from gpufold.operations import variants
-from gpufold.positions import add_blocks
+from gpufold.positions import add_blocks, average, grid_positions, take_blocks
 from gpufold.sliding import col2im, im2col
 from gpufold.space import batch_to_space, space_to_batch
+from gpufold.stitching import Stitcher
 from gpufold.threads import get_num_threads, set_num_threads
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "Stitcher",
     "Unsupported",
     "add_blocks",
     "array_to_blocks",
+    "average",
     "batch_to_space",
     "blocks_to_array",
     "col2im",
     "explain",
     "get_num_threads",
+    "grid_positions",
     "im2col",
     "set_num_threads",
     "space_to_batch",
+    "take_blocks",
     "variants",
     "warmup",
 ]

@@ -66,7 +66,7 @@ def native(dtype: np.dtype[Any]) -> np.dtype[Any]:
     return dtype if dtype.isnative else dtype.newbyteorder("=")
 
 
-def _device_of(library: ModuleType, array: Any) -> AbstractContextManager[Any]:
+def device_of(library: ModuleType, array: Any) -> AbstractContextManager[Any]:
     """Return a context manager that makes the array's device current, which does nothing on the CPU."""
     device: AbstractContextManager[Any] = nullcontext() if library is np else array.device
     return device
@@ -141,7 +141,7 @@ def as_weights(call: Call, library: ModuleType, window: Any, data: Any) -> tuple
     operation, block_shape, wanted = call.operation, call.geometry.block_shape, call.element.weight_dtype
     whole = not isinstance(window, Sequence)
     axes = [window] if whole else list(window)
-    names = ["window"] if whole else [f"window[{axis}]" for axis in range(len(axes))]
+    names = [name_of_weights(call)] if whole else [f"window[{axis}]" for axis in range(len(axes))]
     shapes = [block_shape] if whole else [(taps,) for taps in block_shape]
     if len(axes) != len(shapes):
         raise ValueError(
@@ -158,7 +158,7 @@ def as_weights(call: Call, library: ModuleType, window: Any, data: Any) -> tuple
             )
         if library is not np and weights.device != data.device:
             raise ValueError(
-                f"{operation}: window must be on the device of the data, {data.device}, got {weights.device}"
+                f"{operation}: {name} must be on the device of the data, {data.device}, got {weights.device}"
             )
         if not is_kernel_ready(library, weights, wanted):
             converted = True
@@ -166,13 +166,18 @@ def as_weights(call: Call, library: ModuleType, window: Any, data: Any) -> tuple
                 raise TypeError(f"{operation}: {name} must hold real numbers, got dtype {weights.dtype}")
     if not converted:
         return tuple(axes)
-    with _device_of(library, axes[0]):
-        _check_no_capture(operation, library, "window", f"contiguous, aligned and of {wanted}")
+    with device_of(library, axes[0]):
+        _check_no_capture(operation, library, name_of_weights(call), f"contiguous, aligned and of {wanted}")
         return tuple(kernel_ready(library, weights, wanted) for weights in axes)
 
 
-def as_positions(operation: str, library: ModuleType, positions: Any, out: Any) -> Any:
-    """Return positions as int64 that kernels can read beside `out`; where they are on a GPU no value is looked at.
+def name_of_weights(call: Call) -> str:
+    """Return the name of the argument that holds weights."""
+    return "weight" if call.operation == "average" else "window"
+
+
+def as_positions(operation: str, library: ModuleType, positions: Any, array: Any, name: str = "out") -> Any:
+    """Return positions as int64 that kernels can read beside an array; where they are on a GPU none is looked at.
 
     >>> as_positions("add_blocks", np, [(0, -3), (5, 2)], np.zeros((8, 8)))
     array([[ 0, -3],
@@ -191,15 +196,17 @@ def as_positions(operation: str, library: ModuleType, positions: Any, out: Any) 
             raise TypeError(f"{operation}: positions must be integers, got {positions!r}")
     else:
         given = positions
-        check_library(operation, "positions", given, library, "out")
+        check_library(operation, "positions", given, library, name)
         if given.dtype.kind not in "iu":
             raise TypeError(f"{operation}: positions must be integers, got dtype {given.dtype}")
-        if library is not np and given.device != out.device:
-            raise ValueError(f"{operation}: positions must be on the device of out, {out.device}, got {given.device}")
+        if library is not np and given.device != array.device:
+            raise ValueError(
+                f"{operation}: positions must be on the device of {name}, {array.device}, got {given.device}"
+            )
         if is_kernel_ready(library, given, np.int64):
             return given
-    with _device_of(library, out):
-        _check_no_capture(operation, library, "positions", "a contiguous, aligned array of int64 beside out")
+    with device_of(library, array):
+        _check_no_capture(operation, library, "positions", f"a contiguous, aligned array of int64 beside {name}")
         if on_host:
             return library.asarray(_as_int64(np, given))
         return _as_int64(library, given)
@@ -228,7 +235,7 @@ def new_result(call: Call, library: ModuleType, data: Any, shape: Size) -> Any:
         )
     if library is np:
         return np.empty(shape, dtype)
-    with _device_of(library, data):
+    with device_of(library, data):
         return library.empty(shape, dtype)
 
 
@@ -238,13 +245,16 @@ def check_out(call: Call, library: ModuleType, out: Any, shape: Size, **others: 
     check_library(operation, "out", out, library, name)
     if out.shape != shape:
         raise ValueError(f"{operation}: out must have the result's shape {shape}, got {out.shape}")
-    if out.dtype != native(data.dtype):
-        raise TypeError(f"{operation}: out must have the result's dtype {native(data.dtype)}, got {out.dtype}")
+    dtype = np.dtype(call.dtype) if call.source else native(data.dtype)
+    if out.dtype != dtype:
+        raise TypeError(f"{operation}: out must have the result's dtype {dtype}, got {out.dtype}")
     if library is np:
         if not out.flags.writeable:
             raise ValueError(f"{operation}: out must be writeable, got a read-only array")
     elif out.device != data.device:
         raise ValueError(f"{operation}: out must be on the device of {name}, {data.device}, got {out.device}")
+    if operation == "average" and _address(library, out) == _address(library, data) and out.strides == data.strides:
+        del others[name]  # every element is read where it is written, before that
     for other, arrays in others.items():
         for array in arrays if isinstance(arrays, tuple) else (arrays,):
             if share_memory(library, out, array):
@@ -252,6 +262,12 @@ def check_out(call: Call, library: ModuleType, out: Any, shape: Size, **others: 
                     f"{operation}: out must share no memory with {other}, got arrays that overlap: shapes {out.shape} "
                     f"and {array.shape}; pass a copy of one"
                 )
+
+
+def _address(library: ModuleType, array: Any) -> int:
+    """Return where an array's first element lies."""
+    address: int = array.ctypes.data if library is np else array.data.ptr
+    return address
 
 
 class _Addresses:

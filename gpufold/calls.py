@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from gpufold import geometry as sizes
-from gpufold.elements import ELEMENT_TYPES, ElementType, check_dtype, name_of
+from gpufold.elements import ELEMENT_TYPES, WIDER, ElementType, check_dtype, name_of
 from gpufold.geometry import Geometry
 
 
@@ -24,6 +24,9 @@ REDUCTIONS = ("sum", "mean", "least_squares")
 WINDOWS = ("none", "separable", "full")
 """No window, one of an array of weights per axis, or one of a weight per tap of a block."""
 
+MODES = ("constant", "edge")
+"""What the elements of a block are that lie outside of the array: zero, or the nearest element of the array."""
+
 
 class Fusion(NamedTuple):
     """What happens to elements on their way, besides being added or moved."""
@@ -34,6 +37,8 @@ class Fusion(NamedTuple):
     """Whether the result is added to what is in the output already."""
     window_axes: int = 0
     """The last axes, for which a separable window has weights; those before have one tap. 0 stands for all axes."""
+    mode: str = "constant"
+    """One of `MODES`, for blocks that are taken at positions."""
 
 
 PLAIN = Fusion()
@@ -45,15 +50,22 @@ class Call(NamedTuple):
     operation: str
     geometry: Geometry
     dtype: str
-    """NumPy's name for the dtype of data and result."""
+    """NumPy's name for the dtype of the result, of which the data are too unless `source` says otherwise."""
     fusion: Fusion = PLAIN
     variant: str = "auto"
     deterministic: bool = True
+    source: str = ""
+    """The dtype of the data where it is narrower than the result's: elements are converted before they are summed."""
 
     @property
     def element(self) -> ElementType:
         """What the dtype is in the kernels; strings, which only the NumPy path moves, have none."""
         return ELEMENT_TYPES[self.dtype]
+
+    @property
+    def source_element(self) -> ElementType:
+        """What the dtype of the data is in the kernels."""
+        return ELEMENT_TYPES[self.source or self.dtype]
 
 
 def col2im(
@@ -128,7 +140,47 @@ def add_blocks(
     check_dtype("add_blocks", "blocks", blocks.dtype)
     dtype, fusion = _checked("add_blocks", "blocks", blocks.dtype, window, accumulate=True)
     geometry = sizes.add_blocks_geometry(out.shape, blocks.shape, positions.shape)
+    wider = WIDER.get(dtype, "")
+    if name_of(out.dtype) == wider and out.dtype.isnative:
+        return Call("add_blocks", geometry, wider, fusion, variant, deterministic, source=dtype)
+    if name_of(out.dtype) != dtype:
+        others = f" or {wider}" if wider else ""
+        raise TypeError(f"add_blocks: out must have the result's dtype {dtype}{others}, got {out.dtype}")
     return Call("add_blocks", geometry, dtype, fusion, variant, deterministic)
+
+
+def take_blocks(
+    array: Any,
+    positions: Any,
+    block_shape: Any,
+    *,
+    window: Any = None,
+    mode: object = "constant",
+    variant: str = "auto",
+) -> Call:
+    """Describe a call of `gpufold.take_blocks`, whose positions are an array too."""
+    dtype, fusion = _checked("take_blocks", "array", array.dtype, window)
+    if mode not in MODES:
+        raise ValueError(f"take_blocks: mode must be one of {', '.join(MODES)}, got {mode!r}")
+    geometry = sizes.take_blocks_geometry(array.shape, positions.shape, block_shape)
+    if mode == "edge" and 0 in geometry.size and 0 not in geometry.blocks_shape:
+        raise ValueError(
+            f"take_blocks: mode 'edge' takes the nearest element, but array has none, got shape {array.shape}"
+        )
+    return Call("take_blocks", geometry, dtype, fusion._replace(mode=str(mode)), variant)
+
+
+def average(numerator: Any, weight: Any, *, variant: str = "auto") -> Call:
+    """Describe a call of `gpufold.average`, whose weights are what a window's are to other calls."""
+    name = name_of(numerator.dtype)
+    check_dtype("average", "numerator", numerator.dtype)
+    if not ELEMENT_TYPES[name].weight:
+        raise TypeError(
+            f"average: numerator must be of floats or complex numbers, got dtype {numerator.dtype}; "
+            f"convert it with numerator.astype"
+        )
+    geometry = sizes.average_geometry(numerator.shape, weight.shape)
+    return Call("average", geometry, name, Fusion(window="full"), variant)
 
 
 def batch_to_space(

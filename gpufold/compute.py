@@ -7,17 +7,17 @@ from typing import Any
 
 import numpy as np
 
-from gpufold.arrays import as_weights, check_out, new_result
+from gpufold.arrays import as_weights, check_out, name_of_weights, new_result
 from gpufold.calls import Call, Unsupported
 from gpufold.elements import ELEMENT_TYPES
-from gpufold.geometry import BlocksGeometry, SlidingGeometry, SpaceGeometry
+from gpufold.geometry import BlocksGeometry, SlidingGeometry
 from gpufold.operations import OPERATIONS, check_name, choose
 
 
 def compute(
     call: Call, library: ModuleType, data: Any, out: Any = None, window: Any = None, positions: Any = None
 ) -> Any:
-    """Compute a call on its first array, into `out` or a new array; positions are those of add_blocks, as int64.
+    """Compute a call on its first array, into `out` or a new array; positions, where there are any, are int64.
 
     Nothing is written before everything is checked.
     """
@@ -31,8 +31,9 @@ def compute(
     if out is None:
         out = new_result(call, library, data, shape)
     else:
-        others = {} if positions is None else {"positions": positions}
-        check_out(call, library, out, shape, **{operation.data: data}, window=weights or (), **others)
+        others: dict[str, Any] = {} if positions is None else {"positions": positions}
+        others[name_of_weights(call)] = weights or ()
+        check_out(call, library, out, shape, **{operation.data: data}, **others)
     run(call, library, data, out, weights, positions)
     return out
 
@@ -40,8 +41,7 @@ def compute(
 def _check_no_sums(call: Call, data: Any) -> None:
     """Raise where strings would have to be added."""
     sums = call.operation in ("col2im", "blocks_to_array")
-    assert isinstance(call.geometry, SlidingGeometry | BlocksGeometry | SpaceGeometry)
-    if sums and not isinstance(call.geometry, SpaceGeometry) and call.geometry.blocks_overlap:
+    if sums and isinstance(call.geometry, SlidingGeometry | BlocksGeometry) and call.geometry.blocks_overlap:
         raise TypeError(
             f"{call.operation}: {OPERATIONS[call.operation].data} of strings must not overlap, for strings cannot be "
             f"added; got dtype {data.dtype} and blocks that overlap: {call.geometry}"
@@ -57,7 +57,7 @@ def run(
     positions: Any = None,
 ) -> None:
     """Compute into a result that was checked, on the CPU or the GPU, where it has any element."""
-    if result.size == 0 or (positions is not None and data.size == 0):
+    if result.size == 0 or (call.fusion.accumulate and data.size == 0):
         return
     if library is np:
         places = () if positions is None else (positions,)

@@ -33,7 +33,16 @@ from gpufold.arrays import as_weights, library_of, native
 from gpufold.calls import Call
 from gpufold.compute import check_variant, run
 from gpufold.elements import check_dtype
-from gpufold.geometry import Axis, BlocksGeometry, Geometry, PositionsGeometry, Size, SlidingGeometry, SpaceGeometry
+from gpufold.geometry import (
+    AverageGeometry,
+    Axis,
+    BlocksGeometry,
+    Geometry,
+    PositionsGeometry,
+    Size,
+    SlidingGeometry,
+    SpaceGeometry,
+)
 
 try:
     import dask
@@ -445,7 +454,7 @@ def _geometry(call: Call, kind: type[_Geometry]) -> _Geometry:
 
 
 def _axes(call: Call) -> tuple[Axis, ...]:
-    assert not isinstance(call.geometry, PositionsGeometry)
+    assert not isinstance(call.geometry, PositionsGeometry | AverageGeometry)
     return call.geometry.axes
 
 

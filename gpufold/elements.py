@@ -36,6 +36,11 @@ class ElementType:
         return np.dtype(self.weight) if self.weight else None
 
     @property
+    def weight_bytes(self) -> int:
+        """Bytes of a weight; 0 where there are none."""
+        return int(self.weight[-2:]) // 8 if self.weight else 0
+
+    @property
     def is_half(self) -> bool:
         """Whether sums are made in float32 and rounded once."""
         return not self.exact and self.itemsize == 2
@@ -59,6 +64,9 @@ ELEMENT_TYPES = {
     "complex128": ElementType("Complex<double>", "Complex<double>", 16, exact=False, weight="float64"),
 }
 """Every dtype that the kernels serve, by NumPy's name for it; the types are those of kernels/common.cuh."""
+
+WIDER = {"float16": "float32", "bfloat16": "float32", "float32": "float64", "complex64": "complex128"}
+"""The dtype in which elements may be summed and kept besides their own."""
 
 name_of = lru_cache(maxsize=256)(lambda dtype: str(dtype.name))
 """Return a dtype's name; NumPy makes it anew, in Python, at each access."""

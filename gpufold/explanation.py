@@ -41,7 +41,7 @@ def explain(
     data : numpy.ndarray, cupy.ndarray or (shape, dtype)
         The call's first array, or what a C-contiguous one would be; a NumPy array stands for a CuPy array like it.
     *arguments, **options
-        The call's other arguments but `out`; `add_blocks`' blocks and positions may be (shape, dtype) too.
+        The call's other arguments but `out`; blocks and positions may be (shape, dtype) too.
     device : str or gpufold.gpu.plan.Device, optional
         The GPU to plan for: a name of `gpufold.gpu.devices.DEVICES`, such as "A100", or the facts themselves; absent,
         that of a CuPy array, else an NVIDIA H200.
@@ -119,16 +119,14 @@ def _described(
     """Check a call that is only described; return it with its input and output as kernels see them."""
     variants(operation)
     row, first = OPERATIONS[operation], _described_array(operation, "data", data)
+    count = len(row.arrays)
+    arrays = [_described_array(operation, *named) for named in zip(row.arrays, arguments, strict=False)]
+    others = arguments[count:]
+    call = row.describe(first, *arrays, *others, **options)
     if operation == "add_blocks":
-        blocks, positions, *others = arguments
-        arrays = [_described_array(operation, *named) for named in (("blocks", blocks), ("positions", positions))]
-        call = row.describe(first, *arrays, *others, **options)
         input, output = arrays[0], first
-        if input.dtype != output.dtype:
-            raise TypeError(f"{operation}: out must have the result's dtype {input.dtype}, got {output.dtype}")
         window = others[0] if others else options.get("window")
     else:
-        call = row.describe(first, *arguments, **options)
         input, output = first, _contiguous(getattr(call.geometry, row.result), first.dtype)
         window = options.get("window")
     if window is not None:

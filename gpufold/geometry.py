@@ -5,13 +5,15 @@ knows no array library: it sees shapes and integers only, so sizes of 2**62 cost
 
     SlidingGeometry   col2im and im2col: columns (N, C*prod(kernel), L) <-> image (N, C, *size)
     BlocksGeometry    blocks_to_array and array_to_blocks: blocks (*lead, *blocks, *block) <-> array (*lead, *size)
-    PositionsGeometry add_blocks: blocks (P, *lead, *block) -> array (*lead, *size)
+    PositionsGeometry add_blocks, take_blocks: blocks (P, *lead, *block) <-> array (*lead, *size)
+    AverageGeometry   average: array (*lead, *size) by weights (*size)
     SpaceGeometry     batch_to_space and space_to_batch: batch (B*prod(block), *D) <-> space (B, *E)
 """
 
 from __future__ import annotations
 
 import operator
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from math import prod
@@ -502,7 +504,7 @@ def _blocks_geometry(
 
 @dataclass(frozen=True)
 class PositionsGeometry:
-    """How blocks (count, *lead, *block_shape) land on an array (*lead, *size), at positions known when they land."""
+    """How blocks (count, *lead, *block_shape) lie on an array (*lead, *size), at positions that are an array."""
 
     count: int
     lead: Size
@@ -526,18 +528,8 @@ def add_blocks_geometry(array_shape: Size, blocks_shape: Size, positions_shape: 
     (8, 9)
     """
     operation = "add_blocks"
-    if len(positions_shape) != 2 or not positions_shape[1]:
-        raise ValueError(
-            f"{operation}: positions must be (number of blocks, number of spatial axes), at least one axis, "
-            f"got shape {positions_shape}"
-        )
-    count, rank = positions_shape
-    lead = len(array_shape) - rank
-    if lead < 0:
-        raise ValueError(
-            f"{operation}: out must be (*lead, *size) with {rank} axes of size, one per column of positions "
-            f"of shape {positions_shape}, got rank {len(array_shape)}: shape {array_shape}"
-        )
+    count, rank = _positions_shape(operation, positions_shape)
+    lead = _leading_axes(operation, "out", array_shape, positions_shape)
     if len(blocks_shape) != 1 + len(array_shape) or blocks_shape[: 1 + lead] != (count, *array_shape[:lead]):
         expected = ", ".join(map(str, (count, *array_shape[:lead])))
         raise ValueError(
@@ -546,6 +538,123 @@ def add_blocks_geometry(array_shape: Size, blocks_shape: Size, positions_shape: 
             f"{positions_shape}, got shape {blocks_shape}"
         )
     return PositionsGeometry(count, array_shape[:lead], array_shape[lead:], blocks_shape[1 + lead :])
+
+
+def take_blocks_geometry(array_shape: Size, positions_shape: Size, block_shape: Any) -> PositionsGeometry:
+    """Check the sizes of a take_blocks call.
+
+    >>> take_blocks_geometry((3, 100, 200), (7, 2), (8, 9)).blocks_shape
+    (7, 3, 8, 9)
+    """
+    return _taken_geometry(array_shape, positions_shape, as_integers("take_blocks", "block_shape", block_shape))
+
+
+@lru_cache(maxsize=1024)
+def _taken_geometry(array_shape: Size, positions_shape: Size, block_shape: PerAxis) -> PositionsGeometry:
+    operation = "take_blocks"
+    count, rank = _positions_shape(operation, positions_shape)
+    lead = _leading_axes(operation, "array", array_shape, positions_shape)
+    block = _expand(operation, "block_shape", block_shape, rank, f"positions of shape {positions_shape}")
+    _at_least(operation, "block_shape", block, 1)
+    return PositionsGeometry(count, array_shape[:lead], array_shape[lead:], block)
+
+
+def _positions_shape(operation: str, positions_shape: Size) -> tuple[int, int]:
+    """Return the number of positions and of the axes that they have."""
+    if len(positions_shape) != 2 or not positions_shape[1]:
+        raise ValueError(
+            f"{operation}: positions must be (number of blocks, number of spatial axes), at least one axis, "
+            f"got shape {positions_shape}"
+        )
+    return positions_shape[0], positions_shape[1]
+
+
+def _leading_axes(operation: str, name: str, array_shape: Size, positions_shape: Size) -> int:
+    """Return the number of axes that an array has before those with positions."""
+    rank = positions_shape[1]
+    if len(array_shape) < rank:
+        raise ValueError(
+            f"{operation}: {name} must be (*lead, *size) with {rank} axes of size, one per column of positions "
+            f"of shape {positions_shape}, got rank {len(array_shape)}: shape {array_shape}"
+        )
+    return len(array_shape) - rank
+
+
+@dataclass(frozen=True)
+class AverageGeometry:
+    """How weights (*block_shape) lie on an array (*lead, *block_shape) that is divided by them."""
+
+    lead: Size
+    block_shape: Size
+
+    @cached_property
+    def array_shape(self) -> Size:
+        return (*self.lead, *self.block_shape)
+
+
+def average_geometry(array_shape: Size, weight_shape: Size) -> AverageGeometry:
+    """Check the sizes of an average call.
+
+    >>> average_geometry((3, 100, 200), (100, 200)).lead
+    (3,)
+    """
+    lead = len(array_shape) - len(weight_shape)
+    if lead < 0 or array_shape[lead:] != weight_shape:
+        raise ValueError(
+            f"average: weight must have the shape of numerator's last axes, where numerator has shape {array_shape}, "
+            f"got {weight_shape}"
+        )
+    return AverageGeometry(array_shape[:lead], weight_shape)
+
+
+LAST_BLOCKS = ("shift", "even", "over", "drop")
+"""What becomes of a block that reaches beyond the end of an axis: see `gpufold.grid_positions`."""
+
+
+def grid_of_blocks(size: Any, block_shape: Any, strides: Any, last: object) -> tuple[Sequence[int], ...]:
+    """Check the sizes of a grid_positions call, and return where blocks begin along each axis.
+
+    >>> grid_of_blocks((10, 4), (4, 4), 3, "shift")
+    ([0, 3, 6], [0])
+    """
+    operation = "grid_positions"
+    given = [
+        as_integers(operation, name, value)
+        for name, value in (("size", size), ("block_shape", block_shape), ("strides", strides))
+    ]
+    extents = (given[0],) if isinstance(given[0], int) else given[0]
+    if not extents:
+        raise ValueError(f"{operation}: size must have at least one axis, got size={size!r}")
+    blocks, steps = (
+        _expand(operation, name, value, len(extents), f"size={extents}")
+        for name, value in zip(("block_shape", "strides"), given[1:], strict=True)
+    )
+    for name, values in (("size", extents), ("block_shape", blocks), ("strides", steps)):
+        _at_least(operation, name, values, 1)
+    if last not in LAST_BLOCKS:
+        raise ValueError(f"{operation}: last must be one of {', '.join(LAST_BLOCKS)}, got {last!r}")
+    for axis, (extent, block) in enumerate(zip(extents, blocks, strict=True)):
+        if block > extent and last != "over":
+            raise ValueError(
+                f"{operation}: a block must fit into the array, got block_shape {block} on axis {axis}, where size is "
+                f"{extent}: block_shape={blocks}, size={extents}; last='over' lets blocks hang over"
+            )
+    return tuple(
+        _begins(extent, block, step, str(last)) for extent, block, step in zip(extents, blocks, steps, strict=True)
+    )
+
+
+def _begins(extent: int, block: int, stride: int, last: str) -> Sequence[int]:
+    """Return where blocks begin along one axis, in ascending order."""
+    free = max(0, extent - block)  # where the last block begins that ends with the axis
+    if last == "drop":
+        return range(0, free + 1, stride)
+    steps = -(-free // stride)
+    if last == "even":
+        distance = free / max(1, steps)  # in double precision, as in nnU-Net, whose tiles these are
+        return [*(min(free, round(distance * number)) for number in range(steps)), free]
+    begins = range(0, steps * stride + 1, stride)
+    return begins if last == "over" else [min(begin, free) for begin in begins]
 
 
 # ---------------------------------------------------------------------------------------------
@@ -699,5 +808,5 @@ def _space_geometry(data_shape: Size, block_shape: PerAxis, pads_begin: PerAxis,
     return SpaceGeometry(batch, block, begin, end, tuple(grid))
 
 
-Geometry: TypeAlias = SlidingGeometry | BlocksGeometry | PositionsGeometry | SpaceGeometry
+Geometry: TypeAlias = SlidingGeometry | BlocksGeometry | PositionsGeometry | AverageGeometry | SpaceGeometry
 """What a call becomes."""

@@ -14,7 +14,7 @@ from gpufold.calls import Call, Unsupported
 from gpufold.elements import check_dtype
 from gpufold.gpu.parameters import offset_bits
 from gpufold.gpu.plan import H200, Device, Operand, Plan, Preferences, Problem, Variant
-from gpufold.gpu.variants import blocks, col2im, im2col, positions, space
+from gpufold.gpu.variants import average, blocks, col2im, im2col, positions, space
 
 
 @dataclass(frozen=True)
@@ -28,11 +28,13 @@ class Operation:
     result: str
     """The attribute of a geometry that is the shape of the result."""
     on_cpu: Callable[..., None]
-    """Computes a call on NumPy arrays: (call, data, result, weights), add_blocks with its positions too."""
+    """Computes a call on NumPy arrays: (call, data, result, weights) and positions, where it has any."""
     variants: Mapping[str, Variant]
     """The kernel variants by name, each of which plans a problem or raises Unsupported."""
     prefer: Preferences
     """Yields the variants that are predicted to be fast."""
+    arrays: tuple[str, ...] = ()
+    """The arrays that follow the first argument of a call, by the names of their arguments."""
 
 
 OPERATIONS = {
@@ -51,7 +53,25 @@ OPERATIONS = {
         "array", calls.array_to_blocks, "blocks_shape", cpu.array_to_blocks, blocks.TO_BLOCKS, blocks.prefer_to_blocks
     ),
     "add_blocks": Operation(
-        "blocks", calls.add_blocks, "array_shape", cpu.add_blocks, positions.VARIANTS, positions.prefer
+        "blocks",
+        calls.add_blocks,
+        "array_shape",
+        cpu.add_blocks,
+        positions.ADD_BLOCKS,
+        positions.prefer_for_add_blocks,
+        arrays=("blocks", "positions"),
+    ),
+    "take_blocks": Operation(
+        "array",
+        calls.take_blocks,
+        "blocks_shape",
+        cpu.take_blocks,
+        positions.TAKE_BLOCKS,
+        positions.prefer_for_take_blocks,
+        arrays=("positions",),
+    ),
+    "average": Operation(
+        "numerator", calls.average, "array_shape", cpu.average, average.VARIANTS, average.prefer, arrays=("weight",)
     ),
 }
 

@@ -1,14 +1,16 @@
-"""The public function on blocks at positions of their own."""
+"""The public functions on blocks at positions of their own."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from gpufold import calls
 from gpufold.arrays import ArrayT, as_positions, check_library, library_of
 from gpufold.compute import compute
-
-OPERATION = "add_blocks"
+from gpufold.geometry import grid_of_blocks
 
 
 def add_blocks(
@@ -35,7 +37,8 @@ def add_blocks(
     Element ``t`` of block ``p`` is added to ``out[..., positions[p] + t]``; what falls outside is dropped, so that
     positions may be anything, negative ones too. Blocks are added one after another in their order: the result has the
     same bits on every run, on the CPU and the GPU, and positions on a GPU are never looked at by the CPU. Integers
-    wrap, bool is a logical or, float16 and bfloat16 are summed in float32 and rounded once a call.
+    wrap, bool is a logical or, float16 and bfloat16 are summed in float32 and rounded once a call, or not at all where
+    `out` is float32: it may be wider than the blocks, which then count as if they were converted first.
 
     Parameters
     ----------
@@ -43,12 +46,13 @@ def add_blocks(
         Array of shape (*lead, *size) to add to, with any number of leading axes, of any layout in memory and of the
         dtypes of `col2im` but strings; it shares no memory with the other arrays.
     blocks : numpy.ndarray or cupy.ndarray
-        Blocks of shape (P, *lead, *block_shape), of any layout and of `out`'s dtype.
+        Blocks of shape (P, *lead, *block_shape), of any layout, and of `out`'s dtype or of a narrower one: float16 or
+        bfloat16 for float32, float32 for float64, complex64 for complex128.
     positions : numpy.ndarray, cupy.ndarray or sequence of sequences of int
         Where in `out` each block's first element lies, of shape (P, rank), in elements along the last `rank` axes of
         `out`, those with positions; integers.
     window : numpy.ndarray, cupy.ndarray or sequence of them, optional
-        Real weights of a block's elements, as in `col2im`, multiplied in as the blocks are added.
+        Real weights of a block's elements, as in `col2im` of `out`'s dtype, multiplied in as the blocks are added.
     variant : str
         A GPU kernel by name, see `gpufold.variants`; "auto" chooses one.
     deterministic : bool
@@ -73,9 +77,164 @@ def add_blocks(
     With ``positions[p] = p * block_strides`` it is `blocks_to_array` with ``accumulate=True``, in another order of
     additions.
     """
-    library = library_of(OPERATION, "out", out)
-    check_library(OPERATION, "blocks", blocks, library, "out")
-    places = as_positions(OPERATION, library, positions, out)
+    library = library_of("add_blocks", "out", out)
+    check_library("add_blocks", "blocks", blocks, library, "out")
+    places = as_positions("add_blocks", library, positions, out)
     call = calls.add_blocks(out, blocks, places, window, variant=variant, deterministic=deterministic)
     result: ArrayT = compute(call, library, blocks, out, window, places)
     return result
+
+
+def take_blocks(
+    array: ArrayT,
+    positions: Any,
+    block_shape: Any,
+    *,
+    window: Any = None,
+    mode: str = "constant",
+    out: ArrayT | None = None,
+    variant: str = "auto",
+) -> ArrayT:
+    """Take blocks out of an array, each at a position of its own: the adjoint of `add_blocks`.
+
+    ``(*lead, *size), (P, rank) -> (P, *lead, *block_shape)``
+
+    >>> import numpy as np, gpufold
+    >>> picture = np.arange(12).reshape(3, 4)
+    >>> gpufold.take_blocks(picture, [(0, 1), (2, -1)], (2, 3))
+    array([[[1, 2, 3],
+            [5, 6, 7]],
+    <BLANKLINE>
+           [[0, 8, 9],
+            [0, 0, 0]]])
+
+    Element ``t`` of block ``p`` is ``array[..., positions[p] + t]``; what lies outside is zero or, with
+    ``mode="edge"``, the nearest element of the array, so that positions may be anything, negative ones too. Positions
+    on a GPU are never looked at by the CPU. Elements are moved, and computed with only where a window is multiplied in.
+
+    Parameters
+    ----------
+    array : numpy.ndarray or cupy.ndarray
+        Array of shape (*lead, *size), with any number of leading axes, of any layout in memory and of the dtypes of
+        `col2im`.
+    positions : numpy.ndarray, cupy.ndarray or sequence of sequences of int
+        Where in `array` each block's first element lies, as in `add_blocks`.
+    block_shape : int or sequence of int
+        Elements of a block along each axis with positions, at least 1; one int means the same on every axis.
+    window : numpy.ndarray, cupy.ndarray or sequence of them, optional
+        Real weights of a block's elements, as in `col2im`; every element of the array is multiplied by its own and
+        rounded once.
+    mode : str
+        What the elements of a block are that lie outside of the array: "constant", zero, whatever the window; or
+        "edge", the nearest element of the array, along every axis by itself, weighted as any other.
+    out : numpy.ndarray or cupy.ndarray, optional
+        Array for the result, of its shape and dtype, sharing no memory with the other arrays; every element is
+        overwritten.
+    variant : str
+        A GPU kernel by name, see `gpufold.variants`; "auto" chooses one.
+
+    Returns
+    -------
+    numpy.ndarray or cupy.ndarray
+        The blocks, of the library, device and dtype of `array`.
+
+    Raises
+    ------
+    TypeError
+        An argument has the wrong type, such as positions that are no integers, or its dtype is not supported.
+    ValueError
+        Shapes, devices or memory do not fit together; nothing has been written then.
+    gpufold.Unsupported
+        `variant` names a kernel that cannot serve the call; it is a ValueError.
+
+    Notes
+    -----
+    With ``positions[p] = p * block_strides`` it is `array_to_blocks`.
+    """
+    library = library_of("take_blocks", "array", array)
+    places = as_positions("take_blocks", library, positions, array, "array")
+    call = calls.take_blocks(array, places, block_shape, window=window, mode=mode, variant=variant)
+    blocks: ArrayT = compute(call, library, array, out, window, places)
+    return blocks
+
+
+def average(numerator: ArrayT, weight: ArrayT, *, out: ArrayT | None = None, variant: str = "auto") -> ArrayT:
+    """Divide sums by the sums of their weights, as `reduction="mean"` does: zero where nothing landed.
+
+    ``(*lead, *size), (*size) -> (*lead, *size)``
+
+    >>> import numpy as np, gpufold
+    >>> gpufold.average(np.array([[6.0, 1.0, 0.0], [2.0, 5.0, 9.0]]), np.array([2.0, 0.5, 0.0]))
+    array([[ 3.,  2.,  0.],
+           [ 1., 10.,  0.]])
+
+    Parameters
+    ----------
+    numerator : numpy.ndarray or cupy.ndarray
+        Sums of shape (*lead, *size), of floats or complex numbers and of any layout in memory.
+    weight : numpy.ndarray or cupy.ndarray
+        Real weights of numerator's last axes, for all leading axes alike; they are converted to float32, or float64 for
+        float64 and complex128.
+    out : numpy.ndarray or cupy.ndarray, optional
+        Array for the result, of its shape and dtype: `numerator` itself, or one that shares no memory with the others.
+    variant : str
+        A GPU kernel by name, see `gpufold.variants`; "auto" chooses one.
+
+    Returns
+    -------
+    numpy.ndarray or cupy.ndarray
+        The quotients, of numerator's dtype, each rounded once; zero where a weight is smaller in magnitude than the
+        smallest normal number of its dtype.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As in `add_blocks`.
+    """
+    library = library_of("average", "numerator", numerator)
+    check_library("average", "weight", weight, library, "numerator")
+    call = calls.average(numerator, weight, variant=variant)
+    quotients: ArrayT = compute(call, library, numerator, out, weight)
+    return quotients
+
+
+def grid_positions(size: Any, block_shape: Any, strides: Any, *, last: str = "shift") -> npt.NDArray[np.int64]:
+    """Return the positions of blocks that cover an array, for `take_blocks` and `add_blocks`.
+
+    >>> import gpufold
+    >>> gpufold.grid_positions((7, 5), (4, 5), 2).tolist()  # the last block of the first axis would start at 4
+    [[0, 0], [2, 0], [3, 0]]
+    >>> [gpufold.grid_positions((11,), 4, 3, last=last).ravel().tolist() for last in ("even", "over", "drop")]
+    [[0, 2, 5, 7], [0, 3, 6, 9], [0, 3, 6]]
+
+    Parameters
+    ----------
+    size : int or sequence of int
+        Elements of the array along each axis that gets positions, at least 1.
+    block_shape : int or sequence of int
+        Elements of a block along each axis, at least 1; one int means the same on every axis, here and below.
+    strides : int or sequence of int
+        Elements from one block to the next, at least 1; strides larger than a block leave gaps.
+    last : str
+        What becomes of the end of an axis, on which blocks at multiples of the stride do not end. "shift" has a block
+        at every stride until one would reach beyond the end, which is moved in, as MONAI's sliding windows are.
+        "even" has as many, but spaces them evenly from the begin to the end, as nnU-Net does: at multiples of their
+        distance in double precision, rounded half to even. "over" leaves that block where it is, hanging over the end,
+        as Demucs does. "drop" leaves it out.
+
+    Returns
+    -------
+    numpy.ndarray
+        Positions of shape (P, rank), int64, in lexicographic order.
+
+    Raises
+    ------
+    TypeError
+        Sizes are no integers.
+    ValueError
+        Sizes are out of range or do not fit together; `last` is none of the above; an axis is smaller than a block,
+        but for "over".
+    """
+    axes = grid_of_blocks(size, block_shape, strides, last)
+    grid = np.meshgrid(*(np.array(along, np.int64) for along in axes), indexing="ij")
+    return np.stack(grid, -1).reshape(-1, len(axes))

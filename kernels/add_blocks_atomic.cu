@@ -7,7 +7,7 @@
 //
 // The order of addition is the hardware's: the same bits each time for integers and bool only. For very many
 // small blocks, among which every region of the image would have to search.
-#include "add_blocks.cuh"
+#include "positions.cuh"
 #include "atomic.cuh"
 
 struct AtomicParameters : Parameters {
@@ -15,7 +15,7 @@ struct AtomicParameters : Parameters {
 };
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-    add_blocks_atomic(const Scalar* __restrict__ blocks, Scalar* __restrict__ image,
+    add_blocks_atomic(const Scalar* __restrict__ blocks, Result* __restrict__ image,
                       const long long* __restrict__ positions, const Weights window, const AtomicParameters p)
 {
     Offset rest = grid_index();
@@ -42,5 +42,5 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     if (!inside)
         return;
     const Accumulator element = widen(*blocks);
-    add_atomically(image, Narrow<Scalar>::from(weigh(element, TapWeight(tap, true, window, p))));
+    add_atomically(image, Narrow<Result>::from(weigh(element, TapWeight(tap, true, window, p))));
 }

@@ -13,7 +13,7 @@
 // of its tiles tests all blocks, and adds list after list.
 // The tests of regions grow with regions times blocks: little beside the sums while a block has hundreds of
 // pixels, much where the blocks have a few and the image is too small for large regions.
-#include "add_blocks.cuh"
+#include "positions.cuh"
 
 #ifndef CANDIDATES
 #define CANDIDATES 4
@@ -139,7 +139,7 @@ __device__ int list_candidates(List& list, int from, Offset first, const long lo
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_BLOCKS)
-    add_blocks_gather(const Scalar* __restrict__ blocks, Scalar* __restrict__ image,
+    add_blocks_gather(const Scalar* __restrict__ blocks, Result* __restrict__ image,
                       const long long* __restrict__ positions, const Weights window, const GatherParameters p)
 {
     constexpr int planes = PLANES; // share the search and the index arithmetic
@@ -188,7 +188,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_BLOCKS)
                 lists = 0; // all threads alike
         }
 
-        Scalar* pixel[thread_rows];
+        Result* pixel[thread_rows];
         bool exists[thread_rows];
 #pragma unroll
         for (int row = 0; row < thread_rows; ++row) {
@@ -273,6 +273,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_BLOCKS)
 #pragma unroll
             for (int row = 0; row < thread_rows; ++row)
                 if (exists[row] && plane < p.channels - channel)
-                    pixel[row][plane * p.image_channel] = narrow(sums[plane][row]);
+                    pixel[row][plane * p.image_channel] = Narrow<Result>::from(sums[plane][row]);
     }
 }

@@ -90,6 +90,10 @@ template <typename Element> inline __device__ Accumulator widen(Element element)
 {
     return Accumulator(element);
 }
+template <typename Real, typename Sum = Accumulator> inline __device__ Sum widen(Complex<Real> element)
+{
+    return {decltype(Sum::real)(element.real), decltype(Sum::imaginary)(element.imaginary)};
+}
 inline __device__ bool widen(Boolean element)
 {
     return element.bits != 0;
@@ -143,7 +147,7 @@ template <> struct Narrow<BFloat16> {
 #endif
     }
 };
-inline __device__ Scalar narrow(Accumulator sum)
+template <typename Sum> inline __device__ Scalar narrow(Sum sum)
 {
     return Narrow<Scalar>::from(sum);
 }

@@ -171,11 +171,6 @@ template <int pixels> struct RowFactors<pixels, true> {
     __device__ Factor product(int pixel) const { return join<last>(outer, of_last[pixel]); }
 };
 
-template <typename Real> __device__ constexpr Real smallest_normal()
-{
-    return sizeof(Real) == 4 ? Real(1.17549435e-38f) : Real(2.2250738585072014e-308);
-}
-
 // What the sum of one pixel is divided by. A kernel calls add_tap for each tap that may land on the pixel,
 // with zero where the tap does not exist, and then from_axes once.
 template <bool averaging> struct DenominatorOf {
@@ -208,8 +203,7 @@ template <> struct DenominatorOf<true> {
     template <typename Number> __device__ Number finish(Number sum) const
     {
         const Weight by = value;
-        const bool covered = !(by < smallest_normal<Weight>() && by > -smallest_normal<Weight>());
-        return covered ? divide(sum, by) : Number{};
+        return divide_or_zero(sum, by);
     }
 };
 using Denominator = DenominatorOf<averages>;

@@ -65,3 +65,15 @@ template <typename Element> inline __device__ Element weigh_element(Element elem
     else
         return element;
 }
+
+template <typename Real> __device__ constexpr Real smallest_normal()
+{
+    return sizeof(Real) == 4 ? Real(1.17549435e-38f) : Real(2.2250738585072014e-308);
+}
+
+// A mean of what landed, which is zero where nothing, or next to nothing, did.
+template <typename Number> inline __device__ Number divide_or_zero(Number sum, Weight divisor)
+{
+    const bool covered = !(divisor < smallest_normal<Weight>() && divisor > -smallest_normal<Weight>());
+    return covered ? divide(sum, divisor) : Number{};
+}

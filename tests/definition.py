@@ -165,3 +165,25 @@ def add_blocks(out, blocks, positions, window=None):
                     terms = scaled(np.asarray(terms), np.multiply, weight)
                 total[(..., *pixel)] = total[(..., *pixel)] + terms
     return total.astype(out.dtype)
+
+
+def take_blocks(array, positions, block_shape, window=None, mode="constant"):
+    """Take element by element; outside of the array is zero, or the nearest element."""
+    rank = len(block_shape)
+    size = array.shape[array.ndim - rank :]
+    native = array.dtype if array.dtype.isnative else array.dtype.newbyteorder("=")
+    wide = np.dtype(np.float32) if native.name in ("float16", "bfloat16") else native
+    blocks = np.zeros((len(positions), *array.shape[: array.ndim - rank], *block_shape), native)
+    for block, position in zip(blocks, positions, strict=True):
+        for tap in product(*map(range, block_shape)):
+            pixel = [int(p) + t for p, t in zip(position, tap, strict=True)]
+            if mode == "edge":
+                pixel = [min(max(x, 0), extent - 1) for x, extent in zip(pixel, size, strict=True)]
+            if all(0 <= x < extent for x, extent in zip(pixel, size, strict=True)):
+                element = array[(..., *pixel)]
+                if window is not None:
+                    weight = weight_of(tap, window, weight_dtype(native))
+                    with np.errstate(all="ignore"):
+                        element = scaled(np.asarray(element).astype(wide), np.multiply, weight)
+                block[(..., *tap)] = element
+    return blocks

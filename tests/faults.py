@@ -22,6 +22,7 @@ IM2COL = "tests/test_im2col_kernels.py::test_"
 SPACE = "tests/test_space_kernels.py::test_"
 BLOCKS = "tests/test_blocks.py::test_"
 ADD_BLOCKS = "tests/test_add_blocks.py::test_"
+TAKE_BLOCKS = "tests/test_take_blocks.py::test_"
 FUSIONS = "tests/test_fusions.py::test_"
 DASK = "tests/test_dask.py::test_"
 PLANNER_LAW = "tests/test_planner_law.py::test_"
@@ -104,7 +105,7 @@ FAULTS = (
     ),
     Fault(
         "an annotation that nvcc ignores",
-        "kernels/add_blocks.cuh",
+        "kernels/positions.cuh",
         "    TapWeight() = default;",
         "    __device__ TapWeight() = default;",
         SOURCES + "nvcc_warns_of_nothing_where_a_kernel_is_compiled_on_its_own[add_blocks_gather.cu-90]",
@@ -340,9 +341,9 @@ FAULTS = (
     ),
     Fault(
         "uncovered pixels divided by zero",
-        "kernels/fusion.cuh",
-        "return covered ? divide(sum, by) : Number{};",
-        "return divide(sum, by);",
+        "kernels/window.cuh",
+        "return covered ? divide(sum, divisor) : Number{};",
+        "return divide(sum, divisor);",
         COL2IM + "every_variant_fuses_as_the_numpy_path",
     ),
     Fault(
@@ -444,7 +445,7 @@ FAULTS = (
     ),
     Fault(
         "a block that ends on a tile's first pixel taken for one before it",
-        "kernels/add_blocks.cuh",
+        "kernels/positions.cuh",
         "position > (long long)(begin)-block;",
         "position > (long long)(begin)-block + 1;",
         ADD_BLOCKS + "every_kernel_is_the_numpy_path_in_any_layout[every-border]",
@@ -458,7 +459,7 @@ FAULTS = (
     ),
     Fault(
         "the sign of a zero lost where no block lands",
-        "kernels/add_blocks.cuh",
+        "kernels/positions.cuh",
         "(exists ? 0 : 1u << 31)",
         "0u",
         ADD_BLOCKS + "every_kernel_is_the_numpy_path_in_any_layout[several-tiles]",
@@ -469,6 +470,34 @@ FAULTS = (
         "(positions > begin - block)",
         "(positions >= begin)",
         ADD_BLOCKS + "it_is_its_definition[tiled-several-tiles-none]",
+    ),
+    Fault(
+        "products of narrow blocks rounded though the array is wider",
+        "gpufold/cpu/placing.py",
+        "            products = np.empty(terms.shape, total.dtype)\n",
+        "            products = np.empty(terms.shape, blocks.dtype)\n",
+        ADD_BLOCKS + "a_wider_out_takes_blocks_as_if_they_were_converted_first[whole-all-in-one-place-float16-float32]",
+    ),
+    Fault(
+        "an edge that is one pixel beyond the array",
+        "kernels/take_blocks_direct.cu",
+        "pixel = max(Offset(0), min(pixel, p.size[along] - 1));",
+        "pixel = max(Offset(0), min(pixel, p.size[along]));",
+        TAKE_BLOCKS + "the_kernel_is_the_numpy_path_in_any_layout[every-border]",
+    ),
+    Fault(
+        "positions of blocks that are taken cut to 32 bits",
+        "kernels/take_blocks_direct.cu",
+        "const long long position = positions[",
+        "const int position = positions[",
+        TAKE_BLOCKS + "the_kernel_is_the_numpy_path_in_any_layout[farthest]",
+    ),
+    Fault(
+        "a weight multiplied into what lies outside of the array",
+        "gpufold/cpu/placing.py",
+        "    if not nearest and outside.any():\n",
+        "    if not nearest and outside.any() and weights is None:\n",
+        TAKE_BLOCKS + "outside_is_zero_whatever_the_window",
     ),
     # --- dask
     Fault(

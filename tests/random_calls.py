@@ -9,9 +9,10 @@ from __future__ import annotations
 import random
 from math import prod
 
-from gpufold.calls import PLAIN, REDUCTIONS, WINDOWS, Call, Fusion
-from gpufold.elements import ELEMENT_TYPES
+from gpufold.calls import MODES, PLAIN, REDUCTIONS, WINDOWS, Call, Fusion
+from gpufold.elements import ELEMENT_TYPES, WIDER
 from gpufold.geometry import (
+    AverageGeometry,
     Axis,
     BlocksGeometry,
     Geometry,
@@ -38,17 +39,21 @@ def random_problem(rng: random.Random) -> Problem:
     operation = rng.choice(tuple(OPERATIONS))
     extreme = rng.random() < 0.4
     geometry, input, output = _GEOMETRIES[operation](rng, extreme)
-    dtype = rng.choice(tuple(ELEMENT_TYPES))
+    dtype = rng.choice([name for name, element in ELEMENT_TYPES.items() if element.weight or operation != "average"])
     itemsize = ELEMENT_TYPES[dtype].itemsize
     input, output = (_aligned(rng, operand, itemsize) for operand in (input, output))
     device, deterministic = rng.choice(DEVICES), rng.random() < 0.6
     call = Call(operation, geometry, dtype, _fusion(rng, operation, dtype, geometry), deterministic=deterministic)
+    if operation == "add_blocks" and rng.random() < 0.3:
+        call = call._replace(source=next((narrow for narrow, wide in WIDER.items() if wide == dtype), ""))
     return Problem(call, input, output, device)
 
 
 def _fusion(rng: random.Random, operation: str, dtype: str, geometry: Geometry) -> Fusion:
-    if isinstance(geometry, SpaceGeometry) or (operation != "add_blocks" and rng.random() < 0.4):
+    if isinstance(geometry, SpaceGeometry) or (operation not in ("add_blocks", "average") and rng.random() < 0.4):
         return PLAIN
+    if operation == "average":
+        return Fusion(window="full")
     averaged = ELEMENT_TYPES[dtype].weight != ""
     window = rng.choice(WINDOWS) if averaged else "none"
     if window == "full" and len(geometry.block_shape) == 1:  # which counts as separable
@@ -57,6 +62,8 @@ def _fusion(rng: random.Random, operation: str, dtype: str, geometry: Geometry) 
         return Fusion("sum", window)
     if operation == "add_blocks":
         return Fusion("sum", window, accumulate=True)
+    if operation == "take_blocks":
+        return Fusion("sum", window, mode=rng.choice(MODES))
     return Fusion(rng.choice(REDUCTIONS) if averaged else "sum", window, rng.random() < 0.4)
 
 
@@ -202,6 +209,15 @@ def _add_blocks(rng: random.Random, extreme: bool) -> tuple[PositionsGeometry, O
     )
 
 
+def _take_blocks(rng: random.Random, extreme: bool) -> tuple[PositionsGeometry, Operand, Operand]:
+    geometry, _, _ = _add_blocks(rng, extreme)
+    return (
+        geometry,
+        _laid_out(rng, geometry.array_shape, extreme, True),
+        _laid_out(rng, geometry.blocks_shape, extreme, False),
+    )
+
+
 def _space(rng: random.Random, extreme: bool) -> SpaceGeometry:
     rank = _rank(rng, extreme)
     block, begin, end, grid = [], [], [], []
@@ -232,12 +248,21 @@ def _space_to_batch(rng: random.Random, extreme: bool) -> tuple[SpaceGeometry, O
     )
 
 
+def _average(rng: random.Random, extreme: bool) -> tuple[AverageGeometry, Operand, Operand]:
+    shape = tuple(_number(rng, extreme, 600) for _ in range(_rank(rng, extreme)))
+    lead = rng.randint(0, len(shape))
+    geometry = AverageGeometry(shape[:lead], shape[lead:])
+    return geometry, _laid_out(rng, shape, extreme, True), _laid_out(rng, shape, extreme, False)
+
+
 _GEOMETRIES = {
     "col2im": _col2im,
     "im2col": _im2col,
     "blocks_to_array": _blocks_to_array,
     "array_to_blocks": _array_to_blocks,
     "add_blocks": _add_blocks,
+    "take_blocks": _take_blocks,
+    "average": _average,
     "batch_to_space": _batch_to_space,
     "space_to_batch": _space_to_batch,
 }

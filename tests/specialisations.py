@@ -9,9 +9,9 @@ from math import prod
 from cases import CASES, FUSIONS, POSITIONS_CASES, SPACE_CASES, Case
 from moves import DEVICES
 
-from gpufold.calls import PLAIN, WINDOWS, Call, Fusion, Unsupported
+from gpufold.calls import MODES, PLAIN, WINDOWS, Call, Fusion, Unsupported
 from gpufold.elements import ELEMENT_TYPES
-from gpufold.geometry import add_blocks_geometry, batch_to_space_geometry, col2im_geometry
+from gpufold.geometry import add_blocks_geometry, average_geometry, batch_to_space_geometry, col2im_geometry
 from gpufold.gpu.plan import Operand
 from gpufold.gpu.sources import KERNELS
 from gpufold.operations import choose, variants
@@ -69,6 +69,11 @@ def plans():
         geometry = add_blocks_geometry(case.shape, case.blocks_shape, case.positions.shape)
         windows = [Fusion("sum", window, accumulate=True) for window in WINDOWS]
         collect("add_blocks", geometry, geometry.blocks_shape, geometry.array_shape, fusions=windows)
+        taken = [Fusion("sum", window, mode=MODES[number % len(MODES)]) for number, window in enumerate(WINDOWS)]
+        collect("take_blocks", geometry, geometry.array_shape, geometry.blocks_shape, fusions=taken)
+    for shape, weight in (((2, 3, 40), (40,)), ((5, 7), (5, 7))):
+        for numerator in (shape, Operand(shape, Operand.contiguous(shape[::-1]).strides[::-1])):
+            collect("average", average_geometry(shape, weight), numerator, shape, fusions=[Fusion(window="full")])
     return list(found.values())
 
 

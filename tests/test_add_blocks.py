@@ -12,10 +12,12 @@ import numpy as np
 import pytest
 from cases import DTYPES, INEXACT, PositionsCase, assert_same_bits, awkward_window, values, weights_of, window_of
 from cases import POSITIONS_CASES as CASES
+from ml_dtypes import bfloat16
 from moves import in_layout, operand
 
 import gpufold
 import hostcuda
+from gpufold import calls
 from gpufold.calls import Call, Fusion, Unsupported
 from gpufold.cpu import tiles
 from gpufold.elements import ELEMENT_TYPES
@@ -32,6 +34,10 @@ def random_case(seed):
     block = tuple(rng.randint(1, {1: 20, 2: 5, 3: 3}[rank]) for _ in range(rank))
     lead = tuple(rng.randint(1, 3) for _ in range(rng.choice((0, 0, 1, 2))))
     return PositionsCase(f"random-{seed}", size, block, rng.randint(1, 12), lead)
+
+
+WIDER = (("float16", "float32"), (bfloat16, "float32"), ("float32", "float64"), ("complex64", "complex128"))
+"""Dtypes of blocks, and those of wider arrays that they are added to."""
 
 
 def problem(case, dtype, seed=0):
@@ -153,6 +159,27 @@ def test_one_call_is_one_call_a_block():
         assert_same_bits(gpufold.add_blocks(out, blocks, positions), want)
 
 
+@pytest.mark.parametrize(("narrow", "wide"), WIDER, ids=str)
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_a_wider_out_takes_blocks_as_if_they_were_converted_first(case, narrow, wide, way):
+    rng = random.Random(f"{case} {wide}")
+    for kind in ("none", "separable", "full"):
+        out, blocks = values(case.shape, wide), values(case.blocks_shape, narrow, 1)
+        window = window_of(kind, case.block, wide)
+        want = definition.add_blocks(out, blocks.astype(wide), case.positions, window)
+        got = in_layout(rng, out)
+        assert gpufold.add_blocks(got, in_layout(rng, blocks), case.positions, window) is got
+        assert_same_bits(got, want, f"{case} {kind}")
+
+
+def test_eight_confident_tiles_do_not_overflow():
+    """Sums of logits of 1000 with nnU-Net's weights of ten are infinite in half precision."""
+    tiles, window = np.full((8, 4, 4), 1000, np.float16), np.full((4, 4), 10, np.float32)
+    got = gpufold.add_blocks(np.zeros((4, 4), np.float32), tiles, np.zeros((8, 2), int), window)
+    assert (got == 80000).all()
+    assert np.isinf(gpufold.add_blocks(np.zeros((4, 4), np.float16), tiles, np.zeros((8, 2), int), window)).all()
+
+
 def test_half_precision_is_rounded_once():
     """One by one, the many ones would be lost beside 2048."""
     out = np.full((1,), 2048, np.float16)
@@ -228,7 +255,17 @@ PLACES = [(0, 0), (1, 1), (2, 2)]
 ERRORS = (
     (TypeError, "out must be a numpy.ndarray", (OUT.tolist(), BLOCKS, PLACES), {}),
     (TypeError, "blocks must be a numpy.ndarray", (OUT, BLOCKS.tolist(), PLACES), {}),
-    (TypeError, "out must have the result's dtype float32, got float64", (OUT, BLOCKS.astype(np.float32), PLACES), {}),
+    (TypeError, "result's dtype float64, got float32", (OUT.astype(np.float32), BLOCKS, PLACES), {}),
+    (TypeError, "result's dtype float16 or float32, got float64", (OUT, BLOCKS.astype(np.float16), PLACES), {}),
+    (
+        TypeError,
+        "result's dtype float32 or float64, got complex64",
+        (OUT.astype("c8"), BLOCKS.astype("f4"), PLACES),
+        {},
+    ),
+    (TypeError, "result's dtype int16, got int32", (OUT.astype("i4"), BLOCKS.astype("i2"), PLACES), {}),
+    (TypeError, "result's dtype float64, got >f8", (OUT.astype(">f8"), BLOCKS, PLACES), {}),
+    (TypeError, "result's dtype float32 or float64, got >f8", (OUT.astype(">f8"), BLOCKS.astype("f4"), PLACES), {}),
     (TypeError, "blocks has dtype <U1", (OUT.astype("U1"), BLOCKS.astype("U1"), PLACES), {}),
     (TypeError, "positions must be integers", (OUT, BLOCKS, [(0.5, 0), (1, 1), (2, 2)]), {}),
     (TypeError, "positions must be integers, got dtype float64", (OUT, BLOCKS, np.zeros((3, 2))), {}),
@@ -271,15 +308,9 @@ def test_out_is_not_among_its_positions_nor_read_only():
 
 def run(variant, out, blocks, positions, window=None, device=H200, **mode):
     """Add by a kernel; gives its plan."""
-    geometry = add_blocks_geometry(out.shape, blocks.shape, positions.shape)
-    kind, weights = weights_of(window, geometry.block_shape, out.dtype)
-    fusion = Fusion("sum", kind, accumulate=True)
-    plan = choose(
-        Call("add_blocks", geometry, out.dtype.name, fusion=fusion, variant=variant),
-        operand(blocks),
-        operand(out),
-        device,
-    )
+    _, weights = weights_of(window, blocks.shape[blocks.ndim - positions.shape[1] :], out.dtype)
+    call = calls.add_blocks(out, blocks, positions, window, variant=variant)
+    plan = choose(call, operand(blocks), operand(out), device)
     hostcuda.run(plan, blocks, out, weights, np.ascontiguousarray(positions), **mode)
     return plan
 
@@ -327,6 +358,23 @@ def test_no_weight_counts_where_its_element_lands_outside(case, kind):
     assert_same_bits(gpufold.add_blocks(out.copy(), blocks, positions, window), want, case)
     run("gather", out, blocks, positions, window)
     assert_same_bits(out, want, case)
+
+
+@pytest.mark.hostcuda
+@pytest.mark.parametrize(("narrow", "wide"), WIDER, ids=str)
+@pytest.mark.parametrize("mode", ["plain", "observed", "sanitized"])
+def test_every_kernel_adds_to_a_wider_out(narrow, wide, mode):
+    for number, case in enumerate((CASES[1], CASES[3], CASES[11], CASES[14])):
+        out, blocks = values(case.shape, wide), values(case.blocks_shape, narrow, 1)
+        window = window_of(("none", "separable", "full", "none")[number], case.block, wide)
+        want = gpufold.add_blocks(out.copy(), blocks, case.positions, window)
+        for variant in variants("add_blocks"):
+            got = out.copy()
+            run(variant, got, blocks, case.positions, window, mode=mode)
+            if variant == "gather":
+                assert_same_bits(got, want, f"{case} {variant}")
+            else:
+                np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-3 * abs(want).max())
 
 
 @pytest.mark.hostcuda
@@ -464,7 +512,10 @@ def test_explain_knows_it():
     assert gpufold.explain("add_blocks", *arrays).plan.parameters == why.plan.parameters
     with pytest.raises(ValueError, match="add_blocks: blocks must be"):
         gpufold.explain("add_blocks", *described[:2], ((41, 2), "int64"))
-    with pytest.raises(TypeError, match="add_blocks: out must have the result's dtype float16"):
-        gpufold.explain("add_blocks", described[0], ((40, 3, 96, 96), "float16"), described[2])
+    wider = gpufold.explain("add_blocks", described[0], ((40, 3, 96, 96), "float16"), described[2]).plan
+    assert (dict(wider.defines)["SCALAR"], dict(wider.defines)["RESULT"]) == ("Float16", "float")
+    assert wider.bytes_moved == 40 * 3 * 96 * 96 * 2 + 2 * 3 * 512 * 512 * 4
+    with pytest.raises(TypeError, match="add_blocks: out must have the result's dtype float64"):
+        gpufold.explain("add_blocks", described[0], ((40, 3, 96, 96), "float64"), described[2])
     with pytest.raises(ValueError, match="nothing is launched"):
         gpufold.explain("add_blocks", described[0], ((0, 3, 96, 96), "float32"), ((0, 2), "int64"))

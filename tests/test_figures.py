@@ -90,6 +90,7 @@ def rounding_plans(dtype, fusion):
         ("col2im", geometry, dtype, whole_blocks(geometry), image, fusion),
         ("im2col", geometry, dtype, image, columns, window),
         ("add_blocks", placed, dtype, blocks, array, window._replace(accumulate=True)),
+        ("take_blocks", placed, dtype, array, blocks, window),
     ):
         for variant in variants(operation):
             with suppress(Unsupported):

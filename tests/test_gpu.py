@@ -40,7 +40,8 @@ from cases import (
 from processes import alone, end_where_the_device_is_dead
 
 import gpufold
-from gpufold.elements import ELEMENT_TYPES
+from gpufold.calls import MODES
+from gpufold.elements import ELEMENT_TYPES, WIDER
 from gpufold.gpu import parameters
 from gpufold.gpu.sources import KERNELS
 from gpufold.operations import choose
@@ -964,6 +965,36 @@ def check_last_of_many_blocks(cupy, variant, dtype, count, side):
     np.testing.assert_array_equal(cupy.asnumpy(out), marks.sum(0, dtype=dtype))
 
 
+def check_first_and_last_taken(cupy, lead, size):
+    """Of an array of zeros but for its first and last corner, into blocks that are all zero but for two."""
+    array = cupy.zeros((*lead, *size), np.uint8)
+    marks = np.random.default_rng(6).integers(1, 100, (2, 8, 8)).astype(np.uint8)
+    array[(0,) * len(lead)][:8, :8], array[(-1,) * len(lead)][-8:, -8:] = map(cupy.asarray, marks)
+    far = 2**63 - 1
+    positions = np.array([(-8, 0), (0, 0), (far, far), [side - 8 for side in size], (0, -far)])
+    blocks = gpufold.take_blocks(array, cupy.asarray(positions), 8)
+    np.testing.assert_array_equal(cupy.asnumpy(blocks[(1, *[0] * len(lead))]), marks[0])
+    np.testing.assert_array_equal(cupy.asnumpy(blocks[(3, *[-1] * len(lead))]), marks[1])
+    assert count_nonzero(cupy, blocks) == marks.size
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("lead", "size"), [((2052,), (1024, 1024)), ((), (46_344, 46_344))], ids=LARGE_EXTENTS)
+def test_past_two_to_the_31_elements_to_take_blocks_from(cupy, most_of_the_memory, lead, size):
+    need(cupy, int(1.1 * prod((*lead, *size))))
+    check_first_and_last_taken(cupy, lead, size)
+
+
+@pytest.mark.gpu
+def test_past_two_to_the_31_elements_of_blocks_taken(cupy, most_of_the_memory):
+    """The last of many blocks alone lies on what is not zero."""
+    need(cupy, int(1.1 * 2052 * 2**20))
+    positions, array = cupy.zeros((2052, 2), np.int64), cupy.zeros((1025, 1024), np.uint8)
+    positions[-1], array[-1] = 1, 1
+    blocks = gpufold.take_blocks(array, positions, 1024)
+    assert count_nonzero(cupy, blocks) == count_nonzero(cupy, blocks[-1, -1]) == 1023
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize(("lead", "size"), [((2052,), (1024, 1024)), ((), (46_344, 46_344))], ids=LARGE_EXTENTS)
 @pytest.mark.parametrize("variant", ["auto", *gpufold.variants("add_blocks")])
@@ -984,6 +1015,7 @@ def test_past_two_to_the_31_elements_of_blocks_at_positions(cupy, most_of_the_me
 @pytest.mark.gpu
 @pytest.mark.parametrize("variant", ["auto", *gpufold.variants("add_blocks")])
 def test_what_is_checked_past_two_to_the_31_elements_of_blocks_holds_below(cupy, variant):
+    check_first_and_last_taken(cupy, (3,), (20, 30))
     for dtype in (np.dtype(np.int32), np.dtype(np.float32)):
         check_marks_at_positions(cupy, variant, dtype, (3,), (20, 30))
         check_marks_at_positions(cupy, variant, dtype, (), (40, 70))
@@ -1020,6 +1052,7 @@ def check_wide(cupy, call):
 def test_wide_offsets_of_blocks_at_positions_give_the_same(cupy, wide_offsets, case):
     for dtype in (np.dtype(np.int32), np.dtype(np.float32)):
         check_blocks_at_positions(cupy, case, dtype)
+        check_blocks_taken(cupy, case, dtype)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -1170,11 +1203,101 @@ def check_blocks_at_positions(cupy, case, dtype):
                     np.testing.assert_allclose(cupy.asnumpy(got), want, rtol=0, atol=bound)
 
 
+def check_blocks_taken(cupy, case, dtype):
+    """Both modes, array and window on the GPU, positions there and on the host, into an array of its own or given."""
+    array, window = values(case.shape, dtype), window_of("separable", case.block, dtype) if dtype in INEXACT else None
+    weights = window and tuple(map(cupy.asarray, window))
+    for mode in MODES:
+        want = gpufold.take_blocks(array, case.positions, case.block, window=window, mode=mode)
+        for positions in (cupy.asarray(case.positions), case.positions.tolist()):
+            take = partial(gpufold.take_blocks, cupy.asarray(array), positions, case.block, window=weights, mode=mode)
+            assert_same_bits(cupy.asnumpy(take()), want, f"{case} {dtype} {mode}")
+            out = turned(cupy, np.full_like(want, 1))
+            assert take(out=out) is out
+            assert_same_bits(cupy.asnumpy(out), want, f"{case} {dtype} {mode}, out")
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("case", POSITIONS_CASES, ids=str)
 def test_blocks_at_positions_are_the_numpy_path(cupy, case, dtype):
     check_blocks_at_positions(cupy, case, dtype)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("case", POSITIONS_CASES, ids=str)
+def test_blocks_taken_at_positions_are_the_numpy_path(cupy, case, dtype):
+    check_blocks_taken(cupy, case, dtype)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("narrow", "wide"), WIDER.items(), ids=str)
+def test_blocks_are_added_to_a_wider_array(cupy, narrow, wide):
+    case = POSITIONS_CASES[11]
+    narrow = next(dtype for dtype in DTYPES if dtype.name == narrow)
+    out, blocks = values(case.shape, wide), values(case.blocks_shape, narrow, 1)
+    window = window_of("separable", case.block, wide)
+    want = gpufold.add_blocks(out.copy(), blocks, case.positions, window)
+    got = cupy.asarray(out)
+    gpufold.add_blocks(got, cupy.asarray(blocks), case.positions.tolist(), tuple(map(cupy.asarray, window)))
+    assert_same_bits(cupy.asnumpy(got), want)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", INEXACT, ids=str)
+def test_averages_are_the_numpy_path(cupy, dtype):
+    sums, weight = values((3, 40, 70), dtype), values((40, 70), np.float32)
+    weight[::3] = 0
+    want = gpufold.average(sums, weight)
+    for on_gpu in (cupy.asarray(sums), turned(cupy, sums)):
+        assert_same_bits(cupy.asnumpy(gpufold.average(on_gpu, cupy.asarray(weight))), want, dtype)
+        assert gpufold.average(on_gpu, cupy.asarray(weight), out=on_gpu) is on_gpu
+        assert_same_bits(cupy.asnumpy(on_gpu), want, f"{dtype} in place")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("slabs", [False, True])
+def test_tiles_are_stitched_where_they_are(cupy, slabs):
+    tiles = values((12, 3, 8, 9), np.float16)
+    positions = gpufold.grid_positions((20, 30), (8, 9), (6, 7))[:12]
+    window = window_of("separable", (8, 9), np.float32)
+    ours = gpufold.Stitcher((3, 20, 30), (8, 9), window=window)
+    stitcher = gpufold.Stitcher((3, 20, 30), (8, 9), window=tuple(map(cupy.asarray, window)), slabs=slabs)
+    rows = []
+    for batch in (slice(0, 5), slice(5, 6), slice(6, 12)):
+        ours.add(tiles[batch], positions[batch])
+        stitcher.add(cupy.asarray(tiles[batch]), positions[batch])
+        rows += [stitcher.finished()[1]] if slabs else []
+    rows += [stitcher.result()[1] if slabs else stitcher.result()]
+    assert_same_bits(np.concatenate([cupy.asnumpy(slab) for slab in rows], 1), ours.result())
+
+
+@pytest.mark.gpu
+def test_an_array_without_elements_gives_blocks_of_zeros(cupy):
+    got = gpufold.take_blocks(cupy.empty((0, 4), np.float32), cupy.zeros((3, 2), np.int64), (2, 5))
+    assert_same_bits(cupy.asnumpy(got), np.zeros((3, 2, 5), np.float32))
+
+
+@pytest.mark.gpu
+def test_blocks_taken_at_positions_can_be_captured_in_a_graph(cupy):
+    """Positions are never looked at by the host, so that other ones serve the same graph; none are converted."""
+    case = POSITIONS_CASES[10]
+    array = values(case.shape, np.float32)
+    image, positions = cupy.asarray(array), cupy.asarray(case.positions)
+    narrow = cupy.asarray(case.positions.astype(np.int32))
+    out = gpufold.take_blocks(image, positions, case.block)
+    with capturing(cupy) as (stream, captured):
+        with pytest.raises(ValueError, match="positions must be a contiguous, aligned array of int64 beside array"):
+            gpufold.take_blocks(image, narrow, case.block, out=out)
+        gpufold.take_blocks(image, positions, case.block, out=out)
+    with stream:
+        for places in (case.positions + 1, case.positions):
+            positions.set(places, stream)
+            spoil(out)
+            captured.graph.launch(stream)
+            stream.synchronize()
+            assert_same_bits(cupy.asnumpy(out), gpufold.take_blocks(array, places, case.block))
 
 
 @pytest.mark.gpu
@@ -1308,6 +1431,7 @@ def test_sanitize_wide_offsets_of_blocks(cupy, wide_offsets):
             check_wide(cupy, call)
         for case in (POSITIONS_CASES[3], POSITIONS_CASES[11], POSITIONS_CASES[14]):
             check_blocks_at_positions(cupy, case, np.dtype(np.int32))
+            check_blocks_taken(cupy, case, np.dtype(np.int32))
 
 
 @pytest.mark.gpu
@@ -1318,6 +1442,7 @@ def test_sanitize_blocks(cupy, dtype):
             check_variants(cupy, call)
         for case in (POSITIONS_CASES[3], POSITIONS_CASES[11], POSITIONS_CASES[14]):
             check_blocks_at_positions(cupy, case, dtype)
+            check_blocks_taken(cupy, case, dtype)
 
 
 def short_blocks(dtype):
@@ -1332,11 +1457,14 @@ def sources_of(call, variant):
 
 def test_short_cases_run_every_kernel():
     """Needs no GPU: what compute-sanitizer sees leaves no file of kernels/ out."""
-    blocks = Call("add_blocks", np.zeros((9, 9), np.int32), (((5, 3, 3), np.int32), ((5, 2), np.int64)))
+    placed = Call("add_blocks", np.zeros((9, 9), np.int32), (((5, 3, 3), np.int32), ((5, 2), np.int64)))
+    divided = Call("average", np.zeros((2, 9), np.float32), (((9,), np.float32),))
+    taken = Call("take_blocks", np.zeros((9, 9), np.int32), (((5, 2), np.int64), (3, 3)))
+    others = (placed, taken, divided)
     planned = {
         source
         for dtype in (np.dtype(np.float32), np.dtype(np.int32))
-        for call in (*(call for case in SHORT_CASES for call in calls_of(case, dtype)), *short_blocks(dtype), blocks)
+        for call in (*(call for case in SHORT_CASES for call in calls_of(case, dtype)), *short_blocks(dtype), *others)
         for variant in gpufold.variants(call.operation)
         for source in sources_of(call, variant)
     }

@@ -1,8 +1,9 @@
 """The NumPy path: the operations on NumPy arrays, deterministic whatever the number of threads.
 
-All but add_blocks are one thing here: a split view of the columns, (N, C, *kernel, *blocks), and an
-image, (N, C, *size), whose axes say which pixel a tap of a block lands on. `fold` adds (or moves) columns into
-the image, `unfold` moves pixels into the columns. Batch and space are the case kernel = stride = block.
+All but average and what has positions, add_blocks and take_blocks, are one thing here: a split view of the columns, (N,
+C, *kernel, *blocks), and an image, (N, C, *size), whose axes say which pixel a tap of a block lands on. `fold` adds (or
+moves) columns into the image, `unfold` moves pixels into the columns. Batch and space are the case kernel = stride =
+block.
 
 Work is cut into tiles of the image (tiles.py), and each is served by cells (cells.py) or by flat runs (runs.py). Both
 add the taps of a pixel in lexicographic order, starting from +0. A window's weights are one more array with the
@@ -16,8 +17,9 @@ from typing import TypeVar
 
 from gpufold.calls import Call
 from gpufold.cpu.arithmetic import Array
+from gpufold.cpu.averages import average_by_weights as average
 from gpufold.cpu.folding import fold
-from gpufold.cpu.placing import add_blocks
+from gpufold.cpu.placing import add_blocks, take_blocks
 from gpufold.cpu.treatment import MOVE, Weights, treatment_of
 from gpufold.cpu.unfolding import unfold
 from gpufold.geometry import Axis, BlocksGeometry, Geometry, SlidingGeometry, SpaceGeometry, blocks_as_columns
@@ -25,11 +27,13 @@ from gpufold.geometry import Axis, BlocksGeometry, Geometry, SlidingGeometry, Sp
 __all__ = [
     "add_blocks",
     "array_to_blocks",
+    "average",
     "batch_to_space",
     "blocks_to_array",
     "col2im",
     "im2col",
     "space_to_batch",
+    "take_blocks",
 ]
 
 

@@ -34,10 +34,10 @@ def multiply(elements: Array, weights: Array, products: Array) -> None:
         np.multiply(part, weights, result, casting="unsafe")
 
 
-def divide(elements: Array, divisor: Array) -> None:
-    """Divide by real numbers in place, component by component."""
-    for part, quotient in _parts(elements, elements):
-        np.divide(part, divisor, quotient)
+def divide(elements: Array, divisor: Array, quotients: Array | None = None) -> None:
+    """Divide by real numbers, component by component, in place or rounded once to the quotients' dtype."""
+    for part, quotient in _parts(elements, elements if quotients is None else quotients):
+        np.divide(part, divisor, quotient, casting="unsafe")
 
 
 def _parts(elements: Array, results: Array) -> tuple[tuple[Array, Array], ...]:

@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from gpufold.calls import Call
 from gpufold.cpu.arithmetic import ALL, Array, divide
 from gpufold.cpu.cells import cell_way, fold_cells
-from gpufold.cpu.treatment import Treatment
+from gpufold.cpu.treatment import Treatment, Weights
 from gpufold.elements import ELEMENT_TYPES
 from gpufold.geometry import Axis
 
@@ -36,6 +37,16 @@ def average(total: Array, axes: tuple[Axis, ...], treatment: Treatment) -> None:
     divide(total, divisor)
     if uncovered is not None:
         total[..., uncovered] = 0
+
+
+def average_by_weights(call: Call, numerator: Array, result: Array, weights: Weights) -> None:
+    """Divide an array by weights for its last axes; zero where a weight is below the smallest normal number."""
+    assert weights is not None
+    (weight,) = weights
+    uncovered = np.abs(weight) < np.finfo(weight.dtype).tiny
+    with np.errstate(all="ignore"):
+        divide(numerator, np.where(uncovered, weight.dtype.type(1), weight), result)
+    result[..., uncovered] = 0
 
 
 @lru_cache(maxsize=16)

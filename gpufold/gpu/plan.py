@@ -113,6 +113,8 @@ class Plan:
     """The floor: each input and output byte once."""
     reason: str
     """Why this variant, in a sentence."""
+    takes_positions: bool = False
+    """Whether positions come after the output."""
     takes_window: bool = False
     """Whether a struct of pointers to a window's weights comes before the parameters: a null where there is none."""
     scatters: bool = False
@@ -142,7 +144,7 @@ class Plan:
         """Bytes of the kernel's arguments: pointers to arrays and to a window's weights, then the parameters."""
         defines = dict(self.defines)
         weights = int(defines["WINDOW_AXES"]) if defines.get("WINDOW") == "separable" else 1
-        pointers = 2 + (self.operation == "add_blocks") + (weights if self.takes_window else 0)
+        pointers = 2 + self.takes_positions + (weights if self.takes_window else 0)
         return POINTER_BYTES * pointers + len(self.parameters)
 
     @property

@@ -1,4 +1,4 @@
-"""The kernel variants of add_blocks, which alone know positions, and the choice between them."""
+"""The kernel variants of add_blocks and take_blocks, which alone know positions, and the choices between them."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Any
 from gpufold.elements import ElementType
 from gpufold.geometry import PositionsGeometry, Size, merged_axes
 from gpufold.gpu.parameters import Field, divisor, offset, offset_bits, offset_type, pack, struct, wide
-from gpufold.gpu.plan import Plan, Problem, Variant, Work, check_atomics, grid_of
+from gpufold.gpu.plan import Plan, Problem, Variant, Work, check_atomics, grid_of, planes_per_thread
+from gpufold.gpu.variants.moves import word_types
 
-OPERATION = "add_blocks"
 THREADS = 256
 WARP = 32
 COUNT_BYTES = 4
@@ -49,8 +49,10 @@ def view_of(problem: Problem) -> View:
     geometry = problem.geometry
     assert isinstance(geometry, PositionsGeometry)
     count = len(geometry.lead)
-    block_step, *blocks_strides = problem.input.strides
-    lead = merged_axes(geometry.lead, tuple(blocks_strides[:count]), problem.output.strides[:count])
+    takes = problem.call.operation == "take_blocks"
+    blocks, image = (problem.output, problem.input) if takes else (problem.input, problem.output)
+    block_step, *blocks_strides = blocks.strides
+    lead = merged_axes(geometry.lead, tuple(blocks_strides[:count]), image.strides[:count])
     if len(lead) < 2:
         lead = [(1, 0, 0)] * (2 - len(lead)) + lead
     (batch, blocks_batch, image_batch), (channels, blocks_channel, image_channel), *rest = lead
@@ -69,7 +71,7 @@ def view_of(problem: Problem) -> View:
         (*rest_taps, *blocks_strides[count:]),
         image_batch,
         image_channel,
-        (*rest_pixels, *problem.output.strides[count:]),
+        (*rest_pixels, *image.strides[count:]),
     )
 
 
@@ -78,7 +80,7 @@ def _bits(problem: Problem, items: int, tile: Size) -> int:
     view = view_of(problem)
     reach = [size + block + side for size, block, side in zip(view.size, view.block, tile, strict=True)]
     return offset_bits(
-        OPERATION,
+        problem.call.operation,
         items + THREADS,
         view.count + 2 * GATHER_CANDIDATES * THREADS,  # tests run past the last
         view.channels,
@@ -90,8 +92,12 @@ def _bits(problem: Problem, items: int, tile: Size) -> int:
 
 
 def _plan(problem: Problem, variant: str, work: Work, reason: str, members: dict[str, Field], **defines: Any) -> Plan:
-    """Fill in what both variants have in common; `members` follow kernels/add_blocks.cuh's Parameters in their own."""
-    view, element = view_of(problem), problem.element
+    """Fill in what all variants have in common; `members` follow kernels/positions.cuh's Parameters in their own.
+
+    `defines` come after the common ones, in whose place they are where their names are the same.
+    """
+    operation, view, element = problem.call.operation, view_of(problem), problem.element
+    takes = operation == "take_blocks"
     shared = struct(
         block_step=wide(view.block_step),
         blocks_batch=wide(view.blocks_batch),
@@ -109,14 +115,14 @@ def _plan(problem: Problem, variant: str, work: Work, reason: str, members: dict
         by_channels=divisor(work.channel_groups),
     )
     return Plan(
-        OPERATION,
+        operation,
         variant,
-        f"add_blocks_{variant}.cu",
-        f"add_blocks_{variant}",
+        f"{operation}_{variant}.cu",
+        f"{operation}_{variant}",
         tuple(
             (name, str(value))
             for name, value in {
-                "SCALAR": element.scalar,
+                "SCALAR": problem.call.source_element.scalar,
                 "ACCUMULATOR": element.accumulator,
                 "WEIGHT": element.weight_type,
                 "OFFSET": offset_type(work.bits),
@@ -125,26 +131,30 @@ def _plan(problem: Problem, variant: str, work: Work, reason: str, members: dict
                 "WINDOW": problem.fusion.window,
                 "WINDOW_AXES": len(view.size) - view.fixed,
                 "THREADS": work.threads,
+                **({"RESULT": element.scalar} if problem.call.source else {}),
                 **defines,
             }.items()
         ),
-        grid_of(OPERATION, work.items, work.per_block),
+        grid_of(operation, work.items, work.per_block),
         (work.threads, 1, 1),
         pack(work.bits, shared=shared, **members),
         _bytes_moved(problem),
         reason,
+        takes_positions=True,
         takes_window=True,
         scatters=variant == "atomic",
-        skips=True,
-        reads_output=True,
+        skips=not takes,
+        reads_output=not takes,
         shared_bytes=work.shared_bytes,
     )
 
 
 def _bytes_moved(problem: Problem) -> int:
-    """Count the floor: blocks once, and what they land on, if they lie beside each other, twice."""
-    blocks, image = prod(problem.input.shape), prod(problem.output.shape)
-    return (blocks + 2 * min(blocks, image)) * problem.element.itemsize
+    """Count the floor: blocks once, and what lies under them, if they lie beside each other, once or twice."""
+    itemsize, elements = problem.element.itemsize, (prod(problem.input.shape), prod(problem.output.shape))
+    if problem.call.operation == "take_blocks":
+        return (elements[1] + min(elements)) * itemsize
+    return elements[0] * problem.call.source_element.itemsize + 2 * min(elements) * itemsize
 
 
 # ---------------------------------------------------------------------------------------------
@@ -268,7 +278,7 @@ def _region(view: View, tile: Size, least_regions: int, most_listed: int) -> Siz
 def atomic(problem: Problem) -> Plan:
     """Plan for kernels/add_blocks_atomic.cu."""
     view = view_of(problem)
-    check_atomics(OPERATION, problem.call.dtype)
+    check_atomics("add_blocks", problem.call.dtype)
     items = view.count * view.batch * view.channels * prod(view.block)
     bits = _bits(problem, items, (0,) * len(view.size))
     return _plan(
@@ -280,13 +290,13 @@ def atomic(problem: Problem) -> Plan:
     )
 
 
-VARIANTS: dict[str, Variant] = {"gather": gather, "atomic": atomic}
+ADD_BLOCKS: dict[str, Variant] = {"gather": gather, "atomic": atomic}
 
 SEARCHES_PER_ELEMENT = 2
 """Prediction: tests of a region against a position that cost less than an atomic addition of an element."""
 
 
-def prefer(problem: Problem) -> Iterator[tuple[str, str]]:
+def prefer_for_add_blocks(problem: Problem) -> Iterator[tuple[str, str]]:
     """Yield atomic additions where the blocks are so many and so small that regions would mostly search."""
     view = view_of(problem)
     tiling = _tiling(problem)
@@ -294,3 +304,45 @@ def prefer(problem: Problem) -> Iterator[tuple[str, str]]:
     if problem.any_order and searches > SEARCHES_PER_ELEMENT * prod(problem.input.shape):
         yield "atomic", "the blocks are so many and so small that regions would mostly search"
     yield "gather", ""
+
+
+# ---------------------------------------------------------------------------------------------
+# direct
+
+DIRECT_BYTES = 32
+DIRECT_LOADS = 8
+DIRECT_MAX_PLANES = 4
+"""Prediction: what a thread has in flight, and the planes among it that share its weights, at most."""
+
+
+def direct(problem: Problem) -> Plan:
+    """Plan for kernels/take_blocks_direct.cu."""
+    view, itemsize = view_of(problem), problem.element.itemsize
+    loads = min(DIRECT_LOADS, DIRECT_BYTES // itemsize)
+    planes = planes_per_thread(view.channels, 1, min(DIRECT_MAX_PLANES, loads), 0)
+    groups, axis = -(-view.channels // planes), max(0, len(view.size) - 2)
+    elements = planes_per_thread(view.block[axis], 1, loads // planes, 0)
+    step = -(-view.block[axis] // elements)
+    owned = (*view.block[:axis], step, *view.block[axis + 1 :])
+    items = view.count * view.batch * groups * prod(owned)
+    bits = _bits(problem, items, (elements * step,) * len(view.size))
+    moved = dict(word_types(itemsize)) if problem.fusion.window == "none" else {}
+    return _plan(
+        problem,
+        "direct",
+        Work(items, THREADS, THREADS, owned, groups, bits),
+        "each thread takes a few elements of a block, which neighbouring threads store side by side",
+        {"by_batch": divisor(view.batch)},
+        **moved,
+        MODE=problem.fusion.mode,
+        PLANES=planes,
+        ELEMENTS=elements,
+    )
+
+
+TAKE_BLOCKS: dict[str, Variant] = {"direct": direct}
+
+
+def prefer_for_take_blocks(problem: Problem) -> Iterator[tuple[str, str]]:
+    """Yield the one variant that there is."""
+    yield "direct", ""

@@ -1,8 +1,8 @@
-// What the add_blocks kernels share: where blocks lie, and their weights.
+// What the kernels of add_blocks and take_blocks share: where blocks lie, and their weights.
 //
-// Element t of block b is added to pixel positions[b] + t of each axis of an image; what falls outside is
-// dropped. The first FIXED axes are leading axes of both arrays that a plane's number cannot count: a block
-// spans them from end to end and has no position there.
+// Element t of block b belongs to pixel positions[b] + t of each axis of an image. The first FIXED axes are
+// leading axes of both arrays that a plane's number cannot count: a block spans them from end to end and has
+// no position there.
 #pragma once
 #include "common.cuh"
 #include "window.cuh"
@@ -13,6 +13,12 @@
 #ifndef FIXED
 #define FIXED 0
 #endif
+
+#ifndef RESULT
+#define RESULT SCALAR
+#endif
+
+using Result = RESULT; // what sums are stored as, where it is wider than a Scalar: the type they are made in
 
 constexpr int rank = RANK;
 constexpr int last = rank - 1;
