@@ -27,6 +27,7 @@ EXTRAS = {
     "rich": "test",
     "scipy": "test",
     "skimage": "test",
+    "torch": "torch",
     "zarr": "test",
 }
 """The packages that a module may need to be imported, each with the extra that installs it."""

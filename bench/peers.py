@@ -396,6 +396,59 @@ def _torch(problem: Problem, data: Any, threads: int) -> Call | None:
     return Call(lambda: run(tensor), _from_tensor(data))
 
 
+def _gpufold_torch(problem: Problem, data: Any, threads: int) -> Call:
+    """Let gpufold compute on tensors."""
+    run = _gpufold_torch_run(problem, data)
+    tensor = _tensor(data)
+    return Call(lambda: run(tensor), _from_tensor(data))
+
+
+def _gpufold_torch_run(problem: Problem, data: Any) -> Callable[[Any], Any]:
+    import torch
+
+    import gpufold.torch
+
+    device = _tensor(data).device
+    options: dict[str, Any] = {} if problem.reduction == "sum" else {"reduction": problem.reduction}
+    if problem.window:
+        options["window"] = [torch.as_tensor(weights, device=device) for weights in problem.weights()]
+    function = getattr(gpufold.torch, problem.operation)
+    if problem.kind != "placed":
+        return lambda tensor: function(tensor, **problem.arguments, **options)
+    places = torch.as_tensor(problem.positions(), device=device)
+    shape = problem.output_shape
+    return lambda tensor: gpufold.torch.add_blocks_(tensor.new_zeros(shape), tensor, places, **options)
+
+
+def _with_gradient(run: Callable[[Any], Any], data: Any) -> Call | None:
+    """Time a call with the gradient of its sum, for floats."""
+    import torch
+
+    tensor = _tensor(data)
+    if not tensor.is_floating_point():
+        return None
+    leaf = tensor.detach().requires_grad_()
+
+    def both() -> Any:
+        result = run(leaf)
+        torch.autograd.grad(result, leaf, torch.ones_like(result))
+        return result.detach()
+
+    return Call(both, _from_tensor(data))
+
+
+def _torch_with_gradient(problem: Problem, data: Any, threads: int) -> Call | None:
+    import torch
+
+    run = _torch_run(problem, data) if problem.kind == "plain" else _torch_average(problem, _tensor(data).device)
+    torch.set_num_threads(threads)
+    return None if run is None else _with_gradient(run, data)
+
+
+def _gpufold_torch_with_gradient(problem: Problem, data: Any, threads: int) -> Call | None:
+    return _with_gradient(_gpufold_torch_run(problem, data), data)
+
+
 def _torch_average(problem: Problem, device: Any) -> Callable[[Any], Any] | None:
     """Return the fold of weighed columns over the fold of the weights of one plane, which are on the device by then."""
     geometry = problem.geometry
@@ -583,6 +636,16 @@ def _tensorflow(problem: Problem, data: Any, threads: int) -> Call | None:
 
 PEERS: tuple[Peer, ...] = (
     Peer("torch", "torch", "torch", ("cpu", "gpu"), _torch, ("plain", "fused")),
+    Peer("gpufold.torch", "torch", "torch", ("cpu", "gpu"), _gpufold_torch, ("plain", "blocks", "fused", "placed")),
+    Peer("torch, gradient", "torch", "torch", ("cpu", "gpu"), _torch_with_gradient, ("plain", "fused")),
+    Peer(
+        "gpufold.torch, gradient",
+        "torch",
+        "torch",
+        ("cpu", "gpu"),
+        _gpufold_torch_with_gradient,
+        ("plain", "blocks", "fused", "placed"),
+    ),
     Peer("onnxruntime", "onnxruntime", "onnxruntime", ("cpu",), _onnxruntime),
     Peer("openvino", "openvino", "openvino", ("cpu",), _openvino),
     Peer("sigpy", "sigpy", "sigpy", ("cpu", "gpu"), _sigpy, ("plain", "blocks")),

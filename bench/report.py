@@ -6,7 +6,7 @@ from collections import defaultdict
 from statistics import median
 
 from bench.problems import PROBLEMS
-from bench.results import COPY, OURS, Row, Run, geometric_mean
+from bench.results import COPY, OTHER_WORK, OURS, Row, Run, geometric_mean
 from bench.terminal import Table
 
 
@@ -125,9 +125,10 @@ def by_operation(run: Run) -> list[list[str]]:
         if problem and row.dtype == problem.dtypes[0] and row.bytes >= LARGE_BYTES and OURS in row.times:
             groups[row.operation + (", fused" if problem.kind == "fused" else "")].append(row)
     peers = [peer for peer in dict.fromkeys(run.peers) if any(peer in row.times for row in run.rows)]
+    compared = [peer for peer in peers if peer not in (OWN, *OTHER_WORK)]
     lines = [["", *peers, "fastest"]]
     for name, rows in groups.items():
-        others = [[ratio for peer in peers if peer != OWN and (ratio := row.speed_up(peer))] for row in rows]
+        others = [[ratio for peer in compared if (ratio := row.speed_up(peer))] for row in rows]
         fastest = geometric_mean(min(ratios, default=None) for ratios in others)
         lines.append(
             [name, *(_times(geometric_mean(row.speed_up(peer) for row in rows)) for peer in peers), _times(fastest)]

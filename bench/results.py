@@ -69,6 +69,10 @@ class Row:
         return other / ours if ours and other else None
 
 
+OTHER_WORK = ("gpufold.torch", "torch, gradient", "gpufold.torch, gradient")
+"""Rows that are not among the fastest peers: gpufold's own on tensors, and those with a gradient."""
+
+
 @dataclass
 class Run:
     """The rows of one run with everything that they depend on."""
@@ -89,7 +93,7 @@ class Run:
     """Of the command, as far as results depend on them: rows of other options do not belong into the same run."""
 
     def fastest_peer(self, row: Row) -> str | None:
-        measured = [peer for peer in self.peers if peer in row.times]
+        measured = [peer for peer in self.peers if peer in row.times and peer not in OTHER_WORK]
         return min(measured, key=lambda peer: row.times[peer].median, default=None)
 
     def save(self, path: Path) -> None:

@@ -45,6 +45,12 @@ def library_of(operation: str, name: str, array: object) -> ModuleType:
     cupy = sys.modules.get("cupy")
     if cupy is not None and isinstance(array, cupy.ndarray):
         return cupy
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(array, torch.Tensor):
+        raise TypeError(
+            f"{operation}: {name} must be a numpy.ndarray or cupy.ndarray, got a torch.Tensor; gpufold.torch has the "
+            f"functions for tensors"
+        )
     kind = f"{type(array).__module__}.{type(array).__qualname__}"
     raise TypeError(
         f"{operation}: {name} must be a numpy.ndarray or cupy.ndarray, got {kind}; "
@@ -137,25 +143,13 @@ def as_weights(call: Call, library: ModuleType, window: Any, data: Any) -> tuple
     >>> as_weights(calls.col2im(data, (3, 4), (2, 3), window=window), np, window, data)
     (array([1., 1.], dtype=float32), array([0., 1., 2.], dtype=float32))
     """
-    assert not isinstance(call.geometry, SpaceGeometry)
-    operation, block_shape, wanted = call.operation, call.geometry.block_shape, call.element.weight_dtype
-    whole = not isinstance(window, Sequence)
-    axes = [window] if whole else list(window)
-    names = [name_of_weights(call)] if whole else [f"window[{axis}]" for axis in range(len(axes))]
-    shapes = [block_shape] if whole else [(taps,) for taps in block_shape]
-    if len(axes) != len(shapes):
-        raise ValueError(
-            f"{operation}: window must be one array of the block's shape {block_shape}, or one array per axis, "
-            f"{len(shapes)} in all, got {len(axes)}"
-        )
-    converted = False
-    for name, weights, shape in zip(names, axes, shapes, strict=True):
+    operation, wanted = call.operation, call.element.weight_dtype
+    axes, converted = [], False
+    for name, weights, shape in axes_of_window(call, window):
+        axes.append(weights)
         check_library(operation, name, weights, library, "the data")
         if weights.shape != shape:
-            raise ValueError(
-                f"{operation}: {name} must have the shape {shape} of the block's taps, got {weights.shape}: "
-                f"the block's shape is {block_shape}"
-            )
+            raise misshapen_weights(call, name, weights.shape, shape)
         if library is not np and weights.device != data.device:
             raise ValueError(
                 f"{operation}: {name} must be on the device of the data, {data.device}, got {weights.device}"
@@ -174,6 +168,35 @@ def as_weights(call: Call, library: ModuleType, window: Any, data: Any) -> tuple
 def name_of_weights(call: Call) -> str:
     """Return the name of the argument that holds weights."""
     return "weight" if call.operation == "average" else "window"
+
+
+def axes_of_window(call: Call, window: Any) -> list[tuple[str, Any, Size]]:
+    """Return the arrays of a window with their names in messages and the shapes that they must have.
+
+    That is one array of the block's shape or, for a separable window, one for each axis, and then as many as axes.
+    """
+    assert not isinstance(call.geometry, SpaceGeometry)
+    block_shape = call.geometry.block_shape
+    if not isinstance(window, Sequence):
+        return [(name_of_weights(call), window, block_shape)]
+    if len(window) != len(block_shape):
+        raise ValueError(
+            f"{call.operation}: window must be one array of the block's shape {block_shape}, or one array per axis, "
+            f"{len(block_shape)} in all, got {len(window)}"
+        )
+    return [
+        (f"window[{axis}]", weights, (taps,))
+        for axis, (weights, taps) in enumerate(zip(window, block_shape, strict=True))
+    ]
+
+
+def misshapen_weights(call: Call, name: str, shape: Size, wanted: Size) -> ValueError:
+    """Return what to raise where an array of a window has not the shape that it must have."""
+    assert not isinstance(call.geometry, SpaceGeometry)
+    return ValueError(
+        f"{call.operation}: {name} must have the shape {wanted} of the block's taps, got {shape}: "
+        f"the block's shape is {call.geometry.block_shape}"
+    )
 
 
 def as_positions(operation: str, library: ModuleType, positions: Any, array: Any, name: str = "out") -> Any:
@@ -227,16 +250,21 @@ def new_result(call: Call, library: ModuleType, data: Any, shape: Size) -> Any:
     if call.fusion.accumulate:
         raise ValueError(f"{call.operation}: accumulate=True adds to out, but out is None; pass the array to add to")
     dtype = native(data.dtype)
-    size = prod(shape) * dtype.itemsize
-    if size > sys.maxsize:
-        raise ValueError(
-            f"{call.operation}: the result of shape {shape} and dtype {dtype} has {size} bytes, "
-            f"more than the {sys.maxsize} that an array can have"
-        )
+    check_bytes(call, shape, dtype.itemsize)
     if library is np:
         return np.empty(shape, dtype)
     with device_of(library, data):
         return library.empty(shape, dtype)
+
+
+def check_bytes(call: Call, shape: Size, itemsize: int) -> None:
+    """Raise where a result has more bytes than an array can have."""
+    size = prod(shape) * itemsize
+    if size > sys.maxsize:
+        raise ValueError(
+            f"{call.operation}: the result of shape {shape} and dtype {call.dtype} has {size} bytes, "
+            f"more than the {sys.maxsize} that an array can have"
+        )
 
 
 def check_out(call: Call, library: ModuleType, out: Any, shape: Size, **others: Any) -> None:
@@ -273,13 +301,13 @@ def _address(library: ModuleType, array: Any) -> int:
 class _Addresses:
     """Where an array's elements lie, for NumPy's arithmetic on addresses; the memory, a GPU's, is never read."""
 
-    def __init__(self, array: Any) -> None:
+    def __init__(self, address: int, shape: Size, strides: Size, itemsize: int) -> None:
         self.__array_interface__ = {
             "version": 3,
-            "data": (array.data.ptr, True),
-            "shape": array.shape,
-            "strides": array.strides,
-            "typestr": f"|V{array.itemsize}",
+            "data": (address, True),
+            "shape": shape,
+            "strides": strides,
+            "typestr": f"|V{itemsize}",
         }
 
 
@@ -290,13 +318,22 @@ def share_memory(library: ModuleType, first: Any, second: Any) -> bool:
     `may_share_memory` compares bounds inside one allocation only, as which each import counts. A process has one
     address space for all of its devices, in which memory of different devices never overlaps.
     """
-    if library is not np:
-        begin, end = _bounds(first.shape, first.strides, first.itemsize)
-        other_begin, other_end = _bounds(second.shape, second.strides, second.itemsize)
-        apart = second.data.ptr - first.data.ptr
-        if end <= apart + other_begin or apart + other_end <= begin:
-            return False
-        first, second = np.asarray(_Addresses(first)), np.asarray(_Addresses(second))
+    if library is np:
+        return _share(first, second)
+    return share_addresses(*((array.data.ptr, array.shape, array.strides, array.itemsize) for array in (first, second)))
+
+
+def share_addresses(first: tuple[int, Size, Size, int], second: tuple[int, Size, Size, int]) -> bool:
+    """Compare arrays by address, shape, strides in bytes and bytes of an element, as `share_memory` does."""
+    begin, end = _bounds(*first[1:])
+    other_begin, other_end = _bounds(*second[1:])
+    apart = second[0] - first[0]
+    if end <= apart + other_begin or apart + other_end <= begin:
+        return False
+    return _share(np.asarray(_Addresses(*first)), np.asarray(_Addresses(*second)))
+
+
+def _share(first: Any, second: Any) -> bool:
     try:
         return np.shares_memory(first, second, max_work=10_000)  # type: ignore[arg-type]
     except np.exceptions.TooHardError:

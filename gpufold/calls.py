@@ -84,7 +84,7 @@ def col2im(
     deterministic: bool = True,
 ) -> Call:
     """Describe a call of `gpufold.col2im`."""
-    dtype, fusion = _checked("col2im", "data", data.dtype, window, reduction, accumulate)
+    dtype, fusion = checked("col2im", "data", data.dtype, window, reduction, accumulate)
     geometry = sizes.col2im_geometry(data.shape, output_size, kernel_size, strides, dilations, pads_begin, pads_end)
     return Call("col2im", geometry, dtype, fusion, variant, deterministic)
 
@@ -101,7 +101,7 @@ def im2col(
     variant: str = "auto",
 ) -> Call:
     """Describe a call of `gpufold.im2col`."""
-    dtype, fusion = _checked("im2col", "image", image.dtype, window)
+    dtype, fusion = checked("im2col", "image", image.dtype, window)
     geometry = sizes.im2col_geometry(image.shape, kernel_size, strides, dilations, pads_begin, pads_end)
     return Call("im2col", geometry, dtype, fusion, variant)
 
@@ -119,7 +119,7 @@ def blocks_to_array(
     deterministic: bool = True,
 ) -> Call:
     """Describe a call of `gpufold.blocks_to_array`."""
-    dtype, fusion = _checked("blocks_to_array", "blocks", blocks.dtype, window, reduction, accumulate)
+    dtype, fusion = checked("blocks_to_array", "blocks", blocks.dtype, window, reduction, accumulate)
     geometry = sizes.blocks_to_array_geometry(blocks.shape, output_shape, block_shape, block_strides)
     return Call("blocks_to_array", geometry, dtype, fusion, variant, deterministic)
 
@@ -128,7 +128,7 @@ def array_to_blocks(
     array: Any, block_shape: Any, block_strides: Any, *, window: Any = None, variant: str = "auto"
 ) -> Call:
     """Describe a call of `gpufold.array_to_blocks`."""
-    dtype, fusion = _checked("array_to_blocks", "array", array.dtype, window)
+    dtype, fusion = checked("array_to_blocks", "array", array.dtype, window)
     geometry = sizes.array_to_blocks_geometry(array.shape, block_shape, block_strides)
     return Call("array_to_blocks", geometry, dtype, fusion, variant)
 
@@ -138,7 +138,7 @@ def add_blocks(
 ) -> Call:
     """Describe a call of `gpufold.add_blocks`, whose positions are an array too."""
     check_dtype("add_blocks", "blocks", blocks.dtype)
-    dtype, fusion = _checked("add_blocks", "blocks", blocks.dtype, window, accumulate=True)
+    dtype, fusion = checked("add_blocks", "blocks", blocks.dtype, window, accumulate=True)
     geometry = sizes.add_blocks_geometry(out.shape, blocks.shape, positions.shape)
     wider = WIDER.get(dtype, "")
     if name_of(out.dtype) == wider and out.dtype.isnative:
@@ -159,7 +159,7 @@ def take_blocks(
     variant: str = "auto",
 ) -> Call:
     """Describe a call of `gpufold.take_blocks`, whose positions are an array too."""
-    dtype, fusion = _checked("take_blocks", "array", array.dtype, window)
+    dtype, fusion = checked("take_blocks", "array", array.dtype, window)
     if mode not in MODES:
         raise ValueError(f"take_blocks: mode must be one of {', '.join(MODES)}, got {mode!r}")
     geometry = sizes.take_blocks_geometry(array.shape, positions.shape, block_shape)
@@ -187,7 +187,7 @@ def batch_to_space(
     data: Any, block_shape: Any, crops_begin: Any = 0, crops_end: Any = 0, *, variant: str = "auto"
 ) -> Call:
     """Describe a call of `gpufold.batch_to_space`."""
-    dtype, fusion = _checked("batch_to_space", "data", data.dtype)
+    dtype, fusion = checked("batch_to_space", "data", data.dtype)
     geometry = sizes.batch_to_space_geometry(data.shape, block_shape, crops_begin, crops_end)
     return Call("batch_to_space", geometry, dtype, fusion, variant)
 
@@ -196,12 +196,12 @@ def space_to_batch(
     data: Any, block_shape: Any, pads_begin: Any = 0, pads_end: Any = 0, *, variant: str = "auto"
 ) -> Call:
     """Describe a call of `gpufold.space_to_batch`."""
-    dtype, fusion = _checked("space_to_batch", "data", data.dtype)
+    dtype, fusion = checked("space_to_batch", "data", data.dtype)
     geometry = sizes.space_to_batch_geometry(data.shape, block_shape, pads_begin, pads_end)
     return Call("space_to_batch", geometry, dtype, fusion, variant)
 
 
-def _checked(
+def checked(
     operation: str, data: str, dtype: Any, window: Any = None, reduction: object = "sum", accumulate: object = False
 ) -> tuple[str, Fusion]:
     """Check the dtype of the argument named `data` and what is fused, and return both."""

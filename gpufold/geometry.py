@@ -810,3 +810,18 @@ def _space_geometry(data_shape: Size, block_shape: PerAxis, pads_begin: PerAxis,
 
 Geometry: TypeAlias = SlidingGeometry | BlocksGeometry | PositionsGeometry | AverageGeometry | SpaceGeometry
 """What a call becomes."""
+
+GEOMETRIES = {
+    "col2im": _columns_geometry,
+    "im2col": _image_geometry,
+    "blocks_to_array": _blocks_geometry,
+    "array_to_blocks": _array_geometry,
+    "add_blocks": add_blocks_geometry,
+    "batch_to_space": _batch_geometry,
+    "space_to_batch": _space_geometry,
+}
+"""The checks of each operation, once its sizes are ints or tuples of them.
+
+They cache what they return, by arguments that can be hashed; the symbols that a compiler has for sizes cannot, and are
+for the function that each wraps, `GEOMETRIES[operation].__wrapped__`.
+"""

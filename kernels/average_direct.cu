@@ -10,9 +10,6 @@
 #ifndef RANK
 #define RANK 1
 #endif
-#ifndef THREADS
-#define THREADS 256
-#endif
 #ifndef ELEMENTS
 #define ELEMENTS 4
 #endif

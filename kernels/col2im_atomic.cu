@@ -13,10 +13,6 @@
 #include "col2im.cuh"
 #include "fusion.cuh"
 
-#ifndef THREADS
-#define THREADS 256
-#endif
-
 struct AtomicParameters : Parameters {
     Divisor by_tap[rank]; // extents of the kernel; by_extent has those of the blocks
 };

@@ -21,9 +21,6 @@
 #ifndef PHASE
 #define PHASE 0
 #endif
-#ifndef THREADS
-#define THREADS 256
-#endif
 #ifndef PLANES
 #define PLANES 4
 #endif
@@ -169,10 +166,13 @@ __device__ void gather(const Scalar* __restrict__ columns, Scalar* __restrict__ 
         for (int plane = 0; plane < planes; ++plane)
 #pragma unroll
             for (int i = 0; i < words; ++i)
-                if (plane < remaining && i * word < pixels)
-                    *reinterpret_cast<StoredWord<word>*>(first + plane * p.image_channel +
-                                                         i * word * p.pixel_stride[last]) =
-                        word_of<word>(sums[plane] + i * word);
+                if (plane < remaining && i * word < pixels) {
+                    Scalar* const address = first + plane * p.image_channel + i * word * p.pixel_stride[last];
+                    if constexpr (word == 1)
+                        *address = narrow(sums[plane][i]);
+                    else
+                        store_word<word * sizeof(Scalar)>(address, word_of<word>(sums[plane] + i * word));
+                }
     } else {
         // Word number n of a warp lies at n + n / 32, which spreads the cells over the banks.
         __shared__ StoredWord<word> tiles[THREADS / 32][words][33];

@@ -18,9 +18,6 @@
 #include "col2im.cuh"
 #include "fusion.cuh"
 
-#ifndef THREADS
-#define THREADS 256
-#endif
 #ifndef CHUNK
 #define CHUNK 3
 #endif

@@ -16,9 +16,6 @@
 #include "col2im.cuh"
 #include "fusion.cuh"
 
-#ifndef THREADS
-#define THREADS 256
-#endif
 #ifndef SHARE
 #define SHARE 4
 #endif

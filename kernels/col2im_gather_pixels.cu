@@ -13,9 +13,6 @@
 #include "col2im.cuh"
 #include "fusion.cuh"
 
-#ifndef THREADS
-#define THREADS 256
-#endif
 #ifndef PLANES
 #define PLANES 4
 #endif

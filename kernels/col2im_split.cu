@@ -13,9 +13,6 @@
 #include "col2im.cuh"
 #include "fusion.cuh"
 
-#ifndef THREADS
-#define THREADS 512
-#endif
 #ifndef TAPS
 #define TAPS 8
 #endif

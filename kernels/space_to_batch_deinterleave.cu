@@ -10,6 +10,9 @@
 // end the block before. Wins for narrow elements, where an instruction per element is too many, and where
 // neighbouring threads would load pixels a block's width apart.
 #include "interleave.cuh"
+#ifndef KERNEL_WIDTH
+#define KERNEL_WIDTH 2 // a power of two, in place of the default of unfold.cuh
+#endif
 #include "unfold.cuh"
 
 #ifndef BLOCKS_PER_WORD

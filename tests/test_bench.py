@@ -871,7 +871,8 @@ def test_sweeps_are_measured_in_the_dtype_of_their_problems(capsys, tmp_path, nu
 
 def test_make_measure_installs_nothing_where_it_is_told_so(tmp_path):
     settings = ["SYSTEM=1", "PYTHON=python3", f"RESULTS={tmp_path}", "SECONDS=0.5", "COMMIT=abc", "RESUME=1"]
-    done = subprocess.run(["make", "-n", "measure", *settings], cwd=ROOT, capture_output=True, text=True, check=True)
+    command = ["make", "--no-print-directory", "-n", "measure", *settings]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.splitlines() == [
         f"python3 -m bench measure --results {tmp_path} --seconds 0.5 --commit abc --resume"
     ]

@@ -30,6 +30,9 @@ LONGEST_README = 120
 
 named = pytest.mark.parametrize("document", DOCUMENTS)
 
+NEEDED = {"docs/torch.md": "torch"}
+"""What sessions of a document need besides the packages that tests install."""
+
 
 def blocks(text, language):
     return re.findall(rf"^```{language}\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
@@ -61,10 +64,17 @@ def test_every_document_with_sessions_is_known():
         "README.md",
         "docs/recipes.md",
         "docs/dask.md",
+        "docs/torch.md",
     }
 
 
-@named
+@pytest.mark.parametrize(
+    "document",
+    [
+        pytest.param(document, marks=[pytest.mark.peer(NEEDED[document])] if document in NEEDED else [])
+        for document in DOCUMENTS
+    ],
+)
 def test_sessions_print_what_they_show(document, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # they write pictures
     globs: dict[str, object] = {}

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, lru_cache
-from typing import Any, TypeAlias
+from math import prod
+from typing import Any, NamedTuple, TypeAlias
 
 import cupy
 import numpy as np
 
 from gpufold.calls import Call, Unsupported
+from gpufold.geometry import Size
 from gpufold.gpu.plan import COPY_SHARE, Device, Operand, Plan
 from gpufold.gpu.sources import options, source_text
 
@@ -22,6 +24,19 @@ NO_WINDOW = np.zeros(1, "V8")
 
 CLOCK_RATE, MEMORY_CLOCK_RATE, GLOBAL_MEMORY_BUS_WIDTH, L2_CACHE_SIZE, SHARED_MEMORY = 13, 36, 37, 38, 81
 """The runtime's numbers for these attributes of a device; shared memory is that of a multiprocessor."""
+
+
+Located: TypeAlias = tuple[int, Size, Size, int]
+"""Where an array lies that is not CuPy's: its address, shape, strides in bytes, and the bytes of an element."""
+
+Addresses: TypeAlias = tuple[int, ...]
+
+
+class Stream(NamedTuple):
+    """A stream of another library, by its handle: all that CuPy's launch asks of one."""
+
+    device: int
+    ptr: int
 
 
 Planner: TypeAlias = Callable[[Call, Operand, Operand, Device], Plan]
@@ -39,6 +54,27 @@ def execute(
     else:
         with cupy.cuda.Device(device):
             kernel(data, result, window, positions)
+
+
+def execute_at(
+    planner: Planner,
+    call: Call,
+    data: Located,
+    result: Located,
+    others: tuple[Addresses | None, int | None],
+    stream: Stream,
+) -> None:
+    """Compute a call on memory that another library owns, on a stream of its; nothing is allocated or waited for.
+
+    The others are the addresses of a window's weights and of positions, where there are any.
+    """
+    device = stream.device
+    kernel = _prepare(planner, call, _layout_at(data), _layout_at(result), device)
+    if cupy.cuda.runtime.getDevice() == device:
+        kernel.launch_at(data, result, *others, stream)
+    else:
+        with cupy.cuda.Device(device):
+            kernel.launch_at(data, result, *others, stream)
 
 
 def run(plan: Plan, data: Any, result: Any, window: tuple[Any, ...] | None = None, positions: Any = None) -> None:
@@ -112,14 +148,32 @@ class Kernel:
             pointers = (*pointers, weights)
         self.function(self.grid, self.block, (*pointers, self.parameters))
 
+    def launch_at(
+        self, data: Located, result: Located, weights: Addresses | None, positions: int | None, stream: Stream
+    ) -> None:
+        """Launch on addresses, on a stream of the current device."""
+        if self.zero_output:
+            _, shape, _, itemsize = result  # which is contiguous
+            cupy.cuda.runtime.memsetAsync(result[0], 0, prod(shape) * itemsize, stream.ptr)
+        pointers: tuple[Any, ...] = (data[0], result[0]) if positions is None else (data[0], result[0], positions)
+        if self.takes_window:
+            pointers = (*pointers, NO_WINDOW if weights is None else _pointers(weights))
+        self.function.kernel(self.grid, self.block, (*pointers, self.parameters), 0, stream)
 
-Layout: TypeAlias = tuple[tuple[int, ...], tuple[int, ...], int, int]
+
+Layout: TypeAlias = tuple[Size, Size, int, int]
 """Shape, strides in bytes, alignment of the first byte, and bytes of an element."""
 
 
 def _layout(array: Any) -> Layout:
     address = array.data.ptr | MAX_ALIGNMENT
     return array.shape, array.strides, address & -address, array.dtype.itemsize
+
+
+def _layout_at(array: Located) -> Layout:
+    address, shape, strides, itemsize = array
+    address |= MAX_ALIGNMENT
+    return shape, strides, address & -address, itemsize
 
 
 @lru_cache(maxsize=4096)

@@ -689,6 +689,37 @@ def may_share_memory(a, b):
 # Kernels
 
 
+class ForeignStream:
+    """A stream that another library made on the current device, by its handle."""
+
+    def __init__(self, ptr):
+        self.ptr, self.device_id = ptr, get_device()
+
+
+_lent = {}
+"""Memory of other libraries: the end and the device by the address that it begins at."""
+
+
+def lend(address, size, device):
+    """Take memory of another library for a device's."""
+    _lent[address] = address + size, device
+
+
+def check_lent(address, where):
+    """Raise unless an address lies in memory of another library, on the current device."""
+    for begin, (end, device) in _lent.items():
+        if begin <= address < end:
+            if device != get_device():
+                raise Misuse(f"{where} lies on device {device}, the kernel runs on {get_device()}")
+            return
+    raise Misuse(f"{where} is an address of no memory that is lent: {address}")
+
+
+def memset_async(address, value, size, stream):
+    check_lent(address, "what is set")
+    _queue(lambda: ctypes.memset(address, value, size), ForeignStream(stream), get_device())
+
+
 class RawModule:
     """A file of kernels/ with the options of a specialisation, as gpufold.sources gives them."""
 
@@ -717,9 +748,26 @@ class RawKernel:
 
     @property
     def kernel(self):
-        return module.load(self._library, build_runtime("plain"))
+        """Return what is launched on the current device."""
+        return Function(self)
 
     def __call__(self, grid, block, args):
+        self.kernel(grid, block, args)
+
+
+class Function:
+    """A kernel that is compiled for a device, which is launched on a stream of CuPy's or any with a handle."""
+
+    def __init__(self, raw):
+        self.name, self._library = raw.name, raw._library
+
+    @property
+    def parameters(self):
+        return module.load(self._library, build_runtime("plain")).parameters
+
+    def __call__(self, grid, block, args, shared_mem=0, stream=None):
+        if shared_mem:
+            raise Misuse(f"{self.name} declares its shared memory")
         if not isinstance(grid, tuple) or not isinstance(block, tuple):
             raise TypeError("grid and block must be tuples")
         grid, block = ((*size, 1, 1)[:3] for size in (grid, block))
@@ -728,7 +776,7 @@ class RawKernel:
             raise CUDARuntimeError(1)
         if prod(block) > 1024:
             raise CUDARuntimeError(1)
-        parameters = self.kernel.parameters
+        parameters = self.parameters
         if len(args) != len(parameters):
             raise Misuse(f"{self.name} takes {len(parameters)} arguments, got {len(args)}")
         values = [
@@ -741,7 +789,9 @@ class RawKernel:
             for allocation in list(_allocations.values()):
                 allocation.check_guards()
 
-        _queue(work, None, get_device())
+        if stream is not None and not isinstance(stream, Stream):
+            stream = ForeignStream(stream.ptr)
+        _queue(work, stream, get_device())
 
     def _value(self, place, argument, parameter):
         """Return the bytes that an argument is, as CuPy converts it; they must be as many as the kernel takes."""
@@ -755,6 +805,9 @@ class RawKernel:
             if pointer.device_id != get_device():
                 raise Misuse(f"{where} lies on device {pointer.device_id}, the kernel runs on {get_device()}")
             return pointer.ptr.to_bytes(8, "little")
+        if type(argument) is int and parameter.pointer:
+            check_lent(argument, where)
+            return argument.to_bytes(8, "little")
         if isinstance(argument, np.ndarray):
             if argument.size != 1:
                 raise TypeError(
@@ -789,8 +842,8 @@ def get_device_properties(device):
 
 
 def device_get_attribute(attribute, device):
-    """Return the memory's clock in kHz or the width of its bus in bits."""
-    return {36: 3_201_000, 37: 6016}[attribute]
+    """Return an H200's: clocks in kHz, its memory's bus in bits, bytes of the L2 cache and of shared memory."""
+    return {13: 1_980_000, 36: 3_201_000, 37: 6016, 38: 50 << 20, 81: 228 << 10}[attribute]
 
 
 @cache
@@ -802,6 +855,7 @@ def cupy():
         getDeviceCount=lambda: DEVICES,
         getDeviceProperties=get_device_properties,
         deviceGetAttribute=device_get_attribute,
+        memsetAsync=memset_async,
         memGetInfo=lambda: (TOTAL_BYTES - _default_pool.total_bytes(), TOTAL_BYTES),
         streamCaptureModeGlobal=STREAM_CAPTURE_MODE_GLOBAL,
     )

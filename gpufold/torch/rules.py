@@ -1,0 +1,431 @@
+"""Gradients: every operation is linear in its data, and its adjoint is another operation, whose gradient is it again.
+
+`apply` computes a call by the way that fits: by the kernel where nothing asks for a gradient, through an
+`autograd.Function` where something does, and by an operator of torch's library while a compiler traces.
+
+    col2im        <-> im2col           y = A (w x), x' = w A^T y', w' = sum over planes and blocks of x A^T y'
+    blocks_to_array <-> array_to_blocks
+    batch_to_space  <-> space_to_batch
+    add_blocks      <-> taking blocks
+
+A mean multiplies by the reciprocal of the sums of weights, a constant: such windows have no gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from gpufold.calls import Call, Fusion
+from gpufold.elements import ELEMENT_TYPES
+from gpufold.geometry import (
+    Axis,
+    BlocksGeometry,
+    Geometry,
+    PositionsGeometry,
+    Size,
+    SlidingGeometry,
+    SpaceGeometry,
+)
+from gpufold.torch.tensors import WEIGHT_DTYPES, checked_window, execute, execute_into, share_memory
+
+ADJOINTS = {
+    "col2im": "im2col",
+    "im2col": "col2im",
+    "blocks_to_array": "array_to_blocks",
+    "array_to_blocks": "blocks_to_array",
+    "batch_to_space": "space_to_batch",
+    "space_to_batch": "batch_to_space",
+}
+
+TAKING = ("im2col", "array_to_blocks")
+"""The operations whose results are blocks: their windows weigh what comes out."""
+
+PLAIN_TYPES = (Tensor, torch.nn.Parameter)
+
+
+def is_traced(tensor: Any) -> bool:
+    """Return whether something records operators instead of computing: a compiler, a mode, a subclass of tensors.
+
+    A transform of torch.func under a mode takes its own turn first, for which operators have no rules.
+    """
+    return bool(
+        torch.compiler.is_compiling()
+        or (torch._C._len_torch_dispatch_stack() > 0 and not torch._C._are_functorch_transforms_active())
+        or (type(tensor) not in PLAIN_TYPES and isinstance(tensor, Tensor))
+        or (isinstance(tensor, Tensor) and tensor.is_meta)
+    )
+
+
+def is_plain(*tensors: Tensor | None) -> bool:
+    """Return whether nothing asks for a gradient, a tangent or a transform of functions."""
+    if torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
+        return False
+    if not torch.is_grad_enabled():
+        return True
+    return not any([tensor is not None and tensor.requires_grad for tensor in tensors])
+
+
+def compute(
+    call: Call, data: Tensor, window: Any = None, positions: Tensor | None = None, out: Tensor | None = None
+) -> Tensor:
+    """Compute a call on what its caller gave: the window is a tensor or a sequence of them, still to be checked."""
+    if window is None:
+        if is_plain(data, out):
+            return execute(call, data, None, positions, out)
+        return apply(call, data, None, positions, out)
+    axes = checked_window(call, data, window)
+    if is_plain(data, out, *axes):
+        return execute(call, data, axes, positions, out)
+    if call.fusion.reduction != "sum" and torch.is_grad_enabled() and any(each.requires_grad for each in axes):
+        raise no_gradient(call.operation, call.fusion.reduction)
+    return apply(call, data, joined(data, axes), positions, out)
+
+
+def compute_in_place(call: Call, out: Tensor, blocks: Tensor, window: Any, positions: Tensor) -> Tensor:
+    """Add blocks into a tensor; a gradient, where one is asked for, takes the way over a new tensor."""
+    if torch.is_grad_enabled() and out.is_leaf and out.requires_grad:
+        raise ValueError(
+            "add_blocks_: out is a leaf that requires a gradient, which nothing may write into; call "
+            "add_blocks, which returns a new tensor, or add under torch.no_grad()"
+        )
+    axes = None if window is None else checked_window(call, blocks, window)
+    for name, others in (("blocks", (blocks,)), ("positions", (positions,)), ("window", axes or ())):
+        if any([share_memory(out, other) for other in others]):
+            raise ValueError(f"add_blocks_: out must share no memory with {name}, got tensors that overlap")
+    if not is_plain(blocks, out, *(axes or ())) or out.is_conj() or out.is_neg():
+        return out.copy_(compute(call, blocks, window, positions, out))
+    execute_into(call, blocks, out, axes, positions)
+    if not out.is_inference():
+        torch.autograd.graph.increment_version(out)
+    return out
+
+
+def no_gradient(operation: str, reduction: str) -> ValueError:
+    """Return what to raise where a gradient is asked for that there is none of."""
+    return ValueError(
+        f"{operation}: window requires a gradient, which there is under reduction='sum' alone, got {reduction!r}; "
+        f"pass window.detach()"
+    )
+
+
+def joined(data: Tensor, axes: Sequence[Tensor]) -> Tensor:
+    """Return a window as one tensor of weights: that of the block's shape, or those of the axes in a row."""
+    dtype = WEIGHT_DTYPES[data.dtype]
+    return axes[0].to(dtype) if len(axes) == 1 else torch.cat([each.to(dtype) for each in axes])
+
+
+def separated(call: Call, window: Tensor | None) -> tuple[Tensor, ...] | None:
+    """Return the tensors of a joined window."""
+    if window is None or call.fusion.window != "separable":
+        return None if window is None else (window,)
+    axes: tuple[Tensor, ...] = torch.split(window, list(block_shape_of(call.geometry)))
+    return axes
+
+
+def block_shape_of(geometry: Geometry) -> Size:
+    """Return the shape of a block that a window weighs."""
+    assert not isinstance(geometry, SpaceGeometry)
+    return geometry.block_shape
+
+
+def apply(
+    call: Call,
+    data: Tensor,
+    window: Tensor | None = None,
+    positions: Tensor | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """Compute a call on tensors that were checked, its window joined, by the way that fits."""
+    if is_traced(data) or torch._C._functorch.is_legacy_batchedtensor(data):
+        return operator(call, data, window, positions, out)
+    if is_plain(data, window, out):
+        return execute(call, data, separated(call, window), positions, out)
+    result: Tensor = Linear.apply(data, window, positions, out, call)
+    return result
+
+
+def operator(call: Call, data: Tensor, window: Tensor | None, positions: Tensor | None, out: Tensor | None) -> Tensor:
+    """Call the operator of torch's library."""
+    result: Tensor = getattr(torch.ops.gpufold, call.operation).default(
+        data,
+        window,
+        positions,
+        out,
+        *sizes_of(call),
+        call.fusion.reduction,
+        call.fusion.window == "separable",
+        call.variant,
+        call.deterministic,
+    )
+    return result
+
+
+def sizes_of(call: Call) -> list[list[int]]:
+    """Return the sizes of a call as the operator of its name takes them."""
+    geometry = call.geometry
+    if isinstance(geometry, SlidingGeometry):
+        sizes = [list(each) for each in zip(*geometry.axes, strict=True)]
+        return sizes if call.operation == "col2im" else sizes[1:]
+    if isinstance(geometry, BlocksGeometry):
+        sizes = [list(geometry.block_shape), [axis.stride for axis in geometry.axes]]
+        return [list(geometry.array_shape), *sizes] if call.operation == "blocks_to_array" else sizes
+    if isinstance(geometry, SpaceGeometry):
+        return [[1, *geometry.block], [0, *geometry.margin_begin], [0, *geometry.margin_end]]
+    return []
+
+
+# ---------------------------------------------------------------------------------------------
+# What both the Function and the operators do
+
+
+def save(ctx: Any, call: Call, data: Tensor, window: Tensor | None, positions: Tensor | None) -> None:
+    """Keep what gradients and tangents need: the data only where the window has any, or a compiler looks for some."""
+    ctx.call = call
+    tangents = forward_ad._current_level >= 0 or torch._C._len_torch_dispatch_stack() > 0
+    kept = data if window is not None and (ctx.needs_input_grad[1] or tangents) else None, window, positions
+    ctx.save_for_backward(*kept)
+    ctx.save_for_forward(*kept)
+
+
+def gradients(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """Return the gradients of data, window and out."""
+    call: Call = ctx.call
+    data, window, positions = ctx.saved_tensors
+    needs_data, needs_window, _, needs_out, *_ = ctx.needs_input_grad
+    if needs_window and call.fusion.reduction != "sum":
+        raise no_gradient(call.operation, call.fusion.reduction)
+    divided = divide(call, gradient, window) if needs_data or needs_window else gradient
+    return (
+        transpose(call, divided, window, positions) if needs_data else None,
+        gradient_of_window(call, data, divided, window, positions) if needs_window else None,
+        gradient if needs_out else None,
+    )
+
+
+def transpose(call: Call, gradient: Tensor, window: Tensor | None, positions: Tensor | None) -> Tensor:
+    """Compute the adjoint of a call under a sum."""
+    geometry = call.geometry
+    if isinstance(geometry, PositionsGeometry):
+        assert positions is not None
+        return weighed(call, take_blocks(gradient, positions, geometry.block_shape), window)
+    adjoint = Call(ADJOINTS[call.operation], geometry, call.dtype, Fusion(window=call.fusion.window))
+    return apply(adjoint, gradient, window)
+
+
+def divide(call: Call, gradient: Tensor, window: Tensor | None) -> Tensor:
+    """Multiply by the reciprocals of what the sums were divided by."""
+    if call.fusion.reduction == "sum":
+        return gradient
+    reciprocal = reciprocals(call, gradient, window)
+    if ELEMENT_TYPES[call.dtype].is_half:
+        return (gradient.to(reciprocal.dtype) * reciprocal).to(gradient.dtype)
+    return gradient * reciprocal
+
+
+def reciprocals(call: Call, like: Tensor, window: Tensor | None) -> Tensor:
+    """Return one through what each pixel's sum is divided by, zero where that is too small: of the spatial axes."""
+    geometry = call.geometry
+    assert isinstance(geometry, SlidingGeometry | BlocksGeometry)
+    dtype = WEIGHT_DTYPES[like.dtype]
+
+    def folded(axes: tuple[Axis, ...], weights: Tensor | None) -> Tensor:
+        plane = SlidingGeometry(None, 1, axes)
+        kind = "none" if weights is None else "separable" if len(axes) == 1 else "full"
+        sums = Call("col2im", plane, str(dtype).removeprefix("torch."), Fusion(window=kind))
+        if weights is not None and call.fusion.reduction == "least_squares":
+            weights = weights * weights
+        ones = like.new_ones((), dtype=dtype).expand(prod(plane.block_shape), prod(plane.num_blocks))
+        return apply(sums, ones, weights)[0]
+
+    if call.fusion.window == "full":
+        divisor = folded(geometry.axes, window)
+    else:
+        divisor = like.new_ones((), dtype=dtype)
+        weights = separated(call, window) or (None,) * len(geometry.axes)
+        for axis, each in zip(geometry.axes, weights, strict=True):
+            divisor = divisor.unsqueeze(-1) * folded((axis,), each)
+    uncovered = divisor.abs() < torch.finfo(dtype).tiny
+    return torch.where(uncovered, 0.0, torch.where(uncovered, 1.0, divisor).reciprocal())
+
+
+def gradient_of_window(call: Call, data: Tensor, gradient: Tensor, window: Tensor, positions: Tensor | None) -> Tensor:
+    """Sum what each tap was multiplied with over all planes and blocks."""
+    if call.operation in TAKING:
+        blocks, gradients = apply(call._replace(fusion=Fusion()), data), gradient
+    else:
+        blocks, gradients = data, transpose(call._replace(fusion=Fusion()), gradient, None, positions)
+    if blocks.is_complex():
+        products = (blocks.conj() * gradients).real
+    else:
+        products = blocks.to(window.dtype) * gradients.to(window.dtype)
+    return by_axis(call, sum_of_blocks(call.geometry, products), window)
+
+
+def sum_of_blocks(geometry: Geometry, blocks: Tensor) -> Tensor:
+    """Sum blocks over all planes and blocks, tap by tap."""
+    shape = block_shape_of(geometry)
+    if isinstance(geometry, SlidingGeometry):
+        taps, count = prod(shape), prod(geometry.num_blocks)
+        return blocks.reshape(geometry.planes, taps, count).sum((0, 2)).reshape(shape)
+    leading = list(range(blocks.ndim - len(shape)))
+    return blocks.sum(leading) if leading else blocks
+
+
+def by_axis(call: Call, gradient: Tensor, window: Tensor) -> Tensor:
+    """Return the gradient of a joined window from that of the product of its axes."""
+    if call.fusion.window != "separable":
+        return gradient
+    axes = separated(call, window)
+    assert axes is not None
+    shares = []
+    for axis in range(len(axes)):
+        share = gradient
+        for other, weights in enumerate(axes):
+            if other != axis:
+                share = (share * weights.reshape(-1, *(1,) * (len(axes) - 1 - other))).sum(other, keepdim=True)
+        shares.append(share.reshape(-1))
+    return torch.cat(shares)
+
+
+def weighed(call: Call, blocks: Tensor, window: Tensor | None) -> Tensor:
+    """Multiply blocks, their taps last, by the weights of a window, rounded once."""
+    axes = separated(call, window)
+    if axes is None:
+        return blocks
+    weights = axes[0]
+    if call.fusion.window == "separable":
+        for each in axes[1:]:
+            weights = weights.unsqueeze(-1) * each
+    return (blocks * weights).to(blocks.dtype)
+
+
+def take_blocks(array: Tensor, positions: Tensor, block_shape: Size) -> Tensor:
+    """Take blocks out of an array at positions, zero outside: the adjoint of add_blocks, by torch's own functions."""
+    rank = len(block_shape)
+    index: list[Any] = [slice(None)] * (array.ndim - rank)
+    inside = positions.new_ones((), dtype=torch.bool)
+    for axis, taps in enumerate(block_shape):
+        extent = array.shape[axis - rank]
+        near = positions[:, axis].clamp(-taps, extent)  # so that no sum wraps
+        place = near.unsqueeze(1) + torch.arange(taps, device=positions.device)
+        place = place.reshape(-1, *(1,) * axis, taps, *(1,) * (rank - 1 - axis))
+        inside = inside & (place >= 0) & (place < extent)
+        index.append(place.clamp(0, max(extent - 1, 0)))
+    lead = array.ndim - rank
+    if 0 in array.shape[lead:]:
+        return array.new_zeros((positions.shape[0], *array.shape[:lead], *block_shape))
+    taken = array[tuple(index)].movedim(lead, 0)
+    inside = inside.reshape(inside.shape[0], *(1,) * lead, *block_shape)
+    return torch.where(inside, taken, 0).to(array.dtype)
+
+
+def batched(
+    info: Any, in_dims: Sequence[int | None], tensors: Sequence[Tensor | None], call: Call
+) -> tuple[Tensor, int]:
+    """Compute a call for a batch of tensors: the rule of vmap."""
+    data, window, positions, out = tensors
+    assert data is not None
+    data_dim, window_dim, positions_dim, out_dim = in_dims[:4]
+    if window_dim is not None or positions_dim is not None:
+
+        def selected(row: int) -> list[Any]:
+            return [
+                tensor if dim is None or tensor is None else tensor.select(dim, row)
+                for tensor, dim in zip(tensors, in_dims[:4], strict=True)
+            ]
+
+        return torch.stack([apply(call, *selected(row)) for row in range(info.batch_size)]), 0
+    size, geometry = info.batch_size, call.geometry
+    if isinstance(geometry, SpaceGeometry):  # an axis more, that has blocks of one
+        wider = replace(
+            geometry,
+            block=(1, *geometry.block),
+            margin_begin=(0, *geometry.margin_begin),
+            margin_end=(0, *geometry.margin_end),
+            grid=(size, *geometry.grid),
+        )
+        return apply(call._replace(geometry=wider), data.movedim(data_dim, 1)), 1
+    if isinstance(geometry, PositionsGeometry):
+        assert out is not None
+        data = data.unsqueeze(1).expand(-1, size, *data.shape[1:]) if data_dim is None else data.movedim(data_dim, 1)
+        out = out.expand(size, *out.shape) if out_dim is None else out.movedim(out_dim, 0)
+        wide_call = call._replace(geometry=replace(geometry, lead=(size, *geometry.lead)))
+        return apply(wide_call, data, window, positions, out), 0
+    data = data.movedim(data_dim, 0)
+    if isinstance(geometry, BlocksGeometry):
+        return apply(call._replace(geometry=replace(geometry, lead=(size, *geometry.lead))), data, window), 0
+    assert isinstance(geometry, SlidingGeometry)
+    if geometry.batch is None:
+        return apply(call._replace(geometry=replace(geometry, batch=size)), data, window), 0
+    flat = call._replace(geometry=replace(geometry, batch=size * geometry.batch))
+    return apply(flat, data.flatten(0, 1), window).unflatten(0, (size, geometry.batch)), 0
+
+
+# ---------------------------------------------------------------------------------------------
+# The Function
+
+
+class Linear(torch.autograd.Function):
+    """A call, linear in its data, its window and what it adds to."""
+
+    @staticmethod
+    def forward(
+        data: Tensor, window: Tensor | None, positions: Tensor | None, out: Tensor | None, call: Call
+    ) -> Tensor:
+        if is_traced(data):
+            with torch._C._AutoDispatchBelowAutograd():
+                return operator(call, data, window, positions, out)
+        return execute(call, data, separated(call, window), positions, out)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        data, window, positions, _, call = inputs
+        ctx.set_materialize_grads(False)  # a tangent of zeros is none: a window under a mean has none
+        save(ctx, call, data, window, positions)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor | None) -> tuple[Tensor | None, ...]:
+        if gradient is None:
+            return (None,) * 5
+        of_data, of_window, of_out = gradients(ctx, gradient)
+        return of_data, of_window, None, of_out, None
+
+    @staticmethod
+    def jvp(ctx: Any, data_tangent: Any, window_tangent: Any, _: Any, out_tangent: Any, __: Any) -> Tensor:
+        call: Call = ctx.call
+        data, window, positions = ctx.saved_tensors
+        tangents = []
+        if data_tangent is not None:
+            into = None if call.operation != "add_blocks" else out_tangent
+            if call.operation == "add_blocks" and into is None:
+                into = data_tangent.new_zeros(call.geometry.array_shape)  # type: ignore[union-attr]
+            tangents.append(apply(call, data_tangent, window, positions, into))
+        elif out_tangent is not None:
+            tangents.append(out_tangent.clone())
+        if window_tangent is not None:
+            if call.fusion.reduction != "sum":
+                raise no_gradient(call.operation, call.fusion.reduction)
+            into = None if call.operation != "add_blocks" else data.new_zeros(call.geometry.array_shape)  # type: ignore[union-attr]
+            tangents += [apply(call, data, each, positions, into) for each in tangents_of(call, window, window_tangent)]
+        return sum(tangents[1:], tangents[0])
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, *inputs: Any) -> tuple[Tensor, int]:
+        return batched(info, in_dims, inputs[:4], inputs[4])
+
+
+def tangents_of(call: Call, window: Tensor, tangent: Tensor) -> list[Tensor]:
+    """Return joined windows whose sum is the tangent of a window: of a separable one, one for each axis."""
+    axes, changes = separated(call, window), separated(call, tangent)
+    assert axes is not None
+    assert changes is not None
+    if len(axes) == 1:
+        return [tangent]
+    return [torch.cat((*axes[:i], changes[i], *axes[i + 1 :])) for i in range(len(axes))]

@@ -1,0 +1,230 @@
+"""Tensors as calls take them: what is checked, whose path computes, and where a result goes; no gradients here."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gpufold import extras
+from gpufold.arrays import (
+    as_positions,
+    axes_of_window,
+    check_bytes,
+    kernel_ready,
+    misshapen_weights,
+    share_addresses,
+)
+from gpufold.calls import Call, Unsupported
+from gpufold.compute import run
+from gpufold.elements import ELEMENT_TYPES, check_dtype
+from gpufold.geometry import Size
+from gpufold.operations import OPERATIONS, check_name, choose
+
+
+class Dtype(NamedTuple):
+    """A tensor's dtype as a description of a call sees it: by NumPy's name."""
+
+    name: str
+
+    def __str__(self) -> str:
+        return self.name
+
+
+DTYPES = {getattr(torch, name): Dtype(name) for name in ELEMENT_TYPES}
+"""The dtypes that there are sums of."""
+
+WEIGHT_DTYPES = {
+    getattr(torch, name): getattr(torch, element.weight) for name, element in ELEMENT_TYPES.items() if element.weight
+}
+"""The dtype of a window's weights, by the dtype of the data."""
+
+
+class Described(NamedTuple):
+    """What a call asks of a tensor before it computes."""
+
+    shape: Size
+    dtype: Dtype
+
+
+def described(operation: str, name: str, tensor: Any) -> Described:
+    """Return a tensor's shape and dtype, or raise where it is none that calls take."""
+    if not isinstance(tensor, Tensor):
+        kind = f"{type(tensor).__module__}.{type(tensor).__qualname__}"
+        raise TypeError(
+            f"{operation}: {name} must be a torch.Tensor, got {kind}; convert it with torch.as_tensor({name}), or call "
+            f"the function of the same name in gpufold"
+        )
+    dtype = DTYPES.get(tensor.dtype)
+    if dtype is None:
+        check_dtype(operation, name, str(tensor.dtype).removeprefix("torch."))
+    if tensor.layout is not torch.strided or tensor.is_nested:
+        raise TypeError(f"{operation}: {name} must be a dense tensor, got a nested one or layout {tensor.layout}")
+    if not (tensor.is_cpu or tensor.is_cuda):
+        raise TypeError(f"{operation}: {name} must be on the CPU or a CUDA device, got device {tensor.device}")
+    assert dtype is not None
+    return Described(tuple(tensor.shape), dtype)
+
+
+def check_like(operation: str, name: str, tensor: Tensor, other: Tensor, like: str) -> None:
+    """Raise unless a tensor is on the device of another."""
+    if tensor.device != other.device:
+        raise ValueError(f"{operation}: {name} must be on the device of {like}, {other.device}, got {tensor.device}")
+
+
+def checked_window(call: Call, data: Tensor, window: Any) -> tuple[Tensor, ...]:
+    """Return the tensors of a window: one of the block's shape, or one for each axis."""
+    axes = []
+    for name, weights, shape in axes_of_window(call, window):
+        if described(call.operation, name, weights).dtype.name == "bool" or weights.is_complex():
+            raise TypeError(f"{call.operation}: {name} must hold real numbers, got dtype {DTYPES[weights.dtype]}")
+        if weights.shape != shape:
+            raise misshapen_weights(call, name, tuple(weights.shape), shape)
+        check_like(call.operation, name, weights, data, "the data")
+        axes.append(weights)
+    return tuple(axes)
+
+
+def checked_positions(operation: str, positions: Any, out: Tensor) -> Tensor:
+    """Return positions as a contiguous tensor of int64 beside `out`; where they are a tensor no value is looked at."""
+    if not isinstance(positions, Tensor):
+        given = as_positions(operation, np, np.asarray(positions) if hasattr(positions, "dtype") else positions, out)
+        return torch.from_numpy(given).to(out.device)
+    name = described(operation, "positions", positions).dtype.name
+    if "int" not in name:
+        raise TypeError(f"{operation}: positions must be integers, got dtype {name}")
+    check_like(operation, "positions", positions, out, "out")
+    if name == "uint64":  # beyond int64 is far outside of any array
+        wrapped = positions.view(torch.int64)
+        positions = torch.where(wrapped < 0, torch.iinfo(torch.int64).max, wrapped)
+    return positions.to(torch.int64).contiguous()
+
+
+# ---------------------------------------------------------------------------------------------
+# Computing
+
+
+def execute(
+    call: Call,
+    data: Tensor,
+    weights: tuple[Tensor, ...] | None = None,
+    positions: Tensor | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """Compute a call on tensors that were checked, into a new contiguous tensor; `out` is what add_blocks adds to."""
+    if data.is_conj() or data.is_neg():
+        data = data.resolve_conj().resolve_neg()
+    if out is not None:
+        result = out.detach().resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format)
+        execute_into(call, data, result, weights, positions)
+        return result
+    shape = getattr(call.geometry, OPERATIONS[call.operation].result)
+    check_bytes(call, shape, data.element_size())
+    if is_on_gpu(data):
+        result = torch.empty(shape, dtype=data.dtype, device=data.device)
+        _execute_on_gpu(call, data, result, weights, positions)
+        return result
+    given = as_numpy(data)
+    computed = np.empty(shape, given.dtype)
+    _execute_on_cpu(call, given, computed, weights, positions)
+    if data.dtype is torch.bfloat16:
+        return torch.from_numpy(computed.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(computed)
+
+
+def execute_into(
+    call: Call,
+    data: Tensor,
+    result: Tensor,
+    weights: tuple[Tensor, ...] | None = None,
+    positions: Tensor | None = None,
+) -> None:
+    """Compute a call into a tensor that was checked."""
+    if data.is_conj() or data.is_neg():
+        data = data.resolve_conj().resolve_neg()
+    if is_on_gpu(data):
+        _execute_on_gpu(call, data, result, weights, positions)
+    else:
+        _execute_on_cpu(call, as_numpy(data), as_numpy(result), weights, positions)
+
+
+def _execute_on_cpu(
+    call: Call, data: Any, result: Any, weights: tuple[Tensor, ...] | None, positions: Tensor | None
+) -> None:
+    if call.variant != "auto":
+        check_name(call)
+        name = OPERATIONS[call.operation].data
+        raise Unsupported(
+            f"{call.operation}: variant {call.variant!r} is a GPU kernel, but {name} is a tensor on the CPU; "
+            f"pass {name}.cuda(), or variant='auto'"
+        )
+    window = None
+    if weights is not None:
+        wanted = call.element.weight_dtype
+        window = tuple([kernel_ready(np, as_numpy(each.resolve_neg()), wanted) for each in weights])
+    run(call, np, data, result, window, None if positions is None else positions.numpy())
+
+
+def as_numpy(tensor: Tensor) -> Any:
+    """Return the NumPy array that has a CPU tensor's memory."""
+    if tensor.requires_grad:
+        tensor = tensor.detach()
+    if tensor.dtype is torch.bfloat16:
+        return tensor.view(torch.int16).numpy().view(_bfloat16())
+    return tensor.numpy()
+
+
+@cache
+def _bfloat16() -> np.dtype[Any]:
+    """Return NumPy's bfloat16, which is a package's."""
+    try:
+        import ml_dtypes
+    except ImportError as error:
+        raise extras.missing("gpufold.torch with bfloat16 on the CPU", "ml_dtypes", "torch") from error
+    dtype: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
+    return dtype
+
+
+def _execute_on_gpu(
+    call: Call, data: Tensor, result: Tensor, weights: tuple[Tensor, ...] | None, positions: Tensor | None
+) -> None:
+    """Launch on torch's current stream of the data's device; what is converted for it lives in torch's allocator."""
+    if not result.numel() or (positions is not None and not data.numel()):
+        return
+    try:
+        from gpufold.gpu import launch
+    except ImportError as error:
+        raise extras.missing("gpufold.torch with CUDA tensors", "cupy", "cuda13") from error
+
+    pointers = None
+    if weights is not None:
+        dtype = WEIGHT_DTYPES[data.dtype]
+        weights = tuple([each.to(dtype).resolve_neg().contiguous() for each in weights])
+        pointers = tuple([each.data_ptr() for each in weights])
+    others = pointers, None if positions is None else positions.data_ptr()
+    launch.execute_at(choose, call, located(data), located(result), others, launch.Stream(*_stream_of(data)))
+
+
+def _stream_of(tensor: Tensor) -> tuple[int, int]:
+    """Return the number of a tensor's device, and the handle of torch's current stream on it."""
+    device = tensor.get_device()
+    return device, torch._C._cuda_getCurrentRawStream(device)
+
+
+def is_on_gpu(tensor: Tensor) -> bool:
+    """Return whether kernels compute on a tensor."""
+    return bool(tensor.is_cuda)
+
+
+def located(tensor: Tensor) -> tuple[int, Size, Size, int]:
+    """Return where a tensor lies: its address, shape, strides in bytes, and the bytes of an element."""
+    size = tensor.element_size()
+    return tensor.data_ptr(), tuple(tensor.shape), tuple([stride * size for stride in tensor.stride()]), size
+
+
+def share_memory(first: Tensor, second: Tensor) -> bool:
+    """Return whether two tensors share an element; where that is too hard to know, whether their bounds overlap."""
+    return share_addresses(located(first), located(second))

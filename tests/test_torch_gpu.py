@@ -1,0 +1,165 @@
+"""gpufold.torch on a GPU: the bits of the CPU, on torch's current stream, in torch's memory, without waiting."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from cases import CASES
+
+import gpufold.torch
+
+pytestmark = [pytest.mark.gpu, pytest.mark.peer("torch")]
+
+STEPS = {"strides": (2, 1), "pads_begin": (1, 0), "pads_end": (0, 1)}
+WINDOW = torch.tensor([[0.5, 1.0], [2.0, 0.25], [1.5, 1.0]])
+PLACES = torch.tensor([[0, 0], [-1, 2], [2, 1], [9, 9]])
+
+CALLS = {
+    "col2im": (lambda data: gpufold.torch.col2im(data, (4, 3), (3, 2), **STEPS), (2, 6, 6)),
+    "im2col": (lambda data: gpufold.torch.im2col(data, (3, 2), **STEPS), (2, 1, 4, 3)),
+    "blocks_to_array": (lambda data: gpufold.torch.blocks_to_array(data, (2, 7), (3,), 2), (2, 3, 3)),
+    "array_to_blocks": (lambda data: gpufold.torch.array_to_blocks(data, (3,), 2), (2, 7)),
+    "batch_to_space": (lambda data: gpufold.torch.batch_to_space(data, (1, 4), 1, (0, 2)), (8, 3)),
+    "space_to_batch": (lambda data: gpufold.torch.space_to_batch(data, (1, 4), 1, (0, 2)), (2, 9)),
+    "add_blocks": (
+        lambda data: gpufold.torch.add_blocks(data.new_zeros(2, 4, 3), data, PLACES.to(data.device)),
+        (4, 2, 3, 2),
+    ),
+    "mean": (
+        lambda data: gpufold.torch.col2im(
+            data, (4, 3), (3, 2), **STEPS, reduction="mean", window=WINDOW.to(data.device, data.real.dtype)
+        ),
+        (2, 6, 6),
+    ),
+}
+
+called = pytest.mark.parametrize("name", CALLS)
+
+
+@pytest.fixture(autouse=True)
+def _on_a_gpu():
+    if not torch.cuda.is_available():
+        pytest.xfail("needs a torch that is built for CUDA")
+
+
+def random(shape, dtype):
+    generator = torch.Generator().manual_seed(0)
+    if dtype.is_floating_point or dtype.is_complex:
+        return torch.randn(shape, dtype=dtype, generator=generator)
+    return torch.randint(0, 2 if dtype is torch.bool else 100, shape, generator=generator).to(dtype)
+
+
+@called
+@pytest.mark.parametrize("dtype", ["bool", "uint8", "uint16", "int64", "float16", "bfloat16", "float64", "complex64"])
+def test_results_have_the_bits_of_the_cpu(name, dtype):
+    function, shape = CALLS[name]
+    data = random(shape, getattr(torch, dtype))
+    if name == "mean" and not (data.is_floating_point() or data.is_complex()):
+        pytest.xfail("there is no mean of integers")
+    got = function(data.cuda())
+    assert got.is_cuda
+    assert got.is_contiguous()
+    assert torch.equal(got.cpu().view(torch.uint8), function(data).view(torch.uint8))
+
+
+@called
+def test_gradients(name):
+    function, shape = CALLS[name]
+    data = random(shape, torch.float64).cuda().requires_grad_()
+    assert torch.autograd.gradcheck(function, data, check_forward_ad=True, nondet_tol=1e-12)
+    assert torch.autograd.gradgradcheck(function, data, nondet_tol=1e-12)
+
+
+@pytest.mark.parametrize("case", CASES[:12], ids=str)
+def test_cases_have_the_bits_of_the_cpu(case):
+    columns = random(case.columns_shape, torch.float32)
+    want = gpufold.torch.col2im(columns, case.output_size, case.kernel_size, **case.arguments)
+    for variant in ("auto", *gpufold.variants("col2im")):
+        try:
+            got = gpufold.torch.col2im(
+                columns.cuda(), case.output_size, case.kernel_size, **case.arguments, variant=variant
+            )
+        except gpufold.Unsupported:
+            continue
+        torch.testing.assert_close(got.cpu(), want, rtol=0 if variant not in ("atomic", "split") else 1e-5, atol=1e-5)
+
+
+@called
+def test_nothing_waits(name):
+    function, shape = CALLS[name]
+    data = random(shape, torch.float32).cuda()
+    function(data)  # compiles
+    places = PLACES.cuda()
+    out = torch.zeros(2, 4, 3, device="cuda")
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        if name == "add_blocks":
+            gpufold.torch.add_blocks_(out, data, places)
+        elif name != "mean":  # whose window is copied to the GPU
+            function(data)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def test_the_current_stream_is_torchs():
+    columns = random((8, 27 * 16, 62 * 62), torch.float32)
+    want = gpufold.torch.fold(columns, 64, 3)
+    stream = torch.cuda.Stream()
+    data = torch.empty_like(columns, device="cuda")
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(50_000_000)
+        data.copy_(columns)
+        got = gpufold.torch.fold(data, 64, 3)
+        assert not stream.query(), "the call has come back before its stream is done"
+    stream.synchronize()
+    assert torch.equal(got.cpu(), want)
+
+
+def test_memory_is_torchs():
+    import cupy
+
+    data = random((8, 27 * 16, 62 * 62), torch.float32).cuda()
+    gpufold.torch.fold(data, 64, 3)
+    pool = cupy.get_default_memory_pool().total_bytes()
+    before = torch.cuda.memory_allocated()
+    result = gpufold.torch.fold(data, 64, 3, window=torch.ones(3, 3, device="cuda"))
+    assert torch.cuda.memory_allocated() - before < result.nbytes + (1 << 20)
+    assert cupy.get_default_memory_pool().total_bytes() == pool
+
+
+def test_a_cuda_graph_holds_calls():
+    data = random((2, 27, 36), torch.float32).cuda()
+    window = torch.rand(3, 3, device="cuda", dtype=torch.float64)  # which is converted in the graph
+
+    def call():
+        return gpufold.torch.fold(data, 8, 3, window=window, reduction="mean")
+
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        call()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        result = call()
+    data.copy_(random((2, 27, 36), torch.float32).cuda() * 3)
+    graph.replay()
+    assert torch.equal(result, call())
+
+
+def test_the_second_device():
+    if torch.cuda.device_count() < 2:
+        pytest.xfail("needs two GPUs")
+    data = random((2, 27, 36), torch.float32).to("cuda:1").requires_grad_()
+    result = gpufold.torch.fold(data, 8, 3)
+    assert result.device == data.device
+    result.sum().backward()
+    assert torch.cuda.current_device() == 0
+    assert torch.equal(result.cpu(), gpufold.torch.fold(data.cpu(), 8, 3))
+
+
+def test_devices_are_not_mixed():
+    with pytest.raises(ValueError, match=r"window must be on the device of the data, cuda:0, got cpu"):
+        gpufold.torch.fold(torch.zeros(1, 4, 9, device="cuda"), 4, 2, window=torch.ones(2, 2))
+    with pytest.raises(ValueError, match="blocks must be on the device of out"):
+        gpufold.torch.add_blocks(torch.zeros(4, device="cuda"), torch.zeros(1, 2), [(0,)])

@@ -1,0 +1,155 @@
+"""CUDA tensors without a GPU: what is launched for them, by the kernels' host build, on memory that torch allocated.
+
+Tensors on the CPU pass for tensors on device 1, on a stream of torch's that is not CuPy's.
+"""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+import torch
+from cases import CASES, random_case
+
+import gpufold.torch
+from gpufold.gpu.plan import H200, Operand
+from gpufold.operations import choose
+from gpufold.torch import tensors
+from hostcuda import standin
+
+pytestmark = [pytest.mark.peer("torch"), pytest.mark.peer("cupy"), pytest.mark.hostcuda]
+
+DEVICE, HANDLE = 1, 0x7F00
+WEIGHTS = torch.tensor([[0.5, 1.0], [2.0, 0.25], [1.5, 1.0]])
+
+
+class Device:
+    """The GPU that tensors pass for being on: what was launched on it, and what its memory is."""
+
+    def __init__(self):
+        self.launches, self.kept = [], []
+
+    def lend(self, tensor):
+        standin.lend(tensor.data_ptr(), tensor.untyped_storage().nbytes() or 1, DEVICE)
+        self.kept.append(tensor)
+        return tensor
+
+    def synchronize(self):
+        with standin.Device(DEVICE):
+            standin.Device().synchronize()
+
+
+@pytest.fixture
+def device(monkeypatch):
+    from gpufold.gpu import launch
+
+    device, call, locate = Device(), standin.Function.__call__, tensors.located
+    monkeypatch.setattr(standin, "_lent", {})
+
+    def record(function, grid, block, args, shared_mem=0, stream=None):
+        device.launches.append((standin.get_device(), stream, grid, block, args))
+        call(function, grid, block, args, shared_mem, stream)
+
+    monkeypatch.setattr(standin.Function, "__call__", record)
+    monkeypatch.setattr(launch, "cupy", standin.cupy())
+    monkeypatch.setattr(tensors, "is_on_gpu", lambda tensor: True)
+    monkeypatch.setattr(tensors, "_stream_of", lambda tensor: (DEVICE, HANDLE))
+    monkeypatch.setattr(tensors, "located", lambda tensor: locate(device.lend(tensor)))
+    caches = (launch._module, launch._function, launch._prepare, launch.device)
+    for cached in caches:
+        cached.cache_clear()
+    yield device
+    device.synchronize()
+    for cached in caches:
+        cached.cache_clear()
+
+
+def whole_numbers(shape, dtype=torch.float32):
+    return torch.randint(-9, 10, shape, generator=torch.Generator().manual_seed(0)).to(dtype)
+
+
+def test_a_launch_is_on_torchs_stream_and_device_with_the_addresses_of_tensors(device):
+    columns = whole_numbers((2, 27, 64))
+    image = gpufold.torch.col2im(columns, (8, 8), (3, 3), pads_begin=1, pads_end=1)
+    ((number, stream, grid, block, (data, result, *_, parameters)),) = device.launches
+    assert (number, stream.ptr) == (DEVICE, HANDLE)
+    assert standin.get_device() == 0, "the caller's device is what it was"
+    assert (data, result) == (columns.data_ptr(), image.data_ptr())
+    call = gpufold.calls.col2im(tensors.described("", "", columns), (8, 8), (3, 3), 1, 1, 1, 1)
+    facts = (columns.shape, (27 * 64, 64, 1)), (image.shape, (192, 64, 8, 1))
+    alignments = [min(256, address & -address) for address in (data, result)]
+    operands = [Operand(tuple(shape), strides, at) for (shape, strides), at in zip(facts, alignments, strict=True)]
+    plan = choose(call, *operands, H200)
+    assert (grid, block, parameters.tobytes()) == (plan.grid, plan.block, plan.parameters)
+    device.synchronize()
+    want = gpufold.col2im(columns.numpy(), (8, 8), (3, 3), pads_begin=1, pads_end=1)
+    assert image.numpy().tobytes() == want.tobytes()
+
+
+def test_nothing_waits(device):
+    columns = whole_numbers((4, 9))
+    with standin.Device(DEVICE):
+        queue = standin._queues[DEVICE, HANDLE]
+    gpufold.torch.col2im(columns, (4, 4), (2, 2))
+    assert len(queue) == 1, "queued on torch's stream, and not done"
+    device.synchronize()
+    assert not queue
+
+
+def test_scatters_clear_their_result_first_on_the_same_stream(device):
+    columns = whole_numbers((4, 9), torch.int32)
+    image = gpufold.torch.col2im(columns, (4, 4), (2, 2), variant="atomic")
+    assert len(standin._queues[DEVICE, HANDLE]) == 2
+    device.synchronize()
+    assert image.numpy().tobytes() == gpufold.col2im(columns.numpy(), (4, 4), (2, 2)).tobytes()
+
+
+@pytest.mark.parametrize("window", ["none", "full", "separable"])
+def test_the_weights_of_a_window_and_positions_go_by_address(device, window):
+    given = {"none": None, "full": WEIGHTS, "separable": [WEIGHTS[:, 0].clone(), WEIGHTS[0].clone()]}[window]
+    for each in (given,) if window == "full" else given or ():
+        device.lend(each)
+    blocks, out = whole_numbers((2, 3, 2)), whole_numbers((5, 4))
+    positions = device.lend(torch.tensor([[0, 0], [3, 2]]))
+    weights = None if given is None else given.numpy() if window == "full" else [each.numpy() for each in given]
+    want = gpufold.add_blocks(out.numpy().copy(), blocks.numpy(), positions.numpy(), weights)
+    before = out.data_ptr()
+    got = gpufold.torch.add_blocks_(out, blocks, positions, given)
+    device.synchronize()
+    assert got.data_ptr() == before
+    assert got.numpy().tobytes() == want.tobytes()
+    *_, arguments = device.launches[0]
+    assert arguments[:3] == (blocks.data_ptr(), before, positions.data_ptr())
+
+
+@pytest.mark.parametrize("dtype", ["bool", "uint16", "float16", "bfloat16", "float64", "complex64"])
+def test_dtypes_run_the_same_plans(device, dtype):
+    columns = whole_numbers((2, 12, 9), getattr(torch, dtype))
+    image = gpufold.torch.fold(columns.transpose(1, 2).contiguous().transpose(1, 2), 4, 2)
+    device.synchronize()
+    array = tensors.as_numpy(columns)
+    assert tensors.as_numpy(image).tobytes() == gpufold.col2im(array, (4, 4), (2, 2)).tobytes()
+
+
+@pytest.mark.parametrize(
+    "case", [*random.Random(0).sample(CASES, 6), *map(random_case, range(71_000, 71_004))], ids=str
+)
+def test_cases_run_the_same_plans(device, case):
+    columns, image = whole_numbers(case.columns_shape), whole_numbers(case.image_shape)
+    folded = gpufold.torch.col2im(columns, case.output_size, case.kernel_size, **case.arguments)
+    taken = gpufold.torch.im2col(image, case.kernel_size, **case.arguments)
+    device.synchronize()
+    want = gpufold.col2im(columns.numpy(), case.output_size, case.kernel_size, **case.arguments)
+    np.testing.assert_array_equal(folded.numpy(), want)
+    np.testing.assert_array_equal(taken.numpy(), gpufold.im2col(image.numpy(), case.kernel_size, **case.arguments))
+
+
+def test_memory_of_another_device_is_noticed(device):
+    columns = whole_numbers((4, 9))
+    columns_at = columns.data_ptr()
+    gpufold.torch.col2im(columns, (4, 4), (2, 2))
+    device.synchronize()
+    standin.lend(columns_at, columns.nbytes, 0)
+    with standin.Device(DEVICE), pytest.raises(standin.Misuse, match="lies on device 0"):
+        standin.check_lent(columns_at, "argument 0")
