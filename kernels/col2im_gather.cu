@@ -168,7 +168,7 @@ __device__ void gather(const Scalar* __restrict__ columns, Scalar* __restrict__ 
             for (int i = 0; i < words; ++i)
                 if (plane < remaining && i * word < pixels) {
                     Scalar* const address = first + plane * p.image_channel + i * word * p.pixel_stride[last];
-                    if constexpr (word == 1)
+                    if constexpr (word == 1) // nothing to split, and complex64 would spill
                         *address = narrow(sums[plane][i]);
                     else
                         store_word<word * sizeof(Scalar)>(address, word_of<word>(sums[plane] + i * word));
