@@ -85,14 +85,29 @@ template <typename To, typename From> inline __device__ To bit_cast(const From& 
 
 // ---- numbers -----------------------------------------------------------------------------------
 
+// A number in a type that holds it. CuPy compiles with -ftz=true, under which a conversion of float32 to
+// float64 would flush denormals.
+template <typename To, typename From> inline __device__ To convert(From number)
+{
+    return To(number);
+}
+#ifndef HOSTCUDA
+template <> inline __device__ double convert<double, float>(float number)
+{
+    double wide;
+    asm("cvt.f64.f32 %0, %1;" : "=d"(wide) : "f"(number));
+    return wide;
+}
+#endif
+
 // An element as it is summed.
 template <typename Element> inline __device__ Accumulator widen(Element element)
 {
-    return Accumulator(element);
+    return convert<Accumulator>(element);
 }
 template <typename Real, typename Sum = Accumulator> inline __device__ Sum widen(Complex<Real> element)
 {
-    return {decltype(Sum::real)(element.real), decltype(Sum::imaginary)(element.imaginary)};
+    return {convert<decltype(Sum::real)>(element.real), convert<decltype(Sum::imaginary)>(element.imaginary)};
 }
 inline __device__ bool widen(Boolean element)
 {

@@ -57,7 +57,14 @@ FAULTS = (
         "kernels/common.cuh",
         '    asm("add.rn.f32 %0, %1, %2;" : "=f"(result) : "f"(sum), "f"(value));',
         "    result = sum + value;",
-        FIGURES + "machine_code_keeps_denormals[sum-none]",
+        FIGURES + "machine_code_keeps_denormals[float32--sum-none]",
+    ),
+    Fault(
+        "conversions that flush denormals",
+        "kernels/common.cuh",
+        '    asm("cvt.f64.f32 %0, %1;" : "=d"(wide) : "f"(number));',
+        "    wide = number;",
+        FIGURES + "machine_code_keeps_denormals[float64-float32-sum-none]",
     ),
     Fault(
         "products that are fused with additions",

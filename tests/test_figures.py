@@ -77,8 +77,8 @@ def test_kernels_are_compiled_for_the_threads_that_are_launched(source):
             assert dict(plan.defines)["THREADS"] == str(prod(plan.block)), plan
 
 
-def rounding_plans(dtype, fusion):
-    """Give a plan of every kernel that computes with the elements of a dtype."""
+def rounding_plans(dtype, fusion, source=""):
+    """Give a plan of every kernel that computes with the elements of a dtype, or adds those of a narrower one to it."""
     case = Case("odd", (7, 9), (3, 4), (2, 1), (1, 2), (2, 1), (0, 3))
     geometry = col2im_geometry(case.columns_shape, case.output_size, case.kernel_size, **case.arguments)
     columns, image = Operand.contiguous(geometry.columns_shape), Operand.contiguous(geometry.image_shape)
@@ -92,9 +92,11 @@ def rounding_plans(dtype, fusion):
         ("add_blocks", placed, dtype, blocks, array, window._replace(accumulate=True)),
         ("take_blocks", placed, dtype, array, blocks, window),
     ):
+        if source and operation not in ("col2im", "add_blocks"):
+            continue
         for variant in variants(operation):
             with suppress(Unsupported):
-                yield choose(Call(operation, *problem[:2], fused, variant), *problem[2:])
+                yield choose(Call(operation, *problem[:2], fused, variant, source=source), *problem[2:])
 
 
 @pytest.mark.parametrize(
@@ -102,13 +104,14 @@ def rounding_plans(dtype, fusion):
     [PLAIN, Fusion("sum", "separable"), Fusion("least_squares", "full")],
     ids=lambda fusion: f"{fusion.reduction}-{fusion.window}",
 )
-def test_machine_code_keeps_denormals(fusion):
+@pytest.mark.parametrize(("dtype", "source"), [("float32", ""), ("float64", "float32")])
+def test_machine_code_keeps_denormals(dtype, source, fusion):
     """CuPy lets the compiler flush them, and no kernel lets it: the code is the same as where it may not.
 
     But for comparisons: they are with the smallest normal number, on whose side a flushed denormal stays. The
     hardware's own atomic addition of float32 does flush.
     """
-    for plan in rounding_plans("float32", fusion):
+    for plan in rounding_plans(dtype, fusion, source):
         flushed, kept = (hostcuda.cubin.instruction_counts(plan, flush=flush) for flush in (True, False))
         changed = (flushed - kept) + (kept - flushed)
         assert all(name.startswith("FSETP") for name in changed), f"{changed} of {plan}"
