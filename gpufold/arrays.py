@@ -72,6 +72,11 @@ def native(dtype: np.dtype[Any]) -> np.dtype[Any]:
     return dtype if dtype.isnative else dtype.newbyteorder("=")
 
 
+def result_dtype(call: Call, dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """Return the dtype of a call's result, from that of its data."""
+    return np.dtype(call.dtype) if call.source else native(dtype)
+
+
 def device_of(library: ModuleType, array: Any) -> AbstractContextManager[Any]:
     """Return a context manager that makes the array's device current, which does nothing on the CPU."""
     device: AbstractContextManager[Any] = nullcontext() if library is np else array.device
@@ -249,7 +254,7 @@ def new_result(call: Call, library: ModuleType, data: Any, shape: Size) -> Any:
     """Return an array for the result beside the data."""
     if call.fusion.accumulate:
         raise ValueError(f"{call.operation}: accumulate=True adds to out, but out is None; pass the array to add to")
-    dtype = native(data.dtype)
+    dtype = result_dtype(call, data.dtype)
     check_bytes(call, shape, dtype.itemsize)
     if library is np:
         return np.empty(shape, dtype)
@@ -273,7 +278,7 @@ def check_out(call: Call, library: ModuleType, out: Any, shape: Size, **others: 
     check_library(operation, "out", out, library, name)
     if out.shape != shape:
         raise ValueError(f"{operation}: out must have the result's shape {shape}, got {out.shape}")
-    dtype = np.dtype(call.dtype) if call.source else native(data.dtype)
+    dtype = result_dtype(call, data.dtype)
     if out.dtype != dtype:
         raise TypeError(f"{operation}: out must have the result's dtype {dtype}, got {out.dtype}")
     if library is np:

@@ -76,6 +76,7 @@ def blocks_to_array(
     *,
     reduction: str = "sum",
     window: Any = None,
+    dtype: Any = None,
     out: ArrayT | None = None,
     accumulate: bool = False,
     variant: str = "auto",
@@ -107,13 +108,13 @@ def blocks_to_array(
         Elements of a block along each spatial axis, at least 1; its length says how many axes are spatial.
     block_strides : int or sequence of int
         Elements from one block to the next, at least 1; one int means the same on every axis.
-    reduction, window, out, accumulate, variant, deterministic
+    reduction, window, dtype, out, accumulate, variant, deterministic
         As in `col2im`.
 
     Returns
     -------
     numpy.ndarray or cupy.ndarray
-        The array, of the library, device and dtype of `blocks`.
+        The array, of the library and device of `blocks`, and of their dtype or `dtype`.
 
     Raises
     ------
@@ -132,6 +133,7 @@ def blocks_to_array(
         block_strides,
         reduction=reduction,
         window=window,
+        dtype=dtype,
         accumulate=accumulate,
         variant=variant,
         deterministic=deterministic,

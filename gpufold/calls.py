@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from gpufold import geometry as sizes
-from gpufold.elements import ELEMENT_TYPES, WIDER, ElementType, check_dtype, name_of
+from gpufold.elements import ELEMENT_TYPES, WIDER, ElementType, check_dtype, dtype_name, name_of
 from gpufold.geometry import Geometry
 
 
@@ -79,14 +79,16 @@ def col2im(
     *,
     reduction: str = "sum",
     window: Any = None,
+    dtype: Any = None,
     accumulate: bool = False,
     variant: str = "auto",
     deterministic: bool = True,
 ) -> Call:
     """Describe a call of `gpufold.col2im`."""
-    dtype, fusion = checked("col2im", "data", data.dtype, window, reduction, accumulate)
+    name, fusion = checked("col2im", "data", data.dtype, window, reduction, accumulate)
     geometry = sizes.col2im_geometry(data.shape, output_size, kernel_size, strides, dilations, pads_begin, pads_end)
-    return Call("col2im", geometry, dtype, fusion, variant, deterministic)
+    call = Call("col2im", geometry, name, fusion, variant, deterministic)
+    return call if dtype is None else summed_in(call, dtype_name(dtype), "dtype must be that of data,")
 
 
 def im2col(
@@ -114,14 +116,16 @@ def blocks_to_array(
     *,
     reduction: str = "sum",
     window: Any = None,
+    dtype: Any = None,
     accumulate: bool = False,
     variant: str = "auto",
     deterministic: bool = True,
 ) -> Call:
     """Describe a call of `gpufold.blocks_to_array`."""
-    dtype, fusion = checked("blocks_to_array", "blocks", blocks.dtype, window, reduction, accumulate)
+    name, fusion = checked("blocks_to_array", "blocks", blocks.dtype, window, reduction, accumulate)
     geometry = sizes.blocks_to_array_geometry(blocks.shape, output_shape, block_shape, block_strides)
-    return Call("blocks_to_array", geometry, dtype, fusion, variant, deterministic)
+    call = Call("blocks_to_array", geometry, name, fusion, variant, deterministic)
+    return call if dtype is None else summed_in(call, dtype_name(dtype), "dtype must be that of blocks,")
 
 
 def array_to_blocks(
@@ -138,15 +142,10 @@ def add_blocks(
 ) -> Call:
     """Describe a call of `gpufold.add_blocks`, whose positions are an array too."""
     check_dtype("add_blocks", "blocks", blocks.dtype)
-    dtype, fusion = checked("add_blocks", "blocks", blocks.dtype, window, accumulate=True)
+    name, fusion = checked("add_blocks", "blocks", blocks.dtype, window, accumulate=True)
     geometry = sizes.add_blocks_geometry(out.shape, blocks.shape, positions.shape)
-    wider = WIDER.get(dtype, "")
-    if name_of(out.dtype) == wider and out.dtype.isnative:
-        return Call("add_blocks", geometry, wider, fusion, variant, deterministic, source=dtype)
-    if name_of(out.dtype) != dtype:
-        others = f" or {wider}" if wider else ""
-        raise TypeError(f"add_blocks: out must have the result's dtype {dtype}{others}, got {out.dtype}")
-    return Call("add_blocks", geometry, dtype, fusion, variant, deterministic)
+    call = Call("add_blocks", geometry, name, fusion, variant, deterministic)
+    return summed_in(call, dtype_name(out.dtype), "out must have the result's dtype")
 
 
 def take_blocks(
@@ -199,6 +198,16 @@ def space_to_batch(
     dtype, fusion = checked("space_to_batch", "data", data.dtype)
     geometry = sizes.space_to_batch_geometry(data.shape, block_shape, pads_begin, pads_end)
     return Call("space_to_batch", geometry, dtype, fusion, variant)
+
+
+def summed_in(call: Call, name: str, must: str) -> Call:
+    """Return a call with its sums in the named dtype, that of the data or the wider one; raise what it `must` be."""
+    if name == call.dtype:
+        return call
+    wider = WIDER.get(call.dtype)
+    if name == wider:
+        return call._replace(dtype=name, source=call.dtype)
+    raise TypeError(f"{call.operation}: {must} {call.dtype}{f' or {wider}' if wider else ''}, got {name}")
 
 
 def checked(

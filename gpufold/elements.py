@@ -72,6 +72,19 @@ name_of = lru_cache(maxsize=256)(lambda dtype: str(dtype.name))
 """Return a dtype's name; NumPy makes it anew, in Python, at each access."""
 
 
+def dtype_name(given: Any) -> str:
+    """Return the name of what a caller gives as a dtype; where it is none, or of foreign byte order, what it reads as.
+
+    >>> dtype_name(float), dtype_name(">f4"), dtype_name("wide")
+    ('float64', '>f4', "'wide'")
+    """
+    try:
+        dtype = np.dtype(given)
+    except (TypeError, ValueError):
+        return repr(given)
+    return name_of(dtype) if dtype.isnative else str(dtype)
+
+
 def is_string(dtype: np.dtype[Any]) -> bool:
     """Return whether elements are strings, which are moved and never added."""
     return dtype.kind in "SUT"

@@ -20,6 +20,7 @@ def col2im(
     pads_end: Any = 0,
     reduction: str = "sum",
     window: Any = None,
+    dtype: Any = None,
     out: ArrayT | None = None,
     accumulate: bool = False,
     variant: str = "auto",
@@ -76,8 +77,11 @@ def col2im(
         For a separable window the sum is the product of the sums along the axes. Floats and complex numbers only.
     window : numpy.ndarray, cupy.ndarray or sequence of them, optional
         Real weights of a block's taps, of shape `kernel_size`, or a sequence of one 1-D array per axis, whose product
-        a weight is; of the same library as `data`. They are converted to float32, or float64 for float64 and
-        complex128. Floats and complex numbers only.
+        a weight is; of the same library as `data`. They are converted to float32, or float64 where the result has
+        float64 or complex128. Floats and complex numbers only.
+    dtype : dtype, optional
+        The result's dtype: that of `data`, or a wider one, float32 for float16 and bfloat16, float64 for float32 and
+        complex128 for complex64. The result has the bits that ``data.astype(dtype)`` would give, which is never made.
     out : numpy.ndarray or cupy.ndarray, optional
         Array for the result, of its shape and dtype, sharing no memory with `data`; every element is overwritten.
     accumulate : bool
@@ -90,13 +94,14 @@ def col2im(
     Returns
     -------
     numpy.ndarray or cupy.ndarray
-        The image, of the library, device and dtype of `data`; on a GPU computed in the current stream.
+        The image, of the library and device of `data`, and of its dtype or `dtype`; on a GPU computed in the current
+        stream.
 
     Raises
     ------
     TypeError
         An argument is of the wrong type: sizes that are not integers, an unsupported dtype, a foreign kind of array,
-        strings in overlapping blocks, a mean or a window of integers.
+        strings in overlapping blocks, a mean or a window of integers, a `dtype` that is neither of the two.
     ValueError
         Sizes are out of range or do not fit together, `out` does not fit, or the named variant cannot serve the
         call (`gpufold.Unsupported`). Nothing is written in that case.
@@ -116,6 +121,7 @@ def col2im(
         pads_end,
         reduction=reduction,
         window=window,
+        dtype=dtype,
         accumulate=accumulate,
         variant=variant,
         deterministic=deterministic,

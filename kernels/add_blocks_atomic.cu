@@ -42,5 +42,5 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     if (!inside)
         return;
     const Accumulator element = widen(*blocks);
-    add_atomically(image, Narrow<Result>::from(weigh(element, TapWeight(tap, true, window, p))));
+    add_atomically(image, narrow(weigh(element, TapWeight(tap, true, window, p))));
 }

@@ -273,6 +273,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_BLOCKS)
 #pragma unroll
             for (int row = 0; row < thread_rows; ++row)
                 if (exists[row] && plane < p.channels - channel)
-                    pixel[row][plane * p.image_channel] = Narrow<Result>::from(sums[plane][row]);
+                    pixel[row][plane * p.image_channel] = narrow(sums[plane][row]);
     }
 }

@@ -95,7 +95,7 @@ template <int planes> struct Place {
         }
     }
 
-    __device__ Scalar* first_plane(Scalar* image, const Parameters& p) const
+    __device__ Result* first_plane(Result* image, const Parameters& p) const
     {
         return image + batch * p.image_batch + channel * p.image_channel;
     }

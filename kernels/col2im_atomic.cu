@@ -27,7 +27,7 @@ template <int axes> __device__ TapWeight weight_of(const Offset (&taps)[rank], c
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-    col2im_atomic(const Scalar* __restrict__ columns, Scalar* __restrict__ image, const Weights window,
+    col2im_atomic(const Scalar* __restrict__ columns, Result* __restrict__ image, const Weights window,
                   const AtomicParameters p)
 {
     Offset rest = grid_index();
@@ -58,6 +58,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 #pragma unroll
     for (int axis = 0; axis < rank; ++axis)
         image += pixel[axis] * p.pixel_stride[axis];
-    const Scalar element = columns[batch * p.columns_batch + channel * p.columns_channel + offset];
-    add_atomically(image, weigh(element, weight_of<rank>(taps, window).value(true)));
+    const Accumulator element =
+        widen(columns[batch * p.columns_batch + channel * p.columns_channel + offset]);
+    add_atomically(image, narrow(weigh(element, weight_of<rank>(taps, window).value(true))));
 }

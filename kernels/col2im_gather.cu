@@ -49,11 +49,11 @@ __device__ constexpr int pixel_of(int tap)
     return int(pixel - floor_divide(pixel, cell_width) * cell_width);
 }
 
-template <int word> using StoredWord = AliasedWord<word * sizeof(Scalar)>;
+template <int word> using StoredWord = AliasedWord<word * sizeof(Result)>;
 
 template <int word> __device__ StoredWord<word> word_of(const Accumulator* sums)
 {
-    Scalar elements[word];
+    Result elements[word];
 #pragma unroll
     for (int i = 0; i < word; ++i)
         elements[i] = narrow(sums[i]);
@@ -65,7 +65,7 @@ template <int word> __device__ StoredWord<word> word_of(const Accumulator* sums)
 // Stores `word` elements at once, which divide a cell; more than one only where all cells are whole and
 // aligned.
 template <int planes, int word>
-__device__ void gather(const Scalar* __restrict__ columns, Scalar* __restrict__ image, const Weights& window,
+__device__ void gather(const Scalar* __restrict__ columns, Result* __restrict__ image, const Weights& window,
                        const GatherParameters& p)
 {
     constexpr int words = cell_width / word;
@@ -141,7 +141,7 @@ __device__ void gather(const Scalar* __restrict__ columns, Scalar* __restrict__ 
         in_plane += pixel[axis] * p.pixel_stride[axis];
     const int pixels = int(min(p.size[last] - pixel[last], Offset(cell_width)));
     const Offset remaining = p.channels - place.channel; // planes
-    Scalar* first = place.first_plane(image, p) + in_plane;
+    Result* first = place.first_plane(image, p) + in_plane;
 
 #pragma unroll
     for (int plane = 0; plane < planes; ++plane)
@@ -167,11 +167,11 @@ __device__ void gather(const Scalar* __restrict__ columns, Scalar* __restrict__ 
 #pragma unroll
             for (int i = 0; i < words; ++i)
                 if (plane < remaining && i * word < pixels) {
-                    Scalar* const address = first + plane * p.image_channel + i * word * p.pixel_stride[last];
+                    Result* const address = first + plane * p.image_channel + i * word * p.pixel_stride[last];
                     if constexpr (word == 1) // nothing to split, and complex64 would spill
                         *address = narrow(sums[plane][i]);
                     else
-                        store_word<word * sizeof(Scalar)>(address, word_of<word>(sums[plane] + i * word));
+                        store_word<word * sizeof(Result)>(address, word_of<word>(sums[plane] + i * word));
                 }
     } else {
         // Word number n of a warp lies at n + n / 32, which spreads the cells over the banks.
@@ -185,7 +185,7 @@ __device__ void gather(const Scalar* __restrict__ columns, Scalar* __restrict__ 
         const Offset run_length = __shfl_sync(~0u, place_in_run + pixels, 31);
         const bool is_run = p.cells_form_runs && run_length > 0;
         const int number = is_run ? int(place_in_run) / word : lane * words;
-        Scalar* const run_first = first - place_in_run;
+        Result* const run_first = first - place_in_run;
         if (!is_run)
             firsts[warp][lane] = first - image;
 #pragma unroll
@@ -208,7 +208,7 @@ __device__ void gather(const Scalar* __restrict__ columns, Scalar* __restrict__ 
                 for (int i = 0; i < words; ++i) {
                     trace_iteration(i);
                     const int owner = (i * 32 + lane) / words, in_cell = (i * 32 + lane) % words * word;
-                    Scalar* const pixel = image + firsts[warp][owner] + plane * p.image_channel +
+                    Result* const pixel = image + firsts[warp][owner] + plane * p.image_channel +
                                           in_cell * p.pixel_stride[last];
                     if (in_cell < counts[warp][owner])
                         *reinterpret_cast<StoredWord<word>*>(pixel) = tile[i * 33 + lane];
@@ -224,7 +224,7 @@ constexpr int resident_thread_blocks = PLANES > 1 && !fuses ? 3 : 2;
 
 // A thread for each cell of each plane.
 extern "C" __global__ void __launch_bounds__(THREADS, 2)
-    col2im_gather(const Scalar* __restrict__ columns, Scalar* __restrict__ image, const Weights window,
+    col2im_gather(const Scalar* __restrict__ columns, Result* __restrict__ image, const Weights window,
                   const GatherParameters p)
 {
     gather<1, 1>(columns, image, window, p);
@@ -232,7 +232,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
 
 // A thread for each cell of several planes.
 extern "C" __global__ void __launch_bounds__(THREADS, resident_thread_blocks)
-    col2im_gather_planes(const Scalar* __restrict__ columns, Scalar* __restrict__ image, const Weights window,
+    col2im_gather_planes(const Scalar* __restrict__ columns, Result* __restrict__ image, const Weights window,
                          const GatherParameters p)
 {
     if constexpr (PLANES > 1)
@@ -241,7 +241,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, resident_thread_blocks)
 
 // The same for rows of whole cells, in words.
 extern "C" __global__ void __launch_bounds__(THREADS, resident_thread_blocks)
-    col2im_gather_words(const Scalar* __restrict__ columns, Scalar* __restrict__ image, const Weights window,
+    col2im_gather_words(const Scalar* __restrict__ columns, Result* __restrict__ image, const Weights window,
                         const GatherParameters p)
 {
     if constexpr (WORD > 1)

@@ -210,7 +210,7 @@ __device__ void walk(const Worker& w, const Scalar* columns, Offset (&block)[ran
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 2)
-    col2im_gather_blocks(const Scalar* __restrict__ columns, Scalar* __restrict__ image, const Weights window,
+    col2im_gather_blocks(const Scalar* __restrict__ columns, Result* __restrict__ image, const Weights window,
                          const BlocksParameters p)
 {
     const Place<1> place(blockIdx.x, p);

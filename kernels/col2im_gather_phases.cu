@@ -25,7 +25,7 @@ constexpr int phase_tiles = (stride[last] + 31) / 32;
 constexpr int phases = (stride[last] + phase_tiles - 1) / phase_tiles; // of one tile
 
 template <int cells, int planes>
-__device__ void gather_phases(const Scalar* __restrict__ columns, Scalar* __restrict__ image,
+__device__ void gather_phases(const Scalar* __restrict__ columns, Result* __restrict__ image,
                               const Weights& window, const Parameters& p)
 {
     const Place<planes> place(blockIdx.x, p);
@@ -150,7 +150,7 @@ __device__ void gather_phases(const Scalar* __restrict__ columns, Scalar* __rest
 
 // For few planes of short rows.
 extern "C" __global__ void __launch_bounds__(THREADS, 2)
-    col2im_gather_phases(const Scalar* __restrict__ columns, Scalar* __restrict__ image, const Weights window,
+    col2im_gather_phases(const Scalar* __restrict__ columns, Result* __restrict__ image, const Weights window,
                          const Parameters p)
 {
     gather_phases<1, 1>(columns, image, window, p);
@@ -158,7 +158,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
 
 // For rows of many cells.
 extern "C" __global__ void __launch_bounds__(THREADS, 2)
-    col2im_gather_phases_cells(const Scalar* __restrict__ columns, Scalar* __restrict__ image,
+    col2im_gather_phases_cells(const Scalar* __restrict__ columns, Result* __restrict__ image,
                                const Weights window, const Parameters p)
 {
     gather_phases<SHARE, 1>(columns, image, window, p);
@@ -166,7 +166,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
 
 // For many planes.
 extern "C" __global__ void __launch_bounds__(THREADS, 2)
-    col2im_gather_phases_planes(const Scalar* __restrict__ columns, Scalar* __restrict__ image,
+    col2im_gather_phases_planes(const Scalar* __restrict__ columns, Result* __restrict__ image,
                                 const Weights window, const Parameters p)
 {
     gather_phases<1, SHARE>(columns, image, window, p);

@@ -18,7 +18,7 @@
 #endif
 
 template <int planes>
-__device__ void gather_pixels(const Scalar* __restrict__ columns, Scalar* __restrict__ image,
+__device__ void gather_pixels(const Scalar* __restrict__ columns, Result* __restrict__ image,
                               const Weights& window, const Parameters& p)
 {
     const Offset thread = grid_index();
@@ -49,7 +49,7 @@ __device__ void gather_pixels(const Scalar* __restrict__ columns, Scalar* __rest
         });
     denominator.from_axes(taps, window, p);
 
-    Scalar* first = place.first_plane(image, p);
+    Result* first = place.first_plane(image, p);
 #pragma unroll
     for (int axis = 0; axis < rank; ++axis)
         first += place.along[axis] * p.pixel_stride[axis];
@@ -65,14 +65,14 @@ __device__ void gather_pixels(const Scalar* __restrict__ columns, Scalar* __rest
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 2)
-    col2im_gather_pixels(const Scalar* __restrict__ columns, Scalar* __restrict__ image, const Weights window,
+    col2im_gather_pixels(const Scalar* __restrict__ columns, Result* __restrict__ image, const Weights window,
                          const Parameters p)
 {
     gather_pixels<1>(columns, image, window, p);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 3)
-    col2im_gather_pixels_planes(const Scalar* __restrict__ columns, Scalar* __restrict__ image,
+    col2im_gather_pixels_planes(const Scalar* __restrict__ columns, Result* __restrict__ image,
                                 const Weights window, const Parameters p)
 {
     gather_pixels<PLANES>(columns, image, window, p);

@@ -53,7 +53,7 @@ template <int axis = last> __device__ constexpr Offset count_taps()
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 2)
-    col2im_split(const Scalar* __restrict__ columns, Scalar* __restrict__ image, const Weights window,
+    col2im_split(const Scalar* __restrict__ columns, Result* __restrict__ image, const Weights window,
                  const Parameters p)
 {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;

@@ -1,11 +1,11 @@
 // What every kernel shares: element types, exact addition, guarded loads, wide stores, division by an
 // invariant.
 //
-// A specialisation is chosen by five macros, of which four end here: SCALAR is an element in memory,
-// ACCUMULATOR the type it is summed in, WEIGHT what it may be multiplied with or divided by, OFFSET the
-// signed type of coordinates, thread numbers and offsets inside one plane. A plane's own offset is always 64
-// bits wide. THREADS is the size of a thread block, which the planner launches and kernels declare their
-// bounds by.
+// A specialisation is chosen by six macros, of which five end here: SCALAR is an element in memory,
+// ACCUMULATOR the type it is summed in, RESULT what a sum is stored as, WEIGHT what it may be multiplied with
+// or divided by, OFFSET the signed type of coordinates, thread numbers and offsets inside one plane. The
+// offset of a plane itself is always 64 bits wide. THREADS is the size of a thread block, which the planner
+// launches and kernels declare their bounds by.
 //
 // The host build of the kernels (HOSTCUDA) brings the CUDA words with it and gets plain C++ where a GPU gets
 // PTX.
@@ -16,6 +16,9 @@
 #endif
 #ifndef ACCUMULATOR
 #define ACCUMULATOR float
+#endif
+#ifndef RESULT
+#define RESULT SCALAR
 #endif
 #ifndef WEIGHT
 #define WEIGHT float
@@ -71,6 +74,7 @@ template <int bytes> using Word = typename WordOf<bytes>::type;
 
 using Scalar = SCALAR;
 using Accumulator = ACCUMULATOR;
+using Result = RESULT; // where it is wider than a Scalar, the type that sums are made in
 using Weight = WEIGHT;
 using Offset = OFFSET;
 using UnsignedOffset = Word<sizeof(Offset)>;
@@ -162,9 +166,9 @@ template <> struct Narrow<BFloat16> {
 #endif
     }
 };
-template <typename Sum> inline __device__ Scalar narrow(Sum sum)
+template <typename Sum> inline __device__ Result narrow(Sum sum)
 {
-    return Narrow<Scalar>::from(sum);
+    return Narrow<Result>::from(sum);
 }
 
 // The only additions of elements. CuPy compiles with -ftz=true, under which `+` would flush float32

@@ -227,20 +227,20 @@ template <int pixels> struct SharedDenominators<pixels, true> {
 // A pixel's value before the launch, to which its sum is added. A pixel that is put into a tile of shared
 // memory first is rounded there already where nothing is added to it.
 template <bool accumulating> struct OldPixelOf {
-    using Tiled = Scalar;
+    using Tiled = Result;
 
-    __device__ void load(const Scalar*, bool) {}
+    __device__ void load(const Result*, bool) {}
     __device__ Accumulator plus(Accumulator pixel) const { return pixel; }
     static __device__ Tiled to_tile(Accumulator pixel) { return narrow(pixel); }
-    __device__ Scalar plus_tiled(Tiled pixel) const { return pixel; }
+    __device__ Result plus_tiled(Tiled pixel) const { return pixel; }
 };
 template <> struct OldPixelOf<true> {
     using Tiled = Accumulator;
-    Scalar element;
+    Result element;
 
-    __device__ void load(const Scalar* address, bool exists) { element = load_own_if(address, exists); }
+    __device__ void load(const Result* address, bool exists) { element = load_own_if(address, exists); }
     __device__ Accumulator plus(Accumulator pixel) const { return add(widen(element), pixel); }
     static __device__ Tiled to_tile(Accumulator pixel) { return pixel; }
-    __device__ Scalar plus_tiled(Tiled pixel) const { return narrow(plus(pixel)); }
+    __device__ Result plus_tiled(Tiled pixel) const { return narrow(plus(pixel)); }
 };
 using OldPixel = OldPixelOf<accumulates>;

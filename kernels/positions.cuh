@@ -14,12 +14,6 @@
 #define FIXED 0
 #endif
 
-#ifndef RESULT
-#define RESULT SCALAR
-#endif
-
-using Result = RESULT; // what sums are stored as, where it is wider than a Scalar: the type they are made in
-
 constexpr int rank = RANK;
 constexpr int last = rank - 1;
 constexpr int fixed = FIXED;

@@ -44,7 +44,7 @@ def random_problem(rng: random.Random) -> Problem:
     input, output = (_aligned(rng, operand, itemsize) for operand in (input, output))
     device, deterministic = rng.choice(DEVICES), rng.random() < 0.6
     call = Call(operation, geometry, dtype, _fusion(rng, operation, dtype, geometry), deterministic=deterministic)
-    if operation == "add_blocks" and rng.random() < 0.3:
+    if operation in ("add_blocks", "col2im", "blocks_to_array") and rng.random() < 0.3:
         call = call._replace(source=next((narrow for narrow, wide in WIDER.items() if wide == dtype), ""))
     return Problem(call, input, output, device)
 

@@ -10,7 +10,7 @@ from cases import CASES, FUSIONS, POSITIONS_CASES, SPACE_CASES, Case
 from moves import DEVICES
 
 from gpufold.calls import MODES, PLAIN, WINDOWS, Call, Fusion, Unsupported
-from gpufold.elements import ELEMENT_TYPES
+from gpufold.elements import ELEMENT_TYPES, WIDER
 from gpufold.geometry import add_blocks_geometry, average_geometry, batch_to_space_geometry, col2im_geometry
 from gpufold.gpu.plan import Operand
 from gpufold.gpu.sources import KERNELS
@@ -41,14 +41,15 @@ def plans():
     """Every plan that the planner makes for the named cases, one for each kernel function and specialisation."""
     found = {}
 
-    def collect(operation, geometry, *shapes, fusions=(PLAIN,)):
+    def collect(operation, geometry, *shapes, fusions=(PLAIN,), wider=()):
         operands = [shape if isinstance(shape, Operand) else Operand.contiguous(shape) for shape in shapes]
-        for dtype, fusion, device in product(DTYPES, fusions, DEVICES):
+        dtypes = [("", dtype) for dtype in DTYPES]
+        for (source, dtype), fusion, device in product((*dtypes, *wider), fusions, DEVICES):
             if (fusion.window, fusion.reduction) != ("none", "sum") and not ELEMENT_TYPES[dtype].weight:
                 continue
             for variant in variants(operation):
                 try:
-                    plan = choose(Call(operation, geometry, dtype, fusion=fusion, variant=variant), *operands, device)
+                    plan = choose(Call(operation, geometry, dtype, fusion, variant, source=source), *operands, device)
                 except Unsupported:
                     continue
                 found[plan.symbol, plan.defines] = plan
@@ -56,8 +57,9 @@ def plans():
     for number, case in enumerate((*CASES, *LARGER_CASES)):
         geometry = col2im_geometry(case.columns_shape, case.output_size, case.kernel_size, **case.arguments)
         fusions = PLAIN, Fusion(*FUSIONS[number % len(FUSIONS)])
-        collect("col2im", geometry, geometry.columns_shape, geometry.image_shape, fusions=fusions)
-        collect("col2im", geometry, whole_blocks(geometry), geometry.image_shape, fusions=fusions)
+        wider = [list(WIDER.items())[number % len(WIDER)]]
+        collect("col2im", geometry, geometry.columns_shape, geometry.image_shape, fusions=fusions, wider=wider)
+        collect("col2im", geometry, whole_blocks(geometry), geometry.image_shape, fusions=fusions, wider=wider)
         windows = PLAIN, Fusion("sum", WINDOWS[number % len(WINDOWS)])
         collect("im2col", geometry, geometry.image_shape, geometry.columns_shape, fusions=windows)
     for case in SPACE_CASES:
@@ -65,10 +67,11 @@ def plans():
             geometry = batch_to_space_geometry(case.batch_shape, case.block_shape, case.crops_begin, case.crops_end)
             collect("batch_to_space", geometry, geometry.batch_shape, geometry.space_shape)
             collect("space_to_batch", geometry, geometry.space_shape, geometry.batch_shape)
-    for case in POSITIONS_CASES:
+    for number, case in enumerate(POSITIONS_CASES):
         geometry = add_blocks_geometry(case.shape, case.blocks_shape, case.positions.shape)
         windows = [Fusion("sum", window, accumulate=True) for window in WINDOWS]
-        collect("add_blocks", geometry, geometry.blocks_shape, geometry.array_shape, fusions=windows)
+        wider = [list(WIDER.items())[number % len(WIDER)]]
+        collect("add_blocks", geometry, geometry.blocks_shape, geometry.array_shape, fusions=windows, wider=wider)
         taken = [Fusion("sum", window, mode=MODES[number % len(MODES)]) for number, window in enumerate(WINDOWS)]
         collect("take_blocks", geometry, geometry.array_shape, geometry.blocks_shape, fusions=taken)
     for shape, weight in (((2, 3, 40), (40,)), ((5, 7), (5, 7))):

@@ -17,7 +17,7 @@ import gpufold
 import hostcuda
 from gpufold.calls import PLAIN, Call, Fusion, Unsupported
 from gpufold.cpu import tiles as cpu_tiles
-from gpufold.elements import ELEMENT_TYPES
+from gpufold.elements import ELEMENT_TYPES, WIDER
 from gpufold.geometry import array_to_blocks_geometry, blocks_as_columns
 from gpufold.gpu import parameters
 from gpufold.gpu.plan import H200, Operand
@@ -133,6 +133,15 @@ def test_reductions_windows_and_accumulation_are_those_of_col2im(case, fusion):
     assert_same_bits(got, through_im2col(case, out, window=window))
 
 
+@pytest.mark.parametrize(("narrow", "wide"), WIDER.items())
+def test_a_wider_sum_is_that_of_converted_blocks(narrow, wide):
+    for case in CASES[::3]:
+        blocks, window = values(case.blocks_shape, narrow), window_of("separable", case.block, wide)
+        for options in ({}, {"reduction": "mean", "window": window}):
+            got = gpufold.blocks_to_array(blocks, case.shape, *case.arguments, dtype=wide, **options)
+            assert_same_bits(got, gpufold.blocks_to_array(blocks.astype(wide), case.shape, *case.arguments, **options))
+
+
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_they_are_adjoint_and_a_mean_undoes_the_blocks(case):
     rng = np.random.default_rng(0)
@@ -213,6 +222,11 @@ ERRORS = (
         TypeError,
         "reduction 'mean' needs",
         lambda a: gpufold.blocks_to_array(a[:, None].astype(int), (6, 8), (8,), 1, reduction="mean"),
+    ),
+    (
+        TypeError,
+        "blocks_to_array: dtype must be that of blocks, float64, got float32",
+        lambda a: gpufold.blocks_to_array(a[:, None], (6, 8), (8,), 1, dtype="f4"),
     ),
     (Unsupported, "is a GPU kernel", lambda a: gpufold.array_to_blocks(a, (2,), 2, variant="taps")),
     (ValueError, "variant must be auto or one of", lambda a: gpufold.array_to_blocks(a, (2,), 2, variant="gather")),

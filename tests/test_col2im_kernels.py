@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from contextlib import nullcontext, suppress
+from itertools import product
 from math import prod
 
 import numpy as np
@@ -21,6 +22,7 @@ from cases import (
     Case,
     assert_same_bits,
     awkward_window,
+    fold,
     values,
     weights_of,
     window_of,
@@ -30,7 +32,7 @@ from moves import ONE_THREAD, operand
 import gpufold
 import hostcuda
 from gpufold.calls import PLAIN, Call, Fusion, Unsupported
-from gpufold.elements import ELEMENT_TYPES
+from gpufold.elements import ELEMENT_TYPES, WIDER
 from gpufold.geometry import col2im_geometry
 from gpufold.gpu import parameters
 from gpufold.gpu.plan import H200, Operand
@@ -75,10 +77,11 @@ def check(geometry, columns, want, variant, device=H200, result=None, mode="plai
     if variant == "gather_blocks":  # which serves no other layout
         columns = whole_blocks(geometry, columns)
     operands = operand(columns), operand(result)
-    plan = choose(Call("col2im", geometry, columns.dtype.name, fusion=fusion, variant=variant), *operands, device)
+    source = columns.dtype.name if columns.dtype != want.dtype else ""
+    plan = choose(Call("col2im", geometry, want.dtype.name, fusion, variant, source=source), *operands, device)
     hostcuda.run(plan, columns, result, window, mode=mode, seed=seed)
     message = f"{plan}\n{geometry}"
-    if plan.variant == "atomic" and not ELEMENT_TYPES[columns.dtype.name].exact:
+    if plan.variant == "atomic" and not ELEMENT_TYPES[want.dtype.name].exact:
         tolerance = 64 * np.finfo(want.dtype).eps
         np.testing.assert_allclose(result, want, rtol=tolerance, atol=tolerance * abs(columns).max(), err_msg=message)
     else:
@@ -286,6 +289,26 @@ def test_every_variant_fuses_as_the_numpy_path(number):
     dtype = INEXACT[(number + number // len(FUSIONS)) % len(INEXACT)]
     check_fused(case, dtype, fusion)
     check_fused(case, dtype, fusion, seed=1, device=H200)
+
+
+@pytest.mark.parametrize(
+    "number", [pytest.param(number, marks=() if number < len(WIDER) else pytest.mark.all) for number in range(36)]
+)
+def test_sums_wider_than_the_columns_have_the_bits_of_converted_columns(number):
+    narrow, wide = map(np.dtype, list(WIDER.items())[number % len(WIDER)])
+    reduction, kind, accumulate = (PLAIN[:3], *FUSIONS)[5 * number % (len(FUSIONS) + 1)]
+    case = (*FUSED_CASES, *STAGED_CASES)[number % (len(FUSED_CASES) + len(STAGED_CASES))]
+    columns, out = values(case.columns_shape, narrow, number), values(case.image_shape, wide, number)
+    window = window_of(kind, case.kernel_size, wide, number)
+    options = {"reduction": reduction, "window": window, "accumulate": accumulate}
+    want = fold(case, columns.astype(wide), out=out.copy(), **options)
+    assert_same_bits(fold(case, columns, dtype=wide, out=out.copy(), **options), want)
+    kind, weights = weights_of(window, case.kernel_size, wide)
+    for variant, device in product((*VARIANTS, "auto"), (ONE_THREAD, H200)):
+        with may_refuse(variant):
+            fused, result = Fusion(reduction, kind, accumulate), out.copy()
+            plan = check(geometry_of(case), columns, want, variant, device, result, "plain", number, fused, weights)
+            assert {"SCALAR", "RESULT"} <= dict(plan.defines).keys()
 
 
 WEIGHTED = [fusion for fusion in FUSIONS if fusion[1] != "none"]

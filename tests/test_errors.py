@@ -126,6 +126,24 @@ BAD_CALLS = [
         ["result", str(HUGE), str(HUGE * HUGE * 8), "bytes"],
     ),
     (image(pads_end=HUGE), ValueError, ["result", "bytes", "12"]),
+    # --- col2im: the result's dtype
+    *(
+        (columns(data=np.ones((2, 12, 20), given), dtype=wanted), TypeError, ["dtype must be", "of data", message])
+        for given, wanted, message in (
+            ("f2", "f8", "float16 or float32, got float64"),
+            ("f4", "f2", "float32 or float64, got float16"),
+            ("f4", ">f8", "float32 or float64, got >f8"),
+            ("f4", np.complex64, "float32 or float64, got complex64"),
+            ("c8", float, "complex64 or complex128, got float64"),
+            ("f8", "f4", "float64, got float32"),
+            ("u1", "u2", "uint8, got uint16"),
+            ("?", "i8", "bool, got int64"),
+            ("f4", "wide", "float32 or float64, got 'wide'"),
+            ("f4", np.ones(3), "float32 or float64, got array([1., 1., 1.])"),
+        )
+    ),
+    (columns(dtype="f8", out=np.ones((2, 3, 5, 6), "f4")), TypeError, ["out", "dtype float64", "got float32"]),
+    (columns(out=np.ones((2, 3, 5, 6), "f8")), TypeError, ["out", "dtype float32", "got float64"]),
     # --- im2col: ranks and sizes
     (image(kernel_size=()), ValueError, ["kernel_size", "at least one", "()"]),
     (image(kernel_size=(2, 0)), ValueError, ["kernel_size", "at least 1", "got 0 on axis 1"]),

@@ -47,6 +47,14 @@ def test_a_variant_can_be_asked_for_and_a_device_given():
     assert gpufold.explain("col2im", (shape, "float32"), *arguments, device=small, **options).plan
 
 
+def test_a_result_of_another_dtype_is_planned():
+    shape, arguments, options = CALLS["col2im"]
+    plan = gpufold.explain("col2im", (shape, "float16"), *arguments, dtype="float32", **options).plan
+    assert {("SCALAR", "Float16"), ("RESULT", "float")} <= set(plan.defines)
+    result = gpufold.col2im(np.zeros(shape, np.float16), *arguments, dtype="float32", **options)
+    assert plan.bytes_moved == 2 * np.zeros(shape).size + 4 * result.size
+
+
 def test_a_device_can_be_given_by_name():
     shape, arguments, options = CALLS["col2im"]
     for name, device in DEVICES.items():

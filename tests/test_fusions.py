@@ -31,7 +31,7 @@ from cases import (
 import gpufold
 from gpufold import arrays
 from gpufold.cpu import tiles
-from gpufold.elements import sum_dtype
+from gpufold.elements import WIDER, sum_dtype
 
 COVERED = [case for case in CASES if case.col2im(np.ones(case.columns_shape, np.int64)).min() > 0]
 """Cases in which every pixel is in a block."""
@@ -57,6 +57,22 @@ def test_every_fusion_is_its_definition(case, fusion):
 @pytest.mark.parametrize(("fusion", "dtype"), crossed(FUSIONS, INEXACT))
 def test_every_dtype_is_its_definition(fusion, dtype):
     check(Case("odd", (7, 9), (3, 4), (2, 1), (1, 2), (2, 1), (0, 3)), dtype, fusion)
+
+
+@pytest.mark.parametrize(
+    ("case", "fusion", "dtypes"), crossed(CASES, [("sum", "none", False), *FUSIONS], list(WIDER.items()))
+)
+def test_a_wider_sum_is_that_of_converted_columns(case, fusion, dtypes):
+    reduction, kind, accumulate = fusion
+    narrow, wide = map(np.dtype, dtypes)
+    columns, window = values(case.columns_shape, narrow), window_of(kind, case.kernel_size, wide)
+    out = values(case.image_shape, wide, 1) if accumulate else None
+    want = case.col2im(columns.astype(wide), reduction=reduction, window=window, out=out)
+    foreign = columns.astype(narrow.newbyteorder()) if narrow.name != "bfloat16" else columns
+    for given in (columns, foreign):
+        got = out.copy() if accumulate else None
+        got = fold(case, given, reduction=reduction, window=window, out=got, accumulate=accumulate, dtype=dtypes[1])
+        assert_same_bits(got, want)
 
 
 @pytest.mark.parametrize("dtype", [dtype for dtype in DTYPES if dtype not in INEXACT], ids=str)
@@ -210,23 +226,25 @@ LARGE_CASES = (
 
 
 @pytest.mark.parametrize(
-    ("case", "fusion", "dtype"), crossed(LARGE_CASES, FUSIONS, [np.dtype(name) for name in ("f4", "f2", "c8")])
+    ("case", "fusion", "dtypes"),
+    crossed(LARGE_CASES, FUSIONS, [("f4", "f4"), ("f2", "f2"), ("c8", "c8"), ("f2", "f4"), ("f4", "f8")]),
 )
-def test_one_pass_needs_the_result_a_window_and_a_bounded_scratch(case, fusion, dtype):
+def test_one_pass_needs_the_result_a_window_and_a_bounded_scratch(case, fusion, dtypes):
     reduction, kind, accumulate = fusion
-    columns = np.broadcast_to(np.ones((), dtype), case.columns_shape)
+    narrow, dtype = map(np.dtype, dtypes)
+    columns = np.broadcast_to(np.ones((), narrow), case.columns_shape)
     window = window_of(kind, case.kernel_size, dtype)
     out = np.zeros(case.image_shape, dtype)
     gpufold.set_num_threads(1)
     try:
         for _ in range(2):  # caches of geometry are filled once
             tracemalloc.start()
-            fold(case, columns, reduction=reduction, window=window, out=out, accumulate=accumulate)
+            fold(case, columns, reduction=reduction, window=window, dtype=dtype, out=out, accumulate=accumulate)
             peak = tracemalloc.get_traced_memory()[1]
             tracemalloc.stop()
     finally:
         gpufold.set_num_threads(None)
-    wide = sum_dtype(np.dtype(dtype)).itemsize
+    wide = sum_dtype(dtype).itemsize
     tile = tiles.TILE_ELEMENTS
     weights = 8 * prod(case.kernel_size)
     # sums, products and a tap's scratch; two divisors and where they are small

@@ -107,13 +107,14 @@ def _plan(
         tuple(
             (name, ",".join(map(str, value)) if isinstance(value, tuple | list) else str(value))
             for name, value in {
-                "SCALAR": view.element.scalar,
+                "SCALAR": problem.call.source_element.scalar,
                 "ACCUMULATOR": view.element.accumulator,
                 "OFFSET": offset_type(work.bits),
                 "KERNEL": view.kernel,
                 "STRIDE": [axis.stride for axis in axes],
                 "DILATION": [axis.dilation for axis in axes],
                 "THREADS": work.threads,
+                **({"RESULT": view.element.scalar} if problem.call.source else {}),
                 **fusion_defines(problem),
                 **defines,
             }.items()
@@ -323,7 +324,7 @@ def _tile_box(problem: Problem, pixels: int) -> Size:
     while width > WARP and width >= 2 * row.size:
         width //= 2
     box = [1] * len(outer)
-    row_bytes = view.element.itemsize * row.kernel
+    row_bytes = problem.call.source_element.itemsize * row.kernel
     grows = [
         number == len(outer) - 1 or prod(axis.kernel for axis in outer[number + 1 :]) * row_bytes <= BLOCKS_HOLE_BYTES
         for number in range(len(outer))
@@ -358,7 +359,7 @@ def _blocks_shared_bytes(problem: Problem, pixels: int, staged: int) -> int:
     for size, count in (
         (view.element.accumulator_bytes, pixels),
         (weight_bytes(problem), pixels if divides_by_taps else 1),
-        (view.element.itemsize, staged),
+        (problem.call.source_element.itemsize, staged),
     ):
         end = _multiple(end, size) + size * count
         alignment = max(alignment, size)
@@ -374,7 +375,6 @@ def gather_blocks(problem: Problem) -> Plan:
     """Plan for kernels/col2im_gather_blocks.cu."""
     view = view_of(problem)
     *outer, row = view.axes
-    itemsize = view.element.itemsize
     kernel = tuple(axis.kernel for axis in view.axes)
     if any(
         extent > 1 and step != contiguous
@@ -391,14 +391,14 @@ def gather_blocks(problem: Problem) -> Plan:
                 f"axis {number}, where every tap lands on the same"
             )
     reaching = -(-(BLOCKS_COLUMNS - 1) // row.stride) + -(-((row.kernel - 1) * row.dilation) // row.stride) + 1
-    row_bytes = (reaching * row.kernel * itemsize * 33) // 32
+    row_bytes = (reaching * row.kernel * problem.call.source_element.itemsize * 33) // 32
     if row_bytes > BLOCKS_STAGED_BYTES:
         raise Unsupported(
             f"{OPERATION}: gather_blocks brings the taps of a row through shared memory, of which {reaching} blocks "
             f"need {row_bytes} bytes and {BLOCKS_STAGED_BYTES} are there"
         )
     tap_rows = prod(kernel[:-1])
-    pixels = BLOCKS_SUM_BYTES // max(4, itemsize)
+    pixels = BLOCKS_SUM_BYTES // max(4, view.element.itemsize)
     rows = BLOCKS_STAGED_BYTES // row_bytes
 
     def staged(rows: int) -> int:
@@ -451,7 +451,7 @@ def split(problem: Problem) -> Plan:
     extents = tuple(axis.size for axis in view.axes)
     items = view.planes * prod(extents)
     taps = prod(map(taps_per_pixel, view.axes))
-    staged = view.element.itemsize
+    staged = problem.call.source_element.itemsize
     if problem.fusion.window != "none":
         staged += weight_bytes(problem)
     round_taps = SPLIT_TAP_BYTES // max(4, staged)  # of a loading warp

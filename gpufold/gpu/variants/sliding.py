@@ -139,9 +139,10 @@ def sliding_bytes(problem: Problem) -> int:
     """Count the floor: columns and image once, the image twice where it is added to, and the window."""
     geometry, fusion = problem.geometry, problem.fusion
     assert isinstance(geometry, SlidingGeometry)
-    elements = prod(geometry.columns_shape) + (2 if fusion.accumulate else 1) * prod(geometry.image_shape)
+    columns = prod(geometry.columns_shape) * problem.call.source_element.itemsize
+    image = (2 if fusion.accumulate else 1) * prod(geometry.image_shape) * problem.element.itemsize
     taps = {"none": 0, "separable": sum(_windowed_taps(problem)), "full": prod(geometry.block_shape)}
-    return elements * problem.element.itemsize + taps[fusion.window] * weight_bytes(problem)
+    return columns + image + taps[fusion.window] * weight_bytes(problem)
 
 
 def _windowed_taps(problem: Problem) -> Size:
