@@ -230,7 +230,7 @@ def difference(got: Any, expected: Any, tolerance: float = 0.0) -> str | None:
         return f"FAIL: {got.dtype} {got.shape} where {expected.dtype} {expected.shape} is right"
     if expected.dtype.name == "bfloat16":  # CuPy does not compare them; there is no -0.0 and no NaN in the data
         got, expected = got.view(np.int16), expected.view(np.int16)
-    if tolerance:
+    if tolerance and expected.dtype.kind != "b":
         wrong = int((abs(got - expected) > tolerance * abs(expected).max()).sum())
     else:
         wrong = int((got != expected).sum())
