@@ -23,7 +23,10 @@ constexpr int block_width = BLOCK_WIDTH;
 constexpr int blocks_per_word = BLOCKS_PER_WORD;
 constexpr bool wide_loads = WIDE_LOADS;
 constexpr int word_pixels = block_width * blocks_per_word;
-constexpr int planes_at_once = 2;
+constexpr int planes_at_once = word_pixels * sizeof(Scalar) == 16 ? 4 : 8;
+// Of threads, as registers allow.
+constexpr bool takes_few_registers = wide_loads && elements_share_registers && block_width == 2;
+constexpr int resident_blocks = sizeof(Offset) > 4 ? 3 : takes_few_registers ? 6 : 4;
 
 // The elements that a phase has in `blocks_per_word` neighbouring blocks.
 inline __device__ void load_phase(const Scalar* address, Offset step, Scalar* elements)
@@ -43,23 +46,41 @@ inline __device__ void move(const Scalar* batch, Scalar* space, const Parameters
 {
     Scalar pixels[planes][word_pixels]; // phase by phase, until they are interleaved
 #pragma unroll
-    for (int plane = 0; plane < planes; ++plane)
+    for (int pixel = 0; pixel < block_width; ++pixel) {
+        const Offset phase = pixel + turn;
+        const Offset next = phase >= block_width;
+        const Scalar* source = batch + (next * parameters.grid_step[last_axis] +
+                                        (phase - next * block_width) * parameters.phase_step[last_axis]);
 #pragma unroll
-        for (int pixel = 0; pixel < block_width; ++pixel) {
-            const Offset phase = pixel + turn;
-            const Offset next = phase >= block_width;
-            load_phase(batch + plane * parameters.batch_plane_step + next * parameters.grid_step[last_axis] +
-                           (phase - next * block_width) * parameters.phase_step[last_axis],
-                       parameters.grid_step[last_axis], pixels[plane] + pixel * blocks_per_word);
+        for (int plane = 0; plane < planes; ++plane) {
+            load_phase(source, parameters.grid_step[last_axis], pixels[plane] + pixel * blocks_per_word);
+            source += parameters.batch_plane_step;
         }
+    }
 #pragma unroll
     for (int plane = 0; plane < planes; ++plane) {
         interleave<block_width>(pixels[plane]);
-        store_wide(space + plane * parameters.space_plane_step, pixels[plane]);
+        store_wide(space, pixels[plane]);
+        space += parameters.space_plane_step;
     }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 4)
+// Moves all planes, `at_once` of them in flight together; the rest by halves.
+template <int at_once>
+inline __device__ void move_all(const Scalar* batch, Scalar* space, Offset planes,
+                                const Parameters& parameters, Offset turn)
+{
+#pragma unroll 1
+    for (; planes >= at_once; planes -= at_once) {
+        move<at_once>(batch, space, parameters, turn);
+        batch += at_once * parameters.batch_plane_step;
+        space += at_once * parameters.space_plane_step;
+    }
+    if constexpr (at_once > 1)
+        move_all<at_once / 2>(batch, space, planes, parameters, turn);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, resident_blocks)
     batch_to_space_interleave(const Scalar* __restrict__ batch, Scalar* __restrict__ space,
                               const Parameters parameters)
 {
@@ -72,17 +93,5 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4)
     first_block += place.last * blocks_per_word;
     batch = place.batch + first_block * parameters.grid_step[last_axis];
     space = place.space + place.last * word_pixels;
-    Offset planes = place.planes;
-#pragma unroll 1
-    for (; planes >= planes_at_once; planes -= planes_at_once) {
-        move<planes_at_once>(batch, space, parameters, turn);
-        batch += planes_at_once * parameters.batch_plane_step;
-        space += planes_at_once * parameters.space_plane_step;
-    }
-#pragma unroll 1
-    for (; planes > 0; --planes) {
-        move<1>(batch, space, parameters, turn);
-        batch += parameters.batch_plane_step;
-        space += parameters.space_plane_step;
-    }
+    move_all<planes_at_once>(batch, space, place.planes, parameters, turn);
 }

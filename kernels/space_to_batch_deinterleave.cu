@@ -25,7 +25,7 @@ constexpr int block_width = int(kernel_width);
 constexpr int blocks_per_word = BLOCKS_PER_WORD;
 constexpr int pixels_before = PIXELS_BEFORE; // of a word, which end the block before
 constexpr int word_pixels = block_width * blocks_per_word;
-constexpr int planes_at_once = 4;
+constexpr int planes_at_once = word_pixels * sizeof(Scalar) == 16 ? 4 : 8;
 constexpr int resident_blocks = sizeof(Offset) > 4 ? 3 : 4; // of threads, as registers allow
 static_assert(!pixels_before || blocks_per_word == 1, "what ends a block is stored by itself");
 
@@ -33,15 +33,6 @@ template <int planes>
 inline __device__ void move(const Block& block, const Scalar* space, Scalar* batch,
                             const Parameters& parameters)
 {
-    const Scalar* space_of[planes];
-    Scalar* batch_of[planes];
-#pragma unroll
-    for (int plane = 0; plane < planes; ++plane) {
-        space_of[plane] = space + plane * parameters.image_plane_step;
-        batch_of[plane] = batch + plane * parameters.columns_plane_step;
-        keep(space_of[plane]);
-        keep(batch_of[plane]);
-    }
     const bool in_row = within(block.pixel[last_axis], parameters.size[last_axis]);
     const Offset word = block.pixel[last_axis] + parameters.pad[last_axis]; // its first pixel
     const bool ends_block = word > 0;
@@ -51,10 +42,11 @@ inline __device__ void move(const Block& block, const Scalar* space, Scalar* bat
         trace_iteration(int(number));
         const Chunk chunk = chunk_of(block, number, {}, parameters);
         Scalar elements[planes][word_pixels];
+        const Scalar* source = space + chunk.image_offset;
 #pragma unroll
         for (int plane = 0; plane < planes; ++plane) {
-            const auto loaded = load_word_if<sizeof(elements[plane])>(space_of[plane] + chunk.image_offset,
-                                                                      chunk.inside & in_row);
+            const auto loaded = load_word_if<sizeof(elements[plane])>(source, chunk.inside & in_row);
+            source += parameters.image_plane_step;
             memcpy(elements[plane], &loaded, sizeof(loaded));
             deinterleave<block_width>(elements[plane]);
         }
@@ -64,15 +56,32 @@ inline __device__ void move(const Block& block, const Scalar* space, Scalar* bat
             const int phase = (pixel - pixels_before) & (block_width - 1);
             const Offset offset = (chunk.columns_tap + phase) * parameters.tap_step -
                                   before * parameters.position_step[last_axis];
+            Scalar* target = batch + offset;
 #pragma unroll
             for (int plane = 0; plane < planes; ++plane) {
                 Scalar of_phase[blocks_per_word];
                 memcpy(of_phase, elements[plane] + pixel * blocks_per_word, sizeof(of_phase));
                 if (!pixels_before || (before ? ends_block : begins_block))
-                    store_wide(batch_of[plane] + offset, of_phase);
+                    store_wide(target, of_phase);
+                target += parameters.columns_plane_step;
             }
         }
     }
+}
+
+// Moves all planes, `at_once` of them in flight together; the rest by halves.
+template <int at_once>
+inline __device__ void move_all(const Block& block, const Scalar* space, Scalar* batch, Offset planes,
+                                const Parameters& parameters)
+{
+#pragma unroll 1
+    for (; planes >= at_once; planes -= at_once) {
+        move<at_once>(block, space, batch, parameters);
+        space += at_once * parameters.image_plane_step;
+        batch += at_once * parameters.columns_plane_step;
+    }
+    if constexpr (at_once > 1)
+        move_all<at_once / 2>(block, space, batch, planes, parameters);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, resident_blocks)
@@ -82,19 +91,5 @@ extern "C" __global__ void __launch_bounds__(THREADS, resident_blocks)
     const Block block = this_block(space, batch, parameters);
     if (!block.exists)
         return;
-    space = block.image;
-    batch = block.columns;
-    Offset planes = block.planes;
-#pragma unroll 1
-    for (; planes >= planes_at_once; planes -= planes_at_once) {
-        move<planes_at_once>(block, space, batch, parameters);
-        space += planes_at_once * parameters.image_plane_step;
-        batch += planes_at_once * parameters.columns_plane_step;
-    }
-#pragma unroll 1
-    for (; planes > 0; --planes) {
-        move<1>(block, space, batch, parameters);
-        space += parameters.image_plane_step;
-        batch += parameters.columns_plane_step;
-    }
+    move_all<planes_at_once>(block, block.image, block.columns, block.planes, parameters);
 }

@@ -90,7 +90,7 @@ def plan(unfold: Unfold, variant: str, device: Device, chunk_taps: int, reason: 
     turns = step * sharing
     grid_rows = min(turns, MAX_GRID_ROWS, max(1, device_threads(device) // threads))
     turns_per_thread = -(-turns // grid_rows)
-    if sharing <= 2 * turns_per_thread:  # chunks that share pixels stay together
+    if overlapping and sharing <= 2 * turns_per_thread:  # chunks that share pixels stay together
         turns_per_thread = -(-turns_per_thread // sharing) * sharing
     bits = offset_bits(
         unfold.operation,
