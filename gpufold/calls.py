@@ -159,14 +159,19 @@ def take_blocks(
 ) -> Call:
     """Describe a call of `gpufold.take_blocks`, whose positions are an array too."""
     dtype, fusion = checked("take_blocks", "array", array.dtype, window)
-    if mode not in MODES:
-        raise ValueError(f"take_blocks: mode must be one of {', '.join(MODES)}, got {mode!r}")
     geometry = sizes.take_blocks_geometry(array.shape, positions.shape, block_shape)
+    check_mode("take_blocks", geometry, mode)
+    return Call("take_blocks", geometry, dtype, fusion._replace(mode=str(mode)), variant)
+
+
+def check_mode(operation: str, geometry: Any, mode: object) -> None:
+    """Raise unless blocks can be taken in a mode."""
+    if mode not in MODES:
+        raise ValueError(f"{operation}: mode must be one of {', '.join(MODES)}, got {mode!r}")
     if mode == "edge" and 0 in geometry.size and 0 not in geometry.blocks_shape:
         raise ValueError(
-            f"take_blocks: mode 'edge' takes the nearest element, but array has none, got shape {array.shape}"
+            f"{operation}: mode 'edge' takes the nearest element, but array has none, got shape {geometry.array_shape}"
         )
-    return Call("take_blocks", geometry, dtype, fusion._replace(mode=str(mode)), variant)
 
 
 def average(numerator: Any, weight: Any, *, variant: str = "auto") -> Call:

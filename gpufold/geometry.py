@@ -592,6 +592,7 @@ class AverageGeometry:
         return (*self.lead, *self.block_shape)
 
 
+@lru_cache(maxsize=1024)
 def average_geometry(array_shape: Size, weight_shape: Size) -> AverageGeometry:
     """Check the sizes of an average call.
 
@@ -817,6 +818,8 @@ GEOMETRIES = {
     "blocks_to_array": _blocks_geometry,
     "array_to_blocks": _array_geometry,
     "add_blocks": add_blocks_geometry,
+    "take_blocks": _taken_geometry,
+    "average": average_geometry,
     "batch_to_space": _batch_geometry,
     "space_to_batch": _space_geometry,
 }

@@ -135,6 +135,20 @@ FAULTS = (
         TORCH + "gradients[col2im-mean-with-gaps]",
     ),
     Fault(
+        "an edge without the gradient of what lies outside of it",
+        "gpufold/torch/rules.py",
+        "torch.cat((first + begin.sum(axis, keepdim=True), rest), axis)",
+        "torch.cat((first, rest), axis)",
+        TORCH + "gradients[take_blocks-edge]",
+    ),
+    Fault(
+        "narrow blocks that are weighed and placed before they are widened",
+        "gpufold/torch/rules.py",
+        "        call, data = call._replace(source=\"\"), data.to(getattr(torch, call.dtype))\n",
+        "        call, data = call._replace(source=\"\"), data\n",
+        TORCH + "blocks_are_added_to_a_wider_tensor_as_if_converted_first[float32-float64]",
+    ),
+    Fault(
         "an addition in place that autograd does not see",
         "gpufold/torch/rules.py",
         "    if not out.is_inference():\n        torch.autograd.graph.increment_version(out)\n",

@@ -30,6 +30,8 @@ class Operation:
     window: tuple[tuple[int, ...], ...] = ()
     """Shapes of the window's tensors: one is a full window, several a separable one."""
     suffix: str = ""
+    weights: str = "window"
+    """The name of the argument that the window's tensors go to."""
 
     def __str__(self) -> str:
         return self.name + self.suffix
@@ -55,7 +57,7 @@ class Operation:
             options = dict(self.arguments)
             arrays, window = given[: len(self.shapes)], given[len(self.shapes) :]
             if window:
-                options["window"] = window[0] if len(self.window) == 1 else list(window)
+                options[self.weights] = window[0] if len(self.window) == 1 else list(window)
             return getattr(module, self.name)(**dict(zip(self.shapes, arrays, strict=True)), **options)
 
         return call
@@ -68,6 +70,8 @@ FULL, SEPARABLE = ((3, 2),), ((3,), (2,))
 BLOCKS = {"output_shape": (2, 7), "block_shape": (3,), "block_strides": 2}
 COLUMNS, IMAGE = {"data": (2, 6, 6)}, {"image": (2, 1, 4, 3)}
 ADDED = {"out": (2, 4, 3), "blocks": (4, 2, 3, 2)}
+AT = {"positions": PLACES, "block_shape": (3, 2)}
+FAR = {"positions": [(-1, 1), (3, -2), (-(2**63), 2), (2**62, 2**63 - 1)], "block_shape": (3, 2), "mode": "edge"}
 
 LINEAR = [
     Operation("col2im", COLUMNS, FOLDED),
@@ -80,6 +84,9 @@ LINEAR = [
     Operation("space_to_batch", {"data": (2, 9)}, {"block_shape": (1, 4), "pads_begin": 1, "pads_end": (0, 2)}),
     Operation("add_blocks", ADDED, {"positions": PLACES}),
     Operation("add_blocks", {"out": (4, 3), "blocks": (4, 3, 2)}, {"positions": PLACES}, suffix="-without-lead"),
+    Operation("take_blocks", {"array": (2, 4, 3)}, AT),
+    Operation("take_blocks", {"array": (4, 3)}, FAR, suffix="-edge"),
+    Operation("take_blocks", {"array": (2, 1, 1)}, FAR, suffix="-edge-of-one"),
 ]
 WINDOWED = [
     *(
@@ -89,8 +96,12 @@ WINDOWED = [
             ("col2im", COLUMNS, FOLDED),
             ("im2col", IMAGE, TAKEN),
             ("add_blocks", ADDED, {"positions": PLACES}),
+            ("take_blocks", {"array": (2, 4, 3)}, AT),
+            ("take_blocks", {"array": (4, 3)}, FAR),
         )
     ),
+    Operation("average", {"numerator": (2, 4, 3)}, window=((4, 3),), weights="weight"),
+    Operation("average", {"numerator": (2, 3)}, window=((3,),), weights="weight", suffix="-of-one-axis"),
     Operation("blocks_to_array", {"blocks": (2, 3, 3)}, BLOCKS, ((3,),), "-full"),
     Operation("array_to_blocks", {"array": (2, 7)}, {"block_shape": (3,), "block_strides": 2}, ((3,),), "-full"),
 ]
@@ -283,8 +294,17 @@ def test_vmap(operation):
 def test_vmap_over_positions():
     out, blocks = torch.randn(5, 4), torch.randn(2, 3, 2)
     places = torch.tensor([[[0, 0], [1, 1]], [[2, 2], [-1, 3]]])
-    got = torch.vmap(lambda at: gpufold.torch.add_blocks(out, blocks, at))(places)
-    assert torch.equal(got, torch.stack([gpufold.torch.add_blocks(out, blocks, at) for at in places]))
+
+    def loss(picture, at, mode):
+        return gpufold.torch.take_blocks(picture, at, (3, 2), mode=mode).square().sum()
+
+    for function in (
+        lambda at: gpufold.torch.add_blocks(out, blocks, at),
+        lambda at: gpufold.torch.take_blocks(out, at, (3, 2)),
+        lambda at: torch.func.grad(loss)(out, at, "constant"),
+        lambda at: torch.func.grad(loss)(out, at, "edge"),
+    ):
+        assert torch.equal(torch.vmap(function)(places), torch.stack([function(at) for at in places]))
 
 
 def test_gradients_of_vmapped_calls():
@@ -348,6 +368,68 @@ def test_integers_have_no_gradient():
     assert gpufold.torch.add_blocks(picture, torch.zeros(1, 2, 2), [(0, 0)]).requires_grad
 
 
+@pytest.mark.parametrize("name", ["float16", "bfloat16"])
+def test_gradients_of_edges_are_summed_in_float32(name):
+    picture = torch.ones(2, 4, dtype=getattr(torch, name), requires_grad=True)
+    places = torch.full((4096, 2), -(2**40))
+    gpufold.torch.take_blocks(picture, places, (1, 1), mode="edge").backward(
+        torch.ones(4096, 1, 1, dtype=picture.dtype)
+    )
+    assert picture.grad.dtype is picture.dtype
+    assert picture.grad[0, 0] == 4096
+
+
+def test_an_average_has_no_gradient_where_nothing_landed():
+    sums, weight = torch.randn(2, 3, requires_grad=True), torch.tensor([2.0, 0.0, 1e-39], requires_grad=True)
+    gradients = torch.autograd.grad(
+        gpufold.torch.average(sums, weight).square().sum(), (sums, weight), create_graph=True
+    )
+    seconds = torch.autograd.grad(gradients[0].sum() + gradients[1].sum(), (sums, weight))
+    for each in (*gradients, *seconds):
+        assert each.isfinite().all()
+        assert not each[..., 1:].any()
+        assert each[..., :1].all()
+
+
+WIDER = [("float16", "float32"), ("bfloat16", "float32"), ("float32", "float64"), ("complex64", "complex128")]
+
+
+@pytest.mark.parametrize(("narrow", "wide"), WIDER)
+def test_blocks_are_added_to_a_wider_tensor_as_if_converted_first(narrow, wide):
+    added = next(each for each in WINDOWED if str(each) == "add_blocks-full")
+    out, blocks, window = added.tensors(getattr(torch, narrow))
+    out, window = out.to(getattr(torch, wide)), window.double().requires_grad_()
+    want = added(out, blocks.to(out.dtype), window)
+    same_bits(added(out, blocks, window.detach()), as_array(want.detach()))
+    assert torch.equal(gpufold.torch.add_blocks_(out.clone(), blocks, PLACES, window.detach()), want)
+    torch.compiler.reset()
+    compiled = torch.compile(added.of(gpufold.torch), fullgraph=True, backend="aot_eager")
+    results = []
+    for function, given in ((added, blocks), (compiled, blocks), (added, blocks.to(out.dtype))):
+        leaf = given.clone().requires_grad_()
+        result = function(out, leaf, window)
+        assert torch.equal(result, want)
+        results.append(torch.autograd.grad(result.abs().square().sum(), (leaf, window)))
+    for of_blocks, of_window in results[:2]:
+        assert torch.equal(of_blocks, results[2][0].to(blocks.dtype))
+        assert torch.equal(of_window, results[2][1])
+
+
+def test_the_gradient_of_adding_takes_and_that_of_taking_adds(monkeypatch):
+    seen, execute = [], rules.execute
+
+    def record(call, *rest):
+        seen.append((call.operation, call.fusion.window))
+        return execute(call, *rest)
+
+    monkeypatch.setattr(rules, "execute", record)
+    window = torch.rand(3, 2)
+    blocks, picture = torch.randn(4, 3, 2, requires_grad=True), torch.randn(5, 4, requires_grad=True)
+    gpufold.torch.add_blocks(torch.zeros(5, 4), blocks, PLACES, window).sum().backward()
+    gpufold.torch.take_blocks(picture, PLACES, (3, 2), window=window).sum().backward()
+    assert seen == [("add_blocks", "full"), ("take_blocks", "full"), ("take_blocks", "full"), ("add_blocks", "full")]
+
+
 # ---------------------------------------------------------------------------------------------
 # In place
 
@@ -400,6 +482,9 @@ def test_positions_beyond_int64_are_outside(wrong):
     got = gpufold.torch.add_blocks(torch.zeros(5, 4), torch.ones(2, 2, 2), places)
     assert got.sum() == 4
     assert got[1, 1] == 1
+    torch.compiler.reset()
+    compiled = torch.compile(gpufold.torch.add_blocks, fullgraph=True, backend="aot_eager")
+    assert torch.equal(compiled(torch.zeros(5, 4), torch.ones(2, 2, 2), places), got)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -441,7 +526,7 @@ class Recorder:
         return lambda *arguments: self.calls.append(arguments) or self.operator(*arguments)
 
 
-@named([LINEAR[0], LINEAR[2], LINEAR[4], LINEAR[5], LINEAR[6], LINEAR[7], LINEAR[8], WINDOWED[0], AVERAGED[2]])
+@named([*(LINEAR[number] for number in (0, 2, 4, 5, 6, 7, 8, 10, 11)), WINDOWED[0], WINDOWED[10], AVERAGED[2]])
 def test_compiled_calls_have_eagers_bits(operation):
     torch.compiler.reset()
     given = [each.requires_grad_(number < len(operation.shapes)) for number, each in enumerate(
@@ -521,6 +606,19 @@ def test_modes_of_torch_see_operators_and_get_gradients():
     traced = make_fx(torch.func.grad(loss))(data)
     assert "gpufold.im2col" in traced.code
     assert torch.equal(traced(data), want)
+
+
+@pytest.mark.parametrize("kind", [list, tuple, np.array, torch.tensor])
+def test_positions_of_every_kind_compile(kind):
+    given = [[-1, 1], [3, -2], [-(2**63), 2], [2**62, 2**63 - 1]]
+    places, picture = kind(given), torch.randn(4, 3)
+
+    def function(picture):
+        return gpufold.torch.take_blocks(picture, places, (3, 2), mode="edge")
+
+    torch.compiler.reset()
+    compiled = torch.compile(function, fullgraph=True, dynamic=True, backend="aot_eager")
+    assert torch.equal(compiled(picture), function(picture))
 
 
 def test_compile_serves_other_sizes_without_compiling_again():
@@ -758,8 +856,21 @@ COLUMN = torch.zeros(4, 9)
             COLUMN, (4, 4), (2, 2), variant="gather")),
         (ValueError, "variant must be auto or one of", lambda: gpufold.torch.col2im(
             COLUMN, (4, 4), (2, 2), variant="fast")),
-        (TypeError, "add_blocks: blocks must have the dtype of out", lambda: gpufold.torch.add_blocks(
+        (TypeError, "add_blocks: out must have the result's dtype int32, got float32", lambda: gpufold.torch.add_blocks(
             COLUMN, torch.zeros(1, 2, 2, dtype=torch.int32), [(0, 0)])),
+        (ValueError, "take_blocks: mode must be one of constant, edge, got 'wrap'", lambda: gpufold.torch.take_blocks(
+            COLUMN, [(0, 0)], 2, mode="wrap")),
+        (ValueError, "take_blocks: mode 'edge' takes the nearest element", lambda: gpufold.torch.take_blocks(
+            COLUMN[:0], [(0, 0)], 2, mode="edge")),
+        (TypeError, "take_blocks: array must be a torch.Tensor", lambda: gpufold.torch.take_blocks(
+            COLUMN.numpy(), [(0, 0)], 2)),
+        (TypeError, "positions must be integers, got dtype bool", lambda: gpufold.torch.take_blocks(
+            COLUMN, torch.zeros(1, 2, dtype=torch.bool), 2)),
+        (TypeError, "average: numerator must be of floats", lambda: gpufold.torch.average(COLUMN.int(), COLUMN)),
+        (ValueError, "average: weight must have the shape of numerator's last axes", lambda: gpufold.torch.average(
+            COLUMN, COLUMN.T)),
+        (TypeError, "average: weight must hold real numbers", lambda: gpufold.torch.average(
+            COLUMN, COLUMN.to(torch.complex64))),
         (TypeError, "positions must be integers", lambda: gpufold.torch.add_blocks(
             COLUMN, torch.zeros(1, 2, 2), torch.zeros(1, 2))),
         (TypeError, "positions must be integers", lambda: gpufold.torch.add_blocks(

@@ -25,6 +25,15 @@ CALLS = {
         lambda data: gpufold.torch.add_blocks(data.new_zeros(2, 4, 3), data, PLACES.to(data.device)),
         (4, 2, 3, 2),
     ),
+    "take_blocks": (lambda data: gpufold.torch.take_blocks(data, PLACES.to(data.device), (3, 2)), (2, 4, 3)),
+    "take_blocks-edge": (
+        lambda data: gpufold.torch.take_blocks(data, PLACES.to(data.device), (3, 2), mode="edge"),
+        (2, 4, 3),
+    ),
+    "average": (
+        lambda data: gpufold.torch.average(data, WINDOW.to(data.device, data.real.dtype)),
+        (4, 3, 2),
+    ),
     "mean": (
         lambda data: gpufold.torch.col2im(
             data, (4, 3), (3, 2), **STEPS, reduction="mean", window=WINDOW.to(data.device, data.real.dtype)
@@ -54,7 +63,7 @@ def random(shape, dtype):
 def test_results_have_the_bits_of_the_cpu(name, dtype):
     function, shape = CALLS[name]
     data = random(shape, getattr(torch, dtype))
-    if name == "mean" and not (data.is_floating_point() or data.is_complex()):
+    if name in ("mean", "average") and not (data.is_floating_point() or data.is_complex()):
         pytest.xfail("there is no mean of integers")
     got = function(data.cuda())
     assert got.is_cuda
@@ -88,15 +97,25 @@ def test_cases_have_the_bits_of_the_cpu(case):
 def test_nothing_waits(name):
     function, shape = CALLS[name]
     data = random(shape, torch.float32).cuda()
-    function(data)  # compiles
-    places = PLACES.cuda()
-    out = torch.zeros(2, 4, 3, device="cuda")
+    places, window, out = PLACES.cuda(), WINDOW.cuda(), torch.zeros(2, 4, 3, device="cuda")
+    calls = {  # with what the calls above copy to the GPU
+        "add_blocks": lambda data: gpufold.torch.add_blocks_(out.clone(), data, places),
+        "take_blocks": lambda data: gpufold.torch.take_blocks(data, places, (3, 2)),
+        "take_blocks-edge": lambda data: gpufold.torch.take_blocks(data, places, (3, 2), mode="edge"),
+        "average": lambda data: gpufold.torch.average(data, window),
+        "mean": lambda data: gpufold.torch.col2im(data, (4, 3), (3, 2), **STEPS, reduction="mean", window=window),
+    }
+    call, leaf = calls.get(name, function), data.clone().requires_grad_()
+
+    def forward_and_backward():
+        call(data)
+        result = call(leaf)
+        torch.autograd.grad(result, leaf, torch.ones_like(result))
+
+    forward_and_backward()  # compiles
     torch.cuda.set_sync_debug_mode("error")
     try:
-        if name == "add_blocks":
-            gpufold.torch.add_blocks_(out, data, places)
-        elif name != "mean":  # whose window is copied to the GPU
-            function(data)
+        forward_and_backward()
     finally:
         torch.cuda.set_sync_debug_mode("default")
 

@@ -123,6 +123,35 @@ def test_the_weights_of_a_window_and_positions_go_by_address(device, window):
     assert arguments[:3] == (blocks.data_ptr(), before, positions.data_ptr())
 
 
+@pytest.mark.parametrize("mode", ["constant", "edge"])
+@pytest.mark.parametrize("window", [None, WEIGHTS])
+def test_blocks_are_taken_at_addresses_and_their_gradient_is_added(device, mode, window):
+    picture, positions = whole_numbers((2, 5, 4)), device.lend(torch.tensor([[0, 0], [-1, 3], [2**62, -(2**63)]]))
+    blocks = gpufold.torch.take_blocks(picture, positions, (3, 2), window=window, mode=mode)
+    *_, arguments = device.launches[0]
+    assert arguments[:3] == (picture.data_ptr(), blocks.data_ptr(), positions.data_ptr())
+    device.synchronize()
+    weights = None if window is None else window.numpy()
+    want = gpufold.take_blocks(picture.numpy(), positions.numpy(), (3, 2), window=weights, mode=mode)
+    assert blocks.numpy().tobytes() == want.tobytes()
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "complex64"])
+def test_an_average_and_wider_sums_run_the_same_plans(device, dtype):
+    blocks = whole_numbers((2, 3, 3, 2), getattr(torch, dtype))
+    positions = device.lend(torch.tensor([[0, 0], [3, 2]]))
+    wide = {"float16": torch.float32, "float32": torch.float64, "complex64": torch.complex128}[dtype]
+    out = whole_numbers((3, 5, 4), wide)
+    weight = device.lend(torch.rand(5, 4).round().to(out.real.dtype))
+    narrow, want = tensors.as_numpy(blocks), out.numpy().copy()
+    gpufold.add_blocks(want, narrow, positions.numpy())
+    gpufold.torch.add_blocks_(out, blocks, positions)
+    quotients = gpufold.torch.average(out, weight)
+    device.synchronize()
+    assert out.numpy().tobytes() == want.tobytes()
+    assert quotients.numpy().tobytes() == gpufold.average(want, weight.numpy()).tobytes()
+
+
 @pytest.mark.parametrize("dtype", ["bool", "uint16", "float16", "bfloat16", "float64", "complex64"])
 def test_dtypes_run_the_same_plans(device, dtype):
     columns = whole_numbers((2, 12, 9), getattr(torch, dtype))

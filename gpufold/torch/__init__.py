@@ -35,12 +35,14 @@ __all__ = [
     "add_blocks",
     "add_blocks_",
     "array_to_blocks",
+    "average",
     "batch_to_space",
     "blocks_to_array",
     "col2im",
     "fold",
     "im2col",
     "space_to_batch",
+    "take_blocks",
     "unfold",
 ]
 
@@ -557,7 +559,8 @@ def add_blocks(
     out : torch.Tensor
         Tensor of shape (*lead, *size) to add to, of the dtypes of `col2im`; it stays as it is.
     blocks : torch.Tensor
-        Blocks of shape (P, *lead, *block_shape), of any layout and of `out`'s dtype and device.
+        Blocks of shape (P, *lead, *block_shape), of any layout, on the device of `out`, and of its dtype or of a
+        narrower one as in `gpufold.add_blocks`.
     positions : torch.Tensor or sequence of sequences of int
         As in `gpufold.add_blocks`; a tensor is on the device of `out`, and none of its values is looked at.
     window
@@ -580,7 +583,7 @@ def add_blocks(
     See `add_blocks_` for adding in place. It has gradients for `out`, `blocks` and the window.
     """
     if rules.is_traced(out) or rules.is_traced(blocks):
-        places = operators.as_positions(positions, out)
+        places = operators.as_positions("add_blocks", positions, out)
         return operators.trace("add_blocks", (blocks, window, places, out), (), 0, ("sum", variant, deterministic))
     call, places = _described_addition("add_blocks", out, blocks, positions, window, variant, deterministic)
     return rules.compute(call, blocks, window, places, out)
@@ -637,12 +640,107 @@ def _described_addition(
     name: str, out: Tensor, blocks: Tensor, positions: Any, window: Any, variant: str, deterministic: bool
 ) -> tuple[calls.Call, Tensor]:
     array, given = tensors.described(name, "out", out), tensors.described(name, "blocks", blocks)
-    if given.dtype != array.dtype:
-        raise TypeError(f"{name}: blocks must have the dtype of out, {array.dtype}, got {given.dtype}")
     tensors.check_like(name, "blocks", blocks, out, "out")
-    places = tensors.checked_positions(name, positions, out)
+    places = tensors.checked_positions(name, positions, out, "out")
     call = calls.add_blocks(array, given, places, window, variant=variant, deterministic=deterministic)
     return call, places
+
+
+def take_blocks(
+    array: Tensor,
+    positions: Any,
+    block_shape: Any,
+    *,
+    window: Any = None,
+    mode: str = "constant",
+    variant: str = "auto",
+) -> Tensor:
+    """Take blocks out of a tensor, each at a position of its own: `gpufold.take_blocks` on tensors.
+
+    ``(*lead, *size), (P, rank) -> (P, *lead, *block_shape)``
+
+    >>> import torch, gpufold.torch
+    >>> picture = torch.arange(12).reshape(3, 4)
+    >>> gpufold.torch.take_blocks(picture, torch.tensor([[0, 1], [2, -1]]), (2, 3))
+    tensor([[[1, 2, 3],
+             [5, 6, 7]],
+    <BLANKLINE>
+            [[0, 8, 9],
+             [0, 0, 0]]])
+
+    Parameters
+    ----------
+    array : torch.Tensor
+        Tensor of shape (*lead, *size), of any layout in memory and of the dtypes of `col2im`.
+    positions : torch.Tensor or sequence of sequences of int
+        As in `gpufold.take_blocks`; a tensor is on the device of `array`, and none of its values is looked at.
+    block_shape, mode, variant
+        As in `gpufold.take_blocks`.
+    window
+        As in `im2col`.
+
+    Returns
+    -------
+    torch.Tensor
+        The blocks, contiguous, of the dtype and device of `array`.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As in `gpufold.take_blocks`.
+
+    Notes
+    -----
+    It has gradients for `array`, in both modes, and the window. Its gradient is `add_blocks`.
+    """
+    if rules.is_traced(array):
+        places = operators.as_positions("take_blocks", positions, array)
+        tail = mode, variant, True
+        return operators.trace("take_blocks", (array, window, places, None), (block_shape,), places.shape[-1], tail)
+    described = tensors.described("take_blocks", "array", array)
+    places = tensors.checked_positions("take_blocks", positions, array, "array")
+    call = calls.take_blocks(described, places, block_shape, window=window, mode=mode, variant=variant)
+    return rules.compute(call, array, window, places)
+
+
+def average(numerator: Tensor, weight: Tensor, *, variant: str = "auto") -> Tensor:
+    """Divide sums by the sums of their weights, zero where nothing landed: `gpufold.average` on tensors.
+
+    ``(*lead, *size), (*size) -> (*lead, *size)``
+
+    >>> import torch, gpufold.torch
+    >>> gpufold.torch.average(torch.tensor([[6.0, 1.0, 0.0], [2.0, 5.0, 9.0]]), torch.tensor([2.0, 0.5, 0.0]))
+    tensor([[ 3.,  2.,  0.],
+            [ 1., 10.,  0.]])
+
+    Parameters
+    ----------
+    numerator : torch.Tensor
+        Sums of shape (*lead, *size), of floats or complex numbers and of any layout in memory.
+    weight : torch.Tensor
+        Real weights of numerator's last axes, for all leading axes alike, on its device.
+    variant
+        As in `gpufold.average`.
+
+    Returns
+    -------
+    torch.Tensor
+        The quotients, contiguous, of the dtype and device of `numerator`.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As in `gpufold.average`.
+
+    Notes
+    -----
+    It has gradients for both, of zero where the quotient is zero because nothing landed.
+    """
+    if rules.is_traced(numerator) or rules.is_traced(weight):
+        return operators.trace("average", (numerator, weight), (), 0, ("sum", variant, True))
+    described = tensors.described("average", "numerator", numerator)
+    call = calls.average(described, tensors.described("average", "weight", weight), variant=variant)
+    return rules.compute(call, numerator, weight)
 
 
 def batch_to_space(

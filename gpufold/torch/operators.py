@@ -1,7 +1,8 @@
 """The operators of torch's library, which compilers trace: opaque, so that results have the bits of eager calls.
 
 Each takes `(data, window, positions, out, sizes..., reduction, separable, variant, deterministic)`, where the window is
-joined to one tensor (see `gpufold.torch.rules.joined`) and `out` is what add_blocks adds to, which stays as it is.
+joined to one tensor (see `gpufold.torch.rules.joined`) or what an average divides by, and `out` is what add_blocks adds
+to, which stays as it is. Take_blocks has its mode in the reduction's place.
 """
 
 from __future__ import annotations
@@ -14,11 +15,11 @@ from torch import Tensor
 from gpufold import calls
 from gpufold.arrays import misshapen_weights
 from gpufold.calls import Call, Fusion
-from gpufold.elements import check_dtype
+from gpufold.elements import WIDER, check_dtype
 from gpufold.geometry import GEOMETRIES, SpaceGeometry
 from gpufold.operations import OPERATIONS
 from gpufold.torch import rules
-from gpufold.torch.tensors import DTYPES, execute
+from gpufold.torch.tensors import DTYPES, as_int64, execute
 
 SIZES = {
     "col2im": ("output_size", "kernel_size", "strides", "dilations", "pads_begin", "pads_end"),
@@ -26,6 +27,8 @@ SIZES = {
     "blocks_to_array": ("output_shape", "block_shape", "block_strides"),
     "array_to_blocks": ("block_shape", "block_strides"),
     "add_blocks": (),
+    "take_blocks": ("block_shape",),
+    "average": (),
     "batch_to_space": ("block_shape", "crops_begin", "crops_end"),
     "space_to_batch": ("block_shape", "pads_begin", "pads_end"),
 }
@@ -42,16 +45,20 @@ def call_of(operation: str, arguments: tuple[Any, ...]) -> Call:
     if dtype is None:
         check_dtype(operation, name, str(data.dtype).removeprefix("torch."))
     assert dtype is not None
-    accumulate = operation == "add_blocks"
+    accumulate, mode = operation == "add_blocks", "constant"
+    if operation == "take_blocks":
+        reduction, mode = "sum", reduction
     calls.checked(operation, name, dtype, reduction=reduction, window=window, accumulate=accumulate)
-    shapes = (data.shape,) if out is None else (out.shape, data.shape, positions.shape)
-    integers = (*map(tuple, shapes), *map(tuple, sizes))
+    shaped = (out, data, positions, window if operation == "average" else None)
+    integers = (*(tuple(each.shape) for each in shaped if each is not None), *map(tuple, sizes))
     check: Any = GEOMETRIES[operation]
     if not all(type(number) is int for numbers in integers for number in numbers):
         check = check.__wrapped__
     geometry = check(*integers)
     kind = "none" if window is None else "separable" if separable else "full"
-    call = Call(operation, geometry, dtype.name, Fusion(reduction, kind, accumulate), variant, deterministic)
+    fusion = Fusion(reduction, kind, accumulate, mode=mode)
+    calls.check_mode(operation, geometry, mode)
+    call = Call(operation, geometry, dtype.name, fusion, variant, deterministic)
     if window is not None:
         _check_joined(call, window)
     return call
@@ -90,8 +97,9 @@ def _define(operation: str) -> None:
         return rules.batched(info, in_dims, arguments[:4], call_of(operation, (*tensors, *arguments[4:])))
 
     sizes = "".join(f"SymInt[] {name}, " for name in SIZES[operation])
+    reduction = "mode" if operation == "take_blocks" else "reduction"
     schema = (
-        f"{operation}(Tensor data, Tensor? window, Tensor? positions, Tensor? out, {sizes}str reduction, "
+        f"{operation}(Tensor data, Tensor? window, Tensor? positions, Tensor? out, {sizes}str {reduction}, "
         f"bool separable, str variant, bool deterministic) -> Tensor"
     )
     name = f"gpufold::{operation}"
@@ -128,11 +136,13 @@ def trace(
     data, window, *others = given
     positions, out = others or (None, None)
     reduction, variant, deterministic = choices
+    if out is not None and WIDER.get(str(data.dtype).removeprefix("torch.")) == str(out.dtype).removeprefix("torch."):
+        data = data.to(out.dtype)
     separable = False
     if window is not None:
         axes = (window,) if isinstance(window, Tensor) else tuple(window)
-        separable = not isinstance(window, Tensor) or window.ndim == 1
-        if reduction != "sum" and torch.is_grad_enabled() and any([each.requires_grad for each in axes]):
+        separable = not isinstance(window, Tensor) or (window.ndim == 1 and operation != "average")
+        if reduction in calls.REDUCTIONS[1:] and torch.is_grad_enabled() and any([each.requires_grad for each in axes]):
             raise rules.no_gradient(operation, reduction)
         window = rules.joined(data, axes)
     lists = [per_axis(value, rank) for value in sizes]
@@ -150,8 +160,12 @@ def trace_space(operation: str, data: Tensor, sizes: tuple[Any, ...], variant: s
     return trace(operation, (data, None), (block_shape, *lists), rank, ("sum", variant, True))
 
 
-def as_positions(positions: Any, out: Tensor) -> Tensor:
-    """Return positions as a tensor beside `out`."""
-    if not isinstance(positions, Tensor):
-        return torch.tensor(positions, dtype=torch.int64, device=out.device)
-    return positions.to(torch.int64).contiguous()
+def as_positions(operation: str, positions: Any, array: Tensor) -> Tensor:
+    """Return positions as an int64 tensor beside an array; those of a sequence may be symbols."""
+    if isinstance(positions, Tensor):
+        return as_int64(operation, positions)
+    if hasattr(positions, "dtype"):
+        return as_int64(operation, torch.as_tensor(positions)).to(array.device)
+    if any([isinstance(place, float | torch.SymFloat) for row in positions for place in row]):
+        raise TypeError(f"{operation}: positions must be integers, got {positions!r}")
+    return torch.tensor(positions, dtype=torch.int64, device=array.device)  # as_tensor takes 32 bits of symbols

@@ -6,9 +6,11 @@
     col2im        <-> im2col           y = A (w x), x' = w A^T y', w' = sum over planes and blocks of x A^T y'
     blocks_to_array <-> array_to_blocks
     batch_to_space  <-> space_to_batch
-    add_blocks      <-> taking blocks
+    add_blocks      <-> take_blocks
+    average         <-> average
 
-A mean multiplies by the reciprocal of the sums of weights, a constant: such windows have no gradient.
+A mean multiplies by the reciprocal of the sums of weights, a constant: such windows have no gradient. The weights of an
+average, which are a tensor of their own, have one.
 """
 
 from __future__ import annotations
@@ -42,9 +44,12 @@ ADJOINTS = {
     "array_to_blocks": "blocks_to_array",
     "batch_to_space": "space_to_batch",
     "space_to_batch": "batch_to_space",
+    "add_blocks": "take_blocks",
+    "take_blocks": "add_blocks",
+    "average": "average",
 }
 
-TAKING = ("im2col", "array_to_blocks")
+TAKING = ("im2col", "array_to_blocks", "take_blocks")
 """The operations whose results are blocks: their windows weigh what comes out."""
 
 PLAIN_TYPES = (Tensor, torch.nn.Parameter)
@@ -76,13 +81,13 @@ def compute(
     call: Call, data: Tensor, window: Any = None, positions: Tensor | None = None, out: Tensor | None = None
 ) -> Tensor:
     """Compute a call on what its caller gave: the window is a tensor or a sequence of them, still to be checked."""
-    if window is None:
-        if is_plain(data, out):
-            return execute(call, data, None, positions, out)
-        return apply(call, data, None, positions, out)
-    axes = checked_window(call, data, window)
-    if is_plain(data, out, *axes):
+    axes = None if window is None else checked_window(call, data, window)
+    if is_plain(data, out, *(axes or ())):
         return execute(call, data, axes, positions, out)
+    if call.source:  # narrower data count as if they were converted first
+        call, data = call._replace(source=""), data.to(getattr(torch, call.dtype))
+    if axes is None:
+        return apply(call, data, None, positions, out)
     if call.fusion.reduction != "sum" and torch.is_grad_enabled() and any(each.requires_grad for each in axes):
         raise no_gradient(call.operation, call.fusion.reduction)
     return apply(call, data, joined(data, axes), positions, out)
@@ -130,7 +135,7 @@ def separated(call: Call, window: Tensor | None) -> tuple[Tensor, ...] | None:
 
 
 def block_shape_of(geometry: Geometry) -> Size:
-    """Return the shape of a block that a window weighs."""
+    """Return the shape of a block that a window weighs, and of an average's weights."""
     assert not isinstance(geometry, SpaceGeometry)
     return geometry.block_shape
 
@@ -159,7 +164,7 @@ def operator(call: Call, data: Tensor, window: Tensor | None, positions: Tensor 
         positions,
         out,
         *sizes_of(call),
-        call.fusion.reduction,
+        call.fusion.mode if call.operation == "take_blocks" else call.fusion.reduction,
         call.fusion.window == "separable",
         call.variant,
         call.deterministic,
@@ -178,7 +183,7 @@ def sizes_of(call: Call) -> list[list[int]]:
         return [list(geometry.array_shape), *sizes] if call.operation == "blocks_to_array" else sizes
     if isinstance(geometry, SpaceGeometry):
         return [[1, *geometry.block], [0, *geometry.margin_begin], [0, *geometry.margin_end]]
-    return []
+    return [list(block_shape_of(geometry))] if call.operation == "take_blocks" else []
 
 
 # ---------------------------------------------------------------------------------------------
@@ -212,11 +217,42 @@ def gradients(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None,
 def transpose(call: Call, gradient: Tensor, window: Tensor | None, positions: Tensor | None) -> Tensor:
     """Compute the adjoint of a call under a sum."""
     geometry = call.geometry
-    if isinstance(geometry, PositionsGeometry):
-        assert positions is not None
-        return weighed(call, take_blocks(gradient, positions, geometry.block_shape), window)
     adjoint = Call(ADJOINTS[call.operation], geometry, call.dtype, Fusion(window=call.fusion.window))
-    return apply(adjoint, gradient, window)
+    if call.operation != "take_blocks":
+        return apply(adjoint, gradient, window, positions)
+    assert isinstance(geometry, PositionsGeometry)
+    adjoint = adjoint._replace(fusion=adjoint.fusion._replace(accumulate=True))
+    if call.fusion.mode == "edge":
+        return transpose_of_edge(adjoint, gradient, window, positions)
+    return apply(adjoint, gradient, window, positions, gradient.new_zeros(geometry.array_shape))
+
+
+def transpose_of_edge(adjoint: Call, gradient: Tensor, window: Tensor | None, positions: Tensor | None) -> Tensor:
+    """Add blocks to an array with a block's margin on each side, and the sums in the margins to its edges.
+
+    Positions further out are moved to where a block lies in the margin: it is the same edge's.
+    """
+    geometry = adjoint.geometry
+    assert isinstance(geometry, PositionsGeometry)
+    assert positions is not None
+    if 0 in geometry.size:
+        return gradient.new_zeros(geometry.array_shape)
+    sides = list(zip(geometry.size, geometry.block_shape, strict=True))
+    places = torch.stack(
+        [positions[:, axis].clamp(-taps, extent) + taps for axis, (extent, taps) in enumerate(sides)], 1
+    )
+    wide = replace(geometry, size=tuple([extent + 2 * taps for extent, taps in sides]))
+    sums_dtype = WEIGHT_DTYPES[gradient.dtype] if ELEMENT_TYPES[adjoint.dtype].is_half else gradient.dtype
+    adjoint = adjoint._replace(geometry=wide, dtype=str(sums_dtype).removeprefix("torch."))
+    sums = gradient.new_zeros(wide.array_shape, dtype=sums_dtype)
+    sums = apply(adjoint, gradient.to(sums_dtype), window, places, sums)
+    for axis, (extent, taps) in enumerate(sides, len(geometry.lead)):
+        begin, inner, end = sums.split((taps, extent, taps), axis)
+        first, rest = inner.split((1, extent - 1), axis)
+        inner = torch.cat((first + begin.sum(axis, keepdim=True), rest), axis)
+        rest, last = inner.split((extent - 1, 1), axis)
+        sums = torch.cat((rest, last + end.sum(axis, keepdim=True)), axis)
+    return sums.to(gradient.dtype)
 
 
 def divide(call: Call, gradient: Tensor, window: Tensor | None) -> Tensor:
@@ -257,10 +293,13 @@ def reciprocals(call: Call, like: Tensor, window: Tensor | None) -> Tensor:
 
 def gradient_of_window(call: Call, data: Tensor, gradient: Tensor, window: Tensor, positions: Tensor | None) -> Tensor:
     """Sum what each tap was multiplied with over all planes and blocks."""
-    if call.operation in TAKING:
-        blocks, gradients = apply(call._replace(fusion=Fusion()), data), gradient
+    plain = call._replace(fusion=call.fusion._replace(window="none"))
+    if call.operation == "average":
+        blocks, gradients = change_by_weight(call, data, window), gradient
+    elif call.operation in TAKING:
+        blocks, gradients = apply(plain, data, None, positions), gradient
     else:
-        blocks, gradients = data, transpose(call._replace(fusion=Fusion()), gradient, None, positions)
+        blocks, gradients = data, transpose(plain, gradient, None, positions)
     if blocks.is_complex():
         products = (blocks.conj() * gradients).real
     else:
@@ -294,36 +333,9 @@ def by_axis(call: Call, gradient: Tensor, window: Tensor) -> Tensor:
     return torch.cat(shares)
 
 
-def weighed(call: Call, blocks: Tensor, window: Tensor | None) -> Tensor:
-    """Multiply blocks, their taps last, by the weights of a window, rounded once."""
-    axes = separated(call, window)
-    if axes is None:
-        return blocks
-    weights = axes[0]
-    if call.fusion.window == "separable":
-        for each in axes[1:]:
-            weights = weights.unsqueeze(-1) * each
-    return (blocks * weights).to(blocks.dtype)
-
-
-def take_blocks(array: Tensor, positions: Tensor, block_shape: Size) -> Tensor:
-    """Take blocks out of an array at positions, zero outside: the adjoint of add_blocks, by torch's own functions."""
-    rank = len(block_shape)
-    index: list[Any] = [slice(None)] * (array.ndim - rank)
-    inside = positions.new_ones((), dtype=torch.bool)
-    for axis, taps in enumerate(block_shape):
-        extent = array.shape[axis - rank]
-        near = positions[:, axis].clamp(-taps, extent)  # so that no sum wraps
-        place = near.unsqueeze(1) + torch.arange(taps, device=positions.device)
-        place = place.reshape(-1, *(1,) * axis, taps, *(1,) * (rank - 1 - axis))
-        inside = inside & (place >= 0) & (place < extent)
-        index.append(place.clamp(0, max(extent - 1, 0)))
-    lead = array.ndim - rank
-    if 0 in array.shape[lead:]:
-        return array.new_zeros((positions.shape[0], *array.shape[:lead], *block_shape))
-    taken = array[tuple(index)].movedim(lead, 0)
-    inside = inside.reshape(inside.shape[0], *(1,) * lead, *block_shape)
-    return torch.where(inside, taken, 0).to(array.dtype)
+def change_by_weight(call: Call, data: Tensor, weight: Tensor) -> Tensor:
+    """Return the derivatives of an average by its weights: minus the average, divided by the weights once more."""
+    return -apply(call, apply(call, data, weight), weight)
 
 
 def batched(
@@ -352,16 +364,15 @@ def batched(
             grid=(size, *geometry.grid),
         )
         return apply(call._replace(geometry=wider), data.movedim(data_dim, 1)), 1
-    if isinstance(geometry, PositionsGeometry):
-        assert out is not None
+    if not isinstance(geometry, SlidingGeometry):  # an axis more in front of the array's
+        call = call._replace(geometry=replace(geometry, lead=(size, *geometry.lead)))
+        if out is None:
+            first = 1 if call.operation == "take_blocks" else 0
+            return apply(call, data.movedim(data_dim, 0), window, positions), first
         data = data.unsqueeze(1).expand(-1, size, *data.shape[1:]) if data_dim is None else data.movedim(data_dim, 1)
         out = out.expand(size, *out.shape) if out_dim is None else out.movedim(out_dim, 0)
-        wide_call = call._replace(geometry=replace(geometry, lead=(size, *geometry.lead)))
-        return apply(wide_call, data, window, positions, out), 0
+        return apply(call, data, window, positions, out), 0
     data = data.movedim(data_dim, 0)
-    if isinstance(geometry, BlocksGeometry):
-        return apply(call._replace(geometry=replace(geometry, lead=(size, *geometry.lead))), data, window), 0
-    assert isinstance(geometry, SlidingGeometry)
     if geometry.batch is None:
         return apply(call._replace(geometry=replace(geometry, batch=size)), data, window), 0
     flat = call._replace(geometry=replace(geometry, batch=size * geometry.batch))
@@ -373,7 +384,7 @@ def batched(
 
 
 class Linear(torch.autograd.Function):
-    """A call, linear in its data, its window and what it adds to."""
+    """A call, linear in its data, in its window and in what it adds to; of an average's weights, by their quotient."""
 
     @staticmethod
     def forward(
@@ -413,7 +424,11 @@ class Linear(torch.autograd.Function):
             if call.fusion.reduction != "sum":
                 raise no_gradient(call.operation, call.fusion.reduction)
             into = None if call.operation != "add_blocks" else data.new_zeros(call.geometry.array_shape)  # type: ignore[union-attr]
-            tangents += [apply(call, data, each, positions, into) for each in tangents_of(call, window, window_tangent)]
+            if call.operation == "average":
+                tangents.append((change_by_weight(call, data, window) * window_tangent).to(data.dtype))
+            else:
+                changes = tangents_of(call, window, window_tangent)
+                tangents += [apply(call, data, each, positions, into) for each in changes]
         return sum(tangents[1:], tangents[0])
 
     @staticmethod

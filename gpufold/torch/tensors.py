@@ -30,12 +30,20 @@ class Dtype(NamedTuple):
 
     name: str
 
+    @property
+    def isnative(self) -> bool:
+        """Whether its bytes are in the machine's order: a tensor's always are."""
+        return True
+
     def __str__(self) -> str:
         return self.name
 
 
 DTYPES = {getattr(torch, name): Dtype(name) for name in ELEMENT_TYPES}
 """The dtypes that there are sums of."""
+
+INTEGERS = frozenset(dtype for dtype, known in DTYPES.items() if "int" in known.name)
+"""The dtypes that positions may have."""
 
 WEIGHT_DTYPES = {
     getattr(torch, name): getattr(torch, element.weight) for name, element in ELEMENT_TYPES.items() if element.weight
@@ -88,16 +96,21 @@ def checked_window(call: Call, data: Tensor, window: Any) -> tuple[Tensor, ...]:
     return tuple(axes)
 
 
-def checked_positions(operation: str, positions: Any, out: Tensor) -> Tensor:
-    """Return positions as a contiguous tensor of int64 beside `out`; where they are a tensor no value is looked at."""
+def checked_positions(operation: str, positions: Any, array: Tensor, like: str) -> Tensor:
+    """Return positions as a contiguous int64 tensor beside an array; where they are a tensor no value is looked at."""
     if not isinstance(positions, Tensor):
-        given = as_positions(operation, np, np.asarray(positions) if hasattr(positions, "dtype") else positions, out)
-        return torch.from_numpy(given).to(out.device)
-    name = described(operation, "positions", positions).dtype.name
-    if "int" not in name:
-        raise TypeError(f"{operation}: positions must be integers, got dtype {name}")
-    check_like(operation, "positions", positions, out, "out")
-    if name == "uint64":  # beyond int64 is far outside of any array
+        given = np.asarray(positions) if hasattr(positions, "dtype") else positions
+        return torch.from_numpy(as_positions(operation, np, given, array, like)).to(array.device)
+    described(operation, "positions", positions)
+    check_like(operation, "positions", positions, array, like)
+    return as_int64(operation, positions)
+
+
+def as_int64(operation: str, positions: Tensor) -> Tensor:
+    """Return positions as a contiguous tensor of int64."""
+    if positions.dtype not in INTEGERS:
+        raise TypeError(f"{operation}: positions must be integers, got dtype {DTYPES.get(positions.dtype)}")
+    if positions.dtype is torch.uint64:  # beyond int64 is far outside of any array
         wrapped = positions.view(torch.int64)
         positions = torch.where(wrapped < 0, torch.iinfo(torch.int64).max, wrapped)
     return positions.to(torch.int64).contiguous()
@@ -201,7 +214,7 @@ def _execute_on_gpu(
 
     pointers = None
     if weights is not None:
-        dtype = WEIGHT_DTYPES[data.dtype]
+        dtype = WEIGHT_DTYPES[result.dtype]
         weights = tuple([each.to(dtype).resolve_neg().contiguous() for each in weights])
         pointers = tuple([each.data_ptr() for each in weights])
     others = pointers, None if positions is None else positions.data_ptr()
