@@ -108,8 +108,9 @@ $(VENV)/.test: pyproject.toml | $(BIN)/python
 	$(PIP) --editable '.[test$(WITH_CUPY)]' $(CUPY_FOR_TESTS)
 	@touch $@
 
-$(VENV)/.peers: pyproject.toml | $(BIN)/python
+$(VENV)/.peers: pyproject.toml bench/clients.txt | $(BIN)/python
 	$(PIP) --editable '.[peers]'
+	$(PIP) --no-deps --requirement bench/clients.txt
 	@touch $@
 
 $(VENV)/.lint: pyproject.toml | $(BIN)/python

@@ -1,0 +1,362 @@
+"""The code of libraries that stitch, as it is published, beside gpufold; `make test PEERS=1` installs them."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+import gpufold
+from bench.clients import STAND_INS, client
+
+pytestmark = [
+    pytest.mark.peer("torch"),
+    pytest.mark.filterwarnings("ignore"),  # what other people's modules warn of as they are imported
+]
+
+
+def noise(*shape):
+    return np.random.default_rng(7).standard_normal(shape).astype(np.float32)
+
+
+def stitched(network, image, positions, tile, batch, **options):
+    """Return what gpufold makes of a network's answers to tiles of an image (channels, *size), batch by batch."""
+    stitcher = None
+    for first in range(0, len(positions), batch):
+        places = positions[first : first + batch]
+        answers = network(gpufold.take_blocks(image, places, tile))
+        stitcher = stitcher or gpufold.Stitcher((answers.shape[1], *image.shape[1:]), tile, **options)
+        stitcher.add(answers, places)
+    return stitcher.result()
+
+
+def two_classes(library):
+    """Return a network of two classes for tiles (batch, 1, *tile); each element is computed by itself."""
+    return lambda tiles: library.concatenate([2 * tiles, tiles * tiles - 1], 1)
+
+
+def test_nobody_finds_a_package_that_is_stood_in_for(monkeypatch, tmp_path):
+    import importlib.util
+    import sys
+
+    for name in ("needs_tables", "needs_more"):
+        (tmp_path / f"{name}.py").write_text(
+            "import sklearn.cluster\nfrom pandas import DataFrame\nclass Table(DataFrame['of floats']): ...\n"
+            + ("import no_such_package" if name == "needs_more" else "")
+        )
+    monkeypatch.syspath_prepend(tmp_path)
+    before = {name for name in STAND_INS if importlib.util.find_spec(name)}
+    finders = list(sys.meta_path)
+    assert client("needs_tables").Table
+    with pytest.raises(ModuleNotFoundError, match="no_such_package"):
+        client("needs_more")
+    assert {name for name in STAND_INS if importlib.util.find_spec(name)} == before
+    assert sys.meta_path == finders
+
+
+# ---------------------------------------------------------------------------------------------
+# MONAI
+
+
+@pytest.mark.peer("monai")
+@pytest.mark.parametrize("mode", ["constant", "gaussian"])
+@pytest.mark.parametrize(
+    ("size", "tile", "overlap"),
+    [((67, 90), (24, 32), 0.5), ((41, 30, 37), (16, 16, 12), 0.25), ((20, 33), (20, 8), 0.7)],
+    ids=str,
+)
+def test_monais_sliding_window_inference_has_the_same_bits(size, tile, overlap, mode):
+    import torch
+
+    inferers, utils = client("monai.inferers"), client("monai.data.utils")
+    image = noise(1, *size)
+    theirs = inferers.sliding_window_inference(
+        torch.from_numpy(image)[None], tile, 3, two_classes(torch), overlap=overlap, mode=mode
+    )
+    strides = [side if side == extent else int(side * (1 - overlap)) for extent, side in zip(size, tile, strict=True)]
+    positions = gpufold.grid_positions(size, tile, strides, last="shift")
+    slices = utils.dense_patch_slices(size, tile, strides)
+    assert positions.tolist() == [[along.start for along in each] for each in slices]
+    window = utils.compute_importance_map(tile, mode=mode).numpy()
+    ours = stitched(two_classes(np), image, positions, tile, 5, window=window)
+    np.testing.assert_array_equal(ours, theirs[0])
+
+
+@pytest.mark.peer("monai")
+def test_monais_merger_counts_up_to_255_and_gpufold_on():
+    """The day its counts hold more, one of its users' reasons is gone."""
+    import torch
+
+    merger = client("monai.inferers.merger").AvgMerger((1, 1, 4, 5))
+    for _ in range(300):
+        merger.aggregate(torch.ones(1, 1, 4, 5), (0, 0))
+    assert merger.finalize().unique().tolist() == pytest.approx([300 / (300 - 256)])
+    stitcher = gpufold.Stitcher((1, 4, 5), (4, 5))
+    stitcher.add(np.ones((300, 1, 4, 5), np.float32), np.zeros((300, 2), int))
+    np.testing.assert_array_equal(stitcher.result(), 1)
+
+
+@pytest.mark.peer("monai")
+@pytest.mark.parametrize("count", [40, 250])
+def test_monais_merger_has_the_same_bits(count):
+    import torch
+
+    size, tile = (19, 15, 11), (8, 7, 6)
+    positions = np.random.default_rng(count).integers(0, np.subtract(size, tile) + 1, (count, 3))
+    positions = np.concatenate([positions, gpufold.grid_positions(size, tile, tile)[:, :3]])[:255]
+    patches = noise(len(positions), 2, *tile)
+    merger = client("monai.inferers.merger").AvgMerger((1, 2, *size))
+    for patch, position in zip(patches, positions.tolist(), strict=True):
+        merger.aggregate(torch.from_numpy(patch)[None], position)
+    stitcher = gpufold.Stitcher((2, *size), tile)
+    stitcher.add(patches, positions)
+    theirs = merger.finalize()[0].numpy()
+    reached = merger.get_counts()[0].numpy() > 0
+    assert reached.mean() > 0.5
+    np.testing.assert_array_equal(stitcher.result()[reached], theirs[reached])
+    assert not stitcher.result()[~reached].any()  # theirs is 0 / 0 there
+
+
+# ---------------------------------------------------------------------------------------------
+# nnU-Net
+
+
+@pytest.mark.peer("nnunetv2")
+def test_nnunets_tiles_are_evenly_spaced_ones():
+    steps_of = client("nnunetv2.inference.sliding_window_prediction").compute_steps_for_sliding_window
+    rng = np.random.default_rng(0)
+    for _ in range(200):
+        tile = rng.integers(2, 60, 3)
+        size = tile + rng.integers(0, 150, 3)
+        tile -= tile % 2  # half a tile is a whole number of elements, as in nnU-Net's plans
+        steps = steps_of(size.tolist(), tile.tolist(), 0.5)
+        want = np.stack(np.meshgrid(*steps, indexing="ij"), -1).reshape(-1, 3)
+        np.testing.assert_array_equal(gpufold.grid_positions(size, tile, tile // 2, last="even"), want)
+
+
+def nnunet(network, tile):
+    """Return nnU-Net's predictor with a network, told no more than it asks for."""
+    import torch
+
+    class Network(torch.nn.Module):
+        def forward(self, tiles):
+            return network(tiles)
+
+    predictor = client("nnunetv2.inference.predict_from_raw_data").nnUNetPredictor(
+        use_mirroring=False, perform_everything_on_device=False, device=torch.device("cpu"), allow_tqdm=False
+    )
+    predictor.network = Network()
+    predictor.configuration_manager = SimpleNamespace(patch_size=tile)
+    predictor.label_manager = SimpleNamespace(num_segmentation_heads=2)
+    return predictor
+
+
+def nnunets_gaussian(tile):
+    import torch
+
+    gaussian = client("nnunetv2.inference.sliding_window_prediction").compute_gaussian
+    return gaussian(tile, value_scaling_factor=10, device=torch.device("cpu")).float().numpy()
+
+
+@pytest.mark.peer("nnunetv2")
+def test_nnunets_logits_up_to_its_half_precision():
+    import torch
+
+    size, tile = (33, 41, 38), (16, 20, 12)
+    image, window, slope = noise(1, *size), nnunets_gaussian(tile), np.linspace(0, 40, 12, dtype=np.float32)
+
+    def network(dtype):
+        """Tiles do not agree where they overlap, so that their weights matter."""
+        return lambda tiles: (two_classes(np)(tiles) + slope).astype(dtype)
+
+    theirs = nnunet(lambda tiles: two_classes(torch)(tiles) + torch.from_numpy(slope), tile)
+    theirs = theirs.predict_sliding_window_return_logits(torch.from_numpy(image))
+    assert theirs.dtype == torch.float16
+    positions = gpufold.grid_positions(size, tile, [side // 2 for side in tile], last="even")
+    sums, weights = np.zeros((2, *size)), np.zeros(size)
+    for position in positions:
+        where = tuple(slice(begin, begin + side) for begin, side in zip(position, tile, strict=True))
+        sums[(..., *where)] += window * network(np.float64)(image[None][(..., *where)])[0]
+        weights[where] += window
+    right = sums / weights
+    ours, of_halves = (
+        stitched(network(dtype), image, positions, tile, 7, window=window) for dtype in (np.float32, np.float16)
+    )
+    error, error_of_halves, error_of_theirs = (
+        abs(logits - right).max() / abs(right).max() for logits in (ours, of_halves, theirs.numpy())
+    )
+    assert error < 1e-6
+    assert error_of_halves < 2**-11
+    assert 10 * error_of_halves < error_of_theirs < 0.05  # most where weights are tiny
+
+
+@pytest.mark.peer("nnunetv2")
+def test_nnunet_meets_infinity_where_gpufold_has_the_logits():
+    """Its weights reach 10, half precision ends at 65504, and a network that is sure of a class says 7000."""
+    import torch
+
+    size, tile = (12, 12, 12), (8, 8, 8)
+    image = torch.full((1, *size), 3500.0)
+    sure = nnunet(lambda tiles: torch.cat([2 * tiles, -tiles], 1), tile)
+    with pytest.raises(RuntimeError, match="Encountered inf in predicted array"):
+        sure.predict_sliding_window_return_logits(image)
+    positions = gpufold.grid_positions(size, tile, 4, last="even")
+    assert len(positions) == 8
+
+    def network(tiles):
+        return np.concatenate([2 * tiles, -tiles], 1).astype(np.float16)
+
+    ours = stitched(network, image.numpy(), positions, tile, 4, window=nnunets_gaussian(tile))
+    np.testing.assert_allclose(ours, np.broadcast_to(np.float32([7000, -3500]).reshape(2, 1, 1, 1), ours.shape), 1e-6)
+
+
+# ---------------------------------------------------------------------------------------------
+# TorchIO
+
+
+@pytest.mark.peer("torchio")
+@pytest.mark.parametrize("mode", ["average", "hann"])
+def test_torchios_aggregator_has_the_same_bits(mode):
+    import torch
+
+    torchio = client("torchio")
+    size, tile, overlap = (37, 44, 29), (16, 16, 12), (8, 4, 6)
+    image = noise(1, *size)
+    subject = torchio.Subject(image=torchio.ScalarImage(tensor=torch.from_numpy(image)))
+    sampler = torchio.GridSampler(subject, tile, overlap)
+    aggregator = torchio.GridAggregator(sampler, overlap_mode=mode)
+    locations = torch.from_numpy(sampler.locations)
+    for first in range(0, len(sampler), 4):
+        patches = [sampler[number]["image"].data for number in range(first, min(first + 4, len(sampler)))]
+        aggregator.add_batch(two_classes(torch)(torch.stack(patches)), locations[first : first + 4])
+    positions = gpufold.grid_positions(size, tile, np.subtract(tile, overlap), last="shift")
+    assert {tuple(each) for each in sampler.locations[:, :3].tolist()} == {tuple(each) for each in positions.tolist()}
+    window = aggregator._get_hann_window(tile).numpy() if mode == "hann" else None
+    ours = stitched(two_classes(np), image, sampler.locations[:, :3], tile, 9, window=window)
+    np.testing.assert_array_equal(ours, aggregator.get_output_tensor())
+
+
+# ---------------------------------------------------------------------------------------------
+# pty-chi
+
+
+def scan(probe, whole):
+    """Return a complex object, centres of probes that also reach over its borders, and where the probes begin."""
+    rng = np.random.default_rng(3)
+    picture = (rng.standard_normal((40, 52)) + 1j * rng.standard_normal((40, 52))).astype(np.complex64)
+    begins = rng.uniform(-np.array(probe) / 2, np.array(picture.shape) - np.array(probe) / 2, (60, 2))
+    begins = (np.rint(begins) if whole else begins).astype(np.float32)
+    return picture, begins + (np.array(probe, np.float32) - 1) / 2, begins
+
+
+def waves(count, probe):
+    return (noise(count, *probe) + 1j * noise(count, *probe)[::-1]).astype(np.complex64)
+
+
+@pytest.mark.peer("ptychi")
+@pytest.mark.parametrize("probe", [(16, 16), (9, 12)], ids=str)
+def test_pty_chis_patches_have_the_same_bits(probe):
+    import torch
+
+    import gpufold.torch
+
+    processing = client("ptychi.image_proc")
+    picture, centres, begins = scan(probe, whole=True)
+    positions, patches = begins.astype(int), waves(len(begins), probe)
+    theirs = processing.extract_patches_integer(torch.from_numpy(picture), torch.from_numpy(centres), probe)
+    np.testing.assert_array_equal(gpufold.take_blocks(picture, positions, probe, mode="edge"), theirs)
+    theirs = processing.place_patches_integer(
+        torch.from_numpy(picture.copy()), torch.from_numpy(centres), torch.from_numpy(patches)
+    )
+    assert gpufold.add_blocks(picture.copy(), patches, positions).tobytes() == theirs.contiguous().numpy().tobytes()
+    arrays = map(torch.from_numpy, (picture, patches, positions))
+    assert torch.equal(gpufold.torch.add_blocks(*arrays), theirs)
+
+
+@pytest.mark.peer("ptychi")
+def test_pty_chis_fractional_patches_are_whole_ones_that_it_shifts():
+    """Its shift by a part of a pixel is a Fourier transform, which gpufold leaves to whoever has one."""
+    import torch
+
+    processing, probe, margin = client("ptychi.image_proc"), (12, 10), 1
+    picture, centres, begins = scan(probe, whole=False)
+    whole = np.floor(begins).astype(int)
+    rest = torch.from_numpy((begins - whole).astype(np.float32))
+    wider, wider_at = tuple(side + 2 * margin for side in probe), whole - margin
+    inside = slice(margin, -margin)
+    theirs = processing.extract_patches_fourier_shift(torch.from_numpy(picture), torch.from_numpy(centres), probe)
+    taken = gpufold.take_blocks(picture, wider_at, wider)
+    ours = processing.fourier_shift(torch.from_numpy(taken), -rest)[:, inside, inside]
+    np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-4)
+
+    patches = torch.from_numpy(waves(len(begins), probe))
+    theirs = processing.place_patches_fourier_shift(torch.from_numpy(picture), torch.from_numpy(centres), patches)
+    shifted = processing.fourier_shift(torch.nn.functional.pad(patches, [margin] * 4), rest)
+    ours = gpufold.add_blocks(picture.copy(), shifted.numpy(), wider_at)
+    np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-4)
+
+
+@pytest.mark.peer("ptychi")
+def test_pty_chis_bilinear_patches_are_four_weighed_whole_ones():
+    import torch
+
+    processing, probe = client("ptychi.image_proc"), (8, 6)
+    picture, centres, begins = scan(probe, whole=False)
+    begins = np.clip(begins, 0, np.array(picture.shape) - np.array(probe) - 1.5).astype(np.float32)
+    centres = torch.from_numpy(begins + np.array(probe, np.float32) / 2)  # this one counts from a corner of the pixel
+    whole = np.floor(begins).astype(int)
+    rest = (begins - whole).astype(np.float32)
+    corners = [(row, column) for row in (0, 1) for column in (0, 1)]
+    weights = [
+        np.prod([part if side else 1 - part for part, side in zip(rest.T, corner, strict=True)], axis=0)[:, None, None]
+        for corner in corners
+    ]
+    theirs = processing.extract_patches_bilinear_shift(torch.from_numpy(picture), centres, probe)
+    ours = sum(
+        weight * gpufold.take_blocks(picture, whole + corner, probe)
+        for weight, corner in zip(weights, corners, strict=True)
+    )
+    np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-5)
+
+    patches = waves(len(begins), probe)
+    theirs = processing.place_patches_bilinear_shift(
+        torch.from_numpy(picture.copy()), centres, torch.from_numpy(patches)
+    )
+    ours = picture.copy()
+    for weight, corner in zip(weights, corners, strict=True):
+        gpufold.add_blocks(ours, weight * patches, whole + corner)
+    np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-4)
+
+
+# ---------------------------------------------------------------------------------------------
+# Demucs
+
+
+@pytest.mark.peer("demucs")
+@pytest.mark.parametrize(("length", "power"), [(2_345, 1.0), (1_900, 2.0), (2_400, 1.0)])
+def test_demucs_overlap_add_has_the_same_bits(length, power):
+    """Its last segment hangs over the end of the song."""
+    import torch
+
+    class Separator(torch.nn.Module):
+        sources, samplerate, segment = ("drums", "rest"), 100, 4.0
+
+        def forward(self, mix):
+            return torch.stack([2 * mix, mix * mix - 1], 1)
+
+    song = noise(1, 2, length)
+    theirs = client("demucs.apply").apply_model(
+        Separator(), torch.from_numpy(song), shifts=0, overlap=0.25, transition_power=power
+    )
+    taps = 400
+    rise = np.arange(1, taps // 2 + 1, dtype=np.float32)
+    window = (np.concatenate([rise, rise[::-1]]) / np.float32(taps // 2)) ** np.float32(power)
+    positions = np.arange(0, length, 300)[:, None]
+    over = gpufold.grid_positions(length, taps, 300, last="over")
+    assert positions[: len(over)].tolist() == over.tolist()
+    assert len(positions) - len(over) <= 1, "it also has a segment that lies wholly on the one before"
+    stitcher = gpufold.Stitcher((2, 2, length), (taps,), window=window)
+    segments = gpufold.take_blocks(song[0], positions, (taps,))
+    stitcher.add(np.stack([2 * segments, segments * segments - 1], 1), positions)
+    np.testing.assert_array_equal(stitcher.result(), theirs[0])
