@@ -33,7 +33,7 @@ from gpufold import arrays
 from gpufold.cpu import tiles
 from gpufold.elements import WIDER, sum_dtype
 
-COVERED = [case for case in CASES if case.col2im(np.ones(case.columns_shape, np.int64)).min() > 0]
+COVERED = [case for case in CASES if fold(case, np.ones(case.columns_shape, np.int64)).min() > 0]
 """Cases in which every pixel is in a block."""
 
 
