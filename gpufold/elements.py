@@ -79,7 +79,7 @@ def dtype_name(given: Any) -> str:
     ('float64', '>f4', "'wide'")
     """
     try:
-        dtype = np.dtype(given)
+        dtype = given if hasattr(given, "isnative") else np.dtype(given)
     except (TypeError, ValueError):
         return repr(given)
     return name_of(dtype) if dtype.isnative else str(dtype)

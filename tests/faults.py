@@ -144,8 +144,8 @@ FAULTS = (
     Fault(
         "narrow blocks that are weighed and placed before they are widened",
         "gpufold/torch/rules.py",
-        "        call, data = call._replace(source=\"\"), data.to(getattr(torch, call.dtype))\n",
-        "        call, data = call._replace(source=\"\"), data\n",
+        '        call, data = call._replace(source=""), data.to(getattr(torch, call.dtype))\n',
+        '        call, data = call._replace(source=""), data\n',
         TORCH + "blocks_are_added_to_a_wider_tensor_as_if_converted_first[float32-float64]",
     ),
     Fault(
