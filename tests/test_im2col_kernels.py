@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from contextlib import nullcontext, suppress
 
 import definition
 import numpy as np
@@ -53,6 +54,18 @@ UNSPLIT_CASES = (
 )
 
 
+WORDS_CASES = (
+    Case("padded-rows-of-words", (5, 16), (3, 3), 1, 1, 1, 1),
+    Case("words-of-two", (4, 18), (2, 3), 1, 1, (0, 1), (0, 1), channels=9),
+    Case("taps-beyond-the-next-word", (6, 32), (2, 8), 1, 1, (1, 3), (0, 4), batch=1),
+    Case("dilated-along-the-row", (9, 24), (3, 3), (2, 1), (1, 2), (0, 2), (3, 2), channels=5),
+    Case("pads-of-whole-words", (3, 16), (1, 8), 1, 1, (0, 16), (2, 7), channels=2),
+    Case("even-kernel", (8, 16), (3, 2), 1, 1, (1, 0), (1, 1), batch=3, channels=2),
+    Case("1d-words", (64,), (5,), 1, 1, 2, 2, batch=1, channels=11),
+    Case("3d-words", (3, 4, 16), (2, 3, 3), (1, 2, 1), 1, (1, 0, 1), (0, 1, 1), channels=2),
+)
+
+
 def geometry_of(case):
     return im2col_geometry(case.image_shape, case.kernel_size, **case.arguments)
 
@@ -63,7 +76,12 @@ def want_of(case, image):
 
 def variants_for(kernel):
     """Staged loads run along a row of taps, so they need one."""
-    return variants("im2col") if kernel[-1] > 1 else ("direct", "taps")
+    return variants("im2col") if kernel[-1] > 1 else ("direct", "taps", "words")
+
+
+def may_refuse(variant):
+    """Only words refuses anything but sizes and rows of one tap; what it refuses has its own test."""
+    return suppress(Unsupported) if variant == "words" else nullcontext()
 
 
 def check_case(case, dtype, seed=0):
@@ -71,7 +89,8 @@ def check_case(case, dtype, seed=0):
     image = random_bits(case.image_shape, dtype, seed)
     want = want_of(case, image)
     for variant, device in itertools.product(("auto", *variants_for(case.kernel_size)), DEVICES):
-        check("im2col", geometry, image, want, variant, device)
+        with may_refuse(variant):
+            check("im2col", geometry, image, want, variant, device)
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -85,7 +104,8 @@ def test_taps_and_blocks_may_be_far_apart(case):
     want = want_of(case, image)
     assert_same_bits(gpufold.im2col(image, case.kernel_size, **case.arguments), want, case)
     for mode, variant in itertools.product(("plain", "sanitized"), ("auto", *variants_for(case.kernel_size))):
-        check("im2col", geometry_of(case), image, want, variant, mode=mode)
+        with may_refuse(variant):
+            check("im2col", geometry_of(case), image, want, variant, mode=mode)
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "float32"])
@@ -120,7 +140,8 @@ def test_a_window_multiplies_what_is_taken(case, kind, make_window):
     want = case.im2col(image, window=window)
     assert_same_bits(gpufold.im2col(image, case.kernel_size, **case.arguments, window=window), want, case)
     kind, weights = weights_of(window, case.kernel_size, dtype)
-    for variant, device in itertools.product(("auto", *variants_for(case.kernel_size)), DEVICES):
+    taking = [variant for variant in variants_for(case.kernel_size) if variant != "words"]
+    for variant, device in itertools.product(("auto", *taking), DEVICES):
         operands = operand(image), operand(want)
         plan = operations.choose(
             Call("im2col", geometry_of(case), dtype.name, fusion=Fusion(window=kind), variant=variant),
@@ -138,6 +159,23 @@ def test_lanes_in_any_order_give_the_same_and_never_race(case, dtype):
     image = random_bits(case.image_shape, dtype)
     for variant, seed in (("direct", 0), ("staged", 1), ("staged", 2)):
         check("im2col", geometry_of(case), image, want_of(case, image), variant, ONE_THREAD, mode="shuffled", seed=seed)
+
+
+SERVED_BY_WORDS = [
+    pytest.param(case, dtype, id=f"{case}-{dtype}", marks=() if (number + place) % 4 == 1 else pytest.mark.all)
+    for number, case in enumerate(WORDS_CASES)
+    for place, dtype in enumerate(("uint8", "float16", "float32", "complex64"))
+    if (case.kernel_size[-1] - 1) * case.arguments["dilations"][-1] * np.dtype(dtype).itemsize <= 28
+    and (case.name, dtype) != ("words-of-two", "uint8")
+]
+
+
+@pytest.mark.parametrize(("case", "dtype"), SERVED_BY_WORDS)
+def test_words_of_blocks_are_the_definition(case, dtype):
+    image = random_bits(case.image_shape, dtype)
+    want = want_of(case, image)
+    for device, run in itertools.product(DEVICES, ({"mode": "observed"}, {"mode": "shuffled", "seed": 1})):
+        check("im2col", geometry_of(case), image, want, "words", device, **run)
 
 
 STRIDED = {
@@ -160,7 +198,8 @@ def test_images_of_any_strides_are_read_in_place(view, kernel, stride):
     geometry = im2col_geometry(image.shape, kernel, stride, 1, (0, 1), (1, 0))
     want = definition.im2col(np.ascontiguousarray(image), kernel, geometry_strides(stride), (1, 1), (0, 1), (1, 0))
     for variant in variants_for(kernel):
-        check("im2col", geometry, image, want, variant, ONE_THREAD)
+        with may_refuse(variant):
+            check("im2col", geometry, image, want, variant, ONE_THREAD)
 
 
 def geometry_strides(stride):
@@ -176,17 +215,19 @@ def test_columns_of_any_strides_are_written_in_place(kernel, stride, spaced):
     room = np.empty([extent * step for extent, step in zip(want.shape, spaced, strict=True)], want.dtype)
     result = room[tuple(slice(None, None, step) for step in spaced)]
     for variant in variants_for(kernel):
-        check("im2col", geometry, image, want, variant, ONE_THREAD, result)
+        with may_refuse(variant):
+            check("im2col", geometry, image, want, variant, ONE_THREAD, result)
 
 
-@pytest.mark.parametrize("case", [*STAGED_CASES, *UNSPLIT_CASES], ids=str)
+@pytest.mark.parametrize("case", [*STAGED_CASES, *UNSPLIT_CASES, WORDS_CASES[0]], ids=str)
 def test_wide_offsets_give_the_same(case, monkeypatch):
     monkeypatch.setattr(parameters, "INT32_MAX", 10)
     operations.choose.cache_clear()
     image = random_bits(case.image_shape, "float32")
     for variant in variants_for(case.kernel_size):
-        plan = check("im2col", geometry_of(case), image, want_of(case, image), variant, ONE_THREAD)
-        assert dict(plan.defines)["OFFSET"] == "long long"
+        with may_refuse(variant):
+            plan = check("im2col", geometry_of(case), image, want_of(case, image), variant, ONE_THREAD)
+            assert dict(plan.defines)["OFFSET"] == "long long"
     operations.choose.cache_clear()
 
 
@@ -230,19 +271,31 @@ def test_offsets_are_wide_from_the_first_element_that_needs_it():
 def test_extents_never_change_what_is_compiled():
     arguments = {"strides": (2, 1), "dilations": (1, 2), "pads_begin": (0, 1), "pads_end": 1}
     shapes = [(1, 1, 5, 9), (3, 5, 8, 7), (64, 256, 56, 57), (1, 3, 1024, 1999)]
-    for variant in variants("im2col"):
+    of_any_rows = [variant for variant in variants("im2col") if variant != "words"]
+    for variant in of_any_rows:
         assert len({plan_of_shape(shape, (3, 3), variant, **arguments).defines for shape in shapes}) == 1
-    for variant in variants("im2col"):
+    for variant in of_any_rows:
         defines = {
             plan_of_shape((2, 2, 40, 40), (3, 3), variant, pads_begin=pad, strides=4 + pad).defines for pad in (0, 1, 7)
         }
         assert len(defines) == 1
 
 
+def test_the_width_of_rows_chooses_a_word_and_no_other_extent_does():
+    def word(*size, pad=1):
+        defines = dict(plan_of_shape((2, 3, *size), (3, 3), "words", pads_begin=pad, pads_end=pad).defines)
+        return defines["WORD"], defines["PIXELS_BEFORE"]
+
+    assert {word(rows, width) for rows in (5, 8, 56) for width in (8, 56, 64, 1000)} == {("4", "3")}
+    assert {word(rows, 18) for rows in (5, 8)} == {("2", "1")}
+    assert word(8, 64, pad=0) == ("2", "0")
+
+
 def test_large_strides_are_staged():
     for shape, kernel, stride, variant in [
         ((8, 3, 224, 224), (16, 16), 16, "staged"),
-        ((8, 64, 56, 56), (3, 3), 1, "direct"),
+        ((8, 64, 56, 56), (3, 3), 1, "words"),
+        ((8, 64, 57, 57), (3, 3), 1, "direct"),
         ((8, 64, 112, 112), (3, 3), 2, "direct"),
         ((1, 1, 128000), (400,), 160, "staged"),
         ((1, 3, 512, 512), (1, 1), 16, "direct"),
@@ -255,6 +308,22 @@ def test_large_strides_are_staged():
 def test_staging_refuses_rows_of_one_tap():
     with pytest.raises(Unsupported, match="im2col: staged loads need more than one tap along the last axis"):
         plan_of_shape((2, 3, 8, 8), (3, 1), "staged")
+
+
+def test_words_say_what_they_refuse():
+    for match, shape, kernel, arguments in [
+        ("words needs a stride of 1 along the last axis, not 2", (2, 3, 8, 8), (3, 2), {"strides": 2}),
+        ("words holds rows of taps that span 28 bytes at most, not 32", (2, 3, 8, 16), (1, 9), {}),
+        ("words needs rows .* that are whole words .* not of 8 and 7 elements of 4", (2, 3, 8, 8), (1, 2), {}),
+        ("words needs a contiguous .* not steps of 8 and 1", (2, 3, 8, 8), (3, 3), {"steps": (192, 64, 1, 8)}),
+    ]:
+        with pytest.raises(Unsupported, match=match):
+            plan_of_shape(shape, kernel, "words", **arguments)
+    geometry = im2col_geometry((1, 1, 8, 8), (3, 3), 1, 1, 1, 1)
+    call = Call("im2col", geometry, "float32", fusion=Fusion(window="full"), variant="words")
+    operands = Operand.contiguous(geometry.image_shape), Operand.contiguous(geometry.columns_shape)
+    with pytest.raises(Unsupported, match="words takes no window"):
+        operations.choose(call, *operands)
 
 
 def test_every_byte_in_and_out_is_counted_once():

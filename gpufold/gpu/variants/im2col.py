@@ -10,7 +10,7 @@ from gpufold.calls import Unsupported
 from gpufold.gpu.parameters import contiguous_strides, divisor, offset, offset_bits, offset_type, pack, wide
 from gpufold.gpu.plan import Plan, Problem, Variant, grid_of
 from gpufold.gpu.variants import unfolding
-from gpufold.gpu.variants.moves import MOVING_THREADS, MovedAxis, Moves, device_threads, word_types
+from gpufold.gpu.variants.moves import MOVING_THREADS, MovedAxis, Moves, device_threads, word_elements, word_types
 from gpufold.gpu.variants.sliding import View, fusion_defines, sliding_bytes, view_of
 from gpufold.gpu.variants.unfolding import Unfold
 
@@ -20,6 +20,9 @@ TAPS_BLOCKS = 16
 """Blocks of a thread that takes one tap: they share its index arithmetic, and their loads are in flight together."""
 TAPS_MAX_WASTE = 1.5
 """Prediction: they pay while rows of blocks leave no more of them idle than this."""
+
+WORDS_SPAN_BYTES = 28
+"""From the first tap of a row to the last, where a thread holds all pixels of a row of taps: as registers allow."""
 
 
 def _view(problem: Problem) -> View:
@@ -83,6 +86,52 @@ def direct(problem: Problem) -> Plan:
 def staged(problem: Problem) -> Plan:
     """Plan one warp per 32 blocks through shared memory: large strides."""
     return unfolding.staged(_unfold(problem), problem.device)
+
+
+def words(problem: Problem) -> Plan:
+    """Plan one thread per word of blocks: neighbouring blocks are neighbouring pixels, and rows whole words."""
+    found = _unfold(problem)
+    if found.element_types:
+        raise Unsupported(f"{OPERATION}: words takes no window, whose products are made element by element")
+    found = found.simplified()
+    moves = found.moves
+    *outer, last = moves.axes
+    if last.stride != 1:
+        raise Unsupported(f"{OPERATION}: words needs a stride of 1 along the last axis, not {last.stride}")
+    if last.pixel_step != 1 or last.block_step != 1:
+        raise Unsupported(
+            f"{OPERATION}: words needs a contiguous last axis of image and columns, "
+            f"not steps of {last.pixel_step} and {last.block_step}"
+        )
+    span = (last.kernel - 1) * last.dilation * moves.itemsize
+    if span > WORDS_SPAN_BYTES:
+        raise Unsupported(
+            f"{OPERATION}: words holds rows of taps that span {WORDS_SPAN_BYTES} bytes at most, not {span}"
+        )
+    multiples = [last.size, last.blocks, moves.tap_step]
+    multiples += [step for axis in outer for step in (axis.pixel_step, axis.block_step)]
+    multiples += [moves.array_plane_step, moves.blocks_plane_step] if moves.planes > 1 else []
+    multiples += [moves.array_batch_step, moves.blocks_batch_step] if moves.batch > 1 else []
+    count = word_elements(moves.itemsize, moves.alignment, multiples)
+    if count == 1 or count * moves.itemsize < 4:
+        raise Unsupported(
+            f"{OPERATION}: words needs rows of the image and of positions that are whole words of 4 bytes or more, "
+            f"not of {last.size} and {last.blocks} elements of {moves.itemsize}"
+        )
+    before = -last.pad % count
+    in_words = replace(
+        last, stride=count, pad=last.pad + before, blocks=last.blocks // count, block_step=last.block_step * count
+    )
+    return unfolding.plan(
+        replace(found, moves=replace(moves, axes=(*outer, in_words))),
+        "words",
+        problem.device,
+        last.kernel,
+        f"neighbouring blocks are neighbouring pixels, and rows whole words of {count * moves.itemsize} bytes",
+        WORD=count,
+        TAP_DISTANCE=last.dilation,
+        PIXELS_BEFORE=before,
+    )
 
 
 def taps(problem: Problem) -> Plan:
@@ -159,7 +208,8 @@ def prefer(problem: Problem) -> Iterator[tuple[str, str]]:
     elif _tap_step(view) is None:
         yield "taps", "the taps of a block are not evenly apart in memory"
     else:
+        yield "words", ""
         yield from unfolding.prefer(_unfold(problem))
 
 
-VARIANTS: dict[str, Variant] = {"direct": direct, "staged": staged, "taps": taps}
+VARIANTS: dict[str, Variant] = {"direct": direct, "staged": staged, "taps": taps, "words": words}

@@ -82,7 +82,8 @@ def plan(unfold: Unfold, variant: str, device: Device, chunk_taps: int, reason: 
     places = moves.batch * prod(axis.blocks for axis in axes)
     overlapping = any(axis.kernel * axis.dilation > axis.stride for axis in axes)
     most = OVERLAPPING_PLANES_PER_THREAD if overlapping else PLANES_PER_THREAD
-    planes = planes_per_thread(moves.planes, places * chunks, most, device_threads(device))
+    apart = min(chunks, 2) if overlapping else chunks  # those with the same pixels stay together
+    planes = planes_per_thread(moves.planes, places * apart, most, device_threads(device))
     groups = -(-moves.planes // planes)
     threads = places * groups
     step = min(chunks, _sharing_step(moves, chunk_taps)) if staged else 1
