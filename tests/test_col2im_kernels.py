@@ -296,6 +296,7 @@ def test_every_variant_fuses_as_the_numpy_path(number):
 )
 def test_sums_wider_than_the_columns_have_the_bits_of_converted_columns(number):
     narrow, wide = map(np.dtype, list(WIDER.items())[number % len(WIDER)])
+    mode = ("plain", "observed", "shuffled", "sanitized")[number // 9]
     reduction, kind, accumulate = (PLAIN[:3], *FUSIONS)[5 * number % (len(FUSIONS) + 1)]
     case = (*FUSED_CASES, *STAGED_CASES)[number % (len(FUSED_CASES) + len(STAGED_CASES))]
     columns, out = values(case.columns_shape, narrow, number), values(case.image_shape, wide, number)
@@ -307,7 +308,7 @@ def test_sums_wider_than_the_columns_have_the_bits_of_converted_columns(number):
     for variant, device in product((*VARIANTS, "auto"), (ONE_THREAD, H200)):
         with may_refuse(variant):
             fused, result = Fusion(reduction, kind, accumulate), out.copy()
-            plan = check(geometry_of(case), columns, want, variant, device, result, "plain", number, fused, weights)
+            plan = check(geometry_of(case), columns, want, variant, device, result, mode, number, fused, weights)
             assert {"SCALAR", "RESULT"} <= dict(plan.defines).keys()
 
 

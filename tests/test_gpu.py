@@ -32,6 +32,7 @@ from cases import (
     Case,
     SpaceCase,
     assert_same_bits,
+    fold,
     random_case,
     random_space_case,
     values,
@@ -1242,6 +1243,21 @@ def test_blocks_are_added_to_a_wider_array(cupy, narrow, wide):
     got = cupy.asarray(out)
     gpufold.add_blocks(got, cupy.asarray(blocks), case.positions.tolist(), tuple(map(cupy.asarray, window)))
     assert_same_bits(cupy.asnumpy(got), want)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("narrow", "wide"), WIDER.items(), ids=str)
+def test_columns_are_summed_in_a_wider_dtype(cupy, narrow, wide):
+    narrow = next(dtype for dtype in DTYPES if dtype.name == narrow)
+    for case in SHORT_CASES[:5]:
+        columns, window = values(case.columns_shape, narrow), window_of("separable", case.kernel_size, wide)
+        want = fold(case, columns, window=window, dtype=wide)
+        for variant in ("auto", *gpufold.variants("col2im")):
+            if variant != "atomic":
+                with suppress(gpufold.Unsupported):
+                    weights = tuple(map(cupy.asarray, window))
+                    got = fold(case, cupy.asarray(columns), window=weights, dtype=wide, variant=variant)
+                    assert_same_bits(cupy.asnumpy(got), want, f"{variant}: {case}")
 
 
 @pytest.mark.gpu
