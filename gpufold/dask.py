@@ -29,7 +29,7 @@ from typing import Any, TypeAlias, TypeVar
 import numpy as np
 
 from gpufold import calls, extras, space
-from gpufold.arrays import as_weights, library_of, native
+from gpufold.arrays import as_weights, library_of, result_dtype
 from gpufold.calls import Call
 from gpufold.compute import check_variant, run
 from gpufold.elements import check_dtype
@@ -67,6 +67,7 @@ def col2im(
     pads_end: Any = 0,
     reduction: str = "sum",
     window: Any = None,
+    dtype: Any = None,
     chunks: Any = "auto",
     variant: str = "auto",
     deterministic: bool = True,
@@ -92,7 +93,7 @@ def col2im(
     ----------
     data : dask.array.Array
         Columns as in `gpufold.col2im`, without strings, in NumPy or CuPy chunks.
-    output_size, kernel_size, strides, dilations, pads_begin, pads_end, reduction, variant, deterministic
+    output_size, kernel_size, strides, dilations, pads_begin, pads_end, reduction, dtype, variant, deterministic
         As in `gpufold.col2im`.
     window : numpy.ndarray, cupy.ndarray or sequence of them, optional
         As in `gpufold.col2im`, of the library of the chunks.
@@ -123,6 +124,7 @@ def col2im(
         pads_end,
         reduction=reduction,
         window=window,
+        dtype=dtype,
         variant=variant,
         deterministic=deterministic,
     )
@@ -133,7 +135,7 @@ def col2im(
     lead = (*batch, tuple(size // taps for size in rows))
     cut = _cut(call, lead, chunks, geometry.image_shape, data)
     if 0 in data.shape:
-        return _zeros(data, cut)
+        return _zeros(call, data, cut)
     blocks = data.rechunk((*batch, rows, length)).reshape((*geometry.image_shape[: len(lead)], taps, *num_blocks))
     return _fold(call, blocks, len(lead) + 1, cut, weights)
 
@@ -197,7 +199,7 @@ def im2col(
     *_, rows, (row,) = _cut(call, lead, chunks, shape, image, count=1)
     cut = (*lead, tuple(size * row for size in rows))
     if 0 in image.shape:
-        return _zeros(image, cut)
+        return _zeros(call, image, cut)
     spans = [_spans(rows), *([range(axis.blocks)] for axis in geometry.axes[1:])]
     return _unfold(call, image, spans, cut, weights)
 
@@ -210,6 +212,7 @@ def blocks_to_array(
     *,
     reduction: str = "sum",
     window: Any = None,
+    dtype: Any = None,
     chunks: Any = "auto",
     variant: str = "auto",
     deterministic: bool = True,
@@ -229,7 +232,7 @@ def blocks_to_array(
     ----------
     blocks : dask.array.Array
         Blocks as in `gpufold.blocks_to_array`, without strings, in NumPy or CuPy chunks.
-    output_shape, block_shape, block_strides, reduction, variant, deterministic
+    output_shape, block_shape, block_strides, reduction, dtype, variant, deterministic
         As in `gpufold.blocks_to_array`.
     window, chunks
         As in `col2im`.
@@ -252,6 +255,7 @@ def blocks_to_array(
         block_strides,
         reduction=reduction,
         window=window,
+        dtype=dtype,
         variant=variant,
         deterministic=deterministic,
     )
@@ -259,7 +263,7 @@ def blocks_to_array(
     lead = len(geometry.lead)
     cut = _cut(call, blocks.chunks[:lead], chunks, geometry.array_shape, blocks)
     if 0 in blocks.shape:
-        return _zeros(blocks, cut)
+        return _zeros(call, blocks, cut)
     return _fold(call, blocks, lead, cut, weights)
 
 
@@ -313,7 +317,7 @@ def array_to_blocks(
     lead, rank = len(geometry.lead), len(geometry.axes)
     cut = _cut(call, array.chunks[:lead], chunks, geometry.blocks_shape, array)
     if 0 in array.shape:
-        return _zeros(array, cut)
+        return _zeros(call, array, cut)
     return _unfold(call, array, [_spans(sizes) for sizes in cut[lead : lead + rank]], cut, weights)
 
 
@@ -363,7 +367,7 @@ def batch_to_space(
     lead = (images or [data])[0].chunks[:1]
     cut = _cut(call, lead, chunks, geometry.space_shape, data)
     if 0 in data.shape or 0 in geometry.space_shape:
-        return _zeros(data, cut)
+        return _zeros(call, data, cut)
     batches = da.stack([part.rechunk({0: lead[0]}) for part in images])
     reach = [
         [axis.section(span.start, span.stop)[1] for span in _spans(sizes)]
@@ -410,7 +414,7 @@ def space_to_batch(
     lead = ((taps,), data.chunks[0])
     cut = _cut(call, lead, chunks, (taps, geometry.batch, *geometry.grid), data)
     if 0 in data.shape:
-        return _zeros(data, (data.chunks[0] * taps, *cut[2:]))
+        return _zeros(call, data, (data.chunks[0] * taps, *cut[2:]))
     spans = [_spans(sizes) for sizes in cut[2:]]
     pixels = [[_under(axis, span)[1] for span in along] for axis, along in zip(geometry.axes, spans, strict=True)]
     work = partial(_space_to_batch_chunk, axes=geometry.axes, variant=variant)
@@ -470,10 +474,11 @@ def _cut(call: Call, lead: Sequence[Size], chunks: Any, shape: Size, data: Any, 
         )
     if 0 in shape:  # nothing to cut, and no size to aim for
         each = tuple(-1 if size == "auto" else size for size in each)
-    share = min(1, prod(shape) / max(1, data.size))  # of the size to aim for, where less is made from more
+    dtype = result_dtype(call, data.dtype)
+    share = min(1, prod(shape) * dtype.itemsize / max(1, data.nbytes))  # of the size, where less is made from more
     limit = int(share * parse_bytes(dask.config.get("array.chunk-size")))
     whole = shape[len(lead) + count :]
-    cut: Chunks = da.core.normalize_chunks((*lead, *each, *whole), shape, limit, native(data.dtype))
+    cut: Chunks = da.core.normalize_chunks((*lead, *each, *whole), shape, limit, dtype)
     return cut
 
 
@@ -488,9 +493,9 @@ def _spans(sizes: Size) -> list[range]:
     return [range(start, stop) for start, stop in pairwise((0, *accumulate(sizes)))]
 
 
-def _zeros(array: Any, cut: Chunks) -> Any:
+def _zeros(call: Call, array: Any, cut: Chunks) -> Any:
     """Return what comes of an array without elements."""
-    return da.zeros_like(array, dtype=native(array.dtype), shape=tuple(map(sum, cut)), chunks=cut)
+    return da.zeros_like(array, dtype=result_dtype(call, array.dtype), shape=tuple(map(sum, cut)), chunks=cut)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -642,6 +647,6 @@ def _space_to_batch_chunk(array: Any, *, axes: tuple[Axis, ...], variant: str, b
 
 def _each_chunk(call: Call, work: Callable[..., Any], pieces: Any, cut: Chunks, **options: Any) -> Any:
     """Compute every chunk of a result from the piece in its place."""
-    dtype = native(pieces.dtype)
+    dtype = result_dtype(call, pieces.dtype)
     meta = da.utils.meta_from_array(pieces._meta, len(cut), dtype)
     return pieces.map_blocks(work, token=call.operation, chunks=cut, dtype=dtype, meta=meta, **options)

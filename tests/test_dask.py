@@ -34,6 +34,7 @@ from hypothesis import strategies as st
 
 import gpufold
 import gpufold.dask
+from gpufold.elements import WIDER
 
 OPERATIONS = ("col2im", "im2col", "blocks_to_array", "array_to_blocks", "batch_to_space", "space_to_batch")
 
@@ -127,6 +128,20 @@ def check_space(case, draw, seed):
 
 
 FEW, MANY = (settings(max_examples=count, deadline=None, derandomize=True) for count in (2, 50))
+
+
+@pytest.mark.parametrize(("narrow", "wide"), WIDER.items())
+@FEW
+@given(data=st.data())
+def test_wider_sums_have_the_bits_of_eager_calls(narrow, wide, data):
+    case = CASES[4]
+    columns, window = values(case.columns_shape, narrow), window_of("full", case.kernel_size, wide)
+    arguments = case.output_size, case.kernel_size
+    options = {"reduction": "mean", "window": window, "dtype": wide, **case.arguments}
+    check("col2im", columns, data.draw, (2, len(case.output_size)), *arguments, **options)
+    blocks = values((3, 4, 5, 2, 3), narrow)
+    check("blocks_to_array", blocks, data.draw, (1, 2), (3, 8, 11), (2, 3), 2, dtype=wide)
+    check("blocks_to_array", blocks[:0], data.draw, (1, 2), (0, 8, 11), (2, 3), 2, dtype=wide)
 
 
 @pytest.mark.parametrize("case", SMALL_CASES, ids=str)
@@ -291,6 +306,7 @@ WRONG = [
     ("col2im", (2, 8, 63), ((8, 10), (2, 2)), {"window": (np.ones(2), [1, 2])}),
     ("col2im", (2, 8, 63), ((8, 10), (2, 2)), {"variant": "gather"}),
     ("col2im", (2, 8, 63), ((8, 10), (2, 2)), {"variant": "fastest"}),
+    ("col2im", (2, 8, 63), ((8, 10), (2, 2)), {"dtype": "float16"}),
     ("im2col", (2, 2, 8, 10), ((9, 2),), {}),
     ("im2col", (2, 2, 8, 10), (2,), {}),
     ("im2col", (2, 2, 8, 10), ((2, 2),), {"window": np.ones((2, 3))}),
