@@ -64,6 +64,10 @@ def _parser() -> argparse.ArgumentParser:
     photo.add_argument("--output", type=Path, default=Path("build/photo"), help="folder for the pictures")
     photo.add_argument("--noise", type=float, default=0.1, help="standard deviation, where white is 1")
     photo.add_argument("--seed", type=int, default=0)
+    ptychography = commands.add_parser("ptychography", help="reconstruct a complex picture from simulated diffraction")
+    ptychography.add_argument("--output", type=Path, default=Path("build/ptychography.png"), metavar="FILE.png")
+    ptychography.add_argument("--sweeps", type=int, default=60, help="how often all positions have their turn")
+    ptychography.add_argument("--seed", type=int, default=0)
     report = commands.add_parser("report", help="draw saved results, and give their tables in Markdown")
     report.add_argument("--output", type=Path, default=Path("build/report"), help="folder for figures and tables")
     host = commands.add_parser("host", help="measure what a repeated GPU call costs before the launch, without a GPU")
@@ -123,6 +127,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "measure": _measure,
         "problems": _problems,
         "photo": _photo,
+        "ptychography": _ptychography,
         "report": _report,
         "host": _host,
         "traffic": _traffic,
@@ -154,6 +159,14 @@ def _photo(options: argparse.Namespace, words: list[str], console: Console) -> i
     from bench.photo import photo
 
     return photo(options.output, options.noise, options.seed, console)
+
+
+def _ptychography(options: argparse.Namespace, words: list[str], console: Console) -> int:
+    from bench.ptychography import ptychography
+
+    if options.sweeps < 1:
+        raise ValueError(f"--sweeps must be at least 1, got {options.sweeps}")
+    return ptychography(options.output, options.sweeps, options.seed, console)
 
 
 def _host(options: argparse.Namespace, words: list[str], console: Console) -> int:

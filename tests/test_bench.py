@@ -820,6 +820,7 @@ def test_without_rich_and_peers_results_are_plain_lines_that_name_what_is_missin
     photo = without_packages("photo", "--output", str(tmp_path))
     assert photo.returncode == 2
     assert "photo needs skimage, which is not installed" in photo.stderr
+    assert "ptychography needs" in without_packages("ptychography").stderr
 
 
 def test_a_plain_table_is_aligned():
@@ -912,6 +913,7 @@ def test_problems_are_listed_with_their_origin(capsys):
         (("--device", "cpu", "--variant", "gather"), "--variant names a GPU kernel"),
         (("--device", "cpu", "--variant", "nonsense"), "--variant must be of"),
         (("--quick", "--full"), "not allowed with"),
+        (("ptychography", "--sweeps", "0"), "--sweeps must be at least 1, got 0"),
     ],
 )
 def test_wrong_words_are_refused_with_a_reason(capsys, words, message):
@@ -941,6 +943,78 @@ def test_a_picture_without_noise_stays():
     random = np.random.default_rng(0)
     picture = random.random((20, 17, 3), np.float32)
     np.testing.assert_allclose(denoise(picture, 0.0), picture, atol=1e-5)
+
+
+def small_scan(monkeypatch):
+    import bench.ptychography as story
+
+    small = story.photographs()[96:192, 200:304]
+    monkeypatch.setattr(story, "photographs", lambda: small)
+    monkeypatch.setattr(story, "SIDE", 32)
+    return story, small
+
+
+def test_diffraction_becomes_two_photographs(capsys, tmp_path, monkeypatch):
+    story, original = small_scan(monkeypatch)
+    path, found = tmp_path / "folder" / "scan.png", []
+    monkeypatch.setattr(
+        story, "draw", lambda *arguments, draw=story.draw: (found.append(arguments[2]), draw(*arguments))
+    )
+    status, out = run(capsys, "ptychography", "--output", str(path), "--sweeps", "20")
+    assert status == 0
+    assert path.read_bytes().startswith(b"\x89PNG")
+    errors = [float(error) for error in re.findall(r"error after sweep \d+: ([\d.]+)", out)]
+    assert len(errors) == 5
+    assert errors == sorted(errors, reverse=True)
+    assert errors[-1] < errors[0] / 6
+    ((pictures,),) = [found]
+    before, after = (np.abs(np.vdot(pictures[name][0], original)) for name in ("before", "after"))
+    norms = {name: np.linalg.norm(pictures[name][0]) * np.linalg.norm(original) for name in pictures}
+    assert before / norms["before"] < 0.8
+    assert after / norms["after"] > 0.98
+
+
+def test_a_reconstruction_one_position_at_a_time_is_epie(monkeypatch):
+    """Maiden and Rodenburg's updates with both step sizes 1, from position to position."""
+    story, original = small_scan(monkeypatch)
+    monkeypatch.setattr(story, "PROBE_FROM", 0)
+    scan = story.measure(original, story.illumination(32, 0.25, 0.024), np.random.default_rng(1))
+    inside = np.all((scan.positions >= 0) & (scan.positions <= np.subtract(original.shape, 32)), axis=1)
+    scan = replace(scan, positions=scan.positions[inside][::9], amplitudes=scan.amplitudes[inside][::9])
+    rough = np.random.default_rng(3).random(
+        (32, 32), np.float32
+    )  # no wave of it is zero, whose phase rounding makes up
+    guess = story.illumination(32, 0.28, 0.018) * (1 + rough)
+    ((picture, probe, _),) = story.reconstruct(scan, guess, 1, np.random.default_rng(2), batch=1, damping=1)
+    want, wanted_probe = np.ones(original.shape, complex), guess.astype(complex)
+    for number in np.random.default_rng(2).permutation(len(scan.positions)):
+        where = tuple(slice(begin, begin + 32) for begin in scan.positions[number])
+        part = want[where].copy()
+        spectrum = np.fft.fft2(part * wanted_probe, norm="ortho")
+        spectrum *= scan.amplitudes[number] / np.abs(spectrum)
+        change = np.fft.ifft2(spectrum, norm="ortho") - part * wanted_probe
+        want[where] += wanted_probe.conj() * change / (np.abs(wanted_probe) ** 2).max()
+        wanted_probe += part.conj() * change / (np.abs(part) ** 2).max()
+    assert len(scan.positions) > 5
+    np.testing.assert_allclose(picture, want, atol=0.02)
+    np.testing.assert_allclose(probe, wanted_probe, atol=0.02)
+    assert abs(want - 1).max() > 0.1
+
+
+def test_the_photon_noise_of_a_scan_is_the_error_of_what_was_scanned(monkeypatch):
+    story, original = small_scan(monkeypatch)
+    probe = story.illumination(32, 0.25, 0.024)
+    scan = story.measure(original, probe, np.random.default_rng(0))
+    shifted = np.exp(1j * (1 + 0.03 * np.arange(96)[:, None] - 0.02 * np.arange(104)))
+    np.testing.assert_allclose(
+        story.aligned((2 * original * shifted).astype(np.complex64), original), original, atol=1e-3
+    )
+    waves = gpufold.take_blocks(original, scan.positions, 32) * probe
+    strengths = np.abs(np.fft.fft2(waves, norm="ortho"))
+    error = np.linalg.norm(strengths - scan.amplitudes) / np.linalg.norm(scan.amplitudes)
+    assert error == pytest.approx(scan.noise, rel=1e-3)
+    assert 0.001 < scan.noise < 0.05
+    assert (scan.positions.min(0) < 0).all(), "probes reach over the borders"
 
 
 def test_means_of_an_operation_are_of_its_large_problems_in_their_first_dtype():
