@@ -1,7 +1,8 @@
 """Measures what a repeated GPU call costs on the host before the launch: no device is needed for that.
 
 CuPy's arrays, allocator and launch are replaced by stand-ins that do nothing, and everything between them is
-gpufold's own: checks, geometry, plan and packed arguments, from their caches.
+gpufold's own: checks, geometry, plan and packed arguments, from their caches. Where torch is installed its tensors are
+measured too: on the CPU, passing for a GPU's, though none has memory.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
-from functools import cache
+from functools import cache, partial
+from importlib.util import find_spec
 from itertools import count
 from math import prod
 from statistics import median
@@ -58,6 +60,13 @@ class StandInArray:
         self.data = SimpleNamespace(ptr=next(ADDRESSES), memset_async=lambda value, size: None)
 
 
+def _launched(*arguments: object) -> None:
+    """Stand in for a kernel."""
+
+
+_launched.kernel = _launched  # type: ignore[attr-defined]
+
+
 def stand_in() -> ModuleType:
     """Make a module with as much of CuPy as gpufold uses."""
     module = ModuleType("cupy")
@@ -77,7 +86,7 @@ def stand_in() -> ModuleType:
         ndarray=StandInArray,
         empty=cache(StandInArray),  # so that it costs next to nothing
         cuda=SimpleNamespace(runtime=runtime, Device=lambda number: nullcontext()),
-        RawModule=lambda **options: SimpleNamespace(get_function=lambda symbol: lambda *launch: None),
+        RawModule=lambda **options: SimpleNamespace(get_function=lambda symbol: _launched),
     )
     return module
 
@@ -106,8 +115,9 @@ def host(names: list[str], console: Console) -> int:
     finally:
         del sys.modules["cupy"]
         sys.modules.pop("gpufold.gpu.launch", None)
+    headings = ["first call µs", "repeated µs", "with out= µs", "gpufold.torch µs"]
     table = Table("problem", box=None)
-    for heading in ("first call µs", "repeated µs", "with out= µs"):
+    for heading in headings if find_spec("torch") else headings[:-1]:
         table.add_column(heading, justify="right")
     for name, *costs in rows:
         table.add_row(name, *(f"{cost * 1e6:.1f}" for cost in costs))
@@ -123,17 +133,51 @@ def host(names: list[str], console: Console) -> int:
     return 0
 
 
-def _measure(problem: Problem) -> tuple[str, float, float, float]:
-    problem, dtype = problem.for_gpu, dtype_of(problem.dtypes[0])
-    data, result = StandInArray(problem.input_shape, dtype), StandInArray(problem.output_shape, dtype)
+def _measure(problem: Problem) -> list[Any]:
+    """Return a problem's name and the costs of its first call, of repeated ones, and of those on tensors."""
+    problem = problem.for_gpu
+    call, *others = _calls(problem, gpufold, StandInArray)
+    first, repeated = seconds_of(call)
+    costs = [problem.name, first, repeated, *(seconds_of(other)[1] for other in others)]
+    return [*costs, _on_tensors(problem)] if find_spec("torch") else costs
+
+
+def _calls(problem: Problem, module: Any, array: Callable[[tuple[int, ...], Any], Any]) -> list[Callable[[], Any]]:
+    """Return a problem's call of a module on stand-ins, and where that has `out=` the call with it."""
+    dtype = dtype_of(problem.dtypes[0])
+    data, result = array(problem.input_shape, dtype), array(problem.output_shape, dtype)
     fused: dict[str, Any] = {} if problem.reduction == "sum" else {"reduction": problem.reduction}
     if problem.window:
-        fused["window"] = tuple(StandInArray(weights.shape, weights.dtype) for weights in problem.weights())
+        fused["window"] = tuple(array(weights.shape, weights.dtype) for weights in problem.weights())
     if problem.kind == "placed":
-        positions = StandInArray(problem.positions().shape, np.int64)
-        first, repeated = seconds_of(lambda: gpufold.add_blocks(result, data, positions, **fused))
-        return problem.name, first, repeated, repeated
-    function, arguments = getattr(gpufold, problem.operation), problem.arguments | fused
-    first, repeated = seconds_of(lambda: function(data, **arguments))
-    _, with_result = seconds_of(lambda: function(data, out=result, **arguments))
-    return problem.name, first, repeated, with_result
+        positions = array(problem.positions().shape, np.int64)
+        add = module.add_blocks if module is gpufold else module.add_blocks_
+        call = partial(add, result, data, positions, **fused)
+        return [call, call] if module is gpufold else [call]
+    call = partial(getattr(module, problem.operation), data, **problem.arguments, **fused)
+    return [call, partial(call, out=result)] if module is gpufold else [call]
+
+
+def _on_tensors(problem: Problem) -> float:
+    """Return the cost of a repeated call on tensors; torch's allocator gives one that was made before."""
+    import torch
+
+    from gpufold.torch import tensors
+
+    def tensor(shape: tuple[int, ...], dtype: Any) -> torch.Tensor:
+        named = np.dtype(dtype)
+        interface = {"version": 3, "data": (next(ADDRESSES), False), "shape": shape, "typestr": named.str}
+        return torch.from_numpy(np.asarray(SimpleNamespace(__array_interface__=interface)))
+
+    given = {(tensors, "is_on_gpu"): lambda tensor: True, (tensors, "_stream_of"): lambda tensor: (0, 0)}
+    given[torch.Tensor, "new_empty"] = cache(lambda like, shape: tensor(shape, str(like.dtype).removeprefix("torch.")))
+    kept = [(owner, name, getattr(owner, name)) for owner, name in given]
+    for (owner, name), value in given.items():
+        setattr(owner, name, value)
+    try:
+        (call,) = _calls(problem, gpufold.torch, tensor)
+        return seconds_of(call)[1]
+    finally:
+        tensors._launch.cache_clear()
+        for owner, name, value in kept:
+            setattr(owner, name, value)

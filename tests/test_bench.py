@@ -16,6 +16,7 @@ import time
 import weakref
 from dataclasses import replace
 from functools import partial
+from importlib.util import find_spec
 from itertools import count
 from math import prod
 from pathlib import Path
@@ -1175,6 +1176,7 @@ def test_the_host_s_cost_is_measured_without_a_device():
     answer = in_a_process_of_its_own("host", *(word for name in problems for word in ("--problem", name)))
     assert all(name in answer for name in problems)
     assert "up to the launch" in answer
+    assert ("gpufold.torch" in answer) == (find_spec("torch") is not None)
 
 
 @pytest.mark.hostcuda

@@ -27,13 +27,17 @@ CLOCK_RATE, MEMORY_CLOCK_RATE, GLOBAL_MEMORY_BUS_WIDTH, L2_CACHE_SIZE, SHARED_ME
 
 
 Located: TypeAlias = tuple[int, Size, Size, int]
-"""Where an array lies that is not CuPy's: its address, shape, strides in bytes, and the bytes of an element."""
+"""Where an array lies that is not CuPy's: its address, shape, strides in elements, and the bytes of an element."""
 
 Addresses: TypeAlias = tuple[int, ...]
 
 
 class Stream(NamedTuple):
-    """A stream of another library, by its handle: all that CuPy's launch asks of one."""
+    """A stream of another library, by its handle: all that CuPy's launch asks of one.
+
+    The handle 0 is the legacy default stream, to torch and to the driver's functions that CuPy calls, whichever stream
+    is CuPy's own default.
+    """
 
     device: int
     ptr: int
@@ -69,7 +73,7 @@ def execute_at(
     The others are the addresses of a window's weights and of positions, where there are any.
     """
     device = stream.device
-    kernel = _prepare(planner, call, _layout_at(data), _layout_at(result), device)
+    kernel = _prepare_at(planner, call, _layout_at(data), _layout_at(result), device)
     if cupy.cuda.runtime.getDevice() == device:
         kernel.launch_at(data, result, *others, stream)
     else:
@@ -182,6 +186,16 @@ def _prepare(planner: Planner, call: Call, data: Layout, result: Layout, device_
     plan = planner(call, input, output, device(device_number))
     with cupy.cuda.Device(device_number):
         return Kernel.of(plan)
+
+
+@lru_cache(maxsize=4096)
+def _prepare_at(planner: Planner, call: Call, data: Layout, result: Layout, device_number: int) -> Kernel:
+    """Prepare a call on arrays whose strides are in elements."""
+    in_bytes = [
+        (tuple(shape), tuple([stride * itemsize for stride in strides]), alignment, itemsize)
+        for shape, strides, alignment, itemsize in (data, result)
+    ]
+    return _prepare(planner, call, *in_bytes, device_number)
 
 
 def _operand(operation: str, name: str, layout: Layout) -> Operand:

@@ -16,13 +16,11 @@ differentiated, forward and backward and twice, transformed by torch.func, compi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from gpufold import calls, extras
 
 try:
-    import torch
     from torch import Tensor, nn
 except ImportError as error:
     raise extras.missing("gpufold.torch", "torch", "torch") from error
@@ -160,13 +158,13 @@ def unfold(
 
 
 def _is_integer(value: Any) -> bool:
-    return isinstance(value, int | torch.SymInt)
+    return isinstance(value, operators.INTEGER)
 
 
 def _rank(*sizes: Any) -> int:
     """Return the number of spatial axes: what a sequence says, else torch's two."""
     for value in sizes:
-        if isinstance(value, Sequence) or hasattr(value, "__len__"):
+        if not _is_integer(value) and hasattr(value, "__len__"):
             return len(value)
     return 2
 

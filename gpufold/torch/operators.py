@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -33,6 +34,9 @@ SIZES = {
     "space_to_batch": ("block_shape", "pads_begin", "pads_end"),
 }
 """The sizes that each operator takes, one value per axis."""
+
+INTEGER, FLOAT = (int, torch.SymInt), (float, torch.SymFloat)
+"""Numbers and a compiler's symbols for them; not as unions of types, for which torch 2.6 compiles no isinstance."""
 
 _library = torch.library.Library("gpufold", "DEF")
 
@@ -118,7 +122,7 @@ for _operation in SIZES:
 
 def per_axis(value: Any, rank: int) -> list[Any]:
     """Return one integer per axis, symbols included."""
-    return [value] * rank if isinstance(value, int | torch.SymInt) else list(value)
+    return [value] * rank if isinstance(value, INTEGER) else list(value)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -156,7 +160,7 @@ def trace_space(operation: str, data: Tensor, sizes: tuple[Any, ...], variant: s
     """Call an operator between batch and space, where one int for margins spares the batch axis."""
     block_shape, *margins = sizes
     rank = data.ndim
-    lists = [[0, *[margin] * (rank - 1)] if isinstance(margin, int | torch.SymInt) else margin for margin in margins]
+    lists = [[0, *[margin] * (rank - 1)] if isinstance(margin, INTEGER) else margin for margin in margins]
     return trace(operation, (data, None), (block_shape, *lists), rank, ("sum", variant, True))
 
 
@@ -164,8 +168,8 @@ def as_positions(operation: str, positions: Any, array: Tensor) -> Tensor:
     """Return positions as an int64 tensor beside an array; those of a sequence may be symbols."""
     if isinstance(positions, Tensor):
         return as_int64(operation, positions)
-    if hasattr(positions, "dtype"):
+    if isinstance(positions, np.ndarray):
         return as_int64(operation, torch.as_tensor(positions)).to(array.device)
-    if any([isinstance(place, float | torch.SymFloat) for row in positions for place in row]):
+    if any([isinstance(place, FLOAT) for row in positions for place in row]):
         raise TypeError(f"{operation}: positions must be integers, got {positions!r}")
     return torch.tensor(positions, dtype=torch.int64, device=array.device)  # as_tensor takes 32 bits of symbols

@@ -79,7 +79,7 @@ def described(operation: str, name: str, tensor: Any) -> Described:
 
 def check_like(operation: str, name: str, tensor: Tensor, other: Tensor, like: str) -> None:
     """Raise unless a tensor is on the device of another."""
-    if tensor.device != other.device:
+    if tensor.get_device() != other.get_device():
         raise ValueError(f"{operation}: {name} must be on the device of {like}, {other.device}, got {tensor.device}")
 
 
@@ -116,6 +116,13 @@ def as_int64(operation: str, positions: Tensor) -> Tensor:
     return positions.to(torch.int64).contiguous()
 
 
+def ready(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return a tensor as kernels can read it: contiguous, of a dtype, its values in memory."""
+    if tensor.dtype is dtype and tensor.is_contiguous() and not tensor.is_neg():
+        return tensor
+    return tensor.to(dtype).resolve_neg().contiguous()
+
+
 # ---------------------------------------------------------------------------------------------
 # Computing
 
@@ -137,7 +144,7 @@ def execute(
     shape = getattr(call.geometry, OPERATIONS[call.operation].result)
     check_bytes(call, shape, data.element_size())
     if is_on_gpu(data):
-        result = torch.empty(shape, dtype=data.dtype, device=data.device)
+        result = data.new_empty(shape)
         _execute_on_gpu(call, data, result, weights, positions)
         return result
     given = as_numpy(data)
@@ -207,18 +214,23 @@ def _execute_on_gpu(
     """Launch on torch's current stream of the data's device; what is converted for it lives in torch's allocator."""
     if not result.numel() or (positions is not None and not data.numel()):
         return
+    launch, pointers = _launch(), None
+    if weights is not None:
+        dtype = WEIGHT_DTYPES[result.dtype]
+        weights = tuple([ready(each, dtype) for each in weights])
+        pointers = tuple([each.data_ptr() for each in weights])
+    others = pointers, None if positions is None else positions.data_ptr()
+    launch.execute_at(choose, call, located(data), located(result), others, launch.Stream(*_stream_of(data)))
+
+
+@cache
+def _launch() -> Any:
+    """Return the module that launches kernels, which imports CuPy."""
     try:
         from gpufold.gpu import launch
     except ImportError as error:
         raise extras.missing("gpufold.torch with CUDA tensors", "cupy", "cuda13") from error
-
-    pointers = None
-    if weights is not None:
-        dtype = WEIGHT_DTYPES[result.dtype]
-        weights = tuple([each.to(dtype).resolve_neg().contiguous() for each in weights])
-        pointers = tuple([each.data_ptr() for each in weights])
-    others = pointers, None if positions is None else positions.data_ptr()
-    launch.execute_at(choose, call, located(data), located(result), others, launch.Stream(*_stream_of(data)))
+    return launch
 
 
 def _stream_of(tensor: Tensor) -> tuple[int, int]:
@@ -233,11 +245,17 @@ def is_on_gpu(tensor: Tensor) -> bool:
 
 
 def located(tensor: Tensor) -> tuple[int, Size, Size, int]:
-    """Return where a tensor lies: its address, shape, strides in bytes, and the bytes of an element."""
-    size = tensor.element_size()
-    return tensor.data_ptr(), tuple(tensor.shape), tuple([stride * size for stride in tensor.stride()]), size
+    """Return where a tensor lies: its address, shape, strides in elements, and the bytes of an element."""
+    return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.element_size()
 
 
 def share_memory(first: Tensor, second: Tensor) -> bool:
     """Return whether two tensors share an element; where that is too hard to know, whether their bounds overlap."""
-    return share_addresses(located(first), located(second))
+    begin, other = first.data_ptr(), second.data_ptr()
+    if first.is_contiguous() and second.is_contiguous():
+        return bool(begin < other + second.nbytes and other < begin + first.nbytes)
+    in_bytes = [
+        (address, tuple(shape), tuple([stride * itemsize for stride in strides]), itemsize)
+        for address, shape, strides, itemsize in map(located, (first, second))
+    ]
+    return share_addresses(*in_bytes)
