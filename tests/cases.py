@@ -409,6 +409,15 @@ def garbage(shape, dtype):
     return np.frombuffer(b"\xa5" * (prod(shape) * dtype.itemsize), np.uint8).view(dtype).reshape(shape).copy()
 
 
+SANITIZED = pytest.param("sanitized", marks=pytest.mark.all)
+"""The mode whose builds take longest, for --all; "observed" looks at bounds too."""
+
+
+def some(parameters, step):
+    """Every one of the parameters with --all; without, one of so many."""
+    return [pytest.param(each, marks=() if n % step == 0 else pytest.mark.all) for n, each in enumerate(parameters)]
+
+
 def crossed(*parameters):
     """Every combination of parameters: with --all; without, as few as bring each value of each once."""
     longest = max(map(len, parameters))

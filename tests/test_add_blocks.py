@@ -10,7 +10,18 @@ from math import prod
 import definition
 import numpy as np
 import pytest
-from cases import DTYPES, INEXACT, PositionsCase, assert_same_bits, awkward_window, values, weights_of, window_of
+from cases import (
+    DTYPES,
+    INEXACT,
+    SANITIZED,
+    PositionsCase,
+    assert_same_bits,
+    awkward_window,
+    crossed,
+    values,
+    weights_of,
+    window_of,
+)
 from cases import POSITIONS_CASES as CASES
 from ml_dtypes import bfloat16
 from moves import in_layout, operand
@@ -340,15 +351,13 @@ def check_kernels(case, dtype, rng, **mode):
 
 
 @pytest.mark.hostcuda
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_every_kernel_is_the_numpy_path_in_any_layout(case):
-    for seed in range(6):
-        check_kernels(case, DTYPES[(CASES.index(case) + seed) % len(DTYPES)], random.Random(f"{case} {seed}"))
+@pytest.mark.parametrize(("case", "seed"), crossed(CASES, range(6)))
+def test_every_kernel_is_the_numpy_path_in_any_layout(case, seed):
+    check_kernels(case, DTYPES[(CASES.index(case) + seed) % len(DTYPES)], random.Random(f"{case} {seed}"))
 
 
 @pytest.mark.hostcuda
-@pytest.mark.parametrize("kind", ["separable", "full"])
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize(("case", "kind"), crossed(CASES, ["separable", "full"]))
 def test_no_weight_counts_where_its_element_lands_outside(case, kind):
     dtype = INEXACT[CASES.index(case) % len(INEXACT)]
     out, blocks, positions = problem(case, dtype)
@@ -362,7 +371,7 @@ def test_no_weight_counts_where_its_element_lands_outside(case, kind):
 
 @pytest.mark.hostcuda
 @pytest.mark.parametrize(("narrow", "wide"), WIDER, ids=str)
-@pytest.mark.parametrize("mode", ["plain", "observed", "sanitized"])
+@pytest.mark.parametrize("mode", ["observed", pytest.param("plain", marks=pytest.mark.all), SANITIZED])
 def test_every_kernel_adds_to_a_wider_out(narrow, wide, mode):
     for number, case in enumerate((CASES[1], CASES[3], CASES[11], CASES[14])):
         out, blocks = values(case.shape, wide), values(case.blocks_shape, narrow, 1)
@@ -384,7 +393,7 @@ def test_every_dtype_of_a_kernel_is_the_numpy_path(dtype):
 
 
 @pytest.mark.hostcuda
-@pytest.mark.parametrize("mode", ["observed", "shuffled", "sanitized"])
+@pytest.mark.parametrize("mode", ["observed", "shuffled", SANITIZED])
 @pytest.mark.parametrize("case", [CASES[3], CASES[6], CASES[9], CASES[11], CASES[12], CASES[14]], ids=str)
 def test_threads_wait_for_each_other_and_stay_inside_the_arrays(case, mode):
     for seed, dtype in enumerate((np.float32, np.float16, np.int32)):
@@ -419,7 +428,7 @@ REGIONS = {
 
 
 @pytest.mark.hostcuda
-@pytest.mark.parametrize("mode", ["plain", "observed", "shuffled", "sanitized"])
+@pytest.mark.parametrize("mode", ["plain", "observed", "shuffled", SANITIZED])
 @pytest.mark.parametrize("crowded", [False, True])
 @pytest.mark.parametrize("name", REGIONS)
 def test_tiles_share_a_search(name, crowded, mode):

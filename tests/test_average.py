@@ -6,7 +6,7 @@ import random
 
 import numpy as np
 import pytest
-from cases import INEXACT, assert_same_bits, garbage, values, window_of
+from cases import INEXACT, SANITIZED, assert_same_bits, garbage, values, window_of
 from moves import in_layout, operand
 
 import gpufold
@@ -117,7 +117,7 @@ def run(sums, weight, result, **options):
 
 
 @pytest.mark.hostcuda
-@pytest.mark.parametrize("mode", ["plain", "observed", "sanitized"])
+@pytest.mark.parametrize("mode", ["plain", "observed", SANITIZED])
 @pytest.mark.parametrize("dtype", INEXACT, ids=str)
 def test_the_kernel_is_the_numpy_path(dtype, mode):
     for number, (shape, axes) in enumerate(SHAPES[: 5 if mode == "plain" else 2]):

@@ -10,7 +10,7 @@ from math import prod
 
 import numpy as np
 import pytest
-from cases import DTYPES, FUSIONS, INEXACT, assert_same_bits, crossed, values, weights_of, window_of
+from cases import DTYPES, FUSIONS, INEXACT, SANITIZED, assert_same_bits, crossed, values, weights_of, window_of
 from moves import DEVICES, ONE_THREAD, in_layout, operand
 
 import gpufold
@@ -306,7 +306,7 @@ def test_every_dtype_is_the_numpy_path(dtype):
 
 
 @pytest.mark.hostcuda
-@pytest.mark.parametrize("mode", ["observed", "shuffled", "sanitized"])
+@pytest.mark.parametrize("mode", ["observed", "shuffled", SANITIZED])
 @pytest.mark.parametrize("case", [CASES[4], CASES[5], CASES[8]], ids=str)
 def test_threads_wait_for_each_other_and_stay_inside_the_arrays(case, mode):
     for device in DEVICES:

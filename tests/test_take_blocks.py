@@ -8,7 +8,19 @@ from math import prod
 import definition
 import numpy as np
 import pytest
-from cases import DTYPES, FAR, INEXACT, PositionsCase, assert_same_bits, garbage, values, weights_of, window_of
+from cases import (
+    DTYPES,
+    FAR,
+    INEXACT,
+    SANITIZED,
+    PositionsCase,
+    assert_same_bits,
+    crossed,
+    garbage,
+    values,
+    weights_of,
+    window_of,
+)
 from cases import POSITIONS_CASES as CASES
 from moves import in_layout, operand, random_bits
 
@@ -261,10 +273,9 @@ def check_kernel(case, dtype, rng, **options):
 
 
 @pytest.mark.hostcuda
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_the_kernel_is_the_numpy_path_in_any_layout(case):
-    for seed in range(6):
-        check_kernel(case, DTYPES[(CASES.index(case) + seed) % len(DTYPES)], random.Random(f"{case} {seed}"))
+@pytest.mark.parametrize(("case", "seed"), crossed(CASES, range(6)))
+def test_the_kernel_is_the_numpy_path_in_any_layout(case, seed):
+    check_kernel(case, DTYPES[(CASES.index(case) + seed) % len(DTYPES)], random.Random(f"{case} {seed}"))
 
 
 @pytest.mark.hostcuda
@@ -284,7 +295,7 @@ def test_random_problems_of_the_kernel_are_the_numpy_path():
 
 
 @pytest.mark.hostcuda
-@pytest.mark.parametrize("mode", ["observed", "shuffled", "sanitized"])
+@pytest.mark.parametrize("mode", ["observed", "shuffled", SANITIZED])
 @pytest.mark.parametrize("case", [CASES[number] for number in (1, 3, 5, 6, 11, 13, 14)], ids=str)
 def test_threads_stay_inside_the_arrays_and_write_each_element_once(case, mode):
     for number, dtype in enumerate((np.float32, np.float16)):
