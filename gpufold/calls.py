@@ -207,12 +207,15 @@ def space_to_batch(
 
 def summed_in(call: Call, name: str, must: str) -> Call:
     """Return a call with its sums in the named dtype, that of the data or the wider one; raise what it `must` be."""
-    if name == call.dtype:
-        return call
-    wider = WIDER.get(call.dtype)
-    if name == wider:
-        return call._replace(dtype=name, source=call.dtype)
-    raise TypeError(f"{call.operation}: {must} {call.dtype}{f' or {wider}' if wider else ''}, got {name}")
+    check_sums(call.operation, call.dtype, name, must)
+    return call if name == call.dtype else call._replace(dtype=name, source=call.dtype)
+
+
+def check_sums(operation: str, dtype: str, name: str, must: str) -> None:
+    """Raise what it `must` be unless data of a dtype are summed in the named one."""
+    wider = WIDER.get(dtype)
+    if name not in (dtype, wider):
+        raise TypeError(f"{operation}: {must} {dtype}{f' or {wider}' if wider else ''}, got {name}")
 
 
 def checked(

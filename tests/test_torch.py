@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import re
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import ml_dtypes  # noqa: F401  NumPy knows bfloat16 then
@@ -415,6 +415,30 @@ def test_blocks_are_added_to_a_wider_tensor_as_if_converted_first(narrow, wide):
         assert torch.equal(of_window, results[2][1])
 
 
+@pytest.mark.parametrize(("narrow", "wide"), WIDER)
+@pytest.mark.parametrize("name", ["col2im-full", "col2im-mean-separable", "blocks_to_array-mean-none"])
+def test_sums_in_a_wider_dtype_are_those_of_converted_data(name, narrow, wide):
+    operation = next(each for each in (*WINDOWED, *AVERAGED) if str(each) == name)
+    widening = replace(operation, arguments=operation.arguments | {"dtype": getattr(torch, wide)})
+    data, *window = operation.tensors(getattr(torch, narrow))
+    named = replace(operation, arguments=operation.arguments | {"dtype": wide if wide != "float32" else np.float32})
+    same_bits(widening(data, *window), named.of(gpufold)(*map(as_array, (data, *window))))
+    torch.compiler.reset()
+    compiled = torch.compile(widening.of(gpufold.torch), fullgraph=True, backend="aot_eager")
+    leaves = [
+        data.clone().requires_grad_(),
+        data.clone().requires_grad_(),
+        data.to(getattr(torch, wide)).requires_grad_(),
+    ]
+    for function, leaf in zip((widening, compiled, operation), leaves, strict=True):
+        result = function(leaf, *window)
+        assert torch.equal(result, widening(data, *window))
+        result.abs().square().sum().backward()
+    assert leaves[0].grad.dtype is data.dtype
+    assert torch.equal(leaves[0].grad, leaves[2].grad.to(data.dtype))
+    assert torch.equal(leaves[1].grad, leaves[0].grad)
+
+
 def test_the_gradient_of_adding_takes_and_that_of_taking_adds(monkeypatch):
     seen, execute = [], rules.execute
 
@@ -619,6 +643,15 @@ def test_positions_of_every_kind_compile(kind):
     torch.compiler.reset()
     compiled = torch.compile(function, fullgraph=True, dynamic=True, backend="aot_eager")
     assert torch.equal(compiled(picture), function(picture))
+
+
+def test_dtypes_that_do_not_fit_are_refused_by_compilers_too():
+    out, blocks, places = torch.zeros(5, 4), torch.ones(1, 2, 2, dtype=torch.int32), torch.zeros(1, 2).long()
+    compiled = torch.compile(gpufold.torch.add_blocks, backend="eager")
+    with pytest.raises(TypeError, match="out must have the result's dtype int32, got float32"):
+        compiled(out, blocks, places)
+    with pytest.raises(TypeError, match="out must have the result's dtype int32, got float32"):
+        torch.ops.gpufold.add_blocks(blocks, None, places, out, "sum", False, "auto", True)
 
 
 def test_compile_serves_other_sizes_without_compiling_again():
@@ -858,6 +891,8 @@ COLUMN = torch.zeros(4, 9)
             COLUMN, (4, 4), (2, 2), variant="fast")),
         (TypeError, "add_blocks: out must have the result's dtype int32, got float32", lambda: gpufold.torch.add_blocks(
             COLUMN, torch.zeros(1, 2, 2, dtype=torch.int32), [(0, 0)])),
+        (TypeError, "dtype must be that of data, float32 or float64, got float16", lambda: gpufold.torch.col2im(
+            COLUMN, (4, 4), (2, 2), dtype=torch.float16)),
         (ValueError, "take_blocks: mode must be one of constant, edge, got 'wrap'", lambda: gpufold.torch.take_blocks(
             COLUMN, [(0, 0)], 2, mode="wrap")),
         (ValueError, "take_blocks: mode 'edge' takes the nearest element", lambda: gpufold.torch.take_blocks(

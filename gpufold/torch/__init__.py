@@ -313,6 +313,7 @@ def col2im(
     pads_end: Any = 0,
     reduction: str = "sum",
     window: Any = None,
+    dtype: Any = None,
     variant: str = "auto",
     deterministic: bool = True,
 ) -> Tensor:
@@ -336,11 +337,13 @@ def col2im(
     window : torch.Tensor or sequence of them, optional
         Real weights of a block's taps as in `gpufold.col2im`, on the device of `data`. Under a sum it has a gradient
         too, where it requires one.
+    dtype : torch.dtype, optional
+        The result's dtype: that of `data`, or a wider one as in `gpufold.col2im`.
 
     Returns
     -------
     torch.Tensor
-        The image, contiguous, of the dtype and device of `data`.
+        The image, contiguous, on the device of `data` and of its dtype or `dtype`.
 
     Raises
     ------
@@ -354,13 +357,14 @@ def col2im(
     steps = kernel_size, strides, dilations, pads_begin, pads_end
     if rules.is_traced(data):
         tail = reduction, variant, deterministic
-        return operators.trace("col2im", (data, window), (output_size, *steps), len(output_size), tail)
+        return operators.trace("col2im", (data, window), (output_size, *steps), len(output_size), tail, dtype)
     call = calls.col2im(
         tensors.described("col2im", "data", data),
         output_size,
         *steps,
         reduction=reduction,
         window=window,
+        dtype=tensors.DTYPES.get(dtype, dtype),
         variant=variant,
         deterministic=deterministic,
     )
@@ -432,6 +436,7 @@ def blocks_to_array(
     *,
     reduction: str = "sum",
     window: Any = None,
+    dtype: Any = None,
     variant: str = "auto",
     deterministic: bool = True,
 ) -> Tensor:
@@ -453,13 +458,13 @@ def blocks_to_array(
         Blocks of shape (*lead, *num_blocks, *block_shape), of any layout in memory and of the dtypes of `col2im`.
     output_shape, block_shape, block_strides, reduction, variant, deterministic
         As in `gpufold.blocks_to_array`.
-    window
+    window, dtype
         As in `col2im`.
 
     Returns
     -------
     torch.Tensor
-        The array, contiguous, of the dtype and device of `blocks`.
+        The array, contiguous, on the device of `blocks` and of their dtype or `dtype`.
 
     Raises
     ------
@@ -473,7 +478,7 @@ def blocks_to_array(
     if rules.is_traced(blocks):
         sizes = output_shape, block_shape, block_strides
         tail = reduction, variant, deterministic
-        return operators.trace("blocks_to_array", (blocks, window), sizes, len(block_shape), tail)
+        return operators.trace("blocks_to_array", (blocks, window), sizes, len(block_shape), tail, dtype)
     call = calls.blocks_to_array(
         tensors.described("blocks_to_array", "blocks", blocks),
         output_shape,
@@ -481,6 +486,7 @@ def blocks_to_array(
         block_strides,
         reduction=reduction,
         window=window,
+        dtype=tensors.DTYPES.get(dtype, dtype),
         variant=variant,
         deterministic=deterministic,
     )

@@ -16,11 +16,11 @@ from torch import Tensor
 from gpufold import calls
 from gpufold.arrays import misshapen_weights
 from gpufold.calls import Call, Fusion
-from gpufold.elements import WIDER, check_dtype
+from gpufold.elements import check_dtype
 from gpufold.geometry import GEOMETRIES, SpaceGeometry
 from gpufold.operations import OPERATIONS
 from gpufold.torch import rules
-from gpufold.torch.tensors import DTYPES, as_int64, execute
+from gpufold.torch.tensors import DTYPES, as_int64, execute, name_of
 
 SIZES = {
     "col2im": ("output_size", "kernel_size", "strides", "dilations", "pads_begin", "pads_end"),
@@ -35,6 +35,9 @@ SIZES = {
 }
 """The sizes that each operator takes, one value per axis."""
 
+OUT_DTYPE = "out must have the result's dtype"
+"""What is said where it has another."""
+
 INTEGER, FLOAT = (int, torch.SymInt), (float, torch.SymFloat)
 """Numbers and a compiler's symbols for them; not as unions of types, for which torch 2.6 compiles no isinstance."""
 
@@ -47,8 +50,10 @@ def call_of(operation: str, arguments: tuple[Any, ...]) -> Call:
     dtype = DTYPES.get(data.dtype)
     name = OPERATIONS[operation].data
     if dtype is None:
-        check_dtype(operation, name, str(data.dtype).removeprefix("torch."))
+        check_dtype(operation, name, name_of(data.dtype))
     assert dtype is not None
+    if out is not None and out.dtype != data.dtype:
+        raise TypeError(f"{operation}: {OUT_DTYPE} {dtype}, got {name_of(out.dtype)}")
     accumulate, mode = operation == "add_blocks", "constant"
     if operation == "take_blocks":
         reduction, mode = "sum", reduction
@@ -135,13 +140,20 @@ def trace(
     sizes: tuple[Any, ...],
     rank: int,
     choices: tuple[str, str, bool],
+    dtype: Any = None,
 ) -> Tensor:
-    """Call an operator with (data, window[, positions, out]) and sizes of that many axes, as they are given."""
+    """Call an operator with (data, window[, positions, out]) and sizes of that many axes, as they are given.
+
+    Data that are summed in a wider dtype, by its name or as `out` has it, are converted first.
+    """
     data, window, *others = given
     positions, out = others or (None, None)
     reduction, variant, deterministic = choices
-    if out is not None and WIDER.get(str(data.dtype).removeprefix("torch.")) == str(out.dtype).removeprefix("torch."):
-        data = data.to(out.dtype)
+    if out is not None or dtype is not None:
+        must = f"dtype must be that of {OPERATIONS[operation].data}," if out is None else OUT_DTYPE
+        dtype = dtype if out is None else out.dtype
+        calls.check_sums(operation, name_of(data.dtype), name_of(dtype), must)
+        data = data.to(dtype)
     separable = False
     if window is not None:
         axes = (window,) if isinstance(window, Tensor) else tuple(window)

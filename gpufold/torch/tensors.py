@@ -51,6 +51,11 @@ WEIGHT_DTYPES = {
 """The dtype of a window's weights, by the dtype of the data."""
 
 
+def name_of(dtype: Any) -> str:
+    """Return NumPy's name for a dtype."""
+    return str(dtype).removeprefix("torch.")
+
+
 class Described(NamedTuple):
     """What a call asks of a tensor before it computes."""
 
@@ -68,7 +73,7 @@ def described(operation: str, name: str, tensor: Any) -> Described:
         )
     dtype = DTYPES.get(tensor.dtype)
     if dtype is None:
-        check_dtype(operation, name, str(tensor.dtype).removeprefix("torch."))
+        check_dtype(operation, name, name_of(tensor.dtype))
     if tensor.layout is not torch.strided or tensor.is_nested:
         raise TypeError(f"{operation}: {name} must be a dense tensor, got a nested one or layout {tensor.layout}")
     if not (tensor.is_cpu or tensor.is_cuda):
@@ -142,15 +147,16 @@ def execute(
         execute_into(call, data, result, weights, positions)
         return result
     shape = getattr(call.geometry, OPERATIONS[call.operation].result)
-    check_bytes(call, shape, data.element_size())
+    dtype = getattr(torch, call.dtype) if call.source else data.dtype
+    check_bytes(call, shape, dtype.itemsize)
     if is_on_gpu(data):
-        result = data.new_empty(shape)
+        result = data.new_empty(shape, dtype=dtype) if call.source else data.new_empty(shape)
         _execute_on_gpu(call, data, result, weights, positions)
         return result
     given = as_numpy(data)
-    computed = np.empty(shape, given.dtype)
+    computed = np.empty(shape, call.dtype if call.source else given.dtype)
     _execute_on_cpu(call, given, computed, weights, positions)
-    if data.dtype is torch.bfloat16:
+    if dtype is torch.bfloat16:
         return torch.from_numpy(computed.view(np.int16)).view(torch.bfloat16)
     return torch.from_numpy(computed)
 
