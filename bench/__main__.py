@@ -25,7 +25,7 @@ from bench.measure import (
     missing,
 )
 from bench.problems import PROBLEMS, select
-from bench.report import failures, footer, markdown, table
+from bench.report import failures, footer, markdown, markdown_table, table
 from bench.results import OURS, Run, command_line, commit, saved
 from bench.terminal import Console, Table, progress, say
 from gpufold.gpu.devices import device_named
@@ -74,7 +74,8 @@ def _parser() -> argparse.ArgumentParser:
     host.add_argument("--problem", action="append", default=[], metavar="NAME")
     traffic = commands.add_parser("traffic", help="predict the kernels' speed from runs on the CPU")
     traffic.add_argument("--problem", action="append", default=[], metavar="NAME")
-    traffic.add_argument("--device", dest="chip", default="H200", metavar="NAME", help="A100, H100, H200, B200, ...")
+    traffic.add_argument("--device", dest="chips", action="append", metavar="NAME", help="A100, H100, H200, B200, ...")
+    traffic.add_argument("--markdown", action="store_true", help="one table for all devices, of what auto takes")
     crossover = commands.add_parser("crossover", help="sweep sizes through the variants: where thresholds belong")
     _add_saving(crossover)
     crossover.add_argument("--seconds", type=float, default=1.0, help="measuring time of a point")
@@ -176,20 +177,28 @@ def _host(options: argparse.Namespace, words: list[str], console: Console) -> in
 
 
 def _traffic(options: argparse.Namespace, words: list[str], console: Console) -> int:
-    from bench.traffic import assumptions, count_all, import_hostcuda, traffic_table
+    from bench.traffic import assumptions, count_all, import_hostcuda, predictions, traffic_table
 
-    device = device_named(options.chip)
+    devices = [device_named(chip) for chip in options.chips or ["H200"]]
     import_hostcuda()
     problems = select(options.problem, quick=False, gpu=True)
-    runs = saved(options.results)
-    lines = []
+    counted: dict[str, list[Any]] = {}
     try:
-        for counted in progress(count_all(problems, device), lambda _: device.name, len(problems)):
-            lines += counted
+        for device in devices:
+            lines = counted[device.name.removeprefix("NVIDIA ")] = []
+            for some in progress(count_all(problems, device), lambda lines: lines[0].problem, len(problems)):
+                lines += some
     except KeyboardInterrupt:
         say(console, "interrupted")
-    console.print(traffic_table(lines, runs))
-    for line in (*assumptions(device), f"gpufold {gpufold.__version__}, commit {commit()}", command_line(words)):
+    if options.markdown:
+        print(*markdown_table(predictions(counted)), sep="\n")
+    else:
+        for lines in counted.values():
+            console.print(traffic_table(lines, saved(options.results)))
+    for device in devices:
+        for line in assumptions(device):
+            say(console, line)
+    for line in (f"gpufold {gpufold.__version__}, commit {commit()}", command_line(words)):
         say(console, line)
     return 0
 

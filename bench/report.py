@@ -143,15 +143,14 @@ OWN = "two passes"
 def markdown(run: Run) -> str:
     """Return the same table in Markdown, with what it depends on below, and the means of each operation."""
     header, lines = cells(run)
-
-    def line(texts: list[str]) -> str:
-        return f"| {' | '.join(texts)} |"
-
     bold = [f"**{text}**" if text else "" for text in lines[-1]]
-    ruler = ["---", *("---:" for _ in header[1:])]
-    body = [line(header), line(ruler), *map(line, lines[:-1]), line(bold)]
+    body = markdown_table([header, *lines[:-1], bold])
     notes = [f"- {text}" for text in footer(run)]
-    means = by_operation(run)
-    means_ruler = line(["---", *("---:" for _ in means[0][1:])])
-    summary = [line(means[0]), means_ruler, *map(line, means[1:])]
-    return "\n".join([*body, "", *notes, "", *summary, ""])
+    return "\n".join([*body, "", *notes, "", *markdown_table(by_operation(run)), ""])
+
+
+def markdown_table(lines: list[list[str]]) -> list[str]:
+    """Return lines of texts as a table in Markdown, the first of them as its header."""
+    header, *rows = lines
+    ruler = ["---", *("---:" for _ in header[1:])]
+    return [f"| {' | '.join(texts)} |" for texts in (header, ruler, *rows)]

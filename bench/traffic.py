@@ -12,6 +12,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from math import prod
 from multiprocessing import get_context
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +22,7 @@ from rich.table import Table
 import gpufold
 from bench.measure import difference
 from bench.problems import TOLERANCE, Problem
-from bench.results import ROOT, Run
+from bench.results import ROOT, Run, geometric_mean
 from gpufold.calls import Call, Unsupported
 from gpufold.geometry import Axis, SlidingGeometry
 from gpufold.gpu.parameters import int32, pack
@@ -278,13 +279,42 @@ def traffic_table(lines: list[Line], runs: Mapping[Path, Run]) -> Table:
         texts += [f"{value:.2f}x" for value in (line.requested_loads, line.requested_stores, line.memory)]
         needed = f" of {line.bytes_for_a_copy / 1024:.0f}" if line.bytes_for_a_copy else ""
         texts += [f"{line.instructions:,.0f}", f"{line.phases:.1f}", f"{line.bytes_in_flight / 1024:.0f}{needed}"]
-        texts.append(f"{line.worst:.0%} to {line.best:.0%}")
+        texts.append(_range(line))
         if measured:
             fraction = measured.get((line.problem, line.variant))
             texts.append(f"{fraction:.0%}" if fraction else "")
         table.add_row(*texts, line.limited_by)
         previous = line.problem
     return table
+
+
+def predictions(counted: Mapping[str, list[Line]]) -> list[list[str]]:
+    """Return a table: for each problem what `auto` takes, with the range predicted for each GPU by name.
+
+    The first GPU says what binds and what is in flight. The last row holds the geometric means, of problems that are
+    more than a wait.
+    """
+    chosen, naive = (
+        [{line.problem: line for line in lines if keep(line)} for lines in counted.values()]
+        for keep in (attrgetter("chosen"), lambda line: line.variant == NAIVE)
+    )
+    header = ["problem", "variant", "limit that binds", "KiB in flight"]
+    header += [heading for name in counted for heading in (name, "naive gather")]
+    rows = []
+    for problem, line in chosen[0].items():
+        rows.append([problem, line.variant, line.limited_by, f"{line.bytes_in_flight / 1024:.0f}"])
+        for ours, theirs in zip(chosen, naive, strict=True):
+            rows[-1] += [_range(ours.get(problem)), _range(theirs.get(problem))]
+    rows.append(["geometric mean", "", "", ""])
+    for ours in chosen:
+        large = [line for line in ours.values() if line.limited_by != "latency"]
+        worst, best = (geometric_mean(map(attrgetter(end), large)) for end in ("worst", "best"))
+        rows[-1] += [f"{worst:.0%} to {best:.0%}" if worst and best else "", ""]
+    return [header, *rows]
+
+
+def _range(line: Line | None) -> str:
+    return f"{line.worst:.0%} to {line.best:.0%}" if line else ""
 
 
 def assumptions(device: Device = H200) -> list[str]:

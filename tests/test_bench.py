@@ -1204,6 +1204,20 @@ def test_traffic_is_predicted_beside_the_naive_kernel(capsys):
 
 @pytest.mark.hostcuda
 @pytest.mark.nvrtc
+def test_predictions_for_several_devices_are_one_table(capsys):
+    devices = "--device", "T4", "--device", "L4"
+    status, out = run(capsys, "traffic", "--problem", "batch_to_space-nhwc", *devices, "--markdown")
+    assert status == 0
+    header, ruler, row, means = ([cell.strip() for cell in line.split("|")[1:-1]] for line in out.splitlines()[:4])
+    assert header[4:] == ["Tesla T4", "naive gather", "L4", "naive gather"]
+    assert len(ruler) == len(row) == len(means) == 8
+    assert row[:2] == ["batch_to_space-nhwc-2x2", "index_map"]
+    assert means[0] == "geometric mean"
+    assert means[4::2] == row[4::2]
+
+
+@pytest.mark.hostcuda
+@pytest.mark.nvrtc
 def test_traffic_is_predicted_for_a_device_by_name(capsys):
     status, out = run(capsys, "traffic", "--problem", "batch_to_space-nhwc", "--device", "a100")
     assert status == 0
