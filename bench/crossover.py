@@ -138,6 +138,16 @@ def sweeps(multiprocessors: int, threads_per_multiprocessor: int) -> tuple[Sweep
             ),
         ),
         Sweep(
+            "positions.OWNERS_SEARCHES_PER_ELEMENT",
+            positions.OWNERS_SEARCHES_PER_ELEMENT,
+            ("gather",),
+            ("owners",),
+            tuple(
+                _placed("owners", side, image_shape=(1, 1, size, size), kernel=side, stride=2 * side)
+                for side, size in ((64, 4096), (32, 4096), (16, 4096), (8, 4096), (4, 4096), (2, 4096))
+            ),
+        ),
+        Sweep(
             "space.INDEX_MAP_BLOCK",
             space_variants.INDEX_MAP_BLOCK,
             ("index_map",),

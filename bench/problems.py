@@ -670,6 +670,15 @@ PROBLEMS: tuple[Problem, ...] = (
         dtypes=("float32", "int32"),
         gpu_batch=16,
     ),
+    *sliding(
+        "charges-3x3",
+        "a million charges spread onto a mesh, as particle-mesh methods do",
+        (1, 1, 4096, 4096),
+        kernel=3,
+        stride=4,
+        operations=("add_blocks",),
+        quick=False,
+    ),
     *space(
         "nchw-2x2",
         "atrous convolution as in DeepLab, channels first",

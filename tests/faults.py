@@ -23,6 +23,7 @@ IM2COL = "tests/test_im2col_kernels.py::test_"
 SPACE = "tests/test_space_kernels.py::test_"
 BLOCKS = "tests/test_blocks.py::test_"
 ADD_BLOCKS = "tests/test_add_blocks.py::test_"
+CROWDED = ADD_BLOCKS + "a_crowded_tile_has_its_blocks_in_order[everything-in-a-few-tiles-observed]"
 TAKE_BLOCKS = "tests/test_take_blocks.py::test_"
 FUSIONS = "tests/test_fusions.py::test_"
 DASK = "tests/test_dask.py::test_"
@@ -508,6 +509,62 @@ FAULTS = (
         "fits = found <= listed;",
         "fits = true;",
         ADD_BLOCKS + "tiles_share_a_search[spread-True-plain]",
+    ),
+    Fault(
+        "no barrier before the numbers of warps' blocks are added up",
+        "kernels/bins.cuh",
+        "        of_warp[warp] = until;\n    __syncthreads();\n",
+        "        of_warp[warp] = until;\n",
+        CROWDED,
+    ),
+    Fault(
+        "no barrier before a part of the lists is known",
+        "kernels/bins.cuh",
+        "total) : 0;\n    __syncthreads();\n",
+        "total) : 0;\n",
+        CROWDED,
+    ),
+    Fault(
+        "no barrier before blocks are marked",
+        "kernels/bins.cuh",
+        "                marked[mark] = false;\n            __syncthreads();\n",
+        "                marked[mark] = false;\n",
+        CROWDED,
+    ),
+    Fault(
+        "no barrier before marks are counted",
+        "kernels/bins.cuh",
+        "                    marked[listed[other] - first] = true;\n            __syncthreads();\n",
+        "                    marked[listed[other] - first] = true;\n",
+        CROWDED,
+    ),
+    Fault(
+        "no barrier before the numbers of threads' marks are added up",
+        "kernels/bins.cuh",
+        "                found[thread] += marked[mark];\n            __syncthreads();\n",
+        "                found[thread] += marked[mark];\n",
+        CROWDED,
+    ),
+    Fault(
+        "no barrier before marks are cleared again",
+        "kernels/bins.cuh",
+        "mark, p).entry, p);\n            __syncthreads();\n",
+        "mark, p).entry, p);\n",
+        CROWDED.replace("everything-in-a-few-tiles", "more-blocks-than-marks"),
+    ),
+    Fault(
+        "blocks of a tile left in the order in which threads came by",
+        "kernels/bins.cuh",
+        "place += listed[other] < met.entry.block;",
+        "place += listed[other] != met.entry.block && other < bin.end - 1;",
+        ADD_BLOCKS + "every_kernel_is_the_numpy_path_in_any_layout[several-tiles]",
+    ),
+    Fault(
+        "a pixel owned by every block that covers it",
+        "kernels/add_blocks_owners.cu",
+        "p).block != own.block)\n            return;",
+        "p).block > own.block)\n            return;",
+        ADD_BLOCKS + "every_kernel_is_the_numpy_path_in_any_layout[several-tiles]",
     ),
     Fault(
         "a block that ends on a tile's first pixel taken for one before it",

@@ -52,7 +52,8 @@ def plans():
                     plan = choose(Call(operation, geometry, dtype, fusion, variant, source=source), *operands, device)
                 except Unsupported:
                     continue
-                found[plan.symbol, plan.defines] = plan
+                for step in (*plan.before, plan):
+                    found[step.symbol, step.defines] = step
 
     for number, case in enumerate((*CASES, *LARGER_CASES)):
         geometry = col2im_geometry(case.columns_shape, case.output_size, case.kernel_size, **case.arguments)

@@ -327,7 +327,7 @@ def run(variant, out, blocks, positions, window=None, device=H200, **mode):
 
 
 def check_kernels(case, dtype, rng, **mode):
-    """Run both variants in some layout; sums of atomic additions are compared where they are exact."""
+    """Run every variant in some layout; sums of atomic additions are compared where they are exact."""
     dtype = np.dtype(dtype)
     out, blocks, positions = problem(case, dtype, rng.randrange(99))
     window = window_of(rng.choice(("none", "separable", "full")), case.block, dtype) if dtype in INEXACT else None
@@ -340,7 +340,7 @@ def check_kernels(case, dtype, rng, **mode):
         except Unsupported:
             assert variant == "atomic"
             continue
-        if variant == "gather" or ELEMENT_TYPES[dtype.name].exact:
+        if variant != "atomic" or ELEMENT_TYPES[dtype.name].exact:
             assert_same_bits(got, want, where)
         else:
             kind = np.finfo(dtype)
@@ -365,8 +365,10 @@ def test_no_weight_counts_where_its_element_lands_outside(case, kind):
     with np.errstate(all="ignore"):
         want = definition.add_blocks(out, blocks, positions, window)
     assert_same_bits(gpufold.add_blocks(out.copy(), blocks, positions, window), want, case)
-    run("gather", out, blocks, positions, window)
-    assert_same_bits(out, want, case)
+    for variant in ("gather", "owners"):
+        got = out.copy()
+        run(variant, got, blocks, positions, window)
+        assert_same_bits(got, want, f"{case} {variant}")
 
 
 @pytest.mark.hostcuda
@@ -380,7 +382,7 @@ def test_every_kernel_adds_to_a_wider_out(narrow, wide, mode):
         for variant in variants("add_blocks"):
             got = out.copy()
             run(variant, got, blocks, case.positions, window, mode=mode)
-            if variant == "gather":
+            if variant != "atomic":
                 assert_same_bits(got, want, f"{case} {variant}")
             else:
                 np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-3 * abs(want).max())
@@ -467,7 +469,36 @@ def test_tiles_share_a_search(name, crowded, mode):
     ],
 )
 def test_tiles_share_a_search_where_it_is_dear_and_the_device_stays_full(shape, block, count, regions):
-    assert prod(plan_of(shape, block, count).grid) == regions
+    assert prod(plan_of(shape, block, count, variant="gather").grid) == regions
+
+
+CROWDED = {
+    "everything-in-a-few-tiles": ((6, 8), (3, 4), 3000, (3, 4)),
+    "more-blocks-than-marks": ((90,), (7,), 40_000, (60,)),
+    "a-crowd-among-others": ((70, 300), (5, 7), 6000, (70, 30)),
+}
+
+
+@pytest.mark.hostcuda
+@pytest.mark.parametrize(("name", "mode"), crossed(list(CROWDED), ["plain", "observed", "shuffled", "sanitized"]))
+def test_a_crowded_tile_has_its_blocks_in_order(name, mode):
+    """Their number is beyond what is compared with each other, and beyond what is marked at a time."""
+    size, block, count, reach = CROWDED[name]
+    positions = np.random.default_rng(0).integers([-side for side in block], reach, (count, len(size)))
+    out, blocks = values(size, np.float32, 1), values((count, *block), np.float32, 2)
+    want = gpufold.add_blocks(out.copy(), blocks, positions)
+    run("owners", out, blocks, positions, mode=mode)
+    assert_same_bits(out, want)
+
+
+@pytest.mark.hostcuda
+def test_owners_touch_what_blocks_touch_alone():
+    out, blocks = np.zeros((64, 640), np.float32), np.ones((2, 4, 5), np.float32)
+    positions = np.array([(3, 7), (5, 9)])
+    plan = choose(calls.add_blocks(out, blocks, positions, variant="owners"), operand(blocks), operand(out))
+    moved = hostcuda.traffic(plan, blocks, out, None, positions)
+    assert moved.stores.bytes == 4 * np.count_nonzero(out) == 4 * (2 * 4 * 5 - 2 * 3)
+    assert out.sum() == blocks.sum()
 
 
 @pytest.mark.hostcuda
@@ -486,10 +517,10 @@ def test_a_tile_that_no_block_meets_is_left_alone():
 # What is planned
 
 
-def plan_of(shape, block, count, dtype="float32", deterministic=True):
+def plan_of(shape, block, count, dtype="float32", deterministic=True, variant="auto"):
     geometry = add_blocks_geometry(shape, (count, *shape[: len(shape) - len(block)], *block), (count, len(block)))
     return choose(
-        Call("add_blocks", geometry, dtype, fusion=Fusion("sum", "none", True), deterministic=deterministic),
+        Call("add_blocks", geometry, dtype, Fusion("sum", "none", True), variant, deterministic),
         Operand.contiguous(geometry.blocks_shape),
         Operand.contiguous(shape),
     )
@@ -500,14 +531,15 @@ def plan_of(shape, block, count, dtype="float32", deterministic=True):
     [
         ("gather", (2048, 2048), (256, 256), 2000, "complex64", True),
         ("gather", (2048, 2048), (256, 256), 2000, "complex64", False),
-        ("gather", (8192, 8192), (3, 3), 1_000_000, "float32", True),
+        ("gather", (1024, 1024), (3, 3), 1000, "float32", True),
+        ("owners", (8192, 8192), (3, 3), 1_000_000, "float32", True),
         ("atomic", (8192, 8192), (3, 3), 1_000_000, "float32", False),
         ("atomic", (8192, 8192), (3, 3), 1_000_000, "int32", True),
-        ("gather", (8192, 8192), (3, 3), 1_000_000, "int8", True),
-        ("gather", (8192, 8192), (3, 3), 1_000_000, "float16", False),
+        ("owners", (8192, 8192), (3, 3), 1_000_000, "int8", True),
+        ("owners", (8192, 8192), (3, 3), 1_000_000, "float16", False),
     ],
 )
-def test_auto_takes_atomics_for_very_many_small_blocks_alone(expected, shape, block, count, dtype, deterministic):
+def test_auto_searches_but_for_very_many_small_blocks(expected, shape, block, count, dtype, deterministic):
     assert plan_of(shape, block, count, dtype, deterministic).variant == expected
 
 
@@ -516,7 +548,7 @@ def test_explain_knows_it():
     why = gpufold.explain("add_blocks", *described, window=np.ones((96, 96)))
     assert why.plan.source == "add_blocks_gather.cu"
     assert dict(why.plan.defines)["WINDOW"] == "full"
-    assert set(why.alternatives) == {"atomic"}
+    assert set(why.alternatives) == {"owners", "atomic"}
     arrays = np.zeros((3, 512, 512), np.float32), np.ones((40, 3, 96, 96), np.float32), np.zeros((40, 2), np.int64)
     assert gpufold.explain("add_blocks", *arrays).plan.parameters == why.plan.parameters
     with pytest.raises(ValueError, match="add_blocks: blocks must be"):

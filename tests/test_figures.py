@@ -264,8 +264,10 @@ LIMITS = {
     "blocks_to_array-stitch-96x96x96-s48": Limits(2.04, 1.05, 1.33, 39.67, 1.8, 0.4, 0.63),
     "add_blocks-probes-256x256": Limits(1.2, 1.05, 1.06, 19.93, 47.2, 0.61, 0.92),
     "add_blocks-tiles-512x512": Limits(2.01, 1.04, 1.01, 25.2, 4.4, 0.57, 0.97),
-    # bound by latency and instructions: every thread block searches all positions
-    "add_blocks-particles-7x7": Limits(17.87, 0.88, 3.36, 53.35, 54.3, 0.11, 0.2),
+    # bound by memory: rows of 28 bytes take 56 of it in sectors, read and written
+    "add_blocks-particles-7x7": Limits(4.18, 0.45, 1.71, 8.17, 4.8, 0.36, 0.52),
+    # bound by instructions and latency: a thread finds the owner of each element
+    "add_blocks-charges-3x3": Limits(18.94, 1.29, 2.0, 219.5, 5.7, 0.069, 0.087),
     "batch_to_space-nchw-2x2": Limits(1.05, 1.05, 1.05, 8.7, 2.1, 0.87, 0.95),
     "batch_to_space-nchw-4x4": Limits(1.36, 1.05, 1.05, 10.93, 2.1, 0.83, 0.95),
     "batch_to_space-nhwc-2x2": Limits(1.05, 1.05, 1.03, 6.01, 4.3, 0.95, 0.95),

@@ -1317,14 +1317,15 @@ def test_blocks_taken_at_positions_can_be_captured_in_a_graph(cupy):
 
 
 @pytest.mark.gpu
-def test_blocks_at_positions_can_be_captured_in_a_graph(cupy):
-    """Positions are never looked at by the host, so that other ones serve the same graph."""
+@pytest.mark.parametrize("variant", ["gather", "owners"])
+def test_blocks_at_positions_can_be_captured_in_a_graph(cupy, variant):
+    """Positions are never looked at by the host, so that other ones serve the same graph; its lists are its own."""
     case = POSITIONS_CASES[10]
     zeros, blocks = np.zeros(case.shape, np.float32), values(case.blocks_shape, np.float32)
     out, tiles, positions = cupy.asarray(zeros), cupy.asarray(blocks), cupy.asarray(case.positions)
-    gpufold.add_blocks(out, tiles, positions)
+    gpufold.add_blocks(out, tiles, positions, variant=variant)
     with capturing(cupy) as (stream, captured):
-        gpufold.add_blocks(out, tiles, positions)
+        gpufold.add_blocks(out, tiles, positions, variant=variant)
     with stream:
         for places in (case.positions + 1, case.positions):
             positions.set(places, stream)

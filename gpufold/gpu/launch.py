@@ -43,6 +43,9 @@ class Stream(NamedTuple):
     ptr: int
 
 
+Allocator: TypeAlias = Callable[[int], tuple[int, Any]]
+"""Returns the address of so many bytes that later work on the stream may reuse, and what keeps them until then."""
+
 Planner: TypeAlias = Callable[[Call, Operand, Operand, Device], Plan]
 """Plans a call: `gpufold.operations.choose`."""
 
@@ -67,18 +70,20 @@ def execute_at(
     result: Located,
     others: tuple[Addresses | None, int | None],
     stream: Stream,
+    allocate: Allocator,
 ) -> None:
-    """Compute a call on memory that another library owns, on a stream of its; nothing is allocated or waited for.
+    """Compute a call on memory that another library owns, on a stream of its; nothing is waited for.
 
     The others are the addresses of a window's weights and of positions, where there are any.
     """
     device = stream.device
     kernel = _prepare_at(planner, call, _layout_at(data), _layout_at(result), device)
+    scratch, _kept = allocate(kernel.scratch_bytes) if kernel.scratch_bytes else (None, None)
     if cupy.cuda.runtime.getDevice() == device:
-        kernel.launch_at(data, result, *others, stream)
+        kernel.launch_at(data, result, *others, stream, scratch)
     else:
         with cupy.cuda.Device(device):
-            kernel.launch_at(data, result, *others, stream)
+            kernel.launch_at(data, result, *others, stream, scratch)
 
 
 def run(plan: Plan, data: Any, result: Any, window: tuple[Any, ...] | None = None, positions: Any = None) -> None:
@@ -88,7 +93,8 @@ def run(plan: Plan, data: Any, result: Any, window: tuple[Any, ...] | None = Non
 
 def compile_plan(plan: Plan) -> None:
     """Compile what a call would run, for the current device, so that the call itself only launches."""
-    _ = _function(plan.source, plan.defines, plan.symbol).kernel  # of this device
+    for step in (*plan.before, plan):
+        _ = _function(step.source, step.defines, step.symbol).kernel  # of this device
 
 
 def current_device() -> Device:
@@ -129,6 +135,10 @@ class Kernel:
     """The struct, as the array of one element that CuPy passes by value."""
     zero_output: bool
     takes_window: bool
+    scratch_bytes: int = 0
+    zeroed_bytes: int = 0
+    before: tuple[Kernel, ...] = ()
+    """What fills the scratch memory."""
 
     @classmethod
     def of(cls, plan: Plan) -> Kernel:
@@ -141,6 +151,9 @@ class Kernel:
             parameters,
             plan.zero_output,
             plan.takes_window,
+            plan.scratch_bytes,
+            plan.zeroed_bytes,
+            tuple(map(cls.of, plan.before)),
         )
 
     def __call__(self, data: Any, result: Any, window: Any = None, positions: Any = None) -> None:
@@ -150,10 +163,22 @@ class Kernel:
         if self.takes_window:
             weights = NO_WINDOW if window is None else _pointers(tuple([array.data.ptr for array in window]))
             pointers = (*pointers, weights)
+        if self.scratch_bytes:
+            scratch = _scratch(self.scratch_bytes)
+            scratch.memset_async(0, self.zeroed_bytes)
+            for step in self.before:
+                step.function(step.grid, step.block, (positions, scratch, step.parameters))
+            pointers = (*pointers, scratch)
         self.function(self.grid, self.block, (*pointers, self.parameters))
 
     def launch_at(
-        self, data: Located, result: Located, weights: Addresses | None, positions: int | None, stream: Stream
+        self,
+        data: Located,
+        result: Located,
+        weights: Addresses | None,
+        positions: int | None,
+        stream: Stream,
+        scratch: int | None,
     ) -> None:
         """Launch on addresses, on a stream of the current device."""
         if self.zero_output:
@@ -162,7 +187,19 @@ class Kernel:
         pointers: tuple[Any, ...] = (data[0], result[0]) if positions is None else (data[0], result[0], positions)
         if self.takes_window:
             pointers = (*pointers, NO_WINDOW if weights is None else _pointers(weights))
+        if scratch is not None:
+            cupy.cuda.runtime.memsetAsync(scratch, 0, self.zeroed_bytes, stream.ptr)
+            for step in self.before:
+                step.function.kernel(step.grid, step.block, (positions, scratch, step.parameters), 0, stream)
+            pointers = (*pointers, scratch)
         self.function.kernel(self.grid, self.block, (*pointers, self.parameters), 0, stream)
+
+
+def _scratch(size: int) -> Any:
+    """Return memory that later work on the current stream may reuse; a graph that is captured allocates its own."""
+    if cupy.cuda.get_current_stream().is_capturing():
+        return cupy.cuda.malloc_async(size)
+    return cupy.cuda.alloc(size)
 
 
 Layout: TypeAlias = tuple[Size, Size, int, int]

@@ -92,7 +92,9 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One launch of one kernel: kernel(input, output, [positions,] [weights,] parameters).
+    """One launch of one kernel: kernel(input, output, [positions,] [weights,] [scratch,] parameters).
+
+    Where it needs scratch memory, that is filled by launches before it: kernel(positions, scratch, parameters).
 
     It keeps within what a GPU can launch, or raises Unsupported as it is made.
     """
@@ -125,6 +127,14 @@ class Plan:
     """Whether what is in the output before the launch counts."""
     shared_bytes: int = 0
     """Bytes of shared memory that the kernel declares."""
+    scratch_bytes: int = 0
+    """Of memory that only this launch and those before it use."""
+    zeroed_bytes: int = 0
+    """At the begin of the scratch memory, which must be zero before the first of them."""
+    before: tuple[Plan, ...] = field(default=(), repr=False)
+    """The launches that fill the scratch memory, in order."""
+    fills_scratch: bool = False
+    """Whether this is one of them."""
 
     def __post_init__(self) -> None:
         """Compare what the launch needs with what every GPU has."""
@@ -144,7 +154,7 @@ class Plan:
         """Bytes of the kernel's arguments: pointers to arrays and to a window's weights, then the parameters."""
         defines = dict(self.defines)
         weights = int(defines["WINDOW_AXES"]) if defines.get("WINDOW") == "separable" else 1
-        pointers = 2 + self.takes_positions + (weights if self.takes_window else 0)
+        pointers = 2 + self.takes_positions + (weights if self.takes_window else 0) + (self.scratch_bytes > 0)
         return POINTER_BYTES * pointers + len(self.parameters)
 
     @property

@@ -226,7 +226,13 @@ def _execute_on_gpu(
         weights = tuple([ready(each, dtype) for each in weights])
         pointers = tuple([each.data_ptr() for each in weights])
     others = pointers, None if positions is None else positions.data_ptr()
-    launch.execute_at(choose, call, located(data), located(result), others, launch.Stream(*_stream_of(data)))
+
+    def allocate(size: int) -> tuple[int, Tensor]:
+        scratch = torch.empty(size, dtype=torch.uint8, device=data.device)
+        return located(scratch)[0], scratch
+
+    stream = launch.Stream(*_stream_of(data))
+    launch.execute_at(choose, call, located(data), located(result), others, stream, allocate)
 
 
 @cache

@@ -27,7 +27,7 @@ from gpufold.gpu.plan import H200, Device, Plan
 from . import cubin, machine, module
 from .build import KERNELS
 from .cubin import RESERVED_SHARED_BYTES, Figures
-from .execute import Caches, NDArray, run
+from .execute import Caches, NDArray, run, scratch_of
 
 SCALE = 33
 """How much smaller than the device the modelled one is."""
@@ -131,6 +131,8 @@ class Work:
     """And of loads that the L1 cache served."""
     resident_threads: int
     """Of a multiprocessor."""
+    before: tuple[Work, ...] = ()
+    """That of the launches that fill scratch memory."""
 
 
 def resident_threads(plan: Plan, figures: Figures, device: Device = H200) -> int:
@@ -213,26 +215,33 @@ def work(
     After `most_instructions` no more thread blocks are started; those that were lie in the middle of the grid.
     """
     architecture = 10 * device.compute_capability[0] + device.compute_capability[1]
-    figures = cubin.figures(plan, architecture, kernels)
-    done = machine.run(
-        plan,
-        input_array,
-        output_array,
-        window,
-        positions,
-        caches=caches(plan, figures, device, scale),
-        architecture=architecture,
-        kernels=kernels,
-        most_instructions=most_instructions,
-    )
-    return Work(
-        _traffic(done.counters, plan, input_array, output_array),
-        plan,
-        done.blocks / prod(plan.grid),
-        figures,
-        done.warps,
-        done.instructions,
-        done.phases,
-        done.cached_phases,
-        resident_threads(plan, figures, device),
-    )
+    scratch = scratch_of(plan) if plan.scratch_bytes else None
+
+    def work_of(step: Plan, most: int) -> Work:
+        figures = cubin.figures(step, architecture, kernels)
+        done = machine.run(
+            step,
+            input_array,
+            output_array,
+            window,
+            positions,
+            scratch=scratch,
+            caches=caches(step, figures, device, scale),
+            architecture=architecture,
+            kernels=kernels,
+            most_instructions=most,
+        )
+        return Work(
+            _traffic(done.counters, step, input_array, output_array),
+            step,
+            done.blocks / prod(step.grid),
+            figures,
+            done.warps,
+            done.instructions,
+            done.phases,
+            done.cached_phases,
+            resident_threads(step, figures, device),
+        )
+
+    before = tuple([work_of(step, 2**63) for step in plan.before])
+    return replace(work_of(plan, most_instructions), before=before)

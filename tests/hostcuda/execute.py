@@ -17,7 +17,7 @@ from gpufold.gpu.plan import Plan
 
 from . import module
 from .build import KERNELS, Build, Defines, build_kernel, build_runtime
-from .memory import Fault, NDArray, Placed, poison
+from .memory import POISON, Fault, NDArray, Placed, poison
 from .module import Caches, Counters
 
 Argument = NDArray | tuple[NDArray, ...] | bytes | int | None
@@ -101,6 +101,14 @@ def run(
         pointers = (*pointers, positions)
     if plan.takes_window:
         pointers = (*pointers, bytes(8) if window is None else window)
+    if plan.scratch_bytes:
+        scratch = scratch_of(plan)
+        for step in plan.before:
+            arguments = positions, scratch, step.parameters
+            launch(
+                kernels / step.source, step.symbol, step.defines, step.grid, step.block, arguments, mode=mode, seed=seed
+            )
+        pointers = (*pointers, scratch)
     return launch(
         kernels / plan.source,
         plan.symbol,
@@ -114,6 +122,13 @@ def run(
         skips=plan.skips,
         caches=caches,
     )
+
+
+def scratch_of(plan: Plan) -> NDArray:
+    """Return scratch memory as a plan's first launch finds it."""
+    scratch = np.full(plan.scratch_bytes, POISON, np.uint8)
+    scratch[: plan.zeroed_bytes] = 0
+    return scratch
 
 
 def launch_in_place(path: Path, grid: Size3, block: Size3, values: Sequence[bytes]) -> None:

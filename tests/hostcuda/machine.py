@@ -136,7 +136,7 @@ def _operations() -> dict[str, int]:
     return {name: number for number, name in enumerate(_library().hostcuda_machine_operations().decode().split())}
 
 
-SPECIAL = ("TID.X", "TID.Y", "TID.Z", "CTAID.X", "CTAID.Y", "CTAID.Z", "LANEID", "CgaCtaId", "SRZ")
+SPECIAL = ("TID.X", "TID.Y", "TID.Z", "CTAID.X", "CTAID.Y", "CTAID.Z", "LANEID", "LTMASK", "CgaCtaId", "SRZ")
 
 COMPARISONS = {"LT": 1, "EQ": 2, "LE": 3, "GT": 4, "NE": 5, "GE": 6, "NUM": 7, "NAN": 8}
 """Of what holds: 1 less, 2 equal, 4 greater, 8 unordered."""
@@ -283,10 +283,10 @@ class _Reader:
         width = next((bytes_ for name, bytes_ in size.items() if name in modifiers), 4)
         atomic = kind in ("RED", "REDG", "ATOM", "ATOMG")
         self.operation("red" if atomic else "ld" if kind.startswith("LD") else "st")
+        self.made.to = ZERO_REGISTER
         if kind.startswith("ATOM"):
             self.to_predicates(1)
-            if self.operands.pop(0) != "RZ":
-                raise self.unknown()
+            self.to_register()
         elif kind.startswith("LD"):
             self.to_register()
         address = re.fullmatch(
@@ -639,12 +639,15 @@ def run(
     window: tuple[NDArray, ...] | None = None,
     positions: NDArray | None = None,
     *,
+    scratch: NDArray | None = None,
     caches: Caches,
     architecture: int = 90,
     kernels: Path = KERNELS,
     most_instructions: int = 2**63,
 ) -> Execution:
     """Execute a plan's machine code for an architecture; arrays become what a GPU would make of them.
+
+    One launch is executed: those before it are plans of their own, which share scratch memory with it.
 
     Thread blocks are run from the middle of the grid on. After `most_instructions` of warps no more are started; what
     the others would have written stays poison.
@@ -655,18 +658,22 @@ def run(
         output_array[...] = np.zeros((), output_array.dtype) if plan.zero_output else poison(output_array.dtype)
     weights = tuple(map(Placed, window or ()))
     data, result = Placed(input_array), Placed(output_array)
-    places = None if positions is None else Placed(positions)
+    places, lists = (None if array is None else Placed(array) for array in (positions, scratch))
     constant = [placed for placed in (data, places, *weights) if placed is not None]
-    pointers = [placed.pointer.value or 0 for placed in (data, result, places) if placed is not None]
-    if plan.takes_window:
+    written = [placed for placed in (result, lists) if placed is not None]
+    taken = (places, lists) if plan.fills_scratch else (data, result, places)
+    pointers = [placed.pointer.value or 0 for placed in taken if placed is not None]
+    if plan.takes_window and not plan.fills_scratch:
         pointers += [placed.pointer.value or 0 for placed in weights] or [0]
+    if lists is not None and not plan.fills_scratch:
+        pointers.append(lists.pointer.value or 0)
     arguments = struct.pack(f"{len(pointers)}Q", *pointers) + plan.parameters
 
     def array(placed: Placed, writable: bool) -> _Array:
         begin = placed.start + placed.front
         return _Array(begin, begin + placed.span, writable, 0)
 
-    arrays = [array(result, True), *(array(placed, False) for placed in constant)]
+    arrays = [array(placed, placed in written) for placed in (*written, *constant)]
     executions = np.zeros(len(listed), np.uint64)
     counters, execution, message = Counters(), _Execution(), ctypes.create_string_buffer(1024)
     constants = np.frombuffer(_constants(architecture, plan, arguments, kernels), np.uint8)
@@ -691,7 +698,8 @@ def run(
     _library().hostcuda_machine_launch(ctypes.byref(what))
     if message.value:
         raise Fault(f"{plan.symbol}, machine code for {architecture}: {message.value.decode()}")
-    result.copy_back("the output")
+    for placed in written:
+        placed.copy_back("the output" if placed is result else "scratch memory")
     for placed in constant:
         placed.check_unchanged("an argument")
     names: Counter[str] = Counter()

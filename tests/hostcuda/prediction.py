@@ -133,7 +133,13 @@ def waves(plan: Plan, done: Work, device: Device) -> float:
 
 
 def predict(plan: Plan, done: Work, device: Device = H200) -> Prediction:
-    """Predict the time of a plan from the work of a smaller one of the same kind."""
+    """Predict the time of a plan from the work of a smaller one of the same kind.
+
+    The launches that fill scratch memory before are predicted alike and come on top; the limits and what is said of
+    threads are the last launch's.
+    """
+    steps = [predict(*step, device) for step in zip(plan.before, done.before, strict=True)]
+    zeros = plan.zeroed_bytes / device.copy_bandwidth
     found = limits(plan, done, device, INSTRUCTIONS_PER_CLOCK)
     limited_by = max(found, key=found.__getitem__)
     copy_seconds = plan.bytes_moved / device.copy_bandwidth
@@ -144,10 +150,12 @@ def predict(plan: Plan, done: Work, device: Device = H200) -> Prediction:
     waits = done.phases / done.warps
     loaded = done.traffic.loads.l2_sectors * SECTOR / done.warps
     in_flight = done.resident_threads / 32 * loaded / waits if waits else 0.0
+    seconds = found[limited_by] + zeros + sum(step.seconds for step in steps)
+    seconds_at_worst += zeros + sum(step.seconds_at_worst for step in steps)
     return Prediction(
-        found[limited_by],
+        seconds,
         seconds_at_worst,
-        copy_seconds / found[limited_by],
+        copy_seconds / seconds,
         copy_seconds / seconds_at_worst,
         limited_by,
         found,

@@ -257,8 +257,9 @@ def _host(pointer, shape, strides, dtype):
 class Memory:
     """An allocation of its own, as cudaMalloc makes them; device work that is under way outlives no free."""
 
-    def __init__(self, size):
-        _forbid_while_capturing()
+    def __init__(self, size, in_order=False):
+        if not in_order:
+            _forbid_while_capturing()
         self.size, self.device_id = size, get_device()
         if size > TOTAL_BYTES:
             raise OutOfMemoryError(f"Out of memory allocating {size:,} bytes")
@@ -306,6 +307,18 @@ class PooledMemory:
     def __del__(self):
         self._pool._used[self.device_id] -= self.size
         self._pool._free[self.device_id, self._stream, self.size].append(self._chunk)
+
+
+class MemoryAsync:
+    """An allocation in the order of a stream, which ends when the work that was queued before is done."""
+
+    def __init__(self, size, stream):
+        self._chunk, self._stream = Memory(size, in_order=True), stream
+        self.ptr, self.size, self.device_id = self._chunk.ptr, size, self._chunk.device_id
+
+    def __del__(self):
+        chunk = self._chunk
+        _queue(lambda: chunk, self._stream, self.device_id)
 
 
 class MemoryPointer:
@@ -399,6 +412,10 @@ _default_pool = MemoryPool()
 
 def alloc(size):
     return (getattr(_thread, "allocator", None) or _default_pool.malloc)(size)
+
+
+def malloc_async(size):
+    return MemoryPointer(MemoryAsync(size, get_current_stream()), 0)
 
 
 @contextmanager
@@ -864,6 +881,7 @@ def cupy():
         **{each.__name__: each for each in classes},
         alloc=alloc,
         get_current_stream=get_current_stream,
+        malloc_async=malloc_async,
         memory=SimpleNamespace(OutOfMemoryError=OutOfMemoryError),
         runtime=runtime,
         using_allocator=using_allocator,

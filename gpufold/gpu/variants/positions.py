@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import prod
 from typing import Any
@@ -75,7 +75,7 @@ def view_of(problem: Problem) -> View:
     )
 
 
-def _bits(problem: Problem, items: int, tile: Size) -> int:
+def _bits(problem: Problem, items: int, tile: Size, *others: int) -> int:
     """Return the width of a kernel's Offset, whose threads own tiles."""
     view = view_of(problem)
     reach = [size + block + side for size, block, side in zip(view.size, view.block, tile, strict=True)]
@@ -88,6 +88,7 @@ def _bits(problem: Problem, items: int, tile: Size) -> int:
         sum(abs(stride) * extent for stride, extent in zip(view.tap_strides, reach, strict=True)),
         sum(abs(stride) * extent for stride, extent in zip(view.pixel_strides, reach, strict=True)),
         prod(view.block),
+        *others,
     )
 
 
@@ -290,19 +291,109 @@ def atomic(problem: Problem) -> Plan:
     )
 
 
-ADD_BLOCKS: dict[str, Variant] = {"gather": gather, "atomic": atomic}
+# ---------------------------------------------------------------------------------------------
+# owners
+
+BINNED_AXES = 3
+"""The last axes with positions, along which tiles of bins are cut; along others, one spans the image."""
+OWNERS_MAX_PLANES = 4
+OWNERS_CROWD = 1024
+"""Prediction: blocks of a tile up to which comparing each with all is the fastest way to put them in order."""
+MARKS_OF_THREAD = 64
+"""For blocks that follow each other, where more than those meet a tile."""
+OWNERS_WAVES = 2
+"""Prediction: threads go over more planes while they fill the device this many times."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bins:
+    """The tiles whose lists kernels/bins.cuh makes."""
+
+    side: Size
+    """Pixels of a tile along each axis."""
+    along: Size
+    """Tiles along each axis."""
+    entries: int
+    """Of all lists, at most."""
+
+
+@lru_cache(maxsize=256)
+def _bins(view: View) -> Bins:
+    """Return tiles as large as a block, or larger where the image would have more of them than there are blocks."""
+    binned = range(max(view.fixed, len(view.size) - BINNED_AXES), len(view.size))
+    side = [min(view.block[axis], size) if axis in binned else size for axis, size in enumerate(view.size)]
+    while prod(along := _tiles(view.size, tuple(side))) > max(view.count, THREADS):
+        axis = min((axis for axis in binned if along[axis] > 1), key=lambda axis: side[axis] / view.block[axis])
+        side[axis] *= 2
+    met = (min(tiles, -(-(block - 1) // of) + 1) for tiles, block, of in zip(along, view.block, side, strict=True))
+    return Bins(tuple(side), along, view.count * prod(met))
+
+
+def owners(problem: Problem) -> Plan:
+    """Plan for kernels/add_blocks_owners.cu, after those of kernels/bins.cuh."""
+    view = view_of(problem)
+    bins = _bins(view)
+    planes = min(OWNERS_MAX_PLANES, view.channels)
+    groups, elements = -(-view.channels // planes), view.count * view.batch * prod(view.block)
+    full = OWNERS_WAVES * problem.device.multiprocessors * problem.device.threads_per_multiprocessor
+    shares = max(1, min(groups, -(-full // elements)))
+    number, axes = prod(bins.along), len(view.size) - view.fixed
+    marked = view.count + THREADS * MARKS_OF_THREAD  # the last marks are past the last block
+    bits = _bits(problem, elements * shares, bins.side, number + THREADS, bins.entries, marked)
+    plan = _plan(
+        problem,
+        "owners",
+        Work(elements * shares, THREADS, THREADS, view.block, shares, bits),
+        "each pixel is summed by the thread of the first block that covers it, found in a list of its tile's blocks",
+        {
+            "bins": offset(number),
+            "entries": offset(bins.entries),
+            "along": offset(bins.along),
+            "by_side": divisor(bins.side),
+            "by_batch": divisor(view.batch),
+        },
+        PLANES=planes,
+        CROWD=OWNERS_CROWD,
+        MARKS=MARKS_OF_THREAD,
+    )
+    zeroed = 2 * (number + 1)  # a Bin each, and one more
+    scratch = zeroed + bins.entries * (2 + axes) + bins.entries // OWNERS_CROWD
+    plan = replace(plan, scratch_bytes=scratch * bits // 8, zeroed_bytes=zeroed * bits // 8)
+    of_blocks, of_bins = (grid_of("add_blocks", items, THREADS) for items in (view.count, number))
+    steps = (
+        ("bins_count", of_blocks, 0),
+        ("bins_reserve", of_bins, (THREADS // WARP + 1) * bits // 8),
+        ("bins_place", of_blocks, 0),
+        ("bins_order", of_blocks, THREADS * (MARKS_OF_THREAD + bits // 8)),
+    )
+    before = tuple(
+        replace(plan, symbol=symbol, grid=grid, shared_bytes=shared_bytes, fills_scratch=True)
+        for symbol, grid, shared_bytes in steps
+    )
+    return replace(plan, before=before)
+
+
+ADD_BLOCKS: dict[str, Variant] = {"gather": gather, "owners": owners, "atomic": atomic}
 
 SEARCHES_PER_ELEMENT = 2
 """Prediction: tests of a region against a position that cost less than an atomic addition of an element."""
+OWNERS_SEARCHES_PER_ELEMENT = 1
+"""Prediction: the same that cost less than finding the pixel's owner."""
+OWNERS_MIN_SEARCHES = 1 << 22
+"""Prediction: tests that cost less than the launches that make lists."""
 
 
 def prefer_for_add_blocks(problem: Problem) -> Iterator[tuple[str, str]]:
-    """Yield atomic additions where the blocks are so many and so small that regions would mostly search."""
+    """Yield what needs no search where the blocks are so many and so small that regions would mostly search."""
     view = view_of(problem)
     tiling = _tiling(problem)
     searches = view.batch * tiling.groups * prod(tiling.regions) * view.count
-    if problem.any_order and searches > SEARCHES_PER_ELEMENT * prod(problem.input.shape):
-        yield "atomic", "the blocks are so many and so small that regions would mostly search"
+    elements = prod(problem.input.shape)
+    why = "the blocks are so many and so small that regions would mostly search"
+    if problem.any_order and searches > SEARCHES_PER_ELEMENT * elements:
+        yield "atomic", why
+    if searches > max(OWNERS_SEARCHES_PER_ELEMENT * elements, OWNERS_MIN_SEARCHES):
+        yield "owners", why
     yield "gather", ""
 
 

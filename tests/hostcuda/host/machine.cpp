@@ -503,7 +503,11 @@ void reduce(Warp& warp, const Instruction& what, uint32_t active)
             made = what.source[3].value ? old | value : old + value;
         }
         memcpy(at, &made, size);
+        for (uint32_t word = 0; what.to != kZeroRegister && word < size / 4; ++word)
+            warp.vector[what.to + word][lane] = uint32_t(old >> 32 * word);
     }
+    for (uint32_t word = what.to; word < what.to + size / 4 && word < kZeroRegister; ++word)
+        warp.arrival[word] = active ? warp.now + 1 : 0;
 }
 
 uint32_t special(const Warp& warp, int which, const uint32_t (&block)[3], uint32_t lane)
@@ -523,6 +527,8 @@ uint32_t special(const Warp& warp, int which, const uint32_t (&block)[3], uint32
         return block[which - 3];
     case 6:
         return lane;
+    case 7:
+        return (1u << lane) - 1;
     default:
         return 0;
     }
@@ -1046,13 +1052,15 @@ void run(Warp& warp, const uint32_t (&block)[3])
                 straight = false;
                 continue;
             }
-            case Op::exit:
+            case Op::exit: {
+                const uint32_t leaving = active & warp.mask(what.predicate[0]);
                 send(mask, place + 1);
-                warp.done |= active;
-                warp.running &= ~active;
+                warp.done |= leaving;
+                warp.running &= ~leaving;
                 release(warp);
                 straight = false;
                 continue;
+            }
             case Op::bssy:
                 for (uint32_t lane = 0; lane < kLanes; ++lane)
                     if (active >> lane & 1)
