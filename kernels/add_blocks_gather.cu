@@ -2,8 +2,8 @@
 // that meet it.
 //
 //   blocks     (count, batch, channels, *block), any strides    read, each element once
-//   image      (batch, channels, *size), any strides            read and written once, and not at all where
-//                                                                no block meets what a warp owns of a tile
+//   image      (batch, channels, *size), any strides            read and written once where a block covers it,
+//                                                                not at all elsewhere
 //   positions  (count, axes)                                     read by every region
 //   window     weights of a block's elements, or null            read, once per pixel for its planes
 //
@@ -138,6 +138,27 @@ __device__ int list_candidates(List& list, int from, Offset first, const long lo
     return found;
 }
 
+// A warp's way to look at the list: its pixels, and where the list's positions count from.
+struct Reader {
+    const List& list;
+    Box own;
+    Offset origin[rank];
+
+    // Whether a block of the list has a thread's pixel of a row, as this tap of the block.
+    __device__ bool covers(int entry, int row, const Parameters& p, Offset (&tap)[rank]) const
+    {
+        bool covered = true;
+#pragma unroll
+        for (int axis = 0; axis < rank; ++axis) {
+            tap[axis] = own.begin[axis] + in_own(axis, row, threadIdx.x % 32);
+            if (axis >= fixed)
+                tap[axis] -= list.position[entry][axis - fixed] + origin[axis];
+            covered = covered && within(tap[axis], p.block[axis]);
+        }
+        return covered;
+    }
+};
+
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_BLOCKS)
     add_blocks_gather(const Scalar* __restrict__ blocks, Result* __restrict__ image,
                       const long long* __restrict__ positions, const Weights window, const GatherParameters p)
@@ -169,8 +190,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_BLOCKS)
         return;
 
     for (Offset number = 0; number < tiles; ++number) {
-        Box tile, own;       // the warp's pixels
-        Offset origin[rank]; // of the list's positions
+        Box tile;
+        Reader reader{list, {}, {}};
+        Box& own = reader.own;
+        Offset(&origin)[rank] = reader.origin;
         Offset tile_rest = number, lists = fits ? 1 : p.count;
 #pragma unroll
         for (int axis = last; axis >= 0; --axis) {
@@ -203,7 +226,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_BLOCKS)
         }
 
         Accumulator sums[planes][thread_rows] = {};
-        bool loaded = false;
+        bool touched[thread_rows] = {};
         for (Offset first = 0; first < lists; first += listed) {
             if (!fits)
                 found = list_candidates(list, 0, first, positions, tile, p, counts);
@@ -216,15 +239,39 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_BLOCKS)
                     position[axis - fixed] =
                         met ? list.position[of_lanes + lane][axis - fixed] + origin[axis] : 0;
                 unsigned votes = __ballot_sync(~0u, met && own.meets(position, p));
-                if (votes && !loaded) {
-                    loaded = true;
+                // What these blocks are the first to cover is read before they are added.
+                bool covered_first[thread_rows] = {}, missing = false;
+#pragma unroll
+                for (int row = 0; row < thread_rows; ++row)
+                    missing = missing || (exists[row] && !touched[row]);
+                for (unsigned left = votes; left && __any_sync(~0u, missing); left &= left - 1) {
+                    missing = false;
+#pragma unroll
+                    for (int row = 0; row < thread_rows; ++row) {
+                        Offset tap[rank];
+                        if (exists[row] && !touched[row])
+                            covered_first[row] =
+                                reader.covers(of_lanes + __ffs(left) - 1, row, p, tap) || covered_first[row];
+                        missing = missing || (exists[row] && !touched[row] && !covered_first[row]);
+                    }
+                }
+                bool any_first = false;
+#pragma unroll
+                for (int row = 0; row < thread_rows; ++row)
+                    any_first = any_first || covered_first[row];
+                if (__any_sync(~0u, any_first)) {
 #pragma unroll
                     for (int plane = 0; plane < planes; ++plane)
 #pragma unroll
-                        for (int row = 0; row < thread_rows; ++row)
-                            sums[plane][row] =
-                                widen(load_own_if(pixel[row] + plane * p.image_channel,
-                                                  exists[row] && plane < p.channels - channel));
+                        for (int row = 0; row < thread_rows; ++row) {
+                            const Result before =
+                                load_own_if(pixel[row] + plane * p.image_channel,
+                                            covered_first[row] && plane < p.channels - channel);
+                            sums[plane][row] = covered_first[row] ? widen(before) : sums[plane][row];
+                        }
+#pragma unroll
+                    for (int row = 0; row < thread_rows; ++row)
+                        touched[row] = touched[row] || covered_first[row];
                 }
                 for (; votes; votes &= votes - 1) {
                     const int entry = of_lanes + __ffs(votes) - 1;
@@ -234,15 +281,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_BLOCKS)
                     TapWeight weights[thread_rows];
 #pragma unroll
                     for (int row = 0; row < thread_rows; ++row) {
-                        covered[row] = exists[row];
+                        covered[row] = reader.covers(entry, row, p, tap[row]) && exists[row];
 #pragma unroll
-                        for (int axis = 0; axis < rank; ++axis) {
-                            tap[row][axis] = own.begin[axis] + in_own(axis, row, lane);
-                            if (axis >= fixed)
-                                tap[row][axis] -= list.position[entry][axis - fixed] + origin[axis];
-                            covered[row] = covered[row] && within(tap[row][axis], p.block[axis]);
+                        for (int axis = 0; axis < rank; ++axis)
                             offset[row] += tap[row][axis] * p.tap_stride[axis];
-                        }
                         weights[row] = TapWeight(tap[row], covered[row], window, p);
                     }
                     Scalar elements[planes][thread_rows];
@@ -266,13 +308,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_BLOCKS)
             }
         }
 
-        if (!loaded)
-            continue;
 #pragma unroll
         for (int plane = 0; plane < planes; ++plane)
 #pragma unroll
             for (int row = 0; row < thread_rows; ++row)
-                if (exists[row] && plane < p.channels - channel)
+                if (touched[row] && plane < p.channels - channel)
                     pixel[row][plane * p.image_channel] = narrow(sums[plane][row]);
     }
 }

@@ -262,8 +262,8 @@ LIMITS = {
     # bound by instructions: one pixel a thread
     "blocks_to_array-stitch-512x512-s256": Limits(1.5, 1.05, 1.0, 29.32, 1.1, 0.56, 0.82),
     "blocks_to_array-stitch-96x96x96-s48": Limits(2.04, 1.05, 1.33, 39.67, 1.8, 0.4, 0.63),
-    "add_blocks-probes-256x256": Limits(1.2, 1.05, 1.06, 19.93, 47.2, 0.61, 0.92),
-    "add_blocks-tiles-512x512": Limits(2.01, 1.04, 1.01, 25.2, 4.4, 0.57, 0.97),
+    "add_blocks-probes-256x256": Limits(1.2, 1.05, 1.06, 22.46, 47.2, 0.6, 0.93),
+    "add_blocks-tiles-512x512": Limits(1.94, 1.04, 1.01, 28.41, 5.2, 0.55, 1.0),
     # bound by memory: rows of 28 bytes take 56 of it in sectors, read and written
     "add_blocks-particles-7x7": Limits(4.18, 0.45, 1.71, 8.17, 4.8, 0.36, 0.52),
     # bound by instructions and latency: a thread finds the owner of each element
