@@ -128,6 +128,6 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 #pragma unroll
         for (int plane = 0; plane < planes; ++plane)
             if (plane < p.channels - channel)
-                target[plane * p.image_channel] = Narrow<Result>::from(sums[plane]);
+                target[plane * p.image_channel] = narrow(sums[plane]);
     }
 }

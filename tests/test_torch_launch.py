@@ -152,6 +152,16 @@ def test_an_average_and_wider_sums_run_the_same_plans(device, dtype):
     assert quotients.numpy().tobytes() == gpufold.average(want, weight.numpy()).tobytes()
 
 
+def test_lists_of_blocks_are_made_in_memory_of_torchs_on_the_same_stream(device):
+    blocks, out = whole_numbers((40, 3, 2)), whole_numbers((15, 14))
+    positions = device.lend(torch.randint(-3, 15, (40, 2), generator=torch.Generator().manual_seed(1)))
+    want = gpufold.add_blocks(out.numpy().copy(), blocks.numpy(), positions.numpy())
+    gpufold.torch.add_blocks_(out, blocks, positions, variant="owners")
+    assert [(number, stream.ptr) for number, stream, *_ in device.launches] == [(DEVICE, HANDLE)] * 5
+    device.synchronize()
+    assert out.numpy().tobytes() == want.tobytes()
+
+
 @pytest.mark.parametrize("dtype", ["bool", "uint16", "float16", "bfloat16", "float64", "complex64"])
 def test_dtypes_run_the_same_plans(device, dtype):
     columns = whole_numbers((2, 12, 9), getattr(torch, dtype))
