@@ -32,6 +32,7 @@ def whole_blocks(geometry):
 LARGER_CASES = (
     Case("many-cells-in-a-row", (20 * 300,), (24,), 20),
     Case("many-planes", (30, 31), (3, 3), channels=64),
+    Case("many-planes-of-words", (32, 40), (3, 3), 1, 1, 1, 1, channels=64),
 )
 """For kernels that only larger images are given."""
 

@@ -23,6 +23,7 @@ from cases import (
     Case,
     assert_same_bits,
     awkward_window,
+    crossed,
     fold,
     some,
     values,
@@ -59,6 +60,19 @@ STAGED_CASES = (
     Case("rows-of-32-cells-and-a-part", (2, 3 * 36 + 1), (2, 5), (1, 3), 1, (0, 2), (0, 4), batch=1, channels=5),
 )
 
+BYTES_CASES = (
+    Case("rows-of-words", (5, 16), (3, 3), 1, 1, 1, 1, channels=5),
+    Case("rows-from-any-byte", (6, 16), (3, 3), channels=3),
+    Case("odd-rows-in-single-words", (8, 12), (4, 2), channels=4),
+    Case("rows-of-words-dilated", (9, 24), (3, 3), (2, 1), (1, 2), (0, 2), (3, 2), channels=5),
+    Case("pads-beyond-a-word", (3, 16), (2, 8), 1, 1, (1, 6), (0, 7), channels=2),
+    Case("dense-8x8-in-four-words", (12, 32), (8, 8), batch=1, channels=2),
+    Case("1d-rows-of-words", (64,), (5,), 1, 1, 2, 2, batch=1, channels=6),
+    Case("3d-rows-of-words", (3, 4, 16), (2, 3, 3), (1, 2, 1), 1, (1, 0, 1), (0, 1, 1), channels=2),
+    Case("as-many-taps-as-16-bits-hold", (17, 32), (16, 16), batch=1, channels=1),
+)
+"""Images whose rows are whole words, for bytes that are added up four at a time."""
+
 
 def geometry_of(case):
     return col2im_geometry(case.columns_shape, case.output_size, case.kernel_size, **case.arguments)
@@ -93,7 +107,8 @@ def check(geometry, columns, want, variant, device=H200, result=None, mode="plai
 
 def may_refuse(variant):
     """Only these refuse anything but sizes; what they refuse has its own test."""
-    return suppress(Unsupported) if variant in ("gather", "gather_blocks", "atomic") else nullcontext()
+    refusing = ("gather", "gather_blocks", "gather_bytes", "atomic")
+    return suppress(Unsupported) if variant in refusing else nullcontext()
 
 
 def check_variants(case, dtype, device=ONE_THREAD, mode="plain", names=VARIANTS):
@@ -111,6 +126,32 @@ def test_every_variant_is_the_definition(case):
     dtype = DTYPES[[*CASES, *LARGE_STRIDE_CASES, *STAGED_CASES].index(case) % len(DTYPES)]
     check_variants(case, dtype)
     check_variants(case, dtype, H200, names=("auto",))
+
+
+@pytest.mark.parametrize(
+    ("case", "dtype"), crossed(BYTES_CASES, [np.dtype(name) for name in ("uint8", "int8", "bool")])
+)
+def test_bytes_are_added_up_four_at_a_time(case, dtype):
+    columns = values(case.columns_shape, dtype)
+    bits = columns.view(np.uint8)
+    if dtype == "bool":
+        bits[bits != 0] = 0x81  # any byte but zero is true
+        want = case.col2im(columns.view(np.uint8) != 0)
+    else:
+        bits[..., ::2] |= 0xF0  # sums that fill the lanes of 16 bits
+        want = case.col2im(columns)
+    for device, mode in product((ONE_THREAD, H200), ("observed", "shuffled")):
+        check(geometry_of(case), columns, want, "gather_bytes", device, mode=mode)
+
+
+@pytest.mark.parametrize("case", BYTES_CASES[:2], ids=str)
+def test_bytes_far_apart_are_added_up_four_at_a_time(case, monkeypatch):
+    monkeypatch.setattr(parameters, "INT32_MAX", 1000)
+    choose.cache_clear()
+    columns = values(case.columns_shape, np.uint8)
+    plan = check(geometry_of(case), columns, case.col2im(columns), "gather_bytes", ONE_THREAD)
+    assert dict(plan.defines)["OFFSET"] == "long long"
+    choose.cache_clear()
 
 
 @pytest.mark.parametrize("mode", ["plain", SANITIZED])
@@ -418,6 +459,8 @@ def test_extents_never_change_what_is_compiled():
     arguments = {"strides": (2, 3), "dilations": (1, 2), "pads_begin": (0, 1), "pads_end": 1}
     extents = [(1, 1, (5, 9)), (3, 5, (8, 7)), (64, 256, (56, 57)), (1, 3, (1024, 1999)), (8, 8, (64, 66))]
     for variant in VARIANTS:
+        if variant == "gather_bytes":  # which serves other rows, and has their words compiled in
+            continue
         plans = [
             plan_of(
                 size,
@@ -439,6 +482,13 @@ def test_extents_never_change_what_is_compiled():
     ("expected", "size", "kernel", "arguments"),
     [
         ("gather", (56, 56), (3, 3), {"batch": 8, "channels": 64, "pads_begin": 1, "pads_end": 1}),
+        (
+            "gather_bytes",
+            (56, 56),
+            (3, 3),
+            {"batch": 8, "channels": 64, "pads_begin": 1, "pads_end": 1, "dtype": "int8"},
+        ),
+        ("gather", (57, 57), (3, 3), {"batch": 8, "channels": 64, "pads_begin": 1, "dtype": "int8"}),
         ("gather", (112, 112), (3, 3), {"batch": 8, "channels": 64, "strides": 2, "pads_begin": 1}),
         ("gather", (512, 512), (16, 16), {"batch": 8, "channels": 3, "strides": 16}),
         ("gather_phases", (128_000,), (400,), {"batch": 8, "strides": 160}),
@@ -481,13 +531,19 @@ def test_several_planes_and_wide_words_where_there_is_enough():
         ("gather_blocks", "taps must be contiguous in the columns, but their strides are", {}),
         ("gather_blocks", "dilations is 0 on axis 0", {"steps": (0, 1, 9), "dilations": (0, 1)}),
         ("gather_blocks", "brings the taps of a row through shared memory", {"steps": (0, 1, 120), "kernel": (2, 60)}),
+        ("gather_bytes", "adds up bytes, as int8, uint8 and bool are", {}),
+        ("gather_bytes", "needs a stride of 1 along the last axis, not 2", {"dtype": "int8", "strides": 2}),
+        ("gather_bytes", "contiguous last axis .* not steps of 9 and 1", {"dtype": "int8", "steps": (0, 1, 9)}),
+        ("gather_bytes", "257 taps at most, 20 along", {"dtype": "int8", "kernel": (3, 21)}),
+        ("gather_bytes", "planes .* that begin and end with words of 4 bytes", {"dtype": "int8", "size": (51, 60)}),
+        ("gather_bytes", "rows of the image of whole words of 4 bytes, not of 62", {"dtype": "int8", "size": (50, 62)}),
         ("atomic", "atomic adds in memory, where float16 sums would be rounded", {"dtype": "float16"}),
         ("atomic", "no atomic addition of uint8", {"dtype": "uint8"}),
     ],
 )
 def test_a_variant_that_cannot_serve_says_why(variant, match, arguments):
     with pytest.raises(Unsupported, match=match):
-        plan_of((50, 60), arguments.pop("kernel", (3, 3)), variant=variant, **arguments)
+        plan_of(arguments.pop("size", (50, 60)), arguments.pop("kernel", (3, 3)), variant=variant, **arguments)
 
 
 def test_atomics_refuse_an_image_with_gaps():

@@ -320,6 +320,30 @@ def test_no_limit_flatters(name):
 
 
 @pytest.mark.hostcuda
+@pytest.mark.parametrize(
+    ("name", "dtype", "worst"),
+    [
+        ("col2im-resnet-3x3-s1", "int8", 0.68),
+        ("col2im-patches-8x8-s1", "bool", 0.44),
+        ("im2col-resnet-3x3-s1", "float16", 0.89),
+        ("im2col-resnet-3x3-s1", "int8", 0.74),
+        ("batch_to_space-nchw-2x2", "float16", 0.83),
+        ("batch_to_space-nchw-2x2", "uint8", 0.71),
+        ("space_to_batch-nchw-2x2", "float16", 0.92),
+        ("space_to_batch-nchw-2x2", "uint8", 0.8),
+    ],
+)
+def test_narrow_elements_move_several_at_a_time(name, dtype, worst):
+    """An instruction for each element would be what binds them."""
+    whole, done, _, same = work_of(REGIMES[name].for_gpu, "auto", dtype)
+    assert same, "what is counted is the kernel that would run"
+    assert done.figures.stack_bytes == 0
+    prediction = hostcuda.predict(whole, done)
+    assert prediction.best >= 0.95
+    assert worst <= prediction.worst <= 1.1 * worst + 0.02, "a limit far below would let it become slower unseen"
+
+
+@pytest.mark.hostcuda
 @pytest.mark.parametrize("fusion", FUSIONS, ids=str)
 @pytest.mark.parametrize("name", ["col2im-resnet-3x3-s1", "col2im-tiles-16x16-s8", "col2im-audio-400-s160"])
 def test_a_fusion_moves_no_more_than_the_sum_and_its_window(name, fusion):

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from math import gcd, prod
 from typing import Any
 
-from gpufold.calls import Unsupported
+from gpufold.calls import PLAIN, Unsupported
 from gpufold.elements import ElementType
 from gpufold.geometry import Size
 from gpufold.gpu.parameters import (
@@ -24,7 +24,7 @@ from gpufold.gpu.parameters import (
     wide,
 )
 from gpufold.gpu.plan import MAX_SHARED_BYTES, Plan, Problem, Variant, Work, check_atomics, grid_of, planes_per_thread
-from gpufold.gpu.variants.moves import WIDEST_WORD
+from gpufold.gpu.variants.moves import WIDEST_WORD, word_elements
 from gpufold.gpu.variants.sliding import (
     View,
     block_step,
@@ -223,6 +223,81 @@ def gather(problem: Problem) -> Plan:
         PLANES=at_most,
         WORD=word // itemsize,
         PHASE=row.pad_begin % row.stride,
+    )
+
+
+# ---------------------------------------------------------------------------------------------
+# gather_bytes
+
+BYTES_WORD = 4
+MAX_BYTE_TAPS = 257
+"""Bytes whose sum fits 16 bits."""
+BYTES_ROW_REGISTERS = 40
+BYTES_REGISTERS = 24
+"""Registers for the words of a row of taps of one plane, and of several planes: more would be spilled."""
+
+
+def gather_bytes(problem: Problem) -> Plan:
+    """Plan for kernels/col2im_gather_bytes.cu."""
+    view = view_of(problem)
+    *outer, row = view.axes
+    name = f"{OPERATION}: gather_bytes"
+    if view.element.itemsize != 1 or problem.call.source or problem.fusion != PLAIN:
+        raise Unsupported(f"{name} adds up bytes, as int8, uint8 and bool are, with nothing fused")
+    if row.stride != 1:
+        raise Unsupported(f"{name} needs a stride of 1 along the last axis, not {row.stride}")
+    if view.pixel_strides[-1] != 1 or (row.blocks > 1 and view.block_strides[-1] != 1):
+        raise Unsupported(
+            f"{name} needs a contiguous last axis of columns and image, "
+            f"not steps of {view.block_strides[-1]} and {view.pixel_strides[-1]}"
+        )
+    taps = prod(map(taps_per_pixel, view.axes))
+    if taps > MAX_BYTE_TAPS or 2 * row.kernel > BYTES_ROW_REGISTERS:
+        raise Unsupported(
+            f"{name} adds {MAX_BYTE_TAPS} taps at most, {BYTES_ROW_REGISTERS // 2} along the last axis, "
+            f"not {taps} and {row.kernel}"
+        )
+    source = problem.input
+    ends = [1 + sum((size - 1) * stride for size, stride in zip(source.shape, source.strides, strict=True))]
+    ends += [view.columns_channel] if view.channels > 1 else []
+    ends += [view.columns_batch] if view.batch > 1 else []
+    if source.alignment % BYTES_WORD or min(source.strides) < 0 or any(end % BYTES_WORD for end in ends):
+        raise Unsupported(f"{name} needs planes of the columns that begin and end with words of {BYTES_WORD} bytes")
+    multiples = [row.size, *view.pixel_strides[:-1]]
+    multiples += [view.image_channel] if view.channels > 1 else []
+    multiples += [view.image_batch] if view.batch > 1 else []
+    words = word_elements(1, problem.output.alignment, multiples) // BYTES_WORD
+    if not words:
+        raise Unsupported(f"{name} needs rows of the image of whole words of {BYTES_WORD} bytes, not of {row.size}")
+    while words > 1 and (words + 1) * row.kernel > BYTES_ROW_REGISTERS:
+        words //= 2
+    at_most = GATHER_MAX_PLANES
+    while at_most > 1 and at_most * (words + 1) * row.kernel > BYTES_REGISTERS:
+        at_most //= 2
+    starts = (row.blocks, *view.tap_strides, *view.block_strides[:-1])
+    rows_of_words = not any(start % BYTES_WORD for start in starts)
+    extents = (*(axis.size for axis in outer), row.size // (words * BYTES_WORD))
+    planes = _planes(problem, at_most, prod(extents))
+    groups = -(-view.channels // planes)
+    items = view.batch * groups * prod(extents)
+    return _plan(
+        problem,
+        "gather_bytes",
+        "col2im_gather_bytes" + ("_planes" if planes > 1 else ""),
+        Work(
+            items,
+            GATHER_THREADS,
+            GATHER_THREADS,
+            extents,
+            groups,
+            offset_bits(OPERATION, _largest_offset(view) + WIDEST_WORD, items + GATHER_THREADS),
+        ),
+        f"each thread adds up the taps of {words * BYTES_WORD} neighbouring pixels of {_counted(planes, 'plane')}, "
+        "four to a register",
+        PLANES=at_most,
+        WORDS=words,
+        ROWS_OF_WORDS=int(rows_of_words),
+        PAD_BYTES=row.pad_begin % BYTES_WORD if rows_of_words else 0,
     )
 
 
@@ -502,6 +577,7 @@ def atomic(problem: Problem) -> Plan:
 VARIANTS: dict[str, Variant] = {
     "gather": gather,
     "gather_blocks": gather_blocks,
+    "gather_bytes": gather_bytes,
     "gather_phases": gather_phases,
     "gather_pixels": gather_pixels,
     "split": split,
@@ -540,6 +616,8 @@ def prefer(problem: Problem) -> Iterator[tuple[str, str]]:
             yield "gather_blocks", f"{closest}, which overlap densely"
         if row.stride >= PIXELS_MIN_STRIDE:
             yield "gather_pixels", closest
+    elif view.element.itemsize == 1:
+        yield "gather_bytes", ""
     if row.stride > GATHER_MAX_STRIDE and row.stride > row.size:
         yield "gather_pixels", f"a row of pixels is shorter than a stride of {row.stride}"
     if row.stride > GATHER_MAX_STRIDE:
