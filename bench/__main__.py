@@ -25,7 +25,7 @@ from bench.measure import (
     missing,
 )
 from bench.problems import PROBLEMS, select
-from bench.report import failures, footer, markdown, markdown_table, table
+from bench.report import failures, footer, markdown, markdown_table, tables
 from bench.results import OURS, Run, command_line, commit, saved
 from bench.terminal import Console, Table, progress, say
 from gpufold.gpu.devices import device_named
@@ -403,7 +403,8 @@ def _table(options: argparse.Namespace, words: list[str], console: Console) -> i
     step = _problems_step(kind, choices, options.threads, options.commit, words, options.save)
     step.begin(options.resume)
     status = _fill(step, words, console)
-    console.print(table(step.run))
+    for table in tables(step.run):
+        console.print(table)
     for line in footer(step.run):
         say(console, line)
     if options.save and step.run.rows:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 import gpufold
+from bench.memory import PeakOf, pool_peak, resident_peak_or_why
 from bench.peers import Call, Peer, absent, installed
 from bench.problems import Problem, forget_device_arrays, itemsize_of
 from bench.results import COPY, OURS, Row, Run, command_line, commit, now, processor, version
@@ -34,6 +35,9 @@ PREPARATION, CHOICE, FREEING = "preparation", "choice", "freeing"
 """In a row's failures, where it is no candidate that failed: its data or expected result could not be made, the planner
 did not say what `auto` takes, its memory was not given back."""
 
+LEAST_MEMORY = 0.9
+"""Of its result's size, for a call that does not keep memory for the next: the operating system counts whole pages."""
+
 LONGEST_ERROR = 1000
 """Characters of an exception that are kept: a compiler's list of errors has no end."""
 
@@ -54,6 +58,8 @@ class Bench:
     peers: list[Peer]
     variants: list[str]
     """Kernel variants that are measured beside `auto`; none on a CPU."""
+    memory: PeakOf | None = None
+    """Measures the memory of a call, where that can be known."""
 
     def array(self, data: Any) -> Any:
         """Bring a NumPy array to the device."""
@@ -90,6 +96,7 @@ class Bench:
             except Exception as error:
                 self._note(row, CHOICE, error)
         calls: dict[str, Callable[[], Any]] = {}
+        slow: dict[str, Callable[[], Any]] = {}
         for name, prepare in self._candidates(problem, data):
             if name in row.failures:
                 continue
@@ -112,11 +119,29 @@ class Bench:
                 row.failures[name] = wrong
             elif seconds > limit:
                 row.times[name] = Times([seconds])
+                slow[name] = call.run
             else:
                 calls[name] = call.run
         del expected
-        calls[COPY] = copy
-        interleave(calls, self.clock, self.seconds, row.times, lambda name, error: self._note(row, name, error))
+        timed = {**calls, COPY: copy}
+        interleave(timed, self.clock, self.seconds, row.times, lambda name, error: self._note(row, name, error))
+        if self.memory is not None:
+            result = prod(problem.output_shape) * itemsize_of(dtype)
+            self._measure_memory({**calls, **slow}, self.memory, result, row)
+
+    def _measure_memory(self, calls: dict[str, Callable[[], Any]], memory: PeakOf, result: int, row: Row) -> None:
+        """Measure the memory of calls, but for those that keep some of it between calls: less than their result."""
+        gc.collect()
+        for name, call in calls.items():
+            if name in row.failures:
+                continue
+            try:
+                count = memory(call)
+            except Exception as error:  # whatever a library raises
+                self._note(row, name, error)
+                continue
+            if count >= LEAST_MEMORY * result:
+                row.memory[name] = count
 
     def _candidates(self, problem: Problem, data: Any) -> Iterator[tuple[str, Callable[[], Call | None]]]:
         """Yield the name of each candidate and what makes its call, or None for a problem that it does not serve."""
@@ -260,8 +285,10 @@ def cpu_bench(threads: int | None, seconds: float, commit_given: str | None = No
     threads = gpufold.get_num_threads()
     kept = keep_freed_memory()
     peers = installed("cpu")
-    bench = Bench("cpu", CpuClock(), threads, seconds, peers, [])
+    memory, why = resident_peak_or_why()
+    bench = Bench("cpu", CpuClock(), threads, seconds, peers, [], memory)
     notes = ["Freed memory is kept for the next result, for every candidate alike."] if kept else []
+    notes += [f"Memory is not measured here: {why}."] if why else []
     return bench, _run(bench, f"{processor()}, {threads} threads", notes, commit_given)
 
 
@@ -271,7 +298,7 @@ def gpu_bench(seconds: float, commit_given: str | None = None) -> tuple[Bench, R
 
     number = cupy.cuda.runtime.getDevice()
     name = cupy.cuda.runtime.getDeviceProperties(number)["name"].decode()
-    bench = Bench("gpu", GpuClock(cupy), gpufold.get_num_threads(), seconds, installed("gpu"), [])
+    bench = Bench("gpu", GpuClock(cupy), gpufold.get_num_threads(), seconds, installed("gpu"), [], pool_peak(cupy))
     device = f"{name}, driver {cupy.cuda.runtime.driverGetVersion()}"
     run = _run(bench, device, ["The L2 cache is flushed each time."], commit_given)
     run.versions["cupy"] = cupy.__version__

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
+import logging
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -15,6 +16,7 @@ from typing import Any
 import numpy as np
 
 import gpufold
+from bench.clients import client
 from bench.problems import Problem, pixels
 from gpufold.geometry import SlidingGeometry, SpaceGeometry
 
@@ -526,6 +528,103 @@ def _unfold_nd(problem: Problem, data: Any, threads: int) -> Call | None:
     return Call(lambda: unfoldNd(tensor, **options), _from_tensor(data))
 
 
+# ---- clients: libraries that stitch, by the code that they are published with
+
+
+def _tiles(problem: Problem, data: Any) -> tuple[SlidingGeometry, dict[tuple[int, ...], Any]] | None:
+    """Return the averaged tiles of one image as clients see them, (1, channels, *tile), by their first elements."""
+    geometry = problem.geometry
+    if problem.operation != "blocks_to_array" or problem.reduction != "mean" or geometry.batch != 1:
+        return None
+    assert isinstance(geometry, SlidingGeometry)
+    if prod(geometry.num_blocks) > LOOPED_BLOCKS or any(axis.stride > axis.kernel for axis in geometry.axes):
+        return None
+    strides, tensor = [axis.stride for axis in geometry.axes], _tensor(data)
+    return geometry, {
+        tuple(number * stride for number, stride in zip(block, strides, strict=True)): tensor[
+            (slice(None),) * 2 + block
+        ]
+        for block in np.ndindex(*geometry.num_blocks)
+    }
+
+
+def _monai(problem: Problem, data: Any, threads: int) -> Call | None:
+    """Stitch by MONAI's sliding-window inference, with a copy of a tile in place of the network.
+
+    It multiplies what the network gives by the window in place, so that the copy has to be. It also takes a tile of one
+    channel from the picture for each.
+    """
+    import torch
+
+    tiles = _tiles(problem, data)
+    if tiles is None or len(problem.geometry.axes) > 3:
+        return None
+    geometry, by_begin = tiles
+    inferers, tensor = client("monai.inferers"), _tensor(data)
+    picture = tensor.new_zeros((1, 1, *geometry.image_size))
+    window = torch.as_tensor(reduce(np.multiply.outer, problem.weights()), device=tensor.device)
+    overlap = [max(0, 1 - (axis.stride + 0.5) / axis.kernel) for axis in geometry.axes]  # it rounds the stride down
+
+    def run() -> Any:
+        answers = iter(by_begin.values())
+        return inferers.sliding_window_inference(
+            picture, geometry.block_shape, 1, lambda tile: next(answers).clone(), overlap, roi_weight_map=window
+        )
+
+    torch.set_num_threads(threads)
+    return Call(run, _from_tensor(data))
+
+
+def _torchio(problem: Problem, data: Any, threads: int) -> Call | None:
+    """Aggregate tiles of a volume as TorchIO does, with the problem's window in place of Hann's."""
+    import torch
+
+    tiles = _tiles(problem, data)
+    if tiles is None or len(problem.geometry.axes) != 3:
+        return None
+    geometry, by_begin = tiles
+    overlap = [axis.kernel - axis.stride for axis in geometry.axes]
+    if any(each % 2 for each in overlap):  # it takes no odd ones
+        return None
+    torchio = client("torchio")
+    subject = torchio.Subject(image=torchio.ScalarImage(tensor=torch.zeros(1, *geometry.image_size)))
+    sampler = torchio.GridSampler(subject, geometry.block_shape, overlap)
+    window = torch.from_numpy(reduce(np.multiply.outer, problem.weights()))
+    batches = [(by_begin[tuple(each[:3].tolist())], torch.from_numpy(each[None])) for each in sampler.locations]
+
+    def run() -> Any:
+        aggregator = torchio.GridAggregator(sampler, overlap_mode="hann" if problem.window else "average")
+        aggregator._hann_window = window
+        for tile, location in batches:
+            aggregator.add_batch(tile, location)
+        return aggregator.get_output_tensor()[None]
+
+    torch.set_num_threads(threads)
+    return Call(run, _from_tensor(data))
+
+
+def _pty_chi(problem: Problem, data: Any, threads: int) -> Call | None:
+    """Place patches as pty-chi does; that it pads the picture for those that reach out, it would say at every call."""
+    import torch
+
+    geometry = problem.geometry
+    if problem.operation != "add_blocks" or problem.window or not isinstance(geometry, SlidingGeometry):
+        return None
+    if len(geometry.axes) != 2 or geometry.planes != 1:
+        return None
+    processing, tensor = client("ptychi.image_proc"), _tensor(data)
+    logging.getLogger().setLevel(logging.ERROR)
+    patches = tensor.reshape(-1, *geometry.block_shape)
+    centres = torch.as_tensor(problem.positions() + (np.array(geometry.block_shape) - 1) / 2, device=tensor.device)
+
+    def run() -> Any:
+        picture = tensor.new_zeros(geometry.image_size)
+        return processing.place_patches_integer(picture, centres, patches)
+
+    torch.set_num_threads(threads)
+    return Call(run, lambda answer: _from_tensor(data)(answer.contiguous()).reshape(problem.output_shape))
+
+
 # ---- inference engines and others
 
 
@@ -655,6 +754,9 @@ PEERS: tuple[Peer, ...] = (
     Peer("istft", "scipy", "scipy", ("cpu",), _istft, ("plain", "fused")),
     Peer("istft", "", "cupyx", ("gpu",), _istft, ("plain", "fused")),
     Peer("two passes", "", "gpufold", ("cpu", "gpu"), _two_passes, ("fused",)),
+    Peer("MONAI", "monai", "monai", ("cpu", "gpu"), _monai, ("fused",)),
+    Peer("TorchIO", "torchio", "torchio", ("cpu",), _torchio, ("fused",)),
+    Peer("pty-chi", "ptychi", "ptychi", ("cpu", "gpu"), _pty_chi, ("placed",)),
     Peer("loop", "numpy", "numpy", ("cpu",), _loop, ("blocks", "fused", "placed")),
     Peer("loop", "", "cupy", ("gpu",), _loop, ("blocks", "fused", "placed")),
     Peer("add.at", "numpy", "numpy", ("cpu",), _add_at, ("placed",)),

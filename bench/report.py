@@ -68,6 +68,28 @@ def cells(run: Run) -> tuple[list[str], list[list[str]]]:
     return header, [*lines, [*mean, _times(geometric_mean(fastest_ratios))]]
 
 
+def memory_cells(run: Run) -> tuple[list[str], list[list[str]]]:
+    """Return a table of the candidates' memory in MB as text; the last row holds the geometric means of the ratios."""
+    rows = [row for row in run.rows if row.memory]
+    names = [name for name in (OURS, *run.variants, *run.peers) if any(name in row.memory for row in rows)]
+    lines = [
+        [row.name, *(f"{row.memory[name] / 1e6:.3g}" if name in row.memory else "" for name in names)] for row in rows
+    ]
+    large = [row for row in rows if row.bytes >= LARGE_BYTES]
+    ratios = [geometric_mean(row.memory_ratio(name) for row in large) for name in names]
+    return ["memory, MB", *names], [*lines, ["over gpufold's, geometric mean", *map(_times, ratios)]]
+
+
+def tables_of(run: Run) -> list[tuple[list[str], list[list[str]]]]:
+    """Return the table of times, and that of memory where it was measured."""
+    return [cells(run), *([memory_cells(run)] if any(row.memory for row in run.rows) else [])]
+
+
+MEMORY = (
+    "Memory is the peak of one more call, its result included; none is shown of candidates with a pool of their own."
+)
+
+
 def footer(run: Run) -> list[str]:
     """Tell what the figures depend on."""
     versions = ", ".join(f"{name} {version}" for name, version in run.versions.items())
@@ -75,6 +97,7 @@ def footer(run: Run) -> list[str]:
         "Times are medians in ms of samples taken in turns; ± is half the distance of the quartiles; "
         "peers' means are their time over gpufold's; "
         f"GB/s counts each input and output byte once; {COPY} moves as many bytes, in the same run.",
+        *([MEMORY] if any(row.memory for row in run.rows) else []),
         *run.notes,
         f"{run.date}, {run.device}, commit {run.commit}",
         versions,
@@ -96,9 +119,12 @@ def failures(run: Run) -> list[str]:
     return lines
 
 
-def table(run: Run) -> Table:
-    """Return the table for a terminal."""
-    header, lines = cells(run)
+def tables(run: Run) -> list[Table]:
+    """Return the tables for a terminal."""
+    return [_table(header, lines) for header, lines in tables_of(run)]
+
+
+def _table(header: list[str], lines: list[list[str]]) -> Table:
     result = Table(box=None)
     for number, name in enumerate(header):
         result.add_column(name, justify="left" if number == 0 else "right", no_wrap=number == 0)
@@ -141,12 +167,13 @@ OWN = "two passes"
 
 
 def markdown(run: Run) -> str:
-    """Return the same table in Markdown, with what it depends on below, and the means of each operation."""
-    header, lines = cells(run)
-    bold = [f"**{text}**" if text else "" for text in lines[-1]]
-    body = markdown_table([header, *lines[:-1], bold])
+    """Return the same tables in Markdown, with what they depend on below, and the means of each operation."""
+    body = []
+    for header, lines in tables_of(run):
+        bold = [f"**{text}**" if text else "" for text in lines[-1]]
+        body += [*markdown_table([header, *lines[:-1], bold]), ""]
     notes = [f"- {text}" for text in footer(run)]
-    return "\n".join([*body, "", *notes, "", *markdown_table(by_operation(run)), ""])
+    return "\n".join([*body, *notes, "", *markdown_table(by_operation(run)), ""])
 
 
 def markdown_table(lines: list[list[str]]) -> list[str]:

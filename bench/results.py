@@ -15,7 +15,7 @@ from math import exp, log
 from pathlib import Path
 from typing import Any
 
-from bench.timing import Times
+from bench.timing import Times, significant
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = Path(__file__).resolve().parent / "results"
@@ -38,6 +38,8 @@ class Row:
     """The planner's threshold that a sweep measures, if the row belongs to one; `value` is what is compared with it."""
     value: float = 0.0
     times: dict[str, Times] = field(default_factory=dict)
+    memory: dict[str, int] = field(default_factory=dict)
+    """Bytes of a call at its peak, its result included, beside those that were there before."""
     failures: dict[str, str] = field(default_factory=dict)
     """What was not timed, and why: a wrong result, an exception."""
     finished: bool = True
@@ -51,6 +53,7 @@ class Row:
     def round(self) -> None:
         """Keep as many digits of the times as are saved, so that a table is the same before and after."""
         self.times = {name: times.rounded() for name, times in self.times.items()}
+        self.memory = {name: round(significant(count)) for name, count in self.memory.items()}
 
     @property
     def name(self) -> str:
@@ -66,6 +69,11 @@ class Row:
 
     def speed_up(self, peer: str) -> float | None:
         ours, other = self.seconds(OURS), self.seconds(peer)
+        return other / ours if ours and other else None
+
+    def memory_ratio(self, peer: str) -> float | None:
+        """Return a peer's memory over gpufold's."""
+        ours, other = self.memory.get(OURS), self.memory.get(peer)
         return other / ours if ours and other else None
 
 

@@ -29,11 +29,14 @@ from cases import CASES, SPACE_CASES
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import bench.measure
+import bench.memory
+import bench.report
 import bench.results
 import gpufold
 from bench.__main__ import INTERRUPTED, LOST, TERMINATED, main
 from bench.crossover import judge, regret, sweeps
 from bench.measure import Bench, difference, new_row
+from bench.memory import pool_peak, resident_peak
 from bench.peers import PEERS, Call, Peer, _torch_compile
 from bench.photo import denoise
 from bench.problems import LARGEST_VALUE, PROBLEMS, Problem, _window_on_device, dtype_of, select
@@ -76,11 +79,16 @@ def user_problems():
     """What users do with overlaps, small: means, windows, blocks in a layout of their own."""
     row = col2im_geometry((2, 16, 21), (80,), (16,), 4, 1, 8, 8)
     tiles = col2im_geometry((2, 2 * 48, 9), (14, 20), (8, 6), (3, 7), 1, 0, 0)
+    picture = col2im_geometry((1, 2 * 48, 9), (14, 14), (8, 6), (3, 4), 1, 0, 0)
+    volume = col2im_geometry((1, 2 * 144, 36), (12, 10, 12), (6, 6, 4), (2, 2, 4), 1, 0, 0)
     return [
         Problem("istft", "col2im", row, "tests", reduction="least_squares", window="hann"),
         Problem("mean", "col2im", tiles, "tests", reduction="mean"),
         Problem("weighed", "col2im", tiles, "tests", window="gaussian"),
         Problem("stitched", "blocks_to_array", tiles, "tests", reduction="mean", window="gaussian"),
+        Problem("stitched-picture", "blocks_to_array", picture, "tests", reduction="mean", window="gaussian"),
+        Problem("stitched-volume", "blocks_to_array", volume, "tests", reduction="mean", window="gaussian"),
+        Problem("averaged-volume", "blocks_to_array", volume, "tests", reduction="mean"),
         Problem("blocks", "blocks_to_array", tiles, "tests"),
         Problem("blocks", "array_to_blocks", tiles, "tests"),
         Problem("placed", "add_blocks", tiles, "tests"),
@@ -284,6 +292,19 @@ def test_an_interrupt_keeps_the_samples_so_far():
     assert results["a"].seconds == [1.0] * 3
 
 
+def hook_of(hooks):
+    """Return the base class of what listens to a pool; those that listen are in `hooks`."""
+
+    class MemoryHook:
+        def __enter__(self):
+            hooks.append(self)
+
+        def __exit__(self, *error):
+            hooks.remove(self)
+
+    return MemoryHook
+
+
 class FakeCupy:
     """As much of CuPy as a clock sees; `log` holds what the device was asked for, in order."""
 
@@ -300,7 +321,10 @@ class FakeCupy:
             getDeviceProperties=lambda number: {"l2CacheSize": 50 << 20},
             deviceSynchronize=lambda: log.append("wait"),
         )
-        self.cuda = SimpleNamespace(Event=Event, runtime=runtime, get_elapsed_time=lambda before, after: 0.25)
+        self.hooks = []
+        self.cuda = SimpleNamespace(
+            Event=Event, runtime=runtime, get_elapsed_time=lambda before, after: 0.25, MemoryHook=hook_of(self.hooks)
+        )
         self.empty = lambda size, dtype: SimpleNamespace(fill=lambda value: log.append("flush"), nbytes=size)
         self.__spec__ = importlib.machinery.ModuleSpec("cupy", None)
         pool = SimpleNamespace(free_all_blocks=lambda: log.append("free"))
@@ -503,6 +527,118 @@ def test_each_problem_frees_its_memory_before_the_next(numpy_device, monkeypatch
     assert arrays[0]() is None
     assert numpy_device.log.count("free") == 2  # the device's pool and that of pinned memory
     assert _window_on_device.cache_info().currsize == 0
+
+
+# ---- memory
+
+
+def temporaries(library, kilobytes=(48 << 10, 16 << 10)):
+    """Return a call that gives the last of some arrays when it has made them all."""
+
+    def call():
+        arrays = [library.full((count << 8,), 1.0, dtype=library.float32) for count in kilobytes]
+        return arrays[-1]
+
+    return call
+
+
+@pytest.mark.parametrize("library", ["numpy", pytest.param("torch", marks=pytest.mark.peer("torch"))])
+def test_the_peak_of_a_call_is_what_it_had_at_once_and_not_what_was_there_before(library):
+    library, measured = importlib.import_module(library), []
+    kept = temporaries(library, (32 << 10,))()
+    for kilobytes in ((48 << 10, 16 << 10), (16 << 10,), (48 << 10, 16 << 10)):
+        call = temporaries(library, kilobytes)
+        call()
+        measured.append(resident_peak(call) / 2**20)
+    assert kept is not None
+    assert measured == [pytest.approx(64, abs=3), pytest.approx(16, abs=3), pytest.approx(64, abs=3)]
+
+
+def test_where_the_system_does_not_tell_memory_a_note_says_so(capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr(bench.memory, "PROCESS", tmp_path / "nowhere")
+    saved = tmp_path / "tiny.json"
+    status, out = run(capsys, *TWO, "--save", str(saved))
+    assert status == 0
+    assert "Memory is not measured here: FileNotFoundError" in out
+    assert "memory, MB" not in out
+    assert not any(row.memory for row in Run.load(saved).rows)
+
+
+def test_the_peak_of_a_pool_counts_what_is_given_back(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    cupy = FakeCupy([])
+
+    def call():
+        (hook,) = cupy.hooks
+        hook.malloc_postprocess(device_id=0, size=500, mem_size=512, mem_ptr=8, pmem_id=1)
+        hook.malloc_postprocess(device_id=0, size=1000, mem_size=1024, mem_ptr=16, pmem_id=2)
+        hook.malloc_postprocess(device_id=0, size=1 << 40, mem_size=1 << 40, mem_ptr=0, pmem_id=0)  # none left
+        hook.free_postprocess(device_id=0, mem_size=1024, mem_ptr=16, pmem_id=2)
+        hook.malloc_postprocess(device_id=0, size=512, mem_size=512, mem_ptr=16, pmem_id=3)
+
+    peak = pool_peak(cupy)
+    assert peak(call) == 1536
+    assert peak(call) == 1536
+    assert cupy.hooks == []
+
+    allocated = {"now": 100, "most": 5000}
+    tensors = SimpleNamespace(
+        is_initialized=lambda: True,
+        memory_allocated=lambda: allocated["now"],
+        max_memory_allocated=lambda: allocated["most"],
+        reset_peak_memory_stats=lambda: allocated.update(most=allocated["now"]),
+    )
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=tensors))
+    assert peak(lambda: allocated.update(most=700)) == 600
+    assert peak(call) == 1536
+
+
+@pytest.mark.peer("cupy")
+def test_the_pool_s_hook_is_told_by_the_names_that_cupy_has():
+    import cupy
+
+    assert {"malloc_postprocess", "free_postprocess"} <= set(dir(cupy.cuda.MemoryHook))
+
+
+def test_memory_is_shown_of_what_does_not_keep_it_and_saved(capsys, tmp_path, monkeypatch):
+    peaks, asked = iter((2_345_678, 100, 4_691_356)), []
+
+    def peak(call):
+        call()
+        asked.append(call)
+        return next(peaks)
+
+    def same(problem, data, threads):
+        return Call(lambda: problem(data))
+
+    monkeypatch.setattr(bench.measure, "resident_peak_or_why", lambda: (peak, ""))
+    peers = [Peer(name, "", "numpy", ("cpu",), same) for name in ("pool", "wasteful")]
+    monkeypatch.setattr(bench.measure, "installed", lambda device: peers)
+    monkeypatch.setattr(bench.report, "LARGE_BYTES", 0)
+    saved = tmp_path / "tiny.json"
+    words = ("--device", "cpu", "--problem", "col2im-tiny", "--seconds", "0.001", "--save", str(saved))
+    status, out = run(capsys, *words)
+    (row,) = Run.load(saved).rows
+    assert status == 0
+    assert len(asked) == 3
+    assert row.memory == {"gpufold": 2_346_000, "wasteful": 4_691_000}
+    lines = [line.split() for line in out.splitlines()]
+    assert ["memory,", "MB", "gpufold", "wasteful"] in lines
+    assert ["col2im-tiny-2x2", "2.35", "4.69"] in lines
+    assert ["over", "gpufold's,", "geometric", "mean", "1.00x", "2.00x"] in lines
+    run(capsys, "report", "--results", str(saved), "--output", str(tmp_path / "out"))
+    assert "| col2im-tiny-2x2 | 2.35 | 4.69 |" in (tmp_path / "out" / "tiny.md").read_text()
+
+
+def test_a_call_that_fails_when_its_memory_is_measured_is_an_entry():
+    def raises(call):
+        raise MemoryError("none left")
+
+    measured = Bench("cpu", CpuClock(pause=lambda seconds: None), 1, 0.001, [], [], raises)
+    (problem,) = select(["col2im-tiny"], quick=True, gpu=False)
+    row = new_row(problem, "float32")
+    measured.measure(problem, "float32", row)
+    assert row.failures == {"gpufold": "MemoryError: none left"}
 
 
 def slow_peer(ticks, seconds):
