@@ -266,12 +266,14 @@ def test_pty_chis_patches_have_the_same_bits(probe):
     positions, patches = begins.astype(int), waves(len(begins), probe)
     theirs = processing.extract_patches_integer(torch.from_numpy(picture), torch.from_numpy(centres), probe)
     np.testing.assert_array_equal(gpufold.take_blocks(picture, positions, probe, mode="edge"), theirs)
+    tensors = map(torch.from_numpy, (picture, positions))
+    assert torch.equal(gpufold.torch.take_blocks(*tensors, probe, mode="edge"), theirs)
     theirs = processing.place_patches_integer(
         torch.from_numpy(picture.copy()), torch.from_numpy(centres), torch.from_numpy(patches)
     )
     assert gpufold.add_blocks(picture.copy(), patches, positions).tobytes() == theirs.contiguous().numpy().tobytes()
-    arrays = map(torch.from_numpy, (picture, patches, positions))
-    assert torch.equal(gpufold.torch.add_blocks(*arrays), theirs)
+    tensors = map(torch.from_numpy, (picture, patches, positions))
+    assert torch.equal(gpufold.torch.add_blocks(*tensors), theirs)
 
 
 @pytest.mark.peer("ptychi")
