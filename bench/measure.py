@@ -241,6 +241,7 @@ def fill(bench: Bench, run: Run, tasks: list[Task], save: Callable[[], None]) ->
         except DeviceLostError:
             row.finished = False
             row.times.clear()
+            row.memory.clear()
             run.rows = [*others, row]
             save()
             raise

@@ -641,6 +641,27 @@ def test_a_call_that_fails_when_its_memory_is_measured_is_an_entry():
     assert row.failures == {"gpufold": "MemoryError: none left"}
 
 
+def test_a_device_that_is_lost_when_memory_is_measured_leaves_an_unfinished_row(
+    capsys, numpy_device, tmp_path, monkeypatch
+):
+    measured = count()
+
+    def lost(call):
+        if next(measured):
+            numpy_device.lost = True
+            raise RuntimeError("cudaErrorIllegalAddress")
+        return 1 << 20
+
+    monkeypatch.setattr(bench.measure, "pool_peak", lambda cupy: lost)
+    saved = tmp_path / "gpu.json"
+    status, out = run(capsys, *TINY, "--save", str(saved))
+    assert status == LOST
+    assert "the device is lost after gather on col2im-tiny-2x2" in out
+    (row,) = Run.load(saved).rows
+    assert (row.finished, row.times, row.memory) == (False, {}, {})
+    assert list(row.failures) == ["gather"]
+
+
 def slow_peer(ticks, seconds):
     def prepare(problem, data, threads):
         return Call(ticks.takes(seconds), lambda answer: problem.expected(data))
