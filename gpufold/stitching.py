@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from math import prod
-from typing import Any
+import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from gpufold.arrays import device_of, library_of, native
+from gpufold import extras
+from gpufold.arrays import device_of, library_of
 from gpufold.elements import ELEMENT_TYPES, WIDER, check_dtype, name_of
 from gpufold.geometry import as_integers
 from gpufold.positions import add_blocks, average
@@ -34,7 +38,7 @@ class Stitcher:
         Shape (*lead, *size) of the result.
     block_shape : sequence of int
         Elements of a tile along each of the last axes, at least 1.
-    window : numpy.ndarray, cupy.ndarray or sequence of them, optional
+    window : numpy.ndarray, cupy.ndarray, torch.Tensor or sequence of them, optional
         Real weights of a tile's elements, as in `add_blocks`, of the library of the tiles.
     slabs : bool
         Keep no more than the rows, along the first axis of `size`, that tiles still reach: tiles then come in ascending
@@ -62,6 +66,8 @@ class Stitcher:
         """The first row of the sums."""
         self._reached = -block[0]
         """The first coordinate of the last tile."""
+        self._home: _Home | None = None
+        """Where the sums live: that of the first batch."""
         self._sums: Any = None
         self._weight: Any = None
 
@@ -70,10 +76,11 @@ class Stitcher:
 
         Parameters
         ----------
-        blocks : numpy.ndarray or cupy.ndarray
+        blocks : numpy.ndarray, cupy.ndarray or torch.Tensor
             Tiles of shape (P, *lead, *block_shape), of floats or complex numbers. The first batch decides where the
-            sums live, and their dtype: float32 for float16 and bfloat16, else that of the tiles.
-        positions : numpy.ndarray, cupy.ndarray or sequence of sequences of int
+            sums live, and their dtype: float32 for float16 and bfloat16, else that of the tiles. The average of tensors
+            has their gradients.
+        positions : numpy.ndarray, cupy.ndarray, torch.Tensor or sequence of sequences of int
             As in `add_blocks`; with `slabs=True` in the memory of the host.
 
         Raises
@@ -84,39 +91,39 @@ class Stitcher:
             Shapes, devices or memory do not fit together, or with `slabs=True` a tile begins before another that came
             earlier; nothing has been added then.
         """
-        library = library_of("Stitcher.add", "blocks", blocks)
-        check_dtype("Stitcher.add", "blocks", blocks.dtype)
-        name = name_of(blocks.dtype)
-        if not ELEMENT_TYPES[name].weight:
+        given = _home_of(blocks)
+        home, element = self._home or given, ELEMENT_TYPES[given.dtype]
+        if not element.weight:
             raise TypeError(
-                f"Stitcher.add: blocks must be of floats or complex numbers, got dtype {blocks.dtype}; "
-                "convert them with blocks.astype"
+                f"Stitcher.add: blocks must be of floats or complex numbers, got dtype {given.dtype}; convert them"
             )
-        if blocks.shape[1:] != (*self._lead, *self._block):
+        if tuple(blocks.shape[1:]) != (*self._lead, *self._block):
             raise ValueError(
                 f"Stitcher.add: blocks must be (number of positions, *lead, *block_shape) = (number of positions, "
-                f"{', '.join(map(str, (*self._lead, *self._block)))}), got shape {blocks.shape}"
+                f"{', '.join(map(str, (*self._lead, *self._block)))}), got shape {tuple(blocks.shape)}"
             )
         rows, places, reached = self._size[0], positions, self._reached
         if self._slabs:
             places, reached = self._in_order(positions)
             rows = max(0, min(self._size[0], reached + self._block[0]) - self._begin)
-        elif library is not np and isinstance(positions, np.ndarray):
-            places = positions.tolist()
-        dtype = np.dtype(WIDER[name]) if ELEMENT_TYPES[name].is_half else native(blocks.dtype)
-        sums, weight = self._sums, self._weight
-        with device_of(library, blocks):
-            if sums is None or sums.shape[len(self._lead)] < rows:
-                kind = dtype if sums is None else sums.dtype
-                sums = _grown(library, sums, (*self._lead, rows, *self._size[1:]), kind, len(self._lead))
-                weight = _grown(library, weight, (rows, *self._size[1:]), ELEMENT_TYPES[kind.name].weight, 0)
-            ones = library.broadcast_to(library.asarray(np.ones(1, weight.dtype)), (len(blocks), *self._block))
-            add_blocks(sums, blocks, places, self._window)
-            add_blocks(weight, ones, places, self._window)
-        self._sums, self._weight, self._reached = sums, weight, reached
+        lead, sums, weight = len(self._lead), self._sums, self._weight
+        with home.device:
+            if sums is None:
+                dtype = WIDER[home.dtype] if element.is_half else home.dtype
+                sums = home.zeros((*self._lead, rows, *self._size[1:]), dtype=home.dtype_of(dtype))
+                weight = home.zeros(sums.shape[lead:], dtype=home.dtype_of(element.weight))
+            elif sums.shape[lead] < rows:
+                sums, weight = _grown(home, sums, rows, lead), _grown(home, weight, rows, 0)
+            one = home.zeros((1,) * (1 + len(self._block)), dtype=weight.dtype)
+            one[...] = 1
+            home.add_blocks(sums, blocks, places, self._window)
+            home.add_blocks(weight, home.broadcast_to(one, (len(blocks), *self._block)), places, self._window)
+        self._home, self._sums, self._weight, self._reached = home, sums, weight, reached
 
     def _in_order(self, positions: Any) -> tuple[Any, int]:
         """Return positions from the first row of the sums on, as a list, and the first coordinate of the last."""
+        if getattr(positions, "is_cpu", False):  # a tensor
+            positions = positions.numpy()
         if hasattr(positions, "dtype") and not isinstance(positions, np.ndarray):
             raise TypeError(
                 "Stitcher.add: positions must be in the memory of the host with slabs=True, a numpy.ndarray or a "
@@ -141,7 +148,7 @@ class Stitcher:
 
         Returns
         -------
-        numpy.ndarray or cupy.ndarray, or tuple
+        numpy.ndarray, cupy.ndarray or torch.Tensor, or tuple
             The average; with `slabs=True` ``(start, slab)`` as from `finished`, of all rows not given before.
 
         Raises
@@ -151,15 +158,14 @@ class Stitcher:
         """
         if self._slabs:
             return self._give(self._size[0])
-        self._check_begun("result")
-        return average(self._sums, self._weight)
+        return self._begun("result").average(self._sums, self._weight)
 
     def finished(self) -> tuple[int, Any]:
         """Return ``(start, slab)``: the rows that no later tile can reach and that were not given before.
 
         Returns
         -------
-        tuple of int and numpy.ndarray or cupy.ndarray
+        tuple of int and numpy.ndarray, cupy.ndarray or torch.Tensor
             The number of the slab's first row, and the average of its rows, of which there may be none.
 
         Raises
@@ -173,28 +179,61 @@ class Stitcher:
 
     def _give(self, end: int) -> tuple[int, Any]:
         """Take the rows before one out of the sums, and return the first of them and their average."""
-        self._check_begun("finished" if end < self._size[0] else "result")
-        library, lead, begin = library_of("Stitcher", "sums", self._sums), len(self._lead), self._begin
-        count = max(0, end - begin)
+        home = self._begun("finished" if end < self._size[0] else "result")
+        lead, begin, count = len(self._lead), self._begin, max(0, end - self._begin)
         given, kept = (slice(None),) * lead + (slice(0, count),), (slice(None),) * lead + (slice(count, None),)
-        with device_of(library, self._sums):
-            shape = (*self._lead, count, *self._size[1:])
-            slab = _grown(library, self._sums[given], shape, self._sums.dtype, lead)
-            weight = _grown(library, self._weight[:count], shape[lead:], self._weight.dtype, 0)
-            self._sums, self._weight = self._sums[kept].copy(), self._weight[count:].copy()
+        with home.device:
+            slab, weight = _grown(home, self._sums[given], count, lead), _grown(home, self._weight[:count], count, 0)
+            rest = max(0, self._weight.shape[0] - count)
+            self._sums = _grown(home, self._sums[kept], rest, lead)
+            self._weight = _grown(home, self._weight[count:], rest, 0)
         self._begin += count
         if count:  # whatever comes later begins below
             self._reached = max(self._reached, self._begin)
-        return begin, average(slab, weight, out=slab)
+        return begin, home.average(slab, weight)
 
-    def _check_begun(self, method: str) -> None:
-        if self._sums is None:
+    def _begun(self, method: str) -> _Home:
+        """Return where the sums live."""
+        if self._home is None:
             raise ValueError(f"Stitcher.{method}: no tile was added, so that nothing says where the result would be")
+        return self._home
 
 
-def _grown(library: Any, array: Any, shape: tuple[int, ...], dtype: Any, axis: int) -> Any:
-    """Return zeros in which an array, if there is one, is the first part along an axis."""
-    zeros = library.zeros(shape, dtype)
-    if array is not None and prod(array.shape):
-        zeros[(slice(None),) * axis + (slice(0, array.shape[axis]),)] = array
+class _Home(NamedTuple):
+    """Where the sums of tiles live: their library's functions, gpufold's for its arrays, and their device."""
+
+    dtype: str
+    """NumPy's name for the dtype of the tiles."""
+    dtype_of: Callable[[str], Any]
+    zeros: Callable[..., Any]
+    broadcast_to: Callable[[Any, Any], Any]
+    add_blocks: Callable[..., Any]
+    average: Callable[[Any, Any], Any]
+    device: AbstractContextManager[Any]
+
+
+def _home_of(blocks: Any) -> _Home:
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(blocks, torch.Tensor):
+        ours = extras.load("torch")
+        name = ours.tensors.described("Stitcher.add", "blocks", blocks).dtype.name
+        zeros, dtype_of = partial(torch.zeros, device=blocks.device), partial(getattr, torch)
+        return _Home(name, dtype_of, zeros, torch.broadcast_to, ours.add_blocks_, ours.average, nullcontext())
+    library = library_of("Stitcher.add", "blocks", blocks)
+    check_dtype("Stitcher.add", "blocks", blocks.dtype)
+    name, device = name_of(blocks.dtype), device_of(library, blocks)
+    return _Home(name, np.dtype, library.zeros, library.broadcast_to, _add_arrays, average, device)
+
+
+def _add_arrays(out: Any, blocks: Any, positions: Any, window: Any) -> None:
+    """Add blocks, whose positions may be in the memory of the host where they are a GPU's."""
+    if isinstance(positions, np.ndarray) and not isinstance(out, np.ndarray):
+        positions = positions.tolist()
+    add_blocks(out, blocks, positions, window)
+
+
+def _grown(home: _Home, array: Any, rows: int, axis: int) -> Any:
+    """Return an array of that many rows along an axis, first those of another and then zeros."""
+    zeros = home.zeros((*array.shape[:axis], rows, *array.shape[axis + 1 :]), dtype=array.dtype)
+    zeros[(slice(None),) * axis + (slice(0, array.shape[axis]),)] = array
     return zeros

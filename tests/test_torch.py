@@ -512,6 +512,58 @@ def test_positions_beyond_int64_are_outside(wrong):
 
 
 # ---------------------------------------------------------------------------------------------
+# Tiles stitched as they come
+
+
+@pytest.mark.parametrize("slabs", [False, True])
+@pytest.mark.parametrize("name", ["float16", "bfloat16", "float32", "complex128"])
+def test_a_stitcher_takes_tensors_and_gives_the_bits_of_arrays(name, slabs):
+    shape, block = (3, 9, 8), (4, 5)
+    places = torch.from_numpy(gpufold.grid_positions(shape[1:], block, 2, last="over"))
+    tiles = torch.randn(len(places), 3, *block, dtype=getattr(torch, name))
+    window = torch.rand(block)
+    results = []
+    for convert in (lambda tensor: tensor, as_array):
+        stitcher, rows = gpufold.Stitcher(shape, block, window=convert(window), slabs=slabs), []
+        for first in range(0, len(places), 5):
+            batch = slice(first, first + 5)
+            stitcher.add(convert(tiles[batch]), convert(places[batch]))
+            if slabs:
+                rows.append(stitcher.finished())
+        rows.append(stitcher.result() if slabs else (0, stitcher.result()))
+        results.append(rows)
+    for (row, tensor), (wanted, array) in zip(*results, strict=True):
+        assert row == wanted
+        same_bits(tensor, array)
+
+
+def test_what_is_stitched_has_gradients():
+    tiles = torch.randn(3, 2, 4, dtype=torch.float64, requires_grad=True)
+    window = (torch.rand(4, dtype=torch.float64) + 0.5).requires_grad_()
+
+    def stitched(tiles, window):
+        stitcher = gpufold.Stitcher((2, 8), (4,), window=window)
+        stitcher.add(tiles[:2], [(0,), (2,)])
+        stitcher.add(tiles[2:], torch.tensor([[4]]))
+        return stitcher.result()
+
+    assert torch.autograd.gradcheck(stitched, (tiles, window))
+
+
+def test_the_first_tiles_decide_where_a_stitchers_sums_live():
+    tensors_first, arrays_first = gpufold.Stitcher((8,), (4,)), gpufold.Stitcher((8,), (4,))
+    tensors_first.add(torch.ones(1, 4), [(0,)])
+    with pytest.raises(TypeError, match=r"blocks must be a torch.Tensor, got numpy.ndarray"):
+        tensors_first.add(np.ones((1, 4), np.float32), [(0,)])
+    arrays_first.add(np.ones((1, 4), np.float32), [(0,)])
+    with pytest.raises(TypeError, match=r"blocks must be .* got a torch.Tensor"):
+        arrays_first.add(torch.ones(1, 4), [(0,)])
+    assert tensors_first.result().sum() == arrays_first.result().sum() == 4
+    with pytest.raises(TypeError, match=r"Stitcher.add: blocks must be of floats .* got dtype int64"):
+        tensors_first.add(torch.ones(1, 4).long(), [(0,)])
+
+
+# ---------------------------------------------------------------------------------------------
 # Compilers
 
 
