@@ -37,6 +37,11 @@ ADDRESSES = count(1 << 40, 1 << 40)
 """Where stand-ins lie: apart, though none has memory."""
 
 
+def _memory(size: int = 0) -> SimpleNamespace:
+    """Stand in for memory of a device."""
+    return SimpleNamespace(ptr=next(ADDRESSES), memset_async=lambda value, size: None)
+
+
 class StandInArray:
     """What gpufold sees of a cupy.ndarray."""
 
@@ -57,7 +62,7 @@ class StandInArray:
         self.itemsize = self.dtype.itemsize
         self.nbytes = self.size * self.itemsize
         self.strides = tuple(step * self.itemsize for step in contiguous_strides(shape))
-        self.data = SimpleNamespace(ptr=next(ADDRESSES), memset_async=lambda value, size: None)
+        self.data = _memory()
 
 
 def _launched(*arguments: object) -> None:
@@ -81,11 +86,18 @@ def stand_in() -> ModuleType:
         getDevice=lambda: 0,
         getDeviceProperties=lambda number: properties,
         deviceGetAttribute=lambda attribute, number: 1,
+        memsetAsync=lambda *arguments: None,
     )
+    stream = SimpleNamespace(is_capturing=lambda: False)
     vars(module).update(
         ndarray=StandInArray,
         empty=cache(StandInArray),  # so that it costs next to nothing
-        cuda=SimpleNamespace(runtime=runtime, Device=lambda number: nullcontext()),
+        cuda=SimpleNamespace(
+            runtime=runtime,
+            Device=lambda number: nullcontext(),
+            get_current_stream=lambda: stream,
+            alloc=cache(_memory),
+        ),
         RawModule=lambda **options: SimpleNamespace(get_function=lambda symbol: _launched),
     )
     return module

@@ -1329,7 +1329,7 @@ def test_the_module_runs_as_a_program():
 
 
 def test_the_host_s_cost_is_measured_without_a_device():
-    problems = ("col2im-tiny-2x2", "blocks_to_array-stitch-96x96x96", "add_blocks-probes", "batch_to_space-nhwc-2x2")
+    problems = ("col2im-tiny-2x2", "blocks_to_array-stitch-96x96x96", "add_blocks-particles", "batch_to_space-nhwc-2x2")
     answer = in_a_process_of_its_own("host", *(word for name in problems for word in ("--problem", name)))
     assert all(name in answer for name in problems)
     assert "up to the launch" in answer
