@@ -20,6 +20,11 @@ def missing(name: str, package: str, extra: str) -> ImportError:
     )
 
 
+def outdated(name: str, package: str, found: str, least: str) -> ImportError:
+    """Return what to raise where a name of gpufold needs a newer version of a package."""
+    return ImportError(f"{name} needs {package} {least} or newer, got {found}: upgrade it", name=package)
+
+
 def load(name: str) -> ModuleType:
     """Return a submodule, loaded on first use.
 

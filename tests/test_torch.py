@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import re
+import subprocess
 import sys
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -632,6 +633,8 @@ def network(columns, window):
     ["grad", "jvp", "vmap", "vmap of grad", "jacfwd", "hessian"],
 )
 def test_transforms_compile(transform, windowed):
+    if torch.__version__ < (2, 6) and transform in ("jacfwd", "hessian"):
+        pytest.xfail("torch 2.5 compiles no jacfwd, whatever it is of")
     data, window = torch.randn(2, 4, 9), torch.rand(2, 2) + 0.5
 
     def function(given):
@@ -980,6 +983,12 @@ def test_bfloat16_needs_ml_dtypes_on_the_cpu(monkeypatch):
     with pytest.raises(ImportError, match=re.escape("pip install '.[torch]'")):
         gpufold.torch.fold(COLUMN.bfloat16(), 4, 2)
     tensors._bfloat16.cache_clear()
+
+
+def test_a_torch_that_is_too_old_is_an_error_that_says_which_is_needed():
+    script = "import torch; del torch.library.register_vmap; import gpufold.torch"
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert f"ImportError: gpufold.torch needs torch 2.5 or newer, got {torch.__version__}: upgrade it" in run.stderr
 
 
 def test_empty_tensors():

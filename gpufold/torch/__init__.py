@@ -21,9 +21,11 @@ from typing import Any
 from gpufold import calls, extras
 
 try:
-    from torch import Tensor, nn
+    from torch import Tensor, __version__, library, nn
 except ImportError as error:
     raise extras.missing("gpufold.torch", "torch", "torch") from error
+if not hasattr(library, "register_vmap"):
+    raise extras.outdated("gpufold.torch", "torch", __version__, "2.5")
 
 from gpufold.torch import operators, rules, tensors
 
