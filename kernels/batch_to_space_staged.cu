@@ -70,12 +70,12 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         }
 #pragma unroll
         for (int step = 0; step < chunk_phases; ++step)
-            tile[lane][step] = values[step];
+            tile.at(lane, step) = values[step];
         __syncwarp();
 #pragma unroll
         for (int step = 0; step < Walk::steps; ++step)
             if (Walk::contains(inside, step))
-                target[offset[step]] = tile[walk.row(step)][walk.column];
+                target[offset[step]] = tile.at(walk.row(step), walk.column);
         __syncwarp(); // the next loads overwrite the tile
         source += parameters.batch_plane_step;
         target += parameters.space_plane_step;

@@ -8,8 +8,21 @@ constexpr unsigned all_lanes = 0xffffffffu;
 constexpr int warps = THREADS / warp_size; // each with a tile of its own
 static_assert(THREADS % warp_size == 0, "every warp is whole: its lanes wait for each other");
 
-// A pitch that is odd spreads a column of the tile over all banks.
-template <int width> using Tile = Scalar[warp_size][width | 1];
+// 32 rows of a width. Those that a warp walks along at once lie end to end, and a step of the walk is a pitch
+// from the next: where the width divides the warp, one bank more than there are, so that neither the walk nor
+// a column meets a bank twice; else rows are an odd pitch apart.
+template <int width> struct Tile {
+    static constexpr bool fills_banks = warp_size % width == 0;
+    static constexpr int rows_at_once = warp_size / width;
+    static constexpr int row_pitch = fills_banks ? width : width | 1;
+    static constexpr int step_pitch = fills_banks ? warp_size + 1 : rows_at_once * row_pitch;
+    Scalar elements[fills_banks ? width * step_pitch : warp_size * row_pitch];
+
+    __device__ Scalar& at(int row, int column)
+    {
+        return elements[row / rows_at_once * step_pitch + row % rows_at_once * row_pitch + column];
+    }
+};
 
 // The walk along rows of `width` elements, as many rows at once as a warp can: a lane stays in its column.
 template <int width> struct RowWalk {

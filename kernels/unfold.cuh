@@ -247,6 +247,12 @@ inline __device__ void unfold_staged(const Scalar* image, Scalar* columns, const
         pixel[step] = __shfl_sync(all_lanes, block.pixel[last_axis], walk.row(step)) + column_shift;
     }
 
+    // Whether the last axis has no pad for any of the warp's blocks, nor an end.
+    const Offset last_pixel = block.pixel[last_axis] + (kernel_width - 1) * parameters.dilation[last_axis];
+    const bool rows_inside =
+        __all_sync(all_lanes, !block.exists | (within(block.pixel[last_axis], parameters.size[last_axis]) &
+                                               within(last_pixel, parameters.size[last_axis])));
+
     for (Offset plane = 0; plane < parameters.planes_per_thread; ++plane) {
         const bool exists = block.exists && plane < block.planes;
         const Scalar* const source = image + plane * parameters.image_plane_step;
@@ -258,11 +264,14 @@ inline __device__ void unfold_staged(const Scalar* image, Scalar* columns, const
             trace_iteration(int(plane * parameters.turns + turn));
             const Chunk chunk = chunk_of(block, number, window, parameters);
             const Offset shift = chunk.first_tap * parameters.dilation[last_axis];
-            unsigned inside = 0;
+            unsigned inside = ~0u;
+            if (!rows_inside) { // all lanes alike
+                inside = 0;
 #pragma unroll
-            for (int step = 0; step < Walk::steps; ++step)
-                if (within(pixel[step] + shift, parameters.size[last_axis]))
-                    inside |= Walk::bit(step);
+                for (int step = 0; step < Walk::steps; ++step)
+                    if (within(pixel[step] + shift, parameters.size[last_axis]))
+                        inside |= Walk::bit(step);
+            }
             inside &= __ballot_sync(all_lanes, chunk.inside & exists) >> walk.first_row;
             if (!(walk.takes_part() & in_row(chunk.first_tap + walk.column)))
                 inside = 0;
@@ -277,13 +286,13 @@ inline __device__ void unfold_staged(const Scalar* image, Scalar* columns, const
 #pragma unroll
             for (int step = 0; step < Walk::steps; ++step)
                 if (walk.has(step))
-                    tile[walk.row(step)][walk.column] =
+                    tile.at(walk.row(step), walk.column) =
                         weigh_element(values[step], Walk::contains(inside, step) ? weight : Weight(0));
             __syncwarp();
 #pragma unroll
             for (int tap = 0; tap < chunk_taps; ++tap)
                 if (exists & in_row(chunk.first_tap + tap))
-                    target[(chunk.columns_tap + tap) * parameters.tap_step] = tile[lane][tap];
+                    target[(chunk.columns_tap + tap) * parameters.tap_step] = tile.at(lane, tap);
             __syncwarp(); // the next loads overwrite the tile
         }
     }

@@ -246,9 +246,9 @@ LIMITS = {
     "col2im-mri-8x8-s4": Limits(1.16, 1.05, 1.04, 13.65, 2.1, 0.82, 0.94),
     "im2col-resnet-3x3-s1": Limits(9.67, 1.05, 1.06, 3.46, 1.4, 0.94, 0.94),
     "im2col-volume-3x3x3": Limits(26.9, 1.05, 1.12, 3.08, 3.7, 0.88, 0.88),
-    "im2col-vit-16x16-s16": Limits(1.05, 1.05, 1.05, 12.26, 6.3, 0.76, 0.95),
-    "im2col-tiles-16x16-s8": Limits(3.11, 1.28, 1.06, 11.16, 12.6, 0.61, 0.94),
-    "im2col-audio-400-s160": Limits(2.62, 1.25, 1.07, 16.8, 2.4, 0.56, 0.93),
+    "im2col-vit-16x16-s16": Limits(1.05, 1.05, 1.05, 12.26, 6.3, 0.78, 0.95),
+    "im2col-tiles-16x16-s8": Limits(3.11, 1.28, 1.06, 11.16, 12.6, 0.63, 0.94),
+    "im2col-audio-400-s160": Limits(2.62, 1.25, 1.07, 12.9, 2.4, 0.61, 0.93),
     # bound by instructions: chains of addresses, divisions for each chunk, a hundred waits
     "blocks_to_array-blocks-8x8-s1": Limits(1.1, 1.05, 1.04, 56.33, 105.3, 0.31, 0.34),
     "blocks_to_array-blocks-16x16-s8": Limits(1.05, 1.05, 1.03, 15.2, 1.1, 0.63, 0.95),

@@ -239,4 +239,5 @@ MOVING_THREADS = 256
 
 def tile_bytes(width: int, itemsize: int) -> int:
     """Count the shared memory of a thread block's tiles of kernels/tile.cuh, one for each warp."""
-    return MOVING_THREADS * (width | 1) * itemsize
+    rows = 33 * width if 32 % width == 0 else 32 * (width | 1)
+    return MOVING_THREADS // 32 * rows * itemsize
