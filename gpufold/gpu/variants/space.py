@@ -25,7 +25,7 @@ from gpufold.gpu.variants.moves import (
 )
 from gpufold.gpu.variants.unfolding import PLANES_PER_THREAD, STAGED_ROW_BYTES, STAGED_TAPS, Unfold
 
-INDEX_MAP_BLOCK = 8
+INDEX_MAP_BLOCK = 3
 """Prediction: phases of the last axis from which batch_to_space stages its loads, where each of a warp's loads would be
 that many runs."""
 
