@@ -21,6 +21,7 @@ from cases import (
     EMPTY_CASES,
     FUSIONS,
     INEXACT,
+    POSITIONS_CASES,
     SPACE_CASES,
     assert_same_bits,
     random_case,
@@ -127,6 +128,41 @@ def check_space(case, draw, seed):
     check("space_to_batch", values(case.space_shape, dtype, seed), draw, cuts, *arguments)
 
 
+def random_positions(rng, size, block):
+    """Positions inside, on every border, outside, and at the ends of what int64 holds."""
+    count, ends = rng.choice((0, 1, 2, 5, 30)), (-(2**63), 2**63 - 1)
+    near = [
+        [rng.randint(-side - 1, extent + 1) for extent, side in zip(size, block, strict=True)] for _ in range(count)
+    ]
+    drawn = [[rng.choice(ends) if rng.random() < 0.1 else place for place in position] for position in near]
+    return np.array(drawn, np.int64).reshape(-1, len(size))
+
+
+def check_positions(draw, seed):
+    rng = random.Random(seed)
+    rank = rng.randint(1, 3)
+    size, block = (tuple(rng.randint(1, most) for _ in range(rank)) for most in ({1: 40, 2: 12, 3: 7}[rank], 6))
+    lead = tuple(rng.choice((1, 2, 3, 3, 0)) for _ in range(rng.randint(0, 2)))
+    dtype, places = rng.choice(DTYPES), random_positions(rng, size, block)
+    wide = rng.choice((dtype, np.dtype(WIDER.get(dtype.name, dtype))))
+    kind = rng.choice(("none", "separable", "full")) if dtype in INEXACT else "none"
+    array, blocks = values((*lead, *size), wide, seed), values((len(places), *lead, *block), dtype, seed + 1)
+    lazy_array = da.from_array(array, chunks=cut_all(draw, array.shape))
+    lazy_blocks = da.from_array(blocks, chunks=cut_all(draw, blocks.shape))
+    message = f"{array.shape} {wide} {blocks.shape} {dtype} {places.tolist()} {kind} {lazy_array.chunks}"
+
+    window = window_of(kind, block, wide)
+    added = gpufold.dask.add_blocks(lazy_array, lazy_blocks, places, window)
+    assert (added.chunks, added.dtype, added._meta.dtype) == (lazy_array.chunks, wide, wide)
+    assert_same_bits(added.compute(), gpufold.add_blocks(array.copy(), blocks, places, window), message)
+
+    mode, chunks = rng.choice(("constant", "edge")), (cut(draw, len(places)),)
+    taken = gpufold.dask.take_blocks(lazy_array, places, block, window=window, mode=mode, chunks=chunks)
+    assert taken.chunks == (*chunks, *lazy_array.chunks[: len(lead)], *((side,) for side in block))
+    assert_same_bits(taken.compute(), gpufold.take_blocks(array, places, block, window=window, mode=mode), message)
+    assert_same_bits(lazy_array.compute(), array, "no chunk was written into")
+
+
 FEW, MANY = (settings(max_examples=count, deadline=None, derandomize=True) for count in (2, 50))
 
 
@@ -175,6 +211,36 @@ def test_random_blocks_have_the_bits_of_eager_calls(seed, data):
 @given(st.integers(0, 10_000), st.data())
 def test_random_space_cases_have_the_bits_of_eager_calls(seed, data):
     check_space(random_space_case(seed), data.draw, seed)
+
+
+@MANY
+@given(st.integers(0, 1_000_000), st.data())
+def test_blocks_at_positions_have_the_bits_of_eager_calls(seed, data):
+    check_positions(data.draw, seed)
+
+
+@pytest.mark.parametrize("case", POSITIONS_CASES, ids=str)
+@FEW
+@given(data=st.data())
+def test_named_cases_of_positions_have_the_bits_of_eager_calls(case, data):
+    array, blocks = values(case.shape, np.float32), values(case.blocks_shape, np.float32, 1)
+    lazy = da.from_array(array, chunks=cut_all(data.draw, array.shape))
+    lazy_blocks = da.from_array(blocks, chunks=cut_all(data.draw, blocks.shape))
+    added = gpufold.dask.add_blocks(lazy, lazy_blocks, case.positions)
+    assert_same_bits(added.compute(), gpufold.add_blocks(array.copy(), blocks, case.positions))
+    for mode in ("constant", "edge"):
+        taken = gpufold.dask.take_blocks(
+            lazy, case.positions, case.block, mode=mode, chunks=-(-len(case.positions) // 3)
+        )
+        assert_same_bits(taken.compute(), gpufold.take_blocks(array, case.positions, case.block, mode=mode))
+
+
+def test_half_precision_is_rounded_once_however_blocks_are_cut():
+    out, blocks = values((5, 6), np.float16), values((40, 3, 3), np.float16, 1)
+    positions = np.random.default_rng(0).integers(-2, 6, (40, 2))
+    want = gpufold.add_blocks(out.copy(), blocks, positions)
+    lazy = da.from_array(out, chunks=(2, 5))
+    assert_same_bits(gpufold.dask.add_blocks(lazy, da.from_array(blocks, chunks=1), positions).compute(), want)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -275,6 +341,46 @@ def test_a_chunk_depends_on_what_reaches_it_and_on_nothing_else(shape, chunks, f
     assert sources(fold(cut_source(shape, chunks))) == reaching(fold, shape, chunks)
 
 
+def at_positions(operation, positions):
+    """A call of add_blocks into 8 x 8 zeros, or of take_blocks: what it is given, and blocks of 3 x 3."""
+    if operation == "add_blocks":
+        return lambda blocks: gpufold.dask.add_blocks(da.zeros((8, 8), chunks=(3, 2)), blocks.astype("f8"), positions)
+    return lambda array: gpufold.dask.take_blocks(array, positions, 3, chunks=2)
+
+
+@pytest.mark.parametrize(
+    ("operation", "shape", "chunks"), [("add_blocks", (9, 3, 3), (4, 3, 3)), ("take_blocks", (8, 8), (3, 2))]
+)
+def test_a_chunk_depends_on_the_blocks_that_meet_it_and_on_nothing_else(operation, shape, chunks):
+    positions = np.array([(0, 0), (3, 2), (5, 5), (-3, 1), (2, 8), (-1, -2), (1, 7), (7, 7), (3, 4)])
+    call = at_positions(operation, positions)
+    met = {index: keys for index, keys in sources(call(cut_source(shape, chunks))).items() if keys}
+    assert met == reaching(call, shape, chunks)
+
+
+def test_a_graph_grows_with_the_pairs_that_meet():
+    """Of 2,500 blocks and 10,000 chunks, most of which no block meets."""
+    positions = gpufold.grid_positions((1000, 1000), 20, 20)
+    array, blocks = da.zeros((10_000, 10_000), chunks=100), da.ones((2500, 20, 20), chunks=(50, 20, 20))
+    added = gpufold.dask.add_blocks(array, blocks, positions)
+    taken = gpufold.dask.take_blocks(array, positions, 20, chunks=50)
+    own = [len(result.__dask_graph__().layers[result.name]) for result in (added, taken)]
+    assert own[0] <= 10_000 + 50 * 10, "an own chunk for each of the array's, and each row of blocks meets ten"
+    assert own[1] <= 50 + 50 * 10
+
+
+def test_blocks_go_in_and_out_by_two_processes(client):
+    positions = np.random.default_rng(0).integers(-9, 70, (200, 2))
+    blocks, window = values((200, 2, 8, 9), np.float32), window_of("separable", (8, 9), np.float32)
+    lazy = gpufold.dask.add_blocks(
+        da.zeros((2, 70, 70), chunks=(1, 30, 20), dtype=np.float32), da.from_array(blocks, chunks=32), positions, window
+    )
+    with dask.config.set(scheduler=client):
+        taken = gpufold.dask.take_blocks(lazy, positions, (8, 9), window=window, mode="edge", chunks=64).compute()
+    want = gpufold.add_blocks(np.zeros((2, 70, 70), np.float32), blocks, positions, window)
+    assert_same_bits(taken, gpufold.take_blocks(want, positions, (8, 9), window=window, mode="edge"))
+
+
 def test_chunks_that_cut_channels_or_rows_of_blocks_reach_to_their_end():
     columns = cut_source((1, 12, 63), (1, (3, 1, 2, 6), (10, 20, 33)))  # channels end at 4, 8, 12, rows at 9, 18, ...
     image = gpufold.dask.col2im(columns, (8, 10), (2, 2), chunks=(8, 10))
@@ -332,6 +438,57 @@ def test_errors_are_those_of_the_eager_call(operation, shape, arguments, options
     lazy, eager = getattr(gpufold.dask, operation), getattr(gpufold, operation)
     array = np.ones(shape, np.float32)
     assert raised(lazy, da.from_array(array), *arguments, **options) == raised(eager, array, *arguments, **options)
+
+
+OUT, BLOCKS, PLACES = np.ones((2, 8, 9)), np.ones((3, 2, 4, 5)), [(0, 0), (1, 2), (9, 9)]
+
+WRONG_POSITIONS = [
+    ("add_blocks", (OUT, BLOCKS, PLACES[:2]), {}),
+    ("add_blocks", (OUT, BLOCKS[:, :1], PLACES), {}),
+    ("add_blocks", (OUT.astype("f4"), BLOCKS, PLACES), {}),
+    ("add_blocks", (OUT, BLOCKS, [(0.5, 0)] * 3), {}),
+    ("add_blocks", (OUT, BLOCKS, np.zeros((3, 2))), {}),
+    ("add_blocks", (OUT, BLOCKS, [(0, 0), (1,), (2, 2)]), {}),
+    ("add_blocks", (OUT, BLOCKS, [(2**63, 0)] * 3), {}),
+    ("add_blocks", (OUT, BLOCKS, np.zeros((3, 0), int)), {}),
+    ("add_blocks", (OUT, BLOCKS, PLACES, np.ones(4)), {}),
+    ("add_blocks", (OUT, BLOCKS, PLACES), {"variant": "gather"}),
+    ("add_blocks", (OUT.astype("U3"), BLOCKS.astype("U3"), PLACES), {}),
+    ("take_blocks", (OUT, PLACES, (4, 5, 6)), {}),
+    ("take_blocks", (OUT, PLACES, 0), {}),
+    ("take_blocks", (OUT, PLACES, 2.5), {}),
+    ("take_blocks", (OUT, PLACES, 2**40), {}),
+    ("take_blocks", (OUT, PLACES, 4), {"mode": "reflect"}),
+    ("take_blocks", (OUT[:, :0], PLACES, 4), {"mode": "edge"}),
+    ("take_blocks", (OUT, PLACES, 4), {"window": np.ones((3, 4))}),
+    ("take_blocks", (OUT.astype(int), PLACES, 4), {"window": np.ones((4, 4))}),
+]
+
+
+@pytest.mark.parametrize(("operation", "arguments", "options"), WRONG_POSITIONS)
+def test_errors_of_blocks_at_positions_are_those_of_the_eager_call(operation, arguments, options):
+    count = 2 if operation == "add_blocks" else 1
+    lazy = [da.from_array(array) for array in arguments[:count]]
+    want = raised(getattr(gpufold, operation), *arguments, **options)
+    assert raised(getattr(gpufold.dask, operation), *lazy, *arguments[count:], **options) == want
+
+
+def test_what_only_blocks_at_positions_in_dask_arrays_get_wrong():
+    out, blocks = da.from_array(OUT), da.from_array(BLOCKS)
+    with pytest.raises(TypeError, match=r"add_blocks: out must be a dask\.array\.Array, got numpy\.ndarray"):
+        gpufold.dask.add_blocks(OUT, blocks, PLACES)
+    with pytest.raises(TypeError, match=r"add_blocks: blocks must be a dask\.array\.Array, got numpy\.ndarray"):
+        gpufold.dask.add_blocks(out, BLOCKS, PLACES)
+    with pytest.raises(ValueError, match="blocks must have chunks of known sizes"):
+        gpufold.dask.add_blocks(out, blocks[da.ones(3) > 0], PLACES)
+    lazy = da.from_array(np.array(PLACES))
+    for call in (partial(gpufold.dask.add_blocks, out, blocks, lazy), partial(gpufold.dask.take_blocks, out, lazy, 2)):
+        with pytest.raises(TypeError, match=r"positions must be a numpy\.ndarray, for .* got dask\.array\.core\.Array"):
+            call()
+    with pytest.raises(TypeError, match="take_blocks: array has dtype <U3, but the supported ones are"):
+        gpufold.dask.take_blocks(out.astype("U3"), PLACES, 2)
+    with pytest.raises(ValueError, match="chunks must be one value or 1, one per axis"):
+        gpufold.dask.take_blocks(out, PLACES, 2, chunks=(1, 1))
 
 
 @pytest.mark.parametrize("options", [{"reduction": "mean"}, {"window": np.ones((2, 2))}], ids=str)
@@ -455,6 +612,22 @@ def test_chunks_of_cupy_have_the_bits_of_numpy_chunks(operation):
     got = lazy.compute()
     assert isinstance(got, cupy.ndarray)
     assert_same_bits(cupy.asnumpy(got), getattr(gpufold, operation)(array, *arguments))
+
+
+@pytest.mark.gpu
+def test_blocks_at_positions_in_chunks_of_cupy_have_the_bits_of_numpy_chunks():
+    import cupy
+
+    out, blocks, positions = values((2, 20, 30), np.float32), values((9, 2, 6, 7), np.float32), PLACES * 3
+    lazy, lazy_blocks = (da.from_array(cupy.asarray(array), chunks=5, asarray=False) for array in (out, blocks))
+    added = gpufold.dask.add_blocks(lazy, lazy_blocks, positions)
+    taken = gpufold.dask.take_blocks(lazy, positions, (6, 7), mode="edge", chunks=4)
+    for result, want in (
+        (added, gpufold.add_blocks(out.copy(), blocks, positions)),
+        (taken, gpufold.take_blocks(out, positions, (6, 7), mode="edge")),
+    ):
+        assert isinstance(result._meta, cupy.ndarray)
+        assert_same_bits(cupy.asnumpy(result.compute()), want)
 
 
 def test_the_bench_stitches_and_checks_a_small_picture(capsys, tmp_path):
