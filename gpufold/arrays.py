@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
 from math import prod
@@ -281,19 +281,29 @@ def check_out(call: Call, library: ModuleType, out: Any, shape: Size, **others: 
     dtype = result_dtype(call, data.dtype)
     if out.dtype != dtype:
         raise TypeError(f"{operation}: out must have the result's dtype {dtype}, got {out.dtype}")
-    if library is np:
-        if not out.flags.writeable:
-            raise ValueError(f"{operation}: out must be writeable, got a read-only array")
-    elif out.device != data.device:
-        raise ValueError(f"{operation}: out must be on the device of {name}, {data.device}, got {out.device}")
+    check_writable(operation, library, "out", out, name, data)
     if operation == "average" and _address(library, out) == _address(library, data) and out.strides == data.strides:
         del others[name]  # every element is read where it is written, before that
+    check_apart(operation, library, "out", out, others)
+
+
+def check_writable(operation: str, library: ModuleType, name: str, array: Any, like: str, data: Any) -> None:
+    """Raise unless an array can be written to where the data are."""
+    if library is np:
+        if not array.flags.writeable:
+            raise ValueError(f"{operation}: {name} must be writeable, got a read-only array")
+    elif array.device != data.device:
+        raise ValueError(f"{operation}: {name} must be on the device of {like}, {data.device}, got {array.device}")
+
+
+def check_apart(operation: str, library: ModuleType, name: str, written: Any, others: Mapping[str, Any]) -> None:
+    """Raise where an array that is written to shares memory with others, which are given by name."""
     for other, arrays in others.items():
         for array in arrays if isinstance(arrays, tuple) else (arrays,):
-            if share_memory(library, out, array):
+            if share_memory(library, written, array):
                 raise ValueError(
-                    f"{operation}: out must share no memory with {other}, got arrays that overlap: shapes {out.shape} "
-                    f"and {array.shape}; pass a copy of one"
+                    f"{operation}: {name} must share no memory with {other}, got arrays that overlap: shapes "
+                    f"{written.shape} and {array.shape}; pass a copy of one"
                 )
 
 

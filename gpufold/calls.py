@@ -39,6 +39,8 @@ class Fusion(NamedTuple):
     """The last axes, for which a separable window has weights; those before have one tap. 0 stands for all axes."""
     mode: str = "constant"
     """One of `MODES`, for blocks that are taken at positions."""
+    weight_out: bool = False
+    """Whether the window, or one, is added at the positions of blocks to an array of its own."""
 
 
 PLAIN = Fusion()
@@ -138,14 +140,37 @@ def array_to_blocks(
 
 
 def add_blocks(
-    out: Any, blocks: Any, positions: Any, window: Any = None, *, variant: str = "auto", deterministic: bool = True
+    out: Any,
+    blocks: Any,
+    positions: Any,
+    window: Any = None,
+    *,
+    weight_out: Any = None,
+    variant: str = "auto",
+    deterministic: bool = True,
 ) -> Call:
     """Describe a call of `gpufold.add_blocks`, whose positions are an array too."""
     check_dtype("add_blocks", "blocks", blocks.dtype)
     name, fusion = checked("add_blocks", "blocks", blocks.dtype, window, accumulate=True)
     geometry = sizes.add_blocks_geometry(out.shape, blocks.shape, positions.shape)
     call = Call("add_blocks", geometry, name, fusion, variant, deterministic)
-    return summed_in(call, dtype_name(out.dtype), "out must have the result's dtype")
+    call = summed_in(call, dtype_name(out.dtype), "out must have the result's dtype")
+    if weight_out is None:
+        return call
+    wanted = call.element.weight
+    if not wanted:
+        raise TypeError(
+            f"add_blocks: weight_out needs blocks of floats or complex numbers, got dtype {blocks.dtype}; "
+            "convert them with blocks.astype"
+        )
+    if weight_out.shape != geometry.size:
+        raise ValueError(
+            f"add_blocks: weight_out must have the shape {geometry.size} of out's axes with positions, "
+            f"got {weight_out.shape}"
+        )
+    if dtype_name(weight_out.dtype) != wanted:
+        raise TypeError(f"add_blocks: weight_out must have the dtype {wanted} of weights, got {weight_out.dtype}")
+    return call._replace(fusion=fusion._replace(weight_out=True))
 
 
 def take_blocks(

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from gpufold.arrays import as_weights, check_out, name_of_weights, new_result
+from gpufold.arrays import as_weights, check_apart, check_out, check_writable, name_of_weights, new_result
 from gpufold.calls import Call, Unsupported
 from gpufold.elements import ELEMENT_TYPES
 from gpufold.geometry import BlocksGeometry, SlidingGeometry
@@ -15,11 +15,18 @@ from gpufold.operations import OPERATIONS, check_name, choose
 
 
 def compute(
-    call: Call, library: ModuleType, data: Any, out: Any = None, window: Any = None, positions: Any = None
+    call: Call,
+    library: ModuleType,
+    data: Any,
+    out: Any = None,
+    window: Any = None,
+    positions: Any = None,
+    weight_out: Any = None,
 ) -> Any:
     """Compute a call on its first array, into `out` or a new array; positions, where there are any, are int64.
 
-    Nothing is written before everything is checked.
+    What weights are added to, where it is given, has the shape and dtype that the call says. Nothing is written before
+    everything is checked.
     """
     operation = OPERATIONS[call.operation]
     if call.dtype not in ELEMENT_TYPES:
@@ -34,7 +41,11 @@ def compute(
         others: dict[str, Any] = {} if positions is None else {"positions": positions}
         others[name_of_weights(call)] = weights or ()
         check_out(call, library, out, shape, **{operation.data: data}, **others)
-    run(call, library, data, out, weights, positions)
+        if weight_out is not None:
+            others |= {operation.data: data, "out": out}
+            check_writable(call.operation, library, "weight_out", weight_out, operation.data, data)
+            check_apart(call.operation, library, "weight_out", weight_out, others)
+    run(call, library, data, out, weights, positions, weight_out)
     return out
 
 
@@ -55,17 +66,18 @@ def run(
     result: Any,
     weights: tuple[Any, ...] | None = None,
     positions: Any = None,
+    weight_out: Any = None,
 ) -> None:
     """Compute into a result that was checked, on the CPU or the GPU, where it has any element."""
     if result.size == 0 or (call.fusion.accumulate and data.size == 0):
         return
     if library is np:
-        places = () if positions is None else (positions,)
+        places = [array for array in (positions, weight_out) if array is not None]
         OPERATIONS[call.operation].on_cpu(call, data, result, weights, *places)
     else:
         from gpufold.gpu import launch  # imports cupy, which its arrays' owner has
 
-        launch.execute(choose, call, data, result, weights, positions)
+        launch.execute(choose, call, data, result, weights, positions, weight_out)
 
 
 def check_variant(call: Call, library: ModuleType) -> None:

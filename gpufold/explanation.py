@@ -41,7 +41,7 @@ def explain(
     data : numpy.ndarray, cupy.ndarray or (shape, dtype)
         The call's first array, or what a C-contiguous one would be; a NumPy array stands for a CuPy array like it.
     *arguments, **options
-        The call's other arguments but `out`; blocks and positions may be (shape, dtype) too.
+        The call's other arguments but `out`; blocks, positions and weight_out may be (shape, dtype) too.
     device : str or gpufold.gpu.plan.Device, optional
         The GPU to plan for: a name of `gpufold.gpu.devices.DEVICES`, such as "A100", or the facts themselves; absent,
         that of a CuPy array, else an NVIDIA H200.
@@ -56,7 +56,7 @@ def explain(
     TypeError, ValueError
         As the call would, and ValueError where its result has no element or no device has the name.
     """
-    call, input, output = _described(operation, data, arguments, options)
+    described = _described(operation, data, arguments, options)
     if isinstance(device, str):
         device = device_named(device)
     if device is None:
@@ -66,7 +66,8 @@ def explain(
             from gpufold.gpu import launch
 
             device = launch.device(data.device.id)
-    return operations.explain(call, input, output, device)
+    call, input, output, weight_out = described
+    return operations.explain(call, input, output, device, weight_out)
 
 
 def warmup(operation: str, data: Any, *arguments: Any, **options: Any) -> Plan:
@@ -92,10 +93,10 @@ def warmup(operation: str, data: Any, *arguments: Any, **options: Any) -> Plan:
     ImportError
         CuPy is not installed.
     """
-    call, input, output = _described(operation, data, arguments, options)
+    call, input, output, weight_out = _described(operation, data, arguments, options)
     from gpufold.gpu import launch
 
-    plan = operations.choose(call, input, output, launch.current_device())
+    plan = operations.choose(call, input, output, launch.current_device(), weight_out)
     launch.compile_plan(plan)
     return plan
 
@@ -115,13 +116,16 @@ class Described(NamedTuple):
 
 def _described(
     operation: str, data: Any, arguments: tuple[Any, ...], options: dict[str, Any]
-) -> tuple[Call, Operand, Operand]:
-    """Check a call that is only described; return it with its input and output as kernels see them."""
+) -> tuple[Call, Operand, Operand, Operand | None]:
+    """Check a call that is only described; return it with its input, output and sums of weights as kernels see them."""
     variants(operation)
     row, first = OPERATIONS[operation], _described_array(operation, "data", data)
     count = len(row.arrays)
     arrays = [_described_array(operation, *named) for named in zip(row.arrays, arguments, strict=False)]
-    others = arguments[count:]
+    others, weight_out = arguments[count:], None
+    if options.get("weight_out") is not None:
+        weight_out = _described_array(operation, "weight_out", options["weight_out"])
+        options = options | {"weight_out": weight_out}
     call = row.describe(first, *arrays, *others, **options)
     if operation == "add_blocks":
         input, output = arrays[0], first
@@ -135,7 +139,7 @@ def _described(
     for array in (output, input):
         if not prod(array.shape):
             raise ValueError(f"{operation}: an array of shape {array.shape} has no element, so nothing is launched")
-    return call, input.operand, output.operand
+    return call, input.operand, output.operand, None if weight_out is None else weight_out.operand
 
 
 def _described_array(operation: str, name: str, array: Any) -> Described:

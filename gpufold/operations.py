@@ -28,7 +28,7 @@ class Operation:
     result: str
     """The attribute of a geometry that is the shape of the result."""
     on_cpu: Callable[..., None]
-    """Computes a call on NumPy arrays: (call, data, result, weights) and positions, where it has any."""
+    """Computes a call on NumPy arrays: (call, data, result, weights), then positions and weight_out if it has them."""
     variants: Mapping[str, Variant]
     """The kernel variants by name, each of which plans a problem or raises Unsupported."""
     prefer: Preferences
@@ -95,12 +95,15 @@ def check_name(call: Call) -> None:
 
 
 @lru_cache(maxsize=4096)
-def choose(call: Call, input: Operand, output: Operand, device: Device = H200) -> Plan:
+def choose(
+    call: Call, input: Operand, output: Operand, device: Device = H200, weight_out: Operand | None = None
+) -> Plan:
     """Plan a call on arrays with at least one element; a variant that is named must serve it, else Unsupported."""
     check_name(call)
     check_dtype(call.operation, OPERATIONS[call.operation].data, call.dtype)
-    problem = Problem(call, input, output, device)
-    for operand in (input, output):  # strides that no element is away by are passed to kernels too
+    problem = Problem(call, input, output, device, weight_out)
+    operands = (input, output) if weight_out is None else (input, output, weight_out)
+    for operand in operands:  # strides that no element is away by are passed to kernels too
         offset_bits(call.operation, sum(map(mul, operand.shape, map(abs, operand.strides))))
     if call.variant == "auto":
         return _plan_of_any(problem)
@@ -158,15 +161,17 @@ class Explanation:
         )
 
 
-def explain(call: Call, input: Operand, output: Operand, device: Device = H200) -> Explanation:
+def explain(
+    call: Call, input: Operand, output: Operand, device: Device = H200, weight_out: Operand | None = None
+) -> Explanation:
     """Plan a call and say why every other variant was not taken."""
-    plan = choose(call, input, output, device)
+    plan = choose(call, input, output, device, weight_out)
     alternatives = {}
     for name in variants(call.operation):
         if name == plan.variant:
             continue
         try:
-            other = choose(call._replace(variant=name), input, output, device)
+            other = choose(call._replace(variant=name), input, output, device, weight_out)
         except Unsupported as unsupported:
             alternatives[name] = str(unsupported)
         else:

@@ -19,6 +19,7 @@ def add_blocks(
     positions: Any,
     window: Any = None,
     *,
+    weight_out: ArrayT | None = None,
     variant: str = "auto",
     deterministic: bool = True,
 ) -> ArrayT:
@@ -53,6 +54,10 @@ def add_blocks(
         `out`, those with positions; integers.
     window : numpy.ndarray, cupy.ndarray or sequence of them, optional
         Real weights of a block's elements, as in `col2im` of `out`'s dtype, multiplied in as the blocks are added.
+    weight_out : numpy.ndarray or cupy.ndarray, optional
+        Array of shape (*size) to which the window, or one, is added at the same positions in the same pass, for
+        `average`: of the dtype that a window has for `out`, float32 or, for float64 and complex128, float64. It shares
+        no memory with the other arrays. Nothing is added where `out` or `blocks` has no element.
     variant : str
         A GPU kernel by name, see `gpufold.variants`; "auto" chooses one.
     deterministic : bool
@@ -80,8 +85,12 @@ def add_blocks(
     library = library_of("add_blocks", "out", out)
     check_library("add_blocks", "blocks", blocks, library, "out")
     places = as_positions("add_blocks", library, positions, out)
-    call = calls.add_blocks(out, blocks, places, window, variant=variant, deterministic=deterministic)
-    result: ArrayT = compute(call, library, blocks, out, window, places)
+    if weight_out is not None:
+        check_library("add_blocks", "weight_out", weight_out, library, "out")
+    call = calls.add_blocks(
+        out, blocks, places, window, weight_out=weight_out, variant=variant, deterministic=deterministic
+    )
+    result: ArrayT = compute(call, library, blocks, out, window, places, weight_out)
     return result
 
 

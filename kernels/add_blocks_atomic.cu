@@ -4,6 +4,7 @@
 //   image      (batch, channels, *size), any strides            added to
 //   positions  (count, axes)                                     read
 //   window     weights of a block's elements, or null            read
+//   weight_out sums of weights (*size), where they are asked for  added to
 //
 // The order of addition is the hardware's: the same bits each time for integers and bool only. For very many
 // small blocks, among which every region of the image would have to search.
@@ -16,7 +17,8 @@ struct AtomicParameters : Parameters {
 
 extern "C" __global__ void __launch_bounds__(THREADS)
     add_blocks_atomic(const Scalar* __restrict__ blocks, Result* __restrict__ image,
-                      const long long* __restrict__ positions, const Weights window, const AtomicParameters p)
+                      const long long* __restrict__ positions, const Weights window,
+                      WEIGHT_OUT_ARGUMENT const AtomicParameters p)
 {
     Offset rest = grid_index();
     if (rest >= p.items)
@@ -30,7 +32,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 
     blocks += block * p.block_step + batch * p.blocks_batch + channel * p.blocks_channel;
     image += batch * p.image_batch + channel * p.image_channel;
-    bool inside = true;
+    bool inside = true, weighing = batch == 0 && channel == 0;
+    Offset weight_place = 0;
 #pragma unroll
     for (int axis = 0; axis < rank; ++axis) {
         const long long position =
@@ -38,9 +41,15 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         inside = inside && position >= -(long long)(tap[axis]) && position < p.size[axis] - tap[axis];
         blocks += tap[axis] * p.tap_stride[axis];
         image += (inside ? position + tap[axis] : 0) * p.pixel_stride[axis];
+        weight_place += (inside ? Offset(position + tap[axis]) : 0) * p.weight_stride[axis];
+        weighing = weighing && (axis >= fixed || tap[axis] == 0);
     }
     if (!inside)
         return;
     const Accumulator element = widen(*blocks);
-    add_atomically(image, narrow(weigh(element, TapWeight(tap, true, window, p))));
+    const TapWeight weight(tap, true, window, p);
+    add_atomically(image, narrow(weigh(element, weight)));
+    if constexpr (weighs_out)
+        if (weighing)
+            add_atomically(weight_out + weight_place, weight_of(weight, true));
 }

@@ -6,6 +6,7 @@
 //                                                                not at all elsewhere
 //   positions  (count, axes)                                     read by every region
 //   window     weights of a block's elements, or null            read, once per pixel for its planes
+//   weight_out sums of weights (*size), where they are asked for  as the image
 //
 // The threads test some hundred blocks at a time and put those that meet the region into a list, in order.
 // Then every warp, tile by tile, goes through the list and adds those that meet its own pixels, one after
@@ -161,7 +162,8 @@ struct Reader {
 
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_BLOCKS)
     add_blocks_gather(const Scalar* __restrict__ blocks, Result* __restrict__ image,
-                      const long long* __restrict__ positions, const Weights window, const GatherParameters p)
+                      const long long* __restrict__ positions, const Weights window,
+                      WEIGHT_OUT_ARGUMENT const GatherParameters p)
 {
     constexpr int planes = PLANES; // share the search and the index arithmetic
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -212,21 +214,27 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_BLOCKS)
         }
 
         Result* pixel[thread_rows];
-        bool exists[thread_rows];
+        bool exists[thread_rows], weighing[thread_rows];
+        Offset weight_place[thread_rows];
 #pragma unroll
         for (int row = 0; row < thread_rows; ++row) {
             pixel[row] = image;
             exists[row] = true;
+            weighing[row] = batch == 0 && channel == 0;
+            weight_place[row] = 0;
 #pragma unroll
             for (int axis = 0; axis < rank; ++axis) {
                 const Offset place = own.begin[axis] + in_own(axis, row, lane);
                 exists[row] = exists[row] && place < own.end[axis];
                 pixel[row] += place * p.pixel_stride[axis];
+                weight_place[row] += place * p.weight_stride[axis];
+                weighing[row] = weighing[row] && (axis >= fixed || place == 0);
             }
         }
 
         Accumulator sums[planes][thread_rows] = {};
         bool touched[thread_rows] = {};
+        Weight weight_sums[thread_rows] = {}; // compiled only where they are asked for
         for (Offset first = 0; first < lists; first += listed) {
             if (!fits)
                 found = list_candidates(list, 0, first, positions, tile, p, counts);
@@ -270,8 +278,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_BLOCKS)
                             sums[plane][row] = covered_first[row] ? widen(before) : sums[plane][row];
                         }
 #pragma unroll
-                    for (int row = 0; row < thread_rows; ++row)
+                    for (int row = 0; row < thread_rows; ++row) {
+                        if constexpr (weighs_out)
+                            weight_sums[row] =
+                                covered_first[row]
+                                    ? load_own_if(weight_out + weight_place[row], weighing[row])
+                                    : weight_sums[row];
                         touched[row] = touched[row] || covered_first[row];
+                    }
                 }
                 for (; votes; votes &= votes - 1) {
                     const int entry = of_lanes + __ffs(votes) - 1;
@@ -304,6 +318,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_BLOCKS)
                             sums[plane][row] = add(
                                 sums[plane][row],
                                 or_nothing(weigh(widen(elements[plane][row]), weights[row]), covered[row]));
+                    if constexpr (weighs_out)
+#pragma unroll
+                        for (int row = 0; row < thread_rows; ++row)
+                            weight_sums[row] =
+                                add(weight_sums[row],
+                                    or_nothing(weight_of(weights[row], covered[row]), covered[row]));
                 }
             }
         }
@@ -314,5 +334,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_BLOCKS)
             for (int row = 0; row < thread_rows; ++row)
                 if (touched[row] && plane < p.channels - channel)
                     pixel[row][plane * p.image_channel] = narrow(sums[plane][row]);
+        if constexpr (weighs_out)
+#pragma unroll
+            for (int row = 0; row < thread_rows; ++row)
+                if (touched[row] && weighing[row])
+                    weight_out[weight_place[row]] = weight_sums[row];
     }
 }

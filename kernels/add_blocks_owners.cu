@@ -5,6 +5,7 @@
 //                                                                not at all elsewhere
 //   positions  (count, axes)                                     read by every thread, from the L1 cache
 //   window     weights of a block's elements, or null            read, once for the planes of a thread
+//   weight_out sums of weights (*size), where they are asked for  as the image
 //   scratch    the lists of bins.cuh                             made first, then read
 //
 // A thread goes through the list of the tile that its pixel is in. Where a block before its own covers the
@@ -35,8 +36,14 @@ struct Element {
     Offset block, tap[rank];
 };
 
-inline __device__ void add_element(const Element& element, Accumulator (&sums)[planes], const Scalar* source,
-                                   Offset channels, const Weights& window, const Parameters& p)
+// A pixel's.
+struct Sums {
+    Accumulator elements[planes];
+    Weight weights;
+};
+
+inline __device__ void add_element(const Element& element, Sums& sums, const Scalar* source, Offset channels,
+                                   const Weights& window, const Parameters& p)
 {
     Offset offset = 0;
 #pragma unroll
@@ -52,13 +59,15 @@ inline __device__ void add_element(const Element& element, Accumulator (&sums)[p
     }
 #pragma unroll
     for (int plane = 0; plane < planes; ++plane)
-        sums[plane] = add(sums[plane], weigh(widen(elements[plane]), weight));
+        sums.elements[plane] = add(sums.elements[plane], weigh(widen(elements[plane]), weight));
+    if constexpr (weighs_out)
+        sums.weights = add(sums.weights, weight_of(weight, true));
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
     add_blocks_owners(const Scalar* __restrict__ blocks, Result* __restrict__ image,
                       const long long* __restrict__ positions, const Weights window,
-                      const Offset* __restrict__ scratch, const BinParameters p)
+                      WEIGHT_OUT_ARGUMENT const Offset* __restrict__ scratch, const BinParameters p)
 {
     Offset rest = grid_index();
     if (rest >= p.items)
@@ -71,8 +80,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     const Offset batch = p.by_batch.split(rest);
     own.block = rest;
 
-    Offset pixel[rank], number = 0;
-    bool inside = true;
+    Offset pixel[rank], number = 0, weight_place = 0;
+    bool inside = true, weighing = batch == 0;
 #pragma unroll
     for (int axis = 0; axis < rank; ++axis) {
         const long long position =
@@ -81,6 +90,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         inside = inside && met;
         pixel[axis] = met ? Offset(position + own.tap[axis]) : 0;
         image += pixel[axis] * p.pixel_stride[axis];
+        weight_place += pixel[axis] * p.weight_stride[axis];
+        weighing = weighing && (axis >= fixed || pixel[axis] == 0);
         if (axis >= fixed)
             number = number * p.along[axis] + p.by_side[axis].quotient(pixel[axis]);
     }
@@ -104,10 +115,13 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     for (Offset channel = share * planes; channel < p.channels; channel += p.by_channels.divisor * planes) {
         Result* const target = image + channel * p.image_channel;
         const Scalar* const source = blocks + channel * p.blocks_channel;
-        Accumulator sums[planes];
+        Sums sums;
 #pragma unroll
         for (int plane = 0; plane < planes; ++plane)
-            sums[plane] = widen(load_own_if(target + plane * p.image_channel, plane < p.channels - channel));
+            sums.elements[plane] =
+                widen(load_own_if(target + plane * p.image_channel, plane < p.channels - channel));
+        if constexpr (weighs_out)
+            sums.weights = load_own_if(weight_out + weight_place, weighing && channel == 0);
         add_element(own, sums, source, p.channels - channel, window, p);
         unsigned others = covering & (covering - 1);
         for (Offset begin = part;;) {
@@ -128,6 +142,9 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 #pragma unroll
         for (int plane = 0; plane < planes; ++plane)
             if (plane < p.channels - channel)
-                target[plane * p.image_channel] = narrow(sums[plane]);
+                target[plane * p.image_channel] = narrow(sums.elements[plane]);
+        if constexpr (weighs_out)
+            if (weighing && channel == 0)
+                weight_out[weight_place] = sums.weights;
     }
 }

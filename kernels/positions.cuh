@@ -19,6 +19,19 @@ constexpr int last = rank - 1;
 constexpr int fixed = FIXED;
 constexpr int positioned = rank - fixed; // axes
 
+// Where sums of weights are asked for, kernels take an array (*size) for them after the window: what an element
+// of a block is multiplied with, or one, is added to its pixel there too.
+#ifndef WEIGHT_OUT
+#define WEIGHT_OUT 0
+#endif
+#if WEIGHT_OUT
+#define WEIGHT_OUT_ARGUMENT Weight* __restrict__ weight_out,
+#else
+#define WEIGHT_OUT_ARGUMENT
+constexpr Weight* weight_out = nullptr;
+#endif
+constexpr bool weighs_out = WEIGHT_OUT;
+
 struct Parameters {
     long long block_step, blocks_batch, blocks_channel; // strides in elements, as all below
     long long image_batch, image_channel;
@@ -29,8 +42,9 @@ struct Parameters {
     Offset block[rank]; // extents
     Offset tap_stride[rank];
     Offset pixel_stride[rank];
-    Divisor by_extent[rank]; // what an item's number is made of, per axis
-    Divisor by_channels;     // groups of them
+    Offset weight_stride[rank]; // of the sums of weights
+    Divisor by_extent[rank];    // what an item's number is made of, per axis
+    Divisor by_channels;        // groups of them
 };
 
 // Whether a block's extent from a position on meets pixels [begin, end), with no sum that could overflow.
@@ -69,6 +83,15 @@ struct TapWeight {
         return product;
     }
 };
+
+// What a sum of weights gets of an element.
+inline __device__ Weight weight_of(const TapWeight& weight, bool exists)
+{
+    if constexpr (windowed)
+        return weight.value();
+    else
+        return Weight(exists);
+}
 
 template <typename Number> inline __device__ Number weigh(Number element, const TapWeight& weight)
 {

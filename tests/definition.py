@@ -167,6 +167,18 @@ def add_blocks(out, blocks, positions, window=None):
     return total.astype(out.dtype)
 
 
+def add_weights(weight_out, block_shape, positions, window=None):
+    """Add the window, or one, element by element at each position, into a copy of `weight_out`."""
+    total = weight_out.copy()
+    for position in positions:
+        for tap in product(*map(range, block_shape)):
+            pixel = tuple(int(p) + t for p, t in zip(position, tap, strict=True))
+            if all(0 <= x < extent for x, extent in zip(pixel, total.shape, strict=True)):
+                weight = total.dtype.type(1) if window is None else weight_of(tap, window, total.dtype)
+                total[pixel] = total[pixel] + weight
+    return total
+
+
 def take_blocks(array, positions, block_shape, window=None, mode="constant"):
     """Take element by element; outside of the array is zero, or the nearest element."""
     rank = len(block_shape)

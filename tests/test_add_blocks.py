@@ -183,6 +183,19 @@ def test_a_wider_out_takes_blocks_as_if_they_were_converted_first(case, narrow, 
         assert_same_bits(got, want, f"{case} {kind}")
 
 
+@pytest.mark.parametrize(("case", "kind"), crossed(CASES, ["none", "separable", "full"]))
+def test_weights_are_added_as_their_definition_says(case, kind, way):
+    rng = random.Random(f"{case} {kind}")
+    for dtype in (np.dtype(np.float32), INEXACT[CASES.index(case) % len(INEXACT)]):
+        (out, blocks, positions), window = problem(case, dtype), window_of(kind, case.block, dtype)
+        weight = values(case.size, ELEMENT_TYPES[dtype.name].weight, 2)
+        want = definition.add_weights(weight, case.block, positions, window)
+        sums = gpufold.add_blocks(out.copy(), blocks, positions, window)
+        got = in_layout(rng, weight)
+        assert_same_bits(gpufold.add_blocks(out, blocks, positions, window, weight_out=got), sums, case)
+        assert_same_bits(got, want, case)
+
+
 def test_eight_confident_tiles_do_not_overflow():
     """Sums of logits of 1000 with nnU-Net's weights of ten are infinite in half precision."""
     tiles, window = np.full((8, 4, 4), 1000, np.float16), np.full((4, 4), 10, np.float32)
@@ -263,6 +276,7 @@ def test_it_needs_no_more_than_a_tile(dtype, kind):
 
 OUT, BLOCKS = np.zeros((2, 6, 8)), np.ones((3, 2, 2, 3))
 PLACES = [(0, 0), (1, 1), (2, 2)]
+WEIGHT, ROOM = np.zeros((6, 8)), np.zeros(48)
 ERRORS = (
     (TypeError, "out must be a numpy.ndarray", (OUT.tolist(), BLOCKS, PLACES), {}),
     (TypeError, "blocks must be a numpy.ndarray", (OUT, BLOCKS.tolist(), PLACES), {}),
@@ -292,7 +306,31 @@ ERRORS = (
     (ValueError, r"window must have the shape \(2, 3\)", (OUT, BLOCKS, PLACES, np.ones((3, 2))), {}),
     (TypeError, "window needs blocks of floats", (OUT.astype(int), BLOCKS.astype(int), PLACES, np.ones((2, 3))), {}),
     (ValueError, "out must share no memory with blocks", (OUT, OUT[None], [(0, 0)]), {}),
-    (ValueError, "variant must be auto or one of gather, atomic", (OUT, BLOCKS, PLACES), {"variant": "split"}),
+    (ValueError, "variant must be auto or one of gather, owners, atomic", (OUT, BLOCKS, PLACES), {"variant": "split"}),
+    (TypeError, "weight_out must be a numpy.ndarray", (OUT, BLOCKS, PLACES), {"weight_out": WEIGHT.tolist()}),
+    (ValueError, r"weight_out must have the shape \(6, 8\)", (OUT, BLOCKS, PLACES), {"weight_out": OUT}),
+    (TypeError, "weight_out must have the dtype float64", (OUT, BLOCKS, PLACES), {"weight_out": WEIGHT.astype("f4")}),
+    (TypeError, "weight_out .* float64 .* got >f8", (OUT, BLOCKS, PLACES), {"weight_out": WEIGHT.astype(">f8")}),
+    (
+        TypeError,
+        "weight_out needs blocks of floats",
+        (OUT.astype(int), BLOCKS.astype(int), PLACES),
+        {"weight_out": WEIGHT},
+    ),
+    (ValueError, "weight_out must be writeable", (OUT, BLOCKS, PLACES), {"weight_out": np.broadcast_to(0.0, (6, 8))}),
+    (ValueError, "weight_out must share no memory with out", (OUT, BLOCKS, PLACES), {"weight_out": OUT[0]}),
+    (
+        ValueError,
+        "weight_out must share no memory with blocks",
+        (OUT, ROOM.reshape(3, 2, 2, 4)[..., :3], PLACES),
+        {"weight_out": ROOM.reshape(6, 8)},
+    ),
+    (
+        ValueError,
+        "weight_out must share no memory with window",
+        (OUT, BLOCKS, PLACES, WEIGHT.reshape(-1)[:6].reshape(2, 3)),
+        {"weight_out": WEIGHT},
+    ),
     (Unsupported, "'gather' is a GPU kernel", (OUT, BLOCKS, PLACES), {"variant": "gather"}),
 )
 
@@ -317,12 +355,13 @@ def test_out_is_not_among_its_positions_nor_read_only():
 # The kernels, run on the CPU
 
 
-def run(variant, out, blocks, positions, window=None, device=H200, **mode):
+def run(variant, out, blocks, positions, window=None, device=H200, weight_out=None, **mode):
     """Add by a kernel; gives its plan."""
     _, weights = weights_of(window, blocks.shape[blocks.ndim - positions.shape[1] :], out.dtype)
-    call = calls.add_blocks(out, blocks, positions, window, variant=variant)
-    plan = choose(call, operand(blocks), operand(out), device)
-    hostcuda.run(plan, blocks, out, weights, np.ascontiguousarray(positions), **mode)
+    call = calls.add_blocks(out, blocks, positions, window, weight_out=weight_out, variant=variant)
+    of_weights = None if weight_out is None else operand(weight_out)
+    plan = choose(call, operand(blocks), operand(out), device, of_weights)
+    hostcuda.run(plan, blocks, out, weights, np.ascontiguousarray(positions), weight_out=weight_out, **mode)
     return plan
 
 
@@ -472,6 +511,44 @@ def test_tiles_share_a_search_where_it_is_dear_and_the_device_stays_full(shape, 
     assert prod(plan_of(shape, block, count, variant="gather").grid) == regions
 
 
+def check_weights(case, dtype, rng, **mode):
+    """Run every variant that serves, in some layout; atomic additions of weights have no order."""
+    dtype = np.dtype(dtype)
+    out, blocks, positions = problem(case, dtype, rng.randrange(99))
+    window = window_of(rng.choice(("none", "separable", "full")), case.block, dtype)
+    weight = values(case.size, ELEMENT_TYPES[dtype.name].weight, 2)
+    want_weight = weight.copy()
+    want = gpufold.add_blocks(out.copy(), blocks, positions, window, weight_out=want_weight)
+    for variant in variants("add_blocks"):
+        got, got_weight, where = in_layout(rng, out.copy()), in_layout(rng, weight.copy()), f"{case} {dtype} {variant}"
+        try:
+            run(variant, got, in_layout(rng, blocks), positions, window, weight_out=got_weight, **mode)
+        except Unsupported:
+            assert variant == "atomic"
+            continue
+        if variant == "atomic":
+            np.testing.assert_allclose(got_weight, want_weight, rtol=1e-4, atol=1e-4, err_msg=where)
+        else:
+            assert_same_bits(got, want, where)
+            assert_same_bits(got_weight, want_weight, where)
+
+
+@pytest.mark.hostcuda
+@pytest.mark.parametrize(
+    ("case", "mode"), crossed([CASES[1], CASES[6], CASES[11], CASES[14]], ["plain", "observed", "shuffled"])
+)
+def test_every_kernel_adds_weights_in_the_same_pass(case, mode):
+    check_weights(case, np.float32, random.Random(str(case)), mode=mode)
+
+
+@pytest.mark.all
+@pytest.mark.hostcuda
+@pytest.mark.parametrize("mode", ["plain", "sanitized"])
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_every_kernel_adds_weights_of_every_dtype(case, mode):
+    check_weights(case, INEXACT[CASES.index(case) % len(INEXACT)], random.Random(f"{case} {mode}"), mode=mode)
+
+
 CROWDED = {
     "everything-in-a-few-tiles": ((6, 8), (3, 4), 3000, (3, 4)),
     "more-blocks-than-marks": ((90,), (7,), 40_000, (60,)),
@@ -542,6 +619,9 @@ def test_explain_knows_it():
     assert gpufold.explain("add_blocks", *arrays).plan.parameters == why.plan.parameters
     with pytest.raises(ValueError, match="add_blocks: blocks must be"):
         gpufold.explain("add_blocks", *described[:2], ((41, 2), "int64"))
+    weighing = gpufold.explain("add_blocks", *described, weight_out=((512, 512), "float32")).plan
+    assert weighing.takes_weight_out
+    assert weighing.bytes_moved == 40 * 3 * 96 * 96 * 4 + 2 * (3 + 1) * 512 * 512 * 4
     wider = gpufold.explain("add_blocks", described[0], ((40, 3, 96, 96), "float16"), described[2]).plan
     assert (dict(wider.defines)["SCALAR"], dict(wider.defines)["RESULT"]) == ("Float16", "float")
     assert wider.bytes_moved == 40 * 3 * 96 * 96 * 2 + 2 * 3 * 512 * 512 * 4

@@ -446,6 +446,23 @@ def test_transposed_inputs_and_outputs_are_used_in_place(cupy, call):
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("variant", ["auto", "gather", "owners"])
+@pytest.mark.parametrize("kind", ["none", "separable", "full"])
+def test_weights_are_added_at_the_same_positions(cupy, kind, variant):
+    case = POSITIONS_CASES[11]
+    before, blocks = values(case.shape, np.float32), values(case.blocks_shape, np.float32, 1)
+    weight, window = values(case.size, np.float32, 2), window_of(kind, case.block, np.float32)
+    out, of_weights, positions = cupy.asarray(before), turned(cupy, weight), cupy.asarray(case.positions)
+    on_device = (
+        tuple(map(cupy.asarray, window)) if kind == "separable" else None if window is None else cupy.asarray(window)
+    )
+    gpufold.add_blocks(before, blocks, case.positions, window, weight_out=weight)
+    gpufold.add_blocks(out, cupy.asarray(blocks), positions, on_device, weight_out=of_weights, variant=variant)
+    assert_same_bits(cupy.asnumpy(out), before)
+    assert_same_bits(cupy.asnumpy(of_weights), weight)
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("case", [POSITIONS_CASES[11], POSITIONS_CASES[12]], ids=str)
 def test_transposed_blocks_at_positions_are_used_in_place(cupy, case):
     before, blocks = values(case.shape, np.float32), values(case.blocks_shape, np.float32, 1)

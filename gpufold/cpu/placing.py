@@ -20,12 +20,25 @@ SCATTERED_BLOCK = 512
 """Elements of a block up to which they are added or taken by their indices, for less than an array operation costs."""
 
 
-def add_blocks(call: Call, blocks: Array, array: Array, window: Weights, positions: Array) -> None:
-    """Add blocks into `array` at positions (count, rank), one after another, and drop what falls outside."""
+def add_blocks(
+    call: Call, blocks: Array, array: Array, window: Weights, positions: Array, weight_out: Array | None = None
+) -> None:
+    """Add blocks into `array` at positions (count, rank), one after another, and drop what falls outside.
+
+    The window, or one, is added to `weight_out` at the same positions.
+    """
     geometry = call.geometry
     assert isinstance(geometry, PositionsGeometry)
     weights = None if window is None else weights_of_block(call.fusion.window, window, geometry.block_shape)
-    lead = len(geometry.lead)
+    _add(blocks, array, weights, positions)
+    if weight_out is not None:
+        ones = np.broadcast_to(np.ones((), weight_out.dtype), (geometry.count, *geometry.block_shape))
+        _add(ones, weight_out, weights, positions)
+
+
+def _add(blocks: Array, array: Array, weights: Array | None, positions: Array) -> None:
+    """Add blocks, tile by tile."""
+    lead = array.ndim - positions.shape[1]
     unit_axes = tuple(Axis(extent, 1, 1, 1, 0, 0) for extent in array.shape)
     scatters = blocks[0].size <= SCATTERED_BLOCK
     copies = sum_dtype(array.dtype) != array.dtype or (scatters and not array.flags.c_contiguous)

@@ -46,21 +46,28 @@ class Stream(NamedTuple):
 Allocator: TypeAlias = Callable[[int], tuple[int, Any]]
 """Returns the address of so many bytes that later work on the stream may reuse, and what keeps them until then."""
 
-Planner: TypeAlias = Callable[[Call, Operand, Operand, Device], Plan]
+Planner: TypeAlias = Callable[[Call, Operand, Operand, Device, Operand | None], Plan]
 """Plans a call: `gpufold.operations.choose`."""
 
 
 def execute(
-    planner: Planner, call: Call, data: Any, result: Any, window: tuple[Any, ...] | None = None, positions: Any = None
+    planner: Planner,
+    call: Call,
+    data: Any,
+    result: Any,
+    window: tuple[Any, ...] | None = None,
+    positions: Any = None,
+    weight_out: Any = None,
 ) -> None:
     """Compute a call on arrays of one device that have elements, on its current stream."""
     device = data.device.id
-    kernel = _prepare(planner, call, _layout(data), _layout(result), device)
+    of_weights = None if weight_out is None else _layout(weight_out)
+    kernel = _prepare(planner, call, _layout(data), _layout(result), device, of_weights)
     if cupy.cuda.runtime.getDevice() == device:
-        kernel(data, result, window, positions)
+        kernel(data, result, window, positions, weight_out)
     else:
         with cupy.cuda.Device(device):
-            kernel(data, result, window, positions)
+            kernel(data, result, window, positions, weight_out)
 
 
 def execute_at(
@@ -156,13 +163,17 @@ class Kernel:
             tuple(map(cls.of, plan.before)),
         )
 
-    def __call__(self, data: Any, result: Any, window: Any = None, positions: Any = None) -> None:
+    def __call__(
+        self, data: Any, result: Any, window: Any = None, positions: Any = None, weight_out: Any = None
+    ) -> None:
         if self.zero_output:
             result.data.memset_async(0, result.nbytes)
         pointers = (data, result) if positions is None else (data, result, positions)
         if self.takes_window:
             weights = NO_WINDOW if window is None else _pointers(tuple([array.data.ptr for array in window]))
             pointers = (*pointers, weights)
+        if weight_out is not None:
+            pointers = (*pointers, weight_out)
         if self.scratch_bytes:
             scratch = _scratch(self.scratch_bytes)
             scratch.memset_async(0, self.zeroed_bytes)
@@ -218,9 +229,12 @@ def _layout_at(array: Located) -> Layout:
 
 
 @lru_cache(maxsize=4096)
-def _prepare(planner: Planner, call: Call, data: Layout, result: Layout, device_number: int) -> Kernel:
+def _prepare(
+    planner: Planner, call: Call, data: Layout, result: Layout, device_number: int, weight_out: Layout | None = None
+) -> Kernel:
     input, output = _operand(call.operation, "the input", data), _operand(call.operation, "out", result)
-    plan = planner(call, input, output, device(device_number))
+    of_weights = None if weight_out is None else _operand(call.operation, "weight_out", weight_out)
+    plan = planner(call, input, output, device(device_number), of_weights)
     with cupy.cuda.Device(device_number):
         return Kernel.of(plan)
 

@@ -71,6 +71,8 @@ class Problem:
     input: Operand
     output: Operand
     device: Device = H200
+    weight_out: Operand | None = None
+    """The array for sums of weights, where they are asked for."""
 
     @property
     def geometry(self) -> Geometry:
@@ -92,7 +94,7 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One launch of one kernel: kernel(input, output, [positions,] [weights,] [scratch,] parameters).
+    """One launch of one kernel: kernel(input, output, [positions,] [weights,] [weight_out,] [scratch,] parameters).
 
     Where it needs scratch memory, that is filled by launches before it: kernel(positions, scratch, parameters).
 
@@ -119,6 +121,8 @@ class Plan:
     """Whether positions come after the output."""
     takes_window: bool = False
     """Whether a struct of pointers to a window's weights comes before the parameters: a null where there is none."""
+    takes_weight_out: bool = False
+    """Whether an array for sums of weights comes after the window."""
     scatters: bool = False
     """Whether the kernel adds to an element of the output as often as it likes, instead of writing it once."""
     skips: bool = False
@@ -154,7 +158,8 @@ class Plan:
         """Bytes of the kernel's arguments: pointers to arrays and to a window's weights, then the parameters."""
         defines = dict(self.defines)
         weights = int(defines["WINDOW_AXES"]) if defines.get("WINDOW") == "separable" else 1
-        pointers = 2 + self.takes_positions + (weights if self.takes_window else 0) + (self.scratch_bytes > 0)
+        pointers = 2 + self.takes_positions + (weights if self.takes_window else 0)
+        pointers += self.takes_weight_out + (self.scratch_bytes > 0)
         return POINTER_BYTES * pointers + len(self.parameters)
 
     @property

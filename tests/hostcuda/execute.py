@@ -85,6 +85,7 @@ def run(
     window: tuple[NDArray, ...] | None = None,
     positions: NDArray | None = None,
     *,
+    weight_out: NDArray | None = None,
     mode: Mode = "plain",
     seed: int = 0,
     kernels: Path = KERNELS,
@@ -101,6 +102,8 @@ def run(
         pointers = (*pointers, positions)
     if plan.takes_window:
         pointers = (*pointers, bytes(8) if window is None else window)
+    if weight_out is not None:
+        pointers = (*pointers, weight_out)
     if plan.scratch_bytes:
         scratch = scratch_of(plan)
         for step in plan.before:

@@ -41,6 +41,8 @@ class View:
     image_batch: int
     image_channel: int
     pixel_strides: Size
+    weight_strides: Size
+    """Of the sums of weights, which leading axes do not have."""
 
 
 @lru_cache(maxsize=256)
@@ -72,6 +74,7 @@ def view_of(problem: Problem) -> View:
         image_batch,
         image_channel,
         (*rest_pixels, *image.strides[count:]),
+        (*(0,) * len(rest), *((0,) * len(geometry.size) if problem.weight_out is None else problem.weight_out.strides)),
     )
 
 
@@ -87,6 +90,7 @@ def _bits(problem: Problem, items: int, tile: Size, *others: int) -> int:
         max(reach),
         sum(abs(stride) * extent for stride, extent in zip(view.tap_strides, reach, strict=True)),
         sum(abs(stride) * extent for stride, extent in zip(view.pixel_strides, reach, strict=True)),
+        sum(abs(stride) * extent for stride, extent in zip(view.weight_strides, reach, strict=True)),
         prod(view.block),
         *others,
     )
@@ -112,6 +116,7 @@ def _plan(problem: Problem, variant: str, work: Work, reason: str, members: dict
         block=offset(view.block),
         tap_stride=offset(view.tap_strides),
         pixel_stride=offset(view.pixel_strides),
+        weight_stride=offset(view.weight_strides),
         by_extent=divisor(work.extents),
         by_channels=divisor(work.channel_groups),
     )
@@ -132,6 +137,7 @@ def _plan(problem: Problem, variant: str, work: Work, reason: str, members: dict
                 "WINDOW": problem.fusion.window,
                 "WINDOW_AXES": len(view.size) - view.fixed,
                 "THREADS": work.threads,
+                **({"WEIGHT_OUT": 1} if problem.weight_out else {}),
                 **({"RESULT": element.scalar} if problem.call.source else {}),
                 **defines,
             }.items()
@@ -143,6 +149,7 @@ def _plan(problem: Problem, variant: str, work: Work, reason: str, members: dict
         reason,
         takes_positions=True,
         takes_window=True,
+        takes_weight_out=problem.weight_out is not None,
         scatters=variant == "atomic",
         skips=not takes,
         reads_output=not takes,
@@ -155,7 +162,9 @@ def _bytes_moved(problem: Problem) -> int:
     itemsize, elements = problem.element.itemsize, (prod(problem.input.shape), prod(problem.output.shape))
     if problem.call.operation == "take_blocks":
         return (elements[1] + min(elements)) * itemsize
-    return elements[0] * problem.call.source_element.itemsize + 2 * min(elements) * itemsize
+    weights = 0 if problem.weight_out is None else prod(problem.weight_out.shape) * problem.element.weight_bytes
+    added = elements[0] * problem.call.source_element.itemsize
+    return added + 2 * (min(elements) * itemsize + weights * min(elements) // elements[1])
 
 
 # ---------------------------------------------------------------------------------------------
