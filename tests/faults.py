@@ -624,6 +624,27 @@ FAULTS = (
     ),
     # --- dask
     Fault(
+        "half precision that is rounded for each chunk of the blocks",
+        "gpufold/dask.py",
+        "    if call.element.is_half:  # which is rounded once",
+        "    if not pieces:",
+        DASK + "half_precision_is_rounded_once_however_blocks_are_cut",
+    ),
+    Fault(
+        "blocks of a chunk that are added in another order",
+        "gpufold/dask.py",
+        """    order = np.argsort(pair, kind="stable")""",
+        """    order = np.lexsort((-block, pair))""",
+        DASK + "named_cases_of_positions_have_the_bits_of_eager_calls[more-than-a-block-of-threads-tests]",
+    ),
+    Fault(
+        "a chunk that waits for blocks beside it",
+        "gpufold/dask.py",
+        """        first = np.searchsorted(ends, begin, "right")""",
+        """        first = np.searchsorted(ends, begin, "left")""",
+        DASK + "a_chunk_depends_on_the_blocks_that_meet_it_and_on_nothing_else[add_blocks-shape0-chunks0]",
+    ),
+    Fault(
         "blocks at a seam given to one side only",
         "gpufold/dask.py",
         "[axis.section(span.start, span.stop)[1] for span in _spans(sizes)]\n        for axis, sizes in zip(axes,",

@@ -240,7 +240,7 @@ def test_half_precision_is_rounded_once_however_blocks_are_cut():
     positions = np.random.default_rng(0).integers(-2, 6, (40, 2))
     want = gpufold.add_blocks(out.copy(), blocks, positions)
     lazy = da.from_array(out, chunks=(2, 5))
-    assert_same_bits(gpufold.dask.add_blocks(lazy, da.from_array(blocks, chunks=1), positions).compute(), want)
+    assert_same_bits(gpufold.dask.add_blocks(lazy, da.from_array(blocks, chunks=7), positions).compute(), want)
 
 
 # ---------------------------------------------------------------------------------------------
