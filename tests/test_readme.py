@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import gpufold
-from bench.report import by_operation
+from bench.report import by_operation, milliseconds
 from bench.results import Run
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -221,6 +221,20 @@ def test_the_table_of_speed_is_that_of_the_saved_run():
     for text in (README, DOCUMENTS["docs/performance.md"]):
         assert run.commit in text
         assert run.command in text
+
+
+def test_the_table_of_clients_is_that_of_its_saved_run():
+    run, text = Run.load(ROOT / "bench/results/clients-2026-11-22.json"), DOCUMENTS["docs/performance.md"]
+    header, *shown = table(text, "|  |  | gpufold | MONAI")
+    names = header[2:]
+    measured = []
+    for row in run.rows:
+        times = [milliseconds(row.times[name].median) if name in row.times else "" for name in names]
+        memory = [f"{row.memory[name] / 1e6:.3g}" if name in row.memory else "" for name in names]
+        measured += [[row.name, "ms", *times], ["", "MB", *memory]]
+    assert shown == measured
+    assert run.commit in text
+    assert run.command in text
 
 
 def test_every_figure_s_commit_is_in_the_history():
