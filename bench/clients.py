@@ -1,4 +1,4 @@
-"""Libraries that stitch, imported as they are: MONAI, TorchIO, nnU-Net, pty-chi and Demucs, of clients.txt."""
+"""Libraries that stitch, imported as they are: MONAI, TorchIO, nnU-Net, pty-chi, Demucs and Vocos, of clients.txt."""
 
 from __future__ import annotations
 
@@ -12,7 +12,17 @@ from functools import cache
 from types import ModuleType
 from typing import Any
 
-STAND_INS = ("SimpleITK", "blosc2", "pandas", "sklearn", "torchvision")
+STAND_INS = (
+    "SimpleITK",
+    "blosc2",
+    "encodec",
+    "huggingface_hub",
+    "pandas",
+    "sklearn",
+    "torchaudio",
+    "torchvision",
+    "yaml",
+)
 """Packages that clients import beside what is called here, to read files and to make tables and networks."""
 
 

@@ -362,3 +362,50 @@ def test_demucs_overlap_add_has_the_same_bits(length, power):
     segments = gpufold.take_blocks(song[0], positions, (taps,))
     stitcher.add(np.stack([2 * segments, segments * segments - 1], 1), positions)
     np.testing.assert_array_equal(stitcher.result(), theirs[0])
+
+
+# ---------------------------------------------------------------------------------------------
+# Vocos
+
+
+@pytest.mark.peer("vocos")
+@pytest.mark.parametrize(("taps", "hop"), [(64, 16), (96, 40)])
+def test_vocos_s_head_speaks_by_gpufold_s_fold(monkeypatch, taps, hop):
+    """Its inverse short-time Fourier transform, with `torch.nn.functional.fold` in place and replaced: all bits."""
+    import torch
+
+    import gpufold.torch
+
+    torch.manual_seed(0)
+    head = client("vocos.heads").ISTFTHead(dim=24, n_fft=taps, hop_length=hop, padding="same")
+    features, results = torch.randn(2, 30, 24), []
+    for fold in (torch.nn.functional.fold, gpufold.torch.fold):
+        calls = []
+        monkeypatch.setattr(
+            torch.nn.functional, "fold", lambda *a, fold=fold, calls=calls, **b: calls.append(a) or fold(*a, **b)
+        )
+        head.zero_grad()
+        signal = head(features)
+        signal.square().sum().backward()
+        assert len(calls) == 2, "the frames and their envelope"
+        results.append([signal.detach(), *(each.grad for each in head.parameters())])
+    for theirs, ours in zip(*results, strict=True):
+        assert torch.equal(theirs, ours)
+    with pytest.raises(RuntimeError, match="window overlap add min"):
+        torch.istft(torch.randn(2, taps // 2 + 1, 9).cfloat(), taps, hop, window=torch.hann_window(taps), center=False)
+
+
+@pytest.mark.peer("vocos")
+def test_vocos_s_transform_is_one_least_squares_fold():
+    import torch
+
+    import gpufold.torch
+
+    taps, hop = 64, 16
+    transform = client("vocos.spectral_ops").ISTFT(taps, hop, taps)
+    spectrum, pad = torch.randn(2, taps // 2 + 1, 40, dtype=torch.complex64), (taps - hop) // 2
+    frames = torch.fft.irfft(spectrum, taps, dim=1)
+    ours = gpufold.torch.fold(
+        frames, (39 * hop + taps,), (taps,), stride=(hop,), window=torch.hann_window(taps), reduction="least_squares"
+    )
+    torch.testing.assert_close(ours[:, 0, pad:-pad], transform(spectrum))
