@@ -166,6 +166,14 @@ def test_the_gpu_tests_pass_on_a_stand_in_for_cupy():
     assert "tests deselected: needs cupyx" in output
 
 
+@pytest.mark.peer("torch")
+@pytest.mark.hostcuda
+def test_the_gpu_tests_of_tensors_pass_on_a_stand_in_for_cupy():
+    status, output = run("tests/test_torch_gpu.py", "-p", "hostcuda.torch_standin", "--of-each=20")
+    assert status == 0, output
+    assert "no GPU ran" in output
+
+
 @pytest.mark.many
 @pytest.mark.hostcuda
 def test_all_gpu_tests_that_say_something_pass_on_a_stand_in_for_cupy():
