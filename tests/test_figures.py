@@ -20,9 +20,10 @@ from specialisations import SOURCES, plans, specialisations, whole_blocks
 
 import hostcuda
 from bench.problems import PROBLEMS, itemsize_of
-from bench.traffic import SCALED, plan_of, work_of
+from bench.traffic import SCALED, plan_of, smaller, work_of, work_on
 from gpufold.calls import PLAIN, WINDOWS, Call, Fusion, Unsupported
 from gpufold.geometry import add_blocks_geometry, col2im_geometry
+from gpufold.gpu import parameters
 from gpufold.gpu.plan import H200, Operand
 from gpufold.gpu.sources import KERNELS
 from gpufold.operations import choose, variants
@@ -341,6 +342,40 @@ def test_narrow_elements_move_several_at_a_time(name, dtype, worst):
     prediction = hostcuda.predict(whole, done)
     assert prediction.best >= 0.95
     assert worst <= prediction.worst <= 1.1 * worst + 0.02, "a limit far below would let it become slower unseen"
+
+
+WIDE_OFFSETS = {
+    ("im2col-resnet-3x3-s1", "float32"): 1.35,
+    ("im2col-resnet-3x3-s1", "int8"): 1.75,
+    ("im2col-vit-16x16-s16", "float32"): 1.6,
+    ("im2col-audio-400-s160", "float32"): 1.67,
+    ("batch_to_space-nchw-2x2", "float32"): 1.48,
+    ("batch_to_space-nhwc-2x2", "float32"): 1.8,
+    ("batch_to_space-nchw-cropped", "float32"): 1.7,
+    ("space_to_batch-nchw-2x2", "float32"): 1.38,
+    ("space_to_batch-nhwc-2x2", "float32"): 1.92,
+    ("space_to_batch-nchw-cropped", "float32"): 1.5,
+    ("col2im-resnet-3x3-s1", "int8"): 1.3,
+}
+"""Instructions with offsets of 64 bits over those with 32: a sum or a comparison is two of them then, a product four, a
+division by an invariant ten. Only planes of 2**31 elements or launches of as many threads have them."""
+
+
+@pytest.mark.hostcuda
+@pytest.mark.parametrize(("name", "dtype"), WIDE_OFFSETS)
+def test_wide_offsets_cost_no_more_than_they_did(name, dtype, monkeypatch):
+    full = REGIMES[name].for_gpu
+    plan = plan_of(full, "auto", dtype)
+    shrunk, _, device, _ = smaller(full, plan, dtype, H200)
+    _, narrow = work_on(shrunk, plan.variant, dtype, device)
+    monkeypatch.setattr(parameters, "INT32_MAX", 10)
+    choose.cache_clear()
+    of_wide, wide = work_on(shrunk, plan.variant, dtype, device)
+    choose.cache_clear()
+    assert dict(of_wide.defines)["OFFSET"] == "long long"
+    assert wide.figures.stack_bytes == 0
+    ratio = wide.instructions / wide.warps / (narrow.instructions / narrow.warps)
+    assert WIDE_OFFSETS[name, dtype] - 0.15 <= ratio <= WIDE_OFFSETS[name, dtype]
 
 
 @pytest.mark.hostcuda
