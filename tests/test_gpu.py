@@ -146,6 +146,7 @@ def name_of(call):
 SHORT_CASES = (
     Case("planes", (7, 9), (3, 3), 1, 1, 1, 1, channels=5),
     Case("words", (6, 16), (3, 4), 2, 1, 1, 1, batch=1, channels=4),
+    Case("rows-of-words", (4, 16), (3, 3), 1, 1, 1, 1, batch=1, channels=5),
     Case("staged-cells", (3, 5 * 40 + 2), (2, 7), (1, 5), 1, 1, 1, batch=1, channels=2),
     Case("phases", (1600,), (400,), 160, 1, 200, 200, batch=1, channels=1),
     Case("many-taps", (5, 9), (20, 18), 1, 1, (15, 13), (14, 14), batch=1, channels=1),
@@ -1497,7 +1498,7 @@ def test_short_cases_run_every_kernel():
     others = (placed, taken, divided)
     planned = {
         source
-        for dtype in (np.dtype(np.float32), np.dtype(np.int32))
+        for dtype in (np.dtype(np.float32), np.dtype(np.int32), np.dtype(np.uint8))
         for call in (*(call for case in SHORT_CASES for call in calls_of(case, dtype)), *short_blocks(dtype), *others)
         for variant in gpufold.variants(call.operation)
         for source in sources_of(call, variant)
