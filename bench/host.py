@@ -166,7 +166,8 @@ def _calls(problem: Problem, module: Any, array: Callable[[tuple[int, ...], Any]
         add = module.add_blocks if module is gpufold else module.add_blocks_
         call = partial(add, result, data, positions, **fused)
         return [call, call] if module is gpufold else [call]
-    call = partial(getattr(module, problem.operation), data, **problem.arguments, **fused)
+    places = [array(problem.positions().shape, np.int64)] if problem.kind == "taken" else []
+    call = partial(getattr(module, problem.operation), data, *places, **problem.arguments, **fused)
     return [call, partial(call, out=result)] if module is gpufold else [call]
 
 

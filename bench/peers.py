@@ -75,7 +75,7 @@ def _composition(problem: Problem, data: Any, threads: int) -> Call | None:
     """Add strided slices to a padded image, copy a sliding window view, or reshape, transpose, copy and slice."""
     library = np if isinstance(data, np.ndarray) else sys.modules["cupy"]
     geometry = problem.geometry
-    if not _dilated(geometry) or problem.kind == "placed":
+    if not _dilated(geometry) or problem.kind in ("placed", "taken"):
         return None
     if isinstance(geometry, SlidingGeometry) and prod(geometry.block_shape) > SLICED_TAPS:
         return None
@@ -135,7 +135,7 @@ LOOPED_BLOCKS = 4096
 def _loop(problem: Problem, data: Any, threads: int) -> Call | None:
     """Stitch as MONAI's sliding-window inference does: tile after tile into a sum and a map of weights, then divide."""
     geometry = problem.geometry
-    if problem.kind == "placed":
+    if problem.kind in ("placed", "taken"):
         return _loop_over_positions(problem, data)
     if problem.operation != "blocks_to_array" or not isinstance(geometry, SlidingGeometry):
         return None
@@ -160,22 +160,25 @@ def _loop(problem: Problem, data: Any, threads: int) -> Call | None:
 
 
 def _loop_over_positions(problem: Problem, data: Any) -> Call | None:
-    """Add block after block, clipped, into an array: what ptychography codes and nnU-Net write."""
+    """Add block after block, clipped, into an array, or copy them out: what ptychography codes and nnU-Net write."""
     geometry = problem.geometry
-    if not isinstance(geometry, SlidingGeometry) or len(data) > LOOPED_BLOCKS:
+    if not isinstance(geometry, SlidingGeometry) or prod(geometry.num_blocks) > LOOPED_BLOCKS:
         return None
     library = np if isinstance(data, np.ndarray) else sys.modules["cupy"]
     places, size = problem.positions().tolist(), geometry.image_size
     weights = reduce(library.multiply.outer, map(library.asarray, problem.weights())) if problem.window else None
 
     def run() -> Any:
-        image = library.zeros(problem.output_shape, data.dtype)
-        for block, place in zip(data, places, strict=True):
+        takes = problem.kind == "taken"
+        result = library.zeros(problem.output_shape, data.dtype)
+        image, blocks = (data, result) if takes else (result, data)
+        for block, place in zip(blocks, places, strict=True):
             spans = [(max(p, 0), min(p + k, n)) for p, k, n in zip(place, geometry.block_shape, size, strict=True)]
             where = (..., *(slice(*span) for span in spans))
             taps = (..., *(slice(first - p, end - p) for (first, end), p in zip(spans, place, strict=True)))
-            image[where] += block[taps] if weights is None else block[taps] * weights[taps]
-        return image
+            into, where_into, terms = (block, taps, image[where]) if takes else (image, where, block[taps])
+            into[where_into] += terms if weights is None else terms * weights[taps]
+        return result
 
     return Call(run)
 
@@ -415,9 +418,11 @@ def _gpufold_torch_run(problem: Problem, data: Any) -> Callable[[Any], Any]:
     if problem.window:
         options["window"] = [torch.as_tensor(weights, device=device) for weights in problem.weights()]
     function = getattr(gpufold.torch, problem.operation)
-    if problem.kind != "placed":
+    if problem.kind not in ("placed", "taken"):
         return lambda tensor: function(tensor, **problem.arguments, **options)
     places = torch.as_tensor(problem.positions(), device=device)
+    if problem.kind == "taken":
+        return lambda tensor: function(tensor, places, **problem.arguments, **options)
     shape = problem.output_shape
     return lambda tensor: gpufold.torch.add_blocks_(tensor.new_zeros(shape), tensor, places, **options)
 
@@ -735,7 +740,14 @@ def _tensorflow(problem: Problem, data: Any, threads: int) -> Call | None:
 
 PEERS: tuple[Peer, ...] = (
     Peer("torch", "torch", "torch", ("cpu", "gpu"), _torch, ("plain", "fused")),
-    Peer("gpufold.torch", "torch", "torch", ("cpu", "gpu"), _gpufold_torch, ("plain", "blocks", "fused", "placed")),
+    Peer(
+        "gpufold.torch",
+        "torch",
+        "torch",
+        ("cpu", "gpu"),
+        _gpufold_torch,
+        ("plain", "blocks", "fused", "placed", "taken"),
+    ),
     Peer("torch, gradient", "torch", "torch", ("cpu", "gpu"), _torch_with_gradient, ("plain", "fused")),
     Peer(
         "gpufold.torch, gradient",
@@ -743,7 +755,7 @@ PEERS: tuple[Peer, ...] = (
         "torch",
         ("cpu", "gpu"),
         _gpufold_torch_with_gradient,
-        ("plain", "blocks", "fused", "placed"),
+        ("plain", "blocks", "fused", "placed", "taken"),
     ),
     Peer("onnxruntime", "onnxruntime", "onnxruntime", ("cpu",), _onnxruntime),
     Peer("openvino", "openvino", "openvino", ("cpu",), _openvino),
@@ -757,8 +769,8 @@ PEERS: tuple[Peer, ...] = (
     Peer("MONAI", "monai", "monai", ("cpu", "gpu"), _monai, ("fused",)),
     Peer("TorchIO", "torchio", "torchio", ("cpu",), _torchio, ("fused",)),
     Peer("pty-chi", "ptychi", "ptychi", ("cpu", "gpu"), _pty_chi, ("placed",)),
-    Peer("loop", "numpy", "numpy", ("cpu",), _loop, ("blocks", "fused", "placed")),
-    Peer("loop", "", "cupy", ("gpu",), _loop, ("blocks", "fused", "placed")),
+    Peer("loop", "numpy", "numpy", ("cpu",), _loop, ("blocks", "fused", "placed", "taken")),
+    Peer("loop", "", "cupy", ("gpu",), _loop, ("blocks", "fused", "placed", "taken")),
     Peer("add.at", "numpy", "numpy", ("cpu",), _add_at, ("placed",)),
     Peer("add.at", "", "cupy", ("gpu",), _add_at, ("placed",)),
     Peer("torch.compile", "torch", "torch", ("gpu",), _torch_compile),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, reduce
 from math import gcd, prod
 from typing import Any
 
@@ -17,7 +17,8 @@ from gpufold.geometry import Axis, BlocksGeometry, PositionsGeometry, SlidingGeo
 
 Array = npt.NDArray[Any]
 
-TAKING_APART = ("im2col", "space_to_batch", "array_to_blocks")
+TAKING_APART = ("im2col", "space_to_batch", "array_to_blocks", "take_blocks")
+AT_POSITIONS = ("add_blocks", "take_blocks")
 BLOCK_OPERATIONS = ("blocks_to_array", "array_to_blocks")
 
 TOLERANCE = 1e-5
@@ -63,8 +64,8 @@ class Problem:
     @property
     def kind(self) -> str:
         """What peers are asked for: blocks at positions of their own, fused, blocks in their own layout, or plain."""
-        if self.operation == "add_blocks":
-            return "placed"
+        if self.operation in AT_POSITIONS:
+            return "placed" if self.operation == "add_blocks" else "taken"
         if self.reduction != "sum" or self.window:
             return "fused"
         return "blocks" if self.operation in BLOCK_OPERATIONS else "plain"
@@ -111,7 +112,7 @@ class Problem:
     @property
     def _shapes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """What is apart, columns or a batch, and what is whole, an image or space."""
-        if self.operation in (*BLOCK_OPERATIONS, "add_blocks"):
+        if self.operation in (*BLOCK_OPERATIONS, *AT_POSITIONS):
             return self.planned_geometry.blocks_shape, self.planned_geometry.array_shape
         if isinstance(self.geometry, SlidingGeometry):
             return self.geometry.columns_shape, self.geometry.image_shape
@@ -121,7 +122,7 @@ class Problem:
     def planned_geometry(self) -> Any:
         """The geometry that gpufold makes of a call."""
         geometry = self.geometry
-        if self.operation == "add_blocks":
+        if self.operation in AT_POSITIONS:
             lead = (geometry.batch, geometry.channels)
             return PositionsGeometry(prod(geometry.num_blocks), lead, geometry.image_size, geometry.block_shape)
         if self.operation not in BLOCK_OPERATIONS:
@@ -158,6 +159,8 @@ class Problem:
                 f"{margin}_end": (0, *geometry.margin_end),
             }
         axes = geometry.axes
+        if self.operation == "take_blocks":
+            return {"block_shape": geometry.block_shape}
         if self.operation in BLOCK_OPERATIONS:
             strides = tuple(axis.stride for axis in axes)
             arguments = {"block_shape": geometry.block_shape, "block_strides": strides}
@@ -172,7 +175,7 @@ class Problem:
         return {"output_size": geometry.image_size, **arguments} if self.operation == "col2im" else arguments
 
     def positions(self) -> Array:
-        """Tell where add_blocks puts blocks: on a grid, each moved by up to a quarter of a stride, as probes are."""
+        """Tell where blocks with positions lie: on a grid, each moved by up to a quarter of a stride, as probes are."""
         rng, geometry = np.random.default_rng(len(self.name)), self.geometry
         grid = np.indices(geometry.num_blocks).reshape(len(geometry.axes), -1).T
         strides = np.array([axis.stride for axis in geometry.axes])
@@ -186,6 +189,9 @@ class Problem:
             out = library.zeros(self.output_shape, data.dtype)
             positions = _positions_on_device(self, library.__name__)
             return gpufold.add_blocks(out, data, positions, **self.fused(data), **options)
+        if self.operation == "take_blocks":
+            positions = _positions_on_device(self, type(data).__module__.split(".")[0])
+            return gpufold.take_blocks(data, positions, **self.arguments, **self.fused(data), **options)
         return getattr(gpufold, self.operation)(data, **self.arguments, **self.fused(data), **options)
 
     def fused(self, data: Any) -> dict[str, Any]:
@@ -224,6 +230,8 @@ class Problem:
             return _moved_by_definition(self.operation, self.geometry, data)
         if self.kind == "placed":
             return _placed_by_definition(self, data)
+        if self.kind == "taken":
+            return _taken_by_definition(self, data)
         if self.kind == "fused":
             return _averaged_by_definition(self, self.as_columns(data))
         if self.operation == "array_to_blocks":
@@ -318,6 +326,20 @@ def _placed_by_definition(problem: Problem, blocks: Array) -> Array:
         terms = (planes[:, plane] * weight).ravel()
         result[...] = _summed(flat, terms, size, blocks.dtype)
     return image.reshape(problem.output_shape)
+
+
+def _taken_by_definition(problem: Problem, image: Array) -> Array:
+    """Take elements by the pixel of each, zeros outside, and weigh them in double precision."""
+    geometry = problem.geometry
+    assert isinstance(geometry, SlidingGeometry)
+    blocks = np.empty(problem.output_shape, image.dtype)
+    weight = reduce(np.multiply.outer, [weights.astype(np.float64) for weights in problem.weights()])
+    for position, block in zip(problem.positions(), blocks, strict=True):
+        axes = [(p + np.arange(axis.kernel), axis) for p, axis in zip(position, geometry.axes, strict=True)]
+        inside = reduce(np.logical_and.outer, [(pixel >= 0) & (pixel < axis.size) for pixel, axis in axes])
+        taken = image[(..., *np.ix_(*(pixel.clip(0, axis.size - 1) for pixel, axis in axes)))]
+        block[...] = np.where(inside, taken * weight, 0)
+    return blocks
 
 
 def _summed(pixel: Array, terms: Array, size: int, dtype: np.dtype[Any]) -> Array:
@@ -648,7 +670,7 @@ PROBLEMS: tuple[Problem, ...] = (
         (1, 1, 1024, 1024),
         kernel=256,
         stride=32,
-        operations=("add_blocks",),
+        operations=AT_POSITIONS,
         dtypes=("complex64",),
     ),
     *sliding(
@@ -657,7 +679,7 @@ PROBLEMS: tuple[Problem, ...] = (
         (1, 4, 2048, 2048),
         kernel=512,
         stride=256,
-        operations=("add_blocks",),
+        operations=AT_POSITIONS,
         window="gaussian",
     ),
     *sliding(
@@ -666,7 +688,7 @@ PROBLEMS: tuple[Problem, ...] = (
         (1, 1, 2048, 2048),
         kernel=7,
         stride=16,
-        operations=("add_blocks",),
+        operations=AT_POSITIONS,
         dtypes=("float32", "int32"),
         gpu_batch=16,
     ),

@@ -21,7 +21,7 @@ from rich.table import Table
 
 import gpufold
 from bench.measure import difference
-from bench.problems import TOLERANCE, Problem
+from bench.problems import AT_POSITIONS, TOLERANCE, Problem
 from bench.results import ROOT, Run, geometric_mean
 from gpufold.calls import Call, Unsupported
 from gpufold.geometry import Axis, SlidingGeometry
@@ -142,7 +142,8 @@ def smaller(full: Problem, plan: Plan, dtype: str, device: Device) -> tuple[Prob
     """Shrink a problem together with the device; return both, its plan, and whether its kernel is that of `plan`.
 
     More planes and a larger part of the device are tried until the kernel is the same, compiled the same way, and its
-    threads have about as much to do.
+    threads have about as much to do. An array that blocks are taken out of, again and again where they overlap, stays
+    as large as it is beside the L2 cache: the whole device serves it.
     """
 
     def kernel(of: Plan) -> tuple[Any, ...]:
@@ -153,7 +154,7 @@ def smaller(full: Problem, plan: Plan, dtype: str, device: Device) -> tuple[Prob
 
     first = None
     parts = [1 << power for power in range(8) if 1 << power < device.multiprocessors] + [device.multiprocessors]
-    for part in parts:
+    for part in parts[-1:] if full.kind == "taken" else parts:
         for planes in (1, 2, 4, 8):
             shrunk, scaled = full.shrunk(part * ELEMENTS, planes), replace(device, multiprocessors=part)
             if prod(shrunk.input_shape) > MOST_ELEMENTS:
@@ -196,7 +197,7 @@ def _work(problem: Problem, plan: Plan, dtype: str, device: Device, scale: float
         data,
         result,
         problem.weights() if problem.window else None,
-        problem.positions() if problem.kind == "placed" else None,
+        problem.positions() if problem.operation in AT_POSITIONS else None,
         device=device,
         scale=scale,
         kernels=Path(__file__).parent if plan.variant == NAIVE else KERNELS,

@@ -93,6 +93,8 @@ def user_problems():
         Problem("blocks", "array_to_blocks", tiles, "tests"),
         Problem("placed", "add_blocks", tiles, "tests"),
         Problem("placed-weighed", "add_blocks", tiles, "tests", window="gaussian"),
+        Problem("taken", "take_blocks", tiles, "tests"),
+        Problem("taken-weighed", "take_blocks", tiles, "tests", window="gaussian"),
         Problem("placed-plane", "add_blocks", replace(tiles, batch=1, channels=1), "tests"),
     ]
 

@@ -269,6 +269,11 @@ LIMITS = {
     "add_blocks-particles-7x7": Limits(4.18, 0.45, 1.71, 8.17, 4.8, 0.36, 0.52),
     # bound by instructions and latency: a thread finds the owner of each element
     "add_blocks-charges-3x3": Limits(18.94, 1.29, 2.0, 219.5, 5.7, 0.069, 0.087),
+    # bound by the L2 cache, which gives every element of a block
+    "take_blocks-probes-256x256": Limits(45.71, 1.05, 1.07, 35.2, 1.2, 0.49, 0.62),
+    "take_blocks-tiles-512x512": Limits(4.94, 1.05, 1.12, 29.1, 1.2, 0.48, 0.77),
+    # bound by memory: rows of 28 bytes take 56 of it in sectors that are read
+    "take_blocks-particles-7x7": Limits(0.46, 1.85, 1.55, 5.0, 1.7, 0.42, 0.64),
     "batch_to_space-nchw-2x2": Limits(1.05, 1.05, 1.05, 8.7, 2.1, 0.87, 0.95),
     "batch_to_space-nchw-4x4": Limits(1.36, 1.05, 1.05, 10.93, 2.1, 0.83, 0.95),
     "batch_to_space-nhwc-2x2": Limits(1.05, 1.05, 1.03, 6.01, 4.3, 0.95, 0.95),

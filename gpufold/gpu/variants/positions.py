@@ -409,8 +409,8 @@ def prefer_for_add_blocks(problem: Problem) -> Iterator[tuple[str, str]]:
 # ---------------------------------------------------------------------------------------------
 # direct
 
-DIRECT_BYTES = 32
-DIRECT_LOADS = 8
+DIRECT_BYTES = 64
+DIRECT_LOADS = 16
 DIRECT_MAX_PLANES = 4
 """Prediction: what a thread has in flight, and the planes among it that share its weights, at most."""
 
