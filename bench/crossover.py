@@ -98,6 +98,22 @@ def sweeps(multiprocessors: int, threads_per_multiprocessor: int) -> tuple[Sweep
             ),
         ),
         Sweep(
+            "col2im.SHORT_ROWS_MIN_STRIDE",
+            col2im.SHORT_ROWS_MIN_STRIDE,
+            ("gather",),
+            ("gather_phases",),
+            tuple(
+                _one(
+                    "short-rows-stride",
+                    stride,
+                    image_shape=(64, 1, *3 * (6 * stride,)),
+                    kernel=2 * stride,
+                    stride=stride,
+                )
+                for stride in (2, 4, 6, 8, 10, 12, 14, 16)
+            ),
+        ),
+        Sweep(
             "col2im.GATHER_MAX_STRIDE",
             col2im.GATHER_MAX_STRIDE + 1,
             ("gather",),

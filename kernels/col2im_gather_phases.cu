@@ -1,173 +1,523 @@
-// col2im by gathering, for strides too large for one thread: a thread block owns some cells of a row, or some
-// of their phases.
+// col2im by gathering, for strides too large for one thread and for short rows: a thread block owns some
+// phases of the last axis in each of many cells.
 //
 //   columns  (batch, channels, *kernel, *blocks), any strides  read, a predicated load per tap
 //   image    (batch, channels, *size), any strides             written, each element once
-//   window   (*kernel), or an array per axis, or null          read, once per tap for all of a lane
+//   window   (*kernel), or an array per axis, or null          read, once per tap for many cells
 //
-// A cell is a stride's worth of pixels along the last axis, a phase a pixel's place in its cell. A warp adds
-// up one phase at a time, a lane per cell, so that its lanes read neighbouring blocks of one tap. A lane's
-// cells, or planes, share the index arithmetic and have more loads in flight. The thread block then writes
-// its tile from shared memory along the row. Taps are added in lexicographic order. No atomics and no zero
-// fill.
+// A cell is a stride's worth of pixels along every axis, a phase a pixel's place in its cell. The cells of a
+// whole plane are numbered, whatever their rows, and a warp adds up its phases of 32 of them at a time, a
+// lane per cell: its lanes read neighbouring blocks of one tap, and taps that no pixel of these phases has
+// are skipped by the whole warp. A lane's phases share the index arithmetic and have their loads in flight
+// together. The thread block then writes its tile from shared memory, cell by cell. Taps are added in
+// lexicographic order. No atomics and no zero fill.
 //
-// Wins where a stride is too many pixels for one thread, unless a row of pixels is shorter than a stride, and
-// where the last axis has too many taps to unroll and a warp of pixels would not read whole sectors.
+// Wins where a stride is too many pixels for one thread, unless a row of pixels is shorter than a stride,
+// where rows have too few blocks to fill sectors, and where the last axis has too many taps to unroll and a
+// warp of pixels would not read whole sectors.
 #include "col2im.cuh"
 #include "fusion.cuh"
+#include "tile.cuh"
 
-#ifndef SHARE
-#define SHARE 4
+#ifndef LANE_PHASES
+#define LANE_PHASES 4
+#endif
+#ifndef CELLS
+#define CELLS 256
+#endif
+#ifndef WORD
+#define WORD 1
 #endif
 
-constexpr int warps = THREADS / 32;
-constexpr int phase_tiles = (stride[last] + 31) / 32;
-constexpr int phases = (stride[last] + phase_tiles - 1) / phase_tiles; // of one tile
+constexpr int lane_phases = LANE_PHASES;
+constexpr int phases = warps * lane_phases; // of a tile
+constexpr int phase_tiles = (stride[last] + phases - 1) / phases;
+constexpr Offset row_taps = Pattern<last>::taps;
+constexpr int tile_cells = 64; // that a thread block sums up before it stores them
+static_assert(CELLS % tile_cells == 0, "all tiles are whole");
 
-template <int cells, int planes>
-__device__ void gather_phases(const Scalar* __restrict__ columns, Result* __restrict__ image,
-                              const Weights& window, const Parameters& p)
-{
-    const Place<planes> place(blockIdx.x, p);
-    const Offset first_phase = place.along[last] % phase_tiles * phases;
-    const Offset first_cell = place.along[last] / phase_tiles * (32 * cells);
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const Scalar* plane_columns[planes];
-    place.point_at(plane_columns, columns, p);
-    Taps taps[rank];
-    find_taps<0, last>(taps, place.along, p);
+struct PhasesParameters : Parameters {
+    Offset in_front;    // pixels of the first cell of a row that are padding
+    Offset first_block; // that begins at such a cell
+    Offset block_cells; // of a thread block, a multiple of 32, CELLS at most
+    Offset cells;       // of a plane
+    Divisor by_cells[rank];
+};
 
-    __shared__ OldPixel::Tiled tile[planes][32 * cells][phases | 1];
+// The taps of the last axis that land on a lane's phases of cell 0. Along the last axis cells begin where
+// blocks do, so that without a dilation neighbouring phases have neighbouring taps of one block.
+struct LaneTaps {
     using pattern = Pattern<last>;
-    constexpr Offset row_taps = pattern::taps;
-    constexpr int loads = planes * cells; // per tap
-    constexpr int unrolled =
-        row_taps * loads * element_registers <= unrolled_registers ? row_taps : looped_loads / loads;
-    for (int phase = warp; phase < phases; phase += warps) {
-        Taps row = Taps::of<last>(first_phase + phase, p); // of cell 0
-        row.block += first_cell + lane;
-        row.offset += (first_cell + lane) * p.block_stride[last];
-        Accumulator sums[planes][cells] = {};
-        Denominator denominators[cells];
-        for_each_tap<0, last, row_taps * loads>(
-            taps, p, row.offset, true, phase / warps, TapWeight{&window},
-            [&](Offset offset, bool exists, int iteration, const TapWeight& outer) {
-#pragma unroll(unrolled)
-                for (Offset number = 0; number < row_taps; ++number) {
-                    const Offset block = row.block - number * pattern::block_step;
-                    const bool found =
-                        exists && row.in_kernel<last>(number) && (cells > 1 || within(block, p.blocks[last]));
-                    const Offset tap_offset = offset + number * p.tap_step_stride[last];
-                    const Weight weight = outer.value_of(row.tap + number * pattern::tap_step, found);
-                    Weight weights[cells]; // zero where the cell's tap does not exist, as its element is
+    static constexpr bool dilated = dilation[last] != 1;
+    // Whether all of a lane's phases have as many taps.
+    static constexpr bool alike =
+        !dilated && stride[last] % lane_phases == 0 && kernel[last] % lane_phases == 0;
+
+    Offset phase; // the first
+    Taps of[lane_phases];
+
+    __device__ LaneTaps(Offset first_phase, const PhasesParameters& p) : phase(first_phase)
+    {
 #pragma unroll
-                    for (int i = 0; i < cells; ++i)
-                        weights[i] =
-                            cells == 1 ? weight : or_zero(weight, within(block + 32 * i, p.blocks[last]));
-                    Scalar elements[planes][cells];
+        for (int i = 0; i < lane_phases; ++i)
+            if constexpr (dilated)
+                of[i] = Taps::of<last>(phase + i - p.in_front, p);
+            else
+                of[i] = {phase + i, p.first_block,
+                         (phase + i) * p.tap_stride[last] + p.first_block * p.block_stride[last], true};
+    }
+
+    // Whether the number-th tap of a phase is one of the kernel's.
+    __device__ bool in_kernel(int i, Offset number) const
+    {
+        const Taps& taps = of[alike ? 0 : i];
+        return (alike || phase + i < stride[last]) && taps.reached &&
+               (number + 1 < row_taps || taps.in_kernel<last>(number));
+    }
+    // Whether that of any phase is.
+    __device__ bool any_in_kernel(Offset number) const
+    {
+        bool any = false;
 #pragma unroll
-                    for (int plane = 0; plane < planes; ++plane)
+        for (int i = 0; i < lane_phases; ++i)
+            any = any || in_kernel(i, number);
+        return any;
+    }
+    // Whether it is one of an existing block's, in a cell of the row.
+    __device__ bool in_block(int i, Offset number, Offset cell, const Parameters& p) const
+    {
+        return within(of[i].block + cell - number * pattern::block_step, p.blocks[last]);
+    }
+    // Whether all blocks that could reach a cell of the row exist.
+    __device__ bool is_whole(Offset cell, const Parameters& p) const
+    {
+        bool whole = true;
 #pragma unroll
-                        for (int i = 0; i < cells; ++i) {
-                            trace_iteration(
-                                int(((iteration * row_taps + number) * planes + plane) * cells + i));
-                            elements[plane][i] =
-                                load_if(plane_columns[plane] + (tap_offset + 32 * i * p.block_stride[last]),
-                                        found && within(block + 32 * i, p.blocks[last]));
-                        }
+        for (int i = 0; i < lane_phases; ++i)
+            whole = whole && in_block(i, 0, cell, p) && in_block(i, row_taps - 1, cell, p);
+        return whole;
+    }
+    // These taps in a cell that is whole, where there is one.
+    __device__ LaneTaps of_whole() const
+    {
+        LaneTaps taps = *this;
 #pragma unroll
-                    for (int plane = 0; plane < planes; ++plane)
+        for (int i = 0; i < lane_phases; ++i)
+            taps.of[i].block = (row_taps - 1) * pattern::block_step;
+        return taps;
+    }
+};
+
+// The weights of these taps, where the last axis has weights of its own and registers hold them.
+constexpr bool keeps_weights = windowed && separable && row_taps * lane_phases <= looped_loads;
+template <bool kept = keeps_weights> struct LaneWeights {
+    __device__ LaneWeights(const LaneTaps&, const Weights&) {}
+    __device__ Weight get(const TapWeight& outer, const LaneTaps& row, int i, Offset number,
+                          bool exists) const
+    {
+        return outer.value_of(row.of[i].tap + number * Pattern<last>::tap_step, exists);
+    }
+};
+template <> struct LaneWeights<true> {
+    Weight of[row_taps][lane_phases];
+
+    __device__ LaneWeights(const LaneTaps& row, const Weights& window)
+    {
 #pragma unroll
-                        for (int i = 0; i < cells; ++i)
-                            sums[plane][i] =
-                                add(sums[plane][i], weigh(widen(elements[plane][i]), weights[i]));
+        for (int number = 0; number < row_taps; ++number)
 #pragma unroll
-                    for (int i = 0; i < cells; ++i)
-                        denominators[i].add_tap(weights[i]);
+            for (int i = 0; i < lane_phases; ++i)
+                of[number][i] = load_if(window.last() + row.of[i].tap + number * Pattern<last>::tap_step,
+                                        row.in_kernel(i, number));
+    }
+    __device__ Weight get(const TapWeight& outer, const LaneTaps&, int i, Offset number, bool) const
+    {
+        return outer.times(of[number][i]);
+    }
+};
+
+// What the thread block's cells have in common for all phases.
+struct Cells {
+    Offset along[rank][CELLS]; // the last is past all blocks where a cell has no pixels
+    Offset block[CELLS];       // offsets of their own blocks in the columns
+    Offset pixel[CELLS];       // and of their phase 0 in the image
+    Offset row_pixel[CELLS];   // phase 0 along the last axis, past the row where a cell has no pixels
+
+    __device__ void find(Offset first_cell, const Place<1>& place, const PhasesParameters& p)
+    {
+        const Offset end = (p.block_cells + tile_cells - 1) / tile_cells * tile_cells;
+#pragma unroll 1
+        for (int cell = threadIdx.x; cell < end; cell += THREADS) {
+            Offset number = min(first_cell + cell, p.cells - 1), at[rank];
+            bool live = cell < p.block_cells && first_cell + cell < p.cells;
+#pragma unroll
+            for (int axis = last; axis > 0; --axis)
+                at[axis] = p.by_cells[axis].split(number);
+            at[0] = number;
+            Offset block_offset = 0, pixel_offset = 0;
+#pragma unroll
+            for (int axis = 0; axis < rank; ++axis) {
+                block_offset += at[axis] * p.block_stride[axis];
+                pixel_offset += at[axis] * stride[axis] * p.pixel_stride[axis];
+                live = live && (axis == last || place.along[axis] + at[axis] * stride[axis] < p.size[axis]);
+                along[axis][cell] = at[axis];
+            }
+            block[cell] = block_offset;
+            pixel[cell] = pixel_offset;
+            row_pixel[cell] = live ? at[last] * stride[last] - p.in_front : p.size[last];
+            if (!live)
+                along[last][cell] = p.blocks[last] + (row_taps + 1) * Pattern<last>::block_step;
+        }
+    }
+};
+
+// What a lane knows for all cells.
+struct Lane {
+    const PhasesParameters& p;
+    const Weights& window;
+    const Cells& cells;
+    Taps taps[rank]; // of cell 0 along all axes but the last one, the same for the thread block
+    LaneTaps row;
+    LaneWeights<> weights;
+    const Scalar* columns[lane_phases]; // at each phase's first tap of cell 0
+
+    __device__ Lane(const Scalar* plane_columns, const Place<1>& place, Offset first_phase,
+                    const Cells& cells, const Weights& window, const PhasesParameters& p)
+        : p(p), window(window), cells(cells), taps(), row(first_phase, p), weights(row, window)
+    {
+        find_taps<0, last>(taps, place.along, p);
+#pragma unroll
+        for (int i = 0; i < lane_phases; ++i) {
+            columns[i] = plane_columns + row.of[i].offset;
+            keep(columns[i]);
+        }
+    }
+};
+
+// How far a tap of a cell is known: whether it exists, as far as its axes are known, and its weight.
+struct Reach {
+    bool exists;
+    TapWeight weight;
+};
+
+// The sums of a lane's phases in `cells` of the thread block's cells, 32 apart. `count` taps of the last axis
+// land on some of the phases.
+template <Offset count, int cells> struct Sums {
+    const Lane& lane;
+    Offset along[cells][rank];
+    Offset block[cells]; // offset of the cell's own block
+    Accumulator of[cells][lane_phases];
+
+    __device__ Sums(const Lane& lane, int first) : lane(lane), of()
+    {
+#pragma unroll
+        for (int c = 0; c < cells; ++c) {
+            block[c] = lane.cells.block[first + c * warp_size];
+#pragma unroll
+            for (int axis = 0; axis < rank; ++axis)
+                along[c][axis] = lane.cells.along[axis][first + c * warp_size];
+        }
+    }
+
+    __device__ void add_row(Offset offset, const Reach (&reach)[cells], int iteration)
+    {
+        constexpr int loads = cells * lane_phases; // of a tap
+        constexpr int together = count * loads * element_registers <= unrolled_registers
+                                     ? int(count)
+                                     : (looped_loads + loads - 1) / loads;
+        // A weight may be infinite: what does not exist is not added, or weighs nothing where there are more
+        // taps than predicates, which would have to be kept until their elements have come.
+        constexpr bool keeps_found = windowed && LaneTaps::alike && together * cells <= 5;
+#pragma unroll 1
+        for (Offset first = 0; first < count; first += together) {
+            bool found[together][cells][lane_phases];
+            Scalar elements[together][cells][lane_phases];
+#pragma unroll
+            for (int n = 0; n < together; ++n)
+#pragma unroll
+                for (int i = 0; i < lane_phases; ++i)
+#pragma unroll
+                    for (int c = 0; c < cells; ++c) {
+                        const Offset number = first + n;
+                        const bool here = (count % together == 0 || number < count) &&
+                                          lane.row.in_kernel(i, number) && reach[c].exists &&
+                                          lane.row.in_block(i, number, along[c][last], lane.p);
+                        const Scalar* const element =
+                            lane.columns[i] + (block[c] + offset + number * lane.p.tap_step_stride[last]);
+                        trace_iteration(int(((iteration * row_taps + number) * lane_phases + i) * cells + c));
+                        elements[n][c][i] = load_if(element, here);
+                        found[n][c][i] = here;
+                    }
+#pragma unroll
+            for (int n = 0; n < together; ++n)
+#pragma unroll
+                for (int i = 0; i < lane_phases; ++i)
+#pragma unroll
+                    for (int c = 0; c < cells; ++c) {
+                        const bool here = found[n][c][i];
+                        Weight weight = lane.weights.get(reach[c].weight, lane.row, i, first + n, here);
+                        if constexpr (windowed && !keeps_found)
+                            weight = or_zero(weight, here);
+                        if (!keeps_found || here)
+                            of[c][i] = add(of[c][i], weigh(widen(elements[n][c][i]), weight));
+                    }
+        }
+    }
+
+    // Adds up the taps of the axes from this one on.
+    template <int axis = 0>
+    __device__ void add_taps(Offset offset, const Reach (&reach)[cells], int iteration)
+    {
+        if constexpr (count == 0) {
+        } else if constexpr (axis == last) {
+            add_row(offset, reach, iteration);
+        } else {
+            using pattern = Pattern<axis>;
+            constexpr bool ragged = kernel[axis] % pattern::tap_step != 0;
+            constexpr int looped = looped_axes<last - 1>(count * cells * lane_phases * element_registers);
+            const Taps& taps = lane.taps[axis];
+#pragma unroll(ragged || axis < looped ? 1 : pattern::taps)
+            for (Offset number = 0; number < pattern::taps; ++number) {
+                if (ragged && !taps.template in_kernel<axis>(number))
+                    break;
+                Reach further[cells];
+#pragma unroll
+                for (int c = 0; c < cells; ++c) {
+                    const Offset block = taps.block + along[c][axis] - number * pattern::block_step;
+                    further[c].exists = reach[c].exists && taps.template in_kernel<axis>(number) &&
+                                        within(block, lane.p.blocks[axis]);
+                    further[c].weight = reach[c].weight.template along<axis>(
+                        taps.tap + number * pattern::tap_step, further[c].exists);
                 }
-            });
-        RowFactors<cells> factors(taps, window, p);
-#pragma unroll(unrolled)
+                add_taps<axis + 1>(offset + taps.offset + number * lane.p.tap_step_stride[axis], further,
+                                   int(iteration * pattern::taps + number));
+            }
+        }
+    }
+
+    __device__ void add_all()
+    {
+        Reach reach[cells];
+#pragma unroll
+        for (int c = 0; c < cells; ++c)
+            reach[c] = {true, {&lane.window, 0, 0}};
+        add_taps(0, reach, 0);
+    }
+};
+
+// The denominators of a lane's phases in one cell.
+struct Denominators {
+    Denominator of[lane_phases];
+
+    __device__ Denominators(const Taps (&taps)[rank], const LaneTaps& row, Offset cell, const Weights& window,
+                            const Parameters& p)
+    {
+        if constexpr (divides_by_taps)
+            for_each_tap<0, last, looped_loads>(
+                taps, p, 0, true, 0, TapWeight{&window},
+                [&](Offset, bool exists, int iteration, const TapWeight& outer) {
+#pragma unroll 1
+                    for (Offset number = 0; number < row_taps; ++number)
+#pragma unroll
+                        for (int i = 0; i < lane_phases; ++i) {
+                            trace_iteration(int((iteration * row_taps + number) * lane_phases + i));
+                            of[i].add_tap(outer.value_of(row.of[i].tap + number * Pattern<last>::tap_step,
+                                                         exists && row.in_kernel(i, number) &&
+                                                             row.in_block(i, number, cell, p)));
+                        }
+                });
+        RowFactors<lane_phases> factors(taps, window, p);
+#pragma unroll 1
         for (Offset number = 0; number < row_taps; ++number)
 #pragma unroll
-            for (int i = 0; i < cells; ++i)
-                factors.add_tap(
-                    i, row.tap + number * pattern::tap_step,
-                    row.in_kernel<last>(number) &&
-                        within(row.block + 32 * i - number * pattern::block_step, p.blocks[last]));
+            for (int i = 0; i < lane_phases; ++i) {
+                trace_iteration(int(number) * lane_phases + i);
+                factors.add_tap(i, row.of[i].tap + number * Pattern<last>::tap_step,
+                                row.in_kernel(i, number) && row.in_block(i, number, cell, p));
+            }
 #pragma unroll
-        for (int i = 0; i < cells; ++i)
-            denominators[i].from_axes(factors, i);
-#pragma unroll
-        for (int plane = 0; plane < planes; ++plane)
-#pragma unroll
-            for (int i = 0; i < cells; ++i)
-                tile[plane][32 * i + lane][phase] = OldPixel::to_tile(denominators[i].finish(sums[plane][i]));
+        for (int i = 0; i < lane_phases; ++i)
+            of[i].from_axes(factors, i);
     }
-    __syncthreads();
 
-    // A warp stores the phases of as many cells as it has lanes for.
-    constexpr int group = 32 / phases;
-    const int phase = lane % phases, first = warp * group + lane / phases;
-    Offset pixel = (first_cell + first) * stride[last] + first_phase + phase;
-    image = place.first_plane(image, p);
+    __device__ void finish(Accumulator (&sums)[lane_phases]) const
+    {
+#pragma unroll
+        for (int i = 0; i < lane_phases; ++i)
+            sums[i] = of[i].finish(sums[i]);
+    }
+};
+
+// Moves the taps of all axes but the last one into a cell, or into one that is whole, where there is one.
+template <int axis = 0> __device__ void move_taps(Taps (&taps)[rank], const Offset (&along)[rank])
+{
+    if constexpr (axis < last) {
+        taps[axis].block += along[axis];
+        move_taps<axis + 1>(taps, along);
+    }
+}
+template <int axis = 0> __device__ void make_whole(Taps (&taps)[rank])
+{
+    if constexpr (axis < last) {
+        taps[axis].block = (Pattern<axis>::taps - 1) * Pattern<axis>::block_step;
+        make_whole<axis + 1>(taps);
+    }
+}
+
+// Whether all blocks exist that could reach a cell, from its taps along all axes but the last one.
+template <int axis = 0> __device__ bool is_whole(const Taps (&taps)[rank], const Parameters& p)
+{
+    if constexpr (axis == last)
+        return true;
+    else
+        return within(taps[axis].block, p.blocks[axis]) &&
+               within(taps[axis].block - (Pattern<axis>::taps - 1) * Pattern<axis>::block_step,
+                      p.blocks[axis]) &&
+               is_whole<axis + 1>(taps, p);
+}
+
+// Neighbouring pixels in shared memory.
+__device__ constexpr int aligned(int bytes)
+{
+    return bytes < 16 ? bytes : 16;
+}
+template <int word> struct alignas(aligned(word * sizeof(OldPixel::Tiled))) Pixels {
+    OldPixel::Tiled of[word];
+};
+
+// Cells of a lane whose loads are in flight together, where so many taps of the last axis land on a phase.
+__device__ constexpr int cells_at_once(Offset count)
+{
+    return count * lane_phases * element_registers <= looped_loads / 4 ? 2 : 1;
+}
+
+// Fills a lane's part of the tile, cell by cell.
+template <int word, Offset count, int pitch>
+__device__ void fill_tile(Pixels<word> (&tile)[tile_cells][pitch], Offset first_cell, const Lane& lane,
+                          const Denominators& of_whole)
+{
+    const Offset end = min(lane.p.block_cells - first_cell, Offset(tile_cells));
+    const int column = threadIdx.x / warp_size * (lane_phases / word);
+    const auto put = [&](int cell, const Accumulator(&sums)[lane_phases]) {
+#pragma unroll
+        for (int i = 0; i < lane_phases / word; ++i) {
+            Pixels<word> pixels;
+#pragma unroll
+            for (int j = 0; j < word; ++j)
+                pixels.of[j] = OldPixel::to_tile(sums[i * word + j]);
+            tile[cell][column + i] = pixels;
+        }
+    };
+    constexpr int cells = cells_at_once(count);
+#pragma unroll 1
+    for (int cell = threadIdx.x % warp_size; cell < end; cell += cells * warp_size) {
+        Sums<count, cells> sums(lane, first_cell + cell);
+        sums.add_all();
+#pragma unroll
+        for (int c = 0; c < cells; ++c) {
+            Denominators denominators = of_whole;
+            if constexpr (averages) {
+                Taps taps[rank];
+                memcpy(taps, lane.taps, sizeof(taps));
+                move_taps(taps, sums.along[c]);
+                if (!is_whole(taps, lane.p) || !lane.row.is_whole(sums.along[c][last], lane.p))
+                    denominators = Denominators(taps, lane.row, sums.along[c][last], lane.window, lane.p);
+            }
+            denominators.finish(sums.of[c]);
+            put(cell + c * warp_size, sums.of[c]);
+        }
+    }
+}
+
+// Stores `word` neighbouring pixels at once, which divide a stride.
+template <int word>
+__device__ void gather_phases(const Scalar* __restrict__ columns, Result* __restrict__ image,
+                              const Weights& window, const PhasesParameters& p)
+{
+    constexpr int row_words = phases / word;
+    // Lanes fill words of neighbouring cells and read neighbouring words of a cell: an odd pitch serves both.
+    __shared__ Pixels<word> tile[tile_cells][row_words | 1];
+    __shared__ Cells cells;
+    const Place<1> place(blockIdx.x, p);
+    const Offset first_phase = place.along[last] % phase_tiles * phases;
+    cells.find(place.along[last] / phase_tiles * p.block_cells, place, p);
+    const Lane lane(columns + place.batch * p.columns_batch + place.channel * p.columns_channel, place,
+                    first_phase + threadIdx.x / warp_size * lane_phases, cells, window, p);
+    // Where all blocks exist that could reach a cell, its denominators are those of all such cells.
+    Taps taps[rank];
+    memcpy(taps, lane.taps, sizeof(taps));
+    make_whole(taps);
+    const Denominators of_whole(taps, lane.row.of_whole(), 0, window, p);
+
+    constexpr int at_once = THREADS / row_words;          // cells that the thread block stores at once
+    constexpr int batch = lane_phases / word < 2 ? 2 : 4; // of cells whose old pixels are in flight together
+    constexpr bool fits = tile_cells % (batch * at_once) == 0;
+    const int column = threadIdx.x % row_words;
+    const Offset phase = first_phase + column * word;
+    const bool stores = threadIdx.x < at_once * row_words && phase < stride[last];
+    Result* first_pixel = place.first_plane(image, p) + (phase - p.in_front) * p.pixel_stride[last];
 #pragma unroll
     for (int axis = 0; axis < last; ++axis)
-        image += place.along[axis] * p.pixel_stride[axis];
-    image += pixel * p.pixel_stride[last];
-    const bool stores = lane < group * phases && first_phase + phase < stride[last];
-    const Offset remaining = stores ? p.channels - place.channel : 0; // planes
-    constexpr int batch = planes == 1 ? 4 : 1; // of cells whose pixels are in flight together
-    constexpr int step = warps * group;
-    for (int cell = first; cell < 32 * cells; cell += batch * step) {
-        OldPixel old[batch][planes];
+        first_pixel += place.along[axis] * p.pixel_stride[axis];
+    if constexpr (!accumulates) // what is loaded must be known to lie in global memory
+        keep(first_pixel);
+    __syncthreads();
+
+#pragma unroll 1
+    for (Offset first_cell = 0; first_cell < p.block_cells; first_cell += tile_cells) {
+        if (first_cell > 0)
+            __syncthreads();
+        if (kernel[last] % Pattern<last>::tap_step == 0 || lane.row.any_in_kernel(row_taps - 1))
+            fill_tile<word, row_taps>(tile, first_cell, lane, of_whole);
+        else
+            fill_tile<word, row_taps - 1>(tile, first_cell, lane, of_whole);
+        __syncthreads();
+#pragma unroll 1
+        for (int first = stores ? threadIdx.x / row_words : tile_cells; first < tile_cells;
+             first += batch * at_once) {
+            OldPixel old[batch][word];
+            Result* address[batch];
+            bool exists[batch];
 #pragma unroll
-        for (int i = 0; i < batch; ++i)
-#pragma unroll
-            for (int plane = 0; plane < planes; ++plane) {
-                const bool exists = cell + i * step < 32 * cells && plane < remaining &&
-                                    pixel + i * step * stride[last] < p.size[last];
-                trace_iteration((cell / step + i) * planes + plane);
-                old[i][plane].load(
-                    image + (i * step * stride[last] * p.pixel_stride[last] + plane * p.image_channel),
-                    exists);
+            for (int i = 0; i < batch; ++i) {
+                const int cell = fits ? first + i * at_once : min(first + i * at_once, tile_cells - 1);
+                exists[i] = (fits || first + i * at_once < tile_cells) &&
+                            within(cells.row_pixel[first_cell + cell] + phase, p.size[last]);
+                address[i] = first_pixel + cells.pixel[first_cell + cell];
+                trace_iteration(int((first_cell + first) / at_once) + i);
+                OldPixel::load_wide(old[i], address[i], exists[i]);
             }
 #pragma unroll
-        for (int i = 0; i < batch; ++i)
+            for (int i = 0; i < batch; ++i) {
+                const int cell = fits ? first + i * at_once : min(first + i * at_once, tile_cells - 1);
+                const Pixels<word> pixels = exists[i] ? tile[cell][column] : Pixels<word>{};
+                Result elements[word];
 #pragma unroll
-            for (int plane = 0; plane < planes; ++plane) {
-                const bool exists = cell + i * step < 32 * cells && plane < remaining &&
-                                    pixel + i * step * stride[last] < p.size[last];
-                trace_iteration((cell / step + i) * planes + plane);
-                if (exists)
-                    image[i * step * stride[last] * p.pixel_stride[last] + plane * p.image_channel] =
-                        old[i][plane].plus_tiled(tile[plane][cell + i * step][phase]);
+                for (int j = 0; j < word; ++j)
+                    elements[j] = old[i][j].plus_tiled(pixels.of[j]);
+                trace_iteration(int((first_cell + first) / at_once) + i);
+                if (exists[i])
+                    store_wide(address[i], elements);
             }
-        pixel += batch * step * stride[last];
-        image += batch * step * stride[last] * p.pixel_stride[last];
+        }
     }
 }
 
-// For few planes of short rows.
-extern "C" __global__ void __launch_bounds__(THREADS, 2)
+// Of a multiprocessor. A sum has more loads in flight, what is fused has fewer registers to spare for them.
+constexpr int resident_threads = fuses ? 512 : 768;
+
+extern "C" __global__ void __launch_bounds__(THREADS, resident_threads / THREADS)
     col2im_gather_phases(const Scalar* __restrict__ columns, Result* __restrict__ image, const Weights window,
-                         const Parameters p)
+                         const PhasesParameters p)
 {
-    gather_phases<1, 1>(columns, image, window, p);
+    gather_phases<1>(columns, image, window, p);
 }
 
-// For rows of many cells.
-extern "C" __global__ void __launch_bounds__(THREADS, 2)
-    col2im_gather_phases_cells(const Scalar* __restrict__ columns, Result* __restrict__ image,
-                               const Weights window, const Parameters p)
+// The same for pixels that lie in words.
+extern "C" __global__ void __launch_bounds__(THREADS, resident_threads / THREADS)
+    col2im_gather_phases_words(const Scalar* __restrict__ columns, Result* __restrict__ image,
+                               const Weights window, const PhasesParameters p)
 {
-    gather_phases<SHARE, 1>(columns, image, window, p);
-}
-
-// For many planes.
-extern "C" __global__ void __launch_bounds__(THREADS, 2)
-    col2im_gather_phases_planes(const Scalar* __restrict__ columns, Result* __restrict__ image,
-                                const Weights window, const Parameters p)
-{
-    gather_phases<1, SHARE>(columns, image, window, p);
+    if constexpr (WORD > 1)
+        gather_phases<WORD>(columns, image, window, p);
 }

@@ -62,6 +62,12 @@ struct TapWeight {
     {
         return along<last>(row_tap, exists).value(exists);
     }
+
+    // The same with the last axis's own weight in hand, of a tap that exists.
+    __device__ Weight times(Weight row_weight) const
+    {
+        return last == unweighted ? row_weight : multiply(product, row_weight);
+    }
 };
 
 // ---- an average's denominators -----------------------------------------------------------------
@@ -230,6 +236,7 @@ template <bool accumulating> struct OldPixelOf {
     using Tiled = Result;
 
     __device__ void load(const Result*, bool) {}
+    template <int count> static __device__ void load_wide(OldPixelOf (&)[count], const Result*, bool) {}
     __device__ Accumulator plus(Accumulator pixel) const { return pixel; }
     static __device__ Tiled to_tile(Accumulator pixel) { return narrow(pixel); }
     __device__ Result plus_tiled(Tiled pixel) const { return pixel; }
@@ -239,6 +246,14 @@ template <> struct OldPixelOf<true> {
     Result element;
 
     __device__ void load(const Result* address, bool exists) { element = load_own_if(address, exists); }
+    // Neighbouring pixels, 16 bytes at most in all; the address is a multiple of their size.
+    template <int count>
+    static __device__ void load_wide(OldPixelOf (&pixels)[count], const Result* address, bool exists)
+    {
+        using Wide = AliasedWord<count * sizeof(Result)>;
+        const Word<count * sizeof(Result)> word = load_own_if(reinterpret_cast<const Wide*>(address), exists);
+        memcpy(pixels, &word, sizeof(word));
+    }
     __device__ Accumulator plus(Accumulator pixel) const { return add(widen(element), pixel); }
     static __device__ Tiled to_tile(Accumulator pixel) { return pixel; }
     __device__ Result plus_tiled(Tiled pixel) const { return narrow(plus(pixel)); }

@@ -186,11 +186,25 @@ FAULTS = (
         COL2IM + "warps_wait_for_each_other_and_every_byte_is_written_once[staged-observed]",
     ),
     Fault(
+        "no barrier before cells are looked up",
+        "kernels/col2im_gather_phases.cu",
+        "    keep(first_pixel);\n    __syncthreads();\n",
+        "    keep(first_pixel);\n",
+        COL2IM + "warps_wait_for_each_other_and_every_byte_is_written_once[audio-400-160-observed]",
+    ),
+    Fault(
         "no barrier before the phases of a tile are stored",
         "kernels/col2im_gather_phases.cu",
-        "    __syncthreads();\n",
-        "",
+        "lane, of_whole);\n        __syncthreads();\n",
+        "lane, of_whole);\n",
         COL2IM + "warps_wait_for_each_other_and_every_byte_is_written_once[audio-400-160-observed]",
+    ),
+    Fault(
+        "no barrier before the next cells of a tile are added up",
+        "kernels/col2im_gather_phases.cu",
+        "        if (first_cell > 0)\n            __syncthreads();\n",
+        "",
+        COL2IM + "warps_wait_for_each_other_and_every_byte_is_written_once[staged-observed]",
     ),
     Fault(
         "no barrier between the rounds of a split sum",
@@ -474,9 +488,16 @@ FAULTS = (
     Fault(
         "an infinite weight on a cell that its tap misses",
         "kernels/col2im_gather_phases.cu",
-        "or_zero(weight, within(block + 32 * i, p.blocks[last]))",
-        "weight",
+        "weight = or_zero(weight, here);",
+        ";",
         COL2IM + "no_weight_counts_where_its_tap_does_not_exist[8]",
+    ),
+    Fault(
+        "an infinite weight times the zero of a cell that its tap misses",
+        "kernels/col2im_gather_phases.cu",
+        "if (!keeps_found || here)",
+        "if (true)",
+        COL2IM + "no_weight_counts_where_its_tap_does_not_exist[9]",
     ),
     Fault(
         "an infinite sum of weights on a pixel that nothing covers",

@@ -362,6 +362,7 @@ WEIGHTED = [fusion for fusion in FUSIONS if fusion[1] != "none"]
 AWKWARD_CASES = (
     *FUSED_CASES,
     Case("several-cells-of-a-lane", (3, 20 * 250), (2, 45), (2, 20), 1, (1, 3), (1, 5), batch=1, channels=1),
+    Case("phases-of-as-many-taps", (4 * 70,), (12,), 4, 1, 5, 3, batch=1, channels=2),
 )
 
 
@@ -494,6 +495,8 @@ def test_extents_never_change_what_is_compiled():
         ("gather", (512, 512), (16, 16), {"batch": 8, "channels": 3, "strides": 16}),
         ("gather_phases", (128_000,), (400,), {"batch": 8, "strides": 160}),
         ("gather_phases", (1024, 1024), (40, 40), {"batch": 8, "strides": 8}),
+        ("gather_phases", (64, 96, 96), (32, 32, 32), {"batch": 64, "strides": 16}),  # rows of five blocks
+        ("gather", (64, 160, 160), (32, 32, 32), {"batch": 64, "strides": 16}),  # of nine, which fill a sector
         ("gather_pixels", (1024, 1024), (40, 40), {"batch": 8}),
         ("gather_pixels", (5,), (2,), {"strides": 2**31 - 1, "pads_begin": 2**31}),
         ("gather_pixels", (512, 512), (16, 16), {"channels": 3, "strides": 16, "steps": (1, 1, 768)}),

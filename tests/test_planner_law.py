@@ -97,17 +97,19 @@ def test_taps_that_are_not_evenly_apart_are_taken_one_by_one():
 
 
 def test_an_order_that_matters_is_never_given_up():
-    """Positions along so many axes that gathering threads cannot list them: atomics are all that is left."""
-    geometry = add_blocks_geometry((1,) * 50, (3, *(1,) * 50), (3, 50))
+    """Positions along so many axes that regions cannot list them: a list for each tile needs no shared memory."""
+    rank = 50
+    geometry = add_blocks_geometry((1,) * rank, (3, *(1,) * rank), (3, rank))
     operands = Operand.contiguous(geometry.blocks_shape), Operand.contiguous(geometry.array_shape)
-    call = Call("add_blocks", geometry, "float64")
-    with pytest.raises(
-        Unsupported, match=r"no variant serves the call: gather would need .*; atomic adds in any order"
-    ):
-        choose(call, *operands)
-    plan = choose(call._replace(deterministic=False), *operands)
-    assert plan.variant == "atomic"
-    assert "bytes of shared memory" in plan.reason
+    call = Call("add_blocks", geometry, "float64", Fusion(accumulate=True))
+    with pytest.raises(Unsupported, match="gather would need .* bytes of shared memory"):
+        choose(call._replace(variant="gather"), *operands)
+    plan = choose(call, *operands)
+    assert plan.variant == "owners"
+    out = np.full((1,) * rank, 0.5)
+    blocks, positions = np.array([1e16, 3.0, -1e16]).reshape(3, *(1,) * rank), np.zeros((3, rank), np.int64)
+    hostcuda.run(plan, blocks, out, positions=positions)
+    assert out.item() == 0.5 + 1e16 + 3 - 1e16 != 3.5
 
 
 def whole(geometry):

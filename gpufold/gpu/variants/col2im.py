@@ -38,6 +38,7 @@ from gpufold.gpu.variants.sliding import (
 
 OPERATION = "col2im"
 WARP = 32
+LINE_BYTES, SECTOR_BYTES = 128, 32
 MAX_UNROLLED = 128
 """Bound of the registers that kernels/col2im.cuh counts for the loads of a tap."""
 
@@ -333,45 +334,114 @@ def gather_pixels(problem: Problem) -> Plan:
 # ---------------------------------------------------------------------------------------------
 # gather_phases
 
-PHASES_SHARE = {1: 8, 2: 8, 4: 4, 8: 4, 16: 2}
-"""Cells or planes of one lane, by the size of an element: they share its index arithmetic and fit shared memory."""
-PHASES_MAX_WASTE = 1.25
-"""Prediction: several cells per lane pay while they leave no more lanes idle than this."""
+PHASES_PER_LANE = {1: 8, 2: 8, 4: 8, 8: 4, 16: 2}
+"""Pixels that a lane adds up at once, at most, by the size of an element: their loads are in flight together."""
+PHASES_WARPS = 8
+PHASES_TILE = 64
+"""Cells that a thread block adds up before it writes them."""
+PHASES_CELLS = 256
+"""Cells of a thread block, at most."""
+PHASES_SETUP = 1.5
+"""Prediction: what a thread does once, in units of what it does for a cell."""
+PHASES_WAVES = 3
+"""Prediction: more cells for a thread block pay while this many times the resident threads are left."""
+
+
+def _lane_phases(problem: Problem) -> tuple[int, int]:
+    """Return the phases of a lane and the warps of a thread block that idle fewest lanes, then fill most lines."""
+    view = view_of(problem)
+    itemsize, stride = view.element.itemsize, view.axes[-1].stride
+    word = gcd(stride * itemsize, WIDEST_WORD) // itemsize
+    most = max(word, PHASES_PER_LANE[itemsize])
+    choices = (
+        (lane, warps)
+        for lane in range(word, most + 1, word)
+        for warps in range(1, PHASES_WARPS + 1)
+        if 2 * lane >= most
+    )
+
+    def merit(choice: tuple[int, int]) -> tuple[int, bool, int]:
+        phases = prod(choice)
+        return -_multiple(stride, phases), phases * itemsize % LINE_BYTES == 0, phases
+
+    return max(choices, key=lambda choice: (merit(choice), choice))
+
+
+def _cells(view: View) -> Size:
+    """Return the cells of a plane along each axis; along the last one they begin where blocks do."""
+    *outer, row = view.axes
+    in_row = (row.pad_begin + row.size - 1) // row.stride - row.pad_begin // row.stride + 1
+    return (*(-(-axis.size // axis.stride) for axis in outer), in_row)
 
 
 def gather_phases(problem: Problem) -> Plan:
     """Plan for kernels/col2im_gather_phases.cu."""
-    view = view_of(problem)
+    view, device = view_of(problem), problem.device
     *outer, row = view.axes
-    share = PHASES_SHARE[view.element.itemsize]
-    row_cells = -(-row.size // row.stride)
-    phase_tiles = -(-row.stride // WARP)
-    cells = share if -(-row_cells // (WARP * share)) * WARP * share <= PHASES_MAX_WASTE * row_cells else 1
-    tiles = -(-row_cells // (WARP * cells)) * phase_tiles
-    extents = (*(axis.size for axis in outer), tiles)
-    planes = 1 if cells > 1 else _planes(problem, share, prod(extents) * GATHER_THREADS)
-    groups = -(-view.channels // planes)
-    items = view.batch * groups * prod(extents)
-    tile_end = row_cells + 2 * WARP * cells
-    tiled = view.element.accumulator_bytes if problem.fusion.accumulate else view.element.itemsize
+    itemsize = view.element.itemsize
+    lane, warps = _lane_phases(problem)
+    phases = lane * warps
+    word = gcd(row.stride * itemsize, WIDEST_WORD)  # in bytes
+    steps = (*view.pixel_strides[:-1], view.image_channel, view.image_batch, row.size, row.pad_begin)
+    words = (
+        word > itemsize
+        and view.pixel_strides[-1] == 1
+        and problem.output.alignment % word == 0
+        and not any(step * itemsize % word for step in steps)
+    )
+    stored = word // itemsize if words else 1  # pixels at once
+    tiled = view.element.accumulator_bytes if problem.fusion.accumulate else itemsize
+    cells = prod(_cells(view))
+    outer_phases = tuple(min(axis.stride, axis.size) for axis in outer)
+    phase_tiles = -(-row.stride // phases)
+
+    def tiles(block_cells: int) -> int:
+        return -(-cells // block_cells)
+
+    items_of_tile = view.planes * prod(outer_phases) * phase_tiles
+    enough = PHASES_WAVES * device.multiprocessors * device.threads_per_multiprocessor // (WARP * warps)
+    block_cells = min(
+        (
+            count
+            for count in range(WARP, PHASES_CELLS + 1, WARP)
+            if count == WARP or items_of_tile * tiles(count) >= enough
+        ),
+        key=lambda count: tiles(count) * (count // WARP + PHASES_SETUP),
+    )
+    items = items_of_tile * tiles(block_cells)
+    past_row = row.stride + phases
+    bits = offset_bits(
+        OPERATION,
+        _largest_offset(view) + past_row * (1 + abs(view.tap_strides[-1]) + abs(view.pixel_strides[-1])),
+        items,
+        cells + PHASES_CELLS,
+    )
+    run = f"runs of {_counted(min(phases, row.stride), 'pixel')}"
     return _plan(
         problem,
         "gather_phases",
-        "col2im_gather_phases" + ("_cells" if cells > 1 else "_planes" if planes > 1 else ""),
+        "col2im_gather_phases" + ("_words" if words else ""),
         Work(
             items,
             1,
-            GATHER_THREADS,
-            extents,
-            groups,
-            offset_bits(
-                OPERATION, _largest_offset(view), items, tile_end * max(row.stride, abs(view.block_strides[-1]))
-            ),
-            cells * planes * WARP * (-(-row.stride // phase_tiles) | 1) * tiled,
+            WARP * warps,
+            (*outer_phases, tiles(block_cells) * phase_tiles),
+            view.channels,
+            bits,
+            PHASES_TILE * (phases // stored | 1) * stored * tiled + PHASES_CELLS * (len(view.axes) + 3) * bits // 8,
         ),
-        f"each lane adds up one pixel of {_counted(cells, 'stride')} of {_counted(planes, 'plane')} at a time, "
-        "and its block writes whole rows",
-        SHARE=share,
+        f"each lane adds up {_counted(lane, 'neighbouring pixel')} of a stride at a time, "
+        f"and its thread block writes {run}, stored {f'in words of {word} bytes' if words else 'one by one'}",
+        {
+            "in_front": offset(row.pad_begin % row.stride),
+            "first_block": offset(row.pad_begin // row.stride),
+            "block_cells": offset(block_cells),
+            "cells": offset(cells),
+            "by_cells": divisor(_cells(view)),
+        },
+        LANE_PHASES=lane,
+        CELLS=PHASES_CELLS,
+        WORD=word // itemsize,
     )
 
 
@@ -597,6 +667,10 @@ PIXELS_MIN_STRIDE = 2
 """Where blocks are contiguous, from here on neighbouring pixels read neighbouring taps."""
 PHASES_MIN_STRIDE = 5
 """Below it a warp of pixels reads whole sectors of each tap it needs."""
+SHORT_ROWS_MIN_STRIDE = 8
+"""From here on rows whose blocks fill no sector are added up by a lane for each cell of a plane."""
+MIN_FILL = 0.75
+"""Of the lanes of these warps that then have a cell."""
 
 
 def prefer(problem: Problem) -> Iterator[tuple[str, str]]:
@@ -625,6 +699,8 @@ def prefer(problem: Problem) -> Iterator[tuple[str, str]]:
     elif row.kernel > GATHER_MAX_KERNEL:
         many = f"{row.kernel} taps on the last axis are too many to unroll"
         yield "gather_phases" if row.stride >= PHASES_MIN_STRIDE else "gather_pixels", many
+    elif row.stride >= SHORT_ROWS_MIN_STRIDE and row.stride < row.kernel and _rows_are_short(view):
+        yield "gather_phases", f"a row has {_counted(row.blocks, 'block')}, too few to fill a sector"
     else:
         yield "gather", "each column element is read once and each pixel written once, from end to end"
 
@@ -632,3 +708,9 @@ def prefer(problem: Problem) -> Iterator[tuple[str, str]]:
 def _rows_share_blocks(view: View) -> bool:
     """Whether the blocks that reach a row of pixels reach other rows too."""
     return any(axis.kernel > 1 for axis in view.axes[:-1])
+
+
+def _rows_are_short(view: View) -> bool:
+    """Whether a row's blocks fill no sector, and the cells of a plane fill warps."""
+    cells = prod(_cells(view))
+    return view.axes[-1].blocks * view.element.itemsize <= SECTOR_BYTES and cells >= MIN_FILL * _multiple(cells, WARP)
