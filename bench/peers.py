@@ -609,24 +609,29 @@ def _torchio(problem: Problem, data: Any, threads: int) -> Call | None:
 
 
 def _pty_chi(problem: Problem, data: Any, threads: int) -> Call | None:
-    """Place patches as pty-chi does; that it pads the picture for those that reach out, it would say at every call."""
+    """Place patches as pty-chi does, or extract them by the function that has zeros outside.
+
+    It pads the picture for patches that reach out; that it does, the one for placing would say at every call.
+    """
     import torch
 
     geometry = problem.geometry
-    if problem.operation != "add_blocks" or problem.window or not isinstance(geometry, SlidingGeometry):
-        return None
-    if len(geometry.axes) != 2 or geometry.planes != 1:
+    if problem.window or not isinstance(geometry, SlidingGeometry) or len(geometry.axes) != 2 or geometry.planes != 1:
         return None
     processing, tensor = client("ptychi.image_proc"), _tensor(data)
     logging.getLogger().setLevel(logging.ERROR)
-    patches = tensor.reshape(-1, *geometry.block_shape)
     centres = torch.as_tensor(problem.positions() + (np.array(geometry.block_shape) - 1) / 2, device=tensor.device)
 
-    def run() -> Any:
+    def place() -> Any:
         picture = tensor.new_zeros(geometry.image_size)
-        return processing.place_patches_integer(picture, centres, patches)
+        return processing.place_patches_integer(picture, centres, tensor.reshape(-1, *geometry.block_shape))
+
+    def extract() -> Any:
+        picture = tensor.reshape(geometry.image_size)
+        return processing.extract_patches_fourier_shift(picture, centres, geometry.block_shape, pad=0)
 
     torch.set_num_threads(threads)
+    run = place if problem.kind == "placed" else extract
     return Call(run, lambda answer: _from_tensor(data)(answer.contiguous()).reshape(problem.output_shape))
 
 
@@ -768,7 +773,7 @@ PEERS: tuple[Peer, ...] = (
     Peer("two passes", "", "gpufold", ("cpu", "gpu"), _two_passes, ("fused",)),
     Peer("MONAI", "monai", "monai", ("cpu", "gpu"), _monai, ("fused",)),
     Peer("TorchIO", "torchio", "torchio", ("cpu",), _torchio, ("fused",)),
-    Peer("pty-chi", "ptychi", "ptychi", ("cpu", "gpu"), _pty_chi, ("placed",)),
+    Peer("pty-chi", "ptychi", "ptychi", ("cpu", "gpu"), _pty_chi, ("placed", "taken")),
     Peer("loop", "numpy", "numpy", ("cpu",), _loop, ("blocks", "fused", "placed", "taken")),
     Peer("loop", "", "cupy", ("gpu",), _loop, ("blocks", "fused", "placed", "taken")),
     Peer("add.at", "numpy", "numpy", ("cpu",), _add_at, ("placed",)),

@@ -95,6 +95,7 @@ def user_problems():
         Problem("placed-weighed", "add_blocks", tiles, "tests", window="gaussian"),
         Problem("taken", "take_blocks", tiles, "tests"),
         Problem("taken-weighed", "take_blocks", tiles, "tests", window="gaussian"),
+        Problem("taken-plane", "take_blocks", replace(tiles, batch=1, channels=1), "tests"),
         Problem("placed-plane", "add_blocks", replace(tiles, batch=1, channels=1), "tests"),
     ]
 
