@@ -114,10 +114,7 @@ class Stitcher:
                 weight = home.zeros(sums.shape[lead:], dtype=home.dtype_of(element.weight))
             elif sums.shape[lead] < rows:
                 sums, weight = _grown(home, sums, rows, lead), _grown(home, weight, rows, 0)
-            one = home.zeros((1,) * (1 + len(self._block)), dtype=weight.dtype)
-            one[...] = 1
-            home.add_blocks(sums, blocks, places, self._window)
-            home.add_blocks(weight, home.broadcast_to(one, (len(blocks), *self._block)), places, self._window)
+            home.add_blocks(sums, blocks, places, self._window, weight_out=weight)
         self._home, self._sums, self._weight, self._reached = home, sums, weight, reached
 
     def _in_order(self, positions: Any) -> tuple[Any, int]:
@@ -206,7 +203,6 @@ class _Home(NamedTuple):
     """NumPy's name for the dtype of the tiles."""
     dtype_of: Callable[[str], Any]
     zeros: Callable[..., Any]
-    broadcast_to: Callable[[Any, Any], Any]
     add_blocks: Callable[..., Any]
     average: Callable[[Any, Any], Any]
     device: AbstractContextManager[Any]
@@ -218,18 +214,18 @@ def _home_of(blocks: Any) -> _Home:
         ours = extras.load("torch")
         name = ours.tensors.described("Stitcher.add", "blocks", blocks).dtype.name
         zeros, dtype_of = partial(torch.zeros, device=blocks.device), partial(getattr, torch)
-        return _Home(name, dtype_of, zeros, torch.broadcast_to, ours.add_blocks_, ours.average, nullcontext())
+        return _Home(name, dtype_of, zeros, ours.add_blocks_, ours.average, nullcontext())
     library = library_of("Stitcher.add", "blocks", blocks)
     check_dtype("Stitcher.add", "blocks", blocks.dtype)
     name, device = name_of(blocks.dtype), device_of(library, blocks)
-    return _Home(name, np.dtype, library.zeros, library.broadcast_to, _add_arrays, average, device)
+    return _Home(name, np.dtype, library.zeros, _add_arrays, average, device)
 
 
-def _add_arrays(out: Any, blocks: Any, positions: Any, window: Any) -> None:
+def _add_arrays(out: Any, blocks: Any, positions: Any, window: Any, *, weight_out: Any) -> None:
     """Add blocks, whose positions may be in the memory of the host where they are a GPU's."""
     if isinstance(positions, np.ndarray) and not isinstance(out, np.ndarray):
         positions = positions.tolist()
-    add_blocks(out, blocks, positions, window)
+    add_blocks(out, blocks, positions, window, weight_out=weight_out)
 
 
 def _grown(home: _Home, array: Any, rows: int, axis: int) -> Any:

@@ -470,6 +470,40 @@ def test_adding_in_place():
     assert torch.equal(column, gpufold.torch.add_blocks(torch.zeros(5, 4), blocks, PLACES))
 
 
+@pytest.mark.parametrize("window", ["none", "full", "separable"])
+@pytest.mark.parametrize("name", ["bfloat16", "float32", "complex128"])
+def test_weights_are_added_in_the_same_pass(name, window):
+    dtype = getattr(torch, name)
+    given = {"none": None, "full": torch.rand(3, 2), "separable": [torch.rand(3), torch.rand(2)]}[window]
+    blocks, real = torch.randn(4, 2, 3, 2, dtype=dtype), torch.float64 if name == "complex128" else torch.float32
+    arrays = [as_array(each).copy() for each in (torch.ones(2, 5, 4, dtype=dtype), torch.ones(5, 4, dtype=real))]
+    weights = None if given is None else given.numpy() if window == "full" else [each.numpy() for each in given]
+    gpufold.add_blocks(arrays[0], as_array(blocks), PLACES, weights, weight_out=arrays[1])
+    torch.compiler.reset()
+    compiled = torch.compile(gpufold.torch.add_blocks_, fullgraph=True, backend="aot_eager")
+    for function, leaf in ((gpufold.torch.add_blocks_, False), (gpufold.torch.add_blocks_, True), (compiled, False)):
+        out, weight = torch.ones(2, 5, 4, dtype=dtype), torch.ones(4, 5, dtype=real).T
+        versions = out._version, weight._version
+        function(out, blocks.clone().requires_grad_(leaf), PLACES, given, weight_out=weight)
+        assert out._version > versions[0]
+        assert weight._version > versions[1]
+        same_bits(out.detach(), arrays[0])
+        same_bits(weight, arrays[1])
+
+
+def test_sums_and_weights_have_the_gradient_of_a_window():
+    blocks = torch.randn(4, 3, 2, dtype=torch.float64, requires_grad=True)
+    window = (torch.rand(3, 2, dtype=torch.float64) + 0.5).requires_grad_()
+
+    def averaged(blocks, window):
+        sums, weight = torch.zeros(5, 4).double(), torch.zeros(5, 4).double()
+        gpufold.torch.add_blocks_(sums, blocks, PLACES, window, weight_out=weight)
+        return gpufold.torch.average(sums, weight)
+
+    assert torch.autograd.gradcheck(averaged, (blocks, window))
+    assert torch.autograd.gradgradcheck(averaged, (blocks, window))
+
+
 def test_autograd_sees_what_is_added_in_place():
     out = torch.ones(5, 4, requires_grad=True)
     squared = out.clone()
@@ -967,6 +1001,16 @@ COLUMN = torch.zeros(4, 9)
             COLUMN, torch.zeros(1, 2, 2), [(0.5, 0)])),
         (ValueError, "out must share no memory with blocks", lambda: gpufold.torch.add_blocks_(
             COLUMN, COLUMN[None, :2, :2], [(0, 0)])),
+        (ValueError, "weight_out must have the shape", lambda: gpufold.torch.add_blocks_(
+            COLUMN, torch.ones(1, 2, 2), [(0, 0)], weight_out=torch.zeros(4, 8))),
+        (TypeError, "weight_out must have the dtype float32 of weights, got float64", lambda: gpufold.torch.add_blocks_(
+            COLUMN, torch.ones(1, 2, 2), [(0, 0)], weight_out=torch.zeros(4, 9).double())),
+        (TypeError, "weight_out must be a torch.Tensor", lambda: gpufold.torch.add_blocks_(
+            COLUMN, torch.ones(1, 2, 2), [(0, 0)], weight_out=np.zeros((4, 9), np.float32))),
+        (ValueError, "weight_out must share no memory with out", lambda: gpufold.torch.add_blocks_(
+            COLUMN, torch.ones(1, 2, 2), [(0, 0)], weight_out=COLUMN)),
+        (ValueError, "weight_out is a leaf that requires a gradient", lambda: gpufold.torch.add_blocks_(
+            COLUMN, torch.ones(1, 2, 2), [(0, 0)], weight_out=torch.zeros(4, 9, requires_grad=True))),
         (ValueError, "more than .* that an array can have", lambda: gpufold.torch.space_to_batch(
             torch.zeros(1, 1), (1, 1), 0, 2**62)),
     ],

@@ -136,6 +136,23 @@ def test_blocks_are_taken_at_addresses_and_their_gradient_is_added(device, mode,
     assert blocks.numpy().tobytes() == want.tobytes()
 
 
+@pytest.mark.parametrize("window", [None, WEIGHTS])
+def test_sums_of_weights_go_by_address_too(device, window):
+    blocks, out, weight = whole_numbers((2, 4, 3, 2)), whole_numbers((4, 5, 4)), whole_numbers((4, 5)).T
+    positions = device.lend(torch.tensor([[0, 0], [3, -1]]))
+    if window is not None:
+        device.lend(window)
+    want = [out.numpy().copy(), weight.numpy().copy()]
+    weights = None if window is None else window.numpy()
+    gpufold.add_blocks(want[0], blocks.numpy(), positions.numpy(), weights, weight_out=want[1])
+    gpufold.torch.add_blocks_(out, blocks, positions, window, weight_out=weight)
+    *_, arguments = device.launches[-1]
+    assert weight.data_ptr() in [each for each in arguments if type(each) is int]
+    device.synchronize()
+    assert out.numpy().tobytes() == want[0].tobytes()
+    assert np.ascontiguousarray(weight.numpy()).tobytes() == np.ascontiguousarray(want[1]).tobytes()
+
+
 @pytest.mark.parametrize("dtype", ["float16", "float32", "complex64"])
 def test_an_average_and_wider_sums_run_the_same_plans(device, dtype):
     blocks = whole_numbers((2, 3, 3, 2), getattr(torch, dtype))

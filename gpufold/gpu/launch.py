@@ -32,6 +32,15 @@ Located: TypeAlias = tuple[int, Size, Size, int]
 Addresses: TypeAlias = tuple[int, ...]
 
 
+class Others(NamedTuple):
+    """What a call reads and writes besides, where it does."""
+
+    weights: Addresses | None
+    """Of a window."""
+    positions: int | None
+    weight_out: Located | None
+
+
 class Stream(NamedTuple):
     """A stream of another library, by its handle: all that CuPy's launch asks of one.
 
@@ -75,22 +84,20 @@ def execute_at(
     call: Call,
     data: Located,
     result: Located,
-    others: tuple[Addresses | None, int | None],
+    others: Others,
     stream: Stream,
     allocate: Allocator,
 ) -> None:
-    """Compute a call on memory that another library owns, on a stream of its; nothing is waited for.
-
-    The others are the addresses of a window's weights and of positions, where there are any.
-    """
+    """Compute a call on memory that another library owns, on a stream of its; nothing is waited for."""
     device = stream.device
-    kernel = _prepare_at(planner, call, _layout_at(data), _layout_at(result), device)
+    of_weights = None if others.weight_out is None else _layout_at(others.weight_out)
+    kernel = _prepare_at(planner, call, _layout_at(data), _layout_at(result), device, of_weights)
     scratch, _kept = allocate(kernel.scratch_bytes) if kernel.scratch_bytes else (None, None)
     if cupy.cuda.runtime.getDevice() == device:
-        kernel.launch_at(data, result, *others, stream, scratch)
+        kernel.launch_at(data, result, others, stream, scratch)
     else:
         with cupy.cuda.Device(device):
-            kernel.launch_at(data, result, *others, stream, scratch)
+            kernel.launch_at(data, result, others, stream, scratch)
 
 
 def run(plan: Plan, data: Any, result: Any, window: tuple[Any, ...] | None = None, positions: Any = None) -> None:
@@ -186,18 +193,20 @@ class Kernel:
         self,
         data: Located,
         result: Located,
-        weights: Addresses | None,
-        positions: int | None,
+        others: Others,
         stream: Stream,
         scratch: int | None,
     ) -> None:
         """Launch on addresses, on a stream of the current device."""
+        weights, positions, weight_out = others
         if self.zero_output:
             _, shape, _, itemsize = result  # which is contiguous
             cupy.cuda.runtime.memsetAsync(result[0], 0, prod(shape) * itemsize, stream.ptr)
         pointers: tuple[Any, ...] = (data[0], result[0]) if positions is None else (data[0], result[0], positions)
         if self.takes_window:
             pointers = (*pointers, NO_WINDOW if weights is None else _pointers(weights))
+        if weight_out is not None:
+            pointers = (*pointers, weight_out[0])
         if scratch is not None:
             cupy.cuda.runtime.memsetAsync(scratch, 0, self.zeroed_bytes, stream.ptr)
             for step in self.before:
@@ -240,13 +249,17 @@ def _prepare(
 
 
 @lru_cache(maxsize=4096)
-def _prepare_at(planner: Planner, call: Call, data: Layout, result: Layout, device_number: int) -> Kernel:
+def _prepare_at(
+    planner: Planner, call: Call, data: Layout, result: Layout, device_number: int, weight_out: Layout | None
+) -> Kernel:
     """Prepare a call on arrays whose strides are in elements."""
-    in_bytes = [
-        (tuple(shape), tuple([stride * itemsize for stride in strides]), alignment, itemsize)
-        for shape, strides, alignment, itemsize in (data, result)
-    ]
-    return _prepare(planner, call, *in_bytes, device_number)
+
+    def in_bytes(layout: Layout) -> Layout:
+        shape, strides, alignment, itemsize = layout
+        return tuple(shape), tuple([stride * itemsize for stride in strides]), alignment, itemsize
+
+    of_weights = None if weight_out is None else in_bytes(weight_out)
+    return _prepare(planner, call, in_bytes(data), in_bytes(result), device_number, of_weights)
 
 
 def _operand(operation: str, name: str, layout: Layout) -> Operand:

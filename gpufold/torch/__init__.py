@@ -591,7 +591,8 @@ def add_blocks(
     if rules.is_traced(out) or rules.is_traced(blocks):
         places = operators.as_positions("add_blocks", positions, out)
         return operators.trace("add_blocks", (blocks, window, places, out), (), 0, ("sum", variant, deterministic))
-    call, places = _described_addition("add_blocks", out, blocks, positions, window, variant, deterministic)
+    array, given, places = _described_addition("add_blocks", out, blocks, positions)
+    call = calls.add_blocks(array, given, places, window, variant=variant, deterministic=deterministic)
     return rules.compute(call, blocks, window, places, out)
 
 
@@ -601,6 +602,7 @@ def add_blocks_(
     positions: Any,
     window: Any = None,
     *,
+    weight_out: Tensor | None = None,
     variant: str = "auto",
     deterministic: bool = True,
 ) -> Tensor:
@@ -621,6 +623,8 @@ def add_blocks_(
         Tensor of shape (*lead, *size) to add to, of any layout, that shares no memory with `blocks`.
     blocks, positions, window, variant, deterministic
         As in `add_blocks`.
+    weight_out : torch.Tensor, optional
+        Tensor of shape (*size) to which the window, or one, is added in the same pass, as in `gpufold.add_blocks`.
 
     Returns
     -------
@@ -630,26 +634,35 @@ def add_blocks_(
     Raises
     ------
     TypeError, ValueError
-        As in `gpufold.add_blocks`; ValueError also where `out` is a leaf that requires a gradient.
+        As in `gpufold.add_blocks`; ValueError also where `out` or `weight_out` is a leaf that requires a gradient.
 
     Notes
     -----
-    Where gradients are asked for, it is ``out.copy_(add_blocks(out, ...))``: a new tensor more.
+    Where gradients are asked for, it is ``out.copy_(add_blocks(out, ...))``: a new tensor more. That of a window goes
+    through `weight_out` too.
     """
     if rules.is_traced(out) or rules.is_traced(blocks):
-        return out.copy_(add_blocks(out, blocks, positions, window, variant=variant, deterministic=deterministic))
-    call, places = _described_addition("add_blocks_", out, blocks, positions, window, variant, deterministic)
-    return rules.compute_in_place(call, out, blocks, window, places)
+        options: dict[str, Any] = {"variant": variant, "deterministic": deterministic}
+        out.copy_(add_blocks(out, blocks, positions, window, **options))
+        if weight_out is not None:
+            ones = weight_out.new_ones(()).expand(blocks.shape[0], *blocks.shape[1 + out.ndim - weight_out.ndim :])
+            weight_out.copy_(add_blocks(weight_out, ones, positions, window, **options))
+        return out
+    array, given, places = _described_addition("add_blocks_", out, blocks, positions)
+    sums = None
+    if weight_out is not None:
+        sums = tensors.described("add_blocks_", "weight_out", weight_out)
+        tensors.check_like("add_blocks_", "weight_out", weight_out, out, "out")
+    call = calls.add_blocks(array, given, places, window, weight_out=sums, variant=variant, deterministic=deterministic)
+    return rules.compute_in_place(call, out, blocks, window, places, weight_out)
 
 
 def _described_addition(
-    name: str, out: Tensor, blocks: Tensor, positions: Any, window: Any, variant: str, deterministic: bool
-) -> tuple[calls.Call, Tensor]:
+    name: str, out: Tensor, blocks: Tensor, positions: Any
+) -> tuple[tensors.Described, tensors.Described, Tensor]:
     array, given = tensors.described(name, "out", out), tensors.described(name, "blocks", blocks)
     tensors.check_like(name, "blocks", blocks, out, "out")
-    places = tensors.checked_positions(name, positions, out, "out")
-    call = calls.add_blocks(array, given, places, window, variant=variant, deterministic=deterministic)
-    return call, places
+    return array, given, tensors.checked_positions(name, positions, out, "out")
 
 
 def take_blocks(

@@ -95,26 +95,47 @@ def compute(
     return apply(call, data, joined(data, axes), positions, out)
 
 
-def compute_in_place(call: Call, out: Tensor, blocks: Tensor, window: Any, positions: Tensor) -> Tensor:
-    """Add blocks into a tensor; a gradient, where one is asked for, takes the way over a new tensor."""
-    if torch.is_grad_enabled() and out.is_leaf and out.requires_grad:
-        raise ValueError(
-            "add_blocks_: out is a leaf that requires a gradient, which nothing may write into; call "
-            "add_blocks, which returns a new tensor, or add under torch.no_grad()"
-        )
+def compute_in_place(
+    call: Call, out: Tensor, blocks: Tensor, window: Any, positions: Tensor, weight_out: Tensor | None
+) -> Tensor:
+    """Add blocks into a tensor, and their weights into another; gradients take the way over new tensors."""
     axes = None if window is None else checked_window(call, blocks, window)
     others = [("blocks", blocks), ("positions", positions)]
     if axes is not None:
         others += [("window", each) for each in axes]
-    for name, other in others:
-        if share_memory(out, other):
-            raise ValueError(f"add_blocks_: out must share no memory with {name}, got tensors that overlap")
-    if not is_plain(blocks, out, *(axes or ())) or out.is_conj() or out.is_neg():
-        return out.copy_(compute(call, blocks, window, positions, out))
-    execute_into(call, blocks, out, axes, positions)
-    if not out.is_inference():
-        torch.autograd.graph.increment_version(out)
+    written = [("out", out)] if weight_out is None else [("out", out), ("weight_out", weight_out)]
+    lazy = False
+    for name, tensor in written:
+        if torch.is_grad_enabled() and tensor.is_leaf and tensor.requires_grad:
+            raise ValueError(
+                f"add_blocks_: {name} is a leaf that requires a gradient, which nothing may write into; call "
+                "add_blocks, which returns a new tensor, or add under torch.no_grad()"
+            )
+        for other, read in others:
+            if share_memory(tensor, read):
+                raise ValueError(f"add_blocks_: {name} must share no memory with {other}, got tensors that overlap")
+        others.append((name, tensor))
+        lazy = lazy or tensor.is_conj() or tensor.is_neg()
+    if lazy or not is_plain(blocks, out, weight_out, *(axes or ())):
+        plain = call._replace(fusion=call.fusion._replace(weight_out=False))
+        out.copy_(compute(plain, blocks, window, positions, out))
+        if weight_out is not None and out.numel() and blocks.numel():
+            add_weights(plain, weight_out, window, positions)
+        return out
+    execute_into(call, blocks, out, axes, positions, weight_out)
+    for _, tensor in written:
+        if not tensor.is_inference():
+            torch.autograd.graph.increment_version(tensor)
     return out
+
+
+def add_weights(call: Call, weight_out: Tensor, window: Any, positions: Tensor) -> None:
+    """Add a window, or one, at the positions of blocks."""
+    geometry = call.geometry
+    assert isinstance(geometry, PositionsGeometry)
+    ones = weight_out.new_ones(()).expand(geometry.count, *geometry.block_shape)
+    call = call._replace(geometry=replace(geometry, lead=()), dtype=call.element.weight, source="")
+    weight_out.copy_(compute(call, ones, window, positions, weight_out))
 
 
 def no_gradient(operation: str, reduction: str) -> ValueError:

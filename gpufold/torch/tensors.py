@@ -167,18 +167,24 @@ def execute_into(
     result: Tensor,
     weights: tuple[Tensor, ...] | None = None,
     positions: Tensor | None = None,
+    weight_out: Tensor | None = None,
 ) -> None:
-    """Compute a call into a tensor that was checked."""
+    """Compute a call into tensors that were checked."""
     if data.is_conj() or data.is_neg():
         data = data.resolve_conj().resolve_neg()
     if is_on_gpu(data):
-        _execute_on_gpu(call, data, result, weights, positions)
+        _execute_on_gpu(call, data, result, weights, positions, weight_out)
     else:
-        _execute_on_cpu(call, as_numpy(data), as_numpy(result), weights, positions)
+        _execute_on_cpu(call, as_numpy(data), as_numpy(result), weights, positions, weight_out)
 
 
 def _execute_on_cpu(
-    call: Call, data: Any, result: Any, weights: tuple[Tensor, ...] | None, positions: Tensor | None
+    call: Call,
+    data: Any,
+    result: Any,
+    weights: tuple[Tensor, ...] | None,
+    positions: Tensor | None,
+    weight_out: Tensor | None = None,
 ) -> None:
     if call.variant != "auto":
         check_name(call)
@@ -191,7 +197,8 @@ def _execute_on_cpu(
     if weights is not None:
         wanted = call.element.weight_dtype
         window = tuple([kernel_ready(np, as_numpy(each.resolve_neg()), wanted) for each in weights])
-    run(call, np, data, result, window, None if positions is None else positions.numpy())
+    places, sums = (None if each is None else as_numpy(each) for each in (positions, weight_out))
+    run(call, np, data, result, window, places, sums)
 
 
 def as_numpy(tensor: Tensor) -> Any:
@@ -215,7 +222,12 @@ def _bfloat16() -> np.dtype[Any]:
 
 
 def _execute_on_gpu(
-    call: Call, data: Tensor, result: Tensor, weights: tuple[Tensor, ...] | None, positions: Tensor | None
+    call: Call,
+    data: Tensor,
+    result: Tensor,
+    weights: tuple[Tensor, ...] | None,
+    positions: Tensor | None,
+    weight_out: Tensor | None = None,
 ) -> None:
     """Launch on torch's current stream of the data's device; what is converted for it lives in torch's allocator."""
     if not result.numel() or (positions is not None and not data.numel()):
@@ -225,7 +237,8 @@ def _execute_on_gpu(
         dtype = WEIGHT_DTYPES[result.dtype]
         weights = tuple([ready(each, dtype) for each in weights])
         pointers = tuple([each.data_ptr() for each in weights])
-    others = pointers, None if positions is None else positions.data_ptr()
+    places = None if positions is None else positions.data_ptr()
+    others = launch.Others(pointers, places, None if weight_out is None else located(weight_out))
 
     def allocate(size: int) -> tuple[int, Tensor]:
         scratch = torch.empty(size, dtype=torch.uint8, device=data.device)

@@ -33,8 +33,8 @@ def lend(tensor):
     return tensor
 
 
-def execute(call, data, result, weights, positions, launch=tensors._execute_on_gpu):
-    launch(call, data, result, weights, None if positions is None else lend(positions))
+def execute(call, data, result, weights, positions, weight_out=None, launch=tensors._execute_on_gpu):
+    launch(call, data, result, weights, None if positions is None else lend(positions), weight_out)
     standin.Device().synchronize()
 
 
