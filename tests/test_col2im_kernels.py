@@ -144,6 +144,13 @@ def test_bytes_are_added_up_four_at_a_time(case, dtype):
         check(geometry_of(case), columns, want, "gather_bytes", device, mode=mode)
 
 
+@pytest.mark.all
+@pytest.mark.parametrize("case", BYTES_CASES, ids=str)
+def test_bytes_are_read_inside_their_arrays(case):
+    columns = values(case.columns_shape, np.uint8)
+    check(geometry_of(case), columns, case.col2im(columns), "gather_bytes", ONE_THREAD, mode="sanitized")
+
+
 @pytest.mark.parametrize("case", BYTES_CASES[:2], ids=str)
 def test_bytes_far_apart_are_added_up_four_at_a_time(case, monkeypatch):
     monkeypatch.setattr(parameters, "INT32_MAX", 1000)

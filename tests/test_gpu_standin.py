@@ -45,7 +45,8 @@ CALL = "batch_to_space", DATA, (1, 4)
 def launched():
     """A kernel, the plan that it is for, its arrays, and what CuPy passes its parameters as."""
     plan = gpufold.explain(*CALL).plan
-    module = standin.RawModule(code=source_text(plan.source), options=options(plan.defines), backend="nvrtc")
+    code = source_text(plan.source, plan.symbol)
+    module = standin.RawModule(code=code, options=options(plan.defines), backend="nvrtc")
     data, out = standin.asarray(DATA), standin.empty((1, 36), np.float32)
     parameters = np.frombuffer(plan.parameters, np.dtype((np.void, len(plan.parameters))))
     return SimpleNamespace(

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import ml_dtypes  # noqa: F401  NumPy knows bfloat16 then
@@ -44,7 +47,9 @@ def compile_plan(launch, monkeypatch):
 
     def compile_plan(plan):
         options = sources.options(plan.defines)
-        return compiler.compile_using_nvrtc(sources.source_text(plan.source), options, cache_in_memory=True)[0]
+        return compiler.compile_using_nvrtc(
+            sources.source_text(plan.source, plan.symbol), options, cache_in_memory=True
+        )[0]
 
     return compile_plan
 
@@ -62,8 +67,28 @@ def plans():
 
 
 @pytest.mark.parametrize("plan", list(plans()), ids=lambda plan: plan.symbol)
-def test_what_a_launch_compiles_has_the_kernel_it_calls(compile_plan, plan):
-    assert plan.symbol.encode() in compile_plan(plan)
+def test_what_a_launch_compiles_has_the_kernel_it_calls_and_no_other(compile_plan, plan):
+    code = compile_plan(plan)
+    kernels = {symbol for symbol in sources.symbols(plan.source) if f".text.{symbol}\0".encode() in code}
+    assert kernels == {plan.symbol}
+
+
+def test_another_process_asks_for_the_same_and_finds_it_in_the_cache_on_disk():
+    """CuPy's key is the text, the options and what compiles them."""
+    show = (
+        "import gpufold, hashlib\n"
+        "from gpufold.gpu.sources import options, source_text\n"
+        "plan = gpufold.explain('col2im', ((2, 27, 64), 'float32'), (8, 8), (3, 3), pads_begin=1, pads_end=1).plan\n"
+        "asked = repr((source_text(plan.source, plan.symbol), options(plan.defines)))\n"
+        "print(hashlib.sha256(asked.encode()).hexdigest())"
+    )
+    seen = {
+        subprocess.run(
+            [sys.executable, "-c", show], env=os.environ | {"PYTHONHASHSEED": seed}, check=True, capture_output=True
+        ).stdout
+        for seed in ("1", "2")
+    }
+    assert len(seen) == 1
 
 
 def test_errors_name_the_kernel_file_and_its_line(launch, compile_plan, tmp_path, monkeypatch):

@@ -14,7 +14,7 @@ import numpy as np
 from gpufold.calls import Call, Unsupported
 from gpufold.geometry import Size
 from gpufold.gpu.plan import COPY_SHARE, Device, Operand, Plan
-from gpufold.gpu.sources import options, source_text
+from gpufold.gpu.sources import options, source_text, symbols
 
 MAX_ALIGNMENT = 256
 """CuPy's allocator aligns to this; more makes no difference to a kernel."""
@@ -106,9 +106,13 @@ def run(plan: Plan, data: Any, result: Any, window: tuple[Any, ...] | None = Non
 
 
 def compile_plan(plan: Plan) -> None:
-    """Compile what a call would run, for the current device, so that the call itself only launches."""
+    """Compile what a call would run, for the current device, so that the call itself only launches.
+
+    The other kernels of its file, which serve smaller and larger arrays, are compiled too.
+    """
     for step in (*plan.before, plan):
-        _ = _function(step.source, step.defines, step.symbol).kernel  # of this device
+        for symbol in {step.symbol, *symbols(step.source)}:
+            _ = _function(step.source, step.defines, symbol).kernel  # of this device
 
 
 def current_device() -> Device:
@@ -279,11 +283,11 @@ def _pointers(addresses: tuple[int, ...]) -> np.ndarray[Any, Any]:
 
 
 @cache
-def _module(source: str, defines: tuple[tuple[str, str], ...]) -> Any:
-    return cupy.RawModule(code=source_text(source), options=options(defines), backend="nvrtc")
+def _module(text: str, defines: tuple[tuple[str, str], ...]) -> Any:
+    return cupy.RawModule(code=text, options=options(defines), backend="nvrtc")
 
 
 @cache
 def _function(source: str, defines: tuple[tuple[str, str], ...], symbol: str) -> Any:
-    """Return a kernel, which compiles on its first use of each device, with all others of its module."""
-    return _module(source, defines).get_function(symbol)
+    """Return a kernel, which compiles on its first use of each device."""
+    return _module(source_text(source, symbol), defines).get_function(symbol)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from functools import cache
 from pathlib import Path
 
@@ -12,9 +13,23 @@ KERNELS = next(path for path in (_PACKAGE / "kernels", _PACKAGE.parent / "kernel
 """The .cu files: inside the package in a wheel, beside it in a checkout."""
 
 
-def source_text(source: str) -> str:
-    """Return a kernel's source, in which errors name its file."""
-    return f'#line 1 "kernels/{source}"\n{(KERNELS / source).read_text()}'
+_KERNEL = re.compile(r'^extern "C" __global__ .*?\b(\w+)\(const Scalar.*?^}$', re.MULTILINE | re.DOTALL)
+
+
+def symbols(source: str) -> list[str]:
+    """Return the names of the kernels of a source file, without those of its headers."""
+    return _KERNEL.findall((KERNELS / source).read_text())
+
+
+def source_text(source: str, symbol: str) -> str:
+    """Return a kernel's source, in which errors name its file and line, without the other kernels of the file.
+
+    Each of them would take as long to compile again. What its headers have belongs to it.
+    """
+    text = (KERNELS / source).read_text()
+    if symbol in symbols(source):
+        text = _KERNEL.sub(lambda other: other[0] if other[1] == symbol else "\n" * other[0].count("\n"), text)
+    return f'#line 1 "kernels/{source}"\n{text}'
 
 
 def options(defines: tuple[tuple[str, str], ...]) -> tuple[str, ...]:
