@@ -102,7 +102,7 @@ def test_an_order_that_matters_is_never_given_up():
     geometry = add_blocks_geometry((1,) * rank, (3, *(1,) * rank), (3, rank))
     operands = Operand.contiguous(geometry.blocks_shape), Operand.contiguous(geometry.array_shape)
     call = Call("add_blocks", geometry, "float64", Fusion(accumulate=True))
-    with pytest.raises(Unsupported, match="gather would need .* bytes of shared memory"):
+    with pytest.raises(Unsupported, match=r"gather would need .* bytes of shared memory"):
         choose(call._replace(variant="gather"), *operands)
     plan = choose(call, *operands)
     assert plan.variant == "owners"
