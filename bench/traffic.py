@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
+from itertools import product
 from math import prod
 from multiprocessing import get_context
 from operator import attrgetter
@@ -37,6 +38,9 @@ ELEMENTS = 1 << 18
 
 SCALED = replace(H200, multiprocessors=1)
 """The fraction of an H200 that problems are shrunk to where their kernel stays the same."""
+
+LARGER = (1, 8)
+"""How many times as much each multiprocessor is given, where tiles are larger the more there is to do."""
 
 MOST_ELEMENTS = 1 << 27
 """At the input of a problem that is run; a larger one is left as it is, and the row says that its kernel is another."""
@@ -154,19 +158,20 @@ def smaller(full: Problem, plan: Plan, dtype: str, device: Device) -> tuple[Prob
 
     first = None
     parts = [1 << power for power in range(8) if 1 << power < device.multiprocessors] + [device.multiprocessors]
-    for part in parts[-1:] if full.kind == "taken" else parts:
-        for planes in (1, 2, 4, 8):
-            shrunk, scaled = full.shrunk(part * ELEMENTS, planes), replace(device, multiprocessors=part)
-            if prod(shrunk.input_shape) > MOST_ELEMENTS:
-                continue
-            try:
-                planned = plan_of(shrunk, plan.variant, dtype, scaled)
-            except Unsupported:
-                continue
-            alike = MOST_UNLIKE > per_thread(planned) / per_thread(plan) > 1 / MOST_UNLIKE
-            if kernel(planned) == kernel(plan) and alike:
-                return shrunk, planned, scaled, True
-            first = first or (shrunk, planned, scaled, False)
+    if full.kind == "taken":
+        parts = parts[-1:]
+    for times, part, planes in product(LARGER, parts, (1, 2, 4, 8)):
+        shrunk, scaled = full.shrunk(times * part * ELEMENTS, planes), replace(device, multiprocessors=part)
+        if prod(shrunk.input_shape) > MOST_ELEMENTS:
+            continue
+        try:
+            planned = plan_of(shrunk, plan.variant, dtype, scaled)
+        except Unsupported:
+            continue
+        alike = MOST_UNLIKE > per_thread(planned) / per_thread(plan) > 1 / MOST_UNLIKE
+        if kernel(planned) == kernel(plan) and alike:
+            return shrunk, planned, scaled, True
+        first = first or (shrunk, planned, scaled, False)
     if first is None:
         raise Unsupported(f"{full.name}: no smaller problem is served by {plan.variant}")
     return first

@@ -1,56 +1,71 @@
-// col2im by gathering, for columns whose taps lie one after another and whose blocks overlap densely: whole
-// blocks come through shared memory.
+// col2im by gathering, for columns whose taps lie one after another and whose blocks overlap densely: the
+// blocks stay where they are, and the sums move along them.
 //
-//   columns  (batch, channels, *kernel, *blocks), a block's taps contiguous  read, once per tile
+//   columns  (batch, channels, *kernel, *blocks), a block's taps contiguous  read, once per strip
 //   image    (batch, channels, *size), any strides                           written, each element once
-//   window   (*kernel), or an array per axis, or null                        read, once per tap for a row
+//   window   (*kernel), or an array per axis, or null                        read, once per row of taps
 //
-// A thread block owns a tile of one plane: box[last] pixels along a row, of box[axis] rows along each other
-// axis, whose sums are in shared memory. It walks the rows of blocks that reach the tile from the last to the
-// first, so that the taps of a pixel are added in lexicographic order; dilations of the outer axes are
-// therefore at least 1 where their kernel is longer than a tap. Of each row it brings the taps that land in
-// the tile, in chunks of CHUNK rows of taps, with loads that run along the blocks. Then each thread adds the
-// chunk's taps to pixels of its own column of the tile, one row of taps after another. In one chunk a pixel
-// gets taps from one row alone, so no two threads add to one sum. No atomics and no zero fill.
+// A warp owns a tile of one plane: box[last] pixels along a row, of box[axis] rows along each other axis. Its
+// lanes are groups, each with a strip of the tile's columns. A lane of a group has PIECE consecutive taps of
+// one of ROWS rows of taps, and walks the blocks that reach its strip from the last to the first. It holds the
+// sums of the pixels that its taps land on: from one block to the next each sum moves on by the taps that part
+// two that land on one pixel, so that a pixel gets its taps of the row in lexicographic order. Sums that enter
+// come from shared memory, and sums that leave go there.
+//
+// The warp walks the rows of blocks that reach the tile from the last to the first, so that the rows of taps
+// of a pixel are in lexicographic order too. Dilations are at least 1 where the kernel is longer than a tap: of
+// one row of blocks a pixel gets taps from one row alone, so no two lanes have its sum at a time. Taps are
+// loaded in words of VECTOR elements, or through shared memory where these are narrow. No atomics and no zero
+// fill.
 //
 // Wins where the taps of a block lie closer in memory than its blocks, and these overlap densely: threads
 // that read one tap of neighbouring blocks would waste most of each sector.
 #include "col2im.cuh"
 #include "fusion.cuh"
 
-#ifndef CHUNK
-#define CHUNK 3
+#ifndef PIECE
+#define PIECE 3
 #endif
-#ifndef PIXELS
-#define PIXELS 1024
+#ifndef ROWS
+#define ROWS 3
 #endif
-#ifndef COLUMNS
-#define COLUMNS 128
+#ifndef VECTOR
+#define VECTOR 1
+#endif
+#ifndef BATCH
+#define BATCH 8
 #endif
 #ifndef STAGED
-#define STAGED 1171
+#define STAGED 252
+#endif
+#ifndef PIXELS
+#define PIXELS 2304
 #endif
 
+constexpr int piece = PIECE, vector = VECTOR;
+constexpr int pieces = (int(kernel[last]) + piece - 1) / piece; // of a row of taps
+constexpr int group_lanes = ROWS * pieces;
+constexpr int groups = 32 / group_lanes;
+static_assert(piece % vector == 0 && groups > 0, "words fill a piece, and a warp has a group");
+
+// Taps by which a sum moves on from one block to the next, or all of a piece: then none stays with its lane.
+constexpr int moved = Pattern<last>::tap_step < piece ? int(Pattern<last>::tap_step) : piece;
+
+constexpr int batch = BATCH; // blocks whose taps a lane has in flight
+
+// Where words are narrow the warp brings them through shared memory, so that it loads along the taps of a
+// group: its lanes take taps that follow each other, of one block or of several.
+constexpr bool staged = STAGED > 1;
+constexpr int chunk_taps = ROWS * int(kernel[last]);
+constexpr int tap_lanes = chunk_taps < 32 ? chunk_taps : 32;
+constexpr int block_lanes = 32 / tap_lanes;
+static_assert(!staged || groups * batch * chunk_taps <= STAGED, "there is a place for every tap of a batch");
+
 struct BlocksParameters : Parameters {
-    // Pixels of a tile: PIXELS at most, powers of two, from 32 to COLUMNS along the last axis.
-    Offset box[rank];
+    Offset box[rank]; // pixels of a tile
+    Divisor strip;    // pixels of a group along the last axis: the groups' are box[last] together
+    int strip_sums;   // places in shared memory from one strip to the next
 };
-
-// Blocks in front of a pixel's own that may reach it, and blocks of a row that may reach a tile at most.
-constexpr Offset blocks_before = ((kernel[last] - 1) * dilation[last] + stride[last] - 1) / stride[last];
-constexpr int reaching_blocks = (COLUMNS - 1 + stride[last] - 1) / stride[last] + int(blocks_before) + 1;
-
-// Elements that a thread brings before it stores the first: all of a chunk, or one of few even parts.
-constexpr int most_loads = (reaching_blocks * CHUNK * int(kernel[last]) + THREADS - 1) / THREADS;
-constexpr int parts = (most_loads + 7) / 8;
-constexpr int loads_at_once = (most_loads + parts - 1) / parts;
-
-// Where elements are staged: threads that read the same tap of neighbouring blocks meet in few banks. Blocks
-// of an odd number of taps are apart as they are.
-__device__ constexpr Offset staged_at(Offset element)
-{
-    return kernel[last] % 2 == 0 ? element + element / 32 : element;
-}
 
 template <int axis> __device__ constexpr Offset taps_from()
 {
@@ -60,9 +75,8 @@ template <int axis> __device__ constexpr Offset taps_from()
         return kernel[axis] * taps_from<axis + 1>();
 }
 
-static_assert(staged_at(reaching_blocks * CHUNK * int(kernel[last])) < STAGED,
-              "there is a place for every tap of a chunk");
-
+// A strip's rows lie one after another, each an odd number of places, so that the lanes of a group meet in no
+// bank.
 struct Tile {
     Accumulator sums[PIXELS];
     SharedDenominators<PIXELS> denominators;
@@ -74,56 +88,44 @@ struct Rows {
     Offset first, end;
 };
 
-// Where a thread works.
+// Where a lane works.
 struct Worker {
     const Weights& window;
     const BlocksParameters& p;
     Tile& tile;
-    Offset origin[rank];       // the tile's first pixel
-    Offset first_block, count; // along the last axis, those that do not exist included
-    Taps row;                  // of this thread's column
-    int column, group, groups; // of threads, each with rows of its own
+    Offset origin[rank]; // the tile's first pixel
+    int group;           // of lanes; those that are left over work for none
+    int row;             // of taps, in a chunk
+    Offset tap;          // the first of this lane's piece
+    Offset chains;       // of blocks that hand on sums: block_step apart, where that many reach a strip
+    int steps;           // blocks of a chain
 };
 
-// Brings rows of taps of all blocks that reach the tile into shared memory; zeros where there is no block.
-__device__ void stage(const Worker& w, const Scalar* columns, Rows rows)
-{
-    const int length = int(rows.end - rows.first) * int(kernel[last]), total = int(w.count) * length;
-    const int begin = int(max(Offset(0), -w.first_block)) * length;
-    const int end = int(min(w.count, w.p.blocks[last] - w.first_block)) * length;
-    const Offset step = w.p.block_stride[last];
-    columns += w.first_block * step + rows.first * kernel[last];
-    const bool dense = step == length;
-    const int next_block = THREADS / length, next_tap = THREADS - next_block * length;
-    int block = int(threadIdx.x) / length, tap = int(threadIdx.x) - block * length;
-    for (int first = threadIdx.x; first < total; first += loads_at_once * THREADS) {
-        Scalar elements[loads_at_once];
-        if (dense) {
-#pragma unroll
-            for (int i = 0; i < loads_at_once; ++i) {
-                trace_iteration(first / THREADS + i);
-                const int element = first + i * THREADS;
-                elements[i] = load_if(columns + element, element >= begin && element < end);
-            }
-        } else {
-#pragma unroll
-            for (int i = 0; i < loads_at_once; ++i) {
-                trace_iteration(first / THREADS + i);
-                const int element = first + i * THREADS;
-                elements[i] = load_if(columns + (block * step + tap), element >= begin && element < end);
-                block += next_block;
-                tap += next_tap;
-                if (tap >= length) {
-                    tap -= length;
-                    ++block;
-                }
-            }
-        }
-#pragma unroll
-        for (int i = 0; i < loads_at_once; ++i)
-            if (first + i * THREADS < total)
-                w.tile.staged[staged_at(first + i * THREADS)] = elements[i];
+// The blocks that may reach a strip, along the last axis.
+struct Reach {
+    Offset begin;      // the strip's first pixel, in the padded row
+    Offset first, end; // of those that exist
+    Offset last;       // which may not
+
+    __device__ Reach(const Worker& w, int group)
+    {
+        begin = w.origin[::last] + group * w.p.strip.divisor + w.p.pad[::last];
+        last = (begin + w.p.strip.divisor - 1) / stride[::last];
+        const Offset reach = (kernel[::last] - 1) * dilation[::last];
+        first = max(Offset(0), begin - reach + stride[::last] - 1) / stride[::last];
+        end = min(last + 1, w.p.blocks[::last]);
     }
+};
+
+__device__ int row_places(const Worker& w)
+{
+    return int(w.p.strip.divisor) | 1;
+}
+
+// Whether the lane has a tap of the kernel at this place in its piece.
+__device__ bool has_taps(const Worker& w, int place)
+{
+    return kernel[last] % piece == 0 || w.tap + place < kernel[last];
 }
 
 // The pixel's row in the tile that a row of taps lands on, or -1, and its weight so far.
@@ -144,36 +146,132 @@ __device__ int row_of(const Worker& w, const Offset (&block)[rank], Offset numbe
     }
 }
 
-// Adds what is staged of one row of blocks.
-__device__ void add_staged(const Worker& w, const Offset (&block)[rank], Rows rows)
+// Brings a batch of each group's blocks into shared memory, from that many blocks before its last one; what
+// does not exist repeats what does.
+__device__ void stage(const Worker& w, const Scalar* columns, Rows rows, Offset before)
+{
+    constexpr int block_turns = (batch + block_lanes - 1) / block_lanes, tap_turns = (chunk_taps + 31) / 32;
+    const int lane = threadIdx.x, lane_block = lane / tap_lanes, lane_tap = lane % tap_lanes;
+    const Offset last_tap = (rows.end - rows.first) * kernel[last] - 1;
+    keep(columns);
+    Scalar elements[groups][block_turns][tap_turns][1];
+#pragma unroll
+    for (int group = 0; group < groups; ++group) {
+        const Reach reach(w, group);
+        const bool exists = lane_block < block_lanes && reach.first < reach.end;
+#pragma unroll
+        for (int i = 0; i < block_turns; ++i) {
+            const Offset from =
+                reach.last - before - (i * block_lanes + lane_block) * Pattern<last>::block_step;
+            const Offset block = max(reach.first, min(from, reach.end - 1));
+#pragma unroll
+            for (int turn = 0; turn < tap_turns; ++turn) {
+                trace_iteration(int(before) + (group * block_turns + i) * tap_turns + turn);
+                const Offset tap = min(Offset(turn * 32 + lane_tap), last_tap);
+                load_wide(elements[group][i][turn], columns + (block * w.p.block_stride[last] + tap), exists);
+            }
+        }
+    }
+    __syncwarp(); // all lanes have read the last batch
+#pragma unroll
+    for (int group = 0; group < groups; ++group)
+#pragma unroll
+        for (int i = 0; i < block_turns; ++i)
+#pragma unroll
+            for (int turn = 0; turn < tap_turns; ++turn) {
+                const int block = i * block_lanes + lane_block, tap = turn * 32 + lane_tap;
+                if (lane_block < block_lanes && block < batch && tap < chunk_taps)
+                    w.tile.staged[(group * batch + block) * chunk_taps + tap] = elements[group][i][turn][0];
+            }
+    __syncwarp();
+}
+
+// Adds a chunk of the rows of taps of a row of blocks.
+__device__ void add_rows(const Worker& w, const Scalar* columns, const Offset (&block)[rank], Rows rows)
 {
     using pattern = Pattern<last>;
-    constexpr int count = pattern::taps;
-    const int length = int(rows.end - rows.first) * int(kernel[last]);
-    const Offset step = pattern::tap_step - pattern::block_step * length;
-    const Offset first = (w.row.block - w.first_block) * length + w.row.tap;
-    for (Offset number = rows.first + w.group; number < rows.end; number += w.groups) {
-        TapWeight outer{&w.window};
-        const int row = row_of(w, block, number, outer);
-        if (row < 0)
-            continue;
-        const int pixel = row * int(w.p.box[last]) + w.column;
-        const Offset element = first + (number - rows.first) * kernel[last];
-        Accumulator sum = w.tile.sums[pixel];
-        Denominator denominator = w.tile.denominators.get(pixel);
-#pragma unroll(count <= 32 ? count : 8)
-        for (int i = 0; i < count; ++i) {
-            const bool in_kernel = w.row.in_kernel<last>(i);
-            const bool exists =
-                in_kernel && (!windowed || within(w.row.block - i * pattern::block_step, w.p.blocks[last]));
-            const Weight weight = outer.value_of(w.row.tap + i * pattern::tap_step, exists);
-            const Scalar tap = in_kernel ? w.tile.staged[staged_at(element + i * step)] : Scalar{};
-            sum = add(sum, weigh(widen(tap), weight));
-            if (exists)
-                denominator.add_tap(weight);
+    constexpr Offset step = pattern::block_step;
+    const Offset number = rows.first + w.row;
+    TapWeight outer{&w.window};
+    const int row = w.group < groups && number < rows.end ? row_of(w, block, number, outer) : -1;
+    Weight weights[piece];
+#pragma unroll
+    for (int i = 0; i < piece; ++i)
+        weights[i] = outer.value_of(w.tap + i, row >= 0 && w.tap + i < kernel[last]);
+
+    const Offset strip = row < 0 ? 0 : w.p.strip.divisor;
+    const Reach reach(w, w.group);
+    const Offset existing = row < 0 ? 0 : max(Offset(0), reach.end - reach.first);
+    const int place = w.group * w.p.strip_sums + max(row, 0) * row_places(w);
+    for (Offset chain = 0; chain < w.chains; ++chain) {
+        Accumulator sums[piece] = {};
+        Denominator denominators[piece];
+        for (int first = 0; first < w.steps; first += batch) {
+            const Offset nearest = reach.last - chain - first * step;
+            Scalar elements[batch][piece / vector][vector];
+            if constexpr (staged) {
+                stage(w, columns + rows.first * kernel[last], rows, chain + first * step);
+                const Scalar* taps =
+                    w.tile.staged + (w.group * batch * chunk_taps + w.row * int(kernel[last]) + int(w.tap));
+#pragma unroll
+                for (int i = 0; i < batch; ++i)
+#pragma unroll
+                    for (int tap = 0; tap < piece; ++tap)
+                        if (existing > 0 && has_taps(w, tap))
+                            elements[i][tap / vector][tap % vector] = taps[i * chunk_taps + tap];
+            } else {
+                const Scalar* row_columns = columns + (number * kernel[last] + w.tap);
+                keep(row_columns);
+#pragma unroll
+                for (int i = 0; i < batch; ++i) {
+                    const Offset from = max(reach.first, min(nearest - i * step, reach.end - 1));
+                    const Scalar* taps = row_columns + from * w.p.block_stride[last];
+                    keep(taps);
+#pragma unroll
+                    for (int word = 0; word < piece / vector; ++word) {
+                        trace_iteration((first + i) * (piece / vector) + word);
+                        load_wide(elements[i][word], taps + word * vector,
+                                  existing > 0 && has_taps(w, word * vector));
+                    }
+                }
+            }
+#pragma unroll
+            for (int i = 0; i < batch; ++i) {
+                const Offset from = nearest - i * step;
+                const Offset pixel = from * stride[last] + w.tap * dilation[last] - reach.begin;
+#pragma unroll
+                for (int tap = 0; tap < moved; ++tap) {
+                    const Offset at = pixel + tap * dilation[last];
+                    const bool inside = within(at, strip);
+                    sums[tap] = inside ? w.tile.sums[place + int(at)] : Accumulator{};
+                    if (inside)
+                        denominators[tap] = w.tile.denominators.get(place + int(at));
+                }
+                const bool exists = within(from - reach.first, existing);
+#pragma unroll
+                for (int tap = 0; tap < piece; ++tap)
+                    if (exists && has_taps(w, tap)) {
+                        sums[tap] = add(sums[tap],
+                                        weigh(widen(elements[i][tap / vector][tap % vector]), weights[tap]));
+                        denominators[tap].add_tap(weights[tap]);
+                    }
+#pragma unroll
+                for (int tap = piece - moved; tap < piece; ++tap) {
+                    const Offset at = pixel + tap * dilation[last];
+                    if (within(at, strip)) {
+                        w.tile.sums[place + int(at)] = sums[tap];
+                        w.tile.denominators.put(place + int(at), denominators[tap]);
+                    }
+                }
+#pragma unroll
+                for (int tap = piece - 1; tap >= moved; --tap) {
+                    sums[tap] = sums[tap - moved];
+                    denominators[tap] = denominators[tap - moved];
+                }
+                if constexpr (pieces > 1)
+                    __syncwarp(); // the next lane takes the sums that left this one
+            }
         }
-        w.tile.sums[pixel] = sum;
-        w.tile.denominators.put(pixel, denominator);
     }
 }
 
@@ -183,12 +281,10 @@ template <int axis = 0>
 __device__ void walk(const Worker& w, const Scalar* columns, Offset (&block)[rank], Rows rows)
 {
     if constexpr (axis == last) {
-        for (Rows chunk = rows; chunk.first < rows.end; chunk.first += CHUNK) {
-            chunk.end = min(chunk.first + CHUNK, rows.end);
-            stage(w, columns, chunk);
-            __syncthreads();
-            add_staged(w, block, chunk);
-            __syncthreads();
+        for (Rows chunk = rows; chunk.first < rows.end; chunk.first += ROWS) {
+            chunk.end = min(chunk.first + ROWS, rows.end);
+            add_rows(w, columns, block, chunk);
+            __syncwarp();
         }
     } else {
         constexpr Offset step = dilation[axis] > 0 ? dilation[axis] : 1;
@@ -209,18 +305,63 @@ __device__ void walk(const Worker& w, const Scalar* columns, Offset (&block)[ran
     }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 2)
+// Stores a row of the tile.
+__device__ void store_row(const Worker& w, Result* image, int row)
+{
+    constexpr int at_once = 4; // pixels of a lane, whose old values are loaded together
+    const int lane = threadIdx.x;
+    Offset pixel[rank], offset = 0;
+    bool inside = true;
+    int rest = row;
+#pragma unroll
+    for (int axis = last - 1; axis >= 0; --axis) {
+        pixel[axis] = w.origin[axis] + rest % int(w.p.box[axis]);
+        rest /= int(w.p.box[axis]);
+        inside = inside && pixel[axis] < w.p.size[axis];
+        offset += pixel[axis] * w.p.pixel_stride[axis];
+    }
+    const Offset end = inside ? min(w.p.box[last], w.p.size[last] - w.origin[last]) : 0;
+    image += offset + w.origin[last] * w.p.pixel_stride[last];
+    for (Offset first = lane; first < end; first += 32 * at_once) {
+        OldPixel old[at_once];
+#pragma unroll
+        for (int i = 0; i < at_once; ++i) {
+            trace_iteration(int(first / 32) + i);
+            const Offset column = first + 32 * i;
+            old[i].load(image + column * w.p.pixel_stride[last], column < end);
+        }
+#pragma unroll
+        for (int i = 0; i < at_once; ++i) {
+            trace_iteration(int(first / 32) + i);
+            const Offset column = first + 32 * i;
+            if (column >= end)
+                continue;
+            pixel[last] = w.origin[last] + column;
+            Offset strip = column;
+            const int in_strip = int(w.p.strip.split(strip));
+            const int place = int(strip) * w.p.strip_sums + row * row_places(w) + in_strip;
+            Taps taps[rank];
+            find_taps<0, rank>(taps, pixel, w.p);
+            Denominator denominator = w.tile.denominators.get(place);
+            denominator.from_axes(taps, w.window, w.p);
+            image[column * w.p.pixel_stride[last]] =
+                narrow(old[i].plus(denominator.finish(w.tile.sums[place])));
+        }
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 16)
     col2im_gather_blocks(const Scalar* __restrict__ columns, Result* __restrict__ image, const Weights window,
                          const BlocksParameters p)
 {
+    __shared__ Tile tile;
+    const int lane = threadIdx.x;
     const Place<1> place(blockIdx.x, p);
     const Scalar* plane_columns[1];
     place.point_at(plane_columns, columns, p);
     image = place.first_plane(image, p);
 
-    __shared__ Tile tile;
     Worker w{window, p, tile};
-    const int width = int(p.box[last]);
     int rows = 1;
 #pragma unroll
     for (int axis = 0; axis < rank; ++axis) {
@@ -228,44 +369,21 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
         if (axis < last)
             rows *= int(p.box[axis]);
     }
-    w.column = int(threadIdx.x) % width;
-    w.group = int(threadIdx.x) / width;
-    w.groups = THREADS / width;
-    w.row = Taps::of<last>(w.origin[last] + w.column, p);
-    const Offset begin = w.origin[last] + p.pad[last];
-    w.first_block = begin / stride[last] - blocks_before;
-    w.count = (begin + width - 1) / stride[last] + 1 - w.first_block;
+    w.group = lane / group_lanes;
+    w.row = lane % group_lanes / pieces;
+    w.tap = lane % pieces * piece;
+    const Offset before =
+        (p.strip.divisor - 1 + (pieces * piece - 1) * dilation[last]) / stride[last]; // the last that reaches
+    w.chains = min(Pattern<last>::block_step, before + 1);
+    w.steps = int(before / Pattern<last>::block_step) + 1;
 
-    for (int row = w.group; row < rows; row += w.groups) {
-        tile.sums[row * width + w.column] = {};
-        tile.denominators.put(row * width + w.column, {});
+    for (int i = lane; i < groups * p.strip_sums; i += 32) {
+        tile.sums[i] = {};
+        tile.denominators.put(i, {});
     }
-    __syncthreads();
+    __syncwarp();
     Offset block[rank];
     walk(w, plane_columns[0], block, {0, 1});
-
-    for (int row = w.group; row < rows; row += w.groups) {
-        trace_iteration(row / w.groups);
-        Offset pixel[rank], offset = 0;
-        bool inside = true;
-        int rest = row;
-#pragma unroll
-        for (int axis = last; axis >= 0; --axis) {
-            const int along = axis == last ? w.column : rest % int(p.box[axis]);
-            if (axis < last)
-                rest /= int(p.box[axis]);
-            pixel[axis] = w.origin[axis] + along;
-            inside = inside && pixel[axis] < p.size[axis];
-            offset += pixel[axis] * p.pixel_stride[axis];
-        }
-        if (!inside)
-            continue;
-        Taps taps[rank];
-        find_taps<0, rank>(taps, pixel, p);
-        Denominator denominator = tile.denominators.get(row * width + w.column);
-        denominator.from_axes(taps, window, p);
-        OldPixel old;
-        old.load(image + offset, true);
-        image[offset] = narrow(old.plus(denominator.finish(tile.sums[row * width + w.column])));
-    }
+    for (int row = 0; row < rows; ++row)
+        store_row(w, image, row);
 }

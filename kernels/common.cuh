@@ -310,6 +310,55 @@ template <typename Element> inline __device__ Element load_if(const Element* add
     return bit_cast<Element>(load_word_if<sizeof(Element)>(address, guard));
 }
 
+// A word where the guard holds, else anything: nothing is zeroed before it is loaded.
+template <int bytes> inline __device__ Word<bytes> load_word_or_any(const void* address, bool guard)
+{
+    return load_word_if<bytes>(address, guard);
+}
+#ifndef HOSTCUDA
+template <> inline __device__ Word<4> load_word_or_any<4>(const void* address, bool guard)
+{
+    Word<4> word;
+    asm("{.reg .pred p; setp.ne.b32 p, %2, 0; @p ld.global.nc.u32 %0, [%1];}"
+        : "=r"(word)
+        : "l"(address), "r"(int(guard)));
+    return word;
+}
+template <> inline __device__ Word<8> load_word_or_any<8>(const void* address, bool guard)
+{
+    Word<8> word;
+    asm("{.reg .pred p; setp.ne.b32 p, %2, 0; @p ld.global.nc.u64 %0, [%1];}"
+        : "=l"(word)
+        : "l"(address), "r"(int(guard)));
+    return word;
+}
+template <> inline __device__ Word<16> load_word_or_any<16>(const void* address, bool guard)
+{
+    Word<16> word;
+    asm("{.reg .pred p; setp.ne.b32 p, %3, 0; @p ld.global.nc.v2.u64 {%0, %1}, [%2];}"
+        : "=l"(word.low), "=l"(word.high)
+        : "l"(address), "r"(int(guard)));
+    return word;
+}
+#endif
+
+// Consecutive elements, 16 bytes at most in all, as one word where the guard holds, else zero; the address is
+// a multiple of its size.
+template <int count, typename Element>
+inline __device__ void load_wide_if(Element (&elements)[count], const Element* address, bool guard)
+{
+    const Word<sizeof(elements)> word = load_word_if<sizeof(elements)>(address, guard);
+    memcpy(elements, &word, sizeof(elements));
+}
+
+// The same where the guard holds, else anything.
+template <int count, typename Element>
+inline __device__ void load_wide(Element (&elements)[count], const Element* address, bool guard)
+{
+    const Word<sizeof(elements)> word = load_word_or_any<sizeof(elements)>(address, guard);
+    memcpy(elements, &word, sizeof(elements));
+}
+
 // The same for an element that this thread alone writes, later.
 template <typename Element> inline __device__ Element load_own_if(const Element* address, bool guard)
 {

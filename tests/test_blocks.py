@@ -307,7 +307,7 @@ def test_every_dtype_is_the_numpy_path(dtype):
 
 @pytest.mark.hostcuda
 @pytest.mark.parametrize("mode", ["observed", "shuffled", SANITIZED])
-@pytest.mark.parametrize("case", [CASES[4], CASES[5], CASES[8]], ids=str)
+@pytest.mark.parametrize("case", [CASES[3], CASES[4], CASES[8], CASES[12]], ids=str)
 def test_threads_wait_for_each_other_and_stay_inside_the_arrays(case, mode):
     for device in DEVICES:
         blocks, array = values(case.blocks_shape, np.float32), values(case.shape, np.float32, 1)

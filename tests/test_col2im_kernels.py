@@ -541,7 +541,11 @@ def test_several_planes_and_wide_words_where_there_is_enough():
         ("gather", "32 at most, but kernel_size is 40", {"kernel": (3, 40)}),
         ("gather_blocks", "taps must be contiguous in the columns, but their strides are", {}),
         ("gather_blocks", "dilations is 0 on axis 0", {"steps": (0, 1, 9), "dilations": (0, 1)}),
-        ("gather_blocks", "brings the taps of a row through shared memory", {"steps": (0, 1, 120), "kernel": (2, 60)}),
+        (
+            "gather_blocks",
+            "256 at most, but kernel_size is 260",
+            {"size": (50, 300), "kernel": (2, 260), "steps": (0, 1, 520)},
+        ),
         ("gather_bytes", "adds up bytes, as int8, uint8 and bool are", {}),
         ("gather_bytes", "needs a stride of 1 along the last axis, not 2", {"dtype": "int8", "strides": 2}),
         ("gather_bytes", "contiguous last axis .* not steps of 9 and 1", {"dtype": "int8", "steps": (0, 1, 9)}),

@@ -248,8 +248,7 @@ LIMITS = {
     "im2col-vit-16x16-s16": Limits(1.05, 1.05, 1.05, 12.26, 6.3, 0.78, 0.95),
     "im2col-tiles-16x16-s8": Limits(3.11, 1.28, 1.06, 11.16, 12.6, 0.63, 0.94),
     "im2col-audio-400-s160": Limits(2.62, 1.25, 1.07, 12.9, 2.4, 0.61, 0.93),
-    # bound by instructions: chains of addresses, divisions for each chunk, a hundred waits
-    "blocks_to_array-blocks-8x8-s1": Limits(1.1, 1.05, 1.04, 56.33, 105.3, 0.31, 0.34),
+    "blocks_to_array-blocks-8x8-s1": Limits(2.4, 1.05, 1.1, 5.24, 94.5, 0.71, 0.91),
     "blocks_to_array-blocks-16x16-s8": Limits(1.05, 1.05, 1.03, 15.2, 1.1, 0.63, 0.95),
     # bound by the L2 cache: runs of taps begin anywhere in a sector
     "array_to_blocks-blocks-8x8-s1": Limits(123.38, 1.05, 1.04, 20.51, 0.5, 0.5, 0.82),

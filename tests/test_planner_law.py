@@ -62,21 +62,13 @@ def block_by_block(geometry):
     ],
 )
 def test_blocks_brought_with_their_divisors_fit_shared_memory(dtype, kernel, strides, dilations):
-    """Their sums, divisors and taps are 48 KB, and the taps' padding was some bytes beyond."""
+    """A tile's sums, its divisors and the taps of a batch."""
     geometry = sliding(kernel, strides, dilations)
     operands = block_by_block(geometry), Operand.contiguous(geometry.image_shape)
     plan = choose(Call("col2im", geometry, dtype, fusion=Fusion("mean", "full"), variant="gather_blocks"), *operands)
-    # With a divisor and a sum of 4 bytes for each of 2048 pixels, the rest is for taps.
-    taps = 2 * 4 * 2048 + blocks_staged(plan, kernel, strides, dilations) * (2 if dtype == "float16" else 4)
-    assert taps <= plan.shared_bytes <= MAX_SHARED_BYTES
-
-
-def blocks_staged(plan, kernel, strides, dilations):
-    """Count the elements that kernels/col2im_gather_blocks.cu stages, by its own formula, and one more."""
-    columns, chunk = (int(dict(plan.defines)[name]) for name in ("COLUMNS", "CHUNK"))
-    before = ((kernel[-1] - 1) * dilations[-1] + strides[-1] - 1) // strides[-1]
-    count = ((columns - 1 + strides[-1] - 1) // strides[-1] + before + 1) * chunk * kernel[-1]
-    return count + (count // 32 if kernel[-1] % 2 == 0 else 0) + 1
+    defines = dict(plan.defines)
+    taps = int(defines["STAGED"]) * (2 if dtype == "float16" else 4)
+    assert 2 * 4 * int(defines["PIXELS"]) + taps <= plan.shared_bytes <= MAX_SHARED_BYTES
 
 
 def test_blocks_beyond_the_rows_of_a_grid_are_moved_by_their_indices():

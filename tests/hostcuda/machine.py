@@ -434,6 +434,13 @@ class _Reader:
 
     _iabs = _popc = _flo = _brev = _unary
 
+    def _idp(self) -> None:
+        if self.modifiers != ["2A", "LO", "U16", "U8"]:
+            raise self.unknown()
+        self.operation("idp")
+        self.to_register()
+        self.take(3)
+
     def _prmt(self) -> None:
         self.operation("prmt")
         self.to_register()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from math import gcd, prod
 from typing import Any
 
@@ -23,7 +23,7 @@ from gpufold.gpu.parameters import (
     struct,
     wide,
 )
-from gpufold.gpu.plan import MAX_SHARED_BYTES, Plan, Problem, Variant, Work, check_atomics, grid_of, planes_per_thread
+from gpufold.gpu.plan import Plan, Problem, Variant, Work, check_atomics, grid_of, planes_per_thread
 from gpufold.gpu.variants.moves import WIDEST_WORD, word_elements
 from gpufold.gpu.variants.sliding import (
     View,
@@ -448,26 +448,38 @@ def gather_phases(problem: Problem) -> Plan:
 # ---------------------------------------------------------------------------------------------
 # gather_blocks
 
-BLOCKS_COLUMNS = 128
-BLOCKS_SUM_BYTES = 8 * 1024
-BLOCKS_STAGED_BYTES = 32 * 1024
-"""A tile's pixels along a row, and what its sums and its staged taps may take of shared memory, besides divisors."""
+BLOCKS_COLUMNS = 256
+BLOCKS_STAGED_COLUMNS = 128
+BLOCKS_SUM_BYTES = 9 * 1024
+"""A tile's pixels along a row, fewer where taps are staged, and what its sums may take of shared memory.
+
+Longer rows read fewer blocks twice, higher tiles leave fewer lanes idle, and lanes that stage have more to do.
+"""
+BLOCKS_STAGED_BYTES = 4 * 1024
+"""What the taps of a batch may take of it."""
+BLOCKS_PIECE = 8
+"""Taps of a lane, whose sums it has in registers."""
+BLOCKS_BATCH = 8
+BLOCKS_BATCH_BYTES = 256
+"""Blocks whose taps a lane has in flight, and the bytes of these."""
+BLOCKS_RUN_BYTES = 128
+"""Prediction: taps of a group that are fewer bytes are brought through shared memory, as those in narrow words are."""
 BLOCKS_HOLE_BYTES = 128
 """Prediction: taps between those that a tile needs are worth bringing while they are no more than a cache line."""
-BLOCKS_TILES = 6
-"""Prediction: smaller tiles, which bring some sectors twice, pay until each multiprocessor has so many."""
+BLOCKS_TILES = 12
+"""Prediction: smaller tiles, which leave more lanes idle, pay until each multiprocessor has so many."""
 
 
-def _tile_box(problem: Problem, pixels: int) -> Size:
+def _tile_box(problem: Problem, columns: int, groups: int, places: Callable[[int, int], int]) -> Size:
     """Return the extents of a tile: a long row, then as many rows as fit, where they save most, while tiles are enough.
 
-    Rows of an axis share the blocks that reach more than one of them.
+    Rows of an axis share the blocks that reach more than one of them; `places` for sums depend on a tile's rows and on
+    the pixels of a strip.
     """
     view = view_of(problem)
     *outer, row = view.axes
-    width = BLOCKS_COLUMNS
-    while width > WARP and width >= 2 * row.size:
-        width //= 2
+    strip = -(-columns // groups)
+    strip = -(-row.size // (-(-row.size // (groups * strip)) * groups))
     box = [1] * len(outer)
     row_bytes = problem.call.source_element.itemsize * row.kernel
     grows = [
@@ -478,11 +490,11 @@ def _tile_box(problem: Problem, pixels: int) -> Size:
     def tiles() -> int:
         return (
             view.planes
-            * -(-row.size // width)
+            * -(-row.size // (groups * strip))
             * prod(-(-axis.size // extent) for axis, extent in zip(outer, box, strict=True))
         )
 
-    while 2 * width * prod(box) <= pixels:
+    while places(2 * prod(box), strip) * view.element.accumulator_bytes <= BLOCKS_SUM_BYTES:
         shared = [
             (axis.dilated_kernel - 1) / box[number] if grows[number] and box[number] < axis.size else 0
             for number, axis in enumerate(outer)
@@ -491,19 +503,19 @@ def _tile_box(problem: Problem, pixels: int) -> Size:
         if best is None or not shared[best] or tiles() < 2 * BLOCKS_TILES * problem.device.multiprocessors:
             break
         box[best] *= 2
-    return (*box, width)
+    return (*box, groups * strip)
 
 
-def _blocks_shared_bytes(problem: Problem, pixels: int, staged: int) -> int:
-    """Count the bytes of a Tile of kernels/col2im_gather_blocks.cu with so many sums and places for staged taps."""
+def _blocks_shared_bytes(problem: Problem, sums: int, staged: int) -> int:
+    """Count the bytes of the tiles of kernels/col2im_gather_blocks.cu with so many sums and places for staged taps."""
     view, fusion = view_of(problem), problem.fusion
     divides_by_taps = fusion.reduction != "sum" and (
         fusion.window == "full" or (fusion.window == "separable" and len(view.axes) == 1)
     )
     end = alignment = 0
     for size, count in (
-        (view.element.accumulator_bytes, pixels),
-        (weight_bytes(problem), pixels if divides_by_taps else 1),
+        (view.element.accumulator_bytes, sums),
+        (weight_bytes(problem), sums if divides_by_taps else 1),
         (problem.call.source_element.itemsize, staged),
     ):
         end = _multiple(end, size) + size * count
@@ -516,46 +528,62 @@ def _multiple(number: int, of: int) -> int:
     return -(-number // of) * of
 
 
+def _vector(problem: Problem) -> int:
+    """Return the elements of the widest word that divides a row of taps and is aligned in every block."""
+    view = view_of(problem)
+    itemsize = problem.call.source_element.itemsize
+    strides = (*view.block_strides, view.columns_channel, view.columns_batch)
+    apart = gcd(view.kernel[-1] * itemsize, problem.input.alignment, *(stride * itemsize for stride in strides))
+    return max(1, gcd(apart, WIDEST_WORD) // itemsize)
+
+
 def gather_blocks(problem: Problem) -> Plan:
     """Plan for kernels/col2im_gather_blocks.cu."""
     view = view_of(problem)
-    *outer, row = view.axes
+    row = view.axes[-1]
     kernel = tuple(axis.kernel for axis in view.axes)
     if any(
         extent > 1 and step != contiguous
         for extent, step, contiguous in zip(kernel, view.tap_strides, contiguous_strides(kernel), strict=True)
     ):
         raise Unsupported(
-            f"{OPERATION}: gather_blocks brings whole blocks through shared memory, so a block's taps must be "
+            f"{OPERATION}: gather_blocks loads rows of taps in whole blocks, so a block's taps must be "
             f"contiguous in the columns, but their strides are {view.tap_strides} elements"
         )
-    for number, axis in enumerate(outer):
+    for number, axis in enumerate(view.axes):
         if axis.dilation == 0 and axis.kernel > 1:
             raise Unsupported(
-                f"{OPERATION}: gather_blocks takes one tap of a block for each row of pixels, but dilations is 0 on "
+                f"{OPERATION}: gather_blocks takes one tap of a block for each pixel, but dilations is 0 on "
                 f"axis {number}, where every tap lands on the same"
             )
-    reaching = -(-(BLOCKS_COLUMNS - 1) // row.stride) + -(-((row.kernel - 1) * row.dilation) // row.stride) + 1
-    row_bytes = (reaching * row.kernel * problem.call.source_element.itemsize * 33) // 32
-    if row_bytes > BLOCKS_STAGED_BYTES:
+    vector = _vector(problem)
+    piece = _multiple(-(-row.kernel // -(-row.kernel // BLOCKS_PIECE)), vector)
+    pieces = -(-row.kernel // piece)
+    if pieces > WARP:
         raise Unsupported(
-            f"{OPERATION}: gather_blocks brings the taps of a row through shared memory, of which {reaching} blocks "
-            f"need {row_bytes} bytes and {BLOCKS_STAGED_BYTES} are there"
+            f"{OPERATION}: gather_blocks shares out a row of taps to the lanes of a warp, {WARP * piece} at most, "
+            f"but kernel_size is {row.kernel} on the last axis"
         )
     tap_rows = prod(kernel[:-1])
-    pixels = BLOCKS_SUM_BYTES // max(4, view.element.itemsize)
-    rows = BLOCKS_STAGED_BYTES // row_bytes
+    rows = -(-tap_rows // -(-tap_rows // (WARP // pieces)))
+    groups = WARP // (rows * pieces)
+    itemsize = problem.call.source_element.itemsize
+    batch = max(1, min(BLOCKS_BATCH, BLOCKS_BATCH_BYTES // (piece * itemsize)))
+    staged, columns = 1, BLOCKS_COLUMNS
+    if vector * itemsize < WIDEST_WORD or rows * row.kernel * itemsize < BLOCKS_RUN_BYTES:
+        columns = BLOCKS_STAGED_COLUMNS
+        batch = max(1, min(batch, BLOCKS_STAGED_BYTES // (groups * rows * row.kernel * itemsize)))
+        staged = groups * batch * rows * row.kernel
 
-    def staged(rows: int) -> int:
-        taps = reaching * rows * row.kernel
-        return taps + (taps // 32 if row.kernel % 2 == 0 else 0) + 1  # spread over the banks of shared memory
+    def strip_places(tile_rows: int, strip: int) -> int:
+        return _multiple(tile_rows * (strip | 1), WARP) + rows % WARP  # the groups' lanes meet in no bank
 
-    while rows > 1 and _blocks_shared_bytes(problem, pixels, staged(rows)) > MAX_SHARED_BYTES:
-        rows -= 1
-    chunk = -(-tap_rows // -(-tap_rows // rows))
-    box = _tile_box(problem, pixels)
+    sums = BLOCKS_SUM_BYTES // view.element.accumulator_bytes
+    box = _tile_box(problem, columns, groups, lambda tile_rows, strip: groups * strip_places(tile_rows, strip))
+    strip = box[-1] // groups
     extents = tuple(-(-axis.size // extent) for axis, extent in zip(view.axes, box, strict=True))
     items = view.planes * prod(extents)
+    reaching = 2 * ((box[-1] + (row.kernel + piece) * row.dilation) // row.stride + batch * block_step(row))
     return _plan(
         problem,
         "gather_blocks",
@@ -563,22 +591,28 @@ def gather_blocks(problem: Problem) -> Plan:
         Work(
             items,
             1,
-            GATHER_THREADS,
+            WARP,
             extents,
             view.channels,
             offset_bits(
                 OPERATION,
-                _largest_offset(view) + 2 * reaching * abs(view.block_strides[-1]) + max(box),
+                _largest_offset(view) + reaching * max(abs(view.block_strides[-1]), row.stride) + max(box),
                 items,
             ),
-            _blocks_shared_bytes(problem, pixels, staged(chunk)),
+            _blocks_shared_bytes(problem, sums, staged),
         ),
-        f"each thread block brings whole blocks through shared memory for {' x '.join(map(str, box))} pixels",
-        {"box": offset(box)},
-        CHUNK=chunk,
-        PIXELS=pixels,
-        COLUMNS=BLOCKS_COLUMNS,
-        STAGED=staged(chunk),
+        f"each warp moves the sums of {' x '.join(map(str, box))} pixels along their blocks",
+        {
+            "box": offset(box),
+            "strip": divisor(strip),
+            "strip_sums": int32(strip_places(prod(box[:-1]), strip)),
+        },
+        PIECE=piece,
+        ROWS=rows,
+        VECTOR=vector,
+        BATCH=batch,
+        STAGED=staged,
+        PIXELS=sums,
     )
 
 

@@ -21,7 +21,7 @@
     X(isetp) X(fsetp) X(dsetp) X(sel) X(fsel) X(imnmx) X(viaddmnmx) X(iabs) X(popc) X(flo) X(brev)     \
     X(prmt) X(p2r) X(r2p) X(s2r) X(vote) X(shfl) X(i2f) X(f2i) X(fadd) X(fmul) X(ffma) X(fmnmx)        \
     X(mufu) X(fchk) X(dadd) X(dmul) X(dfma) X(half_to_float) X(float_to_half) X(r2ur) X(ld) X(st)      \
-    X(red) X(ldc) X(bra) X(exit) X(bssy) X(bsync) X(breaks) X(call) X(ret) X(bar) X(warpsync)
+    X(red) X(ldc) X(bra) X(exit) X(bssy) X(bsync) X(breaks) X(call) X(ret) X(bar) X(warpsync) X(idp)
 // clang-format on
 
 namespace hostcuda {
@@ -780,6 +780,12 @@ void execute(Warp& warp, const Instruction& what, uint32_t active, const uint32_
             for (int bit = 0; bit < 32; ++bit)
                 result |= (a[lane] >> bit & 1) << (31 - bit);
             return result;
+        });
+    }
+    case Op::idp: {
+        const uint32_t *const a = integer(0), *const b = integer(1), *const c = integer(2);
+        return each(warp, what, active, [=](uint32_t lane) {
+            return (a[lane] & 0xffff) * (b[lane] & 0xff) + (a[lane] >> 16) * (b[lane] >> 8 & 0xff) + c[lane];
         });
     }
     case Op::prmt: {
