@@ -1,11 +1,14 @@
-// col2im by gathering: a thread owns a pixel of one or several planes and adds up the taps that land on it.
+// col2im by gathering: a thread owns a pixel, or a word of them, of one or several planes and adds up the taps
+// that land on it.
 //
 //   columns  (batch, channels, *kernel, *blocks), any strides  read, a predicated load per tap
 //   image    (batch, channels, *size), any strides             written, each element once
 //   window   (*kernel), or an array per axis, or null          read, once per tap for all planes
 //
 // Neighbouring threads read neighbouring taps of the same block, or, where the stride is small, neighbouring
-// blocks. Taps are added in lexicographic order. No atomics and no zero fill.
+// blocks. Where taps follow each other in memory and words of pixels get words of them, all of which exist or
+// none, they are loaded and stored so, and the pixels of a word share the index arithmetic. Taps are added in
+// lexicographic order. No atomics and no zero fill.
 //
 // Serves everything. Wins where the taps of a block lie closer in memory than its blocks, where the last axis
 // has too many taps to unroll, which are a loop here, and where a row of pixels is shorter than a large
@@ -16,64 +19,120 @@
 #ifndef PLANES
 #define PLANES 4
 #endif
+#ifndef WORD
+#define WORD 1
+#endif
+#ifndef WORD_PLANES
+#define WORD_PLANES 1
+#endif
 
-template <int planes>
+// More than one pixel at once only where pixels, taps and blocks are whole words of so many; `aligned` is said
+// of a window's weights.
+template <int planes, int word, bool aligned>
 __device__ void gather_pixels(const Scalar* __restrict__ columns, Result* __restrict__ image,
                               const Weights& window, const Parameters& p)
 {
     const Offset thread = grid_index();
     if (thread >= p.items)
         return;
-    const Place<planes> place(thread, p);
+    Place<planes> place(thread, p);
+    place.along[last] *= word;
     const Scalar* plane_columns[planes];
     place.point_at(plane_columns, columns, p);
     Taps taps[rank];
     find_taps<0, rank>(taps, place.along, p);
 
-    Accumulator sums[planes] = {};
-    Denominator denominator;
-    for_each_tap<0, rank, planes>(
-        taps, p, 0, true, 0, TapWeight{&window},
-        [&](Offset offset, bool exists, int iteration, const TapWeight& tap_weight) {
-            const Weight weight = tap_weight.value(exists);
-            Scalar elements[planes];
+    Accumulator sums[planes][word] = {};
+    Denominator denominators[word];
+    for_each_tap<0, rank, planes * word>(
+        taps, p, 0, true, 0, TapWeights<word, aligned>{{&window}},
+        [&](Offset offset, bool exists, int iteration, const TapWeights<word, aligned>& weights) {
+            Scalar elements[planes][word];
 #pragma unroll
             for (int plane = 0; plane < planes; ++plane) {
                 trace_iteration(iteration * planes + plane);
-                elements[plane] = load_if(plane_columns[plane] + offset, exists);
+                load_wide_if(elements[plane], plane_columns[plane] + offset, exists);
             }
 #pragma unroll
             for (int plane = 0; plane < planes; ++plane)
-                sums[plane] = add(sums[plane], weigh(widen(elements[plane]), weight));
-            denominator.add_tap(weight);
+#pragma unroll
+                for (int i = 0; i < word; ++i)
+                    sums[plane][i] =
+                        add(sums[plane][i], weigh(widen(elements[plane][i]), weights.of_taps[i]));
+#pragma unroll
+            for (int i = 0; i < word; ++i)
+                denominators[i].add_tap(weights.of_taps[i]);
         });
-    denominator.from_axes(taps, window, p);
+    if constexpr (divides_by_axes) {
+        RowFactors<word> factors(taps, window, p);
+#pragma unroll(4)
+        for (Offset number = 0; number < Pattern<last>::taps; ++number) {
+            trace_iteration(int(number));
+            factors.template add_taps<aligned>(taps[last].tap + number * Pattern<last>::tap_step,
+                                               taps[last].template exists<last>(number, p));
+        }
+#pragma unroll
+        for (int i = 0; i < word; ++i)
+            denominators[i].from_axes(factors, i);
+    }
 
     Result* first = place.first_plane(image, p);
 #pragma unroll
     for (int axis = 0; axis < rank; ++axis)
         first += place.along[axis] * p.pixel_stride[axis];
     const Offset remaining = p.channels - place.channel; // planes
-    OldPixel old[planes];
+    OldPixel old[planes][word];
 #pragma unroll
     for (int plane = 0; plane < planes; ++plane)
-        old[plane].load(first + plane * p.image_channel, plane < remaining);
+        OldPixel::load_wide(old[plane], first + plane * p.image_channel, plane < remaining);
 #pragma unroll
-    for (int plane = 0; plane < planes; ++plane)
+    for (int plane = 0; plane < planes; ++plane) {
+        Result pixels[word];
+#pragma unroll
+        for (int i = 0; i < word; ++i)
+            pixels[i] = narrow(old[plane][i].plus(denominators[i].finish(sums[plane][i])));
         if (plane < remaining)
-            first[plane * p.image_channel] = narrow(old[plane].plus(denominator.finish(sums[plane])));
+            store_wide(first + plane * p.image_channel, pixels);
+    }
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 2)
     col2im_gather_pixels(const Scalar* __restrict__ columns, Result* __restrict__ image, const Weights window,
                          const Parameters p)
 {
-    gather_pixels<1>(columns, image, window, p);
+    gather_pixels<1, 1, true>(columns, image, window, p);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 3)
     col2im_gather_pixels_planes(const Scalar* __restrict__ columns, Result* __restrict__ image,
                                 const Weights window, const Parameters p)
 {
-    gather_pixels<PLANES>(columns, image, window, p);
+    gather_pixels<PLANES, 1, true>(columns, image, window, p);
+}
+
+template <int planes>
+__device__ void gather_words(const Scalar* __restrict__ columns, Result* __restrict__ image,
+                             const Weights& window, const Parameters& p)
+{
+    if (!windowed || aligned_weights<WORD>(window))
+        gather_pixels<planes, WORD, true>(columns, image, window, p);
+    else
+        gather_pixels<planes, WORD, false>(columns, image, window, p);
+}
+
+// For words of pixels.
+extern "C" __global__ void __launch_bounds__(THREADS, 2)
+    col2im_gather_pixels_words(const Scalar* __restrict__ columns, Result* __restrict__ image,
+                               const Weights window, const Parameters p)
+{
+    if constexpr (WORD > 1)
+        gather_words<1>(columns, image, window, p);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 2)
+    col2im_gather_pixels_words_planes(const Scalar* __restrict__ columns, Result* __restrict__ image,
+                                      const Weights window, const Parameters p)
+{
+    if constexpr (WORD > 1)
+        gather_words<WORD_PLANES>(columns, image, window, p);
 }

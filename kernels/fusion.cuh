@@ -70,6 +70,55 @@ struct TapWeight {
     }
 };
 
+// The weights of consecutive taps of a row, which all exist or none. Where the window is aligned, `first` is a
+// multiple of their bytes, or of 16.
+template <bool aligned, int taps>
+__device__ void load_weights(Weight (&weights)[taps], const Weight* first, bool exists)
+{
+    constexpr int most = int(16 / sizeof(Weight));
+    constexpr int word = !aligned ? 1 : taps < most ? taps : most;
+#pragma unroll
+    for (int begin = 0; begin < taps; begin += word) {
+        Weight of_word[word];
+        load_wide_if(of_word, first + begin, exists);
+#pragma unroll
+        for (int i = 0; i < word; ++i)
+            weights[begin + i] = of_word[i];
+    }
+}
+
+// Whether words of so many weights are aligned in the last axis's array, or in the one for all.
+template <int taps> __device__ bool aligned_weights(const Weights& window)
+{
+    return reinterpret_cast<unsigned long long>(window.last()) % (taps * sizeof(Weight)) == 0;
+}
+
+// TapWeight for as many taps of a row, known by the first, as a thread adds at once.
+template <int taps, bool aligned> struct TapWeights {
+    TapWeight outer;
+    Weight of_taps[taps];
+
+    template <int axis> __device__ TapWeights along(Offset tap, bool exists) const
+    {
+        if constexpr (axis < last || !windowed) {
+            return {outer.along<axis>(tap, exists), {}};
+        } else {
+            TapWeights all{outer, {}};
+            if constexpr (separable) {
+                load_weights<aligned>(all.of_taps, outer.window->last() + tap, exists);
+                if constexpr (axis > unweighted)
+#pragma unroll
+                    for (int i = 0; i < taps; ++i)
+                        all.of_taps[i] = multiply(or_zero(outer.product, exists), all.of_taps[i]);
+            } else {
+                load_weights<aligned>(all.of_taps, outer.window->last() + (outer.number * kernel[last] + tap),
+                                      exists);
+            }
+            return all;
+        }
+    }
+};
+
 // ---- an average's denominators -----------------------------------------------------------------
 
 // A denominator is summed up tap by tap where every tap has a weight of its own. Else it is a product of
@@ -118,16 +167,21 @@ template <int axis> __device__ Count with_tap(Count factor, Offset, bool exists,
 {
     return {factor.taps + exists};
 }
+inline __device__ Count with_weight(Count factor, Weight, bool exists)
+{
+    return {factor.taps + exists};
+}
+inline __device__ WeightSum with_weight(WeightSum factor, Weight weight, bool exists)
+{
+    return {add(factor.sum, in_denominator(weight)), factor.covers || exists};
+}
 template <int axis>
 __device__ WeightSum with_tap(WeightSum factor, Offset tap, bool exists, const Weights& window)
 {
-    const bool covers = factor.covers || exists;
-    if constexpr (axis < unweighted) {
-        return {add(factor.sum, Weight(exists)), covers};
-    } else {
-        const Weight weight = load_if(window.of_axis[axis - unweighted] + tap, exists);
-        return {add(factor.sum, in_denominator(weight)), covers};
-    }
+    if constexpr (axis < unweighted)
+        return {add(factor.sum, Weight(exists)), factor.covers || exists};
+    else
+        return with_weight(factor, load_if(window.of_axis[axis - unweighted] + tap, exists), exists);
 }
 
 // The product of the factors of the axes up to this one, from that of the axes before.
@@ -159,6 +213,7 @@ __device__ Factor factors_of(const Taps (&taps)[rank], const Weights& window, co
 template <int pixels, bool used = divides_by_axes> struct RowFactors {
     __device__ RowFactors(const Taps (&)[rank], const Weights&, const Parameters&) {}
     __device__ void add_tap(int, Offset, bool) {}
+    template <bool aligned> __device__ void add_taps(Offset, bool) {}
 };
 template <int pixels> struct RowFactors<pixels, true> {
     const Weights& window;
@@ -173,6 +228,16 @@ template <int pixels> struct RowFactors<pixels, true> {
     __device__ void add_tap(int pixel, Offset tap, bool exists)
     {
         of_last[pixel] = with_tap<last>(of_last[pixel], tap, exists, window);
+    }
+    // For as many taps, known by the first, each on a pixel of its own.
+    template <bool aligned> __device__ void add_taps(Offset tap, bool exists)
+    {
+        Weight weights[pixels] = {};
+        if constexpr (windowed)
+            load_weights<aligned>(weights, window.last() + tap, exists);
+#pragma unroll
+        for (int pixel = 0; pixel < pixels; ++pixel)
+            of_last[pixel] = with_weight(of_last[pixel], weights[pixel], exists);
     }
     __device__ Factor product(int pixel) const { return join<last>(outer, of_last[pixel]); }
 };

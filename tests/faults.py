@@ -293,10 +293,10 @@ FAULTS = (
         COL2IM + "every_variant_is_the_definition[atrous-rate-six]",
     ),
     Fault(
-        "blocks and divisors beyond shared memory",
+        "divisors left out of shared memory",
         f"{VARIANTS}/col2im.py",
-        "staged(rows)) > MAX_SHARED_BYTES",
-        "staged(rows)) > 2 * MAX_SHARED_BYTES",
+        "(weight_bytes(problem), sums if divides_by_taps else 1),",
+        "(weight_bytes(problem), 1),",
         PLANNER_LAW + "blocks_brought_with_their_divisors_fit_shared_memory[float16-kernel0-strides0-dilations0]",
     ),
     Fault(
@@ -344,8 +344,8 @@ FAULTS = (
     Fault(
         "sums rounded at every addition",
         "kernels/col2im_gather_pixels.cu",
-        "sums[plane] = add(sums[plane], weigh(widen(elements[plane]), weight));",
-        "sums[plane] = widen(narrow(add(sums[plane], widen(elements[plane]))));",
+        "add(sums[plane][i], weigh(widen(elements[plane][i]), weights.of_taps[i]));",
+        "widen(narrow(add(sums[plane][i], widen(elements[plane][i]))));",
         COL2IM + "every_dtype_is_the_definition[stride-1-float16]",
     ),
     Fault(
@@ -427,6 +427,13 @@ FAULTS = (
     ),
     # --- kernels: what is stored
     Fault(
+        "weights taken in words wherever they lie",
+        "kernels/col2im_gather_pixels.cu",
+        "if (!windowed || aligned_weights<WORD>(window))",
+        "if (true)",
+        BLOCKS + "weights_may_lie_anywhere[sanitized]",
+    ),
+    Fault(
         "a plane skipped",
         "kernels/col2im_gather_pixels.cu",
         "remaining = p.channels - place.channel;",
@@ -495,8 +502,8 @@ FAULTS = (
     Fault(
         "an axis without weights left out of the mean",
         "kernels/fusion.cuh",
-        "return {add(factor.sum, Weight(exists)), covers};",
-        "return {factor.sum, covers};",
+        "return {add(factor.sum, Weight(exists)), factor.covers || exists};",
+        "return {factor.sum, factor.covers || exists};",
         BLOCKS + "leading_axes_apart_have_no_weights[mean]",
     ),
     Fault(

@@ -385,6 +385,21 @@ def test_kernels_fuse_as_the_numpy_path(number):
 
 
 @pytest.mark.hostcuda
+@pytest.mark.parametrize("mode", ["plain", "sanitized"])
+def test_weights_may_lie_anywhere(mode):
+    """Pixels that get whole words of taps get whole words of weights too, where these are aligned."""
+    case = CASES[7]
+    blocks, weights = values(case.blocks_shape, np.float32), values((17,), np.float32, 1)
+    for window in (weights[:16].reshape(4, 4), weights[1:].reshape(4, 4), (weights[4:8], weights[5:9])):
+        want = through_col2im(case, blocks, reduction="mean", window=window)
+        kind, arrays = weights_of(window, case.block, np.dtype(np.float32))
+        result, fusion = np.empty(case.shape, np.float32), Fusion("mean", kind)
+        plan = run("blocks_to_array", case, blocks, result, "gather_pixels", H200, fusion, arrays, mode=mode)
+        assert plan.symbol == "col2im_gather_pixels_words"
+        assert_same_bits(result, want)
+
+
+@pytest.mark.hostcuda
 @pytest.mark.parametrize("case", [CASES[3], CASES[8], CASES[10]], ids=str)
 def test_wide_offsets_give_the_same(case, monkeypatch):
     monkeypatch.setattr(parameters, "INT32_MAX", 10)

@@ -306,18 +306,37 @@ def gather_bytes(problem: Problem) -> Plan:
 # gather_pixels
 
 
+def _pixels_per_word(problem: Problem) -> tuple[int, bool]:
+    """Return the pixels that get a word of taps, by what is compiled in, and whether the arrays have such words."""
+    view = view_of(problem)
+    row, itemsizes = view.axes[-1], (problem.call.source_element.itemsize, view.element.itemsize)
+    word = gcd(WIDEST_WORD // max(itemsizes), row.kernel, row.stride) if row.dilation == 1 else 1
+    columns = (*view.tap_strides[:-1], *view.block_strides, view.columns_channel, view.columns_batch)
+    image = (*view.pixel_strides[:-1], view.image_channel, view.image_batch)
+    whole = not any(extent % word for extent in (row.pad_begin, row.size, *columns, *image))
+    follow = view.tap_strides[-1] == view.pixel_strides[-1] == 1
+    alignments = problem.input.alignment, problem.output.alignment
+    aligned = not any(at % (word * size) for at, size in zip(alignments, itemsizes, strict=True))
+    return word, word > 1 and whole and follow and aligned
+
+
 def gather_pixels(problem: Problem) -> Plan:
     """Plan for kernels/col2im_gather_pixels.cu, which serves everything."""
     view = view_of(problem)
-    extents = tuple(axis.size for axis in view.axes)
-    at_most = _planes_at_most(view.element, 1, 1)
-    planes = _planes(problem, at_most, prod(extents))
+    *outer, row = (axis.size for axis in view.axes)
+    word, words = _pixels_per_word(problem)
+    at_most, words_at_most = (_planes_at_most(view.element, 1, cell) for cell in (1, word))
+    if words:
+        row //= word
+    extents = (*outer, row)
+    planes = _planes(problem, words_at_most if words else at_most, prod(extents))
     groups = -(-view.channels // planes)
     items = view.batch * groups * prod(extents)
+    pixels = "one pixel" if not words else f"{word} pixels"
     return _plan(
         problem,
         "gather_pixels",
-        "col2im_gather_pixels" + ("_planes" if planes > 1 else ""),
+        "col2im_gather_pixels" + "_words" * words + "_planes" * (planes > 1),
         Work(
             items,
             GATHER_THREADS,
@@ -326,8 +345,10 @@ def gather_pixels(problem: Problem) -> Plan:
             groups,
             offset_bits(OPERATION, _largest_offset(view), items + GATHER_THREADS),
         ),
-        f"each thread adds up the taps of one pixel of {_counted(planes, 'plane')}",
+        f"each thread adds up the taps of {pixels} of {_counted(planes, 'plane')}",
         PLANES=at_most,
+        WORD=word,
+        WORD_PLANES=words_at_most,
     )
 
 
