@@ -1,13 +1,14 @@
 // im2col for columns whose taps lie closer than their blocks, such as blocks of their own: one thread takes
-// one tap of a few blocks of a row.
+// one tap of a few blocks of a row that follow each other.
 //
 //   image    (batch, channels, *size)                read, any strides
 //   columns  (batch, channels, *kernel, *positions)  each element written once, any strides
 //   window   weights of the taps, or null            read, once per thread
 //
 // Tap k of the block at position l is pixel l*stride + k*dilation - pad, zero where that lies outside the
-// image. Neighbouring threads take neighbouring taps, then neighbouring blocks, so that stores are contiguous
-// where blocks are, and loads run along the rows of a block. A thread's blocks share the index arithmetic.
+// image. Neighbouring threads take neighbouring taps, so that stores are contiguous where blocks are, and loads
+// run along the rows of a block. A thread's blocks share the index arithmetic, and where they overlap the L1
+// cache has most of their pixels.
 // Elements are moved, not computed with: Scalar is the unsigned integer of their size. Only where a window of
 // weights is multiplied in is it their type.
 #include "common.cuh"
@@ -57,7 +58,7 @@ inline __device__ void take_taps(const Scalar* __restrict__ image, Scalar* __res
     bool inside = true; // along the axes but the last
 #pragma unroll
     for (int axis = last_axis; axis >= 0; --axis) {
-        position[axis] = p.places[axis].split(rest);
+        position[axis] = p.places[axis].split(rest) * (axis == last_axis ? blocks : 1);
         pixel[axis] = position[axis] * p.stride[axis] + tap[axis] * p.dilation[axis] - p.pad[axis];
         inside = inside && (axis == last_axis || within(pixel[axis], p.size[axis]));
         image_offset += pixel[axis] * p.pixel_step[axis];
@@ -83,25 +84,27 @@ inline __device__ void take_taps(const Scalar* __restrict__ image, Scalar* __res
             weight = load_if(window.last() + number, true);
     }
 
-    // The blocks of a thread are so far apart that neighbouring threads have neighbouring ones.
-    const Offset apart = p.places[last_axis].divisor, pixels_apart = apart * p.stride[last_axis];
-    const Offset image_apart = pixels_apart * p.pixel_step[last_axis];
-    const Offset columns_apart = apart * p.position_step[last_axis];
+    const Offset stride = p.stride[last_axis], image_step = stride * p.pixel_step[last_axis];
+    const Scalar* from = image;
+    Scalar* to = columns;
+    keep(from);
+    keep(to);
+    const Offset remaining = p.row_positions - position[last_axis]; // blocks
     const Offset size = inside ? p.size[last_axis] : 0;
     Scalar elements[blocks];
 #pragma unroll
     for (int i = 0; i < blocks; ++i) {
         trace_iteration(i);
-        elements[i] = load_if(image + i * image_apart, within(pixel[last_axis] + i * pixels_apart, size));
+        elements[i] = load_if(from + i * image_step, within(pixel[last_axis] + i * stride, size));
         if constexpr (windowed)
-            elements[i] = weigh_element(
-                elements[i], within(pixel[last_axis] + i * pixels_apart, size) ? weight : Weight(0));
+            elements[i] =
+                weigh_element(elements[i], within(pixel[last_axis] + i * stride, size) ? weight : Weight(0));
     }
 #pragma unroll
     for (int i = 0; i < blocks; ++i) {
         trace_iteration(i);
-        if (position[last_axis] + i * apart < p.row_positions)
-            columns[i * columns_apart] = elements[i];
+        if (i < remaining)
+            store(to + i * p.position_step[last_axis], elements[i]);
     }
 }
 

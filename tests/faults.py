@@ -274,8 +274,8 @@ FAULTS = (
     Fault(
         "blocks stored beyond the end of their row",
         "kernels/im2col_taps.cu",
-        "if (position[last_axis] + i * apart < p.row_positions)",
-        "if (position[last_axis] + i * apart <= p.row_positions)",
+        "if (i < remaining)",
+        "if (i <= remaining)",
         BLOCKS + "every_kernel_is_the_numpy_path_in_any_layout[dense-7x7]",
     ),
     Fault(

@@ -260,9 +260,8 @@ LIMITS = {
     "im2col-audio-400-s160": Limits(2.62, 1.25, 1.07, 12.9, 2.4, 0.61, 0.93),
     "blocks_to_array-blocks-8x8-s1": Limits(2.4, 1.05, 1.1, 5.24, 94.6, 0.72, 0.91),
     "blocks_to_array-blocks-16x16-s8": Limits(1.05, 1.05, 1.05, 5.16, 1.1, 0.81, 0.95),
-    # bound by the L2 cache: runs of taps begin anywhere in a sector
-    "array_to_blocks-blocks-8x8-s1": Limits(123.38, 1.05, 1.04, 20.51, 0.5, 0.5, 0.82),
-    "array_to_blocks-blocks-16x16-s8": Limits(4.06, 1.05, 1.04, 20.44, 1.1, 0.56, 0.76),
+    "array_to_blocks-blocks-8x8-s1": Limits(123.38, 1.05, 1.06, 15.7, 1.1, 0.57, 0.95),
+    "array_to_blocks-blocks-16x16-s8": Limits(4.06, 1.05, 1.06, 15.58, 1.1, 0.66, 0.94),
     "col2im-mean-8x8-s1": Limits(1.29, 1.05, 1.05, 4.63, 5.9, 0.78, 0.94),
     "col2im-istft-256-s64": Limits(1.4, 1.05, 1.05, 15.07, 6.3, 0.65, 0.94),
     "col2im-istft-400-s160": Limits(1.4, 1.05, 1.06, 24.73, 6.5, 0.57, 0.94),
