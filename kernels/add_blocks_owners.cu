@@ -16,6 +16,9 @@
 #ifndef PLANES
 #define PLANES 4
 #endif
+#ifndef RESIDENT_BLOCKS
+#define RESIDENT_BLOCKS 4
+#endif
 
 constexpr int planes = PLANES; // of a thread, at a time
 
@@ -64,7 +67,7 @@ inline __device__ void add_element(const Element& element, Sums& sums, const Sca
         sums.weights = add(sums.weights, weight_of(weight, true));
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_BLOCKS)
     add_blocks_owners(const Scalar* __restrict__ blocks, Result* __restrict__ image,
                       const long long* __restrict__ positions, const Weights window,
                       WEIGHT_OUT_ARGUMENT const Offset* __restrict__ scratch, const BinParameters p)

@@ -271,9 +271,9 @@ LIMITS = {
     "add_blocks-probes-256x256": Limits(1.2, 1.05, 1.06, 22.46, 47.2, 0.6, 0.93),
     "add_blocks-tiles-512x512": Limits(1.94, 1.04, 1.01, 28.41, 5.2, 0.55, 1.0),
     # bound by memory: rows of 28 bytes take 56 of it in sectors, read and written
-    "add_blocks-particles-7x7": Limits(4.18, 0.45, 1.71, 8.17, 4.8, 0.36, 0.52),
+    "add_blocks-particles-7x7": Limits(4.18, 0.45, 1.71, 7.17, 4.8, 0.37, 0.52),
     # bound by instructions and latency: a thread finds the owner of each element
-    "add_blocks-charges-3x3": Limits(18.94, 1.29, 2.0, 219.5, 5.7, 0.069, 0.087),
+    "add_blocks-charges-3x3": Limits(18.94, 1.29, 2.0, 201.4, 5.7, 0.061, 0.064),
     # bound by the L2 cache, which gives every element of a block
     "take_blocks-probes-256x256": Limits(45.71, 1.05, 1.07, 35.2, 1.2, 0.49, 0.62),
     "take_blocks-tiles-512x512": Limits(4.94, 1.05, 1.12, 29.1, 1.2, 0.48, 0.77),

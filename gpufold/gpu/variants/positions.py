@@ -306,6 +306,10 @@ def atomic(problem: Problem) -> Plan:
 BINNED_AXES = 3
 """The last axes with positions, along which tiles of bins are cut; along others, one spans the image."""
 OWNERS_MAX_PLANES = 4
+OWNERS_SUM_BYTES = 32
+"""Of the sums that a thread keeps in registers."""
+OWNERS_RESIDENT_BLOCKS = 4
+"""Thread blocks on a multiprocessor that registers have to suffice for."""
 OWNERS_CROWD = 1024
 """Prediction: blocks of a tile up to which comparing each with all is the fastest way to put them in order."""
 MARKS_OF_THREAD = 64
@@ -342,7 +346,7 @@ def owners(problem: Problem) -> Plan:
     """Plan for kernels/add_blocks_owners.cu, after those of kernels/bins.cuh."""
     view = view_of(problem)
     bins = _bins(view)
-    planes = min(OWNERS_MAX_PLANES, view.channels)
+    planes = min(OWNERS_MAX_PLANES, view.channels, max(1, OWNERS_SUM_BYTES // view.element.itemsize))
     groups, elements = -(-view.channels // planes), view.count * view.batch * prod(view.block)
     full = OWNERS_WAVES * problem.device.multiprocessors * problem.device.threads_per_multiprocessor
     shares = max(1, min(groups, -(-full // elements)))
@@ -362,6 +366,7 @@ def owners(problem: Problem) -> Plan:
             "by_batch": divisor(view.batch),
         },
         PLANES=planes,
+        RESIDENT_BLOCKS=OWNERS_RESIDENT_BLOCKS,
         CROWD=OWNERS_CROWD,
         MARKS=MARKS_OF_THREAD,
     )
