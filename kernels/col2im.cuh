@@ -90,8 +90,9 @@ template <int planes> struct Place {
         columns += batch * p.columns_batch + channel * p.columns_channel;
 #pragma unroll
         for (int plane = 0; plane < planes; ++plane) {
-            plane_columns[plane] = columns + min(Offset(plane), p.channels - channel - 1) * p.columns_channel;
+            plane_columns[plane] = columns;
             keep(plane_columns[plane]);
+            columns += plane + 1 < p.channels - channel ? p.columns_channel : 0;
         }
     }
 

@@ -162,17 +162,23 @@ __device__ void gather(const Scalar* __restrict__ columns, Result* __restrict__ 
             sums[plane][i] = old[plane][i].plus(sums[plane][i]);
 
     if constexpr (!staged) {
+        Result* plane_first = first;
 #pragma unroll
-        for (int plane = 0; plane < planes; ++plane)
+        for (int plane = 0; plane < planes; ++plane) {
 #pragma unroll
             for (int i = 0; i < words; ++i)
                 if (plane < remaining && i * word < pixels) {
-                    Result* const address = first + plane * p.image_channel + i * word * p.pixel_stride[last];
-                    if constexpr (word == 1) // nothing to split, and complex64 would spill
+                    Result* const address = plane_first + i * word * p.pixel_stride[last];
+                    if constexpr (word == 1 &&
+                                  sizeof(Result) > 4) // nothing to split, and complex64 would spill
                         *address = narrow(sums[plane][i]);
                     else
                         store_word<word * sizeof(Result)>(address, word_of<word>(sums[plane] + i * word));
                 }
+            plane_first += p.image_channel;
+            if constexpr (word > 1 || sizeof(Result) <= 4)
+                keep(plane_first);
+        }
     } else {
         // Word number n of a warp lies at n + n / 32, which spreads the cells over the banks.
         __shared__ StoredWord<word> tiles[THREADS / 32][words][33];
