@@ -683,14 +683,14 @@ FAULTS = (
         "kernels/take_blocks_direct.cu",
         "pixel = max(Offset(0), min(pixel, p.size[along] - 1));",
         "pixel = max(Offset(0), min(pixel, p.size[along]));",
-        TAKE_BLOCKS + "the_kernel_is_the_numpy_path_in_any_layout[every-border]",
+        TAKE_BLOCKS + "the_kernel_is_the_numpy_path_in_any_layout[every-border-1]",
     ),
     Fault(
         "positions of blocks that are taken cut to 32 bits",
         "kernels/take_blocks_direct.cu",
         "const long long position = positions[",
         "const int position = positions[",
-        TAKE_BLOCKS + "the_kernel_is_the_numpy_path_in_any_layout[farthest]",
+        TAKE_BLOCKS + "the_kernel_is_the_numpy_path_in_any_layout[farthest-0]",
     ),
     Fault(
         "a weight multiplied into what lies outside of the array",
