@@ -1,12 +1,12 @@
 // add_blocks by gathering: a block of threads owns the tiles of a region of pixels and looks for the blocks
 // that meet it.
 //
-//   blocks     (count, batch, channels, *block), any strides    read, each element once
-//   image      (batch, channels, *size), any strides            read and written once where a block covers it,
-//                                                                not at all elsewhere
+//   blocks     (count, batch, channels, *block), any strides     read, each element once
+//   image      (batch, channels, *size), any strides             read and written once where a block covers
+//                                                                it, not at all elsewhere
 //   positions  (count, axes)                                     read by every region
 //   window     weights of a block's elements, or null            read, once per pixel for its planes
-//   weight_out sums of weights (*size), where they are asked for  as the image
+//   weight_out sums of weights (*size), where they are asked for  read and written as the image
 //
 // The threads test some hundred blocks at a time and put those that meet the region into a list, in order.
 // Then every warp, tile by tile, goes through the list and adds those that meet its own pixels, one after

@@ -1,12 +1,12 @@
 // add_blocks by owners: a thread has an element of a block, and the first block that covers a pixel owns it.
 //
-//   blocks     (count, batch, channels, *block), any strides    read, each element once
-//   image      (batch, channels, *size), any strides            read and written once where a block covers it,
-//                                                                not at all elsewhere
+//   blocks     (count, batch, channels, *block), any strides     read, each element once
+//   image      (batch, channels, *size), any strides             read and written once where a block covers
+//                                                                it, not at all elsewhere
 //   positions  (count, axes)                                     read by every thread, from the L1 cache
 //   window     weights of a block's elements, or null            read, once for the planes of a thread
-//   weight_out sums of weights (*size), where they are asked for  as the image
-//   scratch    the lists of bins.cuh                             made first, then read
+//   weight_out sums of weights (*size), where they are asked for  read and written as the image
+//   scratch    the lists of blocks (see bins.cuh)                read by every thread
 //
 // A thread goes through the list of the tile that its pixel is in. Where a block before its own covers the
 // pixel it has nothing to do; else it adds its own element and those of the blocks after it, in their order,

@@ -2,16 +2,15 @@
 //
 //   positions  (count, axes)    read by every kernel but bins_reserve
 //   scratch    a Bin for each tile and one more, which counts entries and crowded tiles, zeros at first; then
-//              lists of `entries` in all, twice: of blocks' numbers as threads come by, and of Entry in order;
-//              then the numbers of the crowded tiles
+//              lists of `entries` in all, twice: of blocks' numbers as threads come by, and of Entry in
+//              order; then the numbers of the crowded tiles
 //
 // Four kernels run one after another on a stream: bins_count counts the blocks that meet each tile,
 // bins_reserve gives each tile a part of the lists, bins_place puts the blocks' numbers there, and bins_order
-// gives each its place among those of its tile. A thread has a block, or a tile in bins_reserve. Which part of
-// the lists a tile has changes from run to run, what is in it does not.
-// In bins_order a block is compared with all that meet its tile; where a tile is crowded, a block of threads
-// marks its blocks in shared memory instead, and lists the marks. Leading axes that have no position have no
-// tiles.
+// gives each its place among those of its tile. A thread has a block, or a tile in bins_reserve. Which part
+// of the lists a tile has changes from run to run, what is in it does not. In bins_order a block is compared
+// with all that meet its tile; where a tile is crowded, a block of threads marks its blocks in shared memory
+// instead, and lists the marks. Leading axes that have no position have no tiles.
 #pragma once
 #include "positions.cuh"
 

@@ -7,14 +7,14 @@
 //
 // A warp owns a tile of one plane: box[last] pixels along a row, of box[axis] rows along each other axis. Its
 // lanes are groups, each with a strip of the tile's columns. A lane of a group has PIECE consecutive taps of
-// one of ROWS rows of taps, and walks the blocks that reach its strip from the last to the first. It holds the
-// sums of the pixels that its taps land on: from one block to the next each sum moves on by the taps that part
-// two that land on one pixel, so that a pixel gets its taps of the row in lexicographic order. Sums that enter
-// come from shared memory, and sums that leave go there.
+// one of ROWS rows of taps, and walks the blocks that reach its strip from the last to the first. It holds
+// the sums of the pixels that its taps land on: from one block to the next each sum moves on by the taps that
+// part two that land on one pixel, so that a pixel gets its taps of the row in lexicographic order. Sums that
+// enter come from shared memory, and sums that leave go there.
 //
 // The warp walks the rows of blocks that reach the tile from the last to the first, so that the rows of taps
-// of a pixel are in lexicographic order too. Dilations are at least 1 where the kernel is longer than a tap: of
-// one row of blocks a pixel gets taps from one row alone, so no two lanes have its sum at a time. Taps are
+// of a pixel are in lexicographic order too. Dilations are at least 1 where the kernel is longer than a tap:
+// of one row of blocks a pixel gets taps from one row alone, so no two lanes have its sum at a time. Taps are
 // loaded in words of VECTOR elements, or through shared memory where these are narrow. No atomics and no zero
 // fill.
 //

@@ -1,5 +1,5 @@
-// col2im by gathering: a thread owns a pixel, or a word of them, of one or several planes and adds up the taps
-// that land on it.
+// col2im by gathering: a thread owns a pixel, or a word of them, of one or several planes and adds up the
+// taps that land on it.
 //
 //   columns  (batch, channels, *kernel, *blocks), any strides  read, a predicated load per tap
 //   image    (batch, channels, *size), any strides             written, each element once
@@ -26,8 +26,8 @@
 #define WORD_PLANES 1
 #endif
 
-// More than one pixel at once only where pixels, taps and blocks are whole words of so many; `aligned` is said
-// of a window's weights.
+// More than one pixel at once only where pixels, taps and blocks are whole words of so many; `aligned` is
+// said of a window's weights.
 template <int planes, int word, bool aligned>
 __device__ void gather_pixels(const Scalar* __restrict__ columns, Result* __restrict__ image,
                               const Weights& window, const Parameters& p)

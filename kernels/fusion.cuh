@@ -70,8 +70,8 @@ struct TapWeight {
     }
 };
 
-// The weights of consecutive taps of a row, which all exist or none. Where the window is aligned, `first` is a
-// multiple of their bytes, or of 16.
+// The weights of consecutive taps of a row, which all exist or none. Where the window is aligned, `first` is
+// a multiple of their bytes, or of 16.
 template <bool aligned, int taps>
 __device__ void load_weights(Weight (&weights)[taps], const Weight* first, bool exists)
 {

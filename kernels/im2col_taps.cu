@@ -6,11 +6,10 @@
 //   window   weights of the taps, or null            read, once per thread
 //
 // Tap k of the block at position l is pixel l*stride + k*dilation - pad, zero where that lies outside the
-// image. Neighbouring threads take neighbouring taps, so that stores are contiguous where blocks are, and loads
-// run along the rows of a block. A thread's blocks share the index arithmetic, and where they overlap the L1
-// cache has most of their pixels.
-// Elements are moved, not computed with: Scalar is the unsigned integer of their size. Only where a window of
-// weights is multiplied in is it their type.
+// image. Neighbouring threads take neighbouring taps, so that stores are contiguous where blocks are, and
+// loads run along the rows of a block. A thread's blocks share the index arithmetic, and where they overlap
+// the L1 cache has most of their pixels. Elements are moved, not computed with: Scalar is the unsigned
+// integer of their size. Only where a window of weights is multiplied in is it their type.
 #include "common.cuh"
 #include "window.cuh"
 

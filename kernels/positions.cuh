@@ -19,8 +19,8 @@ constexpr int last = rank - 1;
 constexpr int fixed = FIXED;
 constexpr int positioned = rank - fixed; // axes
 
-// Where sums of weights are asked for, kernels take an array (*size) for them after the window: what an element
-// of a block is multiplied with, or one, is added to its pixel there too.
+// Where sums of weights are asked for, kernels take an array (*size) for them after the window: what an
+// element of a block is multiplied with, or one, is added to its pixel there too.
 #ifndef WEIGHT_OUT
 #define WEIGHT_OUT 0
 #endif

@@ -78,7 +78,8 @@ KERNEL = re.compile(r'extern "C" __global__ void __launch_bounds__\([^)]*\)\s+(\
 
 def arrays_of(text: str) -> set[str]:
     """Return the names of all arrays that a source's kernels take; a window is a struct of them."""
-    parameters = [parameter for _, found in KERNEL.findall(text) for parameter in found.split(",")]
+    lists = [found.replace("WEIGHT_OUT_ARGUMENT", "Weight* weight_out,") for _, found in KERNEL.findall(text)]
+    parameters = [parameter for found in lists for parameter in found.split(",")]
     return {re.findall(r"\w+", parameter)[-1] for parameter in parameters if re.search(r"\*|\bWeights\b", parameter)}
 
 

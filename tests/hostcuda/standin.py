@@ -907,6 +907,7 @@ def cupy():
 # The plugin
 
 NOT_HERE = {
+    "test_the_benchmark_sees_the_memory_of_both_allocators": "needs the pools of both libraries",
     "test_the_inverse_short_time_fourier_transform": "needs cupyx",
     "test_dask_chunks_on_the_gpu": "dask asks more of CuPy than is stood in for",
     "through_torch": "needs a torch that is built for CUDA",
