@@ -588,11 +588,11 @@ class _Reader:
     def _ldc(self) -> None:
         self.operation("ldc")
         self.to_register()
-        found = re.fullmatch(r"c\[0x0\]\[(U?R(?:\d+|Z))?\+?(0x[0-9a-f]+)?\]", self.operands.pop(0))
+        found = re.fullmatch(r"c\[0x([02])\]\[(U?R(?:\d+|Z))?\+?(0x[0-9a-f]+)?\]", self.operands.pop(0))
         if not found:
             raise self.unknown()
-        self.put(_Source(IMMEDIATE, 0, 0, 0, int(found[2] or "0", 0)))
-        self.put(self.source(found[1]) if found[1] else _Source())
+        self.put(_Source(IMMEDIATE, 0, 0, 0, int(found[3] or "0", 0) + (COMPILERS_BANK if found[1] == "2" else 0)))
+        self.put(self.source(found[2]) if found[2] else _Source())
         self.mode(0, next((int(name) // 8 for name in self.modifiers if name in ("64", "128")), 4))
         if self.has("U8", "S8", "U16", "S16"):
             raise self.unknown()
