@@ -312,6 +312,8 @@ OWNERS_RESIDENT_BLOCKS = 4
 """Thread blocks on a multiprocessor that registers have to suffice for."""
 OWNERS_CROWD = 1024
 """Prediction: blocks of a tile up to which comparing each with all is the fastest way to put them in order."""
+LIST_DEFINES = ("OFFSET", "RANK", "FIXED", "THREADS", "CROWD", "MARKS")
+"""What lists of blocks depend on: those of every dtype and window are made by the same kernels."""
 MARKS_OF_THREAD = 64
 """For blocks that follow each other, where more than those meet a tile."""
 OWNERS_WAVES = 2
@@ -380,8 +382,9 @@ def owners(problem: Problem) -> Plan:
         ("bins_place", of_blocks, 0),
         ("bins_order", of_blocks, THREADS * (MARKS_OF_THREAD + bits // 8)),
     )
+    defines = tuple(pair for pair in plan.defines if pair[0] in LIST_DEFINES)
     before = tuple(
-        replace(plan, symbol=symbol, grid=grid, shared_bytes=shared_bytes, fills_scratch=True)
+        replace(plan, symbol=symbol, defines=defines, grid=grid, shared_bytes=shared_bytes, fills_scratch=True)
         for symbol, grid, shared_bytes in steps
     )
     return replace(plan, before=before)
