@@ -546,6 +546,11 @@ def test_several_planes_and_wide_words_where_there_is_enough():
             "256 at most, but kernel_size is 260",
             {"size": (50, 300), "kernel": (2, 260), "steps": (0, 1, 520)},
         ),
+        (
+            "gather_blocks",
+            "walks over 16384 blocks at most .* put 20000 there on axis 1",
+            {"size": (50, 30_000), "steps": (0, 1, 9), "dilations": (1, 10_000)},
+        ),
         ("gather_bytes", "adds up bytes, as int8, uint8 and bool are", {}),
         ("gather_bytes", "needs a stride of 1 along the last axis, not 2", {"dtype": "int8", "strides": 2}),
         ("gather_bytes", "contiguous last axis .* not steps of 9 and 1", {"dtype": "int8", "steps": (0, 1, 9)}),

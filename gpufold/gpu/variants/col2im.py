@@ -478,6 +478,8 @@ Longer rows read fewer blocks twice, higher tiles leave fewer lanes idle, and la
 """
 BLOCKS_STAGED_BYTES = 4 * 1024
 """What the taps of a batch may take of it."""
+BLOCKS_MAX_SPAN = 1 << 14
+"""Blocks along an axis from the first to the last that reach a pixel: a thread block walks over all of them."""
 BLOCKS_PIECE = 8
 """Taps of a lane, whose sums it has in registers."""
 BLOCKS_BATCH = 8
@@ -576,6 +578,11 @@ def gather_blocks(problem: Problem) -> Plan:
             raise Unsupported(
                 f"{OPERATION}: gather_blocks takes one tap of a block for each pixel, but dilations is 0 on "
                 f"axis {number}, where every tap lands on the same"
+            )
+        if (span := (axis.kernel - 1) * axis.dilation // axis.stride) > BLOCKS_MAX_SPAN:
+            raise Unsupported(
+                f"{OPERATION}: gather_blocks walks over {BLOCKS_MAX_SPAN} blocks at most between those that reach a "
+                f"pixel, but kernel_size {axis.kernel} and dilations {axis.dilation} put {span} there on axis {number}"
             )
     vector = _vector(problem)
     piece = _multiple(-(-row.kernel // -(-row.kernel // BLOCKS_PIECE)), vector)
