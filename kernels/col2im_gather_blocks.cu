@@ -20,6 +20,9 @@
 //
 // Wins where the taps of a block lie closer in memory than its blocks, and these overlap densely: threads
 // that read one tap of neighbouring blocks would waste most of each sector.
+#ifndef THREADS
+#define THREADS 32
+#endif
 #include "col2im.cuh"
 #include "fusion.cuh"
 
@@ -36,7 +39,7 @@
 #define BATCH 8
 #endif
 #ifndef STAGED
-#define STAGED 252
+#define STAGED 720
 #endif
 #ifndef PIXELS
 #define PIXELS 2304

@@ -10,6 +10,10 @@
 // blocks that do not exist. Sums wrap and may be made in any order. The columns begin and end with whole
 // words, and so do planes, so that no word reaches beyond them. Wins wherever it serves: with a byte to an
 // instruction, instructions would be what binds.
+#ifndef SCALAR
+#define SCALAR unsigned char
+#define ACCUMULATOR unsigned int
+#endif
 #include "col2im.cuh"
 #include "fusion.cuh"
 

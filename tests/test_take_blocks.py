@@ -325,11 +325,11 @@ def test_what_lies_outside_is_not_loaded_and_planes_share_positions():
     case = CASES[11]
     call = calls.take_blocks(np.empty(case.shape, np.float32), case.positions, case.block)
     plan = choose(call, Operand.contiguous(case.shape), Operand.contiguous(case.blocks_shape))
-    assert (dict(plan.defines)["PLANES"], dict(plan.defines)["ELEMENTS"]) == ("4", "2")
+    assert (dict(plan.defines)["PLANES"], dict(plan.defines)["ELEMENTS"]) == ("4", "4")
     blocks = np.empty(case.blocks_shape, np.float32)
     far = np.full_like(case.positions, FAR - 1)
     moved = hostcuda.traffic(plan, values(case.shape, np.float32), blocks, None, far)
-    assert moved.loads.bytes == 2 * 8 * prod((40, 2, 4, 8)), "positions alone, one for four planes and two elements"
+    assert moved.loads.bytes == 2 * 8 * prod((40, 2, 4, 4)), "positions alone, one for four planes and four elements"
     assert moved.stores.bytes == blocks.nbytes
 
 
