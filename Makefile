@@ -15,7 +15,7 @@ WITH_CUPY := $(if $(CUPY),$(COMMA)$(CUPY))
 # Without a driver the tests still compile what CuPy would launch: its wheel alone, without CUDA's libraries.
 CUPY_FOR_TESTS := $(if $(CUPY),,cupy-cuda13x)
 
-# The GPU tests spend most of their time compiling, thousands of kernels: one process takes nine minutes. Each process has
+# The GPU tests spend most of their time compiling, thousands of kernels. Each process has
 # a context of its own on the GPU, so there are not more than 14.
 PARALLEL = $(shell $(BIN)/python -c "import importlib.util, os; \
 	print('-n %d --dist worksteal' % max(1, min(14, os.cpu_count() - 2)) if importlib.util.find_spec('xdist') else '')" 2>/dev/null)

@@ -1487,7 +1487,8 @@ def short_blocks(dtype):
 
 def sources_of(call, variant):
     with suppress(gpufold.Unsupported):
-        yield gpufold.explain(call.operation, call.data, *call.arguments, **call.options, variant=variant).plan.source
+        plan = gpufold.explain(call.operation, call.data, *call.arguments, **call.options, variant=variant).plan
+        yield from (step.source for step in (*plan.before, plan))
 
 
 def test_short_cases_run_every_kernel():

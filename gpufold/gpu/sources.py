@@ -17,14 +17,14 @@ _KERNEL = re.compile(r'^extern "C" __global__ .*?\b(\w+)\(const Scalar.*?^}$', r
 
 
 def symbols(source: str) -> list[str]:
-    """Return the names of the kernels of a source file, without those of its headers."""
+    """Return the names of the kernels of a source file that take elements: of each the alternatives."""
     return _KERNEL.findall((KERNELS / source).read_text())
 
 
 def source_text(source: str, symbol: str) -> str:
     """Return a kernel's source, in which errors name its file and line, without the other kernels of the file.
 
-    Each of them would take as long to compile again. What its headers have belongs to it.
+    Each of them would take as long to compile again. Those of bins.cu, which run one after another, stay together.
     """
     text = (KERNELS / source).read_text()
     if symbol in symbols(source):

@@ -368,11 +368,11 @@ PHASES_WAVES = 3
 """Prediction: more cells for a thread block pay while this many times the resident threads are left."""
 
 
-def _lane_phases(problem: Problem) -> tuple[int, int]:
-    """Return the phases of a lane and the warps of a thread block that idle fewest lanes, then fill most lines."""
-    view = view_of(problem)
-    itemsize, stride = view.element.itemsize, view.axes[-1].stride
-    word = gcd(stride * itemsize, WIDEST_WORD) // itemsize
+def _lane_phases(stride: int, itemsize: int, word: int) -> tuple[int, int]:
+    """Return the phases of a lane, in words of so many, and the warps of a thread block.
+
+    They are those that idle fewest lanes, then fill most lines.
+    """
     most = max(word, PHASES_PER_LANE[itemsize])
     choices = (
         (lane, warps)
@@ -400,9 +400,9 @@ def gather_phases(problem: Problem) -> Plan:
     view, device = view_of(problem), problem.device
     *outer, row = view.axes
     itemsize = view.element.itemsize
-    lane, warps = _lane_phases(problem)
-    phases = lane * warps
     word = gcd(row.stride * itemsize, WIDEST_WORD)  # in bytes
+    lane, warps = _lane_phases(row.stride, itemsize, word // itemsize)
+    phases = lane * warps
     steps = (*view.pixel_strides[:-1], view.image_channel, view.image_batch, row.size, row.pad_begin)
     words = (
         word > itemsize

@@ -312,7 +312,7 @@ OWNERS_RESIDENT_BLOCKS = 4
 """Thread blocks on a multiprocessor that registers have to suffice for."""
 OWNERS_CROWD = 1024
 """Prediction: blocks of a tile up to which comparing each with all is the fastest way to put them in order."""
-LIST_DEFINES = ("OFFSET", "RANK", "FIXED", "THREADS", "CROWD", "MARKS")
+LIST_DEFINES = ("OFFSET", "RANK", "FIXED", "THREADS")
 """What lists of blocks depend on: those of every dtype and window are made by the same kernels."""
 MARKS_OF_THREAD = 64
 """For blocks that follow each other, where more than those meet a tile."""
@@ -322,7 +322,7 @@ OWNERS_WAVES = 2
 
 @dataclass(frozen=True, slots=True)
 class Bins:
-    """The tiles whose lists kernels/bins.cuh makes."""
+    """The tiles whose lists kernels/bins.cu makes."""
 
     side: Size
     """Pixels of a tile along each axis."""
@@ -345,7 +345,7 @@ def _bins(view: View) -> Bins:
 
 
 def owners(problem: Problem) -> Plan:
-    """Plan for kernels/add_blocks_owners.cu, after those of kernels/bins.cuh."""
+    """Plan for kernels/add_blocks_owners.cu, after those of kernels/bins.cu."""
     view = view_of(problem)
     bins = _bins(view)
     planes = min(OWNERS_MAX_PLANES, view.channels, max(1, OWNERS_SUM_BYTES // view.element.itemsize))
@@ -382,9 +382,21 @@ def owners(problem: Problem) -> Plan:
         ("bins_place", of_blocks, 0),
         ("bins_order", of_blocks, THREADS * (MARKS_OF_THREAD + bits // 8)),
     )
-    defines = tuple(pair for pair in plan.defines if pair[0] in LIST_DEFINES)
+    defines = (
+        *(pair for pair in plan.defines if pair[0] in LIST_DEFINES),
+        ("CROWD", str(OWNERS_CROWD)),
+        ("MARKS", str(MARKS_OF_THREAD)),
+    )
     before = tuple(
-        replace(plan, symbol=symbol, defines=defines, grid=grid, shared_bytes=shared_bytes, fills_scratch=True)
+        replace(
+            plan,
+            source="bins.cu",
+            symbol=symbol,
+            defines=defines,
+            grid=grid,
+            shared_bytes=shared_bytes,
+            fills_scratch=True,
+        )
         for symbol, grid, shared_bytes in steps
     )
     return replace(plan, before=before)
