@@ -157,20 +157,25 @@ def add_blocks(
     call = summed_in(call, dtype_name(out.dtype), "out must have the result's dtype")
     if weight_out is None:
         return call
-    wanted = call.element.weight
-    if not wanted:
-        raise TypeError(
-            f"add_blocks: weight_out needs blocks of floats or complex numbers, got dtype {blocks.dtype}; "
-            "convert them with blocks.astype"
-        )
+    check_weight_sums(call.dtype, name, dtype_name(weight_out.dtype))
     if weight_out.shape != geometry.size:
         raise ValueError(
             f"add_blocks: weight_out must have the shape {geometry.size} of out's axes with positions, "
             f"got {weight_out.shape}"
         )
-    if dtype_name(weight_out.dtype) != wanted:
-        raise TypeError(f"add_blocks: weight_out must have the dtype {wanted} of weights, got {weight_out.dtype}")
     return call._replace(fusion=fusion._replace(weight_out=True))
+
+
+def check_weight_sums(dtype: str, blocks: str, given: str) -> None:
+    """Raise unless the weights of blocks that are summed in a dtype can be added to sums of the given one."""
+    wanted = ELEMENT_TYPES[dtype].weight
+    if not wanted:
+        raise TypeError(
+            f"add_blocks: weight_out needs blocks of floats or complex numbers, got dtype {blocks}; "
+            "convert them with blocks.astype"
+        )
+    if given != wanted:
+        raise TypeError(f"add_blocks: weight_out must have the dtype {wanted} of weights, got {given}")
 
 
 def take_blocks(

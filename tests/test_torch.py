@@ -741,6 +741,12 @@ def test_dtypes_that_do_not_fit_are_refused_by_compilers_too():
         compiled(out, blocks, places)
     with pytest.raises(TypeError, match="out must have the result's dtype int32, got float32"):
         torch.ops.gpufold.add_blocks(blocks, None, places, out, "sum", False, "auto", True)
+    compiled = torch.compile(gpufold.torch.add_blocks_, backend="eager")
+    with pytest.raises(TypeError, match="weight_out must have the dtype float32 of weights, got float64"):
+        compiled(out, blocks.float(), places, weight_out=out.double())
+    with pytest.raises(TypeError, match="weight_out needs blocks of floats or complex numbers, got dtype int32"):
+        compiled(out.int(), blocks, places, weight_out=out)
+    assert not out.any()
 
 
 def test_compile_serves_other_sizes_without_compiling_again():

@@ -643,17 +643,21 @@ def add_blocks_(
     """
     if rules.is_traced(out) or rules.is_traced(blocks):
         options: dict[str, Any] = {"variant": variant, "deterministic": deterministic}
-        out.copy_(add_blocks(out, blocks, positions, window, **options))
+        sums = add_blocks(out, blocks, positions, window, **options)
         if weight_out is not None:
+            calls.check_weight_sums(*map(tensors.name_of, (out.dtype, blocks.dtype, weight_out.dtype)))
             ones = weight_out.new_ones(()).expand(blocks.shape[0], *blocks.shape[1 + out.ndim - weight_out.ndim :])
             weight_out.copy_(add_blocks(weight_out, ones, positions, window, **options))
+        out.copy_(sums)
         return out
     array, given, places = _described_addition("add_blocks_", out, blocks, positions)
-    sums = None
+    weights = None
     if weight_out is not None:
-        sums = tensors.described("add_blocks_", "weight_out", weight_out)
+        weights = tensors.described("add_blocks_", "weight_out", weight_out)
         tensors.check_like("add_blocks_", "weight_out", weight_out, out, "out")
-    call = calls.add_blocks(array, given, places, window, weight_out=sums, variant=variant, deterministic=deterministic)
+    call = calls.add_blocks(
+        array, given, places, window, weight_out=weights, variant=variant, deterministic=deterministic
+    )
     return rules.compute_in_place(call, out, blocks, window, places, weight_out)
 
 
