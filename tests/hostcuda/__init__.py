@@ -12,7 +12,7 @@
     -p hostcuda.standin                        a plugin of pytest: GPU tests run on the CPU, on a stand-in for CuPy
 
 How it works. g++ compiles the .cu file behind host/cuda_words.h, which gives the words of CUDA a meaning: __global__
-means nothing, __shared__ means static, threadIdx is a global variable, an atomic operation is an ordinary one. So a
+means inline, __shared__ means static, threadIdx is a global variable, an atomic operation is an ordinary one. So a
 kernel is a function of one thread, and host/scheduler.cpp calls it for each thread of each block. A thread that comes
 to a barrier keeps its stack and lets the others go on; the barrier opens when all threads it names that have not
 returned have come. Shuffles and votes are barriers at which values change hands.
