@@ -413,11 +413,6 @@ SANITIZED = pytest.param("sanitized", marks=pytest.mark.all)
 """The mode whose builds take longest, for --all; "observed" looks at bounds too."""
 
 
-def some(parameters, step):
-    """Every one of the parameters with --all; without, one of so many."""
-    return [pytest.param(each, marks=() if n % step == 0 else pytest.mark.all) for n, each in enumerate(parameters)]
-
-
 def crossed(*parameters):
     """Every combination of parameters: with --all; without, as few as bring each value of each once."""
     longest = max(map(len, parameters))

@@ -11,6 +11,7 @@ import pytest
 from gpufold.cpu import folding, runs, tiles
 
 REASONS = Counter()
+LEFT_FOR_ALL = "a combination or a figure that make test ALL=1 looks at"
 
 
 def no_gpu() -> str | None:
@@ -54,6 +55,7 @@ def pytest_configure(config):
     config.addinivalue_line("markers", "nvcc: compiles the kernels by nvcc, of a wheel or on the PATH")
     config.addinivalue_line("markers", "peer(name): compares with another library, by its module's name")
     config.addinivalue_line("markers", "all: one of many combinations, or read from machine code, with --all")
+    config.addinivalue_line("markers", "some(step): without --all, one of so many of a test's combinations")
     config.addinivalue_line("markers", "many: a longer run of random problems, with --many")
 
 
@@ -64,8 +66,9 @@ def pytest_addoption(parser):
 
 def pytest_collection_modifyitems(config, items):
     checks = {"gpu": no_gpu, "hostcuda": no_compiler, "nvrtc": no_cuda_compiler, "nvcc": no_nvcc}
-    answers = {}
+    answers, numbers = {}, Counter()
     kept, dropped = [], []
+    everything = config.getoption("--all") or config.getoption("--many")
     for item in items:
         reasons = []
         for marker in item.iter_markers():
@@ -75,10 +78,15 @@ def pytest_collection_modifyitems(config, items):
                 reasons.append(answers[marker.name])
             elif marker.name == "peer" and importlib.util.find_spec(marker.args[0]) is None:
                 reasons.append(f"{marker.args[0]} is not installed (make test PEERS=1 installs peers)")
-            elif marker.name == "all" and not (config.getoption("--all") or config.getoption("--many")):
-                reasons.append("a combination or a figure that make test ALL=1 looks at")
+            elif marker.name == "all" and not everything:
+                reasons.append(LEFT_FOR_ALL)
             elif marker.name == "many" and not config.getoption("--many"):
                 reasons.append("a longer run of random problems, with --many")
+        some = item.get_closest_marker("some")
+        if some and not everything and not any(reasons):
+            if numbers[item.function] % some.args[0]:
+                reasons.append(LEFT_FOR_ALL)
+            numbers[item.function] += 1
         reason = next(filter(None, reasons), None)
         if reason is None:
             kept.append(item)

@@ -170,6 +170,7 @@ def test_one_call_is_one_call_a_block():
         assert_same_bits(gpufold.add_blocks(out, blocks, positions), want)
 
 
+@pytest.mark.some(7)
 @pytest.mark.parametrize(("narrow", "wide"), WIDER, ids=str)
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_a_wider_out_takes_blocks_as_if_they_were_converted_first(case, narrow, wide, way):
@@ -389,12 +390,14 @@ def check_kernels(case, dtype, rng, **mode):
             assert (abs(got - want) <= 2 * len(positions) * kind.eps * total + kind.tiny).all(), where
 
 
+@pytest.mark.some(5)
 @pytest.mark.hostcuda
 @pytest.mark.parametrize(("case", "seed"), crossed(CASES, range(6)))
 def test_every_kernel_is_the_numpy_path_in_any_layout(case, seed):
     check_kernels(case, DTYPES[(CASES.index(case) + seed) % len(DTYPES)], random.Random(f"{case} {seed}"))
 
 
+@pytest.mark.some(7)
 @pytest.mark.hostcuda
 @pytest.mark.parametrize(("case", "kind"), crossed(CASES, ["separable", "full"]))
 def test_no_weight_counts_where_its_element_lands_outside(case, kind):
@@ -433,6 +436,7 @@ def test_every_dtype_of_a_kernel_is_the_numpy_path(dtype):
     check_kernels(CASES[11], dtype, random.Random(str(dtype)))
 
 
+@pytest.mark.some(5)
 @pytest.mark.hostcuda
 @pytest.mark.parametrize("mode", ["observed", "shuffled", SANITIZED])
 @pytest.mark.parametrize("case", [CASES[3], CASES[6], CASES[9], CASES[11], CASES[12], CASES[14]], ids=str)
@@ -468,6 +472,7 @@ REGIONS = {
 }
 
 
+@pytest.mark.some(5)
 @pytest.mark.hostcuda
 @pytest.mark.parametrize("mode", ["plain", "observed", "shuffled", SANITIZED])
 @pytest.mark.parametrize("crowded", [False, True])

@@ -454,6 +454,7 @@ def test_a_kernel_that_does_not_serve_a_problem_is_no_failure(capsys, numpy_devi
     assert "not this one" not in out
 
 
+@pytest.mark.all
 def test_a_problem_that_cannot_be_made_is_a_row_that_says_so(capsys, numpy_device, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "ml_dtypes", None)
     saved = tmp_path / "gpu.json"
@@ -863,6 +864,7 @@ def test_a_reader_never_sees_half_a_file(tmp_path):
 TWO = ("--device", "cpu", "--problem", "tiny", "--seconds", "0.001", "--threads", "1")
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt])
 def test_a_crash_loses_the_row_under_way_and_resume_measures_what_is_missing(capsys, tmp_path, monkeypatch, error):
     saved, measured, crashes = tmp_path / "saved.json", [], [True]
@@ -896,6 +898,7 @@ def test_a_crash_loses_the_row_under_way_and_resume_measures_what_is_missing(cap
     assert len(measured) == 3
 
 
+@pytest.mark.some(5)
 @pytest.mark.parametrize(
     ("others", "message"),
     [
@@ -930,6 +933,7 @@ def test_resume_names_another_device_and_other_versions(capsys, tmp_path, monkey
     assert f"versions['numpy'] was '0.1' and is '{np.__version__}'" in message
 
 
+@pytest.mark.all
 def test_sigterm_loses_nothing_but_the_row_under_way(tmp_path):
     saved = tmp_path / "saved.json"
     words = ["--device", "cpu", "--problem", "tiny", "--seconds", "2", "--threads", "1", "--save", str(saved)]
@@ -1298,6 +1302,7 @@ def test_without_a_gpu_s_measurements_one_line_says_how_to_get_them(capsys, tmp_
     assert len(out.splitlines()) == 1
 
 
+@pytest.mark.all
 def test_crossover_measures_saves_and_reads_again(capsys, tmp_path, monkeypatch):
     monkeypatch.setattr("bench.__main__.device_facts", lambda: H200)
     monkeypatch.setattr("bench.__main__.device_kind", lambda wanted: "gpu")

@@ -289,6 +289,7 @@ def check_kernels(case, dtype, rng, device=H200, **mode):
     return served
 
 
+@pytest.mark.some(3)
 @pytest.mark.hostcuda
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_every_kernel_is_the_numpy_path_in_any_layout(case):
@@ -299,6 +300,7 @@ def test_every_kernel_is_the_numpy_path_in_any_layout(case):
     assert {"gather_pixels", "taps"} <= served
 
 
+@pytest.mark.some(3)
 @pytest.mark.hostcuda
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_every_dtype_is_the_numpy_path(dtype):
@@ -349,6 +351,7 @@ def test_leading_axes_apart_have_no_weights(reduction):
     assert "taps" in served
 
 
+@pytest.mark.some(3)
 @pytest.mark.hostcuda
 @pytest.mark.parametrize("number", range(len(FUSIONS)))
 def test_kernels_fuse_as_the_numpy_path(number):

@@ -25,7 +25,6 @@ from cases import (
     awkward_window,
     crossed,
     fold,
-    some,
     values,
     weights_of,
     window_of,
@@ -121,6 +120,7 @@ def check_variants(case, dtype, device=ONE_THREAD, mode="plain", names=VARIANTS)
             check(geometry, columns, want, variant, device, mode=mode)
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("case", [*CASES, *LARGE_STRIDE_CASES, *STAGED_CASES], ids=str)
 def test_every_variant_is_the_definition(case):
     dtype = DTYPES[[*CASES, *LARGE_STRIDE_CASES, *STAGED_CASES].index(case) % len(DTYPES)]
@@ -173,6 +173,7 @@ def test_taps_and_blocks_may_be_far_apart(case, mode):
     check_variants(case, np.float32, H200, mode, names)
 
 
+@pytest.mark.some(5)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(
     "case",
@@ -281,7 +282,8 @@ def check_random(seed, count):
                 raise AssertionError(f"seed {seed}, geometry {number}: {case!r} {dtype}") from error
 
 
-@pytest.mark.parametrize("seed", some(range(20), 4))
+@pytest.mark.some(4)
+@pytest.mark.parametrize("seed", range(20))
 def test_random_geometries_in_any_layout_are_the_numpy_path(seed):
     check_random(seed, 100)
 
@@ -333,6 +335,7 @@ def check_fused(case, dtype, fusion, seed=0, device=ONE_THREAD, mode="plain", ma
             )
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("number", range(2 * len(FUSIONS)))
 def test_every_variant_fuses_as_the_numpy_path(number):
     fusion, case = FUSIONS[number % len(FUSIONS)], FUSED_CASES[number % len(FUSED_CASES)]
@@ -373,6 +376,7 @@ AWKWARD_CASES = (
 )
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("number", range(2 * len(AWKWARD_CASES)))
 def test_no_weight_counts_where_its_tap_does_not_exist(number):
     """Infinite and NaN weights show what lets them in: zero times these is NaN."""
@@ -383,10 +387,11 @@ def test_no_weight_counts_where_its_tap_does_not_exist(number):
         check_fused(case, dtype, fusion, seed, (ONE_THREAD, H200)[seed % 2], make_window=awkward_window)
 
 
-@pytest.mark.parametrize("dtype", [dtype for dtype in DTYPES if dtype not in INEXACT], ids=str)
-def test_every_variant_accumulates_integers(dtype):
-    for case in FUSED_CASES[:4]:
-        check_fused(case, dtype, ("sum", "none", True))
+@pytest.mark.parametrize(
+    ("dtype", "case"), crossed([dtype for dtype in DTYPES if dtype not in INEXACT], FUSED_CASES[:4])
+)
+def test_every_variant_accumulates_integers(dtype, case):
+    check_fused(case, dtype, ("sum", "none", True))
 
 
 @pytest.mark.parametrize("case", FUSED_CASES[:5], ids=str)
@@ -394,7 +399,8 @@ def test_warps_wait_for_each_other_where_sums_are_fused(case):
     check_fused(case, np.dtype(np.float32), ("mean", "full", True), mode="shuffled", seed=3)
 
 
-@pytest.mark.parametrize("seed", some(range(8), 2))
+@pytest.mark.some(2)
+@pytest.mark.parametrize("seed", range(8))
 def test_random_geometries_fuse_as_the_numpy_path(seed):
     rng = random.Random(seed)
     kernel, strides, dilations = random_pattern(rng)

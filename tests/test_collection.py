@@ -46,6 +46,7 @@ def collect(folder, packages, *paths):
     return run.stdout, left_out, {install for _, _, installs in said for install in installs.split(" and ")}
 
 
+@pytest.mark.all
 def test_without_cupy_what_launches_is_left_out(tmp_path):
     collected, left_out, installs = collect(tmp_path, ["cupy"], "gpufold", "tests/test_launch.py")
     assert left_out == {"gpufold/gpu/launch.py": {"cupy"}}
@@ -54,6 +55,7 @@ def test_without_cupy_what_launches_is_left_out(tmp_path):
     assert "gpufold/sliding.py::gpufold.sliding.col2im" in collected
 
 
+@pytest.mark.all
 def test_without_cupy_onnx_and_dask_what_imports_them_is_left_out(tmp_path):
     collected, left_out, installs = collect(tmp_path, ["cupy", "onnx", "dask"])
     assert left_out == {
@@ -69,6 +71,7 @@ def test_without_cupy_onnx_and_dask_what_imports_them_is_left_out(tmp_path):
         assert f"{module}::" in collected
 
 
+@pytest.mark.all
 def test_a_module_that_nobody_asked_for_is_not_spoken_of(tmp_path):
     _, left_out, _ = collect(tmp_path, ["cupy", "dask"], "gpufold/sliding.py", "tests/test_errors.py")
     assert left_out == {}

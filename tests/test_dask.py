@@ -630,6 +630,7 @@ def test_blocks_at_positions_in_chunks_of_cupy_have_the_bits_of_numpy_chunks():
         assert_same_bits(cupy.asnumpy(result.compute()), want)
 
 
+@pytest.mark.all
 def test_the_bench_stitches_and_checks_a_small_picture(capsys, tmp_path):
     from bench.__main__ import main
 
@@ -651,6 +652,7 @@ def test_the_bench_stitches_and_checks_a_small_picture(capsys, tmp_path):
     assert list(tmp_path.iterdir()) == [tmp_path / "r.json"]
 
 
+@pytest.mark.all
 def test_the_bench_notices_a_wrong_picture(tmp_path):
     from bench import gigapixel
 

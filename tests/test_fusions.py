@@ -81,6 +81,7 @@ def test_integers_accumulate(dtype):
     check(Case("odd", (7, 9), (3, 4), (2, 1), (1, 2), (2, 1), (0, 3)), dtype, ("sum", "none", True))
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("first", range(0, 400, 100))
 def test_random_problems_are_their_definition(first, way):
     for seed in range(first, first + 100):
@@ -88,6 +89,7 @@ def test_random_problems_are_their_definition(first, way):
         check(random_case(seed), dtype, random.Random(seed).choice(FUSIONS), seed)
 
 
+@pytest.mark.some(5)
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("first", range(0, 400, 100))
 def test_no_weight_counts_where_its_tap_does_not_exist(first, way):
@@ -111,6 +113,7 @@ def test_uncovered_pixels_are_zero_beside_infinite_weights(reduction, kind):
     assert np.isnan(got[covered]).all()
 
 
+@pytest.mark.some(7)
 @pytest.mark.parametrize("kind", ["separable", "full"])
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_a_window_multiplies_what_im2col_takes(case, kind, way):

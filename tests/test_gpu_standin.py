@@ -167,6 +167,7 @@ def test_the_gpu_tests_pass_on_a_stand_in_for_cupy():
     assert "tests deselected: needs cupyx" in output
 
 
+@pytest.mark.all
 @pytest.mark.peer("torch")
 @pytest.mark.hostcuda
 def test_the_gpu_tests_of_tensors_pass_on_a_stand_in_for_cupy():

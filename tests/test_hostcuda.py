@@ -417,6 +417,7 @@ DEVICE_OF = {
 }
 
 
+@pytest.mark.some(5)
 @pytest.mark.parametrize("architecture", cubin.ARCHITECTURES)
 @pytest.mark.parametrize(("width", "ratio"), [(1, 1.0), (2, 2.0), (64, 8.0)])
 def test_machine_code_asks_for_what_the_source_does(width, ratio, architecture):

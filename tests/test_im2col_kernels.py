@@ -18,7 +18,6 @@ from cases import (
     awkward_window,
     crossed,
     random_case,
-    some,
     values,
     weights_of,
     window_of,
@@ -96,6 +95,7 @@ def check_case(case, dtype, seed=0):
             check("im2col", geometry, image, want, variant, device)
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_every_variant_is_the_definition(case):
     check_case(case, DTYPES[CASES.index(case) % len(DTYPES)])
@@ -123,7 +123,8 @@ def test_every_element_size_is_the_definition(case, dtype):
     check_case(case, dtype)
 
 
-@pytest.mark.parametrize("seed", some(range(40), 4))
+@pytest.mark.some(4)
+@pytest.mark.parametrize("seed", range(40))
 def test_random_geometries_are_the_definition(seed):
     check_case(random_case(seed), DTYPES[seed % len(DTYPES)], seed)
 
@@ -134,6 +135,7 @@ def test_many_random_geometries_are_the_definition(seed):
     check_case(random_case(seed), DTYPES[seed % len(DTYPES)], seed)
 
 
+@pytest.mark.some(5)
 @pytest.mark.parametrize("make_window", [window_of, awkward_window])
 @pytest.mark.parametrize(
     ("case", "kind"), crossed([*CASES[::4], *STAGED_CASES[2:], *UNSPLIT_CASES], ["separable", "full"])

@@ -19,7 +19,6 @@ from cases import (
     garbage,
     random_case,
     random_space_case,
-    some,
     unfold,
     values,
     with_extents,
@@ -67,7 +66,8 @@ def check_random(seed):
     assert_same_bits(unfold(case, image), case.im2col(image), where)
 
 
-@pytest.mark.parametrize("first", some(range(0, 1000, 100), 2))
+@pytest.mark.some(2)
+@pytest.mark.parametrize("first", range(0, 1000, 100))
 def test_random_problems_are_their_definition(first, way):
     for seed in range(first, first + 100):
         check_random(seed)

@@ -7,7 +7,7 @@ from __future__ import annotations
 import definition
 import numpy as np
 import pytest
-from cases import SPACE_CASES, SpaceCase, crossed, random_space_case, some
+from cases import SPACE_CASES, SpaceCase, crossed, random_space_case
 from moves import DEVICES, DTYPES, ONE_THREAD, check, random_bits
 
 from gpufold import operations
@@ -90,6 +90,7 @@ def test_every_variant_is_the_definition(operation, case):
     check_case(operation, case, DTYPES[SPACE_CASES.index(case) % len(DTYPES)])
 
 
+@pytest.mark.some(5)
 @pytest.mark.parametrize("operation", OPERATIONS)
 @pytest.mark.parametrize(("case", "dtype"), crossed(LAYOUT_CASES, NARROW_AND_WIDE))
 def test_every_layout_is_the_definition(operation, case, dtype):
@@ -111,7 +112,8 @@ def test_every_element_size_is_the_definition(operation, case, dtype):
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)
-@pytest.mark.parametrize("seed", some(range(30), 3))
+@pytest.mark.some(3)
+@pytest.mark.parametrize("seed", range(30))
 def test_random_geometries_are_the_definition(operation, seed):
     check_case(operation, random_space_case(seed), DTYPES[seed % len(DTYPES)], seed)
 
@@ -138,6 +140,7 @@ def test_wide_offsets_give_the_same(operation, case, monkeypatch):
     operations.choose.cache_clear()
 
 
+@pytest.mark.some(5)
 @pytest.mark.parametrize("operation", OPERATIONS)
 @pytest.mark.parametrize("case", LAYOUT_CASES, ids=str)
 def test_lanes_in_any_order_give_the_same_and_never_race(operation, case):
@@ -163,6 +166,7 @@ STRIDED = {
 }
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("view", STRIDED.values(), ids=STRIDED)
 @pytest.mark.parametrize("block", [(1, 2, 2), (2, 2, 1), (1, 1, 4), (1, 1, 1)])
 @pytest.mark.parametrize("operation", OPERATIONS)

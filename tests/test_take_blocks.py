@@ -67,6 +67,7 @@ def way(request, monkeypatch):
         monkeypatch.setattr(tiles, "THREADED_ELEMENTS", 1)
 
 
+@pytest.mark.some(7)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("kind", WINDOWS)
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -81,6 +82,7 @@ def test_it_is_its_definition(case, kind, mode, way):
         assert_same_bits(out, want, f"{case} {dtype}, out")
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_every_dtype_is_its_definition(dtype, mode, way):

@@ -231,6 +231,7 @@ def differentiable(operation):
     return given
 
 
+@pytest.mark.some(2)
 @named([*LINEAR, *WINDOWED, *AVERAGED])
 def test_gradients(operation):
     given = differentiable(operation)
@@ -602,6 +603,7 @@ def test_the_first_tiles_decide_where_a_stitchers_sums_live():
 # Compilers
 
 
+@pytest.mark.some(3)
 @named([*LINEAR, *WINDOWED, *AVERAGED])
 @pytest.mark.parametrize("name", ["float32", "complex64"])
 def test_operators_pass_torchs_own_checks(operation, name):
@@ -637,6 +639,7 @@ class Recorder:
         return lambda *arguments: self.calls.append(arguments) or self.operator(*arguments)
 
 
+@pytest.mark.some(3)
 @named([*(LINEAR[number] for number in (0, 2, 4, 5, 6, 7, 8, 10, 11)), WINDOWED[0], WINDOWED[10], AVERAGED[2]])
 def test_compiled_calls_have_eagers_bits(operation):
     torch.compiler.reset()
@@ -661,6 +664,7 @@ def network(columns, window):
     return gpufold.torch.unfold(image, (3, 6)).cos()
 
 
+@pytest.mark.some(5)
 @pytest.mark.parametrize("windowed", [False, True])
 @pytest.mark.parametrize(
     "transform",
