@@ -149,20 +149,28 @@ def as_weights(call: Call, library: ModuleType, window: Any, data: Any) -> tuple
     (array([1., 1.], dtype=float32), array([0., 1., 2.], dtype=float32))
     """
     operation, wanted = call.operation, call.element.weight_dtype
-    axes, converted = [], False
-    for name, weights, shape in axes_of_window(call, window):
-        axes.append(weights)
+    axes, shapes = axes_of_window(call, window)
+    converted = False
+    for axis, (weights, shape) in enumerate(zip(axes, shapes, strict=True)):
+        on_device = library is np or getattr(weights, "device", None) == data.device
+        if (
+            isinstance(weights, library.ndarray)
+            and weights.shape == shape
+            and on_device
+            and is_kernel_ready(library, weights, wanted)
+        ):
+            continue
+        name = name_of_axis(call, window, axis)
         check_library(operation, name, weights, library, "the data")
         if weights.shape != shape:
             raise misshapen_weights(call, name, weights.shape, shape)
-        if library is not np and weights.device != data.device:
+        if not on_device:
             raise ValueError(
                 f"{operation}: {name} must be on the device of the data, {data.device}, got {weights.device}"
             )
-        if not is_kernel_ready(library, weights, wanted):
-            converted = True
-            if weights.dtype.kind not in "fiu" and weights.dtype.name != "bfloat16":
-                raise TypeError(f"{operation}: {name} must hold real numbers, got dtype {weights.dtype}")
+        if weights.dtype.kind not in "fiu" and weights.dtype.name != "bfloat16":
+            raise TypeError(f"{operation}: {name} must hold real numbers, got dtype {weights.dtype}")
+        converted = True
     if not converted:
         return tuple(axes)
     with device_of(library, axes[0]):
@@ -175,24 +183,26 @@ def name_of_weights(call: Call) -> str:
     return "weight" if call.operation == "average" else "window"
 
 
-def axes_of_window(call: Call, window: Any) -> list[tuple[str, Any, Size]]:
-    """Return the arrays of a window with their names in messages and the shapes that they must have.
+def axes_of_window(call: Call, window: Any) -> tuple[Sequence[Any], Sequence[Size]]:
+    """Return the arrays of a window and the shapes that they must have.
 
     That is one array of the block's shape or, for a separable window, one for each axis, and then as many as axes.
     """
     assert not isinstance(call.geometry, SpaceGeometry)
     block_shape = call.geometry.block_shape
     if not isinstance(window, Sequence):
-        return [(name_of_weights(call), window, block_shape)]
+        return (window,), (block_shape,)
     if len(window) != len(block_shape):
         raise ValueError(
             f"{call.operation}: window must be one array of the block's shape {block_shape}, or one array per axis, "
             f"{len(block_shape)} in all, got {len(window)}"
         )
-    return [
-        (f"window[{axis}]", weights, (taps,))
-        for axis, (weights, taps) in enumerate(zip(window, block_shape, strict=True))
-    ]
+    return window, [(taps,) for taps in block_shape]
+
+
+def name_of_axis(call: Call, window: Any, axis: int) -> str:
+    """Return the name of an array of a window in messages."""
+    return f"window[{axis}]" if isinstance(window, Sequence) else name_of_weights(call)
 
 
 def misshapen_weights(call: Call, name: str, shape: Size, wanted: Size) -> ValueError:

@@ -7,6 +7,7 @@ memory: an array may be anything with a shape and a dtype.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from typing import Any, NamedTuple
 
 from gpufold import geometry as sizes
@@ -272,4 +273,7 @@ def checked(
     kind = "none"
     if window is not None:
         kind = "separable" if isinstance(window, Sequence) or len(getattr(window, "shape", (0,))) == 1 else "full"
-    return name, Fusion(str(reduction), kind, bool(accumulate))
+    return name, _fused(str(reduction), kind, bool(accumulate))
+
+
+_fused = cache(Fusion)  # to look one up takes a third of the time

@@ -99,7 +99,7 @@ def sum_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
 
 def check_dtype(operation: str, name: str, dtype: np.dtype[Any] | str, strings: bool = False) -> None:
     """Raise unless there are sums of a dtype; or, where strings may be moved, unless it is one of strings."""
-    known = (dtype if isinstance(dtype, str) else dtype.name) in ELEMENT_TYPES
+    known = (dtype if isinstance(dtype, str) else name_of(dtype)) in ELEMENT_TYPES
     if not known and not (strings and not isinstance(dtype, str) and is_string(dtype)):
         raise TypeError(
             f"{operation}: {name} has dtype {dtype}, but the supported ones are {', '.join(ELEMENT_TYPES)}"

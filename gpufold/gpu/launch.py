@@ -32,13 +32,8 @@ Located: TypeAlias = tuple[int, Size, Size, int]
 Addresses: TypeAlias = tuple[int, ...]
 
 
-class Others(NamedTuple):
-    """What a call reads and writes besides, where it does."""
-
-    weights: Addresses | None
-    """Of a window."""
-    positions: int | None
-    weight_out: Located | None
+Others: TypeAlias = tuple[Addresses | None, int | None, Located | None]
+"""What a call reads and writes besides, where it does: the weights of a window, positions, and weight_out."""
 
 
 class Stream(NamedTuple):
@@ -51,6 +46,8 @@ class Stream(NamedTuple):
     device: int
     ptr: int
 
+
+stream_of = lru_cache(maxsize=256)(Stream)  # to look one up takes a third of the time
 
 Allocator: TypeAlias = Callable[[int], tuple[int, Any]]
 """Returns the address of so many bytes that later work on the stream may reuse, and what keeps them until then."""
@@ -89,9 +86,16 @@ def execute_at(
     allocate: Allocator,
 ) -> None:
     """Compute a call on memory that another library owns, on a stream of its; nothing is waited for."""
-    device = stream.device
-    of_weights = None if others.weight_out is None else _layout_at(others.weight_out)
-    kernel = _prepare_at(planner, call, _layout_at(data), _layout_at(result), device, of_weights)
+    device, weight_out = stream.device, others[-1]
+    of_weights = None if weight_out is None else (weight_out[0] % MAX_ALIGNMENT, *weight_out[1:])
+    kernel = _prepare_at(
+        planner,
+        call,
+        (data[0] % MAX_ALIGNMENT, *data[1:]),
+        (result[0] % MAX_ALIGNMENT, *result[1:]),
+        device,
+        of_weights,
+    )
     scratch, _kept = allocate(kernel.scratch_bytes) if kernel.scratch_bytes else (None, None)
     if cupy.cuda.runtime.getDevice() == device:
         kernel.launch_at(data, result, others, stream, scratch)
@@ -235,12 +239,6 @@ def _layout(array: Any) -> Layout:
     return array.shape, array.strides, address & -address, array.dtype.itemsize
 
 
-def _layout_at(array: Located) -> Layout:
-    address, shape, strides, itemsize = array
-    address |= MAX_ALIGNMENT
-    return shape, strides, address & -address, itemsize
-
-
 @lru_cache(maxsize=4096)
 def _prepare(
     planner: Planner, call: Call, data: Layout, result: Layout, device_number: int, weight_out: Layout | None = None
@@ -254,16 +252,17 @@ def _prepare(
 
 @lru_cache(maxsize=4096)
 def _prepare_at(
-    planner: Planner, call: Call, data: Layout, result: Layout, device_number: int, weight_out: Layout | None
+    planner: Planner, call: Call, data: Located, result: Located, device_number: int, weight_out: Located | None
 ) -> Kernel:
-    """Prepare a call on arrays whose strides are in elements."""
+    """Prepare a call on memory of another library; of addresses there is what is left beyond their alignment."""
 
-    def in_bytes(layout: Layout) -> Layout:
-        shape, strides, alignment, itemsize = layout
-        return tuple(shape), tuple([stride * itemsize for stride in strides]), alignment, itemsize
+    def layout(located: Located) -> Layout:
+        address, shape, strides, itemsize = located
+        address |= MAX_ALIGNMENT
+        return tuple(shape), tuple([stride * itemsize for stride in strides]), address & -address, itemsize
 
-    of_weights = None if weight_out is None else in_bytes(weight_out)
-    return _prepare(planner, call, in_bytes(data), in_bytes(result), device_number, of_weights)
+    of_weights = None if weight_out is None else layout(weight_out)
+    return _prepare(planner, call, layout(data), layout(result), device_number, of_weights)
 
 
 def _operand(operation: str, name: str, layout: Layout) -> Operand:

@@ -16,6 +16,7 @@ from gpufold.arrays import (
     check_bytes,
     kernel_ready,
     misshapen_weights,
+    name_of_axis,
     share_addresses,
 )
 from gpufold.calls import Call, Unsupported
@@ -90,14 +91,24 @@ def check_like(operation: str, name: str, tensor: Tensor, other: Tensor, like: s
 
 def checked_window(call: Call, data: Tensor, window: Any) -> tuple[Tensor, ...]:
     """Return the tensors of a window: one of the block's shape, or one for each axis."""
-    axes = []
-    for name, weights, shape in axes_of_window(call, window):
+    axes, shapes = axes_of_window(call, window)
+    wanted, device = WEIGHT_DTYPES.get(data.dtype), data.device
+    for axis, (weights, shape) in enumerate(zip(axes, shapes, strict=True)):
+        if (  # what most windows are, in fewer questions
+            type(weights) is Tensor
+            and not weights.is_nested
+            and weights.dtype is wanted
+            and weights.shape == shape
+            and weights.device == device
+            and weights.layout is torch.strided
+        ):
+            continue
+        name = name_of_axis(call, window, axis)
         if described(call.operation, name, weights).dtype.name == "bool" or weights.is_complex():
             raise TypeError(f"{call.operation}: {name} must hold real numbers, got dtype {DTYPES[weights.dtype]}")
         if weights.shape != shape:
             raise misshapen_weights(call, name, tuple(weights.shape), shape)
         check_like(call.operation, name, weights, data, "the data")
-        axes.append(weights)
     return tuple(axes)
 
 
@@ -113,6 +124,8 @@ def checked_positions(operation: str, positions: Any, array: Tensor, like: str) 
 
 def as_int64(operation: str, positions: Tensor) -> Tensor:
     """Return positions as a contiguous tensor of int64."""
+    if positions.dtype is torch.int64 and positions.is_contiguous():
+        return positions
     if positions.dtype not in INTEGERS:
         raise TypeError(f"{operation}: positions must be integers, got dtype {DTYPES.get(positions.dtype)}")
     if positions.dtype is torch.uint64:  # beyond int64 is far outside of any array
@@ -238,13 +251,13 @@ def _execute_on_gpu(
         weights = tuple([ready(each, dtype) for each in weights])
         pointers = tuple([each.data_ptr() for each in weights])
     places = None if positions is None else positions.data_ptr()
-    others = launch.Others(pointers, places, None if weight_out is None else located(weight_out))
+    others = pointers, places, None if weight_out is None else located(weight_out)
 
     def allocate(size: int) -> tuple[int, Tensor]:
         scratch = torch.empty(size, dtype=torch.uint8, device=data.device)
         return located(scratch)[0], scratch
 
-    stream = launch.Stream(*_stream_of(data))
+    stream = launch.stream_of(*_stream_of(data))
     launch.execute_at(choose, call, located(data), located(result), others, stream, allocate)
 
 
