@@ -12,7 +12,7 @@ from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
-from gpufold.calls import Call
+from gpufold.calls import Call, is_separable
 from gpufold.geometry import Size, SpaceGeometry
 
 
@@ -188,9 +188,8 @@ def axes_of_window(call: Call, window: Any) -> tuple[Sequence[Any], Sequence[Siz
 
     That is one array of the block's shape or, for a separable window, one for each axis, and then as many as axes.
     """
-    assert not isinstance(call.geometry, SpaceGeometry)
-    block_shape = call.geometry.block_shape
-    if not isinstance(window, Sequence):
+    block_shape = call.geometry.block_shape  # type: ignore[union-attr] # which has one where there are windows
+    if not is_separable(window):
         return (window,), (block_shape,)
     if len(window) != len(block_shape):
         raise ValueError(
@@ -202,7 +201,7 @@ def axes_of_window(call: Call, window: Any) -> tuple[Sequence[Any], Sequence[Siz
 
 def name_of_axis(call: Call, window: Any, axis: int) -> str:
     """Return the name of an array of a window in messages."""
-    return f"window[{axis}]" if isinstance(window, Sequence) else name_of_weights(call)
+    return f"window[{axis}]" if is_separable(window) else name_of_weights(call)
 
 
 def misshapen_weights(call: Call, name: str, shape: Size, wanted: Size) -> ValueError:

@@ -151,11 +151,13 @@ def add_blocks(
     deterministic: bool = True,
 ) -> Call:
     """Describe a call of `gpufold.add_blocks`, whose positions are an array too."""
-    check_dtype("add_blocks", "blocks", blocks.dtype)
-    name, fusion = checked("add_blocks", "blocks", blocks.dtype, window, accumulate=True)
+    dtype = blocks.dtype
+    check_dtype("add_blocks", "blocks", dtype)
+    name, fusion = checked("add_blocks", "blocks", dtype, window, accumulate=True)
     geometry = sizes.add_blocks_geometry(out.shape, blocks.shape, positions.shape)
     call = Call("add_blocks", geometry, name, fusion, variant, deterministic)
-    call = summed_in(call, dtype_name(out.dtype), "out must have the result's dtype")
+    if out.dtype != dtype or not dtype.isnative:
+        call = summed_in(call, dtype_name(out.dtype), "out must have the result's dtype")
     if weight_out is None:
         return call
     check_weight_sums(call.dtype, name, dtype_name(weight_out.dtype))
@@ -272,8 +274,13 @@ def checked(
         raise TypeError(f"{operation}: accumulate=True needs {data} that can be added, got dtype {dtype}")
     kind = "none"
     if window is not None:
-        kind = "separable" if isinstance(window, Sequence) or len(getattr(window, "shape", (0,))) == 1 else "full"
+        kind = "separable" if is_separable(window) or len(getattr(window, "shape", (0,))) == 1 else "full"
     return name, _fused(str(reduction), kind, bool(accumulate))
+
+
+def is_separable(window: Any) -> bool:
+    """Return whether a window is given as a sequence: an array for each axis."""
+    return type(window) in (tuple, list) or isinstance(window, Sequence)
 
 
 _fused = cache(Fusion)  # to look one up takes a third of the time

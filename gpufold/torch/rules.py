@@ -100,22 +100,12 @@ def compute_in_place(
 ) -> Tensor:
     """Add blocks into a tensor, and their weights into another; gradients take the way over new tensors."""
     axes = None if window is None else checked_window(call, blocks, window)
-    others = [("blocks", blocks), ("positions", positions)]
-    if axes is not None:
-        others += [("window", each) for each in axes]
-    written = [("out", out)] if weight_out is None else [("out", out), ("weight_out", weight_out)]
-    lazy = False
-    for name, tensor in written:
-        if torch.is_grad_enabled() and tensor.is_leaf and tensor.requires_grad:
-            raise ValueError(
-                f"add_blocks_: {name} is a leaf that requires a gradient, which nothing may write into; call "
-                "add_blocks, which returns a new tensor, or add under torch.no_grad()"
-            )
-        for other, read in others:
-            if share_memory(tensor, read):
-                raise ValueError(f"add_blocks_: {name} must share no memory with {other}, got tensors that overlap")
-        others.append((name, tensor))
-        lazy = lazy or tensor.is_conj() or tensor.is_neg()
+    read = {"blocks": blocks, "positions": positions}
+    check_written("out", out, read, axes)
+    lazy = out.is_conj() or out.is_neg()
+    if weight_out is not None:
+        check_written("weight_out", weight_out, read | {"out": out}, axes)
+        lazy = lazy or weight_out.is_neg()
     if lazy or not is_plain(blocks, out, weight_out, *(axes or ())):
         plain = call._replace(fusion=call.fusion._replace(weight_out=False))
         out.copy_(compute(plain, blocks, window, positions, out))
@@ -123,10 +113,23 @@ def compute_in_place(
             add_weights(plain, weight_out, window, positions)
         return out
     execute_into(call, blocks, out, axes, positions, weight_out)
-    for _, tensor in written:
+    for tensor in (out,) if weight_out is None else (out, weight_out):
         if not tensor.is_inference():
             torch.autograd.graph.increment_version(tensor)
     return out
+
+
+def check_written(name: str, tensor: Tensor, read: dict[str, Tensor], axes: tuple[Tensor, ...] | None) -> None:
+    """Raise where a tensor that is written into may not be, or shares memory with one that is read."""
+    if tensor.requires_grad and tensor.is_leaf and torch.is_grad_enabled():
+        raise ValueError(
+            f"add_blocks_: {name} is a leaf that requires a gradient, which nothing may write into; call "
+            "add_blocks, which returns a new tensor, or add under torch.no_grad()"
+        )
+    others = [*read.items(), *[("window", weights) for weights in axes]] if axes else read.items()
+    for other, each in others:
+        if share_memory(tensor, each):
+            raise ValueError(f"add_blocks_: {name} must share no memory with {other}, got tensors that overlap")
 
 
 def add_weights(call: Call, weight_out: Tensor, window: Any, positions: Tensor) -> None:

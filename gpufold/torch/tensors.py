@@ -99,8 +99,8 @@ def checked_window(call: Call, data: Tensor, window: Any) -> tuple[Tensor, ...]:
             and not weights.is_nested
             and weights.dtype is wanted
             and weights.shape == shape
-            and weights.device == device
             and weights.layout is torch.strided
+            and weights.device == device
         ):
             continue
         name = name_of_axis(call, window, axis)
@@ -117,6 +117,15 @@ def checked_positions(operation: str, positions: Any, array: Tensor, like: str) 
     if not isinstance(positions, Tensor):
         given = np.asarray(positions) if hasattr(positions, "dtype") else positions
         return torch.from_numpy(as_positions(operation, np, given, array, like)).to(array.device)
+    if (  # what most positions are, in fewer questions
+        type(positions) is Tensor
+        and not positions.is_nested
+        and positions.dtype is torch.int64
+        and positions.layout is torch.strided
+        and positions.device == array.device
+        and positions.is_contiguous()
+    ):
+        return positions
     described(operation, "positions", positions)
     check_like(operation, "positions", positions, array, like)
     return as_int64(operation, positions)
@@ -124,8 +133,6 @@ def checked_positions(operation: str, positions: Any, array: Tensor, like: str) 
 
 def as_int64(operation: str, positions: Tensor) -> Tensor:
     """Return positions as a contiguous tensor of int64."""
-    if positions.dtype is torch.int64 and positions.is_contiguous():
-        return positions
     if positions.dtype not in INTEGERS:
         raise TypeError(f"{operation}: positions must be integers, got dtype {DTYPES.get(positions.dtype)}")
     if positions.dtype is torch.uint64:  # beyond int64 is far outside of any array
