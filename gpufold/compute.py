@@ -72,7 +72,7 @@ def run(
     if result.size == 0 or (call.fusion.accumulate and data.size == 0):
         return
     if library is np:
-        places = [array for array in (positions, weight_out) if array is not None]
+        places = () if positions is None else (positions,) if weight_out is None else (positions, weight_out)
         OPERATIONS[call.operation].on_cpu(call, data, result, weights, *places)
     else:
         from gpufold.gpu import launch  # imports cupy, which its arrays' owner has

@@ -15,7 +15,7 @@ from gpufold.elements import is_string
 from gpufold.geometry import Axis, Size
 
 Weights: TypeAlias = tuple[Array, ...] | None
-"""The weights of a window, as `gpufold.windows.as_window` returns them."""
+"""The weights of a window, as `gpufold.arrays.as_weights` returns them."""
 
 
 @dataclass(frozen=True, slots=True)
