@@ -738,7 +738,7 @@ def memset_async(address, value, size, stream):
 
 
 class RawModule:
-    """A file of kernels/ with the options of a specialisation, as gpufold.sources gives them."""
+    """A file of kernels/ with the options of a specialisation, as gpufold.gpu.sources gives them."""
 
     def __init__(self, *, code, options=(), backend="nvrtc"):
         if not isinstance(code, str) or not isinstance(options, tuple) or backend != "nvrtc":
