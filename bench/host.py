@@ -183,7 +183,9 @@ def _on_tensors(problem: Problem) -> float:
         return torch.from_numpy(np.asarray(SimpleNamespace(__array_interface__=interface)))
 
     given = {(tensors, "is_on_gpu"): lambda tensor: True, (tensors, "_stream_of"): lambda tensor: (0, 0)}
-    given[torch.Tensor, "new_empty"] = cache(lambda like, shape: tensor(shape, str(like.dtype).removeprefix("torch.")))
+    given[torch.Tensor, "new_empty"] = cache(
+        lambda like, shape, dtype=None: tensor(shape, tensors.name_of(dtype or like.dtype))
+    )
     kept = [(owner, name, getattr(owner, name)) for owner, name in given]
     for (owner, name), value in given.items():
         setattr(owner, name, value)

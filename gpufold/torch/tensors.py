@@ -261,7 +261,7 @@ def _execute_on_gpu(
     others = pointers, places, None if weight_out is None else located(weight_out)
 
     def allocate(size: int) -> tuple[int, Tensor]:
-        scratch = torch.empty(size, dtype=torch.uint8, device=data.device)
+        scratch = data.new_empty((size,), dtype=torch.uint8)
         return located(scratch)[0], scratch
 
     stream = launch.stream_of(*_stream_of(data))
