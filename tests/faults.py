@@ -388,28 +388,28 @@ FAULTS = (
         "kernels/batch_to_space_interleave.cu",
         "const Offset next = phase >= block_width;",
         "const Offset next = phase > block_width;",
-        SPACE + "every_layout_is_the_definition[nchw-odd-crop-of-even-rows-batch_to_space-uint8]",
+        SPACE + "every_layout_is_the_definition[nchw-odd-crop-of-even-rows-uint8-batch_to_space]",
     ),
     Fault(
         "the last axis's crop on every axis",
         "kernels/batch_to_space.cuh",
         "Offset block = pixel + parameters.crop[axis];",
         "Offset block = pixel + parameters.crop[last_axis];",
-        SPACE + "every_layout_is_the_definition[nchw-crop-beyond-a-block-batch_to_space-float32]",
+        SPACE + "every_layout_is_the_definition[nchw-crop-beyond-a-block-float32-batch_to_space]",
     ),
     Fault(
         "every other register of narrow elements interleaved twice",
         "kernels/interleave.cuh",
         "bytes ? 0x7362 : 0x7632);\n        }\n        memcpy(elements, pairs",
         "bytes ? 0x5140 : 0x5410);\n        }\n        memcpy(elements, pairs",
-        SPACE + "every_layout_is_the_definition[one-plane-of-many-rows-batch_to_space-uint8]",
+        SPACE + "every_layout_is_the_definition[one-plane-of-many-rows-uint8-batch_to_space]",
     ),
     Fault(
         "the even bytes of pairs taken for the odd ones",
         "kernels/interleave.cuh",
         "bytes ? 0x7531",
         "bytes ? 0x6420",
-        SPACE + "every_layout_is_the_definition[one-plane-of-many-rows-space_to_batch-uint8]",
+        SPACE + "every_layout_is_the_definition[one-plane-of-many-rows-uint8-space_to_batch]",
     ),
     Fault(
         "the end of a block in front of the first one stored",
@@ -423,7 +423,7 @@ FAULTS = (
         "kernels/space_to_batch_deinterleave.cu",
         "(parameters.positions[last_axis].divisor - 1) * word_pixels",
         "parameters.positions[last_axis].divisor * word_pixels",
-        SPACE + "every_layout_is_the_definition[nchw-4x4-cropped-to-whole-blocks-space_to_batch-uint8]",
+        SPACE + "every_layout_is_the_definition[nchw-4x4-cropped-to-whole-blocks-uint8-space_to_batch]",
     ),
     # --- kernels: what is stored
     Fault(
@@ -452,7 +452,7 @@ FAULTS = (
         "kernels/batch_to_space_index_map.cu",
         "for (; planes > 0; --planes)",
         "for (; planes > 1; --planes)",
-        SPACE + "every_layout_is_the_definition[nchw-2x2-batch_to_space-float32]",
+        SPACE + "every_layout_is_the_definition[nchw-2x2-float32-batch_to_space]",
     ),
     Fault(
         "the strides of batch and channels swapped",
@@ -770,14 +770,14 @@ FAULTS = (
         f"{VARIANTS}/space.py",
         "geometry.batch * batch.strides[0] * step for",
         "geometry.block[-1] * geometry.batch * batch.strides[0] * step for",
-        SPACE + "every_layout_is_the_definition[nchw-4x3-batch_to_space-float32]",
+        SPACE + "every_layout_is_the_definition[nchw-4x3-float32-batch_to_space]",
     ),
     Fault(
         "the pixels that begin a block taken for those that end one",
         "gpufold/gpu/variants/space.py",
         "ends_before = -last.pad % last.kernel",
         "ends_before = last.pad % last.kernel",
-        SPACE + "every_layout_is_the_definition[nchw-4x4-cropped-to-whole-blocks-space_to_batch-uint8]",
+        SPACE + "every_layout_is_the_definition[nchw-4x4-cropped-to-whole-blocks-uint8-space_to_batch]",
     ),
     Fault(
         "words of several blocks beside a padding of fewer",
@@ -875,6 +875,11 @@ def copy_checkout(folder: Path) -> None:
     shutil.copy(CHECKOUT / "pyproject.toml", folder)
 
 
+def testable() -> list[Fault]:
+    """Return the faults whose tests can run here."""
+    return [fault for fault in FAULTS if "test_torch" not in fault.test or find_spec("torch") is not None]
+
+
 def survives(fault: Fault, sound: Path) -> str | None:
     """Say why the fault's test did not turn red on account of it, or None if it did."""
     with tempfile.TemporaryDirectory() as folder:
@@ -892,7 +897,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         sound = Path(folder)
         copy_checkout(sound)
-        faults = [fault for fault in FAULTS if "test_torch" not in fault.test or find_spec("torch") is not None]
+        faults = testable()
         if len(faults) < len(FAULTS):
             print(f"{len(FAULTS) - len(faults)} faults of gpufold.torch left out: torch is not installed")
         for fault in faults:

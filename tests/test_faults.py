@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from faults import CHECKOUT, FAULTS
+from faults import CHECKOUT, FAULTS, run_tests, testable
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name.replace(" ", "-"))
@@ -12,3 +12,11 @@ def test_a_fault_changes_one_place_of_its_file(fault):
     assert fault.breaks(text) != text
     module, function = fault.test.partition("[")[0].split("::")
     assert f"def {function}(" in (CHECKOUT / module).read_text(), fault.test
+
+
+@pytest.mark.all
+@pytest.mark.hostcuda
+def test_a_fault_names_a_test_that_there_is():
+    """Of those that other packages do not decide about."""
+    status, output = run_tests(CHECKOUT, ["--collect-only", *sorted({fault.test for fault in testable()})])
+    assert status == 0, output
