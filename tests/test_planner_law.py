@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import prod
+from struct import Struct
 
 import numpy as np
 import pytest
@@ -27,6 +28,7 @@ from gpufold.geometry import (
     blocks_to_array_geometry,
     col2im_geometry,
 )
+from gpufold.gpu.parameters import divisor, offset, pack, reciprocal, struct, wide
 from gpufold.gpu.plan import MAX_SHARED_BYTES, Operand, Plan, Problem
 from gpufold.operations import choose, variants
 
@@ -184,6 +186,16 @@ def test_taps_far_from_each_other_land_where_they_should():
     result = np.empty(case.image_shape, np.int32)
     hostcuda.run(choose(Call("col2im", geometry, "int32"), *whole(geometry)), columns, result)
     assert_same_bits(result, case.col2im(columns))
+
+
+@pytest.mark.parametrize("attempt", range(4))
+def test_equal_structs_have_equal_bytes(attempt):
+    """What lies between members too, whatever the memory held before."""
+    np.full(40, 1 + attempt, np.uint8)
+    packed = pack(32, count=offset(1), extents=struct(size=offset([5, 6]), by_size=divisor(6)), step=wide(2))
+    assert packed == Struct("<i 2i iIi q").pack(1, 5, 6, *reciprocal(6, 32), 2)
+    packed = pack(32, step=wide(2), count=offset(1 + attempt))
+    assert packed == Struct("<q i 4x").pack(2, 1 + attempt)
 
 
 # ---------------------------------------------------------------------------------------------

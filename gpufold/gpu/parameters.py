@@ -92,11 +92,15 @@ def struct(**members: Field) -> Field:
 def pack(bits: int, **members: Field) -> bytes:
     """Return a parameter struct as the kernel's C++ lays it out, given member by member in its order.
 
+    What lies between members is zero, so that equal structs have equal bytes.
+
     >>> len(pack(32, size=offset([5, 6, 7]), by_size=divisor(6), stride=wide(1)))
     32
     """
     dtype, value = _laid_out(bits, members)
-    return np.array(value, dtype).tobytes()
+    packed = np.zeros((), dtype)
+    packed[()] = value
+    return packed.tobytes()
 
 
 def _laid_out(bits: int, members: Mapping[str, Field]) -> tuple[np.dtype[Any], tuple[Any, ...]]:
