@@ -91,10 +91,10 @@ FAULTS = (
     ),
     Fault(
         "the taps of a row cut to 32 bits",
-        "kernels/unfold.cuh",
-        "constexpr Offset kernel_width = KERNEL_WIDTH;",
-        "constexpr int kernel_width = KERNEL_WIDTH;",
-        SOURCES + "no_number_that_is_compiled_in_is_cut_to_32_bits[rows-of-many-taps-im2col]",
+        f"{VARIANTS}/unfolding.py",
+        "    if kernel_width > INT32_MAX:\n",
+        "    if kernel_width > 2 * INT32_MAX:\n",
+        PLANNER_LAW + "what_is_compiled_in_lies_within_its_type",
     ),
     Fault(
         "the blocks of taps that do not exist taken for near ones",
@@ -311,7 +311,7 @@ FAULTS = (
         "gpufold/operations.py",
         "if plan.scatters and not problem.any_order:",
         "if plan.scatters and False:",
-        PLANNER_LAW + "an_order_that_matters_is_never_given_up",
+        PLANNER_LAW + "what_is_compiled_in_lies_within_its_type",
     ),
     Fault(
         "channels beyond 32 bits",

@@ -173,6 +173,8 @@ def test_what_is_compiled_in_lies_within_its_type():
     many = SlidingGeometry(1, 1, (Axis(2**24 + 8, 2**24, 1, 1, 0, 0),))
     with pytest.raises(Unsupported, match="gather_pixels counts the taps of a pixel along an axis, 16777215 at most"):
         choose(Call("col2im", many, "float32", variant="gather_pixels"), *whole(many))
+    with pytest.raises(Unsupported, match="atomic adds in any order, where deterministic=True"):
+        choose(Call("col2im", many, "float32"), *whole(many))
     assert choose(Call("col2im", many, "float32", deterministic=False), *whole(many)).variant == "atomic"
     wide = SlidingGeometry(1, 1, (Axis(2**31 + 8, 2**31, 1, 1, 0, 0),))
     assert choose(Call("im2col", wide, "int8"), *reversed(whole(wide))).variant == "taps"
