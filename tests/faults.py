@@ -532,7 +532,7 @@ FAULTS = (
         "kernels/fusion.cuh",
         "return {both ? multiply(sum, other.sum) : Weight(0), both};",
         "return {multiply(sum, other.sum), both};",
-        COL2IM + "no_weight_counts_where_its_tap_does_not_exist[14]",
+        COL2IM + "no_weight_counts_where_its_tap_does_not_exist[15]",
     ),
     Fault(
         "an infinite weight in the padding",
