@@ -457,7 +457,7 @@ def test_offsets_are_wide_where_a_plane_or_the_threads_need_it():
         return dict(plan_of(size, kernel, variant=variant, **arguments).defines)["OFFSET"]
 
     assert bits((4096, 4096), batch=4, channels=64) == "int"  # 2**32 pixels in planes of 2**24
-    assert bits((4096, 4096), batch=8, channels=64) == "long long"  # 2**31 threads, four planes each
+    assert bits((4096, 4096), batch=16, channels=64) == "long long"  # 2**31 threads, eight planes each
     assert bits((2**15, 2**16 - 9)) == "long long"  # four taps of 2**31 elements
     assert bits((4, 8), steps=(0, 2**29, 1)) == "long long"  # a span, not a size
     assert bits((4, 8), steps=(0, -(2**29), 1)) == "long long"
@@ -537,7 +537,9 @@ def test_several_planes_and_wide_words_where_there_is_enough():
     assert symbol((113, 113), 2, batch=32, channels=64) == "col2im_gather_planes"
     assert symbol((111, 111), 3, batch=32, channels=64) == "col2im_gather_planes"
     assert symbol((1024, 1024), 1, batch=8, channels=1) == "col2im_gather_planes"  # the batch is planes too
-    assert symbol((2048, 2048), 1, channels=3) == "col2im_gather_planes"  # one of four repeats another
+    assert symbol((28, 28), 1, batch=32, channels=48) == "col2im_gather_few_planes"  # too few threads otherwise
+    assert symbol((56, 56), 2, batch=16, channels=64) == "col2im_gather_few_words"
+    assert symbol((2048, 2048), 1, channels=3) == "col2im_gather_few_planes"  # one of four repeats another
     assert symbol((2048, 2048), 1, channels=2) == "col2im_gather"
 
 

@@ -139,9 +139,8 @@ GATHER_THREADS = 256
 GATHER_MAX_STRIDE = 16
 GATHER_MAX_KERNEL = 32
 """A gathering thread keeps a cell's sums and the offsets of a row's taps in registers."""
-GATHER_MAX_PLANES = 4
-GATHER_MAX_NARROW_PLANES = 8
-"""Planes of one thread: they share its index arithmetic. Elements of one or two bytes need more of it saved."""
+GATHER_MAX_PLANES, GATHER_FEW_PLANES = 8, 4
+"""Planes of one thread: they share its index arithmetic. Fewer of wide elements where more would be spilled."""
 GATHER_ROW_REGISTERS = 32
 """Registers for the sums of a cell, and for a row of taps, of all planes: more would be spilled."""
 GATHER_WAVES = 2
@@ -156,10 +155,10 @@ def _counted(count: int, noun: str) -> str:
     return f"{count} {noun}" + "s" * (count > 1)
 
 
-def _planes_at_most(element: ElementType, row_taps: int, cell: int) -> int:
+def _planes_at_most(element: ElementType, row_taps: int, cell: int, few: bool) -> int:
     """Return the planes that one thread has registers for, which is compiled in."""
     words = max(1, element.itemsize // 4)
-    planes = GATHER_MAX_NARROW_PLANES if element.itemsize <= 2 else GATHER_MAX_PLANES
+    planes = GATHER_FEW_PLANES if few and element.itemsize > 2 else GATHER_MAX_PLANES
     while planes > 1 and planes * words * max(row_taps, cell) > GATHER_ROW_REGISTERS:
         planes //= 2
     return planes
@@ -192,9 +191,11 @@ def gather(problem: Problem) -> Plan:
     word = gcd(row.stride * itemsize, WIDEST_WORD)  # in bytes
     outer_strides = (*view.pixel_strides[:-1], view.image_channel, view.image_batch)
     aligned = problem.output.alignment % word == 0 and not any(stride * itemsize % word for stride in outer_strides)
-    at_most = _planes_at_most(view.element, row.kernel, row.stride)
-    planes = _planes(problem, at_most, prod(extents))
-    words = word > itemsize and whole_cells and aligned and planes == at_most
+    at_most = _planes_at_most(view.element, row.kernel, row.stride, few=len(outer) > 1)
+    fewer = (count for count in (at_most, at_most // 2) if count == _planes(problem, count, prod(extents)))
+    planes = next(fewer, 1)
+    words = word > itemsize and whole_cells and aligned and (planes > 1 or at_most == 1)
+    several = ("_few" if planes < at_most else "") + ("_words" if words else "_planes")
     groups = -(-view.channels // planes)
     items = view.batch * groups * prod(extents)
     block = GATHER_THREADS
@@ -208,7 +209,7 @@ def gather(problem: Problem) -> Plan:
     return _plan(
         problem,
         "gather",
-        "col2im_gather" + ("_words" if words else "_planes" if planes > 1 else ""),
+        "col2im_gather" + (several if words or planes > 1 else ""),
         Work(
             items,
             block,
@@ -272,7 +273,7 @@ def gather_bytes(problem: Problem) -> Plan:
         raise Unsupported(f"{name} needs rows of the image of whole words of {BYTES_WORD} bytes, not of {row.size}")
     while words > 1 and (words + 1) * row.kernel > BYTES_ROW_REGISTERS:
         words //= 2
-    at_most = GATHER_MAX_PLANES
+    at_most = GATHER_FEW_PLANES
     while at_most > 1 and at_most * (words + 1) * row.kernel > BYTES_REGISTERS:
         at_most //= 2
     starts = (row.blocks, *view.tap_strides, *view.block_strides[:-1])
@@ -325,7 +326,7 @@ def gather_pixels(problem: Problem) -> Plan:
     view = view_of(problem)
     *outer, row = (axis.size for axis in view.axes)
     word, words = _pixels_per_word(problem)
-    at_most, words_at_most = (_planes_at_most(view.element, 1, cell) for cell in (1, word))
+    at_most, words_at_most = (_planes_at_most(view.element, 1, cell, few=True) for cell in (1, word))
     if words:
         row //= word
     extents = (*outer, row)
