@@ -180,7 +180,8 @@ __device__ void gather(const Scalar* __restrict__ columns, Result* __restrict__ 
                 keep(plane_first);
         }
     } else {
-        // Word number n of a warp lies at n + n / 32, which spreads the cells over the banks.
+        // Word number n of a warp lies at n + n / 32, which spreads the cells over the banks; without a sign
+        // the quotient is one shift.
         __shared__ StoredWord<word> tiles[THREADS / 32][words][33];
         __shared__ long long firsts[THREADS / 32][32];
         __shared__ int counts[THREADS / 32][32];
@@ -190,7 +191,7 @@ __device__ void gather(const Scalar* __restrict__ columns, Result* __restrict__ 
         const Offset place_in_run = in_plane - __shfl_sync(~0u, in_plane, 0);
         const Offset run_length = __shfl_sync(~0u, place_in_run + pixels, 31);
         const bool is_run = p.cells_form_runs && run_length > 0;
-        const int number = is_run ? int(place_in_run) / word : lane * words;
+        const unsigned number = is_run ? unsigned(place_in_run) / word : unsigned(lane * words);
         Result* const run_first = first - place_in_run;
         if (!is_run)
             firsts[warp][lane] = first - image;
