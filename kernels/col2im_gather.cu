@@ -139,7 +139,8 @@ __device__ void gather(const Scalar* __restrict__ columns, Result* __restrict__ 
 #pragma unroll
     for (int axis = 0; axis < rank; ++axis)
         in_plane += pixel[axis] * p.pixel_stride[axis];
-    const int pixels = int(min(p.size[last] - pixel[last], Offset(cell_width)));
+    constexpr bool whole = cell_width == 1 || word > 1; // all cells are
+    const int pixels = whole ? cell_width : int(min(p.size[last] - pixel[last], Offset(cell_width)));
     const Offset remaining = p.channels - place.channel; // planes
     Result* first = place.first_plane(image, p) + in_plane;
 
@@ -181,7 +182,8 @@ __device__ void gather(const Scalar* __restrict__ columns, Result* __restrict__ 
         }
     } else {
         // Word number n of a warp lies at n + n / 32, which spreads the cells over the banks; without a sign
-        // the quotient is one shift.
+        // the quotient is one shift. Cells of an odd number of words are spread already.
+        constexpr unsigned skipped = words % 2 == 0 ? 1 : 0;
         __shared__ StoredWord<word> tiles[THREADS / 32][words][33];
         __shared__ long long firsts[THREADS / 32][32];
         __shared__ int counts[THREADS / 32][32];
@@ -202,14 +204,15 @@ __device__ void gather(const Scalar* __restrict__ columns, Result* __restrict__ 
 #pragma unroll
             for (int i = 0; i < words; ++i)
                 if (live && i * word < pixels)
-                    tile[number + i + (number + i) / 32] = word_of<word>(sums[plane] + i * word);
+                    tile[number + i + skipped * ((number + i) / 32)] = word_of<word>(sums[plane] + i * word);
             __syncwarp();
             if (is_run) {
 #pragma unroll
                 for (int i = 0; i < words; ++i)
                     if (plane < remaining && (i * 32 + lane) * word < run_length)
-                        reinterpret_cast<StoredWord<word>*>(
-                            run_first + plane * p.image_channel)[i * 32 + lane] = tile[i * 33 + lane];
+                        reinterpret_cast<StoredWord<word>*>(run_first +
+                                                            plane * p.image_channel)[i * 32 + lane] =
+                            tile[i * (32 + skipped) + lane];
             } else {
 #pragma unroll 1
                 for (int i = 0; i < words; ++i) {
@@ -218,7 +221,7 @@ __device__ void gather(const Scalar* __restrict__ columns, Result* __restrict__ 
                     Result* const pixel = image + firsts[warp][owner] + plane * p.image_channel +
                                           in_cell * p.pixel_stride[last];
                     if (in_cell < counts[warp][owner])
-                        *reinterpret_cast<StoredWord<word>*>(pixel) = tile[i * 33 + lane];
+                        *reinterpret_cast<StoredWord<word>*>(pixel) = tile[i * (32 + skipped) + lane];
                 }
             }
             __syncwarp();
