@@ -453,8 +453,8 @@ inline __device__ unsigned long long multiply_high(unsigned long long a, unsigne
 inline __device__ void trace_iteration(int) {}
 #endif
 
-// Division of any n >= 0 by a number known on the host, in two instructions: gpufold/gpu/parameters.py makes the
-// constants.
+// Division of any n >= 0 by a number known on the host, in two instructions: gpufold/gpu/parameters.py makes
+// the constants.
 struct Divisor {
     Offset divisor;
     UnsignedOffset multiplier;
