@@ -1,153 +1,413 @@
-// add_blocks by owners: a thread has an element of a block, and the first block that covers a pixel owns it.
+// add_blocks by owners: a warp owns a tile of pixels, rows of 32 columns, and has a list of the blocks that
+// meet it.
 //
 //   blocks     (count, batch, channels, *block), any strides     read, each element once
 //   image      (batch, channels, *size), any strides             read and written once where a block covers
 //                                                                it, not at all elsewhere
-//   positions  (count, axes)                                     read by every thread, from the L1 cache
+//   positions  (count, axes)                                     read for each tile that a block meets
 //   window     weights of a block's elements, or null            read, once for the planes of a thread
 //   weight_out sums of weights (*size), where they are asked for  read and written as the image
-//   scratch    the lists of blocks (see bins.cuh)                read by every thread
+//   scratch    the lists of blocks (see bins.cuh)                read by the warps of a tile
 //
-// A thread goes through the list of the tile that its pixel is in. Where a block before its own covers the
-// pixel it has nothing to do; else it adds its own element and those of the blocks after it, in their order,
-// without atomics. For many small blocks that cover few pixels more than once: an image's rest costs nothing.
+// A lane has one of up to 32 listed blocks, and one column of the tile. The rows that its block covers are
+// bits of a word, and so are the columns; votes and shuffles turn these words around, so that each lane knows
+// for its pixel of a row the blocks that cover it, again as bits: the first block is the highest. It adds
+// them in their order, without atomics, with the loads of some rows in flight. Lists of at most 32 blocks are
+// put in order here, those of crowded tiles are in order and added part by part. For many small blocks: the
+// rest of an image costs nothing.
 #include "bins.cuh"
 
 #ifndef PLANES
-#define PLANES 4
+#define PLANES 1
+#endif
+#ifndef ROWS
+#define ROWS 8
+#endif
+#ifndef TILE_ROWS
+#define TILE_ROWS 8
 #endif
 #ifndef RESIDENT_BLOCKS
 #define RESIDENT_BLOCKS 4
 #endif
 
-constexpr int planes = PLANES; // of a thread, at a time
+constexpr int planes = PLANES;    // of a thread
+constexpr int thread_rows = ROWS; // at a time
+constexpr int tile_rows = TILE_ROWS;
+constexpr int warps = THREADS / 32;
+static_assert(thread_rows <= tile_rows && tile_rows <= 32, "a bit for each row");
+constexpr bool one_axis = positioned == 1; // rows follow each other along it
 
-// Those of 32 blocks of a list, from `begin` on, that cover a pixel: a bit for each.
-inline __device__ unsigned covering_blocks(const Offset (&pixel)[rank], Offset begin, Offset end,
-                                           const Offset* scratch, const BinParameters& p)
+// A tile's pixels, and of a lane the column.
+struct Tile {
+    Offset begin[rank];
+    Offset end[rank]; // of those inside the image, from begin on
+};
+
+// What the lanes of a warp know of each other's blocks, by their bits; the first is for no block.
+struct Listed {
+    const Scalar* origin[1 + noted]; // where an element for the tile's first pixel would be
+    Offset position[windowed ? 1 + noted : 1][positioned]; // from that pixel
+};
+
+// Ones from a bit on up to another, of 32.
+inline __device__ unsigned run_of_bits(Offset begin, Offset end)
 {
-    const int count = int(min(end - begin, Offset(32)));
-    unsigned covering = 0;
-#pragma unroll 4
-    for (int number = 0; number < count; ++number)
-        covering |= unsigned(entry_of(scratch, begin + number, p).covers(pixel, p)) << number;
-    return covering;
+    return begin < end ? (2u << int(end - 1)) - (1u << int(begin)) : 0;
 }
 
-// An element of a block, by its tap.
-struct Element {
-    Offset block, tap[rank];
-};
-
-// A pixel's.
-struct Sums {
-    Accumulator elements[planes];
-    Weight weights;
-};
-
-inline __device__ void add_element(const Element& element, Sums& sums, const Scalar* source, Offset channels,
-                                   const Weights& window, const Parameters& p)
+// Turns a matrix of bits, a row in each lane: bit i of lane k becomes bit k of lane i.
+inline __device__ unsigned transposed(unsigned word)
 {
-    Offset offset = 0;
+    unsigned low = ~0u; // bits whose number has not the bit `step`
 #pragma unroll
-    for (int axis = 0; axis < rank; ++axis)
-        offset += element.tap[axis] * p.tap_stride[axis];
-    const TapWeight weight(element.tap, true, window, p);
-    source += element.block * p.block_step + offset;
-    Scalar elements[planes];
-#pragma unroll
-    for (int plane = 0; plane < planes; ++plane) {
-        trace_iteration(plane);
-        elements[plane] = load_if(source + plane * p.blocks_channel, plane < channels);
+    for (int step = 16; step > 0; step /= 2) {
+        low ^= low << step;
+        const unsigned high = threadIdx.x & step;
+        unsigned given = high ? low : ~low; // bits that another lane has
+        keep(given);
+        const unsigned other = __shfl_xor_sync(~0u, word, step);
+        const unsigned distance = step - 2 * high; // to the left, or to the right where it is negative
+        const unsigned turned = other << (distance & 31) | other >> (-distance & 31);
+        word ^= (word ^ turned) & given;
     }
-#pragma unroll
-    for (int plane = 0; plane < planes; ++plane)
-        sums.elements[plane] = add(sums.elements[plane], weigh(widen(elements[plane]), weight));
-    if constexpr (weighs_out)
-        sums.weights = add(sums.weights, weight_of(weight, true));
+    return word;
 }
+
+// Clears the highest bit of a word, and gives its number: -1 where there is none.
+inline __device__ int take_highest(unsigned& word)
+{
+#ifdef HOSTCUDA
+    const int number = 31 - __clz(word);
+    word &= ~(word ? 1u << number : 0);
+#else
+    int number;
+    unsigned bit;
+    asm("bfind.u32 %0, %2; shl.b32 %1, 1, %0;" : "=&r"(number), "=r"(bit) : "r"(word));
+    word &= ~bit;
+#endif
+    return number;
+}
+
+// The lanes' numbers, the lowest in the last lane.
+inline __device__ Offset in_order(Offset number)
+{
+    const Offset before = __shfl_down_sync(~0u, number, 1);
+    if (__any_sync(~0u, number < before))
+#pragma unroll
+        for (int size = 2; size <= 32; size *= 2)
+#pragma unroll
+            for (int step = size / 2; step > 0; step /= 2) {
+                const int others = step == size / 2 ? size - 1 : step;
+                const Offset other = __shfl_xor_sync(~0u, number, others);
+                number = threadIdx.x & step ? min(number, other) : max(number, other);
+            }
+    return number;
+}
+
+// A part of a list: a lane's block.
+struct Chunk {
+    unsigned rows;         // that it covers
+    Offset first, columns; // where those that it covers begin and end
+    unsigned covering;     // the blocks that cover its column, in every row
+
+    __device__ Chunk(Listed& list, const Offset* numbers, Offset count, bool ordered, const Scalar* blocks,
+                     const long long* positions, const Tile& tile, const BinParameters& p)
+    {
+        const int lane = threadIdx.x % 32, place = noted - 1 - lane;
+        const bool exists = place < count;
+        Offset number = load_if(numbers + place, exists, p.count);
+        if (!ordered)
+            number = in_order(number);
+        Offset position[positioned];
+#pragma unroll
+        for (int axis = fixed; axis < rank; ++axis)
+            position[axis - fixed] =
+                Offset(load_if(positions + (long long)(number)*positioned + (axis - fixed), exists)) -
+                tile.begin[axis];
+        const Scalar* origin = blocks + number * p.block_step;
+        Offset offset = 0;
+#pragma unroll
+        for (int axis = fixed; axis < rank; ++axis)
+            offset -= position[axis - fixed] * p.tap_stride[axis];
+        __syncwarp();
+        list.origin[1 + lane] = origin + offset;
+        if (lane == 0)
+            list.origin[0] = blocks;
+        if constexpr (windowed)
+#pragma unroll
+            for (int axis = 0; axis < positioned; ++axis) {
+                list.position[1 + lane][axis] = position[axis];
+                if (lane == 0)
+                    list.position[0][axis] = 0;
+            }
+        __syncwarp();
+
+        first = max(position[positioned - 1], Offset(0));
+        columns = exists ? min(position[positioned - 1] + p.block[last], tile.end[last]) : 0;
+        if constexpr (one_axis) {
+            rows = run_of_bits(first / 32, (columns + 31) / 32);
+        } else {
+            rows = exists;
+            int step = 1; // rows
+#pragma unroll
+            for (int axis = last - 1; axis >= fixed; --axis) {
+                const Offset begin = max(position[axis - fixed], Offset(0));
+                const Offset end = min(position[axis - fixed] + p.block[axis], tile.end[axis]);
+                if (axis == last - 1) {
+                    rows = exists ? run_of_bits(begin, end) : 0;
+                } else {
+                    const unsigned of_one = rows;
+                    rows = 0;
+                    for (Offset at = begin; at < end; ++at)
+                        rows |= of_one << int(at * step);
+                }
+                step *= int(p.by_side[axis].divisor);
+            }
+            covering = of_column(0);
+        }
+    }
+
+    // The blocks that cover a lane's column, in a row.
+    __device__ unsigned of_column(int row) const
+    {
+        const Offset begin = one_axis ? Offset(row) * 32 : 0;
+        return transposed(run_of_bits(max(first - begin, Offset(0)), min(columns - begin, Offset(32))));
+    }
+};
+
+// A lane's pixels in some rows of a tile.
+template <int rows> struct Pixels {
+    unsigned bit[rows]; // of the row's number, or none
+    int number[rows];   // zero where there is none
+
+    // The lowest of the rows that are left, which they are no more.
+    __device__ Pixels(unsigned& left)
+    {
+#pragma unroll
+        for (int row = 0; row < rows; ++row) {
+            bit[row] = rows == tile_rows ? 1u << row : left & -left;
+            number[row] = rows == tile_rows ? row : max(31 - __clz(bit[row]), 0);
+            left &= ~bit[row];
+            keep(bit[row]);
+        }
+    }
+
+    // From a tile's first row on.
+    __device__ Offset along(int row, int axis, const BinParameters& p) const
+    {
+        if (one_axis)
+            return axis == last ? Offset(number[row]) * 32 : 0;
+        Offset rest = number[row];
+#pragma unroll
+        for (int inner = last - 1; inner > axis; --inner)
+            rest = p.by_side[inner].quotient(rest);
+        return axis == last || axis < fixed ? 0 : axis == fixed ? rest : p.by_side[axis].split(rest);
+    }
+
+    // A row's distance from a tile's first one: where its number is known, a wide product takes one step.
+    __device__ auto offset(int row, const Offset (&stride)[rank], const BinParameters& p) const
+    {
+        if constexpr (rows == tile_rows && positioned == 2)
+            return (long long)(number[row]) * stride[last - 1];
+        else {
+            Offset offset = 0;
+#pragma unroll
+            for (int axis = fixed; axis < rank; ++axis)
+                offset += along(row, axis, p) * stride[axis];
+            return offset;
+        }
+    }
+
+    // The blocks of a chunk that cover each.
+    __device__ void cover(unsigned (&covering)[rows], const Chunk& chunk) const
+    {
+#pragma unroll
+        for (int row = 0; row < rows; ++row)
+            covering[row] = __ballot_sync(~0u, chunk.rows & bit[row]) &
+                            (one_axis ? chunk.of_column(number[row]) : chunk.covering);
+    }
+};
+
+// Where a lane's column of the tile's first row is.
+struct Column {
+    Result* image[planes];
+    Weight* weight;
+    Offset tap; // from an origin on
+    bool weighing;
+};
+
+// The sums of a lane's pixels.
+template <int rows> struct Sums {
+    Accumulator elements[planes][rows] = {};
+    Weight weights[rows] = {}; // compiled only where they are asked for
+    bool touched[rows] = {};
+
+    // Start those that are covered for the first time with what is there.
+    __device__ void start(const unsigned (&covering)[rows], const Pixels<rows>& pixels, const Column& column,
+                          const BinParameters& p)
+    {
+#pragma unroll
+        for (int plane = 0; plane < planes; ++plane)
+#pragma unroll
+            for (int row = 0; row < rows; ++row) {
+                const Result before = load_own_if(column.image[plane] + pixels.offset(row, p.pixel_stride, p),
+                                                  covering[row] && !touched[row]);
+                elements[plane][row] = touched[row] ? elements[plane][row] : widen(before);
+            }
+#pragma unroll
+        for (int row = 0; row < rows; ++row) {
+            if constexpr (weighs_out)
+                if (covering[row] && !touched[row] && column.weighing)
+                    weights[row] = column.weight[pixels.offset(row, p.weight_stride, p)];
+            touched[row] = touched[row] || covering[row];
+        }
+    }
+
+    __device__ void add_blocks(unsigned (&covering)[rows], const Listed& list, const Pixels<rows>& pixels,
+                               const Column& column, const Weights& window, const BinParameters& p)
+    {
+        unsigned some;
+        do {
+            some = 0;
+            const Scalar* source[rows];
+            bool covered[rows];
+            TapWeight taps[rows];
+#pragma unroll
+            for (int row = 0; row < rows; ++row) {
+                covered[row] = covering[row];
+                const int entry = take_highest(covering[row]);
+                some |= covering[row];
+                Offset offset = Offset(pixels.offset(row, p.tap_stride, p)) + column.tap;
+                keep(offset);
+                source[row] = (list.origin + 1)[entry] + offset;
+                Offset tap[rank];
+                if constexpr (windowed)
+#pragma unroll
+                    for (int axis = fixed; axis < rank; ++axis)
+                        tap[axis] = pixels.along(row, axis, p) + (axis == last ? threadIdx.x % 32 : 0) -
+                                    (list.position + 1)[entry][axis - fixed];
+                taps[row] = TapWeight(tap, covered[row], window, p);
+            }
+            Scalar loaded[planes][rows];
+#pragma unroll
+            for (int plane = 0; plane < planes; ++plane)
+#pragma unroll
+                for (int row = 0; row < rows; ++row) {
+                    trace_iteration(plane * rows + row);
+                    loaded[plane][row] =
+                        load_if(source[row] + plane * p.blocks_channel, covered[row], nothing(Scalar{}));
+                }
+#pragma unroll
+            for (int plane = 0; plane < planes; ++plane)
+#pragma unroll
+                for (int row = 0; row < rows; ++row)
+                    elements[plane][row] =
+                        add(elements[plane][row], weigh(widen(loaded[plane][row]), taps[row]));
+            if constexpr (weighs_out)
+#pragma unroll
+                for (int row = 0; row < rows; ++row)
+                    weights[row] =
+                        add(weights[row], or_nothing(weight_of(taps[row], covered[row]), covered[row]));
+        } while (some);
+    }
+
+    __device__ void write(const Pixels<rows>& pixels, const Column& column, const BinParameters& p) const
+    {
+#pragma unroll
+        for (int plane = 0; plane < planes; ++plane)
+#pragma unroll
+            for (int row = 0; row < rows; ++row)
+                if (touched[row])
+                    store(column.image[plane] + pixels.offset(row, p.pixel_stride, p),
+                          narrow(elements[plane][row]));
+        if constexpr (weighs_out)
+#pragma unroll
+            for (int row = 0; row < rows; ++row)
+                if (touched[row] && column.weighing)
+                    column.weight[pixels.offset(row, p.weight_stride, p)] = weights[row];
+    }
+};
 
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_BLOCKS)
     add_blocks_owners(const Scalar* __restrict__ blocks, Result* __restrict__ image,
                       const long long* __restrict__ positions, const Weights window,
                       WEIGHT_OUT_ARGUMENT const Offset* __restrict__ scratch, const BinParameters p)
 {
-    Offset rest = grid_index();
+    __shared__ Listed lists[warps];
+    Listed& list = lists[threadIdx.x / 32];
+    const int lane = threadIdx.x % 32;
+    Offset rest = Offset(blockIdx.x) * warps + Offset(threadIdx.x / 32);
     if (rest >= p.items)
         return;
-    Element own;
+    Tile tile;
+    Offset number = 0, step = 1, pixel = 0, weight_pixel = 0, tap = 0;
+    bool weighing = true;
 #pragma unroll
-    for (int axis = last; axis >= 0; --axis)
-        own.tap[axis] = p.by_extent[axis].split(rest);
-    const Offset share = p.by_channels.split(rest); // of the groups of planes
-    const Offset batch = p.by_batch.split(rest);
-    own.block = rest;
-
-    Offset pixel[rank], number = 0, weight_place = 0;
-    bool inside = true, weighing = batch == 0;
-#pragma unroll
-    for (int axis = 0; axis < rank; ++axis) {
-        const long long position =
-            axis < fixed ? 0 : positions[(long long)(own.block) * positioned + (axis - fixed)];
-        const bool met = position >= -(long long)(own.tap[axis]) && position < p.size[axis] - own.tap[axis];
-        inside = inside && met;
-        pixel[axis] = met ? Offset(position + own.tap[axis]) : 0;
-        image += pixel[axis] * p.pixel_stride[axis];
-        weight_place += pixel[axis] * p.weight_stride[axis];
-        weighing = weighing && (axis >= fixed || pixel[axis] == 0);
-        if (axis >= fixed)
-            number = number * p.along[axis] + p.by_side[axis].quotient(pixel[axis]);
-    }
-    if (!inside)
-        return;
-
-    const Bin* const bin = bins_of(scratch) + number;
-    const Offset end = load_if(&bin->end, true), count = load_if(&bin->count, true);
-    Offset part = end - count; // of the list, 32 blocks
-    unsigned covering = 1;     // of which these cover the pixel
-    if (count > 1) {
-        while (!(covering = covering_blocks(pixel, part, end, scratch, p)))
-            part += 32;
-        const Offset first = part + __ffs(covering) - 1;
-        if (entry_of(scratch, first, p).block != own.block)
-            return;
-    }
-
-    image += batch * p.image_batch;
-    blocks += batch * p.blocks_batch;
-    for (Offset channel = share * planes; channel < p.channels; channel += p.by_channels.divisor * planes) {
-        Result* const target = image + channel * p.image_channel;
-        const Scalar* const source = blocks + channel * p.blocks_channel;
-        Sums sums;
-#pragma unroll
-        for (int plane = 0; plane < planes; ++plane)
-            sums.elements[plane] =
-                widen(load_own_if(target + plane * p.image_channel, plane < p.channels - channel));
-        if constexpr (weighs_out)
-            sums.weights = load_own_if(weight_out + weight_place, weighing && channel == 0);
-        add_element(own, sums, source, p.channels - channel, window, p);
-        unsigned others = covering & (covering - 1);
-        for (Offset begin = part;;) {
-            for (; others; others &= others - 1) {
-                const Entry entry = entry_of(scratch, begin + __ffs(others) - 1, p);
-                Element other = own;
-                other.block = entry.block;
-#pragma unroll
-                for (int axis = fixed; axis < rank; ++axis)
-                    other.tap[axis] = pixel[axis] - entry.position[axis - fixed];
-                add_element(other, sums, source, p.channels - channel, window, p);
-            }
-            begin += 32;
-            if (begin >= end)
-                break;
-            others = covering_blocks(pixel, begin, end, scratch, p);
+    for (int axis = last; axis >= 0; --axis) {
+        const Offset at = p.by_extent[axis].split(rest);
+        if (axis >= fixed) {
+            number += at * step;
+            step *= p.by_extent[axis].divisor;
+        } else {
+            tap += at * p.tap_stride[axis];
+            weighing = weighing && at == 0;
         }
+        const Offset side = axis < fixed ? 1 : p.by_side[axis].divisor;
+        tile.begin[axis] = at * side;
+        tile.end[axis] = min(p.size[axis] - tile.begin[axis], side);
+        const Offset own = tile.begin[axis] + (axis == last ? lane : 0);
+        pixel += own * p.pixel_stride[axis];
+        weight_pixel += own * p.weight_stride[axis];
+    }
+    const Bin bin = load_if(bins_of(scratch) + number, true);
+    if (!__any_sync(~0u, bin.count))
+        return;
+    if (rest) {
+        const Offset channel = p.by_channels.split(rest) * planes, batch = p.by_batch.split(rest);
+        image += batch * p.image_batch + channel * p.image_channel;
+        blocks += batch * p.blocks_batch + channel * p.blocks_channel;
+        weighing = weighing && batch == 0 && channel == 0;
+    }
+    Column column{{}, weight_out + weight_pixel, tap + lane * p.tap_stride[last], weighing};
 #pragma unroll
-        for (int plane = 0; plane < planes; ++plane)
-            if (plane < p.channels - channel)
-                target[plane * p.image_channel] = narrow(sums.elements[plane]);
-        if constexpr (weighs_out)
-            if (weighing && channel == 0)
-                weight_out[weight_place] = sums.weights;
+    for (int plane = 0; plane < planes; ++plane) {
+        column.image[plane] = image + plane * p.image_channel + pixel;
+        keep(column.image[plane]);
+    }
+
+    const bool crowded = __any_sync(~0u, bin.count > noted);
+    if (!crowded) {
+        const Chunk own(list, scratch + notes_at(number, p), bin.count, crowded, blocks, positions, tile, p);
+        unsigned left = own.rows;
+        if constexpr (tile_rows > thread_rows)
+#pragma unroll
+            for (int step = 16; step > 0; step /= 2)
+                left |= __shfl_xor_sync(~0u, left, step);
+        do {
+            const Pixels<thread_rows> pixels(left);
+            unsigned covering[thread_rows];
+            pixels.cover(covering, own);
+            Sums<thread_rows> sums;
+            sums.start(covering, pixels, column, p);
+            sums.add_blocks(covering, list, pixels, column, window, p);
+            sums.write(pixels, column, p);
+        } while (tile_rows > thread_rows && __any_sync(~0u, left));
+    } else {
+        constexpr int few = tile_rows == thread_rows && !one_axis ? thread_rows : 1;
+        const Offset* const numbers = scratch + lists_at(true, p) + (bin.end - bin.count);
+        unsigned left = run_of_bits(0, tile_rows);
+        do {
+            const Pixels<few> pixels(left);
+            Sums<few> sums;
+            for (Offset first = 0; __any_sync(~0u, first < bin.count); first += noted) {
+                const Chunk own(list, numbers + first, bin.count - first, crowded, blocks, positions, tile,
+                                p);
+                unsigned covering[few];
+                pixels.cover(covering, own);
+                sums.start(covering, pixels, column, p);
+                sums.add_blocks(covering, list, pixels, column, window, p);
+            }
+            sums.write(pixels, column, p);
+        } while (__any_sync(~0u, left));
     }
 }

@@ -1,14 +1,16 @@
-// A counting sort: for each tile of an image, a list of the blocks that meet it, in their order.
+// A counting sort: for each tile of an image, the blocks that meet it.
 //
-//   positions  (count, axes)             read by every kernel but bins_reserve
-//   scratch    the lists (see bins.cuh)  read and written, its Bins zeros at first
+//   positions  (count, axes)                read by bins_note, and by bins_list where tiles are crowded
+//   scratch    what is noted (see bins.cuh)  read and written, its Bins zeros at first
 //
-// Four kernels run one after another on a stream: bins_count counts the blocks that meet each tile,
-// bins_reserve gives each tile a part of the lists, bins_place puts the blocks' numbers there, and bins_order
-// gives each its place among those of its tile. A thread has a block, or a tile in bins_reserve. Which part
-// of the lists a tile has changes from run to run, what is in it does not. In bins_order a block is compared
-// with all that meet its tile; where a tile is crowded, a block of threads marks its blocks in shared memory
-// instead, and lists the marks. Leading axes that have no position have no tiles.
+// Four kernels run one after another on a stream. bins_note counts the blocks that meet each tile, and notes
+// the first of them that come by; where more come, bins_reserve gives the tile a part of the lists, bins_list
+// puts all blocks that meet it there, and bins_order puts them in order. A thread has a block, or a tile in
+// bins_reserve; in bins_list it has blocks, and in bins_order a block of threads has crowded tiles, one after
+// another. Which part of
+// the lists a tile has, and the order of what is noted, change from run to run; what is in it does not. In
+// bins_order each block of a list is compared with all of them; where they are very many, they are marked in
+// shared memory instead, and the marks are listed. Leading axes that have no position have no tiles.
 #include "bins.cuh"
 
 #ifndef CROWD
@@ -24,13 +26,9 @@ inline __device__ Bin* bins_of(Offset* scratch)
 {
     return reinterpret_cast<Bin*>(scratch);
 }
-inline __device__ Offset* unordered(Offset* scratch, const BinParameters& p)
+inline __device__ Offset crowded_tiles(const BinParameters& p)
 {
-    return scratch + 2 * ((long long)(p.bins) + 1);
-}
-inline __device__ Offset* crowded(Offset* scratch, const BinParameters& p)
-{
-    return scratch + ordered(p) + (long long)(p.entries) * (1 + positioned);
+    return lists_at(true, p) + p.entries;
 }
 inline __device__ Offset add_to_counter(Offset* counter, Offset number)
 {
@@ -39,14 +37,12 @@ inline __device__ Offset add_to_counter(Offset* counter, Offset number)
 
 // The tiles that a block meets, one after another.
 struct Meetings {
-    Entry entry;
-    Offset first[positioned], last[positioned], at[positioned]; // tiles along each axis
+    Offset first[positioned], last[positioned], at[positioned]; // along each axis
     bool more;
 
     __device__ Meetings(const long long* positions, Offset block, const BinParameters& p)
         : more(block < p.count)
     {
-        entry.block = block;
         long long given[positioned];
 #pragma unroll
         for (int axis = 0; axis < positioned; ++axis)
@@ -57,9 +53,9 @@ struct Meetings {
 #pragma unroll
         for (int axis = fixed; axis < rank; ++axis) {
             const int number = axis - fixed;
-            entry.position[number] = more ? Offset(given[number]) : 0;
-            const Offset end = min(entry.position[number] + p.block[axis], p.size[axis]);
-            at[number] = first[number] = p.by_side[axis].quotient(max(entry.position[number], Offset(0)));
+            const Offset begin = more ? Offset(given[number]) : 0;
+            const Offset end = min(begin + p.block[axis], p.size[axis]);
+            at[number] = first[number] = p.by_side[axis].quotient(max(begin, Offset(0)));
             last[number] = p.by_side[axis].quotient(end - 1);
         }
     }
@@ -69,7 +65,7 @@ struct Meetings {
         Offset number = 0;
 #pragma unroll
         for (int axis = fixed; axis < rank; ++axis)
-            number = number * p.along[axis] + at[axis - fixed];
+            number = number * p.by_extent[axis].divisor + at[axis - fixed];
         return number;
     }
 
@@ -87,10 +83,14 @@ struct Meetings {
 };
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-    bins_count(const long long* __restrict__ positions, Offset* __restrict__ scratch, const BinParameters p)
+    bins_note(const long long* __restrict__ positions, Offset* __restrict__ scratch, const BinParameters p)
 {
-    for (Meetings met(positions, grid_index(), p); met.more; met.next())
-        add_to_counter(&bins_of(scratch)[met.bin(p)].count, 1);
+    const Offset block = grid_index();
+    for (Meetings met(positions, block, p); met.more; met.next()) {
+        const Offset number = met.bin(p), place = add_to_counter(&bins_of(scratch)[number].count, 1);
+        if (place < noted)
+            scratch[notes_at(number, p) + place] = block;
+    }
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
@@ -101,8 +101,9 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const Offset number = grid_index();
     Bin* const bins = bins_of(scratch);
-    const Offset count = number < p.bins ? bins[number].count : 0;
-    Offset until = count; // the end of this tile's part among those of the thread block
+    const Offset met = number < p.bins ? bins[number].count : 0;
+    const Offset count = met > noted ? met : 0; // of its list
+    Offset until = count;                       // the end of this tile's part among those of the thread block
 #pragma unroll
     for (int step = 1; step < 32; step *= 2) {
         const Offset before = __shfl_up_sync(~0u, until, step);
@@ -120,29 +121,24 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     if (threadIdx.x == 0)
         begin = total ? add_to_counter(&bins[p.bins].count, total) : 0;
     __syncthreads();
-    if (count)
-        bins[number].end = begin + until - count; // which bins_place moves on to the end
-    if (count > crowd)
-        crowded(scratch, p)[add_to_counter(&bins[p.bins].end, 1)] = number;
-}
-
-extern "C" __global__ void __launch_bounds__(THREADS)
-    bins_place(const long long* __restrict__ positions, Offset* __restrict__ scratch, const BinParameters p)
-{
-    for (Meetings met(positions, grid_index(), p); met.more; met.next()) {
-        const Offset place = add_to_counter(&bins_of(scratch)[met.bin(p)].end, 1);
-        unordered(scratch, p)[place] = met.entry.block;
+    if (count) {
+        bins[number].end = begin + until - count; // which bins_list moves on to the end
+        scratch[crowded_tiles(p) + add_to_counter(&bins[p.bins].end, 1)] = number;
     }
 }
 
-// Write a block down at its place in the lists.
-inline __device__ void list_entry(Offset* scratch, Offset place, const Entry& entry, const BinParameters& p)
+extern "C" __global__ void __launch_bounds__(THREADS)
+    bins_list(const long long* __restrict__ positions, Offset* __restrict__ scratch, const BinParameters p)
 {
-    Offset* const words = scratch + ordered(p) + (long long)(place) * (1 + positioned);
-    words[0] = entry.block;
-#pragma unroll
-    for (int axis = 0; axis < positioned; ++axis)
-        words[1 + axis] = entry.position[axis];
+    Bin* const bins = bins_of(scratch);
+    if (!bins[p.bins].end)
+        return;
+    for (Offset block = grid_index(); block < p.count; block += Offset(gridDim.x) * THREADS)
+        for (Meetings met(positions, block, p); met.more; met.next()) {
+            Bin& bin = bins[met.bin(p)];
+            if (bin.count > noted)
+                scratch[lists_at(false, p) + add_to_counter(&bin.end, 1)] = block;
+        }
 }
 
 constexpr int marks_of_thread = MARKS; // for blocks that follow each other
@@ -151,47 +147,64 @@ constexpr int marks = THREADS * marks_of_thread;
 extern "C" __global__ void __launch_bounds__(THREADS)
     bins_order(const long long* __restrict__ positions, Offset* __restrict__ scratch, const BinParameters p)
 {
-    const Bin* const bins = bins_of(scratch);
-    const Offset* const listed = unordered(scratch, p);
-    for (Meetings met(positions, grid_index(), p); met.more; met.next()) {
-        const Bin bin = bins[met.bin(p)];
-        if (bin.count > crowd)
-            continue;
-        Offset place = bin.end - bin.count;
-#pragma unroll 4
-        for (Offset other = bin.end - bin.count; other < bin.end; ++other)
-            place += listed[other] < met.entry.block;
-        list_entry(scratch, place, met.entry, p);
-    }
-
     __shared__ bool marked[marks];
     __shared__ Offset found[THREADS];
+    constexpr int warps = THREADS / 32;
     const int thread = threadIdx.x;
+    const Bin* const bins = bins_of(scratch);
+    const Offset* const crowded = scratch + crowded_tiles(p);
     const Offset crowds = bins[p.bins].end;
+    for (Offset number = Offset(blockIdx.x) * warps + thread / 32; number < crowds;
+         number += Offset(gridDim.x) * warps) {
+        const Bin bin = bins[crowded[number]];
+        const Offset* const blocks = scratch + lists_at(false, p) + (bin.end - bin.count);
+        Offset* const ordered = scratch + lists_at(true, p) + (bin.end - bin.count);
+        constexpr int of_lane = 4; // blocks at a time
+        for (Offset first = thread % 32; bin.count <= crowd && first < bin.count; first += 32 * of_lane) {
+            Offset own[of_lane], place[of_lane] = {};
+#pragma unroll
+            for (int number = 0; number < of_lane; ++number)
+                own[number] = load_if(blocks + first + number * 32, first + number * 32 < bin.count);
+#pragma unroll 8
+            for (Offset other = 0; other < bin.count; ++other) {
+                const Offset block = load_if(blocks + other, true);
+#pragma unroll
+                for (int number = 0; number < of_lane; ++number)
+                    place[number] += block < own[number];
+            }
+#pragma unroll
+            for (int number = 0; number < of_lane; ++number)
+                if (first + number * 32 < bin.count)
+                    ordered[place[number]] = own[number];
+        }
+    }
     for (Offset number = blockIdx.x; number < crowds; number += gridDim.x) {
-        const Bin bin = bins[crowded(scratch, p)[number]];
-        Offset begin = bin.end - bin.count; // of the marked blocks' places
+        const Bin bin = bins[crowded[number]];
+        if (bin.count <= crowd)
+            continue;
+        const Offset* const blocks = scratch + lists_at(false, p) + (bin.end - bin.count);
+        Offset* ordered = scratch + lists_at(true, p) + (bin.end - bin.count);
         for (Offset first = 0; first < p.count; first += marks) {
             for (int mark = thread; mark < marks; mark += THREADS)
                 marked[mark] = false;
             __syncthreads();
-            for (Offset other = bin.end - bin.count + thread; other < bin.end; other += THREADS)
-                if (within(listed[other] - first, marks))
-                    marked[listed[other] - first] = true;
+            for (Offset other = thread; other < bin.count; other += THREADS)
+                if (within(blocks[other] - first, marks))
+                    marked[blocks[other] - first] = true;
             __syncthreads();
             const int own = thread * marks_of_thread;
             found[thread] = 0;
             for (int mark = own; mark < own + marks_of_thread; ++mark)
                 found[thread] += marked[mark];
             __syncthreads();
-            Offset place = begin;
+            Offset* place = ordered; // of this thread's marked blocks
             for (int other = 0; other < THREADS; ++other) {
                 place += other < thread ? found[other] : 0;
-                begin += found[other];
+                ordered += found[other];
             }
             for (int mark = own; mark < own + marks_of_thread; ++mark)
                 if (marked[mark])
-                    list_entry(scratch, place++, Meetings(positions, first + mark, p).entry, p);
+                    *place++ = first + mark;
             __syncthreads();
         }
     }

@@ -1,53 +1,36 @@
-// Lists of the blocks that meet each tile of an image, in scratch memory: bins.cu makes them.
+// The blocks that meet each tile of an image, in scratch memory: bins.cu notes them.
 //
-// The memory holds a Bin for each tile and one more, which counts entries and crowded tiles; then lists of
-// `entries` in all, twice: of blocks' numbers as threads come by, and of Entry in order; then the numbers of
-// the crowded tiles.
+// The memory holds a Bin for each tile and one more, which counts entries of lists and crowded tiles; then
+// `noted` numbers of blocks for each tile, as threads came by, of which a Bin says how many there are. Then,
+// for tiles that more blocks meet, which are crowded, there are lists of `entries` blocks in all, twice: as
+// threads came by, and in order; and at last the numbers of the crowded tiles.
 #pragma once
 #include "positions.cuh"
 
+constexpr int noted = 32;
+
 struct BinParameters : Parameters {
-    Offset bins;           // one for each tile
+    Offset bins;           // one for each tile; by_extent has their number along each axis
     Offset entries;        // of all lists, at most
-    Offset along[rank];    // tiles along each axis
     Divisor by_side[rank]; // pixels of a tile along each axis
     Divisor by_batch;
 };
 
-struct Bin {
+struct alignas(2 * sizeof(Offset)) Bin {
     Offset count; // of the blocks that meet the tile
-    Offset end;   // of its part of the lists
-};
-
-// A block that meets the image, so that Offsets hold its position.
-struct Entry {
-    Offset block, position[positioned];
-
-    __device__ bool covers(const Offset (&pixel)[rank], const Parameters& p) const
-    {
-        bool covered = true;
-#pragma unroll
-        for (int axis = fixed; axis < rank; ++axis)
-            covered = covered && within(pixel[axis] - position[axis - fixed], p.block[axis]);
-        return covered;
-    }
+    Offset end;   // of its list, where it is crowded
 };
 
 inline __device__ const Bin* bins_of(const Offset* scratch)
 {
     return reinterpret_cast<const Bin*>(scratch);
 }
-inline __device__ long long ordered(const BinParameters& p)
+// Offsets from the scratch memory's begin on: what is noted of a tile begins at a multiple of `noted`.
+inline __device__ Offset notes_at(Offset number, const BinParameters& p)
 {
-    return 2 * ((long long)(p.bins) + 1) + p.entries;
+    return (p.bins / (noted / 2) + 1 + number) * noted;
 }
-inline __device__ Entry entry_of(const Offset* scratch, Offset number, const BinParameters& p)
+inline __device__ Offset lists_at(bool ordered, const BinParameters& p)
 {
-    const Offset* const words = scratch + ordered(p) + (long long)(number) * (1 + positioned);
-    Entry entry;
-    entry.block = load_if(words, true);
-#pragma unroll
-    for (int axis = 0; axis < positioned; ++axis)
-        entry.position[axis] = load_if(words + 1 + axis, true);
-    return entry;
+    return notes_at(p.bins, p) + (ordered ? p.entries : 0);
 }

@@ -250,64 +250,69 @@ template <typename Real> inline __device__ Complex<Real> divide(Complex<Real> a,
 
 #ifdef HOSTCUDA
 template <int bytes> using AliasedWord __attribute__((may_alias)) = Word<bytes>;
-template <int bytes> inline Word<bytes> load_word_if(const void* address, bool guard)
+template <int bytes>
+inline Word<bytes> load_word_if(const void* address, bool guard, Word<bytes> otherwise = Word<bytes>())
 {
-    return guard ? *static_cast<const AliasedWord<bytes>*>(address) : Word<bytes>();
+    return guard ? *static_cast<const AliasedWord<bytes>*>(address) : otherwise;
 }
 #else
 template <int bytes> using AliasedWord = Word<bytes>;
 // A predicated load, never a branch: a thread has all its loads in flight before it waits for the first. The
-// word is zeroed before the address is read, so it is marked (&) to share no register with it.
-template <int bytes> inline __device__ Word<bytes> load_word_if(const void* address, bool guard);
-template <> inline __device__ Word<1> load_word_if<1>(const void* address, bool guard)
+// word is set before the address is read, so it is marked (&) to share no register with it.
+template <int bytes>
+inline __device__ Word<bytes> load_word_if(const void* address, bool guard,
+                                           Word<bytes> otherwise = Word<bytes>());
+template <> inline __device__ Word<1> load_word_if<1>(const void* address, bool guard, Word<1> otherwise)
 {
     unsigned word;
-    asm("{.reg .pred p; setp.ne.b32 p, %2, 0; mov.b32 %0, 0; @p ld.global.nc.u8 %0, [%1];}"
+    asm("{.reg .pred p; setp.ne.b32 p, %2, 0; mov.b32 %0, %3; @p ld.global.nc.u8 %0, [%1];}"
         : "=&r"(word)
-        : "l"(address), "r"(int(guard)));
+        : "l"(address), "r"(int(guard)), "r"(unsigned(otherwise)));
     __builtin_assume(word < 256);
     return static_cast<Word<1>>(word);
 }
-template <> inline __device__ Word<2> load_word_if<2>(const void* address, bool guard)
+template <> inline __device__ Word<2> load_word_if<2>(const void* address, bool guard, Word<2> otherwise)
 {
     unsigned word;
-    asm("{.reg .pred p; setp.ne.b32 p, %2, 0; mov.b32 %0, 0; @p ld.global.nc.u16 %0, [%1];}"
+    asm("{.reg .pred p; setp.ne.b32 p, %2, 0; mov.b32 %0, %3; @p ld.global.nc.u16 %0, [%1];}"
         : "=&r"(word)
-        : "l"(address), "r"(int(guard)));
+        : "l"(address), "r"(int(guard)), "r"(unsigned(otherwise)));
     return static_cast<Word<2>>(word);
 }
-template <> inline __device__ Word<4> load_word_if<4>(const void* address, bool guard)
+template <> inline __device__ Word<4> load_word_if<4>(const void* address, bool guard, Word<4> otherwise)
 {
     Word<4> word;
-    asm("{.reg .pred p; setp.ne.b32 p, %2, 0; mov.b32 %0, 0; @p ld.global.nc.u32 %0, [%1];}"
+    asm("{.reg .pred p; setp.ne.b32 p, %2, 0; mov.b32 %0, %3; @p ld.global.nc.u32 %0, [%1];}"
         : "=&r"(word)
-        : "l"(address), "r"(int(guard)));
+        : "l"(address), "r"(int(guard)), "r"(otherwise));
     return word;
 }
-template <> inline __device__ Word<8> load_word_if<8>(const void* address, bool guard)
+template <> inline __device__ Word<8> load_word_if<8>(const void* address, bool guard, Word<8> otherwise)
 {
     Word<8> word;
-    asm("{.reg .pred p; setp.ne.b32 p, %2, 0; mov.b64 %0, 0; @p ld.global.nc.u64 %0, [%1];}"
+    asm("{.reg .pred p; setp.ne.b32 p, %2, 0; mov.b64 %0, %3; @p ld.global.nc.u64 %0, [%1];}"
         : "=&l"(word)
-        : "l"(address), "r"(int(guard)));
+        : "l"(address), "r"(int(guard)), "l"(otherwise));
     return word;
 }
-template <> inline __device__ Word<16> load_word_if<16>(const void* address, bool guard)
+template <> inline __device__ Word<16> load_word_if<16>(const void* address, bool guard, Word<16> otherwise)
 {
     Word<16> word;
-    asm("{.reg .pred p; setp.ne.b32 p, %3, 0; mov.b64 %0, 0; mov.b64 %1, 0; "
+    asm("{.reg .pred p; setp.ne.b32 p, %3, 0; mov.b64 %0, %4; mov.b64 %1, %5; "
         "@p ld.global.nc.v2.u64 {%0, %1}, [%2];}"
         : "=&l"(word.low), "=&l"(word.high)
-        : "l"(address), "r"(int(guard)));
+        : "l"(address), "r"(int(guard)), "l"(otherwise.low), "l"(otherwise.high));
     return word;
 }
 #endif
 
-// The element at an address where the guard holds, else zero; the address is then never touched. For arrays
-// that the kernel does not write.
-template <typename Element> inline __device__ Element load_if(const Element* address, bool guard)
+// The element at an address where the guard holds, else another, zero; the address is then never touched. For
+// arrays that the kernel does not write.
+template <typename Element>
+inline __device__ Element load_if(const Element* address, bool guard, Element otherwise = Element{})
 {
-    return bit_cast<Element>(load_word_if<sizeof(Element)>(address, guard));
+    return bit_cast<Element>(
+        load_word_if<sizeof(Element)>(address, guard, bit_cast<Word<sizeof(Element)>>(otherwise)));
 }
 
 // A word where the guard holds, else anything: nothing is zeroed before it is loaded.
@@ -365,12 +370,32 @@ template <typename Element> inline __device__ Element load_own_if(const Element*
     return guard ? *address : Element{};
 }
 
-// Keeps the compiler from computing an address anew for each use. It no longer knows that this is one of
-// global memory, so what is stored there goes through `store`.
+// Keeps the compiler from computing an address, which is one of global memory, anew for each use.
 template <typename Element> inline __device__ void keep(Element*& address)
 {
 #ifndef HOSTCUDA
     asm("" : "+l"(address));
+    __builtin_assume(__isGlobal(address));
+#endif
+}
+
+// The same of a number, which may be part of an address.
+inline __device__ void keep(unsigned& number)
+{
+#ifndef HOSTCUDA
+    asm("" : "+r"(number));
+#endif
+}
+inline __device__ void keep(int& number)
+{
+#ifndef HOSTCUDA
+    asm("" : "+r"(number));
+#endif
+}
+inline __device__ void keep(long long& number)
+{
+#ifndef HOSTCUDA
+    asm("" : "+l"(number));
 #endif
 }
 

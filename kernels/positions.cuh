@@ -119,3 +119,29 @@ template <typename Real> inline __device__ Complex<Real> or_nothing(Complex<Real
 {
     return {or_nothing(term.real, exists), or_nothing(term.imaginary, exists)};
 }
+
+// An element that leaves every sum as it is, also after it was multiplied with a weight of zero.
+template <typename Element> inline __device__ Element nothing(Element)
+{
+    return Element{};
+}
+inline __device__ Float16 nothing(Float16)
+{
+    return {1u << 15};
+}
+inline __device__ BFloat16 nothing(BFloat16)
+{
+    return {1u << 15};
+}
+inline __device__ float nothing(float)
+{
+    return -0.0f;
+}
+inline __device__ double nothing(double)
+{
+    return -0.0;
+}
+template <typename Real> inline __device__ Complex<Real> nothing(Complex<Real>)
+{
+    return {nothing(Real()), nothing(Real())};
+}

@@ -24,6 +24,7 @@ SPACE = "tests/test_space_kernels.py::test_"
 BLOCKS = "tests/test_blocks.py::test_"
 ADD_BLOCKS = "tests/test_add_blocks.py::test_"
 CROWDED = ADD_BLOCKS + "a_crowded_tile_has_its_blocks_in_order[everything-in-a-few-tiles-observed]"
+OWN_TILE = ADD_BLOCKS + "each_tile_has_its_blocks_in_order"
 TAKE_BLOCKS = "tests/test_take_blocks.py::test_"
 FUSIONS = "tests/test_fusions.py::test_"
 DASK = "tests/test_dask.py::test_"
@@ -107,9 +108,9 @@ FAULTS = (
     Fault(
         "a word zeroed in the register of its address",
         "kernels/common.cuh",
-        """mov.b64 %0, 0; @p ld.global.nc.u64 %0, [%1];}"
+        """mov.b64 %0, %3; @p ld.global.nc.u64 %0, [%1];}"
         : "=&l"(word)""",
-        """mov.b64 %0, 0; @p ld.global.nc.u64 %0, [%1];}"
+        """mov.b64 %0, %3; @p ld.global.nc.u64 %0, [%1];}"
         : "=l"(word)""",
         SOURCES + "outputs_of_inline_ptx_share_no_register_with_inputs_read_after_them[common.cuh]",
     ),
@@ -599,7 +600,7 @@ FAULTS = (
         "kernels/bins.cu",
         "total) : 0;\n    __syncthreads();\n",
         "total) : 0;\n",
-        CROWDED,
+        CROWDED.replace("everything-in-a-few-tiles", "a-crowd-among-others"),
     ),
     Fault(
         "no barrier before blocks are marked",
@@ -611,8 +612,8 @@ FAULTS = (
     Fault(
         "no barrier before marks are counted",
         "kernels/bins.cu",
-        "                    marked[listed[other] - first] = true;\n            __syncthreads();\n",
-        "                    marked[listed[other] - first] = true;\n",
+        "                    marked[blocks[other] - first] = true;\n            __syncthreads();\n",
+        "                    marked[blocks[other] - first] = true;\n",
         CROWDED,
     ),
     Fault(
@@ -625,23 +626,37 @@ FAULTS = (
     Fault(
         "no barrier before marks are cleared again",
         "kernels/bins.cu",
-        "mark, p).entry, p);\n            __syncthreads();\n",
-        "mark, p).entry, p);\n",
+        "*place++ = first + mark;\n            __syncthreads();\n",
+        "*place++ = first + mark;\n",
         CROWDED.replace("everything-in-a-few-tiles", "more-blocks-than-marks"),
     ),
     Fault(
-        "blocks of a tile put in descending order",
+        "blocks of a crowded tile put in descending order",
         "kernels/bins.cu",
-        "place += listed[other] < met.entry.block;",
-        "place += listed[other] > met.entry.block;",
-        ADD_BLOCKS + "every_kernel_is_the_numpy_path_in_any_layout[several-tiles-3]",
+        "place[number] += block < own[number];",
+        "place[number] += block > own[number];",
+        OWN_TILE + "[spread-True-plain]",
     ),
     Fault(
-        "a pixel owned by every block that covers it",
+        "one block more than a tile has room for",
+        "kernels/bins.cu",
+        "if (place < noted)",
+        "if (place <= noted)",
+        OWN_TILE + "[spread-True-plain]",
+    ),
+    Fault(
+        "a tile's blocks added as threads noted them",
         "kernels/add_blocks_owners.cu",
-        "p).block != own.block)\n            return;",
-        "p).block > own.block)\n            return;",
-        ADD_BLOCKS + "every_kernel_is_the_numpy_path_in_any_layout[several-tiles-2]",
+        "if (__any_sync(~0u, number < before))",
+        "if (false)",
+        OWN_TILE + "[spread-False-shuffled]",
+    ),
+    Fault(
+        "sums of a crowded tile that start again with each part of its list",
+        "kernels/add_blocks_owners.cu",
+        "elements[plane][row] = touched[row] ? elements[plane][row] : widen(before);",
+        "elements[plane][row] = widen(before);",
+        OWN_TILE + "[spread-True-plain]",
     ),
     Fault(
         "a block that ends on a tile's first pixel taken for one before it",

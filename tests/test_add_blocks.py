@@ -502,6 +502,25 @@ def test_tiles_share_a_search(name, crowded, mode):
         assert_same_bits(got, expected)
 
 
+@pytest.mark.hostcuda
+@pytest.mark.parametrize(
+    ("name", "crowded", "mode"), crossed(list(REGIONS), [False, True], ["plain", "observed", "shuffled"])
+)
+def test_each_tile_has_its_blocks_in_order(name, crowded, mode):
+    """Tiles of several rows, along one axis and several, of which some meet more blocks than are noted."""
+    shape, block, count = REGIONS[name]
+    rng = np.random.default_rng(0)
+    lead, size = shape[: len(shape) - len(block)], shape[len(shape) - len(block) :]
+    reach = tuple(min(30, side) for side in size) if crowded else size
+    positions = rng.integers([-side for side in block], reach, (count, len(block)))
+    positions[0] = -np.array(block) + 1
+    for window in (None, window_of("separable", block, np.float32)):
+        out, blocks = values(shape, np.float32, 1), values((count, *lead, *block), np.float32, 2)
+        want = gpufold.add_blocks(out.copy(), blocks, positions, window)
+        run("owners", out, blocks, positions, window, mode=mode)
+        assert_same_bits(out, want)
+
+
 @pytest.mark.parametrize(
     ("shape", "block", "count", "regions"),
     [

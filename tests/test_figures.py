@@ -130,15 +130,17 @@ def test_machine_code_rounds_products_before_it_adds_them(dtype):
 @pytest.mark.parametrize("dtype", ["float32", "complex64"])
 @pytest.mark.parametrize("lead", [(), (14,)], ids=str)
 @pytest.mark.parametrize(("size", "block"), [((4096, 4096), (256, 256)), ((99_999,), (400,)), ((300,) * 3, (96,) * 3)])
-def test_blocks_at_positions_keep_everything_in_registers(size, block, lead, dtype, window):
+@pytest.mark.parametrize(("variant", "registers", "phases"), [("gather", 128, 1), ("owners", 64, 2)])
+def test_blocks_at_positions_keep_everything_in_registers(size, block, lead, dtype, window, variant, registers, phases):
+    """Two blocks of threads are resident, or four, and nearly all loads of elements and weights in flight together."""
     geometry = add_blocks_geometry((*lead, *size), (600, *lead, *block), (600, len(size)))
     operands = Operand.contiguous(geometry.blocks_shape), Operand.contiguous(geometry.array_shape)
-    plan = choose(Call("add_blocks", geometry, dtype, fusion=Fusion("sum", window, accumulate=True)), *operands)
-    figures = hostcuda.figures(plan)
+    call = Call("add_blocks", geometry, dtype, Fusion("sum", window, accumulate=True), variant)
+    figures = hostcuda.figures(choose(call, *operands))
     assert figures.stack_bytes == 0
-    assert figures.registers <= 128, "two blocks of threads are resident"
+    assert figures.registers <= registers
     of_a_block = max((loop for loop in figures.loops if loop.innermost), key=lambda loop: loop.loads)
-    assert of_a_block.phases == 1, "all loads of a block's elements and weights are in flight together"
+    assert of_a_block.phases <= phases
 
 
 REGIMES = {problem.name: problem for problem in PROBLEMS}
@@ -271,9 +273,9 @@ LIMITS = {
     "add_blocks-probes-256x256": Limits(1.2, 1.05, 1.06, 22.46, 47.2, 0.6, 0.93),
     "add_blocks-tiles-512x512": Limits(1.94, 1.04, 1.01, 28.41, 5.2, 0.55, 1.0),
     # bound by memory: rows of 28 bytes take 56 of it in sectors, read and written
-    "add_blocks-particles-7x7": Limits(4.18, 0.45, 1.71, 7.17, 4.8, 0.37, 0.52),
-    # bound by instructions and latency: a thread finds the owner of each element
-    "add_blocks-charges-3x3": Limits(18.94, 1.29, 2.0, 201.4, 5.7, 0.061, 0.064),
+    "add_blocks-particles-7x7": Limits(4.37, 0.38, 1.71, 14.41, 8.1, 0.36, 0.55),
+    # bound by instructions and by memory: blocks touch nearly every sector of the image, but half of its pixels
+    "add_blocks-charges-3x3": Limits(6.65, 0.96, 1.71, 67.22, 3.8, 0.23, 0.41),
     # bound by the L2 cache, which gives every element of a block
     "take_blocks-probes-256x256": Limits(45.71, 1.05, 1.07, 35.2, 1.2, 0.49, 0.62),
     "take_blocks-tiles-512x512": Limits(4.94, 1.05, 1.12, 29.1, 1.2, 0.48, 0.77),

@@ -11,7 +11,17 @@ from typing import Any
 from gpufold.elements import ElementType
 from gpufold.geometry import PositionsGeometry, Size, merged_axes
 from gpufold.gpu.parameters import Field, divisor, offset, offset_bits, offset_type, pack, struct, wide
-from gpufold.gpu.plan import Plan, Problem, Variant, Work, check_atomics, grid_of, planes_per_thread
+from gpufold.gpu.plan import (
+    MAX_SHARED_BYTES,
+    POINTER_BYTES,
+    Plan,
+    Problem,
+    Variant,
+    Work,
+    check_atomics,
+    grid_of,
+    planes_per_thread,
+)
 from gpufold.gpu.variants.moves import word_types
 
 THREADS = 256
@@ -303,21 +313,28 @@ def atomic(problem: Problem) -> Plan:
 # ---------------------------------------------------------------------------------------------
 # owners
 
-BINNED_AXES = 3
-"""The last axes with positions, along which tiles of bins are cut; along others, one spans the image."""
+COLUMNS = WARP
+"""Pixels of a tile's row, a lane each."""
+NOTED = 32
+"""Blocks that are noted of a tile, and that a warp adds at a time: a bit of a word each. Where more meet it, it is
+crowded."""
+OWNERS_FILL = 0.75
+"""Prediction: of these, the blocks that meet a tile where they are spread evenly."""
+OWNERS_TILE_ROWS = 32
+"""Of a tile, at most: a bit of a word each."""
 OWNERS_MAX_PLANES = 4
-OWNERS_SUM_BYTES = 32
+OWNERS_SUM_BYTES = 64
 """Of the sums that a thread keeps in registers."""
+OWNERS_MAX_ROWS, OWNERS_MANY_ROWS = 4, 8
+"""Of a thread at a time, the latter where a row is one sum and has no weight; each is a load in flight."""
 OWNERS_RESIDENT_BLOCKS = 4
 """Thread blocks on a multiprocessor that registers have to suffice for."""
 OWNERS_CROWD = 1024
-"""Prediction: blocks of a tile up to which comparing each with all is the fastest way to put them in order."""
+"""Prediction: blocks of a crowded tile up to which comparing each with all puts them in order fastest."""
 LIST_DEFINES = ("OFFSET", "RANK", "FIXED", "THREADS")
 """What lists of blocks depend on: those of every dtype and window are made by the same kernels."""
 MARKS_OF_THREAD = 64
 """For blocks that follow each other, where more than those meet a tile."""
-OWNERS_WAVES = 2
-"""Prediction: threads go over more planes while they fill the device this many times."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -325,65 +342,99 @@ class Bins:
     """The tiles whose lists kernels/bins.cu makes."""
 
     side: Size
-    """Pixels of a tile along each axis."""
+    """Pixels of a tile along each axis with a position; 1 along the others."""
     along: Size
-    """Tiles along each axis."""
+    """Tiles along each axis with a position; places along the others."""
     entries: int
     """Of all lists, at most."""
+    met: float
+    """Blocks that meet a tile, where they are spread evenly over all places that reach the image."""
+
+
+def _owned(problem: Problem) -> tuple[int, int]:
+    """Return the planes and rows that a thread has at a time, so that registers suffice for weights too."""
+    view, weighed = view_of(problem), problem.fusion.window != "none" or problem.weight_out is not None
+    sum_bytes = max(view.element.itemsize, 4)
+    sums = max(1, OWNERS_SUM_BYTES // sum_bytes // (2 if weighed else 1))
+    planes = max(planes for planes in range(1, min(OWNERS_MAX_PLANES, sums) + 1) if view.channels % planes == 0)
+    most = OWNERS_MAX_ROWS if weighed or planes * sum_bytes > 4 else OWNERS_MANY_ROWS
+    return planes, 1 << (min(most, sums // planes).bit_length() - 1)
 
 
 @lru_cache(maxsize=256)
-def _bins(view: View) -> Bins:
-    """Return tiles as large as a block, or larger where the image would have more of them than there are blocks."""
-    binned = range(max(view.fixed, len(view.size) - BINNED_AXES), len(view.size))
-    side = [min(view.block[axis], size) if axis in binned else size for axis, size in enumerate(view.size)]
-    while prod(along := _tiles(view.size, tuple(side))) > max(view.count, THREADS):
-        axis = min((axis for axis in binned if along[axis] > 1), key=lambda axis: side[axis] / view.block[axis])
-        side[axis] *= 2
-    met = (min(tiles, -(-(block - 1) // of) + 1) for tiles, block, of in zip(along, view.block, side, strict=True))
-    return Bins(tuple(side), along, view.count * prod(met))
+def _bins(view: View, least_rows: int) -> Bins:
+    """Return tiles of as many rows as a thread has at a time, or more while few blocks meet one."""
+    positioned = range(view.fixed, len(view.size))
+    side, grown = [1] * len(view.size), positioned[:-1] or positioned
+    side[-1] = COLUMNS
+
+    def met(side: list[int]) -> float:
+        reach = view.size, view.block, side
+        shares = [min(1.0, (of + block - 1) / (size + block - 1)) for size, block, of in zip(*reach, strict=True)]
+        return view.count * prod(shares[view.fixed :])
+
+    while prod(side) < OWNERS_TILE_ROWS * COLUMNS:
+        growing = [axis for axis in grown if side[axis] < view.size[axis]]
+        if not growing:
+            break
+        axis = max(growing, key=lambda axis: view.block[axis] / side[axis])
+        wider = [of * (1 + (axis == other)) for other, of in enumerate(side)]
+        if prod(side) >= least_rows * COLUMNS and met(wider) > OWNERS_FILL * NOTED:
+            break
+        side = wider
+    along = _tiles(view.size, tuple(side))
+    tiles = [min(along[axis], -(-(view.block[axis] - 1) // side[axis]) + 1) for axis in positioned]
+    return Bins(tuple(side), along, view.count * prod(tiles), met(side))
 
 
 def owners(problem: Problem) -> Plan:
     """Plan for kernels/add_blocks_owners.cu, after those of kernels/bins.cu."""
     view = view_of(problem)
-    bins = _bins(view)
-    planes = min(OWNERS_MAX_PLANES, view.channels, max(1, OWNERS_SUM_BYTES // view.element.itemsize))
-    groups, elements = -(-view.channels // planes), view.count * view.batch * prod(view.block)
-    full = OWNERS_WAVES * problem.device.multiprocessors * problem.device.threads_per_multiprocessor
-    shares = max(1, min(groups, -(-full // elements)))
-    number, axes = prod(bins.along), len(view.size) - view.fixed
+    planes, rows = _owned(problem)
+    bins = _bins(view, rows)
+    tile_rows = prod(bins.side) // COLUMNS
+    number, axes = prod(bins.along[view.fixed :]), len(view.size) - view.fixed
+    groups = view.channels // planes
+    items = view.batch * groups * prod(bins.along)
+    zeroed = (number // (NOTED // 2) + 1) * NOTED  # a Bin each, and one more
+    crowds = bins.entries // (NOTED + 1)
+    scratch = zeroed + number * NOTED + 2 * bins.entries + crowds
     marked = view.count + THREADS * MARKS_OF_THREAD  # the last marks are past the last block
-    bits = _bits(problem, elements * shares, bins.side, number + THREADS, bins.entries, marked)
+    bits = _bits(problem, WARP * items, bins.side, scratch, marked)
+    windowed = problem.fusion.window != "none"
+    of_warp = (NOTED + 1) * POINTER_BYTES + (NOTED + 1 if windowed else 1) * axes * bits // 8
+    of_warp = -(-of_warp // POINTER_BYTES) * POINTER_BYTES
+    warps = max(1, min(THREADS // WARP, MAX_SHARED_BYTES // of_warp))
     plan = _plan(
         problem,
         "owners",
-        Work(elements * shares, THREADS, THREADS, view.block, shares, bits),
-        "each pixel is summed by the thread of the first block that covers it, found in a list of its tile's blocks",
+        Work(items, warps, warps * WARP, bins.along, groups, bits, warps * of_warp),
+        "each warp owns a tile of the image, and adds the blocks that a list of them has for it, in their order",
         {
             "bins": offset(number),
             "entries": offset(bins.entries),
-            "along": offset(bins.along),
             "by_side": divisor(bins.side),
             "by_batch": divisor(view.batch),
         },
         PLANES=planes,
+        ROWS=min(rows, tile_rows),
+        TILE_ROWS=tile_rows,
         RESIDENT_BLOCKS=OWNERS_RESIDENT_BLOCKS,
-        CROWD=OWNERS_CROWD,
-        MARKS=MARKS_OF_THREAD,
     )
-    zeroed = 2 * (number + 1)  # a Bin each, and one more
-    scratch = zeroed + bins.entries * (2 + axes) + bins.entries // OWNERS_CROWD
     plan = replace(plan, scratch_bytes=scratch * bits // 8, zeroed_bytes=zeroed * bits // 8)
     of_blocks, of_bins = (grid_of("add_blocks", items, THREADS) for items in (view.count, number))
+    resident = problem.device.multiprocessors * (problem.device.threads_per_multiprocessor // THREADS)
+    of_crowds, in_turns = (
+        grid_of("add_blocks", max(1, min(most, resident)), 1) for most in (min(crowds, number), of_blocks[0])
+    )
     steps = (
-        ("bins_count", of_blocks, 0),
+        ("bins_note", of_blocks, 0),
         ("bins_reserve", of_bins, (THREADS // WARP + 1) * bits // 8),
-        ("bins_place", of_blocks, 0),
-        ("bins_order", of_blocks, THREADS * (MARKS_OF_THREAD + bits // 8)),
+        ("bins_list", in_turns, 0),
+        ("bins_order", of_crowds, THREADS * (MARKS_OF_THREAD + bits // 8)),
     )
     defines = (
-        *(pair for pair in plan.defines if pair[0] in LIST_DEFINES),
+        *((name, str(THREADS) if name == "THREADS" else value) for name, value in plan.defines if name in LIST_DEFINES),
         ("CROWD", str(OWNERS_CROWD)),
         ("MARKS", str(MARKS_OF_THREAD)),
     )
@@ -394,6 +445,7 @@ def owners(problem: Problem) -> Plan:
             symbol=symbol,
             defines=defines,
             grid=grid,
+            block=(THREADS, 1, 1),
             shared_bytes=shared_bytes,
             fills_scratch=True,
         )
