@@ -39,13 +39,13 @@ def _one(name: str, value: float, operation: str = "col2im", **arguments: Any) -
     return value, problem
 
 
-def _placed(name: str, side: int, **arguments: Any) -> tuple[float, Problem]:
-    """Return blocks at positions of their own, by the tests of tiles against positions per element of the blocks."""
+def _placed(name: str, side: int, per_element: bool, **arguments: Any) -> tuple[float, Problem]:
+    """Return blocks at positions of their own, by the tests of regions against positions, all or for each element."""
     _, problem = _one(name, side, "add_blocks", **arguments)
     blocks = problem.planned_geometry
     operands = Operand.contiguous(blocks.blocks_shape), Operand.contiguous(blocks.array_shape)
     plan = positions.gather(planning.Problem(Call("add_blocks", blocks, "int32", problem.fusion), *operands))
-    return prod(plan.grid) * blocks.count / prod(blocks.blocks_shape), problem
+    return prod(plan.grid) * blocks.count / (prod(blocks.blocks_shape) if per_element else 1), problem
 
 
 def _strided(stride: int, kernel: int, size: int = 1024, planes: int = 8) -> dict[str, Any]:
@@ -149,18 +149,20 @@ def sweeps(multiprocessors: int, threads_per_multiprocessor: int) -> tuple[Sweep
             ("gather",),
             ("atomic",),
             tuple(
-                _placed("searches", side, image_shape=(1, 1, size, size), kernel=side, stride=side, dtypes=("int32",))
+                _placed(
+                    "searches", side, True, image_shape=(1, 1, size, size), kernel=side, stride=side, dtypes=("int32",)
+                )
                 for side, size in ((32, 1024), (16, 1024), (8, 1024), (4, 1024), (4, 2048), (2, 2048), (1, 2048))
             ),
         ),
         Sweep(
-            "positions.OWNERS_SEARCHES_PER_ELEMENT",
-            positions.OWNERS_SEARCHES_PER_ELEMENT,
+            "positions.OWNERS_MIN_SEARCHES",
+            positions.OWNERS_MIN_SEARCHES,
             ("gather",),
             ("owners",),
             tuple(
-                _placed("owners", side, image_shape=(1, 1, size, size), kernel=side, stride=2 * side)
-                for side, size in ((64, 4096), (32, 4096), (16, 4096), (8, 4096), (4, 4096), (2, 4096))
+                _placed("owners", side, False, image_shape=(1, 1, 4096, 4096), kernel=side, stride=2 * side)
+                for side in (512, 256, 64, 32, 16)
             ),
         ),
         Sweep(

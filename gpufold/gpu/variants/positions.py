@@ -458,23 +458,23 @@ ADD_BLOCKS: dict[str, Variant] = {"gather": gather, "owners": owners, "atomic": 
 
 SEARCHES_PER_ELEMENT = 2
 """Prediction: tests of a region against a position that cost less than an atomic addition of an element."""
-OWNERS_SEARCHES_PER_ELEMENT = 1
-"""Prediction: the same that cost less than finding the pixel's owner."""
-OWNERS_MIN_SEARCHES = 1 << 22
-"""Prediction: tests that cost less than the launches that make lists."""
+OWNERS_MIN_SEARCHES = 1 << 18
+OWNERS_MIN_WORK = 1 << 22
+"""Prediction: tests, and tests and elements together, from which on lists are worth the launches that make them."""
 
 
 def prefer_for_add_blocks(problem: Problem) -> Iterator[tuple[str, str]]:
-    """Yield what needs no search where the blocks are so many and so small that regions would mostly search."""
+    """Yield what needs no search, unless there is little to do or most lists would be too long to be added at once."""
     view = view_of(problem)
     tiling = _tiling(problem)
     searches = view.batch * tiling.groups * prod(tiling.regions) * view.count
     elements = prod(problem.input.shape)
-    why = "the blocks are so many and so small that regions would mostly search"
     if problem.any_order and searches > SEARCHES_PER_ELEMENT * elements:
-        yield "atomic", why
-    if searches > max(OWNERS_SEARCHES_PER_ELEMENT * elements, OWNERS_MIN_SEARCHES):
-        yield "owners", why
+        yield "atomic", "the blocks are so many and so small that regions would mostly search"
+    crowded = _bins(view, _owned(problem)[1]).met > OWNERS_FILL * NOTED
+    least = max(elements if crowded else 0, OWNERS_MIN_SEARCHES)
+    if searches >= least and searches + elements > OWNERS_MIN_WORK:
+        yield "owners", "there is so much to add that a list for each tile is worth its launches"
     yield "gather", ""
 
 
