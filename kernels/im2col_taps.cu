@@ -1,15 +1,18 @@
 // im2col for columns whose taps lie closer than their blocks, such as blocks of their own: one thread takes
-// one tap of a few blocks of a row that follow each other.
+// one word of taps of a few blocks of a row that follow each other.
 //
 //   image    (batch, channels, *size)                read, any strides
 //   columns  (batch, channels, *kernel, *positions)  each element written once, any strides
-//   window   weights of the taps, or null            read, once per thread
+//   window   weights of the taps, or null            read, once per thread; one tap is a word then
 //
 // Tap k of the block at position l is pixel l*stride + k*dilation - pad, zero where that lies outside the
-// image. Neighbouring threads take neighbouring taps, so that stores are contiguous where blocks are, and
-// loads run along the rows of a block. A thread's blocks share the index arithmetic, and where they overlap
-// the L1 cache has most of their pixels. Elements are moved, not computed with: Scalar is the unsigned
-// integer of their size. Only where a window of weights is multiplied in is it their type.
+// image. Neighbouring threads take neighbouring words, so that stores are contiguous where blocks are, and
+// loads run along the rows of a block. A word is WORD taps of the last axis, 16 bytes at most and aligned in
+// the columns. The pixels of a word are loaded at once where they are aligned in the image too. Where blocks
+// are less than a word apart, LINE_STRIDE, the words of a thread's blocks are cut out of one line of pixels,
+// each of which is loaded once: in pieces of PIECE pixels, the first of which begins PIXELS_BEFORE pixels
+// before tap 0. A thread's blocks share the index arithmetic. Elements are moved, not computed with: Scalar
+// is the unsigned integer of their size. Only where a window of weights is multiplied in is it their type.
 #include "common.cuh"
 #include "window.cuh"
 
@@ -19,11 +22,28 @@
 #ifndef BLOCKS
 #define BLOCKS 16
 #endif
+#ifndef WORD
+#define WORD 1
+#endif
+#ifndef PIECE
+#define PIECE 1
+#endif
+#ifndef LINE_STRIDE
+#define LINE_STRIDE 0
+#endif
+#ifndef PIXELS_BEFORE
+#define PIXELS_BEFORE 0
+#endif
 constexpr int spatial_rank = SPATIAL_RANK;
 constexpr int last_axis = spatial_rank - 1;
 constexpr int unweighted =
     spatial_rank - Weights::count; // axes in front for which a separable window has none
 constexpr int most_blocks = BLOCKS;
+constexpr int word = WORD;
+constexpr int line_stride = LINE_STRIDE; // 0 where each block's word is loaded by itself
+constexpr bool takes_more_registers = windowed || sizeof(Offset) > 4;
+constexpr int resident = takes_more_registers ? 2 : word > 1 ? 5 : 4; // blocks of threads, as registers allow
+static_assert(word == 1 || !windowed, "taps have weights one by one");
 
 struct Parameters {
     Offset size[spatial_rank]; // pixels of the image
@@ -33,11 +53,11 @@ struct Parameters {
     Offset pixel_step[spatial_rank];    // elements of the image from one pixel to the next
     Offset tap_step[spatial_rank];      // elements of the columns from one tap to the next
     Offset position_step[spatial_rank]; // elements of the columns from one position to the next
-    Divisor kernel[spatial_rank];
-    Divisor places[spatial_rank]; // positions, along the last axis shared out to a thread's blocks
-    Offset row_positions;         // along the last axis
+    Divisor kernel[spatial_rank];       // taps, along the last axis words of them
+    Divisor places[spatial_rank];       // positions, along the last axis shared out to a thread's blocks
+    Offset row_positions;               // along the last axis
     Divisor channels;
-    Offset threads; // one per tap, place and plane
+    Offset threads; // one per word of taps, place and plane
     long long image_batch_step, image_channel_step;
     long long columns_batch_step, columns_channel_step;
 };
@@ -53,7 +73,7 @@ inline __device__ void take_taps(const Scalar* __restrict__ image, Scalar* __res
     Offset image_offset = 0, columns_offset = 0;
 #pragma unroll
     for (int axis = last_axis; axis >= 0; --axis)
-        tap[axis] = p.kernel[axis].split(rest);
+        tap[axis] = p.kernel[axis].split(rest) * (axis == last_axis ? word : 1);
     bool inside = true; // along the axes but the last
 #pragma unroll
     for (int axis = last_axis; axis >= 0; --axis) {
@@ -83,32 +103,56 @@ inline __device__ void take_taps(const Scalar* __restrict__ image, Scalar* __res
             weight = load_if(window.last() + number, true);
     }
 
-    const Offset stride = p.stride[last_axis], image_step = stride * p.pixel_step[last_axis];
     const Scalar* from = image;
     Scalar* to = columns;
-    keep(from);
-    keep(to);
     const Offset remaining = p.row_positions - position[last_axis]; // blocks
     const Offset size = inside ? p.size[last_axis] : 0;
-    Scalar elements[blocks];
+    Scalar elements[blocks][word];
+    if constexpr (line_stride) {
+        constexpr bool aligned = blocks * line_stride % PIECE == 0; // for every thread alike
+        constexpr int piece = aligned ? PIECE : 1, pixels_before = aligned ? PIXELS_BEFORE : 0;
+        constexpr int pieces = (pixels_before + (blocks - 1) * line_stride + word + piece - 1) / piece;
+        Scalar line[pieces * piece];
+        const Offset first = pixel[last_axis] - pixels_before;
+        from -= pixels_before * p.pixel_step[last_axis];
+        keep(from);
 #pragma unroll
-    for (int i = 0; i < blocks; ++i) {
-        trace_iteration(i);
-        elements[i] = load_if(from + i * image_step, within(pixel[last_axis] + i * stride, size));
-        if constexpr (windowed)
-            elements[i] =
-                weigh_element(elements[i], within(pixel[last_axis] + i * stride, size) ? weight : Weight(0));
+        for (int i = 0; i < pieces; ++i) {
+            trace_iteration(i);
+            Scalar loaded[piece];
+            load_wide_if(loaded, from + i * piece * p.pixel_step[last_axis], within(first + i * piece, size));
+#pragma unroll
+            for (int k = 0; k < piece; ++k)
+                line[i * piece + k] = loaded[k];
+        }
+#pragma unroll
+        for (int i = 0; i < blocks; ++i)
+#pragma unroll
+            for (int k = 0; k < word; ++k)
+                elements[i][k] = line[pixels_before + i * line_stride + k];
+    } else {
+        const Offset stride = p.stride[last_axis], image_step = stride * p.pixel_step[last_axis];
+        keep(from);
+#pragma unroll
+        for (int i = 0; i < blocks; ++i) {
+            trace_iteration(i);
+            const bool exists = within(pixel[last_axis] + i * stride, size);
+            load_wide_if(elements[i], from + i * image_step, exists);
+            if constexpr (windowed)
+                elements[i][0] = weigh_element(elements[i][0], exists ? weight : Weight(0));
+        }
     }
+    keep(to);
 #pragma unroll
     for (int i = 0; i < blocks; ++i) {
         trace_iteration(i);
         if (i < remaining)
-            store(to + i * p.position_step[last_axis], elements[i]);
+            store_wide(to + i * p.position_step[last_axis], elements[i]);
     }
 }
 
 // For rows of many blocks.
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, resident)
     im2col_taps_of_many(const Scalar* __restrict__ image, Scalar* __restrict__ columns, const Weights window,
                         const Parameters p)
 {
@@ -116,14 +160,14 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 }
 
 // For rows of some blocks.
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, resident)
     im2col_taps_of_some(const Scalar* __restrict__ image, Scalar* __restrict__ columns, const Weights window,
                         const Parameters p)
 {
     take_taps<most_blocks / 2>(image, columns, window, p);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, resident)
     im2col_taps(const Scalar* __restrict__ image, Scalar* __restrict__ columns, const Weights window,
                 const Parameters p)
 {

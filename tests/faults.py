@@ -364,6 +364,13 @@ FAULTS = (
         IM2COL + "words_of_blocks_are_the_definition[padded-rows-of-words-float16]",
     ),
     Fault(
+        "words cut out of a line of pixels from its first one on",
+        "kernels/im2col_taps.cu",
+        "line[pixels_before + i * line_stride + k]",
+        "line[i * line_stride + k]",
+        IM2COL + "words_of_taps_are_the_definition[a-line-in-pieces-float32-observed]",
+    ),
+    Fault(
         "rows with a pad taken for rows without",
         "kernels/unfold.cuh",
         "if (!rows_inside) {",

@@ -184,6 +184,49 @@ def test_words_of_blocks_are_the_definition(case, dtype):
         check("im2col", geometry_of(case), image, want, "words", device, **run)
 
 
+TAPS_CASES = (
+    Case("a-line-of-odd-rows", (5, 35), (3, 8), 1, 1, (1, 3), (0, 2)),
+    Case("a-line-in-pieces", (4, 48), (2, 8), 1, 1, (0, 3), (1, 5), batch=1),
+    Case("a-line-at-a-stride", (6, 64), (2, 8), (2, 3), (1, 1), (0, 1), (0, 2), channels=2),
+    Case("words-by-themselves", (9, 96), (3, 16), (2, 8), 1, (1, 16), (0, 8), batch=1, channels=2),
+    Case("narrower-words-for-their-pad", (4, 64), (2, 8), 8, 1, (0, 2), (0, 6)),
+    Case("few-blocks-off-their-pieces", (3, 12), (2, 8), 1, 1, 0, 0),
+    Case("dilated-taps-one-by-one", (4, 40), (2, 4), 1, (1, 2), 1, 1),
+    Case("1d-line", (90,), (16,), 2, 1, 5, 6, batch=3, channels=1),
+)
+
+
+@pytest.mark.some(3)
+@pytest.mark.parametrize("mode", ["observed", SANITIZED])
+@pytest.mark.parametrize(
+    ("case", "dtype"), [(case, dtype) for case in TAPS_CASES for dtype in ("uint8", *DTYPES[1:])], ids=str
+)
+def test_words_of_taps_are_the_definition(case, dtype, mode):
+    image = random_bits(case.image_shape, dtype)
+    want = want_of(case, image)
+    for device in DEVICES:
+        result = np.empty(want.swapaxes(1, 2).shape, dtype).swapaxes(1, 2)
+        check("im2col", geometry_of(case), image, want, "taps", device, result, mode=mode)
+
+
+def test_taps_are_stored_in_words_where_these_are_aligned():
+    def defines(case, dtype="float32", spaced=1):
+        geometry = geometry_of(case)
+        *lead, rows, blocks = geometry.columns_shape
+        columns = Operand((*lead, rows, blocks), (rows * blocks * spaced, spaced, rows * spaced))
+        call = Call("im2col", geometry, dtype, variant="taps")
+        found = dict(operations.choose(call, Operand.contiguous(geometry.image_shape), columns, H200).defines)
+        return [int(found.get(name, 0)) for name in ("BLOCKS", "WORD", "PIECE", "LINE_STRIDE", "PIXELS_BEFORE")]
+
+    assert defines(TAPS_CASES[0]) == [16, 4, 1, 1, 0]
+    assert defines(TAPS_CASES[1]) == [16, 4, 4, 1, 1]
+    assert defines(TAPS_CASES[1], "uint8") == [16, 8, 8, 1, 5]
+    assert defines(TAPS_CASES[2]) == [8, 4, 4, 3, 3]
+    assert defines(TAPS_CASES[3]) == [8, 4, 0, 0, 0]
+    assert defines(TAPS_CASES[4]) == [16, 2, 0, 0, 0]
+    assert defines(TAPS_CASES[6]) == defines(TAPS_CASES[1], spaced=2) == [16, 1, 0, 0, 0]
+
+
 STRIDED = {
     "transposed": lambda image: image.transpose(0, 1, 3, 2),
     "channels-last": lambda image: image.transpose(0, 3, 1, 2),

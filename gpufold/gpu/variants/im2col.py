@@ -18,6 +18,8 @@ OPERATION = "im2col"
 
 TAPS_BLOCKS = 16
 """Blocks of a thread that takes one tap: they share its index arithmetic, and their loads are in flight together."""
+TAPS_REGISTERS = 40
+"""That a thread's pixels take at most: fewer blocks are its own where it takes words of their taps."""
 TAPS_MAX_WASTE = 1.5
 """Prediction: they pay while rows of blocks leave no more of them idle than this."""
 
@@ -134,13 +136,54 @@ def words(problem: Problem) -> Plan:
     )
 
 
+def _words_of_taps(problem: Problem, view: View) -> dict[str, int]:
+    """Return how many taps a thread stores at once, of how many blocks, and how it loads their pixels.
+
+    Words that overlap are cut out of one line of pixels, others are loaded as they are stored.
+    """
+    row, itemsize = view.axes[-1], view.element.itemsize
+    axes = tuple(zip(view.axes, view.tap_strides, view.block_strides, view.pixel_strides, strict=True))
+    stored = [row.kernel, *(step for axis, _, step, _ in axes if axis.blocks > 1)]
+    stored += [step for axis, step, _, _ in axes[:-1] if axis.kernel > 1]
+    loaded = [row.size, *(step for axis, _, _, step in axes[:-1] if axis.size > 1)]
+    for extent, of_columns, of_image in (
+        (view.batch, view.columns_batch, view.image_batch),
+        (view.channels, view.columns_channel, view.image_channel),
+    ):
+        stored += [of_columns] if extent > 1 else []
+        loaded += [of_image] if extent > 1 else []
+    word = word_elements(itemsize, problem.output.alignment, stored)
+    piece = word_elements(itemsize, problem.input.alignment, loaded) if view.pixel_strides[-1] == 1 else 1
+    if problem.fusion.window != "none" or view.tap_strides[-1] != 1 or row.dilation != 1:
+        word = 1
+    while word > 1 and row.stride >= word and (piece < word or row.stride % word or row.pad_begin % word):
+        word //= 2
+    piece = min(piece, word)
+    line = row.stride if row.stride < word else 0
+    blocks = TAPS_BLOCKS
+
+    def registers(blocks: int) -> int:
+        return ((blocks - 1) * line + word) * -(-itemsize // 4) if line else blocks * word * itemsize // 4
+
+    while registers(blocks) > TAPS_REGISTERS:
+        blocks //= 2
+    return {
+        "BLOCKS": blocks,
+        "WORD": word,
+        **({"PIECE": piece, "LINE_STRIDE": line, "PIXELS_BEFORE": -row.pad_begin % piece} if line else {}),
+    }
+
+
 def taps(problem: Problem) -> Plan:
-    """Plan one thread per tap, which serves everything: for columns whose taps are the closest elements."""
+    """Plan one thread per word of taps, which serves everything: for columns whose taps are the closest elements."""
     view, device = _view(problem), problem.device
     axes, row = view.axes, view.axes[-1]
-    others = view.planes * prod(view.kernel) * prod(view.blocks[:-1])
+    defines = _words_of_taps(problem, view)
+    most, word = defines["BLOCKS"], defines["WORD"]
+    kernel = (*view.kernel[:-1], row.kernel // word)
+    others = view.planes * prod(kernel) * prod(view.blocks[:-1])
     blocks, symbol = 1, "im2col_taps"
-    for count, name in ((TAPS_BLOCKS, "im2col_taps_of_many"), (TAPS_BLOCKS // 2, "im2col_taps_of_some")):
+    for count, name in ((most, "im2col_taps_of_many"), (most // 2, "im2col_taps_of_some")):
         places = -(-row.blocks // count)
         enough = others * places >= device_threads(device)
         if blocks == 1 and enough and places * count <= TAPS_MAX_WASTE * row.blocks:
@@ -169,8 +212,8 @@ def taps(problem: Problem) -> Plan:
             *(_element_types(problem) or word_types(view.element.itemsize)),
             ("OFFSET", offset_type(bits)),
             ("SPATIAL_RANK", str(len(axes))),
-            ("BLOCKS", str(TAPS_BLOCKS)),
             ("THREADS", str(MOVING_THREADS)),
+            *((name, str(value)) for name, value in defines.items()),
         ),
         grid=grid_of(OPERATION, threads, MOVING_THREADS),
         block=(MOVING_THREADS, 1, 1),
@@ -183,7 +226,7 @@ def taps(problem: Problem) -> Plan:
             pixel_step=offset(view.pixel_strides),
             tap_step=offset(view.tap_strides),
             block_step=offset(view.block_strides),
-            kernel=divisor(view.kernel),
+            kernel=divisor(kernel),
             places=divisor((*view.blocks[:-1], places)),
             row_blocks=offset(row.blocks),
             channels=divisor(view.channels),
@@ -194,8 +237,9 @@ def taps(problem: Problem) -> Plan:
             columns_channel_step=wide(view.columns_channel),
         ),
         bytes_moved=sliding_bytes(problem),
-        reason=f"each thread takes one tap of {f'{blocks} blocks' if blocks > 1 else 'one block'}, "
-        "and its neighbours the taps beside it",
+        reason=f"each thread takes {f'{word} taps' if word > 1 else 'one tap'} of "
+        f"{f'{blocks} blocks' if blocks > 1 else 'one block'}, "
+        "and its neighbours the taps beside " + ("them" if word > 1 else "it"),
         takes_window=True,
     )
 
