@@ -185,6 +185,17 @@ def sweeps(multiprocessors: int, threads_per_multiprocessor: int) -> tuple[Sweep
                 for stride in (2, 3, 4, 5, 6, 8, 10, 12, 14, 16)
             ),
         ),
+        Sweep(
+            "unfolding.NEAR_WORDS",
+            unfolding.NEAR_WORDS + 1,
+            ("direct",),
+            ("staged",),
+            tuple(
+                _one("lane-words", stride // 4, "im2col", **_strided(stride, stride, planes=96))
+                for stride in (4, 8, 16, 32, 64)
+            ),
+            largest=True,
+        ),
     )
 
 

@@ -7,11 +7,12 @@
 // Neighbouring threads stand on neighbouring positions: stores are contiguous whatever the rows' length,
 // loads are strided by the stride and find the rest of their sectors in the L1 cache. Wins until the stride
 // spreads a warp's load over more lines than the L1 cache serves at the memory's speed: see im2col_staged.cu.
+// Where rows of taps are aligned words of pixels, a thread loads TAPS_AT_ONCE of them at once.
 #include "unfold.cuh"
 
 extern "C" __global__ void __launch_bounds__(THREADS, resident_direct)
     im2col_direct(const Scalar* __restrict__ image, Scalar* __restrict__ columns, const Weights window,
                   const Parameters parameters)
 {
-    unfold_direct<sizeof(Scalar) <= 4 ? 4 : 2>(image, columns, window, parameters);
+    unfold_direct<planes_of_direct>(image, columns, window, parameters);
 }

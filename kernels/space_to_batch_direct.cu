@@ -5,12 +5,13 @@
 //
 // The blocks are sliding ones whose stride is their size. Neighbouring threads stand on neighbouring blocks:
 // stores are contiguous, loads are strided by the block and find the rest of their sectors in the L1 cache.
-// Where the last axis is not split, an element is as wide a word as its rows allow.
+// Where the last axis is not split, an element is as wide a word as its rows allow; where a block's rows are
+// aligned words, a thread loads TAPS_AT_ONCE elements of them at once.
 #include "unfold.cuh"
 
 extern "C" __global__ void __launch_bounds__(THREADS, resident_direct)
     space_to_batch_direct(const Scalar* __restrict__ space, Scalar* __restrict__ batch,
                           const Parameters parameters)
 {
-    unfold_direct<sizeof(Scalar) <= 4 ? 4 : 2>(space, batch, {}, parameters);
+    unfold_direct<planes_of_direct>(space, batch, {}, parameters);
 }

@@ -9,7 +9,8 @@
 //
 // A thread serves one position of up to planes_per_thread planes, so that the planes share the index
 // arithmetic, and chunks_per_thread chunks of taps: CHUNK_TAPS taps along the last axis, the unit that is
-// unrolled. The last axis has KERNEL_WIDTH taps; the last chunk of its row may be short.
+// unrolled. The last axis has KERNEL_WIDTH taps; the last chunk of its row may be short. A thread of the
+// direct kernels loads TAPS_AT_ONCE taps as one word, aligned in the array, which pads and ends do not cut.
 #pragma once
 #include "common.cuh"
 #include "tile.cuh"
@@ -24,12 +25,17 @@
 #ifndef CHUNK_TAPS
 #define CHUNK_TAPS 3
 #endif
+#ifndef TAPS_AT_ONCE
+#define TAPS_AT_ONCE 1
+#endif
 constexpr int spatial_rank = SPATIAL_RANK;
 constexpr int last_axis = spatial_rank - 1;
 constexpr int unweighted =
     spatial_rank - Weights::count; // axes in front for which a separable window has none
 constexpr Offset kernel_width = KERNEL_WIDTH;
 constexpr int chunk_taps = CHUNK_TAPS;
+constexpr int taps_at_once = TAPS_AT_ONCE; // that a thread loads as one aligned word of pixels
+static_assert(kernel_width % taps_at_once == 0 && chunk_taps % taps_at_once == 0, "words of taps are whole");
 constexpr Offset chunks_per_row = (kernel_width + chunk_taps - 1) / chunk_taps;
 constexpr bool last_chunk_is_short = kernel_width % chunk_taps != 0;
 
@@ -37,6 +43,7 @@ constexpr bool last_chunk_is_short = kernel_width % chunk_taps != 0;
 // without a number it waits for some loads before it issues others. Weights and wide offsets take registers.
 constexpr bool takes_more_registers = windowed || sizeof(Offset) > 4;
 constexpr int resident_direct = takes_more_registers ? 2 : 3;
+constexpr int planes_of_direct = sizeof(Scalar) <= 4 && taps_at_once == 1 ? 4 : 2; // at once
 constexpr int resident_staged = takes_more_registers ? 2 : chunks_per_row == 1 && sizeof(Scalar) <= 4 ? 4 : 3;
 
 struct Parameters {
@@ -169,15 +176,22 @@ inline __device__ void unfold_direct_planes(const Block& block, const Scalar* im
         Scalar values[chunk_taps][planes];
         Weight weights[chunk_taps];
 #pragma unroll
-        for (int tap = 0; tap < chunk_taps; ++tap) {
+        for (int tap = 0; tap < chunk_taps; tap += taps_at_once) {
             const Offset shift = (chunk.first_tap + tap) * parameters.dilation[last_axis];
             const bool inside = chunk.inside & in_row(chunk.first_tap + tap) &
                                 within(block.pixel[last_axis] + shift, parameters.size[last_axis]);
             const Offset offset = chunk.image_offset + shift * parameters.pixel_step[last_axis];
-            weights[tap] = weight_of(chunk, chunk.first_tap + tap, inside, window);
 #pragma unroll
-            for (int plane = 0; plane < planes; ++plane)
-                values[tap][plane] = load_if(images[plane] + offset, inside);
+            for (int i = 0; i < taps_at_once; ++i)
+                weights[tap + i] = weight_of(chunk, chunk.first_tap + tap + i, inside, window);
+#pragma unroll
+            for (int plane = 0; plane < planes; ++plane) {
+                Scalar pixels[taps_at_once];
+                load_wide_if(pixels, images[plane] + offset, inside);
+#pragma unroll
+                for (int i = 0; i < taps_at_once; ++i)
+                    values[tap + i][plane] = pixels[i];
+            }
         }
 #pragma unroll
         for (int tap = 0; tap < chunk_taps; ++tap) {

@@ -44,6 +44,11 @@ STAGED_CASES = (
     Case("1d-more-blocks-than-a-warp-has-lanes", (700,), (17,), 9, 2, 4, 7, batch=2),
     Case("3d-stride-is-kernel", (4, 6, 24), (2, 3, 8), (2, 3, 8), batch=1, channels=2),
 )
+LOADED_IN_WORDS = (
+    Case("words-in-the-pads", (5, 48), (3, 16), (2, 16), (2, 1), (2, 16), (1, 8), channels=6),
+    Case("words-of-a-row-in-two-chunks", (2, 96), (1, 24), (1, 32), 1, (0, 8), 0, batch=1, channels=5),
+    Case("words-that-overlap", (7, 40), (4, 8), (3, 4), 1, (2, 4), (2, 4), batch=1),
+)
 UNSPLIT_CASES = (
     Case("kernel-1x1-is-a-copy", (6, 8), (1, 1)),
     Case("kernel-3x1-keeps-rows", (6, 8), (3, 1), 1, 1, (1, 0)),
@@ -112,7 +117,9 @@ def test_taps_and_blocks_may_be_far_apart(case, mode):
             check("im2col", geometry_of(case), image, want, variant, mode=mode)
 
 
-@pytest.mark.parametrize(("case", "dtype"), crossed([*STAGED_CASES, *UNSPLIT_CASES], ["uint8", "float32"]))
+@pytest.mark.parametrize(
+    ("case", "dtype"), crossed([*STAGED_CASES, *LOADED_IN_WORDS, *UNSPLIT_CASES], ["uint8", "float32"])
+)
 def test_every_layout_is_the_definition(case, dtype):
     check_case(case, dtype)
 
@@ -342,7 +349,10 @@ def test_the_width_of_rows_chooses_a_word_and_no_other_extent_does():
 
 def test_large_strides_are_staged():
     for shape, kernel, stride, variant in [
-        ((8, 3, 224, 224), (16, 16), 16, "staged"),
+        ((8, 3, 224, 224), (16, 16), 16, "direct"),  # four words of taps
+        ((8, 3, 224, 224), (16, 16), 8, "staged"),
+        ((8, 3, 224, 224), (32, 32), 32, "staged"),
+        ((8, 3, 518, 518), (14, 14), 14, "staged"),
         ((8, 64, 56, 56), (3, 3), 1, "words"),
         ((8, 64, 57, 57), (3, 3), 1, "direct"),
         ((8, 64, 112, 112), (3, 3), 2, "direct"),
@@ -352,6 +362,20 @@ def test_large_strides_are_staged():
         geometry = im2col_geometry(shape, kernel, stride, 1, 0, 0)
         image, columns = Operand.contiguous(shape), Operand.contiguous(geometry.columns_shape)
         assert operations.choose(Call("im2col", geometry, "float32"), image, columns).variant == variant, shape
+
+
+def test_taps_are_loaded_in_words_where_no_pad_or_end_cuts_one():
+    def at_once(shape, kernel, stride, **arguments):
+        plan = plan_of_shape(shape, kernel, "direct", strides=stride, **arguments)
+        return int(dict(plan.defines)["TAPS_AT_ONCE"])
+
+    assert at_once((2, 3, 9, 64), (3, 16), (2, 16)) == 4
+    assert at_once((2, 3, 9, 64), (3, 16), (2, 16), pads_begin=(0, 4), pads_end=(0, 12)) == 4
+    assert at_once((2, 3, 9, 64), (3, 16), (2, 16), pads_begin=(0, 2), pads_end=(0, 2)) == 2
+    assert at_once((2, 3, 9, 62), (3, 6), (2, 6)) == 2
+    assert at_once((2, 3, 9, 64), (3, 8), (2, 8), dilations=(1, 2)) == 1
+    assert at_once((2, 3, 9, 63), (3, 8), (2, 8)) == 1
+    assert at_once((2, 3, 9, 64), (3, 8), (2, 8), steps=(9 * 192, 9 * 64, 1, 9)) == 1
 
 
 def test_staging_refuses_rows_of_one_tap():

@@ -9,7 +9,15 @@ from math import gcd, prod
 from gpufold.calls import Unsupported
 from gpufold.gpu.parameters import INT32_MAX, divisor, offset, offset_bits, offset_type, pack, wide
 from gpufold.gpu.plan import MAX_GRID_ROWS, Device, Plan, grid_of, planes_per_thread
-from gpufold.gpu.variants.moves import MOVING_THREADS, Moves, chunk_size, device_threads, tile_bytes, word_types
+from gpufold.gpu.variants.moves import (
+    MOVING_THREADS,
+    Moves,
+    chunk_size,
+    device_threads,
+    tile_bytes,
+    word_elements,
+    word_types,
+)
 
 PLANES_PER_THREAD = 8
 OVERLAPPING_PLANES_PER_THREAD = 4
@@ -25,6 +33,9 @@ STAGED_TAPS = 16
 
 STAGED_LANE_BYTES = 32
 """Bytes between neighbouring blocks from which loads are staged, a sector: a prediction."""
+
+NEAR_WORDS = 4
+"""Words between neighbouring blocks up to which a thread loads words of its own taps instead: a prediction."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +63,27 @@ def _lane_bytes(moves: Moves) -> float:
         span += (min(lanes, axis.blocks) - 1) * axis.stride * abs(axis.pixel_step)
         lanes = -(-lanes // axis.blocks)
     return span * moves.itemsize / 31
+
+
+def _taps_at_once(moves: Moves) -> int:
+    """Count the taps of a row whose pixels are one aligned word, which lies in the padding as a whole or not at all."""
+    *outer, last = moves.axes
+    if last.pixel_step != 1 or last.dilation != 1:
+        return 1
+    multiples = [last.kernel, last.stride, last.pad, last.size, *(axis.pixel_step for axis in outer)]
+    multiples += [moves.array_plane_step] if moves.planes > 1 else []
+    multiples += [moves.array_batch_step] if moves.batch > 1 else []
+    return word_elements(moves.itemsize, moves.alignment, multiples)
+
+
+def _are_near(moves: Moves) -> bool:
+    """Return whether neighbouring threads read pixels so near that the L1 cache has the rest of what they load.
+
+    Words of taps reach further. Where blocks overlap, staged loads are better: they share what the L1 cache holds.
+    """
+    last, at_once = moves.axes[-1], _taps_at_once(moves)
+    words = at_once > 1 and last.kernel <= last.stride <= NEAR_WORDS * at_once
+    return words or _lane_bytes(moves) < STAGED_LANE_BYTES
 
 
 def _sharing_step(moves: Moves, chunk_taps: int) -> int:
@@ -157,13 +189,16 @@ def direct(unfold: Unfold, device: Device) -> Plan:
     unfold = unfold.simplified()
     moves = unfold.moves.with_rows_as_planes(PLANES_PER_THREAD)
     taps = DIRECT_TAPS if moves.itemsize <= 8 else DIRECT_TAPS // 2
-    apart = _lane_bytes(moves)
+    apart, at_once = _lane_bytes(moves), _taps_at_once(moves)
     reason = (
         f"neighbouring threads read pixels {apart:.0f} bytes apart, near enough for the L1 cache"
-        if apart < STAGED_LANE_BYTES
+        if _are_near(moves)
         else "it serves every call"
     )
-    return plan(replace(unfold, moves=moves), "direct", device, chunk_size(moves.axes[-1].kernel, taps), reason)
+    if at_once > 1 and moves.itemsize <= 4:
+        taps *= 2  # of half as many planes
+    chunk = at_once * chunk_size(moves.axes[-1].kernel // at_once, taps // at_once)
+    return plan(replace(unfold, moves=moves), "direct", device, chunk, reason, TAPS_AT_ONCE=at_once)
 
 
 def staged(unfold: Unfold, device: Device) -> Plan:
@@ -183,6 +218,6 @@ def prefer(unfold: Unfold) -> Iterator[tuple[str, str]]:
     moves = unfold.simplified().moves
     last = moves.axes[-1]
     tap_bytes = last.dilation * abs(last.pixel_step) * moves.itemsize
-    if last.kernel > 1 and _lane_bytes(moves) >= STAGED_LANE_BYTES and tap_bytes < STAGED_LANE_BYTES:
+    if last.kernel > 1 and not _are_near(moves) and tap_bytes < STAGED_LANE_BYTES:
         yield "staged", ""
     yield "direct", ""
