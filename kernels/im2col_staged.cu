@@ -6,8 +6,8 @@
 //   window   weights of the taps, or null           read
 //
 // Loads run along the taps, which are neighbours in the image, stores along the positions, which are
-// neighbours in the columns. Wins for large strides, where loads along the positions would touch a line per
-// lane.
+// neighbours in the columns. Where rows of taps are aligned words of pixels, these are loaded, and pass the
+// tile, as words. Wins for large strides, where loads along the positions would touch a line per lane.
 #include "unfold.cuh"
 
 extern "C" __global__ void __launch_bounds__(THREADS, resident_staged)

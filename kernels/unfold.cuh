@@ -9,8 +9,8 @@
 //
 // A thread serves one position of up to planes_per_thread planes, so that the planes share the index
 // arithmetic, and chunks_per_thread chunks of taps: CHUNK_TAPS taps along the last axis, the unit that is
-// unrolled. The last axis has KERNEL_WIDTH taps; the last chunk of its row may be short. A thread of the
-// direct kernels loads TAPS_AT_ONCE taps as one word, aligned in the array, which pads and ends do not cut.
+// unrolled. The last axis has KERNEL_WIDTH taps; the last chunk of its row may be short. TAPS_AT_ONCE taps
+// are loaded as one word, aligned in the array, which pads and ends do not cut.
 #pragma once
 #include "common.cuh"
 #include "tile.cuh"
@@ -44,7 +44,8 @@ constexpr bool last_chunk_is_short = kernel_width % chunk_taps != 0;
 constexpr bool takes_more_registers = windowed || sizeof(Offset) > 4;
 constexpr int resident_direct = takes_more_registers ? 2 : 3;
 constexpr int planes_of_direct = sizeof(Scalar) <= 4 && taps_at_once == 1 ? 4 : 2; // at once
-constexpr int resident_staged = takes_more_registers ? 2 : chunks_per_row == 1 && sizeof(Scalar) <= 4 ? 4 : 3;
+constexpr bool staged_takes_few = taps_at_once > 1 || chunks_per_row == 1 && sizeof(Scalar) <= 4;
+constexpr int resident_staged = takes_more_registers ? 2 : staged_takes_few ? 4 : 3;
 
 struct Parameters {
     Offset size[spatial_rank]; // pixels of the image
@@ -230,7 +231,27 @@ inline __device__ void unfold_direct(const Scalar* image, Scalar* columns, const
 
 // ---- staged: a warp turns a tile of 32 positions and chunk_taps taps through shared memory ------
 
-using StagedTile = Tile<chunk_taps>;
+// A warp fills a tile along the words of taps of its blocks, a lane for each; a lane then empties the row of
+// its block. Words change places within their rows, so that those which a pass over the banks serves are of
+// different banks both ways.
+struct WordTile {
+    static constexpr int words = chunk_taps / taps_at_once; // of a row, a power of two
+    static constexpr int bytes = taps_at_once * sizeof(Scalar);
+    static constexpr int words_of_banks = 128 / bytes;
+    Word<bytes> elements[warp_size * words];
+
+    __device__ Word<bytes>& at(int row, int word)
+    {
+        return elements[row * words + (word ^ row * words / words_of_banks % words)];
+    }
+};
+template <bool in_words> struct StagedTileOf {
+    using type = Tile<chunk_taps>;
+};
+template <> struct StagedTileOf<true> {
+    using type = WordTile;
+};
+using StagedTile = StagedTileOf<(taps_at_once > 1)>::type;
 
 // Chunks sharing_step apart read the same pixels for neighbouring blocks that overlap: they take turns one
 // after the other, while the pixels are in the L1 cache. Not every turn has a chunk.
@@ -244,7 +265,7 @@ inline __device__ Offset chunk_in_turn(Offset turn, const Parameters& parameters
 inline __device__ void unfold_staged(const Scalar* image, Scalar* columns, const Weights& window,
                                      const Parameters& parameters, StagedTile& tile)
 {
-    using Walk = RowWalk<chunk_taps>;
+    using Walk = RowWalk<chunk_taps / taps_at_once>;
     const unsigned lane = threadIdx.x % warp_size;
     const Walk walk(lane);
     const Block block = this_block(image, columns, parameters);
@@ -252,7 +273,8 @@ inline __device__ void unfold_staged(const Scalar* image, Scalar* columns, const
     // The walk loads for the blocks of other lanes: their places, as seen from the first lane's.
     const long long first_place = __shfl_sync(all_lanes, block.image - image, 0);
     const Offset lane_offset = Offset(block.image - image - first_place);
-    const Offset column_shift = walk.column * parameters.dilation[last_axis];
+    const int walk_tap = walk.column * taps_at_once;
+    const Offset column_shift = walk_tap * parameters.dilation[last_axis];
     image += first_place + column_shift * parameters.pixel_step[last_axis];
     Offset offset[Walk::steps], pixel[Walk::steps];
 #pragma unroll
@@ -287,26 +309,39 @@ inline __device__ void unfold_staged(const Scalar* image, Scalar* columns, const
                         inside |= Walk::bit(step);
             }
             inside &= __ballot_sync(all_lanes, chunk.inside & exists) >> walk.first_row;
-            if (!(walk.takes_part() & in_row(chunk.first_tap + walk.column)))
+            if (!(walk.takes_part() & in_row(chunk.first_tap + walk_tap)))
                 inside = 0;
 
             const Scalar* first = source + (chunk.image_offset + shift * parameters.pixel_step[last_axis]);
             keep(first);
-            Scalar values[Walk::steps];
+            Scalar values[Walk::steps][taps_at_once];
 #pragma unroll
             for (int step = 0; step < Walk::steps; ++step)
-                values[step] = load_if(first + narrow_offset(offset[step]), Walk::contains(inside, step));
-            const Weight weight = weight_of(chunk, chunk.first_tap + walk.column, inside != 0, window);
+                load_wide_if(values[step], first + narrow_offset(offset[step]), Walk::contains(inside, step));
+            if constexpr (windowed)
+#pragma unroll
+                for (int tap = 0; tap < taps_at_once; ++tap) {
+                    const Weight weight =
+                        weight_of(chunk, chunk.first_tap + walk_tap + tap, inside != 0, window);
+#pragma unroll
+                    for (int step = 0; step < Walk::steps; ++step)
+                        values[step][tap] = weigh_element(values[step][tap],
+                                                          Walk::contains(inside, step) ? weight : Weight(0));
+                }
 #pragma unroll
             for (int step = 0; step < Walk::steps; ++step)
                 if (walk.has(step))
-                    tile.at(walk.row(step), walk.column) =
-                        weigh_element(values[step], Walk::contains(inside, step) ? weight : Weight(0));
+                    memcpy(&tile.at(walk.row(step), walk.column), values[step], sizeof(values[step]));
             __syncwarp();
 #pragma unroll
-            for (int tap = 0; tap < chunk_taps; ++tap)
-                if (exists & in_row(chunk.first_tap + tap))
-                    target[(chunk.columns_tap + tap) * parameters.tap_step] = tile.at(lane, tap);
+            for (int tap = 0; tap < chunk_taps; tap += taps_at_once) {
+                Scalar taps[taps_at_once];
+                memcpy(taps, &tile.at(lane, tap / taps_at_once), sizeof(taps));
+#pragma unroll
+                for (int i = 0; i < taps_at_once; ++i)
+                    if (exists & in_row(chunk.first_tap + tap))
+                        store(target + (chunk.columns_tap + tap + i) * parameters.tap_step, taps[i]);
+            }
             __syncwarp(); // the next loads overwrite the tile
         }
     }

@@ -166,7 +166,7 @@ def test_a_window_multiplies_what_is_taken(case, kind, make_window):
         assert_same_bits(got, want, f"{plan} {case!r}")
 
 
-@pytest.mark.parametrize("case", STAGED_CASES, ids=str)
+@pytest.mark.parametrize("case", [*STAGED_CASES, LOADED_IN_WORDS[0]], ids=str)
 @pytest.mark.parametrize("dtype", ["uint8", "float32"])
 def test_lanes_in_any_order_give_the_same_and_never_race(case, dtype):
     image = random_bits(case.image_shape, dtype)
@@ -376,6 +376,18 @@ def test_taps_are_loaded_in_words_where_no_pad_or_end_cuts_one():
     assert at_once((2, 3, 9, 64), (3, 8), (2, 8), dilations=(1, 2)) == 1
     assert at_once((2, 3, 9, 63), (3, 8), (2, 8)) == 1
     assert at_once((2, 3, 9, 64), (3, 8), (2, 8), steps=(9 * 192, 9 * 64, 1, 9)) == 1
+
+
+def test_staged_words_fill_a_power_of_two_of_lanes():
+    def chunk(shape, kernel, stride):
+        defines = dict(plan_of_shape(shape, kernel, "staged", strides=stride).defines)
+        return int(defines["TAPS_AT_ONCE"]), int(defines["CHUNK_TAPS"])
+
+    assert chunk((2, 3, 1024), (400,), 160) == (4, 16)
+    assert chunk((2, 3, 9, 64), (3, 12), (2, 16)) == (4, 16)
+    assert chunk((2, 3, 9, 62), (3, 6), (2, 6)) == (2, 8)
+    assert chunk((2, 3, 9, 62), (3, 30), (2, 2)) == (2, 16)
+    assert chunk((2, 3, 9, 63), (3, 30), (2, 2)) == (1, 15)
 
 
 def test_staging_refuses_rows_of_one_tap():

@@ -31,6 +31,10 @@ STAGED_ROW_BYTES = 128
 STAGED_TAPS = 16
 """Bounds of a staged tile's row: a cache line, and as many loads as a thread has registers for, by a prediction."""
 
+STAGED_WORDS = 4
+"""Words of a staged tile's row that a lane each loads, where these are of several taps: fewer if those are more than
+twice STAGED_TAPS, more up to STAGED_TAPS; by a prediction of registers."""
+
 STAGED_LANE_BYTES = 32
 """Bytes between neighbouring blocks from which loads are staged, a sector: a prediction."""
 
@@ -180,8 +184,13 @@ def plan(unfold: Unfold, variant: str, device: Device, chunk_taps: int, reason: 
         bytes_moved=unfold.bytes_moved,
         reason=reason,
         takes_window=unfold.takes_window,
-        shared_bytes=tile_bytes(chunk_taps, moves.itemsize) if staged else 0,
+        shared_bytes=_staged_bytes(chunk_taps, moves.itemsize, defines["TAPS_AT_ONCE"]) if staged else 0,
     )
+
+
+def _staged_bytes(chunk_taps: int, itemsize: int, at_once: int) -> int:
+    """Count the shared memory of a thread block's tiles of kernels/unfold.cuh, one for each warp."""
+    return MOVING_THREADS * chunk_taps * itemsize if at_once > 1 else tile_bytes(chunk_taps, itemsize)
 
 
 def direct(unfold: Unfold, device: Device) -> Plan:
@@ -207,10 +216,15 @@ def staged(unfold: Unfold, device: Device) -> Plan:
     last = unfold.moves.axes[-1]
     if last.kernel == 1:
         raise Unsupported(f"{unfold.operation}: staged loads need more than one tap along the last axis to run along")
-    taps = chunk_size(last.kernel, min(STAGED_TAPS, STAGED_ROW_BYTES // unfold.moves.itemsize))
+    at_once = _taps_at_once(unfold.moves)
+    if at_once > 1:
+        most = min(2 * STAGED_TAPS, max(STAGED_TAPS, STAGED_WORDS * at_once)) // at_once
+        taps = at_once * min(most, 1 << (last.kernel // at_once - 1).bit_length())
+    else:
+        taps = chunk_size(last.kernel, min(STAGED_TAPS, STAGED_ROW_BYTES // unfold.moves.itemsize))
     apart = _lane_bytes(unfold.moves)
     reason = f"neighbouring blocks are {apart:.0f} bytes apart, too far to load along them"
-    return plan(unfold, "staged", device, taps, reason)
+    return plan(unfold, "staged", device, taps, reason, TAPS_AT_ONCE=at_once)
 
 
 def prefer(unfold: Unfold) -> Iterator[tuple[str, str]]:
