@@ -374,8 +374,10 @@ template <typename Element> inline __device__ Element load_own_if(const Element*
 template <typename Element> inline __device__ void keep(Element*& address)
 {
 #ifndef HOSTCUDA
-    asm("" : "+l"(address));
-    __builtin_assume(__isGlobal(address));
+    const void* any = address; // an address of Booleans itself is none of bytes to the compiler, which fails
+    asm("" : "+l"(any));
+    __builtin_assume(__isGlobal(any));
+    address = static_cast<Element*>(const_cast<void*>(any));
 #endif
 }
 
