@@ -374,7 +374,7 @@ template <typename Element> inline __device__ Element load_own_if(const Element*
 template <typename Element> inline __device__ void keep(Element*& address)
 {
 #ifndef HOSTCUDA
-    const void* any = address; // an address of Booleans itself is none of bytes to the compiler, which fails
+    const void* any = address; // NVRTC fails on the question below where it is of Booleans
     asm("" : "+l"(any));
     __builtin_assume(__isGlobal(any));
     address = static_cast<Element*>(const_cast<void*>(any));

@@ -83,6 +83,17 @@ def described(operation: str, name: str, tensor: Any) -> Described:
     return Described(tuple(tensor.shape), dtype)
 
 
+def is_known(tensor: Any, dtype: torch.dtype | None, device: torch.device) -> bool:
+    """Return whether a tensor needs no check of its own: what most windows and positions are, in few questions."""
+    return (
+        type(tensor) is Tensor
+        and not tensor.is_nested
+        and tensor.dtype is dtype
+        and tensor.layout is torch.strided
+        and tensor.device == device
+    )
+
+
 def check_like(operation: str, name: str, tensor: Tensor, other: Tensor, like: str) -> None:
     """Raise unless a tensor is on the device of another."""
     if tensor.get_device() != other.get_device():
@@ -94,14 +105,7 @@ def checked_window(call: Call, data: Tensor, window: Any) -> tuple[Tensor, ...]:
     axes, shapes = axes_of_window(call, window)
     wanted, device = WEIGHT_DTYPES.get(data.dtype), data.device
     for axis, (weights, shape) in enumerate(zip(axes, shapes, strict=True)):
-        if (  # what most windows are, in fewer questions
-            type(weights) is Tensor
-            and not weights.is_nested
-            and weights.dtype is wanted
-            and weights.shape == shape
-            and weights.layout is torch.strided
-            and weights.device == device
-        ):
+        if is_known(weights, wanted, device) and weights.shape == shape:
             continue
         name = name_of_axis(call, window, axis)
         if described(call.operation, name, weights).dtype.name == "bool" or weights.is_complex():
@@ -117,14 +121,7 @@ def checked_positions(operation: str, positions: Any, array: Tensor, like: str) 
     if not isinstance(positions, Tensor):
         given = np.asarray(positions) if hasattr(positions, "dtype") else positions
         return torch.from_numpy(as_positions(operation, np, given, array, like)).to(array.device)
-    if (  # what most positions are, in fewer questions
-        type(positions) is Tensor
-        and not positions.is_nested
-        and positions.dtype is torch.int64
-        and positions.layout is torch.strided
-        and positions.device == array.device
-        and positions.is_contiguous()
-    ):
+    if is_known(positions, torch.int64, array.device) and positions.is_contiguous():
         return positions
     described(operation, "positions", positions)
     check_like(operation, "positions", positions, array, like)

@@ -164,10 +164,13 @@ def _planes_at_most(element: ElementType, row_taps: int, cell: int, few: bool) -
     return planes
 
 
-def _planes(problem: Problem, most: int, places: int) -> int:
-    """Return one plane a thread instead of the most, which is compiled in, where that leaves too few threads."""
+def _planes(problem: Problem, places: int, *compiled: int) -> int:
+    """Return the first of the numbers of planes a thread that are compiled in that leaves enough threads, else one."""
     view, enough = view_of(problem), GATHER_WAVES * GATHER_RESIDENT_THREADS * problem.device.multiprocessors
-    return most if planes_per_thread(view.channels, view.batch * places, most, enough) == most else 1
+    for planes in compiled:
+        if planes_per_thread(view.channels, view.batch * places, planes, enough) == planes:
+            return planes
+    return 1
 
 
 def gather(problem: Problem) -> Plan:
@@ -192,8 +195,7 @@ def gather(problem: Problem) -> Plan:
     outer_strides = (*view.pixel_strides[:-1], view.image_channel, view.image_batch)
     aligned = problem.output.alignment % word == 0 and not any(stride * itemsize % word for stride in outer_strides)
     at_most = _planes_at_most(view.element, row.kernel, row.stride, few=len(outer) > 1)
-    fewer = (count for count in (at_most, at_most // 2) if count == _planes(problem, count, prod(extents)))
-    planes = next(fewer, 1)
+    planes = _planes(problem, prod(extents), at_most, at_most // 2)
     words = word > itemsize and whole_cells and aligned and (planes > 1 or at_most == 1)
     several = ("_few" if planes < at_most else "") + ("_words" if words else "_planes")
     groups = -(-view.channels // planes)
@@ -279,7 +281,7 @@ def gather_bytes(problem: Problem) -> Plan:
     starts = (row.blocks, *view.tap_strides, *view.block_strides[:-1])
     rows_of_words = not any(start % BYTES_WORD for start in starts)
     extents = (*(axis.size for axis in outer), row.size // (words * BYTES_WORD))
-    planes = _planes(problem, at_most, prod(extents))
+    planes = _planes(problem, prod(extents), at_most)
     groups = -(-view.channels // planes)
     items = view.batch * groups * prod(extents)
     return _plan(
@@ -330,7 +332,7 @@ def gather_pixels(problem: Problem) -> Plan:
     if words:
         row //= word
     extents = (*outer, row)
-    planes = _planes(problem, words_at_most if words else at_most, prod(extents))
+    planes = _planes(problem, prod(extents), words_at_most if words else at_most)
     groups = -(-view.channels // planes)
     items = view.batch * groups * prod(extents)
     pixels = "one pixel" if not words else f"{word} pixels"
