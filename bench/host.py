@@ -25,6 +25,7 @@ import gpufold
 from bench.problems import PROBLEMS, Problem, dtype_of
 from bench.results import command_line, commit, processor
 from bench.terminal import Console, Table
+from gpufold.compute import launcher
 from gpufold.gpu.parameters import contiguous_strides
 from gpufold.gpu.plan import H200
 
@@ -127,6 +128,7 @@ def host(names: list[str], console: Console) -> int:
     finally:
         del sys.modules["cupy"]
         sys.modules.pop("gpufold.gpu.launch", None)
+        launcher.cache_clear()
     headings = ["first call µs", "repeated µs", "with out= µs", "gpufold.torch µs"]
     table = Table("problem", box=None)
     for heading in headings if find_spec("torch") else headings[:-1]:
@@ -193,6 +195,5 @@ def _on_tensors(problem: Problem) -> float:
         (call,) = _calls(problem, gpufold.torch, tensor)
         return seconds_of(call)[1]
     finally:
-        tensors._launch.cache_clear()
         for owner, name, value in kept:
             setattr(owner, name, value)

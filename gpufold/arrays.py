@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
 from math import prod
 from types import ModuleType
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -31,6 +31,12 @@ class Array(Protocol):
 
 ArrayT = TypeVar("ArrayT", bound=Array)
 """numpy.ndarray or cupy.ndarray: a result is of the kind of the input."""
+
+INT64 = np.dtype(np.int64)
+"""The dtype of positions, as arrays compare it with theirs soonest."""
+
+Named: TypeAlias = Sequence[tuple[str, Any]]
+"""Arrays with the names of their arguments."""
 
 
 def library_of(operation: str, name: str, array: object) -> ModuleType:
@@ -116,13 +122,11 @@ def aligned(library: ModuleType, array: Any) -> Any:
 def _is_aligned(library: ModuleType, array: Any) -> bool:
     if library is np:
         return bool(array.flags.aligned)
-    if array.size == 0:
-        return True
     itemsize = array.itemsize
-    return array.data.ptr % itemsize == 0 and (
-        array.flags.c_contiguous
-        or all(stride % itemsize == 0 for extent, stride in zip(array.shape, array.strides, strict=True) if extent > 1)
-    )
+    if array.data.ptr % itemsize == 0 and array.flags.c_contiguous:
+        return True
+    steps = [stride for extent, stride in zip(array.shape, array.strides, strict=True) if extent > 1]
+    return array.size == 0 or not any(step % itemsize for step in (array.data.ptr, *steps))
 
 
 def _check_no_capture(operation: str, library: ModuleType, name: str, wanted: str) -> None:
@@ -151,20 +155,19 @@ def as_weights(call: Call, library: ModuleType, window: Any, data: Any) -> tuple
     operation, wanted = call.operation, call.element.weight_dtype
     axes, shapes = axes_of_window(call, window)
     converted = False
-    for axis, (weights, shape) in enumerate(zip(axes, shapes, strict=True)):
-        on_device = library is np or getattr(weights, "device", None) == data.device
+    for axis, weights in enumerate(axes):
         if (
             isinstance(weights, library.ndarray)
-            and weights.shape == shape
-            and on_device
+            and weights.shape == shapes[axis]
+            and (library is np or weights.device == data.device)
             and is_kernel_ready(library, weights, wanted)
         ):
             continue
         name = name_of_axis(call, window, axis)
         check_library(operation, name, weights, library, "the data")
-        if weights.shape != shape:
-            raise misshapen_weights(call, name, weights.shape, shape)
-        if not on_device:
+        if weights.shape != shapes[axis]:
+            raise misshapen_weights(call, name, weights.shape, shapes[axis])
+        if library is not np and weights.device != data.device:
             raise ValueError(
                 f"{operation}: {name} must be on the device of the data, {data.device}, got {weights.device}"
             )
@@ -240,7 +243,7 @@ def as_positions(operation: str, library: ModuleType, positions: Any, array: Any
             raise ValueError(
                 f"{operation}: positions must be on the device of {name}, {array.device}, got {given.device}"
             )
-        if is_kernel_ready(library, given, np.int64):
+        if is_kernel_ready(library, given, INT64):
             return given
     with device_of(library, array):
         _check_no_capture(operation, library, "positions", f"a contiguous, aligned array of int64 beside {name}")
@@ -267,7 +270,7 @@ def new_result(call: Call, library: ModuleType, data: Any, shape: Size) -> Any:
     check_bytes(call, shape, dtype.itemsize)
     if library is np:
         return np.empty(shape, dtype)
-    with device_of(library, data):
+    with data.device:
         return library.empty(shape, dtype)
 
 
@@ -281,10 +284,11 @@ def check_bytes(call: Call, shape: Size, itemsize: int) -> None:
         )
 
 
-def check_out(call: Call, library: ModuleType, out: Any, shape: Size, **others: Any) -> None:
-    """Raise unless a caller's array takes the result; the others are the call's arrays by name, the data first."""
-    operation, (name, data) = call.operation, next(iter(others.items()))
-    check_library(operation, "out", out, library, name)
+def check_out(call: Call, library: ModuleType, out: Any, shape: Size, read: Named) -> None:
+    """Raise unless a caller's array takes the result of a call that reads these arrays, the data first."""
+    operation, (name, data) = call.operation, read[0]
+    if type(out) is not type(data):
+        check_library(operation, "out", out, library, name)
     if out.shape != shape:
         raise ValueError(f"{operation}: out must have the result's shape {shape}, got {out.shape}")
     dtype = result_dtype(call, data.dtype)
@@ -292,8 +296,8 @@ def check_out(call: Call, library: ModuleType, out: Any, shape: Size, **others: 
         raise TypeError(f"{operation}: out must have the result's dtype {dtype}, got {out.dtype}")
     check_writable(operation, library, "out", out, name, data)
     if operation == "average" and _address(library, out) == _address(library, data) and out.strides == data.strides:
-        del others[name]  # every element is read where it is written, before that
-    check_apart(operation, library, "out", out, others)
+        read = read[1:]  # every element is read where it is written, before that
+    check_apart(operation, library, "out", out, read)
 
 
 def check_writable(operation: str, library: ModuleType, name: str, array: Any, like: str, data: Any) -> None:
@@ -305,15 +309,14 @@ def check_writable(operation: str, library: ModuleType, name: str, array: Any, l
         raise ValueError(f"{operation}: {name} must be on the device of {like}, {data.device}, got {array.device}")
 
 
-def check_apart(operation: str, library: ModuleType, name: str, written: Any, others: Mapping[str, Any]) -> None:
-    """Raise where an array that is written to shares memory with others, which are given by name."""
-    for other, arrays in others.items():
-        for array in arrays if isinstance(arrays, tuple) else (arrays,):
-            if share_memory(library, written, array):
-                raise ValueError(
-                    f"{operation}: {name} must share no memory with {other}, got arrays that overlap: shapes "
-                    f"{written.shape} and {array.shape}; pass a copy of one"
-                )
+def check_apart(operation: str, library: ModuleType, name: str, written: Any, others: Named) -> None:
+    """Raise where an array that is written to shares memory with others."""
+    for other, array in others:
+        if share_memory(library, written, array):
+            raise ValueError(
+                f"{operation}: {name} must share no memory with {other}, got arrays that overlap: shapes "
+                f"{written.shape} and {array.shape}; pass a copy of one"
+            )
 
 
 def _address(library: ModuleType, array: Any) -> int:
@@ -344,14 +347,19 @@ def share_memory(library: ModuleType, first: Any, second: Any) -> bool:
     """
     if library is np:
         return _share(first, second)
-    return share_addresses(*((array.data.ptr, array.shape, array.strides, array.itemsize) for array in (first, second)))
+    return share_addresses(
+        (first.data.ptr, first.shape, first.strides, first.itemsize),
+        (second.data.ptr, second.shape, second.strides, second.itemsize),
+    )
 
 
 def share_addresses(first: tuple[int, Size, Size, int], second: tuple[int, Size, Size, int]) -> bool:
     """Compare arrays by address, shape, strides in bytes and bytes of an element, as `share_memory` does."""
-    begin, end = _bounds(*first[1:])
-    other_begin, other_end = _bounds(*second[1:])
-    apart = second[0] - first[0]
+    address, shape, strides, itemsize = first
+    begin, end = bounds_of(shape, strides, itemsize)
+    other, shape, strides, itemsize = second
+    other_begin, other_end = bounds_of(shape, strides, itemsize)
+    apart = other - address
     if end <= apart + other_begin or apart + other_end <= begin:
         return False
     return _share(np.asarray(_Addresses(*first)), np.asarray(_Addresses(*second)))
@@ -365,7 +373,7 @@ def _share(first: Any, second: Any) -> bool:
 
 
 @lru_cache(maxsize=4096)
-def _bounds(shape: Size, strides: Size, itemsize: int) -> tuple[int, int]:
+def bounds_of(shape: Size, strides: Size, itemsize: int) -> tuple[int, int]:
     """Return where an array's memory begins and ends, in bytes from its first element."""
     if 0 in shape:
         return 0, 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from types import ModuleType
 from typing import Any
 
@@ -38,13 +39,16 @@ def compute(
     if out is None:
         out = new_result(call, library, data, shape)
     else:
-        others: dict[str, Any] = {} if positions is None else {"positions": positions}
-        others[name_of_weights(call)] = weights or ()
-        check_out(call, library, out, shape, **{operation.data: data}, **others)
+        read = [(operation.data, data)]
+        if positions is not None:
+            read.append(("positions", positions))
+        if weights:
+            name = name_of_weights(call)
+            read += [(name, each) for each in weights]
+        check_out(call, library, out, shape, read)
         if weight_out is not None:
-            others |= {operation.data: data, "out": out}
             check_writable(call.operation, library, "weight_out", weight_out, operation.data, data)
-            check_apart(call.operation, library, "weight_out", weight_out, others)
+            check_apart(call.operation, library, "weight_out", weight_out, [*read, ("out", out)])
     run(call, library, data, out, weights, positions, weight_out)
     return out
 
@@ -75,9 +79,15 @@ def run(
         places = () if positions is None else (positions,) if weight_out is None else (positions, weight_out)
         OPERATIONS[call.operation].on_cpu(call, data, result, weights, *places)
     else:
-        from gpufold.gpu import launch  # imports cupy, which its arrays' owner has
+        launcher().execute(choose, call, data, result, weights, positions, weight_out)
 
-        launch.execute(choose, call, data, result, weights, positions, weight_out)
+
+@cache
+def launcher() -> ModuleType:
+    """Return the module that launches kernels, which imports CuPy: an import at each call takes two microseconds."""
+    from gpufold.gpu import launch
+
+    return launch
 
 
 def check_variant(call: Call, library: ModuleType) -> None:

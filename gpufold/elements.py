@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ElementType:
     """How the kernels see a dtype: its C++ type, the type it is summed in, and whether sums are exact."""
 
@@ -31,7 +31,7 @@ class ElementType:
         """The C++ type of weights; without weights a placeholder type, unused."""
         return {"float32": "float", "float64": "double"}.get(self.weight, "float")
 
-    @property
+    @cached_property
     def weight_dtype(self) -> np.dtype[Any] | None:
         return np.dtype(self.weight) if self.weight else None
 

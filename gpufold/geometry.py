@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property, lru_cache
 from math import prod
 from typing import Any, NamedTuple, TypeAlias
@@ -34,8 +34,12 @@ def as_integers(operation: str, name: str, value: object) -> PerAxis:
     """
     if type(value) is int:
         return value
-    if type(value) is tuple and all([type(item) is int for item in value]):  # a list, for generators start slowly
-        return value
+    if type(value) is tuple:
+        for item in value:  # a loop, which starts faster than a generator or a list
+            if type(item) is not int:
+                break
+        else:
+            return value
     if hasattr(value, "tolist"):  # NumPy and CuPy arrays and scalars
         value = value.tolist()
     try:
@@ -70,6 +74,18 @@ def _at_least(operation: str, name: str, values: Size, least: int) -> None:
 
 # ---------------------------------------------------------------------------------------------
 # Sliding blocks
+
+
+def hash_once(geometry: Any) -> int:
+    """Return a geometry's hash, which is made once: the caches of every call ask for it.
+
+    It is the same in every process that a geometry is sent to, as that of None is not.
+    """
+    known = geometry.__dict__
+    if "hash" not in known:
+        known["hash"] = hash(tuple([known[field.name] or 0 for field in fields(geometry)]))
+    made: int = known["hash"]
+    return made
 
 
 class Axis(NamedTuple):
@@ -144,6 +160,8 @@ class SlidingGeometry:
     batch: int | None
     channels: int
     axes: tuple[Axis, ...]
+
+    __hash__ = hash_once
 
     @cached_property
     def image_size(self) -> Size:
@@ -324,6 +342,8 @@ class BlocksGeometry:
 
     lead: Size
     axes: tuple[Axis, ...]
+
+    __hash__ = hash_once
 
     @cached_property
     def array_shape(self) -> Size:
@@ -511,6 +531,8 @@ class PositionsGeometry:
     size: Size
     block_shape: Size
 
+    __hash__ = hash_once
+
     @cached_property
     def array_shape(self) -> Size:
         return (*self.lead, *self.size)
@@ -586,6 +608,8 @@ class AverageGeometry:
 
     lead: Size
     block_shape: Size
+
+    __hash__ = hash_once
 
     @cached_property
     def array_shape(self) -> Size:
@@ -677,6 +701,8 @@ class SpaceGeometry:
     margin_end: Size
     grid: Size
     """D: the spatial extents of the batch array, blocks per axis."""
+
+    __hash__ = hash_once
 
     @cached_property
     def space_size(self) -> Size:

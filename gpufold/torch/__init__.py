@@ -588,7 +588,7 @@ def add_blocks(
     -----
     See `add_blocks_` for adding in place. It has gradients for `out`, `blocks` and the window.
     """
-    if rules.is_traced(out) or rules.is_traced(blocks):
+    if rules.is_traced(out, blocks):
         places = operators.as_positions("add_blocks", positions, out)
         return operators.trace("add_blocks", (blocks, window, places, out), (), 0, ("sum", variant, deterministic))
     array, given, places = _described_addition("add_blocks", out, blocks, positions)
@@ -641,7 +641,7 @@ def add_blocks_(
     Where gradients are asked for, it is ``out.copy_(add_blocks(out, ...))``: a new tensor more. That of a window goes
     through `weight_out` too.
     """
-    if rules.is_traced(out) or rules.is_traced(blocks):
+    if rules.is_traced(out, blocks):
         options: dict[str, Any] = {"variant": variant, "deterministic": deterministic}
         sums = add_blocks(out, blocks, positions, window, **options)
         if weight_out is not None:
@@ -759,7 +759,7 @@ def average(numerator: Tensor, weight: Tensor, *, variant: str = "auto") -> Tens
     -----
     It has gradients for both, of zero where the quotient is zero because nothing landed.
     """
-    if rules.is_traced(numerator) or rules.is_traced(weight):
+    if rules.is_traced(numerator, weight):
         return operators.trace("average", (numerator, weight), (), 0, ("sum", variant, True))
     described = tensors.described("average", "numerator", numerator)
     call = calls.average(described, tensors.described("average", "weight", weight), variant=variant)

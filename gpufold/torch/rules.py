@@ -35,7 +35,7 @@ from gpufold.geometry import (
     SlidingGeometry,
     SpaceGeometry,
 )
-from gpufold.torch.tensors import WEIGHT_DTYPES, checked_window, execute, execute_into, share_memory
+from gpufold.torch.tensors import WEIGHT_DTYPES, bounds, checked_window, execute, execute_into, share_memory
 
 ADJOINTS = {
     "col2im": "im2col",
@@ -55,17 +55,16 @@ TAKING = ("im2col", "array_to_blocks", "take_blocks")
 PLAIN_TYPES = (Tensor, torch.nn.Parameter)
 
 
-def is_traced(tensor: Any) -> bool:
+def is_traced(*tensors: Any) -> bool:
     """Return whether something records operators instead of computing: a compiler, a mode, a subclass of tensors.
 
     A transform of torch.func under a mode takes its own turn first, for which operators have no rules.
     """
-    return bool(
-        torch.compiler.is_compiling()
-        or (torch._C._len_torch_dispatch_stack() > 0 and not torch._C._are_functorch_transforms_active())
-        or (type(tensor) not in PLAIN_TYPES and isinstance(tensor, Tensor))
-        or (isinstance(tensor, Tensor) and tensor.is_meta)
-    )
+    if torch.compiler.is_compiling() or (
+        torch._C._len_torch_dispatch_stack() > 0 and not torch._C._are_functorch_transforms_active()
+    ):
+        return True
+    return any([isinstance(each, Tensor) and (type(each) not in PLAIN_TYPES or each.is_meta) for each in tensors])
 
 
 def is_plain(*tensors: Tensor | None) -> bool:
@@ -100,11 +99,13 @@ def compute_in_place(
 ) -> Tensor:
     """Add blocks into a tensor, and their weights into another; gradients take the way over new tensors."""
     axes = None if window is None else checked_window(call, blocks, window)
-    read = {"blocks": blocks, "positions": positions}
-    check_written("out", out, read, axes)
+    read = [("blocks", blocks), ("positions", positions)]
+    if axes is not None:
+        read += [("window", weights) for weights in axes]
+    check_written("out", out, read)
     lazy = out.is_conj() or out.is_neg()
     if weight_out is not None:
-        check_written("weight_out", weight_out, read | {"out": out}, axes)
+        check_written("weight_out", weight_out, [*read, ("out", out)])
         lazy = lazy or weight_out.is_neg()
     if lazy or not is_plain(blocks, out, weight_out, *(axes or ())):
         plain = call._replace(fusion=call.fusion._replace(weight_out=False))
@@ -119,16 +120,17 @@ def compute_in_place(
     return out
 
 
-def check_written(name: str, tensor: Tensor, read: dict[str, Tensor], axes: tuple[Tensor, ...] | None) -> None:
+def check_written(name: str, tensor: Tensor, read: list[tuple[str, Tensor]]) -> None:
     """Raise where a tensor that is written into may not be, or shares memory with one that is read."""
     if tensor.requires_grad and tensor.is_leaf and torch.is_grad_enabled():
         raise ValueError(
             f"add_blocks_: {name} is a leaf that requires a gradient, which nothing may write into; call "
             "add_blocks, which returns a new tensor, or add under torch.no_grad()"
         )
-    others = [*read.items(), *[("window", weights) for weights in axes]] if axes else read.items()
-    for other, each in others:
-        if share_memory(tensor, each):
+    begin, end = bounds(tensor)
+    for other, each in read:
+        first, last = bounds(each)
+        if first < end and begin < last and share_memory(tensor, each):
             raise ValueError(f"add_blocks_: {name} must share no memory with {other}, got tensors that overlap")
 
 

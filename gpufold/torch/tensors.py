@@ -13,6 +13,7 @@ from gpufold import extras
 from gpufold.arrays import (
     as_positions,
     axes_of_window,
+    bounds_of,
     check_bytes,
     kernel_ready,
     misshapen_weights,
@@ -20,7 +21,7 @@ from gpufold.arrays import (
     share_addresses,
 )
 from gpufold.calls import Call, Unsupported
-from gpufold.compute import run
+from gpufold.compute import launcher, run
 from gpufold.elements import ELEMENT_TYPES, check_dtype
 from gpufold.geometry import Size
 from gpufold.operations import OPERATIONS, check_name, choose
@@ -57,6 +58,10 @@ def name_of(dtype: Any) -> str:
     return str(dtype).removeprefix("torch.")
 
 
+STRIDED = torch.strided
+"""The layout of dense tensors."""
+
+
 class Described(NamedTuple):
     """What a call asks of a tensor before it computes."""
 
@@ -75,7 +80,7 @@ def described(operation: str, name: str, tensor: Any) -> Described:
     dtype = DTYPES.get(tensor.dtype)
     if dtype is None:
         check_dtype(operation, name, name_of(tensor.dtype))
-    if tensor.layout is not torch.strided or tensor.is_nested:
+    if tensor.layout is not STRIDED or tensor.is_nested:
         raise TypeError(f"{operation}: {name} must be a dense tensor, got a nested one or layout {tensor.layout}")
     if not (tensor.is_cpu or tensor.is_cuda):
         raise TypeError(f"{operation}: {name} must be on the CPU or a CUDA device, got device {tensor.device}")
@@ -89,7 +94,7 @@ def is_known(tensor: Any, dtype: torch.dtype | None, device: torch.device) -> bo
         type(tensor) is Tensor
         and not tensor.is_nested
         and tensor.dtype is dtype
-        and tensor.layout is torch.strided
+        and tensor.layout is STRIDED
         and tensor.device == device
     )
 
@@ -104,7 +109,8 @@ def checked_window(call: Call, data: Tensor, window: Any) -> tuple[Tensor, ...]:
     """Return the tensors of a window: one of the block's shape, or one for each axis."""
     axes, shapes = axes_of_window(call, window)
     wanted, device = WEIGHT_DTYPES.get(data.dtype), data.device
-    for axis, (weights, shape) in enumerate(zip(axes, shapes, strict=True)):
+    for axis, weights in enumerate(axes):
+        shape = shapes[axis]
         if is_known(weights, wanted, device) and weights.shape == shape:
             continue
         name = name_of_axis(call, window, axis)
@@ -140,7 +146,7 @@ def as_int64(operation: str, positions: Tensor) -> Tensor:
 
 def ready(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     """Return a tensor as kernels can read it: contiguous, of a dtype, its values in memory."""
-    if tensor.dtype is dtype and tensor.is_contiguous() and not tensor.is_neg():
+    if tensor.is_contiguous() and tensor.dtype is dtype and not tensor.is_neg():
         return tensor
     return tensor.to(dtype).resolve_neg().contiguous()
 
@@ -249,7 +255,11 @@ def _execute_on_gpu(
     """Launch on torch's current stream of the data's device; what is converted for it lives in torch's allocator."""
     if not result.numel() or (positions is not None and not data.numel()):
         return
-    launch, pointers = _launch(), None
+    try:
+        launch = launcher()
+    except ImportError as error:
+        raise extras.missing("gpufold.torch with CUDA tensors", "cupy", "cuda13") from error
+    pointers = None
     if weights is not None:
         dtype = WEIGHT_DTYPES[result.dtype]
         weights = tuple([ready(each, dtype) for each in weights])
@@ -263,16 +273,6 @@ def _execute_on_gpu(
 
     stream = launch.stream_of(*_stream_of(data))
     launch.execute_at(choose, call, located(data), located(result), others, stream, allocate)
-
-
-@cache
-def _launch() -> Any:
-    """Return the module that launches kernels, which imports CuPy."""
-    try:
-        from gpufold.gpu import launch
-    except ImportError as error:
-        raise extras.missing("gpufold.torch with CUDA tensors", "cupy", "cuda13") from error
-    return launch
 
 
 def _stream_of(tensor: Tensor) -> tuple[int, int]:
@@ -291,13 +291,21 @@ def located(tensor: Tensor) -> tuple[int, Size, Size, int]:
     return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.element_size()
 
 
+def bounds(tensor: Tensor) -> tuple[int, int]:
+    """Return the addresses that a tensor's memory lies between."""
+    address = tensor.data_ptr()
+    if tensor.is_contiguous():
+        return address, address + tensor.nbytes
+    begin, end = bounds_of(*_in_bytes(tensor))
+    return address + begin, address + end
+
+
 def share_memory(first: Tensor, second: Tensor) -> bool:
     """Return whether two tensors share an element; where that is too hard to know, whether their bounds overlap."""
-    begin, other = first.data_ptr(), second.data_ptr()
-    if first.is_contiguous() and second.is_contiguous():
-        return bool(begin < other + second.nbytes and other < begin + first.nbytes)
-    in_bytes = [
-        (address, tuple(shape), tuple([stride * itemsize for stride in strides]), itemsize)
-        for address, shape, strides, itemsize in map(located, (first, second))
-    ]
-    return share_addresses(*in_bytes)
+    return share_addresses((first.data_ptr(), *_in_bytes(first)), (second.data_ptr(), *_in_bytes(second)))
+
+
+def _in_bytes(tensor: Tensor) -> tuple[Size, Size, int]:
+    """Return a tensor's shape, its strides in bytes and the bytes of an element."""
+    itemsize = tensor.element_size()
+    return tuple(tensor.shape), tuple([stride * itemsize for stride in tensor.stride()]), itemsize
