@@ -456,6 +456,27 @@ FAULTS = (
         COL2IM + "every_variant_is_the_definition[stride-two-odd]",
     ),
     Fault(
+        "half of a thread's planes left out",
+        "kernels/col2im_gather.cu",
+        "gather<few_planes, 1>(columns, image, window, p);",
+        "gather<few_planes / 2, 1>(columns, image, window, p);",
+        COL2IM + "a_thread_has_half_of_its_planes_where_there_are_few[few-planes-col2im_gather_few_planes-float32]",
+    ),
+    Fault(
+        "half of a thread's planes of words left out",
+        "kernels/col2im_gather.cu",
+        "gather<few_planes, WORD>(columns, image, window, p);",
+        "gather<few_planes / 2, WORD>(columns, image, window, p);",
+        COL2IM + "a_thread_has_half_of_its_planes_where_there_are_few[few-words-col2im_gather_few_words-float32]",
+    ),
+    Fault(
+        "memory between a struct's members as it was",
+        "gpufold/gpu/parameters.py",
+        "packed = np.zeros((), dtype)",
+        "packed = np.empty((), dtype)",
+        PLANNER_LAW + "equal_structs_have_equal_bytes",
+    ),
+    Fault(
         "the last of an odd number of planes not moved",
         "kernels/batch_to_space_index_map.cu",
         "for (; planes > 0; --planes)",

@@ -73,6 +73,13 @@ BYTES_CASES = (
 """Images whose rows are whole words, for bytes that are added up four at a time."""
 
 
+FEW_PLANES_CASES = (
+    (Case("few-planes", (47, 80), (2, 3), 1, 1, 1, 1, batch=1, channels=3), "col2im_gather_few_planes"),
+    (Case("few-words", (94, 160), (3, 3), 2, 1, 1, 1, batch=1, channels=4), "col2im_gather_few_words"),
+)
+"""Images that have enough pixels for half of the planes a thread, but too few channels for all of them."""
+
+
 def geometry_of(case):
     return col2im_geometry(case.columns_shape, case.output_size, case.kernel_size, **case.arguments)
 
@@ -126,6 +133,14 @@ def test_every_variant_is_the_definition(case):
     dtype = DTYPES[[*CASES, *LARGE_STRIDE_CASES, *STAGED_CASES].index(case) % len(DTYPES)]
     check_variants(case, dtype)
     check_variants(case, dtype, H200, names=("auto",))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "int32"])
+@pytest.mark.parametrize(("case", "symbol"), FEW_PLANES_CASES, ids=str)
+def test_a_thread_has_half_of_its_planes_where_there_are_few(case, symbol, dtype):
+    columns = values(case.columns_shape, np.dtype(dtype))
+    plan = check(geometry_of(case), columns, case.col2im(columns), "gather", ONE_THREAD)
+    assert plan.symbol == symbol
 
 
 @pytest.mark.parametrize(

@@ -190,14 +190,19 @@ def test_taps_far_from_each_other_land_where_they_should():
     assert_same_bits(result, case.col2im(columns))
 
 
-@pytest.mark.parametrize("attempt", range(4))
-def test_equal_structs_have_equal_bytes(attempt):
+def test_equal_structs_have_equal_bytes():
     """What lies between members too, whatever the memory held before."""
-    np.full(40, 1 + attempt, np.uint8)
+
+    def spoil():
+        """Free arrays full of bytes: NumPy gives the memory of one to the next of as many bytes."""
+        return len([np.full(size, 0xFF, np.uint8) for size in range(8, 65, 8)])
+
+    spoil()
     packed = pack(32, count=offset(1), extents=struct(size=offset([5, 6]), by_size=divisor(6)), step=wide(2))
     assert packed == Struct("<i 2i iIi q").pack(1, 5, 6, *reciprocal(6, 32), 2)
-    packed = pack(32, step=wide(2), count=offset(1 + attempt))
-    assert packed == Struct("<q i 4x").pack(2, 1 + attempt)
+    spoil()
+    packed = pack(32, step=wide(2), count=offset(1))
+    assert packed == Struct("<q i 4x").pack(2, 1)
 
 
 # ---------------------------------------------------------------------------------------------
