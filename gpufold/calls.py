@@ -7,12 +7,12 @@ memory: an array may be anything with a shape and a dtype.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
 from gpufold import geometry as sizes
 from gpufold.elements import ELEMENT_TYPES, WIDER, ElementType, check_dtype, dtype_name, name_of
-from gpufold.geometry import Geometry
+from gpufold.geometry import Geometry, Size
 
 
 class Unsupported(ValueError):
@@ -88,7 +88,7 @@ def col2im(
     deterministic: bool = True,
 ) -> Call:
     """Describe a call of `gpufold.col2im`."""
-    name, fusion = checked("col2im", "data", data.dtype, window, reduction, accumulate)
+    name, fusion = checked("col2im", "data", data.dtype, kind_of(window), reduction, accumulate)
     geometry = sizes.col2im_geometry(data.shape, output_size, kernel_size, strides, dilations, pads_begin, pads_end)
     call = Call("col2im", geometry, name, fusion, variant, deterministic)
     return call if dtype is None else summed_in(call, dtype_name(dtype), "dtype must be that of data,")
@@ -106,7 +106,7 @@ def im2col(
     variant: str = "auto",
 ) -> Call:
     """Describe a call of `gpufold.im2col`."""
-    dtype, fusion = checked("im2col", "image", image.dtype, window)
+    dtype, fusion = checked("im2col", "image", image.dtype, kind_of(window))
     geometry = sizes.im2col_geometry(image.shape, kernel_size, strides, dilations, pads_begin, pads_end)
     return Call("im2col", geometry, dtype, fusion, variant)
 
@@ -125,7 +125,7 @@ def blocks_to_array(
     deterministic: bool = True,
 ) -> Call:
     """Describe a call of `gpufold.blocks_to_array`."""
-    name, fusion = checked("blocks_to_array", "blocks", blocks.dtype, window, reduction, accumulate)
+    name, fusion = checked("blocks_to_array", "blocks", blocks.dtype, kind_of(window), reduction, accumulate)
     geometry = sizes.blocks_to_array_geometry(blocks.shape, output_shape, block_shape, block_strides)
     call = Call("blocks_to_array", geometry, name, fusion, variant, deterministic)
     return call if dtype is None else summed_in(call, dtype_name(dtype), "dtype must be that of blocks,")
@@ -135,7 +135,7 @@ def array_to_blocks(
     array: Any, block_shape: Any, block_strides: Any, *, window: Any = None, variant: str = "auto"
 ) -> Call:
     """Describe a call of `gpufold.array_to_blocks`."""
-    dtype, fusion = checked("array_to_blocks", "array", array.dtype, window)
+    dtype, fusion = checked("array_to_blocks", "array", array.dtype, kind_of(window))
     geometry = sizes.array_to_blocks_geometry(array.shape, block_shape, block_strides)
     return Call("array_to_blocks", geometry, dtype, fusion, variant)
 
@@ -151,20 +151,31 @@ def add_blocks(
     deterministic: bool = True,
 ) -> Call:
     """Describe a call of `gpufold.add_blocks`, whose positions are an array too."""
-    dtype = blocks.dtype
+    sums = None if weight_out is None else (weight_out.shape, weight_out.dtype)
+    call = _addition((out.shape, out.dtype), (blocks.shape, blocks.dtype), positions.shape, kind_of(window), sums)
+    plain = variant == "auto" and deterministic
+    return call if plain else call._replace(variant=variant, deterministic=deterministic)
+
+
+@lru_cache(maxsize=1024)
+def _addition(
+    out: tuple[Size, Any], blocks: tuple[Size, Any], positions: Size, window: str, weight_out: tuple[Size, Any] | None
+) -> Call:
+    """Describe a call of `gpufold.add_blocks` by the shapes and dtypes of its arrays."""
+    shape, dtype = blocks
     check_dtype("add_blocks", "blocks", dtype)
     name, fusion = checked("add_blocks", "blocks", dtype, window, accumulate=True)
-    geometry = sizes.add_blocks_geometry(out.shape, blocks.shape, positions.shape)
-    call = Call("add_blocks", geometry, name, fusion, variant, deterministic)
-    if out.dtype != dtype or not dtype.isnative:
-        call = summed_in(call, dtype_name(out.dtype), "out must have the result's dtype")
+    geometry = sizes.add_blocks_geometry(out[0], shape, positions)
+    call = Call("add_blocks", geometry, name, fusion)
+    if out[1] != dtype or not dtype.isnative:
+        call = summed_in(call, dtype_name(out[1]), "out must have the result's dtype")
     if weight_out is None:
         return call
-    check_weight_sums(call.dtype, name, dtype_name(weight_out.dtype))
-    if weight_out.shape != geometry.size:
+    check_weight_sums(call.dtype, name, dtype_name(weight_out[1]))
+    if weight_out[0] != geometry.size:
         raise ValueError(
             f"add_blocks: weight_out must have the shape {geometry.size} of out's axes with positions, "
-            f"got {weight_out.shape}"
+            f"got {weight_out[0]}"
         )
     return call._replace(fusion=fusion._replace(weight_out=True))
 
@@ -191,10 +202,12 @@ def take_blocks(
     variant: str = "auto",
 ) -> Call:
     """Describe a call of `gpufold.take_blocks`, whose positions are an array too."""
-    dtype, fusion = checked("take_blocks", "array", array.dtype, window)
+    dtype, fusion = checked("take_blocks", "array", array.dtype, kind_of(window))
     geometry = sizes.take_blocks_geometry(array.shape, positions.shape, block_shape)
     check_mode("take_blocks", geometry, mode)
-    return Call("take_blocks", geometry, dtype, fusion._replace(mode=str(mode)), variant)
+    if mode != "constant":
+        fusion = fusion._replace(mode=str(mode))
+    return Call("take_blocks", geometry, dtype, fusion, variant)
 
 
 def check_mode(operation: str, geometry: Any, mode: object) -> None:
@@ -252,19 +265,19 @@ def check_sums(operation: str, dtype: str, name: str, must: str) -> None:
 
 
 def checked(
-    operation: str, data: str, dtype: Any, window: Any = None, reduction: object = "sum", accumulate: object = False
+    operation: str, data: str, dtype: Any, window: str = "none", reduction: object = "sum", accumulate: object = False
 ) -> tuple[str, Fusion]:
-    """Check the dtype of the argument named `data` and what is fused, and return both."""
+    """Check the dtype of the argument named `data` and what is fused, a kind of window too, and return both."""
     name = name_of(dtype)
     if name not in ELEMENT_TYPES:
         check_dtype(operation, data, dtype, strings=True)
-    if reduction == "sum" and window is None and not accumulate:
+    if reduction == "sum" and window == "none" and not accumulate:
         return name, PLAIN
     if reduction not in REDUCTIONS:
         raise ValueError(f"{operation}: reduction must be one of {', '.join(REDUCTIONS)}, got {reduction!r}")
     element = ELEMENT_TYPES.get(name)
     if element is None or not element.weight:
-        for wanted, what in ((reduction != "sum", f"reduction {reduction!r}"), (window is not None, "window")):
+        for wanted, what in ((reduction != "sum", f"reduction {reduction!r}"), (window != "none", "window")):
             if wanted:
                 raise TypeError(
                     f"{operation}: {what} needs {data} of floats or complex numbers, got dtype {dtype}; "
@@ -272,10 +285,14 @@ def checked(
                 )
     if accumulate and element is None:
         raise TypeError(f"{operation}: accumulate=True needs {data} that can be added, got dtype {dtype}")
-    kind = "none"
-    if window is not None:
-        kind = "separable" if is_separable(window) or len(getattr(window, "shape", (0,))) == 1 else "full"
-    return name, _fused(str(reduction), kind, bool(accumulate))
+    return name, _fused(str(reduction), window, bool(accumulate))
+
+
+def kind_of(window: Any) -> str:
+    """Return what a window is, one of `WINDOWS`."""
+    if window is None:
+        return "none"
+    return "separable" if is_separable(window) or len(getattr(window, "shape", (0,))) == 1 else "full"
 
 
 def is_separable(window: Any) -> bool:

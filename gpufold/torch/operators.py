@@ -57,14 +57,14 @@ def call_of(operation: str, arguments: tuple[Any, ...]) -> Call:
     accumulate, mode = operation == "add_blocks", "constant"
     if operation == "take_blocks":
         reduction, mode = "sum", reduction
-    calls.checked(operation, name, dtype, reduction=reduction, window=window, accumulate=accumulate)
+    kind = "none" if window is None else "separable" if separable else "full"
+    calls.checked(operation, name, dtype, kind, reduction, accumulate)
     shaped = (out, data, positions, window if operation == "average" else None)
     integers = (*(tuple(each.shape) for each in shaped if each is not None), *map(tuple, sizes))
     check: Any = GEOMETRIES[operation]
     if not all(type(number) is int for numbers in integers for number in numbers):
         check = check.__wrapped__
     geometry = check(*integers)
-    kind = "none" if window is None else "separable" if separable else "full"
     fusion = Fusion(reduction, kind, accumulate, mode=mode)
     calls.check_mode(operation, geometry, mode)
     call = Call(operation, geometry, dtype.name, fusion, variant, deterministic)

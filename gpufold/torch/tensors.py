@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -77,15 +77,19 @@ def described(operation: str, name: str, tensor: Any) -> Described:
             f"{operation}: {name} must be a torch.Tensor, got {kind}; convert it with torch.as_tensor({name}), or call "
             f"the function of the same name in gpufold"
         )
-    dtype = DTYPES.get(tensor.dtype)
-    if dtype is None:
-        check_dtype(operation, name, name_of(tensor.dtype))
+    dtype = tensor.dtype
+    if dtype not in DTYPES:
+        check_dtype(operation, name, name_of(dtype))
     if tensor.layout is not STRIDED or tensor.is_nested:
         raise TypeError(f"{operation}: {name} must be a dense tensor, got a nested one or layout {tensor.layout}")
     if not (tensor.is_cpu or tensor.is_cuda):
         raise TypeError(f"{operation}: {name} must be on the CPU or a CUDA device, got device {tensor.device}")
-    assert dtype is not None
-    return Described(tuple(tensor.shape), dtype)
+    return _described(tensor.shape, dtype)
+
+
+@lru_cache(maxsize=1024)
+def _described(shape: Size, dtype: torch.dtype) -> Described:
+    return Described(tuple(shape), DTYPES[dtype])
 
 
 def is_known(tensor: Any, dtype: torch.dtype | None, device: torch.device) -> bool:
