@@ -8,7 +8,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from gpufold.cpu import folding, runs, tiles
+from gpufold.cpu import arithmetic, folding, runs, tiles
 
 REASONS = Counter()
 LEFT_FOR_ALL = "a combination or a figure that make test ALL=1 looks at"
@@ -129,3 +129,4 @@ def way(request, monkeypatch):
     if "tiled" in request.param:
         monkeypatch.setattr(tiles, "THREADED_ELEMENTS", 1)
         monkeypatch.setattr(tiles, "TILE_ELEMENTS", 12)
+        monkeypatch.setattr(arithmetic, "PRODUCTS", 4)

@@ -477,6 +477,13 @@ FAULTS = (
         PLANNER_LAW + "equal_structs_have_equal_bytes",
     ),
     Fault(
+        "the last products of a part not added",
+        "gpufold/cpu/arithmetic.py",
+        "for start in range(0, shape[axis], step):",
+        "for start in range(0, shape[axis] - 1, step):",
+        ADD_BLOCKS + "it_is_its_definition[tiled-several-tiles-separable]",
+    ),
+    Fault(
         "the last of an odd number of planes not moved",
         "kernels/batch_to_space_index_map.cu",
         "for (; planes > 0; --planes)",

@@ -30,7 +30,7 @@ import gpufold
 import hostcuda
 from gpufold import calls
 from gpufold.calls import Call, Fusion, Unsupported
-from gpufold.cpu import tiles
+from gpufold.cpu import arithmetic, tiles
 from gpufold.elements import ELEMENT_TYPES
 from gpufold.geometry import add_blocks_geometry
 from gpufold.gpu import parameters
@@ -65,6 +65,7 @@ def way(request, monkeypatch):
     if request.param == "tiled":
         monkeypatch.setattr(tiles, "THREADED_ELEMENTS", 1)
         monkeypatch.setattr(tiles, "TILE_ELEMENTS", 12)
+        monkeypatch.setattr(arithmetic, "PRODUCTS", 4)
 
 
 @pytest.mark.parametrize("kind", ["none", "separable", "full"])

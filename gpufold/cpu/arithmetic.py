@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -13,19 +13,38 @@ Index: TypeAlias = tuple[Any, ...]
 
 ALL = slice(None)
 
+PRODUCTS = 1 << 17
+"""Elements that are weighed before they are added: few enough for the cache of a core."""
+
 
 def add_pairs(total: Array, terms: Array, weights: Array | None, pairs: Iterable[tuple[Index, Index]]) -> None:
-    """Add terms, weighted, into parts of a total, in the order given."""
+    """Add terms, weighed, into parts of a total, in the order given; weights have the shape of the terms."""
     scratch: Array = np.empty(0, total.dtype)
     for into, term in pairs:
-        part, terms_here = total[into], terms[term]
-        if weights is not None:
-            if scratch.size < terms_here.size:
-                scratch = np.empty(terms_here.size, total.dtype)
-            products = scratch[: terms_here.size].reshape(terms_here.shape, copy=False)
-            multiply(terms_here, weights[term], products)
-            terms_here = products
-        np.add(part, terms_here, part)
+        part = total[into]
+        if weights is None:
+            np.add(part, terms[term], part)
+            continue
+        for pixels, factors, others in _runs_of(part, terms[term], weights[term]):
+            if scratch.size < factors.size:
+                scratch = np.empty(factors.size, total.dtype)
+            products = scratch[: factors.size].reshape(factors.shape, copy=False)
+            multiply(factors, others, products)
+            np.add(pixels, products, pixels)
+
+
+def _runs_of(*arrays: Array) -> Iterator[tuple[Array, ...]]:
+    """Cut arrays of one shape along their longest axis but the last into runs of about `PRODUCTS` elements."""
+    shape = arrays[0].shape
+    steps = max(1, arrays[0].size // PRODUCTS)
+    if steps == 1 or len(shape) == 1:
+        yield arrays
+        return
+    axis = max(range(len(shape) - 1), key=shape.__getitem__)
+    step = -(-shape[axis] // steps)
+    for start in range(0, shape[axis], step):
+        run = (*(ALL,) * axis, slice(start, start + step))
+        yield tuple([array[run] for array in arrays])
 
 
 def multiply(elements: Array, weights: Array, products: Array) -> None:

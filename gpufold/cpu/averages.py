@@ -28,10 +28,8 @@ def average(total: Array, axes: tuple[Axis, ...], treatment: Treatment) -> None:
         divisor = reduce(np.multiply.outer, [count.astype(exact) for count in counts]).astype(dtype, copy=False)
         uncovered = None if least else divisor == 0
     else:
-        divisor = _sums_of_weights(axes, treatment, dtype)
-        uncovered = np.abs(divisor) < np.finfo(dtype).tiny
-        if not uncovered.any():
-            uncovered = None
+        divisor, tiny = _sums_of_weights(axes, treatment, dtype), np.finfo(dtype).tiny
+        uncovered = None if divisor.min() >= tiny else np.abs(divisor) < tiny
     if uncovered is not None:
         divisor[uncovered] = 1
     divide(total, divisor)
@@ -63,7 +61,7 @@ def _sums_of_weights(axes: tuple[Axis, ...], treatment: Treatment, dtype: np.dty
 
     if treatment.by_axis is not None:
         shares = [_folded(power(weights), (axis,)) for axis, weights in zip(axes, treatment.by_axis, strict=True)]
-        divisor = np.array(reduce(np.multiply.outer, shares))
+        divisor: Array = reduce(np.multiply.outer, shares)
         for number, axis in enumerate(axes):
             # where nothing lands along an axis, nothing does, whatever the sums of the others
             divisor[(ALL,) * number + (_counts(axis) == 0,)] = 0

@@ -10,7 +10,7 @@ import numpy as np
 
 from gpufold.calls import Call
 from gpufold.cpu import tiles
-from gpufold.cpu.arithmetic import ALL, Array, Index, multiply
+from gpufold.cpu.arithmetic import ALL, Array, Index, add_pairs, multiply
 from gpufold.cpu.treatment import Weights, weights_of_block
 from gpufold.elements import sum_dtype
 from gpufold.geometry import Axis, PositionsGeometry
@@ -81,18 +81,12 @@ def _add_one_by_one(total: Array, blocks: Array, weights: Array | None, met: Arr
     """Add each block at its first pixel by an array operation of its own."""
     rank = first.shape[1]
     start, stop = np.maximum(first, 0), np.minimum(first + blocks.shape[-rank:], total.shape[-rank:])
-    scratch: Array = np.empty(0 if weights is None else blocks[0].size, total.dtype)
     edges = (corner.tolist() for corner in (met, start, stop, start - first, stop - first))
-    for number, starts, stops, first_taps, last_taps in zip(*edges, strict=True):
-        elements: Index = (..., *map(slice, first_taps, last_taps))
-        terms = blocks[number][elements]
-        if weights is not None:
-            products = scratch[: terms.size].reshape(terms.shape)
-            multiply(terms, weights[elements], products)
-            terms = products
-        into: Index = (..., *map(slice, starts, stops))
-        pixels = total[into]
-        np.add(pixels, terms, pixels)
+    pairs = (
+        ((..., *map(slice, starts, stops)), (number, ..., *map(slice, first_taps, last_taps)))
+        for number, starts, stops, first_taps, last_taps in zip(*edges, strict=True)
+    )
+    add_pairs(total, blocks, None if weights is None else np.broadcast_to(weights, blocks.shape), pairs)
 
 
 def _scatter_blocks(total: Array, blocks: Array, weights: Array | None, met: Array, first: Array) -> None:
