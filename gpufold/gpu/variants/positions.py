@@ -458,20 +458,25 @@ ADD_BLOCKS: dict[str, Variant] = {"gather": gather, "owners": owners, "atomic": 
 
 SEARCHES_PER_ELEMENT = 2
 """Prediction: tests of a region against a position that cost less than an atomic addition of an element."""
+ATOMIC_ELEMENTS, ATOMIC_PIXELS, ATOMIC_BLOCK = 1 << 20, 16, 12
+"""Prediction: elements that atomic operations add while lists are launched, the pixels to which their tiles cost one
+more, and how many more each block of a list costs."""
 OWNERS_MIN_SEARCHES = 1 << 18
 OWNERS_MIN_WORK = 1 << 22
 """Prediction: tests, and tests and elements together, from which on lists are worth the launches that make them."""
 
 
 def prefer_for_add_blocks(problem: Problem) -> Iterator[tuple[str, str]]:
-    """Yield what needs no search, unless there is little to do or most lists would be too long to be added at once."""
+    """Yield lists for tiles, unless there is little to do or most of them would be too long to be added at once."""
     view = view_of(problem)
     tiling = _tiling(problem)
     searches = view.batch * tiling.groups * prod(tiling.regions) * view.count
     elements = prod(problem.input.shape)
-    if problem.any_order and searches > SEARCHES_PER_ELEMENT * elements:
-        yield "atomic", "the blocks are so many and so small that regions would mostly search"
     crowded = _bins(view, _owned(problem)[1]).met > OWNERS_FILL * NOTED
+    walked = view.batch * tiling.groups * view.count
+    few = elements < ATOMIC_ELEMENTS + prod(problem.output.shape) // ATOMIC_PIXELS + ATOMIC_BLOCK * walked
+    if problem.any_order and searches > SEARCHES_PER_ELEMENT * elements and (few or crowded):
+        yield "atomic", "regions would mostly search, and lists are too many for so little, or too long"
     least = max(elements if crowded else 0, OWNERS_MIN_SEARCHES)
     if searches >= least and searches + elements > OWNERS_MIN_WORK:
         yield "owners", "there is so much to add that a list for each tile is worth its launches"
