@@ -52,6 +52,10 @@ def _strided(stride: int, kernel: int, size: int = 1024, planes: int = 8) -> dic
     return {"image_shape": (1, planes, size, size), "kernel": kernel, "stride": stride}
 
 
+TILED: dict[str, Any] = {"image_shape": (1, 1, 4096, 4096), "dtypes": ("int32",)}
+"""Sums in any order, on an image so large that its tiles cost little beside its blocks."""
+
+
 def sweeps(multiprocessors: int, threads_per_multiprocessor: int) -> tuple[Sweep, ...]:
     """Return a sweep for each threshold between variants; a device's size says how full the small ones make it."""
     resident = multiprocessors * threads_per_multiprocessor
@@ -163,6 +167,16 @@ def sweeps(multiprocessors: int, threads_per_multiprocessor: int) -> tuple[Sweep
             tuple(
                 _placed("owners", side, False, image_shape=(1, 1, 4096, 4096), kernel=side, stride=2 * side)
                 for side in (512, 256, 64, 32, 16)
+            ),
+        ),
+        Sweep(
+            "positions.ATOMIC_BLOCK",
+            positions.ATOMIC_BLOCK,
+            ("atomic",),
+            ("owners",),
+            tuple(
+                _one("lists", side * side, "add_blocks", kernel=side, stride=side, **TILED)
+                for side in (1, 2, 3, 4, 5, 6, 8)
             ),
         ),
         Sweep(

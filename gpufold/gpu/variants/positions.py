@@ -472,12 +472,12 @@ def prefer_for_add_blocks(problem: Problem) -> Iterator[tuple[str, str]]:
     tiling = _tiling(problem)
     searches = view.batch * tiling.groups * prod(tiling.regions) * view.count
     elements = prod(problem.input.shape)
-    crowded = _bins(view, _owned(problem)[1]).met > OWNERS_FILL * NOTED
+    met = _bins(view, _owned(problem)[1]).met
     walked = view.batch * tiling.groups * view.count
     few = elements < ATOMIC_ELEMENTS + prod(problem.output.shape) // ATOMIC_PIXELS + ATOMIC_BLOCK * walked
-    if problem.any_order and searches > SEARCHES_PER_ELEMENT * elements and (few or crowded):
+    if problem.any_order and searches > SEARCHES_PER_ELEMENT * elements and (few or met > NOTED):
         yield "atomic", "regions would mostly search, and lists are too many for so little, or too long"
-    least = max(elements if crowded else 0, OWNERS_MIN_SEARCHES)
+    least = max(elements if met > OWNERS_FILL * NOTED else 0, OWNERS_MIN_SEARCHES)
     if searches >= least and searches + elements > OWNERS_MIN_WORK:
         yield "owners", "there is so much to add that a list for each tile is worth its launches"
     yield "gather", ""
