@@ -137,6 +137,41 @@ def sweeps(multiprocessors: int, threads_per_multiprocessor: int) -> tuple[Sweep
             largest=True,
         ),
         Sweep(
+            "col2im.PIXELS_MIN_TAPS",
+            col2im.PIXELS_MIN_TAPS,
+            ("gather",),
+            ("gather_pixels",),
+            tuple(
+                _one("cells", (kernel // 2) ** 2, image_shape=(1, 1, 128, 128), kernel=kernel, stride=2)
+                for kernel in (4, 6, 8, 10, 12, 16, 20, 24)
+            ),
+        ),
+        Sweep(
+            "col2im.BLOCKS_MIN_BYTES",
+            col2im.BLOCKS_MIN_BYTES,
+            gathers,
+            ("gather_blocks",),
+            tuple(
+                _one("bytes-of-a-block", 4 * kernel**2, "blocks_to_array", **_strided(1, kernel, 512, 16))
+                for kernel in (2, 3, 4, 5, 6, 7, 8, 12)
+            ),
+        ),
+        Sweep(
+            "col2im.BLOCKS_MIN_PIXELS",
+            col2im.BLOCKS_MIN_PIXELS,
+            gathers,
+            ("gather_blocks",),
+            tuple(
+                _one(
+                    "pixels",
+                    planes * 128 * 128 / (8 * multiprocessors),
+                    "blocks_to_array",
+                    **_strided(1, 8, 128, planes),
+                )
+                for planes in (1, 2, 4, 8, 12, 16, 24, 32, 64)
+            ),
+        ),
+        Sweep(
             "col2im.BLOCKS_MAX_STRIDE",
             col2im.BLOCKS_MAX_STRIDE + 1,
             ("gather_blocks",),

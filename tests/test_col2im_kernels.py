@@ -529,6 +529,8 @@ def test_extents_never_change_what_is_compiled():
         ("gather_pixels", (1024, 1024), (40, 40), {"batch": 8}),
         ("gather_pixels", (5,), (2,), {"strides": 2**31 - 1, "pads_begin": 2**31}),
         ("gather_pixels", (512, 512), (16, 16), {"channels": 3, "strides": 16, "steps": (1, 1, 768)}),
+        ("gather_pixels", (128, 128), (32, 32), {"strides": 4}),  # 64 taps of each pixel, 1024 cells
+        ("gather", (128, 128), (16, 16), {}),
         ("split", (64, 64), (32, 32), {}),
         ("split", (64, 64), (32, 32), {"dtype": "int8"}),
         ("split", (64, 64), (32, 32), {"dtype": "float16", "deterministic": False}),

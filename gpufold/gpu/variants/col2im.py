@@ -724,10 +724,15 @@ VARIANTS: dict[str, Variant] = {
 # The choice; every threshold is a prediction
 
 SPLIT_MIN_TAPS = 128
-SPLIT_MAX_FILL = 0.1
+SPLIT_MAX_FILL = 0.04
 """Of the device's resident threads: below it a thread per pixel leaves the memory idle while it adds."""
+PIXELS_MIN_TAPS = 32
+"""Prediction: of a pixel, from which on threads for cells are too few where those for pixels would not be."""
 BLOCKS_MAX_STRIDE = 3
 """Where blocks are contiguous and overlap, up to here threads that read neighbouring taps or blocks waste sectors."""
+BLOCKS_MIN_BYTES, BLOCKS_MIN_PIXELS = 96, 200
+"""Prediction: of a block, in elements of 8 bytes at most, from which on these waste more than lanes that have no tap;
+and of a multiprocessor, for each row of taps, from which on tiles have enough rows for all lanes."""
 PIXELS_MIN_STRIDE = 2
 """Where blocks are contiguous, from here on neighbouring pixels read neighbouring taps."""
 PHASES_MIN_STRIDE = 5
@@ -751,12 +756,14 @@ def prefer(problem: Problem) -> Iterator[tuple[str, str]]:
         yield "split", few
     if view.taps_are_closest:
         closest = "the taps of a block lie closer in memory than its blocks"
-        if row.stride <= BLOCKS_MAX_STRIDE and row.stride < row.kernel and _rows_share_blocks(view):
+        if _overlaps_densely(view, problem.device.multiprocessors):
             yield "gather_blocks", f"{closest}, which overlap densely"
         if row.stride >= PIXELS_MIN_STRIDE:
             yield "gather_pixels", closest
     elif view.element.itemsize == 1:
         yield "gather_bytes", ""
+    if taps >= PIXELS_MIN_TAPS and row.stride > 1 and view.planes * prod(_cells(view)) < SPLIT_MAX_FILL * resident:
+        yield "gather_pixels", f"{view.planes * prod(_cells(view))} cells of many taps are too few for a thread each"
     if row.stride > GATHER_MAX_STRIDE and row.stride > row.size:
         yield "gather_pixels", f"a row of pixels is shorter than a stride of {row.stride}"
     if row.stride > GATHER_MAX_STRIDE:
@@ -770,9 +777,18 @@ def prefer(problem: Problem) -> Iterator[tuple[str, str]]:
         yield "gather", "each column element is read once and each pixel written once, from end to end"
 
 
-def _rows_share_blocks(view: View) -> bool:
-    """Whether the blocks that reach a row of pixels reach other rows too."""
-    return any(axis.kernel > 1 for axis in view.axes[:-1])
+def _overlaps_densely(view: View, multiprocessors: int) -> bool:
+    """Whether contiguous blocks overlap so much, and tiles are so full, that whole blocks are best brought to tiles."""
+    *outer, row = view.axes
+    taps = prod(axis.kernel for axis in view.axes)
+    return (
+        row.stride <= BLOCKS_MAX_STRIDE
+        and row.stride < row.kernel
+        and (row.stride == 1 or sum(axis.kernel > 1 for axis in outer) < 2)
+        and row.blocks >= 2 * row.kernel
+        and taps * min(view.element.itemsize, WIDEST_WORD // 2) >= BLOCKS_MIN_BYTES
+        and view.planes * view.pixels >= BLOCKS_MIN_PIXELS * multiprocessors * (taps // row.kernel)
+    )
 
 
 def _rows_are_short(view: View) -> bool:
