@@ -5,15 +5,32 @@
 //   columns  (batch, channels, *kernel, *positions)  each element written once, last axis contiguous
 //   window   weights of the taps, always null        not read
 //
-// A word is WORD elements, 16 bytes at most; rows of both arrays are whole words, so that one lies in the
-// padding as a whole or not at all. For each row of taps a thread loads the pixels of all its blocks at once,
-// as aligned words and pieces of words, and shifts them into the word of each tap: every pixel is loaded once
-// for all the taps of a row that want it, and an instruction serves a word. Wins for stride 1, the more the
-// narrower the elements are.
+// A word is WORD elements, 16 bytes at most, and aligned in the columns. For each row of taps a thread loads
+// a line of neighbouring pixels and cuts the word of each tap out of it: the further the tap, the earlier are
+// the positions that want these pixels. So a line is hardly longer than a word, however many taps a row has,
+// and an instruction serves a word.
+//
+// Where rows of both arrays are whole words, a line is loaded in words and aligned pieces of them, and a word
+// lies in the padding, or outside the row of positions, as a whole or not at all. Where they are not,
+// PARTIAL_WORDS, a row of positions begins anywhere in a word: the line begins as many pixels sooner and is
+// loaded pixel by pixel, and the words that only a part of is in the row are stored element by element. Of
+// each tap, the words of a row follow each other from a multiple of UNIT elements on, one word or two;
+// TAP_SKEW is the distance of two taps in the columns modulo UNIT.
+//
+// Wins for stride 1, the more the narrower the elements are; with partial words where rows are long.
 #include "unfold.cuh"
 
 #ifndef WORD
 #define WORD 4
+#endif
+#ifndef PARTIAL_WORDS
+#define PARTIAL_WORDS 0
+#endif
+#ifndef UNIT
+#define UNIT WORD
+#endif
+#ifndef TAP_SKEW
+#define TAP_SKEW 0
 #endif
 #ifndef TAP_DISTANCE
 #define TAP_DISTANCE 1
@@ -22,37 +39,72 @@
 #define PIXELS_BEFORE 0
 #endif
 constexpr int word = WORD;
+constexpr int unit = UNIT;
+constexpr int tap_skew = TAP_SKEW;
 constexpr int tap_distance = TAP_DISTANCE;   // the dilation of the last axis
-constexpr int pixels_before = PIXELS_BEFORE; // of the aligned pixel that a thread counts from, before tap 0
+constexpr int pixels_before = PIXELS_BEFORE; // from the aligned one that a thread counts from to its line
+constexpr bool partial_words = PARTIAL_WORDS;
 static_assert(chunk_taps == kernel_width, "a chunk of taps is a row of them");
+static_assert(unit % word == 0 && (partial_words || unit == word && tap_skew == 0), "words are aligned");
+static_assert(!partial_words || pixels_before == 0, "pixels that are loaded one by one are not");
 
-// The pixels that a thread loads for a row of taps: from the first piece on that tap 0 wants.
-constexpr int piece_bytes = sizeof(Scalar) > 4 ? int(sizeof(Scalar)) : 4;
+// Where in the line the word of a tap begins: as soon as its place in the columns is the right one.
+inline __device__ constexpr int place_in_line(int tap)
+{
+    return (tap * (tap_distance - tap_skew) % unit + unit) % unit;
+}
+// The position of the word, counted from the one whose tap 0 is the first pixel of the line.
+inline __device__ constexpr int position_in_line(int tap)
+{
+    return place_in_line(tap) - tap * tap_distance;
+}
+struct Extent {
+    int last_place;
+    int first_position, last_position;
+};
+inline __device__ constexpr Extent extent_of_words()
+{
+    Extent extent = {};
+    for (int tap = 0; tap < kernel_width; ++tap) {
+        const int place = place_in_line(tap), position = position_in_line(tap);
+        extent.last_place = place > extent.last_place ? place : extent.last_place;
+        extent.first_position = position < extent.first_position ? position : extent.first_position;
+        extent.last_position = position > extent.last_position ? position : extent.last_position;
+    }
+    return extent;
+}
+constexpr Extent extent = extent_of_words();
+constexpr bool every_word_exists = !partial_words && extent.first_position == 0;
+// The positions that the first line begins before its row.
+constexpr int lead = extent.last_position > 0 ? unit : 0;
+
+// What a line is loaded in: words where they are wanted as a whole, pieces else.
+constexpr int loaded_pixels = partial_words ? 1 : word;
+constexpr int piece_bytes = partial_words || sizeof(Scalar) > 4 ? int(sizeof(Scalar)) : 4;
 constexpr int piece_pixels = piece_bytes / int(sizeof(Scalar));
-constexpr int word_pieces = word / piece_pixels;
+constexpr int loaded_pieces = loaded_pixels / piece_pixels;
 constexpr int first_piece = pixels_before / piece_pixels;
-constexpr int pieces =
-    (pixels_before + (int(kernel_width) - 1) * tap_distance + word - 1) / piece_pixels - first_piece + 1;
+constexpr int pieces = (pixels_before + extent.last_place + word - 1) / piece_pixels - first_piece + 1;
 struct Line {
     Word<piece_bytes> piece[pieces];
 };
 
-constexpr int registers_of_line = pieces * piece_bytes / 4;
-constexpr int planes_at_once = registers_of_line > 12 ? 1 : registers_of_line > 6 ? 2 : 4;
+constexpr int registers_of_line = (pieces * piece_bytes + 3) / 4;
+constexpr int planes_at_once = partial_words || registers_of_line > 12 ? 1 : registers_of_line > 6 ? 2 : 4;
 constexpr int resident_words = sizeof(Offset) > 4 ? 2 : 4; // blocks of threads, as registers allow
 
-// The pixels from an aligned one on, as wide as they are aligned and wanted.
+// The pixels from the one on that a thread counts from, as wide as they are aligned and wanted.
 inline __device__ Line load_line(const Scalar* image, Offset pixel, bool inside, Offset size)
 {
     Line line;
 #pragma unroll
     for (int i = 0; i < pieces; ++i) {
-        const int number = first_piece + i, in_word = number % word_pieces;
+        const int number = first_piece + i, in_word = number % loaded_pieces;
         const Offset shift = number * piece_pixels;
-        if (i >= in_word && i - in_word + word_pieces <= pieces) { // its word is wanted as a whole
+        if (i >= in_word && i - in_word + loaded_pieces <= pieces) { // its word is wanted as a whole
             if (in_word == 0) {
-                const auto loaded =
-                    load_word_if<word * sizeof(Scalar)>(image + shift, inside & within(pixel + shift, size));
+                const auto loaded = load_word_if<loaded_pixels * sizeof(Scalar)>(
+                    image + shift, inside & within(pixel + shift, size));
                 memcpy(line.piece + i, &loaded, sizeof(loaded));
             }
         } else {
@@ -65,11 +117,11 @@ inline __device__ Line load_line(const Scalar* image, Offset pixel, bool inside,
 // The word of a tap, which begins at any byte of the line.
 inline __device__ Word<word * sizeof(Scalar)> word_of_tap(const Line& line, int tap)
 {
-    constexpr int units = int(sizeof(Line)) / 4, count = word * int(sizeof(Scalar)) / 4;
-    const int byte = (pixels_before + tap * tap_distance - first_piece * piece_pixels) * int(sizeof(Scalar));
-    unsigned from[units + 1], to[count];
+    constexpr int units = registers_of_line, count = word * int(sizeof(Scalar)) / 4;
+    const int pixel = pixels_before + place_in_line(tap) - first_piece * piece_pixels;
+    const int byte = pixel * int(sizeof(Scalar));
+    unsigned from[units + 1] = {}, to[count];
     memcpy(from, &line, sizeof(line));
-    from[units] = 0;
 #pragma unroll
     for (int i = 0; i < count; ++i)
         to[i] = byte % 4 ? __funnelshift_r(from[byte / 4 + i], from[byte / 4 + i + 1], byte % 4 * 8)
@@ -77,31 +129,76 @@ inline __device__ Word<word * sizeof(Scalar)> word_of_tap(const Line& line, int 
     return bit_cast<Word<word * sizeof(Scalar)>>(to);
 }
 
+// Stores those of a word's elements that are positions of the row.
+inline __device__ void store_positions(Scalar* columns, Word<word * sizeof(Scalar)> elements, Offset first,
+                                       Offset row_positions)
+{
+    if (within(first, row_positions - (word - 1))) {
+        store_word<word * sizeof(Scalar)>(columns, elements);
+    } else if constexpr (partial_words) {
+        Scalar element[word];
+        memcpy(element, &elements, sizeof(element));
+#pragma unroll
+        for (int i = 0; i < word; ++i)
+            if (within(first + i, row_positions))
+                store(columns + i, element[i]);
+    }
+}
+
+// Stores a line's word of each tap of a row; `first` is the position that its tap 0 begins at.
+inline __device__ void store_line(Scalar* columns, const Line& line, Offset first,
+                                  const Parameters& parameters)
+{
+    const bool whole =
+        first + extent.first_position >= 0 && first + extent.last_position <= parameters.row_positions - word;
+    if (every_word_exists || whole) {
+#pragma unroll
+        for (int tap = 0; tap < chunk_taps; ++tap) {
+            store_word<word * sizeof(Scalar)>(columns + position_in_line(tap), word_of_tap(line, tap));
+            columns += parameters.tap_step;
+            keep(columns);
+        }
+    } else {
+#pragma unroll
+        for (int tap = 0; tap < chunk_taps; ++tap) {
+            store_positions(columns + position_in_line(tap), word_of_tap(line, tap),
+                            first + position_in_line(tap), parameters.row_positions);
+            columns += parameters.tap_step;
+            keep(columns);
+        }
+    }
+}
+
+// How many elements an address is past a multiple of `count` of them.
+template <int count> inline __device__ int elements_past(const Scalar* address)
+{
+    return int(reinterpret_cast<unsigned long long>(address) / sizeof(Scalar) % count);
+}
+
 template <int planes>
 inline __device__ void take(const Block& block, const Scalar* image, Scalar* columns, const Weights& window,
                             const Parameters& parameters)
 {
+    const Offset pixel = block.pixel[last_axis], position = pixel + parameters.pad[last_axis];
 #pragma unroll 1
     for (Offset number = block.first_turn; number < block.end_turn; ++number) {
         trace_iteration(int(number));
         const Chunk chunk = chunk_of(block, number, window, parameters);
         const Scalar* source = image + chunk.image_offset;
+        Scalar* target = columns + chunk.columns_tap * parameters.tap_step;
         Line lines[planes];
+        int before[planes]; // positions, from where the line begins
 #pragma unroll
         for (int plane = 0; plane < planes; ++plane) {
-            lines[plane] =
-                load_line(source, block.pixel[last_axis], chunk.inside, parameters.size[last_axis]);
+            const Scalar* const row = target + (plane * parameters.columns_plane_step - position);
+            before[plane] = partial_words ? lead + elements_past<unit>(row) : 0;
+            lines[plane] = load_line(source - before[plane], pixel - before[plane], chunk.inside,
+                                     parameters.size[last_axis]);
             source += parameters.image_plane_step;
         }
-        Scalar* target = columns + chunk.columns_tap * parameters.tap_step;
 #pragma unroll
         for (int plane = 0; plane < planes; ++plane) {
-            Scalar* of_tap = target;
-#pragma unroll
-            for (int tap = 0; tap < chunk_taps; ++tap) {
-                store_word<word * sizeof(Scalar)>(of_tap, word_of_tap(lines[plane], tap));
-                of_tap += parameters.tap_step;
-            }
+            store_line(target - before[plane], lines[plane], position - before[plane], parameters);
             target += parameters.columns_plane_step;
         }
     }

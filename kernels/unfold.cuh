@@ -65,7 +65,8 @@ struct Parameters {
     Offset turns_per_thread;
     Divisor sharing_chunks;
     Offset sharing_step;
-    Offset threads; // along x, one per position and group of planes
+    Offset threads;       // along x, one per position and group of planes
+    Offset row_positions; // along the last axis, where a thread takes a word of them
     long long image_batch_step, image_plane_step;
     long long columns_batch_step, columns_plane_step;
 };

@@ -364,6 +364,20 @@ FAULTS = (
         IM2COL + "words_of_blocks_are_the_definition[padded-rows-of-words-float16]",
     ),
     Fault(
+        "rows that begin with the words of their first tap",
+        "kernels/im2col_words.cu",
+        "lead = extent.last_position > 0 ? unit : 0;",
+        "lead = 0;",
+        IM2COL + "long_rows_may_begin_at_any_element[1]",
+    ),
+    Fault(
+        "a part of a word stored as a whole",
+        "kernels/im2col_words.cu",
+        "if (within(first + i, row_positions))",
+        "if (true)",
+        IM2COL + "long_rows_may_begin_at_any_element[2]",
+    ),
+    Fault(
         "words cut out of a line of pixels from its first one on",
         "kernels/im2col_taps.cu",
         "line[pixels_before + i * line_stride + k]",

@@ -153,7 +153,7 @@ def test_nothing_spills(name, dtype):
     assert hostcuda.figures(plan).stack_bytes == 0, plan
 
 
-WORDS = {4: "STG.E", 8: "STG.E.64", 16: "STG.E.128"}
+WORDS = {1: "STG.E.U8", 2: "STG.E.U16", 4: "STG.E", 8: "STG.E.64", 16: "STG.E.128"}
 """A store of so many bytes to global memory, in machine code."""
 
 IN_WORDS = [
@@ -173,8 +173,9 @@ def test_a_word_that_is_made_in_registers_is_stored_at_once(name, dtype, archite
     defines = dict(plan.defines)
     elements = int(defines.get("WORD") or int(defines.get("BLOCK_WIDTH", 1)) * int(defines["BLOCKS_PER_WORD"]))
     word = itemsize_of(dtype) * elements
+    stored = {WORDS[word]} | ({WORDS[itemsize_of(dtype)]} if defines.get("PARTIAL_WORDS") == "1" else set())
     counts = hostcuda.cubin.instruction_counts(plan, architecture)
-    assert {kind.removesuffix(".SYS") for kind in counts if kind.startswith("ST")} == {WORDS[word]}, plan
+    assert {kind.removesuffix(".SYS") for kind in counts if kind.startswith("ST")} == stored, plan
 
 
 @pytest.mark.parametrize("architecture", [75, 90, 120])
@@ -259,6 +260,7 @@ LIMITS = {
     "im2col-volume-3x3x3": Limits(26.9, 1.05, 1.12, 3.08, 3.7, 0.88, 0.88),
     "im2col-vit-16x16-s16": Limits(2.1, 1.05, 1.05, 6.4, 3.2, 0.9, 0.95),
     "im2col-tiles-16x16-s8": Limits(3.11, 1.28, 1.06, 9.22, 12.6, 0.68, 0.94),
+    "im2col-patches-8x8-s1": Limits(34.2, 1.1, 1.05, 4.2, 6.0, 0.86, 0.95),
     "im2col-audio-400-s160": Limits(2.62, 1.25, 1.07, 9.6, 2.4, 0.68, 0.93),
     "blocks_to_array-blocks-8x8-s1": Limits(2.4, 1.05, 1.1, 5.24, 94.6, 0.72, 0.91),
     "blocks_to_array-blocks-16x16-s8": Limits(1.05, 1.05, 1.05, 5.16, 1.1, 0.81, 0.95),
@@ -368,7 +370,7 @@ def test_staged_words_meet_no_bank_twice(name, dtype):
 
 WIDE_OFFSETS = {
     ("im2col-resnet-3x3-s1", "float32"): 1.35,
-    ("im2col-resnet-3x3-s1", "int8"): 1.75,
+    ("im2col-resnet-3x3-s1", "int8"): 1.65,
     ("im2col-vit-16x16-s16", "float32"): 1.45,
     ("im2col-audio-400-s160", "float32"): 1.5,
     ("batch_to_space-nchw-2x2", "float32"): 1.48,

@@ -70,6 +70,14 @@ WORDS_CASES = (
     Case("even-kernel", (8, 16), (3, 2), 1, 1, (1, 0), (1, 1), batch=3, channels=2),
     Case("1d-words", (64,), (5,), 1, 1, 2, 2, batch=1, channels=11),
     Case("3d-words", (3, 4, 16), (2, 3, 3), (1, 2, 1), 1, (1, 0, 1), (0, 1, 1), channels=2),
+    Case("more-taps-than-a-word", (2, 32), (1, 21), 1, 1, (0, 8), (0, 12), batch=1),
+)
+LONG_ROWS_CASES = (
+    Case("rows-of-any-length", (5, 138), (3, 8), 1, 1, 0, 0, batch=1, channels=2),
+    Case("taps-that-run-ahead", (4, 137), (2, 3), 1, 1, (0, 2), (0, 1), batch=2, channels=1),
+    Case("taps-a-word-apart", (4, 137), (2, 4), 1, (1, 3), (1, 0), (0, 5), batch=1, channels=3),
+    Case("1d-odd-row", (203,), (5,), 1, 9, 4, 3, batch=1, channels=2),
+    Case("long-rows-of-one-tap", (3, 145), (2, 1), 1, 1, (0, 3), 0, batch=1, channels=2),
 )
 
 
@@ -176,10 +184,9 @@ def test_lanes_in_any_order_give_the_same_and_never_race(case, dtype):
 
 SERVED_BY_WORDS = [
     pytest.param(case, dtype, id=f"{case}-{dtype}", marks=() if (number + place) % 4 == 1 else pytest.mark.all)
-    for number, case in enumerate(WORDS_CASES)
+    for number, case in enumerate((*WORDS_CASES, *LONG_ROWS_CASES))
     for place, dtype in enumerate(("uint8", "float16", "float32", "complex64"))
-    if (case.kernel_size[-1] - 1) * case.arguments["dilations"][-1] * np.dtype(dtype).itemsize <= 28
-    and (case.name, dtype) != ("words-of-two", "uint8")
+    if (case.name, dtype) != ("words-of-two", "uint8")
 ]
 
 
@@ -189,6 +196,20 @@ def test_words_of_blocks_are_the_definition(case, dtype):
     want = want_of(case, image)
     for device, run in itertools.product(DEVICES, ({"mode": "observed"}, {"mode": "shuffled", "seed": 1})):
         check("im2col", geometry_of(case), image, want, "words", device, **run)
+
+
+@pytest.mark.parametrize("start", range(1, 8))
+def test_long_rows_may_begin_at_any_element(start):
+    """Each plane, each row and each tap then begins elsewhere in a word, for images as for columns."""
+    case = LONG_ROWS_CASES[start % len(LONG_ROWS_CASES)]
+    dtype = ("uint8", "float16", "float32", "complex64")[start % 4]
+    want = want_of(case, image := random_bits(case.image_shape, dtype))
+    moved = np.empty(image.size + start, dtype)[start:].reshape(image.shape)
+    result = np.empty((*want.shape[:-1], want.shape[-1] + start % 3), dtype)[..., start % 3 :]
+    moved[...] = image
+    for device in DEVICES:
+        plan = check("im2col", geometry_of(case), moved, want, "words", device, result, mode="observed")
+        assert dict(plan.defines)["PARTIAL_WORDS"] == "1"
 
 
 TAPS_CASES = (
@@ -275,7 +296,7 @@ def test_columns_of_any_strides_are_written_in_place(kernel, stride, spaced):
             check("im2col", geometry, image, want, variant, ONE_THREAD, result)
 
 
-@pytest.mark.parametrize("case", [*STAGED_CASES, *UNSPLIT_CASES, WORDS_CASES[0]], ids=str)
+@pytest.mark.parametrize("case", [*STAGED_CASES, *UNSPLIT_CASES, WORDS_CASES[0], LONG_ROWS_CASES[0]], ids=str)
 def test_wide_offsets_give_the_same(case, monkeypatch):
     monkeypatch.setattr(parameters, "INT32_MAX", 10)
     operations.choose.cache_clear()
@@ -355,6 +376,7 @@ def test_large_strides_are_staged():
         ((8, 3, 518, 518), (14, 14), 14, "staged"),
         ((8, 64, 56, 56), (3, 3), 1, "words"),
         ((8, 64, 57, 57), (3, 3), 1, "direct"),
+        ((16, 1, 512, 512), (8, 8), 1, "words"),
         ((8, 64, 112, 112), (3, 3), 2, "direct"),
         ((1, 1, 128000), (400,), 160, "staged"),
         ((1, 3, 512, 512), (1, 1), 16, "direct"),
@@ -398,8 +420,9 @@ def test_staging_refuses_rows_of_one_tap():
 def test_words_say_what_they_refuse():
     for match, shape, kernel, arguments in [
         ("words needs a stride of 1 along the last axis, not 2", (2, 3, 8, 8), (3, 2), {"strides": 2}),
-        ("words holds rows of taps that span 28 bytes at most, not 32", (2, 3, 8, 16), (1, 9), {}),
-        ("words needs rows .* that are whole words .* not of 8 and 7 elements of 4", (2, 3, 8, 8), (1, 2), {}),
+        ("words takes rows of 32 taps at most, .* not 33 taps", (2, 3, 8, 128), (1, 33), {}),
+        ("words takes .* not 2 taps that reach 40 pixels where a row has 24", (2, 3, 8, 64), (1, 2), {"dilations": 40}),
+        ("words needs .* or 32 words of 4 positions in a row, not rows of 8 and 7", (2, 3, 8, 8), (1, 2), {}),
         ("words needs a contiguous .* not steps of 8 and 1", (2, 3, 8, 8), (3, 3), {"steps": (192, 64, 1, 8)}),
     ]:
         with pytest.raises(Unsupported, match=match):

@@ -7,10 +7,27 @@ from dataclasses import replace
 from math import gcd, prod
 
 from gpufold.calls import Unsupported
-from gpufold.gpu.parameters import contiguous_strides, divisor, offset, offset_bits, offset_type, pack, wide
+from gpufold.gpu.parameters import (
+    INT32_MAX,
+    contiguous_strides,
+    divisor,
+    offset,
+    offset_bits,
+    offset_type,
+    pack,
+    wide,
+)
 from gpufold.gpu.plan import Plan, Problem, Variant, grid_of
 from gpufold.gpu.variants import unfolding
-from gpufold.gpu.variants.moves import MOVING_THREADS, MovedAxis, Moves, device_threads, word_elements, word_types
+from gpufold.gpu.variants.moves import (
+    MOVING_THREADS,
+    WIDEST_WORD,
+    MovedAxis,
+    Moves,
+    device_threads,
+    word_elements,
+    word_types,
+)
 from gpufold.gpu.variants.sliding import View, fusion_defines, sliding_bytes, view_of
 from gpufold.gpu.variants.unfolding import Unfold
 
@@ -23,8 +40,12 @@ TAPS_REGISTERS = 40
 TAPS_MAX_WASTE = 1.5
 """Prediction: they pay while rows of blocks leave no more of them idle than this."""
 
-WORDS_SPAN_BYTES = 28
-"""From the first tap of a row to the last, where a thread holds all pixels of a row of taps: as registers allow."""
+WORDS_TAPS = 32
+"""Of a row at most, whose words a thread stores: as instructions allow."""
+WORDS_OF_PARTS = 4
+"""Elements of a word at most where rows are not whole words: a line of pixels is loaded one by one then."""
+WORDS_OF_A_ROW = 32
+"""Prediction: such rows pay from so many words on, of which the first and the last are stored in parts."""
 
 
 def _view(problem: Problem) -> View:
@@ -91,7 +112,7 @@ def staged(problem: Problem) -> Plan:
 
 
 def words(problem: Problem) -> Plan:
-    """Plan one thread per word of blocks: neighbouring blocks are neighbouring pixels, and rows whole words."""
+    """Plan one thread per word of blocks: neighbouring blocks are neighbouring pixels, rows whole words or long."""
     found = _unfold(problem)
     if found.element_types:
         raise Unsupported(f"{OPERATION}: words takes no window, whose products are made element by element")
@@ -105,34 +126,55 @@ def words(problem: Problem) -> Plan:
             f"{OPERATION}: words needs a contiguous last axis of image and columns, "
             f"not steps of {last.pixel_step} and {last.block_step}"
         )
-    span = (last.kernel - 1) * last.dilation * moves.itemsize
-    if span > WORDS_SPAN_BYTES:
+    reach = (last.kernel - 1) * last.dilation
+    if last.kernel > WORDS_TAPS or reach > max(WORDS_TAPS, min(last.blocks // 2, INT32_MAX)):
         raise Unsupported(
-            f"{OPERATION}: words holds rows of taps that span {WORDS_SPAN_BYTES} bytes at most, not {span}"
+            f"{OPERATION}: words takes rows of {WORDS_TAPS} taps at most, that reach as far as half of the positions, "
+            f"not {last.kernel} taps that reach {reach} pixels where a row has {last.blocks} positions"
         )
     multiples = [last.size, last.blocks, moves.tap_step]
     multiples += [step for axis in outer for step in (axis.pixel_step, axis.block_step)]
     multiples += [moves.array_plane_step, moves.blocks_plane_step] if moves.planes > 1 else []
     multiples += [moves.array_batch_step, moves.blocks_batch_step] if moves.batch > 1 else []
     count = word_elements(moves.itemsize, moves.alignment, multiples)
-    if count == 1 or count * moves.itemsize < 4:
-        raise Unsupported(
-            f"{OPERATION}: words needs rows of the image and of positions that are whole words of 4 bytes or more, "
-            f"not of {last.size} and {last.blocks} elements of {moves.itemsize}"
-        )
-    before = -last.pad % count
+    if parts := count == 1 or count * moves.itemsize < 4:
+        count = min(WORDS_OF_PARTS, WIDEST_WORD // moves.itemsize)
+        if count == 1 or last.blocks < WORDS_OF_A_ROW * count:
+            raise Unsupported(
+                f"{OPERATION}: words needs rows of the image and of positions that are whole words of 4 bytes or more, "
+                f"or {WORDS_OF_A_ROW} words of {count} positions in a row, not rows of {last.size} and {last.blocks} "
+                f"elements of {moves.itemsize} bytes"
+            )
+
+    def starts(unit: int) -> list[int]:
+        return [tap * (last.dilation - moves.tap_step) % unit for tap in range(last.kernel)]
+
+    # Words begin at whole sectors where the line of pixels is no longer for that.
+    unit = 2 * count if parts and max(starts(2 * count)) == max(starts(count)) else count
+    positions = [start - tap * last.dilation for tap, start in enumerate(starts(unit))]
+    ahead = (unit - 1 if parts else 0) + (unit if max(positions) > 0 else 0)
+    before = 0 if parts else -last.pad % count
     in_words = replace(
-        last, stride=count, pad=last.pad + before, blocks=last.blocks // count, block_step=last.block_step * count
+        last,
+        stride=count,
+        pad=last.pad + before,
+        blocks=-(-(last.blocks + ahead - min(positions)) // unit) * (unit // count),
+        block_step=count,
     )
     return unfolding.plan(
         replace(found, moves=replace(moves, axes=(*outer, in_words))),
         "words",
         problem.device,
         last.kernel,
-        f"neighbouring blocks are neighbouring pixels, and rows whole words of {count * moves.itemsize} bytes",
+        f"neighbouring blocks are neighbouring pixels, and rows {'many' if parts else 'whole'} words of "
+        f"{count * moves.itemsize} bytes",
+        row_blocks=last.blocks,
         WORD=count,
-        TAP_DISTANCE=last.dilation,
+        UNIT=unit,
+        TAP_SKEW=moves.tap_step % unit,
+        TAP_DISTANCE=last.dilation if last.kernel > 1 else 0,
         PIXELS_BEFORE=before,
+        PARTIAL_WORDS=int(parts),
     )
 
 

@@ -105,7 +105,9 @@ def _warp_span(moves: Moves, planes: int) -> int:
     return (min(moves.batch, 32) - 1) * abs(moves.array_batch_step) + reached * abs(moves.array_plane_step)
 
 
-def plan(unfold: Unfold, variant: str, device: Device, chunk_taps: int, reason: str, **defines: int) -> Plan:
+def plan(
+    unfold: Unfold, variant: str, device: Device, chunk_taps: int, reason: str, row_blocks: int = 0, **defines: int
+) -> Plan:
     """Plan threads along the blocks, each with a few planes and chunks of taps; `defines` are the variant's own."""
     moves, staged = unfold.moves, variant == "staged"
     axes, kernel_width = moves.axes, moves.axes[-1].kernel
@@ -176,6 +178,7 @@ def plan(unfold: Unfold, variant: str, device: Device, chunk_taps: int, reason: 
             sharing_chunks=divisor(sharing),
             sharing_step=offset(step),
             threads=offset(threads),
+            row_blocks=offset(row_blocks),
             image_batch_step=wide(moves.array_batch_step),
             image_plane_step=wide(moves.array_plane_step),
             columns_batch_step=wide(moves.blocks_batch_step),
