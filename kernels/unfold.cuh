@@ -239,12 +239,14 @@ struct WordTile {
     static constexpr int words = chunk_taps / taps_at_once; // of a row, a power of two
     static constexpr int bytes = taps_at_once * sizeof(Scalar);
     static constexpr int words_of_banks = 128 / bytes;
+    static constexpr bool steps_are_alike = warp_size % (words_of_banks * words) == 0;
     Word<bytes> elements[warp_size * words];
 
-    __device__ Word<bytes>& at(int row, int word)
+    static __device__ int place(int row, int word)
     {
-        return elements[row * words + (word ^ row * words / words_of_banks % words)];
+        return row * words + (word ^ row * words / words_of_banks % words);
     }
+    __device__ Word<bytes>& at(int row, int word) { return elements[place(row, word)]; }
 };
 template <bool in_words> struct StagedTileOf {
     using type = Tile<chunk_taps>;
@@ -253,6 +255,42 @@ template <> struct StagedTileOf<true> {
     using type = WordTile;
 };
 using StagedTile = StagedTileOf<(taps_at_once > 1)>::type;
+
+// Where a lane fills and empties its warp's tile: found once, and from there by constants, where rows are
+// words.
+template <typename Walk, typename Tile> struct TileOfLane {
+    static constexpr bool in_words = taps_at_once > 1;
+    Tile& tile;
+    const Walk& walk;
+    int row;             // that the lane empties
+    int filled, emptied; // the words at its first step, and at its row's first column
+
+    __device__ TileOfLane(Tile& tile, const Walk& walk, int row) : tile(tile), walk(walk), row(row)
+    {
+        if constexpr (in_words) {
+            filled = Tile::place(walk.first_row, walk.column);
+            emptied = Tile::place(row, 0);
+            keep(filled);
+            keep(emptied);
+        }
+    }
+    __device__ void fill(int step, const Scalar (&values)[taps_at_once])
+    {
+        if constexpr (in_words)
+            if constexpr (Tile::steps_are_alike) {
+                memcpy(&tile.elements[filled + step * warp_size], values, sizeof(values));
+                return;
+            }
+        memcpy(&tile.at(walk.row(step), walk.column), values, sizeof(values));
+    }
+    __device__ void empty(int column, Scalar (&values)[taps_at_once])
+    {
+        if constexpr (in_words)
+            memcpy(values, &tile.elements[emptied ^ column], sizeof(values));
+        else
+            memcpy(values, &tile.at(row, column), sizeof(values));
+    }
+};
 
 // Chunks sharing_step apart read the same pixels for neighbouring blocks that overlap: they take turns one
 // after the other, while the pixels are in the L1 cache. Not every turn has a chunk.
@@ -269,6 +307,7 @@ inline __device__ void unfold_staged(const Scalar* image, Scalar* columns, const
     using Walk = RowWalk<chunk_taps / taps_at_once>;
     const unsigned lane = threadIdx.x % warp_size;
     const Walk walk(lane);
+    TileOfLane<Walk, StagedTile> of_lane(tile, walk, lane);
     const Block block = this_block(image, columns, parameters);
 
     // The walk loads for the blocks of other lanes: their places, as seen from the first lane's.
@@ -332,12 +371,12 @@ inline __device__ void unfold_staged(const Scalar* image, Scalar* columns, const
 #pragma unroll
             for (int step = 0; step < Walk::steps; ++step)
                 if (walk.has(step))
-                    memcpy(&tile.at(walk.row(step), walk.column), values[step], sizeof(values[step]));
+                    of_lane.fill(step, values[step]);
             __syncwarp();
 #pragma unroll
             for (int tap = 0; tap < chunk_taps; tap += taps_at_once) {
                 Scalar taps[taps_at_once];
-                memcpy(taps, &tile.at(lane, tap / taps_at_once), sizeof(taps));
+                of_lane.empty(tap / taps_at_once, taps);
 #pragma unroll
                 for (int i = 0; i < taps_at_once; ++i)
                     if (exists & in_row(chunk.first_tap + tap))

@@ -385,6 +385,13 @@ FAULTS = (
         IM2COL + "words_of_taps_are_the_definition[a-line-in-pieces-float32-observed]",
     ),
     Fault(
+        "words of a tile that change places taken for some that do not",
+        "kernels/unfold.cuh",
+        "steps_are_alike = warp_size % (words_of_banks * words) == 0;",
+        "steps_are_alike = true;",
+        IM2COL + "every_layout_is_the_definition[narrow-words-uint8]",
+    ),
+    Fault(
         "rows with a pad taken for rows without",
         "kernels/unfold.cuh",
         "if (!rows_inside) {",

@@ -48,6 +48,7 @@ LOADED_IN_WORDS = (
     Case("words-in-the-pads", (5, 48), (3, 16), (2, 16), (2, 1), (2, 16), (1, 8), channels=6),
     Case("words-of-a-row-in-two-chunks", (2, 96), (1, 24), (1, 32), 1, (0, 8), 0, batch=1, channels=5),
     Case("words-that-overlap", (7, 40), (4, 8), (3, 4), 1, (2, 4), (2, 4), batch=1),
+    Case("narrow-words", (94,), (12,), 26, 1, 0, 0, batch=3),
 )
 UNSPLIT_CASES = (
     Case("kernel-1x1-is-a-copy", (6, 8), (1, 1)),
