@@ -16,7 +16,7 @@ from gpufold.calls import Call
 from gpufold.elements import ELEMENT_TYPES
 from gpufold.gpu import plan as planning
 from gpufold.gpu.plan import Operand
-from gpufold.gpu.variants import col2im, positions, unfolding
+from gpufold.gpu.variants import col2im, im2col, positions, unfolding
 from gpufold.gpu.variants import space as space_variants
 from gpufold.operations import OPERATIONS
 
@@ -222,6 +222,16 @@ def sweeps(multiprocessors: int, threads_per_multiprocessor: int) -> tuple[Sweep
             tuple(
                 (block, space(f"block-{block}", "sweep", (16, 16, 8, 512 * block), (1, 1, block))[0])
                 for block in (2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16)
+            ),
+        ),
+        Sweep(
+            "im2col.WORDS_OF_A_ROW",
+            im2col.WORDS_OF_A_ROW,
+            ("direct",),
+            ("words",),
+            tuple(
+                _one("row-words", words, "im2col", image_shape=(1, 64, 131, 4 * words + 3), kernel=3)
+                for words in (8, 16, 24, 32, 48, 64, 128)
             ),
         ),
         Sweep(

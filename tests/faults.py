@@ -368,14 +368,21 @@ FAULTS = (
         "kernels/im2col_words.cu",
         "lead = extent.last_position > 0 ? unit : 0;",
         "lead = 0;",
-        IM2COL + "long_rows_may_begin_at_any_element[1]",
+        IM2COL + "long_rows_may_begin_at_any_element[1-observed]",
+    ),
+    Fault(
+        "words that begin wherever the first tap of their row does",
+        "kernels/im2col_words.cu",
+        "lead + elements_past<unit>(row)",
+        "lead",
+        IM2COL + "long_rows_may_begin_at_any_element[1-sanitized]",
     ),
     Fault(
         "a part of a word stored as a whole",
         "kernels/im2col_words.cu",
         "if (within(first + i, row_positions))",
         "if (true)",
-        IM2COL + "long_rows_may_begin_at_any_element[2]",
+        IM2COL + "long_rows_may_begin_at_any_element[2-observed]",
     ),
     Fault(
         "words cut out of a line of pixels from its first one on",

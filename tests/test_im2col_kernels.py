@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 from contextlib import nullcontext, suppress
 
 import definition
@@ -199,8 +200,9 @@ def test_words_of_blocks_are_the_definition(case, dtype):
         check("im2col", geometry_of(case), image, want, "words", device, **run)
 
 
+@pytest.mark.parametrize("mode", ["observed", SANITIZED])
 @pytest.mark.parametrize("start", range(1, 8))
-def test_long_rows_may_begin_at_any_element(start):
+def test_long_rows_may_begin_at_any_element(start, mode):
     """Each plane, each row and each tap then begins elsewhere in a word, for images as for columns."""
     case = LONG_ROWS_CASES[start % len(LONG_ROWS_CASES)]
     dtype = ("uint8", "float16", "float32", "complex64")[start % 4]
@@ -209,8 +211,21 @@ def test_long_rows_may_begin_at_any_element(start):
     result = np.empty((*want.shape[:-1], want.shape[-1] + start % 3), dtype)[..., start % 3 :]
     moved[...] = image
     for device in DEVICES:
-        plan = check("im2col", geometry_of(case), moved, want, "words", device, result, mode="observed")
+        plan = check("im2col", geometry_of(case), moved, want, "words", device, result, mode=mode)
         assert dict(plan.defines)["PARTIAL_WORDS"] == "1"
+
+
+@pytest.mark.some(8)
+@pytest.mark.parametrize("seed", range(40))
+def test_random_long_rows_are_the_definition(seed):
+    rng = random.Random(seed)
+    kernel, dilation, pad = (rng.randint(1, 3), rng.randint(1, 11)), (1, rng.randint(1, 3)), (1, rng.randint(0, 9))
+    size = (rng.randint(2, 5), rng.randint(128, 150) + (kernel[1] - 1) * dilation[1])
+    case = Case("random", size, kernel, (rng.randint(1, 2), 1), dilation, pad, (1, rng.randint(0, 5)), 2, 1)
+    dtype = ("uint8", "float16", "float32", "complex64")[seed % 4]
+    image = random_bits(case.image_shape, dtype, seed)
+    for device in DEVICES:
+        check("im2col", geometry_of(case), image, want_of(case, image), "words", device)
 
 
 TAPS_CASES = (
@@ -423,7 +438,7 @@ def test_words_say_what_they_refuse():
         ("words needs a stride of 1 along the last axis, not 2", (2, 3, 8, 8), (3, 2), {"strides": 2}),
         ("words takes rows of 32 taps at most, .* not 33 taps", (2, 3, 8, 128), (1, 33), {}),
         ("words takes .* not 2 taps that reach 40 pixels where a row has 24", (2, 3, 8, 64), (1, 2), {"dilations": 40}),
-        ("words needs .* or 32 words of 4 positions in a row, not rows of 8 and 7", (2, 3, 8, 8), (1, 2), {}),
+        ("words stores words of 4 to 16 bytes, .* not of rows of 3 elements of 4", (2, 3, 8, 4), (1, 2), {}),
         ("words needs a contiguous .* not steps of 8 and 1", (2, 3, 8, 8), (3, 3), {"steps": (192, 64, 1, 8)}),
     ]:
         with pytest.raises(Unsupported, match=match):

@@ -45,7 +45,7 @@ WORDS_TAPS = 32
 WORDS_OF_PARTS = 4
 """Elements of a word at most where rows are not whole words: a line of pixels is loaded one by one then."""
 WORDS_OF_A_ROW = 32
-"""Prediction: such rows pay from so many words on, of which the first and the last are stored in parts."""
+"""Prediction: words of such rows pay from so many of a row on, of which the first and the last are stored in parts."""
 
 
 def _view(problem: Problem) -> View:
@@ -111,8 +111,20 @@ def staged(problem: Problem) -> Plan:
     return unfolding.staged(_unfold(problem), problem.device)
 
 
+def _word_of_blocks(moves: Moves) -> tuple[int, bool]:
+    """Count the blocks that are stored as a word, and return whether rows of both arrays are whole words."""
+    *outer, last = moves.axes
+    multiples = [last.size, last.blocks, moves.tap_step]
+    multiples += [step for axis in outer for step in (axis.pixel_step, axis.block_step)]
+    multiples += [moves.array_plane_step, moves.blocks_plane_step] if moves.planes > 1 else []
+    multiples += [moves.array_batch_step, moves.blocks_batch_step] if moves.batch > 1 else []
+    count = word_elements(moves.itemsize, moves.alignment, multiples)
+    whole = count > 1 and count * moves.itemsize >= 4
+    return (count if whole else min(WORDS_OF_PARTS, WIDEST_WORD // moves.itemsize)), whole
+
+
 def words(problem: Problem) -> Plan:
-    """Plan one thread per word of blocks: neighbouring blocks are neighbouring pixels, rows whole words or long."""
+    """Plan one thread per word of blocks: neighbouring blocks are neighbouring pixels."""
     found = _unfold(problem)
     if found.element_types:
         raise Unsupported(f"{OPERATION}: words takes no window, whose products are made element by element")
@@ -132,28 +144,21 @@ def words(problem: Problem) -> Plan:
             f"{OPERATION}: words takes rows of {WORDS_TAPS} taps at most, that reach as far as half of the positions, "
             f"not {last.kernel} taps that reach {reach} pixels where a row has {last.blocks} positions"
         )
-    multiples = [last.size, last.blocks, moves.tap_step]
-    multiples += [step for axis in outer for step in (axis.pixel_step, axis.block_step)]
-    multiples += [moves.array_plane_step, moves.blocks_plane_step] if moves.planes > 1 else []
-    multiples += [moves.array_batch_step, moves.blocks_batch_step] if moves.batch > 1 else []
-    count = word_elements(moves.itemsize, moves.alignment, multiples)
-    if parts := count == 1 or count * moves.itemsize < 4:
-        count = min(WORDS_OF_PARTS, WIDEST_WORD // moves.itemsize)
-        if count == 1 or last.blocks < WORDS_OF_A_ROW * count:
-            raise Unsupported(
-                f"{OPERATION}: words needs rows of the image and of positions that are whole words of 4 bytes or more, "
-                f"or {WORDS_OF_A_ROW} words of {count} positions in a row, not rows of {last.size} and {last.blocks} "
-                f"elements of {moves.itemsize} bytes"
-            )
+    count, whole = _word_of_blocks(moves)
+    if count == 1 or last.blocks < count:
+        raise Unsupported(
+            f"{OPERATION}: words stores words of 4 to {WIDEST_WORD} bytes, two elements at least, "
+            f"and not of rows of {last.blocks} elements of {moves.itemsize}"
+        )
 
     def starts(unit: int) -> list[int]:
         return [tap * (last.dilation - moves.tap_step) % unit for tap in range(last.kernel)]
 
     # Words begin at whole sectors where the line of pixels is no longer for that.
-    unit = 2 * count if parts and max(starts(2 * count)) == max(starts(count)) else count
+    unit = 2 * count if not whole and max(starts(2 * count)) == max(starts(count)) else count
     positions = [start - tap * last.dilation for tap, start in enumerate(starts(unit))]
-    ahead = (unit - 1 if parts else 0) + (unit if max(positions) > 0 else 0)
-    before = 0 if parts else -last.pad % count
+    ahead = (0 if whole else unit - 1) + (unit if max(positions) > 0 else 0)
+    before = -last.pad % count if whole else 0
     in_words = replace(
         last,
         stride=count,
@@ -166,7 +171,7 @@ def words(problem: Problem) -> Plan:
         "words",
         problem.device,
         last.kernel,
-        f"neighbouring blocks are neighbouring pixels, and rows {'many' if parts else 'whole'} words of "
+        f"neighbouring blocks are neighbouring pixels, and rows {'whole' if whole else 'many'} words of "
         f"{count * moves.itemsize} bytes",
         row_blocks=last.blocks,
         WORD=count,
@@ -174,7 +179,7 @@ def words(problem: Problem) -> Plan:
         TAP_SKEW=moves.tap_step % unit,
         TAP_DISTANCE=last.dilation if last.kernel > 1 else 0,
         PIXELS_BEFORE=before,
-        PARTIAL_WORDS=int(parts),
+        PARTIAL_WORDS=int(not whole),
     )
 
 
@@ -294,8 +299,12 @@ def prefer(problem: Problem) -> Iterator[tuple[str, str]]:
     elif _tap_step(view) is None:
         yield "taps", "the taps of a block are not evenly apart in memory"
     else:
-        yield "words", ""
-        yield from unfolding.prefer(_unfold(problem))
+        unfold = _unfold(problem)
+        moves = unfold.simplified().moves
+        count, whole = _word_of_blocks(moves)
+        if whole or moves.axes[-1].blocks >= WORDS_OF_A_ROW * count:
+            yield "words", ""
+        yield from unfolding.prefer(unfold)
 
 
 VARIANTS: dict[str, Variant] = {"direct": direct, "staged": staged, "taps": taps, "words": words}
