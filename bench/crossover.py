@@ -48,6 +48,18 @@ def _placed(name: str, side: int, per_element: bool, **arguments: Any) -> tuple[
     return prod(plan.grid) * blocks.count / (prod(blocks.blocks_shape) if per_element else 1), problem
 
 
+def _taken(name: str, side: int, stride: int, overlap: bool) -> tuple[float, Problem]:
+    """Return blocks taken at positions of their own, by their elements for each of the image, or for each thread."""
+    size = stride * (1024 // stride - 1) + side
+    _, problem = _one(
+        f"{name}-{side}", stride, "take_blocks", image_shape=(1, 4, size, size), kernel=side, stride=stride
+    )
+    array, blocks = Operand.contiguous(problem.input_shape), Operand.contiguous(problem.output_shape)
+    call = Call("take_blocks", problem.planned_geometry, "float32", problem.fusion)
+    plan = positions.take_owners(planning.Problem(call, array, blocks))
+    return prod(blocks.shape) / (prod(array.shape) if overlap else prod(plan.grid) * prod(plan.block)), problem
+
+
 def _strided(stride: int, kernel: int, size: int = 1024, planes: int = 8) -> dict[str, Any]:
     return {"image_shape": (1, planes, size, size), "kernel": kernel, "stride": stride}
 
@@ -213,6 +225,20 @@ def sweeps(multiprocessors: int, threads_per_multiprocessor: int) -> tuple[Sweep
                 _one("lists", side * side, "add_blocks", kernel=side, stride=side, **TILED)
                 for side in (1, 2, 3, 4, 5, 6, 8)
             ),
+        ),
+        Sweep(
+            "positions.TAKEN_MIN_ELEMENTS",
+            positions.TAKEN_MIN_ELEMENTS,
+            ("direct",),
+            ("owners",),
+            tuple(_taken("taken", side, side // 2, False) for side in (16, 32, 48, 64, 96, 128)),
+        ),
+        Sweep(
+            "positions.TAKEN_MIN_OVERLAP",
+            positions.TAKEN_MIN_OVERLAP,
+            ("direct",),
+            ("owners",),
+            tuple(_taken("overlap", 256, stride, True) for stride in (288, 256, 224, 192, 160, 128)),
         ),
         Sweep(
             "space.INDEX_MAP_BLOCK",

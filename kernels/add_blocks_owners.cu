@@ -49,12 +49,6 @@ struct Listed {
     Offset position[windowed ? 1 + noted : 1][positioned]; // from that pixel
 };
 
-// Ones from a bit on up to another, of 32.
-inline __device__ unsigned run_of_bits(Offset begin, Offset end)
-{
-    return begin < end ? (2u << int(end - 1)) - (1u << int(begin)) : 0;
-}
-
 // Turns a matrix of bits, a row in each lane: bit i of lane k becomes bit k of lane i.
 inline __device__ unsigned transposed(unsigned word)
 {

@@ -53,6 +53,12 @@ inline __device__ bool meets(long long position, Offset block, Offset begin, Off
     return position < end && position > (long long)(begin)-block;
 }
 
+// Ones from a bit on up to another, of 32.
+inline __device__ unsigned run_of_bits(Offset begin, Offset end)
+{
+    return begin < end ? (2u << int(end - 1)) - (1u << int(begin)) : 0;
+}
+
 // What the weight of an element of a block is made of; loaded first and multiplied when it is needed, so that
 // a thread has the loads of all its elements in flight. Zeros, unread, where the element does not exist.
 struct TapWeight {

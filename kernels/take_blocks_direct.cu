@@ -9,11 +9,8 @@
 // neighbouring threads have neighbouring elements of a row, so that loads and stores are as long as rows are,
 // and longer where the rows of a block follow each other. What lies outside the image is zero, and never
 // loaded, or the nearest pixel.
-#include "positions.cuh"
+#include "take_blocks.cuh"
 
-#ifndef MODE
-#define MODE constant
-#endif
 #ifndef PLANES
 #define PLANES 1
 #endif
@@ -25,20 +22,9 @@ constexpr int elements = ELEMENTS;                // of a thread in each plane, 
 constexpr int planes = PLANES;                    // share the index arithmetic
 constexpr int along = rank > 1 ? last - 1 : last; // the axis that a thread's elements differ on
 
-enum class Mode { constant, edge };
-constexpr bool nearest = Mode::MODE == Mode::edge;
-
 struct DirectParameters : Parameters {
     Divisor by_batch;
 };
-
-template <typename Element> inline __device__ Element weighed(Element element, const TapWeight& weight)
-{
-    if constexpr (windowed)
-        return narrow(weigh(widen(element), weight));
-    else
-        return element;
-}
 
 extern "C" __global__ void __launch_bounds__(THREADS)
     take_blocks_direct(const Scalar* __restrict__ image, Scalar* __restrict__ blocks,
@@ -56,13 +42,10 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     const Offset channel = p.by_channels.split(rest) * planes;
     const Offset batch = p.by_batch.split(rest), block = rest;
 
-    // A block's first pixel; no nearer than where the block lies outside of the image as a whole.
     Offset first[rank] = {};
 #pragma unroll
-    for (int axis = fixed; axis < rank; ++axis) {
-        const long long position = positions[(long long)(block)*positioned + (axis - fixed)];
-        first[axis] = Offset(max(-(long long)(p.block[axis]), min(position, (long long)(p.size[axis]))));
-    }
+    for (int axis = fixed; axis < rank; ++axis)
+        first[axis] = first_pixel(positions[(long long)(block)*positioned + (axis - fixed)], axis, p);
 
     image += batch * p.image_batch + channel * p.image_channel;
     blocks += block * p.block_step + batch * p.blocks_batch + channel * p.blocks_channel;
@@ -72,9 +55,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     for (int axis = 0; axis < rank; ++axis) {
         if (axis == along)
             continue;
-        Offset pixel = first[axis] + tap[axis];
-        if constexpr (nearest)
-            pixel = max(Offset(0), min(pixel, p.size[axis] - 1));
+        const Offset pixel = taken_pixel(first[axis] + tap[axis], axis, p);
         inside = inside && within(pixel, p.size[axis]);
         pixels += pixel * p.pixel_stride[axis];
         taps += tap[axis] * p.tap_stride[axis];
@@ -89,9 +70,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         for (int axis = 0; axis < rank; ++axis)
             of_tap[axis] = tap[axis] + (axis == along ? number * step : 0);
         exists[number] = of_tap[along] < p.block[along];
-        Offset pixel = first[along] + of_tap[along];
-        if constexpr (nearest)
-            pixel = max(Offset(0), min(pixel, p.size[along] - 1));
+        const Offset pixel = taken_pixel(first[along] + of_tap[along], along, p);
         const bool covered = inside && exists[number] && within(pixel, p.size[along]);
         weights[number] = TapWeight(of_tap, covered, window, p);
         const Scalar* const source = image + (pixels + pixel * p.pixel_stride[along]);

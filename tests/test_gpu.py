@@ -1223,17 +1223,18 @@ def check_blocks_at_positions(cupy, case, dtype):
 
 
 def check_blocks_taken(cupy, case, dtype):
-    """Both modes, array and window on the GPU, positions there and on the host, into an array of its own or given."""
+    """Every kernel, both modes, positions on the GPU and on the host, into an array of its own or a given one."""
     array, window = values(case.shape, dtype), window_of("separable", case.block, dtype) if dtype in INEXACT else None
     weights = window and tuple(map(cupy.asarray, window))
     for mode in MODES:
         want = gpufold.take_blocks(array, case.positions, case.block, window=window, mode=mode)
         for positions in (cupy.asarray(case.positions), case.positions.tolist()):
             take = partial(gpufold.take_blocks, cupy.asarray(array), positions, case.block, window=weights, mode=mode)
-            assert_same_bits(cupy.asnumpy(take()), want, f"{case} {dtype} {mode}")
-            out = turned(cupy, np.full_like(want, 1))
-            assert take(out=out) is out
-            assert_same_bits(cupy.asnumpy(out), want, f"{case} {dtype} {mode}, out")
+            for variant in ("auto", *gpufold.variants("take_blocks")):
+                assert_same_bits(cupy.asnumpy(take(variant=variant)), want, f"{variant}: {case} {dtype} {mode}")
+                out = turned(cupy, np.full_like(want, 1))
+                assert take(out=out, variant=variant) is out
+                assert_same_bits(cupy.asnumpy(out), want, f"{variant}: {case} {dtype} {mode}, out")
 
 
 @pytest.mark.gpu

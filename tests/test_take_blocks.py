@@ -1,8 +1,9 @@
-"""Blocks taken at positions of their own: the definition, its laws, and the kernel, on the NumPy path and as it is."""
+"""Blocks taken at positions of their own: the definition, its laws, and both kernels, on the NumPy path and alone."""
 
 from __future__ import annotations
 
 import random
+from itertools import product
 from math import prod
 
 import definition
@@ -31,7 +32,7 @@ from gpufold.calls import MODES, Unsupported
 from gpufold.cpu import placing, tiles
 from gpufold.gpu import parameters
 from gpufold.gpu.plan import H200, Operand
-from gpufold.operations import choose
+from gpufold.operations import choose, variants
 
 WINDOWS = ("none", "separable", "full")
 PLACES = [(0, 0), (1, 1), (2, 2)]
@@ -226,7 +227,7 @@ ERRORS = (
     (ValueError, "out must have the result's shape", (ARRAY, PLACES, (2, 4)), {"out": OUT}),
     (TypeError, "out must have the result's dtype float32", (ARRAY.astype("f4"), PLACES, (2, 3)), {"out": OUT}),
     (ValueError, "out must share no memory with array", (OUT[0], PLACES, (2, 3)), {"out": OUT}),
-    (ValueError, "variant must be auto or one of direct", (ARRAY, PLACES, (2, 3)), {"variant": "split"}),
+    (ValueError, "variant must be auto or one of direct, owners", (ARRAY, PLACES, (2, 3)), {"variant": "split"}),
     (Unsupported, "'direct' is a GPU kernel", (ARRAY, PLACES, (2, 3)), {"variant": "direct"}),
 )
 
@@ -249,51 +250,51 @@ def test_out_is_not_among_its_positions_nor_read_only():
 
 
 # ---------------------------------------------------------------------------------------------
-# The kernel, run on the CPU
+# The kernels, run on the CPU
 
 
-def run(array, positions, result, window=None, outside="constant", **options):
-    """Take by the kernel, and return its plan."""
+def run(variant, array, positions, result, window=None, outside="constant", **options):
+    """Take by a kernel, and return its plan."""
     block = result.shape[result.ndim - positions.shape[1] :]
     _, weights = weights_of(window, block, array.dtype)
-    call = calls.take_blocks(array, positions, block, window=window, mode=outside, variant="direct")
+    call = calls.take_blocks(array, positions, block, window=window, mode=outside, variant=variant)
     plan = choose(call, operand(array), operand(result), H200)
     hostcuda.run(plan, array, result, weights, np.ascontiguousarray(positions), **options)
     return plan
 
 
-def check_kernel(case, dtype, rng, **options):
-    """Run the kernel in some layout, in both modes, and return its last plan."""
-    window = window_of(rng.choice(WINDOWS), case.block, dtype) if np.dtype(dtype) in INEXACT else None
-    for outside in MODES:
+def check_kernels(case, dtype, rng, **options):
+    """Run every kernel in some layout, in both modes, and return their plans."""
+    window, plans = window_of(rng.choice(WINDOWS), case.block, dtype) if np.dtype(dtype) in INEXACT else None, []
+    for outside, variant in product(MODES, variants("take_blocks")):
         array = values(case.shape, dtype, rng.randrange(99))
         want = gpufold.take_blocks(array, case.positions, case.block, window=window, mode=outside)
         got = in_layout(rng, garbage(want.shape, want.dtype))
-        plan = run(in_layout(rng, array), case.positions, got, window, outside, **options)
-        assert_same_bits(got, want, f"{case} {dtype} {outside}")
-    return plan
+        plans += [run(variant, in_layout(rng, array), case.positions, got, window, outside, **options)]
+        assert_same_bits(got, want, f"{variant}: {case} {dtype} {outside}")
+    return plans
 
 
 @pytest.mark.hostcuda
 @pytest.mark.parametrize(("case", "seed"), crossed(CASES, range(6)))
-def test_the_kernel_is_the_numpy_path_in_any_layout(case, seed):
-    check_kernel(case, DTYPES[(CASES.index(case) + seed) % len(DTYPES)], random.Random(f"{case} {seed}"))
+def test_every_kernel_is_the_numpy_path_in_any_layout(case, seed):
+    check_kernels(case, DTYPES[(CASES.index(case) + seed) % len(DTYPES)], random.Random(f"{case} {seed}"))
 
 
 @pytest.mark.hostcuda
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_every_dtype_of_the_kernel_is_the_numpy_path(dtype):
+def test_every_dtype_of_a_kernel_is_the_numpy_path(dtype):
     for number in (3, 11):
-        check_kernel(CASES[number], dtype, random.Random(number))
+        check_kernels(CASES[number], dtype, random.Random(number))
 
 
 @pytest.mark.hostcuda
-def test_random_problems_of_the_kernel_are_the_numpy_path():
+def test_random_problems_of_every_kernel_are_the_numpy_path():
     first = random.SystemRandom().randrange(10**6)
     print(f"seeds from {first}")
     for seed in range(first, first + 40):
         rng = random.Random(seed)
-        check_kernel(random_case(seed), np.dtype(rng.choice((np.float32, np.int32))), rng)
+        check_kernels(random_case(seed), np.dtype(rng.choice((np.float32, np.int32))), rng)
 
 
 @pytest.mark.hostcuda
@@ -301,7 +302,7 @@ def test_random_problems_of_the_kernel_are_the_numpy_path():
 @pytest.mark.parametrize("case", [CASES[number] for number in (1, 3, 5, 6, 11, 13, 14)], ids=str)
 def test_threads_stay_inside_the_arrays_and_write_each_element_once(case, mode):
     for number, dtype in enumerate((np.float32, np.float16)):
-        check_kernel(case, np.dtype(dtype), random.Random(number), mode=mode)
+        check_kernels(case, np.dtype(dtype), random.Random(number), mode=mode)
 
 
 @pytest.mark.hostcuda
@@ -310,22 +311,38 @@ def test_wide_offsets_give_the_same(case, monkeypatch):
     monkeypatch.setattr(parameters, "INT32_MAX", 10)
     choose.cache_clear()
     try:
-        assert dict(check_kernel(case, np.dtype(np.float32), random.Random(0)).defines)["OFFSET"] == "long long"
+        for plan in check_kernels(case, np.dtype(np.float32), random.Random(0)):
+            assert dict(plan.defines)["OFFSET"] == "long long"
     finally:
         choose.cache_clear()
 
 
 @pytest.mark.hostcuda
-def test_an_array_without_elements_gives_zeros():
+@pytest.mark.parametrize("variant", variants("take_blocks"))
+def test_an_array_without_elements_gives_zeros(variant):
     result = garbage((2, 3, 4), np.dtype(np.float32))
-    run(np.ones((0, 5), np.float32), np.array([(0, 0), (-1, 2)]), result)
+    run(variant, np.ones((0, 5), np.float32), np.array([(0, 0), (-1, 2)]), result)
     assert not result.any()
+
+
+@pytest.mark.hostcuda
+@pytest.mark.parametrize("kind", ["separable", "full"])
+@pytest.mark.parametrize("variant", variants("take_blocks"))
+def test_no_weight_counts_outside_of_the_array(variant, kind):
+    weights = np.array([np.nan, np.inf, -1.0], np.float32)
+    window = (weights, weights[::-1]) if kind == "separable" else np.outer(weights, weights)
+    array, positions = values((5, 6), np.float32), np.array([(-1, 2), (3, 4), (2, -2), (9, 9), (1, 1)])
+    with np.errstate(all="ignore"):
+        want = gpufold.take_blocks(array, positions, 3, window=window)
+    got = np.full_like(want, 7)
+    run(variant, array, positions, got, window)
+    assert_same_bits(got, want)
 
 
 @pytest.mark.hostcuda
 def test_what_lies_outside_is_not_loaded_and_planes_share_positions():
     case = CASES[11]
-    call = calls.take_blocks(np.empty(case.shape, np.float32), case.positions, case.block)
+    call = calls.take_blocks(np.empty(case.shape, np.float32), case.positions, case.block, variant="direct")
     plan = choose(call, Operand.contiguous(case.shape), Operand.contiguous(case.blocks_shape))
     assert (dict(plan.defines)["PLANES"], dict(plan.defines)["ELEMENTS"]) == ("4", "4")
     blocks = np.empty(case.blocks_shape, np.float32)
@@ -335,8 +352,49 @@ def test_what_lies_outside_is_not_loaded_and_planes_share_positions():
     assert moved.stores.bytes == blocks.nbytes
 
 
+@pytest.mark.hostcuda
+@pytest.mark.parametrize("place", [20, FAR - 1])
+def test_pixels_are_loaded_once_for_all_blocks_and_only_where_these_are(place):
+    """One tile of 32 x 128 has them all, in two chunks; in the 15 other ones threads test a block each, and leave."""
+    array, positions = values((64, 300), np.float32), np.full((300, 2), place)
+    call = calls.take_blocks(array, positions, (8, 9), variant="owners")
+    blocks = np.empty((300, 8, 9), np.float32)
+    plan = choose(call, operand(array), operand(blocks))
+    assert (dict(plan.defines)["TILE_ROWS"], dict(plan.defines)["TILE_COLUMNS"]) == ("32", "128")
+    moved = hostcuda.traffic(plan, array, blocks, None, positions)
+    pixels = 2 * 32 * 128 if place == 20 else 0
+    assert moved.loads.bytes == 16 * positions.nbytes + 4 * pixels
+    assert moved.stores.bytes == blocks.nbytes
+
+
 # ---------------------------------------------------------------------------------------------
 # What is planned
+
+
+@pytest.mark.parametrize(
+    ("expected", "shape", "block", "count", "dtype"),
+    [
+        ("owners", (1024, 1024), (256, 256), 625, "complex64"),
+        ("owners", (4, 2048, 2048), (512, 512), 49, "float32"),
+        ("owners", (2, 1_000_000), (16384,), 240, "float32"),
+        ("owners", (2048, 2048), (128, 128), 961, "float32"),
+        ("direct", (4096, 4096), (256, 256), 256, "float32"),  # which cover it once
+        ("direct", (4096, 4096), (256, 256), 64, "float32"),
+        ("direct", (1024, 1024), (32, 32), 10_000, "float32"),
+        ("direct", (2048, 2048), (7, 7), 16_000, "float32"),
+        ("direct", (192, 192, 192), (96, 96, 96), 27, "float32"),  # most tiles meet none
+    ],
+)
+def test_auto_loads_pixels_once_where_large_blocks_overlap(expected, shape, block, count, dtype):
+    operands = (shape, dtype), ((count, len(block)), "int64")
+    assert gpufold.explain("take_blocks", *operands, block).plan.variant == expected
+
+
+def test_axes_without_rows_are_tiled_one_by_one_up_to_what_a_launch_can_have():
+    array, positions = ((1,) * 24, "float32"), ((3, 24), "int64")
+    assert gpufold.explain("take_blocks", array, positions, 1).plan.variant == "direct"
+    with pytest.raises(Unsupported, match=r"take_blocks: \d+ thread blocks .* more than one launch can have"):
+        gpufold.explain("take_blocks", array, positions, 1, variant="owners")
 
 
 def test_explain_knows_it():
@@ -344,7 +402,7 @@ def test_explain_knows_it():
     why = gpufold.explain("take_blocks", array, positions, (96, 96), window=np.ones((96, 96)), mode="edge")
     assert why.plan.source == "take_blocks_direct.cu"
     assert (dict(why.plan.defines)["WINDOW"], dict(why.plan.defines)["MODE"]) == ("full", "edge")
-    assert not why.alternatives
+    assert set(why.alternatives) == {"owners"}
     assert why.plan.bytes_moved == 4 * (40 * 3 * 96 * 96 + 3 * 512 * 512)
     arrays = np.zeros((3, 512, 512), np.float32), np.zeros((40, 2), np.int64)
     given = gpufold.explain("take_blocks", *arrays, (96, 96), window=np.ones((96, 96)), mode="edge")

@@ -28,6 +28,8 @@ THREADS = 256
 WARP = 32
 COUNT_BYTES = 4
 """Of the number of blocks that a warp has found."""
+MASK_BYTES = 4
+"""Of a bit for each row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -517,9 +519,93 @@ def direct(problem: Problem) -> Plan:
     )
 
 
-TAKE_BLOCKS: dict[str, Variant] = {"direct": direct}
+# ---------------------------------------------------------------------------------------------
+# owners, of take_blocks
+
+TAKEN_COLUMNS = 128
+"""Pixels of a tile's row, where there are rows."""
+TAKEN_BYTES = 160
+"""Of the pixels that a thread keeps in registers, and of a block's weights for its rows."""
+TAKEN_MAX_PLANES = 4
+TAKEN_MAX_ROWS, TAKEN_MANY_ROWS = 8, 16
+"""Of a thread, the latter where it has one plane."""
+TAKEN_RESIDENT_BLOCKS = 4
+"""Thread blocks on a multiprocessor that registers have to suffice for."""
+
+
+@dataclass(frozen=True, slots=True)
+class TakenTiles:
+    """What the thread blocks of kernels/take_blocks_owners.cu own."""
+
+    planes: int
+    tile: Size
+    margin: Size
+    """Pixels before the image that are tiled along each axis, in whole tiles."""
+    along: Size
+    """Tiles along each axis, of the image and of what is outside, as far as blocks reach that touch it."""
+    chunks: int
+    """Of the blocks, each for a thread block."""
+
+    def thread_blocks(self, view: View) -> int:
+        """Count them."""
+        return self.chunks * view.batch * (view.channels // self.planes) * prod(self.along)
+
+
+@lru_cache(maxsize=256)
+def _taken_tiles(problem: Problem) -> TakenTiles:
+    view, element = view_of(problem), problem.element
+    rank, weight_bytes = len(view.size), 0 if problem.fusion.window == "none" else element.weight_bytes
+    planes = max(planes for planes in range(1, TAKEN_MAX_PLANES + 1) if view.channels % planes == 0)
+    most = TAKEN_BYTES // (planes * max(element.itemsize, 4) + weight_bytes)
+    rows = 1 << (min(most, TAKEN_MAX_ROWS if planes > 1 else TAKEN_MANY_ROWS).bit_length() - 1)
+    of_plane = (rows * THREADS,) if rank == 1 else (rows * THREADS // TAKEN_COLUMNS, TAKEN_COLUMNS)
+    tile = (*(1,) * (rank - 2), *of_plane)
+    outside = tuple(block if axis >= view.fixed else 0 for axis, block in enumerate(view.block))
+    margin = tuple(tiles * side for tiles, side in zip(_tiles(outside, tile), tile, strict=True))
+    reach = tuple(map(sum, zip(margin, view.size, outside, strict=True)))
+    return TakenTiles(planes, tile, margin, _tiles(reach, tile), -(-view.count // THREADS))
+
+
+def take_owners(problem: Problem) -> Plan:
+    """Plan for kernels/take_blocks_owners.cu."""
+    view, tiles = view_of(problem), _taken_tiles(problem)
+    items = tiles.thread_blocks(view)
+    beyond = tuple(2 * margin + side for margin, side in zip(tiles.margin, tiles.tile, strict=True))
+    bits = _bits(problem, items, beyond)
+    listed = POINTER_BYTES + (len(view.size) - view.fixed) * bits // 8 + MASK_BYTES
+    listed = -(-listed // POINTER_BYTES) * POINTER_BYTES * THREADS + THREADS // WARP * COUNT_BYTES
+    moved = dict(word_types(problem.element.itemsize)) if problem.fusion.window == "none" else {}
+    return _plan(
+        problem,
+        "owners",
+        Work(items, 1, THREADS, tiles.along, view.channels // tiles.planes, bits, listed),
+        "each thread keeps some pixels, and stores them into every block that covers them",
+        {
+            "margin": offset(tiles.margin),
+            "chunk": offset(-(-view.count // tiles.chunks)),
+            "by_chunks": divisor(tiles.chunks),
+        },
+        **moved,
+        MODE=problem.fusion.mode,
+        PLANES=tiles.planes,
+        TILE_ROWS=prod(tiles.tile) // TAKEN_COLUMNS,
+        TILE_COLUMNS=TAKEN_COLUMNS,
+        RESIDENT_BLOCKS=TAKEN_RESIDENT_BLOCKS,
+    )
+
+
+TAKE_BLOCKS: dict[str, Variant] = {"direct": direct, "owners": take_owners}
+
+TAKEN_MIN_ELEMENTS = 10
+"""Prediction: elements of the blocks for each thread, from which on the tests cost little beside the stores."""
+TAKEN_MIN_OVERLAP = 1.5
+"""Prediction: elements of the blocks for each of the image, from which on loading these once is worth a list."""
 
 
 def prefer_for_take_blocks(problem: Problem) -> Iterator[tuple[str, str]]:
-    """Yield the one variant that there is."""
+    """Yield what loads a pixel once for all blocks, if they overlap and threads that test one have enough to store."""
+    elements = prod(problem.output.shape)
+    threads = THREADS * _taken_tiles(problem).thread_blocks(view_of(problem))
+    if elements >= max(TAKEN_MIN_ELEMENTS * threads, TAKEN_MIN_OVERLAP * prod(problem.input.shape)):
+        yield "owners", ""
     yield "direct", ""

@@ -1,0 +1,221 @@
+// take_blocks by owners: a block of threads owns a tile of pixels in a few planes, and stores them into every
+// block that covers them.
+//
+//   image      (batch, channels, *size), any strides            read where blocks lie on it, once for a chunk
+//                                                                of these
+//   blocks     (count, batch, channels, *block), any strides    each element written once
+//   positions  (count, axes)                                     read by every tile
+//   window     weights of a block's elements, or null            read, once for all planes of a thread
+//
+// A tile has a chunk of the blocks, one for each thread to test; those that meet the tile are listed in
+// shared memory. Then a thread loads its pixels, some rows of one column, and goes through the list. As each
+// block is stored by itself, chunks need not know of each other, and however many blocks lie in one place, no
+// tile has more than a chunk of them. What lies outside of the image is tiled too, as far as blocks reach:
+// pixels there are zeros, or the nearest ones.
+// For blocks with long rows that overlap: an element is not loaded again for each block that has it. The
+// tests grow with tiles times blocks: little beside the stores while most tiles meet some of their chunk.
+#include "take_blocks.cuh"
+
+#ifndef PLANES
+#define PLANES 1
+#endif
+#ifndef TILE_ROWS
+#define TILE_ROWS 32
+#endif
+#ifndef TILE_COLUMNS
+#define TILE_COLUMNS 128
+#endif
+#ifndef RESIDENT_BLOCKS
+#define RESIDENT_BLOCKS 4
+#endif
+
+constexpr int planes = PLANES; // of a thread, which divide the channels
+constexpr int threads = THREADS;
+constexpr int warps = threads / 32;
+constexpr int columns = TILE_COLUMNS;
+constexpr int thread_rows = TILE_ROWS * columns / threads; // that follow each other; along one axis, 32 apart
+constexpr bool one_axis = rank == 1;
+constexpr int along = one_axis ? last : last - 1; // the axis that a thread's pixels differ on
+constexpr int step = one_axis ? 32 : 1;
+
+// Pixels of a tile along an axis.
+__device__ constexpr int tile_extent(int axis)
+{
+    if (axis == last)
+        return one_axis ? columns * TILE_ROWS : columns;
+    return axis == last - 1 ? TILE_ROWS : 1;
+}
+
+struct OwnersParameters : Parameters {
+    Offset margin[rank]; // of pixels before the image that are tiled
+    Offset chunk;        // of the blocks, a thread each
+    Divisor by_chunks;
+};
+
+// A block that meets a tile.
+struct Listed {
+    Scalar* target;              // where an element for the tile's first pixel would be
+    Offset position[positioned]; // from that pixel
+    unsigned rows;               // of the tile that it covers, a bit each; unused along one axis
+};
+
+// The weights of a thread's rows in one block; those of the other axes are the same for all.
+struct RowWeights {
+    Weight of_row[thread_rows];
+
+    __device__ RowWeights(const Offset (&first)[rank], unsigned covered, unsigned inside,
+                          const Weights& window, const Parameters& p)
+    {
+        if constexpr (windowed) {
+            TapWeight weight;
+            if constexpr (separable)
+#pragma unroll
+                for (int axis = fixed; axis < rank; ++axis)
+                    if (axis != along)
+                        weight.factor[axis - fixed] =
+                            load_if(window.of_axis[axis - fixed] + first[axis], covered);
+#pragma unroll
+            for (int row = 0; row < thread_rows; ++row) {
+                const bool exists = covered >> row & 1;
+                Offset tap[rank];
+#pragma unroll
+                for (int axis = 0; axis < rank; ++axis)
+                    tap[axis] = first[axis] + (axis == along ? row * step : 0);
+                if constexpr (!separable)
+                    weight = TapWeight(tap, exists, window, p);
+                else if constexpr (along >= fixed)
+                    weight.factor[along - fixed] =
+                        load_if(window.of_axis[along - fixed] + tap[along], exists);
+                of_row[row] = nearest || (inside >> row & 1) ? weight.value() : Weight(0);
+            }
+        }
+    }
+};
+
+extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_BLOCKS)
+    take_blocks_owners(const Scalar* __restrict__ image, Scalar* __restrict__ blocks,
+                       const long long* __restrict__ positions, const Weights window,
+                       const OwnersParameters p)
+{
+    __shared__ Listed list[threads];
+    __shared__ int counts[warps];
+    const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
+    Offset rest = blockIdx.x;
+    const Offset block = p.by_chunks.split(rest) * p.chunk + thread;
+    bool met = thread < p.chunk && block < p.count;
+    Offset begin[rank]; // of the tile
+#pragma unroll
+    for (int axis = last; axis >= 0; --axis)
+        begin[axis] = p.by_extent[axis].split(rest) * tile_extent(axis) - p.margin[axis];
+    if (rest) {
+        const Offset channel = p.by_channels.split(rest) * planes, batch = rest;
+        image += batch * p.image_batch + channel * p.image_channel;
+        blocks += batch * p.blocks_batch + channel * p.blocks_channel;
+    }
+
+    // Each thread tests a block.
+    long long given[positioned];
+#pragma unroll
+    for (int axis = 0; axis < positioned; ++axis)
+        given[axis] = load_if(positions + (long long)(block)*positioned + axis, met);
+    Offset position[positioned]; // from the tile's first pixel
+    Offset taps = 0;
+#pragma unroll
+    for (int axis = 0; axis < rank; ++axis) {
+        Offset from = -begin[axis];
+        if (axis >= fixed) {
+            from += first_pixel(given[axis - fixed], axis, p);
+            met = met && from < tile_extent(axis) && from > -p.block[axis];
+            position[axis - fixed] = from;
+        }
+        taps -= from * p.tap_stride[axis];
+    }
+    const unsigned votes = __ballot_sync(~0u, met);
+    if (lane == 0)
+        counts[warp] = __popc(votes);
+    __syncthreads();
+    int found = 0, place = __popc(votes & ((1u << lane) - 1));
+#pragma unroll
+    for (int other = 0; other < warps; ++other) {
+        place += other < warp ? counts[other] : 0;
+        found += counts[other];
+    }
+    if (!found)
+        return;
+    if (met) {
+        list[place].target = blocks + (block * p.block_step + taps);
+#pragma unroll
+        for (int axis = 0; axis < positioned; ++axis)
+            list[place].position[axis] = position[axis];
+        if (!one_axis) {
+            const Offset from = along < fixed ? -begin[along] : position[max(along - fixed, 0)];
+            list[place].rows =
+                run_of_bits(max(from, Offset(0)), min(from + p.block[along], Offset(TILE_ROWS)));
+        }
+    }
+
+    // A thread's first pixel, from the tile's on.
+    Offset own[rank] = {};
+    own[last] = one_axis ? warp * 32 * thread_rows + lane : warp % (columns / 32) * 32 + lane;
+    if (!one_axis)
+        own[along] = warp / (columns / 32) * thread_rows;
+    Offset own_tap = 0, pixel = 0;
+    bool exists = true;
+#pragma unroll
+    for (int axis = 0; axis < rank; ++axis) {
+        own_tap += own[axis] * p.tap_stride[axis];
+        if (axis == along)
+            continue;
+        const Offset of_axis = taken_pixel(begin[axis] + own[axis], axis, p);
+        exists = exists && within(of_axis, p.size[axis]);
+        pixel += of_axis * p.pixel_stride[axis];
+    }
+    Scalar pixels[planes][thread_rows];
+    unsigned inside = 0; // a bit for each row
+#pragma unroll
+    for (int row = 0; row < thread_rows; ++row) {
+        const Offset of_row = taken_pixel(begin[along] + own[along] + row * step, along, p);
+        const bool read = exists && within(of_row, p.size[along]);
+        inside |= read ? 1u << row : 0;
+        const Scalar* const source = image + (pixel + of_row * p.pixel_stride[along]);
+#pragma unroll
+        for (int plane = 0; plane < planes; ++plane) {
+            trace_iteration(row * planes + plane);
+            pixels[plane][row] = load_if(source + plane * p.image_channel, read);
+        }
+    }
+
+    const Offset row_step = step * p.tap_stride[along];
+    __syncthreads();
+    for (int entry = 0; entry < found; ++entry) {
+        trace_iteration(entry * planes * thread_rows);
+        const Listed& listed = list[entry];
+        Offset first[rank]; // the tap of the first pixel
+#pragma unroll
+        for (int axis = 0; axis < rank; ++axis)
+            first[axis] = own[axis] + (axis < fixed ? begin[axis] : -listed.position[axis - fixed]);
+        unsigned covered = 0; // a bit for each row
+        if (one_axis) {
+#pragma unroll
+            for (int row = 0; row < thread_rows; ++row)
+                covered |= within(first[last] + row * step, p.block[last]) ? 1u << row : 0;
+        } else if (within(first[last], p.block[last])) {
+            covered = listed.rows >> own[along] & ((1u << thread_rows) - 1);
+        }
+        if (!covered)
+            continue;
+        const RowWeights weights(first, covered, inside, window, p);
+#pragma unroll
+        for (int plane = 0; plane < planes; ++plane) {
+            Scalar* target = listed.target + own_tap + plane * p.blocks_channel;
+            keep(target);
+#pragma unroll
+            for (int row = 0; row < thread_rows; ++row) {
+                trace_iteration((entry * planes + plane) * thread_rows + row);
+                if (covered >> row & 1)
+                    target[(long long)(row)*row_step] =
+                        weigh_element(pixels[plane][row], weights.of_row[row]);
+            }
+        }
+    }
+}
