@@ -46,6 +46,7 @@ from gpufold.geometry import (
     SpaceGeometry,
 )
 from gpufold.operations import OPERATIONS
+from gpufold.positions import average as average_chunk
 
 try:
     import dask
@@ -585,6 +586,51 @@ def take_blocks(
             zeros = partial(np.zeros_like, array._meta, dtype, shape=shape)
             graph[name, part, *planes, *(0,) * rank] = (join, zeros, pieces)
     return _new_array(name, graph, (array, weights), cut, dtype)
+
+
+def average(numerator: Any, weight: Any, *, variant: str = "auto") -> Any:
+    """Divide sums by the sums of their weights: `gpufold.average`, lazily.
+
+    The sums of a window's weights are those of blocks of ones, weighted by it, at the same positions:
+
+    >>> import dask.array as da, numpy as np, gpufold.dask
+    >>> tiles, positions = da.full((2, 3), 5.0, chunks=(1, 3)), [(0,), (2,)]
+    >>> window = np.array([1.0, 2.0, 1.0])
+    >>> sums = gpufold.dask.add_blocks(da.zeros(6, chunks=4), tiles, positions, window)
+    >>> weight = gpufold.dask.add_blocks(da.zeros(6, chunks=4), da.ones_like(tiles), positions, window)
+    >>> weight.compute(), gpufold.dask.average(sums, weight).compute()
+    (array([1., 2., 2., 2., 1., 0.]), array([5., 5., 5., 5., 5., 0.]))
+
+    Parameters
+    ----------
+    numerator : dask.array.Array
+        Sums of shape (*lead, *size), as in `gpufold.average`, in NumPy or CuPy chunks.
+    weight : dask.array.Array
+        Weights of numerator's last axes, as in `gpufold.average`, in chunks of the same library.
+    variant
+        As in `gpufold.average`.
+
+    Returns
+    -------
+    dask.array.Array
+        The quotients, chunked as `numerator`, and where chunks of `weight` end inside of its own, there too.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As in `add_blocks`.
+    """
+    _check_array("average", "numerator", numerator)
+    _check_array("average", "weight", weight)
+    library = library_of("average", "a chunk of numerator", numerator._meta)
+    check_library("average", "a chunk of weight", weight._meta, library, "one of numerator")
+    call = calls.average(numerator, weight, variant=variant)
+    meta = average_chunk(numerator._meta, weight._meta, variant=variant)  # which checks what shapes do not show
+    axes = range(numerator.ndim)
+    of_weight = axes[len(_geometry(call, AverageGeometry).lead) :]
+    return da.blockwise(
+        average_chunk, axes, numerator, axes, weight, of_weight, variant=variant, token="average", meta=meta
+    )
 
 
 # ---------------------------------------------------------------------------------------------

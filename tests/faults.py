@@ -835,6 +835,13 @@ FAULTS = (
         DASK + "named_cases_of_positions_have_the_bits_of_eager_calls[more-than-a-block-of-threads-tests]",
     ),
     Fault(
+        "weights that go with the leading axes of sums",
+        "gpufold/dask.py",
+        "    of_weight = axes[len(_geometry(call, AverageGeometry).lead) :]\n",
+        "    of_weight = axes[: weight.ndim]\n",
+        DASK + "tiles_of_ones_have_the_sums_of_weights",
+    ),
+    Fault(
         "a chunk that waits for blocks beside it",
         "gpufold/dask.py",
         """        first = np.searchsorted(ends, begin, "right")""",

@@ -243,6 +243,36 @@ def test_half_precision_is_rounded_once_however_blocks_are_cut():
     assert_same_bits(gpufold.dask.add_blocks(lazy, da.from_array(blocks, chunks=7), positions).compute(), want)
 
 
+@pytest.mark.parametrize("dtype", INEXACT, ids=str)
+@FEW
+@given(data=st.data())
+def test_averages_have_the_bits_of_eager_calls(dtype, data):
+    """Whatever the chunks: weights are for all leading axes alike, and some are none."""
+    sums, weight = values((2, 3, 5, 7), dtype), values((5, 7), np.float32, 1)
+    weight[1:3, 2:] = 0
+    lazy, of_pixels = (da.from_array(array, chunks=cut_all(data.draw, array.shape)) for array in (sums, weight))
+    got = gpufold.dask.average(lazy, of_pixels)
+    assert (got.shape, got.dtype, got._meta.dtype, got.chunks[:2]) == (sums.shape, dtype, dtype, lazy.chunks[:2])
+    assert_same_bits(got.compute(), gpufold.average(sums, weight))
+    by_row = gpufold.dask.average(lazy[:0], of_pixels[2])
+    assert_same_bits(by_row.compute(), gpufold.average(sums[:0], weight[2]))
+
+
+def test_tiles_of_ones_have_the_sums_of_weights():
+    """Those that the eager function adds to `weight_out`, and so the same averages."""
+    tiles, window = values((60, 2, 5, 6), np.float32), window_of("separable", (5, 6), np.float32)
+    positions = np.random.default_rng(0).integers(-6, 30, (60, 2))
+    sums, weight = np.zeros((2, 20, 30), np.float32), np.zeros((20, 30), np.float32)
+    gpufold.add_blocks(sums, tiles, positions, window, weight_out=weight)
+    lazy = gpufold.dask.add_blocks(
+        da.zeros((2, 20, 30), chunks=(1, 9, 8), dtype=np.float32), da.from_array(tiles, chunks=7), positions, window
+    )
+    ones, zeros = da.ones((60, 5, 6), dtype=np.float32), da.zeros((20, 30), chunks=(7, 30), dtype=np.float32)
+    of_pixels = gpufold.dask.add_blocks(zeros, ones, positions, window)
+    assert_same_bits(of_pixels.compute(), weight)
+    assert_same_bits(gpufold.dask.average(lazy, of_pixels).compute(), gpufold.average(sums, weight))
+
+
 # ---------------------------------------------------------------------------------------------
 # Graphs
 
@@ -462,12 +492,18 @@ WRONG_POSITIONS = [
     ("take_blocks", (OUT[:, :0], PLACES, 4), {"mode": "edge"}),
     ("take_blocks", (OUT, PLACES, 4), {"window": np.ones((3, 4))}),
     ("take_blocks", (OUT.astype(int), PLACES, 4), {"window": np.ones((4, 4))}),
+    ("average", (OUT, OUT[0, :7]), {}),
+    ("average", (OUT[0], OUT), {}),
+    ("average", (OUT.astype(int), OUT[0]), {}),
+    ("average", (OUT, OUT[0] > 0), {}),
+    ("average", (OUT, OUT[0].astype(complex)), {}),
+    ("average", (OUT, OUT[0]), {"variant": "direct"}),
 ]
 
 
 @pytest.mark.parametrize(("operation", "arguments", "options"), WRONG_POSITIONS)
 def test_errors_of_blocks_at_positions_are_those_of_the_eager_call(operation, arguments, options):
-    count = 2 if operation == "add_blocks" else 1
+    count = 1 if operation == "take_blocks" else 2
     lazy = [da.from_array(array) for array in arguments[:count]]
     want = raised(getattr(gpufold, operation), *arguments, **options)
     assert raised(getattr(gpufold.dask, operation), *lazy, *arguments[count:], **options) == want
@@ -622,8 +658,11 @@ def test_blocks_at_positions_in_chunks_of_cupy_have_the_bits_of_numpy_chunks():
     lazy, lazy_blocks = (da.from_array(cupy.asarray(array), chunks=5, asarray=False) for array in (out, blocks))
     added = gpufold.dask.add_blocks(lazy, lazy_blocks, positions)
     taken = gpufold.dask.take_blocks(lazy, positions, (6, 7), mode="edge", chunks=4)
+    averaged = gpufold.dask.average(added, lazy[0])
+    sums = gpufold.add_blocks(out.copy(), blocks, positions)
     for result, want in (
-        (added, gpufold.add_blocks(out.copy(), blocks, positions)),
+        (added, sums),
+        (averaged, gpufold.average(sums, out[0])),
         (taken, gpufold.take_blocks(out, positions, (6, 7), mode="edge")),
     ):
         assert isinstance(result._meta, cupy.ndarray)
