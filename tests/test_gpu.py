@@ -1315,17 +1315,18 @@ def test_an_array_without_elements_gives_blocks_of_zeros(cupy):
 
 
 @pytest.mark.gpu
-def test_blocks_taken_at_positions_can_be_captured_in_a_graph(cupy):
+@pytest.mark.parametrize("variant", ["direct", "owners"])
+def test_blocks_taken_at_positions_can_be_captured_in_a_graph(cupy, variant):
     """Positions are never looked at by the host, so that other ones serve the same graph; none are converted."""
     case = POSITIONS_CASES[10]
     array = values(case.shape, np.float32)
     image, positions = cupy.asarray(array), cupy.asarray(case.positions)
     narrow = cupy.asarray(case.positions.astype(np.int32))
-    out = gpufold.take_blocks(image, positions, case.block)
+    out = gpufold.take_blocks(image, positions, case.block, variant=variant)
     with capturing(cupy) as (stream, captured):
         with pytest.raises(ValueError, match="positions must be a contiguous, aligned array of int64 beside array"):
-            gpufold.take_blocks(image, narrow, case.block, out=out)
-        gpufold.take_blocks(image, positions, case.block, out=out)
+            gpufold.take_blocks(image, narrow, case.block, out=out, variant=variant)
+        gpufold.take_blocks(image, positions, case.block, out=out, variant=variant)
     with stream:
         for places in (case.positions + 1, case.positions):
             positions.set(places, stream)

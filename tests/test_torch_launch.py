@@ -123,11 +123,12 @@ def test_the_weights_of_a_window_and_positions_go_by_address(device, window):
     assert arguments[:3] == (blocks.data_ptr(), before, positions.data_ptr())
 
 
+@pytest.mark.parametrize("variant", ["direct", "owners"])
 @pytest.mark.parametrize("mode", ["constant", "edge"])
 @pytest.mark.parametrize("window", [None, WEIGHTS])
-def test_blocks_are_taken_at_addresses_and_their_gradient_is_added(device, mode, window):
+def test_blocks_are_taken_at_addresses_and_their_gradient_is_added(device, mode, window, variant):
     picture, positions = whole_numbers((2, 5, 4)), device.lend(torch.tensor([[0, 0], [-1, 3], [2**62, -(2**63)]]))
-    blocks = gpufold.torch.take_blocks(picture, positions, (3, 2), window=window, mode=mode)
+    blocks = gpufold.torch.take_blocks(picture, positions, (3, 2), window=window, mode=mode, variant=variant)
     *_, arguments = device.launches[0]
     assert arguments[:3] == (picture.data_ptr(), blocks.data_ptr(), positions.data_ptr())
     device.synchronize()
