@@ -28,6 +28,9 @@
 #ifndef WORD
 #define WORD 1
 #endif
+#ifndef RESIDENT_BLOCKS
+#define RESIDENT_BLOCKS 2
+#endif
 
 constexpr int lane_phases = LANE_PHASES;
 constexpr int phases = warps * lane_phases; // of a tile
@@ -143,13 +146,14 @@ struct Cells {
     Offset pixel[CELLS];       // and of their phase 0 in the image
     Offset row_pixel[CELLS];   // phase 0 along the last axis, past the row where a cell has no pixels
 
-    __device__ void find(Offset first_cell, const Place<1>& place, const PhasesParameters& p)
+    // `count` cells from this one on, and as many without pixels as fill the last tile.
+    __device__ void find(Offset first_cell, Offset count, const Place<1>& place, const PhasesParameters& p)
     {
-        const Offset end = (p.block_cells + tile_cells - 1) / tile_cells * tile_cells;
+        const Offset end = (count + tile_cells - 1) / tile_cells * tile_cells;
 #pragma unroll 1
         for (int cell = threadIdx.x; cell < end; cell += THREADS) {
-            Offset number = min(first_cell + cell, p.cells - 1), at[rank];
-            bool live = cell < p.block_cells && first_cell + cell < p.cells;
+            Offset number = first_cell + min(Offset(cell), count - 1), at[rank];
+            bool live = cell < count;
 #pragma unroll
             for (int axis = last; axis > 0; --axis)
                 at[axis] = p.by_cells[axis].split(number);
@@ -393,10 +397,9 @@ __device__ constexpr int cells_at_once(Offset count)
 
 // Fills a lane's part of the tile, cell by cell.
 template <int word, Offset count, int pitch>
-__device__ void fill_tile(Pixels<word> (&tile)[tile_cells][pitch], Offset first_cell, const Lane& lane,
-                          const Denominators& of_whole)
+__device__ void fill_tile(Pixels<word> (&tile)[tile_cells][pitch], Offset first_cell, Offset end,
+                          const Lane& lane, const Denominators& of_whole)
 {
-    const Offset end = min(lane.p.block_cells - first_cell, Offset(tile_cells));
     const int column = threadIdx.x / warp_size * (lane_phases / word);
     const auto put = [&](int cell, const Accumulator(&sums)[lane_phases]) {
 #pragma unroll
@@ -440,7 +443,9 @@ __device__ void gather_phases(const Scalar* __restrict__ columns, Result* __rest
     __shared__ Cells cells;
     const Place<1> place(blockIdx.x, p);
     const Offset first_phase = place.along[last] % phase_tiles * phases;
-    cells.find(place.along[last] / phase_tiles * p.block_cells, place, p);
+    const Offset block_cell = place.along[last] / phase_tiles * p.block_cells;
+    const Offset count = min(p.block_cells, p.cells - block_cell);
+    cells.find(block_cell, count, place, p);
     const Lane lane(columns + place.batch * p.columns_batch + place.channel * p.columns_channel, place,
                     first_phase + threadIdx.x / warp_size * lane_phases, cells, window, p);
     // Where all blocks exist that could reach a cell, its denominators are those of all such cells.
@@ -464,13 +469,14 @@ __device__ void gather_phases(const Scalar* __restrict__ columns, Result* __rest
     __syncthreads();
 
 #pragma unroll 1
-    for (Offset first_cell = 0; first_cell < p.block_cells; first_cell += tile_cells) {
+    for (Offset first_cell = 0; first_cell < count; first_cell += tile_cells) {
         if (first_cell > 0)
             __syncthreads();
+        const Offset end = min(count - first_cell, Offset(tile_cells));
         if (kernel[last] % Pattern<last>::tap_step == 0 || lane.row.any_in_kernel(row_taps - 1))
-            fill_tile<word, row_taps>(tile, first_cell, lane, of_whole);
+            fill_tile<word, row_taps>(tile, first_cell, end, lane, of_whole);
         else
-            fill_tile<word, row_taps - 1>(tile, first_cell, lane, of_whole);
+            fill_tile<word, row_taps - 1>(tile, first_cell, end, lane, of_whole);
         __syncthreads();
 #pragma unroll 1
         for (int first = stores ? threadIdx.x / row_words : tile_cells; first < tile_cells;
@@ -503,10 +509,7 @@ __device__ void gather_phases(const Scalar* __restrict__ columns, Result* __rest
     }
 }
 
-// Of a multiprocessor. A sum has more loads in flight, what is fused has fewer registers to spare for them.
-constexpr int resident_threads = fuses ? 512 : 768;
-
-extern "C" __global__ void __launch_bounds__(THREADS, resident_threads / THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_BLOCKS)
     col2im_gather_phases(const Scalar* __restrict__ columns, Result* __restrict__ image, const Weights window,
                          const PhasesParameters p)
 {
@@ -514,7 +517,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, resident_threads / THREADS
 }
 
 // The same for pixels that lie in words.
-extern "C" __global__ void __launch_bounds__(THREADS, resident_threads / THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_BLOCKS)
     col2im_gather_phases_words(const Scalar* __restrict__ columns, Result* __restrict__ image,
                                const Weights window, const PhasesParameters p)
 {

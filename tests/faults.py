@@ -187,6 +187,13 @@ FAULTS = (
         COL2IM + "warps_wait_for_each_other_and_every_byte_is_written_once[staged-observed]",
     ),
     Fault(
+        "a last wave of thread blocks that takes as long as what is in it",
+        f"{VARIANTS}/col2im.py",
+        "waves = -(-items_of_tile * tiles(block_cells) // at_once)",
+        "waves = items_of_tile * tiles(block_cells) / at_once",
+        COL2IM + "the_last_wave_of_thread_blocks_is_nearly_full[442368-2048-512-64-H200]",
+    ),
+    Fault(
         "no barrier before cells are looked up",
         "kernels/col2im_gather_phases.cu",
         "    keep(first_pixel);\n    __syncthreads();\n",

@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from contextlib import nullcontext, suppress
 from itertools import product
-from math import prod
+from math import ceil, prod
 
 import numpy as np
 import pytest
@@ -37,6 +37,7 @@ from gpufold.calls import PLAIN, Call, Fusion, Unsupported
 from gpufold.elements import ELEMENT_TYPES, WIDER
 from gpufold.geometry import col2im_geometry
 from gpufold.gpu import parameters
+from gpufold.gpu.devices import DEVICES
 from gpufold.gpu.plan import H200, Operand
 from gpufold.operations import choose, explain, variants
 
@@ -542,6 +543,16 @@ def test_extents_never_change_what_is_compiled():
 def test_auto_takes_the_variant_that_is_predicted_fastest(expected, size, kernel, arguments):
     plan = plan_of(size, kernel, **arguments)
     assert plan.variant == expected, plan.reason
+
+
+@pytest.mark.parametrize("device", ["H200", "A100", "RTX 4090"])
+@pytest.mark.parametrize(("size", "kernel", "stride", "batch"), [(128_000, 400, 160, 256), (442_368, 2048, 512, 64)])
+def test_the_last_wave_of_thread_blocks_is_nearly_full(size, kernel, stride, batch, device):
+    """Thread blocks own as many cells as make it so: it takes as long as a full one."""
+    device = DEVICES[device]
+    plan = plan_of((size,), (kernel,), batch=batch, strides=stride, variant="gather_phases", device=device)
+    waves = prod(plan.grid) / (int(dict(plan.defines)["RESIDENT_BLOCKS"]) * device.multiprocessors)
+    assert waves / ceil(waves) > 0.9
 
 
 def test_several_planes_and_wide_words_where_there_is_enough():

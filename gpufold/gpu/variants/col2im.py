@@ -366,9 +366,11 @@ PHASES_TILE = 64
 PHASES_CELLS = 256
 """Cells of a thread block, at most."""
 PHASES_SETUP = 1.5
-"""Prediction: what a thread does once, in units of what it does for a cell."""
-PHASES_WAVES = 3
-"""Prediction: more cells for a thread block pay while this many times the resident threads are left."""
+"""Prediction: what a thread does once, in rounds: what it does for one cell."""
+PHASES_RESIDENT_THREADS = {"few loads": 1024, "many loads": 768, "fused": 640}
+"""That registers allow a multiprocessor, by what a sum takes of them."""
+PHASES_FEW_LOADS = 24
+"""Registers that the loads of a lane's pixels fill at once, at most, where they are few."""
 
 
 def _lane_phases(stride: int, itemsize: int, word: int) -> tuple[int, int]:
@@ -423,15 +425,17 @@ def gather_phases(problem: Problem) -> Plan:
         return -(-cells // block_cells)
 
     items_of_tile = view.planes * prod(outer_phases) * phase_tiles
-    enough = PHASES_WAVES * device.multiprocessors * device.threads_per_multiprocessor // (WARP * warps)
-    block_cells = min(
-        (
-            count
-            for count in range(WARP, PHASES_CELLS + 1, WARP)
-            if count == WARP or items_of_tile * tiles(count) >= enough
-        ),
-        key=lambda count: tiles(count) * (count // WARP + PHASES_SETUP),
-    )
+    loads = prod(map(taps_per_pixel, view.axes)) * lane * max(4, itemsize) // 4  # by their registers
+    kind = "fused" if problem.fusion != PLAIN else "few loads" if loads <= PHASES_FEW_LOADS else "many loads"
+    resident = PHASES_RESIDENT_THREADS[kind] // (WARP * warps)  # thread blocks
+    at_once = device.multiprocessors * max(1, min(resident, device.threads_per_multiprocessor // (WARP * warps)))
+
+    def rounds(block_cells: int) -> float:
+        """Count what the threads of all waves do; the last wave takes as long as a full one."""
+        waves = -(-items_of_tile * tiles(block_cells) // at_once)
+        return waves * (-(-cells // WARP) / tiles(block_cells) + PHASES_SETUP)
+
+    block_cells = min(range(WARP, PHASES_CELLS + 1, WARP), key=rounds)
     items = items_of_tile * tiles(block_cells)
     past_row = row.stride + phases
     bits = offset_bits(
@@ -466,6 +470,7 @@ def gather_phases(problem: Problem) -> Plan:
         LANE_PHASES=lane,
         CELLS=PHASES_CELLS,
         WORD=word // itemsize,
+        RESIDENT_BLOCKS=resident,
     )
 
 
