@@ -243,8 +243,8 @@ template <Offset count, int cells> struct Sums {
 #pragma unroll
                     for (int c = 0; c < cells; ++c) {
                         const Offset number = first + n;
-                        const bool here = (count % together == 0 || number < count) &&
-                                          lane.row.in_kernel(i, number) && reach[c].exists &&
+                        const bool here = (count % together == 0 || number < count) &
+                                          lane.row.in_kernel(i, number) & reach[c].exists &
                                           lane.row.in_block(i, number, along[c][last], lane.p);
                         const Scalar* const element =
                             lane.columns[i] + (block[c] + offset + number * lane.p.tap_step_stride[last]);
@@ -288,7 +288,7 @@ template <Offset count, int cells> struct Sums {
 #pragma unroll
                 for (int c = 0; c < cells; ++c) {
                     const Offset block = taps.block + along[c][axis] - number * pattern::block_step;
-                    further[c].exists = reach[c].exists && taps.template in_kernel<axis>(number) &&
+                    further[c].exists = reach[c].exists & taps.template in_kernel<axis>(number) &
                                         within(block, lane.p.blocks[axis]);
                     further[c].weight = reach[c].weight.template along<axis>(
                         taps.tap + number * pattern::tap_step, further[c].exists);

@@ -367,10 +367,10 @@ PHASES_CELLS = 256
 """Cells of a thread block, at most."""
 PHASES_SETUP = 1.5
 """Prediction: what a thread does once, in rounds: what it does for one cell."""
-PHASES_RESIDENT_THREADS = {"few loads": 1024, "many loads": 768, "fused": 640}
-"""That registers allow a multiprocessor, by what a sum takes of them."""
 PHASES_FEW_LOADS = 24
 """Registers that the loads of a lane's pixels fill at once, at most, where they are few."""
+PHASES_RESIDENT_THREADS, PHASES_FUSED_RESIDENT_THREADS = (1024, 768), (640, 512)
+"""That registers allow a multiprocessor where loads are few, and where they are many."""
 
 
 def _lane_phases(stride: int, itemsize: int, word: int) -> tuple[int, int]:
@@ -425,9 +425,9 @@ def gather_phases(problem: Problem) -> Plan:
         return -(-cells // block_cells)
 
     items_of_tile = view.planes * prod(outer_phases) * phase_tiles
-    loads = prod(map(taps_per_pixel, view.axes)) * lane * max(4, itemsize) // 4  # by their registers
-    kind = "fused" if problem.fusion != PLAIN else "few loads" if loads <= PHASES_FEW_LOADS else "many loads"
-    resident = PHASES_RESIDENT_THREADS[kind] // (WARP * warps)  # thread blocks
+    many = prod(map(taps_per_pixel, view.axes)) * lane * max(4, itemsize) // 4 > PHASES_FEW_LOADS
+    threads = PHASES_RESIDENT_THREADS if problem.fusion == PLAIN else PHASES_FUSED_RESIDENT_THREADS
+    resident = threads[many] // (WARP * warps)  # thread blocks
     at_once = device.multiprocessors * max(1, min(resident, device.threads_per_multiprocessor // (WARP * warps)))
 
     def rounds(block_cells: int) -> float:
