@@ -9,7 +9,8 @@
 // whole plane are numbered, whatever their rows, and a warp adds up its phases of 32 of them at a time, a
 // lane per cell: its lanes read neighbouring blocks of one tap, and taps that no pixel of these phases has
 // are skipped by the whole warp. A lane's phases share the index arithmetic and have their loads in flight
-// together. The thread block then writes its tile from shared memory, cell by cell. Taps are added in
+// together. The thread block then writes its tile from shared memory, cell by cell, where a thread has the
+// same phases of each and divides by denominators whose reciprocals it has made once. Taps are added in
 // lexicographic order. No atomics and no zero fill.
 //
 // Wins where a stride is too many pixels for one thread, unless a row of pixels is shorter than a stride,
@@ -47,22 +48,21 @@ struct PhasesParameters : Parameters {
     Divisor by_cells[rank];
 };
 
-// The taps of the last axis that land on a lane's phases of cell 0. Along the last axis cells begin where
+// The taps of the last axis that land on neighbouring phases of cell 0. Along the last axis cells begin where
 // blocks do, so that without a dilation neighbouring phases have neighbouring taps of one block.
-struct LaneTaps {
+template <int count> struct RowTaps {
     using pattern = Pattern<last>;
     static constexpr bool dilated = dilation[last] != 1;
-    // Whether all of a lane's phases have as many taps.
-    static constexpr bool alike =
-        !dilated && stride[last] % lane_phases == 0 && kernel[last] % lane_phases == 0;
+    // Whether all of these phases have as many taps.
+    static constexpr bool alike = !dilated && stride[last] % phases == 0 && kernel[last] % count == 0;
 
     Offset phase; // the first
-    Taps of[lane_phases];
+    Taps of[count];
 
-    __device__ LaneTaps(Offset first_phase, const PhasesParameters& p) : phase(first_phase)
+    __device__ RowTaps(Offset first_phase, const PhasesParameters& p) : phase(first_phase)
     {
 #pragma unroll
-        for (int i = 0; i < lane_phases; ++i)
+        for (int i = 0; i < count; ++i)
             if constexpr (dilated)
                 of[i] = Taps::of<last>(phase + i - p.in_front, p);
             else
@@ -82,7 +82,7 @@ struct LaneTaps {
     {
         bool any = false;
 #pragma unroll
-        for (int i = 0; i < lane_phases; ++i)
+        for (int i = 0; i < count; ++i)
             any = any || in_kernel(i, number);
         return any;
     }
@@ -96,20 +96,21 @@ struct LaneTaps {
     {
         bool whole = true;
 #pragma unroll
-        for (int i = 0; i < lane_phases; ++i)
+        for (int i = 0; i < count; ++i)
             whole = whole && in_block(i, 0, cell, p) && in_block(i, row_taps - 1, cell, p);
         return whole;
     }
     // These taps in a cell that is whole, where there is one.
-    __device__ LaneTaps of_whole() const
+    __device__ RowTaps of_whole() const
     {
-        LaneTaps taps = *this;
+        RowTaps taps = *this;
 #pragma unroll
-        for (int i = 0; i < lane_phases; ++i)
+        for (int i = 0; i < count; ++i)
             taps.of[i].block = (row_taps - 1) * pattern::block_step;
         return taps;
     }
 };
+using LaneTaps = RowTaps<lane_phases>;
 
 // The weights of these taps, where the last axis has weights of its own and registers hold them.
 constexpr bool keeps_weights = windowed && separable && row_taps * lane_phases <= looped_loads;
@@ -309,12 +310,12 @@ template <Offset count, int cells> struct Sums {
     }
 };
 
-// The denominators of a lane's phases in one cell.
-struct Denominators {
-    Denominator of[lane_phases];
+// The denominators of neighbouring phases in one cell.
+template <int count> struct Denominators {
+    Denominator of[count];
 
-    __device__ Denominators(const Taps (&taps)[rank], const LaneTaps& row, Offset cell, const Weights& window,
-                            const Parameters& p)
+    __device__ Denominators(const Taps (&taps)[rank], const RowTaps<count>& row, Offset cell,
+                            const Weights& window, const Parameters& p)
     {
         if constexpr (divides_by_taps)
             for_each_tap<0, last, looped_loads>(
@@ -323,41 +324,34 @@ struct Denominators {
 #pragma unroll 1
                     for (Offset number = 0; number < row_taps; ++number)
 #pragma unroll
-                        for (int i = 0; i < lane_phases; ++i) {
-                            trace_iteration(int((iteration * row_taps + number) * lane_phases + i));
+                        for (int i = 0; i < count; ++i) {
+                            trace_iteration(int((iteration * row_taps + number) * count + i));
                             of[i].add_tap(outer.value_of(row.of[i].tap + number * Pattern<last>::tap_step,
                                                          exists && row.in_kernel(i, number) &&
                                                              row.in_block(i, number, cell, p)));
                         }
                 });
-        RowFactors<lane_phases> factors(taps, window, p);
+        RowFactors<count> factors(taps, window, p);
 #pragma unroll 1
         for (Offset number = 0; number < row_taps; ++number)
 #pragma unroll
-            for (int i = 0; i < lane_phases; ++i) {
-                trace_iteration(int(number) * lane_phases + i);
+            for (int i = 0; i < count; ++i) {
+                trace_iteration(int(number) * count + i);
                 factors.add_tap(i, row.of[i].tap + number * Pattern<last>::tap_step,
                                 row.in_kernel(i, number) && row.in_block(i, number, cell, p));
             }
 #pragma unroll
-        for (int i = 0; i < lane_phases; ++i)
+        for (int i = 0; i < count; ++i)
             of[i].from_axes(factors, i);
-    }
-
-    __device__ void finish(Accumulator (&sums)[lane_phases]) const
-    {
-#pragma unroll
-        for (int i = 0; i < lane_phases; ++i)
-            sums[i] = of[i].finish(sums[i]);
     }
 };
 
 // Moves the taps of all axes but the last one into a cell, or into one that is whole, where there is one.
-template <int axis = 0> __device__ void move_taps(Taps (&taps)[rank], const Offset (&along)[rank])
+template <int axis = 0> __device__ void move_taps(Taps (&taps)[rank], const Cells& cells, int cell)
 {
     if constexpr (axis < last) {
-        taps[axis].block += along[axis];
-        move_taps<axis + 1>(taps, along);
+        taps[axis].block += cells.along[axis][cell];
+        move_taps<axis + 1>(taps, cells, cell);
     }
 }
 template <int axis = 0> __device__ void make_whole(Taps (&taps)[rank])
@@ -385,8 +379,8 @@ __device__ constexpr int aligned(int bytes)
 {
     return bytes < 16 ? bytes : 16;
 }
-template <int word> struct alignas(aligned(word * sizeof(OldPixel::Tiled))) Pixels {
-    OldPixel::Tiled of[word];
+template <int word> struct alignas(aligned(word * sizeof(TiledSum))) Pixels {
+    TiledSum of[word];
 };
 
 // Cells of a lane whose loads are in flight together, where so many taps of the last axis land on a phase.
@@ -398,7 +392,7 @@ __device__ constexpr int cells_at_once(Offset count)
 // Fills a lane's part of the tile, cell by cell.
 template <int word, Offset count, int pitch>
 __device__ void fill_tile(Pixels<word> (&tile)[tile_cells][pitch], Offset first_cell, Offset end,
-                          const Lane& lane, const Denominators& of_whole)
+                          const Lane& lane)
 {
     const int column = threadIdx.x / warp_size * (lane_phases / word);
     const auto put = [&](int cell, const Accumulator(&sums)[lane_phases]) {
@@ -407,7 +401,7 @@ __device__ void fill_tile(Pixels<word> (&tile)[tile_cells][pitch], Offset first_
             Pixels<word> pixels;
 #pragma unroll
             for (int j = 0; j < word; ++j)
-                pixels.of[j] = OldPixel::to_tile(sums[i * word + j]);
+                pixels.of[j] = TiledSum::of(sums[i * word + j]);
             tile[cell][column + i] = pixels;
         }
     };
@@ -417,20 +411,74 @@ __device__ void fill_tile(Pixels<word> (&tile)[tile_cells][pitch], Offset first_
         Sums<count, cells> sums(lane, first_cell + cell);
         sums.add_all();
 #pragma unroll
-        for (int c = 0; c < cells; ++c) {
-            Denominators denominators = of_whole;
-            if constexpr (averages) {
-                Taps taps[rank];
-                memcpy(taps, lane.taps, sizeof(taps));
-                move_taps(taps, sums.along[c]);
-                if (!is_whole(taps, lane.p) || !lane.row.is_whole(sums.along[c][last], lane.p))
-                    denominators = Denominators(taps, lane.row, sums.along[c][last], lane.window, lane.p);
-            }
-            denominators.finish(sums.of[c]);
+        for (int c = 0; c < cells; ++c)
             put(cell + c * warp_size, sums.of[c]);
-        }
     }
 }
+
+// Makes pixels of the sums of a thread's phases in a cell. Where all blocks exist that could reach a cell,
+// its denominators are those of all such cells.
+template <int word, bool averaging = averages> struct Finish {
+    __device__ Finish(Offset, const Lane&) {}
+
+    // Whether these are the pixels; else they must be made with care.
+    __device__ bool operator()(Result (&pixels)[word], const Pixels<word>& sums, const OldPixel (&old)[word],
+                               int) const
+    {
+#pragma unroll
+        for (int j = 0; j < word; ++j)
+            if constexpr (rounds_in_tile)
+                pixels[j] = sums.of[j].value;
+            else
+                pixels[j] = narrow(old[j].plus(sums.of[j].value));
+        return true;
+    }
+};
+template <int word> struct Finish<word, true> {
+    const Lane& lane;
+    RowTaps<word> row;
+    Divisors<word> of_whole;
+
+    __device__ Finish(Offset phase, const Lane& lane)
+        : lane(lane), row(phase, lane.p), of_whole(denominators_of_whole().of)
+    {
+    }
+    __device__ Denominators<word> denominators_of_whole() const
+    {
+        Taps taps[rank];
+        memcpy(taps, lane.taps, sizeof(taps));
+        make_whole(taps);
+        return {taps, row.of_whole(), 0, lane.window, lane.p};
+    }
+
+    __device__ bool operator()(Result (&pixels)[word], const Pixels<word>& sums, const OldPixel (&old)[word],
+                               int cell) const
+    {
+        Taps taps[rank];
+        memcpy(taps, lane.taps, sizeof(taps));
+        move_taps(taps, lane.cells, cell);
+        Accumulator averages_of[word];
+#pragma unroll
+        for (int j = 0; j < word; ++j)
+            averages_of[j] = sums.of[j].value;
+        const bool divided = of_whole.divide_all(averages_of);
+#pragma unroll
+        for (int j = 0; j < word; ++j)
+            pixels[j] = narrow(old[j].plus(averages_of[j]));
+        return divided & is_whole(taps, lane.p) & row.is_whole(lane.cells.along[last][cell], lane.p);
+    }
+    __device__ void with_care(Result (&pixels)[word], const Pixels<word>& sums, const OldPixel (&old)[word],
+                              int cell) const
+    {
+        Taps taps[rank];
+        memcpy(taps, lane.taps, sizeof(taps));
+        move_taps(taps, lane.cells, cell);
+        const Denominators<word> denominators(taps, row, lane.cells.along[last][cell], lane.window, lane.p);
+#pragma unroll
+        for (int j = 0; j < word; ++j)
+            pixels[j] = narrow(old[j].plus(denominators.of[j].finish(sums.of[j].value)));
+    }
+};
 
 // Stores `word` neighbouring pixels at once, which divide a stride.
 template <int word>
@@ -448,11 +496,6 @@ __device__ void gather_phases(const Scalar* __restrict__ columns, Result* __rest
     cells.find(block_cell, count, place, p);
     const Lane lane(columns + place.batch * p.columns_batch + place.channel * p.columns_channel, place,
                     first_phase + threadIdx.x / warp_size * lane_phases, cells, window, p);
-    // Where all blocks exist that could reach a cell, its denominators are those of all such cells.
-    Taps taps[rank];
-    memcpy(taps, lane.taps, sizeof(taps));
-    make_whole(taps);
-    const Denominators of_whole(taps, lane.row.of_whole(), 0, window, p);
 
     constexpr int at_once = THREADS / row_words;          // cells that the thread block stores at once
     constexpr int batch = lane_phases / word < 2 ? 2 : 4; // of cells whose old pixels are in flight together
@@ -464,6 +507,7 @@ __device__ void gather_phases(const Scalar* __restrict__ columns, Result* __rest
 #pragma unroll
     for (int axis = 0; axis < last; ++axis)
         first_pixel += place.along[axis] * p.pixel_stride[axis];
+    const Finish<word> finish(phase, lane);
     if constexpr (!accumulates) // what is loaded must be known to lie in global memory
         keep(first_pixel);
     __syncthreads();
@@ -474,9 +518,9 @@ __device__ void gather_phases(const Scalar* __restrict__ columns, Result* __rest
             __syncthreads();
         const Offset end = min(count - first_cell, Offset(tile_cells));
         if (kernel[last] % Pattern<last>::tap_step == 0 || lane.row.any_in_kernel(row_taps - 1))
-            fill_tile<word, row_taps>(tile, first_cell, end, lane, of_whole);
+            fill_tile<word, row_taps>(tile, first_cell, end, lane);
         else
-            fill_tile<word, row_taps - 1>(tile, first_cell, end, lane, of_whole);
+            fill_tile<word, row_taps - 1>(tile, first_cell, end, lane);
         __syncthreads();
 #pragma unroll 1
         for (int first = stores ? threadIdx.x / row_words : tile_cells; first < tile_cells;
@@ -493,18 +537,31 @@ __device__ void gather_phases(const Scalar* __restrict__ columns, Result* __rest
                 trace_iteration(int((first_cell + first) / at_once) + i);
                 OldPixel::load_wide(old[i], address[i], exists[i]);
             }
+            unsigned ragged = 0; // cells that are not whole, or whose sums are extreme
 #pragma unroll
             for (int i = 0; i < batch; ++i) {
                 const int cell = fits ? first + i * at_once : min(first + i * at_once, tile_cells - 1);
                 const Pixels<word> pixels = exists[i] ? tile[cell][column] : Pixels<word>{};
                 Result elements[word];
-#pragma unroll
-                for (int j = 0; j < word; ++j)
-                    elements[j] = old[i][j].plus_tiled(pixels.of[j]);
+                const bool stored = finish(elements, pixels, old[i], int(first_cell) + cell) & exists[i];
                 trace_iteration(int((first_cell + first) / at_once) + i);
-                if (exists[i])
+                if (stored)
                     store_wide(address[i], elements);
+                ragged |= unsigned(exists[i] & !stored) << i;
             }
+            if constexpr (averages)
+#pragma unroll 1
+                for (int i = 0; ragged >> i != 0; ++i)
+                    if (ragged >> i & 1) {
+                        const int cell = first + i * at_once;
+                        Result* const pixel = first_pixel + cells.pixel[first_cell + cell];
+                        OldPixel old_of_cell[word];
+                        trace_iteration(int((first_cell + first) / at_once) + i);
+                        OldPixel::load_wide(old_of_cell, pixel, true);
+                        Result elements[word];
+                        finish.with_care(elements, tile[cell][column], old_of_cell, int(first_cell) + cell);
+                        store_wide(pixel, elements);
+                    }
         }
     }
 }

@@ -246,6 +246,67 @@ template <typename Real> inline __device__ Complex<Real> divide(Complex<Real> a,
     return {divide(a.real, b), divide(a.imaginary, b)};
 }
 
+// a * b + c and c - a * b, rounded once.
+#ifdef HOSTCUDA
+inline float multiply_add(float a, float b, float c)
+{
+    return __fmaf_rn(a, b, c);
+}
+inline float multiply_subtract(float a, float b, float c)
+{
+    return __fmaf_rn(-a, b, c);
+}
+#else
+inline __device__ float multiply_add(float a, float b, float c)
+{
+    float sum;
+    asm("fma.rn.f32 %0, %1, %2, %3;" : "=f"(sum) : "f"(a), "f"(b), "f"(c));
+    return sum;
+}
+inline __device__ float multiply_subtract(float a, float b, float c)
+{
+    float difference;
+    asm("{.reg .f32 n; neg.f32 n, %1; fma.rn.f32 %0, n, %2, %3;}"
+        : "=f"(difference)
+        : "f"(a), "f"(b), "f"(c));
+    return difference;
+}
+#endif
+
+// Division by a divisor that is used again: its reciprocal costs a division, and each quotient three
+// instructions. The second and the third divide what the first left over, which makes of it the quotient that
+// is rounded once (P. Markstein, 1990), where nothing overflows and nothing is denormal: for divisors between
+// 2^-30 and 2^30, and for numbers between 2^-60 and 2^60 and zero. Of float alone.
+template <int power> inline __device__ bool between_powers(float number) // 2^-power and 2^power
+{
+    constexpr unsigned bias = 127, least = (bias - power) << 24, range = power << 25;
+    return (bit_cast<unsigned>(number) << 1) - least <= range;
+}
+inline __device__ bool has_reciprocal(float divisor)
+{
+    return between_powers<30>(divisor);
+}
+inline __device__ bool multiplies(float number)
+{
+    return (bit_cast<unsigned>(number) << 1) == 0 || between_powers<60>(number);
+}
+inline __device__ float quotient_of(float number, float divisor, float reciprocal)
+{
+    const float estimate = multiply(number, reciprocal);
+    const float left_over = multiply_subtract(divisor, estimate, number);
+    return multiply_add(left_over, reciprocal, estimate);
+}
+template <typename Real> inline __device__ bool multiplies(Complex<Real> number)
+{
+    return multiplies(number.real) & multiplies(number.imaginary);
+}
+template <typename Real>
+inline __device__ Complex<Real> quotient_of(Complex<Real> number, Real divisor, Real reciprocal)
+{
+    return {quotient_of(number.real, divisor, reciprocal),
+            quotient_of(number.imaginary, divisor, reciprocal)};
+}
+
 // ---- memory ------------------------------------------------------------------------------------
 
 #ifdef HOSTCUDA

@@ -279,6 +279,42 @@ template <> struct DenominatorOf<true> {
 };
 using Denominator = DenominatorOf<averages>;
 
+// Divides the sums of neighbouring pixels, again and again by the same denominators.
+template <int pixels> struct Divisors {
+    // Whether numbers are divided by the reciprocals of these, to the same quotients.
+    static constexpr bool by_reciprocals = averages && sizeof(Weight) == sizeof(float);
+
+    Denominator of[pixels];
+    Weight reciprocals[pixels];
+    bool have_reciprocals;
+
+    explicit __device__ Divisors(const Denominator (&denominators)[pixels]) : have_reciprocals(true)
+    {
+        memcpy(of, denominators, sizeof(of));
+        if constexpr (by_reciprocals)
+#pragma unroll
+            for (int i = 0; i < pixels; ++i) {
+                reciprocals[i] = divide(1.0f, of[i].value);
+                have_reciprocals = have_reciprocals && has_reciprocal(of[i].value);
+            }
+    }
+
+    // Whether it divided: what is not divided here must be divided by the denominators.
+    __device__ bool divide_all(Accumulator (&sums)[pixels]) const
+    {
+        bool divided = have_reciprocals;
+#pragma unroll
+        for (int i = 0; i < pixels; ++i)
+            if constexpr (by_reciprocals) {
+                divided = divided & multiplies(sums[i]);
+                sums[i] = quotient_of(sums[i], of[i].value, reciprocals[i]);
+            } else {
+                sums[i] = of[i].finish(sums[i]);
+            }
+        return divided;
+    }
+};
+
 // Denominators in shared memory, of pixels that are summed up there. What taps do not add to is not kept.
 template <int pixels, bool kept = divides_by_taps> struct SharedDenominators {
     Weight unused;
@@ -295,19 +331,13 @@ template <int pixels> struct SharedDenominators<pixels, true> {
 
 // ---- the image that is added to ----------------------------------------------------------------
 
-// A pixel's value before the launch, to which its sum is added. A pixel that is put into a tile of shared
-// memory first is rounded there already where nothing is added to it.
+// A pixel's value before the launch, to which its sum is added.
 template <bool accumulating> struct OldPixelOf {
-    using Tiled = Result;
-
     __device__ void load(const Result*, bool) {}
     template <int count> static __device__ void load_wide(OldPixelOf (&)[count], const Result*, bool) {}
     __device__ Accumulator plus(Accumulator pixel) const { return pixel; }
-    static __device__ Tiled to_tile(Accumulator pixel) { return narrow(pixel); }
-    __device__ Result plus_tiled(Tiled pixel) const { return pixel; }
 };
 template <> struct OldPixelOf<true> {
-    using Tiled = Accumulator;
     Result element;
 
     __device__ void load(const Result* address, bool exists) { element = load_own_if(address, exists); }
@@ -320,7 +350,19 @@ template <> struct OldPixelOf<true> {
         memcpy(pixels, &word, sizeof(word));
     }
     __device__ Accumulator plus(Accumulator pixel) const { return add(widen(element), pixel); }
-    static __device__ Tiled to_tile(Accumulator pixel) { return pixel; }
-    __device__ Result plus_tiled(Tiled pixel) const { return narrow(plus(pixel)); }
 };
 using OldPixel = OldPixelOf<accumulates>;
+
+// A sum in a tile of shared memory: rounded there already where nothing is done to it afterwards.
+template <bool rounded> struct TiledSumOf {
+    Result value;
+
+    static __device__ TiledSumOf of(Accumulator sum) { return {narrow(sum)}; }
+};
+template <> struct TiledSumOf<false> {
+    Accumulator value;
+
+    static __device__ TiledSumOf of(Accumulator sum) { return {sum}; }
+};
+constexpr bool rounds_in_tile = !averages && !accumulates;
+using TiledSum = TiledSumOf<rounds_in_tile>;

@@ -194,6 +194,34 @@ FAULTS = (
         COL2IM + "the_last_wave_of_thread_blocks_is_nearly_full[442368-2048-512-64-H200]",
     ),
     Fault(
+        "a quotient that its reciprocal rounds",
+        "kernels/common.cuh",
+        "return multiply_add(left_over, reciprocal, estimate);",
+        "return estimate;",
+        COL2IM + "averages_are_rounded_once_wherever_they_lie[float32]",
+    ),
+    Fault(
+        "numbers of any size multiplied by a reciprocal",
+        "kernels/common.cuh",
+        "return (bit_cast<unsigned>(number) << 1) == 0 || between_powers<60>(number);",
+        "return true;",
+        COL2IM + "averages_are_rounded_once_wherever_they_lie[float32]",
+    ),
+    Fault(
+        "divisors of any size taken by their reciprocals",
+        "kernels/common.cuh",
+        "return between_powers<30>(divisor);",
+        "return true;",
+        COL2IM + "averages_are_rounded_once_wherever_they_lie[float32]",
+    ),
+    Fault(
+        "cells that not all blocks reach divided as those that all reach",
+        "kernels/col2im_gather_phases.cu",
+        "return divided & is_whole(taps, lane.p) & row.is_whole(",
+        "return divided & row.is_whole(",
+        COL2IM + "warps_wait_for_each_other_where_sums_are_fused[phases]",
+    ),
+    Fault(
         "no barrier before cells are looked up",
         "kernels/col2im_gather_phases.cu",
         "    keep(first_pixel);\n    __syncthreads();\n",
@@ -203,8 +231,8 @@ FAULTS = (
     Fault(
         "no barrier before the phases of a tile are stored",
         "kernels/col2im_gather_phases.cu",
-        "lane, of_whole);\n        __syncthreads();\n",
-        "lane, of_whole);\n",
+        "end, lane);\n        __syncthreads();\n",
+        "end, lane);\n",
         COL2IM + "warps_wait_for_each_other_and_every_byte_is_written_once[audio-400-160-observed]",
     ),
     Fault(

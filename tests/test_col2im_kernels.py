@@ -410,6 +410,35 @@ def test_every_variant_accumulates_integers(dtype, case):
     check_fused(case, dtype, ("sum", "none", True))
 
 
+@pytest.mark.parametrize("dtype", ["float32", "complex64"])
+def test_averages_are_rounded_once_wherever_they_lie(dtype):
+    """Quotients next to the middle of two floats, and numbers and divisors of every size: two taps land on a pixel.
+
+    The element of the first is a number, with the weight 1, and that of the other is zero; their weights add up to a
+    divisor of the number, each of as many bits as a float has.
+    """
+    stride, blocks, ends = 64, 300, (0.0, -0.0, 1e-45, 1e-39, 1e-30, 1e-12, 1e12, 1e30, 3e38, np.inf, np.nan)
+    case = Case("averages", ((blocks + 1) * stride,), (2 * stride,), stride, batch=1, channels=1)
+    rng = random.Random(0)
+    window, columns = np.ones(2 * stride, np.float32), np.zeros((1, 2 * stride, blocks), np.float32)
+    for phase in range(stride):
+        divisor = rng.randrange(2**23 + 1, 2**24, 2)
+        window[stride + phase] = np.float32(divisor / 2**23 - 1)
+        for block in range(blocks):
+            below, above = (rng.randrange(-9, 10, 2) * pow(2, -bits, divisor) % divisor for bits in (25, 24))
+            number = next((it for it in (below, above + divisor) if 2**23 <= it < 2**24), divisor - 1)
+            columns[0, phase, block] = number * rng.choice((-1, 1)) * 2.0 ** rng.randrange(-40, 0)
+    columns[0, 5:stride:7, 5::9] = np.resize(ends, columns[0, 5:stride:7, 5::9].shape)
+    window[3 : 3 + len(ends)], window[stride + 3 : stride + 3 + len(ends)] = ends, 0
+    window[20:31], window[stride + 20 : stride + 31] = np.negative(ends), 0
+    columns = (columns * np.array(1 + 1j if dtype == "complex64" else 1)).astype(dtype)
+    want = fold(case, columns, reduction="mean", window=(window,))
+    kind, weights = weights_of((window,), case.kernel_size, np.dtype(dtype))
+    for device in (ONE_THREAD, H200):
+        fusion = Fusion("mean", kind)
+        check(geometry_of(case), columns, want, "gather_phases", device, fusion=fusion, window=weights)
+
+
 @pytest.mark.parametrize("case", FUSED_CASES[:5], ids=str)
 def test_warps_wait_for_each_other_where_sums_are_fused(case):
     check_fused(case, np.dtype(np.float32), ("mean", "full", True), mode="shuffled", seed=3)

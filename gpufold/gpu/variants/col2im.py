@@ -416,7 +416,8 @@ def gather_phases(problem: Problem) -> Plan:
         and not any(step * itemsize % word for step in steps)
     )
     stored = word // itemsize if words else 1  # pixels at once
-    tiled = view.element.accumulator_bytes if problem.fusion.accumulate else itemsize
+    finished_later = problem.fusion.accumulate or problem.fusion.reduction != "sum"
+    tiled = view.element.accumulator_bytes if finished_later else itemsize
     cells = prod(_cells(view))
     outer_phases = tuple(min(axis.stride, axis.size) for axis in outer)
     phase_tiles = -(-row.stride // phases)
