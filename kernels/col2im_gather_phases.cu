@@ -461,7 +461,7 @@ template <int word> struct Finish<word, true> {
 #pragma unroll
         for (int j = 0; j < word; ++j)
             averages_of[j] = sums.of[j].value;
-        const bool divided = of_whole.divide_all(averages_of);
+        const bool divided = of_whole.divides(averages_of);
 #pragma unroll
         for (int j = 0; j < word; ++j)
             pixels[j] = narrow(old[j].plus(averages_of[j]));

@@ -279,10 +279,10 @@ template <> struct DenominatorOf<true> {
 };
 using Denominator = DenominatorOf<averages>;
 
-// Divides the sums of neighbouring pixels, again and again by the same denominators.
-template <int pixels> struct Divisors {
+// Divides the sums of neighbouring pixels, `again` and again by the same denominators.
+template <int pixels, bool again = true> struct Divisors {
     // Whether numbers are divided by the reciprocals of these, to the same quotients.
-    static constexpr bool by_reciprocals = averages && sizeof(Weight) == sizeof(float);
+    static constexpr bool by_reciprocals = again && averages && sizeof(Weight) == sizeof(float);
 
     Denominator of[pixels];
     Weight reciprocals[pixels];
@@ -299,19 +299,30 @@ template <int pixels> struct Divisors {
             }
     }
 
-    // Whether it divided: what is not divided here must be divided by the denominators.
-    __device__ bool divide_all(Accumulator (&sums)[pixels]) const
+    // Whether all were divided: else they are what they were.
+    __device__ bool divides(Accumulator (&sums)[pixels]) const
     {
-        bool divided = have_reciprocals;
+        if constexpr (by_reciprocals) {
+            bool divides = have_reciprocals;
+            Accumulator quotients[pixels];
+#pragma unroll
+            for (int i = 0; i < pixels; ++i) {
+                divides = divides & multiplies(sums[i]);
+                quotients[i] = quotient_of(sums[i], of[i].value, reciprocals[i]);
+            }
+            if (divides)
+                memcpy(sums, quotients, sizeof(sums));
+            return divides;
+        } else {
+            finish(sums);
+            return true;
+        }
+    }
+    __device__ void finish(Accumulator (&sums)[pixels]) const
+    {
 #pragma unroll
         for (int i = 0; i < pixels; ++i)
-            if constexpr (by_reciprocals) {
-                divided = divided & multiplies(sums[i]);
-                sums[i] = quotient_of(sums[i], of[i].value, reciprocals[i]);
-            } else {
-                sums[i] = of[i].finish(sums[i]);
-            }
-        return divided;
+            sums[i] = of[i].finish(sums[i]);
     }
 };
 

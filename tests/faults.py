@@ -222,6 +222,13 @@ FAULTS = (
         COL2IM + "warps_wait_for_each_other_where_sums_are_fused[phases]",
     ),
     Fault(
+        "planes that reciprocals do not divide left as sums",
+        "kernels/col2im_gather_pixels.cu",
+        "            divisors.finish(sums[plane]);",
+        "            ;",
+        COL2IM + "averages_are_rounded_once_wherever_they_lie[float32]",
+    ),
+    Fault(
         "no barrier before cells are looked up",
         "kernels/col2im_gather_phases.cu",
         "    keep(first_pixel);\n    __syncthreads();\n",

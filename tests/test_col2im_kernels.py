@@ -418,7 +418,7 @@ def test_averages_are_rounded_once_wherever_they_lie(dtype):
     divisor of the number, each of as many bits as a float has.
     """
     stride, blocks, ends = 64, 300, (0.0, -0.0, 1e-45, 1e-39, 1e-30, 1e-12, 1e12, 1e30, 3e38, np.inf, np.nan)
-    case = Case("averages", ((blocks + 1) * stride,), (2 * stride,), stride, batch=1, channels=1)
+    case = Case("averages", ((blocks + 1) * stride,), (2 * stride,), stride, batch=1, channels=4)
     rng = random.Random(0)
     window, columns = np.ones(2 * stride, np.float32), np.zeros((1, 2 * stride, blocks), np.float32)
     for phase in range(stride):
@@ -431,12 +431,12 @@ def test_averages_are_rounded_once_wherever_they_lie(dtype):
     columns[0, 5:stride:7, 5::9] = np.resize(ends, columns[0, 5:stride:7, 5::9].shape)
     window[3 : 3 + len(ends)], window[stride + 3 : stride + 3 + len(ends)] = ends, 0
     window[20:31], window[stride + 20 : stride + 31] = np.negative(ends), 0
+    columns = np.concatenate([columns, columns[..., ::-1]] * 2, 1)
     columns = (columns * np.array(1 + 1j if dtype == "complex64" else 1)).astype(dtype)
     want = fold(case, columns, reduction="mean", window=(window,))
     kind, weights = weights_of((window,), case.kernel_size, np.dtype(dtype))
-    for device in (ONE_THREAD, H200):
-        fusion = Fusion("mean", kind)
-        check(geometry_of(case), columns, want, "gather_phases", device, fusion=fusion, window=weights)
+    for variant in ("gather_phases", "gather_pixels"):
+        check(geometry_of(case), columns, want, variant, ONE_THREAD, fusion=Fusion("mean", kind), window=weights)
 
 
 @pytest.mark.parametrize("case", FUSED_CASES[:5], ids=str)
