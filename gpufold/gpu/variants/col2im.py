@@ -367,10 +367,9 @@ PHASES_CELLS = 256
 """Cells of a thread block, at most."""
 PHASES_SETUP = 1.5
 """Prediction: what a thread does once, in rounds: what it does for one cell."""
-PHASES_FEW_LOADS = 24
-"""Registers that the loads of a lane's pixels fill at once, at most, where they are few."""
-PHASES_RESIDENT_THREADS, PHASES_FUSED_RESIDENT_THREADS = (1024, 768), (640, 512)
-"""That registers allow a multiprocessor where loads are few, and where they are many."""
+MULTIPROCESSOR_REGISTERS = 1 << 16
+PHASES_REGISTERS, PHASES_AXIS_REGISTERS, PHASES_MOST_REGISTERS = 32, 8, 128
+"""Of a thread, more for each axis, and at most with those of loads in flight and, where something is fused, weights."""
 
 
 def _lane_phases(stride: int, itemsize: int, word: int) -> tuple[int, int]:
@@ -426,9 +425,11 @@ def gather_phases(problem: Problem) -> Plan:
         return -(-cells // block_cells)
 
     items_of_tile = view.planes * prod(outer_phases) * phase_tiles
-    many = prod(map(taps_per_pixel, view.axes)) * lane * max(4, itemsize) // 4 > PHASES_FEW_LOADS
-    threads = PHASES_RESIDENT_THREADS if problem.fusion == PLAIN else PHASES_FUSED_RESIDENT_THREADS
-    resident = threads[many] // (WARP * warps)  # thread blocks
+    of_row = taps_per_pixel(row) * lane * max(4, itemsize) // 4
+    loads = of_row * prod(map(taps_per_pixel, outer))
+    weights = of_row if problem.fusion != PLAIN else 0
+    registers = PHASES_REGISTERS + PHASES_AXIS_REGISTERS * len(view.axes) + loads + weights
+    resident = MULTIPROCESSOR_REGISTERS // (WARP * warps * min(registers, PHASES_MOST_REGISTERS))  # thread blocks
     at_once = device.multiprocessors * max(1, min(resident, device.threads_per_multiprocessor // (WARP * warps)))
 
     def rounds(block_cells: int) -> float:
