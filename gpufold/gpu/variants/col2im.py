@@ -367,7 +367,8 @@ PHASES_CELLS = 256
 """Cells of a thread block, at most."""
 PHASES_SETUP = 1.5
 """Prediction: what a thread does once, in rounds: what it does for one cell."""
-MULTIPROCESSOR_REGISTERS = 1 << 16
+MULTIPROCESSOR_REGISTERS, MULTIPROCESSOR_BLOCKS = 1 << 16, 32
+"""Of all GPUs, and of those with the most resident thread blocks."""
 PHASES_REGISTERS, PHASES_AXIS_REGISTERS, PHASES_MOST_REGISTERS = 32, 8, 128
 """Of a thread, more for each axis, and at most with those of loads in flight and, where something is fused, weights."""
 
@@ -429,7 +430,8 @@ def gather_phases(problem: Problem) -> Plan:
     loads = of_row * prod(map(taps_per_pixel, outer))
     weights = of_row if problem.fusion != PLAIN else 0
     registers = PHASES_REGISTERS + PHASES_AXIS_REGISTERS * len(view.axes) + loads + weights
-    resident = MULTIPROCESSOR_REGISTERS // (WARP * warps * min(registers, PHASES_MOST_REGISTERS))  # thread blocks
+    of_block = WARP * warps * min(registers, PHASES_MOST_REGISTERS)
+    resident = min(MULTIPROCESSOR_BLOCKS, MULTIPROCESSOR_REGISTERS // of_block)
     at_once = device.multiprocessors * max(1, min(resident, device.threads_per_multiprocessor // (WARP * warps)))
 
     def rounds(block_cells: int) -> float:
