@@ -446,6 +446,7 @@ def plan_of(operation, shape, block, strides, order=None):
         ("gather", "blocks_to_array", (4, 128, 128), (8, 8), 1, None),  # tiles of one row
         ("gather_blocks", "blocks_to_array", (19, 48_000), (30,), 1, None),
         ("gather_pixels", "blocks_to_array", (16, 96, 96, 96), (5, 5, 5), 2, None),
+        ("gather_pixels", "blocks_to_array", (3, 16_000), (64,), 2, None),
         ("gather_pixels", "blocks_to_array", (64, 512, 512), (16, 16), 8, None),
         ("gather_pixels", "blocks_to_array", (64, 512, 512), (2, 2), 2, None),
         ("gather", "blocks_to_array", (64, 100_000), (8,), 1, None),

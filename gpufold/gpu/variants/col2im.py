@@ -793,7 +793,7 @@ def _overlaps_densely(view: View, multiprocessors: int) -> bool:
     return (
         row.stride <= BLOCKS_MAX_STRIDE
         and row.stride < row.kernel
-        and (row.stride == 1 or sum(axis.kernel > 1 for axis in outer) < 2)
+        and (row.stride == 1 or sum(axis.kernel > 1 for axis in outer) == 1)
         and row.blocks >= 2 * row.kernel
         and taps * min(view.element.itemsize, WIDEST_WORD // 2) >= BLOCKS_MIN_BYTES
         and view.planes * view.pixels >= BLOCKS_MIN_PIXELS * multiprocessors * (taps // row.kernel)
