@@ -1044,7 +1044,7 @@ def copy_checkout(folder: Path) -> None:
     shutil.copy(CHECKOUT / "pyproject.toml", folder)
 
 
-def testable() -> list[Fault]:
+def of_this_machine() -> list[Fault]:
     """Return the faults whose tests can run here."""
     return [fault for fault in FAULTS if "test_torch" not in fault.test or find_spec("torch") is not None]
 
@@ -1066,7 +1066,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         sound = Path(folder)
         copy_checkout(sound)
-        faults = testable()
+        faults = of_this_machine()
         if len(faults) < len(FAULTS):
             print(f"{len(FAULTS) - len(faults)} faults of gpufold.torch left out: torch is not installed")
         for fault in faults:

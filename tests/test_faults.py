@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from faults import CHECKOUT, FAULTS, run_tests, testable
+from faults import CHECKOUT, FAULTS, run_tests, of_this_machine
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name.replace(" ", "-"))
@@ -18,5 +18,5 @@ def test_a_fault_changes_one_place_of_its_file(fault):
 @pytest.mark.hostcuda
 def test_a_fault_names_a_test_that_there_is():
     """Of those that other packages do not decide about."""
-    status, output = run_tests(CHECKOUT, ["--collect-only", *sorted({fault.test for fault in testable()})])
+    status, output = run_tests(CHECKOUT, ["--collect-only", *sorted({fault.test for fault in of_this_machine()})])
     assert status == 0, output
