@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from faults import CHECKOUT, FAULTS, run_tests, of_this_machine
+from faults import CHECKOUT, FAULTS, of_this_machine, run_tests
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name.replace(" ", "-"))
