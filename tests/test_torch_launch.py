@@ -123,6 +123,31 @@ def test_the_weights_of_a_window_and_positions_go_by_address(device, window):
     assert arguments[:3] == (blocks.data_ptr(), before, positions.data_ptr())
 
 
+UNREADY = {
+    "float64": lambda weights: weights.to(torch.float64),
+    "transposed": lambda weights: weights.T.contiguous().T,
+    "negative": lambda weights: torch._neg_view(weights.neg()),
+    "integers": lambda weights: weights.to(torch.int32),
+}
+"""The same weights as kernels cannot read them."""
+
+
+@pytest.mark.parametrize("way", ["plain", "differentiated", "operator"])
+@pytest.mark.parametrize("layout", UNREADY)
+def test_weights_are_made_ready_for_kernels(device, layout, way, monkeypatch):
+    lend = tensors._execute_on_gpu
+    monkeypatch.setattr(tensors, "_execute_on_gpu", lambda *given: [[*map(device.lend, given[3])], lend(*given)])
+    window, blocks = UNREADY[layout](WEIGHTS.round()), whole_numbers((2, 3, 2))
+    positions, out = device.lend(torch.tensor([[0, 0], [3, 2]])), whole_numbers((5, 4))
+    want = gpufold.add_blocks(out.numpy().copy(), blocks.numpy(), positions.numpy(), WEIGHTS.round().numpy())
+    if way == "operator":
+        got = torch.ops.gpufold.add_blocks(blocks, window, positions, out, "sum", False, "auto", True)
+    else:
+        got = gpufold.torch.add_blocks(out, blocks.requires_grad_(way == "differentiated"), positions, window)
+    device.synchronize()
+    assert got.detach().numpy().tobytes() == want.tobytes()
+
+
 @pytest.mark.parametrize("variant", ["direct", "owners"])
 @pytest.mark.parametrize("mode", ["constant", "edge"])
 @pytest.mark.parametrize("window", [None, WEIGHTS])

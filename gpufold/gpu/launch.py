@@ -26,8 +26,8 @@ CLOCK_RATE, MEMORY_CLOCK_RATE, GLOBAL_MEMORY_BUS_WIDTH, L2_CACHE_SIZE, SHARED_ME
 """The runtime's numbers for these attributes of a device; shared memory is that of a multiprocessor."""
 
 
-Located: TypeAlias = tuple[int, Size, Size, int]
-"""Where an array lies that is not CuPy's: its address, shape, strides in elements, and the bytes of an element."""
+Located: TypeAlias = tuple[int, tuple[Size, Size, int]]
+"""Where an array lies that is not CuPy's: its address, then its shape, strides in elements and bytes of an element."""
 
 Addresses: TypeAlias = tuple[int, ...]
 
@@ -87,15 +87,8 @@ def execute_at(
 ) -> None:
     """Compute a call on memory that another library owns, on a stream of its; nothing is waited for."""
     device, weight_out = stream.device, others[-1]
-    of_weights = None if weight_out is None else (weight_out[0] % MAX_ALIGNMENT, *weight_out[1:])
-    kernel = _prepare_at(
-        planner,
-        call,
-        (data[0] % MAX_ALIGNMENT, *data[1:]),
-        (result[0] % MAX_ALIGNMENT, *result[1:]),
-        device,
-        of_weights,
-    )
+    of_weights = None if weight_out is None else _beyond(weight_out)
+    kernel = _prepare_at(planner, call, _beyond(data), _beyond(result), device, of_weights)
     scratch, _kept = allocate(kernel.scratch_bytes) if kernel.scratch_bytes else (None, None)
     if cupy.cuda.runtime.getDevice() == device:
         kernel.launch_at(data, result, others, stream, scratch)
@@ -208,7 +201,7 @@ class Kernel:
         """Launch on addresses, on a stream of the current device."""
         weights, positions, weight_out = others
         if self.zero_output:
-            _, shape, _, itemsize = result  # which is contiguous
+            shape, _, itemsize = result[1]  # which is contiguous
             cupy.cuda.runtime.memsetAsync(result[0], 0, prod(shape) * itemsize, stream.ptr)
         pointers: tuple[Any, ...] = (data[0], result[0]) if positions is None else (data[0], result[0], positions)
         if self.takes_window:
@@ -250,14 +243,19 @@ def _prepare(
         return Kernel.of(plan)
 
 
+def _beyond(located: Located) -> Located:
+    """Return where an array lies beyond its alignment, which is all that a plan asks of its address."""
+    return located[0] % MAX_ALIGNMENT, located[1]
+
+
 @lru_cache(maxsize=4096)
 def _prepare_at(
     planner: Planner, call: Call, data: Located, result: Located, device_number: int, weight_out: Located | None
 ) -> Kernel:
-    """Prepare a call on memory of another library; of addresses there is what is left beyond their alignment."""
+    """Prepare a call on memory of another library, which lies as `_beyond` says."""
 
     def layout(located: Located) -> Layout:
-        address, shape, strides, itemsize = located
+        address, (shape, strides, itemsize) = located
         address |= MAX_ALIGNMENT
         return tuple(shape), tuple([stride * itemsize for stride in strides]), address & -address, itemsize
 

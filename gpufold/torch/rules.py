@@ -35,7 +35,17 @@ from gpufold.geometry import (
     SlidingGeometry,
     SpaceGeometry,
 )
-from gpufold.torch.tensors import WEIGHT_DTYPES, bounds, checked_window, execute, execute_into, share_memory
+from gpufold.torch.tensors import (
+    PLAIN_TYPES,
+    WEIGHTS,
+    checked_window,
+    end_of,
+    execute,
+    execute_into,
+    name_of,
+    ready,
+    share_memory,
+)
 
 ADJOINTS = {
     "col2im": "im2col",
@@ -52,8 +62,6 @@ ADJOINTS = {
 TAKING = ("im2col", "array_to_blocks", "take_blocks")
 """The operations whose results are blocks: their windows weigh what comes out."""
 
-PLAIN_TYPES = (Tensor, torch.nn.Parameter)
-
 
 def is_traced(*tensors: Any) -> bool:
     """Return whether something records operators instead of computing: a compiler, a mode, a subclass of tensors.
@@ -64,7 +72,13 @@ def is_traced(*tensors: Any) -> bool:
         torch._C._len_torch_dispatch_stack() > 0 and not torch._C._are_functorch_transforms_active()
     ):
         return True
-    return any([isinstance(each, Tensor) and (type(each) not in PLAIN_TYPES or each.is_meta) for each in tensors])
+    for tensor in tensors:  # a generator takes a microsecond
+        if type(tensor) in PLAIN_TYPES:
+            if tensor.is_meta:
+                return True
+        elif isinstance(tensor, Tensor):
+            return True
+    return False
 
 
 def is_plain(*tensors: Tensor | None) -> bool:
@@ -72,7 +86,7 @@ def is_plain(*tensors: Tensor | None) -> bool:
     if torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
         return False
     if torch.is_grad_enabled():
-        for tensor in tensors:  # a generator takes a microsecond
+        for tensor in tensors:
             if tensor is not None and tensor.requires_grad:
                 return False
     return True
@@ -99,13 +113,12 @@ def compute_in_place(
 ) -> Tensor:
     """Add blocks into a tensor, and their weights into another; gradients take the way over new tensors."""
     axes = None if window is None else checked_window(call, blocks, window)
-    read = [("blocks", blocks), ("positions", positions)]
-    if axes is not None:
-        read += [("window", weights) for weights in axes]
+    read = (blocks, positions, *axes) if axes else (blocks, positions)
     check_written("out", out, read)
     lazy = out.is_conj() or out.is_neg()
     if weight_out is not None:
-        check_written("weight_out", weight_out, [*read, ("out", out)])
+        check_written("weight_out", weight_out, read)
+        check_apart("weight_out", weight_out, "out", out)
         lazy = lazy or weight_out.is_neg()
     if lazy or not is_plain(blocks, out, weight_out, *(axes or ())):
         plain = call._replace(fusion=call.fusion._replace(weight_out=False))
@@ -120,18 +133,24 @@ def compute_in_place(
     return out
 
 
-def check_written(name: str, tensor: Tensor, read: list[tuple[str, Tensor]]) -> None:
-    """Raise where a tensor that is written into may not be, or shares memory with one that is read."""
+def check_written(name: str, tensor: Tensor, read: Sequence[Tensor]) -> None:
+    """Raise where a tensor may not be written into, or shares memory with blocks, positions or weights."""
     if tensor.requires_grad and tensor.is_leaf and torch.is_grad_enabled():
         raise ValueError(
             f"add_blocks_: {name} is a leaf that requires a gradient, which nothing may write into; call "
             "add_blocks, which returns a new tensor, or add under torch.no_grad()"
         )
-    begin, end = bounds(tensor)
-    for other, each in read:
-        first, last = bounds(each)
-        if first < end and begin < last and share_memory(tensor, each):
-            raise ValueError(f"add_blocks_: {name} must share no memory with {other}, got tensors that overlap")
+    begin, end = tensor.data_ptr(), end_of(tensor)
+    for index, each in enumerate(read):
+        first = each.data_ptr()
+        if first < end and begin < end_of(each):
+            check_apart(name, tensor, ("blocks", "positions", "window")[min(index, 2)], each)
+
+
+def check_apart(name: str, tensor: Tensor, other: str, read: Tensor) -> None:
+    """Raise where a tensor that is written into shares memory with one that is read."""
+    if share_memory(tensor, read):
+        raise ValueError(f"add_blocks_: {name} must share no memory with {other}, got tensors that overlap")
 
 
 def add_weights(call: Call, weight_out: Tensor, window: Any, positions: Tensor) -> None:
@@ -153,14 +172,17 @@ def no_gradient(operation: str, reduction: str) -> ValueError:
 
 def joined(data: Tensor, axes: Sequence[Tensor]) -> Tensor:
     """Return a window as one tensor of weights: that of the block's shape, or those of the axes in a row."""
-    dtype = WEIGHT_DTYPES[data.dtype]
+    dtype = WEIGHTS[name_of(data.dtype)]
     return axes[0].to(dtype) if len(axes) == 1 else torch.cat([each.to(dtype) for each in axes])
 
 
 def separated(call: Call, window: Tensor | None) -> tuple[Tensor, ...] | None:
-    """Return the tensors of a joined window."""
-    if window is None or call.fusion.window != "separable":
-        return None if window is None else (window,)
+    """Return the tensors of a joined window as kernels can read them."""
+    if window is None:
+        return None
+    window = ready(window, WEIGHTS[call.dtype])
+    if call.fusion.window != "separable":
+        return (window,)
     axes: tuple[Tensor, ...] = torch.split(window, list(block_shape_of(call.geometry)))
     return axes
 
@@ -273,7 +295,7 @@ def transpose_of_edge(adjoint: Call, gradient: Tensor, window: Tensor | None, po
         [positions[:, axis].clamp(-taps, extent) + taps for axis, (extent, taps) in enumerate(sides)], 1
     )
     wide = replace(geometry, size=tuple([extent + 2 * taps for extent, taps in sides]))
-    sums_dtype = WEIGHT_DTYPES[gradient.dtype] if ELEMENT_TYPES[adjoint.dtype].is_half else gradient.dtype
+    sums_dtype = WEIGHTS[adjoint.dtype] if ELEMENT_TYPES[adjoint.dtype].is_half else gradient.dtype
     adjoint = adjoint._replace(geometry=wide, dtype=str(sums_dtype).removeprefix("torch."))
     sums = gradient.new_zeros(wide.array_shape, dtype=sums_dtype)
     sums = apply(adjoint, gradient.to(sums_dtype), window, places, sums)
@@ -300,7 +322,7 @@ def reciprocals(call: Call, like: Tensor, window: Tensor | None) -> Tensor:
     """Return one through what each pixel's sum is divided by, zero where that is too small: of the spatial axes."""
     geometry = call.geometry
     assert isinstance(geometry, SlidingGeometry | BlocksGeometry)
-    dtype = WEIGHT_DTYPES[like.dtype]
+    dtype = WEIGHTS[name_of(like.dtype)]
 
     def folded(axes: tuple[Axis, ...], weights: Tensor | None) -> Tensor:
         plane = SlidingGeometry(None, 1, axes)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import cache, lru_cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -15,7 +15,6 @@ from gpufold.arrays import (
     axes_of_window,
     bounds_of,
     check_bytes,
-    kernel_ready,
     misshapen_weights,
     name_of_axis,
     share_addresses,
@@ -47,10 +46,11 @@ DTYPES = {getattr(torch, name): Dtype(name) for name in ELEMENT_TYPES}
 INTEGERS = frozenset(dtype for dtype, known in DTYPES.items() if "int" in known.name)
 """The dtypes that positions may have."""
 
-WEIGHT_DTYPES = {
-    getattr(torch, name): getattr(torch, element.weight) for name, element in ELEMENT_TYPES.items() if element.weight
-}
-"""The dtype of a window's weights, by the dtype of the data."""
+WEIGHTS = {name: getattr(torch, element.weight) for name, element in ELEMENT_TYPES.items() if element.weight}
+"""The dtype of a window's weights, by the name of the dtype that sums have."""
+
+PLAIN_TYPES = (Tensor, torch.nn.Parameter)
+"""What is computed on; other subclasses of tensors take part in what records operators."""
 
 
 def name_of(dtype: Any) -> str:
@@ -60,6 +60,10 @@ def name_of(dtype: Any) -> str:
 
 STRIDED = torch.strided
 """The layout of dense tensors."""
+
+
+Located: TypeAlias = tuple[int, tuple[Size, Size, int]]
+"""Where a tensor lies: see `gpufold.gpu.launch.Located`."""
 
 
 class Described(NamedTuple):
@@ -92,15 +96,22 @@ def _described(shape: Size, dtype: torch.dtype) -> Described:
     return Described(tuple(shape), DTYPES[dtype])
 
 
-def is_known(tensor: Any, dtype: torch.dtype | None, device: torch.device) -> bool:
-    """Return whether a tensor needs no check of its own: what most windows and positions are, in few questions."""
+def is_ready(tensor: Any, dtype: torch.dtype | None, device: torch.device) -> bool:
+    """Return whether kernels can read a tensor as it is, which most windows and positions are, in few questions."""
     return (
-        type(tensor) is Tensor
+        type(tensor) in PLAIN_TYPES
         and not tensor.is_nested
         and tensor.dtype is dtype
         and tensor.layout is STRIDED
         and tensor.device == device
+        and tensor.is_contiguous()
+        and not tensor.is_neg()
     )
+
+
+def ready(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return a tensor that was checked as kernels can read it: contiguous, of a dtype, its values in memory."""
+    return tensor.to(dtype).resolve_neg().contiguous()
 
 
 def check_like(operation: str, name: str, tensor: Tensor, other: Tensor, like: str) -> None:
@@ -110,20 +121,21 @@ def check_like(operation: str, name: str, tensor: Tensor, other: Tensor, like: s
 
 
 def checked_window(call: Call, data: Tensor, window: Any) -> tuple[Tensor, ...]:
-    """Return the tensors of a window: one of the block's shape, or one for each axis."""
+    """Return the tensors of a window as kernels can read them: one of the block's shape, or one for each axis."""
     axes, shapes = axes_of_window(call, window)
-    wanted, device = WEIGHT_DTYPES.get(data.dtype), data.device
+    wanted, device = WEIGHTS[call.dtype], data.device
+    converted = None
     for axis, weights in enumerate(axes):
-        shape = shapes[axis]
-        if is_known(weights, wanted, device) and weights.shape == shape:
+        if is_ready(weights, wanted, device) and weights.shape == shapes[axis]:
             continue
         name = name_of_axis(call, window, axis)
         if described(call.operation, name, weights).dtype.name == "bool" or weights.is_complex():
             raise TypeError(f"{call.operation}: {name} must hold real numbers, got dtype {DTYPES[weights.dtype]}")
-        if weights.shape != shape:
-            raise misshapen_weights(call, name, tuple(weights.shape), shape)
+        if weights.shape != shapes[axis]:
+            raise misshapen_weights(call, name, tuple(weights.shape), shapes[axis])
         check_like(call.operation, name, weights, data, "the data")
-    return tuple(axes)
+        converted = wanted
+    return tuple(axes) if converted is None else tuple([ready(each, converted) for each in axes])
 
 
 def checked_positions(operation: str, positions: Any, array: Tensor, like: str) -> Tensor:
@@ -131,7 +143,7 @@ def checked_positions(operation: str, positions: Any, array: Tensor, like: str) 
     if not isinstance(positions, Tensor):
         given = np.asarray(positions) if hasattr(positions, "dtype") else positions
         return torch.from_numpy(as_positions(operation, np, given, array, like)).to(array.device)
-    if is_known(positions, torch.int64, array.device) and positions.is_contiguous():
+    if is_ready(positions, torch.int64, array.device):
         return positions
     described(operation, "positions", positions)
     check_like(operation, "positions", positions, array, like)
@@ -148,13 +160,6 @@ def as_int64(operation: str, positions: Tensor) -> Tensor:
     return positions.to(torch.int64).contiguous()
 
 
-def ready(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return a tensor as kernels can read it: contiguous, of a dtype, its values in memory."""
-    if tensor.is_contiguous() and tensor.dtype is dtype and not tensor.is_neg():
-        return tensor
-    return tensor.to(dtype).resolve_neg().contiguous()
-
-
 # ---------------------------------------------------------------------------------------------
 # Computing
 
@@ -166,7 +171,10 @@ def execute(
     positions: Tensor | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """Compute a call on tensors that were checked, into a new contiguous tensor; `out` is what add_blocks adds to."""
+    """Compute a call on tensors that were checked, weights and positions ready, into a new contiguous tensor.
+
+    `out` is what add_blocks adds to.
+    """
     if data.is_conj() or data.is_neg():
         data = data.resolve_conj().resolve_neg()
     if out is not None:
@@ -220,10 +228,7 @@ def _execute_on_cpu(
             f"{call.operation}: variant {call.variant!r} is a GPU kernel, but {name} is a tensor on the CPU; "
             f"pass {name}.cuda(), or variant='auto'"
         )
-    window = None
-    if weights is not None:
-        wanted = call.element.weight_dtype
-        window = tuple([kernel_ready(np, as_numpy(each.resolve_neg()), wanted) for each in weights])
+    window = None if weights is None else tuple([as_numpy(each) for each in weights])
     places, sums = (None if each is None else as_numpy(each) for each in (positions, weight_out))
     run(call, np, data, result, window, places, sums)
 
@@ -265,8 +270,6 @@ def _execute_on_gpu(
         raise extras.missing("gpufold.torch with CUDA tensors", "cupy", "cuda13") from error
     pointers = None
     if weights is not None:
-        dtype = WEIGHT_DTYPES[result.dtype]
-        weights = tuple([ready(each, dtype) for each in weights])
         pointers = tuple([each.data_ptr() for each in weights])
     places = None if positions is None else positions.data_ptr()
     others = pointers, places, None if weight_out is None else located(weight_out)
@@ -290,18 +293,15 @@ def is_on_gpu(tensor: Tensor) -> bool:
     return bool(tensor.is_cuda)
 
 
-def located(tensor: Tensor) -> tuple[int, Size, Size, int]:
-    """Return where a tensor lies: its address, shape, strides in elements, and the bytes of an element."""
-    return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.element_size()
+def located(tensor: Tensor) -> Located:
+    """Return where a tensor lies: its address, then its shape, strides in elements and the bytes of an element."""
+    return tensor.data_ptr(), (tensor.shape, tensor.stride(), tensor.element_size())
 
 
-def bounds(tensor: Tensor) -> tuple[int, int]:
-    """Return the addresses that a tensor's memory lies between."""
-    address = tensor.data_ptr()
-    if tensor.is_contiguous():
-        return address, address + tensor.nbytes
-    begin, end = bounds_of(*_in_bytes(tensor))
-    return address + begin, address + end
+def end_of(tensor: Tensor) -> int:
+    """Return where a tensor's memory ends, which begins at its address: no stride is negative."""
+    begin: int = tensor.data_ptr()
+    return begin + (tensor.nbytes if tensor.is_contiguous() else bounds_of(*_in_bytes(tensor))[1])
 
 
 def share_memory(first: Tensor, second: Tensor) -> bool:
