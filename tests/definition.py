@@ -112,6 +112,7 @@ def im2col(image, kernel, strides, dilations, pads_begin, pads_end, window=None)
             wide = np.dtype(np.float32) if image.dtype.name in ("float16", "bfloat16") else image.dtype
             with np.errstate(all="ignore"):
                 element = scaled(element.astype(wide), np.multiply, weight_of(tap, window, weight_dtype(image.dtype)))
+                element = element.astype(image.dtype)
         columns[(..., *tap, *block)] = element
     columns = columns.reshape(len(batched), batched.shape[1] * prod(kernel), prod(blocks))
     return columns if image.ndim == rank + 2 else columns[0]
