@@ -145,9 +145,8 @@ def test_channels_are_numbers_of_their_own():
     )
     assert dict(plan.defines)["OFFSET"] == "long long"
     placed = add_blocks_geometry((2**32, 4), (1, 2**32, 2), (1, 1))
-    plan = choose(
-        Call("add_blocks", placed, "int8"), *map(Operand.contiguous, (placed.blocks_shape, placed.array_shape))
-    )
+    call = Call("add_blocks", placed, "int8", variant="gather")
+    plan = choose(call, *map(Operand.contiguous, (placed.blocks_shape, placed.array_shape)))
     assert dict(plan.defines)["OFFSET"] == "long long"
 
 
