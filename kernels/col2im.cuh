@@ -87,7 +87,7 @@ template <int planes> struct Place {
     __device__ void point_at(const Scalar* (&plane_columns)[planes], const Scalar* columns,
                              const Parameters& p) const
     {
-        columns += batch * p.columns_batch + channel * p.columns_channel;
+        columns += lengthened(batch) * p.columns_batch + lengthened(channel) * p.columns_channel;
 #pragma unroll
         for (int plane = 0; plane < planes; ++plane) {
             plane_columns[plane] = columns;
@@ -98,7 +98,7 @@ template <int planes> struct Place {
 
     __device__ Result* first_plane(Result* image, const Parameters& p) const
     {
-        return image + batch * p.image_batch + channel * p.image_channel;
+        return image + lengthened(batch) * p.image_batch + lengthened(channel) * p.image_channel;
     }
 };
 
@@ -111,12 +111,13 @@ struct Taps {
     template <int axis> static __device__ Taps of(Offset pixel, const Parameters& p)
     {
         using pattern = Pattern<axis>;
-        const Offset padded = pixel + p.pad[axis];
-        const Offset multiple = padded / pattern::common;
-        const Offset tap = multiple % pattern::tap_step * pattern::inverse % pattern::tap_step;
-        const Offset block = (multiple - tap * pattern::block_step) / pattern::tap_step;
+        constexpr UnsignedOffset common = pattern::common, step = pattern::tap_step;
+        const UnsignedOffset padded = pixel + p.pad[axis]; // never negative, which takes fewer instructions
+        const UnsignedOffset multiple = padded / common;
+        const Offset tap = multiple % step * UnsignedOffset(pattern::inverse) % step;
+        const Offset block = (Offset(multiple) - tap * pattern::block_step) / pattern::tap_step;
         return {tap, block, tap * p.tap_stride[axis] + block * p.block_stride[axis],
-                pattern::common == 1 || padded % pattern::common == 0};
+                common == 1 || padded % common == 0};
     }
 
     // Whether the number-th of them is one of the kernel's.

@@ -76,10 +76,11 @@ __device__ void gather_pixels(const Scalar* __restrict__ columns, Result* __rest
             denominators[i].from_axes(factors, i);
     }
 
-    Result* first = place.first_plane(image, p);
+    Offset offset = 0;
 #pragma unroll
     for (int axis = 0; axis < rank; ++axis)
-        first += place.along[axis] * p.pixel_stride[axis];
+        offset += place.along[axis] * p.pixel_stride[axis];
+    Result* first = place.first_plane(image, p) + offset;
     const Offset remaining = p.channels - place.channel; // planes
     OldPixel old[planes][word];
 #pragma unroll

@@ -513,6 +513,12 @@ inline __device__ Offset grid_index()
     return Offset(blockIdx.x) * Offset(blockDim.x) + Offset(threadIdx.x);
 }
 
+// A number that is not negative, in 64 bits: a product of it takes no look at its sign.
+inline __device__ long long lengthened(Offset number)
+{
+    return static_cast<long long>(UnsignedOffset(number));
+}
+
 // 0 <= value < extent, in one comparison.
 inline __device__ bool within(Offset value, Offset extent)
 {

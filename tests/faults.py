@@ -570,8 +570,8 @@ FAULTS = (
     Fault(
         "the strides of batch and channels swapped",
         "kernels/col2im.cuh",
-        "image + batch * p.image_batch + channel * p.image_channel",
-        "image + batch * p.image_channel + channel * p.image_batch",
+        "image + lengthened(batch) * p.image_batch + lengthened(channel) * p.image_channel",
+        "image + lengthened(batch) * p.image_channel + lengthened(channel) * p.image_batch",
         COL2IM + "random_geometries_in_any_layout_are_the_numpy_path[0]",
     ),
     # --- fusions
