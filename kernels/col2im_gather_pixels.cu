@@ -87,14 +87,23 @@ __device__ void gather_pixels(const Scalar* __restrict__ columns, Result* __rest
     for (int plane = 0; plane < planes; ++plane)
         OldPixel::load_wide(old[plane], first + plane * p.image_channel, plane < remaining);
     const Divisors<word, (planes > 1)> divisors(denominators);
+    Accumulator quotients[planes][word];
+    bool right = true;
+#pragma unroll
+    for (int plane = 0; plane < planes; ++plane)
+        right = right & divisors.divide(quotients[plane], sums[plane]);
+    if (!right) {
+        memcpy(quotients, sums, sizeof(sums));
+#pragma unroll
+        for (int plane = 0; plane < planes; ++plane)
+            divisors.finish(quotients[plane]);
+    }
 #pragma unroll
     for (int plane = 0; plane < planes; ++plane) {
         Result pixels[word];
-        if (!divisors.divides(sums[plane]))
-            divisors.finish(sums[plane]);
 #pragma unroll
         for (int i = 0; i < word; ++i)
-            pixels[i] = narrow(old[plane][i].plus(sums[plane][i]));
+            pixels[i] = narrow(old[plane][i].plus(quotients[plane][i]));
         if (plane < remaining)
             store_wide(first + plane * p.image_channel, pixels);
     }

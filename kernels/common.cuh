@@ -286,6 +286,19 @@ inline __device__ bool has_reciprocal(float divisor)
 {
     return between_powers<30>(divisor);
 }
+#ifdef HOSTCUDA
+inline float reciprocal_of(float divisor)
+{
+    return 1.0f / divisor;
+}
+#else
+inline __device__ float reciprocal_of(float divisor)
+{
+    float reciprocal;
+    asm("rcp.rn.f32 %0, %1;" : "=f"(reciprocal) : "f"(divisor));
+    return reciprocal;
+}
+#endif
 inline __device__ bool multiplies(float number)
 {
     return (bit_cast<unsigned>(number) << 1) == 0 || between_powers<60>(number);

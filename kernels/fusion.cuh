@@ -294,29 +294,36 @@ template <int pixels, bool again = true> struct Divisors {
         if constexpr (by_reciprocals)
 #pragma unroll
             for (int i = 0; i < pixels; ++i) {
-                reciprocals[i] = divide(1.0f, of[i].value);
+                reciprocals[i] = reciprocal_of(of[i].value);
                 have_reciprocals = have_reciprocals && has_reciprocal(of[i].value);
             }
     }
 
+    // Gives the quotients; whether they are right, else finish has them.
+    __device__ bool divide(Accumulator (&quotients)[pixels], const Accumulator (&sums)[pixels]) const
+    {
+        bool right = true;
+        if constexpr (by_reciprocals) {
+            right = have_reciprocals;
+#pragma unroll
+            for (int i = 0; i < pixels; ++i) {
+                right = right & multiplies(sums[i]);
+                quotients[i] = quotient_of(sums[i], of[i].value, reciprocals[i]);
+            }
+        } else {
+            memcpy(quotients, sums, sizeof(quotients));
+            finish(quotients);
+        }
+        return right;
+    }
     // Whether all were divided: else they are what they were.
     __device__ bool divides(Accumulator (&sums)[pixels]) const
     {
-        if constexpr (by_reciprocals) {
-            bool divides = have_reciprocals;
-            Accumulator quotients[pixels];
-#pragma unroll
-            for (int i = 0; i < pixels; ++i) {
-                divides = divides & multiplies(sums[i]);
-                quotients[i] = quotient_of(sums[i], of[i].value, reciprocals[i]);
-            }
-            if (divides)
-                memcpy(sums, quotients, sizeof(sums));
-            return divides;
-        } else {
-            finish(sums);
-            return true;
-        }
+        Accumulator quotients[pixels];
+        const bool right = divide(quotients, sums);
+        if (right)
+            memcpy(sums, quotients, sizeof(sums));
+        return right;
     }
     __device__ void finish(Accumulator (&sums)[pixels]) const
     {

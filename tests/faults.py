@@ -231,7 +231,7 @@ FAULTS = (
     Fault(
         "planes that reciprocals do not divide left as sums",
         "kernels/col2im_gather_pixels.cu",
-        "            divisors.finish(sums[plane]);",
+        "            divisors.finish(quotients[plane]);",
         "            ;",
         COL2IM + "averages_are_rounded_once_wherever_they_lie[float32]",
     ),
