@@ -153,9 +153,10 @@ template <int axis> __device__ constexpr int looped_axes(Offset registers)
 }
 
 // Visits the taps of the axes [axis, end) that land on a pixel in lexicographic order, each with `loads`
-// loads: visit(offset in the columns, whether it exists, number of the tap, its weight so far). TapWeight is
-// fusion.cuh's.
-template <int axis, int end, Offset loads, typename TapWeight, typename Visit>
+// loads, in loops for the first `looped` axes: visit(offset in the columns, whether it exists, number of the
+// tap, its weight so far). TapWeight is fusion.cuh's.
+template <int axis, int end, Offset loads, int looped = looped_axes<end - 1>(loads * element_registers),
+          typename TapWeight, typename Visit>
 __device__ void for_each_tap(const Taps (&taps)[rank], const Parameters& p, Offset offset, bool exists,
                              int iteration, const TapWeight& weight, const Visit& visit)
 {
@@ -163,19 +164,18 @@ __device__ void for_each_tap(const Taps (&taps)[rank], const Parameters& p, Offs
         visit(offset, exists, iteration, weight);
     } else {
         constexpr Offset count = Pattern<axis>::taps;
-        constexpr int looped = looped_axes<end - 1>(loads * element_registers);
         constexpr bool loop = axis < looped;
         constexpr bool skip = loop && (axis + 1 < end || loads >= looped_loads);
-#pragma unroll(skip ? 1 : loop ? looped_loads / loads : count)
+#pragma unroll(skip ? (count == 2 ? 2 : 1) : loop ? looped_loads / loads : count)
         for (Offset number = 0; number < count; ++number) {
             const bool found = taps[axis].template exists<axis>(number, p);
             if (skip && !found)
                 continue;
             const TapWeight here = weight.template along<axis>(
                 taps[axis].tap + number * Pattern<axis>::tap_step, exists && found);
-            for_each_tap<axis + 1, end, loads>(taps, p,
-                                               offset + taps[axis].offset + number * p.tap_step_stride[axis],
-                                               exists && found, int(iteration * count + number), here, visit);
+            for_each_tap<axis + 1, end, loads, looped>(
+                taps, p, offset + taps[axis].offset + number * p.tap_step_stride[axis], exists && found,
+                int(iteration * count + number), here, visit);
         }
     }
 }

@@ -3,7 +3,8 @@
 //
 //   columns  (batch, channels, *kernel, *blocks), any strides  read, a predicated load per tap
 //   image    (batch, channels, *size), any strides             written, each element once
-//   window   (*kernel), or an array per axis, or null          read, once per tap for all planes
+//   window   (*kernel), or an array per axis, or null          read, once per tap for all planes, the last
+//                                                             axis's weights once where they are few
 //
 // Neighbouring threads read neighbouring taps of the same block, or, where the stride is small, neighbouring
 // blocks. Where taps follow each other in memory and words of pixels get words of them, all of which exist or
@@ -26,6 +27,9 @@
 #define WORD_PLANES 1
 #endif
 
+constexpr int row_taps = int(Pattern<last>::taps); // that land on a pixel along the last axis
+constexpr int kept_weights = 16; // of a row of taps that a thread keeps for all rows, at most
+
 // More than one pixel at once only where pixels, taps and blocks are whole words of so many; `aligned` is
 // said of a window's weights.
 template <int planes, int word, bool aligned>
@@ -42,34 +46,65 @@ __device__ void gather_pixels(const Scalar* __restrict__ columns, Result* __rest
     Taps taps[rank];
     find_taps<0, rank>(taps, place.along, p);
 
+    // The taps of all rows are loaded together, or of as many rows as have room in registers, one after
+    // another where a window needs some of these: rows without taps are skipped then. Of a row that has no
+    // room itself, some taps are.
+    constexpr Offset loads = planes * word, row_registers = row_taps * loads * element_registers;
+    constexpr bool whole_rows = row_registers <= unrolled_registers;
+    constexpr int without_room = whole_rows ? looped_axes<last - 1>(row_registers) : last;
+    constexpr int looped = windowed && without_room > 0 ? last : without_room;
+    constexpr int together = whole_rows ? row_taps : (looped_loads + loads - 1) / loads;
+    constexpr bool keeps_weights = whole_rows && row_taps * word <= kept_weights;
+    const auto load_row_weights = [&](Offset number) {
+        return RowWeights<word, aligned>(window, taps[last].tap + number * Pattern<last>::tap_step,
+                                         taps[last].template exists<last>(number, p));
+    };
+    RowWeights<word, aligned> kept[keeps_weights ? row_taps : 1];
+    if constexpr (keeps_weights)
+#pragma unroll
+        for (int number = 0; number < row_taps; ++number)
+            kept[number] = load_row_weights(number);
+    const auto row_weights = [&](Offset number) {
+        if constexpr (keeps_weights)
+            return kept[number];
+        else
+            return load_row_weights(number);
+    };
+
     Accumulator sums[planes][word] = {};
     Denominator denominators[word];
-    for_each_tap<0, rank, planes * word>(
-        taps, p, 0, true, 0, TapWeights<word, aligned>{{&window}},
-        [&](Offset offset, bool exists, int iteration, const TapWeights<word, aligned>& weights) {
-            Scalar elements[planes][word];
+    for_each_tap<0, last, together * loads, looped>(
+        taps, p, taps[last].offset, true, 0, TapWeight{&window},
+        [&](Offset offset, bool row_exists, int iteration, const TapWeight& outer) {
+#pragma unroll(together)
+            for (int number = 0; number < row_taps; ++number) {
+                const bool exists = row_exists && taps[last].template exists<last>(number, p);
+                Weight weights[word] = {};
+                row_weights(number).in_row(weights, outer, taps[last].tap + number * Pattern<last>::tap_step,
+                                           exists);
+                Scalar elements[planes][word];
 #pragma unroll
-            for (int plane = 0; plane < planes; ++plane) {
-                trace_iteration(iteration * planes + plane);
-                load_wide_if(elements[plane], plane_columns[plane] + offset, exists);
-            }
+                for (int plane = 0; plane < planes; ++plane) {
+                    trace_iteration((iteration * row_taps + number) * planes + plane);
+                    load_wide_if(elements[plane],
+                                 plane_columns[plane] + (offset + number * p.tap_step_stride[last]), exists);
+                }
 #pragma unroll
-            for (int plane = 0; plane < planes; ++plane)
+                for (int plane = 0; plane < planes; ++plane)
+#pragma unroll
+                    for (int i = 0; i < word; ++i)
+                        sums[plane][i] = add(sums[plane][i], weigh(widen(elements[plane][i]), weights[i]));
 #pragma unroll
                 for (int i = 0; i < word; ++i)
-                    sums[plane][i] =
-                        add(sums[plane][i], weigh(widen(elements[plane][i]), weights.of_taps[i]));
-#pragma unroll
-            for (int i = 0; i < word; ++i)
-                denominators[i].add_tap(weights.of_taps[i]);
+                    denominators[i].add_tap(weights[i]);
+            }
         });
     if constexpr (divides_by_axes) {
         RowFactors<word> factors(taps, window, p);
-#pragma unroll(4)
-        for (Offset number = 0; number < Pattern<last>::taps; ++number) {
-            trace_iteration(int(number));
-            factors.template add_taps<aligned>(taps[last].tap + number * Pattern<last>::tap_step,
-                                               taps[last].template exists<last>(number, p));
+#pragma unroll(keeps_weights ? row_taps : 4)
+        for (int number = 0; number < row_taps; ++number) {
+            trace_iteration(number);
+            factors.add_taps(row_weights(number), taps[last].template exists<last>(number, p));
         }
 #pragma unroll
         for (int i = 0; i < word; ++i)
@@ -109,14 +144,14 @@ __device__ void gather_pixels(const Scalar* __restrict__ columns, Result* __rest
     }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 2)
+extern "C" __global__ void __launch_bounds__(THREADS, 512 / THREADS)
     col2im_gather_pixels(const Scalar* __restrict__ columns, Result* __restrict__ image, const Weights window,
                          const Parameters p)
 {
     gather_pixels<1, 1, true>(columns, image, window, p);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 3)
+extern "C" __global__ void __launch_bounds__(THREADS, 768 / THREADS)
     col2im_gather_pixels_planes(const Scalar* __restrict__ columns, Result* __restrict__ image,
                                 const Weights window, const Parameters p)
 {
@@ -134,7 +169,7 @@ __device__ void gather_words(const Scalar* __restrict__ columns, Result* __restr
 }
 
 // For words of pixels.
-extern "C" __global__ void __launch_bounds__(THREADS, 2)
+extern "C" __global__ void __launch_bounds__(THREADS, 512 / THREADS)
     col2im_gather_pixels_words(const Scalar* __restrict__ columns, Result* __restrict__ image,
                                const Weights window, const Parameters p)
 {
@@ -142,7 +177,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
         gather_words<1>(columns, image, window, p);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 2)
+extern "C" __global__ void __launch_bounds__(THREADS, 512 / THREADS)
     col2im_gather_pixels_words_planes(const Scalar* __restrict__ columns, Result* __restrict__ image,
                                       const Weights window, const Parameters p)
 {

@@ -93,28 +93,27 @@ template <int taps> __device__ bool aligned_weights(const Weights& window)
     return reinterpret_cast<unsigned long long>(window.last()) % (taps * sizeof(Weight)) == 0;
 }
 
-// TapWeight for as many taps of a row, known by the first, as a thread adds at once.
-template <int taps, bool aligned> struct TapWeights {
-    TapWeight outer;
-    Weight of_taps[taps];
+// The weights of as many taps of a row, known by the first, as a thread adds at once.
+template <int taps, bool aligned> struct RowWeights {
+    Weight of_axis[taps]; // of the last one where each has its own, zero where the taps do not exist
 
-    template <int axis> __device__ TapWeights along(Offset tap, bool exists) const
+    RowWeights() = default;
+    __device__ RowWeights(const Weights& window, Offset tap, bool exists)
     {
-        if constexpr (axis < last || !windowed) {
-            return {outer.along<axis>(tap, exists), {}};
-        } else {
-            TapWeights all{outer, {}};
-            if constexpr (separable) {
-                load_weights<aligned>(all.of_taps, outer.window->last() + tap, exists);
-                if constexpr (axis > unweighted)
+        if constexpr (separable)
+            load_weights<aligned>(of_axis, window.last() + tap, exists);
+    }
+
+    // In one row, known by its taps of the other axes.
+    __device__ void in_row(Weight (&weights)[taps], const TapWeight& outer, Offset tap, bool exists) const
+    {
+        if constexpr (separable) {
 #pragma unroll
-                    for (int i = 0; i < taps; ++i)
-                        all.of_taps[i] = multiply(or_zero(outer.product, exists), all.of_taps[i]);
-            } else {
-                load_weights<aligned>(all.of_taps, outer.window->last() + (outer.number * kernel[last] + tap),
-                                      exists);
-            }
-            return all;
+            for (int i = 0; i < taps; ++i)
+                weights[i] = or_zero(outer.times(of_axis[i]), exists);
+        } else if constexpr (windowed) {
+            load_weights<aligned>(weights, outer.window->last() + (outer.number * kernel[last] + tap),
+                                  exists);
         }
     }
 };
@@ -213,7 +212,7 @@ __device__ Factor factors_of(const Taps (&taps)[rank], const Weights& window, co
 template <int pixels, bool used = divides_by_axes> struct RowFactors {
     __device__ RowFactors(const Taps (&)[rank], const Weights&, const Parameters&) {}
     __device__ void add_tap(int, Offset, bool) {}
-    template <bool aligned> __device__ void add_taps(Offset, bool) {}
+    template <bool aligned> __device__ void add_taps(const RowWeights<pixels, aligned>&, bool) {}
 };
 template <int pixels> struct RowFactors<pixels, true> {
     const Weights& window;
@@ -229,15 +228,12 @@ template <int pixels> struct RowFactors<pixels, true> {
     {
         of_last[pixel] = with_tap<last>(of_last[pixel], tap, exists, window);
     }
-    // For as many taps, known by the first, each on a pixel of its own.
-    template <bool aligned> __device__ void add_taps(Offset tap, bool exists)
+    // For as many taps, each on a pixel of its own.
+    template <bool aligned> __device__ void add_taps(const RowWeights<pixels, aligned>& weights, bool exists)
     {
-        Weight weights[pixels] = {};
-        if constexpr (windowed)
-            load_weights<aligned>(weights, window.last() + tap, exists);
 #pragma unroll
         for (int pixel = 0; pixel < pixels; ++pixel)
-            of_last[pixel] = with_weight(of_last[pixel], weights[pixel], exists);
+            of_last[pixel] = with_weight(of_last[pixel], weights.of_axis[pixel], exists);
     }
     __device__ Factor product(int pixel) const { return join<last>(outer, of_last[pixel]); }
 };

@@ -394,7 +394,7 @@ FAULTS = (
     Fault(
         "sums rounded at every addition",
         "kernels/col2im_gather_pixels.cu",
-        "add(sums[plane][i], weigh(widen(elements[plane][i]), weights.of_taps[i]));",
+        "add(sums[plane][i], weigh(widen(elements[plane][i]), weights[i]));",
         "widen(narrow(add(sums[plane][i], widen(elements[plane][i]))));",
         COL2IM + "every_dtype_is_the_definition[stride-1-float16]",
     ),
@@ -624,6 +624,13 @@ FAULTS = (
         "kernels/fusion.cuh",
         "multiply(or_zero(product, exists), weight)",
         "multiply(product, weight)",
+        COL2IM + "no_weight_counts_where_its_tap_does_not_exist[0]",
+    ),
+    Fault(
+        "an infinite weight times the zero of a row that does not exist",
+        "kernels/fusion.cuh",
+        "or_zero(outer.times(of_axis[i]), exists)",
+        "outer.times(of_axis[i])",
         COL2IM + "no_weight_counts_where_its_tap_does_not_exist[0]",
     ),
     Fault(

@@ -287,8 +287,8 @@ LIMITS = {
     "col2im-istft-256-s64": Limits(1.45, 1.05, 1.06, 11.0, 9.9, 0.7, 0.94),
     "col2im-istft-400-s160": Limits(1.39, 1.05, 1.06, 16.6, 8.3, 0.64, 0.94),
     "col2im-istft-2048-s512": Limits(1.48, 1.05, 1.08, 12.0, 9.4, 0.68, 0.93),
-    "blocks_to_array-stitch-512x512-s256": Limits(1.5, 1.05, 1.06, 13.3, 1.1, 0.74, 0.95),
-    "blocks_to_array-stitch-96x96x96-s48": Limits(1.29, 1.05, 1.06, 16.4, 2.8, 0.66, 0.95),
+    "blocks_to_array-stitch-512x512-s256": Limits(1.23, 1.05, 1.06, 12.4, 1.1, 0.79, 0.95),
+    "blocks_to_array-stitch-96x96x96-s48": Limits(1.06, 1.05, 1.0, 12.9, 2.3, 0.79, 0.99),
     "add_blocks-probes-256x256": Limits(1.2, 1.05, 1.06, 22.46, 47.2, 0.6, 0.93),
     "add_blocks-tiles-512x512": Limits(1.94, 1.04, 1.01, 28.41, 5.2, 0.55, 1.0),
     # bound by memory: rows of 28 bytes take 56 of it in sectors, read and written

@@ -308,6 +308,10 @@ def gather_bytes(problem: Problem) -> Plan:
 # ---------------------------------------------------------------------------------------------
 # gather_pixels
 
+PIXELS_WEIGHED_THREADS = 128
+"""Threads of a block with a window: a multiprocessor has registers for five such blocks, where two of twice the threads
+fit and a third does not."""
+
 
 def _pixels_per_word(problem: Problem) -> tuple[int, bool]:
     """Return the pixels that get a word of taps, by what is compiled in, and whether the arrays have such words."""
@@ -335,6 +339,7 @@ def gather_pixels(problem: Problem) -> Plan:
     planes = _planes(problem, prod(extents), words_at_most if words else at_most)
     groups = -(-view.channels // planes)
     items = view.batch * groups * prod(extents)
+    threads = PIXELS_WEIGHED_THREADS if problem.fusion.window != "none" else GATHER_THREADS
     pixels = "one pixel" if not words else f"{word} pixels"
     return _plan(
         problem,
@@ -342,11 +347,11 @@ def gather_pixels(problem: Problem) -> Plan:
         "col2im_gather_pixels" + "_words" * words + "_planes" * (planes > 1),
         Work(
             items,
-            GATHER_THREADS,
-            GATHER_THREADS,
+            threads,
+            threads,
             extents,
             groups,
-            offset_bits(OPERATION, _largest_offset(view), items + GATHER_THREADS),
+            offset_bits(OPERATION, _largest_offset(view), items + threads),
         ),
         f"each thread adds up the taps of {pixels} of {_counted(planes, 'plane')}",
         PLANES=at_most,
