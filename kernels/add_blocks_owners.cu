@@ -37,6 +37,10 @@ constexpr int warps = THREADS / 32;
 static_assert(thread_rows <= tile_rows && tile_rows <= 32, "a bit for each row");
 constexpr bool one_axis = positioned == 1; // rows follow each other along it
 
+// Rows of a thread that get elements of the same block at a time, of those that cover some of them: most cover
+// all, and one look-up serves them. Planes share one anyway.
+constexpr int together = one_axis || planes > 1 ? 1 : thread_rows < 4 ? thread_rows : 4;
+
 // A tile's pixels, and of a lane the column.
 struct Tile {
     Offset begin[rank];
@@ -46,25 +50,24 @@ struct Tile {
 // What the lanes of a warp know of each other's blocks, by their bits; the first is for no block.
 struct Listed {
     const Scalar* origin[1 + noted]; // where an element for the tile's first pixel would be
+    unsigned rows[1 + noted];        // that it covers
     Offset position[windowed ? 1 + noted : 1][positioned]; // from that pixel
 };
 
-// Turns a matrix of bits, a row in each lane: bit i of lane k becomes bit k of lane i.
+// Turns a matrix of bits, a row in each lane: bit i of lane k becomes bit k of lane i. Rows are rotated until
+// each bit comes from the lane as far on as its number says, which it does in five steps; then back.
 inline __device__ unsigned transposed(unsigned word)
 {
-    unsigned low = ~0u; // bits whose number has not the bit `step`
+    const int lane = threadIdx.x; // modulo 32, as shuffles and rotations take it
+    word = __brev(word);
+    word = __funnelshift_l(word, word, lane + 1);
 #pragma unroll
-    for (int step = 16; step > 0; step /= 2) {
-        low ^= low << step;
-        const unsigned high = threadIdx.x & step;
-        unsigned given = high ? low : ~low; // bits that another lane has
-        keep(given);
-        const unsigned other = __shfl_xor_sync(~0u, word, step);
-        const unsigned distance = step - 2 * high; // to the left, or to the right where it is negative
-        const unsigned turned = other << (distance & 31) | other >> (-distance & 31);
-        word ^= (word ^ turned) & given;
+    for (int step = 1; step < 32; step *= 2) {
+        const unsigned others = ~0u / ((1u << step) + 1) << step; // bits whose number has the bit `step`
+        const unsigned other = __shfl_sync(~0u, word, lane + step);
+        word = (word & ~others) | (other & others);
     }
-    return word;
+    return __funnelshift_l(word, word, lane);
 }
 
 // Clears the highest bit of a word, and gives its number: -1 where there is none.
@@ -104,14 +107,11 @@ struct Chunk {
     Offset first, columns; // where those that it covers begin and end
     unsigned covering;     // the blocks that cover its column, in every row
 
-    __device__ Chunk(Listed& list, const Offset* numbers, Offset count, bool ordered, const Scalar* blocks,
-                     const long long* positions, const Tile& tile, const BinParameters& p)
+    __device__ Chunk(Listed& list, Offset number, const Scalar* blocks, const long long* positions,
+                     const Tile& tile, const BinParameters& p)
     {
-        const int lane = threadIdx.x % 32, place = noted - 1 - lane;
-        const bool exists = place < count;
-        Offset number = load_if(numbers + place, exists, p.count);
-        if (!ordered)
-            number = in_order(number);
+        const int lane = threadIdx.x % 32;
+        const bool exists = number < p.count;
         Offset position[positioned];
 #pragma unroll
         for (int axis = fixed; axis < rank; ++axis)
@@ -123,19 +123,6 @@ struct Chunk {
 #pragma unroll
         for (int axis = fixed; axis < rank; ++axis)
             offset -= position[axis - fixed] * p.tap_stride[axis];
-        __syncwarp();
-        list.origin[1 + lane] = origin + offset;
-        if (lane == 0)
-            list.origin[0] = blocks;
-        if constexpr (windowed)
-#pragma unroll
-            for (int axis = 0; axis < positioned; ++axis) {
-                list.position[1 + lane][axis] = position[axis];
-                if (lane == 0)
-                    list.position[0][axis] = 0;
-            }
-        __syncwarp();
-
         first = max(position[positioned - 1], Offset(0));
         columns = exists ? min(position[positioned - 1] + p.block[last], tile.end[last]) : 0;
         if constexpr (one_axis) {
@@ -159,20 +146,37 @@ struct Chunk {
             }
             covering = of_column(0);
         }
+
+        __syncwarp();
+        list.origin[1 + lane] = origin + offset;
+        list.rows[1 + lane] = rows;
+        if (lane == 0) {
+            list.origin[0] = blocks;
+            list.rows[0] = 0;
+        }
+        if constexpr (windowed)
+#pragma unroll
+            for (int axis = 0; axis < positioned; ++axis) {
+                list.position[1 + lane][axis] = position[axis];
+                if (lane == 0)
+                    list.position[0][axis] = 0;
+            }
+        __syncwarp();
     }
 
     // The blocks that cover a lane's column, in a row.
     __device__ unsigned of_column(int row) const
     {
         const Offset begin = one_axis ? Offset(row) * 32 : 0;
-        return transposed(run_of_bits(max(first - begin, Offset(0)), min(columns - begin, Offset(32))));
+        return transposed(run_of_bits(max(first - begin, Offset(0)), max(columns - begin, Offset(0))));
     }
 };
 
 // A lane's pixels in some rows of a tile.
 template <int rows> struct Pixels {
-    unsigned bit[rows]; // of the row's number, or none
-    int number[rows];   // zero where there is none
+    static constexpr bool known = rows == tile_rows && positioned == 2; // the rows' numbers, when compiled
+    unsigned bit[rows];                                                 // of the row's number, or none
+    int number[rows];                                                   // zero where there is none
 
     // The lowest of the rows that are left, which they are no more.
     __device__ Pixels(unsigned& left)
@@ -198,16 +202,20 @@ template <int rows> struct Pixels {
         return axis == last || axis < fixed ? 0 : axis == fixed ? rest : p.by_side[axis].split(rest);
     }
 
-    // A row's distance from a tile's first one: where its number is known, a wide product takes one step.
+    // A row's distance from a tile's first one.
     __device__ auto offset(int row, const Offset (&stride)[rank], const BinParameters& p) const
     {
-        if constexpr (rows == tile_rows && positioned == 2)
-            return (long long)(number[row]) * stride[last - 1];
-        else {
+        if constexpr (known) {
+            Offset step = stride[last - 1];
+            keep(step);
+            return (long long)(number[row]) * step; // one instruction, the sum with an address included
+        } else {
             Offset offset = 0;
 #pragma unroll
             for (int axis = fixed; axis < rank; ++axis)
                 offset += along(row, axis, p) * stride[axis];
+            if constexpr (windowed)
+                keep(offset); // computed anew for each use, as weights need the registers between
             return offset;
         }
     }
@@ -228,6 +236,74 @@ struct Column {
     Weight* weight;
     Offset tap; // from an origin on
     bool weighing;
+};
+
+// The blocks whose elements a lane has yet to add.
+template <int rows> struct Left {
+    static constexpr int group = together < rows ? together : rows;
+    unsigned covering[rows / group] = {}; // some of these rows
+
+    __device__ Left(const unsigned (&each)[rows])
+    {
+#pragma unroll
+        for (int row = 0; row < rows; ++row)
+            covering[row / group] |= each[row];
+    }
+
+    __device__ bool any() const // in the warp
+    {
+        unsigned some = 0;
+#pragma unroll
+        for (int number = 0; number < rows / group; ++number)
+            some |= covering[number];
+        return __any_sync(~0u, some);
+    }
+};
+
+// What a lane's pixels get of their next blocks.
+template <int rows> struct Layer {
+    Scalar elements[planes][rows];
+    bool covered[rows];
+    TapWeight taps[rows];
+
+    __device__ Layer(Left<rows>& left, const Listed& list, const Pixels<rows>& pixels, const Column& column,
+                     const Weights& window, const BinParameters& p)
+    {
+        constexpr int group = Left<rows>::group;
+        const Scalar* source[rows];
+        int entry;
+        unsigned of_entry; // the rows that it covers
+#pragma unroll
+        for (int row = 0; row < rows; ++row) {
+            unsigned& covering = left.covering[row / group];
+            if constexpr (group == 1)
+                covered[row] = covering;
+            if (row % group == 0) {
+                entry = take_highest(covering);
+                of_entry = (list.rows + 1)[entry];
+            }
+            if constexpr (group > 1)
+                covered[row] = of_entry & pixels.bit[row];
+            Offset offset = Offset(pixels.offset(row, p.tap_stride, p)) + column.tap;
+            keep(offset);
+            source[row] = (list.origin + 1)[entry] + offset;
+            Offset tap[rank];
+            if constexpr (windowed)
+#pragma unroll
+                for (int axis = fixed; axis < rank; ++axis)
+                    tap[axis] = pixels.along(row, axis, p) + (axis == last ? threadIdx.x % 32 : 0) -
+                                (list.position + 1)[entry][axis - fixed];
+            taps[row] = TapWeight(tap, covered[row], window, p);
+        }
+#pragma unroll
+        for (int plane = 0; plane < planes; ++plane)
+#pragma unroll
+            for (int row = 0; row < rows; ++row) {
+                trace_iteration(plane * rows + row);
+                elements[plane][row] =
+                    load_if(source[row] + plane * p.blocks_channel, covered[row], nothing(Scalar{}));
+            }
+    }
 };
 
 // The sums of a lane's pixels.
@@ -257,52 +333,38 @@ template <int rows> struct Sums {
         }
     }
 
-    __device__ void add_blocks(unsigned (&covering)[rows], const Listed& list, const Pixels<rows>& pixels,
-                               const Column& column, const Weights& window, const BinParameters& p)
+    __device__ void add(const Layer<rows>& layer)
     {
-        unsigned some;
+#pragma unroll
+        for (int plane = 0; plane < planes; ++plane)
+#pragma unroll
+            for (int row = 0; row < rows; ++row)
+                elements[plane][row] =
+                    ::add(elements[plane][row], weigh(widen(layer.elements[plane][row]), layer.taps[row]));
+        if constexpr (weighs_out)
+#pragma unroll
+            for (int row = 0; row < rows; ++row)
+                weights[row] = ::add(weights[row], or_nothing(weight_of(layer.taps[row], layer.covered[row]),
+                                                              layer.covered[row]));
+    }
+
+    // Two layers have their loads in flight where there are as many, and registers for them.
+    __device__ void add_blocks(const unsigned (&covering)[rows], const Listed& list,
+                               const Pixels<rows>& pixels, const Column& column, const Weights& window,
+                               const BinParameters& p)
+    {
+        constexpr bool two = Pixels<rows>::known && planes == 1 && !windowed;
+        Left<rows> left(covering);
         do {
-            some = 0;
-            const Scalar* source[rows];
-            bool covered[rows];
-            TapWeight taps[rows];
-#pragma unroll
-            for (int row = 0; row < rows; ++row) {
-                covered[row] = covering[row];
-                const int entry = take_highest(covering[row]);
-                some |= covering[row];
-                Offset offset = Offset(pixels.offset(row, p.tap_stride, p)) + column.tap;
-                keep(offset);
-                source[row] = (list.origin + 1)[entry] + offset;
-                Offset tap[rank];
-                if constexpr (windowed)
-#pragma unroll
-                    for (int axis = fixed; axis < rank; ++axis)
-                        tap[axis] = pixels.along(row, axis, p) + (axis == last ? threadIdx.x % 32 : 0) -
-                                    (list.position + 1)[entry][axis - fixed];
-                taps[row] = TapWeight(tap, covered[row], window, p);
+            const Layer<rows> layer(left, list, pixels, column, window, p);
+            if (two && left.any()) {
+                const Layer<rows> next(left, list, pixels, column, window, p);
+                add(layer);
+                add(next);
+            } else {
+                add(layer);
             }
-            Scalar loaded[planes][rows];
-#pragma unroll
-            for (int plane = 0; plane < planes; ++plane)
-#pragma unroll
-                for (int row = 0; row < rows; ++row) {
-                    trace_iteration(plane * rows + row);
-                    loaded[plane][row] =
-                        load_if(source[row] + plane * p.blocks_channel, covered[row], nothing(Scalar{}));
-                }
-#pragma unroll
-            for (int plane = 0; plane < planes; ++plane)
-#pragma unroll
-                for (int row = 0; row < rows; ++row)
-                    elements[plane][row] =
-                        add(elements[plane][row], weigh(widen(loaded[plane][row]), taps[row]));
-            if constexpr (weighs_out)
-#pragma unroll
-                for (int row = 0; row < rows; ++row)
-                    weights[row] =
-                        add(weights[row], or_nothing(weight_of(taps[row], covered[row]), covered[row]));
-        } while (some);
+        } while (left.any());
     }
 
     __device__ void write(const Pixels<rows>& pixels, const Column& column, const BinParameters& p) const
@@ -329,7 +391,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_BLOCKS)
 {
     __shared__ Listed lists[warps];
     Listed& list = lists[threadIdx.x / 32];
-    const int lane = threadIdx.x % 32;
+    const int lane = threadIdx.x % 32, place = noted - 1 - lane;
     Offset rest = Offset(blockIdx.x) * warps + Offset(threadIdx.x / 32);
     if (rest >= p.items)
         return;
@@ -353,8 +415,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_BLOCKS)
         pixel += own * p.pixel_stride[axis];
         weight_pixel += own * p.weight_stride[axis];
     }
+    // What is noted is loaded together with the number of it, of which it is then cut off.
     const Bin bin = load_if(bins_of(scratch) + number, true);
-    if (!__any_sync(~0u, bin.count))
+    const Offset note = load_if(scratch + notes_at(number, p) + place, true);
+    const Offset block = place < bin.count ? note : p.count;
+    if (!__any_sync(~0u, block < p.count))
         return;
     if (rest) {
         const Offset channel = p.by_channels.split(rest) * planes, batch = p.by_batch.split(rest);
@@ -371,7 +436,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_BLOCKS)
 
     const bool crowded = __any_sync(~0u, bin.count > noted);
     if (!crowded) {
-        const Chunk own(list, scratch + notes_at(number, p), bin.count, crowded, blocks, positions, tile, p);
+        const Chunk own(list, in_order(block), blocks, positions, tile, p);
         unsigned left = own.rows;
         if constexpr (tile_rows > thread_rows)
 #pragma unroll
@@ -394,8 +459,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_BLOCKS)
             const Pixels<few> pixels(left);
             Sums<few> sums;
             for (Offset first = 0; __any_sync(~0u, first < bin.count); first += noted) {
-                const Chunk own(list, numbers + first, bin.count - first, crowded, blocks, positions, tile,
-                                p);
+                const Offset listed = load_if(numbers + first + place, place < bin.count - first, p.count);
+                const Chunk own(list, listed, blocks, positions, tile, p);
                 unsigned covering[few];
                 pixels.cover(covering, own);
                 sums.start(covering, pixels, column, p);

@@ -28,7 +28,7 @@ inline __device__ const Bin* bins_of(const Offset* scratch)
 // Offsets from the scratch memory's begin on: what is noted of a tile begins at a multiple of `noted`.
 inline __device__ Offset notes_at(Offset number, const BinParameters& p)
 {
-    return (p.bins / (noted / 2) + 1 + number) * noted;
+    return (Offset(UnsignedOffset(p.bins) / (noted / 2)) + 1 + number) * noted;
 }
 inline __device__ Offset lists_at(bool ordered, const BinParameters& p)
 {

@@ -53,10 +53,21 @@ inline __device__ bool meets(long long position, Offset block, Offset begin, Off
     return position < end && position > (long long)(begin)-block;
 }
 
-// Ones from a bit on up to another, of 32.
+// Ones from a bit on, of 32.
+inline __device__ unsigned bits_from(int begin)
+{
+#ifdef HOSTCUDA
+    return begin < 32 ? ~0u << begin : 0;
+#else
+    unsigned bits;
+    asm("shl.b32 %0, %1, %2;" : "=r"(bits) : "r"(~0u), "r"(begin)); // which may be past the last
+    return bits;
+#endif
+}
+// Ones from a bit on up to another, neither below zero.
 inline __device__ unsigned run_of_bits(Offset begin, Offset end)
 {
-    return begin < end ? (2u << int(end - 1)) - (1u << int(begin)) : 0;
+    return bits_from(int(begin)) & ~bits_from(int(end));
 }
 
 // What the weight of an element of a block is made of; loaded first and multiplied when it is needed, so that

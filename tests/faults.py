@@ -771,6 +771,20 @@ FAULTS = (
         OWN_TILE + "[spread-False-shuffled]",
     ),
     Fault(
+        "a block added to rows that it does not cover, beside those that it does",
+        "kernels/add_blocks_owners.cu",
+        "covered[row] = of_entry & pixels.bit[row];",
+        "covered[row] = of_entry;",
+        ADD_BLOCKS + "every_kernel_is_the_numpy_path_in_any_layout[several-tiles-0]",
+    ),
+    Fault(
+        "the second of two layers left out",
+        "kernels/add_blocks_owners.cu",
+        "                add(next);",
+        "",
+        ADD_BLOCKS + "a_crowded_tile_has_its_blocks_in_order[a-crowd-among-others-plain]",
+    ),
+    Fault(
         "sums of a crowded tile that start again with each part of its list",
         "kernels/add_blocks_owners.cu",
         "elements[plane][row] = touched[row] ? elements[plane][row] : widen(before);",

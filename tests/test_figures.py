@@ -293,8 +293,8 @@ LIMITS = {
     "add_blocks-tiles-512x512": Limits(1.94, 1.04, 1.01, 28.41, 5.2, 0.55, 1.0),
     # bound by memory: rows of 28 bytes take 56 of it in sectors, read and written
     "add_blocks-particles-7x7": Limits(4.37, 0.38, 1.71, 14.41, 8.1, 0.36, 0.55),
-    # bound by instructions and by memory: blocks touch nearly every sector of the image, but half of its pixels
-    "add_blocks-charges-3x3": Limits(6.65, 0.96, 1.71, 67.22, 3.8, 0.23, 0.41),
+    # bound by memory: blocks touch nearly every sector of the image, but half of its pixels
+    "add_blocks-charges-3x3": Limits(6.9, 0.96, 1.74, 55.7, 3.2, 0.25, 0.47),
     # stored at any column: 32 lanes reach one sector more than they fill
     "take_blocks-probes-256x256": Limits(3.14, 1.14, 1.05, 6.95, 1.3, 0.77, 0.95),
     "take_blocks-tiles-512x512": Limits(1.51, 1.29, 1.05, 12.8, 2.9, 0.68, 0.95),

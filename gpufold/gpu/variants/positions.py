@@ -404,7 +404,7 @@ def owners(problem: Problem) -> Plan:
     marked = view.count + THREADS * MARKS_OF_THREAD  # the last marks are past the last block
     bits = _bits(problem, WARP * items, bins.side, scratch, marked)
     windowed = problem.fusion.window != "none"
-    of_warp = (NOTED + 1) * POINTER_BYTES + (NOTED + 1 if windowed else 1) * axes * bits // 8
+    of_warp = (NOTED + 1) * (POINTER_BYTES + MASK_BYTES) + (NOTED + 1 if windowed else 1) * axes * bits // 8
     of_warp = -(-of_warp // POINTER_BYTES) * POINTER_BYTES
     warps = max(1, min(THREADS // WARP, MAX_SHARED_BYTES // of_warp))
     plan = _plan(

@@ -344,6 +344,14 @@ inline unsigned __vadd2(unsigned first, unsigned second)
     return ((first & 0x7fff7fff) + (second & 0x7fff7fff)) ^ ((first ^ second) & 0x80008000);
 }
 
+__forceinline__ unsigned __brev(unsigned value)
+{
+    unsigned reversed = 0;
+    for (int bit = 0; bit < 32; ++bit)
+        reversed |= (value >> bit & 1u) << (31 - bit);
+    return reversed;
+}
+
 __forceinline__ int __popc(unsigned value)
 {
     return __builtin_popcount(value);
