@@ -261,6 +261,17 @@ def sweeps(multiprocessors: int, threads_per_multiprocessor: int) -> tuple[Sweep
             ),
         ),
         Sweep(
+            "im2col.PACKED_LANE_BYTES",
+            im2col.PACKED_LANE_BYTES + 1,
+            ("packed",),
+            ("taps",),
+            tuple(
+                _one("packed-lane-bytes", 4 * stride, "array_to_blocks", **_strided(stride, 7))
+                for stride in (1, 2, 3, 4, 5, 6, 7, 8)
+            ),
+            largest=True,
+        ),
+        Sweep(
             "unfolding.STAGED_LANE_BYTES",
             unfolding.STAGED_LANE_BYTES,
             ("direct",),

@@ -593,6 +593,16 @@ PROBLEMS: tuple[Problem, ...] = (
         gpu_batch=16,
     ),
     *sliding(
+        "blocks-7x7-s1",
+        "non-local means: every 7x7 patch of 8-bit pictures",
+        (1, 3, 512, 512),
+        kernel=7,
+        operations=("array_to_blocks",),
+        dtypes=("uint8", "float16", "float32"),
+        gpu_batch=16,
+        quick=False,
+    ),
+    *sliding(
         "blocks-16x16-s8",
         "half-overlapping tiles, one after another as a network gives them",
         (1, 3, 1024, 1024),

@@ -475,6 +475,16 @@ inline __device__ void keep(long long& number)
 #endif
 }
 
+// The same of an address of shared memory.
+template <typename Element> inline __device__ void keep_shared(Element*& address)
+{
+#ifndef HOSTCUDA
+    unsigned in_shared = unsigned(__cvta_generic_to_shared(address));
+    keep(in_shared);
+    address = static_cast<Element*>(__cvta_shared_to_generic(in_shared));
+#endif
+}
+
 #ifdef HOSTCUDA
 template <int bytes> inline void store_word(void* address, Word<bytes> word)
 {

@@ -271,6 +271,20 @@ FAULTS = (
         IM2COL + "lanes_in_any_order_give_the_same_and_never_race[float32-patches-16]",
     ),
     Fault(
+        "no barrier before a thread completes a word that it shares",
+        "kernels/im2col_packed.cu",
+        "        __syncwarp();\n        if (count > 0) {",
+        "        if (count > 0) {",
+        IM2COL + "packed_blocks_are_the_definition[threads-but-for-the-last-of-a-row-uint8-observed]",
+    ),
+    Fault(
+        "no barrier before packed blocks are stored from a tile",
+        "kernels/im2col_packed.cu",
+        "    __syncwarp();\n    store_run(",
+        "    store_run(",
+        IM2COL + "packed_blocks_are_the_definition[threads-but-for-the-last-of-a-row-float32-observed]",
+    ),
+    Fault(
         "no barrier before rows are stored from a tile",
         "kernels/batch_to_space_staged.cu",
         "        __syncwarp();\n#pragma unroll\n",
@@ -327,6 +341,20 @@ FAULTS = (
         "if (i < remaining)",
         "if (i <= remaining)",
         BLOCKS + "every_kernel_is_the_numpy_path_in_any_layout[dense-7x7]",
+    ),
+    Fault(
+        "blocks packed beyond the end of their row",
+        "kernels/im2col_packed.cu",
+        "unsigned(left < positions ? left : positions)",
+        "unsigned(positions)",
+        IM2COL + "packed_blocks_are_the_definition[threads-but-for-the-last-of-a-row-uint8-observed]",
+    ),
+    Fault(
+        "a word that two threads share has the blocks of one",
+        "kernels/im2col_packed.cu",
+        "(is_first ? 0 : to[0] & ((1u << shift) - 1))",
+        "0u",
+        IM2COL + "packed_blocks_are_the_definition[threads-but-for-the-last-of-a-row-uint8-observed]",
     ),
     Fault(
         "a tap past the end of the kernel",

@@ -65,6 +65,7 @@ def plans():
         collect("col2im", geometry, whole_blocks(geometry), geometry.image_shape, fusions=fusions, wider=wider)
         windows = PLAIN, Fusion("sum", WINDOWS[number % len(WINDOWS)])
         collect("im2col", geometry, geometry.image_shape, geometry.columns_shape, fusions=windows)
+        collect("im2col", geometry, geometry.image_shape, whole_blocks(geometry), fusions=windows)
     for case in SPACE_CASES:
         if prod(case.space_shape):
             geometry = batch_to_space_geometry(case.batch_shape, case.block_shape, case.crops_begin, case.crops_end)

@@ -451,7 +451,7 @@ def plan_of(operation, shape, block, strides, order=None):
         ("gather_pixels", "blocks_to_array", (64, 512, 512), (2, 2), 2, None),
         ("gather", "blocks_to_array", (64, 100_000), (8,), 1, None),
         ("gather", "blocks_to_array", (64, 512, 512), (7, 7), 1, (0, 3, 4, 1, 2)),
-        ("taps", "array_to_blocks", (64, 512, 512), (7, 7), 1, None),
+        ("packed", "array_to_blocks", (64, 512, 512), (7, 7), 1, None),
         ("taps", "array_to_blocks", (64, 512, 512), (16, 16), 16, None),
         ("words", "array_to_blocks", (64, 512, 512), (7, 7), 1, (0, 3, 4, 1, 2)),
         ("words", "array_to_blocks", (64, 511, 511), (7, 7), 1, (0, 3, 4, 1, 2)),
@@ -486,7 +486,7 @@ def test_explain_and_warmup_know_them():
     assert "gather_pixels" in why.alternatives
     why = gpufold.explain("array_to_blocks", np.ones((256, 256), np.float16), (7, 7), 1)
     assert why.plan.operation == "array_to_blocks"
-    assert str(why).startswith("array_to_blocks: taps, because")
+    assert str(why).startswith("array_to_blocks: packed, because")
     geometry = array_to_blocks_geometry((9,), (3,), 1)
     operands = Operand.contiguous((7, 3)), Operand.contiguous((9,))
     explanation = explain(Call("blocks_to_array", geometry, "float16"), *operands)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 from contextlib import nullcontext, suppress
+from math import prod
 
 import definition
 import numpy as np
@@ -93,12 +94,12 @@ def want_of(case, image):
 
 def variants_for(kernel):
     """Staged loads run along a row of taps, so they need one."""
-    return variants("im2col") if kernel[-1] > 1 else ("direct", "taps", "words")
+    return variants("im2col") if kernel[-1] > 1 else ("direct", "packed", "taps", "words")
 
 
 def may_refuse(variant):
-    """Only words refuses anything but sizes and rows of one tap; what it refuses has its own test."""
-    return suppress(Unsupported) if variant == "words" else nullcontext()
+    """Only packed and words refuse anything but sizes and rows of one tap; what they refuse has its own tests."""
+    return suppress(Unsupported) if variant in ("packed", "words") else nullcontext()
 
 
 def check_case(case, dtype, seed=0):
@@ -163,7 +164,7 @@ def test_a_window_multiplies_what_is_taken(case, kind, make_window):
     want = case.im2col(image, window=window)
     assert_same_bits(gpufold.im2col(image, case.kernel_size, **case.arguments, window=window), want, case)
     kind, weights = weights_of(window, case.kernel_size, dtype)
-    taking = [variant for variant in variants_for(case.kernel_size) if variant != "words"]
+    taking = [variant for variant in variants_for(case.kernel_size) if variant not in ("packed", "words")]
     for variant, device in itertools.product(("auto", *taking), DEVICES):
         operands = operand(image), operand(want)
         plan = operations.choose(
@@ -271,6 +272,121 @@ def test_taps_are_stored_in_words_where_these_are_aligned():
     assert defines(TAPS_CASES[6]) == defines(TAPS_CASES[1], spaced=2) == [16, 1, 0, 0, 0]
 
 
+PACKED_CASES = (
+    Case("rows-of-fewer-blocks-than-a-thread-has", (5, 7), (3, 3)),
+    Case("runs-of-many-rows-and-planes", (4, 6), (3, 3), 1, 1, 1, 1, channels=37),
+    Case("threads-but-for-the-last-of-a-row", (6, 53), (3, 3), 1, 1, (1, 0), (0, 2)),
+    Case("pieces-behind-a-pad", (5, 128), (3, 5), 1, 1, (1, 3), (2, 1), channels=2),
+    Case("blocks-at-a-stride", (9, 64), (3, 5), (2, 3), 1, (0, 1), (1, 0), channels=2),
+    Case("dilated-lines", (7, 40), (3, 3), 1, (2, 3), (1, 2), (2, 5), batch=1),
+    Case("blocks-that-do-not-overlap", (9, 60), (3, 3), 3, batch=1, channels=3),
+    Case("blocks-of-words", (8, 60), (4, 4), 1, 1, (2, 1), 0, batch=1),
+    Case("1d-blocks", (431,), (9,), 2, 1, 5, 6, batch=3, channels=1),
+    Case("1d-one-block-of-many-taps", (9, 2**7), (1, 96), 1, 1, 0, 0, batch=1, channels=2),
+    Case("3d-blocks", (4, 5, 21), (2, 3, 3), (1, 2, 1), 1, (1, 0, 2), (0, 1, 1), channels=2),
+    Case("column-kernel", (9, 12), (5, 1), batch=1),
+)
+
+
+def block_by_block(geometry, dtype, start=0):
+    """Split columns whose blocks follow each other in memory, from an element on."""
+    rank = len(geometry.axes)
+    shape = (*geometry.split_columns_shape[:2], *geometry.num_blocks, *geometry.block_shape)
+    blocks = np.empty(start + prod(shape), dtype)[start:].reshape(shape)
+    return blocks.transpose(0, 1, *range(2 + rank, 2 + 2 * rank), *range(2, 2 + rank))
+
+
+def check_packed(case, dtype, start=0, seed=0, device=H200, **run):
+    geometry, image = geometry_of(case), random_bits(case.image_shape, dtype, seed)
+    want = want_of(case, image).reshape(geometry.split_columns_shape)
+    return check("im2col", geometry, image, want, "packed", device, block_by_block(geometry, dtype, start), **run)
+
+
+@pytest.mark.some(9)
+@pytest.mark.parametrize("mode", ["observed", "shuffled", SANITIZED])
+@pytest.mark.parametrize("dtype", ["uint8", "float16", "float32"])
+@pytest.mark.parametrize("case", PACKED_CASES, ids=str)
+def test_packed_blocks_are_the_definition(case, dtype, mode):
+    """A run begins and ends at any element of a word."""
+    for start in (0, 1, 2, 3, 7):
+        check_packed(case, dtype, start, mode=mode)
+
+
+@pytest.mark.some(20)
+@pytest.mark.parametrize("seed", range(40))
+def test_random_packed_blocks_are_the_definition(seed):
+    case = random_case(seed)
+    for start, dtype in enumerate(("uint8", "float16", "float32"), seed):
+        with suppress(Unsupported):
+            check_packed(case, dtype, start % 8, seed, DEVICES[seed % 2])
+
+
+def test_packed_blocks_of_wide_offsets_are_the_same(monkeypatch):
+    monkeypatch.setattr(parameters, "INT32_MAX", 10)
+    operations.choose.cache_clear()
+    for case in PACKED_CASES[1:6]:
+        assert dict(check_packed(case, "uint8", 3).defines)["OFFSET"] == "long long"
+    operations.choose.cache_clear()
+
+
+def plan_of_packed(shape, kernel, dtype="uint8", variant="packed", window="none", steps=None, **arguments):
+    arguments = {"strides": 1, "dilations": 1, "pads_begin": 0, "pads_end": 0} | arguments
+    geometry = im2col_geometry(shape, kernel, **arguments)
+    call = Call("im2col", geometry, dtype, fusion=Fusion(window=window), variant=variant)
+    image = Operand(shape, steps) if steps else Operand.contiguous(shape)
+    columns = block_by_block(geometry, "uint8")
+    return operations.choose(call, image, Operand(columns.shape, columns.strides), H200)
+
+
+def test_packed_threads_fill_words_from_pieces_of_pixels():
+    def defines(*call, **arguments):
+        found = dict(plan_of_packed(*call, **arguments).defines)
+        return [int(found[name]) for name in ("POSITIONS", "PIECE", "PIXELS_BEFORE", "THREADS")]
+
+    assert defines((2, 3, 8, 64), (3, 3)) == [12, 4, 0, 256]
+    assert defines((2, 3, 8, 62), (3, 3), pads_begin=1) == [12, 2, 1, 256]
+    assert defines((2, 3, 8, 61), (3, 3)) == [12, 1, 0, 256]
+    assert defines((2, 3, 8, 64), (3, 3), strides=3) == [4, 4, 0, 256]
+    assert defines((2, 3, 8, 64), (7, 7)) == [4, 4, 0, 128]
+    assert defines((2, 3, 8, 64), (3, 3), "float16") == [6, 2, 0, 256]
+    assert defines((2, 3, 8, 64), (3, 3), "float32") == [3, 1, 0, 256]
+    assert defines((2, 3, 8, 64), (5, 5), "float32", strides=4) == [1, 4, 0, 256]
+
+
+@pytest.mark.parametrize(
+    ("expected", "kernel", "dtype", "stride"),
+    [
+        ("packed", (3, 3), "uint8", 1),
+        ("packed", (7, 7), "uint8", 4),
+        ("packed", (6, 6), "float16", 1),
+        ("packed", (3, 3), "float32", 2),
+        ("packed", (3, 3, 3), "float32", 1),
+        ("taps", (8, 8), "uint8", 1),  # words of 8 bytes
+        ("taps", (12, 12), "uint8", 1),  # every fourth thread in one bank
+        ("taps", (7, 7), "float32", 7),  # threads far apart in the image
+        ("taps", (3, 3), "complex64", 1),
+    ],
+)
+def test_blocks_whose_rows_are_no_words_are_packed(expected, kernel, dtype, stride):
+    size = (64, 256) if len(kernel) == 2 else (16, 16, 64)
+    assert plan_of_packed((1, 4, *size), kernel, dtype, "auto", strides=stride).variant == expected
+
+
+def test_packing_says_what_it_refuses():
+    for match, shape, kernel, arguments in [
+        ("packed takes no window", (2, 3, 8, 8), (3, 3), {"dtype": "float32", "window": "full"}),
+        ("elements must not be larger .* but 9 of 8 bytes are a block", (2, 3, 8, 8), (3, 3), {"dtype": "int64"}),
+        ("nor blocks smaller, but 3 of 1 bytes are a block", (2, 3, 8, 8), (3, 1), {}),
+        ("128 words of pixels a thread .* not 361 and 46240", (2, 3, 64, 64), (19, 19), {"dtype": "float32"}),
+    ]:
+        with pytest.raises(Unsupported, match=match):
+            plan_of_packed(shape, kernel, **arguments)
+    with pytest.raises(Unsupported, match="packed needs an image with a contiguous last axis, not steps of 8"):
+        plan_of_packed((1, 1, 8, 8), (3, 3), steps=(64, 64, 1, 8))
+    with pytest.raises(Unsupported, match=r"that are contiguous, not steps of \(648, 324, 6, 1, 108, 36\)"):
+        plan_of_shape((1, 2, 8, 8), (3, 3), "packed")
+
+
 STRIDED = {
     "transposed": lambda image: image.transpose(0, 1, 3, 2),
     "channels-last": lambda image: image.transpose(0, 3, 1, 2),
@@ -364,7 +480,7 @@ def test_offsets_are_wide_from_the_first_element_that_needs_it():
 def test_extents_never_change_what_is_compiled():
     arguments = {"strides": (2, 1), "dilations": (1, 2), "pads_begin": (0, 1), "pads_end": 1}
     shapes = [(1, 1, 5, 9), (3, 5, 8, 7), (64, 256, 56, 57), (1, 3, 1024, 1999)]
-    of_any_rows = [variant for variant in variants("im2col") if variant != "words"]
+    of_any_rows = [variant for variant in variants("im2col") if variant not in ("packed", "words")]
     for variant in of_any_rows:
         assert len({plan_of_shape(shape, (3, 3), variant, **arguments).defines for shape in shapes}) == 1
     for variant in of_any_rows:

@@ -17,7 +17,7 @@ from gpufold.gpu.parameters import (
     pack,
     wide,
 )
-from gpufold.gpu.plan import Plan, Problem, Variant, grid_of
+from gpufold.gpu.plan import MAX_SHARED_BYTES, Plan, Problem, Variant, grid_of
 from gpufold.gpu.variants import unfolding
 from gpufold.gpu.variants.moves import (
     MOVING_THREADS,
@@ -46,6 +46,15 @@ WORDS_OF_PARTS = 4
 """Elements of a word at most where rows are not whole words: a line of pixels is loaded one by one then."""
 WORDS_OF_A_ROW = 32
 """Prediction: words of such rows pay from so many of a row on, of which the first and the last are stored in parts."""
+
+PACKED_BYTES = 96
+"""Of a thread's blocks, up to which it has more of them to share its index arithmetic: a prediction."""
+PACKED_LANE_BYTES = 16
+"""Prediction: the L1 cache keeps what the lanes of a warp read while their pixels are no further apart."""
+PACKED_MAX_CONFLICTS = 2
+"""Prediction: lanes whose words are in the same bank of shared memory, up to which packed wins."""
+PACKED_REGISTERS = 128
+"""That the pixels under a thread's blocks take at most."""
 
 
 def _view(problem: Problem) -> View:
@@ -291,10 +300,123 @@ def taps(problem: Problem) -> Plan:
     )
 
 
+def _packed_positions(block_bytes: int, stride_bytes: int) -> int:
+    """Return how many blocks a thread packs: whole words, an odd number of times the fewest, so that banks differ."""
+    fewest = 4 // gcd(block_bytes, 4)
+    positions = fewest
+    while positions * block_bytes < PACKED_BYTES and (positions + 2 * fewest) * stride_bytes <= PACKED_LANE_BYTES:
+        positions += 2 * fewest
+    return positions
+
+
+def _is_packed_fast(problem: Problem, view: View) -> bool:
+    """Return whether taps would store short words, while neighbouring threads of packed meet in no cache or bank."""
+    row, itemsize = view.axes[-1], view.element.itemsize
+    block_bytes = prod(view.kernel) * itemsize
+    positions = _packed_positions(block_bytes, row.stride * itemsize)
+    return (
+        _words_of_taps(problem, view)["WORD"] * itemsize <= 4
+        and gcd(positions * block_bytes // 4, 32) <= PACKED_MAX_CONFLICTS
+        and positions * row.stride * itemsize <= PACKED_LANE_BYTES
+    )
+
+
+def packed(problem: Problem) -> Plan:
+    """Plan one thread for a few neighbouring blocks, whose warp stores theirs as one run: contiguous columns."""
+    view, itemsize = _view(problem), problem.element.itemsize
+    axes, row, taps, blocks = view.axes, view.axes[-1], prod(view.kernel), prod(view.blocks)
+    if problem.fusion.window != "none":
+        raise Unsupported(f"{OPERATION}: packed takes no window, whose products are made element by element")
+    if itemsize > 4 or taps * itemsize < 4:
+        raise Unsupported(
+            f"{OPERATION}: packed puts words of 4 bytes together: elements must not be larger nor blocks smaller, "
+            f"but {taps} of {itemsize} bytes are a block"
+        )
+    shape = (view.batch, view.channels, *view.blocks, *view.kernel)
+    steps = (view.columns_batch, view.columns_channel, *view.block_strides, *view.tap_strides)
+    contiguous = all(
+        extent == 1 or step == wanted
+        for extent, step, wanted in zip(shape, steps, contiguous_strides(shape), strict=True)
+    )
+    if not contiguous or (row.size > 1 and view.pixel_strides[-1] != 1):
+        raise Unsupported(
+            f"{OPERATION}: packed needs an image with a contiguous last axis, not steps of {view.pixel_strides[-1]}, "
+            f"and columns (batch, channels, *positions, *kernel) that are contiguous, not steps of {steps}"
+        )
+    positions = _packed_positions(taps * itemsize, row.stride * itemsize)
+    multiples = [positions * row.stride, row.size]
+    multiples += [step for axis, step in zip(axes[:-1], view.pixel_strides[:-1], strict=True) if axis.size > 1]
+    multiples += [view.image_channel] if view.channels > 1 else []
+    multiples += [view.image_batch] if view.batch > 1 else []
+    piece = word_elements(itemsize, problem.input.alignment, multiples)
+    before = -row.pad_begin % piece
+    pieces = -(-(before + (positions - 1) * row.stride + row.dilated_kernel) // piece)
+    registers = taps // row.kernel * -(-pieces * piece * itemsize // 4)
+    tile = 32 * (positions * taps * itemsize + 1)
+    if registers > PACKED_REGISTERS or tile > MAX_SHARED_BYTES:
+        raise Unsupported(
+            f"{OPERATION}: packed takes blocks that fit into registers and shared memory, {PACKED_REGISTERS} words of "
+            f"pixels a thread and {MAX_SHARED_BYTES} bytes a warp, not {registers} and {tile}"
+        )
+    tiles = MOVING_THREADS // 32
+    while tiles * tile > MAX_SHARED_BYTES:
+        tiles //= 2
+    places = (*view.blocks[:-1], -(-row.blocks // positions))
+    threads = view.planes * prod(places)
+    reach = [axis.padded_size + axis.dilated_kernel + (positions + WIDEST_WORD) * axis.stride for axis in axes]
+    bits = offset_bits(
+        OPERATION,
+        threads + MOVING_THREADS,
+        view.planes * blocks,
+        *reach,
+        sum(pixels * abs(step) for pixels, step in zip(reach, view.pixel_strides, strict=True)),
+    )
+    return Plan(
+        operation=OPERATION,
+        variant="packed",
+        source="im2col_packed.cu",
+        symbol="im2col_packed",
+        defines=(
+            *word_types(itemsize),
+            ("OFFSET", offset_type(bits)),
+            ("THREADS", str(32 * tiles)),
+            ("KERNEL", ",".join(map(str, view.kernel))),
+            ("STRIDE", str(row.stride)),
+            ("DILATION", str(row.dilation)),
+            ("POSITIONS", str(positions)),
+            ("PIECE", str(piece)),
+            ("PIXELS_BEFORE", str(before)),
+        ),
+        grid=grid_of(OPERATION, threads, 32 * tiles),
+        block=(32 * tiles, 1, 1),
+        parameters=pack(
+            bits,
+            size=offset([axis.size for axis in axes]),
+            stride=offset([axis.stride for axis in axes]),
+            dilation=offset([axis.dilation for axis in axes]),
+            pad=offset([axis.pad_begin for axis in axes]),
+            pixel_step=offset(view.pixel_strides),
+            places=divisor(places),
+            row_positions=offset(row.blocks),
+            channels=divisor(view.channels),
+            threads=offset(threads),
+            image_batch_step=wide(view.image_batch),
+            image_channel_step=wide(view.image_channel),
+        ),
+        bytes_moved=sliding_bytes(problem),
+        reason=f"each thread packs {f'{positions} neighbouring blocks' if positions > 1 else 'one block'}, "
+        "and its warp stores theirs as one run of words",
+        takes_window=True,
+        shared_bytes=tiles * tile,
+    )
+
+
 def prefer(problem: Problem) -> Iterator[tuple[str, str]]:
     """Yield the variants that are predicted to be fastest, with why."""
     view = _view(problem)
     if view.taps_are_closest:
+        if _is_packed_fast(problem, view):
+            yield "packed", ""
         yield "taps", "the taps of a block lie closer in memory than its blocks"
     elif _tap_step(view) is None:
         yield "taps", "the taps of a block are not evenly apart in memory"
@@ -307,4 +429,4 @@ def prefer(problem: Problem) -> Iterator[tuple[str, str]]:
         yield from unfolding.prefer(unfold)
 
 
-VARIANTS: dict[str, Variant] = {"direct": direct, "staged": staged, "taps": taps, "words": words}
+VARIANTS: dict[str, Variant] = {"direct": direct, "packed": packed, "staged": staged, "taps": taps, "words": words}

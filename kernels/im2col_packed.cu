@@ -1,0 +1,267 @@
+// im2col into columns in which all taps of a block, then all blocks, then all planes follow each other: one
+// thread takes a few neighbouring blocks, and its warp stores theirs as one run of bytes.
+//
+//   image    (batch, channels, *size)                read, contiguous along the last axis
+//   columns  (batch, channels, *positions, *kernel)  each element written once, contiguous
+//   window   weights of the taps, always null        not read
+//
+// Tap k of the block at position l is pixel l*stride + k*dilation - pad, zero where that lies outside the
+// image. A thread has POSITIONS positions of a row, or what is left of it. It loads the pixels under them
+// once, a line for each row of taps, in pieces of PIECE pixels, the first of which begins PIXELS_BEFORE
+// pixels before tap 0. It puts its blocks together in words of 4 bytes: where in the lines each byte is, is
+// known as this is compiled. Where in a word its blocks begin is not, so words are shifted on their way into
+// the warp's tile in shared memory, in which the run lies as it shall in the columns. The warp stores it from
+// there, in words of 16 bytes but for its ends. No warp waits for another. Elements, of 4 bytes at most, are
+// moved, not computed with: Scalar is the unsigned integer of their size.
+//
+// Wins where rows of taps are not whole words, and a thread of im2col_taps stores element by element.
+#include "tile.cuh"
+#include "window.cuh"
+
+#ifndef KERNEL
+#define KERNEL 3, 3
+#endif
+#ifndef STRIDE
+#define STRIDE 1
+#endif
+#ifndef DILATION
+#define DILATION 1
+#endif
+#ifndef POSITIONS
+#define POSITIONS 4
+#endif
+#ifndef PIECE
+#define PIECE 1
+#endif
+#ifndef PIXELS_BEFORE
+#define PIXELS_BEFORE 0
+#endif
+__device__ constexpr int kernel[] = {KERNEL};
+constexpr int rank = sizeof(kernel) / sizeof(kernel[0]);
+constexpr int last = rank - 1;
+constexpr Offset stride = STRIDE, dilation = DILATION; // of the last axis
+constexpr int positions = POSITIONS;
+constexpr int piece = PIECE, pixels_before = PIXELS_BEFORE;
+
+__device__ constexpr int taps_of(int axes)
+{
+    int taps = 1;
+    for (int axis = 0; axis < axes; ++axis)
+        taps *= kernel[axis];
+    return taps;
+}
+constexpr int width = kernel[last];
+constexpr int rows = taps_of(last); // of taps
+constexpr int element_bytes = sizeof(Scalar), block_bytes = rows * width * element_bytes;
+constexpr int words = positions * block_bytes / 4; // of a thread's blocks
+static_assert(positions * block_bytes % 4 == 0 && block_bytes >= 4,
+              "threads but the last of a row fill words");
+
+// The pixels under a row of taps, in words.
+constexpr int line_pixels = pixels_before + (positions - 1) * stride + (width - 1) * dilation + 1;
+constexpr int pieces = (line_pixels + piece - 1) / piece;
+constexpr int line_words = (pieces * piece * element_bytes + 3) / 4;
+struct Line {
+    unsigned word[line_words];
+};
+constexpr int registers = (rows * line_words + 31) / 8 * 8; // of a thread, its lines' among them
+constexpr int resident = 65536 / registers / THREADS;       // blocks of threads
+
+// A tile begins with the word of 16 bytes that its run begins in, and has room for the one after its end.
+constexpr int stored_bytes = 16;
+constexpr int tile_bytes = warp_size * positions * block_bytes + 2 * stored_bytes;
+
+struct Parameters {
+    Offset size[rank]; // pixels of the image
+    Offset stride[rank];
+    Offset dilation[rank];
+    Offset pad[rank];
+    Offset pixel_step[rank]; // elements of the image from one pixel to the next
+    Divisor places[rank];    // positions, along the last axis shared out to threads
+    Offset row_positions;    // along the last axis
+    Divisor channels;
+    Offset threads;
+    long long image_batch_step, image_channel_step;
+};
+
+// The compiler leaves out what no tap takes.
+inline __device__ Line load_line(const Scalar* image, Offset pixel, Offset size)
+{
+    Scalar pixels[sizeof(Line) / element_bytes] = {};
+#pragma unroll
+    for (int i = 0; i < pieces; ++i) {
+        trace_iteration(i);
+        Scalar loaded[piece];
+        load_wide_if(loaded, image + i * piece, within(pixel + i * piece, size));
+#pragma unroll
+        for (int k = 0; k < piece; ++k)
+            pixels[i * piece + k] = loaded[k];
+    }
+    return bit_cast<Line>(pixels);
+}
+
+// Where a byte of a thread's blocks is in its lines.
+struct Source {
+    int line, word, byte;
+};
+inline __device__ constexpr Source source_of(int byte)
+{
+    const int position = byte / block_bytes, tap = byte % block_bytes / element_bytes;
+    const int pixel = pixels_before + position * stride + tap % width * dilation;
+    const int in_line = pixel * element_bytes + byte % element_bytes;
+    return {tap / width, in_line / 4, in_line % 4};
+}
+inline __device__ constexpr bool are_in_one_word(Source a, Source b)
+{
+    return a.line == b.line && a.word == b.word;
+}
+
+// A word of a thread's blocks. Each word of the lines that it has bytes of is permuted into it.
+inline __device__ unsigned word_of_blocks(const Line (&lines)[rows], int number)
+{
+    const Source first = source_of(4 * number);
+    unsigned word = lines[first.line].word[first.word];
+    int place[4]; // of each byte, as far as the word has it
+    bool found[4], in_place = true;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        const Source source = source_of(4 * number + i);
+        place[i] = source.byte;
+        found[i] = are_in_one_word(source, first);
+        in_place = in_place && found[i] && place[i] == i;
+    }
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        const Source next = source_of(4 * number + i);
+        if (!found[i] || (i == 3 && !in_place)) {
+            unsigned selector = 0;
+#pragma unroll
+            for (int k = 0; k < 4; ++k) {
+                const Source source = source_of(4 * number + k);
+                const bool is_next = are_in_one_word(source, next);
+                selector |= unsigned(is_next ? 4 + source.byte : found[k] ? place[k] : k) << 4 * k;
+                found[k] = found[k] || is_next;
+                place[k] = k;
+            }
+            word = __byte_perm(word, lines[next.line].word[next.word], selector);
+            in_place = true;
+        }
+    }
+    return word;
+}
+
+// Puts the blocks of a thread together in the tile, from a byte on. A thread whose blocks begin within a word
+// leaves the bytes before to the thread before it, which writes this word first.
+inline __device__ void pack_blocks(unsigned char* tile, const Line (&lines)[rows], unsigned begin,
+                                   unsigned end)
+{
+    unsigned* to = reinterpret_cast<unsigned*>(tile) + begin / 4;
+    keep_shared(to);
+    const unsigned count = end / 4 - begin / 4;
+    if constexpr (element_bytes == 4) {
+#pragma unroll
+        for (int i = 0; i < words; ++i)
+            if (unsigned(i) < count)
+                to[i] = word_of_blocks(lines, i);
+    } else {
+        unsigned shift = begin % 4 * 8;
+        keep(shift);
+        const unsigned first = word_of_blocks(lines, 0);
+        unsigned before = first;
+#pragma unroll
+        for (int i = 1; i <= words; ++i) {
+            const unsigned word = i < words ? word_of_blocks(lines, i) : 0;
+            if (unsigned(i) <= count)
+                to[i] = __funnelshift_l(before, word, shift);
+            before = word;
+        }
+        __syncwarp();
+        if (count > 0) {
+            const bool is_first = threadIdx.x % warp_size == 0;
+            to[0] = first << shift | (is_first ? 0 : to[0] & ((1u << shift) - 1));
+        }
+    }
+}
+
+// Stores what a warp's tile has from a byte of its first word of 16 on, to the columns from `run` on.
+inline __device__ void store_run(Scalar* run, const unsigned char* tile, unsigned begin, unsigned end)
+{
+    constexpr int rounds = (tile_bytes / stored_bytes + warp_size - 1) / warp_size;
+    constexpr int round_bytes = warp_size * stored_bytes;
+    const unsigned lane = threadIdx.x % warp_size, whole = end / stored_bytes; // words before the end
+    const unsigned char* from = tile + lane * stored_bytes;
+    Scalar* to = run + (int(lane * stored_bytes) - int(begin)) / element_bytes;
+    keep(to);
+#pragma unroll
+    for (int i = 0; i < rounds; ++i) {
+        trace_iteration(i);
+        if ((i > 0 || lane > 0 || begin == 0) && lane + i * warp_size < whole)
+            store_word<stored_bytes>(
+                to + i * (round_bytes / element_bytes),
+                *reinterpret_cast<const AliasedWord<stored_bytes>*>(from + i * round_bytes));
+    }
+    // Half of the lanes have an element each of the first word, where only a part of it is stored, the others
+    // of the last.
+    const unsigned half = warp_size / 2;
+    const bool is_last = lane >= half;
+    const unsigned at = (is_last ? whole * stored_bytes : 0) + lane % half * element_bytes;
+    const bool in_parts = is_last ? whole > 0 : begin > 0 || whole == 0;
+    if (in_parts && at >= begin && at < end && (is_last || at < stored_bytes))
+        store(run + (int(at) - int(begin)) / element_bytes, *reinterpret_cast<const Scalar*>(tile + at));
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, resident)
+    im2col_packed(const Scalar* __restrict__ image, Scalar* __restrict__ columns, const Weights window,
+                  const Parameters p)
+{
+    __shared__ Word<stored_bytes> tiles[warps][tile_bytes / stored_bytes];
+    unsigned char* tile = reinterpret_cast<unsigned char*>(tiles[threadIdx.x / warp_size]);
+    const unsigned lane = threadIdx.x % warp_size;
+    const Offset thread = grid_index(), threads_left = p.threads - (thread - Offset(lane));
+    if (threads_left <= 0)
+        return; // the whole warp
+    const unsigned last_lane = threads_left < warp_size ? unsigned(threads_left) - 1 : warp_size - 1;
+    Offset rest = lane <= last_lane ? thread : p.threads - 1;
+
+    const Offset in_row = p.places[last].split(rest) * positions, row = rest;
+    Offset pixel[rank];
+    pixel[last] = in_row * stride - p.pad[last] - pixels_before;
+    Offset image_offset = pixel[last];
+#pragma unroll
+    for (int axis = last - 1; axis >= 0; --axis) {
+        pixel[axis] = p.places[axis].split(rest) * p.stride[axis] - p.pad[axis];
+        image_offset += pixel[axis] * p.pixel_step[axis];
+    }
+    const Offset channel = p.channels.split(rest), batch = rest;
+    const Scalar* from = image + batch * p.image_batch_step + channel * p.image_channel_step + image_offset;
+    keep(from);
+
+    Line lines[rows];
+#pragma unroll
+    for (int number = 0; number < rows; ++number) {
+        Offset offset = 0;
+        bool inside = true; // along the axes but the last
+        int taps = number;
+#pragma unroll
+        for (int axis = last - 1; axis >= 0; --axis) {
+            const Offset distance = taps % kernel[axis] * p.dilation[axis];
+            taps /= kernel[axis];
+            inside = inside && within(pixel[axis] + distance, p.size[axis]);
+            offset += distance * p.pixel_step[axis];
+        }
+        lines[number] = load_line(from + offset, pixel[last], inside ? p.size[last] : 0);
+    }
+
+    // In bytes from the begin of the tile on.
+    const Offset position = row * p.row_positions + in_row, left = p.row_positions - in_row;
+    const Offset run_position = __shfl_sync(all_lanes, position, 0);
+    Scalar* run = columns + (long long)(run_position) * (block_bytes / element_bytes);
+    const unsigned run_begin = unsigned(reinterpret_cast<unsigned long long>(run) % stored_bytes);
+    const unsigned begin = run_begin + unsigned(position - run_position) * block_bytes;
+    const unsigned end = begin + unsigned(left < positions ? left : positions) * block_bytes;
+    const unsigned run_end = __shfl_sync(all_lanes, end, last_lane);
+
+    pack_blocks(tile, lines, begin, lane <= last_lane ? end : begin);
+    __syncwarp();
+    store_run(run, tile, run_begin, run_end);
+}
