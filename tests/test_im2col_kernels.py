@@ -302,7 +302,7 @@ def check_packed(case, dtype, start=0, seed=0, device=H200, **run):
     return check("im2col", geometry, image, want, "packed", device, block_by_block(geometry, dtype, start), **run)
 
 
-@pytest.mark.some(9)
+@pytest.mark.some(17)
 @pytest.mark.parametrize("mode", ["observed", "shuffled", SANITIZED])
 @pytest.mark.parametrize("dtype", ["uint8", "float16", "float32"])
 @pytest.mark.parametrize("case", PACKED_CASES, ids=str)
@@ -312,7 +312,7 @@ def test_packed_blocks_are_the_definition(case, dtype, mode):
         check_packed(case, dtype, start, mode=mode)
 
 
-@pytest.mark.some(20)
+@pytest.mark.some(40)
 @pytest.mark.parametrize("seed", range(40))
 def test_random_packed_blocks_are_the_definition(seed):
     case = random_case(seed)
@@ -385,6 +385,15 @@ def test_packing_says_what_it_refuses():
         plan_of_packed((1, 1, 8, 8), (3, 3), steps=(64, 64, 1, 8))
     with pytest.raises(Unsupported, match=r"that are contiguous, not steps of \(648, 324, 6, 1, 108, 36\)"):
         plan_of_shape((1, 2, 8, 8), (3, 3), "packed")
+
+
+def test_a_thread_takes_many_blocks_while_a_device_holds_few_threads_more():
+    def symbol(planes, rows):
+        return plan_of_packed((1, planes, rows + 7, 231), (8, 8), variant="taps").symbol
+
+    assert symbol(3, 224) == "im2col_taps_of_many"  # 75,264 threads of 16 blocks, a quarter of an H200's 270,336
+    assert symbol(2, 224) == "im2col_taps_of_some"
+    assert symbol(1, 224) == "im2col_taps"
 
 
 STRIDED = {

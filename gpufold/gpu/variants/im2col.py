@@ -37,6 +37,8 @@ TAPS_BLOCKS = 16
 """Blocks of a thread that takes one tap: they share its index arithmetic, and their loads are in flight together."""
 TAPS_REGISTERS = 40
 """That a thread's pixels take at most: fewer blocks are its own where it takes words of their taps."""
+TAPS_OF_BUSY = 16
+"""Prediction: they pay down to one thread for so many that keep a device busy, each with all its loads in flight."""
 TAPS_MAX_WASTE = 1.5
 """Prediction: they pay while rows of blocks leave no more of them idle than this."""
 
@@ -241,7 +243,7 @@ def taps(problem: Problem) -> Plan:
     blocks, symbol = 1, "im2col_taps"
     for count, name in ((most, "im2col_taps_of_many"), (most // 2, "im2col_taps_of_some")):
         places = -(-row.blocks // count)
-        enough = others * places >= device_threads(device)
+        enough = TAPS_OF_BUSY * others * places >= device_threads(device)
         if blocks == 1 and enough and places * count <= TAPS_MAX_WASTE * row.blocks:
             blocks, symbol = count, name
     places = -(-row.blocks // blocks)
