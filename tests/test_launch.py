@@ -36,6 +36,7 @@ def launch():
 GEOMETRY = col2im_geometry((2, 27, 64), (8, 8), (3, 3), 1, 1, 1, 1)
 COLUMNS, IMAGE = Operand.contiguous(GEOMETRY.columns_shape), Operand.contiguous(GEOMETRY.image_shape)
 BLOCK_BY_BLOCK = Operand(GEOMETRY.columns_shape, (27 * 64, 1, 27))
+CHANNEL_BY_CHANNEL = Operand(GEOMETRY.split_columns_shape, (27 * 64, 9 * 64, 3, 1, 9 * 8, 9))
 
 
 @pytest.fixture
@@ -61,7 +62,8 @@ def plans():
         yield choose(Call("col2im", GEOMETRY, dtype, variant=variant), columns, IMAGE, H200)
     taken = im2col_geometry(GEOMETRY.image_shape, (3, 3), 1, 1, 1, 1)
     for variant in variants("im2col"):
-        yield choose(Call("im2col", taken, "float16", variant=variant), IMAGE, COLUMNS, H200)
+        columns = CHANNEL_BY_CHANNEL if variant == "packed" else COLUMNS
+        yield choose(Call("im2col", taken, "float16", variant=variant), IMAGE, columns, H200)
     moved = batch_to_space_geometry((8, 4, 6), (1, 2, 2), 0, 0)
     yield choose(Call("batch_to_space", moved, "int8"), Operand.contiguous((8, 4, 6)), Operand.contiguous((2, 8, 12)))
 
