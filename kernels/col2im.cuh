@@ -142,14 +142,15 @@ constexpr int element_registers = sizeof(Scalar) <= 4 ? 1 : sizeof(Scalar) / 4;
 
 // How many leading axes up to this one have their taps in a loop, where each tap of all of them fills so many
 // registers.
-template <int axis> __device__ constexpr int looped_axes(Offset registers)
+template <int axis>
+__device__ constexpr int looped_axes(Offset registers, Offset unrolled = unrolled_registers)
 {
     if constexpr (axis < 0)
         return 0;
     else
-        return registers * Pattern<axis>::taps > unrolled_registers
+        return registers * Pattern<axis>::taps > unrolled
                    ? axis + 1
-                   : looped_axes<axis - 1>(registers * Pattern<axis>::taps);
+                   : looped_axes<axis - 1>(registers * Pattern<axis>::taps, unrolled);
 }
 
 // Visits the taps of the axes [axis, end) that land on a pixel in lexicographic order, each with `loads`

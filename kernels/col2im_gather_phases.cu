@@ -10,8 +10,9 @@
 // lane per cell: its lanes read neighbouring blocks of one tap, and taps that no pixel of these phases has
 // are skipped by the whole warp. A lane's phases share the index arithmetic and have their loads in flight
 // together. The thread block then writes its tile from shared memory, cell by cell, where a thread has the
-// same phases of each and divides by denominators whose reciprocals it has made once. Taps are added in
-// lexicographic order. No atomics and no zero fill.
+// same phases of each and divides by denominators whose reciprocals it has made once. It goes through some
+// planes, which share all this but the elements. Taps are added in lexicographic order. No atomics and no
+// zero fill.
 //
 // Wins where a stride is too many pixels for one thread, unless a row of pixels is shorter than a stride,
 // where rows have too few blocks to fill sectors, and where the last axis has too many taps to unroll and a
@@ -26,6 +27,9 @@
 #ifndef CELLS
 #define CELLS 256
 #endif
+#ifndef MOST_CELLS
+#define MOST_CELLS 1
+#endif
 #ifndef WORD
 #define WORD 1
 #endif
@@ -37,14 +41,25 @@ constexpr int lane_phases = LANE_PHASES;
 constexpr int phases = warps * lane_phases; // of a tile
 constexpr int phase_tiles = (stride[last] + phases - 1) / phases;
 constexpr Offset row_taps = Pattern<last>::taps;
-constexpr int tile_cells = 64; // that a thread block sums up before it stores them
+constexpr int tile_cells = MOST_CELLS > 1 ? MOST_CELLS * warp_size : 64; // summed up before they are stored
 static_assert(CELLS % tile_cells == 0, "all tiles are whole");
+
+// Cells of a lane whose loads are in flight together, where so many taps of the last axis land on a phase.
+__device__ constexpr int cells_at_once(Offset count)
+{
+    int cells = MOST_CELLS;
+    while (cells > 1 && cells * count * lane_phases * element_registers > looped_loads)
+        cells /= 2;
+    return cells;
+}
 
 struct PhasesParameters : Parameters {
     Offset in_front;    // pixels of the first cell of a row that are padding
     Offset first_block; // that begins at such a cell
     Offset block_cells; // of a thread block, a multiple of 32, CELLS at most
     Offset cells;       // of a plane
+    Offset planes;
+    Offset plane_step; // from a plane of a thread block to its next one
     Divisor by_cells[rank];
 };
 
@@ -140,6 +155,9 @@ template <> struct LaneWeights<true> {
     }
 };
 
+// A plane's columns at the first tap of each phase of a lane, in cell 0.
+using LaneColumns = const Scalar* [lane_phases];
+
 // What the thread block's cells have in common for all phases.
 struct Cells {
     Offset along[rank][CELLS]; // the last is past all blocks where a cell has no pixels
@@ -184,18 +202,12 @@ struct Lane {
     Taps taps[rank]; // of cell 0 along all axes but the last one, the same for the thread block
     LaneTaps row;
     LaneWeights<> weights;
-    const Scalar* columns[lane_phases]; // at each phase's first tap of cell 0
 
-    __device__ Lane(const Scalar* plane_columns, const Place<1>& place, Offset first_phase,
-                    const Cells& cells, const Weights& window, const PhasesParameters& p)
+    __device__ Lane(const Place<1>& place, Offset first_phase, const Cells& cells, const Weights& window,
+                    const PhasesParameters& p)
         : p(p), window(window), cells(cells), taps(), row(first_phase, p), weights(row, window)
     {
         find_taps<0, last>(taps, place.along, p);
-#pragma unroll
-        for (int i = 0; i < lane_phases; ++i) {
-            columns[i] = plane_columns + row.of[i].offset;
-            keep(columns[i]);
-        }
     }
 };
 
@@ -209,19 +221,23 @@ struct Reach {
 // land on some of the phases.
 template <Offset count, int cells> struct Sums {
     const Lane& lane;
+    LaneColumns& columns;
     Offset along[cells][rank];
     Offset block[cells]; // offset of the cell's own block
     Accumulator of[cells][lane_phases];
 
-    __device__ Sums(const Lane& lane, int first) : lane(lane), of()
+    __device__ Sums(const Lane& lane, LaneColumns& columns, int first) : lane(lane), columns(columns), of()
     {
+        Reach reach[cells];
 #pragma unroll
         for (int c = 0; c < cells; ++c) {
+            reach[c] = {true, {&lane.window, 0, 0}};
             block[c] = lane.cells.block[first + c * warp_size];
 #pragma unroll
             for (int axis = 0; axis < rank; ++axis)
                 along[c][axis] = lane.cells.along[axis][first + c * warp_size];
         }
+        add_taps(0, reach, 0);
     }
 
     __device__ void add_row(Offset offset, const Reach (&reach)[cells], int iteration)
@@ -240,19 +256,20 @@ template <Offset count, int cells> struct Sums {
 #pragma unroll
             for (int n = 0; n < together; ++n)
 #pragma unroll
-                for (int i = 0; i < lane_phases; ++i)
+                for (int c = 0; c < cells; ++c) {
+                    const Offset number = first + n;
 #pragma unroll
-                    for (int c = 0; c < cells; ++c) {
-                        const Offset number = first + n;
+                    for (int i = 0; i < lane_phases; ++i) {
                         const bool here = (count % together == 0 || number < count) &
                                           lane.row.in_kernel(i, number) & reach[c].exists &
                                           lane.row.in_block(i, number, along[c][last], lane.p);
-                        const Scalar* const element =
-                            lane.columns[i] + (block[c] + offset + number * lane.p.tap_step_stride[last]);
                         trace_iteration(int(((iteration * row_taps + number) * lane_phases + i) * cells + c));
+                        const Scalar* const element =
+                            columns[i] + (block[c] + offset + number * lane.p.tap_step_stride[last]);
                         elements[n][c][i] = load_if(element, here);
                         found[n][c][i] = here;
                     }
+                }
 #pragma unroll
             for (int n = 0; n < together; ++n)
 #pragma unroll
@@ -278,14 +295,16 @@ template <Offset count, int cells> struct Sums {
             add_row(offset, reach, iteration);
         } else {
             using pattern = Pattern<axis>;
-            constexpr bool ragged = kernel[axis] % pattern::tap_step != 0;
-            constexpr int looped = looped_axes<last - 1>(count * cells * lane_phases * element_registers);
+            constexpr Offset registers = count * cells * lane_phases * element_registers;
+            constexpr bool loop = kernel[axis] % pattern::tap_step != 0 ||
+                                  axis < looped_axes<last - 1>(registers, looped_loads);
             const Taps& taps = lane.taps[axis];
-#pragma unroll(ragged || axis < looped ? 1 : pattern::taps)
+#pragma unroll(loop ? 1 : pattern::taps)
             for (Offset number = 0; number < pattern::taps; ++number) {
-                if (ragged && !taps.template in_kernel<axis>(number))
+                if (loop && !taps.template in_kernel<axis>(number))
                     break;
                 Reach further[cells];
+                bool any = false;
 #pragma unroll
                 for (int c = 0; c < cells; ++c) {
                     const Offset block = taps.block + along[c][axis] - number * pattern::block_step;
@@ -293,20 +312,14 @@ template <Offset count, int cells> struct Sums {
                                         within(block, lane.p.blocks[axis]);
                     further[c].weight = reach[c].weight.template along<axis>(
                         taps.tap + number * pattern::tap_step, further[c].exists);
+                    any = any || further[c].exists;
                 }
+                if (loop && !any)
+                    continue; // what no lane has is skipped by the warp
                 add_taps<axis + 1>(offset + taps.offset + number * lane.p.tap_step_stride[axis], further,
                                    int(iteration * pattern::taps + number));
             }
         }
-    }
-
-    __device__ void add_all()
-    {
-        Reach reach[cells];
-#pragma unroll
-        for (int c = 0; c < cells; ++c)
-            reach[c] = {true, {&lane.window, 0, 0}};
-        add_taps(0, reach, 0);
     }
 };
 
@@ -383,36 +396,26 @@ template <int word> struct alignas(aligned(word * sizeof(TiledSum))) Pixels {
     TiledSum of[word];
 };
 
-// Cells of a lane whose loads are in flight together, where so many taps of the last axis land on a phase.
-__device__ constexpr int cells_at_once(Offset count)
-{
-    return count * lane_phases * element_registers <= looped_loads / 4 ? 2 : 1;
-}
-
 // Fills a lane's part of the tile, cell by cell.
 template <int word, Offset count, int pitch>
 __device__ void fill_tile(Pixels<word> (&tile)[tile_cells][pitch], Offset first_cell, Offset end,
-                          const Lane& lane)
+                          const Lane& lane, LaneColumns& columns)
 {
     const int column = threadIdx.x / warp_size * (lane_phases / word);
-    const auto put = [&](int cell, const Accumulator(&sums)[lane_phases]) {
-#pragma unroll
-        for (int i = 0; i < lane_phases / word; ++i) {
-            Pixels<word> pixels;
-#pragma unroll
-            for (int j = 0; j < word; ++j)
-                pixels.of[j] = TiledSum::of(sums[i * word + j]);
-            tile[cell][column + i] = pixels;
-        }
-    };
     constexpr int cells = cells_at_once(count);
 #pragma unroll 1
     for (int cell = threadIdx.x % warp_size; cell < end; cell += cells * warp_size) {
-        Sums<count, cells> sums(lane, first_cell + cell);
-        sums.add_all();
+        Sums<count, cells> sums(lane, columns, first_cell + cell);
 #pragma unroll
         for (int c = 0; c < cells; ++c)
-            put(cell + c * warp_size, sums.of[c]);
+#pragma unroll
+            for (int i = 0; i < lane_phases / word; ++i) {
+                Pixels<word> pixels;
+#pragma unroll
+                for (int j = 0; j < word; ++j)
+                    pixels.of[j] = TiledSum::of(sums.of[c][i * word + j]);
+                tile[cell + c * warp_size][column + i] = pixels;
+            }
     }
 }
 
@@ -494,8 +497,7 @@ __device__ void gather_phases(const Scalar* __restrict__ columns, Result* __rest
     const Offset block_cell = place.along[last] / phase_tiles * p.block_cells;
     const Offset count = min(p.block_cells, p.cells - block_cell);
     cells.find(block_cell, count, place, p);
-    const Lane lane(columns + place.batch * p.columns_batch + place.channel * p.columns_channel, place,
-                    first_phase + threadIdx.x / warp_size * lane_phases, cells, window, p);
+    const Lane lane(place, first_phase + threadIdx.x / warp_size * lane_phases, cells, window, p);
 
     constexpr int at_once = THREADS / row_words;          // cells that the thread block stores at once
     constexpr int batch = lane_phases / word < 2 ? 2 : 4; // of cells whose old pixels are in flight together
@@ -503,65 +505,77 @@ __device__ void gather_phases(const Scalar* __restrict__ columns, Result* __rest
     const int column = threadIdx.x % row_words;
     const Offset phase = first_phase + column * word;
     const bool stores = threadIdx.x < at_once * row_words && phase < stride[last];
-    Result* first_pixel = place.first_plane(image, p) + (phase - p.in_front) * p.pixel_stride[last];
+    Offset own_pixel = (phase - p.in_front) * p.pixel_stride[last]; // of cell 0
 #pragma unroll
     for (int axis = 0; axis < last; ++axis)
-        first_pixel += place.along[axis] * p.pixel_stride[axis];
+        own_pixel += place.along[axis] * p.pixel_stride[axis];
     const Finish<word> finish(phase, lane);
-    if constexpr (!accumulates) // what is loaded must be known to lie in global memory
-        keep(first_pixel);
-    __syncthreads();
 
 #pragma unroll 1
-    for (Offset first_cell = 0; first_cell < count; first_cell += tile_cells) {
-        if (first_cell > 0)
+    for (Offset plane = place.batch * p.channels + place.channel; plane < p.planes; plane += p.plane_step) {
+        Offset of_batch = plane;
+        const Offset channel = p.by_channels.split(of_batch);
+        LaneColumns lane_columns;
+#pragma unroll
+        for (int i = 0; i < lane_phases; ++i) {
+            lane_columns[i] =
+                columns + of_batch * p.columns_batch + channel * p.columns_channel + lane.row.of[i].offset;
+            keep(lane_columns[i]);
+        }
+        Result* first_pixel = image + of_batch * p.image_batch + channel * p.image_channel + own_pixel;
+        if constexpr (!accumulates) // what is loaded must be known to lie in global memory
+            keep(first_pixel);
+#pragma unroll 1
+        for (Offset first_cell = 0; first_cell < count; first_cell += tile_cells) {
             __syncthreads();
-        const Offset end = min(count - first_cell, Offset(tile_cells));
-        if (kernel[last] % Pattern<last>::tap_step == 0 || lane.row.any_in_kernel(row_taps - 1))
-            fill_tile<word, row_taps>(tile, first_cell, end, lane);
-        else
-            fill_tile<word, row_taps - 1>(tile, first_cell, end, lane);
-        __syncthreads();
+            const Offset end = min(count - first_cell, Offset(tile_cells));
+            if (kernel[last] % Pattern<last>::tap_step == 0 || lane.row.any_in_kernel(row_taps - 1))
+                fill_tile<word, row_taps>(tile, first_cell, end, lane, lane_columns);
+            else
+                fill_tile<word, row_taps - 1>(tile, first_cell, end, lane, lane_columns);
+            __syncthreads();
 #pragma unroll 1
-        for (int first = stores ? threadIdx.x / row_words : tile_cells; first < tile_cells;
-             first += batch * at_once) {
-            OldPixel old[batch][word];
-            Result* address[batch];
-            bool exists[batch];
+            for (int first = stores ? threadIdx.x / row_words : tile_cells; first < tile_cells;
+                 first += batch * at_once) {
+                OldPixel old[batch][word];
+                Result* address[batch];
+                bool exists[batch];
 #pragma unroll
-            for (int i = 0; i < batch; ++i) {
-                const int cell = fits ? first + i * at_once : min(first + i * at_once, tile_cells - 1);
-                exists[i] = (fits || first + i * at_once < tile_cells) &&
-                            within(cells.row_pixel[first_cell + cell] + phase, p.size[last]);
-                address[i] = first_pixel + cells.pixel[first_cell + cell];
-                trace_iteration(int((first_cell + first) / at_once) + i);
-                OldPixel::load_wide(old[i], address[i], exists[i]);
-            }
-            unsigned ragged = 0; // cells that are not whole, or whose sums are extreme
+                for (int i = 0; i < batch; ++i) {
+                    const int cell = fits ? first + i * at_once : min(first + i * at_once, tile_cells - 1);
+                    exists[i] = (fits || first + i * at_once < tile_cells) &&
+                                within(cells.row_pixel[first_cell + cell] + phase, p.size[last]);
+                    address[i] = first_pixel + cells.pixel[first_cell + cell];
+                    trace_iteration(int((first_cell + first) / at_once) + i);
+                    OldPixel::load_wide(old[i], address[i], exists[i]);
+                }
+                unsigned ragged = 0; // cells that are not whole, or whose sums are extreme
 #pragma unroll
-            for (int i = 0; i < batch; ++i) {
-                const int cell = fits ? first + i * at_once : min(first + i * at_once, tile_cells - 1);
-                const Pixels<word> pixels = exists[i] ? tile[cell][column] : Pixels<word>{};
-                Result elements[word];
-                const bool stored = finish(elements, pixels, old[i], int(first_cell) + cell) & exists[i];
-                trace_iteration(int((first_cell + first) / at_once) + i);
-                if (stored)
-                    store_wide(address[i], elements);
-                ragged |= unsigned(exists[i] & !stored) << i;
-            }
-            if constexpr (averages)
+                for (int i = 0; i < batch; ++i) {
+                    const int cell = fits ? first + i * at_once : min(first + i * at_once, tile_cells - 1);
+                    const Pixels<word> pixels = exists[i] ? tile[cell][column] : Pixels<word>{};
+                    Result elements[word];
+                    const bool stored = finish(elements, pixels, old[i], int(first_cell) + cell) & exists[i];
+                    trace_iteration(int((first_cell + first) / at_once) + i);
+                    if (stored)
+                        store_wide(address[i], elements);
+                    ragged |= unsigned(exists[i] & !stored) << i;
+                }
+                if constexpr (averages)
 #pragma unroll 1
-                for (int i = 0; ragged >> i != 0; ++i)
-                    if (ragged >> i & 1) {
-                        const int cell = first + i * at_once;
-                        Result* const pixel = first_pixel + cells.pixel[first_cell + cell];
-                        OldPixel old_of_cell[word];
-                        trace_iteration(int((first_cell + first) / at_once) + i);
-                        OldPixel::load_wide(old_of_cell, pixel, true);
-                        Result elements[word];
-                        finish.with_care(elements, tile[cell][column], old_of_cell, int(first_cell) + cell);
-                        store_wide(pixel, elements);
-                    }
+                    for (int i = 0; ragged >> i != 0; ++i)
+                        if (ragged >> i & 1) {
+                            const int cell = first + i * at_once;
+                            Result* const pixel = first_pixel + cells.pixel[first_cell + cell];
+                            OldPixel old_of_cell[word];
+                            trace_iteration(int((first_cell + first) / at_once) + i);
+                            OldPixel::load_wide(old_of_cell, pixel, true);
+                            Result elements[word];
+                            finish.with_care(elements, tile[cell][column], old_of_cell,
+                                             int(first_cell) + cell);
+                            store_wide(pixel, elements);
+                        }
+            }
         }
     }
 }

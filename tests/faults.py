@@ -196,8 +196,8 @@ FAULTS = (
     Fault(
         "a last wave of thread blocks that takes as long as what is in it",
         f"{VARIANTS}/col2im.py",
-        "waves = -(-items_of_tile * tiles(block_cells) // at_once)",
-        "waves = items_of_tile * tiles(block_cells) / at_once",
+        "waves = -(-items_of_tile * tiles(block_cells) * -(-view.planes // block_planes) // at_once)",
+        "waves = items_of_tile * tiles(block_cells) * -(-view.planes // block_planes) / at_once",
         COL2IM + "the_last_wave_of_thread_blocks_is_nearly_full[442368-2048-512-64-H200]",
     ),
     Fault(
@@ -236,24 +236,17 @@ FAULTS = (
         COL2IM + "averages_are_rounded_once_wherever_they_lie[float32]",
     ),
     Fault(
-        "no barrier before cells are looked up",
-        "kernels/col2im_gather_phases.cu",
-        "    keep(first_pixel);\n    __syncthreads();\n",
-        "    keep(first_pixel);\n",
-        COL2IM + "warps_wait_for_each_other_and_every_byte_is_written_once[audio-400-160-observed]",
-    ),
-    Fault(
         "no barrier before the phases of a tile are stored",
         "kernels/col2im_gather_phases.cu",
-        "end, lane);\n        __syncthreads();\n",
-        "end, lane);\n",
+        "end, lane, lane_columns);\n            __syncthreads();\n",
+        "end, lane, lane_columns);\n",
         COL2IM + "warps_wait_for_each_other_and_every_byte_is_written_once[audio-400-160-observed]",
     ),
     Fault(
-        "no barrier before the next cells of a tile are added up",
+        "no barrier before cells are looked up and the next ones of a tile added up",
         "kernels/col2im_gather_phases.cu",
-        "        if (first_cell > 0)\n            __syncthreads();\n",
-        "",
+        "first_cell += tile_cells) {\n            __syncthreads();\n",
+        "first_cell += tile_cells) {\n",
         COL2IM + "warps_wait_for_each_other_and_every_byte_is_written_once[staged-observed]",
     ),
     Fault(

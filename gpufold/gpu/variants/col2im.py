@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import product
 from math import gcd, prod
 from typing import Any
 
@@ -366,16 +367,24 @@ def gather_pixels(problem: Problem) -> Plan:
 PHASES_PER_LANE = {1: 8, 2: 8, 4: 8, 8: 4, 16: 2}
 """Pixels that a lane adds up at once, at most, by the size of an element: their loads are in flight together."""
 PHASES_WARPS = 8
+PHASES_MOST_CELLS = 4
+"""Cells of a lane whose loads are in flight together, at most, where a cell alone has few."""
+PHASES_LOADS = 32
+"""Registers that these loads fill then; kernels/col2im.cuh's looped_loads."""
 PHASES_TILE = 64
-"""Cells that a thread block adds up before it writes them."""
+"""Cells that a thread block adds up before it writes them, at least."""
 PHASES_CELLS = 256
 """Cells of a thread block, at most."""
+PHASES_PLANES = 16
+"""Planes of a thread block, at most, one after the other: they share what it finds out once."""
 PHASES_SETUP = 1.5
 """Prediction: what a thread does once, in rounds: what it does for one cell."""
 MULTIPROCESSOR_REGISTERS, MULTIPROCESSOR_BLOCKS = 1 << 16, 32
 """Of all GPUs, and of those with the most resident thread blocks."""
-PHASES_REGISTERS, PHASES_AXIS_REGISTERS, PHASES_MOST_REGISTERS = 32, 8, 128
-"""Of a thread, more for each axis, and at most with those of loads in flight and, where something is fused, weights."""
+REGISTERS_AT_ONCE = 8
+"""A thread has a multiple of it."""
+PHASES_AXIS_REGISTERS, PHASES_MOST_REGISTERS = 6, 128
+"""Of a thread, more for each axis but the last, and at most."""
 
 
 def _lane_phases(stride: int, itemsize: int, word: int) -> tuple[int, int]:
@@ -430,28 +439,40 @@ def gather_phases(problem: Problem) -> Plan:
     def tiles(block_cells: int) -> int:
         return -(-cells // block_cells)
 
-    items_of_tile = view.planes * prod(outer_phases) * phase_tiles
-    of_row = taps_per_pixel(row) * lane * max(4, itemsize) // 4
-    loads = of_row * prod(map(taps_per_pixel, outer))
+    items_of_tile = prod(outer_phases) * phase_tiles
+    of_tap = lane * max(4, itemsize) // 4  # registers
+    of_row = taps_per_pixel(row) * of_tap
+    few = taps_per_pixel(row) <= 2
+    joined = any(taps_per_pixel(axis) > 1 and axis.kernel % tap_step(axis) == 0 for axis in outer[-1:])
+    most_cells = PHASES_MOST_CELLS if few and not joined else 1
+    loads = max(of_row, PHASES_LOADS) if few else of_row
+    addresses = 2 * lane + loads * lane // of_tap * 3 // 4
     weights = of_row if problem.fusion != PLAIN else 0
-    registers = PHASES_REGISTERS + PHASES_AXIS_REGISTERS * len(view.axes) + loads + weights
+    registers = _multiple(
+        PHASES_AXIS_REGISTERS * len(outer) + addresses + loads + most_cells * of_tap + weights, REGISTERS_AT_ONCE
+    )
     of_block = WARP * warps * min(registers, PHASES_MOST_REGISTERS)
     resident = min(MULTIPROCESSOR_BLOCKS, MULTIPROCESSOR_REGISTERS // of_block)
     at_once = device.multiprocessors * max(1, min(resident, device.threads_per_multiprocessor // (WARP * warps)))
 
-    def rounds(block_cells: int) -> float:
+    def rounds(choice: tuple[int, int]) -> float:
         """Count what the threads of all waves do; the last wave takes as long as a full one."""
-        waves = -(-items_of_tile * tiles(block_cells) // at_once)
-        return waves * (-(-cells // WARP) / tiles(block_cells) + PHASES_SETUP)
+        block_cells, block_planes = choice
+        waves = -(-items_of_tile * tiles(block_cells) * -(-view.planes // block_planes) // at_once)
+        return waves * (min(block_cells, _multiple(cells, WARP)) // WARP * block_planes + PHASES_SETUP)
 
-    block_cells = min(range(WARP, PHASES_CELLS + 1, WARP), key=rounds)
-    items = items_of_tile * tiles(block_cells)
+    block_cells, block_planes = min(
+        product(range(WARP, PHASES_CELLS + 1, WARP), range(1, min(view.planes, PHASES_PLANES) + 1)), key=rounds
+    )
+    plane_step = -(-view.planes // block_planes)
+    items = items_of_tile * tiles(block_cells) * plane_step
     past_row = row.stride + phases
     bits = offset_bits(
         OPERATION,
         _largest_offset(view) + past_row * (1 + abs(view.tap_strides[-1]) + abs(view.pixel_strides[-1])),
         items,
         cells + PHASES_CELLS,
+        view.planes + plane_step,
     )
     run = f"runs of {_counted(min(phases, row.stride), 'pixel')}"
     return _plan(
@@ -465,7 +486,8 @@ def gather_phases(problem: Problem) -> Plan:
             (*outer_phases, tiles(block_cells) * phase_tiles),
             view.channels,
             bits,
-            PHASES_TILE * (phases // stored | 1) * stored * tiled + PHASES_CELLS * (len(view.axes) + 3) * bits // 8,
+            max(PHASES_TILE, WARP * most_cells) * (phases // stored | 1) * stored * tiled
+            + PHASES_CELLS * (len(view.axes) + 3) * bits // 8,
         ),
         f"each lane adds up {_counted(lane, 'neighbouring pixel')} of a stride at a time, "
         f"and its thread block writes {run}, stored {f'in words of {word} bytes' if words else 'one by one'}",
@@ -474,9 +496,12 @@ def gather_phases(problem: Problem) -> Plan:
             "first_block": offset(row.pad_begin // row.stride),
             "block_cells": offset(block_cells),
             "cells": offset(cells),
+            "planes": offset(view.planes),
+            "plane_step": offset(plane_step),
             "by_cells": divisor(_cells(view)),
         },
         LANE_PHASES=lane,
+        MOST_CELLS=most_cells,
         CELLS=PHASES_CELLS,
         WORD=word // itemsize,
         RESIDENT_BLOCKS=resident,
