@@ -272,6 +272,36 @@ def sweeps(multiprocessors: int, threads_per_multiprocessor: int) -> tuple[Sweep
             largest=True,
         ),
         Sweep(
+            "im2col.CELLS_MIN_STRIDE",
+            im2col.CELLS_MIN_STRIDE,
+            ("direct", "staged"),
+            ("cells",),
+            tuple(
+                _one("cells-stride", stride, "im2col", **_strided(stride, 2 * stride, planes=32))
+                for stride in (2, 3, 4, 6, 8, 12, 16, 24)
+            ),
+        ),
+        Sweep(
+            "im2col.CELLS_MIN_OVERLAP",
+            im2col.CELLS_MIN_OVERLAP,
+            ("staged",),
+            ("cells",),
+            tuple(
+                _one("cells-overlap", kernel / 8, "im2col", **_strided(8, kernel, planes=32))
+                for kernel in (8, 9, 10, 12, 14, 16, 24)
+            ),
+        ),
+        Sweep(
+            "im2col.CELLS_MIN_ROW",
+            im2col.CELLS_MIN_ROW,
+            ("staged",),
+            ("cells",),
+            tuple(
+                _one("cells-row", blocks, "im2col", **_strided(8, 16, 8 * blocks + 8, 65536 // blocks**2))
+                for blocks in (12, 14, 16, 20, 24, 32, 64)
+            ),
+        ),
+        Sweep(
             "unfolding.STAGED_LANE_BYTES",
             unfolding.STAGED_LANE_BYTES,
             ("direct",),

@@ -528,6 +528,12 @@ inline __device__ void store_wide(Element* address, const Element (&elements)[co
     store_word<sizeof(elements)>(address, bit_cast<Word<sizeof(elements)>>(elements));
 }
 
+// How many elements an address is past a multiple of `count` of them.
+template <int count> inline __device__ int elements_past(const Scalar* address)
+{
+    return int(reinterpret_cast<unsigned long long>(address) / sizeof(Scalar) % count);
+}
+
 // ---- indices -----------------------------------------------------------------------------------
 
 // This thread's number in a one-dimensional grid.

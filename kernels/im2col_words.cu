@@ -169,12 +169,6 @@ inline __device__ void store_line(Scalar* columns, const Line& line, Offset firs
     }
 }
 
-// How many elements an address is past a multiple of `count` of them.
-template <int count> inline __device__ int elements_past(const Scalar* address)
-{
-    return int(reinterpret_cast<unsigned long long>(address) / sizeof(Scalar) % count);
-}
-
 template <int planes>
 inline __device__ void take(const Block& block, const Scalar* image, Scalar* columns, const Weights& window,
                             const Parameters& parameters)

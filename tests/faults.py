@@ -462,6 +462,27 @@ FAULTS = (
         IM2COL + "words_of_taps_are_the_definition[a-line-in-pieces-float32-observed]",
     ),
     Fault(
+        "no barrier before words are made of a tile of cells",
+        "kernels/im2col_cells.cu",
+        "    __syncthreads();",
+        "",
+        IM2COL + "words_of_cells_are_the_definition[tiles-of-odd-rows-complex64]",
+    ),
+    Fault(
+        "a word's positions in the next row taken from behind its own",
+        "kernels/im2col_cells.cu",
+        "!one_row && i >= row_end ? reach : 0",
+        "0",
+        IM2COL + "words_of_cells_are_the_definition[tiles-of-odd-rows-complex64]",
+    ),
+    Fault(
+        "words of all taps of a block begun where the first tap's do",
+        "kernels/im2col_cells.cu",
+        "(past + behind * (stride % word * tap_skew % word))",
+        "(past)",
+        IM2COL + "cells_may_begin_at_any_element[5-sanitized]",
+    ),
+    Fault(
         "words of a tile that change places taken for some that do not",
         "kernels/unfold.cuh",
         "steps_are_alike = warp_size % (words_of_banks * words) == 0;",
