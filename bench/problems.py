@@ -724,6 +724,15 @@ PROBLEMS: tuple[Problem, ...] = (
     *space(
         "nchw-cropped", "atrous convolution with SAME padding", (8, 64, 110, 110), (1, 2, 2), margin=1, gpu_batch=64
     ),
+    *space(
+        "nchw-6x6",
+        "atrous convolution, rate 6 as in DeepLab's pyramid",
+        (4, 64, 96, 96),
+        (1, 6, 6),
+        dtypes=("float32", "uint8"),
+        quick=False,
+        gpu_batch=64,
+    ),
     *space("volume-2x2x2", "atrous 3-D convolution", (1, 32, 32, 64, 64), (1, 2, 2, 2), gpu_batch=32),
 )
 

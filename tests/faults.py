@@ -280,8 +280,8 @@ FAULTS = (
     Fault(
         "no barrier before rows are stored from a tile",
         "kernels/batch_to_space_staged.cu",
-        "        __syncwarp();\n#pragma unroll\n",
-        "#pragma unroll\n",
+        "    __syncthreads();\n\n    // Pixels",
+        "\n    // Pixels",
         SPACE + "lanes_in_any_order_give_the_same_and_never_race[nchw-4x4-batch_to_space]",
     ),
     Fault(
@@ -601,6 +601,20 @@ FAULTS = (
         "for start in range(0, shape[axis], step):",
         "for start in range(0, shape[axis] - 1, step):",
         ADD_BLOCKS + "it_is_its_definition[tiled-several-tiles-separable]",
+    ),
+    Fault(
+        "the beginning of the next row put behind a row of a tile",
+        "kernels/batch_to_space_staged.cu",
+        "unsigned(block + element) < unsigned(blocks)",
+        "block + element >= 0",
+        SPACE + "every_layout_is_the_definition[wide-block-of-several-words-uint8-batch_to_space]",
+    ),
+    Fault(
+        "a tile's rows taken to begin alike whatever their planes' distance",
+        f"{VARIANTS}/space.py",
+        "[axis.pixel_step for axis in outer] + [moves.array_plane_step]",
+        "[axis.pixel_step for axis in outer]",
+        SPACE + "every_layout_is_the_definition[planes-of-an-odd-length-uint8-batch_to_space]",
     ),
     Fault(
         "the last of an odd number of planes not moved",

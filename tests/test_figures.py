@@ -305,10 +305,12 @@ LIMITS = {
     "batch_to_space-nchw-4x4": Limits(1.36, 1.05, 1.05, 10.93, 2.1, 0.83, 0.95),
     "batch_to_space-nhwc-2x2": Limits(1.05, 1.05, 1.03, 6.01, 4.3, 0.95, 0.95),
     "batch_to_space-nchw-cropped": Limits(1.26, 1.12, 1.05, 13.87, 1.1, 0.79, 0.95),
+    "batch_to_space-nchw-6x6": Limits(1.05, 1.08, 1.05, 26.4, 1.1, 0.61, 0.95),
     "batch_to_space-volume-2x2x2": Limits(1.05, 1.05, 1.05, 9.3, 2.1, 0.92, 0.95),
     "space_to_batch-nchw-2x2": Limits(1.05, 1.05, 1.05, 7.06, 4.2, 0.95, 0.95),
     "space_to_batch-nchw-4x4": Limits(1.05, 1.05, 1.05, 7.4, 4.2, 0.89, 0.95),
     "space_to_batch-nchw-cropped": Limits(1.21, 1.28, 1.05, 11.07, 2.1, 0.76, 0.95),
+    "space_to_batch-nchw-6x6": Limits(3.15, 1.05, 1.05, 9.04, 4.2, 0.83, 0.95),
     "space_to_batch-nhwc-2x2": Limits(1.05, 1.05, 1.05, 8.16, 4.2, 0.9, 0.95),
 }
 """What the kernels reach today; where they become better, raise them."""

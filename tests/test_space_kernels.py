@@ -48,6 +48,9 @@ LAYOUT_CASES = [
     SpaceCase("eight-wide-block", (8, 3, 4, 6), (1, 1, 1, 8), (0, 0, 0, 0), (0, 0, 0, 0)),
     SpaceCase("very-wide-block", (100, 2, 3), (1, 1, 100), (0, 1, 101), (0, 0, 1)),
     SpaceCase("rows-longer-than-a-warp", (5, 1, 70), (1, 1, 5), (0, 0, 2), (0, 0, 1)),
+    SpaceCase("rows-in-several-tiles", (6, 2, 903), (1, 1, 6), (0, 0, 8), (0, 0, 3)),
+    SpaceCase("wide-block-of-several-words", (48, 3, 41), (1, 1, 48), (0, 0, 5), (0, 0, 50)),
+    SpaceCase("planes-of-an-odd-length", (3, 2, 7), (1, 1, 3), (0, 0, 1), (0, 0, 0)),
 ]
 
 
@@ -277,6 +280,25 @@ def test_words_taken_apart_are_as_wide_as_the_rows_and_their_phases_allow():
     assert found("float32", 28, 4, 4) == (2, 0)
     assert found("float32", 25, 1, 1) == (1, 1)  # rows of an odd number of blocks
     assert found("float32", 24, alignment=8) == (1, 0)
+
+
+def test_staged_words_begin_where_rows_allow():
+    def found(dtype, width, crop=0, channels=4, **facts):
+        case = SpaceCase("nchw", (3, channels, 6, width), (1, 1, 1, 3), (0, 0, 0, crop), (0, 0, 0, 0))
+        defines = defines_of("batch_to_space", "staged", case, dtype, **facts)
+        return int(defines["LOADED"]), int(defines["STORED"]), int(defines["ROWS_ALIKE"])
+
+    assert found("uint8", 16) == (4, 16, 1)
+    assert found("float16", 16) == (2, 8, 1)
+    assert found("float32", 16) == (1, 4, 1)
+    assert found("complex64", 16) == (1, 2, 1)
+    assert found("complex128", 16) == (1, 1, 1)
+    assert found("uint8", 16, crop=1) == (4, 16, 0)
+    assert found("uint8", 17, channels=2) == (4, 16, 0)  # the words of the array are whole, those of its rows are not
+    assert found("uint8", 17, channels=1) == (1, 16, 0)  # the array is 306 bytes
+    assert found("uint8", 16, alignment=2) == (1, 16, 1)
+    assert found("float32", 17, crop=3) == (1, 4, 1)
+    assert found("float32", 17) == (1, 4, 0)
 
 
 @pytest.mark.parametrize(

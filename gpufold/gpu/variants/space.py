@@ -3,27 +3,45 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import gcd, prod
 from typing import Any
 
 from gpufold.calls import Unsupported
 from gpufold.geometry import SpaceGeometry
-from gpufold.gpu.parameters import contiguous_strides, divisor, offset, offset_bits, offset_type, pack, wide
-from gpufold.gpu.plan import MAX_GRID_ROWS, Operand, Plan, Problem, Variant, grid_of, planes_per_thread
+from gpufold.gpu.parameters import contiguous_strides, divisor, int32, offset, offset_bits, offset_type, pack, wide
+from gpufold.gpu.plan import Operand, Plan, Problem, Variant, grid_of, planes_per_thread
 from gpufold.gpu.variants import unfolding
 from gpufold.gpu.variants.moves import (
     MOVING_THREADS,
     WIDEST_WORD,
     MovedAxis,
     Moves,
-    chunk_size,
     device_threads,
-    tile_bytes,
     word_elements,
     word_types,
 )
-from gpufold.gpu.variants.unfolding import PLANES_PER_THREAD, STAGED_ROW_BYTES, STAGED_TAPS, Unfold
+from gpufold.gpu.variants.unfolding import PLANES_PER_THREAD, Unfold
+
+TILE_BYTES = 20 << 10
+"""Of the rows that a thread block of batch_to_space's staged kernel puts together: four fit into 100 KB."""
+
+ROW_BYTES = 16
+"""Of a row's addresses, in shared memory too."""
+
+WORDS_IN_FLIGHT = 16
+"""That a thread of the staged kernel loads before it stores the first, 64 bytes at most: a prediction of registers."""
+
+LOADED_BYTES = 4
+"""Of the words in which it loads narrower elements: what neighbouring lanes put of wider ones would share banks."""
+
+SECTOR_BYTES = 32
+
+TILES_AT_ONCE = 2
+"""Prediction: tiles for each multiprocessor from which on tiles are made of more rows."""
+
+MOST_PIECES = 8
+"""Into how many more pieces than they must rows are cut at most, where more threads are then busy."""
 
 INDEX_MAP_BLOCK = 3
 """Prediction: phases of the last axis from which batch_to_space stages its loads, where each of a warp's loads would be
@@ -150,8 +168,6 @@ def _plan(
     variant: str,
     last_places: int,
     reason: str,
-    grid_rows: int = 1,
-    shared_bytes: int = 0,
     **defines: Any,
 ) -> Plan:
     """Plan threads along the pixels of all axes but the last, which is cut into so many places."""
@@ -166,8 +182,7 @@ def _plan(
         moves.planes,
         2 * max((axis.blocks + 1) * axis.kernel for axis in axes),
         sum((axis.blocks + 1) * abs(axis.block_step) + axis.kernel * abs(axis.tap_step) for axis in axes),
-        sum(axis.size * abs(axis.pixel_step) for axis in axes)
-        + min(moves.planes, 32 * planes) * abs(moves.array_plane_step) * (variant == "staged"),
+        sum(axis.size * abs(axis.pixel_step) for axis in axes),
     )
     symbol = f"{operation}_{variant}"
     return Plan(
@@ -182,7 +197,7 @@ def _plan(
             ("THREADS", str(MOVING_THREADS)),
             *((name, str(value)) for name, value in defines.items()),
         ),
-        grid=grid_of(operation, threads, MOVING_THREADS, rows=grid_rows),
+        grid=grid_of(operation, threads, MOVING_THREADS),
         block=(MOVING_THREADS, 1, 1),
         parameters=pack(
             bits,
@@ -201,7 +216,6 @@ def _plan(
         ),
         bytes_moved=_bytes_moved(problem),
         reason=reason,
-        shared_bytes=shared_bytes,
     )
 
 
@@ -242,25 +256,151 @@ def interleave(problem: Problem) -> Plan:
     )
 
 
+def _loaded_together(moves: Moves, batch: Operand) -> int:
+    """Count the blocks of a word that the staged kernel may load wherever it begins, also across the ends of rows."""
+    count = max(1, LOADED_BYTES // moves.itemsize)
+    extent = 1 + sum((size - 1) * step for size, step in zip(batch.shape, batch.strides, strict=True))
+    whole = min(batch.strides) >= 0 and word_elements(moves.itemsize, batch.alignment, [extent]) >= count
+    return count if whole and moves.axes[-1].block_step == 1 else 1
+
+
+@dataclass(frozen=True, slots=True)
+class _Tile:
+    """What a thread block of the staged kernel puts together: as many neighbouring blocks of each of a few rows."""
+
+    blocks: int
+    phase_words: int
+    """That are loaded of a row and phase."""
+    stored_words: int
+    """Of a row."""
+    row_pitch: int
+    """In shared memory, in elements."""
+    rows: int
+    """None where one is too long."""
+    loading_rows: int
+    """That all threads load at a time."""
+    rows_at_once: int
+    words_at_once: int
+    """Of so many rows, which a thread loads before it stores the first."""
+    in_flight: float
+    """Elements that a thread then has to load, on average."""
+
+    @classmethod
+    def of(cls, blocks: int, kernel: int, itemsize: int, loaded: int, stored: int, at_once: int) -> _Tile:
+        """Return the tile of so many blocks and of as many rows as fit."""
+        phase_words = 1 + -(-(blocks - 1) // loaded)
+        stored_words = 1 + -(-(blocks * kernel - 1) // stored)
+        word, free = loaded * kernel, WIDEST_WORD // itemsize
+        pitch = stored_words * stored
+        if word % (2 * free) == 0:
+            pitch += (pitch - 1) // word * free
+        fit = min(TILE_BYTES // (pitch * itemsize), MOVING_THREADS)
+        loading_rows = max(1, min(MOVING_THREADS // (phase_words * kernel), MOVING_THREADS // at_once))
+        rows_at_once = at_once
+        while rows_at_once > 1 and rows_at_once * loading_rows > fit:
+            rows_at_once //= 2
+        passes = fit // (rows_at_once * loading_rows)
+        turns = -(-phase_words * kernel // MOVING_THREADS)
+        words_at_once = min(at_once // rows_at_once, 1 << (turns - 1).bit_length())
+        turns = -(-turns // words_at_once)
+        in_flight = rows_at_once * loading_rows * blocks * kernel / (turns * MOVING_THREADS)
+        rows = passes * rows_at_once * loading_rows
+        return cls(blocks, phase_words, stored_words, pitch, rows, loading_rows, rows_at_once, words_at_once, in_flight)
+
+
+def _tile(kernel: int, row_blocks: int, itemsize: int, loaded: int, stored: int, alike: bool) -> _Tile:
+    """Return the tile of pieces of rows of which threads have most in flight and which share few sectors."""
+    at_once = min(WORDS_IN_FLIGHT if alike else WORDS_IN_FLIGHT // 2, 4 * WIDEST_WORD // (loaded * itemsize))
+    sector = max(1, SECTOR_BYTES // itemsize)
+    longest = max(4 * sector, MOVING_THREADS * loaded // kernel)
+    least = max(-(-row_blocks // longest), -(-row_blocks * kernel * itemsize // TILE_BYTES))
+
+    def worth(tile: _Tile) -> tuple[bool, float]:
+        held = row_blocks / -(-row_blocks // tile.blocks) / (tile.blocks + sector / 2)
+        return tile.rows > 0, tile.in_flight * held
+
+    cuts = [-(-row_blocks // pieces) for pieces in range(least, least + MOST_PIECES)]
+    cuts = [-(-cut // sector) * sector if sector <= cut < row_blocks else cut for cut in cuts]
+    return max((_Tile.of(cut, kernel, itemsize, loaded, stored, at_once) for cut in cuts), key=worth)
+
+
 def staged(problem: Problem) -> Plan:
-    """Plan one warp per 32 blocks through shared memory."""
-    moves = _simplified(problem)
-    last = moves.axes[-1]
+    """Plan a thread block per tile of rows, put together in shared memory."""
+    operation, moves = "batch_to_space", _moves(problem, writes_blocks=False).simplified()
+    *outer, last = axes = moves.axes
     if last.is_unit:
-        raise Unsupported("batch_to_space: staged stores need a last axis that is split")
-    chunk = chunk_size(last.kernel, min(STAGED_TAPS, STAGED_ROW_BYTES // moves.itemsize))
-    grid_rows = -(-last.kernel // chunk)
-    if grid_rows > MAX_GRID_ROWS:
-        raise Unsupported(f"batch_to_space: staged serves no blocks of {last.kernel} pixels along the last axis")
-    return _plan(
-        problem,
-        "staged",
-        -(-last.size // last.kernel),
-        f"the last axis is split into {last.kernel} phases, too many runs for one load",
-        grid_rows,
-        tile_bytes(chunk, moves.itemsize),
-        BLOCK_WIDTH=last.kernel,
-        CHUNK_PHASES=chunk,
+        raise Unsupported(f"{operation}: staged stores need a last axis that is split")
+    first = [axis.pad // axis.kernel for axis in axes]
+    blocks = [-(-(axis.pad + axis.size) // axis.kernel) - begin for axis, begin in zip(axes, first, strict=True)]
+    stored = WIDEST_WORD // moves.itemsize if last.pixel_step == 1 else 1
+    loaded = _loaded_together(moves, problem.input)
+    loads = [step for axis in outer for step in (axis.block_step, axis.tap_step)] + [moves.blocks_plane_step]
+    stores = [axis.pixel_step for axis in outer] + [moves.array_plane_step]
+    alike = all(step % loaded == 0 for step in loads) and all(step % stored == 0 for step in stores)
+    tile = _tile(last.kernel, blocks[-1], moves.itemsize, loaded, stored, alike)
+    if not tile.rows:
+        raise Unsupported(
+            f"{operation}: staged puts rows together in {TILE_BYTES} bytes, too few for blocks of {last.kernel} "
+            f"elements of {moves.itemsize} bytes along the last axis"
+        )
+    pieces = -(-blocks[-1] // tile.blocks)
+    rows = moves.planes * prod(count * axis.kernel for count, axis in zip(blocks[:-1], outer, strict=True))
+    tiles = max(1, rows * pieces // (tile.rows_at_once * TILES_AT_ONCE * problem.device.multiprocessors))
+    loading_rows = min(tile.loading_rows, tiles)
+    tile_rows = tile.rows // tile.loading_rows * loading_rows
+    bits = offset_bits(
+        operation,
+        rows + tile.rows,
+        2 * max((axis.blocks + 1) * axis.kernel for axis in axes),
+        sum((axis.blocks + 1) * abs(axis.block_step) + axis.kernel * abs(axis.tap_step) for axis in axes),
+        sum((axis.size + axis.kernel) * abs(axis.pixel_step) for axis in axes),
+    )
+    return Plan(
+        operation=operation,
+        variant="staged",
+        source="batch_to_space_staged.cu",
+        symbol="batch_to_space_staged",
+        defines=(
+            *word_types(moves.itemsize),
+            ("OFFSET", offset_type(bits)),
+            ("SPATIAL_RANK", str(len(axes))),
+            ("BLOCK_WIDTH", str(last.kernel)),
+            ("LOADED", str(loaded)),
+            ("STORED", str(stored)),
+            ("ROWS_ALIKE", str(int(alike))),
+            ("ROWS_AT_ONCE", str(tile.rows_at_once)),
+            ("WORDS_AT_ONCE", str(tile.words_at_once)),
+            ("TILE", str(TILE_BYTES // moves.itemsize)),
+            ("THREADS", str(MOVING_THREADS)),
+        ),
+        grid=grid_of(operation, -(-rows // tile_rows) * pieces, 1),
+        block=(MOVING_THREADS, 1, 1),
+        parameters=pack(
+            bits,
+            crop=offset([axis.pad % axis.kernel for axis in axes]),
+            size=offset([axis.size for axis in axes]),
+            grid_step=offset([axis.block_step for axis in axes]),
+            phase_step=offset([axis.tap_step for axis in axes]),
+            pixel_step=offset([axis.pixel_step for axis in axes]),
+            blocks=divisor([*blocks[:-1], pieces]),
+            block=divisor([axis.kernel for axis in axes]),
+            rows=offset(rows),
+            row_blocks=offset(blocks[-1]),
+            phase_words=divisor(tile.phase_words),
+            loaded_words=divisor(last.kernel * tile.phase_words),
+            stored_words=divisor(tile.stored_words),
+            loading_rows=int32(loading_rows),
+            storing_rows=int32(max(1, MOVING_THREADS // tile.stored_words)),
+            tile_rows=int32(tile_rows),
+            tile_blocks=int32(tile.blocks),
+            row_pitch=int32(tile.row_pitch),
+            batch_start=wide(sum(begin * axis.block_step for begin, axis in zip(first, axes, strict=True))),
+            batch_plane_step=wide(moves.blocks_plane_step),
+            space_plane_step=wide(moves.array_plane_step),
+        ),
+        bytes_moved=_bytes_moved(problem),
+        reason=f"the last axis is split into {last.kernel} phases, whose rows are put together in shared memory",
+        shared_bytes=TILE_BYTES + MOVING_THREADS * ROW_BYTES,
     )
 
 
