@@ -363,13 +363,13 @@ def test_offsets_are_wide_from_the_first_element_that_needs_it():
 
 
 def test_the_choice_follows_the_last_axis():
-    def choice(operation, shape, block, dtype="float32"):
-        none = (0,) * len(shape)
-        case = SpaceCase("", shape, (1, *block), none, none)
+    def choice(operation, shape, block, dtype="float32", crop=0):
+        none, crops = (0,) * len(shape), (*(0,) * len(block), crop)
+        case = SpaceCase("", shape, (1, *block), none, crops)
         geometry = (
-            batch_to_space_geometry(case.batch_shape, case.block_shape, none, none)
+            batch_to_space_geometry(case.batch_shape, case.block_shape, none, crops)
             if operation == "batch_to_space"
-            else space_to_batch_geometry(case.space_shape, case.block_shape, none, none)
+            else space_to_batch_geometry(case.space_shape, case.block_shape, none, crops)
         )
         shapes = (geometry.batch_shape, geometry.space_shape)
         data, result = map(Operand.contiguous, shapes if operation == "batch_to_space" else reversed(shapes))
@@ -386,3 +386,4 @@ def test_the_choice_follows_the_last_axis():
     assert choice("space_to_batch", (4, 56, 56, 64), (2, 2, 1)) == "direct"
     assert choice("space_to_batch", (256, 3, 64, 64), (1, 16, 16)) == "direct"
     assert choice("space_to_batch", (256, 3, 64, 64), (1, 16, 16), "complex64") == "staged"
+    assert choice("space_to_batch", (64, 64, 33, 7), (1, 1, 64), "float16", 1) == "staged"  # a lane's next is a plane

@@ -66,6 +66,7 @@ def _lane_bytes(moves: Moves) -> float:
     for axis in reversed(moves.axes):
         span += (min(lanes, axis.blocks) - 1) * axis.stride * abs(axis.pixel_step)
         lanes = -(-lanes // axis.blocks)
+    span += (min(lanes, moves.planes) - 1) * abs(moves.array_plane_step)
     return span * moves.itemsize / 31
 
 
