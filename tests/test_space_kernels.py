@@ -379,6 +379,8 @@ def test_the_choice_follows_the_last_axis():
     assert choice("batch_to_space", (4, 56, 56, 64), (2, 2, 1)) == "index_map"
     assert choice("batch_to_space", (9, 64, 56, 56), (1, 3, 3)) == "staged"
     assert choice("batch_to_space", (256, 3, 14, 14), (1, 16, 16)) == "staged"
+    assert choice("batch_to_space", (4, 64, 56, 56), (1, 2, 2), crop=1) == "index_map"
+    assert choice("batch_to_space", (4, 64, 56, 56), (1, 2, 2), "float16", 1) == "staged"
     assert choice("space_to_batch", (4, 64, 56, 56), (1, 2, 2)) == "deinterleave"
     assert choice("space_to_batch", (4, 64, 56, 57), (1, 2, 2)) == "deinterleave"
     assert choice("space_to_batch", (16, 64, 56, 56), (1, 4, 4), "complex64") == "direct"

@@ -44,8 +44,8 @@ MOST_PIECES = 8
 """Into how many more pieces than they must rows are cut at most, where more threads are then busy."""
 
 INDEX_MAP_BLOCK = 3
-"""Prediction: phases of the last axis from which batch_to_space stages its loads, where each of a warp's loads would be
-that many runs."""
+"""Prediction: phases of the last axis from which batch_to_space puts rows together instead of mapping indices, whose
+loads are that many runs; elements narrower than LOADED_BYTES, of which that loads several at once, from 2."""
 
 
 def _moves(problem: Problem, writes_blocks: bool) -> Moves:
@@ -407,7 +407,9 @@ def staged(problem: Problem) -> Plan:
 def prefer_to_space(problem: Problem) -> Iterator[tuple[str, str]]:
     """Yield the variants that are predicted to be fastest, with why."""
     yield "interleave", ""
-    yield "staged" if _simplified(problem).axes[-1].kernel >= INDEX_MAP_BLOCK else "index_map", ""
+    moves = _simplified(problem)
+    least = 2 if moves.itemsize < LOADED_BYTES else INDEX_MAP_BLOCK
+    yield "staged" if moves.axes[-1].kernel >= least else "index_map", ""
 
 
 BATCH_TO_SPACE: dict[str, Variant] = {"index_map": index_map, "interleave": interleave, "staged": staged}
