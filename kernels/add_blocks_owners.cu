@@ -37,8 +37,8 @@ constexpr int warps = THREADS / 32;
 static_assert(thread_rows <= tile_rows && tile_rows <= 32, "a bit for each row");
 constexpr bool one_axis = positioned == 1; // rows follow each other along it
 
-// Rows of a thread that get elements of the same block at a time, of those that cover some of them: most cover
-// all, and one look-up serves them. Planes share one anyway.
+// Rows of a thread that get elements of the same block at a time, of those that cover some of them: most
+// cover all, and one look-up serves them. Planes share one anyway.
 constexpr int together = one_axis || planes > 1 ? 1 : thread_rows < 4 ? thread_rows : 4;
 
 // A tile's pixels, and of a lane the column.
