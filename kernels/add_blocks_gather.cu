@@ -37,6 +37,10 @@ constexpr int warps = threads / 32;
 constexpr int columns = TILE_COLUMNS; // of a tile
 constexpr int rows = TILE_ROWS;
 constexpr int thread_rows = rows * columns / threads; // that follow each other and have one column
+static_assert(thread_rows <= 32, "a bit for each row");
+constexpr int along = rank == 1 ? last : last - 1; // the axis that a thread's pixels differ on
+constexpr int row_step = rank == 1 ? 32 : 1;
+constexpr int planes = PLANES; // share the search and the index arithmetic
 
 constexpr int candidates = CANDIDATES; // blocks that a thread tests at a time, with all their loads in flight
 constexpr int listed = candidates * threads;
@@ -50,12 +54,6 @@ template <bool warp> __device__ constexpr int tile_extent(int axis)
     if (axis == last)
         return (warp ? 32 : columns) * (rank > 1 ? 1 : warp ? thread_rows : rows);
     return axis == last - 1 ? (warp ? thread_rows : rows) : 1;
-}
-
-// A thread's pixel of a row, in what its warp owns.
-inline __device__ int in_own(int axis, int row, int lane)
-{
-    return axis == last ? lane + (rank == 1 ? row * 32 : 0) : axis == last - 1 ? row : 0;
 }
 
 struct GatherParameters : Parameters {
@@ -86,15 +84,16 @@ struct Box {
 
 // Blocks that meet a box, in order.
 struct List {
-    Offset block[listed];
-    Offset position[listed][positioned]; // from the begin of the box
+    const Scalar* origin[listed];        // where an element for the box's first pixel would be
+    Offset position[listed][positioned]; // from that pixel
 };
 
 // Makes a list, or goes on with it, of those of the candidates from `first` on that meet a box; gives how
 // many these are, in all threads. What does not fit is left out. The list is whole when it returns, and what
 // was listed before must be read by all threads before they come to the barrier in here.
-__device__ int list_candidates(List& list, int from, Offset first, const long long* positions, const Box& box,
-                               const Parameters& p, int (&counts)[groups])
+__device__ int list_candidates(List& list, int from, Offset first, const Scalar* blocks,
+                               const long long* positions, const Box& box, const Parameters& p,
+                               int (&counts)[groups])
 {
     const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
     long long position[candidates][positioned];
@@ -128,10 +127,14 @@ __device__ int list_candidates(List& list, int from, Offset first, const long lo
         const int place = from + __shfl_sync(~0u, until - count, number * warps + warp) +
                           __popc(votes[number] & ((1u << lane) - 1));
         if ((votes[number] >> lane & 1) && place < listed) {
-            list.block[place] = first + number * threads + thread;
+            const Scalar* origin = blocks + (first + number * threads + thread) * p.block_step;
 #pragma unroll
-            for (int axis = fixed; axis < rank; ++axis)
-                list.position[place][axis - fixed] = Offset(position[number][axis - fixed] - box.begin[axis]);
+            for (int axis = fixed; axis < rank; ++axis) {
+                const Offset begin = Offset(position[number][axis - fixed] - box.begin[axis]);
+                list.position[place][axis - fixed] = begin;
+                origin -= begin * p.tap_stride[axis];
+            }
+            list.origin[place] = origin;
         }
     }
     const int found = __shfl_sync(~0u, until, 31);
@@ -139,24 +142,81 @@ __device__ int list_candidates(List& list, int from, Offset first, const long lo
     return found;
 }
 
-// A warp's way to look at the list: its pixels, and where the list's positions count from.
-struct Reader {
-    const List& list;
-    Box own;
-    Offset origin[rank];
+// What a thread has to know of a listed block.
+struct Met {
+    Offset tap[rank]; // of the thread's first pixel, on it or not
+    unsigned covered; // of the thread's rows, a bit each
 
-    // Whether a block of the list has a thread's pixel of a row, as this tap of the block.
-    __device__ bool covers(int entry, int row, const Parameters& p, Offset (&tap)[rank]) const
+    // `first` is that pixel, from where the list's positions count from; along axes without a position, its own.
+    __device__ Met(const List& list, int entry, const Offset (&first)[rank], unsigned exists,
+                   const Parameters& p)
     {
-        bool covered = true;
+        bool meets = true;
 #pragma unroll
         for (int axis = 0; axis < rank; ++axis) {
-            tap[axis] = own.begin[axis] + in_own(axis, row, threadIdx.x % 32);
-            if (axis >= fixed)
-                tap[axis] -= list.position[entry][axis - fixed] + origin[axis];
-            covered = covered && within(tap[axis], p.block[axis]);
+            tap[axis] = first[axis] - (axis < fixed ? 0 : list.position[entry][max(axis - fixed, 0)]);
+            meets = meets && (axis == along || within(tap[axis], p.block[axis]));
         }
-        return covered;
+        if constexpr (rank == 1) {
+            covered = 0;
+#pragma unroll
+            for (int row = 0; row < thread_rows; ++row)
+                covered |= within(tap[along] + row * row_step, p.block[along]) ? 1u << row : 0;
+        } else {
+            const Offset end = min(p.block[along] - tap[along], Offset(thread_rows));
+            covered = run_of_bits(max(-tap[along], Offset(0)), max(end, Offset(0)));
+        }
+        covered = meets ? covered & exists : 0;
+    }
+};
+
+// Blocks whose loads a thread has in flight; weights need the registers of more.
+constexpr int layers = windowed ? 1 : 3;
+
+// The elements of a block that a thread adds to its pixels, and their weights.
+struct Layer {
+    Scalar elements[planes][thread_rows];
+    TapWeight taps[thread_rows];
+    unsigned covered;
+
+    __device__ void load(const Met& met, const Scalar* element, Offset channels, const Weights& window,
+                         int number, const Parameters& p)
+    {
+        covered = met.covered;
+#pragma unroll
+        for (int row = 0; row < thread_rows; ++row) {
+            Offset tap[rank];
+#pragma unroll
+            for (int axis = 0; axis < rank; ++axis)
+                tap[axis] = met.tap[axis] + (axis == along ? row * row_step : 0);
+            taps[row] = TapWeight(tap, has_bit(covered, row), window, p);
+        }
+#pragma unroll
+        for (int plane = 0; plane < planes; ++plane) {
+            const Scalar* const source = element + plane * p.blocks_channel;
+            const unsigned loaded = plane == 0 || plane < channels ? covered : 0;
+            Offset step = row_step * p.tap_stride[along];
+            keep(step);
+#pragma unroll
+            for (int row = 0; row < thread_rows; ++row) {
+                trace_iteration((number * planes + plane) * thread_rows + row);
+                elements[plane][row] =
+                    load_if(source + (long long)(row)*step, has_bit(loaded, row), nothing(Scalar{}));
+            }
+        }
+    }
+
+    __device__ void add_to(Accumulator (&sums)[planes][thread_rows], Weight (&weight_sums)[thread_rows]) const
+    {
+#pragma unroll
+        for (int row = 0; row < thread_rows; ++row) {
+#pragma unroll
+            for (int plane = 0; plane < planes; ++plane)
+                sums[plane][row] = add(sums[plane][row], weigh(widen(elements[plane][row]), taps[row]));
+            const bool exists = has_bit(covered, row);
+            if constexpr (weighs_out)
+                weight_sums[row] = add(weight_sums[row], or_nothing(weight_of(taps[row], exists), exists));
+        }
     }
 };
 
@@ -165,7 +225,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_BLOCKS)
                       const long long* __restrict__ positions, const Weights window,
                       WEIGHT_OUT_ARGUMENT const GatherParameters p)
 {
-    constexpr int planes = PLANES; // share the search and the index arithmetic
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     Offset rest = blockIdx.x;
     Box region;
@@ -185,18 +244,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_BLOCKS)
     int found = 0; // blocks that the list has
     bool fits = true;
     for (Offset first = 0; fits && first < p.count; first += listed) {
-        found += list_candidates(list, found, first, positions, region, p, counts);
+        found += list_candidates(list, found, first, blocks, positions, region, p, counts);
         fits = found <= listed;
     }
     if (fits && !found)
         return;
 
-    for (Offset number = 0; number < tiles; ++number) {
+    for (Offset tile_number = 0; tile_number < tiles; ++tile_number) {
         Box tile;
-        Reader reader{list, {}, {}};
-        Box& own = reader.own;
-        Offset(&origin)[rank] = reader.origin;
-        Offset tile_rest = number, lists = fits ? 1 : p.count;
+        Box own;
+        Offset origin[rank]; // where the list's positions count from
+        Offset tile_rest = tile_number, lists = fits ? 1 : p.count;
 #pragma unroll
         for (int axis = last; axis >= 0; --axis) {
             tile.cut(p.size, axis,
@@ -208,36 +266,39 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_BLOCKS)
                                                  : 0;
             own.cut(p.size, axis, tile.begin[axis] + place * tile_extent<true>(axis),
                     tile_extent<true>(axis));
-            origin[axis] = fits ? region.begin[axis] : tile.begin[axis];
+            origin[axis] = axis < fixed ? 0 : fits ? region.begin[axis] : tile.begin[axis];
             if (tile.begin[axis] >= p.size[axis])
                 lists = 0; // all threads alike
         }
 
-        Result* pixel[thread_rows];
-        bool exists[thread_rows], weighing[thread_rows];
-        Offset weight_place[thread_rows];
+        // A thread's first pixel, from where the list's positions count from, and which of its rows exist.
+        Offset first_pixel[rank], at[rank];
+        unsigned exists = 0, weighed = 0, touched = 0; // a bit for each row
+        bool inside = true, weighing = batch == 0 && channel == 0;
+        Result* pixel = image;
+        Offset weight_place = 0, own_tap = 0;
+#pragma unroll
+        for (int axis = 0; axis < rank; ++axis) {
+            at[axis] = own.begin[axis] + (axis == last ? lane : 0);
+            first_pixel[axis] = at[axis] - origin[axis];
+            own_tap += first_pixel[axis] * p.tap_stride[axis];
+            inside = inside && (axis == along || at[axis] < own.end[axis]);
+            pixel += at[axis] * p.pixel_stride[axis];
+            weight_place += at[axis] * p.weight_stride[axis];
+            weighing = weighing && (axis >= fixed || axis == along || at[axis] == 0);
+        }
 #pragma unroll
         for (int row = 0; row < thread_rows; ++row) {
-            pixel[row] = image;
-            exists[row] = true;
-            weighing[row] = batch == 0 && channel == 0;
-            weight_place[row] = 0;
-#pragma unroll
-            for (int axis = 0; axis < rank; ++axis) {
-                const Offset place = own.begin[axis] + in_own(axis, row, lane);
-                exists[row] = exists[row] && place < own.end[axis];
-                pixel[row] += place * p.pixel_stride[axis];
-                weight_place[row] += place * p.weight_stride[axis];
-                weighing[row] = weighing[row] && (axis >= fixed || place == 0);
-            }
+            const Offset of_row = at[along] + row * row_step;
+            exists |= inside && of_row < own.end[along] ? 1u << row : 0;
+            weighed |= weighing && (along >= fixed || of_row == 0) ? 1u << row : 0;
         }
 
         Accumulator sums[planes][thread_rows] = {};
-        bool touched[thread_rows] = {};
         Weight weight_sums[thread_rows] = {}; // compiled only where they are asked for
         for (Offset first = 0; first < lists; first += listed) {
             if (!fits)
-                found = list_candidates(list, 0, first, positions, tile, p, counts);
+                found = list_candidates(list, 0, first, blocks, positions, tile, p, counts);
             for (int of_lanes = 0; of_lanes < found; of_lanes += 32) {
                 // A lane tests a block of the list; those that meet the warp's pixels are added by all lanes.
                 bool met = of_lanes + lane < found;
@@ -248,96 +309,64 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_BLOCKS)
                         met ? list.position[of_lanes + lane][axis - fixed] + origin[axis] : 0;
                 unsigned votes = __ballot_sync(~0u, met && own.meets(position, p));
                 // What these blocks are the first to cover is read before they are added.
-                bool covered_first[thread_rows] = {}, missing = false;
-#pragma unroll
-                for (int row = 0; row < thread_rows; ++row)
-                    missing = missing || (exists[row] && !touched[row]);
+                unsigned missing = exists & ~touched, covered_first = 0;
                 for (unsigned left = votes; left && __any_sync(~0u, missing); left &= left - 1) {
-                    missing = false;
+                    const Met met(list, of_lanes + __ffs(left) - 1, first_pixel, missing, p);
+                    covered_first |= met.covered;
+                    missing &= ~met.covered;
+                }
+                if (__any_sync(~0u, covered_first)) {
+                    Offset step = row_step * p.pixel_stride[along];
+                    keep(step);
 #pragma unroll
                     for (int row = 0; row < thread_rows; ++row) {
-                        Offset tap[rank];
-                        if (exists[row] && !touched[row])
-                            covered_first[row] =
-                                reader.covers(of_lanes + __ffs(left) - 1, row, p, tap) || covered_first[row];
-                        missing = missing || (exists[row] && !touched[row] && !covered_first[row]);
-                    }
-                }
-                bool any_first = false;
+                        const bool read = has_bit(covered_first, row);
 #pragma unroll
-                for (int row = 0; row < thread_rows; ++row)
-                    any_first = any_first || covered_first[row];
-                if (__any_sync(~0u, any_first)) {
-#pragma unroll
-                    for (int plane = 0; plane < planes; ++plane)
-#pragma unroll
-                        for (int row = 0; row < thread_rows; ++row) {
+                        for (int plane = 0; plane < planes; ++plane) {
                             const Result before =
-                                load_own_if(pixel[row] + plane * p.image_channel,
-                                            covered_first[row] && plane < p.channels - channel);
-                            sums[plane][row] = covered_first[row] ? widen(before) : sums[plane][row];
+                                load_own_if(pixel + plane * p.image_channel + (long long)(row)*step,
+                                            read && (plane == 0 || plane < p.channels - channel));
+                            sums[plane][row] = read ? widen(before) : sums[plane][row];
                         }
-#pragma unroll
-                    for (int row = 0; row < thread_rows; ++row) {
                         if constexpr (weighs_out)
-                            weight_sums[row] =
-                                covered_first[row]
-                                    ? load_own_if(weight_out + weight_place[row], weighing[row])
-                                    : weight_sums[row];
-                        touched[row] = touched[row] || covered_first[row];
+                            if (read && has_bit(weighed, row))
+                                weight_sums[row] =
+                                    weight_out[weight_place + row * row_step * p.weight_stride[along]];
                     }
+                    touched |= covered_first;
                 }
-                for (; votes; votes &= votes - 1) {
-                    const int entry = of_lanes + __ffs(votes) - 1;
-                    const Scalar* const source = blocks + list.block[entry] * p.block_step;
-                    Offset tap[thread_rows][rank], offset[thread_rows] = {};
-                    bool covered[thread_rows];
-                    TapWeight weights[thread_rows];
+                while (votes) {
+                    const int count = min(layers, __popc(votes));
+                    Layer layer[layers];
 #pragma unroll
-                    for (int row = 0; row < thread_rows; ++row) {
-                        covered[row] = reader.covers(entry, row, p, tap[row]) && exists[row];
-#pragma unroll
-                        for (int axis = 0; axis < rank; ++axis)
-                            offset[row] += tap[row][axis] * p.tap_stride[axis];
-                        weights[row] = TapWeight(tap[row], covered[row], window, p);
-                    }
-                    Scalar elements[planes][thread_rows];
-#pragma unroll
-                    for (int plane = 0; plane < planes; ++plane)
-#pragma unroll
-                        for (int row = 0; row < thread_rows; ++row) {
-                            trace_iteration((int(number * lists + first) + entry) * planes * thread_rows +
-                                            plane * thread_rows + row);
-                            elements[plane][row] = load_if(source + (plane * p.blocks_channel + offset[row]),
-                                                           covered[row] && plane < p.channels - channel);
+                    for (int number = 0; number < layers; ++number)
+                        if (number < count) {
+                            const int entry = of_lanes + __ffs(votes) - 1;
+                            votes &= votes - 1;
+                            const Met met(list, entry, first_pixel, exists, p);
+                            layer[number].load(met, list.origin[entry] + own_tap, p.channels - channel,
+                                               window, int(tile_number * lists + first) + entry, p);
                         }
 #pragma unroll
-                    for (int plane = 0; plane < planes; ++plane)
-#pragma unroll
-                        for (int row = 0; row < thread_rows; ++row)
-                            sums[plane][row] = add(
-                                sums[plane][row],
-                                or_nothing(weigh(widen(elements[plane][row]), weights[row]), covered[row]));
-                    if constexpr (weighs_out)
-#pragma unroll
-                        for (int row = 0; row < thread_rows; ++row)
-                            weight_sums[row] =
-                                add(weight_sums[row],
-                                    or_nothing(weight_of(weights[row], covered[row]), covered[row]));
+                    for (int number = 0; number < layers; ++number)
+                        if (number < count)
+                            layer[number].add_to(sums, weight_sums);
                 }
             }
         }
 
+        Offset step = row_step * p.pixel_stride[along];
+        keep(step);
 #pragma unroll
         for (int plane = 0; plane < planes; ++plane)
 #pragma unroll
             for (int row = 0; row < thread_rows; ++row)
-                if (touched[row] && plane < p.channels - channel)
-                    pixel[row][plane * p.image_channel] = narrow(sums[plane][row]);
+                if (has_bit(touched, row) && (plane == 0 || plane < p.channels - channel))
+                    (pixel + plane * p.image_channel)[(long long)(row)*step] = narrow(sums[plane][row]);
         if constexpr (weighs_out)
 #pragma unroll
             for (int row = 0; row < thread_rows; ++row)
-                if (touched[row] && weighing[row])
-                    weight_out[weight_place[row]] = weight_sums[row];
+                if (has_bit(touched & weighed, row))
+                    weight_out[weight_place + row * row_step * p.weight_stride[along]] = weight_sums[row];
     }
 }

@@ -70,6 +70,14 @@ inline __device__ unsigned run_of_bits(Offset begin, Offset end)
     return bits_from(int(begin)) & ~bits_from(int(end));
 }
 
+// Whether a word has a bit: one instruction, where the compiler would shift the bit down to guard a load.
+inline __device__ bool has_bit(unsigned word, int number)
+{
+    unsigned bit = 1u << number;
+    keep(bit);
+    return word & bit;
+}
+
 // What the weight of an element of a block is made of; loaded first and multiplied when it is needed, so that
 // a thread has the loads of all its elements in flight. Zeros, unread, where the element does not exist.
 struct TapWeight {

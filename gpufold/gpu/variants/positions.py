@@ -235,6 +235,7 @@ def _tiling(problem: Problem) -> Tiling:
     groups = -(-view.channels // planes)
     entry = 8 * (1 + rank - view.fixed)  # of the list, in the widest Offsets
     candidates = GATHER_CANDIDATES if GATHER_CANDIDATES * THREADS * entry <= GATHER_LIST_BYTES else 1
+    candidates = min(candidates, max(1, -(-view.count // THREADS)))
     most = GATHER_WAVES * GATHER_RESIDENT_BLOCKS * problem.device.multiprocessors
     region = _region(view, tile, -(-most // (view.batch * groups)), int(GATHER_LIST_FILL * candidates * THREADS))
     reach = tuple(side * tiles for side, tiles in zip(tile, region, strict=True))
@@ -248,7 +249,7 @@ def gather(problem: Problem) -> Plan:
     owned = f"{shared_by} tiles of the image, which share a search," if shared_by > 1 else "a tile of the image"
     items = view.batch * tiling.groups * prod(tiling.regions)
     bits = _bits(problem, items, tiling.reach)
-    entry = (1 + len(view.size) - view.fixed) * bits // 8  # of a list: a block's number and position
+    entry = POINTER_BYTES + (len(view.size) - view.fixed) * bits // 8  # of a list: where a block is, and its position
     listed = tiling.candidates * (THREADS * entry + THREADS // WARP * COUNT_BYTES)
     return _plan(
         problem,
