@@ -147,7 +147,8 @@ struct Met {
     Offset tap[rank]; // of the thread's first pixel, on it or not
     unsigned covered; // of the thread's rows, a bit each
 
-    // `first` is that pixel, from where the list's positions count from; along axes without a position, its own.
+    // `first` is that pixel, from where the list's positions count from; along axes without a position, its
+    // own.
     __device__ Met(const List& list, int entry, const Offset (&first)[rank], unsigned exists,
                    const Parameters& p)
     {

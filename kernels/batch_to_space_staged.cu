@@ -4,11 +4,11 @@
 //   batch  (*block, batch, *grid)  read, any strides
 //   space  (batch, *size)          each element written once, any strides
 //
-// Rows are numbered as they lie in the batch: blocks of an axis before its phases, planes last. A thread loads
-// the same words of several rows, LOADED blocks of a phase wherever these begin, and puts each element where
-// it belongs in its row. It then stores words of STORED elements along rows, aligned wherever these begin; what
-// is no whole word at their ends is stored in parts. Wins where blocks cannot be put together in registers:
-// their width is no power of two, or more than 16 bytes.
+// Rows are numbered as they lie in the batch: blocks of an axis before its phases, planes last. A thread
+// loads the same words of several rows, LOADED blocks of a phase wherever these begin, and puts each element
+// where it belongs in its row. It then stores words of STORED elements along rows, aligned wherever these
+// begin; what is no whole word at their ends is stored in parts. Wins where blocks cannot be put together in
+// registers: their width is no power of two, or more than 16 bytes.
 #include "common.cuh"
 
 #ifndef SPATIAL_RANK
@@ -83,8 +83,8 @@ struct Parameters {
     long long batch_start, batch_plane_step, space_plane_step;
 };
 
-// A row of the tile: phase 0 of its first block, and that block's first pixel, or null where space has no such
-// row.
+// A row of the tile: phase 0 of its first block, and that block's first pixel, or null where space has no
+// such row.
 struct Row {
     const Scalar* source;
     Scalar* target;
@@ -139,12 +139,13 @@ template <int count> inline __device__ int past_word(const Scalar* address)
     return int(reinterpret_cast<unsigned long long>(address) / sizeof(Scalar)) & (count - 1);
 }
 
-// A word that a thread loads: the first block of it, which may be in front of the tile's, and that one's pixel
-// as seen from the beginning of the row in the tile.
+// A word that a thread loads: the first block of it, which may be in front of the tile's, and that one's
+// pixel as seen from the beginning of the row in the tile.
 struct LoadedWord {
     int block, pixel;
 
-    // Moves it to where words begin, back by as many elements as it returns, in the row that begins at a target.
+    // Moves it to where words begin, back by as many elements as it returns, in the row that begins at a
+    // target.
     __device__ int begin_at(const Scalar* source, const Scalar* target)
     {
         const int past = past_word<loaded>(source);

@@ -1,5 +1,5 @@
-// im2col where blocks are far apart and overlap: one thread block takes the same few taps of many blocks whose
-// positions follow each other in the columns, through a tile in shared memory.
+// im2col where blocks are far apart and overlap: one thread block takes the same few taps of many blocks
+// whose positions follow each other in the columns, through a tile in shared memory.
 //
 //   image    (batch, channels, *size)                read, contiguous along the last axis
 //   columns  (batch, channels, *kernel, *positions)  each element written once, last axis contiguous
@@ -98,9 +98,9 @@ struct Parameters {
     long long columns_batch_step, columns_channel_step;
 };
 
-// Where a cell is in the tile, `further` cells from another. Threads store and load cells that are next to each
-// other, and load cells that are a word apart: so cells change places within words, each run of 128 bytes
-// in its own way, and a warp finds every bank once, wherever its first word begins.
+// Where a cell is in the tile, `further` cells from another. Threads store and load cells that are next to
+// each other, and load cells that are a word apart: so cells change places within words, each run of 128
+// bytes in its own way, and a warp finds every bank once, wherever its first word begins.
 inline __device__ int place_of(int cell, int further = 0)
 {
     constexpr int run = 128 / int(sizeof(Scalar)), bank = sizeof(Scalar) < 4 ? 4 / int(sizeof(Scalar)) : 1;
@@ -123,8 +123,8 @@ inline __device__ void store_elements(Element* target, const Element (&elements)
     store_wide(target, elements);
 }
 #ifndef HOSTCUDA
-// Elements that have a register each are stored from those: of halves of a word the compiler would make copies
-// first.
+// Elements that have a register each are stored from those: of halves of a word the compiler would make
+// copies first.
 inline __device__ void store_elements(Word<4>* target, const Word<4> (&elements)[4])
 {
     asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(target), "r"(elements[0]), "r"(elements[1]),
