@@ -300,18 +300,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, resident_blocks)
 #pragma unroll 1
         for (int row = store_from.row; row < tile_rows; row += parameters.storing_rows) {
             trace_iteration(word * THREADS + row);
-            Scalar* target = rows[row].target;
+            Scalar* const target = rows[row].target;
             const int pixel = word * stored - past_word<stored>(rows_alike ? first_target : target);
-            const bool whole = target && pixel >= begin && pixel + stored <= end;
             const Scalar* source =
                 reinterpret_cast<const Scalar*>(words_of_tile) + (row * parameters.row_pitch + of_word);
-            if constexpr (stored > 1)
-                target += pixel;
-            else
-                target += pixel * parameters.pixel_step[last_axis];
-            if (whole)
+            if (target && pixel >= begin && pixel + stored <= end)
                 store_word<stored * sizeof(Scalar)>(
-                    target, *reinterpret_cast<const AliasedWord<stored * sizeof(Scalar)>*>(source));
+                    target + pixel * (stored > 1 ? 1 : parameters.pixel_step[last_axis]),
+                    *reinterpret_cast<const AliasedWord<stored * sizeof(Scalar)>*>(source));
         }
     }
     const int past_first = past_word<stored>(first_target);
