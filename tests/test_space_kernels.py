@@ -377,7 +377,8 @@ def test_the_choice_follows_the_last_axis():
 
     assert choice("batch_to_space", (4, 64, 56, 56), (1, 2, 2)) == "interleave"
     assert choice("batch_to_space", (4, 56, 56, 64), (2, 2, 1)) == "index_map"
-    assert choice("batch_to_space", (9, 64, 56, 56), (1, 3, 3)) == "staged"
+    assert choice("batch_to_space", (9, 64, 56, 56), (1, 3, 3)) == "index_map"
+    assert choice("batch_to_space", (9, 64, 56, 56), (1, 3, 3), "uint8") == "staged"
     assert choice("batch_to_space", (256, 3, 14, 14), (1, 16, 16)) == "staged"
     assert choice("batch_to_space", (4, 64, 56, 56), (1, 2, 2), crop=1) == "index_map"
     assert choice("batch_to_space", (4, 64, 56, 56), (1, 2, 2), "float16", 1) == "staged"

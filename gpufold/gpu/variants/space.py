@@ -43,7 +43,7 @@ TILES_AT_ONCE = 2
 MOST_PIECES = 8
 """Into how many more pieces than they must rows are cut at most, where more threads are then busy."""
 
-INDEX_MAP_BLOCK = 3
+INDEX_MAP_BLOCK = 4
 """Prediction: phases of the last axis from which batch_to_space puts rows together instead of mapping indices, whose
 loads are that many runs; elements narrower than LOADED_BYTES, of which that loads several at once, from 2."""
 
