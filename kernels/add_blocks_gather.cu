@@ -171,8 +171,8 @@ struct Met {
     }
 };
 
-// Blocks whose loads a thread has in flight; weights need the registers of more.
-constexpr int layers = windowed ? 1 : 3;
+// Blocks whose loads a thread has in flight; weights, and sums of them, need the registers of more.
+constexpr int layers = windowed || weighs_out ? 1 : 3;
 
 // The elements of a block that a thread adds to its pixels, and their weights.
 struct Layer {
