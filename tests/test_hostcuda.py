@@ -482,6 +482,24 @@ def test_waits_are_counted_one_after_another(tmp_path):
 
 
 @pytest.mark.parametrize("architecture", cubin.ARCHITECTURES)
+def test_what_some_lanes_overwrite_is_waited_for(tmp_path, architecture):
+    (tmp_path / "overwrite.cu").write_text(
+        'extern "C" __global__ void overwrite(const int* input, int* output)\n'
+        "{\n    int place;\n"
+        '    asm volatile("{.reg .pred half; setp.ge.s32 half, %2, 16;"\n'
+        '                 "ld.global.s32 %0, [%1]; @half mad.lo.s32 %0, %2, 3, 5;}"\n'
+        '                 : "=&r"(place) : "l"(input + threadIdx.x), "r"(int(threadIdx.x)));\n'
+        "    output[threadIdx.x] = input[1024 + place];\n}\n"
+    )
+    data, result = np.arange(2048, dtype=np.int32)[::-1] % 1024, np.empty(32, np.int32)
+    plan = sample_plan("overwrite", data, result, threads=32)
+    done = hostcuda.work(plan, data, result, device=DEVICE_OF[architecture], kernels=tmp_path)
+    lanes = np.arange(32)
+    assert np.array_equal(result, data[1024 + np.where(lanes < 16, data[:32], 3 * lanes + 5)])
+    assert done.phases == 2, "the second load's addresses are the first one's elements"
+
+
+@pytest.mark.parametrize("architecture", cubin.ARCHITECTURES)
 def test_machine_code_turns_tiles_in_shared_memory(architecture):
     data, result = numbers(64, 96), np.zeros((96, 64), np.float32)
     plan = replace(

@@ -307,7 +307,10 @@ void put(Warp& warp, const Instruction& what, const uint32_t* values, uint32_t a
         return;
     }
     uint32_t* const to = warp.vector[what.to + word];
-    warp.arrival[what.to + word] = 0;
+    if (active) {
+        warp.await(what.to + word, 1); // what a load still brings must not come after this
+        warp.arrival[what.to + word] = 0;
+    }
     for (uint32_t lane = 0; lane < kLanes; ++lane)
         to[lane] = active >> lane & 1 ? values[lane] : to[lane];
 }
@@ -449,8 +452,8 @@ void load(Warp& warp, const Instruction& what, uint32_t active)
         for (uint32_t word = 0; what.to != kZeroRegister && word < words; ++word)
             warp.vector[what.to + word][lane] = values[word];
     }
-    for (uint32_t word = what.to; word < what.to + words && word < kZeroRegister; ++word)
-        warp.arrival[word] = active && what.mode[0] == kGlobal ? warp.now + 1 : 0;
+    for (uint32_t word = what.to; active && word < what.to + words && word < kZeroRegister; ++word)
+        warp.arrival[word] = what.mode[0] == kGlobal ? warp.now + 1 : 0;
 }
 
 void store(Warp& warp, const Instruction& what, uint32_t active)
@@ -506,8 +509,8 @@ void reduce(Warp& warp, const Instruction& what, uint32_t active)
         for (uint32_t word = 0; what.to != kZeroRegister && word < size / 4; ++word)
             warp.vector[what.to + word][lane] = uint32_t(old >> 32 * word);
     }
-    for (uint32_t word = what.to; word < what.to + size / 4 && word < kZeroRegister; ++word)
-        warp.arrival[word] = active ? warp.now + 1 : 0;
+    for (uint32_t word = what.to; active && word < what.to + size / 4 && word < kZeroRegister; ++word)
+        warp.arrival[word] = warp.now + 1;
 }
 
 uint32_t special(const Warp& warp, int which, const uint32_t (&block)[3], uint32_t lane)
