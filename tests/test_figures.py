@@ -143,6 +143,15 @@ def test_blocks_at_positions_keep_everything_in_registers(size, block, lead, dty
     assert of_a_block.phases <= phases
 
 
+@pytest.mark.parametrize("window", WINDOWS)
+@pytest.mark.parametrize("variant", ["gather", "owners"])
+def test_sums_of_weights_stay_in_registers_too(variant, window):
+    geometry = add_blocks_geometry((14, 300, 300, 300), (600, 14, 96, 96, 96), (600, 3))
+    operands = map(Operand.contiguous, (geometry.blocks_shape, geometry.array_shape))
+    call = Call("add_blocks", geometry, "float32", Fusion("sum", window, accumulate=True, weight_out=True), variant)
+    assert hostcuda.figures(choose(call, *operands, weight_out=Operand.contiguous(geometry.size))).stack_bytes == 0
+
+
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("window", WINDOWS)
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "complex64", "complex128"])
