@@ -129,7 +129,10 @@ struct Tile {
     }
     explicit __device__ Tile(unsigned address) : address(address) {}
     __device__ Tile from(int place) const { return Tile(address + place * unsigned(sizeof(Scalar))); }
-    __device__ void put(int place, Scalar element) const { store_shared(from(place).address, element); }
+    __device__ void put(int place, Scalar element) const
+    {
+        store_shared(from(place).address, bit_cast<Word<sizeof(Scalar)>>(element));
+    }
 #endif
 };
 

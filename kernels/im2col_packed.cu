@@ -65,7 +65,15 @@ struct Line {
     unsigned word[line_words];
 };
 constexpr int registers = (rows * line_words + 31) / 8 * 8; // of a thread, its lines' among them
-constexpr int resident = 65536 / registers / THREADS;       // blocks of threads
+#if __CUDA_ARCH__ == 750
+constexpr int most_threads = 1024; // of a multiprocessor
+#elif __CUDA_ARCH__ == 860 || __CUDA_ARCH__ == 870 || __CUDA_ARCH__ == 890 || __CUDA_ARCH__ >= 1200
+constexpr int most_threads = 1536;
+#else
+constexpr int most_threads = 2048;
+#endif
+constexpr int room = 65536 / registers;                                         // for threads
+constexpr int resident = (room < most_threads ? room : most_threads) / THREADS; // blocks of threads
 
 // A tile begins with the word of 16 bytes that its run begins in, and has room for the one after its end.
 constexpr int stored_bytes = 16;

@@ -379,8 +379,8 @@ PHASES_PLANES = 16
 """Planes of a thread block, at most, one after the other: they share what it finds out once."""
 PHASES_SETUP = 1.5
 """Prediction: what a thread does once, in rounds: what it does for one cell."""
-MULTIPROCESSOR_REGISTERS, MULTIPROCESSOR_BLOCKS = 1 << 16, 32
-"""Of all GPUs, and of those with the most resident thread blocks."""
+MULTIPROCESSOR_REGISTERS, MULTIPROCESSOR_THREADS, MULTIPROCESSOR_BLOCKS = 1 << 16, 1024, 16
+"""Of all GPUs, and of those with the fewest resident threads and thread blocks."""
 REGISTERS_AT_ONCE = 8
 """A thread has a multiple of it."""
 PHASES_AXIS_REGISTERS, PHASES_MOST_REGISTERS = 6, 128
@@ -452,7 +452,9 @@ def gather_phases(problem: Problem) -> Plan:
         PHASES_AXIS_REGISTERS * len(outer) + addresses + loads + most_cells * of_tap + weights, REGISTERS_AT_ONCE
     )
     of_block = WARP * warps * min(registers, PHASES_MOST_REGISTERS)
-    resident = min(MULTIPROCESSOR_BLOCKS, MULTIPROCESSOR_REGISTERS // of_block)
+    resident = min(
+        MULTIPROCESSOR_BLOCKS, MULTIPROCESSOR_THREADS // (WARP * warps), MULTIPROCESSOR_REGISTERS // of_block
+    )
     at_once = device.multiprocessors * max(1, min(resident, device.threads_per_multiprocessor // (WARP * warps)))
 
     def rounds(choice: tuple[int, int]) -> float:
