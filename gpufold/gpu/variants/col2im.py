@@ -381,6 +381,8 @@ PHASES_SETUP = 1.5
 """Prediction: what a thread does once, in rounds: what it does for one cell."""
 MULTIPROCESSOR_REGISTERS, MULTIPROCESSOR_THREADS, MULTIPROCESSOR_BLOCKS = 1 << 16, 1024, 16
 """Of all GPUs, and of those with the fewest resident threads and thread blocks."""
+BLOCK_SHARED_BYTES = 1024
+"""Shared memory that the system takes for each resident thread block."""
 REGISTERS_AT_ONCE = 8
 """A thread has a multiple of it."""
 PHASES_AXIS_REGISTERS, PHASES_MOST_REGISTERS = 6, 128
@@ -455,7 +457,16 @@ def gather_phases(problem: Problem) -> Plan:
     resident = min(
         MULTIPROCESSOR_BLOCKS, MULTIPROCESSOR_THREADS // (WARP * warps), MULTIPROCESSOR_REGISTERS // of_block
     )
-    at_once = device.multiprocessors * max(1, min(resident, device.threads_per_multiprocessor // (WARP * warps)))
+    tile_bytes = max(PHASES_TILE, WARP * most_cells) * (phases // stored | 1) * stored * tiled
+
+    def shared_bytes(bits: int) -> int:
+        return tile_bytes + PHASES_CELLS * (len(view.axes) + 3) * bits // 8
+
+    held = min(
+        device.threads_per_multiprocessor // (WARP * warps),
+        device.shared_bytes // (shared_bytes(32) + BLOCK_SHARED_BYTES),
+    )
+    at_once = device.multiprocessors * max(1, min(resident, held))
 
     def rounds(choice: tuple[int, int]) -> float:
         """Count what the threads of all waves do; the last wave takes as long as a full one."""
@@ -488,8 +499,7 @@ def gather_phases(problem: Problem) -> Plan:
             (*outer_phases, tiles(block_cells) * phase_tiles),
             view.channels,
             bits,
-            max(PHASES_TILE, WARP * most_cells) * (phases // stored | 1) * stored * tiled
-            + PHASES_CELLS * (len(view.axes) + 3) * bits // 8,
+            shared_bytes(bits),
         ),
         f"each lane adds up {_counted(lane, 'neighbouring pixel')} of a stride at a time, "
         f"and its thread block writes {run}, stored {f'in words of {word} bytes' if words else 'one by one'}",
