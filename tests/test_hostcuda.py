@@ -481,6 +481,20 @@ def test_waits_are_counted_one_after_another(tmp_path):
     assert (done.traffic.loads.requests, done.phases, done.cached_phases) == (4, 1, 2)
 
 
+@pytest.mark.parametrize("architecture", [75, 90, 100])
+@pytest.mark.parametrize("less", [0, 7, 2**33])
+def test_machine_code_subtracts_from_multiples_of_64_bits(tmp_path, less, architecture):
+    """No borrow comes from words of zeros."""
+    (tmp_path / "less.cu").write_text(
+        'extern "C" __global__ void less(const long long* input, long long* output, long long b)\n'
+        "{\n    output[threadIdx.x] = input[threadIdx.x] * 8 - b;\n}\n"
+    )
+    data, result = np.arange(-16, 16) * 2**38 + np.arange(32) % 3, np.empty(32, np.int64)
+    plan = sample_plan("less", data, result, struct.pack("q", less), threads=32)
+    hostcuda.work(plan, data, result, device=DEVICE_OF[architecture], kernels=tmp_path)
+    assert np.array_equal(result, data * 8 - less)
+
+
 @pytest.mark.parametrize("architecture", cubin.ARCHITECTURES)
 def test_what_some_lanes_overwrite_is_waited_for(tmp_path, architecture):
     (tmp_path / "overwrite.cu").write_text(

@@ -652,12 +652,16 @@ void execute(Warp& warp, const Instruction& what, uint32_t active, const uint32_
         return warp.set(what.to_predicate[1], twice, active);
     }
     case Op::lea: {
-        const uint32_t *const a = integer(0), *const b = integer(1);
+        Source source = what.source[1];
+        const uint32_t one = source.flags & kNegative ? 1 : 0; // as of iadd3
+        if (one)
+            source.flags = kInverted;
+        const uint32_t *const a = integer(0), *const b = integers(warp, source, space[1]);
         const int shift = mode[0];
         uint32_t carry = 0;
         for (uint32_t lane = 0; lane < kLanes; ++lane)
-            carry |= uint32_t((uint64_t(a[lane] << shift) + b[lane]) >> 32) << lane;
-        each(warp, what, active, [=](uint32_t lane) { return (a[lane] << shift) + b[lane]; });
+            carry |= uint32_t((uint64_t(a[lane] << shift) + b[lane] + one) >> 32) << lane;
+        each(warp, what, active, [=](uint32_t lane) { return (a[lane] << shift) + b[lane] + one; });
         return warp.set(what.to_predicate[0], carry, active);
     }
     case Op::lea_hi: {
