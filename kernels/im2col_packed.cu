@@ -36,6 +36,9 @@
 #ifndef PIXELS_BEFORE
 #define PIXELS_BEFORE 0
 #endif
+#ifndef RESIDENT_BLOCKS
+#define RESIDENT_BLOCKS 1
+#endif
 __device__ constexpr int kernel[] = {KERNEL};
 constexpr int rank = sizeof(kernel) / sizeof(kernel[0]);
 constexpr int last = rank - 1;
@@ -64,16 +67,6 @@ constexpr int line_words = (pieces * piece * element_bytes + 3) / 4;
 struct Line {
     unsigned word[line_words];
 };
-constexpr int registers = (rows * line_words + 31) / 8 * 8; // of a thread, its lines' among them
-#if __CUDA_ARCH__ == 750
-constexpr int most_threads = 1024; // of a multiprocessor
-#elif __CUDA_ARCH__ == 860 || __CUDA_ARCH__ == 870 || __CUDA_ARCH__ == 890 || __CUDA_ARCH__ >= 1200
-constexpr int most_threads = 1536;
-#else
-constexpr int most_threads = 2048;
-#endif
-constexpr int room = 65536 / registers;                                         // for threads
-constexpr int resident = (room < most_threads ? room : most_threads) / THREADS; // blocks of threads
 
 // A tile begins with the word of 16 bytes that its run begins in, and has room for the one after its end.
 constexpr int stored_bytes = 16;
@@ -218,7 +211,7 @@ inline __device__ void store_run(Scalar* run, const unsigned char* tile, unsigne
         store(run + (int(at) - int(begin)) / element_bytes, *reinterpret_cast<const Scalar*>(tile + at));
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, resident)
+extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_BLOCKS)
     im2col_packed(const Scalar* __restrict__ image, Scalar* __restrict__ columns, const Weights window,
                   const Parameters p)
 {

@@ -584,6 +584,16 @@ def test_the_last_wave_of_thread_blocks_is_nearly_full(size, kernel, stride, bat
     assert waves / ceil(waves) > 0.88
 
 
+def test_a_wave_is_of_as_many_thread_blocks_as_shared_memory_holds():
+    """An RTX 4090 holds eight of these on a multiprocessor, though it has registers for ten."""
+    device = DEVICES["RTX 4090"]
+    plan = plan_of((64, 96, 96), (32,) * 3, batch=64, strides=16, variant="gather_phases", device=device)
+    held = device.shared_bytes // (plan.shared_bytes + 1024)
+    assert held < int(dict(plan.defines)["RESIDENT_BLOCKS"])
+    waves = prod(plan.grid) / (held * device.multiprocessors)
+    assert waves / ceil(waves) > 0.88
+
+
 def test_several_planes_and_wide_words_where_there_is_enough():
     def symbol(size, stride, **arguments):
         return plan_of(size, (3, 3), variant="gather", strides=stride, **arguments).symbol

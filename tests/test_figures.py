@@ -144,11 +144,18 @@ def test_blocks_at_positions_keep_everything_in_registers(size, block, lead, dty
 
 
 @pytest.mark.parametrize("window", WINDOWS)
-@pytest.mark.parametrize("variant", ["gather", "owners"])
-def test_sums_of_weights_stay_in_registers_too(variant, window):
-    geometry = add_blocks_geometry((14, 300, 300, 300), (600, 14, 96, 96, 96), (600, 3))
+@pytest.mark.parametrize(
+    ("variant", "lead", "size", "block", "dtype"),
+    [
+        ("gather", (14,), (300,) * 3, (96,) * 3, "float32"),
+        ("gather", (), (99_999,), (400,), "complex64"),
+        ("owners", (14,), (300,) * 3, (96,) * 3, "float32"),
+    ],
+)
+def test_sums_of_weights_stay_in_registers_too(variant, lead, size, block, dtype, window):
+    geometry = add_blocks_geometry((*lead, *size), (600, *lead, *block), (600, len(size)))
     operands = map(Operand.contiguous, (geometry.blocks_shape, geometry.array_shape))
-    call = Call("add_blocks", geometry, "float32", Fusion("sum", window, accumulate=True, weight_out=True), variant)
+    call = Call("add_blocks", geometry, dtype, Fusion("sum", window, accumulate=True, weight_out=True), variant)
     assert hostcuda.figures(choose(call, *operands, weight_out=Operand.contiguous(geometry.size))).stack_bytes == 0
 
 

@@ -236,3 +236,15 @@ def planes_per_thread(planes: int, places: int, most: int, threads: int) -> int:
     while count > 1 and (2 * -(-planes // count) * count > 3 * planes or -(-planes // count) * places < threads):
         count //= 2
     return count
+
+
+REGISTERS, REGISTERS_AT_ONCE = 1 << 16, 8
+"""Of a multiprocessor of any GPU, and of what each of its threads has a multiple."""
+THREADS_OF_ANY, BLOCKS_OF_ANY = 1024, 16
+"""Threads and thread blocks that a multiprocessor of every GPU holds: the compiler ignores bounds beyond its own."""
+
+
+def resident_blocks(threads: int, registers: int) -> int:
+    """Return how many thread blocks a kernel's launch bounds ask for, by the registers that a thread needs."""
+    registers = -(-registers // REGISTERS_AT_ONCE) * REGISTERS_AT_ONCE
+    return max(1, min(BLOCKS_OF_ANY, THREADS_OF_ANY // threads, REGISTERS // (threads * registers)))

@@ -296,7 +296,7 @@ def transpose_of_edge(adjoint: Call, gradient: Tensor, window: Tensor | None, po
     )
     wide = replace(geometry, size=tuple([extent + 2 * taps for extent, taps in sides]))
     sums_dtype = WEIGHTS[adjoint.dtype] if ELEMENT_TYPES[adjoint.dtype].is_half else gradient.dtype
-    adjoint = adjoint._replace(geometry=wide, dtype=str(sums_dtype).removeprefix("torch."))
+    adjoint = adjoint._replace(geometry=wide, dtype=name_of(sums_dtype))
     sums = gradient.new_zeros(wide.array_shape, dtype=sums_dtype)
     sums = apply(adjoint, gradient.to(sums_dtype), window, places, sums)
     for axis, (extent, taps) in enumerate(sides, len(geometry.lead)):
@@ -327,7 +327,7 @@ def reciprocals(call: Call, like: Tensor, window: Tensor | None) -> Tensor:
     def folded(axes: tuple[Axis, ...], weights: Tensor | None) -> Tensor:
         plane = SlidingGeometry(None, 1, axes)
         kind = "none" if weights is None else "separable" if len(axes) == 1 else "full"
-        sums = Call("col2im", plane, str(dtype).removeprefix("torch."), Fusion(window=kind))
+        sums = Call("col2im", plane, name_of(dtype), Fusion(window=kind))
         if weights is not None and call.fusion.reduction == "least_squares":
             weights = weights * weights
         ones = like.new_ones((), dtype=dtype).expand(prod(plane.block_shape), prod(plane.num_blocks))

@@ -24,7 +24,7 @@ from gpufold.gpu.parameters import (
     struct,
     wide,
 )
-from gpufold.gpu.plan import Plan, Problem, Variant, Work, check_atomics, grid_of, planes_per_thread
+from gpufold.gpu.plan import Plan, Problem, Variant, Work, check_atomics, grid_of, planes_per_thread, resident_blocks
 from gpufold.gpu.variants.moves import WIDEST_WORD, word_elements
 from gpufold.gpu.variants.sliding import (
     View,
@@ -379,12 +379,8 @@ PHASES_PLANES = 16
 """Planes of a thread block, at most, one after the other: they share what it finds out once."""
 PHASES_SETUP = 1.5
 """Prediction: what a thread does once, in rounds: what it does for one cell."""
-MULTIPROCESSOR_REGISTERS, MULTIPROCESSOR_THREADS, MULTIPROCESSOR_BLOCKS = 1 << 16, 1024, 16
-"""Of all GPUs, and of those with the fewest resident threads and thread blocks."""
 BLOCK_SHARED_BYTES = 1024
 """Shared memory that the system takes for each resident thread block."""
-REGISTERS_AT_ONCE = 8
-"""A thread has a multiple of it."""
 PHASES_AXIS_REGISTERS, PHASES_MOST_REGISTERS = 6, 128
 """Of a thread, more for each axis but the last, and at most."""
 
@@ -450,13 +446,8 @@ def gather_phases(problem: Problem) -> Plan:
     loads = max(of_row, PHASES_LOADS) if few else of_row
     addresses = 2 * lane + loads * lane // of_tap * 3 // 4
     weights = of_row if problem.fusion != PLAIN else 0
-    registers = _multiple(
-        PHASES_AXIS_REGISTERS * len(outer) + addresses + loads + most_cells * of_tap + weights, REGISTERS_AT_ONCE
-    )
-    of_block = WARP * warps * min(registers, PHASES_MOST_REGISTERS)
-    resident = min(
-        MULTIPROCESSOR_BLOCKS, MULTIPROCESSOR_THREADS // (WARP * warps), MULTIPROCESSOR_REGISTERS // of_block
-    )
+    registers = PHASES_AXIS_REGISTERS * len(outer) + addresses + loads + most_cells * of_tap + weights
+    resident = resident_blocks(WARP * warps, min(registers, PHASES_MOST_REGISTERS))
     tile_bytes = max(PHASES_TILE, WARP * most_cells) * (phases // stored | 1) * stored * tiled
 
     def shared_bytes(bits: int) -> int:

@@ -18,7 +18,7 @@ from gpufold.gpu.parameters import (
     pack,
     wide,
 )
-from gpufold.gpu.plan import MAX_SHARED_BYTES, Plan, Problem, Variant, grid_of
+from gpufold.gpu.plan import MAX_SHARED_BYTES, Plan, Problem, Variant, grid_of, resident_blocks
 from gpufold.gpu.variants import unfolding
 from gpufold.gpu.variants.moves import (
     MOVING_THREADS,
@@ -57,8 +57,8 @@ PACKED_LANE_BYTES = 16
 """Prediction: the L1 cache keeps what the lanes of a warp read while their pixels are no further apart."""
 PACKED_MAX_CONFLICTS = 2
 """Prediction: lanes whose words are in the same bank of shared memory, up to which packed wins."""
-PACKED_REGISTERS = 128
-"""That the pixels under a thread's blocks take at most."""
+PACKED_REGISTERS, PACKED_OTHERS = 128, 24
+"""That the pixels under a thread's blocks take at most, and what it needs besides: a prediction."""
 
 CELLS_TILE_BYTES = 32 << 10
 CELLS_LOADS = 8
@@ -559,6 +559,7 @@ def packed(problem: Problem) -> Plan:
             ("POSITIONS", str(positions)),
             ("PIECE", str(piece)),
             ("PIXELS_BEFORE", str(before)),
+            ("RESIDENT_BLOCKS", str(resident_blocks(32 * tiles, registers + PACKED_OTHERS))),
         ),
         grid=grid_of(OPERATION, threads, 32 * tiles),
         block=(32 * tiles, 1, 1),
