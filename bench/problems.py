@@ -12,8 +12,10 @@ import numpy as np
 import numpy.typing as npt
 
 import gpufold
-from gpufold.calls import Fusion
+from gpufold.calls import Call, Fusion
 from gpufold.geometry import Axis, BlocksGeometry, PositionsGeometry, SlidingGeometry, SpaceGeometry
+from gpufold.gpu.plan import Operand
+from gpufold.operations import choose
 
 Array = npt.NDArray[Any]
 
@@ -144,8 +146,9 @@ class Problem:
         return self._shapes[self.operation not in TAKING_APART]
 
     def compulsory_bytes(self, dtype: str) -> int:
-        """Each input and output byte once."""
-        return (prod(self.input_shape) + prod(self.output_shape)) * itemsize_of(dtype)
+        """Return what has to be moved at least, as plans have it: mostly each input and output byte once."""
+        operands = Operand.contiguous(self.input_shape), Operand.contiguous(self.output_shape)
+        return choose(Call(self.operation, self.planned_geometry, dtype, self.fusion), *operands).bytes_moved
 
     @property
     def arguments(self) -> dict[str, Any]:

@@ -670,3 +670,18 @@ def test_explain_knows_it():
         gpufold.explain("add_blocks", described[0], ((40, 3, 96, 96), "float64"), described[2])
     with pytest.raises(ValueError, match="nothing is launched"):
         gpufold.explain("add_blocks", described[0], ((0, 3, 96, 96), "float32"), ((0, 2), "int64"))
+
+
+@pytest.mark.parametrize("columns", [1, 3, 7, 8, 64])
+@pytest.mark.parametrize("dtype", ["uint8", "float32", "complex128"])
+def test_the_floor_is_the_sectors_that_rows_at_any_place_reach_on_the_average(dtype, columns):
+    itemsize, count = np.dtype(dtype).itemsize, 5
+    places = range(0, 32, itemsize)
+    sectors = np.mean([(place + columns * itemsize - 1) // 32 + 1 for place in places])
+    blocks = count * 2 * columns * itemsize
+    under = int(count * 2 * sectors * 32)
+    assert plan_of((4096, 4096), (2, columns), count, dtype).bytes_moved == blocks + 2 * under
+    taken = gpufold.explain("take_blocks", ((4096, 4096), dtype), ((count, 2), "int64"), (2, columns)).plan
+    assert taken.bytes_moved == blocks + under
+    everywhere = plan_of((4, columns), (4, columns), count, dtype)
+    assert everywhere.bytes_moved == 2 * blocks + 2 * 4 * columns * itemsize, "no more than the array has"

@@ -308,15 +308,12 @@ LIMITS = {
     "blocks_to_array-stitch-96x96x96-s48": Limits(1.06, 1.05, 1.0, 12.9, 2.3, 0.79, 0.99),
     "add_blocks-probes-256x256": Limits(1.2, 1.05, 1.05, 13.5, 18.3, 0.78, 0.95),
     "add_blocks-tiles-512x512": Limits(1.94, 1.04, 1.03, 22.9, 5.3, 0.57, 0.97),
-    # bound by memory: rows of 28 bytes take 56 of it in sectors, read and written
-    "add_blocks-particles-7x7": Limits(4.37, 0.38, 1.71, 14.41, 8.1, 0.36, 0.55),
-    # bound by memory: blocks touch nearly every sector of the image, but half of its pixels
-    "add_blocks-charges-3x3": Limits(6.9, 0.96, 1.74, 55.7, 3.2, 0.25, 0.47),
+    "add_blocks-particles-7x7": Limits(4.37, 0.38, 1.02, 14.41, 8.1, 0.6, 0.92),
+    "add_blocks-charges-3x3": Limits(6.9, 0.96, 1.14, 55.7, 3.2, 0.38, 0.73),
     # stored at any column: 32 lanes reach one sector more than they fill
     "take_blocks-probes-256x256": Limits(3.14, 1.14, 1.05, 6.95, 1.3, 0.77, 0.95),
     "take_blocks-tiles-512x512": Limits(1.51, 1.29, 1.05, 12.8, 2.9, 0.68, 0.95),
-    # bound by memory: rows of 28 bytes take 56 of it in sectors that are read
-    "take_blocks-particles-7x7": Limits(0.46, 1.85, 1.55, 5.0, 1.7, 0.42, 0.64),
+    "take_blocks-particles-7x7": Limits(0.46, 1.85, 1.02, 5.0, 1.7, 0.64, 0.97),
     "batch_to_space-nchw-2x2": Limits(1.05, 1.05, 1.05, 8.7, 2.1, 0.87, 0.95),
     "batch_to_space-nchw-4x4": Limits(1.36, 1.05, 1.05, 10.93, 2.1, 0.83, 0.95),
     "batch_to_space-nhwc-2x2": Limits(1.05, 1.05, 1.03, 6.01, 4.3, 0.95, 0.95),

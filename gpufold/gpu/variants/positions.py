@@ -14,6 +14,7 @@ from gpufold.gpu.parameters import Field, divisor, offset, offset_bits, offset_t
 from gpufold.gpu.plan import (
     MAX_SHARED_BYTES,
     POINTER_BYTES,
+    Operand,
     Plan,
     Problem,
     Variant,
@@ -30,6 +31,8 @@ COUNT_BYTES = 4
 """Of the number of blocks that a warp has found."""
 MASK_BYTES = 4
 """Of a bit for each row."""
+SECTOR_BYTES = 32
+"""What memory moves at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,13 +173,26 @@ def _plan(problem: Problem, variant: str, work: Work, reason: str, members: dict
 
 
 def _bytes_moved(problem: Problem) -> int:
-    """Count the floor: blocks once, and what lies under them, if they lie beside each other, once or twice."""
-    itemsize, elements = problem.element.itemsize, (prod(problem.input.shape), prod(problem.output.shape))
+    """Count the floor: blocks once, and the sectors that lie under them once or twice."""
+    geometry, itemsize = problem.geometry, problem.element.itemsize
+    assert isinstance(geometry, PositionsGeometry)
     if problem.call.operation == "take_blocks":
-        return (elements[1] + min(elements)) * itemsize
-    weights = 0 if problem.weight_out is None else prod(problem.weight_out.shape) * problem.element.weight_bytes
-    added = elements[0] * problem.call.source_element.itemsize
-    return added + 2 * (min(elements) * itemsize + weights * min(elements) // elements[1])
+        return prod(geometry.blocks_shape) * itemsize + _bytes_under_blocks(geometry, problem.input, itemsize)
+    added = prod(geometry.blocks_shape) * problem.call.source_element.itemsize
+    changed = _bytes_under_blocks(geometry, problem.output, itemsize)
+    if problem.weight_out is not None:
+        changed += _bytes_under_blocks(replace(geometry, lead=()), problem.weight_out, problem.element.weight_bytes)
+    return added + 2 * changed
+
+
+def _bytes_under_blocks(geometry: PositionsGeometry, array: Operand, itemsize: int) -> int:
+    """Count what memory moves of an array for blocks that lie beside each other: whole sectors.
+
+    A row that begins anywhere reaches, on the average, all but an element of one sector more than it fills.
+    """
+    *_, columns = geometry.block_shape
+    row = columns * itemsize + (SECTOR_BYTES - itemsize if array.strides[-1] == 1 else 0)
+    return min(prod(array.shape) * itemsize, prod(geometry.blocks_shape) // columns * row)
 
 
 # ---------------------------------------------------------------------------------------------
