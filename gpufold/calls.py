@@ -46,6 +46,19 @@ class Fusion(NamedTuple):
 
 PLAIN = Fusion()
 
+SHAPES = {
+    "col2im": ("columns_shape", "image_shape"),
+    "im2col": ("image_shape", "columns_shape"),
+    "blocks_to_array": ("blocks_shape", "array_shape"),
+    "array_to_blocks": ("array_shape", "blocks_shape"),
+    "add_blocks": ("blocks_shape", "array_shape"),
+    "take_blocks": ("array_shape", "blocks_shape"),
+    "average": ("array_shape", "array_shape"),
+    "batch_to_space": ("batch_shape", "space_shape"),
+    "space_to_batch": ("space_shape", "batch_shape"),
+}
+"""The attributes of a geometry that are the shapes of an operation's data and of its result."""
+
 
 class Call(NamedTuple):
     """A call of a public function, all but its arrays: equal calls run the same code on arrays of the same layout."""
@@ -59,6 +72,18 @@ class Call(NamedTuple):
     deterministic: bool = True
     source: str = ""
     """The dtype of the data where it is narrower than the result's: elements are converted before they are summed."""
+
+    @property
+    def data_shape(self) -> Size:
+        """The shape of the elements that are added or moved."""
+        shape: Size = getattr(self.geometry, SHAPES[self.operation][0])
+        return shape
+
+    @property
+    def result_shape(self) -> Size:
+        """The shape of the result."""
+        shape: Size = getattr(self.geometry, SHAPES[self.operation][1])
+        return shape
 
     @property
     def element(self) -> ElementType:

@@ -35,7 +35,7 @@ def compute(
     if call.variant != "auto":
         check_variant(call, library)
     weights = None if window is None else as_weights(call, library, window, data)
-    shape = getattr(call.geometry, operation.result)
+    shape = call.result_shape
     if out is None:
         out = new_result(call, library, data, shape)
     else:

@@ -131,7 +131,7 @@ def _described(
         input, output = arrays[0], first
         window = others[0] if others else options.get("window")
     else:
-        input, output = first, _contiguous(getattr(call.geometry, row.result), first.dtype)
+        input, output = first, _contiguous(call.result_shape, first.dtype)
         window = options.get("window")
     if window is not None:
         one = window[0] if isinstance(window, Sequence) and window else window

@@ -25,8 +25,6 @@ class Operation:
     """The name of the argument that holds the elements."""
     describe: Callable[..., Call]
     """Checks the arguments of a call and describes it."""
-    result: str
-    """The attribute of a geometry that is the shape of the result."""
     on_cpu: Callable[..., None]
     """Computes a call on NumPy arrays: (call, data, result, weights), then positions and weight_out if it has them."""
     variants: Mapping[str, Variant]
@@ -38,24 +36,23 @@ class Operation:
 
 
 OPERATIONS = {
-    "col2im": Operation("data", calls.col2im, "image_shape", cpu.col2im, col2im.VARIANTS, col2im.prefer),
-    "im2col": Operation("image", calls.im2col, "columns_shape", cpu.im2col, im2col.VARIANTS, im2col.prefer),
+    "col2im": Operation("data", calls.col2im, cpu.col2im, col2im.VARIANTS, col2im.prefer),
+    "im2col": Operation("image", calls.im2col, cpu.im2col, im2col.VARIANTS, im2col.prefer),
     "batch_to_space": Operation(
-        "data", calls.batch_to_space, "space_shape", cpu.batch_to_space, space.BATCH_TO_SPACE, space.prefer_to_space
+        "data", calls.batch_to_space, cpu.batch_to_space, space.BATCH_TO_SPACE, space.prefer_to_space
     ),
     "space_to_batch": Operation(
-        "data", calls.space_to_batch, "batch_shape", cpu.space_to_batch, space.SPACE_TO_BATCH, space.prefer_to_batch
+        "data", calls.space_to_batch, cpu.space_to_batch, space.SPACE_TO_BATCH, space.prefer_to_batch
     ),
     "blocks_to_array": Operation(
-        "blocks", calls.blocks_to_array, "array_shape", cpu.blocks_to_array, blocks.TO_ARRAY, blocks.prefer_to_array
+        "blocks", calls.blocks_to_array, cpu.blocks_to_array, blocks.TO_ARRAY, blocks.prefer_to_array
     ),
     "array_to_blocks": Operation(
-        "array", calls.array_to_blocks, "blocks_shape", cpu.array_to_blocks, blocks.TO_BLOCKS, blocks.prefer_to_blocks
+        "array", calls.array_to_blocks, cpu.array_to_blocks, blocks.TO_BLOCKS, blocks.prefer_to_blocks
     ),
     "add_blocks": Operation(
         "blocks",
         calls.add_blocks,
-        "array_shape",
         cpu.add_blocks,
         positions.ADD_BLOCKS,
         positions.prefer_for_add_blocks,
@@ -64,15 +61,12 @@ OPERATIONS = {
     "take_blocks": Operation(
         "array",
         calls.take_blocks,
-        "blocks_shape",
         cpu.take_blocks,
         positions.TAKE_BLOCKS,
         positions.prefer_for_take_blocks,
         arrays=("positions",),
     ),
-    "average": Operation(
-        "numerator", calls.average, "array_shape", cpu.average, average.VARIANTS, average.prefer, arrays=("weight",)
-    ),
+    "average": Operation("numerator", calls.average, cpu.average, average.VARIANTS, average.prefer, arrays=("weight",)),
 }
 
 

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.peer("cupy")
 def launch():
     from gpufold.gpu import launch
 
-    caches = (sources._headers, launch._module, launch._function, launch._prepare, launch.device)
+    caches = (sources._headers, launch._module, launch._function, launch._prepare, launch._prepare_at, launch.device)
     for cached in caches:
         cached.cache_clear()
     yield launch

@@ -13,9 +13,11 @@ import torch
 from cases import CASES, random_case
 
 import gpufold.torch
+from gpufold.calls import SHAPES
 from gpufold.gpu.plan import H200, Operand
-from gpufold.operations import choose
+from gpufold.operations import OPERATIONS, choose
 from gpufold.torch import tensors
+from gpufold.torch.rules import ADJOINTS
 from hostcuda import standin
 
 pytestmark = [pytest.mark.peer("torch"), pytest.mark.peer("cupy"), pytest.mark.hostcuda]
@@ -56,7 +58,7 @@ def device(monkeypatch):
     monkeypatch.setattr(tensors, "is_on_gpu", lambda tensor: True)
     monkeypatch.setattr(tensors, "_stream_of", lambda tensor: (DEVICE, HANDLE))
     monkeypatch.setattr(tensors, "located", lambda tensor: locate(device.lend(tensor)))
-    caches = (launch._module, launch._function, launch._prepare, launch.device)
+    caches = (launch._module, launch._function, launch._prepare, launch._prepare_at, launch.device)
     for cached in caches:
         cached.cache_clear()
     yield device
@@ -85,6 +87,13 @@ def test_a_launch_is_on_torchs_stream_and_device_with_the_addresses_of_tensors(d
     device.synchronize()
     want = gpufold.col2im(columns.numpy(), (8, 8), (3, 3), pads_begin=1, pads_end=1)
     assert image.numpy().tobytes() == want.tobytes()
+
+
+@pytest.mark.parametrize("operation", ADJOINTS)
+def test_what_an_operation_takes_has_the_shape_of_what_its_adjoint_gives(operation):
+    """Shapes of contiguous tensors are not asked for, but known from the call."""
+    assert SHAPES[operation] == SHAPES[ADJOINTS[operation]][::-1]
+    assert set(SHAPES) == set(OPERATIONS)
 
 
 def test_nothing_waits(device):

@@ -12,7 +12,8 @@ import cupy
 import numpy as np
 
 from gpufold.calls import Call, Unsupported
-from gpufold.geometry import Size
+from gpufold.geometry import PositionsGeometry, Size
+from gpufold.gpu.parameters import contiguous_strides
 from gpufold.gpu.plan import COPY_SHARE, Device, Operand, Plan
 from gpufold.gpu.sources import options, source_text, symbols
 
@@ -26,8 +27,8 @@ CLOCK_RATE, MEMORY_CLOCK_RATE, GLOBAL_MEMORY_BUS_WIDTH, L2_CACHE_SIZE, SHARED_ME
 """The runtime's numbers for these attributes of a device; shared memory is that of a multiprocessor."""
 
 
-Located: TypeAlias = tuple[int, tuple[Size, Size, int]]
-"""Where an array lies that is not CuPy's: its address, then its shape, strides in elements and bytes of an element."""
+Located: TypeAlias = tuple[int, Size | None]
+"""Where an array that is not CuPy's lies: its address, then its strides in elements where it is not contiguous."""
 
 Addresses: TypeAlias = tuple[int, ...]
 
@@ -99,7 +100,7 @@ def execute_at(
 
 def run(plan: Plan, data: Any, result: Any, window: tuple[Any, ...] | None = None, positions: Any = None) -> None:
     """Run a plan that was made for these arrays, on the current device and stream."""
-    Kernel.of(plan)(data, result, window, positions)
+    Kernel.of(plan, result.nbytes)(data, result, window, positions)
 
 
 def compile_plan(plan: Plan) -> None:
@@ -148,7 +149,8 @@ class Kernel:
     block: tuple[int, int, int]
     parameters: np.ndarray[Any, Any]
     """The struct, as the array of one element that CuPy passes by value."""
-    zero_output: bool
+    cleared_bytes: int
+    """Of the output, which is contiguous then."""
     takes_window: bool
     scratch_bytes: int = 0
     zeroed_bytes: int = 0
@@ -156,7 +158,7 @@ class Kernel:
     """What fills the scratch memory."""
 
     @classmethod
-    def of(cls, plan: Plan) -> Kernel:
+    def of(cls, plan: Plan, output_bytes: int = 0) -> Kernel:
         """Compile a plan's kernel, or find it compiled."""
         parameters = np.frombuffer(plan.parameters, np.dtype((np.void, len(plan.parameters))))
         return cls(
@@ -164,7 +166,7 @@ class Kernel:
             plan.grid,
             plan.block,
             parameters,
-            plan.zero_output,
+            output_bytes if plan.zero_output else 0,
             plan.takes_window,
             plan.scratch_bytes,
             plan.zeroed_bytes,
@@ -174,8 +176,8 @@ class Kernel:
     def __call__(
         self, data: Any, result: Any, window: Any = None, positions: Any = None, weight_out: Any = None
     ) -> None:
-        if self.zero_output:
-            result.data.memset_async(0, result.nbytes)
+        if self.cleared_bytes:
+            result.data.memset_async(0, self.cleared_bytes)
         pointers = (data, result) if positions is None else (data, result, positions)
         if self.takes_window:
             weights = NO_WINDOW if window is None else _pointers(tuple([array.data.ptr for array in window]))
@@ -200,9 +202,8 @@ class Kernel:
     ) -> None:
         """Launch on addresses, on a stream of the current device."""
         weights, positions, weight_out = others
-        if self.zero_output:
-            shape, _, itemsize = result[1]  # which is contiguous
-            cupy.cuda.runtime.memsetAsync(result[0], 0, prod(shape) * itemsize, stream.ptr)
+        if self.cleared_bytes:
+            cupy.cuda.runtime.memsetAsync(result[0], 0, self.cleared_bytes, stream.ptr)
         pointers: tuple[Any, ...] = (data[0], result[0]) if positions is None else (data[0], result[0], positions)
         if self.takes_window:
             pointers = (*pointers, NO_WINDOW if weights is None else _pointers(weights))
@@ -240,7 +241,7 @@ def _prepare(
     of_weights = None if weight_out is None else _operand(call.operation, "weight_out", weight_out)
     plan = planner(call, input, output, device(device_number), of_weights)
     with cupy.cuda.Device(device_number):
-        return Kernel.of(plan)
+        return Kernel.of(plan, prod(output.shape) * result[-1])
 
 
 def _beyond(located: Located) -> Located:
@@ -254,13 +255,19 @@ def _prepare_at(
 ) -> Kernel:
     """Prepare a call on memory of another library, which lies as `_beyond` says."""
 
-    def layout(located: Located) -> Layout:
-        address, (shape, strides, itemsize) = located
+    def layout(located: Located, shape: Size, itemsize: int) -> Layout:
+        address, strides = located
+        steps = contiguous_strides(shape) if strides is None else strides
         address |= MAX_ALIGNMENT
-        return tuple(shape), tuple([stride * itemsize for stride in strides]), address & -address, itemsize
+        return shape, tuple([step * itemsize for step in steps]), address & -address, itemsize
 
-    of_weights = None if weight_out is None else layout(weight_out)
-    return _prepare(planner, call, layout(data), layout(result), device_number, of_weights)
+    of_data = layout(data, call.data_shape, call.source_element.itemsize)
+    of_result = layout(result, call.result_shape, call.element.itemsize)
+    of_weights = None
+    if weight_out is not None:
+        assert isinstance(call.geometry, PositionsGeometry)
+        of_weights = layout(weight_out, call.geometry.size, call.element.weight_bytes)
+    return _prepare(planner, call, of_data, of_result, device_number, of_weights)
 
 
 def _operand(operation: str, name: str, layout: Layout) -> Operand:

@@ -91,8 +91,7 @@ def _define(operation: str) -> None:
 
     def fake(*arguments: Any) -> Tensor:
         data: Tensor = arguments[0]
-        shape = getattr(call_of(operation, arguments).geometry, OPERATIONS[operation].result)
-        return data.new_empty(shape)
+        return data.new_empty(call_of(operation, arguments).result_shape)
 
     def differentiate(*arguments: Any) -> Tensor:
         result: Tensor = rules.Linear.apply(*arguments[:4], call_of(operation, arguments))

@@ -62,7 +62,7 @@ STRIDED = torch.strided
 """The layout of dense tensors."""
 
 
-Located: TypeAlias = tuple[int, tuple[Size, Size, int]]
+Located: TypeAlias = tuple[int, Size | None]
 """Where a tensor lies: see `gpufold.gpu.launch.Located`."""
 
 
@@ -181,7 +181,7 @@ def execute(
         result = out.detach().resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format)
         execute_into(call, data, result, weights, positions)
         return result
-    shape = getattr(call.geometry, OPERATIONS[call.operation].result)
+    shape = call.result_shape
     dtype = getattr(torch, call.dtype) if call.source else data.dtype
     check_bytes(call, shape, dtype.itemsize)
     if is_on_gpu(data):
@@ -294,8 +294,8 @@ def is_on_gpu(tensor: Tensor) -> bool:
 
 
 def located(tensor: Tensor) -> Located:
-    """Return where a tensor lies: its address, then its shape, strides in elements and the bytes of an element."""
-    return tensor.data_ptr(), (tensor.shape, tensor.stride(), tensor.element_size())
+    """Return where a tensor lies: its address, then its strides where it is not contiguous."""
+    return tensor.data_ptr(), None if tensor.is_contiguous() else tensor.stride()
 
 
 def end_of(tensor: Tensor) -> int:
