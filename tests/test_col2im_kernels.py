@@ -298,7 +298,7 @@ def check_random(seed, count):
                 raise AssertionError(f"seed {seed}, geometry {number}: {case!r} {dtype}") from error
 
 
-@pytest.mark.some(4)
+@pytest.mark.some(10)
 @pytest.mark.parametrize("seed", range(20))
 def test_random_geometries_in_any_layout_are_the_numpy_path(seed):
     check_random(seed, 100)

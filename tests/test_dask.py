@@ -163,7 +163,7 @@ def check_positions(draw, seed):
     assert_same_bits(lazy_array.compute(), array, "no chunk was written into")
 
 
-FEW, MANY = (settings(max_examples=count, deadline=None, derandomize=True) for count in (2, 50))
+FEW, MANY = (settings(max_examples=count, deadline=None, derandomize=True) for count in (2, 30))
 
 
 @pytest.mark.parametrize(("narrow", "wide"), WIDER.items())
