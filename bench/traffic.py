@@ -332,10 +332,11 @@ def assumptions(device: Device = H200) -> list[str]:
         f"part of an {device.name} shrunk together: {ELEMENTS / 1e6:.2g} million elements at the input for each of its "
         f"{device.multiprocessors} multiprocessors, more where the kernel would be another, and at most "
         f"{MOST_INSTRUCTIONS / 1e6:.0f} million instructions of warps.",
-        "Loads and stores are the sectors that warps request, and memory is what passes the caches, over the floor of "
-        "each byte of input and output once, or less where columns in the padding are not read. Instructions are those "
-        "issued to a warp, waits the latencies beyond the L1 cache that it waits for one after another, and KiB in "
-        "flight what a multiprocessor's warps have asked for, of what a copy needs; * is what auto takes.",
+        "Loads and stores are the sectors that warps request, and memory is what passes the caches, over the floor: "
+        "each byte of input and output once, less where columns in the padding are not read, and whole sectors of what "
+        "lies under blocks at positions. Instructions are those issued to a warp, waits the latencies beyond the L1 "
+        "cache that it waits for one after another, and KiB in flight what a multiprocessor's warps have asked for, of "
+        "what a copy needs; * is what auto takes.",
         f"Predicted is the per cent of a copy at {device.copy_bandwidth / 1e12:.3g} TB/s, from all limits adding up "
         f"at {model.INSTRUCTIONS_PER_CLOCK_AT_WORST} instructions a clock to the largest alone at "
         f"{model.INSTRUCTIONS_PER_CLOCK}: it assumes {model.L2_BYTES_PER_CLOCK} bytes from the L2 cache and "
