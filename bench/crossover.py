@@ -302,13 +302,13 @@ def sweeps(multiprocessors: int, threads_per_multiprocessor: int) -> tuple[Sweep
             ),
         ),
         Sweep(
-            "unfolding.STAGED_LANE_BYTES",
-            unfolding.STAGED_LANE_BYTES,
+            "unfolding.STAGED_LINES",
+            unfolding.STAGED_LINES,
             ("direct",),
             ("staged",),
             tuple(
-                _one("lane-bytes", 4 * stride, "im2col", **_strided(stride, stride, planes=32))
-                for stride in (2, 3, 4, 5, 6, 8, 10, 12, 14, 16)
+                _one("lines", 1 + 31 * stride / 32, "im2col", **_strided(stride, stride, planes=32))
+                for stride in (3, 5, 7, 9, 11, 13, 15, 17, 21, 25)
             ),
         ),
         Sweep(

@@ -14,6 +14,9 @@ from gpufold.gpu.plan import Device
 WIDEST_WORD = 16
 """Bytes of the widest load and store."""
 
+LINE_BYTES, SECTOR_BYTES = 128, 32
+"""Of the caches."""
+
 LONG_RUN_BYTES = 512
 """Prediction: stores in runs from this length on waste few of their sectors at the ends."""
 

@@ -14,6 +14,7 @@ from gpufold.gpu.plan import Operand, Plan, Problem, Variant, grid_of, planes_pe
 from gpufold.gpu.variants import unfolding
 from gpufold.gpu.variants.moves import (
     MOVING_THREADS,
+    SECTOR_BYTES,
     WIDEST_WORD,
     MovedAxis,
     Moves,
@@ -34,8 +35,6 @@ WORDS_IN_FLIGHT = 16
 
 LOADED_BYTES = 4
 """Of the words in which it loads narrower elements: what neighbouring lanes put of wider ones would share banks."""
-
-SECTOR_BYTES = 32
 
 TILES_AT_ONCE = 2
 """Prediction: tiles for each multiprocessor from which on tiles are made of more rows."""

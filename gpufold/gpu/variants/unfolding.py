@@ -10,7 +10,9 @@ from gpufold.calls import Unsupported
 from gpufold.gpu.parameters import INT32_MAX, divisor, offset, offset_bits, offset_type, pack, wide
 from gpufold.gpu.plan import MAX_GRID_ROWS, Device, Plan, grid_of, planes_per_thread
 from gpufold.gpu.variants.moves import (
+    LINE_BYTES,
     MOVING_THREADS,
+    SECTOR_BYTES,
     Moves,
     chunk_size,
     device_threads,
@@ -27,19 +29,18 @@ and drive the image out of the L2 cache before the next block reads it again: pr
 DIRECT_TAPS = 8
 """Taps that a thread of the direct kernels holds at once, by a prediction of its registers."""
 
-STAGED_ROW_BYTES = 128
 STAGED_TAPS = 16
-"""Bounds of a staged tile's row: a cache line, and as many loads as a thread has registers for, by a prediction."""
+"""Of a staged tile's row at most, no more than a cache line: a prediction of registers for so many loads."""
 
 STAGED_WORDS = 4
 """Words of a staged tile's row that a lane each loads, where these are of several taps: fewer if those are more than
 twice STAGED_TAPS, more up to STAGED_TAPS; by a prediction of registers."""
 
-STAGED_LANE_BYTES = 32
-"""Bytes between neighbouring blocks from which loads are staged, a sector: a prediction."""
+STAGED_LINES = 16
+"""Prediction: cache lines that a warp's load along the blocks touches from which on loads are staged."""
 
 NEAR_WORDS = 4
-"""Words between neighbouring blocks up to which a thread loads words of its own taps instead: a prediction."""
+"""Prediction: words between neighbouring blocks up to which each thread loads those of its own taps all the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,14 +61,16 @@ class Unfold:
         return replace(self, moves=moves)
 
 
-def _lane_bytes(moves: Moves) -> float:
-    """Return the bytes between the pixels that neighbouring threads of a warp read, on average."""
-    span, lanes = 0, 32
-    for axis in reversed(moves.axes):
-        span += (min(lanes, axis.blocks) - 1) * axis.stride * abs(axis.pixel_step)
-        lanes = -(-lanes // axis.blocks)
-    span += (min(lanes, moves.planes) - 1) * abs(moves.array_plane_step)
-    return span * moves.itemsize / 31
+def _lines(moves: Moves) -> float:
+    """Return the cache lines from which a warp loads a pixel of each of its blocks, where that is none of the pads."""
+    lines, lanes = 1.0, 32.0
+    distances = [(axis.blocks, axis.stride * axis.pixel_step) for axis in reversed(moves.axes)]
+    for count, distance in (*distances, (moves.planes, moves.array_plane_step)):
+        beside = max(1.0, min(lanes, count))
+        lines = min(beside * lines, lines + (beside - 1) * abs(distance) * moves.itemsize / LINE_BYTES)
+        lanes /= beside
+    last = moves.axes[-1]
+    return lines * min(1.0, last.size / (last.blocks * last.stride))
 
 
 def _taps_at_once(moves: Moves) -> int:
@@ -81,14 +84,15 @@ def _taps_at_once(moves: Moves) -> int:
     return word_elements(moves.itemsize, moves.alignment, multiples)
 
 
-def _are_near(moves: Moves) -> bool:
-    """Return whether neighbouring threads read pixels so near that the L1 cache has the rest of what they load.
+def _loads_touch(moves: Moves) -> str:
+    return f"loads along the blocks touch {_lines(moves):.0f} cache lines a warp"
 
-    Words of taps reach further. Where blocks overlap, staged loads are better: they share what the L1 cache holds.
-    """
+
+def _is_direct(moves: Moves) -> bool:
+    """Return whether loads along the blocks touch few lines, or are words whose blocks lie side by side."""
     last, at_once = moves.axes[-1], _taps_at_once(moves)
     words = at_once > 1 and last.kernel <= last.stride <= NEAR_WORDS * at_once
-    return words or _lane_bytes(moves) < STAGED_LANE_BYTES
+    return words or _lines(moves) < STAGED_LINES
 
 
 def _sharing_step(moves: Moves, chunk_taps: int) -> int:
@@ -202,12 +206,8 @@ def direct(unfold: Unfold, device: Device) -> Plan:
     unfold = unfold.simplified()
     moves = unfold.moves.with_rows_as_planes(PLANES_PER_THREAD)
     taps = DIRECT_TAPS if moves.itemsize <= 8 else DIRECT_TAPS // 2
-    apart, at_once = _lane_bytes(moves), _taps_at_once(moves)
-    reason = (
-        f"neighbouring threads read pixels {apart:.0f} bytes apart, near enough for the L1 cache"
-        if _are_near(moves)
-        else "it serves every call"
-    )
+    at_once = _taps_at_once(moves)
+    reason = f"{_loads_touch(moves)}, few enough for the L1 cache" if _is_direct(moves) else "it serves every call"
     if at_once > 1 and moves.itemsize <= 4:
         taps *= 2  # of half as many planes
     chunk = at_once * chunk_size(moves.axes[-1].kernel // at_once, taps // at_once)
@@ -225,9 +225,8 @@ def staged(unfold: Unfold, device: Device) -> Plan:
         most = min(2 * STAGED_TAPS, max(STAGED_TAPS, STAGED_WORDS * at_once)) // at_once
         taps = at_once * min(most, 1 << (last.kernel // at_once - 1).bit_length())
     else:
-        taps = chunk_size(last.kernel, min(STAGED_TAPS, STAGED_ROW_BYTES // unfold.moves.itemsize))
-    apart = _lane_bytes(unfold.moves)
-    reason = f"neighbouring blocks are {apart:.0f} bytes apart, too far to load along them"
+        taps = chunk_size(last.kernel, min(STAGED_TAPS, LINE_BYTES // unfold.moves.itemsize))
+    reason = f"{_loads_touch(unfold.moves)}, those along the taps fewer"
     return plan(unfold, "staged", device, taps, reason, TAPS_AT_ONCE=at_once)
 
 
@@ -236,6 +235,6 @@ def prefer(unfold: Unfold) -> Iterator[tuple[str, str]]:
     moves = unfold.simplified().moves
     last = moves.axes[-1]
     tap_bytes = last.dilation * abs(last.pixel_step) * moves.itemsize
-    if last.kernel > 1 and not _are_near(moves) and tap_bytes < STAGED_LANE_BYTES:
+    if last.kernel > 1 and not _is_direct(moves) and tap_bytes < SECTOR_BYTES:
         yield "staged", ""
     yield "direct", ""
