@@ -284,7 +284,7 @@ def sweeps(multiprocessors: int, threads_per_multiprocessor: int) -> tuple[Sweep
         Sweep(
             "im2col.CELLS_MIN_OVERLAP",
             im2col.CELLS_MIN_OVERLAP,
-            ("staged",),
+            ("direct", "staged"),
             ("cells",),
             tuple(
                 _one("cells-overlap", kernel / 8, "im2col", **_strided(8, kernel, planes=32))
@@ -292,12 +292,12 @@ def sweeps(multiprocessors: int, threads_per_multiprocessor: int) -> tuple[Sweep
             ),
         ),
         Sweep(
-            "im2col.CELLS_MIN_ROW",
-            im2col.CELLS_MIN_ROW,
-            ("staged",),
+            "im2col.CELLS_MIN_BYTES",
+            im2col.CELLS_MIN_BYTES,
+            ("direct", "staged"),
             ("cells",),
             tuple(
-                _one("cells-row", blocks, "im2col", **_strided(8, 16, 8 * blocks + 8, 65536 // blocks**2))
+                _one("cells-bytes", 512 * blocks**2, "im2col", **_strided(8, 16, 8 * blocks + 8, 65536 // blocks**2))
                 for blocks in (12, 14, 16, 20, 24, 32, 64)
             ),
         ),

@@ -15,7 +15,8 @@
 // columns, so that a tap's begin TAP_SKEW positions earlier than those of the tap before, modulo WORD. The
 // positions of all rows are one run, and only its ends are stored in parts of words.
 //
-// Wins for strides of some pixels, where a row of the columns begins at any byte of a sector.
+// Wins for strides of some pixels, where a row of the columns begins at any byte of a sector and planes have
+// enough blocks to keep a thread block busy.
 #include "common.cuh"
 #include "window.cuh"
 

@@ -582,6 +582,9 @@ def test_large_strides_pass_shared_memory():
         ((8, 3, 224, 224), (16, 16), 16, "direct"),  # four words of taps
         ((8, 3, 224, 224), (16, 16), 8, "cells"),
         ((8, 3, 128, 128), (16, 16), 8, "direct"),  # 15 blocks in a row, of 5 lines
+        ((8, 3, 4096, 112), (16, 16), 8, "cells"),  # 13 blocks in a row, but many rows
+        ((8, 3, 224, 224), (11, 11), 4, "cells"),
+        ((8, 64, 64, 64), (8, 8), 4, "direct"),
         ((8, 3, 224, 224), (9, 9), 8, "direct"),
         ((8, 3, 224, 224), (32, 32), 32, "staged"),
         ((8, 3, 518, 518), (14, 14), 14, "direct"),  # 15 lines

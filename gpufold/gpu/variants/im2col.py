@@ -69,10 +69,11 @@ CELLS_CHUNKS = 2
 and of how many words then keep a thread block busy."""
 CELLS_LEAST_WORDS = 3
 """Of a row, so that what a word may reach has the end of one row at most."""
-CELLS_MIN_STRIDE = 8
+CELLS_MIN_STRIDE = 3
 CELLS_MIN_OVERLAP = 1.5
-CELLS_MIN_ROW = 16
-"""Predictions: cells pay from strides so large on, where blocks are so many strides long and a row has so many."""
+CELLS_MIN_BYTES = 192 << 10
+"""Predictions: cells pay from strides so large on, where blocks are so many strides long, and where what a plane's rows
+of a tap row store is so much, times the stride: the larger it is, the more others waste."""
 
 
 def _view(problem: Problem) -> View:
@@ -357,11 +358,12 @@ def cells(problem: Problem) -> Plan:
 
 def _pays_in_cells(moves: Moves) -> bool:
     """Return whether blocks are so far apart, and overlap so much, that cells are predicted to be fastest."""
-    last = moves.axes[-1]
+    *outer, last = moves.axes
+    rows = outer[-1].blocks if outer and outer[-1].block_step == last.blocks else 1
     return (
         last.stride >= CELLS_MIN_STRIDE
         and last.kernel >= CELLS_MIN_OVERLAP * last.stride
-        and last.blocks >= CELLS_MIN_ROW
+        and rows * last.blocks * last.kernel * moves.itemsize * last.stride >= CELLS_MIN_BYTES
     )
 
 
