@@ -1,0 +1,103 @@
+"""Each kernel variant is the best choice of the model somewhere, by 5 % or more; one that is nowhere would go.
+
+docs/performance.md has the table. The plain ways, which users compare the others with, stay whatever the model says.
+"""
+
+from __future__ import annotations
+
+import re
+from contextlib import suppress
+from math import sqrt
+from pathlib import Path
+
+import pytest
+
+import bench.traffic
+import hostcuda
+from bench.problems import PROBLEMS, sliding, space
+from bench.traffic import plan_of, work_of
+from gpufold.calls import Unsupported
+from gpufold.operations import variants
+
+PERFORMANCE = Path(__file__).parents[1] / "docs" / "performance.md"
+
+PLAIN_WAYS = {"col2im_gather", "col2im_atomic", "batch_to_space_index_map", "add_blocks_gather", "add_blocks_atomic"}
+
+MOST_INSTRUCTIONS = 4_000_000
+"""Of warps, enough to tell variants apart."""
+
+OTHERS = {
+    problem.name: problem
+    for problem in (
+        *sliding("patches-16x16", "every patch of one small picture", (1, 1, 64, 64), kernel=16),
+        *sliding("resnet-3x3-s2", "downsampling", (64, 64, 112, 112), 3, 2, pad=1, operations=("im2col",)),
+        *sliding("alexnet-11x11-s4", "a first layer", (128, 3, 224, 224), 11, 4, pad=2, operations=("im2col",)),
+        *sliding("stft-1024-s256", "spectra", (64, 1, 441_344), 1024, 256, window="hann", operations=("im2col",)),
+        *space("nchw-15x15", "atrous convolution, rate 15", (16, 64, 240, 240), (1, 15, 15)),
+    )
+}
+"""Besides those of the bench, for kernels that none of these takes."""
+
+EARNED = {
+    "col2im_gather_blocks": ("blocks_to_array-blocks-8x8-s1", "float32", 4),
+    "col2im_gather_bytes": ("col2im-resnet-3x3-s1", "uint8", 1.6),
+    "col2im_gather_phases": ("col2im-audio-2048-s512", "float32", 4.3),
+    "col2im_gather_pixels": ("blocks_to_array-stitch-512x512-s256", "float32", 2.4),
+    "col2im_split": ("col2im-patches-16x16", "float32", 1.4),
+    "im2col_cells": ("im2col-alexnet-11x11-s4", "float16", 1.2),
+    "im2col_direct": ("im2col-resnet-3x3-s2", "float32", 1.1),
+    "im2col_packed": ("array_to_blocks-blocks-7x7-s1", "uint8", 3.4),
+    "im2col_staged": ("im2col-stft-1024-s256", "float32", 1.4),
+    "im2col_taps": ("array_to_blocks-blocks-16x16-s8", "float32", 4.2),
+    "im2col_words": ("im2col-resnet-3x3-s1", "uint8", 2),
+    "batch_to_space_interleave": ("batch_to_space-nchw-2x2", "uint8", 1.2),
+    "batch_to_space_staged": ("batch_to_space-nchw-6x6", "uint8", 1.4),
+    "space_to_batch_deinterleave": ("space_to_batch-nchw-2x2", "uint8", 1.8),
+    "space_to_batch_direct": ("space_to_batch-nchw-6x6", "uint8", 1.6),
+    "space_to_batch_staged": ("space_to_batch-nchw-15x15", "float32", 1.1),
+    "add_blocks_owners": ("add_blocks-particles-7x7", "float32", 1.2),
+    "take_blocks_direct": ("take_blocks-particles-7x7", "float32", 25),
+    "take_blocks_owners": ("take_blocks-probes-256x256", "complex64", 1.1),
+}
+"""For each kernel a problem, its dtype, and how many times as fast as the best other variant it is predicted to be at
+least, on an H200: by the geometric means of the worst and the best case."""
+
+
+def problem_of(kernel):
+    name, dtype, _ = EARNED[kernel]
+    known = OTHERS | {problem.name: problem.for_gpu for problem in PROBLEMS}
+    return known[name], dtype
+
+
+def test_every_kernel_has_a_problem_that_it_is_for():
+    operations = ("col2im", "im2col", "batch_to_space", "space_to_batch", "add_blocks", "take_blocks")
+    kernels = {f"{operation}_{variant}" for operation in operations for variant in variants(operation)}
+    assert kernels - PLAIN_WAYS == set(EARNED)
+
+
+@pytest.mark.parametrize("kernel", EARNED)
+def test_auto_takes_the_kernel_for_it(kernel):
+    assert plan_of(problem_of(kernel)[0], "auto", problem_of(kernel)[1]).source == f"{kernel}.cu"
+
+
+@pytest.mark.all
+@pytest.mark.nvrtc
+@pytest.mark.hostcuda
+@pytest.mark.parametrize("kernel", EARNED)
+def test_without_it_the_problem_takes_longer(kernel, monkeypatch):
+    monkeypatch.setattr(bench.traffic, "MOST_INSTRUCTIONS", MOST_INSTRUCTIONS)
+    problem, dtype = problem_of(kernel)
+    speeds = {}
+    for variant in variants(problem.operation):
+        with suppress(Unsupported):
+            plan, done, _, _ = work_of(problem, variant, dtype)
+            prediction = hostcuda.predict(plan, done)
+            speeds[plan.source.removesuffix(".cu")] = sqrt(prediction.worst * prediction.best)
+    own = speeds.pop(kernel)
+    assert own / max(speeds.values()) >= EARNED[kernel][-1], speeds
+
+
+def test_the_table_says_what_is_tested():
+    rows = re.findall(r"^\| `(\w+)` \| (\S+) (\w+) \| ([\d.]+)x \|$", PERFORMANCE.read_text(), re.M)
+    assert {kernel: (name, dtype, float(times)) for kernel, name, dtype, times in rows} == EARNED
+    assert min(times for *_, times in EARNED.values()) >= 1.05
