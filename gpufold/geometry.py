@@ -63,6 +63,16 @@ def _expand(operation: str, name: str, value: PerAxis, rank: int, source: str) -
     return value
 
 
+def _sequence(operation: str, name: str, value: PerAxis, counted: str, why: str) -> Size:
+    """Return a value whose length says how many axes there are, and raise where it has none."""
+    if isinstance(value, int) or not value:
+        raise (TypeError if isinstance(value, int) else ValueError)(
+            f"{operation}: {name} must be a sequence with one integer per {counted}, at least one, "
+            f"because its length says how many {why}; got {value!r}"
+        )
+    return value
+
+
 def _at_least(operation: str, name: str, values: Size, least: int) -> None:
     for axis, value in enumerate(values):
         if value < least:
@@ -271,11 +281,7 @@ def _columns_geometry(
     columns_shape: Size, output_size: PerAxis, kernel_size: PerAxis, *steps: PerAxis
 ) -> SlidingGeometry:
     operation = "col2im"
-    if isinstance(output_size, int) or not output_size:
-        raise (TypeError if isinstance(output_size, int) else ValueError)(
-            f"{operation}: output_size must be a sequence with one integer per spatial axis, at least one, "
-            f"because its length says how many axes there are; got {output_size!r}"
-        )
+    output_size = _sequence(operation, "output_size", output_size, "spatial axis", "axes there are")
     if len(columns_shape) not in (2, 3):
         raise ValueError(
             f"{operation}: data must be (N, C*prod(kernel_size), L) or (C*prod(kernel_size), L), "
@@ -304,11 +310,7 @@ def _columns_geometry(
 @lru_cache(maxsize=1024)
 def _image_geometry(image_shape: Size, kernel_size: PerAxis, *steps: PerAxis) -> SlidingGeometry:
     operation = "im2col"
-    if isinstance(kernel_size, int) or not kernel_size:
-        raise (TypeError if isinstance(kernel_size, int) else ValueError)(
-            f"{operation}: kernel_size must be a sequence with one integer per spatial axis, at least one, "
-            f"because its length says how many of the image's axes are spatial; got {kernel_size!r}"
-        )
+    kernel_size = _sequence(operation, "kernel_size", kernel_size, "spatial axis", "of the image's axes are spatial")
     rank = len(kernel_size)
     lead = len(image_shape) - rank
     if lead not in (1, 2):
@@ -436,13 +438,8 @@ def _block_axes(
     )
 
 
-def _blocks_rank(operation: str, block_shape: PerAxis) -> int:
-    if isinstance(block_shape, int) or not block_shape:
-        raise (TypeError if isinstance(block_shape, int) else ValueError)(
-            f"{operation}: block_shape must be a sequence with one integer per axis of a block, at least one, "
-            f"because its length says how many of the array's axes are taken apart; got {block_shape!r}"
-        )
-    return len(block_shape)
+def _block_shape(operation: str, block_shape: PerAxis) -> Size:
+    return _sequence(operation, "block_shape", block_shape, "axis of a block", "of the array's axes are taken apart")
 
 
 def array_to_blocks_geometry(shape: Size, block_shape: Any, block_strides: Any) -> BlocksGeometry:
@@ -477,8 +474,8 @@ def blocks_to_array_geometry(shape: Size, output_shape: Any, block_shape: Any, b
 @lru_cache(maxsize=1024)
 def _array_geometry(array_shape: Size, block_shape: PerAxis, block_strides: PerAxis) -> BlocksGeometry:
     operation = "array_to_blocks"
-    rank = _blocks_rank(operation, block_shape)
-    assert not isinstance(block_shape, int)
+    block_shape = _block_shape(operation, block_shape)
+    rank = len(block_shape)
     if len(array_shape) < rank:
         raise ValueError(
             f"{operation}: array must be (*lead, *size) with {rank} axes of size, one per value of "
@@ -494,8 +491,8 @@ def _blocks_geometry(
     blocks_shape: Size, output_shape: PerAxis, block_shape: PerAxis, block_strides: PerAxis
 ) -> BlocksGeometry:
     operation = "blocks_to_array"
-    rank = _blocks_rank(operation, block_shape)
-    assert not isinstance(block_shape, int)
+    block_shape = _block_shape(operation, block_shape)
+    rank = len(block_shape)
     if isinstance(output_shape, int):
         raise TypeError(
             f"{operation}: output_shape must be a sequence, the whole shape of the array, got {output_shape!r}"
