@@ -163,8 +163,23 @@ class Axis(NamedTuple):
         return Axis(size, self.kernel, self.stride, self.dilation, pad_begin, pad_end), blocks
 
 
+class _OnAxes:
+    """What sliding blocks have on their axes."""
+
+    axes: tuple[Axis, ...]
+
+    @cached_property
+    def block_shape(self) -> Size:
+        """The kernel: taps of a block along each axis."""
+        return tuple(axis.kernel for axis in self.axes)
+
+    @cached_property
+    def num_blocks(self) -> Size:
+        return tuple(axis.blocks for axis in self.axes)
+
+
 @dataclass(frozen=True)
-class SlidingGeometry:
+class SlidingGeometry(_OnAxes):
     """How columns (N, C*prod(kernel), L) and an image (N, C, *size) belong together; batch None: no N."""
 
     batch: int | None
@@ -176,15 +191,6 @@ class SlidingGeometry:
     @cached_property
     def image_size(self) -> Size:
         return tuple(axis.size for axis in self.axes)
-
-    @cached_property
-    def block_shape(self) -> Size:
-        """The kernel: taps of a block along each axis."""
-        return tuple(axis.kernel for axis in self.axes)
-
-    @cached_property
-    def num_blocks(self) -> Size:
-        return tuple(axis.blocks for axis in self.axes)
 
     @cached_property
     def planes(self) -> int:
@@ -339,7 +345,7 @@ def _given(axes: tuple[Axis, ...], size_name: str) -> str:
 
 
 @dataclass(frozen=True)
-class BlocksGeometry:
+class BlocksGeometry(_OnAxes):
     """How blocks (*lead, *num_blocks, *block_shape) and an array (*lead, *size) belong together."""
 
     lead: Size
@@ -350,14 +356,6 @@ class BlocksGeometry:
     @cached_property
     def array_shape(self) -> Size:
         return (*self.lead, *(axis.size for axis in self.axes))
-
-    @cached_property
-    def block_shape(self) -> Size:
-        return tuple(axis.kernel for axis in self.axes)
-
-    @cached_property
-    def num_blocks(self) -> Size:
-        return tuple(axis.blocks for axis in self.axes)
 
     @cached_property
     def blocks_shape(self) -> Size:
