@@ -375,12 +375,8 @@ def batch_to_space(
     if 0 in data.shape or 0 in geometry.space_shape:
         return _zeros(call, data, cut)
     batches = da.stack([part.rechunk({0: lead[0]}) for part in images])
-    reach = [
-        [axis.section(span.start, span.stop)[1] for span in _spans(sizes)]
-        for axis, sizes in zip(geometry.axes, cut[1:], strict=True)
-    ]
     work = partial(_batch_to_space_chunk, axes=geometry.axes, variant=variant)
-    return _each_chunk(call, work, _gather(batches, 2, reach), cut, drop_axis=[0])
+    return _each_chunk(call, work, _gather(batches, 2, _reach(geometry.axes, cut[1:])), cut, drop_axis=[0])
 
 
 def space_to_batch(
@@ -421,8 +417,7 @@ def space_to_batch(
     cut = _cut(call, lead, chunks, (taps, geometry.batch, *geometry.grid), data)
     if 0 in data.shape:
         return _zeros(call, data, (data.chunks[0] * taps, *cut[2:]))
-    spans = [_spans(sizes) for sizes in cut[2:]]
-    pixels = [[_under(axis, span)[1] for span in along] for axis, along in zip(geometry.axes, spans, strict=True)]
+    pixels = _pixels(geometry.axes, [_spans(sizes) for sizes in cut[2:]])
     work = partial(_space_to_batch_chunk, axes=geometry.axes, variant=variant)
     batches = _each_chunk(call, work, _gather(data, 1, pixels), cut, new_axis=[0])
     return da.concatenate(list(batches))
@@ -753,15 +748,24 @@ def _over(axis: Axis, start: int, stop: int) -> tuple[Axis, slice]:
     return axis.section(first, last)[0], slice(first - start, last - start)
 
 
+def _reach(axes: Sequence[Axis], cut: Chunks) -> list[list[range]]:
+    """Return the blocks that reach each chunk of the pixels, along each axis."""
+    return [
+        [axis.section(span.start, span.stop)[1] for span in _spans(sizes)]
+        for axis, sizes in zip(axes, cut, strict=True)
+    ]
+
+
+def _pixels(axes: Sequence[Axis], spans: Sequence[Sequence[range]]) -> list[list[range]]:
+    """Return the pixels under each span of the blocks, along each axis."""
+    return [[_under(axis, span)[1] for span in along] for axis, along in zip(axes, spans, strict=True)]
+
+
 def _fold(call: Call, blocks: Any, first: int, cut: Chunks, weights: Any) -> Any:
     """Put together blocks whose axes are counted from `first` on; the axes of their taps are those of no chunk."""
     axes = _axes(call)
     rank = len(axes)
-    reach = [
-        [axis.section(span.start, span.stop)[1] for span in _spans(sizes)]
-        for axis, sizes in zip(axes, cut[-rank:], strict=True)
-    ]
-    pieces = _gather(blocks, first, reach)
+    pieces = _gather(blocks, first, _reach(axes, cut[-rank:]))
     taps = [axis for axis in range(len(cut) - rank, blocks.ndim) if not first <= axis < first + rank]
     pieces = pieces.rechunk(dict.fromkeys(taps, -1))
     return _each_chunk(call, partial(_fold_chunk, call=call), pieces, cut, weights=weights, drop_axis=taps)
@@ -797,12 +801,11 @@ def _unfold(call: Call, image: Any, spans: Sequence[Sequence[range]], cut: Chunk
     """Take blocks apart along each axis as the spans say."""
     axes = _axes(call)
     rank, lead = len(axes), image.ndim - len(axes)
-    pixels = [[_under(axis, span)[1] for span in along] for axis, along in zip(axes, spans, strict=True)]
     columns = isinstance(call.geometry, SlidingGeometry)
     return _each_chunk(
         call,
         partial(_unfold_chunk, call=call),
-        _gather(image, lead, pixels),
+        _gather(image, lead, _pixels(axes, spans)),
         cut,
         weights=weights,
         drop_axis=list(range(lead + 1, lead + rank)) if columns else [],
@@ -834,13 +837,7 @@ def _batch_to_space_chunk(batches: Any, *, axes: tuple[Axis, ...], variant: str,
     """Compute a chunk of space, from all grid points whose blocks reach it."""
     spans = block_info[None]["array-location"][1:]
     sections = [axis.section(*span)[0] for axis, span in zip(axes, spans, strict=True)]
-    return space.batch_to_space(
-        batches.reshape(-1, *batches.shape[2:]),
-        (1, *(axis.kernel for axis in sections)),
-        (0, *(axis.pad_begin for axis in sections)),
-        (0, *(axis.pad_end for axis in sections)),
-        variant=variant,
-    )
+    return space.batch_to_space(batches.reshape(-1, *batches.shape[2:]), *_block_and_margins(sections), variant=variant)
 
 
 def _space_to_batch_chunk(array: Any, *, axes: tuple[Axis, ...], variant: str, block_info: Any) -> Any:
@@ -850,14 +847,14 @@ def _space_to_batch_chunk(array: Any, *, axes: tuple[Axis, ...], variant: str, b
     sections = [_under(axis, span)[0] for axis, span in zip(axes, spans, strict=True)]
     if not all(axis.size for axis in sections):
         return np.zeros_like(array, chunk["dtype"], order="C", shape=chunk["chunk-shape"])
-    batches = space.space_to_batch(
-        array,
-        (1, *(axis.kernel for axis in sections)),
-        (0, *(axis.pad_begin for axis in sections)),
-        (0, *(axis.pad_end for axis in sections)),
-        variant=variant,
-    )
+    batches = space.space_to_batch(array, *_block_and_margins(sections), variant=variant)
     return batches.reshape(chunk["chunk-shape"])
+
+
+def _block_and_margins(axes: Sequence[Axis]) -> tuple[Size, Size, Size]:
+    """Return block shape, begins and ends of the margins with those of the batch axis in front."""
+    _, block, _, _, begin, end = zip(*axes, strict=True)
+    return (1, *block), (0, *begin), (0, *end)
 
 
 def _each_chunk(call: Call, work: Callable[..., Any], pieces: Any, cut: Chunks, **options: Any) -> Any:
