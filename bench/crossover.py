@@ -72,6 +72,7 @@ def sweeps(multiprocessors: int, threads_per_multiprocessor: int) -> tuple[Sweep
     """Return a sweep for each threshold between variants; a device's size says how full the small ones make it."""
     resident = multiprocessors * threads_per_multiprocessor
     gathers = ("gather", "gather_phases", "gather_pixels")
+    images = int(space_variants.WAVES * resident / (112 * 28)) + 1  # of 112 x 28 words that fill the device
     return (
         Sweep(
             "col2im.SPLIT_MAX_FILL",
@@ -241,13 +242,13 @@ def sweeps(multiprocessors: int, threads_per_multiprocessor: int) -> tuple[Sweep
             tuple(_taken("overlap", 256, stride, True) for stride in (288, 256, 224, 192, 160, 128)),
         ),
         Sweep(
-            "space.INDEX_MAP_BLOCK",
-            space_variants.INDEX_MAP_BLOCK,
-            ("index_map",),
-            ("staged",),
+            "space.INTERLEAVED_BYTES",
+            space_variants.INTERLEAVED_BYTES,
+            ("packed",),
+            ("interleave",),
             tuple(
-                (block, space(f"block-{block}", "sweep", (16, 16, 8, 512 * block), (1, 1, block))[0])
-                for block in (2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16)
+                (16 * planes, space(f"words-{planes}", "sweep", (planes * images, 112, 112), (2, 2))[0])
+                for planes in (1, 2, 4, 8)
             ),
         ),
         Sweep(

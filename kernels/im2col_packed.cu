@@ -15,7 +15,7 @@
 // moved, not computed with: Scalar is the unsigned integer of their size.
 //
 // Wins where rows of taps are not whole words, and a thread of im2col_taps stores element by element.
-#include "tile.cuh"
+#include "packing.cuh"
 #include "window.cuh"
 
 #ifndef KERNEL
@@ -55,8 +55,7 @@ __device__ constexpr int taps_of(int axes)
 }
 constexpr int width = kernel[last];
 constexpr int rows = taps_of(last); // of taps
-constexpr int element_bytes = sizeof(Scalar), block_bytes = rows * width * element_bytes;
-constexpr int words = positions * block_bytes / 4; // of a thread's blocks
+constexpr int block_bytes = rows * width * element_bytes;
 static_assert(positions * block_bytes % 4 == 0 && block_bytes >= 4,
               "threads but the last of a row fill words");
 
@@ -64,13 +63,23 @@ static_assert(positions * block_bytes % 4 == 0 && block_bytes >= 4,
 constexpr int line_pixels = pixels_before + (positions - 1) * stride + (width - 1) * dilation + 1;
 constexpr int pieces = (line_pixels + piece - 1) / piece;
 constexpr int line_words = (pieces * piece * element_bytes + 3) / 4;
-struct Line {
-    unsigned word[line_words];
-};
 
-// A tile begins with the word of 16 bytes that its run begins in, and has room for the one after its end.
-constexpr int stored_bytes = 16;
-constexpr int tile_bytes = warp_size * positions * block_bytes + 2 * stored_bytes;
+// The blocks of a thread.
+struct Blocks {
+    static constexpr int lines = rows;
+    static constexpr int words = positions * block_bytes / 4;
+    struct Line {
+        unsigned word[line_words];
+    };
+    static __device__ constexpr Source source_of(int byte)
+    {
+        const int position = byte / block_bytes, tap = byte % block_bytes / element_bytes;
+        const int pixel = pixels_before + position * stride + tap % width * dilation;
+        const int in_line = pixel * element_bytes + byte % element_bytes;
+        return {tap / width, in_line / 4, in_line % 4};
+    }
+};
+using Line = Blocks::Line;
 
 struct Parameters {
     Offset size[rank]; // pixels of the image
@@ -101,121 +110,11 @@ inline __device__ Line load_line(const Scalar* image, Offset pixel, Offset size)
     return bit_cast<Line>(pixels);
 }
 
-// Where a byte of a thread's blocks is in its lines.
-struct Source {
-    int line, word, byte;
-};
-inline __device__ constexpr Source source_of(int byte)
-{
-    const int position = byte / block_bytes, tap = byte % block_bytes / element_bytes;
-    const int pixel = pixels_before + position * stride + tap % width * dilation;
-    const int in_line = pixel * element_bytes + byte % element_bytes;
-    return {tap / width, in_line / 4, in_line % 4};
-}
-inline __device__ constexpr bool are_in_one_word(Source a, Source b)
-{
-    return a.line == b.line && a.word == b.word;
-}
-
-// A word of a thread's blocks. Each word of the lines that it has bytes of is permuted into it.
-inline __device__ unsigned word_of_blocks(const Line (&lines)[rows], int number)
-{
-    const Source first = source_of(4 * number);
-    unsigned word = lines[first.line].word[first.word];
-    int place[4]; // of each byte, as far as the word has it
-    bool found[4], in_place = true;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-        const Source source = source_of(4 * number + i);
-        place[i] = source.byte;
-        found[i] = are_in_one_word(source, first);
-        in_place = in_place && found[i] && place[i] == i;
-    }
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-        const Source next = source_of(4 * number + i);
-        if (!found[i] || (i == 3 && !in_place)) {
-            unsigned selector = 0;
-#pragma unroll
-            for (int k = 0; k < 4; ++k) {
-                const Source source = source_of(4 * number + k);
-                const bool is_next = are_in_one_word(source, next);
-                selector |= unsigned(is_next ? 4 + source.byte : found[k] ? place[k] : k) << 4 * k;
-                found[k] = found[k] || is_next;
-                place[k] = k;
-            }
-            word = __byte_perm(word, lines[next.line].word[next.word], selector);
-            in_place = true;
-        }
-    }
-    return word;
-}
-
-// Puts the blocks of a thread together in the tile, from a byte on. A thread whose blocks begin within a word
-// leaves the bytes before to the thread before it, which writes this word first.
-inline __device__ void pack_blocks(unsigned char* tile, const Line (&lines)[rows], unsigned begin,
-                                   unsigned end)
-{
-    unsigned* to = reinterpret_cast<unsigned*>(tile) + begin / 4;
-    keep_shared(to);
-    const unsigned count = end / 4 - begin / 4;
-    if constexpr (element_bytes == 4) {
-#pragma unroll
-        for (int i = 0; i < words; ++i)
-            if (unsigned(i) < count)
-                to[i] = word_of_blocks(lines, i);
-    } else {
-        unsigned shift = begin % 4 * 8;
-        keep(shift);
-        const unsigned first = word_of_blocks(lines, 0);
-        unsigned before = first;
-#pragma unroll
-        for (int i = 1; i <= words; ++i) {
-            const unsigned word = i < words ? word_of_blocks(lines, i) : 0;
-            if (unsigned(i) <= count)
-                to[i] = __funnelshift_l(before, word, shift);
-            before = word;
-        }
-        __syncwarp();
-        if (count > 0) {
-            const bool is_first = threadIdx.x % warp_size == 0;
-            to[0] = first << shift | (is_first ? 0 : to[0] & ((1u << shift) - 1));
-        }
-    }
-}
-
-// Stores what a warp's tile has from a byte of its first word of 16 on, to the columns from `run` on.
-inline __device__ void store_run(Scalar* run, const unsigned char* tile, unsigned begin, unsigned end)
-{
-    constexpr int rounds = (tile_bytes / stored_bytes + warp_size - 1) / warp_size;
-    constexpr int round_bytes = warp_size * stored_bytes;
-    const unsigned lane = threadIdx.x % warp_size, whole = end / stored_bytes; // words before the end
-    const unsigned char* from = tile + lane * stored_bytes;
-    Scalar* to = run + (int(lane * stored_bytes) - int(begin)) / element_bytes;
-    keep(to);
-#pragma unroll
-    for (int i = 0; i < rounds; ++i) {
-        trace_iteration(i);
-        if ((i > 0 || lane > 0 || begin == 0) && lane + i * warp_size < whole)
-            store_word<stored_bytes>(
-                to + i * (round_bytes / element_bytes),
-                *reinterpret_cast<const AliasedWord<stored_bytes>*>(from + i * round_bytes));
-    }
-    // Half of the lanes have an element each of the first word, where only a part of it is stored, the others
-    // of the last.
-    const unsigned half = warp_size / 2;
-    const bool is_last = lane >= half;
-    const unsigned at = (is_last ? whole * stored_bytes : 0) + lane % half * element_bytes;
-    const bool in_parts = is_last ? whole > 0 : begin > 0 || whole == 0;
-    if (in_parts && at >= begin && at < end && (is_last || at < stored_bytes))
-        store(run + (int(at) - int(begin)) / element_bytes, *reinterpret_cast<const Scalar*>(tile + at));
-}
-
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_BLOCKS)
     im2col_packed(const Scalar* __restrict__ image, Scalar* __restrict__ columns, const Weights window,
                   const Parameters p)
 {
-    __shared__ Word<stored_bytes> tiles[warps][tile_bytes / stored_bytes];
+    __shared__ Word<stored_bytes> tiles[warps][tile_bytes<Blocks> / stored_bytes];
     unsigned char* tile = reinterpret_cast<unsigned char*>(tiles[threadIdx.x / warp_size]);
     const unsigned lane = threadIdx.x % warp_size;
     const Offset thread = grid_index(), threads_left = p.threads - (thread - Offset(lane));
@@ -262,7 +161,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_BLOCKS)
     const unsigned end = begin + unsigned(left < positions ? left : positions) * block_bytes;
     const unsigned run_end = __shfl_sync(all_lanes, end, last_lane);
 
-    pack_blocks(tile, lines, begin, lane <= last_lane ? end : begin);
+    pack_part<Blocks>(tile, lines, begin, lane <= last_lane ? end : begin);
     __syncwarp();
-    store_run(run, tile, run_begin, run_end);
+    store_run<Blocks>(run, tile, run_begin, run_end);
 }

@@ -73,13 +73,13 @@ def test_blocks_brought_with_their_divisors_fit_shared_memory(dtype, kernel, str
     assert 2 * 4 * int(defines["PIXELS"]) + taps <= plan.shared_bytes <= MAX_SHARED_BYTES
 
 
-def test_blocks_too_wide_for_shared_memory_are_moved_by_their_indices():
+def test_blocks_too_wide_for_words_are_moved_by_their_indices():
     """A variant that is predicted to be slower serves a call that the faster one refuses."""
     geometry = batch_to_space_geometry((5121, 2), (1, 5121), 0, 0)
     operands = Operand.contiguous(geometry.batch_shape), Operand.contiguous(geometry.space_shape)
     plan = choose(Call("batch_to_space", geometry, "float32"), *operands)
     assert plan.variant == "index_map"
-    assert plan.reason.startswith("staged puts rows together in 20480 bytes, too few for blocks of 5121 elements of 4 ")
+    assert plan.reason.startswith("interleave needs blocks of 2, 4, 8 or 16 bytes along the last axis, not 5121")
 
 
 def test_taps_that_are_not_evenly_apart_are_taken_one_by_one():

@@ -37,6 +37,7 @@ LAYOUT_CASES = [
     SpaceCase("nchw-4x4", (32, 3, 2, 9), (1, 1, 4, 4), (0, 0, 0, 0), (0, 0, 0, 0)),
     SpaceCase("nchw-4x4-cropped-to-whole-blocks", (32, 2, 3, 8), (1, 1, 4, 4), (0, 0, 3, 1), (0, 0, 2, 3)),
     SpaceCase("nchw-4x4-cropped-to-one-block", (32, 2, 3, 2), (1, 1, 4, 4), (0, 0, 3, 3), (0, 0, 2, 1)),
+    SpaceCase("nchw-6x6", (36, 2, 3, 16), (1, 1, 6, 6), (0, 0, 0, 0), (0, 0, 0, 0)),
     SpaceCase("nchw-8x8", (64, 3, 2, 9), (1, 1, 8, 8), (0, 0, 3, 1), (0, 0, 0, 0)),
     SpaceCase("nhwc-2x2", (8, 3, 5, 16), (1, 2, 2, 1), (0, 1, 0, 0), (0, 0, 1, 0)),
     SpaceCase("nhwc-rgb", (8, 3, 5, 3), (1, 2, 2, 1), (0, 1, 0, 0), (0, 0, 1, 0)),
@@ -99,7 +100,9 @@ def test_every_variant_is_the_definition(operation, case):
 def test_every_layout_is_the_definition(operation, case, dtype):
     served = check_case(operation, case, dtype)
     assert {"batch_to_space": "index_map", "space_to_batch": "direct"}[operation] in served
-    assert ("staged" in served) == (case.block_shape[-1] > 1)
+    through_tiles = {"batch_to_space": "packed", "space_to_batch": "staged"}[operation]
+    tiny = operation == "batch_to_space" and case.space_shape[-1] * np.dtype(dtype).itemsize < 4
+    assert (through_tiles in served) == (case.block_shape[-1] > 1 and not tiny)
 
 
 REPRESENTATIVE_CASES = [
@@ -184,7 +187,7 @@ def test_data_of_any_strides_is_read_in_place(operation, view, block):
         try:
             check(operation, geometry, data, want, variant, ONE_THREAD)
         except Unsupported:
-            assert variant in ("interleave", "deinterleave") or block[-1] == 1
+            assert variant in ("interleave", "deinterleave", "packed") or block[-1] == 1
 
 
 @pytest.mark.parametrize("block", [(1, 2, 2), (2, 2, 1), (1, 1, 4), (1, 1, 1)])
@@ -203,7 +206,7 @@ def test_results_of_any_strides_are_written_in_place(operation, block, spaced):
         try:
             check(operation, geometry, data, want, variant, ONE_THREAD, result)
         except Unsupported:
-            assert variant in ("interleave", "deinterleave") or block[-1] == 1
+            assert variant in ("interleave", "deinterleave", "packed") or block[-1] == 1
 
 
 def defines_of(operation, variant, case, dtype="float32", alignment=256):
@@ -282,23 +285,48 @@ def test_words_taken_apart_are_as_wide_as_the_rows_and_their_phases_allow():
     assert found("float32", 24, alignment=8) == (1, 0)
 
 
-def test_staged_words_begin_where_rows_allow():
-    def found(dtype, width, crop=0, channels=4, **facts):
-        case = SpaceCase("nchw", (3, channels, 6, width), (1, 1, 1, 3), (0, 0, 0, crop), (0, 0, 0, 0))
-        defines = defines_of("batch_to_space", "staged", case, dtype, **facts)
-        return int(defines["LOADED"]), int(defines["STORED"]), int(defines["ROWS_ALIKE"])
+def test_packed_pieces_are_as_rows_and_registers_allow():
+    def found(dtype, width, crop=0, block=3, channels=4, **facts):
+        case = SpaceCase("nchw", (block, channels, 6, width), (1, 1, 1, block), (0, 0, 0, crop), (0, 0, 0, 0))
+        defines = defines_of("batch_to_space", "packed", case, dtype, **facts)
+        names = ("PHASES", "BLOCKS", "LOADED", "LOADED_ANYWHERE", "BEGINS_BLOCKS", "WHOLE")
+        return tuple(int(defines[name]) for name in names)
 
-    assert found("uint8", 16) == (4, 16, 1)
-    assert found("float16", 16) == (2, 8, 1)
-    assert found("float32", 16) == (1, 4, 1)
-    assert found("complex64", 16) == (1, 2, 1)
-    assert found("complex128", 16) == (1, 1, 1)
-    assert found("uint8", 16, crop=1) == (4, 16, 0)
-    assert found("uint8", 17, channels=2) == (4, 16, 0)  # the words of the array are whole, those of its rows are not
-    assert found("uint8", 17, channels=1) == (1, 16, 0)  # the array is 306 bytes
-    assert found("uint8", 16, alignment=2) == (1, 16, 1)
-    assert found("float32", 17, crop=3) == (1, 4, 1)
-    assert found("float32", 17) == (1, 4, 0)
+    assert found("uint8", 32) == (3, 32, 16, 0, 1, 1)
+    assert found("float16", 16) == (3, 16, 8, 0, 1, 1)
+    assert found("float32", 16) == (3, 8, 4, 0, 1, 1)
+    assert found("uint8", 32, alignment=2) == (3, 12, 2, 0, 1, 0)
+    assert found("float32", 32, crop=1) == (3, 5, 1, 0, 0, 0)
+    assert found("uint8", 64, crop=1) == (3, 20, 4, 1, 0, 0)  # the words of the array are whole, not those of phases
+    assert found("uint8", 33, channels=1) == (3, 12, 1, 0, 1, 0)  # the array is 594 bytes
+    assert found("uint8", 33, channels=2) == (3, 20, 4, 1, 1, 0)
+    assert found("float32", 16, block=64) == (32, 1, 1, 0, 0, 1)  # a block is two pieces
+    assert found("uint8", 16, block=64) == (64, 2, 2, 0, 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("block", "width", "dtype", "reason"),
+    [
+        (1, 8, "float32", "needs a last axis that is split"),
+        (3, 8, "float64", "words of 4 bytes together, not elements of 8"),
+        (3, 1, "uint8", "not blocks of 3 elements of 1 bytes in rows of 3"),
+        (2039, 8, "float32", "not blocks of 2039 elements of 4 bytes"),
+    ],
+    ids=["unsplit", "wide", "rows-less-than-a-word", "wide-blocks"],
+)
+def test_packing_says_why_it_refuses(block, width, dtype, reason):
+    case = SpaceCase("", (2 * block, 3, width), (1, 2, block), (0, 0, 0), (0, 0, 0))
+    with pytest.raises(Unsupported, match=f"batch_to_space: packed .*{reason}"):
+        defines_of("batch_to_space", "packed", case, dtype)
+
+
+def test_packing_refuses_space_that_is_not_contiguous():
+    geometry = batch_to_space_geometry((4, 3, 4), (1, 1, 2), (0, 0, 0), (0, 0, 0))
+    space = Operand(geometry.space_shape, (32, 9, 1))
+    with pytest.raises(Unsupported, match="packed needs contiguous space"):
+        operations.choose(
+            Call("batch_to_space", geometry, "float32", variant="packed"), Operand.contiguous((4, 3, 4)), space
+        )
 
 
 @pytest.mark.parametrize(
@@ -334,10 +362,9 @@ def test_words_refuse_rows_of_space_that_are_not_contiguous(operation, variant, 
         operations.choose(Call(operation, geometry, "float32", variant=variant), *operands)
 
 
-@pytest.mark.parametrize("operation", OPERATIONS)
-def test_staging_refuses_an_unsplit_last_axis(operation):
-    with pytest.raises(Unsupported, match=f"{operation}: staged"):
-        defines_of(operation, "staged", nhwc(8))
+def test_staging_refuses_an_unsplit_last_axis():
+    with pytest.raises(Unsupported, match="space_to_batch: staged"):
+        defines_of("space_to_batch", "staged", nhwc(8))
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)
@@ -375,13 +402,16 @@ def test_the_choice_follows_the_last_axis():
         data, result = map(Operand.contiguous, shapes if operation == "batch_to_space" else reversed(shapes))
         return operations.choose(Call(operation, geometry, dtype), data, result).variant
 
-    assert choice("batch_to_space", (4, 64, 56, 56), (1, 2, 2)) == "interleave"
+    assert choice("batch_to_space", (256, 64, 56, 56), (1, 2, 2)) == "interleave"
+    assert choice("batch_to_space", (256, 64, 56, 56), (1, 2, 2), crop=2) == "interleave"
+    assert choice("batch_to_space", (256, 64, 56, 56), (1, 2, 2), "float16", 2) == "packed"  # two elements are a word
+    assert choice("batch_to_space", (4, 64, 56, 56), (1, 2, 2), "uint8") == "packed"  # one word for each thread
     assert choice("batch_to_space", (4, 56, 56, 64), (2, 2, 1)) == "index_map"
-    assert choice("batch_to_space", (9, 64, 56, 56), (1, 3, 3)) == "index_map"
-    assert choice("batch_to_space", (9, 64, 56, 56), (1, 3, 3), "uint8") == "staged"
-    assert choice("batch_to_space", (256, 3, 14, 14), (1, 16, 16)) == "staged"
-    assert choice("batch_to_space", (4, 64, 56, 56), (1, 2, 2), crop=1) == "index_map"
-    assert choice("batch_to_space", (4, 64, 56, 56), (1, 2, 2), "float16", 1) == "staged"
+    assert choice("batch_to_space", (9, 64, 56, 56), (1, 3, 3)) == "packed"
+    assert choice("batch_to_space", (9, 64, 56, 56), (1, 3, 3), "complex64") == "index_map"
+    assert choice("batch_to_space", (256, 3, 14, 14), (1, 16, 16)) == "packed"
+    assert choice("batch_to_space", (4, 64, 56, 56), (1, 2, 2), crop=1) == "packed"
+    assert choice("batch_to_space", (4, 64, 56, 56), (1, 2, 2), "complex64") == "interleave"
     assert choice("space_to_batch", (4, 64, 56, 56), (1, 2, 2)) == "deinterleave"
     assert choice("space_to_batch", (4, 64, 56, 57), (1, 2, 2)) == "deinterleave"
     assert choice("space_to_batch", (16, 64, 56, 56), (1, 4, 4), "complex64") == "direct"

@@ -231,10 +231,13 @@ def chunk_size(length: int, most: int) -> int:
     return -(-length // chunks)
 
 
-def device_threads(device: Device) -> int:
+def device_threads(device: Device, waves: float = WAVES) -> int:
     """Count the threads that keep a device busy."""
-    return WAVES * device.multiprocessors * device.threads_per_multiprocessor
+    return int(waves * device.multiprocessors * device.threads_per_multiprocessor)
 
+
+WARP = 32
+"""Threads of a warp."""
 
 MOVING_THREADS = 256
 """Threads of a thread block of the kernels that move elements, compiled in."""

@@ -23,16 +23,13 @@ from gpufold.gpu.plan import (
     grid_of,
     planes_per_thread,
 )
-from gpufold.gpu.variants.moves import word_types
+from gpufold.gpu.variants.moves import SECTOR_BYTES, WARP, word_types
 
 THREADS = 256
-WARP = 32
 COUNT_BYTES = 4
 """Of the number of blocks that a warp has found."""
 MASK_BYTES = 4
 """Of a bit for each row."""
-SECTOR_BYTES = 32
-"""What memory moves at a time."""
 
 
 @dataclass(frozen=True, slots=True)

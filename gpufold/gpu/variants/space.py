@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import gcd, prod
 from typing import Any
 
 from gpufold.calls import Unsupported
 from gpufold.geometry import SpaceGeometry
-from gpufold.gpu.parameters import contiguous_strides, divisor, int32, offset, offset_bits, offset_type, pack, wide
-from gpufold.gpu.plan import Operand, Plan, Problem, Variant, grid_of, planes_per_thread
+from gpufold.gpu.parameters import contiguous_strides, divisor, offset, offset_bits, offset_type, pack, wide
+from gpufold.gpu.plan import Operand, Plan, Problem, Variant, grid_of, planes_per_thread, resident_blocks
 from gpufold.gpu.variants import unfolding
 from gpufold.gpu.variants.moves import (
     MOVING_THREADS,
-    SECTOR_BYTES,
+    WARP,
     WIDEST_WORD,
     MovedAxis,
     Moves,
@@ -24,27 +25,33 @@ from gpufold.gpu.variants.moves import (
 )
 from gpufold.gpu.variants.unfolding import PLANES_PER_THREAD, Unfold
 
-TILE_BYTES = 20 << 10
-"""Of the rows that a thread block of batch_to_space's staged kernel puts together: four fit into 100 KB."""
+WAVES = 2.5
+"""Prediction: full loads of the device that batch_to_space keeps, the last of them half of one, before its threads take
+more planes each."""
 
-ROW_BYTES = 16
-"""Of a row's addresses, in shared memory too."""
+INTERLEAVED_BYTES = 64
+INTERLEAVED_LOADS = 4
+"""Prediction: batch_to_space interleaves where a thread has so many bytes of words, loaded in words of so many bytes:
+with less, the same words are packed faster."""
 
-WORDS_IN_FLIGHT = 16
-"""That a thread of the staged kernel loads before it stores the first, 64 bytes at most: a prediction of registers."""
+PACKED_BYTES = 128
+PACKED_REGISTERS = 128
+PACKED_OTHERS = 16
+"""Of a piece of the packed kernel, where a block is no more; what its words take at most as they are loaded, and what a
+thread needs besides them and as much for addresses: predictions."""
 
-LOADED_BYTES = 4
-"""Of the words in which it loads narrower elements: what neighbouring lanes put of wider ones would share banks."""
+PACKED_WORDS = 48
+"""Of 4 bytes, that a piece has at most where any way to share rows out has so few: the compiler may spill more."""
 
-TILES_AT_ONCE = 2
-"""Prediction: tiles for each multiprocessor from which on tiles are made of more rows."""
+PACKED_PARTS = 8
+"""Of a block at most, each a piece: with more, the lanes of a warp load few neighbouring elements."""
 
-MOST_PIECES = 8
-"""Into how many more pieces than they must rows are cut at most, where more threads are then busy."""
+PACKED_TILES = 32 << 10
+"""Bytes of shared memory up to which a thread block has all its threads."""
 
-INDEX_MAP_BLOCK = 4
-"""Prediction: phases of the last axis from which batch_to_space puts rows together instead of mapping indices, whose
-loads are that many runs; elements narrower than LOADED_BYTES, of which that loads several at once, from 2."""
+THREAD, PHASE, PHASE_ANYWHERE, LOAD, WORD, NARROW_WORD = 100, 6, 15, 3, 3, 6
+"""Instructions of a thread of the packed kernel, of each phase, of one that begins anywhere in a word, of each load and
+of each word that is put together, of narrow elements too: fitted to machine code."""
 
 
 def _moves(problem: Problem, writes_blocks: bool) -> Moves:
@@ -162,18 +169,38 @@ def _simplified(problem: Problem) -> Moves:
     return _moves(problem, writes_blocks=False).simplified().with_rows_as_planes(PLANES_PER_THREAD)
 
 
+def _planes(problem: Problem, moves: Moves, last_places: int, most: int = PLANES_PER_THREAD) -> int:
+    """Return the planes of a thread where the last axis is cut into so many places."""
+    places = prod(axis.size for axis in moves.axes[:-1]) * last_places
+    return planes_per_thread(moves.planes, places, most, device_threads(problem.device, WAVES))
+
+
+def _aligned_blocks(problem: Problem, moves: Moves) -> int:
+    """Count the neighbouring blocks that have their elements of a phase in one word, wherever so many begin."""
+    *outer, last = moves.axes
+    if last.block_step != 1 or last.pad % last.kernel:
+        return 1
+    loads = [last.blocks, last.pad // last.kernel, last.tap_step]
+    loads += [step for axis in outer for step in (axis.block_step, axis.tap_step)]
+    loads += [moves.blocks_plane_step] if moves.planes > 1 else []
+    return word_elements(moves.itemsize, problem.input.alignment, loads)
+
+
 def _plan(
     problem: Problem,
     variant: str,
     last_places: int,
     reason: str,
+    most_planes: int = PLANES_PER_THREAD,
+    block_threads: int = MOVING_THREADS,
+    shared_bytes: int = 0,
     **defines: Any,
 ) -> Plan:
     """Plan threads along the pixels of all axes but the last, which is cut into so many places."""
     operation, moves = "batch_to_space", _simplified(problem)
     axes = moves.axes
     places = (*(axis.size for axis in axes[:-1]), last_places)
-    planes = planes_per_thread(moves.planes, prod(places), PLANES_PER_THREAD, device_threads(problem.device))
+    planes = _planes(problem, moves, last_places, most_planes)
     threads = prod(places) * -(-moves.planes // planes)
     bits = offset_bits(
         operation,
@@ -193,11 +220,11 @@ def _plan(
             *word_types(moves.itemsize),
             ("OFFSET", offset_type(bits)),
             ("SPATIAL_RANK", str(len(axes))),
-            ("THREADS", str(MOVING_THREADS)),
+            ("THREADS", str(block_threads)),
             *((name, str(value)) for name, value in defines.items()),
         ),
-        grid=grid_of(operation, threads, MOVING_THREADS),
-        block=(MOVING_THREADS, 1, 1),
+        grid=grid_of(operation, threads, block_threads),
+        block=(block_threads, 1, 1),
         parameters=pack(
             bits,
             crop=offset([axis.pad for axis in axes]),
@@ -215,6 +242,7 @@ def _plan(
         ),
         bytes_moved=_bytes_moved(problem),
         reason=reason,
+        shared_bytes=shared_bytes,
     )
 
 
@@ -233,17 +261,9 @@ def index_map(problem: Problem) -> Plan:
 def interleave(problem: Problem) -> Plan:
     """Plan one thread per word of whole blocks, put together in registers."""
     moves = _simplified(problem)
-    *outer, last = moves.axes
+    last = moves.axes[-1]
     word_pixels = _word_of_blocks("batch_to_space: interleave", moves, problem.output)
     count = word_pixels // last.kernel
-    loads = [last.pad // last.kernel, last.tap_step]
-    loads += [step for axis in outer for step in (axis.block_step, axis.tap_step)]
-    loads += [moves.blocks_plane_step] if moves.planes > 1 else []
-    wide_loads = (
-        last.pad % last.kernel == 0
-        and last.block_step == 1
-        and word_elements(moves.itemsize, problem.input.alignment, loads) >= count
-    )
     return _plan(
         problem,
         "interleave",
@@ -251,167 +271,137 @@ def interleave(problem: Problem) -> Plan:
         f"rows are whole words of {word_pixels * moves.itemsize} bytes, each {count} blocks of {last.kernel}",
         BLOCK_WIDTH=last.kernel,
         BLOCKS_PER_WORD=count,
-        WIDE_LOADS=int(wide_loads),
+        WIDE_LOADS=int(_aligned_blocks(problem, moves) >= count),
     )
-
-
-def _loaded_together(moves: Moves, batch: Operand) -> int:
-    """Count the blocks of a word that the staged kernel may load wherever it begins, also across the ends of rows."""
-    count = max(1, LOADED_BYTES // moves.itemsize)
-    extent = 1 + sum((size - 1) * step for size, step in zip(batch.shape, batch.strides, strict=True))
-    whole = min(batch.strides) >= 0 and word_elements(moves.itemsize, batch.alignment, [extent]) >= count
-    return count if whole and moves.axes[-1].block_step == 1 else 1
 
 
 @dataclass(frozen=True, slots=True)
-class _Tile:
-    """What a thread block of the staged kernel puts together: as many neighbouring blocks of each of a few rows."""
+class _Pieces:
+    """How threads of the packed kernel share out a row: blocks with all their phases, or a part of a block's phases."""
 
-    blocks: int
-    phase_words: int
-    """That are loaded of a row and phase."""
-    stored_words: int
+    itemsize: int
+    count: int
     """Of a row."""
-    row_pitch: int
-    """In shared memory, in elements."""
-    rows: int
-    """None where one is too long."""
-    loading_rows: int
-    """That all threads load at a time."""
-    rows_at_once: int
-    words_at_once: int
-    """Of so many rows, which a thread loads before it stores the first."""
-    in_flight: float
-    """Elements that a thread then has to load, on average."""
+    parts: int
+    """That a block is cut into."""
+    phases: int
+    blocks: int
+    """Of a piece; one where it is a part."""
+    loaded: int
+    """Elements of a word that is loaded."""
+    anywhere: bool
+    """Whether a thread's elements begin anywhere in the words, of which it then loads one more."""
+    whole: bool
+    """Whether all pieces are words of 16 bytes."""
 
-    @classmethod
-    def of(cls, blocks: int, kernel: int, itemsize: int, loaded: int, stored: int, at_once: int) -> _Tile:
-        """Return the tile of so many blocks and of as many rows as fit."""
-        phase_words = 1 + -(-(blocks - 1) // loaded)
-        stored_words = 1 + -(-(blocks * kernel - 1) // stored)
-        word, free = loaded * kernel, WIDEST_WORD // itemsize
-        pitch = stored_words * stored
-        if word % (2 * free) == 0:
-            pitch += (pitch - 1) // word * free
-        fit = min(TILE_BYTES // (pitch * itemsize), MOVING_THREADS)
-        loading_rows = max(1, min(MOVING_THREADS // (phase_words * kernel), MOVING_THREADS // at_once))
-        rows_at_once = at_once
-        while rows_at_once > 1 and rows_at_once * loading_rows > fit:
-            rows_at_once //= 2
-        passes = fit // (rows_at_once * loading_rows)
-        turns = -(-phase_words * kernel // MOVING_THREADS)
-        words_at_once = min(at_once // rows_at_once, 1 << (turns - 1).bit_length())
-        turns = -(-turns // words_at_once)
-        in_flight = rows_at_once * loading_rows * blocks * kernel / (turns * MOVING_THREADS)
-        rows = passes * rows_at_once * loading_rows
-        return cls(blocks, phase_words, stored_words, pitch, rows, loading_rows, rows_at_once, words_at_once, in_flight)
+    @property
+    def words(self) -> int:
+        """Of 4 bytes, in a piece."""
+        return self.blocks * self.phases * self.itemsize // 4
 
+    @property
+    def loads(self) -> int:
+        """Of a thread."""
+        return self.phases * (self.blocks // self.loaded + self.anywhere)
 
-def _tile(kernel: int, row_blocks: int, itemsize: int, loaded: int, stored: int, alike: bool) -> _Tile:
-    """Return the tile of pieces of rows of which threads have most in flight and which share few sectors."""
-    at_once = min(WORDS_IN_FLIGHT if alike else WORDS_IN_FLIGHT // 2, 4 * WIDEST_WORD // (loaded * itemsize))
-    sector = max(1, SECTOR_BYTES // itemsize)
-    longest = max(4 * sector, MOVING_THREADS * loaded // kernel)
-    least = max(-(-row_blocks // longest), -(-row_blocks * kernel * itemsize // TILE_BYTES))
+    @property
+    def registers(self) -> int:
+        """That the loaded words take."""
+        return self.loads * -(-self.loaded * self.itemsize // 4)
 
-    def worth(tile: _Tile) -> tuple[bool, float]:
-        held = row_blocks / -(-row_blocks // tile.blocks) / (tile.blocks + sector / 2)
-        return tile.rows > 0, tile.in_flight * held
-
-    cuts = [-(-row_blocks // pieces) for pieces in range(least, least + MOST_PIECES)]
-    cuts = [-(-cut // sector) * sector if sector <= cut < row_blocks else cut for cut in cuts]
-    return max((_Tile.of(cut, kernel, itemsize, loaded, stored, at_once) for cut in cuts), key=worth)
+    @property
+    def cost(self) -> float:
+        """Count what a thread issues, and twice its lines and passes over shared banks, for a pixel: a prediction."""
+        of_word, of_phase = (NARROW_WORD if self.itemsize < 4 else WORD), (PHASE_ANYWHERE if self.anywhere else PHASE)
+        issued = THREAD + self.phases * of_phase + self.loads * LOAD + self.words * of_word
+        lines = self.loads * max(self.parts, -(-self.blocks * self.itemsize // 4))
+        ways = 1 if self.whole else min(WARP, self.words & -self.words)
+        return (issued + 2 * (lines + self.words * ways)) / (self.phases * self.blocks)
 
 
-def staged(problem: Problem) -> Plan:
-    """Plan a thread block per tile of rows, put together in shared memory."""
-    operation, moves = "batch_to_space", _moves(problem, writes_blocks=False).simplified()
-    *outer, last = axes = moves.axes
+def _pieces(problem: Problem, moves: Moves) -> Iterator[_Pieces]:
+    """Yield the ways to share out rows, such that a piece is words of 4 bytes, the last of a row one at least."""
+    last, itemsize = moves.axes[-1], moves.itemsize
+    of_word, aligned = 4 // itemsize, _aligned_blocks(problem, moves)
+    extent = 1 + sum((size - 1) * step for size, step in zip(problem.input.shape, problem.input.strides, strict=True))
+    in_words = last.block_step == 1 and min(problem.input.strides) >= 0  # no word reaches out of the array
+    in_words = in_words and word_elements(itemsize, problem.input.alignment, [extent]) >= of_word
+    in_row = 1 << (-(-last.size // last.kernel) - 1).bit_length()  # about so many blocks: rows of most sizes are alike
+    most = min(max(of_word, PACKED_BYTES // (last.kernel * itemsize)), max(of_word, in_row))
+    for parts in (parts for parts in range(1, min(last.kernel, PACKED_PARTS) + 1) if last.kernel % parts == 0):
+        phases = last.kernel // parts
+        for blocks in range(1, 1 + (most if parts == 1 else 1)):
+            pixels, loaded = blocks * phases, gcd(aligned, blocks)
+            rest = last.size % pixels
+            whole = rest == 0 and blocks & (blocks - 1) == 0
+            whole = whole and gcd(pixels * itemsize, problem.output.alignment) % WIDEST_WORD == 0
+            pieces = _Pieces(itemsize, -(-last.size // pixels), parts, phases, blocks, loaded, False, whole)
+            choices = [pieces]
+            if in_words and loaded < of_word and blocks % of_word == 0:
+                choices.append(replace(pieces, loaded=of_word, anywhere=True))
+            if pixels % of_word == 0 and (rest == 0 or rest >= of_word):
+                yield from (pieces for pieces in choices if pieces.registers <= PACKED_REGISTERS)
+
+
+def packed(problem: Problem) -> Plan:
+    """Plan one thread for a piece of a row, whose warp stores theirs as one run: contiguous space."""
+    operation, moves = "batch_to_space", _simplified(problem)
+    last, itemsize = moves.axes[-1], moves.itemsize
     if last.is_unit:
-        raise Unsupported(f"{operation}: staged stores need a last axis that is split")
-    first = [axis.pad // axis.kernel for axis in axes]
-    blocks = [-(-(axis.pad + axis.size) // axis.kernel) - begin for axis, begin in zip(axes, first, strict=True)]
-    stored = WIDEST_WORD // moves.itemsize if last.pixel_step == 1 else 1
-    loaded = _loaded_together(moves, problem.input)
-    loads = [step for axis in outer for step in (axis.block_step, axis.tap_step)] + [moves.blocks_plane_step]
-    stores = [axis.pixel_step for axis in outer] + [moves.array_plane_step]
-    alike = all(step % loaded == 0 for step in loads) and all(step % stored == 0 for step in stores)
-    tile = _tile(last.kernel, blocks[-1], moves.itemsize, loaded, stored, alike)
-    if not tile.rows:
+        raise Unsupported(f"{operation}: packed needs a last axis that is split")
+    if itemsize > 4:
+        raise Unsupported(f"{operation}: packed puts words of 4 bytes together, not elements of {itemsize}")
+    shape, steps = problem.output.shape, problem.output.strides
+    wanted = contiguous_strides(shape)
+    if any(extent > 1 and step != other for extent, step, other in zip(shape, steps, wanted, strict=True)):
+        raise Unsupported(f"{operation}: packed needs contiguous space, not steps of {steps}")
+    choices = _pieces(problem, moves)
+    pieces = min(choices, key=lambda choice: (choice.words > PACKED_WORDS, choice.cost), default=None)
+    if pieces is None:
         raise Unsupported(
-            f"{operation}: staged puts rows together in {TILE_BYTES} bytes, too few for blocks of {last.kernel} "
-            f"elements of {moves.itemsize} bytes along the last axis"
+            f"{operation}: packed keeps blocks of the last axis, or up to {PACKED_PARTS} equal parts of one, in "
+            f"{PACKED_REGISTERS} registers and as words of 4 bytes, not blocks of {last.kernel} elements of {itemsize} "
+            f"bytes in rows of {last.size}"
         )
-    pieces = -(-blocks[-1] // tile.blocks)
-    rows = moves.planes * prod(count * axis.kernel for count, axis in zip(blocks[:-1], outer, strict=True))
-    tiles = max(1, rows * pieces // (tile.rows_at_once * TILES_AT_ONCE * problem.device.multiprocessors))
-    loading_rows = min(tile.loading_rows, tiles)
-    tile_rows = tile.rows // tile.loading_rows * loading_rows
-    bits = offset_bits(
-        operation,
-        rows + tile.rows,
-        2 * max((axis.blocks + 1) * axis.kernel for axis in axes),
-        sum((axis.blocks + 1) * abs(axis.block_step) + axis.kernel * abs(axis.tap_step) for axis in axes),
-        sum((axis.size + axis.kernel) * abs(axis.pixel_step) for axis in axes),
-    )
-    return Plan(
-        operation=operation,
-        variant="staged",
-        source="batch_to_space_staged.cu",
-        symbol="batch_to_space_staged",
-        defines=(
-            *word_types(moves.itemsize),
-            ("OFFSET", offset_type(bits)),
-            ("SPATIAL_RANK", str(len(axes))),
-            ("BLOCK_WIDTH", str(last.kernel)),
-            ("LOADED", str(loaded)),
-            ("STORED", str(stored)),
-            ("ROWS_ALIKE", str(int(alike))),
-            ("ROWS_AT_ONCE", str(tile.rows_at_once)),
-            ("WORDS_AT_ONCE", str(tile.words_at_once)),
-            ("TILE", str(TILE_BYTES // moves.itemsize)),
-            ("THREADS", str(MOVING_THREADS)),
-        ),
-        grid=grid_of(operation, -(-rows // tile_rows) * pieces, 1),
-        block=(MOVING_THREADS, 1, 1),
-        parameters=pack(
-            bits,
-            crop=offset([axis.pad % axis.kernel for axis in axes]),
-            size=offset([axis.size for axis in axes]),
-            grid_step=offset([axis.block_step for axis in axes]),
-            phase_step=offset([axis.tap_step for axis in axes]),
-            pixel_step=offset([axis.pixel_step for axis in axes]),
-            blocks=divisor([*blocks[:-1], pieces]),
-            block=divisor([axis.kernel for axis in axes]),
-            rows=offset(rows),
-            row_blocks=offset(blocks[-1]),
-            phase_words=divisor(tile.phase_words),
-            loaded_words=divisor(last.kernel * tile.phase_words),
-            stored_words=divisor(tile.stored_words),
-            loading_rows=int32(loading_rows),
-            storing_rows=int32(max(1, MOVING_THREADS // tile.stored_words)),
-            tile_rows=int32(tile_rows),
-            tile_blocks=int32(tile.blocks),
-            row_pitch=int32(tile.row_pitch),
-            batch_start=wide(sum(begin * axis.block_step for begin, axis in zip(first, axes, strict=True))),
-            batch_plane_step=wide(moves.blocks_plane_step),
-            space_plane_step=wide(moves.array_plane_step),
-        ),
-        bytes_moved=_bytes_moved(problem),
-        reason=f"the last axis is split into {last.kernel} phases, whose rows are put together in shared memory",
-        shared_bytes=TILE_BYTES + MOVING_THREADS * ROW_BYTES,
+    tile = 4 * WARP * pieces.words + 2 * WIDEST_WORD
+    threads = MOVING_THREADS
+    while threads // WARP * tile > PACKED_TILES:
+        threads //= 2
+    return _plan(
+        problem,
+        "packed",
+        pieces.count,
+        f"the last axis is split into {last.kernel} phases, which threads pack and warps store as runs of words",
+        most_planes=1,
+        block_threads=threads,
+        shared_bytes=threads // WARP * tile,
+        PHASES=pieces.phases,
+        BLOCKS=pieces.blocks,
+        LOADED=pieces.loaded,
+        LOADED_ANYWHERE=int(pieces.anywhere),
+        BEGINS_BLOCKS=int(pieces.parts == 1 and last.pad % last.kernel == 0),
+        WHOLE=int(pieces.whole),
+        RESIDENT_BLOCKS=resident_blocks(threads, 2 * pieces.registers + PACKED_OTHERS),
     )
 
 
 def prefer_to_space(problem: Problem) -> Iterator[tuple[str, str]]:
     """Yield the variants that are predicted to be fastest, with why."""
-    yield "interleave", ""
     moves = _simplified(problem)
-    least = 2 if moves.itemsize < LOADED_BYTES else INDEX_MAP_BLOCK
-    yield "staged" if moves.axes[-1].kernel >= least else "index_map", ""
+    last, itemsize = moves.axes[-1], moves.itemsize
+    with suppress(Unsupported):
+        pixels = _word_of_blocks("batch_to_space: interleave", moves, problem.output)
+        loaded = min(_aligned_blocks(problem, moves), pixels // last.kernel)
+        of_thread = pixels * _planes(problem, moves, last.size // pixels)
+        if of_thread * itemsize >= INTERLEAVED_BYTES and loaded * itemsize >= INTERLEAVED_LOADS:
+            yield "interleave", ""
+    if last.is_unit:
+        yield "index_map", ""
+    yield "packed", ""
+    yield "interleave", ""
 
 
-BATCH_TO_SPACE: dict[str, Variant] = {"index_map": index_map, "interleave": interleave, "staged": staged}
+BATCH_TO_SPACE: dict[str, Variant] = {"index_map": index_map, "interleave": interleave, "packed": packed}
 
 SPACE_TO_BATCH: dict[str, Variant] = {
     "deinterleave": deinterleave,

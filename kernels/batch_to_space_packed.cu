@@ -1,0 +1,140 @@
+// batch_to_space into contiguous space: one thread takes a piece of a row, and its warp stores theirs as one
+// run of bytes.
+//
+//   batch  (*block, batch, *grid)  read, any strides
+//   space  (batch, *size)          each element written once, contiguous
+//
+// A piece is BLOCKS blocks of the last axis, each of which has PHASES pixels; or PHASES pixels, fewer than a
+// block has, which begin anywhere in one and may end in the next. What is left of a row may be shorter. A
+// thread loads a line for each phase, in words of LOADED elements, and puts its piece together in words of 4
+// bytes: where in the lines each byte is, is known as this is compiled. They go through the warp's tile in
+// shared memory, in which the run lies as it shall in space. With LOADED_ANYWHERE, lines begin anywhere in
+// their words; with WHOLE, pieces are whole words of 16 bytes, and none is shorter. No warp waits for
+// another.
+//
+// Wins where blocks of narrow elements are no word that a thread of the interleaving kernel could store.
+#include "batch_to_space.cuh"
+#include "packing.cuh"
+
+#ifndef PHASES
+#define PHASES 3
+#endif
+#ifndef BLOCKS
+#define BLOCKS 4
+#endif
+#ifndef LOADED
+#define LOADED 1
+#endif
+#ifndef LOADED_ANYWHERE
+#define LOADED_ANYWHERE 0
+#endif
+#ifndef BEGINS_BLOCKS
+#define BEGINS_BLOCKS 0
+#endif
+#ifndef WHOLE
+#define WHOLE 0
+#endif
+#ifndef RESIDENT_BLOCKS
+#define RESIDENT_BLOCKS 1
+#endif
+constexpr int phases = PHASES, blocks = BLOCKS, piece_pixels = phases * blocks;
+constexpr int loaded = LOADED; // of a line, as one word
+constexpr bool loaded_anywhere = LOADED_ANYWHERE, whole = WHOLE;
+constexpr bool begins_blocks = BEGINS_BLOCKS; // every piece
+static_assert(piece_pixels * element_bytes % 4 == 0, "pieces but the last of a row fill words");
+static_assert(!loaded_anywhere || loaded * element_bytes == 4, "words of 4 bytes are shifted");
+static_assert(blocks % loaded == 0, "lines are whole words");
+
+// The elements of a phase. What is loaded as fewer than 4 bytes is a word by itself.
+struct Pieces {
+    static constexpr int lines = phases;
+    static constexpr int words = piece_pixels * element_bytes / 4;
+    static constexpr int loaded_bytes = loaded * element_bytes;
+    static constexpr int unit = loaded_bytes < 4 ? loaded_bytes : 4; // bytes in a word of a line
+    struct Line {
+        unsigned word[blocks * element_bytes / unit];
+    };
+    static __device__ constexpr Source source_of(int byte)
+    {
+        const int pixel = byte / element_bytes;
+        const int in_line = pixel / phases * element_bytes + byte % element_bytes;
+        return {pixel % phases, in_line / unit, in_line % unit};
+    }
+};
+using Line = Pieces::Line;
+
+// The line that begins at an address, as far as it exists.
+inline __device__ Line load_line(const Scalar* source, Offset step, int exists)
+{
+    Line line = {};
+    if constexpr (loaded_anywhere) {
+        constexpr int words = sizeof(Line) / 4;
+        const int past = elements_past<loaded>(source), end = exists > 0 ? past + exists : 0;
+        unsigned word[words + 1];
+#pragma unroll
+        for (int i = 0; i <= words; ++i)
+            word[i] = load_word_or_any<4>(source - past + i * loaded, i * loaded < end);
+#pragma unroll
+        for (int i = 0; i < words; ++i)
+            line.word[i] = __funnelshift_r(word[i], word[i + 1], past * element_bytes * 8);
+    } else {
+        constexpr int bytes = Pieces::loaded_bytes;
+#pragma unroll
+        for (int i = 0; i < blocks; i += loaded) {
+            const auto word = load_word_or_any<bytes>(source + (loaded > 1 ? i : i * step), i < exists);
+            memcpy(&line.word[i * element_bytes / Pieces::unit], &word, bytes);
+        }
+    }
+    return line;
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_BLOCKS)
+    batch_to_space_packed(const Scalar* __restrict__ batch, Scalar* __restrict__ space,
+                          const Parameters parameters)
+{
+    __shared__ Word<stored_bytes> tiles[warps][tile_bytes<Pieces> / stored_bytes];
+    Word<stored_bytes>* const tile = tiles[threadIdx.x / warp_size];
+    const Offset first_thread = grid_index() - Offset(threadIdx.x % warp_size);
+    if (first_thread >= parameters.threads)
+        return; // the whole warp
+    const int pieces = int(min(parameters.threads - first_thread, Offset(warp_size)));
+
+    const Place place = this_place(batch, space, parameters);
+    const Offset pixel = place.last * piece_pixels;
+    const int left = place.exists ? int(min(parameters.width - pixel, Offset(piece_pixels))) : 0;
+    Offset block = pixel + parameters.crop[last_axis];
+    const Offset first_phase = parameters.block[last_axis].split(block);
+    const Scalar* source = place.batch + block * parameters.grid_step[last_axis];
+    keep(source);
+
+    const int left_blocks = left / phases, left_pixels = left % phases;
+    Line lines[phases];
+#pragma unroll
+    for (int i = 0; i < phases; ++i) {
+        const Offset block_width = parameters.block[last_axis].divisor;
+        const Offset phase = begins_blocks ? i : first_phase + i,
+                     next = !begins_blocks && phase >= block_width;
+        const Offset offset = next * parameters.grid_step[last_axis] +
+                              (phase - next * block_width) * parameters.phase_step[last_axis];
+        const int exists = whole ? place.exists * blocks : left_blocks + (i < left_pixels);
+        lines[i] = load_line(source + offset, parameters.grid_step[last_axis], exists);
+    }
+
+    const unsigned long long address = reinterpret_cast<unsigned long long>(place.space + pixel);
+    const unsigned long long first_address = __shfl_sync(all_lanes, address, 0);
+    Scalar* run = reinterpret_cast<Scalar*>(first_address);
+    if constexpr (whole) {
+        WholeRun<Pieces>::pack(tile, lines);
+        __syncwarp();
+        WholeRun<Pieces>::store(run, tile, pieces);
+    } else {
+        unsigned char* bytes = reinterpret_cast<unsigned char*>(tile);
+        const unsigned run_begin = unsigned(first_address % stored_bytes);
+        const unsigned begin = run_begin + unsigned(address - first_address);
+        const unsigned end = begin + left * element_bytes;
+        const unsigned run_end = __shfl_sync(all_lanes, end, pieces - 1);
+        pack_part<Pieces>(bytes, lines, begin, place.exists ? end : begin);
+        __syncwarp();
+        store_run<Pieces>(run, bytes, run_begin, run_end);
+    }
+}

@@ -1,0 +1,164 @@
+// How the threads of a warp put what they hold together as one run of bytes in a tile of shared memory, and
+// how the warp stores it in words of 16 bytes.
+//
+// A thread holds lines of words of 4 bytes. A Layout says where in them each byte of its part of the run is,
+// known as this is compiled:
+//
+//   Line         a struct with an array `word` of unsigned
+//   lines        how many
+//   words        of 4 bytes in a whole part; what is left of one may be shorter
+//   source_of    a byte of the part: its line, its word in that and its byte in that
+#pragma once
+#include "tile.cuh"
+
+constexpr int element_bytes = sizeof(Scalar);
+constexpr int stored_bytes = 16;
+
+struct Source {
+    int line, word, byte;
+};
+inline __device__ constexpr bool are_in_one_word(Source a, Source b)
+{
+    return a.line == b.line && a.word == b.word;
+}
+
+// A tile begins with the word of 16 bytes that its run begins in, and has room for the one after its end.
+template <typename Layout>
+__device__ constexpr int tile_bytes = warp_size * 4 * Layout::words + 2 * stored_bytes;
+
+// A word of a thread's part. Each word of the lines that it has bytes of is permuted into it.
+template <typename Layout>
+inline __device__ unsigned word_of_part(const typename Layout::Line (&lines)[Layout::lines], int number)
+{
+    const Source first = Layout::source_of(4 * number);
+    unsigned word = lines[first.line].word[first.word];
+    int place[4]; // of each byte, as far as the word has it
+    bool found[4], in_place = true;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        const Source source = Layout::source_of(4 * number + i);
+        place[i] = source.byte;
+        found[i] = are_in_one_word(source, first);
+        in_place = in_place && found[i] && place[i] == i;
+    }
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        const Source next = Layout::source_of(4 * number + i);
+        if (!found[i] || (i == 3 && !in_place)) {
+            unsigned selector = 0;
+#pragma unroll
+            for (int k = 0; k < 4; ++k) {
+                const Source source = Layout::source_of(4 * number + k);
+                const bool is_next = are_in_one_word(source, next);
+                selector |= unsigned(is_next ? 4 + source.byte : found[k] ? place[k] : k) << 4 * k;
+                found[k] = found[k] || is_next;
+                place[k] = k;
+            }
+            word = __byte_perm(word, lines[next.line].word[next.word], selector);
+            in_place = true;
+        }
+    }
+    return word;
+}
+
+// Puts the part of a thread into the tile, from a byte on. A thread whose part begins within a word leaves
+// the bytes before to the thread before it, which writes this word first: no part is less than a word.
+template <typename Layout>
+inline __device__ void pack_part(unsigned char* tile, const typename Layout::Line (&lines)[Layout::lines],
+                                 unsigned begin, unsigned end)
+{
+    constexpr int words = Layout::words;
+    unsigned* to = reinterpret_cast<unsigned*>(tile) + begin / 4;
+    keep_shared(to);
+    const unsigned count = end / 4 - begin / 4;
+    if constexpr (element_bytes == 4) {
+#pragma unroll
+        for (int i = 0; i < words; ++i)
+            if (unsigned(i) < count)
+                to[i] = word_of_part<Layout>(lines, i);
+    } else {
+        unsigned shift = begin % 4 * 8;
+        keep(shift);
+        const unsigned first = word_of_part<Layout>(lines, 0);
+        unsigned before = first;
+#pragma unroll
+        for (int i = 1; i <= words; ++i) {
+            const unsigned word = i < words ? word_of_part<Layout>(lines, i) : 0;
+            if (unsigned(i) <= count)
+                to[i] = __funnelshift_l(before, word, shift);
+            before = word;
+        }
+        __syncwarp();
+        if (count > 0) {
+            const bool is_first = threadIdx.x % warp_size == 0;
+            to[0] = first << shift | (is_first ? 0 : to[0] & ((1u << shift) - 1));
+        }
+    }
+}
+
+// Stores what a warp's tile has from a byte of its first word of 16 on, to the array from `run` on.
+template <typename Layout>
+inline __device__ void store_run(Scalar* run, const unsigned char* tile, unsigned begin, unsigned end)
+{
+    constexpr int rounds = (tile_bytes<Layout> / stored_bytes + warp_size - 1) / warp_size;
+    constexpr int round_bytes = warp_size * stored_bytes;
+    const unsigned lane = threadIdx.x % warp_size, whole = end / stored_bytes; // words before the end
+    const unsigned char* from = tile + lane * stored_bytes;
+    Scalar* to = run + (int(lane * stored_bytes) - int(begin)) / element_bytes;
+    keep(to);
+#pragma unroll
+    for (int i = 0; i < rounds; ++i) {
+        trace_iteration(i);
+        if ((i > 0 || lane > 0 || begin == 0) && lane + i * warp_size < whole)
+            store_word<stored_bytes>(
+                to + i * (round_bytes / element_bytes),
+                *reinterpret_cast<const AliasedWord<stored_bytes>*>(from + i * round_bytes));
+    }
+    // Half of the lanes have an element each of the first word, where only a part of it is stored, the others
+    // of the last.
+    const unsigned half = warp_size / 2;
+    const bool is_last = lane >= half;
+    const unsigned at = (is_last ? whole * stored_bytes : 0) + lane % half * element_bytes;
+    const bool in_parts = is_last ? whole > 0 : begin > 0 || whole == 0;
+    if (in_parts && at >= begin && at < end && (is_last || at < stored_bytes))
+        store(run + (int(at) - int(begin)) / element_bytes, *reinterpret_cast<const Scalar*>(tile + at));
+}
+
+// The same where all parts are whole words of 16 bytes and follow each other from such a word on. Words
+// change places within their part, so that those which a pass over the banks serves are of different banks
+// both ways.
+template <typename Layout> struct WholeRun {
+    static constexpr int words = Layout::words / (stored_bytes / 4); // of a part
+    static constexpr int alike = words % 8 == 0 ? 8 : words % 4 == 0 ? 4 : words % 2 == 0 ? 2 : 1;
+    static constexpr int turn = words * 8 / alike; // words from which on the banks are the same again
+
+    static __device__ unsigned place(unsigned word) { return word ^ word / turn % alike; }
+
+    static __device__ void pack(Word<stored_bytes>* tile, const typename Layout::Line (&lines)[Layout::lines])
+    {
+        const unsigned lane = threadIdx.x % warp_size, change = lane * words / turn % alike;
+#pragma unroll
+        for (int i = 0; i < words; ++i) {
+            unsigned word[stored_bytes / 4];
+#pragma unroll
+            for (int k = 0; k < stored_bytes / 4; ++k)
+                word[k] = word_of_part<Layout>(lines, i * (stored_bytes / 4) + k);
+            tile[lane * words + (i ^ change)] = bit_cast<Word<stored_bytes>>(word);
+        }
+    }
+
+    static __device__ void store(Scalar* run, const Word<stored_bytes>* tile, unsigned parts)
+    {
+        const unsigned lane = threadIdx.x % warp_size;
+        Scalar* to = run + lane * (stored_bytes / element_bytes);
+        keep(to);
+#pragma unroll
+        for (int i = 0; i < words; ++i) {
+            trace_iteration(i);
+            const unsigned word = lane + i * warp_size;
+            if (word < parts * words)
+                store_word<stored_bytes>(to + i * (warp_size * stored_bytes / element_bytes),
+                                         tile[place(word)]);
+        }
+    }
+};
