@@ -475,6 +475,28 @@ inline __device__ void keep(long long& number)
 #endif
 }
 
+// Keeps what is made of a number or an address from being made before: in registers that it would need from
+// there on, or, of a step between addresses, in more instructions than where it is lengthened beside its use.
+inline __device__ void keep_here(int& number)
+{
+#ifndef HOSTCUDA
+    asm volatile("" : "+r"(number));
+#endif
+}
+inline __device__ void keep_here(long long& number)
+{
+#ifndef HOSTCUDA
+    asm volatile("" : "+l"(number));
+#endif
+}
+template <typename Element> inline __device__ void keep_here(Element*& address)
+{
+#ifndef HOSTCUDA
+    asm volatile("" : "+l"(address));
+    __builtin_assume(__isGlobal(address));
+#endif
+}
+
 // The same of an address of shared memory.
 template <typename Element> inline __device__ void keep_shared(Element*& address)
 {

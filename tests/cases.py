@@ -288,6 +288,7 @@ POSITIONS_CASES = (
     PositionsCase("volume", (5, 20, 70), (3, 8, 9), 25, lead=(2,)),
     PositionsCase("four-axes", (2, 3, 5, 9), (2, 1, 3, 2), 30),
     PositionsCase("three-leading", (9, 10), (3, 4), 12, lead=(2, 3, 4)),
+    PositionsCase("whole-warps", (12, 70), (10, 66), ((0, 0), (1, 2), (-1, -3), (2, -1)), lead=(5,)),
 )
 
 

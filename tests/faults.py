@@ -765,16 +765,23 @@ FAULTS = (
     Fault(
         "no barrier before the list of blocks is read",
         "kernels/add_blocks_gather.cu",
-        "    const int found = __shfl_sync(~0u, until, 31);\n    __syncthreads();\n",
-        "    const int found = __shfl_sync(~0u, until, 31);\n",
+        "    const int found = __shfl_sync(~0u, until, groups - 1);\n    __syncthreads();\n",
+        "    const int found = __shfl_sync(~0u, until, groups - 1);\n",
         ADD_BLOCKS
         + "threads_wait_for_each_other_and_stay_inside_the_arrays[more-than-a-block-of-threads-tests-observed]",
+    ),
+    Fault(
+        "planes past the last read without a guard",
+        "kernels/add_blocks_gather.cu",
+        "count == layers && planes <= pixels.channels ? ~0u : 0;",
+        "count == layers ? ~0u : 0;",
+        ADD_BLOCKS + "threads_wait_for_each_other_and_stay_inside_the_arrays[whole-warps-observed]",
     ),
     Fault(
         "a list of blocks that a region overflows",
         "kernels/add_blocks_gather.cu",
         "fits = found <= listed;",
-        "fits = true;",
+        "found = min(found, listed);",
         ADD_BLOCKS + "tiles_share_a_search[spread-True-plain]",
     ),
     Fault(

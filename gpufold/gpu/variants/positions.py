@@ -197,8 +197,8 @@ def _bytes_under_blocks(geometry: PositionsGeometry, array: Operand, itemsize: i
 
 TILE_COLUMNS = 64
 """Pixels along the last axis that a thread block owns at once; along one axis alone, as many as threads."""
-GATHER_SUM_BYTES = 64
-"""Of the sums that a thread keeps in registers."""
+GATHER_SUM_BYTES = 128
+"""Of the sums that a thread keeps in registers, beside as many bytes of a block that it has asked for."""
 GATHER_MAX_PLANES = 4
 GATHER_CANDIDATES = 4
 """Blocks that a thread tests at a time, where their list fits into shared memory."""
@@ -239,9 +239,10 @@ class Tiling:
 @lru_cache(maxsize=256)
 def _tiling(problem: Problem) -> Tiling:
     view = view_of(problem)
-    rank, sums = len(view.size), GATHER_SUM_BYTES // max(view.element.itemsize, 4)
-    planes = min(GATHER_MAX_PLANES, view.channels, max(1, sums // GATHER_MIN_ROWS))
-    thread_rows = min(GATHER_MAX_ROWS, sums // planes)
+    rank, sum_bytes = len(view.size), max(view.element.itemsize, 4)
+    planes = min(GATHER_MAX_PLANES, view.channels, max(1, GATHER_SUM_BYTES // sum_bytes // GATHER_MIN_ROWS))
+    weight_bytes = 0 if problem.weight_out is None else view.element.weight_bytes
+    thread_rows = min(GATHER_MAX_ROWS, GATHER_SUM_BYTES // (planes * sum_bytes + weight_bytes))
     columns = THREADS if rank == 1 else TILE_COLUMNS
     rows = thread_rows * (THREADS // columns)
     tile = (columns * rows,) if rank == 1 else (*(1,) * (rank - 2), rows, columns)
