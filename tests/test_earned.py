@@ -51,7 +51,7 @@ EARNED = {
     "im2col_taps": ("array_to_blocks-blocks-16x16-s8", "float32", 4.2),
     "im2col_words": ("im2col-resnet-3x3-s1", "uint8", 2),
     "batch_to_space_interleave": ("batch_to_space-nchw-2x2", "uint8", 1.2),
-    "batch_to_space_packed": ("batch_to_space-nchw-6x6", "uint8", 1.4),
+    "batch_to_space_packed": ("batch_to_space-nchw-6x6", "uint8", 2.2),
     "space_to_batch_deinterleave": ("space_to_batch-nchw-2x2", "uint8", 1.8),
     "space_to_batch_direct": ("space_to_batch-nchw-6x6", "uint8", 1.6),
     "space_to_batch_staged": ("space_to_batch-nchw-15x15", "float32", 1.1),
