@@ -594,6 +594,13 @@ def test_a_wave_is_of_as_many_thread_blocks_as_shared_memory_holds():
     assert waves / ceil(waves) > 0.88
 
 
+def test_a_plane_alone_takes_no_words_away_by_where_another_would_lie():
+    geometry = col2im_geometry((1, 64, 8), (512,), (64,), 64)
+    call = Call("col2im", geometry, "float32", variant="gather_phases")
+    image = Operand(geometry.image_shape, (777, 555, 1))
+    assert choose(call, Operand.contiguous(geometry.columns_shape), image).symbol == "col2im_gather_phases_words"
+
+
 def test_several_planes_and_wide_words_where_there_is_enough():
     def symbol(size, stride, **arguments):
         return plan_of(size, (3, 3), variant="gather", strides=stride, **arguments).symbol

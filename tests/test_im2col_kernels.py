@@ -449,7 +449,7 @@ def test_packing_says_what_it_refuses():
             plan_of_packed(shape, kernel, **arguments)
     with pytest.raises(Unsupported, match="packed needs an image with a contiguous last axis, not steps of 8"):
         plan_of_packed((1, 1, 8, 8), (3, 3), steps=(64, 64, 1, 8))
-    with pytest.raises(Unsupported, match=r"that are contiguous, not steps of \(648, 324, 6, 1, 108, 36\)"):
+    with pytest.raises(Unsupported, match=r"that are contiguous, not steps of \(0, 324, 6, 1, 108, 36\)"):
         plan_of_shape((1, 2, 8, 8), (3, 3), "packed")
 
 

@@ -262,14 +262,11 @@ def gather_bytes(problem: Problem) -> Plan:
             f"not {taps} and {row.kernel}"
         )
     source = problem.input
-    ends = [1 + sum((size - 1) * stride for size, stride in zip(source.shape, source.strides, strict=True))]
-    ends += [view.columns_channel] if view.channels > 1 else []
-    ends += [view.columns_batch] if view.batch > 1 else []
+    end = 1 + sum((size - 1) * stride for size, stride in zip(source.shape, source.strides, strict=True))
+    ends = (end, view.columns_channel, view.columns_batch)
     if source.alignment % BYTES_WORD or min(source.strides) < 0 or any(end % BYTES_WORD for end in ends):
         raise Unsupported(f"{name} needs planes of the columns that begin and end with words of {BYTES_WORD} bytes")
-    multiples = [row.size, *view.pixel_strides[:-1]]
-    multiples += [view.image_channel] if view.channels > 1 else []
-    multiples += [view.image_batch] if view.batch > 1 else []
+    multiples = [row.size, *view.pixel_strides[:-1], view.image_channel, view.image_batch]
     words = word_elements(1, problem.output.alignment, multiples) // BYTES_WORD
     if not words:
         raise Unsupported(f"{name} needs rows of the image of whole words of {BYTES_WORD} bytes, not of {row.size}")

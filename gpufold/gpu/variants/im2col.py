@@ -374,15 +374,11 @@ def _words_of_taps(problem: Problem, view: View) -> dict[str, int]:
     """
     row, itemsize = view.axes[-1], view.element.itemsize
     axes = tuple(zip(view.axes, view.tap_strides, view.block_strides, view.pixel_strides, strict=True))
-    stored = [row.kernel, *(step for axis, _, step, _ in axes if axis.blocks > 1)]
+    stored = [row.kernel, view.columns_batch, view.columns_channel]
+    stored += [step for axis, _, step, _ in axes if axis.blocks > 1]
     stored += [step for axis, step, _, _ in axes[:-1] if axis.kernel > 1]
-    loaded = [row.size, *(step for axis, _, _, step in axes[:-1] if axis.size > 1)]
-    for extent, of_columns, of_image in (
-        (view.batch, view.columns_batch, view.image_batch),
-        (view.channels, view.columns_channel, view.image_channel),
-    ):
-        stored += [of_columns] if extent > 1 else []
-        loaded += [of_image] if extent > 1 else []
+    loaded = [row.size, view.image_batch, view.image_channel]
+    loaded += [step for axis, _, _, step in axes[:-1] if axis.size > 1]
     word = word_elements(itemsize, problem.output.alignment, stored)
     piece = word_elements(itemsize, problem.input.alignment, loaded) if view.pixel_strides[-1] == 1 else 1
     if problem.fusion.window != "none" or view.tap_strides[-1] != 1 or row.dilation != 1:
@@ -521,8 +517,7 @@ def packed(problem: Problem) -> Plan:
     positions = _packed_positions(taps * itemsize, row.stride * itemsize)
     multiples = [positions * row.stride, row.size]
     multiples += [step for axis, step in zip(axes[:-1], view.pixel_strides[:-1], strict=True) if axis.size > 1]
-    multiples += [view.image_channel] if view.channels > 1 else []
-    multiples += [view.image_batch] if view.batch > 1 else []
+    multiples += [view.image_channel, view.image_batch]
     piece = word_elements(itemsize, problem.input.alignment, multiples)
     before = -row.pad_begin % piece
     pieces = -(-(before + (positions - 1) * row.stride + row.dilated_kernel) // piece)

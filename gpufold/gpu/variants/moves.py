@@ -131,8 +131,8 @@ class Moves:
         return moves.with_batch_as_planes()
 
     def _planes_join(self, axis: MovedAxis) -> bool:
-        """Return whether one plane begins where the first axis of the one before ends."""
-        return (
+        """Return whether each plane begins where the first axis of the one before ends."""
+        return self.planes == 1 or (
             self.array_plane_step == axis.size * axis.pixel_step
             and self.blocks_plane_step == axis.blocks * axis.block_step
         )
@@ -154,9 +154,8 @@ class Moves:
         """
         axis, *inner = self.axes
         run = prod(axis.blocks for axis in inner) if self.writes_blocks else axis.kernel * prod(a.size for a in inner)
-        joins = self.planes == 1 or self._planes_join(axis)
-        few = self.planes < planes_per_thread
-        if not (few and inner and run * self.itemsize >= LONG_RUN_BYTES and axis.covers_rows and joins):
+        few = self.planes < planes_per_thread and self._planes_join(axis)
+        if not (few and inner and run * self.itemsize >= LONG_RUN_BYTES and axis.covers_rows):
             return self
         return replace(
             self,

@@ -17,7 +17,10 @@ from gpufold.gpu.plan import Problem
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """Columns (batch, channels, *kernel, *blocks) and image (batch, channels, *size) by their strides."""
+    """Columns (batch, channels, *kernel, *blocks) and image (batch, channels, *size) by their strides.
+
+    Those of a batch or of channels of one are 0, which every word divides.
+    """
 
     axes: tuple[Axis, ...]
     element: ElementType
@@ -86,12 +89,12 @@ def view_of(problem: Problem) -> View:
         problem.element,
         batch,
         channels,
-        columns_batch,
-        columns_channel,
+        columns_batch if batch > 1 else 0,
+        columns_channel if channels > 1 else 0,
         tap_strides,
         block_strides,
-        image_batch,
-        image_channel,
+        image_batch if batch > 1 else 0,
+        image_channel if channels > 1 else 0,
         problem.output.strides[-rank:],
     )
 
