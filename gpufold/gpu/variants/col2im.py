@@ -25,7 +25,7 @@ from gpufold.gpu.parameters import (
     wide,
 )
 from gpufold.gpu.plan import Plan, Problem, Variant, Work, check_atomics, grid_of, planes_per_thread, resident_blocks
-from gpufold.gpu.variants.moves import LINE_BYTES, SECTOR_BYTES, WIDEST_WORD, word_elements
+from gpufold.gpu.variants.moves import LINE_BYTES, SECTOR_BYTES, WARP, WIDEST_WORD, word_elements
 from gpufold.gpu.variants.sliding import (
     View,
     block_step,
@@ -38,7 +38,6 @@ from gpufold.gpu.variants.sliding import (
 )
 
 OPERATION = "col2im"
-WARP = 32
 MAX_UNROLLED = 128
 """Bound of the registers that kernels/col2im.cuh counts for the loads of a tap."""
 

@@ -22,6 +22,7 @@ from gpufold.gpu.plan import MAX_SHARED_BYTES, Plan, Problem, Variant, grid_of, 
 from gpufold.gpu.variants import unfolding
 from gpufold.gpu.variants.moves import (
     MOVING_THREADS,
+    WARP,
     WIDEST_WORD,
     MovedAxis,
     Moves,
@@ -522,13 +523,13 @@ def packed(problem: Problem) -> Plan:
     before = -row.pad_begin % piece
     pieces = -(-(before + (positions - 1) * row.stride + row.dilated_kernel) // piece)
     registers = taps // row.kernel * -(-pieces * piece * itemsize // 4)
-    tile = 32 * (positions * taps * itemsize + 1)
+    tile = WARP * (positions * taps * itemsize + 1)
     if registers > PACKED_REGISTERS or tile > MAX_SHARED_BYTES:
         raise Unsupported(
             f"{OPERATION}: packed takes blocks that fit into registers and shared memory, {PACKED_REGISTERS} words of "
             f"pixels a thread and {MAX_SHARED_BYTES} bytes a warp, not {registers} and {tile}"
         )
-    tiles = MOVING_THREADS // 32
+    tiles = MOVING_THREADS // WARP
     while tiles * tile > MAX_SHARED_BYTES:
         tiles //= 2
     places = (*view.blocks[:-1], -(-row.blocks // positions))
@@ -549,17 +550,17 @@ def packed(problem: Problem) -> Plan:
         defines=(
             *word_types(itemsize),
             ("OFFSET", offset_type(bits)),
-            ("THREADS", str(32 * tiles)),
+            ("THREADS", str(WARP * tiles)),
             ("KERNEL", ",".join(map(str, view.kernel))),
             ("STRIDE", str(row.stride)),
             ("DILATION", str(row.dilation)),
             ("POSITIONS", str(positions)),
             ("PIECE", str(piece)),
             ("PIXELS_BEFORE", str(before)),
-            ("RESIDENT_BLOCKS", str(resident_blocks(32 * tiles, registers + PACKED_OTHERS))),
+            ("RESIDENT_BLOCKS", str(resident_blocks(WARP * tiles, registers + PACKED_OTHERS))),
         ),
-        grid=grid_of(OPERATION, threads, 32 * tiles),
-        block=(32 * tiles, 1, 1),
+        grid=grid_of(OPERATION, threads, WARP * tiles),
+        block=(WARP * tiles, 1, 1),
         parameters=pack(
             bits,
             size=offset([axis.size for axis in axes]),

@@ -17,6 +17,9 @@ WIDEST_WORD = 16
 LINE_BYTES, SECTOR_BYTES = 128, 32
 """Of the caches."""
 
+WARP = 32
+"""Threads of a warp."""
+
 LONG_RUN_BYTES = 512
 """Prediction: stores in runs from this length on waste few of their sectors at the ends."""
 
@@ -235,14 +238,11 @@ def device_threads(device: Device, waves: float = WAVES) -> int:
     return int(waves * device.multiprocessors * device.threads_per_multiprocessor)
 
 
-WARP = 32
-"""Threads of a warp."""
-
 MOVING_THREADS = 256
 """Threads of a thread block of the kernels that move elements, compiled in."""
 
 
 def tile_bytes(width: int, itemsize: int) -> int:
     """Count the shared memory of a thread block's tiles of kernels/tile.cuh, one for each warp."""
-    rows = 33 * width if 32 % width == 0 else 32 * (width | 1)
-    return MOVING_THREADS // 32 * rows * itemsize
+    rows = (WARP + 1) * width if WARP % width == 0 else WARP * (width | 1)
+    return MOVING_THREADS // WARP * rows * itemsize

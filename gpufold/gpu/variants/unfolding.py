@@ -13,6 +13,7 @@ from gpufold.gpu.variants.moves import (
     LINE_BYTES,
     MOVING_THREADS,
     SECTOR_BYTES,
+    WARP,
     Moves,
     chunk_size,
     device_threads,
@@ -63,7 +64,7 @@ class Unfold:
 
 def _lines(moves: Moves) -> float:
     """Return the cache lines from which a warp loads a pixel of each of its blocks, where that is none of the pads."""
-    lines, lanes = 1.0, 32.0
+    lines, lanes = 1.0, float(WARP)
     distances = [(axis.blocks, axis.stride * axis.pixel_step) for axis in reversed(moves.axes)]
     for count, distance in (*distances, (moves.planes, moves.array_plane_step)):
         beside = max(1.0, min(lanes, count))
@@ -106,8 +107,8 @@ def _sharing_step(moves: Moves, chunk_taps: int) -> int:
 
 def _warp_span(moves: Moves, planes: int) -> int:
     """Bound how far apart the planes of a warp's threads are in the array, where a thread has so many."""
-    reached = moves.planes if moves.batch > 1 else min(moves.planes, 32 * planes)
-    return (min(moves.batch, 32) - 1) * abs(moves.array_batch_step) + reached * abs(moves.array_plane_step)
+    reached = moves.planes if moves.batch > 1 else min(moves.planes, WARP * planes)
+    return (min(moves.batch, WARP) - 1) * abs(moves.array_batch_step) + reached * abs(moves.array_plane_step)
 
 
 def plan(
