@@ -150,6 +150,7 @@ def test_blocks_at_positions_keep_everything_in_registers(size, block, lead, dty
         ("gather", (14,), (300,) * 3, (96,) * 3, "float32"),
         ("gather", (), (99_999,), (400,), "complex64"),
         ("owners", (14,), (300,) * 3, (96,) * 3, "float32"),
+        ("owners", (), (300,) * 3, (96,) * 3, "float64"),
     ],
 )
 def test_sums_of_weights_stay_in_registers_too(variant, lead, size, block, dtype, window):

@@ -345,7 +345,8 @@ OWNERS_SUM_BYTES = 64
 OWNERS_MAX_ROWS, OWNERS_MANY_ROWS = 4, 8
 """Of a thread at a time, the latter where a row is one sum and has no weight; each is a load in flight."""
 OWNERS_RESIDENT_BLOCKS = 4
-"""Thread blocks on a multiprocessor that registers have to suffice for, one less where weights are added up too."""
+"""Thread blocks on a multiprocessor that registers have to suffice for, one less for each register of a sum of weights
+where these are asked for."""
 OWNERS_CROWD = 1024
 """Prediction: blocks of a crowded tile up to which comparing each with all puts them in order fastest."""
 LIST_DEFINES = ("OFFSET", "RANK", "FIXED", "THREADS")
@@ -436,7 +437,7 @@ def owners(problem: Problem) -> Plan:
         PLANES=planes,
         ROWS=min(rows, tile_rows),
         TILE_ROWS=tile_rows,
-        RESIDENT_BLOCKS=OWNERS_RESIDENT_BLOCKS - (problem.weight_out is not None),
+        RESIDENT_BLOCKS=OWNERS_RESIDENT_BLOCKS - (problem.weight_out is not None) * problem.element.weight_bytes // 4,
     )
     plan = replace(plan, scratch_bytes=scratch * bits // 8, zeroed_bytes=zeroed * bits // 8)
     of_blocks, of_bins = (grid_of("add_blocks", items, THREADS) for items in (view.count, number))
