@@ -214,8 +214,7 @@ template <int rows> struct Pixels {
 #pragma unroll
             for (int axis = fixed; axis < rank; ++axis)
                 offset += along(row, axis, p) * stride[axis];
-            if constexpr (windowed)
-                keep(offset); // computed anew for each use, as weights need the registers between
+            keep_here(offset);
             return offset;
         }
     }
