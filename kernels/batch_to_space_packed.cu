@@ -129,11 +129,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_BLOCKS)
         WholeRun<Pieces>::store(run, tile, pieces);
     } else {
         unsigned char* bytes = reinterpret_cast<unsigned char*>(tile);
-        const unsigned run_begin = unsigned(first_address % stored_bytes);
+        const unsigned run_begin = unsigned(first_address % line_bytes);
         const unsigned begin = run_begin + unsigned(address - first_address);
         const unsigned end = begin + left * element_bytes;
         const unsigned run_end = __shfl_sync(all_lanes, end, pieces - 1);
-        pack_part<Pieces>(bytes, lines, begin, place.exists ? end : begin);
+        pack_parts<Pieces>(bytes, lines, begin, end);
         __syncwarp();
         store_run<Pieces>(run, bytes, run_begin, run_end);
     }

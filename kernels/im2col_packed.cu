@@ -36,6 +36,9 @@
 #ifndef PIXELS_BEFORE
 #define PIXELS_BEFORE 0
 #endif
+#ifndef PADDED
+#define PADDED 1
+#endif
 #ifndef RESIDENT_BLOCKS
 #define RESIDENT_BLOCKS 1
 #endif
@@ -45,6 +48,7 @@ constexpr int last = rank - 1;
 constexpr Offset stride = STRIDE, dilation = DILATION; // of the last axis
 constexpr int positions = POSITIONS;
 constexpr int piece = PIECE, pixels_before = PIXELS_BEFORE;
+constexpr bool padded = PADDED; // along any axis: else what a load leaves as it is goes nowhere
 
 __device__ constexpr int taps_of(int axes)
 {
@@ -102,7 +106,11 @@ inline __device__ Line load_line(const Scalar* image, Offset pixel, Offset size)
     for (int i = 0; i < pieces; ++i) {
         trace_iteration(i);
         Scalar loaded[piece];
-        load_wide_if(loaded, image + i * piece, within(pixel + i * piece, size));
+        const bool inside = within(pixel + i * piece, size);
+        if constexpr (padded)
+            load_wide_if(loaded, image + i * piece, inside);
+        else
+            load_wide(loaded, image + i * piece, inside);
 #pragma unroll
         for (int k = 0; k < piece; ++k)
             pixels[i * piece + k] = loaded[k];
@@ -146,7 +154,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_BLOCKS)
         for (int axis = last - 1; axis >= 0; --axis) {
             const Offset distance = taps % kernel[axis] * p.dilation[axis];
             taps /= kernel[axis];
-            inside = inside && within(pixel[axis] + distance, p.size[axis]);
+            inside = inside && (!padded || within(pixel[axis] + distance, p.size[axis]));
             offset += distance * p.pixel_step[axis];
         }
         lines[number] = load_line(from + offset, pixel[last], inside ? p.size[last] : 0);
@@ -156,12 +164,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_BLOCKS)
     const Offset position = row * p.row_positions + in_row, left = p.row_positions - in_row;
     const Offset run_position = __shfl_sync(all_lanes, position, 0);
     Scalar* run = columns + (long long)(run_position) * (block_bytes / element_bytes);
-    const unsigned run_begin = unsigned(reinterpret_cast<unsigned long long>(run) % stored_bytes);
+    const unsigned run_begin = unsigned(reinterpret_cast<unsigned long long>(run) % line_bytes);
     const unsigned begin = run_begin + unsigned(position - run_position) * block_bytes;
     const unsigned end = begin + unsigned(left < positions ? left : positions) * block_bytes;
     const unsigned run_end = __shfl_sync(all_lanes, end, last_lane);
 
-    pack_part<Blocks>(tile, lines, begin, lane <= last_lane ? end : begin);
+    pack_parts<Blocks>(tile, lines, begin, lane <= last_lane ? end : begin);
     __syncwarp();
     store_run<Blocks>(run, tile, run_begin, run_end);
 }

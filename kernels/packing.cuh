@@ -22,9 +22,10 @@ inline __device__ constexpr bool are_in_one_word(Source a, Source b)
     return a.line == b.line && a.word == b.word;
 }
 
-// A tile begins with the word of 16 bytes that its run begins in, and has room for the one after its end.
-template <typename Layout>
-__device__ constexpr int tile_bytes = warp_size * 4 * Layout::words + 2 * stored_bytes;
+// A tile begins with the line of the array that its run begins in, so that what the warp stores at once is
+// whole lines, and has room for the word of 16 bytes after its end.
+constexpr int line_bytes = 128;
+template <typename Layout> __device__ constexpr int tile_bytes = warp_size * 4 * Layout::words + line_bytes;
 
 // A word of a thread's part. Each word of the lines that it has bytes of is permuted into it.
 template <typename Layout>
@@ -64,21 +65,16 @@ inline __device__ unsigned word_of_part(const typename Layout::Line (&lines)[Lay
 // Puts the part of a thread into the tile, from a byte on. A thread whose part begins within a word leaves
 // the bytes before to the thread before it, which writes this word first: no part is less than a word.
 template <typename Layout>
-inline __device__ void pack_part(unsigned char* tile, const typename Layout::Line (&lines)[Layout::lines],
-                                 unsigned begin, unsigned end)
+inline __device__ void pack_part(unsigned* to, const typename Layout::Line (&lines)[Layout::lines],
+                                 unsigned shift, unsigned count)
 {
     constexpr int words = Layout::words;
-    unsigned* to = reinterpret_cast<unsigned*>(tile) + begin / 4;
-    keep_shared(to);
-    const unsigned count = end / 4 - begin / 4;
     if constexpr (element_bytes == 4) {
 #pragma unroll
         for (int i = 0; i < words; ++i)
             if (unsigned(i) < count)
                 to[i] = word_of_part<Layout>(lines, i);
     } else {
-        unsigned shift = begin % 4 * 8;
-        keep(shift);
         const unsigned first = word_of_part<Layout>(lines, 0);
         unsigned before = first;
 #pragma unroll
@@ -96,31 +92,67 @@ inline __device__ void pack_part(unsigned char* tile, const typename Layout::Lin
     }
 }
 
-// Stores what a warp's tile has from a byte of its first word of 16 on, to the array from `run` on.
+// The same where all threads of the warp have whole parts, which then begin at the same byte of a word.
+template <typename Layout>
+inline __device__ void pack_whole_part(unsigned* to, const typename Layout::Line (&lines)[Layout::lines],
+                                       unsigned shift)
+{
+    constexpr int words = Layout::words;
+    unsigned before = 0;
+    if constexpr (element_bytes < 4)
+        before = __shfl_up_sync(all_lanes, word_of_part<Layout>(lines, words - 1), 1);
+#pragma unroll
+    for (int i = 0; i < words; ++i) {
+        const unsigned word = word_of_part<Layout>(lines, i);
+        to[i] = element_bytes < 4 ? __funnelshift_l(before, word, shift) : word;
+        before = word;
+    }
+    if (element_bytes < 4 && threadIdx.x % warp_size == warp_size - 1)
+        to[words] = __funnelshift_l(before, 0, shift);
+}
+
+// Puts the parts of a warp's threads into its tile, from a byte to another; those of threads that have none
+// are empty.
+template <typename Layout>
+inline __device__ void pack_parts(unsigned char* tile, const typename Layout::Line (&lines)[Layout::lines],
+                                  unsigned begin, unsigned end)
+{
+    unsigned* to = reinterpret_cast<unsigned*>(tile) + begin / 4;
+    keep_shared(to);
+    unsigned shift = begin % 4 * 8;
+    keep(shift);
+    if (__all_sync(all_lanes, end - begin == 4 * Layout::words))
+        pack_whole_part<Layout>(to, lines, shift);
+    else
+        pack_part<Layout>(to, lines, shift, end / 4 - begin / 4);
+}
+
+// Stores what a warp's tile has from a byte of its first line on, to the array from `run` on.
 template <typename Layout>
 inline __device__ void store_run(Scalar* run, const unsigned char* tile, unsigned begin, unsigned end)
 {
-    constexpr int rounds = (tile_bytes<Layout> / stored_bytes + warp_size - 1) / warp_size;
     constexpr int round_bytes = warp_size * stored_bytes;
-    const unsigned lane = threadIdx.x % warp_size, whole = end / stored_bytes; // words before the end
+    constexpr int rounds = (tile_bytes<Layout> + round_bytes - 1) / round_bytes;
+    const unsigned lane = threadIdx.x % warp_size;
+    const unsigned first = (begin + stored_bytes - 1) / stored_bytes, whole = end / stored_bytes; // words
     const unsigned char* from = tile + lane * stored_bytes;
     Scalar* to = run + (int(lane * stored_bytes) - int(begin)) / element_bytes;
     keep(to);
 #pragma unroll
     for (int i = 0; i < rounds; ++i) {
         trace_iteration(i);
-        if ((i > 0 || lane > 0 || begin == 0) && lane + i * warp_size < whole)
+        if ((i > 0 || lane >= first) && lane + i * warp_size < whole)
             store_word<stored_bytes>(
                 to + i * (round_bytes / element_bytes),
                 *reinterpret_cast<const AliasedWord<stored_bytes>*>(from + i * round_bytes));
     }
-    // Half of the lanes have an element each of the first word, where only a part of it is stored, the others
-    // of the last.
+    // Half of the lanes have an element each of the word before, of which only a part is stored, the others
+    // of the one after.
     const unsigned half = warp_size / 2;
     const bool is_last = lane >= half;
-    const unsigned at = (is_last ? whole * stored_bytes : 0) + lane % half * element_bytes;
-    const bool in_parts = is_last ? whole > 0 : begin > 0 || whole == 0;
-    if (in_parts && at >= begin && at < end && (is_last || at < stored_bytes))
+    const unsigned at = (is_last ? whole : first - 1) * stored_bytes + lane % half * element_bytes;
+    const bool in_parts = is_last ? whole >= first : begin % stored_bytes > 0;
+    if (in_parts && lane % half * element_bytes < stored_bytes && at >= begin && at < end)
         store(run + (int(at) - int(begin)) / element_bytes, *reinterpret_cast<const Scalar*>(tile + at));
 }
 

@@ -278,6 +278,20 @@ FAULTS = (
         IM2COL + "packed_blocks_are_the_definition[threads-but-for-the-last-of-a-row-float32-observed]",
     ),
     Fault(
+        "the last bytes of a warp whose parts are all whole not put into its tile",
+        "kernels/packing.cuh",
+        "        to[words] = __funnelshift_l(before, 0, shift);",
+        "        to[words] = 0;",
+        SPACE + "every_layout_is_the_definition[long-rows-of-an-odd-length-uint8-batch_to_space]",
+    ),
+    Fault(
+        "parts of a warp taken for whole where some are shorter",
+        "kernels/packing.cuh",
+        "__all_sync(all_lanes, end - begin == 4 * Layout::words)",
+        "__any_sync(all_lanes, end - begin == 4 * Layout::words)",
+        SPACE + "every_layout_is_the_definition[long-rows-of-an-odd-length-uint8-batch_to_space]",
+    ),
+    Fault(
         "no barrier before whole pieces of rows are stored from a tile",
         "kernels/batch_to_space_packed.cu",
         "        __syncwarp();\n        WholeRun<",

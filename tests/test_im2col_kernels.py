@@ -443,7 +443,7 @@ def test_packing_says_what_it_refuses():
         ("packed takes no window", (2, 3, 8, 8), (3, 3), {"dtype": "float32", "window": "full"}),
         ("elements must not be larger .* but 9 of 8 bytes are a block", (2, 3, 8, 8), (3, 3), {"dtype": "int64"}),
         ("nor blocks smaller, but 3 of 1 bytes are a block", (2, 3, 8, 8), (3, 1), {}),
-        ("128 words of pixels a thread .* not 361 and 46240", (2, 3, 64, 64), (19, 19), {"dtype": "float32"}),
+        ("128 words of pixels a thread .* not 361 and 46336", (2, 3, 64, 64), (19, 19), {"dtype": "float32"}),
     ]:
         with pytest.raises(Unsupported, match=match):
             plan_of_packed(shape, kernel, **arguments)

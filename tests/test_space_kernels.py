@@ -51,6 +51,7 @@ LAYOUT_CASES = [
     SpaceCase("rows-longer-than-a-warp", (5, 1, 70), (1, 1, 5), (0, 0, 2), (0, 0, 1)),
     SpaceCase("rows-in-several-tiles", (6, 2, 903), (1, 1, 6), (0, 0, 8), (0, 0, 3)),
     SpaceCase("wide-block-of-several-words", (48, 3, 41), (1, 1, 48), (0, 0, 5), (0, 0, 50)),
+    SpaceCase("long-rows-of-an-odd-length", (3, 3, 1367), (1, 1, 3), (0, 0, 0), (0, 0, 0)),
     SpaceCase("planes-of-an-odd-length", (3, 2, 7), (1, 1, 3), (0, 0, 1), (0, 0, 0)),
 ]
 

@@ -21,6 +21,7 @@ from gpufold.gpu.parameters import (
 from gpufold.gpu.plan import MAX_SHARED_BYTES, Plan, Problem, Variant, grid_of, resident_blocks
 from gpufold.gpu.variants import unfolding
 from gpufold.gpu.variants.moves import (
+    LINE_BYTES,
     MOVING_THREADS,
     WARP,
     WIDEST_WORD,
@@ -523,7 +524,7 @@ def packed(problem: Problem) -> Plan:
     before = -row.pad_begin % piece
     pieces = -(-(before + (positions - 1) * row.stride + row.dilated_kernel) // piece)
     registers = taps // row.kernel * -(-pieces * piece * itemsize // 4)
-    tile = WARP * (positions * taps * itemsize + 1)
+    tile = WARP * positions * taps * itemsize + LINE_BYTES
     if registers > PACKED_REGISTERS or tile > MAX_SHARED_BYTES:
         raise Unsupported(
             f"{OPERATION}: packed takes blocks that fit into registers and shared memory, {PACKED_REGISTERS} words of "
@@ -557,6 +558,7 @@ def packed(problem: Problem) -> Plan:
             ("POSITIONS", str(positions)),
             ("PIECE", str(piece)),
             ("PIXELS_BEFORE", str(before)),
+            ("PADDED", str(int(any(axis.pad_begin or axis.pad_end for axis in axes)))),
             ("RESIDENT_BLOCKS", str(resident_blocks(WARP * tiles, registers + PACKED_OTHERS))),
         ),
         grid=grid_of(OPERATION, threads, WARP * tiles),

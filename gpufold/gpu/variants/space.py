@@ -14,6 +14,7 @@ from gpufold.gpu.parameters import contiguous_strides, divisor, offset, offset_b
 from gpufold.gpu.plan import Operand, Plan, Problem, Variant, grid_of, planes_per_thread, resident_blocks
 from gpufold.gpu.variants import unfolding
 from gpufold.gpu.variants.moves import (
+    LINE_BYTES,
     MOVING_THREADS,
     WARP,
     WIDEST_WORD,
@@ -363,7 +364,7 @@ def packed(problem: Problem) -> Plan:
             f"{PACKED_REGISTERS} registers and as words of 4 bytes, not blocks of {last.kernel} elements of {itemsize} "
             f"bytes in rows of {last.size}"
         )
-    tile = 4 * WARP * pieces.words + 2 * WIDEST_WORD
+    tile = 4 * WARP * pieces.words + LINE_BYTES
     threads = MOVING_THREADS
     while threads // WARP * tile > PACKED_TILES:
         threads //= 2
