@@ -7,16 +7,18 @@
 //
 // A warp owns a tile of one plane: box[last] pixels along a row, of box[axis] rows along each other axis. Its
 // lanes are groups, each with a strip of the tile's columns. A lane of a group has PIECE consecutive taps of
-// one of ROWS rows of taps, and walks the blocks that reach its strip from the last to the first. It holds
-// the sums of the pixels that its taps land on: from one block to the next each sum moves on by the taps that
-// part two that land on one pixel, so that a pixel gets its taps of the row in lexicographic order. Sums that
-// enter come from shared memory, and sums that leave go there.
+// one of ROWS rows of taps, and walks the blocks that reach its strip from the last to the first, BATCH at a
+// time. It holds the sums of the pixels that its taps land on: from one block to the next each sum moves on
+// by the taps that part two that land on one pixel, so that a pixel gets its taps of the row in lexicographic
+// order. Sums that enter come from shared memory, and sums that leave go there. Those of pixels beside a
+// strip, which whole batches reach too, go to places that nobody reads.
 //
 // The warp walks the rows of blocks that reach the tile from the last to the first, so that the rows of taps
 // of a pixel are in lexicographic order too. Dilations are at least 1 where the kernel is longer than a tap:
 // of one row of blocks a pixel gets taps from one row alone, so no two lanes have its sum at a time. Taps are
-// loaded in words of VECTOR elements, or through shared memory where these are narrow. No atomics and no zero
-// fill.
+// loaded in words of VECTOR elements: a lane has one, so that the lanes of a group load what follows in
+// memory, or the warp brings them through shared memory where words or groups are narrow. PITCH is what parts
+// two blocks along the last axis where they follow each other, else zero. No atomics and no zero fill.
 //
 // Wins where the taps of a block lie closer in memory than its blocks, and these overlap densely: threads
 // that read one tap of neighbouring blocks would waste most of each sector.
@@ -41,6 +43,9 @@
 #ifndef STAGED
 #define STAGED 720
 #endif
+#ifndef PITCH
+#define PITCH 0
+#endif
 #ifndef PIXELS
 #define PIXELS 2304
 #endif
@@ -57,17 +62,19 @@ constexpr int moved = Pattern<last>::tap_step < piece ? int(Pattern<last>::tap_s
 constexpr int batch = BATCH; // blocks whose taps a lane has in flight
 
 // Where words are narrow the warp brings them through shared memory, so that it loads along the taps of a
-// group: its lanes take taps that follow each other, of one block or of several.
+// group: its lanes take words that follow each other, of one block or of several.
 constexpr bool staged = STAGED > 1;
 constexpr int chunk_taps = ROWS * int(kernel[last]);
-constexpr int tap_lanes = chunk_taps < 32 ? chunk_taps : 32;
-constexpr int block_lanes = 32 / tap_lanes;
+constexpr int chunk_words = chunk_taps / vector;
+constexpr int word_lanes = chunk_words < 32 ? chunk_words : 32;
+constexpr int block_lanes = 32 / word_lanes;
 static_assert(!staged || groups * batch * chunk_taps <= STAGED, "there is a place for every tap of a batch");
 
 struct BlocksParameters : Parameters {
     Offset box[rank]; // pixels of a tile
     Divisor strip;    // pixels of a group along the last axis: the groups' are box[last] together
     int strip_sums;   // places in shared memory from one strip to the next
+    int spare;        // places between rows of a strip, and before the first, whose sums nobody needs
 };
 
 template <int axis> __device__ constexpr Offset taps_from()
@@ -83,7 +90,7 @@ template <int axis> __device__ constexpr Offset taps_from()
 struct Tile {
     Accumulator sums[PIXELS];
     SharedDenominators<PIXELS> denominators;
-    Scalar staged[STAGED];
+    alignas(vector * sizeof(Scalar)) Scalar staged[STAGED];
 };
 
 // Consecutive rows of taps, by their number in lexicographic order.
@@ -102,15 +109,17 @@ struct Worker {
     Offset tap;          // the first of this lane's piece
     Offset chains;       // of blocks that hand on sums: block_step apart, where that many reach a strip
     int steps;           // blocks of a chain
+    Offset missing, end; // of the blocks from a strip's last one on: those before do not exist in some strip,
+                         // and those past the end do not reach one
 };
 
-// The blocks that may reach a strip, along the last axis.
-struct Reach {
-    Offset begin;      // the strip's first pixel, in the padded row
-    Offset first, end; // of those that exist
+// A strip and the blocks that reach it, along the last axis.
+struct Strip {
+    Offset begin;      // its first pixel, in the padded row
+    Offset first, end; // of the blocks that exist
     Offset last;       // which may not
 
-    __device__ Reach(const Worker& w, int group)
+    __device__ Strip(const Worker& w, int group)
     {
         begin = w.origin[::last] + group * w.p.strip.divisor + w.p.pad[::last];
         last = (begin + w.p.strip.divisor - 1) / stride[::last];
@@ -122,7 +131,7 @@ struct Reach {
 
 __device__ int row_places(const Worker& w)
 {
-    return int(w.p.strip.divisor) | 1;
+    return (int(w.p.strip.divisor) + w.p.spare) | 1;
 }
 
 // Whether the lane has a tap of the kernel at this place in its piece.
@@ -153,25 +162,25 @@ __device__ int row_of(const Worker& w, const Offset (&block)[rank], Offset numbe
 // does not exist repeats what does.
 __device__ void stage(const Worker& w, const Scalar* columns, Rows rows, Offset before)
 {
-    constexpr int block_turns = (batch + block_lanes - 1) / block_lanes, tap_turns = (chunk_taps + 31) / 32;
-    const int lane = threadIdx.x, lane_block = lane / tap_lanes, lane_tap = lane % tap_lanes;
-    const Offset last_tap = (rows.end - rows.first) * kernel[last] - 1;
+    constexpr int block_turns = (batch + block_lanes - 1) / block_lanes, turns = (chunk_words + 31) / 32;
+    const int lane = threadIdx.x, lane_block = lane / word_lanes, lane_word = lane % word_lanes;
+    const Offset last_tap = (rows.end - rows.first) * kernel[last] - vector;
     keep(columns);
-    Scalar elements[groups][block_turns][tap_turns][1];
+    Scalar elements[groups][block_turns][turns][vector];
 #pragma unroll
     for (int group = 0; group < groups; ++group) {
-        const Reach reach(w, group);
-        const bool exists = lane_block < block_lanes && reach.first < reach.end;
+        const Strip strip(w, group);
 #pragma unroll
         for (int i = 0; i < block_turns; ++i) {
             const Offset from =
-                reach.last - before - (i * block_lanes + lane_block) * Pattern<last>::block_step;
-            const Offset block = max(reach.first, min(from, reach.end - 1));
+                strip.last - before - (i * block_lanes + lane_block) * Pattern<last>::block_step;
+            const Offset block = max(Offset(0), min(from, w.p.blocks[last] - 1));
 #pragma unroll
-            for (int turn = 0; turn < tap_turns; ++turn) {
-                trace_iteration(int(before) + (group * block_turns + i) * tap_turns + turn);
-                const Offset tap = min(Offset(turn * 32 + lane_tap), last_tap);
-                load_wide(elements[group][i][turn], columns + (block * w.p.block_stride[last] + tap), exists);
+            for (int turn = 0; turn < turns; ++turn) {
+                trace_iteration(int(before) + (group * block_turns + i) * turns + turn);
+                const Offset tap = min(Offset(turn * 32 + lane_word) * vector, last_tap);
+                load_wide(elements[group][i][turn], columns + (block * w.p.block_stride[last] + tap),
+                          lane_block < block_lanes);
             }
         }
     }
@@ -181,99 +190,128 @@ __device__ void stage(const Worker& w, const Scalar* columns, Rows rows, Offset 
 #pragma unroll
         for (int i = 0; i < block_turns; ++i)
 #pragma unroll
-            for (int turn = 0; turn < tap_turns; ++turn) {
-                const int block = i * block_lanes + lane_block, tap = turn * 32 + lane_tap;
-                if (lane_block < block_lanes && block < batch && tap < chunk_taps)
-                    w.tile.staged[(group * batch + block) * chunk_taps + tap] = elements[group][i][turn][0];
+            for (int turn = 0; turn < turns; ++turn) {
+                const int block = i * block_lanes + lane_block, word = turn * 32 + lane_word;
+                if (lane_block < block_lanes && block < batch && word < chunk_words)
+                    memcpy(w.tile.staged + ((group * batch + block) * chunk_words + word) * vector,
+                           elements[group][i][turn], sizeof(elements[group][i][turn]));
             }
     __syncwarp();
+}
+
+// A lane's way along the blocks that reach a strip, from its last one.
+struct Way {
+    bool used;             // whether its row of taps exists and lands in the tile; else it may read another
+    Offset room, existing; // blocks before the last one that reach the strip, and those that exist
+    int place;             // of the sum that the last block's first tap of this lane is added to
+    const Scalar* columns; // the lane's taps of the last block
+    Weight weights[piece];
+};
+
+// The sums of the pixels that a lane's taps land on.
+struct Sums {
+    Accumulator values[piece] = {};
+    Denominator denominators[piece];
+};
+
+// Adds the taps of a batch of blocks, from that many blocks before the strip's last one on; `guarded` where
+// some do not exist, or do not reach the strip.
+template <bool guarded> __device__ void add_batch(const Worker& w, const Way& way, Offset before, Sums& sums)
+{
+    constexpr Offset step = Pattern<last>::block_step;
+    const auto exists = [&](int i) { return within(way.room - before - i * step, way.existing); };
+    Scalar elements[batch][piece / vector][vector];
+    if constexpr (staged) {
+        const Scalar* taps =
+            w.tile.staged + (w.group * batch * chunk_taps + w.row * int(kernel[last]) + int(w.tap));
+#pragma unroll
+        for (int i = 0; i < batch; ++i)
+#pragma unroll
+            for (int tap = 0; tap < piece; ++tap)
+                if (way.used && has_taps(w, tap))
+                    elements[i][tap / vector][tap % vector] = taps[i * chunk_taps + tap];
+    } else {
+        const Offset pitch = PITCH > 0 ? PITCH : w.p.block_stride[last];
+        const Scalar* taps = way.columns - before * pitch;
+        keep(taps);
+#pragma unroll
+        for (int i = 0; i < batch; ++i)
+#pragma unroll
+            for (int word = 0; word < piece / vector; ++word) {
+                trace_iteration(i * (piece / vector) + word);
+                const Scalar* address = taps + (word * vector - i * (step * pitch));
+                if constexpr (guarded || kernel[last] % piece != 0)
+                    load_wide_if(elements[i][word], address,
+                                 (guarded ? exists(i) : way.used) && has_taps(w, word * vector));
+                else
+                    load_wide_here(elements[i][word], address);
+            }
+        __syncwarp(); // all sums are there; and keeps the loads together
+    }
+#pragma unroll
+    for (int i = 0; i < batch; ++i) {
+        const int place = way.place - int((before + i * step) * stride[last]);
+#pragma unroll
+        for (int tap = 0; tap < moved; ++tap) {
+            Accumulator entering;
+            if (way.used) {
+                entering = w.tile.sums[place + tap * int(dilation[last])];
+                sums.denominators[tap] = w.tile.denominators.get(place + tap * int(dilation[last]));
+            }
+            sums.values[tap] = entering;
+        }
+#pragma unroll
+        for (int tap = 0; tap < piece; ++tap)
+            if ((!guarded || exists(i)) && has_taps(w, tap)) {
+                sums.values[tap] = add(sums.values[tap], weigh(widen(elements[i][tap / vector][tap % vector]),
+                                                               way.weights[tap]));
+                sums.denominators[tap].add_tap(way.weights[tap]);
+            }
+#pragma unroll
+        for (int tap = piece - moved; tap < piece; ++tap)
+            if (way.used) {
+                w.tile.sums[place + tap * int(dilation[last])] = sums.values[tap];
+                w.tile.denominators.put(place + tap * int(dilation[last]), sums.denominators[tap]);
+            }
+#pragma unroll
+        for (int tap = piece - 1; tap >= moved; --tap) {
+            sums.values[tap] = sums.values[tap - moved];
+            sums.denominators[tap] = sums.denominators[tap - moved];
+        }
+        if constexpr (pieces > 1)
+            __syncwarp(); // the next lane takes the sums that left this one
+    }
 }
 
 // Adds a chunk of the rows of taps of a row of blocks.
 __device__ void add_rows(const Worker& w, const Scalar* columns, const Offset (&block)[rank], Rows rows)
 {
-    using pattern = Pattern<last>;
-    constexpr Offset step = pattern::block_step;
+    constexpr Offset step = Pattern<last>::block_step;
     const Offset number = rows.first + w.row;
     TapWeight outer{&w.window};
     const int row = w.group < groups && number < rows.end ? row_of(w, block, number, outer) : -1;
-    Weight weights[piece];
+    const Strip strip(w, min(w.group, groups - 1));
+    Way way{row >= 0, strip.last - strip.first};
+    way.existing = way.used ? max(Offset(0), strip.end - strip.first) : 0;
+    way.place = w.p.spare + w.group * w.p.strip_sums + max(row, 0) * row_places(w) +
+                int(strip.last * stride[last] + w.tap * dilation[last] - strip.begin);
+    way.columns = columns + ((way.used ? number : rows.first) * kernel[last] + w.tap) +
+                  strip.last * w.p.block_stride[last];
+    keep(way.columns);
 #pragma unroll
     for (int i = 0; i < piece; ++i)
-        weights[i] = outer.value_of(w.tap + i, row >= 0 && w.tap + i < kernel[last]);
+        way.weights[i] = outer.value_of(w.tap + i, way.used && w.tap + i < kernel[last]);
 
-    const Offset strip = row < 0 ? 0 : w.p.strip.divisor;
-    const Reach reach(w, w.group);
-    const Offset existing = row < 0 ? 0 : max(Offset(0), reach.end - reach.first);
-    const int place = w.group * w.p.strip_sums + max(row, 0) * row_places(w);
-    for (Offset chain = 0; chain < w.chains; ++chain) {
-        Accumulator sums[piece] = {};
-        Denominator denominators[piece];
+    for (Offset chain = 0; chain < (step > 1 ? w.chains : 1); ++chain) {
+        Sums sums;
         for (int first = 0; first < w.steps; first += batch) {
-            const Offset nearest = reach.last - chain - first * step;
-            Scalar elements[batch][piece / vector][vector];
-            if constexpr (staged) {
-                stage(w, columns + rows.first * kernel[last], rows, chain + first * step);
-                const Scalar* taps =
-                    w.tile.staged + (w.group * batch * chunk_taps + w.row * int(kernel[last]) + int(w.tap));
-#pragma unroll
-                for (int i = 0; i < batch; ++i)
-#pragma unroll
-                    for (int tap = 0; tap < piece; ++tap)
-                        if (existing > 0 && has_taps(w, tap))
-                            elements[i][tap / vector][tap % vector] = taps[i * chunk_taps + tap];
-            } else {
-                const Scalar* row_columns = columns + (number * kernel[last] + w.tap);
-                keep(row_columns);
-#pragma unroll
-                for (int i = 0; i < batch; ++i) {
-                    const Offset from = max(reach.first, min(nearest - i * step, reach.end - 1));
-                    const Scalar* taps = row_columns + from * w.p.block_stride[last];
-                    keep(taps);
-#pragma unroll
-                    for (int word = 0; word < piece / vector; ++word) {
-                        trace_iteration((first + i) * (piece / vector) + word);
-                        load_wide(elements[i][word], taps + word * vector,
-                                  existing > 0 && has_taps(w, word * vector));
-                    }
-                }
-            }
-#pragma unroll
-            for (int i = 0; i < batch; ++i) {
-                const Offset from = nearest - i * step;
-                const Offset pixel = from * stride[last] + w.tap * dilation[last] - reach.begin;
-#pragma unroll
-                for (int tap = 0; tap < moved; ++tap) {
-                    const Offset at = pixel + tap * dilation[last];
-                    const bool inside = within(at, strip);
-                    sums[tap] = inside ? w.tile.sums[place + int(at)] : Accumulator{};
-                    if (inside)
-                        denominators[tap] = w.tile.denominators.get(place + int(at));
-                }
-                const bool exists = within(from - reach.first, existing);
-#pragma unroll
-                for (int tap = 0; tap < piece; ++tap)
-                    if (exists && has_taps(w, tap)) {
-                        sums[tap] = add(sums[tap],
-                                        weigh(widen(elements[i][tap / vector][tap % vector]), weights[tap]));
-                        denominators[tap].add_tap(weights[tap]);
-                    }
-#pragma unroll
-                for (int tap = piece - moved; tap < piece; ++tap) {
-                    const Offset at = pixel + tap * dilation[last];
-                    if (within(at, strip)) {
-                        w.tile.sums[place + int(at)] = sums[tap];
-                        w.tile.denominators.put(place + int(at), denominators[tap]);
-                    }
-                }
-#pragma unroll
-                for (int tap = piece - 1; tap >= moved; --tap) {
-                    sums[tap] = sums[tap - moved];
-                    denominators[tap] = denominators[tap - moved];
-                }
-                if constexpr (pieces > 1)
-                    __syncwarp(); // the next lane takes the sums that left this one
-            }
+            const Offset before = chain + first * step;
+            if constexpr (staged)
+                stage(w, columns + rows.first * kernel[last], rows, before);
+            if (before >= w.missing && before + (batch - 1) * step < w.end)
+                add_batch<false>(w, way, before, sums);
+            else
+                add_batch<true>(w, way, before, sums);
         }
     }
 }
@@ -287,7 +325,6 @@ __device__ void walk(const Worker& w, const Scalar* columns, Offset (&block)[ran
         for (Rows chunk = rows; chunk.first < rows.end; chunk.first += ROWS) {
             chunk.end = min(chunk.first + ROWS, rows.end);
             add_rows(w, columns, block, chunk);
-            __syncwarp();
         }
     } else {
         constexpr Offset step = dilation[axis] > 0 ? dilation[axis] : 1;
@@ -342,7 +379,7 @@ __device__ void store_row(const Worker& w, Result* image, int row)
             pixel[last] = w.origin[last] + column;
             Offset strip = column;
             const int in_strip = int(w.p.strip.split(strip));
-            const int place = int(strip) * w.p.strip_sums + row * row_places(w) + in_strip;
+            const int place = w.p.spare + int(strip) * w.p.strip_sums + row * row_places(w) + in_strip;
             Taps taps[rank];
             find_taps<0, rank>(taps, pixel, w.p);
             Denominator denominator = w.tile.denominators.get(place);
@@ -379,14 +416,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, 16)
         (p.strip.divisor - 1 + (pieces * piece - 1) * dilation[last]) / stride[last]; // the last that reaches
     w.chains = min(Pattern<last>::block_step, before + 1);
     w.steps = int(before / Pattern<last>::block_step) + 1;
+    w.missing = max(Offset(0), Strip(w, groups - 1).last + 1 - p.blocks[last]);
+    w.end = min(Strip(w, 0).last + 1, (p.strip.divisor + (kernel[last] - 1) * dilation[last]) / stride[last]);
 
-    for (int i = lane; i < groups * p.strip_sums; i += 32) {
+    for (int i = lane; i < p.spare + groups * p.strip_sums; i += 32) {
         tile.sums[i] = {};
         tile.denominators.put(i, {});
     }
-    __syncwarp();
     Offset block[rank];
     walk(w, plane_columns[0], block, {0, 1});
+    __syncwarp();
     for (int row = 0; row < rows; ++row)
         store_row(w, image, row);
 }

@@ -438,6 +438,30 @@ inline __device__ void load_wide(Element (&elements)[count], const Element* addr
     memcpy(elements, &word, sizeof(elements));
 }
 
+// The same of an address that can be read. The compiler leaves the loads where the program has them, before a
+// barrier of the warp: it would move some between the additions that follow, and fewer would be in flight.
+template <int bytes> inline __device__ Word<bytes> load_word_here(const void* address)
+{
+    return load_word_or_any<bytes>(address, true);
+}
+#ifndef HOSTCUDA
+template <> inline __device__ Word<16> load_word_here<16>(const void* address)
+{
+    Word<16> word;
+    asm volatile("ld.global.v2.u64 {%0, %1}, [%2];"
+                 : "=l"(word.low), "=l"(word.high)
+                 : "l"(address)
+                 : "memory");
+    return word;
+}
+#endif
+template <int count, typename Element>
+inline __device__ void load_wide_here(Element (&elements)[count], const Element* address)
+{
+    const Word<sizeof(elements)> word = load_word_here<sizeof(elements)>(address);
+    memcpy(elements, &word, sizeof(elements));
+}
+
 // The same for an element that this thread alone writes, later.
 template <typename Element> inline __device__ Element load_own_if(const Element* address, bool guard)
 {

@@ -308,8 +308,8 @@ FAULTS = (
     Fault(
         "no barrier before staged taps are added",
         "kernels/col2im_gather_blocks.cu",
-        "    __syncwarp();\n}\n\n// Adds",
-        "}\n\n// Adds",
+        "    __syncwarp();\n}\n\n// A lane's way",
+        "}\n\n// A lane's way",
         BLOCKS + "threads_wait_for_each_other_and_stay_inside_the_arrays[dense-7x7-observed]",
     ),
     Fault(
@@ -320,25 +320,25 @@ FAULTS = (
         BLOCKS + "threads_wait_for_each_other_and_stay_inside_the_arrays[dense-7x7-observed]",
     ),
     Fault(
-        "no barrier before sums go to other rows of taps",
+        "no barrier before sums are added to",
         "kernels/col2im_gather_blocks.cu",
-        "block, chunk);\n            __syncwarp();\n",
-        "block, chunk);\n",
+        "        __syncwarp(); // all sums",
+        "        // all sums",
         BLOCKS + "threads_wait_for_each_other_and_stay_inside_the_arrays[dense-8x8-in-two-tiles-observed]",
     ),
     Fault(
         "no barrier before sums go to the next taps of a row",
         "kernels/col2im_gather_blocks.cu",
-        "                    __syncwarp(); // the next lane",
-        "                    ; // the next lane",
+        "            __syncwarp(); // the next lane",
+        "            ; // the next lane",
         BLOCKS + "threads_wait_for_each_other_and_stay_inside_the_arrays[many-taps-observed]",
     ),
     Fault(
-        "no barrier before zeros are added to",
+        "no barrier before a tile is stored",
         "kernels/col2im_gather_blocks.cu",
-        "    __syncwarp();\n    Offset block[rank];",
-        "    Offset block[rank];",
-        BLOCKS + "threads_wait_for_each_other_and_stay_inside_the_arrays[dense-8x8-in-two-tiles-observed]",
+        "{0, 1});\n    __syncwarp();\n",
+        "{0, 1});\n",
+        BLOCKS + "threads_wait_for_each_other_and_stay_inside_the_arrays[dense-7x7-observed]",
     ),
     # --- arrays as others
     Fault(
@@ -387,8 +387,8 @@ FAULTS = (
     Fault(
         "divisors left out of shared memory",
         f"{VARIANTS}/col2im.py",
-        "(weight_bytes(problem), sums if divides_by_taps else 1),",
-        "(weight_bytes(problem), 1),",
+        "weight_bytes(problem) * (sums if divides_by_taps else 1)),",
+        "weight_bytes(problem)),",
         PLANNER_LAW + "blocks_brought_with_their_divisors_fit_shared_memory[float16-kernel0-strides0-dilations0]",
     ),
     Fault(

@@ -529,7 +529,7 @@ def test_extents_never_change_what_is_compiled():
                 batch=batch,
                 channels=channels,
                 variant=variant,
-                steps=(0, 1, 9 * channels) if variant == "gather_blocks" else None,
+                steps=(0, 1, 9 * channels + 9) if variant == "gather_blocks" else None,
                 **arguments,
             )
             for batch, channels, size in extents

@@ -296,7 +296,7 @@ LIMITS = {
     "im2col-tiles-16x16-s8": Limits(1.05, 1.06, 1.05, 7.25, 1.1, 0.8, 0.95),
     "im2col-patches-8x8-s1": Limits(34.2, 1.1, 1.05, 4.2, 6.0, 0.86, 0.95),
     "im2col-audio-400-s160": Limits(1.06, 1.08, 1.05, 9.47, 1.1, 0.8, 0.95),
-    "blocks_to_array-blocks-8x8-s1": Limits(2.4, 1.05, 1.1, 5.24, 94.6, 0.72, 0.91),
+    "blocks_to_array-blocks-8x8-s1": Limits(1.1, 1.05, 1.09, 4.37, 113.0, 0.8, 0.92),
     "blocks_to_array-blocks-16x16-s8": Limits(1.05, 1.05, 1.05, 5.16, 1.1, 0.81, 0.95),
     "array_to_blocks-blocks-8x8-s1": Limits(46.11, 1.05, 1.1, 3.96, 1.1, 0.87, 0.92),
     "array_to_blocks-blocks-7x7-s1": Limits(26.5, 1.05, 1.05, 2.02, 1.1, 0.71, 0.95),
