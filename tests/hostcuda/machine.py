@@ -420,7 +420,7 @@ class _Reader:
             self.operands = self.operands[2:]
         self.take(3 if self.base == "VIADDMNMX" else 2)
         self.from_predicates()
-        self.mode(not self.has("U32"))
+        self.mode(not self.has("U32"), self.has("RELU"))
 
     _vimnmx = _viaddmnmx = _imnmx
 

@@ -753,13 +753,14 @@ void execute(Warp& warp, const Instruction& what, uint32_t active, const uint32_
     }
     case Op::imnmx:
     case Op::viaddmnmx: {
-        const bool adds = Op(what.op) == Op::viaddmnmx, is_signed = mode[0];
+        const bool adds = Op(what.op) == Op::viaddmnmx, is_signed = mode[0], not_below_zero = mode[1];
         const uint32_t *const a = integer(0), *const b = integer(1), *const c = adds ? integer(2) : b;
         const uint32_t least = given(0);
         return each(warp, what, active, [=](uint32_t lane) {
             const uint32_t first = adds ? a[lane] + b[lane] : a[lane], second = c[lane];
             const bool less = is_signed ? int32_t(first) < int32_t(second) : first < second;
-            return less == bool(least >> lane & 1) ? first : second;
+            const uint32_t taken = less == bool(least >> lane & 1) ? first : second;
+            return not_below_zero && int32_t(taken) < 0 ? 0 : taken;
         });
     }
     case Op::iabs: {
