@@ -390,6 +390,23 @@ def test_offsets_are_wide_from_the_first_element_that_needs_it():
             assert bits(operation, variant, 4, 1, 2**15, 2**16) == "long long"
 
 
+@pytest.mark.parametrize(
+    ("size", "rate", "pad", "variant"),
+    [
+        (65, 18, 18, "direct"),  # 20 lines, were no block in the pads
+        (65, 36, 36, "direct"),
+        (129, 6, 6, "direct"),
+        (240, 15, 0, "staged"),  # 16 lines
+        (400, 25, 0, "staged"),
+    ],
+)
+def test_loads_are_staged_where_they_touch_many_lines(size, rate, pad, variant):
+    pads, ends = (0, 0, pad, pad), (0, 0, *(pad + -(2 * pad + size) % rate,) * 2)
+    geometry = space_to_batch_geometry((64, 64, size, size), (1, 1, rate, rate), pads, ends)
+    arrays = map(Operand.contiguous, (geometry.space_shape, geometry.batch_shape))
+    assert operations.choose(Call("space_to_batch", geometry, "float32"), *arrays).variant == variant
+
+
 def test_the_choice_follows_the_last_axis():
     def choice(operation, shape, block, dtype="float32", crop=0):
         none, crops = (0,) * len(shape), (*(0,) * len(block), crop)
