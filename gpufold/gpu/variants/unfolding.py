@@ -232,7 +232,7 @@ def staged(unfold: Unfold, device: Device) -> Plan:
 
 
 def prefer(unfold: Unfold) -> Iterator[tuple[str, str]]:
-    """Yield staged loads where that shortens the distance between the pixels that neighbouring threads load."""
+    """Yield staged loads where those along the blocks would touch many lines, and those along the taps few."""
     moves = unfold.simplified().moves
     last = moves.axes[-1]
     tap_bytes = last.dilation * abs(last.pixel_step) * moves.itemsize
