@@ -1,17 +1,22 @@
-// space_to_batch with a small power of two innermost: one thread loads a word of space out of a few images
-// and takes the blocks in it apart in registers.
+// space_to_batch of contiguous rows: one thread loads a few blocks of a row of space out of a few images and
+// takes them apart in registers.
 //
 //   space  (batch, *size)          read, contiguous along the last axis
 //   batch  (*block, batch, *grid)  each element written once, zero where it comes from the padding
 //
-// A word is blocks_per_word blocks of the last axis, 16 bytes at most; rows of space are whole words, so that
-// one lies in the padding as a whole or not at all. The elements of a phase are stored as one word too.
-// Where the padding in front is not whole blocks, a word has the pixels of one block, and the first of them
-// end the block before. Wins for narrow elements, where an instruction per element is too many, and where
-// neighbouring threads would load pixels a block's width apart.
+// A word is blocks_per_word blocks of the last axis, which are loaded LOADED elements at once; rows of space
+// are whole words, so that one lies in the padding as a whole or not at all. The elements of a phase are
+// stored as one word of 16 bytes at most. Where the padding in front is not whole blocks, a word has the
+// pixels of one block, and the first of them end the block before. Wins for narrow elements, where an
+// instruction per element is too many, and where neighbouring threads would load pixels a block's width
+// apart.
 #include "interleave.cuh"
+#include "packing.cuh"
 #ifndef KERNEL_WIDTH
-#define KERNEL_WIDTH 2 // a power of two, in place of the default of unfold.cuh
+#define KERNEL_WIDTH 2 // in place of the default of unfold.cuh
+#endif
+#ifndef LOADED
+#define LOADED 2
 #endif
 #include "unfold.cuh"
 
@@ -25,9 +30,51 @@ constexpr int block_width = int(kernel_width);
 constexpr int blocks_per_word = BLOCKS_PER_WORD;
 constexpr int pixels_before = PIXELS_BEFORE; // of a word, which end the block before
 constexpr int word_pixels = block_width * blocks_per_word;
-constexpr int planes_at_once = word_pixels * sizeof(Scalar) == 16 ? 4 : 8;
+constexpr int word_bytes = word_pixels * element_bytes;
+constexpr int planes_at_once = word_bytes > 64 ? 1 : word_bytes > 32 ? 2 : word_bytes > 8 ? 4 : 8;
+constexpr int loaded = LOADED;
+constexpr bool in_halves = (block_width & (block_width - 1)) == 0 && word_bytes <= 16;
 constexpr int resident_blocks = sizeof(Offset) > 4 ? 3 : 4; // of threads, as registers allow
 static_assert(!pixels_before || blocks_per_word == 1, "what ends a block is stored by itself");
+
+// The blocks of a word, and where in them each byte of its phases is.
+struct Phases {
+    static constexpr int lines = 1, words = word_bytes / 4;
+    struct Line {
+        unsigned word[words > 0 ? words : 1];
+    };
+    static __device__ constexpr Source source_of(int byte)
+    {
+        const int element = byte / element_bytes, phase = element / blocks_per_word;
+        const int pixel = element % blocks_per_word * block_width + phase;
+        const int in_word = pixel * element_bytes + byte % element_bytes;
+        return {0, in_word / 4, in_word % 4};
+    }
+};
+
+// The elements of a word, as they are taken apart: by halves, or by words of 4 bytes.
+template <bool by_halves> struct WordOf4 {
+    using type = unsigned;
+};
+template <> struct WordOf4<true> {
+    using type = Scalar;
+};
+using Unit = WordOf4<in_halves>::type;
+struct Elements {
+    Unit unit[word_bytes / sizeof(Unit)];
+};
+
+template <typename Held> inline __device__ void take_apart(Held& elements)
+{
+    if constexpr (in_halves)
+        deinterleave<block_width>(elements.unit);
+    else {
+        const Phases::Line blocks[1] = {bit_cast<Phases::Line>(elements)};
+#pragma unroll
+        for (int i = 0; i < Phases::words; ++i)
+            elements.unit[i] = word_of_part<Phases>(blocks, i);
+    }
+}
 
 template <int planes>
 inline __device__ void move(const Block& block, const Scalar* space, Scalar* batch,
@@ -41,28 +88,32 @@ inline __device__ void move(const Block& block, const Scalar* space, Scalar* bat
     for (Offset number = block.first_turn; number < block.end_turn; ++number) {
         trace_iteration(int(number));
         const Chunk chunk = chunk_of(block, number, {}, parameters);
-        Scalar elements[planes][word_pixels];
+        Elements elements[planes];
         const Scalar* source = space + chunk.image_offset;
 #pragma unroll
         for (int plane = 0; plane < planes; ++plane) {
-            const auto loaded = load_word_if<sizeof(elements[plane])>(source, chunk.inside & in_row);
+#pragma unroll
+            for (int i = 0; i < word_pixels; i += loaded) {
+                const auto word = load_word_if<loaded * element_bytes>(source + i, chunk.inside & in_row);
+                memcpy(elements[plane].unit + i * element_bytes / int(sizeof(Unit)), &word, sizeof(word));
+            }
             source += parameters.image_plane_step;
-            memcpy(elements[plane], &loaded, sizeof(loaded));
-            deinterleave<block_width>(elements[plane]);
+            take_apart(elements[plane]);
         }
 #pragma unroll
         for (int pixel = 0; pixel < block_width; ++pixel) {
             const bool before = pixel < pixels_before;
-            const int phase = (pixel - pixels_before) & (block_width - 1);
+            const int phase = (pixel - pixels_before + block_width) % block_width;
             const Offset offset = (chunk.columns_tap + phase) * parameters.tap_step -
                                   before * parameters.position_step[last_axis];
             Scalar* target = batch + offset;
 #pragma unroll
             for (int plane = 0; plane < planes; ++plane) {
-                Scalar of_phase[blocks_per_word];
-                memcpy(of_phase, elements[plane] + pixel * blocks_per_word, sizeof(of_phase));
+                constexpr int bytes = blocks_per_word * element_bytes;
+                Word<bytes> of_phase;
+                memcpy(&of_phase, elements[plane].unit + pixel * bytes / int(sizeof(Unit)), bytes);
                 if (!pixels_before || (before ? ends_block : begins_block))
-                    store_wide(target, of_phase);
+                    store_word<bytes>(target, of_phase);
                 target += parameters.columns_plane_step;
             }
         }

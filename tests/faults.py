@@ -624,6 +624,20 @@ FAULTS = (
         ADD_BLOCKS + "it_is_its_definition[tiled-several-tiles-separable]",
     ),
     Fault(
+        "blocks taken apart beyond the end of their row",
+        f"{VARIANTS}/space.py",
+        "(last.size % (count * last.kernel) or count",
+        "(count",
+        SPACE + "every_layout_is_the_definition[nchw-3x3-cropped-at-the-end-float32-space_to_batch]",
+    ),
+    Fault(
+        "a phase of a block taken for another",
+        "kernels/space_to_batch_deinterleave.cu",
+        "element % blocks_per_word * block_width + phase",
+        "element % blocks_per_word * block_width + phase / 2",
+        SPACE + "every_layout_is_the_definition[nchw-6x6-uint8-space_to_batch]",
+    ),
+    Fault(
         "a word loaded of a phase that has no elements left",
         "kernels/batch_to_space_packed.cu",
         "exists > 0 ? past + exists : 0",

@@ -33,6 +33,7 @@ OTHERS = {
         *sliding("resnet-3x3-s2", "downsampling", (64, 64, 112, 112), 3, 2, pad=1, operations=("im2col",)),
         *sliding("alexnet-11x11-s4", "a first layer", (128, 3, 224, 224), 11, 4, pad=2, operations=("im2col",)),
         *sliding("stft-1024-s256", "spectra", (64, 1, 441_344), 1024, 256, window="hann", operations=("im2col",)),
+        *space("nchw-3x3", "atrous convolution of small maps, rate 3", (64, 64, 63, 63), (1, 3, 3)),
         *space("nchw-15x15", "atrous convolution, rate 15", (16, 64, 240, 240), (1, 15, 15)),
     )
 }
@@ -53,7 +54,7 @@ EARNED = {
     "batch_to_space_interleave": ("batch_to_space-nchw-2x2", "uint8", 1.2),
     "batch_to_space_packed": ("batch_to_space-nchw-6x6", "uint8", 2.2),
     "space_to_batch_deinterleave": ("space_to_batch-nchw-2x2", "uint8", 1.8),
-    "space_to_batch_direct": ("space_to_batch-nchw-6x6", "uint8", 1.6),
+    "space_to_batch_direct": ("space_to_batch-nchw-3x3", "float32", 1.1),
     "space_to_batch_staged": ("space_to_batch-nchw-15x15", "float32", 1.1),
     "add_blocks_owners": ("add_blocks-particles-7x7", "float32", 1.2),
     "take_blocks_direct": ("take_blocks-particles-7x7", "float32", 25),

@@ -324,7 +324,7 @@ LIMITS = {
     "space_to_batch-nchw-2x2": Limits(1.05, 1.05, 1.05, 7.06, 4.2, 0.95, 0.95),
     "space_to_batch-nchw-4x4": Limits(1.05, 1.05, 1.05, 7.4, 4.2, 0.89, 0.95),
     "space_to_batch-nchw-cropped": Limits(1.21, 1.28, 1.05, 11.07, 2.1, 0.76, 0.95),
-    "space_to_batch-nchw-6x6": Limits(3.15, 1.05, 1.05, 9.04, 4.2, 0.83, 0.95),
+    "space_to_batch-nchw-6x6": Limits(2.1, 1.05, 1.05, 5.39, 2.1, 0.84, 0.95),
     "space_to_batch-nhwc-2x2": Limits(1.05, 1.05, 1.05, 8.16, 4.2, 0.9, 0.95),
 }
 """What the kernels reach today; where they become better, raise them."""
@@ -385,6 +385,8 @@ def test_no_limit_flatters(name):
         ("batch_to_space-nchw-cropped", "uint8", 0.55),
         ("space_to_batch-nchw-2x2", "float16", 0.92),
         ("space_to_batch-nchw-2x2", "uint8", 0.8),
+        ("space_to_batch-nchw-6x6", "float16", 0.78),
+        ("space_to_batch-nchw-6x6", "uint8", 0.73),
     ],
 )
 def test_narrow_elements_move_several_at_a_time(name, dtype, worst):

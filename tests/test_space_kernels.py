@@ -38,6 +38,7 @@ LAYOUT_CASES = [
     SpaceCase("nchw-4x4-cropped-to-whole-blocks", (32, 2, 3, 8), (1, 1, 4, 4), (0, 0, 3, 1), (0, 0, 2, 3)),
     SpaceCase("nchw-4x4-cropped-to-one-block", (32, 2, 3, 2), (1, 1, 4, 4), (0, 0, 3, 3), (0, 0, 2, 1)),
     SpaceCase("nchw-6x6", (36, 2, 3, 16), (1, 1, 6, 6), (0, 0, 0, 0), (0, 0, 0, 0)),
+    SpaceCase("nchw-3x3-cropped-at-the-end", (9, 2, 3, 8), (1, 1, 3, 3), (0, 0, 0, 0), (0, 0, 1, 2)),
     SpaceCase("nchw-8x8", (64, 3, 2, 9), (1, 1, 8, 8), (0, 0, 3, 1), (0, 0, 0, 0)),
     SpaceCase("nhwc-2x2", (8, 3, 5, 16), (1, 2, 2, 1), (0, 1, 0, 0), (0, 0, 1, 0)),
     SpaceCase("nhwc-rgb", (8, 3, 5, 3), (1, 2, 2, 1), (0, 1, 0, 0), (0, 0, 1, 0)),
@@ -286,6 +287,23 @@ def test_words_taken_apart_are_as_wide_as_the_rows_and_their_phases_allow():
     assert found("float32", 24, alignment=8) == (1, 0)
 
 
+def test_blocks_taken_apart_are_loaded_as_several_words_where_they_are_none():
+    def found(*arguments, **facts):
+        defines = words("space_to_batch", "deinterleave", *arguments, **facts)
+        return int(defines["BLOCKS_PER_WORD"]), int(defines["LOADED"])
+
+    assert found("float32", 24, block=3) == (4, 4)
+    assert found("float16", 24, block=3) == (8, 8)
+    assert found("uint8", 24, block=3) == (8, 8)
+    assert found("uint8", 48, block=3) == (16, 16)
+    assert found("float32", 24, block=6) == (4, 4)
+    assert found("float32", 26, block=5) == (2, 2)
+    assert found("float32", 24, block=3, alignment=8) == (2, 2)
+    assert found("float32", 28, 12, 12, block=3) == (4, 4)
+    assert found("uint8", 24, block=8) == (8, 16)  # a word of 16 bytes would have two blocks
+    assert found("uint8", 24, block=4) == (4, 16)  # and has four of these
+
+
 def test_packed_pieces_are_as_rows_and_registers_allow():
     def found(dtype, width, crop=0, block=3, channels=4, **facts):
         case = SpaceCase("nchw", (block, channels, 6, width), (1, 1, 1, block), (0, 0, 0, crop), (0, 0, 0, 0))
@@ -337,7 +355,7 @@ def test_packing_refuses_space_that_is_not_contiguous():
     ("case", "dtype", "reason"),
     [
         (nhwc(8), "float32", "needs a last axis that is split"),
-        (SpaceCase("", (3, 4), (1, 3), (0, 0), (0, 0)), "float32", "not 3 elements of 4 bytes"),
+        (SpaceCase("", (3, 5), (1, 3), (0, 0), (0, 0)), "float32", "not 3 elements of 4 bytes"),
         (SpaceCase("", (2, 4), (1, 2), (0, 0), (0, 0)), "complex128", "not 2 elements of 16 bytes"),
         (SpaceCase("", (2, 4), (1, 2), (0, 1), (0, 0)), "float32", "needs rows of whole blocks, aligned to 8 bytes"),
     ],
@@ -433,7 +451,8 @@ def test_the_choice_follows_the_last_axis():
     assert choice("space_to_batch", (4, 64, 56, 56), (1, 2, 2)) == "deinterleave"
     assert choice("space_to_batch", (4, 64, 56, 57), (1, 2, 2)) == "deinterleave"
     assert choice("space_to_batch", (16, 64, 56, 56), (1, 4, 4), "complex64") == "direct"
-    assert choice("space_to_batch", (9, 64, 56, 56), (1, 3, 3)) == "direct"
+    assert choice("space_to_batch", (9, 64, 56, 56), (1, 3, 3)) == "deinterleave"
+    assert choice("space_to_batch", (9, 64, 55, 55), (1, 3, 3)) == "direct"
     assert choice("space_to_batch", (4, 56, 56, 64), (2, 2, 1)) == "direct"
     assert choice("space_to_batch", (256, 3, 64, 64), (1, 16, 16)) == "direct"
     assert choice("space_to_batch", (256, 3, 64, 64), (1, 16, 16), "complex64") == "staged"

@@ -35,6 +35,9 @@ INTERLEAVED_LOADS = 4
 """Prediction: batch_to_space interleaves where a thread has so many bytes of words, loaded in words of so many bytes:
 with less, the same words are packed faster."""
 
+APART_BYTES = 96
+"""Of the blocks that a thread of space_to_batch takes apart, at most: a prediction of registers."""
+
 PACKED_BYTES = 128
 PACKED_REGISTERS = 128
 PACKED_OTHERS = 16
@@ -124,18 +127,41 @@ def space_to_batch_staged(problem: Problem) -> Plan:
     return unfolding.staged(_unfold(problem), problem.device)
 
 
+def _blocks_taken_apart(problem: Problem, moves: Moves) -> tuple[int, int]:
+    """Count the blocks of a thread of the deinterleaving kernel, and the elements that it loads at once.
+
+    Their elements of a phase are stored as one word, and they are loaded as one; as several, of elements of 4 bytes at
+    most, where they are no word or where words of a phase would have less than 4 bytes.
+    """
+    *outer, last = moves.axes
+    stored = 1
+    if last.block_step == 1 and last.pad % last.kernel == 0:
+        stores = [last.blocks, last.pad // last.kernel, moves.tap_step, *(axis.block_step for axis in outer)]
+        stores += [moves.blocks_plane_step] if moves.planes > 1 else []
+        stored = word_elements(moves.itemsize, problem.output.alignment, stores)
+    count = stored
+    while count > 1 and (last.size % (count * last.kernel) or count * last.kernel * moves.itemsize > APART_BYTES):
+        count //= 2
+    rows = [count * last.kernel, *(axis.pixel_step for axis in outer)]
+    rows += [moves.array_plane_step] if moves.planes > 1 else []
+    loaded = word_elements(moves.itemsize, problem.input.alignment, rows)
+    in_words = moves.itemsize <= 4 <= min(count, loaded) * moves.itemsize and count > 1 and last.pixel_step == 1
+    try:
+        at_once = min(stored, _word_of_blocks("space_to_batch: deinterleave", moves, problem.input) // last.kernel)
+    except Unsupported:
+        if in_words:
+            return count, loaded
+        raise
+    return (count, loaded) if in_words and at_once * moves.itemsize < 4 else (at_once, at_once * last.kernel)
+
+
 def deinterleave(problem: Problem) -> Plan:
     """Plan one thread per word of whole blocks, taken apart in registers."""
     found = _unfold(problem).simplified()
     moves = found.moves.with_rows_as_planes(PLANES_PER_THREAD)
     *outer, last = moves.axes
-    word_pixels = _word_of_blocks("space_to_batch: deinterleave", moves, problem.input)
+    count, loaded = _blocks_taken_apart(problem, moves)
     ends_before = -last.pad % last.kernel
-    count = 1
-    if last.block_step == 1 and not ends_before:
-        stores = [last.blocks, last.pad // last.kernel, moves.tap_step, *(axis.block_step for axis in outer)]
-        stores += [moves.blocks_plane_step] if moves.planes > 1 else []
-        count = min(word_pixels // last.kernel, word_elements(moves.itemsize, problem.output.alignment, stores))
     width = count * last.kernel
     words = replace(
         last,
@@ -152,6 +178,7 @@ def deinterleave(problem: Problem) -> Plan:
         last.kernel,
         f"rows are whole words of {width * moves.itemsize} bytes, each {blocks}",
         BLOCKS_PER_WORD=count,
+        LOADED=loaded,
         PIXELS_BEFORE=ends_before,
     )
 
