@@ -211,6 +211,15 @@ def test_results_of_any_strides_are_written_in_place(operation, block, spaced):
             assert variant in ("interleave", "deinterleave", "packed") or block[-1] == 1
 
 
+@pytest.mark.parametrize("block", [2, 3])
+def test_packed_words_reach_no_element_beside_a_view(block):
+    data = random_bits((block, 4, 6, 13), "uint8")[..., :9]  # to the last of its elements, whole words
+    arguments = ((1, 1, 1, block), (0, 0, 0, 0), (0, 0, 0, 0))
+    want = definition.batch_to_space(np.ascontiguousarray(data), *arguments)
+    geometry = batch_to_space_geometry(data.shape, *arguments)
+    check("batch_to_space", geometry, data, want, "packed", ONE_THREAD, mode="observed")
+
+
 def defines_of(operation, variant, case, dtype="float32", alignment=256):
     arguments = (case.block_shape, case.crops_begin, case.crops_end)
     if operation == "batch_to_space":

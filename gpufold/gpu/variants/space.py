@@ -351,8 +351,9 @@ def _pieces(problem: Problem, moves: Moves) -> Iterator[_Pieces]:
     """Yield the ways to share out rows, such that a piece is words of 4 bytes, the last of a row one at least."""
     last, itemsize = moves.axes[-1], moves.itemsize
     of_word, aligned = 4 // itemsize, _aligned_blocks(problem, moves)
-    extent = 1 + sum((size - 1) * step for size, step in zip(problem.input.shape, problem.input.strides, strict=True))
-    in_words = last.block_step == 1 and min(problem.input.strides) >= 0  # no word reaches out of the array
+    shape, steps = problem.input.shape, problem.input.strides
+    extent = 1 + sum((size - 1) * step for size, step in zip(shape, steps, strict=True))
+    in_words = last.block_step == 1 and min(steps) >= 0 and extent == prod(shape)  # no word reaches out of the array
     in_words = in_words and word_elements(itemsize, problem.input.alignment, [extent]) >= of_word
     in_row = 1 << (-(-last.size // last.kernel) - 1).bit_length()  # about so many blocks: rows of most sizes are alike
     most = min(max(of_word, PACKED_BYTES // (last.kernel * itemsize)), max(of_word, in_row))
