@@ -4,7 +4,7 @@
 //   blocks     (count, batch, channels, *block), any strides     read, each element once
 //   image      (batch, channels, *size), any strides             read and written once where a block covers
 //                                                                it, not at all elsewhere
-//   positions  (count, axes)                                     read for each tile that a block meets
+//   positions  (count, axes)                                     read where a block meets a crowded tile
 //   window     weights of a block's elements, or null            read, once for the planes of a thread
 //   weight_out sums of weights (*size), where they are asked for  read and written as the image
 //   scratch    the lists of blocks (see bins.cuh)                read by the warps of a tile
@@ -107,17 +107,12 @@ struct Chunk {
     Offset first, columns; // where those that it covers begin and end
     unsigned covering;     // the blocks that cover its column, in every row
 
-    __device__ Chunk(Listed& list, Offset number, const Scalar* blocks, const long long* positions,
+    // `position` is the block's, from the tile's first pixel.
+    __device__ Chunk(Listed& list, Offset number, const Offset (&position)[positioned], const Scalar* blocks,
                      const Tile& tile, const BinParameters& p)
     {
         const int lane = threadIdx.x % 32;
         const bool exists = number < p.count;
-        Offset position[positioned];
-#pragma unroll
-        for (int axis = fixed; axis < rank; ++axis)
-            position[axis - fixed] =
-                Offset(load_if(positions + (long long)(number)*positioned + (axis - fixed), exists)) -
-                tile.begin[axis];
         const Scalar* origin = blocks + number * p.block_step;
         Offset offset = 0;
 #pragma unroll
@@ -416,9 +411,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_BLOCKS)
     }
     // What is noted is loaded together with the number of it, of which it is then cut off.
     const Bin bin = load_if(bins_of(scratch) + number, true);
-    const Offset note = load_if(scratch + notes_at(number, p) + place, true);
-    const Offset block = place < bin.count ? note : p.count;
-    if (!__any_sync(~0u, block < p.count))
+    const Note note = load_if(reinterpret_cast<const Note*>(scratch + notes_at(number, p)) + place, true);
+    if (!__any_sync(~0u, bin.count))
         return;
     if (rest) {
         const Offset channel = p.by_channels.split(rest) * planes, batch = p.by_batch.split(rest);
@@ -435,7 +429,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_BLOCKS)
 
     const bool crowded = __any_sync(~0u, bin.count > noted);
     if (!crowded) {
-        const Chunk own(list, in_order(block), blocks, positions, tile, p);
+        const bool exists = place < bin.count;
+        const Offset sorted = in_order((exists ? note.block : p.count) * 32 + lane); // and who noted it
+        Offset outer = __shfl_sync(~0u, exists ? note.place : 0, int(sorted));
+        Offset position[positioned];
+#pragma unroll
+        for (int axis = last; axis >= fixed; --axis) {
+            const Offset reached = axis == fixed ? outer : outer & (p.by_reach[axis].divisor - 1);
+            position[axis - fixed] = reached - (p.block[axis] - 1);
+            outer >>= p.by_reach[axis].shift;
+        }
+        const Chunk own(list, sorted >> 5, position, blocks, tile, p);
         unsigned left = own.rows;
         if constexpr (tile_rows > thread_rows)
 #pragma unroll
@@ -459,7 +463,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_BLOCKS)
             Sums<few> sums;
             for (Offset first = 0; __any_sync(~0u, first < bin.count); first += noted) {
                 const Offset listed = load_if(numbers + first + place, place < bin.count - first, p.count);
-                const Chunk own(list, listed, blocks, positions, tile, p);
+                Offset position[positioned];
+#pragma unroll
+                for (int axis = fixed; axis < rank; ++axis)
+                    position[axis - fixed] =
+                        Offset(load_if(positions + lengthened(listed) * positioned + (axis - fixed),
+                                       listed < p.count)) -
+                        tile.begin[axis];
+                const Chunk own(list, listed, position, blocks, tile, p);
                 unsigned covering[few];
                 pixels.cover(covering, own);
                 sums.start(covering, pixels, column, p);

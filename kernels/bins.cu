@@ -38,6 +38,7 @@ inline __device__ Offset add_to_counter(Offset* counter, Offset number)
 // The tiles that a block meets, one after another.
 struct Meetings {
     Offset first[positioned], last[positioned], at[positioned]; // along each axis
+    Offset begin[positioned];                                   // the block's position
     bool more;
 
     __device__ Meetings(const long long* positions, Offset block, const BinParameters& p)
@@ -53,9 +54,9 @@ struct Meetings {
 #pragma unroll
         for (int axis = fixed; axis < rank; ++axis) {
             const int number = axis - fixed;
-            const Offset begin = more ? Offset(given[number]) : 0;
-            const Offset end = min(begin + p.block[axis], p.size[axis]);
-            at[number] = first[number] = p.by_side[axis].quotient(max(begin, Offset(0)));
+            begin[number] = more ? Offset(given[number]) : 0;
+            const Offset end = min(begin[number] + p.block[axis], p.size[axis]);
+            at[number] = first[number] = p.by_side[axis].quotient(max(begin[number], Offset(0)));
             last[number] = p.by_side[axis].quotient(end - 1);
         }
     }
@@ -66,6 +67,18 @@ struct Meetings {
 #pragma unroll
         for (int axis = fixed; axis < rank; ++axis)
             number = number * p.by_extent[axis].divisor + at[axis - fixed];
+        return number;
+    }
+
+    // Of the block's position, among those at which it meets the tile.
+    __device__ Offset place(const BinParameters& p) const
+    {
+        Offset number = 0;
+#pragma unroll
+        for (int axis = fixed; axis < rank; ++axis) {
+            const Offset from_tile = begin[axis - fixed] - at[axis - fixed] * p.by_side[axis].divisor;
+            number = number * p.by_reach[axis].divisor + (from_tile + p.block[axis] - 1);
+        }
         return number;
     }
 
@@ -89,7 +102,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     for (Meetings met(positions, block, p); met.more; met.next()) {
         const Offset number = met.bin(p), place = add_to_counter(&bins_of(scratch)[number].count, 1);
         if (place < noted)
-            scratch[notes_at(number, p) + place] = block;
+            reinterpret_cast<Note*>(scratch + notes_at(number, p))[place] = {block, met.place(p)};
     }
 }
 

@@ -876,6 +876,13 @@ FAULTS = (
         OWN_TILE + "[spread-False-shuffled]",
     ),
     Fault(
+        "blocks put in order without their positions",
+        "kernels/add_blocks_owners.cu",
+        "__shfl_sync(~0u, exists ? note.place : 0, int(sorted))",
+        "exists ? note.place : 0",
+        OWN_TILE + "[spread-False-shuffled]",
+    ),
+    Fault(
         "a block added to rows that it does not cover, beside those that it does",
         "kernels/add_blocks_owners.cu",
         "covered[row] = of_entry & pixels.bit[row];",

@@ -309,8 +309,8 @@ LIMITS = {
     "blocks_to_array-stitch-96x96x96-s48": Limits(1.06, 1.05, 1.0, 12.9, 2.3, 0.79, 0.99),
     "add_blocks-probes-256x256": Limits(1.2, 1.05, 1.05, 13.5, 18.3, 0.78, 0.95),
     "add_blocks-tiles-512x512": Limits(1.73, 1.04, 1.04, 11.6, 4.4, 0.76, 0.96),
-    "add_blocks-particles-7x7": Limits(4.37, 0.38, 1.02, 12.99, 8.1, 0.61, 0.92),
-    "add_blocks-charges-3x3": Limits(6.9, 0.96, 1.14, 55.7, 3.2, 0.38, 0.73),
+    "add_blocks-particles-7x7": Limits(4.33, 0.38, 1.03, 13.12, 7.2, 0.62, 0.92),
+    "add_blocks-charges-3x3": Limits(5.84, 0.96, 1.09, 56.4, 2.5, 0.4, 0.71),
     # stored at any column: 32 lanes reach one sector more than they fill
     "take_blocks-probes-256x256": Limits(3.14, 1.14, 1.05, 6.95, 1.3, 0.77, 0.95),
     "take_blocks-tiles-512x512": Limits(1.51, 1.29, 1.05, 12.8, 2.9, 0.68, 0.95),

@@ -416,9 +416,10 @@ def owners(problem: Problem) -> Plan:
     items = view.batch * groups * prod(bins.along)
     zeroed = (number // (NOTED // 2) + 1) * NOTED  # a Bin each, and one more
     crowds = bins.entries // (NOTED + 1)
-    scratch = zeroed + number * NOTED + 2 * bins.entries + crowds
+    scratch = zeroed + 2 * (number * NOTED + bins.entries) + crowds
     marked = view.count + THREADS * MARKS_OF_THREAD  # the last marks are past the last block
-    bits = _bits(problem, WARP * items, bins.side, scratch, marked)
+    reach = [1 << (block + side - 2).bit_length() for block, side in zip(view.block, bins.side, strict=True)]
+    bits = _bits(problem, WARP * items, bins.side, scratch, marked, WARP * (view.count + 1), prod(reach[view.fixed :]))
     windowed = problem.fusion.window != "none"
     of_warp = (NOTED + 1) * (POINTER_BYTES + MASK_BYTES) + (NOTED + 1 if windowed else 1) * axes * bits // 8
     of_warp = -(-of_warp // POINTER_BYTES) * POINTER_BYTES
@@ -432,6 +433,7 @@ def owners(problem: Problem) -> Plan:
             "bins": offset(number),
             "entries": offset(bins.entries),
             "by_side": divisor(bins.side),
+            "by_reach": divisor(reach),
             "by_batch": divisor(view.batch),
         },
         PLANES=planes,
