@@ -59,8 +59,13 @@ struct Listed {
     unsigned rows;               // of the tile that it covers, a bit each; unused along one axis
 };
 
-// The weights of a thread's rows in one block; those of the other axes are the same for all.
-struct RowWeights {
+// Rows that are whole are stored without a look at each, where there are registers for what is then in flight.
+constexpr bool has_whole_rows = !one_axis && (!windowed || separable);
+constexpr unsigned all_rows = ~0u >> (32 - thread_rows);
+
+// The weights of a thread's rows in one block; those of the other axes are the same for all. `whole` where the
+// block covers all of these rows, which lie in the image.
+template <bool whole> struct RowWeights {
     Weight of_row[thread_rows];
 
     __device__ RowWeights(const Offset (&first)[rank], unsigned covered, unsigned inside,
@@ -76,7 +81,7 @@ struct RowWeights {
                             load_if(window.of_axis[axis - fixed] + first[axis], covered);
 #pragma unroll
             for (int row = 0; row < thread_rows; ++row) {
-                const bool exists = covered >> row & 1;
+                const bool exists = whole || covered >> row & 1;
                 Offset tap[rank];
 #pragma unroll
                 for (int axis = 0; axis < rank; ++axis)
@@ -86,11 +91,32 @@ struct RowWeights {
                 else if constexpr (along >= fixed)
                     weight.factor[along - fixed] =
                         load_if(window.of_axis[along - fixed] + tap[along], exists);
-                of_row[row] = nearest || (inside >> row & 1) ? weight.value() : Weight(0);
+                of_row[row] = whole || nearest || (inside >> row & 1) ? weight.value() : Weight(0);
             }
         }
     }
 };
+
+// Stores a thread's pixels into a block.
+template <bool whole>
+__device__ void store_rows(Scalar* target, const Scalar (&pixels)[planes][thread_rows],
+                           const Offset (&first)[rank], unsigned covered, unsigned inside,
+                           const Weights& window, const Parameters& p)
+{
+    const RowWeights<whole> weights(first, covered, inside, window, p);
+    const Offset row_step = step * p.tap_stride[along];
+#pragma unroll
+    for (int plane = 0; plane < planes; ++plane) {
+        keep(target);
+#pragma unroll
+        for (int row = 0; row < thread_rows; ++row) {
+            trace_iteration(plane * thread_rows + row);
+            if (whole || covered >> row & 1)
+                target[(long long)(row)*row_step] = weigh_element(pixels[plane][row], weights.of_row[row]);
+        }
+        target += p.blocks_channel;
+    }
+}
 
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_BLOCKS)
     take_blocks_owners(const Scalar* __restrict__ image, Scalar* __restrict__ blocks,
@@ -185,7 +211,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_BLOCKS)
         }
     }
 
-    const Offset row_step = step * p.tap_stride[along];
     __syncthreads();
     for (int entry = 0; entry < found; ++entry) {
         trace_iteration(entry * planes * thread_rows);
@@ -204,18 +229,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_BLOCKS)
         }
         if (!covered)
             continue;
-        const RowWeights weights(first, covered, inside, window, p);
-#pragma unroll
-        for (int plane = 0; plane < planes; ++plane) {
-            Scalar* target = listed.target + own_tap + plane * p.blocks_channel;
-            keep(target);
-#pragma unroll
-            for (int row = 0; row < thread_rows; ++row) {
-                trace_iteration((entry * planes + plane) * thread_rows + row);
-                if (covered >> row & 1)
-                    target[(long long)(row)*row_step] =
-                        weigh_element(pixels[plane][row], weights.of_row[row]);
-            }
-        }
+        if (has_whole_rows && covered == all_rows && inside == all_rows)
+            store_rows<true>(listed.target + own_tap, pixels, first, covered, inside, window, p);
+        else
+            store_rows<false>(listed.target + own_tap, pixels, first, covered, inside, window, p);
     }
 }
