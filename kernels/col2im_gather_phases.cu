@@ -9,10 +9,11 @@
 // whole plane are numbered, whatever their rows, and a warp adds up its phases of 32 of them at a time, a
 // lane per cell: its lanes read neighbouring blocks of one tap, and taps that no pixel of these phases has
 // are skipped by the whole warp. A lane's phases share the index arithmetic and have their loads in flight
-// together. The thread block then writes its tile from shared memory, cell by cell, where a thread has the
-// same phases of each and divides by denominators whose reciprocals it has made once. It goes through some
-// planes, which share all this but the elements. Taps are added in lexicographic order. No atomics and no
-// zero fill.
+// together; in an image of one axis neighbouring cells share addresses too. The thread block then writes its
+// tile from shared memory, cell by cell, where a thread has the same phases of each and divides by
+// denominators whose reciprocals it has made once. Thread blocks come in full waves and share out pieces of
+// planes evenly; planes share all this but the elements. Taps are added in lexicographic order. No atomics
+// and no zero fill.
 //
 // Wins where a stride is too many pixels for one thread, unless a row of pixels is shorter than a stride,
 // where rows have too few blocks to fill sectors, and where the last axis has too many taps to unroll and a
@@ -33,6 +34,9 @@
 #ifndef WORD
 #define WORD 1
 #endif
+#ifndef BLOCKS_FOLLOW
+#define BLOCKS_FOLLOW 0
+#endif
 #ifndef RESIDENT_BLOCKS
 #define RESIDENT_BLOCKS 2
 #endif
@@ -43,12 +47,17 @@ constexpr int phase_tiles = (stride[last] + phases - 1) / phases;
 constexpr Offset row_taps = Pattern<last>::taps;
 constexpr int tile_cells = MOST_CELLS > 1 ? MOST_CELLS * warp_size : 64; // summed up before they are stored
 static_assert(CELLS % tile_cells == 0, "all tiles are whole");
+constexpr bool one_row = rank == 1;           // of cells, in a plane
+constexpr bool blocks_follow = BLOCKS_FOLLOW; // each other in memory, along the last axis
+
+// Registers that the loads of a lane fill, which are in flight together.
+constexpr int most_loads = one_row ? 2 * looped_loads : looped_loads;
 
 // Cells of a lane whose loads are in flight together, where so many taps of the last axis land on a phase.
 __device__ constexpr int cells_at_once(Offset count)
 {
     int cells = MOST_CELLS;
-    while (cells > 1 && cells * count * lane_phases * element_registers > looped_loads)
+    while (cells > 1 && cells * count * lane_phases * element_registers > most_loads)
         cells /= 2;
     return cells;
 }
@@ -56,10 +65,14 @@ __device__ constexpr int cells_at_once(Offset count)
 struct PhasesParameters : Parameters {
     Offset in_front;    // pixels of the first cell of a row that are padding
     Offset first_block; // that begins at such a cell
-    Offset block_cells; // of a thread block, a multiple of 32, CELLS at most
     Offset cells;       // of a plane
+    Offset piece_cells; // of a piece of a plane, a multiple of 32, CELLS at most
+    Offset pieces;      // of a plane
     Offset planes;
-    Offset plane_step; // from a plane of a thread block to its next one
+    Offset own_pieces;                          // of a thread block, at least
+    Offset longer;                              // thread blocks that have one more, spread over all
+    long long columns_to_batch, image_to_batch; // from the last plane of a batch to the first of the next
+    Divisor by_pieces, by_planes, by_items;
     Divisor by_cells[rank];
 };
 
@@ -109,10 +122,12 @@ template <int count> struct RowTaps {
     // Whether all blocks that could reach a cell of the row exist.
     __device__ bool is_whole(Offset cell, const Parameters& p) const
     {
+        constexpr Offset reach = (row_taps - 1) * pattern::block_step;
+        const Offset wholes = max(p.blocks[last] - reach, Offset(0));
         bool whole = true;
 #pragma unroll
         for (int i = 0; i < count; ++i)
-            whole = whole && in_block(i, 0, cell, p) && in_block(i, row_taps - 1, cell, p);
+            whole = whole && within(of[i].block + cell - reach, wholes);
         return whole;
     }
     // These taps in a cell that is whole, where there is one.
@@ -155,19 +170,54 @@ template <> struct LaneWeights<true> {
     }
 };
 
-// A plane's columns at the first tap of each phase of a lane, in cell 0.
-using LaneColumns = const Scalar* [lane_phases];
+// Whether all blocks exist along all axes but the last one that could reach a cell.
+template <int axis = 0>
+__device__ bool are_whole(const Taps (&taps)[rank], const Offset (&cell)[rank], const Parameters& p)
+{
+    if constexpr (axis == last) {
+        return true;
+    } else {
+        const Offset block = taps[axis].block + cell[axis];
+        return within(block, p.blocks[axis]) &&
+               within(block - (Pattern<axis>::taps - 1) * Pattern<axis>::block_step, p.blocks[axis]) &&
+               are_whole<axis + 1>(taps, cell, p);
+    }
+}
 
-// What the thread block's cells have in common for all phases.
-struct Cells {
+// A plane's columns at the first tap of each phase of a lane, in cell 0. Of the first phase alone, where the
+// address of each is made of that of the phase before.
+constexpr bool walks_phases = !LaneTaps::dilated && MOST_CELLS > 1;
+using LaneColumns = const Scalar * [walks_phases ? 1 : lane_phases];
+
+// Where the pixels of a cell are.
+struct alignas(2 * sizeof(Offset)) CellPixels {
+    Offset row;    // phase 0 along the last axis, past the row where a cell has no pixels
+    Offset offset; // of phase 0 in the image
+};
+
+// Where averages are made, cells along the last axis, past all blocks where other axes lack some of theirs.
+template <bool averaging = averages> struct WholeCells {
+    Offset whole[CELLS];
+
+    __device__ void set_whole(int cell, Offset at) { whole[cell] = at; }
+    __device__ Offset whole_at(int cell) const { return whole[cell]; }
+};
+template <> struct WholeCells<false> {
+    __device__ void set_whole(int, Offset) {}
+    __device__ Offset whole_at(int) const { return 0; }
+};
+
+// What a piece's cells have in common for all phases.
+template <bool found = !one_row> struct CellsOf : WholeCells<> {
     Offset along[rank][CELLS]; // the last is past all blocks where a cell has no pixels
-    Offset block[CELLS];       // offsets of their own blocks in the columns
-    Offset pixel[CELLS];       // and of their phase 0 in the image
-    Offset row_pixel[CELLS];   // phase 0 along the last axis, past the row where a cell has no pixels
+    Offset blocks[CELLS];      // offsets of their own blocks in the columns
+    CellPixels in_image[CELLS];
 
-    // `count` cells from this one on, and as many without pixels as fill the last tile.
-    __device__ void find(Offset first_cell, Offset count, const Place<1>& place, const PhasesParameters& p)
+    // Those of a piece, and as many without pixels as fill its last tile.
+    __device__ void find(Offset piece, const Place<1>& place, const Taps (&taps)[rank],
+                         const PhasesParameters& p)
     {
+        const Offset first_cell = piece * p.piece_cells, count = this->count(piece, p);
         const Offset end = (count + tile_cells - 1) / tile_cells * tile_cells;
 #pragma unroll 1
         for (int cell = threadIdx.x; cell < end; cell += THREADS) {
@@ -185,14 +235,52 @@ struct Cells {
                 live = live && (axis == last || place.along[axis] + at[axis] * stride[axis] < p.size[axis]);
                 along[axis][cell] = at[axis];
             }
-            block[cell] = block_offset;
-            pixel[cell] = pixel_offset;
-            row_pixel[cell] = live ? at[last] * stride[last] - p.in_front : p.size[last];
+            const Offset past = p.blocks[last] + (row_taps + 1) * Pattern<last>::block_step;
+            blocks[cell] = block_offset;
+            in_image[cell] = {live ? at[last] * stride[last] - p.in_front : p.size[last], pixel_offset};
+            this->set_whole(cell, are_whole(taps, at, p) ? at[last] : past);
             if (!live)
-                along[last][cell] = p.blocks[last] + (row_taps + 1) * Pattern<last>::block_step;
+                along[last][cell] = past;
         }
     }
+
+    static __device__ Offset count(Offset piece, const PhasesParameters& p)
+    {
+        return min(p.piece_cells, p.cells - piece * p.piece_cells);
+    }
+    __device__ Offset at(int axis, int cell) const { return along[axis][cell]; }
+    __device__ Offset block(int cell, const PhasesParameters&) const { return blocks[cell]; }
+    template <int> __device__ CellPixels pixels(int cell, const PhasesParameters&) const
+    {
+        return in_image[cell];
+    }
 };
+// The same of a row, whose cells a thread need not look up.
+template <> struct CellsOf<false> {
+    Offset first;
+
+    __device__ void find(Offset piece, const Place<1>&, const Taps (&)[rank], const PhasesParameters&)
+    {
+        first = piece * tile_cells;
+    }
+
+    static __device__ Offset count(Offset piece, const PhasesParameters& p)
+    {
+        return min(Offset(tile_cells), p.cells - piece * tile_cells);
+    }
+    __device__ Offset at(int, int cell) const { return first + cell; }
+    __device__ Offset block(int cell, const PhasesParameters& p) const
+    {
+        return (first + cell) * (blocks_follow ? 1 : p.block_stride[last]);
+    }
+    template <int word> __device__ CellPixels pixels(int cell, const PhasesParameters& p) const
+    {
+        const Offset pixel = (first + cell) * stride[last];
+        return {pixel - p.in_front, pixel * (word > 1 ? 1 : p.pixel_stride[last])};
+    }
+    __device__ Offset whole_at(int cell) const { return first + cell; }
+};
+using Cells = CellsOf<>;
 
 // What a lane knows for all cells.
 struct Lane {
@@ -217,71 +305,97 @@ struct Reach {
     TapWeight weight;
 };
 
-// The sums of a lane's phases in `cells` of the thread block's cells, 32 apart. `count` taps of the last axis
-// land on some of the phases.
-template <Offset count, int cells> struct Sums {
+// The sums of a lane's phases in `cells` of a piece's cells, 32 apart. `count` taps of the last axis land on
+// some of the phases. Where the cells of a row are `whole`, their blocks exist.
+template <Offset count, int cells, bool whole> struct Sums {
     const Lane& lane;
     LaneColumns& columns;
+    int first; // cell
     Offset along[cells][rank];
     Offset block[cells]; // offset of the cell's own block
     Accumulator of[cells][lane_phases];
 
-    __device__ Sums(const Lane& lane, LaneColumns& columns, int first) : lane(lane), columns(columns), of()
+    __device__ Sums(const Lane& lane, LaneColumns& columns, int first)
+        : lane(lane), columns(columns), first(first), of()
     {
         Reach reach[cells];
 #pragma unroll
         for (int c = 0; c < cells; ++c) {
             reach[c] = {true, {&lane.window, 0, 0}};
-            block[c] = lane.cells.block[first + c * warp_size];
+            if (cells == 1 || one_row)
+                block[c] = lane.cells.block(first + c * warp_size, lane.p);
 #pragma unroll
-            for (int axis = 0; axis < rank; ++axis)
-                along[c][axis] = lane.cells.along[axis][first + c * warp_size];
+            for (int axis = 0; axis < (cells == 1 || one_row ? rank : last); ++axis)
+                along[c][axis] = lane.cells.at(axis, first + c * warp_size);
         }
         add_taps(0, reach, 0);
     }
 
     __device__ void add_row(Offset offset, const Reach (&reach)[cells], int iteration)
     {
+        if constexpr (cells > 1 && !one_row) { // looked up row by row, for want of registers
+            int cell = first;
+            forget(cell);
+#pragma unroll
+            for (int c = 0; c < cells; ++c) {
+                block[c] = lane.cells.block(cell + c * warp_size, lane.p);
+                along[c][last] = lane.cells.at(last, cell + c * warp_size);
+            }
+        }
         constexpr int loads = cells * lane_phases; // of a tap
         constexpr int together = count * loads * element_registers <= unrolled_registers
                                      ? int(count)
                                      : (looped_loads + loads - 1) / loads;
         // A weight may be infinite: what does not exist is not added, or weighs nothing where there are more
         // taps than predicates, which would have to be kept until their elements have come.
-        constexpr bool keeps_found = windowed && LaneTaps::alike && together * cells <= 5;
+        constexpr bool keeps_found = LaneTaps::alike && (whole || together * cells <= 5);
 #pragma unroll 1
-        for (Offset first = 0; first < count; first += together) {
-            bool found[together][cells][lane_phases];
-            Scalar elements[together][cells][lane_phases];
+        for (Offset begin = 0; begin < count; begin += together) {
+            bool found[together][lane_phases][cells];
+            Scalar elements[together][lane_phases][cells];
 #pragma unroll
-            for (int n = 0; n < together; ++n)
+            for (int n = 0; n < together; ++n) {
+                const Offset number = begin + n;
+                const Offset of_tap = offset + number * lane.p.tap_step_stride[last];
+                const Scalar* element[cells];
 #pragma unroll
-                for (int c = 0; c < cells; ++c) {
-                    const Offset number = first + n;
+                for (int c = 0; c < cells; ++c)
+                    element[c] = columns[0] + (block[c] + of_tap);
 #pragma unroll
-                    for (int i = 0; i < lane_phases; ++i) {
+                for (int i = 0; i < lane_phases; ++i) {
+                    const Scalar* const of_first = element[0];
+#pragma unroll
+                    for (int c = 0; c < cells; ++c) {
                         const bool here = (count % together == 0 || number < count) &
-                                          lane.row.in_kernel(i, number) & reach[c].exists &
-                                          lane.row.in_block(i, number, along[c][last], lane.p);
+                                          (LaneTaps::alike || lane.row.in_kernel(i, number)) &
+                                          reach[c].exists &
+                                          (whole || lane.row.in_block(i, number, along[c][last], lane.p));
                         trace_iteration(int(((iteration * row_taps + number) * lane_phases + i) * cells + c));
-                        const Scalar* const element =
-                            columns[i] + (block[c] + offset + number * lane.p.tap_step_stride[last]);
-                        elements[n][c][i] = load_if(element, here);
-                        found[n][c][i] = here;
+                        const Scalar* const address = !walks_phases ? columns[i] + (block[c] + of_tap)
+                                                      : one_row     ? of_first + (block[c] - block[0])
+                                                                    : element[c];
+                        if constexpr (keeps_found)
+                            elements[n][i][c] =
+                                bit_cast<Scalar>(load_word_or_any<sizeof(Scalar)>(address, here));
+                        else
+                            elements[n][i][c] = load_if(address, here);
+                        found[n][i][c] = here;
+                        element[c] += lane.p.tap_stride[last];
                     }
                 }
+            }
 #pragma unroll
             for (int n = 0; n < together; ++n)
 #pragma unroll
                 for (int i = 0; i < lane_phases; ++i)
 #pragma unroll
                     for (int c = 0; c < cells; ++c) {
-                        const bool here = found[n][c][i];
-                        Weight weight = lane.weights.get(reach[c].weight, lane.row, i, first + n, here);
+                        const bool here = found[n][i][c];
+                        Weight weight = lane.weights.get(reach[c].weight, lane.row, i, begin + n, here);
                         if constexpr (windowed && !keeps_found)
                             weight = or_zero(weight, here);
                         if (!keeps_found || here)
-                            of[c][i] = add(of[c][i], weigh(widen(elements[n][c][i]), weight));
+                            of[c][i] = add(of[c][i], weigh(widen(elements[n][i][c]), weight));
                     }
         }
     }
@@ -334,7 +448,7 @@ template <int count> struct Denominators {
             for_each_tap<0, last, looped_loads>(
                 taps, p, 0, true, 0, TapWeight{&window},
                 [&](Offset, bool exists, int iteration, const TapWeight& outer) {
-#pragma unroll 1
+#pragma unroll(4)
                     for (Offset number = 0; number < row_taps; ++number)
 #pragma unroll
                         for (int i = 0; i < count; ++i) {
@@ -345,7 +459,7 @@ template <int count> struct Denominators {
                         }
                 });
         RowFactors<count> factors(taps, window, p);
-#pragma unroll 1
+#pragma unroll(4)
         for (Offset number = 0; number < row_taps; ++number)
 #pragma unroll
             for (int i = 0; i < count; ++i) {
@@ -359,32 +473,21 @@ template <int count> struct Denominators {
     }
 };
 
-// Moves the taps of all axes but the last one into a cell, or into one that is whole, where there is one.
+// Moves the taps of all axes but the last one into a cell.
 template <int axis = 0> __device__ void move_taps(Taps (&taps)[rank], const Cells& cells, int cell)
 {
     if constexpr (axis < last) {
-        taps[axis].block += cells.along[axis][cell];
+        taps[axis].block += cells.at(axis, cell);
         move_taps<axis + 1>(taps, cells, cell);
     }
 }
+// The same into a cell that is whole, where there is one.
 template <int axis = 0> __device__ void make_whole(Taps (&taps)[rank])
 {
     if constexpr (axis < last) {
         taps[axis].block = (Pattern<axis>::taps - 1) * Pattern<axis>::block_step;
         make_whole<axis + 1>(taps);
     }
-}
-
-// Whether all blocks exist that could reach a cell, from its taps along all axes but the last one.
-template <int axis = 0> __device__ bool is_whole(const Taps (&taps)[rank], const Parameters& p)
-{
-    if constexpr (axis == last)
-        return true;
-    else
-        return within(taps[axis].block, p.blocks[axis]) &&
-               within(taps[axis].block - (Pattern<axis>::taps - 1) * Pattern<axis>::block_step,
-                      p.blocks[axis]) &&
-               is_whole<axis + 1>(taps, p);
 }
 
 // Neighbouring pixels in shared memory.
@@ -396,53 +499,58 @@ template <int word> struct alignas(aligned(word * sizeof(TiledSum))) Pixels {
     TiledSum of[word];
 };
 
-// Fills a lane's part of the tile, cell by cell.
-template <int word, Offset count, int pitch>
-__device__ void fill_tile(Pixels<word> (&tile)[tile_cells][pitch], Offset first_cell, Offset end,
-                          const Lane& lane, LaneColumns& columns)
+// Puts a lane's sums into the tile.
+template <int word, int cells, int pitch>
+__device__ void put(Pixels<word> (&tile)[tile_cells][pitch], int cell,
+                    const Accumulator (&sums)[cells][lane_phases])
 {
     const int column = threadIdx.x / warp_size * (lane_phases / word);
+#pragma unroll
+    for (int c = 0; c < cells; ++c)
+#pragma unroll
+        for (int i = 0; i < lane_phases / word; ++i) {
+            Pixels<word> pixels;
+#pragma unroll
+            for (int j = 0; j < word; ++j)
+                pixels.of[j] = TiledSum::of(sums[c][i * word + j]);
+            tile[cell + c * warp_size][column + i] = pixels;
+        }
+}
+
+// Fills a lane's part of the tile, cell by cell, up to that of `end` of the piece.
+template <int word, Offset count, int pitch>
+__device__ void fill_tile(Pixels<word> (&tile)[tile_cells][pitch], int first_cell, int end, const Lane& lane,
+                          LaneColumns& columns)
+{
     constexpr int cells = cells_at_once(count);
 #pragma unroll 1
-    for (int cell = threadIdx.x % warp_size; cell < end; cell += cells * warp_size) {
-        Sums<count, cells> sums(lane, columns, first_cell + cell);
-#pragma unroll
-        for (int c = 0; c < cells; ++c)
-#pragma unroll
-            for (int i = 0; i < lane_phases / word; ++i) {
-                Pixels<word> pixels;
-#pragma unroll
-                for (int j = 0; j < word; ++j)
-                    pixels.of[j] = TiledSum::of(sums.of[c][i * word + j]);
-                tile[cell + c * warp_size][column + i] = pixels;
-            }
+    for (int cell = 0; cell < end; cell += cells * warp_size) {
+        const int own = cell + threadIdx.x % warp_size;
+        const Offset at = lane.cells.at(last, first_cell + cell);
+        if (one_row && lane.row.is_whole(at, lane.p) &&
+            lane.row.is_whole(at + (cells * warp_size - 1), lane.p)) {
+            put(tile, own, Sums<count, cells, true>(lane, columns, first_cell + own).of);
+        } else {
+            constexpr int at_once = cells;
+#pragma unroll 1
+            for (int c = 0; c < cells && cell + c * warp_size < end; c += at_once)
+                put(tile, own + c * warp_size,
+                    Sums<count, at_once, false>(lane, columns, first_cell + own + c * warp_size).of);
+        }
     }
 }
 
-// Makes pixels of the sums of a thread's phases in a cell. Where all blocks exist that could reach a cell,
-// its denominators are those of all such cells.
-template <int word, bool averaging = averages> struct Finish {
-    __device__ Finish(Offset, const Lane&) {}
-
-    // Whether these are the pixels; else they must be made with care.
-    __device__ bool operator()(Result (&pixels)[word], const Pixels<word>& sums, const OldPixel (&old)[word],
-                               int) const
-    {
-#pragma unroll
-        for (int j = 0; j < word; ++j)
-            if constexpr (rounds_in_tile)
-                pixels[j] = sums.of[j].value;
-            else
-                pixels[j] = narrow(old[j].plus(sums.of[j].value));
-        return true;
-    }
+// Divides the sums of a thread's phases. Where all blocks exist that could reach a cell, its denominators are
+// those of all such cells.
+template <int word, bool averaging = averages> struct Averages {
+    __device__ Averages(Offset, const Lane&) {}
 };
-template <int word> struct Finish<word, true> {
+template <int word> struct Averages<word, true> {
     const Lane& lane;
     RowTaps<word> row;
     Divisors<word> of_whole;
 
-    __device__ Finish(Offset phase, const Lane& lane)
+    __device__ Averages(Offset phase, const Lane& lane)
         : lane(lane), row(phase, lane.p), of_whole(denominators_of_whole().of)
     {
     }
@@ -454,129 +562,251 @@ template <int word> struct Finish<word, true> {
         return {taps, row.of_whole(), 0, lane.window, lane.p};
     }
 
-    __device__ bool operator()(Result (&pixels)[word], const Pixels<word>& sums, const OldPixel (&old)[word],
-                               int cell) const
+    __device__ bool is_whole(int cell) const { return row.is_whole(lane.cells.whole_at(cell), lane.p); }
+    // Whether these sums of whole cells have the quotients of of_whole.
+    template <int batch> __device__ bool divides(const Accumulator (&sums)[batch][word]) const
     {
-        Taps taps[rank];
-        memcpy(taps, lane.taps, sizeof(taps));
-        move_taps(taps, lane.cells, cell);
-        Accumulator averages_of[word];
+        MiddleBits bits = ~0u;
 #pragma unroll
-        for (int j = 0; j < word; ++j)
-            averages_of[j] = sums.of[j].value;
-        const bool divided = of_whole.divides(averages_of);
+        for (int i = 0; i < batch; ++i)
+            bits &= of_whole.bits(sums[i]);
+        if (in_middle(bits))
+            return true;
+        bool right = true; // where they are zero, or else
 #pragma unroll
-        for (int j = 0; j < word; ++j)
-            pixels[j] = narrow(old[j].plus(averages_of[j]));
-        return divided & is_whole(taps, lane.p) & row.is_whole(lane.cells.along[last][cell], lane.p);
+        for (int i = 0; i < batch; ++i)
+            right = right & of_whole.divides(sums[i]);
+        return right;
     }
-    __device__ void with_care(Result (&pixels)[word], const Pixels<word>& sums, const OldPixel (&old)[word],
-                              int cell) const
+    // Gives the averages of any cell.
+    __device__ void divide(Accumulator (&sums)[word], int cell) const
     {
-        Taps taps[rank];
-        memcpy(taps, lane.taps, sizeof(taps));
-        move_taps(taps, lane.cells, cell);
-        const Denominators<word> denominators(taps, row, lane.cells.along[last][cell], lane.window, lane.p);
+        if (is_whole(cell) && of_whole.divides(sums)) {
+            Accumulator quotients[word];
+            of_whole.divide(quotients, sums);
+            memcpy(sums, quotients, sizeof(sums));
+        } else {
+            Taps taps[rank];
+            memcpy(taps, lane.taps, sizeof(taps));
+            move_taps(taps, lane.cells, cell);
+            const Denominators<word> denominators(taps, row, lane.cells.at(last, cell), lane.window, lane.p);
 #pragma unroll
-        for (int j = 0; j < word; ++j)
-            pixels[j] = narrow(old[j].plus(denominators.of[j].finish(sums.of[j].value)));
+            for (int j = 0; j < word; ++j)
+                sums[j] = denominators.of[j].finish(sums[j]);
+        }
     }
 };
 
-// Stores `word` neighbouring pixels at once, which divide a stride.
+// What a thread stores of a tile: the same `word` neighbouring pixels, which divide a stride, of many cells.
+template <int word> struct Storer {
+    static constexpr int row_words = phases / word;
+    static constexpr int at_once = THREADS / row_words; // cells that the thread block stores at once
+    static constexpr int batch = 4;                     // of cells that a thread stores together
+    static constexpr bool fits = tile_cells % (batch * at_once) == 0;
+    // Lanes fill words of neighbouring cells and read neighbouring words of a cell: an odd pitch serves both.
+    using Tile = Pixels<word>[tile_cells][row_words | 1];
+
+    const Lane& lane;
+    int first, column; // cell and word of the tile
+    Offset phase;
+    Averages<word> averages_of;
+
+    __device__ Storer(Offset first_phase, const Lane& lane)
+        : lane(lane), first(threadIdx.x / row_words), column(threadIdx.x % row_words),
+          phase(first_phase + column * word), averages_of(phase, lane)
+    {
+        if (first >= at_once || phase >= stride[last])
+            first = tile_cells;
+    }
+
+    // The tile holds the cells from `begin` of the piece on; the first pixel is that of phase 0 in cell 0.
+    __device__ void store(const Tile& tile, Result* first_pixel, int begin, int piece) const
+    {
+#pragma unroll 1
+        for (int start = first; start < tile_cells; start += batch * at_once) {
+            const int number = (piece * CELLS + begin + start) / at_once;
+            OldPixel old[batch][word];
+            Result* address[batch];
+            bool exists[batch], whole = true;
+#pragma unroll
+            for (int i = 0; i < batch; ++i) {
+                const int cell = begin + cell_of(start, i);
+                const CellPixels in_image = lane.cells.template pixels<word>(cell, lane.p);
+                exists[i] = (fits || start + i * at_once < tile_cells) && has(in_image);
+                address[i] = first_pixel + in_image.offset;
+                trace_iteration(number + i);
+                OldPixel::load_wide(old[i], address[i], exists[i]);
+                if constexpr (averages)
+                    if (!one_row || i == 0 || i + 1 == batch) // cells between two of a row are as they are
+                        whole = whole & exists[i] & averages_of.is_whole(cell);
+            }
+            if constexpr (averages) {
+                if (!(whole && store_wholes(tile, start, address, old)))
+#pragma unroll 1
+                    for (int cell = start; cell < min(start + batch * at_once, tile_cells); cell += at_once)
+                        store_any(tile[cell][column], first_pixel, begin + cell);
+            } else {
+#pragma unroll
+                for (int i = 0; i < batch; ++i) {
+                    trace_iteration(number + i);
+                    const Pixels<word> sums = exists[i] ? tile[cell_of(start, i)][column] : Pixels<word>{};
+                    if (exists[i])
+                        store_sums(address[i], sums.of, old[i]);
+                }
+            }
+        }
+    }
+
+  private:
+    static __device__ int cell_of(int start, int i)
+    {
+        return fits ? start + i * at_once : min(start + i * at_once, tile_cells - 1);
+    }
+    __device__ bool has(const CellPixels& in_image) const
+    {
+        return within(in_image.row + phase, lane.p.size[last]);
+    }
+
+    static __device__ void store_sums(Result* address, const TiledSum (&sums)[word],
+                                      const OldPixel (&old)[word])
+    {
+        Result pixels[word];
+#pragma unroll
+        for (int j = 0; j < word; ++j)
+            if constexpr (rounds_in_tile)
+                pixels[j] = sums[j].value;
+            else
+                pixels[j] = narrow(old[j].plus(sums[j].value));
+        store_wide(address, pixels);
+    }
+
+    static __device__ void store_averages(Result* address, const Accumulator (&values)[word],
+                                          const OldPixel (&old)[word])
+    {
+        Result pixels[word];
+#pragma unroll
+        for (int j = 0; j < word; ++j)
+            pixels[j] = narrow(old[j].plus(values[j]));
+        store_wide(address, pixels);
+    }
+
+    // Cells that are whole, unless a sum is extreme; whether it did.
+    __device__ bool store_wholes(const Tile& tile, int start, Result* const (&address)[batch],
+                                 const OldPixel (&old)[batch][word]) const
+    {
+        Accumulator sums[batch][word];
+#pragma unroll
+        for (int i = 0; i < batch; ++i)
+            memcpy(sums[i], &tile[cell_of(start, i)][column], sizeof(sums[i]));
+        if (!averages_of.divides(sums))
+            return false;
+#pragma unroll
+        for (int i = 0; i < batch; ++i) {
+            Accumulator quotients[word];
+            averages_of.of_whole.divide(quotients, sums[i]);
+            store_averages(address[i], quotients, old[i]);
+        }
+        return true;
+    }
+    // Any cell.
+    __device__ void store_any(const Pixels<word>& sums, Result* first_pixel, int cell) const
+    {
+        const CellPixels in_image = lane.cells.template pixels<word>(cell, lane.p);
+        if (!has(in_image))
+            return;
+        trace_iteration(cell);
+        OldPixel old[word];
+        OldPixel::load_wide(old, first_pixel + in_image.offset, true);
+        Accumulator pixels[word];
+        memcpy(pixels, &sums, sizeof(pixels));
+        averages_of.divide(pixels, cell);
+        store_averages(first_pixel + in_image.offset, pixels, old);
+    }
+};
+
+// The first piece of a thread block, by their number: they count places, planes and pieces of a plane.
+inline __device__ Offset first_piece(Offset item, const PhasesParameters& p)
+{
+    return item * p.own_pieces + p.by_items.quotient(item * p.longer);
+}
+
+template <int word>
+__device__ void gather_pieces(const Scalar* __restrict__ columns, Result* __restrict__ image,
+                              const Weights& window, const PhasesParameters& p, Cells& cells)
+{
+    __shared__ typename Storer<word>::Tile tile;
+    Offset number = first_piece(blockIdx.x, p), left = first_piece(blockIdx.x + 1, p) - number;
+    Offset piece = p.by_pieces.split(number), plane = p.by_planes.split(number);
+#pragma unroll 1
+    for (; left > 0; ++number, plane = 0) {
+        const Place<1> place(number, p);
+        const Offset first_phase = place.along[last] * phases;
+        const Lane lane(place, first_phase + threadIdx.x / warp_size * lane_phases, cells, window, p);
+        const bool has_last =
+            kernel[last] % Pattern<last>::tap_step == 0 || lane.row.any_in_kernel(row_taps - 1);
+        const Storer<word> storer(first_phase, lane);
+
+        Offset batch = plane, channel = p.by_channels.split(batch);
+        LaneColumns lane_columns;
+#pragma unroll
+        for (int i = 0; i < (walks_phases ? 1 : lane_phases); ++i)
+            lane_columns[i] =
+                columns + batch * p.columns_batch + channel * p.columns_channel + lane.row.of[i].offset;
+        Offset first_offset = (storer.phase - p.in_front) * p.pixel_stride[last];
+#pragma unroll
+        for (int axis = 0; axis < last; ++axis)
+            first_offset += place.along[axis] * p.pixel_stride[axis];
+        Result* first_pixel = image + batch * p.image_batch + channel * p.image_channel + first_offset;
+        bool found = false;
+
+#pragma unroll 1
+        for (; left > 0 && plane < p.planes; ++plane, piece = 0) {
+#pragma unroll
+            for (int i = 0; i < (walks_phases ? 1 : lane_phases); ++i)
+                keep(lane_columns[i]);
+            if constexpr (!accumulates) // what is loaded must be known to lie in global memory
+                keep(first_pixel);
+#pragma unroll 1
+            for (; left > 0 && piece < p.pieces; ++piece, --left) {
+                if (one_row || !found || p.pieces > 1) {
+                    if constexpr (!one_row)
+                        __syncthreads();
+                    cells.find(piece, place, lane.taps, p);
+                    found = true;
+                }
+                const int count = int(Cells::count(piece, p));
+#pragma unroll 1
+                for (int begin = 0; begin < count; begin += tile_cells) {
+                    __syncthreads();
+                    const int end = min(count - begin, tile_cells);
+                    if (has_last)
+                        fill_tile<word, row_taps>(tile, begin, end, lane, lane_columns);
+                    else
+                        fill_tile<word, row_taps - 1>(tile, begin, end, lane, lane_columns);
+                    __syncthreads();
+                    storer.store(tile, first_pixel, begin, int(piece));
+                }
+            }
+            const bool last_of_batch = ++channel == p.channels;
+            channel = last_of_batch ? 0 : channel;
+#pragma unroll
+            for (int i = 0; i < (walks_phases ? 1 : lane_phases); ++i)
+                lane_columns[i] += last_of_batch ? p.columns_to_batch : p.columns_channel;
+            first_pixel += last_of_batch ? p.image_to_batch : p.image_channel;
+        }
+    }
+}
+
 template <int word>
 __device__ void gather_phases(const Scalar* __restrict__ columns, Result* __restrict__ image,
                               const Weights& window, const PhasesParameters& p)
 {
-    constexpr int row_words = phases / word;
-    // Lanes fill words of neighbouring cells and read neighbouring words of a cell: an odd pitch serves both.
-    __shared__ Pixels<word> tile[tile_cells][row_words | 1];
-    __shared__ Cells cells;
-    const Place<1> place(blockIdx.x, p);
-    const Offset first_phase = place.along[last] % phase_tiles * phases;
-    const Offset block_cell = place.along[last] / phase_tiles * p.block_cells;
-    const Offset count = min(p.block_cells, p.cells - block_cell);
-    cells.find(block_cell, count, place, p);
-    const Lane lane(place, first_phase + threadIdx.x / warp_size * lane_phases, cells, window, p);
-
-    constexpr int at_once = THREADS / row_words;          // cells that the thread block stores at once
-    constexpr int batch = lane_phases / word < 2 ? 2 : 4; // of cells whose old pixels are in flight together
-    constexpr bool fits = tile_cells % (batch * at_once) == 0;
-    const int column = threadIdx.x % row_words;
-    const Offset phase = first_phase + column * word;
-    const bool stores = threadIdx.x < at_once * row_words && phase < stride[last];
-    Offset own_pixel = (phase - p.in_front) * p.pixel_stride[last]; // of cell 0
-#pragma unroll
-    for (int axis = 0; axis < last; ++axis)
-        own_pixel += place.along[axis] * p.pixel_stride[axis];
-    const Finish<word> finish(phase, lane);
-
-#pragma unroll 1
-    for (Offset plane = place.batch * p.channels + place.channel; plane < p.planes; plane += p.plane_step) {
-        Offset of_batch = plane;
-        const Offset channel = p.by_channels.split(of_batch);
-        LaneColumns lane_columns;
-#pragma unroll
-        for (int i = 0; i < lane_phases; ++i) {
-            lane_columns[i] =
-                columns + of_batch * p.columns_batch + channel * p.columns_channel + lane.row.of[i].offset;
-            keep(lane_columns[i]);
-        }
-        Result* first_pixel = image + of_batch * p.image_batch + channel * p.image_channel + own_pixel;
-        if constexpr (!accumulates) // what is loaded must be known to lie in global memory
-            keep(first_pixel);
-#pragma unroll 1
-        for (Offset first_cell = 0; first_cell < count; first_cell += tile_cells) {
-            __syncthreads();
-            const Offset end = min(count - first_cell, Offset(tile_cells));
-            if (kernel[last] % Pattern<last>::tap_step == 0 || lane.row.any_in_kernel(row_taps - 1))
-                fill_tile<word, row_taps>(tile, first_cell, end, lane, lane_columns);
-            else
-                fill_tile<word, row_taps - 1>(tile, first_cell, end, lane, lane_columns);
-            __syncthreads();
-#pragma unroll 1
-            for (int first = stores ? threadIdx.x / row_words : tile_cells; first < tile_cells;
-                 first += batch * at_once) {
-                OldPixel old[batch][word];
-                Result* address[batch];
-                bool exists[batch];
-#pragma unroll
-                for (int i = 0; i < batch; ++i) {
-                    const int cell = fits ? first + i * at_once : min(first + i * at_once, tile_cells - 1);
-                    exists[i] = (fits || first + i * at_once < tile_cells) &&
-                                within(cells.row_pixel[first_cell + cell] + phase, p.size[last]);
-                    address[i] = first_pixel + cells.pixel[first_cell + cell];
-                    trace_iteration(int((first_cell + first) / at_once) + i);
-                    OldPixel::load_wide(old[i], address[i], exists[i]);
-                }
-                unsigned ragged = 0; // cells that are not whole, or whose sums are extreme
-#pragma unroll
-                for (int i = 0; i < batch; ++i) {
-                    const int cell = fits ? first + i * at_once : min(first + i * at_once, tile_cells - 1);
-                    const Pixels<word> pixels = exists[i] ? tile[cell][column] : Pixels<word>{};
-                    Result elements[word];
-                    const bool stored = finish(elements, pixels, old[i], int(first_cell) + cell) & exists[i];
-                    trace_iteration(int((first_cell + first) / at_once) + i);
-                    if (stored)
-                        store_wide(address[i], elements);
-                    ragged |= unsigned(exists[i] & !stored) << i;
-                }
-                if constexpr (averages)
-#pragma unroll 1
-                    for (int i = 0; ragged >> i != 0; ++i)
-                        if (ragged >> i & 1) {
-                            const int cell = first + i * at_once;
-                            Result* const pixel = first_pixel + cells.pixel[first_cell + cell];
-                            OldPixel old_of_cell[word];
-                            trace_iteration(int((first_cell + first) / at_once) + i);
-                            OldPixel::load_wide(old_of_cell, pixel, true);
-                            Result elements[word];
-                            finish.with_care(elements, tile[cell][column], old_of_cell,
-                                             int(first_cell) + cell);
-                            store_wide(pixel, elements);
-                        }
-            }
-        }
+    if constexpr (one_row) {
+        Cells cells;
+        gather_pieces<word>(columns, image, window, p, cells);
+    } else {
+        __shared__ Cells cells;
+        gather_pieces<word>(columns, image, window, p, cells);
     }
 }
 

@@ -123,15 +123,23 @@ __device__ void gather_pixels(const Scalar* __restrict__ columns, Result* __rest
         OldPixel::load_wide(old[plane], first + plane * p.image_channel, plane < remaining);
     const Divisors<word, (planes > 1)> divisors(denominators);
     Accumulator quotients[planes][word];
-    bool right = true;
+    MiddleBits bits = ~0u;
 #pragma unroll
-    for (int plane = 0; plane < planes; ++plane)
-        right = right & divisors.divide(quotients[plane], sums[plane]);
-    if (!right) {
-        memcpy(quotients, sums, sizeof(sums));
+    for (int plane = 0; plane < planes; ++plane) {
+        bits &= divisors.bits(sums[plane]);
+        divisors.divide(quotients[plane], sums[plane]);
+    }
+    if (!in_middle(bits)) {
+        bool right = true;
 #pragma unroll
         for (int plane = 0; plane < planes; ++plane)
-            divisors.finish(quotients[plane]);
+            right = right & divisors.divides(sums[plane]);
+        if (!right) {
+            memcpy(quotients, sums, sizeof(sums));
+#pragma unroll
+            for (int plane = 0; plane < planes; ++plane)
+                divisors.finish(quotients[plane]);
+        }
     }
 #pragma unroll
     for (int plane = 0; plane < planes; ++plane) {

@@ -303,6 +303,22 @@ inline __device__ bool multiplies(float number)
 {
     return (bit_cast<unsigned>(number) << 1) == 0 || between_powers<60>(number);
 }
+// A quick look at many numbers: the bits of all of them, joined by &, are in the middle where each is between
+// 2^-63 and 2^65. Of the upper two bits of an exponent exactly one is set there, and a carry into the lower
+// one leaves the upper one set.
+using MiddleBits = unsigned;
+inline __device__ MiddleBits middle_bits(float number)
+{
+    return bit_cast<unsigned>(number) + (1u << 29);
+}
+template <typename Real> inline __device__ MiddleBits middle_bits(Complex<Real> number)
+{
+    return middle_bits(number.real) & middle_bits(number.imaginary);
+}
+inline __device__ bool in_middle(MiddleBits bits)
+{
+    return (bits & 1u << 30) != 0;
+}
 inline __device__ float quotient_of(float number, float divisor, float reciprocal)
 {
     const float estimate = multiply(number, reciprocal);
@@ -528,6 +544,14 @@ template <typename Element> inline __device__ void keep_shared(Element*& address
     unsigned in_shared = unsigned(__cvta_generic_to_shared(address));
     keep(in_shared);
     address = static_cast<Element*>(__cvta_shared_to_generic(in_shared));
+#endif
+}
+
+// Keeps the compiler from knowing a number: what is made of it afterwards is made anew each time.
+inline __device__ void forget(int& number)
+{
+#ifndef HOSTCUDA
+    asm volatile("" : "+r"(number));
 #endif
 }
 

@@ -282,43 +282,49 @@ template <int pixels, bool again = true> struct Divisors {
 
     Denominator of[pixels];
     Weight reciprocals[pixels];
-    bool have_reciprocals;
+    unsigned have_reciprocals; // all bits or none
 
-    explicit __device__ Divisors(const Denominator (&denominators)[pixels]) : have_reciprocals(true)
+    explicit __device__ Divisors(const Denominator (&denominators)[pixels]) : have_reciprocals(~0u)
     {
         memcpy(of, denominators, sizeof(of));
         if constexpr (by_reciprocals)
 #pragma unroll
             for (int i = 0; i < pixels; ++i) {
                 reciprocals[i] = reciprocal_of(of[i].value);
-                have_reciprocals = have_reciprocals && has_reciprocal(of[i].value);
+                have_reciprocals &= has_reciprocal(of[i].value) ? ~0u : 0;
             }
     }
 
-    // Gives the quotients; whether they are right, else finish has them.
-    __device__ bool divide(Accumulator (&quotients)[pixels], const Accumulator (&sums)[pixels]) const
+    // Gives the quotients, which are right where the bits of the sums are in the middle, or else `divides` says
+    // so; else finish has them.
+    __device__ void divide(Accumulator (&quotients)[pixels], const Accumulator (&sums)[pixels]) const
     {
-        bool right = true;
         if constexpr (by_reciprocals) {
-            right = have_reciprocals;
 #pragma unroll
-            for (int i = 0; i < pixels; ++i) {
-                right = right & multiplies(sums[i]);
+            for (int i = 0; i < pixels; ++i)
                 quotients[i] = quotient_of(sums[i], of[i].value, reciprocals[i]);
-            }
         } else {
             memcpy(quotients, sums, sizeof(quotients));
             finish(quotients);
         }
-        return right;
     }
-    // Whether all were divided: else they are what they were.
-    __device__ bool divides(Accumulator (&sums)[pixels]) const
+    __device__ MiddleBits bits(const Accumulator (&sums)[pixels]) const
     {
-        Accumulator quotients[pixels];
-        const bool right = divide(quotients, sums);
-        if (right)
-            memcpy(sums, quotients, sizeof(sums));
+        MiddleBits bits = have_reciprocals;
+        if constexpr (by_reciprocals)
+#pragma unroll
+            for (int i = 0; i < pixels; ++i)
+                bits &= middle_bits(sums[i]);
+        return bits;
+    }
+    // Whether the quotients of these sums are right, which may be zero.
+    __device__ bool divides(const Accumulator (&sums)[pixels]) const
+    {
+        bool right = have_reciprocals != 0;
+        if constexpr (by_reciprocals)
+#pragma unroll
+            for (int i = 0; i < pixels; ++i)
+                right = right & multiplies(sums[i]);
         return right;
     }
     __device__ void finish(Accumulator (&sums)[pixels]) const

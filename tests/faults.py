@@ -194,11 +194,11 @@ FAULTS = (
         COL2IM + "warps_wait_for_each_other_and_every_byte_is_written_once[staged-observed]",
     ),
     Fault(
-        "a last wave of thread blocks that takes as long as what is in it",
+        "a wave of as many thread blocks as there are places",
         f"{VARIANTS}/col2im.py",
-        "waves = -(-items_of_tile * tiles(block_cells) * -(-view.planes // block_planes) // at_once)",
-        "waves = items_of_tile * tiles(block_cells) * -(-view.planes // block_planes) / at_once",
-        COL2IM + "the_last_wave_of_thread_blocks_is_nearly_full[442368-2048-512-64-H200]",
+        "items = min(total, -(-places // at_once) * at_once)",
+        "items = min(total, max(places, at_once))",
+        COL2IM + "all_waves_of_thread_blocks_are_full[size2-256-192-24-H200]",
     ),
     Fault(
         "a quotient that its reciprocal rounds",
@@ -224,9 +224,16 @@ FAULTS = (
     Fault(
         "cells that not all blocks reach divided as those that all reach",
         "kernels/col2im_gather_phases.cu",
-        "return divided & is_whole(taps, lane.p) & row.is_whole(",
-        "return divided & row.is_whole(",
+        "are_whole(taps, at, p) ? at[last] : past",
+        "at[last]",
         COL2IM + "warps_wait_for_each_other_where_sums_are_fused[phases]",
+    ),
+    Fault(
+        "a quick look at sums that lets extreme ones pass",
+        "kernels/common.cuh",
+        "return bit_cast<unsigned>(number) + (1u << 29);",
+        "return ~0u;",
+        COL2IM + "averages_are_rounded_once_wherever_they_lie[float32]",
     ),
     Fault(
         "planes that reciprocals do not divide left as sums",
@@ -238,16 +245,23 @@ FAULTS = (
     Fault(
         "no barrier before the phases of a tile are stored",
         "kernels/col2im_gather_phases.cu",
-        "end, lane, lane_columns);\n            __syncthreads();\n",
-        "end, lane, lane_columns);\n",
+        "                    __syncthreads();\n                    storer.store(",
+        "                    storer.store(",
         COL2IM + "warps_wait_for_each_other_and_every_byte_is_written_once[audio-400-160-observed]",
     ),
     Fault(
         "no barrier before cells are looked up and the next ones of a tile added up",
         "kernels/col2im_gather_phases.cu",
-        "first_cell += tile_cells) {\n            __syncthreads();\n",
-        "first_cell += tile_cells) {\n",
+        "begin += tile_cells) {\n                    __syncthreads();\n",
+        "begin += tile_cells) {\n",
         COL2IM + "warps_wait_for_each_other_and_every_byte_is_written_once[staged-observed]",
+    ),
+    Fault(
+        "no barrier before cells are replaced by those of the next piece",
+        "kernels/col2im_gather_phases.cu",
+        "                        __syncthreads();\n                    cells.find(",
+        "                        ;\n                    cells.find(",
+        COL2IM + "warps_wait_for_each_other_and_every_byte_is_written_once[pieces-observed]",
     ),
     Fault(
         "no barrier between the rounds of a split sum",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import product
 from math import gcd, prod
 from typing import Any
 
@@ -25,7 +24,17 @@ from gpufold.gpu.parameters import (
     struct,
     wide,
 )
-from gpufold.gpu.plan import Plan, Problem, Variant, Work, check_atomics, grid_of, planes_per_thread, resident_blocks
+from gpufold.gpu.plan import (
+    MAX_SHARED_BYTES,
+    Plan,
+    Problem,
+    Variant,
+    Work,
+    check_atomics,
+    grid_of,
+    planes_per_thread,
+    resident_blocks,
+)
 from gpufold.gpu.variants.moves import LINE_BYTES, SECTOR_BYTES, WARP, WIDEST_WORD, word_elements
 from gpufold.gpu.variants.sliding import (
     View,
@@ -362,31 +371,28 @@ def gather_pixels(problem: Problem) -> Plan:
 
 PHASES_PER_LANE = {1: 8, 2: 8, 4: 8, 8: 4, 16: 2}
 """Pixels that a lane adds up at once, at most, by the size of an element: their loads are in flight together."""
+PHASES_MANY_TAPS = 4
+"""Of a row's pixel, from which on half as many pixels have as many loads."""
 PHASES_WARPS = 8
 PHASES_MOST_CELLS = 4
 """Cells of a lane whose loads are in flight together, at most, where a cell alone has few."""
-PHASES_LOADS = 32
-"""Registers that these loads fill then; kernels/col2im.cuh's looped_loads."""
 PHASES_TILE = 64
 """Cells that a thread block adds up before it writes them, at least."""
 PHASES_CELLS = 256
-"""Cells of a thread block, at most."""
-PHASES_PLANES = 16
-"""Planes of a thread block, at most, one after the other: they share what it finds out once."""
-PHASES_SETUP = 1.5
-"""Prediction: what a thread does once, in rounds: what it does for one cell."""
+"""Of a piece, at most: cells whose places a thread block holds in shared memory."""
+PHASES_REGISTERS, PHASES_FEW_REGISTERS = 128, 96
+"""Of a thread, and of one that adds up a cell at a time: launch bounds grant them, so that as many thread blocks as
+these leave room for are resident, or more."""
 BLOCK_SHARED_BYTES = 1024
 """Shared memory that the system takes for each resident thread block."""
-PHASES_AXIS_REGISTERS, PHASES_MOST_REGISTERS = 6, 128
-"""Of a thread, more for each axis but the last, and at most."""
 
 
-def _lane_phases(stride: int, itemsize: int, word: int) -> tuple[int, int]:
+def _lane_phases(stride: int, itemsize: int, word: int, most: int) -> tuple[int, int]:
     """Return the phases of a lane, in words of so many, and the warps of a thread block.
 
     They are those that idle fewest lanes, then fill most lines.
     """
-    most = max(word, PHASES_PER_LANE[itemsize])
+    most = max(word, most)
     choices = (
         (lane, warps)
         for lane in range(word, most + 1, word)
@@ -414,7 +420,9 @@ def gather_phases(problem: Problem) -> Plan:
     *outer, row = view.axes
     itemsize = view.element.itemsize
     word = gcd(row.stride * itemsize, WIDEST_WORD)  # in bytes
-    lane, warps = _lane_phases(row.stride, itemsize, word // itemsize)
+    one_row, row_taps = not outer, taps_per_pixel(row)
+    most = PHASES_PER_LANE[itemsize] // (2 if one_row and row_taps >= PHASES_MANY_TAPS else 1)
+    lane, warps = _lane_phases(row.stride, itemsize, word // itemsize, most)
     phases = lane * warps
     steps = (*view.pixel_strides[:-1], view.image_channel, view.image_batch, row.size, row.pad_begin)
     words = (
@@ -424,55 +432,40 @@ def gather_phases(problem: Problem) -> Plan:
         and not any(step * itemsize % word for step in steps)
     )
     stored = word // itemsize if words else 1  # pixels at once
-    finished_later = problem.fusion.accumulate or problem.fusion.reduction != "sum"
-    tiled = view.element.accumulator_bytes if finished_later else itemsize
-    cells = prod(_cells(view))
+    averages = problem.fusion.reduction != "sum"
+    tiled = view.element.accumulator_bytes if averages or problem.fusion.accumulate else itemsize
     outer_phases = tuple(min(axis.stride, axis.size) for axis in outer)
     phase_tiles = -(-row.stride // phases)
-
-    def tiles(block_cells: int) -> int:
-        return -(-cells // block_cells)
-
-    items_of_tile = prod(outer_phases) * phase_tiles
-    of_tap = lane * max(4, itemsize) // 4  # registers
-    of_row = taps_per_pixel(row) * of_tap
-    few = taps_per_pixel(row) <= 2
+    places = prod(outer_phases) * phase_tiles
     joined = any(taps_per_pixel(axis) > 1 and axis.kernel % tap_step(axis) == 0 for axis in outer[-1:])
-    most_cells = PHASES_MOST_CELLS if few and not joined else 1
-    loads = max(of_row, PHASES_LOADS) if few else of_row
-    addresses = 2 * lane + loads * lane // of_tap * 3 // 4
-    weights = of_row if problem.fusion != PLAIN else 0
-    registers = PHASES_AXIS_REGISTERS * len(outer) + addresses + loads + most_cells * of_tap + weights
-    resident = resident_blocks(WARP * warps, min(registers, PHASES_MOST_REGISTERS))
-    tile_bytes = max(PHASES_TILE, WARP * most_cells) * (phases // stored | 1) * stored * tiled
+    most_cells = PHASES_MOST_CELLS if one_row or (row_taps <= 2 and not joined) else 1
+    if most_cells > 1 and not one_row and "double" in view.element.accumulator:
+        most_cells //= 2  # a sum of two registers leaves fewer for places
+    arrays = 0 if one_row else len(view.axes) + 3 + averages  # of what is known of a piece's cells
 
-    def shared_bytes(bits: int) -> int:
-        return tile_bytes + PHASES_CELLS * (len(view.axes) + 3) * bits // 8
+    def shared_bytes(tile_cells: int, bits: int) -> int:
+        return tile_cells * (phases // stored | 1) * stored * tiled + PHASES_CELLS * arrays * bits // 8
 
-    held = min(
-        device.threads_per_multiprocessor // (WARP * warps),
-        device.shared_bytes // (shared_bytes(32) + BLOCK_SHARED_BYTES),
-    )
+    while most_cells > 1 and shared_bytes(WARP * most_cells, 64) > MAX_SHARED_BYTES:
+        most_cells //= 2
+    tile_cells = max(PHASES_TILE, WARP * most_cells)
+    resident = resident_blocks(WARP * warps, PHASES_REGISTERS if most_cells > 1 or averages else PHASES_FEW_REGISTERS)
+    held = device.shared_bytes // (shared_bytes(tile_cells, 32) + BLOCK_SHARED_BYTES)
     at_once = device.multiprocessors * max(1, min(resident, held))
-
-    def rounds(choice: tuple[int, int]) -> float:
-        """Count what the threads of all waves do; the last wave takes as long as a full one."""
-        block_cells, block_planes = choice
-        waves = -(-items_of_tile * tiles(block_cells) * -(-view.planes // block_planes) // at_once)
-        return waves * (min(block_cells, _multiple(cells, WARP)) // WARP * block_planes + PHASES_SETUP)
-
-    block_cells, block_planes = min(
-        product(range(WARP, PHASES_CELLS + 1, WARP), range(1, min(view.planes, PHASES_PLANES) + 1)), key=rounds
-    )
-    plane_step = -(-view.planes // block_planes)
-    items = items_of_tile * tiles(block_cells) * plane_step
+    cells = prod(_cells(view))
+    pieces = -(-cells // (tile_cells if one_row else PHASES_CELLS))
+    while places * view.planes * pieces < at_once and tile_cells * pieces < cells:
+        pieces += 1
+    piece_cells = _multiple(-(-cells // pieces), tile_cells)
+    pieces = -(-cells // piece_cells)
+    total = places * view.planes * pieces
+    items = min(total, -(-places // at_once) * at_once)  # whole waves, of about a place each
     past_row = row.stride + phases
     bits = offset_bits(
         OPERATION,
         _largest_offset(view) + past_row * (1 + abs(view.tap_strides[-1]) + abs(view.pixel_strides[-1])),
-        items,
+        total + items**2,
         cells + PHASES_CELLS,
-        view.planes + plane_step,
     )
     run = f"runs of {_counted(min(phases, row.stride), 'pixel')}"
     return _plan(
@@ -483,26 +476,34 @@ def gather_phases(problem: Problem) -> Plan:
             items,
             1,
             WARP * warps,
-            (*outer_phases, tiles(block_cells) * phase_tiles),
+            (*outer_phases, phase_tiles),
             view.channels,
             bits,
-            shared_bytes(bits),
+            shared_bytes(tile_cells, bits),
         ),
         f"each lane adds up {_counted(lane, 'neighbouring pixel')} of a stride at a time, "
         f"and its thread block writes {run}, stored {f'in words of {word} bytes' if words else 'one by one'}",
         {
             "in_front": offset(row.pad_begin % row.stride),
             "first_block": offset(row.pad_begin // row.stride),
-            "block_cells": offset(block_cells),
             "cells": offset(cells),
+            "piece_cells": offset(piece_cells),
+            "pieces": offset(pieces),
             "planes": offset(view.planes),
-            "plane_step": offset(plane_step),
+            "own_pieces": offset(total // items),
+            "longer": offset(total % items),
+            "columns_to_batch": wide(view.columns_batch - (view.channels - 1) * view.columns_channel),
+            "image_to_batch": wide(view.image_batch - (view.channels - 1) * view.image_channel),
+            "by_pieces": divisor(pieces),
+            "by_planes": divisor(view.planes),
+            "by_items": divisor(items),
             "by_cells": divisor(_cells(view)),
         },
         LANE_PHASES=lane,
         MOST_CELLS=most_cells,
         CELLS=PHASES_CELLS,
         WORD=word // itemsize,
+        BLOCKS_FOLLOW=int(one_row and view.block_strides[-1] == 1),
         RESIDENT_BLOCKS=resident,
     )
 
