@@ -40,9 +40,9 @@ APART_BYTES = 96
 
 PACKED_BYTES = 128
 PACKED_REGISTERS = 128
-PACKED_OTHERS = 16
+PACKED_OTHERS = 28
 """Of a piece of the packed kernel, where a block is no more; what its words take at most as they are loaded, and what a
-thread needs besides them and as much for addresses: predictions."""
+thread needs besides them and one for each address: predictions."""
 
 PACKED_WORDS = 48
 """Of 4 bytes, that a piece has at most where any way to share rows out has so few: the compiler may spill more."""
@@ -410,7 +410,7 @@ def packed(problem: Problem) -> Plan:
         LOADED_ANYWHERE=int(pieces.anywhere),
         BEGINS_BLOCKS=int(pieces.parts == 1 and last.pad % last.kernel == 0),
         WHOLE=int(pieces.whole),
-        RESIDENT_BLOCKS=resident_blocks(threads, 2 * pieces.registers + PACKED_OTHERS),
+        RESIDENT_BLOCKS=resident_blocks(threads, pieces.registers + pieces.loads + PACKED_OTHERS),
     )
 
 
