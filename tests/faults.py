@@ -254,7 +254,7 @@ FAULTS = (
         "kernels/col2im_gather_phases.cu",
         "begin += tile_cells) {\n                    __syncthreads();\n",
         "begin += tile_cells) {\n",
-        COL2IM + "warps_wait_for_each_other_and_every_byte_is_written_once[staged-observed]",
+        COL2IM + "warps_wait_for_each_other_and_every_byte_is_written_once[pieces-observed]",
     ),
     Fault(
         "no barrier before cells are replaced by those of the next piece",

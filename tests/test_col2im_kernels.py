@@ -389,7 +389,7 @@ WEIGHTED = [fusion for fusion in FUSIONS if fusion[1] != "none"]
 AWKWARD_CASES = (
     *FUSED_CASES,
     Case("several-cells-of-a-lane", (3, 20 * 250), (2, 45), (2, 20), 1, (1, 3), (1, 5), batch=1, channels=1),
-    Case("phases-of-as-many-taps", (4 * 70,), (12,), 4, 1, 5, 3, batch=1, channels=2),
+    Case("phases-of-as-many-taps", (3, 4 * 70), (2, 12), (1, 4), 1, (1, 5), (0, 3), batch=1, channels=2),
 )
 
 
