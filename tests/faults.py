@@ -932,11 +932,11 @@ FAULTS = (
         ADD_BLOCKS + "every_kernel_is_the_numpy_path_in_any_layout[farthest-0]",
     ),
     Fault(
-        "the sign of a zero lost where no block lands",
+        "the sign of a weight of zero lost where another block lands beside",
         "kernels/positions.cuh",
         "(exists ? 0 : 1u << 31)",
         "0u",
-        ADD_BLOCKS + "every_kernel_is_the_numpy_path_in_any_layout[several-tiles-3]",
+        ADD_BLOCKS + "blocks_beside_a_pixel_leave_the_sign_of_its_weight[gather]",
     ),
     Fault(
         "blocks before a tile left out of it",
@@ -997,7 +997,7 @@ FAULTS = (
     Fault(
         "a weight multiplied into what a thread has outside of the array",
         "kernels/take_blocks_owners.cu",
-        "of_row[row] = nearest || (inside >> row & 1) ? weight.value() : Weight(0);",
+        "of_row[row] = whole || nearest || (inside >> row & 1) ? weight.value() : Weight(0);",
         "of_row[row] = weight.value();",
         TAKE_BLOCKS + "no_weight_counts_outside_of_the_array[owners-full]",
     ),

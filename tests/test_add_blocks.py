@@ -536,6 +536,17 @@ def test_tiles_share_a_search_where_it_is_dear_and_the_device_stays_full(shape, 
     assert prod(plan_of(shape, block, count, variant="gather").grid) == regions
 
 
+@pytest.mark.hostcuda
+@pytest.mark.parametrize("variant", ["gather", "owners"])
+def test_blocks_beside_a_pixel_leave_the_sign_of_its_weight(variant):
+    """A thread has pixels of several rows; of a block that covers some of them, nothing is added to the others."""
+    zeros, positions = np.full((8, 8), -0.0, np.float32), np.array([[0, 0], [2, 1], [5, 0]])
+    out, weight, window = zeros.copy(), zeros.copy(), zeros[:3, :3].copy()
+    run(variant, out, np.ones((3, 3, 3), np.float32), positions, window, weight_out=weight)
+    assert_same_bits(out, zeros)
+    assert_same_bits(weight, zeros)
+
+
 def check_weights(case, dtype, rng, **mode):
     """Run every variant that serves, in some layout; atomic additions of weights have no order."""
     dtype = np.dtype(dtype)
