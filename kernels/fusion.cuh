@@ -295,8 +295,8 @@ template <int pixels, bool again = true> struct Divisors {
             }
     }
 
-    // Gives the quotients, which are right where the bits of the sums are in the middle, or else `divides` says
-    // so; else finish has them.
+    // Gives the quotients, which are right where the bits of the sums are in the middle, or else `divides`
+    // says so; else finish has them.
     __device__ void divide(Accumulator (&quotients)[pixels], const Accumulator (&sums)[pixels]) const
     {
         if constexpr (by_reciprocals) {

@@ -59,12 +59,13 @@ struct Listed {
     unsigned rows;               // of the tile that it covers, a bit each; unused along one axis
 };
 
-// Rows that are whole are stored without a look at each, where there are registers for what is then in flight.
+// Rows that are whole are stored without a look at each, where there are registers for what is then in
+// flight.
 constexpr bool has_whole_rows = !one_axis && (!windowed || separable);
 constexpr unsigned all_rows = ~0u >> (32 - thread_rows);
 
-// The weights of a thread's rows in one block; those of the other axes are the same for all. `whole` where the
-// block covers all of these rows, which lie in the image.
+// The weights of a thread's rows in one block; those of the other axes are the same for all. `whole` where
+// the block covers all of these rows, which lie in the image.
 template <bool whole> struct RowWeights {
     Weight of_row[thread_rows];
 
