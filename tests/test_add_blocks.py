@@ -415,6 +415,7 @@ def test_no_weight_counts_where_its_element_lands_outside(case, kind):
 
 
 @pytest.mark.hostcuda
+@pytest.mark.some(2)
 @pytest.mark.parametrize(("narrow", "wide"), WIDER, ids=str)
 @pytest.mark.parametrize("mode", ["observed", pytest.param("plain", marks=pytest.mark.all), SANITIZED])
 def test_every_kernel_adds_to_a_wider_out(narrow, wide, mode):

@@ -128,7 +128,7 @@ def check_variants(case, dtype, device=ONE_THREAD, mode="plain", names=VARIANTS)
             check(geometry, columns, want, variant, device, mode=mode)
 
 
-@pytest.mark.some(3)
+@pytest.mark.some(4)
 @pytest.mark.parametrize("case", [*CASES, *LARGE_STRIDE_CASES, *STAGED_CASES], ids=str)
 def test_every_variant_is_the_definition(case):
     dtype = DTYPES[[*CASES, *LARGE_STRIDE_CASES, *STAGED_CASES].index(case) % len(DTYPES)]
@@ -352,7 +352,7 @@ def check_fused(case, dtype, fusion, seed=0, device=ONE_THREAD, mode="plain", ma
             )
 
 
-@pytest.mark.some(3)
+@pytest.mark.some(4)
 @pytest.mark.parametrize("number", range(2 * len(FUSIONS)))
 def test_every_variant_fuses_as_the_numpy_path(number):
     fusion, case = FUSIONS[number % len(FUSIONS)], FUSED_CASES[number % len(FUSED_CASES)]

@@ -53,6 +53,7 @@ def sample_plan(symbol, input, output, parameters=b"", threads=256, blocks=None,
 # ---- results
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("dtype", ["float", "double", "unsigned char", "short"])
 def test_transposes_through_shared_memory(mode, dtype):

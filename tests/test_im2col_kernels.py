@@ -503,6 +503,7 @@ def test_columns_of_any_strides_are_written_in_place(kernel, stride, spaced):
             check("im2col", geometry, image, want, variant, ONE_THREAD, result)
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize(
     "case", [*STAGED_CASES, *UNSPLIT_CASES, WORDS_CASES[0], LONG_ROWS_CASES[0], *CELLS_CASES[1:5:3]], ids=str
 )
