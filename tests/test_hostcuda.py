@@ -482,6 +482,18 @@ def test_waits_are_counted_one_after_another(tmp_path):
     assert (done.traffic.loads.requests, done.phases, done.cached_phases) == (4, 1, 2)
 
 
+def test_machine_code_takes_minima_that_are_not_below_zero(tmp_path):
+    """One instruction since 9.0: a minimum with .RELU."""
+    (tmp_path / "least.cu").write_text(
+        'extern "C" __global__ void least(const int* input, int* output, int b)\n'
+        "{\n    output[threadIdx.x] = max(0, min(input[threadIdx.x], b));\n}\n"
+    )
+    data, result = np.arange(-16, 16, dtype=np.int32), np.empty(32, np.int32)
+    plan = sample_plan("least", data, result, struct.pack("i", 5), threads=32)
+    hostcuda.work(plan, data, result, device=DEVICE_OF[90], kernels=tmp_path)
+    assert np.array_equal(result, np.clip(data, 0, 5))
+
+
 @pytest.mark.parametrize("architecture", [75, 90, 100])
 @pytest.mark.parametrize("less", [0, 7, 2**33])
 def test_machine_code_subtracts_from_multiples_of_64_bits(tmp_path, less, architecture):

@@ -30,6 +30,16 @@ def contiguous_strides(shape: Size) -> Size:
     return tuple(reversed(strides))
 
 
+def are_contiguous(shape: Size, strides: Size) -> bool:
+    """Return whether elements follow each other in C order; an axis of one is never stepped along.
+
+    >>> are_contiguous((5, 1, 3), (3, 7, 1)), are_contiguous((5, 2, 3), (3, 7, 1))
+    (True, False)
+    """
+    steps = zip(shape, strides, contiguous_strides(shape), strict=True)
+    return all(extent == 1 or stride == step for extent, stride, step in steps)
+
+
 def span(extents: Size, strides: Size) -> int:
     """Bound the distance in elements between any two elements of an array.
 

@@ -13,6 +13,7 @@ from gpufold.geometry import Axis, Size
 from gpufold.gpu.parameters import (
     INT32_MAX,
     Field,
+    are_contiguous,
     contiguous_strides,
     divisor,
     int32,
@@ -271,8 +272,7 @@ def gather_bytes(problem: Problem) -> Plan:
             f"not {taps} and {row.kernel}"
         )
     source = problem.input
-    end = 1 + sum((size - 1) * stride for size, stride in zip(source.shape, source.strides, strict=True))
-    ends = (end, view.columns_channel, view.columns_batch)
+    ends = (1 + span(source.shape, source.strides), view.columns_channel, view.columns_batch)
     if source.alignment % BYTES_WORD or min(source.strides) < 0 or any(end % BYTES_WORD for end in ends):
         raise Unsupported(f"{name} needs planes of the columns that begin and end with words of {BYTES_WORD} bytes")
     multiples = [row.size, *view.pixel_strides[:-1], view.image_channel, view.image_batch]
@@ -728,10 +728,7 @@ def gather_blocks(problem: Problem) -> Plan:
     view = view_of(problem)
     row = view.axes[-1]
     kernel = tuple(axis.kernel for axis in view.axes)
-    if any(
-        extent > 1 and step != contiguous
-        for extent, step, contiguous in zip(kernel, view.tap_strides, contiguous_strides(kernel), strict=True)
-    ):
+    if not are_contiguous(kernel, view.tap_strides):
         raise Unsupported(
             f"{OPERATION}: gather_blocks loads rows of taps in whole blocks, so a block's taps must be "
             f"contiguous in the columns, but their strides are {view.tap_strides} elements"

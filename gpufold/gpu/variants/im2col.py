@@ -10,6 +10,7 @@ from typing import NamedTuple
 from gpufold.calls import Unsupported
 from gpufold.gpu.parameters import (
     INT32_MAX,
+    are_contiguous,
     contiguous_strides,
     divisor,
     offset,
@@ -507,11 +508,7 @@ def packed(problem: Problem) -> Plan:
         )
     shape = (view.batch, view.channels, *view.blocks, *view.kernel)
     steps = (view.columns_batch, view.columns_channel, *view.block_strides, *view.tap_strides)
-    contiguous = all(
-        extent == 1 or step == wanted
-        for extent, step, wanted in zip(shape, steps, contiguous_strides(shape), strict=True)
-    )
-    if not contiguous or (row.size > 1 and view.pixel_strides[-1] != 1):
+    if not are_contiguous(shape, steps) or (row.size > 1 and view.pixel_strides[-1] != 1):
         raise Unsupported(
             f"{OPERATION}: packed needs an image with a contiguous last axis, not steps of {view.pixel_strides[-1]}, "
             f"and columns (batch, channels, *positions, *kernel) that are contiguous, not steps of {steps}"

@@ -10,7 +10,17 @@ from typing import Any
 
 from gpufold.calls import Unsupported
 from gpufold.geometry import SpaceGeometry
-from gpufold.gpu.parameters import contiguous_strides, divisor, offset, offset_bits, offset_type, pack, wide
+from gpufold.gpu.parameters import (
+    are_contiguous,
+    contiguous_strides,
+    divisor,
+    offset,
+    offset_bits,
+    offset_type,
+    pack,
+    span,
+    wide,
+)
 from gpufold.gpu.plan import Operand, Plan, Problem, Variant, grid_of, planes_per_thread, resident_blocks
 from gpufold.gpu.variants import unfolding
 from gpufold.gpu.variants.moves import (
@@ -352,7 +362,7 @@ def _pieces(problem: Problem, moves: Moves) -> Iterator[_Pieces]:
     last, itemsize = moves.axes[-1], moves.itemsize
     of_word, aligned = 4 // itemsize, _aligned_blocks(problem, moves)
     shape, steps = problem.input.shape, problem.input.strides
-    extent = 1 + sum((size - 1) * step for size, step in zip(shape, steps, strict=True))
+    extent = 1 + span(shape, steps)
     in_words = last.block_step == 1 and min(steps) >= 0 and extent == prod(shape)  # no word reaches out of the array
     in_words = in_words and word_elements(itemsize, problem.input.alignment, [extent]) >= of_word
     in_row = 1 << (-(-last.size // last.kernel) - 1).bit_length()  # about so many blocks: rows of most sizes are alike
@@ -381,8 +391,7 @@ def packed(problem: Problem) -> Plan:
     if itemsize > 4:
         raise Unsupported(f"{operation}: packed puts words of 4 bytes together, not elements of {itemsize}")
     shape, steps = problem.output.shape, problem.output.strides
-    wanted = contiguous_strides(shape)
-    if any(extent > 1 and step != other for extent, step, other in zip(shape, steps, wanted, strict=True)):
+    if not are_contiguous(shape, steps):
         raise Unsupported(f"{operation}: packed needs contiguous space, not steps of {steps}")
     choices = _pieces(problem, moves)
     pieces = min(choices, key=lambda choice: (choice.words > PACKED_WORDS, choice.cost), default=None)
