@@ -634,6 +634,11 @@ def test_several_planes_and_wide_words_where_there_is_enough():
             "walks over 16384 blocks at most .* put 20000 there on axis 1",
             {"size": (50, 30_000), "steps": (0, 1, 9), "dilations": (1, 10_000)},
         ),
+        (
+            "gather_blocks",
+            "keeps sums of pixels and of those that their blocks reach, .* dilations 6000 make it",
+            {"size": (50, 30_000), "steps": (0, 1, 9), "dilations": (1, 6000)},
+        ),
         ("gather_bytes", "adds up bytes, as int8, uint8 and bool are", {}),
         ("gather_bytes", "needs a stride of 1 along the last axis, not 2", {"dtype": "int8", "strides": 2}),
         ("gather_bytes", "contiguous last axis .* not steps of 9 and 1", {"dtype": "int8", "steps": (0, 1, 9)}),
