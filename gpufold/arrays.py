@@ -186,6 +186,11 @@ def name_of_weights(call: Call) -> str:
     return "weight" if call.operation == "average" else "window"
 
 
+@lru_cache(maxsize=256)
+def _shapes_of_axes(block_shape: Size) -> Sequence[Size]:
+    return [(taps,) for taps in block_shape]
+
+
 def axes_of_window(call: Call, window: Any) -> tuple[Sequence[Any], Sequence[Size]]:
     """Return the arrays of a window and the shapes that they must have.
 
@@ -199,7 +204,7 @@ def axes_of_window(call: Call, window: Any) -> tuple[Sequence[Any], Sequence[Siz
             f"{call.operation}: window must be one array of the block's shape {block_shape}, or one array per axis, "
             f"{len(block_shape)} in all, got {len(window)}"
         )
-    return window, [(taps,) for taps in block_shape]
+    return window, _shapes_of_axes(block_shape)
 
 
 def name_of_axis(call: Call, window: Any, axis: int) -> str:

@@ -236,6 +236,14 @@ def test_cases_run_the_same_plans(device, case):
     np.testing.assert_array_equal(taken.numpy(), gpufold.im2col(image.numpy(), case.kernel_size, **case.arguments))
 
 
+def test_blocks_of_an_empty_array_are_zero(device, monkeypatch):
+    monkeypatch.setattr(torch.Tensor, "new_empty", lambda like, shape, dtype=None: torch.full(shape, float("nan")))
+    positions = device.lend(torch.zeros(3, 2, dtype=torch.int64))
+    got = gpufold.torch.take_blocks(torch.empty(0, 4), positions, (2, 5))
+    device.synchronize()
+    assert torch.equal(got, torch.zeros(3, 2, 5))
+
+
 def test_memory_of_another_device_is_noticed(device):
     columns = whole_numbers((4, 9))
     columns_at = columns.data_ptr()

@@ -30,11 +30,11 @@ CLOCK_RATE, MEMORY_CLOCK_RATE, GLOBAL_MEMORY_BUS_WIDTH, L2_CACHE_SIZE, SHARED_ME
 Located: TypeAlias = tuple[int, Size | None]
 """Where an array that is not CuPy's lies: its address, then its strides in elements where it is not contiguous."""
 
-Addresses: TypeAlias = tuple[int, ...]
+Arrays: TypeAlias = tuple[Located, Located, Located | None]
+"""What a call reads, what it writes, and weight_out where it has one."""
 
-
-Others: TypeAlias = tuple[Addresses | None, int | None, Located | None]
-"""What a call reads and writes besides, where it does: the weights of a window, positions, and weight_out."""
+Others: TypeAlias = tuple[tuple[int, ...] | None, int | None, int | None]
+"""Addresses that a call has besides, where it does: the weights of a window, positions, and scratch memory."""
 
 
 class Stream(NamedTuple):
@@ -49,9 +49,6 @@ class Stream(NamedTuple):
 
 
 stream_of = lru_cache(maxsize=256)(Stream)  # to look one up takes a third of the time
-
-Allocator: TypeAlias = Callable[[int], tuple[int, Any]]
-"""Returns the address of so many bytes that later work on the stream may reuse, and what keeps them until then."""
 
 Planner: TypeAlias = Callable[[Call, Operand, Operand, Device, Operand | None], Plan]
 """Plans a call: `gpufold.operations.choose`."""
@@ -77,25 +74,17 @@ def execute(
             kernel(data, result, window, positions, weight_out)
 
 
-def execute_at(
-    planner: Planner,
-    call: Call,
-    data: Located,
-    result: Located,
-    others: Others,
-    stream: Stream,
-    allocate: Allocator,
-) -> None:
-    """Compute a call on memory that another library owns, on a stream of its; nothing is waited for."""
-    device, weight_out = stream.device, others[-1]
-    of_weights = None if weight_out is None else _beyond(weight_out)
-    kernel = _prepare_at(planner, call, _beyond(data), _beyond(result), device, of_weights)
-    scratch, _kept = allocate(kernel.scratch_bytes) if kernel.scratch_bytes else (None, None)
-    if cupy.cuda.runtime.getDevice() == device:
-        kernel.launch_at(data, result, others, stream, scratch)
-    else:
-        with cupy.cuda.Device(device):
-            kernel.launch_at(data, result, others, stream, scratch)
+def prepare_at(planner: Planner, call: Call, arrays: Arrays, device: int) -> Kernel | None:
+    """Return what computes a call on memory of a device that another library owns; None where nothing is written."""
+    data, result, weights = arrays
+    return _prepare_at(
+        planner,
+        call,
+        (data[0] % MAX_ALIGNMENT, data[1]),  # all that a plan asks of an address
+        (result[0] % MAX_ALIGNMENT, result[1]),
+        device,
+        None if weights is None else (weights[0] % MAX_ALIGNMENT, weights[1]),
+    )
 
 
 def run(plan: Plan, data: Any, result: Any, window: tuple[Any, ...] | None = None, positions: Any = None) -> None:
@@ -192,19 +181,17 @@ class Kernel:
             pointers = (*pointers, scratch)
         self.function(self.grid, self.block, (*pointers, self.parameters))
 
-    def launch_at(
-        self,
-        data: Located,
-        result: Located,
-        others: Others,
-        stream: Stream,
-        scratch: int | None,
-    ) -> None:
-        """Launch on addresses, on a stream of the current device."""
-        weights, positions, weight_out = others
+    def launch_at(self, arrays: Arrays, others: Others, stream: Stream) -> None:
+        """Launch on addresses, on a stream of theirs; nothing is waited for."""
+        if cupy.cuda.runtime.getDevice() != stream.device:
+            with cupy.cuda.Device(stream.device):
+                self.launch_at(arrays, others, stream)
+            return
+        (data, _), (result, _), weight_out = arrays
+        weights, positions, scratch = others
         if self.cleared_bytes:
-            cupy.cuda.runtime.memsetAsync(result[0], 0, self.cleared_bytes, stream.ptr)
-        pointers: tuple[Any, ...] = (data[0], result[0]) if positions is None else (data[0], result[0], positions)
+            cupy.cuda.runtime.memsetAsync(result, 0, self.cleared_bytes, stream.ptr)
+        pointers: tuple[Any, ...] = (data, result) if positions is None else (data, result, positions)
         if self.takes_window:
             pointers = (*pointers, NO_WINDOW if weights is None else _pointers(weights))
         if weight_out is not None:
@@ -244,16 +231,13 @@ def _prepare(
         return Kernel.of(plan, prod(output.shape) * result[-1])
 
 
-def _beyond(located: Located) -> Located:
-    """Return where an array lies beyond its alignment, which is all that a plan asks of its address."""
-    return located[0] % MAX_ALIGNMENT, located[1]
-
-
 @lru_cache(maxsize=4096)
 def _prepare_at(
     planner: Planner, call: Call, data: Located, result: Located, device_number: int, weight_out: Located | None
-) -> Kernel:
-    """Prepare a call on memory of another library, which lies as `_beyond` says."""
+) -> Kernel | None:
+    """Prepare a call on memory of another library, of whose addresses only the alignment is known."""
+    if 0 in call.result_shape or (call.fusion.accumulate and 0 in call.data_shape):
+        return None
 
     def layout(located: Located, shape: Size, itemsize: int) -> Layout:
         address, strides = located

@@ -127,10 +127,16 @@ def compute_in_place(
             add_weights(plain, weight_out, window, positions)
         return out
     execute_into(call, blocks, out, axes, positions, weight_out)
-    for tensor in (out,) if weight_out is None else (out, weight_out):
-        if not tensor.is_inference():
-            torch.autograd.graph.increment_version(tensor)
+    count_write(out)
+    if weight_out is not None:
+        count_write(weight_out)
     return out
+
+
+def count_write(tensor: Tensor) -> None:
+    """Tell autograd that a tensor was written into; tensors of inference mode count no writes."""
+    if not tensor.is_inference():
+        torch.autograd.graph.increment_version(tensor)
 
 
 def check_written(name: str, tensor: Tensor, read: Sequence[Tensor]) -> None:
@@ -140,10 +146,11 @@ def check_written(name: str, tensor: Tensor, read: Sequence[Tensor]) -> None:
             f"add_blocks_: {name} is a leaf that requires a gradient, which nothing may write into; call "
             "add_blocks, which returns a new tensor, or add under torch.no_grad()"
         )
-    begin, end = tensor.data_ptr(), end_of(tensor)
+    begin = tensor.data_ptr()
+    end = end_of(tensor, begin)
     for index, each in enumerate(read):
         first = each.data_ptr()
-        if first < end and begin < end_of(each):
+        if first < end and begin < end_of(each, first):
             check_apart(name, tensor, ("blocks", "positions", "window")[min(index, 2)], each)
 
 

@@ -81,14 +81,13 @@ def described(operation: str, name: str, tensor: Any) -> Described:
             f"{operation}: {name} must be a torch.Tensor, got {kind}; convert it with torch.as_tensor({name}), or call "
             f"the function of the same name in gpufold"
         )
-    dtype = tensor.dtype
-    if dtype not in DTYPES:
-        check_dtype(operation, name, name_of(dtype))
+    if tensor.dtype not in DTYPES:
+        check_dtype(operation, name, name_of(tensor.dtype))
     if tensor.layout is not STRIDED or tensor.is_nested:
         raise TypeError(f"{operation}: {name} must be a dense tensor, got a nested one or layout {tensor.layout}")
     if not (tensor.is_cpu or tensor.is_cuda):
         raise TypeError(f"{operation}: {name} must be on the CPU or a CUDA device, got device {tensor.device}")
-    return _described(tensor.shape, dtype)
+    return _described(tensor.shape, tensor.dtype)
 
 
 @lru_cache(maxsize=1024)
@@ -124,18 +123,19 @@ def checked_window(call: Call, data: Tensor, window: Any) -> tuple[Tensor, ...]:
     """Return the tensors of a window as kernels can read them: one of the block's shape, or one for each axis."""
     axes, shapes = axes_of_window(call, window)
     wanted, device = WEIGHTS[call.dtype], data.device
-    converted = None
     for axis, weights in enumerate(axes):
-        if is_ready(weights, wanted, device) and weights.shape == shapes[axis]:
-            continue
+        if not is_ready(weights, wanted, device) or weights.shape != shapes[axis]:
+            break
+    else:
+        return tuple(axes)
+    for axis, weights in enumerate(axes):
         name = name_of_axis(call, window, axis)
         if described(call.operation, name, weights).dtype.name == "bool" or weights.is_complex():
             raise TypeError(f"{call.operation}: {name} must hold real numbers, got dtype {DTYPES[weights.dtype]}")
         if weights.shape != shapes[axis]:
             raise misshapen_weights(call, name, tuple(weights.shape), shapes[axis])
         check_like(call.operation, name, weights, data, "the data")
-        converted = wanted
-    return tuple(axes) if converted is None else tuple([ready(each, converted) for each in axes])
+    return tuple([ready(each, wanted) for each in axes])
 
 
 def checked_positions(operation: str, positions: Any, array: Tensor, like: str) -> Tensor:
@@ -183,11 +183,15 @@ def execute(
         return result
     shape = call.result_shape
     dtype = getattr(torch, call.dtype) if call.source else data.dtype
-    check_bytes(call, shape, dtype.itemsize)
     if is_on_gpu(data):
-        result = data.new_empty(shape, dtype=dtype) if call.source else data.new_empty(shape)
+        try:
+            result = data.new_empty(shape, dtype=dtype) if call.source else data.new_empty(shape)
+        except RuntimeError:
+            check_bytes(call, shape, dtype.itemsize)
+            raise
         _execute_on_gpu(call, data, result, weights, positions)
         return result
+    check_bytes(call, shape, dtype.itemsize)
     given = as_numpy(data)
     computed = np.empty(shape, call.dtype if call.source else given.dtype)
     _execute_on_cpu(call, given, computed, weights, positions)
@@ -262,24 +266,22 @@ def _execute_on_gpu(
     weight_out: Tensor | None = None,
 ) -> None:
     """Launch on torch's current stream of the data's device; what is converted for it lives in torch's allocator."""
-    if not result.numel() or (positions is not None and not data.numel()):
-        return
     try:
         launch = launcher()
     except ImportError as error:
         raise extras.missing("gpufold.torch with CUDA tensors", "cupy", "cuda13") from error
-    pointers = None
-    if weights is not None:
-        pointers = tuple([each.data_ptr() for each in weights])
-    places = None if positions is None else positions.data_ptr()
-    others = pointers, places, None if weight_out is None else located(weight_out)
-
-    def allocate(size: int) -> tuple[int, Tensor]:
-        scratch = data.new_empty((size,), dtype=torch.uint8)
-        return located(scratch)[0], scratch
-
     stream = launch.stream_of(*_stream_of(data))
-    launch.execute_at(choose, call, located(data), located(result), others, stream, allocate)
+    arrays = located(data), located(result), None if weight_out is None else located(weight_out)
+    kernel = launch.prepare_at(choose, call, arrays, stream.device)
+    if kernel is None:
+        return
+    pointers = None if weights is None else tuple([each.data_ptr() for each in weights])
+    places = None if positions is None else positions.data_ptr()
+    if kernel.scratch_bytes:
+        scratch = data.new_empty((kernel.scratch_bytes,), dtype=torch.uint8)  # for later work on the stream to reuse
+        kernel.launch_at(arrays, (pointers, places, located(scratch)[0]), stream)
+    else:
+        kernel.launch_at(arrays, (pointers, places, None), stream)
 
 
 def _stream_of(tensor: Tensor) -> tuple[int, int]:
@@ -298,9 +300,8 @@ def located(tensor: Tensor) -> Located:
     return tensor.data_ptr(), None if tensor.is_contiguous() else tensor.stride()
 
 
-def end_of(tensor: Tensor) -> int:
-    """Return where a tensor's memory ends, which begins at its address: no stride is negative."""
-    begin: int = tensor.data_ptr()
+def end_of(tensor: Tensor, begin: int) -> int:
+    """Return where the memory of a tensor ends that begins at this address: no stride is negative."""
     return begin + (tensor.nbytes if tensor.is_contiguous() else bounds_of(*_in_bytes(tensor))[1])
 
 
