@@ -242,13 +242,13 @@ def sweeps(multiprocessors: int, threads_per_multiprocessor: int) -> tuple[Sweep
             tuple(_taken("overlap", 256, stride, True) for stride in (288, 256, 224, 192, 160, 128)),
         ),
         Sweep(
-            "space.INTERLEAVED_BYTES",
-            space_variants.INTERLEAVED_BYTES,
+            "space.INTERLEAVED_LOADS",
+            space_variants.INTERLEAVED_LOADS,
             ("packed",),
             ("interleave",),
             tuple(
-                (16 * planes, space(f"words-{planes}", "sweep", (planes * images, 112, 112), (2, 2))[0])
-                for planes in (1, 2, 4, 8)
+                (loaded, space(f"loads-{loaded}", "sweep", (8 * images, 112, 2 * row), (2, 2), dtypes=("uint8",))[0])
+                for loaded, row in ((1, 55), (2, 54), (4, 52), (8, 56))
             ),
         ),
         Sweep(

@@ -1032,7 +1032,7 @@ def test_sweeps_are_measured_in_the_dtype_of_their_problems(capsys, tmp_path, nu
     monkeypatch.setattr(Bench, "measure", lambda self, problem, dtype, row: dtypes.add((row.threshold, dtype)))
     assert run(capsys, "crossover", "--save", str(tmp_path / "crossover.json"))[0] == 0
     assert ("positions.SEARCHES_PER_ELEMENT", "int32") in dtypes
-    assert ("space.INTERLEAVED_BYTES", "float32") in dtypes
+    assert ("space.INTERLEAVED_LOADS", "uint8") in dtypes
 
 
 def test_make_measure_installs_nothing_where_it_is_told_so(tmp_path):

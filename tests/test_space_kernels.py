@@ -450,8 +450,10 @@ def test_the_choice_follows_the_last_axis():
 
     assert choice("batch_to_space", (256, 64, 56, 56), (1, 2, 2)) == "interleave"
     assert choice("batch_to_space", (256, 64, 56, 56), (1, 2, 2), crop=2) == "interleave"
-    assert choice("batch_to_space", (256, 64, 56, 56), (1, 2, 2), "float16", 2) == "packed"  # two elements are a word
-    assert choice("batch_to_space", (4, 64, 56, 56), (1, 2, 2), "uint8") == "packed"  # one word for each thread
+    assert choice("batch_to_space", (256, 64, 56, 56), (1, 2, 2), "float16", 2) == "interleave"
+    assert choice("batch_to_space", (4, 64, 56, 54), (1, 2, 2), "uint8") == "interleave"
+    assert choice("batch_to_space", (4, 64, 56, 55), (1, 2, 2), "uint8") == "packed"  # loads of a byte
+    assert choice("batch_to_space", (4, 64, 56, 7), (1, 2, 2), "uint8") == "interleave"  # rows are short
     assert choice("batch_to_space", (4, 56, 56, 64), (2, 2, 1)) == "index_map"
     assert choice("batch_to_space", (9, 64, 56, 56), (1, 3, 3)) == "packed"
     assert choice("batch_to_space", (9, 64, 56, 56), (1, 3, 3), "complex64") == "index_map"

@@ -40,10 +40,10 @@ WAVES = 2.5
 """Prediction: full loads of the device that batch_to_space keeps, the last of them half of one, before its threads take
 more planes each."""
 
-INTERLEAVED_BYTES = 64
-INTERLEAVED_LOADS = 4
-"""Prediction: batch_to_space interleaves where a thread has so many bytes of words, loaded in words of so many bytes:
-with less, the same words are packed faster."""
+INTERLEAVED_LOADS = 2
+PACKED_ROW = 16
+"""Prediction: batch_to_space interleaves where threads load words of so many bytes, or rows are shorter than so many:
+else the same words are packed faster."""
 
 APART_BYTES = 96
 """Of the blocks that a thread of space_to_batch takes apart, at most: a prediction of registers."""
@@ -430,8 +430,7 @@ def prefer_to_space(problem: Problem) -> Iterator[tuple[str, str]]:
     with suppress(Unsupported):
         pixels = _word_of_blocks("batch_to_space: interleave", moves, problem.output)
         loaded = min(_aligned_blocks(problem, moves), pixels // last.kernel)
-        of_thread = pixels * _planes(problem, moves, last.size // pixels)
-        if of_thread * itemsize >= INTERLEAVED_BYTES and loaded * itemsize >= INTERLEAVED_LOADS:
+        if loaded * itemsize >= INTERLEAVED_LOADS or last.size * itemsize < PACKED_ROW:
             yield "interleave", ""
     if last.is_unit:
         yield "index_map", ""
