@@ -177,7 +177,7 @@ def sweeps(multiprocessors: int, threads_per_multiprocessor: int) -> tuple[Sweep
             tuple(
                 _one(
                     "pixels",
-                    planes * 128 * 128 / (8 * multiprocessors),
+                    planes * 128 * 128 / (2 * multiprocessors),
                     "blocks_to_array",
                     **_strided(1, 8, 128, planes),
                 )

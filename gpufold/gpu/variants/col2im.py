@@ -867,9 +867,9 @@ PIXELS_MIN_TAPS = 32
 """Prediction: of a pixel, from which on threads for cells are too few where those for pixels would not be."""
 BLOCKS_MAX_STRIDE = 3
 """Where blocks are contiguous and overlap, up to here threads that read neighbouring taps or blocks waste sectors."""
-BLOCKS_MIN_BYTES, BLOCKS_MIN_PIXELS = 96, 200
+BLOCKS_MIN_BYTES, BLOCKS_MIN_PIXELS = 96, 600
 """Prediction: of a block, in elements of 8 bytes at most, from which on these waste more than lanes that have no tap;
-and of a multiprocessor, for each row of taps, from which on tiles have enough rows for all lanes."""
+and of a multiprocessor, for each axis and pixel of the stride, from which on tiles have enough rows for all lanes."""
 PIXELS_MIN_STRIDE = 2
 """Where blocks are contiguous, from here on neighbouring pixels read neighbouring taps."""
 PHASES_MIN_STRIDE = 5
@@ -924,7 +924,7 @@ def _overlaps_densely(view: View, multiprocessors: int) -> bool:
         and (row.stride == 1 or sum(axis.kernel > 1 for axis in outer) == 1)
         and row.blocks >= 2 * row.kernel
         and taps * min(view.element.itemsize, WIDEST_WORD // 2) >= BLOCKS_MIN_BYTES
-        and view.planes * view.pixels >= BLOCKS_MIN_PIXELS * multiprocessors * (taps // row.kernel)
+        and view.planes * view.pixels >= BLOCKS_MIN_PIXELS * multiprocessors * len(view.axes) * row.stride
     )
 
 
