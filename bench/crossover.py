@@ -118,7 +118,7 @@ def sweeps(multiprocessors: int, threads_per_multiprocessor: int) -> tuple[Sweep
             "col2im.SHORT_ROWS_MIN_STRIDE",
             col2im.SHORT_ROWS_MIN_STRIDE,
             ("gather",),
-            ("gather_phases",),
+            ("gather_phases", "gather_staged"),
             tuple(
                 _one(
                     "short-rows-stride",

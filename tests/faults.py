@@ -196,8 +196,8 @@ FAULTS = (
     Fault(
         "a wave of as many thread blocks as there are places",
         f"{VARIANTS}/col2im.py",
-        "items = min(total, -(-places // at_once) * at_once)",
-        "items = min(total, max(places, at_once))",
+        "return min(total, -(-places // at_once) * at_once)",
+        "return min(total, max(places, at_once))",
         COL2IM + "all_waves_of_thread_blocks_are_full[size2-256-192-24-H200]",
     ),
     Fault(
@@ -262,6 +262,34 @@ FAULTS = (
         "                        __syncthreads();\n                    cells.find(",
         "                        ;\n                    cells.find(",
         COL2IM + "warps_wait_for_each_other_and_every_byte_is_written_once[pieces-observed]",
+    ),
+    Fault(
+        "garbage behind the last staged tap",
+        "kernels/col2im_gather_staged.cu",
+        "element < staged_elements; element",
+        "element < staged_elements - chunk_cells; element",
+        COL2IM + "warps_wait_for_each_other_and_every_byte_is_written_once[few-blocks-observed]",
+    ),
+    Fault(
+        "no barrier before rows are replaced by those of the next phases",
+        "kernels/col2im_gather_staged.cu",
+        "find_taps<0, last>(taps, place.along, p);\n        __syncthreads();\n",
+        "find_taps<0, last>(taps, place.along, p);\n",
+        COL2IM + "warps_wait_for_each_other_and_every_byte_is_written_once[few-blocks-observed]",
+    ),
+    Fault(
+        "no barrier before a plane's taps are replaced by the next one's",
+        "kernels/col2im_gather_staged.cu",
+        "            __syncthreads();\n            stage(",
+        "            stage(",
+        COL2IM + "warps_wait_for_each_other_and_every_byte_is_written_once[few-blocks-observed]",
+    ),
+    Fault(
+        "no barrier before staged taps are added up",
+        "kernels/col2im_gather_staged.cu",
+        "            __syncthreads();\n            add_up(",
+        "            add_up(",
+        COL2IM + "warps_wait_for_each_other_and_every_byte_is_written_once[few-blocks-observed]",
     ),
     Fault(
         "no barrier between the rounds of a split sum",

@@ -52,6 +52,9 @@ LARGE_STRIDE_CASES = (
     Case("tiles-256-192", (450, 500), (256, 256), 192, batch=1, channels=1),
     Case("stride-40-of-one-tap", (90, 130), (1, 1), 40, batch=1, channels=2),
     Case("many-cells-in-a-row", (20 * 300,), (24,), 20, batch=1, channels=2),
+    Case("few-blocks", (40, 50), (16, 32), (8, 16), batch=2, channels=3),
+    Case("few-blocks-beside-padding", (5, 7, 70), (5, 4, 24), (4, 2, 8), 1, (1, 2, 9), (3, 1, 5), channels=1),
+    Case("few-blocks-with-gaps", (20, 60), (8, 8), (10, 16), 1, (1, 20), (3, 5), channels=2),
 )
 STAGED_CASES = (
     Case("patches-16", (32, 512), (16, 16), 16, batch=1, channels=3),
@@ -114,7 +117,7 @@ def check(geometry, columns, want, variant, device=H200, result=None, mode="plai
 
 def may_refuse(variant):
     """Only these refuse anything but sizes; what they refuse has its own test."""
-    refusing = ("gather", "gather_blocks", "gather_bytes", "atomic")
+    refusing = ("gather", "gather_blocks", "gather_bytes", "gather_staged", "atomic")
     return suppress(Unsupported) if variant in refusing else nullcontext()
 
 
@@ -213,6 +216,7 @@ def test_every_dtype_is_the_definition(case, dtype):
         Case("wide", (3, 4 * 40), (2, 5), (1, 4), 1, 1, 1, batch=1, channels=5),
         Case("audio-400-160", (1600,), (400,), 160, 1, 200, 200, batch=1, channels=1),
         Case("pieces", (40, 15 * 40), (3, 45), (2, 40), 1, 1, 1, batch=1, channels=2),
+        Case("few-blocks", (17, 40), (6, 16), (3, 8), batch=1, channels=4),  # of cells that fill no chunk
         Case("many-taps", (5, 9), (20, 18), 1, 1, (15, 13), (14, 14), batch=1, channels=1),
     ],
     ids=str,
@@ -303,6 +307,26 @@ def check_random(seed, count):
 @pytest.mark.parametrize("seed", range(20))
 def test_random_geometries_in_any_layout_are_the_numpy_path(seed):
     check_random(seed, 100)
+
+
+@pytest.mark.some(1)
+@pytest.mark.parametrize("seed", range(12))
+def test_random_planes_of_few_blocks_are_the_definition(seed):
+    """What gather_staged serves, which few random geometries are: most of these are served."""
+    rng, served = random.Random(seed), 0
+    for number in range(4):
+        rank, stride = rng.choice((1, 2, 2, 3)), 8 * rng.choice((1, 1, 2, 3, 4))
+        kernel = (*(rng.randint(1, 7) for _ in range(rank - 1)), 8 * rng.randint(1, 6))
+        size = (*(taps + rng.randint(0, 10) for taps in kernel[:-1]), kernel[-1] + rng.randint(0, 90))
+        strides = (*(rng.randint(1, 5) for _ in range(rank - 1)), stride)
+        begin, end = ((*(rng.randint(0, 6) for _ in range(rank - 1)), rng.randint(0, 40)) for _ in range(2))
+        case = Case("few-blocks", size, kernel, strides, 1, begin, end, batch=2, channels=rng.randint(1, 3))
+        columns = values(case.columns_shape, rng.choice(DTYPES))
+        with suppress(Unsupported):
+            mode = rng.choice(("observed", "shuffled"))
+            check(geometry_of(case), columns, case.col2im(columns), "gather_staged", mode=mode, seed=number)
+            served += 1
+    assert served, f"seed {seed}"
 
 
 @pytest.mark.many
@@ -465,6 +489,7 @@ def test_random_geometries_fuse_as_the_numpy_path(seed):
         Case("stride-1", (5, 6), (3, 2), 1, 1, (1, 0), (0, 1), channels=5),
         Case("stride-3", (4, 3 * 33), (2, 7), (2, 3), 1, 1, 1, batch=1, channels=5),
         Case("stride-20", (20 * 130,), (50,), 20, 2, 7, 7),
+        Case("few-blocks", (17, 56), (6, 32), (3, 16), batch=1, channels=4),
     ],
     ids=str,
 )
@@ -473,7 +498,8 @@ def test_wide_offsets_give_the_same(case, monkeypatch):
     choose.cache_clear()
     columns = values(case.columns_shape, np.dtype(np.float32))
     want = case.col2im(columns)
-    refusing = {"gather_bytes"} | ({"gather"} if case.name == "stride-20" else set())
+    refusing = {"gather_bytes", *(["gather"] if case.name == "stride-20" else [])}
+    refusing |= {"gather_staged"} if case.name != "few-blocks" else set()
     for variant in VARIANTS:
         with pytest.raises(Unsupported) if variant in refusing else nullcontext():
             plan = check(geometry_of(case), columns, want, variant, ONE_THREAD)
@@ -521,7 +547,7 @@ def test_extents_never_change_what_is_compiled():
     arguments = {"strides": (2, 3), "dilations": (1, 2), "pads_begin": (0, 1), "pads_end": 1}
     extents = [(1, 1, (5, 9)), (3, 5, (8, 7)), (64, 256, (56, 57)), (1, 3, (1024, 1999)), (8, 8, (64, 66))]
     for variant in VARIANTS:
-        if variant == "gather_bytes":  # which serves other rows, and has their words compiled in
+        if variant in ("gather_bytes", "gather_staged"):  # which have their words, or few blocks, compiled in
             continue
         plans = [
             plan_of(
@@ -555,7 +581,8 @@ def test_extents_never_change_what_is_compiled():
         ("gather", (512, 512), (16, 16), {"batch": 8, "channels": 3, "strides": 16}),
         ("gather_phases", (128_000,), (400,), {"batch": 8, "strides": 160}),
         ("gather_phases", (1024, 1024), (40, 40), {"batch": 8, "strides": 8}),
-        ("gather_phases", (64, 96, 96), (32, 32, 32), {"batch": 64, "strides": 16}),  # rows of five blocks
+        ("gather_staged", (64, 96, 96), (32, 32, 32), {"batch": 64, "strides": 16}),  # rows of five blocks
+        ("gather_phases", (64, 96, 96), (36, 36, 36), {"batch": 64, "strides": 16}),  # of tiles that are not whole
         ("gather", (64, 160, 160), (32, 32, 32), {"batch": 64, "strides": 16}),  # of nine, which fill a sector
         ("gather_pixels", (1024, 1024), (40, 40), {"batch": 8}),
         ("gather_pixels", (5,), (2,), {"strides": 2**31 - 1, "pads_begin": 2**31}),
@@ -588,10 +615,12 @@ def test_auto_takes_the_variant_that_is_predicted_fastest(expected, size, kernel
 def test_all_waves_of_thread_blocks_are_full(size, kernel, stride, batch, device):
     """The last one takes as long as a full one; each thread block has as much to do as others, or a piece more."""
     device = DEVICES[device]
-    plan = plan_of(size, (kernel,) * len(size), batch=batch, strides=stride, variant="gather_phases", device=device)
-    held = device.shared_bytes // (plan.shared_bytes + 1024)
-    resident = min(int(dict(plan.defines)["RESIDENT_BLOCKS"]), held)
-    assert prod(plan.grid) % (resident * device.multiprocessors) == 0
+    for variant in ("gather_phases", "gather_staged"):
+        with may_refuse(variant):
+            plan = plan_of(size, (kernel,) * len(size), batch=batch, strides=stride, variant=variant, device=device)
+            held = device.shared_bytes // (plan.shared_bytes + 1024)
+            resident = min(int(dict(plan.defines)["RESIDENT_BLOCKS"]), held)
+            assert prod(plan.grid) % (resident * device.multiprocessors) == 0
 
 
 def test_a_plane_alone_takes_no_words_away_by_where_another_would_lie():
@@ -645,6 +674,15 @@ def test_several_planes_and_wide_words_where_there_is_enough():
         ("gather_bytes", "257 taps at most, 20 along", {"dtype": "int8", "kernel": (3, 21)}),
         ("gather_bytes", "planes .* that begin and end with words of 4 bytes", {"dtype": "int8", "size": (51, 60)}),
         ("gather_bytes", "rows of the image of whole words of 4 bytes, not of 62", {"dtype": "int8", "size": (50, 62)}),
+        ("gather_staged", r"dilations must be 1 on every axis, not \(1, 2\)", {"dilations": (1, 2)}),
+        ("gather_staged", "must be C-contiguous, but their strides are", {"steps": (0, 1, 9)}),
+        ("gather_staged", "128 rows of cells and 31 taps .* at most, not 200 and 3", {"size": (200, 60)}),
+        ("gather_staged", "must be multiples of 8 on the last axis, not 1 and 3 in 60 cells", {"kernel": (1, 3)}),
+        (
+            "gather_staged",
+            "would need .* bytes of shared memory",
+            {"size": (100, 100), "kernel": (32, 32), "strides": 8},
+        ),
         ("atomic", "atomic adds in memory, where float16 sums would be rounded", {"dtype": "float16"}),
         ("atomic", "no atomic addition of uint8", {"dtype": "uint8"}),
     ],

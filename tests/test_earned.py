@@ -44,6 +44,7 @@ EARNED = {
     "col2im_gather_bytes": ("col2im-resnet-3x3-s1", "uint8", 1.6),
     "col2im_gather_phases": ("col2im-audio-2048-s512", "float32", 4.3),
     "col2im_gather_pixels": ("blocks_to_array-stitch-512x512-s256", "float32", 2.4),
+    "col2im_gather_staged": ("col2im-microscopy-32x32x32-s16", "float16", 1.15),
     "col2im_split": ("col2im-patches-16x16", "float32", 1.4),
     "im2col_cells": ("im2col-alexnet-11x11-s4", "float16", 1.2),
     "im2col_direct": ("im2col-resnet-3x3-s2", "float32", 1.1),

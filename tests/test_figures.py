@@ -188,7 +188,7 @@ def test_as_many_thread_blocks_are_resident_as_a_wave_is_made_of(name, device):
     """Launch bounds see to it, so that no thread block of a whole wave has to wait for another to end."""
     device = DEVICES[device]
     plan = plan_of(REGIMES[f"col2im-{name}"].for_gpu, "auto", "float32", device)
-    assert plan.variant == "gather_phases"
+    assert plan.variant in ("gather_phases", "gather_staged")
     figures = hostcuda.figures(plan, 10 * device.compute_capability[0] + device.compute_capability[1])
     assert figures.stack_bytes == 0
     resident = resident_threads(plan, figures, device) // prod(plan.block)
@@ -306,7 +306,7 @@ LIMITS = {
     "col2im-audio-400-s160": Limits(1.26, 1.05, 1.05, 5.4, 27.8, 0.88, 0.95),
     "col2im-audio-2048-s512": Limits(1.26, 1.05, 1.05, 4.7, 29.4, 0.91, 0.95),
     "col2im-volume-3x3x3": Limits(1.01, 1.05, 0.92, 6.19, 2.9, 0.95, 1.07),
-    "col2im-microscopy-32x32x32-s16": Limits(1.43, 1.05, 1.05, 8.6, 87.4, 0.7, 0.95),
+    "col2im-microscopy-32x32x32-s16": Limits(1.05, 1.05, 1.05, 7.6, 27.5, 0.82, 0.95),
     "col2im-mri-8x8-s4": Limits(1.16, 1.05, 1.04, 12.26, 2.1, 0.85, 0.94),
     "im2col-resnet-3x3-s1": Limits(9.67, 1.05, 1.06, 3.46, 1.4, 0.94, 0.94),
     "im2col-volume-3x3x3": Limits(26.9, 1.05, 1.12, 3.08, 3.7, 0.88, 0.88),

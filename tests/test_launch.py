@@ -35,6 +35,7 @@ def launch():
 
 GEOMETRY = col2im_geometry((2, 27, 64), (8, 8), (3, 3), 1, 1, 1, 1)
 COLUMNS, IMAGE = Operand.contiguous(GEOMETRY.columns_shape), Operand.contiguous(GEOMETRY.image_shape)
+FEW_BLOCKS = col2im_geometry((2, 48, 6), (4, 24), (2, 8), (2, 8))
 BLOCK_BY_BLOCK = Operand(GEOMETRY.columns_shape, (27 * 64, 1, 27))
 CHANNEL_BY_CHANNEL = Operand(GEOMETRY.split_columns_shape, (27 * 64, 9 * 64, 3, 1, 9 * 8, 9))
 
@@ -58,8 +59,12 @@ def compile_plan(launch, monkeypatch):
 def plans():
     for variant in variants("col2im"):
         dtype = {"atomic": "complex64", "gather_bytes": "int8"}.get(variant, "bfloat16")
-        columns = BLOCK_BY_BLOCK if variant == "gather_blocks" else COLUMNS
-        yield choose(Call("col2im", GEOMETRY, dtype, variant=variant), columns, IMAGE, H200)
+        if variant == "gather_staged":
+            geometry, columns = FEW_BLOCKS, Operand.contiguous(FEW_BLOCKS.columns_shape)
+        else:
+            geometry, columns = GEOMETRY, BLOCK_BY_BLOCK if variant == "gather_blocks" else COLUMNS
+        image = Operand.contiguous(geometry.image_shape)
+        yield choose(Call("col2im", geometry, dtype, variant=variant), columns, image, H200)
     taken = im2col_geometry(GEOMETRY.image_shape, (3, 3), 1, 1, 1, 1)
     for variant in variants("im2col"):
         columns = CHANNEL_BY_CHANNEL if variant == "packed" else COLUMNS

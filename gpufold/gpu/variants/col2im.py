@@ -414,6 +414,11 @@ def _cells(view: View) -> Size:
     return (*(-(-axis.size // axis.stride) for axis in outer), in_row)
 
 
+def _whole_waves(places: int, total: int, at_once: int) -> int:
+    """Return how many thread blocks share out a total: whole waves of those resident, of about a place each."""
+    return min(total, -(-places // at_once) * at_once)
+
+
 def gather_phases(problem: Problem) -> Plan:
     """Plan for kernels/col2im_gather_phases.cu."""
     view, device = view_of(problem), problem.device
@@ -459,7 +464,7 @@ def gather_phases(problem: Problem) -> Plan:
     piece_cells = _multiple(-(-cells // pieces), tile_cells)
     pieces = -(-cells // piece_cells)
     total = places * view.planes * pieces
-    items = min(total, -(-places // at_once) * at_once)  # whole waves, of about a place each
+    items = _whole_waves(places, total, at_once)
     past_row = row.stride + phases
     bits = offset_bits(
         OPERATION,
@@ -504,6 +509,128 @@ def gather_phases(problem: Problem) -> Plan:
         CELLS=PHASES_CELLS,
         WORD=word // itemsize,
         BLOCKS_FOLLOW=int(one_row and view.block_strides[-1] == 1),
+        RESIDENT_BLOCKS=resident,
+    )
+
+
+# ---------------------------------------------------------------------------------------------
+# gather_staged
+
+STAGED_THREADS, STAGED_REGISTERS = 160, 96
+"""Few threads, whose loads of a plane are all in flight together: what each does for a plane is small."""
+STAGED_ROWS, STAGED_ROW_BYTES = 128, 16
+"""Rows of cells of a plane, at most, and what shared memory holds of each."""
+STAGED_CHUNKS = 8
+"""Of 32 pixels that a thread block has in a row, at most: a lane has a sum for each."""
+STAGED_OUTER_TAPS = 31
+"""Of a pixel along all axes but the last, at most: each has a bit."""
+STAGED_PHASES = 8
+"""Of a thread block, at least; fewer would not fill sectors of the image."""
+BANK_BYTES = 128
+"""Of all banks of shared memory together."""
+
+
+def _pitch(elements: int, phases: int, itemsize: int) -> int:
+    """Return the distance of taps of so many elements, at least, that has lanes of these phases meet in no bank."""
+    cells = max(1, min(WARP, BANK_BYTES // itemsize) // phases)
+    return elements + (cells - elements) % (2 * cells)
+
+
+def gather_staged(problem: Problem) -> Plan:
+    """Plan for kernels/col2im_gather_staged.cu."""
+    view, device, name = view_of(problem), problem.device, f"{OPERATION}: gather_staged"
+    *outer, row = view.axes
+    if problem.fusion != PLAIN:
+        raise Unsupported(f"{name} adds blocks up with nothing fused")
+    if any(axis.dilation != 1 for axis in view.axes):
+        raise Unsupported(
+            f"{name} finds a pixel's neighbour under the next tap, so dilations must be 1 on every axis, "
+            f"not {tuple(axis.dilation for axis in view.axes)}"
+        )
+    strides = (*view.tap_strides, *view.block_strides)
+    if not are_contiguous((*view.kernel, *view.blocks), strides):
+        raise Unsupported(
+            f"{name} reads the columns of a plane from end to end, so they must be C-contiguous, "
+            f"but their strides are {strides} elements"
+        )
+    cells = _cells(view)
+    rows, outer_taps = prod(cells[:-1]), prod(map(taps_per_pixel, outer))
+    if rows > STAGED_ROWS or outer_taps > STAGED_OUTER_TAPS:
+        raise Unsupported(
+            f"{name} knows {STAGED_ROWS} rows of cells and {STAGED_OUTER_TAPS} taps of a pixel along all axes but the "
+            f"last, at most, not {rows} and {outer_taps}"
+        )
+    itemsize = problem.call.source_element.itemsize
+    zeros = max(taps_per_pixel(row) - 1, row.pad_begin // row.stride + cells[-1] - row.blocks)
+    row_pitch = row.blocks + zeros
+
+    def pitch(phases: int) -> int:
+        return _pitch(prod(view.blocks[:-1]) * row_pitch, phases, itemsize)
+
+    def shared_bytes(phases: int) -> int:
+        elements = zeros + outer_taps * taps_per_pixel(row) * phases * pitch(phases) + WARP // phases
+        return _multiple(elements * itemsize, STAGED_ROW_BYTES) + STAGED_ROWS * STAGED_ROW_BYTES
+
+    phases = gcd(row.stride, row.kernel, WARP)
+    while phases > STAGED_PHASES and shared_bytes(phases) > MAX_SHARED_BYTES:
+        phases //= 2
+    chunks = -(-cells[-1] * phases // WARP)
+    if phases < STAGED_PHASES or chunks > STAGED_CHUNKS:
+        raise Unsupported(
+            f"{name} has {STAGED_PHASES} neighbouring pixels, at least, of {STAGED_CHUNKS * WARP // STAGED_PHASES} "
+            f"cells of a row, at most, so strides and kernel_size must be multiples of {STAGED_PHASES} on the last "
+            f"axis, not {row.stride} and {row.kernel} in {cells[-1]} cells"
+        )
+    outer_phases = tuple(min(axis.stride, axis.size) for axis in outer)
+    phase_tiles = row.stride // phases
+    places = prod(outer_phases) * phase_tiles
+    resident = resident_blocks(STAGED_THREADS, STAGED_REGISTERS)
+    resident = max(1, min(resident, device.shared_bytes // (shared_bytes(phases) + BLOCK_SHARED_BYTES)))
+    at_once = device.multiprocessors * resident
+    total = places * view.planes
+    items = _whole_waves(places, total, at_once)
+    past_row = (cells[-1] + WARP) * row.stride
+    bits = offset_bits(
+        OPERATION,
+        _largest_offset(view) + past_row * (1 + abs(view.pixel_strides[-1])),
+        prod(view.kernel) * prod(view.blocks),
+        total + items**2,
+    )
+    return _plan(
+        problem,
+        "gather_staged",
+        "col2im_gather_staged",
+        Work(
+            items,
+            1,
+            STAGED_THREADS,
+            (*outer_phases, phase_tiles),
+            view.channels,
+            bits,
+            shared_bytes(phases),
+        ),
+        f"each thread block reads what lands on {phases} neighbouring pixels of every cell from end to end, "
+        "and adds it up in shared memory",
+        {
+            "in_front": offset(row.pad_begin % row.stride),
+            "first_block": offset(row.pad_begin // row.stride),
+            "rows": offset(rows),
+            "planes": offset(view.planes),
+            "own_planes": offset(total // items),
+            "longer": offset(total % items),
+            "columns_to_batch": wide(view.columns_batch - (view.channels - 1) * view.columns_channel),
+            "image_to_batch": wide(view.image_batch - (view.channels - 1) * view.image_channel),
+            "by_planes": divisor(view.planes),
+            "by_items": divisor(items),
+            "by_cells": divisor(cells),
+        },
+        PHASES=phases,
+        BLOCKS=view.blocks,
+        ROW_PITCH=row_pitch,
+        PITCH=pitch(phases),
+        ROWS=STAGED_ROWS,
+        CHUNKS=chunks,
+        PIXELS_FOLLOW=int(view.pixel_strides[-1] == 1),
         RESIDENT_BLOCKS=resident,
     )
 
@@ -852,6 +979,7 @@ VARIANTS: dict[str, Variant] = {
     "gather_bytes": gather_bytes,
     "gather_phases": gather_phases,
     "gather_pixels": gather_pixels,
+    "gather_staged": gather_staged,
     "split": split,
     "atomic": atomic,
 }
@@ -909,6 +1037,7 @@ def prefer(problem: Problem) -> Iterator[tuple[str, str]]:
         many = f"{row.kernel} taps on the last axis are too many to unroll"
         yield "gather_phases" if row.stride >= PHASES_MIN_STRIDE else "gather_pixels", many
     elif row.stride >= SHORT_ROWS_MIN_STRIDE and row.stride < row.kernel and _rows_are_short(view):
+        yield "gather_staged", f"a row has {_counted(row.blocks, 'block')}, too few to fill a sector"
         yield "gather_phases", f"a row has {_counted(row.blocks, 'block')}, too few to fill a sector"
     else:
         yield "gather", "each column element is read once and each pixel written once, from end to end"
