@@ -45,7 +45,7 @@ LARGER = (1, 8)
 MOST_ELEMENTS = 1 << 27
 """At the input of a problem that is run; a larger one is left as it is, and the row says that its kernel is another."""
 
-MOST_INSTRUCTIONS = 24_000_000
+MOST_INSTRUCTIONS = 32_000_000
 """Of warps, after which no more of a problem's thread blocks are run."""
 
 MOST_UNLIKE = 1.5

@@ -153,8 +153,8 @@ FAULTS = (
     Fault(
         "an addition in place that autograd does not see",
         "gpufold/torch/rules.py",
-        "        if not tensor.is_inference():\n            torch.autograd.graph.increment_version(tensor)\n",
-        "        pass\n",
+        "    if not tensor.is_inference():\n        torch.autograd.graph.increment_version(tensor)\n",
+        "    pass\n",
         TORCH + "autograd_sees_what_is_added_in_place",
     ),
     Fault(
@@ -174,8 +174,8 @@ FAULTS = (
     Fault(
         "weights that kernels read as they came",
         "gpufold/torch/tensors.py",
-        "        converted = wanted\n",
-        "        converted = None\n",
+        "    return tuple([ready(each, wanted) for each in axes])\n",
+        "    return tuple(axes)\n",
         "tests/test_torch_launch.py::test_weights_are_made_ready_for_kernels[transposed-plain]",
     ),
     Fault(
