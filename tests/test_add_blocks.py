@@ -674,10 +674,10 @@ def test_explain_knows_it():
         gpufold.explain("add_blocks", *described[:2], ((41, 2), "int64"))
     weighing = gpufold.explain("add_blocks", *described, weight_out=((512, 512), "float32")).plan
     assert weighing.takes_weight_out
-    assert weighing.bytes_moved == 40 * 3 * 96 * 96 * 4 + 2 * (3 + 1) * 512 * 512 * 4
+    assert weighing.bytes_moved == 40 * 2 * 8 + 40 * 3 * 96 * 96 * 4 + 2 * (3 + 1) * 512 * 512 * 4
     wider = gpufold.explain("add_blocks", described[0], ((40, 3, 96, 96), "float16"), described[2]).plan
     assert (dict(wider.defines)["SCALAR"], dict(wider.defines)["RESULT"]) == ("Float16", "float")
-    assert wider.bytes_moved == 40 * 3 * 96 * 96 * 2 + 2 * 3 * 512 * 512 * 4
+    assert wider.bytes_moved == 40 * 2 * 8 + 40 * 3 * 96 * 96 * 2 + 2 * 3 * 512 * 512 * 4
     with pytest.raises(TypeError, match="add_blocks: out must have the result's dtype float64"):
         gpufold.explain("add_blocks", described[0], ((40, 3, 96, 96), "float64"), described[2])
     with pytest.raises(ValueError, match="nothing is launched"):
@@ -690,10 +690,10 @@ def test_the_floor_is_the_sectors_that_rows_at_any_place_reach_on_the_average(dt
     itemsize, count = np.dtype(dtype).itemsize, 5
     places = range(0, 32, itemsize)
     sectors = np.mean([(place + columns * itemsize - 1) // 32 + 1 for place in places])
-    blocks = count * 2 * columns * itemsize
+    placed, blocks = count * 2 * 8, count * 2 * columns * itemsize
     under = int(count * 2 * sectors * 32)
-    assert plan_of((4096, 4096), (2, columns), count, dtype).bytes_moved == blocks + 2 * under
+    assert plan_of((4096, 4096), (2, columns), count, dtype).bytes_moved == placed + blocks + 2 * under
     taken = gpufold.explain("take_blocks", ((4096, 4096), dtype), ((count, 2), "int64"), (2, columns)).plan
-    assert taken.bytes_moved == blocks + under
+    assert taken.bytes_moved == placed + blocks + under
     everywhere = plan_of((4, columns), (4, columns), count, dtype)
-    assert everywhere.bytes_moved == 2 * blocks + 2 * 4 * columns * itemsize, "no more than the array has"
+    assert everywhere.bytes_moved == placed + 2 * blocks + 2 * 4 * columns * itemsize, "no more than the array has"

@@ -403,7 +403,7 @@ def test_explain_knows_it():
     assert why.plan.source == "take_blocks_direct.cu"
     assert (dict(why.plan.defines)["WINDOW"], dict(why.plan.defines)["MODE"]) == ("full", "edge")
     assert set(why.alternatives) == {"owners"}
-    assert why.plan.bytes_moved == 4 * (40 * 3 * 96 * 96 + 3 * 512 * 512)
+    assert why.plan.bytes_moved == 8 * 40 * 2 + 4 * (40 * 3 * 96 * 96 + 3 * 512 * 512)
     arrays = np.zeros((3, 512, 512), np.float32), np.zeros((40, 2), np.int64)
     given = gpufold.explain("take_blocks", *arrays, (96, 96), window=np.ones((96, 96)), mode="edge")
     assert given.plan.parameters == why.plan.parameters

@@ -114,7 +114,7 @@ class Plan:
     parameters: bytes = field(repr=False)
     """The kernel's parameter struct, passed by value after the pointers."""
     bytes_moved: int
-    """The floor: each input and output byte once, and the sectors under blocks at positions."""
+    """The floor: each input and output byte once, and positions and the sectors under their blocks."""
     reason: str
     """Why this variant, in a sentence."""
     takes_positions: bool = False

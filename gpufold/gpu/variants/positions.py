@@ -30,6 +30,8 @@ COUNT_BYTES = 4
 """Of the number of blocks that a warp has found."""
 MASK_BYTES = 4
 """Of a bit for each row."""
+POSITION_BYTES = 8
+"""Of a coordinate of a block."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,12 +172,13 @@ def _plan(problem: Problem, variant: str, work: Work, reason: str, members: dict
 
 
 def _bytes_moved(problem: Problem) -> int:
-    """Count the floor: blocks once, and the sectors that lie under them once or twice."""
+    """Count the floor: positions and blocks once, and the sectors that lie under blocks once or twice."""
     geometry, itemsize = problem.geometry, problem.element.itemsize
     assert isinstance(geometry, PositionsGeometry)
+    placed = geometry.count * len(geometry.size) * POSITION_BYTES
     if problem.call.operation == "take_blocks":
-        return prod(geometry.blocks_shape) * itemsize + _bytes_under_blocks(geometry, problem.input, itemsize)
-    added = prod(geometry.blocks_shape) * problem.call.source_element.itemsize
+        return placed + prod(geometry.blocks_shape) * itemsize + _bytes_under_blocks(geometry, problem.input, itemsize)
+    added = placed + prod(geometry.blocks_shape) * problem.call.source_element.itemsize
     changed = _bytes_under_blocks(geometry, problem.output, itemsize)
     if problem.weight_out is not None:
         changed += _bytes_under_blocks(replace(geometry, lead=()), problem.weight_out, problem.element.weight_bytes)
