@@ -482,6 +482,20 @@ def test_waits_are_counted_one_after_another(tmp_path):
     assert (done.traffic.loads.requests, done.phases, done.cached_phases) == (4, 1, 2)
 
 
+@pytest.mark.parametrize("architecture", cubin.ARCHITECTURES)
+def test_what_an_atomic_addition_gives_is_waited_for(tmp_path, architecture):
+    (tmp_path / "number.cu").write_text(
+        'extern "C" __global__ void number(const int* input, int* output)\n'
+        "{\n    output[32 + atomicAdd(output + input[threadIdx.x], 1)] = 7;\n}\n"
+    )
+    data, result = np.arange(32, dtype=np.int32) // 4, np.zeros(64, np.int32)
+    plan = replace(sample_plan("number", data, result, threads=32, blocks=1), reads_output=True)
+    done = hostcuda.work(plan, data, result, device=DEVICE_OF[architecture], kernels=tmp_path)
+    assert (result[:8] == 4).all()
+    assert np.array_equal(np.flatnonzero(result[8:]) + 8, range(32, 36))
+    assert done.phases == 2, "one for the load, and one for the numbers before"
+
+
 def test_machine_code_takes_minima_that_are_not_below_zero(tmp_path):
     """One instruction since 9.0: a minimum with .RELU."""
     (tmp_path / "least.cu").write_text(

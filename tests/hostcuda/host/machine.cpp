@@ -66,7 +66,7 @@ struct MemoryArray {
 
 struct Execution {
     uint64_t warps, instructions;
-    uint64_t phases;        // latencies that warps waited for, of loads that went beyond the L1 cache
+    uint64_t phases;        // latencies that warps waited for, of what went beyond the L1 cache
     uint64_t cached_phases; // and of those that did not
     uint64_t blocks;        // that were run
 };
@@ -152,6 +152,7 @@ struct Access {
 
 struct Request {
     Kind kind;
+    bool answered;  // whether it gives a value, which the warp waits for
     uint32_t phase; // of its warp, in which it was made
     std::size_t begin, end;
 };
@@ -431,7 +432,7 @@ void find_addresses(Warp& warp, const Instruction& what, Kind kind, uint32_t act
             wavefronts(warp.accesses.data() + begin, warp.accesses.data() + warp.accesses.size());
         warp.accesses.resize(begin);
     } else {
-        warp.requests.push_back({kind, warp.now, begin, warp.accesses.size()});
+        warp.requests.push_back({kind, what.to != kZeroRegister, warp.now, begin, warp.accesses.size()});
     }
 }
 
@@ -1184,7 +1185,7 @@ void run_block(std::vector<Warp>& warps, const uint32_t (&block)[3], GlobalMemor
             const Access* const first = warp.accesses.data();
             const bool beyond =
                 memory.count(request.kind, first + request.begin, first + request.end, l1, trace);
-            if (request.kind != Kind::load)
+            if (!request.answered)
                 continue;
             warp.loading[request.phase] = 1;
             warp.slow[request.phase] |= beyond;
