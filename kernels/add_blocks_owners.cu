@@ -20,6 +20,9 @@
 #ifndef PLANES
 #define PLANES 1
 #endif
+#ifndef ALONE
+#define ALONE 0
+#endif
 #ifndef ROWS
 #define ROWS 8
 #endif
@@ -31,6 +34,7 @@
 #endif
 
 constexpr int planes = PLANES;    // of a thread
+constexpr bool alone = ALONE;     // whether there are no others
 constexpr int thread_rows = ROWS; // at a time
 constexpr int tile_rows = TILE_ROWS;
 constexpr int warps = THREADS / 32;
@@ -50,9 +54,24 @@ struct Tile {
 // What the lanes of a warp know of each other's blocks, by their bits; the first is for no block.
 struct Listed {
     const Scalar* origin[1 + noted]; // where an element for the tile's first pixel would be
-    unsigned rows[1 + noted];        // that it covers
+    struct alignas(sizeof(Scalar*)) Rows {
+        unsigned covered; // by their bits
+    } rows[1 + noted];    // as far apart as origins, so that one index finds both
     Offset position[windowed ? 1 + noted : 1][positioned]; // from that pixel
 };
+
+// Bits of a word, and where a mask has ones those of another: one instruction, of which the compiler would
+// make two.
+template <unsigned mask> inline __device__ unsigned with_bits_of(unsigned word, unsigned other)
+{
+#ifdef HOSTCUDA
+    return (word & ~mask) | (other & mask);
+#else
+    unsigned mixed;
+    asm("lop3.b32 %0, %1, %2, %3, 0xd8;" : "=r"(mixed) : "r"(word), "r"(other), "n"(mask));
+    return mixed;
+#endif
+}
 
 // Turns a matrix of bits, a row in each lane: bit i of lane k becomes bit k of lane i. Rows are rotated until
 // each bit comes from the lane as far on as its number says, which it does in five steps; then back.
@@ -61,12 +80,12 @@ inline __device__ unsigned transposed(unsigned word)
     const int lane = threadIdx.x; // modulo 32, as shuffles and rotations take it
     word = __brev(word);
     word = __funnelshift_l(word, word, lane + 1);
-#pragma unroll
-    for (int step = 1; step < 32; step *= 2) {
-        const unsigned others = ~0u / ((1u << step) + 1) << step; // bits whose number has the bit `step`
-        const unsigned other = __shfl_sync(~0u, word, lane + step);
-        word = (word & ~others) | (other & others);
-    }
+    // Each mask has the bits whose numbers have the bit that is the step.
+    word = with_bits_of<0xaaaaaaaa>(word, __shfl_sync(~0u, word, lane + 1));
+    word = with_bits_of<0xcccccccc>(word, __shfl_sync(~0u, word, lane + 2));
+    word = with_bits_of<0xf0f0f0f0>(word, __shfl_sync(~0u, word, lane + 4));
+    word = with_bits_of<0xff00ff00>(word, __shfl_sync(~0u, word, lane + 8));
+    word = with_bits_of<0xffff0000>(word, __shfl_xor_sync(~0u, word, 16));
     return __funnelshift_l(word, word, lane);
 }
 
@@ -85,17 +104,17 @@ inline __device__ int take_highest(unsigned& word)
     return number;
 }
 
-// The lanes' numbers, the lowest in the last lane.
-inline __device__ Offset in_order(Offset number)
+// The lanes' notes, the lowest in the last lane.
+inline __device__ Note in_order(Note number)
 {
-    const Offset before = __shfl_down_sync(~0u, number, 1);
+    const Note before = __shfl_down_sync(~0u, number, 1);
     if (__any_sync(~0u, number < before))
 #pragma unroll
         for (int size = 2; size <= 32; size *= 2)
 #pragma unroll
             for (int step = size / 2; step > 0; step /= 2) {
                 const int others = step == size / 2 ? size - 1 : step;
-                const Offset other = __shfl_xor_sync(~0u, number, others);
+                const Note other = __shfl_xor_sync(~0u, number, others);
                 number = threadIdx.x & step ? min(number, other) : max(number, other);
             }
     return number;
@@ -113,14 +132,15 @@ struct Chunk {
     {
         const int lane = threadIdx.x % 32;
         const bool exists = number < p.count;
-        const Scalar* origin = blocks + number * p.block_step;
+        const Scalar* origin = blocks + lengthened(number) * p.block_step;
         Offset offset = 0;
 #pragma unroll
         for (int axis = fixed; axis < rank; ++axis)
             offset -= position[axis - fixed] * p.tap_stride[axis];
         first = max(position[positioned - 1], Offset(0));
-        columns = exists ? min(position[positioned - 1] + p.block[last], tile.end[last]) : 0;
+        columns = min(position[positioned - 1] + p.block[last], tile.end[last]);
         if constexpr (one_axis) {
+            columns = exists ? columns : 0;
             rows = run_of_bits(first / 32, (columns + 31) / 32);
         } else {
             rows = exists;
@@ -144,10 +164,10 @@ struct Chunk {
 
         __syncwarp();
         list.origin[1 + lane] = origin + offset;
-        list.rows[1 + lane] = rows;
+        list.rows[1 + lane].covered = rows;
         if (lane == 0) {
             list.origin[0] = blocks;
-            list.rows[0] = 0;
+            list.rows[0].covered = 0;
         }
         if constexpr (windowed)
 #pragma unroll
@@ -274,7 +294,7 @@ template <int rows> struct Layer {
                 covered[row] = covering;
             if (row % group == 0) {
                 entry = take_highest(covering);
-                of_entry = (list.rows + 1)[entry];
+                of_entry = (list.rows + 1)[entry].covered;
             }
             if constexpr (group > 1)
                 covered[row] = of_entry & pixels.bit[row];
@@ -366,10 +386,12 @@ template <int rows> struct Sums {
 #pragma unroll
         for (int plane = 0; plane < planes; ++plane)
 #pragma unroll
-            for (int row = 0; row < rows; ++row)
+            for (int row = 0; row < rows; ++row) {
+                Result* pixel = column.image[plane] + pixels.offset(row, p.pixel_stride, p);
+                keep(pixel); // or each row would load the stride anew
                 if (touched[row])
-                    store(column.image[plane] + pixels.offset(row, p.pixel_stride, p),
-                          narrow(elements[plane][row]));
+                    store(pixel, narrow(elements[plane][row]));
+            }
         if constexpr (weighs_out)
 #pragma unroll
             for (int row = 0; row < rows; ++row)
@@ -409,12 +431,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_BLOCKS)
         pixel += own * p.pixel_stride[axis];
         weight_pixel += own * p.weight_stride[axis];
     }
-    // What is noted is loaded together with the number of it, of which it is then cut off.
+    // What is noted is loaded together with the number of it, of which it is then cut off. Both decide what
+    // follows, or the compiler would load the one after the other.
     const Bin bin = load_if(bins_of(scratch) + number, true);
-    const Note note = load_if(reinterpret_cast<const Note*>(scratch + notes_at(number, p)) + place, true);
-    if (!__any_sync(~0u, bin.count))
+    Note note = load_if(reinterpret_cast<const Note*>(scratch + notes_at(number, p)) + place, true);
+    note = place < bin.count ? note : ~Note(0);
+    if (__all_sync(~0u, note == ~Note(0)))
         return;
-    if (rest) {
+    if (!alone && rest) {
         const Offset channel = p.by_channels.split(rest) * planes, batch = p.by_batch.split(rest);
         image += batch * p.image_batch + channel * p.image_channel;
         blocks += batch * p.blocks_batch + channel * p.blocks_channel;
@@ -429,17 +453,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_BLOCKS)
 
     const bool crowded = __any_sync(~0u, bin.count > noted);
     if (!crowded) {
-        const bool exists = place < bin.count;
-        const Offset sorted = in_order((exists ? note.block : p.count) * 32 + lane); // and who noted it
-        Offset outer = __shfl_sync(~0u, exists ? note.place : 0, int(sorted));
+        Note rest = in_order(note);
         Offset position[positioned];
 #pragma unroll
         for (int axis = last; axis >= fixed; --axis) {
-            const Offset reached = axis == fixed ? outer : outer & (p.by_reach[axis].divisor - 1);
-            position[axis - fixed] = reached - (p.block[axis] - 1);
-            outer >>= p.by_reach[axis].shift;
+            position[axis - fixed] = Offset(rest) & (p.by_reach[axis].divisor - 1);
+            position[axis - fixed] -= p.block[axis] - 1;
+            rest >>= p.by_reach[axis].shift;
         }
-        const Chunk own(list, sorted >> 5, position, blocks, tile, p);
+        const Chunk own(list, Offset(rest), position, blocks, tile, p);
         unsigned left = own.rows;
         if constexpr (tile_rows > thread_rows)
 #pragma unroll

@@ -4,13 +4,14 @@
 //   scratch    what is noted (see bins.cuh)  read and written, its Bins zeros at first
 //
 // Four kernels run one after another on a stream. bins_note counts the blocks that meet each tile, and notes
-// the first of them that come by; where more come, bins_reserve gives the tile a part of the lists, bins_list
-// puts all blocks that meet it there, and bins_order puts them in order. A thread has a block, or a tile in
-// bins_reserve; in bins_list it has blocks, and in bins_order a block of threads has crowded tiles, one after
-// another. Which part of
-// the lists a tile has, and the order of what is noted, change from run to run; what is in it does not. In
-// bins_order each block of a list is compared with all of them; where they are very many, they are marked in
-// shared memory instead, and the marks are listed. Leading axes that have no position have no tiles.
+// the first of them that come by; where more come, it lists the tile as crowded. Then bins_reserve gives each
+// crowded tile a part of the lists, bins_list puts all blocks that meet it there, and bins_order puts them in
+// order. A thread has a few blocks in bins_note, with the loads of all their positions in flight, and then
+// the counters of all the tiles that they meet; in bins_reserve it has crowded tiles, in bins_list blocks; in
+// bins_order a warp has crowded tiles, or a block of threads those that are met by very many blocks. Which
+// part of the lists a tile has, and the order of what is noted, change from run to run; what is in it does
+// not. In bins_order each block of a list is compared with all of them; where they are very many, they are
+// marked in shared memory instead, and the marks are listed. Leading axes without a position have no tiles.
 #include "bins.cuh"
 
 #ifndef CROWD
@@ -20,6 +21,11 @@
 #define MARKS 64
 #endif
 
+#ifndef AT_ONCE
+#define AT_ONCE 4
+#endif
+
+constexpr int at_once = AT_ONCE;
 constexpr int crowd = CROWD; // blocks of a tile, up to which they are compared with each other
 
 inline __device__ Bin* bins_of(Offset* scratch)
@@ -30,35 +36,99 @@ inline __device__ Offset crowded_tiles(const BinParameters& p)
 {
     return lists_at(true, p) + p.entries;
 }
+// Counts one where the guard holds, and gives the number before, else -1. A thread waits for none before it
+// asks for the next.
+inline __device__ Offset count_if(Offset* counter, bool guard)
+{
+#ifdef HOSTCUDA
+    return guard ? Offset(atomicAdd(reinterpret_cast<UnsignedOffset*>(counter), UnsignedOffset(1))) : -1;
+#else
+    if constexpr (sizeof(Offset) == 8) {
+        long long before;
+        asm volatile(
+            "{.reg .pred p; setp.ne.b32 p, %2, 0; mov.b64 %0, %3; @p atom.global.add.u64 %0, [%1], 1;}"
+            : "=&l"(before)
+            : "l"(counter), "r"(int(guard)), "n"(-1)
+            : "memory");
+        return before;
+    } else {
+        int before;
+        asm volatile(
+            "{.reg .pred p; setp.ne.b32 p, %2, 0; mov.b32 %0, %3; @p atom.global.add.u32 %0, [%1], 1;}"
+            : "=&r"(before)
+            : "l"(counter), "r"(int(guard)), "n"(-1)
+            : "memory");
+        return before;
+    }
+#endif
+}
 inline __device__ Offset add_to_counter(Offset* counter, Offset number)
 {
     return Offset(atomicAdd(reinterpret_cast<UnsignedOffset*>(counter), UnsignedOffset(number)));
 }
 
-// The tiles that a block meets, one after another.
-struct Meetings {
-    Offset first[positioned], last[positioned], at[positioned]; // along each axis
-    Offset begin[positioned];                                   // the block's position
-    bool more;
+// The tiles that a block meets, up to two along each of the last two axes at a time: corners, by their bits.
+constexpr int paired = positioned < 2 ? 1 : 2;
+constexpr int corners = 1 << paired;
 
-    __device__ Meetings(const long long* positions, Offset block, const BinParameters& p)
-        : more(block < p.count)
+struct Meetings {
+    long long given[positioned]; // the block's position
+    Offset end[positioned];      // how far its last pixel is from the image's first
+    Offset at[positioned];       // the first tile of the corners
+    Offset until[positioned];    // the last one that the block meets
+
+    __device__ void load(const long long* positions, Offset block, const BinParameters& p)
     {
-        long long given[positioned];
 #pragma unroll
         for (int axis = 0; axis < positioned; ++axis)
-            given[axis] = load_if(positions + (long long)(block)*positioned + axis, more);
-#pragma unroll
-        for (int axis = fixed; axis < rank; ++axis)
-            more = more && meets(given[axis - fixed], p.block[axis], 0, p.size[axis]);
+            given[axis] = load_if(positions + lengthened(block) * positioned + axis, block < p.count);
+    }
+    __device__ void begin(Offset block, const BinParameters& p)
+    {
+        bool met = block < p.count;
 #pragma unroll
         for (int axis = fixed; axis < rank; ++axis) {
             const int number = axis - fixed;
-            begin[number] = more ? Offset(given[number]) : 0;
-            const Offset end = min(begin[number] + p.block[axis], p.size[axis]);
-            at[number] = first[number] = p.by_side[axis].quotient(max(begin[number], Offset(0)));
-            last[number] = p.by_side[axis].quotient(end - 1);
+            const Offset position = Offset(given[number]), before = p.block[axis] - 1;
+            end[number] = Offset(UnsignedOffset(position) + UnsignedOffset(before));
+            met = met && (sizeof(Offset) == 8 || int(given[number] >> 32) == int(position >> 31)) &&
+                  UnsignedOffset(end[number]) < UnsignedOffset(p.size[axis] + before);
         }
+#pragma unroll
+        for (int axis = fixed; axis < rank; ++axis) {
+            const int number = axis - fixed;
+            end[number] = met ? end[number] : 0;
+            at[number] = first(axis, p);
+            until[number] = min(end[number], p.size[axis] - 1) >> p.by_side[axis].shift;
+        }
+        until[0] = met ? until[0] : -1;
+    }
+    __device__ Offset first(int axis, const BinParameters& p) const
+    {
+        return max(end[axis - fixed] - (p.block[axis] - 1), Offset(0)) >> p.by_side[axis].shift;
+    }
+
+    __device__ bool more() const { return at[0] <= until[0]; }
+    __device__ void next(const BinParameters& p)
+    {
+        bool moves = true;
+#pragma unroll
+        for (int axis = last; axis >= fixed; --axis) {
+            const int number = axis - fixed;
+            const Offset beyond = at[number] + (axis > last - paired ? 2 : 1);
+            const bool ends = number > 0 && beyond > until[number];
+            at[number] = !moves ? at[number] : ends ? first(axis, p) : beyond;
+            moves = moves && ends;
+        }
+    }
+
+    __device__ bool meets(int corner) const
+    {
+        bool met = more();
+#pragma unroll
+        for (int axis = positioned - paired; axis < positioned; ++axis)
+            met = met && at[axis] + (corner >> (positioned - 1 - axis) & 1) <= until[axis];
+        return met;
     }
 
     __device__ Offset bin(const BinParameters& p) const
@@ -69,41 +139,76 @@ struct Meetings {
             number = number * p.by_extent[axis].divisor + at[axis - fixed];
         return number;
     }
-
-    // Of the block's position, among those at which it meets the tile.
-    __device__ Offset place(const BinParameters& p) const
+    __device__ Note note(Offset block, const BinParameters& p) const
     {
-        Offset number = 0;
+        Note note = Note(block);
 #pragma unroll
-        for (int axis = fixed; axis < rank; ++axis) {
-            const Offset from_tile = begin[axis - fixed] - at[axis - fixed] * p.by_side[axis].divisor;
-            number = number * p.by_reach[axis].divisor + (from_tile + p.block[axis] - 1);
-        }
-        return number;
+        for (int axis = fixed; axis < rank; ++axis)
+            note = (note << p.by_reach[axis].shift) +
+                   Note(end[axis - fixed] - (at[axis - fixed] << p.by_side[axis].shift));
+        return note;
     }
-
-    __device__ void next()
+    // What a corner's note has less than the first one's.
+    static __device__ Note less(int corner, const BinParameters& p)
     {
-        more = false;
-#pragma unroll
-        for (int axis = positioned - 1; axis >= 0; --axis) {
-            if (more)
-                continue;
-            more = at[axis] < last[axis];
-            at[axis] = more ? at[axis] + 1 : first[axis];
-        }
+        const Note rows = Note(p.by_side[rank - paired].divisor) << p.by_reach[last].shift;
+        return (corner & 2 ? rows : 0) + (corner & 1 ? Note(p.by_side[last].divisor) : 0);
     }
 };
 
 extern "C" __global__ void __launch_bounds__(THREADS)
     bins_note(const long long* __restrict__ positions, Offset* __restrict__ scratch, const BinParameters p)
 {
-    const Offset block = grid_index();
-    for (Meetings met(positions, block, p); met.more; met.next()) {
-        const Offset number = met.bin(p), place = add_to_counter(&bins_of(scratch)[number].count, 1);
-        if (place < noted)
-            reinterpret_cast<Note*>(scratch + notes_at(number, p))[place] = {block, met.place(p)};
-    }
+    const Offset threads = Offset(gridDim.x) * THREADS, first = grid_index();
+    const Offset row = p.by_extent[last].divisor; // of tiles
+    Meetings met[at_once];
+#pragma unroll
+    for (int number = 0; number < at_once; ++number)
+        met[number].load(positions, first + number * threads, p);
+#pragma unroll
+    for (int number = 0; number < at_once; ++number)
+        met[number].begin(first + number * threads, p);
+    bool more;
+    do {
+        Offset place[at_once][corners]; // of a note
+#pragma unroll
+        for (int number = 0; number < at_once; ++number) {
+            Bin* bin = bins_of(scratch) + lengthened(met[number].bin(p));
+#pragma unroll
+            for (int corner = 0; corner < corners; ++corner) {
+                bin += corner == 2 ? lengthened(row) : 0;
+                keep(bin);
+                place[number][corner] = count_if(&bin[corner & 1].count, met[number].meets(corner));
+            }
+        }
+        more = false;
+#pragma unroll
+        for (int number = 0; number < at_once; ++number) {
+            const Note note = met[number].note(first + number * threads, p);
+            Note* notes = reinterpret_cast<Note*>(scratch + lengthened(notes_at(met[number].bin(p), p)));
+#pragma unroll
+            for (int corner = 0; corner < corners; ++corner) {
+                notes += corner == 2 ? lengthened(row * noted) : 0;
+                keep(notes);
+                Note* to = notes + lengthened(place[number][corner]);
+                keep(to);
+                if (within(place[number][corner], noted))
+                    to[corner & 1 ? noted : 0] = note - Meetings::less(corner, p);
+            }
+            bool crowds = false; // a tile, as the first block that it has no room for
+#pragma unroll
+            for (int corner = 0; corner < corners; ++corner)
+                crowds = crowds || place[number][corner] == noted;
+            if (crowds)
+#pragma unroll
+                for (int corner = 0; corner < corners; ++corner)
+                    if (place[number][corner] == noted)
+                        scratch[crowded_tiles(p) + add_to_counter(&bins_of(scratch)[p.bins].end, 1)] =
+                            met[number].bin(p) + (corner & 2 ? row : 0) + (corner & 1);
+            met[number].next(p);
+            more = more || met[number].more();
+        }
+    } while (more);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
@@ -112,31 +217,32 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     constexpr int warps = THREADS / 32;
     __shared__ Offset of_warp[warps], begin;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    const Offset number = grid_index();
     Bin* const bins = bins_of(scratch);
-    const Offset met = number < p.bins ? bins[number].count : 0;
-    const Offset count = met > noted ? met : 0; // of its list
-    Offset until = count;                       // the end of this tile's part among those of the thread block
+    const Offset crowds = bins[p.bins].end;
+    for (Offset first = Offset(blockIdx.x) * THREADS; first < crowds; first += Offset(gridDim.x) * THREADS) {
+        const Offset number = first + threadIdx.x;
+        Bin* const bin = bins + (number < crowds ? scratch[crowded_tiles(p) + number] : 0);
+        const Offset count = number < crowds ? bin->count : 0; // of its list
+        Offset until = count; // the end of this tile's part among those of the thread block
 #pragma unroll
-    for (int step = 1; step < 32; step *= 2) {
-        const Offset before = __shfl_up_sync(~0u, until, step);
-        until += lane >= step ? before : 0;
-    }
-    if (lane == 31)
-        of_warp[warp] = until;
-    __syncthreads();
-    Offset total = 0;
+        for (int step = 1; step < 32; step *= 2) {
+            const Offset before = __shfl_up_sync(~0u, until, step);
+            until += lane >= step ? before : 0;
+        }
+        if (lane == 31)
+            of_warp[warp] = until;
+        __syncthreads();
+        Offset total = 0;
 #pragma unroll
-    for (int other = 0; other < warps; ++other) {
-        until += other < warp ? of_warp[other] : 0;
-        total += of_warp[other];
-    }
-    if (threadIdx.x == 0)
-        begin = total ? add_to_counter(&bins[p.bins].count, total) : 0;
-    __syncthreads();
-    if (count) {
-        bins[number].end = begin + until - count; // which bins_list moves on to the end
-        scratch[crowded_tiles(p) + add_to_counter(&bins[p.bins].end, 1)] = number;
+        for (int other = 0; other < warps; ++other) {
+            until += other < warp ? of_warp[other] : 0;
+            total += of_warp[other];
+        }
+        if (threadIdx.x == 0)
+            begin = add_to_counter(&bins[p.bins].count, total);
+        __syncthreads();
+        if (count)
+            bin->end = begin + until - count; // which bins_list moves on to the end
     }
 }
 
@@ -146,12 +252,19 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     Bin* const bins = bins_of(scratch);
     if (!bins[p.bins].end)
         return;
-    for (Offset block = grid_index(); block < p.count; block += Offset(gridDim.x) * THREADS)
-        for (Meetings met(positions, block, p); met.more; met.next()) {
-            Bin& bin = bins[met.bin(p)];
-            if (bin.count > noted)
-                scratch[lists_at(false, p) + add_to_counter(&bin.end, 1)] = block;
-        }
+    for (Offset block = grid_index(); block < p.count; block += Offset(gridDim.x) * THREADS) {
+        Meetings met;
+        met.load(positions, block, p);
+        for (met.begin(block, p); met.more(); met.next(p))
+#pragma unroll
+            for (int corner = 0; corner < corners; ++corner)
+                if (met.meets(corner)) {
+                    const Offset row = corner & 2 ? p.by_extent[last].divisor : 0;
+                    Bin& bin = bins[met.bin(p) + row + (corner & 1)];
+                    if (bin.count > noted)
+                        scratch[lists_at(false, p) + add_to_counter(&bin.end, 1)] = block;
+                }
+    }
 }
 
 constexpr int marks_of_thread = MARKS; // for blocks that follow each other

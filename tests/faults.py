@@ -857,15 +857,15 @@ FAULTS = (
     Fault(
         "no barrier before the numbers of warps' blocks are added up",
         "kernels/bins.cu",
-        "        of_warp[warp] = until;\n    __syncthreads();\n",
-        "        of_warp[warp] = until;\n",
+        "            of_warp[warp] = until;\n        __syncthreads();\n",
+        "            of_warp[warp] = until;\n",
         CROWDED,
     ),
     Fault(
         "no barrier before a part of the lists is known",
         "kernels/bins.cu",
-        "total) : 0;\n    __syncthreads();\n",
-        "total) : 0;\n",
+        "total);\n        __syncthreads();\n",
+        "total);\n",
         CROWDED.replace("everything-in-a-few-tiles", "a-crowd-among-others"),
     ),
     Fault(
@@ -906,8 +906,8 @@ FAULTS = (
     Fault(
         "one block more than a tile has room for",
         "kernels/bins.cu",
-        "if (place < noted)",
-        "if (place <= noted)",
+        "if (within(place[number][corner], noted))",
+        "if (within(place[number][corner], noted + 1))",
         OWN_TILE + "[spread-True-plain]",
     ),
     Fault(
@@ -918,11 +918,25 @@ FAULTS = (
         OWN_TILE + "[spread-False-shuffled]",
     ),
     Fault(
-        "blocks put in order without their positions",
-        "kernels/add_blocks_owners.cu",
-        "__shfl_sync(~0u, exists ? note.place : 0, int(sorted))",
-        "exists ? note.place : 0",
+        "a block noted of each tile as of the first that it meets",
+        "kernels/bins.cu",
+        "note - Meetings::less(corner, p);",
+        "note;",
         OWN_TILE + "[spread-False-shuffled]",
+    ),
+    Fault(
+        "a block noted of two tiles along an axis, however many it meets",
+        "kernels/bins.cu",
+        "    } while (more);\n}",
+        "    } while (false);\n}",
+        ADD_BLOCKS + "every_kernel_is_the_numpy_path_in_any_layout[whole-warps-0]",
+    ),
+    Fault(
+        "positions beyond 32 bits taken for those within",
+        "kernels/bins.cu",
+        "int(given[number] >> 32) == int(position >> 31)",
+        "true",
+        ADD_BLOCKS + "every_kernel_is_the_numpy_path_in_any_layout[farthest-0]",
     ),
     Fault(
         "a block added to rows that it does not cover, beside those that it does",

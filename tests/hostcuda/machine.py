@@ -9,7 +9,8 @@ The meaning of the instructions is not published in full. That the arrays come o
 that they are understood; one that is not known raises Unknown, with its text.
 
 A *phase* is one latency: a load's registers arrive one phase after it is issued, as do those of an atomic operation
-that gives a value, and an instruction that uses them waits until then. Phases in which a load left the L1 cache are counted apart from those that it served.
+that gives a value, and an instruction that uses them waits until then. Phases in which a load left the L1 cache are
+counted apart from those that it served.
 """
 
 from __future__ import annotations

@@ -352,8 +352,10 @@ OWNERS_RESIDENT_BLOCKS = 4
 where these are asked for."""
 OWNERS_CROWD = 1024
 """Prediction: blocks of a crowded tile up to which comparing each with all puts them in order fastest."""
-LIST_DEFINES = ("OFFSET", "RANK", "FIXED", "THREADS")
+LIST_DEFINES = ("OFFSET", "NOTE", "RANK", "FIXED", "THREADS")
 """What lists of blocks depend on: those of every dtype and window are made by the same kernels."""
+NOTED_AT_ONCE = 2
+"""Blocks that a thread notes at a time."""
 MARKS_OF_THREAD = 64
 """For blocks that follow each other, where more than those meet a tile."""
 
@@ -415,16 +417,22 @@ def owners(problem: Problem) -> Plan:
     bins = _bins(view, rows)
     tile_rows = prod(bins.side) // COLUMNS
     number, axes = prod(bins.along[view.fixed :]), len(view.size) - view.fixed
+    resident = max(2, problem.device.multiprocessors * (problem.device.threads_per_multiprocessor // THREADS))
+
+    def in_turns(most: int, per_block: int) -> tuple[int, int, int]:  # where mostly there is nothing to do
+        return grid_of("add_blocks", min(most, resident // 2 * per_block), per_block)
+
     groups = view.channels // planes
     items = view.batch * groups * prod(bins.along)
     zeroed = (number // (NOTED // 2) + 1) * NOTED  # a Bin each, and one more
     crowds = bins.entries // (NOTED + 1)
-    scratch = zeroed + 2 * (number * NOTED + bins.entries) + crowds
-    marked = view.count + THREADS * MARKS_OF_THREAD  # the last marks are past the last block
+    scratch = zeroed + 2 * (number * NOTED + bins.entries) + crowds  # at most: notes may be as wide as an Offset
+    past = view.count + THREADS * max(MARKS_OF_THREAD, 2 * NOTED_AT_ONCE * resident)  # what a loop reaches at its end
+    bits = _bits(problem, items, bins.side, scratch, past)
     reach = [1 << (block + side - 2).bit_length() for block, side in zip(view.block, bins.side, strict=True)]
-    bits = _bits(problem, WARP * items, bins.side, scratch, marked, WARP * (view.count + 1), prod(reach[view.fixed :]))
+    note_bits = max(bits, offset_bits("add_blocks", (view.count + 1) * prod(reach[view.fixed :]) // 2))
     windowed = problem.fusion.window != "none"
-    of_warp = (NOTED + 1) * (POINTER_BYTES + MASK_BYTES) + (NOTED + 1 if windowed else 1) * axes * bits // 8
+    of_warp = (NOTED + 1) * 2 * POINTER_BYTES + (NOTED + 1 if windowed else 1) * axes * bits // 8
     of_warp = -(-of_warp // POINTER_BYTES) * POINTER_BYTES
     warps = max(1, min(THREADS // WARP, MAX_SHARED_BYTES // of_warp))
     plan = _plan(
@@ -440,26 +448,27 @@ def owners(problem: Problem) -> Plan:
             "by_batch": divisor(view.batch),
         },
         PLANES=planes,
+        ALONE=int(view.batch * groups == 1),
         ROWS=min(rows, tile_rows),
+        NOTE={32: "unsigned", 64: "unsigned long long"}[note_bits],
         TILE_ROWS=tile_rows,
         RESIDENT_BLOCKS=OWNERS_RESIDENT_BLOCKS - (problem.weight_out is not None) * problem.element.weight_bytes // 4,
     )
+    scratch -= (2 - note_bits // bits) * number * NOTED
     plan = replace(plan, scratch_bytes=scratch * bits // 8, zeroed_bytes=zeroed * bits // 8)
-    of_blocks, of_bins = (grid_of("add_blocks", items, THREADS) for items in (view.count, number))
-    resident = problem.device.multiprocessors * (problem.device.threads_per_multiprocessor // THREADS)
-    of_crowds, in_turns = (
-        grid_of("add_blocks", max(1, min(most, resident)), 1) for most in (min(crowds, number), of_blocks[0])
-    )
+    each = min(NOTED_AT_ONCE, -(-view.count // (resident * THREADS)))
+    crowds = max(1, min(crowds, number))
     steps = (
-        ("bins_note", of_blocks, 0),
-        ("bins_reserve", of_bins, (THREADS // WARP + 1) * bits // 8),
-        ("bins_list", in_turns, 0),
-        ("bins_order", of_crowds, THREADS * (MARKS_OF_THREAD + bits // 8)),
+        ("bins_note", grid_of("add_blocks", view.count, each * THREADS), 0),
+        ("bins_reserve", in_turns(crowds, THREADS), (THREADS // WARP + 1) * bits // 8),
+        ("bins_list", in_turns(view.count, THREADS), 0),
+        ("bins_order", in_turns(crowds, 1), THREADS * (MARKS_OF_THREAD + bits // 8)),
     )
     defines = (
         *((name, str(THREADS) if name == "THREADS" else value) for name, value in plan.defines if name in LIST_DEFINES),
         ("CROWD", str(OWNERS_CROWD)),
         ("MARKS", str(MARKS_OF_THREAD)),
+        ("AT_ONCE", str(NOTED_AT_ONCE)),
     )
     before = tuple(
         replace(
