@@ -647,6 +647,7 @@ def test_lists_of_blocks_are_made_by_the_same_kernels_whatever_the_dtype():
         ("owners", (4096, 4096), (64, 64), 10_000, "complex64", True),
         ("owners", (8192, 8192), (3, 3), 1_000_000, "float32", True),
         ("atomic", (8192, 8192), (3, 3), 1_000_000, "float32", False),
+        ("owners", (4096, 4096), (3, 3), 1_048_576, "float32", False),
         ("atomic", (8192, 8192), (3, 3), 1_000_000, "int32", True),
         ("atomic", (2048, 2048), (7, 7), 16_384, "int32", True),
         ("owners", (2048, 2048), (16, 16), 65_536, "int32", True),  # four of them on each pixel

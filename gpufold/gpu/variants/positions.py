@@ -490,7 +490,7 @@ ADD_BLOCKS: dict[str, Variant] = {"gather": gather, "owners": owners, "atomic": 
 
 SEARCHES_PER_ELEMENT = 2
 """Prediction: tests of a region against a position that cost less than an atomic addition of an element."""
-ATOMIC_ELEMENTS, ATOMIC_PIXELS, ATOMIC_BLOCK = 1 << 20, 16, 12
+ATOMIC_ELEMENTS, ATOMIC_PIXELS, ATOMIC_BLOCK = 1 << 20, 8, 5
 """Prediction: elements that atomic operations add while lists are launched, the pixels to which their tiles cost one
 more, and how many more each block of a list costs."""
 OWNERS_MIN_SEARCHES = 1 << 18
