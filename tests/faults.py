@@ -925,6 +925,13 @@ FAULTS = (
         OWN_TILE + "[spread-False-shuffled]",
     ),
     Fault(
+        "what a call before has noted added to a tile",
+        "kernels/add_blocks_owners.cu",
+        "note = place < bin.count ? note : ~Note(0);",
+        "note = bin.count ? note : ~Note(0);",
+        ADD_BLOCKS + "a_tile_gets_what_was_noted_of_it_in_this_call[0-block0-unsigned]",
+    ),
+    Fault(
         "a block noted of two tiles along an axis, however many it meets",
         "kernels/bins.cu",
         "    } while (more);\n}",

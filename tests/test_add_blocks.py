@@ -586,6 +586,32 @@ def test_every_kernel_adds_weights_of_every_dtype(case, mode):
     check_weights(case, INEXACT[CASES.index(case) % len(INEXACT)], random.Random(f"{case} {mode}"), mode=mode)
 
 
+@pytest.mark.hostcuda
+@pytest.mark.parametrize(("block", "note"), [((30, 30), "unsigned"), ((70, 70), "unsigned long long")])
+@pytest.mark.parametrize("before", [0, 0x5A])
+def test_a_tile_gets_what_was_noted_of_it_in_this_call(block, note, before, monkeypatch):
+    """Whatever the scratch memory holds, and where notes have more bits than offsets."""
+
+    def scratch_of(plan):
+        scratch = np.full(plan.scratch_bytes, before, np.uint8)
+        scratch[: plan.zeroed_bytes] = 0
+        return scratch
+
+    monkeypatch.setattr(hostcuda.execute, "scratch_of", scratch_of)
+    monkeypatch.setattr(parameters, "INT32_MAX", 1 << 21)
+    choose.cache_clear()
+    size, count = (3, 70), 300
+    positions = np.random.default_rng(0).integers([0, 0], size, (count, 2))
+    positions[25:] = [-side - 7 for side in block]
+    blocks = np.broadcast_to(values((count, 1, 1), np.float32), (count, *block))
+    out = values(size, np.float32, 1)
+    want = gpufold.add_blocks(out.copy(), blocks, positions)
+    defines = dict(run("owners", out, blocks, positions).defines)
+    choose.cache_clear()
+    assert (defines["OFFSET"], defines["NOTE"]) == ("int", note)
+    assert_same_bits(out, want)
+
+
 CROWDED = {
     "everything-in-a-few-tiles": ((6, 8), (3, 4), 3000, (3, 4)),
     "more-blocks-than-marks": ((90,), (7,), 40_000, (60,)),
