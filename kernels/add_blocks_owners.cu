@@ -362,12 +362,12 @@ template <int rows> struct Sums {
                                                               layer.covered[row]));
     }
 
-    // Two layers have their loads in flight where there are as many, and registers for them.
+    // Two layers have their loads in flight where there are as many, and registers for them: bytes take more.
     __device__ void add_blocks(const unsigned (&covering)[rows], const Listed& list,
                                const Pixels<rows>& pixels, const Column& column, const Weights& window,
                                const BinParameters& p)
     {
-        constexpr bool two = Pixels<rows>::known && planes == 1 && !windowed;
+        constexpr bool two = Pixels<rows>::known && planes == 1 && !windowed && sizeof(Scalar) > 1;
         Left<rows> left(covering);
         do {
             const Layer<rows> layer(left, list, pixels, column, window, p);
@@ -388,7 +388,8 @@ template <int rows> struct Sums {
 #pragma unroll
             for (int row = 0; row < rows; ++row) {
                 Result* pixel = column.image[plane] + pixels.offset(row, p.pixel_stride, p);
-                keep(pixel); // or each row would load the stride anew
+                if constexpr (Pixels<rows>::known)
+                    keep(pixel); // or each row would load the stride anew
                 if (touched[row])
                     store(pixel, narrow(elements[plane][row]));
             }
