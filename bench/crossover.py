@@ -160,6 +160,22 @@ def sweeps(multiprocessors: int, threads_per_multiprocessor: int) -> tuple[Sweep
             ),
         ),
         Sweep(
+            "col2im.BYTES_MIN_FILL",
+            col2im.BYTES_MIN_FILL,
+            ("gather",),
+            ("gather_bytes",),
+            tuple(
+                _one(
+                    "byte-pixels",
+                    planes * 128 * 128 / resident,
+                    image_shape=(1, planes, 128, 128),
+                    kernel=3,
+                    dtypes=("uint8",),
+                )
+                for planes in (1, 2, 4, 8, 12, 16, 32)
+            ),
+        ),
+        Sweep(
             "col2im.BLOCKS_MIN_BYTES",
             col2im.BLOCKS_MIN_BYTES,
             gathers,

@@ -577,6 +577,7 @@ def test_extents_never_change_what_is_compiled():
             {"batch": 8, "channels": 64, "pads_begin": 1, "pads_end": 1, "dtype": "int8"},
         ),
         ("gather", (57, 57), (3, 3), {"batch": 8, "channels": 64, "pads_begin": 1, "dtype": "int8"}),
+        ("gather", (56, 56), (3, 3), {"batch": 8, "pads_begin": 1, "pads_end": 1, "dtype": "int8"}),  # few pixels
         ("gather", (112, 112), (3, 3), {"batch": 8, "channels": 64, "strides": 2, "pads_begin": 1}),
         ("gather", (512, 512), (16, 16), {"batch": 8, "channels": 3, "strides": 16}),
         ("gather_phases", (128_000,), (400,), {"batch": 8, "strides": 160}),

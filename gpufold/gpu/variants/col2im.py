@@ -991,6 +991,9 @@ VARIANTS: dict[str, Variant] = {
 SPLIT_MIN_TAPS = 128
 SPLIT_MAX_FILL = 0.04
 """Of the device's resident threads: below it a thread per pixel leaves the memory idle while it adds."""
+BYTES_MIN_FILL = 0.5
+"""Prediction: pixels for each of the device's resident threads, from which on a thread has enough others beside it to
+add up four."""
 PIXELS_MIN_TAPS = 32
 """Prediction: of a pixel, from which on threads for cells are too few where those for pixels would not be."""
 BLOCKS_MAX_STRIDE = 3
@@ -1025,7 +1028,7 @@ def prefer(problem: Problem) -> Iterator[tuple[str, str]]:
             yield "gather_blocks", f"{closest}, which overlap densely"
         if row.stride >= PIXELS_MIN_STRIDE:
             yield "gather_pixels", closest
-    elif view.element.itemsize == 1:
+    elif view.element.itemsize == 1 and view.planes * view.pixels >= BYTES_MIN_FILL * resident:
         yield "gather_bytes", ""
     if taps >= PIXELS_MIN_TAPS and row.stride > 1 and view.planes * prod(_cells(view)) < SPLIT_MAX_FILL * resident:
         yield "gather_pixels", f"{view.planes * prod(_cells(view))} cells of many taps are too few for a thread each"
