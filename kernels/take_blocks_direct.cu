@@ -5,14 +5,18 @@
 //   positions  (count, axes)                                     read by every thread, from the L1 cache
 //   window     weights of a block's elements, or null            read, once for all planes of a thread
 //
-// A thread's elements are of several rows of one block, or of several parts of a row where there is one axis;
-// neighbouring threads have neighbouring elements of a row, so that loads and stores are as long as rows are,
-// and longer where the rows of a block follow each other. What lies outside the image is zero, and never
-// loaded, or the nearest pixel.
+// A thread has as many planes as it can: they share everything but their addresses, which are a step apart.
+// Where there are few, its elements are of several rows of one block too, or of several parts of a row where
+// there is one axis. Neighbouring threads have neighbouring elements of a row, so that loads and stores are
+// as long as rows are, and longer where the rows of a block follow each other. What lies outside the image is
+// zero, and never loaded, or the nearest pixel.
 #include "take_blocks.cuh"
 
 #ifndef PLANES
 #define PLANES 1
+#endif
+#ifndef ALL_PLANES
+#define ALL_PLANES 1
 #endif
 #ifndef ELEMENTS
 #define ELEMENTS 4
@@ -20,13 +24,16 @@
 
 constexpr int elements = ELEMENTS;                // of a thread in each plane, of one block and column
 constexpr int planes = PLANES;                    // share the index arithmetic
+constexpr bool all_planes = ALL_PLANES;           // exist for every thread: they divide the channels
 constexpr int along = rank > 1 ? last - 1 : last; // the axis that a thread's elements differ on
+// That registers have to suffice for; with more, the compiler would store some pixels before it loads all.
+constexpr int resident_blocks = 4;
 
 struct DirectParameters : Parameters {
     Divisor by_batch;
 };
 
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, resident_blocks)
     take_blocks_direct(const Scalar* __restrict__ image, Scalar* __restrict__ blocks,
                        const long long* __restrict__ positions, const Weights window,
                        const DirectParameters p)
@@ -47,10 +54,12 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     for (int axis = fixed; axis < rank; ++axis)
         first[axis] = first_pixel(positions[(long long)(block)*positioned + (axis - fixed)], axis, p);
 
-    image += batch * p.image_batch + channel * p.image_channel;
-    blocks += block * p.block_step + batch * p.blocks_batch + channel * p.blocks_channel;
-    bool inside = true, exists[elements];
-    Offset pixels = 0, taps = 0;
+    const Scalar* own_image =
+        image + (lengthened(batch) * p.image_batch + lengthened(channel) * p.image_channel);
+    Scalar* own_blocks = blocks + (lengthened(block) * p.block_step + lengthened(batch) * p.blocks_batch +
+                                   lengthened(channel) * p.blocks_channel);
+    bool inside = true;
+    Offset pixels = 0, taps = tap[along] * p.tap_stride[along];
 #pragma unroll
     for (int axis = 0; axis < rank; ++axis) {
         if (axis == along)
@@ -60,7 +69,10 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         pixels += pixel * p.pixel_stride[axis];
         taps += tap[axis] * p.tap_stride[axis];
     }
+    own_image += pixels + (nearest ? 0 : (first[along] + tap[along]) * p.pixel_stride[along]);
+    own_blocks += taps;
 
+    const auto exists = [&](int plane) { return all_planes || plane < p.channels - channel; };
     Scalar taken[elements][planes];
     TapWeight weights[elements];
 #pragma unroll
@@ -69,26 +81,33 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 #pragma unroll
         for (int axis = 0; axis < rank; ++axis)
             of_tap[axis] = tap[axis] + (axis == along ? number * step : 0);
-        exists[number] = of_tap[along] < p.block[along];
         const Offset pixel = taken_pixel(first[along] + of_tap[along], along, p);
-        const bool covered = inside && exists[number] && within(pixel, p.size[along]);
+        const bool covered = inside && of_tap[along] < p.block[along] && within(pixel, p.size[along]);
         weights[number] = TapWeight(of_tap, covered, window, p);
-        const Scalar* const source = image + (pixels + pixel * p.pixel_stride[along]);
+        const Scalar* source = own_image;
+        if constexpr (nearest)
+            source += pixel * p.pixel_stride[along];
 #pragma unroll
-        for (int plane = 0; plane < planes; ++plane) {
+        for (int plane = 0; plane < planes; ++plane, source += p.image_channel) {
             trace_iteration(number * planes + plane);
-            taken[number][plane] =
-                load_if(source + plane * p.image_channel, covered && plane < p.channels - channel);
+            taken[number][plane] = load_if(source, covered && exists(plane));
+        }
+        if constexpr (!nearest) {
+            own_image += step * p.pixel_stride[along];
+            keep(own_image);
         }
     }
 #pragma unroll
     for (int number = 0; number < elements; ++number) {
-        Scalar* const target = blocks + (taps + (tap[along] + number * step) * p.tap_stride[along]);
+        Scalar* target = own_blocks;
 #pragma unroll
-        for (int plane = 0; plane < planes; ++plane) {
+        for (int plane = 0; plane < planes; ++plane, target += p.blocks_channel) {
             trace_iteration(number * planes + plane);
-            if (exists[number] && plane < p.channels - channel)
-                target[plane * p.blocks_channel] = weighed(taken[number][plane], weights[number]);
+            keep(target);
+            if (tap[along] + number * step < p.block[along] && exists(plane))
+                *target = weighed(taken[number][plane], weights[number]);
         }
+        own_blocks += step * p.tap_stride[along];
+        keep(own_blocks);
     }
 }

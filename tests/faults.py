@@ -1016,6 +1016,13 @@ FAULTS = (
         TAKE_BLOCKS + "every_kernel_is_the_numpy_path_in_any_layout[farthest-0]",
     ),
     Fault(
+        "planes stored that a thread lacks",
+        "kernels/take_blocks_direct.cu",
+        "p.block[along] && exists(plane))",
+        "p.block[along])",
+        TAKE_BLOCKS + "planes_of_which_no_thread_gets_an_equal_share[float32]",
+    ),
+    Fault(
         "a list of blocks that is read while it is made",
         "kernels/take_blocks_owners.cu",
         "    __syncthreads();\n    for (int entry",

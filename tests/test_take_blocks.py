@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from itertools import product
 from math import prod
 
@@ -344,12 +345,21 @@ def test_what_lies_outside_is_not_loaded_and_planes_share_positions():
     case = CASES[11]
     call = calls.take_blocks(np.empty(case.shape, np.float32), case.positions, case.block, variant="direct")
     plan = choose(call, Operand.contiguous(case.shape), Operand.contiguous(case.blocks_shape))
-    assert (dict(plan.defines)["PLANES"], dict(plan.defines)["ELEMENTS"]) == ("4", "4")
+    assert (dict(plan.defines)["PLANES"], dict(plan.defines)["ELEMENTS"]) == ("6", "1")
     blocks = np.empty(case.blocks_shape, np.float32)
     far = np.full_like(case.positions, FAR - 1)
     moved = hostcuda.traffic(plan, values(case.shape, np.float32), blocks, None, far)
-    assert moved.loads.bytes == 2 * 8 * prod((40, 2, 4, 4)), "positions alone, one for four planes and four elements"
+    assert moved.loads.bytes == 2 * 8 * prod((40, 8, 8)), "positions alone, one for all planes"
     assert moved.stores.bytes == blocks.nbytes
+
+
+@pytest.mark.hostcuda
+@pytest.mark.parametrize("dtype", ["uint8", "float32"])
+def test_planes_of_which_no_thread_gets_an_equal_share(dtype):
+    """Seventeen: some threads lack one."""
+    case = replace(CASES[11], lead=(17,))
+    direct, _ = check_kernels(case, np.dtype(dtype), random.Random(0), mode="observed")[:2]
+    assert dict(direct.defines)["ALL_PLANES"] == "0"
 
 
 @pytest.mark.hostcuda

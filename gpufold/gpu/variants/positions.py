@@ -14,6 +14,8 @@ from gpufold.gpu.parameters import Field, divisor, offset, offset_bits, offset_t
 from gpufold.gpu.plan import (
     MAX_SHARED_BYTES,
     POINTER_BYTES,
+    REGISTERS,
+    REGISTERS_AT_ONCE,
     Operand,
     Plan,
     Problem,
@@ -21,7 +23,6 @@ from gpufold.gpu.plan import (
     Work,
     check_atomics,
     grid_of,
-    planes_per_thread,
 )
 from gpufold.gpu.variants.moves import SECTOR_BYTES, WARP, word_types
 
@@ -518,24 +519,57 @@ def prefer_for_add_blocks(problem: Problem) -> Iterator[tuple[str, str]]:
 # ---------------------------------------------------------------------------------------------
 # direct
 
-DIRECT_BYTES = 64
-DIRECT_LOADS = 16
-DIRECT_MAX_PLANES = 4
-"""Prediction: what a thread has in flight, and the planes among it that share its weights, at most."""
+DIRECT_BYTES, DIRECT_LOADS = 64, 16
+"""What a thread has in flight at most, of a few elements in each of its planes."""
+DIRECT_REGISTERS = 22
+"""Prediction: what a thread has beside that."""
+DIRECT_OF_THREAD, DIRECT_OF_ELEMENT = 2, 0.5
+"""Prediction: what a thread costs besides its loads, and each of its elements besides those of its planes, in loads; a
+thread twice as much where some lack planes."""
+
+
+def _direct_share(problem: Problem, rows: int) -> tuple[int, int]:
+    """Return a thread's planes and its elements in each, with which the waves of all threads are done soonest.
+
+    They are of few pairs, whatever the number of blocks: each is a kernel of its own.
+    """
+    view, device, fusion = view_of(problem), problem.device, problem.fusion
+    itemsize, weight_bytes = view.element.itemsize, view.element.weight_bytes
+    most = min(DIRECT_LOADS, DIRECT_BYTES // itemsize)
+    loaded = view.count * view.batch * view.channels * prod(view.block)
+    weights = {"none": 0, "separable": len(view.size) - view.fixed, "full": 1}[fusion.window]
+
+    def of_thread(things: int, most: int) -> int:
+        return -(-things // -(-things // most))
+
+    def cost(share: tuple[int, int]) -> float:
+        planes, elements = share
+        threads = -(-view.channels // planes) * -(-rows // elements) * loaded // (view.channels * rows)
+        registers = DIRECT_REGISTERS + elements * (planes * -(-itemsize // 4) + weights * weight_bytes // 4)
+        registers += -registers % REGISTERS_AT_ONCE
+        at_once = device.multiprocessors * min(device.threads_per_multiprocessor, REGISTERS // registers)
+        lacking = 1 + (view.channels % planes > 0)
+        beside = threads * (lacking * DIRECT_OF_THREAD + elements * DIRECT_OF_ELEMENT)
+        return -(-threads // at_once) * at_once / threads * (loaded + beside)
+
+    shares = []
+    for limit in (most, -(-most // 2), -(-most // 4)):
+        planes = of_thread(view.channels, limit)
+        planes = max((few for few in range(planes // 2 + 1, planes + 1) if view.channels % few == 0), default=planes)
+        shares += [(planes, of_thread(rows, max(1, most // planes // part))) for part in (1, 2)]
+    return min(shares, key=cost)
 
 
 def direct(problem: Problem) -> Plan:
     """Plan for kernels/take_blocks_direct.cu."""
-    view, itemsize = view_of(problem), problem.element.itemsize
-    loads = min(DIRECT_LOADS, DIRECT_BYTES // itemsize)
-    planes = planes_per_thread(view.channels, 1, min(DIRECT_MAX_PLANES, loads), 0)
-    groups, axis = -(-view.channels // planes), max(0, len(view.size) - 2)
-    elements = planes_per_thread(view.block[axis], 1, loads // planes, 0)
+    view, axis = view_of(problem), max(0, len(view_of(problem).size) - 2)
+    planes, elements = _direct_share(problem, view.block[axis])
+    groups = -(-view.channels // planes)
     step = -(-view.block[axis] // elements)
     owned = (*view.block[:axis], step, *view.block[axis + 1 :])
     items = view.count * view.batch * groups * prod(owned)
     bits = _bits(problem, items, (elements * step,) * len(view.size))
-    moved = dict(word_types(itemsize)) if problem.fusion.window == "none" else {}
+    moved = dict(word_types(problem.element.itemsize)) if problem.fusion.window == "none" else {}
     return _plan(
         problem,
         "direct",
@@ -545,6 +579,7 @@ def direct(problem: Problem) -> Plan:
         **moved,
         MODE=problem.fusion.mode,
         PLANES=planes,
+        ALL_PLANES=int(view.channels % planes == 0),
         ELEMENTS=elements,
     )
 
