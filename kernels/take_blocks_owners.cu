@@ -11,7 +11,8 @@
 // shared memory. Then a thread loads its pixels, some rows of one column, and goes through the list. As each
 // block is stored by itself, chunks need not know of each other, and however many blocks lie in one place, no
 // tile has more than a chunk of them. What lies outside of the image is tiled too, as far as blocks reach:
-// pixels there are zeros, or the nearest ones.
+// pixels there are zeros, or the nearest ones. Where that is half as much again, the thread blocks of tiles
+// inside take these tiles too, one after another.
 // For blocks with long rows that overlap: an element is not loaded again for each block that has it. The
 // tests grow with tiles times blocks: little beside the stores while most tiles meet some of their chunk.
 #include "take_blocks.cuh"
@@ -25,11 +26,15 @@
 #ifndef TILE_COLUMNS
 #define TILE_COLUMNS 128
 #endif
+#ifndef TURNS
+#define TURNS 0
+#endif
 #ifndef RESIDENT_BLOCKS
 #define RESIDENT_BLOCKS 4
 #endif
 
-constexpr int planes = PLANES; // of a thread, which divide the channels
+constexpr int planes = PLANES;      // of a thread, which divide the channels
+constexpr bool takes_turns = TURNS; // with tiles outside of the image, which have no thread blocks then
 constexpr int threads = THREADS;
 constexpr int warps = threads / 32;
 constexpr int columns = TILE_COLUMNS;
@@ -47,7 +52,8 @@ __device__ constexpr int tile_extent(int axis)
 }
 
 struct OwnersParameters : Parameters {
-    Offset margin[rank]; // of pixels before the image that are tiled
+    Offset tiles[rank];  // of the image and of what is outside
+    Offset margin[rank]; // of tiles before the image
     Offset chunk;        // of the blocks, a thread each
     Divisor by_chunks;
 };
@@ -125,114 +131,133 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_BLOCKS)
                        const OwnersParameters p)
 {
     __shared__ Listed list[threads];
-    __shared__ int counts[warps];
+    __shared__ int counts[2][warps]; // of this tile, and of the one before or after
     const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
     Offset rest = blockIdx.x;
-    const Offset block = p.by_chunks.split(rest) * p.chunk + thread;
-    bool met = thread < p.chunk && block < p.count;
-    Offset begin[rank]; // of the tile
+    Offset block = p.by_chunks.split(rest) * p.chunk + thread;
+    Offset tile[rank]; // the thread block's of the image, then others as many as these further on
 #pragma unroll
     for (int axis = last; axis >= 0; --axis)
-        begin[axis] = p.by_extent[axis].split(rest) * tile_extent(axis) - p.margin[axis];
+        tile[axis] = p.by_extent[axis].split(rest);
     if (rest) {
         const Offset channel = p.by_channels.split(rest) * planes, batch = rest;
         image += batch * p.image_batch + channel * p.image_channel;
         blocks += batch * p.blocks_batch + channel * p.blocks_channel;
     }
 
-    // Each thread tests a block.
-    long long given[positioned];
+    int turn = 0;
+    for (bool more = true; more; turn ^= 1) {
+        Offset begin[rank]; // of the tile; those before the image come last
 #pragma unroll
-    for (int axis = 0; axis < positioned; ++axis)
-        given[axis] = load_if(positions + (long long)(block)*positioned + axis, met);
-    Offset position[positioned]; // from the tile's first pixel
-    Offset taps = 0;
-#pragma unroll
-    for (int axis = 0; axis < rank; ++axis) {
-        Offset from = -begin[axis];
-        if (axis >= fixed) {
-            from += first_pixel(given[axis - fixed], axis, p);
-            met = met && from < tile_extent(axis) && from > -p.block[axis];
-            position[axis - fixed] = from;
+        for (int axis = 0; axis < rank; ++axis) {
+            const bool before = tile[axis] >= p.tiles[axis] - p.margin[axis];
+            begin[axis] = (tile[axis] - (before ? p.tiles[axis] : 0)) * tile_extent(axis);
         }
-        taps -= from * p.tap_stride[axis];
-    }
-    const unsigned votes = __ballot_sync(~0u, met);
-    if (lane == 0)
-        counts[warp] = __popc(votes);
-    __syncthreads();
-    int found = 0, place = __popc(votes & ((1u << lane) - 1));
+        more = false;
+        if constexpr (takes_turns)
 #pragma unroll
-    for (int other = 0; other < warps; ++other) {
-        place += other < warp ? counts[other] : 0;
-        found += counts[other];
-    }
-    if (!found)
-        return;
-    if (met) {
-        list[place].target = blocks + (block * p.block_step + taps);
-#pragma unroll
-        for (int axis = 0; axis < positioned; ++axis)
-            list[place].position[axis] = position[axis];
-        if (!one_axis) {
-            const Offset from = along < fixed ? -begin[along] : position[max(along - fixed, 0)];
-            list[place].rows =
-                run_of_bits(max(from, Offset(0)), min(from + p.block[along], Offset(TILE_ROWS)));
-        }
-    }
+            for (int axis = last; axis >= 0; --axis)
+                if (!more) {
+                    tile[axis] += p.by_extent[axis].divisor;
+                    more = tile[axis] < p.tiles[axis];
+                    if (!more)
+                        tile[axis] = p.by_extent[axis].split(tile[axis]);
+                }
 
-    // A thread's first pixel, from the tile's on.
-    Offset own[rank] = {};
-    own[last] = one_axis ? warp * 32 * thread_rows + lane : warp % (columns / 32) * 32 + lane;
-    if (!one_axis)
-        own[along] = warp / (columns / 32) * thread_rows;
-    Offset own_tap = 0, pixel = 0;
-    bool exists = true;
+        // Each thread tests a block, whose position it looks up anew each time: pixels need the registers.
+        keep_here(block);
+        bool met = thread < p.chunk && block < p.count;
+        Offset placed[rank] = {}; // its first pixel
 #pragma unroll
-    for (int axis = 0; axis < rank; ++axis) {
-        own_tap += own[axis] * p.tap_stride[axis];
-        if (axis == along)
-            continue;
-        const Offset of_axis = taken_pixel(begin[axis] + own[axis], axis, p);
-        exists = exists && within(of_axis, p.size[axis]);
-        pixel += of_axis * p.pixel_stride[axis];
-    }
-    Scalar pixels[planes][thread_rows];
-    unsigned inside = 0; // a bit for each row
+        for (int axis = fixed; axis < rank; ++axis)
+            placed[axis] = first_pixel(
+                load_if(positions + (long long)(block)*positioned + (axis - fixed), met), axis, p);
 #pragma unroll
-    for (int row = 0; row < thread_rows; ++row) {
-        const Offset of_row = taken_pixel(begin[along] + own[along] + row * step, along, p);
-        const bool read = exists && within(of_row, p.size[along]);
-        inside |= read ? 1u << row : 0;
-        const Scalar* const source = image + (pixel + of_row * p.pixel_stride[along]);
+        for (int axis = fixed; axis < rank; ++axis)
+            met = met && within(placed[axis] - begin[axis] + (p.block[axis] - 1),
+                                tile_extent(axis) + (p.block[axis] - 1));
+        const unsigned votes = __ballot_sync(~0u, met);
+        if (lane == 0)
+            counts[turn][warp] = __popc(votes);
+        __syncthreads();
+        int found = 0, place = __popc(votes & ((1u << lane) - 1));
 #pragma unroll
-        for (int plane = 0; plane < planes; ++plane) {
-            trace_iteration(row * planes + plane);
-            pixels[plane][row] = load_if(source + plane * p.image_channel, read);
+        for (int other = 0; other < warps; ++other) {
+            place += other < warp ? counts[turn][other] : 0;
+            found += counts[turn][other];
         }
-    }
+        if (!found)
+            continue;
+        if (met) {
+            Offset taps = 0;
+#pragma unroll
+            for (int axis = 0; axis < rank; ++axis) {
+                const Offset from = placed[axis] - begin[axis];
+                taps -= from * p.tap_stride[axis];
+                if (axis >= fixed)
+                    list[place].position[axis - fixed] = from;
+            }
+            list[place].target = blocks + (block * p.block_step + taps);
+            if (!one_axis) {
+                const Offset from = placed[along] - begin[along];
+                list[place].rows =
+                    run_of_bits(max(from, Offset(0)), min(from + p.block[along], Offset(TILE_ROWS)));
+            }
+        }
 
-    __syncthreads();
-    for (int entry = 0; entry < found; ++entry) {
-        trace_iteration(entry * planes * thread_rows);
-        const Listed& listed = list[entry];
-        Offset first[rank]; // the tap of the first pixel
+        // A thread's first pixel, from the tile's on.
+        Offset own[rank] = {};
+        own[last] = one_axis ? warp * 32 * thread_rows + lane : warp % (columns / 32) * 32 + lane;
+        if (!one_axis)
+            own[along] = warp / (columns / 32) * thread_rows;
+        Offset own_tap = 0, pixel = 0;
+        bool exists = true;
 #pragma unroll
-        for (int axis = 0; axis < rank; ++axis)
-            first[axis] = own[axis] + (axis < fixed ? begin[axis] : -listed.position[axis - fixed]);
-        unsigned covered = 0; // a bit for each row
-        if (one_axis) {
-#pragma unroll
-            for (int row = 0; row < thread_rows; ++row)
-                covered |= within(first[last] + row * step, p.block[last]) ? 1u << row : 0;
-        } else if (within(first[last], p.block[last])) {
-            covered = listed.rows >> own[along] & ((1u << thread_rows) - 1);
+        for (int axis = 0; axis < rank; ++axis) {
+            own_tap += own[axis] * p.tap_stride[axis];
+            if (axis == along)
+                continue;
+            const Offset of_axis = taken_pixel(begin[axis] + own[axis], axis, p);
+            exists = exists && within(of_axis, p.size[axis]);
+            pixel += of_axis * p.pixel_stride[axis];
         }
-        if (!covered)
-            continue;
-        if (has_whole_rows && covered == all_rows && inside == all_rows)
-            store_rows<true>(listed.target + own_tap, pixels, first, covered, inside, window, p);
-        else
-            store_rows<false>(listed.target + own_tap, pixels, first, covered, inside, window, p);
+        Scalar pixels[planes][thread_rows];
+        unsigned inside = 0; // a bit for each row
+#pragma unroll
+        for (int row = 0; row < thread_rows; ++row) {
+            const Offset of_row = taken_pixel(begin[along] + own[along] + row * step, along, p);
+            const bool read = exists && within(of_row, p.size[along]);
+            inside |= read ? 1u << row : 0;
+            const Scalar* const source = image + (pixel + of_row * p.pixel_stride[along]);
+#pragma unroll
+            for (int plane = 0; plane < planes; ++plane) {
+                trace_iteration(row * planes + plane);
+                pixels[plane][row] = load_if(source + plane * p.image_channel, read);
+            }
+        }
+
+        __syncthreads();
+        for (int entry = 0; entry < found; ++entry) {
+            trace_iteration(entry * planes * thread_rows);
+            const Listed& listed = list[entry];
+            Offset first[rank]; // the tap of the first pixel
+#pragma unroll
+            for (int axis = 0; axis < rank; ++axis)
+                first[axis] = own[axis] + (axis < fixed ? begin[axis] : -listed.position[axis - fixed]);
+            unsigned covered = 0; // a bit for each row
+            if (one_axis) {
+#pragma unroll
+                for (int row = 0; row < thread_rows; ++row)
+                    covered |= within(first[last] + row * step, p.block[last]) ? 1u << row : 0;
+            } else if (within(first[last], p.block[last])) {
+                covered = listed.rows >> own[along] & ((1u << thread_rows) - 1);
+            }
+            if (!covered)
+                continue;
+            if (has_whole_rows && covered == all_rows && inside == all_rows)
+                store_rows<true>(listed.target + own_tap, pixels, first, covered, inside, window, p);
+            else
+                store_rows<false>(listed.target + own_tap, pixels, first, covered, inside, window, p);
+        }
     }
 }

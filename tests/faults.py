@@ -1025,15 +1025,15 @@ FAULTS = (
     Fault(
         "a list of blocks that is read while it is made",
         "kernels/take_blocks_owners.cu",
-        "    __syncthreads();\n    for (int entry",
-        "    for (int entry",
+        "        __syncthreads();\n        for (int entry",
+        "        for (int entry",
         TAKE_BLOCKS + "threads_stay_inside_the_arrays_and_write_each_element_once[every-border-observed]",
     ),
     Fault(
         "a list of blocks that is made before they are counted",
         "kernels/take_blocks_owners.cu",
-        "    __syncthreads();\n    int found",
-        "    int found",
+        "        __syncthreads();\n        int found",
+        "        int found",
         TAKE_BLOCKS + "threads_stay_inside_the_arrays_and_write_each_element_once[every-border-observed]",
     ),
     Fault(
@@ -1046,7 +1046,7 @@ FAULTS = (
     Fault(
         "pixels loaded where no block is",
         "kernels/take_blocks_owners.cu",
-        "    if (!found)\n        return;\n",
+        "        if (!found)\n            continue;\n",
         "",
         TAKE_BLOCKS + "pixels_are_loaded_once_for_all_blocks_and_only_where_these_are[20]",
     ),

@@ -330,7 +330,7 @@ LIMITS = {
     "add_blocks-particles-7x7": Limits(4.27, 0.38, 1.01, 11.2, 5.9, 0.64, 0.95),
     "add_blocks-charges-3x3": Limits(5.6, 0.96, 0.95, 51.8, 2.2, 0.46, 0.87),
     # stored at any column: 32 lanes reach one sector more than they fill
-    "take_blocks-probes-256x256": Limits(3.14, 1.14, 1.05, 6.95, 1.3, 0.77, 0.95),
+    "take_blocks-probes-256x256": Limits(4.2, 1.14, 1.05, 7.1, 1.5, 0.95, 0.95),
     "take_blocks-tiles-512x512": Limits(1.51, 1.29, 1.05, 10.0, 2.9, 0.72, 0.95),
     "take_blocks-particles-7x7": Limits(0.46, 1.6, 1.02, 3.6, 1.5, 0.85, 0.97),
     "batch_to_space-nchw-2x2": Limits(1.05, 1.05, 1.05, 8.7, 2.1, 0.87, 0.95),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from math import prod
+from math import ceil, prod
 from typing import Any
 
 from gpufold.elements import ElementType
@@ -596,6 +596,11 @@ TAKEN_MAX_ROWS, TAKEN_MANY_ROWS = 8, 16
 """Of a thread, the latter where it has one plane."""
 TAKEN_RESIDENT_BLOCKS = 4
 """Thread blocks on a multiprocessor that registers have to suffice for."""
+TAKEN_MIN_TURNS = 1.5
+"""Prediction: tiles for each thread block, from which on it costs less to go through them than to launch one for each,
+where no weights need the registers for that."""
+TAKEN_OF_CHUNK = 0.125
+"""Prediction: what the tests and loads of as few chunks as there can be cost, of all that a kernel does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -605,15 +610,13 @@ class TakenTiles:
     planes: int
     tile: Size
     margin: Size
-    """Pixels before the image that are tiled along each axis, in whole tiles."""
+    """Tiles before the image along each axis."""
     along: Size
     """Tiles along each axis, of the image and of what is outside, as far as blocks reach that touch it."""
+    owners: Size
+    """Thread blocks along each axis: one for each tile, or for those of the image, which take the others in turns."""
     chunks: int
     """Of the blocks, each for a thread block."""
-
-    def thread_blocks(self, view: View) -> int:
-        """Count them."""
-        return self.chunks * view.batch * (view.channels // self.planes) * prod(self.along)
 
 
 @lru_cache(maxsize=256)
@@ -626,26 +629,42 @@ def _taken_tiles(problem: Problem) -> TakenTiles:
     of_plane = (rows * THREADS,) if rank == 1 else (rows * THREADS // TAKEN_COLUMNS, TAKEN_COLUMNS)
     tile = (*(1,) * (rank - 2), *of_plane)
     outside = tuple(block if axis >= view.fixed else 0 for axis, block in enumerate(view.block))
-    margin = tuple(tiles * side for tiles, side in zip(_tiles(outside, tile), tile, strict=True))
-    reach = tuple(map(sum, zip(margin, view.size, outside, strict=True)))
-    return TakenTiles(planes, tile, margin, _tiles(reach, tile), -(-view.count // THREADS))
+    margin = _tiles(outside, tile)
+    reach = tuple(map(sum, zip(view.size, outside, strict=True)))
+    along = tuple(map(sum, zip(margin, _tiles(reach, tile), strict=True)))
+    groups, least = view.batch * (view.channels // planes), -(-view.count // THREADS)
+    at_once = TAKEN_RESIDENT_BLOCKS * problem.device.multiprocessors
+    in_turns = tuple(
+        max(tiles, -(-most // 2)) if axis >= rank - 2 else most
+        for axis, (tiles, most) in enumerate(zip(_tiles(view.size, tile), along, strict=True))
+    )
+    enough = not weight_bytes and prod(in_turns) * groups * least >= at_once
+    owners = in_turns if enough and prod(along) >= TAKEN_MIN_TURNS * prod(in_turns) else along
+
+    def cost(chunks: int) -> float:
+        """Return how long the waves of all thread blocks take, each of which loads the pixels of a chunk."""
+        waves = prod(owners) * groups * chunks / at_once
+        return (ceil(waves) / waves if waves > 1 else 1) * (1 + TAKEN_OF_CHUNK * chunks / least)
+
+    return TakenTiles(planes, tile, margin, along, owners, min(range(least, 2 * least + 1), key=cost))
 
 
 def take_owners(problem: Problem) -> Plan:
     """Plan for kernels/take_blocks_owners.cu."""
     view, tiles = view_of(problem), _taken_tiles(problem)
-    items = tiles.thread_blocks(view)
-    beyond = tuple(2 * margin + side for margin, side in zip(tiles.margin, tiles.tile, strict=True))
+    items = tiles.chunks * view.batch * (view.channels // tiles.planes) * prod(tiles.owners)
+    beyond = tuple((2 * margin + 1) * side for margin, side in zip(tiles.margin, tiles.tile, strict=True))
     bits = _bits(problem, items, beyond)
     listed = POINTER_BYTES + (len(view.size) - view.fixed) * bits // 8 + MASK_BYTES
-    listed = -(-listed // POINTER_BYTES) * POINTER_BYTES * THREADS + THREADS // WARP * COUNT_BYTES
+    listed = -(-listed // POINTER_BYTES) * POINTER_BYTES * THREADS + 2 * THREADS // WARP * COUNT_BYTES
     moved = dict(word_types(problem.element.itemsize)) if problem.fusion.window == "none" else {}
     return _plan(
         problem,
         "owners",
-        Work(items, 1, THREADS, tiles.along, view.channels // tiles.planes, bits, listed),
+        Work(items, 1, THREADS, tiles.owners, view.channels // tiles.planes, bits, listed),
         "each thread keeps some pixels, and stores them into every block that covers them",
         {
+            "tiles": offset(tiles.along),
             "margin": offset(tiles.margin),
             "chunk": offset(-(-view.count // tiles.chunks)),
             "by_chunks": divisor(tiles.chunks),
@@ -655,6 +674,7 @@ def take_owners(problem: Problem) -> Plan:
         PLANES=tiles.planes,
         TILE_ROWS=prod(tiles.tile) // TAKEN_COLUMNS,
         TILE_COLUMNS=TAKEN_COLUMNS,
+        TURNS=int(tiles.owners != tiles.along),
         RESIDENT_BLOCKS=TAKEN_RESIDENT_BLOCKS,
     )
 
@@ -662,15 +682,15 @@ def take_owners(problem: Problem) -> Plan:
 TAKE_BLOCKS: dict[str, Variant] = {"direct": direct, "owners": take_owners}
 
 TAKEN_MIN_ELEMENTS = 10
-"""Prediction: elements of the blocks for each thread, from which on the tests cost little beside the stores."""
+"""Prediction: elements of the blocks for each test, from which on the tests cost little beside the stores."""
 TAKEN_MIN_OVERLAP = 1.5
 """Prediction: elements of the blocks for each of the image, from which on loading these once is worth a list."""
 
 
 def prefer_for_take_blocks(problem: Problem) -> Iterator[tuple[str, str]]:
     """Yield what loads a pixel once for all blocks, if they overlap and threads that test one have enough to store."""
-    elements = prod(problem.output.shape)
-    threads = THREADS * _taken_tiles(problem).thread_blocks(view_of(problem))
-    if elements >= max(TAKEN_MIN_ELEMENTS * threads, TAKEN_MIN_OVERLAP * prod(problem.input.shape)):
+    view, tiles, elements = view_of(problem), _taken_tiles(problem), prod(problem.output.shape)
+    tests = -(-view.count // THREADS) * THREADS * view.batch * (view.channels // tiles.planes) * prod(tiles.along)
+    if elements >= max(TAKEN_MIN_ELEMENTS * tests, TAKEN_MIN_OVERLAP * prod(problem.input.shape)):
         yield "owners", ""
     yield "direct", ""
