@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import product
 from math import ceil, prod
 from typing import Any
 
@@ -639,14 +640,16 @@ def _taken_tiles(problem: Problem) -> TakenTiles:
         for axis, (tiles, most) in enumerate(zip(_tiles(view.size, tile), along, strict=True))
     )
     enough = not weight_bytes and prod(in_turns) * groups * least >= at_once
-    owners = in_turns if enough and prod(along) >= TAKEN_MIN_TURNS * prod(in_turns) else along
+    turns = enough and prod(along) >= TAKEN_MIN_TURNS * prod(in_turns)
 
-    def cost(chunks: int) -> float:
+    def cost(choice: tuple[Size, int]) -> float:
         """Return how long the waves of all thread blocks take, each of which loads the pixels of a chunk."""
+        owners, chunks = choice
         waves = prod(owners) * groups * chunks / at_once
         return (ceil(waves) / waves if waves > 1 else 1) * (1 + TAKEN_OF_CHUNK * chunks / least)
 
-    return TakenTiles(planes, tile, margin, along, owners, min(range(least, 2 * least + 1), key=cost))
+    choices = product([in_turns, along] if turns else [along], range(least, 2 * least + 1))
+    return TakenTiles(planes, tile, margin, along, *min(choices, key=cost))
 
 
 def take_owners(problem: Problem) -> Plan:
