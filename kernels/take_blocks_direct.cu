@@ -21,19 +21,20 @@
 #ifndef ELEMENTS
 #define ELEMENTS 4
 #endif
+#ifndef RESIDENT_BLOCKS
+#define RESIDENT_BLOCKS 4
+#endif
 
 constexpr int elements = ELEMENTS;                // of a thread in each plane, of one block and column
 constexpr int planes = PLANES;                    // share the index arithmetic
 constexpr bool all_planes = ALL_PLANES;           // exist for every thread: they divide the channels
 constexpr int along = rank > 1 ? last - 1 : last; // the axis that a thread's elements differ on
-// That registers have to suffice for; with more, the compiler would store some pixels before it loads all.
-constexpr int resident_blocks = 4;
 
 struct DirectParameters : Parameters {
     Divisor by_batch;
 };
 
-extern "C" __global__ void __launch_bounds__(THREADS, resident_blocks)
+extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_BLOCKS)
     take_blocks_direct(const Scalar* __restrict__ image, Scalar* __restrict__ blocks,
                        const long long* __restrict__ positions, const Weights window,
                        const DirectParameters p)

@@ -184,6 +184,18 @@ def test_pixels_that_are_taken_stay_in_registers(size, block, lead, dtype, windo
     assert min(waits) == 0 or window != "none"
 
 
+@pytest.mark.parametrize("architecture", [75, 90, 100])
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize(("size", "block"), [((300,) * 3, (96,) * 3), ((4096, 4096), (256, 256))])
+def test_weights_of_what_is_taken_stay_in_registers(size, block, dtype, mode, architecture):
+    """A thread has one for each axis of each of its elements: too many for four blocks of threads to be resident."""
+    geometry = take_blocks_geometry(size, (600, len(size)), block)
+    operands = Operand.contiguous(geometry.array_shape), Operand.contiguous(geometry.blocks_shape)
+    call = Call("take_blocks", geometry, dtype, Fusion("sum", "separable", mode=mode), "direct")
+    assert hostcuda.figures(choose(call, *operands), architecture).stack_bytes == 0
+
+
 REGIMES = {problem.name: problem for problem in PROBLEMS}
 
 

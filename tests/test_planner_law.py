@@ -22,6 +22,7 @@ import hostcuda
 from gpufold.calls import Call, Fusion, Unsupported
 from gpufold.geometry import (
     Axis,
+    PositionsGeometry,
     SlidingGeometry,
     add_blocks_geometry,
     batch_to_space_geometry,
@@ -154,6 +155,22 @@ def test_channels_are_numbers_of_their_own():
     call = Call("add_blocks", placed, "int8", variant="gather")
     plan = choose(call, *map(Operand.contiguous, (placed.blocks_shape, placed.array_shape)))
     assert dict(plan.defines)["OFFSET"] == "long long"
+
+
+def test_divisors_of_places_fit_into_offsets():
+    """A block of nearly 2**31 pixels meets a tile at positions that count up to 2**31."""
+    placed = PositionsGeometry(834053, (1, 9), (16,), (2_010_874_702,))
+    operands = Operand.contiguous(placed.blocks_shape), Operand.contiguous(placed.array_shape)
+    plan = choose(Call("add_blocks", placed, "int16", Fusion(accumulate=True), "owners"), *operands)
+    assert dict(plan.defines)["OFFSET"] == "long long"
+
+
+def test_a_plan_takes_no_longer_for_many_blocks():
+    taken = PositionsGeometry(2**32, (), (64, 64), (8, 8))
+    operands = Operand.contiguous(taken.array_shape), Operand.contiguous(taken.blocks_shape)
+    start = time.process_time()
+    choose(Call("take_blocks", taken, "float32"), *operands)
+    assert time.process_time() - start < 1
 
 
 @pytest.mark.parametrize("operation", ["col2im", "im2col"])

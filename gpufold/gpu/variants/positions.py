@@ -24,6 +24,7 @@ from gpufold.gpu.plan import (
     Work,
     check_atomics,
     grid_of,
+    resident_blocks,
 )
 from gpufold.gpu.variants.moves import SECTOR_BYTES, WARP, word_types
 
@@ -430,8 +431,8 @@ def owners(problem: Problem) -> Plan:
     crowds = bins.entries // (NOTED + 1)
     scratch = zeroed + 2 * (number * NOTED + bins.entries) + crowds  # at most: notes may be as wide as an Offset
     past = view.count + THREADS * max(MARKS_OF_THREAD, 2 * NOTED_AT_ONCE * resident)  # what a loop reaches at its end
-    bits = _bits(problem, items, bins.side, scratch, past)
     reach = [1 << (block + side - 2).bit_length() for block, side in zip(view.block, bins.side, strict=True)]
+    bits = _bits(problem, items, bins.side, scratch, past, *reach)
     note_bits = max(bits, offset_bits("add_blocks", (view.count + 1) * prod(reach[view.fixed :]) // 2))
     windowed = problem.fusion.window != "none"
     of_warp = (NOTED + 1) * 2 * POINTER_BYTES + (NOTED + 1 if windowed else 1) * axes * bits // 8
@@ -524,15 +525,18 @@ DIRECT_BYTES, DIRECT_LOADS = 64, 16
 """What a thread has in flight at most, of a few elements in each of its planes."""
 DIRECT_REGISTERS = 22
 """Prediction: what a thread has beside that."""
+DIRECT_RESIDENT_BLOCKS = 4
+"""Thread blocks on a multiprocessor that registers have to suffice for, where they do; asked for no more, the compiler
+stores some pixels before it loads all."""
 DIRECT_OF_THREAD, DIRECT_OF_ELEMENT = 2, 0.5
 """Prediction: what a thread costs besides its loads, and each of its elements besides those of its planes, in loads; a
 thread twice as much where some lack planes."""
 
 
-def _direct_share(problem: Problem, rows: int) -> tuple[int, int]:
-    """Return a thread's planes and its elements in each, with which the waves of all threads are done soonest.
+def _direct_share(problem: Problem, rows: int) -> tuple[int, int, int]:
+    """Return a thread's planes, its elements in each, and its registers: the waves of all threads are done soonest.
 
-    They are of few pairs, whatever the number of blocks: each is a kernel of its own.
+    They are of few kinds, whatever the number of blocks: each is a kernel of its own.
     """
     view, device, fusion = view_of(problem), problem.device, problem.fusion
     itemsize, weight_bytes = view.element.itemsize, view.element.weight_bytes
@@ -543,11 +547,13 @@ def _direct_share(problem: Problem, rows: int) -> tuple[int, int]:
     def of_thread(things: int, most: int) -> int:
         return -(-things // -(-things // most))
 
+    def registers_of(planes: int, elements: int) -> int:
+        return DIRECT_REGISTERS + elements * (planes * -(-itemsize // 4) + weights * weight_bytes // 4)
+
     def cost(share: tuple[int, int]) -> float:
         planes, elements = share
         threads = -(-view.channels // planes) * -(-rows // elements) * loaded // (view.channels * rows)
-        registers = DIRECT_REGISTERS + elements * (planes * -(-itemsize // 4) + weights * weight_bytes // 4)
-        registers += -registers % REGISTERS_AT_ONCE
+        registers = -(-registers_of(*share) // REGISTERS_AT_ONCE) * REGISTERS_AT_ONCE
         at_once = device.multiprocessors * min(device.threads_per_multiprocessor, REGISTERS // registers)
         lacking = 1 + (view.channels % planes > 0)
         beside = threads * (lacking * DIRECT_OF_THREAD + elements * DIRECT_OF_ELEMENT)
@@ -558,13 +564,14 @@ def _direct_share(problem: Problem, rows: int) -> tuple[int, int]:
         planes = of_thread(view.channels, limit)
         planes = max((few for few in range(planes // 2 + 1, planes + 1) if view.channels % few == 0), default=planes)
         shares += [(planes, of_thread(rows, max(1, most // planes // part))) for part in (1, 2)]
-    return min(shares, key=cost)
+    planes, elements = min(shares, key=cost)
+    return planes, elements, registers_of(planes, elements)
 
 
 def direct(problem: Problem) -> Plan:
     """Plan for kernels/take_blocks_direct.cu."""
     view, axis = view_of(problem), max(0, len(view_of(problem).size) - 2)
-    planes, elements = _direct_share(problem, view.block[axis])
+    planes, elements, registers = _direct_share(problem, view.block[axis])
     groups = -(-view.channels // planes)
     step = -(-view.block[axis] // elements)
     owned = (*view.block[:axis], step, *view.block[axis + 1 :])
@@ -582,6 +589,7 @@ def direct(problem: Problem) -> Plan:
         PLANES=planes,
         ALL_PLANES=int(view.channels % planes == 0),
         ELEMENTS=elements,
+        RESIDENT_BLOCKS=min(DIRECT_RESIDENT_BLOCKS, resident_blocks(THREADS, registers)),
     )
 
 
@@ -600,6 +608,8 @@ TAKEN_RESIDENT_BLOCKS = 4
 TAKEN_MIN_TURNS = 1.5
 """Prediction: tiles for each thread block, from which on it costs less to go through them than to launch one for each,
 where no weights need the registers for that."""
+TAKEN_MORE_CHUNKS = 8
+"""Than there have to be, at most, so that waves end full."""
 TAKEN_OF_CHUNK = 0.125
 """Prediction: what the tests and loads of as few chunks as there can be cost, of all that a kernel does."""
 
@@ -648,7 +658,8 @@ def _taken_tiles(problem: Problem) -> TakenTiles:
         waves = prod(owners) * groups * chunks / at_once
         return (ceil(waves) / waves if waves > 1 else 1) * (1 + TAKEN_OF_CHUNK * chunks / least)
 
-    choices = product([in_turns, along] if turns else [along], range(least, 2 * least + 1))
+    some = range(least, least + min(least, TAKEN_MORE_CHUNKS) + 1)
+    choices = product([in_turns, along] if turns else [along], some)
     return TakenTiles(planes, tile, margin, along, *min(choices, key=cost))
 
 
