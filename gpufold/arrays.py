@@ -187,8 +187,8 @@ def name_of_weights(call: Call) -> str:
 
 
 @lru_cache(maxsize=256)
-def _shapes_of_axes(block_shape: Size) -> Sequence[Size]:
-    return [(taps,) for taps in block_shape]
+def _shapes_of_axes(block_shape: Size) -> tuple[Size, ...]:
+    return tuple((taps,) for taps in block_shape)
 
 
 def axes_of_window(call: Call, window: Any) -> tuple[Sequence[Any], Sequence[Size]]:

@@ -444,6 +444,9 @@ def plan_of(operation, shape, block, strides, order=None):
         ("gather", "blocks_to_array", (64, 512, 512), (3, 3), 1, None),  # blocks of a sector
         ("gather", "blocks_to_array", (512, 512, 12), (8, 8), 1, None),  # rows of a few blocks
         ("gather", "blocks_to_array", (4, 128, 128), (8, 8), 1, None),  # tiles of one row
+        ("gather_blocks", "blocks_to_array", (3, 512, 128), (24, 24), 1, None),  # few pixels, each in many blocks
+        ("gather_blocks", "blocks_to_array", (2, 32, 100, 48), (8, 8, 8), 1, None),
+        ("gather_pixels", "blocks_to_array", (12, 128, 128), (8, 8), 2, None),  # too few at this stride
         ("gather_blocks", "blocks_to_array", (19, 48_000), (30,), 1, None),
         ("gather_pixels", "blocks_to_array", (16, 96, 96, 96), (5, 5, 5), 2, None),
         ("gather_pixels", "blocks_to_array", (3, 16_000), (64,), 2, None),

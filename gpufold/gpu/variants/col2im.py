@@ -419,6 +419,14 @@ def _whole_waves(places: int, total: int, at_once: int) -> int:
     return min(total, -(-places // at_once) * at_once)
 
 
+def _to_next_batch(view: View) -> dict[str, Field]:
+    """Return the distances from the last plane of a batch to the first of the next, which threads walk along."""
+    return {
+        "columns_to_batch": wide(view.columns_batch - (view.channels - 1) * view.columns_channel),
+        "image_to_batch": wide(view.image_batch - (view.channels - 1) * view.image_channel),
+    }
+
+
 def gather_phases(problem: Problem) -> Plan:
     """Plan for kernels/col2im_gather_phases.cu."""
     view, device = view_of(problem), problem.device
@@ -497,8 +505,7 @@ def gather_phases(problem: Problem) -> Plan:
             "planes": offset(view.planes),
             "own_pieces": offset(total // items),
             "longer": offset(total % items),
-            "columns_to_batch": wide(view.columns_batch - (view.channels - 1) * view.columns_channel),
-            "image_to_batch": wide(view.image_batch - (view.channels - 1) * view.image_channel),
+            **_to_next_batch(view),
             "by_pieces": divisor(pieces),
             "by_planes": divisor(view.planes),
             "by_items": divisor(items),
@@ -618,8 +625,7 @@ def gather_staged(problem: Problem) -> Plan:
             "planes": offset(view.planes),
             "own_planes": offset(total // items),
             "longer": offset(total % items),
-            "columns_to_batch": wide(view.columns_batch - (view.channels - 1) * view.columns_channel),
-            "image_to_batch": wide(view.image_batch - (view.channels - 1) * view.image_channel),
+            **_to_next_batch(view),
             "by_planes": divisor(view.planes),
             "by_items": divisor(items),
             "by_cells": divisor(cells),
