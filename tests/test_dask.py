@@ -180,6 +180,7 @@ def test_wider_sums_have_the_bits_of_eager_calls(narrow, wide, data):
     check("blocks_to_array", blocks[:0], data.draw, (1, 2), (0, 8, 11), (2, 3), 2, dtype=wide)
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("case", SMALL_CASES, ids=str)
 @FEW
 @given(data=st.data())
