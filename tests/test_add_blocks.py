@@ -523,6 +523,80 @@ def test_each_tile_has_its_blocks_in_order(name, crowded, mode):
         assert_same_bits(out, want)
 
 
+LISTED = {
+    "overlapping": ((8, 100, 200), (7, 5), 400, (8, 2)),
+    "whole tiles": ((3, 40, 700), (33, 40), 5, (3, 4)),
+    "two planes": ((2, 90, 300), (3, 3), 500, (2, 4)),
+    "volumes": ((6, 9, 40, 100), (3, 4, 5), 300, (6, 2)),
+    "a leading axis apart": ((2, 3, 5, 50, 200), (3, 4), 300, (3, 4)),
+}
+"""Blocks that cover little of several planes, and what a lane has at a time: planes and pixels."""
+
+
+@pytest.mark.hostcuda
+@pytest.mark.parametrize(
+    ("name", "crowded", "kind", "mode"),
+    crossed(list(LISTED), [False, True], ["plain", "windowed", "weighed"], ["plain", "observed", "shuffled"]),
+)
+def test_lanes_take_the_pixels_that_blocks_cover(name, crowded, kind, mode):
+    """Those of a tile that is crowded they take by columns."""
+    shape, block, count, at_once = LISTED[name]
+    rng = np.random.default_rng(0)
+    lead, size = shape[: len(shape) - len(block)], shape[len(shape) - len(block) :]
+    reach = tuple(min(30, side) for side in size) if crowded else size
+    positions = rng.integers([-side for side in block], reach, (count, len(block)))
+    positions[:2] = -np.array(block) + 1, np.array(size) - 1
+    dtype = np.dtype({"plain": "float32", "windowed": "float16", "weighed": "float64"}[kind])
+    window = window_of({"plain": "none", "windowed": "separable", "weighed": "full"}[kind], block, dtype)
+    out, blocks = values(shape, dtype, 1), values((count, *lead, *block), dtype, 2)
+    weight = values(size, dtype, 3) if kind == "weighed" else None
+    want_weight = None if weight is None else weight.copy()
+    want = gpufold.add_blocks(out.copy(), blocks, positions, window, weight_out=want_weight)
+    got = in_layout(random.Random(name), out)
+    defines = dict(run("owners", got, blocks, positions, window, SMALL, weight, mode=mode).defines)
+    assert defines["LISTS_PIXELS"] == "1"
+    if kind == "plain":
+        assert (int(defines["PLANES"]), int(defines["ROWS"])) == at_once
+    assert_same_bits(got, want)
+    if weight is not None:
+        assert_same_bits(weight, want_weight)
+
+
+@pytest.mark.some(5)
+@pytest.mark.hostcuda
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_lanes_take_covered_pixels_of_every_dtype(dtype, monkeypatch):
+    """With offsets of 64 bits."""
+    monkeypatch.setattr(parameters, "INT32_MAX", 10)
+    choose.cache_clear()
+    try:
+        positions = np.random.default_rng(0).integers(-3, (40, 200), (90, 2))
+        out, blocks = values((8, 40, 200), np.dtype(dtype), 1), values((90, 8, 5, 4), np.dtype(dtype), 2)
+        want = gpufold.add_blocks(out.copy(), blocks, positions)
+        defines = dict(run("owners", out, blocks, positions, None, SMALL).defines)
+    finally:
+        choose.cache_clear()
+    assert (defines["LISTS_PIXELS"], defines["OFFSET"]) == ("1", "long long")
+    assert_same_bits(out, want)
+
+
+@pytest.mark.parametrize(
+    ("planes", "shape", "block", "count"),
+    [
+        (8, (16, 2048, 2048), (7, 7), 16384),
+        (5, (5, 2048, 2048), (7, 7), 16384),
+        (None, (1, 2048, 2048), (7, 7), 16384),  # a list serves one plane
+        (None, (16, 512, 512), (7, 7), 1024),  # a thread for each plane fills the device once
+        (None, (16, 2048, 2048), (7, 7), 100_000),  # more than a block for each pixel
+        (None, (16, 1 << 22), (49,), 16384),  # along one axis
+        (None, (4, 4096, 4096), (2, 2), 4_000_000),  # so many to a tile that a thread has all of its rows
+    ],
+)
+def test_pixels_are_listed_for_several_planes_that_blocks_cover_little_of(planes, shape, block, count):
+    defines = dict(plan_of(shape, block, count, variant="owners").defines)
+    assert (int(defines["PLANES"]) if defines["LISTS_PIXELS"] == "1" else None) == planes
+
+
 @pytest.mark.parametrize(
     ("shape", "block", "count", "regions"),
     [
