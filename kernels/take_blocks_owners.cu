@@ -7,12 +7,13 @@
 //   positions  (count, axes)                                     read by every tile
 //   window     weights of a block's elements, or null            read, once for all planes of a thread
 //
-// A tile has a chunk of the blocks, one for each thread to test; those that meet the tile are listed in
-// shared memory. Then a thread loads its pixels, some rows of one column, and goes through the list. As each
-// block is stored by itself, chunks need not know of each other, and however many blocks lie in one place, no
-// tile has more than a chunk of them. What lies outside of the image is tiled too, as far as blocks reach:
-// pixels there are zeros, or the nearest ones. Where that is half as much again, the thread blocks of tiles
-// inside take these tiles too, one after another.
+// A thread block has a chunk of the blocks, one for each thread to test; those that meet its tile are listed
+// in shared memory. Then a thread loads its pixels, some rows of one column, and goes through the list. As
+// each block is stored by itself, chunks need not know of each other, and however many blocks lie in one
+// place, no tile has more than a chunk of them. What lies outside of the image is tiled too, as far as blocks
+// reach: pixels there are zeros, or the nearest ones. Where there are thread blocks enough, those of tiles
+// inside take these tiles too: one test and one list serve all, and a tile that no block meets is passed
+// over.
 // For blocks with long rows that overlap: an element is not loaded again for each block that has it. The
 // tests grow with tiles times blocks: little beside the stores while most tiles meet some of their chunk.
 #include "take_blocks.cuh"
@@ -58,16 +59,79 @@ struct OwnersParameters : Parameters {
     Divisor by_chunks;
 };
 
+// Where a thread block's first tile begins along an axis, or the one that is as many further on as there are
+// thread blocks. Tiles before the image come last.
+inline __device__ Offset tile_begin(Offset own, bool further, int axis, const OwnersParameters& p)
+{
+    const Offset tile = own + (further ? p.by_extent[axis].divisor : 0);
+    const bool before = tile >= p.tiles[axis] - p.margin[axis];
+    return (tile - (before ? p.tiles[axis] : 0)) * tile_extent(axis);
+}
+
+// A thread block's tiles: a bit of their number says that they are further on along the last axis, another
+// along the one before.
+constexpr int tiles = !takes_turns ? 1 : one_axis ? 2 : 4;
+inline __device__ bool is_further(int tile, int axis)
+{
+    return takes_turns && axis >= last - 1 && (tile >> (last - axis) & 1);
+}
+
+// The first plane of a group.
+template <typename Element>
+inline __device__ Element* first_plane(Element* array, Offset group, long long batch_step,
+                                       long long channel_step, const Parameters& p)
+{
+    if (group) {
+        const Offset channel = p.by_channels.split(group) * planes, batch = group;
+        array += batch * batch_step + channel * channel_step;
+    }
+    return array;
+}
+
+// Whether a block meets a tile along an axis.
+inline __device__ bool meets_tile(Offset position, Offset begin, int axis, const Parameters& p)
+{
+    return within(position - begin + (p.block[axis] - 1), tile_extent(axis) + (p.block[axis] - 1));
+}
+
+// What warps have found is added up in one number: below this the blocks, from it on, with 4 bits for each
+// tile, the warps with one that meets it.
+constexpr unsigned first_tile = 1 << 12;
+
+static_assert(threads < first_tile && warps < 16, "sums do not overflow");
+
+// What a thread has to know again for each tile: pixels need the registers.
+struct Owner {
+    unsigned found;
+    Offset group; // of planes
+    Offset tile[rank];
+};
+
 // A block that meets a tile.
 struct Listed {
-    Scalar* target;              // where an element for the tile's first pixel would be
-    Offset position[positioned]; // from that pixel
-    unsigned rows;               // of the tile that it covers, a bit each; unused along one axis
+    Scalar* target;              // where an element for the image's first pixel would be
+    Offset position[positioned]; // of its first pixel
 };
+
+// A bit for each of a thread's rows that is in [0, extent), by where the first is.
+inline __device__ unsigned rows_within(Offset first, Offset extent)
+{
+    unsigned rows = 0;
+    if constexpr (one_axis) {
+#pragma unroll
+        for (int row = 0; row < thread_rows; ++row)
+            rows |= within(first + row * step, extent) ? 1u << row : 0;
+    } else {
+        const Offset end = min(extent - first, Offset(thread_rows));
+        rows = run_of_bits(max(-first, Offset(0)), max(end, Offset(0)));
+    }
+    return rows;
+}
 
 // Rows that are whole are stored without a look at each, where there are registers for what is then in
 // flight.
-constexpr bool has_whole_rows = !one_axis && (!windowed || separable);
+constexpr bool few_registers = nearest && separable && positioned > 2 && planes > 1;
+constexpr bool has_whole_rows = !one_axis && (!windowed || separable) && !few_registers;
 constexpr unsigned all_rows = ~0u >> (32 - thread_rows);
 
 // The weights of a thread's rows in one block; those of the other axes are the same for all. `whole` where
@@ -80,25 +144,34 @@ template <bool whole> struct RowWeights {
     {
         if constexpr (windowed) {
             TapWeight weight;
-            if constexpr (separable)
+            const Weight* of_rows = window.last();
+            Offset row_step = step;
+            if constexpr (separable) {
 #pragma unroll
                 for (int axis = fixed; axis < rank; ++axis)
                     if (axis != along)
                         weight.factor[axis - fixed] =
-                            load_if(window.of_axis[axis - fixed] + first[axis], covered);
+                            load_if(window.of_axis[axis - fixed] + first[axis], whole || covered);
+                of_rows = window.of_axis[max(along - fixed, 0)] + first[along];
+            } else {
+                Offset number = 0;
+#pragma unroll
+                for (int axis = fixed; axis < rank; ++axis)
+                    number = number * p.block[axis] + first[axis];
+                of_rows += number;
+                row_step = along < fixed ? 0 : along < last ? p.block[last] : step;
+            }
 #pragma unroll
             for (int row = 0; row < thread_rows; ++row) {
-                const bool exists = whole || covered >> row & 1;
-                Offset tap[rank];
-#pragma unroll
-                for (int axis = 0; axis < rank; ++axis)
-                    tap[axis] = first[axis] + (axis == along ? row * step : 0);
-                if constexpr (!separable)
-                    weight = TapWeight(tap, exists, window, p);
-                else if constexpr (along >= fixed)
-                    weight.factor[along - fixed] =
-                        load_if(window.of_axis[along - fixed] + tap[along], exists);
-                of_row[row] = whole || nearest || (inside >> row & 1) ? weight.value() : Weight(0);
+                const bool exists = few_registers ? has_bit(covered, row) : covered >> row & 1;
+                if constexpr (!separable || along >= fixed)
+                    weight.factor[separable ? along - fixed : 0] =
+                        load_if(of_rows + (long long)(row)*row_step, whole || exists);
+                const bool counts = whole || nearest || (inside >> row & 1);
+                if constexpr (takes_turns)
+                    of_row[row] = counts ? weight.value() : Weight(0);
+                else
+                    of_row[row] = or_zero(weight.value(), counts); // with fewer waits, and more registers
             }
         }
     }
@@ -118,7 +191,7 @@ __device__ void store_rows(Scalar* target, const Scalar (&pixels)[planes][thread
 #pragma unroll
         for (int row = 0; row < thread_rows; ++row) {
             trace_iteration(plane * thread_rows + row);
-            if (whole || covered >> row & 1)
+            if (whole || has_bit(covered, row))
                 target[(long long)(row)*row_step] = weigh_element(pixels[plane][row], weights.of_row[row]);
         }
         target += p.blocks_channel;
@@ -131,133 +204,140 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_BLOCKS)
                        const OwnersParameters p)
 {
     __shared__ Listed list[threads];
-    __shared__ int counts[2][warps]; // of this tile, and of the one before or after
-    const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
+    __shared__ unsigned counts[warps];
+    __shared__ Owner owner;
+    const int thread = threadIdx.x, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     Offset rest = blockIdx.x;
-    Offset block = p.by_chunks.split(rest) * p.chunk + thread;
-    Offset tile[rank]; // the thread block's of the image, then others as many as these further on
+    const Offset block = p.by_chunks.split(rest) * p.chunk + thread;
+    Offset tile[rank];
 #pragma unroll
     for (int axis = last; axis >= 0; --axis)
         tile[axis] = p.by_extent[axis].split(rest);
-    if (rest) {
-        const Offset channel = p.by_channels.split(rest) * planes, batch = rest;
-        image += batch * p.image_batch + channel * p.image_channel;
-        blocks += batch * p.blocks_batch + channel * p.blocks_channel;
+    Offset group = rest; // of planes
+
+    // Each thread tests a block.
+    const bool exists = thread < p.chunk && block < p.count;
+    Offset placed[rank] = {}; // its first pixel
+#pragma unroll
+    for (int axis = fixed; axis < rank; ++axis)
+        placed[axis] =
+            first_pixel(load_if(positions + (long long)(block)*positioned + (axis - fixed), exists), axis, p);
+    unsigned met = exists; // a bit for each tile
+#pragma unroll
+    for (int axis = last; axis >= fixed; --axis) {
+        const auto meets = [&](bool further) {
+            return meets_tile(placed[axis], tile_begin(tile[axis], further, axis, p), axis, p);
+        };
+        unsigned met_further = 0;
+        if (takes_turns && axis >= last - 1 && tile[axis] + p.by_extent[axis].divisor < p.tiles[axis])
+            met_further = meets(true) ? met << (1 << (last - axis)) : 0;
+        met = (meets(false) ? met : 0) | met_further;
     }
-
-    int turn = 0;
-    for (bool more = true; more; turn ^= 1) {
-        Offset begin[rank]; // of the tile; those before the image come last
+    const unsigned votes = __ballot_sync(~0u, met);
+    if (votes) {
+        unsigned of_warp = __popc(votes);
 #pragma unroll
-        for (int axis = 0; axis < rank; ++axis) {
-            const bool before = tile[axis] >= p.tiles[axis] - p.margin[axis];
-            begin[axis] = (tile[axis] - (before ? p.tiles[axis] : 0)) * tile_extent(axis);
-        }
-        more = false;
-        if constexpr (takes_turns)
-#pragma unroll
-            for (int axis = last; axis >= 0; --axis)
-                if (!more) {
-                    tile[axis] += p.by_extent[axis].divisor;
-                    more = tile[axis] < p.tiles[axis];
-                    if (!more)
-                        tile[axis] = p.by_extent[axis].split(tile[axis]);
-                }
-
-        // Each thread tests a block, whose position it looks up anew each time: pixels need the registers.
-        keep_here(block);
-        bool met = thread < p.chunk && block < p.count;
-        Offset placed[rank] = {}; // its first pixel
-#pragma unroll
-        for (int axis = fixed; axis < rank; ++axis)
-            placed[axis] = first_pixel(
-                load_if(positions + (long long)(block)*positioned + (axis - fixed), met), axis, p);
-#pragma unroll
-        for (int axis = fixed; axis < rank; ++axis)
-            met = met && within(placed[axis] - begin[axis] + (p.block[axis] - 1),
-                                tile_extent(axis) + (p.block[axis] - 1));
-        const unsigned votes = __ballot_sync(~0u, met);
+        for (int number = 0; number < tiles; ++number)
+            of_warp += __any_sync(~0u, met >> number & 1) ? first_tile << 4 * number : 0;
         if (lane == 0)
-            counts[turn][warp] = __popc(votes);
-        __syncthreads();
-        int found = 0, place = __popc(votes & ((1u << lane) - 1));
+            counts[warp] = of_warp;
+    } else if (lane == 0) {
+        counts[warp] = 0;
+    }
+    __syncthreads();
+    const unsigned count = lane < warps ? counts[lane] : 0;
+    unsigned until = count;
 #pragma unroll
-        for (int other = 0; other < warps; ++other) {
-            place += other < warp ? counts[turn][other] : 0;
-            found += counts[turn][other];
-        }
-        if (!found)
-            continue;
-        if (met) {
-            Offset taps = 0;
+    for (int step = 1; step < warps; step *= 2) {
+        const unsigned before = __shfl_up_sync(~0u, until, step);
+        until += lane >= step ? before : 0;
+    }
+    const int place =
+        (__shfl_sync(~0u, until - count, warp) & (first_tile - 1)) + __popc(votes & ((1u << lane) - 1));
+    const unsigned found = __shfl_sync(~0u, until, warps - 1);
+    if (thread == 0) {
+        owner.found = found;
+        owner.group = group;
 #pragma unroll
-            for (int axis = 0; axis < rank; ++axis) {
-                const Offset from = placed[axis] - begin[axis];
-                taps -= from * p.tap_stride[axis];
-                if (axis >= fixed)
-                    list[place].position[axis - fixed] = from;
-            }
-            list[place].target = blocks + (block * p.block_step + taps);
-            if (!one_axis) {
-                const Offset from = placed[along] - begin[along];
-                list[place].rows =
-                    run_of_bits(max(from, Offset(0)), min(from + p.block[along], Offset(TILE_ROWS)));
-            }
+        for (int axis = 0; axis < rank; ++axis)
+            owner.tile[axis] = tile[axis];
+    }
+    if (met) {
+        Offset taps = 0;
+#pragma unroll
+        for (int axis = fixed; axis < rank; ++axis) {
+            taps -= placed[axis] * p.tap_stride[axis];
+            list[place].position[axis - fixed] = placed[axis];
         }
+        list[place].target =
+            first_plane(blocks, group, p.blocks_batch, p.blocks_channel, p) + (block * p.block_step + taps);
+    }
+    __syncthreads();
 
-        // A thread's first pixel, from the tile's on.
-        Offset own[rank] = {};
-        own[last] = one_axis ? warp * 32 * thread_rows + lane : warp % (columns / 32) * 32 + lane;
+#pragma unroll 1
+    for (int number = 0; number < tiles && owner.found / first_tile >> 4 * number; ++number) {
+        if (!(owner.found / first_tile >> 4 * number & 15))
+            continue;
+        // A thread's first pixel.
+        Offset first_own[rank];
+#pragma unroll
+        for (int axis = 0; axis < rank; ++axis)
+            first_own[axis] =
+                tile_begin(takes_turns ? owner.tile[axis] : tile[axis], is_further(number, axis), axis, p);
+        first_own[last] += one_axis ? warp * 32 * thread_rows + lane : warp % (columns / 32) * 32 + lane;
         if (!one_axis)
-            own[along] = warp / (columns / 32) * thread_rows;
+            first_own[along] += warp / (columns / 32) * thread_rows;
         Offset own_tap = 0, pixel = 0;
-        bool exists = true;
+        bool in_image = true;
 #pragma unroll
         for (int axis = 0; axis < rank; ++axis) {
-            own_tap += own[axis] * p.tap_stride[axis];
+            own_tap += first_own[axis] * p.tap_stride[axis];
             if (axis == along)
                 continue;
-            const Offset of_axis = taken_pixel(begin[axis] + own[axis], axis, p);
-            exists = exists && within(of_axis, p.size[axis]);
+            const Offset of_axis = taken_pixel(first_own[axis], axis, p);
+            in_image = in_image && within(of_axis, p.size[axis]);
             pixel += of_axis * p.pixel_stride[axis];
         }
+        const Scalar* own_image =
+            first_plane(image, takes_turns ? owner.group : group, p.image_batch, p.image_channel, p);
         Scalar pixels[planes][thread_rows];
-        unsigned inside = 0; // a bit for each row
+        const unsigned inside = nearest    ? all_rows
+                                : in_image ? rows_within(first_own[along], p.size[along])
+                                           : 0;
 #pragma unroll
         for (int row = 0; row < thread_rows; ++row) {
-            const Offset of_row = taken_pixel(begin[along] + own[along] + row * step, along, p);
-            const bool read = exists && within(of_row, p.size[along]);
-            inside |= read ? 1u << row : 0;
-            const Scalar* const source = image + (pixel + of_row * p.pixel_stride[along]);
+            const Offset of_row = taken_pixel(first_own[along] + row * step, along, p);
+            const Scalar* const source = own_image + (pixel + of_row * p.pixel_stride[along]);
 #pragma unroll
             for (int plane = 0; plane < planes; ++plane) {
                 trace_iteration(row * planes + plane);
-                pixels[plane][row] = load_if(source + plane * p.image_channel, read);
+                pixels[plane][row] = load_if(source + plane * p.image_channel, has_bit(inside, row));
             }
         }
 
-        __syncthreads();
-        for (int entry = 0; entry < found; ++entry) {
+        int entry = owner.found % first_tile;
+        do { // at least one is listed
+            --entry;
             trace_iteration(entry * planes * thread_rows);
             const Listed& listed = list[entry];
             Offset first[rank]; // the tap of the first pixel
+            bool covers = true;
 #pragma unroll
-            for (int axis = 0; axis < rank; ++axis)
-                first[axis] = own[axis] + (axis < fixed ? begin[axis] : -listed.position[axis - fixed]);
-            unsigned covered = 0; // a bit for each row
-            if (one_axis) {
-#pragma unroll
-                for (int row = 0; row < thread_rows; ++row)
-                    covered |= within(first[last] + row * step, p.block[last]) ? 1u << row : 0;
-            } else if (within(first[last], p.block[last])) {
-                covered = listed.rows >> own[along] & ((1u << thread_rows) - 1);
+            for (int axis = 0; axis < rank; ++axis) {
+                first[axis] = first_own[axis] - (axis < fixed ? 0 : listed.position[max(axis - fixed, 0)]);
+                covers = covers && (axis == along || within(first[axis], p.block[axis]));
             }
-            if (!covered)
+            if (!covers)
                 continue;
-            if (has_whole_rows && covered == all_rows && inside == all_rows)
-                store_rows<true>(listed.target + own_tap, pixels, first, covered, inside, window, p);
-            else
-                store_rows<false>(listed.target + own_tap, pixels, first, covered, inside, window, p);
-        }
+            keep_here(own_tap);
+            if (has_whole_rows && inside == all_rows && within(first[along], p.block[along]) &&
+                within(first[along] + (thread_rows - 1), p.block[along])) {
+                store_rows<true>(listed.target + own_tap, pixels, first, all_rows, inside, window, p);
+            } else {
+                const unsigned covered = rows_within(first[along], p.block[along]);
+                if (covered)
+                    store_rows<false>(listed.target + own_tap, pixels, first, covered, inside, window, p);
+            }
+        } while (entry);
     }
 }

@@ -184,7 +184,7 @@ def test_listed_pixels_of_many_planes_stay_in_registers(size, block, window, dty
 def test_pixels_that_are_taken_stay_in_registers(size, block, lead, dtype, window, mode):
     """Four blocks of threads are resident, and nearly all weights of a block in flight together.
 
-    Where a thread block takes tiles in turns it waits for positions and pixels of each, not while it stores them.
+    Where a thread block takes tiles in turns it waits for the pixels of each, not while it stores them.
     """
     geometry = take_blocks_geometry((*lead, *size), (600, len(size)), block)
     operands = Operand.contiguous(geometry.array_shape), Operand.contiguous(geometry.blocks_shape)
@@ -193,9 +193,8 @@ def test_pixels_that_are_taken_stay_in_registers(size, block, lead, dtype, windo
     assert figures.stack_bytes == 0
     assert figures.registers <= 64
     waits = [loop.phases for loop in figures.loops]
-    takes_turns = dict(plan.defines)["TURNS"] == "1"
-    assert max(waits) <= (2 if takes_turns or window != "none" else 0)
-    assert min(waits) == 0 or window != "none"
+    assert min(waits) <= (2 if window != "none" else 0), "of a block"
+    assert max(waits) <= min(waits) + (2 if dict(plan.defines)["TURNS"] == "1" else 0)
 
 
 @pytest.mark.parametrize("architecture", [75, 90, 100])
@@ -361,8 +360,8 @@ LIMITS = {
     "add_blocks-particles-7x7": Limits(4.1, 0.42, 1.0, 5.4, 4.7, 0.8, 0.95),
     "add_blocks-charges-3x3": Limits(5.6, 0.96, 0.95, 51.8, 2.2, 0.46, 0.87),
     # stored at any column: 32 lanes reach one sector more than they fill
-    "take_blocks-probes-256x256": Limits(4.2, 1.14, 1.05, 7.1, 1.5, 0.95, 0.95),
-    "take_blocks-tiles-512x512": Limits(1.51, 1.29, 1.05, 10.0, 2.9, 0.72, 0.95),
+    "take_blocks-probes-256x256": Limits(4.2, 1.14, 1.05, 6.5, 1.5, 0.96, 0.95),
+    "take_blocks-tiles-512x512": Limits(1.51, 1.29, 1.05, 9.2, 4.8, 0.76, 0.95),
     "take_blocks-particles-7x7": Limits(0.46, 1.6, 1.02, 3.6, 1.5, 0.85, 0.97),
     "batch_to_space-nchw-2x2": Limits(1.05, 1.05, 1.05, 8.7, 2.1, 0.87, 0.95),
     "batch_to_space-nchw-4x4": Limits(1.36, 1.05, 1.05, 10.93, 2.1, 0.83, 0.95),

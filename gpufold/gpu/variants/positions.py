@@ -650,9 +650,6 @@ TAKEN_MAX_ROWS, TAKEN_MANY_ROWS = 8, 16
 """Of a thread, the latter where it has one plane."""
 TAKEN_RESIDENT_BLOCKS = 4
 """Thread blocks on a multiprocessor that registers have to suffice for."""
-TAKEN_MIN_TURNS = 1.5
-"""Prediction: tiles for each thread block, from which on it costs less to go through them than to launch one for each,
-where no weights need the registers for that."""
 TAKEN_MORE_CHUNKS = 8
 """Than there have to be, at most, so that waves end full."""
 TAKEN_OF_CHUNK = 0.125
@@ -694,8 +691,8 @@ def _taken_tiles(problem: Problem) -> TakenTiles:
         max(tiles, -(-most // 2)) if axis >= rank - 2 else most
         for axis, (tiles, most) in enumerate(zip(_tiles(view.size, tile), along, strict=True))
     )
-    enough = not weight_bytes and prod(in_turns) * groups * least >= at_once
-    turns = enough and prod(along) >= TAKEN_MIN_TURNS * prod(in_turns)
+    has_registers = not weight_bytes or problem.fusion.mode != "edge"  # for what is known from turn to turn
+    turns = has_registers and prod(in_turns) * groups * least >= at_once
 
     def cost(choice: tuple[Size, int]) -> float:
         """Return how long the waves of all thread blocks take, each of which loads the pixels of a chunk."""
@@ -714,8 +711,9 @@ def take_owners(problem: Problem) -> Plan:
     items = tiles.chunks * view.batch * (view.channels // tiles.planes) * prod(tiles.owners)
     beyond = tuple((2 * margin + 1) * side for margin, side in zip(tiles.margin, tiles.tile, strict=True))
     bits = _bits(problem, items, beyond)
-    listed = POINTER_BYTES + (len(view.size) - view.fixed) * bits // 8 + MASK_BYTES
-    listed = -(-listed // POINTER_BYTES) * POINTER_BYTES * THREADS + 2 * THREADS // WARP * COUNT_BYTES
+    listed = POINTER_BYTES + (len(view.size) - view.fixed) * bits // 8
+    listed = -(-listed // POINTER_BYTES) * POINTER_BYTES * THREADS + THREADS // WARP * COUNT_BYTES
+    listed += (2 + len(view.size)) * bits // 8  # what a thread block keeps for its turns
     moved = dict(word_types(problem.element.itemsize)) if problem.fusion.window == "none" else {}
     return _plan(
         problem,
