@@ -378,23 +378,27 @@ def test_pixels_are_loaded_once_for_all_blocks_and_only_where_these_are(place):
 
 
 @pytest.mark.hostcuda
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    ("mode", "kind"), [("constant", "none"), ("edge", "none"), ("constant", "separable"), ("constant", "full")]
+)
 @pytest.mark.parametrize(
     ("lead", "size", "block"),
     [((), (100, 300), (40, 200)), ((3,), (20000,), (9000,)), ((2,), (3, 70, 150), (2, 40, 130))],
 )
-def test_tiles_outside_are_taken_in_turns_by_those_who_have_one_inside(lead, size, block, mode):
+def test_tiles_outside_are_taken_in_turns_by_those_who_have_one_inside(lead, size, block, mode, kind):
     """Of a device so small that it has enough of them, and whose waves they fill better than a block for each tile."""
     rng = np.random.default_rng(0)
     positions = np.stack([rng.integers(-side, extent + 1, 300) for side, extent in zip(block, size, strict=True)], 1)
-    array = values((*lead, *size), np.dtype(np.int16))
-    want = gpufold.take_blocks(array, positions, block, mode=mode)
+    array = values((*lead, *size), np.dtype(np.int16 if kind == "none" else np.float32))
+    window = window_of(kind, block, array.dtype)
+    want = gpufold.take_blocks(array, positions, block, window=window, mode=mode)
     blocks = garbage(want.shape, want.dtype)
-    call = calls.take_blocks(array, positions, block, mode=mode, variant="owners")
+    call = calls.take_blocks(array, positions, block, window=window, mode=mode, variant="owners")
     devices = (replace(H200, multiprocessors=count) for count in range(1, 10))
     plans = (choose(call, operand(array), operand(blocks), device) for device in devices)
     plan = next(plan for plan in plans if dict(plan.defines)["TURNS"] == "1")
-    hostcuda.run(plan, array, blocks, None, positions, mode="observed")
+    _, weights = weights_of(window, block, array.dtype)
+    hostcuda.run(plan, array, blocks, weights, positions, mode="observed")
     assert_same_bits(blocks, want)
 
 
