@@ -134,6 +134,23 @@ constexpr bool few_registers = nearest && separable && positioned > 2 && planes 
 constexpr bool has_whole_rows = !one_axis && (!windowed || separable) && !few_registers;
 constexpr unsigned all_rows = ~0u >> (32 - thread_rows);
 
+// Loads a thread's pixels, zeros where they lie outside of the image. `whole` where all are inside.
+template <bool whole>
+__device__ void load_rows(Scalar (&pixels)[planes][thread_rows], const Scalar* column, Offset first,
+                          unsigned inside, const Parameters& p)
+{
+#pragma unroll
+    for (int row = 0; row < thread_rows; ++row) {
+        const Scalar* const source =
+            column + taken_pixel(first + row * step, along, p) * p.pixel_stride[along];
+#pragma unroll
+        for (int plane = 0; plane < planes; ++plane) {
+            trace_iteration(row * planes + plane);
+            pixels[plane][row] = load_if(source + plane * p.image_channel, whole || has_bit(inside, row));
+        }
+    }
+}
+
 // The weights of a thread's rows in one block; those of the other axes are the same for all. `whole` where
 // the block covers all of these rows, which lie in the image.
 template <bool whole> struct RowWeights {
@@ -215,37 +232,39 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_BLOCKS)
         tile[axis] = p.by_extent[axis].split(rest);
     Offset group = rest; // of planes
 
-    // Each thread tests a block.
-    const bool exists = thread < p.chunk && block < p.count;
+    // Each thread tests a block; warps that have none skip it.
     Offset placed[rank] = {}; // its first pixel
+    unsigned met = 0;         // a bit for each tile
+    unsigned votes = 0, of_warp = 0;
+    if (warp * 32 < p.chunk) {
+        const bool exists = thread < p.chunk && block < p.count;
 #pragma unroll
-    for (int axis = fixed; axis < rank; ++axis)
-        placed[axis] =
-            first_pixel(load_if(positions + (long long)(block)*positioned + (axis - fixed), exists), axis, p);
-    unsigned met = exists; // a bit for each tile
+        for (int axis = fixed; axis < rank; ++axis)
+            placed[axis] = first_pixel(
+                load_if(positions + (long long)(block)*positioned + (axis - fixed), exists), axis, p);
+        met = exists;
 #pragma unroll
-    for (int axis = last; axis >= fixed; --axis) {
-        const auto meets = [&](bool further) {
-            return meets_tile(placed[axis], tile_begin(tile[axis], further, axis, p), axis, p);
-        };
-        unsigned met_further = 0;
-        if (takes_turns && axis >= last - 1 && tile[axis] + p.by_extent[axis].divisor < p.tiles[axis])
-            met_further = meets(true) ? met << (1 << (last - axis)) : 0;
-        met = (meets(false) ? met : 0) | met_further;
+        for (int axis = last; axis >= fixed; --axis) {
+            const auto meets = [&](bool further) {
+                return meets_tile(placed[axis], tile_begin(tile[axis], further, axis, p), axis, p);
+            };
+            unsigned met_further = 0;
+            if (takes_turns && axis >= last - 1 && tile[axis] + p.by_extent[axis].divisor < p.tiles[axis])
+                met_further = meets(true) ? met << (1 << (last - axis)) : 0;
+            met = (meets(false) ? met : 0) | met_further;
+        }
+        votes = __ballot_sync(~0u, met);
+        if (votes) {
+            of_warp = __popc(votes);
+#pragma unroll
+            for (int number = 0; number < tiles; ++number)
+                of_warp += __any_sync(~0u, met >> number & 1) ? first_tile << 4 * number : 0;
+        }
     }
-    const unsigned votes = __ballot_sync(~0u, met);
-    if (votes) {
-        unsigned of_warp = __popc(votes);
-#pragma unroll
-        for (int number = 0; number < tiles; ++number)
-            of_warp += __any_sync(~0u, met >> number & 1) ? first_tile << 4 * number : 0;
-        if (lane == 0)
-            counts[warp] = of_warp;
-    } else if (lane == 0) {
-        counts[warp] = 0;
-    }
+    if (lane == 0)
+        counts[warp] = of_warp;
     __syncthreads();
-    const unsigned count = lane < warps ? counts[lane] : 0;
+    const unsigned count = counts[lane % warps]; // lanes beyond are not looked at
     unsigned until = count;
 #pragma unroll
     for (int step = 1; step < warps; step *= 2) {
@@ -304,16 +323,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_BLOCKS)
         const unsigned inside = nearest    ? all_rows
                                 : in_image ? rows_within(first_own[along], p.size[along])
                                            : 0;
-#pragma unroll
-        for (int row = 0; row < thread_rows; ++row) {
-            const Offset of_row = taken_pixel(first_own[along] + row * step, along, p);
-            const Scalar* const source = own_image + (pixel + of_row * p.pixel_stride[along]);
-#pragma unroll
-            for (int plane = 0; plane < planes; ++plane) {
-                trace_iteration(row * planes + plane);
-                pixels[plane][row] = load_if(source + plane * p.image_channel, has_bit(inside, row));
-            }
-        }
+        if (inside == all_rows)
+            load_rows<true>(pixels, own_image + pixel, first_own[along], inside, p);
+        else
+            load_rows<false>(pixels, own_image + pixel, first_own[along], inside, p);
 
         int entry = owner.found % first_tile;
         do { // at least one is listed

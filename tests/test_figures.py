@@ -361,7 +361,7 @@ LIMITS = {
     "add_blocks-charges-3x3": Limits(5.6, 0.96, 0.95, 51.8, 2.2, 0.46, 0.87),
     # stored at any column: 32 lanes reach one sector more than they fill
     "take_blocks-probes-256x256": Limits(4.2, 1.14, 1.05, 6.5, 1.5, 0.96, 0.95),
-    "take_blocks-tiles-512x512": Limits(1.51, 1.29, 1.05, 9.2, 4.8, 0.76, 0.95),
+    "take_blocks-tiles-512x512": Limits(1.51, 1.29, 1.05, 8.5, 4.8, 0.79, 0.95),
     "take_blocks-particles-7x7": Limits(0.46, 1.6, 1.02, 3.6, 1.5, 0.85, 0.97),
     "batch_to_space-nchw-2x2": Limits(1.05, 1.05, 1.05, 8.7, 2.1, 0.87, 0.95),
     "batch_to_space-nchw-4x4": Limits(1.36, 1.05, 1.05, 10.93, 2.1, 0.83, 0.95),
