@@ -532,8 +532,10 @@ inline __device__ void keep_here(long long& number)
 template <typename Element> inline __device__ void keep_here(Element*& address)
 {
 #ifndef HOSTCUDA
-    asm volatile("" : "+l"(address));
-    __builtin_assume(__isGlobal(address));
+    const void* any = address; // as in keep
+    asm volatile("" : "+l"(any));
+    __builtin_assume(__isGlobal(any));
+    address = static_cast<Element*>(const_cast<void*>(any));
 #endif
 }
 
