@@ -70,7 +70,7 @@ KNOWN = (
     Known("7x7-s3", columns("col2im", (1, 10, 225, 225), 7, 3, 3), 0.74),
     Known("16x16-s8-planes", columns("col2im", (1, 4, 320, 512), 16, 8), 0.78),
     Known("16x16-s8", columns("col2im", (1, 1, 640, 1024), 16, 8), 0.74),
-    Known("3x3x3", columns("col2im", (1, 4, 16, 32, 64), 3, pad=1), 0.83),
+    Known("3x3x3", columns("col2im", (1, 4, 16, 32, 64), 3, pad=1), 0.92),
     Known("microscopy", columns("col2im", (1, 1, 64, 96, 96), 32, 16), 0.57),
     Known(
         "audio",
