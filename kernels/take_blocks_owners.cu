@@ -235,7 +235,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_BLOCKS)
     // Each thread tests a block; warps that have none skip it.
     Offset placed[rank] = {}; // its first pixel
     unsigned met = 0;         // a bit for each tile
-    unsigned votes = 0, of_warp = 0;
     if (warp * 32 < p.chunk) {
         const bool exists = thread < p.chunk && block < p.count;
 #pragma unroll
@@ -253,14 +252,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_BLOCKS)
                 met_further = meets(true) ? met << (1 << (last - axis)) : 0;
             met = (meets(false) ? met : 0) | met_further;
         }
-        votes = __ballot_sync(~0u, met);
-        if (votes) {
-            of_warp = __popc(votes);
-#pragma unroll
-            for (int number = 0; number < tiles; ++number)
-                of_warp += __any_sync(~0u, met >> number & 1) ? first_tile << 4 * number : 0;
-        }
     }
+    const unsigned votes = __ballot_sync(~0u, met);
+    unsigned of_warp = __popc(votes);
+    if (votes)
+#pragma unroll
+        for (int number = 0; number < tiles; ++number)
+            of_warp += __any_sync(~0u, met >> number & 1) ? first_tile << 4 * number : 0;
     if (lane == 0)
         counts[warp] = of_warp;
     __syncthreads();
