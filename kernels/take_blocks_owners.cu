@@ -265,9 +265,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_BLOCKS)
     const unsigned count = counts[lane % warps]; // lanes beyond are not looked at
     unsigned until = count;
 #pragma unroll
-    for (int step = 1; step < warps; step *= 2) {
-        const unsigned before = __shfl_up_sync(~0u, until, step);
-        until += lane >= step ? before : 0;
+    for (int distance = 1; distance < warps; distance *= 2) {
+        const unsigned before = __shfl_up_sync(~0u, until, distance);
+        until += lane >= distance ? before : 0;
     }
     const int place =
         (__shfl_sync(~0u, until - count, warp) & (first_tile - 1)) + __popc(votes & ((1u << lane) - 1));

@@ -587,7 +587,7 @@ def test_lanes_take_covered_pixels_of_every_dtype(dtype, monkeypatch):
         (5, (5, 2048, 2048), (7, 7), 16384),
         (None, (1, 2048, 2048), (7, 7), 16384),  # a list serves one plane
         (None, (16, 512, 512), (7, 7), 1024),  # a thread for each plane fills the device once
-        (None, (16, 2048, 2048), (7, 7), 100_000),  # more than a block for each pixel
+        (None, (16, 2048, 2048), (7, 7), 100_000),  # more than an element for each pixel
         (None, (16, 1 << 22), (49,), 16384),  # along one axis
         (None, (4, 4096, 4096), (2, 2), 4_000_000),  # so many to a tile that a thread has all of its rows
     ],
