@@ -179,6 +179,27 @@ FAULTS = (
         TORCH + "gradients[col2im-full]",
     ),
     Fault(
+        "tangents that a guard does not see",
+        "gpufold/torch/guards.py",
+        "            and forward_ad._current_level < 0\n",
+        "",
+        "tests/test_torch_guards.py::test_tangents_and_transforms_are_seen_after_a_call_without[given]",
+    ),
+    Fault(
+        "what was seen under no_grad taken for what has no gradient",
+        "gpufold/torch/guards.py",
+        "any([tensor.requires_grad for tensor in tensors])",
+        "False",
+        "tests/test_torch_guards.py::test_gradients_are_recorded_after_a_call_without[given-add]",
+    ),
+    Fault(
+        "a kernel for aligned memory launched on any",
+        "gpufold/torch/tensors.py",
+        "guards.kernel if guards is not None and aligned else None",
+        "guards.kernel if guards is not None else None",
+        "tests/test_torch_launch.py::test_a_repeated_call_runs_the_plan_of_its_own_alignment[1]",
+    ),
+    Fault(
         "a launch on CuPy's stream instead of torch's",
         "gpufold/gpu/launch.py",
         "(*pointers, self.parameters), 0, stream)",
@@ -188,7 +209,7 @@ FAULTS = (
     Fault(
         "weights that kernels read as they came",
         "gpufold/torch/tensors.py",
-        "    return tuple([ready(each, wanted) for each in axes])\n",
+        "    return tuple([ready(each, WEIGHTS[call.dtype]) for each in axes])\n",
         "    return tuple(axes)\n",
         "tests/test_torch_launch.py::test_weights_are_made_ready_for_kernels[transposed-plain]",
     ),

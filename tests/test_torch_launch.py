@@ -17,6 +17,7 @@ from gpufold.calls import SHAPES
 from gpufold.gpu.plan import H200, Operand
 from gpufold.operations import OPERATIONS, choose
 from gpufold.torch import tensors
+from gpufold.torch.guards import seen_of
 from gpufold.torch.rules import ADJOINTS
 from hostcuda import standin
 
@@ -46,7 +47,7 @@ class Device:
 def device(monkeypatch):
     from gpufold.gpu import launch
 
-    device, call, locate = Device(), standin.Function.__call__, tensors.located
+    device, call = Device(), standin.Function.__call__
     monkeypatch.setattr(standin, "_lent", {})
 
     def record(function, grid, block, args, shared_mem=0, stream=None):
@@ -57,8 +58,9 @@ def device(monkeypatch):
     monkeypatch.setattr(launch, "cupy", standin.cupy())
     monkeypatch.setattr(tensors, "is_on_gpu", lambda tensor: True)
     monkeypatch.setattr(tensors, "_stream_of", lambda tensor: (DEVICE, HANDLE))
-    monkeypatch.setattr(tensors, "located", lambda tensor: locate(device.lend(tensor)))
-    caches = (launch._module, launch._function, launch._prepare, launch._prepare_at, launch.device)
+    monkeypatch.setattr(tensors, "address_of", lambda tensor: device.lend(tensor).data_ptr())
+    of_modules = (launch._module, launch._function, launch._prepare, launch._prepare_at, launch.device)
+    caches = (*of_modules, seen_of)
     for cached in caches:
         cached.cache_clear()
     yield device
@@ -94,6 +96,34 @@ def test_what_an_operation_takes_has_the_shape_of_what_its_adjoint_gives(operati
     """Shapes of contiguous tensors are not asked for, but known from the call."""
     assert SHAPES[operation] == SHAPES[ADJOINTS[operation]][::-1]
     assert set(SHAPES) == set(OPERATIONS)
+
+
+def aligned(values, beyond=0):
+    """Return a copy that begins so many elements of two bytes beyond a multiple of 256 bytes."""
+    memory = torch.empty(values.numel() + 384, dtype=values.dtype)
+    begin = -memory.data_ptr() % 256 // 2 + beyond
+    return memory[begin : begin + values.numel()].view(values.shape).copy_(values)
+
+
+@pytest.mark.parametrize("beyond", [1, 2, 128])
+def test_a_repeated_call_runs_the_plan_of_its_own_alignment(device, beyond, monkeypatch):
+    values = whole_numbers((4, 9, 16, 4), torch.float16)
+    monkeypatch.setattr(torch.Tensor, "new_empty", lambda like, shape: aligned(torch.zeros(shape, dtype=like.dtype)))
+
+    def launched(number):
+        moved = gpufold.torch.batch_to_space(aligned(values, number), (1, 2, 2, 1))
+        _, _, grid, block, (*_, parameters) = device.launches[-1]
+        device.synchronize()
+        assert moved.numpy().tobytes() == gpufold.batch_to_space(values.numpy(), (1, 2, 2, 1)).tobytes()
+        return grid, block, parameters.tobytes()
+
+    first = {}
+    for number in (beyond, 0):
+        seen_of.cache_clear()
+        first[number] = launched(number)
+    assert (first[beyond] == first[0]) is (beyond == 128)
+    for number in (0, 0, beyond, 0, beyond):
+        assert launched(number) == first[number]
 
 
 def test_nothing_waits(device):
@@ -143,9 +173,7 @@ UNREADY = {
 
 @pytest.mark.parametrize("way", ["plain", "differentiated", "operator"])
 @pytest.mark.parametrize("layout", UNREADY)
-def test_weights_are_made_ready_for_kernels(device, layout, way, monkeypatch):
-    lend = tensors._execute_on_gpu
-    monkeypatch.setattr(tensors, "_execute_on_gpu", lambda *given: [[*map(device.lend, given[3])], lend(*given)])
+def test_weights_are_made_ready_for_kernels(device, layout, way):
     window, blocks = UNREADY[layout](WEIGHTS.round()), whole_numbers((2, 3, 2))
     positions, out = device.lend(torch.tensor([[0, 0], [3, 2]])), whole_numbers((5, 4))
     want = gpufold.add_blocks(out.numpy().copy(), blocks.numpy(), positions.numpy(), WEIGHTS.round().numpy())

@@ -27,13 +27,13 @@ CLOCK_RATE, MEMORY_CLOCK_RATE, GLOBAL_MEMORY_BUS_WIDTH, L2_CACHE_SIZE, SHARED_ME
 """The runtime's numbers for these attributes of a device; shared memory is that of a multiprocessor."""
 
 
-Located: TypeAlias = tuple[int, Size | None]
-"""Where an array that is not CuPy's lies: its address, then its strides in elements where it is not contiguous."""
+Addresses: TypeAlias = tuple[int, int, int | None]
+"""Those of what a call reads, of what it writes, and of weight_out where it has one."""
 
-Arrays: TypeAlias = tuple[Located, Located, Located | None]
-"""What a call reads, what it writes, and weight_out where it has one."""
+Strides: TypeAlias = tuple[Size | None, Size | None, Size | None]
+"""Strides in elements of the same arrays, of each that is not contiguous."""
 
-Others: TypeAlias = tuple[tuple[int, ...] | None, int | None, int | None]
+Others: TypeAlias = tuple[tuple[int, ...], int | None, int | None]
 """Addresses that a call has besides, where it does: the weights of a window, positions, and scratch memory."""
 
 
@@ -74,17 +74,11 @@ def execute(
             kernel(data, result, window, positions, weight_out)
 
 
-def prepare_at(planner: Planner, call: Call, arrays: Arrays, device: int) -> Kernel | None:
+def prepare_at(planner: Planner, call: Call, addresses: Addresses, strides: Strides, device: int) -> Kernel | None:
     """Return what computes a call on memory of a device that another library owns; None where nothing is written."""
-    data, result, weights = arrays
-    return _prepare_at(
-        planner,
-        call,
-        (data[0] % MAX_ALIGNMENT, data[1]),  # all that a plan asks of an address
-        (result[0] % MAX_ALIGNMENT, result[1]),
-        device,
-        None if weights is None else (weights[0] % MAX_ALIGNMENT, weights[1]),
-    )
+    data, result, weight_out = addresses
+    within = data % MAX_ALIGNMENT, result % MAX_ALIGNMENT, weight_out and weight_out % MAX_ALIGNMENT
+    return _prepare_at(planner, call, within, strides, device)  # all that a plan asks of addresses
 
 
 def run(plan: Plan, data: Any, result: Any, window: tuple[Any, ...] | None = None, positions: Any = None) -> None:
@@ -181,21 +175,21 @@ class Kernel:
             pointers = (*pointers, scratch)
         self.function(self.grid, self.block, (*pointers, self.parameters))
 
-    def launch_at(self, arrays: Arrays, others: Others, stream: Stream) -> None:
+    def launch_at(self, addresses: Addresses, others: Others, stream: Stream) -> None:
         """Launch on addresses, on a stream of theirs; nothing is waited for."""
         if cupy.cuda.runtime.getDevice() != stream.device:
             with cupy.cuda.Device(stream.device):
-                self.launch_at(arrays, others, stream)
+                self.launch_at(addresses, others, stream)
             return
-        (data, _), (result, _), weight_out = arrays
+        data, result, weight_out = addresses
         weights, positions, scratch = others
         if self.cleared_bytes:
             cupy.cuda.runtime.memsetAsync(result, 0, self.cleared_bytes, stream.ptr)
         pointers: tuple[Any, ...] = (data, result) if positions is None else (data, result, positions)
         if self.takes_window:
-            pointers = (*pointers, NO_WINDOW if weights is None else _pointers(weights))
+            pointers = (*pointers, _pointers(weights) if weights else NO_WINDOW)
         if weight_out is not None:
-            pointers = (*pointers, weight_out[0])
+            pointers = (*pointers, weight_out)
         if scratch is not None:
             cupy.cuda.runtime.memsetAsync(scratch, 0, self.zeroed_bytes, stream.ptr)
             for step in self.before:
@@ -233,25 +227,25 @@ def _prepare(
 
 @lru_cache(maxsize=4096)
 def _prepare_at(
-    planner: Planner, call: Call, data: Located, result: Located, device_number: int, weight_out: Located | None
+    planner: Planner, call: Call, addresses: Addresses, strides: Strides, device_number: int
 ) -> Kernel | None:
     """Prepare a call on memory of another library, of whose addresses only the alignment is known."""
     if 0 in call.result_shape or (call.fusion.accumulate and 0 in call.data_shape):
         return None
 
-    def layout(located: Located, shape: Size, itemsize: int) -> Layout:
-        address, strides = located
-        steps = contiguous_strides(shape) if strides is None else strides
+    def layout(number: int, shape: Size, itemsize: int) -> Layout | None:
+        address, steps = addresses[number], strides[number] or contiguous_strides(shape)
+        if address is None:
+            return None
         address |= MAX_ALIGNMENT
         return shape, tuple([step * itemsize for step in steps]), address & -address, itemsize
 
-    of_data = layout(data, call.data_shape, call.source_element.itemsize)
-    of_result = layout(result, call.result_shape, call.element.itemsize)
-    of_weights = None
-    if weight_out is not None:
-        assert isinstance(call.geometry, PositionsGeometry)
-        of_weights = layout(weight_out, call.geometry.size, call.element.weight_bytes)
-    return _prepare(planner, call, of_data, of_result, device_number, of_weights)
+    data = layout(0, call.data_shape, call.source_element.itemsize)
+    result = layout(1, call.result_shape, call.element.itemsize)
+    weights_shape = call.geometry.size if isinstance(call.geometry, PositionsGeometry) else ()
+    assert data is not None
+    assert result is not None
+    return _prepare(planner, call, data, result, device_number, layout(2, weights_shape, call.element.weight_bytes))
 
 
 def _operand(operation: str, name: str, layout: Layout) -> Operand:

@@ -654,7 +654,6 @@ def add_blocks_(
     weights = None
     if weight_out is not None:
         weights = tensors.described("add_blocks_", "weight_out", weight_out)
-        tensors.check_like("add_blocks_", "weight_out", weight_out, out, "out")
     call = calls.add_blocks(
         array, given, places, window, weight_out=weights, variant=variant, deterministic=deterministic
     )
@@ -665,8 +664,7 @@ def _described_addition(
     name: str, out: Tensor, blocks: Tensor, positions: Any
 ) -> tuple[tensors.Described, tensors.Described, Tensor]:
     array, given = tensors.described(name, "out", out), tensors.described(name, "blocks", blocks)
-    tensors.check_like(name, "blocks", blocks, out, "out")
-    return array, given, tensors.checked_positions(name, positions, out, "out")
+    return array, given, tensors.as_positions(name, positions, out, "out")
 
 
 def take_blocks(
@@ -721,7 +719,7 @@ def take_blocks(
         tail = mode, variant, True
         return operators.trace("take_blocks", (array, window, places, None), (block_shape,), places.shape[-1], tail)
     described = tensors.described("take_blocks", "array", array)
-    places = tensors.checked_positions("take_blocks", positions, array, "array")
+    places = tensors.as_positions("take_blocks", positions, array, "array")
     call = calls.take_blocks(described, places, block_shape, window=window, mode=mode, variant=variant)
     return rules.compute(call, array, window, places)
 

@@ -20,7 +20,7 @@ from gpufold.elements import check_dtype
 from gpufold.geometry import GEOMETRIES, SpaceGeometry
 from gpufold.operations import OPERATIONS
 from gpufold.torch import rules
-from gpufold.torch.tensors import DTYPES, as_int64, execute, name_of
+from gpufold.torch.tensors import DTYPES, as_int64, execute, name_of, resolved
 
 SIZES = {
     "col2im": ("output_size", "kernel_size", "strides", "dilations", "pads_begin", "pads_end"),
@@ -87,7 +87,7 @@ def _define(operation: str) -> None:
     def compute(*arguments: Any) -> Tensor:
         call = call_of(operation, arguments)
         data, window, positions, out = arguments[:4]
-        return execute(call, data, rules.separated(call, window), positions, out)
+        return execute(call, resolved(data), rules.separated(call, window), positions, out)
 
     def fake(*arguments: Any) -> Tensor:
         data: Tensor = arguments[0]

@@ -35,16 +35,22 @@ from gpufold.geometry import (
     SlidingGeometry,
     SpaceGeometry,
 )
+from gpufold.operations import OPERATIONS
+from gpufold.torch.guards import seen_of
 from gpufold.torch.tensors import (
     PLAIN_TYPES,
     WEIGHTS,
+    check_dense,
+    check_like,
+    checked_positions,
     checked_window,
-    end_of,
     execute,
     execute_into,
     name_of,
     ready,
+    resolved,
     share_memory,
+    weights_of,
 )
 
 ADJOINTS = {
@@ -95,13 +101,31 @@ def is_plain(*tensors: Tensor | None) -> bool:
 def compute(
     call: Call, data: Tensor, window: Any = None, positions: Tensor | None = None, out: Tensor | None = None
 ) -> Tensor:
-    """Compute a call on what its caller gave: the window is a tensor or a sequence of them, still to be checked."""
-    axes = None if window is None else checked_window(call, data, window)
-    if is_plain(data, out, *(axes or ())):
+    """Compute a call on what its caller gave.
+
+    Shapes and dtypes agree. Whether its tensors are on one device is still to be checked, and whether positions and the
+    window, a tensor or a sequence of them, are what kernels can read.
+    """
+    axes = weights_of(window)
+    given = (data, *axes) if positions is None else (data, positions, *axes)
+    given = given if out is None else (out, *given)
+    seen = seen_of(call)
+    if (guards := seen.guards).hold(given):
+        return execute(call, data, axes, positions, out, guards)
+    check_dense(call.operation, OPERATIONS[call.operation].data, data)
+    if out is not None:
+        check_dense(call.operation, "out", out)
+        check_like(call.operation, "blocks", data, out, "out")
+    if positions is not None:
+        positions = checked_positions(call.operation, positions, data, "array" if out is None else "out")
+    axes = checked_window(call, data, window)
+    if is_plain(data, out, *axes):
+        data = resolved(data)
+        seen.see(given, (data, positions, out, *axes))
         return execute(call, data, axes, positions, out)
     if call.source:  # narrower data count as if they were converted first
         call, data = call._replace(source=""), data.to(getattr(torch, call.dtype))
-    if axes is None:
+    if not axes:
         return apply(call, data, None, positions, out)
     if call.fusion.reduction != "sum" and torch.is_grad_enabled() and any(each.requires_grad for each in axes):
         raise no_gradient(call.operation, call.fusion.reduction)
@@ -112,21 +136,31 @@ def compute_in_place(
     call: Call, out: Tensor, blocks: Tensor, window: Any, positions: Tensor, weight_out: Tensor | None
 ) -> Tensor:
     """Add blocks into a tensor, and their weights into another; gradients take the way over new tensors."""
-    axes = None if window is None else checked_window(call, blocks, window)
-    read = (blocks, positions, *axes) if axes else (blocks, positions)
-    check_written("out", out, read)
-    lazy = out.is_conj() or out.is_neg()
-    if weight_out is not None:
-        check_written("weight_out", weight_out, read)
-        check_apart("weight_out", weight_out, "out", out)
-        lazy = lazy or weight_out.is_neg()
-    if lazy or not is_plain(blocks, out, weight_out, *(axes or ())):
-        plain = call._replace(fusion=call.fusion._replace(weight_out=False))
-        out.copy_(compute(plain, blocks, window, positions, out))
-        if weight_out is not None and out.numel() and blocks.numel():
-            add_weights(plain, weight_out, window, positions)
-        return out
-    execute_into(call, blocks, out, axes, positions, weight_out)
+    axes, written = weights_of(window), (out,) if weight_out is None else (out, weight_out)
+    given = (*written, blocks, positions, *axes)
+    seen = seen_of(call, in_place=True)
+    if (guards := seen.guards).hold(given) and guards.apart(given, len(written)):
+        execute_into(call, blocks, out, axes, positions, weight_out, guards)
+    else:
+        check_dense("add_blocks_", "out", out)
+        check_like("add_blocks_", "blocks", blocks, out, "out")
+        positions = checked_positions("add_blocks_", positions, out, "out")
+        axes = checked_window(call, blocks, window)
+        check_written("out", out, (blocks, positions, *axes))
+        if weight_out is not None:
+            check_like("add_blocks_", "weight_out", weight_out, out, "out")
+            check_written("weight_out", weight_out, (blocks, positions, *axes))
+            check_apart("weight_out", weight_out, "out", out)
+        lazy = any([resolved(tensor) is not tensor for tensor in written])
+        if lazy or not is_plain(blocks, *written, *axes):
+            plain = call._replace(fusion=call.fusion._replace(weight_out=False))
+            out.copy_(compute(plain, blocks, window, positions, out))
+            if weight_out is not None and out.numel() and blocks.numel():
+                add_weights(plain, weight_out, window, positions)
+            return out
+        blocks = resolved(blocks)
+        seen.see(given, (*written, blocks, positions, *axes))
+        execute_into(call, blocks, out, axes, positions, weight_out)
     count_write(out)
     if weight_out is not None:
         count_write(weight_out)
@@ -146,12 +180,8 @@ def check_written(name: str, tensor: Tensor, read: Sequence[Tensor]) -> None:
             f"add_blocks_: {name} is a leaf that requires a gradient, which nothing may write into; call "
             "add_blocks, which returns a new tensor, or add under torch.no_grad()"
         )
-    begin = tensor.data_ptr()
-    end = end_of(tensor, begin)
     for index, each in enumerate(read):
-        first = each.data_ptr()
-        if first < end and begin < end_of(each, first):
-            check_apart(name, tensor, ("blocks", "positions", "window")[min(index, 2)], each)
+        check_apart(name, tensor, ("blocks", "positions", "window")[min(index, 2)], each)
 
 
 def check_apart(name: str, tensor: Tensor, other: str, read: Tensor) -> None:
@@ -183,10 +213,10 @@ def joined(data: Tensor, axes: Sequence[Tensor]) -> Tensor:
     return axes[0].to(dtype) if len(axes) == 1 else torch.cat([each.to(dtype) for each in axes])
 
 
-def separated(call: Call, window: Tensor | None) -> tuple[Tensor, ...] | None:
+def separated(call: Call, window: Tensor | None) -> tuple[Tensor, ...]:
     """Return the tensors of a joined window as kernels can read them."""
     if window is None:
-        return None
+        return ()
     window = ready(window, WEIGHTS[call.dtype])
     if call.fusion.window != "separable":
         return (window,)
@@ -211,7 +241,7 @@ def apply(
     if is_traced(data) or torch._C._functorch.is_legacy_batchedtensor(data):
         return operator(call, data, window, positions, out)
     if is_plain(data, window, out):
-        return execute(call, data, separated(call, window), positions, out)
+        return execute(call, resolved(data), separated(call, window), positions, out)
     result: Tensor = Linear.apply(data, window, positions, out, call)
     return result
 
@@ -453,7 +483,7 @@ class Linear(torch.autograd.Function):
         if is_traced(data):
             with torch._C._AutoDispatchBelowAutograd():
                 return operator(call, data, window, positions, out)
-        return execute(call, data, separated(call, window), positions, out)
+        return execute(call, resolved(data), separated(call, window), positions, out)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:

@@ -3,27 +3,26 @@
 from __future__ import annotations
 
 from functools import cache, lru_cache
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from gpufold import extras
+from gpufold import arrays, extras
 from gpufold.arrays import (
-    as_positions,
     axes_of_window,
-    bounds_of,
     check_bytes,
     misshapen_weights,
     name_of_axis,
     share_addresses,
 )
-from gpufold.calls import Call, Unsupported
+from gpufold.calls import Call, Unsupported, is_separable
 from gpufold.compute import launcher, run
 from gpufold.elements import ELEMENT_TYPES, check_dtype
 from gpufold.geometry import Size
 from gpufold.operations import OPERATIONS, check_name, choose
+from gpufold.torch.guards import Guards
 
 
 class Dtype(NamedTuple):
@@ -58,14 +57,6 @@ def name_of(dtype: Any) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-STRIDED = torch.strided
-"""The layout of dense tensors."""
-
-
-Located: TypeAlias = tuple[int, Size | None]
-"""Where a tensor lies: see `gpufold.gpu.launch.Located`."""
-
-
 class Described(NamedTuple):
     """What a call asks of a tensor before it computes."""
 
@@ -74,7 +65,7 @@ class Described(NamedTuple):
 
 
 def described(operation: str, name: str, tensor: Any) -> Described:
-    """Return a tensor's shape and dtype, or raise where it is none that calls take."""
+    """Return a tensor's shape and dtype, or raise where it is none that calls take; `check_dense` is the rest of it."""
     if not isinstance(tensor, Tensor):
         kind = f"{type(tensor).__module__}.{type(tensor).__qualname__}"
         raise TypeError(
@@ -83,10 +74,8 @@ def described(operation: str, name: str, tensor: Any) -> Described:
         )
     if tensor.dtype not in DTYPES:
         check_dtype(operation, name, name_of(tensor.dtype))
-    if tensor.layout is not STRIDED or tensor.is_nested:
-        raise TypeError(f"{operation}: {name} must be a dense tensor, got a nested one or layout {tensor.layout}")
-    if not (tensor.is_cpu or tensor.is_cuda):
-        raise TypeError(f"{operation}: {name} must be on the CPU or a CUDA device, got device {tensor.device}")
+    if tensor.is_nested:
+        raise TypeError(f"{operation}: {name} must be a dense tensor, got a nested one")
     return _described(tensor.shape, tensor.dtype)
 
 
@@ -95,17 +84,12 @@ def _described(shape: Size, dtype: torch.dtype) -> Described:
     return Described(tuple(shape), DTYPES[dtype])
 
 
-def is_ready(tensor: Any, dtype: torch.dtype | None, device: torch.device) -> bool:
-    """Return whether kernels can read a tensor as it is, which most windows and positions are, in few questions."""
-    return (
-        type(tensor) in PLAIN_TYPES
-        and not tensor.is_nested
-        and tensor.dtype is dtype
-        and tensor.layout is STRIDED
-        and tensor.device == device
-        and tensor.is_contiguous()
-        and not tensor.is_neg()
-    )
+def check_dense(operation: str, name: str, tensor: Tensor) -> None:
+    """Raise unless the elements of a tensor lie in the memory of a CPU or a CUDA device."""
+    if tensor.layout is not torch.strided:
+        raise TypeError(f"{operation}: {name} must be a dense tensor, got layout {tensor.layout}")
+    if not (tensor.is_cpu or tensor.is_cuda):
+        raise TypeError(f"{operation}: {name} must be on the CPU or a CUDA device, got device {tensor.device}")
 
 
 def ready(tensor: Tensor, dtype: torch.dtype) -> Tensor:
@@ -114,20 +98,22 @@ def ready(tensor: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def check_like(operation: str, name: str, tensor: Tensor, other: Tensor, like: str) -> None:
-    """Raise unless a tensor is on the device of another."""
+    """Raise unless a tensor is dense, and on the device of another."""
+    check_dense(operation, name, tensor)
     if tensor.get_device() != other.get_device():
         raise ValueError(f"{operation}: {name} must be on the device of {like}, {other.device}, got {tensor.device}")
 
 
+def weights_of(window: Any) -> tuple[Any, ...]:
+    """Return what a window is made of as it was given: the weights of each axis, or of the whole block."""
+    return () if window is None else tuple(window) if is_separable(window) else (window,)
+
+
 def checked_window(call: Call, data: Tensor, window: Any) -> tuple[Tensor, ...]:
     """Return the tensors of a window as kernels can read them: one of the block's shape, or one for each axis."""
+    if window is None:
+        return ()
     axes, shapes = axes_of_window(call, window)
-    wanted, device = WEIGHTS[call.dtype], data.device
-    for axis, weights in enumerate(axes):
-        if not is_ready(weights, wanted, device) or weights.shape != shapes[axis]:
-            break
-    else:
-        return tuple(axes)
     for axis, weights in enumerate(axes):
         name = name_of_axis(call, window, axis)
         if described(call.operation, name, weights).dtype.name == "bool" or weights.is_complex():
@@ -135,16 +121,21 @@ def checked_window(call: Call, data: Tensor, window: Any) -> tuple[Tensor, ...]:
         if weights.shape != shapes[axis]:
             raise misshapen_weights(call, name, tuple(weights.shape), shapes[axis])
         check_like(call.operation, name, weights, data, "the data")
-    return tuple([ready(each, wanted) for each in axes])
+    return tuple([ready(each, WEIGHTS[call.dtype]) for each in axes])
 
 
-def checked_positions(operation: str, positions: Any, array: Tensor, like: str) -> Tensor:
-    """Return positions as a contiguous int64 tensor beside an array; where they are a tensor no value is looked at."""
+def as_positions(operation: str, positions: Any, array: Tensor, like: str) -> Tensor:
+    """Return positions as a tensor that has a shape, beside an array where they were none."""
     if not isinstance(positions, Tensor):
         given = np.asarray(positions) if hasattr(positions, "dtype") else positions
-        return torch.from_numpy(as_positions(operation, np, given, array, like)).to(array.device)
-    if is_ready(positions, torch.int64, array.device):
-        return positions
+        return torch.from_numpy(arrays.as_positions(operation, np, given, array, like)).to(array.device)
+    if positions.is_nested:
+        described(operation, "positions", positions)
+    return positions
+
+
+def checked_positions(operation: str, positions: Tensor, array: Tensor, like: str) -> Tensor:
+    """Return positions as kernels can read them, contiguous and int64; no value is looked at."""
     described(operation, "positions", positions)
     check_like(operation, "positions", positions, array, like)
     return as_int64(operation, positions)
@@ -157,29 +148,33 @@ def as_int64(operation: str, positions: Tensor) -> Tensor:
     if positions.dtype is torch.uint64:  # beyond int64 is far outside of any array
         wrapped = positions.view(torch.int64)
         positions = torch.where(wrapped < 0, torch.iinfo(torch.int64).max, wrapped)
-    return positions.to(torch.int64).contiguous()
+    return ready(positions, torch.int64)
 
 
 # ---------------------------------------------------------------------------------------------
 # Computing
 
 
+def resolved(tensor: Tensor) -> Tensor:
+    """Return a tensor whose values are in memory as they are, neither conjugates nor negatives of what is there."""
+    return tensor.resolve_conj().resolve_neg() if tensor.is_conj() or tensor.is_neg() else tensor
+
+
 def execute(
     call: Call,
     data: Tensor,
-    weights: tuple[Tensor, ...] | None = None,
+    weights: tuple[Tensor, ...] = (),
     positions: Tensor | None = None,
     out: Tensor | None = None,
+    guards: Guards | None = None,
 ) -> Tensor:
-    """Compute a call on tensors that were checked, weights and positions ready, into a new contiguous tensor.
+    """Compute a call on tensors that were checked, all of them ready, into a new contiguous tensor.
 
-    `out` is what add_blocks adds to.
+    `out` is what add_blocks adds to. Guards are those that hold for the tensors.
     """
-    if data.is_conj() or data.is_neg():
-        data = data.resolve_conj().resolve_neg()
     if out is not None:
-        result = out.detach().resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format)
-        execute_into(call, data, result, weights, positions)
+        result = resolved(out.detach()).clone(memory_format=torch.contiguous_format)
+        execute_into(call, data, result, weights, positions, guards=guards)
         return result
     shape = call.result_shape
     dtype = getattr(torch, call.dtype) if call.source else data.dtype
@@ -189,7 +184,7 @@ def execute(
         except RuntimeError:
             check_bytes(call, shape, dtype.itemsize)
             raise
-        _execute_on_gpu(call, data, result, weights, positions)
+        _execute_on_gpu(call, data, result, weights, positions, guards=guards)
         return result
     check_bytes(call, shape, dtype.itemsize)
     given = as_numpy(data)
@@ -204,15 +199,14 @@ def execute_into(
     call: Call,
     data: Tensor,
     result: Tensor,
-    weights: tuple[Tensor, ...] | None = None,
+    weights: tuple[Tensor, ...] = (),
     positions: Tensor | None = None,
     weight_out: Tensor | None = None,
+    guards: Guards | None = None,
 ) -> None:
-    """Compute a call into tensors that were checked."""
-    if data.is_conj() or data.is_neg():
-        data = data.resolve_conj().resolve_neg()
+    """Compute a call into tensors that were checked, as `execute` does."""
     if is_on_gpu(data):
-        _execute_on_gpu(call, data, result, weights, positions, weight_out)
+        _execute_on_gpu(call, data, result, weights, positions, weight_out, guards)
     else:
         _execute_on_cpu(call, as_numpy(data), as_numpy(result), weights, positions, weight_out)
 
@@ -221,7 +215,7 @@ def _execute_on_cpu(
     call: Call,
     data: Any,
     result: Any,
-    weights: tuple[Tensor, ...] | None,
+    weights: tuple[Tensor, ...],
     positions: Tensor | None,
     weight_out: Tensor | None = None,
 ) -> None:
@@ -232,7 +226,7 @@ def _execute_on_cpu(
             f"{call.operation}: variant {call.variant!r} is a GPU kernel, but {name} is a tensor on the CPU; "
             f"pass {name}.cuda(), or variant='auto'"
         )
-    window = None if weights is None else tuple([as_numpy(each) for each in weights])
+    window = tuple([as_numpy(each) for each in weights]) or None
     places, sums = (None if each is None else as_numpy(each) for each in (positions, weight_out))
     run(call, np, data, result, window, places, sums)
 
@@ -261,9 +255,10 @@ def _execute_on_gpu(
     call: Call,
     data: Tensor,
     result: Tensor,
-    weights: tuple[Tensor, ...] | None,
+    weights: tuple[Tensor, ...],
     positions: Tensor | None,
     weight_out: Tensor | None = None,
+    guards: Guards | None = None,
 ) -> None:
     """Launch on torch's current stream of the data's device; what is converted for it lives in torch's allocator."""
     try:
@@ -271,17 +266,24 @@ def _execute_on_gpu(
     except ImportError as error:
         raise extras.missing("gpufold.torch with CUDA tensors", "cupy", "cuda13") from error
     stream = launch.stream_of(*_stream_of(data))
-    arrays = located(data), located(result), None if weight_out is None else located(weight_out)
-    kernel = launch.prepare_at(choose, call, arrays, stream.device)
+    arrays = data, result, weight_out
+    addresses = address_of(data), address_of(result), None if weight_out is None else address_of(weight_out)
+    aligned = (addresses[0] | addresses[1] | (addresses[2] or 0)) % launch.MAX_ALIGNMENT == 0
+    kernel = guards.kernel if guards is not None and aligned else None
     if kernel is None:
-        return
-    pointers = None if weights is None else tuple([each.data_ptr() for each in weights])
-    places = None if positions is None else positions.data_ptr()
+        strides = tuple([None if each is None or each.is_contiguous() else each.stride() for each in arrays])
+        kernel = launch.prepare_at(choose, call, addresses, strides, stream.device)
+        if kernel is None:
+            return
+        if guards is not None and aligned:
+            guards.kernel = kernel
+    pointers = tuple([address_of(each) for each in weights])
+    places = None if positions is None else address_of(positions)
     if kernel.scratch_bytes:
         scratch = data.new_empty((kernel.scratch_bytes,), dtype=torch.uint8)  # for later work on the stream to reuse
-        kernel.launch_at(arrays, (pointers, places, located(scratch)[0]), stream)
+        kernel.launch_at(addresses, (pointers, places, address_of(scratch)), stream)
     else:
-        kernel.launch_at(arrays, (pointers, places, None), stream)
+        kernel.launch_at(addresses, (pointers, places, None), stream)
 
 
 def _stream_of(tensor: Tensor) -> tuple[int, int]:
@@ -295,19 +297,13 @@ def is_on_gpu(tensor: Tensor) -> bool:
     return bool(tensor.is_cuda)
 
 
-def located(tensor: Tensor) -> Located:
-    """Return where a tensor lies: its address, then its strides where it is not contiguous."""
-    return tensor.data_ptr(), None if tensor.is_contiguous() else tensor.stride()
-
-
-def end_of(tensor: Tensor, begin: int) -> int:
-    """Return where the memory of a tensor ends that begins at this address: no stride is negative."""
-    return begin + (tensor.nbytes if tensor.is_contiguous() else bounds_of(*_in_bytes(tensor))[1])
+address_of = Tensor.data_ptr
+"""Returns where a tensor's first element is."""
 
 
 def share_memory(first: Tensor, second: Tensor) -> bool:
     """Return whether two tensors share an element; where that is too hard to know, whether their bounds overlap."""
-    return share_addresses((first.data_ptr(), *_in_bytes(first)), (second.data_ptr(), *_in_bytes(second)))
+    return share_addresses((address_of(first), *_in_bytes(first)), (address_of(second), *_in_bytes(second)))
 
 
 def _in_bytes(tensor: Tensor) -> tuple[Size, Size, int]:

@@ -1,0 +1,88 @@
+"""Recognises tensors like those of an earlier call: what was checked of those holds for them too.
+
+torch's compiler asks guards whether what it compiled still fits. One question to a guard stands for a dozen about a
+tensor: its type, dtype, device, shape and strides, whether its values are in memory as they are, whether it requires a
+gradient, and whether a mode or a transform of torch.func takes part.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from operator import call as ask
+from typing import Any
+
+from torch import Tensor, is_grad_enabled
+from torch.autograd import forward_ad
+
+from gpufold.arrays import bounds_of
+from gpufold.calls import Call
+
+TensorGuards: Any
+try:
+    from torch._C._dynamo.guards import TensorGuards
+except ImportError:  # in a torch that has them elsewhere, where every call checks everything
+    TensorGuards = None
+
+
+class Guards:
+    """Guards of the tensors of a call, and what holds for tensors that are like them."""
+
+    __slots__ = ("_asked", "_extents", "_without_gradients", "kernel")
+
+    def __init__(self, tensors: tuple[Tensor, ...] = ()) -> None:
+        self._asked = tuple([_guard(tensor) for tensor in tensors])
+        self._extents = tuple([_extent(tensor) for tensor in tensors])
+        self._without_gradients = any([tensor.requires_grad for tensor in tensors])  # as under torch.no_grad()
+        self.kernel: Any = None
+        """What computes the call on memory that is aligned as allocators align it; None before the first such call."""
+
+    def hold(self, tensors: tuple[Any, ...]) -> bool:
+        """Return whether tensors are like these, and no gradient is recorded of them; guards see no tangents."""
+        asked = self._asked
+        return (
+            len(asked) == len(tensors)
+            and forward_ad._current_level < 0
+            and not (self._without_gradients and is_grad_enabled())
+            and all(map(ask, asked, tensors))
+        )
+
+    def apart(self, tensors: tuple[Tensor, ...], written: int) -> bool:
+        """Return whether the first of tensors that the guards hold for lie before or after all that follow them."""
+        begins, extents = [*map(Tensor.data_ptr, tensors)], self._extents
+        for number in range(written):
+            begin, end = begins[number], begins[number] + extents[number]
+            for other in range(number + 1, len(begins)):
+                if begins[other] < end and begin < begins[other] + extents[other]:
+                    return False
+        return True
+
+
+class Seen:
+    """The last tensors of a call that were checked; none at first."""
+
+    __slots__ = ("guards",)
+
+    def __init__(self) -> None:
+        self.guards = Guards()
+        """Never changed but as a whole: another thread may have asked the ones before."""
+
+    def see(self, given: tuple[Tensor, ...], checked: tuple[Tensor | None, ...]) -> None:
+        """Remember tensors that were given, if they are those that were checked: none was converted."""
+        if TensorGuards is not None and {*map(id, given)} == {id(each) for each in checked if each is not None}:
+            self.guards = Guards(given)
+
+
+def _guard(tensor: Tensor) -> Any:
+    sizes, strides = [[*tensor.shape]], [[*tensor.stride()]]
+    return TensorGuards(tensor, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check
+
+
+def _extent(tensor: Tensor) -> int:
+    """Return the bytes from a tensor's first element to the end of its last: no stride is negative."""
+    return bounds_of(tuple(tensor.shape), tensor.stride(), 1)[1] * int(tensor.element_size())
+
+
+@lru_cache(maxsize=1024)
+def seen_of(call: Call, in_place: bool = False) -> Seen:
+    """Return what was seen of a call, the same object each time."""
+    return Seen()
