@@ -65,7 +65,7 @@ def test_one_tensor_may_be_the_window_of_every_axis(checks):
 
 
 UNLIKE = {
-    "in another order": lambda tensor: tensor.mT.contiguous().mT,
+    "in another order": lambda tensor: tensor.transpose(0, -1).contiguous().transpose(0, -1),
     "negative": lambda tensor: torch._neg_view(tensor.neg()),
     "a parameter": lambda tensor: torch.nn.Parameter(tensor, requires_grad=False),
     "of inference mode": torch.inference_mode()(torch.clone),

@@ -280,3 +280,61 @@ def test_memory_of_another_device_is_noticed(device):
     standin.lend(columns_at, columns.nbytes, 0)
     with standin.Device(DEVICE), pytest.raises(standin.Misuse, match="lies on device 0"):
         standin.check_lent(columns_at, "argument 0")
+
+
+LAYOUTS = {
+    "as it is": torch.clone,
+    "one element further": lambda tensor: torch.cat([tensor.new_zeros(1), tensor.flatten()])[1:].view(tensor.shape),
+    "every other element": lambda tensor: torch.stack([tensor, tensor], -1)[..., 0],
+    "repeated": lambda tensor: tensor[:1].expand(tensor.shape),
+    "in another order": lambda tensor: tensor.transpose(0, -1).contiguous().transpose(0, -1),
+    "negative": lambda tensor: torch._neg_view(tensor.neg()),
+    "a parameter": lambda tensor: torch.nn.Parameter(tensor, requires_grad=False),
+    "of inference mode": torch.inference_mode()(torch.clone),
+}
+
+
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("on", ["cpu", "cuda"])
+def test_any_sequence_of_calls_gives_what_each_gives_alone(on, seed, request, monkeypatch):
+    seen_of.cache_clear()
+    if on == "cuda":  # what torch does with a result waits for nothing here
+        device, launch = request.getfixturevalue("device"), tensors._execute_on_gpu
+
+        def wait(*given, **options):
+            launch(*given, **options)
+            device.synchronize()
+
+        monkeypatch.setattr(tensors, "_execute_on_gpu", wait)
+    draw = random.Random(seed)
+    torch.manual_seed(seed)
+    for number in range(30):
+        drawn = {"blocks": torch.rand(2, 3, 2), "positions": torch.randint(-2, 5, (2, 2))}
+        kind = draw.choice(("none", "full", "separable", "one for both axes"))
+        if kind in ("full", "separable"):
+            drawn |= {"full": {"window": torch.rand(3, 2)}, "separable": {0: torch.rand(3), 1: torch.rand(2)}}[kind]
+        elif kind == "one for both axes":
+            drawn |= {"blocks": torch.rand(2, 3, 3), 0: torch.rand(3)}
+        like = {name: draw.choice(list(LAYOUTS)) for name in drawn if draw.random() < 0.3}
+        like.pop("positions", "")
+        drawn |= {name: LAYOUTS[layout](drawn[name]) for name, layout in like.items()}
+        recorded = [name for name in drawn if name != "positions" and draw.random() < 0.1]
+        recorded = [name for name in recorded if not drawn[name].is_inference()]
+        for name in recorded:
+            drawn[name] = drawn[name].detach().requires_grad_()
+        axes = [drawn[name] for name in (0, 1) if name in drawn]
+        window = drawn.get("window", (axes * 2)[:2] if axes else None)
+        enabled, in_place = draw.random() < 0.5, draw.random() < 0.5
+        if any(tensor.is_inference() for tensor in drawn.values()):
+            enabled = enabled and not recorded
+        function = gpufold.torch.add_blocks_ if in_place else gpufold.torch.add_blocks
+        with torch.set_grad_enabled(enabled):
+            got = function(torch.ones(5, 4), drawn["blocks"], drawn["positions"], window)
+        arrays = {name: tensor.detach().resolve_neg().numpy() for name, tensor in drawn.items()}
+        axes = [arrays[name] for name in (0, 1) if name in arrays]
+        window = arrays.get("window", (axes * 2)[:2] if axes else None)
+        want = np.ones((5, 4), np.float32)
+        gpufold.add_blocks(want, arrays["blocks"], arrays["positions"], window)
+        said = (seed, number, kind, like, recorded, enabled, in_place)
+        assert got.detach().numpy().tobytes() == want.tobytes(), said
+        assert got.requires_grad is (enabled and bool(recorded)), said
