@@ -22,7 +22,7 @@ Arrays are copied to where a GPU would have them (memory.py): the first byte of 
 
 Three builds of a kernel, each cached on disk by the content of all it is made of:
 
-    plain      -O2; a write outside the arrays or to a const one is noticed when it has happened
+    plain      -Og; a write outside the arrays or to a const one is noticed when it has happened
     observed   g++'s thread instrumentation, without its runtime: host/observer.cpp gets a call for each access. It
                reports accesses outside the elements of an array, bytes written twice or never, writes to const, reads
                of shared memory that the block has not written, and races on shared memory. A race is two accesses of

@@ -6,6 +6,9 @@
 #ifndef HOSTCUDA_CUDA_WORDS_H
 #define HOSTCUDA_CUDA_WORDS_H
 
+// As if it were read: special functions, which no kernel calls, take g++ as long as half a kernel.
+#define _GLIBCXX_BITS_SPECFUN_H 1
+
 #include <cmath>
 #include <cstdint>
 #include <cstring>
