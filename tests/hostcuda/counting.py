@@ -26,7 +26,7 @@ from gpufold.gpu.plan import H200, Device, Plan
 
 from . import cubin, machine, module
 from .build import KERNELS
-from .cubin import RESERVED_SHARED_BYTES, Figures
+from .cubin import RESERVED_SHARED_BYTES, Figures, Resources
 from .execute import Caches, NDArray, run, scratch_of
 
 SCALE = 33
@@ -135,7 +135,7 @@ class Work:
     """That of the launches that fill scratch memory."""
 
 
-def resident_threads(plan: Plan, figures: Figures, device: Device = H200) -> int:
+def resident_threads(plan: Plan, figures: Figures | Resources, device: Device = H200) -> int:
     """Count the threads that fit on a multiprocessor at a time."""
     threads = prod(plan.block)
     warps = -(-threads // 32)

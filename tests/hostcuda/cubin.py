@@ -24,6 +24,7 @@ from functools import cache
 from pathlib import Path
 
 from gpufold.gpu.plan import Plan
+from gpufold.gpu.sources import source_text
 
 from .build import KERNELS, Defines, cuda_headers, keep, with_includes
 
@@ -39,7 +40,7 @@ class CompileError(Exception):
 
 @dataclass(frozen=True)
 class Cubin:
-    """A compiled source file, with all its kernels."""
+    """A compiled source file, with all its kernels or one."""
 
     code: bytes
     compile_seconds: float
@@ -79,7 +80,7 @@ class Figures:
     loops: tuple[Walk, ...]
     """One pass through each."""
     compile_seconds: float
-    """Of the source file, with all its kernels."""
+    """Of the kernel alone."""
 
 
 @cache
@@ -128,16 +129,26 @@ def options(defines: Defines, architecture: int, kernels: Path, flush: bool) -> 
 
 
 @cache
-def compile(source: str, defines: Defines, architecture: int, kernels: Path = KERNELS, flush: bool = True) -> Cubin:
+def compile(
+    source: str,
+    defines: Defines,
+    architecture: int,
+    kernels: Path = KERNELS,
+    flush: bool = True,
+    symbol: str | None = None,
+) -> Cubin:
     """Compile a source file of the folder `kernels` for an architecture, 90 for compute capability 9.0.
 
-    `flush` lets the compiler flush denormals, as CuPy does.
+    `flush` lets the compiler flush denormals, as CuPy does. With a symbol that kernel alone is compiled, as by a call.
     """
     passed = [option.encode() for option in options(defines, architecture, kernels, flush)]
+    alone = symbol is not None and kernels == KERNELS
+    text = source_text(source, symbol) if alone else f'#line 1 "{source}"\n{(kernels / source).read_text()}'
     made: dict[Path, bytes] = {}
     with_includes(kernels / source, (), made)
-    key = [_versions().encode(), source.encode(), *passed, *(content for _, content in sorted(made.items()))]
-    kept = keep(".cubin", key, lambda: _compile(source, passed, kernels))
+    headers = [content for path, content in sorted(made.items()) if path != kernels / source]
+    key = [_versions().encode(), text.encode(), *passed, *headers]
+    kept = keep(".cubin", key, lambda: _compile(source, text, passed))
     return Cubin(kept[8:], *struct.unpack("d", kept[:8]))
 
 
@@ -148,12 +159,11 @@ def _versions() -> str:
     return " ".join(found.get(f"nvidia-cuda-{wheel}", "") for wheel in wheels)
 
 
-def _compile(source: str, passed: list[bytes], kernels: Path) -> bytes:
+def _compile(source: str, text: str, passed: list[bytes]) -> bytes:
     """Compile; give the seconds that it took, as a double, and the code."""
     nvrtc = _nvrtc()
     program, size = ctypes.c_void_p(), ctypes.c_size_t()
-    text = f'#line 1 "{source}"\n{(kernels / source).read_text()}'.encode()
-    nvrtc.nvrtcCreateProgram(ctypes.byref(program), text, source.encode(), 0, None, None)
+    nvrtc.nvrtcCreateProgram(ctypes.byref(program), text.encode(), source.encode(), 0, None, None)
     started = time.perf_counter()
     failed = nvrtc.nvrtcCompileProgram(program, len(passed), (ctypes.c_char_p * len(passed))(*passed))
     seconds = time.perf_counter() - started
@@ -176,7 +186,7 @@ def _compile(source: str, passed: list[bytes], kernels: Path) -> bytes:
 
 def resources(plan: Plan, architecture: int = 90, kernels: Path = KERNELS) -> Resources:
     """Compile a plan's kernel and read what it asks for."""
-    return _resources(plan, architecture, compile(plan.source, plan.defines, architecture, kernels))
+    return _resources(plan, architecture, compile(plan.source, plan.defines, architecture, kernels, symbol=plan.symbol))
 
 
 def _resources(plan: Plan, architecture: int, cubin: Cubin) -> Resources:
@@ -192,7 +202,7 @@ def _resources(plan: Plan, architecture: int, cubin: Cubin) -> Resources:
 
 def figures(plan: Plan, architecture: int = 90, kernels: Path = KERNELS) -> Figures:
     """Compile a plan's kernel and read its machine code."""
-    cubin = compile(plan.source, plan.defines, architecture, kernels)
+    cubin = compile(plan.source, plan.defines, architecture, kernels, symbol=plan.symbol)
     needed = _resources(plan, architecture, cubin)
     loops = _loops(instructions(plan.source, plan.symbol, plan.defines, architecture, kernels))
     return Figures(needed.registers, needed.stack_bytes, needed.shared_bytes, tuple(loops), cubin.compile_seconds)
@@ -200,7 +210,7 @@ def figures(plan: Plan, architecture: int = 90, kernels: Path = KERNELS) -> Figu
 
 def instruction_counts(plan: Plan, architecture: int = 90, *, flush: bool = True) -> Counter[str]:
     """Count a plan's instructions by name, subroutines included: once each, however often they are run."""
-    cubin = compile(plan.source, plan.defines, architecture, flush=flush)
+    cubin = compile(plan.source, plan.defines, architecture, flush=flush, symbol=plan.symbol)
     return Counter(line.name for line in _instructions(_read(cubin, "nvdisasm", "-c"), plan.symbol))
 
 
@@ -209,12 +219,13 @@ def instructions(
     source: str, symbol: str, defines: Defines, architecture: int, kernels: Path = KERNELS
 ) -> tuple[Instruction, ...]:
     """Compile a kernel and list its machine code."""
-    return tuple(_instructions(_read(compile(source, defines, architecture, kernels), "nvdisasm", "-c"), symbol))
+    cubin = compile(source, defines, architecture, kernels, symbol=symbol)
+    return tuple(_instructions(_read(cubin, "nvdisasm", "-c"), symbol))
 
 
-def section(plan: Plan, name: str, architecture: int = 90, kernels: Path = KERNELS) -> bytes:
+def section(plan: Plan, name: str, architecture: int = 90, kernels: Path = KERNELS, *, flush: bool = True) -> bytes:
     """Return a section of a plan's cubin, which is an ELF file; empty where it has none of that name."""
-    code = compile(plan.source, plan.defines, architecture, kernels).code
+    code = compile(plan.source, plan.defines, architecture, kernels, flush, plan.symbol).code
     (table,) = struct.unpack_from("<Q", code, 0x28)
     size, count, of_names = struct.unpack_from("<3H", code, 0x3A)
     headers = [struct.unpack_from("<IIQQQQ", code, table + number * size) for number in range(count)]
