@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, replace
-from itertools import product
+from itertools import combinations, product
 from math import prod
 
 import definition
@@ -425,4 +425,27 @@ def crossed(*parameters):
             id="-".join(str(values[place]) for values, place in zip(parameters, places, strict=True)),
         )
         for places in product(*(range(len(values)) for values in parameters))
+    ]
+
+
+def grouped(*parameters):
+    """Every combination of parameters: with --many; without, as few as bring any three values together.
+
+    Of each parameter one value; a greedy choice, so not the fewest of all.
+    """
+    every = list(product(*(range(len(values)) for values in parameters)))
+    groups = {places: set(combinations(enumerate(places), 3)) for places in every}
+    missing, chosen = set().union(*groups.values()), set()
+    while missing:
+        best = max(every, key=lambda places: len(groups[places] & missing))
+        chosen.add(best)
+        missing -= groups[best]
+    columns = list(map(list, parameters))
+    return [
+        pytest.param(
+            *(values[place] for values, place in zip(columns, places, strict=True)),
+            marks=() if places in chosen else pytest.mark.many,
+            id="-".join(str(values[place]) for values, place in zip(columns, places, strict=True)),
+        )
+        for places in every
     ]

@@ -15,7 +15,7 @@ from math import prod
 
 import numpy as np
 import pytest
-from cases import FUSIONS, Case, weights_of, window_of
+from cases import FUSIONS, Case, grouped, weights_of, window_of
 from specialisations import SOURCES, plans, specialisations, whole_blocks
 
 import hostcuda
@@ -144,13 +144,17 @@ def test_machine_code_rounds_products_before_it_adds_them(dtype):
         assert not any(name.startswith(("FFMA", "DFMA")) for name in names), f"{names} of {plan}"
 
 
-@pytest.mark.parametrize("window", WINDOWS)
-@pytest.mark.parametrize("dtype", ["float32", "complex64"])
-@pytest.mark.parametrize("lead", [(), (14,)], ids=str)
-@pytest.mark.parametrize(("size", "block"), [((4096, 4096), (256, 256)), ((99_999,), (400,)), ((300,) * 3, (96,) * 3)])
-@pytest.mark.parametrize(("variant", "registers", "phases"), [("gather", 128, 1), ("owners", 64, 2)])
-def test_blocks_at_positions_keep_everything_in_registers(size, block, lead, dtype, window, variant, registers, phases):
+BLOCKS_OF = {(4096, 4096): (256, 256), (99_999,): (400,), (300,) * 3: (96,) * 3}
+"""Arrays, and blocks that lie in them at positions."""
+
+
+@pytest.mark.parametrize(
+    ("size", "lead", "dtype", "window", "variant"),
+    grouped(BLOCKS_OF, [(), (14,)], ["float32", "complex64"], WINDOWS, ["gather", "owners"]),
+)
+def test_blocks_at_positions_keep_everything_in_registers(size, lead, dtype, window, variant):
     """Two blocks of threads are resident, or four, and nearly all loads of elements and weights in flight together."""
+    block, (registers, phases) = BLOCKS_OF[size], {"gather": (128, 1), "owners": (64, 2)}[variant]
     geometry = add_blocks_geometry((*lead, *size), (600, *lead, *block), (600, len(size)))
     operands = Operand.contiguous(geometry.blocks_shape), Operand.contiguous(geometry.array_shape)
     call = Call("add_blocks", geometry, dtype, Fusion("sum", window, accumulate=True), variant)
@@ -193,17 +197,22 @@ def test_listed_pixels_of_many_planes_stay_in_registers(size, block, window, dty
     assert needed.registers <= 64
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("window", WINDOWS)
-@pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "complex64", "complex128"])
-@pytest.mark.parametrize("lead", [(), (12,), (14,)], ids=str)
-@pytest.mark.parametrize(("size", "block"), [((4096, 4096), (256, 256)), ((99_999,), (400,)), ((300,) * 3, (96,) * 3)])
-def test_pixels_that_are_taken_stay_in_registers(size, block, lead, dtype, window, mode):
+@pytest.mark.parametrize(
+    ("size", "lead", "dtype", "window", "mode"),
+    grouped(
+        BLOCKS_OF,
+        [(), (12,), (14,)],
+        ["float16", "float32", "float64", "complex64", "complex128"],
+        WINDOWS,
+        MODES,
+    ),
+)
+def test_pixels_that_are_taken_stay_in_registers(size, lead, dtype, window, mode):
     """Four blocks of threads are resident, and nearly all weights of a block in flight together.
 
     Where a thread block takes tiles in turns it waits for the pixels of each, not while it stores them.
     """
-    geometry = take_blocks_geometry((*lead, *size), (600, len(size)), block)
+    geometry = take_blocks_geometry((*lead, *size), (600, len(size)), BLOCKS_OF[size])
     operands = Operand.contiguous(geometry.array_shape), Operand.contiguous(geometry.blocks_shape)
     plan = choose(Call("take_blocks", geometry, dtype, Fusion("sum", window, mode=mode), "owners"), *operands)
     figures = hostcuda.figures(plan)
@@ -264,10 +273,10 @@ IN_WORDS = [
 ]
 
 
-@pytest.mark.parametrize("architecture", [75, 90, 120])
 @pytest.mark.parametrize(("name", "dtype"), IN_WORDS)
-def test_a_word_that_is_made_in_registers_is_stored_at_once(name, dtype, architecture):
+def test_a_word_that_is_made_in_registers_is_stored_at_once(name, dtype):
     """The compiler may make two stores of one: g++ does not, so that only the machine code shows it."""
+    architecture = random.Random(f"{name} {dtype}").choice((75, 90, 120))
     plan = plan_of(REGIMES[name].for_gpu, "auto", dtype, H200)
     defines = dict(plan.defines)
     elements = int(defines.get("WORD") or int(defines.get("BLOCK_WIDTH", 1)) * int(defines["BLOCKS_PER_WORD"]))
@@ -309,14 +318,9 @@ def test_narrow_elements_change_places_a_register_at_a_time(name, dtype, most):
 def test_arrays_are_known_to_lie_in_global_memory(symbol):
     """No load or store looks up where its address points: a generic one takes longer than a global one."""
     served = [plan for plan in plans() if plan.symbol == symbol]
-    for plan in random.Random(symbol).sample(served, min(3, len(served))):
-        for architecture in (75, 90):
-            generic = [
-                kind
-                for kind in hostcuda.cubin.instruction_counts(plan, architecture)
-                if kind.split(".")[0] in ("LD", "ST")
-            ]
-            assert not generic, plan
+    for plan, architecture in zip(random.Random(symbol).choices(served, k=2), (75, 90), strict=True):
+        counts = hostcuda.cubin.instruction_counts(plan, architecture)
+        assert not [kind for kind in counts if kind.split(".")[0] in ("LD", "ST")], plan
 
 
 @dataclass(frozen=True)
