@@ -4,6 +4,7 @@ Loops run over blocks and taps in lexicographic order, the order in which sums a
 channels are left to NumPy. Slow, so for small arrays.
 """
 
+from functools import lru_cache
 from itertools import product
 from math import prod
 
@@ -17,19 +18,30 @@ def num_blocks(size, kernel, stride, dilation, pad_begin, pad_end):
 
 def landings(size, kernel, strides, dilations, pads_begin, pads_end):
     """Yield (tap, block, pixel) indices for every tap of every block that lands inside the image, taps outermost."""
-    blocks = [num_blocks(*axis) for axis in zip(size, kernel, strides, dilations, pads_begin, pads_end, strict=True)]
+    axes = list(zip(size, kernel, strides, dilations, pads_begin, pads_end, strict=True))
     for tap in product(*map(range, kernel)):
-        for block in product(*map(range, blocks)):
-            pixel = tuple(
-                b * s + t * d - p for b, t, s, d, p in zip(block, tap, strides, dilations, pads_begin, strict=True)
-            )
-            if all(0 <= x < extent for x, extent in zip(pixel, size, strict=True)):
-                yield tap, block, pixel
+        landed = [landings_of_axis(t, *axis) for t, axis in zip(tap, axes, strict=True)]
+        for each in product(*landed):
+            block, pixel = zip(*each, strict=True)
+            yield tap, block, pixel
+
+
+@lru_cache
+def landings_of_axis(tap, size, kernel, stride, dilation, pad_begin, pad_end):
+    """Return the (block, pixel) indices along one axis for each block whose tap lands inside the image."""
+    blocks = range(num_blocks(size, kernel, stride, dilation, pad_begin, pad_end))
+    pixels = [(block, block * stride + tap * dilation - pad_begin) for block in blocks]
+    return [(block, pixel) for block, pixel in pixels if 0 <= pixel < size]
 
 
 def weight_dtype(dtype):
     """Single precision, or double for data of double precision."""
     return np.dtype(np.float64 if dtype.name in ("float64", "complex128") else np.float32)
+
+
+def sum_dtype(dtype):
+    """Half precisions are added up, and weighed, in single precision."""
+    return np.dtype(np.float32) if dtype.name in ("float16", "bfloat16") else dtype
 
 
 def scaled(numbers, operation, weight):
@@ -44,10 +56,10 @@ def scaled(numbers, operation, weight):
 def weight_of(tap, window, dtype):
     """The weight of a tap: an element of an array, or the product of one per axis."""
     if not isinstance(window, tuple):
-        return window.astype(dtype)[tap]
-    weight = window[0].astype(dtype)[tap[0]]
+        return window[tap].astype(dtype)
+    weight = window[0][tap[0]].astype(dtype)
     for axis, k in list(zip(window, tap, strict=True))[1:]:
-        weight = weight * axis.astype(dtype)[k]
+        weight = weight * axis[k].astype(dtype)
     return weight
 
 
@@ -78,8 +90,7 @@ def col2im(data, size, kernel, strides, dilations, pads_begin, pads_end, reducti
     blocks = [num_blocks(*axis) for axis in zip(*geometry, strict=True)]
     columns = batched.reshape(len(batched), channels, *kernel, *blocks)
     native = data.dtype if data.dtype.isnative else data.dtype.newbyteorder("=")
-    wide = np.dtype(np.float32) if native.name in ("float16", "bfloat16") else native
-    real = weight_dtype(native)
+    wide, real = sum_dtype(native), weight_dtype(native)
     image = np.zeros((len(batched), channels, *size), wide)
     with np.errstate(all="ignore"):
         for tap, block, pixel in landings(*geometry):
@@ -106,14 +117,13 @@ def im2col(image, kernel, strides, dilations, pads_begin, pads_end, window=None)
     size = batched.shape[2:]
     blocks = [num_blocks(*axis) for axis in zip(size, kernel, strides, dilations, pads_begin, pads_end, strict=True)]
     columns = np.zeros((*batched.shape[:2], *kernel, *blocks), image.dtype)
-    for tap, block, pixel in landings(size, kernel, strides, dilations, pads_begin, pads_end):
-        element = batched[(..., *pixel)]
-        if window is not None:
-            wide = np.dtype(np.float32) if image.dtype.name in ("float16", "bfloat16") else image.dtype
-            with np.errstate(all="ignore"):
-                element = scaled(element.astype(wide), np.multiply, weight_of(tap, window, weight_dtype(image.dtype)))
-                element = element.astype(image.dtype)
-        columns[(..., *tap, *block)] = element
+    wide, real = sum_dtype(image.dtype), weight_dtype(image.dtype)
+    with np.errstate(all="ignore"):
+        for tap, block, pixel in landings(size, kernel, strides, dilations, pads_begin, pads_end):
+            element = batched[(..., *pixel)]
+            if window is not None:
+                element = scaled(element.astype(wide), np.multiply, weight_of(tap, window, real)).astype(image.dtype)
+            columns[(..., *tap, *block)] = element
     columns = columns.reshape(len(batched), batched.shape[1] * prod(kernel), prod(blocks))
     return columns if image.ndim == rank + 2 else columns[0]
 
@@ -152,18 +162,17 @@ def space_to_batch(data, block_shape, pads_begin, pads_end):
 def add_blocks(out, blocks, positions, window=None):
     """Add element by element, block after block, into a copy of `out`; half precisions are rounded at the end."""
     rank = len(positions[0]) if len(positions) else 0
-    half = out.dtype.name in ("float16", "bfloat16")
-    total = out.astype(np.float32) if half else out.copy()
+    wide, real = sum_dtype(out.dtype), weight_dtype(out.dtype)
+    total = out.astype(wide)
     for block, position in zip(blocks, positions, strict=True):
         for tap in product(*map(range, blocks.shape[blocks.ndim - rank :])):
             pixel = tuple(int(p) + t for p, t in zip(position, tap, strict=True))
             if all(0 <= x < extent for x, extent in zip(pixel, out.shape[out.ndim - rank :], strict=True)):
                 terms = block[(..., *tap)]
-                if half:
-                    terms = terms.astype(np.float32)
+                if wide != out.dtype:
+                    terms = terms.astype(wide)
                 if window is not None:
-                    weight = weight_of(tap, window, weight_dtype(out.dtype))
-                    terms = scaled(np.asarray(terms), np.multiply, weight)
+                    terms = scaled(np.asarray(terms), np.multiply, weight_of(tap, window, real))
                 total[(..., *pixel)] = total[(..., *pixel)] + terms
     return total.astype(out.dtype)
 
@@ -185,7 +194,7 @@ def take_blocks(array, positions, block_shape, window=None, mode="constant"):
     rank = len(block_shape)
     size = array.shape[array.ndim - rank :]
     native = array.dtype if array.dtype.isnative else array.dtype.newbyteorder("=")
-    wide = np.dtype(np.float32) if native.name in ("float16", "bfloat16") else native
+    wide, real = sum_dtype(native), weight_dtype(native)
     blocks = np.zeros((len(positions), *array.shape[: array.ndim - rank], *block_shape), native)
     for block, position in zip(blocks, positions, strict=True):
         for tap in product(*map(range, block_shape)):
@@ -195,7 +204,7 @@ def take_blocks(array, positions, block_shape, window=None, mode="constant"):
             if all(0 <= x < extent for x, extent in zip(pixel, size, strict=True)):
                 element = array[(..., *pixel)]
                 if window is not None:
-                    weight = weight_of(tap, window, weight_dtype(native))
+                    weight = weight_of(tap, window, real)
                     with np.errstate(all="ignore"):
                         element = scaled(np.asarray(element).astype(wide), np.multiply, weight)
                 block[(..., *tap)] = element
