@@ -105,11 +105,12 @@ def statements(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
             yield node
 
 
-def files_of(name: str) -> set[Path]:
+@cache
+def files_of(name: str) -> frozenset[Path]:
     """Return the checkout's files that importing a dotted name imports; none for a package of others."""
     parts = name.split(".")
     modules = [
         folder.joinpath(*parts[:count]) for folder in (ROOT, ROOT / "tests") for count in range(1, len(parts) + 1)
     ]
     candidates = [path for module in modules for path in (module.with_suffix(".py"), module / "__init__.py")]
-    return {path for path in candidates if path.is_file()}
+    return frozenset(path for path in candidates if path.is_file())

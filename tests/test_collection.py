@@ -25,7 +25,7 @@ def rule():
     return module
 
 
-COLLECT = ("pytest", "--collect-only", "-q", "-p", "unimportable", "-p", "no:cacheprovider")
+COLLECT = ("pytest", "--collect-only", "-q", "-p", "unimportable", "-p", "no:cacheprovider", "--assert=plain")
 
 
 def collect(folder, packages, *paths):

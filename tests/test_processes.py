@@ -12,8 +12,10 @@ import pytest
 
 PATHS = [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
 ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
-ENVIRONMENT["PYTHONPATH"] = os.pathsep.join(PATHS)
-"""A process of its own, though it is started by one of pytest-xdist."""
+ENVIRONMENT |= {"PYTHONPATH": os.pathsep.join(PATHS), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+"""A process of its own, though it is started by one of pytest-xdist; without plugins that take longer than the test."""
+
+IN_PROCESSES = ("-p", "xdist.plugin", "-n")
 
 
 def test_one_process_at_a_time(tmp_path):
@@ -86,7 +88,7 @@ def test_a_test_that_leaves_the_device_in_error_ends_the_session_by_its_name(tmp
 
 @pytest.mark.peer("xdist")
 def test_a_test_that_leaves_the_device_in_error_ends_its_worker_and_the_others_go_on(tmp_path):
-    status, output = run(tmp_path, "-n", "1")
+    status, output = run(tmp_path, *IN_PROCESSES, "1")
     assert status == 1, output
     assert "crashed while running 'test_device.py::test_culprit'" in output
     assert "test_culprit left the device in error: an illegal address; its process ends" in output
@@ -95,18 +97,8 @@ def test_a_test_that_leaves_the_device_in_error_ends_its_worker_and_the_others_g
 
 @pytest.mark.peer("xdist")
 def test_processes_say_what_they_left_out():
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-p",
-        "no:cacheprovider",
-        "-n",
-        "2",
-        "tests/test_gpu.py",
-        "-k",
-        "surrounds",
-    ]
+    options = ["-p", "no:cacheprovider", "--assert=plain", *IN_PROCESSES, "2", "-k", "surrounds"]
+    command = [sys.executable, "-m", "pytest", *options, "tests/test_gpu.py"]
     done = subprocess.run(command, cwd=Path(__file__).parents[1], env=ENVIRONMENT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
     assert "1000 tests deselected: a longer run of random problems, with --many" in done.stdout
