@@ -131,7 +131,7 @@ def check_variants(case, dtype, device=ONE_THREAD, mode="plain", names=VARIANTS)
             check(geometry, columns, want, variant, device, mode=mode)
 
 
-@pytest.mark.some(4)
+@pytest.mark.some(6)
 @pytest.mark.parametrize("case", [*CASES, *LARGE_STRIDE_CASES, *STAGED_CASES], ids=str)
 def test_every_variant_is_the_definition(case):
     dtype = DTYPES[[*CASES, *LARGE_STRIDE_CASES, *STAGED_CASES].index(case) % len(DTYPES)]
@@ -207,6 +207,7 @@ def test_every_dtype_is_the_definition(case, dtype):
     check_variants(case, dtype)
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("mode", ["observed", "shuffled"])
 @pytest.mark.parametrize(
     "case",
@@ -309,7 +310,7 @@ def test_random_geometries_in_any_layout_are_the_numpy_path(seed):
     check_random(seed, 100)
 
 
-@pytest.mark.some(1)
+@pytest.mark.some(4)
 @pytest.mark.parametrize("seed", range(12))
 def test_random_planes_of_few_blocks_are_the_definition(seed):
     """What gather_staged serves, which few random geometries are: most of these are served."""

@@ -456,6 +456,7 @@ def run_loop(folder, passes, architecture):
     return done
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("architecture", cubin.ARCHITECTURES)
 def test_every_pass_of_a_loop_counts_and_a_branch_not_taken_does_not(tmp_path, architecture):
     none, few, many = (run_loop(tmp_path, passes, architecture) for passes in (0, 10, 1000))
@@ -482,6 +483,7 @@ def test_waits_are_counted_one_after_another(tmp_path):
     assert (done.traffic.loads.requests, done.phases, done.cached_phases) == (4, 1, 2)
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("architecture", cubin.ARCHITECTURES)
 def test_what_an_atomic_addition_gives_is_waited_for(tmp_path, architecture):
     (tmp_path / "number.cu").write_text(
@@ -522,6 +524,7 @@ def test_machine_code_subtracts_from_multiples_of_64_bits(tmp_path, less, archit
     assert np.array_equal(result, data * 8 - less)
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("architecture", cubin.ARCHITECTURES)
 def test_what_some_lanes_overwrite_is_waited_for(tmp_path, architecture):
     (tmp_path / "overwrite.cu").write_text(
@@ -540,6 +543,7 @@ def test_what_some_lanes_overwrite_is_waited_for(tmp_path, architecture):
     assert done.phases == 2, "the second load's addresses are the first one's elements"
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("architecture", cubin.ARCHITECTURES)
 def test_machine_code_turns_tiles_in_shared_memory(architecture):
     data, result = numbers(64, 96), np.zeros((96, 64), np.float32)
@@ -554,6 +558,7 @@ def test_machine_code_turns_tiles_in_shared_memory(architecture):
     assert done.traffic.shared_wavefronts == 33 * data.size // 32, "32 lanes meet in a bank"
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("architecture", cubin.ARCHITECTURES)
 def test_machine_code_of_shuffles_votes_and_words(architecture):
     data, result = np.arange(256, dtype=np.float32).reshape(8, 32), np.empty(8, np.float32)

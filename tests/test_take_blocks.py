@@ -298,6 +298,7 @@ def test_random_problems_of_every_kernel_are_the_numpy_path():
         check_kernels(random_case(seed), np.dtype(rng.choice((np.float32, np.int32))), rng)
 
 
+@pytest.mark.some(5)
 @pytest.mark.hostcuda
 @pytest.mark.parametrize("mode", ["observed", "shuffled", SANITIZED])
 @pytest.mark.parametrize("case", [CASES[number] for number in (1, 3, 5, 6, 11, 13, 14)], ids=str)
@@ -377,6 +378,7 @@ def test_pixels_are_loaded_once_for_all_blocks_and_only_where_these_are(place):
     assert moved.stores.bytes == blocks.nbytes
 
 
+@pytest.mark.some(3)
 @pytest.mark.hostcuda
 @pytest.mark.parametrize(
     ("mode", "kind"), [("constant", "none"), ("edge", "none"), ("constant", "separable"), ("constant", "full")]
