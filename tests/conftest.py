@@ -56,7 +56,7 @@ def pytest_configure(config):
     config.addinivalue_line("markers", "peer(name): compares with another library, by its module's name")
     config.addinivalue_line("markers", "all: one of many combinations, or read from machine code, with --all")
     config.addinivalue_line("markers", "some(step): without --all, one of so many of a test's combinations")
-    config.addinivalue_line("markers", "many: a longer run of random problems, with --many")
+    config.addinivalue_line("markers", "many: a combination or a random problem of the longer run, with --many")
 
 
 def pytest_addoption(parser):
@@ -81,7 +81,7 @@ def pytest_collection_modifyitems(config, items):
             elif marker.name == "all" and not everything:
                 reasons.append(LEFT_FOR_ALL)
             elif marker.name == "many" and not config.getoption("--many"):
-                reasons.append("a longer run of random problems, with --many")
+                reasons.append("a combination or a random problem of the longer run, with --many")
         some = item.get_closest_marker("some")
         if some and not everything and not any(reasons):
             if numbers[item.function] % some.args[0]:
