@@ -27,10 +27,10 @@ except ImportError:  # in a torch that has them elsewhere, where every call chec
 class Guards:
     """Guards of the tensors of a call, and what holds for tensors that are like them."""
 
-    __slots__ = ("_asked", "_extents", "_without_gradients", "kernel")
+    __slots__ = ("_extents", "_like", "_without_gradients", "kernel")
 
     def __init__(self, tensors: tuple[Tensor, ...] = ()) -> None:
-        self._asked = tuple([_guard(tensor) for tensor in tensors])
+        self._like: Any = _guard(tensors) if tensors else None
         self._extents = tuple([_extent(tensor) for tensor in tensors])
         self._without_gradients = any([tensor.requires_grad for tensor in tensors])  # as under torch.no_grad()
         self.kernel: Any = None
@@ -38,12 +38,11 @@ class Guards:
 
     def hold(self, tensors: tuple[Any, ...]) -> bool:
         """Return whether tensors are like these, and no gradient is recorded of them; guards see no tangents."""
-        asked = self._asked
         return (
-            len(asked) == len(tensors)
+            len(self._extents) == len(tensors)
             and forward_ad._current_level < 0
             and not (self._without_gradients and is_grad_enabled())
-            and all(map(ask, asked, tensors))
+            and self._like(*tensors)
         )
 
     def apart(self, tensors: tuple[Tensor, ...], written: int) -> bool:
@@ -72,9 +71,13 @@ class Seen:
             self.guards = Guards(given)
 
 
-def _guard(tensor: Tensor) -> Any:
-    sizes, strides = [[*tensor.shape]], [[*tensor.stride()]]
-    return TensorGuards(tensor, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check
+def _guard(tensors: tuple[Tensor, ...]) -> Any:
+    """Return what is asked whether tensors are like these; a guard of several holds for no tensor that comes twice."""
+    if len({*map(id, tensors)}) < len(tensors):
+        guards = [_guard((tensor,)) for tensor in tensors]
+        return lambda *given: all(map(ask, guards, given))
+    sizes, strides = [[*tensor.shape] for tensor in tensors], [[*tensor.stride()] for tensor in tensors]
+    return TensorGuards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check
 
 
 def _extent(tensor: Tensor) -> int:

@@ -138,7 +138,7 @@ def compute_in_place(
     """Add blocks into a tensor, and their weights into another; gradients take the way over new tensors."""
     axes, written = weights_of(window), (out,) if weight_out is None else (out, weight_out)
     given = (*written, blocks, positions, *axes)
-    seen = seen_of(call, in_place=True)
+    seen = seen_of(call, True)
     if (guards := seen.guards).hold(given) and guards.apart(given, len(written)):
         execute_into(call, blocks, out, axes, positions, weight_out, guards)
     else:
