@@ -11,16 +11,15 @@ from functools import lru_cache
 from operator import call as ask
 from typing import Any
 
-from torch import Tensor, is_grad_enabled
+from torch import _C, Tensor, is_grad_enabled
 from torch.autograd import forward_ad
 
 from gpufold.arrays import bounds_of
 from gpufold.calls import Call
 
-TensorGuards: Any
 try:
-    from torch._C._dynamo.guards import TensorGuards
-except ImportError:  # in a torch that has them elsewhere, where every call checks everything
+    TensorGuards: Any = _C._dynamo.guards.TensorGuards
+except AttributeError:  # of a torch that has them elsewhere: every call checks everything then
     TensorGuards = None
 
 
