@@ -613,7 +613,6 @@ def test_operators_pass_torchs_own_checks(operation, name):
     with pytest.MonkeyPatch.context() as patch:
         operator = getattr(torch.ops.gpufold, operation.name).default
         patch.setattr(rules, "is_traced", lambda *tensors: True)
-        patch.setattr(rules, "is_compiling", lambda: True, raising=False)
         patch.setattr(torch.ops.gpufold, operation.name, Recorder(operator, calls))
         operation(*given)
     arguments = calls[0]

@@ -21,8 +21,10 @@ from math import prod
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import _C, Tensor
 from torch.autograd import forward_ad
+from torch.autograd.graph import increment_version
+from torch.compiler import is_compiling
 
 from gpufold.calls import Call, Fusion
 from gpufold.elements import ELEMENT_TYPES
@@ -74,9 +76,7 @@ def is_traced(*tensors: Any) -> bool:
 
     A transform of torch.func under a mode takes its own turn first, for which operators have no rules.
     """
-    if torch.compiler.is_compiling() or (
-        torch._C._len_torch_dispatch_stack() > 0 and not torch._C._are_functorch_transforms_active()
-    ):
+    if is_compiling() or (_C._len_torch_dispatch_stack() > 0 and not _C._are_functorch_transforms_active()):
         return True
     for tensor in tensors:  # a generator takes a microsecond
         if type(tensor) in PLAIN_TYPES:
@@ -89,7 +89,7 @@ def is_traced(*tensors: Any) -> bool:
 
 def is_plain(*tensors: Tensor | None) -> bool:
     """Return whether nothing asks for a gradient, a tangent or a transform of functions."""
-    if torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
+    if _C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
         return False
     if torch.is_grad_enabled():
         for tensor in tensors:
@@ -170,7 +170,7 @@ def compute_in_place(
 def count_write(tensor: Tensor) -> None:
     """Tell autograd that a tensor was written into; tensors of inference mode count no writes."""
     if not tensor.is_inference():
-        torch.autograd.graph.increment_version(tensor)
+        increment_version(tensor)
 
 
 def check_written(name: str, tensor: Tensor, read: Sequence[Tensor]) -> None:
@@ -238,7 +238,7 @@ def apply(
     out: Tensor | None = None,
 ) -> Tensor:
     """Compute a call on tensors that were checked, its window joined, by the way that fits."""
-    if is_traced(data) or torch._C._functorch.is_legacy_batchedtensor(data):
+    if is_traced(data) or _C._functorch.is_legacy_batchedtensor(data):
         return operator(call, data, window, positions, out)
     if is_plain(data, window, out):
         return execute(call, resolved(data), separated(call, window), positions, out)
@@ -283,7 +283,7 @@ def sizes_of(call: Call) -> list[list[int]]:
 def save(ctx: Any, call: Call, data: Tensor, window: Tensor | None, positions: Tensor | None) -> None:
     """Keep what gradients and tangents need: the data only where the window has any, or a compiler looks for some."""
     ctx.call = call
-    tangents = forward_ad._current_level >= 0 or torch._C._len_torch_dispatch_stack() > 0
+    tangents = forward_ad._current_level >= 0 or _C._len_torch_dispatch_stack() > 0
     kept = data if window is not None and (ctx.needs_input_grad[1] or tangents) else None, window, positions
     ctx.save_for_backward(*kept)
     ctx.save_for_forward(*kept)
@@ -481,7 +481,7 @@ class Linear(torch.autograd.Function):
         data: Tensor, window: Tensor | None, positions: Tensor | None, out: Tensor | None, call: Call
     ) -> Tensor:
         if is_traced(data):
-            with torch._C._AutoDispatchBelowAutograd():
+            with _C._AutoDispatchBelowAutograd():
                 return operator(call, data, window, positions, out)
         return execute(call, resolved(data), separated(call, window), positions, out)
 

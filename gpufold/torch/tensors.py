@@ -277,7 +277,7 @@ def _execute_on_gpu(
             return
         if guards is not None and aligned:
             guards.kernel = kernel
-    pointers = tuple([address_of(each) for each in weights])
+    pointers = tuple(map(address_of, weights))
     places = None if positions is None else address_of(positions)
     if kernel.scratch_bytes:
         scratch = data.new_empty((kernel.scratch_bytes,), dtype=torch.uint8)  # for later work on the stream to reuse
