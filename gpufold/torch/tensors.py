@@ -72,11 +72,12 @@ def described(operation: str, name: str, tensor: Any) -> Described:
             f"{operation}: {name} must be a torch.Tensor, got {kind}; convert it with torch.as_tensor({name}), or call "
             f"the function of the same name in gpufold"
         )
-    if tensor.dtype not in DTYPES:
-        check_dtype(operation, name, name_of(tensor.dtype))
+    dtype = tensor.dtype
+    if dtype not in DTYPES:
+        check_dtype(operation, name, name_of(dtype))
     if tensor.is_nested:
         raise TypeError(f"{operation}: {name} must be a dense tensor, got a nested one")
-    return _described(tensor.shape, tensor.dtype)
+    return _described(tensor.shape, dtype)
 
 
 @lru_cache(maxsize=1024)
