@@ -418,14 +418,7 @@ def crossed(*parameters):
     """Every combination of parameters: with --all; without, as few as bring each value of each once."""
     longest = max(map(len, parameters))
     diagonal = {tuple(number % len(values) for values in parameters) for number in range(longest)}
-    return [
-        pytest.param(
-            *(values[place] for values, place in zip(parameters, places, strict=True)),
-            marks=() if places in diagonal else pytest.mark.all,
-            id="-".join(str(values[place]) for values, place in zip(parameters, places, strict=True)),
-        )
-        for places in product(*(range(len(values)) for values in parameters))
-    ]
+    return _all_but(parameters, diagonal, pytest.mark.all)
 
 
 def grouped(*parameters):
@@ -440,12 +433,16 @@ def grouped(*parameters):
         best = max(every, key=lambda places: len(groups[places] & missing))
         chosen.add(best)
         missing -= groups[best]
-    columns = list(map(list, parameters))
+    return _all_but(list(map(list, parameters)), chosen, pytest.mark.many)
+
+
+def _all_but(parameters, chosen, mark):
+    """Mark every combination of parameters but those whose places are chosen."""
     return [
         pytest.param(
-            *(values[place] for values, place in zip(columns, places, strict=True)),
-            marks=() if places in chosen else pytest.mark.many,
-            id="-".join(str(values[place]) for values, place in zip(columns, places, strict=True)),
+            *(values[place] for values, place in zip(parameters, places, strict=True)),
+            marks=() if places in chosen else mark,
+            id="-".join(str(values[place]) for values, place in zip(parameters, places, strict=True)),
         )
-        for places in every
+        for places in product(*(range(len(values)) for values in parameters))
     ]

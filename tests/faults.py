@@ -197,7 +197,7 @@ FAULTS = (
         "gpufold/torch/tensors.py",
         "guards.kernel if guards is not None and aligned else None",
         "guards.kernel if guards is not None else None",
-        "tests/test_torch_launch.py::test_a_repeated_call_runs_the_plan_of_its_own_alignment[1]",
+        "tests/test_torch_launch.py::test_a_repeated_call_runs_the_plan_of_its_own_alignment[2]",
     ),
     Fault(
         "a launch on CuPy's stream instead of torch's",

@@ -99,13 +99,14 @@ def test_what_an_operation_takes_has_the_shape_of_what_its_adjoint_gives(operati
 
 
 def aligned(values, beyond=0):
-    """Return a copy that begins so many elements of two bytes beyond a multiple of 256 bytes."""
-    memory = torch.empty(values.numel() + 384, dtype=values.dtype)
-    begin = -memory.data_ptr() % 256 // 2 + beyond
-    return memory[begin : begin + values.numel()].view(values.shape).copy_(values)
+    """Return a copy that begins so many bytes beyond a multiple of 256."""
+    memory = bytearray(values.nbytes + 512)
+    begin = -torch.frombuffer(memory, dtype=torch.uint8).data_ptr() % 256 + beyond
+    copy = torch.frombuffer(memory, dtype=values.dtype, count=values.numel(), offset=begin)
+    return copy.view(values.shape).copy_(values)
 
 
-@pytest.mark.parametrize("beyond", [1, 2, 128])
+@pytest.mark.parametrize("beyond", [2, 4, 256])
 def test_a_repeated_call_runs_the_plan_of_its_own_alignment(device, beyond, monkeypatch):
     values = whole_numbers((4, 9, 16, 4), torch.float16)
     monkeypatch.setattr(torch.Tensor, "new_empty", lambda like, shape: aligned(torch.zeros(shape, dtype=like.dtype)))
@@ -121,9 +122,21 @@ def test_a_repeated_call_runs_the_plan_of_its_own_alignment(device, beyond, monk
     for number in (beyond, 0):
         seen_of.cache_clear()
         first[number] = launched(number)
-    assert (first[beyond] == first[0]) is (beyond == 128)
+    assert (first[beyond] == first[0]) is (beyond == 256)
     for number in (0, 0, beyond, 0, beyond):
         assert launched(number) == first[number]
+
+
+@pytest.mark.parametrize("which", ["out", "blocks", "weight_out"])
+def test_elements_that_lie_between_their_multiples_are_refused_after_a_call_that_was_right(device, which):
+    given = {"out": torch.zeros(5, 4), "blocks": whole_numbers((2, 3, 2)), "weight_out": torch.zeros(5, 4)}
+    given = {name: aligned(tensor) for name, tensor in given.items()}
+    positions = torch.tensor([[0, 0], [2, 2]])
+    for _ in range(2):
+        gpufold.torch.add_blocks_(positions=positions, **given)
+    device.synchronize()
+    with pytest.raises(gpufold.Unsupported, match="do not lie on multiples of their size"):
+        gpufold.torch.add_blocks_(positions=positions, **given | {which: aligned(given[which], 1)})
 
 
 def test_nothing_waits(device):
