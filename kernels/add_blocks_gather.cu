@@ -300,7 +300,7 @@ struct Pixels {
                     visitor(of_plane + (long long)(row)*step, sums[plane][row]);
             of_plane += p.image_channel;
             if constexpr (rank > 1) // where registers suffice for it
-                keep(of_plane); // from which rows are counted with an instruction each
+                keep(of_plane);     // from which rows are counted with an instruction each
         }
     }
     template <typename Visitor> __device__ void visit(unsigned rows, const Parameters& p, Visitor visitor)
