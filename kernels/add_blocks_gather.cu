@@ -299,8 +299,9 @@ struct Pixels {
                 if (whole || has_bit(visited, row))
                     visitor(of_plane + (long long)(row)*step, sums[plane][row]);
             of_plane += p.image_channel;
-            if constexpr (rank > 1) // where registers suffice for it
-                keep(of_plane);     // from which rows are counted with an instruction each
+            // Rows are counted from there, with an instruction each; along a lone axis loads would wait.
+            if constexpr (rank > 1)
+                keep(of_plane);
         }
     }
     template <typename Visitor> __device__ void visit(unsigned rows, const Parameters& p, Visitor visitor)
