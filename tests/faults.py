@@ -420,7 +420,7 @@ FAULTS = (
     # --- arrays as others
     Fault(
         "leading axes that one array alone walks as one",
-        "gpufold/geometry.py",
+        "gpufold/geometry/blocks.py",
         "merged[-1][1:] == (extent * first, extent * second)",
         "merged[-1][1] == extent * first",
         BLOCKS + "leading_axes_that_are_walked_as_one_are_planes",
@@ -1245,28 +1245,28 @@ FAULTS = (
     # --- geometry
     Fault(
         "crops of the begin and the end swapped",
-        "gpufold/geometry.py",
+        "gpufold/geometry/space.py",
         "return block_shape[1:], margins[0], margins[1]",
         "return block_shape[1:], margins[1], margins[0]",
         NUMPY_PATH + "batch_and_space_are_their_definition[nchw-cropped-float32]",
     ),
     Fault(
         "a block too many under dilation",
-        "gpufold/geometry.py",
+        "gpufold/geometry/axes.py",
         "return (self.padded_size - self.dilated_kernel) // self.stride + 1",
         "return (self.padded_size - self.kernel) // self.stride + 1",
         NUMPY_PATH + "im2col_is_its_definition[chosen-bug-height-width-swapped-under-dilation]",
     ),
     Fault(
         "a block of padding taken for one of the image",
-        "gpufold/geometry.py",
+        "gpufold/geometry/axes.py",
         "last = min(self.blocks, (self.size - 1 - offset) // self.stride + 1)",
         "last = min(self.blocks, (self.size - offset) // self.stride + 1)",
         NUMPY_PATH + "im2col_is_its_definition[chosen-bug-fold-with-padding]",
     ),
     Fault(
         "a block missed by the window it reaches into",
-        "gpufold/geometry.py",
+        "gpufold/geometry/axes.py",
         "first = max(0, -((self.dilated_kernel - 1 - self.pad_begin - start) // self.stride))",
         "first = max(0, 1 - ((self.dilated_kernel - 1 - self.pad_begin - start) // self.stride))",
         NUMPY_PATH + "col2im_is_its_definition[tiled-stride-two-asymmetric]",

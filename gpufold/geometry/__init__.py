@@ -1,0 +1,96 @@
+"""Where every element goes: the formulas and all the checks, in exact Python integers.
+
+A call becomes one frozen geometry here or raises; nothing later checks sizes again. This module
+knows no array library: it sees shapes and integers only, so sizes of 2**62 cost nothing.
+
+    SlidingGeometry   col2im and im2col: columns (N, C*prod(kernel), L) <-> image (N, C, *size)
+    BlocksGeometry    blocks_to_array and array_to_blocks: blocks (*lead, *blocks, *block) <-> array (*lead, *size)
+    PositionsGeometry add_blocks, take_blocks: blocks (P, *lead, *block) <-> array (*lead, *size)
+    AverageGeometry   average: array (*lead, *size) by weights (*size)
+    SpaceGeometry     batch_to_space and space_to_batch: batch (B*prod(block), *D) <-> space (B, *E)
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+from gpufold.geometry.axes import Axis
+from gpufold.geometry.blocks import (
+    BlocksGeometry,
+    array_geometry,
+    array_to_blocks_geometry,
+    blocks_as_columns,
+    blocks_geometry,
+    blocks_to_array_geometry,
+    merged_axes,
+)
+from gpufold.geometry.grids import grid_of_blocks
+from gpufold.geometry.integers import PerAxis, Size, as_integers
+from gpufold.geometry.placed import (
+    AverageGeometry,
+    PositionsGeometry,
+    add_blocks_geometry,
+    average_geometry,
+    take_blocks_geometry,
+    taken_geometry,
+)
+from gpufold.geometry.sliding import (
+    SlidingGeometry,
+    col2im_geometry,
+    columns_geometry,
+    im2col_geometry,
+    image_geometry,
+)
+from gpufold.geometry.space import (
+    SpaceGeometry,
+    batch_geometry,
+    batch_to_space_geometry,
+    space_geometry,
+    space_to_batch_geometry,
+)
+
+__all__ = [
+    "GEOMETRIES",
+    "AverageGeometry",
+    "Axis",
+    "BlocksGeometry",
+    "Geometry",
+    "PerAxis",
+    "PositionsGeometry",
+    "Size",
+    "SlidingGeometry",
+    "SpaceGeometry",
+    "add_blocks_geometry",
+    "array_to_blocks_geometry",
+    "as_integers",
+    "average_geometry",
+    "batch_to_space_geometry",
+    "blocks_as_columns",
+    "blocks_to_array_geometry",
+    "col2im_geometry",
+    "grid_of_blocks",
+    "im2col_geometry",
+    "merged_axes",
+    "space_to_batch_geometry",
+    "take_blocks_geometry",
+]
+
+Geometry: TypeAlias = SlidingGeometry | BlocksGeometry | PositionsGeometry | AverageGeometry | SpaceGeometry
+"""What a call becomes."""
+
+GEOMETRIES = {
+    "col2im": columns_geometry,
+    "im2col": image_geometry,
+    "blocks_to_array": blocks_geometry,
+    "array_to_blocks": array_geometry,
+    "add_blocks": add_blocks_geometry,
+    "take_blocks": taken_geometry,
+    "average": average_geometry,
+    "batch_to_space": batch_geometry,
+    "space_to_batch": space_geometry,
+}
+"""The checks of each operation, once its sizes are ints or tuples of them.
+
+They cache what they return, by arguments that can be hashed; the symbols that a compiler has for sizes cannot, and are
+for the function that each wraps, `GEOMETRIES[operation].__wrapped__`.
+"""

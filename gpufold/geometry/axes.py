@@ -1,0 +1,101 @@
+"""One spatial axis of sliding blocks, and what blocks have on theirs."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from functools import cached_property
+from typing import Any, NamedTuple
+
+from gpufold.geometry.integers import Size
+
+
+def hash_once(geometry: Any) -> int:
+    """Return a geometry's hash, which is made once: the caches of every call ask for it.
+
+    It is the same in every process that a geometry is sent to, as that of None is not.
+    """
+    known = geometry.__dict__
+    if "hash" not in known:
+        known["hash"] = hash(tuple([known[field.name] or 0 for field in fields(geometry)]))
+    made: int = known["hash"]
+    return made
+
+
+class Axis(NamedTuple):
+    """One spatial axis of sliding blocks: tap k of block b lands on pixel b*stride + k*dilation - pad_begin.
+
+    A section of an image (see `section`) may have negative pads; what a caller gives may not.
+    """
+
+    size: int
+    kernel: int
+    stride: int
+    dilation: int
+    pad_begin: int
+    pad_end: int
+
+    @property
+    def dilated_kernel(self) -> int:
+        """Pixels from the first to the last tap of a block, both included."""
+        return self.dilation * (self.kernel - 1) + 1
+
+    @property
+    def padded_size(self) -> int:
+        """Pixels of the image with its padding."""
+        return self.size + self.pad_begin + self.pad_end
+
+    @property
+    def blocks(self) -> int:
+        """Blocks that fit along this axis; below 1 where the padded image is smaller than the dilated kernel.
+
+        >>> Axis(size=16, kernel=3, stride=2, dilation=2, pad_begin=1, pad_end=1).blocks
+        7
+        """
+        return (self.padded_size - self.dilated_kernel) // self.stride + 1
+
+    def pixel(self, block: int, tap: int) -> int:
+        """Return the pixel that a tap of a block lands on, outside [0, size) where it falls in the padding."""
+        return block * self.stride + tap * self.dilation - self.pad_begin
+
+    def reach(self, tap: int) -> range:
+        """Return the blocks whose tap lands inside the image: consecutive, maybe none.
+
+        >>> Axis(size=4, kernel=3, stride=1, dilation=1, pad_begin=1, pad_end=1).reach(0)
+        range(1, 4)
+        """
+        offset = tap * self.dilation - self.pad_begin
+        first = max(0, -(offset // self.stride))
+        last = min(self.blocks, (self.size - 1 - offset) // self.stride + 1)
+        return range(first, max(first, last))
+
+    def section(self, start: int, stop: int) -> tuple[Axis, range]:
+        """Return the axis as seen from pixels [start, stop), and the consecutive blocks that reach them.
+
+        The blocks are numbered from the first of that range, so that a section is a geometry of its
+        own; where no block reaches it, the range is empty and the axis has no block.
+
+        >>> axis, blocks = Axis(size=100, kernel=8, stride=4, dilation=1, pad_begin=0, pad_end=0).section(20, 30)
+        >>> blocks, axis.pixel(0, 0)
+        (range(4, 8), -4)
+        """
+        first = max(0, -((self.dilated_kernel - 1 - self.pad_begin - start) // self.stride))
+        last = min(self.blocks, (stop - 1 + self.pad_begin) // self.stride + 1)
+        blocks = range(first, max(first, last))
+        size, pad_begin = stop - start, self.pad_begin + start - first * self.stride
+        pad_end = (len(blocks) - 1) * self.stride + self.dilated_kernel - size - pad_begin
+        return Axis(size, self.kernel, self.stride, self.dilation, pad_begin, pad_end), blocks
+
+
+class OnAxes:
+    """What sliding blocks have on their axes."""
+
+    axes: tuple[Axis, ...]
+
+    @cached_property
+    def block_shape(self) -> Size:
+        """The kernel: taps of a block along each axis."""
+        return tuple(axis.kernel for axis in self.axes)
+
+    @cached_property
+    def num_blocks(self) -> Size:
+        return tuple(axis.blocks for axis in self.axes)

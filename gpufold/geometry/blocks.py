@@ -1,0 +1,182 @@
+"""Sliding blocks beside each other, of an array: `blocks_to_array` and `array_to_blocks`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import Any
+
+from gpufold.geometry.axes import Axis, OnAxes, hash_once
+from gpufold.geometry.integers import PerAxis, Size, as_integers, check_at_least, expand, sequence
+from gpufold.geometry.sliding import SlidingGeometry
+
+
+@dataclass(frozen=True)
+class BlocksGeometry(OnAxes):
+    """How blocks (*lead, *num_blocks, *block_shape) and an array (*lead, *size) belong together."""
+
+    lead: Size
+    axes: tuple[Axis, ...]
+
+    __hash__ = hash_once
+
+    @cached_property
+    def array_shape(self) -> Size:
+        return (*self.lead, *(axis.size for axis in self.axes))
+
+    @cached_property
+    def blocks_shape(self) -> Size:
+        return (*self.lead, *self.num_blocks, *self.block_shape)
+
+    @cached_property
+    def blocks_overlap(self) -> bool:
+        """Whether two blocks share an element of the array."""
+        return any(axis.stride < axis.kernel and axis.blocks > 1 for axis in self.axes)
+
+
+def merged_axes(extents: Size, first_strides: Size, second_strides: Size) -> list[tuple[int, int, int]]:
+    """Make axes that two arrays walk as one to one; return the extents above 1, each with its stride in both arrays.
+
+    >>> merged_axes((4, 1, 2, 3), (60, 60, 30, 10), (100, 7, 6, 2))
+    [(4, 60, 100), (6, 10, 2)]
+    """
+    merged: list[tuple[int, int, int]] = []
+    for extent, first, second in zip(extents, first_strides, second_strides, strict=True):
+        if extent == 1:
+            continue
+        if merged and merged[-1][1:] == (extent * first, extent * second):
+            extent *= merged.pop()[0]
+        merged.append((extent, first, second))
+    return merged
+
+
+@lru_cache(maxsize=1024)
+def blocks_as_columns(
+    geometry: BlocksGeometry, blocks_strides: Size, array_strides: Size
+) -> tuple[SlidingGeometry, Size, Size]:
+    """Return blocks and array as columns and an image, with the strides of the split columns and of the image.
+
+    Leading axes that both arrays walk as one become one. The first two that are left count as batch and channels, those
+    after them as spatial axes whose every pixel is a block.
+
+    >>> geometry = array_to_blocks_geometry((2, 3, 8), (4,), 2)
+    >>> sliding, *strides = blocks_as_columns(geometry, (36, 12, 4, 1), (24, 8, 1))
+    >>> sliding.split_columns_shape, strides
+    ((1, 6, 4, 3), [(72, 12, 1, 4), (48, 8, 1)])
+    """
+    count, rank = len(geometry.lead), len(geometry.axes)
+    lead = merged_axes(geometry.lead, blocks_strides[:count], array_strides[:count])
+    if not lead:
+        lead.append((1, geometry.num_blocks[0] * blocks_strides[count], geometry.axes[0].size * array_strides[count]))
+    batch = lead[0][0] if len(lead) > 1 else None
+    if batch is None:
+        lead.insert(0, (1, lead[0][0] * lead[0][1], lead[0][0] * lead[0][2]))
+    units = lead[2:]
+    axes = (*(Axis(extent, 1, 1, 1, 0, 0) for extent, _, _ in units), *geometry.axes)
+    _, lead_blocks, lead_array = zip(*lead, strict=True)
+    columns_strides = (
+        *lead_blocks[:2],
+        *(0 for _ in units),
+        *blocks_strides[count + rank :],
+        *lead_blocks[2:],
+        *blocks_strides[count : count + rank],
+    )
+    return SlidingGeometry(batch, lead[1][0], axes), columns_strides, (*lead_array, *array_strides[count:])
+
+
+def _block_axes(
+    operation: str, size: Size, block_shape: Size, block_strides: PerAxis, size_name: str
+) -> tuple[Axis, ...]:
+    """Check block and strides, and that a block fits."""
+    block_strides = expand(operation, "block_strides", block_strides, len(block_shape), "block_shape")
+    check_at_least(operation, "block_shape", block_shape, 1)
+    check_at_least(operation, "block_strides", block_strides, 1)
+    for axis, (extent, block) in enumerate(zip(size, block_shape, strict=True)):
+        if block > extent:
+            raise ValueError(
+                f"{operation}: a block must fit into the array, got block_shape {block} on axis {axis}, where "
+                f"{size_name} is {extent}: block_shape={block_shape}, {size_name} {size} along the blocks' axes"
+            )
+    return tuple(
+        Axis(extent, block, stride, 1, 0, 0)
+        for extent, block, stride in zip(size, block_shape, block_strides, strict=True)
+    )
+
+
+def _block_shape(operation: str, block_shape: PerAxis) -> Size:
+    return sequence(operation, "block_shape", block_shape, "axis of a block", "of the array's axes are taken apart")
+
+
+def array_to_blocks_geometry(shape: Size, block_shape: Any, block_strides: Any) -> BlocksGeometry:
+    """Check the sizes of an array_to_blocks call, whose array is given.
+
+    >>> array_to_blocks_geometry((2, 16, 16), (4, 4), (2, 3)).blocks_shape
+    (2, 7, 5, 4, 4)
+    """
+    operation = "array_to_blocks"
+    return array_geometry(
+        shape,
+        as_integers(operation, "block_shape", block_shape),
+        as_integers(operation, "block_strides", block_strides),
+    )
+
+
+def blocks_to_array_geometry(shape: Size, output_shape: Any, block_shape: Any, block_strides: Any) -> BlocksGeometry:
+    """Check the sizes of a blocks_to_array call, whose blocks are given.
+
+    >>> blocks_to_array_geometry((2, 7, 5, 4, 4), (2, 16, 16), (4, 4), (2, 3)).num_blocks
+    (7, 5)
+    """
+    operation = "blocks_to_array"
+    return blocks_geometry(
+        shape,
+        as_integers(operation, "output_shape", output_shape),
+        as_integers(operation, "block_shape", block_shape),
+        as_integers(operation, "block_strides", block_strides),
+    )
+
+
+@lru_cache(maxsize=1024)
+def array_geometry(array_shape: Size, block_shape: PerAxis, block_strides: PerAxis) -> BlocksGeometry:
+    """Check an array_to_blocks call, whose sizes are integers."""
+    operation = "array_to_blocks"
+    block_shape = _block_shape(operation, block_shape)
+    rank = len(block_shape)
+    if len(array_shape) < rank:
+        raise ValueError(
+            f"{operation}: array must be (*lead, *size) with {rank} axes of size, one per value of "
+            f"block_shape={block_shape}, got rank {len(array_shape)}: shape {array_shape}"
+        )
+    size = array_shape[len(array_shape) - rank :]
+    axes = _block_axes(operation, size, block_shape, block_strides, "the array's size")
+    return BlocksGeometry(array_shape[: len(array_shape) - rank], axes)
+
+
+@lru_cache(maxsize=1024)
+def blocks_geometry(
+    blocks_shape: Size, output_shape: PerAxis, block_shape: PerAxis, block_strides: PerAxis
+) -> BlocksGeometry:
+    """Check a blocks_to_array call, whose sizes are integers."""
+    operation = "blocks_to_array"
+    block_shape = _block_shape(operation, block_shape)
+    rank = len(block_shape)
+    if isinstance(output_shape, int):
+        raise TypeError(
+            f"{operation}: output_shape must be a sequence, the whole shape of the array, got {output_shape!r}"
+        )
+    if len(output_shape) < rank:
+        raise ValueError(
+            f"{operation}: output_shape must be (*lead, *size) with {rank} axes of size, one per value of "
+            f"block_shape={block_shape}, got {len(output_shape)} values: output_shape={output_shape}"
+        )
+    check_at_least(operation, "output_shape", output_shape, 0)
+    size = output_shape[len(output_shape) - rank :]
+    axes = _block_axes(operation, size, block_shape, block_strides, "output_shape")
+    geometry = BlocksGeometry(output_shape[: len(output_shape) - rank], axes)
+    if blocks_shape != geometry.blocks_shape:
+        raise ValueError(
+            f"{operation}: blocks must be (*lead, *num_blocks, *block_shape) = {geometry.blocks_shape} for "
+            f"output_shape={output_shape}, block_shape={block_shape}, "
+            f"block_strides={tuple(axis.stride for axis in axes)}, got shape {blocks_shape}"
+        )
+    return geometry

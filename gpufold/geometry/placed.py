@@ -1,0 +1,121 @@
+"""Blocks at positions of their own, and what is divided by their weights: `add_blocks`, `take_blocks`, `average`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import Any
+
+from gpufold.geometry.axes import hash_once
+from gpufold.geometry.integers import PerAxis, Size, as_integers, check_at_least, expand
+
+
+@dataclass(frozen=True)
+class PositionsGeometry:
+    """How blocks (count, *lead, *block_shape) lie on an array (*lead, *size), at positions that are an array."""
+
+    count: int
+    lead: Size
+    size: Size
+    block_shape: Size
+
+    __hash__ = hash_once
+
+    @cached_property
+    def array_shape(self) -> Size:
+        return (*self.lead, *self.size)
+
+    @cached_property
+    def blocks_shape(self) -> Size:
+        return (self.count, *self.lead, *self.block_shape)
+
+
+@lru_cache(maxsize=1024)
+def add_blocks_geometry(array_shape: Size, blocks_shape: Size, positions_shape: Size) -> PositionsGeometry:
+    """Check the sizes of an add_blocks call; positions say by their last axis how many axes of the array have any.
+
+    >>> add_blocks_geometry((3, 100, 200), (7, 3, 8, 9), (7, 2)).block_shape
+    (8, 9)
+    """
+    operation = "add_blocks"
+    count, rank = _positions_shape(operation, positions_shape)
+    lead = _leading_axes(operation, "out", array_shape, positions_shape)
+    if len(blocks_shape) != 1 + len(array_shape) or blocks_shape[: 1 + lead] != (count, *array_shape[:lead]):
+        expected = ", ".join(map(str, (count, *array_shape[:lead])))
+        raise ValueError(
+            f"{operation}: blocks must be (number of positions, *lead, *block_shape) = ({expected}, *block_shape) "
+            f"with {rank} axes of block_shape, for out of shape {array_shape} and positions of shape "
+            f"{positions_shape}, got shape {blocks_shape}"
+        )
+    return PositionsGeometry(count, array_shape[:lead], array_shape[lead:], blocks_shape[1 + lead :])
+
+
+def take_blocks_geometry(array_shape: Size, positions_shape: Size, block_shape: Any) -> PositionsGeometry:
+    """Check the sizes of a take_blocks call.
+
+    >>> take_blocks_geometry((3, 100, 200), (7, 2), (8, 9)).blocks_shape
+    (7, 3, 8, 9)
+    """
+    return taken_geometry(array_shape, positions_shape, as_integers("take_blocks", "block_shape", block_shape))
+
+
+@lru_cache(maxsize=1024)
+def taken_geometry(array_shape: Size, positions_shape: Size, block_shape: PerAxis) -> PositionsGeometry:
+    """Check a take_blocks call, whose sizes are integers."""
+    operation = "take_blocks"
+    count, rank = _positions_shape(operation, positions_shape)
+    lead = _leading_axes(operation, "array", array_shape, positions_shape)
+    block = expand(operation, "block_shape", block_shape, rank, f"positions of shape {positions_shape}")
+    check_at_least(operation, "block_shape", block, 1)
+    return PositionsGeometry(count, array_shape[:lead], array_shape[lead:], block)
+
+
+def _positions_shape(operation: str, positions_shape: Size) -> tuple[int, int]:
+    """Return the number of positions and of the axes that they have."""
+    if len(positions_shape) != 2 or not positions_shape[1]:
+        raise ValueError(
+            f"{operation}: positions must be (number of blocks, number of spatial axes), at least one axis, "
+            f"got shape {positions_shape}"
+        )
+    return positions_shape[0], positions_shape[1]
+
+
+def _leading_axes(operation: str, name: str, array_shape: Size, positions_shape: Size) -> int:
+    """Return the number of axes that an array has before those with positions."""
+    rank = positions_shape[1]
+    if len(array_shape) < rank:
+        raise ValueError(
+            f"{operation}: {name} must be (*lead, *size) with {rank} axes of size, one per column of positions "
+            f"of shape {positions_shape}, got rank {len(array_shape)}: shape {array_shape}"
+        )
+    return len(array_shape) - rank
+
+
+@dataclass(frozen=True)
+class AverageGeometry:
+    """How weights (*block_shape) lie on an array (*lead, *block_shape) that is divided by them."""
+
+    lead: Size
+    block_shape: Size
+
+    __hash__ = hash_once
+
+    @cached_property
+    def array_shape(self) -> Size:
+        return (*self.lead, *self.block_shape)
+
+
+@lru_cache(maxsize=1024)
+def average_geometry(array_shape: Size, weight_shape: Size) -> AverageGeometry:
+    """Check the sizes of an average call.
+
+    >>> average_geometry((3, 100, 200), (100, 200)).lead
+    (3,)
+    """
+    lead = len(array_shape) - len(weight_shape)
+    if lead < 0 or array_shape[lead:] != weight_shape:
+        raise ValueError(
+            f"average: weight must have the shape of numerator's last axes, where numerator has shape {array_shape}, "
+            f"got {weight_shape}"
+        )
+    return AverageGeometry(array_shape[:lead], weight_shape)

@@ -1,0 +1,175 @@
+"""Sliding blocks as columns, of an image: `col2im` and `im2col`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from math import prod
+from typing import Any
+
+from gpufold.geometry.axes import Axis, OnAxes, hash_once
+from gpufold.geometry.integers import PerAxis, Size, as_integers, check_at_least, expand, sequence
+
+
+@dataclass(frozen=True)
+class SlidingGeometry(OnAxes):
+    """How columns (N, C*prod(kernel), L) and an image (N, C, *size) belong together; batch None: no N."""
+
+    batch: int | None
+    channels: int
+    axes: tuple[Axis, ...]
+
+    __hash__ = hash_once
+
+    @cached_property
+    def image_size(self) -> Size:
+        return tuple(axis.size for axis in self.axes)
+
+    @cached_property
+    def planes(self) -> int:
+        """Images of one channel each: N*C."""
+        return (1 if self.batch is None else self.batch) * self.channels
+
+    @cached_property
+    def columns_shape(self) -> Size:
+        lead = () if self.batch is None else (self.batch,)
+        return (*lead, self.channels * prod(self.block_shape), prod(self.num_blocks))
+
+    @cached_property
+    def image_shape(self) -> Size:
+        lead = () if self.batch is None else (self.batch,)
+        return (*lead, self.channels, *self.image_size)
+
+    @cached_property
+    def split_columns_shape(self) -> Size:
+        """The columns with every axis apart: (N, C, *kernel, *blocks), N = 1 where there is none."""
+        batch = 1 if self.batch is None else self.batch
+        return (batch, self.channels, *self.block_shape, *self.num_blocks)
+
+    @cached_property
+    def blocks_overlap(self) -> bool:
+        """Whether two taps land on one pixel of the image, of one block or of two."""
+        landed = [
+            [axis.pixel(block, tap) for tap in range(axis.kernel) for block in axis.reach(tap)] for axis in self.axes
+        ]
+        return all(landed) and any(len(set(pixels)) < len(pixels) for pixels in landed)
+
+
+def _sliding_axes(operation: str, size: Size, size_name: str, rank_name: str, **given: PerAxis) -> tuple[Axis, ...]:
+    """Check every per-axis argument and that a block fits; the caller knows the image's size."""
+    per_axis = {name: expand(operation, name, value, len(size), rank_name) for name, value in given.items()}
+    for name, values in {size_name: size, **per_axis}.items():
+        check_at_least(operation, name, values, 0 if name in ("dilations", "pads_begin", "pads_end") else 1)
+    axes = tuple(map(Axis, size, *per_axis.values()))
+    for number, axis in enumerate(axes):
+        if axis.blocks < 1:
+            raise ValueError(
+                f"{operation}: the padded image is smaller than the dilated kernel on axis {number}: "
+                f"{size_name} {axis.size} + pads_begin {axis.pad_begin} + pads_end {axis.pad_end} = "
+                f"{axis.padded_size} pixels, but dilations {axis.dilation} * (kernel_size {axis.kernel} - 1) + 1 = "
+                f"{axis.dilated_kernel}; at least one block must fit"
+            )
+    return axes
+
+
+def col2im_geometry(
+    shape: Size,
+    output_size: Any,
+    kernel_size: Any,
+    strides: Any = 1,
+    dilations: Any = 1,
+    pads_begin: Any = 0,
+    pads_end: Any = 0,
+) -> SlidingGeometry:
+    """Check the sizes of a col2im call, whose columns are given and whose rank is the length of output_size.
+
+    >>> col2im_geometry((3, 12, 225), (16, 16), (2, 2)).image_shape
+    (3, 3, 16, 16)
+    """
+    output_size = as_integers("col2im", "output_size", output_size)
+    return columns_geometry(
+        shape, output_size, *_sliding_integers("col2im", kernel_size, strides, dilations, pads_begin, pads_end)
+    )
+
+
+def im2col_geometry(
+    shape: Size, kernel_size: Any, strides: Any = 1, dilations: Any = 1, pads_begin: Any = 0, pads_end: Any = 0
+) -> SlidingGeometry:
+    """Check the sizes of an im2col call, whose image is given and whose rank is the length of kernel_size.
+
+    >>> im2col_geometry((3, 3, 16, 16), (2, 2)).columns_shape
+    (3, 12, 225)
+    """
+    return image_geometry(shape, *_sliding_integers("im2col", kernel_size, strides, dilations, pads_begin, pads_end))
+
+
+def _sliding_integers(
+    operation: str, kernel_size: Any, strides: Any, dilations: Any, pads_begin: Any, pads_end: Any
+) -> tuple[PerAxis, PerAxis, PerAxis, PerAxis, PerAxis]:
+    return (
+        as_integers(operation, "kernel_size", kernel_size),
+        as_integers(operation, "strides", strides),
+        as_integers(operation, "dilations", dilations),
+        as_integers(operation, "pads_begin", pads_begin),
+        as_integers(operation, "pads_end", pads_end),
+    )
+
+
+@lru_cache(maxsize=1024)
+def columns_geometry(
+    columns_shape: Size, output_size: PerAxis, kernel_size: PerAxis, *steps: PerAxis
+) -> SlidingGeometry:
+    """Check a col2im call, whose sizes are integers."""
+    operation = "col2im"
+    output_size = sequence(operation, "output_size", output_size, "spatial axis", "axes there are")
+    if len(columns_shape) not in (2, 3):
+        raise ValueError(
+            f"{operation}: data must be (N, C*prod(kernel_size), L) or (C*prod(kernel_size), L), "
+            f"so of rank 3 or 2, got rank {len(columns_shape)}: shape {columns_shape}"
+        )
+    given = dict(zip(_PER_AXIS, (kernel_size, *steps), strict=True))
+    axes = _sliding_axes(operation, output_size, "output_size", "output_size", **given)
+    *lead, rows, length = columns_shape
+    batch = lead[0] if lead else None
+    taps = prod(axis.kernel for axis in axes)
+    if rows % taps:
+        raise ValueError(
+            f"{operation}: data axis {len(lead)} must be C*prod(kernel_size), a multiple of {taps} for "
+            f"kernel_size={tuple(axis.kernel for axis in axes)}, got {rows}: shape {columns_shape}"
+        )
+    geometry = SlidingGeometry(batch, rows // taps, axes)
+    if length != geometry.columns_shape[-1]:
+        raise ValueError(
+            f"{operation}: data axis {len(lead) + 1} must be the number of blocks, got {length} "
+            f"(shape {columns_shape}), but {_given(axes, 'output_size')} give "
+            f"{' * '.join(map(str, geometry.num_blocks))} = {geometry.columns_shape[-1]} blocks"
+        )
+    return geometry
+
+
+@lru_cache(maxsize=1024)
+def image_geometry(image_shape: Size, kernel_size: PerAxis, *steps: PerAxis) -> SlidingGeometry:
+    """Check an im2col call, whose sizes are integers."""
+    operation = "im2col"
+    kernel_size = sequence(operation, "kernel_size", kernel_size, "spatial axis", "of the image's axes are spatial")
+    rank = len(kernel_size)
+    lead = len(image_shape) - rank
+    if lead not in (1, 2):
+        raise ValueError(
+            f"{operation}: image must be (N, C, *size) or (C, *size) with {rank} spatial axes, one per value of "
+            f"kernel_size={kernel_size}, so of rank {rank + 2} or {rank + 1}, "
+            f"got rank {len(image_shape)}: shape {image_shape}"
+        )
+    given = dict(zip(_PER_AXIS, (kernel_size, *steps), strict=True))
+    axes = _sliding_axes(operation, image_shape[lead:], "the image's size", "kernel_size", **given)
+    return SlidingGeometry(image_shape[0] if lead == 2 else None, image_shape[lead - 1], axes)
+
+
+_PER_AXIS = ("kernel_size", "strides", "dilations", "pads_begin", "pads_end")
+"""The arguments of a call that become the fields of an `Axis` after its size, in their order."""
+
+
+def _given(axes: tuple[Axis, ...], size_name: str) -> str:
+    """Return the sizes of a call in words, for messages."""
+    values = zip(*axes, strict=True)
+    return ", ".join(f"{name}={value}" for name, value in zip((size_name, *_PER_AXIS), values, strict=True))

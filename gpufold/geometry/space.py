@@ -1,0 +1,162 @@
+"""Blocks between batch and space: `batch_to_space` and `space_to_batch`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from math import prod
+from typing import Any
+
+from gpufold.geometry.axes import Axis, hash_once
+from gpufold.geometry.integers import PerAxis, Size, as_integers, check_at_least, expand
+
+
+@dataclass(frozen=True)
+class SpaceGeometry:
+    """How batch (B*prod(block), *D) and space (B, *E) belong together.
+
+    Element (offset*B + b, *d) of the batch array is pixel d*block + offset - margin_begin of image b, where
+    offset runs over the block in lexicographic order; the margins are crops of the image (batch_to_space) or
+    pads in front of it (space_to_batch). All tuples hold the spatial axes only, without the batch axis.
+    """
+
+    batch: int
+    block: Size
+    margin_begin: Size
+    margin_end: Size
+    grid: Size
+    """D: the spatial extents of the batch array, blocks per axis."""
+
+    __hash__ = hash_once
+
+    @cached_property
+    def space_size(self) -> Size:
+        """E: the image's extents without the margins."""
+        return tuple(
+            count * block - begin - end
+            for count, block, begin, end in zip(self.grid, self.block, self.margin_begin, self.margin_end, strict=True)
+        )
+
+    @cached_property
+    def axes(self) -> tuple[Axis, ...]:
+        """The same as sliding blocks: kernel = stride = block, and the margins are the padding."""
+        return tuple(
+            Axis(size, block, block, 1, begin, end)
+            for size, block, begin, end in zip(
+                self.space_size, self.block, self.margin_begin, self.margin_end, strict=True
+            )
+        )
+
+    @cached_property
+    def batch_shape(self) -> Size:
+        return (self.batch * prod(self.block), *self.grid)
+
+    @cached_property
+    def space_shape(self) -> Size:
+        return (self.batch, *self.space_size)
+
+
+def _block_arguments(operation: str, shape: Size, block_shape: PerAxis, **given: PerAxis) -> tuple[Size, Size, Size]:
+    """Check block shape and margins against the rank; return their spatial parts."""
+    rank = len(shape)
+    if rank < 2:
+        raise ValueError(
+            f"{operation}: data must be (batch, *spatial axes), so of rank 2 or more, got rank {rank}: shape {shape}"
+        )
+    if isinstance(block_shape, int):
+        raise TypeError(
+            f"{operation}: block_shape must be a sequence with one integer per axis of data, the first of them 1, "
+            f"got {block_shape!r}"
+        )
+    block_shape = expand(operation, "block_shape", block_shape, rank, "data")
+    check_at_least(operation, "block_shape", block_shape, 1)
+    if block_shape[0] != 1:
+        raise ValueError(
+            f"{operation}: block_shape must be 1 on axis 0, the batch axis, "
+            f"got {block_shape[0]}: block_shape={block_shape}"
+        )
+    margins = []
+    for name, margin in given.items():
+        if isinstance(margin, int):  # the same on every spatial axis; the batch axis has none
+            margin = (0, *(margin,) * (rank - 1))
+        margin = expand(operation, name, margin, rank, "data")
+        check_at_least(operation, name, margin, 0)
+        if margin[0] != 0:
+            raise ValueError(
+                f"{operation}: {name} must be 0 on axis 0, the batch axis, got {margin[0]}: {name}={margin}"
+            )
+        margins.append(margin[1:])
+    return block_shape[1:], margins[0], margins[1]
+
+
+def batch_to_space_geometry(shape: Size, block_shape: Any, crops_begin: Any = 0, crops_end: Any = 0) -> SpaceGeometry:
+    """Check the sizes of a batch_to_space call.
+
+    >>> batch_to_space_geometry((10, 2), (1, 5), (0, 2)).space_shape
+    (2, 8)
+    """
+    operation = "batch_to_space"
+    return batch_geometry(
+        shape,
+        as_integers(operation, "block_shape", block_shape),
+        as_integers(operation, "crops_begin", crops_begin),
+        as_integers(operation, "crops_end", crops_end),
+    )
+
+
+def space_to_batch_geometry(shape: Size, block_shape: Any, pads_begin: Any = 0, pads_end: Any = 0) -> SpaceGeometry:
+    """Check the sizes of a space_to_batch call.
+
+    >>> space_to_batch_geometry((2, 8), (1, 5), (0, 2)).batch_shape
+    (10, 2)
+    """
+    operation = "space_to_batch"
+    return space_geometry(
+        shape,
+        as_integers(operation, "block_shape", block_shape),
+        as_integers(operation, "pads_begin", pads_begin),
+        as_integers(operation, "pads_end", pads_end),
+    )
+
+
+@lru_cache(maxsize=1024)
+def batch_geometry(data_shape: Size, block_shape: PerAxis, crops_begin: PerAxis, crops_end: PerAxis) -> SpaceGeometry:
+    """Check a batch_to_space call, whose sizes are integers."""
+    operation = "batch_to_space"
+    block, begin, end = _block_arguments(
+        operation, data_shape, block_shape, crops_begin=crops_begin, crops_end=crops_end
+    )
+    batch, *grid = data_shape
+    if batch % prod(block):
+        raise ValueError(
+            f"{operation}: data axis 0, the batch, must be a multiple of prod(block_shape) = {prod(block)} "
+            f"for block_shape={(1, *block)}, got {batch}: shape {data_shape}"
+        )
+    geometry = SpaceGeometry(batch // prod(block), block, begin, end, tuple(grid))
+    for axis, extent in enumerate(geometry.space_size):
+        if extent < 0:
+            raise ValueError(
+                f"{operation}: crops_begin + crops_end must not exceed data * block_shape on any axis, "
+                f"got {begin[axis]} + {end[axis]} = {begin[axis] + end[axis]} on axis {axis + 1}, "
+                f"where {grid[axis]} * {block[axis]} = {grid[axis] * block[axis]}"
+            )
+    return geometry
+
+
+@lru_cache(maxsize=1024)
+def space_geometry(data_shape: Size, block_shape: PerAxis, pads_begin: PerAxis, pads_end: PerAxis) -> SpaceGeometry:
+    """Check a space_to_batch call, whose sizes are integers."""
+    operation = "space_to_batch"
+    block, begin, end = _block_arguments(operation, data_shape, block_shape, pads_begin=pads_begin, pads_end=pads_end)
+    batch, *size = data_shape
+    grid = []
+    for axis, extent in enumerate(size):
+        padded = extent + begin[axis] + end[axis]
+        if padded % block[axis]:
+            raise ValueError(
+                f"{operation}: data + pads_begin + pads_end must be a multiple of block_shape on every axis, "
+                f"got {extent} + {begin[axis]} + {end[axis]} = {padded} on axis {axis + 1}, "
+                f"where block_shape is {block[axis]}"
+            )
+        grid.append(padded // block[axis])
+    return SpaceGeometry(batch, block, begin, end, tuple(grid))
