@@ -1137,43 +1137,43 @@ FAULTS = (
     # --- dask
     Fault(
         "half precision that is rounded for each chunk of the blocks",
-        "gpufold/dask.py",
+        "gpufold/dask/positions.py",
         "    if call.element.is_half:  # which is rounded once",
         "    if not pieces:",
         DASK + "half_precision_is_rounded_once_however_blocks_are_cut",
     ),
     Fault(
         "blocks of a chunk that are added in another order",
-        "gpufold/dask.py",
+        "gpufold/dask/positions.py",
         """    order = np.argsort(pair, kind="stable")""",
         """    order = np.lexsort((-block, pair))""",
         DASK + "named_cases_of_positions_have_the_bits_of_eager_calls[more-than-a-block-of-threads-tests]",
     ),
     Fault(
         "weights that go with the leading axes of sums",
-        "gpufold/dask.py",
-        "    of_weight = axes[len(_geometry(call, AverageGeometry).lead) :]\n",
+        "gpufold/dask/positions.py",
+        "    of_weight = axes[len(geometry_of(call, AverageGeometry).lead) :]\n",
         "    of_weight = axes[: weight.ndim]\n",
         DASK + "tiles_of_ones_have_the_sums_of_weights",
     ),
     Fault(
         "a chunk that waits for blocks beside it",
-        "gpufold/dask.py",
+        "gpufold/dask/positions.py",
         """        first = np.searchsorted(ends, begin, "right")""",
         """        first = np.searchsorted(ends, begin, "left")""",
         DASK + "a_chunk_depends_on_the_blocks_that_meet_it_and_on_nothing_else[add_blocks-shape0-chunks0]",
     ),
     Fault(
         "blocks at a seam given to one side only",
-        "gpufold/dask.py",
-        "[axis.section(span.start, span.stop)[1] for span in _spans(sizes)]\n        for axis, sizes in zip(axes,",
-        "[axis.section(span.start + axis.stride, span.stop)[1] for span in _spans(sizes)]\n"
+        "gpufold/dask/pieces.py",
+        "[axis.section(span.start, span.stop)[1] for span in spans_of(sizes)]\n        for axis, sizes in zip(axes,",
+        "[axis.section(span.start + axis.stride, span.stop)[1] for span in spans_of(sizes)]\n"
         "        for axis, sizes in zip(axes,",
         DASK + "random_blocks_have_the_bits_of_eager_calls",
     ),
     Fault(
         "a row of blocks cut in two",
-        "gpufold/dask.py",
+        "gpufold/dask/cutting.py",
         "ends = sorted({-(-end // unit) * unit for end in accumulate(sizes)})",
         "ends = sorted(set(accumulate(sizes)))",
         DASK + "chunks_that_cut_channels_or_rows_of_blocks_reach_to_their_end",

@@ -137,7 +137,7 @@ def test_a_submodule_is_there_without_an_import_of_its_own(name):
     )
     assert before == "", "import gpufold loads none of them, nor does dir"
     assert found == "True"
-    assert module == f"gpufold.{name}"
+    assert module.startswith(f"gpufold.{name}")
     assert again == "True"
 
 

@@ -1,0 +1,348 @@
+"""Blocks at positions of their own: `add_blocks`, `take_blocks` and `average`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from itertools import pairwise
+from math import prod
+from operator import getitem
+from typing import Any
+
+import dask.array as da
+import numpy as np
+from dask.base import tokenize
+from dask.highlevelgraph import HighLevelGraph
+
+from gpufold import calls
+from gpufold.arrays import as_positions, check_bytes, check_library, library_of, result_dtype
+from gpufold.calls import Call
+from gpufold.compute import run
+from gpufold.dask.cutting import Chunks, check_array, checked, geometry_of, per_axis, spans_of
+from gpufold.geometry import AverageGeometry, PositionsGeometry, Size
+from gpufold.positions import average as average_chunk
+
+
+def add_blocks(
+    out: Any,
+    blocks: Any,
+    positions: Any,
+    window: Any = None,
+    *,
+    variant: str = "auto",
+    deterministic: bool = True,
+) -> Any:
+    """Add blocks to an array, each at a position of its own: `gpufold.add_blocks`, lazily, into a new array.
+
+    >>> import dask.array as da, numpy as np, gpufold.dask
+    >>> picture = da.zeros((3, 6), chunks=(3, 3), dtype=np.float32)
+    >>> tiles = da.ones((2, 2, 3), chunks=(1, 2, 3), dtype=np.float32)
+    >>> gpufold.dask.add_blocks(picture, tiles, [(0, 0), (1, 2)]).compute()
+    array([[1., 1., 1., 0., 0., 0.],
+           [1., 1., 2., 1., 1., 0.],
+           [0., 0., 1., 1., 1., 0.]], dtype=float32)
+
+    A chunk of the result is made from that of `out` and the blocks that meet it, and is that of `out` where none does.
+    Chunks of `blocks` that cut a block, or leading axes elsewhere than those of `out`, are rechunked.
+
+    Parameters
+    ----------
+    out : dask.array.Array
+        Array of shape (*lead, *size) to add to, as in `gpufold.add_blocks`, in NumPy or CuPy chunks, such as
+        `dask.array.zeros`; it stays as it is.
+    blocks : dask.array.Array
+        Blocks of shape (P, *lead, *block_shape), as in `gpufold.add_blocks`, in chunks of the same library.
+    positions : numpy.ndarray or sequence of sequences of int
+        Where each block's first element lies, of shape (P, rank), as in `gpufold.add_blocks`: numbers that are known,
+        for the graph is made from them.
+    window
+        As in `col2im`.
+    variant, deterministic
+        As in `gpufold.add_blocks`.
+
+    Returns
+    -------
+    dask.array.Array
+        The sums, chunked as `out`.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As in `gpufold.add_blocks`, here and not when the result is computed; TypeError where positions are an array of
+        another library, ValueError where sizes of chunks are unknown.
+    """
+    check_array("add_blocks", "out", out)
+    check_array("add_blocks", "blocks", blocks)
+    library = library_of("add_blocks", "a chunk of out", out._meta)
+    check_library("add_blocks", "a chunk of blocks", blocks._meta, library, "one of out")
+    positions = _known_positions("add_blocks", positions, out, "out")
+    call = calls.add_blocks(out, blocks, positions, window, variant=variant, deterministic=deterministic)
+    geometry, weights = geometry_of(call, PositionsGeometry), checked(call, blocks, window)
+    positions = _near_positions(geometry, positions)
+    lead, rank = len(geometry.lead), len(geometry.size)
+    whole = dict.fromkeys(range(1 + lead, 1 + lead + rank), -1)
+    blocks = blocks.rechunk({**dict(enumerate(out.chunks[:lead], 1)), **whole})
+    name = f"add_blocks-{tokenize(call, out, blocks, positions, weights)}"
+    graph: dict[Any, Any] = {(name, *index): (out.name, *index) for index in np.ndindex(*out.numblocks)}
+    found: dict[Size, list[tuple[int, Any]]] = {}
+    parts = spans_of(blocks.chunks[0])
+    for part, chunk, numbers in _meetings(call, positions, parts, out.chunks[lead:]):
+        found.setdefault(chunk, []).append((part, numbers))
+    for chunk, met in found.items():
+        begin = [pixels.start for pixels in _chunk_at(out.chunks[lead:], chunk)]
+        work = partial(_add_chunk, call=call, positions=[positions[numbers] - begin for _, numbers in met])
+        in_parts = [(part, numbers - parts[part].start) for part, numbers in met]
+        for planes in np.ndindex(*out.numblocks[:lead]):
+            pieces = [(f"{name}-met", part, *planes, *chunk) for part, _ in met]
+            for piece, (part, numbers) in zip(pieces, in_parts, strict=True):
+                graph[piece] = (getitem, (blocks.name, part, *planes, *(0,) * rank), numbers)
+            graph[name, *planes, *chunk] = (work, (out.name, *planes, *chunk), pieces, _key(weights))
+    return _new_array(name, graph, (out, blocks, weights), out.chunks, np.dtype(call.dtype))
+
+
+def take_blocks(
+    array: Any,
+    positions: Any,
+    block_shape: Any,
+    *,
+    window: Any = None,
+    mode: str = "constant",
+    chunks: Any = "auto",
+    variant: str = "auto",
+) -> Any:
+    """Take blocks out of an array, each at a position of its own: `gpufold.take_blocks`, lazily.
+
+    >>> import dask.array as da, gpufold.dask
+    >>> picture = da.arange(12, chunks=4).reshape(3, 4)
+    >>> gpufold.dask.take_blocks(picture, [(0, 1), (2, -1)], (2, 3), chunks=1).compute()
+    array([[[1, 2, 3],
+            [5, 6, 7]],
+    <BLANKLINE>
+           [[0, 8, 9],
+            [0, 0, 0]]])
+
+    Of each chunk of the array that a chunk of the blocks meets, it reads what its blocks take from there and no more,
+    so that blocks in any order can be taken out of an array that does not fit into memory.
+
+    Parameters
+    ----------
+    array : dask.array.Array
+        Array of shape (*lead, *size), as in `gpufold.take_blocks`, without strings, in NumPy or CuPy chunks.
+    positions
+        As in `add_blocks`.
+    block_shape, mode, variant
+        As in `gpufold.take_blocks`.
+    window
+        As in `col2im`.
+    chunks : str, int or sequence
+        Blocks in a chunk: one value, or a sequence of one, as in `col2im`. The blocks themselves are never cut.
+
+    Returns
+    -------
+    dask.array.Array
+        The blocks, with the leading axes chunked as in `array`.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As in `add_blocks`.
+    """
+    check_array("take_blocks", "array", array)
+    positions = _known_positions("take_blocks", positions, array, "array")
+    call = calls.take_blocks(array, positions, block_shape, window=window, mode=mode, variant=variant)
+    geometry, weights = geometry_of(call, PositionsGeometry), checked(call, array, window)
+    positions = _near_positions(geometry, positions)
+    lead, rank = len(geometry.lead), len(geometry.size)
+    dtype, (along,) = result_dtype(call, array.dtype), per_axis(call, chunks, 1, geometry.blocks_shape)
+    wanted = (along, *array.chunks[:lead], *geometry.block_shape)
+    check_bytes(call, geometry.blocks_shape, dtype.itemsize)
+    cut: Chunks = da.core.normalize_chunks(wanted, geometry.blocks_shape, dtype=dtype)
+    name = f"take_blocks-{tokenize(call, array, positions, weights, cut)}"
+    spans = spans_of(cut[0])
+    found: list[list[tuple[Size, Any]]] = [[] for _ in spans]
+    for part, chunk, numbers in _meetings(call, positions, spans, array.chunks[lead:]):
+        found[part].append((chunk, numbers))
+    graph: dict[Any, Any] = {}
+    for part, (span, met) in enumerate(zip(spans, found, strict=True)):
+        boxes = [_chunk_at(array.chunks[lead:], chunk) for chunk, _ in met]
+        takes = []
+        for box, (_, numbers) in zip(boxes, met, strict=True):
+            begin = [pixels.start for pixels in box]
+            takes.append(partial(_take_chunk, call=call, positions=positions[numbers] - begin))
+        numbers_in_part = [numbers - span.start for _, numbers in met]
+        join = partial(
+            _join_blocks, call=call, positions=positions[span.start : span.stop], numbers=numbers_in_part, boxes=boxes
+        )
+        for planes in np.ndindex(*array.numblocks[:lead]):
+            pieces = [(f"{name}-met", part, *planes, *chunk) for chunk, _ in met]
+            for piece, take, (chunk, _) in zip(pieces, takes, met, strict=True):
+                graph[piece] = (take, (array.name, *planes, *chunk), _key(weights))
+            shape = (len(span), *(cut[1 + axis][at] for axis, at in enumerate(planes)), *geometry.block_shape)
+            zeros = partial(np.zeros_like, array._meta, dtype, shape=shape)
+            graph[name, part, *planes, *(0,) * rank] = (join, zeros, pieces)
+    return _new_array(name, graph, (array, weights), cut, dtype)
+
+
+def average(numerator: Any, weight: Any, *, variant: str = "auto") -> Any:
+    """Divide sums by the sums of their weights: `gpufold.average`, lazily.
+
+    The sums of a window's weights are those of blocks of ones, weighted by it, at the same positions:
+
+    >>> import dask.array as da, numpy as np, gpufold.dask
+    >>> tiles, positions = da.full((2, 3), 5.0, chunks=(1, 3)), [(0,), (2,)]
+    >>> window = np.array([1.0, 2.0, 1.0])
+    >>> sums = gpufold.dask.add_blocks(da.zeros(6, chunks=4), tiles, positions, window)
+    >>> weight = gpufold.dask.add_blocks(da.zeros(6, chunks=4), da.ones_like(tiles), positions, window)
+    >>> weight.compute(), gpufold.dask.average(sums, weight).compute()
+    (array([1., 2., 2., 2., 1., 0.]), array([5., 5., 5., 5., 5., 0.]))
+
+    Parameters
+    ----------
+    numerator : dask.array.Array
+        Sums of shape (*lead, *size), as in `gpufold.average`, in NumPy or CuPy chunks.
+    weight : dask.array.Array
+        Weights of numerator's last axes, as in `gpufold.average`, in chunks of the same library.
+    variant
+        As in `gpufold.average`.
+
+    Returns
+    -------
+    dask.array.Array
+        The quotients, chunked as `numerator`, and where chunks of `weight` end inside of its own, there too.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As in `add_blocks`.
+    """
+    check_array("average", "numerator", numerator)
+    check_array("average", "weight", weight)
+    library = library_of("average", "a chunk of numerator", numerator._meta)
+    check_library("average", "a chunk of weight", weight._meta, library, "one of numerator")
+    call = calls.average(numerator, weight, variant=variant)
+    meta = average_chunk(numerator._meta, weight._meta, variant=variant)  # which checks what shapes do not show
+    axes = range(numerator.ndim)
+    of_weight = axes[len(geometry_of(call, AverageGeometry).lead) :]
+    return da.blockwise(
+        average_chunk, axes, numerator, axes, weight, of_weight, variant=variant, token="average", meta=meta
+    )
+
+
+def _known_positions(operation: str, positions: Any, array: Any, name: str) -> Any:
+    """Return positions as int64, or raise where they are not known yet, or only to a GPU."""
+    if hasattr(positions, "dtype") and not isinstance(positions, np.ndarray):
+        raise TypeError(
+            f"{operation}: positions must be a numpy.ndarray, for the graph is made from them, got "
+            f"{type(positions).__module__}.{type(positions).__qualname__}; compute them first, on the CPU"
+        )
+    return as_positions(operation, np, positions, array, name)
+
+
+def _near_positions(geometry: PositionsGeometry, positions: Any) -> Any:
+    """Return positions at which all is as at those given, no farther away than just outside of the array."""
+    return np.clip(positions, np.negative(geometry.block_shape), geometry.size)
+
+
+def _meetings(call: Call, positions: Any, parts: Sequence[range], cut: Chunks) -> Iterator[tuple[int, Size, Any]]:
+    """Yield every pair of a part of the blocks and a chunk of the array that meet, and which blocks do.
+
+    Parts ascend, and so do the numbers of the blocks. With mode "edge" a block meets where its elements come from.
+    """
+    geometry = geometry_of(call, PositionsGeometry)
+    chunks, counts = [], []  # along each axis: the first chunk that a block meets, and how many it does
+    for axis, (size, side, sizes) in enumerate(zip(geometry.size, geometry.block_shape, cut, strict=True)):
+        begin, end = positions[:, axis], positions[:, axis] + side
+        if call.fusion.mode == "edge":
+            begin, end = begin.clip(0, size - 1), end.clip(1, size)
+        some = np.flatnonzero(sizes)  # nothing is in the others
+        ends = np.cumsum(sizes)[some]
+        first = np.searchsorted(ends, begin, "right")
+        counts.append(np.maximum(np.searchsorted(ends - np.array(sizes)[some], end, "left") - first, 0))
+        chunks.append((some, first))
+    pairs = prod(counts)
+    block = np.repeat(np.arange(len(positions)), pairs)
+    rest = np.arange(len(block)) - np.repeat(np.cumsum(pairs) - pairs, pairs)
+    index = [np.searchsorted([span.stop for span in parts], block, "right")]
+    for (some, first), count in zip(reversed(chunks), reversed(counts), strict=True):
+        rest, along = np.divmod(rest, count[block])
+        index.insert(1, some[first[block] + along])
+    shape = (len(parts), *map(len, cut))
+    pair = np.ravel_multi_index(tuple(index), shape)
+    order = np.argsort(pair, kind="stable")
+    pair, block = pair[order], block[order]
+    starts = np.flatnonzero(np.diff(pair, prepend=-1))
+    for start, stop in pairwise((*starts.tolist(), len(pair))):
+        part, *chunk = map(int, np.unravel_index(pair[start], shape))
+        yield part, tuple(chunk), block[start:stop]
+
+
+def _chunk_at(cut: Chunks, chunk: Size) -> list[range]:
+    """Return what a chunk holds along each axis."""
+    return [range(start := sum(sizes[:at]), start + sizes[at]) for sizes, at in zip(cut, chunk, strict=True)]
+
+
+def _key(weights: Any) -> Any:
+    """Return by what a task of a graph refers to weights, where there are any."""
+    return None if weights is None else weights.key
+
+
+def _new_array(name: str, graph: dict[Any, Any], needed: Sequence[Any], cut: Chunks, dtype: np.dtype[Any]) -> Any:
+    """Return the array that a graph computes from what is needed, of which the first is an array like it."""
+    meta = da.utils.meta_from_array(needed[0]._meta, len(cut), dtype)
+    dependencies = [collection for collection in needed if collection is not None]
+    return da.Array(HighLevelGraph.from_collections(name, graph, dependencies), name, cut, meta=meta)
+
+
+def _part_of(call: Call, count: int, array: Any) -> Call:
+    """Return the call that some of the blocks make on a chunk of the array."""
+    geometry = geometry_of(call, PositionsGeometry)
+    lead = array.ndim - len(geometry.size)
+    part = PositionsGeometry(count, array.shape[:lead], array.shape[lead:], geometry.block_shape)
+    return call._replace(geometry=part)
+
+
+def _add_chunk(out: Any, pieces: list[Any], weights: Any, *, call: Call, positions: list[Any]) -> Any:
+    """Add the blocks that meet a chunk to a copy of it, those of one piece after those of another."""
+    library, result = library_of(call.operation, "a chunk", out), out.copy(order="C")
+    if call.element.is_half:  # which is rounded once
+        pieces, positions = [library.concatenate(pieces)], [np.concatenate(positions)]
+    for blocks, places in zip(pieces, positions, strict=True):
+        run(_part_of(call, len(places), out), library, blocks, result, weights, library.asarray(places))
+    return result
+
+
+def _take_chunk(array: Any, weights: Any, *, call: Call, positions: Any) -> Any:
+    """Take blocks out of a chunk; what lies outside of it is zero, or another chunk's."""
+    part = _part_of(call, len(positions), array)
+    library, geometry = library_of(call.operation, "a chunk", array), geometry_of(part, PositionsGeometry)
+    blocks = np.empty_like(array, result_dtype(call, array.dtype), order="C", shape=geometry.blocks_shape)
+    run(part, library, array, blocks, weights, library.asarray(positions))
+    return blocks
+
+
+def _join_blocks(
+    zeros: Callable[[], Any],
+    pieces: list[Any],
+    *,
+    call: Call,
+    positions: Any,
+    numbers: list[Any],
+    boxes: list[list[range]],
+) -> Any:
+    """Put together blocks whose elements lie in several chunks: of each piece those that its chunk has."""
+    if len(pieces) == 1 and len(pieces[0]) == len(positions):
+        return pieces[0]
+    geometry, blocks = geometry_of(call, PositionsGeometry), zeros()
+    library, rank = library_of(call.operation, "a chunk", blocks), len(geometry.size)
+    for piece, chosen, box in zip(pieces, numbers, boxes, strict=True):
+        inside: Any = np.True_
+        for axis, (pixels, side, size) in enumerate(zip(box, geometry.block_shape, geometry.size, strict=True)):
+            along = positions[chosen, axis, None] + np.arange(side)
+            if call.fusion.mode == "edge":
+                along = along.clip(0, size - 1)
+            lies = (along >= pixels.start) & (along < pixels.stop)
+            ones = (1,) * len(geometry.lead)
+            inside = inside & lies.reshape(-1, *ones, *(1,) * axis, side, *(1,) * (rank - 1 - axis))
+        into = library.asarray(chosen)
+        blocks[into] = library.where(library.asarray(inside), piece, blocks[into])
+    return blocks

@@ -1,0 +1,136 @@
+"""Blocks between batch and space: `batch_to_space` and `space_to_batch`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from math import prod
+from typing import Any
+
+import dask.array as da
+import numpy as np
+
+from gpufold import calls, space
+from gpufold.dask.cutting import check_array, checked, cut_result, geometry_of, spans_of, zeros
+from gpufold.dask.pieces import each_chunk, gather, pixels_under, reach, under
+from gpufold.geometry import Axis, Size, SpaceGeometry
+
+
+def batch_to_space(
+    data: Any,
+    block_shape: Any,
+    crops_begin: Any = 0,
+    crops_end: Any = 0,
+    *,
+    chunks: Any = "auto",
+    variant: str = "auto",
+) -> Any:
+    """Move blocks of the batch axis into the spatial axes, and crop: `gpufold.batch_to_space`, lazily.
+
+    >>> import dask.array as da, gpufold.dask
+    >>> data = da.arange(12, chunks=5).reshape(4, 1, 3)
+    >>> gpufold.dask.batch_to_space(data, (1, 2, 2), (0, 0, 1), (0, 0, 0), chunks=2).compute()
+    array([[[ 3,  1,  4,  2,  5],
+            [ 9,  7, 10,  8, 11]]])
+
+    An image comes from ``prod(block_shape)`` places in the batch. The result's batch is chunked as its first images
+    are in `data`, and the others are rechunked to match.
+
+    Parameters
+    ----------
+    data : dask.array.Array
+        Array as in `gpufold.batch_to_space`, without strings, in NumPy or CuPy chunks.
+    block_shape, crops_begin, crops_end, variant
+        As in `gpufold.batch_to_space`.
+    chunks
+        As in `col2im`.
+
+    Returns
+    -------
+    dask.array.Array
+        The result.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As in `col2im`.
+    """
+    check_array("batch_to_space", "data", data)
+    call = calls.batch_to_space(data, block_shape, crops_begin, crops_end, variant=variant)
+    geometry, _ = geometry_of(call, SpaceGeometry), checked(call, data)
+    images = [data[first : first + geometry.batch] for first in range(0, len(data), max(1, geometry.batch))]
+    lead = (images or [data])[0].chunks[:1]
+    cut = cut_result(call, lead, chunks, geometry.space_shape, data)
+    if 0 in data.shape or 0 in geometry.space_shape:
+        return zeros(call, data, cut)
+    batches = da.stack([part.rechunk({0: lead[0]}) for part in images])
+    work = partial(_batch_to_space_chunk, axes=geometry.axes, variant=variant)
+    return each_chunk(call, work, gather(batches, 2, reach(geometry.axes, cut[1:])), cut, drop_axis=[0])
+
+
+def space_to_batch(
+    data: Any, block_shape: Any, pads_begin: Any = 0, pads_end: Any = 0, *, chunks: Any = "auto", variant: str = "auto"
+) -> Any:
+    """Pad the spatial axes and move their blocks into the batch axis: `gpufold.space_to_batch`, lazily.
+
+    >>> import dask.array as da, gpufold.dask
+    >>> data = da.arange(1, 6, chunks=3).reshape(1, 5)
+    >>> gpufold.dask.space_to_batch(data, (1, 2), (0, 1), (0, 0), chunks=2).compute()
+    array([[0, 2, 4],
+           [1, 3, 5]])
+
+    Parameters
+    ----------
+    data : dask.array.Array
+        Array as in `gpufold.space_to_batch`, without strings, in NumPy or CuPy chunks.
+    block_shape, pads_begin, pads_end, variant
+        As in `gpufold.space_to_batch`.
+    chunks
+        As in `col2im`.
+
+    Returns
+    -------
+    dask.array.Array
+        The result, with the batch chunked as in `data`, once for each element of a block.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As in `col2im`.
+    """
+    check_array("space_to_batch", "data", data)
+    call = calls.space_to_batch(data, block_shape, pads_begin, pads_end, variant=variant)
+    geometry, _ = geometry_of(call, SpaceGeometry), checked(call, data)
+    taps = prod(geometry.block)
+    lead = ((taps,), data.chunks[0])
+    cut = cut_result(call, lead, chunks, (taps, geometry.batch, *geometry.grid), data)
+    if 0 in data.shape:
+        return zeros(call, data, (data.chunks[0] * taps, *cut[2:]))
+    pixels = pixels_under(geometry.axes, [spans_of(sizes) for sizes in cut[2:]])
+    work = partial(_space_to_batch_chunk, axes=geometry.axes, variant=variant)
+    batches = each_chunk(call, work, gather(data, 1, pixels), cut, new_axis=[0])
+    return da.concatenate(list(batches))
+
+
+def _batch_to_space_chunk(batches: Any, *, axes: tuple[Axis, ...], variant: str, block_info: Any) -> Any:
+    """Compute a chunk of space, from all grid points whose blocks reach it."""
+    spans = block_info[None]["array-location"][1:]
+    sections = [axis.section(*span)[0] for axis, span in zip(axes, spans, strict=True)]
+    return space.batch_to_space(batches.reshape(-1, *batches.shape[2:]), *_block_and_margins(sections), variant=variant)
+
+
+def _space_to_batch_chunk(array: Any, *, axes: tuple[Axis, ...], variant: str, block_info: Any) -> Any:
+    """Compute a chunk of the batches, from all pixels under its grid points."""
+    chunk = block_info[None]
+    spans = [range(*span) for span in chunk["array-location"][2:]]
+    sections = [under(axis, span)[0] for axis, span in zip(axes, spans, strict=True)]
+    if not all(axis.size for axis in sections):
+        return np.zeros_like(array, chunk["dtype"], order="C", shape=chunk["chunk-shape"])
+    batches = space.space_to_batch(array, *_block_and_margins(sections), variant=variant)
+    return batches.reshape(chunk["chunk-shape"])
+
+
+def _block_and_margins(axes: Sequence[Axis]) -> tuple[Size, Size, Size]:
+    """Return block shape, begins and ends of the margins with those of the batch axis in front."""
+    _, block, _, _, begin, end = zip(*axes, strict=True)
+    return (1, *block), (0, *begin), (0, *end)
