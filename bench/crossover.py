@@ -75,26 +75,6 @@ def sweeps(multiprocessors: int, threads_per_multiprocessor: int) -> tuple[Sweep
     images = int(space_variants.WAVES * resident / (112 * 28)) + 1  # of 112 x 28 words that fill the device
     return (
         Sweep(
-            "col2im.SPLIT_MAX_FILL",
-            col2im.SPLIT_MAX_FILL,
-            ("split",),
-            gathers,
-            tuple(
-                _one("fill", 64 * 64 * planes / resident, image_shape=(1, planes, 64, 64), kernel=32)
-                for planes in (1, 2, 4, 6, 8, 12, 16, 32, 64)
-            ),
-        ),
-        Sweep(
-            "col2im.SPLIT_MIN_TAPS",
-            col2im.SPLIT_MIN_TAPS,
-            gathers,
-            ("split",),
-            tuple(
-                _one("taps", kernel**2, image_shape=(1, 2, 64, 64), kernel=kernel)
-                for kernel in (2, 3, 4, 6, 8, 12, 16, 24, 32)
-            ),
-        ),
-        Sweep(
             "col2im.PIXELS_MIN_STRIDE",
             col2im.PIXELS_MIN_STRIDE,
             ("gather",),
@@ -118,7 +98,7 @@ def sweeps(multiprocessors: int, threads_per_multiprocessor: int) -> tuple[Sweep
             "col2im.SHORT_ROWS_MIN_STRIDE",
             col2im.SHORT_ROWS_MIN_STRIDE,
             ("gather",),
-            ("gather_phases", "gather_staged"),
+            ("gather_phases",),
             tuple(
                 _one(
                     "short-rows-stride",
@@ -157,22 +137,6 @@ def sweeps(multiprocessors: int, threads_per_multiprocessor: int) -> tuple[Sweep
             tuple(
                 _one("cells", (kernel // 2) ** 2, image_shape=(1, 1, 128, 128), kernel=kernel, stride=2)
                 for kernel in (4, 6, 8, 10, 12, 16, 20, 24)
-            ),
-        ),
-        Sweep(
-            "col2im.BYTES_MIN_FILL",
-            col2im.BYTES_MIN_FILL,
-            ("gather",),
-            ("gather_bytes",),
-            tuple(
-                _one(
-                    "byte-pixels",
-                    planes * 128 * 128 / resident,
-                    image_shape=(1, planes, 128, 128),
-                    kernel=3,
-                    dtypes=("uint8",),
-                )
-                for planes in (1, 2, 4, 8, 12, 16, 32)
             ),
         ),
         Sweep(
@@ -287,36 +251,6 @@ def sweeps(multiprocessors: int, threads_per_multiprocessor: int) -> tuple[Sweep
                 for stride in (1, 2, 3, 4, 5, 6, 7, 8)
             ),
             largest=True,
-        ),
-        Sweep(
-            "im2col.CELLS_MIN_STRIDE",
-            im2col.CELLS_MIN_STRIDE,
-            ("direct", "staged"),
-            ("cells",),
-            tuple(
-                _one("cells-stride", stride, "im2col", **_strided(stride, 2 * stride, planes=32))
-                for stride in (2, 3, 4, 6, 8, 12, 16, 24)
-            ),
-        ),
-        Sweep(
-            "im2col.CELLS_MIN_OVERLAP",
-            im2col.CELLS_MIN_OVERLAP,
-            ("direct", "staged"),
-            ("cells",),
-            tuple(
-                _one("cells-overlap", kernel / 8, "im2col", **_strided(8, kernel, planes=32))
-                for kernel in (8, 9, 10, 12, 14, 16, 24)
-            ),
-        ),
-        Sweep(
-            "im2col.CELLS_MIN_BYTES",
-            im2col.CELLS_MIN_BYTES,
-            ("direct", "staged"),
-            ("cells",),
-            tuple(
-                _one("cells-bytes", 512 * blocks**2, "im2col", **_strided(8, 16, 8 * blocks + 8, 65536 // blocks**2))
-                for blocks in (12, 14, 16, 20, 24, 32, 64)
-            ),
         ),
         Sweep(
             "unfolding.STAGED_LINES",

@@ -11,7 +11,7 @@
 //
 // A cell of one word, or of two pixels, is stored where it is. Larger ones are staged in shared memory, so
 // that a warp writes its 32 cells from end to end. Several planes per thread share the index arithmetic and
-// have more loads in flight; few and one are for images too small, or too few, to fill the device otherwise.
+// have more loads in flight; one is for images too small, or too few, to fill the device otherwise.
 //
 // Wins for strides up to 16 and kernels up to 32 along the last axis: each element of the columns is read
 // once and each pixel written once, from end to end.
@@ -231,7 +231,6 @@ __device__ void gather(const Scalar* __restrict__ columns, Result* __restrict__ 
 
 // What is fused needs registers of its own.
 constexpr int resident_thread_blocks = PLANES > 1 && !fuses ? 3 : 2;
-constexpr int few_planes = PLANES / 2; // where all would leave too few threads, or idle ones
 
 // A thread for each cell of each plane.
 extern "C" __global__ void __launch_bounds__(THREADS, 2)
@@ -249,13 +248,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, resident_thread_blocks)
     if constexpr (PLANES > 1)
         gather<PLANES, 1>(columns, image, window, p);
 }
-extern "C" __global__ void __launch_bounds__(THREADS, resident_thread_blocks)
-    col2im_gather_few_planes(const Scalar* __restrict__ columns, Result* __restrict__ image,
-                             const Weights window, const GatherParameters p)
-{
-    if constexpr (few_planes > 1)
-        gather<few_planes, 1>(columns, image, window, p);
-}
 
 // The same for rows of whole cells, in words.
 extern "C" __global__ void __launch_bounds__(THREADS, resident_thread_blocks)
@@ -264,11 +256,4 @@ extern "C" __global__ void __launch_bounds__(THREADS, resident_thread_blocks)
 {
     if constexpr (WORD > 1)
         gather<PLANES, WORD>(columns, image, window, p);
-}
-extern "C" __global__ void __launch_bounds__(THREADS, resident_thread_blocks)
-    col2im_gather_few_words(const Scalar* __restrict__ columns, Result* __restrict__ image,
-                            const Weights window, const GatherParameters p)
-{
-    if constexpr (WORD > 1 && few_planes > 1)
-        gather<few_planes, WORD>(columns, image, window, p);
 }

@@ -33,7 +33,6 @@ LARGER_CASES = (
     Case("many-cells-in-a-row", (20 * 300,), (24,), 20),
     Case("many-planes", (30, 31), (3, 3), channels=64),
     Case("many-planes-of-words", (32, 40), (3, 3), 1, 1, 1, 1, channels=64),
-    Case("few-planes-of-words", (64, 80), (3, 3), 2, 1, 1, 1, batch=1, channels=4),
 )
 """For kernels that only larger images are given."""
 

@@ -1253,9 +1253,13 @@ def test_a_threshold_goes_where_the_faster_side_changes():
 
 def test_regret_compares_auto_with_what_it_was_free_to_take():
     times = {
-        name: Times([seconds]) for name, seconds in (("gather", 1.2), ("split", 1.0), ("atomic", 0.5), ("torch", 0.1))
+        name: Times([seconds])
+        for name, seconds in (("gather", 1.2), ("gather_pixels", 1.0), ("atomic", 0.5), ("torch", 0.1))
     }
-    assert regret(Row("", "col2im", "float32", 1, 1, chosen="gather", times=times)) == ("split", pytest.approx(0.2))
+    assert regret(Row("", "col2im", "float32", 1, 1, chosen="gather", times=times)) == (
+        "gather_pixels",
+        pytest.approx(0.2),
+    )
     assert regret(Row("", "col2im", "int32", 1, 1, chosen="gather", times=times)) == ("atomic", pytest.approx(1.4))
     assert regret(Row("", "col2im", "float32", 1, 1, times=times)) is None
 

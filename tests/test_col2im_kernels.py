@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import random
 from contextlib import nullcontext, suppress
-from itertools import product
 from math import prod
 
 import numpy as np
@@ -63,26 +62,6 @@ STAGED_CASES = (
     Case("rows-of-32-cells-and-a-part", (2, 3 * 36 + 1), (2, 5), (1, 3), 1, (0, 2), (0, 4), batch=1, channels=5),
 )
 
-BYTES_CASES = (
-    Case("rows-of-words", (5, 16), (3, 3), 1, 1, 1, 1, channels=5),
-    Case("rows-from-any-byte", (6, 16), (3, 3), channels=3),
-    Case("odd-rows-in-single-words", (8, 12), (4, 2), channels=4),
-    Case("rows-of-words-dilated", (9, 24), (3, 3), (2, 1), (1, 2), (0, 2), (3, 2), channels=5),
-    Case("pads-beyond-a-word", (3, 16), (2, 8), 1, 1, (1, 6), (0, 7), channels=2),
-    Case("dense-8x8-in-four-words", (12, 32), (8, 8), batch=1, channels=2),
-    Case("1d-rows-of-words", (64,), (5,), 1, 1, 2, 2, batch=1, channels=6),
-    Case("3d-rows-of-words", (3, 4, 16), (2, 3, 3), (1, 2, 1), 1, (1, 0, 1), (0, 1, 1), channels=2),
-    Case("as-many-taps-as-16-bits-hold", (17, 32), (16, 16), batch=1, channels=1),
-)
-"""Images whose rows are whole words, for bytes that are added up four at a time."""
-
-
-FEW_PLANES_CASES = (
-    (Case("few-planes", (47, 80), (2, 3), 1, 1, 1, 1, batch=1, channels=3), "col2im_gather_few_planes"),
-    (Case("few-words", (94, 160), (3, 3), 2, 1, 1, 1, batch=1, channels=4), "col2im_gather_few_words"),
-)
-"""Images that have enough pixels for half of the planes a thread, but too few channels for all of them."""
-
 
 def geometry_of(case):
     return col2im_geometry(case.columns_shape, case.output_size, case.kernel_size, **case.arguments)
@@ -117,7 +96,7 @@ def check(geometry, columns, want, variant, device=H200, result=None, mode="plai
 
 def may_refuse(variant):
     """Only these refuse anything but sizes; what they refuse has its own test."""
-    refusing = ("gather", "gather_blocks", "gather_bytes", "gather_staged", "atomic")
+    refusing = ("gather", "gather_blocks", "atomic")
     return suppress(Unsupported) if variant in refusing else nullcontext()
 
 
@@ -137,47 +116,6 @@ def test_every_variant_is_the_definition(case):
     dtype = DTYPES[[*CASES, *LARGE_STRIDE_CASES, *STAGED_CASES].index(case) % len(DTYPES)]
     check_variants(case, dtype)
     check_variants(case, dtype, H200, names=("auto",))
-
-
-@pytest.mark.parametrize("dtype", ["float32", "float16", "int32"])
-@pytest.mark.parametrize(("case", "symbol"), FEW_PLANES_CASES, ids=str)
-def test_a_thread_has_half_of_its_planes_where_there_are_few(case, symbol, dtype):
-    columns = values(case.columns_shape, np.dtype(dtype))
-    plan = check(geometry_of(case), columns, case.col2im(columns), "gather", ONE_THREAD)
-    assert plan.symbol == symbol
-
-
-@pytest.mark.parametrize(
-    ("case", "dtype"), crossed(BYTES_CASES, [np.dtype(name) for name in ("uint8", "int8", "bool")])
-)
-def test_bytes_are_added_up_four_at_a_time(case, dtype):
-    columns = values(case.columns_shape, dtype)
-    bits = columns.view(np.uint8)
-    if dtype == "bool":
-        bits[bits != 0] = 0x81  # any byte but zero is true
-        want = case.col2im(columns.view(np.uint8) != 0)
-    else:
-        bits[..., ::2] |= 0xF0  # sums that fill the lanes of 16 bits
-        want = case.col2im(columns)
-    for device, mode in product((ONE_THREAD, H200), ("observed", "shuffled")):
-        check(geometry_of(case), columns, want, "gather_bytes", device, mode=mode)
-
-
-@pytest.mark.all
-@pytest.mark.parametrize("case", BYTES_CASES, ids=str)
-def test_bytes_are_read_inside_their_arrays(case):
-    columns = values(case.columns_shape, np.uint8)
-    check(geometry_of(case), columns, case.col2im(columns), "gather_bytes", ONE_THREAD, mode="sanitized")
-
-
-@pytest.mark.parametrize("case", BYTES_CASES[:2], ids=str)
-def test_bytes_far_apart_are_added_up_four_at_a_time(case, monkeypatch):
-    monkeypatch.setattr(parameters, "INT32_MAX", 1000)
-    choose.cache_clear()
-    columns = values(case.columns_shape, np.uint8)
-    plan = check(geometry_of(case), columns, case.col2im(columns), "gather_bytes", ONE_THREAD)
-    assert dict(plan.defines)["OFFSET"] == "long long"
-    choose.cache_clear()
 
 
 @pytest.mark.parametrize("mode", ["plain", SANITIZED])
@@ -308,26 +246,6 @@ def check_random(seed, count):
 @pytest.mark.parametrize("seed", range(20))
 def test_random_geometries_in_any_layout_are_the_numpy_path(seed):
     check_random(seed, 100)
-
-
-@pytest.mark.some(4)
-@pytest.mark.parametrize("seed", range(12))
-def test_random_planes_of_few_blocks_are_the_definition(seed):
-    """What gather_staged serves, which few random geometries are: most of these are served."""
-    rng, served = random.Random(seed), 0
-    for number in range(4):
-        rank, stride = rng.choice((1, 2, 2, 3)), 8 * rng.choice((1, 1, 2, 3, 4))
-        kernel = (*(rng.randint(1, 7) for _ in range(rank - 1)), 8 * rng.randint(1, 6))
-        size = (*(taps + rng.randint(0, 10) for taps in kernel[:-1]), kernel[-1] + rng.randint(0, 90))
-        strides = (*(rng.randint(1, 5) for _ in range(rank - 1)), stride)
-        begin, end = ((*(rng.randint(0, 6) for _ in range(rank - 1)), rng.randint(0, 40)) for _ in range(2))
-        case = Case("few-blocks", size, kernel, strides, 1, begin, end, batch=2, channels=rng.randint(1, 3))
-        columns = values(case.columns_shape, rng.choice(DTYPES))
-        with suppress(Unsupported):
-            mode = rng.choice(("observed", "shuffled"))
-            check(geometry_of(case), columns, case.col2im(columns), "gather_staged", mode=mode, seed=number)
-            served += 1
-    assert served, f"seed {seed}"
 
 
 @pytest.mark.many
@@ -499,8 +417,7 @@ def test_wide_offsets_give_the_same(case, monkeypatch):
     choose.cache_clear()
     columns = values(case.columns_shape, np.dtype(np.float32))
     want = case.col2im(columns)
-    refusing = {"gather_bytes", *(["gather"] if case.name == "stride-20" else [])}
-    refusing |= {"gather_staged"} if case.name != "few-blocks" else set()
+    refusing = {"gather"} if case.name == "stride-20" else set()
     for variant in VARIANTS:
         with pytest.raises(Unsupported) if variant in refusing else nullcontext():
             plan = check(geometry_of(case), columns, want, variant, ONE_THREAD)
@@ -548,8 +465,6 @@ def test_extents_never_change_what_is_compiled():
     arguments = {"strides": (2, 3), "dilations": (1, 2), "pads_begin": (0, 1), "pads_end": 1}
     extents = [(1, 1, (5, 9)), (3, 5, (8, 7)), (64, 256, (56, 57)), (1, 3, (1024, 1999)), (8, 8, (64, 66))]
     for variant in VARIANTS:
-        if variant in ("gather_bytes", "gather_staged"):  # which have their words, or few blocks, compiled in
-            continue
         plans = [
             plan_of(
                 size,
@@ -571,29 +486,18 @@ def test_extents_never_change_what_is_compiled():
     ("expected", "size", "kernel", "arguments"),
     [
         ("gather", (56, 56), (3, 3), {"batch": 8, "channels": 64, "pads_begin": 1, "pads_end": 1}),
-        (
-            "gather_bytes",
-            (56, 56),
-            (3, 3),
-            {"batch": 8, "channels": 64, "pads_begin": 1, "pads_end": 1, "dtype": "int8"},
-        ),
-        ("gather", (57, 57), (3, 3), {"batch": 8, "channels": 64, "pads_begin": 1, "dtype": "int8"}),
-        ("gather", (56, 56), (3, 3), {"batch": 8, "pads_begin": 1, "pads_end": 1, "dtype": "int8"}),  # few pixels
         ("gather", (112, 112), (3, 3), {"batch": 8, "channels": 64, "strides": 2, "pads_begin": 1}),
         ("gather", (512, 512), (16, 16), {"batch": 8, "channels": 3, "strides": 16}),
         ("gather_phases", (128_000,), (400,), {"batch": 8, "strides": 160}),
         ("gather_phases", (1024, 1024), (40, 40), {"batch": 8, "strides": 8}),
-        ("gather_staged", (64, 96, 96), (32, 32, 32), {"batch": 64, "strides": 16}),  # rows of five blocks
-        ("gather_phases", (64, 96, 96), (36, 36, 36), {"batch": 64, "strides": 16}),  # of tiles that are not whole
+        ("gather_phases", (64, 96, 96), (32, 32, 32), {"batch": 64, "strides": 16}),  # rows of five blocks
         ("gather", (64, 160, 160), (32, 32, 32), {"batch": 64, "strides": 16}),  # of nine, which fill a sector
         ("gather_pixels", (1024, 1024), (40, 40), {"batch": 8}),
         ("gather_pixels", (5,), (2,), {"strides": 2**31 - 1, "pads_begin": 2**31}),
         ("gather_pixels", (512, 512), (16, 16), {"channels": 3, "strides": 16, "steps": (1, 1, 768)}),
         ("gather_pixels", (128, 128), (32, 32), {"strides": 4}),  # 64 taps of each pixel, 1024 cells
         ("gather", (128, 128), (16, 16), {}),
-        ("split", (64, 64), (32, 32), {}),
-        ("split", (64, 64), (32, 32), {"dtype": "int8"}),
-        ("split", (64, 64), (32, 32), {"dtype": "float16", "deterministic": False}),
+        ("gather", (64, 64), (32, 32), {}),
         ("atomic", (64, 64), (32, 32), {"dtype": "int32"}),
         ("atomic", (64, 64), (32, 32), {"dtype": "bool"}),
         ("atomic", (64, 64), (32, 32), {"deterministic": False}),
@@ -617,12 +521,10 @@ def test_auto_takes_the_variant_that_is_predicted_fastest(expected, size, kernel
 def test_all_waves_of_thread_blocks_are_full(size, kernel, stride, batch, device):
     """The last one takes as long as a full one; each thread block has as much to do as others, or a piece more."""
     device = DEVICES[device]
-    for variant in ("gather_phases", "gather_staged"):
-        with may_refuse(variant):
-            plan = plan_of(size, (kernel,) * len(size), batch=batch, strides=stride, variant=variant, device=device)
-            held = device.shared_bytes // (plan.shared_bytes + 1024)
-            resident = min(int(dict(plan.defines)["RESIDENT_BLOCKS"]), held)
-            assert prod(plan.grid) % (resident * device.multiprocessors) == 0
+    plan = plan_of(size, (kernel,) * len(size), batch=batch, strides=stride, variant="gather_phases", device=device)
+    held = device.shared_bytes // (plan.shared_bytes + 1024)
+    resident = min(int(dict(plan.defines)["RESIDENT_BLOCKS"]), held)
+    assert prod(plan.grid) % (resident * device.multiprocessors) == 0
 
 
 def test_a_plane_alone_takes_no_words_away_by_where_another_would_lie():
@@ -642,10 +544,8 @@ def test_several_planes_and_wide_words_where_there_is_enough():
     assert symbol((113, 113), 2, batch=32, channels=64) == "col2im_gather_planes"
     assert symbol((111, 111), 3, batch=32, channels=64) == "col2im_gather_planes"
     assert symbol((1024, 1024), 1, batch=8, channels=1) == "col2im_gather_planes"  # the batch is planes too
-    assert symbol((28, 28), 1, batch=32, channels=48) == "col2im_gather_few_planes"  # too few threads otherwise
-    assert symbol((56, 56), 2, batch=16, channels=64) == "col2im_gather_few_words"
-    assert symbol((2048, 2048), 1, channels=3) == "col2im_gather_few_planes"  # one of four repeats another
-    assert symbol((2048, 2048), 1, channels=2) == "col2im_gather"
+    assert symbol((28, 28), 1, batch=32, channels=48) == "col2im_gather"  # too few threads otherwise
+    assert symbol((2048, 2048), 1, channels=3) == "col2im_gather"  # most of eight would repeat another
 
 
 @pytest.mark.parametrize(
@@ -669,21 +569,6 @@ def test_several_planes_and_wide_words_where_there_is_enough():
             "gather_blocks",
             "keeps sums of pixels and of those that their blocks reach, .* dilations 6000 make it",
             {"size": (50, 30_000), "steps": (0, 1, 9), "dilations": (1, 6000)},
-        ),
-        ("gather_bytes", "adds up bytes, as int8, uint8 and bool are", {}),
-        ("gather_bytes", "needs a stride of 1 along the last axis, not 2", {"dtype": "int8", "strides": 2}),
-        ("gather_bytes", "contiguous last axis .* not steps of 9 and 1", {"dtype": "int8", "steps": (0, 1, 9)}),
-        ("gather_bytes", "257 taps at most, 20 along", {"dtype": "int8", "kernel": (3, 21)}),
-        ("gather_bytes", "planes .* that begin and end with words of 4 bytes", {"dtype": "int8", "size": (51, 60)}),
-        ("gather_bytes", "rows of the image of whole words of 4 bytes, not of 62", {"dtype": "int8", "size": (50, 62)}),
-        ("gather_staged", r"dilations must be 1 on every axis, not \(1, 2\)", {"dilations": (1, 2)}),
-        ("gather_staged", "must be C-contiguous, but their strides are", {"steps": (0, 1, 9)}),
-        ("gather_staged", "128 rows of cells and 31 taps .* at most, not 200 and 3", {"size": (200, 60)}),
-        ("gather_staged", "must be multiples of 8 on the last axis, not 1 and 3 in 60 cells", {"kernel": (1, 3)}),
-        (
-            "gather_staged",
-            "would need .* bytes of shared memory",
-            {"size": (100, 100), "kernel": (32, 32), "strides": 8},
         ),
         ("atomic", "atomic adds in memory, where float16 sums would be rounded", {"dtype": "float16"}),
         ("atomic", "no atomic addition of uint8", {"dtype": "uint8"}),

@@ -29,9 +29,7 @@ MOST_INSTRUCTIONS = 4_000_000
 OTHERS = {
     problem.name: problem
     for problem in (
-        *sliding("patches-16x16", "every patch of one small picture", (1, 1, 64, 64), kernel=16),
         *sliding("resnet-3x3-s2", "downsampling", (64, 64, 112, 112), 3, 2, pad=1, operations=("im2col",)),
-        *sliding("alexnet-11x11-s4", "a first layer", (128, 3, 224, 224), 11, 4, pad=2, operations=("im2col",)),
         *sliding("stft-1024-s256", "spectra", (64, 1, 441_344), 1024, 256, window="hann", operations=("im2col",)),
         *space("nchw-3x3", "atrous convolution of small maps, rate 3", (64, 64, 63, 63), (1, 3, 3)),
         *space("nchw-15x15", "atrous convolution, rate 15", (16, 64, 240, 240), (1, 15, 15)),
@@ -41,12 +39,8 @@ OTHERS = {
 
 EARNED = {
     "col2im_gather_blocks": ("blocks_to_array-blocks-8x8-s1", "float32", 3.5),
-    "col2im_gather_bytes": ("col2im-resnet-3x3-s1", "uint8", 1.6),
     "col2im_gather_phases": ("col2im-audio-2048-s512", "float32", 4.3),
     "col2im_gather_pixels": ("blocks_to_array-stitch-512x512-s256", "float32", 2.4),
-    "col2im_gather_staged": ("col2im-microscopy-32x32x32-s16", "float16", 1.15),
-    "col2im_split": ("col2im-patches-16x16", "float32", 1.4),
-    "im2col_cells": ("im2col-alexnet-11x11-s4", "float16", 1.2),
     "im2col_direct": ("im2col-resnet-3x3-s2", "float32", 1.1),
     "im2col_packed": ("array_to_blocks-blocks-7x7-s1", "uint8", 3.4),
     "im2col_staged": ("im2col-stft-1024-s256", "float32", 1.4),

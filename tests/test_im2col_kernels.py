@@ -82,17 +82,6 @@ LONG_ROWS_CASES = (
     Case("1d-odd-row", (203,), (5,), 1, 9, 4, 3, batch=1, channels=2),
     Case("long-rows-of-one-tap", (3, 145), (2, 1), 1, 1, (0, 3), 0, batch=1, channels=2),
 )
-CELLS_CASES = (
-    Case("tiles-of-odd-rows", (26, 232), (8, 8), 4, 1, (1, 3), (2, 0), batch=2, channels=1),
-    Case("three-rows-of-blocks-share-pixels", (20, 263), (9, 12), (3, 5), 1, (2, 0), (0, 4), batch=1, channels=2),
-    Case("dilated-rows-that-share-every-other", (17, 208), (4, 6), (4, 4), (6, 1), (5, 2), (3, 1), batch=1),
-    Case("one-row-of-cells-in-parts", (2419,), (70,), 40, 1, 9, 4, batch=2, channels=1),
-    Case("words-of-pixels-and-whole-chunks", (12, 416), (4, 16), (2, 8), 1, (0, 8), (1, 0), batch=1, channels=2),
-    Case("a-part-longer-than-a-cell", (5, 480), (2, 23), (2, 9), 1, (1, 0), 0, batch=1, channels=1),
-    Case("pixels-between-blocks", (7, 610), (2, 5), (3, 12), 1, (0, 3), (1, 0), batch=1, channels=2),
-    Case("more-than-a-tile", (60, 400), (3, 6), (2, 4), 1, 1, 1, batch=1, channels=1),
-    Case("3d-cells", (3, 7, 208), (2, 3, 6), (1, 2, 4), (2, 1, 1), (1, 0, 2), (0, 1, 1), batch=1, channels=2),
-)
 
 
 def geometry_of(case):
@@ -105,12 +94,12 @@ def want_of(case, image):
 
 def variants_for(kernel):
     """Staged loads run along a row of taps, so they need one."""
-    return variants("im2col") if kernel[-1] > 1 else ("direct", "packed", "taps", "words", "cells")
+    return variants("im2col") if kernel[-1] > 1 else ("direct", "packed", "taps", "words")
 
 
 def may_refuse(variant):
-    """Only packed, words and cells refuse more than sizes and rows of one tap; what they refuse has its own tests."""
-    return suppress(Unsupported) if variant in ("packed", "words", "cells") else nullcontext()
+    """Only packed and words refuse more than sizes and rows of one tap; what they refuse has its own tests."""
+    return suppress(Unsupported) if variant in ("packed", "words") else nullcontext()
 
 
 def check_case(case, dtype, seed=0):
@@ -175,7 +164,7 @@ def test_a_window_multiplies_what_is_taken(case, kind, make_window):
     want = case.im2col(image, window=window)
     assert_same_bits(gpufold.im2col(image, case.kernel_size, **case.arguments, window=window), want, case)
     kind, weights = weights_of(window, case.kernel_size, dtype)
-    taking = [variant for variant in variants_for(case.kernel_size) if variant not in ("packed", "words", "cells")]
+    taking = [variant for variant in variants_for(case.kernel_size) if variant not in ("packed", "words")]
     for variant, device in itertools.product(("auto", *taking), DEVICES):
         operands = operand(image), operand(want)
         plan = operations.choose(
@@ -238,61 +227,6 @@ def test_random_long_rows_are_the_definition(seed):
     image = random_bits(case.image_shape, dtype, seed)
     for device in DEVICES:
         check("im2col", geometry_of(case), image, want_of(case, image), "words", device)
-
-
-SERVED_BY_CELLS = [
-    pytest.param(case, dtype, id=f"{case}-{dtype}", marks=() if (number + place) % 4 == 2 else pytest.mark.all)
-    for number, case in enumerate(CELLS_CASES)
-    for place, dtype in enumerate(("float16", "float32", "complex64", "complex128"))
-]
-
-
-@pytest.mark.parametrize(("case", "dtype"), SERVED_BY_CELLS)
-def test_words_of_cells_are_the_definition(case, dtype):
-    image = random_bits(case.image_shape, dtype)
-    want = want_of(case, image)
-    for device, run in itertools.product(DEVICES[:1], ({"mode": "observed"}, {"mode": "shuffled", "seed": 1})):
-        check("im2col", geometry_of(case), image, want, "cells", device, **run)
-
-
-@pytest.mark.parametrize("mode", ["observed", SANITIZED])
-@pytest.mark.parametrize(
-    "start", [pytest.param(start, marks=() if start in (1, 5) else pytest.mark.all) for start in range(1, 9)]
-)
-def test_cells_may_begin_at_any_element(start, mode):
-    """Words of the columns are aligned wherever these begin, and only words of pixels that are aligned are loaded."""
-    case = CELLS_CASES[start % len(CELLS_CASES)]
-    dtype = ("float16", "float32", "complex64")[start % 3]
-    want = want_of(case, image := random_bits(case.image_shape, dtype))
-    moved = np.empty(image.size + start, dtype)[start:].reshape(image.shape)
-    result = np.empty((*want.shape[:-1], want.shape[-1] + start % 3), dtype)[..., start % 3 :]
-    moved[...] = image
-    check("im2col", geometry_of(case), moved, want, "cells", DEVICES[0], result, mode=mode)
-
-
-@pytest.mark.some(20)
-@pytest.mark.parametrize("seed", range(40))
-def test_random_cells_are_the_definition(seed):
-    rng = random.Random(seed)
-    stride, kernel = (rng.randint(1, 4), rng.randint(1, 9)), (rng.randint(1, 6), rng.randint(2, 24))
-    dilation, pads = (rng.randint(1, 4), 1), [[rng.randint(0, 3), rng.randint(0, 9)] for _ in range(2)]
-    size = (kernel[0] * dilation[0] + rng.randint(0, 8), (rng.randint(50, 70) - 1) * stride[1] + kernel[1])
-    case = Case("random", size, kernel, stride, dilation, *pads, batch=2, channels=1)
-    dtype = ("float16", "float32", "complex64", "complex128")[seed % 4]
-    image = random_bits(case.image_shape, dtype, seed)
-    check("im2col", geometry_of(case), image, want_of(case, image), "cells", DEVICES[0])
-
-
-def test_cells_load_pixels_in_words_where_no_pad_or_end_cuts_one():
-    def part(shape, kernel, stride, **arguments):
-        defines = dict(plan_of_shape(shape, kernel, "cells", strides=stride, **arguments).defines)
-        return [int(defines[name]) for name in ("CHUNK_TAPS", "PART", "PIECE", "TAP_SKEW")]
-
-    assert part((2, 3, 1024, 1024), (16, 16), 8) == [8, 8, 4, 1]
-    assert part((2, 3, 1022, 1022), (16, 16), 8) == [8, 8, 2, 0]
-    assert part((2, 3, 64, 1024), (16, 16), 8, pads_begin=(0, 3)) == [8, 8, 1, 1]
-    assert part((1, 1, 128000), (400,), 160) == [8, 16, 4, 2]
-    assert part((1, 1, 12800), (40,), 14) == [7, 14, 2, 0]
 
 
 TAPS_CASES = (
@@ -504,9 +438,7 @@ def test_columns_of_any_strides_are_written_in_place(kernel, stride, spaced):
 
 
 @pytest.mark.some(2)
-@pytest.mark.parametrize(
-    "case", [*STAGED_CASES, *UNSPLIT_CASES, WORDS_CASES[0], LONG_ROWS_CASES[0], *CELLS_CASES[1:5:3]], ids=str
-)
+@pytest.mark.parametrize("case", [*STAGED_CASES, *UNSPLIT_CASES, WORDS_CASES[0], LONG_ROWS_CASES[0]], ids=str)
 def test_wide_offsets_give_the_same(case, monkeypatch):
     monkeypatch.setattr(parameters, "INT32_MAX", 10)
     operations.choose.cache_clear()
@@ -558,7 +490,7 @@ def test_offsets_are_wide_from_the_first_element_that_needs_it():
 def test_extents_never_change_what_is_compiled():
     arguments = {"strides": (2, 1), "dilations": (1, 2), "pads_begin": (0, 1), "pads_end": 1}
     shapes = [(1, 1, 5, 9), (3, 5, 8, 7), (64, 256, 56, 57), (1, 3, 1024, 1999)]
-    of_any_rows = [variant for variant in variants("im2col") if variant not in ("packed", "words", "cells")]
+    of_any_rows = [variant for variant in variants("im2col") if variant not in ("packed", "words")]
     for variant in of_any_rows:
         assert len({plan_of_shape(shape, (3, 3), variant, **arguments).defines for shape in shapes}) == 1
     for variant in of_any_rows:
@@ -581,10 +513,10 @@ def test_the_width_of_rows_chooses_a_word_and_no_other_extent_does():
 def test_large_strides_pass_shared_memory():
     for shape, kernel, stride, variant in [
         ((8, 3, 224, 224), (16, 16), 16, "direct"),  # four words of taps
-        ((8, 3, 224, 224), (16, 16), 8, "cells"),
+        ((8, 3, 224, 224), (16, 16), 8, "direct"),
         ((8, 3, 128, 128), (16, 16), 8, "direct"),  # 15 blocks in a row, of 5 lines
-        ((8, 3, 4096, 112), (16, 16), 8, "cells"),  # 13 blocks in a row, but many rows
-        ((8, 3, 224, 224), (11, 11), 4, "cells"),
+        ((8, 3, 4096, 112), (16, 16), 8, "direct"),  # 13 blocks in a row
+        ((8, 3, 224, 224), (11, 11), 4, "direct"),
         ((8, 64, 64, 64), (8, 8), 4, "direct"),
         ((8, 3, 224, 224), (9, 9), 8, "direct"),
         ((8, 3, 224, 224), (32, 32), 32, "staged"),
@@ -594,7 +526,7 @@ def test_large_strides_pass_shared_memory():
         ((8, 64, 57, 57), (3, 3), 1, "direct"),
         ((16, 1, 512, 512), (8, 8), 1, "words"),
         ((8, 64, 112, 112), (3, 3), 2, "direct"),
-        ((1, 1, 128000), (400,), 160, "cells"),
+        ((1, 1, 128000), (400,), 160, "staged"),
         ((1, 3, 512, 512), (1, 1), 16, "direct"),
     ]:
         geometry = im2col_geometry(shape, kernel, stride, 1, 0, 0)
@@ -648,27 +580,6 @@ def test_words_say_what_they_refuse():
     operands = Operand.contiguous(geometry.image_shape), Operand.contiguous(geometry.columns_shape)
     with pytest.raises(Unsupported, match="words takes no window"):
         operations.choose(call, *operands)
-
-
-def test_cells_say_what_they_refuse():
-    for match, shape, kernel, arguments in [
-        ("cells needs more than one tap .* not 1 taps, dilation 1", (2, 3, 8, 128), (3, 1), {}),
-        ("cells needs .* undilated, .* not 3 taps, dilation 2", (2, 3, 8, 128), (3, 3), {"dilations": (1, 2)}),
-        ("cells needs .* a contiguous .* steps of 8 and 1", (2, 3, 8, 128), (3, 3), {"steps": (3072, 1024, 1, 8)}),
-        ("cells needs rows of 12 positions at least, .* not 11 positions", (2, 3, 8, 13), (3, 3), {}),
-        ("cells needs .* strides in 32 bits, .* a stride of 2147483647", (1, 2**40), (3,), {"strides": 2**31 - 1}),
-        ("cells keeps a block's 9000 cells, and 6 before them, in a tile of 8192", (1, 1, 9100), (9000,), {}),
-    ]:
-        with pytest.raises(Unsupported, match=match):
-            plan_of_shape(shape, kernel, "cells", **arguments)
-    geometry = im2col_geometry((1, 1, 8, 128), (3, 3), 1, 1, 1, 1)
-    operands = Operand.contiguous(geometry.image_shape), Operand.contiguous(geometry.columns_shape)
-    for match, call in [
-        ("cells takes no window", Call("im2col", geometry, "float32", fusion=Fusion(window="full"), variant="cells")),
-        ("cells makes words of two bytes and more", Call("im2col", geometry, "int8", variant="cells")),
-    ]:
-        with pytest.raises(Unsupported, match=match):
-            operations.choose(call, *operands)
 
 
 def test_every_byte_in_and_out_is_counted_once():

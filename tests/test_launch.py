@@ -35,7 +35,6 @@ def launch():
 
 GEOMETRY = col2im_geometry((2, 27, 64), (8, 8), (3, 3), 1, 1, 1, 1)
 COLUMNS, IMAGE = Operand.contiguous(GEOMETRY.columns_shape), Operand.contiguous(GEOMETRY.image_shape)
-FEW_BLOCKS = col2im_geometry((2, 48, 6), (4, 24), (2, 8), (2, 8))
 BLOCK_BY_BLOCK = Operand(GEOMETRY.columns_shape, (27 * 64, 1, 27))
 CHANNEL_BY_CHANNEL = Operand(GEOMETRY.split_columns_shape, (27 * 64, 9 * 64, 3, 1, 9 * 8, 9))
 
@@ -58,18 +57,14 @@ def compile_plan(launch, monkeypatch):
 
 def plans():
     for variant in variants("col2im"):
-        dtype = {"atomic": "complex64", "gather_bytes": "int8"}.get(variant, "bfloat16")
-        if variant == "gather_staged":
-            geometry, columns = FEW_BLOCKS, Operand.contiguous(FEW_BLOCKS.columns_shape)
-        else:
-            geometry, columns = GEOMETRY, BLOCK_BY_BLOCK if variant == "gather_blocks" else COLUMNS
-        image = Operand.contiguous(geometry.image_shape)
-        yield choose(Call("col2im", geometry, dtype, variant=variant), columns, image, H200)
+        dtype = "complex64" if variant == "atomic" else "bfloat16"
+        columns = BLOCK_BY_BLOCK if variant == "gather_blocks" else COLUMNS
+        image = Operand.contiguous(GEOMETRY.image_shape)
+        yield choose(Call("col2im", GEOMETRY, dtype, variant=variant), columns, image, H200)
     taken = im2col_geometry(GEOMETRY.image_shape, (3, 3), 1, 1, 1, 1)
     for variant in variants("im2col"):
         columns = CHANNEL_BY_CHANNEL if variant == "packed" else COLUMNS
-        dtype = "int64" if variant == "cells" else "float16"  # narrower ones want longer rows
-        yield choose(Call("im2col", taken, dtype, variant=variant), IMAGE, columns, H200)
+        yield choose(Call("im2col", taken, "float16", variant=variant), IMAGE, columns, H200)
     moved = batch_to_space_geometry((8, 4, 6), (1, 2, 2), 0, 0)
     yield choose(Call("batch_to_space", moved, "int8"), Operand.contiguous((8, 4, 6)), Operand.contiguous((2, 8, 12)))
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import gcd, prod
 from typing import Any
 
-from gpufold.calls import PLAIN, Unsupported
+from gpufold.calls import Unsupported
 from gpufold.elements import ElementType
 from gpufold.geometry import Axis, Size
 from gpufold.gpu.parameters import (
@@ -36,7 +36,7 @@ from gpufold.gpu.plan import (
     planes_per_thread,
     resident_blocks,
 )
-from gpufold.gpu.variants.moves import LINE_BYTES, SECTOR_BYTES, WARP, WIDEST_WORD, word_elements
+from gpufold.gpu.variants.moves import LINE_BYTES, SECTOR_BYTES, WARP, WIDEST_WORD
 from gpufold.gpu.variants.sliding import (
     View,
     block_step,
@@ -174,13 +174,10 @@ def _planes_at_most(element: ElementType, row_taps: int, cell: int, few: bool) -
     return planes
 
 
-def _planes(problem: Problem, places: int, *compiled: int) -> int:
-    """Return the first of the numbers of planes a thread that are compiled in that leaves enough threads, else one."""
+def _planes(problem: Problem, places: int, compiled: int) -> int:
+    """Return the planes a thread that are compiled in, where they leave enough threads, else one."""
     view, enough = view_of(problem), GATHER_WAVES * GATHER_RESIDENT_THREADS * problem.device.multiprocessors
-    for planes in compiled:
-        if planes_per_thread(view.channels, view.batch * places, planes, enough) == planes:
-            return planes
-    return 1
+    return compiled if planes_per_thread(view.channels, view.batch * places, compiled, enough) == compiled else 1
 
 
 def gather(problem: Problem) -> Plan:
@@ -205,9 +202,8 @@ def gather(problem: Problem) -> Plan:
     outer_strides = (*view.pixel_strides[:-1], view.image_channel, view.image_batch)
     aligned = problem.output.alignment % word == 0 and not any(stride * itemsize % word for stride in outer_strides)
     at_most = _planes_at_most(view.element, row.kernel, row.stride, few=len(outer) > 1)
-    planes = _planes(problem, prod(extents), at_most, at_most // 2)
+    planes = _planes(problem, prod(extents), at_most)
     words = word > itemsize and whole_cells and aligned and (planes > 1 or at_most == 1)
-    several = ("_few" if planes < at_most else "") + ("_words" if words else "_planes")
     groups = -(-view.channels // planes)
     items = view.batch * groups * prod(extents)
     block = GATHER_THREADS
@@ -221,7 +217,7 @@ def gather(problem: Problem) -> Plan:
     return _plan(
         problem,
         "gather",
-        "col2im_gather" + (several if words or planes > 1 else ""),
+        "col2im_gather" + ("_words" if words else "_planes" * (planes > 1)),
         Work(
             items,
             block,
@@ -237,77 +233,6 @@ def gather(problem: Problem) -> Plan:
         PLANES=at_most,
         WORD=word // itemsize,
         PHASE=row.pad_begin % row.stride,
-    )
-
-
-# ---------------------------------------------------------------------------------------------
-# gather_bytes
-
-BYTES_WORD = 4
-MAX_BYTE_TAPS = 257
-"""Bytes whose sum fits 16 bits."""
-BYTES_ROW_REGISTERS = 40
-BYTES_REGISTERS = 24
-"""Registers for the words of a row of taps of one plane, and of several planes: more would be spilled."""
-
-
-def gather_bytes(problem: Problem) -> Plan:
-    """Plan for kernels/col2im_gather_bytes.cu."""
-    view = view_of(problem)
-    *outer, row = view.axes
-    name = f"{OPERATION}: gather_bytes"
-    if view.element.itemsize != 1 or problem.call.source or problem.fusion != PLAIN:
-        raise Unsupported(f"{name} adds up bytes, as int8, uint8 and bool are, with nothing fused")
-    if row.stride != 1:
-        raise Unsupported(f"{name} needs a stride of 1 along the last axis, not {row.stride}")
-    if view.pixel_strides[-1] != 1 or (row.blocks > 1 and view.block_strides[-1] != 1):
-        raise Unsupported(
-            f"{name} needs a contiguous last axis of columns and image, "
-            f"not steps of {view.block_strides[-1]} and {view.pixel_strides[-1]}"
-        )
-    taps = prod(map(taps_per_pixel, view.axes))
-    if taps > MAX_BYTE_TAPS or 2 * row.kernel > BYTES_ROW_REGISTERS:
-        raise Unsupported(
-            f"{name} adds {MAX_BYTE_TAPS} taps at most, {BYTES_ROW_REGISTERS // 2} along the last axis, "
-            f"not {taps} and {row.kernel}"
-        )
-    source = problem.input
-    ends = (1 + span(source.shape, source.strides), view.columns_channel, view.columns_batch)
-    if source.alignment % BYTES_WORD or min(source.strides) < 0 or any(end % BYTES_WORD for end in ends):
-        raise Unsupported(f"{name} needs planes of the columns that begin and end with words of {BYTES_WORD} bytes")
-    multiples = [row.size, *view.pixel_strides[:-1], view.image_channel, view.image_batch]
-    words = word_elements(1, problem.output.alignment, multiples) // BYTES_WORD
-    if not words:
-        raise Unsupported(f"{name} needs rows of the image of whole words of {BYTES_WORD} bytes, not of {row.size}")
-    while words > 1 and (words + 1) * row.kernel > BYTES_ROW_REGISTERS:
-        words //= 2
-    at_most = GATHER_FEW_PLANES
-    while at_most > 1 and at_most * (words + 1) * row.kernel > BYTES_REGISTERS:
-        at_most //= 2
-    starts = (row.blocks, *view.tap_strides, *view.block_strides[:-1])
-    rows_of_words = not any(start % BYTES_WORD for start in starts)
-    extents = (*(axis.size for axis in outer), row.size // (words * BYTES_WORD))
-    planes = _planes(problem, prod(extents), at_most)
-    groups = -(-view.channels // planes)
-    items = view.batch * groups * prod(extents)
-    return _plan(
-        problem,
-        "gather_bytes",
-        "col2im_gather_bytes" + ("_planes" if planes > 1 else ""),
-        Work(
-            items,
-            GATHER_THREADS,
-            GATHER_THREADS,
-            extents,
-            groups,
-            offset_bits(OPERATION, _largest_offset(view) + WIDEST_WORD, items + GATHER_THREADS),
-        ),
-        f"each thread adds up the taps of {words * BYTES_WORD} neighbouring pixels of {_counted(planes, 'plane')}, "
-        "four to a register",
-        PLANES=at_most,
-        WORDS=words,
-        ROWS_OF_WORDS=int(rows_of_words),
-        PAD_BYTES=row.pad_begin % BYTES_WORD if rows_of_words else 0,
     )
 
 
@@ -516,127 +441,6 @@ def gather_phases(problem: Problem) -> Plan:
         CELLS=PHASES_CELLS,
         WORD=word // itemsize,
         BLOCKS_FOLLOW=int(one_row and view.block_strides[-1] == 1),
-        RESIDENT_BLOCKS=resident,
-    )
-
-
-# ---------------------------------------------------------------------------------------------
-# gather_staged
-
-STAGED_THREADS, STAGED_REGISTERS = 160, 96
-"""Few threads, whose loads of a plane are all in flight together: what each does for a plane is small."""
-STAGED_ROWS, STAGED_ROW_BYTES = 128, 16
-"""Rows of cells of a plane, at most, and what shared memory holds of each."""
-STAGED_CHUNKS = 8
-"""Of 32 pixels that a thread block has in a row, at most: a lane has a sum for each."""
-STAGED_OUTER_TAPS = 31
-"""Of a pixel along all axes but the last, at most: each has a bit."""
-STAGED_PHASES = 8
-"""Of a thread block, at least; fewer would not fill sectors of the image."""
-BANK_BYTES = 128
-"""Of all banks of shared memory together."""
-
-
-def _pitch(elements: int, phases: int, itemsize: int) -> int:
-    """Return the distance of taps of so many elements, at least, that has lanes of these phases meet in no bank."""
-    cells = max(1, min(WARP, BANK_BYTES // itemsize) // phases)
-    return elements + (cells - elements) % (2 * cells)
-
-
-def gather_staged(problem: Problem) -> Plan:
-    """Plan for kernels/col2im_gather_staged.cu."""
-    view, device, name = view_of(problem), problem.device, f"{OPERATION}: gather_staged"
-    *outer, row = view.axes
-    if problem.fusion != PLAIN:
-        raise Unsupported(f"{name} adds blocks up with nothing fused")
-    if any(axis.dilation != 1 for axis in view.axes):
-        raise Unsupported(
-            f"{name} finds a pixel's neighbour under the next tap, so dilations must be 1 on every axis, "
-            f"not {tuple(axis.dilation for axis in view.axes)}"
-        )
-    strides = (*view.tap_strides, *view.block_strides)
-    if not are_contiguous((*view.kernel, *view.blocks), strides):
-        raise Unsupported(
-            f"{name} reads the columns of a plane from end to end, so they must be C-contiguous, "
-            f"but their strides are {strides} elements"
-        )
-    cells = _cells(view)
-    rows, outer_taps = prod(cells[:-1]), prod(map(taps_per_pixel, outer))
-    if rows > STAGED_ROWS or outer_taps > STAGED_OUTER_TAPS:
-        raise Unsupported(
-            f"{name} knows {STAGED_ROWS} rows of cells and {STAGED_OUTER_TAPS} taps of a pixel along all axes but the "
-            f"last, at most, not {rows} and {outer_taps}"
-        )
-    itemsize = problem.call.source_element.itemsize
-    zeros = max(taps_per_pixel(row) - 1, row.pad_begin // row.stride + cells[-1] - row.blocks)
-    row_pitch = row.blocks + zeros
-
-    def pitch(phases: int) -> int:
-        return _pitch(prod(view.blocks[:-1]) * row_pitch, phases, itemsize)
-
-    def shared_bytes(phases: int) -> int:
-        elements = zeros + outer_taps * taps_per_pixel(row) * phases * pitch(phases) + WARP // phases
-        return _multiple(elements * itemsize, STAGED_ROW_BYTES) + STAGED_ROWS * STAGED_ROW_BYTES
-
-    phases = gcd(row.stride, row.kernel, WARP)
-    while phases > STAGED_PHASES and shared_bytes(phases) > MAX_SHARED_BYTES:
-        phases //= 2
-    chunks = -(-cells[-1] * phases // WARP)
-    if phases < STAGED_PHASES or chunks > STAGED_CHUNKS:
-        raise Unsupported(
-            f"{name} has {STAGED_PHASES} neighbouring pixels, at least, of {STAGED_CHUNKS * WARP // STAGED_PHASES} "
-            f"cells of a row, at most, so strides and kernel_size must be multiples of {STAGED_PHASES} on the last "
-            f"axis, not {row.stride} and {row.kernel} in {cells[-1]} cells"
-        )
-    outer_phases = tuple(min(axis.stride, axis.size) for axis in outer)
-    phase_tiles = row.stride // phases
-    places = prod(outer_phases) * phase_tiles
-    resident = resident_blocks(STAGED_THREADS, STAGED_REGISTERS)
-    resident = max(1, min(resident, device.shared_bytes // (shared_bytes(phases) + BLOCK_SHARED_BYTES)))
-    at_once = device.multiprocessors * resident
-    total = places * view.planes
-    items = _whole_waves(places, total, at_once)
-    past_row = (cells[-1] + WARP) * row.stride
-    bits = offset_bits(
-        OPERATION,
-        _largest_offset(view) + past_row * (1 + abs(view.pixel_strides[-1])),
-        prod(view.kernel) * prod(view.blocks),
-        total + items**2,
-    )
-    return _plan(
-        problem,
-        "gather_staged",
-        "col2im_gather_staged",
-        Work(
-            items,
-            1,
-            STAGED_THREADS,
-            (*outer_phases, phase_tiles),
-            view.channels,
-            bits,
-            shared_bytes(phases),
-        ),
-        f"each thread block reads what lands on {phases} neighbouring pixels of every cell from end to end, "
-        "and adds it up in shared memory",
-        {
-            "in_front": offset(row.pad_begin % row.stride),
-            "first_block": offset(row.pad_begin // row.stride),
-            "rows": offset(rows),
-            "planes": offset(view.planes),
-            "own_planes": offset(total // items),
-            "longer": offset(total % items),
-            **_to_next_batch(view),
-            "by_planes": divisor(view.planes),
-            "by_items": divisor(items),
-            "by_cells": divisor(cells),
-        },
-        PHASES=phases,
-        BLOCKS=view.blocks,
-        ROW_PITCH=row_pitch,
-        PITCH=pitch(phases),
-        ROWS=STAGED_ROWS,
-        CHUNKS=chunks,
-        PIXELS_FOLLOW=int(view.pixel_strides[-1] == 1),
         RESIDENT_BLOCKS=resident,
     )
 
@@ -918,42 +722,6 @@ def gather_blocks(problem: Problem) -> Plan:
 
 
 # ---------------------------------------------------------------------------------------------
-# split
-
-SPLIT_THREADS = 512
-SPLIT_TAP_BYTES = 32
-"""What a loading warp's lane stages in a round, so that two rounds of 15 warps fit shared memory."""
-
-
-def split(problem: Problem) -> Plan:
-    """Plan for kernels/col2im_split.cu."""
-    view = view_of(problem)
-    extents = tuple(axis.size for axis in view.axes)
-    items = view.planes * prod(extents)
-    taps = prod(map(taps_per_pixel, view.axes))
-    staged = problem.call.source_element.itemsize
-    if problem.fusion.window != "none":
-        staged += weight_bytes(problem)
-    round_taps = SPLIT_TAP_BYTES // max(4, staged)  # of a loading warp
-    return _plan(
-        problem,
-        "split",
-        "col2im_split",
-        Work(
-            items,
-            WARP,
-            SPLIT_THREADS,
-            extents,
-            view.channels,
-            offset_bits(OPERATION, _largest_offset(view), items + WARP, taps + SPLIT_THREADS),
-            2 * (SPLIT_THREADS // WARP - 1) * round_taps * WARP * staged,
-        ),
-        f"the warps of a block split the {taps} taps of {WARP} pixels and one of them adds these up",
-        TAPS=round_taps,
-    )
-
-
-# ---------------------------------------------------------------------------------------------
 # atomic
 
 
@@ -982,11 +750,8 @@ def atomic(problem: Problem) -> Plan:
 VARIANTS: dict[str, Variant] = {
     "gather": gather,
     "gather_blocks": gather_blocks,
-    "gather_bytes": gather_bytes,
     "gather_phases": gather_phases,
     "gather_pixels": gather_pixels,
-    "gather_staged": gather_staged,
-    "split": split,
     "atomic": atomic,
 }
 
@@ -994,12 +759,9 @@ VARIANTS: dict[str, Variant] = {
 # ---------------------------------------------------------------------------------------------
 # The choice; every threshold is a prediction
 
-SPLIT_MIN_TAPS = 128
-SPLIT_MAX_FILL = 0.04
-"""Of the device's resident threads: below it a thread per pixel leaves the memory idle while it adds."""
-BYTES_MIN_FILL = 0.5
-"""Prediction: pixels for each of the device's resident threads, from which on a thread has enough others beside it to
-add up four."""
+MANY_TAPS = 128
+SCATTERED_MAX_FILL = 0.04
+"""Of the device's resident threads: below it a thread for each pixel of so many taps leaves the memory idle."""
 PIXELS_MIN_TAPS = 32
 """Prediction: of a pixel, from which on threads for cells are too few where those for pixels would not be."""
 BLOCKS_MAX_STRIDE = 3
@@ -1023,20 +785,16 @@ def prefer(problem: Problem) -> Iterator[tuple[str, str]]:
     row = view.axes[-1]
     resident = problem.device.multiprocessors * problem.device.threads_per_multiprocessor
     taps = prod(map(taps_per_pixel, view.axes))
-    if taps >= SPLIT_MIN_TAPS and view.planes * view.pixels < SPLIT_MAX_FILL * resident:
+    if problem.any_order and taps >= MANY_TAPS and view.planes * view.pixels < SCATTERED_MAX_FILL * resident:
         few = f"{view.planes * view.pixels} pixels under up to {taps} taps each are too few for a thread each"
-        if problem.any_order:
-            yield "atomic", few
-        yield "split", few
+        yield "atomic", few
     if view.taps_are_closest:
         closest = "the taps of a block lie closer in memory than its blocks"
         if _overlaps_densely(view, problem.device.multiprocessors):
             yield "gather_blocks", f"{closest}, which overlap densely"
         if row.stride >= PIXELS_MIN_STRIDE:
             yield "gather_pixels", closest
-    elif view.element.itemsize == 1 and view.planes * view.pixels >= BYTES_MIN_FILL * resident:
-        yield "gather_bytes", ""
-    if taps >= PIXELS_MIN_TAPS and row.stride > 1 and view.planes * prod(_cells(view)) < SPLIT_MAX_FILL * resident:
+    if taps >= PIXELS_MIN_TAPS and row.stride > 1 and view.planes * prod(_cells(view)) < SCATTERED_MAX_FILL * resident:
         yield "gather_pixels", f"{view.planes * prod(_cells(view))} cells of many taps are too few for a thread each"
     if row.stride > GATHER_MAX_STRIDE and row.stride > row.size:
         yield "gather_pixels", f"a row of pixels is shorter than a stride of {row.stride}"
@@ -1046,7 +804,6 @@ def prefer(problem: Problem) -> Iterator[tuple[str, str]]:
         many = f"{row.kernel} taps on the last axis are too many to unroll"
         yield "gather_phases" if row.stride >= PHASES_MIN_STRIDE else "gather_pixels", many
     elif row.stride >= SHORT_ROWS_MIN_STRIDE and row.stride < row.kernel and _rows_are_short(view):
-        yield "gather_staged", f"a row has {_counted(row.blocks, 'block')}, too few to fill a sector"
         yield "gather_phases", f"a row has {_counted(row.blocks, 'block')}, too few to fill a sector"
     else:
         yield "gather", "each column element is read once and each pixel written once, from end to end"

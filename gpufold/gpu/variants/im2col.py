@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from math import gcd, prod
-from typing import NamedTuple
 
 from gpufold.calls import Unsupported
 from gpufold.gpu.parameters import (
@@ -28,7 +27,6 @@ from gpufold.gpu.variants.moves import (
     WIDEST_WORD,
     MovedAxis,
     Moves,
-    chunk_size,
     device_threads,
     word_elements,
     word_types,
@@ -62,21 +60,6 @@ PACKED_MAX_CONFLICTS = 2
 """Prediction: lanes whose words are in the same bank of shared memory, up to which packed wins."""
 PACKED_REGISTERS, PACKED_OTHERS = 128, 24
 """That the pixels under a thread's blocks take at most, and what it needs besides: a prediction."""
-
-CELLS_TILE_BYTES = 32 << 10
-CELLS_LOADS = 8
-"""Of a thread in flight, which fill such a tile where they are words of 16 bytes."""
-CELLS_TAPS = 8
-CELLS_CHUNKS = 2
-"""Taps that a thread stores words of, and how many times as many pixels of a cell a tile has: predictions of registers
-and of how many words then keep a thread block busy."""
-CELLS_LEAST_WORDS = 3
-"""Of a row, so that what a word may reach has the end of one row at most."""
-CELLS_MIN_STRIDE = 3
-CELLS_MIN_OVERLAP = 1.5
-CELLS_MIN_BYTES = 192 << 10
-"""Predictions: cells pay from strides so large on, where blocks are so many strides long, and where what a plane's rows
-of a tap row store is so much, times the stride: the larger it is, the more others waste."""
 
 
 def _view(problem: Problem) -> View:
@@ -211,162 +194,6 @@ def words(problem: Problem) -> Plan:
         TAP_DISTANCE=last.dilation if last.kernel > 1 else 0,
         PIXELS_BEFORE=before,
         PARTIAL_WORDS=int(not whole),
-    )
-
-
-class _Part(NamedTuple):
-    """The pixels of a cell in a tile of kernels/im2col_cells.cu."""
-
-    chunk: int
-    """Taps of a thread."""
-    pixels: int
-    piece: int
-    """Pixels loaded as one word."""
-    cells: int
-    """That a tile has room for: what its threads load at once, some times."""
-    pitch: int
-
-
-def _part_of(moves: Moves, outer: list[MovedAxis]) -> _Part:
-    last, itemsize = moves.axes[-1], moves.itemsize
-    wanted = min(last.stride, last.kernel)
-    chunk = chunk_size(wanted, CELLS_TAPS)
-    pixels = chunk * chunk_size(-(-wanted // chunk), CELLS_CHUNKS)
-    multiples = [pixels, last.stride, last.pad, last.size, *(axis.pixel_step for axis in outer)]
-    multiples += [moves.array_plane_step] if moves.planes > 1 else []
-    multiples += [moves.array_batch_step] if moves.batch > 1 else []
-    piece = word_elements(itemsize, moves.alignment, multiples)
-    at_once = CELLS_LOADS * (MOVING_THREADS // (pixels // piece))
-    cells = max(1, CELLS_TILE_BYTES // (itemsize * pixels * at_once)) * at_once
-    # Lanes that store pieces of a few cells are to meet each bank once.
-    banks, places = 128 // max(4, itemsize), 1
-    while 2 * places * pixels <= banks:
-        places *= 2
-    swapped = 4 * max(1, 4 // itemsize)
-    pitch = -(-cells // swapped) * swapped
-    return _Part(chunk, pixels, piece, cells, pitch + (places - pitch) % (2 * places))
-
-
-def cells(problem: Problem) -> Plan:
-    """Plan one thread block per tile of cells, which many blocks overlap: large strides, whatever rows begin at."""
-    found = _unfold(problem)
-    if found.element_types:
-        raise Unsupported(f"{OPERATION}: cells takes no window, whose products are made element by element")
-    found = found.simplified()
-    moves = found.moves
-    *outer, last = moves.axes
-    if moves.itemsize == 1:
-        raise Unsupported(f"{OPERATION}: cells makes words of two bytes and more, not of bytes one by one")
-    word = WIDEST_WORD // moves.itemsize
-    if last.kernel == 1 or last.dilation != 1 or last.pixel_step != 1 or last.block_step != 1:
-        raise Unsupported(
-            f"{OPERATION}: cells needs more than one tap along the last axis, undilated, and a contiguous last axis of "
-            f"image and columns, not {last.kernel} taps, dilation {last.dilation}, steps of {last.pixel_step} and "
-            f"{last.block_step}"
-        )
-    if last.blocks < CELLS_LEAST_WORDS * word or last.kernel + last.stride > INT32_MAX:
-        raise Unsupported(
-            f"{OPERATION}: cells needs rows of {CELLS_LEAST_WORDS * word} positions at least, taps and strides in 32 "
-            f"bits, not {last.blocks} positions, {last.kernel} taps, a stride of {last.stride}"
-        )
-    if not outer or outer[-1].block_step != last.blocks:
-        outer.append(
-            MovedAxis(size=1, kernel=1, stride=1, dilation=1, pad=0, blocks=1, pixel_step=0, tap_step=0, block_step=0)
-        )
-    row, axes = outer[-1], (*outer, last)
-    part = _part_of(moves, outer)
-    reach, lead = (last.kernel - 1) // last.stride, 2 * (word - 1)
-    most = ((part.cells - 1 - 2 * reach) * last.blocks // (last.blocks + reach) - lead) // word
-    if most < 1:
-        raise Unsupported(
-            f"{OPERATION}: cells keeps a block's {reach + 1} cells, and {lead} before them, in a tile of {part.cells}"
-        )
-    common = gcd(row.stride, row.dilation)
-    class_step, rows_earlier = row.stride // common, row.dilation // common
-    if rows_earlier >= row.blocks:  # no two taps share pixels
-        class_step, rows_earlier = row.kernel, 0
-    classes, in_class = min(row.kernel, class_step), -(-row.kernel // class_step)
-    shift, run = rows_earlier * last.blocks, row.blocks * last.blocks
-    counted = run + (in_class - 1) * shift + lead
-    tiles = -(-counted // (most * word))
-    words = -(-counted // (tiles * word))
-    positions = words * word + lead  # of a tile
-    others = prod(axis.kernel * axis.blocks for axis in outer[:-1]) * moves.batch * moves.planes
-    thread_blocks = others * classes * -(-min(last.stride, last.kernel) // part.pixels) * tiles
-    reaches = [4 * axis.reach + 2 * (part.cells + last.blocks) * axis.stride for axis in (row, last)]
-    bits = offset_bits(
-        OPERATION,
-        thread_blocks,
-        *reaches,
-        *(2 * axis.reach for axis in outer),
-        sum(axis.reach * abs(axis.pixel_step) for axis in outer[:-1]) + reaches[0] * abs(row.pixel_step) + reaches[1],
-        sum((axis.kernel + axis.stride) * abs(axis.tap_step) + axis.blocks * abs(axis.block_step) for axis in axes),
-        2 * (counted + MOVING_THREADS * word) + shift + last.blocks,
-    )
-    return Plan(
-        operation=OPERATION,
-        variant="cells",
-        source="im2col_cells.cu",
-        symbol="im2col_cells",
-        defines=(
-            *word_types(moves.itemsize),
-            ("OFFSET", offset_type(bits)),
-            ("SPATIAL_RANK", str(len(axes))),
-            ("KERNEL_WIDTH", str(last.kernel)),
-            ("STRIDE", str(last.stride)),
-            ("CHUNK_TAPS", str(part.chunk)),
-            ("PART", str(part.pixels)),
-            ("PIECE", str(part.piece)),
-            ("LOADS_AT_ONCE", str(CELLS_LOADS)),
-            ("PITCH", str(part.pitch)),
-            ("WORD", str(word)),
-            ("TAP_SKEW", str(last.tap_step % word)),
-            ("ONE_ROW", str(int(row.blocks == 1))),
-            ("THREADS", str(MOVING_THREADS)),
-        ),
-        grid=grid_of(OPERATION, thread_blocks * MOVING_THREADS, MOVING_THREADS),
-        block=(MOVING_THREADS, 1, 1),
-        parameters=pack(
-            bits,
-            size=offset([axis.size for axis in axes]),
-            stride=offset([axis.stride for axis in axes]),
-            dilation=offset([axis.dilation for axis in axes]),
-            pad=offset([axis.pad for axis in axes]),
-            pixel_step=offset([axis.pixel_step for axis in axes]),
-            tap_step=offset([axis.tap_step for axis in axes]),
-            block_step=offset([axis.block_step for axis in axes]),
-            blocks=divisor([axis.blocks for axis in axes]),
-            kernel=divisor([axis.kernel for axis in axes]),
-            row_classes=divisor(classes),
-            class_step=offset(class_step),
-            class_shift=offset(shift),
-            run_blocks=offset(run),
-            row_cells=divisor(last.blocks + reach),
-            cells=offset(positions + reach * ((positions - 2) // last.blocks + 2)),
-            words=divisor(words),
-            tiles=divisor(tiles),
-            channels=divisor(moves.planes),
-            image_batch_step=wide(moves.array_batch_step),
-            image_channel_step=wide(moves.array_plane_step),
-            columns_batch_step=wide(moves.blocks_batch_step),
-            columns_channel_step=wide(moves.blocks_plane_step),
-        ),
-        bytes_moved=found.bytes_moved,
-        reason=f"blocks {last.stride} pixels apart overlap: each pixel is loaded once for the taps that want it, and "
-        f"stored in aligned words of {word} positions",
-        takes_window=True,
-        shared_bytes=part.pixels * part.pitch * moves.itemsize,
-    )
-
-
-def _pays_in_cells(moves: Moves) -> bool:
-    """Return whether blocks are so far apart, and overlap so much, that cells are predicted to be fastest."""
-    *outer, last = moves.axes
-    rows = outer[-1].blocks if outer and outer[-1].block_step == last.blocks else 1
-    return (
-        last.stride >= CELLS_MIN_STRIDE
-        and last.kernel >= CELLS_MIN_OVERLAP * last.stride
-        and rows * last.blocks * last.kernel * moves.itemsize * last.stride >= CELLS_MIN_BYTES
     )
 
 
@@ -597,8 +424,6 @@ def prefer(problem: Problem) -> Iterator[tuple[str, str]]:
         count, whole = _word_of_blocks(moves)
         if whole or moves.axes[-1].blocks >= WORDS_OF_A_ROW * count:
             yield "words", ""
-        if _pays_in_cells(moves):
-            yield "cells", ""
         yield from unfolding.prefer(unfold)
 
 
@@ -608,5 +433,4 @@ VARIANTS: dict[str, Variant] = {
     "staged": staged,
     "taps": taps,
     "words": words,
-    "cells": cells,
 }
