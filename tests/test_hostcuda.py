@@ -498,6 +498,19 @@ def test_what_an_atomic_addition_gives_is_waited_for(tmp_path, architecture):
     assert done.phases == 2, "one for the load, and one for the numbers before"
 
 
+@pytest.mark.parametrize("architecture", cubin.ARCHITECTURES)
+def test_machine_code_knows_the_shape_of_its_launch(tmp_path, architecture):
+    (tmp_path / "shape.cu").write_text(
+        'extern "C" __global__ void shape(const int* input, int* output)\n'
+        "{\n    const int of[] = {int(blockDim.x), int(blockDim.y), int(gridDim.x), int(gridDim.y), int(gridDim.z)};\n"
+        "    if (blockIdx.x == 0 && threadIdx.x < 5)\n        output[threadIdx.x] = of[threadIdx.x];\n}\n"
+    )
+    data, result = np.zeros(5, np.int32), np.empty(5, np.int32)
+    plan = sample_plan("shape", data, result, threads=32, blocks=3)
+    hostcuda.work(plan, data, result, device=DEVICE_OF[architecture], kernels=tmp_path)
+    assert result.tolist() == [32, 1, 3, 1, 1]
+
+
 def test_machine_code_takes_minima_that_are_not_below_zero(tmp_path):
     """One instruction since 9.0: a minimum with .RELU."""
     (tmp_path / "least.cu").write_text(

@@ -632,9 +632,10 @@ def _constants(architecture: int, plan: Plan, arguments: bytes, kernels: Path) -
     """Lay out the constants: the shape of the launch, the stack and the arguments, then what the compiler put there."""
     # Places read out of machine code: CUDA 13's for compute capabilities 7.5 to 12.0.
     first = 0x380 if architecture >= 100 else 0x210 if architecture >= 90 else 0x160
-    shape, stack = (0x360, 0x37C) if architecture >= 100 else (0x0, 0x28)
+    block, grid, stack = (0x360, 0x370, 0x37C) if architecture >= 100 else (0x0, 0xC, 0x28)
     bank = bytearray(COMPILERS_BANK)
-    struct.pack_into("6I", bank, shape, *plan.block, *plan.grid)
+    struct.pack_into("3I", bank, block, *plan.block)
+    struct.pack_into("3I", bank, grid, *plan.grid)
     struct.pack_into("I", bank, stack, STACK_BYTES)
     bank[first : first + len(arguments)] = arguments
     return bytes(bank) + cubin.section(plan, f".nv.constant2.{plan.symbol}", architecture, kernels)
