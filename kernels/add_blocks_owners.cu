@@ -15,10 +15,6 @@
 // them in their order, without atomics, with the loads of some rows in flight. Lists of at most 32 blocks are
 // put in order here, those of crowded tiles are in order and added part by part. For many small blocks: the
 // rest of an image costs nothing.
-//
-// With LISTS_PIXELS, for several planes of which blocks cover little, a warp lists the pixels of its tile
-// that blocks cover, and lanes take those as they come: none looks at a pixel that no block covers, and one
-// list serves all planes of a thread. Crowded tiles are added by columns all the same.
 #include "bins.cuh"
 
 #ifndef PLANES
@@ -33,9 +29,6 @@
 #ifndef TILE_ROWS
 #define TILE_ROWS 8
 #endif
-#ifndef LISTS_PIXELS
-#define LISTS_PIXELS 0
-#endif
 #ifndef RESIDENT_BLOCKS
 #define RESIDENT_BLOCKS 4
 #endif
@@ -46,9 +39,7 @@ constexpr int thread_rows = ROWS; // at a time
 constexpr int tile_rows = TILE_ROWS;
 constexpr int warps = THREADS / 32;
 static_assert(thread_rows <= tile_rows && tile_rows <= 32, "a bit for each row");
-constexpr bool one_axis = positioned == 1;  // rows follow each other along it
-constexpr bool lists_pixels = LISTS_PIXELS; // that blocks cover: lanes take those instead of columns
-static_assert(!lists_pixels || (planes > 1 && tile_rows > thread_rows && !one_axis), "else none are listed");
+constexpr bool one_axis = positioned == 1; // rows follow each other along it
 
 // Rows of a thread that get elements of the same block at a time, of those that cover some of them: most
 // cover all, and one look-up serves them. Planes share one anyway.
@@ -197,42 +188,11 @@ struct Chunk {
     __device__ unsigned of_column(int row) const { return transposed(columns_in(row)); }
 };
 
-// The pixels of a tile that blocks cover.
-struct CoveredPixels {
-    unsigned of_row[32], of_column[32];    // the blocks that cover some of it
-    unsigned short number[32 * tile_rows]; // of a pixel, row by row
-
-    // Lists them, and gives how many they are. A lane has a row.
-    __device__ int list(const Chunk& chunk, const Listed& blocks)
-    {
-        const int lane = threadIdx.x % 32;
-        unsigned covering = transposed(chunk.rows);
-        of_row[lane] = covering;
-        of_column[lane] = chunk.covering;
-        unsigned columns = 0; // that are covered
-        while (covering)
-            columns |= (blocks.covered + 1)[take_highest(covering)].columns;
-        const int own = __popc(columns);
-        int end = own; // of the row's pixels in the list
-#pragma unroll
-        for (int step = 1; step < 32; step *= 2) {
-            const int before = __shfl_up_sync(~0u, end, step);
-            end += lane >= step ? before : 0;
-        }
-        const int all = __shfl_sync(~0u, end, 31);
-        for (unsigned short* place = number + (end - own); columns; ++place)
-            *place = lane * 32 + take_highest(columns);
-        __syncwarp();
-        return all;
-    }
-};
-
-// A lane's pixels: in some rows of its column of a tile, or as many of a list.
+// A lane's pixels: in some rows of its column of a tile.
 template <int rows> struct Pixels {
     static constexpr bool known = rows == tile_rows && positioned == 2; // the rows' numbers, when compiled
     unsigned bit[rows];                                                 // of the row's number, or none
     int number[rows];                                                   // zero where there is none
-    int column[rows];
 
     // The lowest of the rows that are left, which they are no more.
     __device__ Pixels(unsigned& left)
@@ -243,20 +203,6 @@ template <int rows> struct Pixels {
             number[row] = rows == tile_rows ? row : max(31 - __clz(bit[row]), 0);
             left &= ~bit[row];
             keep(bit[row]);
-            column[row] = threadIdx.x % 32;
-        }
-    }
-
-    // Those of a list from an entry on, which exists, and the blocks that cover each.
-    __device__ Pixels(const CoveredPixels& list, int entry, int count, unsigned (&covering)[rows]) : bit{}
-    {
-#pragma unroll
-        for (int row = 0; row < rows; ++row) {
-            const bool exists = row == 0 || entry + row * 32 < count;
-            const int pixel = exists ? list.number[entry + row * 32] : 0;
-            number[row] = pixel / 32;
-            column[row] = pixel % 32;
-            covering[row] = exists ? list.of_row[number[row]] & list.of_column[column[row]] : 0;
         }
     }
 
@@ -284,12 +230,7 @@ template <int rows> struct Pixels {
 #pragma unroll
             for (int axis = fixed; axis < rank; ++axis)
                 offset += along(row, axis, p) * stride[axis];
-            if constexpr (lists_pixels) {
-                offset += column[row] * stride[last];
-                keep(offset);
-            } else {
-                keep_here(offset);
-            }
+            keep_here(offset);
             return offset;
         }
     }
@@ -304,25 +245,12 @@ template <int rows> struct Pixels {
     }
 };
 
-// Where a lane's column of the tile's first row is, or the tile's first one where lanes have none.
+// Where a lane's column of the tile's first row is.
 struct Column {
-    // Registers hold an address in each plane, but where loads of a list's pixels need them.
-    static constexpr int addresses = lists_pixels ? 1 : planes;
-    Result* image[addresses];
+    Result* image[planes];
     Weight* weight;
     Offset tap; // from an origin on
     bool weighing;
-
-    template <typename Step> __device__ Result* pixel(int plane, Step offset, const BinParameters& p) const
-    {
-        if constexpr (lists_pixels) {
-            Result* first = image[0] + offset;
-            keep(first);
-            return first + plane * p.image_channel;
-        } else {
-            return image[plane] + offset;
-        }
-    }
 };
 
 // The blocks whose elements a lane has yet to add.
@@ -337,13 +265,13 @@ template <int rows> struct Left {
             covering[row / group] |= each[row];
     }
 
-    __device__ bool any() const // in the warp, or to this lane where lanes have pixels of a list
+    __device__ bool any() const // in the warp
     {
         unsigned some = 0;
 #pragma unroll
         for (int number = 0; number < rows / group; ++number)
             some |= covering[number];
-        return lists_pixels ? some : __any_sync(~0u, some);
+        return __any_sync(~0u, some);
     }
 };
 
@@ -364,7 +292,7 @@ template <int rows> struct Layer {
         for (int row = 0; row < rows; ++row) {
             unsigned& covering = left.covering[row / group];
             if constexpr (group == 1)
-                covered[row] = (lists_pixels && rows == 1) || covering;
+                covered[row] = covering;
             if (row % group == 0) {
                 entry = take_highest(covering);
                 of_entry = (list.covered + 1)[entry].rows;
@@ -378,7 +306,7 @@ template <int rows> struct Layer {
             if constexpr (windowed)
 #pragma unroll
                 for (int axis = fixed; axis < rank; ++axis)
-                    tap[axis] = pixels.along(row, axis, p) + (axis == last ? pixels.column[row] : 0) -
+                    tap[axis] = pixels.along(row, axis, p) + (axis == last ? int(threadIdx.x % 32) : 0) -
                                 (list.position + 1)[entry][axis - fixed];
             taps[row] = TapWeight(tap, covered[row], window, p);
         }
@@ -407,9 +335,8 @@ template <int rows> struct Sums {
         for (int plane = 0; plane < planes; ++plane)
 #pragma unroll
             for (int row = 0; row < rows; ++row) {
-                const Result before =
-                    load_own_if(column.pixel(plane, pixels.offset(row, p.pixel_stride, p), p),
-                                covering[row] && !touched[row]);
+                const Result before = load_own_if(column.image[plane] + pixels.offset(row, p.pixel_stride, p),
+                                                  covering[row] && !touched[row]);
                 elements[plane][row] = touched[row] ? elements[plane][row] : widen(before);
             }
 #pragma unroll
@@ -461,7 +388,7 @@ template <int rows> struct Sums {
         for (int plane = 0; plane < planes; ++plane)
 #pragma unroll
             for (int row = 0; row < rows; ++row) {
-                Result* pixel = column.pixel(plane, pixels.offset(row, p.pixel_stride, p), p);
+                Result* pixel = column.image[plane] + pixels.offset(row, p.pixel_stride, p);
                 if constexpr (Pixels<rows>::known)
                     keep(pixel); // or each row would load the stride anew
                 if (touched[row])
@@ -482,8 +409,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_BLOCKS)
 {
     __shared__ Listed lists[warps];
     Listed& list = lists[threadIdx.x / 32];
-    __shared__ CoveredPixels pixels_of[lists_pixels ? warps : 1];
-    const int lane = threadIdx.x % 32, own_column = lists_pixels ? 0 : lane, place = noted - 1 - lane;
+    const int lane = threadIdx.x % 32, place = noted - 1 - lane;
     Offset rest = Offset(blockIdx.x) * warps + Offset(threadIdx.x / 32);
     if (rest >= p.items)
         return;
@@ -503,7 +429,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_BLOCKS)
         const Offset side = axis < fixed ? 1 : p.by_side[axis].divisor;
         tile.begin[axis] = at * side;
         tile.end[axis] = min(p.size[axis] - tile.begin[axis], side);
-        const Offset own = tile.begin[axis] + (axis == last ? own_column : 0);
+        const Offset own = tile.begin[axis] + (axis == last ? lane : 0);
         pixel += own * p.pixel_stride[axis];
         weight_pixel += own * p.weight_stride[axis];
     }
@@ -520,9 +446,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_BLOCKS)
         blocks += batch * p.blocks_batch + channel * p.blocks_channel;
         weighing = weighing && batch == 0 && channel == 0;
     }
-    Column column{{}, weight_out + weight_pixel, tap + own_column * p.tap_stride[last], weighing};
+    Column column{{}, weight_out + weight_pixel, tap + lane * p.tap_stride[last], weighing};
 #pragma unroll
-    for (int plane = 0; plane < Column::addresses; ++plane) {
+    for (int plane = 0; plane < planes; ++plane) {
         column.image[plane] = image + plane * p.image_channel + pixel;
         keep(column.image[plane]);
     }
@@ -538,21 +464,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_BLOCKS)
             rest >>= p.by_reach[axis].shift;
         }
         const Chunk own(list, Offset(rest), position, blocks, tile, p);
-        if constexpr (lists_pixels) {
-            CoveredPixels* listed = pixels_of + threadIdx.x / 32;
-            keep_shared(listed);
-            const int count = listed->list(own, list);
-            for (int entry = lane; entry < count; entry += 32 * thread_rows) {
-                unsigned covering[thread_rows];
-                const Pixels<thread_rows> pixels(*listed, entry, count, covering);
-                Sums<thread_rows> sums;
-                __builtin_assume(covering[0] != 0);
-                sums.start(covering, pixels, column, p);
-                sums.add_blocks(covering, list, pixels, column, window, p);
-                sums.write(pixels, column, p);
-            }
-            return;
-        }
         unsigned left = own.rows;
         if constexpr (tile_rows > thread_rows)
 #pragma unroll
@@ -586,10 +497,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_BLOCKS)
                 const Chunk own(list, listed, position, blocks, tile, p);
                 unsigned covering[few];
                 pixels.cover(covering, own);
-                if (!lists_pixels || covering[0]) {
-                    sums.start(covering, pixels, column, p);
-                    sums.add_blocks(covering, list, pixels, column, window, p);
-                }
+                sums.start(covering, pixels, column, p);
+                sums.add_blocks(covering, list, pixels, column, window, p);
             }
             sums.write(pixels, column, p);
         } while (__any_sync(~0u, left));

@@ -23,7 +23,6 @@ IM2COL = "tests/test_im2col_kernels.py::test_"
 SPACE = "tests/test_space_kernels.py::test_"
 BLOCKS = "tests/test_blocks.py::test_"
 ADD_BLOCKS = "tests/test_add_blocks.py::test_"
-LISTED = ADD_BLOCKS + "lanes_take_the_pixels_that_blocks_cover"
 CROWDED = ADD_BLOCKS + "a_crowded_tile_has_its_blocks_in_order[everything-in-a-few-tiles-observed]"
 OWN_TILE = ADD_BLOCKS + "each_tile_has_its_blocks_in_order"
 TAKE_BLOCKS = "tests/test_take_blocks.py::test_"
@@ -895,34 +894,6 @@ FAULTS = (
         "covered[row] = of_entry & pixels.bit[row];",
         "covered[row] = of_entry;",
         ADD_BLOCKS + "every_kernel_is_the_numpy_path_in_any_layout[several-tiles-0]",
-    ),
-    Fault(
-        "no barrier before lanes take listed pixels",
-        "kernels/add_blocks_owners.cu",
-        "        __syncwarp();\n        return all;",
-        "        return all;",
-        LISTED + "[overlapping-False-plain-observed]",
-    ),
-    Fault(
-        "pixels of a row listed over those of the next",
-        "kernels/add_blocks_owners.cu",
-        "end += lane >= step ? before : 0;",
-        "end += lane > step ? before : 0;",
-        LISTED + "[overlapping-False-plain-plain]",
-    ),
-    Fault(
-        "a lane's second pixel taken from beyond the list",
-        "kernels/add_blocks_owners.cu",
-        "const bool exists = row == 0 || entry + row * 32 < count;",
-        "const bool exists = true;",
-        LISTED + "[overlapping-False-plain-observed]",
-    ),
-    Fault(
-        "a lane that adds to its column where no block covers it",
-        "kernels/add_blocks_owners.cu",
-        "if (!lists_pixels || covering[0]) {",
-        "if (true) {",
-        LISTED + "[overlapping-True-plain-observed]",
     ),
     Fault(
         "the second of two layers left out",

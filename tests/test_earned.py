@@ -51,7 +51,7 @@ EARNED = {
     "space_to_batch_deinterleave": ("space_to_batch-nchw-2x2", "uint8", 1.8),
     "space_to_batch_direct": ("space_to_batch-nchw-3x3", "float32", 1.1),
     "space_to_batch_staged": ("space_to_batch-nchw-15x15", "float32", 1.1),
-    "add_blocks_owners": ("add_blocks-particles-7x7", "float32", 1.4),
+    "add_blocks_owners": ("add_blocks-particles-7x7", "float32", 1.3),
     "take_blocks_direct": ("take_blocks-particles-7x7", "float32", 25),
     "take_blocks_owners": ("take_blocks-probes-256x256", "complex64", 1.1),
 }

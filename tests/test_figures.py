@@ -186,12 +186,11 @@ def test_sums_of_weights_stay_in_registers_too(variant, lead, size, block, dtype
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "complex64", "complex128"])
 @pytest.mark.parametrize("window", WINDOWS)
 @pytest.mark.parametrize(("size", "block"), [((2048, 2048), (7, 7)), ((160,) * 3, (5,) * 3)], ids=str)
-def test_listed_pixels_of_many_planes_stay_in_registers(size, block, window, dtype):
+def test_small_blocks_of_many_planes_stay_in_registers(size, block, window, dtype):
     """Four blocks of threads are resident."""
     geometry = add_blocks_geometry((16, *size), (9000, 16, *block), (9000, len(size)))
     operands = Operand.contiguous(geometry.blocks_shape), Operand.contiguous(geometry.array_shape)
     plan = choose(Call("add_blocks", geometry, dtype, Fusion("sum", window, accumulate=True), "owners"), *operands)
-    assert dict(plan.defines)["LISTS_PIXELS"] == "1"
     needed = hostcuda.cubin.resources(plan)
     assert needed.stack_bytes == 0
     assert needed.registers <= 64
@@ -378,7 +377,7 @@ LIMITS = {
     "blocks_to_array-stitch-96x96x96-s48": Limits(1.06, 1.05, 1.0, 12.9, 2.3, 0.79, 0.99),
     "add_blocks-probes-256x256": Limits(1.2, 1.05, 1.05, 13.5, 18.3, 0.78, 0.95),
     "add_blocks-tiles-512x512": Limits(1.73, 1.04, 1.04, 10.9, 4.4, 0.8, 0.96),
-    "add_blocks-particles-7x7": Limits(4.1, 0.42, 1.0, 5.4, 4.7, 0.8, 0.95),
+    "add_blocks-particles-7x7": Limits(4.1, 0.36, 0.96, 10.9, 5.65, 0.67, 0.95),
     "add_blocks-charges-3x3": Limits(5.6, 0.96, 0.95, 51.8, 2.2, 0.46, 0.87),
     # stored at any column: 32 lanes reach one sector more than they fill
     "take_blocks-probes-256x256": Limits(4.2, 1.14, 1.05, 6.5, 1.5, 0.96, 0.95),

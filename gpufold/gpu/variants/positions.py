@@ -31,10 +31,6 @@ from gpufold.gpu.variants.moves import SECTOR_BYTES, WARP, word_types
 THREADS = 256
 COUNT_BYTES = 4
 """Of the number of blocks that a warp has found."""
-MASK_BYTES = 4
-"""Of a bit for each row."""
-PIXEL_BYTES = 2
-"""Of a pixel's number in a tile."""
 POSITION_BYTES = 8
 """Of a coordinate of a block."""
 
@@ -347,10 +343,8 @@ OWNERS_FILL = 0.75
 """Prediction: of these, the blocks that meet a tile where they are spread evenly."""
 OWNERS_TILE_ROWS = 32
 """Of a tile, at most: a bit of a word each."""
-OWNERS_MAX_PLANES, OWNERS_LISTED_PLANES = 4, 8
-"""Of a thread, the latter where a warp lists the pixels that blocks cover."""
-OWNERS_OF_TILE = 0.5
-"""Prediction: what a tile costs before its pixels are added, in planes."""
+OWNERS_MAX_PLANES = 4
+"""Of a thread."""
 OWNERS_SUM_BYTES = 64
 """Of the sums that a thread keeps in registers."""
 OWNERS_MAX_ROWS, OWNERS_MANY_ROWS = 4, 8
@@ -388,45 +382,20 @@ class Owned:
 
     planes: int
     rows: int
-    """Or pixels, where they are listed."""
-    lists_pixels: bool
-    """That blocks cover."""
     bins: Bins
 
 
 @lru_cache(maxsize=256)
 def _owned(problem: Problem) -> Owned:
-    """Return as many planes and rows as registers suffice for, with weights too.
-
-    Where blocks have fewer elements than the image in several planes, pixels are listed, and a thread has those planes
-    with which all waves are done soonest.
-    """
+    """Return as many planes and rows as registers suffice for, with weights too."""
     view, weighed = view_of(problem), problem.fusion.window != "none" or problem.weight_out is not None
     sum_bytes = max(view.element.itemsize, 4)
     sums = max(1, OWNERS_SUM_BYTES // sum_bytes // (2 if weighed else 1))
-    at_once = OWNERS_RESIDENT_BLOCKS * THREADS // WARP * problem.device.multiprocessors
-
-    def planes_of(most: int) -> list[int]:
-        return [planes for planes in range(1, min(most, sums) + 1) if view.channels % planes == 0]
-
-    def rows_of(planes: int) -> int:
-        most = OWNERS_MAX_ROWS if weighed or planes * sum_bytes > 4 else OWNERS_MANY_ROWS
-        return 1 << (min(most, sums // planes).bit_length() - 1)
-
-    planes = max(planes_of(OWNERS_MAX_PLANES))
-    bins = _bins(view, rows_of(planes))
-    tile_rows = prod(bins.side) // COLUMNS
-    if len(view.size) - view.fixed > 1 and view.count * prod(view.block) < prod(view.size):
-        tiles = view.batch * view.channels * prod(bins.along)
-
-        def cost(planes: int) -> float:
-            """Return how long all waves take."""
-            return -(-tiles // (planes * at_once)) * (planes + OWNERS_OF_TILE)
-
-        listed = min(planes_of(OWNERS_LISTED_PLANES), key=cost)
-        if listed > 1 and rows_of(listed) < tile_rows:
-            return Owned(listed, rows_of(listed), True, bins)
-    return Owned(planes, min(rows_of(planes), tile_rows), False, bins)
+    planes = max(few for few in range(1, min(OWNERS_MAX_PLANES, sums) + 1) if view.channels % few == 0)
+    most_rows = OWNERS_MAX_ROWS if weighed or planes * sum_bytes > 4 else OWNERS_MANY_ROWS
+    rows = 1 << (min(most_rows, sums // planes).bit_length() - 1)
+    bins = _bins(view, rows)
+    return Owned(planes, min(rows, prod(bins.side) // COLUMNS), bins)
 
 
 @lru_cache(maxsize=256)
@@ -479,8 +448,6 @@ def owners(problem: Problem) -> Plan:
     windowed = problem.fusion.window != "none"
     of_warp = (NOTED + 1) * 2 * POINTER_BYTES + (NOTED + 1 if windowed else 1) * axes * bits // 8
     of_warp = -(-of_warp // POINTER_BYTES) * POINTER_BYTES
-    if owned.lists_pixels:
-        of_warp += 2 * WARP * MASK_BYTES + tile_rows * COLUMNS * PIXEL_BYTES
     warps = max(1, min(THREADS // WARP, MAX_SHARED_BYTES // of_warp))
     plan = _plan(
         problem,
@@ -497,7 +464,6 @@ def owners(problem: Problem) -> Plan:
         PLANES=planes,
         ALONE=int(view.batch * groups == 1),
         ROWS=owned.rows,
-        LISTS_PIXELS=int(owned.lists_pixels),
         NOTE={32: "unsigned", 64: "unsigned long long"}[note_bits],
         TILE_ROWS=tile_rows,
         RESIDENT_BLOCKS=OWNERS_RESIDENT_BLOCKS - (problem.weight_out is not None) * problem.element.weight_bytes // 4,
