@@ -20,7 +20,7 @@ CUPY_FOR_TESTS := $(if $(CUPY),,cupy-cuda13x)
 PARALLEL = $(shell $(BIN)/python -c "import importlib.util, os; \
 	print('-n %d --dist worksteal' % max(1, min(14, os.cpu_count() - 2)) if importlib.util.find_spec('xdist') else '')" 2>/dev/null)
 
-.PHONY: help bench test test-gpu faults lint format sanitize measure report clean
+.PHONY: help docs bench test test-gpu faults lint format sanitize measure report clean
 
 help:
 	@echo "make bench          the photograph, then the quick table of the benchmark"
@@ -28,6 +28,7 @@ help:
 	@echo "                    ALL=1 every combination and what is read from machine code, as .ci/run does"
 	@echo "make test-gpu       those that need a GPU alone, in parallel; make test runs them where there is a driver"
 	@echo "make faults         breaks the code on purpose, fault by fault, and names the test that notices"
+	@echo "make docs           the site, docs/_build/html: the documents, the reference, and examples with their pictures"
 	@echo "make lint           what must be clean before a commit"
 	@echo "make format         Python and CUDA sources in their one format"
 	@echo "make sanitize       compute-sanitizer over every kernel variant (needs a GPU and the CUDA toolkit)"
@@ -52,6 +53,11 @@ endif
 
 test-gpu: $(VENV)/.test
 	$(BIN)/python -m pytest $(PARALLEL) tests/test_gpu.py $(ARGS)
+
+# A warning is an error, and every example of the site is run.
+docs: $(VENV)/.docs
+	$(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet docs docs/_build/html
+	@echo "docs/_build/html/index.html"
 
 faults: $(VENV)/.test
 	$(BIN)/python tests/faults.py
@@ -89,7 +95,7 @@ report: $(if $(SYSTEM),,$(VENV)/.bench $(VENV)/.test)
 	$(RUN) -m bench traffic --results $(RESULTS)
 
 clean:
-	rm -rf $(VENV) dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) dist docs/_build docs/tutorial docs/gallery docs/api/generated .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 # The environment; where Python comes without pip (Debian's python3 without python3-venv), pip brings itself in.
 $(BIN)/python:
@@ -111,6 +117,10 @@ $(VENV)/.test: pyproject.toml | $(BIN)/python
 $(VENV)/.peers: pyproject.toml bench/clients.txt | $(BIN)/python
 	$(PIP) --editable '.[peers]'
 	$(PIP) --no-deps --requirement bench/clients.txt
+	@touch $@
+
+$(VENV)/.docs: pyproject.toml | $(BIN)/python
+	$(PIP) --editable '.[docs]'
 	@touch $@
 
 $(VENV)/.lint: pyproject.toml | $(BIN)/python

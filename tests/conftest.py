@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import shutil
 from collections import Counter
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -48,7 +50,18 @@ def no_nvcc() -> str | None:
     return hostcuda.nvcc.unavailable()
 
 
+def no_site() -> str | None:
+    """Why tests of marker `site` cannot run, or None."""
+    if not (Path(__file__).resolve().parent.parent / "docs" / "_build" / "html" / "index.html").is_file():
+        return "the site is not built (make docs)"
+    if importlib.util.find_spec("selenium") is None:
+        return "selenium is not installed (make docs installs it)"
+    missing = [program for program in ("chromium", "chromedriver") if shutil.which(program) is None]
+    return f"{' and '.join(missing)} are not on the PATH" if missing else None
+
+
 def pytest_configure(config):
+    config.addinivalue_line("markers", "site: opens the site that make docs built in a browser")
     config.addinivalue_line("markers", "gpu: needs a CUDA device and CuPy")
     config.addinivalue_line("markers", "hostcuda: runs the kernels on the CPU, which needs g++")
     config.addinivalue_line("markers", "nvrtc: compiles the kernels for GPUs, which needs NVRTC and cuobjdump")
@@ -65,7 +78,7 @@ def pytest_addoption(parser):
 
 
 def pytest_collection_modifyitems(config, items):
-    checks = {"gpu": no_gpu, "hostcuda": no_compiler, "nvrtc": no_cuda_compiler, "nvcc": no_nvcc}
+    checks = {"gpu": no_gpu, "hostcuda": no_compiler, "nvrtc": no_cuda_compiler, "nvcc": no_nvcc, "site": no_site}
     answers, numbers = {}, Counter()
     kept, dropped = [], []
     everything = config.getoption("--all") or config.getoption("--many")

@@ -1,4 +1,4 @@
-"""Draw what col2im and batch_to_space do: `python docs/drawings/draw.py` writes an SVG file of each beside itself.
+"""Draw what functions do, and which to take: `python docs/drawings/draw.py` writes an SVG file of each beside itself.
 
 Every number in a drawing is computed by gpufold. The files are the same on every run, so that a test compares them.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -114,6 +115,45 @@ def batch_to_space() -> Figure:
     return figure
 
 
+def choosing() -> Figure:
+    """Draw the questions that lead from blocks to the two functions which take them out and put them back."""
+    figure, axes = _canvas(9.4)
+    rows = (1.4, 3.9, 6.4, 8.9)
+    questions = (
+        ("Do blocks become", "a batch, and back?"),
+        ("Has every block a", "position of its own?"),
+        ("Are blocks columns, or", "have they dilations, pads?"),
+    )
+    answers = (
+        ("space_to_batch", "batch_to_space", "a picture dealt out to a batch"),
+        ("take_blocks", "add_blocks, Stitcher", "tiles, patches, probes"),
+        ("im2col", "col2im", "convolutions, torch's fold"),
+        ("array_to_blocks", "blocks_to_array", "each in one piece of memory"),
+    )
+    width, high, left = 7.0, 1.7, 8.8
+    for row, lines in zip(rows, questions, strict=False):
+        axes.add_patch(Rectangle((0, row - high / 2), width, high, facecolor=GREYS[1], lw=0))
+        _frame(axes, 0, row - high / 2, width, high)
+        for number, line in enumerate(lines):
+            axes.text(width / 2, row + 0.62 * (number - 0.5), line, ha="center", va="center_baseline", size=NORMAL)
+        _arrow(axes, width, left, row)
+        axes.text((width + left) / 2, row - 0.35, "yes", ha="center", size=SMALL, color=FAINT)
+    for above, below in pairwise(rows):
+        end = below if below == rows[-1] else below - high / 2
+        axes.plot([width / 2] * 2, [above + high / 2, end], color=INK, lw=1.3)
+        axes.text(width / 2 + 0.25, (above + below) / 2 + 0.15, "no", size=SMALL, color=FAINT)
+    _arrow(axes, width / 2 - 0.35, left, rows[-1])
+    for row, colour, (out, back, why) in zip(rows, COLOURS, answers, strict=True):
+        for number, name in enumerate((out, back)):
+            corner = left + number * 5.2, row - 0.6
+            axes.add_patch(Rectangle(corner, 5.0, 1.2, facecolor=colour, lw=0))
+            axes.text(corner[0] + 2.5, row, name, ha="center", va="center_baseline", size=NORMAL, family="monospace")
+        axes.text(left + 10.6, row, why, va="center_baseline", size=SMALL, color=FAINT)
+    for number, name in enumerate(("take blocks out", "put them back")):
+        axes.text(left + 2.5 + number * 5.2, 0.25, name, ha="center", va="center_baseline", size=NORMAL, weight="bold")
+    return figure
+
+
 def _canvas(height: float) -> tuple[Figure, Axes]:
     """Return a white figure whose unit is the side of a cell, with y downwards."""
     width, margin, inches = 25.2, 0.8, 0.4
@@ -174,7 +214,7 @@ def save(folder: Path) -> list[Path]:
     """Write the drawings into a folder; return their paths."""
     paths = []
     with mpl.rc_context(STYLE):
-        for drawing in (col2im, batch_to_space):
+        for drawing in (col2im, batch_to_space, choosing):
             paths.append(folder / f"{drawing.__name__}.svg")
             drawing().savefig(paths[-1], metadata={"Date": None, "Creator": None})
     return paths

@@ -1,0 +1,85 @@
+"""How Sphinx builds the site: `make docs` writes it to docs/_build/html, with every warning an error."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import gpufold
+
+project, author = "gpufold", "gpufold developers"
+copyright = "gpufold developers"
+version = release = gpufold.__version__
+
+extensions = [
+    "myst_parser",
+    "numpydoc",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.autosummary",
+    "sphinx.ext.viewcode",
+    "sphinx_copybutton",
+    "sphinx_design",
+    "sphinx_gallery.gen_gallery",
+]
+exclude_patterns = ["_build", "drawings", "examples"]
+default_role = "py:obj"
+highlight_language = "text"  # of what says none; sessions say it by their prompts
+pygments_style, pygments_dark_style = "friendly", "monokai"
+
+# ---- documents in Markdown
+
+myst_enable_extensions = ["colon_fence"]
+myst_heading_anchors = 3
+copybutton_prompt_text = r">>> |\.\.\. |\$ "
+copybutton_prompt_is_regexp = True
+
+# ---- the reference, from docstrings
+
+autodoc_typehints = "none"  # the docstrings say what parameters are
+numpydoc_show_class_members = False
+
+# ---- the examples, each of which the build runs
+
+sphinx_gallery_conf: dict[str, Any] = {
+    "examples_dirs": ["examples/tutorial", "examples/gallery"],
+    "gallery_dirs": ["tutorial", "gallery"],
+    "filename_pattern": r"/\w+\.py$",
+    "abort_on_example_error": True,
+    "download_all_examples": False,
+    "show_memory": False,
+    "min_reported_time": 10**6,
+    "write_computation_times": False,
+    "show_signature": False,
+    "within_subsection_order": "FileNameSortKey",
+}
+
+# ---- how it looks
+
+html_theme = "pydata_sphinx_theme"
+html_title = f"gpufold {version}"
+html_favicon = html_logo = "_static/icon.svg"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
+html_show_sourcelink = False
+html_context = {"default_mode": "auto"}
+html_theme_options = {
+    "logo": {"text": html_title},
+    "navbar_align": "left",
+    "footer_start": ["copyright"],
+    "footer_end": ["theme-version"],
+    "secondary_sidebar_items": ["page-toc"],
+    "icon_links": [{"name": "Source", "url": "https://github.com/gpufold/gpufold", "icon": "fa-brands fa-github"}],
+}
+html_sidebars: dict[str, list[str]] = {page: [] for page in ("index", "choosing", "recipes", "more")}
+
+SHAPE = re.compile(r"(?<!\w)\((?:[\w, ]|\(\w+\))*\*(?:[\w, *]|\(\w+\))*\)")
+"""Such as (P, *lead, *block_shape), whose asterisks are no emphasis."""
+
+
+def setup(app: Any) -> None:
+    """Have the shapes of parameters shown as code; numpydoc, which makes markup of docstrings, comes after."""
+    app.connect("autodoc-process-docstring", _mark_shapes, priority=400)
+
+
+def _mark_shapes(app: Any, what: str, name: str, documented: Any, options: Any, lines: list[str]) -> None:
+    lines[:] = [line if "``" in line or ">>>" in line else SHAPE.sub(r"``\g<0>``", line) for line in lines]

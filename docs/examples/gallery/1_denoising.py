@@ -1,0 +1,45 @@
+"""
+Remove noise from a photograph
+==============================
+
+All 8 x 8 blocks of a picture overlap, so that every pixel is in up to 64 of them. Each
+block is cleaned by itself: small coefficients of its cosine transform are mostly noise.
+The mean of the cleaned blocks is the picture.
+"""
+
+import matplotlib.pyplot as plt
+import numpy as np
+from scipy.fft import dctn, idctn
+from skimage import data
+from skimage.metrics import peak_signal_noise_ratio
+
+import gpufold
+
+clean = data.camera()[60:316, 100:356].astype(np.float32) / 255
+noisy = clean + np.random.default_rng(0).normal(0, 0.1, clean.shape).astype(np.float32)
+
+# %%
+# Every block, its spectrum, and what of the spectrum is more than noise:
+
+spectra = dctn(gpufold.array_to_blocks(noisy, (8, 8), 1), axes=(-2, -1), norm="ortho")
+print(spectra.shape, f"{np.mean(abs(spectra) > 0.3):.0%} of the coefficients are kept")
+spectra[abs(spectra) < 0.3] = 0
+
+# %%
+# Back to blocks, and their mean:
+
+blocks = idctn(spectra, axes=(-2, -1), norm="ortho")
+restored = gpufold.blocks_to_array(blocks, clean.shape, (8, 8), 1, reduction="mean")
+
+_, axes = plt.subplots(1, 3, figsize=(10, 3.7), layout="constrained")
+for axis, (name, picture) in zip(
+    axes, {"original": clean, "noisy": noisy, "restored": restored}.items()
+):
+    axis.imshow(picture, cmap="gray", vmin=0, vmax=1)
+    quality = (
+        ""
+        if picture is clean
+        else f", {peak_signal_noise_ratio(clean, picture, data_range=1):.1f} dB"
+    )
+    axis.set_title(name + quality)
+    axis.set_axis_off()

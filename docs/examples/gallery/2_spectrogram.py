@@ -1,0 +1,66 @@
+"""
+A spectrogram, and back to sound
+================================
+
+A short-time Fourier transform cuts sound into frames that overlap, weighs each with a
+window and transforms it. Its inverse adds the frames up again:
+``reduction="least_squares"`` multiplies by the window once more and divides by the sum
+of its squares, so that sound whose spectra were left alone comes back as it was.
+"""
+
+import matplotlib.pyplot as plt
+import numpy as np
+
+import gpufold
+
+rate, frame, hop = 16000, 512, 128
+time = np.arange(2 * rate) / rate
+melody = np.zeros_like(time)
+for step, note in enumerate((0, 4, 7, 12, 7)):
+    tone = np.sin(2 * np.pi * 220 * 2 ** (note / 12) * time)
+    melody += tone * (abs(time - 0.25 - 0.35 * step) < 0.16)
+noisy = melody + np.random.default_rng(0).normal(0, 0.5, time.shape)
+
+# %%
+# Frames, one every 128 samples, weighed by the window as they are taken out:
+
+window = np.hanning(frame + 1)[:-1]
+frames = gpufold.array_to_blocks(noisy, (frame,), (hop,), window=window)
+spectra = np.fft.rfft(frames)
+print(frames.shape, spectra.shape)
+
+# %%
+# What is weaker than a threshold is taken for noise. Back from the spectra to frames,
+# and from frames to sound:
+
+kept = np.where(abs(spectra) > 40, spectra, 0)
+sound = gpufold.blocks_to_array(
+    np.fft.irfft(kept),
+    noisy.shape,
+    (frame,),
+    (hop,),
+    window=window,
+    reduction="least_squares",
+)
+unchanged = gpufold.blocks_to_array(
+    np.fft.irfft(spectra),
+    noisy.shape,
+    (frame,),
+    (hop,),
+    window=window,
+    reduction="least_squares",
+)
+print(
+    "left alone, the sound comes back:",
+    np.allclose(unchanged[frame:-frame], noisy[frame:-frame]),
+)
+
+_, axes = plt.subplots(2, 2, figsize=(10, 5.4), layout="constrained", sharex="row")
+for axis, (name, picture) in zip(axes[0], {"noisy": spectra, "kept": kept}.items()):
+    shown = np.log10(abs(picture).T[:120] + 0.1)
+    extent = (0, time[-1], 0, 120 * rate / frame)
+    axis.imshow(shown, origin="lower", aspect="auto", cmap="magma", extent=extent)
+    axis.set(title=f"{name}: spectrogram", ylabel="Hz")
+for axis, (name, wave) in zip(axes[1], {"noisy": noisy, "cleaned": sound}.items()):
+    axis.plot(time, wave, linewidth=0.4)
+    axis.set(title=name, xlabel="seconds", ylim=(-3, 3))

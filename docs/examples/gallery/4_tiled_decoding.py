@@ -1,0 +1,95 @@
+"""
+Decode a latent by tiles
+========================
+
+Decoders of image and video models turn a small array of many channels, the latent, into
+a large picture. Decoding it whole may take more memory than there is; decoding it by
+tiles leaves seams, unless the tiles overlap and are blended. Here a small decoder with
+random weights, written with :func:`gpufold.im2col`, does both.
+"""
+
+from itertools import pairwise
+
+import matplotlib.pyplot as plt
+import numpy as np
+from scipy.ndimage import gaussian_filter
+
+import gpufold
+
+random = np.random.default_rng(3)
+FACTOR, CHANNELS = 4, (8, 24, 12, 3)
+weights = [
+    random.normal(0, 1 / np.sqrt(9 * inner), (outer, 9 * inner)).astype(np.float32)
+    for inner, outer in pairwise(CHANNELS)
+]
+
+
+def decode(latent):
+    """Three convolutions, with a step to twice the size after each of the first two."""
+    for number, matrix in enumerate(weights):
+        _, height, width = latent.shape
+        latent = (
+            matrix @ gpufold.im2col(latent, (3, 3), pads_begin=1, pads_end=1)
+        ).reshape(-1, height, width)
+        if number < 2:
+            latent = (
+                np.maximum(latent, 0.1 * latent).repeat(2, axis=1).repeat(2, axis=2)
+            )
+    return np.tanh(latent)
+
+
+smooth = gaussian_filter(random.normal(0, 1, (CHANNELS[0], 72, 104)), (0, 5, 5))
+latent = (smooth / smooth.std()).astype(np.float32)
+whole = decode(latent)
+print(latent.shape, "->", whole.shape)
+
+# %%
+# Tiles of the latent overlap; so do their pictures, four times as large. Where they do,
+# a ramp goes from one to the other. The sums live in a :class:`gpufold.Stitcher`.
+
+TILE, STEP = 24, 16
+ramp = np.minimum(
+    np.arange(1, TILE * FACTOR + 1), np.arange(TILE * FACTOR, 0, -1)
+).clip(max=(TILE - STEP) * FACTOR)
+positions = gpufold.grid_positions(latent.shape[1:], TILE, STEP)
+
+
+def by_tiles(window):
+    """Decode tile by tile; the stitcher keeps the picture, the decoder one tile."""
+    stitcher = gpufold.Stitcher(
+        whole.shape, (TILE * FACTOR, TILE * FACTOR), window=window
+    )
+    for position in positions:
+        tile = gpufold.take_blocks(latent, position[None], (TILE, TILE))[0]
+        stitcher.add(decode(tile)[None], position[None] * FACTOR)
+    return stitcher.result()
+
+
+blended = by_tiles((ramp.astype(np.float32),) * 2)
+pictures = {
+    "decoded whole": whole,
+    "by tiles, plain mean": by_tiles(None),
+    "by tiles, blended": blended,
+}
+
+_, axes = plt.subplots(2, 3, figsize=(10.5, 5.2), layout="constrained")
+for (above, below), (name, picture) in zip(axes.T, pictures.items()):
+    above.imshow((picture.transpose(1, 2, 0) + 1) / 2)
+    above.set_title(name)
+    error = abs(picture - whole).max(0)
+    below.imshow(error, cmap="magma", vmin=0, vmax=0.3)
+    below.set_title(f"its error, at most {error.max():.2f}")
+for axis in axes.flat:
+    axis.set_axis_off()
+
+# %%
+# The error is where a decoder's convolutions reach over the border of a tile, and
+# nowhere else: each pixel of a tile depends on the latent two elements around it. A
+# window of zero there, under enough overlap, is exact.
+
+exact = np.zeros(TILE * FACTOR, np.float32)
+exact[3 * FACTOR : -3 * FACTOR] = 1
+print(
+    "largest error inside:",
+    abs(by_tiles((exact, exact)) - whole)[:, 12:-12, 12:-12].max(),
+)

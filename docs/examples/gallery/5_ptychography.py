@@ -1,0 +1,65 @@
+"""
+Reconstruct a picture from its diffraction
+==========================================
+
+Ptychography moves a probe of light over an object and measures how strong the waves
+behind it are, but not their phase. Each step takes the parts of the object that probes
+fall on (:func:`gpufold.take_blocks`), gives their waves the measured strength, and adds
+what that changes where the parts lie (:func:`gpufold.add_blocks`), divided by the light
+that fell there.
+"""
+
+import matplotlib.pyplot as plt
+import numpy as np
+from skimage import data
+from skimage.transform import resize
+
+import gpufold
+
+# %%
+# An object of which only the phase varies, a probe, and what a camera sees of it at
+# each position. Probes reach over the borders of the object.
+
+SIDE = 32
+phase = resize(data.camera(), (96, 96), anti_aliasing=True)
+target = np.exp(2j * (phase - 0.5))
+rows, columns = np.ogrid[-1 : 1 : SIDE * 1j, -1 : 1 : SIDE * 1j]
+probe = np.exp(-3 * rows**2 - 3 * (columns - 0.2j) ** 2)
+positions = (
+    gpufold.grid_positions((96 + SIDE // 2, 96 + SIDE // 2), SIDE, 6) - SIDE // 4
+)
+measured = abs(np.fft.fft2(gpufold.take_blocks(target, positions, SIDE) * probe))
+light = gpufold.add_blocks(
+    np.zeros((96, 96)),
+    np.broadcast_to(abs(probe) ** 2, (len(positions), SIDE, SIDE)),
+    positions,
+)
+print(len(positions), "positions")
+
+# %%
+# Sixty steps from a flat object:
+
+found, errors = np.ones((96, 96), complex), []
+for _ in range(60):
+    waves = gpufold.take_blocks(found, positions, SIDE) * probe
+    spectra = np.fft.fft2(waves)
+    errors.append(np.linalg.norm(abs(spectra) - measured) / np.linalg.norm(measured))
+    change = np.fft.ifft2(spectra / np.maximum(abs(spectra), 1e-12) * measured) - waves
+    found += gpufold.add_blocks(
+        np.zeros_like(found), change * probe.conj(), positions
+    ) / (light + 0.01 * light.max())
+found *= np.vdot(found, target) / np.vdot(
+    found, found
+)  # no camera sees a constant phase
+
+_, axes = plt.subplots(1, 4, figsize=(12.5, 3.3), layout="constrained")
+axes[0].imshow(np.angle(target), cmap="twilight", vmin=-1.3, vmax=1.3)
+axes[0].set_title("phase of the object")
+axes[1].imshow(np.fft.fftshift(measured[60]) ** 0.5, cmap="magma")
+axes[1].set_title("one of the camera's pictures")
+axes[2].imshow(np.angle(found), cmap="twilight", vmin=-1.3, vmax=1.3)
+axes[2].set_title("reconstructed")
+for axis in axes[:3]:
+    axis.set_axis_off()
+axes[3].semilogy(errors)
+axes[3].set(title="error in the camera's plane", xlabel="step")

@@ -1,0 +1,49 @@
+"""
+A dilated convolution as a plain one
+====================================
+
+:func:`gpufold.space_to_batch` deals the pixels of a picture out to a batch of smaller
+pictures: with blocks of 3 x 3, one gets every third pixel, another those beside them,
+and so on. A convolution of the batch is then a convolution of the picture whose taps
+lie three pixels apart. :func:`gpufold.batch_to_space` is the way back.
+"""
+
+import matplotlib.pyplot as plt
+import numpy as np
+from scipy.ndimage import convolve
+from skimage import data
+
+import gpufold
+
+picture = data.coins()[:240, :300].astype(np.float32) / 255
+batch = gpufold.space_to_batch(picture[None], (1, 3, 3))
+print(picture[None].shape, "->", batch.shape)
+
+_, axes = plt.subplots(1, 4, figsize=(12, 2.8), layout="constrained")
+axes[0].imshow(picture, cmap="gray")
+axes[0].set_title("the picture")
+for axis, number in zip(axes[1:], (0, 4, 8)):
+    axis.imshow(batch[number], cmap="gray")
+    axis.set_title(f"entry {number} of the batch")
+for axis in axes:
+    axis.set_axis_off()
+
+# %%
+# A convolution of each entry with 3 x 3 taps, and back into space. The same convolution
+# with taps that lie three pixels apart gives the same:
+
+kernel = np.array([[-1, -1, -1], [-1, 8, -1], [-1, -1, -1]], np.float32)
+plain = convolve(batch, kernel[None], mode="constant")
+edges = gpufold.batch_to_space(plain, (1, 3, 3))[0]
+
+dilated = np.zeros((7, 7), np.float32)
+dilated[::3, ::3] = kernel
+print(np.allclose(edges, convolve(picture, dilated, mode="constant"), atol=1e-5))
+
+_, axes = plt.subplots(1, 2, figsize=(8, 3.3), layout="constrained")
+for axis, (name, shown) in zip(
+    axes, {"the picture": picture, "its edges, over seven pixels": edges}.items()
+):
+    axis.imshow(shown, cmap="gray")
+    axis.set_title(name)
+    axis.set_axis_off()
