@@ -312,6 +312,16 @@ def check_writable(operation: str, library: ModuleType, name: str, array: Any, l
             raise ValueError(f"{operation}: {name} must be writeable, got a read-only array")
     elif array.device != data.device:
         raise ValueError(f"{operation}: {name} must be on the device of {like}, {data.device}, got {array.device}")
+    if not array.flags.c_contiguous and overlaps_itself(array.shape, array.strides, array.itemsize):
+        raise overlapping(operation, name, array.shape, array.strides)
+
+
+def overlapping(operation: str, name: str, shape: Size, strides: Size) -> ValueError:
+    """Return what to raise where elements of an array that is written to share memory, its strides in bytes."""
+    return ValueError(
+        f"{operation}: {name} must not overlap itself, got shape {shape} and strides of {strides} bytes, by which "
+        "elements share memory; pass a copy"
+    )
 
 
 def check_apart(operation: str, library: ModuleType, name: str, written: Any, others: Named) -> None:
@@ -368,6 +378,27 @@ def share_addresses(first: tuple[int, Size, Size, int], second: tuple[int, Size,
     if end <= apart + other_begin or apart + other_end <= begin:
         return False
     return _share(np.asarray(_Addresses(*first)), np.asarray(_Addresses(*second)))
+
+
+@lru_cache(maxsize=1024)
+def overlaps_itself(shape: Size, strides: Size, itemsize: int) -> bool:
+    """Return whether elements of an array share memory, its strides in bytes; where that is too hard to know, True.
+
+    Of two elements that do, one may be the first along the first axis by which they differ: the rest follows by
+    shifting both.
+
+    >>> overlaps_itself((3, 2), (4, 4), 4), overlaps_itself((3, 2), (4, 12), 4)
+    (True, False)
+    """
+    steps = tuple(map(abs, strides))
+    return any(
+        share_addresses(
+            (itemsize, shape[axis + 1 :], steps[axis + 1 :], itemsize),
+            (itemsize + steps[axis], (extent - 1, *shape[axis + 1 :]), steps[axis:], itemsize),
+        )
+        for axis, extent in enumerate(shape)
+        if extent > 1
+    )
 
 
 def _share(first: Any, second: Any) -> bool:

@@ -1032,10 +1032,10 @@ def test_bad_input_is_refused_in_gpufolds_words(error, message, call):
 
 def test_bfloat16_needs_ml_dtypes_on_the_cpu(monkeypatch):
     monkeypatch.setitem(sys.modules, "ml_dtypes", None)
-    tensors._bfloat16.cache_clear()
+    tensors._dtype_of_array.cache_clear()
     with pytest.raises(ImportError, match=re.escape("pip install '.[torch]'")):
         gpufold.torch.fold(COLUMN.bfloat16(), 4, 2)
-    tensors._bfloat16.cache_clear()
+    tensors._dtype_of_array.cache_clear()
 
 
 def test_a_torch_that_is_too_old_is_an_error_that_says_which_is_needed():

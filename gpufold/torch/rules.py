@@ -44,6 +44,7 @@ from gpufold.torch.tensors import (
     WEIGHTS,
     check_dense,
     check_like,
+    check_no_overlap,
     checked_positions,
     checked_window,
     execute,
@@ -76,7 +77,11 @@ def is_traced(*tensors: Any) -> bool:
 
     A transform of torch.func under a mode takes its own turn first, for which operators have no rules.
     """
-    if is_compiling() or (_C._len_torch_dispatch_stack() > 0 and not _C._are_functorch_transforms_active()):
+    if (
+        is_compiling()
+        or _C._is_tracing()
+        or (_C._len_torch_dispatch_stack() > 0 and not _C._are_functorch_transforms_active())
+    ):
         return True
     for tensor in tensors:  # a generator takes a microsecond
         if type(tensor) in PLAIN_TYPES:
@@ -180,6 +185,7 @@ def check_written(name: str, tensor: Tensor, read: Sequence[Tensor]) -> None:
             f"add_blocks_: {name} is a leaf that requires a gradient, which nothing may write into; call "
             "add_blocks, which returns a new tensor, or add under torch.no_grad()"
         )
+    check_no_overlap(name, tensor)
     for index, each in enumerate(read):
         check_apart(name, tensor, ("blocks", "positions", "window")[min(index, 2)], each)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ctypes import c_char
 from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
@@ -12,9 +13,12 @@ from torch import Tensor
 from gpufold import arrays, extras
 from gpufold.arrays import (
     axes_of_window,
+    bounds_of,
     check_bytes,
     misshapen_weights,
     name_of_axis,
+    overlapping,
+    overlaps_itself,
     share_addresses,
 )
 from gpufold.calls import Call, Unsupported, is_separable
@@ -179,21 +183,13 @@ def execute(
         return result
     shape = call.result_shape
     dtype = getattr(torch, call.dtype) if call.source else data.dtype
-    if is_on_gpu(data):
-        try:
-            result = data.new_empty(shape, dtype=dtype) if call.source else data.new_empty(shape)
-        except RuntimeError:
-            check_bytes(call, shape, dtype.itemsize)
-            raise
-        _execute_on_gpu(call, data, result, weights, positions, guards=guards)
-        return result
-    check_bytes(call, shape, dtype.itemsize)
-    given = as_numpy(data)
-    computed = np.empty(shape, call.dtype if call.source else given.dtype)
-    _execute_on_cpu(call, given, computed, weights, positions)
-    if dtype is torch.bfloat16:
-        return torch.from_numpy(computed.view(np.int16)).view(torch.bfloat16)
-    return torch.from_numpy(computed)
+    try:
+        result = data.new_empty(shape, dtype=dtype) if call.source else data.new_empty(shape)
+    except RuntimeError:
+        check_bytes(call, shape, dtype.itemsize)
+        raise
+    execute_into(call, data, result, weights, positions, guards=guards)
+    return result
 
 
 def execute_into(
@@ -209,13 +205,13 @@ def execute_into(
     if is_on_gpu(data):
         _execute_on_gpu(call, data, result, weights, positions, weight_out, guards)
     else:
-        _execute_on_cpu(call, as_numpy(data), as_numpy(result), weights, positions, weight_out)
+        _execute_on_cpu(call, data, result, weights, positions, weight_out)
 
 
 def _execute_on_cpu(
     call: Call,
-    data: Any,
-    result: Any,
+    data: Tensor,
+    result: Tensor,
     weights: tuple[Tensor, ...],
     positions: Tensor | None,
     weight_out: Tensor | None = None,
@@ -229,27 +225,34 @@ def _execute_on_cpu(
         )
     window = tuple([as_numpy(each) for each in weights]) or None
     places, sums = (None if each is None else as_numpy(each) for each in (positions, weight_out))
-    run(call, np, data, result, window, places, sums)
+    run(call, np, as_numpy(data), as_numpy(result), window, places, sums)
 
 
 def as_numpy(tensor: Tensor) -> Any:
-    """Return the NumPy array that has a CPU tensor's memory."""
-    if tensor.requires_grad:
-        tensor = tensor.detach()
-    if tensor.dtype is torch.bfloat16:
-        return tensor.view(torch.int16).numpy().view(_bfloat16())
-    return tensor.numpy()
+    """Return a NumPy array that has a CPU tensor's memory, and keeps the tensor.
+
+    It is made by address: `Tensor.numpy` and DLPack would forbid torch to resize the tensor's storage ever after.
+    """
+    dtype, strides, size = _dtype_of_array(tensor.dtype), None, tensor.nbytes
+    if not tensor.is_contiguous():
+        shape, strides, itemsize = _in_bytes(tensor)
+        size = bounds_of(shape, strides, itemsize)[1]
+    buffer: Any = (c_char * size).from_address(tensor.data_ptr())
+    buffer.tensor = tensor
+    return np.ndarray(tensor.shape, dtype, buffer, 0, strides)
 
 
 @cache
-def _bfloat16() -> np.dtype[Any]:
-    """Return NumPy's bfloat16, which is a package's."""
+def _dtype_of_array(dtype: torch.dtype) -> np.dtype[Any]:
+    """Return NumPy's dtype; its bfloat16 is a package's."""
+    if dtype is not torch.bfloat16:
+        return np.dtype(name_of(dtype))
     try:
         import ml_dtypes
     except ImportError as error:
         raise extras.missing("gpufold.torch with bfloat16 on the CPU", "ml_dtypes", "torch") from error
-    dtype: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
-    return dtype
+    bfloat16: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
+    return bfloat16
 
 
 def _execute_on_gpu(
@@ -305,6 +308,12 @@ address_of = Tensor.data_ptr
 def share_memory(first: Tensor, second: Tensor) -> bool:
     """Return whether two tensors share an element; where that is too hard to know, whether their bounds overlap."""
     return share_addresses((address_of(first), *_in_bytes(first)), (address_of(second), *_in_bytes(second)))
+
+
+def check_no_overlap(name: str, tensor: Tensor) -> None:
+    """Raise where elements of a tensor that is written into share memory."""
+    if not tensor.is_contiguous() and overlaps_itself(*(layout := _in_bytes(tensor))):
+        raise overlapping("add_blocks_", name, *layout[:2])
 
 
 def _in_bytes(tensor: Tensor) -> tuple[Size, Size, int]:
