@@ -391,7 +391,7 @@ def overlaps_itself(shape: Size, strides: Size, itemsize: int) -> bool:
     (True, False)
     """
     steps = tuple(map(abs, strides))
-    return any(
+    return 0 not in shape and any(
         share_addresses(
             (itemsize, shape[axis + 1 :], steps[axis + 1 :], itemsize),
             (itemsize + steps[axis], (extent - 1, *shape[axis + 1 :]), steps[axis:], itemsize),

@@ -7,15 +7,17 @@ import random
 import sys
 from contextlib import nullcontext
 from dataclasses import dataclass
+from math import prod
 from operator import attrgetter
 from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pytest
 from cases import assert_same_bits, off_its_size, values, weights_of
+from numpy.lib.stride_tricks import as_strided, sliding_window_view
 
 import gpufold
-from gpufold.arrays import as_positions, is_kernel_ready, share_memory
+from gpufold.arrays import as_positions, is_kernel_ready, overlaps_itself, share_memory
 
 IMPORTED = SimpleNamespace(may_share_memory=lambda first, second: False)
 """What CuPy says of two arrays that were each imported on its own: their bounds are not compared."""
@@ -98,16 +100,52 @@ def test_what_is_too_hard_to_know_counts_as_shared_only_within_bounds():
 
 
 # ---------------------------------------------------------------------------------------------
+# Results that overlap themselves
+
+ITSELF = {
+    "one element for all": ((3, 2), (0, 4), True),
+    "one element for one": ((1, 2), (0, 4), False),
+    "windows that slide": ((4, 3), (4, 4), True),
+    "windows that step": ((4, 3), (12, 4), False),
+    "steps that meet": ((3, 5), (16, 4), True),
+    "rows that begin in gaps of others": ((2, 4), (4, 8), False),
+    "rows that begin in gaps and meet far behind": ((3, 4), (4, 8), True),
+    "backwards into itself": ((3, 2), (-4, 4), True),
+    "half elements apart": ((4,), (2,), True),
+    "no element": ((0, 3), (0, 0), False),
+    "three axes that interleave": ((2, 3, 5), (4, 40, 8), False),
+}
+
+
+@pytest.mark.parametrize("name", ITSELF)
+def test_an_array_overlaps_itself_where_two_elements_have_a_byte(name):
+    shape, strides, want = ITSELF[name]
+    assert (len(At(0, shape, strides).bytes()) < 4 * np.prod(shape)) == want
+    assert overlaps_itself(shape, strides, 4) is want
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_random_arrays_overlap_themselves_where_two_elements_have_a_byte(seed):
+    rng = random.Random(seed)
+    for _ in range(40):
+        itemsize = rng.choice((1, 2, 4, 8))
+        shape = tuple(rng.randint(0 if rng.random() < 0.05 else 1, 4) for _ in range(rng.randint(0, 4)))
+        strides = tuple(itemsize * rng.choice((-16, -4, -1, 0, 1, 2, 3, 5, 8, 20)) for _ in shape)
+        array = At(0, shape, strides, itemsize)
+        assert overlaps_itself(shape, strides, itemsize) is (len(array.bytes()) < itemsize * prod(shape)), array
+
+
+# ---------------------------------------------------------------------------------------------
 # CuPy's own arrays, imported on their own: device 0 is never asked for
 
 
-def imported(offset, shape, dtype=np.float32):
+def imported(offset, shape, dtype=np.float32, strides=None):
     """Import an array as DLPack and __cuda_array_interface__ do: as an allocation by itself, which it does not own."""
     import cupy
 
     size = int(np.prod(shape)) * np.dtype(dtype).itemsize
     memory = cupy.cuda.UnownedMemory(START + offset, size, None, device_id=0)
-    return cupy.ndarray(shape, dtype, cupy.cuda.MemoryPointer(memory, 0))
+    return cupy.ndarray(shape, dtype, cupy.cuda.MemoryPointer(memory, 0), strides)
 
 
 @dataclass(frozen=True)
@@ -180,6 +218,48 @@ def test_an_out_imported_beside_an_argument_is_refused_where_they_overlap(call, 
     arrays[argument] = imported(arrays["out"].nbytes // 8 * 8 - 8, call.arrays[argument], call.dtype(argument))
     with pytest.raises(ValueError, match=f"^{call}: out must share no memory with {argument}, got arrays that overlap"):
         call(arrays)
+
+
+def folded(shape, dtype=np.float32):
+    """Return an array whose first axis of several lies on one place."""
+    axis = next(axis for axis, extent in enumerate(shape) if extent > 1)
+    strides = list(np.zeros(shape, dtype).strides)
+    strides[axis] = 0
+    return as_strided(np.zeros(shape, dtype), shape, strides)
+
+
+@pytest.mark.parametrize("on_gpu", [False, pytest.param(True, marks=pytest.mark.peer("cupy"))], ids=["numpy", "cupy"])
+@pytest.mark.parametrize("call", CALLS, ids=str)
+def test_a_result_that_overlaps_itself_is_refused_with_nothing_written(call, on_gpu):
+    out = folded(call.result)
+    arrays = {name: np.ones(shape, call.dtype(name)) for name, shape in call.arrays.items()}
+    outs = {"out": out}
+    if call.name == "add_blocks":
+        outs["weight_out"] = folded(call.result)
+    for name, wrong in outs.items():
+        given = arrays | {"out": np.zeros_like(out)} | {name: wrong}
+        if on_gpu:
+            given = {
+                name: imported(number << 20, array.shape, array.dtype, array.strides)
+                for number, (name, array) in enumerate(given.items())
+            }
+        with pytest.raises(ValueError, match=rf"^{call}: {name} must not overlap itself, got shape \("):
+            call(given)
+        assert not wrong.any()
+
+
+def test_a_result_that_only_looks_as_if_it_overlapped_itself_is_written():
+    columns = np.arange(36, dtype=np.float32).reshape(4, 9)
+    want = gpufold.col2im(columns, (4, 4), (2, 2))
+    memory = np.zeros(100, np.float32)
+    for strides in ((0, 16, 4), (0, 4, 16), (0, 28, 8), (4, 8, 60)):
+        out = as_strided(memory[1:], (1, 4, 4), strides)
+        assert gpufold.col2im(columns, (4, 4), (2, 2), out=out) is out
+        assert np.array_equal(out, want)
+    windows = sliding_window_view(memory, 4, writeable=True)
+    assert np.array_equal(gpufold.col2im(columns, (4, 4), (2, 2), out=windows[None, ::4][:, :4]), want)
+    with pytest.raises(ValueError, match="out must not overlap itself"):
+        gpufold.col2im(columns, (4, 4), (2, 2), out=windows[None, ::2][:, :4])
 
 
 class Foreign:

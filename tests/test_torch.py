@@ -536,6 +536,29 @@ def test_a_leaf_is_not_written_into():
     assert leaf.detach().sum() == 4
 
 
+@pytest.mark.parametrize("name", ["out", "weight_out"])
+def test_what_overlaps_itself_is_not_added_to(name):
+    memory = torch.zeros(20)
+    for wrong in (memory[:4, None].expand(4, 3), memory.as_strided((4, 3), (2, 1)), memory.as_strided((4, 3), (1, 1))):
+        given = {"out": torch.zeros(4, 3), "weight_out": torch.zeros(4, 3)} | {name: wrong}
+        for _ in range(2):
+            with pytest.raises(ValueError, match=f"add_blocks_: {name} must not overlap itself, got shape"):
+                gpufold.torch.add_blocks_(blocks=torch.ones(1, 2, 2), positions=[(0, 0)], **given)
+    assert not any(each.any() for each in given.values())
+    interleaved = memory.as_strided((4, 3), (1, 5))
+    gpufold.torch.add_blocks_(interleaved, torch.ones(1, 2, 2), [(2, 1)])
+    assert interleaved.sum() == 4
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.complex128], ids=str)
+def test_results_lie_in_torchs_memory(dtype):
+    columns = torch.ones(2, 8, 9, dtype=dtype)
+    for result in (gpufold.torch.fold(columns, 4, 2), gpufold.torch.fold(columns.requires_grad_(), 4, 2).detach()):
+        assert result.data_ptr() % 64 == 0
+        result.untyped_storage().resize_(0)
+    columns.detach().untyped_storage().resize_(0)  # that of an argument too
+
+
 @pytest.mark.parametrize("wrong", [2**63, 2**64 - 1])
 def test_positions_beyond_int64_are_outside(wrong):
     places = torch.tensor([[wrong, 0], [1, 1]], dtype=torch.uint64)
@@ -782,7 +805,8 @@ def test_export_with_a_dynamic_batch_and_size(strict):
 def test_fake_and_meta_tensors_have_the_shapes_of_real_ones():
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    for operation in (*LINEAR, *WINDOWED, *AVERAGED):
+    empty = [Operation("col2im", {"data": (0, 6, 6)}, FOLDED), Operation("im2col", {"image": (0, 3, 4, 3)}, TAKEN)]
+    for operation in (*LINEAR, *WINDOWED, *AVERAGED, *empty):
         given = operation.tensors(torch.float32)
         want = operation(*given)
         with FakeTensorMode() as mode:

@@ -100,7 +100,7 @@ def fold(
     Follows torch.nn.functional.fold, with sums of float16 and bfloat16 in float32.
     """
     rank = _rank(output_size, kernel_size, dilation, padding, stride)
-    size = operators.per_axis(output_size, rank) if _is_integer(output_size) else output_size
+    size = operators.per_axis(output_size, rank) if operators.is_integer(output_size) else output_size
     return col2im(
         input,
         size,
@@ -153,20 +153,16 @@ def unfold(
     Follows torch.nn.functional.unfold.
     """
     rank = _rank(kernel_size, dilation, padding, stride)
-    kernel = operators.per_axis(kernel_size, rank) if _is_integer(kernel_size) else kernel_size
+    kernel = operators.per_axis(kernel_size, rank) if operators.is_integer(kernel_size) else kernel_size
     return im2col(
         input, kernel, strides=stride, dilations=dilation, pads_begin=padding, pads_end=padding, window=window
     )
 
 
-def _is_integer(value: Any) -> bool:
-    return isinstance(value, operators.INTEGER)
-
-
 def _rank(*sizes: Any) -> int:
     """Return the number of spatial axes: what a sequence says, else torch's two."""
     for value in sizes:
-        if not _is_integer(value) and hasattr(value, "__len__"):
+        if not operators.is_integer(value) and hasattr(value, "__len__"):
             return len(value)
     return 2
 

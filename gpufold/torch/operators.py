@@ -7,11 +7,14 @@ to, which stays as it is. Take_blocks has its mode in the reduction's place.
 
 from __future__ import annotations
 
+import warnings
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.jit import is_tracing
 
 from gpufold import calls
 from gpufold.arrays import misshapen_weights
@@ -19,7 +22,7 @@ from gpufold.calls import Call, Fusion
 from gpufold.elements import check_dtype
 from gpufold.geometry import GEOMETRIES, SpaceGeometry
 from gpufold.operations import OPERATIONS
-from gpufold.torch import rules
+from gpufold.torch import rules, tensors
 from gpufold.torch.tensors import DTYPES, as_int64, execute, name_of, resolved
 
 SIZES = {
@@ -124,9 +127,14 @@ for _operation in SIZES:
     _define(_operation)
 
 
+def is_integer(value: Any) -> bool:
+    """Return whether a size is one integer: a symbol too, or what torch.jit.trace has for a tensor's extent."""
+    return isinstance(value, INTEGER) or (is_tracing() and isinstance(value, Tensor) and value.ndim == 0)
+
+
 def per_axis(value: Any, rank: int) -> list[Any]:
     """Return one integer per axis, symbols included."""
-    return [value] * rank if isinstance(value, INTEGER) else list(value)
+    return [value] * rank if is_integer(value) else list(value)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -160,18 +168,43 @@ def trace(
         if reduction in calls.REDUCTIONS[1:] and torch.is_grad_enabled() and any([each.requires_grad for each in axes]):
             raise rules.no_gradient(operation, reduction)
         window = rules.joined(data, axes)
-    lists = [per_axis(value, rank) for value in sizes]
-    result: Tensor = getattr(torch.ops.gpufold, operation).default(
-        data, window, positions, out, *lists, reduction, separable, variant, deterministic
-    )
+    lists, tail = [per_axis(value, rank) for value in sizes], (reduction, separable, variant, deterministic)
+    if is_tracing() and any([isinstance(size, Tensor) for each in lists for size in each]):
+        return _recorded(operation, (data, window, positions, out), lists, tail)
+    result: Tensor = getattr(torch.ops.gpufold, operation).default(data, window, positions, out, *lists, *tail)
     return result
+
+
+def _recorded(
+    operation: str, tensors: tuple[Tensor | None, ...], sizes: list[list[Any]], tail: tuple[str, bool, str, bool]
+) -> Tensor:
+    """Call an operator with sizes of which some are tensors: those of shapes that torch.jit.trace records."""
+    given: list[Tensor] = []
+
+    def named(value: Any, form: str = "{}") -> str:
+        if not isinstance(value, Tensor):
+            return str(value)
+        given.append(value)
+        return form.format(f"given_{len(given)}")
+
+    arguments = [*map(named, tensors), *(f"[{', '.join([named(size, 'int({})') for size in each])}]" for each in sizes)]
+    parameters = ", ".join([f"given_{number}: Tensor" for number in range(1, len(given) + 1)])
+    call = f"torch.ops.gpufold.{operation}({', '.join([*arguments, *map(repr, tail)])})"
+    result: Tensor = _script(f"def call({parameters}) -> Tensor:\n    return {call}\n")(*given)
+    return result
+
+
+@lru_cache(maxsize=256)
+def _script(source: str) -> Any:
+    """Compile a function of TorchScript: a trace of its call has the operator with its sizes in it."""
+    return torch.jit.CompilationUnit(source).call
 
 
 def trace_space(operation: str, data: Tensor, sizes: tuple[Any, ...], variant: str) -> Tensor:
     """Call an operator between batch and space, where one int for margins spares the batch axis."""
     block_shape, *margins = sizes
     rank = data.ndim
-    lists = [[0, *[margin] * (rank - 1)] if isinstance(margin, INTEGER) else margin for margin in margins]
+    lists = [[0, *[margin] * (rank - 1)] if is_integer(margin) else margin for margin in margins]
     return trace(operation, (data, None), (block_shape, *lists), rank, ("sum", variant, True))
 
 
@@ -179,8 +212,21 @@ def as_positions(operation: str, positions: Any, array: Tensor) -> Tensor:
     """Return positions as an int64 tensor beside an array; those of a sequence may be symbols."""
     if isinstance(positions, Tensor):
         return as_int64(operation, positions)
+    if is_tracing():
+        return _traced_positions(operation, positions, array)
     if isinstance(positions, np.ndarray):
         return as_int64(operation, torch.as_tensor(positions)).to(array.device)
     if any([isinstance(place, FLOAT) for row in positions for place in row]):
         raise TypeError(f"{operation}: positions must be integers, got {positions!r}")
     return torch.tensor(positions, dtype=torch.int64, device=array.device)  # as_tensor takes 32 bits of symbols
+
+
+def _traced_positions(operation: str, positions: Any, array: Tensor) -> Tensor:
+    """Return positions as torch.jit.trace records them: as a constant, but for extents that are traced themselves."""
+    with warnings.catch_warnings(action="ignore", category=torch.jit.TracerWarning):
+        if isinstance(positions, np.ndarray) or not any(
+            [isinstance(place, Tensor) for row in positions for place in row]
+        ):
+            return tensors.as_positions(operation, positions, array, "out")
+        rows = [[place if isinstance(place, Tensor) else torch.tensor(place) for place in row] for row in positions]
+        return as_int64(operation, torch.stack([torch.stack(row) for row in rows]).to(array.device))
