@@ -66,6 +66,8 @@ lint: $(VENV)/.lint
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/zizmor --offline --quiet .github
+	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows $$(git ls-files '.github/workflows/*')
 	$(BIN)/clang-format --dry-run --Werror $$(git ls-files '*.cu' '*.cuh' 'tests/*.h' 'tests/*.cpp')
 
 format: $(VENV)/.lint

@@ -28,6 +28,7 @@ EXTRAS = {
     "scipy": "test",
     "skimage": "test",
     "torch": "torch",
+    "yaml": "test",
     "zarr": "test",
 }
 """The packages that a module may need to be imported, each with the extra that installs it."""
