@@ -99,7 +99,7 @@ def stand_in() -> ModuleType:
             get_current_stream=lambda: stream,
             alloc=cache(_memory),
         ),
-        RawModule=lambda **options: SimpleNamespace(get_function=lambda symbol: _launched),
+        RawKernel=lambda code, symbol, options: SimpleNamespace(kernel=_launched),
     )
     return module
 

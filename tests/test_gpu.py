@@ -12,7 +12,7 @@ from __future__ import annotations
 import gc
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import prod
@@ -205,24 +205,25 @@ def wide_offsets():
         cached.cache_clear()
 
 
-@contextmanager
-def capturing(cupy):
-    """Capture what the current stream gets into a graph, which is launched after; yields its stream and the graph.
+def captured(cupy, work):
+    """Return a stream and a graph of what work queues on it, which is launched after.
 
-    Allocating or waiting within the block is an error. The capture ends with the block, even by an error, or every
-    later call would fail.
+    Allocating or waiting within is an error. The capture ends with the work, even by an error, or every later call
+    would fail. As a function, it has ended when its caller lets go of an earlier stream and graph: CUDA does not say
+    whether these may be destroyed while another stream captures.
     """
+    gc.collect()
     cupy.cuda.Device().synchronize()
-    stream, captured = cupy.cuda.Stream(non_blocking=True), SimpleNamespace()
+    stream = cupy.cuda.Stream(non_blocking=True)
     with stream:
         stream.begin_capture(cupy.cuda.runtime.streamCaptureModeGlobal)
         try:
-            yield stream, captured
+            work()
         except BaseException:
             with suppress(cupy.cuda.runtime.CUDARuntimeError):  # the error that is under way says more
                 stream.end_capture()
             raise
-        captured.graph = stream.end_capture()
+        return stream, stream.end_capture()
 
 
 def served(call, data, out):
@@ -666,13 +667,12 @@ def test_a_captured_call_replays_on_other_data(cupy, call):
     other, weighted = values(call.data.shape, call.data.dtype, seed=99), call.with_window(cupy)
     data, out = cupy.asarray(call.data), cupy.asarray(call.on(call.data))
     for variant in served(weighted, data, out):
-        with capturing(cupy) as (stream, captured):
-            weighted.on(data, out=out, variant=variant)
+        stream, graph = captured(cupy, partial(weighted.on, data, out=out, variant=variant))
         with stream:
             for host in (call.data, other, call.data):
                 data.set(host, stream)
                 spoil(out)
-                captured.graph.launch(stream)
+                graph.launch(stream)
                 stream.synchronize()
                 assert_answer(call, variant, cupy.asnumpy(out), call.on(host), host)
 
@@ -683,13 +683,12 @@ def test_a_captured_call_adds_to_what_is_there_at_each_launch(cupy):
     data, before = cupy.asarray(fold.data), values(SLIDING.image_shape, np.float32, 7)
     out = cupy.asarray(before)
     for variant in served(replace(fold, options=fold.options | {"accumulate": True}), data, out):
-        with capturing(cupy) as (stream, captured):
-            fold.on(data, out=out, variant=variant, accumulate=True)
+        stream, graph = captured(cupy, partial(fold.on, data, out=out, variant=variant, accumulate=True))
         with stream:
             out.set(before, stream)
             want = before.copy()
             for _ in range(3):
-                captured.graph.launch(stream)
+                graph.launch(stream)
                 fold.on(fold.data, out=want, accumulate=True)
             stream.synchronize()
             if fold.exact(variant):
@@ -704,18 +703,34 @@ def test_after_a_warmup_the_first_call_only_launches(cupy, monkeypatch):
 
     case = Case("compiled-by-no-other-test", (11, 19), (5, 7), (2, 3), 1, (1, 4), (2, 3))
     for call in calls_of(case, np.dtype(np.float32)):
-        launch._module.cache_clear()
         launch._function.cache_clear()
         launch._prepare.cache_clear()
         plan = gpufold.warmup(call.operation, (call.data.shape, "float32"), *call.arguments, **call.options)
         assert plan == gpufold.explain(call.operation, cupy.asarray(call.data), *call.arguments, **call.options).plan
         with monkeypatch.context() as patch:
-            patch.setattr(cupy, "RawModule", lambda *_, **__: pytest.fail("compiled again"))
+            patch.setattr(cupy, "RawKernel", lambda *_, **__: pytest.fail("compiled again"))
             data, want = cupy.asarray(call.data), call.on(call.data)
             out = spoil(cupy.empty(want.shape, want.dtype))
-            with capturing(cupy) as (stream, captured):
-                call.on(data, out=out)
-            captured.graph.launch(stream)
+            stream, graph = captured(cupy, partial(call.on, data, out=out))
+            graph.launch(stream)
+            stream.synchronize()
+        assert_same_bits(cupy.asnumpy(out), want, call)
+
+
+@pytest.mark.gpu
+def test_a_first_call_in_a_capture_names_warmup_where_cuda_refuses_to_load_its_kernel(cupy):
+    """Newer drivers may load it; whichever they do, the call after the capture computes."""
+    case = Case("called-by-no-other-test", (13, 17), (3, 6), (2, 5), 1, (1, 4), (2, 3))
+    for call in calls_of(case, np.dtype(np.float32)):
+        data, want = cupy.asarray(call.data), call.on(call.data)
+        out = spoil(cupy.empty(want.shape, want.dtype))
+        try:
+            stream, graph = captured(cupy, partial(call.on, data, out=out))
+        except RuntimeError as error:
+            assert "gpufold.warmup" in str(error)  # noqa: PT017  there may be none
+            call.on(data, out=out)
+        else:
+            graph.launch(stream)
             stream.synchronize()
         assert_same_bits(cupy.asnumpy(out), want, call)
 
@@ -1323,15 +1338,18 @@ def test_blocks_taken_at_positions_can_be_captured_in_a_graph(cupy, variant):
     image, positions = cupy.asarray(array), cupy.asarray(case.positions)
     narrow = cupy.asarray(case.positions.astype(np.int32))
     out = gpufold.take_blocks(image, positions, case.block, variant=variant)
-    with capturing(cupy) as (stream, captured):
+
+    def work():
         with pytest.raises(ValueError, match="positions must be a contiguous, aligned array of int64 beside array"):
             gpufold.take_blocks(image, narrow, case.block, out=out, variant=variant)
         gpufold.take_blocks(image, positions, case.block, out=out, variant=variant)
+
+    stream, graph = captured(cupy, work)
     with stream:
         for places in (case.positions + 1, case.positions):
             positions.set(places, stream)
             spoil(out)
-            captured.graph.launch(stream)
+            graph.launch(stream)
             stream.synchronize()
             assert_same_bits(cupy.asnumpy(out), gpufold.take_blocks(array, places, case.block))
 
@@ -1344,13 +1362,12 @@ def test_blocks_at_positions_can_be_captured_in_a_graph(cupy, variant):
     zeros, blocks = np.zeros(case.shape, np.float32), values(case.blocks_shape, np.float32)
     out, tiles, positions = cupy.asarray(zeros), cupy.asarray(blocks), cupy.asarray(case.positions)
     gpufold.add_blocks(out, tiles, positions, variant=variant)
-    with capturing(cupy) as (stream, captured):
-        gpufold.add_blocks(out, tiles, positions, variant=variant)
+    stream, graph = captured(cupy, partial(gpufold.add_blocks, out, tiles, positions, variant=variant))
     with stream:
         for places in (case.positions + 1, case.positions):
             positions.set(places, stream)
             out.set(zeros, stream)
-            captured.graph.launch(stream)
+            graph.launch(stream)
             stream.synchronize()
             assert_same_bits(cupy.asnumpy(out), gpufold.add_blocks(zeros.copy(), blocks, places))
 
@@ -1364,13 +1381,16 @@ def test_a_captured_window_is_not_converted(cupy):
     out = cupy.empty((2, 2, 4, 6), np.float32)
     fold = partial(gpufold.col2im, columns, (4, 6), (3, 4), out=out)
     want = cupy.asnumpy(fold(window=axes))
-    with capturing(cupy) as (stream, captured):
+
+    def work():
         with pytest.raises(ValueError, match="window must be contiguous, aligned and of float32 while a CUDA graph"):
             fold(window=doubled)
         fold(window=axes)
+
+    stream, graph = captured(cupy, work)
     with stream:
         spoil(out)
-        captured.graph.launch(stream)
+        graph.launch(stream)
         stream.synchronize()
     assert_same_bits(cupy.asnumpy(out), want)
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import inspect
 import os
+import re
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,7 +17,7 @@ import numpy as np
 import pytest
 
 import gpufold
-from gpufold.gpu.sources import options, source_text
+from gpufold.gpu.sources import options, program
 from hostcuda import standin
 
 CHECKOUT = Path(__file__).parents[1]
@@ -45,13 +49,10 @@ CALL = "batch_to_space", DATA, (1, 4)
 def launched():
     """A kernel, the plan that it is for, its arrays, and what CuPy passes its parameters as."""
     plan = gpufold.explain(*CALL).plan
-    code = source_text(plan.source, plan.symbol)
-    module = standin.RawModule(code=code, options=options(plan.defines), backend="nvrtc")
+    kernel = standin.RawKernel(program(plan.source, plan.symbol, plan.defines), plan.symbol, options())
     data, out = standin.asarray(DATA), standin.empty((1, 36), np.float32)
     parameters = np.frombuffer(plan.parameters, np.dtype((np.void, len(plan.parameters))))
-    return SimpleNamespace(
-        kernel=module.get_function(plan.symbol), plan=plan, data=data, out=out, parameters=parameters
-    )
+    return SimpleNamespace(kernel=kernel, plan=plan, data=data, out=out, parameters=parameters)
 
 
 @pytest.mark.hostcuda
@@ -108,14 +109,113 @@ def test_a_kernel_that_writes_outside_is_noticed(launched):
     standin.Device().synchronize()  # noticed once
 
 
-def test_allocating_and_waiting_end_a_capture():
-    stream = standin.Stream(non_blocking=True)
-    for forbidden in (stream.synchronize, standin.Device().synchronize, lambda: standin.Memory(512)):
-        stream.begin_capture(standin.STREAM_CAPTURE_MODE_GLOBAL)
-        with pytest.raises(standin.CUDARuntimeError, match="cudaErrorStreamCaptureUnsupported"):
-            forbidden()
-        with pytest.raises(standin.CUDARuntimeError, match="cudaErrorStreamCaptureInvalidated"):
-            stream.end_capture()
+def begun(mode=standin.GLOBAL, non_blocking=True):
+    """Return a stream that captures; streams and graphs of earlier tests are gone by then."""
+    gc.collect()
+    stream = standin.Stream(non_blocking=non_blocking)
+    stream.begin_capture(mode)
+    return stream
+
+
+def assert_lost(stream):
+    with pytest.raises(RuntimeError, match="invalidated the capture sequence"):
+        stream.is_capturing()
+    with pytest.raises(standin.CUDARuntimeError, match="cudaErrorStreamCaptureInvalidated"):
+        stream.end_capture()
+
+
+@pytest.mark.parametrize("forbidden", ["wait for the device", "wait for the stream", "allocate"])
+def test_allocating_and_waiting_end_a_capture(forbidden):
+    stream = begun()
+    calls = {"wait for the device": standin.Device().synchronize, "wait for the stream": stream.synchronize}
+    with pytest.raises(standin.CUDARuntimeError, match="cudaErrorStreamCaptureUnsupported"):
+        calls.get(forbidden, allocated)()
+    assert_lost(stream)
+
+
+def allocated():
+    return standin.Memory(512)
+
+
+@pytest.mark.parametrize("elsewhere", [False, True])
+@pytest.mark.parametrize("mode", [standin.GLOBAL, standin.THREAD_LOCAL, standin.RELAXED])
+def test_a_mode_says_in_which_threads_a_capture_forbids_what_is_unsafe(mode, elsewhere):
+    forbids = mode == standin.GLOBAL or (mode == standin.THREAD_LOCAL and not elsewhere)
+    stream = begun(mode)
+    with ThreadPoolExecutor(1) as thread, pytest.raises(standin.CUDARuntimeError) if forbids else nullcontext():
+        thread.submit(allocated).result() if elsewhere else allocated()
+    if forbids:
+        assert_lost(stream)
+    else:
+        assert stream.is_capturing()
+        stream.end_capture()
+
+
+@pytest.mark.hostcuda
+def test_loading_a_kernel_ends_a_capture(launched, monkeypatch):
+    monkeypatch.setattr(standin, "_loaded", {})
+    stream = begun()
+    with pytest.raises(standin.CUDADriverError, match="CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED"):
+        _ = launched.kernel.kernel
+    assert_lost(stream)
+    relaxed = begun(standin.RELAXED)
+    _ = launched.kernel.kernel
+    relaxed.end_capture()
+
+
+@pytest.mark.parametrize("thing", ["stream", "graph"])
+def test_destroying_a_stream_or_a_graph_ends_a_capture(thing):
+    earlier = begun()
+    things = {"graph": earlier.end_capture(), "stream": earlier}
+    del earlier
+    stream = begun()
+    del things[thing]
+    with pytest.raises(standin.Misuse, match=f"{thing} .*was destroyed while a stream captured"):
+        stream.end_capture()
+    assert not standin._captures
+
+
+def test_the_null_stream_is_of_no_use_beside_a_blocking_one_that_captures():
+    null, other = standin.Stream.null, begun()
+    assert not null.is_capturing()
+    other.end_capture()
+    blocking = begun(non_blocking=False)
+    with pytest.raises(standin.CUDARuntimeError, match="cudaErrorStreamCaptureImplicit"):
+        null.is_capturing()
+    assert blocking.is_capturing(), "a question ends nothing"
+    with standin.Device(1):
+        assert not null.is_capturing()
+    for use in (null.synchronize, lambda: null.launch_host_func(print, None)):
+        with pytest.raises(standin.CUDARuntimeError, match="cudaErrorStreamCaptureImplicit"):
+            use()
+    assert_lost(blocking)
+
+
+def test_work_on_a_blocking_stream_and_on_the_null_stream_is_done_in_order():
+    done, blocking = [], standin.Stream()
+    blocking.launch_host_func(done.append, 1)
+    standin.Stream.null.launch_host_func(done.append, 2)
+    blocking.launch_host_func(done.append, 3)
+    blocking.synchronize()
+    assert done == [1, 2, 3]
+
+
+def test_a_device_without_memory_pools_allocates_nothing_in_the_order_of_a_stream(monkeypatch):
+    monkeypatch.setattr(standin, "POOLS_OF_DEVICES", False)
+    with pytest.raises(RuntimeError, match="Device 0 does not support malloc_async"):
+        standin.malloc_async(512)
+    assert not standin.device_get_attribute(115, 0)
+
+
+@pytest.mark.hostcuda
+def test_a_launch_on_a_stream_of_another_device_is_refused(launched, monkeypatch):
+    monkeypatch.setattr(standin, "_lent_streams", {0x7F00: 1})
+    arguments = launched.data, launched.out, launched.parameters
+    with standin.Device(1):
+        far = standin.Stream(non_blocking=True)
+    for stream in (far, SimpleNamespace(ptr=0x7F00), SimpleNamespace(ptr=0x7F01)):
+        with pytest.raises(standin.CUDADriverError, match="CUDA_ERROR_INVALID_HANDLE"):
+            launched.kernel.kernel(launched.plan.grid, launched.plan.block, arguments, 0, stream)
 
 
 def test_host_and_device_are_not_mixed_by_accident():
@@ -146,11 +246,103 @@ def test_it_takes_no_argument_that_cupy_does_not_take():
         assert hasattr(cupy.cuda, name), name
     for name in vars(ours.cuda.runtime):
         assert hasattr(cupy.cuda.runtime, name), name
+    assert issubclass(ours.cuda.driver.CUDADriverError, cupy.cuda.driver.CUDADriverError.__base__)
     for name in ("Stream", "Graph", "Device", "MemoryPool", "MemoryPointer", "MemoryHook"):
         public = [each for each in vars(getattr(ours.cuda, name)) if not each.startswith("_")]
         assert [each for each in public if not hasattr(getattr(cupy.cuda, name), each)] == [], name
     public = [each for each in dir(ours.ndarray) if not each.startswith("_")]
     assert [each for each in public if not hasattr(cupy.ndarray, each)] == []
+
+
+# ---------------------------------------------------------------------------------------------
+# What a first call does in a capture
+
+
+@pytest.fixture
+def launch(monkeypatch):
+    """The module that launches, on the stand-in, where nothing is loaded yet."""
+    from gpufold.gpu import launch
+
+    monkeypatch.setattr(launch, "cupy", standin.cupy())
+    monkeypatch.setattr(standin, "_loaded", {})
+    launch._function.cache_clear()
+    yield launch
+    launch._function.cache_clear()
+
+
+@pytest.mark.hostcuda
+@pytest.mark.peer("cupy")
+def test_a_first_call_in_a_capture_names_warmup_and_says_that_the_capture_is_lost(launch):
+    plan = gpufold.explain(*CALL).plan
+    stream = begun()
+    with pytest.raises(RuntimeError, match=r"(?s)batch_to_space.*the capture is lost\..*gpufold\.warmup") as raised:
+        launch.Kernel.of(plan)
+    assert isinstance(raised.value.__cause__, standin.CUDADriverError)
+    assert_lost(stream)
+    launch.compile_plan(plan)
+    after = begun()
+    launch.Kernel.of(plan)
+    assert after.is_capturing()
+    after.end_capture()
+
+
+@pytest.mark.hostcuda
+@pytest.mark.peer("cupy")
+def test_a_first_call_in_a_capture_that_lets_kernels_load_is_captured(launch):
+    stream = begun(standin.RELAXED)
+    launch.Kernel.of(gpufold.explain(*CALL).plan)
+    assert stream.is_capturing()
+    stream.end_capture()
+
+
+@pytest.mark.peer("cupy")
+def test_other_errors_of_cuda_stay_as_they_are(launch, monkeypatch):
+    def no_driver(*_):
+        raise standin.CUDARuntimeError(101)
+
+    monkeypatch.setattr(launch, "_function", no_driver)
+    with pytest.raises(standin.CUDARuntimeError, match="cudaErrorInvalidDevice"):
+        launch.load("average_direct.cu", (), "average_direct")
+    monkeypatch.undo()
+
+
+@pytest.mark.peer("cupy")
+def test_scratch_memory_of_a_graph_needs_a_device_with_memory_pools(launch, monkeypatch):
+    monkeypatch.setattr(standin, "POOLS_OF_DEVICES", False)
+    assert launch._scratch(512).mem.size == 512, "of CuPy's pool where nothing captures"
+    stream = begun()
+    with stream, pytest.raises(gpufold.Unsupported, match=r"device 0 has no memory pools .*the capture goes on"):
+        launch._scratch(512)
+    assert stream.is_capturing()
+    stream.end_capture()
+
+
+SHOWN = """
+import sys
+from hostcuda import standin
+cupy = sys.modules["cupy"] = standin.cupy()
+import numpy as np, gpufold
+host = np.random.default_rng(0).random((8, 576, 3136), np.float32)
+columns = cupy.asarray(host)
+cupy.cuda.Device().synchronize()
+{}
+stream.synchronize()
+assert (image.get() == gpufold.col2im(host, (56, 56), (3, 3), pads_begin=1, pads_end=1)).all()
+"""
+
+
+@pytest.mark.hostcuda
+@pytest.mark.peer("cupy")
+def test_what_the_documents_show_of_graphs_runs_on_the_stand_in():
+    blocks = re.findall(r"^```py\n(.*?)^```", (CHECKOUT / "docs/gpu.md").read_text(), re.DOTALL | re.MULTILINE)
+    assert len(blocks) == 2
+    done = subprocess.run(
+        [sys.executable, "-c", SHOWN.format("\n".join(blocks))],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(CHECKOUT), str(CHECKOUT / "tests")])},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
 
 
 # ---------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import shutil
 import subprocess
 import sys
@@ -11,7 +12,10 @@ from types import SimpleNamespace
 import ml_dtypes  # noqa: F401  NumPy knows bfloat16 then
 import numpy as np
 import pytest
+import specialisations as specialised
+from specialisations import SOURCES
 
+import hostcuda
 from gpufold.calls import Call, Unsupported
 from gpufold.geometry import batch_to_space_geometry, col2im_geometry, im2col_geometry
 from gpufold.gpu import sources
@@ -25,7 +29,7 @@ pytestmark = pytest.mark.peer("cupy")
 def launch():
     from gpufold.gpu import launch
 
-    caches = (sources._headers, launch._module, launch._function, launch._prepare, launch._prepare_at, launch.device)
+    caches = (sources._headers, launch._function, launch._prepare, launch._prepare_at, launch.device)
     for cached in caches:
         cached.cache_clear()
     yield launch
@@ -47,10 +51,8 @@ def compile_plan(launch, monkeypatch):
     monkeypatch.setattr(compiler, "_get_arch_for_options_for_nvrtc", lambda arch: ("-arch=sm_90", "cubin"))
 
     def compile_plan(plan):
-        options = sources.options(plan.defines)
-        return compiler.compile_using_nvrtc(
-            sources.source_text(plan.source, plan.symbol), options, cache_in_memory=True
-        )[0]
+        code = sources.program(plan.source, plan.symbol, plan.defines)
+        return compiler.compile_using_nvrtc(code, sources.options(), cache_in_memory=True)[0]
 
     return compile_plan
 
@@ -76,13 +78,40 @@ def test_what_a_launch_compiles_has_the_kernel_it_calls_and_no_other(compile_pla
     assert kernels == {plan.symbol}
 
 
+def compiled(text):
+    """Compile a program for an H200 with the options that say something about the code, as CuPy passes them."""
+    return hostcuda.cubin.compile_text(text, hostcuda.cubin.options((), 90, sources.KERNELS, flush=True))
+
+
+@pytest.mark.all
+@pytest.mark.nvrtc
+@pytest.mark.parametrize("source", SOURCES)
+def test_specialisations_in_the_text_make_the_machine_code_of_those_in_the_options(source):
+    """Of every kernel, in one specialisation that is drawn."""
+    for symbol in sorted({plan.symbol for plan in specialised.plans() if plan.source == source}):
+        of_kernel = [plan for plan in specialised.plans() if plan.symbol == symbol]
+        plan = random.Random(symbol).choice(of_kernel)
+        in_text = compiled(sources.program(plan.source, plan.symbol, plan.defines))
+        assert in_text == hostcuda.cubin.compile(plan.source, plan.defines, 90, symbol=plan.symbol).code, plan
+
+
+def test_all_kernels_are_compiled_with_the_same_options(launch, monkeypatch):
+    """For CuPy runs the compiler on an empty file for each tuple of options that is new to a process."""
+    asked = []
+    monkeypatch.setattr(launch.cupy, "RawKernel", lambda code, symbol, options: asked.append((code, options)))
+    for plan in plans():
+        launch._function(plan.source, plan.defines, plan.symbol)
+    assert len({options for _, options in asked}) == 1
+    assert len({code for code, _ in asked}) > 10
+
+
 def test_another_process_asks_for_the_same_and_finds_it_in_the_cache_on_disk():
     """CuPy's key is the text, the options and what compiles them."""
     show = (
         "import gpufold, hashlib\n"
-        "from gpufold.gpu.sources import options, source_text\n"
+        "from gpufold.gpu.sources import options, program\n"
         "plan = gpufold.explain('col2im', ((2, 27, 64), 'float32'), (8, 8), (3, 3), pads_begin=1, pads_end=1).plan\n"
-        "asked = repr((source_text(plan.source, plan.symbol), options(plan.defines)))\n"
+        "asked = repr((program(plan.source, plan.symbol, plan.defines), options()))\n"
         "print(hashlib.sha256(asked.encode()).hexdigest())"
     )
     seen = {
@@ -107,18 +136,19 @@ def test_errors_name_the_kernel_file_and_its_line(launch, compile_plan, tmp_path
 
 
 def test_a_changed_header_is_another_specialisation(launch, tmp_path, monkeypatch):
-    before = sources.options(())
+    before = sources.program("average_direct.cu", "average_direct", ())
     kernels = shutil.copytree(sources.KERNELS, tmp_path / "kernels")
     with (kernels / "common.cuh").open("a") as header:
         header.write("// changed\n")
     monkeypatch.setattr(sources, "KERNELS", kernels)
     sources._headers.cache_clear()
-    digests = [[option for option in options if "HEADERS" in option] for options in (before, sources.options(()))]
-    assert digests[0] != digests[1]
+    after = sources.program("average_direct.cu", "average_direct", ())
+    assert before != after
+    assert before.partition("#line")[2] == after.partition("#line")[2]
 
 
 def test_parameters_travel_as_one_element(launch, monkeypatch):
-    monkeypatch.setattr(launch, "_function", lambda *_: None)
+    monkeypatch.setattr(launch, "load", lambda *_: None)
     plan = choose(Call("col2im", GEOMETRY, "float32"), COLUMNS, IMAGE)
     kernel = launch.Kernel.of(plan)
     assert kernel.parameters.size == 1  # what CuPy passes by value
@@ -185,7 +215,7 @@ def test_a_repeated_call_only_launches(launch, monkeypatch):
         compiled.append(symbol)
         return lambda grid, block, arguments: launched.append((grid, block, arguments))
 
-    monkeypatch.setattr(launch, "_function", function)
+    monkeypatch.setattr(launch, "load", function)
     monkeypatch.setattr(launch, "device", lambda number: H200)
     monkeypatch.setattr(launch.cupy.cuda.runtime, "getDevice", lambda: 0)
     monkeypatch.setattr(launch.cupy.cuda, "Device", lambda number: nullcontext())

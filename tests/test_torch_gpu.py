@@ -126,11 +126,12 @@ def test_nothing_waits(name):
 def test_the_current_stream_is_torchs():
     columns = random((8, 27 * 16, 62 * 62), torch.float32)
     want = gpufold.torch.fold(columns, 64, 3)
-    stream = torch.cuda.Stream()
-    data = torch.empty_like(columns, device="cuda")
+    gpufold.torch.fold(columns.cuda(), 64, 3)  # compiles
+    stream, data, pinned = torch.cuda.Stream(), torch.zeros_like(columns).cuda(), columns.pin_memory()
+    torch.cuda.current_stream().synchronize()
     with torch.cuda.stream(stream):
         torch.cuda._sleep(50_000_000)
-        data.copy_(columns)
+        data.copy_(pinned, non_blocking=True)  # from memory that is not pinned it would wait for the sleep
         got = gpufold.torch.fold(data, 64, 3)
         assert not stream.query(), "the call has come back before its stream is done"
     stream.synchronize()

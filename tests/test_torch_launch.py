@@ -49,6 +49,7 @@ def device(monkeypatch):
 
     device, call = Device(), standin.Function.__call__
     monkeypatch.setattr(standin, "_lent", {})
+    monkeypatch.setattr(standin, "_lent_streams", {HANDLE: DEVICE})
 
     def record(function, grid, block, args, shared_mem=0, stream=None):
         device.launches.append((standin.get_device(), stream, grid, block, args))
@@ -59,7 +60,7 @@ def device(monkeypatch):
     monkeypatch.setattr(tensors, "is_on_gpu", lambda tensor: True)
     monkeypatch.setattr(tensors, "_stream_of", lambda tensor: (DEVICE, HANDLE))
     monkeypatch.setattr(tensors, "address_of", lambda tensor: device.lend(tensor).data_ptr())
-    of_modules = (launch._module, launch._function, launch._prepare, launch._prepare_at, launch.device)
+    of_modules = (launch._function, launch._prepare, launch._prepare_at, launch.device)
     caches = (*of_modules, seen_of)
     for cached in caches:
         cached.cache_clear()

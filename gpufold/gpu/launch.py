@@ -15,7 +15,7 @@ from gpufold.calls import Call, Unsupported
 from gpufold.geometry import PositionsGeometry, Size
 from gpufold.gpu.parameters import contiguous_strides
 from gpufold.gpu.plan import COPY_SHARE, Device, Operand, Plan
-from gpufold.gpu.sources import options, source_text, symbols
+from gpufold.gpu.sources import options, program, symbols
 
 MAX_ALIGNMENT = 256
 """CuPy's allocator aligns to this; more makes no difference to a kernel."""
@@ -25,6 +25,12 @@ NO_WINDOW = np.zeros(1, "V8")
 
 CLOCK_RATE, MEMORY_CLOCK_RATE, GLOBAL_MEMORY_BUS_WIDTH, L2_CACHE_SIZE, SHARED_MEMORY = 13, 36, 37, 38, 81
 """The runtime's numbers for these attributes of a device; shared memory is that of a multiprocessor."""
+
+MEMORY_POOLS = 115
+"""The runtime's number for whether memory can be allocated in the order of a stream, as a graph does."""
+
+CAPTURE_ERRORS = range(900, 909)
+"""The statuses of CUDA for what cannot be done while a stream captures."""
 
 
 Addresses: TypeAlias = tuple[int, int, int | None]
@@ -93,7 +99,7 @@ def compile_plan(plan: Plan) -> None:
     """
     for step in (*plan.before, plan):
         for symbol in {step.symbol, *symbols(step.source)}:
-            _ = _function(step.source, step.defines, symbol).kernel  # of this device
+            load(step.source, step.defines, symbol)
 
 
 def current_device() -> Device:
@@ -125,7 +131,7 @@ def device(number: int) -> Device:
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """A plan with its compiled function: all that is left is the launch."""
+    """A plan with its function, loaded on one device: all that is left is the launch there."""
 
     function: Any
     grid: tuple[int, int, int]
@@ -142,10 +148,10 @@ class Kernel:
 
     @classmethod
     def of(cls, plan: Plan, output_bytes: int = 0) -> Kernel:
-        """Compile a plan's kernel, or find it compiled."""
+        """Load a plan's kernel on the current device, or find it loaded."""
         parameters = np.frombuffer(plan.parameters, np.dtype((np.void, len(plan.parameters))))
         return cls(
-            _function(plan.source, plan.defines, plan.symbol),
+            load(plan.source, plan.defines, plan.symbol),
             plan.grid,
             plan.block,
             parameters,
@@ -193,16 +199,22 @@ class Kernel:
         if scratch is not None:
             cupy.cuda.runtime.memsetAsync(scratch, 0, self.zeroed_bytes, stream.ptr)
             for step in self.before:
-                step.function.kernel(step.grid, step.block, (positions, scratch, step.parameters), 0, stream)
+                step.function(step.grid, step.block, (positions, scratch, step.parameters), 0, stream)
             pointers = (*pointers, scratch)
-        self.function.kernel(self.grid, self.block, (*pointers, self.parameters), 0, stream)
+        self.function(self.grid, self.block, (*pointers, self.parameters), 0, stream)
 
 
 def _scratch(size: int) -> Any:
     """Return memory that later work on the current stream may reuse; a graph that is captured allocates its own."""
-    if cupy.cuda.get_current_stream().is_capturing():
-        return cupy.cuda.malloc_async(size)
-    return cupy.cuda.alloc(size)
+    if not cupy.cuda.get_current_stream().is_capturing():
+        return cupy.cuda.alloc(size)
+    number = cupy.cuda.runtime.getDevice()
+    if not cupy.cuda.runtime.deviceGetAttribute(MEMORY_POOLS, number):
+        raise Unsupported(
+            f"a CUDA graph has to allocate {size:,} bytes of scratch memory for this kernel, and device {number} has "
+            f"no memory pools for that; the capture goes on: pass a variant without scratch memory, such as 'gather'"
+        )
+    return cupy.cuda.malloc_async(size)
 
 
 Layout: TypeAlias = tuple[Size, Size, int, int]
@@ -265,11 +277,20 @@ def _pointers(addresses: tuple[int, ...]) -> np.ndarray[Any, Any]:
 
 
 @cache
-def _module(text: str, defines: tuple[tuple[str, str], ...]) -> Any:
-    return cupy.RawModule(code=text, options=options(defines), backend="nvrtc")
-
-
-@cache
 def _function(source: str, defines: tuple[tuple[str, str], ...], symbol: str) -> Any:
-    """Return a kernel, which compiles on its first use of each device."""
-    return _module(source_text(source, symbol), defines).get_function(symbol)
+    """Return a kernel of CuPy, which compiles and loads its function for each device that asks for it."""
+    return cupy.RawKernel(program(source, symbol, defines), symbol, options())
+
+
+def load(source: str, defines: tuple[tuple[str, str], ...], symbol: str) -> Any:
+    """Return a kernel's function on the current device, loaded now or earlier; raise where a capture forbids it."""
+    try:
+        return _function(source, defines, symbol).kernel
+    except (cupy.cuda.driver.CUDADriverError, cupy.cuda.runtime.CUDARuntimeError) as error:
+        if error.status not in CAPTURE_ERRORS:
+            raise
+        raise RuntimeError(
+            f"the kernel {symbol} was not called or warmed up before with this dtype and geometry, and CUDA loads none "
+            f"while a stream captures: the capture is lost. End it, call gpufold.warmup with the arguments of the "
+            f"call, and capture again"
+        ) from error

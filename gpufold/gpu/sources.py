@@ -1,4 +1,4 @@
-"""The kernels' sources: where they are, and what a compiler is given for a specialisation."""
+"""The kernels' sources: where they are, and what a compiler gets for a specialisation."""
 
 from __future__ import annotations
 
@@ -32,19 +32,25 @@ def source_text(source: str, symbol: str) -> str:
     return f'#line 1 "kernels/{source}"\n{text}'
 
 
-def options(defines: tuple[tuple[str, str], ...]) -> tuple[str, ...]:
-    """Return the compiler's options for a specialisation."""
-    return (
-        "-std=c++17",
-        f"-I{KERNELS}",
-        f"-DGPUFOLD_HEADERS={_headers()}",
-        *(f"-D{name}={value}" for name, value in defines),
-    )
+def program(source: str, symbol: str, defines: tuple[tuple[str, str], ...]) -> str:
+    """Return all that a compiler gets for a specialisation of a kernel: what is defined, then the kernel's source.
+
+    A digest of the headers comes first, since CuPy's cache on disk looks at the text and the options only. Nothing but
+    the text differs between kernels: CuPy runs the compiler on an empty file, once in a process, for each tuple of
+    options.
+    """
+    lines = [f"// headers {_headers()}", *(f"#define {name} {value}" for name, value in defines)]
+    return "\n".join([*lines, source_text(source, symbol)])
+
+
+def options() -> tuple[str, ...]:
+    """Return the compiler's options, the same for every kernel."""
+    return "-std=c++17", f"-I{KERNELS}"
 
 
 @cache
 def _headers() -> str:
-    """Digest the headers: CuPy's cache on disk looks at the source and the options only."""
+    """Digest the headers."""
     digest = hashlib.sha256()
     for header in sorted(KERNELS.glob("*.cuh")):
         digest.update(header.read_bytes())

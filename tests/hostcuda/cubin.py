@@ -152,6 +152,11 @@ def compile(
     return Cubin(kept[8:], *struct.unpack("d", kept[:8]))
 
 
+def compile_text(text: str, passed: Sequence[str]) -> bytes:
+    """Compile a program as it is, and keep nothing."""
+    return _compile("program.cu", text, [option.encode() for option in passed])[8:]
+
+
 @cache
 def _versions() -> str:
     wheels = ("nvrtc", "runtime", "crt", "cccl", "nvdisasm", "cuobjdump")

@@ -10,8 +10,11 @@ outside an allocation.
 Two devices have memory of their own, in the host's. Work for a device is queued, stream by stream, and done as late as
 possible: when the stream or its device is waited for. So a caller that forgets to wait reads garbage on every run, and
 a stream that waits holds up no other. Streams do not overlap in time, so a race within a kernel or between two streams
-that both were waited for goes unseen. A capture queues nothing, and a graph queues what was captured. Memory goes
-back to its pool as CuPy's does, to be used again by the same stream, but in pieces of one size only.
+that both were waited for goes unseen; a blocking stream shares the queue of the null stream. A capture queues nothing,
+and a graph queues what was captured. What CUDA forbids while a stream captures, by the mode of the capture, ends the
+capture here too: allocating, waiting, loading a kernel, use of the null stream beside a blocking one, and destroying a
+stream or a graph, of which CUDA's documents say nothing. Memory goes back to its pool as CuPy's does, to be used again
+by the same stream, but in pieces of one size only.
 """
 
 from __future__ import annotations
@@ -24,7 +27,7 @@ import sys
 import threading
 import weakref
 from collections import Counter, defaultdict, deque
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from math import prod
 from pathlib import Path
@@ -45,6 +48,8 @@ UNIT = 512
 """Bytes that allocations are multiples of, and lie on multiples of."""
 GUARD = 4096
 GARBAGE = 0xFF
+POOLS_OF_DEVICES = True
+"""Whether the devices have memory pools, for what is allocated in the order of a stream."""
 BANNER = "a stand-in for CuPy over the host build: no GPU ran"
 
 _lock = threading.RLock()
@@ -55,7 +60,13 @@ class Misuse(AssertionError):
     """CuPy would let this pass, and a GPU would not."""
 
 
-class CUDARuntimeError(RuntimeError):
+class _CUDAError(RuntimeError):
+    def __init__(self, status):
+        self.status = status
+        super().__init__(f"{self.NAMES[status]}: of the stand-in")
+
+
+class CUDARuntimeError(_CUDAError):
     """An error of the CUDA runtime."""
 
     NAMES: ClassVar = {
@@ -63,11 +74,14 @@ class CUDARuntimeError(RuntimeError):
         101: "cudaErrorInvalidDevice",
         900: "cudaErrorStreamCaptureUnsupported",
         901: "cudaErrorStreamCaptureInvalidated",
+        906: "cudaErrorStreamCaptureImplicit",
     }
 
-    def __init__(self, status):
-        self.status = status
-        super().__init__(f"{self.NAMES[status]}: of the stand-in")
+
+class CUDADriverError(_CUDAError):
+    """An error of the CUDA driver."""
+
+    NAMES: ClassVar = {400: "CUDA_ERROR_INVALID_HANDLE", 900: "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED"}
 
 
 class OutOfMemoryError(MemoryError):
@@ -109,7 +123,7 @@ class Device:
 
     def synchronize(self):
         """Do all that is queued on the device."""
-        _forbid_while_capturing()
+        _end_captures(list(_captures.values()), CUDARuntimeError(900))
         with _lock:
             for (device, _), queue in list(_queues.items()):
                 if device == self.id:
@@ -123,7 +137,16 @@ def _devices():
 _queues = defaultdict(deque)
 """What is queued, by device and stream."""
 _captures = {}
-"""What is being captured, by stream: the work, or None where an error has ended the capture."""
+"""What is being captured, by stream."""
+
+GLOBAL, THREAD_LOCAL, RELAXED = range(3)
+"""Modes of a capture: in which threads it forbids what is unsafe, in all, in its own or in none."""
+
+
+class Capture:
+    def __init__(self, stream, mode):
+        self.stream, self.mode, self.thread = stream, mode, threading.get_ident()
+        self.work, self.ended_by = [], None
 
 
 def _do(queue):
@@ -131,12 +154,33 @@ def _do(queue):
         queue.popleft()()
 
 
-def _forbid_while_capturing():
-    """End the captures that an unsafe call, such as allocating or waiting, makes invalid, with its error."""
-    if _captures:
-        for stream in _captures:
-            _captures[stream] = None
-        raise CUDARuntimeError(900)
+def _end_captures(captures, error):
+    """Make captures invalid, and raise the error that their end will remember, where there are any."""
+    for capture in captures:
+        capture.ended_by = capture.ended_by or error
+    if captures:
+        raise error
+
+
+def _forbid_while_capturing(error=CUDARuntimeError):
+    """End the captures that an unsafe call of this thread makes invalid, such as one that allocates, with its error."""
+    of_here = THREAD_LOCAL, threading.get_ident()
+    forbidding = [each for each in _captures.values() if each.mode == GLOBAL or (each.mode, each.thread) == of_here]
+    _end_captures(forbidding, error(900))
+
+
+def _destroyed(what):
+    """End the captures that destroying a thing makes invalid; a destructor raises nothing, so their end does."""
+    if not sys.is_finalizing():
+        with suppress(Misuse):
+            _end_captures(list(_captures.values()), Misuse(f"{what} was destroyed while a stream captured"))
+
+
+def _beside_null(stream):
+    """Return the captures on blocking streams of the current device, which the null stream would wait for."""
+    if stream.ptr:
+        return []
+    return [each for each in _captures.values() if each.stream.blocking and each.stream.device_id == get_device()]
 
 
 def _queue(work, stream, device):
@@ -145,22 +189,30 @@ def _queue(work, stream, device):
     if stream.device_id not in (-1, device):
         raise Misuse(f"{stream} got work on memory of device {device}")
     with _lock:
-        if stream.ptr in _captures:
-            if _captures[stream.ptr] is None:
-                raise CUDARuntimeError(901)
-            _captures[stream.ptr].append(work)
+        _end_captures(_beside_null(stream), CUDARuntimeError(906))
+        capture = _captures.get(stream.ptr)
+        if capture is None:
+            _queues[device, stream.queue].append(work)
+        elif capture.ended_by is not None:
+            raise CUDARuntimeError(901)
         else:
-            _queues[device, stream.ptr].append(work)
+            capture.work.append(work)
 
 
 class Stream:
     _numbers = itertools.count(1 << 20)
 
     def __init__(self, null=False, non_blocking=False, ptds=False, priority=None):
-        if ptds or priority is not None or null == non_blocking:
-            raise NotImplementedError("the stand-in has the null stream and those that do not wait for it")
+        if ptds or priority is not None or (null and non_blocking):
+            raise NotImplementedError("the stand-in has no stream of a thread's own and no priorities")
         self.ptr = 0 if null else next(self._numbers)
         self.device_id = -1 if null else get_device()
+        self.blocking = not null and not non_blocking
+        self.queue = self.ptr if non_blocking else 0
+
+    def __del__(self):
+        if self.ptr:
+            _destroyed(f"stream {self.ptr}")
 
     def __enter__(self):
         if self.device_id not in (-1, get_device()):
@@ -184,7 +236,7 @@ class Stream:
         return f"<Stream {self.ptr} (device {self.device_id})>"
 
     def _own_queue(self):
-        return _queues[get_device() if self.device_id == -1 else self.device_id, self.ptr]
+        return _queues[get_device() if self.device_id == -1 else self.device_id, self.queue]
 
     @property
     def done(self):
@@ -192,8 +244,8 @@ class Stream:
 
     def synchronize(self):
         with _lock:
-            if self.ptr in _captures:
-                _forbid_while_capturing()
+            _end_captures(_beside_null(self), CUDARuntimeError(906))
+            _end_captures([_captures[self.ptr]] if self.ptr in _captures else [], CUDARuntimeError(900))
             _do(self._own_queue())
 
     def launch_host_func(self, callback, arg):
@@ -202,25 +254,27 @@ class Stream:
     def begin_capture(self, mode=None):
         if self.ptr == 0:
             raise RuntimeError("cannot capture on the default (legacy) stream")
-        if mode != STREAM_CAPTURE_MODE_GLOBAL:
-            raise NotImplementedError("the stand-in captures in the global mode only")
         with _lock:
-            _captures[self.ptr] = []
+            _captures[self.ptr] = Capture(self, RELAXED if mode is None else mode)
 
     def end_capture(self):
         with _lock:
-            captured = _captures.pop(self.ptr)
-        if captured is None:
+            capture = _captures.pop(self.ptr)
+        if isinstance(capture.ended_by, Misuse):
+            raise capture.ended_by
+        if capture.ended_by is not None:
             raise CUDARuntimeError(901)
-        return Graph(captured, self.device_id)
+        return Graph(capture.work, self.device_id)
 
     def is_capturing(self):
-        if self.ptr in _captures and _captures[self.ptr] is None:
-            raise CUDARuntimeError(901)
-        return self.ptr in _captures
+        if _beside_null(self):
+            raise CUDARuntimeError(906)
+        capture = _captures.get(self.ptr)
+        if capture is not None and capture.ended_by is not None:
+            raise RuntimeError("the stream was capturing, but an error has invalidated the capture sequence")
+        return capture is not None
 
 
-STREAM_CAPTURE_MODE_GLOBAL = 0
 Stream.null = Stream(null=True)
 
 
@@ -235,6 +289,9 @@ def get_current_stream():
 class Graph:
     def __init__(self, work, device):
         self._work, self._device = work, device
+
+    def __del__(self):
+        _destroyed("a graph")
 
     def launch(self, stream=None):
         for work in self._work:
@@ -313,12 +370,15 @@ class MemoryAsync:
     """An allocation in the order of a stream, which ends when the work that was queued before is done."""
 
     def __init__(self, size, stream):
+        if not POOLS_OF_DEVICES:
+            raise RuntimeError(f"Device {get_device()} does not support malloc_async")
         self._chunk, self._stream = Memory(size, in_order=True), stream
         self.ptr, self.size, self.device_id = self._chunk.ptr, size, self._chunk.device_id
 
     def __del__(self):
-        chunk = self._chunk
-        _queue(lambda: chunk, self._stream, self.device_id)
+        if hasattr(self, "_chunk"):
+            chunk = self._chunk
+            _queue(lambda: chunk, self._stream, self.device_id)
 
 
 class MemoryPointer:
@@ -707,10 +767,22 @@ def may_share_memory(a, b):
 
 
 class ForeignStream:
-    """A stream that another library made on the current device, by its handle."""
+    """A stream that another library made, by its handle; CUDA's own handles mean the current device."""
 
     def __init__(self, ptr):
-        self.ptr, self.device_id = ptr, get_device()
+        self.ptr = self.queue = ptr
+        self.device_id = get_device() if ptr < 3 else _lent_streams.get(ptr)
+        if self.device_id != get_device():
+            raise CUDADriverError(400)
+
+
+_lent_streams = {}
+"""The device of a stream of another library, by its handle."""
+
+
+def lend_stream(handle, device):
+    """Take a handle for a stream of a device's."""
+    _lent_streams[handle] = device
 
 
 _lent = {}
@@ -737,52 +809,53 @@ def memset_async(address, value, size, stream):
     _queue(lambda: ctypes.memset(address, value, size), ForeignStream(stream), get_device())
 
 
-class RawModule:
-    """A file of kernels/ with the options of a specialisation, as gpufold.gpu.sources gives them."""
+class RawKernel:
+    """A kernel of a file of kernels/ with a specialisation, as gpufold.gpu.sources gives them."""
 
-    def __init__(self, *, code, options=(), backend="nvrtc"):
+    def __init__(self, code, name, options=(), backend="nvrtc"):
         if not isinstance(code, str) or not isinstance(options, tuple) or backend != "nvrtc":
             raise TypeError("code must be a string, options a tuple and backend nvrtc")
-        first, _, self._text = code.partition("\n")
-        named = re.fullmatch(r'#line 1 "kernels/(\w+\.cu)"', first)
-        folders = [option[2:] for option in options if option.startswith("-I")]
-        defines = [tuple(option[2:].split("=", 1)) for option in options if option.startswith("-D")]
-        if not named or len(folders) != 1 or len(folders) + len(defines) + 1 != len(options):
-            raise Misuse(f"the stand-in compiles the files of kernels/ with -std, -I and -D, got {first}, {options}")
-        self._path = Path(folders[0]) / named[1]
-        whole, given = self._path.read_text().split("\n"), self._text.split("\n")
+        head, line, text = re.split(r"^(#line .*)\n", code, maxsplit=1, flags=re.MULTILINE)
+        headers, *defines = head.splitlines()
+        named = re.fullmatch(r'#line 1 "kernels/(\w+\.cu)"', line)
+        defines = [re.fullmatch(r"#define (\w+) (.+)", define) for define in defines]
+        if not named or not headers.startswith("// headers ") or not all(defines):
+            raise Misuse(f"the stand-in compiles the files of kernels/ behind lines of #define, got {head}{line}")
+        if len(options) != 2 or options[0] != "-std=c++17" or not options[1].startswith("-I"):
+            raise Misuse(f"the stand-in compiles with -std and -I, got {options}")
+        path = Path(options[1][2:]) / named[1]
+        whole, given = path.read_text().split("\n"), text.split("\n")
         in_place = len(whole) == len(given) and all(
             line in ("", known) for line, known in zip(given, whole, strict=True)
         )
-        if options[0] != "-std=c++17" or not in_place:  # lines of other kernels are left empty
-            raise Misuse(f"{self._path} is compiled with {options[0]}, or is another text")
-        # The digest of the headers is for CuPy's cache on disk; the host build looks at them itself.
-        self._defines = tuple(define for define in defines if define[0] != "GPUFOLD_HEADERS")
-
-    def get_function(self, name):
-        if f" {name}(" in self._path.read_text() and f" {name}(" not in self._text:
-            raise Misuse(f"the text of {self._path} is without {name}")
-        return RawKernel(self._path, name, self._defines)
-
-
-class RawKernel:
-    def __init__(self, path, name, defines):
-        self.name, self._library = name, build_kernel(path, name, defines, "plain")
+        if not in_place:  # lines of other kernels are left empty
+            raise Misuse(f"{path} is another text")
+        if f" {name}(" in path.read_text() and f" {name}(" not in text:
+            raise Misuse(f"the text of {path} is without {name}")
+        self.name, self._program = name, (path, name, tuple(define.groups() for define in defines))
 
     @property
     def kernel(self):
-        """Return what is launched on the current device."""
-        return Function(self)
+        """Return the function on the current device, loaded now or earlier."""
+        key = (*self._program, get_device())
+        if key not in _loaded:
+            _forbid_while_capturing(CUDADriverError)
+            _loaded[key] = Function(self.name, build_kernel(*self._program, "plain"))
+        return _loaded[key]
 
     def __call__(self, grid, block, args):
         self.kernel(grid, block, args)
 
 
+_loaded = {}
+"""The functions that are loaded, by file, kernel, specialisation and device: CuPy loads none twice in a process."""
+
+
 class Function:
     """A kernel that is compiled for a device, which is launched on a stream of CuPy's or any with a handle."""
 
-    def __init__(self, raw):
-        self.name, self._library = raw.name, raw._library
+    def __init__(self, name, library):
+        self.name, self._library = name, library
 
     @property
     def parameters(self):
@@ -814,6 +887,8 @@ class Function:
 
         if stream is not None and not isinstance(stream, Stream):
             stream = ForeignStream(stream.ptr)
+        if stream is not None and stream.device_id not in (-1, get_device()):
+            raise CUDADriverError(400)
         _queue(work, stream, get_device())
 
     def _value(self, place, argument, parameter):
@@ -866,7 +941,7 @@ def get_device_properties(device):
 
 def device_get_attribute(attribute, device):
     """Return an H200's: clocks in kHz, its memory's bus in bits, bytes of the L2 cache and of shared memory."""
-    return {13: 1_980_000, 36: 3_201_000, 37: 6016, 38: 50 << 20, 81: 228 << 10}[attribute]
+    return {13: 1_980_000, 36: 3_201_000, 37: 6016, 38: 50 << 20, 81: 228 << 10, 115: POOLS_OF_DEVICES}[attribute]
 
 
 @cache
@@ -880,12 +955,15 @@ def cupy():
         deviceGetAttribute=device_get_attribute,
         memsetAsync=memset_async,
         memGetInfo=lambda: (TOTAL_BYTES - _default_pool.total_bytes(), TOTAL_BYTES),
-        streamCaptureModeGlobal=STREAM_CAPTURE_MODE_GLOBAL,
+        streamCaptureModeGlobal=GLOBAL,
+        streamCaptureModeThreadLocal=THREAD_LOCAL,
+        streamCaptureModeRelaxed=RELAXED,
     )
     classes = (Device, Stream, Graph, MemoryHook, MemoryPool, MemoryPointer, UnownedMemory)
     cuda = SimpleNamespace(
         **{each.__name__: each for each in classes},
         alloc=alloc,
+        driver=SimpleNamespace(CUDADriverError=CUDADriverError),
         get_current_stream=get_current_stream,
         malloc_async=malloc_async,
         memory=SimpleNamespace(OutOfMemoryError=OutOfMemoryError),
@@ -894,9 +972,9 @@ def cupy():
     )
     functions = (empty, zeros, empty_like, zeros_like, asarray, ascontiguousarray, asnumpy, from_dlpack, broadcast_to)
     result = ModuleType("cupy", __doc__)
-    for each in (*functions, count_nonzero, minimum, may_share_memory, ndarray, RawModule, RawKernel):
+    for each in (*functions, count_nonzero, minimum, may_share_memory, ndarray, RawKernel):
         setattr(result, each.__name__, each)
-    result.cuda, result.get_default_memory_pool = cuda, lambda: _default_pool
+    result.cuda, result.get_default_memory_pool, result.float32 = cuda, lambda: _default_pool, np.float32
     result.__version__ = "14.2.0, a stand-in"
     result.__spec__ = importlib.machinery.ModuleSpec("cupy", None)
     ndarray.__module__ = "cupy"

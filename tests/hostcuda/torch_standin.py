@@ -1,10 +1,14 @@
 """Lets tensors on the CPU pass for a GPU's: a plugin beside hostcuda.standin, which runs what is launched on them.
 
 A tensor is a GPU's from `cuda()` on, and what gpufold computes of it. What torch computes of it passes for the CPU's
-again, and is finished: a launch is waited for at once.
+again, and is finished: work is done at once, but for what is behind a sleep on its stream. That lasts until the stream
+is waited for, as a copy from memory that is not pinned does.
 """
 
 from __future__ import annotations
+
+import itertools
+from contextlib import contextmanager
 
 import torch
 
@@ -12,11 +16,10 @@ from gpufold.torch import tensors
 from hostcuda import standin
 
 HANDLE = 0x7F00
-"""torch's current stream."""
+"""torch's current stream where a test makes none."""
 
 NOT_HERE = (
     "test_nothing_waits",
-    "test_the_current_stream_is_torchs",
     "test_memory_is_torchs",
     "test_a_cuda_graph_holds_calls",
     "test_devices_are_not_mixed",
@@ -33,15 +36,73 @@ def lend(tensor):
     return tensor
 
 
+class Stream:
+    """A stream of torch's; the one that a test has entered last is torch's current one."""
+
+    handles = itertools.count(HANDLE)
+    current = None
+
+    def __init__(self):
+        self.handle, self.asleep = next(self.handles), False
+        standin.lend_stream(self.handle, 0)
+
+    def add(self, work):
+        """Do work, or queue it behind a sleep."""
+        standin._queue(work, standin.ForeignStream(self.handle), 0)
+        if not self.asleep:
+            self.synchronize()
+
+    def synchronize(self):
+        self.asleep = False
+        standin._do(standin._queues[0, self.handle])
+
+    def query(self):
+        return not self.asleep
+
+
+@contextmanager
+def on(stream):
+    before, Stream.current = Stream.current, stream
+    yield
+    Stream.current = before
+
+
+def sleep(cycles):
+    Stream.current.asleep = True
+
+
+_pinned = {}
+
+
+def pin(tensor):
+    pinned = tensor.clone()
+    return _pinned.setdefault(pinned.data_ptr(), pinned)
+
+
+def copy(to, origin, non_blocking=False, plain=torch.Tensor.copy_):
+    """Copy to a GPU in the order of the current stream, waiting for it where memory is not pinned."""
+    if not to.is_cuda or origin.is_cuda:
+        return plain(to, origin)
+    Stream.current.add(lambda: plain(to, origin))
+    if not (non_blocking and origin.data_ptr() in _pinned):
+        Stream.current.synchronize()
+    return to
+
+
 def execute(*given, launch=tensors._execute_on_gpu, **options):
     launch(*given, **options)
-    standin.Device().synchronize()
+    if not Stream.current.asleep:
+        standin.Device().synchronize()
 
 
 def pytest_configure():
     tensors.address_of = lambda tensor: lend(tensor).data_ptr()
     tensors._execute_on_gpu = execute
-    tensors._stream_of = lambda tensor: (0, HANDLE)
+    Stream.current = Stream()
+    tensors._stream_of = lambda tensor: (0, Stream.current.handle)
+    torch.cuda.Stream, torch.cuda.stream, torch.cuda._sleep = Stream, on, sleep
+    torch.cuda.current_stream = lambda: Stream.current
+    torch.Tensor.pin_memory, torch.Tensor.copy_ = pin, copy
     torch.cuda.is_available, torch.cuda.device_count = lambda: True, lambda: 1
     torch.Tensor.is_cuda = property(lambda tensor: tensor.untyped_storage().data_ptr() in _kept)
     torch.Tensor.cuda = lambda tensor: lend(tensor.clone())
