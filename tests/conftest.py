@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gpufold.cpu import arithmetic, folding, runs, tiles
+from gpufold.cpu import arithmetic, folding, runs, tiles, ways
 
 REASONS = Counter()
 LEFT_FOR_ALL = "a combination or a figure that make test ALL=1 looks at"
@@ -133,12 +133,15 @@ def _numpy_in_doctests(doctest_namespace):
     doctest_namespace["np"] = np
 
 
-@pytest.fixture(params=["chosen", "flat", "tiled", "flat-tiled"])
+@pytest.fixture(params=["chosen", "flat", "tiled", "flat-tiled", "sliced-tiled"])
 def way(request, monkeypatch):
     """Small problems would all go one way; these thresholds send them every way that large ones go."""
     if "flat" in request.param:
         monkeypatch.setattr(folding, "FLAT_ELEMENTS", 1)
         monkeypatch.setattr(runs, "FLAT_RUN", 1)
+    if "sliced" in request.param:
+        monkeypatch.setattr(ways, "taps_are_closest", lambda columns, axes: True)
+        monkeypatch.setattr(ways, "CUT_ROWS", 0)
     if "tiled" in request.param:
         monkeypatch.setattr(tiles, "THREADED_ELEMENTS", 1)
         monkeypatch.setattr(tiles, "TILE_ELEMENTS", 12)

@@ -1167,6 +1167,20 @@ FAULTS = (
         NUMPY_PATH + "col2im_is_its_definition[flat-bug-fold-with-padding]",
     ),
     Fault(
+        "blocks added first to last, and a pixel's taps last to first",
+        "gpufold/cpu/slices.py",
+        ".T[::-1]",
+        ".T",
+        BLOCKS + "large_blocks_in_rows_have_the_bits_of_columns[volume-slices-sum]",
+    ),
+    Fault(
+        "blocks that end in a tile and begin before it shifted to its begin",
+        "gpufold/cpu/slices.py",
+        "start - first, stop - first",
+        "start - start, stop - start",
+        NUMPY_PATH + "col2im_is_its_definition[sliced-tiled-bug-fold-with-padding]",
+    ),
+    Fault(
         "half precision summed in half precision",
         "gpufold/elements.py",
         "return np.dtype(element.weight) if element is not None and element.is_half else dtype",

@@ -17,6 +17,8 @@ import gpufold
 import hostcuda
 from gpufold.calls import PLAIN, Call, Fusion, Unsupported
 from gpufold.cpu import tiles as cpu_tiles
+from gpufold.cpu import ways
+from gpufold.cpu.ways import fold_way
 from gpufold.elements import ELEMENT_TYPES, WIDER
 from gpufold.geometry import array_to_blocks_geometry, blocks_as_columns
 from gpufold.gpu import parameters
@@ -75,7 +77,7 @@ def through_col2im(case, blocks, out=None, **options):
     """What col2im makes of the same blocks, copied into its columns."""
     rank, lead = len(case.block), len(case.lead)
     taps_first = blocks.transpose(*range(lead), *range(lead + rank, lead + 2 * rank), *range(lead, lead + rank))
-    columns = taps_first.reshape(prod(case.lead), prod(case.block), prod(case.num_blocks))
+    columns = np.ascontiguousarray(taps_first).reshape(prod(case.lead), prod(case.block), prod(case.num_blocks))
     if out is not None:
         options["out"] = out.reshape(prod(case.lead), 1, *case.shape[lead:]).copy()
     image = gpufold.col2im(columns, case.shape[lead:], case.block, strides=case.strides, **options)
@@ -100,6 +102,30 @@ def test_they_are_col2im_and_im2col_through_a_transpose(case, dtype):
     blocks, array = values(case.blocks_shape, dtype), values(case.shape, dtype, 1)
     assert_same_bits(gpufold.blocks_to_array(blocks, case.shape, *case.arguments), through_col2im(case, blocks))
     assert_same_bits(gpufold.array_to_blocks(array, *case.arguments), through_im2col(case, array))
+
+
+LARGE_CASES = (
+    (Blocks("frames", (300_000,), (1024,), (256,)), ways.CELLS),
+    (Blocks("short-frames", (2, 140_000), (8,), (2,)), ways.CELLS),
+    (Blocks("tiles", (2, 600, 500), (280, 192), (70, 130)), ways.SLICES),
+    (Blocks("volume", (60, 100, 90), (30, 32, 40), (15, 16, 20)), ways.SLICES),
+)
+
+
+@pytest.mark.parametrize("fusion", [("sum", "none", False), ("least_squares", "separable", True)], ids=["sum", "fused"])
+@pytest.mark.parametrize(("case", "way"), LARGE_CASES, ids=str)
+def test_large_blocks_in_rows_have_the_bits_of_columns(case, way, fusion, monkeypatch):
+    """Columns are summed in runs, blocks by cells or in slices, as they are best read; the bits are the same."""
+    chosen = []
+    monkeypatch.setattr(ways, "fold_way", lambda *given: chosen.append(fold_way(*given)) or chosen[-1])
+    reduction, kind, accumulate = fusion
+    blocks, out = values(case.blocks_shape, np.float32), values(case.shape, np.float32, 1)
+    assert blocks.size > cpu_tiles.THREADED_ELEMENTS
+    options = {"reduction": reduction, "window": window_of(kind, case.block, np.float32), "accumulate": accumulate}
+    want = through_col2im(case, blocks, out, **options)
+    got = gpufold.blocks_to_array(blocks, case.shape, *case.arguments, out=out.copy(), **options)
+    assert_same_bits(got, want)
+    assert [each for each, _ in chosen] == [ways.RUNS, way]
 
 
 @pytest.mark.parametrize(("case", "seed"), crossed(CASES, range(20)))

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from gpufold.cpu import tiles
+from gpufold.cpu import tiles, ways
 from gpufold.cpu.arithmetic import Array
 from gpufold.cpu.averages import average
 from gpufold.cpu.cells import cell_way, fold_cells
 from gpufold.cpu.runs import fold_flat
+from gpufold.cpu.slices import fold_slices
 from gpufold.cpu.treatment import Treatment, of_tile
 from gpufold.elements import sum_dtype
 from gpufold.geometry import Axis
@@ -20,30 +21,35 @@ FLAT_ELEMENTS = 1 << 14
 
 def fold(columns: Array, image: Array, axes: tuple[Axis, ...], treatment: Treatment) -> None:
     """Add split columns (N, C, *kernel, *blocks) into an image (N, C, *size), each of any layout."""
+    way, limit = ways.fold_way(columns, image, axes)
     with np.errstate(all="ignore"):  # sums past the range are IEEE's infinities and NaNs, silently, as on a GPU
         if max(columns.size, image.size) < tiles.THREADED_ELEMENTS:
-            _fold_tile(columns, image, axes, treatment)
+            _fold_tile(columns, image, axes, treatment, way)
         else:
             for_each(
                 _fold_tile,
                 [
-                    (tiles.cut(columns, tile), image[tile.pixels], tile.axes, of_tile(treatment, tile))
-                    for tile in tiles.tiles_of(image.shape, axes)
+                    (tiles.cut(columns, tile), image[tile.pixels], tile.axes, of_tile(treatment, tile), way)
+                    for tile in tiles.tiles_of(image.shape, axes, limit)
                 ],
             )
 
 
-def _fold_tile(columns: Array, image: Array, axes: tuple[Axis, ...], treatment: Treatment) -> None:
-    way = cell_way(axes)
+def _fold_tile(columns: Array, image: Array, axes: tuple[Axis, ...], treatment: Treatment, way: str) -> None:
+    cells = cell_way(axes)
     if treatment.move:
-        fold_cells(columns, image, way, move=True)
+        fold_cells(columns, image, cells, move=True)
         return
     accumulator = sum_dtype(image.dtype)
     narrow = accumulator != image.dtype
     total = np.empty(image.shape, accumulator) if narrow or treatment.accumulate else image
     weights = treatment.weights
-    if way.once or columns.size < FLAT_ELEMENTS or not fold_flat(columns, total, axes, weights):
-        fold_cells(columns, total, way, weights)
+    if way == ways.SLICES and not cells.once:
+        fold_slices(columns, total, axes, weights)
+    elif (
+        way == ways.CELLS or cells.once or columns.size < FLAT_ELEMENTS or not fold_flat(columns, total, axes, weights)
+    ):
+        fold_cells(columns, total, cells, weights)
     if treatment.reduction != "sum":
         average(total, axes, treatment)
     if treatment.accumulate:

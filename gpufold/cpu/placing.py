@@ -10,7 +10,8 @@ import numpy as np
 
 from gpufold.calls import Call
 from gpufold.cpu import tiles
-from gpufold.cpu.arithmetic import ALL, Array, Index, add_pairs, multiply
+from gpufold.cpu.arithmetic import ALL, Array, Index, multiply
+from gpufold.cpu.slices import add_slices
 from gpufold.cpu.treatment import Weights, weights_of_block
 from gpufold.elements import sum_dtype
 from gpufold.geometry import Axis, PositionsGeometry
@@ -72,21 +73,13 @@ def _add_to_tile(
     if not met.size:
         return
     total = tile.astype(sum_dtype(tile.dtype), order="C" if scatters else "K", copy=False)
-    (_scatter_blocks if scatters else _add_one_by_one)(total, blocks, weights, met, positions[met] - begin)
+    if scatters:
+        _scatter_blocks(total, blocks, weights, met, positions[met] - begin)
+    else:
+        weights = None if weights is None else np.broadcast_to(weights, blocks.shape)
+        add_slices(total, blocks, weights, met[:, None], positions[met] - begin)
     if total is not tile:
         tile[...] = total
-
-
-def _add_one_by_one(total: Array, blocks: Array, weights: Array | None, met: Array, first: Array) -> None:
-    """Add each block at its first pixel by an array operation of its own."""
-    rank = first.shape[1]
-    start, stop = np.maximum(first, 0), np.minimum(first + blocks.shape[-rank:], total.shape[-rank:])
-    edges = (corner.tolist() for corner in (met, start, stop, start - first, stop - first))
-    pairs = (
-        ((..., *map(slice, starts, stops)), (number, ..., *map(slice, first_taps, last_taps)))
-        for number, starts, stops, first_taps, last_taps in zip(*edges, strict=True)
-    )
-    add_pairs(total, blocks, None if weights is None else np.broadcast_to(weights, blocks.shape), pairs)
 
 
 def _scatter_blocks(total: Array, blocks: Array, weights: Array | None, met: Array, first: Array) -> None:

@@ -39,9 +39,9 @@ def cut(columns: Array, tile: Tile) -> Array:
     return columns[(*tile.planes, *(ALL,) * len(tile.axes), *tile.blocks)]
 
 
-def tiles_of(shape: Size, axes: tuple[Axis, ...]) -> tuple[Tile, ...]:
-    """Cut an image (N, C, *size) into tiles: a few a thread, so that threads finish together."""
-    return cut_into_tiles(shape, axes, min(TILE_ELEMENTS, -(-prod(shape) // (TILES_PER_THREAD * get_num_threads()))))
+def tiles_of(shape: Size, axes: tuple[Axis, ...], limit: int) -> tuple[Tile, ...]:
+    """Cut an image (N, C, *size) into tiles of `limit` pixels at most: a few a thread, so that all finish together."""
+    return cut_into_tiles(shape, axes, min(limit, -(-prod(shape) // (TILES_PER_THREAD * get_num_threads()))))
 
 
 @lru_cache(maxsize=256)

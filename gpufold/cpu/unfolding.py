@@ -10,6 +10,7 @@ import numpy as np
 from gpufold.cpu import tiles
 from gpufold.cpu.arithmetic import ALL, Array, Index, multiply
 from gpufold.cpu.cells import unfold_cells
+from gpufold.cpu.ways import taps_are_closest
 from gpufold.geometry import Axis
 from gpufold.threads import for_each, get_num_threads
 
@@ -27,14 +28,18 @@ def unfold(image: Array, columns: Array, axes: tuple[Axis, ...], weights: Array 
     if not image.size:
         return  # all margin
     with np.errstate(all="ignore"):
-        closest = not _taps_outside(axes) and _taps_are_closest(columns, axes)
+        closest = not _taps_outside(axes) and taps_are_closest(columns, axes)
         if closest and axes[-1].kernel >= LONG_ROW:
             _unfold_view(image, columns, axes, weights)
         elif columns.size < (tiles.SCATTERED_ELEMENTS if closest else tiles.THREADED_ELEMENTS):
             unfold_cells(image, columns, axes, weights)
         else:
             limit = tiles.SCATTERED_ELEMENTS * image.size // columns.size
-            cut = tiles.cut_into_tiles(image.shape, axes, limit) if closest else tiles.tiles_of(image.shape, axes)
+            cut = (
+                tiles.cut_into_tiles(image.shape, axes, limit)
+                if closest
+                else tiles.tiles_of(image.shape, axes, tiles.TILE_ELEMENTS)
+            )
             for_each(
                 unfold_cells,
                 [
@@ -47,14 +52,6 @@ def unfold(image: Array, columns: Array, axes: tuple[Axis, ...], weights: Array 
                     for tile in cut
                 ],
             )
-
-
-def _taps_are_closest(columns: Array, axes: tuple[Axis, ...]) -> bool:
-    """Whether neighbouring taps lie closer in memory than neighbouring blocks."""
-    rank = len(axes)
-    taps = [abs(s) for s, axis in zip(columns.strides[2 : 2 + rank], axes, strict=True) if axis.kernel > 1]
-    blocks = [abs(s) for s, axis in zip(columns.strides[2 + rank :], axes, strict=True) if axis.blocks > 1]
-    return bool(taps) and min(taps) < min(blocks, default=min(taps) + 1)
 
 
 def _unfold_view(image: Array, columns: Array, axes: tuple[Axis, ...], weights: Array | None) -> None:

@@ -1,0 +1,43 @@
+"""Blocks by slices: each is one addition, of all its taps in all planes."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from gpufold.cpu.arithmetic import Array, add_pairs
+from gpufold.geometry import Axis
+
+
+def fold_slices(columns: Array, image: Array, axes: tuple[Axis, ...], weights: Array | None) -> None:
+    """Add split columns into an image, every element of which is written; the taps of a block lie side by side.
+
+    The last block comes first, so that the taps of a pixel are added in ascending order.
+    """
+    rank = len(axes)
+    blocks_first = (*range(2 + rank, 2 + 2 * rank), *range(2 + rank))
+    numbers = np.indices([axis.blocks for axis in axes]).reshape(rank, -1).T[::-1]
+    strides, pads = ([getattr(axis, name) for axis in axes] for name in ("stride", "pad_begin"))
+    image[...] = 0
+    add_slices(
+        image,
+        columns.transpose(blocks_first),
+        None if weights is None else weights.transpose(blocks_first),
+        numbers,
+        numbers * strides - pads,
+    )
+
+
+def add_slices(total: Array, blocks: Array, weights: Array | None, numbers: Array, first: Array) -> None:
+    """Add blocks, by their numbers, at their first pixels, one after another; what falls outside is dropped.
+
+    `numbers` (count, axes) index the first axes of `blocks` and of their weights, `first` is (count, rank).
+    """
+    rank = first.shape[1]
+    start, stop = np.maximum(first, 0), np.minimum(first + blocks.shape[-rank:], total.shape[-rank:])
+    inside = (start < stop).all(axis=1)
+    edges = (each[inside].tolist() for each in (numbers, start, stop, start - first, stop - first))
+    pairs = (
+        ((..., *map(slice, starts, stops)), (*number, ..., *map(slice, first_taps, last_taps)))
+        for number, starts, stops, first_taps, last_taps in zip(*edges, strict=True)
+    )
+    add_pairs(total, blocks, weights, pairs)

@@ -1,0 +1,48 @@
+"""Which way columns take into an image: the one whose inner loops are the longest in the memory of the columns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+from gpufold.cpu import tiles
+from gpufold.cpu.arithmetic import Array
+from gpufold.cpu.cells import LONG_STRIDE
+from gpufold.geometry import Axis
+
+CELLS, RUNS, SLICES = "cells", "runs", "slices"
+
+CACHED_BYTES = 1 << 19
+"""Of a tile by cells: it stays in the cache of a core while the taps of every cell offset pass over it."""
+
+CUT_ROWS = 256
+"""Pieces of a block's rows that an addition of its own spares: from here on they cost more than that does."""
+
+
+def fold_way(columns: Array, image: Array, axes: tuple[Axis, ...]) -> tuple[str, int]:
+    """Return the way that columns take into an image, and how many pixels a tile has at most.
+
+    Runs go along the blocks. Where taps lie closer together, they are added by cells, which cut a block's rows where a
+    stride ends, or in a slice for each block, which does not.
+    """
+    if not taps_are_closest(columns, axes):
+        return RUNS, tiles.TILE_ELEMENTS
+    *outer, last = axes
+    planes = min(image.shape[1], max(1, tiles.TILE_ELEMENTS // prod(image.shape[2:])))  # of a tile
+    cuts = (last.dilated_kernel - 1) // max(last.stride, LONG_STRIDE)
+    if planes * prod(axis.kernel for axis in outer) * cuts >= CUT_ROWS and _are_dense(axes):
+        return SLICES, tiles.TILE_ELEMENTS
+    return CELLS, min(tiles.TILE_ELEMENTS, CACHED_BYTES // image.itemsize)
+
+
+def taps_are_closest(columns: Array, axes: tuple[Axis, ...]) -> bool:
+    """Return whether neighbouring taps lie closer in memory than neighbouring blocks."""
+    rank = len(axes)
+    taps = [abs(s) for s, axis in zip(columns.strides[2 : 2 + rank], axes, strict=True) if axis.kernel > 1]
+    blocks = [abs(s) for s, axis in zip(columns.strides[2 + rank :], axes, strict=True) if axis.blocks > 1]
+    return bool(taps) and min(taps) < min(blocks, default=min(taps) + 1)
+
+
+def _are_dense(axes: Sequence[Axis]) -> bool:
+    """Return whether the taps of a block land on neighbouring pixels."""
+    return all(axis.dilation == 1 or axis.kernel == 1 for axis in axes)
