@@ -7,9 +7,10 @@ block.
 
 Work is cut into tiles of the image (tiles.py), and each is served by flat runs (runs.py) where the columns' memory runs
 along blocks, by cells (cells.py) where it runs along taps, or in a slice for each block (slices.py) where blocks are
-large: ways.py chooses. All add the taps of a pixel in lexicographic order, starting from +0. A window's weights are one more array with the
-columns' axes, indexed alike: a tap is multiplied into a scratch of its own just before it is added. A mean divides a
-tile when it is summed, by the sums of the weights along each axis, or by the window folded once for all planes.
+large: ways.py chooses. All add the taps of a pixel in lexicographic order, starting from +0. A window's weights are one
+more array with the columns' axes, indexed alike: a tap is multiplied into a scratch of its own just before it is added.
+A mean divides a tile when it is summed, by the sums of the weights along each axis, or by the window folded once for
+all planes.
 """
 
 from __future__ import annotations
