@@ -6,7 +6,7 @@ import argparse
 import signal
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +27,8 @@ from bench.measure import (
 from bench.problems import PROBLEMS, select
 from bench.report import failures, footer, markdown, markdown_table, tables
 from bench.results import OURS, Run, command_line, commit, saved
-from bench.terminal import Console, Table, progress, say
+from bench.terminal import INTERRUPTED, Console, Table, progress, say
+from gpufold.elements import ELEMENT_TYPES
 from gpufold.gpu.devices import device_named
 from gpufold.gpu.plan import H200
 from gpufold.operations import OPERATIONS
@@ -38,8 +39,32 @@ QUICK_SECONDS, FULL_SECONDS = 0.7, 5.0
 WIDTH = 160
 """Of a table that goes into a file."""
 
-INTERRUPTED, TERMINATED, LOST = 130, 143, 3
-"""Exit statuses of a run that was stopped: by the user, by SIGTERM, by a device that answers nothing any more."""
+TERMINATED, LOST = 143, 3
+"""Exit statuses of a run that was stopped by SIGTERM, and by a device that answers nothing any more."""
+
+
+def _number(kind: Callable[[str], float], least: float, excluded: bool = False) -> Callable[[str], float]:
+    """Return what turns a word into a number that is not too small, or raises."""
+
+    def number(word: str) -> float:
+        value = kind(word)
+        if not (value > least if excluded else value >= least):
+            raise argparse.ArgumentTypeError(f"must be {'more than' if excluded else 'at least'} {least}, got {word}")
+        return value
+
+    number.__name__ = kind.__name__  # argparse says "invalid int value"
+    return number
+
+
+_COUNT, _FROM_ZERO = _number(int, 1), _number(int, 0)
+_SECONDS, _SPREAD = _number(float, 0, excluded=True), _number(float, 0)
+
+
+def _dtype(word: str) -> str:
+    """Return the name of a dtype that there are kernels for, or raise."""
+    if word not in ELEMENT_TYPES:
+        raise argparse.ArgumentTypeError(f"must be one of {', '.join(ELEMENT_TYPES)}, got {word}")
+    return word
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -51,23 +76,25 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--device", choices=("auto", "cpu", "gpu"), default="auto")
     parser.add_argument("--problem", action="append", default=[], metavar="NAME", help="problems with it in their name")
     parser.add_argument("--variant", action="append", default=[], metavar="NAME", help="GPU kernel variants, else all")
-    parser.add_argument("--dtype", metavar="NAME", help="run every problem in this dtype in place of its own")
+    parser.add_argument(
+        "--dtype", type=_dtype, metavar="NAME", help="run every problem in this dtype in place of its own"
+    )
     length = parser.add_mutually_exclusive_group()
     length.add_argument("--quick", action="store_true", help="each problem in its first dtype: the default on a CPU")
     length.add_argument("--full", action="store_true", help="every problem in all its dtypes: the default on a GPU")
-    parser.add_argument("--seconds", type=float, help="measuring time of a problem in one dtype")
-    parser.add_argument("--threads", type=int, help="CPU threads of every candidate, else all cores")
+    parser.add_argument("--seconds", type=_SECONDS, help="measuring time of a problem in one dtype")
+    parser.add_argument("--threads", type=_COUNT, help="CPU threads of every candidate, else all cores")
     _add_saving(parser)
     commands = parser.add_subparsers(dest="command", title="other commands", metavar="COMMAND")
     commands.add_parser("problems", help="list the problems and where they come from")
     photo = commands.add_parser("photo", help="remove noise from a photograph with im2col and col2im")
     photo.add_argument("--output", type=Path, default=Path("build/photo"), help="folder for the pictures")
-    photo.add_argument("--noise", type=float, default=0.1, help="standard deviation, where white is 1")
-    photo.add_argument("--seed", type=int, default=0)
+    photo.add_argument("--noise", type=_SPREAD, default=0.1, help="standard deviation, where white is 1")
+    photo.add_argument("--seed", type=_FROM_ZERO, default=0)
     ptychography = commands.add_parser("ptychography", help="reconstruct a complex picture from simulated diffraction")
     ptychography.add_argument("--output", type=Path, default=Path("build/ptychography.png"), metavar="FILE.png")
-    ptychography.add_argument("--sweeps", type=int, default=60, help="how often all positions have their turn")
-    ptychography.add_argument("--seed", type=int, default=0)
+    ptychography.add_argument("--sweeps", type=_COUNT, default=60, help="how often all positions have their turn")
+    ptychography.add_argument("--seed", type=_FROM_ZERO, default=0)
     report = commands.add_parser("report", help="draw saved results, and give their tables in Markdown")
     report.add_argument("--output", type=Path, default=Path("build/report"), help="folder for figures and tables")
     host = commands.add_parser("host", help="measure what a repeated GPU call costs before the launch, without a GPU")
@@ -78,19 +105,23 @@ def _parser() -> argparse.ArgumentParser:
     traffic.add_argument("--markdown", action="store_true", help="one table for all devices, of what auto takes")
     crossover = commands.add_parser("crossover", help="sweep sizes through the variants: where thresholds belong")
     _add_saving(crossover)
-    crossover.add_argument("--seconds", type=float, default=1.0, help="measuring time of a point")
+    crossover.add_argument("--seconds", type=_SECONDS, default=1.0, help="measuring time of a point")
     measure = commands.add_parser("measure", help="measure every problem and every sweep, saved row by row")
     measure.add_argument("--results", type=Path, required=True, metavar="FOLDER", help="where they are saved")
-    measure.add_argument("--seconds", type=float, default=FULL_SECONDS, help="measuring time of a problem or a point")
+    measure.add_argument(
+        "--seconds", type=_SECONDS, default=FULL_SECONDS, help="measuring time of a problem or a point"
+    )
     measure.add_argument("--device", choices=("cpu", "gpu"), default="gpu", help="a CPU has no sweeps")
     measure.add_argument(
         "--problem", action="append", default=[], metavar="NAME", help="problems with it in their name"
     )
     _add_resuming(measure)
     gigapixel = commands.add_parser("gigapixel", help="stitch a large picture into Zarr with dask, on this machine")
-    gigapixel.add_argument("--side", type=int, default=8192, help="pixels, at least; from 32768 on it is a gigapixel")
+    gigapixel.add_argument(
+        "--side", type=_COUNT, default=8192, help="pixels, at least; from 32768 on it is a gigapixel"
+    )
     gigapixel.add_argument("--memory", default="1GiB", metavar="BYTES", help="limit of a worker, such as 800MiB")
-    gigapixel.add_argument("--workers", type=int, nargs="*", default=[1, 2], metavar="N", help="clusters to measure")
+    gigapixel.add_argument("--workers", type=_COUNT, nargs="*", default=[1, 2], metavar="N", help="clusters to measure")
     gigapixel.add_argument("--folder", type=Path, help="where the picture goes for a while, else the temporary folder")
     gigapixel.add_argument("--save", type=Path, metavar="FILE.json", help="write what was measured")
     regret = commands.add_parser("regret", help="what the choices of auto cost, from saved results")
@@ -140,8 +171,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return commands[options.command](options, words, console)
     except ModuleNotFoundError as error:
         parser.error(f"{options.command or 'the benchmark'} needs {error.name}, which is not installed")
-    except (ValueError, FileNotFoundError) as error:
+    except (ValueError, OSError) as error:
         parser.error(str(error))
+    except KeyboardInterrupt:
+        say(console, "Interrupted.")
+        return INTERRUPTED
 
 
 def _problems(options: argparse.Namespace, words: list[str], console: Console) -> int:
@@ -165,8 +199,6 @@ def _photo(options: argparse.Namespace, words: list[str], console: Console) -> i
 def _ptychography(options: argparse.Namespace, words: list[str], console: Console) -> int:
     from bench.ptychography import ptychography
 
-    if options.sweeps < 1:
-        raise ValueError(f"--sweeps must be at least 1, got {options.sweeps}")
     return ptychography(options.output, options.sweeps, options.seed, console)
 
 

@@ -23,12 +23,13 @@ import dask.array as da
 import numpy as np
 import numpy.typing as npt
 import zarr
+from dask.utils import parse_bytes
 from distributed import Client, LocalCluster
 
 import gpufold
 import gpufold.dask
 from bench.results import command_line, commit, now, processor, version, write
-from bench.terminal import Console, Table
+from bench.terminal import Console, Table, progress
 from bench.timing import significant
 
 Picture = npt.NDArray[np.float32]
@@ -48,6 +49,9 @@ SEED = 6
 KEEP_FREED_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(64 << 20), "MALLOC_TRIM_THRESHOLD_": str(256 << 20)}
 """Of a worker's environment: dask has the C library give back all memory at once, and each new chunk is then cleared by
 the system page by page."""
+
+LEAST_MEMORY = 400 << 20
+"""Of a worker: with 300 MiB it pauses and is restarted without end."""
 
 SAMPLES, SAMPLE = 8, 200
 """Pieces of a picture that are checked, and their side in pixels."""
@@ -104,7 +108,8 @@ def stitch(count: int, path: str) -> float:
         tiles(count), (side, side), (TILE, TILE), STRIDE, reduction="mean", window=window(), chunks=CHUNK
     )
     target = zarr.create_array(path, shape=picture.shape, chunks=picture.chunksize, dtype=picture.dtype)
-    for top, left in product(range(0, side, step), repeat=2):
+    corners = [*product(range(0, side, step), repeat=2)]
+    for top, left in progress(corners, "part at row {0[0]}, column {0[1]}".format, len(corners)):
         part = (slice(top, min(top + step, side)), slice(left, min(left + step, side)))
         with dask.config.set({"optimization.fuse.active": False}):
             da.store(picture[part], target, regions=part, lock=False)
@@ -184,6 +189,8 @@ def gigapixel(
     console: Console,
 ) -> int:
     """Stitch a picture of at least this side in every way, and print what it took."""
+    if parse_bytes(memory) < LEAST_MEMORY:
+        raise ValueError(f"--memory must be at least {LEAST_MEMORY >> 20}MiB for a worker, got {memory}")
     count = max(1, -(-(side - TILE) // STRIDE) + 1)
     side = side_of(count)
     size = side * side / 1e6

@@ -310,7 +310,7 @@ def _run(bench: Bench, device: str, notes: list[str], commit_given: str | None) 
     versions = {"python": platform.python_version(), "gpufold": gpufold.__version__, "numpy": np.__version__}
     versions |= {peer.distribution: version(peer.distribution) for peer in bench.peers if peer.distribution}
     if names := absent(bench.kind):
-        notes.append(f"Not installed here, and so not measured: {', '.join(names)}.")
+        notes.append(f"Not installed here, and so not measured: {'; '.join(names)}.")
     return Run(
         device=device,
         kind=bench.kind,

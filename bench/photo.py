@@ -76,6 +76,7 @@ def photo(output: Path, noise: float, seed: int, console: Console, picture: Pict
     from skimage import img_as_ubyte, io
     from skimage.metrics import peak_signal_noise_ratio
 
+    output.mkdir(parents=True, exist_ok=True)  # before any work, which would be lost
     original = astronaut() if picture is None else picture
     random = np.random.default_rng(seed)
     noisy = original + noise * random.standard_normal(original.shape, np.float32)
@@ -97,7 +98,6 @@ def photo(output: Path, noise: float, seed: int, console: Console, picture: Pict
             pictures.setdefault("after", result)
             table.add_row(name, f"{quality(result):.2f}", f"{quality(result) - before:+.2f}", f"{seconds:.2f}")
     pictures["beside"] = np.concatenate([image[:224, 80:304] for image in pictures.values()], axis=1)
-    output.mkdir(parents=True, exist_ok=True)
     for name, image in {"original": original, **pictures}.items():
         io.imsave(output / f"{name}.png", img_as_ubyte(np.clip(image, 0, 1)), check_contrast=False)
     console.print(table)

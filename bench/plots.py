@@ -71,7 +71,8 @@ def _speed_up(run: Run, rows: list[Row]) -> Any:
         if points:
             axes.plot(*zip(*points, strict=True), "o", color=_colour(peer, others), label=peer, alpha=0.8)
     axes.axvline(1, color="black", linewidth=1)
-    axes.set_xscale("log")
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_formatter("{x:g}x")  # 0.5x, 1x, 2x
     axes.set_xlabel("time of a peer over the time of gpufold: to the right of 1, gpufold is faster")
     axes.legend(fontsize="small")
     return figure

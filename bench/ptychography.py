@@ -15,6 +15,7 @@ with damping 1 is ePIE itself.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,7 +25,7 @@ from scipy import fft
 
 import gpufold
 from bench.results import command_line, commit, processor, version
-from bench.terminal import Console, say
+from bench.terminal import INTERRUPTED, Console, say
 
 Wave = npt.NDArray[np.complex64]
 Real = npt.NDArray[np.float32]
@@ -165,30 +166,35 @@ def draw(path: Path, original: Wave, pictures: dict[str, tuple[Wave, Wave]], sca
     axes[2, 3].axhline(scan.noise, color="gray", linestyle=":", label="of photon noise alone")
     axes[2, 3].set(title="error", xlabel="sweeps")
     axes[2, 3].legend()
-    path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=100)
     pyplot.close(figure)
 
 
 def ptychography(output: Path, sweeps: int, seed: int, console: Console) -> int:
-    """Simulate a scan of two photographs, reconstruct them, and print how the error falls; return the exit status."""
+    """Simulate a scan of two photographs, reconstruct them, and print how the error falls; return the exit status.
+
+    An interrupt ends the sweeps, and what they found is drawn.
+    """
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
+    output.parent.mkdir(parents=True, exist_ok=True)  # before any work, which would be lost
     random, original = np.random.default_rng(seed), photographs()
     probe, guess = illumination(SIDE, 0.25, 0.024), illumination(SIDE, 0.28, 0.018)
     scan = measure(original, probe, random)
-    errors = []
+    errors: list[float] = []
     columns = TextColumn("sweep {task.completed}, error {task.fields[error]}"), BarColumn(), TimeElapsedColumn()
-    with Progress(*columns, console=console) as bar:
+    with suppress(KeyboardInterrupt), Progress(*columns, console=console) as bar:
         task = bar.add_task("", total=sweeps, error="")
         for each in reconstruct(scan, guess, sweeps, random):
             picture, found, error = each
             errors.append(error)
             bar.update(task, advance=1, error=f"{error:.4f}")
+    if not errors:
+        raise KeyboardInterrupt
     before, after = (np.ones_like(original), guess), (aligned(picture, original), found)
     pictures = {"original": (original, probe), "before": before, "after": after}
     draw(output, original, pictures, scan, errors)
-    for number in sorted({1, 2, 5, 10, 20, 50, 100, sweeps} & set(range(1, sweeps + 1))):
+    for number in sorted({1, 2, 5, 10, 20, 50, 100, len(errors)} & set(range(1, len(errors) + 1))):
         say(console, f"error after sweep {number}: {errors[number - 1]:.4f}")
     say(console, f"error of photon noise alone: {scan.noise:.4f}")
     shape = " x ".join(map(str, original.shape))
@@ -200,4 +206,7 @@ def ptychography(output: Path, sweeps: int, seed: int, console: Console) -> int:
     )
     say(console, command_line(["ptychography", "--output", str(output), "--sweeps", str(sweeps), "--seed", str(seed)]))
     say(console, f"picture: {output}")
+    if len(errors) < sweeps:
+        say(console, f"Interrupted after {len(errors)} of {sweeps} sweeps.")
+        return INTERRUPTED
     return 0 if errors[-1] < errors[0] / 2 else 1

@@ -10,6 +10,9 @@ from typing import TypeVar
 
 Item = TypeVar("Item")
 
+INTERRUPTED = 130
+"""Exit status of a command that its user stopped."""
+
 GAP = "  "
 """Between the columns of a plain table."""
 
@@ -58,10 +61,15 @@ class PlainConsole:
         print(item, flush=True)
 
     @contextmanager
-    def status(self, text: str) -> Iterator[None]:
-        """Print what goes on while it goes on."""
-        print(text, file=sys.stderr, flush=True)
-        yield
+    def status(self, text: str) -> Iterator[PlainConsole]:
+        """Print what goes on while it goes on; the console itself takes what follows."""
+        self.update(text)
+        yield self
+
+    def update(self, text: str) -> None:
+        """Print what goes on now, if that is said."""
+        if text:
+            print(text, file=sys.stderr, flush=True)
 
 
 try:
@@ -70,7 +78,7 @@ try:
 except ImportError:
     Console, Table = PlainConsole, PlainTable  # type: ignore[misc, assignment]
 
-__all__ = ["Console", "PlainConsole", "PlainTable", "Table", "progress", "say"]
+__all__ = ["INTERRUPTED", "Console", "PlainConsole", "PlainTable", "Table", "progress", "say"]
 
 
 def say(console: Console, line: str) -> None:
@@ -85,5 +93,6 @@ def progress(items: Iterable[Item], name: Callable[[Item], str], total: int) -> 
         began = perf_counter()
         yield item
         now = perf_counter()
-        line = f"{number}/{total} {name(item)}: {now - began:.1f} s, {now - start:.0f} s in all"
+        done = f"{number}/{total} ({100 * number // total} %)"
+        line = f"{done} {name(item)}: {now - began:.1f} s, {now - start:.0f} s in all"
         print(line, file=sys.stderr, flush=True)

@@ -1078,13 +1078,62 @@ def test_problems_are_listed_with_their_origin(capsys):
         (("--device", "cpu", "--variant", "gather"), "--variant names a GPU kernel"),
         (("--device", "cpu", "--variant", "nonsense"), "--variant must be of"),
         (("--quick", "--full"), "not allowed with"),
-        (("ptychography", "--sweeps", "0"), "--sweeps must be at least 1, got 0"),
+        (("ptychography", "--sweeps", "0"), "--sweeps: must be at least 1, got 0"),
+        (("photo", "--noise", "-1"), "--noise: must be at least 0, got -1"),
+        (("photo", "--noise", "nan"), "--noise: must be at least 0, got nan"),
+        (("--seconds", "-1"), "--seconds: must be more than 0, got -1"),
+        (("--threads", "two"), "--threads: invalid int value: 'two'"),
+        (("--dtype", "float99"), "--dtype: must be one of bool, "),
+        (("gigapixel", "--memory", "10MiB"), "--memory must be at least 400MiB for a worker, got 10MiB"),
     ],
 )
 def test_wrong_words_are_refused_with_a_reason(capsys, words, message):
     with pytest.raises(SystemExit):
         main(words)
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [("photo", "--output"), ("ptychography", "--output"), ("report", "--output")])
+def test_a_place_that_cannot_be_written_is_refused_before_any_work(capsys, tmp_path, monkeypatch, words):
+    import bench.photo
+    import bench.ptychography
+
+    for module, work in ((bench.photo, "astronaut"), (bench.ptychography, "photographs")):
+        monkeypatch.setattr(module, work, lambda: pytest.fail("the work began"))
+    (tmp_path / "file").write_text("no folder")
+    with pytest.raises(SystemExit):
+        main([*words, str(tmp_path / "file" / "picture.png")])
+    assert str(tmp_path / "file") in capsys.readouterr().err
+
+
+def test_an_interrupted_reconstruction_draws_what_it_found(capsys, tmp_path, monkeypatch):
+    story, _ = small_scan(monkeypatch)
+
+    def interrupted(*arguments, reconstruct=story.reconstruct):
+        for number, each in enumerate(reconstruct(*arguments)):
+            if number == 3:
+                raise KeyboardInterrupt
+            yield each
+
+    monkeypatch.setattr(story, "reconstruct", interrupted)
+    path = tmp_path / "scan.png"
+    status, out = run(capsys, "ptychography", "--output", str(path), "--sweeps", "20")
+    assert status == 130
+    assert path.read_bytes().startswith(b"\x89PNG")
+    assert "Interrupted after 3 of 20 sweeps." in out
+    assert "error after sweep 3: " in out
+
+
+def test_without_rich_a_photograph_is_cleaned_too(tmp_path):
+    code = (
+        "import sys; sys.modules['rich'] = sys.modules['rich.console'] = sys.modules['rich.table'] = None\n"
+        "import bench.photo; small = bench.photo.astronaut()[:96, 160:272]; bench.photo.astronaut = lambda: small\n"
+        "from bench.__main__ import main; sys.exit(main())"
+    )
+    words = ["photo", "--output", str(tmp_path)]
+    done = subprocess.run([sys.executable, "-c", code, *words], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "denoise_tv_chambolle" in done.stderr
 
 
 def test_a_photograph_gains_several_decibels(capsys, tmp_path, monkeypatch):
