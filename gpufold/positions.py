@@ -242,8 +242,16 @@ def grid_positions(size: Any, block_shape: Any, strides: Any, *, last: str = "sh
         Sizes are no integers.
     ValueError
         Sizes are out of range or do not fit together; `last` is none of the above; an axis is smaller than a block,
-        but for "over".
+        but for "over"; there are more positions than an array can have.
     """
     axes = grid_of_blocks(size, block_shape, strides, last)
-    grid = np.meshgrid(*(np.array(along, np.int64) for along in axes), indexing="ij")
-    return np.stack(grid, -1).reshape(-1, len(axes))
+    grid: npt.NDArray[np.int64] = np.empty((*(axis.blocks for axis in axes), len(axes)), np.int64)
+    for number, (count, step, end) in enumerate(axes):
+        begins = np.arange(count)
+        if last == "even":
+            begins = np.rint(begins * step).astype(np.int64)
+        else:
+            begins *= int(step)
+        begins[-1] = end
+        grid[..., number] = begins.reshape(-1, *(1,) * (len(axes) - 1 - number))
+    return grid.reshape(-1, len(axes))

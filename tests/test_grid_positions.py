@@ -83,6 +83,11 @@ def test_sizes_of_any_kind_and_extent():
     ]
     assert gpufold.grid_positions(2**62, 2**61, 2**61).ravel().tolist() == [0, 2**61]
     assert gpufold.grid_positions(2**62 + 1, 2**61, 2**61, last="even").ravel()[-1] == 2**61 + 1
+    assert gpufold.grid_positions(2**62 + 7, 1, 2**60 + 1).ravel().tolist() == [
+        *range(0, 2**62 + 6, 2**60 + 1),
+        2**62 + 6,
+    ], "beyond what double precision holds"
+    assert gpufold.grid_positions(9, 4, 2**70).ravel().tolist() == [0, 5]
 
 
 @pytest.mark.parametrize(
@@ -96,6 +101,19 @@ def test_sizes_of_any_kind_and_extent():
         (ValueError, "block_shape must be at least 1", ((5, 5), (2, 0), 1), {}),
         (ValueError, "strides must be at least 1", ((5, 5), 2, (1, -1)), {}),
         (ValueError, "last must be one of shift, even, over, drop, got 'reflect'", (5, 2, 1), {"last": "reflect"}),
+        (
+            ValueError,
+            r"4611686018427387905 \* 2 = 9223372036854775810 positions have more bytes",
+            ((2**62 + 1, 2), 1, 1),
+            {},
+        ),
+        (
+            ValueError,
+            "positions must fit into 64 bits, .* begin at 18446744073709551616 on axis 1",
+            ((1, 2**64), 1, 2**63),
+            {"last": "over"},
+        ),
+        (ValueError, "positions must fit into 64 bits", (10**400, 1, 10**399), {"last": "even"}),
         *(
             (
                 ValueError,
@@ -114,3 +132,8 @@ def test_what_does_not_fit_is_refused(error, match, arguments, options):
 
 def test_a_block_beyond_the_array_may_hang_over():
     assert gpufold.grid_positions((3, 9), 5, 4, last="over").tolist() == [[0, 0], [0, 4]]
+
+
+def test_positions_that_cannot_be_held_are_refused_at_once():
+    with pytest.raises(MemoryError):
+        gpufold.grid_positions(2**50, 1, 1)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+import sys
+from math import prod
+from typing import Any, NamedTuple
 
 from gpufold.geometry.integers import as_integers, check_at_least, expand
 
@@ -11,11 +12,19 @@ LAST_BLOCKS = ("shift", "even", "over", "drop")
 """What becomes of a block that reaches beyond the end of an axis: see `gpufold.grid_positions`."""
 
 
-def grid_of_blocks(size: Any, block_shape: Any, strides: Any, last: object) -> tuple[Sequence[int], ...]:
+class GridAxis(NamedTuple):
+    """Where blocks begin along an axis: block i at i * step, rounded half to even, and the last one at `last`."""
+
+    blocks: int
+    step: float
+    last: int
+
+
+def grid_of_blocks(size: Any, block_shape: Any, strides: Any, last: object) -> tuple[GridAxis, ...]:
     """Check the sizes of a grid_positions call, and return where blocks begin along each axis.
 
-    >>> grid_of_blocks((10, 4), (4, 4), 3, "shift")
-    ([0, 3, 6], [0])
+    >>> grid_of_blocks((11, 4), (4, 4), 3, "shift")
+    (GridAxis(blocks=4, step=3, last=7), GridAxis(blocks=1, step=0, last=0))
     """
     operation = "grid_positions"
     given = [
@@ -39,19 +48,28 @@ def grid_of_blocks(size: Any, block_shape: Any, strides: Any, last: object) -> t
                 f"{operation}: a block must fit into the array, got block_shape {block} on axis {axis}, where size is "
                 f"{extent}: block_shape={blocks}, size={extents}; last='over' lets blocks hang over"
             )
-    return tuple(
-        _begins(extent, block, step, str(last)) for extent, block, step in zip(extents, blocks, steps, strict=True)
+    axes = tuple(
+        _axis(axis, extent, block, step, str(last))
+        for axis, (extent, block, step) in enumerate(zip(extents, blocks, steps, strict=True))
     )
+    count = prod(along.blocks for along in axes)
+    if count * len(axes) * 8 > sys.maxsize:
+        raise ValueError(
+            f"{operation}: {' * '.join(str(along.blocks) for along in axes)} = {count} positions have more bytes than "
+            f"the {sys.maxsize} that an array can have"
+        )
+    return axes
 
 
-def _begins(extent: int, block: int, stride: int, last: str) -> Sequence[int]:
-    """Return where blocks begin along one axis, in ascending order."""
+def _axis(axis: int, extent: int, block: int, stride: int, last: str) -> GridAxis:
+    """Return where blocks begin along one axis."""
     free = max(0, extent - block)  # where the last block begins that ends with the axis
-    if last == "drop":
-        return range(0, free + 1, stride)
-    steps = -(-free // stride)
-    if last == "even":
-        distance = free / max(1, steps)  # in double precision, as in nnU-Net, whose tiles these are
-        return [*(min(free, round(distance * number)) for number in range(steps)), free]
-    begins = range(0, steps * stride + 1, stride)
-    return begins if last == "over" else [min(begin, free) for begin in begins]
+    steps = free // stride if last == "drop" else -(-free // stride)
+    end = free if last in ("shift", "even") else steps * stride
+    if end > sys.maxsize:
+        raise ValueError(
+            f"grid_positions: positions must fit into 64 bits, but the last block would begin at {end} on axis {axis}"
+        )
+    if last == "even":  # in double precision, as in nnU-Net, whose tiles these are
+        return GridAxis(steps + 1, free / max(1, steps), end)
+    return GridAxis(steps + 1, min(stride, end), end)
