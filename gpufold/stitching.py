@@ -3,18 +3,37 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
-from typing import Any, NamedTuple
+from math import prod
+from operator import lt
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from gpufold import extras
-from gpufold.arrays import device_of, library_of
+from gpufold import calls, extras
+from gpufold.arrays import (
+    as_positions,
+    as_weights,
+    axes_of_window,
+    device_of,
+    library_of,
+    misshapen_weights,
+    name_of_axis,
+)
+from gpufold.calls import REDUCTIONS, Call, is_separable
+from gpufold.compute import run
 from gpufold.elements import ELEMENT_TYPES, WIDER, check_dtype, name_of
-from gpufold.geometry import as_integers
-from gpufold.positions import add_blocks, average
+from gpufold.geometry import PositionsGeometry, Size, as_integers
+from gpufold.positions import average
+
+Reduction: TypeAlias = Literal["sum", "mean", "least_squares"]
+
+ENDLESS = sys.maxsize
+"""The extent of an axis without an end."""
+
+SPARE_BYTES = 1 << 16
+"""Room behind the open rows, so that short ones, such as those of sound, are seldom moved to its front."""
 
 
 class Stitcher:
@@ -22,24 +41,45 @@ class Stitcher:
 
     >>> import numpy as np, gpufold
     >>> picture = np.arange(48.0, dtype=np.float32).reshape(6, 8)
-    >>> positions = gpufold.grid_positions((6, 8), (4, 4), 3)
-    >>> stitcher = gpufold.Stitcher((6, 8), (4, 4))
+    >>> positions = gpufold.grid_positions((6, 8), 4, 3)
+    >>> stitcher = gpufold.Stitcher((6, 8), 4)
     >>> for batch in np.array_split(positions, 2):
-    ...     stitcher.add(gpufold.take_blocks(picture, batch, (4, 4)), batch)
+    ...     stitcher.add(gpufold.take_blocks(picture, batch, 4), batch)
     >>> np.array_equal(stitcher.result(), picture)
     True
 
     Every element of the result is the mean of the tiles' elements that lie on it, weighted by the window, and zero
     where none does. Tiles are added in their order: the bits do not depend on how they are batched.
 
+    An axis without an end is None. Its rows are given when no later tile can reach them, here those of a sound in
+    frames of four samples, a new one every two:
+
+    >>> stream = gpufold.Stitcher((None,), 4)
+    >>> for start in (0, 2, 4):
+    ...     stream.add(np.full((1, 4), start, np.float32), [(start,)])
+    ...     print(*stream.finished())
+    0 []
+    0 [0. 0.]
+    2 [1. 1.]
+    >>> print(*stream.result())
+    4 [3. 3. 4. 4.]
+
+    A stitcher can be pickled between two batches, and goes on where it is loaded.
+
     Parameters
     ----------
-    shape : sequence of int
-        Shape (*lead, *size) of the result.
-    block_shape : sequence of int
-        Elements of a tile along each of the last axes, at least 1.
+    shape : sequence of int or None
+        Shape (*lead, *size) of the result. The first extent of `size` may be None: that axis has no end, its last row
+        is the last that a tile reaches, and `slabs` is True.
+    block_shape : int or sequence of int
+        Elements of a tile along each of the last axes, those of `size`, at least 1. One int means the same on every
+        axis of `shape`, from the one that is None on where one is.
     window : numpy.ndarray, cupy.ndarray, torch.Tensor or sequence of them, optional
         Real weights of a tile's elements, as in `add_blocks`, of the library of the tiles.
+    reduction : str
+        "mean" divides by the weights that landed on an element, or by the number of tiles where there is no window;
+        "least_squares" by the squares of these weights, as the inverse short-time Fourier transform does; "sum" does
+        not divide.
     slabs : bool
         Keep no more than the rows, along the first axis of `size`, that tiles still reach: tiles then come in ascending
         order of their first coordinate, and `finished` gives the rows that no later tile can reach.
@@ -47,41 +87,61 @@ class Stitcher:
     Raises
     ------
     TypeError, ValueError
-        Sizes are no integers, out of range or do not fit together.
+        Sizes are no integers, out of range or do not fit together, the window does not fit the block, or there is no
+        such reduction.
     """
 
-    def __init__(self, shape: Any, block_shape: Any, *, window: Any = None, slabs: bool = False) -> None:
-        extents, block = (
-            as_integers("Stitcher", name, given) for name, given in (("shape", shape), ("block_shape", block_shape))
-        )
-        extents, block = ((given,) if isinstance(given, int) else given for given in (extents, block))
-        if not block or len(block) > len(extents) or min(block) < 1 or min(extents) < 0:
-            raise ValueError(
-                "Stitcher: shape must be (*lead, *size) of extents of at least 0, and block_shape have one value of at "
-                f"least 1 for each axis of size, at least one, got shape={extents} and block_shape={block}"
-            )
-        self._lead, self._size = extents[: len(extents) - len(block)], extents[len(extents) - len(block) :]
-        self._block, self._window, self._slabs = block, window, slabs
+    def __init__(
+        self,
+        shape: Any,
+        block_shape: Any,
+        *,
+        window: Any = None,
+        reduction: Reduction = "mean",
+        slabs: bool = False,
+    ) -> None:
+        self._lead, self._size, self._block = _sizes(shape, block_shape)
+        if reduction not in REDUCTIONS:
+            raise ValueError(f"Stitcher: reduction must be one of {', '.join(REDUCTIONS)}, got {reduction!r}")
+        if window is not None:
+            _check_window("Stitcher", window, self._block)
+        self._window, self._reduction = window, reduction
+        self._slabs = slabs or self._size[0] == ENDLESS
         self._begin = 0
-        """The first row of the sums."""
-        self._reached = -block[0]
+        """The first row that was not given."""
+        self._end = 0
+        """The row after the last that a tile reaches."""
+        self._reached = -self._block[0]
         """The first coordinate of the last tile."""
-        self._home: _Home | None = None
-        """Where the sums live: that of the first batch."""
-        self._sums: Any = None
-        self._weight: Any = None
+        self._open: _Rows | None = None
+        """The rows that were not given, or all without slabs; None before the first batch."""
 
-    def add(self, blocks: Any, positions: Any) -> None:
+    @property
+    def progress(self) -> float:
+        """How much is finished, from 0 to 1: the share of rows that no later tile can reach, with `slabs=True`.
+
+        Raise ValueError without slabs, and where the first axis of `size` has no end.
+        """
+        if not self._slabs or self._size[0] == ENDLESS:
+            raise ValueError("Stitcher.progress: it is known with slabs=True, of a shape that has an end")
+        return max(self._begin, self._reached) / self._size[0] if self._size[0] else 1.0
+
+    def add(self, blocks: Any, positions: Any, *, window: Any = None) -> None:
         """Add a batch of tiles.
 
         Parameters
         ----------
         blocks : numpy.ndarray, cupy.ndarray or torch.Tensor
-            Tiles of shape (P, *lead, *block_shape), of floats or complex numbers. The first batch decides where the
-            sums live, and their dtype: float32 for float16 and bfloat16, else that of the tiles. The average of tensors
-            has their gradients.
+            Tiles of shape (P, *lead, *tile), with a `tile` up to `block_shape`: those at a border may be smaller. They
+            are of floats or complex numbers or, for sums without a window, of any dtype of `add_blocks`. The first
+            batch decides where the sums live, and their dtype: float32 for float16 and bfloat16, else that of the
+            tiles. What is stitched of tensors has their gradients.
         positions : numpy.ndarray, cupy.ndarray, torch.Tensor or sequence of sequences of int
-            As in `add_blocks`; with `slabs=True` in the memory of the host.
+            Where each tile's first element lies along the axes of `size`, of shape (P, rank), as in `add_blocks`; with
+            `slabs=True` in the memory of the host.
+        window : numpy.ndarray, cupy.ndarray, torch.Tensor or sequence of them, optional
+            Weights for this batch, of the shape `tile`, or one array per axis; absent, the stitcher's, of which a
+            smaller tile takes the first along every axis.
 
         Raises
         ------
@@ -91,54 +151,70 @@ class Stitcher:
             Shapes, devices or memory do not fit together, or with `slabs=True` a tile begins before another that came
             earlier; nothing has been added then.
         """
-        given = _home_of(blocks)
-        home, element = self._home or given, ELEMENT_TYPES[given.dtype]
-        if not element.weight:
-            raise TypeError(
-                f"Stitcher.add: blocks must be of floats or complex numbers, got dtype {given.dtype}; convert them"
-            )
-        if tuple(blocks.shape[1:]) != (*self._lead, *self._block):
+        home = _home_of(blocks)
+        shape, lead = home.shape, len(self._lead)
+        count, tile = shape[:1], shape[1 + lead :]
+        if shape[1 : 1 + lead] != self._lead or len(tile) != len(self._block) or any(map(lt, self._block, tile)):
             raise ValueError(
-                f"Stitcher.add: blocks must be (number of positions, *lead, *block_shape) = (number of positions, "
-                f"{', '.join(map(str, (*self._lead, *self._block)))}), got shape {tuple(blocks.shape)}"
+                f"Stitcher.add: blocks must be (number of positions, *lead, *tile) with lead {self._lead} and tiles of "
+                f"{self._block} or less, got shape {shape}"
             )
-        rows, places, reached = self._size[0], positions, self._reached
+        if window is not None:
+            _check_window("Stitcher.add", window, tile)
+        elif self._window is not None:
+            window = self._window if tile == self._block else _first_weights(self._window, tile)
+        if not ELEMENT_TYPES[home.dtype].weight and (self._reduction != "sum" or window is not None):
+            raise TypeError(
+                f"Stitcher.add: blocks must be of floats or complex numbers to be weighted or averaged, got dtype "
+                f"{home.dtype}; convert them"
+            )
+        kept = self._open or _Rows(home, self._lead, self._size[1:], self._reduction != "sum")
+        kept.check(home)
+        weights = None
+        if window is not None:
+            geometry = PositionsGeometry(shape[0], self._lead, self._size, tile)
+            weights = home.weights(Call("Stitcher.add", geometry, kept.dtype), window)
+        places = home.positions(positions, self._slabs)
+        if not shape[0] and not prod(places.shape):
+            places = places.reshape(0, len(tile))
+        if tuple(places.shape) != (*count, len(tile)):
+            raise ValueError(
+                f"Stitcher.add: positions must be (number of blocks, number of spatial axes) = {(*count, len(tile))} "
+                f"for blocks of shape {shape}, got shape {tuple(places.shape)}"
+            )
+        rows, reached, end = self._size[0], self._reached, self._end
         if self._slabs:
-            places, reached = self._in_order(positions)
-            rows = max(0, min(self._size[0], reached + self._block[0]) - self._begin)
-        lead, sums, weight = len(self._lead), self._sums, self._weight
+            if shape[0]:
+                places, reached = self._in_order(places)
+                end = max(end, min(rows, reached + tile[0]))
+            rows = max(0, end - self._begin)
         with home.device:
-            if sums is None:
-                dtype = WIDER[home.dtype] if element.is_half else home.dtype
-                sums = home.zeros((*self._lead, rows, *self._size[1:]), dtype=home.dtype_of(dtype))
-                weight = home.zeros(sums.shape[lead:], dtype=home.dtype_of(element.weight))
-            elif sums.shape[lead] < rows:
-                sums, weight = _grown(home, sums, rows, lead), _grown(home, weight, rows, 0)
-            home.add_blocks(sums, blocks, places, self._window, weight_out=weight)
-        self._home, self._sums, self._weight, self._reached = home, sums, weight, reached
+            kept.hold(home, rows, self._size[0] - self._begin)
+            sums, weight = kept.views(rows)
+            places = home.beside(places)
+            home.add(sums, blocks, places, weights, weight if self._reduction == "mean" else None)
+            if self._reduction == "least_squares":
+                squares = None if weights is None else tuple([each * each for each in weights])
+                home.add(weight, home.ones(weight, (*count, *tile)), places, squares)
+        self._open, self._reached, self._end = kept, reached, end
 
-    def _in_order(self, positions: Any) -> tuple[Any, int]:
-        """Return positions from the first row of the sums on, as a list, and the first coordinate of the last."""
-        if getattr(positions, "is_cpu", False):  # a tensor
-            positions = positions.numpy()
-        if hasattr(positions, "dtype") and not isinstance(positions, np.ndarray):
-            raise TypeError(
-                "Stitcher.add: positions must be in the memory of the host with slabs=True, a numpy.ndarray or a "
-                f"sequence, got {type(positions).__module__}.{type(positions).__qualname__}"
-            )
-        places = np.asarray(positions)
-        if places.size == 0:
-            return places.astype(np.int64).reshape(-1, len(self._size)), self._reached
-        if places.ndim != 2 or places.dtype.kind not in "iu":
-            return positions, self._reached  # which add_blocks refuses
-        first = [min(max(place, -self._block[0]), self._size[0]) for place in places[:, 0].tolist()]
-        if first != sorted(first) or first[0] < self._reached:
-            raise ValueError(
-                "Stitcher.add: positions must come in ascending order of their first coordinate with slabs=True, got "
-                f"{places[:, 0].tolist()} after {self._reached}"
-            )
-        rest = places[:, 1:].tolist()
-        return [[row - self._begin, *others] for row, others in zip(first, rest, strict=True)], first[-1]
+    def _in_order(self, places: Any) -> tuple[Any, int]:
+        """Return positions from the first row on that was not given, and the first coordinate of the last."""
+        first = places[:, 0].tolist()
+        least, most = -self._block[0], self._size[0]
+        before = self._reached
+        for number, row in enumerate(first):
+            first[number] = row = least if row < least else min(row, most)
+            if row < before:
+                raise ValueError(
+                    "Stitcher.add: positions must come in ascending order of their first coordinate with slabs=True, "
+                    f"got {row} after {before}"
+                )
+            before = row
+        places = places.copy()
+        places[:, 0] = first
+        places[:, 0] -= self._begin
+        return places, before
 
     def result(self) -> Any:
         """Return the average of the tiles that were added, which may go on; the rest, with `slabs=True`.
@@ -146,16 +222,17 @@ class Stitcher:
         Returns
         -------
         numpy.ndarray, cupy.ndarray or torch.Tensor, or tuple
-            The average; with `slabs=True` ``(start, slab)`` as from `finished`, of all rows not given before.
+            The average; with `slabs=True` ``(start, slab)`` as from `finished`, of all rows not given before, which
+            end with the last tile where the first axis of `size` has no end.
 
         Raises
         ------
         ValueError
             No tile was added.
         """
-        if self._slabs:
-            return self._give(self._size[0])
-        return self._begun("result").average(self._sums, self._weight)
+        if not self._slabs:
+            return self._divided("result", self._size[0])
+        return self._given("result", self._end if self._size[0] == ENDLESS else self._size[0])
 
     def finished(self) -> tuple[int, Any]:
         """Return ``(start, slab)``: the rows that no later tile can reach and that were not given before.
@@ -172,64 +249,264 @@ class Stitcher:
         """
         if not self._slabs:
             raise ValueError("Stitcher.finished: there are slabs with slabs=True only; result() gives the whole array")
-        return self._give(max(0, self._reached))
+        return self._given("finished", self._reached)
 
-    def _give(self, end: int) -> tuple[int, Any]:
-        """Take the rows before one out of the sums, and return the first of them and their average."""
-        home = self._begun("finished" if end < self._size[0] else "result")
-        lead, begin, count = len(self._lead), self._begin, max(0, end - self._begin)
-        given, kept = (slice(None),) * lead + (slice(0, count),), (slice(None),) * lead + (slice(count, None),)
-        with home.device:
-            slab, weight = _grown(home, self._sums[given], count, lead), _grown(home, self._weight[:count], count, 0)
-            rest = max(0, self._weight.shape[0] - count)
-            self._sums = _grown(home, self._sums[kept], rest, lead)
-            self._weight = _grown(home, self._weight[count:], rest, 0)
-        self._begin += count
-        if count:  # whatever comes later begins below
-            self._reached = max(self._reached, self._begin)
-        return begin, home.average(slab, weight)
+    def _given(self, method: str, end: int) -> tuple[int, Any]:
+        """Return the first row that was not given and the average of those before an end, which are given now."""
+        begin, count = self._begin, max(0, end - self._begin)
+        slab = self._divided(method, count)
+        if count:
+            assert self._open is not None
+            self._open.drop(count)
+            self._begin += count
+            self._reached = max(self._reached, self._begin)  # whatever comes later begins below
+        return begin, slab
 
-    def _begun(self, method: str) -> _Home:
-        """Return where the sums live."""
-        if self._home is None:
+    def _divided(self, method: str, count: int) -> Any:
+        """Return what the first rows add up to, divided as the reduction says, in an array of its own."""
+        if self._open is None:
             raise ValueError(f"Stitcher.{method}: no tile was added, so that nothing says where the result would be")
-        return self._home
+        home = _home_of(self._open.sums)
+        with home.device:
+            self._open.hold(home, count, count)
+            return home.divided(*self._open.views(count))
 
 
-class _Home(NamedTuple):
-    """Where the sums of tiles live: their library's functions, gpufold's for its arrays, and their device."""
+class _Rows:
+    """Sums and weights of rows, in arrays with rows in front that were dropped and others behind that are zero."""
 
-    dtype: str
-    """NumPy's name for the dtype of the tiles."""
-    dtype_of: Callable[[str], Any]
-    zeros: Callable[..., Any]
-    add_blocks: Callable[..., Any]
-    average: Callable[[Any, Any], Any]
-    device: AbstractContextManager[Any]
+    def __init__(self, home: _Home, lead: Size, rest: Size, weighted: bool) -> None:
+        element = ELEMENT_TYPES[home.dtype]
+        self.kind, self.dtype = home.kind, WIDER[home.dtype] if element.is_half else home.dtype
+        self.sums = home.zeros((*lead, 0, *rest), self.dtype)
+        self.weight = home.zeros((0, *rest), element.weight) if weighted else None
+        self._lead, self._first, self._count = len(lead), 0, 0
+
+    def check(self, home: _Home) -> None:
+        """Raise unless tiles can be added to the sums."""
+        if home.kind != self.kind:
+            raise TypeError(f"Stitcher.add: blocks must be a {self.kind}, got {home.kind}: the first batch decides")
+        if home.place != home.place_of(self.sums):
+            raise ValueError(
+                f"Stitcher.add: blocks must be on the device {home.place_of(self.sums)} of the first batch, got "
+                f"{home.place}"
+            )
+        if self.dtype not in (home.dtype, WIDER.get(home.dtype)):
+            raise TypeError(
+                f"Stitcher.add: blocks must be of dtype {self.dtype}, in which the first batch was summed, or of a "
+                f"narrower one, got {home.dtype}"
+            )
+
+    def hold(self, home: _Home, count: int, most: int) -> None:
+        """Have so many rows, the later ones zero, and room for more where there may be most."""
+        if count > self._count:
+            room = self.sums.shape[self._lead]
+            if count > room:
+                row = prod(self.sums.shape[: self._lead]) * prod(self.sums.shape[self._lead + 1 :])
+                spare = SPARE_BYTES // max(1, row * ELEMENT_TYPES[self.dtype].itemsize)
+                self._move_into(home, min(count + spare, most))
+            elif self._first + count > room:
+                self._move_to_front()
+            self._count = count
+
+    def _arrays(self) -> Iterator[tuple[Any, int]]:
+        """Yield each array and the axis of its rows."""
+        yield self.sums, self._lead
+        if self.weight is not None:
+            yield self.weight, 0
+
+    def _move_into(self, home: _Home, room: int) -> None:
+        """Move the rows into arrays with room for more."""
+        moved = []
+        for array, axis in self._arrays():
+            larger = home.zeros((*array.shape[:axis], room, *array.shape[axis + 1 :]), array.dtype)
+            _rows(larger, axis, 0, self._count)[...] = _rows(array, axis, self._first, self._first + self._count)
+            moved.append(larger)
+        self.sums, self.weight, self._first = moved[0], moved[-1] if len(moved) > 1 else None, 0
+
+    def _move_to_front(self) -> None:
+        """Move the rows over those that were dropped, as many at a time, and make what is behind them zero."""
+        step = self._first
+        for array, axis in self._arrays():
+            for start in range(0, self._count, step):
+                stop = min(start + step, self._count)
+                _rows(array, axis, start, stop)[...] = _rows(array, axis, start + step, stop + step)
+            _rows(array, axis, self._count, self._count + step)[...] = 0
+        self._first = 0
+
+    def views(self, count: int) -> tuple[Any, Any]:
+        """Return views of the first rows of the sums, and of their weights where there are any."""
+        sums, *weight = [_rows(array, axis, self._first, self._first + count) for array, axis in self._arrays()]
+        return sums, weight[0] if weight else None
+
+    def drop(self, count: int) -> None:
+        """Forget the first rows."""
+        self._first += count
+        self._count -= count
+
+
+def _rows(array: Any, axis: int, start: int, stop: int) -> Any:
+    """Return a view of some rows."""
+    return array[(slice(None),) * axis + (slice(start, stop),)]
+
+
+class _Arrays:
+    """What is done with arrays of NumPy or CuPy; they are described by the blocks of a batch."""
+
+    def __init__(self, blocks: Any) -> None:
+        self._library = library_of("Stitcher.add", "blocks", blocks)
+        self.kind, self.shape, self.dtype = f"{self._library.__name__}.ndarray", blocks.shape, name_of(blocks.dtype)
+        check_dtype("Stitcher.add", "blocks", blocks.dtype)
+        self._blocks, self.place = blocks, self.place_of(blocks)
+        self.device: AbstractContextManager[Any] = device_of(self._library, blocks)
+
+    @staticmethod
+    def place_of(array: Any) -> Any:
+        return array.device
+
+    def zeros(self, shape: Size, dtype: Any) -> Any:
+        return self._library.zeros(shape, dtype)
+
+    def ones(self, like: Any, shape: Size) -> Any:
+        """Return ones without memory of their own."""
+        return self._library.broadcast_to(self._library.ones((), like.dtype), shape)
+
+    def weights(self, call: Call, window: Any) -> tuple[Any, ...]:
+        return as_weights(call, self._library, window, self._blocks)
+
+    def positions(self, given: Any, on_host: bool) -> Any:
+        """Return positions, in the memory of the host where they may be there."""
+        if self._library is not np and isinstance(given, self._library.ndarray) and not on_host:
+            return as_positions("Stitcher.add", self._library, given, self._blocks, "blocks")
+        return _on_host(given)
+
+    def beside(self, places: Any) -> Any:
+        """Return positions where the blocks are."""
+        if self._library is np or not isinstance(places, np.ndarray):
+            return places
+        return as_positions("Stitcher.add", self._library, places.tolist(), self._blocks, "blocks")
+
+    def add(self, out: Any, blocks: Any, places: Any, weights: tuple[Any, ...] | None, weight_out: Any = None) -> None:
+        call = calls.add_blocks(out, blocks, places, _as_window(weights, places), weight_out=weight_out)
+        run(call, self._library, blocks, out, weights, places, weight_out)
+
+    def divided(self, sums: Any, weight: Any) -> Any:
+        return sums.copy() if weight is None else average(sums, weight)
+
+
+class _Tensors:
+    """The same for tensors."""
+
+    kind = "torch.Tensor"
+
+    def __init__(self, blocks: Any) -> None:
+        self._ours = extras.load("torch")
+        described = self._ours.tensors.described("Stitcher.add", "blocks", blocks)
+        self.shape, self.dtype = described.shape, described.dtype.name
+        self._blocks, self.place = blocks, blocks.device
+        self.device: AbstractContextManager[Any] = nullcontext()
+
+    @staticmethod
+    def place_of(tensor: Any) -> Any:
+        return tensor.device
+
+    def zeros(self, shape: Size, dtype: Any) -> Any:
+        torch = sys.modules["torch"]
+        known = getattr(torch, dtype) if isinstance(dtype, str) else dtype
+        return torch.zeros(shape, dtype=known, device=self.place)
+
+    def ones(self, like: Any, shape: Size) -> Any:
+        return like.new_ones(()).expand(shape)
+
+    def weights(self, call: Call, window: Any) -> tuple[Any, ...]:
+        weights: tuple[Any, ...] = self._ours.tensors.checked_window(call, self._blocks, window)
+        return weights
+
+    def positions(self, given: Any, on_host: bool) -> Any:
+        if isinstance(given, type(self._blocks)) or getattr(given, "is_cuda", False):
+            if not on_host:
+                return self._ours.tensors.checked_positions("Stitcher.add", given, self._blocks, "blocks")
+            if given.is_cpu:
+                given = given.numpy()
+        return _on_host(given)
+
+    def beside(self, places: Any) -> Any:
+        if isinstance(places, np.ndarray):
+            return sys.modules["torch"].from_numpy(places).to(self.place)
+        return places
+
+    def add(self, out: Any, blocks: Any, places: Any, weights: tuple[Any, ...] | None, weight_out: Any = None) -> None:
+        self._ours.add_blocks_(out, blocks, places, _as_window(weights, places), weight_out=weight_out)
+
+    def divided(self, sums: Any, weight: Any) -> Any:
+        if weight is None:
+            return sums.clone()
+        if sums.requires_grad or weight.requires_grad:  # what a gradient needs later must not change meanwhile
+            sums, weight = sums.clone(), weight.clone()
+        return self._ours.average(sums, weight)
+
+
+_Home: TypeAlias = _Arrays | _Tensors
 
 
 def _home_of(blocks: Any) -> _Home:
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(blocks, torch.Tensor):
-        ours = extras.load("torch")
-        name = ours.tensors.described("Stitcher.add", "blocks", blocks).dtype.name
-        zeros, dtype_of = partial(torch.zeros, device=blocks.device), partial(getattr, torch)
-        return _Home(name, dtype_of, zeros, ours.add_blocks_, ours.average, nullcontext())
-    library = library_of("Stitcher.add", "blocks", blocks)
-    check_dtype("Stitcher.add", "blocks", blocks.dtype)
-    name, device = name_of(blocks.dtype), device_of(library, blocks)
-    return _Home(name, np.dtype, library.zeros, _add_arrays, average, device)
+        return _Tensors(blocks)
+    return _Arrays(blocks)
 
 
-def _add_arrays(out: Any, blocks: Any, positions: Any, window: Any, *, weight_out: Any) -> None:
-    """Add blocks, whose positions may be in the memory of the host where they are a GPU's."""
-    if isinstance(positions, np.ndarray) and not isinstance(out, np.ndarray):
-        positions = positions.tolist()
-    add_blocks(out, blocks, positions, window, weight_out=weight_out)
+def _on_host(given: Any) -> Any:
+    """Return positions as int64 in the memory of the host."""
+    if hasattr(given, "dtype") and not isinstance(given, np.ndarray):
+        raise TypeError(
+            "Stitcher.add: positions must be in the memory of the host with slabs=True, a numpy.ndarray or a sequence, "
+            f"got {type(given).__module__}.{type(given).__qualname__}"
+        )
+    return as_positions("Stitcher.add", np, given, None, "blocks")
 
 
-def _grown(home: _Home, array: Any, rows: int, axis: int) -> Any:
-    """Return an array of that many rows along an axis, first those of another and then zeros."""
-    zeros = home.zeros((*array.shape[:axis], rows, *array.shape[axis + 1 :]), dtype=array.dtype)
-    zeros[(slice(None),) * axis + (slice(0, array.shape[axis]),)] = array
-    return zeros
+def _as_window(weights: tuple[Any, ...] | None, places: Any) -> Any:
+    """Return weights as a call takes them: one array per axis, or one of all."""
+    return weights if weights is None or len(weights) == places.shape[1] else weights[0]
+
+
+def _first_weights(window: Any, tile: Size) -> Any:
+    """Return the part of a window that a smaller tile takes."""
+    if is_separable(window):
+        return tuple(weights[:side] for weights, side in zip(window, tile, strict=True))
+    return window[tuple(map(slice, tile))]
+
+
+def _check_window(where: str, window: Any, block: Size) -> None:
+    """Raise unless a window has the shape of a block."""
+    call = Call(where, PositionsGeometry(0, (), block, block), "float32")
+    for axis, (weights, wanted) in enumerate(zip(*axes_of_window(call, window), strict=True)):
+        name = name_of_axis(call, window, axis)
+        if not hasattr(weights, "shape"):
+            raise TypeError(f"{where}: {name} must be an array, got {type(weights).__qualname__}")
+        if weights.shape != wanted:
+            raise misshapen_weights(call, name, tuple(weights.shape), wanted)
+
+
+def _sizes(shape: Any, block_shape: Any) -> tuple[Size, Size, Size]:
+    """Return the leading extents of a stitcher's result, those along a tile's axes, and the tile's; None is ENDLESS."""
+    open_axes = [axis for axis, extent in enumerate(shape) if extent is None] if type(shape) in (tuple, list) else []
+    if open_axes:
+        shape = [ENDLESS if extent is None else extent for extent in shape]
+    extents, block = as_integers("Stitcher", "shape", shape), as_integers("Stitcher", "block_shape", block_shape)
+    extents = (extents,) if isinstance(extents, int) else extents
+    if isinstance(block, int):
+        block = (block,) * len(extents[open_axes[0] if open_axes else 0 :])
+    if not block or len(block) > len(extents) or min(block) < 1 or min(extents) < 0:
+        raise ValueError(
+            "Stitcher: shape must be (*lead, *size) of extents of at least 0, and block_shape have one value of at "
+            f"least 1 for each axis of size, at least one, got shape={extents} and block_shape={block}"
+        )
+    lead = len(extents) - len(block)
+    if open_axes not in ([], [lead]):
+        raise ValueError(
+            f"Stitcher: shape may have None for the first axis of size only, here axis {lead}, got None for axes "
+            f"{open_axes}: a block of {block} has {len(block)} axes of size"
+        )
+    return extents[:lead], extents[lead:], block

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import pickle
 import random
 import tracemalloc
+from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -11,71 +14,132 @@ from cases import INEXACT, assert_same_bits, values, window_of
 
 import gpufold
 
-
-def at_once(shape, blocks, positions, window, dtype):
-    """Return the average by one call of each function."""
-    block = blocks.shape[1 + len(shape) - positions.shape[1] :]
-    real = np.float64 if np.dtype(dtype).name in ("float64", "complex128") else np.float32
-    total, weight = np.zeros(shape, dtype), np.zeros(shape[len(shape) - len(block) :], real)
-    gpufold.add_blocks(total, blocks, positions, window)
-    gpufold.add_blocks(weight, np.broadcast_to(real(1), (len(blocks), *block)), positions, window)
-    return gpufold.average(total, weight)
+REDUCTIONS = ("sum", "mean", "least_squares")
 
 
-def problem(seed):
-    rng = random.Random(seed)
-    rank, lead = rng.choice((1, 2, 2, 3)), tuple(rng.randint(1, 3) for _ in range(rng.choice((0, 1, 2))))
-    size = tuple(rng.randint(3, 16) for _ in range(rank))
-    block = tuple(rng.randint(1, 6) for _ in range(rank))
-    count = rng.randint(1, 25)
-    positions = np.random.default_rng(seed).integers(
-        [-side - 1 for side in block], [n + 2 for n in size], (count, rank)
-    )
-    dtype = INEXACT[seed % len(INEXACT)]
-    window = window_of(rng.choice(("none", "separable", "full")), block, dtype)
-    return rng, (*lead, *size), block, values((count, *lead, *block), dtype, seed), positions, window
+class Batch(NamedTuple):
+    blocks: np.ndarray
+    positions: np.ndarray
+    window: object
+    """Its own, or None for the beginning of the stitcher's."""
 
 
-def batches(rng, count):
-    cuts = sorted(rng.choices(range(count + 1), k=rng.randint(0, 5)))
-    return [slice(*cut) for cut in zip([0, *cuts], [*cuts, count], strict=True)]
+def first_of(window, tile):
+    """Return the weights with which a window begins, in the shape of a smaller tile."""
+    if isinstance(window, tuple):
+        return tuple(weights[:side] for weights, side in zip(window, tile, strict=True))
+    return None if window is None else window[tuple(map(slice, tile))]
+
+
+def whole(shape, rank, batches, window, reduction):
+    """Return what is stitched, by calls of the other functions on the whole arrays, batch after batch."""
+    dtype = sum_dtype(batches[0].blocks.dtype)
+    real = np.float64 if dtype.name in ("float64", "complex128") else np.float32
+    size = shape[len(shape) - rank :]
+    total, weight = np.zeros(shape, dtype), np.zeros(size, real)
+    for batch in batches:
+        tile = batch.blocks.shape[1 + len(shape) - rank :]
+        used = first_of(window, tile) if batch.window is None else batch.window
+        gpufold.add_blocks(total, batch.blocks, batch.positions, used)
+        ones = np.broadcast_to(real(1), (len(batch.blocks), *tile))
+        if reduction == "least_squares" and used is not None:
+            arrays = used if isinstance(used, tuple) else (used,)
+            squares = tuple(each.astype(real) ** 2 for each in arrays)
+            used = squares if isinstance(used, tuple) else squares[0]
+        gpufold.add_blocks(weight, ones, batch.positions, used)
+    return total if reduction == "sum" else gpufold.average(total, weight)
 
 
 def sum_dtype(dtype):
     return np.dtype(np.float32) if dtype.itemsize == 2 else dtype
 
 
+class Problem(NamedTuple):
+    rng: random.Random
+    shape: tuple
+    block: tuple
+    window: object
+    reduction: str
+    batches: list
+
+
+def problem(seed, ascending=False):
+    """Draw batches of tiles, some of them smaller than the others or with a window of their own."""
+    rng, numbers = random.Random(seed), np.random.default_rng(seed)
+    rank, lead = rng.choice((1, 2, 2, 3)), tuple(rng.randint(1, 3) for _ in range(rng.choice((0, 1, 2))))
+    size = tuple(rng.randint(3, 16) for _ in range(rank))
+    block = tuple(rng.randint(1, 6) for _ in range(rank))
+    dtype = INEXACT[seed % len(INEXACT)]
+    window = window_of(rng.choice(("none", "separable", "full")), block, dtype)
+    count = rng.randint(1, 25)
+    positions = numbers.integers([-side - 1 for side in block], [n + 2 for n in size], (count, rank))
+    if ascending:
+        positions = positions[np.argsort(positions[:, 0], kind="stable")]
+    cuts, batches = sorted(rng.choices(range(count + 1), k=rng.randint(0, 5))), []
+    for start, stop in pairwise([0, *cuts, count]):
+        tile = block if rng.random() < 0.6 else tuple(rng.randint(1, side) for side in block)
+        own = window_of(rng.choice(("separable", "full")), tile, dtype) if rng.random() < 0.2 else None
+        batches.append(Batch(values((stop - start, *lead, *tile), dtype, seed), positions[start:stop], own))
+    return Problem(rng, (*lead, *size), block, window, REDUCTIONS[seed % 3], batches)
+
+
 @pytest.mark.parametrize("first", [0, 50])
 def test_batches_never_show(first):
+    """Tiles of one shape and window may come together or one by one."""
     for seed in range(first, first + 50):
-        rng, shape, block, blocks, positions, window = problem(seed)
-        want = at_once(shape, blocks, positions, window, sum_dtype(blocks.dtype))
-        stitcher = gpufold.Stitcher(shape, block, window=window)
-        for batch in batches(rng, len(blocks)):
-            stitcher.add(blocks[batch], rng.choice((positions[batch], positions[batch].tolist() or positions[:0])))
+        rng, shape, block, window, reduction, batches = problem(seed)
+        want = whole(shape, len(block), batches, window, reduction)
+        stitcher = gpufold.Stitcher(shape, block, window=window, reduction=reduction)
+        for blocks, positions, own in batches:
+            for cut in pairwise(sorted({0, len(blocks), rng.randint(0, len(blocks))})) if len(blocks) else [(0, 0)]:
+                places = positions[slice(*cut)]
+                stitcher.add(blocks[slice(*cut)], rng.choice((places, places.tolist())), window=own)
         assert_same_bits(stitcher.result(), want, f"seed {seed}")
         assert_same_bits(stitcher.result(), want, "again")
 
 
+@pytest.mark.parametrize("endless", [False, True])
 @pytest.mark.parametrize("first", [0, 50])
-def test_slabs_are_the_whole(first):
+def test_slabs_are_the_whole(first, endless):
+    """They are all that is finished, and end where the array does or, without an end, where the last tile does."""
     for seed in range(first, first + 50):
-        rng, shape, block, blocks, positions, window = problem(seed)
-        positions = positions[np.argsort(positions[:, 0], kind="stable")]
-        if seed % 5 == 0:
-            positions[0, 0], positions[-1, 0] = -(2**63), 2**63 - 1
-        want = at_once(shape, blocks, positions, window, sum_dtype(blocks.dtype))
-        stitcher, slabs, row = gpufold.Stitcher(shape, block, window=window, slabs=True), [], 0
+        rng, shape, block, window, reduction, batches = problem(seed, ascending=True)
         lead = len(shape) - len(block)
-        for batch in batches(rng, len(blocks)):
-            stitcher.add(blocks[batch], positions[batch])
+        if seed % 5 == 0 and not endless:
+            together = np.concatenate([batch.positions for batch in batches])
+            together[0, 0], together[-1, 0] = -(2**63), 2**63 - 1
+            ends = np.cumsum([len(batch.positions) for batch in batches])[:-1]
+            batches = [
+                batch._replace(positions=each) for batch, each in zip(batches, np.split(together, ends), strict=True)
+            ]
+        end = shape[lead]
+        if endless:
+            reached = [
+                batch.positions[:, 0].max() + batch.blocks.shape[1 + lead] for batch in batches if len(batch.positions)
+            ]
+            end = max(0, *reached, 0)
+        whole_shape = (*shape[:lead], end, *shape[lead + 1 :])
+        want = whole(whole_shape, len(block), batches, window, reduction)
+        given = (*shape[:lead], None if endless else end, *shape[lead + 1 :])
+        stitcher, slabs, row = (
+            gpufold.Stitcher(given, block, window=window, reduction=reduction, slabs=not endless),
+            [],
+            0,
+        )
+        last = -(2**63)
+        for blocks, positions, own in batches:
+            stitcher.add(blocks, positions, window=own)
+            last = max(last, int(positions[:, 0].max(initial=-(2**63))))
+            if seed % 3 == 0:
+                stitcher = pickle.loads(pickle.dumps(stitcher))
             if rng.random() < 0.7:
                 start, slab = stitcher.finished()
                 assert start == row
-                reached = positions[: batch.stop, 0].max(initial=-(2**63))
                 row += slab.shape[lead]
-                assert row == max(start, min(max(0, int(reached)), shape[lead])), f"seed {seed}: all that is finished"
+                assert row == max(start, min(max(0, last), end)), f"seed {seed}: all that is finished"
                 slabs.append(slab)
+                if not endless:
+                    assert stitcher.progress == row / end
         start, slab = stitcher.result()
         assert start == row
         assert_same_bits(np.concatenate([*slabs, slab], lead), want, f"seed {seed}")
@@ -90,7 +154,61 @@ def test_slabs_need_the_memory_of_the_open_rows():
         assert (stitcher.finished()[1] == 1).all()
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert peak < 10 * tile.nbytes < rows * 512 * 4 / 5
+    assert peak < 7 * tile.nbytes < rows * 512 * 4 / 5
+
+
+def test_what_is_not_finished_is_not_copied():
+    """A slab without rows costs no memory, however many rows are open; half of what is open is moved where it lies."""
+    tile = np.ones((1, 1024, 2048), np.float32)
+    stitcher = gpufold.Stitcher((None, 2048), (1024, 2048))
+    stitcher.add(tile, [(0, 0)])
+    stitcher.add(tile, [(0, 0)])
+    tracemalloc.start()
+    assert stitcher.finished()[1].shape == (0, 2048)
+    none = tracemalloc.get_traced_memory()[1]
+    stitcher.add(tile[:, :1], [(512, 0)])
+    start, slab = stitcher.finished()
+    tracemalloc.clear_traces()
+    before = tracemalloc.get_traced_memory()[0]
+    stitcher.add(tile, [(512, 0)])
+    moved = tracemalloc.get_traced_memory()[1] - before
+    tracemalloc.stop()
+    assert (start, slab.shape) == (0, (512, 2048))
+    assert none < 10_000
+    assert moved < tile.nbytes / 4
+    assert (stitcher.result()[1] == 1).all()
+
+
+@pytest.mark.all
+def test_an_hour_of_sound_has_the_bits_of_the_whole_in_the_memory_of_its_frames():
+    """Telephony: 8,000 samples a second, in frames of 1,024 that come 64 at a time, four on every sample."""
+    taps, hop, total = 1024, 256, 3600 * 8000
+    sounds = np.random.default_rng(0).standard_normal((97, taps), np.float32)  # which come again and again
+    window = np.hanning(taps + 1)[:-1].astype(np.float32)
+    batches = np.array_split(np.arange((total - taps) // hop + 1), 1757)
+    sums, weight = np.zeros(total, np.float32), np.zeros(total, np.float32)
+    ones = np.broadcast_to(np.float32(1), (97, taps))
+    for numbers in batches:
+        gpufold.add_blocks(sums, sounds[numbers % 97], numbers[:, None] * hop, window)
+        gpufold.add_blocks(weight, ones[: len(numbers)], numbers[:, None] * hop, window**2)
+    want = gpufold.average(sums, weight)
+    stream, done, peaks = gpufold.Stitcher((None,), taps, window=window, reduction="least_squares"), 0, []
+    tracemalloc.start()
+    for number, numbers in enumerate(batches):
+        stream.add(sounds[numbers % 97], numbers[:, None] * hop)
+        start, slab = stream.finished()
+        assert start == done
+        np.testing.assert_array_equal(slab, want[done : done + len(slab)])
+        done += len(slab)
+        if number % 250 == 100:
+            peaks.append(tracemalloc.get_traced_memory()[1])
+            tracemalloc.reset_peak()
+    tracemalloc.stop()
+    start, slab = stream.result()
+    np.testing.assert_array_equal(slab, want[start : start + len(slab)])
+    assert start + len(slab) == (total - taps) // hop * hop + taps
+    assert max(peaks) < 1.01 * min(peaks)
+    assert max(peaks) < 20 * 64 * taps * 4
 
 
 def test_half_precision_is_summed_in_single():
@@ -105,40 +223,141 @@ TILES = np.ones((2, 3, 4, 5))
 @pytest.mark.parametrize(
     ("error", "match", "blocks", "positions", "options"),
     [
-        (TypeError, "Stitcher.add: blocks must be a numpy.ndarray", TILES.tolist(), [(0, 0)], {}),
-        (TypeError, "Stitcher.add: blocks must be of floats or complex", TILES.astype(int), [(0, 0), (1, 1)], {}),
-        (ValueError, r"Stitcher.add: blocks must be .* got shape \(2, 3, 4, 4\)", TILES[..., :4], [(0, 0), (1, 1)], {}),
-        (ValueError, "blocks must be", TILES, [(0, 0)], {}),
+        (TypeError, "blocks must be a numpy.ndarray", TILES.tolist(), [(0, 0)], {}),
+        (TypeError, "blocks must be of floats or complex", TILES.astype(int), [(0, 0), (1, 1)], {}),
+        (TypeError, "blocks has dtype object", TILES.astype(object), [(0, 0), (1, 1)], {}),
+        (
+            ValueError,
+            r"with lead \(3,\) and tiles of \(4, 5\) or less, got .*4, 6\)",
+            np.ones((2, 3, 4, 6)),
+            [(0, 0)] * 2,
+            {},
+        ),
+        (ValueError, r"blocks must be .* got shape \(2, 2, 4, 5\)", TILES[:, :2], [(0, 0)] * 2, {}),
+        (ValueError, r"positions must be .* = \(2, 2\) .* got shape \(1, 2\)", TILES, [(0, 0)], {}),
+        (ValueError, r"positions must be .* got shape \(2, 3\)", TILES, np.zeros((2, 3), int), {}),
         (TypeError, "positions must be integers", TILES, [(0.5, 0), (1, 1)], {"slabs": True}),
+        (TypeError, "positions must be integers", TILES, np.zeros((2, 2)), {}),
         (ValueError, "positions must be .* got shape", TILES, [0, 1], {"slabs": True}),
-        (ValueError, "must come in ascending order .* after -4", TILES, [(3, 0), (2, 0)], {"slabs": True}),
-        (ValueError, "window must have the shape", TILES, [(0, 0), (1, 1)], {"window": np.ones((5, 4))}),
+        (ValueError, "must come in ascending order .* got 2 after 3", TILES, [(3, 0), (2, 0)], {"slabs": True}),
+        (TypeError, "window must hold real numbers", TILES, [(0, 0)] * 2, {"window": np.ones((4, 5), complex)}),
     ],
 )
 def test_what_does_not_fit_is_refused_and_nothing_is_added(error, match, blocks, positions, options):
     stitcher = gpufold.Stitcher((3, 8, 9), (4, 5), **options)
-    with pytest.raises(error, match=match):
+    with pytest.raises(error, match=f"^Stitcher.add: .*{match}"):
         stitcher.add(blocks, positions)
-    with pytest.raises(ValueError, match="no tile was added"):
+    with pytest.raises(ValueError, match=r"Stitcher.result: no tile was added"):
         stitcher.result()
+
+
+@pytest.mark.parametrize(
+    ("error", "match", "blocks", "positions", "options"),
+    [
+        (
+            TypeError,
+            "blocks must be of dtype float32, in which the first batch was .* got float64",
+            TILES,
+            [(0, 0)] * 2,
+            {},
+        ),
+        (ValueError, "ascending order .* got 1 after 3", TILES[:1].astype(np.float32), [(1, 0)], {}),
+        (
+            ValueError,
+            r"window must have the shape \(4, 5\)",
+            TILES.astype(np.float32),
+            [(3, 0), (4, 0)],
+            {"window": np.ones((5, 4))},
+        ),
+        (
+            TypeError,
+            r"window\[1\] must be an array, got str",
+            TILES.astype(np.float32),
+            [(3, 0)] * 2,
+            {"window": (np.ones(4), "hanni")},
+        ),
+    ],
+)
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+def test_a_later_batch_that_does_not_fit_changes_nothing(error, match, blocks, positions, options, reduction):
+    stitchers = [gpufold.Stitcher((3, 8, 9), (4, 5), reduction=reduction, slabs=True) for _ in range(2)]
+    for stitcher in stitchers:
+        stitcher.add(TILES.astype(np.float16), [(0, 0), (3, 3)])
+    with pytest.raises(error, match=f"^Stitcher.add: .*{match}"):
+        stitchers[0].add(blocks, positions, **options)
+    for stitcher in stitchers:
+        stitcher.add(3 * TILES.astype(np.float16), [(3, 1), (7, 0)])
+    for got, want in zip(*((*stitcher.finished(), *stitcher.result()) for stitcher in stitchers), strict=True):
+        np.testing.assert_array_equal(got, want)
+
+
+def test_one_number_is_the_tiles_extent_along_every_axis():
+    stitcher = gpufold.Stitcher((6, 7), 4)
+    stitcher.add(np.ones((1, 4, 4)), [(1, 2)])
+    assert stitcher.result().sum() == 16
+    stream = gpufold.Stitcher((2, None, 5), 4)  # the axes before the one without an end are no tile's
+    stream.add(np.ones((1, 2, 4, 4)), [(1, 0)])
+    assert stream.result()[1].shape == (2, 5, 5)
+
+
+def test_integers_have_sums_but_no_average():
+    votes = gpufold.Stitcher((5,), 3, reduction="sum")
+    votes.add(np.ones((2, 3), np.uint8), [(0,), (1,)])
+    assert_same_bits(votes.result(), np.array([1, 2, 2, 1, 0], np.uint8))
+    votes.result()[:] = 9
+    assert votes.result().max() == 2, "what is given is the caller's own"
+    with pytest.raises(TypeError, match="blocks must be of floats or complex numbers to be weighted"):
+        votes.add(np.ones((1, 3), np.uint8), [(0,)], window=np.ones(3))
 
 
 def test_a_tile_before_rows_that_were_given_is_refused():
     stitcher = gpufold.Stitcher((3, 8, 9), (4, 5), slabs=True)
     stitcher.add(TILES, [(0, 0), (3, 0)])
-    with pytest.raises(ValueError, match=r"ascending order of their first coordinate .* after 3"):
+    with pytest.raises(ValueError, match=r"ascending order of their first coordinate .* got 2 after 3"):
         stitcher.add(TILES, [(2, 0), (3, 0)])
     assert stitcher.finished()[1].shape == (3, 3, 9)
     assert stitcher.result()[0] == 3
+    assert stitcher.progress == 1
     with pytest.raises(ValueError, match="after 8"):
         stitcher.add(TILES, [(4, 0), (5, 0)])
 
 
 def test_there_are_slabs_only_where_they_are_wanted():
+    for whole in (gpufold.Stitcher((8, 9), (4, 5)), gpufold.Stitcher((8, None), 5)):
+        with pytest.raises(ValueError, match=r"Stitcher.progress: it is known with slabs=True, of a shape"):
+            whole.progress  # noqa: B018
     with pytest.raises(ValueError, match="with slabs=True only"):
         gpufold.Stitcher((8, 9), (4, 5)).finished()
-    with pytest.raises(TypeError, match="Stitcher: shape must be an integer or a sequence"):
-        gpufold.Stitcher((8.0, 9), (4, 5))
-    for shape, block in (((9,), (4, 5)), ((8, 9), (4, 0)), ((8, -1), (4, 5)), ((8, 9), ())):
-        with pytest.raises(ValueError, match="Stitcher: shape must be"):
-            gpufold.Stitcher(shape, block)
+
+
+@pytest.mark.parametrize(
+    ("error", "match", "arguments", "options"),
+    [
+        (TypeError, "shape must be an integer or a sequence", ((8.0, 9), (4, 5)), {}),
+        (TypeError, "block_shape must be an integer or a sequence", ((8, 9), None), {}),
+        *(
+            (ValueError, "shape must be", given, {})
+            for given in (((9,), (4, 5)), ((8, 9), (4, 0)), ((8, -1), 4), ((8, 9), ()))
+        ),
+        (
+            ValueError,
+            r"None for the first axis of size only, here axis 1, got None for axes \[0\]",
+            ((None, 9), (4,)),
+            {},
+        ),
+        (ValueError, r"got None for axes \[0, 1\]", ((None, None), 4), {}),
+        (ValueError, "reduction must be one of sum, mean, least_squares, got 'men'", ((9,), 4), {"reduction": "men"}),
+        (ValueError, r"window must have the shape \(4, 5\)", ((8, 9), (4, 5)), {"window": np.ones((5, 4))}),
+        (ValueError, r"window\[1\] must have the shape \(5,\)", ((8, 9), (4, 5)), {"window": (np.ones(4), np.ones(4))}),
+        (
+            ValueError,
+            "window must be .* one array per axis, 2 in all, got 1",
+            ((8, 9), (4, 5)),
+            {"window": [np.ones(4)]},
+        ),
+        (TypeError, r"window\[0\] must be an array, got list", ((9,), 4), {"window": [[1, 2, 3, 4]]}),
+    ],
+)
+def test_a_stitcher_that_cannot_be_is_refused(error, match, arguments, options):
+    with pytest.raises(error, match=f"^Stitcher: .*{match}"):
+        gpufold.Stitcher(*arguments, **options)
