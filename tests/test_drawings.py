@@ -27,7 +27,7 @@ def test_every_drawing_is_kept(drawn):
     assert set(drawn) == {path.name for path in FOLDER.glob("*.svg")}
 
 
-@pytest.mark.parametrize("name", ["col2im.svg", "batch_to_space.svg", "choosing.svg"])
+@pytest.mark.parametrize("name", ["badges.svg", "col2im.svg", "batch_to_space.svg", "choosing.svg"])
 def test_a_drawing_is_as_its_script_makes_it(drawn, name):
     kept, made = (FOLDER / name).read_text(), drawn[name]
     assert re.findall(r">([^<\n]+)</text>", kept) == re.findall(r">([^<\n]+)</text>", made)

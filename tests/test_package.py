@@ -50,6 +50,21 @@ def test_the_wheel_holds_the_kernels_and_the_types_marker(wheel):
     assert not [name for name in names if name.startswith(("tests", "bench", "kernels"))]
 
 
+def test_an_index_shows_a_readme_whose_links_lead_to_the_repository(wheel):
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = [name for name in archive.namelist() if name.endswith("/METADATA")]
+        readme = archive.read(name).decode().partition("\n\n")[2]
+    assert readme.startswith("# gpufold\n")
+    targets = re.findall(r"\]\(([^)]+)\)", readme)
+    assert len(targets) > 10
+    for target in targets:
+        path = re.sub(
+            r"^https://(raw\.githubusercontent\.com/gpufold/gpufold|github\.com/gpufold/gpufold/blob)/main/", "", target
+        )
+        assert path != target, f"{target} is dead on an index"
+        assert (ROOT / path).exists(), target
+
+
 def run_check(python, folder):
     """Run from an empty folder, so that nothing is found by accident; give the package's folder."""
     folder.mkdir(exist_ok=True)

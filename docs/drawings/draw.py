@@ -6,6 +6,7 @@ Every number in a drawing is computed by gpufold. The files are the same on ever
 from __future__ import annotations
 
 import sys
+import tomllib
 from collections.abc import Iterable
 from itertools import pairwise
 from pathlib import Path
@@ -154,6 +155,31 @@ def choosing() -> Figure:
     return figure
 
 
+def badges() -> Figure:
+    """Draw what pyproject.toml says of the package: what a badge would ask a server for."""
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    (status,) = (words for words in project["classifiers"] if words.startswith("Development Status"))
+    facts = (
+        ("Python", f"{project['requires-python'].removeprefix('>=')} or newer", COLOURS[0]),
+        ("licence", project["license"], COLOURS[2]),
+        ("status", status.rpartition(" ")[2].lower(), COLOURS[1]),
+        ("needs", " ".join(project["dependencies"]).replace(">=", " ") + " or newer", COLOURS[3]),
+    )
+    figure = Figure(figsize=(8.4, 0.3), facecolor="none")
+    axes = figure.add_axes((0, 0, 1, 1))
+    axes.set(xlim=(0, 84), ylim=(0, 3))
+    axes.set_axis_off()
+    left = 0.0
+    for name, what, colour in facts:
+        for text, back, front in ((name, INK, "white"), (what, colour, INK)):
+            width = 0.95 * len(text) + 1.8
+            axes.add_patch(Rectangle((left, 0), width, 3, facecolor=back, lw=0))
+            axes.text(left + width / 2, 1.5, text, ha="center", va="center_baseline", size=SMALL, color=front)
+            left += width
+        left += 1.2
+    return figure
+
+
 def _canvas(height: float) -> tuple[Figure, Axes]:
     """Return a white figure whose unit is the side of a cell, with y downwards."""
     width, margin, inches = 25.2, 0.8, 0.4
@@ -214,7 +240,7 @@ def save(folder: Path) -> list[Path]:
     """Write the drawings into a folder; return their paths."""
     paths = []
     with mpl.rc_context(STYLE):
-        for drawing in (col2im, batch_to_space, choosing):
+        for drawing in (badges, col2im, batch_to_space, choosing):
             paths.append(folder / f"{drawing.__name__}.svg")
             drawing().savefig(paths[-1], metadata={"Date": None, "Creator": None})
     return paths
