@@ -71,7 +71,7 @@ TILED: dict[str, Any] = {"image_shape": (1, 1, 4096, 4096), "dtypes": ("int32",)
 def sweeps(multiprocessors: int, threads_per_multiprocessor: int) -> tuple[Sweep, ...]:
     """Return a sweep for each threshold between variants; a device's size says how full the small ones make it."""
     resident = multiprocessors * threads_per_multiprocessor
-    gathers = ("gather", "gather_phases", "gather_pixels")
+    gathers = ("gather", "gather_parts", "gather_pixels")
     images = int(space_variants.WAVES * resident / (112 * 28)) + 1  # of 112 x 28 words that fill the device
     return (
         Sweep(
@@ -85,10 +85,10 @@ def sweeps(multiprocessors: int, threads_per_multiprocessor: int) -> tuple[Sweep
             ),
         ),
         Sweep(
-            "col2im.PHASES_MIN_STRIDE",
-            col2im.PHASES_MIN_STRIDE,
+            "col2im.PARTS_MIN_STRIDE",
+            col2im.PARTS_MIN_STRIDE,
             ("gather_pixels",),
-            ("gather_phases",),
+            ("gather_parts",),
             tuple(
                 _one("wide-stride", stride, image_shape=(1, 8, 512 * 1024), kernel=(48,), stride=stride)
                 for stride in (1, 2, 3, 4, 5, 6, 8, 12, 16, 24)
@@ -98,7 +98,7 @@ def sweeps(multiprocessors: int, threads_per_multiprocessor: int) -> tuple[Sweep
             "col2im.SHORT_ROWS_MIN_STRIDE",
             col2im.SHORT_ROWS_MIN_STRIDE,
             ("gather",),
-            ("gather_phases",),
+            ("gather_parts",),
             tuple(
                 _one(
                     "short-rows-stride",
@@ -114,7 +114,7 @@ def sweeps(multiprocessors: int, threads_per_multiprocessor: int) -> tuple[Sweep
             "col2im.GATHER_MAX_STRIDE",
             col2im.GATHER_MAX_STRIDE + 1,
             ("gather",),
-            ("gather_phases",),
+            ("gather_parts",),
             tuple(_one("stride", stride, **_strided(stride, 2 * stride)) for stride in (2, 4, 6, 8, 10, 12, 14, 16)),
             largest=True,
         ),

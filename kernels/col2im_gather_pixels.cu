@@ -121,32 +121,13 @@ __device__ void gather_pixels(const Scalar* __restrict__ columns, Result* __rest
 #pragma unroll
     for (int plane = 0; plane < planes; ++plane)
         OldPixel::load_wide(old[plane], first + plane * p.image_channel, plane < remaining);
-    const Divisors<word, (planes > 1)> divisors(denominators);
-    Accumulator quotients[planes][word];
-    MiddleBits bits = ~0u;
-#pragma unroll
-    for (int plane = 0; plane < planes; ++plane) {
-        bits &= divisors.bits(sums[plane]);
-        divisors.divide(quotients[plane], sums[plane]);
-    }
-    if (!in_middle(bits)) {
-        bool right = true;
-#pragma unroll
-        for (int plane = 0; plane < planes; ++plane)
-            right = right & divisors.divides(sums[plane]);
-        if (!right) {
-            memcpy(quotients, sums, sizeof(sums));
-#pragma unroll
-            for (int plane = 0; plane < planes; ++plane)
-                divisors.finish(quotients[plane]);
-        }
-    }
+    average(sums, denominators);
 #pragma unroll
     for (int plane = 0; plane < planes; ++plane) {
         Result pixels[word];
 #pragma unroll
         for (int i = 0; i < word; ++i)
-            pixels[i] = narrow(old[plane][i].plus(quotients[plane][i]));
+            pixels[i] = narrow(old[plane][i].plus(sums[plane][i]));
         if (plane < remaining)
             store_wide(first + plane * p.image_channel, pixels);
     }

@@ -275,65 +275,43 @@ template <> struct DenominatorOf<true> {
 };
 using Denominator = DenominatorOf<averages>;
 
-// Divides the sums of neighbouring pixels, `again` and again by the same denominators.
-template <int pixels, bool again = true> struct Divisors {
-    // Whether numbers are divided by the reciprocals of these, to the same quotients.
-    static constexpr bool by_reciprocals = again && averages && sizeof(Weight) == sizeof(float);
-
-    Denominator of[pixels];
-    Weight reciprocals[pixels];
-    unsigned have_reciprocals; // all bits or none
-
-    explicit __device__ Divisors(const Denominator (&denominators)[pixels]) : have_reciprocals(~0u)
-    {
-        memcpy(of, denominators, sizeof(of));
-        if constexpr (by_reciprocals)
+// Divides the sums of neighbouring pixels of some planes. Denominators that several planes share are divided
+// by through their reciprocals, to the same quotients: right where the bits of all sums are in the middle, or
+// where each sum says so; else all are divided anew.
+template <int planes, int pixels>
+__device__ void average(Accumulator (&sums)[planes][pixels], const Denominator (&denominators)[pixels])
+{
+    if constexpr (planes > 1 && averages && sizeof(Weight) == sizeof(float)) {
+        Accumulator quotients[planes][pixels];
+        MiddleBits bits = ~0u;
+        bool right = true;
 #pragma unroll
-            for (int i = 0; i < pixels; ++i) {
-                reciprocals[i] = reciprocal_of(of[i].value);
-                have_reciprocals &= has_reciprocal(of[i].value) ? ~0u : 0;
+        for (int i = 0; i < pixels; ++i) {
+            const Weight divisor = denominators[i].value, reciprocal = reciprocal_of(divisor);
+            right = right && has_reciprocal(divisor);
+#pragma unroll
+            for (int plane = 0; plane < planes; ++plane) {
+                quotients[plane][i] = quotient_of(sums[plane][i], divisor, reciprocal);
+                bits &= middle_bits(sums[plane][i]);
             }
-    }
-
-    // Gives the quotients, which are right where the bits of the sums are in the middle, or else `divides`
-    // says so; else finish has them.
-    __device__ void divide(Accumulator (&quotients)[pixels], const Accumulator (&sums)[pixels]) const
-    {
-        if constexpr (by_reciprocals) {
+        }
+        if (right && !in_middle(bits))
 #pragma unroll
-            for (int i = 0; i < pixels; ++i)
-                quotients[i] = quotient_of(sums[i], of[i].value, reciprocals[i]);
-        } else {
-            memcpy(quotients, sums, sizeof(quotients));
-            finish(quotients);
+            for (int plane = 0; plane < planes; ++plane)
+#pragma unroll
+                for (int i = 0; i < pixels; ++i)
+                    right = right && multiplies(sums[plane][i]);
+        if (right) {
+            memcpy(sums, quotients, sizeof(sums));
+            return;
         }
     }
-    __device__ MiddleBits bits(const Accumulator (&sums)[pixels]) const
-    {
-        MiddleBits bits = have_reciprocals;
-        if constexpr (by_reciprocals)
 #pragma unroll
-            for (int i = 0; i < pixels; ++i)
-                bits &= middle_bits(sums[i]);
-        return bits;
-    }
-    // Whether the quotients of these sums are right, which may be zero.
-    __device__ bool divides(const Accumulator (&sums)[pixels]) const
-    {
-        bool right = have_reciprocals != 0;
-        if constexpr (by_reciprocals)
-#pragma unroll
-            for (int i = 0; i < pixels; ++i)
-                right = right & multiplies(sums[i]);
-        return right;
-    }
-    __device__ void finish(Accumulator (&sums)[pixels]) const
-    {
+    for (int plane = 0; plane < planes; ++plane)
 #pragma unroll
         for (int i = 0; i < pixels; ++i)
-            sums[i] = of[i].finish(sums[i]);
-    }
-};
+            sums[plane][i] = denominators[i].finish(sums[plane][i]);
+}
 
 // Denominators in shared memory, of pixels that are summed up there. What taps do not add to is not kept.
 template <int pixels, bool kept = divides_by_taps> struct SharedDenominators {

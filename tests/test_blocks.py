@@ -366,7 +366,7 @@ def test_leading_axes_apart_have_no_weights(reduction):
             assert dict(plan.defines)["KERNEL"] == "1,3,4"
             assert_same_bits(result, want, variant)
             served.add(variant)
-    assert {"gather", "gather_phases", "gather_pixels"} <= served
+    assert {"gather", "gather_parts", "gather_pixels"} <= served
     want = through_im2col(case, array, window=window)
     for variant in variants("array_to_blocks"):
         result = np.empty_like(blocks)

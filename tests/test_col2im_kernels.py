@@ -36,7 +36,6 @@ from gpufold.calls import PLAIN, Call, Fusion, Unsupported
 from gpufold.elements import ELEMENT_TYPES, WIDER
 from gpufold.geometry import col2im_geometry
 from gpufold.gpu import parameters
-from gpufold.gpu.devices import DEVICES
 from gpufold.gpu.plan import H200, Operand
 from gpufold.operations import choose, explain, variants
 
@@ -126,7 +125,7 @@ def test_taps_and_blocks_may_be_far_apart(case, mode):
         gpufold.col2im(columns, case.output_size, case.kernel_size, **case.arguments), case.col2im(columns), case
     )
     launches_few = case.arguments["strides"][-1] < 2**20  # a thread block for every 32 phases of a stride
-    names = [variant for variant in (*VARIANTS, "auto") if launches_few or variant != "gather_phases"]
+    names = [variant for variant in (*VARIANTS, "auto") if launches_few or variant != "gather_parts"]
     check_variants(case, np.float32, H200, mode, names)
 
 
@@ -379,7 +378,7 @@ def test_averages_are_rounded_once_wherever_they_lie(dtype):
     columns = (columns * np.array(1 + 1j if dtype == "complex64" else 1)).astype(dtype)
     want = fold(case, columns, reduction="mean", window=(window,))
     kind, weights = weights_of((window,), case.kernel_size, np.dtype(dtype))
-    for variant in ("gather_phases", "gather_pixels"):
+    for variant in ("gather_parts", "gather_pixels"):
         check(geometry_of(case), columns, want, variant, ONE_THREAD, fusion=Fusion("mean", kind), window=weights)
 
 
@@ -488,9 +487,9 @@ def test_extents_never_change_what_is_compiled():
         ("gather", (56, 56), (3, 3), {"batch": 8, "channels": 64, "pads_begin": 1, "pads_end": 1}),
         ("gather", (112, 112), (3, 3), {"batch": 8, "channels": 64, "strides": 2, "pads_begin": 1}),
         ("gather", (512, 512), (16, 16), {"batch": 8, "channels": 3, "strides": 16}),
-        ("gather_phases", (128_000,), (400,), {"batch": 8, "strides": 160}),
-        ("gather_phases", (1024, 1024), (40, 40), {"batch": 8, "strides": 8}),
-        ("gather_phases", (64, 96, 96), (32, 32, 32), {"batch": 64, "strides": 16}),  # rows of five blocks
+        ("gather_parts", (128_000,), (400,), {"batch": 8, "strides": 160}),
+        ("gather_parts", (1024, 1024), (40, 40), {"batch": 8, "strides": 8}),
+        ("gather_parts", (64, 96, 96), (32, 32, 32), {"batch": 64, "strides": 16}),  # rows of five blocks
         ("gather", (64, 160, 160), (32, 32, 32), {"batch": 64, "strides": 16}),  # of nine, which fill a sector
         ("gather_pixels", (1024, 1024), (40, 40), {"batch": 8}),
         ("gather_pixels", (5,), (2,), {"strides": 2**31 - 1, "pads_begin": 2**31}),
@@ -508,30 +507,12 @@ def test_auto_takes_the_variant_that_is_predicted_fastest(expected, size, kernel
     assert plan.variant == expected, plan.reason
 
 
-@pytest.mark.parametrize("device", ["H200", "A100", "RTX 4090"])
-@pytest.mark.parametrize(
-    ("size", "kernel", "stride", "batch"),
-    [
-        ((128_000,), 400, 160, 256),
-        ((442_368,), 2048, 512, 64),
-        ((1984, 1984), 256, 192, 24),
-        ((64, 96, 96), 32, 16, 64),  # an RTX 4090 holds fewer of these than it has registers for
-    ],
-)
-def test_all_waves_of_thread_blocks_are_full(size, kernel, stride, batch, device):
-    """The last one takes as long as a full one; each thread block has as much to do as others, or a piece more."""
-    device = DEVICES[device]
-    plan = plan_of(size, (kernel,) * len(size), batch=batch, strides=stride, variant="gather_phases", device=device)
-    held = device.shared_bytes // (plan.shared_bytes + 1024)
-    resident = min(int(dict(plan.defines)["RESIDENT_BLOCKS"]), held)
-    assert prod(plan.grid) % (resident * device.multiprocessors) == 0
-
-
 def test_a_plane_alone_takes_no_words_away_by_where_another_would_lie():
     geometry = col2im_geometry((1, 64, 8), (512,), (64,), 64)
-    call = Call("col2im", geometry, "float32", variant="gather_phases")
-    image = Operand(geometry.image_shape, (777, 555, 1))
-    assert choose(call, Operand.contiguous(geometry.columns_shape), image).symbol == "col2im_gather_phases_words"
+    call = Call("col2im", geometry, "float32", variant="gather_parts")
+    columns = Operand.contiguous(geometry.columns_shape)
+    plans = [choose(call, columns, Operand(geometry.image_shape, (777, plane, 1))) for plane in (512, 555)]
+    assert plans[0].parameters == plans[1].parameters
 
 
 def test_several_planes_and_wide_words_where_there_is_enough():

@@ -39,7 +39,7 @@ OTHERS = {
 
 EARNED = {
     "col2im_gather_blocks": ("blocks_to_array-blocks-8x8-s1", "float32", 3.5),
-    "col2im_gather_phases": ("col2im-audio-2048-s512", "float32", 4.3),
+    "col2im_gather_parts": ("col2im-audio-2048-s512", "float32", 4.3),
     "col2im_gather_pixels": ("blocks_to_array-stitch-512x512-s256", "float32", 2.4),
     "im2col_direct": ("im2col-resnet-3x3-s2", "float32", 1.1),
     "im2col_packed": ("array_to_blocks-blocks-7x7-s1", "uint8", 3.4),

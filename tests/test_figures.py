@@ -24,11 +24,9 @@ from bench.traffic import SCALED, plan_of, smaller, work_of, work_on
 from gpufold.calls import MODES, PLAIN, WINDOWS, Call, Fusion, Unsupported
 from gpufold.geometry import add_blocks_geometry, col2im_geometry, take_blocks_geometry
 from gpufold.gpu import parameters
-from gpufold.gpu.devices import DEVICES
 from gpufold.gpu.plan import H200, Operand
 from gpufold.gpu.sources import KERNELS
 from gpufold.operations import choose, variants
-from hostcuda.counting import resident_threads
 
 pytestmark = [pytest.mark.nvrtc, pytest.mark.all]
 
@@ -237,22 +235,6 @@ def test_weights_of_what_is_taken_stay_in_registers(size, block, dtype, mode, ar
 REGIMES = {problem.name: problem for problem in PROBLEMS}
 
 
-@pytest.mark.parametrize("device", ["H200", "A100", "RTX 4090", "T4"])
-@pytest.mark.parametrize("name", ["tiles-256x256-s192", "audio-400-s160", "microscopy-32x32x32-s16", "istft-256-s64"])
-def test_as_many_thread_blocks_are_resident_as_a_wave_is_made_of(name, device):
-    """Launch bounds see to it, so that no thread block of a whole wave has to wait for another to end."""
-    device = DEVICES[device]
-    plan = plan_of(REGIMES[f"col2im-{name}"].for_gpu, "auto", "float32", device)
-    assert plan.variant == "gather_phases"
-    needed = hostcuda.cubin.resources(plan, 10 * device.compute_capability[0] + device.compute_capability[1])
-    assert needed.stack_bytes == 0
-    resident = resident_threads(plan, needed, device) // prod(plan.block)
-    held = device.shared_bytes // (plan.shared_bytes + 1024)
-    counted_on = min(int(dict(plan.defines)["RESIDENT_BLOCKS"]), held)
-    assert resident >= counted_on
-    assert prod(plan.grid) % (counted_on * device.multiprocessors) == 0
-
-
 @pytest.mark.parametrize("dtype", ["float32", "float16", "complex64"])
 @pytest.mark.parametrize("name", REGIMES)
 def test_nothing_spills(name, dtype):
@@ -349,12 +331,12 @@ LIMITS = {
     "col2im-dcgan-5x5-s2": Limits(1.24, 1.05, 1.04, 7.78, 1.1, 0.84, 0.96),
     "col2im-vit-16x16-s16": Limits(1.05, 1.05, 1.03, 10.86, 1.1, 0.86, 0.95),
     "col2im-tiles-16x16-s8": Limits(1.29, 1.05, 1.06, 7.83, 1.8, 0.77, 0.93),
-    "col2im-tiles-256x256-s192": Limits(1.35, 1.05, 1.06, 8.5, 23.2, 0.77, 0.93),
+    "col2im-tiles-256x256-s192": Limits(1.3, 1.05, 1.05, 16.5, 1.4, 0.64, 0.95),
     "col2im-patches-8x8-s1": Limits(1.29, 1.05, 1.04, 4.09, 5.9, 0.8, 0.94),
     "col2im-atrous-3x3-d2": Limits(1.65, 1.28, 1.02, 6.3, 2.1, 0.76, 0.96),
     "col2im-atrous-5x5-d2": Limits(1.2, 1.05, 1.0, 6.33, 2.6, 0.82, 0.98),
-    "col2im-audio-400-s160": Limits(1.26, 1.05, 1.05, 5.4, 27.8, 0.88, 0.95),
-    "col2im-audio-2048-s512": Limits(1.26, 1.05, 1.05, 4.7, 29.4, 0.91, 0.95),
+    "col2im-audio-400-s160": Limits(1.28, 1.05, 1.05, 8.8, 1.1, 0.75, 0.95),
+    "col2im-audio-2048-s512": Limits(1.28, 1.05, 1.05, 6.4, 1.1, 0.79, 0.95),
     "col2im-volume-3x3x3": Limits(1.01, 1.05, 0.92, 6.19, 2.9, 0.95, 1.07),
     "col2im-microscopy-32x32x32-s16": Limits(1.44, 1.05, 1.05, 12.5, 87.4, 0.7, 0.95),
     "col2im-mri-8x8-s4": Limits(1.16, 1.05, 1.04, 12.26, 2.1, 0.85, 0.94),
@@ -370,9 +352,9 @@ LIMITS = {
     "array_to_blocks-blocks-7x7-s1": Limits(26.5, 1.05, 1.05, 2.02, 1.1, 0.71, 0.95),
     "array_to_blocks-blocks-16x16-s8": Limits(4.06, 1.05, 1.06, 5.78, 1.1, 0.8, 0.94),
     "col2im-mean-8x8-s1": Limits(1.29, 1.05, 1.05, 4.63, 5.9, 0.78, 0.94),
-    "col2im-istft-256-s64": Limits(1.28, 1.05, 1.05, 7.9, 37.8, 0.85, 0.95),
-    "col2im-istft-400-s160": Limits(1.29, 1.05, 1.05, 11.5, 32.0, 0.79, 0.95),
-    "col2im-istft-2048-s512": Limits(1.29, 1.05, 1.05, 8.5, 37.8, 0.83, 0.95),
+    "col2im-istft-256-s64": Limits(1.32, 1.05, 1.05, 12.7, 1.1, 0.71, 0.95),
+    "col2im-istft-400-s160": Limits(1.33, 1.05, 1.05, 18.4, 1.1, 0.64, 0.95),
+    "col2im-istft-2048-s512": Limits(1.32, 1.05, 1.05, 12.6, 1.1, 0.71, 0.95),
     "blocks_to_array-stitch-512x512-s256": Limits(1.23, 1.05, 1.06, 12.4, 1.1, 0.79, 0.95),
     "blocks_to_array-stitch-96x96x96-s48": Limits(1.06, 1.05, 1.0, 12.9, 2.3, 0.79, 0.99),
     "add_blocks-probes-256x256": Limits(1.2, 1.05, 1.05, 13.5, 18.3, 0.78, 0.95),

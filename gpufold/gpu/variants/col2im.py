@@ -26,7 +26,6 @@ from gpufold.gpu.parameters import (
     wide,
 )
 from gpufold.gpu.plan import (
-    MAX_SHARED_BYTES,
     Plan,
     Problem,
     Variant,
@@ -34,7 +33,6 @@ from gpufold.gpu.plan import (
     check_atomics,
     grid_of,
     planes_per_thread,
-    resident_blocks,
 )
 from gpufold.gpu.variants.moves import LINE_BYTES, SECTOR_BYTES, WARP, WIDEST_WORD
 from gpufold.gpu.variants.sliding import (
@@ -292,44 +290,13 @@ def gather_pixels(problem: Problem) -> Plan:
 
 
 # ---------------------------------------------------------------------------------------------
-# gather_phases
+# gather_parts
 
-PHASES_PER_LANE = {1: 8, 2: 8, 4: 8, 8: 4, 16: 2}
-"""Pixels that a lane adds up at once, at most, by the size of an element: their loads are in flight together."""
-PHASES_MANY_TAPS = 4
-"""Of a row's pixel, from which on half as many pixels have as many loads."""
-PHASES_WARPS = 8
-PHASES_MOST_CELLS = 4
-"""Cells of a lane whose loads are in flight together, at most, where a cell alone has few."""
-PHASES_TILE = 64
-"""Cells that a thread block adds up before it writes them, at least."""
-PHASES_CELLS = 256
-"""Of a piece, at most: cells whose places a thread block holds in shared memory."""
-PHASES_REGISTERS, PHASES_FEW_REGISTERS = 128, 96
-"""Of a thread, and of one that adds up a cell at a time: launch bounds grant them, so that as many thread blocks as
-these leave room for are resident, or more."""
-BLOCK_SHARED_BYTES = 1024
-"""Shared memory that the system takes for each resident thread block."""
-
-
-def _lane_phases(stride: int, itemsize: int, word: int, most: int) -> tuple[int, int]:
-    """Return the phases of a lane, in words of so many, and the warps of a thread block.
-
-    They are those that idle fewest lanes, then fill most lines.
-    """
-    most = max(word, most)
-    choices = (
-        (lane, warps)
-        for lane in range(word, most + 1, word)
-        for warps in range(1, PHASES_WARPS + 1)
-        if 2 * lane >= most
-    )
-
-    def merit(choice: tuple[int, int]) -> tuple[int, bool, int]:
-        phases = prod(choice)
-        return -_multiple(stride, phases), phases * itemsize % LINE_BYTES == 0, phases
-
-    return max(choices, key=lambda choice: (merit(choice), choice))
+PARTS_BYTES, PARTS_LOADS, PARTS_PLANES = 32, 32, 2
+"""Of a thread: what neighbouring pixels it owns, a sector, the loads of a plane for them, which are in flight together,
+and planes. A part is half as long where the taps of each pixel are kept, because they are dilated."""
+PARTS_RUN_BYTES = 16
+"""What shared memory holds of where a part is stored."""
 
 
 def _cells(view: View) -> Size:
@@ -339,109 +306,48 @@ def _cells(view: View) -> Size:
     return (*(-(-axis.size // axis.stride) for axis in outer), in_row)
 
 
-def _whole_waves(places: int, total: int, at_once: int) -> int:
-    """Return how many thread blocks share out a total: whole waves of those resident, of about a place each."""
-    return min(total, -(-places // at_once) * at_once)
-
-
-def _to_next_batch(view: View) -> dict[str, Field]:
-    """Return the distances from the last plane of a batch to the first of the next, which threads walk along."""
-    return {
-        "columns_to_batch": wide(view.columns_batch - (view.channels - 1) * view.columns_channel),
-        "image_to_batch": wide(view.image_batch - (view.channels - 1) * view.image_channel),
-    }
-
-
-def gather_phases(problem: Problem) -> Plan:
-    """Plan for kernels/col2im_gather_phases.cu."""
-    view, device = view_of(problem), problem.device
+def gather_parts(problem: Problem) -> Plan:
+    """Plan for kernels/col2im_gather_parts.cu."""
+    view = view_of(problem)
     *outer, row = view.axes
     itemsize = view.element.itemsize
-    word = gcd(row.stride * itemsize, WIDEST_WORD)  # in bytes
-    one_row, row_taps = not outer, taps_per_pixel(row)
-    most = PHASES_PER_LANE[itemsize] // (2 if one_row and row_taps >= PHASES_MANY_TAPS else 1)
-    lane, warps = _lane_phases(row.stride, itemsize, word // itemsize, most)
-    phases = lane * warps
+    word = gcd(row.stride * itemsize, WIDEST_WORD) // itemsize
+    part = max(word, PARTS_BYTES // itemsize // (2 if row.dilation != 1 else 1))
+    while part > word and (part * taps_per_pixel(row) > PARTS_LOADS or part >= 2 * row.stride):
+        part //= 2
     steps = (*view.pixel_strides[:-1], view.image_channel, view.image_batch, row.size, row.pad_begin)
-    words = (
-        word > itemsize
-        and view.pixel_strides[-1] == 1
-        and problem.output.alignment % word == 0
-        and not any(step * itemsize % word for step in steps)
-    )
-    stored = word // itemsize if words else 1  # pixels at once
-    averages = problem.fusion.reduction != "sum"
-    tiled = view.element.accumulator_bytes if averages or problem.fusion.accumulate else itemsize
-    outer_phases = tuple(min(axis.stride, axis.size) for axis in outer)
-    phase_tiles = -(-row.stride // phases)
-    places = prod(outer_phases) * phase_tiles
-    joined = any(taps_per_pixel(axis) > 1 and axis.kernel % tap_step(axis) == 0 for axis in outer[-1:])
-    most_cells = PHASES_MOST_CELLS if one_row or (row_taps <= 2 and not joined) else 1
-    if most_cells > 1 and not one_row and "double" in view.element.accumulator:
-        most_cells //= 2  # a sum of two registers leaves fewer for places
-    arrays = 0 if one_row else len(view.axes) + 3 + averages  # of what is known of a piece's cells
-
-    def shared_bytes(tile_cells: int, bits: int) -> int:
-        return tile_cells * (phases // stored | 1) * stored * tiled + PHASES_CELLS * arrays * bits // 8
-
-    while most_cells > 1 and shared_bytes(WARP * most_cells, 64) > MAX_SHARED_BYTES:
-        most_cells //= 2
-    tile_cells = max(PHASES_TILE, WARP * most_cells)
-    resident = resident_blocks(WARP * warps, PHASES_REGISTERS if most_cells > 1 or averages else PHASES_FEW_REGISTERS)
-    held = device.shared_bytes // (shared_bytes(tile_cells, 32) + BLOCK_SHARED_BYTES)
-    at_once = device.multiprocessors * max(1, min(resident, held))
-    cells = prod(_cells(view))
-    pieces = -(-cells // (tile_cells if one_row else PHASES_CELLS))
-    while places * view.planes * pieces < at_once and tile_cells * pieces < cells:
-        pieces += 1
-    piece_cells = _multiple(-(-cells // pieces), tile_cells)
-    pieces = -(-cells // piece_cells)
-    total = places * view.planes * pieces
-    items = _whole_waves(places, total, at_once)
-    past_row = row.stride + phases
-    bits = offset_bits(
-        OPERATION,
-        _largest_offset(view) + past_row * (1 + abs(view.tap_strides[-1]) + abs(view.pixel_strides[-1])),
-        total + items**2,
-        cells + PHASES_CELLS,
-    )
-    run = f"runs of {_counted(min(phases, row.stride), 'pixel')}"
+    in_words = view.pixel_strides[-1] == 1 and not any(step % word for step in steps)
+    in_words = in_words and problem.output.alignment % (word * itemsize) == 0
+    extents = (*(min(axis.stride, axis.size) for axis in outer), -(-row.stride // part))
+    cells = _cells(view)
+    planes = _planes(problem, prod(extents) * prod(cells), PARTS_PLANES)
+    groups = -(-view.channels // planes)
+    items = view.batch * groups * prod(extents) * prod(cells)
+    past_row = (row.stride + part) * (1 + abs(view.tap_strides[-1]) + abs(view.pixel_strides[-1]))
+    bits = offset_bits(OPERATION, _largest_offset(view) + past_row, items + GATHER_THREADS)
     return _plan(
         problem,
-        "gather_phases",
-        "col2im_gather_phases" + ("_words" if words else ""),
+        "gather_parts",
+        "col2im_gather_parts" + "_planes" * (planes > 1),
         Work(
             items,
-            1,
-            WARP * warps,
-            (*outer_phases, phase_tiles),
-            view.channels,
+            GATHER_THREADS,
+            GATHER_THREADS,
+            extents,
+            groups,
             bits,
-            shared_bytes(tile_cells, bits),
+            GATHER_THREADS * (planes * (part + word) * itemsize + PARTS_RUN_BYTES),
         ),
-        f"each lane adds up {_counted(lane, 'neighbouring pixel')} of a stride at a time, "
-        f"and its thread block writes {run}, stored {f'in words of {word} bytes' if words else 'one by one'}",
+        f"each thread adds up {_counted(part, 'neighbouring pixel')} of a stride in {_counted(planes, 'plane')}",
         {
+            "in_words": int32(int(in_words)),
             "in_front": offset(row.pad_begin % row.stride),
             "first_block": offset(row.pad_begin // row.stride),
-            "cells": offset(cells),
-            "piece_cells": offset(piece_cells),
-            "pieces": offset(pieces),
-            "planes": offset(view.planes),
-            "own_pieces": offset(total // items),
-            "longer": offset(total % items),
-            **_to_next_batch(view),
-            "by_pieces": divisor(pieces),
-            "by_planes": divisor(view.planes),
-            "by_items": divisor(items),
-            "by_cells": divisor(_cells(view)),
+            "by_cells": divisor(cells),
         },
-        LANE_PHASES=lane,
-        MOST_CELLS=most_cells,
-        CELLS=PHASES_CELLS,
-        WORD=word // itemsize,
-        BLOCKS_FOLLOW=int(one_row and view.block_strides[-1] == 1),
-        RESIDENT_BLOCKS=resident,
+        PART=part,
+        WORD=word,
+        PLANES=PARTS_PLANES,
     )
 
 
@@ -456,6 +362,8 @@ BLOCKS_SUM_BYTES, BLOCKS_FEW_SUM_BYTES = 10 * 1024, 5300
 """What a tile's sums take of shared memory, the latter where these warps have less."""
 BLOCKS_STAGED_BYTES = 4 * 1024
 """What the taps of a batch may take of it."""
+BLOCK_SHARED_BYTES = 1024
+"""Shared memory that the system takes for each resident thread block."""
 BLOCKS_MAX_SPAN = 1 << 14
 """Blocks along an axis from the first to the last that reach a pixel: a thread block walks over all of them."""
 BLOCKS_PIECE = 8
@@ -750,7 +658,7 @@ def atomic(problem: Problem) -> Plan:
 VARIANTS: dict[str, Variant] = {
     "gather": gather,
     "gather_blocks": gather_blocks,
-    "gather_phases": gather_phases,
+    "gather_parts": gather_parts,
     "gather_pixels": gather_pixels,
     "atomic": atomic,
 }
@@ -771,7 +679,7 @@ BLOCKS_MIN_BYTES, BLOCKS_MIN_PIXELS = 96, 600
 and of a multiprocessor, for each axis and pixel of the stride, from which on tiles have enough rows for all lanes."""
 PIXELS_MIN_STRIDE = 2
 """Where blocks are contiguous, from here on neighbouring pixels read neighbouring taps."""
-PHASES_MIN_STRIDE = 5
+PARTS_MIN_STRIDE = 5
 """Below it a warp of pixels reads whole sectors of each tap it needs."""
 SHORT_ROWS_MIN_STRIDE = 8
 """From here on rows whose blocks fill no sector are added up by a lane for each cell of a plane."""
@@ -799,12 +707,12 @@ def prefer(problem: Problem) -> Iterator[tuple[str, str]]:
     if row.stride > GATHER_MAX_STRIDE and row.stride > row.size:
         yield "gather_pixels", f"a row of pixels is shorter than a stride of {row.stride}"
     if row.stride > GATHER_MAX_STRIDE:
-        yield "gather_phases", f"a stride of {row.stride} is too many pixels for one thread"
+        yield "gather_parts", f"a stride of {row.stride} is too many pixels for one thread"
     elif row.kernel > GATHER_MAX_KERNEL:
         many = f"{row.kernel} taps on the last axis are too many to unroll"
-        yield "gather_phases" if row.stride >= PHASES_MIN_STRIDE else "gather_pixels", many
+        yield "gather_parts" if row.stride >= PARTS_MIN_STRIDE else "gather_pixels", many
     elif row.stride >= SHORT_ROWS_MIN_STRIDE and row.stride < row.kernel and _rows_are_short(view):
-        yield "gather_phases", f"a row has {_counted(row.blocks, 'block')}, too few to fill a sector"
+        yield "gather_parts", f"a row has {_counted(row.blocks, 'block')}, too few to fill a sector"
     else:
         yield "gather", "each column element is read once and each pixel written once, from end to end"
 
