@@ -20,13 +20,14 @@ CUPY_FOR_TESTS := $(if $(CUPY),,cupy-cuda13x)
 PARALLEL = $(shell $(BIN)/python -c "import importlib.util, os; \
 	print('-n %d --dist worksteal' % max(1, min(14, os.cpu_count() - 2)) if importlib.util.find_spec('xdist') else '')" 2>/dev/null)
 
-.PHONY: help docs bench test test-gpu faults lint format sanitize measure report clean
+.PHONY: help docs bench test test-gpu test-versions faults lint format sanitize measure report clean
 
 help:
 	@echo "make bench          the photograph, then the quick table of the benchmark"
 	@echo "make test           the tests, in minutes; ARGS=... goes to pytest, PEERS=1 adds comparisons with other libraries,"
 	@echo "                    ALL=1 every combination and what is read from machine code, as .ci/run does"
 	@echo "make test-gpu       those that need a GPU alone, in parallel; make test runs them where there is a driver"
+	@echo "make test-versions  the tests with the lowest versions that are allowed, and with the newest"
 	@echo "make faults         breaks the code on purpose, fault by fault, and names the test that notices"
 	@echo "make docs           the site, docs/_build/html: the documents, the reference, and examples with their pictures"
 	@echo "make lint           what must be clean before a commit"
@@ -58,6 +59,19 @@ test-gpu: $(VENV)/.test
 docs: $(VENV)/.docs
 	$(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet docs docs/_build/html
 	@echo "docs/_build/html/index.html"
+
+# The lowest versions that pyproject.toml allows and the newest there are, each in an environment of its own.
+# ARGS goes to pytest; VERSIONS=lowest-direct runs one of the two.
+VERSIONS := lowest-direct highest
+test-versions: $(BIN)/python
+	$(PIP) 'uv>=0.9'
+	for versions in $(VERSIONS); do \
+		$(BIN)/uv venv --quiet --clear --python $(BIN)/python $(VENV)/$$versions && \
+		$(BIN)/uv pip install --quiet --python $(VENV)/$$versions --resolution $$versions \
+			--editable '.[test,bench]' 'cupy-cuda13x>=14.0' && \
+		$(BIN)/uv pip list --quiet --python $(VENV)/$$versions && \
+		$(VENV)/$$versions/bin/python -m pytest $(ON_CPU) $(ARGS) || exit 1; \
+	done
 
 faults: $(VENV)/.test
 	$(BIN)/python tests/faults.py
