@@ -515,7 +515,7 @@ inline __device__ void keep(long long& number)
 #endif
 }
 
-// Keeps what is made of a number or an address from being made before: in registers that it would need from
+// Keeps what is made of a number from being made before: in registers that it would need from
 // there on, or, of a step between addresses, in more instructions than where it is lengthened beside its use.
 inline __device__ void keep_here(int& number)
 {
@@ -527,15 +527,6 @@ inline __device__ void keep_here(long long& number)
 {
 #ifndef HOSTCUDA
     asm volatile("" : "+l"(number));
-#endif
-}
-template <typename Element> inline __device__ void keep_here(Element*& address)
-{
-#ifndef HOSTCUDA
-    const void* any = address; // as in keep
-    asm volatile("" : "+l"(any));
-    __builtin_assume(__isGlobal(any));
-    address = static_cast<Element*>(const_cast<void*>(any));
 #endif
 }
 

@@ -70,6 +70,22 @@ inline __device__ unsigned run_of_bits(Offset begin, Offset end)
     return bits_from(int(begin)) & ~bits_from(int(end));
 }
 
+// A bit for each of some rows, a step apart, that is in [0, extent), by where the first is. No extent is below
+// zero.
+template <int rows, int step> inline __device__ unsigned rows_within(Offset first, Offset extent)
+{
+    unsigned bits = 0;
+    if constexpr (step > 1) {
+#pragma unroll
+        for (int row = 0; row < rows; ++row)
+            bits |= within(first + row * step, extent) ? 1u << row : 0;
+    } else {
+        const Offset end = min(extent - first, Offset(rows));
+        bits = run_of_bits(max(-first, Offset(0)), max(end, Offset(0)));
+    }
+    return bits;
+}
+
 // Whether a word has a bit: one instruction, where the compiler would shift the bit down to guard a load.
 inline __device__ bool has_bit(unsigned word, int number)
 {

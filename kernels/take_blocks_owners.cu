@@ -113,21 +113,6 @@ struct Listed {
     Offset position[positioned]; // of its first pixel
 };
 
-// A bit for each of a thread's rows that is in [0, extent), by where the first is.
-inline __device__ unsigned rows_within(Offset first, Offset extent)
-{
-    unsigned rows = 0;
-    if constexpr (one_axis) {
-#pragma unroll
-        for (int row = 0; row < thread_rows; ++row)
-            rows |= within(first + row * step, extent) ? 1u << row : 0;
-    } else {
-        const Offset end = min(extent - first, Offset(thread_rows));
-        rows = run_of_bits(max(-first, Offset(0)), max(end, Offset(0)));
-    }
-    return rows;
-}
-
 // Rows that are whole are stored without a look at each, where there are registers for what is then in
 // flight.
 constexpr bool few_registers = nearest && separable && positioned > 2 && planes > 1;
@@ -319,7 +304,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_BLOCKS)
             first_plane(image, takes_turns ? owner.group : group, p.image_batch, p.image_channel, p);
         Scalar pixels[planes][thread_rows];
         const unsigned inside = nearest    ? all_rows
-                                : in_image ? rows_within(first_own[along], p.size[along])
+                                : in_image ? rows_within<thread_rows, step>(first_own[along], p.size[along])
                                            : 0;
         if (inside == all_rows)
             load_rows<true>(pixels, own_image + pixel, first_own[along], inside, p);
@@ -345,7 +330,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_BLOCKS)
                 within(first[along] + (thread_rows - 1), p.block[along])) {
                 store_rows<true>(listed.target + own_tap, pixels, first, all_rows, inside, window, p);
             } else {
-                const unsigned covered = rows_within(first[along], p.block[along]);
+                const unsigned covered = rows_within<thread_rows, step>(first[along], p.block[along]);
                 if (covered)
                     store_rows<false>(listed.target + own_tap, pixels, first, covered, inside, window, p);
             }

@@ -71,15 +71,15 @@ FAULTS = (
     Fault(
         "a question about a pointer to Booleans, on which NVRTC fails",
         "kernels/common.cuh",
-        """    const void* any = address; // as in keep
-    asm volatile("" : "+l"(any));
+        """    const void* any = address; // NVRTC fails on the question below where it is of Booleans
+    asm("" : "+l"(any));
     __builtin_assume(__isGlobal(any));
     address = static_cast<Element*>(const_cast<void*>(any));
 """,
-        """    asm volatile("" : "+l"(address));
+        """    asm("" : "+l"(address));
     __builtin_assume(__isGlobal(address));
 """,
-        FIGURES + "every_kernel_compiles_for_every_dtype[add_blocks_gather.cu]",
+        FIGURES + "every_kernel_compiles_for_every_dtype[add_blocks_owners.cu]",
     ),
     Fault(
         "products that are fused with additions",
@@ -750,24 +750,32 @@ FAULTS = (
     Fault(
         "no barrier before the list of blocks is read",
         "kernels/add_blocks_gather.cu",
-        "    const int found = __shfl_sync(~0u, until, groups - 1);\n    __syncthreads();\n",
-        "    const int found = __shfl_sync(~0u, until, groups - 1);\n",
+        "        __syncthreads();\n\n        for (int of_lanes = 0;",
+        "        for (int of_lanes = 0;",
         ADD_BLOCKS
         + "threads_wait_for_each_other_and_stay_inside_the_arrays[more-than-a-block-of-threads-tests-observed]",
     ),
     Fault(
-        "planes past the last read without a guard",
+        "a list of blocks that is made before they are counted",
         "kernels/add_blocks_gather.cu",
-        "count == layers && planes <= pixels.channels ? ~0u : 0;",
-        "count == layers ? ~0u : 0;",
-        ADD_BLOCKS + "threads_wait_for_each_other_and_stay_inside_the_arrays[whole-warps-observed]",
+        "            counts[warp] = of_warp;\n        __syncthreads();\n",
+        "            counts[warp] = of_warp;\n",
+        ADD_BLOCKS
+        + "threads_wait_for_each_other_and_stay_inside_the_arrays[more-than-a-block-of-threads-tests-observed]",
     ),
     Fault(
-        "a list of blocks that a region overflows",
+        "the last block of a list added again where there is no other",
         "kernels/add_blocks_gather.cu",
-        "fits = found <= listed;",
-        "found = min(found, listed);",
-        ADD_BLOCKS + "tiles_share_a_search[spread-True-plain]",
+        "list[votes ? of_lanes + __ffs(votes) - 1 : found]",
+        "list[votes ? of_lanes + __ffs(votes) - 1 : found - 1]",
+        OWN_TILE + "[gather-spread-True-plain]",
+    ),
+    Fault(
+        "sums that start again with each part of a list",
+        "kernels/add_blocks_gather.cu",
+        "                started = true;\n",
+        "",
+        OWN_TILE + "[gather-spread-True-plain]",
     ),
     Fault(
         "no barrier before the numbers of warps' blocks are added up",
@@ -816,28 +824,28 @@ FAULTS = (
         "kernels/bins.cu",
         "place[number] += block < own[number];",
         "place[number] += block > own[number];",
-        OWN_TILE + "[spread-True-plain]",
+        OWN_TILE + "[owners-spread-True-plain]",
     ),
     Fault(
         "one block more than a tile has room for",
         "kernels/bins.cu",
         "if (within(place[number][corner], noted))",
         "if (within(place[number][corner], noted + 1))",
-        OWN_TILE + "[spread-True-plain]",
+        OWN_TILE + "[owners-spread-True-plain]",
     ),
     Fault(
         "a tile's blocks added as threads noted them",
         "kernels/add_blocks_owners.cu",
         "if (__any_sync(~0u, number < before))",
         "if (false)",
-        OWN_TILE + "[spread-False-shuffled]",
+        OWN_TILE + "[owners-spread-False-shuffled]",
     ),
     Fault(
         "a block noted of each tile as of the first that it meets",
         "kernels/bins.cu",
         "note - Meetings::less(corner, p);",
         "note;",
-        OWN_TILE + "[spread-False-shuffled]",
+        OWN_TILE + "[owners-spread-False-shuffled]",
     ),
     Fault(
         "what a call before has noted added to a tile",
@@ -879,7 +887,7 @@ FAULTS = (
         "kernels/add_blocks_owners.cu",
         "elements[plane][row] = touched[row] ? elements[plane][row] : widen(before);",
         "elements[plane][row] = widen(before);",
-        OWN_TILE + "[spread-True-plain]",
+        OWN_TILE + "[owners-spread-True-plain]",
     ),
     Fault(
         "a block that ends on a tile's first pixel taken for one before it",

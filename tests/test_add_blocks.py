@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import tracemalloc
 from functools import reduce
-from math import prod
 
 import definition
 import numpy as np
@@ -34,7 +33,7 @@ from gpufold.cpu import arithmetic, tiles
 from gpufold.elements import ELEMENT_TYPES
 from gpufold.geometry import add_blocks_geometry
 from gpufold.gpu import parameters
-from gpufold.gpu.plan import H200, Device, Operand
+from gpufold.gpu.plan import H200, Operand
 from gpufold.operations import choose, variants
 
 
@@ -463,9 +462,7 @@ def test_wide_offsets_give_the_same(case, monkeypatch):
         choose.cache_clear()
 
 
-SMALL = Device("one multiprocessor", (9, 0), multiprocessors=1)
-"""So small a device that it is full of few regions, each of many tiles."""
-REGIONS = {
+PLACED = {
     "spread": ((3, 90, 300), (7, 5), 400),
     "row": ((30_000,), (9,), 900),
     "volume": ((4, 70, 100), (2, 5, 3), 500),
@@ -474,43 +471,15 @@ REGIONS = {
 }
 
 
-@pytest.mark.some(5)
-@pytest.mark.hostcuda
-@pytest.mark.parametrize("mode", ["plain", "observed", "shuffled", SANITIZED])
-@pytest.mark.parametrize("crowded", [False, True])
-@pytest.mark.parametrize("name", REGIONS)
-def test_tiles_share_a_search(name, crowded, mode):
-    """Also where more blocks meet a region than its list has room for, and each tile searches for itself."""
-    shape, block, count = REGIONS[name]
-    rng = np.random.default_rng(0)
-    lead, size = shape[: len(shape) - len(block)], shape[len(shape) - len(block) :]
-    reach = tuple(min(30, side) for side in size) if crowded else size
-    count = 1300 if crowded else count
-    positions = rng.integers([-side for side in block], reach, (count, len(block)))
-    positions[::7] = rng.integers(-9, size, (len(positions[::7]), len(block)))
-    out, blocks = values(shape, np.float32, 1), values((count, *lead, *block), np.float32, 2)
-    if name == "a leading axis apart":
-        out, blocks = (
-            np.zeros((2, 4, 5, 50, 201), np.float32)[:, 1:, :, :, :200],
-            blocks.swapaxes(1, 3).copy().swapaxes(1, 3),
-        )
-    want = gpufold.add_blocks(out.copy(), blocks, positions)
-    window = window_of("separable", block, np.float32)
-    weighed = gpufold.add_blocks(out.copy(), blocks, positions, window)
-    for windows, expected in ((None, want), (window, weighed)):
-        got = out.copy()
-        plan = run("gather", got, blocks, positions, windows, SMALL, mode=mode)
-        assert "share a search" in plan.reason
-        assert_same_bits(got, expected)
-
-
 @pytest.mark.hostcuda
 @pytest.mark.parametrize(
-    ("name", "crowded", "mode"), crossed(list(REGIONS), [False, True], ["plain", "observed", "shuffled"])
+    ("variant", "name", "crowded", "mode"),
+    crossed(["gather", "owners"], list(PLACED), [False, True], ["plain", "observed", "shuffled"]),
 )
-def test_each_tile_has_its_blocks_in_order(name, crowded, mode):
-    """Tiles of several rows, along one axis and several, of which some meet more blocks than are noted."""
-    shape, block, count = REGIONS[name]
+def test_each_tile_has_its_blocks_in_order(variant, name, crowded, mode):
+    """Tiles of several rows, along one axis and several, of which some meet more blocks than are noted or listed."""
+    shape, block, count = PLACED[name]
+    count = 1300 if crowded and variant == "gather" else count
     rng = np.random.default_rng(0)
     lead, size = shape[: len(shape) - len(block)], shape[len(shape) - len(block) :]
     reach = tuple(min(30, side) for side in size) if crowded else size
@@ -519,22 +488,8 @@ def test_each_tile_has_its_blocks_in_order(name, crowded, mode):
     for window in (None, window_of("separable", block, np.float32)):
         out, blocks = values(shape, np.float32, 1), values((count, *lead, *block), np.float32, 2)
         want = gpufold.add_blocks(out.copy(), blocks, positions, window)
-        run("owners", out, blocks, positions, window, mode=mode)
+        run(variant, out, blocks, positions, window, mode=mode)
         assert_same_bits(out, want)
-
-
-@pytest.mark.parametrize(
-    ("shape", "block", "count", "regions"),
-    [
-        ((2048, 2048), (256, 256), 600, 2048),  # tests are few: a tile each
-        ((16, 2048, 2048), (7, 7), 16384, 1024),
-        ((512, 512, 512), (7, 7, 7), 20_000, 1024),
-        ((1 << 24,), (16,), 100_000, 1024),
-        ((256, 256), (7, 7), 1000, 32),  # too small a picture to fill the device with larger regions
-    ],
-)
-def test_tiles_share_a_search_where_it_is_dear_and_the_device_stays_full(shape, block, count, regions):
-    assert prod(plan_of(shape, block, count, variant="gather").grid) == regions
 
 
 @pytest.mark.hostcuda

@@ -357,8 +357,8 @@ LIMITS = {
     "col2im-istft-2048-s512": Limits(1.32, 1.05, 1.05, 12.6, 1.1, 0.71, 0.95),
     "blocks_to_array-stitch-512x512-s256": Limits(1.23, 1.05, 1.06, 12.4, 1.1, 0.79, 0.95),
     "blocks_to_array-stitch-96x96x96-s48": Limits(1.06, 1.05, 1.0, 12.9, 2.3, 0.79, 0.99),
-    "add_blocks-probes-256x256": Limits(1.2, 1.05, 1.05, 13.5, 18.3, 0.78, 0.95),
-    "add_blocks-tiles-512x512": Limits(1.73, 1.04, 1.04, 10.9, 4.4, 0.8, 0.96),
+    "add_blocks-probes-256x256": Limits(1.23, 1.05, 1.05, 16.2, 24.2, 0.74, 0.95),
+    "add_blocks-tiles-512x512": Limits(1.94, 1.04, 1.04, 24.2, 4.1, 0.6, 0.96),
     "add_blocks-particles-7x7": Limits(4.1, 0.36, 0.96, 10.9, 5.65, 0.67, 0.95),
     "add_blocks-charges-3x3": Limits(5.6, 0.96, 0.95, 51.8, 2.2, 0.46, 0.87),
     # stored at any column: 32 lanes reach one sector more than they fill

@@ -199,24 +199,15 @@ def _bytes_under_blocks(geometry: PositionsGeometry, array: Operand, itemsize: i
 # ---------------------------------------------------------------------------------------------
 # gather
 
-TILE_COLUMNS = 64
-"""Pixels along the last axis that a thread block owns at once; along one axis alone, as many as threads."""
-GATHER_SUM_BYTES = 128
-"""Of the sums that a thread keeps in registers, beside as many bytes of a block that it has asked for."""
-GATHER_MAX_PLANES = 4
+GATHER_SUM_BYTES, GATHER_LOADED_BYTES = 32, 64
+"""Of the sums that a thread keeps in registers, and of what it has asked for of blocks, as far as their number goes."""
+GATHER_MAX_PLANES, GATHER_MAX_ROWS, GATHER_MAX_AT_ONCE = 4, 8, 4
+"""Of a thread, the last of the blocks whose elements it loads before it adds the first."""
 GATHER_CANDIDATES = 4
 """Blocks that a thread tests at a time, where their list fits into shared memory."""
 GATHER_LIST_BYTES = 40 << 10
-GATHER_MIN_ROWS, GATHER_MAX_ROWS = 4, 8
-"""Of a thread; a row is one load in flight for each plane."""
-GATHER_RESIDENT_BLOCKS = 2
+GATHER_RESIDENT_BLOCKS = 4
 """Thread blocks on a multiprocessor that registers have to suffice for."""
-GATHER_WAVES = 2
-"""Prediction: tiles share a search while this many times the resident thread blocks are left."""
-GATHER_TESTS_PER_ELEMENT = 0.1
-"""Prediction: tests of a region against a position that cost little beside the addition of an element."""
-GATHER_LIST_FILL = 0.5
-"""Of a region's list, with blocks spread evenly: where they are not, it has room for more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,92 +215,63 @@ class Tiling:
     """What a thread block of kernels/add_blocks_gather.cu owns."""
 
     planes: int
-    groups: int
-    """Of planes."""
     rows: int
-    columns: int
-    candidates: int
-    tile: Size
-    region: Size
-    """Tiles along each axis that share a search."""
-    regions: Size
-
-    @property
-    def reach(self) -> Size:
-        """Pixels of a region."""
-        return tuple(side * tiles for side, tiles in zip(self.tile, self.region, strict=True))
+    """Of a thread."""
+    at_once: int
+    """Blocks whose elements a thread loads before it adds the first."""
+    along: Size
+    """Tiles along each axis."""
 
 
 @lru_cache(maxsize=256)
 def _tiling(problem: Problem) -> Tiling:
     view = view_of(problem)
     rank, sum_bytes = len(view.size), max(view.element.itemsize, 4)
-    planes = min(GATHER_MAX_PLANES, view.channels, max(1, GATHER_SUM_BYTES // sum_bytes // GATHER_MIN_ROWS))
-    weight_bytes = 0 if problem.weight_out is None else view.element.weight_bytes
-    thread_rows = min(GATHER_MAX_ROWS, GATHER_SUM_BYTES // (planes * sum_bytes + weight_bytes))
-    columns = THREADS if rank == 1 else TILE_COLUMNS
-    rows = thread_rows * (THREADS // columns)
-    tile = (columns * rows,) if rank == 1 else (*(1,) * (rank - 2), rows, columns)
-    groups = -(-view.channels // planes)
-    entry = 8 * (1 + rank - view.fixed)  # of the list, in the widest Offsets
-    candidates = GATHER_CANDIDATES if GATHER_CANDIDATES * THREADS * entry <= GATHER_LIST_BYTES else 1
-    candidates = min(candidates, max(1, -(-view.count // THREADS)))
-    most = GATHER_WAVES * GATHER_RESIDENT_BLOCKS * problem.device.multiprocessors
-    region = _region(view, tile, -(-most // (view.batch * groups)), int(GATHER_LIST_FILL * candidates * THREADS))
-    reach = tuple(side * tiles for side, tiles in zip(tile, region, strict=True))
-    return Tiling(planes, groups, rows, columns, candidates, tile, region, _tiles(view.size, reach))
+    weights = {"none": 0, "separable": rank - view.fixed, "full": 1}[problem.fusion.window]
+    sums = max(1, GATHER_SUM_BYTES // sum_bytes)
+    planes = max(few for few in range(1, min(GATHER_MAX_PLANES, sums) + 1) if view.channels % few == 0)
+    rows = 1 << (min(GATHER_MAX_ROWS, sums // planes).bit_length() - 1)
+    loaded = rows * (planes * sum_bytes + weights * view.element.weight_bytes)
+    at_once = max(1, min(GATHER_MAX_AT_ONCE, GATHER_LOADED_BYTES // loaded))
+    warps = THREADS // WARP
+    tile = (rows * THREADS,) if rank == 1 else (*(1,) * (rank - 2), rows * warps // 2, 2 * WARP)
+    return Tiling(planes, rows, at_once, _tiles(view.size, tile))
 
 
 def gather(problem: Problem) -> Plan:
     """Plan for kernels/add_blocks_gather.cu."""
     view, tiling = view_of(problem), _tiling(problem)
-    shared_by = prod(tiling.region)
-    owned = f"{shared_by} tiles of the image, which share a search," if shared_by > 1 else "a tile of the image"
-    items = view.batch * tiling.groups * prod(tiling.regions)
-    bits = _bits(problem, items, tiling.reach)
+    groups = view.channels // tiling.planes
+    items = view.batch * groups * prod(tiling.along)
+    bits = _bits(problem, items, (tiling.rows * THREADS,) * len(view.size))
     entry = POINTER_BYTES + (len(view.size) - view.fixed) * bits // 8  # of a list: where a block is, and its position
-    listed = tiling.candidates * (THREADS * entry + THREADS // WARP * COUNT_BYTES)
+    entry = -(-entry // POINTER_BYTES) * POINTER_BYTES
+    candidates = GATHER_CANDIDATES if GATHER_CANDIDATES * THREADS * entry <= GATHER_LIST_BYTES else 1
+    candidates = min(candidates, max(1, -(-view.count // THREADS)))
     return _plan(
         problem,
         "gather",
-        Work(items, 1, THREADS, tiling.regions, tiling.groups, bits, listed),
-        f"each thread block owns {owned} and adds the blocks that meet it, in their order",
-        {"by_region": divisor(tiling.region)},
-        TILE_COLUMNS=tiling.columns,
-        TILE_ROWS=tiling.rows,
+        Work(
+            items,
+            1,
+            THREADS,
+            tiling.along,
+            groups,
+            bits,
+            (candidates * THREADS + 1) * entry + THREADS // WARP * COUNT_BYTES,
+        ),
+        "each thread block owns a tile of the image and adds the blocks that meet it, in their order",
+        {},
         PLANES=tiling.planes,
-        CANDIDATES=tiling.candidates,
+        ROWS=tiling.rows,
+        AT_ONCE=tiling.at_once,
+        CANDIDATES=candidates,
         RESIDENT_BLOCKS=GATHER_RESIDENT_BLOCKS,
     )
 
 
 def _tiles(size: Size, tile: Size) -> Size:
     return tuple(-(-extent // side) for extent, side in zip(size, tile, strict=True))
-
-
-def _region(view: View, tile: Size, least_regions: int, most_listed: int) -> Size:
-    """Return the tiles along each axis that share a search: as few as keep it cheap, if so many regions are left."""
-    tiles = _tiles(view.size, tile)
-    region = [1] * len(tile)
-
-    def blocks_met(region: list[int]) -> float:
-        """Count the blocks that meet a region, where they are spread evenly over all places that reach the image."""
-        met = float(view.count)
-        for axis in range(view.fixed, len(tile)):
-            met *= min(1.0, (region[axis] * tile[axis] + view.block[axis]) / (view.size[axis] + view.block[axis]))
-        return met
-
-    elements = view.count * prod(view.block)  # of a plane
-    while prod(_tiles(tiles, tuple(region))) * view.count > GATHER_TESTS_PER_ELEMENT * elements:
-        growing = [axis for axis in range(view.fixed, len(tile)) if region[axis] < tiles[axis]]
-        if not growing:
-            break
-        axis = min(growing, key=lambda axis: region[axis] * tile[axis])
-        wider = [side * (1 + (axis == other)) for other, side in enumerate(region)]
-        if prod(_tiles(tiles, tuple(wider))) < least_regions or blocks_met(wider) > most_listed:
-            break
-        region = wider
-    return tuple(region)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -507,7 +469,7 @@ SEARCHES_PER_ELEMENT = 2
 ATOMIC_ELEMENTS, ATOMIC_PIXELS, ATOMIC_BLOCK = 1 << 20, 8, 5
 """Prediction: elements that atomic operations add while lists are launched, the pixels to which their tiles cost one
 more, and how many more each block of a list costs."""
-OWNERS_MIN_SEARCHES = 1 << 18
+OWNERS_MIN_SEARCHES = 1 << 19
 OWNERS_MIN_WORK = 1 << 22
 """Prediction: tests, and tests and elements together, from which on lists are worth the launches that make them."""
 
@@ -516,10 +478,11 @@ def prefer_for_add_blocks(problem: Problem) -> Iterator[tuple[str, str]]:
     """Yield lists for tiles, unless there is little to do or most of them would be too long to be added at once."""
     view = view_of(problem)
     tiling = _tiling(problem)
-    searches = view.batch * tiling.groups * prod(tiling.regions) * view.count
+    groups = view.batch * view.channels // tiling.planes
+    searches = groups * prod(tiling.along) * view.count
     elements = prod(problem.input.shape)
     met = _owned(problem).bins.met
-    walked = view.batch * tiling.groups * view.count
+    walked = groups * view.count
     few = elements < ATOMIC_ELEMENTS + prod(problem.output.shape) // ATOMIC_PIXELS + ATOMIC_BLOCK * walked
     if problem.any_order and searches > SEARCHES_PER_ELEMENT * elements and (few or met > NOTED):
         yield "atomic", "regions would mostly search, and lists are too many for so little, or too long"
