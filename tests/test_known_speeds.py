@@ -8,9 +8,10 @@ against hardware, it issues PTX in its own order, and its arrays of 8 to 21 MB l
 result that was timed had the bits of the NumPy path. The kernels are those at a02b66a, and owners' at 22079d6; the
 naive gather's figure is an earlier simulation's, with a copy of 272 bytes a clock.
 
-Two kernels, at 2e9d7d7, of which that of audio frames was replaced since, were simulated again to see why they are off,
-with 16 channels of memory and a copy of 310 bytes a clock. Speeds are of the copy in the same memory: as it is, with rows that open at once (almost no RCD, RAS, RP,
-RC and RRD), and with 32 channels at half the clock, of as many nanoseconds:
+Two kernels, at 2e9d7d7, of which that of audio frames was replaced since, were simulated again to see why they are
+off, with 16 channels of memory and a copy of 310 bytes a clock. Speeds are of the copy in the same memory: as it is,
+with rows that open at once (almost no RCD, RAS, RP, RC and RRD), and with 32 channels at half the clock, of as many
+nanoseconds:
 
     kernel            bytes for each row opened    as it is    rows at once    32 channels
     copy              1,534                        100 %       100 %           100 %
