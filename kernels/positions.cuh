@@ -70,8 +70,8 @@ inline __device__ unsigned run_of_bits(Offset begin, Offset end)
     return bits_from(int(begin)) & ~bits_from(int(end));
 }
 
-// A bit for each of some rows, a step apart, that is in [0, extent), by where the first is. No extent is below
-// zero.
+// A bit for each of some rows, a step apart, that is in [0, extent), by where the first is. The extent is not
+// below zero.
 template <int rows, int step> inline __device__ unsigned rows_within(Offset first, Offset extent)
 {
     unsigned bits = 0;
