@@ -37,6 +37,9 @@ class _Anything(type):
     def __getitem__(cls, item: Any) -> Any:
         return cls
 
+    def __fspath__(cls) -> str:
+        return "a folder that nobody asks for"
+
     def __call__(cls, *arguments: Any, **options: Any) -> Any:
         return cls
 

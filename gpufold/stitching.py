@@ -104,7 +104,7 @@ class Stitcher:
         if reduction not in REDUCTIONS:
             raise ValueError(f"Stitcher: reduction must be one of {', '.join(REDUCTIONS)}, got {reduction!r}")
         if window is not None:
-            _check_window("Stitcher", window, self._block)
+            check_window("Stitcher", window, self._block)
         self._window, self._reduction = window, reduction
         self._slabs = slabs or self._size[0] == ENDLESS
         self._begin = 0
@@ -160,7 +160,7 @@ class Stitcher:
                 f"{self._block} or less, got shape {shape}"
             )
         if window is not None:
-            _check_window("Stitcher.add", window, tile)
+            check_window("Stitcher.add", window, tile)
         elif self._window is not None:
             window = self._window if tile == self._block else _first_weights(self._window, tile)
         if not ELEMENT_TYPES[home.dtype].weight and (self._reduction != "sum" or window is not None):
@@ -478,7 +478,7 @@ def _first_weights(window: Any, tile: Size) -> Any:
     return window[tuple(map(slice, tile))]
 
 
-def _check_window(where: str, window: Any, block: Size) -> None:
+def check_window(where: str, window: Any, block: Size) -> None:
     """Raise unless a window has the shape of a block."""
     call = Call(where, PositionsGeometry(0, (), block, block), "float32")
     for axis, (weights, wanted) in enumerate(zip(*axes_of_window(call, window), strict=True)):

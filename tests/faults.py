@@ -1004,7 +1004,7 @@ FAULTS = (
     ),
     Fault(
         "blocks of a chunk that are added in another order",
-        "gpufold/dask/positions.py",
+        "gpufold/dask/meetings.py",
         """    order = np.argsort(pair, kind="stable")""",
         """    order = np.lexsort((-block, pair))""",
         DASK + "named_cases_of_positions_have_the_bits_of_eager_calls[more-than-a-block-of-threads-tests]",
@@ -1018,7 +1018,7 @@ FAULTS = (
     ),
     Fault(
         "a chunk that waits for blocks beside it",
-        "gpufold/dask/positions.py",
+        "gpufold/dask/meetings.py",
         """        first = np.searchsorted(ends, begin, "right")""",
         """        first = np.searchsorted(ends, begin, "left")""",
         DASK + "a_chunk_depends_on_the_blocks_that_meet_it_and_on_nothing_else[add_blocks-shape0-chunks0]",

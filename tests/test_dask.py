@@ -275,6 +275,77 @@ def test_tiles_of_ones_have_the_sums_of_weights():
 
 
 # ---------------------------------------------------------------------------------------------
+# Stitching
+
+
+@pytest.mark.parametrize("reduction", ["sum", "mean", "least_squares"])
+@pytest.mark.parametrize("dtype", INEXACT, ids=str)
+@FEW
+@given(seed=st.integers(0, 1000), data=st.data())
+def test_what_is_stitched_has_the_bits_of_a_stitcher(dtype, reduction, seed, data):
+    """Whatever the chunks; some tiles lie outside, and some of the result under none."""
+    rng = random.Random(seed)
+    rank, lead = rng.choice((1, 2, 2, 3)), tuple(rng.randint(0, 2) for _ in range(rng.choice((0, 1, 2))))
+    size, block = (tuple(rng.randint(1, most) for _ in range(rank)) for most in (12, 5))
+    positions = np.random.default_rng(seed).integers(-9, 15, (rng.randint(0, 12), rank))
+    tiles = values((len(positions), *lead, *block), dtype, seed)
+    window = window_of(rng.choice(("none", "separable", "full")), block, dtype)
+    stitcher = gpufold.Stitcher((*lead, *size), block, window=window, reduction=reduction)
+    stitcher.add(tiles, positions)
+    want, chunks = stitcher.result(), cut_all(data.draw, size)
+    lazy = gpufold.dask.stitch(
+        da.from_array(tiles, chunks=cut_all(data.draw, tiles.shape)),
+        positions,
+        (*lead, *size),
+        window=window,
+        reduction=reduction,
+        chunks=chunks,
+    )
+    assert (lazy.shape, lazy.dtype, lazy._meta.dtype) == (want.shape, want.dtype, want.dtype)
+    assert lazy.chunks[len(lead) :] == chunks
+    assert_same_bits(lazy.compute(), want, f"seed {seed}")
+
+
+def test_integers_are_stitched_to_sums():
+    votes = da.ones((3, 4), chunks=2, dtype=np.uint8)
+    summed = gpufold.dask.stitch(votes, [(0,), (1,), (9,)], 10, reduction="sum")
+    assert_same_bits(summed.compute(), np.array([1, 2, 2, 2, 1, 0, 0, 0, 0, 1], np.uint8))
+
+
+@pytest.mark.parametrize(
+    ("error", "match", "arguments", "options"),
+    [
+        (TypeError, "positions must be integers", ([(0.5, 0)] * 2, (3, 8, 9)), {}),
+        (ValueError, r"positions must be .* of 2 tiles, got shape \(3, 2\)", ([(0, 0)] * 3, (3, 8, 9)), {}),
+        (ValueError, r"positions must be .* got shape \(2,\)", ([0, 0], (3, 8, 9)), {}),
+        (ValueError, r"shape must be .* with 2 axes of size, .* got \(8, 9\) for tiles", ([(0, 0)] * 2, (8, 9)), {}),
+        (ValueError, r"shape must be .* got \(3, -8, 9\)", ([(0, 0)] * 2, (3, -8, 9)), {}),
+        (TypeError, "shape must be an integer or a sequence", ([(0, 0)] * 2, (3, 8, None)), {}),
+        (
+            ValueError,
+            "reduction must be one of sum, .* got 'median'",
+            ([(0, 0)] * 2, (3, 8, 9)),
+            {"reduction": "median"},
+        ),
+        (ValueError, r"window must have the shape \(4, 5\)", ([(0, 0)] * 2, (3, 8, 9)), {"window": np.ones((5, 4))}),
+        (TypeError, "window must hold real", ([(0, 0)] * 2, (3, 8, 9)), {"window": np.ones((4, 5), complex)}),
+        (ValueError, "chunks must be one value or 2", ([(0, 0)] * 2, (3, 8, 9)), {"chunks": (2, 2, 2)}),
+        (ValueError, "more than the .* that an array can have", ([(0, 0)] * 2, (3, 2**31, 2**31)), {}),
+    ],
+)
+def test_what_cannot_be_stitched_is_refused_before_it_is_computed(error, match, arguments, options):
+    tiles = da.map_blocks(never, chunks=((1, 1), (3,), (4,), (5,)), meta=np.empty((0,) * 4, np.float32))
+    with pytest.raises(error, match=f"^stitch: .*{match}"):
+        gpufold.dask.stitch(tiles, *arguments, **options)
+    if error is not ValueError:
+        return
+    with pytest.raises(TypeError, match="stitch: tiles must be of floats or complex numbers to be weighted"):
+        gpufold.dask.stitch(tiles.astype(int), [(0, 0)] * 2, (3, 8, 9))
+    with pytest.raises(TypeError, match=r"stitch: tiles must be a dask.array.Array, got numpy.ndarray"):
+        gpufold.dask.stitch(np.ones((2, 3, 4, 5)), [(0, 0)] * 2, (3, 8, 9))
+
+
+# ---------------------------------------------------------------------------------------------
 # Graphs
 
 
@@ -373,14 +444,17 @@ def test_a_chunk_depends_on_what_reaches_it_and_on_nothing_else(shape, chunks, f
 
 
 def at_positions(operation, positions):
-    """A call of add_blocks into 8 x 8 zeros, or of take_blocks: what it is given, and blocks of 3 x 3."""
+    """A call of add_blocks into 8 x 8 zeros, of stitch or of take_blocks: what it is given, and blocks of 3 x 3."""
     if operation == "add_blocks":
         return lambda blocks: gpufold.dask.add_blocks(da.zeros((8, 8), chunks=(3, 2)), blocks.astype("f8"), positions)
+    if operation == "stitch":
+        return lambda blocks: gpufold.dask.stitch(blocks.astype("f8"), positions, (8, 8), chunks=(3, 2))
     return lambda array: gpufold.dask.take_blocks(array, positions, 3, chunks=2)
 
 
 @pytest.mark.parametrize(
-    ("operation", "shape", "chunks"), [("add_blocks", (9, 3, 3), (4, 3, 3)), ("take_blocks", (8, 8), (3, 2))]
+    ("operation", "shape", "chunks"),
+    [("add_blocks", (9, 3, 3), (4, 3, 3)), ("stitch", (9, 3, 3), (4, 3, 3)), ("take_blocks", (8, 8), (3, 2))],
 )
 def test_a_chunk_depends_on_the_blocks_that_meet_it_and_on_nothing_else(operation, shape, chunks):
     positions = np.array([(0, 0), (3, 2), (5, 5), (-3, 1), (2, 8), (-1, -2), (1, 7), (7, 7), (3, 4)])
@@ -618,11 +692,22 @@ def test_parts_of_a_picture_follow_each_other(client):
         assert_same_bits(got.compute(scheduler=client), want[part])
 
 
-def test_a_worker_that_dies_in_the_middle_changes_nothing(client, tmp_path):
+def fold_ones(blocks):
+    return gpufold.dask.blocks_to_array(blocks, (116, 84), (8, 8), 4, reduction="mean", chunks=16)
+
+
+def stitch_ones(blocks):
+    positions = 4 * np.array(list(np.ndindex(*blocks.shape[:2])))
+    tiles = blocks.reshape(-1, *blocks.shape[2:], merge_chunks=False)
+    return gpufold.dask.stitch(tiles, positions, (116, 84), window=(np.hanning(8),) * 2, chunks=16)
+
+
+@pytest.mark.parametrize("put_together", [fold_ones, stitch_ones])
+def test_a_worker_that_dies_in_the_middle_changes_nothing(client, tmp_path, put_together):
     blocks = da.map_blocks(
         partial(slow_ones, tmp_path), chunks=((4,) * 7, (4,) * 5, (8,), (8,)), dtype=np.float32, meta=np.empty((0,) * 4)
     )
-    image = gpufold.dask.blocks_to_array(blocks, (116, 84), (8, 8), 4, reduction="mean", chunks=16)
+    image = put_together(blocks)
     victim = next(iter(client.run(os.getpid).values()))
     future = client.compute(image)
     while len(list(tmp_path.iterdir())) < 10:
@@ -633,8 +718,8 @@ def test_a_worker_that_dies_in_the_middle_changes_nothing(client, tmp_path):
     client.wait_for_workers(2, timeout=60)
     assert victim not in client.run(os.getpid).values()
     with dask.config.set(scheduler="synchronous"):
-        want = gpufold.blocks_to_array(blocks.compute(), (116, 84), (8, 8), 4, reduction="mean")
-    assert_same_bits(got, want)
+        want = put_together(da.from_array(blocks.compute(), chunks=blocks.chunks))
+    assert_same_bits(got, want.compute(scheduler="synchronous"))
 
 
 @pytest.mark.gpu

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from functools import partial
-from itertools import pairwise
-from math import prod
 from operator import getitem
 from typing import Any
 
 import dask.array as da
 import numpy as np
 from dask.base import tokenize
-from dask.highlevelgraph import HighLevelGraph
 
 from gpufold import calls
-from gpufold.arrays import as_positions, check_bytes, check_library, library_of, result_dtype
+from gpufold.arrays import check_bytes, check_library, library_of, result_dtype
 from gpufold.calls import Call
 from gpufold.compute import run
 from gpufold.dask.cutting import Chunks, check_array, checked, geometry_of, per_axis, spans_of
+from gpufold.dask.meetings import chunk_at, key_of, known_positions, meetings, near_positions, new_array
 from gpufold.geometry import AverageGeometry, PositionsGeometry, Size
 from gpufold.positions import average as average_chunk
 
@@ -75,10 +73,10 @@ def add_blocks(
     check_array("add_blocks", "blocks", blocks)
     library = library_of("add_blocks", "a chunk of out", out._meta)
     check_library("add_blocks", "a chunk of blocks", blocks._meta, library, "one of out")
-    positions = _known_positions("add_blocks", positions, out, "out")
+    positions = known_positions("add_blocks", positions, out, "out")
     call = calls.add_blocks(out, blocks, positions, window, variant=variant, deterministic=deterministic)
     geometry, weights = geometry_of(call, PositionsGeometry), checked(call, blocks, window)
-    positions = _near_positions(geometry, positions)
+    positions = near_positions(geometry, positions)
     lead, rank = len(geometry.lead), len(geometry.size)
     whole = dict.fromkeys(range(1 + lead, 1 + lead + rank), -1)
     blocks = blocks.rechunk({**dict(enumerate(out.chunks[:lead], 1)), **whole})
@@ -86,18 +84,18 @@ def add_blocks(
     graph: dict[Any, Any] = {(name, *index): (out.name, *index) for index in np.ndindex(*out.numblocks)}
     found: dict[Size, list[tuple[int, Any]]] = {}
     parts = spans_of(blocks.chunks[0])
-    for part, chunk, numbers in _meetings(call, positions, parts, out.chunks[lead:]):
+    for part, chunk, numbers in meetings(call, positions, parts, out.chunks[lead:]):
         found.setdefault(chunk, []).append((part, numbers))
     for chunk, met in found.items():
-        begin = [pixels.start for pixels in _chunk_at(out.chunks[lead:], chunk)]
+        begin = [pixels.start for pixels in chunk_at(out.chunks[lead:], chunk)]
         work = partial(_add_chunk, call=call, positions=[positions[numbers] - begin for _, numbers in met])
         in_parts = [(part, numbers - parts[part].start) for part, numbers in met]
         for planes in np.ndindex(*out.numblocks[:lead]):
             pieces = [(f"{name}-met", part, *planes, *chunk) for part, _ in met]
             for piece, (part, numbers) in zip(pieces, in_parts, strict=True):
                 graph[piece] = (getitem, (blocks.name, part, *planes, *(0,) * rank), numbers)
-            graph[name, *planes, *chunk] = (work, (out.name, *planes, *chunk), pieces, _key(weights))
-    return _new_array(name, graph, (out, blocks, weights), out.chunks, np.dtype(call.dtype))
+            graph[name, *planes, *chunk] = (work, (out.name, *planes, *chunk), pieces, key_of(weights))
+    return new_array(name, graph, (out, blocks, weights), out.chunks, np.dtype(call.dtype))
 
 
 def take_blocks(
@@ -148,10 +146,10 @@ def take_blocks(
         As in `add_blocks`.
     """
     check_array("take_blocks", "array", array)
-    positions = _known_positions("take_blocks", positions, array, "array")
+    positions = known_positions("take_blocks", positions, array, "array")
     call = calls.take_blocks(array, positions, block_shape, window=window, mode=mode, variant=variant)
     geometry, weights = geometry_of(call, PositionsGeometry), checked(call, array, window)
-    positions = _near_positions(geometry, positions)
+    positions = near_positions(geometry, positions)
     lead, rank = len(geometry.lead), len(geometry.size)
     dtype, (along,) = result_dtype(call, array.dtype), per_axis(call, chunks, 1, geometry.blocks_shape)
     wanted = (along, *array.chunks[:lead], *geometry.block_shape)
@@ -160,11 +158,11 @@ def take_blocks(
     name = f"take_blocks-{tokenize(call, array, positions, weights, cut)}"
     spans = spans_of(cut[0])
     found: list[list[tuple[Size, Any]]] = [[] for _ in spans]
-    for part, chunk, numbers in _meetings(call, positions, spans, array.chunks[lead:]):
+    for part, chunk, numbers in meetings(call, positions, spans, array.chunks[lead:]):
         found[part].append((chunk, numbers))
     graph: dict[Any, Any] = {}
     for part, (span, met) in enumerate(zip(spans, found, strict=True)):
-        boxes = [_chunk_at(array.chunks[lead:], chunk) for chunk, _ in met]
+        boxes = [chunk_at(array.chunks[lead:], chunk) for chunk, _ in met]
         takes = []
         for box, (_, numbers) in zip(boxes, met, strict=True):
             begin = [pixels.start for pixels in box]
@@ -176,11 +174,11 @@ def take_blocks(
         for planes in np.ndindex(*array.numblocks[:lead]):
             pieces = [(f"{name}-met", part, *planes, *chunk) for chunk, _ in met]
             for piece, take, (chunk, _) in zip(pieces, takes, met, strict=True):
-                graph[piece] = (take, (array.name, *planes, *chunk), _key(weights))
+                graph[piece] = (take, (array.name, *planes, *chunk), key_of(weights))
             shape = (len(span), *(cut[1 + axis][at] for axis, at in enumerate(planes)), *geometry.block_shape)
             zeros = partial(np.zeros_like, array._meta, dtype, shape=shape)
             graph[name, part, *planes, *(0,) * rank] = (join, zeros, pieces)
-    return _new_array(name, graph, (array, weights), cut, dtype)
+    return new_array(name, graph, (array, weights), cut, dtype)
 
 
 def average(numerator: Any, weight: Any, *, variant: str = "auto") -> Any:
@@ -226,71 +224,6 @@ def average(numerator: Any, weight: Any, *, variant: str = "auto") -> Any:
     return da.blockwise(
         average_chunk, axes, numerator, axes, weight, of_weight, variant=variant, token="average", meta=meta
     )
-
-
-def _known_positions(operation: str, positions: Any, array: Any, name: str) -> Any:
-    """Return positions as int64, or raise where they are not known yet, or only to a GPU."""
-    if hasattr(positions, "dtype") and not isinstance(positions, np.ndarray):
-        raise TypeError(
-            f"{operation}: positions must be a numpy.ndarray, for the graph is made from them, got "
-            f"{type(positions).__module__}.{type(positions).__qualname__}; compute them first, on the CPU"
-        )
-    return as_positions(operation, np, positions, array, name)
-
-
-def _near_positions(geometry: PositionsGeometry, positions: Any) -> Any:
-    """Return positions at which all is as at those given, no farther away than just outside of the array."""
-    return np.clip(positions, np.negative(geometry.block_shape), geometry.size)
-
-
-def _meetings(call: Call, positions: Any, parts: Sequence[range], cut: Chunks) -> Iterator[tuple[int, Size, Any]]:
-    """Yield every pair of a part of the blocks and a chunk of the array that meet, and which blocks do.
-
-    Parts ascend, and so do the numbers of the blocks. With mode "edge" a block meets where its elements come from.
-    """
-    geometry = geometry_of(call, PositionsGeometry)
-    chunks, counts = [], []  # along each axis: the first chunk that a block meets, and how many it does
-    for axis, (size, side, sizes) in enumerate(zip(geometry.size, geometry.block_shape, cut, strict=True)):
-        begin, end = positions[:, axis], positions[:, axis] + side
-        if call.fusion.mode == "edge":
-            begin, end = begin.clip(0, size - 1), end.clip(1, size)
-        some = np.flatnonzero(sizes)  # nothing is in the others
-        ends = np.cumsum(sizes)[some]
-        first = np.searchsorted(ends, begin, "right")
-        counts.append(np.maximum(np.searchsorted(ends - np.array(sizes)[some], end, "left") - first, 0))
-        chunks.append((some, first))
-    pairs = prod(counts)
-    block = np.repeat(np.arange(len(positions)), pairs)
-    rest = np.arange(len(block)) - np.repeat(np.cumsum(pairs) - pairs, pairs)
-    index = [np.searchsorted([span.stop for span in parts], block, "right")]
-    for (some, first), count in zip(reversed(chunks), reversed(counts), strict=True):
-        rest, along = np.divmod(rest, count[block])
-        index.insert(1, some[first[block] + along])
-    shape = (len(parts), *map(len, cut))
-    pair = np.ravel_multi_index(tuple(index), shape)
-    order = np.argsort(pair, kind="stable")
-    pair, block = pair[order], block[order]
-    starts = np.flatnonzero(np.diff(pair, prepend=-1))
-    for start, stop in pairwise((*starts.tolist(), len(pair))):
-        part, *chunk = map(int, np.unravel_index(pair[start], shape))
-        yield part, tuple(chunk), block[start:stop]
-
-
-def _chunk_at(cut: Chunks, chunk: Size) -> list[range]:
-    """Return what a chunk holds along each axis."""
-    return [range(start := sum(sizes[:at]), start + sizes[at]) for sizes, at in zip(cut, chunk, strict=True)]
-
-
-def _key(weights: Any) -> Any:
-    """Return by what a task of a graph refers to weights, where there are any."""
-    return None if weights is None else weights.key
-
-
-def _new_array(name: str, graph: dict[Any, Any], needed: Sequence[Any], cut: Chunks, dtype: np.dtype[Any]) -> Any:
-    """Return the array that a graph computes from what is needed, of which the first is an array like it."""
-    meta = da.utils.meta_from_array(needed[0]._meta, len(cut), dtype)
-    dependencies = [collection for collection in needed if collection is not None]
-    return da.Array(HighLevelGraph.from_collections(name, graph, dependencies), name, cut, meta=meta)
 
 
 def _part_of(call: Call, count: int, array: Any) -> Call:

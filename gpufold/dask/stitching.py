@@ -1,0 +1,157 @@
+"""Tiles averaged at positions of their own: `stitch`."""
+
+from __future__ import annotations
+
+from functools import partial
+from operator import getitem
+from typing import Any
+
+import dask.array as da
+import numpy as np
+from dask.base import tokenize
+from dask.delayed import delayed
+
+from gpufold.arrays import as_weights, check_bytes, library_of
+from gpufold.calls import REDUCTIONS, Call
+from gpufold.dask.cutting import check_array, per_axis, spans_of
+from gpufold.dask.meetings import chunk_at, key_of, known_positions, meetings, near_positions, new_array
+from gpufold.elements import ELEMENT_TYPES, WIDER, check_dtype, name_of
+from gpufold.geometry import PositionsGeometry, Size, as_integers
+from gpufold.stitching import Reduction, Stitcher, check_window
+
+
+def stitch(
+    tiles: Any,
+    positions: Any,
+    shape: Any,
+    *,
+    window: Any = None,
+    reduction: Reduction = "mean",
+    chunks: Any = "auto",
+) -> Any:
+    """Average tiles where they overlap, each at a position of its own: `gpufold.Stitcher`, lazily.
+
+    ``(P, *lead, *block_shape), (P, rank) -> shape``, which is ``(*lead, *size)``.
+
+    >>> import dask.array as da, gpufold.dask
+    >>> picture = da.arange(48, chunks=16, dtype=float).reshape(6, 8)
+    >>> positions = gpufold.grid_positions((6, 8), 4, 3)
+    >>> tiles = gpufold.dask.take_blocks(picture, positions, 4, chunks=2)
+    >>> stitched = gpufold.dask.stitch(tiles, positions, (6, 8), chunks=4)
+    >>> stitched.chunks, bool((stitched == picture).all())
+    (((4, 2), (4, 4)), True)
+
+    A chunk of the result is made from the tiles that meet it, added in their order: it has the bits of a `Stitcher` to
+    which all tiles were added. The sums and the weights of a chunk exist while that is made, and no others ever. Chunks
+    of `tiles` that cut a tile are rechunked.
+
+    Parameters
+    ----------
+    tiles : dask.array.Array
+        Tiles of shape (P, *lead, *block_shape), as in `gpufold.Stitcher.add`, in NumPy or CuPy chunks.
+    positions : numpy.ndarray or sequence of sequences of int
+        Where each tile's first element lies, of shape (P, rank), as in `add_blocks`.
+    shape : sequence of int
+        The result's shape (*lead, *size).
+    window : numpy.ndarray, cupy.ndarray or sequence of them, optional
+        Real weights of a tile's elements, as in `gpufold.Stitcher`, of the library of the chunks.
+    reduction : str
+        "mean", "least_squares" or "sum", as in `gpufold.Stitcher`.
+    chunks : str, int or sequence
+        Chunks of the result along the axes of `size`: one value for all of them or a sequence of one per axis, as in
+        `col2im`.
+
+    Returns
+    -------
+    dask.array.Array
+        The average, with the leading axes chunked as in `tiles`, of their dtype, or float32 for float16 and bfloat16.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As in `gpufold.Stitcher`, here and not when the result is computed; TypeError where positions are an array of
+        another library, ValueError where sizes of chunks are unknown or `chunks` does not fit.
+    """
+    check_array("stitch", "tiles", tiles)
+    call = _described(tiles, positions, shape, window, reduction)
+    geometry = call.geometry
+    assert isinstance(geometry, PositionsGeometry)
+    lead, rank, dtype = len(geometry.lead), len(geometry.size), np.dtype(call.dtype)
+    positions = near_positions(geometry, known_positions("stitch", positions, tiles, "tiles"))
+    weights = None
+    if window is not None:
+        library = library_of("stitch", "a chunk of tiles", tiles._meta)
+        weights = delayed(as_weights(call, library, window, tiles._meta), pure=True)
+    cut = da.core.normalize_chunks(
+        (*tiles.chunks[1 : 1 + lead], *per_axis(call, chunks, rank, geometry.array_shape)),
+        geometry.array_shape,
+        dtype=dtype,
+    )
+    tiles = tiles.rechunk({axis: -1 for axis in range(1 + lead, 1 + lead + rank)})
+    name = f"stitch-{tokenize(call, tiles, positions, weights, reduction, cut)}"
+    parts = spans_of(tiles.chunks[0])
+    found: dict[Size, list[tuple[int, Any]]] = {}
+    for part, chunk, numbers in meetings(call, positions, parts, cut[lead:]):
+        found.setdefault(chunk, []).append((part, numbers))
+    graph: dict[Any, Any] = {}
+    for chunk in np.ndindex(*map(len, cut[lead:])):
+        met, box = found.get(chunk, []), chunk_at(cut[lead:], chunk)
+        begin, size = [pixels.start for pixels in box], tuple(map(len, box))
+        places = [positions[numbers] - begin for _, numbers in met]
+        for planes in np.ndindex(*map(len, cut[:lead])):
+            extents = (*(cut[axis][at] for axis, at in enumerate(planes)), *size)
+            if not met:
+                graph[name, *planes, *chunk] = (partial(np.zeros_like, tiles._meta, dtype, shape=extents),)
+                continue
+            pieces = [(f"{name}-met", part, *planes, *chunk) for part, _ in met]
+            for piece, (part, numbers) in zip(pieces, met, strict=True):
+                graph[piece] = (getitem, (tiles.name, part, *planes, *(0,) * rank), numbers - parts[part].start)
+            work = partial(_stitch_chunk, shape=extents, block=geometry.block_shape, places=places, reduction=reduction)
+            graph[name, *planes, *chunk] = (work, pieces, key_of(weights))
+    return new_array(name, graph, (tiles, weights), cut, dtype)
+
+
+def _described(tiles: Any, positions: Any, shape: Any, window: Any, reduction: str) -> Call:
+    """Check what can be before anything is computed, and describe how tiles lie on the result."""
+    extents = as_integers("stitch", "shape", shape)
+    extents = (extents,) if isinstance(extents, int) else extents
+    places = known_positions("stitch", positions, tiles, "tiles")
+    rank = places.shape[1] if places.ndim == 2 else 0
+    if not rank or len(places) != len(tiles):
+        raise ValueError(
+            f"stitch: positions must be (number of tiles, number of spatial axes), of {len(tiles)} tiles, got shape "
+            f"{places.shape}"
+        )
+    lead = extents[: max(0, len(extents) - rank)]
+    if rank > len(extents) or tiles.shape[1:-rank] != lead or min(extents) < 0:
+        raise ValueError(
+            f"stitch: shape must be (*lead, *size) with {rank} axes of size, one per column of positions, and the "
+            f"leading axes of tiles (P, *lead, *block_shape), got {extents} for tiles of shape {tiles.shape}"
+        )
+    if reduction not in REDUCTIONS:
+        raise ValueError(f"stitch: reduction must be one of {', '.join(REDUCTIONS)}, got {reduction!r}")
+    check_dtype("stitch", "tiles", tiles.dtype)
+    dtype, block = name_of(tiles.dtype), tiles.shape[1 + len(lead) :]
+    element = ELEMENT_TYPES[dtype]
+    if not element.weight and (reduction != "sum" or window is not None):
+        raise TypeError(
+            f"stitch: tiles must be of floats or complex numbers to be weighted or averaged, got dtype {dtype}; "
+            "convert them with tiles.astype"
+        )
+    if window is not None:
+        check_window("stitch", window, block)
+    geometry = PositionsGeometry(len(tiles), lead, extents[len(lead) :], block)
+    call = Call("stitch", geometry, WIDER[dtype] if element.is_half else dtype)
+    check_bytes(call, extents, np.dtype(call.dtype).itemsize)
+    return call
+
+
+def _stitch_chunk(
+    pieces: list[Any], weights: Any, *, shape: Size, block: Size, places: list[Any], reduction: Reduction
+) -> Any:
+    """Average the tiles that meet a chunk, those of one piece after those of another."""
+    window = weights if weights is None or len(weights) == len(block) else weights[0]
+    stitcher = Stitcher(shape, block, window=window, reduction=reduction)
+    for tiles, positions in zip(pieces, places, strict=True):
+        stitcher.add(tiles, positions)
+    return stitcher.result()
