@@ -1,4 +1,4 @@
-"""Libraries that stitch, imported as they are: MONAI, TorchIO, nnU-Net, pty-chi, Demucs and Vocos, of clients.txt."""
+"""Libraries that stitch, imported as they are: MONAI, TorchIO, nnU-Net, pty-chi, Demucs, Vocos and diffusers."""
 
 from __future__ import annotations
 

@@ -409,3 +409,103 @@ def test_vocos_s_transform_is_one_least_squares_fold():
         frames, (39 * hop + taps,), (taps,), stride=(hop,), window=torch.hann_window(taps), reduction="least_squares"
     )
     torch.testing.assert_close(ours[:, 0, pad:-pad], transform(spectrum))
+
+
+# ---------------------------------------------------------------------------------------------
+# diffusers
+
+
+def autoencoder(**options):
+    """Return an untrained autoencoder, four pixels to an element of the latent, and what decodes a part of a latent."""
+    import torch
+
+    torch.manual_seed(0)
+    model = client("diffusers.models.autoencoders.autoencoder_kl").AutoencoderKL(
+        block_out_channels=(4, 8, 8),
+        down_block_types=("DownEncoderBlock2D",) * 3,
+        up_block_types=("UpDecoderBlock2D",) * 3,
+        norm_num_groups=2,
+        sample_size=64,
+        **options,
+    )
+    model.eval().requires_grad_(False)
+    return model, lambda latent: model.decoder(model.post_quant_conv(latent))
+
+
+def decoded_by_tiles(decode, latent, tile, step, ramp, keep):
+    """Decode a latent (1, channels, *size) by tiles, and hand rows of the picture on as they are finished."""
+    import torch
+
+    side, size = 4 * tile, latent.shape[2:]
+    window = torch.from_numpy(ramp)
+    stitcher = gpufold.Stitcher(
+        (3, *(4 * extent for extent in size)), (side, side), window=(window, window), slabs=True
+    )
+    for y, x in gpufold.grid_positions(size, tile, step, last="over").tolist():
+        stitcher.add(decode(latent[..., y : y + tile, x : x + tile]), [(4 * y, 4 * x)])
+        keep(stitcher.finished()[1])
+    keep(stitcher.result()[1])
+
+
+@pytest.mark.peer("diffusers")
+def test_diffusers_tiled_decoding_is_stitched_with_a_ramp_but_for_corners():
+    """Where four tiles meet, it blends columns of tiles that were blended already, and the weights are other ones."""
+    import torch
+
+    model, decode = autoencoder(layers_per_block=1)
+    model.enable_tiling()
+    latent = torch.randn(1, 4, 44, 56)
+    theirs = model.decode(latent).sample[0]
+    tile, step, blend = model.tile_latent_min_size, 12, 16
+    along = np.arange(4 * tile, dtype=np.float32)
+    ramp = np.minimum(along, 4 * tile - along).clip(1e-7 * blend, blend) / np.float32(blend)
+    rows = []
+    decoded_by_tiles(decode, latent, tile, step, ramp, rows.append)
+    ours = torch.cat(rows, 1)
+    assert ours.shape == theirs.shape == (3, 176, 224)
+    shared = [
+        torch.tensor([4 * step <= pixel and pixel % (4 * step) < blend for pixel in range(n)]) for n in (176, 224)
+    ]
+    corners = shared[0][:, None] & shared[1]
+    torch.testing.assert_close(ours[:, ~corners], theirs[:, ~corners], rtol=0, atol=1e-5)
+    assert (ours - theirs)[:, corners].abs().max() > 0.01, "the day it is mended, the recipe says so"
+
+
+@pytest.mark.peer("diffusers")
+@pytest.mark.all
+def test_a_decoder_that_sees_so_far_is_stitched_without_seams_in_less_memory():
+    """Its normalisations are of the whole picture, and left out: what is left sees 13 elements around a pixel."""
+    import torch
+
+    from bench.memory import resident_peak_or_why
+
+    model, decode = autoencoder(layers_per_block=1, mid_block_add_attention=False)
+    for module in model.decoder.modules():
+        for name, child in module.named_children():
+            if isinstance(child, torch.nn.GroupNorm):
+                setattr(module, name, torch.nn.Identity())
+    latent, far = torch.randn(1, 4, 128, 256), 4 * 13
+    whole = model.decode(latent).sample[0]
+    window = np.full(4 * 48, 1e-6, np.float32)
+    window[far:-far] = 1
+    rows, begun = [], 0
+
+    def compare(slab):
+        nonlocal begun
+        rows.append((slab - whole[:, begun : begun + slab.shape[1]]).abs().max() if slab.shape[1] else 0)
+        begun += slab.shape[1]
+
+    decoded_by_tiles(decode, latent, 48, 22, window, compare)
+    assert begun == whole.shape[1]
+    assert max(rows) < 1e-4 * whole.abs().max()
+    peak_of, _ = resident_peak_or_why()
+    peaks = [peak_of(lambda: decoded_by_tiles(decode, latent, 48, 22, window, lambda slab: None))]
+    model.enable_tiling()
+    assert (model.decode(latent).sample[0] - whole).abs().max() > 0.05 * whole.abs().max(), (
+        "where its tiles are blended"
+    )
+    peaks.append(peak_of(lambda: model.decode(latent)))
+    model.disable_tiling()
+    peaks.append(peak_of(lambda: model.decode(latent)))
+    print([f"{peak / 1e6:.0f} MB" for peak in peaks])
+    assert peaks == sorted(peaks)
