@@ -165,7 +165,7 @@ FAULTS = (
     ),
     Fault(
         "an addition in place that autograd does not see",
-        "gpufold/torch/rules.py",
+        "gpufold/torch/tensors.py",
         "    if not tensor.is_inference():\n        increment_version(tensor)\n",
         "    pass\n",
         TORCH + "autograd_sees_what_is_added_in_place",

@@ -16,7 +16,7 @@ import torch
 from cases import CASES, DTYPES, random_case
 
 import gpufold.torch
-from gpufold.torch import rules, tensors
+from gpufold.torch import functions, rules, tensors
 
 pytestmark = pytest.mark.peer("torch")
 
@@ -635,7 +635,7 @@ def test_operators_pass_torchs_own_checks(operation, name):
     given = operation.tensors(getattr(torch, name))
     with pytest.MonkeyPatch.context() as patch:
         operator = getattr(torch.ops.gpufold, operation.name).default
-        patch.setattr(rules, "is_traced", lambda *tensors: True)
+        patch.setattr(functions, "is_traced", lambda *tensors: True)
         patch.setattr(torch.ops.gpufold, operation.name, Recorder(operator, calls))
         operation(*given)
     arguments = calls[0]

@@ -26,21 +26,23 @@ except AttributeError:  # of a torch that has them elsewhere: every call checks 
 class Guards:
     """Guards of the tensors of a call, and what holds for tensors that are like them."""
 
-    __slots__ = ("_extents", "_like", "_without_gradients", "kernel")
+    __slots__ = ("_extents", "_learns", "_like", "kernel", "recorded")
 
-    def __init__(self, tensors: tuple[Tensor, ...] = ()) -> None:
+    def __init__(self, tensors: tuple[Tensor, ...] = (), recorded: bool = False) -> None:
         self._like: Any = _guard(tensors) if tensors else None
         self._extents = tuple([_extent(tensor) for tensor in tensors])
-        self._without_gradients = any([tensor.requires_grad for tensor in tensors])  # as under torch.no_grad()
+        self._learns = any([tensor.requires_grad for tensor in tensors])
+        self.recorded = recorded
+        """Whether a gradient was recorded: none is of tensors that require one under torch.no_grad()."""
         self.kernel: Any = None
         """What computes the call on memory that is aligned as allocators align it; None before the first such call."""
 
     def hold(self, tensors: tuple[Any, ...]) -> bool:
-        """Return whether tensors are like these, and no gradient is recorded of them; guards see no tangents."""
+        """Return whether tensors are like these, and a gradient is recorded of both or none; guards see no tangents."""
         return (
             len(self._extents) == len(tensors)
             and forward_ad._current_level < 0
-            and not (self._without_gradients and is_grad_enabled())
+            and not (self._learns and self.recorded != is_grad_enabled())
             and self._like(*tensors)
         )
 
@@ -64,10 +66,12 @@ class Seen:
         self.guards = Guards()
         """Never changed but as a whole: another thread may have asked the ones before."""
 
-    def see(self, given: tuple[Tensor, ...], checked: tuple[Tensor | None, ...]) -> None:
-        """Remember tensors that were given, if they are those that were checked: none was converted."""
-        if TensorGuards is not None and {*map(id, given)} == {id(each) for each in checked if each is not None}:
-            self.guards = Guards(given)
+    def see(self, given: tuple[Tensor, ...], checked: tuple[Tensor | None, ...], recorded: bool = False) -> None:
+        """Remember tensors that were given, if they are those that were checked: none was converted or transformed."""
+        if TensorGuards is None or forward_ad._current_level >= 0 or _C._are_functorch_transforms_active():
+            return
+        if {*map(id, given)} == {id(each) for each in checked if each is not None}:
+            self.guards = Guards(given, recorded)
 
 
 def _guard(tensors: tuple[Tensor, ...]) -> Any:

@@ -1,6 +1,6 @@
 """Gradients: every operation is linear in its data, and its adjoint is another operation, whose gradient is it again.
 
-`apply` computes a call by the way that fits: by the kernel where nothing asks for a gradient, through an
+`apply` computes such a call by the way that fits: by the kernel where nothing asks for a further gradient, through an
 `autograd.Function` where something does, and by an operator of torch's library while a compiler traces.
 
     col2im        <-> im2col           y = A (w x), x' = w A^T y', w' = sum over planes and blocks of x A^T y'
@@ -23,8 +23,6 @@ from typing import Any
 import torch
 from torch import _C, Tensor
 from torch.autograd import forward_ad
-from torch.autograd.graph import increment_version
-from torch.compiler import is_compiling
 
 from gpufold.calls import Call, Fusion
 from gpufold.elements import ELEMENT_TYPES
@@ -37,24 +35,7 @@ from gpufold.geometry import (
     SlidingGeometry,
     SpaceGeometry,
 )
-from gpufold.operations import OPERATIONS
-from gpufold.torch.guards import seen_of
-from gpufold.torch.tensors import (
-    PLAIN_TYPES,
-    WEIGHTS,
-    check_dense,
-    check_like,
-    check_no_overlap,
-    checked_positions,
-    checked_window,
-    execute,
-    execute_into,
-    name_of,
-    ready,
-    resolved,
-    share_memory,
-    weights_of,
-)
+from gpufold.torch.tensors import WEIGHTS, execute, has_gradient, is_traced, is_transformed, name_of, ready, resolved
 
 ADJOINTS = {
     "col2im": "im2col",
@@ -72,137 +53,17 @@ TAKING = ("im2col", "array_to_blocks", "take_blocks")
 """The operations whose results are blocks: their windows weigh what comes out."""
 
 
-def is_traced(*tensors: Any) -> bool:
-    """Return whether something records operators instead of computing: a compiler, a mode, a subclass of tensors.
-
-    A transform of torch.func under a mode takes its own turn first, for which operators have no rules.
-    """
-    if (
-        is_compiling()
-        or _C._is_tracing()
-        or (_C._len_torch_dispatch_stack() > 0 and not _C._are_functorch_transforms_active())
-    ):
-        return True
-    for tensor in tensors:  # a generator takes a microsecond
-        if type(tensor) in PLAIN_TYPES:
-            if tensor.is_meta:
-                return True
-        elif isinstance(tensor, Tensor):
-            return True
-    return False
-
-
-def is_plain(*tensors: Tensor | None) -> bool:
-    """Return whether nothing asks for a gradient, a tangent or a transform of functions."""
-    if _C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
-        return False
-    if torch.is_grad_enabled():
-        for tensor in tensors:
-            if tensor is not None and tensor.requires_grad:
-                return False
-    return True
-
-
-def compute(
-    call: Call, data: Tensor, window: Any = None, positions: Tensor | None = None, out: Tensor | None = None
+def differentiate(
+    call: Call, data: Tensor, axes: Sequence[Tensor], positions: Tensor | None, out: Tensor | None
 ) -> Tensor:
-    """Compute a call on what its caller gave.
-
-    Shapes and dtypes agree. Whether its tensors are on one device is still to be checked, and whether positions and the
-    window, a tensor or a sequence of them, are what kernels can read.
-    """
-    axes = weights_of(window)
-    given = (data, *axes) if positions is None else (data, positions, *axes)
-    given = given if out is None else (out, *given)
-    seen = seen_of(call)
-    if (guards := seen.guards).hold(given):
-        return execute(call, data, axes, positions, out, guards)
-    check_dense(call.operation, OPERATIONS[call.operation].data, data)
-    if out is not None:
-        check_dense(call.operation, "out", out)
-        check_like(call.operation, "blocks", data, out, "out")
-    if positions is not None:
-        positions = checked_positions(call.operation, positions, data, "array" if out is None else "out")
-    axes = checked_window(call, data, window)
-    if is_plain(data, out, *axes):
-        data = resolved(data)
-        seen.see(given, (data, positions, out, *axes))
-        return execute(call, data, axes, positions, out)
+    """Compute a call whose gradients or tangents are asked for, on tensors that were checked."""
     if call.source:  # narrower data count as if they were converted first
         call, data = call._replace(source=""), data.to(getattr(torch, call.dtype))
     if not axes:
         return apply(call, data, None, positions, out)
-    if call.fusion.reduction != "sum" and torch.is_grad_enabled() and any(each.requires_grad for each in axes):
+    if call.fusion.reduction != "sum" and has_gradient(*axes):
         raise no_gradient(call.operation, call.fusion.reduction)
     return apply(call, data, joined(data, axes), positions, out)
-
-
-def compute_in_place(
-    call: Call, out: Tensor, blocks: Tensor, window: Any, positions: Tensor, weight_out: Tensor | None
-) -> Tensor:
-    """Add blocks into a tensor, and their weights into another; gradients take the way over new tensors."""
-    axes, written = weights_of(window), (out,) if weight_out is None else (out, weight_out)
-    given = (*written, blocks, positions, *axes)
-    seen = seen_of(call, True)
-    if (guards := seen.guards).hold(given) and guards.apart(given, len(written)):
-        execute_into(call, blocks, out, axes, positions, weight_out, guards)
-    else:
-        check_dense("add_blocks_", "out", out)
-        check_like("add_blocks_", "blocks", blocks, out, "out")
-        positions = checked_positions("add_blocks_", positions, out, "out")
-        axes = checked_window(call, blocks, window)
-        check_written("out", out, (blocks, positions, *axes))
-        if weight_out is not None:
-            check_like("add_blocks_", "weight_out", weight_out, out, "out")
-            check_written("weight_out", weight_out, (blocks, positions, *axes))
-            check_apart("weight_out", weight_out, "out", out)
-        lazy = any([resolved(tensor) is not tensor for tensor in written])
-        if lazy or not is_plain(blocks, *written, *axes):
-            plain = call._replace(fusion=call.fusion._replace(weight_out=False))
-            out.copy_(compute(plain, blocks, window, positions, out))
-            if weight_out is not None and out.numel() and blocks.numel():
-                add_weights(plain, weight_out, window, positions)
-            return out
-        blocks = resolved(blocks)
-        seen.see(given, (*written, blocks, positions, *axes))
-        execute_into(call, blocks, out, axes, positions, weight_out)
-    count_write(out)
-    if weight_out is not None:
-        count_write(weight_out)
-    return out
-
-
-def count_write(tensor: Tensor) -> None:
-    """Tell autograd that a tensor was written into; tensors of inference mode count no writes."""
-    if not tensor.is_inference():
-        increment_version(tensor)
-
-
-def check_written(name: str, tensor: Tensor, read: Sequence[Tensor]) -> None:
-    """Raise where a tensor may not be written into, or shares memory with blocks, positions or weights."""
-    if tensor.requires_grad and tensor.is_leaf and torch.is_grad_enabled():
-        raise ValueError(
-            f"add_blocks_: {name} is a leaf that requires a gradient, which nothing may write into; call "
-            "add_blocks, which returns a new tensor, or add under torch.no_grad()"
-        )
-    check_no_overlap(name, tensor)
-    for index, each in enumerate(read):
-        check_apart(name, tensor, ("blocks", "positions", "window")[min(index, 2)], each)
-
-
-def check_apart(name: str, tensor: Tensor, other: str, read: Tensor) -> None:
-    """Raise where a tensor that is written into shares memory with one that is read."""
-    if share_memory(tensor, read):
-        raise ValueError(f"add_blocks_: {name} must share no memory with {other}, got tensors that overlap")
-
-
-def add_weights(call: Call, weight_out: Tensor, window: Any, positions: Tensor) -> None:
-    """Add a window, or one, at the positions of blocks."""
-    geometry = call.geometry
-    assert isinstance(geometry, PositionsGeometry)
-    ones = weight_out.new_ones(()).expand(geometry.count, *geometry.block_shape)
-    call = call._replace(geometry=replace(geometry, lead=()), dtype=call.element.weight, source="")
-    weight_out.copy_(compute(call, ones, window, positions, weight_out))
 
 
 def no_gradient(operation: str, reduction: str) -> ValueError:
@@ -246,9 +107,10 @@ def apply(
     """Compute a call on tensors that were checked, its window joined, by the way that fits."""
     if is_traced(data) or _C._functorch.is_legacy_batchedtensor(data):
         return operator(call, data, window, positions, out)
-    if is_plain(data, window, out):
+    if not (is_transformed() or has_gradient(data, window, out)):
         return execute(call, resolved(data), separated(call, window), positions, out)
-    result: Tensor = Linear.apply(data, window, positions, out, call)
+    function = Linear.apply if _C._are_functorch_transforms_active() else record
+    result: Tensor = function(data, window, positions, out, call)
     return result
 
 
@@ -530,6 +392,10 @@ class Linear(torch.autograd.Function):
     @staticmethod
     def vmap(info: Any, in_dims: Any, *inputs: Any) -> tuple[Tensor, int]:
         return batched(info, in_dims, inputs[:4], inputs[4])
+
+
+record = super(torch.autograd.Function, Linear).apply
+"""Applies the Function outside of torch.func's transforms, and looks at no signature as `Linear.apply` does."""
 
 
 def tangents_of(call: Call, window: Tensor, tangent: Tensor) -> list[Tensor]:

@@ -1,14 +1,19 @@
-"""Tensors as calls take them: what is checked, whose path computes, and where a result goes; no gradients here."""
+"""Calls on tensors: what is asked of the tensors, once for all like them, and what computes; no gradients here."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from ctypes import c_char
+from dataclasses import replace
 from functools import cache, lru_cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import _C, Tensor
+from torch.autograd import forward_ad
+from torch.autograd.graph import increment_version
+from torch.compiler import is_compiling
 
 from gpufold import arrays, extras
 from gpufold.arrays import (
@@ -24,9 +29,9 @@ from gpufold.arrays import (
 from gpufold.calls import Call, Unsupported, is_separable
 from gpufold.compute import launcher, run
 from gpufold.elements import ELEMENT_TYPES, check_dtype
-from gpufold.geometry import Size
+from gpufold.geometry import PositionsGeometry, Size
 from gpufold.operations import OPERATIONS, check_name, choose
-from gpufold.torch.guards import Guards
+from gpufold.torch.guards import Guards, seen_of
 
 
 class Dtype(NamedTuple):
@@ -79,9 +84,16 @@ def described(operation: str, name: str, tensor: Any) -> Described:
     dtype = tensor.dtype
     if dtype not in DTYPES:
         check_dtype(operation, name, name_of(dtype))
-    if tensor.is_nested:
-        raise TypeError(f"{operation}: {name} must be a dense tensor, got a nested one")
+    check_not_nested(operation, name, tensor)
     return _described(tensor.shape, dtype)
+
+
+def check_not_nested(operation: str, name: str, tensor: Tensor) -> None:
+    """Raise where a tensor is a list of tensors."""
+    if tensor.is_nested:
+        raise TypeError(
+            f"{operation}: {name} must be a dense tensor, got a nested one; pass each of {name}.unbind() by itself"
+        )
 
 
 @lru_cache(maxsize=1024)
@@ -134,8 +146,7 @@ def as_positions(operation: str, positions: Any, array: Tensor, like: str) -> Te
     if not isinstance(positions, Tensor):
         given = np.asarray(positions) if hasattr(positions, "dtype") else positions
         return torch.from_numpy(arrays.as_positions(operation, np, given, array, like)).to(array.device)
-    if positions.is_nested:
-        described(operation, "positions", positions)
+    check_not_nested(operation, "positions", positions)
     return positions
 
 
@@ -156,13 +167,179 @@ def as_int64(operation: str, positions: Tensor) -> Tensor:
     return ready(positions, torch.int64)
 
 
-# ---------------------------------------------------------------------------------------------
-# Computing
+def is_traced(*tensors: Any) -> bool:
+    """Return whether something records operators instead of computing: a compiler, a mode, a subclass of tensors.
+
+    A transform of torch.func under a mode takes its own turn first, for which operators have no rules.
+    """
+    if is_compiling() or _C._is_tracing():
+        return True
+    if _C._len_torch_dispatch_stack() > 0 and not _C._are_functorch_transforms_active():
+        return True
+    for tensor in tensors:  # a generator takes a microsecond
+        if type(tensor) in PLAIN_TYPES:
+            if tensor.is_meta:
+                return True
+        elif isinstance(tensor, Tensor):
+            return True
+    return False
+
+
+def is_transformed() -> bool:
+    """Return whether a transform of functions or forward differentiation is under way."""
+    return bool(_C._are_functorch_transforms_active()) or forward_ad._current_level >= 0
+
+
+def has_gradient(*tensors: Tensor | None) -> bool:
+    """Return whether a gradient is recorded of one of several tensors."""
+    if torch.is_grad_enabled():
+        for tensor in tensors:
+            if tensor is not None and tensor.requires_grad:
+                return True
+    return False
 
 
 def resolved(tensor: Tensor) -> Tensor:
     """Return a tensor whose values are in memory as they are, neither conjugates nor negatives of what is there."""
     return tensor.resolve_conj().resolve_neg() if tensor.is_conj() or tensor.is_neg() else tensor
+
+
+def share_memory(first: Tensor, second: Tensor) -> bool:
+    """Return whether two tensors share an element; where that is too hard to know, whether their bounds overlap."""
+    return share_addresses((Tensor.data_ptr(first), *in_bytes(first)), (Tensor.data_ptr(second), *in_bytes(second)))
+
+
+def check_written(name: str, tensor: Tensor, read: Sequence[Tensor]) -> None:
+    """Raise where a tensor may not be written into, or shares memory with blocks, positions or weights."""
+    if tensor.requires_grad and tensor.is_leaf and torch.is_grad_enabled():
+        raise ValueError(
+            f"add_blocks_: {name} is a leaf that requires a gradient, which nothing may write into; call "
+            "add_blocks, which returns a new tensor, or add under torch.no_grad()"
+        )
+    check_no_overlap(name, tensor)
+    for index, each in enumerate(read):
+        check_apart(name, tensor, ("blocks", "positions", "window")[min(index, 2)], each)
+
+
+def check_apart(name: str, tensor: Tensor, other: str, read: Tensor) -> None:
+    """Raise where a tensor that is written into shares memory with one that is read."""
+    if share_memory(tensor, read):
+        raise ValueError(f"add_blocks_: {name} must share no memory with {other}, got tensors that overlap")
+
+
+def check_no_overlap(name: str, tensor: Tensor) -> None:
+    """Raise where elements of a tensor that is written into share memory."""
+    if not tensor.is_contiguous() and overlaps_itself(*(layout := in_bytes(tensor))):
+        raise overlapping("add_blocks_", name, *layout[:2])
+
+
+def in_bytes(tensor: Tensor) -> tuple[Size, Size, int]:
+    """Return a tensor's shape, its strides in bytes and the bytes of an element."""
+    itemsize = tensor.element_size()
+    return tuple(tensor.shape), tuple([stride * itemsize for stride in tensor.stride()]), itemsize
+
+
+# ---------------------------------------------------------------------------------------------
+# The way of a call
+
+Differentiate: TypeAlias = Callable[[Call, Tensor, Sequence[Tensor], Tensor | None, Tensor | None], Tensor]
+"""Computes a call on its data, the weights of its window, positions and `out`, where gradients are asked for."""
+
+
+def compute(
+    differentiate: Differentiate,
+    call: Call,
+    data: Tensor,
+    window: Any = None,
+    positions: Tensor | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """Compute a call on what its caller gave.
+
+    Shapes and dtypes agree. Whether its tensors are on one device is still to be checked, and whether positions and the
+    window, a tensor or a sequence of them, are what kernels can read.
+    """
+    axes = weights_of(window)
+    given = (data, *axes) if positions is None else (data, positions, *axes)
+    given = given if out is None else (out, *given)
+    seen = seen_of(call)
+    if (guards := seen.guards).hold(given):
+        if guards.recorded:
+            return differentiate(call, data, axes, positions, out)
+        return execute(call, data, axes, positions, out, guards)
+    check_dense(call.operation, OPERATIONS[call.operation].data, data)
+    if out is not None:
+        check_dense(call.operation, "out", out)
+        check_like(call.operation, "blocks", data, out, "out")
+    if positions is not None:
+        positions = checked_positions(call.operation, positions, data, "array" if out is None else "out")
+    axes = checked_window(call, data, window)
+    if is_transformed() or has_gradient(data, out, *axes):
+        seen.see(given, (data, positions, out, *axes), recorded=True)
+        return differentiate(call, data, axes, positions, out)
+    data = resolved(data)
+    seen.see(given, (data, positions, out, *axes))
+    return execute(call, data, axes, positions, out)
+
+
+def compute_in_place(
+    differentiate: Differentiate,
+    call: Call,
+    out: Tensor,
+    blocks: Tensor,
+    window: Any,
+    positions: Tensor,
+    weight_out: Tensor | None,
+) -> Tensor:
+    """Add blocks into a tensor, and their weights into another; gradients take the way over new tensors."""
+    axes, written = weights_of(window), (out,) if weight_out is None else (out, weight_out)
+    given = (*written, blocks, positions, *axes)
+    seen = seen_of(call, True)
+    if (guards := seen.guards).hold(given) and guards.apart(given, len(written)):
+        execute_into(call, blocks, out, axes, positions, weight_out, guards)
+    else:
+        check_dense("add_blocks_", "out", out)
+        check_like("add_blocks_", "blocks", blocks, out, "out")
+        positions = checked_positions("add_blocks_", positions, out, "out")
+        axes = checked_window(call, blocks, window)
+        check_written("out", out, (blocks, positions, *axes))
+        if weight_out is not None:
+            check_like("add_blocks_", "weight_out", weight_out, out, "out")
+            check_written("weight_out", weight_out, (blocks, positions, *axes))
+            check_apart("weight_out", weight_out, "out", out)
+        lazy = any([resolved(tensor) is not tensor for tensor in written])
+        if lazy or is_transformed() or has_gradient(blocks, *written, *axes):
+            plain = call._replace(fusion=call.fusion._replace(weight_out=False))
+            out.copy_(compute(differentiate, plain, blocks, window, positions, out))
+            if weight_out is not None and out.numel() and blocks.numel():
+                add_weights(differentiate, plain, weight_out, window, positions)
+            return out
+        blocks = resolved(blocks)
+        seen.see(given, (*written, blocks, positions, *axes))
+        execute_into(call, blocks, out, axes, positions, weight_out)
+    count_write(out)
+    if weight_out is not None:
+        count_write(weight_out)
+    return out
+
+
+def count_write(tensor: Tensor) -> None:
+    """Tell autograd that a tensor was written into; tensors of inference mode count no writes."""
+    if not tensor.is_inference():
+        increment_version(tensor)
+
+
+def add_weights(differentiate: Differentiate, call: Call, weight_out: Tensor, window: Any, positions: Tensor) -> None:
+    """Add a window, or one, at the positions of blocks."""
+    geometry = call.geometry
+    assert isinstance(geometry, PositionsGeometry)
+    ones = weight_out.new_ones(()).expand(geometry.count, *geometry.block_shape)
+    call = call._replace(geometry=replace(geometry, lead=()), dtype=call.element.weight, source="")
+    weight_out.copy_(compute(differentiate, call, ones, window, positions, weight_out))
+
+
+# ---------------------------------------------------------------------------------------------
+# On the CPU by the NumPy path, on a GPU by kernels
 
 
 def execute(
@@ -235,7 +412,7 @@ def as_numpy(tensor: Tensor) -> Any:
     """
     dtype, strides, size = _dtype_of_array(tensor.dtype), None, tensor.nbytes
     if not tensor.is_contiguous():
-        shape, strides, itemsize = _in_bytes(tensor)
+        shape, strides, itemsize = in_bytes(tensor)
         size = bounds_of(shape, strides, itemsize)[1]
     buffer: Any = (c_char * size).from_address(tensor.data_ptr())
     buffer.tensor = tensor
@@ -303,20 +480,3 @@ def is_on_gpu(tensor: Tensor) -> bool:
 
 address_of = Tensor.data_ptr
 """Returns where a tensor's first element is."""
-
-
-def share_memory(first: Tensor, second: Tensor) -> bool:
-    """Return whether two tensors share an element; where that is too hard to know, whether their bounds overlap."""
-    return share_addresses((address_of(first), *_in_bytes(first)), (address_of(second), *_in_bytes(second)))
-
-
-def check_no_overlap(name: str, tensor: Tensor) -> None:
-    """Raise where elements of a tensor that is written into share memory."""
-    if not tensor.is_contiguous() and overlaps_itself(*(layout := _in_bytes(tensor))):
-        raise overlapping("add_blocks_", name, *layout[:2])
-
-
-def _in_bytes(tensor: Tensor) -> tuple[Size, Size, int]:
-    """Return a tensor's shape, its strides in bytes and the bytes of an element."""
-    itemsize = tensor.element_size()
-    return tuple(tensor.shape), tuple([stride * itemsize for stride in tensor.stride()]), itemsize

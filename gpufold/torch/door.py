@@ -1,0 +1,44 @@
+"""The door of every public function on tensors: who may take a call over, and what errors are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import NoReturn, ParamSpec
+
+from torch import Tensor
+from torch.overrides import handle_torch_function, has_torch_function
+
+Parameters = ParamSpec("Parameters")
+
+
+class InvalidValue(ValueError, RuntimeError):
+    """What arrays' functions raise as a ValueError, and torch as a RuntimeError."""
+
+
+def public(function: Callable[Parameters, Tensor]) -> Callable[Parameters, Tensor]:
+    """Return a function that raises as torch does, and that subclasses of tensors, proxies and modes take over."""
+
+    @wraps(function)
+    def called(*given: Parameters.args, **named: Parameters.kwargs) -> Tensor:
+        arguments = (*given, *named.values())
+        if has_torch_function(arguments):
+            taken_over: Tensor = handle_torch_function(called, arguments, *given, **named)
+            return taken_over
+        try:
+            return function(*given, **named)  # a program that was saved loads after: import gpufold.torch
+        except ValueError as error:
+            if type(error) is not ValueError:
+                raise
+            raise InvalidValue(*error.args).with_traceback(error.__traceback__) from None
+
+    called.__prepare_scriptable__ = lambda: refuse_script(function.__name__)  # type: ignore[attr-defined]
+    return called
+
+
+def refuse_script(name: str) -> NoReturn:
+    """Raise what torch.jit.script asks for a function or a module to compile."""
+    raise RuntimeError(
+        f"gpufold.torch.{name} is nothing that torch.jit.script compiles: call torch.jit.trace, which records it, or "
+        f"torch.export.export"
+    )

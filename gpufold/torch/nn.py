@@ -1,0 +1,269 @@
+"""fold, unfold and their modules as torch.nn has them, for any number of spatial axes, with windows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, NoReturn
+
+import numpy as np
+from torch import Tensor, as_tensor, nn
+
+from gpufold.calls import is_separable
+from gpufold.torch.door import public, refuse_script
+from gpufold.torch.functions import col2im, im2col
+from gpufold.torch.operators import is_integer, per_axis
+from gpufold.torch.tensors import weights_of
+
+
+@public
+def fold(
+    input: Tensor,
+    output_size: Any,
+    kernel_size: Any,
+    dilation: Any = 1,
+    padding: Any = 0,
+    stride: Any = 1,
+    *,
+    window: Any = None,
+    reduction: str = "sum",
+) -> Tensor:
+    """Put sliding blocks back together: torch.nn.functional.fold for any number of spatial axes.
+
+    ``(N, C*prod(kernel_size), L) -> (N, C, *output_size)``, or both without ``N``, where ``L`` is the product over the
+    spatial axes of ``floor((output_size + 2*padding - dilation*(kernel_size - 1) - 1) / stride) + 1``.
+
+    >>> import torch, gpufold.torch
+    >>> columns = torch.ones(1, 4, 9)  # one channel of 2x2 blocks, 3x3 of them
+    >>> gpufold.torch.fold(columns, 4, 2)[0, 0]
+    tensor([[1., 2., 2., 1.],
+            [2., 4., 4., 2.],
+            [2., 4., 4., 2.],
+            [1., 2., 2., 1.]])
+
+    Parameters
+    ----------
+    input : torch.Tensor
+        Columns of shape (N, C*prod(kernel_size), L) or (C*prod(kernel_size), L), of the dtypes of `col2im`.
+    output_size, kernel_size, dilation, padding, stride : int or sequence of int
+        As in torch.nn.functional.fold; one int means the same on every axis. There are as many spatial axes as a
+        sequence among them has values, and two where all are ints, as torch has it.
+    window, reduction
+        As in `gpufold.torch.col2im`.
+
+    Returns
+    -------
+    torch.Tensor
+        The image, contiguous, of the dtype and device of `input`.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As in `gpufold.torch.col2im`, in the words of its arguments; a bool for a size and a dilation of 0 too.
+
+    Notes
+    -----
+    Follows torch.nn.functional.fold, with sums of float16 and bfloat16 in float32.
+    """
+    sizes = {"output_size": output_size, "kernel_size": kernel_size, "stride": stride, "padding": padding}
+    rank = _rank("fold", dilation, sizes)
+    size = per_axis(output_size, rank) if is_integer(output_size) else output_size
+    return col2im(
+        input,
+        size,
+        kernel_size,
+        strides=stride,
+        dilations=dilation,
+        pads_begin=padding,
+        pads_end=padding,
+        reduction=reduction,
+        window=window,
+    )
+
+
+@public
+def unfold(
+    input: Tensor, kernel_size: Any, dilation: Any = 1, padding: Any = 0, stride: Any = 1, *, window: Any = None
+) -> Tensor:
+    """Take sliding blocks out of an image: torch.nn.functional.unfold for any number of spatial axes.
+
+    ``(N, C, *size) -> (N, C*prod(kernel_size), L)``, or both without ``N``, where ``L`` is the product over the
+    spatial axes of ``floor((size + 2*padding - dilation*(kernel_size - 1) - 1) / stride) + 1``.
+
+    >>> import torch, gpufold.torch
+    >>> gpufold.torch.unfold(torch.arange(5).reshape(1, 1, 5), (3,))
+    tensor([[[0, 1, 2],
+             [1, 2, 3],
+             [2, 3, 4]]])
+
+    Parameters
+    ----------
+    input : torch.Tensor
+        Image of shape (N, C, *size) or (C, *size), of the dtypes of `col2im`.
+    kernel_size, dilation, padding, stride : int or sequence of int
+        As in torch.nn.functional.unfold, and as in `fold`.
+    window
+        As in `gpufold.torch.im2col`.
+
+    Returns
+    -------
+    torch.Tensor
+        The columns, contiguous, of the dtype and device of `input`.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As in `gpufold.torch.im2col`, in the words of its arguments; a bool for a size and a dilation of 0 too.
+
+    Notes
+    -----
+    Follows torch.nn.functional.unfold.
+    """
+    rank = _rank("unfold", dilation, {"kernel_size": kernel_size, "stride": stride, "padding": padding})
+    kernel = per_axis(kernel_size, rank) if is_integer(kernel_size) else kernel_size
+    return im2col(
+        input, kernel, strides=stride, dilations=dilation, pads_begin=padding, pads_end=padding, window=window
+    )
+
+
+def _rank(operation: str, dilation: Any, sizes: dict[str, Any]) -> int:
+    """Return how many spatial axes there are, by a sequence, else two; raise where torch refuses a size."""
+    rank = 0
+    for name, value in (*sizes.items(), ("dilation", dilation)):
+        if type(value) is int:
+            continue
+        integer = is_integer(value)
+        if not integer and (not hasattr(value, "__len__") or getattr(value, "ndim", 1) == 0):
+            hint = f"; pass int({name})" if getattr(value, "ndim", 1) == 0 else ""
+            raise TypeError(f"{operation}: {name} must be an integer or a sequence of integers, got {value!r}{hint}")
+        if any([isinstance(each, bool) for each in ([value] if integer else value)]):
+            raise TypeError(f"{operation}: {name} must be of integers, got the bool in {value!r}")
+        rank = rank or (0 if integer else len(value))
+    if any([type(each) is int and each == 0 for each in per_axis(dilation, 1)]):
+        raise ValueError(f"{operation}: dilation must be at least 1, got {dilation!r}; gpufold.torch.col2im takes 0")
+    return rank or 2
+
+
+class _Windowed(nn.Module):
+    """Keeps a window: as a parameter where it is one, else as a buffer that is not saved."""
+
+    def keep_window(self, window: Any) -> None:
+        self.__module__ = nn.Fold.__module__  # of the instance: torch.fx takes torch's own modules for leaves
+        self._separable = is_separable(window)
+        self._axes = 0
+        axes: Iterable[Any] = () if window is None else window if self._separable else (window,)
+        for each in axes:
+            name = f"window_{self._axes}" if self._separable else "window"
+            if isinstance(each, nn.Parameter):
+                self.register_parameter(name, each)
+            else:
+                self.register_buffer(name, as_tensor(each) if isinstance(each, np.ndarray) else each, persistent=False)
+            self._axes += 1
+
+    def kept_window(self) -> Any:
+        if self._separable:
+            return tuple(getattr(self, f"window_{axis}") for axis in range(self._axes))
+        return self.window if self._axes else None
+
+    def extra_repr(self) -> str:
+        """Return the sizes, as torch.nn shows them, and the window's."""
+        sizes: str = super().extra_repr()
+        shapes = [tuple(each.shape) for each in weights_of(self.kept_window())]
+        return f"{sizes}, window={' x '.join(map(str, shapes))}" if shapes else sizes
+
+    def __prepare_scriptable__(self) -> NoReturn:
+        refuse_script(type(self).__name__)
+
+
+class Fold(_Windowed, nn.Fold):
+    """A module that puts sliding blocks back together: torch.nn.Fold for any number of spatial axes.
+
+    ``(N, C*prod(kernel_size), L) -> (N, C, *output_size)``, or both without ``N``, as in `fold`.
+
+    >>> import torch, gpufold.torch
+    >>> gpufold.torch.Fold((9,), (3,), stride=(2,))(torch.ones(2, 6, 4)).shape
+    torch.Size([2, 2, 9])
+
+    Parameters
+    ----------
+    output_size, kernel_size, dilation, padding, stride, window, reduction
+        As in `fold`; a window may be a NumPy array too. One that is a Parameter is learned, any other moves with the
+        module as a buffer; neither is in the state of a module without one, which is that of torch.nn.Fold.
+
+    Raises
+    ------
+    TypeError, ValueError
+        Calling it raises as `fold` does.
+
+    Notes
+    -----
+    Follows torch.nn.Fold, of which it is a subclass.
+    """
+
+    def __init__(
+        self,
+        output_size: Any,
+        kernel_size: Any,
+        dilation: Any = 1,
+        padding: Any = 0,
+        stride: Any = 1,
+        *,
+        window: Any = None,
+        reduction: str = "sum",
+    ) -> None:
+        super().__init__(output_size, kernel_size, dilation, padding, stride)
+        self.keep_window(window)
+        self.reduction = reduction
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Return the image that the columns are of."""
+        return fold(
+            input,
+            self.output_size,
+            self.kernel_size,
+            self.dilation,
+            self.padding,
+            self.stride,
+            window=self.kept_window(),
+            reduction=self.reduction,
+        )
+
+    def extra_repr(self) -> str:
+        """Return the sizes, as torch.nn.Fold shows them, and what else there is."""
+        sizes: str = super().extra_repr()
+        return sizes + (f", reduction={self.reduction!r}" if self.reduction != "sum" else "")
+
+
+class Unfold(_Windowed, nn.Unfold):
+    """A module that takes sliding blocks out of an image: torch.nn.Unfold for any number of spatial axes.
+
+    ``(N, C, *size) -> (N, C*prod(kernel_size), L)``, or both without ``N``, as in `unfold`.
+
+    >>> import torch, gpufold.torch
+    >>> gpufold.torch.Unfold((3,), stride=(2,))(torch.ones(2, 2, 9)).shape
+    torch.Size([2, 6, 4])
+
+    Parameters
+    ----------
+    kernel_size, dilation, padding, stride, window
+        As in `unfold`, and a window as in `Fold`.
+
+    Raises
+    ------
+    TypeError, ValueError
+        Calling it raises as `unfold` does.
+
+    Notes
+    -----
+    Follows torch.nn.Unfold, of which it is a subclass.
+    """
+
+    def __init__(
+        self, kernel_size: Any, dilation: Any = 1, padding: Any = 0, stride: Any = 1, *, window: Any = None
+    ) -> None:
+        super().__init__(kernel_size, dilation, padding, stride)
+        self.keep_window(window)
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Return the columns of an image."""
+        sizes = self.kernel_size, self.dilation, self.padding, self.stride
+        return unfold(input, *sizes, window=self.kept_window())
