@@ -5,15 +5,21 @@ from __future__ import annotations
 import contextvars
 import operator
 import os
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 _lock = threading.Lock()
 _pool: ThreadPoolExecutor | None = None
 _count: int | None = None
+allowed: contextvars.ContextVar[int | None] = contextvars.ContextVar("allowed", default=None)
+"""How many threads the library allows whose arrays a call is on; None where that is NumPy."""
 
 
 def get_num_threads() -> int:
@@ -24,12 +30,53 @@ def get_num_threads() -> int:
     >>> gpufold.get_num_threads()
     2
     >>> gpufold.set_num_threads(None)
+
+    Where none was set, it is one in a worker of torch's DataLoader, else what OMP_NUM_THREADS says, else the cores that
+    the process may run on: those of its affinity mask, and no more than its control groups grant it time for. Calls on
+    tensors use at most `torch.get_num_threads()`.
     """
+    most = allowed.get()
     if _count is not None:
-        return _count
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+        return _count if most is None else min(_count, most)
+    return _default() if most is None else most
+
+
+def _default() -> int:
+    data = sys.modules.get("torch.utils.data")
+    if data is not None and data.get_worker_info() is not None:
+        return 1
+    wanted = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()  # a list says it level by level
+    if wanted.isdecimal() and int(wanted):
+        return int(wanted)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min(cores, cores_granted()))
+
+
+@cache
+def cores_granted(groups: str = "/sys/fs/cgroup", own: str = "/proc/self/cgroup") -> int:
+    """Return for how many cores Linux's control groups grant this process time: none of them may grant less."""
+    granted = sys.maxsize
+    with suppress(OSError):
+        for line in Path(own).read_text().splitlines():
+            _, controllers, path = line.split(":", 2)  # no controllers are named in version 2
+            root = Path(groups, controllers) if controllers else Path(groups)
+            group = root / path.lstrip("/")
+            for each in (group, *group.parents) if not controllers or "cpu" in controllers.split(",") else ():
+                quota, period = _quota(each)
+                if quota > 0 and period > 0:
+                    granted = min(granted, -(-quota // period))
+                if each == root:
+                    break
+    return granted
+
+
+def _quota(group: Path) -> tuple[int, int]:
+    """Return how long, in each period, the processes of a control group may run; zeros where nothing limits them."""
+    for names in (("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us")):
+        with suppress(OSError, ValueError):
+            quota, period = " ".join([(group / name).read_text() for name in names]).split()
+            return int(quota), int(period)
+    return 0, 0
 
 
 def set_num_threads(count: int | None) -> None:
@@ -41,7 +88,7 @@ def set_num_threads(count: int | None) -> None:
     Parameters
     ----------
     count : int or None
-        At least 1; None, the default, takes the cores this process may run on.
+        At least 1; None, the default, takes what `get_num_threads` says where none was set.
 
     Raises
     ------
@@ -78,8 +125,10 @@ def _submit(work: Callable[[], None], helpers: int) -> list[Future[None]]:
     """Ask helper threads to join in, each in a copy of this context (NumPy's errstate lives there)."""
     global _pool
     with _lock:
-        if _pool is None:
-            _pool = ThreadPoolExecutor(max(1, get_num_threads() - 1), thread_name_prefix="gpufold")
+        if _pool is None or _pool._max_workers < helpers:
+            if _pool is not None:
+                _pool.shutdown(wait=False)
+            _pool = ThreadPoolExecutor(max(helpers, get_num_threads() - 1), thread_name_prefix="gpufold")
         try:
             return [_pool.submit(contextvars.copy_context().run, work) for _ in range(helpers)]
         except RuntimeError:  # the interpreter is shutting down: no new threads
@@ -94,7 +143,7 @@ def for_each(function: Callable[..., None], items: Iterable[tuple[Any, ...]]) ->
     one another. When one item raises, no further item starts, and nothing runs on after the return.
     """
     waiting = deque(items)
-    helpers = min(get_num_threads(), len(waiting)) - 1
+    helpers = min(get_num_threads(), len(waiting)) - 1 if len(waiting) > 1 else 0
     if helpers < 1:
         for item in waiting:
             function(*item)

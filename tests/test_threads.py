@@ -49,7 +49,112 @@ def test_the_number_is_what_was_set():
     gpufold.set_num_threads(3)
     assert gpufold.get_num_threads() == 3
     gpufold.set_num_threads(None)
-    assert gpufold.get_num_threads() == len(os.sched_getaffinity(0))
+    assert gpufold.get_num_threads() >= 1
+
+
+def answer(setting, statement="import gpufold; print(gpufold.get_num_threads())"):
+    """What a fresh process prints that one core is left to, with a setting of OMP_NUM_THREADS."""
+    run = subprocess.run(
+        [sys.executable, "-c", f"import os; os.sched_setaffinity(0, {{min(os.sched_getaffinity(0))}}); {statement}"],
+        capture_output=True, text=True, timeout=120, check=True, env=os.environ | {"OMP_NUM_THREADS": setting},
+    )  # fmt: skip
+    return run.stdout.split()
+
+
+@pytest.mark.parametrize(("setting", "want"), [("", 1), ("5", 5), (" 3,2 ", 3), ("0", 1), ("many", 1)])
+def test_the_environment_counts_before_the_affinity_mask_and_that_before_the_cores(setting, want):
+    assert answer(setting) == [str(want)]
+
+
+GROUPS = {
+    "version 2": ("0::/app/task", {"app/cpu.max": "250000 100000", "app/task/cpu.max": "max 100000"}, 3),
+    "version 2, in a container": ("0::/../task", {"cpu.max": "50000 100000"}, 1),
+    "version 2, the least of several": ("0::/a/b", {"a/cpu.max": "400000 100000", "a/b/cpu.max": "200000 100000"}, 2),
+    "version 1": (
+        "5:memory:/x\n4:cpu,cpuacct:/task",
+        {"cpu,cpuacct/task/cpu.cfs_quota_us": "150000", "cpu,cpuacct/task/cpu.cfs_period_us": "100000"},
+        2,
+    ),
+    "version 1 without a limit": (
+        "4:cpu:/task",
+        {"cpu/task/cpu.cfs_quota_us": "-1", "cpu/task/cpu.cfs_period_us": "100000"},
+        sys.maxsize,
+    ),
+    "none": ("0::/task", {}, sys.maxsize),
+}
+
+
+@pytest.mark.parametrize("name", GROUPS)
+def test_control_groups_limit_the_number(name, tmp_path, monkeypatch):
+    own, files, want = GROUPS[name]
+    (tmp_path / "own").write_text(own + "\n")
+    for path, text in files.items():
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(text + "\n")
+    granted = threads.cores_granted(str(tmp_path), str(tmp_path / "own"))
+    assert granted == want
+    monkeypatch.setattr(threads, "cores_granted", lambda: granted)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(64)), raising=False)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    assert gpufold.get_num_threads() == min(want, 64)
+
+
+def counted(monkeypatch):
+    """Have every call on the CPU note how many threads it may use."""
+    from gpufold.torch import tensors
+
+    seen, run = [], tensors.run
+    monkeypatch.setattr(tensors, "run", lambda *given: seen.append(gpufold.get_num_threads()) or run(*given))
+    return seen
+
+
+@pytest.mark.peer("torch")
+def test_on_tensors_torchs_number_counts(monkeypatch):
+    import torch
+
+    import gpufold.torch
+
+    seen, before = counted(monkeypatch), torch.get_num_threads()
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    columns = torch.ones(1, 4, 9, requires_grad=True)
+    try:
+        for count in (1, 3):
+            torch.set_num_threads(count)
+            gpufold.torch.fold(columns, 4, 2).sum().backward()
+            assert gpufold.get_num_threads() == 7
+        gpufold.set_num_threads(2)
+        gpufold.torch.fold(columns, 4, 2)
+    finally:
+        torch.set_num_threads(before)
+    assert seen == [1, 1, 3, 3, 2]
+
+
+class Numbers:
+    """A dataset whose items are how many threads a call may use, on arrays and on tensors."""
+
+    def __len__(self):
+        return 2
+
+    def __getitem__(self, index):
+        import torch
+
+        import gpufold.torch
+
+        with pytest.MonkeyPatch.context() as patch:
+            seen = counted(patch)
+            gpufold.torch.fold(torch.ones(1, 4, 9), 4, 2)
+        return [gpufold.get_num_threads(), *seen]
+
+
+@pytest.mark.peer("torch")
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork.*:DeprecationWarning")
+def test_a_worker_of_a_data_loader_uses_one(monkeypatch):
+    import torch
+
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    loader = torch.utils.data.DataLoader(Numbers(), num_workers=1, batch_size=None)
+    assert [each for each in loader] == [[1, 1], [1, 1]]
+    assert gpufold.get_num_threads() == 7
 
 
 @pytest.mark.parametrize("count", [1, 2, 5])

@@ -116,6 +116,22 @@ def test_gradients_are_recorded_after_a_call_without(call, which):
     assert not call(blocks(), weights()).requires_grad
 
 
+@pytest.mark.parametrize("which", ["given", "window"])
+def test_a_call_that_records_a_gradient_is_checked_once(which, checks):
+    want = add(blocks(), weights())
+    checks.clear()
+    for _ in range(3):
+        tensors = {"given": blocks(), "window": weights()}
+        result = add(**tensors | {which: tensors[which].requires_grad_()})
+        assert torch.equal(result.detach(), want)
+        (gradient,) = torch.autograd.grad(result.sum(), tensors[which])
+        assert torch.equal(gradient, {"given": weights().expand(2, 3, 2), "window": blocks().sum(0)}[which])
+    assert len(checks) == 1
+    with torch.no_grad():
+        assert not add(**tensors).requires_grad
+    assert len(checks) == 2
+
+
 def test_a_leaf_is_written_into_only_where_no_gradient_is_recorded():
     out = torch.zeros(5, 4, requires_grad=True)
     for _ in range(2):

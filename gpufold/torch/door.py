@@ -17,23 +17,27 @@ class InvalidValue(ValueError, RuntimeError):
 
 
 def public(function: Callable[Parameters, Tensor]) -> Callable[Parameters, Tensor]:
-    """Return a function that raises as torch does, and that subclasses of tensors, proxies and modes take over."""
+    """Return a function that raises as torch does, and that subclasses of tensors, proxies and modes take over.
+
+    It is named `forward` for torch.export, which keeps lines of such functions and shows them where a program does not
+    load.
+    """
 
     @wraps(function)
-    def called(*given: Parameters.args, **named: Parameters.kwargs) -> Tensor:
+    def forward(*given: Parameters.args, **named: Parameters.kwargs) -> Tensor:
         arguments = (*given, *named.values())
         if has_torch_function(arguments):
-            taken_over: Tensor = handle_torch_function(called, arguments, *given, **named)
+            taken_over: Tensor = handle_torch_function(forward, arguments, *given, **named)
             return taken_over
         try:
-            return function(*given, **named)  # a program that was saved loads after: import gpufold.torch
+            return function(*given, **named)  # exported programs load after: import gpufold.torch
         except ValueError as error:
             if type(error) is not ValueError:
                 raise
             raise InvalidValue(*error.args).with_traceback(error.__traceback__) from None
 
-    called.__prepare_scriptable__ = lambda: refuse_script(function.__name__)  # type: ignore[attr-defined]
-    return called
+    forward.__prepare_scriptable__ = lambda: refuse_script(function.__name__)  # type: ignore[attr-defined]
+    return forward
 
 
 def refuse_script(name: str) -> NoReturn:

@@ -41,7 +41,7 @@ SIZES = {
 OUT_DTYPE = "out must have the result's dtype"
 """What is said where it has another."""
 
-INTEGER, FLOAT = (int, torch.SymInt), (float, torch.SymFloat)
+INTEGER, FLOAT = (int, torch.SymInt, np.integer), (float, torch.SymFloat)
 """Numbers and a compiler's symbols for them; not as unions of types, for which torch 2.6 compiles no isinstance."""
 
 _library = torch.library.Library("gpufold", "DEF")
@@ -97,8 +97,8 @@ def _define(operation: str) -> None:
         return data.new_empty(call_of(operation, arguments).result_shape)
 
     def differentiate(*arguments: Any) -> Tensor:
-        result: Tensor = rules.Linear.apply(*arguments[:4], call_of(operation, arguments))
-        return result
+        data, window, positions, out = arguments[:4]
+        return rules.linear(data, window, positions, out, call_of(operation, arguments))
 
     def vmap(info: Any, in_dims: Any, *arguments: Any) -> tuple[Tensor, int]:
         tensors = [
@@ -134,7 +134,8 @@ def is_integer(value: Any) -> bool:
 
 def per_axis(value: Any, rank: int) -> list[Any]:
     """Return one integer per axis, symbols included."""
-    return [value] * rank if is_integer(value) else list(value)
+    values = [value] * rank if is_integer(value) else value
+    return [int(each) if isinstance(each, np.integer) else each for each in values]
 
 
 # ---------------------------------------------------------------------------------------------
@@ -155,6 +156,7 @@ def trace(
     """
     data, window, *others = given
     positions, out = others or (None, None)
+    tensors.check_not_nested(operation, OPERATIONS[operation].data, data)
     reduction, variant, deterministic = choices
     if out is not None or dtype is not None:
         must = f"dtype must be that of {OPERATIONS[operation].data}," if out is None else OUT_DTYPE

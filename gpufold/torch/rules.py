@@ -22,6 +22,9 @@ from typing import Any
 
 import torch
 from torch import _C, Tensor
+from torch._C._functorch import TransformType, _wrap_functional_tensor
+from torch._functorch.eager_transforms import _maybe_unwrap_functional_tensor
+from torch._functorch.pyfunctorch import retrieve_current_functorch_interpreter
 from torch.autograd import forward_ad
 
 from gpufold.calls import Call, Fusion
@@ -109,9 +112,7 @@ def apply(
         return operator(call, data, window, positions, out)
     if not (is_transformed() or has_gradient(data, window, out)):
         return execute(call, resolved(data), separated(call, window), positions, out)
-    function = Linear.apply if _C._are_functorch_transforms_active() else record
-    result: Tensor = function(data, window, positions, out, call)
-    return result
+    return linear(data, window, positions, out, call)
 
 
 def operator(call: Call, data: Tensor, window: Tensor | None, positions: Tensor | None, out: Tensor | None) -> Tensor:
@@ -394,8 +395,25 @@ class Linear(torch.autograd.Function):
         return batched(info, in_dims, inputs[:4], inputs[4])
 
 
-record = super(torch.autograd.Function, Linear).apply
+_record = super(torch.autograd.Function, Linear).apply
 """Applies the Function outside of torch.func's transforms, and looks at no signature as `Linear.apply` does."""
+
+
+def linear(data: Tensor, window: Tensor | None, positions: Tensor | None, out: Tensor | None, call: Call) -> Tensor:
+    """Apply the Function as the innermost transform of torch.func wants it, where one is under way."""
+    inputs = data, window, positions, out
+    if not _C._are_functorch_transforms_active():
+        result: Tensor = _record(*inputs, call)
+        return result
+    transform = retrieve_current_functorch_interpreter()
+    if transform.key() != TransformType.Functionalize:
+        result = Linear.apply(*inputs, call)
+        return result
+    views = transform.functionalize_add_back_views()  # a Function has no rule for this one
+    unwrapped = [_maybe_unwrap_functional_tensor(each, reapply_views=views) for each in inputs]
+    with transform.lower():
+        result = apply(call, *unwrapped)
+    return _wrap_functional_tensor(result, transform.level())
 
 
 def tangents_of(call: Call, window: Tensor, tangent: Tensor) -> list[Tensor]:

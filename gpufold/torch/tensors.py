@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from ctypes import c_char
 from dataclasses import replace
 from functools import cache, lru_cache
@@ -11,11 +12,12 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import torch
 from torch import _C, Tensor
-from torch.autograd import forward_ad
+from torch.autograd import _profiler_enabled, forward_ad
 from torch.autograd.graph import increment_version
 from torch.compiler import is_compiling
+from torch.profiler import record_function
 
-from gpufold import arrays, extras
+from gpufold import arrays, extras, threads
 from gpufold.arrays import (
     axes_of_window,
     bounds_of,
@@ -168,13 +170,8 @@ def as_int64(operation: str, positions: Tensor) -> Tensor:
 
 
 def is_traced(*tensors: Any) -> bool:
-    """Return whether something records operators instead of computing: a compiler, a mode, a subclass of tensors.
-
-    A transform of torch.func under a mode takes its own turn first, for which operators have no rules.
-    """
-    if is_compiling() or _C._is_tracing():
-        return True
-    if _C._len_torch_dispatch_stack() > 0 and not _C._are_functorch_transforms_active():
+    """Return whether something records operators instead of computing: a compiler, a mode, a subclass of tensors."""
+    if is_compiling() or _C._is_tracing() or _C._len_torch_dispatch_stack() > 0:
         return True
     for tensor in tensors:  # a generator takes a microsecond
         if type(tensor) in PLAIN_TYPES:
@@ -205,7 +202,12 @@ def resolved(tensor: Tensor) -> Tensor:
 
 
 def share_memory(first: Tensor, second: Tensor) -> bool:
-    """Return whether two tensors share an element; where that is too hard to know, whether their bounds overlap."""
+    """Return whether two tensors share an element; where that is too hard to know, whether their bounds overlap.
+
+    Under a transform of torch.func, tensors stand for others and have no memory of their own.
+    """
+    if _C._are_functorch_transforms_active():
+        return False
     return share_addresses((Tensor.data_ptr(first), *in_bytes(first)), (Tensor.data_ptr(second), *in_bytes(second)))
 
 
@@ -369,6 +371,10 @@ def execute(
     return result
 
 
+UNWATCHED = nullcontext()
+"""What is entered where no profiler looks on."""
+
+
 def execute_into(
     call: Call,
     data: Tensor,
@@ -379,10 +385,11 @@ def execute_into(
     guards: Guards | None = None,
 ) -> None:
     """Compute a call into tensors that were checked, as `execute` does."""
-    if is_on_gpu(data):
-        _execute_on_gpu(call, data, result, weights, positions, weight_out, guards)
-    else:
-        _execute_on_cpu(call, data, result, weights, positions, weight_out)
+    with record_function(f"gpufold::{call.operation}") if _profiler_enabled() else UNWATCHED:
+        if is_on_gpu(data):
+            _execute_on_gpu(call, data, result, weights, positions, weight_out, guards)
+        else:
+            _execute_on_cpu(call, data, result, weights, positions, weight_out)
 
 
 def _execute_on_cpu(
@@ -402,7 +409,11 @@ def _execute_on_cpu(
         )
     window = tuple([as_numpy(each) for each in weights]) or None
     places, sums = (None if each is None else as_numpy(each) for each in (positions, weight_out))
-    run(call, np, as_numpy(data), as_numpy(result), window, places, sums)
+    token = threads.allowed.set(torch.get_num_threads())
+    try:
+        run(call, np, as_numpy(data), as_numpy(result), window, places, sums)
+    finally:
+        threads.allowed.reset(token)
 
 
 def as_numpy(tensor: Tensor) -> Any:

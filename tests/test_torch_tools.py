@@ -1,0 +1,249 @@
+"""What people do with a model besides running it: transforms, tracers, profilers, and torch's own habits of calling."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from test_torch import LINEAR, WINDOWED, named
+from torch.fx.experimental.proxy_tensor import make_fx
+
+import gpufold.torch
+
+pytestmark = pytest.mark.peer("torch")
+
+COLUMNS = torch.arange(72.0).reshape(2, 4, 9).cos()
+WINDOW = torch.rand(2, 2)
+
+
+def fold(columns, window=None):
+    return gpufold.torch.fold(columns, 4, 2, window=window)
+
+
+def loss(columns):
+    return fold(columns.sin(), torch.full((2, 2), 0.5)).square().sum()
+
+
+# ---------------------------------------------------------------------------------------------
+# Transforms and tracers
+
+
+@named([*LINEAR, *WINDOWED])
+def test_functionalize(operation):
+    given = operation.tensors(torch.float64, requires_grad=True)
+    want = operation(*given).detach()
+    assert torch.equal(torch.func.functionalize(operation)(*given), want)
+    code = make_fx(torch.func.functionalize(operation.of(gpufold.torch)))(*[each.detach() for each in given]).code
+    assert f"gpufold.{operation.name}" in code
+
+
+def test_functionalize_sees_what_is_added_in_place():
+    def stitched(tiles):
+        picture = torch.zeros(6)
+        gpufold.torch.add_blocks_(picture, tiles, [(0,), (2,)])
+        return picture.mul_(2)
+
+    tiles = torch.randn(2, 3)
+    assert torch.equal(torch.func.functionalize(stitched)(tiles), stitched(tiles))
+
+
+TRANSFORMS = {
+    "none": lambda columns: fold(columns),
+    "grad": torch.func.grad(loss),
+    "vmap": torch.vmap(lambda columns: fold(columns), in_dims=1, out_dims=1),
+    "vmap of grad": torch.vmap(torch.func.grad(loss)),
+    "grad of functionalize": torch.func.grad(torch.func.functionalize(loss)),
+    "jvp": lambda columns: torch.func.jvp(fold, (columns,), (columns.cos(),))[1],
+    "jacrev": torch.func.jacrev(lambda columns: fold(columns)),
+    "hessian": torch.func.hessian(loss),
+}
+
+
+@pytest.mark.parametrize("mode", ["real", "fake", "symbolic"])
+@pytest.mark.parametrize("name", TRANSFORMS)
+def test_transforms_are_traced(name, mode):
+    columns = torch.stack([COLUMNS, COLUMNS + 1], 1 if name == "vmap" else 0) if "vmap" in name else COLUMNS
+    graph = make_fx(TRANSFORMS[name], tracing_mode=mode)(columns)
+    assert "gpufold." in graph.code
+    torch.testing.assert_close(graph(columns.cos()), TRANSFORMS[name](columns.cos()))
+
+
+class Network(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fold = gpufold.torch.Fold(4, 2, window=torch.rand(2, 2))
+        self.unfold = gpufold.torch.Unfold(2)
+        self.window = torch.nn.Parameter(torch.rand(2, 2))
+
+    def forward(self, columns):
+        again = self.unfold(self.fold(columns)).reshape(columns.shape[0], 1, 4, 9)
+        return gpufold.torch.unfold(again, 2, window=self.window) + gpufold.torch.im2col(again, (2, 2))
+
+
+def test_fx_has_modules_as_leaves_and_functions_by_name():
+    network = Network()
+    graph = torch.fx.symbolic_trace(network)
+    assert torch.equal(graph(COLUMNS), network(COLUMNS))
+    modules = [node.target for node in graph.graph.nodes if node.op == "call_module"]
+    functions = [node.target for node in graph.graph.nodes if node.op == "call_function"]
+    assert modules == ["fold", "unfold"]
+    assert {gpufold.torch.unfold, gpufold.torch.im2col} <= {*functions}
+    again = pickle.loads(pickle.dumps(graph))
+    assert torch.equal(again(COLUMNS), network(COLUMNS))
+
+
+class Named(torch.Tensor):
+    """A subclass that does nothing."""
+
+
+class Unit:
+    """What is no tensor, and is asked for every function of torch."""
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        return function, args, kwargs
+
+
+def test_subclasses_of_tensors_take_calls_over():
+    result = fold(COLUMNS.as_subclass(Named))
+    assert type(result) is Named
+    assert torch.equal(result.as_subclass(torch.Tensor), fold(COLUMNS))
+    result = fold(COLUMNS, WINDOW.as_subclass(Named))
+    assert type(result) is Named
+    unit = Unit()
+    assert gpufold.torch.fold(unit, 4, kernel_size=2) == (gpufold.torch.fold, (unit, 4), {"kernel_size": 2})
+    assert gpufold.torch.take_blocks(COLUMNS, unit, 2)[0] is gpufold.torch.take_blocks
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.*` is deprecated:DeprecationWarning")
+def test_script_says_what_to_use_instead():
+    def model(columns):
+        return gpufold.torch.fold(columns, 4, 2)
+
+    for scripted, name in ((model, "fold"), (Network(), "Fold"), (gpufold.torch.Unfold(2), "Unfold")):
+        with pytest.raises(RuntimeError, match=rf"gpufold.torch.{name} .* call torch.jit.trace, .* torch.export"):
+            torch.jit.script(scripted)
+
+
+def test_the_profiler_names_calls():
+    columns = COLUMNS.clone().requires_grad_()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        fold(COLUMNS)
+        fold(columns).sum().backward()
+        gpufold.torch.add_blocks_(torch.zeros(6), torch.ones(1, 3), [(1,)])
+    counts = {each.key: each.count for each in profile.key_averages()}
+    assert [counts[f"gpufold::{name}"] for name in ("col2im", "im2col", "add_blocks")] == [2, 1, 1]
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_saved_program_says_what_to_import(strict, tmp_path):
+    program = torch.export.export(Network(), (COLUMNS,), strict=strict)
+    torch.export.save(program, tmp_path / "program.pt2")
+    load = f"import torch; torch.export.load({str(tmp_path / 'program.pt2')!r}).module()"
+    alone = subprocess.run([sys.executable, "-c", load], capture_output=True, text=True)
+    assert alone.returncode
+    assert "exported programs load after: import gpufold.torch" in alone.stderr
+    subprocess.run([sys.executable, "-c", f"import gpufold.torch; {load}"], check=True)
+
+
+# ---------------------------------------------------------------------------------------------
+# Habits
+
+
+@pytest.mark.parametrize("of", [np.int64, np.uint8, int], ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("on", ["cpu", "meta"])
+def test_integers_of_numpy_are_sizes(of, on):
+    image, columns = torch.zeros(1, 3, 6, 6, device=on), torch.zeros(1, 12, 9, device=on)
+    for module in (torch.nn.functional, gpufold.torch):
+        assert module.unfold(image, of(2), of(1), of(1), of(2)).shape == (1, 12, 16)
+        assert module.unfold(image, (of(2), 2), stride=np.array([2, 2])).shape == (1, 12, 9)
+        assert module.fold(columns, of(4), of(2)).shape == (1, 3, 4, 4)
+        assert module.fold(columns, (of(4), of(4)), [of(2), 2], padding=of(0)).shape == (1, 3, 4, 4)
+
+
+@pytest.mark.parametrize("on", ["cpu", "meta"])
+@pytest.mark.parametrize("error", [RuntimeError, ValueError])
+def test_wrong_shapes_are_errors_as_torchs_and_as_numpys(error, on):
+    columns = COLUMNS.to(on)
+    for call in (
+        lambda: gpufold.torch.fold(columns, 5, 2),
+        lambda: gpufold.torch.fold(columns, 4, 3),
+        lambda: gpufold.torch.Unfold(9)(columns),
+        lambda: gpufold.torch.batch_to_space(columns, (1, 3, 1)),
+        lambda: gpufold.torch.blocks_to_array(columns, (4,), (9,), 2),
+    ):
+        with pytest.raises(error, match=r"^\w+: "):
+            call()
+    with pytest.raises(RuntimeError):
+        torch.nn.functional.fold(columns, 5, 2)
+
+
+def test_a_kernel_that_cannot_serve_is_still_unsupported():
+    with pytest.raises(gpufold.Unsupported, match="is a GPU kernel"):
+        gpufold.torch.col2im(COLUMNS, (4, 4), (2, 2), variant="gather")
+
+
+@pytest.mark.parametrize("wrong", [True, (True, 2), 2.0, torch.tensor(2), np.array(2)], ids=repr)
+def test_what_torch_takes_for_no_size_is_none(wrong):
+    image = COLUMNS.reshape(1, 2, 4, 9)
+    for name in ("kernel_size", "dilation", "padding", "stride"):
+        given = {"kernel_size": 2} | {name: wrong}
+        for module in (torch.nn.functional, gpufold.torch):
+            with pytest.raises(TypeError) as refused:
+                module.unfold(image, **given)
+        if module is gpufold.torch:
+            assert str(refused.value).startswith(f"unfold: {name} must be")
+    with pytest.raises(TypeError, match=r"^fold: output_size must be"):
+        gpufold.torch.fold(COLUMNS, wrong, 2)
+
+
+def test_no_axes_get_a_sentence():
+    with pytest.raises(TypeError, match=r"must be an integer .* got tensor\(2\); pass int\(kernel_size\)"):
+        gpufold.torch.fold(COLUMNS, 4, torch.tensor(2))
+
+
+@pytest.mark.parametrize("dilation", [0, (1, 0), [0, 0]])
+def test_a_dilation_of_zero_is_refused_by_torchs_names_alone(dilation):
+    image = torch.ones(1, 1, 4, 4)
+    for module in (torch.nn.functional, gpufold.torch):
+        with pytest.raises(RuntimeError, match="dilation"):
+            module.unfold(image, 2, dilation=dilation)
+        with pytest.raises(RuntimeError, match="dilation"):
+            module.fold(COLUMNS, 4, 2, dilation=dilation)
+    assert gpufold.torch.im2col(image, (2, 2), dilations=0).shape == (1, 4, 16)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged], ids=str)
+def test_lists_of_tensors_get_a_sentence(layout):
+    ragged = torch.nested.nested_tensor([torch.ones(4, 9), torch.ones(4, 9)], layout=layout)
+    with pytest.raises(TypeError, match=r"data must be a dense tensor, got a nested one; pass each of data.unbind\(\)"):
+        fold(ragged)
+
+
+def test_modules_are_torchs_own():
+    module = gpufold.torch.Fold((9,), (3,), stride=2, window=np.hanning(3), reduction="mean")
+    assert isinstance(module, torch.nn.Fold)
+    assert isinstance(gpufold.torch.Unfold(3), torch.nn.Unfold)
+    assert repr(module) == (
+        "Fold(output_size=(9,), kernel_size=(3,), dilation=1, padding=0, stride=2, window=(3,), reduction='mean')"
+    )
+    assert repr(gpufold.torch.Unfold(3, window=[WINDOW[0], WINDOW[1]])).endswith("stride=1, window=(2,) x (2,))")
+
+
+@pytest.mark.parametrize(
+    "window", [np.ones((2, 2)), [np.ones(2, np.float32), torch.ones(2)]], ids=["full", "separable"]
+)
+def test_a_window_of_numpy_becomes_a_buffer(window):
+    module = gpufold.torch.Fold(4, 2, window=window)
+    assert all(isinstance(buffer, torch.Tensor) for buffer in module.buffers())
+    assert len([*module.buffers()]) == (1 if isinstance(window, np.ndarray) else 2)
+    assert torch.equal(module(COLUMNS), fold(COLUMNS))
+    assert {buffer.dtype for buffer in module.half().buffers()} == {torch.float16}
+    for same in (copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
+        assert type(same) is gpufold.torch.Fold
+        assert torch.equal(same.float()(COLUMNS), fold(COLUMNS))
