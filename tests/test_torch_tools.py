@@ -104,7 +104,8 @@ class Named(torch.Tensor):
 class Unit:
     """What is no tensor, and is asked for every function of torch."""
 
-    def __torch_function__(self, function, types, args=(), kwargs=None):
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
         return function, args, kwargs
 
 
