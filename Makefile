@@ -82,12 +82,12 @@ lint: $(VENV)/.lint
 	$(BIN)/mypy
 	$(BIN)/zizmor --offline --quiet .github
 	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows $$(git ls-files '.github/workflows/*')
-	$(BIN)/clang-format --dry-run --Werror $$(git ls-files '*.cu' '*.cuh' 'tests/*.h' 'tests/*.cpp')
+	$(BIN)/clang-format --dry-run --Werror $$(git ls-files '*.cu' '*.cuh' 'bench/*.h' 'bench/*.cpp')
 
 format: $(VENV)/.lint
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
-	$(BIN)/clang-format -i $$(git ls-files '*.cu' '*.cuh' 'tests/*.h' 'tests/*.cpp')
+	$(BIN)/clang-format -i $$(git ls-files '*.cu' '*.cuh' 'bench/*.h' 'bench/*.cpp')
 
 # make sanitize SANITIZERS=racecheck runs one of them.
 SANITIZERS := memcheck racecheck initcheck synccheck

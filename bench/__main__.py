@@ -209,10 +209,10 @@ def _host(options: argparse.Namespace, words: list[str], console: Console) -> in
 
 
 def _traffic(options: argparse.Namespace, words: list[str], console: Console) -> int:
-    from bench.traffic import assumptions, count_all, import_hostcuda, predictions, traffic_table
+    from bench.traffic import assumptions, check_available, count_all, predictions, traffic_table
 
     devices = [device_named(chip) for chip in options.chips or ["H200"]]
-    import_hostcuda()
+    check_available()
     problems = select(options.problem, quick=False, gpu=True)
     counted: dict[str, list[Any]] = {}
     try:

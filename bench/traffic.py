@@ -1,12 +1,11 @@
 """Predicts how fast kernels are on a GPU, by running their machine code on this machine's CPU.
 
-The figures come from tests/hostcuda, on problems scaled down together with the device: fewer planes, fewer
+The figures come from bench/hostcuda, on problems scaled down together with the device: fewer planes, fewer
 multiprocessors, smaller caches. Nothing here is a measurement of a GPU; hostcuda/prediction.py says what is assumed.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
@@ -15,23 +14,24 @@ from math import prod
 from multiprocessing import get_context
 from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from rich.table import Table
 
 import gpufold
+from bench import hostcuda
+from bench.hostcuda import Work, work
+from bench.hostcuda import prediction as model
+from bench.hostcuda.build import KERNELS
 from bench.measure import difference
 from bench.problems import AT_POSITIONS, TOLERANCE, Problem
-from bench.results import ROOT, Run, geometric_mean
+from bench.results import Run, geometric_mean
 from gpufold.calls import Call, Unsupported
 from gpufold.geometry import Axis, SlidingGeometry
 from gpufold.gpu.parameters import int32, pack
 from gpufold.gpu.plan import H200, Device, Operand, Plan, grid_of
 from gpufold.operations import choose
-
-if TYPE_CHECKING:
-    from hostcuda import Work
 
 ELEMENTS = 1 << 18
 """At the input of a problem that is run, for each multiprocessor: some times what its share of the L2 cache holds."""
@@ -88,13 +88,8 @@ class Line:
     limited_by: str
 
 
-def import_hostcuda() -> None:
-    """Make the host build importable; say why where it cannot run."""
-    folder = str(ROOT / "tests")
-    if folder not in sys.path:
-        sys.path.insert(0, folder)
-    import hostcuda
-
+def check_available() -> None:
+    """Say why kernels cannot be run on this machine's CPU, or compiled for a GPU."""
     if reason := hostcuda.unavailable() or hostcuda.cubin.unavailable():
         raise ValueError(f"traffic runs the kernels on the CPU, and compiles them for a GPU: {reason}")
 
@@ -192,9 +187,6 @@ def work_on(problem: Problem, variant: str, dtype: str, device: Device) -> tuple
 
 def _work(problem: Problem, plan: Plan, dtype: str, device: Device, scale: float) -> Work:
     """Execute a plan on a device `scale` times smaller; its result must be the NumPy path's."""
-    from hostcuda import work
-    from hostcuda.build import KERNELS
-
     data = problem.data(dtype)
     result = np.zeros(problem.output_shape, data.dtype)  # what add_blocks adds to
     done = work(
@@ -215,8 +207,6 @@ def _work(problem: Problem, plan: Plan, dtype: str, device: Device, scale: float
 
 def count(problem: Problem, device: Device = H200) -> list[Line]:
     """Run what `auto` takes for a problem at its full size, beside the naive kernel and the atomic one."""
-    import hostcuda
-
     full, dtype = problem.for_gpu, problem.dtypes[0]
     auto = plan_of(full, "auto", dtype, device).variant
     lines = []
@@ -257,7 +247,7 @@ def count_all(problems: list[Problem], device: Device = H200) -> Iterator[list[L
     if len(problems) == 1:
         yield count(problems[0], device)
         return
-    with ProcessPoolExecutor(PROCESSES, get_context("spawn"), initializer=import_hostcuda) as pool:
+    with ProcessPoolExecutor(PROCESSES, get_context("spawn")) as pool:
         yield from pool.map(count, problems, [device] * len(problems))
 
 
@@ -325,8 +315,6 @@ def _range(line: Line | None) -> str:
 
 def assumptions(device: Device = H200) -> list[str]:
     """Say what the figures stand on."""
-    from hostcuda import prediction as model
-
     return [
         "Predictions, not measurements. The kernels' machine code ran on this machine's CPU, on problems and a "
         f"part of an {device.name} shrunk together: {ELEMENTS / 1e6:.2g} million elements at the input for each of its "

@@ -31,21 +31,21 @@ def no_gpu() -> str | None:
 
 def no_compiler() -> str | None:
     """Why tests of marker `hostcuda` cannot run, or None."""
-    import hostcuda
+    from bench import hostcuda
 
     return hostcuda.unavailable()
 
 
 def no_cuda_compiler() -> str | None:
     """Why tests of marker `nvrtc` cannot run, or None."""
-    import hostcuda
+    from bench import hostcuda
 
     return hostcuda.cubin.unavailable()
 
 
 def no_nvcc() -> str | None:
     """Why tests of marker `nvcc` cannot run, or None."""
-    import hostcuda
+    from bench import hostcuda
 
     return hostcuda.nvcc.unavailable()
 

@@ -6,7 +6,7 @@ from math import prod
 
 import numpy as np
 
-import hostcuda
+from bench import hostcuda
 from gpufold import operations
 from gpufold.calls import Call
 from gpufold.gpu.plan import H200, Device, Operand

@@ -26,7 +26,7 @@ from ml_dtypes import bfloat16
 from moves import in_layout, operand
 
 import gpufold
-import hostcuda
+from bench import hostcuda
 from gpufold import calls
 from gpufold.calls import Call, Fusion, Unsupported
 from gpufold.cpu import arithmetic, tiles

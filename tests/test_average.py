@@ -10,7 +10,7 @@ from cases import INEXACT, SANITIZED, assert_same_bits, garbage, values, window_
 from moves import in_layout, operand
 
 import gpufold
-import hostcuda
+from bench import hostcuda
 from gpufold import calls
 from gpufold.arrays import as_weights
 from gpufold.gpu import parameters

@@ -14,7 +14,7 @@ from cases import DTYPES, FUSIONS, INEXACT, SANITIZED, assert_same_bits, crossed
 from moves import DEVICES, ONE_THREAD, in_layout, operand
 
 import gpufold
-import hostcuda
+from bench import hostcuda
 from gpufold.calls import PLAIN, Call, Fusion, Unsupported
 from gpufold.cpu import tiles as cpu_tiles
 from gpufold.cpu import ways

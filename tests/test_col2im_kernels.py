@@ -31,7 +31,7 @@ from cases import (
 from moves import ONE_THREAD, operand
 
 import gpufold
-import hostcuda
+from bench import hostcuda
 from gpufold.calls import PLAIN, Call, Fusion, Unsupported
 from gpufold.elements import ELEMENT_TYPES, WIDER
 from gpufold.geometry import col2im_geometry

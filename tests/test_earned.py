@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import bench.traffic
-import hostcuda
+from bench import hostcuda
 from bench.problems import PROBLEMS, sliding, space
 from bench.traffic import plan_of, work_of
 from gpufold.calls import Unsupported

@@ -18,7 +18,7 @@ import pytest
 from cases import FUSIONS, Case, grouped, weights_of, window_of
 from specialisations import SOURCES, plans, specialisations, whole_blocks
 
-import hostcuda
+from bench import hostcuda
 from bench.problems import PROBLEMS, itemsize_of
 from bench.traffic import SCALED, plan_of, smaller, work_of, work_on
 from gpufold.calls import MODES, PLAIN, WINDOWS, Call, Fusion, Unsupported

@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 
 import gpufold
+from bench.hostcuda import standin
 from gpufold.gpu.sources import options, program
-from hostcuda import standin
 
 CHECKOUT = Path(__file__).parents[1]
 
@@ -28,7 +28,7 @@ def run(*arguments):
     paths = [str(CHECKOUT), str(CHECKOUT / "tests"), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "hostcuda.standin", "-p", "no:cacheprovider", "-q", *arguments],
+        [sys.executable, "-m", "pytest", "-p", "bench.hostcuda.standin", "-p", "no:cacheprovider", "-q", *arguments],
         cwd=CHECKOUT,
         env=environment | {"PYTHONPATH": os.pathsep.join(paths)},
         stdout=subprocess.PIPE,
@@ -319,7 +319,7 @@ def test_scratch_memory_of_a_graph_needs_a_device_with_memory_pools(launch, monk
 
 SHOWN = """
 import sys
-from hostcuda import standin
+from bench.hostcuda import standin
 cupy = sys.modules["cupy"] = standin.cupy()
 import numpy as np, gpufold
 host = np.random.default_rng(0).random((8, 576, 3136), np.float32)
@@ -363,7 +363,7 @@ def test_the_gpu_tests_pass_on_a_stand_in_for_cupy():
 @pytest.mark.peer("torch")
 @pytest.mark.hostcuda
 def test_the_gpu_tests_of_tensors_pass_on_a_stand_in_for_cupy():
-    status, output = run("tests/test_torch_gpu.py", "-p", "hostcuda.torch_standin", "--of-each=20")
+    status, output = run("tests/test_torch_gpu.py", "-p", "bench.hostcuda.torch_standin", "--of-each=20")
     assert status == 0, output
     assert "no GPU ran" in output
 

@@ -11,12 +11,12 @@ import definition
 import numpy as np
 import pytest
 
-import hostcuda
+from bench import hostcuda
+from bench.hostcuda import cubin, machine
+from bench.hostcuda.counting import resident_threads
+from bench.hostcuda.prediction import copy_plan, copy_work
 from gpufold.gpu.devices import DEVICES
 from gpufold.gpu.plan import H200, Plan
-from hostcuda import cubin, machine
-from hostcuda.counting import resident_threads
-from hostcuda.prediction import copy_plan, copy_work
 
 pytestmark = pytest.mark.hostcuda
 

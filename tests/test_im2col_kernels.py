@@ -27,7 +27,7 @@ from cases import (
 from moves import DEVICES, DTYPES, ONE_THREAD, check, operand, random_bits
 
 import gpufold
-import hostcuda
+from bench import hostcuda
 from gpufold import operations
 from gpufold.calls import Call, Fusion, Unsupported
 from gpufold.geometry import im2col_geometry

@@ -25,7 +25,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-import hostcuda
+from bench import hostcuda
 from bench.problems import Problem, sliding, space
 from bench.traffic import NAIVE, work_on
 from gpufold.gpu.plan import H200

@@ -15,7 +15,7 @@ import pytest
 import specialisations as specialised
 from specialisations import SOURCES
 
-import hostcuda
+from bench import hostcuda
 from gpufold.calls import Call, Unsupported
 from gpufold.geometry import batch_to_space_geometry, col2im_geometry, im2col_geometry
 from gpufold.gpu import sources

@@ -18,7 +18,7 @@ import pytest
 from cases import Case, assert_same_bits, values
 from random_calls import random_problem
 
-import hostcuda
+from bench import hostcuda
 from gpufold.calls import Call, Fusion, Unsupported
 from gpufold.geometry import (
     Axis,

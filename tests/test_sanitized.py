@@ -10,7 +10,7 @@ from cases import CASES, SPACE_CASES, assert_same_bits, values
 from moves import ONE_THREAD, plan_for
 
 import gpufold
-import hostcuda
+from bench import hostcuda
 from gpufold.calls import Unsupported
 from gpufold.geometry import batch_to_space_geometry, col2im_geometry
 from gpufold.gpu.plan import H200

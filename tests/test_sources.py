@@ -10,7 +10,7 @@ import pytest
 from cases import Case
 from specialisations import SOURCES, specialisations
 
-import hostcuda
+from bench import hostcuda
 from gpufold.calls import Call, Unsupported
 from gpufold.geometry import col2im_geometry
 from gpufold.gpu.plan import H200, Operand

@@ -27,7 +27,7 @@ from cases import POSITIONS_CASES as CASES
 from moves import in_layout, operand, random_bits
 
 import gpufold
-import hostcuda
+from bench import hostcuda
 from gpufold import calls
 from gpufold.calls import MODES, Unsupported
 from gpufold.cpu import placing, tiles

@@ -13,13 +13,13 @@ import torch
 from cases import CASES, random_case
 
 import gpufold.torch
+from bench.hostcuda import standin
 from gpufold.calls import SHAPES
 from gpufold.gpu.plan import H200, Operand
 from gpufold.operations import OPERATIONS, choose
 from gpufold.torch import tensors
 from gpufold.torch.guards import seen_of
 from gpufold.torch.rules import ADJOINTS
-from hostcuda import standin
 
 pytestmark = [pytest.mark.peer("torch"), pytest.mark.peer("cupy"), pytest.mark.hostcuda]
 

@@ -1,7 +1,7 @@
 """What a GPU launch needs, as data: a call, its two arrays and the facts about a device become a Plan.
 
 Everything here is pure. Two executors run the same plan: `gpufold.gpu.launch` on a GPU and the host build of the
-kernels, `tests/hostcuda`, on a CPU. The modules of `gpufold.gpu.variants` make them.
+kernels, `bench/hostcuda`, on a CPU. The modules of `gpufold.gpu.variants` make them.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@
     nvcc.compile(source, defines, 90)          what nvcc warns of
     work(plan, input, output)                  what its machine code did, executed warp by warp
     predict(plan, work)                        how long it would take, as a range, by the model of prediction.py
-    -p hostcuda.standin                        a plugin of pytest: GPU tests run on the CPU, on a stand-in for CuPy
+    -p bench.hostcuda.standin                  a plugin of pytest: GPU tests on the CPU, on a stand-in for CuPy
 
 How it works. g++ compiles the .cu file behind host/cuda_words.h, which gives the words of CUDA a meaning: __global__
 means inline, __shared__ means static, threadIdx is a global variable, an atomic operation is an ordinary one. So a

@@ -1,6 +1,6 @@
 """A stand-in for CuPy over the host build of the kernels: the GPU tests' own code runs, but no GPU.
 
-    PYTHONPATH=tests python -m pytest -p hostcuda.standin tests/test_gpu.py
+    PYTHONPATH=tests python -m pytest -p bench.hostcuda.standin tests/test_gpu.py
 
 As a plugin of pytest it is what `import cupy` finds; imported otherwise it changes nothing. It has what gpufold and
 tests/test_gpu.py call of CuPy 14.2, no more, and raises what CuPy raises. What CuPy lets pass and a GPU would punish

@@ -12,8 +12,8 @@ from contextlib import contextmanager
 
 import torch
 
+from bench.hostcuda import standin
 from gpufold.torch import tensors
-from hostcuda import standin
 
 HANDLE = 0x7F00
 """torch's current stream where a test makes none."""
