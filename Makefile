@@ -33,8 +33,8 @@ help:
 	@echo "make lint           what must be clean before a commit"
 	@echo "make format         Python and CUDA sources in their one format"
 	@echo "make sanitize       compute-sanitizer over every kernel variant (needs a GPU and the CUDA toolkit)"
-	@echo "make measure        the whole benchmark on a GPU, saved row by row; RESUME=1 goes on, SYSTEM=1 installs nothing,"
-	@echo "                    RESULTS=folder, SECONDS=of a problem, COMMIT=hash where git does not say"
+	@echo "make measure        the whole benchmark on a GPU, saved row by row; RESUME=1 goes on, RESULTS=folder, SECONDS=of a"
+	@echo "                    problem; where nothing can be installed: python3 -m bench chip --results folder"
 	@echo "make report         figures, tables, thresholds, regret and predictions from RESULTS, without a GPU"
 	@echo "make clean          remove the environment and what was built"
 
@@ -42,18 +42,20 @@ bench: $(VENV)/.bench
 	$(BIN)/python -m bench photo
 	$(BIN)/python -m bench --quick
 
+ON_GPU := tests/test_gpu.py tests/test_torch_gpu.py
+
 # A process for each core.
 ON_CPU := -n auto --dist worksteal $(if $(ALL),--all)
-test: $(VENV)/.test $(if $(PEERS),$(VENV)/.peers)
+test: $(VENV)/.test $(if $(PEERS),$(VENV)/.peers) $(if $(ALL),$(VENV)/.nvrtc)
 ifneq ($(and $(CUPY),$(if $(ARGS),,1)),)
-	$(BIN)/python -m pytest $(ON_CPU) --ignore=tests/test_gpu.py
-	$(BIN)/python -m pytest $(PARALLEL) tests/test_gpu.py
+	$(BIN)/python -m pytest $(ON_CPU) $(ON_GPU:%=--ignore=%)
+	$(BIN)/python -m pytest $(PARALLEL) $(ON_GPU)
 else
 	$(BIN)/python -m pytest $(ON_CPU) $(ARGS)
 endif
 
 test-gpu: $(VENV)/.test
-	$(BIN)/python -m pytest $(PARALLEL) tests/test_gpu.py $(ARGS)
+	$(BIN)/python -m pytest $(PARALLEL) $(ON_GPU) $(ARGS)
 
 # A warning is an error, and every example of the site is run.
 docs: $(VENV)/.docs
@@ -98,17 +100,14 @@ sanitize: $(VENV)/.test
 			$(BIN)/python -m pytest $(PARALLEL) tests/test_gpu.py -k sanitize || exit 1; \
 	done
 
-# SYSTEM=1 takes $(PYTHON) as it is, where nothing can be installed: CuPy and NumPy are enough, a peer that is missing
-# is left out.
+# Where nothing can be installed: python3 -m bench chip --results DIR, or measure.
 RESULTS := bench/results
-RUN := $(if $(SYSTEM),$(PYTHON),$(BIN)/python)
-measure: $(if $(SYSTEM),,$(VENV)/.bench $(VENV)/.peers)
-	$(RUN) -m bench measure --results $(RESULTS)$(if $(SECONDS), --seconds $(SECONDS))$(if $(COMMIT), --commit $(COMMIT))$(if \
-		$(RESUME), --resume)
+measure: $(VENV)/.bench $(VENV)/.peers
+	$(BIN)/python -m bench measure --results $(RESULTS)$(if $(SECONDS), --seconds $(SECONDS))$(if $(RESUME), --resume)
 
-report: $(if $(SYSTEM),,$(VENV)/.bench $(VENV)/.test)
-	$(RUN) -m bench report --results $(RESULTS)
-	$(RUN) -m bench traffic --results $(RESULTS)
+report: $(VENV)/.bench $(VENV)/.test
+	$(BIN)/python -m bench report --results $(RESULTS)
+	$(BIN)/python -m bench traffic --results $(RESULTS)
 
 clean:
 	rm -rf $(VENV) dist docs/_build docs/tutorial docs/gallery docs/api/generated .pytest_cache .mypy_cache .ruff_cache .hypothesis
@@ -137,6 +136,12 @@ $(VENV)/.peers: pyproject.toml bench/clients.txt | $(BIN)/python
 
 $(VENV)/.docs: pyproject.toml | $(BIN)/python
 	$(PIP) --editable '.[docs]'
+	@touch $@
+
+# Other releases of NVRTC, which users have: in folders of their own, since an environment has one.
+$(VENV)/.nvrtc: | $(BIN)/python
+	$(PIP) --no-deps --target $(VENV)/nvrtc-12.9 'nvidia-cuda-nvrtc-cu12==12.9.*'
+	$(PIP) --no-deps --target $(VENV)/nvrtc-newest nvidia-cuda-nvrtc
 	@touch $@
 
 $(VENV)/.lint: pyproject.toml | $(BIN)/python

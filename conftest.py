@@ -35,6 +35,9 @@ EXTRAS = {
 
 MISSING = frozenset(package for package in EXTRAS if find_spec(package) is None)
 
+BY_THEMSELVES = frozenset({"tests/test_gpu.py", "tests/test_torch_gpu.py"})
+"""Modules that run without ml_dtypes too, where a GPU is and nothing can be installed: no test has bfloat16 then."""
+
 LEFT_OUT: dict[tuple[str, ...], list[str]] = defaultdict(list)
 """The modules that are not collected, by the missing packages they need."""
 
@@ -43,10 +46,11 @@ def pytest_ignore_collect(collection_path: Path) -> bool | None:
     """Leave out a module that needs a package which is missing; None leaves the decision to pytest's own rules."""
     if not MISSING or collection_path.suffix != ".py":
         return None
-    packages = tuple(sorted(needs(collection_path) & MISSING))
+    module = str(collection_path.relative_to(ROOT))
+    missing = needs(collection_path) & MISSING
+    packages = tuple(sorted(missing - {"ml_dtypes"} if module in BY_THEMSELVES else missing))
     if not packages:
         return None
-    module = str(collection_path.relative_to(ROOT))
     if module not in LEFT_OUT[packages]:
         LEFT_OUT[packages].append(module)
     return True
@@ -60,6 +64,9 @@ def pytest_terminal_summary(terminalreporter, config):
         installs = " and ".join(sorted({f"pip install '.[{EXTRAS[package]}]'" for package in packages}))
         if named:
             terminalreporter.write_line(f"{', '.join(named)} not collected: without {', '.join(packages)} ({installs})")
+    named = sorted(module for module in BY_THEMSELVES if any((ROOT / module).is_relative_to(path) for path in asked))
+    if "ml_dtypes" in MISSING and named:
+        terminalreporter.write_line(f"{', '.join(named)} without bfloat16: ml_dtypes is not installed")
 
 
 def needs(path: Path) -> frozenset[str]:

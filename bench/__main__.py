@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import signal
 import sys
 import warnings
@@ -124,6 +125,16 @@ def _parser() -> argparse.ArgumentParser:
     gigapixel.add_argument("--workers", type=_COUNT, nargs="*", default=[1, 2], metavar="N", help="clusters to measure")
     gigapixel.add_argument("--folder", type=Path, help="where the picture goes for a while, else the temporary folder")
     gigapixel.add_argument("--save", type=Path, metavar="FILE.json", help="write what was measured")
+    chip = commands.add_parser("chip", help="half an hour on a GPU: tests, sanitizers, measurements, a summary")
+    chip.add_argument(
+        "--results", type=Path, required=True, metavar="FOLDER", help="all that is written; goes on there"
+    )
+    chip.add_argument("--minutes", type=float, default=28.0, help="for all steps and calls together")
+    chip.add_argument("--steps", type=int, default=100, metavar="N", help="of which each takes less than nine minutes")
+    chip.add_argument("--seconds", type=float, default=0.5, help="measuring time of a problem or a point")
+    chip.add_argument("--problem", action="append", default=[], metavar="NAME", help="problems with it in their name")
+    chip.add_argument("--processes", type=int, default=max(1, min(14, (os.cpu_count() or 1) - 2)), metavar="N")
+    chip.add_argument("--commit", metavar="HASH", help="of this code, where git does not say")
     regret = commands.add_parser("regret", help="what the choices of auto cost, from saved results")
     for command in (report, crossover, regret, traffic):
         command.add_argument(
@@ -166,6 +177,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "crossover": _crossover,
         "regret": _regret,
         "gigapixel": _gigapixel,
+        "chip": _chip,
     }
     try:
         return commands[options.command](options, words, console)
@@ -292,6 +304,16 @@ def _gigapixel(options: argparse.Namespace, words: list[str], console: Console) 
     return gigapixel(options.side, options.memory, options.workers, options.folder, options.save, words, console)
 
 
+def _chip(options: argparse.Namespace, words: list[str], console: Console) -> int:
+    from bench.chip import Chip, half_an_hour
+
+    results = options.results.resolve()
+    named = [word for name in options.problem for word in ("--problem", name)]
+    chip = Chip(results, options.processes, named, options.seconds, options.commit)
+    with _terminable():
+        return half_an_hour(chip, options.minutes, options.steps, words)
+
+
 def _print_or_say(table: Table, command: str, console: Console) -> int:
     if table.row_count:
         console.print(table)
@@ -362,6 +384,7 @@ def _sweeps_step(options: argparse.Namespace, words: list[str], path: Path | Non
         Task(problem, problem.dtypes[0], (*sweep.below, *sweep.above), sweep.threshold, value)
         for sweep in sweeps(facts.multiprocessors, facts.threads_per_multiprocessor)
         for value, problem in sweep.points
+        if any(name in problem.name for name in getattr(options, "problem", []) or [""])
     ]
     return Step("crossover", bench, run, tasks, path)
 

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping
+from pathlib import Path
 from statistics import median
+from typing import Any
 
 from bench.problems import PROBLEMS
-from bench.results import COPY, OTHER_WORK, OURS, Row, Run, geometric_mean
+from bench.results import COPY, OTHER_WORK, OURS, Row, Run, command_line, geometric_mean, now, saved
+from bench.tally import Tally
 from bench.terminal import Table
 
 
@@ -25,7 +29,12 @@ def milliseconds(seconds: float) -> str:
 def _time(row: Row, name: str) -> str:
     if name in row.failures:
         return "FAIL" if row.failures[name].startswith("FAIL") else "error"
-    return milliseconds(row.times[name].median) if name in row.times else ""
+    times = row.times.get(name)
+    return milliseconds(times.median) + EXPOSED * times.exposed if times else ""
+
+
+EXPOSED = "!"
+"""Marks a time with gaps, for the host took longer to enqueue the call than the device was kept busy before."""
 
 
 def _times(value: float | None) -> str:
@@ -57,7 +66,7 @@ def cells(run: Run) -> tuple[list[str], list[list[str]]]:
             _percent(row.fraction_of_copy()),
         ]
         if gpu:
-            line.append(f"{median(ours.host) * 1e6:.1f}" if ours and ours.host else "")
+            line.append(f"{median(ours.host) * 1e6:.1f}{EXPOSED * ours.exposed}" if ours and ours.host else "")
         line += [_time(row, name) + ("*" if name == row.chosen else "") for name in variants]
         line += [_time(row, peer) for peer in peers]
         lines.append([*line, _times(row.speed_up(fastest)) if fastest else ""])
@@ -90,6 +99,9 @@ MEMORY = (
 )
 
 
+GAPS = "times with gaps: the host took longer to enqueue the call than flushing the cache kept the device busy"
+
+
 def footer(run: Run) -> list[str]:
     """Tell what the figures depend on."""
     versions = ", ".join(f"{name} {version}" for name, version in run.versions.items())
@@ -98,6 +110,7 @@ def footer(run: Run) -> list[str]:
         "peers' means are their time over gpufold's; "
         f"GB/s counts each input and output byte once; {COPY} moves as many bytes, in the same run.",
         *([MEMORY] if any(row.memory for row in run.rows) else []),
+        *([f"{EXPOSED} marks {GAPS}."] if any(each.exposed for row in run.rows for each in row.times.values()) else []),
         *run.notes,
         f"{run.date}, {run.device}, commit {run.commit}",
         versions,
@@ -181,3 +194,34 @@ def markdown_table(lines: list[list[str]]) -> list[str]:
     header, *rows = lines
     ruler = ["---", *("---:" for _ in header[1:])]
     return [f"| {' | '.join(texts)} |" for texts in (header, ruler, *rows)]
+
+
+FAILED = "FAILED"
+"""The result of a step of half an hour that nothing can make up for."""
+
+
+def summary(folder: Path, steps: Mapping[str, Mapping[str, Any]], words: list[str]) -> str:
+    """Return a page in Markdown on half an hour on a GPU, saved in a folder: the machine, each step, every failure."""
+    log, reasons = folder / "machine.log", defaultdict(list)
+    facts = log.read_text(errors="replace").splitlines()[-8:] if log.exists() else []
+    table = [["step", "result", "minutes", "goes", ""]]
+    for name, step in steps.items():
+        note = str(step["note"]).replace("|", "/")
+        table.append([name, step["result"], f"{step['seconds'] / 60:.1f}", str(step["goes"]), note])
+        if step["result"] == FAILED:
+            reasons[note].append(name)
+    for path in sorted({path.parent for path in folder.glob("*/*.jsonl")}):
+        for name, why in Tally.of(path).failed():
+            reasons[f"{path.name}: {' '.join(why.split())[:300]}"].append(name.rpartition("::")[2])
+    runs = saved([folder / "measured"]) if (folder / "measured").exists() else {}
+    lines = ["# Half an hour on a GPU", "", f"{now()}, `{command_line(words)}`", "", *(f"- {line}" for line in facts)]
+    lines += ["", *markdown_table(table), "", "## Failures", ""]
+    lines += [f"- {why}: {', '.join(f'`{name}`' for name in names)}" for why, names in reasons.items()]
+    lines += [f"- {path.name}: {line}" for path, run in runs.items() for line in failures(run)]
+    lines += [] if lines[-1] else ["None."]
+    for path, run in runs.items():
+        shares = {row.name: share for row in run.rows if not row.threshold and (share := row.fraction_of_copy())}
+        least = ", ".join(f"{name} {shares[name]:.0%}" for name in sorted(shares, key=shares.__getitem__)[:8])
+        lines += ["", f"## {path.stem}: {len(run.rows)} rows on {run.device}, commit {run.commit}", ""]
+        lines += [f"Least of a copy's speed: {least}.", "", *markdown_table(by_operation(run))] if shares else []
+    return "\n".join([*lines, "", f"All there is lies in {folder}: the command goes on where it stopped.", ""])

@@ -7,6 +7,7 @@ import gc
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from math import ceil
 from statistics import median, quantiles
 from typing import Any, Protocol
 
@@ -29,6 +30,8 @@ class Times:
     seconds: list[float] = field(default_factory=list)
     host: list[float] = field(default_factory=list)
     """Seconds until a call returned, where that is before its result is there: on a GPU."""
+    hidden: list[float] = field(default_factory=list)
+    """Seconds that the device was kept busy before a call, so that it found the whole call when it came to it."""
 
     @property
     def median(self) -> float:
@@ -40,9 +43,15 @@ class Times:
         low, _, high = quantiles(self.seconds, n=4) if len(self.seconds) > 1 else [self.median] * 3
         return (high - low) / 2 / self.median
 
+    @property
+    def exposed(self) -> bool:
+        """Whether the host took longer for most calls than the device was kept busy: the times have gaps then."""
+        gaps = [host > hidden for host, hidden in zip(self.host, self.hidden, strict=False)]
+        return 2 * sum(gaps) > len(gaps)
+
     def rounded(self) -> Times:
         """Return the same with as many digits as are saved."""
-        return Times(*([significant(value) for value in values] for values in (self.seconds, self.host)))
+        return Times(*([significant(value) for value in values] for values in (self.seconds, self.host, self.hidden)))
 
 
 DIGITS = 4
@@ -65,7 +74,7 @@ class Clock(Protocol):
         ...
 
     def repeats(self, call: Callable[[], Any]) -> int:
-        """Return the number of calls that make a sample."""
+        """Return how often something is repeated for a sample: the call itself, or what comes before it."""
         ...
 
     def sample(self, call: Callable[[], Any], repeats: int, times: Times) -> float:
@@ -104,10 +113,16 @@ class GpuClock:
     """CUDA events around single calls on the current stream, the second-level cache flushed before each.
 
     The flush writes several times the cache's size, which takes the device longer than the host needs to
-    enqueue a call: the events see the call's own work and no gap before it.
+    enqueue most calls: the events see the call's own work and no gap before it. Where the host takes longer, as for
+    several launches, the cache is flushed as often as that takes.
     """
 
     FLUSHED_CACHES = 4
+
+    MARGIN = 1.5
+    """How much longer than the host's part of a call the device is kept busy."""
+
+    MOST_FLUSHES = 100
 
     def __init__(self, cupy: Any, counter: Callable[[], float] = time.perf_counter):
         self.cupy, self.counter = cupy, counter
@@ -122,22 +137,27 @@ class GpuClock:
         return answer, self.counter() - start
 
     def repeats(self, call: Callable[[], Any]) -> int:
-        """Return 1, for the cache is flushed before every call."""
-        return 1
+        """Return how often the cache is flushed before a call, which is warm by now, to hide the host's part of it."""
+        tried = Times()
+        for _ in range(LEAST_SAMPLES):
+            self.sample(call, 1, tried)
+        return max(1, min(self.MOST_FLUSHES, ceil(self.MARGIN * median(tried.host) / min(tried.hidden))))
 
     def sample(self, call: Callable[[], Any], repeats: int, times: Times) -> float:
-        """Add the time on the device and the time until the call returned."""
+        """Add the time on the device, the time until the call returned and that of the flushes before."""
         began = self.counter()
-        before, after = self.cupy.cuda.Event(), self.cupy.cuda.Event()
-        self.scratch.fill(0)
+        first, before, after = (self.cupy.cuda.Event() for _ in range(3))
+        first.record()
+        for _ in range(repeats):
+            self.scratch.fill(0)
         before.record()
         start = self.counter()
-        for _ in range(repeats):
-            call()
-        times.host.append((self.counter() - start) / repeats)
+        call()
+        times.host.append(self.counter() - start)
         after.record()
         after.synchronize()
-        times.seconds.append(self.cupy.cuda.get_elapsed_time(before, after) / 1e3 / repeats)
+        times.hidden.append(self.cupy.cuda.get_elapsed_time(first, before) / 1e3)
+        times.seconds.append(self.cupy.cuda.get_elapsed_time(before, after) / 1e3)
         return self.counter() - began
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import shutil
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -13,6 +14,9 @@ import pytest
 from gpufold.cpu import arithmetic, folding, runs, tiles, ways
 
 REASONS = Counter()
+MANY_ON_A_GPU, SECONDS_ON_A_GPU = 100, 0.5
+"""From how many GPU tests on their time is worth a line, and about how long one compiles, on one core."""
+
 LEFT_FOR_ALL = "a combination or a figure that make test ALL=1 looks at"
 
 
@@ -67,6 +71,7 @@ def pytest_configure(config):
     config.addinivalue_line("markers", "nvrtc: compiles the kernels for GPUs, which needs NVRTC and cuobjdump")
     config.addinivalue_line("markers", "nvcc: compiles the kernels by nvcc, of a wheel or on the PATH")
     config.addinivalue_line("markers", "peer(name): compares with another library, by its module's name")
+    config.addinivalue_line("markers", "beside(name): needs a folder of the environment with another release")
     config.addinivalue_line("markers", "all: one of many combinations, or read from machine code, with --all")
     config.addinivalue_line("markers", "some(step): without --all, one of so many of a test's combinations")
     config.addinivalue_line("markers", "many: a combination or a random problem of the longer run, with --many")
@@ -90,7 +95,9 @@ def pytest_collection_modifyitems(config, items):
                     answers[marker.name] = checks[marker.name]()
                 reasons.append(answers[marker.name])
             elif marker.name == "peer" and importlib.util.find_spec(marker.args[0]) is None:
-                reasons.append(f"{marker.args[0]} is not installed (make test PEERS=1 installs peers)")
+                reasons.append(f"{marker.args[0]} is not installed")
+            elif marker.name == "beside" and not (Path(sys.prefix) / marker.args[0]).is_dir():
+                reasons.append(f"{marker.args[0]} is not in the environment (make test ALL=1 installs it)")
             elif marker.name == "all" and not everything:
                 reasons.append(LEFT_FOR_ALL)
             elif marker.name == "many" and not config.getoption("--many"):
@@ -109,6 +116,18 @@ def pytest_collection_modifyitems(config, items):
     if dropped:
         config.hook.pytest_deselected(items=dropped)
         items[:] = kept
+
+
+def pytest_report_collectionfinish(config, items):
+    """Say how long kernels take to compile in one process."""
+    count = sum(item.get_closest_marker("gpu") is not None for item in items)
+    divided = config.pluginmanager.hasplugin("bench.ledger") or config.getoption("numprocesses", None)
+    if count < MANY_ON_A_GPU or divided:
+        return None
+    return (
+        f"{count} tests compile their kernels in this one process, in about {count * SECONDS_ON_A_GPU / 60:.0f} "
+        f"minutes; python -m bench chip --results DIR divides them among processes, as -n 14 of pytest-xdist does"
+    )
 
 
 def pytest_sessionfinish(session):

@@ -10,11 +10,13 @@ tests/test_gpu_standin.py runs this file on the host build of the kernels.
 from __future__ import annotations
 
 import gc
+import re
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
+from itertools import product
 from math import prod
 from types import SimpleNamespace
 from typing import Any
@@ -38,12 +40,14 @@ from cases import (
     values,
     window_of,
 )
+from moves import ONE_THREAD
 from processes import alone, end_where_the_device_is_dead
 
 import gpufold
 from gpufold.calls import MODES
 from gpufold.elements import ELEMENT_TYPES, WIDER
 from gpufold.gpu import parameters
+from gpufold.gpu.plan import H200
 from gpufold.gpu.sources import KERNELS
 from gpufold.operations import choose
 
@@ -155,6 +159,9 @@ SHORT_CASES = (
     SpaceCase("channels-last", (8, 3, 5, 3), (1, 2, 2, 1), (0, 1, 0, 0), (0, 0, 1, 0)),
 )
 """Few and small, yet they run every kernel: compute-sanitizer slows each many times."""
+
+NARROW = [(narrow, wide) for narrow, wide in WIDER.items() if narrow in map(str, DTYPES)]
+"""Dtypes with a wider one that they are summed in."""
 
 SHORT_DTYPES = tuple(np.dtype(name) for name in ("uint8", "float16", "int32", "float32", "complex128"))
 
@@ -268,6 +275,79 @@ def check_variants(cupy, call, names=None):
     assert served[: not names] == ([] if names else ["auto"])
     assert_same_bits(cupy.asnumpy(data), call.data, "the input is as it was")
     return served
+
+
+# ---------------------------------------------------------------------------------------------
+# A smoke: every kernel function once
+
+SMOKE_CASES = (
+    *SHORT_CASES,
+    Case("many-planes", (30, 31), (3, 3), channels=64),
+    Case("many-planes-of-words", (32, 40), (4, 4), 4, channels=64),
+)
+
+FUNCTIONS = sorted(
+    name
+    for path in KERNELS.glob("*.cu")
+    for name in re.findall(r"__global__ [^(]*?(?:__launch_bounds__\(.*?\)\s*)?(\w+)\(", path.read_text())
+)
+"""The functions that are launched."""
+
+
+def smoke_calls():
+    """Few calls that run every kernel function, the cheapest dtype to compile first."""
+    for dtype in map(np.dtype, (np.int32, np.float32, np.uint8)):
+        for case in SMOKE_CASES:
+            yield from calls_of(case, dtype)
+        fold, _ = calls_of(SMOKE_CASES[-1], dtype)
+        yield replace(fold, data=np.ascontiguousarray(fold.data.swapaxes(1, 2)).swapaxes(1, 2))
+        yield from blocks_calls((2, 12, 40), (5, 6), 1, dtype)
+        for case in (POSITIONS_CASES[3], POSITIONS_CASES[11], POSITIONS_CASES[14]):
+            array = values(case.shape, dtype)
+            yield Call("add_blocks", array, (values(case.blocks_shape, dtype, 1), case.positions))
+            yield Call("take_blocks", array, (case.positions, case.block))
+    yield Call("average", values((2, 9), np.float32), (np.arange(9, dtype=np.float32),))
+
+
+@cache
+def launches():
+    """A call, a variant and the device to plan it for that launch a function, by the function's name."""
+    found = {}
+    for call, device in product(smoke_calls(), (H200, ONE_THREAD)):
+        for variant in gpufold.variants(call.operation):
+            with suppress(gpufold.Unsupported):
+                why = gpufold.explain(
+                    call.operation, call.data, *call.arguments, **call.options, variant=variant, device=device
+                )
+                for step in (*why.plan.before, why.plan):
+                    found.setdefault(step.symbol, (call, variant, device))
+    return found
+
+
+def test_the_smoke_runs_every_kernel_function():
+    """Needs no GPU."""
+    assert FUNCTIONS
+    assert sorted(launches()) == FUNCTIONS
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_smoke(cupy, monkeypatch, function):
+    """Planned as for the device whose size has the planner take the function; any GPU can run it."""
+    from gpufold.gpu import launch
+
+    call, variant, device = launches()[function]
+    monkeypatch.setattr(launch, "device", lambda number: device)
+    launch._prepare.cache_clear()
+    want = call.on(call.data.copy())
+    with cupy.cuda.using_allocator(None):
+        arguments = [cupy.asarray(each) if isinstance(each, np.ndarray) else each for each in call.arguments]
+        order = np.argsort([-step for step in call.data.strides], kind="stable")  # of the axes in memory
+        data = cupy.asarray(np.ascontiguousarray(call.data.transpose(order))).transpose(*np.argsort(order).tolist())
+        assert data.strides == call.data.strides
+        got = replace(call, arguments=tuple(arguments)).on(data, variant=variant)
+        assert_answer(call, variant, cupy.asnumpy(got), want, call.data)
+    launch._prepare.cache_clear()
 
 
 # ---------------------------------------------------------------------------------------------
@@ -1267,7 +1347,7 @@ def test_blocks_taken_at_positions_are_the_numpy_path(cupy, case, dtype):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(("narrow", "wide"), WIDER.items(), ids=str)
+@pytest.mark.parametrize(("narrow", "wide"), NARROW, ids=str)
 def test_blocks_are_added_to_a_wider_array(cupy, narrow, wide):
     case = POSITIONS_CASES[11]
     narrow = next(dtype for dtype in DTYPES if dtype.name == narrow)
@@ -1280,7 +1360,7 @@ def test_blocks_are_added_to_a_wider_array(cupy, narrow, wide):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(("narrow", "wide"), WIDER.items(), ids=str)
+@pytest.mark.parametrize(("narrow", "wide"), NARROW, ids=str)
 def test_columns_are_summed_in_a_wider_dtype(cupy, narrow, wide):
     narrow = next(dtype for dtype in DTYPES if dtype.name == narrow)
     for case in SHORT_CASES[:5]:
@@ -1396,6 +1476,7 @@ def test_a_captured_window_is_not_converted(cupy):
 
 
 @pytest.mark.gpu
+@pytest.mark.peer("scipy")
 @pytest.mark.parametrize(("taps", "hop"), [(256, 64), (400, 160), (2048, 512)])
 def test_the_inverse_short_time_fourier_transform_is_cupys(cupy, taps, hop):
     from cupyx.scipy import signal
@@ -1449,10 +1530,12 @@ def check_dask(library):
 
 
 @pytest.mark.gpu
+@pytest.mark.peer("dask")
 def test_dask_chunks_on_the_gpu_give_the_same(cupy):
     check_dask(cupy)
 
 
+@pytest.mark.peer("dask")
 def test_dask_chunks_in_the_memory_of_the_host_give_the_same():
     """Needs no GPU: what the test before this one does is right."""
     check_dask(np)

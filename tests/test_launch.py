@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import ml_dtypes  # noqa: F401  NumPy knows bfloat16 then
@@ -93,6 +95,51 @@ def test_specialisations_in_the_text_make_the_machine_code_of_those_in_the_optio
         plan = random.Random(symbol).choice(of_kernel)
         in_text = compiled(sources.program(plan.source, plan.symbol, plan.defines))
         assert in_text == hostcuda.cubin.compile(plan.source, plan.defines, 90, symbol=plan.symbol).code, plan
+
+
+OTHER_NVRTC = """
+import ctypes, json, sys
+from pathlib import Path
+from hostcuda import cubin
+for pattern in ("libnvrtc-builtins.so*", "libnvrtc.so*"):
+    library = ctypes.CDLL(str(next(Path(sys.argv[1]).rglob(pattern))))
+cubin._nvrtc = lambda: library
+major, minor = ctypes.c_int(), ctypes.c_int()
+library.nvrtcVersion(ctypes.byref(major), ctypes.byref(minor))
+for text, options in json.load(sys.stdin):
+    cubin.compile_text(text, options)
+print(major.value, minor.value)
+"""
+
+
+@pytest.mark.all
+@pytest.mark.parametrize(
+    ("release", "least"),
+    [
+        pytest.param("12.9", (12, 9), marks=pytest.mark.beside("nvrtc-12.9")),
+        pytest.param("newest", (13, 1), marks=pytest.mark.beside("nvrtc-newest")),
+    ],
+)
+def test_every_kernel_compiles_with_other_releases_of_nvrtc(release, least):
+    """One specialisation of each, drawn; the libraries of a process are of one release."""
+    sample = {}
+    for plan in random.Random(release).sample(specialised.plans(), len(specialised.plans())):
+        sample[plan.symbol] = sources.program(plan.source, plan.symbol, plan.defines)
+    asked = [
+        (text, [*sources.options(), f"-arch=sm_{architecture}", "-ftz=true"])
+        for text in sample.values()
+        for architecture in (75, 90, 120)
+    ]
+    done = subprocess.run(
+        [sys.executable, "-c", OTHER_NVRTC, str(Path(sys.prefix) / f"nvrtc-{release}")],
+        input=json.dumps(asked),
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(map(str, (sources.KERNELS.parent / "tests", *sys.path[1:])))},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert tuple(map(int, done.stdout.split())) >= least
+    assert len(asked) > 90
 
 
 def test_all_kernels_are_compiled_with_the_same_options(launch, monkeypatch):

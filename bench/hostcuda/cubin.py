@@ -153,7 +153,7 @@ def compile(
 
 
 def compile_text(text: str, passed: Sequence[str]) -> bytes:
-    """Compile a program as it is, and keep nothing."""
+    """Compile a program as it is, to PTX for an architecture such as compute_90, and keep nothing."""
     return _compile("program.cu", text, [option.encode() for option in passed])[8:]
 
 
@@ -179,6 +179,8 @@ def _compile(source: str, text: str, passed: list[bytes]) -> bytes:
             nvrtc.nvrtcGetCUBINSize,
             nvrtc.nvrtcGetCUBIN,
         )
+        if not any(option.startswith(b"-arch=compute_") for option in passed)
+        else (nvrtc.nvrtcGetPTXSize, nvrtc.nvrtcGetPTX)
     )
     get_size(program, ctypes.byref(size))
     result = ctypes.create_string_buffer(size.value)

@@ -1,0 +1,199 @@
+"""Half an hour on a GPU: what it is, tests, sanitizers, measurements and predictions, in steps that can be stopped.
+
+Everything is written below one folder, and what is found there is not done again: a step that was stopped, by a time
+limit or with its machine, goes on in the next call, in another copy of the checkout too.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from bench.report import FAILED, summary
+from bench.results import ROOT, command_line, now, write_at_once
+from bench.tally import Tally
+
+NOT_BEGUN, DONE, STOPPED, ABSENT = "not begun", "done", "to be continued", "left out"
+
+STEP_SECONDS = 8.5 * 60
+"""For a step in one go, where machines are lent for ten minutes."""
+GRACE_SECONDS = 15
+"""From SIGTERM to SIGKILL: a measurement saves its last row."""
+
+MACHINE = """
+import platform, gpufold
+print("Python", platform.python_version(), "on", platform.platform(), "with gpufold", gpufold.__version__)
+for name in ("numpy", "torch", "cupy"):
+    print(name, __import__(name).__version__)
+import cupy
+from gpufold.gpu import launch
+runtime = cupy.cuda.runtime
+print("driver", runtime.driverGetVersion(), "runtime", runtime.runtimeGetVersion())
+for number in range(runtime.getDeviceCount()):
+    print(launch.device(number), runtime.memGetInfo())
+"""
+
+
+@dataclass
+class Chip:
+    """What the steps share."""
+
+    folder: Path
+    processes: int
+    named: list[str]
+    """Of the command that measures: --problem NAME, as often as that is wanted."""
+    seconds: float
+    """For a problem that is measured."""
+    commit: str | None
+    deadline: float = 0.0
+    """When the step that is under way has to end."""
+    notes: list[str] = field(default_factory=list)
+
+    def start(self, words: Sequence[str | Path], log: Path) -> subprocess.Popen[bytes]:
+        """Start a Python command, whose output is added to a file; a tool may stand before Python."""
+        paths = [str(ROOT), str(ROOT / "tests"), *filter(None, [os.environ.get("PYTHONPATH")])]
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "PYTHONDONTWRITEBYTECODE": "1"}
+        with log.open("ab") as out:
+            return subprocess.Popen(words, cwd=ROOT, env=environment, stdout=out, stderr=out, start_new_session=True)
+
+    def finish(self, processes: list[subprocess.Popen[bytes]]) -> bool:
+        """Wait for processes; at the deadline end them, with what they have started, and return False."""
+        try:
+            for sent, patience in ((None, 0), (signal.SIGTERM, GRACE_SECONDS), (signal.SIGKILL, 2 * GRACE_SECONDS)):
+                for process in processes:
+                    if sent is not None and process.poll() is None:
+                        os.killpg(process.pid, sent)
+                for process in processes:
+                    with suppress(subprocess.TimeoutExpired):
+                        process.wait(max(0.0, self.deadline + patience - time.monotonic()))
+                if all(process.poll() is not None for process in processes):
+                    return sent is None
+        except KeyboardInterrupt:
+            self.deadline = 0
+            self.finish(processes)
+            raise
+        return False
+
+    def run(self, name: str, *words: str | Path) -> str:
+        """Run a Python command; its exit status decides."""
+        log = self.folder / f"{name}.log"
+        if not self.finish([process := self.start([sys.executable, *words], log)]):
+            return STOPPED
+        if process.returncode:
+            self.notes.append(f"exit status {process.returncode}: {log.read_text(errors='replace').splitlines()[-1]}")
+        return FAILED if process.returncode else DONE
+
+
+def _worst(answers: list[str]) -> str:
+    return next((answer for answer in (STOPPED, FAILED) if answer in answers), DONE)
+
+
+def run_tests(chip: Chip, name: str, *arguments: str, before: Sequence[str] = ()) -> str:
+    """Run tests in processes of their own until each has ended, whatever ends the processes."""
+    folder = chip.folder / name
+    folder.mkdir(exist_ok=True)
+    while True:
+        earlier, finished = Tally.of(folder), folder / "finished.json"
+        write_at_once(finished, json.dumps(sorted(earlier.ends)))
+        words = [*before, sys.executable, *PYTEST, *arguments]
+        number, started = len(list(folder.glob("*-0.jsonl"))) + 1, []
+        for part in range(chip.processes):
+            path = folder / f"{number}-{part}.jsonl"
+            options = [f"--ledger={path}", f"--part={part}/{chip.processes}", f"--finished={finished}"]
+            started.append(chip.start([*words, *options], path.with_suffix(".log")))
+        ended, tally = chip.finish(started), Tally.of(folder)
+        chip.notes[:] = [f"{len(tally.ends)} tests ended, {len(tally.failed())} failed, {len(tally.waiting)} are left"]
+        if not ended:
+            return STOPPED
+        if tally.ends and not tally.waiting:
+            wrong = {process.returncode for process in started} - {0, 1, 5}  # 5: a part without tests
+            chip.notes += [f"processes ended with {wrong}, see {name}/{number}-*.log"] if wrong else []
+            return FAILED if wrong or tally.failed() else DONE
+        if tally.begun == earlier.begun:
+            said = (folder / f"{number}-0.log").read_text().splitlines()
+            chip.notes += ["no test begins", *[line for line in said if "deselected:" in line]]
+            return FAILED
+
+
+def sanitizers(chip: Chip) -> str:
+    """Run compute-sanitizer's tools over a launch of every kernel function."""
+    tool = ["compute-sanitizer", "--target-processes", "all", "--error-exitcode", "77", "--tool"]
+    names = "memcheck", "racecheck", "initcheck", "synccheck"
+    if not shutil.which(tool[0]):
+        chip.notes.append(f"{tool[0]} of the CUDA toolkit is not on the PATH")
+        return ABSENT
+    return _worst([run_tests(chip, f"sanitizers-{name}", *SMOKE, before=[*tool, name]) for name in names])
+
+
+def benchmark(chip: Chip) -> str:
+    """Measure problems beside their peers, then the sweeps through thresholds; a lost device gets another process."""
+    words = ["measure", "--resume", "--results", str(chip.folder / "measured"), "--seconds", f"{chip.seconds:g}"]
+    words += ["--commit", chip.commit] if chip.commit else []
+    for _ in range(8):
+        answer = chip.run("benchmark", "-m", "bench", *words, *chip.named)
+        if answer != FAILED or not chip.notes[-1].startswith("exit status 3:"):
+            break
+    return answer
+
+
+def prediction(chip: Chip) -> str:
+    """Ask what was measured about thresholds and choices, and set predictions beside it."""
+    results = ["--results", str(chip.folder / "measured")]
+    commands = [["report", "--output", str(chip.folder / "report")], ["regret"]]
+    check = "import sys, rich, hostcuda; sys.exit(hostcuda.unavailable() or hostcuda.cubin.unavailable())"
+    if chip.run("prediction", "-c", check) == DONE:
+        commands.append(["traffic", *chip.named])
+    else:
+        command = command_line(["traffic", *results, *chip.named])
+        chip.notes[:] = [f"predictions need rich, g++, NVRTC and cuobjdump: {command}"]
+    return _worst([chip.run("prediction", "-m", "bench", *words, *results) for words in commands])
+
+
+SMOKE = "tests/test_gpu.py", "-k", "test_smoke"
+PYTEST = "-m", "pytest", "-q", "-p", "bench.ledger", "-p", "no:cacheprovider"
+
+STEPS: dict[str, tuple[float, Callable[[Chip], str]]] = {
+    "machine": (60, lambda chip: chip.run("machine", "-c", MACHINE)),
+    "smoke": (120, lambda chip: run_tests(chip, "smoke", *SMOKE)),
+    "tests": (STEP_SECONDS, lambda chip: run_tests(chip, "tests", "tests/test_gpu.py", "tests/test_torch_gpu.py")),
+    "sanitizers": (STEP_SECONDS / 2, sanitizers),
+    "benchmark": (STEP_SECONDS, benchmark),
+    "prediction": (STEP_SECONDS / 2, prediction),
+}
+"""The seconds of a step in one go, and what it does."""
+
+
+def half_an_hour(chip: Chip, minutes: float, most_steps: int, words: list[str]) -> int:
+    """Do the steps that are left, as many as the time allows; write the summary after each. Return the exit status."""
+    path = chip.folder / "chip.json"
+    chip.folder.mkdir(parents=True, exist_ok=True)
+    empty = {name: {"result": NOT_BEGUN, "goes": 0, "seconds": 0.0, "note": ""} for name in STEPS}
+    steps: dict[str, Any] = json.loads(path.read_text()) if path.exists() else empty
+    for _ in range(most_steps):
+        left = [name for name, step in steps.items() if step["result"] in (NOT_BEGUN, STOPPED)]
+        seconds = 60 * minutes - sum(step["seconds"] for step in steps.values())
+        if not left or seconds < 2 * GRACE_SECONDS:
+            break
+        name = min(left, key=lambda name: int(steps[name]["goes"]))  # one that was stopped has its next turn last
+        step = steps[name]
+        step["goes"], step["result"] = step["goes"] + 1, STOPPED
+        write_at_once(path, json.dumps(steps, indent=1))
+        print(f"{now()} {name}", file=sys.stderr, flush=True)
+        start, chip.notes = time.monotonic(), []
+        chip.deadline = start + min(STEPS[name][0], seconds - GRACE_SECONDS)
+        step["result"] = STEPS[name][1](chip)
+        step["note"], step["seconds"] = "; ".join(chip.notes), step["seconds"] + time.monotonic() - start
+        write_at_once(path, json.dumps(steps, indent=1))
+        write_at_once(chip.folder / "summary.md", summary(chip.folder, steps, words))
+    print(summary(chip.folder, steps, words))
+    return int(any(step["result"] == FAILED for step in steps.values()))
