@@ -260,7 +260,7 @@ def _report(options: argparse.Namespace, words: list[str], console: Console) -> 
             written.append(options.output / f"{path.stem}.md")
             written[-1].write_text(markdown(run), encoding="utf-8")
         say(console, f"{path}: {', '.join(map(str, written))}")
-    known = sweeps(H200.multiprocessors, H200.threads_per_multiprocessor)
+    known = sweeps(H200.multiprocessors)
     for verdicts in (crossover_table(runs.values(), known), regret_table(runs)):
         if verdicts.row_count:
             console.print(verdicts)
@@ -288,7 +288,7 @@ def _crossover(options: argparse.Namespace, words: list[str], console: Console) 
         step.begin(options.resume)
         status = _fill(step, words, console)
         runs = [step.run]
-    table = crossover_table(runs, sweeps(H200.multiprocessors, H200.threads_per_multiprocessor))
+    table = crossover_table(runs, sweeps(H200.multiprocessors))
     return status or _print_or_say(table, "python -m bench crossover --save bench/results/crossover.json", console)
 
 
@@ -382,7 +382,7 @@ def _sweeps_step(options: argparse.Namespace, words: list[str], path: Path | Non
     run.command, run.options = command_line(words), {"seconds": options.seconds}
     tasks = [
         Task(problem, problem.dtypes[0], (*sweep.below, *sweep.above), sweep.threshold, value)
-        for sweep in sweeps(facts.multiprocessors, facts.threads_per_multiprocessor)
+        for sweep in sweeps(facts.multiprocessors)
         for value, problem in sweep.points
         if any(name in problem.name for name in getattr(options, "problem", []) or [""])
     ]

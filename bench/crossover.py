@@ -9,15 +9,15 @@ from math import exp, inf, log, prod
 from pathlib import Path
 from typing import Any
 
-from bench.problems import Problem, sliding, space
+from bench.problems import Problem, sliding
 from bench.results import Row, Run
 from bench.terminal import Table
 from gpufold.calls import Call
 from gpufold.elements import ELEMENT_TYPES
+from gpufold.gpu import choice
 from gpufold.gpu import plan as planning
 from gpufold.gpu.plan import Operand
-from gpufold.gpu.variants import col2im, im2col, positions, unfolding
-from gpufold.gpu.variants import space as space_variants
+from gpufold.gpu.variants import col2im, im2col, positions, unfold
 from gpufold.operations import OPERATIONS
 
 
@@ -68,15 +68,13 @@ TILED: dict[str, Any] = {"image_shape": (1, 1, 4096, 4096), "dtypes": ("int32",)
 """Sums in any order, on an image so large that its tiles cost little beside its blocks."""
 
 
-def sweeps(multiprocessors: int, threads_per_multiprocessor: int) -> tuple[Sweep, ...]:
+def sweeps(multiprocessors: int) -> tuple[Sweep, ...]:
     """Return a sweep for each threshold between variants; a device's size says how full the small ones make it."""
-    resident = multiprocessors * threads_per_multiprocessor
     gathers = ("gather", "gather_parts", "gather_pixels")
-    images = int(space_variants.WAVES * resident / (112 * 28)) + 1  # of 112 x 28 words that fill the device
     return (
         Sweep(
-            "col2im.PIXELS_MIN_STRIDE",
-            col2im.PIXELS_MIN_STRIDE,
+            "choice.PIXELS_MIN_STRIDE",
+            choice.PIXELS_MIN_STRIDE,
             ("gather",),
             ("gather_pixels",),
             tuple(
@@ -85,8 +83,8 @@ def sweeps(multiprocessors: int, threads_per_multiprocessor: int) -> tuple[Sweep
             ),
         ),
         Sweep(
-            "col2im.PARTS_MIN_STRIDE",
-            col2im.PARTS_MIN_STRIDE,
+            "choice.PARTS_MIN_STRIDE",
+            choice.PARTS_MIN_STRIDE,
             ("gather_pixels",),
             ("gather_parts",),
             tuple(
@@ -95,8 +93,8 @@ def sweeps(multiprocessors: int, threads_per_multiprocessor: int) -> tuple[Sweep
             ),
         ),
         Sweep(
-            "col2im.SHORT_ROWS_MIN_STRIDE",
-            col2im.SHORT_ROWS_MIN_STRIDE,
+            "choice.SHORT_ROWS_MIN_STRIDE",
+            choice.SHORT_ROWS_MIN_STRIDE,
             ("gather",),
             ("gather_parts",),
             tuple(
@@ -130,8 +128,8 @@ def sweeps(multiprocessors: int, threads_per_multiprocessor: int) -> tuple[Sweep
             largest=True,
         ),
         Sweep(
-            "col2im.PIXELS_MIN_TAPS",
-            col2im.PIXELS_MIN_TAPS,
+            "choice.PIXELS_MIN_TAPS",
+            choice.PIXELS_MIN_TAPS,
             ("gather",),
             ("gather_pixels",),
             tuple(
@@ -140,8 +138,8 @@ def sweeps(multiprocessors: int, threads_per_multiprocessor: int) -> tuple[Sweep
             ),
         ),
         Sweep(
-            "col2im.BLOCKS_MIN_BYTES",
-            col2im.BLOCKS_MIN_BYTES,
+            "choice.BLOCKS_MIN_BYTES",
+            choice.BLOCKS_MIN_BYTES,
             gathers,
             ("gather_blocks",),
             tuple(
@@ -150,8 +148,8 @@ def sweeps(multiprocessors: int, threads_per_multiprocessor: int) -> tuple[Sweep
             ),
         ),
         Sweep(
-            "col2im.BLOCKS_MIN_PIXELS",
-            col2im.BLOCKS_MIN_PIXELS,
+            "choice.BLOCKS_MIN_PIXELS",
+            choice.BLOCKS_MIN_PIXELS,
             gathers,
             ("gather_blocks",),
             tuple(
@@ -165,8 +163,8 @@ def sweeps(multiprocessors: int, threads_per_multiprocessor: int) -> tuple[Sweep
             ),
         ),
         Sweep(
-            "col2im.BLOCKS_MAX_STRIDE",
-            col2im.BLOCKS_MAX_STRIDE + 1,
+            "choice.BLOCKS_MAX_STRIDE",
+            choice.BLOCKS_MAX_STRIDE + 1,
             ("gather_blocks",),
             ("gather_pixels",),
             tuple(
@@ -222,18 +220,8 @@ def sweeps(multiprocessors: int, threads_per_multiprocessor: int) -> tuple[Sweep
             tuple(_taken("overlap", 256, stride, True) for stride in (288, 256, 224, 192, 160, 128)),
         ),
         Sweep(
-            "space.INTERLEAVED_LOADS",
-            space_variants.INTERLEAVED_LOADS,
-            ("packed",),
-            ("interleave",),
-            tuple(
-                (loaded, space(f"loads-{loaded}", "sweep", (8 * images, 112, 2 * row), (2, 2), dtypes=("uint8",))[0])
-                for loaded, row in ((1, 55), (2, 54), (4, 52), (8, 56))
-            ),
-        ),
-        Sweep(
-            "im2col.WORDS_OF_A_ROW",
-            im2col.WORDS_OF_A_ROW,
+            "choice.WORDS_OF_A_ROW",
+            choice.WORDS_OF_A_ROW,
             ("direct",),
             ("words",),
             tuple(
@@ -253,8 +241,8 @@ def sweeps(multiprocessors: int, threads_per_multiprocessor: int) -> tuple[Sweep
             largest=True,
         ),
         Sweep(
-            "unfolding.STAGED_LINES",
-            unfolding.STAGED_LINES,
+            "unfold.STAGED_LINES",
+            unfold.STAGED_LINES,
             ("direct",),
             ("staged",),
             tuple(
@@ -263,8 +251,8 @@ def sweeps(multiprocessors: int, threads_per_multiprocessor: int) -> tuple[Sweep
             ),
         ),
         Sweep(
-            "unfolding.NEAR_WORDS",
-            unfolding.NEAR_WORDS + 1,
+            "unfold.NEAR_WORDS",
+            unfold.NEAR_WORDS + 1,
             ("direct",),
             ("staged",),
             tuple(

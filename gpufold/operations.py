@@ -12,9 +12,10 @@ from operator import mul
 from gpufold import calls, cpu
 from gpufold.calls import Call, Unsupported
 from gpufold.elements import check_dtype
+from gpufold.gpu import choice
 from gpufold.gpu.parameters import offset_bits
 from gpufold.gpu.plan import H200, Device, Operand, Plan, Preferences, Problem, Variant
-from gpufold.gpu.variants import average, blocks, col2im, im2col, positions, space
+from gpufold.gpu.variants import average, batch_to_space, blockwise, col2im, im2col, positions, space_to_batch
 
 
 @dataclass(frozen=True)
@@ -36,19 +37,19 @@ class Operation:
 
 
 OPERATIONS = {
-    "col2im": Operation("data", calls.col2im, cpu.col2im, col2im.VARIANTS, col2im.prefer),
-    "im2col": Operation("image", calls.im2col, cpu.im2col, im2col.VARIANTS, im2col.prefer),
+    "col2im": Operation("data", calls.col2im, cpu.col2im, col2im.VARIANTS, choice.of_col2im),
+    "im2col": Operation("image", calls.im2col, cpu.im2col, im2col.VARIANTS, choice.of_im2col),
     "batch_to_space": Operation(
-        "data", calls.batch_to_space, cpu.batch_to_space, space.BATCH_TO_SPACE, space.prefer_to_space
+        "data", calls.batch_to_space, cpu.batch_to_space, batch_to_space.VARIANTS, choice.of_batch_to_space
     ),
     "space_to_batch": Operation(
-        "data", calls.space_to_batch, cpu.space_to_batch, space.SPACE_TO_BATCH, space.prefer_to_batch
+        "data", calls.space_to_batch, cpu.space_to_batch, space_to_batch.VARIANTS, choice.of_space_to_batch
     ),
     "blocks_to_array": Operation(
-        "blocks", calls.blocks_to_array, cpu.blocks_to_array, blocks.TO_ARRAY, blocks.prefer_to_array
+        "blocks", calls.blocks_to_array, cpu.blocks_to_array, blockwise.TO_ARRAY, choice.of_blocks_to_array
     ),
     "array_to_blocks": Operation(
-        "array", calls.array_to_blocks, cpu.array_to_blocks, blocks.TO_BLOCKS, blocks.prefer_to_blocks
+        "array", calls.array_to_blocks, cpu.array_to_blocks, blockwise.TO_BLOCKS, choice.of_array_to_blocks
     ),
     "add_blocks": Operation(
         "blocks",
@@ -66,7 +67,9 @@ OPERATIONS = {
         positions.prefer_for_take_blocks,
         arrays=("positions",),
     ),
-    "average": Operation("numerator", calls.average, cpu.average, average.VARIANTS, average.prefer, arrays=("weight",)),
+    "average": Operation(
+        "numerator", calls.average, cpu.average, average.VARIANTS, choice.of_average, arrays=("weight",)
+    ),
 }
 
 

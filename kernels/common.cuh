@@ -540,14 +540,6 @@ template <typename Element> inline __device__ void keep_shared(Element*& address
 #endif
 }
 
-// Keeps the compiler from knowing a number: what is made of it afterwards is made anew each time.
-inline __device__ void forget(int& number)
-{
-#ifndef HOSTCUDA
-    asm volatile("" : "+r"(number));
-#endif
-}
-
 #ifdef HOSTCUDA
 template <int bytes> inline void store_word(void* address, Word<bytes> word)
 {

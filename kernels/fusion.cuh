@@ -350,17 +350,3 @@ template <> struct OldPixelOf<true> {
     __device__ Accumulator plus(Accumulator pixel) const { return add(widen(element), pixel); }
 };
 using OldPixel = OldPixelOf<accumulates>;
-
-// A sum in a tile of shared memory: rounded there already where nothing is done to it afterwards.
-template <bool rounded> struct TiledSumOf {
-    Result value;
-
-    static __device__ TiledSumOf of(Accumulator sum) { return {narrow(sum)}; }
-};
-template <> struct TiledSumOf<false> {
-    Accumulator value;
-
-    static __device__ TiledSumOf of(Accumulator sum) { return {sum}; }
-};
-constexpr bool rounds_in_tile = !averages && !accumulates;
-using TiledSum = TiledSumOf<rounds_in_tile>;

@@ -10,7 +10,6 @@
 // pixels of one block, and the first of them end the block before. Wins for narrow elements, where an
 // instruction per element is too many, and where neighbouring threads would load pixels a block's width
 // apart.
-#include "interleave.cuh"
 #include "packing.cuh"
 #ifndef KERNEL_WIDTH
 #define KERNEL_WIDTH 2 // in place of the default of unfold.cuh
@@ -33,7 +32,6 @@ constexpr int word_pixels = block_width * blocks_per_word;
 constexpr int word_bytes = word_pixels * element_bytes;
 constexpr int planes_at_once = word_bytes > 64 ? 1 : word_bytes > 32 ? 2 : word_bytes > 8 ? 4 : 8;
 constexpr int loaded = LOADED;
-constexpr bool in_halves = (block_width & (block_width - 1)) == 0 && word_bytes <= 16;
 constexpr int resident_blocks = sizeof(Offset) > 4 ? 3 : 4; // of threads, as registers allow
 static_assert(!pixels_before || blocks_per_word == 1, "what ends a block is stored by itself");
 
@@ -52,27 +50,32 @@ struct Phases {
     }
 };
 
-// The elements of a word, as they are taken apart: by halves, or by words of 4 bytes.
-template <bool by_halves> struct WordOf4 {
-    using type = unsigned;
-};
-template <> struct WordOf4<true> {
+// The elements of a word, as they are taken apart: narrow ones by words of
+// 4 bytes, whose bytes are permuted, where as many are stored together.
+constexpr bool by_words = sizeof(Scalar) <= 2 && blocks_per_word * element_bytes % 4 == 0;
+template <bool words> struct UnitOf {
     using type = Scalar;
 };
-using Unit = WordOf4<in_halves>::type;
+template <> struct UnitOf<true> {
+    using type = unsigned;
+};
+using Unit = UnitOf<by_words>::type;
 struct Elements {
     Unit unit[word_bytes / sizeof(Unit)];
 };
 
-template <typename Held> inline __device__ void take_apart(Held& elements)
+inline __device__ void take_apart(Elements& elements)
 {
-    if constexpr (in_halves)
-        deinterleave<block_width>(elements.unit);
-    else {
-        const Phases::Line blocks[1] = {bit_cast<Phases::Line>(elements)};
+    const Elements blocks = elements;
+    if constexpr (by_words) {
+        const Phases::Line line[1] = {bit_cast<Phases::Line>(blocks)};
 #pragma unroll
         for (int i = 0; i < Phases::words; ++i)
-            elements.unit[i] = word_of_part<Phases>(blocks, i);
+            elements.unit[i] = word_of_part<Phases>(line, i);
+    } else {
+#pragma unroll
+        for (int i = 0; i < word_pixels; ++i)
+            elements.unit[i] = blocks.unit[i % blocks_per_word * block_width + i / blocks_per_word];
     }
 }
 

@@ -105,14 +105,14 @@ FAULTS = (
     ),
     Fault(
         "the taps of a row cut to 32 bits",
-        f"{VARIANTS}/unfolding.py",
+        f"{VARIANTS}/unfold.py",
         "    if kernel_width > INT32_MAX:\n",
         "    if kernel_width > 2 * INT32_MAX:\n",
         PLANNER_LAW + "what_is_compiled_in_lies_within_its_type",
     ),
     Fault(
         "the blocks of taps that do not exist taken for near ones",
-        f"{VARIANTS}/col2im.py",
+        f"{VARIANTS}/sums.py",
         "max(tap_step(axis), block_step(axis))",
         "tap_step(axis)",
         COL2IM + "taps_and_blocks_may_be_far_apart[blocks-beside-far-taps-sanitized]",
@@ -420,7 +420,7 @@ FAULTS = (
     ),
     Fault(
         "divisors left out of shared memory",
-        f"{VARIANTS}/col2im.py",
+        f"{VARIANTS}/whole_blocks.py",
         "weight_bytes(problem) * (sums if divides_by_taps else 1)),",
         "weight_bytes(problem)),",
         PLANNER_LAW + "blocks_brought_with_their_divisors_fit_shared_memory[float16-kernel0-strides0-dilations0]",
@@ -524,13 +524,6 @@ FAULTS = (
         IM2COL + "every_layout_is_the_definition[1d-400-160-float32]",
     ),
     Fault(
-        "the first phase of the next block taken from this one",
-        "kernels/batch_to_space_interleave.cu",
-        "const Offset next = phase >= block_width;",
-        "const Offset next = phase > block_width;",
-        SPACE + "every_layout_is_the_definition[nchw-odd-crop-of-even-rows-uint8-batch_to_space]",
-    ),
-    Fault(
         "the last axis's crop on every axis",
         "kernels/batch_to_space.cuh",
         "Offset block = pixel + parameters.crop[axis];",
@@ -538,18 +531,11 @@ FAULTS = (
         SPACE + "every_layout_is_the_definition[nchw-crop-beyond-a-block-float32-batch_to_space]",
     ),
     Fault(
-        "every other register of narrow elements interleaved twice",
-        "kernels/interleave.cuh",
-        "bytes ? 0x7362 : 0x7632);\n        }\n        memcpy(elements, pairs",
-        "bytes ? 0x5140 : 0x5410);\n        }\n        memcpy(elements, pairs",
-        SPACE + "every_layout_is_the_definition[one-plane-of-many-rows-uint8-batch_to_space]",
-    ),
-    Fault(
-        "the even bytes of pairs taken for the odd ones",
-        "kernels/interleave.cuh",
-        "bytes ? 0x7531",
-        "bytes ? 0x6420",
-        SPACE + "every_layout_is_the_definition[one-plane-of-many-rows-uint8-space_to_batch]",
+        "wide elements of a word stored as they lie in space",
+        "kernels/space_to_batch_deinterleave.cu",
+        "blocks.unit[i % blocks_per_word * block_width + i / blocks_per_word]",
+        "blocks.unit[i]",
+        SPACE + "every_layout_is_the_definition[one-plane-of-many-rows-float32-space_to_batch]",
     ),
     Fault(
         "the end of a block in front of the first one stored",
@@ -603,7 +589,7 @@ FAULTS = (
     ),
     Fault(
         "blocks taken apart beyond the end of their row",
-        f"{VARIANTS}/space.py",
+        f"{VARIANTS}/space_to_batch.py",
         "(last.size % (count * last.kernel) or count",
         "(count",
         SPACE + "every_layout_is_the_definition[nchw-3x3-cropped-at-the-end-float32-space_to_batch]",
@@ -631,7 +617,7 @@ FAULTS = (
     ),
     Fault(
         "a piece of a row that ends in the word it begins in",
-        f"{VARIANTS}/space.py",
+        f"{VARIANTS}/batch_to_space.py",
         "rest >= of_word",
         "rest >= 1",
         SPACE + "every_variant_is_the_definition[6d-batch_to_space]",
@@ -1055,7 +1041,7 @@ FAULTS = (
     # --- the planner
     Fault(
         "pads_end in place of pads_begin",
-        f"{VARIANTS}/col2im.py",
+        f"{VARIANTS}/sums.py",
         "[axis.pad_begin for axis in axes]",
         "[axis.pad_end for axis in axes]",
         COL2IM + "every_variant_is_the_definition[bug-pads-end-read-from-begin]",
@@ -1069,7 +1055,7 @@ FAULTS = (
     ),
     Fault(
         "no zero fill before atomic additions",
-        f"{VARIANTS}/col2im.py",
+        f"{VARIANTS}/sums.py",
         'view_of(problem), variant == "atomic"',
         "view_of(problem), False",
         COL2IM + "every_dtype_is_the_definition[stride-1-int32]",
@@ -1083,21 +1069,21 @@ FAULTS = (
     ),
     Fault(
         "phases of the batch array a block's width too far apart",
-        f"{VARIANTS}/space.py",
+        f"{VARIANTS}/moves.py",
         "geometry.batch * batch.strides[0] * step for",
         "geometry.block[-1] * geometry.batch * batch.strides[0] * step for",
         SPACE + "every_layout_is_the_definition[nchw-4x3-float32-batch_to_space]",
     ),
     Fault(
         "the pixels that begin a block taken for those that end one",
-        "gpufold/gpu/variants/space.py",
+        "gpufold/gpu/variants/space_to_batch.py",
         "ends_before = -last.pad % last.kernel",
         "ends_before = last.pad % last.kernel",
         SPACE + "every_layout_is_the_definition[nchw-4x4-cropped-to-whole-blocks-uint8-space_to_batch]",
     ),
     Fault(
         "words of several blocks beside a padding of fewer",
-        "gpufold/gpu/variants/space.py",
+        "gpufold/gpu/variants/space_to_batch.py",
         "stores = [last.blocks, last.pad // last.kernel, moves.tap_step,",
         "stores = [last.blocks, moves.tap_step,",
         SPACE + "words_taken_apart_are_as_wide_as_the_rows_and_their_phases_allow",

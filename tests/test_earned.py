@@ -1,4 +1,4 @@
-"""Each kernel variant is the best choice of the model somewhere, by 5 % or more; one that is nowhere would go.
+"""Each kernel variant is 1.3 times as fast as the others somewhere, by the model; one that is nowhere would go.
 
 docs/performance.md has the table. The plain ways, which users compare the others with, stay whatever the model says.
 """
@@ -14,46 +14,39 @@ import pytest
 
 import bench.traffic
 from bench import hostcuda
-from bench.problems import PROBLEMS, sliding, space
+from bench.problems import PROBLEMS
 from bench.traffic import plan_of, work_of
 from gpufold.calls import Unsupported
 from gpufold.operations import variants
 
 PERFORMANCE = Path(__file__).parents[1] / "docs" / "performance.md"
 
-PLAIN_WAYS = {"col2im_gather", "col2im_atomic", "batch_to_space_index_map", "add_blocks_gather", "add_blocks_atomic"}
+PLAIN_WAYS = {
+    "col2im_gather",
+    "col2im_atomic",
+    "im2col_direct",
+    "batch_to_space_index_map",
+    "space_to_batch_direct",
+    "add_blocks_gather",
+    "add_blocks_atomic",
+}
 
 MOST_INSTRUCTIONS = 4_000_000
 """Of warps, enough to tell variants apart."""
-
-OTHERS = {
-    problem.name: problem
-    for problem in (
-        *sliding("resnet-3x3-s2", "downsampling", (64, 64, 112, 112), 3, 2, pad=1, operations=("im2col",)),
-        *sliding("stft-1024-s256", "spectra", (64, 1, 441_344), 1024, 256, window="hann", operations=("im2col",)),
-        *space("nchw-3x3", "atrous convolution of small maps, rate 3", (64, 64, 63, 63), (1, 3, 3)),
-        *space("nchw-15x15", "atrous convolution, rate 15", (16, 64, 240, 240), (1, 15, 15)),
-    )
-}
-"""Besides those of the bench, for kernels that none of these takes."""
 
 EARNED = {
     "col2im_gather_blocks": ("blocks_to_array-blocks-8x8-s1", "float32", 3.5),
     "col2im_gather_parts": ("col2im-audio-2048-s512", "float32", 4.3),
     "col2im_gather_pixels": ("blocks_to_array-stitch-512x512-s256", "float32", 2.4),
-    "im2col_direct": ("im2col-resnet-3x3-s2", "float32", 1.1),
     "im2col_packed": ("array_to_blocks-blocks-7x7-s1", "uint8", 3.4),
-    "im2col_staged": ("im2col-stft-1024-s256", "float32", 1.4),
+    "im2col_staged": ("im2col-audio-400-s160", "float32", 1.35),
     "im2col_taps": ("array_to_blocks-blocks-16x16-s8", "float32", 4.2),
     "im2col_words": ("im2col-resnet-3x3-s1", "uint8", 2),
-    "batch_to_space_interleave": ("batch_to_space-nchw-2x2", "uint8", 1.2),
     "batch_to_space_packed": ("batch_to_space-nchw-6x6", "uint8", 2.2),
     "space_to_batch_deinterleave": ("space_to_batch-nchw-2x2", "uint8", 1.8),
-    "space_to_batch_direct": ("space_to_batch-nchw-3x3", "float32", 1.1),
-    "space_to_batch_staged": ("space_to_batch-nchw-15x15", "float32", 1.1),
     "add_blocks_owners": ("add_blocks-particles-7x7", "float32", 1.3),
     "take_blocks_direct": ("take_blocks-particles-7x7", "float32", 25),
-    "take_blocks_owners": ("take_blocks-probes-256x256", "complex64", 1.1),
+    "take_blocks_owners": ("take_blocks-probes-256x256", "complex64", 1.3),
 }
 """For each kernel a problem, its dtype, and how many times as fast as the best other variant it is predicted to be at
 least, on an H200: by the geometric means of the worst and the best case."""
@@ -61,8 +54,7 @@ least, on an H200: by the geometric means of the worst and the best case."""
 
 def problem_of(kernel):
     name, dtype, _ = EARNED[kernel]
-    known = OTHERS | {problem.name: problem.for_gpu for problem in PROBLEMS}
-    return known[name], dtype
+    return next(problem.for_gpu for problem in PROBLEMS if problem.name == name), dtype
 
 
 def test_every_kernel_has_a_problem_that_it_is_for():
@@ -96,4 +88,4 @@ def test_without_it_the_problem_takes_longer(kernel, monkeypatch):
 def test_the_table_says_what_is_tested():
     rows = re.findall(r"^\| `(\w+)` \| (\S+) (\w+) \| ([\d.]+)x \|$", PERFORMANCE.read_text(), re.M)
     assert {kernel: (name, dtype, float(times)) for kernel, name, dtype, times in rows} == EARNED
-    assert min(times for *_, times in EARNED.values()) >= 1.05
+    assert min(times for *_, times in EARNED.values()) >= 1.3

@@ -250,7 +250,7 @@ IN_WORDS = [
     for name, problem in REGIMES.items()
     if problem.operation in ("batch_to_space", "space_to_batch", "im2col", "array_to_blocks")
     for dtype in problem.dtypes
-    if plan_of(problem.for_gpu, "auto", dtype, H200).variant in ("interleave", "deinterleave", "words", "taps")
+    if plan_of(problem.for_gpu, "auto", dtype, H200).variant in ("deinterleave", "words", "taps")
 ]
 
 
@@ -280,9 +280,6 @@ def test_pixels_that_get_whole_words_are_whole_words(dtype, architecture):
 @pytest.mark.parametrize(
     ("name", "dtype", "most"),
     [
-        ("batch_to_space-nchw-2x2", "uint8", 82),
-        ("batch_to_space-nchw-2x2", "float16", 88),
-        ("batch_to_space-nchw-4x4", "uint8", 124),
         ("space_to_batch-nchw-2x2", "uint8", 114),
         ("space_to_batch-nchw-2x2", "float16", 101),
         ("space_to_batch-nchw-4x4", "uint8", 166),

@@ -80,7 +80,7 @@ def test_blocks_too_wide_for_words_are_moved_by_their_indices():
     operands = Operand.contiguous(geometry.batch_shape), Operand.contiguous(geometry.space_shape)
     plan = choose(Call("batch_to_space", geometry, "float32"), *operands)
     assert plan.variant == "index_map"
-    assert plan.reason.startswith("interleave needs blocks of 2, 4, 8 or 16 bytes along the last axis, not 5121")
+    assert plan.reason.startswith("packed keeps blocks of the last axis, or up to 8 equal parts of one")
 
 
 def test_taps_that_are_not_evenly_apart_are_taken_one_by_one():

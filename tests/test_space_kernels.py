@@ -102,10 +102,9 @@ def test_every_variant_is_the_definition(operation, case):
 def test_every_layout_is_the_definition(operation, case, dtype):
     served = check_case(operation, case, dtype)
     assert {"batch_to_space": "index_map", "space_to_batch": "direct"}[operation] in served
-    through_tiles = {"batch_to_space": "packed", "space_to_batch": "staged"}[operation]
     row_bytes, block_bytes = (shape[-1] * np.dtype(dtype).itemsize for shape in (case.space_shape, case.block_shape))
-    in_words = operation == "space_to_batch" or (row_bytes >= 4 and (block_bytes <= 32 or block_bytes % 4 == 0))
-    assert (through_tiles in served) == (case.block_shape[-1] > 1 and in_words)
+    in_words = row_bytes >= 4 and (block_bytes <= 32 or block_bytes % 4 == 0)
+    assert ("packed" in served) == (operation == "batch_to_space" and case.block_shape[-1] > 1 and in_words)
 
 
 REPRESENTATIVE_CASES = [
@@ -190,7 +189,7 @@ def test_data_of_any_strides_is_read_in_place(operation, view, block):
         try:
             check(operation, geometry, data, want, variant, ONE_THREAD)
         except Unsupported:
-            assert variant in ("interleave", "deinterleave", "packed") or block[-1] == 1
+            assert variant in ("deinterleave", "packed")
 
 
 @pytest.mark.parametrize("block", [(1, 2, 2), (2, 2, 1), (1, 1, 4), (1, 1, 1)])
@@ -209,7 +208,7 @@ def test_results_of_any_strides_are_written_in_place(operation, block, spaced):
         try:
             check(operation, geometry, data, want, variant, ONE_THREAD, result)
         except Unsupported:
-            assert variant in ("interleave", "deinterleave", "packed") or block[-1] == 1
+            assert variant in ("deinterleave", "packed")
 
 
 @pytest.mark.parametrize("block", [2, 3])
@@ -257,24 +256,6 @@ def test_an_unsplit_last_axis_moves_in_the_widest_words_that_fit(operation, vari
 def words(operation, variant, dtype, width, crop=0, crop_end=0, block=2, **facts):
     case = SpaceCase("nchw", (4 * block, 4, 6, width), (1, 1, 2, block), (0, 0, 0, crop), (0, 0, 0, crop_end))
     return defines_of(operation, variant, case, dtype, **facts)
-
-
-def test_interleaved_words_are_as_wide_as_the_rows_allow():
-    def found(*arguments, **facts):
-        defines = words("batch_to_space", "interleave", *arguments, **facts)
-        return int(defines["BLOCKS_PER_WORD"]), int(defines["WIDE_LOADS"])
-
-    assert found("uint8", 24) == (8, 1)
-    assert found("uint8", 12) == (4, 1)
-    assert found("uint8", 9) == (1, 1)
-    assert found("float16", 24) == (4, 1)
-    assert found("float32", 24) == (2, 1)
-    assert found("float64", 24) == (1, 1)
-    assert found("float32", 28, 1, 3) == (2, 0)  # every other phase begins in the next block
-    assert found("float32", 28, 2, 2) == (2, 0)  # whole blocks, but one of two
-    assert found("float32", 28, 4, 4) == (2, 1)
-    assert found("float32", 25, 1, 1) == (2, 0)  # rows of an odd number of blocks
-    assert found("float32", 24, alignment=8) == (1, 1)
 
 
 def test_words_taken_apart_are_as_wide_as_the_rows_and_their_phases_allow():
@@ -359,9 +340,6 @@ def test_packing_refuses_space_that_is_not_contiguous():
 
 
 @pytest.mark.parametrize(
-    ("operation", "variant"), [("batch_to_space", "interleave"), ("space_to_batch", "deinterleave")]
-)
-@pytest.mark.parametrize(
     ("case", "dtype", "reason"),
     [
         (nhwc(8), "float32", "needs a last axis that is split"),
@@ -371,29 +349,16 @@ def test_packing_refuses_space_that_is_not_contiguous():
     ],
     ids=["unsplit", "three", "too-wide", "odd-row"],
 )
-def test_interleaving_says_why_it_refuses(operation, variant, case, dtype, reason):
-    with pytest.raises(Unsupported, match=f"{operation}: {variant} .*{reason}"):
-        defines_of(operation, variant, case, dtype)
+def test_taking_apart_says_why_it_refuses(case, dtype, reason):
+    with pytest.raises(Unsupported, match=f"space_to_batch: deinterleave .*{reason}"):
+        defines_of("space_to_batch", "deinterleave", case, dtype)
 
 
-@pytest.mark.parametrize(
-    ("operation", "variant", "strided"),
-    [("batch_to_space", "interleave", "result"), ("space_to_batch", "deinterleave", "data")],
-)
-def test_words_refuse_rows_of_space_that_are_not_contiguous(operation, variant, strided):
-    case = SpaceCase("", (4, 4), (1, 2), (0, 0), (0, 0))
-    geometry = (batch_to_space_geometry if operation == "batch_to_space" else space_to_batch_geometry)(
-        case.batch_shape if operation == "batch_to_space" else case.space_shape, (1, 2), (0, 0), (0, 0)
-    )
-    batch, space = Operand.contiguous(geometry.batch_shape), Operand(geometry.space_shape, (16, 2))
-    operands = (batch, space) if strided == "result" else (space, batch)
+def test_words_refuse_rows_of_space_that_are_not_contiguous():
+    geometry = space_to_batch_geometry((4, 4), (1, 2), (0, 0), (0, 0))
+    space, batch = Operand(geometry.space_shape, (16, 2)), Operand.contiguous(geometry.batch_shape)
     with pytest.raises(Unsupported, match="contiguous last axis of space, not a step of 2"):
-        operations.choose(Call(operation, geometry, "float32", variant=variant), *operands)
-
-
-def test_staging_refuses_an_unsplit_last_axis():
-    with pytest.raises(Unsupported, match="space_to_batch: staged"):
-        defines_of("space_to_batch", "staged", nhwc(8))
+        operations.choose(Call("space_to_batch", geometry, "float32", variant="deinterleave"), space, batch)
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)
@@ -418,23 +383,6 @@ def test_offsets_are_wide_from_the_first_element_that_needs_it():
             assert bits(operation, variant, 4, 1, 2**15, 2**16) == "long long"
 
 
-@pytest.mark.parametrize(
-    ("size", "rate", "pad", "variant"),
-    [
-        (65, 18, 18, "direct"),  # 20 lines, were no block in the pads
-        (65, 36, 36, "direct"),
-        (129, 6, 6, "direct"),
-        (240, 15, 0, "staged"),  # 16 lines
-        (400, 25, 0, "staged"),
-    ],
-)
-def test_loads_are_staged_where_they_touch_many_lines(size, rate, pad, variant):
-    pads, ends = (0, 0, pad, pad), (0, 0, *(pad + -(2 * pad + size) % rate,) * 2)
-    geometry = space_to_batch_geometry((64, 64, size, size), (1, 1, rate, rate), pads, ends)
-    arrays = map(Operand.contiguous, (geometry.space_shape, geometry.batch_shape))
-    assert operations.choose(Call("space_to_batch", geometry, "float32"), *arrays).variant == variant
-
-
 def test_the_choice_follows_the_last_axis():
     def choice(operation, shape, block, dtype="float32", crop=0):
         none, crops = (0,) * len(shape), (*(0,) * len(block), crop)
@@ -448,24 +396,24 @@ def test_the_choice_follows_the_last_axis():
         data, result = map(Operand.contiguous, shapes if operation == "batch_to_space" else reversed(shapes))
         return operations.choose(Call(operation, geometry, dtype), data, result).variant
 
-    assert choice("batch_to_space", (256, 64, 56, 56), (1, 2, 2)) == "interleave"
-    assert choice("batch_to_space", (256, 64, 56, 56), (1, 2, 2), crop=2) == "interleave"
-    assert choice("batch_to_space", (256, 64, 56, 56), (1, 2, 2), "float16", 2) == "interleave"
-    assert choice("batch_to_space", (4, 64, 56, 54), (1, 2, 2), "uint8") == "interleave"
-    assert choice("batch_to_space", (4, 64, 56, 55), (1, 2, 2), "uint8") == "packed"  # loads of a byte
-    assert choice("batch_to_space", (4, 64, 56, 7), (1, 2, 2), "uint8") == "interleave"  # rows are short
+    assert choice("batch_to_space", (256, 64, 56, 56), (1, 2, 2)) == "packed"
+    assert choice("batch_to_space", (256, 64, 56, 56), (1, 2, 2), crop=2) == "packed"
+    assert choice("batch_to_space", (256, 64, 56, 56), (1, 2, 2), "float16", 2) == "packed"
+    assert choice("batch_to_space", (4, 64, 56, 54), (1, 2, 2), "uint8") == "packed"
+    assert choice("batch_to_space", (4, 64, 56, 55), (1, 2, 2), "uint8") == "packed"
+    assert choice("batch_to_space", (4, 64, 56, 7), (1, 2, 2), "uint8") == "packed"
     assert choice("batch_to_space", (4, 56, 56, 64), (2, 2, 1)) == "index_map"
     assert choice("batch_to_space", (9, 64, 56, 56), (1, 3, 3)) == "packed"
     assert choice("batch_to_space", (9, 64, 56, 56), (1, 3, 3), "complex64") == "index_map"
     assert choice("batch_to_space", (256, 3, 14, 14), (1, 16, 16)) == "packed"
     assert choice("batch_to_space", (4, 64, 56, 56), (1, 2, 2), crop=1) == "packed"
-    assert choice("batch_to_space", (4, 64, 56, 56), (1, 2, 2), "complex64") == "interleave"
+    assert choice("batch_to_space", (4, 64, 56, 56), (1, 2, 2), "complex64") == "index_map"
     assert choice("space_to_batch", (4, 64, 56, 56), (1, 2, 2)) == "deinterleave"
-    assert choice("space_to_batch", (4, 64, 56, 57), (1, 2, 2)) == "deinterleave"
+    assert choice("space_to_batch", (4, 64, 56, 57), (1, 2, 2)) == "direct"
     assert choice("space_to_batch", (16, 64, 56, 56), (1, 4, 4), "complex64") == "direct"
     assert choice("space_to_batch", (9, 64, 56, 56), (1, 3, 3)) == "deinterleave"
     assert choice("space_to_batch", (9, 64, 55, 55), (1, 3, 3)) == "direct"
     assert choice("space_to_batch", (4, 56, 56, 64), (2, 2, 1)) == "direct"
     assert choice("space_to_batch", (256, 3, 64, 64), (1, 16, 16)) == "direct"
-    assert choice("space_to_batch", (256, 3, 64, 64), (1, 16, 16), "complex64") == "staged"
-    assert choice("space_to_batch", (64, 64, 33, 7), (1, 1, 64), "float16", 1) == "staged"  # a lane's next is a plane
+    assert choice("space_to_batch", (256, 3, 64, 64), (1, 16, 16), "complex64") == "direct"
+    assert choice("space_to_batch", (64, 64, 112, 112), (1, 2, 2), crop=1) == "direct"  # elements stored one by one

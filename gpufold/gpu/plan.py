@@ -6,14 +6,14 @@ kernels, `bench/hostcuda`, on a CPU. The modules of `gpufold.gpu.variants` make 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from gpufold.calls import Call, Fusion, Unsupported
 from gpufold.elements import ELEMENT_TYPES, ElementType
 from gpufold.geometry import Geometry, Size
-from gpufold.gpu.parameters import contiguous_strides
+from gpufold.gpu.parameters import Field, contiguous_strides, offset_type, pack
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +170,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What the threads of a sum share out: items, numbered as (batch, group of channels, *extents)."""
+    """What threads share out: items, numbered as (batch, group of channels, *extents)."""
 
     items: int
     per_block: int
@@ -182,6 +182,41 @@ class Work:
     bits: int
     """Of an Offset."""
     shared_bytes: int = 0
+    rows: int = 1
+    """Of thread blocks, each of which has all items."""
+
+
+def planned(
+    operation: str,
+    variant: str,
+    work: Work,
+    reason: str,
+    defines: Mapping[str, Any],
+    members: Mapping[str, Field],
+    **facts: Any,
+) -> Plan:
+    """Make a plan: what all kernels are compiled with and launched by, and `facts`, which are a Plan's other fields.
+
+    `defines` have a value for each axis where they are a sequence, and `members` are the kernel's parameter struct.
+    """
+    name = f"{operation}_{variant}"
+    compiled = {"OFFSET": offset_type(work.bits), "THREADS": work.threads, **defines}
+    return Plan(
+        operation,
+        variant,
+        f"{name}.cu",
+        facts.pop("symbol", name),
+        tuple(
+            (name, ",".join(map(str, value)) if isinstance(value, tuple | list) else str(value))
+            for name, value in compiled.items()
+        ),
+        grid_of(operation, work.items, work.per_block, work.rows),
+        (work.threads, 1, 1),
+        pack(work.bits, **members),
+        reason=reason,
+        shared_bytes=work.shared_bytes,
+        **facts,
+    )
 
 
 Variant: TypeAlias = Callable[[Problem], Plan]

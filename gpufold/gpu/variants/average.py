@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from math import prod
 from operator import mul
 
 from gpufold.geometry import AverageGeometry, merged_axes
-from gpufold.gpu.parameters import divisor, offset, offset_bits, offset_type, pack
-from gpufold.gpu.plan import Plan, Problem, Variant, grid_of
+from gpufold.gpu.parameters import divisor, offset, offset_bits
+from gpufold.gpu.plan import Plan, Problem, Variant, Work, planned
 
 THREADS = 256
 THREAD_BYTES = 32
@@ -27,40 +26,29 @@ def direct(problem: Problem) -> Plan:
     elements = min(MAX_ELEMENTS, THREAD_BYTES // element.itemsize)
     reach = [sum(map(mul, extents, map(abs, steps))) for steps in (sources, targets)]
     bits = offset_bits("average", items + THREADS * elements, *reach)
-    return Plan(
+    return planned(
         "average",
         "direct",
-        "average_direct.cu",
-        "average_direct",
-        (
-            ("SCALAR", element.scalar),
-            ("ACCUMULATOR", element.accumulator),
-            ("WEIGHT", element.weight_type),
-            ("OFFSET", offset_type(bits)),
-            ("RANK", str(len(axes))),
-            ("WINDOW", "full"),
-            ("THREADS", str(THREADS)),
-            ("ELEMENTS", str(elements)),
-        ),
-        grid_of("average", items, THREADS * elements),
-        (THREADS, 1, 1),
-        pack(
-            bits,
-            items=offset(items),
-            numerator_stride=offset(sources),
-            result_stride=offset(targets),
-            by_extent=divisor(extents),
-            by_weights=divisor(weights),
-        ),
-        2 * items * element.itemsize + weights * element.weight_bytes,
+        Work(items, THREADS * elements, THREADS, extents, 1, bits),
         "each thread divides a few elements, neighbouring threads neighbouring ones",
+        {
+            "SCALAR": element.scalar,
+            "ACCUMULATOR": element.accumulator,
+            "WEIGHT": element.weight_type,
+            "RANK": len(axes),
+            "WINDOW": "full",
+            "ELEMENTS": elements,
+        },
+        {
+            "items": offset(items),
+            "numerator_stride": offset(sources),
+            "result_stride": offset(targets),
+            "by_extent": divisor(extents),
+            "by_weights": divisor(weights),
+        },
+        bytes_moved=2 * items * element.itemsize + weights * element.weight_bytes,
         takes_window=True,
     )
 
 
 VARIANTS: dict[str, Variant] = {"direct": direct}
-
-
-def prefer(problem: Problem) -> Iterator[tuple[str, str]]:
-    """Yield the one variant that there is."""
-    yield "direct", ""

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from math import gcd, prod
 
 from gpufold.calls import Unsupported
 from gpufold.gpu.parameters import (
     INT32_MAX,
+    Field,
     are_contiguous,
     contiguous_strides,
     divisor,
     offset,
     offset_bits,
-    offset_type,
-    pack,
     wide,
 )
-from gpufold.gpu.plan import MAX_SHARED_BYTES, Plan, Problem, Variant, grid_of, resident_blocks
-from gpufold.gpu.variants import unfolding
+from gpufold.gpu.plan import MAX_SHARED_BYTES, Plan, Problem, Variant, Work, planned, resident_blocks
+from gpufold.gpu.variants import unfold
+from gpufold.gpu.variants.columns import ColumnsView, fusion_defines, sliding_bytes, view_of
 from gpufold.gpu.variants.moves import (
     LINE_BYTES,
     MOVING_THREADS,
@@ -31,8 +30,7 @@ from gpufold.gpu.variants.moves import (
     word_elements,
     word_types,
 )
-from gpufold.gpu.variants.sliding import View, fusion_defines, sliding_bytes, view_of
-from gpufold.gpu.variants.unfolding import Unfold
+from gpufold.gpu.variants.unfold import Unfold
 
 OPERATION = "im2col"
 
@@ -49,25 +47,20 @@ WORDS_TAPS = 32
 """Of a row at most, whose words a thread stores: as instructions allow."""
 WORDS_OF_PARTS = 4
 """Elements of a word at most where rows are not whole words: a line of pixels is loaded one by one then."""
-WORDS_OF_A_ROW = 32
-"""Prediction: words of such rows pay from so many of a row on, of which the first and the last are stored in parts."""
-
-PACKED_BYTES = 96
+PACKED_MAX_BYTES = 96
 """Of a thread's blocks, up to which it has more of them to share its index arithmetic: a prediction."""
 PACKED_LANE_BYTES = 16
 """Prediction: the L1 cache keeps what the lanes of a warp read while their pixels are no further apart."""
-PACKED_MAX_CONFLICTS = 2
-"""Prediction: lanes whose words are in the same bank of shared memory, up to which packed wins."""
 PACKED_REGISTERS, PACKED_OTHERS = 128, 24
 """That the pixels under a thread's blocks take at most, and what it needs besides: a prediction."""
 
 
-def _view(problem: Problem) -> View:
+def columns_of(problem: Problem) -> ColumnsView:
     """Name the strides of image and columns as for col2im, which has them the other way round."""
     return view_of(replace(problem, input=problem.output, output=problem.input))
 
 
-def _tap_step(view: View) -> int | None:
+def even_tap_step(view: ColumnsView) -> int | None:
     """Return the distance of the taps of a block in the columns, all axes as one; None where it is not even."""
     axes = zip(view.kernel, view.tap_strides, contiguous_strides(view.kernel), strict=True)
     steps = [(stride, contiguous) for extent, stride, contiguous in axes if extent > 1] or [(0, 1)]
@@ -75,9 +68,10 @@ def _tap_step(view: View) -> int | None:
     return tap_step if all(stride == contiguous * tap_step for stride, contiguous in steps) else None
 
 
-def _unfold(problem: Problem) -> Unfold:
-    view = _view(problem)
-    tap_step = _tap_step(view)
+def unfold_of(problem: Problem) -> Unfold:
+    """Describe a call for kernels/unfold.cuh; raise Unsupported where taps are not evenly apart in the columns."""
+    view = columns_of(problem)
+    tap_step = even_tap_step(view)
     if tap_step is None:
         raise Unsupported(
             f"{OPERATION}: the taps of a block must be evenly apart in the columns, all axes as one, but their strides "
@@ -103,29 +97,27 @@ def _unfold(problem: Problem) -> Unfold:
     return Unfold(OPERATION, moves, sliding_bytes(problem), _element_types(problem), takes_window=True)
 
 
-def _element_types(problem: Problem) -> tuple[tuple[str, str], ...]:
+def _element_types(problem: Problem) -> dict[str, str]:
     """Return the types of elements that are multiplied; none where they are only moved."""
     if problem.fusion.window == "none":
-        return ()
+        return {}
     element, fused = problem.element, fusion_defines(problem)
-    return (
-        ("SCALAR", element.scalar),
-        ("ACCUMULATOR", element.accumulator),
-        *((name, fused[name]) for name in ("WINDOW", "WINDOW_AXES", "WEIGHT") if name in fused),
-    )
+    names = ("WINDOW", "WINDOW_AXES", "WEIGHT")
+    types = {"SCALAR": element.scalar, "ACCUMULATOR": element.accumulator}
+    return types | {name: fused[name] for name in names if name in fused}
 
 
 def direct(problem: Problem) -> Plan:
     """Plan one thread per block: any call, fast while neighbouring blocks are near."""
-    return unfolding.direct(_unfold(problem), problem.device)
+    return unfold.direct(unfold_of(problem), problem.device)
 
 
 def staged(problem: Problem) -> Plan:
     """Plan one warp per 32 blocks through shared memory: large strides."""
-    return unfolding.staged(_unfold(problem), problem.device)
+    return unfold.staged(unfold_of(problem), problem.device)
 
 
-def _word_of_blocks(moves: Moves) -> tuple[int, bool]:
+def stored_word(moves: Moves) -> tuple[int, bool]:
     """Count the blocks that are stored as a word, and return whether rows of both arrays are whole words."""
     *outer, last = moves.axes
     multiples = [last.size, last.blocks, moves.tap_step]
@@ -139,7 +131,7 @@ def _word_of_blocks(moves: Moves) -> tuple[int, bool]:
 
 def words(problem: Problem) -> Plan:
     """Plan one thread per word of blocks: neighbouring blocks are neighbouring pixels."""
-    found = _unfold(problem)
+    found = unfold_of(problem)
     if found.element_types:
         raise Unsupported(f"{OPERATION}: words takes no window, whose products are made element by element")
     found = found.simplified()
@@ -158,7 +150,7 @@ def words(problem: Problem) -> Plan:
             f"{OPERATION}: words takes rows of {WORDS_TAPS} taps at most, that reach as far as half of the positions, "
             f"not {last.kernel} taps that reach {reach} pixels where a row has {last.blocks} positions"
         )
-    count, whole = _word_of_blocks(moves)
+    count, whole = stored_word(moves)
     if count == 1 or last.blocks < count:
         raise Unsupported(
             f"{OPERATION}: words stores words of 4 to {WIDEST_WORD} bytes, two elements at least, "
@@ -180,7 +172,7 @@ def words(problem: Problem) -> Plan:
         blocks=-(-(last.blocks + ahead - min(positions)) // unit) * (unit // count),
         block_step=count,
     )
-    return unfolding.plan(
+    return unfold.plan(
         replace(found, moves=replace(moves, axes=(*outer, in_words))),
         "words",
         problem.device,
@@ -197,7 +189,7 @@ def words(problem: Problem) -> Plan:
     )
 
 
-def _words_of_taps(problem: Problem, view: View) -> dict[str, int]:
+def words_of_taps(problem: Problem, view: ColumnsView) -> dict[str, int]:
     """Return how many taps a thread stores at once, of how many blocks, and how it loads their pixels.
 
     Words that overlap are cut out of one line of pixels, others are loaded as they are stored.
@@ -233,9 +225,9 @@ def _words_of_taps(problem: Problem, view: View) -> dict[str, int]:
 
 def taps(problem: Problem) -> Plan:
     """Plan one thread per word of taps, which serves everything: for columns whose taps are the closest elements."""
-    view, device = _view(problem), problem.device
+    view, device = columns_of(problem), problem.device
     axes, row = view.axes, view.axes[-1]
-    defines = _words_of_taps(problem, view)
+    defines = words_of_taps(problem, view)
     most, word = defines["BLOCKS"], defines["WORD"]
     kernel = (*view.kernel[:-1], row.kernel // word)
     others = view.planes * prod(kernel) * prod(view.blocks[:-1])
@@ -260,71 +252,61 @@ def taps(problem: Problem) -> Plan:
             for axis, tap_step, block_step in zip(axes, view.tap_strides, view.block_strides, strict=True)
         ),
     )
-    return Plan(
-        operation=OPERATION,
-        variant="taps",
-        source="im2col_taps.cu",
-        symbol=symbol,
-        defines=(
-            *(_element_types(problem) or word_types(view.element.itemsize)),
-            ("OFFSET", offset_type(bits)),
-            ("SPATIAL_RANK", str(len(axes))),
-            ("THREADS", str(MOVING_THREADS)),
-            *((name, str(value)) for name, value in defines.items()),
-        ),
-        grid=grid_of(OPERATION, threads, MOVING_THREADS),
-        block=(MOVING_THREADS, 1, 1),
-        parameters=pack(
-            bits,
-            size=offset([axis.size for axis in axes]),
-            stride=offset([axis.stride for axis in axes]),
-            dilation=offset([axis.dilation for axis in axes]),
-            pad=offset([axis.pad_begin for axis in axes]),
-            pixel_step=offset(view.pixel_strides),
-            tap_step=offset(view.tap_strides),
-            block_step=offset(view.block_strides),
-            kernel=divisor(kernel),
-            places=divisor((*view.blocks[:-1], places)),
-            row_blocks=offset(row.blocks),
-            channels=divisor(view.channels),
-            threads=offset(threads),
-            image_batch_step=wide(view.image_batch),
-            image_channel_step=wide(view.image_channel),
-            columns_batch_step=wide(view.columns_batch),
-            columns_channel_step=wide(view.columns_channel),
-        ),
-        bytes_moved=sliding_bytes(problem),
-        reason=f"each thread takes {f'{word} taps' if word > 1 else 'one tap'} of "
+    return planned(
+        OPERATION,
+        "taps",
+        Work(threads, MOVING_THREADS, MOVING_THREADS, kernel, 1, bits),
+        f"each thread takes {f'{word} taps' if word > 1 else 'one tap'} of "
         f"{f'{blocks} blocks' if blocks > 1 else 'one block'}, "
         "and its neighbours the taps beside " + ("them" if word > 1 else "it"),
+        {
+            **(_element_types(problem) or word_types(view.element.itemsize)),
+            "SPATIAL_RANK": len(axes),
+            **defines,
+        },
+        {
+            **_axes_of(view),
+            "tap_step": offset(view.tap_strides),
+            "block_step": offset(view.block_strides),
+            "kernel": divisor(kernel),
+            "places": divisor((*view.blocks[:-1], places)),
+            "row_blocks": offset(row.blocks),
+            "channels": divisor(view.channels),
+            "threads": offset(threads),
+            "image_batch_step": wide(view.image_batch),
+            "image_channel_step": wide(view.image_channel),
+            "columns_batch_step": wide(view.columns_batch),
+            "columns_channel_step": wide(view.columns_channel),
+        },
+        symbol=symbol,
+        bytes_moved=sliding_bytes(problem),
         takes_window=True,
     )
 
 
-def _packed_positions(block_bytes: int, stride_bytes: int) -> int:
+def _axes_of(view: ColumnsView) -> dict[str, Field]:
+    """Return the members that the parameters of `taps` and `packed` begin with."""
+    return {
+        "size": offset([axis.size for axis in view.axes]),
+        "stride": offset([axis.stride for axis in view.axes]),
+        "dilation": offset([axis.dilation for axis in view.axes]),
+        "pad": offset([axis.pad_begin for axis in view.axes]),
+        "pixel_step": offset(view.pixel_strides),
+    }
+
+
+def packed_positions(block_bytes: int, stride_bytes: int) -> int:
     """Return how many blocks a thread packs: whole words, an odd number of times the fewest, so that banks differ."""
     fewest = 4 // gcd(block_bytes, 4)
     positions = fewest
-    while positions * block_bytes < PACKED_BYTES and (positions + 2 * fewest) * stride_bytes <= PACKED_LANE_BYTES:
+    while positions * block_bytes < PACKED_MAX_BYTES and (positions + 2 * fewest) * stride_bytes <= PACKED_LANE_BYTES:
         positions += 2 * fewest
     return positions
 
 
-def _is_packed_fast(problem: Problem, view: View) -> bool:
-    """Return whether taps would store short words, while neighbouring threads of packed meet in no cache or bank."""
-    row, itemsize = view.axes[-1], view.element.itemsize
-    block_bytes = prod(view.kernel) * itemsize
-    positions = _packed_positions(block_bytes, row.stride * itemsize)
-    return (
-        _words_of_taps(problem, view)["WORD"] * itemsize <= 4
-        and gcd(positions * block_bytes // 4, 32) <= PACKED_MAX_CONFLICTS
-        and positions * row.stride * itemsize <= PACKED_LANE_BYTES
-    )
-
-
 def packed(problem: Problem) -> Plan:
     """Plan one thread for a few neighbouring blocks, whose warp stores theirs as one run: contiguous columns."""
-    view, itemsize = _view(problem), problem.element.itemsize
+    view, itemsize = columns_of(problem), problem.element.itemsize
     axes, row, taps, blocks = view.axes, view.axes[-1], prod(view.kernel), prod(view.blocks)
     if problem.fusion.window != "none":
         raise Unsupported(f"{OPERATION}: packed takes no window, whose products are made element by element")
@@ -340,7 +322,7 @@ def packed(problem: Problem) -> Plan:
             f"{OPERATION}: packed needs an image with a contiguous last axis, not steps of {view.pixel_strides[-1]}, "
             f"and columns (batch, channels, *positions, *kernel) that are contiguous, not steps of {steps}"
         )
-    positions = _packed_positions(taps * itemsize, row.stride * itemsize)
+    positions = packed_positions(taps * itemsize, row.stride * itemsize)
     multiples = [positions * row.stride, row.size]
     multiples += [step for axis, step in zip(axes[:-1], view.pixel_strides[:-1], strict=True) if axis.size > 1]
     multiples += [view.image_channel, view.image_batch]
@@ -367,64 +349,35 @@ def packed(problem: Problem) -> Plan:
         *reach,
         sum(pixels * abs(step) for pixels, step in zip(reach, view.pixel_strides, strict=True)),
     )
-    return Plan(
-        operation=OPERATION,
-        variant="packed",
-        source="im2col_packed.cu",
-        symbol="im2col_packed",
-        defines=(
-            *word_types(itemsize),
-            ("OFFSET", offset_type(bits)),
-            ("THREADS", str(WARP * tiles)),
-            ("KERNEL", ",".join(map(str, view.kernel))),
-            ("STRIDE", str(row.stride)),
-            ("DILATION", str(row.dilation)),
-            ("POSITIONS", str(positions)),
-            ("PIECE", str(piece)),
-            ("PIXELS_BEFORE", str(before)),
-            ("PADDED", str(int(any(axis.pad_begin or axis.pad_end for axis in axes)))),
-            ("RESIDENT_BLOCKS", str(resident_blocks(WARP * tiles, registers + PACKED_OTHERS))),
-        ),
-        grid=grid_of(OPERATION, threads, WARP * tiles),
-        block=(WARP * tiles, 1, 1),
-        parameters=pack(
-            bits,
-            size=offset([axis.size for axis in axes]),
-            stride=offset([axis.stride for axis in axes]),
-            dilation=offset([axis.dilation for axis in axes]),
-            pad=offset([axis.pad_begin for axis in axes]),
-            pixel_step=offset(view.pixel_strides),
-            places=divisor(places),
-            row_positions=offset(row.blocks),
-            channels=divisor(view.channels),
-            threads=offset(threads),
-            image_batch_step=wide(view.image_batch),
-            image_channel_step=wide(view.image_channel),
-        ),
-        bytes_moved=sliding_bytes(problem),
-        reason=f"each thread packs {f'{positions} neighbouring blocks' if positions > 1 else 'one block'}, "
+    return planned(
+        OPERATION,
+        "packed",
+        Work(threads, WARP * tiles, WARP * tiles, places, 1, bits, tiles * tile),
+        f"each thread packs {f'{positions} neighbouring blocks' if positions > 1 else 'one block'}, "
         "and its warp stores theirs as one run of words",
+        {
+            **word_types(itemsize),
+            "KERNEL": view.kernel,
+            "STRIDE": row.stride,
+            "DILATION": row.dilation,
+            "POSITIONS": positions,
+            "PIECE": piece,
+            "PIXELS_BEFORE": before,
+            "PADDED": int(any(axis.pad_begin or axis.pad_end for axis in axes)),
+            "RESIDENT_BLOCKS": resident_blocks(WARP * tiles, registers + PACKED_OTHERS),
+        },
+        {
+            **_axes_of(view),
+            "places": divisor(places),
+            "row_positions": offset(row.blocks),
+            "channels": divisor(view.channels),
+            "threads": offset(threads),
+            "image_batch_step": wide(view.image_batch),
+            "image_channel_step": wide(view.image_channel),
+        },
+        bytes_moved=sliding_bytes(problem),
         takes_window=True,
-        shared_bytes=tiles * tile,
     )
-
-
-def prefer(problem: Problem) -> Iterator[tuple[str, str]]:
-    """Yield the variants that are predicted to be fastest, with why."""
-    view = _view(problem)
-    if view.taps_are_closest:
-        if _is_packed_fast(problem, view):
-            yield "packed", ""
-        yield "taps", "the taps of a block lie closer in memory than its blocks"
-    elif _tap_step(view) is None:
-        yield "taps", "the taps of a block are not evenly apart in memory"
-    else:
-        unfold = _unfold(problem)
-        moves = unfold.simplified().moves
-        count, whole = _word_of_blocks(moves)
-        if whole or moves.axes[-1].blocks >= WORDS_OF_A_ROW * count:
-            yield "words", ""
-        yield from unfolding.prefer(unfold)
 
 
 VARIANTS: dict[str, Variant] = {

@@ -7,9 +7,11 @@ in elements. `simplified` merges axes that are walked as one and takes neighbour
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from math import prod
+from math import gcd, prod
 
-from gpufold.gpu.plan import Device
+from gpufold.geometry import SpaceGeometry
+from gpufold.gpu.parameters import contiguous_strides
+from gpufold.gpu.plan import Device, Problem
 
 WIDEST_WORD = 16
 """Bytes of the widest load and store."""
@@ -22,6 +24,9 @@ WARP = 32
 
 LONG_RUN_BYTES = 512
 """Prediction: stores in runs from this length on waste few of their sectors at the ends."""
+
+PLANES_PER_THREAD = 8
+"""Planes that share a thread's index arithmetic at most."""
 
 WAVES = 4
 """Prediction: full loads of the device that a launch keeps before its threads take more work each."""
@@ -217,10 +222,10 @@ def word_elements(itemsize: int, alignment: int, multiples: list[int]) -> int:
     return count
 
 
-def word_types(itemsize: int) -> tuple[tuple[str, str], ...]:
+def word_types(itemsize: int) -> dict[str, str]:
     """Return the types of a kernel that moves elements of a size."""
     scalar = f"Word<{itemsize}>"
-    return ("SCALAR", scalar), ("ACCUMULATOR", scalar)
+    return {"SCALAR": scalar, "ACCUMULATOR": scalar}
 
 
 def chunk_size(length: int, most: int) -> int:
@@ -233,9 +238,9 @@ def chunk_size(length: int, most: int) -> int:
     return -(-length // chunks)
 
 
-def device_threads(device: Device, waves: float = WAVES) -> int:
+def device_threads(device: Device) -> int:
     """Count the threads that keep a device busy."""
-    return int(waves * device.multiprocessors * device.threads_per_multiprocessor)
+    return WAVES * device.multiprocessors * device.threads_per_multiprocessor
 
 
 MOVING_THREADS = 256
@@ -246,3 +251,32 @@ def tile_bytes(width: int, itemsize: int) -> int:
     """Count the shared memory of a thread block's tiles of kernels/tile.cuh, one for each warp."""
     rows = (WARP + 1) * width if WARP % width == 0 else WARP * (width | 1)
     return MOVING_THREADS // WARP * rows * itemsize
+
+
+def space_moves(problem: Problem, writes_blocks: bool) -> Moves:
+    """Describe the batch as blocks whose stride is their size, and space as the array they tile."""
+    geometry = problem.geometry
+    assert isinstance(geometry, SpaceGeometry)
+    batch, space = (problem.output, problem.input) if writes_blocks else (problem.input, problem.output)
+    tap_steps = (geometry.batch * batch.strides[0] * step for step in contiguous_strides(geometry.block))
+    axes = zip(geometry.axes, geometry.grid, space.strides[1:], tap_steps, batch.strides[1:], strict=True)
+    return Moves(
+        itemsize=problem.element.itemsize,
+        alignment=gcd(problem.input.alignment, problem.output.alignment),
+        writes_blocks=writes_blocks,
+        batch=1,
+        planes=geometry.batch,
+        array_batch_step=0,
+        array_plane_step=space.strides[0],
+        blocks_batch_step=0,
+        blocks_plane_step=batch.strides[0],
+        axes=tuple(
+            MovedAxis(axis.size, axis.kernel, axis.stride, 1, axis.pad_begin, count, *steps)
+            for axis, count, *steps in axes
+        ),
+    )
+
+
+def space_bytes(problem: Problem) -> int:
+    """Count the floor: each element read once and written once."""
+    return (prod(problem.input.shape) + prod(problem.output.shape)) * problem.element.itemsize

@@ -1,4 +1,4 @@
-"""Columns and image as the kernels of col2im and im2col see them: by their strides, and what is fused."""
+"""Columns and image as the kernels of col2im and im2col see them: by their strides, in cells, and what is fused."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gpufold.gpu.plan import Problem
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class ColumnsView:
     """Columns (batch, channels, *kernel, *blocks) and image (batch, channels, *size) by their strides.
 
     Those of a batch or of channels of one are 0, which every word divides.
@@ -61,7 +61,7 @@ class View:
 
 
 @lru_cache(maxsize=256)
-def view_of(problem: Problem) -> View:
+def view_of(problem: Problem) -> ColumnsView:
     """Name every stride and collapse batch and channels into one run of planes where the strides allow it."""
     geometry = problem.geometry
     assert isinstance(geometry, SlidingGeometry)
@@ -84,7 +84,7 @@ def view_of(problem: Problem) -> View:
         batch, channels, columns_channel, image_channel = 1, batch, columns_batch, image_batch
     elif columns_batch == channels * columns_channel and image_batch == channels * image_channel:
         batch, channels = 1, batch * channels
-    return View(
+    return ColumnsView(
         axes,
         problem.element,
         batch,
@@ -112,6 +112,13 @@ def block_step(axis: Axis) -> int:
 def taps_per_pixel(axis: Axis) -> int:
     """Bound the number of taps that land on one pixel of an axis."""
     return -(-axis.kernel // tap_step(axis))
+
+
+def cells_of(view: ColumnsView) -> Size:
+    """Return the cells of a plane along each axis; along the last one they begin where blocks do."""
+    *outer, row = view.axes
+    in_row = (row.pad_begin + row.size - 1) // row.stride - row.pad_begin // row.stride + 1
+    return (*(-(-axis.size // axis.stride) for axis in outer), in_row)
 
 
 # ---------------------------------------------------------------------------------------------

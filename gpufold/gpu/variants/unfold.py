@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from math import gcd, prod
 
 from gpufold.calls import Unsupported
-from gpufold.gpu.parameters import INT32_MAX, divisor, offset, offset_bits, offset_type, pack, wide
-from gpufold.gpu.plan import MAX_GRID_ROWS, Device, Plan, grid_of, planes_per_thread
+from gpufold.gpu.parameters import INT32_MAX, divisor, offset, offset_bits, wide
+from gpufold.gpu.plan import MAX_GRID_ROWS, Device, Plan, Work, planes_per_thread, planned
 from gpufold.gpu.variants.moves import (
     LINE_BYTES,
     MOVING_THREADS,
-    SECTOR_BYTES,
+    PLANES_PER_THREAD,
     WARP,
     Moves,
     chunk_size,
@@ -22,9 +22,8 @@ from gpufold.gpu.variants.moves import (
     word_types,
 )
 
-PLANES_PER_THREAD = 8
 OVERLAPPING_PLANES_PER_THREAD = 4
-"""Planes that share a thread's index arithmetic at most; where blocks overlap, more planes keep more columns in flight
+"""Planes that share a thread's index arithmetic at most where blocks overlap: more planes keep more columns in flight
 and drive the image out of the L2 cache before the next block reads it again: predictions."""
 
 DIRECT_TAPS = 8
@@ -51,7 +50,7 @@ class Unfold:
     operation: str
     moves: Moves
     bytes_moved: int
-    element_types: tuple[tuple[str, str], ...] = ()
+    element_types: Mapping[str, str] = field(default_factory=dict)
     """The types to compile and the kind of window, where one is multiplied in; axes and elements then stay apart."""
     takes_window: bool = False
     """Whether the kernel has a window's pointers among its arguments."""
@@ -89,7 +88,7 @@ def _loads_touch(moves: Moves) -> str:
     return f"loads along the blocks touch {_lines(moves):.0f} cache lines a warp"
 
 
-def _is_direct(moves: Moves) -> bool:
+def is_direct(moves: Moves) -> bool:
     """Return whether loads along the blocks touch few lines, or are words whose blocks lie side by side."""
     last, at_once = moves.axes[-1], _taps_at_once(moves)
     words = at_once > 1 and last.kernel <= last.stride <= NEAR_WORDS * at_once
@@ -147,53 +146,55 @@ def plan(
         sum(axis.reach * abs(axis.pixel_step) for axis in axes) + (_warp_span(moves, planes) if staged else 0),
         moves.taps * abs(moves.tap_step) + sum(axis.blocks * abs(axis.block_step) for axis in axes),
     )
-    symbol = f"{unfold.operation}_{variant}"
-    return Plan(
-        operation=unfold.operation,
-        variant=variant,
-        source=f"{symbol}.cu",
-        symbol=symbol,
-        defines=(
-            *(unfold.element_types or word_types(moves.itemsize)),
-            ("OFFSET", offset_type(bits)),
-            ("SPATIAL_RANK", str(len(axes))),
-            ("KERNEL_WIDTH", str(kernel_width)),
-            ("CHUNK_TAPS", str(chunk_taps)),
-            ("THREADS", str(MOVING_THREADS)),
-            *((name, str(value)) for name, value in defines.items()),
-        ),
-        grid=grid_of(unfold.operation, threads, MOVING_THREADS, rows=-(-turns // turns_per_thread)),
-        block=(MOVING_THREADS, 1, 1),
-        parameters=pack(
-            bits,
-            size=offset([axis.size for axis in axes]),
-            stride=offset([axis.stride for axis in axes]),
-            dilation=offset([axis.dilation for axis in axes]),
-            pad=offset([axis.pad for axis in axes]),
-            pixel_step=offset([axis.pixel_step for axis in axes]),
-            block_step=offset([axis.block_step for axis in axes]),
-            tap_step=offset(moves.tap_step),
-            blocks=divisor([axis.blocks for axis in axes]),
-            kernel=divisor([axis.kernel for axis in axes]),
-            plane_groups=divisor(groups),
-            planes=offset(moves.planes),
-            planes_per_thread=offset(planes),
-            chunks=offset(chunks),
-            turns=offset(turns),
-            turns_per_thread=offset(turns_per_thread),
-            sharing_chunks=divisor(sharing),
-            sharing_step=offset(step),
-            threads=offset(threads),
-            row_blocks=offset(row_blocks),
-            image_batch_step=wide(moves.array_batch_step),
-            image_plane_step=wide(moves.array_plane_step),
-            columns_batch_step=wide(moves.blocks_batch_step),
-            columns_plane_step=wide(moves.blocks_plane_step),
-        ),
+    work = Work(
+        threads,
+        MOVING_THREADS,
+        MOVING_THREADS,
+        tuple(axis.blocks for axis in axes),
+        groups,
+        bits,
+        _staged_bytes(chunk_taps, moves.itemsize, defines["TAPS_AT_ONCE"]) if staged else 0,
+        -(-turns // turns_per_thread),
+    )
+    return planned(
+        unfold.operation,
+        variant,
+        work,
+        reason,
+        {
+            **(unfold.element_types or word_types(moves.itemsize)),
+            "SPATIAL_RANK": len(axes),
+            "KERNEL_WIDTH": kernel_width,
+            "CHUNK_TAPS": chunk_taps,
+            **defines,
+        },
+        {
+            "size": offset([axis.size for axis in axes]),
+            "stride": offset([axis.stride for axis in axes]),
+            "dilation": offset([axis.dilation for axis in axes]),
+            "pad": offset([axis.pad for axis in axes]),
+            "pixel_step": offset([axis.pixel_step for axis in axes]),
+            "block_step": offset([axis.block_step for axis in axes]),
+            "tap_step": offset(moves.tap_step),
+            "blocks": divisor(work.extents),
+            "kernel": divisor([axis.kernel for axis in axes]),
+            "plane_groups": divisor(groups),
+            "planes": offset(moves.planes),
+            "planes_per_thread": offset(planes),
+            "chunks": offset(chunks),
+            "turns": offset(turns),
+            "turns_per_thread": offset(turns_per_thread),
+            "sharing_chunks": divisor(sharing),
+            "sharing_step": offset(step),
+            "threads": offset(threads),
+            "row_blocks": offset(row_blocks),
+            "image_batch_step": wide(moves.array_batch_step),
+            "image_plane_step": wide(moves.array_plane_step),
+            "columns_batch_step": wide(moves.blocks_batch_step),
+            "columns_plane_step": wide(moves.blocks_plane_step),
+        },
         bytes_moved=unfold.bytes_moved,
-        reason=reason,
         takes_window=unfold.takes_window,
-        shared_bytes=_staged_bytes(chunk_taps, moves.itemsize, defines["TAPS_AT_ONCE"]) if staged else 0,
     )
 
 
@@ -208,7 +209,7 @@ def direct(unfold: Unfold, device: Device) -> Plan:
     moves = unfold.moves.with_rows_as_planes(PLANES_PER_THREAD)
     taps = DIRECT_TAPS if moves.itemsize <= 8 else DIRECT_TAPS // 2
     at_once = _taps_at_once(moves)
-    reason = f"{_loads_touch(moves)}, few enough for the L1 cache" if _is_direct(moves) else "it serves every call"
+    reason = f"{_loads_touch(moves)}, few enough for the L1 cache" if is_direct(moves) else "it serves every call"
     if at_once > 1 and moves.itemsize <= 4:
         taps *= 2  # of half as many planes
     chunk = at_once * chunk_size(moves.axes[-1].kernel // at_once, taps // at_once)
@@ -229,13 +230,3 @@ def staged(unfold: Unfold, device: Device) -> Plan:
         taps = chunk_size(last.kernel, min(STAGED_TAPS, LINE_BYTES // unfold.moves.itemsize))
     reason = f"{_loads_touch(unfold.moves)}, those along the taps fewer"
     return plan(unfold, "staged", device, taps, reason, TAPS_AT_ONCE=at_once)
-
-
-def prefer(unfold: Unfold) -> Iterator[tuple[str, str]]:
-    """Yield staged loads where those along the blocks would touch many lines, and those along the taps few."""
-    moves = unfold.simplified().moves
-    last = moves.axes[-1]
-    tap_bytes = last.dilation * abs(last.pixel_step) * moves.itemsize
-    if last.kernel > 1 and not _is_direct(moves) and tap_bytes < SECTOR_BYTES:
-        yield "staged", ""
-    yield "direct", ""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 from gpufold.calls import Unsupported
@@ -11,7 +10,8 @@ from gpufold.gpu.plan import Operand, Plan, Problem, Variant
 from gpufold.gpu.variants import col2im, im2col
 
 
-def _as_col2im(problem: Problem) -> Problem:
+def as_col2im(problem: Problem) -> Problem:
+    """Return a call of blocks_to_array as one of col2im."""
     assert isinstance(problem.geometry, BlocksGeometry)
     sliding, *strides = blocks_as_columns(problem.geometry, problem.input.strides, problem.output.strides)
     columns = Operand(sliding.split_columns_shape, strides[0], problem.input.alignment)
@@ -22,17 +22,18 @@ def _as_col2im(problem: Problem) -> Problem:
     return replace(problem, call=problem.call._replace(geometry=sliding, fusion=fusion), input=columns, output=image)
 
 
-def _as_im2col(problem: Problem) -> Problem:
-    turned = _as_col2im(replace(problem, input=problem.output, output=problem.input))
+def as_im2col(problem: Problem) -> Problem:
+    """Return a call of array_to_blocks as one of im2col."""
+    turned = as_col2im(replace(problem, input=problem.output, output=problem.input))
     return replace(turned, input=turned.output, output=turned.input)
 
 
 def _blocks_to_array(variant: Variant) -> Variant:
-    return lambda problem: _named(variant, _as_col2im(problem), "col2im", "blocks_to_array")
+    return lambda problem: _named(variant, as_col2im(problem), "col2im", "blocks_to_array")
 
 
 def _array_to_blocks(variant: Variant) -> Variant:
-    return lambda problem: _named(variant, _as_im2col(problem), "im2col", "array_to_blocks")
+    return lambda problem: _named(variant, as_im2col(problem), "im2col", "array_to_blocks")
 
 
 def _named(variant: Variant, problem: Problem, planned: str, operation: str) -> Plan:
@@ -45,13 +46,3 @@ def _named(variant: Variant, problem: Problem, planned: str, operation: str) -> 
 
 TO_ARRAY = {name: _blocks_to_array(variant) for name, variant in col2im.VARIANTS.items()}
 TO_BLOCKS = {name: _array_to_blocks(variant) for name, variant in im2col.VARIANTS.items()}
-
-
-def prefer_to_array(problem: Problem) -> Iterator[tuple[str, str]]:
-    """Yield what col2im prefers."""
-    return col2im.prefer(_as_col2im(problem))
-
-
-def prefer_to_blocks(problem: Problem) -> Iterator[tuple[str, str]]:
-    """Yield what im2col prefers."""
-    return im2col.prefer(_as_im2col(problem))

@@ -1,0 +1,232 @@
+"""The kernel variants of batch_to_space: pixel p of an axis is phase (p + pad) % block of block (p + pad) // block."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from math import gcd, prod
+from typing import Any
+
+from gpufold.calls import Unsupported
+from gpufold.gpu.parameters import are_contiguous, divisor, offset, offset_bits, span, wide
+from gpufold.gpu.plan import Plan, Problem, Variant, Work, planes_per_thread, planned, resident_blocks
+from gpufold.gpu.variants.moves import (
+    LINE_BYTES,
+    MOVING_THREADS,
+    PLANES_PER_THREAD,
+    WARP,
+    WIDEST_WORD,
+    Moves,
+    device_threads,
+    space_bytes,
+    space_moves,
+    word_elements,
+    word_types,
+)
+
+PIECE_BYTES = 128
+PACKED_REGISTERS = 128
+PACKED_OTHERS = 28
+"""Of a piece of the packed kernel, where a block is no more; what its words take at most as they are loaded, and what a
+thread needs besides them and one for each address: predictions."""
+
+PACKED_WORDS = 48
+"""Of 4 bytes, that a piece has at most where any way to share rows out has so few: the compiler may spill more."""
+
+PACKED_PARTS = 8
+"""Of a block at most, each a piece: with more, the lanes of a warp load few neighbouring elements."""
+
+PACKED_TILES = 32 << 10
+"""Bytes of shared memory up to which a thread block has all its threads."""
+
+THREAD, PHASE, PHASE_ANYWHERE, LOAD, WORD, NARROW_WORD = 100, 6, 15, 3, 3, 6
+"""Instructions of a thread of the packed kernel, of each phase, of one that begins anywhere in a word, of each load and
+of each word that is put together, of narrow elements too: fitted to machine code."""
+
+
+def _simplified(problem: Problem) -> Moves:
+    return space_moves(problem, writes_blocks=False).simplified().with_rows_as_planes(PLANES_PER_THREAD)
+
+
+def _aligned_blocks(problem: Problem, moves: Moves) -> int:
+    """Count the neighbouring blocks that have their elements of a phase in one word, wherever so many begin."""
+    *outer, last = moves.axes
+    if last.block_step != 1 or last.pad % last.kernel:
+        return 1
+    loads = [last.blocks, last.pad // last.kernel, last.tap_step]
+    loads += [step for axis in outer for step in (axis.block_step, axis.tap_step)]
+    loads += [moves.blocks_plane_step] if moves.planes > 1 else []
+    return word_elements(moves.itemsize, problem.input.alignment, loads)
+
+
+def _plan(
+    problem: Problem,
+    variant: str,
+    last_places: int,
+    reason: str,
+    most_planes: int = PLANES_PER_THREAD,
+    shared_bytes: int = 0,
+    **defines: Any,
+) -> Plan:
+    """Plan threads along the pixels of all axes but the last, which is cut into so many places."""
+    operation, moves = "batch_to_space", _simplified(problem)
+    axes = moves.axes
+    places = (*(axis.size for axis in axes[:-1]), last_places)
+    planes = planes_per_thread(moves.planes, prod(places), most_planes, device_threads(problem.device))
+    groups = -(-moves.planes // planes)
+    threads, in_block = prod(places) * groups, defines.get("THREADS", MOVING_THREADS)
+    bits = offset_bits(
+        operation,
+        threads + MOVING_THREADS,
+        moves.planes,
+        2 * max((axis.blocks + 1) * axis.kernel for axis in axes),
+        sum((axis.blocks + 1) * abs(axis.block_step) + axis.kernel * abs(axis.tap_step) for axis in axes),
+        sum(axis.size * abs(axis.pixel_step) for axis in axes),
+    )
+    return planned(
+        operation,
+        variant,
+        Work(threads, in_block, in_block, places, groups, bits, shared_bytes),
+        reason,
+        {**word_types(moves.itemsize), "SPATIAL_RANK": len(axes), **defines},
+        {
+            "crop": offset([axis.pad for axis in axes]),
+            "grid_step": offset([axis.block_step for axis in axes]),
+            "phase_step": offset([axis.tap_step for axis in axes]),
+            "pixel_step": offset([axis.pixel_step for axis in axes]),
+            "block": divisor([axis.kernel for axis in axes]),
+            "places": divisor(places),
+            "width": offset(axes[-1].size),
+            "planes": offset(moves.planes),
+            "planes_per_thread": offset(planes),
+            "threads": offset(threads),
+            "batch_plane_step": wide(moves.blocks_plane_step),
+            "space_plane_step": wide(moves.array_plane_step),
+        },
+        bytes_moved=space_bytes(problem),
+    )
+
+
+def index_map(problem: Problem) -> Plan:
+    """Plan one thread per pixel: any call, fast while the last axis is not split or into few phases."""
+    moves = _simplified(problem)
+    last = moves.axes[-1]
+    reason = (
+        f"the last axis is not split, so {moves.itemsize} bytes move as one word"
+        if last.is_unit
+        else f"the last axis is split into {last.kernel} phases, whose loads share cache lines"
+    )
+    return _plan(problem, "index_map", last.size, reason)
+
+
+@dataclass(frozen=True, slots=True)
+class _Pieces:
+    """How threads of the packed kernel share out a row: blocks with all their phases, or a part of a block's phases."""
+
+    itemsize: int
+    count: int
+    """Of a row."""
+    parts: int
+    """That a block is cut into."""
+    phases: int
+    blocks: int
+    """Of a piece; one where it is a part."""
+    loaded: int
+    """Elements of a word that is loaded."""
+    anywhere: bool
+    """Whether a thread's elements begin anywhere in the words, of which it then loads one more."""
+    whole: bool
+    """Whether all pieces are words of 16 bytes."""
+
+    @property
+    def words(self) -> int:
+        """Of 4 bytes, in a piece."""
+        return self.blocks * self.phases * self.itemsize // 4
+
+    @property
+    def loads(self) -> int:
+        """Of a thread."""
+        return self.phases * (self.blocks // self.loaded + self.anywhere)
+
+    @property
+    def registers(self) -> int:
+        """That the loaded words take."""
+        return self.loads * -(-self.loaded * self.itemsize // 4)
+
+    @property
+    def cost(self) -> float:
+        """Count what a thread issues, and twice its lines and passes over shared banks, for a pixel: a prediction."""
+        of_word, of_phase = (NARROW_WORD if self.itemsize < 4 else WORD), (PHASE_ANYWHERE if self.anywhere else PHASE)
+        issued = THREAD + self.phases * of_phase + self.loads * LOAD + self.words * of_word
+        lines = self.loads * max(self.parts, -(-self.blocks * self.itemsize // 4))
+        ways = 1 if self.whole else min(WARP, self.words & -self.words)
+        return (issued + 2 * (lines + self.words * ways)) / (self.phases * self.blocks)
+
+
+def _pieces(problem: Problem, moves: Moves) -> Iterator[_Pieces]:
+    """Yield the ways to share out rows, such that a piece is words of 4 bytes, the last of a row one at least."""
+    last, itemsize = moves.axes[-1], moves.itemsize
+    of_word, aligned = 4 // itemsize, _aligned_blocks(problem, moves)
+    shape, steps = problem.input.shape, problem.input.strides
+    extent = 1 + span(shape, steps)
+    in_words = last.block_step == 1 and min(steps) >= 0 and extent == prod(shape)  # no word reaches out of the array
+    in_words = in_words and word_elements(itemsize, problem.input.alignment, [extent]) >= of_word
+    in_row = 1 << (-(-last.size // last.kernel) - 1).bit_length()  # about so many blocks: rows of most sizes are alike
+    most = min(max(of_word, PIECE_BYTES // (last.kernel * itemsize)), max(of_word, in_row))
+    for parts in (parts for parts in range(1, min(last.kernel, PACKED_PARTS) + 1) if last.kernel % parts == 0):
+        phases = last.kernel // parts
+        for blocks in range(1, 1 + (most if parts == 1 else 1)):
+            pixels, loaded = blocks * phases, gcd(aligned, blocks)
+            rest = last.size % pixels
+            whole = rest == 0 and blocks & (blocks - 1) == 0
+            whole = whole and gcd(pixels * itemsize, problem.output.alignment) % WIDEST_WORD == 0
+            pieces = _Pieces(itemsize, -(-last.size // pixels), parts, phases, blocks, loaded, False, whole)
+            choices = [pieces]
+            if in_words and loaded < of_word and blocks % of_word == 0:
+                choices.append(replace(pieces, loaded=of_word, anywhere=True))
+            if pixels % of_word == 0 and (rest == 0 or rest >= of_word):
+                yield from (pieces for pieces in choices if pieces.registers <= PACKED_REGISTERS)
+
+
+def packed(problem: Problem) -> Plan:
+    """Plan one thread for a piece of a row, whose warp stores theirs as one run: contiguous space."""
+    operation, moves = "batch_to_space", _simplified(problem)
+    last, itemsize = moves.axes[-1], moves.itemsize
+    if last.is_unit:
+        raise Unsupported(f"{operation}: packed needs a last axis that is split")
+    if itemsize > 4:
+        raise Unsupported(f"{operation}: packed puts words of 4 bytes together, not elements of {itemsize}")
+    shape, steps = problem.output.shape, problem.output.strides
+    if not are_contiguous(shape, steps):
+        raise Unsupported(f"{operation}: packed needs contiguous space, not steps of {steps}")
+    choices = _pieces(problem, moves)
+    pieces = min(choices, key=lambda choice: (choice.words > PACKED_WORDS, choice.cost), default=None)
+    if pieces is None:
+        raise Unsupported(
+            f"{operation}: packed keeps blocks of the last axis, or up to {PACKED_PARTS} equal parts of one, in "
+            f"{PACKED_REGISTERS} registers and as words of 4 bytes, not blocks of {last.kernel} elements of {itemsize} "
+            f"bytes in rows of {last.size}"
+        )
+    tile = 4 * WARP * pieces.words + LINE_BYTES
+    threads = MOVING_THREADS
+    while threads // WARP * tile > PACKED_TILES:
+        threads //= 2
+    return _plan(
+        problem,
+        "packed",
+        pieces.count,
+        f"the last axis is split into {last.kernel} phases, which threads pack and warps store as runs of words",
+        most_planes=1,
+        shared_bytes=threads // WARP * tile,
+        THREADS=threads,
+        PHASES=pieces.phases,
+        BLOCKS=pieces.blocks,
+        LOADED=pieces.loaded,
+        LOADED_ANYWHERE=int(pieces.anywhere),
+        BEGINS_BLOCKS=int(pieces.parts == 1 and last.pad % last.kernel == 0),
+        WHOLE=int(pieces.whole),
+        RESIDENT_BLOCKS=resident_blocks(threads, pieces.registers + pieces.loads + PACKED_OTHERS),
+    )
+
+
+VARIANTS: dict[str, Variant] = {"index_map": index_map, "packed": packed}

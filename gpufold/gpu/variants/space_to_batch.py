@@ -1,0 +1,116 @@
+"""The kernel variants of space_to_batch: sliding blocks whose stride is their size."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from gpufold.calls import Unsupported
+from gpufold.gpu.plan import Operand, Plan, Problem, Variant
+from gpufold.gpu.variants import unfold
+from gpufold.gpu.variants.moves import (
+    PLANES_PER_THREAD,
+    WIDEST_WORD,
+    Moves,
+    space_bytes,
+    space_moves,
+    word_elements,
+)
+from gpufold.gpu.variants.unfold import Unfold
+
+APART_BYTES = 96
+"""Of the blocks that a thread of space_to_batch takes apart, at most: a prediction of registers."""
+
+
+def _word_of_blocks(variant: str, moves: Moves, space: Operand) -> int:
+    """Count the pixels of the widest word of whole blocks that rows of space consist of."""
+    *outer, last = moves.axes
+    if last.is_unit:
+        raise Unsupported(f"{variant} needs a last axis that is split")
+    if last.pixel_step != 1:
+        raise Unsupported(f"{variant} needs a contiguous last axis of space, not a step of {last.pixel_step}")
+    if last.kernel & (last.kernel - 1) or last.kernel * moves.itemsize > WIDEST_WORD:
+        raise Unsupported(
+            f"{variant} needs blocks of 2, 4, 8 or {WIDEST_WORD} bytes along the last axis, "
+            f"not {last.kernel} elements of {moves.itemsize} bytes"
+        )
+    pixels = [last.size, *(axis.pixel_step for axis in outer)]
+    pixels += [moves.array_plane_step] if moves.planes > 1 else []
+    word_pixels = word_elements(moves.itemsize, space.alignment, pixels)
+    if word_pixels < last.kernel:
+        raise Unsupported(
+            f"{variant} needs rows of whole blocks, aligned to {last.kernel * moves.itemsize} bytes, "
+            f"not of {last.size} elements of {moves.itemsize}"
+        )
+    return word_pixels
+
+
+def _unfold(problem: Problem) -> Unfold:
+    return Unfold("space_to_batch", space_moves(problem, writes_blocks=True), space_bytes(problem))
+
+
+def direct(problem: Problem) -> Plan:
+    """Plan one thread per block: any call, fast while blocks are small."""
+    return unfold.direct(_unfold(problem), problem.device)
+
+
+def _simplified(problem: Problem) -> Moves:
+    return space_moves(problem, writes_blocks=True).simplified().with_rows_as_planes(PLANES_PER_THREAD)
+
+
+def blocks_taken_apart(problem: Problem) -> tuple[int, int]:
+    """Count the blocks of a thread of the deinterleaving kernel, and the elements that it loads at once.
+
+    Their elements of a phase are stored as one word, and they are loaded as one; as several, of elements of 4 bytes at
+    most, where they are no word or where words of a phase would have less than 4 bytes.
+    """
+    moves = _simplified(problem)
+    *outer, last = moves.axes
+    stored = 1
+    if last.block_step == 1 and last.pad % last.kernel == 0:
+        stores = [last.blocks, last.pad // last.kernel, moves.tap_step, *(axis.block_step for axis in outer)]
+        stores += [moves.blocks_plane_step] if moves.planes > 1 else []
+        stored = word_elements(moves.itemsize, problem.output.alignment, stores)
+    count = stored
+    while count > 1 and (last.size % (count * last.kernel) or count * last.kernel * moves.itemsize > APART_BYTES):
+        count //= 2
+    rows = [count * last.kernel, *(axis.pixel_step for axis in outer)]
+    rows += [moves.array_plane_step] if moves.planes > 1 else []
+    loaded = word_elements(moves.itemsize, problem.input.alignment, rows)
+    in_words = moves.itemsize <= 4 <= min(count, loaded) * moves.itemsize and count > 1 and last.pixel_step == 1
+    try:
+        at_once = min(stored, _word_of_blocks("space_to_batch: deinterleave", moves, problem.input) // last.kernel)
+    except Unsupported:
+        if in_words:
+            return count, loaded
+        raise
+    return (count, loaded) if in_words and at_once * moves.itemsize < 4 else (at_once, at_once * last.kernel)
+
+
+def deinterleave(problem: Problem) -> Plan:
+    """Plan one thread per word of whole blocks, taken apart in registers."""
+    moves = _simplified(problem)
+    *outer, last = moves.axes
+    count, loaded = blocks_taken_apart(problem)
+    ends_before = -last.pad % last.kernel
+    width = count * last.kernel
+    words = replace(
+        last,
+        stride=width,
+        pad=last.pad + ends_before,
+        blocks=last.blocks // count + (ends_before > 0),
+        block_step=last.block_step * count,
+    )
+    blocks = "the end of a block and the beginning of the next" if ends_before else f"{count} blocks of {last.kernel}"
+    return unfold.plan(
+        replace(_unfold(problem), moves=replace(moves, axes=(*outer, words))),
+        "deinterleave",
+        problem.device,
+        last.kernel,
+        f"rows are whole words of {width * moves.itemsize} bytes, each {blocks}",
+        BLOCKS_PER_WORD=count,
+        LOADED=loaded,
+        PIXELS_BEFORE=ends_before,
+    )
+
+
+VARIANTS: dict[str, Variant] = {"deinterleave": deinterleave, "direct": direct}

@@ -1,0 +1,110 @@
+"""What the plans of all kernels have in common that add blocks up on a grid: those of col2im."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import prod
+from typing import Any
+
+from gpufold.calls import Unsupported
+from gpufold.gpu.parameters import (
+    INT32_MAX,
+    Field,
+    divisor,
+    offset,
+    span,
+    struct,
+    wide,
+)
+from gpufold.gpu.plan import Plan, Problem, Work, planned
+from gpufold.gpu.variants.columns import (
+    ColumnsView,
+    block_step,
+    fusion_defines,
+    sliding_bytes,
+    tap_step,
+    taps_per_pixel,
+    view_of,
+)
+
+OPERATION = "col2im"
+MAX_UNROLLED = 128
+"""Bound of the registers that kernels/col2im.cuh counts for the loads of a tap."""
+
+
+def largest_offset(view: ColumnsView) -> int:
+    """Bound what a kernel computes inside a plane, of taps that turn out not to exist too."""
+    columns = sum(
+        (axis.kernel + tap_step(axis)) * abs(tap_stride)
+        + (axis.blocks + 2 * (axis.dilated_kernel // axis.stride + 1) + block_step(axis)) * abs(block_stride)
+        for axis, tap_stride, block_stride in zip(view.axes, view.tap_strides, view.block_strides, strict=True)
+    )
+    image = span(tuple(axis.size + axis.stride for axis in view.axes), view.pixel_strides)
+    padded = max(axis.padded_size + axis.stride + axis.dilated_kernel for axis in view.axes)
+    taps = prod(axis.kernel for axis in view.axes)
+    unrolled = MAX_UNROLLED * prod(map(taps_per_pixel, view.axes))
+    steps = (tap_step(axis) * max(tap_step(axis), block_step(axis)) for axis in view.axes)
+    return max(columns, image, padded, taps, unrolled, view.channels, *steps)
+
+
+def sum_plan(
+    problem: Problem,
+    variant: str,
+    work: Work,
+    reason: str,
+    members: Mapping[str, Field] | None = None,
+    symbol: str = "",
+    **defines: Any,
+) -> Plan:
+    """Fill in what all variants have in common; `members` follow kernels/col2im.cuh's Parameters in a kernel's own."""
+    view, scatters = view_of(problem), variant == "atomic"
+    axes = view.axes
+    if not scatters and MAX_UNROLLED * max(map(taps_per_pixel, axes)) > INT32_MAX:
+        raise Unsupported(
+            f"{OPERATION}: {variant} counts the taps of a pixel along an axis, {INT32_MAX // MAX_UNROLLED} at most, "
+            f"but up to {max(map(taps_per_pixel, axes))} land on one"
+        )
+    steps = [
+        tap_step(axis) * tap_stride - block_step(axis) * block_stride if taps_per_pixel(axis) > 1 else 0
+        for axis, tap_stride, block_stride in zip(axes, view.tap_strides, view.block_strides, strict=True)
+    ]
+    shared = struct(
+        columns_batch=wide(view.columns_batch),
+        columns_channel=wide(view.columns_channel),
+        image_batch=wide(view.image_batch),
+        image_channel=wide(view.image_channel),
+        channels=offset(view.channels),
+        items=offset(work.items),
+        size=offset([axis.size for axis in axes]),
+        blocks=offset(view.blocks),
+        pad=offset([axis.pad_begin for axis in axes]),
+        tap_stride=offset(view.tap_strides),
+        block_stride=offset(view.block_strides),
+        tap_step_stride=offset(steps),
+        pixel_stride=offset(view.pixel_strides),
+        by_extent=divisor(work.extents),
+        by_channels=divisor(work.channel_groups),
+    )
+    compiled = {
+        "SCALAR": problem.call.source_element.scalar,
+        "ACCUMULATOR": view.element.accumulator,
+        "KERNEL": view.kernel,
+        "STRIDE": [axis.stride for axis in axes],
+        "DILATION": [axis.dilation for axis in axes],
+        **({"RESULT": view.element.scalar} if problem.call.source else {}),
+        **fusion_defines(problem),
+        **defines,
+    }
+    return planned(
+        OPERATION,
+        variant,
+        work,
+        reason,
+        compiled,
+        {"shared": shared, **(members or {})},
+        symbol=symbol or f"{OPERATION}_{variant}",
+        bytes_moved=sliding_bytes(problem),
+        takes_window=True,
+        scatters=scatters,
+        reads_output=problem.fusion.accumulate,
+    )

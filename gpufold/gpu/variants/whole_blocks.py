@@ -1,0 +1,297 @@
+"""Plans kernels/col2im_gather_blocks.cu, whose warps bring whole blocks to tiles of the image."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import gcd, prod
+
+from gpufold.calls import Unsupported
+from gpufold.geometry import Axis, Size
+from gpufold.gpu.parameters import (
+    are_contiguous,
+    divisor,
+    int32,
+    offset,
+    offset_bits,
+)
+from gpufold.gpu.plan import Plan, Problem, Work
+from gpufold.gpu.variants.columns import (
+    block_step,
+    view_of,
+    weight_bytes,
+)
+from gpufold.gpu.variants.moves import LINE_BYTES, WARP, WIDEST_WORD
+from gpufold.gpu.variants.sums import OPERATION, largest_offset, sum_plan
+
+BLOCKS_COLUMNS, BLOCKS_STAGED_COLUMNS = 512, 128
+"""Pixels of a tile along a row, at most. Longer rows read fewer blocks twice, and lanes that stage have more to do."""
+BLOCKS_RESIDENT_WARPS = 20
+"""Prediction: of a multiprocessor, for which it has registers."""
+BLOCKS_SUM_BYTES, BLOCKS_FEW_SUM_BYTES = 10 * 1024, 5300
+"""What a tile's sums take of shared memory, the latter where these warps have less."""
+BLOCKS_STAGED_BYTES = 4 * 1024
+"""What the taps of a batch may take of it."""
+BLOCK_SHARED_BYTES = 1024
+"""Shared memory that the system takes for each resident thread block."""
+BLOCKS_MAX_SPAN = 1 << 14
+"""Blocks along an axis from the first to the last that reach a pixel: a thread block walks over all of them."""
+BLOCKS_PIECE = 8
+"""Taps of a lane, at most, whose sums it has in registers: a word, or several where taps are staged."""
+BLOCKS_ROWS = 4
+"""Rows of taps of a group where they are not staged, or as many as fill a cache line: with more of them more lanes are
+idle at the ends of a tile, with fewer strips are shorter, which share blocks."""
+BLOCKS_BATCH, BLOCKS_STAGED_BATCH = 15, 8
+BLOCKS_BATCH_TAPS, BLOCKS_BATCH_BYTES, BLOCKS_STAGED_BATCH_BYTES = 72, 240, 256
+"""Blocks whose taps a lane has in flight, these taps, and their bytes."""
+BLOCKS_HOLE_BYTES = 128
+"""Prediction: taps between those that a tile needs are worth bringing while they are no more than a cache line."""
+
+
+@dataclass(frozen=True, slots=True)
+class BlocksLanes:
+    """How the lanes of a warp of kernels/col2im_gather_blocks.cu share out a block's taps."""
+
+    vector: int
+    """Taps of a word."""
+    piece: int
+    """Taps of a lane."""
+    pieces: int
+    """Of a row of taps."""
+    rows: int
+    """Of taps, of a group of lanes."""
+    batch: int
+    """Blocks at a time."""
+    staged: int
+    """Taps in shared memory, or 1 where lanes load those that they add up."""
+    columns: int
+    """Of a tile, at most."""
+
+    @property
+    def groups(self) -> int:
+        return WARP // (self.rows * self.pieces)
+
+    def batches(self, row: Axis, strip: int) -> int:
+        """Count the batches of a chain of the blocks that reach a strip."""
+        return -(-self._in_chain(row, strip) // self.batch)
+
+    def spare(self, row: Axis, strip: int) -> int:
+        """Count the places between the sums of rows, for the pixels before and after a strip that batches reach."""
+        reach, step = self._reach(row), block_step(row)
+        walked = min(step, self._reaching(row, strip)) + (self.batches(row, strip) * self.batch - 1) * step
+        before = max(0, walked * row.stride - strip)
+        return max(reach, before) if self.batches(row, strip) > 1 else reach + before  # one batch uses both at once
+
+    def _reach(self, row: Axis) -> int:
+        return (self.pieces * self.piece - 1) * row.dilation
+
+    def _reaching(self, row: Axis, strip: int) -> int:
+        return (strip - 1 + self._reach(row)) // row.stride + 1
+
+    def _in_chain(self, row: Axis, strip: int) -> int:
+        return (self._reaching(row, strip) - 1) // block_step(row) + 1
+
+    def strip_places(self, row: Axis, strip: int, tile_rows: int) -> int:
+        """Count the places from the sums of one strip to those of the next."""
+        places = tile_rows * (strip + self.spare(row, strip) | 1)
+        return places + (self.rows * self.pieces - places) % WARP  # the groups' lanes meet in no bank
+
+    def places(self, row: Axis, strip: int, tile_rows: int) -> int:
+        """Count a tile's places for sums."""
+        return self.spare(row, strip) + self.groups * self.strip_places(row, strip, tile_rows)
+
+
+def _blocks_lanes(problem: Problem) -> BlocksLanes:
+    view, itemsize = view_of(problem), problem.call.source_element.itemsize
+    row, tap_rows = view.axes[-1], prod(view.kernel[:-1])
+    vector, row_bytes = _vector(problem), row.kernel * itemsize
+    piece = vector
+    while piece < BLOCKS_PIECE and -(-row.kernel // piece) > WARP:
+        piece *= 2
+    rows = min(tap_rows, max(BLOCKS_ROWS, LINE_BYTES // row_bytes), max(1, WARP // -(-row.kernel // piece)))
+    batch = min(BLOCKS_BATCH, BLOCKS_BATCH_TAPS // piece, BLOCKS_BATCH_BYTES // (piece * itemsize))
+    columns = BLOCKS_COLUMNS
+    staged = vector * itemsize < WIDEST_WORD or rows * row_bytes < LINE_BYTES
+    if staged:
+        piece = _multiple(-(-row.kernel // -(-row.kernel // BLOCKS_PIECE)), vector)
+    pieces = -(-row.kernel // piece)
+    if pieces > WARP:
+        raise Unsupported(
+            f"{OPERATION}: gather_blocks shares out a row of taps to the lanes of a warp, {WARP * piece} at most, "
+            f"but kernel_size is {row.kernel} on the last axis"
+        )
+    places = 1
+    if staged:
+        rows = -(-tap_rows // -(-tap_rows // (WARP // pieces)))
+        places = WARP // (rows * pieces) * rows * row.kernel
+        batch = min(
+            BLOCKS_STAGED_BATCH,
+            BLOCKS_STAGED_BATCH_BYTES // (piece * itemsize),
+            BLOCKS_STAGED_BYTES // (places * itemsize),
+        )
+        batch, columns = max(1, batch), BLOCKS_STAGED_COLUMNS
+        places *= batch
+    return BlocksLanes(vector, piece, pieces, rows, batch, places, columns)
+
+
+def _blocks_sums(problem: Problem) -> int:
+    """Return the places that a tile has for sums, which are compiled in."""
+    of_warp = problem.device.shared_bytes // BLOCKS_RESIDENT_WARPS - BLOCK_SHARED_BYTES
+    most = BLOCKS_SUM_BYTES if of_warp >= BLOCKS_SUM_BYTES else BLOCKS_FEW_SUM_BYTES
+    return most // view_of(problem).element.accumulator_bytes
+
+
+def _tile_box(problem: Problem, lanes: BlocksLanes) -> Size:
+    """Return the extents of a tile with which the waves of all tiles are done soonest.
+
+    They are a row that is as long as others and as many rows as there are places for, or fewer. Rows of an axis share
+    the blocks that reach more than one of them.
+    """
+    view, device, sums = view_of(problem), problem.device, _blocks_sums(problem)
+    *outer, row = view.axes
+    row_bytes = problem.call.source_element.itemsize * row.kernel
+    shared_bytes = _blocks_shared_bytes(problem, lanes) + BLOCK_SHARED_BYTES
+    at_once = device.multiprocessors * max(1, min(BLOCKS_RESIDENT_WARPS, device.shared_bytes // shared_bytes))
+    grows = [
+        number == len(outer) - 1 or prod(axis.kernel for axis in outer[number + 1 :]) * row_bytes <= BLOCKS_HOLE_BYTES
+        for number in range(len(outer))
+    ]
+
+    def places(box: Size) -> int:
+        return lanes.places(row, box[-1] // lanes.groups, prod(box[:-1]))
+
+    def of_row(columns: int) -> Size:
+        across = -(-row.size // columns)
+        return (*(1,) * len(outer), -(-row.size // (across * lanes.groups)) * lanes.groups)
+
+    def higher(box: Size) -> Size | None:
+        """Return a tile with one more row, where that saves most: more than a group has rows of taps save little."""
+        shared = [
+            (axis.dilated_kernel - 1) / box[number] if grows[number] and box[number] < axis.size else 0
+            for number, axis in enumerate(outer)
+        ]
+        best = max(range(len(outer)), key=lambda number: (shared[number], number), default=0)
+        grown = tuple(extent + (number == best) for number, extent in enumerate(box))
+        most = prod(grown[:-1]) if lanes.staged > 1 else lanes.rows
+        return grown if any(shared) and prod(grown[:-1]) <= most and places(grown) <= sums else None
+
+    def passes(axis: Axis, extent: int, rows: int) -> int:
+        """Count the rows of blocks that reach a tile, each once for so many of its rows of taps that land there."""
+        reaching, step = extent + axis.dilated_kernel - 1, max(1, axis.dilation)
+        few = [-(-taps // rows) for taps in range(1, -(-min(extent, axis.dilated_kernel) // step) + 1)]
+        return 2 * step * sum(few[:-1]) + max(0, reaching - 2 * step * (len(few) - 1)) * few[-1]
+
+    def rounds(box: Size) -> int:
+        tiles = view.planes * prod(-(-axis.size // extent) for axis, extent in zip(view.axes, box, strict=True))
+        walked = [
+            passes(axis, extent, lanes.rows if axis is outer[-1] else axis.kernel)
+            for axis, extent in zip(outer, box[:-1], strict=True)
+        ]
+        return -(-tiles // at_once) * prod(walked) * lanes.batches(row, box[-1] // lanes.groups)
+
+    columns = lanes.columns
+    while columns > lanes.groups and places(of_row(columns)) > sums:
+        columns //= 2
+    if (needed := places(of_row(columns))) > sums:
+        raise Unsupported(
+            f"{OPERATION}: gather_blocks keeps sums of pixels and of those that their blocks reach, {sums} at most, "
+            f"but kernel_size {row.kernel} and dilations {row.dilation} make it {needed} on the last axis"
+        )
+    boxes: list[Size] = []
+    for longest in (columns, max(columns // 2, lanes.groups)):
+        box: Size | None = of_row(longest)
+        while box:
+            boxes.append(box)
+            box = higher(box)
+    return min(boxes, key=lambda box: (rounds(box), -prod(box)))
+
+
+def _blocks_shared_bytes(problem: Problem, lanes: BlocksLanes) -> int:
+    """Count the bytes of the tiles of kernels/col2im_gather_blocks.cu."""
+    view, fusion, sums = view_of(problem), problem.fusion, _blocks_sums(problem)
+    divides_by_taps = fusion.reduction != "sum" and (
+        fusion.window == "full" or (fusion.window == "separable" and len(view.axes) == 1)
+    )
+    itemsize = problem.call.source_element.itemsize
+    end = widest = 0
+    for alignment, size in (
+        (view.element.accumulator_bytes, view.element.accumulator_bytes * sums),
+        (weight_bytes(problem), weight_bytes(problem) * (sums if divides_by_taps else 1)),
+        (itemsize * lanes.vector, itemsize * lanes.staged),
+    ):
+        end = _multiple(end, alignment) + size
+        widest = max(widest, alignment)
+    return _multiple(end, widest)
+
+
+def _multiple(number: int, of: int) -> int:
+    """Round up to a multiple."""
+    return -(-number // of) * of
+
+
+def _vector(problem: Problem) -> int:
+    """Return the elements of the widest word that divides a row of taps and is aligned in every block."""
+    view = view_of(problem)
+    itemsize = problem.call.source_element.itemsize
+    strides = (*view.block_strides, view.columns_channel, view.columns_batch)
+    apart = gcd(view.kernel[-1] * itemsize, problem.input.alignment, *(stride * itemsize for stride in strides))
+    return max(1, gcd(apart, WIDEST_WORD) // itemsize)
+
+
+def gather_blocks(problem: Problem) -> Plan:
+    """Plan for kernels/col2im_gather_blocks.cu."""
+    view = view_of(problem)
+    row = view.axes[-1]
+    kernel = tuple(axis.kernel for axis in view.axes)
+    if not are_contiguous(kernel, view.tap_strides):
+        raise Unsupported(
+            f"{OPERATION}: gather_blocks loads rows of taps in whole blocks, so a block's taps must be "
+            f"contiguous in the columns, but their strides are {view.tap_strides} elements"
+        )
+    for number, axis in enumerate(view.axes):
+        if axis.dilation == 0 and axis.kernel > 1:
+            raise Unsupported(
+                f"{OPERATION}: gather_blocks takes one tap of a block for each pixel, but dilations is 0 on "
+                f"axis {number}, where every tap lands on the same"
+            )
+        if (span := (axis.kernel - 1) * axis.dilation // axis.stride) > BLOCKS_MAX_SPAN:
+            raise Unsupported(
+                f"{OPERATION}: gather_blocks walks over {BLOCKS_MAX_SPAN} blocks at most between those that reach a "
+                f"pixel, but kernel_size {axis.kernel} and dilations {axis.dilation} put {span} there on axis {number}"
+            )
+    lanes = _blocks_lanes(problem)
+    box = _tile_box(problem, lanes)
+    strip = box[-1] // lanes.groups
+    extents = tuple(-(-axis.size // extent) for axis, extent in zip(view.axes, box, strict=True))
+    items = view.planes * prod(extents)
+    reaching = 2 * ((box[-1] + (row.kernel + lanes.piece) * row.dilation) // row.stride + lanes.batch * block_step(row))
+    return sum_plan(
+        problem,
+        "gather_blocks",
+        Work(
+            items,
+            1,
+            WARP,
+            extents,
+            view.channels,
+            offset_bits(
+                OPERATION,
+                largest_offset(view) + reaching * max(abs(view.block_strides[-1]), row.stride) + max(box),
+                items,
+            ),
+            _blocks_shared_bytes(problem, lanes),
+        ),
+        f"each warp moves the sums of {' x '.join(map(str, box))} pixels along their blocks",
+        {
+            "box": offset(box),
+            "strip": divisor(strip),
+            "strip_sums": int32(lanes.strip_places(row, strip, prod(box[:-1]))),
+            "spare": int32(lanes.spare(row, strip)),
+        },
+        PIECE=lanes.piece,
+        ROWS=lanes.rows,
+        VECTOR=lanes.vector,
+        BATCH=lanes.batch,
+        STAGED=lanes.staged,
+        PITCH=prod(kernel) if view.block_strides[-1] == prod(kernel) else 0,
+        PIXELS=_blocks_sums(problem),
+    )
