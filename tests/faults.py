@@ -920,8 +920,8 @@ FAULTS = (
     Fault(
         "products of narrow blocks rounded though the array is wider",
         "gpufold/cpu/placing.py",
-        "            products = np.empty(terms.shape, total.dtype)\n",
-        "            products = np.empty(terms.shape, blocks.dtype)\n",
+        ".astype(total.dtype, copy=False)",
+        "",
         ADD_BLOCKS + "a_wider_out_takes_blocks_as_if_they_were_converted_first[whole-all-in-one-place-float16-float32]",
     ),
     Fault(
@@ -990,9 +990,23 @@ FAULTS = (
     Fault(
         "a weight multiplied into what lies outside of the array",
         "gpufold/cpu/placing.py",
-        "    if not nearest and outside.any():\n",
-        "    if not nearest and outside.any() and weights is None:\n",
+        "        if not nearest:\n",
+        "        if not nearest and weights is None:\n",
         TAKE_BLOCKS + "outside_is_zero_whatever_the_window",
+    ),
+    Fault(
+        "zeros added to pixels that hold a negative zero",
+        "gpufold/cpu/placing.py",
+        "nothing = -zero if",
+        "nothing = +zero if",
+        ADD_BLOCKS + "what_falls_outside_leaves_negative_zeros_as_they_are",
+    ),
+    Fault(
+        "the planes of a transposed array read as if they lay one row after another",
+        "gpufold/cpu/placing.py",
+        "np.array(array.strides[-rank:]) // array.itemsize",
+        "np.cumprod((1, *array.shape[:-rank:-1]))[::-1]",
+        TAKE_BLOCKS + "random_problems_are_their_definition",
     ),
     # --- dask
     Fault(

@@ -29,7 +29,7 @@ import gpufold
 from bench import hostcuda
 from gpufold import calls
 from gpufold.calls import Call, Fusion, Unsupported
-from gpufold.cpu import arithmetic, tiles
+from gpufold.cpu import arithmetic, placing, tiles
 from gpufold.elements import ELEMENT_TYPES
 from gpufold.geometry import add_blocks_geometry
 from gpufold.gpu import parameters
@@ -58,10 +58,12 @@ def problem(case, dtype, seed=0):
 # The NumPy path
 
 
-@pytest.fixture(params=["whole", "tiled"])
+@pytest.fixture(params=["whole", "tiled", "sliced-tiled"])
 def way(request, monkeypatch):
-    """Small problems would be one tile; these thresholds cut them."""
-    if request.param == "tiled":
+    """Small problems would be one tile, of blocks that are added by their index; this cuts and slices them."""
+    monkeypatch.setattr(placing, "_are_small", lambda blocks, rank: "sliced" not in request.param)
+    if "tiled" in request.param:
+        monkeypatch.setattr(placing, "THREADED_BLOCK", 1)
         monkeypatch.setattr(tiles, "THREADED_ELEMENTS", 1)
         monkeypatch.setattr(tiles, "TILE_ELEMENTS", 12)
         monkeypatch.setattr(arithmetic, "PRODUCTS", 4)
@@ -83,6 +85,13 @@ def test_every_dtype_is_its_definition(dtype, way):
     out, blocks, positions = problem(CASES[10], dtype)
     want = definition.add_blocks(out, blocks, positions)
     assert_same_bits(gpufold.add_blocks(out, blocks, positions), want)
+
+
+@pytest.mark.parametrize("dtype", INEXACT, ids=str)
+def test_what_falls_outside_leaves_negative_zeros_as_they_are(dtype):
+    out, blocks = -np.zeros((4, 5), dtype), -np.zeros((40, 3, 3), dtype)
+    gpufold.add_blocks(out, blocks, [(-2, 0), (2, 4)] * 20)
+    assert_same_bits(out, -np.zeros((4, 5), dtype))
 
 
 @pytest.mark.parametrize("first", range(0, 300, 100))
@@ -245,6 +254,7 @@ def test_a_ptychographic_update_is_the_loop():
 @pytest.mark.parametrize("threads", [1, 2, 5])
 def test_the_number_of_threads_never_shows(threads, monkeypatch):
     monkeypatch.setattr(tiles, "THREADED_ELEMENTS", 1)
+    monkeypatch.setattr(placing, "THREADED_BLOCK", 1)
     case = PositionsCase("large", (200, 300), (40, 50), 60)
     out, blocks, positions = problem(case, np.dtype(np.float32))
     want = definition.add_blocks(out[:, :64], blocks, positions)

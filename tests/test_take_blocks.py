@@ -60,13 +60,14 @@ def random_case(seed):
 # The NumPy path
 
 
-@pytest.fixture(params=["by indices", "one by one", "threaded"])
+@pytest.fixture(params=["by index", "windows", "one by one", "threaded"])
 def way(request, monkeypatch):
-    """Small blocks would all be taken by their indices, in one piece."""
-    if request.param != "by indices":
-        monkeypatch.setattr(placing, "SCATTERED_BLOCK", 0)
+    """Small blocks would mostly be taken by their index, in one piece."""
+    monkeypatch.setattr(placing, "_are_small", lambda blocks, rank: request.param in ("by index", "windows"))
+    monkeypatch.setattr(placing, "LONG_ROW", 0 if request.param == "windows" else 1 << 20)
     if request.param == "threaded":
         monkeypatch.setattr(tiles, "THREADED_ELEMENTS", 1)
+        monkeypatch.setattr(placing, "THREADED_BLOCK", 1)
 
 
 @pytest.mark.some(7)
@@ -146,6 +147,7 @@ def test_nothing_to_take():
 @pytest.mark.parametrize("threads", [1, 2, 5])
 def test_the_number_of_threads_never_shows(threads, monkeypatch):
     monkeypatch.setattr(tiles, "THREADED_ELEMENTS", 1)
+    monkeypatch.setattr(placing, "THREADED_BLOCK", 1)
     array = values((200, 300), np.float32)
     positions = np.random.default_rng(0).integers(-50, 300, (60, 2))
     want = np.pad(array, 400)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from math import prod
 from operator import lt
-from typing import Any
 
 import numpy as np
+from numpy.lib.stride_tricks import as_strided, sliding_window_view
 
 from gpufold.calls import Call
 from gpufold.cpu import tiles
@@ -14,11 +14,17 @@ from gpufold.cpu.arithmetic import ALL, Array, Index, multiply
 from gpufold.cpu.slices import add_slices
 from gpufold.cpu.treatment import Weights, weights_of_block
 from gpufold.elements import sum_dtype
-from gpufold.geometry import Axis, PositionsGeometry
+from gpufold.geometry import Axis, PositionsGeometry, Size
 from gpufold.threads import for_each, get_num_threads
 
-SCATTERED_BLOCK = 512
-"""Elements of a block up to which they are added or taken by their indices, for less than an array operation costs."""
+BLOCK_START, ROW_START = 1 << 10, 8
+"""Elements that are added or taken by their index while an array operation starts, and while it starts on a row."""
+
+LONG_ROW = 32
+"""Elements of a row from which small blocks are taken as parts of one view, for less than their indices cost."""
+
+THREADED_BLOCK = 1 << 14
+"""Elements of a block from which threads gain, which take turns in Python between two blocks."""
 
 
 def add_blocks(
@@ -41,10 +47,10 @@ def _add(blocks: Array, array: Array, weights: Array | None, positions: Array) -
     """Add blocks, tile by tile."""
     lead = array.ndim - positions.shape[1]
     unit_axes = tuple(Axis(extent, 1, 1, 1, 0, 0) for extent in array.shape)
-    scatters = blocks[0].size <= SCATTERED_BLOCK
-    copies = sum_dtype(array.dtype) != array.dtype or (scatters and not array.flags.c_contiguous)
+    scatters = _are_small(blocks, positions.shape[1])
+    copies = sum_dtype(array.dtype) != array.dtype or (scatters and not _is_indexed(array, positions.shape[1]))
     limit = tiles.TILE_ELEMENTS if copies else array.size
-    if blocks.size >= tiles.THREADED_ELEMENTS:
+    if blocks.size >= tiles.THREADED_ELEMENTS and blocks[0].size >= THREADED_BLOCK:
         limit = min(limit, -(-array.size // (tiles.TILES_PER_THREAD * get_num_threads())))
     with np.errstate(all="ignore"):
         for_each(
@@ -72,7 +78,8 @@ def _add_to_tile(
     (met,) = ((positions < begin + size) & (positions > begin - block)).all(axis=1).nonzero()
     if not met.size:
         return
-    total = tile.astype(sum_dtype(tile.dtype), order="C" if scatters else "K", copy=False)
+    wide = sum_dtype(tile.dtype)
+    total = tile.astype(wide, "C") if scatters and not _is_indexed(tile, rank) else tile.astype(wide, copy=False)
     if scatters:
         _scatter_blocks(total, blocks, weights, met, positions[met] - begin)
     else:
@@ -84,28 +91,54 @@ def _add_to_tile(
 
 def _scatter_blocks(total: Array, blocks: Array, weights: Array | None, met: Array, first: Array) -> None:
     """Add elements by their index, those of one block before those of the next, many blocks in one array operation."""
-    rank, shape = first.shape[1], blocks.shape[1:]
-    planes = np.arange(prod(shape[:-rank])).reshape(*shape[:-rank], *(1,) * rank)
-    step = max(1, tiles.SCATTERED_ELEMENTS // prod(shape))
+    rank, zero = first.shape[1], np.zeros((), total.dtype)
+    nothing = -zero if total.dtype.kind in "fc" else zero  # a pixel that it is added to keeps its bits
+    planes, block = _planes_as_memory(total, rank), blocks.shape[-rank:]
+    step = max(1, tiles.SCATTERED_ELEMENTS // prod(block))
     for few in range(0, len(met), step):
-        terms = blocks[met[few : few + step]].astype(total.dtype, copy=False)
-        if weights is not None:
-            products = np.empty(terms.shape, total.dtype)
-            multiply(terms, weights, products)
-            terms = products
-        pixel: Array = planes
-        inside: Any = np.True_
-        for axis in range(rank):
-            extent, side = total.shape[axis - rank], shape[axis - rank]
-            along = first[few : few + step, axis, None] + np.arange(side)
-            along = along.reshape(-1, *(1,) * (len(shape) - rank + axis), side, *(1,) * (rank - 1 - axis))
-            pixel = pixel * extent + along
-            inside = inside & (along >= 0) & (along < extent)
-        if inside.all():
-            np.add.at(total.reshape(-1), pixel.ravel(), terms.ravel())
-        else:
-            inside = np.broadcast_to(inside, terms.shape)
-            np.add.at(total.reshape(-1), pixel[inside], terms[inside])
+        index, partial, outside = _indices(total, block, first[few : few + step])
+        for plane in np.ndindex(planes.shape[:-1]):
+            terms = blocks[(met[few : few + step], *plane)].astype(total.dtype, copy=False)
+            if weights is not None:
+                multiply(terms, weights, terms)
+            terms = terms.reshape(index.shape)
+            terms[partial] = np.where(outside, nothing, terms[partial])
+            np.add.at(planes[plane], index.ravel(), terms.ravel())
+
+
+def _are_small(blocks: Array, rank: int) -> bool:
+    """Return whether to look all elements up, plane by plane, takes less than to start on each block and its rows."""
+    taps, planes = prod(blocks.shape[-rank:]), prod(blocks.shape[1:-rank])
+    looked_up = taps - ROW_START * (taps // blocks.shape[-1])
+    return bool(planes * (looked_up * len(blocks) + 2 * BLOCK_START) <= BLOCK_START * len(blocks))
+
+
+def _is_indexed(array: Array, rank: int) -> bool:
+    """Return whether the pixels of a plane lie whole numbers of elements behind its first."""
+    return all(step >= 0 and step % array.itemsize == 0 for step in array.strides[-rank:])
+
+
+def _planes_as_memory(array: Array, rank: int) -> Array:
+    """View each plane as one axis: the memory from its first pixel to its last."""
+    last = sum((n - 1) * step for n, step in zip(array.shape[-rank:], array.strides[-rank:], strict=True))
+    shape, steps = (*array.shape[:-rank], last // array.itemsize + 1), (*array.strides[:-rank], array.itemsize)
+    return as_strided(array, shape, steps)
+
+
+def _indices(array: Array, block: Size, first: Array) -> tuple[Array, Array, Array]:
+    """Return where in a plane's memory the taps of blocks lie, clamped to the plane: (count, taps).
+
+    Return too the numbers of the blocks that reach out of it, and which of their taps do.
+    """
+    rank = len(block)
+    size, steps = np.array(array.shape[-rank:]), np.array(array.strides[-rank:]) // array.itemsize
+    taps = np.indices(block).reshape(rank, -1)
+    index: Array = (first @ steps)[:, None] + steps @ taps
+    partial: Array = np.flatnonzero(((first < 0) | (first > size - block)).any(axis=1))
+    along = first[partial, :, None] + taps
+    clamped = along.clip(0, size[:, None] - 1)
+    index[partial] = steps @ clamped
+    return index, partial, (along != clamped).any(axis=1)
 
 
 def take_blocks(call: Call, array: Array, blocks: Array, window: Weights, positions: Array) -> None:
@@ -117,13 +150,19 @@ def take_blocks(call: Call, array: Array, blocks: Array, window: Weights, positi
         return
     weights = None if window is None else weights_of_block(call.fusion.window, window, geometry.block_shape)
     first = np.clip(positions, np.negative(geometry.block_shape), geometry.size)  # beyond, nothing changes any more
-    scatters = blocks[0].size <= SCATTERED_BLOCK
-    step = max(1, tiles.SCATTERED_ELEMENTS // blocks[0].size) if scatters else len(blocks)
-    if blocks.size >= tiles.THREADED_ELEMENTS:
+    rank = len(geometry.block_shape)
+    small = _are_small(blocks, rank)
+    by_index = small and blocks.shape[-1] < LONG_ROW
+    if by_index and not _is_indexed(array, rank):
+        array = np.ascontiguousarray(array)
+    at_once = prod(geometry.block_shape) if by_index else blocks[0].size
+    step = max(1, tiles.SCATTERED_ELEMENTS // at_once) if small else len(blocks)
+    if blocks.size >= tiles.THREADED_ELEMENTS and blocks[0].size >= THREADED_BLOCK:
         step = min(step, -(-len(blocks) // (tiles.TILES_PER_THREAD * get_num_threads())))
+    take = _take_by_index if by_index else _take_windows if small else _take_one_by_one
     with np.errstate(all="ignore"):
         for_each(
-            _take_by_indices if scatters else _take_one_by_one,
+            take,
             [
                 (array, blocks[start : start + step], first[start : start + step], weights, call.fusion.mode == "edge")
                 for start in range(0, len(blocks), step)
@@ -131,9 +170,41 @@ def take_blocks(call: Call, array: Array, blocks: Array, window: Weights, positi
         )
 
 
+def _take_by_index(array: Array, blocks: Array, first: Array, weights: Array | None, nearest: bool) -> None:
+    """Take the elements of a plane by their index, those of all blocks in one array operation."""
+    rank = first.shape[1]
+    planes, block = _planes_as_memory(array, rank), blocks.shape[-rank:]
+    index, partial, outside = _indices(array, block, first)
+    for plane in np.ndindex(planes.shape[:-1]):
+        taken = planes[plane][index].reshape(-1, *block)
+        if weights is not None:
+            multiply(taken, weights, taken)
+        if not nearest:
+            taken[partial] = np.where(outside.reshape(-1, *block), np.zeros((), taken.dtype), taken[partial])
+        blocks[(ALL, *plane)] = taken
+
+
+def _take_windows(array: Array, blocks: Array, first: Array, weights: Array | None, nearest: bool) -> None:
+    """Take the blocks inside of the array as parts of one view, and the others one by one."""
+    rank = first.shape[1]
+    lead, side = array.ndim - rank, blocks.shape[-rank:]
+    whole = ((first >= 0) & (first <= np.subtract(array.shape[lead:], side))).all(axis=1)
+    if whole.any():
+        windows = sliding_window_view(array, side, tuple(range(lead, array.ndim)))
+        taken = np.moveaxis(windows, range(lead), range(rank, array.ndim))[tuple(first[whole].T)]
+        if weights is not None:
+            multiply(taken, weights, taken)
+        blocks[whole] = taken
+    if not whole.all():
+        others = blocks[~whole]
+        _take_one_by_one(array, others, first[~whole], weights, nearest)
+        blocks[~whole] = others
+
+
 def _take_one_by_one(array: Array, blocks: Array, first: Array, weights: Array | None, nearest: bool) -> None:
     """Take each block, from its first pixel on, by an array operation of its own."""
-    size, side = array.shape[-first.shape[1] :], blocks.shape[-first.shape[1] :]
+    rank = first.shape[1]
+    size, side = array.shape[-rank:], blocks.shape[-rank:]
     last = first + side
     whole = ((first >= 0) & (last <= size)).all(axis=1)
     start, stop = np.clip(first, 0, size), np.clip(last, 0, size)
@@ -150,24 +221,6 @@ def _take_one_by_one(array: Array, blocks: Array, first: Array, weights: Array |
             elements: Index = (..., *(slice(a - p, b - p) for a, b, p in zip(starts, stops, begin, strict=True)))
             under: Index = (..., *map(slice, starts, stops))
             _store(array[under], None if weights is None else weights[elements], block[elements])
-
-
-def _take_by_indices(array: Array, blocks: Array, first: Array, weights: Array | None, nearest: bool) -> None:
-    """Take elements by their indices, those of all blocks in one array operation."""
-    rank = first.shape[1]
-    lead = array.ndim - rank
-    pixels: list[Array] = []
-    outside: Any = np.False_
-    for axis in range(rank):
-        extent, side = array.shape[lead + axis], blocks.shape[1 + lead + axis]
-        along = (first[:, axis, None] + np.arange(side)).reshape(-1, *(1,) * axis, side, *(1,) * (rank - 1 - axis))
-        pixels.append(along.clip(0, extent - 1))
-        outside = outside | (along < 0) | (along >= extent)
-    index: Index = (..., *pixels)
-    _store(np.moveaxis(array[index], lead, 0), weights, blocks)
-    if not nearest and outside.any():
-        outside = outside.reshape(len(blocks), *(1,) * lead, *outside.shape[1:])
-        blocks[np.broadcast_to(outside, blocks.shape)] = np.zeros((), blocks.dtype)
 
 
 def _store(elements: Array, weights: Array | None, result: Array) -> None:
