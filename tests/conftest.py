@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gpufold.cpu import arithmetic, folding, runs, tiles, ways
+from gpufold.cpu import arithmetic, runs, tiles, ways
 
 REASONS = Counter()
 MANY_ON_A_GPU, SECONDS_ON_A_GPU = 100, 0.5
@@ -155,8 +155,9 @@ def _numpy_in_doctests(doctest_namespace):
 @pytest.fixture(params=["chosen", "flat", "tiled", "flat-tiled", "sliced-tiled"])
 def way(request, monkeypatch):
     """Small problems would all go one way; these thresholds send them every way that large ones go."""
+    if request.param != "chosen":
+        monkeypatch.setattr(ways, "SMALL_ELEMENTS", 0)
     if "flat" in request.param:
-        monkeypatch.setattr(folding, "FLAT_ELEMENTS", 1)
         monkeypatch.setattr(runs, "FLAT_RUN", 1)
     if "sliced" in request.param:
         monkeypatch.setattr(ways, "taps_are_closest", lambda columns, axes: True)

@@ -47,8 +47,11 @@ def _runs_of(*arrays: Array) -> Iterator[tuple[Array, ...]]:
         yield tuple([array[run] for array in arrays])
 
 
-def multiply(elements: Array, weights: Array, products: Array) -> None:
-    """Multiply by real weights, component by component, rounded once to the products' dtype."""
+def multiply(elements: Array, weights: Array | None, products: Array) -> None:
+    """Multiply by real weights, component by component, rounded once to the products' dtype; without weights copy."""
+    if weights is None:
+        products[...] = elements
+        return
     for part, result in _parts(elements, products):
         np.multiply(part, weights, result, casting="unsafe")
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
+from math import prod
 
 import numpy as np
 
@@ -170,6 +171,23 @@ def fold_cells(columns: Array, image: Array, way: CellWay, weights: Array | None
             add_pairs(cells, columns, weights, piece.pairs)
 
 
+def fold_few(columns: Array, image: Array, axes: tuple[Axis, ...], weights: Array | None) -> None:
+    """Add few columns into an image, every element of which is written, by the pixel of each element."""
+    terms, pixels = np.empty(columns.shape, image.dtype), np.zeros(1 + image.size, image.dtype)
+    multiply(columns, weights, terms)
+    np.add.at(pixels, _pixels(image.shape, axes), terms.ravel())
+    image[...] = pixels[1:].reshape(image.shape)
+
+
+@lru_cache(maxsize=16)
+def _pixels(shape: Size, axes: tuple[Axis, ...]) -> Array:
+    """Return the number of the pixel that each element of split columns lands on, from 1 on; 0 where there is none."""
+    kernel, blocks = zip(*((axis.kernel, axis.blocks) for axis in axes), strict=True)
+    numbers: Array = np.zeros((*shape[:2], *kernel, *blocks), np.intp)
+    unfold_cells(np.arange(1, 1 + prod(shape)).reshape(shape), numbers, axes, None)
+    return numbers.ravel()
+
+
 def unfold_cells(image: Array, columns: Array, axes: tuple[Axis, ...], weights: Array | None) -> None:
     """Move pixels, weighted, into the columns whose taps land on them."""
     way = cell_way(axes)
@@ -179,7 +197,4 @@ def unfold_cells(image: Array, columns: Array, axes: tuple[Axis, ...], weights: 
     for piece in way.pieces:
         cells = piece.of(image)
         for cell_index, column_index in piece.pairs:
-            if weights is None:
-                columns[column_index] = cells[cell_index]
-            else:
-                multiply(cells[cell_index], weights[column_index], columns[column_index])
+            multiply(cells[cell_index], None if weights is None else weights[column_index], columns[column_index])

@@ -7,16 +7,13 @@ import numpy as np
 from gpufold.cpu import tiles, ways
 from gpufold.cpu.arithmetic import Array
 from gpufold.cpu.averages import average
-from gpufold.cpu.cells import cell_way, fold_cells
+from gpufold.cpu.cells import cell_way, fold_cells, fold_few
 from gpufold.cpu.runs import fold_flat
 from gpufold.cpu.slices import fold_slices
 from gpufold.cpu.treatment import Treatment, of_tile
 from gpufold.elements import sum_dtype
 from gpufold.geometry import Axis
 from gpufold.threads import for_each
-
-FLAT_ELEMENTS = 1 << 14
-"""Column elements of a tile from which flat runs repay what they cost to set up."""
 
 
 def fold(columns: Array, image: Array, axes: tuple[Axis, ...], treatment: Treatment) -> None:
@@ -40,15 +37,19 @@ def _fold_tile(columns: Array, image: Array, axes: tuple[Axis, ...], treatment: 
     if treatment.move:
         fold_cells(columns, image, cells, move=True)
         return
-    accumulator = sum_dtype(image.dtype)
+    accumulator, weights = sum_dtype(image.dtype), treatment.weights
     narrow = accumulator != image.dtype
+    if narrow and cells.once and weights is None and not treatment.accumulate and columns.dtype == image.dtype:
+        words = image.view(np.uint16)
+        fold_cells(columns.view(np.uint16), words, cells, move=True)
+        words[words == 1 << 15] = 0  # -0.0: sums start from +0
+        return
     total = np.empty(image.shape, accumulator) if narrow or treatment.accumulate else image
-    weights = treatment.weights
-    if way == ways.SLICES and not cells.once:
+    if way == ways.FEW and not cells.once:
+        fold_few(columns, total, axes, weights)
+    elif way == ways.SLICES and not cells.once:
         fold_slices(columns, total, axes, weights)
-    elif (
-        way == ways.CELLS or cells.once or columns.size < FLAT_ELEMENTS or not fold_flat(columns, total, axes, weights)
-    ):
+    elif way != ways.RUNS or cells.once or not fold_flat(columns, total, axes, weights):
         fold_cells(columns, total, cells, weights)
     if treatment.reduction != "sum":
         average(total, axes, treatment)

@@ -213,18 +213,11 @@ def _take_one_by_one(array: Array, blocks: Array, first: Array, weights: Array |
         if nearest and not is_whole:
             along = (np.arange(*span).clip(0, extent - 1) for *span, extent in zip(begin, end, size, strict=True))
             clamped: Index = (..., *np.ix_(*along))
-            _store(array[clamped], weights, block)
+            multiply(array[clamped], weights, block)
             continue
         if not is_whole:
             block[...] = np.zeros((), block.dtype)
         if all(map(lt, starts, stops)):
             elements: Index = (..., *(slice(a - p, b - p) for a, b, p in zip(starts, stops, begin, strict=True)))
             under: Index = (..., *map(slice, starts, stops))
-            _store(array[under], None if weights is None else weights[elements], block[elements])
-
-
-def _store(elements: Array, weights: Array | None, result: Array) -> None:
-    if weights is None:
-        result[...] = elements
-    else:
-        multiply(elements, weights, result)
+            multiply(array[under], None if weights is None else weights[elements], block[elements])

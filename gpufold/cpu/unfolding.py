@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
-from gpufold.cpu import tiles
+from gpufold.cpu import tiles, ways
 from gpufold.cpu.arithmetic import ALL, Array, Index, multiply
 from gpufold.cpu.cells import unfold_cells
-from gpufold.cpu.ways import taps_are_closest
 from gpufold.geometry import Axis
 from gpufold.threads import for_each, get_num_threads
 
@@ -27,8 +27,11 @@ def unfold(image: Array, columns: Array, axes: tuple[Axis, ...], weights: Array 
         columns[index] = np.zeros((), columns.dtype)
     if not image.size:
         return  # all margin
-    with np.errstate(all="ignore"):
-        closest = not _taps_outside(axes) and taps_are_closest(columns, axes)
+    with nullcontext() if weights is None else np.errstate(all="ignore"):
+        if columns.size <= ways.SMALL_ELEMENTS and axes[-1].kernel < LONG_ROW:
+            unfold_cells(image, columns, axes, weights)
+            return
+        closest = not _taps_outside(axes) and ways.taps_are_closest(columns, axes)
         if closest and axes[-1].kernel >= LONG_ROW:
             _unfold_view(image, columns, axes, weights)
         elif columns.size < (tiles.SCATTERED_ELEMENTS if closest else tiles.THREADED_ELEMENTS):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from math import prod
 
 from gpufold.cpu import tiles
@@ -10,7 +9,13 @@ from gpufold.cpu.arithmetic import Array
 from gpufold.cpu.cells import LONG_STRIDE
 from gpufold.geometry import Axis
 
-CELLS, RUNS, SLICES = "cells", "runs", "slices"
+FEW, CELLS, RUNS, SLICES = "few", "cells", "runs", "slices"
+
+SMALL_ELEMENTS = 1 << 14
+"""Column elements up to which starting array operations takes longer than what they do."""
+
+FEW_BLOCKS = 768
+"""Blocks of all planes up to which the addition of a tap takes longer to start than to do by index."""
 
 CACHED_BYTES = 1 << 19
 """Of a tile by cells: it stays in the cache of a core while the taps of every cell offset pass over it."""
@@ -23,14 +28,17 @@ def fold_way(columns: Array, image: Array, axes: tuple[Axis, ...]) -> tuple[str,
     """Return the way that columns take into an image, and how many pixels a tile has at most.
 
     Runs go along the blocks. Where taps lie closer together, they are added by cells, which cut a block's rows where a
-    stride ends, or in a slice for each block, which does not.
+    stride ends, or in a slice for each block, which does not. Few elements are added by their index.
     """
+    *outer, last = axes
+    rows = prod(axis.kernel for axis in outer)
+    if columns.size <= SMALL_ELEMENTS:
+        return FEW if columns.size <= FEW_BLOCKS * rows * last.kernel else CELLS, tiles.TILE_ELEMENTS
     if not taps_are_closest(columns, axes):
         return RUNS, tiles.TILE_ELEMENTS
-    *outer, last = axes
     planes = min(image.shape[1], max(1, tiles.TILE_ELEMENTS // prod(image.shape[2:])))  # of a tile
     cuts = (last.dilated_kernel - 1) // max(last.stride, LONG_STRIDE)
-    if planes * prod(axis.kernel for axis in outer) * cuts >= CUT_ROWS and _are_dense(axes):
+    if planes * rows * cuts >= CUT_ROWS and all(axis.dilation == 1 or axis.kernel == 1 for axis in axes):
         return SLICES, tiles.TILE_ELEMENTS
     return CELLS, min(tiles.TILE_ELEMENTS, CACHED_BYTES // image.itemsize)
 
@@ -41,8 +49,3 @@ def taps_are_closest(columns: Array, axes: tuple[Axis, ...]) -> bool:
     taps = [abs(s) for s, axis in zip(columns.strides[2 : 2 + rank], axes, strict=True) if axis.kernel > 1]
     blocks = [abs(s) for s, axis in zip(columns.strides[2 + rank :], axes, strict=True) if axis.blocks > 1]
     return bool(taps) and min(taps) < min(blocks, default=min(taps) + 1)
-
-
-def _are_dense(axes: Sequence[Axis]) -> bool:
-    """Return whether the taps of a block land on neighbouring pixels."""
-    return all(axis.dilation == 1 or axis.kernel == 1 for axis in axes)
