@@ -17,14 +17,9 @@ def fold_slices(columns: Array, image: Array, axes: tuple[Axis, ...], weights: A
     blocks_first = (*range(2 + rank, 2 + 2 * rank), *range(2 + rank))
     numbers = np.indices([axis.blocks for axis in axes]).reshape(rank, -1).T[::-1]
     strides, pads = ([getattr(axis, name) for axis in axes] for name in ("stride", "pad_begin"))
+    weights = None if weights is None else weights.transpose(blocks_first)
     image[...] = 0
-    add_slices(
-        image,
-        columns.transpose(blocks_first),
-        None if weights is None else weights.transpose(blocks_first),
-        numbers,
-        numbers * strides - pads,
-    )
+    add_slices(image, columns.transpose(blocks_first), weights, numbers, numbers * strides - pads)
 
 
 def add_slices(total: Array, blocks: Array, weights: Array | None, numbers: Array, first: Array) -> None:

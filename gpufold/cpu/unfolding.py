@@ -37,12 +37,8 @@ def unfold(image: Array, columns: Array, axes: tuple[Axis, ...], weights: Array 
         elif columns.size < (tiles.SCATTERED_ELEMENTS if closest else tiles.THREADED_ELEMENTS):
             unfold_cells(image, columns, axes, weights)
         else:
-            limit = tiles.SCATTERED_ELEMENTS * image.size // columns.size
-            cut = (
-                tiles.cut_into_tiles(image.shape, axes, limit)
-                if closest
-                else tiles.tiles_of(image.shape, axes, tiles.TILE_ELEMENTS)
-            )
+            few = tiles.SCATTERED_ELEMENTS * image.size // columns.size
+            cut = tiles.tiles_of(image.shape, axes, few if closest else tiles.TILE_ELEMENTS)
             for_each(
                 unfold_cells,
                 [
