@@ -349,7 +349,7 @@ class _Addresses:
             "data": (address, True),
             "shape": shape,
             "strides": strides,
-            "typestr": f"|S{itemsize}",  # NumPy 2.1.0 reads the memory of |V
+            "typestr": f"|V{itemsize}",
         }
 
 

@@ -122,7 +122,7 @@ def test_importing_needs_numpy_alone():
 
 
 def test_numpy_is_the_one_dependency_and_every_public_name_is_there():
-    assert PROJECT["dependencies"] == ["numpy>=2.1"]
+    assert PROJECT["dependencies"] == ["numpy>=2.1.1"]
     for name in gpufold.__all__:
         assert getattr(gpufold, name).__doc__
 
