@@ -7,12 +7,14 @@ import threading
 from functools import cache, partial
 from html.parser import HTMLParser
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from importlib import import_module
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import pytest
 
 import gpufold
+from gpufold.extras import SUBMODULES
 
 ROOT = Path(__file__).resolve().parent.parent
 SITE = ROOT / "docs" / "_build" / "html"
@@ -45,10 +47,9 @@ page_of = cache(Page)
 
 
 def test_every_public_function_and_class_has_a_page():
-    for name in gpufold.__all__:
-        assert f"api/generated/gpufold.{name}.html" in PAGES
-    for front in ("torch", "dask", "onnx"):
-        assert any(page.startswith(f"api/generated/gpufold.{front}.") for page in PAGES)
+    for module in (gpufold, *(import_module(f"gpufold.{name}") for name in SUBMODULES)):
+        for name in module.__all__:
+            assert f"api/generated/{module.__name__}.{name}.html" in PAGES
 
 
 def test_every_link_within_the_site_leads_somewhere():
