@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
+from functools import cached_property
 from math import prod
 from operator import lt
 from typing import Any, Literal, TypeAlias
@@ -161,9 +162,10 @@ class Stitcher:
             )
         if window is not None:
             check_window("Stitcher.add", window, tile)
-        elif self._window is not None:
-            window = self._window if tile == self._block else _first_weights(self._window, tile)
-        if not ELEMENT_TYPES[home.dtype].weight and (self._reduction != "sum" or window is not None):
+        elif self._window is not None and tile != self._block:
+            window = _first_weights(self._window, tile)
+        weighted = window is not None or self._window is not None
+        if not ELEMENT_TYPES[home.dtype].weight and (weighted or self._reduction != "sum"):
             raise TypeError(
                 f"Stitcher.add: blocks must be of floats or complex numbers to be weighted or averaged, got dtype "
                 f"{home.dtype}; convert them"
@@ -172,8 +174,9 @@ class Stitcher:
         kept.check(home)
         weights = None
         if window is not None:
-            geometry = PositionsGeometry(shape[0], self._lead, self._size, tile)
-            weights = home.weights(Call("Stitcher.add", geometry, kept.dtype), window)
+            weights = _Weights(home, window, tile, kept.dtype)
+        elif weighted:
+            weights = kept.weights = kept.weights or _Weights(home, self._window, tile, kept.dtype)
         places = home.positions(positions, self._slabs)
         if not shape[0] and not prod(places.shape):
             places = places.reshape(0, len(tile))
@@ -192,9 +195,10 @@ class Stitcher:
             kept.hold(home, rows, self._size[0] - self._begin)
             sums, weight = kept.views(rows)
             places = home.beside(places)
-            home.add(sums, blocks, places, weights, weight if self._reduction == "mean" else None)
+            factors = None if weights is None else weights.factors
+            home.add(sums, blocks, places, factors, weight if self._reduction == "mean" else None)
             if self._reduction == "least_squares":
-                squares = None if weights is None else tuple([each * each for each in weights])
+                squares = None if weights is None else weights.squares
                 home.add(weight, home.ones(weight, (*count, *tile)), places, squares)
         self._open, self._reached, self._end = kept, reached, end
 
@@ -212,8 +216,7 @@ class Stitcher:
                 )
             before = row
         places = places.copy()
-        places[:, 0] = first
-        places[:, 0] -= self._begin
+        places[:, 0] = [row - self._begin for row in first]
         return places, before
 
     def result(self) -> Any:
@@ -272,6 +275,18 @@ class Stitcher:
             return home.divided(*self._open.views(count))
 
 
+class _Weights:
+    """The weights of a tile, and their squares, as kernels can read them."""
+
+    def __init__(self, home: _Home, window: Any, tile: Size, dtype: str) -> None:
+        call = Call("Stitcher.add", PositionsGeometry(0, (), tile, tile), dtype)
+        self.factors: tuple[Any, ...] = home.weights(call, window)
+
+    @cached_property
+    def squares(self) -> tuple[Any, ...]:
+        return tuple([each * each for each in self.factors])
+
+
 class _Rows:
     """Sums and weights of rows, in arrays with rows in front that were dropped and others behind that are zero."""
 
@@ -280,16 +295,17 @@ class _Rows:
         self.kind, self.dtype = home.kind, WIDER[home.dtype] if element.is_half else home.dtype
         self.sums = home.zeros((*lead, 0, *rest), self.dtype)
         self.weight = home.zeros((0, *rest), element.weight) if weighted else None
+        self.weights: _Weights | None = None
+        """Those of a whole tile, for all batches."""
         self._lead, self._first, self._count = len(lead), 0, 0
 
     def check(self, home: _Home) -> None:
         """Raise unless tiles can be added to the sums."""
         if home.kind != self.kind:
             raise TypeError(f"Stitcher.add: blocks must be a {self.kind}, got {home.kind}: the first batch decides")
-        if home.place != home.place_of(self.sums):
+        if home.place != self.sums.device:
             raise ValueError(
-                f"Stitcher.add: blocks must be on the device {home.place_of(self.sums)} of the first batch, got "
-                f"{home.place}"
+                f"Stitcher.add: blocks must be on the device {self.sums.device} of the first batch, got {home.place}"
             )
         if self.dtype not in (home.dtype, WIDER.get(home.dtype)):
             raise TypeError(
@@ -336,8 +352,9 @@ class _Rows:
 
     def views(self, count: int) -> tuple[Any, Any]:
         """Return views of the first rows of the sums, and of their weights where there are any."""
-        sums, *weight = [_rows(array, axis, self._first, self._first + count) for array, axis in self._arrays()]
-        return sums, weight[0] if weight else None
+        first, last = self._first, self._first + count
+        sums = _rows(self.sums, self._lead, first, last)
+        return sums, None if self.weight is None else self.weight[first:last]
 
     def drop(self, count: int) -> None:
         """Forget the first rows."""
@@ -350,19 +367,20 @@ def _rows(array: Any, axis: int, start: int, stop: int) -> Any:
     return array[(slice(None),) * axis + (slice(start, stop),)]
 
 
+KINDS = {"numpy": "numpy.ndarray", "cupy": "cupy.ndarray"}
+"""What the arrays of a library are called."""
+
+
 class _Arrays:
     """What is done with arrays of NumPy or CuPy; they are described by the blocks of a batch."""
 
     def __init__(self, blocks: Any) -> None:
-        self._library = library_of("Stitcher.add", "blocks", blocks)
-        self.kind, self.shape, self.dtype = f"{self._library.__name__}.ndarray", blocks.shape, name_of(blocks.dtype)
-        check_dtype("Stitcher.add", "blocks", blocks.dtype)
-        self._blocks, self.place = blocks, self.place_of(blocks)
-        self.device: AbstractContextManager[Any] = device_of(self._library, blocks)
-
-    @staticmethod
-    def place_of(array: Any) -> Any:
-        return array.device
+        library = library_of("Stitcher.add", "blocks", blocks)
+        self._library, self._blocks, self.shape, self.dtype = library, blocks, blocks.shape, name_of(blocks.dtype)
+        if self.dtype not in ELEMENT_TYPES:
+            check_dtype("Stitcher.add", "blocks", blocks.dtype)
+        self.kind, self.place = KINDS[library.__name__], blocks.device
+        self.device: AbstractContextManager[Any] = device_of(library, blocks)
 
     def zeros(self, shape: Size, dtype: Any) -> Any:
         return self._library.zeros(shape, dtype)
@@ -405,10 +423,6 @@ class _Tensors:
         self.shape, self.dtype = described.shape, described.dtype.name
         self._blocks, self.place = blocks, blocks.device
         self.device: AbstractContextManager[Any] = nullcontext()
-
-    @staticmethod
-    def place_of(tensor: Any) -> Any:
-        return tensor.device
 
     def zeros(self, shape: Size, dtype: Any) -> Any:
         torch = sys.modules["torch"]
