@@ -166,7 +166,7 @@ class Problem:
             return {"block_shape": geometry.block_shape}
         if self.operation in BLOCK_OPERATIONS:
             strides = tuple(axis.stride for axis in axes)
-            arguments = {"block_shape": geometry.block_shape, "block_strides": strides}
+            arguments = {"block_shape": geometry.block_shape, "strides": strides}
             return arguments if self.operation in TAKING_APART else {"output_shape": self.output_shape, **arguments}
         arguments = {
             "kernel_size": geometry.block_shape,

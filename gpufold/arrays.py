@@ -47,6 +47,11 @@ def library_of(operation: str, name: str, array: object) -> ModuleType:
                 f"{operation}: {name} must be a numpy.ndarray or cupy.ndarray without a mask, got a masked array; "
                 f"convert it with {name}.filled(value)"
             )
+        if isinstance(array, np.matrix):
+            raise TypeError(
+                f"{operation}: {name} must be a numpy.ndarray or cupy.ndarray, got numpy.matrix, which always has "
+                f"two axes; convert it with numpy.asarray({name})"
+            )
         return np
     cupy = sys.modules.get("cupy")
     if cupy is not None and isinstance(array, cupy.ndarray):
@@ -58,6 +63,11 @@ def library_of(operation: str, name: str, array: object) -> ModuleType:
             f"functions for tensors"
         )
     kind = f"{type(array).__module__}.{type(array).__qualname__}"
+    if kind.startswith("dask."):
+        raise TypeError(
+            f"{operation}: {name} must be a numpy.ndarray or cupy.ndarray, got {kind}; gpufold.dask has the "
+            f"functions for dask arrays"
+        )
     raise TypeError(
         f"{operation}: {name} must be a numpy.ndarray or cupy.ndarray, got {kind}; "
         f"convert it with numpy.asarray({name}) or cupy.asarray({name})"
@@ -172,7 +182,10 @@ def as_weights(call: Call, library: ModuleType, window: Any, data: Any) -> tuple
                 f"{operation}: {name} must be on the device of the data, {data.device}, got {weights.device}"
             )
         if weights.dtype.kind not in "fiu" and weights.dtype.name != "bfloat16":
-            raise TypeError(f"{operation}: {name} must hold real numbers, got dtype {weights.dtype}")
+            raise TypeError(
+                f"{operation}: {name} must hold real numbers, got dtype {weights.dtype}; multiply by complex "
+                f"weights before"
+            )
         converted = True
     if not converted:
         return tuple(axes)
@@ -199,6 +212,11 @@ def axes_of_window(call: Call, window: Any) -> tuple[Sequence[Any], Sequence[Siz
     block_shape = call.geometry.block_shape  # type: ignore[union-attr] # which has one where there are windows
     if not is_separable(window):
         return (window,), (block_shape,)
+    if isinstance(window, str):
+        raise TypeError(
+            f"{call.operation}: window must be an array of weights or one per axis, got {window!r}; "
+            f"scipy.signal.get_window makes weights of that name"
+        )
     if len(window) != len(block_shape):
         raise ValueError(
             f"{call.operation}: window must be one array of the block's shape {block_shape}, or one array per axis, "

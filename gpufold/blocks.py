@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Never
 
 from gpufold import calls
 from gpufold.arrays import ArrayT, library_of
 from gpufold.compute import compute
+from gpufold.names import answers, misnamed
 
 
+@answers
 def array_to_blocks(
     array: ArrayT,
     block_shape: Any,
-    block_strides: Any,
+    strides: Any = 1,
     *,
     window: Any = None,
     out: ArrayT | None = None,
     variant: str = "auto",
+    **unexpected: Never,
 ) -> ArrayT:
     """Take sliding blocks out of an array, each a contiguous piece of the result: `im2col` with the taps last.
 
     ``(*lead, *size) -> (*lead, *num_blocks, *block_shape)``, where ``num_blocks`` is
-    ``(size - block_shape) // block_strides + 1`` along each spatial axis.
+    ``(size - block_shape) // strides + 1`` along each spatial axis.
 
     >>> import numpy as np, gpufold
     >>> gpufold.array_to_blocks(np.arange(7), (3,), (2,))
@@ -39,7 +42,7 @@ def array_to_blocks(
     block_shape : sequence of int
         Elements of a block along each spatial axis, at least 1; its length says how many of the array's last axes are
         spatial.
-    block_strides : int or sequence of int
+    strides : int or sequence of int
         Elements from one block to the next, at least 1; one int means the same on every axis.
     window : numpy.ndarray, cupy.ndarray or sequence of them, optional
         Real weights of a block's elements, as in `col2im`; every element is multiplied by its own and rounded once.
@@ -60,19 +63,22 @@ def array_to_blocks(
 
     Notes
     -----
-    Names and layout are those of sigpy's function.
+    Name and layout are those of sigpy's function, whose ``blk_shape`` and ``blk_strides`` are these two.
     """
+    if unexpected:
+        raise misnamed(array_to_blocks, "array_to_blocks", unexpected)
     library = library_of("array_to_blocks", "array", array)
-    call = calls.array_to_blocks(array, block_shape, block_strides, window=window, variant=variant)
+    call = calls.array_to_blocks(array, block_shape, strides, window=window, variant=variant)
     blocks: ArrayT = compute(call, library, array, out, window)
     return blocks
 
 
+@answers
 def blocks_to_array(
     blocks: ArrayT,
     output_shape: Any,
     block_shape: Any,
-    block_strides: Any,
+    strides: Any = 1,
     *,
     reduction: str = "sum",
     window: Any = None,
@@ -81,11 +87,12 @@ def blocks_to_array(
     accumulate: bool = False,
     variant: str = "auto",
     deterministic: bool = True,
+    **unexpected: Never,
 ) -> ArrayT:
     """Put sliding blocks back together, adding or averaging where they overlap: `col2im` with the taps last.
 
     ``(*lead, *num_blocks, *block_shape) -> output_shape``, which is ``(*lead, *size)``, where ``num_blocks`` is
-    ``(size - block_shape) // block_strides + 1`` along each spatial axis.
+    ``(size - block_shape) // strides + 1`` along each spatial axis.
 
     >>> import numpy as np, gpufold
     >>> array = np.arange(7.0)
@@ -106,7 +113,7 @@ def blocks_to_array(
         The result's shape (*lead, *size): the blocks' leading axes, any number of them, and the spatial ones.
     block_shape : sequence of int
         Elements of a block along each spatial axis, at least 1; its length says how many axes are spatial.
-    block_strides : int or sequence of int
+    strides : int or sequence of int
         Elements from one block to the next, at least 1; one int means the same on every axis.
     reduction, window, dtype, out, accumulate, variant, deterministic
         As in `col2im`.
@@ -123,14 +130,16 @@ def blocks_to_array(
 
     Notes
     -----
-    Names and layout are those of sigpy's function.
+    Name and layout are those of sigpy's function, whose ``blk_shape`` and ``blk_strides`` are these two.
     """
+    if unexpected:
+        raise misnamed(blocks_to_array, "blocks_to_array", unexpected)
     library = library_of("blocks_to_array", "blocks", blocks)
     call = calls.blocks_to_array(
         blocks,
         output_shape,
         block_shape,
-        block_strides,
+        strides,
         reduction=reduction,
         window=window,
         dtype=dtype,

@@ -140,7 +140,7 @@ def blocks_to_array(
     blocks: Any,
     output_shape: Any,
     block_shape: Any,
-    block_strides: Any,
+    strides: Any = 1,
     *,
     reduction: str = "sum",
     window: Any = None,
@@ -151,17 +151,17 @@ def blocks_to_array(
 ) -> Call:
     """Describe a call of `gpufold.blocks_to_array`."""
     name, fusion = checked("blocks_to_array", "blocks", blocks.dtype, kind_of(window), reduction, accumulate)
-    geometry = sizes.blocks_to_array_geometry(blocks.shape, output_shape, block_shape, block_strides)
+    geometry = sizes.blocks_to_array_geometry(blocks.shape, output_shape, block_shape, strides)
     call = Call("blocks_to_array", geometry, name, fusion, variant, deterministic)
     return call if dtype is None else summed_in(call, dtype_name(dtype), "dtype must be that of blocks,")
 
 
 def array_to_blocks(
-    array: Any, block_shape: Any, block_strides: Any, *, window: Any = None, variant: str = "auto"
+    array: Any, block_shape: Any, strides: Any = 1, *, window: Any = None, variant: str = "auto"
 ) -> Call:
     """Describe a call of `gpufold.array_to_blocks`."""
     dtype, fusion = checked("array_to_blocks", "array", array.dtype, kind_of(window))
-    geometry = sizes.array_to_blocks_geometry(array.shape, block_shape, block_strides)
+    geometry = sizes.array_to_blocks_geometry(array.shape, block_shape, strides)
     return Call("array_to_blocks", geometry, dtype, fusion, variant)
 
 

@@ -59,7 +59,7 @@ def _check_no_sums(call: Call, data: Any) -> None:
     if sums and isinstance(call.geometry, SlidingGeometry | BlocksGeometry) and call.geometry.blocks_overlap:
         raise TypeError(
             f"{call.operation}: {OPERATIONS[call.operation].data} of strings must not overlap, for strings cannot be "
-            f"added; got dtype {data.dtype} and blocks that overlap: {call.geometry}"
+            f"added; got dtype {data.dtype} and blocks {call.geometry.block_shape} that overlap"
         )
 
 

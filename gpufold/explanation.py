@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from gpufold import operations
+from gpufold import extras, operations
 from gpufold.arrays import as_weights, library_of, native
 from gpufold.calls import Call
 from gpufold.geometry import Size, as_integers
 from gpufold.gpu.devices import device_named
 from gpufold.gpu.plan import H200, Device, Operand, Plan
-from gpufold.operations import OPERATIONS, Explanation, variants
+from gpufold.operations import OPERATIONS, Explanation
 
 
 def explain(
-    operation: str,
+    operation: str | Callable[..., Any],
     data: Any,
     *arguments: Any,
     device: Device | str | None = None,
@@ -36,8 +36,8 @@ def explain(
 
     Parameters
     ----------
-    operation : str
-        One of those that `gpufold.variants` knows, such as "col2im" or "array_to_blocks".
+    operation : str or function
+        One of the functions that have kernels, or its name, such as "col2im" or "array_to_blocks".
     data : numpy.ndarray, cupy.ndarray or (shape, dtype)
         The call's first array, or what a C-contiguous one would be; a NumPy array stands for a CuPy array like it.
     *arguments, **options
@@ -56,7 +56,7 @@ def explain(
     TypeError, ValueError
         As the call would, and ValueError where its result has no element or no device has the name.
     """
-    described = _described(operation, data, arguments, options)
+    described = _described("explain", operation, data, arguments, options)
     if isinstance(device, str):
         device = device_named(device)
     if device is None:
@@ -70,7 +70,7 @@ def explain(
     return operations.explain(call, input, output, device, weight_out)
 
 
-def warmup(operation: str, data: Any, *arguments: Any, **options: Any) -> Plan:
+def warmup(operation: str | Callable[..., Any], data: Any, *arguments: Any, **options: Any) -> Plan:
     """Compile the kernel of a call for the current CUDA device, so that the call itself only launches it.
 
     ``gpufold.warmup("col2im", ((8, 576, 3136), "float32"), (56, 56), (3, 3), pads_begin=1, pads_end=1)``
@@ -93,9 +93,11 @@ def warmup(operation: str, data: Any, *arguments: Any, **options: Any) -> Plan:
     ImportError
         CuPy is not installed.
     """
-    call, input, output, weight_out = _described(operation, data, arguments, options)
-    from gpufold.gpu import launch
-
+    call, input, output, weight_out = _described("warmup", operation, data, arguments, options)
+    try:
+        from gpufold.gpu import launch
+    except ImportError as error:
+        raise extras.missing("gpufold.warmup", "cupy", "cuda13") from error
     plan = operations.choose(call, input, output, launch.current_device(), weight_out)
     launch.compile_plan(plan)
     return plan
@@ -115,10 +117,13 @@ class Described(NamedTuple):
 
 
 def _described(
-    operation: str, data: Any, arguments: tuple[Any, ...], options: dict[str, Any]
+    asked: str, operation: str | Callable[..., Any], data: Any, arguments: tuple[Any, ...], options: dict[str, Any]
 ) -> tuple[Call, Operand, Operand, Operand | None]:
     """Check a call that is only described; return it with its input, output and sums of weights as kernels see them."""
-    variants(operation)
+    if callable(operation):
+        operation = operation.__name__
+    if operation not in OPERATIONS:
+        raise ValueError(f"{asked}: operation must be one of {', '.join(OPERATIONS)}, got {operation!r}")
     row, first = OPERATIONS[operation], _described_array(operation, "data", data)
     count = len(row.arrays)
     arrays = [_described_array(operation, *named) for named in zip(row.arrays, arguments, strict=False)]

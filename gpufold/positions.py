@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Never
 
 import numpy as np
 import numpy.typing as npt
@@ -11,8 +11,10 @@ from gpufold import calls
 from gpufold.arrays import ArrayT, as_positions, check_library, library_of
 from gpufold.compute import compute
 from gpufold.geometry import grid_of_blocks
+from gpufold.names import answers, misnamed
 
 
+@answers
 def add_blocks(
     out: ArrayT,
     blocks: ArrayT,
@@ -22,6 +24,7 @@ def add_blocks(
     weight_out: ArrayT | None = None,
     variant: str = "auto",
     deterministic: bool = True,
+    **unexpected: Never,
 ) -> ArrayT:
     """Add blocks into an array, each at a position of its own: ptychography, irregular tiles, particles.
 
@@ -79,9 +82,11 @@ def add_blocks(
 
     Notes
     -----
-    With ``positions[p] = p * block_strides`` it is `blocks_to_array` with ``accumulate=True``, in another order of
+    With ``positions[p] = p * strides`` it is `blocks_to_array` with ``accumulate=True``, in another order of
     additions.
     """
+    if unexpected:
+        raise misnamed(add_blocks, "add_blocks", unexpected)
     library = library_of("add_blocks", "out", out)
     check_library("add_blocks", "blocks", blocks, library, "out")
     places = as_positions("add_blocks", library, positions, out)
@@ -94,6 +99,7 @@ def add_blocks(
     return result
 
 
+@answers
 def take_blocks(
     array: ArrayT,
     positions: Any,
@@ -103,6 +109,7 @@ def take_blocks(
     mode: str = "constant",
     out: ArrayT | None = None,
     variant: str = "auto",
+    **unexpected: Never,
 ) -> ArrayT:
     """Take blocks out of an array, each at a position of its own: the adjoint of `add_blocks`.
 
@@ -158,8 +165,10 @@ def take_blocks(
 
     Notes
     -----
-    With ``positions[p] = p * block_strides`` it is `array_to_blocks`.
+    With ``positions[p] = p * strides`` it is `array_to_blocks`.
     """
+    if unexpected:
+        raise misnamed(take_blocks, "take_blocks", unexpected)
     library = library_of("take_blocks", "array", array)
     places = as_positions("take_blocks", library, positions, array, "array")
     call = calls.take_blocks(array, places, block_shape, window=window, mode=mode, variant=variant)
@@ -167,7 +176,10 @@ def take_blocks(
     return blocks
 
 
-def average(numerator: ArrayT, weight: ArrayT, *, out: ArrayT | None = None, variant: str = "auto") -> ArrayT:
+@answers
+def average(
+    numerator: ArrayT, weight: ArrayT, *, out: ArrayT | None = None, variant: str = "auto", **unexpected: Never
+) -> ArrayT:
     """Divide sums by the sums of their weights, as `reduction="mean"` does: zero where nothing landed.
 
     ``(*lead, *size), (*size) -> (*lead, *size)``
@@ -200,6 +212,8 @@ def average(numerator: ArrayT, weight: ArrayT, *, out: ArrayT | None = None, var
     TypeError, ValueError
         As in `add_blocks`.
     """
+    if unexpected:
+        raise misnamed(average, "average", unexpected)
     library = library_of("average", "numerator", numerator)
     check_library("average", "weight", weight, library, "numerator")
     call = calls.average(numerator, weight, variant=variant)
@@ -207,7 +221,10 @@ def average(numerator: ArrayT, weight: ArrayT, *, out: ArrayT | None = None, var
     return quotients
 
 
-def grid_positions(size: Any, block_shape: Any, strides: Any, *, last: str = "shift") -> npt.NDArray[np.int64]:
+@answers
+def grid_positions(
+    size: Any, block_shape: Any, strides: Any, *, last: str = "shift", **unexpected: Never
+) -> npt.NDArray[np.int64]:
     """Return the positions of blocks that cover an array, for `take_blocks` and `add_blocks`.
 
     >>> import gpufold
@@ -244,6 +261,8 @@ def grid_positions(size: Any, block_shape: Any, strides: Any, *, last: str = "sh
         Sizes are out of range or do not fit together; `last` is none of the above; an axis is smaller than a block,
         but for "over"; there are more positions than an array can have.
     """
+    if unexpected:
+        raise misnamed(grid_positions, "grid_positions", unexpected)
     axes = grid_of_blocks(size, block_shape, strides, last)
     grid: npt.NDArray[np.int64] = np.empty((*(axis.blocks for axis in axes), len(axes)), np.int64)
     for number, (count, step, end) in enumerate(axes):

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Never
 
 from gpufold import calls
 from gpufold.arrays import ArrayT, library_of
 from gpufold.compute import compute
+from gpufold.names import answers, misnamed
 
 
+@answers
 def col2im(
     data: ArrayT,
     output_size: Any,
@@ -25,6 +27,7 @@ def col2im(
     accumulate: bool = False,
     variant: str = "auto",
     deterministic: bool = True,
+    **unexpected: Never,
 ) -> ArrayT:
     """Put sliding blocks back together into an image, adding where they overlap.
 
@@ -110,6 +113,8 @@ def col2im(
     -----
     Implements OpenVINO Col2Im-15 and ONNX Col2Im-18, for any number of spatial axes.
     """
+    if unexpected:
+        raise misnamed(col2im, "col2im", unexpected)
     library = library_of("col2im", "data", data)
     call = calls.col2im(
         data,
@@ -130,6 +135,7 @@ def col2im(
     return image
 
 
+@answers
 def im2col(
     image: ArrayT,
     kernel_size: Any,
@@ -141,6 +147,7 @@ def im2col(
     window: Any = None,
     out: ArrayT | None = None,
     variant: str = "auto",
+    **unexpected: Never,
 ) -> ArrayT:
     """Take sliding blocks out of an image: the adjoint of `col2im`.
 
@@ -188,6 +195,8 @@ def im2col(
     -----
     The geometry is that of OpenVINO Col2Im-15 and ONNX Col2Im-18.
     """
+    if unexpected:
+        raise misnamed(im2col, "im2col", unexpected)
     library = library_of("im2col", "image", image)
     call = calls.im2col(image, kernel_size, strides, dilations, pads_begin, pads_end, window=window, variant=variant)
     columns: ArrayT = compute(call, library, image, out, window)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Never
 
 from gpufold import calls
 from gpufold.arrays import ArrayT, library_of
 from gpufold.compute import compute
+from gpufold.names import answers, misnamed
 
 
+@answers
 def batch_to_space(
     data: ArrayT,
     block_shape: Any,
@@ -17,6 +19,7 @@ def batch_to_space(
     *,
     out: ArrayT | None = None,
     variant: str = "auto",
+    **unexpected: Never,
 ) -> ArrayT:
     """Move blocks of the batch axis into the spatial axes, and crop.
 
@@ -58,12 +61,15 @@ def batch_to_space(
     -----
     Implements OpenVINO BatchToSpace-2, for any rank.
     """
+    if unexpected:
+        raise misnamed(batch_to_space, "batch_to_space", unexpected)
     library = library_of("batch_to_space", "data", data)
     call = calls.batch_to_space(data, block_shape, crops_begin, crops_end, variant=variant)
     space: ArrayT = compute(call, library, data, out)
     return space
 
 
+@answers
 def space_to_batch(
     data: ArrayT,
     block_shape: Any,
@@ -72,6 +78,7 @@ def space_to_batch(
     *,
     out: ArrayT | None = None,
     variant: str = "auto",
+    **unexpected: Never,
 ) -> ArrayT:
     """Pad the spatial axes with zeros and move their blocks into the batch axis: undoes `batch_to_space`.
 
@@ -113,6 +120,8 @@ def space_to_batch(
     -----
     Implements OpenVINO SpaceToBatch-2, for any rank.
     """
+    if unexpected:
+        raise misnamed(space_to_batch, "space_to_batch", unexpected)
     library = library_of("space_to_batch", "data", data)
     call = calls.space_to_batch(data, block_shape, pads_begin, pads_end, variant=variant)
     batch: ArrayT = compute(call, library, data, out)

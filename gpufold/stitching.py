@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 from math import prod
 from operator import lt
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, Never, TypeAlias
 
 import numpy as np
 
@@ -26,6 +26,7 @@ from gpufold.calls import REDUCTIONS, Call, is_separable
 from gpufold.compute import run
 from gpufold.elements import ELEMENT_TYPES, WIDER, check_dtype, name_of
 from gpufold.geometry import PositionsGeometry, Size, as_integers
+from gpufold.names import answers, misnamed
 from gpufold.positions import average
 
 Reduction: TypeAlias = Literal["sum", "mean", "least_squares"]
@@ -92,6 +93,7 @@ class Stitcher:
         such reduction.
     """
 
+    @answers
     def __init__(
         self,
         shape: Any,
@@ -100,7 +102,10 @@ class Stitcher:
         window: Any = None,
         reduction: Reduction = "mean",
         slabs: bool = False,
+        **unexpected: Never,
     ) -> None:
+        if unexpected:
+            raise misnamed(Stitcher, "Stitcher", unexpected)
         self._lead, self._size, self._block = _sizes(shape, block_shape)
         if reduction not in REDUCTIONS:
             raise ValueError(f"Stitcher: reduction must be one of {', '.join(REDUCTIONS)}, got {reduction!r}")

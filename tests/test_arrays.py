@@ -177,12 +177,12 @@ CALLS = (
     Call(
         "space_to_batch", {"data": (1, 12)}, (4, 3), {"block_shape": (1, 4), "pads_begin": (0, 0), "pads_end": (0, 0)}
     ),
-    Call("array_to_blocks", {"array": (7,), "window": (3,)}, (3, 3), {"block_shape": (3,), "block_strides": (2,)}),
+    Call("array_to_blocks", {"array": (7,), "window": (3,)}, (3, 3), {"block_shape": (3,), "strides": (2,)}),
     Call(
         "blocks_to_array",
         {"blocks": (3, 3), "window": (3,)},
         (7,),
-        {"output_shape": (7,), "block_shape": (3,), "block_strides": (2,)},
+        {"output_shape": (7,), "block_shape": (3,), "strides": (2,)},
     ),
     Call("add_blocks", {"blocks": (2, 3), "positions": (2, 1), "window": (3,)}, (7,), {}),
     Call("average", {"numerator": (2, 7), "weight": (7,)}, (2, 7), {}),

@@ -221,10 +221,10 @@ ERRORS = (
     (TypeError, "block_shape must be a sequence", lambda a: gpufold.array_to_blocks(a, 3, 1)),
     (ValueError, "block_shape must be a sequence .* at least one", lambda a: gpufold.array_to_blocks(a, (), 1)),
     (ValueError, "rank 2", lambda a: gpufold.array_to_blocks(a, (1, 1, 1), 1)),
-    (ValueError, "block_strides must have 2 values", lambda a: gpufold.array_to_blocks(a, (2, 2), (1, 1, 1))),
+    (ValueError, "strides must have 2 values", lambda a: gpufold.array_to_blocks(a, (2, 2), (1, 1, 1))),
     (
         ValueError,
-        "block_strides must be at least 1 .* got 0 on axis 1",
+        "strides must be at least 1 .* got 0 on axis 1",
         lambda a: gpufold.array_to_blocks(a, (2, 2), (1, 0)),
     ),
     (ValueError, "block_shape must be at least 1", lambda a: gpufold.array_to_blocks(a, (2, 0), 1)),

@@ -427,13 +427,11 @@ def reaching(fold, shape, chunks):
         (
             (11, 9, 4, 3),
             (3, 4, 4, 3),
-            partial(
-                gpufold.dask.blocks_to_array, output_shape=(24, 11), block_shape=(4, 3), block_strides=(2, 1), chunks=5
-            ),
+            partial(gpufold.dask.blocks_to_array, output_shape=(24, 11), block_shape=(4, 3), strides=(2, 1), chunks=5),
         ),
         ((1, 4, 77), (1, 4, 22), partial(gpufold.dask.col2im, output_size=(8, 12), kernel_size=(2, 2), chunks=(3, 12))),
         ((1, 1, 9, 8), (1, 1, 2, 8), partial(gpufold.dask.im2col, kernel_size=(3, 2), chunks=2)),
-        ((9, 12), (2, 5), partial(gpufold.dask.array_to_blocks, block_shape=(3, 2), block_strides=(1, 2), chunks=2)),
+        ((9, 12), (2, 5), partial(gpufold.dask.array_to_blocks, block_shape=(3, 2), strides=(1, 2), chunks=2)),
         ((8, 5, 6), (8, 2, 2), partial(gpufold.dask.batch_to_space, block_shape=(1, 2, 4), crops_begin=1, chunks=3)),
         ((1, 10, 12), (1, 2, 8), partial(gpufold.dask.space_to_batch, block_shape=(1, 2, 4), chunks=2)),
     ],

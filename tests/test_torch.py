@@ -68,7 +68,7 @@ FOLDED = {"output_size": (4, 3), "kernel_size": (3, 2), "strides": (2, 1), "pads
 TAKEN = {"kernel_size": (3, 2), "strides": (2, 1), "pads_begin": (1, 0), "pads_end": (0, 1)}
 PLACES = [(0, 0), (-1, 2), (2, 1), (9, 9)]
 FULL, SEPARABLE = ((3, 2),), ((3,), (2,))
-BLOCKS = {"output_shape": (2, 7), "block_shape": (3,), "block_strides": 2}
+BLOCKS = {"output_shape": (2, 7), "block_shape": (3,), "strides": 2}
 COLUMNS, IMAGE = {"data": (2, 6, 6)}, {"image": (2, 1, 4, 3)}
 ADDED = {"out": (2, 4, 3), "blocks": (4, 2, 3, 2)}
 AT = {"positions": PLACES, "block_shape": (3, 2)}
@@ -80,7 +80,7 @@ LINEAR = [
     Operation("im2col", IMAGE, TAKEN),
     Operation("im2col", {"image": (2, 4, 3)}, TAKEN, suffix="-unbatched"),
     Operation("blocks_to_array", {"blocks": (2, 3, 3)}, BLOCKS),
-    Operation("array_to_blocks", {"array": (2, 7)}, {"block_shape": (3,), "block_strides": 2}),
+    Operation("array_to_blocks", {"array": (2, 7)}, {"block_shape": (3,), "strides": 2}),
     Operation("batch_to_space", {"data": (8, 3)}, {"block_shape": (1, 4), "crops_begin": 1, "crops_end": (0, 2)}),
     Operation("space_to_batch", {"data": (2, 9)}, {"block_shape": (1, 4), "pads_begin": 1, "pads_end": (0, 2)}),
     Operation("add_blocks", ADDED, {"positions": PLACES}),
@@ -104,7 +104,7 @@ WINDOWED = [
     Operation("average", {"numerator": (2, 4, 3)}, window=((4, 3),), weights="weight"),
     Operation("average", {"numerator": (2, 3)}, window=((3,),), weights="weight", suffix="-of-one-axis"),
     Operation("blocks_to_array", {"blocks": (2, 3, 3)}, BLOCKS, ((3,),), "-full"),
-    Operation("array_to_blocks", {"array": (2, 7)}, {"block_shape": (3,), "block_strides": 2}, ((3,),), "-full"),
+    Operation("array_to_blocks", {"array": (2, 7)}, {"block_shape": (3,), "strides": 2}, ((3,),), "-full"),
 ]
 AVERAGED = [
     Operation("col2im", COLUMNS, FOLDED | {"reduction": reduction}, window, f"-{reduction}-{kind}")

@@ -170,7 +170,7 @@ def blocks_to_array(
     blocks: Any,
     output_shape: Any,
     block_shape: Any,
-    block_strides: Any,
+    strides: Any = 1,
     *,
     reduction: str = "sum",
     window: Any = None,
@@ -194,7 +194,7 @@ def blocks_to_array(
     ----------
     blocks : dask.array.Array
         Blocks as in `gpufold.blocks_to_array`, without strings, in NumPy or CuPy chunks.
-    output_shape, block_shape, block_strides, reduction, dtype, variant, deterministic
+    output_shape, block_shape, strides, reduction, dtype, variant, deterministic
         As in `gpufold.blocks_to_array`.
     window, chunks
         As in `col2im`.
@@ -214,7 +214,7 @@ def blocks_to_array(
         blocks,
         output_shape,
         block_shape,
-        block_strides,
+        strides,
         reduction=reduction,
         window=window,
         dtype=dtype,
@@ -232,7 +232,7 @@ def blocks_to_array(
 def array_to_blocks(
     array: Any,
     block_shape: Any,
-    block_strides: Any,
+    strides: Any = 1,
     *,
     window: Any = None,
     chunks: Any = "auto",
@@ -255,7 +255,7 @@ def array_to_blocks(
     ----------
     array : dask.array.Array
         Array as in `gpufold.array_to_blocks`, without strings, in NumPy or CuPy chunks.
-    block_shape, block_strides, variant
+    block_shape, strides, variant
         As in `gpufold.array_to_blocks`.
     window
         As in `col2im`.
@@ -274,7 +274,7 @@ def array_to_blocks(
         As in `col2im`.
     """
     check_array("array_to_blocks", "array", array)
-    call = calls.array_to_blocks(array, block_shape, block_strides, window=window, variant=variant)
+    call = calls.array_to_blocks(array, block_shape, strides, window=window, variant=variant)
     geometry, weights = geometry_of(call, BlocksGeometry), checked(call, array, window)
     lead, rank = len(geometry.lead), len(geometry.axes)
     cut = cut_result(call, array.chunks[:lead], chunks, geometry.blocks_shape, array)

@@ -84,13 +84,11 @@ def blocks_as_columns(
     return SlidingGeometry(batch, lead[1][0], axes), columns_strides, (*lead_array, *array_strides[count:])
 
 
-def _block_axes(
-    operation: str, size: Size, block_shape: Size, block_strides: PerAxis, size_name: str
-) -> tuple[Axis, ...]:
+def _block_axes(operation: str, size: Size, block_shape: Size, strides: PerAxis, size_name: str) -> tuple[Axis, ...]:
     """Check block and strides, and that a block fits."""
-    block_strides = expand(operation, "block_strides", block_strides, len(block_shape), "block_shape")
+    strides = expand(operation, "strides", strides, len(block_shape), "block_shape")
     check_at_least(operation, "block_shape", block_shape, 1)
-    check_at_least(operation, "block_strides", block_strides, 1)
+    check_at_least(operation, "strides", strides, 1)
     for axis, (extent, block) in enumerate(zip(size, block_shape, strict=True)):
         if block > extent:
             raise ValueError(
@@ -98,8 +96,7 @@ def _block_axes(
                 f"{size_name} is {extent}: block_shape={block_shape}, {size_name} {size} along the blocks' axes"
             )
     return tuple(
-        Axis(extent, block, stride, 1, 0, 0)
-        for extent, block, stride in zip(size, block_shape, block_strides, strict=True)
+        Axis(extent, block, stride, 1, 0, 0) for extent, block, stride in zip(size, block_shape, strides, strict=True)
     )
 
 
@@ -107,7 +104,7 @@ def _block_shape(operation: str, block_shape: PerAxis) -> Size:
     return sequence(operation, "block_shape", block_shape, "axis of a block", "of the array's axes are taken apart")
 
 
-def array_to_blocks_geometry(shape: Size, block_shape: Any, block_strides: Any) -> BlocksGeometry:
+def array_to_blocks_geometry(shape: Size, block_shape: Any, strides: Any) -> BlocksGeometry:
     """Check the sizes of an array_to_blocks call, whose array is given.
 
     >>> array_to_blocks_geometry((2, 16, 16), (4, 4), (2, 3)).blocks_shape
@@ -117,11 +114,11 @@ def array_to_blocks_geometry(shape: Size, block_shape: Any, block_strides: Any) 
     return array_geometry(
         shape,
         as_integers(operation, "block_shape", block_shape),
-        as_integers(operation, "block_strides", block_strides),
+        as_integers(operation, "strides", strides),
     )
 
 
-def blocks_to_array_geometry(shape: Size, output_shape: Any, block_shape: Any, block_strides: Any) -> BlocksGeometry:
+def blocks_to_array_geometry(shape: Size, output_shape: Any, block_shape: Any, strides: Any) -> BlocksGeometry:
     """Check the sizes of a blocks_to_array call, whose blocks are given.
 
     >>> blocks_to_array_geometry((2, 7, 5, 4, 4), (2, 16, 16), (4, 4), (2, 3)).num_blocks
@@ -132,12 +129,12 @@ def blocks_to_array_geometry(shape: Size, output_shape: Any, block_shape: Any, b
         shape,
         as_integers(operation, "output_shape", output_shape),
         as_integers(operation, "block_shape", block_shape),
-        as_integers(operation, "block_strides", block_strides),
+        as_integers(operation, "strides", strides),
     )
 
 
 @lru_cache(maxsize=1024)
-def array_geometry(array_shape: Size, block_shape: PerAxis, block_strides: PerAxis) -> BlocksGeometry:
+def array_geometry(array_shape: Size, block_shape: PerAxis, strides: PerAxis) -> BlocksGeometry:
     """Check an array_to_blocks call, whose sizes are integers."""
     operation = "array_to_blocks"
     block_shape = _block_shape(operation, block_shape)
@@ -148,13 +145,13 @@ def array_geometry(array_shape: Size, block_shape: PerAxis, block_strides: PerAx
             f"block_shape={block_shape}, got rank {len(array_shape)}: shape {array_shape}"
         )
     size = array_shape[len(array_shape) - rank :]
-    axes = _block_axes(operation, size, block_shape, block_strides, "the array's size")
+    axes = _block_axes(operation, size, block_shape, strides, "the array's size")
     return BlocksGeometry(array_shape[: len(array_shape) - rank], axes)
 
 
 @lru_cache(maxsize=1024)
 def blocks_geometry(
-    blocks_shape: Size, output_shape: PerAxis, block_shape: PerAxis, block_strides: PerAxis
+    blocks_shape: Size, output_shape: PerAxis, block_shape: PerAxis, strides: PerAxis
 ) -> BlocksGeometry:
     """Check a blocks_to_array call, whose sizes are integers."""
     operation = "blocks_to_array"
@@ -171,12 +168,12 @@ def blocks_geometry(
         )
     check_at_least(operation, "output_shape", output_shape, 0)
     size = output_shape[len(output_shape) - rank :]
-    axes = _block_axes(operation, size, block_shape, block_strides, "output_shape")
+    axes = _block_axes(operation, size, block_shape, strides, "output_shape")
     geometry = BlocksGeometry(output_shape[: len(output_shape) - rank], axes)
     if blocks_shape != geometry.blocks_shape:
         raise ValueError(
             f"{operation}: blocks must be (*lead, *num_blocks, *block_shape) = {geometry.blocks_shape} for "
             f"output_shape={output_shape}, block_shape={block_shape}, "
-            f"block_strides={tuple(axis.stride for axis in axes)}, got shape {blocks_shape}"
+            f"strides={tuple(axis.stride for axis in axes)}, got shape {blocks_shape}"
         )
     return geometry

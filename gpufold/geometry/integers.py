@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 Size: TypeAlias = tuple[int, ...]
 """One integer per axis, height before width."""
@@ -30,12 +30,19 @@ def as_integers(operation: str, name: str, value: object) -> PerAxis:
         value = value.tolist()
     try:
         if hasattr(value, "__index__"):
-            return operator.index(value)
+            return _integer(value)
         if not isinstance(value, str | bytes | bytearray | dict | set | frozenset):
-            return tuple(map(operator.index, value))  # type: ignore[call-overload]
+            return tuple(map(_integer, value))  # type: ignore[call-overload]
     except TypeError:
         pass
     raise TypeError(f"{operation}: {name} must be an integer or a sequence of integers, got {value!r}")
+
+
+def _integer(value: Any) -> int:
+    """Return a number as an int; True and False are none."""
+    if isinstance(value, bool):
+        raise TypeError
+    return operator.index(value)
 
 
 def expand(operation: str, name: str, value: PerAxis, rank: int, source: str) -> Size:

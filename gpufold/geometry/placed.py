@@ -45,7 +45,8 @@ def add_blocks_geometry(array_shape: Size, blocks_shape: Size, positions_shape: 
         raise ValueError(
             f"{operation}: blocks must be (number of positions, *lead, *block_shape) = ({expected}, *block_shape) "
             f"with {rank} axes of block_shape, for out of shape {array_shape} and positions of shape "
-            f"{positions_shape}, got shape {blocks_shape}"
+            f"{positions_shape}, got shape {blocks_shape}; one block for all positions is "
+            f"numpy.broadcast_to(block, ({count}, *block.shape))"
         )
     return PositionsGeometry(count, array_shape[:lead], array_shape[lead:], blocks_shape[1 + lead :])
 

@@ -114,7 +114,7 @@ def blocks_to_array(
     blocks: Tensor,
     output_shape: Any,
     block_shape: Any,
-    block_strides: Any,
+    strides: Any,
     *,
     reduction: str = "sum",
     window: Any = None,
@@ -137,19 +137,19 @@ def blocks_to_array(
     ----------
     blocks : torch.Tensor
         Blocks on the CPU or a CUDA device; the result is there too, contiguous.
-    output_shape, block_shape, block_strides, reduction, variant, deterministic
+    output_shape, block_shape, strides, reduction, variant, deterministic
         As in `gpufold.blocks_to_array`.
     window, dtype
         As in `gpufold.torch.col2im`.
     """
     if is_traced(blocks):
-        sizes, tail = (output_shape, block_shape, block_strides), (reduction, variant, deterministic)
+        sizes, tail = (output_shape, block_shape, strides), (reduction, variant, deterministic)
         return operators.trace("blocks_to_array", (blocks, window), sizes, len(block_shape), tail, dtype)
     call = calls.blocks_to_array(
         described("blocks_to_array", "blocks", blocks),
         output_shape,
         block_shape,
-        block_strides,
+        strides,
         reduction=reduction,
         window=window,
         dtype=tensors.DTYPES.get(dtype, dtype),
@@ -161,7 +161,7 @@ def blocks_to_array(
 
 @public
 def array_to_blocks(
-    array: Tensor, block_shape: Any, block_strides: Any, *, window: Any = None, variant: str = "auto"
+    array: Tensor, block_shape: Any, strides: Any, *, window: Any = None, variant: str = "auto"
 ) -> Tensor:
     """Take sliding blocks out of an array: as `gpufold.array_to_blocks`, but on tensors, with gradients.
 
@@ -177,18 +177,16 @@ def array_to_blocks(
     ----------
     array : torch.Tensor
         Array on the CPU or a CUDA device; the result is there too, contiguous.
-    block_shape, block_strides, variant
+    block_shape, strides, variant
         As in `gpufold.array_to_blocks`.
     window
         As in `gpufold.torch.im2col`.
     """
     if is_traced(array):
-        sizes, tail = (block_shape, block_strides), ("sum", variant, True)
+        sizes, tail = (block_shape, strides), ("sum", variant, True)
         return operators.trace("array_to_blocks", (array, window), sizes, len(block_shape), tail)
     given = described("array_to_blocks", "array", array)
-    return compute(
-        calls.array_to_blocks(given, block_shape, block_strides, window=window, variant=variant), array, window
-    )
+    return compute(calls.array_to_blocks(given, block_shape, strides, window=window, variant=variant), array, window)
 
 
 @public

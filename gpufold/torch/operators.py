@@ -28,8 +28,8 @@ from gpufold.torch.tensors import DTYPES, as_int64, execute, name_of, resolved
 SIZES = {
     "col2im": ("output_size", "kernel_size", "strides", "dilations", "pads_begin", "pads_end"),
     "im2col": ("kernel_size", "strides", "dilations", "pads_begin", "pads_end"),
-    "blocks_to_array": ("output_shape", "block_shape", "block_strides"),
-    "array_to_blocks": ("block_shape", "block_strides"),
+    "blocks_to_array": ("output_shape", "block_shape", "strides"),
+    "array_to_blocks": ("block_shape", "strides"),
     "add_blocks": (),
     "take_blocks": ("block_shape",),
     "average": (),

@@ -1,0 +1,60 @@
+"""What arguments are called elsewhere: an unexpected keyword is answered with the name that it has here."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
+
+HERE = {
+    "strides": ("stride", "block_strides", "blk_strides", "step", "steps", "hop", "hop_length", "hop_size"),
+    "kernel_size": (
+        "kernel",
+        "kernel_shape",
+        "block_shape",
+        "blk_shape",
+        "ksizes",
+        "sizes",
+        "patch_size",
+        "win_length",
+    ),
+    "block_shape": ("kernel_size", "kernel", "blk_shape", "block_size", "roi_size", "tile", "tile_shape", "patch_size"),
+    "dilations": ("dilation", "rates", "rate"),
+    "pads_begin and pads_end": ("padding", "paddings", "pads", "pad"),
+    "crops_begin and crops_end": ("crops", "crop"),
+    "output_size": ("output_shape", "image_shape", "size", "oshape", "image_size"),
+    "output_shape": ("output_size", "oshape", "shape", "size"),
+    "strides, a block's extent less the overlap,": ("overlap", "noverlap", "tile_overlap"),
+    "reduction": ("reduce", "normalize", "average", "norm"),
+    "window": ("weight", "weights", "importance_map", "weight_map", "mask"),
+    "mode": ("padding_mode", "pad_mode", "border"),
+    "positions": ("position", "locations", "coordinates", "coords", "starts"),
+    "last": ("end", "padding_mode", "mode"),
+}
+"""The names of arguments here, or what to say in their place, with those that they have in other libraries."""
+
+FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
+
+
+def answers(function: FunctionT) -> FunctionT:
+    """Show a function without its last parameter, which collects unexpected keywords to be answered."""
+    shown = inspect.signature(function)
+    function.__signature__ = shown.replace(  # type: ignore[attr-defined]
+        parameters=[parameter for parameter in shown.parameters.values() if parameter.kind is not parameter.VAR_KEYWORD]
+    )
+    return function
+
+
+def misnamed(function: Callable[..., Any], name: str, given: Iterable[str]) -> TypeError:
+    """Return what to raise where a function, by its public name, is given keywords that it does not have.
+
+    >>> import gpufold
+    >>> print(misnamed(gpufold.im2col, "im2col", ["stride"]))
+    im2col: there is no argument stride, it is strides here
+    """
+    word, *_ = given
+    parameters = [each for each in inspect.signature(function).parameters if each != "self"]
+    for here, elsewhere in HERE.items():
+        if word in elsewhere and here.split(" ")[0].rstrip(",") in parameters:
+            return TypeError(f"{name}: there is no argument {word}, it is {here.rstrip(',')} here")
+    return TypeError(f"{name}: there is no argument {word}, there are {', '.join(parameters)}")
