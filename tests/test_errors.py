@@ -15,6 +15,8 @@ import gpufold
 
 HUGE = 2**62
 
+FromDask = type("Array", (), {"__module__": "dask.array.core"})
+
 
 def columns(**changes):
     """A col2im call that works, with arguments changed."""
@@ -196,6 +198,19 @@ BAD_CALLS = [
         for bad, kind in (([[1.0]], "builtins.list"), (None, "NoneType"), (3, "builtins.int"))
     ),
     (columns(data=np.ma.masked_less(np.ones((2, 12, 20)), 0)), TypeError, ["data", "masked", "filled"]),
+    (columns(data=np.matrix(np.ones((12, 20)))), TypeError, ["data", "numpy.matrix", "numpy.asarray(data)"]),
+    (columns(data=FromDask()), TypeError, ["data", "dask.array.core.Array", "gpufold.dask has the functions"]),
+    # --- truth is no size
+    (columns(strides=True), TypeError, ["strides", "integer", "True"]),
+    (columns(kernel_size=(2, np.True_)), TypeError, ["kernel_size", "integer", "(2, np.True_)"]),
+    # --- windows
+    (columns(window="hann"), TypeError, ["window", "'hann'", "scipy.signal.get_window"]),
+    (columns(window=np.ones((2, 2), complex)), TypeError, ["window", "real", "complex128", "multiply"]),
+    (
+        (gpufold.add_blocks, {"out": np.zeros((8, 9)), "blocks": np.ones((1, 2, 3)), "positions": [(0, 0)] * 4}),
+        ValueError,
+        ["blocks", "(4, *block_shape)", "(1, 2, 3)", "numpy.broadcast_to(block, (4, *block.shape))"],
+    ),
     # --- dtypes
     *(
         (make(**{name: np.zeros(shape, dtype)}), TypeError, [name, str(np.dtype(dtype)), "float32"])
@@ -207,7 +222,7 @@ BAD_CALLS = [
         )
         for dtype in ("M8[s]", "m8[ns]", object, np.dtype([("a", "f4")]), "V4", np.longdouble)
     ),
-    (columns(data=np.full((2, 12, 20), "a")), TypeError, ["data", "strings", "<U1", "overlap"]),
+    (columns(data=np.full((2, 12, 20), "a")), TypeError, ["data", "strings", "<U1", "blocks (2, 2) that overlap"]),
     # --- out
     (columns(out=[0.0]), TypeError, ["out", "numpy.ndarray", "builtins.list"]),
     (columns(out=np.zeros((2, 3, 6, 5), np.float32)), ValueError, ["out", "(2, 3, 5, 6)", "(2, 3, 6, 5)"]),

@@ -99,12 +99,21 @@ def test_errors_are_those_of_the_call():
         gpufold.explain("col2im", ((2, 27, 63), "float32"), (8, 8), (3, 3), pads_begin=1, pads_end=1)
     with pytest.raises(TypeError, match="datetime64"):
         gpufold.explain("im2col", ((2, 3, 8, 8), "M8[s]"), (3, 3))
-    with pytest.raises(ValueError, match="operation must be one of"):
+    with pytest.raises(ValueError, match=r"^explain: operation must be one of"):
         gpufold.explain("fold", ((2, 3), "float32"))
     with pytest.raises(ValueError, match="no element"):
         gpufold.explain("im2col", ((0, 3, 8, 8), "float32"), (3, 3))
     with pytest.raises(ValueError, match="variant must be auto or one of"):
         gpufold.explain("im2col", ((1, 3, 8, 8), "float32"), (3, 3), variant="quick")
+
+
+def test_a_function_stands_for_its_name():
+    described = (((8, 576, 2916), "float32"), (56, 56), (3, 3))
+    assert gpufold.explain(gpufold.col2im, *described) == gpufold.explain("col2im", *described)
+    with pytest.raises(ValueError, match=r"^explain: operation must be one of .*, got 'grid_positions'"):
+        gpufold.explain(gpufold.grid_positions, *described)
+    with pytest.raises(ValueError, match=r"^warmup: operation must be one of"):
+        gpufold.warmup("fold", *described)
 
 
 def test_what_is_fused_is_part_of_the_plan():

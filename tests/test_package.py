@@ -121,6 +121,14 @@ def test_importing_needs_numpy_alone():
     assert not foreign
 
 
+def test_warmup_says_what_to_install():
+    assert printed(
+        "try:\n    gpufold.warmup('im2col', ((1, 3, 8, 8), 'float32'), (3, 3))\n"
+        "except ImportError as error:\n    print(str(error).partition(':')[0])",
+        "cupy",
+    ) == ["gpufold.warmup needs the package cupy"]
+
+
 def test_numpy_is_the_one_dependency_and_every_public_name_is_there():
     assert PROJECT["dependencies"] == ["numpy>=2.1.1"]
     for name in gpufold.__all__:

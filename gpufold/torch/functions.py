@@ -114,7 +114,7 @@ def blocks_to_array(
     blocks: Tensor,
     output_shape: Any,
     block_shape: Any,
-    strides: Any,
+    strides: Any = 1,
     *,
     reduction: str = "sum",
     window: Any = None,
@@ -161,7 +161,7 @@ def blocks_to_array(
 
 @public
 def array_to_blocks(
-    array: Tensor, block_shape: Any, strides: Any, *, window: Any = None, variant: str = "auto"
+    array: Tensor, block_shape: Any, strides: Any = 1, *, window: Any = None, variant: str = "auto"
 ) -> Tensor:
     """Take sliding blocks out of an array: as `gpufold.array_to_blocks`, but on tensors, with gradients.
 
