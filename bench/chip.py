@@ -61,7 +61,7 @@ class Chip:
 
     def start(self, words: Sequence[str | Path], log: Path) -> subprocess.Popen[bytes]:
         """Start a Python command, whose output is added to a file; a tool may stand before Python."""
-        paths = [str(ROOT), str(ROOT / "tests"), *filter(None, [os.environ.get("PYTHONPATH")])]
+        paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "PYTHONDONTWRITEBYTECODE": "1"}
         with log.open("ab") as out:
             return subprocess.Popen(words, cwd=ROOT, env=environment, stdout=out, stderr=out, start_new_session=True)
@@ -150,7 +150,7 @@ def prediction(chip: Chip) -> str:
     """Ask what was measured about thresholds and choices, and set predictions beside it."""
     results = ["--results", str(chip.folder / "measured")]
     commands = [["report", "--output", str(chip.folder / "report")], ["regret"]]
-    check = "import sys, rich, hostcuda; sys.exit(hostcuda.unavailable() or hostcuda.cubin.unavailable())"
+    check = "import rich; from bench.hostcuda import cubin, unavailable as no; exit(no() or cubin.unavailable())"
     if chip.run("prediction", "-c", check) == DONE:
         commands.append(["traffic", *chip.named])
     else:

@@ -6,14 +6,20 @@ it passes without the fault. Exit status 1 where a fault survives.
 
 from __future__ import annotations
 
+import argparse
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib.util import find_spec
+from itertools import islice
 from pathlib import Path
+
+from mutants import SPEED, Mutant, draw, tests_of
 
 CHECKOUT = Path(__file__).parents[1]
 VARIANTS = "gpufold/gpu/variants"
@@ -1191,9 +1197,65 @@ FAULTS = (
 )
 
 
-def run_tests(folder: Path, tests: list[str]) -> tuple[int, str]:
+PTX = "tests/test_ptx.py::test_machine_code_gives_the_bits_of_the_numpy_path"
+
+INLINE_PTX = {
+    "add_blocks_owners.cu": (
+        ("%3, 0xd8;", "%3, 0xca;", "add_blocks_owners"),
+        ("bfind.u32 %0, %2;", "clz.b32 %0, %2;", "add_blocks_owners"),
+        ("    word ^= bit;\n", "", "add_blocks_owners"),
+    ),
+    "bins.cu": (
+        ("@p atom.global.add.u64 %0, [%1], 1;", "@p atom.global.add.u64 %0, [%1], 2;", "wide-offsets"),
+        ("@p atom.global.add.u32 %0, [%1], 1;", "@p atom.global.add.u32 %0, [%1], 2;", "bins_note"),
+    ),
+    "positions.cuh": (("shl.b32 %0, %1, %2;", "shr.u32 %0, %1, %2;", "add_blocks_gather"),),
+    "window.cuh": (
+        ("shl.b32 %0, %0, %1;", "shl.b32 %0, %0, 0;", "weights"),
+        ("shl.b64 %0, %0, %1;", "shl.b64 %0, %0, 0;", "double-weights"),
+    ),
+    "common.cuh": (
+        ("cvt.f32.f16 %0, %1;", "cvt.f32.bf16 %0, %1;", "halves"),
+        ("cvt.rn.f16.f32", "cvt.rz.f16.f32", "halves"),
+        ("cvt.rn.bf16.f32", "cvt.rz.bf16.f32", "brain-halves"),
+        ("add.rn.f32", "sub.rn.f32", "weights"),
+        ("mul.rn.f32", "add.rn.f32", "weights"),
+        ("div.rn.f32", "mul.rn.f32", "average_direct"),
+        ('"fma.rn.f32 %0, %1, %2, %3;"', '"fma.rn.f32 %0, %1, %2, %2;"', "quotients"),
+        ("neg.f32 n, %1;", "mov.f32 n, %1;", "quotients"),
+        ("rcp.rn.f32", "neg.f32", "quotients"),
+        ("mov.b32 %0, %3; @p ld.global.nc.u8", "mov.b32 %0, 1; @p ld.global.nc.u8", "bytes"),
+        ("mov.b32 %0, %3; @p ld.global.nc.u16", "mov.b32 %0, 1; @p ld.global.nc.u16", "halfwords"),
+        ("mov.b32 %0, %3; @p ld.global.nc.u32", "mov.b32 %0, 1; @p ld.global.nc.u32", "col2im_gather"),
+        ("mov.b64 %0, %3; @p ld.global.nc.u64", "mov.b64 %0, 1; @p ld.global.nc.u64", "double-weights"),
+        (
+            '%5; "\n        "@p ld.global.nc.v2.u64 {%0',
+            '%5; "\n        "@p ld.global.nc.v2.u64 {%1',
+            "col2im_gather_pixels_words",
+        ),
+        ("0; @p ld.global.nc.u32 %0, [%1];", "0; @p ld.global.nc.u32 %0, [%1+4];", "im2col_packed"),
+        ("0; @p ld.global.nc.u64 %0, [%1];", "0; @p ld.global.nc.u64 %0, [%1+8];", "batch_to_space_packed"),
+        ("0; @p ld.global.nc.v2.u64 {%0, %1}", "0; @p ld.global.nc.v2.u64 {%1, %0}", "words-of-blocks"),
+        ("ld.global.v2.u64 {%0, %1}", "ld.global.v2.u64 {%1, %0}", "words-of-blocks"),
+        ("st.global.u8 [%0]", "st.global.u8 [%0+1]", "bytes"),
+        ("st.global.u16 [%0]", "st.global.u16 [%0+2]", "pairs-of-bytes"),
+        ("st.global.u32 [%0]", "st.global.u32 [%0+4]", "col2im_gather"),
+        ("st.global.u64 [%0]", "st.global.u64 [%0+8]", "batch_to_space_interleave"),
+        ("st.global.v2.u64 [%0], {%1, %2}", "st.global.v2.u64 [%0], {%2, %1}", "im2col_words"),
+    ),
+}
+"""Of each file: what stands there once, what replaces it, and the case of the machine code's test that must notice."""
+
+FAULTS += tuple(
+    Fault(f"inline PTX of {file}: {old.strip()}", f"kernels/{file}", old, new, f"{PTX}[{case}]")
+    for file, faults in INLINE_PTX.items()
+    for old, new, case in faults
+)
+
+
+def run_tests(folder: Path, tests: list[str], *options: str) -> tuple[int, str]:
     """Run tests on a copy of the checkout; give pytest's exit status and output."""
-    command = [sys.executable, "-B", "-m", "pytest", "--all", "-q", "-p", "no:cacheprovider", *tests]
+    command = [sys.executable, "-B", "-m", "pytest", "-q", "-p", "no:cacheprovider", *(options or ["--all"]), *tests]
     done = subprocess.run(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     return done.returncode, done.stdout
 
@@ -1223,7 +1285,48 @@ def survives(fault: Fault, sound: Path) -> str | None:
     return None
 
 
+def fate(mutant: Mutant, sound: Path) -> tuple[str, str]:
+    """Say what became of a mutant, and which test noticed."""
+    with tempfile.TemporaryDirectory() as folder:
+        copy = shutil.copytree(sound, Path(folder) / "checkout")
+        (copy / mutant.file).write_text(mutant.breaks((copy / mutant.file).read_text()))
+        for noticed, tests in ((CAUGHT, tests_of(mutant.file)), (COSTS_SPEED, SPEED)):
+            files = [f"tests/{test}.py" for test in tests]
+            status, output = run_tests(copy, files, "-x")
+            if re.search(r"\b(BuildError|CompileError)\b", output):
+                return NO_PROGRAM, ""
+            if status:
+                found = re.search(r"^(?:FAILED|ERROR) (\S+)", output, re.MULTILINE)
+                return noticed, found[1] if found else f"pytest ended with {status}"
+    return SURVIVED, ", ".join(tests_of(mutant.file))
+
+
+CAUGHT, COSTS_SPEED, SURVIVED, NO_PROGRAM = "caught", "costs speed", "SURVIVED", "does not compile"
+
+
+def random_mutants(count: int, seed: int) -> int:
+    """Draw mutants until so many compile, and print what becomes of each and the score."""
+    score = Counter()
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(2) as workers:
+        copy_checkout(Path(folder))
+        drawn = draw(Path(folder), seed)
+        while left := count - sum(score[each] for each in (CAUGHT, COSTS_SPEED, SURVIVED)):
+            some = list(islice(drawn, min(left, 8)))
+            for mutant, (what, test) in zip(some, workers.map(fate, some, [Path(folder)] * len(some)), strict=True):
+                score[what] += 1
+                print(f"{what:16}  {mutant}\n{'':18}{test}", flush=True)
+    changing = score[CAUGHT] + score[SURVIVED]
+    print(f"seed {seed}: {score[CAUGHT]} of {changing} mutants caught; {score[COSTS_SPEED]} more cost speed")
+    return int(score[SURVIVED] > 0)
+
+
 def main() -> int:
+    parser = argparse.ArgumentParser(description="Break the code on purpose, and see which test notices.")
+    parser.add_argument("--random", type=int, metavar="N", help="draw so many mechanical mutants instead")
+    parser.add_argument("--seed", type=int, default=0, help="of the draw")
+    options = parser.parse_args()
+    if options.random:
+        return random_mutants(options.random, options.seed)
     with tempfile.TemporaryDirectory() as folder:
         sound = Path(folder)
         copy_checkout(sound)

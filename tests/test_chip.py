@@ -25,7 +25,7 @@ from bench.report import FAILED
 from bench.tally import Tally
 
 ROOT = Path(__file__).resolve().parent.parent
-STAND_IN = "import sys\nfrom hostcuda import standin\nsys.modules['cupy'] = standin.cupy()\n"
+STAND_IN = "import sys\nfrom bench.hostcuda import standin\nsys.modules['cupy'] = standin.cupy()\n"
 OF_THE_HOST_BUILD = "nvidia-cuda-runtime", "nvidia-cuda-crt"
 """CUDA's headers, which the stand-in needs, and no GPU."""
 
@@ -78,16 +78,17 @@ class Rehearsal:
         self.python, site = environment(tmp_path / "environment", *packages)
         if stand_in:
             (site / "sitecustomize.py").write_text(STAND_IN)
-            variables["PYTEST_ADDOPTS"] = "-p hostcuda.standin -p hostcuda.torch_standin --of-each=1"
+            variables["PYTEST_ADDOPTS"] = "-p bench.hostcuda.standin -p bench.hostcuda.torch_standin --of-each=1"
         tools = tmp_path / "tools"  # no git among them
         tools.mkdir()
         for name in ("g++", "as", "ld", "nm", "ar"):
             if found := shutil.which(name):
                 (tools / name).symlink_to(Path(found).resolve())
         self.checkout, self.results = checkout(tmp_path / "checkout"), tmp_path / "results"
-        paths = os.pathsep.join([str(self.checkout), str(self.checkout / "tests")])
         home = {name: os.environ[name] for name in ("HOME", "XDG_CACHE_HOME", "TMPDIR") if name in os.environ}
-        self.environment = home | {"PATH": str(tools), "PYTHONPATH": paths, "PYTHONDONTWRITEBYTECODE": "1"} | variables
+        self.environment = (
+            home | {"PATH": str(tools), "PYTHONPATH": str(self.checkout), "PYTHONDONTWRITEBYTECODE": "1"} | variables
+        )
 
     def start(self, *words):
         options = ["--results", str(self.results), "--processes", "2", "--seconds", "0.01", *words]

@@ -100,7 +100,7 @@ def test_specialisations_in_the_text_make_the_machine_code_of_those_in_the_optio
 OTHER_NVRTC = """
 import ctypes, json, sys
 from pathlib import Path
-from hostcuda import cubin
+from bench.hostcuda import cubin
 for pattern in ("libnvrtc-builtins.so*", "libnvrtc.so*"):
     library = ctypes.CDLL(str(next(Path(sys.argv[1]).rglob(pattern))))
 cubin._nvrtc = lambda: library

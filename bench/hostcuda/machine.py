@@ -496,8 +496,8 @@ class _Reader:
         self.take(1)
         bits = 8 if self.has("U8", "S8") else 16 if self.has("U16", "S16") else 32
         rounding = next((ROUNDINGS[name] for name in self.modifiers if name in ROUNDINGS), 0)
-        self.mode(not self.has("U8", "U16", "U32"), rounding, bits)
-        if self.has("F64", "F16"):
+        self.mode(not self.has("U8", "U16", "U32"), rounding, bits, self.has("F64"))
+        if self.has("F16"):
             raise self.unknown()
 
     _i2fp = _i2f
@@ -574,11 +574,14 @@ class _Reader:
             raise self.unknown()
 
     def _f2f(self) -> None:
-        self.operation("float_to_half")
+        wide = self.modifiers == ["F64", "F32"]
+        self.operation("float_to_double" if wide else "float_to_half")
         self.to_register()
-        self.put(_Source())
+        if not wide:
+            self.put(_Source())
         self.take(1, real=True)
-        if self.modifiers != ["F16", "F32"]:
+        self.mode(self.has("BF16"))
+        if not wide and self.modifiers not in (["F16", "F32"], ["BF16", "F32"]):
             raise self.unknown()
 
     def _r2ur(self) -> None:

@@ -20,8 +20,8 @@
     X(nop) X(mov) X(imad) X(imad_hi) X(imad_wide) X(iadd3) X(lea) X(lea_hi) X(lop3) X(plop3) X(shf)    \
     X(isetp) X(fsetp) X(dsetp) X(sel) X(fsel) X(imnmx) X(viaddmnmx) X(iabs) X(popc) X(flo) X(brev)     \
     X(prmt) X(p2r) X(r2p) X(s2r) X(vote) X(shfl) X(i2f) X(f2i) X(fadd) X(fmul) X(ffma) X(fmnmx)        \
-    X(mufu) X(fchk) X(dadd) X(dmul) X(dfma) X(half_to_float) X(float_to_half) X(r2ur) X(ld) X(st)      \
-    X(red) X(ldc) X(bra) X(exit) X(bssy) X(bsync) X(breaks) X(call) X(ret) X(bar) X(warpsync) X(idp)
+    X(mufu) X(fchk) X(dadd) X(dmul) X(dfma) X(half_to_float) X(float_to_half) X(float_to_double)       \
+    X(r2ur) X(ld) X(st) X(red) X(ldc) X(bra) X(exit) X(bssy) X(bsync) X(breaks) X(call) X(ret) X(bar) X(warpsync) X(idp)
 // clang-format on
 
 namespace hostcuda {
@@ -559,7 +559,7 @@ bool is_hard(float dividend, float divisor)
     if (second == 0 || second == 255 || first == 255)
         return true;
     if (dividend == 0)
-        return false;
+        return (as_bits(dividend) ^ as_bits(divisor)) >> 31; // the fast way makes no zero below zero
     return first <= 24 || second >= 253 || first - second >= 126 || first - second <= -126;
 }
 
@@ -862,13 +862,18 @@ void execute(Warp& warp, const Instruction& what, uint32_t active, const uint32_
         const uint32_t* const a = integer(0);
         const int bits = mode[2], part = what.source[0].part;
         const bool is_signed = mode[0], absolute = what.source[0].flags & kAbsolute;
+        const auto integer_of = [=](uint32_t lane) {
+            const uint32_t field = a[lane] >> part << (32 - bits);
+            const int64_t value =
+                is_signed ? int64_t(int32_t(field) >> (32 - bits)) : int64_t(field >> (32 - bits));
+            return absolute && value < 0 ? -value : value;
+        };
+        if (mode[3])
+            return each_pair(warp, what, active,
+                             [=](uint32_t lane) { return as_bits(double(integer_of(lane))); });
         const Rounding rounding(mode[1]);
         return each(warp, what, active, [=](uint32_t lane) {
-            const uint32_t field = a[lane] >> part << (32 - bits);
-            int64_t value =
-                is_signed ? int64_t(int32_t(field) >> (32 - bits)) : int64_t(field >> (32 - bits));
-            value = absolute && value < 0 ? -value : value;
-            volatile float made = float(value);
+            volatile float made = float(integer_of(lane));
             return as_bits(float(made));
         });
     }
@@ -946,6 +951,11 @@ void execute(Warp& warp, const Instruction& what, uint32_t active, const uint32_
             return as_bits(source.flags & kNegative ? -value : value);
         });
     }
+    case Op::float_to_double: {
+        const uint32_t* const a = real(0);
+        return each_pair(warp, what, active,
+                         [=](uint32_t lane) { return as_bits(double(as_float(a[lane]))); });
+    }
     case Op::float_to_half: {
         const uint32_t *const high = real(0), *const low = real(1);
         const bool brain = mode[0];
@@ -1012,8 +1022,11 @@ void release(Warp& warp)
 }
 
 // Runs a warp until its lanes wait for the block or are done.
+constexpr uint32_t kEndless = 1 << 24; // instructions of a warp between two barriers of its block
+
 void run(Warp& warp, const uint32_t (&block)[3])
 {
+    uint32_t instructions = 0;
     while (warp.running) {
         uint32_t place = kAll, mask = 0;
         for (uint32_t lane = 0; lane < kLanes; ++lane) {
@@ -1035,6 +1048,8 @@ void run(Warp& warp, const uint32_t (&block)[3])
             const Instruction& what = launch->code[place];
             ++launch->executions[place];
             launch->execution->instructions += 1;
+            if (++instructions == kEndless)
+                fail("a warp runs for ever");
             const uint32_t active = mask & warp.mask(what.guard);
             straight = together;
             switch (Op(what.op)) {
@@ -1084,7 +1099,7 @@ void run(Warp& warp, const uint32_t (&block)[3])
                 break;
             case Op::breaks:
                 for (uint32_t lane = 0; lane < kLanes; ++lane)
-                    warp.reconvergence[what.mode[0]][lane] &= ~active;
+                    warp.reconvergence[what.mode[0]][lane] &= ~(active & warp.mask(what.predicate[0]));
                 release(warp);
                 ++place;
                 straight = false;

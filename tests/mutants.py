@@ -1,0 +1,154 @@
+"""Mechanical mutants of the kernels, the planners, the geometry and the NumPy path, drawn from a seed.
+
+    python tests/faults.py --random 60 --seed 1
+
+A mutant is one replacement: an operator for its neighbour, a constant off by one, a condition turned, a statement left
+out. Of each the tests that reach its file run, the most specific ones first, until one fails. Where none does, the
+figures say whether it costs speed; what is left has survived, and may change nothing at all.
+"""
+
+from __future__ import annotations
+
+import ast
+import random
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+
+class Mutant(NamedTuple):
+    file: str
+    line: int
+    start: int
+    """Where in the file's bytes it begins."""
+    old: str
+    new: str
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}: {self.old.strip()} -> {self.new.strip() or 'nothing'}"
+
+    def breaks(self, text: str) -> str:
+        """Put the mutant into the file's text."""
+        content, old = text.encode(), self.old.encode()
+        assert content[self.start :].startswith(old), self
+        return (content[: self.start] + self.new.encode() + content[self.start + len(old) :]).decode()
+
+
+_PAIRS = "+ -", "* +", "/ *", "// *", "% +", "< <=", "> >=", "== !=", "&& ||", "and or", "<< >>", "& |"
+_NEIGHBOURS = [pair.split() for pair in _PAIRS]
+SWAPS = {new: old for old, new in reversed(_NEIGHBOURS)} | {old: new for old, new in _NEIGHBOURS}
+"""What replaces an operator."""
+
+POOL = (
+    "kernels/*.cu*",
+    "gpufold/gpu/variants/*.py",
+    "gpufold/gpu/p*.py",
+    "gpufold/geometry/*.py",
+    "gpufold/calls.py",
+    "gpufold/arrays.py",
+    "gpufold/cpu/*.py",
+)
+
+KERNELS = ["test_col2im_kernels", "test_im2col_kernels", "test_space_kernels", "test_add_blocks", "test_take_blocks"]
+NUMPY = ["test_operations", "test_fusions", "test_blocks", "test_average", "test_add_blocks", "test_take_blocks"]
+PLANS = ["test_ptx", "test_planner_law", "test_explain"]
+
+REACH = {
+    "kernels/col2im": ["test_ptx", "test_col2im_kernels", "test_fusions", "test_planner_law"],
+    "kernels/im2col": ["test_ptx", "test_im2col_kernels", "test_blocks", "test_planner_law"],
+    "kernels/(batch|space|interleave|packing)": ["test_ptx", "test_space_kernels", "test_planner_law"],
+    "kernels/(add_blocks|bins|positions|tile|atomic)": ["test_ptx", "test_add_blocks", "test_planner_law"],
+    "kernels/take_blocks": ["test_ptx", "test_take_blocks", "test_planner_law"],
+    "kernels/average": ["test_ptx", "test_average"],
+    "kernels/": ["test_ptx", *KERNELS, "test_fusions", "test_average", "test_planner_law"],
+    "gpufold/gpu/variants/col2im": [*PLANS, "test_col2im_kernels", "test_fusions", "test_blocks"],
+    "gpufold/gpu/variants/(im2col|unfolding)": [*PLANS, "test_im2col_kernels", "test_blocks"],
+    "gpufold/gpu/variants/space": [*PLANS, "test_space_kernels"],
+    "gpufold/gpu/variants/positions": [*PLANS, "test_add_blocks", "test_take_blocks"],
+    "gpufold/gpu/": [*PLANS, *KERNELS, "test_average", "test_launch", "test_hostcuda"],
+    "gpufold/(calls|arrays)": ["test_errors", *NUMPY, "test_arrays", "test_explain", "test_launch", "test_torch"],
+    "gpufold/geometry/": [*NUMPY, "test_errors", "test_grid_positions", "test_ptx", *KERNELS, "test_specifications"],
+    "gpufold/cpu/": [*NUMPY, "test_threads", "test_stitcher", "test_memory"],
+}
+"""The tests that reach a file, by how its name begins; the first row that fits counts."""
+
+SPEED = ["test_figures", "test_earned", "test_known_speeds"]
+
+
+def tests_of(file: str) -> list[str]:
+    return next(tests for name, tests in REACH.items() if re.match(name, file))
+
+
+def mutants_of(root: Path, path: Path) -> Iterator[Mutant]:
+    """Yield every mutant of a file."""
+    content = path.read_bytes()
+    found = _of_python(content) if path.suffix == ".py" else _of_cuda(content)
+    for start, old, new in sorted(set(found)):
+        yield Mutant(str(path.relative_to(root)), content.count(b"\n", 0, start) + 1, start, old, new)
+
+
+def _of_python(content: bytes) -> Iterator[tuple[int, str, str]]:
+    starts = [0]
+    for line in content.splitlines(keepends=True):
+        starts.append(starts[-1] + len(line))
+
+    def span(node: ast.AST) -> tuple[int, int]:
+        return starts[node.lineno - 1] + node.col_offset, starts[node.end_lineno - 1] + node.end_col_offset
+
+    def between(first: ast.AST, second: ast.AST) -> Iterator[tuple[int, str, str]]:
+        begin, end = span(first)[1], span(second)[0]
+        sign = re.search(rb"[^\s()\\]+", content[begin:end])
+        if sign and sign[0].decode() in SWAPS:
+            yield begin + sign.start(), sign[0].decode(), SWAPS[sign[0].decode()]
+
+    def walk(node: ast.AST) -> Iterator[tuple[int, str, str]]:
+        if isinstance(node, ast.Raise | ast.JoinedStr | ast.Assert):
+            return
+        begin, end = span(node) if hasattr(node, "lineno") else (0, 0)
+        text = content[begin:end].decode()
+        if isinstance(node, ast.BinOp):
+            yield from between(node.left, node.right)
+        elif isinstance(node, ast.Compare):
+            yield from between(node.left, node.comparators[0])
+        elif isinstance(node, ast.BoolOp):
+            yield from between(*node.values[:2])
+        elif isinstance(node, ast.Constant) and type(node.value) is int:
+            yield begin, text, str(node.value + 1)
+        elif isinstance(node, ast.If | ast.IfExp):
+            first, last = span(node.test)
+            condition = content[first:last].decode()
+            yield first, condition, f"(not ({condition}))"
+        elif isinstance(node, ast.AugAssign) or (isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)):
+            yield begin, text, "pass"
+        skipped = ("annotation", "returns", "decorator_list")
+        for name, value in ast.iter_fields(node):
+            if name not in skipped:
+                for child in value if isinstance(value, list) else [value]:
+                    if isinstance(child, ast.AST):
+                        yield from walk(child)
+
+    for node in ast.walk(ast.parse(content)):
+        if isinstance(node, ast.FunctionDef):
+            for statement in node.body:
+                yield from walk(statement)
+
+
+def _of_cuda(content: bytes) -> Iterator[tuple[int, str, str]]:
+    parts = rb"//[^\n]*", rb'"[^"\n]*"', rb"^#[^\n]*(?:\\\n[^\n]*)*", rb"^ *template <[^\n]*", rb"static_assert\([^;]*;"
+    blank = re.compile(b"|".join(parts), re.MULTILINE)
+    code = blank.sub(lambda found: re.sub(rb"[^\n]", b" ", found[0]), content)
+    for found in re.finditer(rb"(?<= )([-+*/%<>&|]|<=|>=|==|!=|&&|\|\||<<|>>)(?= )", code):
+        yield found.start(), found[0].decode(), SWAPS[found[0].decode()]
+    for found in re.finditer(rb"(?<![\w.])\d+(?![\w.])", code):
+        yield found.start(), found[0].decode(), str(int(found[0]) + 1)
+    for found in re.finditer(rb"(?<=if \()[^;{}\n]+(?=\)\n)", code):
+        yield found.start(), found[0].decode(), f"!({found[0].decode()})"
+    for found in re.finditer(rb"(?<=\n) +(?:[\w.\[\]>-]+ [-+*/|&^]= [^;{}]*|\w+\([^;{}]*\));(?=\n)", code):
+        yield found.start(), found[0].decode(), ";"
+
+
+def draw(root: Path, seed: int) -> Iterator[Mutant]:
+    """Yield the mutants of the pool in an order drawn from a seed."""
+    every = [mutant for pattern in POOL for path in sorted(root.glob(pattern)) for mutant in mutants_of(root, path)]
+    yield from random.Random(seed).sample(every, len(every))

@@ -1,0 +1,134 @@
+"""What g++ never sees: kernels executed as machine code, with all their inline PTX, give the bits of the NumPy path."""
+
+from __future__ import annotations
+
+import re
+from contextlib import contextmanager
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from cases import POSITIONS_CASES, assert_same_bits, values, window_of
+from faults import FAULTS
+from moves import ONE_THREAD
+from test_gpu import FUNCTIONS, SLIDING, SMOKE_CASES, Call, blocks_calls, calls_of, launches
+from test_sources import STATEMENT
+
+import gpufold
+from bench import hostcuda
+from gpufold.arrays import as_weights
+from gpufold.explanation import _described
+from gpufold.gpu import parameters
+from gpufold.gpu.plan import H200
+from gpufold.gpu.sources import KERNELS, program
+from gpufold.operations import choose
+
+pytestmark = pytest.mark.nvrtc
+
+
+def of_dtype(name, case=SMOKE_CASES[0], **options):
+    fold, _ = calls_of(case, np.dtype(name))
+    return replace(fold, options=fold.options | options)
+
+
+def added(dtype, **options):
+    case = POSITIONS_CASES[11]
+    return Call("add_blocks", values(case.shape, dtype), (values(case.blocks_shape, dtype, 1), case.positions), options)
+
+
+MEAN = {"reduction": "mean", "window": window_of("separable", SLIDING.kernel_size, np.float32)}
+WEIGHTS = window_of("separable", SLIDING.kernel_size, np.float64)
+_, WORDS_OF_BLOCKS = blocks_calls((2, 16, 40), (8, 8), 1, np.dtype(np.float32))
+
+FURTHER = {
+    "bytes": (of_dtype("uint8"), "gather", H200),
+    "halfwords": (of_dtype("int16"), "gather", H200),
+    "halves": (of_dtype("float16"), "gather", H200),
+    "brain-halves": (of_dtype("bfloat16"), "gather", H200),
+    "pairs-of-bytes": (of_dtype("uint8", SMOKE_CASES[1]), "gather_parts", H200),
+    "weights": (of_dtype("float32", SLIDING, **MEAN), "gather", H200),
+    "widened": (of_dtype("float32", SLIDING, dtype=np.float64), "gather", H200),
+    "quotients": (of_dtype("float32", SMOKE_CASES[-2], reduction="mean"), "gather_pixels", ONE_THREAD),
+    "words-of-blocks": (WORDS_OF_BLOCKS, "gather_blocks", H200),
+    "double-weights": (of_dtype("float64", SLIDING, window=WEIGHTS), "gather", H200),
+    "wide-offsets": (added(np.int32), "owners", H200),
+}
+"""Calls with inline PTX that the smoke's calls do without, each with a variant and the device to plan for."""
+
+
+@contextmanager
+def planned(name):
+    """Give a call and its plan; in the one of wide offsets they are so for arrays however small."""
+    call, variant, device = FURTHER[name] if name in FURTHER else launches()[name]
+    with pytest.MonkeyPatch.context() as patch:
+        if name == "wide-offsets":
+            patch.setattr(parameters, "INT32_MAX", 0)
+            choose.cache_clear()
+        options = call.options | {"variant": variant, "device": device}
+        yield call, gpufold.explain(call.operation, call.data, *call.arguments, **options).plan
+    choose.cache_clear()
+
+
+def executed(call, plan):
+    """Execute a plan's machine code, of compute capability 9.0, on the arrays of a call."""
+    described, *_ = _described(call.operation, call.data, call.arguments, call.options)
+    window, data, positions = call.options.get("window"), call.data, None
+    result = np.empty(described.result_shape, described.dtype)
+    if call.operation == "add_blocks":
+        result, (data, positions) = call.data.copy(), call.arguments
+    elif call.operation == "take_blocks":
+        positions, _ = call.arguments
+    elif call.operation == "average":
+        (window,) = call.arguments
+    first = window[0] if isinstance(window, tuple) else window
+    weights = None if window is None else as_weights(described, np, window, first)
+    hostcuda.work(plan, data, result, weights, positions)
+    return result
+
+
+@pytest.mark.parametrize("name", [*FUNCTIONS, *FURTHER])
+def test_machine_code_gives_the_bits_of_the_numpy_path(name):
+    with planned(name) as (call, plan):
+        got, want = executed(call, plan), call.on(call.data.copy())
+    assert np.any(got != 0)
+    assert_same_bits(got.reshape(want.shape), want, f"{plan.symbol}: {call}")
+
+
+# ---- and each line of inline PTX is in what is executed
+
+
+def texts(source):
+    """Return the inline PTX of a source."""
+    found = ("".join(re.findall(r'"([^"]*)"', match[1])) for match in STATEMENT.finditer(source))
+    return {" ".join(text.split()) for text in found if text}
+
+
+ALL = {text: path.name for path in sorted(KERNELS.glob("*.cu*")) for text in texts(path.read_text())}
+PATTERNS = {text: re.compile(r"[^\s,;\]}]+".join(map(re.escape, re.split(r"%\d", text)))) for text in ALL}
+"""Inline PTX as it is found in a kernel's PTX, where registers and numbers stand for its operands."""
+
+
+def inline(plan):
+    """Return the inline PTX that a plan's kernel is compiled from."""
+    options = ["-std=c++17", f"-I{KERNELS}", "-arch=compute_90", "-ftz=true"]
+    code = hostcuda.cubin.compile_text(program(plan.source, plan.symbol, plan.defines), options).decode()
+    blocks = {" ".join(block.split()) for block in re.findall(r"// begin inline asm(.*?)// end inline asm", code, re.S)}
+    return {text for text, pattern in PATTERNS.items() if any(map(pattern.fullmatch, blocks))}
+
+
+def test_every_line_of_inline_ptx_is_executed():
+    assert len(ALL) > 20
+    left = set(ALL)
+    for name in (*FURTHER, *FUNCTIONS):
+        if left:
+            with planned(name) as (_, plan):
+                for step in (*plan.before, plan):
+                    left -= inline(step)
+    assert not left, {text: ALL[text] for text in left}
+
+
+def test_every_line_of_inline_ptx_has_a_fault():
+    for text, file in ALL.items():
+        source = (KERNELS / file).read_text()
+        of_file = [fault for fault in FAULTS if fault.file == f"kernels/{file}"]
+        assert any(text not in texts(fault.breaks(source)) for fault in of_file), text
