@@ -1240,7 +1240,7 @@ INLINE_PTX = {
         ("st.global.u8 [%0]", "st.global.u8 [%0+1]", "bytes"),
         ("st.global.u16 [%0]", "st.global.u16 [%0+2]", "pairs-of-bytes"),
         ("st.global.u32 [%0]", "st.global.u32 [%0+4]", "col2im_gather"),
-        ("st.global.u64 [%0]", "st.global.u64 [%0+8]", "batch_to_space_interleave"),
+        ("st.global.u64 [%0]", "st.global.u64 [%0+8]", "pairs"),
         ("st.global.v2.u64 [%0], {%1, %2}", "st.global.v2.u64 [%0], {%2, %1}", "im2col_words"),
     ),
 }

@@ -47,6 +47,7 @@ FURTHER = {
     "brain-halves": (of_dtype("bfloat16"), "gather", H200),
     "pairs-of-bytes": (of_dtype("uint8", SMOKE_CASES[1]), "gather_parts", H200),
     "weights": (of_dtype("float32", SLIDING, **MEAN), "gather", H200),
+    "pairs": (of_dtype("complex64"), "gather_parts", H200),
     "widened": (of_dtype("float32", SLIDING, dtype=np.float64), "gather", H200),
     "quotients": (of_dtype("float32", SMOKE_CASES[-2], reduction="mean"), "gather_pixels", ONE_THREAD),
     "words-of-blocks": (WORDS_OF_BLOCKS, "gather_blocks", H200),
@@ -71,7 +72,7 @@ def planned(name):
 
 def executed(call, plan):
     """Execute a plan's machine code, of compute capability 9.0, on the arrays of a call."""
-    described, *_ = _described(call.operation, call.data, call.arguments, call.options)
+    described, *_ = _described("explain", call.operation, call.data, call.arguments, call.options)
     window, data, positions = call.options.get("window"), call.data, None
     result = np.empty(described.result_shape, described.dtype)
     if call.operation == "add_blocks":
