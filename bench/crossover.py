@@ -17,7 +17,7 @@ from gpufold.elements import ELEMENT_TYPES
 from gpufold.gpu import choice
 from gpufold.gpu import plan as planning
 from gpufold.gpu.plan import Operand
-from gpufold.gpu.variants import col2im, im2col, positions, unfold
+from gpufold.gpu.variants import add_blocks, col2im, im2col, take_blocks, unfold
 from gpufold.operations import OPERATIONS
 
 
@@ -44,7 +44,7 @@ def _placed(name: str, side: int, per_element: bool, **arguments: Any) -> tuple[
     _, problem = _one(name, side, "add_blocks", **arguments)
     blocks = problem.planned_geometry
     operands = Operand.contiguous(blocks.blocks_shape), Operand.contiguous(blocks.array_shape)
-    plan = positions.gather(planning.Problem(Call("add_blocks", blocks, "int32", problem.fusion), *operands))
+    plan = add_blocks.gather(planning.Problem(Call("add_blocks", blocks, "int32", problem.fusion), *operands))
     return prod(plan.grid) * blocks.count / (prod(blocks.blocks_shape) if per_element else 1), problem
 
 
@@ -56,7 +56,7 @@ def _taken(name: str, side: int, stride: int, overlap: bool) -> tuple[float, Pro
     )
     array, blocks = Operand.contiguous(problem.input_shape), Operand.contiguous(problem.output_shape)
     call = Call("take_blocks", problem.planned_geometry, "float32", problem.fusion)
-    plan = positions.take_owners(planning.Problem(call, array, blocks))
+    plan = take_blocks.owners(planning.Problem(call, array, blocks))
     return prod(blocks.shape) / (prod(array.shape) if overlap else prod(plan.grid) * prod(plan.block)), problem
 
 
@@ -174,8 +174,8 @@ def sweeps(multiprocessors: int) -> tuple[Sweep, ...]:
             largest=True,
         ),
         Sweep(
-            "positions.SEARCHES_PER_ELEMENT",
-            positions.SEARCHES_PER_ELEMENT,
+            "add_blocks.SEARCHES_PER_ELEMENT",
+            add_blocks.SEARCHES_PER_ELEMENT,
             ("gather",),
             ("atomic",),
             tuple(
@@ -186,35 +186,35 @@ def sweeps(multiprocessors: int) -> tuple[Sweep, ...]:
             ),
         ),
         Sweep(
-            "positions.OWNERS_MIN_SEARCHES",
-            positions.OWNERS_MIN_SEARCHES,
+            "add_blocks.LISTS_MIN_SEARCHES",
+            add_blocks.LISTS_MIN_SEARCHES,
             ("gather",),
-            ("owners",),
+            ("lists",),
             tuple(
-                _placed("owners", side, False, image_shape=(1, 1, 4096, 4096), kernel=side, stride=2 * side)
+                _placed("lists", side, False, image_shape=(1, 1, 4096, 4096), kernel=side, stride=2 * side)
                 for side in (512, 256, 64, 32, 16)
             ),
         ),
         Sweep(
-            "positions.ATOMIC_BLOCK",
-            positions.ATOMIC_BLOCK,
+            "add_blocks.ATOMIC_BLOCK",
+            add_blocks.ATOMIC_BLOCK,
             ("atomic",),
-            ("owners",),
+            ("lists",),
             tuple(
                 _one("lists", side * side, "add_blocks", kernel=side, stride=side, **TILED)
                 for side in (1, 2, 3, 4, 5, 6, 8)
             ),
         ),
         Sweep(
-            "positions.TAKEN_MIN_ELEMENTS",
-            positions.TAKEN_MIN_ELEMENTS,
+            "take_blocks.TAKEN_MIN_ELEMENTS",
+            take_blocks.TAKEN_MIN_ELEMENTS,
             ("direct",),
             ("owners",),
             tuple(_taken("taken", side, side // 2, False) for side in (16, 32, 48, 64, 96, 128)),
         ),
         Sweep(
-            "positions.TAKEN_MIN_OVERLAP",
-            positions.TAKEN_MIN_OVERLAP,
+            "take_blocks.TAKEN_MIN_OVERLAP",
+            take_blocks.TAKEN_MIN_OVERLAP,
             ("direct",),
             ("owners",),
             tuple(_taken("overlap", 256, stride, True) for stride in (288, 256, 224, 192, 160, 128)),

@@ -15,7 +15,16 @@ from gpufold.elements import check_dtype
 from gpufold.gpu import choice
 from gpufold.gpu.parameters import offset_bits
 from gpufold.gpu.plan import H200, Device, Operand, Plan, Preferences, Problem, Variant
-from gpufold.gpu.variants import average, batch_to_space, blockwise, col2im, im2col, positions, space_to_batch
+from gpufold.gpu.variants import (
+    add_blocks,
+    average,
+    batch_to_space,
+    blockwise,
+    col2im,
+    im2col,
+    space_to_batch,
+    take_blocks,
+)
 
 
 @dataclass(frozen=True)
@@ -55,16 +64,16 @@ OPERATIONS = {
         "blocks",
         calls.add_blocks,
         cpu.add_blocks,
-        positions.ADD_BLOCKS,
-        positions.prefer_for_add_blocks,
+        add_blocks.VARIANTS,
+        add_blocks.prefer,
         arrays=("blocks", "positions"),
     ),
     "take_blocks": Operation(
         "array",
         calls.take_blocks,
         cpu.take_blocks,
-        positions.TAKE_BLOCKS,
-        positions.prefer_for_take_blocks,
+        take_blocks.VARIANTS,
+        take_blocks.prefer,
         arrays=("positions",),
     ),
     "average": Operation(

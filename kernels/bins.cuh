@@ -1,9 +1,11 @@
-// The blocks that meet each tile of an image, in scratch memory: bins.cu notes them.
+// The blocks that meet each tile of an image, in scratch memory, where bins.cu puts them:
 //
-// The memory holds a Bin for each tile and one more, which counts entries of lists and crowded tiles; then
-// `noted` notes for each tile, of blocks as threads came by, of which a Bin says how many there are. Then,
-// for tiles that more blocks meet, which are crowded, there are lists of `entries` blocks in all, twice: as
-// threads came by, and in order; and at last the numbers of the crowded tiles.
+//   Bin[bins + 1]      of each tile, how many blocks meet it, and where its list ends if it is crowded; the last
+//                      one counts entries of lists, and crowded tiles
+//   Note[bins][noted]  of each tile, the first blocks that threads came by with
+//   Offset[2][entries] of each crowded tile, which more blocks meet, a list of all of them: first as threads
+//                      came by, then in order
+//   Offset[]           the numbers of the crowded tiles
 #pragma once
 #include "positions.cuh"
 

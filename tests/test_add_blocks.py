@@ -317,7 +317,7 @@ ERRORS = (
     (ValueError, r"window must have the shape \(2, 3\)", (OUT, BLOCKS, PLACES, np.ones((3, 2))), {}),
     (TypeError, "window needs blocks of floats", (OUT.astype(int), BLOCKS.astype(int), PLACES, np.ones((2, 3))), {}),
     (ValueError, "out must share no memory with blocks", (OUT, OUT[None], [(0, 0)]), {}),
-    (ValueError, "variant must be auto or one of gather, owners, atomic", (OUT, BLOCKS, PLACES), {"variant": "split"}),
+    (ValueError, "variant must be auto or one of gather, lists, atomic", (OUT, BLOCKS, PLACES), {"variant": "split"}),
     (TypeError, "weight_out must be a numpy.ndarray", (OUT, BLOCKS, PLACES), {"weight_out": WEIGHT.tolist()}),
     (ValueError, r"weight_out must have the shape \(6, 8\)", (OUT, BLOCKS, PLACES), {"weight_out": OUT}),
     (TypeError, "weight_out must have the dtype float64", (OUT, BLOCKS, PLACES), {"weight_out": WEIGHT.astype("f4")}),
@@ -417,7 +417,7 @@ def test_no_weight_counts_where_its_element_lands_outside(case, kind):
     with np.errstate(all="ignore"):
         want = definition.add_blocks(out, blocks, positions, window)
     assert_same_bits(gpufold.add_blocks(out.copy(), blocks, positions, window), want, case)
-    for variant in ("gather", "owners"):
+    for variant in ("gather", "lists"):
         got = out.copy()
         run(variant, got, blocks, positions, window)
         assert_same_bits(got, want, f"{case} {variant}")
@@ -484,7 +484,7 @@ PLACED = {
 @pytest.mark.hostcuda
 @pytest.mark.parametrize(
     ("variant", "name", "crowded", "mode"),
-    crossed(["gather", "owners"], list(PLACED), [False, True], ["plain", "observed", "shuffled"]),
+    crossed(["gather", "lists"], list(PLACED), [False, True], ["plain", "observed", "shuffled"]),
 )
 def test_each_tile_has_its_blocks_in_order(variant, name, crowded, mode):
     """Tiles of several rows, along one axis and several, of which some meet more blocks than are noted or listed."""
@@ -503,7 +503,7 @@ def test_each_tile_has_its_blocks_in_order(variant, name, crowded, mode):
 
 
 @pytest.mark.hostcuda
-@pytest.mark.parametrize("variant", ["gather", "owners"])
+@pytest.mark.parametrize("variant", ["gather", "lists"])
 def test_blocks_beside_a_pixel_leave_the_sign_of_its_weight(variant):
     """A thread has pixels of several rows; of a block that covers some of them, nothing is added to the others."""
     zeros, positions = np.full((8, 8), -0.0, np.float32), np.array([[0, 0], [2, 1], [5, 0]])
@@ -571,7 +571,7 @@ def test_a_tile_gets_what_was_noted_of_it_in_this_call(block, note, before, monk
     blocks = np.broadcast_to(values((count, 1, 1), np.float32), (count, *block))
     out = values(size, np.float32, 1)
     want = gpufold.add_blocks(out.copy(), blocks, positions)
-    defines = dict(run("owners", out, blocks, positions).defines)
+    defines = dict(run("lists", out, blocks, positions).defines)
     choose.cache_clear()
     assert (defines["OFFSET"], defines["NOTE"]) == ("int", note)
     assert_same_bits(out, want)
@@ -592,12 +592,12 @@ def test_a_crowded_tile_has_its_blocks_in_order(name, mode):
     positions = np.random.default_rng(0).integers([-side for side in block], reach, (count, len(size)))
     out, blocks = values(size, np.float32, 1), values((count, *block), np.float32, 2)
     want = gpufold.add_blocks(out.copy(), blocks, positions)
-    run("owners", out, blocks, positions, mode=mode)
+    run("lists", out, blocks, positions, mode=mode)
     assert_same_bits(out, want)
 
 
 @pytest.mark.hostcuda
-@pytest.mark.parametrize("variant", ["gather", "owners"])
+@pytest.mark.parametrize("variant", ["gather", "lists"])
 def test_what_no_block_covers_is_left_alone(variant):
     out, blocks = np.zeros((64, 640), np.float32), np.ones((2, 4, 5), np.float32)
     positions = np.array([(3, 7), (5, 9)])
@@ -622,7 +622,7 @@ def plan_of(shape, block, count, dtype="float32", deterministic=True, variant="a
 
 def test_lists_of_blocks_are_made_by_the_same_kernels_whatever_the_dtype():
     made = {
-        plan_of((64, 64), (3, 3), 100, dtype, variant="owners").before[0].defines for dtype in ("int8", "complex128")
+        plan_of((64, 64), (3, 3), 100, dtype, variant="lists").before[0].defines for dtype in ("int8", "complex128")
     }
     assert len(made) == 1
 
@@ -634,18 +634,18 @@ def test_lists_of_blocks_are_made_by_the_same_kernels_whatever_the_dtype():
         ("gather", (2048, 2048), (256, 256), 2000, "complex64", False),
         ("gather", (1024, 1024), (3, 3), 1000, "float32", True),
         ("gather", (1024, 1024), (256, 256), 400, "complex64", True),  # most lists would be too long
-        ("owners", (4096, 4096), (256, 256), 64, "float32", True),
-        ("owners", (4096, 4096), (64, 64), 10_000, "complex64", True),
-        ("owners", (8192, 8192), (3, 3), 1_000_000, "float32", True),
+        ("lists", (4096, 4096), (256, 256), 64, "float32", True),
+        ("lists", (4096, 4096), (64, 64), 10_000, "complex64", True),
+        ("lists", (8192, 8192), (3, 3), 1_000_000, "float32", True),
         ("atomic", (8192, 8192), (3, 3), 1_000_000, "float32", False),
-        ("owners", (4096, 4096), (3, 3), 1_048_576, "float32", False),
+        ("lists", (4096, 4096), (3, 3), 1_048_576, "float32", False),
         ("atomic", (8192, 8192), (3, 3), 1_000_000, "int32", True),
         ("atomic", (2048, 2048), (7, 7), 16_384, "int32", True),
-        ("owners", (2048, 2048), (16, 16), 65_536, "int32", True),  # four of them on each pixel
-        ("owners", (4096, 4096), (8, 8), 262_144, "float32", False),
+        ("lists", (2048, 2048), (16, 16), 65_536, "int32", True),  # four of them on each pixel
+        ("lists", (4096, 4096), (8, 8), 262_144, "float32", False),
         ("atomic", (2048, 2048), (5, 5), 1_000_000, "int32", True),  # most lists would be too long
-        ("owners", (8192, 8192), (3, 3), 1_000_000, "int8", True),
-        ("owners", (8192, 8192), (3, 3), 1_000_000, "float16", False),
+        ("lists", (8192, 8192), (3, 3), 1_000_000, "int8", True),
+        ("lists", (8192, 8192), (3, 3), 1_000_000, "float16", False),
     ],
 )
 def test_auto_searches_where_there_is_little_to_do_or_much_in_one_place(
@@ -659,7 +659,7 @@ def test_explain_knows_it():
     why = gpufold.explain("add_blocks", *described, window=np.ones((96, 96)))
     assert why.plan.source == "add_blocks_gather.cu"
     assert dict(why.plan.defines)["WINDOW"] == "full"
-    assert set(why.alternatives) == {"owners", "atomic"}
+    assert set(why.alternatives) == {"lists", "atomic"}
     arrays = np.zeros((3, 512, 512), np.float32), np.ones((40, 3, 96, 96), np.float32), np.zeros((40, 2), np.int64)
     assert gpufold.explain("add_blocks", *arrays).plan.parameters == why.plan.parameters
     with pytest.raises(ValueError, match="add_blocks: blocks must be"):

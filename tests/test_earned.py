@@ -44,7 +44,7 @@ EARNED = {
     "im2col_words": ("im2col-resnet-3x3-s1", "uint8", 2),
     "batch_to_space_packed": ("batch_to_space-nchw-6x6", "uint8", 2.2),
     "space_to_batch_deinterleave": ("space_to_batch-nchw-2x2", "uint8", 1.8),
-    "add_blocks_owners": ("add_blocks-particles-7x7", "float32", 1.3),
+    "add_blocks_lists": ("add_blocks-particles-7x7", "float32", 1.3),
     "take_blocks_direct": ("take_blocks-particles-7x7", "float32", 25),
     "take_blocks_owners": ("take_blocks-probes-256x256", "complex64", 1.3),
 }

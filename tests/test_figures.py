@@ -148,11 +148,11 @@ BLOCKS_OF = {(4096, 4096): (256, 256), (99_999,): (400,), (300,) * 3: (96,) * 3}
 
 @pytest.mark.parametrize(
     ("size", "lead", "dtype", "window", "variant"),
-    grouped(BLOCKS_OF, [(), (14,)], ["float32", "complex64"], WINDOWS, ["gather", "owners"]),
+    grouped(BLOCKS_OF, [(), (14,)], ["float32", "complex64"], WINDOWS, ["gather", "lists"]),
 )
 def test_blocks_at_positions_keep_everything_in_registers(size, lead, dtype, window, variant):
     """Two blocks of threads are resident, or four, and nearly all loads of elements and weights in flight together."""
-    block, (registers, phases) = BLOCKS_OF[size], {"gather": (128, 1), "owners": (64, 2)}[variant]
+    block, (registers, phases) = BLOCKS_OF[size], {"gather": (128, 1), "lists": (64, 2)}[variant]
     geometry = add_blocks_geometry((*lead, *size), (600, *lead, *block), (600, len(size)))
     operands = Operand.contiguous(geometry.blocks_shape), Operand.contiguous(geometry.array_shape)
     call = Call("add_blocks", geometry, dtype, Fusion("sum", window, accumulate=True), variant)
@@ -169,8 +169,8 @@ def test_blocks_at_positions_keep_everything_in_registers(size, lead, dtype, win
     [
         ("gather", (14,), (300,) * 3, (96,) * 3, "float32"),
         ("gather", (), (99_999,), (400,), "complex64"),
-        ("owners", (14,), (300,) * 3, (96,) * 3, "float32"),
-        ("owners", (), (300,) * 3, (96,) * 3, "float64"),
+        ("lists", (14,), (300,) * 3, (96,) * 3, "float32"),
+        ("lists", (), (300,) * 3, (96,) * 3, "float64"),
     ],
 )
 def test_sums_of_weights_stay_in_registers_too(variant, lead, size, block, dtype, window):
@@ -188,7 +188,7 @@ def test_small_blocks_of_many_planes_stay_in_registers(size, block, window, dtyp
     """Four blocks of threads are resident."""
     geometry = add_blocks_geometry((16, *size), (9000, 16, *block), (9000, len(size)))
     operands = Operand.contiguous(geometry.blocks_shape), Operand.contiguous(geometry.array_shape)
-    plan = choose(Call("add_blocks", geometry, dtype, Fusion("sum", window, accumulate=True), "owners"), *operands)
+    plan = choose(Call("add_blocks", geometry, dtype, Fusion("sum", window, accumulate=True), "lists"), *operands)
     needed = hostcuda.cubin.resources(plan)
     assert needed.stack_bytes == 0
     assert needed.registers <= 64
@@ -418,7 +418,7 @@ def test_no_limit_flatters(name):
 @pytest.mark.hostcuda
 def test_blocks_are_noted_in_two_waits():
     """One for the positions, one for the places of all notes; where nothing is crowded, the other kernels see that."""
-    _, done, _, _ = work_of(REGIMES["add_blocks-charges-3x3"].for_gpu, "owners", "float32")
+    _, done, _, _ = work_of(REGIMES["add_blocks-charges-3x3"].for_gpu, "lists", "float32")
     note, *others = done.before
     assert note.phases <= 2 * note.warps
     assert note.instructions <= 260 * note.warps, "of two blocks"

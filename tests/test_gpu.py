@@ -528,7 +528,7 @@ def test_transposed_inputs_and_outputs_are_used_in_place(cupy, call):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("variant", ["auto", "gather", "owners"])
+@pytest.mark.parametrize("variant", ["auto", "gather", "lists"])
 @pytest.mark.parametrize("kind", ["none", "separable", "full"])
 def test_weights_are_added_at_the_same_positions(cupy, kind, variant):
     case = POSITIONS_CASES[11]
@@ -1435,7 +1435,7 @@ def test_blocks_taken_at_positions_can_be_captured_in_a_graph(cupy, variant):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("variant", ["gather", "owners"])
+@pytest.mark.parametrize("variant", ["gather", "lists"])
 def test_blocks_at_positions_can_be_captured_in_a_graph(cupy, variant):
     """Positions are never looked at by the host, so that other ones serve the same graph; its lists are its own."""
     case = POSITIONS_CASES[10]

@@ -5,7 +5,7 @@ multiprocessors with their share of memory: SM7_QV100's configuration with 2048 
 streams, 6 MB of L2 cache, and channels of memory whose banks are chosen by a hash. Speeds are relative to a copy of its
 own, of 284 bytes a clock. That is a judge beside the model, not a measurement: the balance of its chip was never held
 against hardware, it issues PTX in its own order, and its arrays of 8 to 21 MB leave few waves of thread blocks. Every
-result that was timed had the bits of the NumPy path. The kernels are those at a02b66a, and owners' at 22079d6; the
+result that was timed had the bits of the NumPy path. The kernels are those at a02b66a, and lists' at 22079d6; the
 naive gather's figure is an earlier simulation's, with a copy of 272 bytes a clock.
 
 Two kernels, at 2e9d7d7, of which that of audio frames was replaced since, were simulated again to see why they are
@@ -96,7 +96,7 @@ KNOWN = (
     ),
     Known("array-to-blocks-8x8-s1", columns("array_to_blocks", (1, 1, 240, 240), 8), 1.02),
     Known("add-tiles", columns("add_blocks", (1, 1, 1024, 1024), 512, 256, window="gaussian"), 0.54),
-    Known("add-particles", columns("add_blocks", (1, 1, 1024, 1024), 7, 8), 0.63, "owners"),
+    Known("add-particles", columns("add_blocks", (1, 1, 1024, 1024), 7, 8), 0.63, "lists"),
     Known("add-charges", columns("add_blocks", (1, 1, 1024, 1024), 3, 4), 0.45),
     Known("take-tiles", columns("take_blocks", (1, 1, 1024, 1024), 512, 256, window="gaussian"), 0.71, "owners"),
     Known("take-particles", columns("take_blocks", (1, 1, 1024, 1024), 7, 8), 0.74),

@@ -100,7 +100,7 @@ def test_an_order_that_matters_is_never_given_up():
     with pytest.raises(Unsupported, match=r"gather would need .* bytes of shared memory"):
         choose(call._replace(variant="gather"), *operands)
     plan = choose(call, *operands)
-    assert plan.variant == "owners"
+    assert plan.variant == "lists"
     out = np.full((1,) * rank, 0.5)
     blocks, positions = np.array([1e16, 3.0, -1e16]).reshape(3, *(1,) * rank), np.zeros((3, rank), np.int64)
     hostcuda.run(plan, blocks, out, positions=positions)
@@ -157,7 +157,7 @@ def test_divisors_of_places_fit_into_offsets():
     """A block of nearly 2**31 pixels meets a tile at positions that count up to 2**31."""
     placed = PositionsGeometry(834053, (1, 9), (16,), (2_010_874_702,))
     operands = Operand.contiguous(placed.blocks_shape), Operand.contiguous(placed.array_shape)
-    plan = choose(Call("add_blocks", placed, "int16", Fusion(accumulate=True), "owners"), *operands)
+    plan = choose(Call("add_blocks", placed, "int16", Fusion(accumulate=True), "lists"), *operands)
     assert dict(plan.defines)["OFFSET"] == "long long"
 
 

@@ -250,7 +250,7 @@ def test_lists_of_blocks_are_made_in_memory_of_torchs_on_the_same_stream(device)
     blocks, out = whole_numbers((40, 3, 2)), whole_numbers((15, 14))
     positions = device.lend(torch.randint(-3, 15, (40, 2), generator=torch.Generator().manual_seed(1)))
     want = gpufold.add_blocks(out.numpy().copy(), blocks.numpy(), positions.numpy())
-    gpufold.torch.add_blocks_(out, blocks, positions, variant="owners")
+    gpufold.torch.add_blocks_(out, blocks, positions, variant="lists")
     assert [(number, stream.ptr) for number, stream, *_ in device.launches] == [(DEVICE, HANDLE)] * 5
     device.synchronize()
     assert out.numpy().tobytes() == want.tobytes()

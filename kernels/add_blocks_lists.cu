@@ -1,4 +1,4 @@
-// add_blocks by owners: a warp owns a tile of pixels, rows of 32 columns, and has a list of the blocks that
+// add_blocks by lists: a warp owns a tile of pixels, rows of 32 columns, and has a list of the blocks that
 // meet it.
 //
 //   blocks     (count, batch, channels, *block), any strides     read, each element once
@@ -403,9 +403,9 @@ template <int rows> struct Sums {
 };
 
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_BLOCKS)
-    add_blocks_owners(const Scalar* __restrict__ blocks, Result* __restrict__ image,
-                      const long long* __restrict__ positions, const Weights window,
-                      WEIGHT_OUT_ARGUMENT const Offset* __restrict__ scratch, const BinParameters p)
+    add_blocks_lists(const Scalar* __restrict__ blocks, Result* __restrict__ image,
+                     const long long* __restrict__ positions, const Weights window,
+                     WEIGHT_OUT_ARGUMENT const Offset* __restrict__ scratch, const BinParameters p)
 {
     __shared__ Listed lists[warps];
     Listed& list = lists[threadIdx.x / 32];

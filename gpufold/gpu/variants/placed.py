@@ -1,0 +1,188 @@
+"""What the plans of add_blocks and take_blocks share: blocks at positions and their image, by strides."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from math import prod
+from typing import Any
+
+from gpufold.elements import ElementType
+from gpufold.geometry import PositionsGeometry, Size, merged_axes
+from gpufold.gpu.parameters import Field, divisor, offset, offset_bits, offset_type, pack, struct, wide
+from gpufold.gpu.plan import Operand, Plan, Problem, Work, grid_of
+from gpufold.gpu.variants.moves import SECTOR_BYTES
+
+THREADS = 256
+CANDIDATES = 4
+"""Blocks that a thread tests at a time, at most: tests run as far past the last one."""
+COUNT_BYTES = 4
+"""Of the number of blocks that a warp has found."""
+POSITION_BYTES = 8
+"""Of a coordinate of a block."""
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """Blocks (count, batch, channels, *block) and image (batch, channels, *size) by their strides.
+
+    Leading axes that no plane's number can count are the first of `size` and `block`, and have no position.
+    """
+
+    element: ElementType
+    count: int
+    batch: int
+    channels: int
+    fixed: int
+    size: Size
+    block: Size
+    block_step: int
+    blocks_batch: int
+    blocks_channel: int
+    tap_strides: Size
+    image_batch: int
+    image_channel: int
+    pixel_strides: Size
+    weight_strides: Size
+    """Of the sums of weights, which leading axes do not have."""
+
+
+@lru_cache(maxsize=256)
+def view_of(problem: Problem) -> View:
+    """Name every stride, and make leading axes one where both arrays walk them as one."""
+    geometry = problem.geometry
+    assert isinstance(geometry, PositionsGeometry)
+    count = len(geometry.lead)
+    takes = problem.call.operation == "take_blocks"
+    blocks, image = (problem.output, problem.input) if takes else (problem.input, problem.output)
+    block_step, *blocks_strides = blocks.strides
+    lead = merged_axes(geometry.lead, tuple(blocks_strides[:count]), image.strides[:count])
+    if len(lead) < 2:
+        lead = [(1, 0, 0)] * (2 - len(lead)) + lead
+    (batch, blocks_batch, image_batch), (channels, blocks_channel, image_channel), *rest = lead
+    extents, rest_taps, rest_pixels = (tuple(axis[i] for axis in rest) for i in range(3))
+    return View(
+        problem.element,
+        geometry.count,
+        batch,
+        channels,
+        len(rest),
+        (*extents, *geometry.size),
+        (*extents, *geometry.block_shape),
+        block_step,
+        blocks_batch,
+        blocks_channel,
+        (*rest_taps, *blocks_strides[count:]),
+        image_batch,
+        image_channel,
+        (*rest_pixels, *image.strides[count:]),
+        (*(0,) * len(rest), *((0,) * len(geometry.size) if problem.weight_out is None else problem.weight_out.strides)),
+    )
+
+
+def bits_of(problem: Problem, items: int, tile: Size, *others: int) -> int:
+    """Return the width of a kernel's Offset, whose threads own tiles."""
+    view = view_of(problem)
+    reach = [size + block + side for size, block, side in zip(view.size, view.block, tile, strict=True)]
+    return offset_bits(
+        problem.call.operation,
+        items + THREADS,
+        view.count + 2 * CANDIDATES * THREADS,  # tests run past the last
+        view.channels,
+        max(reach),
+        sum(abs(stride) * extent for stride, extent in zip(view.tap_strides, reach, strict=True)),
+        sum(abs(stride) * extent for stride, extent in zip(view.pixel_strides, reach, strict=True)),
+        sum(abs(stride) * extent for stride, extent in zip(view.weight_strides, reach, strict=True)),
+        prod(view.block),
+        *others,
+    )
+
+
+def plan_of(problem: Problem, variant: str, work: Work, reason: str, members: dict[str, Field], **defines: Any) -> Plan:
+    """Fill in what all variants have in common; `members` follow kernels/positions.cuh's Parameters in their own.
+
+    `defines` come after the common ones, in whose place they are where their names are the same.
+    """
+    operation, view, element = problem.call.operation, view_of(problem), problem.element
+    takes = operation == "take_blocks"
+    shared = struct(
+        block_step=wide(view.block_step),
+        blocks_batch=wide(view.blocks_batch),
+        blocks_channel=wide(view.blocks_channel),
+        image_batch=wide(view.image_batch),
+        image_channel=wide(view.image_channel),
+        count=offset(view.count),
+        channels=offset(view.channels),
+        items=offset(work.items),
+        size=offset(view.size),
+        block=offset(view.block),
+        tap_stride=offset(view.tap_strides),
+        pixel_stride=offset(view.pixel_strides),
+        weight_stride=offset(view.weight_strides),
+        by_extent=divisor(work.extents),
+        by_channels=divisor(work.channel_groups),
+    )
+    return Plan(
+        operation,
+        variant,
+        f"{operation}_{variant}.cu",
+        f"{operation}_{variant}",
+        tuple(
+            (name, str(value))
+            for name, value in {
+                "SCALAR": problem.call.source_element.scalar,
+                "ACCUMULATOR": element.accumulator,
+                "WEIGHT": element.weight_type,
+                "OFFSET": offset_type(work.bits),
+                "RANK": len(view.size),
+                "FIXED": view.fixed,
+                "WINDOW": problem.fusion.window,
+                "WINDOW_AXES": len(view.size) - view.fixed,
+                "THREADS": work.threads,
+                **({"WEIGHT_OUT": 1} if problem.weight_out else {}),
+                **({"RESULT": element.scalar} if problem.call.source else {}),
+                **defines,
+            }.items()
+        ),
+        grid_of(operation, work.items, work.per_block),
+        (work.threads, 1, 1),
+        pack(work.bits, shared=shared, **members),
+        _bytes_moved(problem),
+        reason,
+        takes_positions=True,
+        takes_window=True,
+        takes_weight_out=problem.weight_out is not None,
+        scatters=variant == "atomic",
+        skips=not takes,
+        reads_output=not takes,
+        shared_bytes=work.shared_bytes,
+    )
+
+
+def _bytes_moved(problem: Problem) -> int:
+    """Count the floor: positions and blocks once, and the sectors that lie under blocks once or twice."""
+    geometry, itemsize = problem.geometry, problem.element.itemsize
+    assert isinstance(geometry, PositionsGeometry)
+    placed = geometry.count * len(geometry.size) * POSITION_BYTES
+    if problem.call.operation == "take_blocks":
+        return placed + prod(geometry.blocks_shape) * itemsize + _bytes_under_blocks(geometry, problem.input, itemsize)
+    added = placed + prod(geometry.blocks_shape) * problem.call.source_element.itemsize
+    changed = _bytes_under_blocks(geometry, problem.output, itemsize)
+    if problem.weight_out is not None:
+        changed += _bytes_under_blocks(replace(geometry, lead=()), problem.weight_out, problem.element.weight_bytes)
+    return added + 2 * changed
+
+
+def _bytes_under_blocks(geometry: PositionsGeometry, array: Operand, itemsize: int) -> int:
+    """Count what memory moves of an array for blocks that lie beside each other: whole sectors.
+
+    A row that begins anywhere reaches, on the average, all but an element of one sector more than it fills.
+    """
+    *_, columns = geometry.block_shape
+    row = columns * itemsize + (SECTOR_BYTES - itemsize if array.strides[-1] == 1 else 0)
+    return min(prod(array.shape) * itemsize, prod(geometry.blocks_shape) // columns * row)
+
+
+def tiles_of(size: Size, tile: Size) -> Size:
+    """Return the tiles along each axis."""
+    return tuple(-(-extent // side) for extent, side in zip(size, tile, strict=True))

@@ -1,0 +1,178 @@
+"""The variant of add_blocks that first lists, on the device, the blocks which meet each tile of the image."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from math import prod
+
+from gpufold.geometry import Size
+from gpufold.gpu.parameters import divisor, offset, offset_bits
+from gpufold.gpu.plan import MAX_SHARED_BYTES, POINTER_BYTES, Plan, Problem, Work, grid_of
+from gpufold.gpu.variants.moves import WARP
+from gpufold.gpu.variants.placed import THREADS, View, bits_of, plan_of, tiles_of, view_of
+
+COLUMNS = WARP
+"""Pixels of a tile's row, a lane each."""
+NOTED = 32
+"""Blocks that are noted of a tile, and that a warp adds at a time: a bit of a word each. Where more meet it, it is
+crowded."""
+FILL = 0.75
+"""Prediction: of these, the blocks that meet a tile where they are spread evenly."""
+TILE_ROWS = 32
+"""Of a tile, at most: a bit of a word each."""
+MAX_PLANES = 4
+"""Of a thread."""
+SUM_BYTES = 64
+"""Of the sums that a thread keeps in registers."""
+MAX_ROWS, MANY_ROWS = 4, 8
+"""Of a thread at a time, the latter where a row is one sum and has no weight; each is a load in flight."""
+RESIDENT_BLOCKS = 4
+"""Thread blocks on a multiprocessor that registers have to suffice for, one less for each register of a sum of weights
+where these are asked for."""
+CROWD = 1024
+"""Prediction: blocks of a crowded tile up to which comparing each with all puts them in order fastest."""
+LIST_DEFINES = ("OFFSET", "NOTE", "RANK", "FIXED", "THREADS")
+"""What lists of blocks depend on: those of every dtype and window are made by the same kernels."""
+NOTED_AT_ONCE = 2
+"""Blocks that a thread notes at a time."""
+MARKS_OF_THREAD = 64
+"""For blocks that follow each other, where more than those meet a tile."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bins:
+    """The tiles whose lists kernels/bins.cu makes."""
+
+    side: Size
+    """Pixels of a tile along each axis with a position; 1 along the others."""
+    along: Size
+    """Tiles along each axis with a position; places along the others."""
+    entries: int
+    """Of all lists, at most."""
+    met: float
+    """Blocks that meet a tile, where they are spread evenly over all places that reach the image."""
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What a thread of kernels/add_blocks_lists.cu has at a time."""
+
+    planes: int
+    rows: int
+    bins: Bins
+
+
+@lru_cache(maxsize=256)
+def share_of(problem: Problem) -> Share:
+    """Return as many planes and rows as registers suffice for, with weights too."""
+    view, weighed = view_of(problem), problem.fusion.window != "none" or problem.weight_out is not None
+    sum_bytes = max(view.element.itemsize, 4)
+    sums = max(1, SUM_BYTES // sum_bytes // (2 if weighed else 1))
+    planes = max(few for few in range(1, min(MAX_PLANES, sums) + 1) if view.channels % few == 0)
+    most_rows = MAX_ROWS if weighed or planes * sum_bytes > 4 else MANY_ROWS
+    rows = 1 << (min(most_rows, sums // planes).bit_length() - 1)
+    bins = _bins(view, rows)
+    return Share(planes, min(rows, prod(bins.side) // COLUMNS), bins)
+
+
+@lru_cache(maxsize=256)
+def _bins(view: View, least_rows: int) -> Bins:
+    """Return tiles of as many rows as a thread has at a time, or more while few blocks meet one."""
+    positioned = range(view.fixed, len(view.size))
+    side, grown = [1] * len(view.size), positioned[:-1] or positioned
+    side[-1] = COLUMNS
+
+    def met(side: list[int]) -> float:
+        reach = view.size, view.block, side
+        shares = [min(1.0, (of + block - 1) / (size + block - 1)) for size, block, of in zip(*reach, strict=True)]
+        return view.count * prod(shares[view.fixed :])
+
+    while prod(side) < TILE_ROWS * COLUMNS:
+        growing = [axis for axis in grown if side[axis] < view.size[axis]]
+        if not growing:
+            break
+        axis = max(growing, key=lambda axis: view.block[axis] / side[axis])
+        wider = [of * (1 + (axis == other)) for other, of in enumerate(side)]
+        if prod(side) >= least_rows * COLUMNS and met(wider) > FILL * NOTED:
+            break
+        side = wider
+    along = tiles_of(view.size, tuple(side))
+    tiles = [min(along[axis], -(-(view.block[axis] - 1) // side[axis]) + 1) for axis in positioned]
+    return Bins(tuple(side), along, view.count * prod(tiles), met(side))
+
+
+def lists(problem: Problem) -> Plan:
+    """Plan for kernels/add_blocks_lists.cu, after those of kernels/bins.cu."""
+    view = view_of(problem)
+    share = share_of(problem)
+    bins, planes = share.bins, share.planes
+    tile_rows = prod(bins.side) // COLUMNS
+    number, axes = prod(bins.along[view.fixed :]), len(view.size) - view.fixed
+    resident = max(2, problem.device.multiprocessors * (problem.device.threads_per_multiprocessor // THREADS))
+
+    def in_turns(most: int, per_block: int) -> tuple[int, int, int]:  # where mostly there is nothing to do
+        return grid_of("add_blocks", min(most, resident // 2 * per_block), per_block)
+
+    groups = view.channels // planes
+    items = view.batch * groups * prod(bins.along)
+    zeroed = (number // (NOTED // 2) + 1) * NOTED  # a Bin each, and one more
+    crowds = bins.entries // (NOTED + 1)
+    scratch = zeroed + 2 * (number * NOTED + bins.entries) + crowds  # at most: notes may be as wide as an Offset
+    past = view.count + THREADS * max(MARKS_OF_THREAD, 2 * NOTED_AT_ONCE * resident)  # what a loop reaches at its end
+    reach = [1 << (block + side - 2).bit_length() for block, side in zip(view.block, bins.side, strict=True)]
+    bits = bits_of(problem, items, bins.side, scratch, past, *reach)
+    note_bits = max(bits, offset_bits("add_blocks", (view.count + 1) * prod(reach[view.fixed :]) // 2))
+    windowed = problem.fusion.window != "none"
+    of_warp = (NOTED + 1) * 2 * POINTER_BYTES + (NOTED + 1 if windowed else 1) * axes * bits // 8
+    of_warp = -(-of_warp // POINTER_BYTES) * POINTER_BYTES
+    warps = max(1, min(THREADS // WARP, MAX_SHARED_BYTES // of_warp))
+    plan = plan_of(
+        problem,
+        "lists",
+        Work(items, warps, warps * WARP, bins.along, groups, bits, warps * of_warp),
+        "each warp owns a tile of the image, and adds the blocks that a list of them has for it, in their order",
+        {
+            "bins": offset(number),
+            "entries": offset(bins.entries),
+            "by_side": divisor(bins.side),
+            "by_reach": divisor(reach),
+            "by_batch": divisor(view.batch),
+        },
+        PLANES=planes,
+        ALONE=int(view.batch * groups == 1),
+        ROWS=share.rows,
+        NOTE={32: "unsigned", 64: "unsigned long long"}[note_bits],
+        TILE_ROWS=tile_rows,
+        RESIDENT_BLOCKS=RESIDENT_BLOCKS - (problem.weight_out is not None) * problem.element.weight_bytes // 4,
+    )
+    scratch -= (2 - note_bits // bits) * number * NOTED
+    plan = replace(plan, scratch_bytes=scratch * bits // 8, zeroed_bytes=zeroed * bits // 8)
+    each = min(NOTED_AT_ONCE, -(-view.count // (resident * THREADS)))
+    crowds = max(1, min(crowds, number))
+    steps = (
+        ("bins_note", grid_of("add_blocks", view.count, each * THREADS), 0),
+        ("bins_reserve", in_turns(crowds, THREADS), (THREADS // WARP + 1) * bits // 8),
+        ("bins_list", in_turns(view.count, THREADS), 0),
+        ("bins_order", in_turns(crowds, 1), THREADS * (MARKS_OF_THREAD + bits // 8)),
+    )
+    defines = (
+        *((name, str(THREADS) if name == "THREADS" else value) for name, value in plan.defines if name in LIST_DEFINES),
+        ("CROWD", str(CROWD)),
+        ("MARKS", str(MARKS_OF_THREAD)),
+        ("AT_ONCE", str(NOTED_AT_ONCE)),
+    )
+    before = tuple(
+        replace(
+            plan,
+            source="bins.cu",
+            symbol=symbol,
+            defines=defines,
+            grid=grid,
+            block=(THREADS, 1, 1),
+            shared_bytes=shared_bytes,
+            fills_scratch=True,
+        )
+        for symbol, grid, shared_bytes in steps
+    )
+    return replace(plan, before=before)
