@@ -1,11 +1,11 @@
 // The blocks that meet each tile of an image, in scratch memory, where bins.cu puts them:
 //
-//   Bin[bins + 1]      of each tile, how many blocks meet it, and where its list ends if it is crowded; the last
-//                      one counts entries of lists, and crowded tiles
-//   Note[bins][noted]  of each tile, the first blocks that threads came by with
-//   Offset[2][entries] of each crowded tile, which more blocks meet, a list of all of them: first as threads
-//                      came by, then in order
-//   Offset[]           the numbers of the crowded tiles
+//   Bin[bins + 1]       of each tile, how many blocks meet it, and where its list ends if it is crowded; the
+//                       last one counts entries of lists, and crowded tiles
+//   Note[bins][noted]   of each tile, the first blocks that threads came by with
+//   Offset[2][entries]  of each crowded tile, which more blocks meet, a list of all of them: first as threads
+//                       came by, then in order
+//   Offset[]            the numbers of the crowded tiles
 #pragma once
 #include "positions.cuh"
 

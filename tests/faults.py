@@ -447,7 +447,7 @@ FAULTS = (
     ),
     Fault(
         "channels beyond 32 bits",
-        f"{VARIANTS}/positions.py",
+        f"{VARIANTS}/placed.py",
         "        view.channels,\n        max(reach),",
         "        max(reach),",
         PLANNER_LAW + "channels_are_numbers_of_their_own",
