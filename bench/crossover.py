@@ -174,8 +174,8 @@ def sweeps(multiprocessors: int) -> tuple[Sweep, ...]:
             largest=True,
         ),
         Sweep(
-            "add_blocks.SEARCHES_PER_ELEMENT",
-            add_blocks.SEARCHES_PER_ELEMENT,
+            "choice.SEARCHES_PER_ELEMENT",
+            choice.SEARCHES_PER_ELEMENT,
             ("gather",),
             ("atomic",),
             tuple(
@@ -186,8 +186,8 @@ def sweeps(multiprocessors: int) -> tuple[Sweep, ...]:
             ),
         ),
         Sweep(
-            "add_blocks.LISTS_MIN_SEARCHES",
-            add_blocks.LISTS_MIN_SEARCHES,
+            "choice.LISTS_MIN_SEARCHES",
+            choice.LISTS_MIN_SEARCHES,
             ("gather",),
             ("lists",),
             tuple(
@@ -196,8 +196,8 @@ def sweeps(multiprocessors: int) -> tuple[Sweep, ...]:
             ),
         ),
         Sweep(
-            "add_blocks.ATOMIC_BLOCK",
-            add_blocks.ATOMIC_BLOCK,
+            "choice.ATOMIC_BLOCK",
+            choice.ATOMIC_BLOCK,
             ("atomic",),
             ("lists",),
             tuple(
@@ -206,15 +206,15 @@ def sweeps(multiprocessors: int) -> tuple[Sweep, ...]:
             ),
         ),
         Sweep(
-            "take_blocks.TAKEN_MIN_ELEMENTS",
-            take_blocks.TAKEN_MIN_ELEMENTS,
+            "choice.TAKEN_MIN_ELEMENTS",
+            choice.TAKEN_MIN_ELEMENTS,
             ("direct",),
             ("owners",),
             tuple(_taken("taken", side, side // 2, False) for side in (16, 32, 48, 64, 96, 128)),
         ),
         Sweep(
-            "take_blocks.TAKEN_MIN_OVERLAP",
-            take_blocks.TAKEN_MIN_OVERLAP,
+            "choice.TAKEN_MIN_OVERLAP",
+            choice.TAKEN_MIN_OVERLAP,
             ("direct",),
             ("owners",),
             tuple(_taken("overlap", 256, stride, True) for stride in (288, 256, 224, 192, 160, 128)),

@@ -65,7 +65,7 @@ OPERATIONS = {
         calls.add_blocks,
         cpu.add_blocks,
         add_blocks.VARIANTS,
-        add_blocks.prefer,
+        choice.of_add_blocks,
         arrays=("blocks", "positions"),
     ),
     "take_blocks": Operation(
@@ -73,7 +73,7 @@ OPERATIONS = {
         calls.take_blocks,
         cpu.take_blocks,
         take_blocks.VARIANTS,
-        take_blocks.prefer,
+        choice.of_take_blocks,
         arrays=("positions",),
     ),
     "average": Operation(

@@ -11,11 +11,12 @@ from math import gcd, prod
 
 from gpufold.calls import Unsupported
 from gpufold.gpu.plan import Problem
-from gpufold.gpu.variants import im2col, space_to_batch
+from gpufold.gpu.variants import add_blocks, im2col, space_to_batch, take_blocks, tile_lists
 from gpufold.gpu.variants.blockwise import as_col2im, as_im2col
 from gpufold.gpu.variants.col2im import GATHER_MAX_KERNEL, GATHER_MAX_STRIDE
 from gpufold.gpu.variants.columns import ColumnsView, cells_of, taps_per_pixel, view_of
 from gpufold.gpu.variants.moves import SECTOR_BYTES, WARP, WIDEST_WORD
+from gpufold.gpu.variants.placed import THREADS, placed_view
 from gpufold.gpu.variants.unfold import Unfold, is_direct
 
 # ---------------------------------------------------------------------------------------------
@@ -171,4 +172,50 @@ def of_space_to_batch(problem: Problem) -> Iterator[tuple[str, str]]:
 
 def of_average(problem: Problem) -> Iterator[tuple[str, str]]:
     """Yield the one variant that there is."""
+    yield "direct", ""
+
+
+# ---------------------------------------------------------------------------------------------
+# add_blocks, take_blocks
+
+SEARCHES_PER_ELEMENT = 2
+"""Prediction: tests of a region against a position that cost less than an atomic addition of an element."""
+ATOMIC_ELEMENTS, ATOMIC_PIXELS, ATOMIC_BLOCK = 1 << 20, 8, 5
+"""Prediction: elements that atomic operations add while lists are launched, the pixels to which their tiles cost one
+more, and how many more each block of a list costs."""
+LISTS_MIN_SEARCHES = 1 << 19
+LISTS_MIN_WORK = 1 << 22
+"""Prediction: tests, and tests and elements together, from which on lists are worth the launches that make them."""
+
+
+def of_add_blocks(problem: Problem) -> Iterator[tuple[str, str]]:
+    """Yield lists for tiles, unless there is little to do or most of them would be too long to be added at once."""
+    view = placed_view(problem)
+    tiling = add_blocks.tiling_of(problem)
+    groups = view.batch * view.channels // tiling.planes
+    searches = groups * prod(tiling.along) * view.count
+    elements = prod(problem.input.shape)
+    met = tile_lists.share_of(problem).bins.met
+    walked = groups * view.count
+    few = elements < ATOMIC_ELEMENTS + prod(problem.output.shape) // ATOMIC_PIXELS + ATOMIC_BLOCK * walked
+    if problem.any_order and searches > SEARCHES_PER_ELEMENT * elements and (few or met > tile_lists.NOTED):
+        yield "atomic", "regions would mostly search, and lists are too many for so little, or too long"
+    least = max(elements if met > tile_lists.FILL * tile_lists.NOTED else 0, LISTS_MIN_SEARCHES)
+    if searches >= least and searches + elements > LISTS_MIN_WORK:
+        yield "lists", "there is so much to add that a list for each tile is worth its launches"
+    yield "gather", ""
+
+
+TAKEN_MIN_ELEMENTS = 10
+"""Prediction: elements of the blocks for each test, from which on the tests cost little beside the stores."""
+TAKEN_MIN_OVERLAP = 1.5
+"""Prediction: elements of the blocks for each of the image, from which on loading these once is worth a list."""
+
+
+def of_take_blocks(problem: Problem) -> Iterator[tuple[str, str]]:
+    """Yield what loads a pixel once for all blocks, if they overlap and threads that test one have enough to store."""
+    view, tiles, elements = placed_view(problem), take_blocks.taken_tiles(problem), prod(problem.output.shape)
+    tests = -(-view.count // THREADS) * THREADS * view.batch * (view.channels // tiles.planes) * prod(tiles.along)
+    if elements >= max(TAKEN_MIN_ELEMENTS * tests, TAKEN_MIN_OVERLAP * prod(problem.input.shape)):
+        yield "owners", ""
     yield "direct", ""

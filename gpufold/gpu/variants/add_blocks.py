@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
@@ -12,7 +11,7 @@ from gpufold.gpu.parameters import divisor
 from gpufold.gpu.plan import POINTER_BYTES, Plan, Problem, Variant, Work, check_atomics
 from gpufold.gpu.variants import tile_lists
 from gpufold.gpu.variants.moves import WARP
-from gpufold.gpu.variants.placed import CANDIDATES, COUNT_BYTES, THREADS, bits_of, plan_of, tiles_of, view_of
+from gpufold.gpu.variants.placed import CANDIDATES, COUNT_BYTES, THREADS, bits_of, placed_plan, placed_view, tiles_of
 
 SUM_BYTES, LOADED_BYTES = 32, 64
 """Of the sums that a thread keeps in registers, and of what it has asked for of blocks, as far as their number goes."""
@@ -38,8 +37,9 @@ class Tiling:
 
 
 @lru_cache(maxsize=256)
-def _tiling(problem: Problem) -> Tiling:
-    view = view_of(problem)
+def tiling_of(problem: Problem) -> Tiling:
+    """Return what a thread block of gather owns."""
+    view = placed_view(problem)
     rank, sum_bytes = len(view.size), max(view.element.itemsize, 4)
     weights = {"none": 0, "separable": rank - view.fixed, "full": 1}[problem.fusion.window]
     sums = max(1, SUM_BYTES // sum_bytes)
@@ -54,7 +54,7 @@ def _tiling(problem: Problem) -> Tiling:
 
 def gather(problem: Problem) -> Plan:
     """Plan for kernels/add_blocks_gather.cu."""
-    view, tiling = view_of(problem), _tiling(problem)
+    view, tiling = placed_view(problem), tiling_of(problem)
     groups = view.channels // tiling.planes
     items = view.batch * groups * prod(tiling.along)
     bits = bits_of(problem, items, (tiling.rows * THREADS,) * len(view.size))
@@ -62,7 +62,7 @@ def gather(problem: Problem) -> Plan:
     entry = -(-entry // POINTER_BYTES) * POINTER_BYTES
     candidates = CANDIDATES if CANDIDATES * THREADS * entry <= LIST_BYTES else 1
     candidates = min(candidates, max(1, -(-view.count // THREADS)))
-    return plan_of(
+    return placed_plan(
         problem,
         "gather",
         Work(
@@ -86,11 +86,11 @@ def gather(problem: Problem) -> Plan:
 
 def atomic(problem: Problem) -> Plan:
     """Plan for kernels/add_blocks_atomic.cu."""
-    view = view_of(problem)
+    view = placed_view(problem)
     check_atomics("add_blocks", problem.call.dtype)
     items = view.count * view.batch * view.channels * prod(view.block)
     bits = bits_of(problem, items, (0,) * len(view.size))
-    return plan_of(
+    return placed_plan(
         problem,
         "atomic",
         Work(items, THREADS, THREADS, view.block, view.channels, bits),
@@ -100,30 +100,3 @@ def atomic(problem: Problem) -> Plan:
 
 
 VARIANTS: dict[str, Variant] = {"gather": gather, "lists": tile_lists.lists, "atomic": atomic}
-
-SEARCHES_PER_ELEMENT = 2
-"""Prediction: tests of a region against a position that cost less than an atomic addition of an element."""
-ATOMIC_ELEMENTS, ATOMIC_PIXELS, ATOMIC_BLOCK = 1 << 20, 8, 5
-"""Prediction: elements that atomic operations add while lists are launched, the pixels to which their tiles cost one
-more, and how many more each block of a list costs."""
-LISTS_MIN_SEARCHES = 1 << 19
-LISTS_MIN_WORK = 1 << 22
-"""Prediction: tests, and tests and elements together, from which on lists are worth the launches that make them."""
-
-
-def prefer(problem: Problem) -> Iterator[tuple[str, str]]:
-    """Yield lists for tiles, unless there is little to do or most of them would be too long to be added at once."""
-    view = view_of(problem)
-    tiling = _tiling(problem)
-    groups = view.batch * view.channels // tiling.planes
-    searches = groups * prod(tiling.along) * view.count
-    elements = prod(problem.input.shape)
-    met = tile_lists.share_of(problem).bins.met
-    walked = groups * view.count
-    few = elements < ATOMIC_ELEMENTS + prod(problem.output.shape) // ATOMIC_PIXELS + ATOMIC_BLOCK * walked
-    if problem.any_order and searches > SEARCHES_PER_ELEMENT * elements and (few or met > tile_lists.NOTED):
-        yield "atomic", "regions would mostly search, and lists are too many for so little, or too long"
-    least = max(elements if met > tile_lists.FILL * tile_lists.NOTED else 0, LISTS_MIN_SEARCHES)
-    if searches >= least and searches + elements > LISTS_MIN_WORK:
-        yield "lists", "there is so much to add that a list for each tile is worth its launches"
-    yield "gather", ""

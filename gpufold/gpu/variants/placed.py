@@ -9,8 +9,8 @@ from typing import Any
 
 from gpufold.elements import ElementType
 from gpufold.geometry import PositionsGeometry, Size, merged_axes
-from gpufold.gpu.parameters import Field, divisor, offset, offset_bits, offset_type, pack, struct, wide
-from gpufold.gpu.plan import Operand, Plan, Problem, Work, grid_of
+from gpufold.gpu.parameters import Field, divisor, offset, offset_bits, struct, wide
+from gpufold.gpu.plan import Operand, Plan, Problem, Work, planned
 from gpufold.gpu.variants.moves import SECTOR_BYTES
 
 THREADS = 256
@@ -23,7 +23,7 @@ POSITION_BYTES = 8
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class PlacedView:
     """Blocks (count, batch, channels, *block) and image (batch, channels, *size) by their strides.
 
     Leading axes that no plane's number can count are the first of `size` and `block`, and have no position.
@@ -48,7 +48,7 @@ class View:
 
 
 @lru_cache(maxsize=256)
-def view_of(problem: Problem) -> View:
+def placed_view(problem: Problem) -> PlacedView:
     """Name every stride, and make leading axes one where both arrays walk them as one."""
     geometry = problem.geometry
     assert isinstance(geometry, PositionsGeometry)
@@ -61,7 +61,7 @@ def view_of(problem: Problem) -> View:
         lead = [(1, 0, 0)] * (2 - len(lead)) + lead
     (batch, blocks_batch, image_batch), (channels, blocks_channel, image_channel), *rest = lead
     extents, rest_taps, rest_pixels = (tuple(axis[i] for axis in rest) for i in range(3))
-    return View(
+    return PlacedView(
         problem.element,
         geometry.count,
         batch,
@@ -82,7 +82,7 @@ def view_of(problem: Problem) -> View:
 
 def bits_of(problem: Problem, items: int, tile: Size, *others: int) -> int:
     """Return the width of a kernel's Offset, whose threads own tiles."""
-    view = view_of(problem)
+    view = placed_view(problem)
     reach = [size + block + side for size, block, side in zip(view.size, view.block, tile, strict=True)]
     return offset_bits(
         problem.call.operation,
@@ -98,12 +98,14 @@ def bits_of(problem: Problem, items: int, tile: Size, *others: int) -> int:
     )
 
 
-def plan_of(problem: Problem, variant: str, work: Work, reason: str, members: dict[str, Field], **defines: Any) -> Plan:
+def placed_plan(
+    problem: Problem, variant: str, work: Work, reason: str, members: dict[str, Field], **defines: Any
+) -> Plan:
     """Fill in what all variants have in common; `members` follow kernels/positions.cuh's Parameters in their own.
 
     `defines` come after the common ones, in whose place they are where their names are the same.
     """
-    operation, view, element = problem.call.operation, view_of(problem), problem.element
+    operation, view, element = problem.call.operation, placed_view(problem), problem.element
     takes = operation == "take_blocks"
     shared = struct(
         block_step=wide(view.block_step),
@@ -122,40 +124,31 @@ def plan_of(problem: Problem, variant: str, work: Work, reason: str, members: di
         by_extent=divisor(work.extents),
         by_channels=divisor(work.channel_groups),
     )
-    return Plan(
+    return planned(
         operation,
         variant,
-        f"{operation}_{variant}.cu",
-        f"{operation}_{variant}",
-        tuple(
-            (name, str(value))
-            for name, value in {
-                "SCALAR": problem.call.source_element.scalar,
-                "ACCUMULATOR": element.accumulator,
-                "WEIGHT": element.weight_type,
-                "OFFSET": offset_type(work.bits),
-                "RANK": len(view.size),
-                "FIXED": view.fixed,
-                "WINDOW": problem.fusion.window,
-                "WINDOW_AXES": len(view.size) - view.fixed,
-                "THREADS": work.threads,
-                **({"WEIGHT_OUT": 1} if problem.weight_out else {}),
-                **({"RESULT": element.scalar} if problem.call.source else {}),
-                **defines,
-            }.items()
-        ),
-        grid_of(operation, work.items, work.per_block),
-        (work.threads, 1, 1),
-        pack(work.bits, shared=shared, **members),
-        _bytes_moved(problem),
+        work,
         reason,
+        {
+            "SCALAR": problem.call.source_element.scalar,
+            "RESULT": defines.get("SCALAR", element.scalar),
+            "ACCUMULATOR": element.accumulator,
+            "WEIGHT": element.weight_type,
+            "WEIGHT_OUT": int(problem.weight_out is not None),
+            "RANK": len(view.size),
+            "FIXED": view.fixed,
+            "WINDOW": problem.fusion.window,
+            "WINDOW_AXES": len(view.size) - view.fixed,
+            **defines,
+        },
+        {"shared": shared, **members},
+        bytes_moved=_bytes_moved(problem),
         takes_positions=True,
         takes_window=True,
         takes_weight_out=problem.weight_out is not None,
         scatters=variant == "atomic",
         skips=not takes,
         reads_output=not takes,
-        shared_bytes=work.shared_bytes,
     )
 
 

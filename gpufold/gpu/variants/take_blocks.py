@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
@@ -12,7 +11,7 @@ from gpufold.geometry import Size
 from gpufold.gpu.parameters import divisor, offset
 from gpufold.gpu.plan import POINTER_BYTES, REGISTERS, REGISTERS_AT_ONCE, Plan, Problem, Variant, Work, resident_blocks
 from gpufold.gpu.variants.moves import WARP, word_types
-from gpufold.gpu.variants.placed import COUNT_BYTES, THREADS, bits_of, plan_of, tiles_of, view_of
+from gpufold.gpu.variants.placed import COUNT_BYTES, THREADS, bits_of, placed_plan, placed_view, tiles_of
 
 DIRECT_BYTES, DIRECT_LOADS = 64, 16
 """What a thread has in flight at most, of a few elements in each of its planes."""
@@ -31,7 +30,7 @@ def _direct_share(problem: Problem, rows: int) -> tuple[int, int, int]:
 
     They are of few kinds, whatever the number of blocks: each is a kernel of its own.
     """
-    view, device, fusion = view_of(problem), problem.device, problem.fusion
+    view, device, fusion = placed_view(problem), problem.device, problem.fusion
     itemsize, weight_bytes = view.element.itemsize, view.element.weight_bytes
     most = min(DIRECT_LOADS, DIRECT_BYTES // itemsize)
     loaded = view.count * view.batch * view.channels * prod(view.block)
@@ -63,7 +62,7 @@ def _direct_share(problem: Problem, rows: int) -> tuple[int, int, int]:
 
 def direct(problem: Problem) -> Plan:
     """Plan for kernels/take_blocks_direct.cu."""
-    view, axis = view_of(problem), max(0, len(view_of(problem).size) - 2)
+    view, axis = placed_view(problem), max(0, len(placed_view(problem).size) - 2)
     planes, elements, registers = _direct_share(problem, view.block[axis])
     groups = -(-view.channels // planes)
     step = -(-view.block[axis] // elements)
@@ -71,7 +70,7 @@ def direct(problem: Problem) -> Plan:
     items = view.count * view.batch * groups * prod(owned)
     bits = bits_of(problem, items, (elements * step,) * len(view.size))
     moved = dict(word_types(problem.element.itemsize)) if problem.fusion.window == "none" else {}
-    return plan_of(
+    return placed_plan(
         problem,
         "direct",
         Work(items, THREADS, THREADS, owned, groups, bits),
@@ -121,8 +120,9 @@ class TakenTiles:
 
 
 @lru_cache(maxsize=256)
-def _taken_tiles(problem: Problem) -> TakenTiles:
-    view, element = view_of(problem), problem.element
+def taken_tiles(problem: Problem) -> TakenTiles:
+    """Return what the thread blocks of owners own: those tiles whose waves are done soonest."""
+    view, element = placed_view(problem), problem.element
     rank, weight_bytes = len(view.size), 0 if problem.fusion.window == "none" else element.weight_bytes
     planes = max(planes for planes in range(1, TAKEN_MAX_PLANES + 1) if view.channels % planes == 0)
     most = TAKEN_BYTES // (planes * max(element.itemsize, 4) + weight_bytes)
@@ -155,7 +155,7 @@ def _taken_tiles(problem: Problem) -> TakenTiles:
 
 def owners(problem: Problem) -> Plan:
     """Plan for kernels/take_blocks_owners.cu."""
-    view, tiles = view_of(problem), _taken_tiles(problem)
+    view, tiles = placed_view(problem), taken_tiles(problem)
     items = tiles.chunks * view.batch * (view.channels // tiles.planes) * prod(tiles.owners)
     beyond = tuple((2 * margin + 1) * side for margin, side in zip(tiles.margin, tiles.tile, strict=True))
     bits = bits_of(problem, items, beyond)
@@ -163,7 +163,7 @@ def owners(problem: Problem) -> Plan:
     listed = -(-listed // POINTER_BYTES) * POINTER_BYTES * THREADS + THREADS // WARP * COUNT_BYTES
     listed += (2 + len(view.size)) * bits // 8  # what a thread block keeps for its turns
     moved = dict(word_types(problem.element.itemsize)) if problem.fusion.window == "none" else {}
-    return plan_of(
+    return placed_plan(
         problem,
         "owners",
         Work(items, 1, THREADS, tiles.owners, view.channels // tiles.planes, bits, listed),
@@ -185,17 +185,3 @@ def owners(problem: Problem) -> Plan:
 
 
 VARIANTS: dict[str, Variant] = {"direct": direct, "owners": owners}
-
-TAKEN_MIN_ELEMENTS = 10
-"""Prediction: elements of the blocks for each test, from which on the tests cost little beside the stores."""
-TAKEN_MIN_OVERLAP = 1.5
-"""Prediction: elements of the blocks for each of the image, from which on loading these once is worth a list."""
-
-
-def prefer(problem: Problem) -> Iterator[tuple[str, str]]:
-    """Yield what loads a pixel once for all blocks, if they overlap and threads that test one have enough to store."""
-    view, tiles, elements = view_of(problem), _taken_tiles(problem), prod(problem.output.shape)
-    tests = -(-view.count // THREADS) * THREADS * view.batch * (view.channels // tiles.planes) * prod(tiles.along)
-    if elements >= max(TAKEN_MIN_ELEMENTS * tests, TAKEN_MIN_OVERLAP * prod(problem.input.shape)):
-        yield "owners", ""
-    yield "direct", ""

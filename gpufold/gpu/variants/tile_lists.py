@@ -10,7 +10,7 @@ from gpufold.geometry import Size
 from gpufold.gpu.parameters import divisor, offset, offset_bits
 from gpufold.gpu.plan import MAX_SHARED_BYTES, POINTER_BYTES, Plan, Problem, Work, grid_of
 from gpufold.gpu.variants.moves import WARP
-from gpufold.gpu.variants.placed import THREADS, View, bits_of, plan_of, tiles_of, view_of
+from gpufold.gpu.variants.placed import THREADS, PlacedView, bits_of, placed_plan, placed_view, tiles_of
 
 COLUMNS = WARP
 """Pixels of a tile's row, a lane each."""
@@ -66,7 +66,7 @@ class Share:
 @lru_cache(maxsize=256)
 def share_of(problem: Problem) -> Share:
     """Return as many planes and rows as registers suffice for, with weights too."""
-    view, weighed = view_of(problem), problem.fusion.window != "none" or problem.weight_out is not None
+    view, weighed = placed_view(problem), problem.fusion.window != "none" or problem.weight_out is not None
     sum_bytes = max(view.element.itemsize, 4)
     sums = max(1, SUM_BYTES // sum_bytes // (2 if weighed else 1))
     planes = max(few for few in range(1, min(MAX_PLANES, sums) + 1) if view.channels % few == 0)
@@ -77,7 +77,7 @@ def share_of(problem: Problem) -> Share:
 
 
 @lru_cache(maxsize=256)
-def _bins(view: View, least_rows: int) -> Bins:
+def _bins(view: PlacedView, least_rows: int) -> Bins:
     """Return tiles of as many rows as a thread has at a time, or more while few blocks meet one."""
     positioned = range(view.fixed, len(view.size))
     side, grown = [1] * len(view.size), positioned[:-1] or positioned
@@ -104,7 +104,7 @@ def _bins(view: View, least_rows: int) -> Bins:
 
 def lists(problem: Problem) -> Plan:
     """Plan for kernels/add_blocks_lists.cu, after those of kernels/bins.cu."""
-    view = view_of(problem)
+    view = placed_view(problem)
     share = share_of(problem)
     bins, planes = share.bins, share.planes
     tile_rows = prod(bins.side) // COLUMNS
@@ -127,7 +127,7 @@ def lists(problem: Problem) -> Plan:
     of_warp = (NOTED + 1) * 2 * POINTER_BYTES + (NOTED + 1 if windowed else 1) * axes * bits // 8
     of_warp = -(-of_warp // POINTER_BYTES) * POINTER_BYTES
     warps = max(1, min(THREADS // WARP, MAX_SHARED_BYTES // of_warp))
-    plan = plan_of(
+    plan = placed_plan(
         problem,
         "lists",
         Work(items, warps, warps * WARP, bins.along, groups, bits, warps * of_warp),
