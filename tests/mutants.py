@@ -143,9 +143,10 @@ def _of_cuda(content: bytes) -> Iterator[tuple[int, str, str]]:
     for found in re.finditer(rb"(?<![\w.])\d+(?![\w.])", code):
         yield found.start(), found[0].decode(), str(int(found[0]) + 1)
     for found in re.finditer(rb"(?<=if \()[^;{}\n]+(?=\)\n)", code):
-        yield found.start(), found[0].decode(), f"!({found[0].decode()})"
+        condition = content[slice(*found.span())].decode()
+        yield found.start(), condition, f"!({condition})"
     for found in re.finditer(rb"(?<=\n) +(?:[\w.\[\]>-]+ [-+*/|&^]= [^;{}]*|\w+\([^;{}]*\));(?=\n)", code):
-        yield found.start(), found[0].decode(), ";"
+        yield found.start(), content[slice(*found.span())].decode(), ";"
 
 
 def draw(root: Path, seed: int) -> Iterator[Mutant]:
