@@ -104,6 +104,8 @@ def _parser() -> argparse.ArgumentParser:
     traffic.add_argument("--problem", action="append", default=[], metavar="NAME")
     traffic.add_argument("--device", dest="chips", action="append", metavar="NAME", help="A100, H100, H200, B200, ...")
     traffic.add_argument("--markdown", action="store_true", help="one table for all devices, of what auto takes")
+    choices = commands.add_parser("choices", help="predict what auto loses on random problems")
+    choices.add_argument("--problems", type=_COUNT, default=60, metavar="N")
     crossover = commands.add_parser("crossover", help="sweep sizes through the variants: where thresholds belong")
     _add_saving(crossover)
     crossover.add_argument("--seconds", type=_SECONDS, default=1.0, help="measuring time of a point")
@@ -174,6 +176,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "report": _report,
         "host": _host,
         "traffic": _traffic,
+        "choices": _choices,
         "crossover": _crossover,
         "regret": _regret,
         "gigapixel": _gigapixel,
@@ -244,6 +247,17 @@ def _traffic(options: argparse.Namespace, words: list[str], console: Console) ->
             say(console, line)
     for line in (f"gpufold {gpufold.__version__}, commit {commit()}", command_line(words)):
         say(console, line)
+    return 0
+
+
+def _choices(options: argparse.Namespace, words: list[str], console: Console) -> int:
+    from bench.choices import losses, losses_table
+    from bench.traffic import check_available
+
+    check_available()
+    found = progress(losses(options.problems), lambda loss: loss.operation if loss else "left out", options.problems)
+    console.print(losses_table([loss for loss in found if loss is not None]))
+    say(console, command_line(words))
     return 0
 
 
