@@ -7,13 +7,6 @@
 // Neighbouring threads have neighbouring elements along the last axis.
 #include "window.cuh"
 
-#ifndef RANK
-#define RANK 1
-#endif
-#ifndef ELEMENTS
-#define ELEMENTS 4
-#endif
-
 constexpr int rank = RANK;
 constexpr int elements = ELEMENTS; // of a thread, THREADS apart
 

@@ -11,9 +11,6 @@
 #pragma once
 #include "common.cuh"
 
-#ifndef SPATIAL_RANK
-#define SPATIAL_RANK 2
-#endif
 constexpr int spatial_rank = SPATIAL_RANK;
 constexpr int last_axis = spatial_rank - 1;
 

@@ -16,27 +16,6 @@
 #include "batch_to_space.cuh"
 #include "packing.cuh"
 
-#ifndef PHASES
-#define PHASES 3
-#endif
-#ifndef BLOCKS
-#define BLOCKS 4
-#endif
-#ifndef LOADED
-#define LOADED 1
-#endif
-#ifndef LOADED_ANYWHERE
-#define LOADED_ANYWHERE 0
-#endif
-#ifndef BEGINS_BLOCKS
-#define BEGINS_BLOCKS 0
-#endif
-#ifndef WHOLE
-#define WHOLE 0
-#endif
-#ifndef RESIDENT_BLOCKS
-#define RESIDENT_BLOCKS 1
-#endif
 constexpr int phases = PHASES, blocks = BLOCKS, piece_pixels = phases * blocks;
 constexpr int loaded = LOADED; // of a line, as one word
 constexpr bool loaded_anywhere = LOADED_ANYWHERE, whole = WHOLE;

@@ -6,16 +6,6 @@
 #pragma once
 #include "common.cuh"
 
-#ifndef KERNEL
-#define KERNEL 3, 3
-#endif
-#ifndef STRIDE
-#define STRIDE 1, 1
-#endif
-#ifndef DILATION
-#define DILATION 1, 1
-#endif
-
 // One value per axis, height before width.
 __device__ constexpr Offset kernel[] = {KERNEL};
 __device__ constexpr Offset stride[] = {STRIDE};

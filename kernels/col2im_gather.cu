@@ -18,16 +18,6 @@
 #include "col2im.cuh"
 #include "fusion.cuh"
 
-#ifndef PHASE
-#define PHASE 0
-#endif
-#ifndef PLANES
-#define PLANES 4
-#endif
-#ifndef WORD
-#define WORD 1
-#endif
-
 constexpr int cell_width = stride[last];
 constexpr int row_taps = kernel[last];
 constexpr int phase = PHASE; // of pixel 0 in its padded row: pad modulo stride, on the last axis

@@ -22,33 +22,8 @@
 //
 // Wins where the taps of a block lie closer in memory than its blocks, and these overlap densely: threads
 // that read one tap of neighbouring blocks would waste most of each sector.
-#ifndef THREADS
-#define THREADS 32
-#endif
 #include "col2im.cuh"
 #include "fusion.cuh"
-
-#ifndef PIECE
-#define PIECE 3
-#endif
-#ifndef ROWS
-#define ROWS 3
-#endif
-#ifndef VECTOR
-#define VECTOR 1
-#endif
-#ifndef BATCH
-#define BATCH 8
-#endif
-#ifndef STAGED
-#define STAGED 720
-#endif
-#ifndef PITCH
-#define PITCH 0
-#endif
-#ifndef PIXELS
-#define PIXELS 2304
-#endif
 
 constexpr int piece = PIECE, vector = VECTOR;
 constexpr int pieces = (int(kernel[last]) + piece - 1) / piece; // of a row of taps

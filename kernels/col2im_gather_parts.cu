@@ -17,16 +17,6 @@
 #include "col2im.cuh"
 #include "fusion.cuh"
 
-#ifndef PART
-#define PART 8
-#endif
-#ifndef WORD
-#define WORD 4
-#endif
-#ifndef PLANES
-#define PLANES 2
-#endif
-
 constexpr int part = PART; // neighbouring phases of a thread
 constexpr Offset row_taps = Pattern<last>::taps;
 constexpr int looped_taps = (looped_loads / element_registers + part - 1) / part;

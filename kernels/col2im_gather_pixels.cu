@@ -17,16 +17,6 @@
 #include "col2im.cuh"
 #include "fusion.cuh"
 
-#ifndef PLANES
-#define PLANES 4
-#endif
-#ifndef WORD
-#define WORD 1
-#endif
-#ifndef WORD_PLANES
-#define WORD_PLANES 1
-#endif
-
 constexpr int row_taps = int(Pattern<last>::taps); // that land on a pixel along the last axis
 constexpr int kept_weights = 16; // of a row of taps that a thread keeps for all rows, at most
 

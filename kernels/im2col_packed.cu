@@ -18,30 +18,6 @@
 #include "packing.cuh"
 #include "window.cuh"
 
-#ifndef KERNEL
-#define KERNEL 3, 3
-#endif
-#ifndef STRIDE
-#define STRIDE 1
-#endif
-#ifndef DILATION
-#define DILATION 1
-#endif
-#ifndef POSITIONS
-#define POSITIONS 4
-#endif
-#ifndef PIECE
-#define PIECE 1
-#endif
-#ifndef PIXELS_BEFORE
-#define PIXELS_BEFORE 0
-#endif
-#ifndef PADDED
-#define PADDED 1
-#endif
-#ifndef RESIDENT_BLOCKS
-#define RESIDENT_BLOCKS 1
-#endif
 __device__ constexpr int kernel[] = {KERNEL};
 constexpr int rank = sizeof(kernel) / sizeof(kernel[0]);
 constexpr int last = rank - 1;

@@ -16,15 +16,6 @@
 #include "common.cuh"
 #include "window.cuh"
 
-#ifndef SPATIAL_RANK
-#define SPATIAL_RANK 2
-#endif
-#ifndef BLOCKS
-#define BLOCKS 16
-#endif
-#ifndef WORD
-#define WORD 1
-#endif
 #ifndef PIECE
 #define PIECE 1
 #endif

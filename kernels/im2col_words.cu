@@ -20,24 +20,6 @@
 // Wins for stride 1, the more the narrower the elements are; with partial words where rows are long.
 #include "unfold.cuh"
 
-#ifndef WORD
-#define WORD 4
-#endif
-#ifndef PARTIAL_WORDS
-#define PARTIAL_WORDS 0
-#endif
-#ifndef UNIT
-#define UNIT WORD
-#endif
-#ifndef TAP_SKEW
-#define TAP_SKEW 0
-#endif
-#ifndef TAP_DISTANCE
-#define TAP_DISTANCE 1
-#endif
-#ifndef PIXELS_BEFORE
-#define PIXELS_BEFORE 0
-#endif
 constexpr int word = WORD;
 constexpr int unit = UNIT;
 constexpr int tap_skew = TAP_SKEW;

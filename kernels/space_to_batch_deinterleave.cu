@@ -11,20 +11,8 @@
 // instruction per element is too many, and where neighbouring threads would load pixels a block's width
 // apart.
 #include "packing.cuh"
-#ifndef KERNEL_WIDTH
-#define KERNEL_WIDTH 2 // in place of the default of unfold.cuh
-#endif
-#ifndef LOADED
-#define LOADED 2
-#endif
 #include "unfold.cuh"
 
-#ifndef BLOCKS_PER_WORD
-#define BLOCKS_PER_WORD 1
-#endif
-#ifndef PIXELS_BEFORE
-#define PIXELS_BEFORE 0
-#endif
 constexpr int block_width = int(kernel_width);
 constexpr int blocks_per_word = BLOCKS_PER_WORD;
 constexpr int pixels_before = PIXELS_BEFORE; // of a word, which end the block before

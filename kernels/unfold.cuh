@@ -16,15 +16,6 @@
 #include "tile.cuh"
 #include "window.cuh"
 
-#ifndef SPATIAL_RANK
-#define SPATIAL_RANK 2
-#endif
-#ifndef KERNEL_WIDTH
-#define KERNEL_WIDTH 3
-#endif
-#ifndef CHUNK_TAPS
-#define CHUNK_TAPS 3
-#endif
 #ifndef TAPS_AT_ONCE
 #define TAPS_AT_ONCE 1
 #endif
