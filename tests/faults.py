@@ -1200,10 +1200,10 @@ FAULTS = (
 PTX = "tests/test_ptx.py::test_machine_code_gives_the_bits_of_the_numpy_path"
 
 INLINE_PTX = {
-    "add_blocks_owners.cu": (
-        ("%3, 0xd8;", "%3, 0xca;", "add_blocks_owners"),
-        ("bfind.u32 %0, %2;", "clz.b32 %0, %2;", "add_blocks_owners"),
-        ("    word ^= bit;\n", "", "add_blocks_owners"),
+    "add_blocks_lists.cu": (
+        ("%3, 0xd8;", "%3, 0xca;", "add_blocks_lists"),
+        ("bfind.u32 %0, %2;", "clz.b32 %0, %2;", "add_blocks_lists"),
+        ("    word ^= bit;\n", "", "add_blocks_lists"),
     ),
     "bins.cu": (
         ("@p atom.global.add.u64 %0, [%1], 1;", "@p atom.global.add.u64 %0, [%1], 2;", "wide-offsets"),
