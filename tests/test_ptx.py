@@ -52,7 +52,7 @@ FURTHER = {
     "quotients": (of_dtype("float32", SMOKE_CASES[-2], reduction="mean"), "gather_pixels", ONE_THREAD),
     "words-of-blocks": (WORDS_OF_BLOCKS, "gather_blocks", H200),
     "double-weights": (of_dtype("float64", SLIDING, window=WEIGHTS), "gather", H200),
-    "wide-offsets": (added(np.int32), "owners", H200),
+    "wide-offsets": (added(np.int32), "lists", H200),
 }
 """Calls with inline PTX that the smoke's calls do without, each with a variant and the device to plan for."""
 
