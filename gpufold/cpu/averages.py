@@ -42,9 +42,11 @@ def average_by_weights(call: Call, numerator: Array, result: Array, weights: Wei
     assert weights is not None
     (weight,) = weights
     uncovered = np.abs(weight) < np.finfo(weight.dtype).tiny
+    some = bool(uncovered.any())
     with np.errstate(all="ignore"):
-        divide(numerator, np.where(uncovered, weight.dtype.type(1), weight), result)
-    result[..., uncovered] = 0
+        divide(numerator, np.where(uncovered, weight.dtype.type(1), weight) if some else weight, result)
+    if some:
+        result[..., uncovered] = 0
 
 
 @lru_cache(maxsize=16)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from math import prod
 from operator import lt
+from typing import Any
 
 import numpy as np
 from numpy.lib.stride_tricks import as_strided, sliding_window_view
 
 from gpufold.calls import Call
 from gpufold.cpu import tiles
-from gpufold.cpu.arithmetic import ALL, Array, Index, multiply
+from gpufold.cpu.arithmetic import ALL, PRODUCTS, Array, Index, multiply
 from gpufold.cpu.slices import add_slices
 from gpufold.cpu.treatment import Weights, weights_of_block
 from gpufold.elements import sum_dtype
@@ -45,6 +46,9 @@ def add_blocks(
 
 def _add(blocks: Array, array: Array, weights: Array | None, positions: Array) -> None:
     """Add blocks, tile by tile."""
+    if len(blocks) == 1 and blocks.size <= PRODUCTS and sum_dtype(array.dtype) == array.dtype:
+        _add_one(blocks[0], array, weights, positions[0].tolist())
+        return
     lead = array.ndim - positions.shape[1]
     unit_axes = tuple(Axis(extent, 1, 1, 1, 0, 0) for extent in array.shape)
     scatters = _are_small(blocks, positions.shape[1])
@@ -67,6 +71,25 @@ def _add(blocks: Array, array: Array, weights: Array | None, positions: Array) -
                 for tile in tiles.cut_into_tiles((1, 1, *array.shape), unit_axes, limit)
             ],
         )
+
+
+def _add_one(block: Array, array: Array, weights: Array | None, position: list[int]) -> None:
+    """Add a block alone, such as a frame of a stream, in less time than to look for tiles that it meets."""
+    into: list[Any] = []
+    taps: list[Any] = []
+    for first, side, extent in zip(position, block.shape[-len(position) :], array.shape[-len(position) :], strict=True):
+        start, stop = max(first, 0), min(first + side, extent)
+        if start >= stop:
+            return
+        into.append(slice(start, stop))
+        taps.append(slice(start - first, stop - first))
+    part, terms = array[(..., *into)], block[(..., *taps)]
+    with np.errstate(all="ignore"):
+        if weights is not None:
+            products = np.empty(terms.shape, array.dtype)
+            multiply(terms, weights[tuple(taps)], products)
+            terms = products
+        np.add(part, terms, part)
 
 
 def _add_to_tile(
