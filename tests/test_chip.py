@@ -179,6 +179,9 @@ def test_half_an_hour_on_a_gpu_rehearsed(tmp_path):
     steps = rehearsal.steps()
     assert steps["tests"]["goes"] == 2
     assert steps["smoke"]["goes"] == 1
+    said = (rehearsal.results / "tests" / "1-0.log").read_text()
+    assert "without bfloat16: ml_dtypes is not installed" in said
+    assert "tests deselected: dask is not installed" in said
     for name, why in tally.failed():
         assert f"`{name.rpartition('::')[2]}`" in page, why
     assert f"test_smoke[{DEADLY}]" in page
