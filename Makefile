@@ -83,6 +83,7 @@ lint: $(VENV)/.lint
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/mypy --strict tests/typed_calls.py
 	$(BIN)/zizmor --offline --quiet .github
 	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows $$(git ls-files '.github/workflows/*')
 	$(BIN)/clang-format --dry-run --Werror $$(git ls-files '*.cu' '*.cuh' 'bench/*.h' 'bench/*.cpp')

@@ -57,4 +57,5 @@ else:
         return extras.load(name)
 
     def __dir__():
-        return sorted({*globals(), *extras.loadable()})
+        special = (name for name in globals() if name.startswith("__"))
+        return sorted({*special, *__all__, *extras.loadable()})

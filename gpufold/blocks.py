@@ -6,15 +6,17 @@ from typing import Any, Never
 
 from gpufold import calls
 from gpufold.arrays import ArrayT, library_of
+from gpufold.calls import Reduction
 from gpufold.compute import compute
+from gpufold.geometry import Extents, Sizes
 from gpufold.names import answers, misnamed
 
 
 @answers
 def array_to_blocks(
     array: ArrayT,
-    block_shape: Any,
-    strides: Any = 1,
+    block_shape: Extents,
+    strides: Sizes = 1,
     *,
     window: Any = None,
     out: ArrayT | None = None,
@@ -76,11 +78,11 @@ def array_to_blocks(
 @answers
 def blocks_to_array(
     blocks: ArrayT,
-    output_shape: Any,
-    block_shape: Any,
-    strides: Any = 1,
+    output_shape: Extents,
+    block_shape: Extents,
+    strides: Sizes = 1,
     *,
-    reduction: str = "sum",
+    reduction: Reduction = "sum",
     window: Any = None,
     dtype: Any = None,
     out: ArrayT | None = None,

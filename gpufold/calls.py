@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache, lru_cache
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 from gpufold import geometry as sizes
 from gpufold.elements import ELEMENT_TYPES, WIDER, ElementType, check_dtype, dtype_name, name_of
@@ -19,13 +19,15 @@ class Unsupported(ValueError):
     """A kernel variant that was asked for by name cannot serve this call; the message says why."""
 
 
-REDUCTIONS = ("sum", "mean", "least_squares")
+Reduction: TypeAlias = Literal["sum", "mean", "least_squares"]
+REDUCTIONS = get_args(Reduction)
 """What becomes of the taps that land on a pixel: see `gpufold.col2im`."""
 
 WINDOWS = ("none", "separable", "full")
 """No window, one of an array of weights per axis, or one of a weight per tap of a block."""
 
-MODES = ("constant", "edge")
+Mode: TypeAlias = Literal["constant", "edge"]
+MODES = get_args(Mode)
 """What the elements of a block are that lie outside of the array: zero, or the nearest element of the array."""
 
 
@@ -46,7 +48,19 @@ class Fusion(NamedTuple):
 
 PLAIN = Fusion()
 
-SHAPES = {
+OperationName: TypeAlias = Literal[
+    "col2im",
+    "im2col",
+    "blocks_to_array",
+    "array_to_blocks",
+    "add_blocks",
+    "take_blocks",
+    "average",
+    "batch_to_space",
+    "space_to_batch",
+]
+
+SHAPES: dict[str, tuple[str, str]] = {
     "col2im": ("columns_shape", "image_shape"),
     "im2col": ("image_shape", "columns_shape"),
     "blocks_to_array": ("blocks_shape", "array_shape"),

@@ -11,7 +11,7 @@ import numpy as np
 
 from gpufold import extras, operations
 from gpufold.arrays import as_weights, library_of, native
-from gpufold.calls import Call
+from gpufold.calls import Call, OperationName
 from gpufold.geometry import Size, as_integers
 from gpufold.gpu.devices import device_named
 from gpufold.gpu.plan import H200, Device, Operand, Plan
@@ -19,7 +19,7 @@ from gpufold.operations import OPERATIONS, Explanation
 
 
 def explain(
-    operation: str | Callable[..., Any],
+    operation: OperationName | Callable[..., Any],
     data: Any,
     *arguments: Any,
     device: Device | str | None = None,
@@ -70,7 +70,7 @@ def explain(
     return operations.explain(call, input, output, device, weight_out)
 
 
-def warmup(operation: str | Callable[..., Any], data: Any, *arguments: Any, **options: Any) -> Plan:
+def warmup(operation: OperationName | Callable[..., Any], data: Any, *arguments: Any, **options: Any) -> Plan:
     """Compile the kernel of a call for the current CUDA device, so that the call itself only launches it.
 
     ``gpufold.warmup("col2im", ((8, 576, 3136), "float32"), (56, 56), (3, 3), pads_begin=1, pads_end=1)``

@@ -14,18 +14,18 @@ from typing import Any
 
 from gpufold import extras, sliding
 from gpufold.arrays import ArrayT, library_of
-from gpufold.geometry import as_integers
+from gpufold.geometry import Extents, as_integers
 
 __all__ = ["Col2Im", "col2im"]  # noqa: F822  Col2Im is made by __getattr__
 
 
 def col2im(
     input: ArrayT,
-    image_shape: Any,
-    block_shape: Any,
-    dilations: Any = None,
-    pads: Any = None,
-    strides: Any = None,
+    image_shape: Extents,
+    block_shape: Extents,
+    dilations: Extents | None = None,
+    pads: Extents | None = None,
+    strides: Extents | None = None,
     *,
     out: ArrayT | None = None,
     variant: str = "auto",
@@ -76,7 +76,7 @@ def col2im(
             f"onnx.col2im: input must be (N, C*prod(block_shape), L), so of rank 3, "
             f"got rank {len(input.shape)}: shape {input.shape}"
         )
-    image = as_integers("onnx.col2im", "image_shape", image_shape)
+    image: Any = as_integers("onnx.col2im", "image_shape", image_shape)
     begins: Any = 0
     ends: Any = 0
     if pads is not None:

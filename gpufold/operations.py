@@ -10,7 +10,7 @@ from math import prod
 from operator import mul
 
 from gpufold import calls, cpu
-from gpufold.calls import Call, Unsupported
+from gpufold.calls import Call, OperationName, Unsupported
 from gpufold.elements import check_dtype
 from gpufold.gpu import choice
 from gpufold.gpu.parameters import offset_bits
@@ -82,7 +82,7 @@ OPERATIONS = {
 }
 
 
-def variants(operation: str) -> tuple[str, ...]:
+def variants(operation: OperationName) -> tuple[str, ...]:
     """Return the names of an operation's kernel variants, the values that `variant` takes besides "auto".
 
     >>> "gather" in variants("col2im")
@@ -95,7 +95,7 @@ def variants(operation: str) -> tuple[str, ...]:
 
 def check_name(call: Call) -> None:
     """Raise unless the call's variant is "auto" or a kernel of the operation."""
-    names = variants(call.operation)
+    names = OPERATIONS[call.operation].variants
     if call.variant != "auto" and call.variant not in names:
         raise ValueError(f"{call.operation}: variant must be auto or one of {', '.join(names)}, got {call.variant!r}")
 
@@ -173,7 +173,7 @@ def explain(
     """Plan a call and say why every other variant was not taken."""
     plan = choose(call, input, output, device, weight_out)
     alternatives = {}
-    for name in variants(call.operation):
+    for name in OPERATIONS[call.operation].variants:
         if name == plan.variant:
             continue
         try:

@@ -9,8 +9,9 @@ import numpy.typing as npt
 
 from gpufold import calls
 from gpufold.arrays import ArrayT, as_positions, check_library, library_of
+from gpufold.calls import Mode
 from gpufold.compute import compute
-from gpufold.geometry import grid_of_blocks
+from gpufold.geometry import LastBlock, Sizes, grid_of_blocks
 from gpufold.names import answers, misnamed
 
 
@@ -103,10 +104,10 @@ def add_blocks(
 def take_blocks(
     array: ArrayT,
     positions: Any,
-    block_shape: Any,
+    block_shape: Sizes,
     *,
     window: Any = None,
-    mode: str = "constant",
+    mode: Mode = "constant",
     out: ArrayT | None = None,
     variant: str = "auto",
     **unexpected: Never,
@@ -223,7 +224,7 @@ def average(
 
 @answers
 def grid_positions(
-    size: Any, block_shape: Any, strides: Any, *, last: str = "shift", **unexpected: Never
+    size: Sizes, block_shape: Sizes, strides: Sizes, *, last: LastBlock = "shift", **unexpected: Never
 ) -> npt.NDArray[np.int64]:
     """Return the positions of blocks that cover an array, for `take_blocks` and `add_blocks`.
 

@@ -6,21 +6,23 @@ from typing import Any, Never
 
 from gpufold import calls
 from gpufold.arrays import ArrayT, library_of
+from gpufold.calls import Reduction
 from gpufold.compute import compute
+from gpufold.geometry import Extents, Sizes
 from gpufold.names import answers, misnamed
 
 
 @answers
 def col2im(
     data: ArrayT,
-    output_size: Any,
-    kernel_size: Any,
+    output_size: Extents,
+    kernel_size: Sizes,
     *,
-    strides: Any = 1,
-    dilations: Any = 1,
-    pads_begin: Any = 0,
-    pads_end: Any = 0,
-    reduction: str = "sum",
+    strides: Sizes = 1,
+    dilations: Sizes = 1,
+    pads_begin: Sizes = 0,
+    pads_end: Sizes = 0,
+    reduction: Reduction = "sum",
     window: Any = None,
     dtype: Any = None,
     out: ArrayT | None = None,
@@ -139,12 +141,12 @@ def col2im(
 @answers
 def im2col(
     image: ArrayT,
-    kernel_size: Any,
+    kernel_size: Extents,
     *,
-    strides: Any = 1,
-    dilations: Any = 1,
-    pads_begin: Any = 0,
-    pads_end: Any = 0,
+    strides: Sizes = 1,
+    dilations: Sizes = 1,
+    pads_begin: Sizes = 0,
+    pads_end: Sizes = 0,
     window: Any = None,
     out: ArrayT | None = None,
     variant: str = "auto",

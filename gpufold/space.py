@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any, Never
+from typing import Never
 
 from gpufold import calls
 from gpufold.arrays import ArrayT, library_of
 from gpufold.compute import compute
+from gpufold.geometry import Extents, Sizes
 from gpufold.names import answers, misnamed
 
 
 @answers
 def batch_to_space(
     data: ArrayT,
-    block_shape: Any,
-    crops_begin: Any = 0,
-    crops_end: Any = 0,
+    block_shape: Extents,
+    crops_begin: Sizes = 0,
+    crops_end: Sizes = 0,
     *,
     out: ArrayT | None = None,
     variant: str = "auto",
@@ -72,9 +73,9 @@ def batch_to_space(
 @answers
 def space_to_batch(
     data: ArrayT,
-    block_shape: Any,
-    pads_begin: Any = 0,
-    pads_end: Any = 0,
+    block_shape: Extents,
+    pads_begin: Sizes = 0,
+    pads_end: Sizes = 0,
     *,
     out: ArrayT | None = None,
     variant: str = "auto",

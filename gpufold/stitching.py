@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 from math import prod
 from operator import lt
-from typing import Any, Literal, Never, TypeAlias
+from typing import Any, Never, TypeAlias
 
 import numpy as np
 
@@ -22,14 +22,12 @@ from gpufold.arrays import (
     misshapen_weights,
     name_of_axis,
 )
-from gpufold.calls import REDUCTIONS, Call, is_separable
+from gpufold.calls import REDUCTIONS, Call, Reduction, is_separable
 from gpufold.compute import run
 from gpufold.elements import ELEMENT_TYPES, WIDER, check_dtype, name_of
 from gpufold.geometry import PositionsGeometry, Size, as_integers
 from gpufold.names import answers, misnamed
 from gpufold.positions import average
-
-Reduction: TypeAlias = Literal["sum", "mean", "least_squares"]
 
 ENDLESS = sys.maxsize
 """The extent of an axis without an end."""

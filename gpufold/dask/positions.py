@@ -13,11 +13,11 @@ from dask.base import tokenize
 
 from gpufold import calls
 from gpufold.arrays import check_bytes, check_library, library_of, result_dtype
-from gpufold.calls import Call
+from gpufold.calls import Call, Mode
 from gpufold.compute import run
 from gpufold.dask.cutting import Chunks, check_array, checked, geometry_of, per_axis, spans_of
 from gpufold.dask.meetings import chunk_at, key_of, known_positions, meetings, near_positions, new_array
-from gpufold.geometry import AverageGeometry, PositionsGeometry, Size
+from gpufold.geometry import AverageGeometry, PositionsGeometry, Size, Sizes
 from gpufold.positions import average as average_chunk
 
 
@@ -101,10 +101,10 @@ def add_blocks(
 def take_blocks(
     array: Any,
     positions: Any,
-    block_shape: Any,
+    block_shape: Sizes,
     *,
     window: Any = None,
-    mode: str = "constant",
+    mode: Mode = "constant",
     chunks: Any = "auto",
     variant: str = "auto",
 ) -> Any:

@@ -11,23 +11,23 @@ import numpy as np
 
 from gpufold import calls
 from gpufold.arrays import library_of
-from gpufold.calls import Call
+from gpufold.calls import Call, Reduction
 from gpufold.compute import run
 from gpufold.dask.cutting import Chunks, axes_of, check_array, checked, cut_result, geometry_of, spans_of, whole, zeros
 from gpufold.dask.pieces import each_chunk, gather, over, pixels_under, reach, under
-from gpufold.geometry import Axis, BlocksGeometry, Size, SlidingGeometry
+from gpufold.geometry import Axis, BlocksGeometry, Extents, Size, Sizes, SlidingGeometry
 
 
 def col2im(
     data: Any,
-    output_size: Any,
-    kernel_size: Any,
+    output_size: Extents,
+    kernel_size: Sizes,
     *,
-    strides: Any = 1,
-    dilations: Any = 1,
-    pads_begin: Any = 0,
-    pads_end: Any = 0,
-    reduction: str = "sum",
+    strides: Sizes = 1,
+    dilations: Sizes = 1,
+    pads_begin: Sizes = 0,
+    pads_end: Sizes = 0,
+    reduction: Reduction = "sum",
     window: Any = None,
     dtype: Any = None,
     chunks: Any = "auto",
@@ -104,12 +104,12 @@ def col2im(
 
 def im2col(
     image: Any,
-    kernel_size: Any,
+    kernel_size: Extents,
     *,
-    strides: Any = 1,
-    dilations: Any = 1,
-    pads_begin: Any = 0,
-    pads_end: Any = 0,
+    strides: Sizes = 1,
+    dilations: Sizes = 1,
+    pads_begin: Sizes = 0,
+    pads_end: Sizes = 0,
     window: Any = None,
     chunks: Any = "auto",
     variant: str = "auto",
@@ -168,11 +168,11 @@ def im2col(
 
 def blocks_to_array(
     blocks: Any,
-    output_shape: Any,
-    block_shape: Any,
-    strides: Any = 1,
+    output_shape: Extents,
+    block_shape: Extents,
+    strides: Sizes = 1,
     *,
-    reduction: str = "sum",
+    reduction: Reduction = "sum",
     window: Any = None,
     dtype: Any = None,
     chunks: Any = "auto",
@@ -231,8 +231,8 @@ def blocks_to_array(
 
 def array_to_blocks(
     array: Any,
-    block_shape: Any,
-    strides: Any = 1,
+    block_shape: Extents,
+    strides: Sizes = 1,
     *,
     window: Any = None,
     chunks: Any = "auto",

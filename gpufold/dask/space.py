@@ -13,14 +13,14 @@ import numpy as np
 from gpufold import calls, space
 from gpufold.dask.cutting import check_array, checked, cut_result, geometry_of, spans_of, zeros
 from gpufold.dask.pieces import each_chunk, gather, pixels_under, reach, under
-from gpufold.geometry import Axis, Size, SpaceGeometry
+from gpufold.geometry import Axis, Extents, Size, Sizes, SpaceGeometry
 
 
 def batch_to_space(
     data: Any,
-    block_shape: Any,
-    crops_begin: Any = 0,
-    crops_end: Any = 0,
+    block_shape: Extents,
+    crops_begin: Sizes = 0,
+    crops_end: Sizes = 0,
     *,
     chunks: Any = "auto",
     variant: str = "auto",
@@ -69,7 +69,13 @@ def batch_to_space(
 
 
 def space_to_batch(
-    data: Any, block_shape: Any, pads_begin: Any = 0, pads_end: Any = 0, *, chunks: Any = "auto", variant: str = "auto"
+    data: Any,
+    block_shape: Extents,
+    pads_begin: Sizes = 0,
+    pads_end: Sizes = 0,
+    *,
+    chunks: Any = "auto",
+    variant: str = "auto",
 ) -> Any:
     """Pad the spatial axes and move their blocks into the batch axis: `gpufold.space_to_batch`, lazily.
 

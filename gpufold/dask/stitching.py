@@ -12,12 +12,12 @@ from dask.base import tokenize
 from dask.delayed import delayed
 
 from gpufold.arrays import as_weights, check_bytes, library_of
-from gpufold.calls import REDUCTIONS, Call
+from gpufold.calls import REDUCTIONS, Call, Reduction
 from gpufold.dask.cutting import check_array, per_axis, spans_of
 from gpufold.dask.meetings import chunk_at, key_of, known_positions, meetings, near_positions, new_array
 from gpufold.elements import ELEMENT_TYPES, WIDER, check_dtype, name_of
 from gpufold.geometry import PositionsGeometry, Size, as_integers
-from gpufold.stitching import Reduction, Stitcher, check_window
+from gpufold.stitching import Stitcher, check_window
 
 
 def stitch(

@@ -24,8 +24,8 @@ from gpufold.geometry.blocks import (
     blocks_to_array_geometry,
     merged_axes,
 )
-from gpufold.geometry.grids import grid_of_blocks
-from gpufold.geometry.integers import PerAxis, Size, as_integers
+from gpufold.geometry.grids import LastBlock, grid_of_blocks
+from gpufold.geometry.integers import Extents, PerAxis, Size, Sizes, as_integers
 from gpufold.geometry.placed import (
     AverageGeometry,
     PositionsGeometry,
@@ -54,10 +54,13 @@ __all__ = [
     "AverageGeometry",
     "Axis",
     "BlocksGeometry",
+    "Extents",
     "Geometry",
+    "LastBlock",
     "PerAxis",
     "PositionsGeometry",
     "Size",
+    "Sizes",
     "SlidingGeometry",
     "SpaceGeometry",
     "add_blocks_geometry",

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import sys
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 from gpufold.geometry.integers import as_integers, check_at_least, expand
 
-LAST_BLOCKS = ("shift", "even", "over", "drop")
+LastBlock: TypeAlias = Literal["shift", "even", "over", "drop"]
+LAST_BLOCKS = get_args(LastBlock)
 """What becomes of a block that reaches beyond the end of an axis: see `gpufold.grid_positions`."""
 
 

@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 import operator
-from typing import Any, TypeAlias
+from collections.abc import Iterable, Sequence
+from typing import Any, SupportsIndex, TypeAlias
+
+import numpy.typing as npt
 
 Size: TypeAlias = tuple[int, ...]
 """One integer per axis, height before width."""
+
+Sizes: TypeAlias = "SupportsIndex | Iterable[SupportsIndex]"
+"""What callers give: an integer for every axis alike, or a sequence or an array of one per axis."""
+
+Extents: TypeAlias = "Sequence[SupportsIndex] | npt.NDArray[Any]"
+"""The same where the number of values says how many axes there are."""
 
 PerAxis: TypeAlias = "int | Size"
 """An integer for every axis alike, or one integer per axis."""

@@ -8,6 +8,8 @@ from typing import Any
 from torch import Tensor
 
 from gpufold import calls
+from gpufold.calls import Mode, Reduction
+from gpufold.geometry import Extents, Sizes
 from gpufold.torch import operators, tensors
 from gpufold.torch.door import public
 from gpufold.torch.rules import differentiate
@@ -19,14 +21,14 @@ compute, compute_in_place = partial(tensors.compute, differentiate), partial(ten
 @public
 def col2im(
     data: Tensor,
-    output_size: Any,
-    kernel_size: Any,
+    output_size: Extents,
+    kernel_size: Sizes,
     *,
-    strides: Any = 1,
-    dilations: Any = 1,
-    pads_begin: Any = 0,
-    pads_end: Any = 0,
-    reduction: str = "sum",
+    strides: Sizes = 1,
+    dilations: Sizes = 1,
+    pads_begin: Sizes = 0,
+    pads_end: Sizes = 0,
+    reduction: Reduction = "sum",
     window: Any = None,
     dtype: Any = None,
     variant: str = "auto",
@@ -72,12 +74,12 @@ def col2im(
 @public
 def im2col(
     image: Tensor,
-    kernel_size: Any,
+    kernel_size: Extents,
     *,
-    strides: Any = 1,
-    dilations: Any = 1,
-    pads_begin: Any = 0,
-    pads_end: Any = 0,
+    strides: Sizes = 1,
+    dilations: Sizes = 1,
+    pads_begin: Sizes = 0,
+    pads_end: Sizes = 0,
     window: Any = None,
     variant: str = "auto",
 ) -> Tensor:
@@ -112,11 +114,11 @@ def im2col(
 @public
 def blocks_to_array(
     blocks: Tensor,
-    output_shape: Any,
-    block_shape: Any,
-    strides: Any = 1,
+    output_shape: Extents,
+    block_shape: Extents,
+    strides: Sizes = 1,
     *,
-    reduction: str = "sum",
+    reduction: Reduction = "sum",
     window: Any = None,
     dtype: Any = None,
     variant: str = "auto",
@@ -161,7 +163,7 @@ def blocks_to_array(
 
 @public
 def array_to_blocks(
-    array: Tensor, block_shape: Any, strides: Any = 1, *, window: Any = None, variant: str = "auto"
+    array: Tensor, block_shape: Extents, strides: Sizes = 1, *, window: Any = None, variant: str = "auto"
 ) -> Tensor:
     """Take sliding blocks out of an array: as `gpufold.array_to_blocks`, but on tensors, with gradients.
 
@@ -292,10 +294,10 @@ def _described_addition(
 def take_blocks(
     array: Tensor,
     positions: Any,
-    block_shape: Any,
+    block_shape: Sizes,
     *,
     window: Any = None,
-    mode: str = "constant",
+    mode: Mode = "constant",
     variant: str = "auto",
 ) -> Tensor:
     """Take blocks out of a tensor, each at a position of its own: as `gpufold.take_blocks`, but with gradients.
@@ -359,7 +361,7 @@ def average(numerator: Tensor, weight: Tensor, *, variant: str = "auto") -> Tens
 
 @public
 def batch_to_space(
-    data: Tensor, block_shape: Any, crops_begin: Any = 0, crops_end: Any = 0, *, variant: str = "auto"
+    data: Tensor, block_shape: Extents, crops_begin: Sizes = 0, crops_end: Sizes = 0, *, variant: str = "auto"
 ) -> Tensor:
     """Move blocks of the batch axis into the spatial axes, and crop: as `gpufold.batch_to_space`, but with gradients.
 
@@ -385,7 +387,7 @@ def batch_to_space(
 
 @public
 def space_to_batch(
-    data: Tensor, block_shape: Any, pads_begin: Any = 0, pads_end: Any = 0, *, variant: str = "auto"
+    data: Tensor, block_shape: Extents, pads_begin: Sizes = 0, pads_end: Sizes = 0, *, variant: str = "auto"
 ) -> Tensor:
     """Pad the spatial axes and move their blocks into the batch axis: as `gpufold.space_to_batch`, but with gradients.
 

@@ -8,7 +8,8 @@ from typing import Any, NoReturn
 import numpy as np
 from torch import Tensor, as_tensor, nn
 
-from gpufold.calls import is_separable
+from gpufold.calls import Reduction, is_separable
+from gpufold.geometry import Sizes
 from gpufold.torch.door import public, refuse_script
 from gpufold.torch.functions import col2im, im2col
 from gpufold.torch.operators import is_integer, per_axis
@@ -18,14 +19,14 @@ from gpufold.torch.tensors import weights_of
 @public
 def fold(
     input: Tensor,
-    output_size: Any,
-    kernel_size: Any,
-    dilation: Any = 1,
-    padding: Any = 0,
-    stride: Any = 1,
+    output_size: Sizes,
+    kernel_size: Sizes,
+    dilation: Sizes = 1,
+    padding: Sizes = 0,
+    stride: Sizes = 1,
     *,
     window: Any = None,
-    reduction: str = "sum",
+    reduction: Reduction = "sum",
 ) -> Tensor:
     """Put sliding blocks back together: torch.nn.functional.fold for any number of spatial axes.
 
@@ -66,7 +67,7 @@ def fold(
     """
     sizes = {"output_size": output_size, "kernel_size": kernel_size, "stride": stride, "padding": padding}
     rank = _rank("fold", dilation, sizes)
-    size = per_axis(output_size, rank) if is_integer(output_size) else output_size
+    size: Any = per_axis(output_size, rank) if is_integer(output_size) else output_size
     return col2im(
         input,
         size,
@@ -82,7 +83,7 @@ def fold(
 
 @public
 def unfold(
-    input: Tensor, kernel_size: Any, dilation: Any = 1, padding: Any = 0, stride: Any = 1, *, window: Any = None
+    input: Tensor, kernel_size: Sizes, dilation: Sizes = 1, padding: Sizes = 0, stride: Sizes = 1, *, window: Any = None
 ) -> Tensor:
     """Take sliding blocks out of an image: torch.nn.functional.unfold for any number of spatial axes.
 
@@ -119,7 +120,7 @@ def unfold(
     Follows torch.nn.functional.unfold.
     """
     rank = _rank("unfold", dilation, {"kernel_size": kernel_size, "stride": stride, "padding": padding})
-    kernel = per_axis(kernel_size, rank) if is_integer(kernel_size) else kernel_size
+    kernel: Any = per_axis(kernel_size, rank) if is_integer(kernel_size) else kernel_size
     return im2col(
         input, kernel, strides=stride, dilations=dilation, pads_begin=padding, pads_end=padding, window=window
     )
@@ -201,14 +202,14 @@ class Fold(_Windowed, nn.Fold):
 
     def __init__(
         self,
-        output_size: Any,
-        kernel_size: Any,
-        dilation: Any = 1,
-        padding: Any = 0,
-        stride: Any = 1,
+        output_size: Sizes,
+        kernel_size: Sizes,
+        dilation: Sizes = 1,
+        padding: Sizes = 0,
+        stride: Sizes = 1,
         *,
         window: Any = None,
-        reduction: str = "sum",
+        reduction: Reduction = "sum",
     ) -> None:
         super().__init__(output_size, kernel_size, dilation, padding, stride)
         self.keep_window(window)
@@ -258,7 +259,7 @@ class Unfold(_Windowed, nn.Unfold):
     """
 
     def __init__(
-        self, kernel_size: Any, dilation: Any = 1, padding: Any = 0, stride: Any = 1, *, window: Any = None
+        self, kernel_size: Sizes, dilation: Sizes = 1, padding: Sizes = 0, stride: Sizes = 1, *, window: Any = None
     ) -> None:
         super().__init__(kernel_size, dilation, padding, stride)
         self.keep_window(window)
