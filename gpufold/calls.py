@@ -261,15 +261,21 @@ def check_mode(operation: str, geometry: Any, mode: object) -> None:
 
 def average(numerator: Any, weight: Any, *, variant: str = "auto") -> Call:
     """Describe a call of `gpufold.average`, whose weights are what a window's are to other calls."""
-    name = name_of(numerator.dtype)
-    check_dtype("average", "numerator", numerator.dtype)
+    call = _division(numerator.shape, numerator.dtype, weight.shape)
+    return call if variant == "auto" else call._replace(variant=variant)
+
+
+@lru_cache(maxsize=1024)
+def _division(shape: Size, dtype: Any, weight: Size) -> Call:
+    """Describe a call of `gpufold.average` by the shapes and the dtype of its arrays."""
+    name = name_of(dtype)
+    check_dtype("average", "numerator", dtype)
     if not ELEMENT_TYPES[name].weight:
         raise TypeError(
-            f"average: numerator must be of floats or complex numbers, got dtype {numerator.dtype}; "
+            f"average: numerator must be of floats or complex numbers, got dtype {dtype}; "
             f"convert it with numerator.astype"
         )
-    geometry = sizes.average_geometry(numerator.shape, weight.shape)
-    return Call("average", geometry, name, Fusion(window="full"), variant)
+    return Call("average", sizes.average_geometry(shape, weight), name, Fusion(window="full"))
 
 
 def batch_to_space(

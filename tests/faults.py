@@ -33,6 +33,7 @@ CROWDED = ADD_BLOCKS + "a_crowded_tile_has_its_blocks_in_order[everything-in-a-f
 OWN_TILE = ADD_BLOCKS + "each_tile_has_its_blocks_in_order"
 TAKE_BLOCKS = "tests/test_take_blocks.py::test_"
 FUSIONS = "tests/test_fusions.py::test_"
+STITCHER = "tests/test_stitcher.py::test_"
 DASK = "tests/test_dask.py::test_"
 PLANNER_LAW = "tests/test_planner_law.py::test_"
 FIGURES = "tests/test_figures.py::test_"
@@ -1013,6 +1014,49 @@ FAULTS = (
         "np.array(array.strides[-rank:]) // array.itemsize",
         "np.cumprod((1, *array.shape[:-rank:-1]))[::-1]",
         TAKE_BLOCKS + "random_problems_are_their_definition",
+    ),
+    # --- stitching
+    Fault(
+        "rows that were given, still there when others are moved over them",
+        "gpufold/stitching.py",
+        "            _rows(array, axis, self._count, self._count + step)[...] = 0\n",
+        "            _rows(array, axis, self._count + step, self._count + step)[...] = 0\n",
+        STITCHER + "what_is_not_finished_is_not_copied",
+    ),
+    Fault(
+        "weights of least squares that are not squared",
+        "gpufold/stitching.py",
+        "tuple([each * each for each in self.factors])",
+        "tuple(self.factors)",
+        STITCHER + "batches_never_show[0]",
+    ),
+    Fault(
+        "a smaller tile that gets the end of the window",
+        "gpufold/stitching.py",
+        "    return window[tuple(map(slice, tile))]\n",
+        "    return window[tuple(slice(-side, None) for side in tile)]\n",
+        STITCHER + "batches_never_show[0]",
+    ),
+    Fault(
+        "a stream that ends with the last block, however small its tile",
+        "gpufold/stitching.py",
+        "end = max(end, min(rows, reached + tile[0]))",
+        "end = max(end, min(rows, reached + self._block[0]))",
+        STITCHER + "slabs_are_the_whole[0-True]",
+    ),
+    Fault(
+        "a grid whose last block is a stride behind the one before",
+        "gpufold/positions.py",
+        "        begins[-1] = end\n",
+        "",
+        "tests/test_grid_positions.py::test_random_grids_are_their_definition[shift]",
+    ),
+    Fault(
+        "tiles counted from the first of the array, not of the chunk",
+        "gpufold/dask/stitching.py",
+        "places = [positions[numbers] - begin for _, numbers in met]",
+        "places = [positions[numbers] for _, numbers in met]",
+        DASK + "a_chunk_depends_on_the_blocks_that_meet_it_and_on_nothing_else[stitch-shape1-chunks1]",
     ),
     # --- dask
     Fault(
