@@ -1,6 +1,6 @@
 """Each kernel variant is 1.3 times as fast as the others somewhere, by the model; one that is nowhere would go.
 
-docs/performance.md has the table. The plain ways, which users compare the others with, stay whatever the model says.
+docs/model.md has the table. The plain ways, which users compare the others with, stay whatever the model says.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from bench.traffic import plan_of, work_of
 from gpufold.calls import Unsupported
 from gpufold.operations import variants
 
-PERFORMANCE = Path(__file__).parents[1] / "docs" / "performance.md"
+MODEL = Path(__file__).parents[1] / "docs" / "model.md"
 
 PLAIN_WAYS = {
     "col2im_gather",
@@ -86,6 +86,6 @@ def test_without_it_the_problem_takes_longer(kernel, monkeypatch):
 
 
 def test_the_table_says_what_is_tested():
-    rows = re.findall(r"^\| `(\w+)` \| (\S+) (\w+) \| ([\d.]+)x \|$", PERFORMANCE.read_text(), re.M)
+    rows = re.findall(r"^\| `(\w+)` \| (\S+) (\w+) \| ([\d.]+)x \|$", MODEL.read_text(), re.M)
     assert {kernel: (name, dtype, float(times)) for kernel, name, dtype, times in rows} == EARNED
     assert min(times for *_, times in EARNED.values()) >= 1.3
