@@ -1,4 +1,4 @@
-"""Measures what a repeated GPU call costs on the host before the launch: no device is needed for that.
+"""Measures what a repeated GPU call costs on the host before the launch, and a call on a small array on the CPU.
 
 CuPy's arrays, allocator and launch are replaced by stand-ins that do nothing, and everything between them is
 gpufold's own: checks, geometry, plan and packed arguments, from their caches. Where torch is installed its tensors are
@@ -22,10 +22,12 @@ from typing import Any
 import numpy as np
 
 import gpufold
-from bench.problems import PROBLEMS, Problem, dtype_of
+from bench.peers import steps
+from bench.problems import Problem, dtype_of, select
 from bench.results import command_line, commit, processor
 from bench.terminal import Console, Table
 from gpufold.compute import launcher
+from gpufold.geometry import SlidingGeometry
 from gpufold.gpu.parameters import contiguous_strides
 from gpufold.gpu.plan import H200
 
@@ -124,7 +126,7 @@ def host(names: list[str], console: Console) -> int:
         raise ValueError("host replaces CuPy, which this process has imported")
     sys.modules["cupy"] = stand_in()
     try:
-        rows = [_measure(problem) for problem in PROBLEMS if any(name in problem.name for name in names or [""])]
+        rows = [_measure(problem) for problem in select(names, quick=False, gpu=True)]
     finally:
         del sys.modules["cupy"]
         sys.modules.pop("gpufold.gpu.launch", None)
@@ -148,6 +150,7 @@ def host(names: list[str], console: Console) -> int:
         "an end, on NumPy arrays: add and finished.",
         highlight=False,
     )
+    console.print(_on_arrays())
     console.print(f"{processor()}, python {sys.version.split()[0]}, gpufold {gpufold.__version__}, commit {commit()}")
     console.print(command_line(["host", *(word for name in names for word in ("--problem", name))]), highlight=False)
     return 0
@@ -163,6 +166,27 @@ def _stream() -> Callable[[], Any]:
         stream.finished()
 
     return step
+
+
+def _on_arrays() -> Table:
+    """Return what repeated calls on small NumPy arrays cost beside the additions that NumPy makes, a tap at a time."""
+    table = Table("NumPy arrays", box=None)
+    for heading in ("repeated µs", "additions µs", "more µs"):
+        table.add_column(heading, justify="right")
+    for problem in select(["col2im-tiny", "col2im-least"], quick=False, gpu=False):
+        data = problem.data(problem.dtypes[0])
+        image, columns = np.zeros(problem.output_shape, data.dtype), problem.as_blocks(data)
+        assert isinstance(problem.geometry, SlidingGeometry)
+        parts = [(image[where], columns[part]) for where, part, _ in steps(problem.geometry, "taps")]
+        repeated, additions = seconds_of(partial(problem, data))[1], seconds_of(partial(_add, image, parts))[1]
+        table.add_row(problem.name, *(f"{cost * 1e6:.1f}" for cost in (repeated, additions, repeated - additions)))
+    return table
+
+
+def _add(image: Any, parts: list[tuple[Any, Any]]) -> None:
+    image.fill(0)
+    for pixels, terms in parts:
+        np.add(pixels, terms, pixels)
 
 
 def _measure(problem: Problem) -> list[Any]:

@@ -6,10 +6,10 @@ import importlib.metadata
 import importlib.util
 import logging
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from functools import reduce
-from itertools import product
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial, reduce
 from math import prod
 from typing import Any
 
@@ -17,7 +17,7 @@ import numpy as np
 
 import gpufold
 from bench.clients import client
-from bench.problems import Problem, pixels
+from bench.problems import BLOCK_OPERATIONS, TAKING_APART, Problem, pixels
 from gpufold.geometry import SlidingGeometry, SpaceGeometry
 
 
@@ -67,17 +67,11 @@ def _symmetric(geometry: SlidingGeometry) -> bool:
 # ---- compositions that a user of NumPy, CuPy or torch writes
 
 
-SLICED_TAPS = 100_000
-"""Taps of a block that are added slice by slice at most: seconds for each call otherwise."""
-
-
 def _composition(problem: Problem, data: Any, threads: int) -> Call | None:
-    """Add strided slices to a padded image, copy a sliding window view, or reshape, transpose, copy and slice."""
+    """Copy a sliding window view, or reshape, transpose, copy and slice: moves in one array operation."""
     library = np if isinstance(data, np.ndarray) else sys.modules["cupy"]
     geometry = problem.geometry
-    if not _dilated(geometry) or problem.kind in ("placed", "taken"):
-        return None
-    if isinstance(geometry, SlidingGeometry) and prod(geometry.block_shape) > SLICED_TAPS:
+    if not _dilated(geometry):
         return None
     if isinstance(geometry, SpaceGeometry):
         return Call(lambda: _permute(problem.operation, geometry, data, library))
@@ -85,84 +79,152 @@ def _composition(problem: Problem, data: Any, threads: int) -> Call | None:
         return Call(lambda: _window_view(geometry, data, library))
     if problem.operation == "array_to_blocks":
         return Call(lambda: _block_view(geometry, data, library))
-    if problem.kind == "fused":
-        return Call(_fold_and_fold_of_ones(problem, data, library, _slice_adds))
-    return Call(lambda: _slice_adds(geometry, problem.as_columns(data), library))
+    return None
 
 
-def _fold_and_fold_of_ones(problem: Problem, data: Any, library: Any, fold: Callable[..., Any]) -> Callable[[], Any]:
-    """Average as users do: weigh the columns, fold them, fold the weights of one plane, and divide."""
+def _two_passes(problem: Problem, data: Any, threads: int) -> Call | None:
+    """Let gpufold fold twice, as if it could not fuse: weighed columns, and the weights of one plane."""
     geometry = problem.geometry
+    if problem.operation == "im2col":
+        return None
     assert isinstance(geometry, SlidingGeometry)
+    library = np if isinstance(data, np.ndarray) else sys.modules["cupy"]
     weights = reduce(library.multiply.outer, map(library.asarray, problem.weights())).reshape(-1, 1)
     power = weights * weights if problem.reduction == "least_squares" else weights
-    one_plane = replace(geometry, batch=1, channels=1)
+    strides, begin, end = zip(*((axis.stride, axis.pad_begin, axis.pad_end) for axis in geometry.axes), strict=True)
+
+    def fold(columns: Any) -> Any:
+        return gpufold.col2im(
+            columns, geometry.image_size, geometry.block_shape, strides=strides, pads_begin=begin, pads_end=end
+        )
 
     def run() -> Any:
         columns = problem.as_columns(data)
         if problem.window:
             by_channel = columns.reshape(geometry.planes, weights.size, columns.shape[-1])
             columns = (by_channel * weights).reshape(columns.shape)
-        image = fold(geometry, columns, library)
+        image = fold(columns)
         if problem.reduction == "sum":
             return image
-        ones = library.broadcast_to(power, (1, power.size, columns.shape[-1]))
-        divisor = fold(one_plane, ones, library)
+        divisor = fold(library.broadcast_to(power, (1, power.size, columns.shape[-1])))
         return image / library.where(divisor == 0, 1, divisor)
 
-    return run
-
-
-def _two_passes(problem: Problem, data: Any, threads: int) -> Call | None:
-    """Let gpufold fold twice, as if it could not fuse."""
-    if problem.operation == "im2col":
-        return None
-    library = np if isinstance(data, np.ndarray) else sys.modules["cupy"]
-
-    def fold(geometry: SlidingGeometry, columns: Any, library: Any) -> Any:
-        strides, begin, end = zip(*((axis.stride, axis.pad_begin, axis.pad_end) for axis in geometry.axes), strict=True)
-        return gpufold.col2im(
-            columns, geometry.image_size, geometry.block_shape, strides=strides, pads_begin=begin, pads_end=end
-        )
-
-    return Call(_fold_and_fold_of_ones(problem, data, library, fold))
+    return Call(run)
 
 
 LOOPED_BLOCKS = 4096
-"""Blocks that a loop in Python is measured with at most."""
+"""Tiles that a client of torch is measured with at most."""
+
+LOOPED_STEPS = 1 << 18
+"""Steps of a loop in Python that are measured at most: seconds for each call otherwise."""
 
 
 def _loop(problem: Problem, data: Any, threads: int) -> Call | None:
-    """Stitch as MONAI's sliding-window inference does: tile after tile into a sum and a map of weights, then divide."""
-    geometry = problem.geometry
+    """Loop over blocks, or over the taps of all blocks, whichever is faster: what a user of NumPy or CuPy writes."""
+    geometry, library = problem.geometry, np if isinstance(data, np.ndarray) else sys.modules["cupy"]
     if problem.kind in ("placed", "taken"):
         return _loop_over_positions(problem, data)
-    if problem.operation != "blocks_to_array" or not isinstance(geometry, SlidingGeometry):
+    if isinstance(geometry, SpaceGeometry):
+        return Call(lambda: _loop_over_offsets(problem.operation, geometry, data, library))
+    takes = problem.operation in TAKING_APART
+    if not _dilated(geometry) or (takes and problem.window):
         return None
-    if prod(geometry.num_blocks) > LOOPED_BLOCKS:
-        return None
-    library = np if isinstance(data, np.ndarray) else sys.modules["cupy"]
-    weights = reduce(library.multiply.outer, map(library.asarray, problem.weights()))
+    if takes:
+        loops = [partial(_take_apart, problem, data, library, over) for over in ("blocks", "taps")]
+    else:
+        weights = reduce(library.multiply.outer, map(library.asarray, problem.weights()))
+        loops = [partial(_put_together, problem, data, library, weights, over) for over in ("blocks", "taps")]
+    counts = prod(geometry.num_blocks), prod(geometry.block_shape)
+    possible = [loop for loop, count in zip(loops, counts, strict=True) if count <= LOOPED_STEPS]
+    return Call(min(possible, key=partial(_seconds, library))) if possible else None
 
-    def run() -> Any:
-        image = library.zeros(geometry.image_shape, data.dtype)
-        count = library.zeros(geometry.image_size, data.dtype)
-        for block in np.ndindex(*geometry.num_blocks):
-            where = tuple(
-                slice(number * axis.stride, number * axis.stride + axis.kernel)
-                for number, axis in zip(block, geometry.axes, strict=True)
-            )
-            image[(..., *where)] += data[(slice(None), slice(None), *block)] * weights
-            count[where] += weights
-        return image if problem.reduction == "sum" else image / library.where(count == 0, 1, count)
 
-    return Call(run)
+def _seconds(library: Any, call: Callable[[], Any]) -> float:
+    """Return what the faster of two calls takes."""
+    seconds = []
+    for _ in range(2):
+        start = time.perf_counter()
+        call()
+        if library is not np:
+            library.cuda.runtime.deviceSynchronize()
+        seconds.append(time.perf_counter() - start)
+    return min(seconds)
+
+
+def steps(geometry: SlidingGeometry, over: str) -> Iterator[tuple[Any, Any, Any]]:
+    """Yield indices of the padded image, of blocks (N, C, *blocks, *taps) and of a block's taps, for each addition."""
+    if over == "blocks":
+        for block in np.ndindex(geometry.num_blocks):
+            begins = [(number * axis.stride, axis) for number, axis in zip(block, geometry.axes, strict=True)]
+            spans = (slice(begin, begin + axis.dilated_kernel, axis.dilation) for begin, axis in begins)
+            yield (..., *spans), (slice(None), slice(None), *block), ...
+    else:
+        for tap in np.ndindex(geometry.block_shape):
+            begins = [(number * axis.dilation, axis) for number, axis in zip(tap, geometry.axes, strict=True)]
+            spans = (slice(begin, begin + axis.stride * (axis.blocks - 1) + 1, axis.stride) for begin, axis in begins)
+            yield (..., *spans), (..., *tap), tap
+
+
+def _as_blocks(problem: Problem, columns: Any) -> Any:
+    """View columns as blocks; blocks as they are."""
+    return columns if problem.operation in BLOCK_OPERATIONS else problem.as_blocks(columns)
+
+
+def _put_together(problem: Problem, data: Any, library: Any, weights: Any, over: str) -> Any:
+    geometry, blocks = problem.geometry, _as_blocks(problem, data)
+    padded = [axis.padded_size for axis in geometry.axes]
+    inside = (..., *(slice(axis.pad_begin, axis.pad_begin + axis.size) for axis in geometry.axes))
+    image = library.zeros((geometry.batch, geometry.channels, *padded), data.dtype)
+    if problem.kind != "fused":
+        for where, part, _ in steps(geometry, over):
+            image[where] += blocks[part]
+        return image[inside]
+    divisor = library.zeros(padded, weights.dtype)
+    power = weights * weights if problem.reduction == "least_squares" else weights
+    for where, part, taps in steps(geometry, over):
+        image[where] += blocks[part] * weights[taps] if problem.window else blocks[part]
+        divisor[where] += power[taps]
+    image, divisor = image[inside], divisor[inside]
+    return image if problem.reduction == "sum" else image / library.where(divisor == 0, 1, divisor)
+
+
+def _take_apart(problem: Problem, image: Any, library: Any, over: str) -> Any:
+    geometry = problem.geometry
+    pads = [(axis.pad_begin, axis.pad_end) for axis in geometry.axes]
+    padded = library.pad(image, [(0, 0), (0, 0), *pads]) if any(map(any, pads)) else image
+    result = library.empty(problem.output_shape, image.dtype)
+    blocks = _as_blocks(problem, result)
+    for where, part, _ in steps(geometry, over):
+        blocks[part] = padded[where]
+    return result
+
+
+def _loop_over_offsets(operation: str, geometry: SpaceGeometry, data: Any, library: Any) -> Any:
+    """Copy the images of one offset in the blocks after another's."""
+    padded = [count * block for count, block in zip(geometry.grid, geometry.block, strict=True)]
+    split = *geometry.block, geometry.batch, *geometry.grid
+    offsets = [
+        (offset, (slice(None), *(slice(first, None, step) for first, step in zip(offset, geometry.block, strict=True))))
+        for offset in np.ndindex(geometry.block)
+    ]
+    margins = list(zip(geometry.margin_begin, geometry.margin_end, strict=True))
+    if operation == "batch_to_space":
+        space, batch = library.empty((geometry.batch, *padded), data.dtype), data.reshape(split)
+        for offset, where in offsets:
+            space[where] = batch[offset]
+        crop = zip(geometry.margin_begin, geometry.space_size, strict=True)
+        return space[(slice(None), *(slice(begin, begin + size) for begin, size in crop))]
+    space = library.pad(data, [(0, 0), *margins]) if any(map(any, margins)) else data
+    batch = library.empty(split, data.dtype)
+    for offset, where in offsets:
+        batch[offset] = space[where]
+    return batch.reshape(geometry.batch_shape)
 
 
 def _loop_over_positions(problem: Problem, data: Any) -> Call | None:
     """Add block after block, clipped, into an array, or copy them out: what ptychography codes and nnU-Net write."""
     geometry = problem.geometry
-    if not isinstance(geometry, SlidingGeometry) or prod(geometry.num_blocks) > LOOPED_BLOCKS:
+    if not isinstance(geometry, SlidingGeometry) or prod(geometry.num_blocks) > LOOPED_STEPS:
         return None
     library = np if isinstance(data, np.ndarray) else sys.modules["cupy"]
     places, size = problem.positions().tolist(), geometry.image_size
@@ -177,7 +239,12 @@ def _loop_over_positions(problem: Problem, data: Any) -> Call | None:
             where = (..., *(slice(*span) for span in spans))
             taps = (..., *(slice(first - p, end - p) for (first, end), p in zip(spans, place, strict=True)))
             into, where_into, terms = (block, taps, image[where]) if takes else (image, where, block[taps])
-            into[where_into] += terms if weights is None else terms * weights[taps]
+            if weights is not None:
+                terms = terms * weights[taps]
+            if takes:
+                into[where_into] = terms
+            else:
+                into[where_into] += terms
         return result
 
     return Call(run)
@@ -212,20 +279,6 @@ def _block_view(geometry: SlidingGeometry, image: Any, library: Any) -> Any:
     windows = library.lib.stride_tricks.sliding_window_view(image, geometry.block_shape, spatial)
     steps = [slice(None, None, axis.stride) for axis in geometry.axes]
     return library.ascontiguousarray(windows[(slice(None), slice(None), *steps)])
-
-
-def _slice_adds(geometry: SlidingGeometry, data: Any, library: Any) -> Any:
-    axes = geometry.axes
-    padded = [axis.size + axis.pad_begin + axis.pad_end for axis in axes]
-    image = library.zeros((geometry.batch, geometry.channels, *padded), data.dtype)
-    columns = data.reshape(geometry.split_columns_shape)
-    for taps in product(*(range(axis.kernel) for axis in axes)):
-        pixels = [
-            slice(tap * axis.dilation, tap * axis.dilation + axis.stride * (axis.blocks - 1) + 1, axis.stride)
-            for tap, axis in zip(taps, axes, strict=True)
-        ]
-        image[(..., *pixels)] += columns[(slice(None), slice(None), *taps)]
-    return image[(..., *(slice(axis.pad_begin, axis.pad_begin + axis.size) for axis in axes))]
 
 
 def _window_view(geometry: SlidingGeometry, image: Any, library: Any) -> Any:
@@ -366,9 +419,14 @@ def _torch_run(problem: Problem, data: Any) -> Callable[[Any], Any] | None:
         "stride": (*lead, *(axis.stride for axis in geometry.axes)),
     }
     shape, picture = problem.output_shape, (*lead, *geometry.image_size)
-    if problem.operation == "col2im":
-        return lambda tensor: functional.fold(tensor, picture, **options).reshape(shape)
-    return lambda tensor: functional.unfold(tensor.reshape(*tensor.shape[:2], *picture), **options)
+    if problem.operation not in TAKING_APART:
+        return lambda tensor: functional.fold(problem.as_columns(tensor), picture, **options).reshape(shape)
+
+    def unfold(tensor: Any) -> Any:
+        columns = functional.unfold(tensor.reshape(*tensor.shape[:2], *picture), **options)
+        return columns if problem.operation == "im2col" else problem.as_blocks(columns)
+
+    return unfold
 
 
 def _torch_permute(operation: str, geometry: SpaceGeometry, tensor: Any) -> Any:
@@ -393,7 +451,7 @@ def _torch_permute(operation: str, geometry: SpaceGeometry, tensor: Any) -> Any:
 def _torch(problem: Problem, data: Any, threads: int) -> Call | None:
     import torch
 
-    run = _torch_run(problem, data) if problem.kind == "plain" else _torch_average(problem, _tensor(data).device)
+    run = _torch_run(problem, data) if problem.kind != "fused" else _torch_average(problem, _tensor(data).device)
     if run is None:
         return None
     torch.set_num_threads(threads)
@@ -447,7 +505,7 @@ def _with_gradient(run: Callable[[Any], Any], data: Any) -> Call | None:
 def _torch_with_gradient(problem: Problem, data: Any, threads: int) -> Call | None:
     import torch
 
-    run = _torch_run(problem, data) if problem.kind == "plain" else _torch_average(problem, _tensor(data).device)
+    run = _torch_run(problem, data) if problem.kind != "fused" else _torch_average(problem, _tensor(data).device)
     torch.set_num_threads(threads)
     return None if run is None else _with_gradient(run, data)
 
@@ -459,7 +517,7 @@ def _gpufold_torch_with_gradient(problem: Problem, data: Any, threads: int) -> C
 def _torch_average(problem: Problem, device: Any) -> Callable[[Any], Any] | None:
     """Return the fold of weighed columns over the fold of the weights of one plane, which are on the device by then."""
     geometry = problem.geometry
-    if not isinstance(geometry, SlidingGeometry) or len(geometry.axes) > 2 or problem.operation != "col2im":
+    if not isinstance(geometry, SlidingGeometry) or len(geometry.axes) > 2 or problem.operation in TAKING_APART:
         return None
     import torch
     import torch.nn.functional as functional
@@ -477,7 +535,9 @@ def _torch_average(problem: Problem, device: Any) -> Callable[[Any], Any] | None
     weights_of_channels = weights.repeat(geometry.channels, 1)
 
     def run(tensor: Any) -> Any:
-        columns = tensor * weights_of_channels if problem.window else tensor
+        columns = problem.as_columns(tensor)
+        if problem.window:
+            columns = columns * weights_of_channels
         image = functional.fold(columns, **options)
         if problem.reduction != "sum":
             divisor = functional.fold(power.expand(-1, blocks)[None], **options)
@@ -639,32 +699,33 @@ def _pty_chi(problem: Problem, data: Any, threads: int) -> Call | None:
 
 
 def _onnxruntime(problem: Problem, data: Any, threads: int) -> Call | None:
-    if problem.operation != "col2im" or data.dtype.name not in ("float32", "float16"):
+    geometry = problem.geometry
+    if problem.operation not in ("col2im", "blocks_to_array") or data.dtype.name not in ("float32", "float16"):
         return None
-    if not _dilated(problem.geometry):
+    if not isinstance(geometry, SlidingGeometry) or not _dilated(geometry):
         return None
     import onnx
     import onnxruntime
     from onnx import TensorProto, helper, numpy_helper
 
-    arguments = problem.arguments
+    axes = geometry.axes
     element = TensorProto.FLOAT if data.dtype.name == "float32" else TensorProto.FLOAT16
     node = helper.make_node(
         "Col2Im",
         ["input", "image_shape", "block_shape"],
         ["output"],
-        dilations=arguments["dilations"],
-        pads=(*arguments["pads_begin"], *arguments["pads_end"]),
-        strides=arguments["strides"],
+        dilations=[axis.dilation for axis in axes],
+        pads=[*(axis.pad_begin for axis in axes), *(axis.pad_end for axis in axes)],
+        strides=[axis.stride for axis in axes],
     )
     shapes = [
-        numpy_helper.from_array(np.array(arguments[argument], np.int64), name)
-        for name, argument in (("image_shape", "output_size"), ("block_shape", "kernel_size"))
+        numpy_helper.from_array(np.array(sizes, np.int64), name)
+        for name, sizes in (("image_shape", geometry.image_size), ("block_shape", geometry.block_shape))
     ]
     graph = helper.make_graph(
         [node],
         "col2im",
-        [helper.make_tensor_value_info("input", element, problem.input_shape)],
+        [helper.make_tensor_value_info("input", element, geometry.columns_shape)],
         [helper.make_tensor_value_info("output", element, problem.output_shape)],
         shapes,
     )
@@ -673,7 +734,7 @@ def _onnxruntime(problem: Problem, data: Any, threads: int) -> Call | None:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    return Call(lambda: session.run(None, {"input": data})[0])
+    return Call(lambda: session.run(None, {"input": problem.as_columns(data)})[0])
 
 
 def _openvino(problem: Problem, data: Any, threads: int) -> Call | None:
@@ -744,7 +805,7 @@ def _tensorflow(problem: Problem, data: Any, threads: int) -> Call | None:
 
 
 PEERS: tuple[Peer, ...] = (
-    Peer("torch", "torch", "torch", ("cpu", "gpu"), _torch, ("plain", "fused")),
+    Peer("torch", "torch", "torch", ("cpu", "gpu"), _torch, ("plain", "blocks", "fused")),
     Peer(
         "gpufold.torch",
         "torch",
@@ -753,7 +814,7 @@ PEERS: tuple[Peer, ...] = (
         _gpufold_torch,
         ("plain", "blocks", "fused", "placed", "taken"),
     ),
-    Peer("torch, gradient", "torch", "torch", ("cpu", "gpu"), _torch_with_gradient, ("plain", "fused")),
+    Peer("torch, gradient", "torch", "torch", ("cpu", "gpu"), _torch_with_gradient, ("plain", "blocks", "fused")),
     Peer(
         "gpufold.torch, gradient",
         "torch",
@@ -762,24 +823,24 @@ PEERS: tuple[Peer, ...] = (
         _gpufold_torch_with_gradient,
         ("plain", "blocks", "fused", "placed", "taken"),
     ),
-    Peer("onnxruntime", "onnxruntime", "onnxruntime", ("cpu",), _onnxruntime),
+    Peer("onnxruntime", "onnxruntime", "onnxruntime", ("cpu",), _onnxruntime, ("plain", "blocks")),
     Peer("openvino", "openvino", "openvino", ("cpu",), _openvino),
     Peer("sigpy", "sigpy", "sigpy", ("cpu", "gpu"), _sigpy, ("plain", "blocks")),
     Peer("unfoldNd", "unfoldNd", "unfoldNd", ("cpu", "gpu"), _unfold_nd),
     Peer("tensorflow", "tensorflow", "tensorflow", ("cpu",), _tensorflow),
-    Peer("numpy", "numpy", "numpy", ("cpu",), _composition, ("plain", "blocks", "fused")),
+    Peer("numpy", "numpy", "numpy", ("cpu",), _composition, ("plain", "blocks")),
     Peer("istft", "scipy", "scipy", ("cpu",), _istft, ("plain", "fused")),
     Peer("istft", "", "cupyx", ("gpu",), _istft, ("plain", "fused")),
     Peer("two passes", "", "gpufold", ("cpu", "gpu"), _two_passes, ("fused",)),
     Peer("MONAI", "monai", "monai", ("cpu", "gpu"), _monai, ("fused",)),
     Peer("TorchIO", "torchio", "torchio", ("cpu",), _torchio, ("fused",)),
     Peer("pty-chi", "ptychi", "ptychi", ("cpu", "gpu"), _pty_chi, ("placed", "taken")),
-    Peer("loop", "numpy", "numpy", ("cpu",), _loop, ("blocks", "fused", "placed", "taken")),
-    Peer("loop", "", "cupy", ("gpu",), _loop, ("blocks", "fused", "placed", "taken")),
+    Peer("loop", "numpy", "numpy", ("cpu",), _loop, ("plain", "blocks", "fused", "placed", "taken")),
+    Peer("loop", "", "cupy", ("gpu",), _loop, ("plain", "blocks", "fused", "placed", "taken")),
     Peer("add.at", "numpy", "numpy", ("cpu",), _add_at, ("placed",)),
     Peer("add.at", "", "cupy", ("gpu",), _add_at, ("placed",)),
     Peer("torch.compile", "torch", "torch", ("gpu",), _torch_compile),
-    Peer("cupy", "", "cupy", ("gpu",), _composition, ("plain", "blocks", "fused")),
+    Peer("cupy", "", "cupy", ("gpu",), _composition, ("plain", "blocks")),
     Peer("scatter_add", "", "cupyx", ("gpu",), _scatter_add),
 )
 

@@ -57,6 +57,8 @@ class Problem:
     """The batch on a GPU, where arrays must be larger than its caches."""
     quick: bool = True
     gpu_only: bool = False
+    cpu_only: bool = False
+    """Whether it is there for a layout or a size that differs from another problem's on a CPU, not on a GPU."""
     blocks_first: bool = False
     """Whether the columns' memory holds one block after another, (N, L, rows), and the data are a transposed view."""
     reduction: str = "sum"
@@ -248,13 +250,15 @@ class Problem:
             return data
         rank = len(self.geometry.axes)
         order = (0, 1, *range(2 + rank, 2 + 2 * rank), *range(2, 2 + rank))
-        return data.transpose(order).reshape(self.geometry.columns_shape)
+        transposed = data.permute(order) if hasattr(data, "permute") else data.transpose(order)
+        return transposed.reshape(self.geometry.columns_shape)
 
     def as_blocks(self, columns: Any) -> Any:
         """Return columns as blocks in a layout of their own."""
         rank = len(self.geometry.axes)
         order = (0, 1, *range(2 + rank, 2 + 2 * rank), *range(2, 2 + rank))
-        return columns.reshape(self.geometry.split_columns_shape).transpose(order)
+        split = columns.reshape(self.geometry.split_columns_shape)
+        return split.permute(order) if hasattr(split, "permute") else split.transpose(order)
 
 
 def pixels(geometry: SlidingGeometry) -> Array:
@@ -577,6 +581,7 @@ PROBLEMS: tuple[Problem, ...] = (
         gpu_batch=256,
     ),
     *sliding("tiny-2x2", "what a call costs at least", (1, 3, 16, 16), kernel=2, operations=BOTH),
+    *sliding("least-3x3", "the same in a hundred bytes", (1, 1, 5, 5), kernel=3, cpu_only=True),
     *sliding(
         "enormous-3x3",
         "columns of more than 2^31 elements",
@@ -613,6 +618,97 @@ PROBLEMS: tuple[Problem, ...] = (
         stride=8,
         operations=BLOCK_OPERATIONS,
         gpu_batch=16,
+    ),
+    *sliding(
+        "frames-1024-s256",
+        "a minute of music in frames, one after another, as a network or a transform gives them",
+        (1, 1, 2_646_016),
+        kernel=1024,
+        stride=256,
+        operations=BLOCK_OPERATIONS,
+        dtypes=("float32", "float64", "complex64"),
+        cpu_only=True,
+    ),
+    *sliding(
+        "frames-2048-s512",
+        "the same in longer frames",
+        (1, 1, 2_646_016),
+        kernel=2048,
+        stride=512,
+        operations=BLOCK_OPERATIONS,
+        cpu_only=True,
+    ),
+    *sliding(
+        "frames-400-s160",
+        "a minute of speech at 16 kHz in frames, one after another",
+        (1, 1, 960_080),
+        kernel=400,
+        stride=160,
+        operations=BLOCK_OPERATIONS,
+        cpu_only=True,
+    ),
+    *sliding(
+        "frames-istft-1024-s256",
+        "the inverse of a spectrogram of a minute of music, from frames one after another",
+        (1, 1, 2_646_016),
+        kernel=1024,
+        stride=256,
+        operations=("blocks_to_array",),
+        reduction="least_squares",
+        window="hann",
+        cpu_only=True,
+    ),
+    *sliding(
+        "blocks-64x64-s32",
+        "half-overlapping tiles of a picture, one after another as a network gives them",
+        (1, 3, 1024, 1024),
+        kernel=64,
+        stride=32,
+        operations=BLOCK_OPERATIONS,
+        cpu_only=True,
+    ),
+    *sliding(
+        "blocks-256x256-s192",
+        "tiles of a large picture, a quarter of them overlapping, one after another",
+        (1, 1, 1984, 1984),
+        kernel=256,
+        stride=192,
+        operations=("blocks_to_array",),
+        cpu_only=True,
+    ),
+    *sliding(
+        "blocks-mean-8x8-s1",
+        "patch-based restoration: the mean of the patches that hold a pixel, one patch after another",
+        (1, 1, 512, 512),
+        kernel=8,
+        operations=("blocks_to_array",),
+        reduction="mean",
+        cpu_only=True,
+    ),
+    *sliding(
+        "stitch-32x32x32-s16",
+        "small patches of a volume in two classes, half overlap",
+        (1, 2, 160, 160, 160),
+        kernel=32,
+        stride=16,
+        operations=("blocks_to_array",),
+        reduction="mean",
+        window="gaussian",
+        cpu_only=True,
+    ),
+    *sliding(
+        "volo-3x3-s2", "VOLO's outlook attention: its fold", (8, 192, 28, 28), kernel=3, stride=2, pad=1, cpu_only=True
+    ),
+    *sliding("halo-14x14-s8", "HaloNet's blocks with their halo", (4, 64, 62, 62), kernel=14, stride=8, cpu_only=True),
+    *sliding(
+        "atrous-3x3-d2-s2",
+        "dilated blocks two pixels apart",
+        (8, 32, 65, 65),
+        kernel=3,
+        stride=2,
+        pad=2,
+        dilation=2,
+        cpu_only=True,
     ),
     *sliding(
         "mean-8x8-s1",
@@ -706,6 +802,33 @@ PROBLEMS: tuple[Problem, ...] = (
         gpu_batch=16,
     ),
     *sliding(
+        "spots-15x15",
+        "fluorescent spots in eight channels of a microscope, each in a box of its own",
+        (1, 8, 512, 512),
+        kernel=15,
+        stride=11,
+        operations=AT_POSITIONS,
+        cpu_only=True,
+    ),
+    *sliding(
+        "detections-5x5",
+        "features around detections, in many channels",
+        (1, 64, 256, 256),
+        kernel=5,
+        stride=6,
+        operations=AT_POSITIONS,
+        cpu_only=True,
+    ),
+    *sliding(
+        "events-400",
+        "frames of sound around events that lie on no grid",
+        (1, 1, 960_400),
+        kernel=400,
+        stride=160,
+        operations=AT_POSITIONS,
+        cpu_only=True,
+    ),
+    *sliding(
         "charges-3x3",
         "a million charges spread onto a mesh, as particle-mesh methods do",
         (1, 1, 4096, 4096),
@@ -745,7 +868,7 @@ def select(names: list[str], quick: bool, gpu: bool) -> list[Problem]:
     chosen = [
         problem
         for problem in PROBLEMS
-        if (gpu or not problem.gpu_only)
+        if not (problem.cpu_only if gpu else problem.gpu_only)
         and (any(name in problem.name for name in names) if names else problem.quick or not quick)
     ]
     if not chosen:

@@ -232,7 +232,7 @@ def test_weights_of_what_is_taken_stay_in_registers(size, block, dtype, mode, ar
     assert hostcuda.cubin.resources(choose(call, *operands), architecture).stack_bytes == 0
 
 
-REGIMES = {problem.name: problem for problem in PROBLEMS}
+REGIMES = {problem.name: problem for problem in PROBLEMS if not problem.cpu_only}
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "uint8", "complex64"])

@@ -45,10 +45,9 @@ def _fold_tile(columns: Array, image: Array, axes: tuple[Axis, ...], treatment: 
         words[words == 1 << 15] = 0  # -0.0: sums start from +0
         return
     total = np.empty(image.shape, accumulator) if narrow or treatment.accumulate else image
-    if way == ways.FEW and not cells.once:
-        fold_few(columns, total, axes, weights)
-    elif way == ways.SLICES and not cells.once:
-        fold_slices(columns, total, axes, weights)
+    by_way = {ways.FEW: fold_few, ways.SLICES: fold_slices}.get(way)
+    if by_way is not None and not cells.once:
+        by_way(columns, total, axes, weights)
     elif way != ways.RUNS or cells.once or not fold_flat(columns, total, axes, weights):
         fold_cells(columns, total, cells, weights)
     if treatment.reduction != "sum":
