@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import random
@@ -304,6 +305,15 @@ def test_what_is_stitched_has_the_bits_of_a_stitcher(dtype, reduction, seed, dat
     assert (lazy.shape, lazy.dtype, lazy._meta.dtype) == (want.shape, want.dtype, want.dtype)
     assert lazy.chunks[len(lead) :] == chunks
     assert_same_bits(lazy.compute(), want, f"seed {seed}")
+
+
+@pytest.mark.parametrize("name", sorted(gpufold.dask.__all__))
+def test_keywords_from_elsewhere_are_answered(name):
+    function = getattr(gpufold.dask, name)
+    count = sum(each.default is each.empty for each in inspect.signature(function).parameters.values())
+    with pytest.raises(TypeError, match=f"^{name}: there is no argument colour, there are "):
+        function(*(None,) * count, colour=1)
+    assert "unexpected" not in inspect.signature(function).parameters
 
 
 def test_integers_are_stitched_to_sums():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from operator import getitem
-from typing import Any
+from typing import Any, Never
 
 import dask.array as da
 import numpy as np
@@ -18,9 +18,11 @@ from gpufold.compute import run
 from gpufold.dask.cutting import Chunks, check_array, checked, geometry_of, per_axis, spans_of
 from gpufold.dask.meetings import chunk_at, key_of, known_positions, meetings, near_positions, new_array
 from gpufold.geometry import AverageGeometry, PositionsGeometry, Size, Sizes
+from gpufold.names import answers, misnamed
 from gpufold.positions import average as average_chunk
 
 
+@answers
 def add_blocks(
     out: Any,
     blocks: Any,
@@ -29,6 +31,7 @@ def add_blocks(
     *,
     variant: str = "auto",
     deterministic: bool = True,
+    **unexpected: Never,
 ) -> Any:
     """Add blocks to an array, each at a position of its own: `gpufold.add_blocks`, lazily, into a new array.
 
@@ -69,6 +72,8 @@ def add_blocks(
         As in `gpufold.add_blocks`, here and not when the result is computed; TypeError where positions are an array of
         another library, ValueError where sizes of chunks are unknown.
     """
+    if unexpected:
+        raise misnamed(add_blocks, "add_blocks", unexpected)
     check_array("add_blocks", "out", out)
     check_array("add_blocks", "blocks", blocks)
     library = library_of("add_blocks", "a chunk of out", out._meta)
@@ -98,6 +103,7 @@ def add_blocks(
     return new_array(name, graph, (out, blocks, weights), out.chunks, np.dtype(call.dtype))
 
 
+@answers
 def take_blocks(
     array: Any,
     positions: Any,
@@ -107,6 +113,7 @@ def take_blocks(
     mode: Mode = "constant",
     chunks: Any = "auto",
     variant: str = "auto",
+    **unexpected: Never,
 ) -> Any:
     """Take blocks out of an array, each at a position of its own: `gpufold.take_blocks`, lazily.
 
@@ -145,6 +152,8 @@ def take_blocks(
     TypeError, ValueError
         As in `add_blocks`.
     """
+    if unexpected:
+        raise misnamed(take_blocks, "take_blocks", unexpected)
     check_array("take_blocks", "array", array)
     positions = known_positions("take_blocks", positions, array, "array")
     call = calls.take_blocks(array, positions, block_shape, window=window, mode=mode, variant=variant)
@@ -181,7 +190,14 @@ def take_blocks(
     return new_array(name, graph, (array, weights), cut, dtype)
 
 
-def average(numerator: Any, weight: Any, *, variant: str = "auto") -> Any:
+@answers
+def average(
+    numerator: Any,
+    weight: Any,
+    *,
+    variant: str = "auto",
+    **unexpected: Never,
+) -> Any:
     """Divide sums by the sums of their weights: `gpufold.average`, lazily.
 
     The sums of a window's weights are those of blocks of ones, weighted by it, at the same positions:
@@ -213,6 +229,8 @@ def average(numerator: Any, weight: Any, *, variant: str = "auto") -> Any:
     TypeError, ValueError
         As in `add_blocks`.
     """
+    if unexpected:
+        raise misnamed(average, "average", unexpected)
     check_array("average", "numerator", numerator)
     check_array("average", "weight", weight)
     library = library_of("average", "a chunk of numerator", numerator._meta)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 from math import prod
-from typing import Any
+from typing import Any, Never
 
 import numpy as np
 
@@ -16,8 +16,10 @@ from gpufold.compute import run
 from gpufold.dask.cutting import Chunks, axes_of, check_array, checked, cut_result, geometry_of, spans_of, whole, zeros
 from gpufold.dask.pieces import each_chunk, gather, over, pixels_under, reach, under
 from gpufold.geometry import Axis, BlocksGeometry, Extents, Size, Sizes, SlidingGeometry
+from gpufold.names import answers, misnamed
 
 
+@answers
 def col2im(
     data: Any,
     output_size: Extents,
@@ -33,6 +35,7 @@ def col2im(
     chunks: Any = "auto",
     variant: str = "auto",
     deterministic: bool = True,
+    **unexpected: Never,
 ) -> Any:
     """Put sliding blocks back together into an image, adding where they overlap: `gpufold.col2im`, lazily.
 
@@ -75,6 +78,8 @@ def col2im(
         As in `gpufold.col2im`, here and not when the result is computed; ValueError where sizes of chunks are unknown
         or `chunks` does not fit.
     """
+    if unexpected:
+        raise misnamed(col2im, "col2im", unexpected)
     check_array("col2im", "data", data)
     call = calls.col2im(
         data,
@@ -102,6 +107,7 @@ def col2im(
     return _fold(call, blocks, len(lead) + 1, cut, weights)
 
 
+@answers
 def im2col(
     image: Any,
     kernel_size: Extents,
@@ -113,6 +119,7 @@ def im2col(
     window: Any = None,
     chunks: Any = "auto",
     variant: str = "auto",
+    **unexpected: Never,
 ) -> Any:
     """Take sliding blocks out of an image: `gpufold.im2col`, lazily.
 
@@ -151,6 +158,8 @@ def im2col(
     TypeError, ValueError
         As in `col2im`.
     """
+    if unexpected:
+        raise misnamed(im2col, "im2col", unexpected)
     check_array("im2col", "image", image)
     call = calls.im2col(image, kernel_size, strides, dilations, pads_begin, pads_end, window=window, variant=variant)
     geometry, weights = geometry_of(call, SlidingGeometry), checked(call, image, window)
@@ -166,6 +175,7 @@ def im2col(
     return _unfold(call, image, spans, cut, weights)
 
 
+@answers
 def blocks_to_array(
     blocks: Any,
     output_shape: Extents,
@@ -178,6 +188,7 @@ def blocks_to_array(
     chunks: Any = "auto",
     variant: str = "auto",
     deterministic: bool = True,
+    **unexpected: Never,
 ) -> Any:
     """Put sliding blocks back together, the taps last: `gpufold.blocks_to_array`, lazily.
 
@@ -209,6 +220,8 @@ def blocks_to_array(
     TypeError, ValueError
         As in `col2im`.
     """
+    if unexpected:
+        raise misnamed(blocks_to_array, "blocks_to_array", unexpected)
     check_array("blocks_to_array", "blocks", blocks)
     call = calls.blocks_to_array(
         blocks,
@@ -229,6 +242,7 @@ def blocks_to_array(
     return _fold(call, blocks, lead, cut, weights)
 
 
+@answers
 def array_to_blocks(
     array: Any,
     block_shape: Extents,
@@ -237,6 +251,7 @@ def array_to_blocks(
     window: Any = None,
     chunks: Any = "auto",
     variant: str = "auto",
+    **unexpected: Never,
 ) -> Any:
     """Take sliding blocks out of an array, the taps last: `gpufold.array_to_blocks`, lazily.
 
@@ -273,6 +288,8 @@ def array_to_blocks(
     TypeError, ValueError
         As in `col2im`.
     """
+    if unexpected:
+        raise misnamed(array_to_blocks, "array_to_blocks", unexpected)
     check_array("array_to_blocks", "array", array)
     call = calls.array_to_blocks(array, block_shape, strides, window=window, variant=variant)
     geometry, weights = geometry_of(call, BlocksGeometry), checked(call, array, window)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 from math import prod
-from typing import Any
+from typing import Any, Never
 
 import dask.array as da
 import numpy as np
@@ -14,8 +14,10 @@ from gpufold import calls, space
 from gpufold.dask.cutting import check_array, checked, cut_result, geometry_of, spans_of, zeros
 from gpufold.dask.pieces import each_chunk, gather, pixels_under, reach, under
 from gpufold.geometry import Axis, Extents, Size, Sizes, SpaceGeometry
+from gpufold.names import answers, misnamed
 
 
+@answers
 def batch_to_space(
     data: Any,
     block_shape: Extents,
@@ -24,6 +26,7 @@ def batch_to_space(
     *,
     chunks: Any = "auto",
     variant: str = "auto",
+    **unexpected: Never,
 ) -> Any:
     """Move blocks of the batch axis into the spatial axes, and crop: `gpufold.batch_to_space`, lazily.
 
@@ -55,6 +58,8 @@ def batch_to_space(
     TypeError, ValueError
         As in `col2im`.
     """
+    if unexpected:
+        raise misnamed(batch_to_space, "batch_to_space", unexpected)
     check_array("batch_to_space", "data", data)
     call = calls.batch_to_space(data, block_shape, crops_begin, crops_end, variant=variant)
     geometry, _ = geometry_of(call, SpaceGeometry), checked(call, data)
@@ -68,6 +73,7 @@ def batch_to_space(
     return each_chunk(call, work, gather(batches, 2, reach(geometry.axes, cut[1:])), cut, drop_axis=[0])
 
 
+@answers
 def space_to_batch(
     data: Any,
     block_shape: Extents,
@@ -76,6 +82,7 @@ def space_to_batch(
     *,
     chunks: Any = "auto",
     variant: str = "auto",
+    **unexpected: Never,
 ) -> Any:
     """Pad the spatial axes and move their blocks into the batch axis: `gpufold.space_to_batch`, lazily.
 
@@ -104,6 +111,8 @@ def space_to_batch(
     TypeError, ValueError
         As in `col2im`.
     """
+    if unexpected:
+        raise misnamed(space_to_batch, "space_to_batch", unexpected)
     check_array("space_to_batch", "data", data)
     call = calls.space_to_batch(data, block_shape, pads_begin, pads_end, variant=variant)
     geometry, _ = geometry_of(call, SpaceGeometry), checked(call, data)

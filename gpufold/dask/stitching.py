@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from operator import getitem
-from typing import Any
+from typing import Any, Never
 
 import dask.array as da
 import numpy as np
@@ -17,9 +17,11 @@ from gpufold.dask.cutting import check_array, per_axis, spans_of
 from gpufold.dask.meetings import chunk_at, key_of, known_positions, meetings, near_positions, new_array
 from gpufold.elements import ELEMENT_TYPES, WIDER, check_dtype, name_of
 from gpufold.geometry import PositionsGeometry, Size, as_integers
+from gpufold.names import answers, misnamed
 from gpufold.stitching import Stitcher, check_window
 
 
+@answers
 def stitch(
     tiles: Any,
     positions: Any,
@@ -28,6 +30,7 @@ def stitch(
     window: Any = None,
     reduction: Reduction = "mean",
     chunks: Any = "auto",
+    **unexpected: Never,
 ) -> Any:
     """Average tiles where they overlap, each at a position of its own: `gpufold.Stitcher`, lazily.
 
@@ -72,6 +75,8 @@ def stitch(
         As in `gpufold.Stitcher`, here and not when the result is computed; TypeError where positions are an array of
         another library, ValueError where sizes of chunks are unknown or `chunks` does not fit.
     """
+    if unexpected:
+        raise misnamed(stitch, "stitch", unexpected)
     check_array("stitch", "tiles", tiles)
     call = _described(tiles, positions, shape, window, reduction)
     geometry = call.geometry
