@@ -8,6 +8,10 @@ against hardware, it issues PTX in its own order, and its arrays of 8 to 21 MB l
 result that was timed had the bits of the NumPy path. The kernels are those at a02b66a, and lists' at 22079d6; the
 naive gather's figure is an earlier simulation's, with a copy of 272 bytes a clock.
 
+add_blocks_gather as it was at b3279d5 reached 28 % on probes, 69 % of its issue slots waiting for a register, where
+59 % to 101 % were predicted by bandwidths and waits for memory alone. With chains of dependent instructions and the
+slowest thread block the model says 51 % to 101 % of that kernel: they explain a part. It was written again since.
+
 Two kernels, at 2e9d7d7, of which that of audio frames was replaced since, were simulated again to see why they are
 off, with 16 channels of memory and a copy of 310 bytes a clock. Speeds are of the copy in the same memory: as it is,
 with rows that open at once (almost no RCD, RAS, RP, RC and RRD), and with 32 channels at half the clock, of as many
@@ -65,6 +69,7 @@ def columns(operation: str, shape, kernel, stride=1, pad=0, **options) -> Proble
 
 
 IMAGES = columns("col2im", (2, 32, 64, 64), 3, pad=1)
+PROBES = columns("add_blocks", (1, 1, 384, 384), 128, 32, dtypes=("complex64",))
 BATCH = space("simulated", "a simulator", (2, 64, 112, 112), (1, 2, 2), gpu_batch=2)
 
 KNOWN = (
@@ -95,8 +100,8 @@ KNOWN = (
         why_off="the model knows no rows of memory: 128 bytes of a block at a time open more yet",
     ),
     Known("array-to-blocks-8x8-s1", columns("array_to_blocks", (1, 1, 240, 240), 8), 1.02),
-    Known("add-tiles", columns("add_blocks", (1, 1, 1024, 1024), 512, 256, window="gaussian"), 0.54),
     Known("add-particles", columns("add_blocks", (1, 1, 1024, 1024), 7, 8), 0.63, "lists"),
+    Known("add-probes", PROBES, 0.27, "atomic"),
     Known("add-charges", columns("add_blocks", (1, 1, 1024, 1024), 3, 4), 0.45),
     Known("take-tiles", columns("take_blocks", (1, 1, 1024, 1024), 512, 256, window="gaussian"), 0.71, "owners"),
     Known("take-particles", columns("take_blocks", (1, 1, 1024, 1024), 7, 8), 0.74),
@@ -104,7 +109,7 @@ KNOWN = (
 
 
 def predicted(known: Known) -> hostcuda.Prediction:
-    whole, done = work_on(known.problem, known.variant, "float32", CHIP)
+    whole, done = work_on(known.problem, known.variant, known.problem.dtypes[0], CHIP)
     return hostcuda.predict(whole, done, CHIP)
 
 

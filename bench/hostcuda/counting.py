@@ -129,6 +129,9 @@ class Work:
     """Latencies that warps waited for, of loads that left the L1 cache."""
     cached_phases: int
     """And of loads that the L1 cache served."""
+    times: NDArray
+    """What each thread block would wait for if it were alone: phases, cached phases, and cycles of instructions that
+    depend on each other."""
     resident_threads: int
     """Of a multiprocessor."""
     before: tuple[Work, ...] = ()
@@ -240,6 +243,7 @@ def work(
             done.instructions,
             done.phases,
             done.cached_phases,
+            done.times,
             resident_threads(step, figures, device),
         )
 

@@ -21,6 +21,7 @@ import struct
 from collections import Counter
 from dataclasses import dataclass
 from functools import cache
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +98,7 @@ class _Launch(ctypes.Structure):
         ("caches", ctypes.POINTER(Caches)),
         ("traffic", ctypes.POINTER(Counters)),
         ("execution", ctypes.POINTER(_Execution)),
+        ("times", ctypes.c_void_p),
         ("most_instructions", ctypes.c_uint64),
         ("message", ctypes.c_void_p),
         ("message_size", ctypes.c_uint32),
@@ -117,6 +119,8 @@ class Execution:
     """And of loads that the L1 cache served."""
     blocks: int
     """Thread blocks that were run: all of them, unless there were too many."""
+    times: NDArray
+    """Of each: phases, cached phases, and cycles of instructions that depend on each other, if it were alone."""
     names: Counter[str]
     """How often each kind of instruction was issued."""
 
@@ -686,7 +690,7 @@ def run(
         return _Array(begin, begin + placed.span, writable, 0)
 
     arrays = [array(placed, placed in written) for placed in (*written, *constant)]
-    executions = np.zeros(len(listed), np.uint64)
+    executions, times = np.zeros(len(listed), np.uint64), np.zeros((prod(plan.grid), 3), np.uint32)
     counters, execution, message = Counters(), _Execution(), ctypes.create_string_buffer(1024)
     constants = np.frombuffer(_constants(architecture, plan, arguments, kernels), np.uint8)
     what = _Launch(
@@ -703,6 +707,7 @@ def run(
         caches=ctypes.pointer(caches),
         traffic=ctypes.pointer(counters),
         execution=ctypes.pointer(execution),
+        times=times.ctypes.data,
         most_instructions=most_instructions,
         message=ctypes.addressof(message),
         message_size=len(message),
@@ -724,5 +729,6 @@ def run(
         execution.phases,
         execution.cached_phases,
         execution.blocks,
+        times[: execution.blocks],
         +names,
     )

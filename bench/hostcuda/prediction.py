@@ -13,14 +13,15 @@ Five limits, each the time if nothing else were scarce:
                            L2_OVER_COPY times the bandwidth of a copy where that is more
     load and store units   lines and passes over shared banks, at LINES_PER_CLOCK of a multiprocessor
     instructions           at INSTRUCTIONS_PER_CLOCK of a multiprocessor
-    latency                as many times as threads have to take turns on the multiprocessors, the latencies that a
-                           thread waits for and PHASES_WITHOUT_LOADS more
+    latency                as many times as threads have to take turns on the multiprocessors, what a thread block
+                           waits for on the average: the latencies of loads, PHASES_WITHOUT_LOADS more, and the cycles
+                           of instructions that need each other's results
 
 The best case is the largest of them: all else is hidden behind it. In the worst case nothing is hidden and the limits
 add up, with instructions at INSTRUCTIONS_PER_CLOCK_AT_WORST; but a copy's limits add up too, and the bandwidth of a
 copy is what it reaches with all of that. So the worst case is the time of a copy, times the sum of the limits over the
 sum of a copy's own, which this module gets from the machine code of samples/copy.cu; and its last wave of thread blocks
-takes as long as a full one. Both ends are 100 % for a large copy.
+takes as long as a full one, and the slowest thread block starts last. Both ends are 100 % for a large copy.
 
 Assumptions. Nothing here is measured on a GPU; the constants marked as guesses are the first to test on one. All
 multiprocessors run at the clock of the data sheet. Launch overhead is left out, so problems of less than some megabytes
@@ -40,6 +41,7 @@ import numpy as np
 from gpufold.gpu.plan import H200, Device, Plan
 
 from .counting import SECTOR, Work, work
+from .execute import NDArray
 
 L2_BYTES_PER_CLOCK = 21
 """Between the L2 cache and a multiprocessor; 5.5 TB/s for an H200: a guess."""
@@ -111,9 +113,7 @@ def limits(plan: Plan, done: Work, device: Device, instructions_per_clock: float
     kinds = done.traffic.kinds
     cycles = device.multiprocessors * device.clock
     l2_bandwidth = max(L2_BYTES_PER_CLOCK * cycles, L2_OVER_COPY * device.copy_bandwidth)
-    waiting = (
-        done.phases / done.warps + PHASES_WITHOUT_LOADS
-    ) * LATENCY + done.cached_phases / done.warps * CACHED_LATENCY
+    waiting = float(waits_of_blocks(done, device).mean())
     # Zeros are written by a pass of their own, before.
     zeros = done.traffic.output_bytes * plan.bytes_moved / done.plan.bytes_moved if plan.zero_output else 0.0
     return {
@@ -125,6 +125,12 @@ def limits(plan: Plan, done: Work, device: Device, instructions_per_clock: float
         "instructions": scale * done.instructions / (instructions_per_clock * cycles),
         "latency": max(1.0, waves(plan, done, device)) * waiting,
     }
+
+
+def waits_of_blocks(done: Work, device: Device) -> NDArray:
+    """Return the seconds that each thread block takes if nothing is scarce: its latencies, one after another."""
+    phases, cached_phases, cycles = done.times.T
+    return (phases + PHASES_WITHOUT_LOADS) * LATENCY + cached_phases * CACHED_LATENCY + cycles / device.clock
 
 
 def waves(plan: Plan, done: Work, device: Device) -> float:
@@ -146,7 +152,9 @@ def predict(plan: Plan, done: Work, device: Device = H200) -> Prediction:
     at_worst = sum(limits(plan, done, device, INSTRUCTIONS_PER_CLOCK_AT_WORST).values())
     turns = waves(plan, done, device)
     tail = ceil(turns) / turns if turns > 1 else 1.0
-    seconds_at_worst = max(found[limited_by], tail * at_worst / _copy_limits(device))
+    of_blocks = waits_of_blocks(done, device)
+    longer = float(of_blocks.max() - of_blocks.mean())  # of the slowest thread block, if it is started last
+    seconds_at_worst = max(found[limited_by], tail * at_worst / _copy_limits(device) + longer)
     waits = done.phases / done.warps
     loaded = done.traffic.loads.l2_sectors * SECTOR / done.warps
     in_flight = done.resident_threads / 32 * loaded / waits if waits else 0.0

@@ -71,6 +71,11 @@ struct Execution {
     uint64_t blocks;        // that were run
 };
 
+// What a thread block would wait for if it were alone: of its warps the last.
+struct BlockTimes {
+    uint32_t phases, cached_phases, cycles; // cycles of instructions that depend on each other
+};
+
 struct MachineLaunch {
     const Instruction* code;
     uint64_t* executions; // of each instruction, by warps
@@ -81,6 +86,7 @@ struct MachineLaunch {
     const Caches* caches;
     Traffic* traffic;
     Execution* execution;
+    BlockTimes* times;          // of each thread block that is run
     uint64_t most_instructions; // after which no more blocks are started
     char* message;
     uint32_t message_size;
@@ -159,6 +165,31 @@ struct Request {
 
 using Words = uint32_t[kLanes];
 
+// Cycles from an instruction to one that needs its result: guesses, of what microbenchmarks of recent GPUs say.
+constexpr uint32_t kSharedCycles = 29, kSlowCycles = 20, kDoubleCycles = 8, kCycles = 5;
+uint32_t cycles_of(Op op)
+{
+    switch (op) {
+    case Op::shfl:
+    case Op::popc:
+    case Op::flo:
+    case Op::brev:
+    case Op::mufu:
+    case Op::i2f:
+    case Op::f2i:
+    case Op::s2r:
+    case Op::ldc:
+    case Op::r2ur:
+        return kSlowCycles;
+    case Op::dadd:
+    case Op::dmul:
+    case Op::dfma:
+        return kDoubleCycles;
+    default:
+        return kCycles;
+    }
+}
+
 struct Warp {
     uint32_t first_thread, lanes;
     uint32_t running, at_block_barrier, at_sync, done; // masks of lanes
@@ -170,14 +201,23 @@ struct Warp {
     uint32_t predicates[8], uniform_predicates[8]; // masks of lanes
     uint32_t arrival[256];                         // phase in which a register is there
     uint32_t now;                                  // phases that are over
+    uint32_t ready[256], ready_uniform[256];       // cycle in which a register can be used
+    uint32_t ready_predicates[8], ready_uniform_predicates[8];
+    uint32_t clock;          // cycle of the last instruction, as if no load took any
+    mutable uint32_t needed; // cycle in which the sources of this one are there
+    uint32_t latency;        // of this one
     std::vector<Access> accesses;
     std::vector<Request> requests;
     std::vector<uint8_t> slow,
         loading; // by phase: whether a load went beyond the L1 cache, and whether there was one
     std::vector<char> local;
 
+    uint32_t issued() const { return std::max(clock + 1, needed); }
+
     uint32_t mask(const Predicate& predicate) const
     {
+        needed = std::max(needed,
+                          (predicate.uniform ? ready_uniform_predicates : ready_predicates)[predicate.index]);
         const uint32_t lanes_of = (predicate.uniform ? uniform_predicates : predicates)[predicate.index];
         return predicate.negated ? ~lanes_of : lanes_of;
     }
@@ -186,6 +226,8 @@ struct Warp {
     {
         if (predicate.index == kTrue)
             return;
+        (predicate.uniform ? ready_uniform_predicates : ready_predicates)[predicate.index] =
+            issued() + latency;
         if (predicate.uniform) {
             if (active)
                 uniform_predicates[predicate.index] = value & active ? kAll : 0;
@@ -197,8 +239,10 @@ struct Warp {
 
     void await(uint32_t index, uint32_t words)
     {
-        for (uint32_t word = index; word < index + words && word < kZeroRegister; ++word)
+        for (uint32_t word = index; word < index + words && word < kZeroRegister; ++word) {
             now = std::max(now, arrival[word]);
+            needed = std::max(needed, ready[word]);
+        }
     }
 };
 
@@ -222,6 +266,7 @@ const uint32_t* raw(Warp& warp, const Source& source, Words& space, uint32_t wor
         warp.await(source.index + word, 1);
         return warp.vector[source.index + word];
     case From::uniform:
+        warp.needed = std::max(warp.needed, warp.ready_uniform[source.index]);
         value = source.index == kZeroRegister ? 0 : warp.uniform[source.index + word];
         break;
     case From::immediate:
@@ -303,6 +348,7 @@ void put(Warp& warp, const Instruction& what, const uint32_t* values, uint32_t a
     if (what.to == kZeroRegister)
         return;
     if (what.uniform) {
+        warp.ready_uniform[what.to + word] = warp.issued() + warp.latency;
         if (active)
             warp.uniform[what.to + word] = values[__builtin_ctz(active)];
         return;
@@ -311,6 +357,7 @@ void put(Warp& warp, const Instruction& what, const uint32_t* values, uint32_t a
     if (active) {
         warp.await(what.to + word, 1); // what a load still brings must not come after this
         warp.arrival[what.to + word] = 0;
+        warp.ready[what.to + word] = warp.issued() + warp.latency;
     }
     for (uint32_t lane = 0; lane < kLanes; ++lane)
         to[lane] = active >> lane & 1 ? values[lane] : to[lane];
@@ -453,8 +500,10 @@ void load(Warp& warp, const Instruction& what, uint32_t active)
         for (uint32_t word = 0; what.to != kZeroRegister && word < words; ++word)
             warp.vector[what.to + word][lane] = values[word];
     }
-    for (uint32_t word = what.to; active && word < what.to + words && word < kZeroRegister; ++word)
+    for (uint32_t word = what.to; active && word < what.to + words && word < kZeroRegister; ++word) {
         warp.arrival[word] = what.mode[0] == kGlobal ? warp.now + 1 : 0;
+        warp.ready[word] = warp.issued() + (what.mode[0] == kGlobal ? 0 : kSharedCycles);
+    }
 }
 
 void store(Warp& warp, const Instruction& what, uint32_t active)
@@ -968,6 +1017,7 @@ void execute(Warp& warp, const Instruction& what, uint32_t active, const uint32_
     }
     case Op::r2ur: {
         const uint32_t* const a = raw(warp, what.source[0], space[0]);
+        warp.ready_uniform[what.to] = warp.issued() + warp.latency;
         if (active)
             warp.uniform[what.to] = a[__builtin_ctz(active)];
         return;
@@ -1050,6 +1100,9 @@ void run(Warp& warp, const uint32_t (&block)[3])
             launch->execution->instructions += 1;
             if (++instructions == kEndless)
                 fail("a warp runs for ever");
+            warp.clock = warp.issued(); // of the instruction before
+            warp.needed = 0;
+            warp.latency = cycles_of(Op(what.op));
             const uint32_t active = mask & warp.mask(what.guard);
             straight = together;
             switch (Op(what.op)) {
@@ -1157,19 +1210,24 @@ void run_block(std::vector<Warp>& warps, const uint32_t (&block)[3], GlobalMemor
         memset(warp.uniform_predicates, 0, sizeof warp.uniform_predicates);
         warp.predicates[kTrue] = warp.uniform_predicates[kTrue] = kAll;
         memset(warp.arrival, 0, sizeof warp.arrival);
-        warp.now = 0;
+        memset(warp.ready, 0, sizeof warp.ready);
+        memset(warp.ready_uniform, 0, sizeof warp.ready_uniform);
+        memset(warp.ready_predicates, 0, sizeof warp.ready_predicates);
+        memset(warp.ready_uniform_predicates, 0, sizeof warp.ready_uniform_predicates);
+        warp.now = warp.clock = warp.needed = 0;
         warp.accesses.clear();
         warp.requests.clear();
         warp.local.assign(kLanes * kLocalBytes, char(0xff));
     }
     bool meets = false; // its warps, at a barrier
     for (;;) {
-        uint32_t waiting = 0, live = 0, latest = 0;
+        uint32_t waiting = 0, live = 0, latest = 0, latest_clock = 0;
         for (Warp& warp : warps) {
             run(warp, block);
             waiting |= warp.at_block_barrier;
             live |= warp.lanes & ~warp.done & ~warp.at_block_barrier;
             latest = std::max(latest, warp.now);
+            latest_clock = std::max(latest_clock, warp.clock);
         }
         if (live)
             fail("threads wait for ever at a barrier of the block");
@@ -1179,8 +1237,10 @@ void run_block(std::vector<Warp>& warps, const uint32_t (&block)[3], GlobalMemor
         for (Warp& warp : warps) {
             warp.running = warp.at_block_barrier;
             warp.at_block_barrier = 0;
-            if (warp.running)
+            if (warp.running) {
                 warp.now = latest;
+                warp.clock = latest_clock;
+            }
         }
     }
 
@@ -1220,11 +1280,18 @@ void run_block(std::vector<Warp>& warps, const uint32_t (&block)[3], GlobalMemor
         // Warps that meet wait for each other's loads too.
         const std::vector<uint8_t>& slow = meets ? slow_of_block : warp.slow;
         const std::vector<uint8_t>& loading = meets ? loading_of_block : warp.loading;
+        uint32_t phases = 0, cached_phases = 0;
         for (std::size_t phase = 0; phase < slow.size(); ++phase) {
-            total.phases += slow[phase];
-            total.cached_phases += loading[phase] && !slow[phase];
+            phases += slow[phase];
+            cached_phases += loading[phase] && !slow[phase];
         }
+        total.phases += phases;
+        total.cached_phases += cached_phases;
         total.warps += 1;
+        BlockTimes& times = launch->times[total.blocks];
+        times.cycles = std::max(times.cycles, warp.clock);
+        times.phases = std::max(times.phases, phases);
+        times.cached_phases = std::max(times.cached_phases, cached_phases);
     }
 }
 
