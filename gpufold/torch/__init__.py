@@ -25,6 +25,7 @@ except ImportError as error:
 if not hasattr(library, "register_vmap"):
     raise extras.outdated("gpufold.torch", "torch", __version__, "2.5")
 
+from gpufold.torch.exporting import decompositions
 from gpufold.torch.functions import (
     add_blocks,
     add_blocks_,
@@ -49,6 +50,7 @@ __all__ = [
     "batch_to_space",
     "blocks_to_array",
     "col2im",
+    "decompositions",
     "fold",
     "im2col",
     "space_to_batch",

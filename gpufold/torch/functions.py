@@ -43,16 +43,8 @@ def col2im(
     >>> gpufold.torch.col2im(columns, (4, 4), (2, 2))[0, 0].tolist()
     [1, 2, 2, 1]
 
-    Parameters
-    ----------
-    data : torch.Tensor
-        Columns on the CPU or a CUDA device; the result is there too, contiguous.
-    output_size, kernel_size, strides, dilations, pads_begin, pads_end, reduction, variant, deterministic
-        As in `gpufold.col2im`.
-    window : torch.Tensor or sequence of them, optional
-        On the device of `data`; under a sum it has a gradient where it requires one, else a ValueError says so.
-    dtype : torch.dtype, optional
-        As in `gpufold.col2im`.
+    Arguments are those of `gpufold.col2im` but `out` and `accumulate`. `data` is on the CPU or a CUDA device, where the
+    contiguous result is too and a window has to be; a window has a gradient under a sum, else a ValueError says so.
     """
     steps = kernel_size, strides, dilations, pads_begin, pads_end
     if is_traced(data):
@@ -94,14 +86,8 @@ def im2col(
             [3, 4, 6, 7],
             [4, 5, 7, 8]])
 
-    Parameters
-    ----------
-    image : torch.Tensor
-        Image on the CPU or a CUDA device; the result is there too, contiguous.
-    kernel_size, strides, dilations, pads_begin, pads_end, variant
-        As in `gpufold.im2col`.
-    window : torch.Tensor or sequence of them, optional
-        On the device of `image`; it has a gradient where it requires one.
+    Arguments are those of `gpufold.im2col` but `out`. `image` is on the CPU or a CUDA device, where the contiguous
+    result is too and a window has to be, which has a gradient where it requires one.
     """
     steps = strides, dilations, pads_begin, pads_end
     if is_traced(image):
@@ -135,14 +121,7 @@ def blocks_to_array(
     >>> gpufold.torch.blocks_to_array(blocks, (7,), (3,), (2,), reduction="mean")
     tensor([0., 1., 2., 3., 4., 5., 6.])
 
-    Parameters
-    ----------
-    blocks : torch.Tensor
-        Blocks on the CPU or a CUDA device; the result is there too, contiguous.
-    output_shape, block_shape, strides, reduction, variant, deterministic
-        As in `gpufold.blocks_to_array`.
-    window, dtype
-        As in `gpufold.torch.col2im`.
+    Arguments are those of `gpufold.blocks_to_array` but `out` and `accumulate`; tensors as in `gpufold.torch.col2im`.
     """
     if is_traced(blocks):
         sizes, tail = (output_shape, block_shape, strides), (reduction, variant, deterministic)
@@ -175,14 +154,7 @@ def array_to_blocks(
             [2, 3, 4],
             [4, 5, 6]])
 
-    Parameters
-    ----------
-    array : torch.Tensor
-        Array on the CPU or a CUDA device; the result is there too, contiguous.
-    block_shape, strides, variant
-        As in `gpufold.array_to_blocks`.
-    window
-        As in `gpufold.torch.im2col`.
+    Arguments are those of `gpufold.array_to_blocks` but `out`; tensors as in `gpufold.torch.im2col`.
     """
     if is_traced(array):
         sizes, tail = (block_shape, strides), ("sum", variant, True)
@@ -212,16 +184,9 @@ def add_blocks(
             [1., 1., 2., 1., 1., 0.],
             [0., 0., 1., 1., 1., 0.]])
 
-    Parameters
-    ----------
-    out, blocks : torch.Tensor
-        On one device, the CPU or a CUDA device; the result is a new tensor there, contiguous. Both have gradients.
-    positions : torch.Tensor or sequence of sequences of int
-        On the device of `out`; none of a tensor's values is looked at.
-    window
-        As in `gpufold.torch.im2col`.
-    variant, deterministic
-        As in `gpufold.add_blocks`.
+    Arguments are those of `gpufold.add_blocks` but `weight_out`. `out` and `blocks` are on one device, the CPU or a
+    CUDA device, where the contiguous result is too, and have gradients, as a window has where it requires one.
+    Positions are a tensor there, none of whose values is looked at, or a sequence.
     """
     if is_traced(out, blocks):
         places = operators.as_positions("add_blocks", positions, out)
@@ -253,18 +218,9 @@ def add_blocks_(
     >>> picture
     tensor([1., 1., 2., 1., 1., 0.])
 
-    Parameters
-    ----------
-    out, blocks, positions, window, variant, deterministic
-        As in `gpufold.torch.add_blocks`, but `out` is the result. A ValueError is raised where it is a leaf that
-        requires a gradient.
-    weight_out : torch.Tensor, optional
-        As in `gpufold.add_blocks`.
-
-    Notes
-    -----
-    Where gradients are asked for, it is ``out.copy_(add_blocks(out, ...))``: a new tensor more. That of a window goes
-    through `weight_out` too.
+    Arguments are those of `gpufold.add_blocks`; tensors as in `gpufold.torch.add_blocks`. A leaf that requires a
+    gradient is a ValueError. Where gradients are asked for, it is ``out.copy_(add_blocks(out, ...))``: a new tensor
+    more. That of a window goes through `weight_out` too.
     """
     if is_traced(out, blocks):
         options: dict[str, Any] = {"variant": variant, "deterministic": deterministic}
@@ -313,14 +269,8 @@ def take_blocks(
             [[0, 8, 9],
              [0, 0, 0]]])
 
-    Parameters
-    ----------
-    array : torch.Tensor
-        On the CPU or a CUDA device; the result is there too, contiguous. It has a gradient in both modes.
-    positions, window
-        As in `gpufold.torch.add_blocks`.
-    block_shape, mode, variant
-        As in `gpufold.take_blocks`.
+    Arguments are those of `gpufold.take_blocks` but `out`; tensors as in `gpufold.torch.add_blocks`. Both modes have
+    gradients.
     """
     if is_traced(array):
         places = operators.as_positions("take_blocks", positions, array)
@@ -345,13 +295,8 @@ def average(numerator: Tensor, weight: Tensor, *, variant: str = "auto") -> Tens
     tensor([[ 3.,  2.,  0.],
             [ 1., 10.,  0.]])
 
-    Parameters
-    ----------
-    numerator, weight : torch.Tensor
-        On one device, the CPU or a CUDA device; the result is there too, contiguous. Where it is zero because nothing
-        landed, gradients are zero.
-    variant
-        As in `gpufold.average`.
+    Arguments are those of `gpufold.average` but `out`, on one device, the CPU or a CUDA device. Gradients are zero
+    where the result is because nothing landed.
     """
     if is_traced(numerator, weight):
         return operators.trace("average", (numerator, weight), (), 0, ("sum", variant, True))
@@ -372,12 +317,7 @@ def batch_to_space(
     tensor([[[ 3,  1,  4,  2,  5],
              [ 9,  7, 10,  8, 11]]])
 
-    Parameters
-    ----------
-    data : torch.Tensor
-        On the CPU or a CUDA device; the result is there too, contiguous.
-    block_shape, crops_begin, crops_end, variant
-        As in `gpufold.batch_to_space`.
+    Arguments are those of `gpufold.batch_to_space` but `out`; the tensor as in `gpufold.torch.col2im`.
     """
     if is_traced(data):
         return operators.trace_space("batch_to_space", data, (block_shape, crops_begin, crops_end), variant)
@@ -398,12 +338,7 @@ def space_to_batch(
     tensor([[0, 2, 4],
             [1, 3, 5]])
 
-    Parameters
-    ----------
-    data : torch.Tensor
-        On the CPU or a CUDA device; the result is there too, contiguous.
-    block_shape, pads_begin, pads_end, variant
-        As in `gpufold.space_to_batch`.
+    Arguments are those of `gpufold.space_to_batch` but `out`; the tensor as in `gpufold.torch.col2im`.
     """
     if is_traced(data):
         return operators.trace_space("space_to_batch", data, (block_shape, pads_begin, pads_end), variant)

@@ -28,42 +28,24 @@ def fold(
     window: Any = None,
     reduction: Reduction = "sum",
 ) -> Tensor:
-    """Put sliding blocks back together: torch.nn.functional.fold for any number of spatial axes.
+    """Put sliding blocks back together: as torch.nn.functional.fold, but for any number of spatial axes.
 
-    ``(N, C*prod(kernel_size), L) -> (N, C, *output_size)``, or both without ``N``, where ``L`` is the product over the
-    spatial axes of ``floor((output_size + 2*padding - dilation*(kernel_size - 1) - 1) / stride) + 1``.
+    ``(N, C*prod(kernel_size), L) -> (N, C, *output_size)``, or both without ``N``.
 
     >>> import torch, gpufold.torch
     >>> columns = torch.ones(1, 4, 9)  # one channel of 2x2 blocks, 3x3 of them
-    >>> gpufold.torch.fold(columns, 4, 2)[0, 0]
-    tensor([[1., 2., 2., 1.],
-            [2., 4., 4., 2.],
-            [2., 4., 4., 2.],
-            [1., 2., 2., 1.]])
+    >>> gpufold.torch.fold(columns, 4, 2)[0, 0].tolist()
+    [[1.0, 2.0, 2.0, 1.0], [2.0, 4.0, 4.0, 2.0], [2.0, 4.0, 4.0, 2.0], [1.0, 2.0, 2.0, 1.0]]
 
     Parameters
     ----------
     input : torch.Tensor
-        Columns of shape (N, C*prod(kernel_size), L) or (C*prod(kernel_size), L), of the dtypes of `col2im`.
+        Columns, of the dtypes of `col2im`; float16 and bfloat16 are summed in float32.
     output_size, kernel_size, dilation, padding, stride : int or sequence of int
-        As in torch.nn.functional.fold; one int means the same on every axis. There are as many spatial axes as a
-        sequence among them has values, and two where all are ints, as torch has it.
+        As in torch.nn.functional.fold. There are as many spatial axes as a sequence among them has values, and two
+        where all are ints.
     window, reduction
-        As in `gpufold.torch.col2im`.
-
-    Returns
-    -------
-    torch.Tensor
-        The image, contiguous, of the dtype and device of `input`.
-
-    Raises
-    ------
-    TypeError, ValueError
-        As in `gpufold.torch.col2im`, in the words of its arguments; a bool for a size and a dilation of 0 too.
-
-    Notes
-    -----
-    Follows torch.nn.functional.fold, with sums of float16 and bfloat16 in float32.
+        As in `gpufold.torch.col2im`, which raises for this function in the words of its own arguments.
     """
     sizes = {"output_size": output_size, "kernel_size": kernel_size, "stride": stride, "padding": padding}
     rank = _rank("fold", dilation, sizes)
@@ -85,10 +67,9 @@ def fold(
 def unfold(
     input: Tensor, kernel_size: Sizes, dilation: Sizes = 1, padding: Sizes = 0, stride: Sizes = 1, *, window: Any = None
 ) -> Tensor:
-    """Take sliding blocks out of an image: torch.nn.functional.unfold for any number of spatial axes.
+    """Take sliding blocks out of an image: as torch.nn.functional.unfold, but for any number of spatial axes.
 
-    ``(N, C, *size) -> (N, C*prod(kernel_size), L)``, or both without ``N``, where ``L`` is the product over the
-    spatial axes of ``floor((size + 2*padding - dilation*(kernel_size - 1) - 1) / stride) + 1``.
+    ``(N, C, *size) -> (N, C*prod(kernel_size), L)``, or both without ``N``.
 
     >>> import torch, gpufold.torch
     >>> gpufold.torch.unfold(torch.arange(5).reshape(1, 1, 5), (3,))
@@ -99,25 +80,9 @@ def unfold(
     Parameters
     ----------
     input : torch.Tensor
-        Image of shape (N, C, *size) or (C, *size), of the dtypes of `col2im`.
-    kernel_size, dilation, padding, stride : int or sequence of int
-        As in torch.nn.functional.unfold, and as in `fold`.
-    window
-        As in `gpufold.torch.im2col`.
-
-    Returns
-    -------
-    torch.Tensor
-        The columns, contiguous, of the dtype and device of `input`.
-
-    Raises
-    ------
-    TypeError, ValueError
-        As in `gpufold.torch.im2col`, in the words of its arguments; a bool for a size and a dilation of 0 too.
-
-    Notes
-    -----
-    Follows torch.nn.functional.unfold.
+        Image, of the dtypes of `col2im`.
+    kernel_size, dilation, padding, stride, window
+        As in torch.nn.functional.unfold, in `fold`, and in `gpufold.torch.im2col`.
     """
     rank = _rank("unfold", dilation, {"kernel_size": kernel_size, "stride": stride, "padding": padding})
     kernel: Any = per_axis(kernel_size, rank) if is_integer(kernel_size) else kernel_size
@@ -176,9 +141,7 @@ class _Windowed(nn.Module):
 
 
 class Fold(_Windowed, nn.Fold):
-    """A module that puts sliding blocks back together: torch.nn.Fold for any number of spatial axes.
-
-    ``(N, C*prod(kernel_size), L) -> (N, C, *output_size)``, or both without ``N``, as in `fold`.
+    """A module that puts sliding blocks back together: a torch.nn.Fold, but for any number of spatial axes.
 
     >>> import torch, gpufold.torch
     >>> gpufold.torch.Fold((9,), (3,), stride=(2,))(torch.ones(2, 6, 4)).shape
@@ -189,15 +152,6 @@ class Fold(_Windowed, nn.Fold):
     output_size, kernel_size, dilation, padding, stride, window, reduction
         As in `fold`; a window may be a NumPy array too. One that is a Parameter is learned, any other moves with the
         module as a buffer; neither is in the state of a module without one, which is that of torch.nn.Fold.
-
-    Raises
-    ------
-    TypeError, ValueError
-        Calling it raises as `fold` does.
-
-    Notes
-    -----
-    Follows torch.nn.Fold, of which it is a subclass.
     """
 
     def __init__(
@@ -235,9 +189,7 @@ class Fold(_Windowed, nn.Fold):
 
 
 class Unfold(_Windowed, nn.Unfold):
-    """A module that takes sliding blocks out of an image: torch.nn.Unfold for any number of spatial axes.
-
-    ``(N, C, *size) -> (N, C*prod(kernel_size), L)``, or both without ``N``, as in `unfold`.
+    """A module that takes sliding blocks out of an image: a torch.nn.Unfold, but for any number of spatial axes.
 
     >>> import torch, gpufold.torch
     >>> gpufold.torch.Unfold((3,), stride=(2,))(torch.ones(2, 2, 9)).shape
@@ -247,15 +199,6 @@ class Unfold(_Windowed, nn.Unfold):
     ----------
     kernel_size, dilation, padding, stride, window
         As in `unfold`, and a window as in `Fold`.
-
-    Raises
-    ------
-    TypeError, ValueError
-        Calling it raises as `unfold` does.
-
-    Notes
-    -----
-    Follows torch.nn.Unfold, of which it is a subclass.
     """
 
     def __init__(

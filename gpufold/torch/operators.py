@@ -22,7 +22,7 @@ from gpufold.calls import Call, Fusion
 from gpufold.elements import check_dtype
 from gpufold.geometry import GEOMETRIES, SpaceGeometry
 from gpufold.operations import OPERATIONS
-from gpufold.torch import rules, tensors
+from gpufold.torch import exporting, rules, tensors
 from gpufold.torch.tensors import DTYPES, as_int64, execute, name_of, resolved
 
 SIZES = {
@@ -171,9 +171,28 @@ def trace(
             raise rules.no_gradient(operation, reduction)
         window = rules.joined(data, axes)
     lists, tail = [per_axis(value, rank) for value in sizes], (reduction, separable, variant, deterministic)
-    if is_tracing() and any([isinstance(size, Tensor) for each in lists for size in each]):
-        return _recorded(operation, (data, window, positions, out), lists, tail)
-    result: Tensor = getattr(torch.ops.gpufold, operation).default(data, window, positions, out, *lists, *tail)
+    arguments = data, window, positions, out, *lists, *tail
+    if torch.onnx.is_in_onnx_export() and operation in exporting.IN_ATEN:
+        if is_tracing():
+            return exporting.decomposed(_fold_by_torchscript, operation, *arguments)
+        call_of(operation, arguments)  # which raises
+        return exporting.decomposed(exporting.fold_by_onnx, operation, *arguments)
+    return _called(operation, (data, window, positions, out), lists, tail)
+
+
+@exporting.as_onnx_has_them
+def _fold_by_torchscript(columns: Tensor, *sizes: list[Any]) -> Tensor:
+    """Sum columns by the operator that the exporter which goes through torch.jit.trace knows then."""
+    exporting.register_with_torchscript()
+    return _called("col2im", (columns, None, None, None), [*sizes], ("sum", False, "auto", True))
+
+
+def _called(
+    operation: str, tensors: tuple[Tensor | None, ...], sizes: list[list[Any]], tail: tuple[str, bool, str, bool]
+) -> Tensor:
+    if is_tracing() and any([isinstance(size, Tensor) for each in sizes for size in each]):
+        return _recorded(operation, tensors, sizes, tail)
+    result: Tensor = getattr(torch.ops.gpufold, operation).default(*tensors, *sizes, *tail)
     return result
 
 

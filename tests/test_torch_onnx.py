@@ -1,0 +1,222 @@
+"""Exporters and backends that know aten's and ONNX's operators alone: their results are gpufold's."""
+
+from __future__ import annotations
+
+import io
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from test_torch import AVERAGED, LINEAR, WINDOWED, Operation, as_array, named
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import gpufold.torch
+
+pytestmark = [
+    pytest.mark.peer("torch"),
+    pytest.mark.peer("onnxscript"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning", "ignore::FutureWarning"),
+]
+BOTH = pytest.mark.parametrize("dynamo", [False, True], ids=["by trace", "by export"])
+
+SYMMETRIC = {"output_size": (4, 6), "kernel_size": (2, 3), "strides": (2, 1), "pads_begin": (1, 0), "pads_end": (1, 0)}
+VOLUME = {"output_size": (4, 5, 3), "kernel_size": (2, 3, 1), "strides": (1, 2, 1), "dilations": (2, 1, 1),
+          "pads_begin": (1, 0, 0), "pads_end": (0, 2, 1)}  # fmt: skip
+FLAT = {"output_size": (4, 3), "kernel_size": (3, 2), "dilations": (0, 1)}
+SIGNAL = {"output_size": 9, "kernel_size": 3, "strides": 2, "pads_begin": 1}
+
+
+def taken(sizes):
+    return {name: value for name, value in sizes.items() if name != "output_size"}
+
+
+OPERATIONS = [
+    *[each for each in [*LINEAR, *WINDOWED, *AVERAGED] if each.name not in ("add_blocks", "take_blocks")],
+    Operation("col2im", {"data": (1, 12, 12)}, SYMMETRIC, suffix="-symmetric"),
+    Operation("col2im", {"data": (2, 12, 36)}, VOLUME, suffix="-volume"),
+    Operation("im2col", {"image": (2, 2, 4, 5, 3)}, taken(VOLUME), suffix="-volume"),
+    Operation("col2im", {"data": (2, 6, 8)}, FLAT, suffix="-flat"),
+    Operation("col2im", {"data": (2, 6, 4)}, {**SIGNAL, "output_size": (9,)}, suffix="-signal"),
+    Operation("im2col", {"image": (1, 2, 4, 6)}, taken(SYMMETRIC), suffix="-symmetric"),
+]  # fmt: skip
+
+
+def whole(operation, dtype=torch.float32, seed=0):
+    """Tensors of a call whose sums and products are exact in any order; a window has powers of two."""
+    given = operation.tensors(torch.float32, seed)
+    arrays = [(each * 4).round().to(dtype) for each in given[: len(operation.shapes)]]
+    return arrays + [2.0 ** (each * 3).round() for each in given[len(operation.shapes) :]]
+
+
+class Model(torch.nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, *given):
+        return self.function(*given)
+
+
+def exported(function, given, dynamo, **options):
+    """Export a function, of which no warning says that a value was taken for a constant."""
+    import onnx
+
+    file = io.BytesIO()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", torch.jit.TracerWarning)
+        torch.onnx.export(
+            Model(function), tuple(given), file, dynamo=dynamo, opset_version=18, verbose=False, **options
+        )
+    return onnx.load_from_string(file.getvalue())
+
+
+def computed(model, given, by):
+    feed = {each.name: as_array(tensor.detach()) for each, tensor in zip(model.graph.input, given, strict=True)}
+    if by == "reference":
+        from onnx.reference import ReferenceEvaluator
+
+        return ReferenceEvaluator(model).run(None, feed)[0]
+    import onnxruntime
+
+    return onnxruntime.InferenceSession(model.SerializeToString()).run(None, feed)[0]
+
+
+def check(model, given, want, by=("reference", "onnxruntime")):
+    for name in by:
+        got = computed(model, given, name)
+        assert (got.dtype, got.shape) == (as_array(want).dtype, tuple(want.shape)), name
+        assert np.array_equal(got, as_array(want)), name
+
+
+@pytest.mark.some(3)
+@named(OPERATIONS)
+@BOTH
+@pytest.mark.peer("onnxruntime")
+def test_what_is_exported_computes_the_same(operation, dynamo):
+    given = whole(operation)
+    model = exported(operation.of(gpufold.torch), given, dynamo)
+    assert {each.domain for each in model.opset_import} == {""}
+    assert ("Col2Im" in [node.op_type for node in model.graph.node]) == (
+        operation.name in ("col2im", "blocks_to_array")
+    )
+    for seed in (1, 2):
+        given = whole(operation, seed=seed)
+        want = operation(*given)
+        right = ["reference", "onnxruntime"][: 1 if str(operation) == "col2im-volume" else 2]
+        if operation.reduction == "sum" and operation.name != "average":
+            check(model, given, want, right)  # ONNX Runtime refuses or mistakes columns of volumes with dilated kernels
+        else:
+            for by in right:
+                np.testing.assert_allclose(computed(model, given, by), want, rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["float16", "float64", "bool", "int32", "uint8"])
+@pytest.mark.parametrize("number", [0, 2])
+@BOTH
+def test_dtypes_are_summed_as_gpufolds(name, number, dynamo):
+    operation, dtype = LINEAR[number], getattr(torch, name)
+    given = [each.abs().to(dtype) for each in whole(operation)]
+    model = exported(operation.of(gpufold.torch), given, dynamo)
+    runs = ["reference"] if number == 0 and name in ("float64", "int32", "uint8") else ["reference", "onnxruntime"]
+    check(model, given, operation(*given), runs)  # ONNX Runtime's Col2Im sums float32 alone
+
+
+@BOTH
+def test_halves_are_summed_in_float32_by_onnx_too(dynamo):
+    rows = torch.full((1, 64, 64), 65.0, dtype=torch.float16)  # sums of half precision would stop at 2048
+
+    def summed(rows):
+        return gpufold.torch.col2im(rows, (127,), (64,))
+
+    want = summed(rows)
+    assert want.max() == 64 * 65
+    check(exported(summed, [rows], dynamo), [rows], want, ["reference"])
+
+
+def network(columns):
+    length = columns.shape[-1]
+    image = gpufold.torch.fold(columns, (length + 2, 6), (3, 6), window=torch.full((3, 6), 0.5))
+    blocks = gpufold.torch.unfold(image, (2, 3), padding=(0, 1))
+    volume = gpufold.torch.col2im(blocks, (length + 1, 6), (1, 1))
+    return gpufold.torch.array_to_blocks(volume, (2, 2), 1)
+
+
+@BOTH
+@pytest.mark.peer("onnxruntime")
+def test_the_batch_and_sizes_may_change(dynamo):
+    options = {"dynamic_axes": {"x": [0, 2]}, "input_names": ["x"]}
+    if dynamo:
+        sizes = {0: torch.export.Dim("batch", min=1), 2: torch.export.Dim("length", min=2)}
+        options = {"dynamic_shapes": {"given": (sizes,)}}
+    model = exported(network, [torch.ones(2, 36, 7)], dynamo, **options)
+    for batch, length in ((2, 7), (5, 11), (1, 3)):
+        columns = torch.randint(-9, 10, (batch, 36, length)).float()
+        check(model, [columns], network(columns))
+
+
+@BOTH
+def test_what_requires_a_gradient_is_exported(dynamo):
+    given = [each.requires_grad_() for each in whole(WINDOWED[0])]
+    model = exported(WINDOWED[0].of(gpufold.torch), given, dynamo)
+    check(model, given, WINDOWED[0](*given).detach(), ["reference"])
+
+
+def test_what_onnx_cannot_say_is_an_error():
+    def follows(columns):
+        return gpufold.torch.col2im(columns, (4, 4), (2, 2), pads_begin=columns.shape[1] - 4)
+
+    with pytest.raises(TypeError, match="pads_begin must not follow the input's size, for they are constants in ONNX"):
+        exported(follows, [torch.ones(1, 4, 9)], False, dynamic_axes={"x": [1]}, input_names=["x"])
+
+
+class Seen(TorchDispatchMode):
+    """Keeps the arguments of gpufold's operators."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if function.namespace == "gpufold":
+            self.calls.append((function, args))
+        return function(*args, **(kwargs or {}))
+
+
+@named(OPERATIONS)
+@pytest.mark.parametrize("name", ["float32", "float16", "complex64", "int32", "bool"])
+def test_decompositions_compute_the_same(operation, name):
+    dtype = getattr(torch, name)
+    if not (dtype.is_floating_point or dtype.is_complex) and (operation.window or operation.reduction != "sum"):
+        dtype = torch.float64
+    with Seen() as seen:
+        want = operation(*whole(operation, dtype))
+    ((operator, arguments),) = seen.calls
+    got = gpufold.torch.decompositions()[operator](*arguments)
+    assert (got.dtype, got.shape, got.stride()) == (want.dtype, want.shape, want.stride())
+    if operation.reduction == "sum" and operation.name != "average":
+        assert torch.equal(got, want)
+    else:
+        torch.testing.assert_close(got, want)
+
+
+def test_symmetric_sums_are_atens_after_decomposition():
+    def model(columns):
+        return gpufold.torch.unfold(gpufold.torch.fold(columns, 4, 2, padding=1, stride=2), 2)
+
+    program = torch.export.export(Model(model), (torch.ones(1, 4, 9),))
+    assert "gpufold.col2im" in program.graph_module.code
+    program = program.run_decompositions(gpufold.torch.decompositions())
+    targets = [str(node.target) for node in program.graph.nodes if node.op == "call_function"]
+    assert targets == ["aten.col2im.default", "aten.im2col.default"]
+    columns = torch.randn(1, 4, 9)
+    assert torch.equal(program.module()(columns), model(columns))
+
+
+def test_a_program_that_was_exported_before_becomes_onnx_after_decomposition():
+    (operation,) = (each for each in OPERATIONS if str(each) == "col2im-volume")
+    program = torch.export.export(Model(operation.of(gpufold.torch)), (*whole(operation),))
+    program = program.run_decompositions(torch.export.default_decompositions() | gpufold.torch.decompositions())
+    model = torch.onnx.export(program, dynamo=True, verbose=False).model_proto
+    given = whole(operation, seed=1)
+    check(model, given, operation(*given), ["reference"])
