@@ -1,4 +1,4 @@
-"""Libraries that stitch, imported as they are: MONAI, TorchIO, nnU-Net, pty-chi, Demucs, Vocos and diffusers."""
+"""Libraries that stitch, imported as they are: MONAI, TorchIO, nnU-Net, pty-chi, Demucs, Vocos, diffusers."""
 
 from __future__ import annotations
 

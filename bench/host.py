@@ -138,6 +138,8 @@ def host(names: list[str], console: Console) -> int:
     for name, *costs in rows:
         table.add_row(name, *(f"{cost * 1e6:.1f}" for cost in costs))
     console.print(table)
+    if find_spec("torch"):
+        console.print(_training())
     worst = max(repeated for _, _, *costs in rows for repeated in costs)
     console.print(
         f"Repeated calls take at most {worst * 1e6:.1f} µs up to the launch ({TARGET * 1e6:.0f} are allowed), without "
@@ -239,3 +241,38 @@ def _on_tensors(problem: Problem) -> float:
     finally:
         for owner, name, value in kept:
             setattr(owner, name, value)
+
+
+def _training() -> Table:
+    """Measure calls that record a gradient beside torch's, on the CPU and in turns, on one thread."""
+    import torch
+
+    columns = torch.randn(4, 27, 36, requires_grad=True)
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+
+    def forward(fold: Callable[..., Any]) -> Any:
+        return fold(columns, 8, 3)
+
+    def backward(fold: Callable[..., Any]) -> None:
+        columns.grad = None
+        forward(fold).sum().backward()
+
+    table = Table("fold to 4x3x8x8 that records a gradient", box=None)
+    for heading in ("torch µs", "gpufold.torch µs", "ratio"):
+        table.add_column(heading, justify="right")
+    for name, run in (("forward", forward), ("forward and backward", backward)):
+        samples: list[tuple[float, float]] = []
+        for _ in range(SAMPLES):
+            pair = []
+            for fold in (torch.nn.functional.fold, gpufold.torch.fold):
+                start = time.perf_counter()
+                for _ in range(CALLS):
+                    run(fold)
+                pair.append((time.perf_counter() - start) / CALLS)
+            samples.append((pair[0], pair[1]))
+        ratios = [(*pair, pair[1] / pair[0]) for pair in samples]
+        theirs, ours, ratio = map(median, zip(*ratios, strict=True))
+        table.add_row(name, f"{theirs * 1e6:.1f}", f"{ours * 1e6:.1f}", f"{ratio:.2f}")
+    torch.set_num_threads(before)
+    return table

@@ -407,8 +407,9 @@ def _execute_on_cpu(
             f"{call.operation}: variant {call.variant!r} is a GPU kernel, but {name} is a tensor on the CPU; "
             f"pass {name}.cuda(), or variant='auto'"
         )
-    window = tuple([as_numpy(each) for each in weights]) or None
-    places, sums = (None if each is None else as_numpy(each) for each in (positions, weight_out))
+    window = tuple([as_numpy(each) for each in weights]) if weights else None
+    places = None if positions is None else as_numpy(positions)
+    sums = None if weight_out is None else as_numpy(weight_out)
     token = threads.allowed.set(torch.get_num_threads())
     try:
         run(call, np, as_numpy(data), as_numpy(result), window, places, sums)
