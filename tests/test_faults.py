@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from itertools import islice
 from pathlib import Path
 
@@ -39,6 +40,13 @@ def test_a_random_mutant_changes_its_place_alone_and_is_reached_by_tests():
         if mutant.file.endswith(".py"):
             ast.parse(broken)
         assert all((CHECKOUT / f"tests/{test}.py").is_file() for test in mutants.tests_of(mutant.file)), mutant
+
+
+@pytest.mark.parametrize("name", mutants.REACH)
+def test_each_row_of_tests_is_for_files_that_there_are(name):
+    files = {str(path.relative_to(CHECKOUT)) for pattern in mutants.POOL for path in CHECKOUT.glob(pattern)}
+    of_name = [file for file in files if mutants.tests_of(file) == mutants.REACH[name] and re.match(name, file)]
+    assert of_name
 
 
 def test_a_seed_draws_the_same_mutants():
