@@ -38,7 +38,8 @@ def added(dtype, **options):
 
 MEAN = {"reduction": "mean", "window": window_of("separable", SLIDING.kernel_size, np.float32)}
 WEIGHTS = window_of("separable", SLIDING.kernel_size, np.float64)
-_, WORDS_OF_BLOCKS = blocks_calls((2, 16, 40), (8, 8), 1, np.dtype(np.float32))
+_, WORDS_OF_BLOCKS = blocks_calls((2, 16, 40), (8, 8), 1, np.dtype(np.complex128))
+_, TAKEN_WITH_PADS = calls_of(SMOKE_CASES[4], np.dtype(np.uint8))
 
 FURTHER = {
     "bytes": (of_dtype("uint8"), "gather", H200),
@@ -52,6 +53,8 @@ FURTHER = {
     "quotients": (of_dtype("float32", SMOKE_CASES[-2], reduction="mean"), "gather_pixels", ONE_THREAD),
     "words-of-blocks": (WORDS_OF_BLOCKS, "gather_blocks", H200),
     "double-weights": (of_dtype("float64", SLIDING, window=WEIGHTS), "gather", H200),
+    "lists": (added(np.int32), "lists", H200),
+    "zeros-of-pads": (TAKEN_WITH_PADS, "direct", H200),
     "wide-offsets": (added(np.int32), "lists", H200),
 }
 """Calls with inline PTX that the smoke's calls do without, each with a variant and the device to plan for."""
