@@ -52,6 +52,61 @@ template <int word> __device__ StoredWord<word> word_of(const Accumulator* sums)
     return stored;
 }
 
+// Writes the cells of a warp from shared memory, so that neighbouring lanes store neighbouring words: of each
+// lane `pixels` in its planes that remain, from `first` on, at `in_plane` of its plane.
+template <int planes, int word>
+__device__ void store_staged(const Accumulator (&sums)[planes][cell_width], Result* first, Result* image,
+                             Offset in_plane, int pixels, bool live, Offset remaining,
+                             const GatherParameters& p)
+{
+    constexpr int words = cell_width / word;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    // Word number n of a warp lies at n + n / 32, which spreads the cells over the banks; without a sign
+    // the quotient is one shift. Cells of an odd number of words are spread already.
+    constexpr unsigned skipped = words % 2 == 0 ? 1 : 0;
+    __shared__ StoredWord<word> tiles[THREADS / 32][words][33];
+    __shared__ long long firsts[THREADS / 32][32];
+    __shared__ int counts[THREADS / 32][32];
+    StoredWord<word>* const tile = tiles[warp][0];
+    // Where a warp's cells lie end to end in memory, it writes them as one run. Cells of several planes
+    // do not: in the next plane places begin at zero again, and the length is not positive.
+    const Offset place_in_run = in_plane - __shfl_sync(~0u, in_plane, 0);
+    const Offset run_length = __shfl_sync(~0u, place_in_run + pixels, 31);
+    const bool is_run = p.cells_form_runs && run_length > 0;
+    const unsigned number = is_run ? unsigned(place_in_run) / word : unsigned(lane * words);
+    Result* const run_first = first - place_in_run;
+    if (!is_run)
+        firsts[warp][lane] = first - image;
+#pragma unroll
+    for (int plane = 0; plane < planes; ++plane) {
+        if (!is_run)
+            counts[warp][lane] = live && plane < remaining ? pixels : 0;
+#pragma unroll
+        for (int i = 0; i < words; ++i)
+            if (live && i * word < pixels)
+                tile[number + i + skipped * ((number + i) / 32)] = word_of<word>(sums[plane] + i * word);
+        __syncwarp();
+        if (is_run) {
+#pragma unroll
+            for (int i = 0; i < words; ++i)
+                if (plane < remaining && (i * 32 + lane) * word < run_length)
+                    reinterpret_cast<StoredWord<word>*>(run_first + plane * p.image_channel)[i * 32 + lane] =
+                        tile[i * (32 + skipped) + lane];
+        } else {
+#pragma unroll 1
+            for (int i = 0; i < words; ++i) {
+                trace_iteration(i);
+                const int owner = (i * 32 + lane) / words, in_cell = (i * 32 + lane) % words * word;
+                Result* const pixel =
+                    image + firsts[warp][owner] + plane * p.image_channel + in_cell * p.pixel_stride[last];
+                if (in_cell < counts[warp][owner])
+                    *reinterpret_cast<StoredWord<word>*>(pixel) = tile[i * (32 + skipped) + lane];
+            }
+        }
+        __syncwarp();
+    }
+}
+
 // Stores `word` elements at once, which divide a cell; more than one only where all cells are whole and
 // aligned.
 template <int planes, int word>
@@ -60,7 +115,7 @@ __device__ void gather(const Scalar* __restrict__ columns, Result* __restrict__ 
 {
     constexpr int words = cell_width / word;
     constexpr bool staged = words > (word == 1 ? 2 : 1);
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const int lane = threadIdx.x % 32;
     const Offset item = grid_index();
     const bool live = item < p.items;
     // Staging needs every lane of a warp: those past the end do the last item's work over.
@@ -171,51 +226,7 @@ __device__ void gather(const Scalar* __restrict__ columns, Result* __restrict__ 
                 keep(plane_first);
         }
     } else {
-        // Word number n of a warp lies at n + n / 32, which spreads the cells over the banks; without a sign
-        // the quotient is one shift. Cells of an odd number of words are spread already.
-        constexpr unsigned skipped = words % 2 == 0 ? 1 : 0;
-        __shared__ StoredWord<word> tiles[THREADS / 32][words][33];
-        __shared__ long long firsts[THREADS / 32][32];
-        __shared__ int counts[THREADS / 32][32];
-        StoredWord<word>* const tile = tiles[warp][0];
-        // Where a warp's cells lie end to end in memory, it writes them as one run. Cells of several planes
-        // do not: in the next plane places begin at zero again, and the length is not positive.
-        const Offset place_in_run = in_plane - __shfl_sync(~0u, in_plane, 0);
-        const Offset run_length = __shfl_sync(~0u, place_in_run + pixels, 31);
-        const bool is_run = p.cells_form_runs && run_length > 0;
-        const unsigned number = is_run ? unsigned(place_in_run) / word : unsigned(lane * words);
-        Result* const run_first = first - place_in_run;
-        if (!is_run)
-            firsts[warp][lane] = first - image;
-#pragma unroll
-        for (int plane = 0; plane < planes; ++plane) {
-            if (!is_run)
-                counts[warp][lane] = live && plane < remaining ? pixels : 0;
-#pragma unroll
-            for (int i = 0; i < words; ++i)
-                if (live && i * word < pixels)
-                    tile[number + i + skipped * ((number + i) / 32)] = word_of<word>(sums[plane] + i * word);
-            __syncwarp();
-            if (is_run) {
-#pragma unroll
-                for (int i = 0; i < words; ++i)
-                    if (plane < remaining && (i * 32 + lane) * word < run_length)
-                        reinterpret_cast<StoredWord<word>*>(run_first +
-                                                            plane * p.image_channel)[i * 32 + lane] =
-                            tile[i * (32 + skipped) + lane];
-            } else {
-#pragma unroll 1
-                for (int i = 0; i < words; ++i) {
-                    trace_iteration(i);
-                    const int owner = (i * 32 + lane) / words, in_cell = (i * 32 + lane) % words * word;
-                    Result* const pixel = image + firsts[warp][owner] + plane * p.image_channel +
-                                          in_cell * p.pixel_stride[last];
-                    if (in_cell < counts[warp][owner])
-                        *reinterpret_cast<StoredWord<word>*>(pixel) = tile[i * (32 + skipped) + lane];
-                }
-            }
-            __syncwarp();
-        }
+        store_staged<planes, word>(sums, first, image, in_plane, pixels, live, remaining, p);
     }
 }
 

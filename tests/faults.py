@@ -251,8 +251,8 @@ FAULTS = (
     Fault(
         "no barrier before a gathered tile is read",
         "kernels/col2im_gather.cu",
-        "            __syncwarp();\n            if (",
-        "            if (",
+        "        __syncwarp();\n        if (",
+        "        if (",
         COL2IM + "warps_wait_for_each_other_and_every_byte_is_written_once[staged-observed]",
     ),
     Fault(
