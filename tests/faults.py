@@ -1232,6 +1232,13 @@ FAULTS = (
         NUMPY_PATH + "col2im_is_its_definition[sliced-tiled-bug-fold-with-padding]",
     ),
     Fault(
+        "a half precision's negative zero moved as it is, where it should be summed",
+        "gpufold/cpu/folding.py",
+        "words[words == 1 << 15] = 0",
+        "words[words == 1 << 16] = 0",
+        NUMPY_PATH + "sums_start_from_positive_zero_and_moves_keep_bits",
+    ),
+    Fault(
         "half precision summed in half precision",
         "gpufold/elements.py",
         "return np.dtype(element.weight) if element is not None and element.is_half else dtype",
@@ -1243,7 +1250,7 @@ FAULTS = (
         "gpufold/cpu/cells.py",
         "    if not way.once:\n",
         "    if way.once:\n",
-        NUMPY_PATH + "col2im_is_its_definition[chosen-bug-uncovered-pixels-never-written]",
+        NUMPY_PATH + "col2im_is_its_definition[tiled-bug-uncovered-pixels-never-written]",
     ),
 )
 
