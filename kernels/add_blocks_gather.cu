@@ -15,22 +15,6 @@
 // grow with tiles times blocks: little beside the sums while a block has hundreds of pixels.
 #include "positions.cuh"
 
-#ifndef CANDIDATES
-#define CANDIDATES 4
-#endif
-#ifndef RESIDENT_BLOCKS
-#define RESIDENT_BLOCKS 4
-#endif
-#ifndef PLANES
-#define PLANES 1
-#endif
-#ifndef ROWS
-#define ROWS 4
-#endif
-#ifndef AT_ONCE
-#define AT_ONCE 4
-#endif
-
 constexpr int warps = THREADS / 32;
 constexpr int planes = PLANES;             // of a thread, which divide the channels
 constexpr int thread_rows = ROWS;          // that follow each other; along one axis, 32 apart

@@ -17,22 +17,6 @@
 // rest of an image costs nothing.
 #include "bins.cuh"
 
-#ifndef PLANES
-#define PLANES 1
-#endif
-#ifndef ALONE
-#define ALONE 0
-#endif
-#ifndef ROWS
-#define ROWS 8
-#endif
-#ifndef TILE_ROWS
-#define TILE_ROWS 8
-#endif
-#ifndef RESIDENT_BLOCKS
-#define RESIDENT_BLOCKS 4
-#endif
-
 constexpr int planes = PLANES;    // of a thread
 constexpr bool alone = ALONE;     // whether there are no others
 constexpr int thread_rows = ROWS; // at a time

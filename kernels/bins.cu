@@ -14,17 +14,6 @@
 // marked in shared memory instead, and the marks are listed. Leading axes without a position have no tiles.
 #include "bins.cuh"
 
-#ifndef CROWD
-#define CROWD 1024
-#endif
-#ifndef MARKS
-#define MARKS 64
-#endif
-
-#ifndef AT_ONCE
-#define AT_ONCE 4
-#endif
-
 constexpr int at_once = AT_ONCE;
 constexpr int crowd = CROWD; // blocks of a tile, up to which they are compared with each other
 

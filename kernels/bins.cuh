@@ -9,10 +9,6 @@
 #pragma once
 #include "positions.cuh"
 
-#ifndef NOTE
-#define NOTE unsigned
-#endif
-
 // A block that meets a tile: its number, and then along each axis how far its last pixel is from the tile's
 // first, by as many bits as by_reach says. Notes have the order of their blocks.
 using Note = NOTE;

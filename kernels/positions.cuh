@@ -7,13 +7,6 @@
 #include "common.cuh"
 #include "window.cuh"
 
-#ifndef RANK
-#define RANK 2
-#endif
-#ifndef FIXED
-#define FIXED 0
-#endif
-
 constexpr int rank = RANK;
 constexpr int last = rank - 1;
 constexpr int fixed = FIXED;
@@ -21,9 +14,6 @@ constexpr int positioned = rank - fixed; // axes
 
 // Where sums of weights are asked for, kernels take an array (*size) for them after the window: what an
 // element of a block is multiplied with, or one, is added to its pixel there too.
-#ifndef WEIGHT_OUT
-#define WEIGHT_OUT 0
-#endif
 #if WEIGHT_OUT
 #define WEIGHT_OUT_ARGUMENT Weight* __restrict__ weight_out,
 #else

@@ -2,10 +2,6 @@
 #pragma once
 #include "positions.cuh"
 
-#ifndef MODE
-#define MODE constant
-#endif
-
 enum class Mode { constant, edge };
 constexpr bool nearest = Mode::MODE == Mode::edge; // what lies outside is the nearest pixel, else zero
 

@@ -12,19 +12,6 @@
 // zero, and never loaded, or the nearest pixel.
 #include "take_blocks.cuh"
 
-#ifndef PLANES
-#define PLANES 1
-#endif
-#ifndef ALL_PLANES
-#define ALL_PLANES 1
-#endif
-#ifndef ELEMENTS
-#define ELEMENTS 4
-#endif
-#ifndef RESIDENT_BLOCKS
-#define RESIDENT_BLOCKS 4
-#endif
-
 constexpr int elements = ELEMENTS;                // of a thread in each plane, of one block and column
 constexpr int planes = PLANES;                    // share the index arithmetic
 constexpr bool all_planes = ALL_PLANES;           // exist for every thread: they divide the channels

@@ -18,22 +18,6 @@
 // tests grow with tiles times blocks: little beside the stores while most tiles meet some of their chunk.
 #include "take_blocks.cuh"
 
-#ifndef PLANES
-#define PLANES 1
-#endif
-#ifndef TILE_ROWS
-#define TILE_ROWS 32
-#endif
-#ifndef TILE_COLUMNS
-#define TILE_COLUMNS 128
-#endif
-#ifndef TURNS
-#define TURNS 0
-#endif
-#ifndef RESIDENT_BLOCKS
-#define RESIDENT_BLOCKS 4
-#endif
-
 constexpr int planes = PLANES;      // of a thread, which divide the channels
 constexpr bool takes_turns = TURNS; // with tiles outside of the image, which have no thread blocks then
 constexpr int threads = THREADS;

@@ -158,6 +158,7 @@ def lists(problem: Problem) -> Plan:
     )
     defines = (
         *((name, str(THREADS) if name == "THREADS" else value) for name, value in plan.defines if name in LIST_DEFINES),
+        ("WEIGHT_OUT", "0"),
         ("CROWD", str(CROWD)),
         ("MARKS", str(MARKS_OF_THREAD)),
         ("AT_ONCE", str(NOTED_AT_ONCE)),
