@@ -363,11 +363,15 @@ def _positions_on_device(problem: Problem, library: str) -> Any:
 
 
 def window_of(name: str, taps: int) -> Array:
-    """Return a window of float32: ones, Hann's for spectra, or the Gaussian that MONAI and nnU-Net weigh tiles with."""
+    """Return a window of float32: ones, Hann's for spectra, a Gaussian as of MONAI and nnU-Net, or a ramp.
+
+    A ramp rises and falls over a quarter of the taps, as decoders of latents blend tiles that overlap by so much.
+    """
     sample = np.arange(taps)
     windows = {
         "": np.ones(taps),
         "hann": 0.5 - 0.5 * np.cos(2 * np.pi * sample / taps),
+        "ramp": np.minimum(sample + 1, taps - sample).clip(max=taps // 4) / (taps // 4),
         "gaussian": np.exp(-0.5 * ((sample - (taps - 1) / 2) / (taps / 8)) ** 2),
     }
     return windows[name].astype(np.float32)
@@ -790,6 +794,16 @@ PROBLEMS: tuple[Problem, ...] = (
         stride=256,
         operations=AT_POSITIONS,
         window="gaussian",
+    ),
+    *sliding(
+        "decoded-512x512",
+        "tiles that a decoder of images made of a latent, merged with a ramp over their overlap of a quarter",
+        (1, 3, 2048, 2048),
+        kernel=512,
+        stride=384,
+        operations=("add_blocks",),
+        window="ramp",
+        cpu_only=True,
     ),
     *sliding(
         "particles-7x7",

@@ -130,7 +130,8 @@ class Stitcher:
             raise ValueError("Stitcher.progress: it is known with slabs=True, of a shape that has an end")
         return max(self._begin, self._reached) / self._size[0] if self._size[0] else 1.0
 
-    def add(self, blocks: Any, positions: Any, *, window: Any = None) -> None:
+    @answers
+    def add(self, blocks: Any, positions: Any, *, window: Any = None, **unexpected: Never) -> None:
         """Add a batch of tiles.
 
         Parameters
@@ -155,6 +156,8 @@ class Stitcher:
             Shapes, devices or memory do not fit together, or with `slabs=True` a tile begins before another that came
             earlier; nothing has been added then.
         """
+        if unexpected:
+            raise misnamed(Stitcher.add, "Stitcher.add", unexpected)
         home = _home_of(blocks)
         shape, lead = home.shape, len(self._lead)
         count, tile = shape[:1], shape[1 + lead :]

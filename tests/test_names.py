@@ -66,6 +66,30 @@ def test_names_of_torch_tensorflow_and_sigpy(name, given, here):
         getattr(gpufold, name)(*CALLS[name], **{given: 2})
 
 
+def test_a_stitcher_answers_for_its_batches_too():
+    stitcher = gpufold.Stitcher((8, 8), 4)
+    with pytest.raises(TypeError, match=r"^Stitcher.add: there is no argument weights, it is window here$"):
+        stitcher.add(BLOCKS, POSITIONS, weights=np.ones((4, 4)))
+    with pytest.raises(ValueError, match="no tile was added"):
+        stitcher.result()
+
+
+@pytest.mark.peer("torch")
+@pytest.mark.parametrize("name", [name for name in CALLS if name not in ("grid_positions", "Stitcher")])
+def test_functions_on_tensors_answer_too(name):
+    import torch
+
+    arguments = [torch.from_numpy(each) if isinstance(each, np.ndarray) else each for each in CALLS[name]]
+    function = getattr(gpufold.torch, name)
+    function(*arguments)
+    with pytest.raises(TypeError, match=f"^{name}: there is no argument colour, there are "):
+        function(*arguments, colour=1)
+    parameters = inspect.signature(function).parameters
+    if "strides" in parameters:
+        with pytest.raises(TypeError, match=f"^{name}: there is no argument stride, it is strides here$"):
+            function(*arguments, stride=1)
+
+
 def test_blocks_are_one_apart_unless_strides_say_otherwise():
     np.testing.assert_array_equal(
         gpufold.array_to_blocks(np.arange(5), (3,)), gpufold.array_to_blocks(np.arange(5), (3,), strides=1)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import wraps
+from inspect import signature
 from typing import NoReturn, ParamSpec
 
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function
+
+from gpufold.names import misnamed
 
 Parameters = ParamSpec("Parameters")
 
@@ -31,6 +34,11 @@ def public(function: Callable[Parameters, Tensor]) -> Callable[Parameters, Tenso
             return taken_over
         try:
             return function(*given, **named)  # exported programs load after: import gpufold.torch
+        except TypeError:
+            unexpected = [word for word in named if word not in signature(function).parameters]
+            if unexpected:
+                raise misnamed(function, function.__name__, unexpected) from None
+            raise
         except ValueError as error:
             if type(error) is not ValueError:
                 raise
