@@ -371,7 +371,7 @@ def window_of(name: str, taps: int) -> Array:
     windows = {
         "": np.ones(taps),
         "hann": 0.5 - 0.5 * np.cos(2 * np.pi * sample / taps),
-        "ramp": np.minimum(sample + 1, taps - sample).clip(max=taps // 4) / (taps // 4),
+        "ramp": (np.minimum(sample + 1, taps - sample) / max(1, taps // 4)).clip(max=1),
         "gaussian": np.exp(-0.5 * ((sample - (taps - 1) / 2) / (taps / 8)) ** 2),
     }
     return windows[name].astype(np.float32)

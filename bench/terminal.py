@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from time import perf_counter
-from typing import TypeVar
+from typing import Any, TypeVar
 
 Item = TypeVar("Item")
 
@@ -73,10 +73,55 @@ class PlainConsole:
 
 
 try:
-    from rich.console import Console
+    from rich.console import Console as RichConsole
     from rich.table import Table
 except ImportError:
     Console, Table = PlainConsole, PlainTable  # type: ignore[misc, assignment]
+else:
+
+    class Console(RichConsole):  # type: ignore[no-redef]
+        """Prints a table that does not fit the terminal as several, each of which has the first column."""
+
+        def print(self, *items: Any, **options: Any) -> None:
+            """Print tables so that no header and no number is cut, and anything else as it is."""
+            for item in items or ("",):
+                for part in self._parts(item) if isinstance(item, Table) else [item]:
+                    super().print(part, **options)
+
+        def _parts(self, table: Table) -> Iterator[Table]:
+            first, *others = range(len(table.columns))
+            columns = [first]
+            for number in others:
+                if len(columns) > 1 and not self._fits(_with_columns(table, [*columns, number])):
+                    yield _with_columns(table, columns)
+                    columns = [first]
+                columns.append(number)
+            yield _with_columns(table, columns)
+
+        def _fits(self, table: Table) -> bool:
+            """Return whether every number and header is shown whole, and every word of other columns."""
+            widths = (
+                max(max(map(len, [text] if column.no_wrap else text.split()), default=0) for text in _texts(column))
+                for column in table.columns
+            )
+            return sum(width + len(GAP) for width in widths) <= self.width
+
+
+def _texts(column: Any) -> list[str]:
+    """Return what stands in a column of a table."""
+    return [column.header, *column.cells]
+
+
+def _with_columns(table: Any, numbers: list[int]) -> Any:
+    """Return a table of some columns of another; those on the right, of numbers, are never narrower than they are."""
+    part = Table(box=table.box, title=table.title if 1 in numbers else None)
+    for number in numbers:
+        column = table.columns[number]
+        part.add_column(column.header, justify=column.justify, no_wrap=column.no_wrap or column.justify == "right")
+    for row, cells in zip(table.rows, zip(*(table.columns[n].cells for n in numbers), strict=True), strict=True):
+        part.add_row(*cells, style=row.style, end_section=row.end_section)
+    return part
+
 
 __all__ = ["INTERRUPTED", "Console", "PlainConsole", "PlainTable", "Table", "progress", "say"]
 

@@ -1017,6 +1017,26 @@ def test_without_rich_and_peers_results_are_plain_lines_that_name_what_is_missin
     assert "ptychography needs" in without_packages("ptychography").stderr
 
 
+def test_a_table_fits_a_narrow_terminal_without_cutting_a_word():
+    import io
+
+    from bench.terminal import Console, Table
+
+    table = Table("problem", box=None)
+    peers = ["gpufold ms", "torch", "onnxruntime", "openvino", "gpufold.torch, gradient", "unfoldNd", "two passes"]
+    for peer in peers:
+        table.add_column(peer, justify="right")
+    table.add_row("col2im-resnet-3x3-s1 float32", *(f"{number}.25x" for number in range(len(peers))))
+    written = io.StringIO()
+    Console(file=written, width=80).print(table)
+    lines = written.getvalue().splitlines()
+    assert all(len(line.rstrip()) <= 80 for line in lines)
+    shown = " ".join(written.getvalue().split())
+    assert all(word in shown for peer in peers for word in peer.split())
+    assert all(f"{number}.25x" in shown for number in range(len(peers)))
+    assert shown.count("col2im-resnet-3x3-s1 float32") > 1
+
+
 def test_a_plain_table_is_aligned():
     table = PlainTable("name", box=None)
     table.add_column("ms", justify="right")
