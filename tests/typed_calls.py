@@ -35,7 +35,7 @@ batch = gpufold.space_to_batch(image, (1, 1, 2, 2))
 assert_type(batch, Floats)
 assert_type(gpufold.batch_to_space(batch, (1, 1, 2, 2)), Floats)
 
-stitcher = gpufold.Stitcher((3, 8, 8), (4, 4), reduction="mean")
+stitcher = gpufold.Stitcher((2, 3, 8, 8), (4, 4), reduction="mean")
 stitcher.add(tiles, positions)
 result: Any = stitcher.result()
 
@@ -43,14 +43,15 @@ assert_type(gpufold.variants("col2im"), tuple[str, ...])
 why = gpufold.explain("col2im", (columns.shape, "float32"), (8, 8), (2, 2), strides=2)
 assert_type(why.plan.variant, str)
 
-# ---- wrong words
 
-gpufold.col2im(columns, (8, 8), (2, 2), reduction="men")  # type: ignore[arg-type]
-gpufold.col2im(columns, (8.5, 8), (2, 2))  # type: ignore[arg-type]
-gpufold.col2im(columns, 8, (2, 2))  # type: ignore[arg-type]
-gpufold.im2col(image, (2, 2), stride=2)  # type: ignore[arg-type]
-gpufold.take_blocks(image, positions, 4, mode="nearest")  # type: ignore[arg-type]
-gpufold.grid_positions((8, 8), 4, 2, last="drp")  # type: ignore[arg-type]
-gpufold.Stitcher((8, 8), 4, reduction="average")  # type: ignore[arg-type]
-gpufold.variants("col2in")  # type: ignore[arg-type]
-misspelt = gpufold.col2in  # type: ignore[attr-defined]
+def wrong_words() -> None:
+    """Make calls that nobody runs, for they raise."""
+    gpufold.col2im(columns, (8, 8), (2, 2), reduction="men")  # type: ignore[arg-type]
+    gpufold.col2im(columns, (8.5, 8), (2, 2))  # type: ignore[arg-type]
+    gpufold.col2im(columns, 8, (2, 2))  # type: ignore[arg-type]
+    gpufold.im2col(image, (2, 2), stride=2)  # type: ignore[arg-type]
+    gpufold.take_blocks(image, positions, 4, mode="nearest")  # type: ignore[arg-type]
+    gpufold.grid_positions((8, 8), 4, 2, last="drp")  # type: ignore[arg-type]
+    gpufold.Stitcher((8, 8), 4, reduction="average")  # type: ignore[arg-type]
+    gpufold.variants("col2in")  # type: ignore[arg-type]
+    print(gpufold.col2in)  # type: ignore[attr-defined]
