@@ -52,6 +52,7 @@ class _StandIn(ModuleType):
     """A package or module in which every name is Anything."""
 
     __path__: list[str] = []  # noqa: RUF012  # a package without a folder
+    __version__ = "0.0"  # older than whatever a client asks for
 
     def __getattr__(self, name: str) -> Any:
         return getattr(Anything, name)

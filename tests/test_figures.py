@@ -310,7 +310,7 @@ def test_the_problems_of_the_bench_are_predicted_to_run_as_fast_as_they_did(monk
     """The one gate on a prediction: geometric means. `python -m bench traffic` reports each problem."""
     monkeypatch.setattr(bench.traffic, "MOST_INSTRUCTIONS", 4_000_000)  # of warps, enough for a mean
     found = []
-    for problem in PROBLEMS:
+    for problem in REGIMES.values():
         whole, done, _, _ = work_of(problem.for_gpu, "auto", problem.dtypes[0])
         found.append(hostcuda.predict(whole, done))
     large = [prediction for prediction in found if prediction.limited_by != "latency"]

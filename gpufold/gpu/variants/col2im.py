@@ -48,7 +48,7 @@ def _counted(count: int, noun: str) -> str:
 
 def _planes_at_most(element: ElementType, row_taps: int, cell: int, few: bool) -> int:
     """Return the planes that one thread has registers for, which is compiled in."""
-    words = max(1, element.itemsize // 4)
+    words = max(1, element.itemsize // 4) if element.itemsize > 1 else 2  # a byte is held widened, too
     planes = GATHER_FEW_PLANES if few and element.itemsize > 2 else GATHER_MAX_PLANES
     while planes > 1 and planes * words * max(row_taps, cell) > GATHER_ROW_REGISTERS:
         planes //= 2
@@ -196,7 +196,8 @@ def gather_parts(problem: Problem) -> Plan:
     in_words = in_words and problem.output.alignment % (word * itemsize) == 0
     extents = (*(min(axis.stride, axis.size) for axis in outer), -(-row.stride // part))
     cells = cells_of(view)
-    planes = _planes(problem, prod(extents) * prod(cells), PARTS_PLANES)
+    at_most = PARTS_PLANES if part * taps_per_pixel(row) <= PARTS_LOADS else 1  # a word may have more loads
+    planes = _planes(problem, prod(extents) * prod(cells), at_most)
     groups = -(-view.channels // planes)
     items = view.batch * groups * prod(extents) * prod(cells)
     past_row = (row.stride + part) * (1 + abs(view.tap_strides[-1]) + abs(view.pixel_strides[-1]))
@@ -222,7 +223,7 @@ def gather_parts(problem: Problem) -> Plan:
         },
         PART=part,
         WORD=word,
-        PLANES=PARTS_PLANES,
+        PLANES=at_most,
         symbol="col2im_gather_parts" + "_planes" * (planes > 1),
     )
 
