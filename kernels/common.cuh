@@ -1,34 +1,15 @@
 // What every kernel shares: element types, exact addition, guarded loads, wide stores, division by an
 // invariant.
 //
-// A specialisation is chosen by six macros, of which five end here: SCALAR is an element in memory,
-// ACCUMULATOR the type it is summed in, RESULT what a sum is stored as, WEIGHT what it may be multiplied with
-// or divided by, OFFSET the signed type of coordinates, thread numbers and offsets inside one plane. The
-// offset of a plane itself is always 64 bits wide. THREADS is the size of a thread block, which the planner
-// launches and kernels declare their bounds by.
+// A specialisation is chosen by macros, all of which the plan defines. Five end here: SCALAR is an element in
+// memory, ACCUMULATOR the type it is summed in, RESULT what a sum is stored as, WEIGHT what it may be
+// multiplied with or divided by, OFFSET the signed type of coordinates, thread numbers and offsets inside one
+// plane. The offset of a plane itself is always 64 bits wide. THREADS is the size of a thread block, which the
+// planner launches and kernels declare their bounds by.
 //
 // The host build of the kernels (HOSTCUDA) brings the CUDA words with it and gets plain C++ where a GPU gets
 // PTX.
 #pragma once
-
-#ifndef SCALAR
-#define SCALAR float
-#endif
-#ifndef ACCUMULATOR
-#define ACCUMULATOR float
-#endif
-#ifndef RESULT
-#define RESULT SCALAR
-#endif
-#ifndef WEIGHT
-#define WEIGHT float
-#endif
-#ifndef OFFSET
-#define OFFSET int
-#endif
-#ifndef THREADS
-#define THREADS 256
-#endif
 
 // Element types that C++ lacks. Integers are unsigned: two's complement sums wrap alike.
 struct Boolean {

@@ -13,13 +13,6 @@
 #include "col2im.cuh"
 #include "window.cuh"
 
-#ifndef REDUCTION
-#define REDUCTION sum
-#endif
-#ifndef ACCUMULATE
-#define ACCUMULATE false
-#endif
-
 enum class Reduction { sum, mean, least_squares };
 constexpr Reduction reduction = Reduction::REDUCTION;
 constexpr bool averages = reduction != Reduction::sum;

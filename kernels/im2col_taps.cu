@@ -16,15 +16,6 @@
 #include "common.cuh"
 #include "window.cuh"
 
-#ifndef PIECE
-#define PIECE 1
-#endif
-#ifndef LINE_STRIDE
-#define LINE_STRIDE 0
-#endif
-#ifndef PIXELS_BEFORE
-#define PIXELS_BEFORE 0
-#endif
 constexpr int spatial_rank = SPATIAL_RANK;
 constexpr int last_axis = spatial_rank - 1;
 constexpr int unweighted =

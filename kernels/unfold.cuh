@@ -16,9 +16,6 @@
 #include "tile.cuh"
 #include "window.cuh"
 
-#ifndef TAPS_AT_ONCE
-#define TAPS_AT_ONCE 1
-#endif
 constexpr int spatial_rank = SPATIAL_RANK;
 constexpr int last_axis = spatial_rank - 1;
 constexpr int unweighted =

@@ -3,13 +3,6 @@
 #pragma once
 #include "common.cuh"
 
-#ifndef WINDOW
-#define WINDOW none
-#endif
-#ifndef WINDOW_AXES
-#define WINDOW_AXES 1
-#endif
-
 enum class Window { none, separable, full };
 constexpr bool windowed = Window::WINDOW != Window::none;
 constexpr bool separable = Window::WINDOW == Window::separable; // weights for each axis, to be multiplied

@@ -261,15 +261,15 @@ def test_taps_are_stored_in_words_where_these_are_aligned():
         columns = Operand((*lead, rows, blocks), (rows * blocks * spaced, spaced, rows * spaced))
         call = Call("im2col", geometry, dtype, variant="taps")
         found = dict(operations.choose(call, Operand.contiguous(geometry.image_shape), columns, H200).defines)
-        return [int(found.get(name, 0)) for name in ("BLOCKS", "WORD", "PIECE", "LINE_STRIDE", "PIXELS_BEFORE")]
+        return [int(found[name]) for name in ("BLOCKS", "WORD", "PIECE", "LINE_STRIDE", "PIXELS_BEFORE")]
 
     assert defines(TAPS_CASES[0]) == [16, 4, 1, 1, 0]
     assert defines(TAPS_CASES[1]) == [16, 4, 4, 1, 1]
     assert defines(TAPS_CASES[1], "uint8") == [16, 8, 8, 1, 5]
     assert defines(TAPS_CASES[2]) == [8, 4, 4, 3, 3]
-    assert defines(TAPS_CASES[3]) == [8, 4, 0, 0, 0]
-    assert defines(TAPS_CASES[4]) == [16, 2, 0, 0, 0]
-    assert defines(TAPS_CASES[6]) == defines(TAPS_CASES[1], spaced=2) == [16, 1, 0, 0, 0]
+    assert defines(TAPS_CASES[3]) == [8, 4, 1, 0, 0]
+    assert defines(TAPS_CASES[4]) == [16, 2, 1, 0, 0]
+    assert defines(TAPS_CASES[6]) == defines(TAPS_CASES[1], spaced=2) == [16, 1, 1, 0, 0]
 
 
 PACKED_CASES = (

@@ -186,6 +186,27 @@ class Work:
     """Of thread blocks, each of which has all items."""
 
 
+DEFAULTS = {
+    "SCALAR": "float",
+    "ACCUMULATOR": "float",
+    "RESULT": "SCALAR",
+    "WEIGHT": "float",
+    "WINDOW": "none",
+    "WINDOW_AXES": 1,
+    "REDUCTION": "sum",
+    "ACCUMULATE": "false",
+}
+"""What the headers of kernels/ are compiled with where a plan says nothing else; it says all other names."""
+
+
+def specialisation(defines: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
+    """Return all that a kernel is compiled with; `defines` have a value for each axis where they are a sequence."""
+    return tuple(
+        (name, ",".join(map(str, value)) if isinstance(value, tuple | list) else str(value))
+        for name, value in {**DEFAULTS, **defines}.items()
+    )
+
+
 def planned(
     operation: str,
     variant: str,
@@ -197,19 +218,15 @@ def planned(
 ) -> Plan:
     """Make a plan: what all kernels are compiled with and launched by, and `facts`, which are a Plan's other fields.
 
-    `defines` have a value for each axis where they are a sequence, and `members` are the kernel's parameter struct.
+    `members` are the kernel's parameter struct.
     """
     name = f"{operation}_{variant}"
-    compiled = {"OFFSET": offset_type(work.bits), "THREADS": work.threads, **defines}
     return Plan(
         operation,
         variant,
         f"{name}.cu",
         facts.pop("symbol", name),
-        tuple(
-            (name, ",".join(map(str, value)) if isinstance(value, tuple | list) else str(value))
-            for name, value in compiled.items()
-        ),
+        specialisation({"OFFSET": offset_type(work.bits), "THREADS": work.threads, **defines}),
         grid_of(operation, work.items, work.per_block, work.rows),
         (work.threads, 1, 1),
         pack(work.bits, **members),

@@ -207,8 +207,8 @@ def words_of_taps(problem: Problem, view: ColumnsView) -> dict[str, int]:
         word = 1
     while word > 1 and row.stride >= word and (piece < word or row.stride % word or row.pad_begin % word):
         word //= 2
-    piece = min(piece, word)
     line = row.stride if row.stride < word else 0
+    piece = min(piece, word) if line else 1
     blocks = TAPS_BLOCKS
 
     def registers(blocks: int) -> int:
@@ -216,11 +216,8 @@ def words_of_taps(problem: Problem, view: ColumnsView) -> dict[str, int]:
 
     while registers(blocks) > TAPS_REGISTERS:
         blocks //= 2
-    return {
-        "BLOCKS": blocks,
-        "WORD": word,
-        **({"PIECE": piece, "LINE_STRIDE": line, "PIXELS_BEFORE": -row.pad_begin % piece} if line else {}),
-    }
+    before = -row.pad_begin % piece
+    return {"BLOCKS": blocks, "WORD": word, "PIECE": piece, "LINE_STRIDE": line, "PIXELS_BEFORE": before}
 
 
 def taps(problem: Problem) -> Plan:

@@ -87,11 +87,11 @@ def sum_plan(
     )
     compiled = {
         "SCALAR": problem.call.source_element.scalar,
+        "RESULT": view.element.scalar,
         "ACCUMULATOR": view.element.accumulator,
         "KERNEL": view.kernel,
         "STRIDE": [axis.stride for axis in axes],
         "DILATION": [axis.dilation for axis in axes],
-        **({"RESULT": view.element.scalar} if problem.call.source else {}),
         **fusion_defines(problem),
         **defines,
     }

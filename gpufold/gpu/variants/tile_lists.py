@@ -8,7 +8,7 @@ from math import prod
 
 from gpufold.geometry import Size
 from gpufold.gpu.parameters import divisor, offset, offset_bits
-from gpufold.gpu.plan import MAX_SHARED_BYTES, POINTER_BYTES, Plan, Problem, Work, grid_of
+from gpufold.gpu.plan import MAX_SHARED_BYTES, POINTER_BYTES, Plan, Problem, Work, grid_of, specialisation
 from gpufold.gpu.variants.moves import WARP
 from gpufold.gpu.variants.placed import THREADS, PlacedView, bits_of, placed_plan, placed_view, tiles_of
 
@@ -32,7 +32,7 @@ RESIDENT_BLOCKS = 4
 where these are asked for."""
 CROWD = 1024
 """Prediction: blocks of a crowded tile up to which comparing each with all puts them in order fastest."""
-LIST_DEFINES = ("OFFSET", "NOTE", "RANK", "FIXED", "THREADS")
+LIST_DEFINES = ("OFFSET", "NOTE", "RANK", "FIXED")
 """What lists of blocks depend on: those of every dtype and window are made by the same kernels."""
 NOTED_AT_ONCE = 2
 """Blocks that a thread notes at a time."""
@@ -156,19 +156,14 @@ def lists(problem: Problem) -> Plan:
         ("bins_list", in_turns(view.count, THREADS), 0),
         ("bins_order", in_turns(crowds, 1), THREADS * (MARKS_OF_THREAD + bits // 8)),
     )
-    defines = (
-        *((name, str(THREADS) if name == "THREADS" else value) for name, value in plan.defines if name in LIST_DEFINES),
-        ("WEIGHT_OUT", "0"),
-        ("CROWD", str(CROWD)),
-        ("MARKS", str(MARKS_OF_THREAD)),
-        ("AT_ONCE", str(NOTED_AT_ONCE)),
-    )
+    of_lists = {name: value for name, value in plan.defines if name in LIST_DEFINES}
+    own = {"THREADS": THREADS, "WEIGHT_OUT": 0, "CROWD": CROWD, "MARKS": MARKS_OF_THREAD, "AT_ONCE": NOTED_AT_ONCE}
     before = tuple(
         replace(
             plan,
             source="bins.cu",
             symbol=symbol,
-            defines=defines,
+            defines=specialisation(of_lists | own),
             grid=grid,
             block=(THREADS, 1, 1),
             shared_bytes=shared_bytes,

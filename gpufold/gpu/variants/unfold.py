@@ -166,6 +166,7 @@ def plan(
             "SPATIAL_RANK": len(axes),
             "KERNEL_WIDTH": kernel_width,
             "CHUNK_TAPS": chunk_taps,
+            "TAPS_AT_ONCE": 1,
             **defines,
         },
         {
