@@ -78,7 +78,7 @@ class Line:
     memory: float
     instructions: float
     """Of a thread."""
-    phases: float
+    waits: float
     """Latencies that a thread waits for."""
     bytes_in_flight: float
     bytes_for_a_copy: int | None
@@ -231,7 +231,7 @@ def count(problem: Problem, device: Device = H200) -> list[Line]:
                 done.traffic.requested_stores / done.share,
                 done.traffic.memory / done.share,
                 prediction.instructions_per_thread,
-                prediction.phases,
+                prediction.waits,
                 prediction.bytes_in_flight,
                 prediction.bytes_for_a_copy,
                 prediction.worst,
@@ -274,7 +274,7 @@ def traffic_table(lines: list[Line], runs: Mapping[Path, Run]) -> Table:
         texts += [str(line.registers), f"{line.occupancy:.0%}"]
         texts += [f"{value:.2f}x" for value in (line.requested_loads, line.requested_stores, line.memory)]
         needed = f" of {line.bytes_for_a_copy / 1024:.0f}" if line.bytes_for_a_copy else ""
-        texts += [f"{line.instructions:,.0f}", f"{line.phases:.1f}", f"{line.bytes_in_flight / 1024:.0f}{needed}"]
+        texts += [f"{line.instructions:,.0f}", f"{line.waits:.1f}", f"{line.bytes_in_flight / 1024:.0f}{needed}"]
         texts.append(_range(line))
         if measured:
             fraction = measured.get((line.problem, line.variant))

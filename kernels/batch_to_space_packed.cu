@@ -4,12 +4,13 @@
 //   batch  (*block, batch, *grid)  read, any strides
 //   space  (batch, *size)          each element written once, contiguous
 //
-// A piece is BLOCKS blocks of the last axis, each of which has PHASES pixels; or PHASES pixels, fewer than a
-// block has, which begin anywhere in one and may end in the next. What is left of a row may be shorter. A
-// thread loads a line for each phase, in words of LOADED elements, and puts its piece together in words of 4
-// bytes: where in the lines each byte is, is known as this is compiled. They go through the warp's tile in
-// shared memory, in which the run lies as it shall in space. With LOADED_ANYWHERE, lines begin anywhere in
-// their words; with WHOLE, pieces are whole words of 16 bytes, and none is shorter. No warp waits for
+// A piece is BLOCKS blocks of the last axis, each of which has PHASES pixels; or as many pixels as a part of
+// a block has, PHASES, which begin anywhere in one and may end in the next. What is left of a row may be
+// shorter. A thread loads a line for each phase, in words of LOADED elements, and puts its piece together in
+// words of 4 bytes: where in the lines each byte is, is known as this is compiled. They go through the warp's
+// tile in shared memory, in which the run lies as it shall in space. With LOADED_ANYWHERE, lines begin
+// anywhere in their words; with WHOLE, pieces are whole words of 16 bytes, and none is shorter. No warp waits
+// for
 // another.
 //
 // Wins where blocks of narrow elements are no word that a thread of the interleaving kernel could store.
@@ -112,7 +113,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_BLOCKS)
         const unsigned begin = run_begin + unsigned(address - first_address);
         const unsigned end = begin + left * element_bytes;
         const unsigned run_end = __shfl_sync(all_lanes, end, pieces - 1);
-        pack_parts<Pieces>(bytes, lines, begin, end);
+        pack_pieces<Pieces>(bytes, lines, begin, end);
         __syncwarp();
         store_run<Pieces>(run, bytes, run_begin, run_end);
     }

@@ -5,11 +5,11 @@
 //
 // Four kernels run one after another on a stream. bins_note counts the blocks that meet each tile, and notes
 // the first of them that come by; where more come, it lists the tile as crowded. Then bins_reserve gives each
-// crowded tile a part of the lists, bins_list puts all blocks that meet it there, and bins_order puts them in
-// order. A thread has a few blocks in bins_note, with the loads of all their positions in flight, and then
+// crowded tile a place in the lists, bins_list puts all blocks that meet it there, and bins_order puts them
+// in order. A thread has a few blocks in bins_note, with the loads of all their positions in flight, and then
 // the counters of all the tiles that they meet; in bins_reserve it has crowded tiles, in bins_list blocks; in
 // bins_order a warp has crowded tiles, or a block of threads those that are met by very many blocks. Which
-// part of the lists a tile has, and the order of what is noted, change from run to run; what is in it does
+// place in the lists a tile has, and the order of what is noted, change from run to run; what is in it does
 // not. In bins_order each block of a list is compared with all of them; where they are very many, they are
 // marked in shared memory instead, and the marks are listed. Leading axes without a position have no tiles.
 #include "bins.cuh"

@@ -1,13 +1,13 @@
-// col2im by gathering: a thread owns a cell of one or several planes and adds up the taps that land on it.
+// col2im by gathering: a thread owns a cell of a row, in one or several planes, and adds up its taps.
 //
 //   columns  (batch, channels, *kernel, *blocks), any strides  read, a predicated load per tap
 //   image    (batch, channels, *size), any strides             written, each element once
 //   window   (*kernel), or an array per axis, or null          read, once per tap for all planes
 //
-// A cell is a stride's worth of pixels along the last axis. Its pixel r is reached by the same taps in every
-// cell, so the taps of the last axis are compiled in, and each reads the block of its cell less a constant:
-// neighbouring threads read neighbouring blocks, whatever the stride. Taps are added in lexicographic order.
-// No atomics and no zero fill.
+// A cell of a row is a stride's worth of pixels along the last axis. Its pixel r is reached by the same taps
+// in every cell, so the taps of the last axis are compiled in, and each reads the block of its cell less a
+// constant: neighbouring threads read neighbouring blocks, whatever the stride. Taps are added in
+// lexicographic order. No atomics and no zero fill.
 //
 // A cell of one word, or of two pixels, is stored where it is. Larger ones are staged in shared memory, so
 // that a warp writes its 32 cells from end to end. Several planes per thread share the index arithmetic and

@@ -6,9 +6,9 @@
 //   window   (*kernel), or an array per axis, or null                        read, once per row of taps
 //
 // A warp owns a tile of one plane: box[last] pixels along a row, of box[axis] rows along each other axis. Its
-// lanes are groups, each with a strip of the tile's columns. A lane of a group has PIECE consecutive taps of
-// one of ROWS rows of taps, and walks the blocks that reach its strip from the last to the first, BATCH at a
-// time. It holds the sums of the pixels that its taps land on: from one block to the next each sum moves on
+// lanes are groups, each with a strip of the tile's columns. A lane of a group has LANE_TAPS consecutive taps
+// of one of ROWS rows of taps, and walks the blocks that reach its strip from the last to the first, BATCH at
+// a time. It holds the sums of the pixels that its taps land on: from one block to the next each sum moves on
 // by the taps that part two that land on one pixel, so that a pixel gets its taps of the row in lexicographic
 // order. Sums that enter come from shared memory, and sums that leave go there. Those of pixels beside a
 // strip, which whole batches reach too, go to places that nobody reads.
@@ -25,14 +25,14 @@
 #include "col2im.cuh"
 #include "fusion.cuh"
 
-constexpr int piece = PIECE, vector = VECTOR;
-constexpr int pieces = (int(kernel[last]) + piece - 1) / piece; // of a row of taps
-constexpr int group_lanes = ROWS * pieces;
+constexpr int lane_taps = LANE_TAPS, vector = VECTOR;
+constexpr int row_lanes = (int(kernel[last]) + lane_taps - 1) / lane_taps; // of a row of taps
+constexpr int group_lanes = ROWS * row_lanes;
 constexpr int groups = 32 / group_lanes;
-static_assert(piece % vector == 0 && groups > 0, "words fill a piece, and a warp has a group");
+static_assert(lane_taps % vector == 0 && groups > 0, "words fill a lane, and a warp has a group");
 
-// Taps by which a sum moves on from one block to the next, or all of a piece: then none stays with its lane.
-constexpr int moved = Pattern<last>::tap_step < piece ? int(Pattern<last>::tap_step) : piece;
+// Taps by which a sum moves on from one block to the next, or all of a lane: then none stays with its lane.
+constexpr int moved = Pattern<last>::tap_step < lane_taps ? int(Pattern<last>::tap_step) : lane_taps;
 
 constexpr int batch = BATCH; // blocks whose taps a lane has in flight
 
@@ -81,7 +81,7 @@ struct Worker {
     Offset origin[rank]; // the tile's first pixel
     int group;           // of lanes; those that are left over work for none
     int row;             // of taps, in a chunk
-    Offset tap;          // the first of this lane's piece
+    Offset tap;          // the first of this lane's
     Offset chains;       // of blocks that hand on sums: block_step apart, where that many reach a strip
     int steps;           // blocks of a chain
     Offset missing, end; // of the blocks from a strip's last one on: those before do not exist in some strip,
@@ -109,10 +109,10 @@ __device__ int row_places(const Worker& w)
     return (int(w.p.strip.divisor) + w.p.spare) | 1;
 }
 
-// Whether the lane has a tap of the kernel at this place in its piece.
+// Whether the lane has a tap of the kernel at this place among its own.
 __device__ bool has_taps(const Worker& w, int place)
 {
-    return kernel[last] % piece == 0 || w.tap + place < kernel[last];
+    return kernel[last] % lane_taps == 0 || w.tap + place < kernel[last];
 }
 
 // The pixel's row in the tile that a row of taps lands on, or -1, and its weight so far.
@@ -180,13 +180,13 @@ struct Way {
     Offset room, existing; // blocks before the last one that reach the strip, and those that exist
     int place;             // of the sum that the last block's first tap of this lane is added to
     const Scalar* columns; // the lane's taps of the last block
-    Weight weights[piece];
+    Weight weights[lane_taps];
 };
 
 // The sums of the pixels that a lane's taps land on.
 struct Sums {
-    Accumulator values[piece] = {};
-    Denominator denominators[piece];
+    Accumulator values[lane_taps] = {};
+    Denominator denominators[lane_taps];
 };
 
 // Adds the taps of a batch of blocks, from that many blocks before the strip's last one on; `guarded` where
@@ -195,14 +195,14 @@ template <bool guarded> __device__ void add_batch(const Worker& w, const Way& wa
 {
     constexpr Offset step = Pattern<last>::block_step;
     const auto exists = [&](int i) { return within(way.room - before - i * step, way.existing); };
-    Scalar elements[batch][piece / vector][vector];
+    Scalar elements[batch][lane_taps / vector][vector];
     if constexpr (staged) {
         const Scalar* taps =
             w.tile.staged + (w.group * batch * chunk_taps + w.row * int(kernel[last]) + int(w.tap));
 #pragma unroll
         for (int i = 0; i < batch; ++i)
 #pragma unroll
-            for (int tap = 0; tap < piece; ++tap)
+            for (int tap = 0; tap < lane_taps; ++tap)
                 if (way.used && has_taps(w, tap))
                     elements[i][tap / vector][tap % vector] = taps[i * chunk_taps + tap];
     } else {
@@ -212,10 +212,10 @@ template <bool guarded> __device__ void add_batch(const Worker& w, const Way& wa
 #pragma unroll
         for (int i = 0; i < batch; ++i)
 #pragma unroll
-            for (int word = 0; word < piece / vector; ++word) {
-                trace_iteration(i * (piece / vector) + word);
+            for (int word = 0; word < lane_taps / vector; ++word) {
+                trace_iteration(i * (lane_taps / vector) + word);
                 const Scalar* address = taps + (word * vector - i * (step * pitch));
-                if constexpr (guarded || kernel[last] % piece != 0)
+                if constexpr (guarded || kernel[last] % lane_taps != 0)
                     load_wide_if(elements[i][word], address,
                                  (guarded ? exists(i) : way.used) && has_taps(w, word * vector));
                 else
@@ -236,24 +236,24 @@ template <bool guarded> __device__ void add_batch(const Worker& w, const Way& wa
             sums.values[tap] = entering;
         }
 #pragma unroll
-        for (int tap = 0; tap < piece; ++tap)
+        for (int tap = 0; tap < lane_taps; ++tap)
             if ((!guarded || exists(i)) && has_taps(w, tap)) {
                 sums.values[tap] = add(sums.values[tap], weigh(widen(elements[i][tap / vector][tap % vector]),
                                                                way.weights[tap]));
                 sums.denominators[tap].add_tap(way.weights[tap]);
             }
 #pragma unroll
-        for (int tap = piece - moved; tap < piece; ++tap)
+        for (int tap = lane_taps - moved; tap < lane_taps; ++tap)
             if (way.used) {
                 w.tile.sums[place + tap * int(dilation[last])] = sums.values[tap];
                 w.tile.denominators.put(place + tap * int(dilation[last]), sums.denominators[tap]);
             }
 #pragma unroll
-        for (int tap = piece - 1; tap >= moved; --tap) {
+        for (int tap = lane_taps - 1; tap >= moved; --tap) {
             sums.values[tap] = sums.values[tap - moved];
             sums.denominators[tap] = sums.denominators[tap - moved];
         }
-        if constexpr (pieces > 1)
+        if constexpr (row_lanes > 1)
             __syncwarp(); // the next lane takes the sums that left this one
     }
 }
@@ -274,7 +274,7 @@ __device__ void add_rows(const Worker& w, const Scalar* columns, const Offset (&
                   strip.last * w.p.block_stride[last];
     keep(way.columns);
 #pragma unroll
-    for (int i = 0; i < piece; ++i)
+    for (int i = 0; i < lane_taps; ++i)
         way.weights[i] = outer.value_of(w.tap + i, way.used && w.tap + i < kernel[last]);
 
     for (Offset chain = 0; chain < (step > 1 ? w.chains : 1); ++chain) {
@@ -385,10 +385,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 16)
             rows *= int(p.box[axis]);
     }
     w.group = lane / group_lanes;
-    w.row = lane % group_lanes / pieces;
-    w.tap = lane % pieces * piece;
-    const Offset before =
-        (p.strip.divisor - 1 + (pieces * piece - 1) * dilation[last]) / stride[last]; // the last that reaches
+    w.row = lane % group_lanes / row_lanes;
+    w.tap = lane % row_lanes * lane_taps;
+    const Offset before = (p.strip.divisor - 1 + (row_lanes * lane_taps - 1) * dilation[last]) /
+                          stride[last]; // the last that reaches
     w.chains = min(Pattern<last>::block_step, before + 1);
     w.steps = int(before / Pattern<last>::block_step) + 1;
     w.missing = max(Offset(0), Strip(w, groups - 1).last + 1 - p.blocks[last]);

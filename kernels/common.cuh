@@ -4,8 +4,8 @@
 // A specialisation is chosen by macros, all of which the plan defines. Five end here: SCALAR is an element in
 // memory, ACCUMULATOR the type it is summed in, RESULT what a sum is stored as, WEIGHT what it may be
 // multiplied with or divided by, OFFSET the signed type of coordinates, thread numbers and offsets inside one
-// plane. The offset of a plane itself is always 64 bits wide. THREADS is the size of a thread block, which the
-// planner launches and kernels declare their bounds by.
+// plane. The offset of a plane itself is always 64 bits wide. THREADS is the size of a thread block, which
+// the planner launches and kernels declare their bounds by.
 //
 // The host build of the kernels (HOSTCUDA) brings the CUDA words with it and gets plain C++ where a GPU gets
 // PTX.

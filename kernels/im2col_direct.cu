@@ -1,10 +1,10 @@
-// im2col where neighbouring blocks are close: one thread takes one block position out of a few planes.
+// im2col where neighbouring blocks are close: one thread takes one block out of a few planes.
 //
 //   image    (batch, channels, *size)                read, any strides
-//   columns  (batch, channels, *kernel, *positions)  each element written once
+//   columns  (batch, channels, *kernel, *blocks)  each element written once
 //   window   weights of the taps, or null           read
 //
-// Neighbouring threads stand on neighbouring positions: stores are contiguous whatever the rows' length,
+// Neighbouring threads have neighbouring blocks: stores are contiguous whatever the rows' length,
 // loads are strided by the stride and find the rest of their sectors in the L1 cache. Wins until the stride
 // spreads a warp's load over more lines than the L1 cache serves at the memory's speed: see im2col_staged.cu.
 // Where rows of taps are aligned words of pixels, a thread loads TAPS_AT_ONCE of them at once.

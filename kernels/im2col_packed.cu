@@ -2,12 +2,12 @@
 // thread takes a few neighbouring blocks, and its warp stores theirs as one run of bytes.
 //
 //   image    (batch, channels, *size)                read, contiguous along the last axis
-//   columns  (batch, channels, *positions, *kernel)  each element written once, contiguous
+//   columns  (batch, channels, *blocks, *kernel)  each element written once, contiguous
 //   window   weights of the taps, always null        not read
 //
-// Tap k of the block at position l is pixel l*stride + k*dilation - pad, zero where that lies outside the
-// image. A thread has POSITIONS positions of a row, or what is left of it. It loads the pixels under them
-// once, a line for each row of taps, in pieces of PIECE pixels, the first of which begins PIXELS_BEFORE
+// Tap k of the block number l is pixel l*stride + k*dilation - pad, zero where that lies outside the
+// image. A thread has BLOCKS blocks of a row, or what is left of it. It loads the pixels under them
+// once, a line for each row of taps, in words of LOADED pixels, the first of which begins PIXELS_BEFORE
 // pixels before tap 0. It puts its blocks together in words of 4 bytes: where in the lines each byte is, is
 // known as this is compiled. Where in a word its blocks begin is not, so words are shifted on their way into
 // the warp's tile in shared memory, in which the run lies as it shall in the columns. The warp stores it from
@@ -22,8 +22,8 @@ __device__ constexpr int kernel[] = {KERNEL};
 constexpr int rank = sizeof(kernel) / sizeof(kernel[0]);
 constexpr int last = rank - 1;
 constexpr Offset stride = STRIDE, dilation = DILATION; // of the last axis
-constexpr int positions = POSITIONS;
-constexpr int piece = PIECE, pixels_before = PIXELS_BEFORE;
+constexpr int blocks = BLOCKS;
+constexpr int at_once = LOADED, pixels_before = PIXELS_BEFORE;
 constexpr bool padded = PADDED; // along any axis: else what a load leaves as it is goes nowhere
 
 __device__ constexpr int taps_of(int axes)
@@ -36,25 +36,24 @@ __device__ constexpr int taps_of(int axes)
 constexpr int width = kernel[last];
 constexpr int rows = taps_of(last); // of taps
 constexpr int block_bytes = rows * width * element_bytes;
-static_assert(positions * block_bytes % 4 == 0 && block_bytes >= 4,
-              "threads but the last of a row fill words");
+static_assert(blocks * block_bytes % 4 == 0 && block_bytes >= 4, "threads but the last of a row fill words");
 
 // The pixels under a row of taps, in words.
-constexpr int line_pixels = pixels_before + (positions - 1) * stride + (width - 1) * dilation + 1;
-constexpr int pieces = (line_pixels + piece - 1) / piece;
-constexpr int line_words = (pieces * piece * element_bytes + 3) / 4;
+constexpr int line_pixels = pixels_before + (blocks - 1) * stride + (width - 1) * dilation + 1;
+constexpr int loads = (line_pixels + at_once - 1) / at_once;
+constexpr int line_words = (loads * at_once * element_bytes + 3) / 4;
 
 // The blocks of a thread.
 struct Blocks {
     static constexpr int lines = rows;
-    static constexpr int words = positions * block_bytes / 4;
+    static constexpr int words = blocks * block_bytes / 4;
     struct Line {
         unsigned word[line_words];
     };
     static __device__ constexpr Source source_of(int byte)
     {
-        const int position = byte / block_bytes, tap = byte % block_bytes / element_bytes;
-        const int pixel = pixels_before + position * stride + tap % width * dilation;
+        const int block = byte / block_bytes, tap = byte % block_bytes / element_bytes;
+        const int pixel = pixels_before + block * stride + tap % width * dilation;
         const int in_line = pixel * element_bytes + byte % element_bytes;
         return {tap / width, in_line / 4, in_line % 4};
     }
@@ -67,8 +66,8 @@ struct Parameters {
     Offset dilation[rank];
     Offset pad[rank];
     Offset pixel_step[rank]; // elements of the image from one pixel to the next
-    Divisor places[rank];    // positions, along the last axis shared out to threads
-    Offset row_positions;    // along the last axis
+    Divisor places[rank];    // blocks, along the last axis what threads have of them
+    Offset row_blocks;       // along the last axis
     Divisor channels;
     Offset threads;
     long long image_batch_step, image_channel_step;
@@ -79,17 +78,17 @@ inline __device__ Line load_line(const Scalar* image, Offset pixel, Offset size)
 {
     Scalar pixels[sizeof(Line) / element_bytes] = {};
 #pragma unroll
-    for (int i = 0; i < pieces; ++i) {
+    for (int i = 0; i < loads; ++i) {
         trace_iteration(i);
-        Scalar loaded[piece];
-        const bool inside = within(pixel + i * piece, size);
+        Scalar loaded[at_once];
+        const bool inside = within(pixel + i * at_once, size);
         if constexpr (padded)
-            load_wide_if(loaded, image + i * piece, inside);
+            load_wide_if(loaded, image + i * at_once, inside);
         else
-            load_wide(loaded, image + i * piece, inside);
+            load_wide(loaded, image + i * at_once, inside);
 #pragma unroll
-        for (int k = 0; k < piece; ++k)
-            pixels[i * piece + k] = loaded[k];
+        for (int k = 0; k < at_once; ++k)
+            pixels[i * at_once + k] = loaded[k];
     }
     return bit_cast<Line>(pixels);
 }
@@ -107,7 +106,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_BLOCKS)
     const unsigned last_lane = threads_left < warp_size ? unsigned(threads_left) - 1 : warp_size - 1;
     Offset rest = lane <= last_lane ? thread : p.threads - 1;
 
-    const Offset in_row = p.places[last].split(rest) * positions, row = rest;
+    const Offset in_row = p.places[last].split(rest) * blocks, row = rest;
     Offset pixel[rank];
     pixel[last] = in_row * stride - p.pad[last] - pixels_before;
     Offset image_offset = pixel[last];
@@ -137,15 +136,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_BLOCKS)
     }
 
     // In bytes from the begin of the tile on.
-    const Offset position = row * p.row_positions + in_row, left = p.row_positions - in_row;
-    const Offset run_position = __shfl_sync(all_lanes, position, 0);
-    Scalar* run = columns + (long long)(run_position) * (block_bytes / element_bytes);
+    const Offset block = row * p.row_blocks + in_row, left = p.row_blocks - in_row;
+    const Offset run_block = __shfl_sync(all_lanes, block, 0);
+    Scalar* run = columns + (long long)(run_block) * (block_bytes / element_bytes);
     const unsigned run_begin = unsigned(reinterpret_cast<unsigned long long>(run) % line_bytes);
-    const unsigned begin = run_begin + unsigned(position - run_position) * block_bytes;
-    const unsigned end = begin + unsigned(left < positions ? left : positions) * block_bytes;
+    const unsigned begin = run_begin + unsigned(block - run_block) * block_bytes;
+    const unsigned end = begin + unsigned(left < blocks ? left : blocks) * block_bytes;
     const unsigned run_end = __shfl_sync(all_lanes, end, last_lane);
 
-    pack_parts<Blocks>(tile, lines, begin, lane <= last_lane ? end : begin);
+    pack_pieces<Blocks>(tile, lines, begin, lane <= last_lane ? end : begin);
     __syncwarp();
     store_run<Blocks>(run, tile, run_begin, run_end);
 }

@@ -2,15 +2,15 @@
 // one word of taps of a few blocks of a row that follow each other.
 //
 //   image    (batch, channels, *size)                read, any strides
-//   columns  (batch, channels, *kernel, *positions)  each element written once, any strides
+//   columns  (batch, channels, *kernel, *blocks)  each element written once, any strides
 //   window   weights of the taps, or null            read, once per thread; one tap is a word then
 //
-// Tap k of the block at position l is pixel l*stride + k*dilation - pad, zero where that lies outside the
+// Tap k of the block number l is pixel l*stride + k*dilation - pad, zero where that lies outside the
 // image. Neighbouring threads take neighbouring words, so that stores are contiguous where blocks are, and
 // loads run along the rows of a block. A word is WORD taps of the last axis, 16 bytes at most and aligned in
 // the columns. The pixels of a word are loaded at once where they are aligned in the image too. Where blocks
 // are less than a word apart, LINE_STRIDE, the words of a thread's blocks are cut out of one line of pixels,
-// each of which is loaded once: in pieces of PIECE pixels, the first of which begins PIXELS_BEFORE pixels
+// each of which is loaded once: in words of LOADED pixels, the first of which begins PIXELS_BEFORE pixels
 // before tap 0. A thread's blocks share the index arithmetic. Elements are moved, not computed with: Scalar
 // is the unsigned integer of their size. Only where a window of weights is multiplied in is it their type.
 #include "common.cuh"
@@ -32,12 +32,12 @@ struct Parameters {
     Offset stride[spatial_rank];
     Offset dilation[spatial_rank];
     Offset pad[spatial_rank];
-    Offset pixel_step[spatial_rank];    // elements of the image from one pixel to the next
-    Offset tap_step[spatial_rank];      // elements of the columns from one tap to the next
-    Offset position_step[spatial_rank]; // elements of the columns from one position to the next
-    Divisor kernel[spatial_rank];       // taps, along the last axis words of them
-    Divisor places[spatial_rank];       // positions, along the last axis shared out to a thread's blocks
-    Offset row_positions;               // along the last axis
+    Offset pixel_step[spatial_rank]; // elements of the image from one pixel to the next
+    Offset tap_step[spatial_rank];   // elements of the columns from one tap to the next
+    Offset block_step[spatial_rank]; // elements of the columns from one block to the next
+    Divisor kernel[spatial_rank];    // taps, along the last axis words of them
+    Divisor places[spatial_rank];    // blocks, along the last axis what threads have of them
+    Offset row_blocks;               // along the last axis
     Divisor channels;
     Offset threads; // one per word of taps, place and plane
     long long image_batch_step, image_channel_step;
@@ -51,7 +51,7 @@ inline __device__ void take_taps(const Scalar* __restrict__ image, Scalar* __res
     Offset rest = grid_index();
     if (rest >= p.threads)
         return;
-    Offset tap[spatial_rank], position[spatial_rank], pixel[spatial_rank];
+    Offset tap[spatial_rank], block[spatial_rank], pixel[spatial_rank];
     Offset image_offset = 0, columns_offset = 0;
 #pragma unroll
     for (int axis = last_axis; axis >= 0; --axis)
@@ -59,11 +59,11 @@ inline __device__ void take_taps(const Scalar* __restrict__ image, Scalar* __res
     bool inside = true; // along the axes but the last
 #pragma unroll
     for (int axis = last_axis; axis >= 0; --axis) {
-        position[axis] = p.places[axis].split(rest) * (axis == last_axis ? blocks : 1);
-        pixel[axis] = position[axis] * p.stride[axis] + tap[axis] * p.dilation[axis] - p.pad[axis];
+        block[axis] = p.places[axis].split(rest) * (axis == last_axis ? blocks : 1);
+        pixel[axis] = block[axis] * p.stride[axis] + tap[axis] * p.dilation[axis] - p.pad[axis];
         inside = inside && (axis == last_axis || within(pixel[axis], p.size[axis]));
         image_offset += pixel[axis] * p.pixel_step[axis];
-        columns_offset += tap[axis] * p.tap_step[axis] + position[axis] * p.position_step[axis];
+        columns_offset += tap[axis] * p.tap_step[axis] + block[axis] * p.block_step[axis];
     }
     const Offset channel = p.channels.split(rest), batch = rest;
     image += batch * p.image_batch_step + channel * p.image_channel_step + image_offset;
@@ -87,25 +87,26 @@ inline __device__ void take_taps(const Scalar* __restrict__ image, Scalar* __res
 
     const Scalar* from = image;
     Scalar* to = columns;
-    const Offset remaining = p.row_positions - position[last_axis]; // blocks
+    const Offset remaining = p.row_blocks - block[last_axis]; // blocks
     const Offset size = inside ? p.size[last_axis] : 0;
     Scalar elements[blocks][word];
     if constexpr (line_stride) {
-        constexpr bool aligned = blocks * line_stride % PIECE == 0; // for every thread alike
-        constexpr int piece = aligned ? PIECE : 1, pixels_before = aligned ? PIXELS_BEFORE : 0;
-        constexpr int pieces = (pixels_before + (blocks - 1) * line_stride + word + piece - 1) / piece;
-        Scalar line[pieces * piece];
+        constexpr bool aligned = blocks * line_stride % LOADED == 0; // for every thread alike
+        constexpr int at_once = aligned ? LOADED : 1, pixels_before = aligned ? PIXELS_BEFORE : 0;
+        constexpr int loads = (pixels_before + (blocks - 1) * line_stride + word + at_once - 1) / at_once;
+        Scalar line[loads * at_once];
         const Offset first = pixel[last_axis] - pixels_before;
         from -= pixels_before * p.pixel_step[last_axis];
         keep(from);
 #pragma unroll
-        for (int i = 0; i < pieces; ++i) {
+        for (int i = 0; i < loads; ++i) {
             trace_iteration(i);
-            Scalar loaded[piece];
-            load_wide_if(loaded, from + i * piece * p.pixel_step[last_axis], within(first + i * piece, size));
+            Scalar loaded[at_once];
+            load_wide_if(loaded, from + i * at_once * p.pixel_step[last_axis],
+                         within(first + i * at_once, size));
 #pragma unroll
-            for (int k = 0; k < piece; ++k)
-                line[i * piece + k] = loaded[k];
+            for (int k = 0; k < at_once; ++k)
+                line[i * at_once + k] = loaded[k];
         }
 #pragma unroll
         for (int i = 0; i < blocks; ++i)
@@ -129,7 +130,7 @@ inline __device__ void take_taps(const Scalar* __restrict__ image, Scalar* __res
     for (int i = 0; i < blocks; ++i) {
         trace_iteration(i);
         if (i < remaining)
-            store_wide(to + i * p.position_step[last_axis], elements[i]);
+            store_wide(to + i * p.block_step[last_axis], elements[i]);
     }
 }
 

@@ -1,13 +1,13 @@
 // How the threads of a warp put what they hold together as one run of bytes in a tile of shared memory, and
 // how the warp stores it in words of 16 bytes.
 //
-// A thread holds lines of words of 4 bytes. A Layout says where in them each byte of its part of the run is,
+// A thread holds lines of words of 4 bytes. A Layout says where in them each byte of its piece of the run is,
 // known as this is compiled:
 //
 //   Line         a struct with an array `word` of unsigned
 //   lines        how many
-//   words        of 4 bytes in a whole part; what is left of one may be shorter
-//   source_of    a byte of the part: its line, its word in that and its byte in that
+//   words        of 4 bytes in a whole piece; what is left of one may be shorter
+//   source_of    a byte of the piece: its line, its word in that and its byte in that
 #pragma once
 #include "tile.cuh"
 
@@ -27,9 +27,9 @@ inline __device__ constexpr bool are_in_one_word(Source a, Source b)
 constexpr int line_bytes = 128;
 template <typename Layout> __device__ constexpr int tile_bytes = warp_size * 4 * Layout::words + line_bytes;
 
-// A word of a thread's part. Each word of the lines that it has bytes of is permuted into it.
+// A word of a thread's piece. Each word of the lines that it has bytes of is permuted into it.
 template <typename Layout>
-inline __device__ unsigned word_of_part(const typename Layout::Line (&lines)[Layout::lines], int number)
+inline __device__ unsigned word_of_piece(const typename Layout::Line (&lines)[Layout::lines], int number)
 {
     const Source first = Layout::source_of(4 * number);
     unsigned word = lines[first.line].word[first.word];
@@ -62,24 +62,24 @@ inline __device__ unsigned word_of_part(const typename Layout::Line (&lines)[Lay
     return word;
 }
 
-// Puts the part of a thread into the tile, from a byte on. A thread whose part begins within a word leaves
-// the bytes before to the thread before it, which writes this word first: no part is less than a word.
+// Puts the piece of a thread into the tile, from a byte on. A thread whose piece begins within a word leaves
+// the bytes before to the thread before it, which writes this word first: no piece is less than a word.
 template <typename Layout>
-inline __device__ void pack_part(unsigned* to, const typename Layout::Line (&lines)[Layout::lines],
-                                 unsigned shift, unsigned count)
+inline __device__ void pack_piece(unsigned* to, const typename Layout::Line (&lines)[Layout::lines],
+                                  unsigned shift, unsigned count)
 {
     constexpr int words = Layout::words;
     if constexpr (element_bytes == 4) {
 #pragma unroll
         for (int i = 0; i < words; ++i)
             if (unsigned(i) < count)
-                to[i] = word_of_part<Layout>(lines, i);
+                to[i] = word_of_piece<Layout>(lines, i);
     } else {
-        const unsigned first = word_of_part<Layout>(lines, 0);
+        const unsigned first = word_of_piece<Layout>(lines, 0);
         unsigned before = first;
 #pragma unroll
         for (int i = 1; i <= words; ++i) {
-            const unsigned word = i < words ? word_of_part<Layout>(lines, i) : 0;
+            const unsigned word = i < words ? word_of_piece<Layout>(lines, i) : 0;
             if (unsigned(i) <= count)
                 to[i] = __funnelshift_l(before, word, shift);
             before = word;
@@ -92,18 +92,18 @@ inline __device__ void pack_part(unsigned* to, const typename Layout::Line (&lin
     }
 }
 
-// The same where all threads of the warp have whole parts, which then begin at the same byte of a word.
+// The same where all threads of the warp have whole pieces, which then begin at the same byte of a word.
 template <typename Layout>
-inline __device__ void pack_whole_part(unsigned* to, const typename Layout::Line (&lines)[Layout::lines],
-                                       unsigned shift)
+inline __device__ void pack_whole_piece(unsigned* to, const typename Layout::Line (&lines)[Layout::lines],
+                                        unsigned shift)
 {
     constexpr int words = Layout::words;
     unsigned before = 0;
     if constexpr (element_bytes < 4)
-        before = __shfl_up_sync(all_lanes, word_of_part<Layout>(lines, words - 1), 1);
+        before = __shfl_up_sync(all_lanes, word_of_piece<Layout>(lines, words - 1), 1);
 #pragma unroll
     for (int i = 0; i < words; ++i) {
-        const unsigned word = word_of_part<Layout>(lines, i);
+        const unsigned word = word_of_piece<Layout>(lines, i);
         to[i] = element_bytes < 4 ? __funnelshift_l(before, word, shift) : word;
         before = word;
     }
@@ -111,20 +111,20 @@ inline __device__ void pack_whole_part(unsigned* to, const typename Layout::Line
         to[words] = __funnelshift_l(before, 0, shift);
 }
 
-// Puts the parts of a warp's threads into its tile, from a byte to another; those of threads that have none
+// Puts the pieces of a warp's threads into its tile, from a byte to another; those of threads that have none
 // are empty.
 template <typename Layout>
-inline __device__ void pack_parts(unsigned char* tile, const typename Layout::Line (&lines)[Layout::lines],
-                                  unsigned begin, unsigned end)
+inline __device__ void pack_pieces(unsigned char* tile, const typename Layout::Line (&lines)[Layout::lines],
+                                   unsigned begin, unsigned end)
 {
     unsigned* to = reinterpret_cast<unsigned*>(tile) + begin / 4;
     keep_shared(to);
     unsigned shift = begin % 4 * 8;
     keep(shift);
     if (__all_sync(all_lanes, end - begin == 4 * Layout::words))
-        pack_whole_part<Layout>(to, lines, shift);
+        pack_whole_piece<Layout>(to, lines, shift);
     else
-        pack_part<Layout>(to, lines, shift, end / 4 - begin / 4);
+        pack_piece<Layout>(to, lines, shift, end / 4 - begin / 4);
 }
 
 // Stores what a warp's tile has from a byte of its first line on, to the array from `run` on.
@@ -146,8 +146,8 @@ inline __device__ void store_run(Scalar* run, const unsigned char* tile, unsigne
                 to + i * (round_bytes / element_bytes),
                 *reinterpret_cast<const AliasedWord<stored_bytes>*>(from + i * round_bytes));
     }
-    // Half of the lanes have an element each of the word before, of which only a part is stored, the others
-    // of the one after.
+    // Half of the lanes have an element each of the word before, of which only some bytes are stored, the
+    // others of the one after.
     const unsigned half = warp_size / 2;
     const bool is_last = lane >= half;
     const unsigned at = (is_last ? whole : first - 1) * stored_bytes + lane % half * element_bytes;
@@ -156,11 +156,11 @@ inline __device__ void store_run(Scalar* run, const unsigned char* tile, unsigne
         store(run + (int(at) - int(begin)) / element_bytes, *reinterpret_cast<const Scalar*>(tile + at));
 }
 
-// The same where all parts are whole words of 16 bytes and follow each other from such a word on. Words
-// change places within their part, so that those which a pass over the banks serves are of different banks
+// The same where all pieces are whole words of 16 bytes and follow each other from such a word on. Words
+// change places within their piece, so that those which a pass over the banks serves are of different banks
 // both ways.
 template <typename Layout> struct WholeRun {
-    static constexpr int words = Layout::words / (stored_bytes / 4); // of a part
+    static constexpr int words = Layout::words / (stored_bytes / 4); // of a piece
     static constexpr int alike = words % 8 == 0 ? 8 : words % 4 == 0 ? 4 : words % 2 == 0 ? 2 : 1;
     static constexpr int turn = words * 8 / alike; // words from which on the banks are the same again
 
@@ -174,12 +174,12 @@ template <typename Layout> struct WholeRun {
             unsigned word[stored_bytes / 4];
 #pragma unroll
             for (int k = 0; k < stored_bytes / 4; ++k)
-                word[k] = word_of_part<Layout>(lines, i * (stored_bytes / 4) + k);
+                word[k] = word_of_piece<Layout>(lines, i * (stored_bytes / 4) + k);
             tile[lane * words + (i ^ change)] = bit_cast<Word<stored_bytes>>(word);
         }
     }
 
-    static __device__ void store(Scalar* run, const Word<stored_bytes>* tile, unsigned parts)
+    static __device__ void store(Scalar* run, const Word<stored_bytes>* tile, unsigned pieces)
     {
         const unsigned lane = threadIdx.x % warp_size;
         Scalar* to = run + lane * (stored_bytes / element_bytes);
@@ -188,7 +188,7 @@ template <typename Layout> struct WholeRun {
         for (int i = 0; i < words; ++i) {
             trace_iteration(i);
             const unsigned word = lane + i * warp_size;
-            if (word < parts * words)
+            if (word < pieces * words)
                 store_word<stored_bytes>(to + i * (warp_size * stored_bytes / element_bytes),
                                          tile[place(word)]);
         }

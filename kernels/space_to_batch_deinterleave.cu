@@ -59,7 +59,7 @@ inline __device__ void take_apart(Elements& elements)
         const Phases::Line line[1] = {bit_cast<Phases::Line>(blocks)};
 #pragma unroll
         for (int i = 0; i < Phases::words; ++i)
-            elements.unit[i] = word_of_part<Phases>(line, i);
+            elements.unit[i] = word_of_piece<Phases>(line, i);
     } else {
 #pragma unroll
         for (int i = 0; i < word_pixels; ++i)
@@ -74,7 +74,7 @@ inline __device__ void move(const Block& block, const Scalar* space, Scalar* bat
     const bool in_row = within(block.pixel[last_axis], parameters.size[last_axis]);
     const Offset word = block.pixel[last_axis] + parameters.pad[last_axis]; // its first pixel
     const bool ends_block = word > 0;
-    const bool begins_block = word < (parameters.positions[last_axis].divisor - 1) * word_pixels;
+    const bool begins_block = word < (parameters.blocks[last_axis].divisor - 1) * word_pixels;
 #pragma unroll 1
     for (Offset number = block.first_turn; number < block.end_turn; ++number) {
         trace_iteration(int(number));
@@ -95,8 +95,8 @@ inline __device__ void move(const Block& block, const Scalar* space, Scalar* bat
         for (int pixel = 0; pixel < block_width; ++pixel) {
             const bool before = pixel < pixels_before;
             const int phase = (pixel - pixels_before + block_width) % block_width;
-            const Offset offset = (chunk.columns_tap + phase) * parameters.tap_step -
-                                  before * parameters.position_step[last_axis];
+            const Offset offset =
+                (chunk.columns_tap + phase) * parameters.tap_step - before * parameters.block_step[last_axis];
             Scalar* target = batch + offset;
 #pragma unroll
             for (int plane = 0; plane < planes; ++plane) {

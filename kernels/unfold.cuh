@@ -1,13 +1,13 @@
 // Taking sliding blocks out of an image: what im2col and space_to_batch share.
 //
 //   image    (batch, planes, *size)                read, any strides
-//   columns  (batch, planes, *kernel, *positions)  each element written once, any strides
+//   columns  (batch, planes, *kernel, *blocks)  each element written once, any strides
 //
-// Tap k of the block at position l is pixel l*stride + k*dilation - pad, zero where that lies outside the
+// Tap k of block number l is pixel l*stride + k*dilation - pad, zero where that lies outside the
 // image. Elements are moved, not computed with: Scalar is the unsigned integer of their size. Only where a
 // window of weights is multiplied in is it their type.
 //
-// A thread serves one position of up to planes_per_thread planes, so that the planes share the index
+// A thread serves one block of up to planes_per_thread planes, so that the planes share the index
 // arithmetic, and chunks_per_thread chunks of taps: CHUNK_TAPS taps along the last axis, the unit that is
 // unrolled. The last axis has KERNEL_WIDTH taps; the last chunk of its row may be short. TAPS_AT_ONCE taps
 // are loaded as one word, aligned in the array, which pads and ends do not cut.
@@ -40,10 +40,10 @@ struct Parameters {
     Offset stride[spatial_rank];
     Offset dilation[spatial_rank];
     Offset pad[spatial_rank];
-    Offset pixel_step[spatial_rank];    // elements of the image from one pixel to the next
-    Offset position_step[spatial_rank]; // elements of the columns from one position to the next
-    Offset tap_step;                    // elements of the columns from one tap to the next
-    Divisor positions[spatial_rank];
+    Offset pixel_step[spatial_rank]; // elements of the image from one pixel to the next
+    Offset block_step[spatial_rank]; // elements of the columns from one block to the next
+    Offset tap_step;                 // elements of the columns from one tap to the next
+    Divisor blocks[spatial_rank];
     Divisor kernel[spatial_rank];
     Divisor plane_groups;
     Offset planes;
@@ -53,8 +53,8 @@ struct Parameters {
     Offset turns_per_thread;
     Divisor sharing_chunks;
     Offset sharing_step;
-    Offset threads;       // along x, one per position and group of planes
-    Offset row_positions; // along the last axis, where a thread takes a word of them
+    Offset threads;    // along x, one per block and group of planes
+    Offset row_blocks; // along the last axis, where a thread takes a word of them
     long long image_batch_step, image_plane_step;
     long long columns_batch_step, columns_plane_step;
 };
@@ -77,10 +77,10 @@ inline __device__ Block this_block(const Scalar* image, Scalar* columns, const P
     Offset image_offset = 0, columns_offset = 0;
 #pragma unroll
     for (int axis = last_axis; axis >= 0; --axis) {
-        const Offset position = parameters.positions[axis].split(number);
-        block.pixel[axis] = position * parameters.stride[axis] - parameters.pad[axis];
+        const Offset along = parameters.blocks[axis].split(number);
+        block.pixel[axis] = along * parameters.stride[axis] - parameters.pad[axis];
         image_offset += block.pixel[axis] * parameters.pixel_step[axis];
-        columns_offset += position * parameters.position_step[axis];
+        columns_offset += along * parameters.block_step[axis];
     }
     const Offset plane = parameters.plane_groups.split(number) * parameters.planes_per_thread;
     block.planes = min(parameters.planes - plane, parameters.planes_per_thread);
@@ -218,7 +218,7 @@ inline __device__ void unfold_direct(const Scalar* image, Scalar* columns, const
     }
 }
 
-// ---- staged: a warp turns a tile of 32 positions and chunk_taps taps through shared memory ------
+// ---- staged: a warp turns a tile of 32 blocks and chunk_taps taps through shared memory ------
 
 // A warp fills a tile along the words of taps of its blocks, a lane for each; a lane then empties the row of
 // its block. Words change places within their rows, so that those which a pass over the banks serves are of

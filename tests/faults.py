@@ -407,8 +407,8 @@ FAULTS = (
     Fault(
         "blocks packed beyond the end of their row",
         "kernels/im2col_packed.cu",
-        "unsigned(left < positions ? left : positions)",
-        "unsigned(positions)",
+        "unsigned(left < blocks ? left : blocks)",
+        "unsigned(blocks)",
         IM2COL + "packed_blocks_are_the_definition[threads-but-for-the-last-of-a-row-uint8-observed]",
     ),
     Fault(
@@ -491,14 +491,14 @@ FAULTS = (
     Fault(
         "a word of pixels past the end of a row",
         "kernels/im2col_words.cu",
-        "load_word_if<piece_bytes>(image + shift, inside & within(pixel + shift, size))",
-        "load_word_if<piece_bytes>(image + shift, inside)",
+        "load_word_if<grain_bytes>(image + shift, inside & within(pixel + shift, size))",
+        "load_word_if<grain_bytes>(image + shift, inside)",
         IM2COL + "words_of_blocks_are_the_definition[padded-rows-of-words-float16]",
     ),
     Fault(
         "rows that begin with the words of their first tap",
         "kernels/im2col_words.cu",
-        "lead = extent.last_position > 0 ? unit : 0;",
+        "lead = extent.last_block > 0 ? unit : 0;",
         "lead = 0;",
         IM2COL + "long_rows_may_begin_at_any_element[1-observed]",
     ),
@@ -512,7 +512,7 @@ FAULTS = (
     Fault(
         "a part of a word stored as a whole",
         "kernels/im2col_words.cu",
-        "if (within(first + i, row_positions))",
+        "if (within(first + i, row_blocks))",
         "if (true)",
         IM2COL + "long_rows_may_begin_at_any_element[2-observed]",
     ),
@@ -521,7 +521,7 @@ FAULTS = (
         "kernels/im2col_taps.cu",
         "line[pixels_before + i * line_stride + k]",
         "line[i * line_stride + k]",
-        IM2COL + "words_of_taps_are_the_definition[a-line-in-pieces-float32-observed]",
+        IM2COL + "words_of_taps_are_the_definition[a-line-in-words-float32-observed]",
     ),
     Fault(
         "words of a tile that change places taken for some that do not",
@@ -561,8 +561,8 @@ FAULTS = (
     Fault(
         "a block after the last one begun",
         "kernels/space_to_batch_deinterleave.cu",
-        "(parameters.positions[last_axis].divisor - 1) * word_pixels",
-        "parameters.positions[last_axis].divisor * word_pixels",
+        "(parameters.blocks[last_axis].divisor - 1) * word_pixels",
+        "parameters.blocks[last_axis].divisor * word_pixels",
         SPACE + "every_layout_is_the_definition[nchw-4x4-cropped-to-whole-blocks-uint8-space_to_batch]",
     ),
     # --- kernels: what is stored
@@ -599,7 +599,7 @@ FAULTS = (
         "gpufold/cpu/arithmetic.py",
         "for start in range(0, shape[axis], step):",
         "for start in range(0, shape[axis] - 1, step):",
-        ADD_BLOCKS + "it_is_its_definition[tiled-several-tiles-separable]",
+        FUSIONS + "random_problems_are_their_definition[tiled-100]",
     ),
     Fault(
         "blocks taken apart beyond the end of their row",

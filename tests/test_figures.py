@@ -152,7 +152,7 @@ BLOCKS_OF = {(4096, 4096): (256, 256), (99_999,): (400,), (300,) * 3: (96,) * 3}
 )
 def test_blocks_at_positions_keep_everything_in_registers(size, lead, dtype, window, variant):
     """Two blocks of threads are resident, or four, and nearly all loads of elements and weights in flight together."""
-    block, (registers, phases) = BLOCKS_OF[size], {"gather": (128, 1), "lists": (64, 2)}[variant]
+    block, (registers, waits) = BLOCKS_OF[size], {"gather": (128, 1), "lists": (64, 2)}[variant]
     geometry = add_blocks_geometry((*lead, *size), (600, *lead, *block), (600, len(size)))
     operands = Operand.contiguous(geometry.blocks_shape), Operand.contiguous(geometry.array_shape)
     call = Call("add_blocks", geometry, dtype, Fusion("sum", window, accumulate=True), variant)
@@ -160,7 +160,7 @@ def test_blocks_at_positions_keep_everything_in_registers(size, lead, dtype, win
     assert figures.stack_bytes == 0
     assert figures.registers <= registers
     of_a_block = max((loop for loop in figures.loops if loop.innermost), key=lambda loop: loop.loads)
-    assert of_a_block.phases <= phases
+    assert of_a_block.waits <= waits
 
 
 @pytest.mark.parametrize("window", WINDOWS)
@@ -215,7 +215,7 @@ def test_pixels_that_are_taken_stay_in_registers(size, lead, dtype, window, mode
     figures = hostcuda.figures(plan)
     assert figures.stack_bytes == 0
     assert figures.registers <= 64
-    waits = [loop.phases for loop in figures.loops]
+    waits = [loop.waits for loop in figures.loops]
     assert min(waits) <= (2 if window != "none" else 0), "of a block"
     assert max(waits) <= min(waits) + (2 if dict(plan.defines)["TURNS"] == "1" else 0)
 
@@ -289,7 +289,7 @@ def test_narrow_elements_change_places_a_register_at_a_time(name, dtype, most):
     """Instructions of a pass, for four words: one for each register and halving of the block at most."""
     loops = hostcuda.figures(plan_of(REGIMES[name].for_gpu, "auto", dtype, H200)).loops
     assert max(loop.instructions for loop in loops) <= most
-    assert {loop.phases for loop in loops} == {1}, "all loads of a pass are in flight together"
+    assert {loop.waits for loop in loops} == {1}, "all loads of a pass are in flight together"
 
 
 @pytest.mark.parametrize("symbol", SYMBOLS)
@@ -323,7 +323,7 @@ def test_blocks_are_noted_in_two_waits():
     """One for the positions, one for the places of all notes; where nothing is crowded, the other kernels see that."""
     _, done, _, _ = work_of(REGIMES["add_blocks-charges-3x3"].for_gpu, "lists", "float32")
     note, *others = done.before
-    assert note.phases <= 2 * note.warps
+    assert note.waits <= 2 * note.warps
     assert note.instructions <= 260 * note.warps, "of two blocks"
     assert all(step.instructions <= 25 * step.warps for step in others)
 

@@ -426,7 +426,7 @@ def test_machine_code_asks_for_what_the_source_does(width, ratio, architecture):
     assert done.traffic.requested_loads == 1.0
     assert done.traffic.requested_stores == ratio
     assert done.traffic.memory == 1.0
-    assert (done.warps, done.phases, done.cached_phases) == (256, 256, 0)
+    assert (done.warps, done.waits, done.cached_waits) == (256, 256, 0)
     assert 10 < done.instructions / done.warps < 150
 
 
@@ -480,7 +480,7 @@ def test_waits_are_counted_one_after_another(tmp_path):
     done = hostcuda.work(plan, data, result, kernels=tmp_path)
     assert np.array_equal(result, data[data[data[:32]]] + data[32:])
     # The second and third load find what the first one brought in the L1 cache.
-    assert (done.traffic.loads.requests, done.phases, done.cached_phases) == (4, 1, 2)
+    assert (done.traffic.loads.requests, done.waits, done.cached_waits) == (4, 1, 2)
 
 
 @pytest.mark.some(2)
@@ -495,7 +495,7 @@ def test_what_an_atomic_addition_gives_is_waited_for(tmp_path, architecture):
     done = hostcuda.work(plan, data, result, device=DEVICE_OF[architecture], kernels=tmp_path)
     assert (result[:8] == 4).all()
     assert np.array_equal(np.flatnonzero(result[8:]) + 8, range(32, 36))
-    assert done.phases == 2, "one for the load, and one for the numbers before"
+    assert done.waits == 2, "one for the load, and one for the numbers before"
 
 
 @pytest.mark.parametrize("architecture", cubin.ARCHITECTURES)
@@ -553,7 +553,7 @@ def test_what_some_lanes_overwrite_is_waited_for(tmp_path, architecture):
     done = hostcuda.work(plan, data, result, device=DEVICE_OF[architecture], kernels=tmp_path)
     lanes = np.arange(32)
     assert np.array_equal(result, data[1024 + np.where(lanes < 16, data[:32], 3 * lanes + 5)])
-    assert done.phases == 2, "the second load's addresses are the first one's elements"
+    assert done.waits == 2, "the second load's addresses are the first one's elements"
 
 
 @pytest.mark.some(2)
@@ -622,7 +622,7 @@ def test_figures_of_loops_and_shared_memory():
     figures = hostcuda.figures(plan, 90, SAMPLES)
     assert figures.shared_bytes == 32 * 33 * 4
     assert [loop.loads for loop in figures.loops] == [4]  # the rows of a tile, unrolled
-    assert [loop.phases for loop in figures.loops] == [1]
+    assert [loop.waits for loop in figures.loops] == [1]
 
 
 # ---- predictions

@@ -231,11 +231,11 @@ def test_random_long_rows_are_the_definition(seed):
 
 TAPS_CASES = (
     Case("a-line-of-odd-rows", (5, 35), (3, 8), 1, 1, (1, 3), (0, 2)),
-    Case("a-line-in-pieces", (4, 48), (2, 8), 1, 1, (0, 3), (1, 5), batch=1),
+    Case("a-line-in-words", (4, 48), (2, 8), 1, 1, (0, 3), (1, 5), batch=1),
     Case("a-line-at-a-stride", (6, 64), (2, 8), (2, 3), (1, 1), (0, 1), (0, 2), channels=2),
     Case("words-by-themselves", (9, 96), (3, 16), (2, 8), 1, (1, 16), (0, 8), batch=1, channels=2),
     Case("narrower-words-for-their-pad", (4, 64), (2, 8), 8, 1, (0, 2), (0, 6)),
-    Case("few-blocks-off-their-pieces", (3, 12), (2, 8), 1, 1, 0, 0),
+    Case("few-blocks-off-their-words", (3, 12), (2, 8), 1, 1, 0, 0),
     Case("dilated-taps-one-by-one", (4, 40), (2, 4), 1, (1, 2), 1, 1),
     Case("1d-line", (90,), (16,), 2, 1, 5, 6, batch=3, channels=1),
 )
@@ -261,7 +261,7 @@ def test_taps_are_stored_in_words_where_these_are_aligned():
         columns = Operand((*lead, rows, blocks), (rows * blocks * spaced, spaced, rows * spaced))
         call = Call("im2col", geometry, dtype, variant="taps")
         found = dict(operations.choose(call, Operand.contiguous(geometry.image_shape), columns, H200).defines)
-        return [int(found[name]) for name in ("BLOCKS", "WORD", "PIECE", "LINE_STRIDE", "PIXELS_BEFORE")]
+        return [int(found[name]) for name in ("BLOCKS", "WORD", "LOADED", "LINE_STRIDE", "PIXELS_BEFORE")]
 
     assert defines(TAPS_CASES[0]) == [16, 4, 1, 1, 0]
     assert defines(TAPS_CASES[1]) == [16, 4, 4, 1, 1]
@@ -276,7 +276,7 @@ PACKED_CASES = (
     Case("rows-of-fewer-blocks-than-a-thread-has", (5, 7), (3, 3)),
     Case("runs-of-many-rows-and-planes", (4, 6), (3, 3), 1, 1, 1, 1, channels=37),
     Case("threads-but-for-the-last-of-a-row", (6, 53), (3, 3), 1, 1, (1, 0), (0, 2)),
-    Case("pieces-behind-a-pad", (5, 128), (3, 5), 1, 1, (1, 3), (2, 1), channels=2),
+    Case("words-behind-a-pad", (5, 128), (3, 5), 1, 1, (1, 3), (2, 1), channels=2),
     Case("blocks-at-a-stride", (9, 64), (3, 5), (2, 3), 1, (0, 1), (1, 0), channels=2),
     Case("dilated-lines", (7, 40), (3, 3), 1, (2, 3), (1, 2), (2, 5), batch=1),
     Case("blocks-that-do-not-overlap", (9, 60), (3, 3), 3, batch=1, channels=3),
@@ -338,10 +338,10 @@ def plan_of_packed(shape, kernel, dtype="uint8", variant="packed", window="none"
     return operations.choose(call, image, Operand(columns.shape, columns.strides), H200)
 
 
-def test_packed_threads_fill_words_from_pieces_of_pixels():
+def test_packed_threads_load_words_of_pixels():
     def defines(*call, **arguments):
         found = dict(plan_of_packed(*call, **arguments).defines)
-        return [int(found[name]) for name in ("POSITIONS", "PIECE", "PIXELS_BEFORE", "THREADS")]
+        return [int(found[name]) for name in ("BLOCKS", "LOADED", "PIXELS_BEFORE", "THREADS")]
 
     assert defines((2, 3, 8, 64), (3, 3)) == [12, 4, 0, 256]
     assert defines((2, 3, 8, 62), (3, 3), pads_begin=1) == [12, 2, 1, 256]

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import random
 import re
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from functools import cache
+from pathlib import Path
 
 import pytest
 from cases import Case
-from specialisations import SOURCES, specialisations
+from specialisations import SOURCES, plans, specialisations
 
 from bench import hostcuda
+from bench.hostcuda.build import with_includes
 from gpufold.calls import Call, Unsupported
 from gpufold.geometry import col2im_geometry
+from gpufold.gpu import parameters
+from gpufold.gpu.parameters import Field
 from gpufold.gpu.plan import H200, Operand
 from gpufold.gpu.sources import KERNELS
 from gpufold.operations import choose, variants
@@ -112,6 +118,72 @@ def test_a_table_that_was_reflowed_is_found():
     assert table_of(table.replace("\n//   image", "\n//   it image")).keys() == {"columns", "it"}
     assert not says_enough("any strides, read")
     assert not says_enough("(batch, *size), any strides")
+
+
+KINDS = {"Offset": "offset", "Divisor": "divisor", "long long": "wide", "int": "int32"}
+"""What gpufold/gpu/parameters.py calls the types of members."""
+
+
+def members_in(texts: str, struct: str) -> list[tuple[str, str, bool]]:
+    """Return the members of a struct, those it inherits first: the name of each, its kind, whether it is an array."""
+    found = re.search(rf"^struct {struct}(?: : (\w+))? {{\n(.*?)^}};", texts, re.MULTILINE | re.DOTALL)
+    base, body = found.groups()
+    members = members_in(texts, base) if base else []
+    for statement in re.sub(r"//.*", "", body).split(";")[:-1]:
+        kind, names = re.fullmatch(rf"\s*({'|'.join(KINDS)}) ([^;]+)", statement).groups()
+        members += [(name.split("[")[0], KINDS[kind], "[" in name) for name in re.split(r",\s*", names)]
+    return members
+
+
+def members_of(fields: dict[str, Field]) -> Iterator[tuple[str, str, bool]]:
+    """Yield the same of what a planner fills in."""
+    for name, (kind, value) in fields.items():
+        if kind == "struct":
+            yield from members_of(value)
+        else:
+            yield name, kind, isinstance(value, Sequence)
+
+
+class Packed(bytes):
+    """The bytes of a struct, and what it was packed from."""
+
+    fields: dict[str, Field]
+
+
+@cache
+def packed() -> dict[str, Packed]:
+    """Return the parameters of a plan of each kernel, by its symbol."""
+
+    def keep_fields(bits: int, **members: Field) -> Packed:
+        kept = Packed(parameters.pack(bits, **members))
+        kept.fields = members
+        return kept
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("gpufold.gpu.plan.pack", keep_fields)
+        choose.cache_clear()
+        return {plan.symbol: plan.parameters for plan in plans.__wrapped__()}
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_parameters_have_the_names_order_and_types_that_the_planner_gives_them(source):
+    headers: dict[Path, bytes] = {}
+    with_includes(KERNELS / source, (), headers)
+    texts = "\n".join(text.decode() for text in headers.values())
+    kernels = KERNEL.findall(headers[KERNELS / source].decode())
+    for symbol, given in kernels:
+        struct = re.search(r"const (\w*Parameters) \w+$", given)[1]
+        assert list(members_of(packed()[symbol].fields)) == members_in(texts, struct), f"{struct} of {symbol}"
+    assert kernels
+
+
+def test_a_member_of_another_name_or_type_is_found():
+    texts = "struct Base {\n    Offset size[rank]; // pixels\n};\nstruct Own : Base {\n    long long far, near;\n};\n"
+    fields = {"shared": parameters.struct(size=parameters.offset([1, 2])), "far": parameters.wide(1)}
+    found = [("size", "offset", True), ("far", "wide", False), ("near", "wide", False)]
+    assert members_in(texts, "Own") == found
+    assert list(members_of(fields)) == found[:2]
+    assert list(members_of(fields | {"near": parameters.int32(1)})) != found
 
 
 @pytest.mark.parametrize("source", TEXTS)

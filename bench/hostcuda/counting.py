@@ -125,12 +125,12 @@ class Work:
     warps: int
     instructions: int
     """Issued to warps."""
-    phases: int
+    waits: int
     """Latencies that warps waited for, of loads that left the L1 cache."""
-    cached_phases: int
+    cached_waits: int
     """And of loads that the L1 cache served."""
     times: NDArray
-    """What each thread block would wait for if it were alone: phases, cached phases, and cycles of instructions that
+    """What each thread block would wait for if it were alone: waits, cached waits, and cycles of instructions that
     depend on each other."""
     resident_threads: int
     """Of a multiprocessor."""
@@ -241,8 +241,8 @@ def work(
             figures,
             done.warps,
             done.instructions,
-            done.phases,
-            done.cached_phases,
+            done.waits,
+            done.cached_waits,
             done.times,
             resident_threads(step, figures, device),
         )

@@ -3,8 +3,8 @@
 The figures say what a kernel needs, and of each loop what one pass through it takes, if it makes every guarded access:
 how often the loops are run is not in the machine code, but machine.py runs them.
 
-A *phase* is one latency of global memory: a load's registers arrive one phase after it is issued, and an instruction
-that uses them waits until then. Loads in flight = loads / phases.
+A *wait* is one latency of global memory: a load's registers arrive one wait after it is issued, and an instruction
+that uses them waits until then. Loads in flight = loads / waits.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Walk:
     instructions: int
     loads: int
     """From global memory."""
-    phases: int
+    waits: int
     innermost: bool = True
     """Whether it goes through no loop that loads."""
 

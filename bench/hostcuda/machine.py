@@ -8,8 +8,8 @@ memory; and how many latencies of global memory it waits for, one after another.
 The meaning of the instructions is not published in full. That the arrays come out right, bit for bit, is the proof
 that they are understood; one that is not known raises Unknown, with its text.
 
-A *phase* is one latency: a load's registers arrive one phase after it is issued, as do those of an atomic operation
-that gives a value, and an instruction that uses them waits until then. Phases in which a load left the L1 cache are
+A *wait* is one latency: a load's registers arrive one wait after it is issued, as do those of an atomic operation
+that gives a value, and an instruction that uses them waits until then. Waits in which a load left the L1 cache are
 counted apart from those that it served.
 """
 
@@ -83,7 +83,7 @@ class _Array(ctypes.Structure):
 
 
 class _Execution(ctypes.Structure):
-    _fields_ = tuple((name, ctypes.c_uint64) for name in ("warps", "instructions", "phases", "cached_phases", "blocks"))
+    _fields_ = tuple((name, ctypes.c_uint64) for name in ("warps", "instructions", "waits", "cached_waits", "blocks"))
 
 
 class _Launch(ctypes.Structure):
@@ -113,14 +113,14 @@ class Execution:
     warps: int
     instructions: int
     """Issued to a warp, whether its lanes took part or not."""
-    phases: int
+    waits: int
     """Latencies waited for, of loads that left the L1 cache; the sum over warps."""
-    cached_phases: int
+    cached_waits: int
     """And of loads that the L1 cache served."""
     blocks: int
     """Thread blocks that were run: all of them, unless there were too many."""
     times: NDArray
-    """Of each: phases, cached phases, and cycles of instructions that depend on each other, if it were alone."""
+    """Of each: waits, cached waits, and cycles of instructions that depend on each other, if it were alone."""
     names: Counter[str]
     """How often each kind of instruction was issued."""
 
@@ -726,8 +726,8 @@ def run(
         counters,
         execution.warps,
         execution.instructions,
-        execution.phases,
-        execution.cached_phases,
+        execution.waits,
+        execution.cached_waits,
         execution.blocks,
         times[: execution.blocks],
         +names,

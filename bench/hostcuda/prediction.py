@@ -14,7 +14,7 @@ Five limits, each the time if nothing else were scarce:
     load and store units   lines and passes over shared banks, at LINES_PER_CLOCK of a multiprocessor
     instructions           at INSTRUCTIONS_PER_CLOCK of a multiprocessor
     latency                as many times as threads have to take turns on the multiprocessors, what a thread block
-                           waits for on the average: the latencies of loads, PHASES_WITHOUT_LOADS more, and the cycles
+                           waits for on the average: the latencies of loads, WAITS_WITHOUT_LOADS more, and the cycles
                            of instructions that need each other's results
 
 The best case is the largest of them: all else is hidden behind it. In the worst case nothing is hidden and the limits
@@ -63,7 +63,7 @@ LATENCY = 700e-9
 CACHED_LATENCY = 20e-9
 """Of a load that the L1 cache serves: about 35 clocks."""
 
-PHASES_WITHOUT_LOADS = 0.6
+WAITS_WITHOUT_LOADS = 0.6
 """Latencies that a thread takes besides those of its loads: its start, its arithmetic, its stores."""
 
 BYTES_FOR_A_COPY = {(8, 0): 16 << 10, (9, 0): 32 << 10, (10, 0): 64 << 10}
@@ -88,7 +88,7 @@ class Prediction:
     limits: dict[str, float]
     """Seconds if nothing else were scarce."""
     instructions_per_thread: float
-    phases: float
+    waits: float
     """Latencies beyond the L1 cache that a thread waits for."""
     bytes_in_flight: float
     """That the resident warps of a multiprocessor have asked of the L2 cache and memory, while they wait."""
@@ -129,8 +129,8 @@ def limits(plan: Plan, done: Work, device: Device, instructions_per_clock: float
 
 def waits_of_blocks(done: Work, device: Device) -> NDArray:
     """Return the seconds that each thread block takes if nothing is scarce: its latencies, one after another."""
-    phases, cached_phases, cycles = done.times.T
-    return (phases + PHASES_WITHOUT_LOADS) * LATENCY + cached_phases * CACHED_LATENCY + cycles / device.clock
+    waits, cached_waits, cycles = done.times.T
+    return (waits + WAITS_WITHOUT_LOADS) * LATENCY + cached_waits * CACHED_LATENCY + cycles / device.clock
 
 
 def waves(plan: Plan, done: Work, device: Device) -> float:
@@ -155,7 +155,7 @@ def predict(plan: Plan, done: Work, device: Device = H200) -> Prediction:
     of_blocks = waits_of_blocks(done, device)
     longer = float(of_blocks.max() - of_blocks.mean())  # of the slowest thread block, if it is started last
     seconds_at_worst = max(found[limited_by], tail * at_worst / _copy_limits(device) + longer)
-    waits = done.phases / done.warps
+    waits = done.waits / done.warps
     loaded = done.traffic.loads.l2_sectors * SECTOR / done.warps
     in_flight = done.resident_threads / 32 * loaded / waits if waits else 0.0
     seconds = found[limited_by] + zeros + sum(step.seconds for step in steps)

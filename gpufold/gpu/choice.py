@@ -126,11 +126,11 @@ def _is_packed_fast(problem: Problem, view: ColumnsView) -> bool:
     """Return whether taps would store short words, while neighbouring threads of packed meet in no cache or bank."""
     row, itemsize = view.axes[-1], view.element.itemsize
     block_bytes = prod(view.kernel) * itemsize
-    positions = im2col.packed_positions(block_bytes, row.stride * itemsize)
+    count = im2col.packed_blocks(block_bytes, row.stride * itemsize)
     return (
         im2col.words_of_taps(problem, view)["WORD"] * itemsize <= 4
-        and gcd(positions * block_bytes // 4, 32) <= PACKED_MAX_CONFLICTS
-        and positions * row.stride * itemsize <= im2col.PACKED_LANE_BYTES
+        and gcd(count * block_bytes // 4, 32) <= PACKED_MAX_CONFLICTS
+        and count * row.stride * itemsize <= im2col.PACKED_LANE_BYTES
     )
 
 

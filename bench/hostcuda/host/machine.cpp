@@ -66,14 +66,14 @@ struct MemoryArray {
 
 struct Execution {
     uint64_t warps, instructions;
-    uint64_t phases;        // latencies that warps waited for, of what went beyond the L1 cache
-    uint64_t cached_phases; // and of those that did not
-    uint64_t blocks;        // that were run
+    uint64_t waits;        // latencies that warps waited for, of what went beyond the L1 cache
+    uint64_t cached_waits; // and of those that did not
+    uint64_t blocks;       // that were run
 };
 
 // What a thread block would wait for if it were alone: of its warps the last.
 struct BlockTimes {
-    uint32_t phases, cached_phases, cycles; // cycles of instructions that depend on each other
+    uint32_t waits, cached_waits, cycles; // cycles of instructions that depend on each other
 };
 
 struct MachineLaunch {
@@ -158,8 +158,8 @@ struct Access {
 
 struct Request {
     Kind kind;
-    bool answered;  // whether it gives a value, which the warp waits for
-    uint32_t phase; // of its warp, in which it was made
+    bool answered; // whether it gives a value, which the warp waits for
+    uint32_t wait; // of its warp, in which it was made
     std::size_t begin, end;
 };
 
@@ -199,8 +199,8 @@ struct Warp {
     Words vector[256];
     uint32_t uniform[256];
     uint32_t predicates[8], uniform_predicates[8]; // masks of lanes
-    uint32_t arrival[256];                         // phase in which a register is there
-    uint32_t now;                                  // phases that are over
+    uint32_t arrival[256];                         // wait in which a register is there
+    uint32_t now;                                  // waits that are over
     uint32_t ready[256], ready_uniform[256];       // cycle in which a register can be used
     uint32_t ready_predicates[8], ready_uniform_predicates[8];
     uint32_t clock;          // cycle of the last instruction, as if no load took any
@@ -209,7 +209,7 @@ struct Warp {
     std::vector<Access> accesses;
     std::vector<Request> requests;
     std::vector<uint8_t> slow,
-        loading; // by phase: whether a load went beyond the L1 cache, and whether there was one
+        loading; // by wait: whether a load went beyond the L1 cache, and whether there was one
     std::vector<char> local;
 
     uint32_t issued() const { return std::max(clock + 1, needed); }
@@ -1262,8 +1262,8 @@ void run_block(std::vector<Warp>& warps, const uint32_t (&block)[3], GlobalMemor
                 memory.count(request.kind, first + request.begin, first + request.end, l1, trace);
             if (!request.answered)
                 continue;
-            warp.loading[request.phase] = 1;
-            warp.slow[request.phase] |= beyond;
+            warp.loading[request.wait] = 1;
+            warp.slow[request.wait] |= beyond;
         }
     memory.end_block();
     Execution& total = *launch->execution;
@@ -1271,27 +1271,27 @@ void run_block(std::vector<Warp>& warps, const uint32_t (&block)[3], GlobalMemor
     for (const Warp& warp : warps) {
         slow_of_block.resize(std::max(slow_of_block.size(), warp.slow.size()));
         loading_of_block.resize(slow_of_block.size());
-        for (std::size_t phase = 0; phase < warp.slow.size(); ++phase) {
-            slow_of_block[phase] |= warp.slow[phase];
-            loading_of_block[phase] |= warp.loading[phase];
+        for (std::size_t wait = 0; wait < warp.slow.size(); ++wait) {
+            slow_of_block[wait] |= warp.slow[wait];
+            loading_of_block[wait] |= warp.loading[wait];
         }
     }
     for (const Warp& warp : warps) {
         // Warps that meet wait for each other's loads too.
         const std::vector<uint8_t>& slow = meets ? slow_of_block : warp.slow;
         const std::vector<uint8_t>& loading = meets ? loading_of_block : warp.loading;
-        uint32_t phases = 0, cached_phases = 0;
-        for (std::size_t phase = 0; phase < slow.size(); ++phase) {
-            phases += slow[phase];
-            cached_phases += loading[phase] && !slow[phase];
+        uint32_t waits = 0, cached_waits = 0;
+        for (std::size_t wait = 0; wait < slow.size(); ++wait) {
+            waits += slow[wait];
+            cached_waits += loading[wait] && !slow[wait];
         }
-        total.phases += phases;
-        total.cached_phases += cached_phases;
+        total.waits += waits;
+        total.cached_waits += cached_waits;
         total.warps += 1;
         BlockTimes& times = launch->times[total.blocks];
         times.cycles = std::max(times.cycles, warp.clock);
-        times.phases = std::max(times.phases, phases);
-        times.cached_phases = std::max(times.cached_phases, cached_phases);
+        times.waits = std::max(times.waits, waits);
+        times.cached_waits = std::max(times.cached_waits, cached_waits);
     }
 }
 

@@ -147,8 +147,8 @@ def words(problem: Problem) -> Plan:
     reach = (last.kernel - 1) * last.dilation
     if last.kernel > WORDS_TAPS or reach > max(WORDS_TAPS, min(last.blocks // 2, INT32_MAX)):
         raise Unsupported(
-            f"{OPERATION}: words takes rows of {WORDS_TAPS} taps at most, that reach as far as half of the positions, "
-            f"not {last.kernel} taps that reach {reach} pixels where a row has {last.blocks} positions"
+            f"{OPERATION}: words takes rows of {WORDS_TAPS} taps at most, that reach as far as half of the blocks, "
+            f"not {last.kernel} taps that reach {reach} pixels where a row has {last.blocks} blocks"
         )
     count, whole = stored_word(moves)
     if count == 1 or last.blocks < count:
@@ -162,14 +162,14 @@ def words(problem: Problem) -> Plan:
 
     # Words begin at whole sectors where the line of pixels is no longer for that.
     unit = 2 * count if not whole and max(starts(2 * count)) == max(starts(count)) else count
-    positions = [start - tap * last.dilation for tap, start in enumerate(starts(unit))]
-    ahead = (0 if whole else unit - 1) + (unit if max(positions) > 0 else 0)
+    firsts = [start - tap * last.dilation for tap, start in enumerate(starts(unit))]
+    ahead = (0 if whole else unit - 1) + (unit if max(firsts) > 0 else 0)
     before = -last.pad % count if whole else 0
     in_words = replace(
         last,
         stride=count,
         pad=last.pad + before,
-        blocks=-(-(last.blocks + ahead - min(positions)) // unit) * (unit // count),
+        blocks=-(-(last.blocks + ahead - min(firsts)) // unit) * (unit // count),
         block_step=count,
     )
     return unfold.plan(
@@ -202,13 +202,13 @@ def words_of_taps(problem: Problem, view: ColumnsView) -> dict[str, int]:
     loaded = [row.size, view.image_batch, view.image_channel]
     loaded += [step for axis, _, _, step in axes[:-1] if axis.size > 1]
     word = word_elements(itemsize, problem.output.alignment, stored)
-    piece = word_elements(itemsize, problem.input.alignment, loaded) if view.pixel_strides[-1] == 1 else 1
+    at_once = word_elements(itemsize, problem.input.alignment, loaded) if view.pixel_strides[-1] == 1 else 1
     if problem.fusion.window != "none" or view.tap_strides[-1] != 1 or row.dilation != 1:
         word = 1
-    while word > 1 and row.stride >= word and (piece < word or row.stride % word or row.pad_begin % word):
+    while word > 1 and row.stride >= word and (at_once < word or row.stride % word or row.pad_begin % word):
         word //= 2
     line = row.stride if row.stride < word else 0
-    piece = min(piece, word) if line else 1
+    at_once = min(at_once, word) if line else 1
     blocks = TAPS_BLOCKS
 
     def registers(blocks: int) -> int:
@@ -216,8 +216,8 @@ def words_of_taps(problem: Problem, view: ColumnsView) -> dict[str, int]:
 
     while registers(blocks) > TAPS_REGISTERS:
         blocks //= 2
-    before = -row.pad_begin % piece
-    return {"BLOCKS": blocks, "WORD": word, "PIECE": piece, "LINE_STRIDE": line, "PIXELS_BEFORE": before}
+    before = -row.pad_begin % at_once
+    return {"BLOCKS": blocks, "WORD": word, "LOADED": at_once, "LINE_STRIDE": line, "PIXELS_BEFORE": before}
 
 
 def taps(problem: Problem) -> Plan:
@@ -292,13 +292,13 @@ def _axes_of(view: ColumnsView) -> dict[str, Field]:
     }
 
 
-def packed_positions(block_bytes: int, stride_bytes: int) -> int:
+def packed_blocks(block_bytes: int, stride_bytes: int) -> int:
     """Return how many blocks a thread packs: whole words, an odd number of times the fewest, so that banks differ."""
     fewest = 4 // gcd(block_bytes, 4)
-    positions = fewest
-    while positions * block_bytes < PACKED_MAX_BYTES and (positions + 2 * fewest) * stride_bytes <= PACKED_LANE_BYTES:
-        positions += 2 * fewest
-    return positions
+    count = fewest
+    while count * block_bytes < PACKED_MAX_BYTES and (count + 2 * fewest) * stride_bytes <= PACKED_LANE_BYTES:
+        count += 2 * fewest
+    return count
 
 
 def packed(problem: Problem) -> Plan:
@@ -317,17 +317,17 @@ def packed(problem: Problem) -> Plan:
     if not are_contiguous(shape, steps) or (row.size > 1 and view.pixel_strides[-1] != 1):
         raise Unsupported(
             f"{OPERATION}: packed needs an image with a contiguous last axis, not steps of {view.pixel_strides[-1]}, "
-            f"and columns (batch, channels, *positions, *kernel) that are contiguous, not steps of {steps}"
+            f"and columns (batch, channels, *blocks, *kernel) that are contiguous, not steps of {steps}"
         )
-    positions = packed_positions(taps * itemsize, row.stride * itemsize)
-    multiples = [positions * row.stride, row.size]
+    count = packed_blocks(taps * itemsize, row.stride * itemsize)
+    multiples = [count * row.stride, row.size]
     multiples += [step for axis, step in zip(axes[:-1], view.pixel_strides[:-1], strict=True) if axis.size > 1]
     multiples += [view.image_channel, view.image_batch]
-    piece = word_elements(itemsize, problem.input.alignment, multiples)
-    before = -row.pad_begin % piece
-    pieces = -(-(before + (positions - 1) * row.stride + row.dilated_kernel) // piece)
-    registers = taps // row.kernel * -(-pieces * piece * itemsize // 4)
-    tile = WARP * positions * taps * itemsize + LINE_BYTES
+    at_once = word_elements(itemsize, problem.input.alignment, multiples)
+    before = -row.pad_begin % at_once
+    loads = -(-(before + (count - 1) * row.stride + row.dilated_kernel) // at_once)
+    registers = taps // row.kernel * -(-loads * at_once * itemsize // 4)
+    tile = WARP * count * taps * itemsize + LINE_BYTES
     if registers > PACKED_REGISTERS or tile > MAX_SHARED_BYTES:
         raise Unsupported(
             f"{OPERATION}: packed takes blocks that fit into registers and shared memory, {PACKED_REGISTERS} words of "
@@ -336,9 +336,9 @@ def packed(problem: Problem) -> Plan:
     tiles = MOVING_THREADS // WARP
     while tiles * tile > MAX_SHARED_BYTES:
         tiles //= 2
-    places = (*view.blocks[:-1], -(-row.blocks // positions))
+    places = (*view.blocks[:-1], -(-row.blocks // count))
     threads = view.planes * prod(places)
-    reach = [axis.padded_size + axis.dilated_kernel + (positions + WIDEST_WORD) * axis.stride for axis in axes]
+    reach = [axis.padded_size + axis.dilated_kernel + (count + WIDEST_WORD) * axis.stride for axis in axes]
     bits = offset_bits(
         OPERATION,
         threads + MOVING_THREADS,
@@ -350,15 +350,15 @@ def packed(problem: Problem) -> Plan:
         OPERATION,
         "packed",
         Work(threads, WARP * tiles, WARP * tiles, places, 1, bits, tiles * tile),
-        f"each thread packs {f'{positions} neighbouring blocks' if positions > 1 else 'one block'}, "
+        f"each thread packs {f'{count} neighbouring blocks' if count > 1 else 'one block'}, "
         "and its warp stores theirs as one run of words",
         {
             **word_types(itemsize),
             "KERNEL": view.kernel,
             "STRIDE": row.stride,
             "DILATION": row.dilation,
-            "POSITIONS": positions,
-            "PIECE": piece,
+            "BLOCKS": count,
+            "LOADED": at_once,
             "PIXELS_BEFORE": before,
             "PADDED": int(any(axis.pad_begin or axis.pad_end for axis in axes)),
             "RESIDENT_BLOCKS": resident_blocks(WARP * tiles, registers + PACKED_OTHERS),
@@ -366,7 +366,7 @@ def packed(problem: Problem) -> Plan:
         {
             **_axes_of(view),
             "places": divisor(places),
-            "row_positions": offset(row.blocks),
+            "row_blocks": offset(row.blocks),
             "channels": divisor(view.channels),
             "threads": offset(threads),
             "image_batch_step": wide(view.image_batch),

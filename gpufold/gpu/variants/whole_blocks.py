@@ -35,7 +35,7 @@ BLOCK_SHARED_BYTES = 1024
 """Shared memory that the system takes for each resident thread block."""
 BLOCKS_MAX_SPAN = 1 << 14
 """Blocks along an axis from the first to the last that reach a pixel: a thread block walks over all of them."""
-BLOCKS_PIECE = 8
+BLOCKS_LANE_TAPS = 8
 """Taps of a lane, at most, whose sums it has in registers: a word, or several where taps are staged."""
 BLOCKS_ROWS = 4
 """Rows of taps of a group where they are not staged, or as many as fill a cache line: with more of them more lanes are
@@ -53,10 +53,10 @@ class BlocksLanes:
 
     vector: int
     """Taps of a word."""
-    piece: int
+    taps: int
     """Taps of a lane."""
-    pieces: int
-    """Of a row of taps."""
+    in_row: int
+    """Lanes of a row of taps."""
     rows: int
     """Of taps, of a group of lanes."""
     batch: int
@@ -68,7 +68,7 @@ class BlocksLanes:
 
     @property
     def groups(self) -> int:
-        return WARP // (self.rows * self.pieces)
+        return WARP // (self.rows * self.in_row)
 
     def batches(self, row: Axis, strip: int) -> int:
         """Count the batches of a chain of the blocks that reach a strip."""
@@ -82,7 +82,7 @@ class BlocksLanes:
         return max(reach, before) if self.batches(row, strip) > 1 else reach + before  # one batch uses both at once
 
     def _reach(self, row: Axis) -> int:
-        return (self.pieces * self.piece - 1) * row.dilation
+        return (self.in_row * self.taps - 1) * row.dilation
 
     def _reaching(self, row: Axis, strip: int) -> int:
         return (strip - 1 + self._reach(row)) // row.stride + 1
@@ -93,7 +93,7 @@ class BlocksLanes:
     def strip_places(self, row: Axis, strip: int, tile_rows: int) -> int:
         """Count the places from the sums of one strip to those of the next."""
         places = tile_rows * (strip + self.spare(row, strip) | 1)
-        return places + (self.rows * self.pieces - places) % WARP  # the groups' lanes meet in no bank
+        return places + (self.rows * self.in_row - places) % WARP  # the groups' lanes meet in no bank
 
     def places(self, row: Axis, strip: int, tile_rows: int) -> int:
         """Count a tile's places for sums."""
@@ -104,33 +104,33 @@ def _blocks_lanes(problem: Problem) -> BlocksLanes:
     view, itemsize = view_of(problem), problem.call.source_element.itemsize
     row, tap_rows = view.axes[-1], prod(view.kernel[:-1])
     vector, row_bytes = _vector(problem), row.kernel * itemsize
-    piece = vector
-    while piece < BLOCKS_PIECE and -(-row.kernel // piece) > WARP:
-        piece *= 2
-    rows = min(tap_rows, max(BLOCKS_ROWS, LINE_BYTES // row_bytes), max(1, WARP // -(-row.kernel // piece)))
-    batch = min(BLOCKS_BATCH, BLOCKS_BATCH_TAPS // piece, BLOCKS_BATCH_BYTES // (piece * itemsize))
+    taps = vector
+    while taps < BLOCKS_LANE_TAPS and -(-row.kernel // taps) > WARP:
+        taps *= 2
+    rows = min(tap_rows, max(BLOCKS_ROWS, LINE_BYTES // row_bytes), max(1, WARP // -(-row.kernel // taps)))
+    batch = min(BLOCKS_BATCH, BLOCKS_BATCH_TAPS // taps, BLOCKS_BATCH_BYTES // (taps * itemsize))
     columns = BLOCKS_COLUMNS
     staged = vector * itemsize < WIDEST_WORD or rows * row_bytes < LINE_BYTES
     if staged:
-        piece = _multiple(-(-row.kernel // -(-row.kernel // BLOCKS_PIECE)), vector)
-    pieces = -(-row.kernel // piece)
-    if pieces > WARP:
+        taps = _multiple(-(-row.kernel // -(-row.kernel // BLOCKS_LANE_TAPS)), vector)
+    in_row = -(-row.kernel // taps)
+    if in_row > WARP:
         raise Unsupported(
-            f"{OPERATION}: gather_blocks shares out a row of taps to the lanes of a warp, {WARP * piece} at most, "
+            f"{OPERATION}: gather_blocks shares out a row of taps to the lanes of a warp, {WARP * taps} at most, "
             f"but kernel_size is {row.kernel} on the last axis"
         )
     places = 1
     if staged:
-        rows = -(-tap_rows // -(-tap_rows // (WARP // pieces)))
-        places = WARP // (rows * pieces) * rows * row.kernel
+        rows = -(-tap_rows // -(-tap_rows // (WARP // in_row)))
+        places = WARP // (rows * in_row) * rows * row.kernel
         batch = min(
             BLOCKS_STAGED_BATCH,
-            BLOCKS_STAGED_BATCH_BYTES // (piece * itemsize),
+            BLOCKS_STAGED_BATCH_BYTES // (taps * itemsize),
             BLOCKS_STAGED_BYTES // (places * itemsize),
         )
         batch, columns = max(1, batch), BLOCKS_STAGED_COLUMNS
         places *= batch
-    return BlocksLanes(vector, piece, pieces, rows, batch, places, columns)
+    return BlocksLanes(vector, taps, in_row, rows, batch, places, columns)
 
 
 def _blocks_sums(problem: Problem) -> int:
@@ -263,7 +263,7 @@ def gather_blocks(problem: Problem) -> Plan:
     strip = box[-1] // lanes.groups
     extents = tuple(-(-axis.size // extent) for axis, extent in zip(view.axes, box, strict=True))
     items = view.planes * prod(extents)
-    reaching = 2 * ((box[-1] + (row.kernel + lanes.piece) * row.dilation) // row.stride + lanes.batch * block_step(row))
+    reaching = 2 * ((box[-1] + (row.kernel + lanes.taps) * row.dilation) // row.stride + lanes.batch * block_step(row))
     return sum_plan(
         problem,
         "gather_blocks",
@@ -287,7 +287,7 @@ def gather_blocks(problem: Problem) -> Plan:
             "strip_sums": int32(lanes.strip_places(row, strip, prod(box[:-1]))),
             "spare": int32(lanes.spare(row, strip)),
         },
-        PIECE=lanes.piece,
+        LANE_TAPS=lanes.taps,
         ROWS=lanes.rows,
         VECTOR=lanes.vector,
         BATCH=lanes.batch,
