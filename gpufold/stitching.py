@@ -4,30 +4,17 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 from math import prod
 from operator import lt
-from typing import Any, Never, TypeAlias
+from typing import Any, Never
 
-import numpy as np
-
-from gpufold import calls, extras
-from gpufold.arrays import (
-    as_positions,
-    as_weights,
-    axes_of_window,
-    device_of,
-    library_of,
-    misshapen_weights,
-    name_of_axis,
-)
+from gpufold.arrays import axes_of_window, misshapen_weights, name_of_axis
 from gpufold.calls import REDUCTIONS, Call, Reduction, is_separable
-from gpufold.compute import run
-from gpufold.elements import ELEMENT_TYPES, WIDER, check_dtype, name_of
+from gpufold.elements import ELEMENT_TYPES, WIDER
 from gpufold.geometry import PositionsGeometry, Size, as_integers
+from gpufold.homes import Home, home_of
 from gpufold.names import answers, misnamed
-from gpufold.positions import average
 
 ENDLESS = sys.maxsize
 """The extent of an axis without an end."""
@@ -158,7 +145,7 @@ class Stitcher:
         """
         if unexpected:
             raise misnamed(Stitcher.add, "Stitcher.add", unexpected)
-        home = _home_of(blocks)
+        home = home_of(blocks)
         shape, lead = home.shape, len(self._lead)
         count, tile = shape[:1], shape[1 + lead :]
         if shape[1 : 1 + lead] != self._lead or len(tile) != len(self._block) or any(map(lt, self._block, tile)):
@@ -275,7 +262,7 @@ class Stitcher:
         """Return what the first rows add up to, divided as the reduction says, in an array of its own."""
         if self._open is None:
             raise ValueError(f"Stitcher.{method}: no tile was added, so that nothing says where the result would be")
-        home = _home_of(self._open.sums)
+        home = home_of(self._open.sums)
         with home.device:
             self._open.hold(home, count, count)
             return home.divided(*self._open.views(count))
@@ -284,7 +271,7 @@ class Stitcher:
 class _Weights:
     """The weights of a tile, and their squares, as kernels can read them."""
 
-    def __init__(self, home: _Home, window: Any, tile: Size, dtype: str) -> None:
+    def __init__(self, home: Home, window: Any, tile: Size, dtype: str) -> None:
         call = Call("Stitcher.add", PositionsGeometry(0, (), tile, tile), dtype)
         self.factors: tuple[Any, ...] = home.weights(call, window)
 
@@ -296,7 +283,7 @@ class _Weights:
 class _Rows:
     """Sums and weights of rows, in arrays with rows in front that were dropped and others behind that are zero."""
 
-    def __init__(self, home: _Home, lead: Size, rest: Size, weighted: bool) -> None:
+    def __init__(self, home: Home, lead: Size, rest: Size, weighted: bool) -> None:
         element = ELEMENT_TYPES[home.dtype]
         self.kind, self.dtype = home.kind, WIDER[home.dtype] if element.is_half else home.dtype
         self.sums = home.zeros((*lead, 0, *rest), self.dtype)
@@ -305,7 +292,7 @@ class _Rows:
         """Those of a whole tile, for all batches."""
         self._lead, self._first, self._count = len(lead), 0, 0
 
-    def check(self, home: _Home) -> None:
+    def check(self, home: Home) -> None:
         """Raise unless tiles can be added to the sums."""
         if home.kind != self.kind:
             raise TypeError(f"Stitcher.add: blocks must be a {self.kind}, got {home.kind}: the first batch decides")
@@ -319,7 +306,7 @@ class _Rows:
                 f"narrower one, got {home.dtype}"
             )
 
-    def hold(self, home: _Home, count: int, most: int) -> None:
+    def hold(self, home: Home, count: int, most: int) -> None:
         """Have so many rows, the later ones zero, and room for more where there may be most."""
         if count > self._count:
             room = self.sums.shape[self._lead]
@@ -337,7 +324,7 @@ class _Rows:
         if self.weight is not None:
             yield self.weight, 0
 
-    def _move_into(self, home: _Home, room: int) -> None:
+    def _move_into(self, home: Home, room: int) -> None:
         """Move the rows into arrays with room for more."""
         moved = []
         for array, axis in self._arrays():
@@ -371,124 +358,6 @@ class _Rows:
 def _rows(array: Any, axis: int, start: int, stop: int) -> Any:
     """Return a view of some rows."""
     return array[(slice(None),) * axis + (slice(start, stop),)]
-
-
-KINDS = {"numpy": "numpy.ndarray", "cupy": "cupy.ndarray"}
-"""What the arrays of a library are called."""
-
-
-class _Arrays:
-    """What is done with arrays of NumPy or CuPy; they are described by the blocks of a batch."""
-
-    def __init__(self, blocks: Any) -> None:
-        library = library_of("Stitcher.add", "blocks", blocks)
-        self._library, self._blocks, self.shape, self.dtype = library, blocks, blocks.shape, name_of(blocks.dtype)
-        if self.dtype not in ELEMENT_TYPES:
-            check_dtype("Stitcher.add", "blocks", blocks.dtype)
-        self.kind, self.place = KINDS[library.__name__], blocks.device
-        self.device: AbstractContextManager[Any] = device_of(library, blocks)
-
-    def zeros(self, shape: Size, dtype: Any) -> Any:
-        return self._library.zeros(shape, dtype)
-
-    def ones(self, like: Any, shape: Size) -> Any:
-        """Return ones without memory of their own."""
-        return self._library.broadcast_to(self._library.ones((), like.dtype), shape)
-
-    def weights(self, call: Call, window: Any) -> tuple[Any, ...]:
-        return as_weights(call, self._library, window, self._blocks)
-
-    def positions(self, given: Any, on_host: bool) -> Any:
-        """Return positions, in the memory of the host where they may be there."""
-        if self._library is not np and isinstance(given, self._library.ndarray) and not on_host:
-            return as_positions("Stitcher.add", self._library, given, self._blocks, "blocks")
-        return _on_host(given)
-
-    def beside(self, places: Any) -> Any:
-        """Return positions where the blocks are."""
-        if self._library is np or not isinstance(places, np.ndarray):
-            return places
-        return as_positions("Stitcher.add", self._library, places.tolist(), self._blocks, "blocks")
-
-    def add(self, out: Any, blocks: Any, places: Any, weights: tuple[Any, ...] | None, weight_out: Any = None) -> None:
-        call = calls.add_blocks(out, blocks, places, _as_window(weights, places), weight_out=weight_out)
-        run(call, self._library, blocks, out, weights, places, weight_out)
-
-    def divided(self, sums: Any, weight: Any) -> Any:
-        return sums.copy() if weight is None else average(sums, weight)
-
-
-class _Tensors:
-    """The same for tensors."""
-
-    kind = "torch.Tensor"
-
-    def __init__(self, blocks: Any) -> None:
-        self._ours = extras.load("torch")
-        described = self._ours.tensors.described("Stitcher.add", "blocks", blocks)
-        self.shape, self.dtype = described.shape, described.dtype.name
-        self._blocks, self.place = blocks, blocks.device
-        self.device: AbstractContextManager[Any] = nullcontext()
-
-    def zeros(self, shape: Size, dtype: Any) -> Any:
-        torch = sys.modules["torch"]
-        known = getattr(torch, dtype) if isinstance(dtype, str) else dtype
-        return torch.zeros(shape, dtype=known, device=self.place)
-
-    def ones(self, like: Any, shape: Size) -> Any:
-        return like.new_ones(()).expand(shape)
-
-    def weights(self, call: Call, window: Any) -> tuple[Any, ...]:
-        weights: tuple[Any, ...] = self._ours.tensors.checked_window(call, self._blocks, window)
-        return weights
-
-    def positions(self, given: Any, on_host: bool) -> Any:
-        if isinstance(given, type(self._blocks)) or getattr(given, "is_cuda", False):
-            if not on_host:
-                return self._ours.tensors.checked_positions("Stitcher.add", given, self._blocks, "blocks")
-            if given.is_cpu:
-                given = given.numpy()
-        return _on_host(given)
-
-    def beside(self, places: Any) -> Any:
-        if isinstance(places, np.ndarray):
-            return sys.modules["torch"].from_numpy(places).to(self.place)
-        return places
-
-    def add(self, out: Any, blocks: Any, places: Any, weights: tuple[Any, ...] | None, weight_out: Any = None) -> None:
-        self._ours.add_blocks_(out, blocks, places, _as_window(weights, places), weight_out=weight_out)
-
-    def divided(self, sums: Any, weight: Any) -> Any:
-        if weight is None:
-            return sums.clone()
-        if sums.requires_grad or weight.requires_grad:  # what a gradient needs later must not change meanwhile
-            sums, weight = sums.clone(), weight.clone()
-        return self._ours.average(sums, weight)
-
-
-_Home: TypeAlias = _Arrays | _Tensors
-
-
-def _home_of(blocks: Any) -> _Home:
-    torch = sys.modules.get("torch")
-    if torch is not None and isinstance(blocks, torch.Tensor):
-        return _Tensors(blocks)
-    return _Arrays(blocks)
-
-
-def _on_host(given: Any) -> Any:
-    """Return positions as int64 in the memory of the host."""
-    if hasattr(given, "dtype") and not isinstance(given, np.ndarray):
-        raise TypeError(
-            "Stitcher.add: positions must be in the memory of the host with slabs=True, a numpy.ndarray or a sequence, "
-            f"got {type(given).__module__}.{type(given).__qualname__}"
-        )
-    return as_positions("Stitcher.add", np, given, None, "blocks")
-
-
-def _as_window(weights: tuple[Any, ...] | None, places: Any) -> Any:
-    """Return weights as a call takes them: one array per axis, or one of all."""
-    return weights if weights is None or len(weights) == places.shape[1] else weights[0]
 
 
 def _first_weights(window: Any, tile: Size) -> Any:

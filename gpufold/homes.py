@@ -1,0 +1,135 @@
+"""What a Stitcher does with the arrays of its tiles, by the library that they are of: NumPy and CuPy, or torch."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from gpufold import calls, extras
+from gpufold.arrays import as_positions, as_weights, device_of, library_of
+from gpufold.calls import Call
+from gpufold.compute import run
+from gpufold.elements import ELEMENT_TYPES, check_dtype, name_of
+from gpufold.geometry import Size
+from gpufold.positions import average
+
+KINDS = {"numpy": "numpy.ndarray", "cupy": "cupy.ndarray"}
+"""What the arrays of a library are called."""
+
+
+class Arrays:
+    """What is done with arrays of NumPy or CuPy; they are described by the blocks of a batch."""
+
+    def __init__(self, blocks: Any) -> None:
+        library = library_of("Stitcher.add", "blocks", blocks)
+        self._library, self._blocks, self.shape, self.dtype = library, blocks, blocks.shape, name_of(blocks.dtype)
+        if self.dtype not in ELEMENT_TYPES:
+            check_dtype("Stitcher.add", "blocks", blocks.dtype)
+        self.kind, self.place = KINDS[library.__name__], blocks.device
+        self.device: AbstractContextManager[Any] = device_of(library, blocks)
+
+    def zeros(self, shape: Size, dtype: Any) -> Any:
+        return self._library.zeros(shape, dtype)
+
+    def ones(self, like: Any, shape: Size) -> Any:
+        """Return ones without memory of their own."""
+        return self._library.broadcast_to(self._library.ones((), like.dtype), shape)
+
+    def weights(self, call: Call, window: Any) -> tuple[Any, ...]:
+        return as_weights(call, self._library, window, self._blocks)
+
+    def positions(self, given: Any, on_host: bool) -> Any:
+        """Return positions, in the memory of the host where they may be there."""
+        if self._library is not np and isinstance(given, self._library.ndarray) and not on_host:
+            return as_positions("Stitcher.add", self._library, given, self._blocks, "blocks")
+        return _on_host(given)
+
+    def beside(self, places: Any) -> Any:
+        """Return positions where the blocks are."""
+        if self._library is np or not isinstance(places, np.ndarray):
+            return places
+        return as_positions("Stitcher.add", self._library, places.tolist(), self._blocks, "blocks")
+
+    def add(self, out: Any, blocks: Any, places: Any, weights: tuple[Any, ...] | None, weight_out: Any = None) -> None:
+        call = calls.add_blocks(out, blocks, places, _as_window(weights, places), weight_out=weight_out)
+        run(call, self._library, blocks, out, weights, places, weight_out)
+
+    def divided(self, sums: Any, weight: Any) -> Any:
+        return sums.copy() if weight is None else average(sums, weight)
+
+
+class Tensors:
+    """The same for tensors."""
+
+    kind = "torch.Tensor"
+
+    def __init__(self, blocks: Any) -> None:
+        self._ours = extras.load("torch")
+        described = self._ours.tensors.described("Stitcher.add", "blocks", blocks)
+        self.shape, self.dtype = described.shape, described.dtype.name
+        self._blocks, self.place = blocks, blocks.device
+        self.device: AbstractContextManager[Any] = nullcontext()
+
+    def zeros(self, shape: Size, dtype: Any) -> Any:
+        torch = sys.modules["torch"]
+        known = getattr(torch, dtype) if isinstance(dtype, str) else dtype
+        return torch.zeros(shape, dtype=known, device=self.place)
+
+    def ones(self, like: Any, shape: Size) -> Any:
+        return like.new_ones(()).expand(shape)
+
+    def weights(self, call: Call, window: Any) -> tuple[Any, ...]:
+        weights: tuple[Any, ...] = self._ours.tensors.checked_window(call, self._blocks, window)
+        return weights
+
+    def positions(self, given: Any, on_host: bool) -> Any:
+        if isinstance(given, type(self._blocks)) or getattr(given, "is_cuda", False):
+            if not on_host:
+                return self._ours.tensors.checked_positions("Stitcher.add", given, self._blocks, "blocks")
+            if given.is_cpu:
+                given = given.numpy()
+        return _on_host(given)
+
+    def beside(self, places: Any) -> Any:
+        if isinstance(places, np.ndarray):
+            return sys.modules["torch"].from_numpy(places).to(self.place)
+        return places
+
+    def add(self, out: Any, blocks: Any, places: Any, weights: tuple[Any, ...] | None, weight_out: Any = None) -> None:
+        self._ours.add_blocks_(out, blocks, places, _as_window(weights, places), weight_out=weight_out)
+
+    def divided(self, sums: Any, weight: Any) -> Any:
+        if weight is None:
+            return sums.clone()
+        if sums.requires_grad or weight.requires_grad:  # what a gradient needs later must not change meanwhile
+            sums, weight = sums.clone(), weight.clone()
+        return self._ours.average(sums, weight)
+
+
+Home: TypeAlias = Arrays | Tensors
+
+
+def home_of(blocks: Any) -> Home:
+    """Return the home of a batch."""
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(blocks, torch.Tensor):
+        return Tensors(blocks)
+    return Arrays(blocks)
+
+
+def _on_host(given: Any) -> Any:
+    """Return positions as int64 in the memory of the host."""
+    if hasattr(given, "dtype") and not isinstance(given, np.ndarray):
+        raise TypeError(
+            "Stitcher.add: positions must be in the memory of the host with slabs=True, a numpy.ndarray or a sequence, "
+            f"got {type(given).__module__}.{type(given).__qualname__}"
+        )
+    return as_positions("Stitcher.add", np, given, None, "blocks")
+
+
+def _as_window(weights: tuple[Any, ...] | None, places: Any) -> Any:
+    """Return weights as a call takes them: one array per axis, or one of all."""
+    return weights if weights is None or len(weights) == places.shape[1] else weights[0]
