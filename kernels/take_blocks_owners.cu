@@ -14,6 +14,8 @@
 // reach: pixels there are zeros, or the nearest ones. Where there are thread blocks enough, those of tiles
 // inside take these tiles too: one test and one list serve all, and a tile that no block meets is passed
 // over.
+// The kernel is one function: what makes the list and what goes through it share memory and a dozen values.
+//
 // For blocks with long rows that overlap: an element is not loaded again for each block that has it. The
 // tests grow with tiles times blocks: little beside the stores while most tiles meet some of their chunk.
 #include "take_blocks.cuh"
@@ -97,10 +99,8 @@ struct Listed {
     Offset position[positioned]; // of its first pixel
 };
 
-// Rows that are whole are stored without a look at each, where there are registers for what is then in
-// flight.
-constexpr bool few_registers = nearest && separable && positioned > 2 && planes > 1;
-constexpr bool has_whole_rows = !one_axis && (!windowed || separable) && !few_registers;
+// Rows that are whole are stored without a look at each.
+constexpr bool has_whole_rows = !one_axis && (!windowed || separable);
 constexpr unsigned all_rows = ~0u >> (32 - thread_rows);
 
 // Loads a thread's pixels, zeros where they lie outside of the image. `whole` where all are inside.
@@ -149,7 +149,7 @@ template <bool whole> struct RowWeights {
             }
 #pragma unroll
             for (int row = 0; row < thread_rows; ++row) {
-                const bool exists = few_registers ? has_bit(covered, row) : covered >> row & 1;
+                const bool exists = covered >> row & 1;
                 if constexpr (!separable || along >= fixed)
                     weight.factor[separable ? along - fixed : 0] =
                         load_if(of_rows + (long long)(row)*row_step, whole || exists);
