@@ -10,7 +10,9 @@
 // The threads test some hundred blocks at a time and put those that meet the tile into a list, in order. Then
 // each warp goes through the list. A lane has a few rows of one column in some planes, and loads its elements
 // of several blocks before it adds the first: the loads are in flight together, and the additions are in the
-// order of the blocks, without atomics.
+// order of the blocks, without atomics. The kernel is one function: list and sums take turns at the same
+// barriers, and share what a thread knows of its pixels.
+//
 // Tiles are small, so that many are in work at a time and one that many blocks meet is soon done. The tests
 // grow with tiles times blocks: little beside the sums while a block has hundreds of pixels.
 #include "positions.cuh"

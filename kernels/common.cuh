@@ -1,5 +1,6 @@
 // What every kernel shares: element types, exact addition, guarded loads, wide stores, division by an
-// invariant.
+// invariant. Most of it is a line of PTX with the C++ that stands for it on a host, told apart by dtype or
+// width: read as one table, so it is one file.
 //
 // A specialisation is chosen by macros, all of which the plan defines. Five end here: SCALAR is an element in
 // memory, ACCUMULATOR the type it is summed in, RESULT what a sum is stored as, WEIGHT what it may be

@@ -62,18 +62,11 @@ def gather(problem: Problem) -> Plan:
     entry = -(-entry // POINTER_BYTES) * POINTER_BYTES
     candidates = CANDIDATES if CANDIDATES * THREADS * entry <= LIST_BYTES else 1
     candidates = min(candidates, max(1, -(-view.count // THREADS)))
+    list_bytes = (candidates * THREADS + 1) * entry + THREADS // WARP * COUNT_BYTES
     return placed_plan(
         problem,
         "gather",
-        Work(
-            items,
-            1,
-            THREADS,
-            tiling.along,
-            groups,
-            bits,
-            (candidates * THREADS + 1) * entry + THREADS // WARP * COUNT_BYTES,
-        ),
+        Work(items, 1, THREADS, tiling.along, groups, bits, list_bytes),
         "each thread block owns a tile of the image and adds the blocks that meet it, in their order",
         {},
         PLANES=tiling.planes,

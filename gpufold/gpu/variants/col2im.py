@@ -6,19 +6,9 @@ from math import gcd, prod
 
 from gpufold.calls import Unsupported
 from gpufold.elements import ElementType
-from gpufold.gpu.parameters import (
-    contiguous_strides,
-    divisor,
-    int32,
-    offset,
-    offset_bits,
-)
+from gpufold.gpu.parameters import contiguous_strides, divisor, int32, offset, offset_bits
 from gpufold.gpu.plan import Plan, Problem, Variant, Work, check_atomics, planes_per_thread
-from gpufold.gpu.variants.columns import (
-    cells_of,
-    taps_per_pixel,
-    view_of,
-)
+from gpufold.gpu.variants.columns import cells_of, taps_per_pixel, view_of
 from gpufold.gpu.variants.moves import WARP, WIDEST_WORD
 from gpufold.gpu.variants.sums import OPERATION, largest_offset, sum_plan
 from gpufold.gpu.variants.whole_blocks import gather_blocks
@@ -95,18 +85,12 @@ def gather(problem: Problem) -> Plan:
     staged = row.stride * itemsize > (word if words else 2 * itemsize)
     if staged:
         stored = f"{stored}, staged in shared memory so that warps write whole runs"
+    staged_bytes = block // WARP * (33 * row.stride * itemsize + WARP * (8 + 4)) if staged else 0
+    bits = offset_bits(OPERATION, largest_offset(view), items + block)
     return sum_plan(
         problem,
         "gather",
-        Work(
-            items,
-            block,
-            block,
-            extents,
-            groups,
-            offset_bits(OPERATION, largest_offset(view), items + block),
-            block // WARP * (33 * row.stride * itemsize + WARP * (8 + 4)) if staged else 0,
-        ),
+        Work(items, block, block, extents, groups, bits, staged_bytes),
         f"each thread adds up the taps of {_counted(row.stride, 'neighbouring pixel')} "
         f"of {_counted(planes, 'plane')}, stored {stored}",
         {"cells_form_runs": int32(int(contiguous and prod(extents) >= WARP))},
@@ -153,17 +137,11 @@ def gather_pixels(problem: Problem) -> Plan:
     items = view.batch * groups * prod(extents)
     threads = PIXELS_WEIGHED_THREADS if problem.fusion.window != "none" else GATHER_THREADS
     pixels = "one pixel" if not words else f"{word} pixels"
+    bits = offset_bits(OPERATION, largest_offset(view), items + threads)
     return sum_plan(
         problem,
         "gather_pixels",
-        Work(
-            items,
-            threads,
-            threads,
-            extents,
-            groups,
-            offset_bits(OPERATION, largest_offset(view), items + threads),
-        ),
+        Work(items, threads, threads, extents, groups, bits),
         f"each thread adds up the taps of {pixels} of {_counted(planes, 'plane')}",
         PLANES=at_most,
         WORD=word,
@@ -202,18 +180,11 @@ def gather_parts(problem: Problem) -> Plan:
     items = view.batch * groups * prod(extents) * prod(cells)
     past_row = (row.stride + part) * (1 + abs(view.tap_strides[-1]) + abs(view.pixel_strides[-1]))
     bits = offset_bits(OPERATION, largest_offset(view) + past_row, items + GATHER_THREADS)
+    tile_bytes = GATHER_THREADS * (planes * (part + word) * itemsize + PARTS_RUN_BYTES)
     return sum_plan(
         problem,
         "gather_parts",
-        Work(
-            items,
-            GATHER_THREADS,
-            GATHER_THREADS,
-            extents,
-            groups,
-            bits,
-            GATHER_THREADS * (planes * (part + word) * itemsize + PARTS_RUN_BYTES),
-        ),
+        Work(items, GATHER_THREADS, GATHER_THREADS, extents, groups, bits, tile_bytes),
         f"each thread adds up {_counted(part, 'neighbouring pixel')} of a stride in {_counted(planes, 'plane')}",
         {
             "in_words": int32(int(in_words)),

@@ -7,14 +7,7 @@ from dataclasses import replace
 from gpufold.calls import Unsupported
 from gpufold.gpu.plan import Operand, Plan, Problem, Variant
 from gpufold.gpu.variants import unfold
-from gpufold.gpu.variants.moves import (
-    PLANES_PER_THREAD,
-    WIDEST_WORD,
-    Moves,
-    space_bytes,
-    space_moves,
-    word_elements,
-)
+from gpufold.gpu.variants.moves import PLANES_PER_THREAD, WIDEST_WORD, Moves, space_bytes, space_moves, word_elements
 from gpufold.gpu.variants.unfold import Unfold
 
 APART_BYTES = 96

@@ -7,15 +7,7 @@ from math import prod
 from typing import Any
 
 from gpufold.calls import Unsupported
-from gpufold.gpu.parameters import (
-    INT32_MAX,
-    Field,
-    divisor,
-    offset,
-    span,
-    struct,
-    wide,
-)
+from gpufold.gpu.parameters import INT32_MAX, Field, divisor, offset, span, struct, wide
 from gpufold.gpu.plan import Plan, Problem, Work, planned
 from gpufold.gpu.variants.columns import (
     ColumnsView,

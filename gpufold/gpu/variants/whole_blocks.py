@@ -7,19 +7,9 @@ from math import gcd, prod
 
 from gpufold.calls import Unsupported
 from gpufold.geometry import Axis, Size
-from gpufold.gpu.parameters import (
-    are_contiguous,
-    divisor,
-    int32,
-    offset,
-    offset_bits,
-)
+from gpufold.gpu.parameters import are_contiguous, divisor, int32, offset, offset_bits
 from gpufold.gpu.plan import Plan, Problem, Work
-from gpufold.gpu.variants.columns import (
-    block_step,
-    view_of,
-    weight_bytes,
-)
+from gpufold.gpu.variants.columns import block_step, view_of, weight_bytes
 from gpufold.gpu.variants.moves import LINE_BYTES, WARP, WIDEST_WORD
 from gpufold.gpu.variants.sums import OPERATION, largest_offset, sum_plan
 
@@ -264,22 +254,12 @@ def gather_blocks(problem: Problem) -> Plan:
     extents = tuple(-(-axis.size // extent) for axis, extent in zip(view.axes, box, strict=True))
     items = view.planes * prod(extents)
     reaching = 2 * ((box[-1] + (row.kernel + lanes.taps) * row.dilation) // row.stride + lanes.batch * block_step(row))
+    beyond = reaching * max(abs(view.block_strides[-1]), row.stride) + max(box)
+    bits = offset_bits(OPERATION, largest_offset(view) + beyond, items)
     return sum_plan(
         problem,
         "gather_blocks",
-        Work(
-            items,
-            1,
-            WARP,
-            extents,
-            view.channels,
-            offset_bits(
-                OPERATION,
-                largest_offset(view) + reaching * max(abs(view.block_strides[-1]), row.stride) + max(box),
-                items,
-            ),
-            _blocks_shared_bytes(problem, lanes),
-        ),
+        Work(items, 1, WARP, extents, view.channels, bits, _blocks_shared_bytes(problem, lanes)),
         f"each warp moves the sums of {' x '.join(map(str, box))} pixels along their blocks",
         {
             "box": offset(box),
