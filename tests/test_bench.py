@@ -32,7 +32,9 @@ import bench.measure
 import bench.memory
 import bench.report
 import bench.results
+import bench.traffic
 import gpufold
+from bench import choices
 from bench.__main__ import INTERRUPTED, LOST, TERMINATED, main
 from bench.crossover import judge, regret, sweeps
 from bench.measure import Bench, difference, new_row
@@ -1298,6 +1300,49 @@ def test_geometric_mean_leaves_out_what_was_not_measured():
 
 
 # ---- the planner's choices
+
+
+def test_random_problems_take_turns_are_the_same_again_and_are_served():
+    for seed in range(2 * len(choices.OPERATIONS)):
+        problem, dtype = choices.random_problem(seed)
+        assert problem.operation == choices.OPERATIONS[seed % len(choices.OPERATIONS)]
+        assert choices.random_problem(seed)[0].input_shape == problem.input_shape, f"seed {seed}"
+        assert plan_of(problem, "auto", dtype).operation == problem.operation
+
+
+def test_a_loss_is_how_many_times_as_fast_the_best_variant_is(monkeypatch):
+    """Of those that serve the call and give the same bits, which atomic additions may not."""
+    problem, dtype = choices.random_problem(0)
+    auto = plan_of(problem, "auto", dtype).variant
+    other = next(variant for variant in gpufold.variants("col2im") if variant not in (auto, "atomic"))
+    speeds = {auto: 0.4, other: 0.5, "atomic": 0.9}
+
+    def work_of(problem, variant, dtype):
+        if variant not in speeds:
+            raise Unsupported(variant)
+        return variant, None, problem, True
+
+    monkeypatch.setattr(choices, "work_of", work_of)
+    monkeypatch.setattr(bench.traffic, "MOST_INSTRUCTIONS", 1)  # which a prediction lowers
+    monkeypatch.setattr(
+        choices.hostcuda, "predict", lambda plan, _: SimpleNamespace(worst=speeds[plan] / 2, best=speeds[plan] * 2)
+    )
+    assert choices.loss_of(0) == choices.Loss("col2im", auto, other, pytest.approx(1.25))
+    speeds[other] = 0.3
+    assert choices.loss_of(0) == choices.Loss("col2im", auto, auto, 1.0)
+    del speeds[auto]
+    assert choices.loss_of(0) is None
+
+
+def test_losses_are_told_by_operation_in_the_mean_and_at_worst():
+    found = [choices.Loss("im2col", "a", "b", 1.21), choices.Loss("im2col", "c", "c", 1.0)]
+    table = choices.losses_table([choices.Loss("col2im", "d", "d", 1.0), *found])
+    rows = list(zip(*(column.cells for column in table.columns), strict=True))
+    assert rows == [
+        ("col2im", "1", "0.0%", "0%", "d", "d"),
+        ("im2col", "2", "10.0%", "21%", "a", "b"),
+        ("all", "3", "6.6%", "21%", "a", "b"),
+    ]
 
 
 def test_each_sweep_measures_a_threshold_that_the_planner_has():
