@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Literal
 
 HOST = Path(__file__).parent / "host"
-KERNELS = Path(__file__).parents[2] / "kernels"
+CHECKOUT = Path(__file__).parents[2]
+KERNELS = CHECKOUT / "kernels"
 
 Defines = tuple[tuple[str, str], ...]
 
@@ -132,7 +133,10 @@ def keep(suffix: str, made_of: Iterable[bytes], make: Callable[[], bytes]) -> by
 
 
 def _cached(suffix: str, sources: list[Path], command: list[str]) -> Path:
-    """Run a compiler command that writes to `-o`, unless its result exists for what these sources now say."""
+    """Run a compiler command that writes to `-o`, unless its result exists for what these sources now say.
+
+    It runs in the checkout, and names files by their places there: a copy of the checkout finds what this one built.
+    """
     known: dict[Path, bytes] = {}
     for source in sources:
         with_includes(source, (HOST,), known)
@@ -144,16 +148,20 @@ def _cached(suffix: str, sources: list[Path], command: list[str]) -> Path:
         return result
     with tempfile.TemporaryDirectory(dir=cache_folder()) as folder:
         made = Path(folder) / result.name
-        done = subprocess.run([*command, "-o", str(made)], capture_output=True, text=True)
+        done = subprocess.run([*command, "-o", str(made)], cwd=CHECKOUT, capture_output=True, text=True)
         if done.returncode:
             raise BuildError(f"{' '.join(command)}\n{done.stderr}")
         made.replace(result)  # atomic: two processes may build the same
     return result
 
 
+def _here(path: Path) -> str:
+    return os.path.relpath(path, CHECKOUT)
+
+
 def _includes() -> list[str]:
     headers = cuda_headers()
-    return [f"-I{HOST}", f"-isystem{headers}", f"-isystem{headers}/cccl"]
+    return [f"-I{_here(HOST)}", f"-isystem{headers}", f"-isystem{headers}/cccl"]
 
 
 @cache
@@ -164,14 +172,14 @@ def build_runtime(build: Runtime) -> Path:
         raise BuildError(reason)
     names, flags = RUNTIMES[build]
     sources = [HOST / name for name in names]
-    return _cached("", sources, [*COMPILER, *map(str, sources), *flags, *_includes()])
+    return _cached("", sources, [*COMPILER, *map(_here, sources), *flags, *_includes()])
 
 
 @cache
 def _precompiled_words(build: Build) -> Path:
     """The words of CUDA, which every kernel starts with, as a precompiled header: a third of the time."""
     header = HOST / "cuda_words.h"
-    command = [*KERNEL, *KERNEL_FLAGS[build], *_includes(), "-x", "c++-header", str(header)]
+    command = [*KERNEL, *KERNEL_FLAGS[build], *_includes(), "-x", "c++-header", _here(header)]
     return _cached(".h.gch", [header], command)
 
 
@@ -183,8 +191,8 @@ def build_kernel(source: Path, symbol: str, defines: Defines, build: Build) -> P
         *[*KERNEL, *KERNEL_FLAGS[build], "-shared", "-nostdlib"],
         *["-include", str(_precompiled_words(build).with_suffix(""))],
         *[f"-D{name}={value}" for name, value in defines],
-        *[f'-DHOSTCUDA_SOURCE="{source}"', f"-DHOSTCUDA_SYMBOL={symbol}"],
-        *[f"-I{source.parent}", *_includes(), str(HOST / "entry.cpp")],
+        *[f'-DHOSTCUDA_SOURCE="{source.name}"', f"-DHOSTCUDA_SYMBOL={symbol}"],
+        *[f"-I{_here(source.parent)}", *_includes(), _here(HOST / "entry.cpp")],
         *[*linked, "-lm", "-lc"],
     ]
     return _cached(".so", [HOST / "entry.cpp", source], command)

@@ -147,7 +147,8 @@ def compile(
     made: dict[Path, bytes] = {}
     with_includes(kernels / source, (), made)
     headers = [content for path, content in sorted(made.items()) if path != kernels / source]
-    key = [_versions().encode(), text.encode(), *passed, *headers]
+    placeless = options(defines, architecture, Path("kernels"), flush)
+    key = [_versions().encode(), text.encode(), *map(str.encode, placeless), *headers]
     kept = keep(".cubin", key, lambda: _compile(source, text, passed))
     return Cubin(kept[8:], *struct.unpack("d", kept[:8]))
 
