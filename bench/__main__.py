@@ -187,7 +187,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ModuleNotFoundError as error:
         parser.error(f"{options.command or 'the benchmark'} needs {error.name}, which is not installed")
     except (ValueError, OSError) as error:
-        parser.error(str(error))
+        parser.exit(2, f"{parser.prog}: error: {error}\n")
     except KeyboardInterrupt:
         say(console, "Interrupted.")
         return INTERRUPTED

@@ -122,11 +122,12 @@ def seconds_of(call: Callable[[], Any], counter: Callable[[], float] = time.perf
 
 def host(names: list[str], console: Console) -> int:
     """Print the cost of first and repeated calls; needs a process in which CuPy was not imported."""
+    problems = select(names, quick=False, gpu=True)
     if "cupy" in sys.modules:
         raise ValueError("host replaces CuPy, which this process has imported")
     sys.modules["cupy"] = stand_in()
     try:
-        rows = [_measure(problem) for problem in select(names, quick=False, gpu=True)]
+        rows = [_measure(problem) for problem in problems]
     finally:
         del sys.modules["cupy"]
         sys.modules.pop("gpufold.gpu.launch", None)

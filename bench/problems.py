@@ -886,5 +886,6 @@ def select(names: list[str], quick: bool, gpu: bool) -> list[Problem]:
         and (any(name in problem.name for name in names) if names else problem.quick or not quick)
     ]
     if not chosen:
-        raise ValueError(f"no problem is named {' or '.join(names)}; `python -m bench problems` lists them")
+        named = f"no problem for a {'GPU' if gpu else 'CPU'} is named {' or '.join(names)}"
+        raise ValueError(f"{named}; `python -m bench problems` lists them")
     return [problem.for_gpu for problem in chosen] if gpu else chosen

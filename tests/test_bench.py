@@ -37,6 +37,7 @@ import gpufold
 from bench import choices
 from bench.__main__ import INTERRUPTED, LOST, TERMINATED, main
 from bench.crossover import judge, regret, sweeps
+from bench.hostcuda import standin
 from bench.measure import Bench, difference, new_row
 from bench.memory import pool_peak, resident_peak
 from bench.peers import PEERS, Call, Peer, _torch_compile
@@ -177,6 +178,22 @@ def test_what_is_timed_of_a_peer_computes_the_same(peer):
                 served += 1
                 wrong = difference(call.as_array(call.run()), problem.expected(data), problem.tolerance)
                 assert wrong is None, f"{problem.operation} {problem.name} {dtype}: {wrong}"
+    assert served
+
+
+@pytest.mark.parametrize("name", ["loop", "add.at", "cupy"])
+def test_what_is_timed_of_a_peer_on_a_gpu_computes_the_same_on_the_stand_in(name, monkeypatch):
+    """Of a few problems, with functions of CuPy alone."""
+    monkeypatch.setitem(sys.modules, "cupy", standin.cupy())
+    (peer,) = (peer for peer in PEERS if peer.name == name and peer.devices == ("gpu",))
+    served = 0
+    for problem in (problem for problem in SMALL if problem.kind in peer.kinds):
+        data = problem.data("float32")
+        call = peer.prepare(problem, standin.asarray(data), 1) if data.size < 4096 else None
+        if call is not None:
+            served += 1
+            wrong = difference(call.as_array(call.run()).get(), problem.expected(data), problem.tolerance)
+            assert wrong is None, f"{problem.operation} {problem.name}: {wrong}"
     assert served
 
 
@@ -1118,7 +1135,8 @@ def test_problems_are_listed_with_their_origin(capsys):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--problem", "nonsense"), "no problem is named nonsense"),
+        (("--device", "cpu", "--problem", "nonsense"), "no problem for a CPU is named nonsense; "),
+        (("host", "--problem", "least"), "no problem for a GPU is named least; "),
         (("--device", "cpu", "--variant", "gather"), "--variant names a GPU kernel"),
         (("--device", "cpu", "--variant", "nonsense"), "--variant must be of"),
         (("--quick", "--full"), "not allowed with"),
@@ -1135,6 +1153,15 @@ def test_wrong_words_are_refused_with_a_reason(capsys, words, message):
     with pytest.raises(SystemExit):
         main(words)
     assert message in capsys.readouterr().err
+
+
+def test_a_name_without_a_problem_ends_in_one_sentence(capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["host", "--problem", "nonsense"])
+    assert ended.value.code == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert said.startswith("python -m bench: error: no problem for a GPU is named nonsense; ")
 
 
 @pytest.mark.parametrize("words", [("photo", "--output"), ("ptychography", "--output"), ("report", "--output")])

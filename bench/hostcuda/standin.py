@@ -30,7 +30,7 @@ import time
 import weakref
 from collections import Counter, defaultdict, deque
 from contextlib import contextmanager, suppress
-from functools import cache
+from functools import cache, partial
 from math import prod
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -685,23 +685,6 @@ class ndarray:
         real = np.abs(np.empty(0, self.dtype)).dtype
         return _elementwise(np.abs, ndarray(self.shape, real), self)
 
-    def _combine(self, other, function):
-        empty = [np.empty(each.shape, each.dtype) if isinstance(each, ndarray) else each for each in (self, other)]
-        like = function(*empty)
-        return _elementwise(function, ndarray(like.shape, like.dtype), self, other)
-
-    def __ne__(self, other):
-        return self._combine(other, np.not_equal)
-
-    def __gt__(self, other):
-        return self._combine(other, np.greater)
-
-    def __sub__(self, other):
-        return self._combine(other, np.subtract)
-
-    def __rmul__(self, other):
-        return self._combine(other, np.multiply)
-
     def max(self):
         return _elementwise(np.max, ndarray((), self.dtype), self)
 
@@ -740,6 +723,43 @@ def _elementwise(function, result, *operands):
     if result.size:
         _queue(work, None, get_device())
     return result
+
+
+def _combine(function, *operands):
+    """Queue a function of NumPy, for an array of the shape and dtype that it gives for zeros like the operands."""
+    zeros = [np.zeros(each.shape, each.dtype) if isinstance(each, ndarray) else each for each in operands]
+    with np.errstate(all="ignore"):
+        like = function(*zeros)
+    return _elementwise(function, ndarray(like.shape, like.dtype), *operands)
+
+
+OPERATORS = {
+    **{"eq": np.equal, "ne": np.not_equal, "gt": np.greater, "ge": np.greater_equal, "lt": np.less},
+    **{"add": np.add, "sub": np.subtract, "mul": np.multiply, "rmul": np.multiply, "truediv": np.true_divide},
+    **{"and": np.bitwise_and},
+}
+for _name, _function in OPERATORS.items():
+    setattr(ndarray, f"__{_name}__", lambda self, other, function=_function: _combine(function, self, other))
+
+
+def where(condition, x, y):
+    return _combine(np.where, condition, x, y)
+
+
+def arange(stop):
+    return asarray(np.arange(stop))
+
+
+def pad(array, pad_width):
+    return _combine(partial(np.pad, pad_width=pad_width), array)
+
+
+def sliding_window_view(x, window_shape, axis=None):
+    return x._view(lambda like: np.lib.stride_tricks.sliding_window_view(like, window_shape, axis))
+
+
+def _add_at(array, indices, values):
+    _elementwise(lambda got, places, terms: (np.add.at(got, places, terms), got)[1], array, array, indices, values)
 
 
 def empty(shape, dtype=float, order="C"):
@@ -1047,6 +1067,9 @@ def cupy():
         using_allocator=using_allocator,
     )
     functions = (
+        arange,
+        where,
+        pad,
         empty,
         zeros,
         ones,
@@ -1062,6 +1085,9 @@ def cupy():
     result = ModuleType("cupy", __doc__)
     for each in (*functions, count_nonzero, minimum, may_share_memory, ndarray, RawKernel):
         setattr(result, each.__name__, each)
+    result.multiply = SimpleNamespace(outer=partial(_combine, np.multiply.outer))
+    result.add = SimpleNamespace(at=_add_at)
+    result.lib = SimpleNamespace(stride_tricks=SimpleNamespace(sliding_window_view=sliding_window_view))
     result.cuda, result.get_default_memory_pool, result.float32 = cuda, lambda: _default_pool, np.float32
     result.get_default_pinned_memory_pool = result.get_default_memory_pool
     result.__version__ = "14.2.0, a stand-in"
