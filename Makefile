@@ -29,7 +29,8 @@ help:
 	@echo "make test-gpu       those that need a GPU alone, in parallel; make test runs them where there is a driver"
 	@echo "make test-versions  the tests with the lowest versions that are allowed, and with the newest"
 	@echo "make faults         breaks the code on purpose, fault by fault, and names the test that notices;"
-	@echo "                    RANDOM=60 SEED=1 draws mechanical mutants, and says which of them no test notices"
+	@echo "                    RANDOM=60 SEED=1 draws mechanical mutants, and says which of them no test notices; with"
+	@echo "                    FOLDER=name it goes on where it was stopped; ARGS='-k words' chooses among the others"
 	@echo "make docs           the site, docs/_build/html: the documents, the reference, and examples with their pictures"
 	@echo "make lint           what must be clean before a commit"
 	@echo "make format         Python and CUDA sources in their one format"
@@ -77,7 +78,7 @@ test-versions: $(BIN)/python
 	done
 
 faults: $(VENV)/.test
-	$(BIN)/python tests/faults.py $(if $(RANDOM),--random $(RANDOM) --seed $(or $(SEED),0))
+	$(BIN)/python tests/faults.py $(if $(RANDOM),--random $(RANDOM) --seed $(or $(SEED),0) $(if $(FOLDER),--folder $(FOLDER))) $(ARGS)
 
 lint: $(VENV)/.lint
 	$(BIN)/ruff check .

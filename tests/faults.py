@@ -1,4 +1,4 @@
-"""Deliberate faults, each of which a named test must notice: `python tests/faults.py`.
+"""Deliberate faults, each of which a named test must notice: `python tests/faults.py`, or `-k words` for some of them.
 
 Every fault is one replacement in a temporary copy of the checkout, where that test then runs and must turn red, while
 it passes without the fault. Exit status 1 where a fault survives.
@@ -7,19 +7,26 @@ it passes without the fault. Exit status 1 where a fault survives.
 from __future__ import annotations
 
 import argparse
+import json
+import os
 import re
 import shutil
 import subprocess
 import sys
 import tempfile
 from collections import Counter
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
+from queue import Queue
 
-from mutants import SPEED, Mutant, draw, tests_of
+from mutants import Mutant, draw, ptx
+from reach import Reach
+
+from bench.hostcuda.cubin import CompileError
 
 CHECKOUT = Path(__file__).parents[1]
 VARIANTS = "gpufold/gpu/variants"
@@ -709,6 +716,16 @@ FAULTS = (
         "outer.times(of_axis[i])",
         COL2IM + "no_weight_counts_where_its_tap_does_not_exist[0]",
     ),
+    *(
+        Fault(
+            f"{bits} bits of a weight that are not shifted out where its tap does not exist",
+            "kernels/window.cuh",
+            f"counts ? 0 : {bits};",
+            "0;",
+            f"tests/test_ptx.py::test_machine_code_gives_the_bits_of_the_numpy_path[awkward-{name}weights]",
+        )
+        for bits, name in ((32, ""), (64, "double-"))
+    ),
     Fault(
         "an infinite weight on a part that its tap misses",
         "kernels/col2im_gather_parts.cu",
@@ -1312,9 +1329,15 @@ FAULTS += tuple(
 
 
 def run_tests(folder: Path, tests: list[str], *options: str) -> tuple[int, str]:
-    """Run tests on a copy of the checkout; give pytest's exit status and output."""
-    command = [sys.executable, "-B", "-m", "pytest", "-q", "-p", "no:cacheprovider", *(options or ["--all"]), *tests]
-    done = subprocess.run(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    """Run tests on a copy of the checkout; give pytest's exit status and output.
+
+    Without the plugins that other packages bring, whose imports take longer than most tests.
+    """
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *(options or ["--all"]), *tests]
+    environment = os.environ | {"PYTHONPATH": "tests", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    done = subprocess.run(
+        command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
     return done.returncode, done.stdout
 
 
@@ -1343,54 +1366,156 @@ def survives(fault: Fault, sound: Path) -> str | None:
     return None
 
 
-def fate(mutant: Mutant, sound: Path) -> tuple[str, str]:
-    """Say what became of a mutant, and which test noticed."""
-    with tempfile.TemporaryDirectory() as folder:
-        copy = shutil.copytree(sound, Path(folder) / "checkout")
-        (copy / mutant.file).write_text(mutant.breaks((copy / mutant.file).read_text()))
-        for noticed, tests in ((CAUGHT, tests_of(mutant.file)), (COSTS_SPEED, SPEED)):
-            files = [f"tests/{test}.py" for test in tests]
-            status, output = run_tests(copy, files, "-x")
-            if re.search(r"\b(BuildError|CompileError)\b", output):
+CAUGHT, COSTS_SPEED, SURVIVED = "caught", "costs speed", "SURVIVED"
+SAME, NO_PROGRAM = "same machine code", "does not compile"
+
+SPEED = "test_figures", "test_earned", "test_known_speeds"
+"""The tests that say of a mutant which no other notices whether it costs speed."""
+
+NOT_FOUND = 4
+"""pytest's exit status for names of tests that there are not."""
+
+
+def fate(mutant: Mutant, reach: Reach, sound: Path, copy: Path) -> tuple[str, str]:
+    """Say what became of a mutant in a copy of the checkout, and which test noticed; mend the copy again."""
+    text = (sound / mutant.file).read_text()
+    (copy / mutant.file).write_text(mutant.breaks(text))
+    done: set[str] = set()
+    try:
+        for tests in filter(None, reached(mutant, reach, sound, copy)):
+            (copy / "tests.txt").write_text("\n".join(tests))
+            limit = 60 + 20 * max([reach.seconds[test] for test in tests])
+            options = "-x", "--all", "-p", "reach", f"--most-seconds={limit}"
+            status, output = run_tests(copy, ["@tests.txt"], *options)
+            if status == NOT_FOUND:  # the names of some are of what a planner says
+                status, output = run_tests(copy, sorted({test.partition("::")[0] for test in tests}), *options)
+            if mutant.file.startswith("kernels/") and re.search(r"\b(BuildError|CompileError)\b", output):
                 return NO_PROGRAM, ""
             if status:
-                found = re.search(r"^(?:FAILED|ERROR) (\S+)", output, re.MULTILINE)
-                return noticed, found[1] if found else f"pytest ended with {status}"
-    return SURVIVED, ", ".join(tests_of(mutant.file))
+                return CAUGHT, first_failure(status, output)
+            done.update(tests)
+        if mutant.file.startswith(("kernels/", "gpufold/gpu/")):
+            tests = [test for test in reach.seconds if Path(test.partition("::")[0]).stem in SPEED]
+            (copy / "tests.txt").write_text("\n".join(tests))
+            status, output = run_tests(copy, ["@tests.txt"], "-x", "--all")
+            if status:
+                return COSTS_SPEED, first_failure(status, output)
+        return SURVIVED, f"{len(done)} tests"
+    except SameMachineCode:
+        return SAME, ""
+    except CompileError:
+        return NO_PROGRAM, ""
+    finally:
+        (copy / mutant.file).write_text(text)
 
 
-CAUGHT, COSTS_SPEED, SURVIVED, NO_PROGRAM = "caught", "costs speed", "SURVIVED", "does not compile"
+def first_failure(status: int, output: str) -> str:
+    found = re.search(r"^(?:FAILED|ERROR) (\S+)", output, re.MULTILINE)
+    return found[1] if found else f"pytest ended with {status}"
 
 
-def random_mutants(count: int, seed: int) -> int:
-    """Draw mutants until so many compile, and print what becomes of each and the score."""
-    score = Counter()
-    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(2) as workers:
-        copy_checkout(Path(folder))
-        drawn = draw(Path(folder), seed)
-        while left := count - sum(score[each] for each in (CAUGHT, COSTS_SPEED, SURVIVED)):
-            some = list(islice(drawn, min(left, 8)))
-            for mutant, (what, test) in zip(some, workers.map(fate, some, [Path(folder)] * len(some)), strict=True):
+def reached(mutant: Mutant, reach: Reach, sound: Path, copy: Path) -> Iterator[list[str]]:
+    """Yield the tests that a mutant may change, some of them first; of a kernel if it changes PTX of one like it."""
+    given: set[str] = set()
+    kernels = reach.of_file(sound / mutant.file) if mutant.file.startswith("kernels/") else []
+
+    def in_turns(tests: set[str], most: int) -> list[str]:
+        new = {test for test in tests - given if Path(test.partition("::")[0]).stem not in SPEED}
+        given.update(order := reach.in_turns(new, kernels)[:most])
+        return order
+
+    tests = set().union(*map(reach.kernels.__getitem__, kernels), reach.of_line(mutant.file, mutant.line))
+    yield in_turns(tests, FIRST)
+    if kernels:
+        changed = [each for each in kernels[:SAMPLED] if ptx(each, sound) != ptx.__wrapped__(each, copy)]
+        if not changed:
+            raise SameMachineCode
+        yield in_turns(set().union(*map(reach.kernels.__getitem__, changed)), 2 * FIRST)
+        symbols = {symbol for _, symbol, _ in changed}
+        tests = set().union(*(reach.kernels[each] for each in kernels if each[1] in symbols))
+    yield in_turns(tests, MOST)
+
+
+class SameMachineCode(Exception):
+    """The machine code of the kernels that a mutant is a part of stays as it was."""
+
+
+FIRST, MOST = 8, 150
+"""How many tests run before anybody looks which kernels a mutant changes, and in all: some of each test function."""
+
+SAMPLED = 32
+"""So many specialisations are compiled, of each kernel function one before its next."""
+
+
+def random_mutants(count: int, seed: int, folder: Path) -> int:
+    """Draw mutants until so many compile, and print what becomes of each and the score.
+
+    In the folder lie the checkout that they are drawn from, what its tests reach, and results: what is found there is
+    not done again.
+    """
+    sound, records, results = folder / "checkout", folder / "reach", folder / f"results-{seed}.jsonl"
+    copies = Queue()
+    if not sound.exists():
+        copy_checkout(sound)
+    for number in range(WORKERS):
+        copies.put(shutil.copytree(sound, folder / f"copy-{number}", dirs_exist_ok=True))
+    if not records.exists():
+        print("recording what each test reaches", flush=True)
+        (begun := folder / "begun").mkdir(exist_ok=True)
+        recording = "-p", "xdist", "-n", str(WORKERS), "--dist", "worksteal", "-p", "reach", f"--reach={begun}"
+        run_tests(sound, [], *recording, *(f"--ignore-glob={name}" for name in WITHOUT))
+        begun.rename(records)
+    reach = Reach.recorded(records)
+    lines = results.read_text().splitlines() if results.exists() else []
+    known = {tuple(mutant): (what, test) for mutant, what, test in map(json.loads, lines)}
+
+    def judge(mutant: Mutant) -> tuple[str, str]:
+        if mutant not in known:
+            copy = copies.get()
+            try:
+                known[mutant] = fate(mutant, reach, sound, copy)
+            finally:
+                copies.put(copy)
+            with results.open("a") as file:
+                file.write(json.dumps((mutant, *known[mutant])) + "\n")
+        return known[mutant]
+
+    score, drawn = Counter(), draw(sound, seed)
+    with ThreadPoolExecutor(WORKERS) as workers:
+        while some := list(islice(drawn, count - score.total() + score[NO_PROGRAM])):
+            for mutant, (what, test) in zip(some, workers.map(judge, some), strict=True):
                 score[what] += 1
-                print(f"{what:16}  {mutant}\n{'':18}{test}", flush=True)
+                print(f"{what:18}  {mutant}\n{'':20}{test}", flush=True)
     changing = score[CAUGHT] + score[SURVIVED]
-    print(f"seed {seed}: {score[CAUGHT]} of {changing} mutants caught; {score[COSTS_SPEED]} more cost speed")
+    print(f"seed {seed}: {score[CAUGHT]} of {changing} mutants caught; {score[COSTS_SPEED]} more cost speed alone,")
+    print(f"{score[SAME]} leave the machine code of {SAMPLED} specialisations as it was")
     return int(score[SURVIVED] > 0)
+
+
+WORKERS = 2
+WITHOUT = "*test_torch*", "*test_peers*", "*clients*", "*test_chip*"
+"""Modules that take no part: of packages that `make test` does not install, and of this."""
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Break the code on purpose, and see which test notices.")
     parser.add_argument("--random", type=int, metavar="N", help="draw so many mechanical mutants instead")
     parser.add_argument("--seed", type=int, default=0, help="of the draw")
+    parser.add_argument("--folder", type=Path, help="what a draw leaves, and goes on with when it is asked for again")
+    parser.add_argument("-k", dest="words", default="", help="only faults with these words in name, file or test")
     options = parser.parse_args()
     if options.random:
-        return random_mutants(options.random, options.seed)
+        with tempfile.TemporaryDirectory() as folder:
+            return random_mutants(options.random, options.seed, options.folder or Path(folder))
     with tempfile.TemporaryDirectory() as folder:
         sound = Path(folder)
         copy_checkout(sound)
-        faults = of_this_machine()
-        if len(faults) < len(FAULTS):
-            print(f"{len(FAULTS) - len(faults)} faults of gpufold.torch left out: torch is not installed")
+        wanted = [fault for fault in FAULTS if options.words in f"{fault.name} {fault.file} {fault.test}"]
+        faults = [fault for fault in wanted if fault in set(of_this_machine())]
+        if len(faults) < len(wanted):
+            print(f"{len(wanted) - len(faults)} faults of gpufold.torch left out: torch is not installed")
+        if not faults:
+            parser.error(f"no fault has {options.words!r} in its name, file or test")
         for fault in faults:
             fault.breaks((sound / fault.file).read_text())
         status, output = run_tests(sound, sorted({fault.test for fault in faults}))

@@ -3,8 +3,9 @@
     python tests/faults.py --random 60 --seed 1
 
 A mutant is one replacement: an operator for its neighbour, a constant off by one, a condition turned, a statement left
-out. Of each the tests that reach its file run, the most specific ones first, until one fails. Where none does, the
-figures say whether it costs speed; what is left has survived, and may change nothing at all.
+out. Of each the tests that reach it run, the fastest of each first, until one fails: those that run its line of Python,
+or execute a kernel whose PTX it changes. Where none does, the figures say whether it costs speed; what is left has
+survived, and may change nothing at all.
 """
 
 from __future__ import annotations
@@ -13,8 +14,13 @@ import ast
 import random
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
+
+from reach import Kernel
+
+from bench.hostcuda import cubin
 
 
 class Mutant(NamedTuple):
@@ -49,35 +55,6 @@ POOL = (
     "gpufold/arrays.py",
     "gpufold/cpu/*.py",
 )
-
-KERNELS = ["test_col2im_kernels", "test_im2col_kernels", "test_space_kernels", "test_add_blocks", "test_take_blocks"]
-NUMPY = ["test_operations", "test_fusions", "test_blocks", "test_average", "test_add_blocks", "test_take_blocks"]
-PLANS = ["test_ptx", "test_planner_law", "test_explain"]
-
-REACH = {
-    "kernels/col2im": ["test_ptx", "test_col2im_kernels", "test_fusions", "test_planner_law"],
-    "kernels/im2col": ["test_ptx", "test_im2col_kernels", "test_blocks", "test_planner_law"],
-    "kernels/(batch|space|packing)": ["test_ptx", "test_space_kernels", "test_planner_law"],
-    "kernels/(add_blocks|bins|positions)": ["test_ptx", "test_add_blocks", "test_take_blocks", "test_planner_law"],
-    "kernels/take_blocks": ["test_ptx", "test_take_blocks", "test_planner_law"],
-    "kernels/average": ["test_ptx", "test_average"],
-    "kernels/": ["test_ptx", *KERNELS, "test_fusions", "test_average", "test_planner_law"],
-    "gpufold/gpu/variants/(col2im|sums|whole_blocks)": [*PLANS, "test_col2im_kernels", "test_fusions", "test_blocks"],
-    "gpufold/gpu/variants/(im2col|unfold|columns|blockwise)": [*PLANS, "test_im2col_kernels", "test_blocks"],
-    "gpufold/gpu/variants/(batch|space)": [*PLANS, "test_space_kernels"],
-    "gpufold/gpu/variants/(add|take|placed|tile)": [*PLANS, "test_add_blocks", "test_take_blocks"],
-    "gpufold/gpu/": [*PLANS, *KERNELS, "test_average", "test_launch", "test_hostcuda"],
-    "gpufold/(calls|arrays)": ["test_errors", *NUMPY, "test_arrays", "test_explain", "test_launch", "test_torch"],
-    "gpufold/geometry/": [*NUMPY, "test_errors", "test_grid_positions", "test_ptx", *KERNELS, "test_specifications"],
-    "gpufold/cpu/": [*NUMPY, "test_threads", "test_stitcher", "test_memory"],
-}
-"""The tests that reach a file, by how its name begins; the first row that fits counts."""
-
-SPEED = ["test_figures", "test_earned", "test_known_speeds"]
-
-
-def tests_of(file: str) -> list[str]:
-    return next(tests for name, tests in REACH.items() if re.match(name, file))
 
 
 def mutants_of(root: Path, path: Path) -> Iterator[Mutant]:
@@ -153,3 +130,11 @@ def draw(root: Path, seed: int) -> Iterator[Mutant]:
     """Yield the mutants of the pool in an order drawn from a seed."""
     every = [mutant for pattern in POOL for path in sorted(root.glob(pattern)) for mutant in mutants_of(root, path)]
     yield from random.Random(seed).sample(every, len(every))
+
+
+@cache
+def ptx(kernel: Kernel, checkout: Path) -> bytes:
+    """Compile the source of a kernel's specialisation in a checkout; `__wrapped__` does it anew."""
+    source, _, defines = kernel
+    text = "".join(f"#define {name} {value}\n" for name, value in defines) + f'#include "{source}"\n'
+    return cubin.compile_text(text, ["-std=c++17", "-arch=compute_90", "-ftz=true", f"-I{checkout / 'kernels'}"])

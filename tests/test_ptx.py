@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from cases import POSITIONS_CASES, assert_same_bits, values, window_of
+from cases import POSITIONS_CASES, assert_same_bits, awkward_window, values, window_of
 from faults import FAULTS
 from moves import ONE_THREAD
 from test_gpu import FUNCTIONS, SLIDING, SMOKE_CASES, Call, blocks_calls, calls_of, launches
@@ -36,6 +36,12 @@ def added(dtype, **options):
     return Call("add_blocks", values(case.shape, dtype), (values(case.blocks_shape, dtype, 1), case.positions), options)
 
 
+def awkward(dtype):
+    """Describe a call with infinite weights and NaN: zero times these, of a tap that does not exist, is NaN."""
+    (case,) = (case for case in SMOKE_CASES if case.name == "words")
+    return of_dtype(dtype, case, window=awkward_window("separable", case.kernel_size, dtype, 2))
+
+
 MEAN = {"reduction": "mean", "window": window_of("separable", SLIDING.kernel_size, np.float32)}
 WEIGHTS = window_of("separable", SLIDING.kernel_size, np.float64)
 _, WORDS_OF_BLOCKS = blocks_calls((2, 16, 40), (8, 8), 1, np.dtype(np.complex128))
@@ -53,6 +59,8 @@ FURTHER = {
     "quotients": (of_dtype("float32", SMOKE_CASES[-2], reduction="mean"), "gather_pixels", ONE_THREAD),
     "words-of-blocks": (WORDS_OF_BLOCKS, "gather_blocks", H200),
     "double-weights": (of_dtype("float64", SLIDING, window=WEIGHTS), "gather", H200),
+    "awkward-weights": (awkward("float32"), "gather_pixels", H200),
+    "awkward-double-weights": (awkward("float64"), "gather_pixels", H200),
     "lists": (added(np.int32), "lists", H200),
     "zeros-of-pads": (TAKEN_WITH_PADS, "direct", H200),
     "wide-offsets": (added(np.int32), "lists", H200),

@@ -1,0 +1,148 @@
+"""What each test of `make test` reaches, recorded by a plugin of pytest, so that a mutant meets those tests alone.
+
+    python -m pytest -n 2 -p reach --reach FOLDER
+
+Recorded are seconds, lines of gpufold, and the specialisations of kernels that are executed. Everything that gpufold
+remembers is forgotten before each test: what another test has worked out is worked out again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import resource
+import signal
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+from bench.hostcuda.build import with_includes
+
+Kernel = tuple[str, str, tuple[tuple[str, str], ...]]
+"""Source, symbol, defines."""
+
+
+class Reach(NamedTuple):
+    seconds: dict[str, float]
+    lines: dict[tuple[str, int], set[str]]
+    """The tests that run a line of a file."""
+    kernels: dict[Kernel, set[str]]
+    """The tests that execute a specialisation."""
+
+    @classmethod
+    def recorded(cls, folder: Path) -> Reach:
+        """Read what every process of a run has written."""
+        reach = cls({}, defaultdict(set), defaultdict(set))
+        for path in folder.glob("*.json"):
+            tests, lines, kernels = json.loads(path.read_text())
+            reach.seconds.update({test: seconds for test, seconds in tests.items() if seconds is not None})
+            names = list(tests)
+            for file, line, numbers in lines:
+                reach.lines[file, line] |= {names[number] for number in numbers}
+            for source, symbol, defines, numbers in kernels:
+                reach.kernels[source, symbol, tuple(map(tuple, defines))] |= {names[number] for number in numbers}
+        return reach
+
+    def of_line(self, file: str, line: int) -> set[str]:
+        """Return the tests that reach a line of Python, or the nearest before it that any test reaches."""
+        return next((self.lines[file, near] for near in range(line, 0, -1) if (file, near) in self.lines), set())
+
+    def of_file(self, path: Path) -> list[Kernel]:
+        """Return the kernels that a source or header of kernels is a part of, each function once before its next."""
+        parts: dict[str, dict[Path, bytes]] = {source: {} for source, *_ in self.kernels}
+        for source, made_of in parts.items():
+            if (path.parent / source).exists():  # others are of tests alone
+                with_includes(path.parent / source, (), made_of)
+        turns: Counter[tuple[str, str]] = Counter()
+        found = []
+        for source, symbol, defines in random.Random(0).sample(sorted(self.kernels), len(self.kernels)):
+            if path in parts[source]:
+                turns[source, symbol] += 1
+                found.append((turns[source, symbol], source, symbol, defines))
+        return [(source, symbol, defines) for _, source, symbol, defines in sorted(found)]
+
+    def in_turns(self, tests: set[str], rebuilt: Iterable[Kernel] = ()) -> list[str]:
+        """Order tests, where kernels are built again: the fastest of each test function, then the second of each."""
+        builds = Counter(test for kernel in rebuilt for test in self.kernels[kernel])
+        cost = {test: self.seconds[test] + BUILD_SECONDS * builds[test] for test in tests}
+        of_function = defaultdict(list)
+        for test in sorted(tests, key=cost.__getitem__):
+            of_function[test.partition("[")[0]].append(test)
+        turns = [(turn, cost[test], test) for those in of_function.values() for turn, test in enumerate(those)]
+        return [test for *_, test in sorted(turns)]
+
+
+BUILD_SECONDS = 0.3
+"""For a specialisation."""
+
+
+def pytest_addoption(parser):
+    parser.addoption("--reach", type=Path, help="the folder that gets what each test reaches")
+    parser.addoption("--most-seconds", type=float, help="of the processor, for a test; its process ends after them")
+
+
+def pytest_configure(config):
+    folder, seconds = config.getoption("--reach"), config.getoption("--most-seconds")
+    if seconds:
+        config.pluginmanager.register(Limit(seconds))
+    if folder and (hasattr(config, "workerinput") or not config.getoption("numprocesses", None)):
+        config.pluginmanager.register(Recorder(folder))
+
+
+class Limit:
+    """Ends the process of a test that goes on for ever, in a kernel too, and every process that it has started."""
+
+    def __init__(self, seconds):
+        self.seconds = seconds
+        resource.setrlimit(resource.RLIMIT_CPU, (int(10 * seconds), resource.RLIM_INFINITY))
+
+    def pytest_runtest_logstart(self):
+        signal.setitimer(signal.ITIMER_PROF, self.seconds)
+
+
+class Recorder:
+    def __init__(self, folder):
+        import coverage
+
+        from bench.hostcuda import execute, machine
+
+        self.path = folder / f"{os.getpid()}.json"
+        self.tests, self.kernels, self.failed = {}, defaultdict(set), set()
+        for module, name in ((execute, "build_kernel"), (machine, "_code")):
+            setattr(module, name, self.noting(getattr(module, name)))
+        self.coverage = coverage.Coverage(data_file=None, source=["gpufold"])
+        self.coverage.start()
+
+    def noting(self, function):
+        def noted(source, symbol, defines, *rest):
+            self.kernels[Path(source).name, symbol, defines].add(len(self.tests) - 1)
+            return function(source, symbol, defines, *rest)
+
+        return noted
+
+    def pytest_runtest_logstart(self, nodeid):
+        for name, module in list(sys.modules.items()):
+            if name.startswith("gpufold"):
+                for member in vars(module).values():
+                    getattr(member, "cache_clear", int)()
+        self.tests[nodeid] = 0.0
+        self.coverage.switch_context(str(len(self.tests) - 1))
+
+    def pytest_runtest_logreport(self, report):
+        self.tests[report.nodeid] += report.duration
+        if not report.passed:
+            self.failed.add(list(self.tests).index(report.nodeid))
+
+    def pytest_sessionfinish(self):
+        self.coverage.stop()
+        lines, data = [], self.coverage.get_data()
+        for file in data.measured_files():
+            for line, contexts in data.contexts_by_lineno(file).items():
+                numbers = {int(context) for context in contexts if context} - self.failed
+                lines.append((os.path.relpath(file), line, sorted(numbers)))
+        kernels = [(*kernel, sorted(numbers - self.failed - {-1})) for kernel, numbers in self.kernels.items()]
+        passed = {test: None if n in self.failed else seconds for n, (test, seconds) in enumerate(self.tests.items())}
+        self.path.write_text(json.dumps((passed, lines, kernels)))
