@@ -81,8 +81,8 @@ def planned(name):
     choose.cache_clear()
 
 
-def executed(call, plan):
-    """Execute a plan's machine code, of compute capability 9.0, on the arrays of a call."""
+def executed(call, plan, architecture=90):
+    """Execute a plan's machine code for an architecture on the arrays of a call."""
     described, *_ = _described("explain", call.operation, call.data, call.arguments, call.options)
     window, data, positions = call.options.get("window"), call.data, None
     result = np.empty(described.result_shape, described.dtype)
@@ -94,16 +94,29 @@ def executed(call, plan):
         (window,) = call.arguments
     first = window[0] if isinstance(window, tuple) else window
     weights = None if window is None else as_weights(described, np, window, first)
-    hostcuda.work(plan, data, result, weights, positions)
+    device = replace(H200, compute_capability=divmod(architecture, 10))
+    hostcuda.work(plan, data, result, weights, positions, device=device)
     return result
 
 
 @pytest.mark.parametrize("name", [*FUNCTIONS, *FURTHER])
 def test_machine_code_gives_the_bits_of_the_numpy_path(name):
+    check_bits(name, 90)
+
+
+@pytest.mark.all
+@pytest.mark.parametrize("architecture", [80, 100, 120])
+@pytest.mark.parametrize("name", [*FUNCTIONS, *FURTHER])
+def test_machine_code_for_others_gives_the_bits_of_the_numpy_path(name, architecture):
+    """Instructions differ: 64-bit integers are added and compared in one from compute capability 12.0 on."""
+    check_bits(name, architecture)
+
+
+def check_bits(name, architecture):
     with planned(name) as (call, plan):
-        got, want = executed(call, plan), call.on(call.data.copy())
+        got, want = executed(call, plan, architecture), call.on(call.data.copy())
     assert np.any(got != 0)
-    assert_same_bits(got.reshape(want.shape), want, f"{plan.symbol}: {call}")
+    assert_same_bits(got.reshape(want.shape), want, f"{plan.symbol} for {architecture}: {call}")
 
 
 # ---- and each line of inline PTX is in what is executed

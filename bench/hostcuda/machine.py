@@ -150,6 +150,9 @@ ROUNDINGS = {"RN": 0, "RM": 1, "RP": 2, "RZ": 3}
 
 CONTROL = {"EXIT": "exit", "BRA": "bra", "BSSY": "bssy", "BSYNC": "bsync", "BREAK": "breaks", "CALL": "call"}
 
+KNOWN_WIDE = ("IADD", "IADD3", "IMNMX", "ISETP", "LDC", "LDCU", "MOV", "SEL", "SHF")
+"""What there is for 64 bits too, and is read here."""
+
 WITHOUT_EFFECT = ("NOP", "BMOV", "YIELD", "DEPBAR", "ERRBAR", "MEMBAR", "CCTL", "WARPSYNC.ALL")
 """What changes nothing for warps that run one at a time, or (BMOV.CLEAR) only a register that the next BSSY sets."""
 
@@ -211,6 +214,13 @@ class _Reader:
         for _ in range(count):
             self.put(self.source(self.operands.pop(0), real, double))
 
+    def take_wide(self, count: int) -> None:
+        """Take integers of 64 bits; a number is extended by zeros, and negated after that."""
+        for _ in range(count):
+            number = re.fullmatch(r"(-?)(0x[0-9a-f]+)", text := self.operands.pop(0))
+            flags = NEGATIVE if number and number[1] else 0
+            self.put(_Source(IMMEDIATE, 0, flags, 0, int(number[2], 0)) if number else self.source(text))
+
     def source(self, text: str, real: bool = False, double: bool = False) -> _Source:
         flags = NEGATIVE * text.startswith("-") | INVERTED * text.startswith("~")
         bare = text.lstrip("-~")
@@ -255,7 +265,7 @@ class _Reader:
         else:
             plain = name.removeprefix("U") if name.startswith("U") else name
             reader = getattr(self, f"_{plain.lower()}", None)
-            if reader is None:
+            if reader is None or (self.has("64", "S64", "U64") and plain not in KNOWN_WIDE):
                 raise self.unknown()
             reader()
         if self.operands:
@@ -320,6 +330,8 @@ class _Reader:
         self.operands = []
 
     def _mov(self) -> None:
+        if self.has("64"):
+            return self._wide("iadd_wide", 1)
         self.operation("mov")
         self.to_register()
         self.take(1)
@@ -336,7 +348,23 @@ class _Reader:
         carries = self.has("X")
         self.mode(*(not self.has("U32"), carries) if wide or high else (carries,))
 
+    def _wide(self, operation: str, sources: int) -> None:
+        """Read an operation on integers of 64 bits, as there are from compute capability 12.0 on."""
+        self.operation(operation)
+        self.to_predicates()
+        self.to_register()
+        self.to_predicates()
+        self.take_wide(sources)
+        self.from_predicates()
+
+    def _iadd(self) -> None:
+        if self.modifiers != ["64"]:
+            raise self.unknown()
+        self._wide("iadd_wide", 2)
+
     def _iadd3(self) -> None:
+        if self.modifiers == ["64"]:
+            return self._wide("iadd_wide", 3)
         self.operation("iadd3")
         self.to_register()
         self.to_predicates()
@@ -396,12 +424,16 @@ class _Reader:
         if how is None:
             raise self.unknown()
         self.to_predicates()
-        self.take(2, real=operation == "fsetp", double=operation == "dsetp")
+        if operation == "isetp_wide":
+            self.take_wide(2)
+        else:
+            self.take(2, real=operation == "fsetp", double=operation == "dsetp")
         self.from_predicates()
-        self.mode(compare, signed if operation == "isetp" else 0, how, flush)
+        self.mode(compare, signed if operation.startswith("isetp") else 0, how, flush)
 
     def _isetp(self) -> None:
-        self._setp("isetp", COMPARISONS[self.modifiers[0]], not self.has("U32"), self.has("EX"))
+        operation = "isetp_wide" if self.has("S64", "U64") else "isetp"
+        self._setp(operation, COMPARISONS[self.modifiers[0]], not self.has("U32", "U64"), self.has("EX"))
 
     def _fsetp(self) -> None:
         name = self.modifiers[0]
@@ -411,6 +443,8 @@ class _Reader:
     _dsetp = _fsetp
 
     def _sel(self) -> None:
+        if self.has("64"):
+            return self._wide("sel_wide", 2)
         self.operation("fsel" if self.base == "FSEL" else "sel")
         self.to_register()
         self.take(2, real=self.base == "FSEL")
@@ -419,6 +453,9 @@ class _Reader:
     _fsel = _sel
 
     def _imnmx(self) -> None:
+        if self.has("S64", "U64"):
+            self._wide("imnmx_wide", 2)
+            return self.mode(self.has("S64"))
         self.operation("viaddmnmx" if self.base == "VIADDMNMX" else "imnmx")
         self.to_register()
         if self.operands[:2] == ["PT", "PT"]:  # nowhere to, from compute capability 10.0 on

@@ -17,8 +17,8 @@
 
 // clang-format off
 #define HOSTCUDA_OPERATIONS(X)                                                                         \
-    X(nop) X(mov) X(imad) X(imad_hi) X(imad_wide) X(iadd3) X(lea) X(lea_hi) X(lop3) X(plop3) X(shf)    \
-    X(isetp) X(fsetp) X(dsetp) X(sel) X(fsel) X(imnmx) X(viaddmnmx) X(iabs) X(popc) X(flo) X(brev)     \
+    X(nop) X(mov) X(imad) X(imad_hi) X(imad_wide) X(iadd3) X(iadd_wide) X(lea) X(lea_hi) X(lop3) X(plop3) X(shf)    \
+    X(isetp) X(isetp_wide) X(fsetp) X(dsetp) X(sel) X(sel_wide) X(fsel) X(imnmx) X(imnmx_wide) X(viaddmnmx) X(iabs) X(popc) X(flo) X(brev)     \
     X(prmt) X(p2r) X(r2p) X(s2r) X(vote) X(shfl) X(i2f) X(f2i) X(fadd) X(fmul) X(ffma) X(fmnmx)        \
     X(mufu) X(fchk) X(dadd) X(dmul) X(dfma) X(half_to_float) X(float_to_half) X(float_to_double)       \
     X(r2ur) X(ld) X(st) X(red) X(ldc) X(bra) X(exit) X(bssy) X(bsync) X(breaks) X(call) X(ret) X(bar) X(warpsync) X(idp)
@@ -701,6 +701,10 @@ void execute(Warp& warp, const Instruction& what, uint32_t active, const uint32_
         warp.set(what.to_predicate[0], once, active);
         return warp.set(what.to_predicate[1], twice, active);
     }
+    case Op::iadd_wide: {
+        const Pairs a(warp, what.source[0]), b(warp, what.source[1]), c(warp, what.source[2]);
+        return each_pair(warp, what, active, [&](uint32_t lane) { return a[lane] + b[lane] + c[lane]; });
+    }
     case Op::lea: {
         Source source = what.source[1];
         const uint32_t one = source.flags & kNegative ? 1 : 0; // as of iadd3
@@ -780,6 +784,13 @@ void execute(Warp& warp, const Instruction& what, uint32_t active, const uint32_
         });
         return set_both(warp, what, holds, active);
     }
+    case Op::isetp_wide: {
+        const Pairs a(warp, what.source[0]), b(warp, what.source[1]);
+        const auto holds = [&](uint32_t lane) {
+            return mode[0] & (mode[1] ? order(int64_t(a[lane]), int64_t(b[lane])) : order(a[lane], b[lane]));
+        };
+        return set_both(warp, what, lanes_where(holds), active);
+    }
     case Op::fsetp: {
         const uint32_t *const a = real(0), *const b = real(1);
         return set_both(warp, what, lanes_where([=](uint32_t lane) {
@@ -800,6 +811,16 @@ void execute(Warp& warp, const Instruction& what, uint32_t active, const uint32_
         const uint32_t *const a = is_real ? real(0) : integer(0), *const b = is_real ? real(1) : integer(1);
         const uint32_t first = given(0);
         return each(warp, what, active, [=](uint32_t lane) { return first >> lane & 1 ? a[lane] : b[lane]; });
+    }
+    case Op::sel_wide:
+    case Op::imnmx_wide: {
+        const Pairs a(warp, what.source[0]), b(warp, what.source[1]);
+        const bool compares = Op(what.op) == Op::imnmx_wide, is_signed = mode[0];
+        const uint32_t first = given(0);
+        return each_pair(warp, what, active, [&](uint32_t lane) {
+            const bool less = is_signed ? int64_t(a[lane]) < int64_t(b[lane]) : a[lane] < b[lane];
+            return (!compares || less) == bool(first >> lane & 1) ? a[lane] : b[lane];
+        });
     }
     case Op::imnmx:
     case Op::viaddmnmx: {
