@@ -13,9 +13,10 @@ SUBMODULES: dict[str, tuple[str, ...]] = {"dask": ("dask",), "onnx": (), "torch"
 
 def missing(name: str, package: str, extra: str) -> ImportError:
     """Return what to raise where a name of gpufold needs a package that cannot be imported."""
+    other = " (cuda12 with a driver for CUDA 12)" if extra == "cuda13" else ""
     return ImportError(
-        f"{name} needs the package {package}: install gpufold with its extra {extra}, in a checkout "
-        f"pip install '.[{extra}]'",
+        f'{name} needs the package {package}: pip install "gpufold[{extra}]", or in a checkout '
+        f'pip install ".[{extra}]"{other}',
         name=package,
     )
 

@@ -121,5 +121,4 @@ def __getattr__(name: str) -> Any:
         ) -> tuple[Any]:
             return (col2im(input, image_shape, block_shape, dilations, pads, strides),)
 
-    globals()[name] = Col2Im
-    return Col2Im
+    return globals().setdefault(name, Col2Im)  # one class, whichever thread is first

@@ -35,9 +35,9 @@ def get_num_threads() -> int:
     the process may run on: those of its affinity mask, and no more than its control groups grant it time for. Calls on
     tensors use at most `torch.get_num_threads()`.
     """
-    most = allowed.get()
-    if _count is not None:
-        return _count if most is None else min(_count, most)
+    count, most = _count, allowed.get()  # each read once: another thread may set it meanwhile
+    if count is not None:
+        return count if most is None else min(count, most)
     return _default() if most is None else most
 
 
@@ -122,17 +122,34 @@ if hasattr(os, "register_at_fork"):
 
 
 def _submit(work: Callable[[], None], helpers: int) -> list[Future[None]]:
-    """Ask helper threads to join in, each in a copy of this context (NumPy's errstate lives there)."""
+    """Ask helper threads to join in, each in a copy of this context (NumPy's errstate lives there).
+
+    Each future is made before the pool knows of it: a pool that can start no thread, at a limit of the system or while
+    the interpreter shuts down, raises, and may run what it was given all the same.
+    """
     global _pool
+    futures: list[Future[None]] = []
     with _lock:
         if _pool is None or _pool._max_workers < helpers:
             if _pool is not None:
                 _pool.shutdown(wait=False)
             _pool = ThreadPoolExecutor(max(helpers, get_num_threads() - 1), thread_name_prefix="gpufold")
+        with suppress(RuntimeError):
+            for _ in range(helpers):
+                futures.append(Future())
+                _pool.submit(contextvars.copy_context().run, _join, futures[-1], work)
+    return futures
+
+
+def _join(future: Future[None], work: Callable[[], None]) -> None:
+    """Work, unless the future was cancelled, and let the future know the end."""
+    if future.set_running_or_notify_cancel():
         try:
-            return [_pool.submit(contextvars.copy_context().run, work) for _ in range(helpers)]
-        except RuntimeError:  # the interpreter is shutting down: no new threads
-            return []
+            work()
+        except BaseException as error:
+            future.set_exception(error)
+        else:
+            future.set_result(None)
 
 
 def for_each(function: Callable[..., None], items: Iterable[tuple[Any, ...]]) -> None:

@@ -91,4 +91,4 @@ def test_without_onnx_only_the_class_is_missing():
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "(1, 1, 1, 1)" in run.stdout
     assert "gpufold.onnx.Col2Im needs the package onnx" in run.stdout
-    assert "pip install '.[onnx]'" in run.stdout
+    assert 'pip install "gpufold[onnx]"' in run.stdout

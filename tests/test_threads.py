@@ -52,6 +52,28 @@ def test_the_number_is_what_was_set():
     assert gpufold.get_num_threads() >= 1
 
 
+@pytest.mark.parametrize("moment", range(3))
+def test_another_thread_may_set_the_number_while_it_is_asked_for(moment):
+    lines = iter(range(99))
+
+    def before_a_line(frame, event, argument):
+        if event == "line" and next(lines) == moment:
+            gpufold.set_num_threads(None)
+        return before_a_line
+
+    allowed, traced = threads.allowed.set(4), sys.gettrace()
+    try:
+        gpufold.set_num_threads(3)
+        sys.settrace(
+            lambda frame, event, argument: before_a_line if frame.f_code.co_name == "get_num_threads" else None
+        )
+        count = gpufold.get_num_threads()
+    finally:
+        sys.settrace(traced)
+        threads.allowed.reset(allowed)
+    assert count == (3 if moment else 4)
+
+
 def answer(setting, statement="import gpufold; print(gpufold.get_num_threads())"):
     """What a fresh process prints that one core is left to, with a setting of OMP_NUM_THREADS."""
     run = subprocess.run(
@@ -215,6 +237,32 @@ def test_an_error_on_a_helper_reaches_the_caller():
 
     with pytest.raises(KeyError, match="from a helper"):
         threads.for_each(work, [(0,), (1,)])
+
+
+def test_a_call_waits_for_the_helpers_that_started_where_no_more_can(monkeypatch):
+    gpufold.set_num_threads(3)
+    caller, start = threading.get_ident(), threading.Thread.start
+    started, done = [], []
+
+    def limited(thread):
+        if started:
+            raise RuntimeError("can't start new thread")
+        started.append(thread)
+        start(thread)
+
+    met = threading.Barrier(2)
+
+    def work(number):
+        if number < 2:
+            met.wait(timeout=30)
+        if threading.get_ident() != caller:
+            time.sleep(0.05)
+        done.append(number)
+
+    monkeypatch.setattr(threading.Thread, "start", limited)
+    threads.for_each(work, [(0,), (1,), (2,)])
+    assert started
+    assert sorted(done) == [0, 1, 2], "an item was unfinished as the call returned"
 
 
 def test_numpys_error_state_reaches_the_helpers():

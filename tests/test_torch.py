@@ -1057,7 +1057,7 @@ def test_bad_input_is_refused_in_gpufolds_words(error, message, call):
 def test_bfloat16_needs_ml_dtypes_on_the_cpu(monkeypatch):
     monkeypatch.setitem(sys.modules, "ml_dtypes", None)
     tensors._dtype_of_array.cache_clear()
-    with pytest.raises(ImportError, match=re.escape("pip install '.[torch]'")):
+    with pytest.raises(ImportError, match=re.escape('pip install "gpufold[torch]"')):
         gpufold.torch.fold(COLUMN.bfloat16(), 4, 2)
     tensors._dtype_of_array.cache_clear()
 
