@@ -64,7 +64,8 @@ docs: $(VENV)/.docs
 	$(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet docs docs/_build/html
 	@echo "docs/_build/html/index.html"
 
-# The lowest versions that pyproject.toml allows and the newest there are, each in an environment of its own.
+# The lowest versions that pyproject.toml allows and the newest there are, each in an environment of its own, with what
+# every extra names: of CUDA's CuPy alone, and torch with all of CUDA that it asks for (some 5 GB).
 # ARGS goes to pytest; VERSIONS=lowest-direct runs one of the two.
 VERSIONS := lowest-direct highest
 test-versions: $(BIN)/python
@@ -72,7 +73,7 @@ test-versions: $(BIN)/python
 	for versions in $(VERSIONS); do \
 		$(BIN)/uv venv --quiet --clear --python $(BIN)/python $(VENV)/$$versions && \
 		$(BIN)/uv pip install --quiet --python $(VENV)/$$versions --resolution $$versions \
-			--editable '.[test,bench]' 'cupy-cuda13x>=14.0' && \
+			--editable '.[test,bench,onnx,torch,dask]' 'cupy-cuda13x>=14.0' && \
 		$(BIN)/uv pip list --quiet --python $(VENV)/$$versions && \
 		$(VENV)/$$versions/bin/python -m pytest $(ON_CPU) $(ARGS) || exit 1; \
 	done

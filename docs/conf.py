@@ -22,6 +22,7 @@ extensions = [
     "sphinx_gallery.gen_gallery",
 ]
 exclude_patterns = ["_build", "drawings", "examples"]
+suppress_warnings = ["sphinx_gallery.space_in_filename"]  # a checkout's folder may have one; no file has
 default_role = "py:obj"
 highlight_language = "text"  # of what says none; sessions say it by their prompts
 pygments_style, pygments_dark_style = "friendly", "monokai"

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
 from math import prod
-from types import ModuleType
+from types import EllipsisType, ModuleType
 from typing import Any, Protocol, TypeAlias, TypeVar
 
 import numpy as np
@@ -15,9 +15,12 @@ import numpy as np
 from gpufold.calls import Call, is_separable
 from gpufold.geometry import Size, SpaceGeometry
 
+ArrayT = TypeVar("ArrayT", covariant=True)
+"""numpy.ndarray or cupy.ndarray of any shape: a result is of the kind of the input, and may have more axes."""
 
-class Array(Protocol):
-    """What numpy.ndarray and cupy.ndarray have in common here."""
+
+class Array(Protocol[ArrayT]):
+    """What numpy.ndarray and cupy.ndarray have in common here; to type checkers, `array[...]` is of any shape."""
 
     @property
     def shape(self) -> Size: ...
@@ -27,10 +30,8 @@ class Array(Protocol):
     def dtype(self) -> Any: ...
     @property
     def size(self) -> int: ...
+    def __getitem__(self, key: EllipsisType, /) -> ArrayT: ...
 
-
-ArrayT = TypeVar("ArrayT", bound=Array)
-"""numpy.ndarray or cupy.ndarray: a result is of the kind of the input."""
 
 INT64 = np.dtype(np.int64)
 """The dtype of positions, as arrays compare it with theirs soonest."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Never
 
 from gpufold import calls
-from gpufold.arrays import ArrayT, library_of
+from gpufold.arrays import Array, ArrayT, library_of
 from gpufold.calls import Reduction
 from gpufold.compute import compute
 from gpufold.geometry import Extents, Sizes
@@ -14,12 +14,12 @@ from gpufold.names import answers, misnamed
 
 @answers
 def array_to_blocks(
-    array: ArrayT,
+    array: Array[ArrayT],
     block_shape: Extents,
     strides: Sizes = 1,
     *,
     window: Any = None,
-    out: ArrayT | None = None,
+    out: Array[ArrayT] | None = None,
     variant: str = "auto",
     **unexpected: Never,
 ) -> ArrayT:
@@ -77,7 +77,7 @@ def array_to_blocks(
 
 @answers
 def blocks_to_array(
-    blocks: ArrayT,
+    blocks: Array[ArrayT],
     output_shape: Extents,
     block_shape: Extents,
     strides: Sizes = 1,
@@ -85,7 +85,7 @@ def blocks_to_array(
     reduction: Reduction = "sum",
     window: Any = None,
     dtype: Any = None,
-    out: ArrayT | None = None,
+    out: Array[ArrayT] | None = None,
     accumulate: bool = False,
     variant: str = "auto",
     deterministic: bool = True,

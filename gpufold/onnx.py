@@ -13,21 +13,21 @@ from __future__ import annotations
 from typing import Any
 
 from gpufold import extras, sliding
-from gpufold.arrays import ArrayT, library_of
+from gpufold.arrays import Array, ArrayT, library_of
 from gpufold.geometry import Extents, as_integers
 
 __all__ = ["Col2Im", "col2im"]  # noqa: F822  Col2Im is made by __getattr__
 
 
 def col2im(
-    input: ArrayT,
+    input: Array[ArrayT],
     image_shape: Extents,
     block_shape: Extents,
     dilations: Extents | None = None,
     pads: Extents | None = None,
     strides: Extents | None = None,
     *,
-    out: ArrayT | None = None,
+    out: Array[ArrayT] | None = None,
     variant: str = "auto",
     deterministic: bool = True,
 ) -> ArrayT:

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gpufold import calls
-from gpufold.arrays import ArrayT, as_positions, check_library, library_of
+from gpufold.arrays import Array, ArrayT, as_positions, check_library, library_of
 from gpufold.calls import Mode
 from gpufold.compute import compute
 from gpufold.geometry import LastBlock, Sizes, grid_of_blocks
@@ -17,12 +17,12 @@ from gpufold.names import answers, misnamed
 
 @answers
 def add_blocks(
-    out: ArrayT,
-    blocks: ArrayT,
+    out: Array[ArrayT],
+    blocks: Array[Any],
     positions: Any,
     window: Any = None,
     *,
-    weight_out: ArrayT | None = None,
+    weight_out: Array[Any] | None = None,
     variant: str = "auto",
     deterministic: bool = True,
     **unexpected: Never,
@@ -102,13 +102,13 @@ def add_blocks(
 
 @answers
 def take_blocks(
-    array: ArrayT,
+    array: Array[ArrayT],
     positions: Any,
     block_shape: Sizes,
     *,
     window: Any = None,
     mode: Mode = "constant",
-    out: ArrayT | None = None,
+    out: Array[ArrayT] | None = None,
     variant: str = "auto",
     **unexpected: Never,
 ) -> ArrayT:
@@ -179,7 +179,12 @@ def take_blocks(
 
 @answers
 def average(
-    numerator: ArrayT, weight: ArrayT, *, out: ArrayT | None = None, variant: str = "auto", **unexpected: Never
+    numerator: Array[ArrayT],
+    weight: Array[Any],
+    *,
+    out: Array[ArrayT] | None = None,
+    variant: str = "auto",
+    **unexpected: Never,
 ) -> ArrayT:
     """Divide sums by the sums of their weights, as `reduction="mean"` does: zero where nothing landed.
 

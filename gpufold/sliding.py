@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Never
 
 from gpufold import calls
-from gpufold.arrays import ArrayT, library_of
+from gpufold.arrays import Array, ArrayT, library_of
 from gpufold.calls import Reduction
 from gpufold.compute import compute
 from gpufold.geometry import Extents, Sizes
@@ -14,7 +14,7 @@ from gpufold.names import answers, misnamed
 
 @answers
 def col2im(
-    data: ArrayT,
+    data: Array[ArrayT],
     output_size: Extents,
     kernel_size: Sizes,
     *,
@@ -25,7 +25,7 @@ def col2im(
     reduction: Reduction = "sum",
     window: Any = None,
     dtype: Any = None,
-    out: ArrayT | None = None,
+    out: Array[ArrayT] | None = None,
     accumulate: bool = False,
     variant: str = "auto",
     deterministic: bool = True,
@@ -140,7 +140,7 @@ def col2im(
 
 @answers
 def im2col(
-    image: ArrayT,
+    image: Array[ArrayT],
     kernel_size: Extents,
     *,
     strides: Sizes = 1,
@@ -148,7 +148,7 @@ def im2col(
     pads_begin: Sizes = 0,
     pads_end: Sizes = 0,
     window: Any = None,
-    out: ArrayT | None = None,
+    out: Array[ArrayT] | None = None,
     variant: str = "auto",
     **unexpected: Never,
 ) -> ArrayT:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Never
 
 from gpufold import calls
-from gpufold.arrays import ArrayT, library_of
+from gpufold.arrays import Array, ArrayT, library_of
 from gpufold.compute import compute
 from gpufold.geometry import Extents, Sizes
 from gpufold.names import answers, misnamed
@@ -13,12 +13,12 @@ from gpufold.names import answers, misnamed
 
 @answers
 def batch_to_space(
-    data: ArrayT,
+    data: Array[ArrayT],
     block_shape: Extents,
     crops_begin: Sizes = 0,
     crops_end: Sizes = 0,
     *,
-    out: ArrayT | None = None,
+    out: Array[ArrayT] | None = None,
     variant: str = "auto",
     **unexpected: Never,
 ) -> ArrayT:
@@ -72,12 +72,12 @@ def batch_to_space(
 
 @answers
 def space_to_batch(
-    data: ArrayT,
+    data: Array[ArrayT],
     block_shape: Extents,
     pads_begin: Sizes = 0,
     pads_end: Sizes = 0,
     *,
-    out: ArrayT | None = None,
+    out: Array[ArrayT] | None = None,
     variant: str = "auto",
     **unexpected: Never,
 ) -> ArrayT:

@@ -218,6 +218,14 @@ def test_a_commit_is_checked_by_what_make_lint_runs():
     assert len(hooks) >= 4
 
 
+def test_the_lowest_and_the_newest_of_every_extra_are_tested():
+    """CUDA's toolkit is left out, CuPy is not; tools and peers are the newest that a run finds, or pinned."""
+    ((installed, cupy),) = re.findall(r"--editable '\.\[(.+,.+)\]' '(cupy.+)' &&", (ROOT / "Makefile").read_text())
+    extras = PROJECT["optional-dependencies"]
+    assert set(installed.split(",")) == set(extras) - {"cuda12", "cuda13", "docs", "lint", "peers"}
+    assert [cupy.replace("13x", "13x[ctk]")] == extras["cuda13"]
+
+
 def test_the_project_is_alpha_until_a_gpu_has_run_it():
     (status,) = (name for name in PROJECT["classifiers"] if name.startswith("Development Status"))
     runs = [json.loads(path.read_text()) for path in (ROOT / "bench" / "results").glob("*.json")]

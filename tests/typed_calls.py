@@ -1,14 +1,21 @@
 """Calls as users write them, for type checkers (make lint): what each returns, and words that are wrong.
 
-A comment `type: ignore` that nothing needs is an error too, so that each wrong word must be seen.
+A comment `type: ignore` that nothing needs is an error too, so that each wrong word must be seen. Where torch is not
+installed, a checker takes whatever tensors are; none is made, for this module is imported too.
 """
 
-from typing import Any, assert_type
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, assert_type
 
 import numpy as np
 import numpy.typing as npt
 
 import gpufold
+
+if TYPE_CHECKING:
+    import dask.array as da
+    import torch
 
 Floats = npt.NDArray[np.float32]
 
@@ -42,6 +49,61 @@ result: Any = stitcher.result()
 assert_type(gpufold.variants("col2im"), tuple[str, ...])
 why = gpufold.explain("col2im", (columns.shape, "float32"), (8, 8), (2, 2), strides=2)
 assert_type(why.plan.variant, str)
+
+
+# An array of known rank gives one of any rank: col2im's has an axis more than its columns.
+columns_3d = np.ones((2, 12, 16), np.float32)
+image_4d = gpufold.col2im(columns_3d, (5, 5), (2, 2))
+batch_size, channels, height, width = image_4d.shape
+assert_type(gpufold.col2im(columns_3d, (5, 5), (2, 2), out=image_4d), Floats)
+assert_type(gpufold.get_num_threads(), int)
+
+
+def of_tensors(image: torch.Tensor, places: torch.Tensor) -> None:
+    """Call every function of gpufold.torch."""
+    columns = gpufold.torch.unfold(image, 2, stride=(2, 2))
+    assert_type(columns, torch.Tensor)
+    assert_type(gpufold.torch.fold(columns, (8, 8), 2, reduction="mean"), torch.Tensor)
+    folding: torch.nn.Module = gpufold.torch.Fold((8, 8), 2, reduction="least_squares")
+    unfolding: torch.nn.Module = gpufold.torch.Unfold(2, padding=1)
+    torch.nn.Sequential(unfolding, folding)
+    assert_type(gpufold.torch.im2col(image, (2, 2), pads_begin=1), torch.Tensor)
+    assert_type(gpufold.torch.col2im(columns, [8, 8], (2, 2), strides=2), torch.Tensor)
+    blocks = gpufold.torch.array_to_blocks(image, (4, 4), 2)
+    assert_type(blocks, torch.Tensor)
+    assert_type(gpufold.torch.blocks_to_array(blocks, image.shape, (4, 4), 2), torch.Tensor)
+    tiles = gpufold.torch.take_blocks(image, places, 4, mode="edge")
+    assert_type(tiles, torch.Tensor)
+    assert_type(gpufold.torch.add_blocks(image, tiles, [[0, 0]]), torch.Tensor)
+    assert_type(gpufold.torch.add_blocks_(image, tiles, places), torch.Tensor)
+    assert_type(gpufold.torch.average(image, image[0, 0]), torch.Tensor)
+    batch = gpufold.torch.space_to_batch(image, (1, 1, 2, 2))
+    assert_type(batch, torch.Tensor)
+    assert_type(gpufold.torch.batch_to_space(batch, (1, 1, 2, 2)), torch.Tensor)
+    in_aten: dict[Any, Any] = gpufold.torch.decompositions()
+    print(in_aten)
+    gpufold.torch.fold(columns, 8, 2, reduction="men")  # type: ignore[arg-type]
+    gpufold.torch.take_blocks(image, places, 4, mode="nearest")  # type: ignore[arg-type]
+
+
+def of_dask(image: da.Array) -> None:
+    """Call every function of gpufold.dask."""
+    columns = gpufold.dask.im2col(image, (2, 2), strides=2, chunks=(2, 4))
+    assert_type(columns, da.Array)
+    assert_type(gpufold.dask.col2im(columns, (8, 8), (2, 2), strides=2), da.Array)
+    blocks = gpufold.dask.array_to_blocks(image, (4, 4), 2)
+    assert_type(blocks, da.Array)
+    assert_type(gpufold.dask.blocks_to_array(blocks, (2, 3, 8, 8), (4, 4), 2, reduction="mean"), da.Array)
+    tiles = gpufold.dask.take_blocks(image, positions, 4, mode="edge")
+    assert_type(tiles, da.Array)
+    assert_type(gpufold.dask.add_blocks(image, tiles, positions), da.Array)
+    assert_type(gpufold.dask.stitch(tiles, positions, (2, 3, 8, 8)), da.Array)
+    assert_type(gpufold.dask.average(image, image), da.Array)
+    batch = gpufold.dask.space_to_batch(image, (1, 1, 2, 2))
+    assert_type(batch, da.Array)
+    assert_type(gpufold.dask.batch_to_space(batch, (1, 1, 2, 2)), da.Array)
+    gpufold.dask.col2im(columns, (8, 8), (2, 2), reduction="men")  # type: ignore[arg-type]
+    gpufold.dask.take_blocks(np.ones((8, 8)), positions, 4)  # type: ignore[arg-type]
 
 
 def wrong_words() -> None:

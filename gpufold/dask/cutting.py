@@ -99,6 +99,8 @@ def spans_of(sizes: Size) -> list[range]:
     return [range(start, stop) for start, stop in pairwise((0, *accumulate(sizes)))]
 
 
-def zeros(call: Call, array: Any, cut: Chunks) -> Any:
+def zeros(call: Call, array: Any, cut: Chunks) -> da.Array:
     """Return what comes of an array without elements."""
-    return da.zeros_like(array, dtype=result_dtype(call, array.dtype), shape=tuple(map(sum, cut)), chunks=cut)
+    shape = tuple(map(sum, cut))
+    blank: da.Array = da.zeros_like(array, dtype=result_dtype(call, array.dtype), shape=shape, chunks=cut)
+    return blank

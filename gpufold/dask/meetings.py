@@ -75,7 +75,7 @@ def key_of(weights: Any) -> Any:
     return None if weights is None else weights.key
 
 
-def new_array(name: str, graph: dict[Any, Any], needed: Sequence[Any], cut: Chunks, dtype: np.dtype[Any]) -> Any:
+def new_array(name: str, graph: dict[Any, Any], needed: Sequence[Any], cut: Chunks, dtype: np.dtype[Any]) -> da.Array:
     """Return the array that a graph computes from what is needed, of which the first is an array like it."""
     meta = da.utils.meta_from_array(needed[0]._meta, len(cut), dtype)
     dependencies = [collection for collection in needed if collection is not None]

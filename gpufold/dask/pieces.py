@@ -63,8 +63,9 @@ def pixels_under(axes: Sequence[Axis], spans: Sequence[Sequence[range]]) -> list
     return [[under(axis, span)[1] for span in along] for axis, along in zip(axes, spans, strict=True)]
 
 
-def each_chunk(call: Call, work: Callable[..., Any], pieces: Any, cut: Chunks, **options: Any) -> Any:
+def each_chunk(call: Call, work: Callable[..., Any], pieces: Any, cut: Chunks, **options: Any) -> da.Array:
     """Compute every chunk of a result from the piece in its place."""
     dtype = result_dtype(call, pieces.dtype)
     meta = da.utils.meta_from_array(pieces._meta, len(cut), dtype)
-    return pieces.map_blocks(work, token=call.operation, chunks=cut, dtype=dtype, meta=meta, **options)
+    array: da.Array = pieces.map_blocks(work, token=call.operation, chunks=cut, dtype=dtype, meta=meta, **options)
+    return array

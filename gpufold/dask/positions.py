@@ -24,15 +24,15 @@ from gpufold.positions import average as average_chunk
 
 @answers
 def add_blocks(
-    out: Any,
-    blocks: Any,
+    out: da.Array,
+    blocks: da.Array,
     positions: Any,
     window: Any = None,
     *,
     variant: str = "auto",
     deterministic: bool = True,
     **unexpected: Never,
-) -> Any:
+) -> da.Array:
     """Add blocks to an array, each at a position of its own: `gpufold.add_blocks`, lazily, into a new array.
 
     >>> import dask.array as da, numpy as np, gpufold.dask
@@ -105,7 +105,7 @@ def add_blocks(
 
 @answers
 def take_blocks(
-    array: Any,
+    array: da.Array,
     positions: Any,
     block_shape: Sizes,
     *,
@@ -114,7 +114,7 @@ def take_blocks(
     chunks: Any = "auto",
     variant: str = "auto",
     **unexpected: Never,
-) -> Any:
+) -> da.Array:
     """Take blocks out of an array, each at a position of its own: `gpufold.take_blocks`, lazily.
 
     >>> import dask.array as da, gpufold.dask
@@ -192,12 +192,12 @@ def take_blocks(
 
 @answers
 def average(
-    numerator: Any,
-    weight: Any,
+    numerator: da.Array,
+    weight: da.Array,
     *,
     variant: str = "auto",
     **unexpected: Never,
-) -> Any:
+) -> da.Array:
     """Divide sums by the sums of their weights: `gpufold.average`, lazily.
 
     The sums of a window's weights are those of blocks of ones, weighted by it, at the same positions:
@@ -239,9 +239,10 @@ def average(
     meta = average_chunk(numerator._meta, weight._meta, variant=variant)  # which checks what shapes do not show
     axes = range(numerator.ndim)
     of_weight = axes[len(geometry_of(call, AverageGeometry).lead) :]
-    return da.blockwise(
+    quotients: da.Array = da.blockwise(
         average_chunk, axes, numerator, axes, weight, of_weight, variant=variant, token="average", meta=meta
     )
+    return quotients
 
 
 def _part_of(call: Call, count: int, array: Any) -> Call:

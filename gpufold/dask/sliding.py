@@ -7,6 +7,7 @@ from functools import partial
 from math import prod
 from typing import Any, Never
 
+import dask.array as da
 import numpy as np
 
 from gpufold import calls
@@ -21,7 +22,7 @@ from gpufold.names import answers, misnamed
 
 @answers
 def col2im(
-    data: Any,
+    data: da.Array,
     output_size: Extents,
     kernel_size: Sizes,
     *,
@@ -36,7 +37,7 @@ def col2im(
     variant: str = "auto",
     deterministic: bool = True,
     **unexpected: Never,
-) -> Any:
+) -> da.Array:
     """Put sliding blocks back together into an image, adding where they overlap: `gpufold.col2im`, lazily.
 
     >>> import dask.array as da, numpy as np, gpufold.dask
@@ -109,7 +110,7 @@ def col2im(
 
 @answers
 def im2col(
-    image: Any,
+    image: da.Array,
     kernel_size: Extents,
     *,
     strides: Sizes = 1,
@@ -120,7 +121,7 @@ def im2col(
     chunks: Any = "auto",
     variant: str = "auto",
     **unexpected: Never,
-) -> Any:
+) -> da.Array:
     """Take sliding blocks out of an image: `gpufold.im2col`, lazily.
 
     >>> import dask.array as da, gpufold.dask
@@ -177,7 +178,7 @@ def im2col(
 
 @answers
 def blocks_to_array(
-    blocks: Any,
+    blocks: da.Array,
     output_shape: Extents,
     block_shape: Extents,
     strides: Sizes = 1,
@@ -189,7 +190,7 @@ def blocks_to_array(
     variant: str = "auto",
     deterministic: bool = True,
     **unexpected: Never,
-) -> Any:
+) -> da.Array:
     """Put sliding blocks back together, the taps last: `gpufold.blocks_to_array`, lazily.
 
     >>> import dask.array as da, gpufold.dask
@@ -244,7 +245,7 @@ def blocks_to_array(
 
 @answers
 def array_to_blocks(
-    array: Any,
+    array: da.Array,
     block_shape: Extents,
     strides: Sizes = 1,
     *,
@@ -252,7 +253,7 @@ def array_to_blocks(
     chunks: Any = "auto",
     variant: str = "auto",
     **unexpected: Never,
-) -> Any:
+) -> da.Array:
     """Take sliding blocks out of an array, the taps last: `gpufold.array_to_blocks`, lazily.
 
     >>> import dask.array as da, gpufold.dask
@@ -300,7 +301,7 @@ def array_to_blocks(
     return _unfold(call, array, [spans_of(sizes) for sizes in cut[lead : lead + rank]], cut, weights)
 
 
-def _fold(call: Call, blocks: Any, first: int, cut: Chunks, weights: Any) -> Any:
+def _fold(call: Call, blocks: Any, first: int, cut: Chunks, weights: Any) -> da.Array:
     """Put together blocks whose axes are counted from `first` on; the axes of their taps are those of no chunk."""
     axes = axes_of(call)
     rank = len(axes)
@@ -336,7 +337,7 @@ def _section(call: Call, lead: Size, axes: tuple[Axis, ...]) -> SlidingGeometry 
     return BlocksGeometry(lead, axes)
 
 
-def _unfold(call: Call, image: Any, spans: Sequence[Sequence[range]], cut: Chunks, weights: Any) -> Any:
+def _unfold(call: Call, image: Any, spans: Sequence[Sequence[range]], cut: Chunks, weights: Any) -> da.Array:
     """Take blocks apart along each axis as the spans say."""
     axes = axes_of(call)
     rank, lead = len(axes), image.ndim - len(axes)

@@ -19,7 +19,7 @@ from gpufold.names import answers, misnamed
 
 @answers
 def batch_to_space(
-    data: Any,
+    data: da.Array,
     block_shape: Extents,
     crops_begin: Sizes = 0,
     crops_end: Sizes = 0,
@@ -27,7 +27,7 @@ def batch_to_space(
     chunks: Any = "auto",
     variant: str = "auto",
     **unexpected: Never,
-) -> Any:
+) -> da.Array:
     """Move blocks of the batch axis into the spatial axes, and crop: `gpufold.batch_to_space`, lazily.
 
     >>> import dask.array as da, gpufold.dask
@@ -75,7 +75,7 @@ def batch_to_space(
 
 @answers
 def space_to_batch(
-    data: Any,
+    data: da.Array,
     block_shape: Extents,
     pads_begin: Sizes = 0,
     pads_end: Sizes = 0,
@@ -83,7 +83,7 @@ def space_to_batch(
     chunks: Any = "auto",
     variant: str = "auto",
     **unexpected: Never,
-) -> Any:
+) -> da.Array:
     """Pad the spatial axes and move their blocks into the batch axis: `gpufold.space_to_batch`, lazily.
 
     >>> import dask.array as da, gpufold.dask
@@ -124,7 +124,8 @@ def space_to_batch(
     pixels = pixels_under(geometry.axes, [spans_of(sizes) for sizes in cut[2:]])
     work = partial(_space_to_batch_chunk, axes=geometry.axes, variant=variant)
     batches = each_chunk(call, work, gather(data, 1, pixels), cut, new_axis=[0])
-    return da.concatenate(list(batches))
+    batch: da.Array = da.concatenate(list(batches))
+    return batch
 
 
 def _batch_to_space_chunk(batches: Any, *, axes: tuple[Axis, ...], variant: str, block_info: Any) -> Any:

@@ -23,7 +23,7 @@ from gpufold.stitching import Stitcher, check_window
 
 @answers
 def stitch(
-    tiles: Any,
+    tiles: da.Array,
     positions: Any,
     shape: Any,
     *,
@@ -31,7 +31,7 @@ def stitch(
     reduction: Reduction = "mean",
     chunks: Any = "auto",
     **unexpected: Never,
-) -> Any:
+) -> da.Array:
     """Average tiles where they overlap, each at a position of its own: `gpufold.Stitcher`, lazily.
 
     ``(P, *lead, *block_shape), (P, rank) -> shape``, which is ``(*lead, *size)``.
