@@ -160,7 +160,7 @@ def prediction(chip: Chip) -> str:
 
 
 SMOKE = "tests/test_gpu.py", "-k", "test_smoke"
-PYTEST = "-m", "pytest", "-q", "-p", "bench.ledger", "-p", "no:cacheprovider"
+PYTEST = *("-m", "pytest", "-q"), *("-p", "bench.ledger", "-p", "no:cacheprovider", "-p", "no:randomly")
 
 STEPS: dict[str, tuple[float, Callable[[Chip], str]]] = {
     "machine": (60, lambda chip: chip.run("machine", "-c", MACHINE)),

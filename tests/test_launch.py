@@ -173,7 +173,7 @@ def test_another_process_asks_for_the_same_and_finds_it_in_the_cache_on_disk():
 def test_errors_name_the_kernel_file_and_its_line(launch, compile_plan, tmp_path, monkeypatch):
     from cupy.cuda.compiler import CompileException
 
-    kernels = shutil.copytree(sources.KERNELS, tmp_path / "kernels")
+    kernels = shutil.copytree(sources.KERNELS, tmp_path / "kernels", copy_function=shutil.copyfile)
     plan = choose(Call("col2im", GEOMETRY, "float32"), COLUMNS, IMAGE)
     source = (kernels / plan.source).read_text()
     (kernels / plan.source).write_text(source + "\nthis is wrong\n")
@@ -184,7 +184,7 @@ def test_errors_name_the_kernel_file_and_its_line(launch, compile_plan, tmp_path
 
 def test_a_changed_header_is_another_specialisation(launch, tmp_path, monkeypatch):
     before = sources.program("average_direct.cu", "average_direct", ())
-    kernels = shutil.copytree(sources.KERNELS, tmp_path / "kernels")
+    kernels = shutil.copytree(sources.KERNELS, tmp_path / "kernels", copy_function=shutil.copyfile)
     with (kernels / "common.cuh").open("a") as header:
         header.write("// changed\n")
     monkeypatch.setattr(sources, "KERNELS", kernels)

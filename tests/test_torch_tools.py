@@ -147,7 +147,9 @@ def test_a_saved_program_says_what_to_import(strict, tmp_path):
     load = f"import torch; torch.export.load({str(tmp_path / 'program.pt2')!r}).module()"
     alone = subprocess.run([sys.executable, "-c", load], capture_output=True, text=True)
     assert alone.returncode
-    assert "exported programs load after: import gpufold.torch" in alone.stderr
+    untold = strict and torch.__version__ < (2, 6)  # that keeps no line of the code behind an operator
+    said = "torch.ops.gpufold.col2im" if untold else "exported programs load after: import gpufold.torch"
+    assert said in alone.stderr
     subprocess.run([sys.executable, "-c", f"import gpufold.torch; {load}"], check=True)
 
 

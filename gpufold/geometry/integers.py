@@ -6,6 +6,7 @@ import operator
 from collections.abc import Iterable, Sequence
 from typing import Any, SupportsIndex, TypeAlias
 
+import numpy as np
 import numpy.typing as npt
 
 Size: TypeAlias = tuple[int, ...]
@@ -49,7 +50,7 @@ def as_integers(operation: str, name: str, value: object) -> PerAxis:
 
 def _integer(value: Any) -> int:
     """Return a number as an int; True and False are none."""
-    if isinstance(value, bool):
+    if isinstance(value, bool | np.bool):  # the latter was an integer until NumPy 2.2
         raise TypeError
     return operator.index(value)
 
