@@ -46,6 +46,7 @@ sphinx_gallery_conf: dict[str, Any] = {
     "gallery_dirs": ["tutorial", "gallery"],
     "filename_pattern": r"/\w+\.py$",
     "abort_on_example_error": True,
+    "capture_repr": (),  # an example shows what it prints
     "download_all_examples": False,
     "show_memory": False,
     "min_reported_time": 10**6,
@@ -71,7 +72,7 @@ html_theme_options = {
     "secondary_sidebar_items": ["page-toc"],
     "icon_links": [{"name": "Source", "url": "https://github.com/gpufold/gpufold", "icon": "fa-brands fa-github"}],
 }
-html_sidebars: dict[str, list[str]] = {page: [] for page in ("index", "choosing", "recipes", "more")}
+html_sidebars: dict[str, list[str]] = {page: [] for page in ("index", "tutorial/*", "choosing", "recipes", "more")}
 
 SHAPE = re.compile(r"(?<!\w)\((?:[\w, ]|\(\w+\))*\*(?:[\w, *]|\(\w+\))*\)")
 """Such as (P, *lead, *block_shape), whose asterisks are no emphasis."""

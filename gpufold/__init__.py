@@ -1,4 +1,4 @@
-"""Sliding blocks put back together (Col2Im, fold, overlap-add) and batches moved into space, on GPUs and CPUs.
+"""Sliding blocks put back together (Col2Im, fold, overlap-add) and batches rearranged into space, on GPUs and CPUs.
 
 >>> import numpy as np, gpufold
 >>> image = np.arange(16.0).reshape(1, 1, 4, 4)
