@@ -5,8 +5,10 @@ from __future__ import annotations
 import ast
 import json
 import re
+import shutil
 import subprocess
 import sys
+import tarfile
 import tomllib
 import venv
 import zipfile
@@ -32,6 +34,13 @@ print(gpufold.col2im(np.ones((4, 4)), (3, 3), (2, 2)).sum())
 """
 
 
+def packed(test):
+    """Mark a test as one that builds the package, as is done without a network."""
+    for module in ("build", "hatchling", "hatch_fancy_pypi_readme"):
+        test = pytest.mark.peer(module)(test)
+    return test
+
+
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory):
     folder = tmp_path_factory.mktemp("wheel")
@@ -41,6 +50,7 @@ def wheel(tmp_path_factory):
     return path
 
 
+@packed
 def test_the_wheel_holds_the_kernels_and_the_types_marker(wheel):
     names = zipfile.ZipFile(wheel).namelist()
     assert sorted(name.removeprefix("gpufold/kernels/") for name in names if "/kernels/" in name) == KERNELS
@@ -50,6 +60,33 @@ def test_the_wheel_holds_the_kernels_and_the_types_marker(wheel):
     assert not [name for name in names if name.startswith(("tests", "bench", "kernels"))]
 
 
+@packed
+def test_the_sources_are_packed_from_any_folder_without_what_lies_about(tmp_path):
+    checkout = tmp_path / "build" / "Über uns"
+    ignored = shutil.ignore_patterns(".git", ".venv", ".*_cache", ".hypothesis", "__pycache__", "results", "_build")
+    shutil.copytree(ROOT, checkout, ignore=ignored, copy_function=shutil.copyfile)
+    for stray in (
+        "secret.env",
+        "dist/junk",
+        "build/junk",
+        "docs/_build/junk",
+        ".venv/junk",
+        "gpufold/__pycache__/junk",
+    ):
+        (checkout / stray).parent.mkdir(exist_ok=True)
+        (checkout / stray).touch()
+    command = [sys.executable, "-m", "build", "--sdist", "--no-isolation", "--outdir", str(tmp_path), str(checkout)]
+    subprocess.run(command, check=True, capture_output=True)
+    with tarfile.open(tmp_path / f"gpufold-{gpufold.__version__}.tar.gz") as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    assert not [name for name in names if "junk" in name or "secret" in name]
+    assert {"LICENSE", "README.md", "CITATION.cff", "Makefile", "pyproject.toml", "docs/index.md"} <= names
+    for folder in ("gpufold", "kernels", "tests", "bench", ".github"):
+        files = {path.relative_to(ROOT).as_posix() for path in (ROOT / folder).rglob("*.[cpy]*") if path.is_file()}
+        assert {file for file in files if "__pycache__" not in file and "/results/" not in file} <= names
+
+
+@packed
 def test_an_index_shows_a_readme_whose_links_lead_to_the_repository(wheel):
     with zipfile.ZipFile(wheel) as archive:
         (name,) = [name for name in archive.namelist() if name.endswith("/METADATA")]
@@ -76,6 +113,7 @@ def run_check(python, folder):
     return Path(package)
 
 
+@packed
 def test_a_wheel_works_in_an_environment_of_its_own(wheel, tmp_path):
     """NumPy is borrowed from this environment; gpufold comes from the wheel alone."""
     environment = tmp_path / "environment"

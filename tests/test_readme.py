@@ -30,30 +30,30 @@ LONGEST_README = 120
 
 named = pytest.mark.parametrize("document", DOCUMENTS)
 
-NEEDED = {"docs/torch.md": "torch"}
-"""What sessions of a document need besides the packages that tests install."""
-
 
 def blocks(text, language):
     return re.findall(rf"^```{language}\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
 
 
-def imported(script):
-    """The modules that a script imports, by the names of their packages."""
-    for node in ast.walk(ast.parse(script)):
-        if isinstance(node, ast.Import):
-            yield from (alias.name.split(".")[0] for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            yield node.module.split(".")[0]
+def needs(script):
+    """Mark what a script imports as needed."""
+    trees = list(ast.walk(ast.parse(script)))
+    names = [alias.name for node in trees if isinstance(node, ast.Import) for alias in node.names]
+    names += [node.module for node in trees if isinstance(node, ast.ImportFrom)]
+    return [pytest.mark.peer(package) for package in sorted({name.partition(".")[0] for name in names})]
+
+
+def session(document):
+    """What a document's sessions run."""
+    return "".join(example.source for example in doctest.DocTestParser().get_examples(DOCUMENTS[document]))
 
 
 def scripts():
-    """Yield every block of Python without prompts; what it imports is a peer, without which it cannot run."""
+    """Yield every block of Python without prompts."""
     for document, text in DOCUMENTS.items():
         for number, block in enumerate(blocks(text, "python")):
             if ">>>" not in block:
-                marks = [pytest.mark.peer(module) for module in sorted(set(imported(block)))]
-                yield pytest.param(block, marks=marks, id=f"{document}-{number}")
+                yield pytest.param(block, marks=needs(block), id=f"{document}-{number}")
 
 
 # ---- code
@@ -68,13 +68,7 @@ def test_every_document_with_sessions_is_known():
     }
 
 
-@pytest.mark.parametrize(
-    "document",
-    [
-        pytest.param(document, marks=[pytest.mark.peer(NEEDED[document])] if document in NEEDED else [])
-        for document in DOCUMENTS
-    ],
-)
+@pytest.mark.parametrize("document", [pytest.param(document, marks=needs(session(document))) for document in DOCUMENTS])
 def test_sessions_print_what_they_show(document, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # they write pictures
     globs: dict[str, object] = {}
