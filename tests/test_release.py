@@ -21,7 +21,12 @@ def workflow(name):
 
 def test_the_code_host_runs_what_must_pass_on_a_clean_clone():
     runs = [step["run"] for job in workflow("ci")["jobs"].values() for step in job["steps"] if "run" in step]
-    assert runs == ["bash .ci/run", "make test"]
+    assert runs == ["bash .ci/run", "make test", 'make test-versions VERSIONS="$VERSIONS"']
+
+
+def test_the_lowest_and_the_newest_versions_are_those_that_make_names():
+    versions = workflow("ci")["jobs"]["versions"]["strategy"]["matrix"]["versions"]
+    assert f"\nVERSIONS := {' '.join(versions)}\n" in (ROOT / "Makefile").read_text()
 
 
 def test_the_tests_run_on_every_python_that_is_supported():
