@@ -42,6 +42,32 @@ def test_functionalize(operation):
     assert f"gpufold.{operation.name}" in code
 
 
+@pytest.mark.parametrize("transform", ["grad", "grad of grad", "jvp", "vmap", "vmap of grad"])
+@named([*LINEAR, *WINDOWED])
+def test_functionalize_of_transforms(operation, transform):
+    given = tuple(operation.tensors(torch.float64))
+    every, tangents = tuple(range(len(given))), tuple(each.cos() for each in given)
+
+    def loss(*given):
+        return operation(*given).square().sum()
+
+    def of_gradients(*given):
+        return sum(each.square().sum() for each in torch.func.grad(loss, every)(*given))
+
+    transformed = {
+        "grad": torch.func.grad(loss, every),
+        "grad of grad": torch.func.grad(of_gradients, every),
+        "jvp": lambda *given: torch.func.jvp(operation, given, tangents),
+        "vmap": torch.vmap(operation),
+        "vmap of grad": torch.vmap(torch.func.grad(loss, every)),
+    }[transform]
+    if "vmap" in transform:
+        given = [torch.stack([each, each.sin()]) for each in given]
+    got, want = (function(*given) for function in (torch.func.functionalize(transformed), transformed))
+    for each, other in [(got, want)] if transform == "vmap" else zip(got, want, strict=True):
+        assert torch.equal(each, other)
+
+
 def test_functionalize_sees_what_is_added_in_place():
     def stitched(tiles):
         picture = torch.zeros(6)
@@ -58,6 +84,7 @@ TRANSFORMS = {
     "vmap": torch.vmap(lambda columns: fold(columns), in_dims=1, out_dims=1),
     "vmap of grad": torch.vmap(torch.func.grad(loss)),
     "grad of functionalize": torch.func.grad(torch.func.functionalize(loss)),
+    "functionalize of grad": torch.func.functionalize(torch.func.grad(loss)),
     "jvp": lambda columns: torch.func.jvp(fold, (columns,), (columns.cos(),))[1],
     "jacrev": torch.func.jacrev(lambda columns: fold(columns)),
     "hessian": torch.func.hessian(loss),
@@ -134,7 +161,7 @@ def test_the_profiler_names_calls():
     columns = COLUMNS.clone().requires_grad_()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
         fold(COLUMNS)
-        fold(columns).sum().backward()
+        fold(columns, WINDOW).sum().backward()
         gpufold.torch.add_blocks_(torch.zeros(6), torch.ones(1, 3), [(1,)])
     counts = {each.key: each.count for each in profile.key_averages()}
     assert [counts[f"gpufold::{name}"] for name in ("col2im", "im2col", "add_blocks")] == [2, 1, 1]

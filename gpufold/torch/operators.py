@@ -19,11 +19,10 @@ from torch.jit import is_tracing
 from gpufold import calls
 from gpufold.arrays import misshapen_weights
 from gpufold.calls import Call, Fusion
-from gpufold.elements import check_dtype
 from gpufold.geometry import GEOMETRIES, SpaceGeometry
 from gpufold.operations import OPERATIONS
 from gpufold.torch import exporting, rules, tensors
-from gpufold.torch.tensors import DTYPES, as_int64, execute, name_of, resolved
+from gpufold.torch.tensors import as_int64, execute, name_of, resolved
 
 SIZES = {
     "col2im": ("output_size", "kernel_size", "strides", "dilations", "pads_begin", "pads_end"),
@@ -50,11 +49,8 @@ _library = torch.library.Library("gpufold", "DEF")
 def call_of(operation: str, arguments: tuple[Any, ...]) -> Call:
     """Describe a call of an operator; sizes may be symbols."""
     data, window, positions, out, *sizes, reduction, separable, variant, deterministic = arguments
-    dtype = DTYPES.get(data.dtype)
     name = OPERATIONS[operation].data
-    if dtype is None:
-        check_dtype(operation, name, name_of(data.dtype))
-    assert dtype is not None
+    dtype = tensors.Dtype(name_of(data.dtype))
     if out is not None and out.dtype != data.dtype:
         raise TypeError(f"{operation}: {OUT_DTYPE} {dtype}, got {name_of(out.dtype)}")
     accumulate, mode = operation == "add_blocks", "constant"
@@ -105,7 +101,7 @@ def _define(operation: str) -> None:
             tensor if dim is None else tensor.select(dim, 0)
             for tensor, dim in zip(arguments[:4], in_dims[:4], strict=True)
         ]
-        return rules.batched(info, in_dims, arguments[:4], call_of(operation, (*tensors, *arguments[4:])))
+        return rules.batched(info.batch_size, in_dims, arguments[:4], call_of(operation, (*tensors, *arguments[4:])))
 
     sizes = "".join(f"SymInt[] {name}, " for name in SIZES[operation])
     reduction = "mode" if operation == "take_blocks" else "reduction"

@@ -22,35 +22,26 @@ from typing import Any
 
 import torch
 from torch import _C, Tensor
-from torch._C._functorch import TransformType, _wrap_functional_tensor
+from torch._C import _functorch
+from torch._functorch.autograd_function import generate_single_level_function
 from torch._functorch.eager_transforms import _maybe_unwrap_functional_tensor
 from torch._functorch.pyfunctorch import retrieve_current_functorch_interpreter
+from torch._functorch.utils import enable_single_level_autograd_function
 from torch.autograd import forward_ad
 
 from gpufold.calls import Call, Fusion
 from gpufold.elements import ELEMENT_TYPES
-from gpufold.geometry import (
-    Axis,
-    BlocksGeometry,
-    Geometry,
-    PositionsGeometry,
-    Size,
-    SlidingGeometry,
-    SpaceGeometry,
-)
+from gpufold.geometry import Axis, BlocksGeometry, Geometry, PositionsGeometry, Size, SlidingGeometry, SpaceGeometry
 from gpufold.torch.tensors import WEIGHTS, execute, has_gradient, is_traced, is_transformed, name_of, ready, resolved
 
 ADJOINTS = {
     "col2im": "im2col",
-    "im2col": "col2im",
     "blocks_to_array": "array_to_blocks",
-    "array_to_blocks": "blocks_to_array",
     "batch_to_space": "space_to_batch",
-    "space_to_batch": "batch_to_space",
     "add_blocks": "take_blocks",
-    "take_blocks": "add_blocks",
     "average": "average",
 }
+ADJOINTS |= {adjoint: operation for operation, adjoint in ADJOINTS.items()}
 
 TAKING = ("im2col", "array_to_blocks", "take_blocks")
 """The operations whose results are blocks: their windows weigh what comes out."""
@@ -62,11 +53,9 @@ def differentiate(
     """Compute a call whose gradients or tangents are asked for, on tensors that were checked."""
     if call.source:  # narrower data count as if they were converted first
         call, data = call._replace(source=""), data.to(getattr(torch, call.dtype))
-    if not axes:
-        return apply(call, data, None, positions, out)
     if call.fusion.reduction != "sum" and has_gradient(*axes):
         raise no_gradient(call.operation, call.fusion.reduction)
-    return apply(call, data, joined(data, axes), positions, out)
+    return apply(call, data, joined(data, axes) if axes else None, positions, out)
 
 
 def no_gradient(operation: str, reduction: str) -> ValueError:
@@ -108,7 +97,7 @@ def apply(
     out: Tensor | None = None,
 ) -> Tensor:
     """Compute a call on tensors that were checked, its window joined, by the way that fits."""
-    if is_traced(data) or _C._functorch.is_legacy_batchedtensor(data):
+    if is_traced(data) or _functorch.is_legacy_batchedtensor(data):
         return operator(call, data, window, positions, out)
     if not (is_transformed() or has_gradient(data, window, out)):
         return execute(call, resolved(data), separated(call, window), positions, out)
@@ -146,31 +135,7 @@ def sizes_of(call: Call) -> list[list[int]]:
 
 
 # ---------------------------------------------------------------------------------------------
-# What both the Function and the operators do
-
-
-def save(ctx: Any, call: Call, data: Tensor, window: Tensor | None, positions: Tensor | None) -> None:
-    """Keep what gradients and tangents need: the data only where the window has any, or a compiler looks for some."""
-    ctx.call = call
-    tangents = forward_ad._current_level >= 0 or _C._len_torch_dispatch_stack() > 0
-    kept = data if window is not None and (ctx.needs_input_grad[1] or tangents) else None, window, positions
-    ctx.save_for_backward(*kept)
-    ctx.save_for_forward(*kept)
-
-
-def gradients(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Return the gradients of data, window and out."""
-    call: Call = ctx.call
-    data, window, positions = ctx.saved_tensors
-    needs_data, needs_window, _, needs_out, *_ = ctx.needs_input_grad
-    if needs_window and call.fusion.reduction != "sum":
-        raise no_gradient(call.operation, call.fusion.reduction)
-    divided = divide(call, gradient, window) if needs_data or needs_window else gradient
-    return (
-        transpose(call, divided, window, positions) if needs_data else None,
-        gradient_of_window(call, data, divided, window, positions) if needs_window else None,
-        gradient if needs_out else None,
-    )
+# What gradients and tangents are made of
 
 
 def transpose(call: Call, gradient: Tensor, window: Tensor | None, positions: Tensor | None) -> Tensor:
@@ -281,7 +246,6 @@ def by_axis(call: Call, gradient: Tensor, window: Tensor) -> Tensor:
     if call.fusion.window != "separable":
         return gradient
     axes = separated(call, window)
-    assert axes is not None
     shares = []
     for axis in range(len(axes)):
         share = gradient
@@ -298,7 +262,7 @@ def change_by_weight(call: Call, data: Tensor, weight: Tensor) -> Tensor:
 
 
 def batched(
-    info: Any, in_dims: Sequence[int | None], tensors: Sequence[Tensor | None], call: Call
+    size: int, in_dims: Sequence[int | None], tensors: Sequence[Tensor | None], call: Call
 ) -> tuple[Tensor, int]:
     """Compute a call for a batch of tensors: the rule of vmap."""
     data, window, positions, out = tensors
@@ -312,8 +276,8 @@ def batched(
                 for tensor, dim in zip(tensors, in_dims[:4], strict=True)
             ]
 
-        return torch.stack([apply(call, *selected(row)) for row in range(info.batch_size)]), 0
-    size, geometry = info.batch_size, call.geometry
+        return torch.stack([apply(call, *selected(row)) for row in range(size)]), 0
+    geometry = call.geometry
     if isinstance(geometry, SpaceGeometry):  # an axis more, that has blocks of one
         wider = replace(
             geometry,
@@ -356,43 +320,48 @@ class Linear(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        data, window, positions, _, call = inputs
+        data, window, positions, _, ctx.call = inputs
         ctx.set_materialize_grads(False)  # a tangent of zeros is none: a window under a mean has none
-        save(ctx, call, data, window, positions)
+        tangents = forward_ad._current_level >= 0 or _C._len_torch_dispatch_stack() > 0  # which a compiler looks for
+        kept = data if window is not None and (ctx.needs_input_grad[1] or tangents) else None, window, positions
+        ctx.save_for_backward(*kept)
+        ctx.save_for_forward(*kept)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor | None) -> tuple[Tensor | None, ...]:
         if gradient is None:
             return (None,) * 5
-        of_data, of_window, of_out = gradients(ctx, gradient)
-        return of_data, of_window, None, of_out, None
+        call: Call = ctx.call
+        data, window, positions = ctx.saved_tensors
+        needs_data, needs_window, _, needs_out, _ = ctx.needs_input_grad
+        if needs_window and call.fusion.reduction != "sum":
+            raise no_gradient(call.operation, call.fusion.reduction)
+        divided = divide(call, gradient, window) if needs_data or needs_window else gradient
+        of_data = transpose(call, divided, window, positions) if needs_data else None
+        of_window = gradient_of_window(call, data, divided, window, positions) if needs_window else None
+        return of_data, of_window, None, gradient if needs_out else None, None
 
     @staticmethod
     def jvp(ctx: Any, data_tangent: Any, window_tangent: Any, _: Any, out_tangent: Any, __: Any) -> Tensor:
         call: Call = ctx.call
         data, window, positions = ctx.saved_tensors
-        tangents = []
-        if data_tangent is not None:
-            into = None if call.operation != "add_blocks" else out_tangent
+
+        def applied(given: Tensor, weights: Tensor | None, into: Tensor | None = None) -> Tensor:
             if call.operation == "add_blocks" and into is None:
-                into = data_tangent.new_zeros(call.geometry.array_shape)  # type: ignore[union-attr]
-            tangents.append(apply(call, data_tangent, window, positions, into))
-        elif out_tangent is not None:
-            tangents.append(out_tangent.clone())
+                into = given.new_zeros(call.result_shape)
+            return apply(call, given, weights, positions, into)
+
+        tangents = [] if data_tangent is not None or out_tangent is None else [out_tangent.clone()]
+        if data_tangent is not None:
+            tangents.append(applied(data_tangent, window, out_tangent))
         if window_tangent is not None:
             if call.fusion.reduction != "sum":
                 raise no_gradient(call.operation, call.fusion.reduction)
-            into = None if call.operation != "add_blocks" else data.new_zeros(call.geometry.array_shape)  # type: ignore[union-attr]
             if call.operation == "average":
                 tangents.append((change_by_weight(call, data, window) * window_tangent).to(data.dtype))
             else:
-                changes = tangents_of(call, window, window_tangent)
-                tangents += [apply(call, data, each, positions, into) for each in changes]
+                tangents += [applied(data, each) for each in tangents_of(call, window, window_tangent)]
         return sum(tangents[1:], tangents[0])
-
-    @staticmethod
-    def vmap(info: Any, in_dims: Any, *inputs: Any) -> tuple[Tensor, int]:
-        return batched(info, in_dims, inputs[:4], inputs[4])
 
 
 _record = super(torch.autograd.Function, Linear).apply
@@ -401,26 +370,44 @@ _record = super(torch.autograd.Function, Linear).apply
 
 def linear(data: Tensor, window: Tensor | None, positions: Tensor | None, out: Tensor | None, call: Call) -> Tensor:
     """Apply the Function as the innermost transform of torch.func wants it, where one is under way."""
-    inputs = data, window, positions, out
+    inputs: list[Any] = [data, window, positions, out]
     if not _C._are_functorch_transforms_active():
         result: Tensor = _record(*inputs, call)
         return result
+    inputs = [each if each is None else _functorch.unwrap_if_dead(each) for each in inputs]
     transform = retrieve_current_functorch_interpreter()
-    if transform.key() != TransformType.Functionalize:
-        result = Linear.apply(*inputs, call)
-        return result
-    views = transform.functionalize_add_back_views()  # a Function has no rule for this one
-    unwrapped = [_maybe_unwrap_functional_tensor(each, reapply_views=views) for each in inputs]
-    with transform.lower():
-        result = apply(call, *unwrapped)
-    return _wrap_functional_tensor(result, transform.level())
+    kind, level = transform.key(), transform.level()
+    if kind == _functorch.TransformType.Vmap:
+        split = [(None, None) if each is None else _functorch._unwrap_batched(each, level) for each in inputs]
+        unwrapped, dims = zip(*split, strict=True)
+        with transform.lower():
+            if dims == (None,) * 4:
+                return apply(call, *unwrapped)
+            result, dim = batched(transform.batch_size(), dims, unwrapped, call)
+        return _functorch._add_batch_dim(result, dim, level)
+    if kind == _functorch.TransformType.Functionalize:
+        views = transform.functionalize_add_back_views()
+        unwrapped = tuple([_maybe_unwrap_functional_tensor(each, reapply_views=views) for each in inputs])
+        with transform.lower():
+            result = apply(call, *unwrapped)
+        return _functorch._wrap_functional_tensor(result, level)
+
+    def forward(*given: Any) -> Tensor:
+        unwrapped = [each if each is None else _functorch._unwrap_for_grad(each, level) for each in given[:4]]
+        with torch.enable_grad(), forward_ad._set_fwd_grad_enabled(True), transform.lower():
+            result = apply(call, *unwrapped)
+        return _functorch._wrap_for_grad(result, level)
+
+    of_level: Any = generate_single_level_function(transform, Linear)
+    of_level.forward = staticmethod(forward)  # torch's own has no rule for a functionalize outside
+    with enable_single_level_autograd_function():
+        result = of_level.apply(*inputs, call)
+    return result
 
 
 def tangents_of(call: Call, window: Tensor, tangent: Tensor) -> list[Tensor]:
     """Return joined windows whose sum is the tangent of a window: of a separable one, one for each axis."""
     axes, changes = separated(call, window), separated(call, tangent)
-    assert axes is not None
-    assert changes is not None
     if len(axes) == 1:
         return [tangent]
     return [torch.cat((*axes[:i], changes[i], *axes[i + 1 :])) for i in range(len(axes))]
