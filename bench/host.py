@@ -33,6 +33,9 @@ from gpufold.gpu.plan import H200
 
 SAMPLES, CALLS = 50, 200
 
+TRAINED = ((4, 3, 8), (4, 8, 16), (8, 8, 16))
+"""Batch, channels and side of images folded from 3x3: small ones, and below and above `gpufold.torch.tensors.SMALL`."""
+
 TARGET = 10e-6
 """What a repeated call may cost."""
 
@@ -245,35 +248,37 @@ def _on_tensors(problem: Problem) -> float:
 
 
 def _training() -> Table:
-    """Measure calls that record a gradient beside torch's, on the CPU and in turns, on one thread."""
+    """Measure calls that record a gradient beside torch's, on the CPU and in turns: the time of one thread's work."""
     import torch
 
-    columns = torch.randn(4, 27, 36, requires_grad=True)
     before = torch.get_num_threads()
     torch.set_num_threads(1)
-
-    def forward(fold: Callable[..., Any]) -> Any:
-        return fold(columns, 8, 3)
-
-    def backward(fold: Callable[..., Any]) -> None:
-        columns.grad = None
-        forward(fold).sum().backward()
-
-    table = Table("fold to 4x3x8x8 that records a gradient", box=None)
+    table = Table("fold that records a gradient", box=None)
     for heading in ("torch µs", "gpufold.torch µs", "ratio"):
         table.add_column(heading, justify="right")
-    for name, run in (("forward", forward), ("forward and backward", backward)):
-        samples: list[tuple[float, float]] = []
-        for _ in range(SAMPLES):
-            pair = []
-            for fold in (torch.nn.functional.fold, gpufold.torch.fold):
-                start = time.perf_counter()
-                for _ in range(CALLS):
-                    run(fold)
-                pair.append((time.perf_counter() - start) / CALLS)
-            samples.append((pair[0], pair[1]))
-        ratios = [(*pair, pair[1] / pair[0]) for pair in samples]
-        theirs, ours, ratio = map(median, zip(*ratios, strict=True))
-        table.add_row(name, f"{theirs * 1e6:.1f}", f"{ours * 1e6:.1f}", f"{ratio:.2f}")
+    for batch, channels, side in TRAINED:
+        columns = torch.randn(batch, channels * 9, (side - 2) ** 2, requires_grad=True)
+
+        def forward(fold: Callable[..., Any], columns: Any = columns, side: int = side) -> Any:
+            return fold(columns, side, 3)
+
+        def backward(fold: Callable[..., Any], columns: Any = columns, forward: Any = forward) -> None:
+            columns.grad = None
+            forward(fold).sum().backward()
+
+        image = f"{batch}x{channels}x{side}x{side}"
+        calls = max(1, CALLS * 4096 // columns.numel())
+        for name, run in ((f"{image}, forward", forward), (f"{image}, forward and backward", backward)):
+            samples: list[tuple[float, ...]] = []
+            for _ in range(SAMPLES):
+                pair = []
+                for fold in (torch.nn.functional.fold, gpufold.torch.fold):
+                    start = time.process_time()
+                    for _ in range(calls):
+                        run(fold)
+                    pair.append((time.process_time() - start) / calls)
+                samples.append((*pair, pair[1] / pair[0]))
+            theirs, ours, ratio = map(median, zip(*samples, strict=True))
+            table.add_row(name, f"{theirs * 1e6:.1f}", f"{ours * 1e6:.1f}", f"{ratio:.2f}")
     torch.set_num_threads(before)
     return table
