@@ -164,20 +164,17 @@ def as_weights(call: Call, library: ModuleType, window: Any, data: Any) -> tuple
     (array([1., 1.], dtype=float32), array([0., 1., 2.], dtype=float32))
     """
     operation, wanted = call.operation, call.element.weight_dtype
-    axes, shapes = axes_of_window(call, window)
+    axes = axes_of_window(call, window)
     converted = False
     for axis, weights in enumerate(axes):
         if (
             isinstance(weights, library.ndarray)
-            and weights.shape == shapes[axis]
             and (library is np or weights.device == data.device)
             and is_kernel_ready(library, weights, wanted)
         ):
             continue
         name = name_of_axis(call, window, axis)
         check_library(operation, name, weights, library, "the data")
-        if weights.shape != shapes[axis]:
-            raise misshapen_weights(call, name, weights.shape, shapes[axis])
         if library is not np and weights.device != data.device:
             raise ValueError(
                 f"{operation}: {name} must be on the device of the data, {data.device}, got {weights.device}"
@@ -205,25 +202,30 @@ def _shapes_of_axes(block_shape: Size) -> tuple[Size, ...]:
     return tuple((taps,) for taps in block_shape)
 
 
-def axes_of_window(call: Call, window: Any) -> tuple[Sequence[Any], Sequence[Size]]:
-    """Return the arrays of a window and the shapes that they must have.
+def axes_of_window(call: Call, window: Any) -> Sequence[Any]:
+    """Return the arrays of a window, or raise where one has not the shape that it must have; whose they are is open.
 
     That is one array of the block's shape or, for a separable window, one for each axis, and then as many as axes.
     """
     block_shape = call.geometry.block_shape  # type: ignore[union-attr] # which has one where there are windows
-    if not is_separable(window):
-        return (window,), (block_shape,)
-    if isinstance(window, str):
-        raise TypeError(
-            f"{call.operation}: window must be an array of weights or one per axis, got {window!r}; "
-            f"scipy.signal.get_window makes weights of that name"
-        )
-    if len(window) != len(block_shape):
-        raise ValueError(
-            f"{call.operation}: window must be one array of the block's shape {block_shape}, or one array per axis, "
-            f"{len(block_shape)} in all, got {len(window)}"
-        )
-    return window, _shapes_of_axes(block_shape)
+    axes: Sequence[Any] = (window,)
+    shapes: Sequence[Size] = (block_shape,)
+    if is_separable(window):
+        axes, shapes = window, _shapes_of_axes(block_shape)
+        if isinstance(window, str):
+            raise TypeError(
+                f"{call.operation}: window must be an array of weights or one per axis, got {window!r}; "
+                f"scipy.signal.get_window makes weights of that name"
+            )
+        if len(window) != len(block_shape):
+            raise ValueError(
+                f"{call.operation}: window must be one array of the block's shape {block_shape}, or one array per "
+                f"axis, {len(block_shape)} in all, got {len(window)}"
+            )
+    for axis, weights in enumerate(axes):
+        if getattr(weights, "shape", shapes[axis]) != shapes[axis]:
+            raise misshapen_weights(call, name_of_axis(call, window, axis), tuple(weights.shape), shapes[axis])
+    return axes
 
 
 def name_of_axis(call: Call, window: Any, axis: int) -> str:

@@ -315,7 +315,7 @@ def checked(
     """Check the dtype of the argument named `data` and what is fused, a kind of window too, and return both."""
     name = name_of(dtype)
     if name not in ELEMENT_TYPES:
-        check_dtype(operation, data, dtype, strings=True)
+        check_dtype(operation, data, dtype, strings=hasattr(dtype, "kind"))  # there are no tensors of strings
     if reduction == "sum" and window == "none" and not accumulate:
         return name, PLAIN
     if reduction not in REDUCTIONS:

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from gpufold.arrays import as_weights, check_apart, check_out, check_writable, name_of_weights, new_result
-from gpufold.calls import Call, Unsupported
+from gpufold.calls import Call
 from gpufold.elements import ELEMENT_TYPES
 from gpufold.geometry import BlocksGeometry, SlidingGeometry
-from gpufold.operations import OPERATIONS, check_name, choose
+from gpufold.operations import OPERATIONS, check_variant, choose
 
 
 def compute(
@@ -33,7 +33,7 @@ def compute(
     if call.dtype not in ELEMENT_TYPES:
         _check_no_sums(call, data)
     if call.variant != "auto":
-        check_variant(call, library)
+        check_variant(call, library is np)
     weights = None if window is None else as_weights(call, library, window, data)
     shape = call.result_shape
     if out is None:
@@ -88,16 +88,3 @@ def launcher() -> ModuleType:
     from gpufold.gpu import launch
 
     return launch
-
-
-def check_variant(call: Call, library: ModuleType) -> None:
-    """Raise unless the variant is "auto", or a kernel of the operation and the arrays are a GPU's."""
-    if call.variant == "auto":
-        return
-    check_name(call)
-    if library is np:
-        name = OPERATIONS[call.operation].data
-        raise Unsupported(
-            f"{call.operation}: variant {call.variant!r} is a GPU kernel, but {name} is a numpy.ndarray; "
-            f"pass cupy.asarray({name}), or variant='auto'"
-        )

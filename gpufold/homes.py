@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from gpufold import calls, extras
-from gpufold.arrays import as_positions, as_weights, device_of, library_of
+from gpufold.arrays import as_positions, as_weights, axes_of_window, device_of, library_of
 from gpufold.calls import Call
 from gpufold.compute import run
 from gpufold.elements import ELEMENT_TYPES, check_dtype, name_of
@@ -26,8 +26,6 @@ class Arrays:
     def __init__(self, blocks: Any) -> None:
         library = library_of("Stitcher.add", "blocks", blocks)
         self._library, self._blocks, self.shape, self.dtype = library, blocks, blocks.shape, name_of(blocks.dtype)
-        if self.dtype not in ELEMENT_TYPES:
-            check_dtype("Stitcher.add", "blocks", blocks.dtype)
         self.kind, self.place = KINDS[library.__name__], blocks.device
         self.device: AbstractContextManager[Any] = device_of(library, blocks)
 
@@ -82,7 +80,8 @@ class Tensors:
         return like.new_ones(()).expand(shape)
 
     def weights(self, call: Call, window: Any) -> tuple[Any, ...]:
-        weights: tuple[Any, ...] = self._ours.tensors.checked_window(call, self._blocks, window)
+        axes = axes_of_window(call, window)
+        weights: tuple[Any, ...] = self._ours.tensors.checked_window(call, self._blocks, axes, window)
         return weights
 
     def positions(self, given: Any, on_host: bool) -> Any:
@@ -115,9 +114,10 @@ Home: TypeAlias = Arrays | Tensors
 def home_of(blocks: Any) -> Home:
     """Return the home of a batch."""
     torch = sys.modules.get("torch")
-    if torch is not None and isinstance(blocks, torch.Tensor):
-        return Tensors(blocks)
-    return Arrays(blocks)
+    home = Tensors(blocks) if torch is not None and isinstance(blocks, torch.Tensor) else Arrays(blocks)
+    if home.dtype not in ELEMENT_TYPES:
+        check_dtype("Stitcher.add", "blocks", home.dtype)
+    return home
 
 
 def _on_host(given: Any) -> Any:

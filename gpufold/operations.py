@@ -100,6 +100,19 @@ def check_name(call: Call) -> None:
         raise ValueError(f"{call.operation}: variant must be auto or one of {', '.join(names)}, got {call.variant!r}")
 
 
+def check_variant(call: Call, on_cpu: bool, kind: str = "numpy.ndarray", moved: str = "cupy.asarray({})") -> None:
+    """Raise unless the variant is "auto", or a kernel of the operation and the arrays are a GPU's."""
+    if call.variant == "auto":
+        return
+    check_name(call)
+    if on_cpu:
+        name = OPERATIONS[call.operation].data
+        raise Unsupported(
+            f"{call.operation}: variant {call.variant!r} is a GPU kernel, but {name} is a {kind}; "
+            f"pass {moved.format(name)}, or variant='auto'"
+        )
+
+
 @lru_cache(maxsize=4096)
 def choose(
     call: Call, input: Operand, output: Operand, device: Device = H200, weight_out: Operand | None = None

@@ -47,6 +47,7 @@ FIGURES = "tests/test_figures.py::test_"
 SOURCES = "tests/test_sources.py::test_"
 NUMPY_PATH = "tests/test_operations.py::test_"
 TORCH = "tests/test_torch.py::test_"
+SMALL = "tests/test_torch_small.py::test_"
 
 
 @dataclass(frozen=True)
@@ -246,6 +247,41 @@ FAULTS = (
         "    return tuple([ready(each, WEIGHTS[call.dtype]) for each in axes])\n",
         "    return tuple(axes)\n",
         "tests/test_torch_launch.py::test_weights_are_made_ready_for_kernels[transposed-plain]",
+    ),
+    Fault(
+        "sums in a wider dtype left to torch, which has none",
+        "gpufold/torch/tensors.py",
+        ' and call.variant == "auto" and not call.source',
+        ' and call.variant == "auto"',
+        SMALL + "what_torch_has_not_is_not_asked_of_it[sums in float64]",
+    ),
+    Fault(
+        "small sums under a transform that torch records as its own",
+        "gpufold/torch/tensors.py",
+        "of_torch(call, data) if recorded and not transformed else None",
+        "of_torch(call, data) if recorded else None",
+        SMALL + "transforms_are_computed_here[vmap]",
+    ),
+    Fault(
+        "small sums that torch computes unseen by a profiler",
+        "gpufold/torch/tensors.py",
+        "        with watched(call):\n            return guards.of_torch(data)\n",
+        "        return guards.of_torch(data)\n",
+        SMALL + "the_profiler_names_a_call_that_torch_computes",
+    ),
+    Fault(
+        "gradients inside of a functionalize left to torch, which has no rule for them",
+        "gpufold/torch/rules.py",
+        "    of_level.forward = staticmethod(forward)  # torch's own has no rule for a functionalize outside\n",
+        "",
+        "tests/test_torch_tools.py::test_functionalize_of_transforms[col2im-grad]",
+    ),
+    Fault(
+        "saved tensors of a transform that has ended",
+        "gpufold/torch/rules.py",
+        "else _functorch.unwrap_if_dead(each) for",
+        "else each for",
+        TORCH + "transforms_of_functions[col2im-full]",
     ),
     Fault(
         "tangents that operators do not have",

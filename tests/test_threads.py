@@ -142,10 +142,10 @@ def test_on_tensors_torchs_number_counts(monkeypatch):
     try:
         for count in (1, 3):
             torch.set_num_threads(count)
-            gpufold.torch.fold(columns, 4, 2).sum().backward()
+            gpufold.torch.fold(columns, (12,), (4,)).sum().backward()
             assert gpufold.get_num_threads() == 7
         gpufold.set_num_threads(2)
-        gpufold.torch.fold(columns, 4, 2)
+        gpufold.torch.fold(columns, (12,), (4,))
     finally:
         torch.set_num_threads(before)
     assert seen == [1, 1, 3, 3, 2]

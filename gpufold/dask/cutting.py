@@ -15,10 +15,9 @@ from dask.utils import parse_bytes
 
 from gpufold.arrays import as_weights, library_of, result_dtype
 from gpufold.calls import Call
-from gpufold.compute import check_variant
 from gpufold.elements import check_dtype
 from gpufold.geometry import AverageGeometry, Axis, Geometry, PositionsGeometry, Size
-from gpufold.operations import OPERATIONS
+from gpufold.operations import OPERATIONS, check_variant
 
 Chunks: TypeAlias = tuple[Size, ...]
 """The sizes of the chunks along each axis."""
@@ -43,7 +42,7 @@ def checked(call: Call, array: Any, window: Any = None) -> Any:
     """Check what is left to check of a call, and return the weights of its window as an item of the graph."""
     library = library_of(call.operation, "a chunk", array._meta)
     check_dtype(call.operation, OPERATIONS[call.operation].data, array.dtype)
-    check_variant(call, library)
+    check_variant(call, library is np)
     return None if window is None else delayed(as_weights(call, library, window, array._meta), pure=True)
 
 

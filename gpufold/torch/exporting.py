@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from gpufold.elements import ELEMENT_TYPES
-from gpufold.torch.tensors import name_of
+from gpufold.torch.tensors import is_in_aten, name_of
 
 Sizes: TypeAlias = list[Any]  # ints, symbols, or tensors that torch.jit.trace has for them, one per axis
 Fold: TypeAlias = Callable[..., Tensor]  # sums columns (N, C*taps, blocks) into an image, by the sizes of `col2im`
@@ -192,11 +192,6 @@ IN_ATEN: dict[str, Callable[..., Tensor]] = {
 
 # ---------------------------------------------------------------------------------------------
 # Sums of columns
-
-
-def is_in_aten(columns: Tensor, rank: int, dilations: Sizes, begins: Sizes, ends: Sizes) -> bool:
-    """Return whether aten.col2im computes sums of columns."""
-    return rank == 2 and begins == ends and 0 not in dilations and columns.is_floating_point()
 
 
 def fold_by_aten(

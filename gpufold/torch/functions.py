@@ -50,8 +50,9 @@ def col2im(
     if is_traced(data):
         tail = reduction, variant, deterministic
         return operators.trace("col2im", (data, window), (output_size, *steps), len(output_size), tail, dtype)
+    given = described("col2im", "data", data)
     call = calls.col2im(
-        described("col2im", "data", data),
+        given,
         output_size,
         *steps,
         reduction=reduction,
@@ -126,8 +127,9 @@ def blocks_to_array(
     if is_traced(blocks):
         sizes, tail = (output_shape, block_shape, strides), (reduction, variant, deterministic)
         return operators.trace("blocks_to_array", (blocks, window), sizes, len(block_shape), tail, dtype)
+    given = described("blocks_to_array", "blocks", blocks)
     call = calls.blocks_to_array(
-        described("blocks_to_array", "blocks", blocks),
+        given,
         output_shape,
         block_shape,
         strides,
@@ -276,10 +278,8 @@ def take_blocks(
         places = operators.as_positions("take_blocks", positions, array)
         tail = mode, variant, True
         return operators.trace("take_blocks", (array, window, places, None), (block_shape,), places.shape[-1], tail)
-    given, places = (
-        described("take_blocks", "array", array),
-        tensors.as_positions("take_blocks", positions, array, "array"),
-    )
+    given = described("take_blocks", "array", array)
+    places = tensors.as_positions("take_blocks", positions, array, "array")
     call = calls.take_blocks(given, places, block_shape, window=window, mode=mode, variant=variant)
     return compute(call, array, window, places)
 

@@ -26,14 +26,16 @@ except AttributeError:  # of a torch that has them elsewhere: every call checks 
 class Guards:
     """Guards of the tensors of a call, and what holds for tensors that are like them."""
 
-    __slots__ = ("_extents", "_learns", "_like", "kernel", "recorded")
+    __slots__ = ("_extents", "_learns", "_like", "kernel", "of_torch", "recorded")
 
-    def __init__(self, tensors: tuple[Tensor, ...] = (), recorded: bool = False) -> None:
+    def __init__(self, tensors: tuple[Tensor, ...] = (), recorded: bool = False, of_torch: Any = None) -> None:
         self._like: Any = _guard(tensors) if tensors else None
         self._extents = tuple([_extent(tensor) for tensor in tensors])
         self._learns = any([tensor.requires_grad for tensor in tensors])
         self.recorded = recorded
         """Whether a gradient was recorded: none is of tensors that require one under torch.no_grad()."""
+        self.of_torch = of_torch
+        """The function of torch that computes the call, where there is one and a gradient is recorded."""
         self.kernel: Any = None
         """What computes the call on memory that is aligned as allocators align it; None before the first such call."""
 
@@ -66,12 +68,14 @@ class Seen:
         self.guards = Guards()
         """Never changed but as a whole: another thread may have asked the ones before."""
 
-    def see(self, given: tuple[Tensor, ...], checked: tuple[Tensor | None, ...], recorded: bool = False) -> None:
-        """Remember tensors that were given, if they are those that were checked: none was converted or transformed."""
-        if TensorGuards is None or forward_ad._current_level >= 0 or _C._are_functorch_transforms_active():
-            return
-        if {*map(id, given)} == {id(each) for each in checked if each is not None}:
-            self.guards = Guards(given, recorded)
+    def see(self, given: tuple[Tensor, ...], checked: tuple[Tensor | None, ...], *options: Any) -> Guards:
+        """Return guards of tensors, remembered if those given were checked: none was converted or transformed."""
+        transformed = forward_ad._current_level >= 0 or _C._are_functorch_transforms_active()
+        same = {*map(id, given)} == {id(each) for each in checked if each is not None}
+        if TensorGuards is None or transformed or not same:
+            return Guards((), *options)
+        self.guards = Guards(given, *options)
+        return self.guards
 
 
 def _guard(tensors: tuple[Tensor, ...]) -> Any:

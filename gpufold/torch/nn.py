@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from inspect import unwrap
 from typing import Any, NoReturn
 
 import numpy as np
@@ -10,10 +11,12 @@ from torch import Tensor, as_tensor, nn
 
 from gpufold.calls import Reduction, is_separable
 from gpufold.geometry import Sizes
+from gpufold.torch import functions
 from gpufold.torch.door import public, refuse_script
-from gpufold.torch.functions import col2im, im2col
 from gpufold.torch.operators import is_integer, per_axis
 from gpufold.torch.tensors import weights_of
+
+col2im, im2col = unwrap(functions.col2im), unwrap(functions.im2col)  # behind the door that fold and unfold have
 
 
 @public
@@ -171,16 +174,8 @@ class Fold(_Windowed, nn.Fold):
 
     def forward(self, input: Tensor) -> Tensor:
         """Return the image that the columns are of."""
-        return fold(
-            input,
-            self.output_size,
-            self.kernel_size,
-            self.dilation,
-            self.padding,
-            self.stride,
-            window=self.kept_window(),
-            reduction=self.reduction,
-        )
+        sizes = self.output_size, self.kernel_size, self.dilation, self.padding, self.stride
+        return fold(input, *sizes, window=self.kept_window(), reduction=self.reduction)
 
     def extra_repr(self) -> str:
         """Return the sizes, as torch.nn.Fold shows them, and what else there is."""

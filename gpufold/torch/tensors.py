@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from ctypes import c_char
 from dataclasses import replace
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
+from math import prod
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -15,6 +16,7 @@ from torch import _C, Tensor
 from torch.autograd import _profiler_enabled, forward_ad
 from torch.autograd.graph import increment_version
 from torch.compiler import is_compiling
+from torch.nn.functional import fold, unfold
 from torch.profiler import record_function
 
 from gpufold import arrays, extras, threads
@@ -22,17 +24,16 @@ from gpufold.arrays import (
     axes_of_window,
     bounds_of,
     check_bytes,
-    misshapen_weights,
     name_of_axis,
     overlapping,
     overlaps_itself,
     share_addresses,
 )
-from gpufold.calls import Call, Unsupported, is_separable
+from gpufold.calls import PLAIN, Call, is_separable
 from gpufold.compute import launcher, run
-from gpufold.elements import ELEMENT_TYPES, check_dtype
-from gpufold.geometry import PositionsGeometry, Size
-from gpufold.operations import OPERATIONS, check_name, choose
+from gpufold.elements import ELEMENT_TYPES
+from gpufold.geometry import PositionsGeometry, Size, SlidingGeometry
+from gpufold.operations import OPERATIONS, check_variant, choose
 from gpufold.torch.guards import Guards, seen_of
 
 
@@ -83,11 +84,8 @@ def described(operation: str, name: str, tensor: Any) -> Described:
             f"{operation}: {name} must be a torch.Tensor, got {kind}; convert it with torch.as_tensor({name}), or call "
             f"the function of the same name in gpufold"
         )
-    dtype = tensor.dtype
-    if dtype not in DTYPES:
-        check_dtype(operation, name, name_of(dtype))
     check_not_nested(operation, name, tensor)
-    return _described(tensor.shape, dtype)
+    return _described(tensor.shape, tensor.dtype)
 
 
 def check_not_nested(operation: str, name: str, tensor: Tensor) -> None:
@@ -100,7 +98,7 @@ def check_not_nested(operation: str, name: str, tensor: Tensor) -> None:
 
 @lru_cache(maxsize=1024)
 def _described(shape: Size, dtype: torch.dtype) -> Described:
-    return Described(tuple(shape), DTYPES[dtype])
+    return Described(tuple(shape), Dtype(name_of(dtype)))
 
 
 def check_dense(operation: str, name: str, tensor: Tensor) -> None:
@@ -128,17 +126,13 @@ def weights_of(window: Any) -> tuple[Any, ...]:
     return () if window is None else tuple(window) if is_separable(window) else (window,)
 
 
-def checked_window(call: Call, data: Tensor, window: Any) -> tuple[Tensor, ...]:
-    """Return the tensors of a window as kernels can read them: one of the block's shape, or one for each axis."""
-    if window is None:
-        return ()
-    axes, shapes = axes_of_window(call, window)
+def checked_window(call: Call, data: Tensor, axes: Sequence[Any], window: Any) -> tuple[Tensor, ...]:
+    """Return the tensors of a window, whose shapes were checked, as kernels can read them."""
     for axis, weights in enumerate(axes):
         name = name_of_axis(call, window, axis)
-        if described(call.operation, name, weights).dtype.name == "bool" or weights.is_complex():
-            raise TypeError(f"{call.operation}: {name} must hold real numbers, got dtype {DTYPES[weights.dtype]}")
-        if weights.shape != shapes[axis]:
-            raise misshapen_weights(call, name, tuple(weights.shape), shapes[axis])
+        described(call.operation, name, weights)
+        if weights.dtype not in DTYPES or weights.dtype is torch.bool or weights.is_complex():
+            raise TypeError(f"{call.operation}: {name} must hold real numbers, got dtype {name_of(weights.dtype)}")
         check_like(call.operation, name, weights, data, "the data")
     return tuple([ready(each, WEIGHTS[call.dtype]) for each in axes])
 
@@ -162,7 +156,7 @@ def checked_positions(operation: str, positions: Tensor, array: Tensor, like: st
 def as_int64(operation: str, positions: Tensor) -> Tensor:
     """Return positions as a contiguous tensor of int64."""
     if positions.dtype not in INTEGERS:
-        raise TypeError(f"{operation}: positions must be integers, got dtype {DTYPES.get(positions.dtype)}")
+        raise TypeError(f"{operation}: positions must be integers, got dtype {name_of(positions.dtype)}")
     if positions.dtype is torch.uint64:  # beyond int64 is far outside of any array
         wrapped = positions.view(torch.int64)
         positions = torch.where(wrapped < 0, torch.iinfo(torch.int64).max, wrapped)
@@ -182,6 +176,11 @@ def is_traced(*tensors: Any) -> bool:
     return False
 
 
+def is_in_aten(columns: Tensor, rank: int, dilations: Sequence[Any], begins: Any, ends: Any) -> bool:
+    """Return whether aten.col2im computes sums of columns."""
+    return rank == 2 and begins == ends and 0 not in dilations and columns.is_floating_point()
+
+
 def is_transformed() -> bool:
     """Return whether a transform of functions or forward differentiation is under way."""
     return bool(_C._are_functorch_transforms_active()) or forward_ad._current_level >= 0
@@ -189,11 +188,7 @@ def is_transformed() -> bool:
 
 def has_gradient(*tensors: Tensor | None) -> bool:
     """Return whether a gradient is recorded of one of several tensors."""
-    if torch.is_grad_enabled():
-        for tensor in tensors:
-            if tensor is not None and tensor.requires_grad:
-                return True
-    return False
+    return torch.is_grad_enabled() and any([tensor is not None and tensor.requires_grad for tensor in tensors])
 
 
 def resolved(tensor: Tensor) -> Tensor:
@@ -212,13 +207,14 @@ def share_memory(first: Tensor, second: Tensor) -> bool:
 
 
 def check_written(name: str, tensor: Tensor, read: Sequence[Tensor]) -> None:
-    """Raise where a tensor may not be written into, or shares memory with blocks, positions or weights."""
+    """Raise where a tensor may not be written into, overlaps itself, or shares memory with what is read."""
     if tensor.requires_grad and tensor.is_leaf and torch.is_grad_enabled():
         raise ValueError(
             f"add_blocks_: {name} is a leaf that requires a gradient, which nothing may write into; call "
             "add_blocks, which returns a new tensor, or add under torch.no_grad()"
         )
-    check_no_overlap(name, tensor)
+    if not tensor.is_contiguous() and overlaps_itself(*(layout := in_bytes(tensor))):
+        raise overlapping("add_blocks_", name, *layout[:2])
     for index, each in enumerate(read):
         check_apart(name, tensor, ("blocks", "positions", "window")[min(index, 2)], each)
 
@@ -227,12 +223,6 @@ def check_apart(name: str, tensor: Tensor, other: str, read: Tensor) -> None:
     """Raise where a tensor that is written into shares memory with one that is read."""
     if share_memory(tensor, read):
         raise ValueError(f"add_blocks_: {name} must share no memory with {other}, got tensors that overlap")
-
-
-def check_no_overlap(name: str, tensor: Tensor) -> None:
-    """Raise where elements of a tensor that is written into share memory."""
-    if not tensor.is_contiguous() and overlaps_itself(*(layout := in_bytes(tensor))):
-        raise overlapping("add_blocks_", name, *layout[:2])
 
 
 def in_bytes(tensor: Tensor) -> tuple[Size, Size, int]:
@@ -265,23 +255,27 @@ def compute(
     given = (data, *axes) if positions is None else (data, positions, *axes)
     given = given if out is None else (out, *given)
     seen = seen_of(call)
-    if (guards := seen.guards).hold(given):
-        if guards.recorded:
-            return differentiate(call, data, axes, positions, out)
-        return execute(call, data, axes, positions, out, guards)
-    check_dense(call.operation, OPERATIONS[call.operation].data, data)
-    if out is not None:
-        check_dense(call.operation, "out", out)
-        check_like(call.operation, "blocks", data, out, "out")
-    if positions is not None:
-        positions = checked_positions(call.operation, positions, data, "array" if out is None else "out")
-    axes = checked_window(call, data, window)
-    if is_transformed() or has_gradient(data, out, *axes):
-        seen.see(given, (data, positions, out, *axes), recorded=True)
+    if not (guards := seen.guards).hold(given):
+        check_bytes(call, call.result_shape, call.element.itemsize)
+        weights = () if window is None else axes_of_window(call, window)
+        check_dense(call.operation, OPERATIONS[call.operation].data, data)
+        if out is not None:
+            check_dense(call.operation, "out", out)
+            check_like(call.operation, "blocks", data, out, "out")
+        if positions is not None:
+            positions = checked_positions(call.operation, positions, data, "array" if out is None else "out")
+        axes = checked_window(call, data, weights, window)
+        transformed = is_transformed()
+        recorded = transformed or has_gradient(data, out, *axes)
+        data = data if recorded else resolved(data)
+        own = of_torch(call, data) if recorded and not transformed else None
+        guards = seen.see(given, (data, positions, out, *axes), recorded, own)
+    if guards.of_torch is not None:
+        with watched(call):
+            return guards.of_torch(data)
+    if guards.recorded:
         return differentiate(call, data, axes, positions, out)
-    data = resolved(data)
-    seen.see(given, (data, positions, out, *axes))
-    return execute(call, data, axes, positions, out)
+    return execute(call, data, axes, positions, out, guards)
 
 
 def compute_in_place(
@@ -297,13 +291,12 @@ def compute_in_place(
     axes, written = weights_of(window), (out,) if weight_out is None else (out, weight_out)
     given = (*written, blocks, positions, *axes)
     seen = seen_of(call, True)
-    if (guards := seen.guards).hold(given) and guards.apart(given, len(written)):
-        execute_into(call, blocks, out, axes, positions, weight_out, guards)
-    else:
+    if not ((guards := seen.guards).hold(given) and guards.apart(given, len(written))):
+        weights = () if window is None else axes_of_window(call, window)
         check_dense("add_blocks_", "out", out)
         check_like("add_blocks_", "blocks", blocks, out, "out")
         positions = checked_positions("add_blocks_", positions, out, "out")
-        axes = checked_window(call, blocks, window)
+        axes = checked_window(call, blocks, weights, window)
         check_written("out", out, (blocks, positions, *axes))
         if weight_out is not None:
             check_like("add_blocks_", "weight_out", weight_out, out, "out")
@@ -317,8 +310,8 @@ def compute_in_place(
                 add_weights(differentiate, plain, weight_out, window, positions)
             return out
         blocks = resolved(blocks)
-        seen.see(given, (*written, blocks, positions, *axes))
-        execute_into(call, blocks, out, axes, positions, weight_out)
+        guards = seen.see(given, (*written, blocks, positions, *axes))
+    execute_into(call, blocks, out, axes, positions, weight_out, guards)
     count_write(out)
     if weight_out is not None:
         count_write(weight_out)
@@ -358,21 +351,44 @@ def execute(
     """
     if out is not None:
         result = resolved(out.detach()).clone(memory_format=torch.contiguous_format)
-        execute_into(call, data, result, weights, positions, guards=guards)
-        return result
-    shape = call.result_shape
-    dtype = getattr(torch, call.dtype) if call.source else data.dtype
-    try:
-        result = data.new_empty(shape, dtype=dtype) if call.source else data.new_empty(shape)
-    except RuntimeError:
-        check_bytes(call, shape, dtype.itemsize)
-        raise
+    elif call.source:
+        result = data.new_empty(call.result_shape, dtype=getattr(torch, call.dtype))
+    else:
+        result = data.new_empty(call.result_shape)
     execute_into(call, data, result, weights, positions, guards=guards)
     return result
 
 
 UNWATCHED = nullcontext()
 """What is entered where no profiler looks on."""
+
+
+def watched(call: Call) -> AbstractContextManager[Any]:
+    """Return what to enter for a profiler to name a call."""
+    return record_function(f"gpufold::{call.operation}") if _profiler_enabled() else UNWATCHED
+
+
+SMALL = 1 << 16
+"""The most elements of columns for which torch's own functions are faster where a gradient is recorded."""
+
+
+def of_torch(call: Call, data: Tensor) -> Callable[[Tensor], Tensor] | None:
+    """Return the function of torch that computes a call with the same bits, and sooner, or None where there is none.
+
+    It is one for symmetric sums of two axes and for what takes their blocks, of so few elements that an
+    autograd.Function in Python costs more than they do.
+    """
+    geometry, floats = call.geometry, call.dtype in ("float32", "float64")
+    plain = call.fusion == PLAIN and call.variant == "auto" and not call.source
+    if not (isinstance(geometry, SlidingGeometry) and floats and plain) or is_on_gpu(data):
+        return None
+    size, kernel, strides, dilations, begins, ends = zip(*geometry.axes, strict=True)
+    if not 0 < prod(geometry.columns_shape) <= SMALL or not is_in_aten(data, len(size), dilations, begins, ends):
+        return None
+    steps = {"dilation": dilations, "padding": begins, "stride": strides}
+    if call.operation == "im2col":
+        return partial(unfold, kernel_size=kernel, **steps)
+    return partial(fold, output_size=size, kernel_size=kernel, **steps)
 
 
 def execute_into(
@@ -385,36 +401,18 @@ def execute_into(
     guards: Guards | None = None,
 ) -> None:
     """Compute a call into tensors that were checked, as `execute` does."""
-    with record_function(f"gpufold::{call.operation}") if _profiler_enabled() else UNWATCHED:
+    with watched(call):
         if is_on_gpu(data):
             _execute_on_gpu(call, data, result, weights, positions, weight_out, guards)
-        else:
-            _execute_on_cpu(call, data, result, weights, positions, weight_out)
-
-
-def _execute_on_cpu(
-    call: Call,
-    data: Tensor,
-    result: Tensor,
-    weights: tuple[Tensor, ...],
-    positions: Tensor | None,
-    weight_out: Tensor | None = None,
-) -> None:
-    if call.variant != "auto":
-        check_name(call)
-        name = OPERATIONS[call.operation].data
-        raise Unsupported(
-            f"{call.operation}: variant {call.variant!r} is a GPU kernel, but {name} is a tensor on the CPU; "
-            f"pass {name}.cuda(), or variant='auto'"
-        )
-    window = tuple([as_numpy(each) for each in weights]) if weights else None
-    places = None if positions is None else as_numpy(positions)
-    sums = None if weight_out is None else as_numpy(weight_out)
-    token = threads.allowed.set(torch.get_num_threads())
-    try:
-        run(call, np, as_numpy(data), as_numpy(result), window, places, sums)
-    finally:
-        threads.allowed.reset(token)
+            return
+        check_variant(call, True, "tensor on the CPU", "{}.cuda()")
+        window = tuple(map(as_numpy, weights)) or None
+        places, sums = [None if each is None else as_numpy(each) for each in (positions, weight_out)]
+        token = threads.allowed.set(torch.get_num_threads())
+        try:
+            run(call, np, as_numpy(data), as_numpy(result), window, places, sums)
+        finally:
+            threads.allowed.reset(token)
 
 
 def as_numpy(tensor: Tensor) -> Any:
