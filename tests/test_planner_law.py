@@ -29,7 +29,7 @@ from gpufold.geometry import (
     blocks_to_array_geometry,
     col2im_geometry,
 )
-from gpufold.gpu.parameters import divisor, offset, pack, reciprocal, struct, wide
+from gpufold.gpu.parameters import INT32_MAX, divisor, offset, pack, reciprocal, struct, wide
 from gpufold.gpu.plan import MAX_SHARED_BYTES, Operand, Plan, Problem
 from gpufold.operations import choose, variants
 
@@ -196,6 +196,44 @@ def test_what_is_compiled_in_lies_within_its_type():
     assert choose(Call("col2im", many, "float32", deterministic=False), *whole(many)).variant == "atomic"
     wide = SlidingGeometry(1, 1, (Axis(2**31 + 8, 2**31, 1, 1, 0, 0),))
     assert choose(Call("im2col", wide, "int8"), *reversed(whole(wide))).variant == "taps"
+
+
+@pytest.mark.parametrize("far", ["pixels", "taps"])
+def test_what_a_part_past_its_cell_would_read_or_write_lies_within_offsets_too(far):
+    """The last part of a cell is worked out whole; pixels, or taps, lie far apart."""
+    geometry = replace(sliding((24,), (20,), (1,), blocks=10), batch=1, channels=1)
+    call = Call("col2im", geometry, "float32", variant="gather_parts")
+    (axis,) = geometry.axes
+
+    def defines(distance):
+        image = Operand(geometry.image_shape, (distance * axis.size, distance * axis.size, distance))
+        columns = Operand(geometry.split_columns_shape, (24 * distance, 24 * distance, distance, 1))
+        if far == "pixels":
+            columns = Operand.contiguous(geometry.split_columns_shape)
+        else:
+            image = Operand.contiguous(geometry.image_shape)
+        return dict(choose(call, columns, image).defines)
+
+    part = int(defines(20)["PART"])
+    in_cell = -(-axis.stride // part) * part - 1
+    cells = (axis.size - 1 if far == "pixels" else axis.kernel - 1) // axis.stride
+    last = cells * axis.stride + in_cell
+    assert in_cell >= axis.stride
+    assert defines(INT32_MAX // (3 * last))["OFFSET"] == "int"
+    wide = defines(INT32_MAX // (last - 1))
+    assert int(wide["PART"]) == part
+    assert wide["OFFSET"] != "int"
+
+
+def test_elements_that_lie_apart_are_moved_by_themselves():
+    """Where pixels are neighbours a row takes whole sectors; where they are not, nothing is known but themselves."""
+    geometry = add_blocks_geometry((3, 400, 500), (70, 3, 5, 6), (70, 2))
+    beside, blocks = Operand.contiguous(geometry.array_shape), Operand.contiguous(geometry.blocks_shape)
+    apart = Operand(geometry.array_shape, Operand.contiguous(geometry.array_shape[::-1]).strides[::-1])
+    call = Call("take_blocks", geometry, "float32", variant="direct")
+    moved, of_rows = (choose(call, array, blocks).bytes_moved for array in (apart, beside))
+    assert moved == 70 * 2 * 8 + 2 * 4 * prod(geometry.blocks_shape)
+    assert of_rows - moved == prod(geometry.blocks_shape) // 6 * (32 - 4)
 
 
 @pytest.mark.hostcuda
