@@ -600,7 +600,10 @@ class ndarray:
         return self.shape[0]
 
     def __getitem__(self, slices):
-        return self._view(lambda array: array[slices if isinstance(slices, tuple) else (slices,)][...])
+        slices = slices if isinstance(slices, tuple) else (slices,)
+        if not any(each is ... for each in slices):
+            slices = (*slices, ...)  # one element is an array of no axes, not a number
+        return self._view(lambda array: array[slices])
 
     def __setitem__(self, slices, value):
         if isinstance(value, np.ndarray) and value.ndim:
