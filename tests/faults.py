@@ -1420,7 +1420,7 @@ def fate(mutant: Mutant, reach: Reach, sound: Path, copy: Path) -> tuple[str, st
     try:
         for tests in filter(None, reached(mutant, reach, sound, copy)):
             (copy / "tests.txt").write_text("\n".join(tests))
-            limit = 60 + 20 * max([reach.seconds[test] for test in tests])
+            limit = 10 + 10 * max([reach.seconds[test] for test in tests])
             options = "-x", "--all", "-p", "reach", f"--most-seconds={limit}"
             status, output = run_tests(copy, ["@tests.txt"], *options)
             if status == NOT_FOUND:  # the names of some are of what a planner says
