@@ -92,15 +92,15 @@ struct Worker {
 struct Strip {
     Offset begin;      // its first pixel, in the padded row
     Offset first, end; // of the blocks that exist
-    Offset last;       // which may not
+    Offset last_block; // which may not
 
     __device__ Strip(const Worker& w, int group)
     {
-        begin = w.origin[::last] + group * w.p.strip.divisor + w.p.pad[::last];
-        last = (begin + w.p.strip.divisor - 1) / stride[::last];
-        const Offset reach = (kernel[::last] - 1) * dilation[::last];
-        first = max(Offset(0), begin - reach + stride[::last] - 1) / stride[::last];
-        end = min(last + 1, w.p.blocks[::last]);
+        begin = w.origin[last] + group * w.p.strip.divisor + w.p.pad[last];
+        last_block = (begin + w.p.strip.divisor - 1) / stride[last];
+        const Offset reach = (kernel[last] - 1) * dilation[last];
+        first = max(Offset(0), begin - reach + stride[last] - 1) / stride[last];
+        end = min(last_block + 1, w.p.blocks[last]);
     }
 };
 
@@ -148,7 +148,7 @@ __device__ void stage(const Worker& w, const Scalar* columns, Rows rows, Offset 
 #pragma unroll
         for (int i = 0; i < block_turns; ++i) {
             const Offset from =
-                strip.last - before - (i * block_lanes + lane_block) * Pattern<last>::block_step;
+                strip.last_block - before - (i * block_lanes + lane_block) * Pattern<last>::block_step;
             const Offset block = max(Offset(0), min(from, w.p.blocks[last] - 1));
 #pragma unroll
             for (int turn = 0; turn < turns; ++turn) {
@@ -266,12 +266,12 @@ __device__ void add_rows(const Worker& w, const Scalar* columns, const Offset (&
     TapWeight outer{&w.window};
     const int row = w.group < groups && number < rows.end ? row_of(w, block, number, outer) : -1;
     const Strip strip(w, min(w.group, groups - 1));
-    Way way{row >= 0, strip.last - strip.first};
+    Way way{row >= 0, strip.last_block - strip.first};
     way.existing = way.used ? max(Offset(0), strip.end - strip.first) : 0;
     way.place = w.p.spare + w.group * w.p.strip_sums + max(row, 0) * row_places(w) +
-                int(strip.last * stride[last] + w.tap * dilation[last] - strip.begin);
+                int(strip.last_block * stride[last] + w.tap * dilation[last] - strip.begin);
     way.columns = columns + ((way.used ? number : rows.first) * kernel[last] + w.tap) +
-                  strip.last * w.p.block_stride[last];
+                  strip.last_block * w.p.block_stride[last];
     keep(way.columns);
 #pragma unroll
     for (int i = 0; i < lane_taps; ++i)
@@ -391,8 +391,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 16)
                           stride[last]; // the last that reaches
     w.chains = min(Pattern<last>::block_step, before + 1);
     w.steps = int(before / Pattern<last>::block_step) + 1;
-    w.missing = max(Offset(0), Strip(w, groups - 1).last + 1 - p.blocks[last]);
-    w.end = min(Strip(w, 0).last + 1, (p.strip.divisor + (kernel[last] - 1) * dilation[last]) / stride[last]);
+    w.missing = max(Offset(0), Strip(w, groups - 1).last_block + 1 - p.blocks[last]);
+    w.end = min(Strip(w, 0).last_block + 1,
+                (p.strip.divisor + (kernel[last] - 1) * dilation[last]) / stride[last]);
 
     for (int i = lane; i < p.spare + groups * p.strip_sums; i += 32) {
         tile.sums[i] = {};

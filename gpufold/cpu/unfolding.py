@@ -14,7 +14,7 @@ from gpufold.cpu.cells import unfold_cells
 from gpufold.geometry import Axis
 from gpufold.threads import for_each, get_num_threads
 
-LONG_ROW = 4
+LONG_KERNEL = 4
 """Taps of a block's row from which they make an inner loop that is long enough, where they lie one after another."""
 
 MANY_STRIPS = 64
@@ -28,11 +28,11 @@ def unfold(image: Array, columns: Array, axes: tuple[Axis, ...], weights: Array 
     if not image.size:
         return  # all margin
     with nullcontext() if weights is None else np.errstate(all="ignore"):
-        if columns.size <= ways.SMALL_ELEMENTS and axes[-1].kernel < LONG_ROW:
+        if columns.size <= ways.SMALL_ELEMENTS and axes[-1].kernel < LONG_KERNEL:
             unfold_cells(image, columns, axes, weights)
             return
         closest = not _taps_outside(axes) and ways.taps_are_closest(columns, axes)
-        if closest and axes[-1].kernel >= LONG_ROW:
+        if closest and axes[-1].kernel >= LONG_KERNEL:
             _unfold_view(image, columns, axes, weights)
         elif columns.size < (tiles.SCATTERED_ELEMENTS if closest else tiles.THREADED_ELEMENTS):
             unfold_cells(image, columns, axes, weights)

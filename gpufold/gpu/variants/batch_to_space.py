@@ -25,18 +25,18 @@ from gpufold.gpu.variants.moves import (
 )
 
 PIECE_BYTES = 128
-PACKED_REGISTERS = 128
-PACKED_OTHERS = 28
+SPACE_REGISTERS = 128
+SPACE_OTHERS = 28
 """Of a piece of the packed kernel, where a block is no more; what its words take at most as they are loaded, and what a
 thread needs besides them and one for each address: predictions."""
 
-PACKED_WORDS = 48
+SPACE_WORDS = 48
 """Of 4 bytes, that a piece has at most where any way to share rows out has so few: the compiler may spill more."""
 
-PACKED_PARTS = 8
+SPACE_PARTS = 8
 """Of a block at most, each a piece: with more, the lanes of a warp load few neighbouring elements."""
 
-PACKED_TILES = 32 << 10
+SPACE_TILES = 32 << 10
 """Bytes of shared memory up to which a thread block has all its threads."""
 
 THREAD, PHASE, PHASE_ANYWHERE, LOAD, WORD, NARROW_WORD = 100, 6, 15, 3, 3, 6
@@ -173,7 +173,7 @@ def _pieces(problem: Problem, moves: Moves) -> Iterator[_Pieces]:
     in_words = in_words and word_elements(itemsize, problem.input.alignment, [extent]) >= of_word
     in_row = 1 << (-(-last.size // last.kernel) - 1).bit_length()  # about so many blocks: rows of most sizes are alike
     most = min(max(of_word, PIECE_BYTES // (last.kernel * itemsize)), max(of_word, in_row))
-    for parts in (parts for parts in range(1, min(last.kernel, PACKED_PARTS) + 1) if last.kernel % parts == 0):
+    for parts in (parts for parts in range(1, min(last.kernel, SPACE_PARTS) + 1) if last.kernel % parts == 0):
         phases = last.kernel // parts
         for blocks in range(1, 1 + (most if parts == 1 else 1)):
             pixels, loaded = blocks * phases, gcd(aligned, blocks)
@@ -185,7 +185,7 @@ def _pieces(problem: Problem, moves: Moves) -> Iterator[_Pieces]:
             if in_words and loaded < of_word and blocks % of_word == 0:
                 choices.append(replace(pieces, loaded=of_word, anywhere=True))
             if pixels % of_word == 0 and (rest == 0 or rest >= of_word):
-                yield from (pieces for pieces in choices if pieces.registers <= PACKED_REGISTERS)
+                yield from (pieces for pieces in choices if pieces.registers <= SPACE_REGISTERS)
 
 
 def packed(problem: Problem) -> Plan:
@@ -200,16 +200,16 @@ def packed(problem: Problem) -> Plan:
     if not are_contiguous(shape, steps):
         raise Unsupported(f"{operation}: packed needs contiguous space, not steps of {steps}")
     choices = _pieces(problem, moves)
-    pieces = min(choices, key=lambda choice: (choice.words > PACKED_WORDS, choice.cost), default=None)
+    pieces = min(choices, key=lambda choice: (choice.words > SPACE_WORDS, choice.cost), default=None)
     if pieces is None:
         raise Unsupported(
-            f"{operation}: packed keeps blocks of the last axis, or up to {PACKED_PARTS} equal parts of one, in "
-            f"{PACKED_REGISTERS} registers and as words of 4 bytes, not blocks of {last.kernel} elements of {itemsize} "
+            f"{operation}: packed keeps blocks of the last axis, or up to {SPACE_PARTS} equal parts of one, in "
+            f"{SPACE_REGISTERS} registers and as words of 4 bytes, not blocks of {last.kernel} elements of {itemsize} "
             f"bytes in rows of {last.size}"
         )
     tile = 4 * WARP * pieces.words + LINE_BYTES
     threads = MOVING_THREADS
-    while threads // WARP * tile > PACKED_TILES:
+    while threads // WARP * tile > SPACE_TILES:
         threads //= 2
     return _plan(
         problem,
@@ -225,7 +225,7 @@ def packed(problem: Problem) -> Plan:
         LOADED_ANYWHERE=int(pieces.anywhere),
         BEGINS_BLOCKS=int(pieces.parts == 1 and last.pad % last.kernel == 0),
         WHOLE=int(pieces.whole),
-        RESIDENT_BLOCKS=resident_blocks(threads, pieces.registers + pieces.loads + PACKED_OTHERS),
+        RESIDENT_BLOCKS=resident_blocks(threads, pieces.registers + pieces.loads + SPACE_OTHERS),
     )
 
 

@@ -21,13 +21,13 @@ FILL = 0.75
 """Prediction: of these, the blocks that meet a tile where they are spread evenly."""
 TILE_ROWS = 32
 """Of a tile, at most: a bit of a word each."""
-MAX_PLANES = 4
+LISTS_MAX_PLANES = 4
 """Of a thread."""
-SUM_BYTES = 64
+LISTS_SUM_BYTES = 64
 """Of the sums that a thread keeps in registers."""
-MAX_ROWS, MANY_ROWS = 4, 8
+LISTS_MAX_ROWS, LISTS_MANY_ROWS = 4, 8
 """Of a thread at a time, the latter where a row is one sum and has no weight; each is a load in flight."""
-RESIDENT_BLOCKS = 4
+LISTS_RESIDENT_BLOCKS = 4
 """Thread blocks on a multiprocessor that registers have to suffice for, one less for each register of a sum of weights
 where these are asked for."""
 CROWD = 1024
@@ -68,9 +68,9 @@ def share_of(problem: Problem) -> Share:
     """Return as many planes and rows as registers suffice for, with weights too."""
     view, weighed = placed_view(problem), problem.fusion.window != "none" or problem.weight_out is not None
     sum_bytes = max(view.element.itemsize, 4)
-    sums = max(1, SUM_BYTES // sum_bytes // (2 if weighed else 1))
-    planes = max(few for few in range(1, min(MAX_PLANES, sums) + 1) if view.channels % few == 0)
-    most_rows = MAX_ROWS if weighed or planes * sum_bytes > 4 else MANY_ROWS
+    sums = max(1, LISTS_SUM_BYTES // sum_bytes // (2 if weighed else 1))
+    planes = max(few for few in range(1, min(LISTS_MAX_PLANES, sums) + 1) if view.channels % few == 0)
+    most_rows = LISTS_MAX_ROWS if weighed or planes * sum_bytes > 4 else LISTS_MANY_ROWS
     rows = 1 << (min(most_rows, sums // planes).bit_length() - 1)
     bins = _bins(view, rows)
     return Share(planes, min(rows, prod(bins.side) // COLUMNS), bins)
@@ -144,7 +144,7 @@ def lists(problem: Problem) -> Plan:
         ROWS=share.rows,
         NOTE={32: "unsigned", 64: "unsigned long long"}[note_bits],
         TILE_ROWS=tile_rows,
-        RESIDENT_BLOCKS=RESIDENT_BLOCKS - (problem.weight_out is not None) * problem.element.weight_bytes // 4,
+        RESIDENT_BLOCKS=LISTS_RESIDENT_BLOCKS - (problem.weight_out is not None) * problem.element.weight_bytes // 4,
     )
     scratch -= (2 - note_bits // bits) * number * NOTED
     plan = replace(plan, scratch_bytes=scratch * bits // 8, zeroed_bytes=zeroed * bits // 8)
