@@ -119,14 +119,11 @@ def col2im(
     if unexpected:
         raise misnamed(col2im, "col2im", unexpected)
     library = library_of("col2im", "data", data)
+    steps = kernel_size, strides, dilations, pads_begin, pads_end
     call = calls.col2im(
         data,
         output_size,
-        kernel_size,
-        strides,
-        dilations,
-        pads_begin,
-        pads_end,
+        *steps,
         reduction=reduction,
         window=window,
         dtype=dtype,

@@ -82,14 +82,11 @@ def col2im(
     if unexpected:
         raise misnamed(col2im, "col2im", unexpected)
     check_array("col2im", "data", data)
+    steps = kernel_size, strides, dilations, pads_begin, pads_end
     call = calls.col2im(
         data,
         output_size,
-        kernel_size,
-        strides,
-        dilations,
-        pads_begin,
-        pads_end,
+        *steps,
         reduction=reduction,
         window=window,
         dtype=dtype,

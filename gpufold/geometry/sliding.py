@@ -72,39 +72,27 @@ def _sliding_axes(operation: str, size: Size, size_name: str, rank_name: str, **
     return axes
 
 
-def col2im_geometry(
-    shape: Size,
-    output_size: Any,
-    kernel_size: Any,
-    strides: Any = 1,
-    dilations: Any = 1,
-    pads_begin: Any = 0,
-    pads_end: Any = 0,
-) -> SlidingGeometry:
+def col2im_geometry(shape: Size, output_size: Any, *per_axis: Any, **named: Any) -> SlidingGeometry:
     """Check the sizes of a col2im call, whose columns are given and whose rank is the length of output_size.
 
     >>> col2im_geometry((3, 12, 225), (16, 16), (2, 2)).image_shape
     (3, 3, 16, 16)
     """
     output_size = as_integers("col2im", "output_size", output_size)
-    return columns_geometry(
-        shape, output_size, *_sliding_integers("col2im", kernel_size, strides, dilations, pads_begin, pads_end)
-    )
+    return columns_geometry(shape, output_size, *_sliding_integers("col2im", *per_axis, **named))
 
 
-def im2col_geometry(
-    shape: Size, kernel_size: Any, strides: Any = 1, dilations: Any = 1, pads_begin: Any = 0, pads_end: Any = 0
-) -> SlidingGeometry:
+def im2col_geometry(shape: Size, *per_axis: Any, **named: Any) -> SlidingGeometry:
     """Check the sizes of an im2col call, whose image is given and whose rank is the length of kernel_size.
 
     >>> im2col_geometry((3, 3, 16, 16), (2, 2)).columns_shape
     (3, 12, 225)
     """
-    return image_geometry(shape, *_sliding_integers("im2col", kernel_size, strides, dilations, pads_begin, pads_end))
+    return image_geometry(shape, *_sliding_integers("im2col", *per_axis, **named))
 
 
 def _sliding_integers(
-    operation: str, kernel_size: Any, strides: Any, dilations: Any, pads_begin: Any, pads_end: Any
+    operation: str, kernel_size: Any, strides: Any = 1, dilations: Any = 1, pads_begin: Any = 0, pads_end: Any = 0
 ) -> tuple[PerAxis, PerAxis, PerAxis, PerAxis, PerAxis]:
     return (
         as_integers(operation, "kernel_size", kernel_size),
