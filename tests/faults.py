@@ -288,7 +288,7 @@ FAULTS = (
         "gpufold/torch/operators.py",
         'for key in ("Autograd", "FuncTorchDynamicLayerFrontMode"):',
         'for key in ("Autograd",):',
-        TORCH + "transforms_compile[jvp-False]",
+        TORCH + "transforms_compile[hessian-False]",
     ),
     # --- kernels: barriers
     Fault(
