@@ -12,6 +12,8 @@ from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parent
 
 EXTRAS = {
@@ -42,18 +44,62 @@ LEFT_OUT: dict[tuple[str, ...], list[str]] = defaultdict(list)
 """The modules that are not collected, by the missing packages they need."""
 
 
-def pytest_ignore_collect(collection_path: Path) -> bool | None:
-    """Leave out a module that needs a package which is missing; None leaves the decision to pytest's own rules."""
-    if not MISSING or collection_path.suffix != ".py":
-        return None
-    module = str(collection_path.relative_to(ROOT))
-    missing = needs(collection_path) & MISSING
+class LeftOut(pytest.File):
+    """A module that needs a package which is missing: of it, only the tests are collected that were named."""
+
+    def collect(self):
+        """Yield an item for each test that was asked for by its name, which pytest would miss, to deselect it."""
+        for argument in self.config.args:
+            path, _, test = argument.partition("::")
+            if test and (self.config.invocation_params.dir / path).resolve() == self.path:
+                yield Named.from_parent(self, name=test)
+
+
+class Named(pytest.Item):
+    """A test that was named and cannot be collected: it is deselected before anything runs."""
+
+    def runtest(self):
+        """Fail, if it is not."""
+        raise AssertionError(f"{self.nodeid} needs packages that are missing")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collect_file(file_path: Path, parent: pytest.Collector):
+    """Leave out a module that needs a package which is missing, whether it was named or found in a folder."""
+    collectors = yield
+    if not MISSING or file_path.suffix != ".py" or not file_path.is_relative_to(ROOT):
+        return collectors
+    module = str(file_path.relative_to(ROOT))
+    missing = needs(file_path) & MISSING
     packages = tuple(sorted(missing - {"ml_dtypes"} if module in BY_THEMSELVES else missing))
     if not packages:
-        return None
+        return collectors
     if module not in LEFT_OUT[packages]:
         LEFT_OUT[packages].append(module)
-    return True
+    return [LeftOut.from_parent(parent, path=file_path)]
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config, items):
+    """Deselect the tests that were named, of modules that are left out."""
+    named = [item for item in items if isinstance(item, Named)]
+    if named:
+        config.hook.pytest_deselected(items=named)
+        items[:] = [item for item in items if not isinstance(item, Named)]
+
+
+def pytest_sessionfinish(session):
+    """Hand on what a process of pytest-xdist left out, which has no terminal."""
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["left_out"] = [[list(packages), modules] for packages, modules in LEFT_OUT.items()]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node):
+    """Take over what a process of pytest-xdist left out: every one of them the same, unless it crashed."""
+    LEFT_OUT.update(
+        {tuple(packages): modules for packages, modules in getattr(node, "workeroutput", {}).get("left_out", [])}
+    )
 
 
 def pytest_terminal_summary(terminalreporter, config):

@@ -72,6 +72,14 @@ def test_without_cupy_onnx_and_dask_what_imports_them_is_left_out(tmp_path):
         assert f"{module}::" in collected
 
 
+@pytest.mark.parametrize("test", ["", "::test_without_onnx_only_the_class_is_missing", "::test_not_there[1-2]"])
+def test_a_module_that_is_named_is_left_out_too(tmp_path, test):
+    collected, left_out, _ = collect(tmp_path, ["onnx"], f"tests/test_onnx.py{test}", "tests/test_types.py")
+    assert left_out == {"tests/test_onnx.py": {"onnx"}}
+    assert "tests/test_onnx.py::" not in collected
+    assert "tests/test_types.py::" in collected
+
+
 @pytest.mark.all
 def test_a_module_that_nobody_asked_for_is_not_spoken_of(tmp_path):
     _, left_out, _ = collect(tmp_path, ["cupy", "dask"], "gpufold/sliding.py", "tests/test_errors.py")

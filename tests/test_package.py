@@ -190,7 +190,7 @@ def printed(code, *unimportable):
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.peer("torch")) if name == "torch" else name for name in SUBMODULES]
+    "name", [pytest.param(name, marks=[*map(pytest.mark.peer, packages)]) for name, packages in SUBMODULES.items()]
 )
 def test_a_submodule_is_there_without_an_import_of_its_own(name):
     heavy = {"cupy", "torch", *SUBMODULES}
