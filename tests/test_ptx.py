@@ -42,6 +42,10 @@ def awkward(dtype):
     return of_dtype(dtype, case, window=awkward_window("separable", case.kernel_size, dtype, 2))
 
 
+(_VOLUME,) = (case for case in POSITIONS_CASES if case.name == "volume")
+TAKEN_OF_THREE_AXES = Call(
+    "take_blocks", values(_VOLUME.shape, np.float32), (_VOLUME.positions, _VOLUME.blocks_shape[-3:])
+)
 MEAN = {"reduction": "mean", "window": window_of("separable", SLIDING.kernel_size, np.float32)}
 WEIGHTS = window_of("separable", SLIDING.kernel_size, np.float64)
 _, WORDS_OF_BLOCKS = blocks_calls((2, 16, 40), (8, 8), 1, np.dtype(np.complex128))
@@ -62,10 +66,11 @@ FURTHER = {
     "awkward-weights": (awkward("float32"), "gather_pixels", H200),
     "awkward-double-weights": (awkward("float64"), "gather_pixels", H200),
     "lists": (added(np.int32), "lists", H200),
+    "three-axes": (TAKEN_OF_THREE_AXES, "owners", H200),
     "zeros-of-pads": (TAKEN_WITH_PADS, "direct", H200),
     "wide-offsets": (added(np.int32), "lists", H200),
 }
-"""Calls with inline PTX that the smoke's calls do without, each with a variant and the device to plan for."""
+"""Calls with inline PTX or lists that the smoke's calls do without, each with a variant and the device to plan for."""
 
 
 @contextmanager
@@ -115,6 +120,7 @@ def test_machine_code_for_others_gives_the_bits_of_the_numpy_path(name, architec
 def check_bits(name, architecture):
     with planned(name) as (call, plan):
         got, want = executed(call, plan, architecture), call.on(call.data.copy())
+        assert hostcuda.cubin.resources(plan, architecture).shared_bytes == plan.shared_bytes
     assert np.any(got != 0)
     assert_same_bits(got.reshape(want.shape), want, f"{plan.symbol} for {architecture}: {call}")
 
