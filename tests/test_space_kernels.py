@@ -345,9 +345,10 @@ def test_packing_refuses_space_that_is_not_contiguous():
         (nhwc(8), "float32", "needs a last axis that is split"),
         (SpaceCase("", (3, 5), (1, 3), (0, 0), (0, 0)), "float32", "not 3 elements of 4 bytes"),
         (SpaceCase("", (2, 4), (1, 2), (0, 0), (0, 0)), "complex128", "not 2 elements of 16 bytes"),
+        (SpaceCase("", (8, 9), (1, 8), (0, 0), (0, 0)), "float32", "not 8 elements of 4 bytes"),
         (SpaceCase("", (2, 4), (1, 2), (0, 1), (0, 0)), "float32", "needs rows of whole blocks, aligned to 8 bytes"),
     ],
-    ids=["unsplit", "three", "too-wide", "odd-row"],
+    ids=["unsplit", "three", "too-wide", "too-many", "odd-row"],
 )
 def test_taking_apart_says_why_it_refuses(case, dtype, reason):
     with pytest.raises(Unsupported, match=f"space_to_batch: deinterleave .*{reason}"):
