@@ -1068,6 +1068,21 @@ def test_a_torch_that_is_too_old_is_an_error_that_says_which_is_needed():
     assert f"ImportError: gpufold.torch needs torch 2.5 or newer, got {torch.__version__}: upgrade it" in run.stderr
 
 
+@pytest.mark.parametrize("learns", [False, True])
+def test_results_of_zero_batches_have_the_strides_of_meta_tensors(learns):
+    columns, image = torch.zeros(0, 4, 9), torch.zeros(0, 1, 4, 4)
+    for function, given in (
+        (lambda each: gpufold.torch.fold(each, 4, 2), columns),
+        (lambda each: gpufold.torch.unfold(each, 2), image),
+        (lambda each: gpufold.torch.array_to_blocks(each, (2, 2)), image),
+        (lambda each: gpufold.torch.batch_to_space(each, (1, 2, 2)), torch.zeros(0, 3, 4)),
+    ):
+        for _ in range(2):
+            result = function(given.clone().requires_grad_(learns))
+            assert result.stride() == function(given.to("meta")).stride()
+            assert result.shape == function(given.to("meta")).shape
+
+
 def test_empty_tensors():
     for shape in ((0, 4, 9), (2, 0, 9)):
         data = torch.zeros(shape, requires_grad=True)
