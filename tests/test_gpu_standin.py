@@ -9,7 +9,7 @@ import re
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -174,6 +174,25 @@ def test_destroying_a_stream_or_a_graph_ends_a_capture(thing):
     del things[thing]
     with pytest.raises(standin.Misuse, match=f"{thing} .*was destroyed while a stream captured"):
         stream.end_capture()
+    assert not standin._captures
+
+
+def test_a_loop_that_lets_go_of_a_capture_while_the_next_is_under_way_is_noticed():
+    """The names of a `with` are given anew after it has begun, and what they named is destroyed then."""
+
+    @contextmanager
+    def capturing():
+        stream, captured = begun(), SimpleNamespace()
+        yield stream, captured
+        captured.graph = stream.end_capture()
+
+    def loop():
+        for _ in range(2):
+            with capturing() as pair:
+                assert len(pair) == 2
+
+    with pytest.raises(standin.Misuse, match="was destroyed while a stream captured"):
+        loop()
     assert not standin._captures
 
 
