@@ -188,6 +188,9 @@ def test_half_an_hour_on_a_gpu_rehearsed(tmp_path):
         assert f"`{name.rpartition('::')[2]}`" in page, why
     assert f"test_smoke[{DEADLY}]" in page
     assert "col2im-tiny-2x2" in page
+    saved = "".join(path.read_text() for path in (rehearsal.results / "measured").rglob("*.json*"))
+    assert '"loop"' in saved, "peers that use CuPy alone are timed"
+    assert "AttributeError" not in saved
     assert contents(rehearsal.checkout) == before
     assert (rehearsal.results / "summary.md").read_text().strip() == page[page.index("# Half") :].strip()
 
