@@ -13,6 +13,9 @@ Index: TypeAlias = tuple[Any, ...]
 
 ALL = slice(None)
 
+SHORT_ROW, LONG_ROW, MANY_ELEMENTS = 16, 512, 1 << 10
+"""Bytes of a row from which, and up to which, it is copied as one element sooner than by a loop; of how many in all."""
+
 PRODUCTS = 1 << 17
 """Elements that are weighed before they are added: few enough for the cache of a core."""
 
@@ -25,7 +28,7 @@ def add_pairs(total: Array, terms: Array, weights: Array | None, pairs: Iterable
         if weights is None:
             np.add(part, terms[term], part)
             continue
-        for pixels, factors, others in _runs_of(part, terms[term], weights[term]):
+        for pixels, factors, others in runs_of(part, terms[term], weights[term]):
             if scratch.size < factors.size:
                 scratch = np.empty(factors.size, total.dtype)
             products = scratch[: factors.size].reshape(factors.shape, copy=False)
@@ -33,7 +36,7 @@ def add_pairs(total: Array, terms: Array, weights: Array | None, pairs: Iterable
             np.add(pixels, products, pixels)
 
 
-def _runs_of(*arrays: Array) -> Iterator[tuple[Array, ...]]:
+def runs_of(*arrays: Array) -> Iterator[tuple[Array, ...]]:
     """Cut arrays of one shape along their longest axis but the last into runs of about `PRODUCTS` elements."""
     shape = arrays[0].shape
     steps = max(1, arrays[0].size // PRODUCTS)
@@ -47,10 +50,21 @@ def _runs_of(*arrays: Array) -> Iterator[tuple[Array, ...]]:
         yield tuple([array[run] for array in arrays])
 
 
+def copy_rows(elements: Array, copy: Array) -> None:
+    """Copy elements, each row as one element where memory allows it: NumPy would start a loop for it."""
+    size = elements.itemsize
+    row = size * elements.shape[-1] if elements.ndim > 1 and elements.size > MANY_ELEMENTS else 0
+    moves = elements.dtype == copy.dtype and not elements.dtype.hasobject
+    if SHORT_ROW <= row <= LONG_ROW and moves and elements.strides[-1] == copy.strides[-1] == size:
+        as_one = np.dtype((np.void, row))
+        elements, copy = elements.view(as_one), copy.view(as_one)
+    copy[...] = elements
+
+
 def multiply(elements: Array, weights: Array | None, products: Array) -> None:
     """Multiply by real weights, component by component, rounded once to the products' dtype; without weights copy."""
     if weights is None:
-        products[...] = elements
+        copy_rows(elements, products)
         return
     for part, result in _parts(elements, products):
         np.multiply(part, weights, result, casting="unsafe")

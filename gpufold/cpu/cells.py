@@ -14,7 +14,7 @@ from math import prod
 
 import numpy as np
 
-from gpufold.cpu.arithmetic import ALL, Array, Index, add_pairs, multiply
+from gpufold.cpu.arithmetic import ALL, Array, Index, add_pairs, copy_rows, multiply
 from gpufold.geometry import Axis, Size
 
 LONG_STRIDE = 8
@@ -46,13 +46,14 @@ class Piece:
     width: int
 
 
-def pieces_of(axis: Axis) -> Iterator[Piece]:
-    """Return the whole cells of an axis, and the rest."""
-    whole = axis.size // axis.stride
-    if whole:
-        yield Piece(slice(0, whole * axis.stride), 0, whole, axis.stride)
-    if axis.size % axis.stride:
-        yield Piece(slice(whole * axis.stride, axis.size), whole, 1, axis.size % axis.stride)
+def pieces_of(axis: Axis, begin: int = 0) -> Iterator[Piece]:
+    """Return the whole cells of an axis whose first pixel is pixel `begin` of them, and what is before and after."""
+    head = min(axis.size, -begin % axis.stride)
+    tail = axis.size - (axis.size - head) % axis.stride
+    for start, stop in ((0, head), (head, tail), (tail, axis.size)):
+        if start < stop:
+            width = min(stop - start, axis.stride)
+            yield Piece(slice(start, stop), (start + begin) // axis.stride, (stop - start) // width, width)
 
 
 def groups_of(axis: Axis, piece: Piece, group_phases: bool) -> Iterator[Group]:
@@ -159,7 +160,7 @@ def fold_cells(columns: Array, image: Array, way: CellWay, weights: Array | None
         cells = piece.of(image)
         if move:
             for cell_index, column_index in piece.pairs:
-                cells[cell_index] = columns[column_index]
+                copy_rows(columns[column_index], cells[cell_index])
         elif way.once:
             for cell_index, column_index in piece.pairs:
                 terms = columns[column_index]

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from gpufold.cpu import tiles, ways
-from gpufold.cpu.arithmetic import ALL, Array, Index, multiply
+from gpufold.cpu.arithmetic import ALL, Array, Index, copy_rows, multiply
 from gpufold.cpu.cells import unfold_cells
 from gpufold.geometry import Axis
 from gpufold.threads import for_each, get_num_threads
@@ -39,18 +39,9 @@ def unfold(image: Array, columns: Array, axes: tuple[Axis, ...], weights: Array 
         else:
             few = tiles.SCATTERED_ELEMENTS * image.size // columns.size
             cut = tiles.tiles_of(image.shape, axes, few if closest else tiles.TILE_ELEMENTS)
-            for_each(
-                unfold_cells,
-                [
-                    (
-                        image[tile.pixels],
-                        tiles.cut(columns, tile),
-                        tile.axes,
-                        weights if weights is None else tiles.cut(weights, tile),
-                    )
-                    for tile in cut
-                ],
-            )
+            weighed = [None if weights is None else tiles.cut(weights, tile) for tile in cut]
+            parts = [(image[tile.pixels], tiles.cut(columns, tile), tile.axes) for tile in cut]
+            for_each(unfold_cells, [(*part, weight) for part, weight in zip(parts, weighed, strict=True)])
 
 
 def _unfold_view(image: Array, columns: Array, axes: tuple[Axis, ...], weights: Array | None) -> None:
@@ -63,9 +54,9 @@ def _unfold_view(image: Array, columns: Array, axes: tuple[Axis, ...], weights: 
     outer = (0, 1, *range(2 + len(axes), columns.ndim))
     longest = max(outer, key=lambda number: columns.shape[number])
     parts = tiles.TILES_PER_THREAD * get_num_threads() if columns.size >= tiles.THREADED_ELEMENTS else 1
-    arrays = (columns, view) if weights is None else (view, weights, columns)
-    cut = [np.array_split(array, parts, longest) for array in arrays]
-    for_each(np.copyto if weights is None else multiply, zip(*cut, strict=True))
+    arrays = [view, columns] if weights is None else [view, weights, columns]
+    cut = [[np.moveaxis(part, 1 + len(axes), -1) for part in np.array_split(array, parts, longest)] for array in arrays]
+    for_each(copy_rows if weights is None else multiply, zip(*cut, strict=True))
 
 
 @lru_cache(maxsize=64)
