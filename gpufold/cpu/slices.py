@@ -35,4 +35,8 @@ def add_slices(total: Array, blocks: Array, weights: Array | None, numbers: Arra
         ((..., *map(slice, starts, stops)), (*number, ..., *map(slice, first_taps, last_taps)))
         for number, starts, stops, first_taps, last_taps in zip(*edges, strict=True)
     )
+    if weights is None and rank > 1 and blocks.shape[-1] >= 128 and blocks.dtype == total.dtype:
+        np.setbufsize(
+            16
+        )  # the least, until errstate ends: NumPy copies rows, long ones too, into buffers that are larger
     add_pairs(total, blocks, weights, pairs)
