@@ -159,8 +159,10 @@ def way(request, monkeypatch):
         monkeypatch.setattr(ways, "SMALL_ELEMENTS", 0)
     if "flat" in request.param:
         monkeypatch.setattr(runs, "FLAT_RUN", 1)
+        monkeypatch.setattr(runs, "LARGE_PLANE", 1)
     if "sliced" in request.param:
         monkeypatch.setattr(ways, "taps_are_closest", lambda columns, axes: True)
+        monkeypatch.setattr(ways, "SHORT_TAPS", 0)
         monkeypatch.setattr(ways, "CUT_ROWS", 0)
     if "tiled" in request.param:
         monkeypatch.setattr(tiles, "THREADED_ELEMENTS", 1)

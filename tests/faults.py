@@ -1266,9 +1266,23 @@ FAULTS = (
     Fault(
         "a strip of columns dropped",
         "gpufold/cpu/runs.py",
-        "    for low, high in ((0, begin), (end, cells[-1])):",
-        "    for low, high in ((0, begin),):",
+        "    for start, stop in ((0, low), (high, last.size)):",
+        "    for start, stop in ((0, low),):",
         NUMPY_PATH + "col2im_is_its_definition[flat-bug-fold-with-padding]",
+    ),
+    Fault(
+        "small planes without room between them",
+        "gpufold/cpu/runs.py",
+        "(phase + (axis.blocks - 1) * axis.stride + axis.dilated_kernel - 1)",
+        "(phase + (axis.blocks - 1) * axis.stride)",
+        NUMPY_PATH + "large_problems_have_the_bits_of_small_ones[many-small-planes-padded-at-the-end-float32]",
+    ),
+    Fault(
+        "the window forgotten where small planes are copied",
+        "gpufold/cpu/runs.py",
+        "multiply(elements, weight[0] if weight else None, part)",
+        "multiply(elements, None, part)",
+        NUMPY_PATH + "a_window_of_infinities_reaches_no_other_plane_or_row[many-small-planes-float32]",
     ),
     Fault(
         "blocks added first to last, and a pixel's taps last to first",

@@ -106,7 +106,8 @@ def test_they_are_col2im_and_im2col_through_a_transpose(case, dtype):
 
 LARGE_CASES = (
     (Blocks("frames", (300_000,), (1024,), (256,)), ways.CELLS),
-    (Blocks("short-frames", (2, 140_000), (8,), (2,)), ways.CELLS),
+    (Blocks("short-frames", (2, 140_000), (8,), (2,)), ways.RUNS),
+    (Blocks("patches", (2, 3, 100, 90), (8, 7), (1, 2)), ways.RUNS),
     (Blocks("tiles", (2, 600, 500), (280, 192), (70, 130)), ways.SLICES),
     (Blocks("volume", (60, 100, 90), (30, 32, 40), (15, 16, 20)), ways.SLICES),
 )

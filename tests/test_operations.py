@@ -104,6 +104,12 @@ LARGE_CASES = (
     Case("large-single-plane", (300, 301), (4, 3), batch=1, channels=1),
     Case("large-audio", (60_000,), (400,), 160, batch=2, channels=1),
     Case("large-volume", (20, 30, 40), (3, 2, 3), 1, 1, (1, 0, 1), (1, 1, 0), batch=2, channels=3),
+    Case("many-small-planes", (7, 7), (3, 3), 1, 1, 1, 1, batch=3, channels=613),
+    Case("many-small-planes-padded-at-the-end", (8, 7), (3, 3), 1, 1, 0, 2, batch=2, channels=700),
+    Case("many-small-images", (14, 9), (3, 4), (2, 1), (2, 3), 3, 2, batch=401, channels=2),
+    Case("many-small-halos", (30, 31), (14, 14), 8, batch=2, channels=37),
+    Case("many-small-volumes", (5, 6, 7), (3, 2, 3), (2, 1, 2), 1, (1, 0, 1), (1, 1, 0), batch=2, channels=203),
+    Case("many-short-rows", (50,), (5,), 2, 1, 1, 3, batch=2, channels=511),
 )
 
 
@@ -124,6 +130,20 @@ def test_large_problems_have_the_bits_of_small_ones(case, dtype):
         wide = np.zeros(plane[None].shape, sum_dtype(plane.dtype))
         fold_cells(part, wide, cell_way(axes), move=False)
         assert_same_bits(got[batch, channel], wide[0, 0].astype(dtype), case)
+
+
+@pytest.mark.parametrize("dtype", [np.dtype(np.float32), np.dtype(np.float16), np.dtype(np.complex64)], ids=str)
+@pytest.mark.parametrize("case", [case for case in LARGE_CASES if "small" in case.name], ids=str)
+def test_a_window_of_infinities_reaches_no_other_plane_or_row(case, dtype):
+    """What lies between planes and rows in a copy is zero whatever the weights: zeros times infinity would be NaN."""
+    window = np.where(np.arange(prod(case.kernel_size)) % 3 == 1, np.inf, -1).reshape(case.kernel_size)
+    columns = np.abs(values(case.columns_shape, dtype)) + dtype.type(1)
+    window = window.astype(np.float32)
+    got = fold(case, columns, window=window)
+    for batch, channel in ((0, 0), (case.batch - 1, case.channels - 1)):
+        rows = prod(case.kernel_size)
+        part = columns[batch : batch + 1, channel * rows : (channel + 1) * rows]
+        assert_same_bits(got[batch, channel], fold(with_extents(case, 1, 1), part, window=window)[0, 0], case)
 
 
 # ---------------------------------------------------------------------------------------------

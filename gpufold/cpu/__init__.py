@@ -5,12 +5,11 @@ C, *kernel, *blocks), and an image, (N, C, *size), whose axes say which pixel a 
 moves) columns into the image, `unfold` moves pixels into the columns. Batch and space are the case kernel = stride =
 block.
 
-Work is cut into tiles of the image (tiles.py), and each is served by flat runs (runs.py) where the columns' memory runs
+Work is cut into tiles of the image (tiles.py), and each is served by runs (runs.py) where the columns' memory runs
 along blocks, by cells (cells.py) where it runs along taps, or in a slice for each block (slices.py) where blocks are
 large: ways.py chooses. All add the taps of a pixel in lexicographic order, starting from +0. A window's weights are one
-more array with the columns' axes, indexed alike: a tap is multiplied into a scratch of its own just before it is added.
-A mean divides a tile when it is summed, by the sums of the weights along each axis, or by the window folded once for
-all planes.
+more array with the columns' axes, indexed alike: a tap is multiplied just before it is added. A mean divides a tile
+when it is summed, by the sums of the weights along each axis, or by the window folded once for all planes.
 """
 
 from __future__ import annotations

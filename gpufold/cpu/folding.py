@@ -8,7 +8,7 @@ from gpufold.cpu import tiles, ways
 from gpufold.cpu.arithmetic import Array
 from gpufold.cpu.averages import average
 from gpufold.cpu.cells import cell_way, fold_cells, fold_few
-from gpufold.cpu.runs import fold_flat
+from gpufold.cpu.runs import fold_runs
 from gpufold.cpu.slices import fold_slices
 from gpufold.cpu.treatment import Treatment, of_tile
 from gpufold.elements import sum_dtype
@@ -23,13 +23,11 @@ def fold(columns: Array, image: Array, axes: tuple[Axis, ...], treatment: Treatm
         if max(columns.size, image.size) < tiles.THREADED_ELEMENTS:
             _fold_tile(columns, image, axes, treatment, way)
         else:
-            for_each(
-                _fold_tile,
-                [
-                    (tiles.cut(columns, tile), image[tile.pixels], tile.axes, of_tile(treatment, tile), way)
-                    for tile in tiles.tiles_of(image.shape, axes, limit)
-                ],
-            )
+            cut = tiles.tiles_of(image.shape, axes, limit)
+            parts = [
+                (tiles.cut(columns, tile), image[tile.pixels], tile.axes, of_tile(treatment, tile)) for tile in cut
+            ]
+            for_each(_fold_tile, [(*part, way) for part in parts])
 
 
 def _fold_tile(columns: Array, image: Array, axes: tuple[Axis, ...], treatment: Treatment, way: str) -> None:
@@ -48,7 +46,7 @@ def _fold_tile(columns: Array, image: Array, axes: tuple[Axis, ...], treatment: 
     by_way = {ways.FEW: fold_few, ways.SLICES: fold_slices}.get(way)
     if by_way is not None and not cells.once:
         by_way(columns, total, axes, weights)
-    elif way != ways.RUNS or cells.once or not fold_flat(columns, total, axes, weights):
+    elif way != ways.RUNS or cells.once or not columns.size or not fold_runs(columns, total, axes, weights):
         fold_cells(columns, total, cells, weights)
     if treatment.reduction != "sum":
         average(total, axes, treatment)

@@ -60,12 +60,6 @@ def cut_into_tiles(shape: Size, axes: tuple[Axis, ...], limit: int) -> tuple[Til
     tiles = []
     for pixels in product(*steps):
         sections = [axis.section(piece.start, piece.stop) for axis, piece in zip(axes, pixels[2:], strict=True)]
-        tiles.append(
-            Tile(
-                pixels,
-                (pixels[0], pixels[1]),
-                tuple(slice(blocks.start, blocks.stop) for _, blocks in sections),
-                tuple(axis for axis, _ in sections),
-            )
-        )
+        blocks = tuple(slice(blocks.start, blocks.stop) for _, blocks in sections)
+        tiles.append(Tile(pixels, (pixels[0], pixels[1]), blocks, tuple(axis for axis, _ in sections)))
     return tuple(tiles)

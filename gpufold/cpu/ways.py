@@ -20,6 +20,9 @@ FEW_BLOCKS = 768
 CACHED_BYTES = 1 << 19
 """Of a tile by cells: it stays in the cache of a core while the taps of every cell offset pass over it."""
 
+SHORT_TAPS, COPIED_ELEMENTS = 12, 1 << 19
+"""Taps of a row up to which columns are copied, blocks along rows, to be added by runs, and how many of a tile are."""
+
 CUT_ROWS = 256
 """Pieces of a block's rows that an addition of its own spares: from here on they cost more than that does."""
 
@@ -27,8 +30,9 @@ CUT_ROWS = 256
 def fold_way(columns: Array, image: Array, axes: tuple[Axis, ...]) -> tuple[str, int]:
     """Return the way that columns take into an image, and how many pixels a tile has at most.
 
-    Runs go along the blocks. Where taps lie closer together, they are added by cells, which cut a block's rows where a
-    stride ends, or in a slice for each block, which does not. Few elements are added by their index.
+    Runs go along the blocks. Where taps lie closer together, short rows of them are copied for that; others are added
+    by cells, which cut a block's rows where a stride ends, or in a slice for each block, which does not. Few elements
+    are added by their index.
     """
     *outer, last = axes
     rows = prod(axis.kernel for axis in outer)
@@ -36,6 +40,8 @@ def fold_way(columns: Array, image: Array, axes: tuple[Axis, ...]) -> tuple[str,
         return FEW if columns.size <= FEW_BLOCKS * rows * last.kernel else CELLS, tiles.TILE_ELEMENTS
     if not taps_are_closest(columns, axes):
         return RUNS, tiles.TILE_ELEMENTS
+    if last.kernel <= min(SHORT_TAPS, last.blocks):
+        return RUNS, max(1, COPIED_ELEMENTS * image.size // columns.size)
     planes = min(image.shape[1], max(1, tiles.TILE_ELEMENTS // prod(image.shape[2:])))  # of a tile
     cuts = (last.dilated_kernel - 1) // max(last.stride, LONG_STRIDE)
     if planes * rows * cuts >= CUT_ROWS and all(axis.dilation == 1 or axis.kernel == 1 for axis in axes):
