@@ -96,8 +96,8 @@ TAKEN_MAX_PLANES = 4
 TAKEN_MAX_ROWS, TAKEN_MANY_ROWS = 8, 16
 """Of a thread, the latter where it has one plane."""
 TAKEN_RESIDENT_BLOCKS = 4
-"""Thread blocks on a multiprocessor that registers have to suffice for, one less for the weights of more than two axes
-in mode edge."""
+"""Thread blocks on a multiprocessor that registers have to suffice for, one less for elements of 8 bytes and more and
+the weights of more than two axes in mode edge."""
 TAKEN_MORE_CHUNKS = 8
 """Than there have to be, at most, so that waves end full."""
 TAKEN_OF_CHUNK = 0.125
@@ -165,6 +165,7 @@ def owners(problem: Problem) -> Plan:
     listed += (2 + len(view.size)) * bits // 8  # what a thread block keeps for its turns
     moved = dict(word_types(problem.element.itemsize)) if problem.fusion.window == "none" else {}
     many = problem.fusion.window == "separable" and problem.fusion.mode == "edge" and len(view.size) - view.fixed > 2
+    many = many and problem.element.itemsize >= 8
     return placed_plan(
         problem,
         "owners",
