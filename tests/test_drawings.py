@@ -9,6 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+pytestmark = pytest.mark.peer("matplotlib")  # which the script imports
+
 FOLDER = Path(__file__).resolve().parent.parent / "docs" / "drawings"
 
 NUMBER = re.compile(r"(?<![\w#.])-?\d+(?:\.\d+)?(?!\w)")
