@@ -225,6 +225,20 @@ def test_what_a_part_past_its_cell_would_read_or_write_lies_within_offsets_too(f
     assert wide["OFFSET"] != "int"
 
 
+def test_pixels_that_are_taken_lie_within_offsets_however_few_taps_there_are():
+    """The blocks that a thread takes reach farther than the kernel does."""
+    geometry = replace(sliding((2,), (8,), (1,), blocks=10), batch=1, channels=1)
+    (axis,) = geometry.axes
+
+    def offset_of(distance):
+        image = Operand(geometry.image_shape, (distance * axis.size, distance * axis.size, distance))
+        call = Call("im2col", geometry, "float32", variant="taps")
+        return dict(choose(call, image, block_by_block(geometry)).defines)["OFFSET"]
+
+    assert offset_of(INT32_MAX // (4 * axis.size)) == "int"
+    assert offset_of(INT32_MAX // (axis.size - 2)) != "int"  # the last pixel lies past it
+
+
 def test_elements_that_lie_apart_are_moved_by_themselves():
     """Where pixels are neighbours a row takes whole sectors; where they are not, nothing is known but themselves."""
     geometry = add_blocks_geometry((3, 400, 500), (70, 3, 5, 6), (70, 2))
