@@ -67,7 +67,7 @@ def no_site() -> str | None:
 def pytest_configure(config):
     config.addinivalue_line("markers", "site: opens the site that make docs built in a browser")
     config.addinivalue_line("markers", "gpu: needs a CUDA device and CuPy")
-    config.addinivalue_line("markers", "hostcuda: runs the kernels on the CPU, which needs g++")
+    config.addinivalue_line("markers", "hostcuda: runs the kernels, or their machine code, on the CPU, which needs g++")
     config.addinivalue_line("markers", "nvrtc: compiles the kernels for GPUs, which needs NVRTC and cuobjdump")
     config.addinivalue_line("markers", "nvcc: compiles the kernels by nvcc, of a wheel or on the PATH")
     config.addinivalue_line("markers", "peer(name): compares with another library, by its module's name")

@@ -91,6 +91,7 @@ def test_taps_that_are_not_evenly_apart_are_taken_one_by_one():
     assert "not evenly apart" in plan.reason
 
 
+@pytest.mark.hostcuda
 def test_an_order_that_matters_is_never_given_up():
     """Positions along so many axes that regions cannot list them: a list for each tile needs no shared memory."""
     rank = 50

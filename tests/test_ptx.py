@@ -104,12 +104,14 @@ def executed(call, plan, architecture=90):
     return result
 
 
+@pytest.mark.hostcuda
 @pytest.mark.parametrize("name", [*FUNCTIONS, *FURTHER])
 def test_machine_code_gives_the_bits_of_the_numpy_path(name):
     check_bits(name, 90)
 
 
 @pytest.mark.all
+@pytest.mark.hostcuda
 @pytest.mark.parametrize("architecture", [80, 100, 120])
 @pytest.mark.parametrize("name", [*FUNCTIONS, *FURTHER])
 def test_machine_code_for_others_gives_the_bits_of_the_numpy_path(name, architecture):
