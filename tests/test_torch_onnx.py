@@ -216,7 +216,7 @@ def test_symmetric_sums_are_atens_after_decomposition():
 def test_a_program_that_was_exported_before_becomes_onnx_after_decomposition():
     (operation,) = (each for each in OPERATIONS if str(each) == "col2im-volume")
     program = torch.export.export(Model(operation.of(gpufold.torch)), (*whole(operation),))
-    program = program.run_decompositions(torch.export.default_decompositions() | gpufold.torch.decompositions())
+    program = program.run_decompositions(gpufold.torch.decompositions())
     model = torch.onnx.export(program, dynamo=True, verbose=False).model_proto
     given = whole(operation, seed=1)
     check(model, given, operation(*given), ["reference"])
