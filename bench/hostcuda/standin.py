@@ -62,6 +62,10 @@ class Misuse(AssertionError):
     """CuPy would let this pass, and a GPU would not."""
 
 
+class Unmodelled(Exception):
+    """CuPy can do this and the stand-in cannot: it refuses, so that no test passes on something else."""
+
+
 class _CUDAError(RuntimeError):
     def __init__(self, status):
         self.status = status
@@ -220,7 +224,7 @@ class Stream:
 
     def __init__(self, null=False, non_blocking=False, ptds=False, priority=None):
         if ptds or priority is not None or (null and non_blocking):
-            raise NotImplementedError("the stand-in has no stream of a thread's own and no priorities")
+            raise Unmodelled("the stand-in has no stream of a thread's own and no priorities")
         self.ptr = 0 if null else next(self._numbers)
         self.device_id = -1 if null else get_device()
         self.blocking = not null and not non_blocking
@@ -442,7 +446,7 @@ class MemoryPointer:
 class MemoryPool:
     def __init__(self, allocator=None):
         if allocator is not None:
-            raise NotImplementedError("the stand-in's pools allocate by themselves")
+            raise Unmodelled("the stand-in's pools allocate by themselves")
         self._used, self._total, self._free, self._limit = Counter(), Counter(), defaultdict(list), 0
 
     def malloc(self, size):
@@ -478,7 +482,7 @@ class MemoryPool:
 
     def set_limit(self, size=None, fraction=None):
         if fraction is not None:
-            raise NotImplementedError("the stand-in's limits are sizes")
+            raise Unmodelled("the stand-in's limits are sizes")
         self._limit = size
 
 
@@ -634,7 +638,7 @@ class ndarray:
         if dtype is None:
             return same
         if np.dtype(dtype).itemsize != self.itemsize:
-            raise NotImplementedError("the stand-in views elements as others of their size only")
+            raise Unmodelled("the stand-in views elements as others of their size only")
         same.dtype = np.dtype(dtype)
         return same
 
@@ -654,7 +658,7 @@ class ndarray:
 
     def get(self, stream=None, order="C", out=None, blocking=True):
         if order != "C" or out is not None or not blocking:
-            raise NotImplementedError("the stand-in copies to new arrays of the host, and waits")
+            raise Unmodelled("the stand-in copies to new arrays of the host, and waits")
         stream = get_current_stream() if stream is None else stream
         with self.device, stream if stream.ptr else Stream.null:
             source = ascontiguousarray(self) if self.ndim else self
@@ -798,14 +802,14 @@ def zeros_like(a, dtype=None):
 
 def asarray(a, dtype=None, order=None, *, copy=None, blocking=False):
     if order is not None or copy is not None:
-        raise NotImplementedError("the stand-in's asarray takes an array and a dtype")
+        raise Unmodelled("the stand-in's asarray takes an array and a dtype")
     if not isinstance(a, ndarray) and hasattr(a, "__cuda_array_interface__"):
         facts = a.__cuda_array_interface__
         memory = UnownedMemory(facts["data"][0], 0, a)
         a = ndarray(facts["shape"], facts["typestr"], MemoryPointer(memory, 0), facts["strides"])
     if isinstance(a, ndarray):
         if a.data.device_id != get_device():
-            raise NotImplementedError("the stand-in copies from no device to another")
+            raise Unmodelled("the stand-in copies from no device to another")
         return a.astype(a.dtype if dtype is None else dtype, copy=False)
     host = np.array(a, dtype)
     host = host.astype(host.dtype.newbyteorder("="), copy=False)

@@ -20,7 +20,7 @@ FEW_BLOCKS = 768
 CACHED_BYTES = 1 << 19
 """Of a tile by cells: it stays in the cache of a core while the taps of every cell offset pass over it."""
 
-SHORT_TAPS, COPIED_ELEMENTS = 12, 1 << 19
+SHORT_TAPS, COPIED_TILE = 12, 1 << 19
 """Taps of a row up to which columns are copied, blocks along rows, to be added by runs, and how many of a tile are."""
 
 CUT_ROWS = 256
@@ -41,7 +41,7 @@ def fold_way(columns: Array, image: Array, axes: tuple[Axis, ...]) -> tuple[str,
     if not taps_are_closest(columns, axes):
         return RUNS, tiles.TILE_ELEMENTS
     if last.kernel <= min(SHORT_TAPS, last.blocks):
-        return RUNS, max(1, COPIED_ELEMENTS * image.size // columns.size)
+        return RUNS, max(1, COPIED_TILE * image.size // columns.size)
     planes = min(image.shape[1], max(1, tiles.TILE_ELEMENTS // prod(image.shape[2:])))  # of a tile
     cuts = (last.dilated_kernel - 1) // max(last.stride, LONG_STRIDE)
     if planes * rows * cuts >= CUT_ROWS and all(axis.dilation == 1 or axis.kernel == 1 for axis in axes):
