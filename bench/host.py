@@ -197,7 +197,6 @@ def _add(image: Any, parts: list[tuple[Any, Any]]) -> None:
 
 def _measure(problem: Problem) -> list[Any]:
     """Return a problem's name and the costs of its first call, of repeated ones, and of those on tensors."""
-    problem = problem.for_gpu
     call, *others = _calls(problem, gpufold, StandInArray)
     first, repeated = seconds_of(call)
     costs = [problem.name, first, repeated, *(seconds_of(other)[1] for other in others)]

@@ -58,7 +58,8 @@ class Problem:
     quick: bool = True
     gpu_only: bool = False
     cpu_only: bool = False
-    """Whether it is there for a layout or a size that differs from another problem's on a CPU, not on a GPU."""
+    """Whether it is there for a layout or a size that differs from another problem's on a CPU, not on a GPU, where a
+    thread does the same in both."""
     blocks_first: bool = False
     """Whether the columns' memory holds one block after another, (N, L, rows), and the data are a transposed view."""
     reduction: str = "sum"
@@ -631,7 +632,7 @@ PROBLEMS: tuple[Problem, ...] = (
         stride=256,
         operations=BLOCK_OPERATIONS,
         dtypes=("float32", "float64", "complex64"),
-        cpu_only=True,
+        gpu_batch=4,
     ),
     *sliding(
         "frames-2048-s512",
@@ -649,7 +650,7 @@ PROBLEMS: tuple[Problem, ...] = (
         kernel=400,
         stride=160,
         operations=BLOCK_OPERATIONS,
-        cpu_only=True,
+        gpu_batch=16,
     ),
     *sliding(
         "frames-istft-1024-s256",
@@ -660,7 +661,7 @@ PROBLEMS: tuple[Problem, ...] = (
         operations=("blocks_to_array",),
         reduction="least_squares",
         window="hann",
-        cpu_only=True,
+        gpu_batch=4,
     ),
     *sliding(
         "blocks-64x64-s32",
@@ -678,7 +679,7 @@ PROBLEMS: tuple[Problem, ...] = (
         kernel=256,
         stride=192,
         operations=("blocks_to_array",),
-        cpu_only=True,
+        gpu_batch=24,
     ),
     *sliding(
         "blocks-mean-8x8-s1",
@@ -687,7 +688,7 @@ PROBLEMS: tuple[Problem, ...] = (
         kernel=8,
         operations=("blocks_to_array",),
         reduction="mean",
-        cpu_only=True,
+        gpu_batch=16,
     ),
     *sliding(
         "stitch-32x32x32-s16",
@@ -698,12 +699,12 @@ PROBLEMS: tuple[Problem, ...] = (
         operations=("blocks_to_array",),
         reduction="mean",
         window="gaussian",
-        cpu_only=True,
+        gpu_batch=2,
     ),
     *sliding(
-        "volo-3x3-s2", "VOLO's outlook attention: its fold", (8, 192, 28, 28), kernel=3, stride=2, pad=1, cpu_only=True
+        "volo-3x3-s2", "VOLO's outlook attention: its fold", (8, 192, 28, 28), kernel=3, stride=2, pad=1, gpu_batch=128
     ),
-    *sliding("halo-14x14-s8", "HaloNet's blocks with their halo", (4, 64, 62, 62), kernel=14, stride=8, cpu_only=True),
+    *sliding("halo-14x14-s8", "HaloNet's blocks with their halo", (4, 64, 62, 62), kernel=14, stride=8, gpu_batch=64),
     *sliding(
         "atrous-3x3-d2-s2",
         "dilated blocks two pixels apart",
@@ -712,7 +713,7 @@ PROBLEMS: tuple[Problem, ...] = (
         stride=2,
         pad=2,
         dilation=2,
-        cpu_only=True,
+        gpu_batch=128,
     ),
     *sliding(
         "mean-8x8-s1",
@@ -803,7 +804,7 @@ PROBLEMS: tuple[Problem, ...] = (
         stride=384,
         operations=("add_blocks",),
         window="ramp",
-        cpu_only=True,
+        gpu_batch=4,
     ),
     *sliding(
         "particles-7x7",
@@ -822,7 +823,7 @@ PROBLEMS: tuple[Problem, ...] = (
         kernel=15,
         stride=11,
         operations=AT_POSITIONS,
-        cpu_only=True,
+        gpu_batch=16,
     ),
     *sliding(
         "detections-5x5",
@@ -831,7 +832,7 @@ PROBLEMS: tuple[Problem, ...] = (
         kernel=5,
         stride=6,
         operations=AT_POSITIONS,
-        cpu_only=True,
+        gpu_batch=16,
     ),
     *sliding(
         "events-400",
@@ -840,7 +841,7 @@ PROBLEMS: tuple[Problem, ...] = (
         kernel=400,
         stride=160,
         operations=AT_POSITIONS,
-        cpu_only=True,
+        gpu_batch=32,
     ),
     *sliding(
         "charges-3x3",

@@ -207,14 +207,14 @@ def _work(problem: Problem, plan: Plan, dtype: str, device: Device, scale: float
 
 def count(problem: Problem, device: Device = H200) -> list[Line]:
     """Run what `auto` takes for a problem at its full size, beside the naive kernel and the atomic one."""
-    full, dtype = problem.for_gpu, problem.dtypes[0]
-    auto = plan_of(full, "auto", dtype, device).variant
+    dtype = problem.dtypes[0]
+    auto = plan_of(problem, "auto", dtype, device).variant
     lines = []
     for variant in dict.fromkeys((auto, NAIVE, "atomic")):
         if variant not in (NAIVE, *gpufold.variants(problem.operation)):
             continue
         try:
-            whole, done, shrunk, same = work_of(full, variant, dtype, device)
+            whole, done, shrunk, same = work_of(problem, variant, dtype, device)
         except Unsupported:
             continue
         prediction = hostcuda.predict(whole, done, device)

@@ -18,7 +18,7 @@ from specialisations import SOURCES, plans, specialisations, whole_blocks
 
 import bench.traffic
 from bench import hostcuda
-from bench.problems import PROBLEMS, itemsize_of
+from bench.problems import itemsize_of, select
 from bench.results import geometric_mean
 from bench.traffic import SCALED, plan_of, smaller, work_of, work_on
 from gpufold.calls import MODES, PLAIN, WINDOWS, Call, Fusion, Unsupported
@@ -233,13 +233,13 @@ def test_weights_of_what_is_taken_stay_in_registers(size, block, dtype, mode, ar
     assert hostcuda.cubin.resources(choose(call, *operands), architecture).stack_bytes == 0
 
 
-REGIMES = {problem.name: problem for problem in PROBLEMS if not problem.cpu_only}
+REGIMES = {problem.name: problem for problem in select([], quick=False, gpu=True)}
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "uint8", "complex64"])
 @pytest.mark.parametrize("name", REGIMES)
 def test_nothing_spills(name, dtype):
-    plan = plan_of(REGIMES[name].for_gpu, "auto", dtype)
+    plan = plan_of(REGIMES[name], "auto", dtype)
     assert hostcuda.cubin.resources(plan).stack_bytes == 0, plan
 
 
@@ -251,7 +251,7 @@ IN_WORDS = [
     for name, problem in REGIMES.items()
     if problem.operation in ("batch_to_space", "space_to_batch", "im2col", "array_to_blocks")
     for dtype in problem.dtypes
-    if plan_of(problem.for_gpu, "auto", dtype, H200).variant in ("deinterleave", "words", "taps")
+    if plan_of(problem, "auto", dtype, H200).variant in ("deinterleave", "words", "taps")
 ]
 
 
@@ -259,7 +259,7 @@ IN_WORDS = [
 def test_a_word_that_is_made_in_registers_is_stored_at_once(name, dtype):
     """The compiler may make two stores of one: g++ does not, so that only the machine code shows it."""
     architecture = random.Random(f"{name} {dtype}").choice((75, 90, 120))
-    plan = plan_of(REGIMES[name].for_gpu, "auto", dtype, H200)
+    plan = plan_of(REGIMES[name], "auto", dtype, H200)
     defines = dict(plan.defines)
     elements = int(defines.get("WORD") or int(defines.get("BLOCK_WIDTH", 1)) * int(defines["BLOCKS_PER_WORD"]))
     word = itemsize_of(dtype) * elements
@@ -271,7 +271,7 @@ def test_a_word_that_is_made_in_registers_is_stored_at_once(name, dtype):
 @pytest.mark.parametrize("architecture", [75, 90, 120])
 @pytest.mark.parametrize("dtype", ["uint8", "float16", "float32", "complex64"])
 def test_pixels_that_get_whole_words_are_whole_words(dtype, architecture):
-    plan = plan_of(REGIMES["blocks_to_array-blocks-16x16-s8"].for_gpu, "gather_pixels", dtype)
+    plan = plan_of(REGIMES["blocks_to_array-blocks-16x16-s8"], "gather_pixels", dtype)
     word = min(16, 8 * itemsize_of(dtype))
     counts = hostcuda.cubin.instruction_counts(plan, architecture)
     moved = {kind.removesuffix(".SYS").removesuffix(".CONSTANT") for kind in counts if kind.startswith(("LDG", "STG"))}
@@ -288,7 +288,7 @@ def test_pixels_that_get_whole_words_are_whole_words(dtype, architecture):
 )
 def test_narrow_elements_change_places_a_register_at_a_time(name, dtype, most):
     """Instructions of a pass, for four words: one for each register and halving of the block at most."""
-    loops = hostcuda.figures(plan_of(REGIMES[name].for_gpu, "auto", dtype, H200)).loops
+    loops = hostcuda.figures(plan_of(REGIMES[name], "auto", dtype, H200)).loops
     assert max(loop.instructions for loop in loops) <= most
     assert {loop.waits for loop in loops} == {1}, "all loads of a pass are in flight together"
 
@@ -312,7 +312,7 @@ def test_the_problems_of_the_bench_are_predicted_to_run_as_fast_as_they_did(monk
     monkeypatch.setattr(bench.traffic, "MOST_INSTRUCTIONS", 4_000_000)  # of warps, enough for a mean
     found = []
     for problem in REGIMES.values():
-        whole, done, _, _ = work_of(problem.for_gpu, "auto", problem.dtypes[0])
+        whole, done, _, _ = work_of(problem, "auto", problem.dtypes[0])
         found.append(hostcuda.predict(whole, done))
     large = [prediction for prediction in found if prediction.limited_by != "latency"]
     for end, least in zip(("worst", "best"), MEANS, strict=True):
@@ -322,7 +322,7 @@ def test_the_problems_of_the_bench_are_predicted_to_run_as_fast_as_they_did(monk
 @pytest.mark.hostcuda
 def test_blocks_are_noted_in_two_waits():
     """One for the positions, one for the places of all notes; where nothing is crowded, the other kernels see that."""
-    _, done, _, _ = work_of(REGIMES["add_blocks-charges-3x3"].for_gpu, "lists", "float32")
+    _, done, _, _ = work_of(REGIMES["add_blocks-charges-3x3"], "lists", "float32")
     note, *others = done.before
     assert note.waits <= 2 * note.warps
     assert note.instructions <= 260 * note.warps, "of two blocks"
@@ -333,7 +333,7 @@ def test_blocks_are_noted_in_two_waits():
 @pytest.mark.parametrize("dtype", ["float16", "float32", "complex64"])
 @pytest.mark.parametrize("name", ["im2col-tiles-16x16-s8", "im2col-audio-400-s160"])
 def test_staged_words_meet_no_bank_twice(name, dtype):
-    whole, done, _, _ = work_of(REGIMES[name].for_gpu, "staged", dtype)
+    whole, done, _, _ = work_of(REGIMES[name], "staged", dtype)
     assert int(dict(whole.defines)["TAPS_AT_ONCE"]) * itemsize_of(dtype) == 16
     assert done.traffic.shared_wavefronts <= 4 * done.traffic.shared_requests, "128 bytes in each pass over the banks"
 
@@ -359,7 +359,7 @@ division by an invariant ten. Only planes of 2**31 elements or launches of as ma
 @pytest.mark.hostcuda
 @pytest.mark.parametrize(("name", "dtype"), WIDE_OFFSETS)
 def test_wide_offsets_cost_no_more_than_they_did(name, dtype, monkeypatch):
-    full = REGIMES[name].for_gpu
+    full = REGIMES[name]
     plan = plan_of(full, "auto", dtype)
     shrunk, _, device, _ = smaller(full, plan, dtype, H200)
     _, narrow = work_on(shrunk, plan.variant, dtype, device)
@@ -379,7 +379,7 @@ def test_wide_offsets_cost_no_more_than_they_did(name, dtype, monkeypatch):
 def test_a_fusion_moves_no_more_than_the_sum_and_its_window(name, fusion):
     """One pass: no second fold, no weighed copy, no count or weight image; what accumulates is read once too."""
     reduction, window, accumulate = fusion
-    shrunk = REGIMES[name].for_gpu.shrunk(1 << 16)
+    shrunk = REGIMES[name].shrunk(1 << 16)
     kernel_size = shrunk.geometry.block_shape
     kind, weights = weights_of(window_of(window, kernel_size, "float32"), kernel_size, np.dtype("float32"))
     operands = Operand.contiguous(shrunk.input_shape), Operand.contiguous(shrunk.output_shape)
