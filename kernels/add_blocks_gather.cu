@@ -76,13 +76,15 @@ struct Layer {
             tap[along] += row_step;
         }
 #pragma unroll
-        for (int plane = 0; plane < planes; ++plane, source += p.blocks_channel)
+        for (int plane = 0; plane < planes; ++plane, source += p.blocks_channel) {
+            keep(source);
 #pragma unroll
             for (int row = 0; row < thread_rows; ++row) {
                 trace_iteration(plane * thread_rows + row);
                 elements[plane][row] =
                     load_if(source + (long long)(row)*step, has_bit(covered, row), nothing(Scalar{}));
             }
+        }
     }
 };
 
@@ -120,6 +122,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_BLOCKS)
         pixel += at * p.pixel_stride[axis];
         weight_pixel += at * p.weight_stride[axis];
     }
+    Result* column = image + pixel; // of the first plane
+    const Offset image_step = row_step * p.pixel_stride[along];
     const Offset at_along = begin[along] + first[along] + (one_axis ? lane : 0);
     own.exist = inside ? rows_within<thread_rows, row_step>(0, max(p.size[along] - at_along, Offset(0))) : 0;
     const unsigned weighed = !weighing ? 0 : along >= fixed ? ~0u : at_along == 0; // bits of rows
@@ -191,13 +195,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_BLOCKS)
             if (votes && !started) {
                 started = true;
 #pragma unroll
-                for (int plane = 0; plane < planes; ++plane)
+                for (int plane = 0; plane < planes; ++plane) {
+                    const Result* of_plane = column + plane * p.image_channel;
+                    keep(of_plane);
 #pragma unroll
                     for (int row = 0; row < thread_rows; ++row)
-                        sums[plane][row] =
-                            widen(load_own_if(image + plane * p.image_channel +
-                                                  (pixel + row * row_step * p.pixel_stride[along]),
-                                              has_bit(own.exist, row)));
+                        sums[plane][row] = widen(
+                            load_own_if(of_plane + (long long)(row)*image_step, has_bit(own.exist, row)));
+                }
                 if constexpr (weighs_out)
 #pragma unroll
                     for (int row = 0; row < thread_rows; ++row)
@@ -233,12 +238,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_BLOCKS)
         }
     }
 #pragma unroll
-    for (int plane = 0; plane < planes; ++plane)
+    for (int plane = 0; plane < planes; ++plane, column += p.image_channel) {
+        keep(column);
 #pragma unroll
         for (int row = 0; row < thread_rows; ++row)
             if (has_bit(touched, row))
-                store(image + plane * p.image_channel + (pixel + row * row_step * p.pixel_stride[along]),
-                      narrow(sums[plane][row]));
+                store(column + (long long)(row)*image_step, narrow(sums[plane][row]));
+    }
     if constexpr (weighs_out)
 #pragma unroll
         for (int row = 0; row < thread_rows; ++row)
