@@ -169,6 +169,7 @@ def test_blocks_at_positions_keep_everything_in_registers(size, lead, dtype, win
     [
         ("gather", (14,), (300,) * 3, (96,) * 3, "float32"),
         ("gather", (), (99_999,), (400,), "complex64"),
+        ("gather", (14,), (99_999,), (400,), "float32"),
         ("lists", (14,), (300,) * 3, (96,) * 3, "float32"),
         ("lists", (), (300,) * 3, (96,) * 3, "float64"),
     ],

@@ -42,11 +42,12 @@ def tiling_of(problem: Problem) -> Tiling:
     view = placed_view(problem)
     rank, sum_bytes = len(view.size), max(view.element.itemsize, 4)
     weights = {"none": 0, "separable": rank - view.fixed, "full": 1}[problem.fusion.window]
-    sums = max(1, SUM_BYTES // sum_bytes)
+    shared_by = 1 if problem.weight_out is None else 2  # sums of weights have as many registers
+    sums = SUM_BYTES // sum_bytes // shared_by
     planes = max(few for few in range(1, min(MAX_PLANES, sums) + 1) if view.channels % few == 0)
     rows = 1 << (min(MAX_ROWS, sums // planes).bit_length() - 1)
     loaded = rows * (planes * sum_bytes + weights * view.element.weight_bytes)
-    at_once = max(1, min(MAX_AT_ONCE, LOADED_BYTES // loaded))
+    at_once = max(1, min(MAX_AT_ONCE, LOADED_BYTES // loaded) // shared_by)
     warps = THREADS // WARP
     tile = (rows * THREADS,) if rank == 1 else (*(1,) * (rank - 2), rows * warps // 2, 2 * WARP)
     return Tiling(planes, rows, at_once, tiles_of(view.size, tile))
