@@ -632,7 +632,7 @@ PROBLEMS: tuple[Problem, ...] = (
         stride=256,
         operations=BLOCK_OPERATIONS,
         dtypes=("float32", "float64", "complex64"),
-        gpu_batch=4,
+        gpu_batch=8,
     ),
     *sliding(
         "frames-2048-s512",
@@ -650,7 +650,7 @@ PROBLEMS: tuple[Problem, ...] = (
         kernel=400,
         stride=160,
         operations=BLOCK_OPERATIONS,
-        gpu_batch=16,
+        gpu_batch=32,
     ),
     *sliding(
         "frames-istft-1024-s256",
@@ -661,7 +661,7 @@ PROBLEMS: tuple[Problem, ...] = (
         operations=("blocks_to_array",),
         reduction="least_squares",
         window="hann",
-        gpu_batch=4,
+        gpu_batch=8,
     ),
     *sliding(
         "blocks-64x64-s32",
@@ -702,9 +702,9 @@ PROBLEMS: tuple[Problem, ...] = (
         gpu_batch=2,
     ),
     *sliding(
-        "volo-3x3-s2", "VOLO's outlook attention: its fold", (8, 192, 28, 28), kernel=3, stride=2, pad=1, gpu_batch=128
+        "volo-3x3-s2", "VOLO's outlook attention: its fold", (8, 192, 28, 28), kernel=3, stride=2, pad=1, gpu_batch=256
     ),
-    *sliding("halo-14x14-s8", "HaloNet's blocks with their halo", (4, 64, 62, 62), kernel=14, stride=8, gpu_batch=64),
+    *sliding("halo-14x14-s8", "HaloNet's blocks with their halo", (4, 64, 62, 62), kernel=14, stride=8, gpu_batch=128),
     *sliding(
         "atrous-3x3-d2-s2",
         "dilated blocks two pixels apart",
@@ -713,7 +713,7 @@ PROBLEMS: tuple[Problem, ...] = (
         stride=2,
         pad=2,
         dilation=2,
-        gpu_batch=128,
+        gpu_batch=256,
     ),
     *sliding(
         "mean-8x8-s1",
