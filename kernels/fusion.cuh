@@ -55,12 +55,6 @@ struct TapWeight {
     {
         return along<last>(row_tap, exists).value(exists);
     }
-
-    // The same with the last axis's own weight in hand, of a tap that exists.
-    __device__ Weight times(Weight row_weight) const
-    {
-        return last == unweighted ? row_weight : multiply(product, row_weight);
-    }
 };
 
 // The weights of consecutive taps of a row, which all exist or none. Where the window is aligned, `first` is
@@ -102,8 +96,10 @@ template <int taps, bool aligned> struct RowWeights {
     {
         if constexpr (separable) {
 #pragma unroll
-            for (int i = 0; i < taps; ++i)
-                weights[i] = or_zero(outer.times(of_axis[i]), exists);
+            for (int i = 0; i < taps; ++i) {
+                const Weight weight = last == unweighted ? of_axis[i] : multiply(outer.product, of_axis[i]);
+                weights[i] = rank == 1 ? weight : or_zero(weight, exists); // of one axis it is zero already
+            }
         } else if constexpr (windowed) {
             load_weights<aligned>(weights, outer.window->last() + (outer.number * kernel[last] + tap),
                                   exists);

@@ -748,8 +748,8 @@ FAULTS = (
     Fault(
         "an infinite weight times the zero of a row that does not exist",
         "kernels/fusion.cuh",
-        "or_zero(outer.times(of_axis[i]), exists)",
-        "outer.times(of_axis[i])",
+        "or_zero(weight, exists)",
+        "weight",
         COL2IM + "no_weight_counts_where_its_tap_does_not_exist[0]",
     ),
     *(
