@@ -274,11 +274,12 @@ inline float reciprocal_of(float divisor)
     return 1.0f / divisor;
 }
 #else
+// What the compiler makes of rcp.rn for such divisors, without its look at their exponents.
 inline __device__ float reciprocal_of(float divisor)
 {
-    float reciprocal;
-    asm("rcp.rn.f32 %0, %1;" : "=f"(reciprocal) : "f"(divisor));
-    return reciprocal;
+    float estimate;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(estimate) : "f"(divisor));
+    return multiply_add(multiply_subtract(divisor, estimate, 1.0f), estimate, estimate);
 }
 #endif
 inline __device__ bool multiplies(float number)

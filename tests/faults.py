@@ -1348,7 +1348,7 @@ INLINE_PTX = {
         ("div.rn.f32", "mul.rn.f32", "average_direct"),
         ('"fma.rn.f32 %0, %1, %2, %3;"', '"fma.rn.f32 %0, %1, %2, %2;"', "quotients"),
         ("neg.f32 n, %1;", "mov.f32 n, %1;", "quotients"),
-        ("rcp.rn.f32", "neg.f32", "quotients"),
+        ("rcp.approx.ftz.f32", "neg.f32", "quotients"),
         ("mov.b32 %0, %3; @p ld.global.nc.u8", "mov.b32 %0, 1; @p ld.global.nc.u8", "bytes"),
         ("mov.b32 %0, %3; @p ld.global.nc.u16", "mov.b32 %0, 1; @p ld.global.nc.u16", "halfwords"),
         ("mov.b32 %0, %3; @p ld.global.nc.u32", "mov.b32 %0, 1; @p ld.global.nc.u32", "col2im_gather"),

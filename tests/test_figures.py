@@ -244,6 +244,19 @@ def test_nothing_spills(name, dtype):
     assert hostcuda.cubin.resources(plan).stack_bytes == 0, plan
 
 
+@pytest.mark.parametrize("architecture", hostcuda.cubin.ARCHITECTURES)
+def test_a_rounded_reciprocal_is_an_estimate_and_one_step(architecture, tmp_path):
+    """What the compiler makes of rcp.rn beside a look at the exponent, and `reciprocal_of` without that look."""
+    kernel = 'extern "C" __global__ void rounded(float* x) { asm("rcp.rn.f32 %0, %0;" : "+f"(*x)); }'
+    (tmp_path / "rounded.cu").write_text(kernel)
+    listed = hostcuda.cubin.instructions("rounded.cu", "rounded", (), architecture, tmp_path)
+    names = [line.name for line in listed]
+    first = names.index("MUFU.RCP")
+    assert names[first : first + 4] == ["MUFU.RCP", "FFMA", "FADD.FTZ", "FFMA"]
+    estimate, divisor = listed[first].operands
+    assert listed[first + 1].operands[1:] == (divisor, estimate, "-1")
+
+
 WORDS = {1: "STG.E.U8", 2: "STG.E.U16", 4: "STG.E", 8: "STG.E.64", 16: "STG.E.128"}
 """A store of so many bytes to global memory, in machine code."""
 
