@@ -138,7 +138,7 @@ __device__ void gather_parts(const Scalar* __restrict__ columns, Result* __restr
     for (int axis = last; axis >= 0; --axis)
         cell[axis] = p.by_cells[axis].split(item);
     const Place<planes> place(item, p);
-    const Offset phase = place.along[last] * part;
+    const Offset phase = stride[last] > part ? place.along[last] * part : 0; // known where a cell is one part
 #pragma unroll
     for (int axis = 0; axis < rank; ++axis) {
         pixel[axis] = cell[axis] * stride[axis] + (axis == last ? phase - p.in_front : place.along[axis]);
@@ -233,14 +233,14 @@ __device__ void gather_parts_of(const Scalar* __restrict__ columns, Result* __re
         gather_parts<planes, false>(columns, image, window, tile, p);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 2)
+extern "C" __global__ void __launch_bounds__(THREADS, 512 / THREADS)
     col2im_gather_parts(const Scalar* __restrict__ columns, Result* __restrict__ image, const Weights window,
                         const PartsParameters p)
 {
     gather_parts_of<1>(columns, image, window, p);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 2)
+extern "C" __global__ void __launch_bounds__(THREADS, 512 / THREADS)
     col2im_gather_parts_planes(const Scalar* __restrict__ columns, Result* __restrict__ image,
                                const Weights window, const PartsParameters p)
 {

@@ -153,9 +153,11 @@ def gather_pixels(problem: Problem) -> Plan:
 # ---------------------------------------------------------------------------------------------
 # gather_parts
 
-PARTS_BYTES, PARTS_LOADS, PARTS_PLANES = 32, 32, 2
-"""Of a thread: what neighbouring pixels it owns, a sector, the loads of a plane for them, which are in flight together,
-and planes. A part is half as long where the taps of each pixel are kept, because they are dilated."""
+PARTS_THREADS = 128
+"""Of a block: a multiprocessor has registers for five or seven such blocks, where two or three of twice as many fit."""
+PARTS_BYTES, PARTS_REGISTERS, PARTS_PLANES = 64, 32, 2
+"""Of a thread: what neighbouring pixels it owns, two sectors, the registers of a plane that loads in flight together
+fill, and planes. A part is half as long where the taps of each pixel are kept, because they are dilated."""
 PARTS_RUN_BYTES = 16
 """What shared memory holds of where a part is stored."""
 
@@ -167,24 +169,25 @@ def gather_parts(problem: Problem) -> Plan:
     itemsize = view.element.itemsize
     word = gcd(row.stride * itemsize, WIDEST_WORD) // itemsize
     part = max(word, PARTS_BYTES // itemsize // (2 if row.dilation != 1 else 1))
-    while part > word and (part * taps_per_pixel(row) > PARTS_LOADS or part >= 2 * row.stride):
+    of_pixel = taps_per_pixel(row) * max(1, itemsize // 4)
+    while part > word and (part * of_pixel > PARTS_REGISTERS or part >= 2 * row.stride):
         part //= 2
     steps = (*view.pixel_strides[:-1], view.image_channel, view.image_batch, row.size, row.pad_begin)
     in_words = view.pixel_strides[-1] == 1 and not any(step % word for step in steps)
     in_words = in_words and problem.output.alignment % (word * itemsize) == 0
     extents = (*(min(axis.stride, axis.size) for axis in outer), -(-row.stride // part))
     cells = cells_of(view)
-    at_most = PARTS_PLANES if part * taps_per_pixel(row) <= PARTS_LOADS else 1  # a word may have more loads
+    at_most = PARTS_PLANES if part * of_pixel <= PARTS_REGISTERS else 1  # a word may have more loads
     planes = _planes(problem, prod(extents) * prod(cells), at_most)
     groups = -(-view.channels // planes)
     items = view.batch * groups * prod(extents) * prod(cells)
     past_row = (row.stride + part) * (1 + abs(view.tap_strides[-1]) + abs(view.pixel_strides[-1]))
-    bits = offset_bits(OPERATION, largest_offset(view) + past_row, items + GATHER_THREADS)
-    tile_bytes = GATHER_THREADS * (planes * (part + word) * itemsize + PARTS_RUN_BYTES)
+    bits = offset_bits(OPERATION, largest_offset(view) + past_row, items + PARTS_THREADS)
+    tile_bytes = PARTS_THREADS * (planes * (part + word) * itemsize + PARTS_RUN_BYTES)
     return sum_plan(
         problem,
         "gather_parts",
-        Work(items, GATHER_THREADS, GATHER_THREADS, extents, groups, bits, tile_bytes),
+        Work(items, PARTS_THREADS, PARTS_THREADS, extents, groups, bits, tile_bytes),
         f"each thread adds up {_counted(part, 'neighbouring pixel')} of a stride in {_counted(planes, 'plane')}",
         {
             "in_words": int32(int(in_words)),
