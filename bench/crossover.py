@@ -39,13 +39,14 @@ def _one(name: str, value: float, operation: str = "col2im", **arguments: Any) -
     return value, problem
 
 
-def _placed(name: str, side: int, per_element: bool, **arguments: Any) -> tuple[float, Problem]:
-    """Return blocks at positions of their own, by the tests of regions against positions, all or for each element."""
+def _placed(name: str, side: int, of_a_test: bool, arguments: dict[str, Any]) -> tuple[float, Problem]:
+    """Return blocks at positions of their own, by the tests of blocks against tiles, or by the elements of a test."""
     _, problem = _one(name, side, "add_blocks", **arguments)
     blocks = problem.planned_geometry
     operands = Operand.contiguous(blocks.blocks_shape), Operand.contiguous(blocks.array_shape)
-    plan = add_blocks.gather(planning.Problem(Call("add_blocks", blocks, "int32", problem.fusion), *operands))
-    return prod(plan.grid) * blocks.count / (prod(blocks.blocks_shape) if per_element else 1), problem
+    plan = add_blocks.gather(planning.Problem(Call("add_blocks", blocks, "float32", problem.fusion), *operands))
+    tests = prod(plan.grid) * blocks.count
+    return prod(blocks.blocks_shape) / tests if of_a_test else tests, problem
 
 
 def _taken(name: str, side: int, stride: int, overlap: bool) -> tuple[float, Problem]:
@@ -62,10 +63,6 @@ def _taken(name: str, side: int, stride: int, overlap: bool) -> tuple[float, Pro
 
 def _strided(stride: int, kernel: int, size: int = 1024, planes: int = 8) -> dict[str, Any]:
     return {"image_shape": (1, planes, size, size), "kernel": kernel, "stride": stride}
-
-
-TILED: dict[str, Any] = {"image_shape": (1, 1, 4096, 4096), "dtypes": ("int32",)}
-"""Sums in any order, on an image so large that its tiles cost little beside its blocks."""
 
 
 def sweeps(multiprocessors: int) -> tuple[Sweep, ...]:
@@ -174,35 +171,27 @@ def sweeps(multiprocessors: int) -> tuple[Sweep, ...]:
             largest=True,
         ),
         Sweep(
-            "choice.SEARCHES_PER_ELEMENT",
-            choice.SEARCHES_PER_ELEMENT,
-            ("gather",),
-            ("atomic",),
-            tuple(
-                _placed(
-                    "searches", side, True, image_shape=(1, 1, size, size), kernel=side, stride=side, dtypes=("int32",)
-                )
-                for side, size in ((32, 1024), (16, 1024), (8, 1024), (4, 1024), (4, 2048), (2, 2048), (1, 2048))
-            ),
-        ),
-        Sweep(
-            "choice.LISTS_MIN_SEARCHES",
-            choice.LISTS_MIN_SEARCHES,
+            "choice.LISTS_MIN_TESTS",
+            choice.LISTS_MIN_TESTS,
             ("gather",),
             ("lists",),
-            tuple(
-                _placed("lists", side, False, image_shape=(1, 1, 4096, 4096), kernel=side, stride=2 * side)
-                for side in (512, 256, 64, 32, 16)
-            ),
+            tuple(_placed("lists", side, False, _strided(2 * side, side, 4096, 1)) for side in (512, 256, 64, 32, 16)),
         ),
         Sweep(
-            "choice.ATOMIC_BLOCK",
-            choice.ATOMIC_BLOCK,
-            ("atomic",),
+            "choice.ELEMENTS_OF_A_TEST",
+            choice.ELEMENTS_OF_A_TEST,
             ("lists",),
+            ("gather",),
+            tuple(_placed("tests", side, True, _strided(side, side, 2048, 1)) for side in (16, 32, 64, 96, 128, 256)),
+        ),
+        Sweep(
+            "choice.PIXELS_OF_AN_ELEMENT",
+            choice.PIXELS_OF_AN_ELEMENT,
+            ("lists",),
+            ("atomic",),
             tuple(
-                _one("lists", side * side, "add_blocks", kernel=side, stride=side, **TILED)
-                for side in (1, 2, 3, 4, 5, 6, 8)
+                _one("sparse", (stride / 4) ** 2, "add_blocks", dtypes=("int32",), **_strided(stride, 4, 4096, 1))
+                for stride in (4, 8, 12, 16, 24)
             ),
         ),
         Sweep(

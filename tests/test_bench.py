@@ -1104,7 +1104,7 @@ def test_sweeps_are_measured_in_the_dtype_of_their_problems(capsys, tmp_path, nu
     dtypes = set()
     monkeypatch.setattr(Bench, "measure", lambda self, problem, dtype, row: dtypes.add((row.threshold, dtype)))
     assert run(capsys, "crossover", "--save", str(tmp_path / "crossover.json"))[0] == 0
-    assert ("choice.SEARCHES_PER_ELEMENT", "int32") in dtypes
+    assert ("choice.PIXELS_OF_AN_ELEMENT", "int32") in dtypes
 
 
 def test_every_problem_can_run_in_another_dtype(capsys):

@@ -178,31 +178,25 @@ def of_average(problem: Problem) -> Iterator[tuple[str, str]]:
 # ---------------------------------------------------------------------------------------------
 # add_blocks, take_blocks
 
-SEARCHES_PER_ELEMENT = 2
-"""Prediction: tests of a region against a position that cost less than an atomic addition of an element."""
-ATOMIC_ELEMENTS, ATOMIC_PIXELS, ATOMIC_BLOCK = 1 << 20, 8, 5
-"""Prediction: elements that atomic operations add while lists are launched, the pixels to which their tiles cost one
-more, and how many more each block of a list costs."""
-LISTS_MIN_SEARCHES = 1 << 19
-LISTS_MIN_WORK = 1 << 22
-"""Prediction: tests, and tests and elements together, from which on lists are worth the launches that make them."""
+LISTS_MIN_TESTS = 1 << 19
+"""Prediction: tests of a block against a tile from which on lists are worth the launches that make them, in which time
+atomic operations add as many elements."""
+ELEMENTS_OF_A_TEST, PIXELS_OF_AN_ELEMENT = 4, 7
+"""Prediction: elements that cost gather as much as a test, and pixels that cost lists as much as an atomic addition."""
 
 
 def of_add_blocks(problem: Problem) -> Iterator[tuple[str, str]]:
-    """Yield lists for tiles, unless there is little to do or most of them would be too long to be added at once."""
-    view = placed_view(problem)
-    tiling = add_blocks.tiling_of(problem)
-    groups = view.batch * view.channels // tiling.planes
-    searches = groups * prod(tiling.along) * view.count
-    elements = prod(problem.input.shape)
-    met = tile_lists.share_of(problem).bins.met
-    walked = groups * view.count
-    few = elements < ATOMIC_ELEMENTS + prod(problem.output.shape) // ATOMIC_PIXELS + ATOMIC_BLOCK * walked
-    if problem.any_order and searches > SEARCHES_PER_ELEMENT * elements and (few or met > tile_lists.NOTED):
-        yield "atomic", "regions would mostly search, and lists are too many for so little, or too long"
-    least = max(elements if met > tile_lists.FILL * tile_lists.NOTED else 0, LISTS_MIN_SEARCHES)
-    if searches >= least and searches + elements > LISTS_MIN_WORK:
-        yield "lists", "there is so much to add that a list for each tile is worth its launches"
+    """Yield lists where tiles would mostly test blocks; in any order, atomic for few elements or long lists."""
+    view, tiling = placed_view(problem), add_blocks.tiling_of(problem)
+    tests = view.batch * view.channels // tiling.planes * prod(tiling.along) * view.count
+    elements, pixels = prod(problem.input.shape), prod(problem.output.shape)
+    many = tests >= LISTS_MIN_TESTS and tests * ELEMENTS_OF_A_TEST > elements
+    few = elements <= LISTS_MIN_TESTS + pixels // PIXELS_OF_AN_ELEMENT
+    crowded = tile_lists.share_of(problem).bins.met > tile_lists.FILL * tile_lists.NOTED
+    if problem.any_order and (few or (many and crowded)):
+        yield "atomic", "elements are few, or lists of the blocks that meet a tile would be long"
+    if many:
+        yield "lists", "tiles would mostly test blocks, so many that a list for each is worth its launches"
     yield "gather", ""
 
 

@@ -72,13 +72,15 @@ def share_of(problem: Problem) -> Share:
     planes = max(few for few in range(1, min(LISTS_MAX_PLANES, sums) + 1) if view.channels % few == 0)
     most_rows = LISTS_MAX_ROWS if weighed or planes * sum_bytes > 4 else LISTS_MANY_ROWS
     rows = 1 << (min(most_rows, sums // planes).bit_length() - 1)
-    bins = _bins(view, rows)
+    groups = view.batch * view.channels // planes
+    least = problem.device.multiprocessors * (LISTS_RESIDENT_BLOCKS * THREADS // WARP // 2) // groups
+    bins = _bins(view, rows, least)
     return Share(planes, min(rows, prod(bins.side) // COLUMNS), bins)
 
 
 @lru_cache(maxsize=256)
-def _bins(view: PlacedView, least_rows: int) -> Bins:
-    """Return tiles of as many rows as a thread has at a time, or more while few blocks meet one."""
+def _bins(view: PlacedView, least_rows: int, least_tiles: int) -> Bins:
+    """Return tiles of as many rows as a thread has at a time, or more while few blocks meet one and tiles are many."""
     positioned = range(view.fixed, len(view.size))
     side, grown = [1] * len(view.size), positioned[:-1] or positioned
     side[-1] = COLUMNS
@@ -94,7 +96,8 @@ def _bins(view: PlacedView, least_rows: int) -> Bins:
             break
         axis = max(growing, key=lambda axis: view.block[axis] / side[axis])
         wider = [of * (1 + (axis == other)) for other, of in enumerate(side)]
-        if prod(side) >= least_rows * COLUMNS and met(wider) > FILL * NOTED:
+        few = prod(tiles_of(view.size, tuple(wider))) < least_tiles
+        if prod(side) >= least_rows * COLUMNS and (few or met(wider) > FILL * NOTED):
             break
         side = wider
     along = tiles_of(view.size, tuple(side))
