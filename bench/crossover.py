@@ -39,14 +39,13 @@ def _one(name: str, value: float, operation: str = "col2im", **arguments: Any) -
     return value, problem
 
 
-def _placed(name: str, side: int, of_a_test: bool, arguments: dict[str, Any]) -> tuple[float, Problem]:
-    """Return blocks at positions of their own, by the tests of blocks against tiles, or by the elements of a test."""
+def _placed(name: str, side: int, per_element: bool, arguments: dict[str, Any]) -> tuple[float, Problem]:
+    """Return blocks at positions of their own, by the tests of blocks against tiles, all or for each element."""
     _, problem = _one(name, side, "add_blocks", **arguments)
     blocks = problem.planned_geometry
     operands = Operand.contiguous(blocks.blocks_shape), Operand.contiguous(blocks.array_shape)
     plan = add_blocks.gather(planning.Problem(Call("add_blocks", blocks, "float32", problem.fusion), *operands))
-    tests = prod(plan.grid) * blocks.count
-    return prod(blocks.blocks_shape) / tests if of_a_test else tests, problem
+    return prod(plan.grid) * blocks.count / (prod(blocks.blocks_shape) if per_element else 1), problem
 
 
 def _taken(name: str, side: int, stride: int, overlap: bool) -> tuple[float, Problem]:
@@ -178,11 +177,11 @@ def sweeps(multiprocessors: int) -> tuple[Sweep, ...]:
             tuple(_placed("lists", side, False, _strided(2 * side, side, 4096, 1)) for side in (512, 256, 64, 32, 16)),
         ),
         Sweep(
-            "choice.ELEMENTS_OF_A_TEST",
-            choice.ELEMENTS_OF_A_TEST,
-            ("lists",),
+            "choice.TESTS_OF_AN_ELEMENT",
+            choice.TESTS_OF_AN_ELEMENT,
             ("gather",),
-            tuple(_placed("tests", side, True, _strided(side, side, 2048, 1)) for side in (16, 32, 64, 96, 128, 256)),
+            ("lists",),
+            tuple(_placed("tests", side, True, _strided(side // 4, side, 1024, 1)) for side in (64, 32, 16, 8, 4)),
         ),
         Sweep(
             "choice.PIXELS_OF_AN_ELEMENT",

@@ -634,7 +634,7 @@ def test_lists_of_blocks_are_made_by_the_same_kernels_whatever_the_dtype():
         ("gather", (2048, 2048), (256, 256), 2000, "complex64", False),
         ("gather", (1024, 1024), (3, 3), 1000, "float32", True),
         ("gather", (1024, 1024), (256, 256), 400, "complex64", True),  # most lists would be too long
-        ("gather", (4096, 4096), (256, 256), 64, "float32", True),
+        ("lists", (4096, 4096), (256, 256), 64, "float32", True),
         ("lists", (4096, 4096), (64, 64), 10_000, "complex64", True),
         ("lists", (8192, 8192), (3, 3), 1_000_000, "float32", True),
         ("atomic", (8192, 8192), (3, 3), 1_000_000, "float32", False),

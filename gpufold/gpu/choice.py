@@ -178,25 +178,24 @@ def of_average(problem: Problem) -> Iterator[tuple[str, str]]:
 # ---------------------------------------------------------------------------------------------
 # add_blocks, take_blocks
 
-LISTS_MIN_TESTS = 1 << 19
+LISTS_MIN_TESTS, TESTS_OF_AN_ELEMENT = 1 << 19, 4
 """Prediction: tests of a block against a tile from which on lists are worth the launches that make them, in which time
-atomic operations add as many elements."""
-ELEMENTS_OF_A_TEST, PIXELS_OF_AN_ELEMENT = 4, 7
-"""Prediction: elements that cost gather as much as a test, and pixels that cost lists as much as an atomic addition."""
+atomic operations add as many elements; and for each element, of tiles that are too crowded to be added at once."""
+PIXELS_OF_AN_ELEMENT, ELEMENTS_OF_A_TEST = 7, 4
+"""Prediction: pixels that cost lists as much as an atomic addition; and such additions as a test, of crowded tiles."""
 
 
 def of_add_blocks(problem: Problem) -> Iterator[tuple[str, str]]:
-    """Yield lists where tiles would mostly test blocks; in any order, atomic for few elements or long lists."""
+    """Yield lists where there is much to test, unless they are long; in any order, atomic in place of long ones."""
     view, tiling = placed_view(problem), add_blocks.tiling_of(problem)
     tests = view.batch * view.channels // tiling.planes * prod(tiling.along) * view.count
     elements, pixels = prod(problem.input.shape), prod(problem.output.shape)
-    many = tests >= LISTS_MIN_TESTS and tests * ELEMENTS_OF_A_TEST > elements
-    few = elements <= LISTS_MIN_TESTS + pixels // PIXELS_OF_AN_ELEMENT
     crowded = tile_lists.share_of(problem).bins.met > tile_lists.FILL * tile_lists.NOTED
-    if problem.any_order and (few or (many and crowded)):
+    few = elements <= LISTS_MIN_TESTS + pixels // PIXELS_OF_AN_ELEMENT
+    if problem.any_order and (few or (crowded and elements < tests * ELEMENTS_OF_A_TEST)):
         yield "atomic", "elements are few, or lists of the blocks that meet a tile would be long"
-    if many:
-        yield "lists", "tiles would mostly test blocks, so many that a list for each is worth its launches"
+    if tests >= (max(LISTS_MIN_TESTS, elements * TESTS_OF_AN_ELEMENT) if crowded else LISTS_MIN_TESTS):
+        yield "lists", "there is so much to test that a list of blocks for each tile is worth its launches"
     yield "gather", ""
 
 
