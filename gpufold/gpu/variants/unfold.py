@@ -36,7 +36,7 @@ STAGED_WORDS = 4
 """Words of a staged tile's row that a lane each loads, where these are of several taps: fewer if those are more than
 twice STAGED_TAPS, more up to STAGED_TAPS; by a prediction of registers."""
 
-STAGED_LINES = 16
+STAGED_LINES = 8
 """Prediction: cache lines that a warp's load along the blocks touches from which on loads are staged."""
 
 NEAR_WORDS = 4
