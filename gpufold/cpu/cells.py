@@ -78,6 +78,39 @@ def groups_of(axis: Axis, piece: Piece, group_phases: bool) -> Iterator[Group]:
         tap += count
 
 
+def store(sums: Array, image: Array, axes: tuple[Axis, ...], begin: Size) -> None:
+    """Store sums (N, C, *phases, *cells), in which the image begins at a pixel of each axis."""
+    rank = len(axes)
+    phases_first = (0, 1, *range(3, 2 + 2 * rank, 2), *range(2, 2 + 2 * rank, 2))
+    for source, pixels, extents in _stores(axes, begin):
+        target = image[pixels]
+        copy_rows(sums[source], target.reshape(*target.shape[:2], *extents, copy=False).transpose(phases_first))
+
+
+@lru_cache(maxsize=64)
+def _stores(axes: tuple[Axis, ...], begin: Size) -> tuple[tuple[Index, Index, Size], ...]:
+    """Return which sums are which pixels, and these pixels' cells and phases: whole cells, or single phases.
+
+    Phases are stored one by one where these are fewer than pieces of an axis, or make poor inner loops.
+    """
+    stores = []
+    by_axis = [list(pieces_of(axis, n)) for axis, n in zip(axes, begin, strict=True)]
+    for number, (axis, n) in enumerate(zip(axes, begin, strict=True)):
+        if 1 < axis.stride < (len(by_axis[number]) if number + 1 < len(axes) else LONG_STRIDE):
+            phases = [range(start, axis.size, axis.stride) for start in range(min(axis.stride, axis.size))]
+            by_axis[number] = [
+                Piece(slice(phase.start, phase.stop, phase.step), (phase.start + n) // axis.stride, len(phase), 1)
+                for phase in phases
+            ]
+    for pieces in product(*by_axis):
+        cells = [slice(piece.first_cell, piece.first_cell + piece.cells) for piece in pieces]
+        first = [(piece.pixels.start + n) % axis.stride for piece, n, axis in zip(pieces, begin, axes, strict=True)]
+        parts = [slice(n, n + piece.width) for piece, n in zip(pieces, first, strict=True)]
+        extents = tuple(extent for piece in pieces for extent in (piece.cells, piece.width))
+        stores.append(((ALL, ALL, *parts, *cells), (ALL, ALL, *(piece.pixels for piece in pieces)), extents))
+    return tuple(stores)
+
+
 @dataclass(frozen=True, slots=True)
 class CellPiece:
     """A piece of the image in the shape of its cells, and the (cells, columns) indices to pair up.

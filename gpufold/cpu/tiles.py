@@ -52,7 +52,7 @@ def cut_into_tiles(shape: Size, axes: tuple[Axis, ...], limit: int) -> tuple[Til
     for number, (extent, unit) in enumerate(zip(shape, units, strict=True)):
         inner = prod(shape[number + 1 :])
         fit = max(1, limit // inner)
-        step = min(extent, max(unit, fit // unit * unit))
+        step = extent if fit >= extent else max(unit, fit // unit * unit)
         pieces = -(-extent // step)
         step = -(-extent // pieces // unit) * unit  # of equal length, rather than a short one at the end
         steps.append([slice(start, min(start + step, extent)) for start in range(0, extent, step)])

@@ -20,7 +20,7 @@ FEW_BLOCKS = 768
 CACHED_BYTES = 1 << 19
 """Of a tile by cells: it stays in the cache of a core while the taps of every cell offset pass over it."""
 
-SHORT_TAPS, COPIED_TILE = 12, 1 << 19
+SHORT_TAPS, COPIED_TILE = 12, 1 << 18
 """Taps of a row up to which columns are copied, blocks along rows, to be added by runs, and how many of a tile are."""
 
 CUT_ROWS = 256
