@@ -191,18 +191,13 @@ def fold_cells(columns: Array, image: Array, way: CellWay, weights: Array | None
         image.fill("" if image.dtype.kind in "SUT" else 0)
     for piece in way.pieces:
         cells = piece.of(image)
-        if move:
-            for cell_index, column_index in piece.pairs:
-                copy_rows(columns[column_index], cells[cell_index])
-        elif way.once:
-            for cell_index, column_index in piece.pairs:
-                terms = columns[column_index]
-                if weights is not None:
-                    multiply(terms, weights[column_index], cells[cell_index])
-                    terms = cells[cell_index]
-                np.add(terms, np.zeros((), image.dtype), cells[cell_index])
-        else:
+        if not (move or way.once):
             add_pairs(cells, columns, weights, piece.pairs)
+            continue
+        for cell_index, column_index in piece.pairs:
+            multiply(columns[column_index], None if weights is None else weights[column_index], cells[cell_index])
+    if way.once and not move:
+        np.add(image, np.zeros((), image.dtype), image)  # sums start from +0, and are never -0.0
 
 
 def fold_few(columns: Array, image: Array, axes: tuple[Axis, ...], weights: Array | None) -> None:

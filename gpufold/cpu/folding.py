@@ -18,7 +18,7 @@ from gpufold.threads import for_each
 
 def fold(columns: Array, image: Array, axes: tuple[Axis, ...], treatment: Treatment) -> None:
     """Add split columns (N, C, *kernel, *blocks) into an image (N, C, *size), each of any layout."""
-    way, limit = ways.fold_way(columns, image, axes)
+    way, limit = (ways.CELLS, image.size) if treatment.move else ways.fold_way(columns, image, axes)
     with np.errstate(all="ignore"):  # sums past the range are IEEE's infinities and NaNs, silently, as on a GPU
         if max(columns.size, image.size) < tiles.THREADED_ELEMENTS:
             _fold_tile(columns, image, axes, treatment, way)

@@ -1,25 +1,34 @@
-"""A tile by runs: for each phase of the stride, a tap is one contiguous addition over a whole plane.
+"""A tile by runs: a tap is one contiguous addition over a whole plane, or over many of them.
 
-The sums lie phase by phase, in rows as long as those of blocks. What runs past the end of a row falls on the first
-cells of the next: those, and the ones that have no room, are strips summed on their own. Small planes are copied first
-(planes.py).
+The sums of a large plane lie phase by phase, in rows as long as those of blocks. What runs past the end of a row falls
+on the first cells of the next: those, and the ones that have no room, are strips summed on their own.
+
+Small planes are copied side by side first. In a copy, each tap has a run of its own, with a place for every block of
+every plane, row by row. What block b is added to lies a fixed distance behind its place, and further with every tap:
+past the end of its row only if it lands in the padding, and then the copy has a zero there. Zeros change no sum: one
+that starts from +0 is never -0.0. So taps a stride apart are one reduction, which steps from run to run, less that
+distance.
 """
 
 from __future__ import annotations
 
 from functools import lru_cache
-from itertools import product
-from math import prod
+from itertools import groupby, pairwise, product
+from math import gcd, prod
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
-from gpufold.cpu.arithmetic import ALL, Array, Index, add_pairs
+from gpufold.cpu.arithmetic import ALL, Array, Index, add_pairs, multiply
 from gpufold.cpu.cells import Piece, groups_of, store
-from gpufold.cpu.planes import COPIED_BYTES, fold_planes, layout_of
 from gpufold.geometry import Axis, Size
 
-FLAT_RUN, LARGE_PLANE = 32, 1500
-"""Blocks of a plane from which a flat run is a long enough inner loop, and from which it takes less than a copy."""
+FLAT_RUN, LARGE_PLANE = 32, 5000
+"""Blocks of a plane from which a flat run is a long enough inner loop, and sums of a row's phases from which it takes
+less than a copy."""
+
+COPIED_BYTES = 1 << 21
+"""Of the columns that are copied at a time, which stay in the cache of a core."""
 
 _UNIT_AXIS = Axis(size=1, kernel=1, stride=1, dilation=1, pad_begin=0, pad_end=0)
 
@@ -30,16 +39,16 @@ def fold_runs(columns: Array, image: Array, axes: tuple[Axis, ...], weights: Arr
         columns, image, axes = columns[:, :, None, :, None, :], image[:, :, None], (_UNIT_AXIS, *axes)
         weights = weights if weights is None else weights[:, :, None, :, None, :]
     *outer, last = axes
-    copied = layout_of(axes, 1).elements * image.itemsize
+    copied = _layout(axes, 1).elements * image.itemsize
     flat = columns.shape[-2] == 1 or columns.strides[-2] == columns.shape[-1] * columns.strides[-1]
     flat = flat and columns.strides[-1] <= columns.itemsize
     low = min(last.size, max(0, (last.dilated_kernel - 1) // last.stride * last.stride - last.pad_begin))
     high = max(low, min(last.size, last.blocks * last.stride - last.pad_begin))
     wide = prod(columns.shape[-2:]) >= FLAT_RUN and high - low >= 2 * (last.size - high + low)
-    if not (flat and wide) or prod(columns.shape[-len(axes) :]) < LARGE_PLANE:
+    if not (flat and wide) or prod(columns.shape[-len(axes) :]) * last.stride < LARGE_PLANE:
         if copied > COPIED_BYTES or (flat and 4 * copied > 7 * prod(columns.shape[2:]) * image.itemsize):
             return False
-        fold_planes(columns, image, axes, weights)
+        _fold_copied(columns, image, axes, weights)
         return True
     parts, zeros = (*outer, last._replace(size=high - low)), (0,) * len(outer)
     sums = _sums(columns, (*outer, _of_cells(last, last.blocks)), image.dtype, weights)
@@ -61,7 +70,7 @@ def _of_cells(axis: Axis, cells: int, phase: int = 0) -> Axis:
 
 
 @lru_cache(maxsize=64)
-def _layout(axes: tuple[Axis, ...], strip: bool) -> tuple[Size, Size, tuple[tuple[Index, Index], ...]]:
+def _pairs(axes: tuple[Axis, ...], strip: bool) -> tuple[Size, Size, tuple[tuple[Index, Index], ...]]:
     """Return the phases of the sums, their cells, and which of them which columns are added to.
 
     The rows of both are one axis, except for a strip, whose last axis is the first.
@@ -83,7 +92,7 @@ def _layout(axes: tuple[Axis, ...], strip: bool) -> tuple[Size, Size, tuple[tupl
 
 def _sums(columns: Array, axes: tuple[Axis, ...], dtype: np.dtype[np.generic], weights: Array | None = None) -> Array:
     """Return the sums (N, C, *phases, *cells) of columns whose last two axes are one run."""
-    phases, (*others, rows, pitch), pairs = _layout(axes, False)
+    phases, (*others, rows, pitch), pairs = _pairs(axes, False)
     columns = columns.reshape(*columns.shape[:-2], -1, copy=False)
     weights = None if weights is None else weights.reshape(columns.shape, copy=False)
     past, zero = axes[-1].pixel(0, axes[-1].kernel - 1) // axes[-1].stride, np.zeros((), dtype)
@@ -100,8 +109,147 @@ def _sums(columns: Array, axes: tuple[Axis, ...], dtype: np.dtype[np.generic], w
 
 def _sums_of_strip(columns: Array, axes: tuple[Axis, ...], dtype: np.dtype[np.generic], weights: Array | None) -> Array:
     """Return the same of a few cells of the last axis: NumPy's loops run along the axis before it."""
-    phases, (*others, width), pairs = _layout(axes, True)
+    phases, (*others, width), pairs = _pairs(axes, True)
     sums: Array = np.zeros((width, *columns.shape[:2], *phases, *others), dtype)
     weights = None if weights is None else np.moveaxis(weights, -1, 0)
     add_pairs(sums, np.moveaxis(columns, -1, 0), weights, pairs)
     return np.moveaxis(sums, 0, -1)
+
+
+_View: TypeAlias = tuple[int, Size, Size]
+"""The first element, the shape and the steps, in elements, of a view of an array of one axis."""
+
+
+class _Layout(NamedTuple):
+    """Where the columns of some planes lie in a copy, and their sums."""
+
+    copy: _View
+    """(planes, *taps, *places)"""
+    copies: tuple[tuple[Index, Index], ...]
+    """Places, and the columns that are copied there."""
+    zeros: tuple[Index, ...]
+    """Places that are copied, but reach past an end of their row."""
+    added: tuple[tuple[_View, Index], ...]
+    """(*taps a stride apart, *phases, run) of the copy, and which phases these are."""
+    sums: _View
+    """(planes, *phases, *cells)"""
+    begin: Size
+    """Where the image begins in its first cell."""
+    elements: int
+    """Of the copy."""
+
+
+def _fold_copied(columns: Array, image: Array, axes: tuple[Axis, ...], weights: Array | None) -> None:
+    """Add split columns into an image, every element of which is written, from copies of a few planes at a time."""
+    if all(array.strides[0] == array.shape[1] * array.strides[1] for array in (columns, image)):
+        columns, image = (array.reshape(1, -1, *array.shape[2:], copy=False) for array in (columns, image))
+    elif len(image) > image.shape[1]:
+        columns, image = columns.swapaxes(0, 1), image.swapaxes(0, 1)
+    planes, dtype, taps = image.shape[1], image.dtype, tuple(range(len(axes)))
+    most = max(1, COPIED_BYTES // (dtype.itemsize * _layout(axes, 1).elements))
+    count = -(-planes // -(-planes // most))
+    layout, zero = _layout(axes, count), np.zeros((), dtype)
+    copied: Array = np.zeros(layout.elements, dtype)
+    copy, run = _view(copied, layout.copy), layout.added[0][0][1][-1]
+    sums: Array = np.zeros((*(axis.stride for axis in axes), run), dtype)
+    cells = _view(sums, layout.sums)[None]
+    weights = None if weights is None else np.broadcast_to(weights[0, :1], (count, *weights.shape[2:]))
+    rows_follow = all(part.strides[-2] == part.shape[-1] * part.strides[-1] for part in (columns, copy))
+
+    def rows(part: Array) -> Array:
+        return part.reshape(*part.shape[:-2], -1, copy=False) if rows_follow else part
+
+    copies = [
+        (rows(copy[place]), some, None if weights is None else rows(weights[some])) for place, some in layout.copies
+    ]
+    zeros, added = [copy[place] for place in layout.zeros], [(_view(copied, v), sums[p]) for v, p in layout.added]
+    same = prod(sums.shape[:-1]) == 1 and cells.shape[-1] == 1 + axes[-1].size and image[0].flags.c_contiguous
+    for source, pixels in zip(columns, image, strict=True):
+        for start in (min(first, planes - count) for first in range(0, planes, count)):  # some again, rather than fewer
+            few = slice(start, start + count)
+            for place, some, factors in copies:
+                multiply(rows(source[few][some]), factors, place)
+            for place in zeros:
+                place[...] = zero
+            for terms, total in added:
+                if same:  # as many pixels as sums, one after another
+                    terms, total = terms[..., :-1], pixels[few].reshape(*total.shape[:-1], -1, copy=False)
+                np.add.reduce(terms, axis=taps, dtype=dtype, out=total, initial=zero)
+            if not same:
+                store(cells, pixels[None, few], axes, layout.begin)
+
+
+def _view(array: Array, view: _View) -> Array:
+    first, shape, steps = view
+    return np.ndarray(
+        shape, array.dtype, array, first * array.itemsize, tuple([step * array.itemsize for step in steps])
+    )
+
+
+@lru_cache(maxsize=64)
+def _layout(axes: tuple[Axis, ...], planes: int) -> _Layout:
+    """Lay out so many planes, in rows of cells from the first that has pixels, or of blocks where these are more."""
+    *outer, last = axes
+    kernel, strides, pads = zip(*((axis.kernel, axis.stride, axis.pad_begin) for axis in axes), strict=True)
+    first = [pad // stride for pad, stride in zip(pads, strides, strict=True)]  # counted from where the padding begins
+    cells = [(axis.pad_begin + axis.size - 1) // axis.stride + 1 - cell for axis, cell in zip(axes, first, strict=True)]
+    cells[-1] = max(last.blocks, -(-last.size // last.stride))
+    reached = [tap * last.dilation // last.stride - first[-1] for tap in (0, last.kernel - 1)]
+    before, run = max(0, reached[1]), planes * prod(cells) + 1
+    pitch = before + run + max(0, -reached[0])
+    steps, of_taps, of_phases = ([prod(n[i:]) for i in range(len(n) + 1)] for n in (cells, kernel, strides))
+    apart = [step * pitch for step in of_taps[1:]]
+    unpadded = [axis._replace(pad_begin=0, pad_end=axis.pad_begin + axis.pad_end) for axis in outer]
+    copies = []
+    for groups in product(
+        *(
+            groups_of(axis, Piece(ALL, *piece), True)
+            for axis, *piece in zip(unpadded, first, cells, strides, strict=False)
+        )
+    ):
+        taps = (ALL, *(group.taps for group in groups), ALL)
+        copies.append(((*taps, *(group.cells for group in groups)), (*taps, *(group.blocks for group in groups))))
+    zeros: list[Index] = []
+    for inside, alike in groupby(range(last.kernel), last.reach):
+        tap, *more = alike
+        for outside in slice(inside.start), slice(inside.stop, last.blocks):
+            zeros.append((..., slice(tap, tap + 1 + len(more)), *(ALL,) * len(outer), outside))
+    added = []
+    for parts in product(*map(_taps_alike, axes)):
+        taps, phases, begins, counts, jumps, further = zip(*parts, strict=True)
+        start = before + first[-1] - begins[-1] + sum(tap * step for tap, step in zip(taps, apart, strict=True))
+        again = [jump * step for jump, step in zip(jumps, apart, strict=True)]
+        again[-1] -= further[-1]
+        shape = (*counts, *(phase.stop - phase.start for phase in phases), run)
+        added.append(((start, shape, (*again, *apart, 1)), phases))
+    return _Layout(
+        copy=(before, (planes, *kernel, *cells[:-1], last.blocks), (steps[0], *apart, *steps[1:])),
+        copies=tuple(copies),
+        zeros=tuple(zeros),
+        added=tuple(added),
+        sums=(
+            0,
+            (planes, *strides, *cells[:-1], cells[-1] + 1),
+            (steps[0], *(step * run for step in of_phases[1:]), *steps[1:]),
+        ),
+        begin=tuple(pad - cell * stride for pad, cell, stride in zip(pads, first, strides, strict=True)),
+        elements=of_taps[0] * pitch,
+    )
+
+
+def _taps_alike(axis: Axis) -> list[tuple[int, slice, int, int, int, int]]:
+    """Return the taps of an axis, those together that reach phases side by side.
+
+    These are the first, its phases, the cell where its first block begins, how often the phases come again, and how
+    many taps and cells further.
+    """
+    common = gcd(axis.stride, axis.dilation)
+    jump, further = axis.stride // common, axis.dilation // common
+    ends = sorted(
+        {0, axis.kernel % jump, min(jump, axis.kernel)} if axis.dilation == 1 else range(1 + min(jump, axis.kernel))
+    )
+    begins = [divmod(tap * axis.dilation, axis.stride) for tap in ends]
+    return [
+        (tap, slice(phase, phase + end - tap), cell, -((tap - axis.kernel) // jump), jump, further)
+        for (tap, end), (cell, phase) in zip(pairwise(ends), begins, strict=False)
+    ]

@@ -12,10 +12,7 @@ from gpufold.geometry import Axis
 FEW, CELLS, RUNS, SLICES = "few", "cells", "runs", "slices"
 
 SMALL_ELEMENTS = 1 << 14
-"""Column elements up to which starting array operations takes longer than what they do."""
-
-FEW_BLOCKS = 768
-"""Blocks of all planes up to which the addition of a tap takes longer to start than to do by index."""
+"""Column elements up to which starting array operations takes longer than to add each by its index."""
 
 CACHED_BYTES = 1 << 19
 """Of a tile by cells: it stays in the cache of a core while the taps of every cell offset pass over it."""
@@ -23,8 +20,9 @@ CACHED_BYTES = 1 << 19
 SHORT_TAPS, COPIED_TILE = 12, 1 << 18
 """Taps of a row up to which columns are copied, blocks along rows, to be added by runs, and how many of a tile are."""
 
-CUT_ROWS = 256
-"""Pieces of a block's rows that an addition of its own spares: from here on they cost more than that does."""
+CUT_ROWS, SMALL_BLOCK = 256, 1 << 16
+"""Pieces of a block's rows that an addition of its own spares: from here on they cost more than that does; and pixels
+of a block up to which tiles are larger, so that they cut few blocks into still shorter additions."""
 
 
 def fold_way(columns: Array, image: Array, axes: tuple[Axis, ...]) -> tuple[str, int]:
@@ -37,7 +35,7 @@ def fold_way(columns: Array, image: Array, axes: tuple[Axis, ...]) -> tuple[str,
     *outer, last = axes
     rows = prod(axis.kernel for axis in outer)
     if columns.size <= SMALL_ELEMENTS:
-        return FEW if columns.size <= FEW_BLOCKS * rows * last.kernel else CELLS, tiles.TILE_ELEMENTS
+        return FEW, tiles.TILE_ELEMENTS
     if not taps_are_closest(columns, axes):
         return RUNS, tiles.TILE_ELEMENTS
     if last.kernel <= min(SHORT_TAPS, last.blocks):
@@ -45,7 +43,7 @@ def fold_way(columns: Array, image: Array, axes: tuple[Axis, ...]) -> tuple[str,
     planes = min(image.shape[1], max(1, tiles.TILE_ELEMENTS // prod(image.shape[2:])))  # of a tile
     cuts = (last.dilated_kernel - 1) // max(last.stride, LONG_STRIDE)
     if planes * rows * cuts >= CUT_ROWS and all(axis.dilation == 1 or axis.kernel == 1 for axis in axes):
-        return SLICES, tiles.TILE_ELEMENTS
+        return SLICES, tiles.TILE_ELEMENTS * (4 if rows * last.kernel <= SMALL_BLOCK else 1)
     return CELLS, min(tiles.TILE_ELEMENTS, CACHED_BYTES // image.itemsize)
 
 
