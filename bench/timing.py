@@ -17,7 +17,7 @@ LEAST_SAMPLES = 3
 MOST_SAMPLES = 200
 
 SAMPLE_SECONDS = 2e-3
-"""A sample repeats a call until it is this long, so that waking up after the pause does not show."""
+"""A sample repeats a call until it is this long, so that what the clock itself takes does not show."""
 
 SETTLING_SECONDS = 0.003
 """Pause before a CPU sample, in which the threads of the candidate before stop spinning for more work."""
@@ -99,14 +99,16 @@ class CpuClock:
         return max(1, round(SAMPLE_SECONDS / max(self.first(call)[1], 1e-9)))
 
     def sample(self, call: Callable[[], Any], repeats: int, times: Times) -> float:
-        """Add the mean of some calls."""
+        """Add the mean of some calls, after one that wakes the candidate's threads and fills the caches again."""
         self.pause(SETTLING_SECONDS)
+        began = self.counter()
+        call()
         start = self.counter()
         for _ in range(repeats):
             call()
-        elapsed = self.counter() - start
-        times.seconds.append(elapsed / repeats)
-        return elapsed
+        end = self.counter()
+        times.seconds.append((end - start) / repeats)
+        return end - began
 
 
 class GpuClock:

@@ -285,7 +285,8 @@ def test_calls_take_turns_and_share_the_time():
     calls = {name: ticks.takes(seconds, log, name) for name, seconds in (("a", 0.1), ("b", 0.2))}
     results = {}
     interleave(calls, CpuClock(ticks, lambda seconds: None), 2.0, results, fail)
-    assert log == ["a", "b"] + ["a", "b"] * 5 + ["a"] * 5  # the first two say how long a call is
+    # the first two say how long a call is, and the first of each sample wakes its threads
+    assert log == ["a", "b"] + ["a", "a", "b", "b"] * 3 + ["a", "a"] * 2
     assert results["a"].median == pytest.approx(0.1)
     assert results["b"].spread == pytest.approx(0)
 
@@ -296,7 +297,7 @@ def test_short_calls_are_repeated_within_a_sample_and_slow_ones_get_the_least_sa
     results = {}
     interleave(calls, CpuClock(ticks, lambda seconds: None), 1000.0, results, fail)
     assert len(results["short"].seconds) == MOST_SAMPLES
-    assert len(log) == 1 + 2000 * MOST_SAMPLES
+    assert len(log) == 1 + (1 + 2000) * MOST_SAMPLES
     assert results["short"].median == pytest.approx(1e-6)
     interleave({"slow": calls["slow"]}, CpuClock(ticks, lambda seconds: None), 0.0, results := {}, fail)
     assert len(results["slow"].seconds) == LEAST_SAMPLES
@@ -306,7 +307,7 @@ def test_an_interrupt_keeps_the_samples_so_far():
     ticks, calls = Ticks(), count()
 
     def interrupted():
-        if next(calls) == 4:
+        if next(calls) == 7:
             raise KeyboardInterrupt
         ticks.now += 1.0
 
@@ -470,14 +471,14 @@ def test_the_copy_that_percentages_refer_to_is_made_on_the_device(capsys, numpy_
 def test_a_call_that_raises_later_loses_its_times_and_the_others_go_on():
     ticks, failures, calls = Ticks(), {}, count()
 
-    def fails_at_the_third():
-        if next(calls) == 2:
+    def fails_in_its_second_sample():
+        if next(calls) == 4:
             raise MemoryError("none left")
         ticks.now += 1.0
 
     results = {}
-    named = {"bad": fails_at_the_third, "good": ticks.takes(1.0)}
-    interleave(named, CpuClock(ticks, lambda seconds: None), 8.0, results, failures.__setitem__)
+    named = {"bad": fails_in_its_second_sample, "good": ticks.takes(1.0)}
+    interleave(named, CpuClock(ticks, lambda seconds: None), 16.0, results, failures.__setitem__)
     assert list(results) == ["good"]
     assert len(results["good"].seconds) == 4
     assert str(failures["bad"]) == "none left"
