@@ -337,6 +337,9 @@ __device__ void store_row(const Worker& w, Result* image, int row)
     }
     const Offset end = inside ? min(w.p.box[last], w.p.size[last] - w.origin[last]) : 0;
     image += offset + w.origin[last] * w.p.pixel_stride[last];
+    Taps taps[rank];
+    find_taps<0, last>(taps, pixel, w.p);
+    RowFactors<1> factors(taps, w.window, w.p);
     for (Offset first = lane; first < end; first += 32 * at_once) {
         OldPixel old[at_once];
 #pragma unroll
@@ -351,14 +354,12 @@ __device__ void store_row(const Worker& w, Result* image, int row)
             const Offset column = first + 32 * i;
             if (column >= end)
                 continue;
-            pixel[last] = w.origin[last] + column;
             Offset strip = column;
             const int in_strip = int(w.p.strip.split(strip));
             const int place = w.p.spare + int(strip) * w.p.strip_sums + row * row_places(w) + in_strip;
-            Taps taps[rank];
-            find_taps<0, rank>(taps, pixel, w.p);
+            factors.set_taps(0, Taps::of<last>(w.origin[last] + column, w.p), w.p);
             Denominator denominator = w.tile.denominators.get(place);
-            denominator.from_axes(taps, w.window, w.p);
+            denominator.from_axes(factors, 0);
             image[column * w.p.pixel_stride[last]] =
                 narrow(old[i].plus(denominator.finish(w.tile.sums[place])));
         }

@@ -178,29 +178,36 @@ template <int axis> __device__ Factor join(Factor before, Factor factor)
     return axis == 0 ? factor : before.times(factor);
 }
 
-// The product of the factors of the axes [0, end).
-template <int axis = 0, int end>
-__device__ Factor factors_of(const Taps (&taps)[rank], const Weights& window, const Parameters& p,
-                             Factor before = {})
+// The factor of a pixel that these taps of an axis may land on.
+template <int axis> __device__ Factor factor_of(const Taps& taps, const Weights& window, const Parameters& p)
 {
-    if constexpr (axis == end) {
-        return before;
-    } else {
-        Factor factor = {};
+    Factor factor = {};
 #pragma unroll(4)
-        for (Offset number = 0; number < Pattern<axis>::taps; ++number) {
-            trace_iteration(int(number));
-            factor = with_tap<axis>(factor, taps[axis].tap + number * Pattern<axis>::tap_step,
-                                    taps[axis].template exists<axis>(number, p), window);
-        }
-        return factors_of<axis + 1, end>(taps, window, p, join<axis>(before, factor));
+    for (Offset number = 0; number < Pattern<axis>::taps; ++number) {
+        trace_iteration(int(number));
+        factor = with_tap<axis>(factor, taps.tap + number * Pattern<axis>::tap_step,
+                                taps.exists<axis>(number, p), window);
     }
+    return factor;
 }
 
-// The factors of pixels of one row, to which a kernel hands out the taps of the last axis itself.
+// The product of the factors of all axes but the last.
+template <int axis = 0>
+__device__ Factor outer_factor(const Taps (&taps)[rank], const Weights& window, const Parameters& p,
+                               Factor before = {})
+{
+    if constexpr (axis == last)
+        return before;
+    else
+        return outer_factor<axis + 1>(taps, window, p,
+                                      join<axis>(before, factor_of<axis>(taps[axis], window, p)));
+}
+
+// The factors of pixels of one row, to which a kernel hands out the taps of the last axis.
 template <int pixels, bool used = divides_by_axes> struct RowFactors {
     __device__ RowFactors(const Taps (&)[rank], const Weights&, const Parameters&) {}
     __device__ void add_tap(int, Offset, bool) {}
+    __device__ void set_taps(int, const Taps&, const Parameters&) {}
     template <bool aligned> __device__ void add_taps(const RowWeights<pixels, aligned>&, bool) {}
 };
 template <int pixels> struct RowFactors<pixels, true> {
@@ -209,13 +216,18 @@ template <int pixels> struct RowFactors<pixels, true> {
     Factor of_last[pixels] = {};
 
     __device__ RowFactors(const Taps (&taps)[rank], const Weights& window, const Parameters& p)
-        : window(window), outer(factors_of<0, last>(taps, window, p))
+        : window(window), outer(outer_factor(taps, window, p))
     {
     }
     // For each tap that may land on a pixel.
     __device__ void add_tap(int pixel, Offset tap, bool exists)
     {
         of_last[pixel] = with_tap<last>(of_last[pixel], tap, exists, window);
+    }
+    // For all taps of a pixel at once.
+    __device__ void set_taps(int pixel, const Taps& taps, const Parameters& p)
+    {
+        of_last[pixel] = factor_of<last>(taps, window, p);
     }
     // For as many taps, each on a pixel of its own.
     template <bool aligned> __device__ void add_taps(const RowWeights<pixels, aligned>& weights, bool exists)
@@ -231,7 +243,6 @@ template <int pixels> struct RowFactors<pixels, true> {
 // with zero where the tap does not exist, and then from_axes once.
 template <bool averaging> struct DenominatorOf {
     __device__ void add_tap(Weight) {}
-    __device__ void from_axes(const Taps (&)[rank], const Weights&, const Parameters&) {}
     template <int pixels> __device__ void from_axes(const RowFactors<pixels>&, int) {}
     template <typename Number> __device__ Number finish(Number sum) const { return sum; }
 };
@@ -244,11 +255,6 @@ template <> struct DenominatorOf<true> {
             value = add(value, in_denominator(weight));
     }
 
-    __device__ void from_axes(const Taps (&taps)[rank], const Weights& window, const Parameters& p)
-    {
-        if constexpr (divides_by_axes)
-            value = Weight(factors_of<0, rank>(taps, window, p));
-    }
     template <int pixels> __device__ void from_axes(const RowFactors<pixels>& factors, int pixel)
     {
         if constexpr (divides_by_axes)
