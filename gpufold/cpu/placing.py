@@ -55,7 +55,7 @@ def _add(blocks: Array, array: Array, weights: Array | None, positions: Array) -
     copies = sum_dtype(array.dtype) != array.dtype or (scatters and not _is_indexed(array, positions.shape[1]))
     limit = tiles.TILE_ELEMENTS if copies else array.size
     if blocks.size >= tiles.THREADED_ELEMENTS and blocks[0].size >= THREADED_BLOCK:
-        limit = min(limit, -(-array.size // (tiles.TILES_PER_THREAD * get_num_threads())))
+        limit = min(limit, -(-array.size // get_num_threads()))
     with np.errstate(all="ignore"):
         for_each(
             _add_to_tile,
@@ -181,7 +181,7 @@ def take_blocks(call: Call, array: Array, blocks: Array, window: Weights, positi
     at_once = prod(geometry.block_shape) if by_index else blocks[0].size
     step = max(1, tiles.SCATTERED_ELEMENTS // at_once) if small else len(blocks)
     if blocks.size >= tiles.THREADED_ELEMENTS and blocks[0].size >= THREADED_BLOCK:
-        step = min(step, -(-len(blocks) // (tiles.TILES_PER_THREAD * get_num_threads())))
+        step = min(step, -(-len(blocks) // get_num_threads()))
     take = _take_by_index if by_index else _take_windows if small else _take_one_by_one
     with np.errstate(all="ignore"):
         for_each(

@@ -17,9 +17,6 @@ TILE_ELEMENTS = 1 << 19
 THREADED_ELEMENTS = 1 << 20
 """Column elements from which a call is worth spreading over threads."""
 
-TILES_PER_THREAD = 2
-"""Tiles that a thread gets at least: more even the load, fewer keep the array operations long."""
-
 SCATTERED_ELEMENTS = 1 << 17
 """Column elements of a tile, where they are shorter: taps are then scattered, and should find it in the caches."""
 
@@ -40,8 +37,8 @@ def cut(columns: Array, tile: Tile) -> Array:
 
 
 def tiles_of(shape: Size, axes: tuple[Axis, ...], limit: int) -> tuple[Tile, ...]:
-    """Cut an image (N, C, *size) into tiles of `limit` pixels at most: a few a thread, so that all finish together."""
-    return cut_into_tiles(shape, axes, min(limit, -(-prod(shape) // (TILES_PER_THREAD * get_num_threads()))))
+    """Cut an image (N, C, *size) into tiles of `limit` pixels at most, and at least one for each thread."""
+    return cut_into_tiles(shape, axes, min(limit, -(-prod(shape) // get_num_threads())))
 
 
 @lru_cache(maxsize=256)
