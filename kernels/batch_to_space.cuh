@@ -54,7 +54,7 @@ inline __device__ Place this_place(const Scalar* batch, Scalar* space, const Par
     }
     const Offset plane = number * parameters.planes_per_thread;
     place.planes = min(parameters.planes - plane, parameters.planes_per_thread);
-    place.batch = batch + (plane * parameters.batch_plane_step + batch_offset);
-    place.space = space + (plane * parameters.space_plane_step + space_offset);
+    place.batch = batch + (lengthened(plane) * parameters.batch_plane_step + batch_offset);
+    place.space = space + (lengthened(plane) * parameters.space_plane_step + space_offset);
     return place;
 }

@@ -87,7 +87,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_BLOCKS)
     const Scalar* source = place.batch + block * parameters.grid_step[last_axis];
     keep(source);
 
-    const int left_blocks = left / phases, left_pixels = left % phases;
+    const int left_blocks = unsigned(left) / phases, left_pixels = unsigned(left) % phases;
     Line lines[phases];
 #pragma unroll
     for (int i = 0; i < phases; ++i) {

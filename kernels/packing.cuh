@@ -136,7 +136,7 @@ inline __device__ void store_run(Scalar* run, const unsigned char* tile, unsigne
     const unsigned lane = threadIdx.x % warp_size;
     const unsigned first = (begin + stored_bytes - 1) / stored_bytes, whole = end / stored_bytes; // words
     const unsigned char* from = tile + lane * stored_bytes;
-    Scalar* to = run + (int(lane * stored_bytes) - int(begin)) / element_bytes;
+    Scalar* to = run - begin / element_bytes + lane * (stored_bytes / element_bytes);
     keep(to);
 #pragma unroll
     for (int i = 0; i < rounds; ++i) {
@@ -153,7 +153,7 @@ inline __device__ void store_run(Scalar* run, const unsigned char* tile, unsigne
     const unsigned at = (is_last ? whole : first - 1) * stored_bytes + lane % half * element_bytes;
     const bool in_parts = is_last ? whole >= first : begin % stored_bytes > 0;
     if (in_parts && lane % half * element_bytes < stored_bytes && at >= begin && at < end)
-        store(run + (int(at) - int(begin)) / element_bytes, *reinterpret_cast<const Scalar*>(tile + at));
+        store(run + (at - begin) / element_bytes, *reinterpret_cast<const Scalar*>(tile + at));
 }
 
 // The same where all pieces are whole words of 16 bytes and follow each other from such a word on. Words
