@@ -1273,8 +1273,8 @@ FAULTS = (
     Fault(
         "what reaches past the end of a row left in the copy of small planes",
         "gpufold/cpu/runs.py",
-        "for outside in slice(inside.start), slice(inside.stop, last.blocks):",
-        "for outside in (slice(inside.start),):",
+        "for start, stop in ((0, inside.start), (inside.stop, last.blocks)):",
+        "for start, stop in ((0, inside.start),):",
         NUMPY_PATH + "large_problems_have_the_bits_of_small_ones[many-small-planes-padded-at-the-end-float32]",
     ),
     Fault(

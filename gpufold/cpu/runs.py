@@ -12,6 +12,7 @@ distance.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 from itertools import groupby, pairwise, product
 from math import gcd, prod
@@ -51,7 +52,8 @@ def fold_runs(columns: Array, image: Array, axes: tuple[Axis, ...], weights: Arr
         _fold_copied(columns, image, axes, weights)
         return True
     parts, zeros = (*outer, last._replace(size=high - low)), (0,) * len(outer)
-    sums = _sums(columns, (*outer, _of_cells(last, last.blocks)), image.dtype, weights)
+    cells = last._replace(size=last.blocks * last.stride, pad_begin=0, pad_end=last.dilated_kernel - last.stride)
+    sums = _sums(columns, (*outer, cells), image.dtype, weights)
     store(sums, image[..., low:high], parts, (*zeros, low + last.pad_begin))
     for start, stop in ((0, low), (high, last.size)):
         if start < stop:
@@ -61,12 +63,6 @@ def fold_runs(columns: Array, image: Array, axes: tuple[Axis, ...], weights: Arr
             sums = _sums_of_strip(columns[few], parts, image.dtype, few_weights)
             store(sums, image[..., start:stop], parts, (*zeros, 0))
     return True
-
-
-def _of_cells(axis: Axis, cells: int, phase: int = 0) -> Axis:
-    """Return an axis of so many cells, and as many blocks, each of which begins at a phase of its cell."""
-    pad_end = axis.dilated_kernel - axis.stride + phase
-    return axis._replace(size=cells * axis.stride, pad_begin=-phase, pad_end=pad_end)
 
 
 @lru_cache(maxsize=64)
@@ -181,9 +177,8 @@ def _fold_copied(columns: Array, image: Array, axes: tuple[Axis, ...], weights: 
 
 def _view(array: Array, view: _View) -> Array:
     first, shape, steps = view
-    return np.ndarray(
-        shape, array.dtype, array, first * array.itemsize, tuple([step * array.itemsize for step in steps])
-    )
+    size = array.itemsize
+    return np.ndarray(shape, array.dtype, array, first * size, tuple([step * size for step in steps]))
 
 
 @lru_cache(maxsize=64)
@@ -198,26 +193,25 @@ def _layout(axes: tuple[Axis, ...], planes: int) -> _Layout:
     before, run = max(0, reached[1]), planes * prod(cells) + 1
     pitch = before + run + max(0, -reached[0])
     steps, of_taps, of_phases = ([prod(n[i:]) for i in range(len(n) + 1)] for n in (cells, kernel, strides))
-    apart = [step * pitch for step in of_taps[1:]]
+    apart, phase_steps = [step * pitch for step in of_taps[1:]], [step * run for step in of_phases[1:]]
     unpadded = [axis._replace(pad_begin=0, pad_end=axis.pad_begin + axis.pad_end) for axis in outer]
+    pieces = [Piece(ALL, *piece) for piece in zip(first, cells, strides, strict=True)]
     copies = []
     for groups in product(
-        *(
-            groups_of(axis, Piece(ALL, *piece), True)
-            for axis, *piece in zip(unpadded, first, cells, strides, strict=False)
-        )
+        *(tuple(groups_of(axis, piece, True)) for axis, piece in zip(unpadded, pieces, strict=False))
     ):
         taps = (ALL, *(group.taps for group in groups), ALL)
         copies.append(((*taps, *(group.cells for group in groups)), (*taps, *(group.blocks for group in groups))))
     zeros: list[Index] = []
     for inside, alike in groupby(range(last.kernel), last.reach):
         tap, *more = alike
-        for outside in slice(inside.start), slice(inside.stop, last.blocks):
-            zeros.append((..., slice(tap, tap + 1 + len(more)), *(ALL,) * len(outer), outside))
+        for start, stop in ((0, inside.start), (inside.stop, last.blocks)):
+            if start < min(stop, last.blocks):
+                zeros.append((..., slice(tap, tap + 1 + len(more)), *(ALL,) * len(outer), slice(start, stop)))
     added = []
     for parts in product(*map(_taps_alike, axes)):
-        taps, phases, begins, counts, jumps, further = zip(*parts, strict=True)
-        start = before + first[-1] - begins[-1] + sum(tap * step for tap, step in zip(taps, apart, strict=True))
+        firsts, phases, begins, counts, jumps, further = zip(*parts, strict=True)
+        start = before + first[-1] - begins[-1] + sum(tap * step for tap, step in zip(firsts, apart, strict=True))
         again = [jump * step for jump, step in zip(jumps, apart, strict=True)]
         again[-1] -= further[-1]
         shape = (*counts, *(phase.stop - phase.start for phase in phases), run)
@@ -227,11 +221,7 @@ def _layout(axes: tuple[Axis, ...], planes: int) -> _Layout:
         copies=tuple(copies),
         zeros=tuple(zeros),
         added=tuple(added),
-        sums=(
-            0,
-            (planes, *strides, *cells[:-1], cells[-1] + 1),
-            (steps[0], *(step * run for step in of_phases[1:]), *steps[1:]),
-        ),
+        sums=(0, (planes, *strides, *cells[:-1], cells[-1] + 1), (steps[0], *phase_steps, *steps[1:])),
         begin=tuple(pad - cell * stride for pad, cell, stride in zip(pads, first, strides, strict=True)),
         elements=of_taps[0] * pitch,
     )
@@ -245,9 +235,9 @@ def _taps_alike(axis: Axis) -> list[tuple[int, slice, int, int, int, int]]:
     """
     common = gcd(axis.stride, axis.dilation)
     jump, further = axis.stride // common, axis.dilation // common
-    ends = sorted(
-        {0, axis.kernel % jump, min(jump, axis.kernel)} if axis.dilation == 1 else range(1 + min(jump, axis.kernel))
-    )
+    ends: Sequence[int] = range(1 + min(jump, axis.kernel))
+    if axis.dilation == 1:
+        ends = sorted({0, axis.kernel % jump, ends[-1]})
     begins = [divmod(tap * axis.dilation, axis.stride) for tap in ends]
     return [
         (tap, slice(phase, phase + end - tap), cell, -((tap - axis.kernel) // jump), jump, further)
