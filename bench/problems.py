@@ -699,7 +699,7 @@ PROBLEMS: tuple[Problem, ...] = (
         operations=("blocks_to_array",),
         reduction="mean",
         window="gaussian",
-        gpu_batch=2,
+        gpu_batch=4,
     ),
     *sliding(
         "volo-3x3-s2", "VOLO's outlook attention: its fold", (8, 192, 28, 28), kernel=3, stride=2, pad=1, gpu_batch=256
