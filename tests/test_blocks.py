@@ -487,7 +487,7 @@ def plan_of(operation, shape, block, strides, order=None):
         ("words", "array_to_blocks", (64, 511, 511), (7, 7), 1, (0, 3, 4, 1, 2)),
         ("direct", "array_to_blocks", (64, 111, 111), (7, 7), 1, (0, 3, 4, 1, 2)),
         ("direct", "array_to_blocks", (64, 512, 512), (16, 16), 16, (0, 3, 4, 1, 2)),
-        ("direct", "array_to_blocks", (64, 512, 512), (16, 16), 8, (0, 3, 4, 1, 2)),
+        ("staged", "array_to_blocks", (64, 512, 512), (16, 16), 8, (0, 3, 4, 1, 2)),
     ],
 )
 def test_auto_takes_the_variant_for_the_layout(expected, operation, shape, block, strides, order):
