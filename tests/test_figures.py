@@ -358,7 +358,7 @@ WIDE_OFFSETS = {
     ("im2col-vit-16x16-s16", "float32"): 1.45,
     ("im2col-audio-400-s160", "float32"): 1.7,
     ("im2col-patches-8x8-s1", "float32"): 1.6,
-    ("batch_to_space-nchw-2x2", "float32"): 1.48,
+    ("batch_to_space-nchw-2x2", "float32"): 1.5,
     ("batch_to_space-nhwc-2x2", "float32"): 1.8,
     ("batch_to_space-nchw-cropped", "float32"): 1.58,
     ("space_to_batch-nchw-2x2", "float32"): 1.38,
