@@ -19,13 +19,13 @@ from rich.table import Table
 
 import bench.traffic
 from bench import hostcuda
-from bench.problems import Problem, sliding, space
+from bench.problems import AT_POSITIONS, BLOCK_OPERATIONS, Problem, sliding, space
 from bench.results import geometric_mean
 from bench.traffic import PROCESSES, plan_of, work_of
 from gpufold.calls import Unsupported
 from gpufold.operations import variants
 
-OPERATIONS = ("col2im", "im2col", "blocks_to_array", "array_to_blocks", "batch_to_space", "space_to_batch")
+OPERATIONS = ("col2im", "im2col", *BLOCK_OPERATIONS, "batch_to_space", "space_to_batch", *AT_POSITIONS)
 MOST_INSTRUCTIONS = 2_000_000
 """Of warps, enough to tell variants apart."""
 LARGEST_KERNEL = {1: 1024, 2: 40, 3: 10}
@@ -54,6 +54,8 @@ def random_problem(seed: int) -> tuple[Problem, str]:
     if rng.random() < 0.7:
         kernel = kernel[:1] * rank
     shares = rng.choice((0.0, 0.0, 0.5, 0.5, 0.75, 1.0, rng.random()))
+    if operation in AT_POSITIONS:
+        shares = rng.choice((0.25, 0.5, 1.0, 2.5))
     stride = [max(1, int(shares * taps)) for taps in kernel]
     dilation = [rng.choice((2, 3)) if "col" in operation and rng.random() < 0.1 else 1] * rank
     pad = [rng.choice((0, 0, taps // 2)) if "col" in operation else 0 for taps in kernel]

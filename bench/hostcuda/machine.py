@@ -28,6 +28,7 @@ from typing import Any
 import numpy as np
 
 from gpufold.gpu.plan import Plan
+from gpufold.gpu.variants.moves import WIDEST_WORD
 
 from . import cubin
 from .build import KERNELS, build_runtime
@@ -707,6 +708,7 @@ def run(
     """
     code, listed = _code(plan.source, plan.symbol, plan.defines, architecture, kernels)
     shared_bytes = cubin.figures(plan, architecture, kernels).shared_bytes + cubin.RESERVED_SHARED_BYTES
+    shared_bytes += -shared_bytes % WIDEST_WORD  # the compiler loads the last three words as four
     if not plan.reads_output:
         output_array[...] = np.zeros((), output_array.dtype) if plan.zero_output else poison(output_array.dtype)
     weights = tuple(map(Placed, window or ()))
