@@ -268,20 +268,17 @@ inline __device__ bool has_reciprocal(float divisor)
 {
     return between_powers<30>(divisor);
 }
-#ifdef HOSTCUDA
-inline float reciprocal_of(float divisor)
-{
-    return 1.0f / divisor;
-}
-#else
 // What the compiler makes of rcp.rn for such divisors, without its look at their exponents.
 inline __device__ float reciprocal_of(float divisor)
 {
+#ifdef HOSTCUDA
+    return 1.0f / divisor;
+#else
     float estimate;
     asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(estimate) : "f"(divisor));
     return multiply_add(multiply_subtract(divisor, estimate, 1.0f), estimate, estimate);
-}
 #endif
+}
 inline __device__ bool multiplies(float number)
 {
     return (bit_cast<unsigned>(number) << 1) == 0 || between_powers<60>(number);

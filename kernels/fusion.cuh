@@ -224,7 +224,6 @@ template <int pixels> struct RowFactors<pixels, true> {
     {
         of_last[pixel] = with_tap<last>(of_last[pixel], tap, exists, window);
     }
-    // For all taps of a pixel at once.
     __device__ void set_taps(int pixel, const Taps& taps, const Parameters& p)
     {
         of_last[pixel] = factor_of<last>(taps, window, p);
