@@ -77,7 +77,8 @@ class Rehearsal:
     def __init__(self, tmp_path, *packages, stand_in=True, **variables):
         self.python, site = environment(tmp_path / "environment", *packages)
         if stand_in:
-            (site / "sitecustomize.py").write_text(STAND_IN)
+            (site / "stands_in.py").write_text(STAND_IN)
+            (site / "stands_in.pth").write_text("import stands_in\n")  # Debian's Python has a sitecustomize of its own
             variables["PYTEST_ADDOPTS"] = "-p bench.hostcuda.standin -p bench.hostcuda.torch_standin --of-each=1"
         tools = tmp_path / "tools"  # no git among them
         tools.mkdir()
