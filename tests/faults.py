@@ -1352,7 +1352,7 @@ INLINE_PTX = {
         ("    word ^= bit;\n", "", "add_blocks_lists"),
     ),
     "bins.cu": (
-        ("@p atom.global.add.u64 %0, [%1], 1;", "@p atom.global.add.u64 %0, [%1], 2;", "wide-offsets"),
+        ("@p atom.global.add.u64 %0, [%1], 1;", "@p atom.global.add.u64 %0, [%1], 0;", "wide-offsets"),
         ("@p atom.global.add.u32 %0, [%1], 1;", "@p atom.global.add.u32 %0, [%1], 0;", "lists"),
     ),
     "positions.cuh": (("shl.b32 %0, %1, %2;", "shr.u32 %0, %1, %2;", "add_blocks_gather"),),
