@@ -16,8 +16,8 @@ from moves import DEVICES, ONE_THREAD, in_layout, operand
 import gpufold
 from bench import hostcuda
 from gpufold.calls import PLAIN, Call, Fusion, Unsupported
+from gpufold.cpu import folding, ways
 from gpufold.cpu import tiles as cpu_tiles
-from gpufold.cpu import ways
 from gpufold.cpu.ways import fold_way
 from gpufold.elements import ELEMENT_TYPES, WIDER
 from gpufold.geometry import array_to_blocks_geometry, blocks_as_columns
@@ -460,6 +460,16 @@ def plan_of(operation, shape, block, strides, order=None):
     array = Operand.contiguous(shape)
     arrays = (blocks, array) if operation == "blocks_to_array" else (array, blocks)
     return choose(Call(operation, geometry, "float32"), *arrays, H200)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "complex64", "complex128"])
+def test_tiles_of_short_blocks_are_small_enough_to_be_copied(dtype, monkeypatch):
+    """Else they would be added by cells, in up to three times the time."""
+    fold_runs, copied = folding.fold_runs, []
+    monkeypatch.setattr(folding, "fold_runs", lambda *arguments: copied.append(fold_runs(*arguments)) or copied[-1])
+    gpufold.blocks_to_array(np.ones((1, 1, 200, 200, 8, 8), dtype), (1, 1, 207, 207), (8, 8))
+    assert copied
+    assert all(copied)
 
 
 @pytest.mark.parametrize(

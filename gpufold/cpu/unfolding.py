@@ -53,7 +53,7 @@ def _unfold_view(image: Array, columns: Array, axes: tuple[Axis, ...], weights: 
     view = np.lib.stride_tricks.as_strided(first, columns.shape, (*image.strides[:2], *taps, *blocks), writeable=False)
     outer = (0, 1, *range(2 + len(axes), columns.ndim))
     longest = max(outer, key=lambda number: columns.shape[number])
-    parts = get_num_threads() if columns.size >= 4 * tiles.THREADED_ELEMENTS else 1
+    parts = get_num_threads() if columns.size >= 4 * tiles.THREADED_ELEMENTS else 1  # a copy takes less than sums
     arrays = [view, columns] if weights is None else [view, weights, columns]
     cut = [[np.moveaxis(part, 1 + len(axes), -1) for part in np.array_split(array, parts, longest)] for array in arrays]
     for_each(copy_rows if weights is None else multiply, zip(*cut, strict=True))

@@ -7,6 +7,8 @@ from math import prod
 from gpufold.cpu import tiles
 from gpufold.cpu.arithmetic import Array
 from gpufold.cpu.cells import LONG_STRIDE
+from gpufold.cpu.runs import COPIED_BYTES
+from gpufold.elements import sum_dtype
 from gpufold.geometry import Axis
 
 FEW, CELLS, RUNS, SLICES = "few", "cells", "runs", "slices"
@@ -17,8 +19,8 @@ SMALL_ELEMENTS = 1 << 14
 CACHED_BYTES = 1 << 19
 """Of a tile by cells: it stays in the cache of a core while the taps of every cell offset pass over it."""
 
-SHORT_TAPS, COPIED_TILE = 12, 1 << 18
-"""Taps of a row up to which columns are copied, blocks along rows, to be added by runs, and how many of a tile are."""
+SHORT_TAPS = 12
+"""Taps of a row up to which columns are copied, blocks along rows, to be added by runs."""
 
 CUT_ROWS, SMALL_BLOCK = 256, 1 << 16
 """Pieces of a block's rows that an addition of its own spares: from here on they cost more than that does; and pixels
@@ -39,7 +41,8 @@ def fold_way(columns: Array, image: Array, axes: tuple[Axis, ...]) -> tuple[str,
     if not taps_are_closest(columns, axes):
         return RUNS, tiles.TILE_ELEMENTS
     if last.kernel <= min(SHORT_TAPS, last.blocks):
-        return RUNS, max(1, COPIED_TILE * image.size // columns.size)
+        copied = COPIED_BYTES // 2 // sum_dtype(image.dtype).itemsize  # half, for rows of sums may be longer
+        return RUNS, max(1, copied * image.size // columns.size)
     planes = min(image.shape[1], max(1, tiles.TILE_ELEMENTS // prod(image.shape[2:])))  # of a tile
     cuts = (last.dilated_kernel - 1) // max(last.stride, LONG_STRIDE)
     if planes * rows * cuts >= CUT_ROWS and all(axis.dilation == 1 or axis.kernel == 1 for axis in axes):
