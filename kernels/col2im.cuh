@@ -43,8 +43,8 @@ template <int axis> struct Pattern {
 };
 
 struct Parameters {
-    long long columns_batch, columns_channel; // strides in elements, as all below
-    long long image_batch, image_channel;
+    long long columns_batch, image_batch; // strides in elements, as all below
+    Offset columns_channel, image_channel;
     Offset channels;
     Offset items;      // cells, pixels or elements of all planes, or tiles: each has one owner
     Offset size[rank]; // pixels

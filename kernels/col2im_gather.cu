@@ -90,7 +90,7 @@ __device__ void store_staged(const Accumulator (&sums)[planes][cell_width], Resu
 #pragma unroll
             for (int i = 0; i < words; ++i)
                 if (plane < remaining && (i * 32 + lane) * word < run_length)
-                    reinterpret_cast<StoredWord<word>*>(run_first + plane * p.image_channel)[i * 32 + lane] =
+                    reinterpret_cast<StoredWord<word>*>(run_first + lengthened(plane) * p.image_channel)[i * 32 + lane] =
                         tile[i * (32 + skipped) + lane];
         } else {
 #pragma unroll 1
@@ -98,7 +98,7 @@ __device__ void store_staged(const Accumulator (&sums)[planes][cell_width], Resu
                 trace_iteration(i);
                 const int owner = (i * 32 + lane) / words, in_cell = (i * 32 + lane) % words * word;
                 Result* const pixel =
-                    image + firsts[warp][owner] + plane * p.image_channel + in_cell * p.pixel_stride[last];
+                    image + firsts[warp][owner] + lengthened(plane) * p.image_channel + in_cell * p.pixel_stride[last];
                 if (in_cell < counts[warp][owner])
                     *reinterpret_cast<StoredWord<word>*>(pixel) = tile[i * (32 + skipped) + lane];
             }
@@ -199,7 +199,7 @@ __device__ void gather(const Scalar* __restrict__ columns, Result* __restrict__ 
     for (int plane = 0; plane < planes; ++plane)
 #pragma unroll
         for (int i = 0; i < cell_width; ++i)
-            old[plane][i].load(first + plane * p.image_channel + i * p.pixel_stride[last],
+            old[plane][i].load(first + lengthened(plane) * p.image_channel + i * p.pixel_stride[last],
                                plane < remaining && i < pixels);
 #pragma unroll
     for (int plane = 0; plane < planes; ++plane)

@@ -110,7 +110,7 @@ __device__ void gather_pixels(const Scalar* __restrict__ columns, Result* __rest
     OldPixel old[planes][word];
 #pragma unroll
     for (int plane = 0; plane < planes; ++plane)
-        OldPixel::load_wide(old[plane], first + plane * p.image_channel, plane < remaining);
+        OldPixel::load_wide(old[plane], first + lengthened(plane) * p.image_channel, plane < remaining);
     average(sums, denominators);
 #pragma unroll
     for (int plane = 0; plane < planes; ++plane) {
@@ -119,7 +119,7 @@ __device__ void gather_pixels(const Scalar* __restrict__ columns, Result* __rest
         for (int i = 0; i < word; ++i)
             pixels[i] = narrow(old[plane][i].plus(sums[plane][i]));
         if (plane < remaining)
-            store_wide(first + plane * p.image_channel, pixels);
+            store_wide(first + lengthened(plane) * p.image_channel, pixels);
     }
 }
 

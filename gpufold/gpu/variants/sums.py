@@ -25,7 +25,7 @@ MAX_UNROLLED = 128
 
 
 def largest_offset(view: ColumnsView) -> int:
-    """Bound what a kernel computes inside a plane, of taps that turn out not to exist too."""
+    """Bound what a kernel computes inside a plane, of taps that turn out not to exist too, and to the next one."""
     columns = sum(
         (axis.kernel + tap_step(axis)) * abs(tap_stride)
         + (axis.blocks + 2 * (axis.dilated_kernel // axis.stride + 1) + block_step(axis)) * abs(block_stride)
@@ -36,7 +36,8 @@ def largest_offset(view: ColumnsView) -> int:
     taps = prod(axis.kernel for axis in view.axes)
     unrolled = MAX_UNROLLED * prod(map(taps_per_pixel, view.axes))
     steps = (tap_step(axis) * max(tap_step(axis), block_step(axis)) for axis in view.axes)
-    return max(columns, image, padded, taps, unrolled, view.channels, *steps)
+    planes = abs(view.columns_channel), abs(view.image_channel)
+    return max(columns, image, padded, taps, unrolled, view.channels, *planes, *steps)
 
 
 def sum_plan(
@@ -62,9 +63,9 @@ def sum_plan(
     ]
     shared = struct(
         columns_batch=wide(view.columns_batch),
-        columns_channel=wide(view.columns_channel),
         image_batch=wide(view.image_batch),
-        image_channel=wide(view.image_channel),
+        columns_channel=offset(view.columns_channel),
+        image_channel=offset(view.image_channel),
         channels=offset(view.channels),
         items=offset(work.items),
         size=offset([axis.size for axis in axes]),
