@@ -13,7 +13,7 @@ from gpufold.gpu.variants import tile_lists
 from gpufold.gpu.variants.moves import WARP
 from gpufold.gpu.variants.placed import CANDIDATES, COUNT_BYTES, THREADS, bits_of, placed_plan, placed_view, tiles_of
 
-SUM_BYTES, LOADED_BYTES = 64, 192
+SUM_BYTES, LOADED_BYTES = 128, 192
 """Of the sums that a thread keeps in registers, and of what it has asked for of blocks, as far as their number goes."""
 MAX_PLANES, MAX_ROWS, MAX_AT_ONCE = 4, 8, 4
 """Of a thread, the last of the blocks whose elements it loads before it adds the first."""
