@@ -90,15 +90,16 @@ __device__ void store_staged(const Accumulator (&sums)[planes][cell_width], Resu
 #pragma unroll
             for (int i = 0; i < words; ++i)
                 if (plane < remaining && (i * 32 + lane) * word < run_length)
-                    reinterpret_cast<StoredWord<word>*>(run_first + lengthened(plane) * p.image_channel)[i * 32 + lane] =
+                    reinterpret_cast<StoredWord<word>*>(run_first +
+                                                        lengthened(plane) * p.image_channel)[i * 32 + lane] =
                         tile[i * (32 + skipped) + lane];
         } else {
 #pragma unroll 1
             for (int i = 0; i < words; ++i) {
                 trace_iteration(i);
                 const int owner = (i * 32 + lane) / words, in_cell = (i * 32 + lane) % words * word;
-                Result* const pixel =
-                    image + firsts[warp][owner] + lengthened(plane) * p.image_channel + in_cell * p.pixel_stride[last];
+                Result* const pixel = image + firsts[warp][owner] + lengthened(plane) * p.image_channel +
+                                      in_cell * p.pixel_stride[last];
                 if (in_cell < counts[warp][owner])
                     *reinterpret_cast<StoredWord<word>*>(pixel) = tile[i * (32 + skipped) + lane];
             }
@@ -222,16 +223,14 @@ __device__ void gather(const Scalar* __restrict__ columns, Result* __restrict__ 
                         store_word<word * sizeof(Result)>(address, word_of<word>(sums[plane] + i * word));
                 }
             plane_first += p.image_channel;
-            if constexpr (word > 1 || sizeof(Result) <= 4)
-                keep(plane_first);
         }
     } else {
         store_staged<planes, word>(sums, first, image, in_plane, pixels, live, remaining, p);
     }
 }
 
-// What is fused needs registers of its own.
-constexpr int resident_thread_blocks = PLANES > 1 && !fuses ? 3 : 2;
+// What is fused needs registers of its own, and so do bytes, which are held widened.
+constexpr int resident_thread_blocks = PLANES > 1 && !fuses && sizeof(Scalar) > 1 ? 896 / THREADS : 2;
 
 // A thread for each cell of each plane.
 extern "C" __global__ void __launch_bounds__(THREADS, 2)

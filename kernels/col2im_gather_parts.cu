@@ -101,7 +101,8 @@ __device__ void store_parts(Tile<planes>& tile, const Run& own, const Accumulato
     for (int k = 0; k < planes; ++k)
 #pragma unroll
         for (int i = 0; i < part; i += word) {
-            const Result* const address = own.first + (lengthened(k) * p.image_channel + i * p.pixel_stride[last]);
+            const Result* const address =
+                own.first + (lengthened(k) * p.image_channel + i * p.pixel_stride[last]);
             OldPixel old[word];
             OldPixel::load_wide(old, address, k < own.planes && own.begin <= i && i < own.end);
             Result pixels[word];

@@ -16,7 +16,9 @@ from gpufold.gpu.variants.whole_blocks import gather_blocks
 # ---------------------------------------------------------------------------------------------
 # gather
 
-GATHER_THREADS = 256
+GATHER_THREADS, GATHER_WORD_THREADS = 256, 224
+"""Of a block, the latter where elements are words of 4 bytes: a multiprocessor then has registers for 28 warps, which
+are four such blocks, and else for 24."""
 GATHER_MAX_STRIDE = 16
 GATHER_MAX_KERNEL = 32
 """A gathering thread keeps a cell's sums and the offsets of a row's taps in registers."""
@@ -77,9 +79,8 @@ def gather(problem: Problem) -> Plan:
     words = word > itemsize and whole_cells and aligned and (planes > 1 or at_most == 1)
     groups = -(-view.channels // planes)
     items = view.batch * groups * prod(extents)
-    block = GATHER_THREADS
-    while row.stride > 1 and 33 * block // WARP * row.stride * itemsize > STAGED_BYTES:
-        block //= 2
+    block = GATHER_WORD_THREADS if problem.call.source_element.itemsize == 4 else GATHER_THREADS
+    block = min(block, STAGED_BYTES // (33 * row.stride * itemsize) * WARP)
     contiguous = view.pixel_strides == contiguous_strides(tuple(axis.size for axis in view.axes))
     stored = f"in words of {word} bytes" if words else "one by one"
     staged = row.stride * itemsize > (word if words else 2 * itemsize)
@@ -104,9 +105,8 @@ def gather(problem: Problem) -> Plan:
 # ---------------------------------------------------------------------------------------------
 # gather_pixels
 
-PIXELS_WEIGHED_THREADS = 128
-"""Threads of a block with a window: a multiprocessor has registers for five such blocks, where two of twice the threads
-fit and a third does not."""
+PIXELS_THREADS = 128
+"""Of a block: a multiprocessor has registers for five such blocks with a window, where two of twice as many fit."""
 
 
 def _pixels_per_word(problem: Problem) -> tuple[int, bool]:
@@ -135,7 +135,7 @@ def gather_pixels(problem: Problem) -> Plan:
     planes = _planes(problem, prod(extents), words_at_most if words else at_most)
     groups = -(-view.channels // planes)
     items = view.batch * groups * prod(extents)
-    threads = PIXELS_WEIGHED_THREADS if problem.fusion.window != "none" else GATHER_THREADS
+    threads = PIXELS_THREADS
     pixels = "one pixel" if not words else f"{word} pixels"
     bits = offset_bits(OPERATION, largest_offset(view), items + threads)
     return sum_plan(
@@ -155,9 +155,10 @@ def gather_pixels(problem: Problem) -> Plan:
 
 PARTS_THREADS = 128
 """Of a block: a multiprocessor has registers for five or seven such blocks, where two or three of twice as many fit."""
-PARTS_BYTES, PARTS_REGISTERS, PARTS_PLANES = 64, 32, 2
+PARTS_BYTES, PARTS_REGISTERS, PARTS_PLANES, PARTS_LOADED = 64, 32, 4, 96
 """Of a thread: what neighbouring pixels it owns, two sectors, the registers of a plane that loads in flight together
-fill, and planes. A part is half as long where the taps of each pixel are kept, because they are dilated."""
+fill, planes, and the registers for the loads of all of them, a window's among these. A part is half as long where the
+taps of each pixel are kept, because they are dilated."""
 PARTS_RUN_BYTES = 16
 """What shared memory holds of where a part is stored."""
 
@@ -177,7 +178,9 @@ def gather_parts(problem: Problem) -> Plan:
     in_words = in_words and problem.output.alignment % (word * itemsize) == 0
     extents = (*(min(axis.stride, axis.size) for axis in outer), -(-row.stride // part))
     cells = cells_of(view)
-    at_most = PARTS_PLANES if part * of_pixel <= PARTS_REGISTERS else 1  # a word may have more loads
+    at_most, weighed = PARTS_PLANES, problem.fusion.window != "none"
+    while at_most > 1 and (at_most + weighed) * part * of_pixel > PARTS_LOADED:
+        at_most //= 2
     planes = _planes(problem, prod(extents) * prod(cells), at_most)
     groups = -(-view.channels // planes)
     items = view.batch * groups * prod(extents) * prod(cells)
