@@ -1164,6 +1164,13 @@ FAULTS = (
     ),
     # --- the planner
     Fault(
+        "a step from a plane to the next that no offset holds",
+        f"{VARIANTS}/sums.py",
+        "view.channels, *planes, *steps",
+        "view.channels, *steps",
+        COL2IM + "offsets_are_wide_where_a_plane_or_the_threads_need_it",
+    ),
+    Fault(
         "pads_end in place of pads_begin",
         f"{VARIANTS}/sums.py",
         "[axis.pad_begin for axis in axes]",

@@ -450,6 +450,8 @@ def test_offsets_are_wide_where_a_plane_or_the_threads_need_it():
     assert bits((2**15, 2**16 - 9)) == "long long"  # four taps of 2**31 elements
     assert bits((4, 8), steps=(0, 2**29, 1)) == "long long"  # a span, not a size
     assert bits((4, 8), steps=(0, -(2**29), 1)) == "long long"
+    assert bits((4, 8), steps=(2**31 - 1, 21, 1), batch=2) == "int"
+    assert bits((4, 8), steps=(-(2**31), 21, 1), batch=2) == "long long"  # from a plane to the next
     assert bits((4, 8), pads_begin=2**30, strides=2**29, variant="gather_pixels") == "long long"
     assert bits((64, 64), (1, 1), batch=2**18, channels=4) == "int"
     assert bits((64, 64), (1, 1), batch=2**18, channels=4, variant="atomic") == "long long"  # 2**32 threads
