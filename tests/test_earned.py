@@ -35,7 +35,7 @@ MOST_INSTRUCTIONS = 4_000_000
 """Of warps, enough to tell variants apart."""
 
 EARNED = {
-    "col2im_gather_blocks": ("blocks_to_array-blocks-8x8-s1", "float32", 3.5),
+    "col2im_gather_blocks": ("blocks_to_array-blocks-8x8-s1", "float32", 3.4),
     "col2im_gather_parts": ("col2im-audio-2048-s512", "float32", 4.3),
     "col2im_gather_pixels": ("blocks_to_array-stitch-512x512-s256", "float32", 2.4),
     "im2col_packed": ("array_to_blocks-blocks-7x7-s1", "uint8", 3.4),
