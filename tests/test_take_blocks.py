@@ -60,11 +60,10 @@ def random_case(seed):
 # The NumPy path
 
 
-@pytest.fixture(params=["by index", "windows", "one by one", "threaded"])
+@pytest.fixture(params=["by rows", "one by one", "threaded"])
 def way(request, monkeypatch):
-    """Small blocks would mostly be taken by their index, in one piece."""
-    monkeypatch.setattr(placing, "_are_small", lambda blocks, rank: request.param in ("by index", "windows"))
-    monkeypatch.setattr(placing, "LONG_ROW", 0 if request.param == "windows" else 1 << 20)
+    """Small blocks would mostly be taken by their rows, in one piece."""
+    monkeypatch.setattr(placing, "_are_small", lambda blocks, rank: request.param == "by rows")
     if request.param == "threaded":
         monkeypatch.setattr(tiles, "THREADED_ELEMENTS", 1)
         monkeypatch.setattr(placing, "THREADED_BLOCK", 1)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from math import prod
-from operator import lt
+from operator import le, lt
 from typing import Any
 
 import numpy as np
-from numpy.lib.stride_tricks import as_strided, sliding_window_view
+from numpy.lib.stride_tricks import as_strided
 
 from gpufold.calls import Call
 from gpufold.cpu import tiles
@@ -20,9 +20,6 @@ from gpufold.threads import for_each, get_num_threads
 
 BLOCK_START, ROW_START = 1 << 10, 8
 """Elements that are added or taken by their index while an array operation starts, and while it starts on a row."""
-
-LONG_ROW = 32
-"""Elements of a row from which small blocks are taken as parts of one view, for less than their indices cost."""
 
 THREADED_BLOCK = 1 << 14
 """Elements of a block from which threads gain, which take turns in Python between two blocks."""
@@ -174,15 +171,14 @@ def take_blocks(call: Call, array: Array, blocks: Array, window: Weights, positi
     weights = None if window is None else weights_of_block(call.fusion.window, window, geometry.block_shape)
     first = np.clip(positions, np.negative(geometry.block_shape), geometry.size)  # beyond, nothing changes any more
     rank = len(geometry.block_shape)
-    small = _are_small(blocks, rank)
-    by_index = small and blocks.shape[-1] < LONG_ROW
-    if by_index and not _is_indexed(array, rank):
+    fits = all(map(le, geometry.block_shape, array.shape[-rank:]))
+    small = fits and not array.dtype.hasobject and _are_small(blocks, rank)
+    if small and not _is_indexed(array, rank):
         array = np.ascontiguousarray(array)
-    at_once = prod(geometry.block_shape) if by_index else blocks[0].size
-    step = max(1, tiles.SCATTERED_ELEMENTS // at_once) if small else len(blocks)
+    step = max(1, 2 * tiles.SCATTERED_ELEMENTS // prod(geometry.block_shape)) if small else len(blocks)
     if blocks.size >= tiles.THREADED_ELEMENTS and blocks[0].size >= THREADED_BLOCK:
         step = min(step, -(-len(blocks) // get_num_threads()))
-    take = _take_by_index if by_index else _take_windows if small else _take_one_by_one
+    take = _take_rows if small else _take_one_by_one
     with np.errstate(all="ignore"):
         for_each(
             take,
@@ -193,35 +189,25 @@ def take_blocks(call: Call, array: Array, blocks: Array, window: Weights, positi
         )
 
 
-def _take_by_index(array: Array, blocks: Array, first: Array, weights: Array | None, nearest: bool) -> None:
-    """Take the elements of a plane by their index, those of all blocks in one array operation."""
-    rank = first.shape[1]
+def _take_rows(array: Array, blocks: Array, first: Array, weights: Array | None, nearest: bool) -> None:
+    """Take all rows of a plane's blocks in one array operation, each as one element; then what is outside."""
+    rank, size = first.shape[1], array.itemsize
     planes, block = _planes_as_memory(array, rank), blocks.shape[-rank:]
-    index, partial, outside = _indices(array, block, first)
+    run = block[-1] if array.strides[-1] == size else 1
+    inside = first.clip(0, np.subtract(array.shape[-rank:], block))
+    partial = (first != inside).any(axis=1)
+    rows, _, _ = _indices(array, (*block[:-1], block[-1] // run), inside)
+    elements, _, outside = _indices(array, block, first[partial])
     for plane in np.ndindex(planes.shape[:-1]):
-        taken = planes[plane][index].reshape(-1, *block)
+        memory = planes[plane]
+        as_rows = np.ndarray(memory.size - run + 1, (np.void, run * size), memory.view(np.uint8), 0, (size,))
+        taken = as_rows[rows].view(array.dtype).reshape(-1, *block)
+        taken[partial] = memory[elements].reshape(-1, *block)
         if weights is not None:
             multiply(taken, weights, taken)
         if not nearest:
             taken[partial] = np.where(outside.reshape(-1, *block), np.zeros((), taken.dtype), taken[partial])
         blocks[(ALL, *plane)] = taken
-
-
-def _take_windows(array: Array, blocks: Array, first: Array, weights: Array | None, nearest: bool) -> None:
-    """Take the blocks inside of the array as parts of one view, and the others one by one."""
-    rank = first.shape[1]
-    lead, side = array.ndim - rank, blocks.shape[-rank:]
-    whole = ((first >= 0) & (first <= np.subtract(array.shape[lead:], side))).all(axis=1)
-    if whole.any():
-        windows = sliding_window_view(array, side, tuple(range(lead, array.ndim)))
-        taken = np.moveaxis(windows, range(lead), range(rank, array.ndim))[tuple(first[whole].T)]
-        if weights is not None:
-            multiply(taken, weights, taken)
-        blocks[whole] = taken
-    if not whole.all():
-        others = blocks[~whole]
-        _take_one_by_one(array, others, first[~whole], weights, nearest)
-        blocks[~whole] = others
 
 
 def _take_one_by_one(array: Array, blocks: Array, first: Array, weights: Array | None, nearest: bool) -> None:
