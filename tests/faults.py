@@ -1317,7 +1317,7 @@ FAULTS = (
         "gpufold/cpu/slices.py",
         ".T[::-1]",
         ".T",
-        BLOCKS + "large_blocks_in_rows_have_the_bits_of_columns[volume-slices-sum]",
+        BLOCKS + "large_blocks_in_rows_have_the_bits_of_columns[volume-fold_slices-sum]",
     ),
     Fault(
         "blocks that end in a tile and begin before it shifted to its begin",

@@ -16,8 +16,11 @@ from moves import DEVICES, ONE_THREAD, in_layout, operand
 import gpufold
 from bench import hostcuda
 from gpufold.calls import PLAIN, Call, Fusion, Unsupported
-from gpufold.cpu import folding, ways
+from gpufold.cpu import runs, ways
 from gpufold.cpu import tiles as cpu_tiles
+from gpufold.cpu.cells import fold_cells
+from gpufold.cpu.runs import fold_runs
+from gpufold.cpu.slices import fold_slices
 from gpufold.cpu.ways import fold_way
 from gpufold.elements import ELEMENT_TYPES, WIDER
 from gpufold.geometry import array_to_blocks_geometry, blocks_as_columns
@@ -105,16 +108,16 @@ def test_they_are_col2im_and_im2col_through_a_transpose(case, dtype):
 
 
 LARGE_CASES = (
-    (Blocks("frames", (300_000,), (1024,), (256,)), ways.CELLS),
-    (Blocks("short-frames", (2, 140_000), (8,), (2,)), ways.RUNS),
-    (Blocks("patches", (2, 3, 100, 90), (8, 7), (1, 2)), ways.RUNS),
-    (Blocks("tiles", (2, 600, 500), (280, 192), (70, 130)), ways.SLICES),
-    (Blocks("volume", (60, 100, 90), (30, 32, 40), (15, 16, 20)), ways.SLICES),
+    (Blocks("frames", (300_000,), (1024,), (256,)), fold_cells),
+    (Blocks("short-frames", (2, 140_000), (8,), (2,)), fold_runs),
+    (Blocks("patches", (2, 3, 100, 90), (8, 7), (1, 2)), fold_runs),
+    (Blocks("tiles", (2, 600, 500), (280, 192), (70, 130)), fold_slices),
+    (Blocks("volume", (60, 100, 90), (30, 32, 40), (15, 16, 20)), fold_slices),
 )
 
 
 @pytest.mark.parametrize("fusion", [("sum", "none", False), ("least_squares", "separable", True)], ids=["sum", "fused"])
-@pytest.mark.parametrize(("case", "way"), LARGE_CASES, ids=str)
+@pytest.mark.parametrize(("case", "way"), LARGE_CASES, ids=lambda each: getattr(each, "__name__", str(each)))
 def test_large_blocks_in_rows_have_the_bits_of_columns(case, way, fusion, monkeypatch):
     """Columns are summed in runs, blocks by cells or in slices, as they are best read; the bits are the same."""
     chosen = []
@@ -126,7 +129,7 @@ def test_large_blocks_in_rows_have_the_bits_of_columns(case, way, fusion, monkey
     want = through_col2im(case, blocks, out, **options)
     got = gpufold.blocks_to_array(blocks, case.shape, *case.arguments, out=out.copy(), **options)
     assert_same_bits(got, want)
-    assert [each for each, _ in chosen] == [ways.RUNS, way]
+    assert [each for each, _ in chosen] == [fold_runs, way]
 
 
 @pytest.mark.parametrize(("case", "seed"), crossed(CASES, range(20)))
@@ -465,11 +468,11 @@ def plan_of(operation, shape, block, strides, order=None):
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "complex64", "complex128"])
 def test_tiles_of_short_blocks_are_small_enough_to_be_copied(dtype, monkeypatch):
     """Else they would be added by cells, in up to three times the time."""
-    fold_runs, copied = folding.fold_runs, []
-    monkeypatch.setattr(folding, "fold_runs", lambda *arguments: copied.append(fold_runs(*arguments)) or copied[-1])
+    fold_copied, copied = runs._fold_copied, []
+    monkeypatch.setattr(runs, "_fold_copied", lambda *arguments: copied.append(fold_copied(*arguments)))
+    monkeypatch.delattr(runs, "fold_cells")
     gpufold.blocks_to_array(np.ones((1, 1, 200, 200, 8, 8), dtype), (1, 1, 207, 207), (8, 8))
     assert copied
-    assert all(copied)
 
 
 @pytest.mark.parametrize(

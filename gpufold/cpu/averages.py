@@ -10,7 +10,7 @@ import numpy as np
 
 from gpufold.calls import Call
 from gpufold.cpu.arithmetic import ALL, Array, divide
-from gpufold.cpu.cells import cell_way, fold_cells
+from gpufold.cpu.cells import fold_cells
 from gpufold.cpu.treatment import Treatment, Weights
 from gpufold.elements import ELEMENT_TYPES
 from gpufold.geometry import Axis
@@ -82,7 +82,7 @@ def _folded(weights: Array, axes: tuple[Axis, ...]) -> Array:
     rank, blocks = len(axes), tuple(axis.blocks for axis in axes)
     columns = np.broadcast_to(weights.reshape(1, 1, *weights.shape, *(1,) * rank), (1, 1, *weights.shape, *blocks))
     image: Array = np.empty((1, 1, *(axis.size for axis in axes)), weights.dtype)
-    fold_cells(columns, image, cell_way(axes))
+    fold_cells(columns, image, axes, None)
     plane: Array = image[0, 0]
     return plane
 
@@ -99,10 +99,8 @@ def _shortened(axis: Axis) -> tuple[Axis, Array | None]:
         return axis, None
     pixels = np.arange(axis.size)
     begin = (least - 1) * axis.stride - axis.pad_begin
-    periodic = (pixels >= begin) & (pixels < begin + missing)
-    few = np.where(periodic, begin + (pixels - begin) % axis.stride, np.where(pixels < begin, pixels, pixels - missing))
-    lowest, highest = int(few.min()), int(few.max())
-    size = highest - lowest + 1
+    few = pixels - np.clip((pixels - begin) // axis.stride * axis.stride, 0, missing)
+    lowest, size = int(few.min()), int(np.ptp(few)) + 1
     pad_begin = axis.pad_begin + lowest
     pad_end = (least - 1) * axis.stride + axis.dilated_kernel - size - pad_begin
     return Axis(size, axis.kernel, axis.stride, axis.dilation, pad_begin, pad_end), few - lowest

@@ -7,10 +7,10 @@ small arrays, large strides and pure movement.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
 from math import prod
+from typing import NamedTuple
 
 import numpy as np
 
@@ -21,8 +21,7 @@ LONG_STRIDE = 8
 """Strides of the last axis from which the phases of a cell make an inner loop that is long enough."""
 
 
-@dataclass(frozen=True, slots=True)
-class Group:
+class Group(NamedTuple):
     """Consecutive taps of an axis that reach the same cell offset, each at its own phase of the cell."""
 
     taps: slice
@@ -36,8 +35,7 @@ class Group:
         return int(self.cells.start - self.blocks.start)
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
+class Piece(NamedTuple):
     """Pixels of an axis viewed as (cells, width): whole cells of a stride's width, or the shorter rest as one."""
 
     pixels: slice
@@ -63,9 +61,8 @@ def groups_of(axis: Axis, piece: Piece, group_phases: bool) -> Iterator[Group]:
         offset, phase = divmod(axis.pixel(0, tap), axis.stride)
         offset -= piece.first_cell
         step = max(1, axis.dilation)
-        count = 1
-        if group_phases and axis.dilation:
-            count = min(axis.kernel - tap, (axis.stride - 1 - phase) // step + 1)
+        most = axis.kernel - tap if group_phases and axis.dilation else 1
+        count = min(most, (axis.stride - 1 - phase) // step + 1)
         inside = min(count, max(0, (piece.width - 1 - phase) // step + 1))
         begin, end = max(0, offset), min(piece.cells, offset + axis.blocks)
         if inside and begin < end:
@@ -111,8 +108,7 @@ def _stores(axes: tuple[Axis, ...], begin: Size) -> tuple[tuple[Index, Index, Si
     return tuple(stores)
 
 
-@dataclass(frozen=True, slots=True)
-class CellPiece:
+class CellPiece(NamedTuple):
     """A piece of the image in the shape of its cells, and the (cells, columns) indices to pair up.
 
     Cells are (N, C, cells, phases, ...), without phases where the stride is 1; columns (N, C, blocks, taps, ...).
@@ -129,8 +125,7 @@ class CellPiece:
         return image[self.pixels].reshape(image.shape[:2] + self.shape, copy=False)
 
 
-@dataclass(frozen=True, slots=True)
-class CellWay:
+class CellWay(NamedTuple):
     """How a tile is served by cells."""
 
     order: tuple[int, ...]
@@ -182,8 +177,9 @@ def _narrow(part: slice) -> slice | int:
     return part if part.stop - part.start > 1 else int(part.start)
 
 
-def fold_cells(columns: Array, image: Array, way: CellWay, weights: Array | None = None, move: bool = False) -> None:
+def fold_cells(columns: Array, image: Array, axes: tuple[Axis, ...], weights: Array | None, move: bool = False) -> None:
     """Add, or move, columns into an image, every element of which is written."""
+    way = cell_way(axes)
     columns = columns.transpose(way.order)
     if weights is not None:
         weights = weights.transpose(way.order)

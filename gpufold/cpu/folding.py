@@ -7,9 +7,7 @@ import numpy as np
 from gpufold.cpu import tiles, ways
 from gpufold.cpu.arithmetic import Array
 from gpufold.cpu.averages import average
-from gpufold.cpu.cells import cell_way, fold_cells, fold_few
-from gpufold.cpu.runs import fold_runs
-from gpufold.cpu.slices import fold_slices
+from gpufold.cpu.cells import cell_way, fold_cells
 from gpufold.cpu.treatment import Treatment, of_tile
 from gpufold.elements import sum_dtype
 from gpufold.geometry import Axis
@@ -18,7 +16,7 @@ from gpufold.threads import for_each
 
 def fold(columns: Array, image: Array, axes: tuple[Axis, ...], treatment: Treatment) -> None:
     """Add split columns (N, C, *kernel, *blocks) into an image (N, C, *size), each of any layout."""
-    way, limit = (ways.CELLS, image.size) if treatment.move else ways.fold_way(columns, image, axes)
+    way, limit = (fold_cells, image.size) if treatment.move else ways.fold_way(columns, image, axes)
     with np.errstate(all="ignore"):  # sums past the range are IEEE's infinities and NaNs, silently, as on a GPU
         if max(columns.size, image.size) < tiles.THREADED_ELEMENTS:
             _fold_tile(columns, image, axes, treatment, way)
@@ -30,24 +28,18 @@ def fold(columns: Array, image: Array, axes: tuple[Axis, ...], treatment: Treatm
             for_each(_fold_tile, [(*part, way) for part in parts])
 
 
-def _fold_tile(columns: Array, image: Array, axes: tuple[Axis, ...], treatment: Treatment, way: str) -> None:
-    cells = cell_way(axes)
+def _fold_tile(columns: Array, image: Array, axes: tuple[Axis, ...], treatment: Treatment, way: ways.Way) -> None:
     if treatment.move:
-        fold_cells(columns, image, cells, move=True)
-        return
+        return fold_cells(columns, image, axes, None, move=True)
     accumulator, weights = sum_dtype(image.dtype), treatment.weights
     narrow = accumulator != image.dtype
-    if narrow and cells.once and weights is None and not treatment.accumulate and columns.dtype == image.dtype:
+    if narrow and cell_way(axes).once and weights is None and not treatment.accumulate and columns.dtype == image.dtype:
         words = image.view(np.uint16)
-        fold_cells(columns.view(np.uint16), words, cells, move=True)
+        fold_cells(columns.view(np.uint16), words, axes, None, move=True)
         words[words == 1 << 15] = 0  # -0.0: sums start from +0
         return
     total = np.empty(image.shape, accumulator) if narrow or treatment.accumulate else image
-    by_way = {ways.FEW: fold_few, ways.SLICES: fold_slices}.get(way)
-    if by_way is not None and not cells.once:
-        by_way(columns, total, axes, weights)
-    elif way != ways.RUNS or cells.once or not columns.size or not fold_runs(columns, total, axes, weights):
-        fold_cells(columns, total, cells, weights)
+    way(columns, total, axes, weights)
     if treatment.reduction != "sum":
         average(total, axes, treatment)
     if treatment.accumulate:

@@ -21,7 +21,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 
 from gpufold.cpu.arithmetic import ALL, Array, Index, add_pairs, multiply
-from gpufold.cpu.cells import Piece, groups_of, store
+from gpufold.cpu.cells import Piece, fold_cells, groups_of, store
 from gpufold.geometry import Axis, Size
 
 FLAT_RUN, LARGE_PLANE = 32, 5000
@@ -34,8 +34,10 @@ COPIED_BYTES = 1 << 21
 _UNIT_AXIS = Axis(size=1, kernel=1, stride=1, dilation=1, pad_begin=0, pad_end=0)
 
 
-def fold_runs(columns: Array, image: Array, axes: tuple[Axis, ...], weights: Array | None) -> bool:
-    """Fold by runs where that is worth it, else do nothing and say False."""
+def fold_runs(columns: Array, image: Array, axes: tuple[Axis, ...], weights: Array | None) -> None:
+    """Add split columns into an image, every element of which is written, by cells where runs would be short."""
+    if not columns.size:
+        return fold_cells(columns, image, axes, weights)
     if len(axes) == 1:  # a single axis is a single row
         columns, image, axes = columns[:, :, None, :, None, :], image[:, :, None], (_UNIT_AXIS, *axes)
         weights = weights if weights is None else weights[:, :, None, :, None, :]
@@ -47,10 +49,8 @@ def fold_runs(columns: Array, image: Array, axes: tuple[Axis, ...], weights: Arr
     high = max(low, min(last.size, last.blocks * last.stride - last.pad_begin))
     wide = prod(columns.shape[-2:]) >= FLAT_RUN and high - low >= 2 * (last.size - high + low)
     if not (flat and wide) or prod(columns.shape[-len(axes) :]) * last.stride < LARGE_PLANE:
-        if copied > COPIED_BYTES or (flat and 4 * copied > 7 * prod(columns.shape[2:]) * image.itemsize):
-            return False
-        _fold_copied(columns, image, axes, weights)
-        return True
+        sparse = copied > COPIED_BYTES or (flat and 4 * copied > 7 * prod(columns.shape[2:]) * image.itemsize)
+        return (fold_cells if sparse else _fold_copied)(columns, image, axes, weights)
     parts, zeros = (*outer, last._replace(size=high - low)), (0,) * len(outer)
     cells = last._replace(size=last.blocks * last.stride, pad_begin=0, pad_end=last.dilated_kernel - last.stride)
     sums = _sums(columns, (*outer, cells), image.dtype, weights)
@@ -62,7 +62,6 @@ def fold_runs(columns: Array, image: Array, axes: tuple[Axis, ...], weights: Arr
             few_weights = None if weights is None else weights[few]
             sums = _sums_of_strip(columns[few], parts, image.dtype, few_weights)
             store(sums, image[..., start:stop], parts, (*zeros, 0))
-    return True
 
 
 @lru_cache(maxsize=64)

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import prod
+from typing import TypeAlias
 
 from gpufold.cpu import tiles
 from gpufold.cpu.arithmetic import Array
-from gpufold.cpu.cells import LONG_STRIDE
-from gpufold.cpu.runs import COPIED_BYTES
+from gpufold.cpu.cells import LONG_STRIDE, cell_way, fold_cells, fold_few
+from gpufold.cpu.runs import COPIED_BYTES, fold_runs
+from gpufold.cpu.slices import fold_slices
 from gpufold.elements import sum_dtype
 from gpufold.geometry import Axis
 
-FEW, CELLS, RUNS, SLICES = "few", "cells", "runs", "slices"
+Way: TypeAlias = Callable[[Array, Array, tuple[Axis, ...], Array | None], None]
+"""Adds split columns, weighed, into a tile of an image, every element of which it writes."""
 
 SMALL_ELEMENTS = 1 << 14
 """Column elements up to which starting array operations takes longer than to add each by its index."""
@@ -27,27 +31,29 @@ CUT_ROWS, SMALL_BLOCK = 256, 1 << 16
 of a block up to which tiles are larger, so that they cut few blocks into still shorter additions."""
 
 
-def fold_way(columns: Array, image: Array, axes: tuple[Axis, ...]) -> tuple[str, int]:
+def fold_way(columns: Array, image: Array, axes: tuple[Axis, ...]) -> tuple[Way, int]:
     """Return the way that columns take into an image, and how many pixels a tile has at most.
 
     Runs go along the blocks. Where taps lie closer together, short rows of them are copied for that; others are added
     by cells, which cut a block's rows where a stride ends, or in a slice for each block, which does not. Few elements
-    are added by their index.
+    are added by their index, and those of blocks that tile the image moved as cells.
     """
     *outer, last = axes
     rows = prod(axis.kernel for axis in outer)
+    if cell_way(axes).once:
+        return fold_cells, tiles.TILE_ELEMENTS
     if columns.size <= SMALL_ELEMENTS:
-        return FEW, tiles.TILE_ELEMENTS
+        return fold_few, tiles.TILE_ELEMENTS
     if not taps_are_closest(columns, axes):
-        return RUNS, tiles.TILE_ELEMENTS
+        return fold_runs, tiles.TILE_ELEMENTS
     if last.kernel <= min(SHORT_TAPS, last.blocks):
         copied = COPIED_BYTES // 2 // sum_dtype(image.dtype).itemsize  # half, for rows of sums may be longer
-        return RUNS, max(1, copied * image.size // columns.size)
+        return fold_runs, max(1, copied * image.size // columns.size)
     planes = min(image.shape[1], max(1, tiles.TILE_ELEMENTS // prod(image.shape[2:])))  # of a tile
     cuts = (last.dilated_kernel - 1) // max(last.stride, LONG_STRIDE)
     if planes * rows * cuts >= CUT_ROWS and all(axis.dilation == 1 or axis.kernel == 1 for axis in axes):
-        return SLICES, tiles.TILE_ELEMENTS * (4 if rows * last.kernel <= SMALL_BLOCK else 1)
-    return CELLS, min(tiles.TILE_ELEMENTS, CACHED_BYTES // image.itemsize)
+        return fold_slices, tiles.TILE_ELEMENTS * (4 if rows * last.kernel <= SMALL_BLOCK else 1)
+    return fold_cells, min(tiles.TILE_ELEMENTS, CACHED_BYTES // image.itemsize)
 
 
 def taps_are_closest(columns: Array, axes: tuple[Axis, ...]) -> bool:
