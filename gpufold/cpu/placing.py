@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from math import prod
-from operator import le, lt
-from typing import Any
+from operator import le
 
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
@@ -12,7 +11,7 @@ from numpy.lib.stride_tricks import as_strided
 from gpufold.calls import Call
 from gpufold.cpu import tiles
 from gpufold.cpu.arithmetic import ALL, PRODUCTS, Array, Index, multiply
-from gpufold.cpu.slices import add_slices
+from gpufold.cpu.slices import add_slices, placed
 from gpufold.cpu.treatment import Weights, weights_of_block
 from gpufold.elements import sum_dtype
 from gpufold.geometry import Axis, PositionsGeometry, Size
@@ -43,13 +42,20 @@ def add_blocks(
 
 def _add(blocks: Array, array: Array, weights: Array | None, positions: Array) -> None:
     """Add blocks, tile by tile."""
-    if len(blocks) == 1 and blocks.size <= PRODUCTS and sum_dtype(array.dtype) == array.dtype:
-        _add_one(blocks[0], array, weights, positions[0].tolist())
+    rank = positions.shape[1]
+    if len(blocks) == 1 and blocks.size <= PRODUCTS and sum_dtype(array.dtype) == array.dtype:  # a frame of a stream
+        for _, pixels, taps in placed(positions, blocks.shape[-rank:], array.shape[-rank:]):
+            terms, part = blocks[(0, *taps)], array[pixels]
+            with np.errstate(all="ignore"):
+                products = terms if weights is None else np.empty(terms.shape, array.dtype)
+                if weights is not None:
+                    multiply(terms, weights[taps], products)
+                np.add(part, products, part)
         return
-    lead = array.ndim - positions.shape[1]
+    lead = array.ndim - rank
     unit_axes = tuple(Axis(extent, 1, 1, 1, 0, 0) for extent in array.shape)
-    scatters = _are_small(blocks, positions.shape[1])
-    copies = sum_dtype(array.dtype) != array.dtype or (scatters and not _is_indexed(array, positions.shape[1]))
+    scatters = _are_small(blocks, rank)
+    copies = sum_dtype(array.dtype) != array.dtype or (scatters and not _is_indexed(array, rank))
     limit = tiles.TILE_ELEMENTS if copies else array.size
     if blocks.size >= tiles.THREADED_ELEMENTS and blocks[0].size >= THREADED_BLOCK:
         limit = min(limit, -(-array.size // get_num_threads()))
@@ -70,25 +76,6 @@ def _add(blocks: Array, array: Array, weights: Array | None, positions: Array) -
         )
 
 
-def _add_one(block: Array, array: Array, weights: Array | None, position: list[int]) -> None:
-    """Add a block alone, such as a frame of a stream, in less time than to look for tiles that it meets."""
-    into: list[Any] = []
-    taps: list[Any] = []
-    for first, side, extent in zip(position, block.shape[-len(position) :], array.shape[-len(position) :], strict=True):
-        start, stop = max(first, 0), min(first + side, extent)
-        if start >= stop:
-            return
-        into.append(slice(start, stop))
-        taps.append(slice(start - first, stop - first))
-    part, terms = array[(..., *into)], block[(..., *taps)]
-    with np.errstate(all="ignore"):
-        if weights is not None:
-            products = np.empty(terms.shape, array.dtype)
-            multiply(terms, weights[tuple(taps)], products)
-            terms = products
-        np.add(part, terms, part)
-
-
 def _add_to_tile(
     tile: Array, begin: Array, blocks: Array, positions: Array, weights: Array | None, scatters: bool
 ) -> None:
@@ -104,7 +91,7 @@ def _add_to_tile(
         _scatter_blocks(total, blocks, weights, met, positions[met] - begin)
     else:
         weights = None if weights is None else np.broadcast_to(weights, blocks.shape)
-        add_slices(total, blocks, weights, met[:, None], positions[met] - begin)
+        add_slices(total, blocks, weights, met[:, None].tolist(), positions[met] - begin)
     if total is not tile:
         tile[...] = total
 
@@ -214,19 +201,12 @@ def _take_one_by_one(array: Array, blocks: Array, first: Array, weights: Array |
     """Take each block, from its first pixel on, by an array operation of its own."""
     rank = first.shape[1]
     size, side = array.shape[-rank:], blocks.shape[-rank:]
-    last = first + side
-    whole = ((first >= 0) & (last <= size)).all(axis=1)
-    start, stop = np.clip(first, 0, size), np.clip(last, 0, size)
-    corners = (corner.tolist() for corner in (whole, first, last, start, stop))
-    for block, (is_whole, begin, end, starts, stops) in zip(blocks, zip(*corners, strict=True), strict=True):
-        if nearest and not is_whole:
-            along = (np.arange(*span).clip(0, extent - 1) for *span, extent in zip(begin, end, size, strict=True))
-            clamped: Index = (..., *np.ix_(*along))
-            multiply(array[clamped], weights, block)
-            continue
-        if not is_whole:
-            block[...] = np.zeros((), block.dtype)
-        if all(map(lt, starts, stops)):
-            elements: Index = (..., *(slice(a - p, b - p) for a, b, p in zip(starts, stops, begin, strict=True)))
-            under: Index = (..., *map(slice, starts, stops))
-            multiply(array[under], None if weights is None else weights[elements], block[elements])
+    for number in np.flatnonzero(((first < 0) | (first > np.subtract(size, side))).any(axis=1)).tolist():
+        if nearest:
+            spans = zip(first[number], side, size, strict=True)
+            clamped: Index = (..., *np.ix_(*(np.arange(p, p + taps).clip(0, extent - 1) for p, taps, extent in spans)))
+            multiply(array[clamped], weights, blocks[number])
+        else:
+            blocks[number] = np.zeros((), blocks.dtype)
+    for number, pixels, met in placed(first, side, size):
+        multiply(array[pixels], None if weights is None else weights[met], blocks[number][met])

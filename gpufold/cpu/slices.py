@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
-from gpufold.cpu.arithmetic import Array, add_pairs
-from gpufold.geometry import Axis
+from gpufold.cpu.arithmetic import Array, Index, add_pairs
+from gpufold.geometry import Axis, Size
 
 
 def fold_slices(columns: Array, image: Array, axes: tuple[Axis, ...], weights: Array | None) -> None:
@@ -19,22 +21,26 @@ def fold_slices(columns: Array, image: Array, axes: tuple[Axis, ...], weights: A
     strides, pads = ([getattr(axis, name) for axis in axes] for name in ("stride", "pad_begin"))
     weights = None if weights is None else weights.transpose(blocks_first)
     image[...] = 0
-    add_slices(image, columns.transpose(blocks_first), weights, numbers, numbers * strides - pads)
+    add_slices(image, columns.transpose(blocks_first), weights, numbers.tolist(), numbers * strides - pads)
 
 
-def add_slices(total: Array, blocks: Array, weights: Array | None, numbers: Array, first: Array) -> None:
+def placed(first: Array, block: Size, size: Size) -> Iterator[tuple[int, Index, Index]]:
+    """Yield the number of each block that meets an array, the pixels that it meets, and with which taps."""
+    for number, pixel in enumerate(first.tolist()):
+        spans = [(p, max(p, 0), min(p + taps, end)) for p, taps, end in zip(pixel, block, size, strict=True)]
+        if all(start < stop for _, start, stop in spans):
+            taps = (slice(start - p, stop - p) for p, start, stop in spans)
+            yield number, (..., *(slice(start, stop) for _, start, stop in spans)), (..., *taps)
+
+
+def add_slices(total: Array, blocks: Array, weights: Array | None, numbers: list[list[int]], first: Array) -> None:
     """Add blocks, by their numbers, at their first pixels, one after another; what falls outside is dropped.
 
     `numbers` (count, axes) index the first axes of `blocks` and of their weights, `first` is (count, rank).
     """
     rank = first.shape[1]
-    start, stop = np.maximum(first, 0), np.minimum(first + blocks.shape[-rank:], total.shape[-rank:])
-    inside = (start < stop).all(axis=1)
-    edges = (each[inside].tolist() for each in (numbers, start, stop, start - first, stop - first))
-    pairs = (
-        ((..., *map(slice, starts, stops)), (*number, ..., *map(slice, first_taps, last_taps)))
-        for number, starts, stops, first_taps, last_taps in zip(*edges, strict=True)
-    )
+    met = placed(first, blocks.shape[-rank:], total.shape[-rank:])
+    pairs = ((pixels, (*numbers[number], *taps)) for number, pixels, taps in met)
     if weights is None and rank > 1 and blocks.shape[-1] >= 128 and blocks.dtype == total.dtype:
         np.setbufsize(
             16
