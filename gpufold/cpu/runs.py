@@ -85,19 +85,13 @@ def _pairs(axes: tuple[Axis, ...], strip: bool) -> tuple[Size, Size, tuple[tuple
     return tuple(piece.width for piece in whole), tuple(piece.cells for piece in whole), tuple(pairs)
 
 
-def _sums(columns: Array, axes: tuple[Axis, ...], dtype: np.dtype[np.generic], weights: Array | None = None) -> Array:
+def _sums(columns: Array, axes: tuple[Axis, ...], dtype: np.dtype[np.generic], weights: Array | None) -> Array:
     """Return the sums (N, C, *phases, *cells) of columns whose last two axes are one run."""
     phases, (*others, rows, pitch), pairs = _pairs(axes, False)
     columns = columns.reshape(*columns.shape[:-2], -1, copy=False)
     weights = None if weights is None else weights.reshape(columns.shape, copy=False)
-    past, zero = axes[-1].pixel(0, axes[-1].kernel - 1) // axes[-1].stride, np.zeros((), dtype)
-    sums: Array = np.empty((*columns.shape[:2], *phases, *others, rows * pitch + past), dtype)
-    if weights is None and pairs and sums[pairs[0][0]].shape[:-1] == sums.shape[:-1]:  # the others need not be cleared
-        (into, terms), pairs = pairs[0], pairs[1:]
-        sums[..., : into[-1].start], sums[..., into[-1].stop :] = zero, zero
-        np.add(columns[terms], zero, sums[into])
-    else:
-        sums[...] = zero
+    past = axes[-1].pixel(0, axes[-1].kernel - 1) // axes[-1].stride
+    sums: Array = np.zeros((*columns.shape[:2], *phases, *others, rows * pitch + past), dtype)
     add_pairs(sums, columns, weights, pairs)
     return sums[..., : rows * pitch].reshape(*sums.shape[:-1], rows, pitch, copy=False)
 
@@ -158,7 +152,6 @@ def _fold_copied(columns: Array, image: Array, axes: tuple[Axis, ...], weights: 
         (rows(copy[place]), some, None if weights is None else rows(weights[some])) for place, some in layout.copies
     ]
     zeros, added = [copy[place] for place in layout.zeros], [(_view(copied, v), sums[p]) for v, p in layout.added]
-    same = prod(sums.shape[:-1]) == 1 and cells.shape[-1] == 1 + axes[-1].size and image[0].flags.c_contiguous
     for source, pixels in zip(columns, image, strict=True):
         for start in (min(first, planes - count) for first in range(0, planes, count)):  # some again, rather than fewer
             few = slice(start, start + count)
@@ -167,11 +160,8 @@ def _fold_copied(columns: Array, image: Array, axes: tuple[Axis, ...], weights: 
             for place in zeros:
                 place[...] = zero
             for terms, total in added:
-                if same:  # as many pixels as sums, one after another
-                    terms, total = terms[..., :-1], pixels[few].reshape(*total.shape[:-1], -1, copy=False)
                 np.add.reduce(terms, axis=taps, dtype=dtype, out=total, initial=zero)
-            if not same:
-                store(cells, pixels[None, few], axes, layout.begin)
+            store(cells, pixels[None, few], axes, layout.begin)
 
 
 def _view(array: Array, view: _View) -> Array:

@@ -41,8 +41,4 @@ def add_slices(total: Array, blocks: Array, weights: Array | None, numbers: list
     rank = first.shape[1]
     met = placed(first, blocks.shape[-rank:], total.shape[-rank:])
     pairs = ((pixels, (*numbers[number], *taps)) for number, pixels, taps in met)
-    if weights is None and rank > 1 and blocks.shape[-1] >= 128 and blocks.dtype == total.dtype:
-        np.setbufsize(
-            16
-        )  # the least, until errstate ends: NumPy copies rows, long ones too, into buffers that are larger
     add_pairs(total, blocks, weights, pairs)
