@@ -11,6 +11,7 @@ from operator import mul
 
 from gpufold import calls, cpu
 from gpufold.calls import Call, OperationName, Unsupported
+from gpufold.cpu import averages, placing
 from gpufold.elements import check_dtype
 from gpufold.gpu import choice
 from gpufold.gpu.parameters import offset_bits
@@ -63,7 +64,7 @@ OPERATIONS = {
     "add_blocks": Operation(
         "blocks",
         calls.add_blocks,
-        cpu.add_blocks,
+        placing.add_blocks,
         add_blocks.VARIANTS,
         choice.of_add_blocks,
         arrays=("blocks", "positions"),
@@ -71,13 +72,13 @@ OPERATIONS = {
     "take_blocks": Operation(
         "array",
         calls.take_blocks,
-        cpu.take_blocks,
+        placing.take_blocks,
         take_blocks.VARIANTS,
         choice.of_take_blocks,
         arrays=("positions",),
     ),
     "average": Operation(
-        "numerator", calls.average, cpu.average, average.VARIANTS, choice.of_average, arrays=("weight",)
+        "numerator", calls.average, averages.average_by_weights, average.VARIANTS, choice.of_average, arrays=("weight",)
     ),
 }
 

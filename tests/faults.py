@@ -798,10 +798,10 @@ FAULTS = (
         COL2IM + "every_variant_fuses_as_the_numpy_path",
     ),
     Fault(
-        "weights cut as another tile's",
+        "the first axis of a window turned round",
         "gpufold/cpu/treatment.py",
-        "return treatment if treatment.weights is None else replace(treatment, weights=cut(treatment.weights, tile))",
-        "return treatment",
+        "np.broadcast_to(weights.reshape(",
+        "np.broadcast_to(weights[::-1].reshape(",
         FUSIONS + "random_problems_are_their_definition",
     ),
     Fault(

@@ -18,25 +18,10 @@ from typing import TypeVar
 
 from gpufold.calls import Call
 from gpufold.cpu.arithmetic import Array
-from gpufold.cpu.averages import average_by_weights as average
 from gpufold.cpu.folding import fold
-from gpufold.cpu.placing import add_blocks, take_blocks
 from gpufold.cpu.treatment import MOVE, Weights, treatment_of
 from gpufold.cpu.unfolding import unfold
 from gpufold.geometry import Axis, BlocksGeometry, Geometry, SlidingGeometry, SpaceGeometry, blocks_as_columns
-
-__all__ = [
-    "add_blocks",
-    "array_to_blocks",
-    "average",
-    "batch_to_space",
-    "blocks_to_array",
-    "col2im",
-    "im2col",
-    "space_to_batch",
-    "take_blocks",
-]
-
 
 _Geometry = TypeVar("_Geometry", bound=Geometry)
 

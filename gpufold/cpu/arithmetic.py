@@ -44,10 +44,7 @@ def runs_of(*arrays: Array) -> Iterator[tuple[Array, ...]]:
         yield arrays
         return
     axis = max(range(len(shape) - 1), key=shape.__getitem__)
-    step = -(-shape[axis] // steps)
-    for start in range(0, shape[axis], step):
-        run = (*(ALL,) * axis, slice(start, start + step))
-        yield tuple([array[run] for array in arrays])
+    yield from zip(*(np.array_split(array, min(steps, shape[axis]), axis) for array in arrays), strict=True)
 
 
 def copy_rows(elements: Array, copy: Array) -> None:

@@ -19,7 +19,7 @@ from gpufold.geometry import Axis
 def average(total: Array, axes: tuple[Axis, ...], treatment: Treatment) -> None:
     """Divide a tile's sums by what landed on each pixel; zero where the divisor is below the smallest normal number."""
     dtype = np.dtype(ELEMENT_TYPES[total.dtype.name].weight)
-    if treatment.block_weights is None:
+    if treatment.weights is None:
         counts = [_counts(axis) for axis in axes]
         most, least = prod(int(count.max()) for count in counts), min(int(count.min()) for count in counts)
         if most <= 1:
@@ -68,9 +68,9 @@ def _sums_of_weights(axes: tuple[Axis, ...], treatment: Treatment, dtype: np.dty
             # where nothing lands along an axis, nothing does, whatever the sums of the others
             divisor[(ALL,) * number + (_counts(axis) == 0,)] = 0
         return divisor
-    assert treatment.block_weights is not None
+    assert treatment.weights is not None
     few, pixels = zip(*map(_shortened, axes), strict=True)
-    divisor = _folded(power(treatment.block_weights), few)
+    divisor = _folded(power(treatment.weights), few)
     for number, index in enumerate(pixels):
         if index is not None:
             divisor = divisor.take(index, number)

@@ -8,7 +8,7 @@ from gpufold.cpu import tiles, ways
 from gpufold.cpu.arithmetic import Array
 from gpufold.cpu.averages import average
 from gpufold.cpu.cells import cell_way, fold_cells
-from gpufold.cpu.treatment import Treatment, of_tile
+from gpufold.cpu.treatment import Treatment, spread
 from gpufold.elements import sum_dtype
 from gpufold.geometry import Axis
 from gpufold.threads import for_each
@@ -22,16 +22,14 @@ def fold(columns: Array, image: Array, axes: tuple[Axis, ...], treatment: Treatm
             _fold_tile(columns, image, axes, treatment, way)
         else:
             cut = tiles.tiles_of(image.shape, axes, limit)
-            parts = [
-                (tiles.cut(columns, tile), image[tile.pixels], tile.axes, of_tile(treatment, tile)) for tile in cut
-            ]
-            for_each(_fold_tile, [(*part, way) for part in parts])
+            parts = [(tiles.cut(columns, tile), image[tile.pixels], tile.axes) for tile in cut]
+            for_each(_fold_tile, [(*part, treatment, way) for part in parts])
 
 
 def _fold_tile(columns: Array, image: Array, axes: tuple[Axis, ...], treatment: Treatment, way: ways.Way) -> None:
     if treatment.move:
         return fold_cells(columns, image, axes, None, move=True)
-    accumulator, weights = sum_dtype(image.dtype), treatment.weights
+    accumulator, weights = sum_dtype(image.dtype), spread(treatment.weights, columns)
     narrow = accumulator != image.dtype
     if narrow and cell_way(axes).once and weights is None and not treatment.accumulate and columns.dtype == image.dtype:
         words = image.view(np.uint16)

@@ -52,7 +52,6 @@ def _add(blocks: Array, array: Array, weights: Array | None, positions: Array) -
                     multiply(terms, weights[taps], products)
                 np.add(part, products, part)
         return
-    lead = array.ndim - rank
     unit_axes = tuple(Axis(extent, 1, 1, 1, 0, 0) for extent in array.shape)
     scatters = _are_small(blocks, rank)
     copies = sum_dtype(array.dtype) != array.dtype or (scatters and not _is_indexed(array, rank))
@@ -60,27 +59,16 @@ def _add(blocks: Array, array: Array, weights: Array | None, positions: Array) -
     if blocks.size >= tiles.THREADED_ELEMENTS and blocks[0].size >= THREADED_BLOCK:
         limit = min(limit, -(-array.size // get_num_threads()))
     with np.errstate(all="ignore"):
-        for_each(
-            _add_to_tile,
-            [
-                (
-                    array[tile.pixels[2:]],
-                    np.array([pixels.start for pixels in tile.pixels[2 + lead :]]),
-                    blocks[(ALL, *tile.pixels[2 : 2 + lead])],
-                    positions,
-                    weights,
-                    scatters,
-                )
-                for tile in tiles.cut_into_tiles((1, 1, *array.shape), unit_axes, limit)
-            ],
-        )
+        cut = tiles.cut_into_tiles((1, 1, *array.shape), unit_axes, limit)
+        for_each(_add_to_tile, [(blocks, array, weights, positions, tile.pixels[2:], scatters) for tile in cut])
 
 
 def _add_to_tile(
-    tile: Array, begin: Array, blocks: Array, positions: Array, weights: Array | None, scatters: bool
+    blocks: Array, array: Array, weights: Array | None, positions: Array, pixels: Index, scatters: bool
 ) -> None:
-    """Add what falls into a tile (*lead, *size) that begins at a pixel, block after block."""
-    rank = len(begin)
+    """Add what falls into some pixels of an array (*lead, *size), block after block."""
+    rank, tile = positions.shape[1], array[pixels]
+    begin, blocks = np.array([part.start for part in pixels[-rank:]]), blocks[(ALL, *pixels[:-rank])]
     size, block = np.array(tile.shape[-rank:]), np.array(blocks.shape[-rank:])
     (met,) = ((positions < begin + size) & (positions > begin - block)).all(axis=1).nonzero()
     if not met.size:
@@ -165,15 +153,10 @@ def take_blocks(call: Call, array: Array, blocks: Array, window: Weights, positi
     step = max(1, 2 * tiles.SCATTERED_ELEMENTS // prod(geometry.block_shape)) if small else len(blocks)
     if blocks.size >= tiles.THREADED_ELEMENTS and blocks[0].size >= THREADED_BLOCK:
         step = min(step, -(-len(blocks) // get_num_threads()))
-    take = _take_rows if small else _take_one_by_one
+    parts = [slice(start, start + step) for start in range(0, len(blocks), step)]
+    take, nearest = _take_rows if small else _take_one_by_one, call.fusion.mode == "edge"
     with np.errstate(all="ignore"):
-        for_each(
-            take,
-            [
-                (array, blocks[start : start + step], first[start : start + step], weights, call.fusion.mode == "edge")
-                for start in range(0, len(blocks), step)
-            ],
-        )
+        for_each(take, [(array, blocks[part], first[part], weights, nearest) for part in parts])
 
 
 def _take_rows(array: Array, blocks: Array, first: Array, weights: Array | None, nearest: bool) -> None:

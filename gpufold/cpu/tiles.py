@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
 from math import prod
+from typing import NamedTuple
 
 from gpufold.cpu.arithmetic import ALL, Array, Index
 from gpufold.geometry import Axis, Size
@@ -21,19 +21,17 @@ SCATTERED_ELEMENTS = 1 << 17
 """Column elements of a tile, where they are shorter: taps are then scattered, and should find it in the caches."""
 
 
-@dataclass(frozen=True, slots=True)
-class Tile:
+class Tile(NamedTuple):
     """Some planes of an image and a section of it, as a problem of its own."""
 
     pixels: Index
-    planes: tuple[slice, slice]
     blocks: tuple[slice, ...]
     axes: tuple[Axis, ...]
 
 
 def cut(columns: Array, tile: Tile) -> Array:
     """Return the columns that reach a tile."""
-    return columns[(*tile.planes, *(ALL,) * len(tile.axes), *tile.blocks)]
+    return columns[(*tile.pixels[:2], *(ALL,) * len(tile.axes), *tile.blocks)]
 
 
 def tiles_of(shape: Size, axes: tuple[Axis, ...], limit: int) -> tuple[Tile, ...]:
@@ -58,5 +56,5 @@ def cut_into_tiles(shape: Size, axes: tuple[Axis, ...], limit: int) -> tuple[Til
     for pixels in product(*steps):
         sections = [axis.section(piece.start, piece.stop) for axis, piece in zip(axes, pixels[2:], strict=True)]
         blocks = tuple(slice(blocks.start, blocks.stop) for _, blocks in sections)
-        tiles.append(Tile(pixels, (pixels[0], pixels[1]), blocks, tuple(axis for axis, _ in sections)))
+        tiles.append(Tile(pixels, blocks, tuple(axis for axis, _ in sections)))
     return tuple(tiles)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import reduce
 from typing import TypeAlias
 
@@ -10,7 +10,6 @@ import numpy as np
 
 from gpufold.calls import PLAIN, Fusion
 from gpufold.cpu.arithmetic import Array
-from gpufold.cpu.tiles import Tile, cut
 from gpufold.elements import is_string
 from gpufold.geometry import Axis, Size
 
@@ -20,14 +19,12 @@ Weights: TypeAlias = tuple[Array, ...] | None
 
 @dataclass(frozen=True, slots=True)
 class Treatment:
-    """What becomes of the elements besides being added: `Fusion` with a window's weights in the columns' shape."""
+    """What becomes of the elements besides being added: `Fusion` with a window's weights in the shape of a block."""
 
     move: bool = False
     """They are stored, not added: no two of them meet."""
-    block_weights: Array | None = None
-    """The weight of every tap of a block."""
     weights: Array | None = None
-    """The same in the shape of the split columns, by zero strides."""
+    """Of every tap of a block."""
     by_axis: tuple[Array, ...] | None = None
     """The weights of each axis, where the window is separable."""
     reduction: str = "sum"
@@ -38,18 +35,17 @@ SUM, MOVE = Treatment(), Treatment(move=True)
 
 
 def treatment_of(fusion: Fusion, window: Weights, columns: Array, axes: tuple[Axis, ...]) -> Treatment:
-    """Bring a call's fusion and window into the shape of split columns; strings move."""
+    """Bring a call's fusion and window into the shape of a block of split columns; strings move."""
     if fusion is PLAIN or fusion == PLAIN:
         return MOVE if is_string(columns.dtype) else SUM
-    block_weights, weights, by_axis = None, None, None
+    weights, by_axis = None, None
     if window is not None:
         kernel = tuple(axis.kernel for axis in axes)
         if fusion.window == "separable":
             ones = np.ones(1, window[0].dtype)  # for axes of one tap, which a view of blocks may have in front
             by_axis = window = (*(ones,) * (len(axes) - len(window)), *window)
-        block_weights = weights_of_block(fusion.window, window, kernel)
-        weights = np.broadcast_to(block_weights.reshape(1, 1, *kernel, *(1,) * len(kernel)), columns.shape)
-    return Treatment(False, block_weights, weights, by_axis, fusion.reduction, fusion.accumulate)
+        weights = weights_of_block(fusion.window, window, kernel)
+    return Treatment(False, weights, by_axis, fusion.reduction, fusion.accumulate)
 
 
 def weights_of_block(kind: str, window: tuple[Array, ...], block_shape: Size) -> Array:
@@ -59,6 +55,8 @@ def weights_of_block(kind: str, window: tuple[Array, ...], block_shape: Size) ->
     return weights.reshape(block_shape)
 
 
-def of_tile(treatment: Treatment, tile: Tile) -> Treatment:
-    """Cut the weights as the columns are cut."""
-    return treatment if treatment.weights is None else replace(treatment, weights=cut(treatment.weights, tile))
+def spread(weights: Array | None, columns: Array) -> Array | None:
+    """View the weights of a block in the shape of split columns, by zero strides."""
+    if weights is None:
+        return None
+    return np.broadcast_to(weights.reshape(1, 1, *weights.shape, *(1,) * weights.ndim), columns.shape)

@@ -11,6 +11,7 @@ import numpy as np
 from gpufold.cpu import tiles, ways
 from gpufold.cpu.arithmetic import ALL, Array, Index, copy_rows, multiply
 from gpufold.cpu.cells import unfold_cells
+from gpufold.cpu.treatment import spread
 from gpufold.geometry import Axis
 from gpufold.threads import for_each, get_num_threads
 
@@ -22,26 +23,25 @@ MANY_STRIPS = 64
 
 
 def unfold(image: Array, columns: Array, axes: tuple[Axis, ...], weights: Array | None = None) -> None:
-    """Take split columns (N, C, *kernel, *blocks) out of an image (N, C, *size), each of any layout."""
+    """Take split columns (N, C, *kernel, *blocks), weighed, out of an image (N, C, *size), each of any layout."""
     for index in _taps_outside(axes):
         columns[index] = np.zeros((), columns.dtype)
     if not image.size:
         return  # all margin
     with nullcontext() if weights is None else np.errstate(all="ignore"):
         if columns.size <= ways.SMALL_ELEMENTS and axes[-1].kernel < LONG_KERNEL:
-            unfold_cells(image, columns, axes, weights)
+            unfold_cells(image, columns, axes, spread(weights, columns))
             return
         closest = not _taps_outside(axes) and ways.taps_are_closest(columns, axes)
         if closest and axes[-1].kernel >= LONG_KERNEL:
-            _unfold_view(image, columns, axes, weights)
+            _unfold_view(image, columns, axes, spread(weights, columns))
         elif columns.size < (tiles.SCATTERED_ELEMENTS if closest else tiles.THREADED_ELEMENTS):
-            unfold_cells(image, columns, axes, weights)
+            unfold_cells(image, columns, axes, spread(weights, columns))
         else:
             few = tiles.SCATTERED_ELEMENTS * image.size // columns.size
             cut = tiles.tiles_of(image.shape, axes, few if closest else tiles.TILE_ELEMENTS)
-            weighed = [None if weights is None else tiles.cut(weights, tile) for tile in cut]
             parts = [(image[tile.pixels], tiles.cut(columns, tile), tile.axes) for tile in cut]
-            for_each(unfold_cells, [(*part, weight) for part, weight in zip(parts, weighed, strict=True)])
+            for_each(unfold_cells, [(*part, spread(weights, part[1])) for part in parts])
 
 
 def _unfold_view(image: Array, columns: Array, axes: tuple[Axis, ...], weights: Array | None) -> None:
