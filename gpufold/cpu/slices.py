@@ -41,4 +41,6 @@ def add_slices(total: Array, blocks: Array, weights: Array | None, numbers: list
     rank = first.shape[1]
     met = placed(first, blocks.shape[-rank:], total.shape[-rank:])
     pairs = ((pixels, (*numbers[number], *taps)) for number, pixels, taps in met)
+    if total.dtype.kind == "c" and blocks.shape[-1] >= 128:
+        np.setbufsize(16)  # the least, until errstate ends: NumPy copies complex rows into buffers that are larger
     add_pairs(total, blocks, weights, pairs)
