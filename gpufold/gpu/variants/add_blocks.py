@@ -14,7 +14,8 @@ from gpufold.gpu.variants.moves import WARP
 from gpufold.gpu.variants.placed import CANDIDATES, COUNT_BYTES, THREADS, bits_of, placed_plan, placed_view, tiles_of
 
 SUM_BYTES, LOADED_BYTES = 128, 192
-"""Of the sums that a thread keeps in registers, and of what it has asked for of blocks, as far as their number goes."""
+"""Of the sums that a thread keeps in registers, half as many where tiles would not be fewer for it, or too few for the
+device; and of what it has asked for of blocks, as far as their number goes."""
 MAX_PLANES, MAX_ROWS, MAX_AT_ONCE = 4, 8, 4
 """Of a thread, the last of the blocks whose elements it loads before it adds the first."""
 LIST_BYTES = 40 << 10
@@ -39,11 +40,18 @@ class Tiling:
 @lru_cache(maxsize=256)
 def tiling_of(problem: Problem) -> Tiling:
     """Return what a thread block of gather owns."""
+    view, whole, half = placed_view(problem), _tiling(problem, SUM_BYTES), _tiling(problem, SUM_BYTES // 2)
+    blocks = view.batch * view.channels // whole.planes * prod(whole.along)
+    enough = blocks >= RESIDENT_BLOCKS * problem.device.multiprocessors
+    return whole if enough and prod(whole.along) < prod(half.along) else half
+
+
+def _tiling(problem: Problem, kept_bytes: int) -> Tiling:
     view = placed_view(problem)
     rank, sum_bytes = len(view.size), max(view.element.itemsize, 4)
     weights = {"none": 0, "separable": rank - view.fixed, "full": 1}[problem.fusion.window]
     shared_by = 1 if problem.weight_out is None else 2  # sums of weights have as many registers
-    sums = SUM_BYTES // sum_bytes // shared_by
+    sums = kept_bytes // sum_bytes // shared_by
     planes = max(few for few in range(1, min(MAX_PLANES, sums) + 1) if view.channels % few == 0)
     rows = 1 << (min(MAX_ROWS, sums // planes).bit_length() - 1)
     loaded = rows * (planes * sum_bytes + weights * view.element.weight_bytes)
