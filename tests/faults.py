@@ -640,8 +640,8 @@ FAULTS = (
     Fault(
         "the last products of a part not added",
         "gpufold/cpu/arithmetic.py",
-        "for start in range(0, shape[axis], step):",
-        "for start in range(0, shape[axis] - 1, step):",
+        "(np.array_split(array, min(steps, shape[axis]), axis) for array in arrays)",
+        "(np.array_split(array, min(steps, shape[axis]), axis)[:-1] for array in arrays)",
         FUSIONS + "random_problems_are_their_definition[tiled-100]",
     ),
     Fault(

@@ -76,7 +76,7 @@ def _add_to_tile(
     wide = sum_dtype(tile.dtype)
     total = tile.astype(wide, "C") if scatters and not _is_indexed(tile, rank) else tile.astype(wide, copy=False)
     if scatters:
-        _scatter_blocks(total, blocks, weights, met, positions[met] - begin)
+        _scatter(total, blocks, weights, met, positions, begin)
     else:
         weights = None if weights is None else np.broadcast_to(weights, blocks.shape)
         add_slices(total, blocks, weights, met[:, None].tolist(), positions[met] - begin)
@@ -84,16 +84,16 @@ def _add_to_tile(
         tile[...] = total
 
 
-def _scatter_blocks(total: Array, blocks: Array, weights: Array | None, met: Array, first: Array) -> None:
+def _scatter(total: Array, blocks: Array, weights: Array | None, met: Array, positions: Array, begin: Array) -> None:
     """Add elements by their index, those of one block before those of the next, many blocks in one array operation."""
-    rank, zero = first.shape[1], np.zeros((), total.dtype)
+    rank, zero = len(begin), np.zeros((), total.dtype)
     nothing = -zero if total.dtype.kind in "fc" else zero  # a pixel that it is added to keeps its bits
     planes, block = _planes_as_memory(total, rank), blocks.shape[-rank:]
     step = max(1, tiles.SCATTERED_ELEMENTS // prod(block))
-    for few in range(0, len(met), step):
-        index, partial, outside = _indices(total, block, first[few : few + step])
+    for few in (met[start : start + step] for start in range(0, len(met), step)):
+        index, partial, outside = _indices(total, block, positions[few] - begin)
         for plane in np.ndindex(planes.shape[:-1]):
-            terms = blocks[(met[few : few + step], *plane)].astype(total.dtype, copy=False)
+            terms = blocks[(few, *plane)].astype(total.dtype, copy=False)
             if weights is not None:
                 multiply(terms, weights, terms)
             terms = terms.reshape(index.shape)
