@@ -1059,7 +1059,7 @@ FAULTS = (
         "gpufold/cpu/placing.py",
         "        if not nearest:\n",
         "        if not nearest and weights is None:\n",
-        TAKE_BLOCKS + "outside_is_zero_whatever_the_window",
+        TAKE_BLOCKS + "outside_is_zero_whatever_the_window[by rows]",
     ),
     Fault(
         "zeros added to pixels that hold a negative zero",
@@ -1322,8 +1322,8 @@ FAULTS = (
     Fault(
         "blocks that end in a tile and begin before it shifted to its begin",
         "gpufold/cpu/slices.py",
-        "start - first, stop - first",
-        "start - start, stop - start",
+        "slice(start - p, stop - p)",
+        "slice(0, stop - start)",
         NUMPY_PATH + "col2im_is_its_definition[sliced-tiled-bug-fold-with-padding]",
     ),
     Fault(
