@@ -29,17 +29,17 @@ def unfold(image: Array, columns: Array, axes: tuple[Axis, ...], weights: Array 
     if not image.size:
         return  # all margin
     with nullcontext() if weights is None else np.errstate(all="ignore"):
-        if columns.size <= ways.SMALL_ELEMENTS and axes[-1].kernel < LONG_KERNEL:
-            unfold_cells(image, columns, axes, spread(weights, columns))
-            return
-        closest = not _taps_outside(axes) and ways.taps_are_closest(columns, axes)
+        small = columns.size <= ways.SMALL_ELEMENTS and axes[-1].kernel < LONG_KERNEL
+        closest = not small and not _taps_outside(axes) and ways.taps_are_closest(columns, axes)
         if closest and axes[-1].kernel >= LONG_KERNEL:
             _unfold_view(image, columns, axes, spread(weights, columns))
         elif columns.size < (tiles.SCATTERED_ELEMENTS if closest else tiles.THREADED_ELEMENTS):
             unfold_cells(image, columns, axes, spread(weights, columns))
         else:
-            few = tiles.SCATTERED_ELEMENTS * image.size // columns.size
-            cut = tiles.tiles_of(image.shape, axes, few if closest else tiles.TILE_ELEMENTS)
+            threads, limit = get_num_threads(), tiles.SCATTERED_ELEMENTS * image.size // columns.size
+            if not closest:  # larger ones, for each tap is moved to a place of its own, and as many for each thread
+                limit = -(-image.size // (-(-image.size // (2 * threads * tiles.TILE_ELEMENTS)) * threads))
+            cut = tiles.tiles_of(image.shape, axes, limit)
             parts = [(image[tile.pixels], tiles.cut(columns, tile), tile.axes) for tile in cut]
             for_each(unfold_cells, [(*part, spread(weights, part[1])) for part in parts])
 
@@ -47,9 +47,8 @@ def unfold(image: Array, columns: Array, axes: tuple[Axis, ...], weights: Array 
 def _unfold_view(image: Array, columns: Array, axes: tuple[Axis, ...], weights: Array | None) -> None:
     """Copy blocks that lie inside the image from one view of it, which runs along the taps as the columns do."""
     first = image[(ALL, ALL, *(slice(axis.pixel(0, 0), None) for axis in axes))]
-    steps = image.strides[2:]
-    taps = (axis.dilation * step for axis, step in zip(axes, steps, strict=True))
-    blocks = (axis.stride * step for axis, step in zip(axes, steps, strict=True))
+    taps = (axis.dilation * step for axis, step in zip(axes, image.strides[2:], strict=True))
+    blocks = (axis.stride * step for axis, step in zip(axes, image.strides[2:], strict=True))
     view = np.lib.stride_tricks.as_strided(first, columns.shape, (*image.strides[:2], *taps, *blocks), writeable=False)
     outer = (0, 1, *range(2 + len(axes), columns.ndim))
     longest = max(outer, key=lambda number: columns.shape[number])
