@@ -229,7 +229,8 @@ __device__ void gather(const Scalar* __restrict__ columns, Result* __restrict__ 
     }
 }
 
-// What is fused needs registers of its own, and so do bytes, which are held widened.
+// Where planes share a thread, registers are those that 28 warps of a multiprocessor have, 896 threads.
+// What is fused needs more, and so do bytes, which are held widened.
 constexpr int resident_thread_blocks = PLANES > 1 && !fuses && sizeof(Scalar) > 1 ? 896 / THREADS : 2;
 
 // A thread for each cell of each plane.

@@ -654,6 +654,18 @@ def test_auto_searches_where_there_is_little_to_test_or_much_to_add(
     assert plan_of(shape, block, count, dtype, deterministic).variant == expected
 
 
+@pytest.mark.parametrize(
+    ("shape", "block", "rows"),
+    [
+        ((8, 2048, 2048), (512, 512), "8"),
+        ((8, 256, 256), (64, 64), "4"),  # larger tiles would leave multiprocessors without one
+        ((16_384, 15, 16), (8, 8), "4"),  # a plane is one tile either way
+    ],
+)
+def test_a_thread_keeps_twice_as_many_sums_only_where_tiles_become_fewer_and_are_enough(shape, block, rows):
+    assert dict(plan_of(shape, block, 64, variant="gather").defines)["ROWS"] == rows
+
+
 def test_explain_knows_it():
     described = ((3, 512, 512), "float32"), ((40, 3, 96, 96), "float32"), ((40, 2), "int64")
     why = gpufold.explain("add_blocks", *described, window=np.ones((96, 96)))

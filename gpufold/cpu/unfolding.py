@@ -36,9 +36,10 @@ def unfold(image: Array, columns: Array, axes: tuple[Axis, ...], weights: Array 
         elif columns.size < (tiles.SCATTERED_ELEMENTS if closest else tiles.THREADED_ELEMENTS):
             unfold_cells(image, columns, axes, spread(weights, columns))
         else:
-            threads, limit = get_num_threads(), tiles.SCATTERED_ELEMENTS * image.size // columns.size
+            limit = tiles.SCATTERED_ELEMENTS * image.size // columns.size
             if not closest:  # larger ones, for each tap is moved to a place of its own, and as many for each thread
-                limit = -(-image.size // (-(-image.size // (2 * threads * tiles.TILE_ELEMENTS)) * threads))
+                of_a_thread = -(-image.size // get_num_threads())
+                limit = -(-of_a_thread // -(-of_a_thread // (2 * tiles.TILE_ELEMENTS)))
             cut = tiles.tiles_of(image.shape, axes, limit)
             parts = [(image[tile.pixels], tiles.cut(columns, tile), tile.axes) for tile in cut]
             for_each(unfold_cells, [(*part, spread(weights, part[1])) for part in parts])
