@@ -1,22 +1,38 @@
-"""Spreading independent pieces of NumPy work over threads: NumPy's loops release the interpreter lock."""
+"""Spreading independent pieces of NumPy work over threads: NumPy's loops release the interpreter lock.
+
+An exception may end a call at any moment, such as the KeyboardInterrupt of Ctrl-C between any two steps. So helpers are
+daemon threads that take calls from a queue, which survives that and needs no lock; each joins a call only while it
+holds a lock of its own, its seat, and the call does not end before it holds every seat itself.
+"""
 
 from __future__ import annotations
 
 import contextvars
+import ctypes
 import operator
 import os
 import sys
-import threading
+from _thread import start_new_thread
 from collections import deque
 from collections.abc import Callable, Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
+from queue import SimpleQueue
+from threading import RLock, get_ident
 from typing import Any
 
-_lock = threading.Lock()
-_pool: ThreadPoolExecutor | None = None
+MOST_THREADS = max(64, os.cpu_count() or 1)
+"""What no setting exceeds: OMP_NUM_THREADS may be meant for another machine."""
+
+_read_mode: Any = None
+_set_mode: Any = None
+"""How a thread rounds, and whether it flushes denormals, are its own: helpers take them over from who calls."""
+with suppress(OSError, AttributeError, TypeError):  # of a system whose C library has no such functions
+    _read_mode, _set_mode = ctypes.PyDLL(None).fegetenv, ctypes.PyDLL(None).fesetenv
+
+_helpers: _Helpers
+_setting: Any
 _count: int | None = None
 allowed: contextvars.ContextVar[int | None] = contextvars.ContextVar("allowed", default=None)
 """How many threads the library allows whose arrays a call is on; None where that is NumPy."""
@@ -33,21 +49,24 @@ def get_num_threads() -> int:
 
     Where none was set, it is one in a worker of torch's DataLoader, else what OMP_NUM_THREADS says, else the cores that
     the process may run on: those of its affinity mask, and no more than its control groups grant it time for. Calls on
-    tensors use at most `torch.get_num_threads()`.
+    tensors use at most `torch.get_num_threads()`. It is never more than 64, or the machine's cores if these are more.
     """
     count, most = _count, allowed.get()  # each read once: another thread may set it meanwhile
-    if count is not None:
-        return count if most is None else min(count, most)
-    return _default() if most is None else most
+    if count is None:
+        count = _default() if most is None else most
+    elif most is not None:
+        count = min(count, most)
+    return min(count, MOST_THREADS)
 
 
 def _default() -> int:
     data = sys.modules.get("torch.utils.data")
     if data is not None and data.get_worker_info() is not None:
         return 1
-    wanted = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()  # a list says it level by level
-    if wanted.isdecimal() and int(wanted):
-        return int(wanted)
+    wanted = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]  # a list says it level by level
+    wanted = wanted.strip().lstrip("0")
+    if wanted.isdecimal():
+        return int(wanted[:9])  # Python reads no number of thousands of digits
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, min(cores, cores_granted()))
 
@@ -57,8 +76,8 @@ def cores_granted(groups: str = "/sys/fs/cgroup", own: str = "/proc/self/cgroup"
     """Return for how many cores Linux's control groups grant this process time: none of them may grant less."""
     granted = sys.maxsize
     with suppress(OSError):
-        for line in Path(own).read_text().splitlines():
-            _, controllers, path = line.split(":", 2)  # no controllers are named in version 2
+        for line in Path(own).read_text(errors="replace").splitlines():
+            _, controllers, path = (*line.split(":", 2), "", "")[:3]  # no controllers are named in version 2
             root = Path(groups, controllers) if controllers else Path(groups)
             group = root / path.lstrip("/")
             for each in (group, *group.parents) if not controllers or "cpu" in controllers.split(",") else ():
@@ -97,7 +116,7 @@ def set_num_threads(count: int | None) -> None:
     ValueError
         `count` is below 1.
     """
-    global _count, _pool
+    global _count, _helpers
     if count is not None:
         try:
             count = operator.index(count)
@@ -105,63 +124,70 @@ def set_num_threads(count: int | None) -> None:
             raise TypeError(f"set_num_threads: count must be an integer or None, got {count!r}") from None
         if count < 1:
             raise ValueError(f"set_num_threads: count must be at least 1, got {count}")
-    with _lock:
-        pool, _pool, _count = _pool, None, count
-    if pool is not None:
-        pool.shutdown(wait=False)  # what it was given already, it finishes
+    with _setting:
+        helpers, _helpers, _count = _helpers, _Helpers(), count
+        helpers.asked.put(None)
 
 
-def _forget_pool() -> None:
-    """Start afresh in a forked child, which inherits the pool's object but none of its threads."""
-    global _lock, _pool
-    _lock, _pool = threading.Lock(), None
+class _Helpers:
+    """Threads that join in calls as they are asked to, each under a number from 0 on."""
+
+    def __init__(self) -> None:
+        self.asked: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        """What to do; None, which stays, once all is to end."""
+        self._serving: dict[int, int] = {}
+
+    def start(self, count: int) -> int:
+        """Start what is missing of so many threads, and return how many there are where the system allows no more."""
+        for number in range(count):
+            if number not in self._serving:
+                try:
+                    start_new_thread(self._serve, (number,))
+                except (RuntimeError, MemoryError):
+                    return number
+        return count
+
+    def _serve(self, number: int) -> None:
+        if self._serving.setdefault(number, get_ident()) == get_ident():  # no other call started it too
+            while (join := self.asked.get()) is not None:
+                join()
+                del join  # which would keep it until the next one comes
+            self.asked.put(None)
 
 
+def _start_afresh() -> None:
+    """Have helpers to start: a forked child inherits none of the threads."""
+    global _helpers, _setting
+    _helpers, _setting = _Helpers(), RLock()
+
+
+_start_afresh()
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_pool)
+    os.register_at_fork(after_in_child=_start_afresh)
 
 
-def _submit(work: Callable[[], None], helpers: int) -> list[Future[None]]:
-    """Ask helper threads to join in, each in a copy of this context (NumPy's errstate lives there).
-
-    Each future is made before the pool knows of it: a pool that can start no thread, at a limit of the system or while
-    the interpreter shuts down, raises, and may run what it was given all the same.
-    """
-    global _pool
-    futures: list[Future[None]] = []
-    with _lock:
-        if _pool is None or _pool._max_workers < helpers:
-            if _pool is not None:
-                _pool.shutdown(wait=False)
-            _pool = ThreadPoolExecutor(max(helpers, get_num_threads() - 1), thread_name_prefix="gpufold")
-        with suppress(RuntimeError):
-            for _ in range(helpers):
-                futures.append(Future())
-                _pool.submit(contextvars.copy_context().run, _join, futures[-1], work)
-    return futures
-
-
-def _join(future: Future[None], work: Callable[[], None]) -> None:
-    """Work, unless the future was cancelled, and let the future know the end."""
-    if future.set_running_or_notify_cancel():
+def _join(seat: Any, mode: Any, work: Callable[[], None], failures: list[BaseException]) -> None:
+    """Work in a floating-point mode, if the seat is free, which it is until the call ends."""
+    if seat.acquire(blocking=False):
         try:
+            _set_mode(mode)
             work()
         except BaseException as error:
-            future.set_exception(error)
-        else:
-            future.set_result(None)
+            failures.append(error)
+        finally:
+            seat.release()
 
 
 def for_each(function: Callable[..., None], items: Iterable[tuple[Any, ...]]) -> None:
     """Call function(*item) for every item, on the calling thread and on helpers that are free.
 
-    Items must be independent: their order is not defined. The caller works too, and never waits for a
-    helper that has not started, so calls from many threads, or from inside another pool, cannot block
-    one another. When one item raises, no further item starts, and nothing runs on after the return.
+    Items must be independent: their order is not defined. The caller works too, and never waits for a helper that has
+    not started, so calls from many threads, from inside another pool, or from a signal handler cannot block one
+    another. When one item raises, no further item starts, and nothing runs on after the return.
     """
     waiting = deque(items)
     helpers = min(get_num_threads(), len(waiting)) - 1 if len(waiting) > 1 else 0
-    if helpers < 1:
+    if helpers < 1 or _read_mode is None:
         for item in waiting:
             function(*item)
         return
@@ -177,11 +203,26 @@ def for_each(function: Callable[..., None], items: Iterable[tuple[Any, ...]]) ->
         finally:
             waiting.clear()  # empty already, unless an item raised
 
-    futures = _submit(work, helpers)
+    pool, seats, failures, settled = _helpers, list[Any](), list[BaseException](), False
     try:
+        _read_mode(mode := ctypes.create_string_buffer(256))  # C's fenv_t has 8 to 32 bytes
+        for _ in range(pool.start(helpers) - pool.asked.qsize()):  # what nobody has taken yet is enough to do
+            seats.append(RLock())
+            # NumPy's errstate is in the context
+            pool.asked.put(partial(contextvars.copy_context().run, _join, seats[-1], mode, work, failures))
         work()
     finally:
-        started = [future for future in futures if not future.cancel()]
-        failures = [error for future in started if (error := future.exception()) is not None]
+        while (
+            not settled
+        ):  # interrupts do not end the wait; this loop goes on where one ends the other between two steps
+            try:
+                while not settled:
+                    try:
+                        waiting.clear()
+                        settled = all([seat.acquire() for seat in seats])  # which may be done again
+                    except BaseException as error:
+                        failures = [error]
+            except BaseException as error:
+                failures = [error]
     if failures:
-        raise failures[0]
+        raise failures.pop(0)

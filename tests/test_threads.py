@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import ctypes
+import json
 import multiprocessing
 import os
+import platform
+import random
 import subprocess
 import sys
 import threading
 import time
+import traceback
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -83,7 +89,23 @@ def answer(setting, statement="import gpufold; print(gpufold.get_num_threads())"
     return run.stdout.split()
 
 
-@pytest.mark.parametrize(("setting", "want"), [("", 1), ("5", 5), (" 3,2 ", 3), ("0", 1), ("many", 1)])
+MOST = max(64, os.cpu_count())
+
+
+@pytest.mark.parametrize(
+    ("setting", "want"),
+    [
+        ("", 1),
+        ("5", 5),
+        (" 3,2 ", 3),
+        ("0", 1),
+        ("many", 1),
+        ("20000", MOST),
+        ("9" * 20, MOST),
+        ("9" * 5000, MOST),
+        ("007", 7),
+    ],
+)
 def test_the_environment_counts_before_the_affinity_mask_and_that_before_the_cores(setting, want):
     assert answer(setting) == [str(want)]
 
@@ -103,16 +125,23 @@ GROUPS = {
         sys.maxsize,
     ),
     "none": ("0::/task", {}, sys.maxsize),
+    "no numbers": ("0::/task", {"task/cpu.max": "much 100000"}, sys.maxsize),
+    "no text": (b"0::/t\xe4sk\n0::/task", {"task/cpu.max": b"\xff\xfe 100000"}, sys.maxsize),
+    "broken lines": ("\n0\n:\n0:\n4:cpu\n0::/a\0b\n0::/task", {"task/cpu.max": "50000 100000"}, 1),
 }
+
+
+def written(path, text):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes((text if isinstance(text, bytes) else text.encode()) + b"\n")
 
 
 @pytest.mark.parametrize("name", GROUPS)
 def test_control_groups_limit_the_number(name, tmp_path, monkeypatch):
     own, files, want = GROUPS[name]
-    (tmp_path / "own").write_text(own + "\n")
+    written(tmp_path / "own", own)
     for path, text in files.items():
-        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / path).write_text(text + "\n")
+        written(tmp_path / path, text)
     granted = threads.cores_granted(str(tmp_path), str(tmp_path / "own"))
     assert granted == want
     monkeypatch.setattr(threads, "cores_granted", lambda: granted)
@@ -202,8 +231,56 @@ def test_calls_inside_other_pools_finish_and_agree():
     with ThreadPoolExecutor(8) as pool:
         for got in pool.map(lambda _: fold(), range(24)):
             assert_same_bits(got, want)
-    helpers = [thread for thread in threading.enumerate() if thread.name.startswith("gpufold")]
-    assert len(helpers) <= 1
+    assert len(serving()) <= 1
+
+
+def serving():
+    """The threads that wait for a call of gpufold, or work on one."""
+    return [frame for frame in sys._current_frames().values() if "_serve" in str(list(traceback.walk_stack(frame)))]
+
+
+def test_threads_that_are_too_many_end():
+    for count in (5, 3, 4, 2):
+        gpufold.set_num_threads(count)
+        assert_same_bits(fold(), fold())
+    for _ in range(200):
+        if len(serving()) <= 1:
+            break
+        time.sleep(0.05)
+    assert len(serving()) <= 1
+
+
+def test_where_no_thread_starts_a_call_works_alone_and_leaves_nothing(monkeypatch):
+    def refuse(*_):
+        raise RuntimeError("can't start new thread")
+
+    gpufold.set_num_threads(4)
+    want = fold()
+    gpufold.set_num_threads(4)
+    monkeypatch.setattr(threads, "start_new_thread", refuse)
+    for _ in range(3):
+        assert_same_bits(fold(), want)
+    assert threads._helpers.asked.empty()
+
+
+def test_calls_that_no_helper_is_free_for_leave_few_requests():
+    gpufold.set_num_threads(3)
+    free, met = threading.Event(), threading.Barrier(3)
+
+    def hold(number):
+        met.wait(timeout=30)
+        free.wait(timeout=30)
+
+    holder = threading.Thread(target=lambda: threads.for_each(hold, [(number,) for number in range(3)]))
+    holder.start()
+    while met.n_waiting or len(serving()) < 2:
+        time.sleep(0.001)
+    for _ in range(50):
+        fold()
+    left = threads._helpers.asked.qsize()
+    free.set()
+    holder.join(timeout=30)
+    assert left <= 2
 
 
 def test_an_error_in_one_item_stops_the_others_and_is_raised():
@@ -241,14 +318,14 @@ def test_an_error_on_a_helper_reaches_the_caller():
 
 def test_a_call_waits_for_the_helpers_that_started_where_no_more_can(monkeypatch):
     gpufold.set_num_threads(3)
-    caller, start = threading.get_ident(), threading.Thread.start
+    caller, start = threading.get_ident(), threads.start_new_thread
     started, done = [], []
 
-    def limited(thread):
+    def limited(function, arguments):
         if started:
             raise RuntimeError("can't start new thread")
-        started.append(thread)
-        start(thread)
+        started.append(function)
+        start(function, arguments)
 
     met = threading.Barrier(2)
 
@@ -259,7 +336,7 @@ def test_a_call_waits_for_the_helpers_that_started_where_no_more_can(monkeypatch
             time.sleep(0.05)
         done.append(number)
 
-    monkeypatch.setattr(threading.Thread, "start", limited)
+    monkeypatch.setattr(threads, "start_new_thread", limited)
     threads.for_each(work, [(0,), (1,), (2,)])
     assert started
     assert sorted(done) == [0, 1, 2], "an item was unfinished as the call returned"
@@ -277,6 +354,72 @@ def test_numpys_error_state_reaches_the_helpers():
     with np.errstate(over="call"):
         threads.for_each(work, [(0,), (1,)])
     assert states == ["call", "call"]
+
+
+def under(set_mode, default):
+    """What a call makes of sums of denormals and of sums that are rounded, in a mode that only this thread has."""
+    gpufold.set_num_threads(3)
+    tiny = (values(CASE.columns_shape, np.float32) * np.float32(1e-39)).astype(np.float32)
+    want = []
+    for data in (tiny, COLUMNS):  # helpers start in the usual mode
+        want.append(gpufold.col2im(data, CASE.output_size, CASE.kernel_size, **CASE.arguments))
+    got = {}
+    set_mode()
+    try:
+        for count in (3, 1):
+            gpufold.set_num_threads(count)
+            got[count] = [
+                [gpufold.col2im(data, CASE.output_size, CASE.kernel_size, **CASE.arguments) for data in (tiny, COLUMNS)]
+                for _ in range(3)
+            ]
+    finally:
+        default()
+    flat = [array for each in got.values() for pair in each for array in pair]
+    for number, array in enumerate(flat):
+        assert array.tobytes() == flat[number % 2].tobytes()
+    assert any(array.tobytes() != usual.tobytes() for array, usual in zip(flat, want, strict=False)), "no mode was set"
+    gpufold.set_num_threads(3)
+    assert_same_bits(gpufold.col2im(tiny, CASE.output_size, CASE.kernel_size, **CASE.arguments), want[0])
+
+
+@pytest.mark.skipif(platform.machine() not in ("x86_64", "aarch64"), reason="numbers of rounding modes are not known")
+def test_a_call_rounds_as_its_caller_does():
+    library = ctypes.PyDLL(None)
+    upward = {"x86_64": 0x800, "aarch64": 0x400000}[platform.machine()]
+    under(lambda: library.fesetround(upward), lambda: library.fesetround(0))
+
+
+@pytest.mark.peer("torch")
+def test_a_call_flushes_denormals_where_its_caller_does():
+    import torch
+
+    under(lambda: torch.set_flush_denormal(True), lambda: torch.set_flush_denormal(False))
+
+
+def test_a_call_works_alone_where_no_mode_can_be_passed_on(monkeypatch):
+    want, seen = fold(), set()
+    monkeypatch.setattr(threads, "_read_mode", None)
+    gpufold.set_num_threads(3)
+    threads.for_each(lambda number: seen.add(threading.get_ident()), [(number,) for number in range(50)])
+    assert seen == {threading.get_ident()}
+    assert_same_bits(fold(), want)
+
+
+@pytest.mark.parametrize("seconds", [2, pytest.param(30, marks=pytest.mark.all)])
+def test_after_an_interrupt_nothing_is_written_and_later_calls_are_right(seconds):
+    """At least 300 interrupts, by signals at random moments: of first calls too, whose processes must end."""
+    seed = random.SystemRandom().randrange(10**6)
+    command = [sys.executable, str(Path(__file__).with_name("interrupts.py")), str(seed), str(seconds), "300"]
+    paths = os.pathsep.join([str(Path(gpufold.__file__).parent.parent), *filter(None, [os.environ.get("PYTHONPATH")])])
+    run = subprocess.run(
+        command, capture_output=True, text=True, timeout=300, check=False, env=os.environ | {"PYTHONPATH": paths}
+    )
+    assert run.returncode == 0, f"seed {seed}: {run.stderr}"
+    seen = json.loads(run.stdout)
+    print(f"seed {seed}: {seen}")
+    assert seen.pop("interrupts") >= 300
+    assert seen.pop("processes") == 30
+    assert seen == {"written_after": 0, "wrong": 0, "hung": 0}, f"seed {seed}"
 
 
 def _fold_in_child(queue):
