@@ -94,7 +94,7 @@ def stand_in() -> ModuleType:
         deviceGetAttribute=lambda attribute, number: 1,
         memsetAsync=lambda *arguments: None,
     )
-    stream = SimpleNamespace(is_capturing=lambda: False)
+    stream = SimpleNamespace(ptr=0, is_capturing=lambda: False)
     vars(module).update(
         ndarray=StandInArray,
         empty=cache(StandInArray),  # so that it costs next to nothing

@@ -21,7 +21,7 @@ from bench.terminal import progress
 from bench.timing import Clock, CpuClock, GpuClock, Times, interleave, keep_freed_memory
 from gpufold import calls
 from gpufold.gpu.plan import Device, Operand
-from gpufold.operations import choose
+from gpufold.gpu.registry import choose
 from gpufold.threads import for_each
 
 THREADED_COPY_BYTES = 1 << 20

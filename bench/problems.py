@@ -15,7 +15,7 @@ import gpufold
 from gpufold.calls import Call, Fusion
 from gpufold.geometry import Axis, BlocksGeometry, PositionsGeometry, SlidingGeometry, SpaceGeometry
 from gpufold.gpu.plan import Operand
-from gpufold.operations import choose
+from gpufold.gpu.registry import choose
 
 Array = npt.NDArray[Any]
 

@@ -31,7 +31,7 @@ from gpufold.calls import Call, Unsupported
 from gpufold.geometry import Axis, SlidingGeometry
 from gpufold.gpu.parameters import int32, pack
 from gpufold.gpu.plan import H200, Device, Operand, Plan, grid_of
-from gpufold.operations import choose
+from gpufold.gpu.registry import choose
 
 ELEMENTS = 1 << 18
 """At the input of a problem that is run, for each multiprocessor: some times what its share of the L2 cache holds."""

@@ -18,6 +18,7 @@ from gpufold import extras
 from gpufold.blocks import array_to_blocks, blocks_to_array
 from gpufold.calls import Unsupported
 from gpufold.explanation import explain, warmup
+from gpufold.gpu.tuning import autotune
 from gpufold.operations import variants
 from gpufold.positions import add_blocks, average, grid_positions, take_blocks
 from gpufold.sliding import col2im, im2col
@@ -32,6 +33,7 @@ __all__ = [
     "Unsupported",
     "add_blocks",
     "array_to_blocks",
+    "autotune",
     "average",
     "batch_to_space",
     "blocks_to_array",

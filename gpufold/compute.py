@@ -12,7 +12,7 @@ from gpufold.arrays import as_weights, check_apart, check_out, check_writable, n
 from gpufold.calls import Call
 from gpufold.elements import ELEMENT_TYPES
 from gpufold.geometry import BlocksGeometry, SlidingGeometry
-from gpufold.operations import OPERATIONS, check_variant, choose
+from gpufold.operations import OPERATIONS, check_variant
 
 
 def compute(
@@ -79,7 +79,7 @@ def run(
         places = () if positions is None else (positions,) if weight_out is None else (positions, weight_out)
         OPERATIONS[call.operation].on_cpu(call, data, result, weights, *places)
     else:
-        launcher().execute(choose, call, data, result, weights, positions, weight_out)
+        launcher().execute(call, data, result, weights, positions, weight_out)
 
 
 @cache

@@ -3,19 +3,57 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from gpufold import extras, operations
+from gpufold import extras
 from gpufold.arrays import as_weights, library_of, native
 from gpufold.calls import Call, OperationName
+from gpufold.elements import check_dtype
 from gpufold.geometry import Size, as_integers
+from gpufold.gpu import registry, tuning
 from gpufold.gpu.devices import device_named
 from gpufold.gpu.plan import H200, Device, Operand, Plan
-from gpufold.operations import OPERATIONS, Explanation
+from gpufold.operations import OPERATIONS
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """The plan that a call would run, and what became of every other variant."""
+
+    plan: Plan
+    alternatives: dict[str, str]
+    """Variant name to the reason why it was not taken."""
+    device: str
+    """The GPU's name."""
+    measured: Mapping[str, float]
+    """Seconds on that GPU of the kernels that can serve the call, this plan's first; empty if none was measured."""
+    rule: Plan
+    """What would be taken without a measurement."""
+
+    def __str__(self) -> str:
+        plan = self.plan
+        defines = " ".join(f"{name}={value}" for name, value in plan.defines)
+        return "\n".join(
+            [
+                f"{plan.operation}: {plan.variant}, {self._why()}",
+                f"  {plan.source}: {prod(plan.grid)} x {prod(plan.block)} threads, {defines}",
+                f"  {plan.bytes_moved:,} bytes",
+                *(f"  not {name}: {reason}" for name, reason in self.alternatives.items()),
+            ]
+        )
+
+    def _why(self) -> str:
+        if not self.measured:
+            return f"because {self.plan.reason}; nothing was measured on {self.device}"
+        (_, seconds), *others = self.measured.items()
+        slower = ", ".join(f"{label} {1e6 * value:,.1f}" for label, value in others)
+        rule = "" if self.rule.variant == self.plan.variant else f"; the rule would take {self.rule.variant}"
+        return f"measured {1e6 * seconds:,.1f} us on {self.device}{f' ({slower})' if slower else ''}{rule}"
 
 
 def explain(
@@ -48,7 +86,7 @@ def explain(
 
     Returns
     -------
-    gpufold.operations.Explanation
+    gpufold.explanation.Explanation
         The plan and, by name of variant, why it was not taken; printing it says all.
 
     Raises
@@ -67,10 +105,31 @@ def explain(
 
             device = launch.device(data.device.id)
     call, input, output, weight_out = described
-    return operations.explain(call, input, output, device, weight_out)
+    return explain_call(call, input, output, device, weight_out)
 
 
-def warmup(operation: OperationName | Callable[..., Any], data: Any, *arguments: Any, **options: Any) -> Plan:
+def explain_call(
+    call: Call, input: Operand, output: Operand, device: Device = H200, weight_out: Operand | None = None
+) -> Explanation:
+    """Plan a call and say why every other variant was not taken."""
+    check_dtype(call.operation, OPERATIONS[call.operation].data, call.dtype)
+    problem = registry.problem_of(call, input, output, device, weight_out)
+    plan, measured, _ = tuning.decide(problem)
+    rule = registry.choose(call, input, output, device, weight_out)
+    alternatives: dict[str, str] = {}
+    for each in registry.candidates(replace(problem, call=call._replace(variant="auto")), alternatives):
+        alternatives.setdefault(each.variant, f"would serve: {each.reason}")
+    others = [name for name in registry.VARIANTS[call.operation] if name != plan.variant]
+    return Explanation(plan, {name: alternatives[name] for name in others}, device.name, measured, rule)
+
+
+def warmup(
+    operation: OperationName | Callable[..., Any],
+    data: Any,
+    *arguments: Any,
+    autotune: bool = False,
+    **options: Any,
+) -> Plan:
     """Compile the kernel of a call for the current CUDA device, so that the call itself only launches it.
 
     ``gpufold.warmup("col2im", ((8, 576, 3136), "float32"), (56, 56), (3, 3), pads_begin=1, pads_end=1)``
@@ -80,6 +139,9 @@ def warmup(operation: OperationName | Callable[..., Any], data: Any, *arguments:
     ----------
     operation, data, *arguments, **options
         As in `explain`.
+    autotune : bool
+        Also measure which kernel is the fastest, as in `gpufold.autotune`: on arrays of zeros, or on copies of NumPy
+        arrays. Positions are those of the call then, of which the fastest kernel depends.
 
     Returns
     -------
@@ -92,15 +154,50 @@ def warmup(operation: OperationName | Callable[..., Any], data: Any, *arguments:
         As the call would, and ValueError where its result has no element.
     ImportError
         CuPy is not installed.
+
+    See Also
+    --------
+    autotune : Measures the calls of a context.
     """
     call, input, output, weight_out = _described("warmup", operation, data, arguments, options)
     try:
         from gpufold.gpu import launch
     except ImportError as error:
         raise extras.missing("gpufold.warmup", "cupy", "cuda13") from error
-    plan = operations.choose(call, input, output, launch.current_device(), weight_out)
+    if autotune:
+        _measure(call.operation, data, arguments, options)
+    problem = registry.problem_of(call, input, output, launch.device(launch.current()), weight_out)
+    plan = tuning.decide(problem).plan
     launch.compile_plan(plan)
     return plan
+
+
+def _measure(operation: str, data: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
+    """Call a function on arrays that are described, its kernels being measured."""
+    import gpufold
+
+    names = OPERATIONS[operation].arrays
+    if "positions" in names and type(arguments[names.index("positions")]) is tuple:
+        raise ValueError(
+            f"warmup: positions of {operation} must be an array with autotune=True, for the fastest kernel depends on "
+            f"them, got {arguments[names.index('positions')]!r}"
+        )
+    arrays = [_on_gpu(each) for each in (data, *arguments[: len(names)])]
+    weights = {name: _on_gpu(options[name]) for name in ("window", "weight_out") if options.get(name) is not None}
+    with tuning.autotune():
+        getattr(gpufold, operation)(*arrays, *arguments[len(names) :], **options | weights)
+
+
+def _on_gpu(array: Any) -> Any:
+    """Return a CuPy array: itself, a copy of NumPy's, zeros of a description, or each of a window's."""
+    cupy = sys.modules["cupy"]
+    if isinstance(array, np.ndarray):
+        return cupy.asarray(array)
+    if not isinstance(array, tuple | list):
+        return array
+    if len(array) == 2 and not hasattr(array[1], "shape"):
+        return cupy.zeros(*array)
+    return [_on_gpu(each) for each in array]
 
 
 class Described(NamedTuple):

@@ -484,14 +484,14 @@ FAULTS = (
     ),
     Fault(
         "a call given up where the preferred variant refuses it",
-        "gpufold/operations.py",
-        "chain(operation.prefer(problem), others)",
-        "chain(operation.prefer(problem))",
+        "gpufold/gpu/registry.py",
+        "chain(RULES[call.operation](problem), ((name, None) for name in table))",
+        "chain(RULES[call.operation](problem))",
         PLANNER_LAW + "auto_serves_what_any_variant_serves_within_the_limits_of_a_gpu",
     ),
     Fault(
         "atomic additions where their order matters",
-        "gpufold/operations.py",
+        "gpufold/gpu/registry.py",
         "if plan.scatters and not problem.any_order:",
         "if plan.scatters and False:",
         PLANNER_LAW + "what_is_compiled_in_lies_within_its_type",

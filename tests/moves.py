@@ -7,8 +7,8 @@ from math import prod
 import numpy as np
 
 from bench import hostcuda
-from gpufold import operations
 from gpufold.calls import Call
+from gpufold.gpu import registry
 from gpufold.gpu.plan import H200, Device, Operand
 
 ONE_THREAD = Device("a tiny one", (9, 0), multiprocessors=1, threads_per_multiprocessor=1)
@@ -54,7 +54,7 @@ def in_layout(rng, array):
 
 
 def plan_for(operation, geometry, data, result, variant, device=H200):
-    return operations.choose(
+    return registry.choose(
         Call(operation, geometry, data.dtype.name, variant=variant), operand(data), operand(result), device
     )
 

@@ -13,8 +13,9 @@ from gpufold.calls import MODES, PLAIN, WINDOWS, Call, Fusion, Unsupported
 from gpufold.elements import ELEMENT_TYPES, WIDER
 from gpufold.geometry import add_blocks_geometry, average_geometry, batch_to_space_geometry, col2im_geometry
 from gpufold.gpu.plan import Operand
+from gpufold.gpu.registry import choose
 from gpufold.gpu.sources import KERNELS
-from gpufold.operations import choose, variants
+from gpufold.operations import variants
 
 DTYPES = ("float32", "float16", "bfloat16", "complex64", "complex128", "float64", "bool", "uint8", "int16", "int64")
 SOURCES = sorted(path.name for path in KERNELS.glob("*.cu"))

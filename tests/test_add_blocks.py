@@ -34,7 +34,8 @@ from gpufold.elements import ELEMENT_TYPES
 from gpufold.geometry import add_blocks_geometry
 from gpufold.gpu import parameters
 from gpufold.gpu.plan import H200, Operand
-from gpufold.operations import choose, variants
+from gpufold.gpu.registry import choose
+from gpufold.operations import variants
 
 
 def random_case(seed):

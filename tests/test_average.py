@@ -14,7 +14,7 @@ from bench import hostcuda
 from gpufold import calls
 from gpufold.arrays import as_weights
 from gpufold.gpu import parameters
-from gpufold.operations import choose
+from gpufold.gpu.registry import choose
 
 SHAPES = (((7,), 1), ((2, 3, 5, 6), 2), ((3, 4, 5), 3), ((600, 3), 1), ((4, 1, 1), 0))
 """Shapes of sums, and how many of their last axes have weights."""

@@ -52,7 +52,7 @@ from gpufold import calls
 from gpufold.calls import Unsupported
 from gpufold.geometry import SlidingGeometry, SpaceGeometry, batch_to_space_geometry, col2im_geometry
 from gpufold.gpu.plan import H200, Operand
-from gpufold.operations import choose
+from gpufold.gpu.registry import choose
 
 pytestmark = pytest.mark.filterwarnings(r"ignore:\s*nccl library")  # sigpy imports CuPy, which looks for it
 

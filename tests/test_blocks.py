@@ -23,10 +23,12 @@ from gpufold.cpu.runs import fold_runs
 from gpufold.cpu.slices import fold_slices
 from gpufold.cpu.ways import fold_way
 from gpufold.elements import ELEMENT_TYPES, WIDER
+from gpufold.explanation import explain_call as explain
 from gpufold.geometry import array_to_blocks_geometry, blocks_as_columns
 from gpufold.gpu import parameters
 from gpufold.gpu.plan import H200, Operand
-from gpufold.operations import choose, explain, variants
+from gpufold.gpu.registry import choose
+from gpufold.operations import variants
 
 
 @dataclass(frozen=True)

@@ -34,10 +34,12 @@ import gpufold
 from bench import hostcuda
 from gpufold.calls import PLAIN, Call, Fusion, Unsupported
 from gpufold.elements import ELEMENT_TYPES, WIDER
+from gpufold.explanation import explain_call as explain
 from gpufold.geometry import col2im_geometry
 from gpufold.gpu import parameters
 from gpufold.gpu.plan import H200, Operand
-from gpufold.operations import choose, explain, variants
+from gpufold.gpu.registry import choose
+from gpufold.operations import variants
 
 pytestmark = pytest.mark.hostcuda
 

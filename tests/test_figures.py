@@ -25,8 +25,9 @@ from gpufold.calls import MODES, PLAIN, WINDOWS, Call, Fusion, Unsupported
 from gpufold.geometry import add_blocks_geometry, col2im_geometry, take_blocks_geometry
 from gpufold.gpu import parameters
 from gpufold.gpu.plan import H200, Operand
+from gpufold.gpu.registry import choose
 from gpufold.gpu.sources import KERNELS
-from gpufold.operations import choose, variants
+from gpufold.operations import variants
 
 pytestmark = [pytest.mark.nvrtc, pytest.mark.all]
 

@@ -48,8 +48,8 @@ from gpufold.calls import MODES
 from gpufold.elements import ELEMENT_TYPES, WIDER
 from gpufold.gpu import parameters
 from gpufold.gpu.plan import H200
+from gpufold.gpu.registry import choose
 from gpufold.gpu.sources import KERNELS
-from gpufold.operations import choose
 
 GARBAGE = 0xA5
 """What every byte of an output holds before a call."""

@@ -330,7 +330,7 @@ def test_other_errors_of_cuda_stay_as_they_are(launch, monkeypatch):
 @pytest.mark.peer("cupy")
 def test_scratch_memory_of_a_graph_needs_a_device_with_memory_pools(launch, monkeypatch):
     monkeypatch.setattr(standin, "POOLS_OF_DEVICES", False)
-    assert launch._scratch(512).mem.size == 512, "of CuPy's pool where nothing captures"
+    assert launch._scratch(512)[1].mem.size == 512, "of CuPy's pool where nothing captures"
     stream = begun()
     with stream, pytest.raises(gpufold.Unsupported, match=r"device 0 has no memory pools .*the capture goes on"):
         launch._scratch(512)

@@ -28,10 +28,9 @@ from moves import DEVICES, DTYPES, ONE_THREAD, check, operand, random_bits
 
 import gpufold
 from bench import hostcuda
-from gpufold import operations
 from gpufold.calls import Call, Fusion, Unsupported
 from gpufold.geometry import im2col_geometry
-from gpufold.gpu import parameters
+from gpufold.gpu import parameters, registry
 from gpufold.gpu.plan import H200, Operand
 from gpufold.operations import variants
 
@@ -167,7 +166,7 @@ def test_a_window_multiplies_what_is_taken(case, kind, make_window):
     taking = [variant for variant in variants_for(case.kernel_size) if variant not in ("packed", "words")]
     for variant, device in itertools.product(("auto", *taking), DEVICES):
         operands = operand(image), operand(want)
-        plan = operations.choose(
+        plan = registry.choose(
             Call("im2col", geometry_of(case), dtype.name, fusion=Fusion(window=kind), variant=variant),
             *operands,
             device,
@@ -260,7 +259,7 @@ def test_taps_are_stored_in_words_where_these_are_aligned():
         *lead, rows, blocks = geometry.columns_shape
         columns = Operand((*lead, rows, blocks), (rows * blocks * spaced, spaced, rows * spaced))
         call = Call("im2col", geometry, dtype, variant="taps")
-        found = dict(operations.choose(call, Operand.contiguous(geometry.image_shape), columns, H200).defines)
+        found = dict(registry.choose(call, Operand.contiguous(geometry.image_shape), columns, H200).defines)
         return [int(found[name]) for name in ("BLOCKS", "WORD", "LOADED", "LINE_STRIDE", "PIXELS_BEFORE")]
 
     assert defines(TAPS_CASES[0]) == [16, 4, 1, 1, 0]
@@ -323,10 +322,10 @@ def test_random_packed_blocks_are_the_definition(seed):
 
 def test_packed_blocks_of_wide_offsets_are_the_same(monkeypatch):
     monkeypatch.setattr(parameters, "INT32_MAX", 10)
-    operations.choose.cache_clear()
+    registry.choose.cache_clear()
     for case in PACKED_CASES[1:6]:
         assert dict(check_packed(case, "uint8", 3).defines)["OFFSET"] == "long long"
-    operations.choose.cache_clear()
+    registry.choose.cache_clear()
 
 
 def plan_of_packed(shape, kernel, dtype="uint8", variant="packed", window="none", steps=None, **arguments):
@@ -335,7 +334,7 @@ def plan_of_packed(shape, kernel, dtype="uint8", variant="packed", window="none"
     call = Call("im2col", geometry, dtype, fusion=Fusion(window=window), variant=variant)
     image = Operand(shape, steps) if steps else Operand.contiguous(shape)
     columns = block_by_block(geometry, "uint8")
-    return operations.choose(call, image, Operand(columns.shape, columns.strides), H200)
+    return registry.choose(call, image, Operand(columns.shape, columns.strides), H200)
 
 
 def test_packed_threads_load_words_of_pixels():
@@ -441,13 +440,13 @@ def test_columns_of_any_strides_are_written_in_place(kernel, stride, spaced):
 @pytest.mark.parametrize("case", [*STAGED_CASES, *UNSPLIT_CASES, WORDS_CASES[0], LONG_ROWS_CASES[0]], ids=str)
 def test_wide_offsets_give_the_same(case, monkeypatch):
     monkeypatch.setattr(parameters, "INT32_MAX", 10)
-    operations.choose.cache_clear()
+    registry.choose.cache_clear()
     image = random_bits(case.image_shape, "float32")
     for variant in variants_for(case.kernel_size):
         with may_refuse(variant):
             plan = check("im2col", geometry_of(case), image, want_of(case, image), variant, ONE_THREAD)
             assert dict(plan.defines)["OFFSET"] == "long long"
-    operations.choose.cache_clear()
+    registry.choose.cache_clear()
 
 
 def test_a_short_row_behind_a_wide_word_keeps_its_bytes():
@@ -467,7 +466,7 @@ def plan_of_shape(shape, kernel, variant="auto", steps=None, **arguments):
     arguments = {"strides": 1, "dilations": 1, "pads_begin": 0, "pads_end": 0} | arguments
     geometry = im2col_geometry(shape, kernel, **arguments)
     image = Operand(shape, steps) if steps else Operand.contiguous(shape)
-    return operations.choose(
+    return registry.choose(
         Call("im2col", geometry, "float32", variant=variant), image, Operand.contiguous(geometry.columns_shape), H200
     )
 
@@ -531,7 +530,7 @@ def test_large_strides_pass_shared_memory():
     ]:
         geometry = im2col_geometry(shape, kernel, stride, 1, 0, 0)
         image, columns = Operand.contiguous(shape), Operand.contiguous(geometry.columns_shape)
-        assert operations.choose(Call("im2col", geometry, "float32"), image, columns).variant == variant, shape
+        assert registry.choose(Call("im2col", geometry, "float32"), image, columns).variant == variant, shape
 
 
 def test_taps_are_loaded_in_words_where_no_pad_or_end_cuts_one():
@@ -579,7 +578,7 @@ def test_words_say_what_they_refuse():
     call = Call("im2col", geometry, "float32", fusion=Fusion(window="full"), variant="words")
     operands = Operand.contiguous(geometry.image_shape), Operand.contiguous(geometry.columns_shape)
     with pytest.raises(Unsupported, match="words takes no window"):
-        operations.choose(call, *operands)
+        registry.choose(call, *operands)
 
 
 def test_every_byte_in_and_out_is_counted_once():

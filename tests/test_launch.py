@@ -19,10 +19,12 @@ from specialisations import SOURCES
 
 from bench import hostcuda
 from gpufold.calls import Call, Unsupported
+from gpufold.explanation import explain_call as explain
 from gpufold.geometry import batch_to_space_geometry, col2im_geometry, im2col_geometry
 from gpufold.gpu import sources
 from gpufold.gpu.plan import H200, Operand
-from gpufold.operations import choose, explain, variants
+from gpufold.gpu.registry import choose
+from gpufold.operations import variants
 
 pytestmark = pytest.mark.peer("cupy")
 
@@ -31,7 +33,7 @@ pytestmark = pytest.mark.peer("cupy")
 def launch():
     from gpufold.gpu import launch
 
-    caches = (sources._headers, launch._function, launch._prepare, launch._prepare_at, launch.device)
+    caches = (sources._headers, launch._function, launch._prepare, launch.device)
     for cached in caches:
         cached.cache_clear()
     yield launch
@@ -233,8 +235,7 @@ def test_a_device_that_hides_its_memory_plans_all_the_same(launch, monkeypatch, 
     monkeypatch.setattr(runtime, "deviceGetAttribute", lambda attribute, number: attributes.get(attribute, 1))
     device = launch.device(0)
     assert device.copy_bandwidth == 0
-    why = explain(Call("col2im", GEOMETRY, "float32"), COLUMNS, IMAGE, device)
-    assert why.predicted_seconds is None
+    assert explain(Call("col2im", GEOMETRY, "float32"), COLUMNS, IMAGE, device).plan
 
 
 class Array:
@@ -247,36 +248,34 @@ class Array:
         self.nbytes = int(np.prod(self.shape)) * self.dtype.itemsize
         self.device = self.data = self
         self.id, self.ptr = 0, 256
-        self.events = []
-
-    def memset_async(self, value, size):
-        self.events.append(("memset", value, size))
 
 
 def test_a_repeated_call_only_launches(launch, monkeypatch):
-    from contextlib import nullcontext
 
     launched, compiled = [], []
 
     def function(source, defines, symbol):
         compiled.append(symbol)
-        return lambda grid, block, arguments: launched.append((grid, block, arguments))
+        return lambda *given: launched.append(given)
 
+    runtime, stream = launch.cupy.cuda.runtime, SimpleNamespace(ptr=77)
     monkeypatch.setattr(launch, "load", function)
     monkeypatch.setattr(launch, "device", lambda number: H200)
-    monkeypatch.setattr(launch.cupy.cuda.runtime, "getDevice", lambda: 0)
-    monkeypatch.setattr(launch.cupy.cuda, "Device", lambda number: nullcontext())
+    monkeypatch.setattr(runtime, "getDevice", lambda: 0)
+    monkeypatch.setattr(runtime, "memsetAsync", lambda *given: launched.append(given))
+    monkeypatch.setattr(launch.cupy.cuda, "get_current_stream", lambda: stream)
     launch._prepare.cache_clear()
     columns, image = Array(COLUMNS), Array(IMAGE)
     for _ in range(3):
-        launch.execute(choose, Call("col2im", GEOMETRY, "float32", variant="atomic"), columns, image)
+        launch.execute(Call("col2im", GEOMETRY, "float32", variant="atomic"), columns, image)
     plan = choose(Call("col2im", GEOMETRY, "float32", variant="atomic"), COLUMNS, IMAGE, H200)
     assert compiled == ["col2im_atomic"]
-    assert len(launched) == 3
-    assert launched[0][:2] == (plan.grid, plan.block)
-    assert launched[0][2][:2] == (columns, image)
-    assert image.events == [("memset", 0, image.nbytes)] * 3  # ahead of each launch, on the same stream
-    launch.execute(choose, Call("col2im", GEOMETRY, "float32"), columns, Array(IMAGE))
+    cleared, (grid, block, arguments, shared_bytes, on) = launched[:2]
+    assert len(launched) == 6
+    assert cleared == (image.ptr, 0, image.nbytes, stream.ptr), "ahead of each launch, on the same stream"
+    assert (grid, block, shared_bytes, on) == (plan.grid, plan.block, 0, None)
+    assert arguments[:2] == (columns.ptr, image.ptr)
+    launch.execute(Call("col2im", GEOMETRY, "float32"), columns, Array(IMAGE))
     assert compiled == ["col2im_atomic", "col2im_gather"]
 
 
@@ -284,10 +283,15 @@ def test_a_repeated_call_only_launches(launch, monkeypatch):
 def test_a_kernel_gets_pointers_to_the_weights_of_each_axis_in_order(launch, axes):
     passed = []
     kernel = launch.Kernel(
-        lambda grid, block, arguments: passed.extend(arguments), (1, 1, 1), (32, 1, 1), np.zeros(1, "V4"), False, True
+        lambda grid, block, arguments, *_: passed.extend(arguments),
+        (1, 1, 1),
+        (32, 1, 1),
+        np.zeros(1, "V4"),
+        False,
+        True,
     )
-    window = tuple(SimpleNamespace(data=SimpleNamespace(ptr=256 * (3 - axis))) for axis in range(axes))
-    kernel("data", "result", window or None, "positions")
+    window = tuple(256 * (3 - axis) for axis in range(axes))
+    kernel.launch(("data", "result", None, "positions", window), None, None)
     *arrays, weights, parameters = passed
     assert arrays == ["data", "result", "positions"]
     assert parameters is kernel.parameters

@@ -31,7 +31,8 @@ from gpufold.geometry import (
 )
 from gpufold.gpu.parameters import INT32_MAX, divisor, offset, pack, reciprocal, struct, wide
 from gpufold.gpu.plan import MAX_SHARED_BYTES, Operand, Plan, Problem
-from gpufold.operations import choose, variants
+from gpufold.gpu.registry import choose
+from gpufold.operations import variants
 
 # ---------------------------------------------------------------------------------------------
 # Named calls

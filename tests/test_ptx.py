@@ -20,8 +20,8 @@ from gpufold.arrays import as_weights
 from gpufold.explanation import _described
 from gpufold.gpu import parameters
 from gpufold.gpu.plan import H200
+from gpufold.gpu.registry import choose
 from gpufold.gpu.sources import KERNELS, program
-from gpufold.operations import choose
 
 pytestmark = pytest.mark.nvrtc
 

@@ -20,8 +20,9 @@ from gpufold.geometry import col2im_geometry
 from gpufold.gpu import parameters
 from gpufold.gpu.parameters import Field
 from gpufold.gpu.plan import H200, Operand
+from gpufold.gpu.registry import choose
 from gpufold.gpu.sources import KERNELS
-from gpufold.operations import choose, variants
+from gpufold.operations import variants
 
 TEXTS = sorted(path.name for path in KERNELS.glob("*.cu*"))
 

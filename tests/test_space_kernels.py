@@ -10,10 +10,9 @@ import pytest
 from cases import SPACE_CASES, SpaceCase, crossed, random_space_case
 from moves import DEVICES, DTYPES, ONE_THREAD, check, random_bits
 
-from gpufold import operations
 from gpufold.calls import Call, Unsupported
 from gpufold.geometry import batch_to_space_geometry, space_to_batch_geometry
-from gpufold.gpu import parameters
+from gpufold.gpu import parameters, registry
 from gpufold.gpu.plan import Operand
 from gpufold.operations import variants
 
@@ -137,7 +136,7 @@ def test_many_random_geometries_are_the_definition(operation, seed):
 @pytest.mark.parametrize("case", REPRESENTATIVE_CASES, ids=str)
 def test_wide_offsets_give_the_same(operation, case, monkeypatch):
     monkeypatch.setattr(parameters, "INT32_MAX", 5)
-    operations.choose.cache_clear()
+    registry.choose.cache_clear()
     geometry, data, want = problem(operation, case, "float32")
     for variant in variants(operation):
         try:
@@ -145,7 +144,7 @@ def test_wide_offsets_give_the_same(operation, case, monkeypatch):
         except Unsupported:
             continue
         assert dict(plan.defines)["OFFSET"] == "long long"
-    operations.choose.cache_clear()
+    registry.choose.cache_clear()
 
 
 @pytest.mark.some(5)
@@ -229,7 +228,7 @@ def defines_of(operation, variant, case, dtype="float32", alignment=256):
         geometry = space_to_batch_geometry(case.space_shape, *arguments)
         shapes = geometry.space_shape, geometry.batch_shape
     data, result = (Operand.contiguous(shape, alignment) for shape in shapes)
-    return dict(operations.choose(Call(operation, geometry, dtype, variant=variant), data, result).defines)
+    return dict(registry.choose(Call(operation, geometry, dtype, variant=variant), data, result).defines)
 
 
 def nhwc(channels, crop=0):
@@ -334,7 +333,7 @@ def test_packing_refuses_space_that_is_not_contiguous():
     geometry = batch_to_space_geometry((4, 3, 4), (1, 1, 2), (0, 0, 0), (0, 0, 0))
     space = Operand(geometry.space_shape, (32, 9, 1))
     with pytest.raises(Unsupported, match="packed needs contiguous space"):
-        operations.choose(
+        registry.choose(
             Call("batch_to_space", geometry, "float32", variant="packed"), Operand.contiguous((4, 3, 4)), space
         )
 
@@ -359,7 +358,7 @@ def test_words_refuse_rows_of_space_that_are_not_contiguous():
     geometry = space_to_batch_geometry((4, 4), (1, 2), (0, 0), (0, 0))
     space, batch = Operand(geometry.space_shape, (16, 2)), Operand.contiguous(geometry.batch_shape)
     with pytest.raises(Unsupported, match="contiguous last axis of space, not a step of 2"):
-        operations.choose(Call("space_to_batch", geometry, "float32", variant="deinterleave"), space, batch)
+        registry.choose(Call("space_to_batch", geometry, "float32", variant="deinterleave"), space, batch)
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)
@@ -395,7 +394,7 @@ def test_the_choice_follows_the_last_axis():
         )
         shapes = (geometry.batch_shape, geometry.space_shape)
         data, result = map(Operand.contiguous, shapes if operation == "batch_to_space" else reversed(shapes))
-        return operations.choose(Call(operation, geometry, dtype), data, result).variant
+        return registry.choose(Call(operation, geometry, dtype), data, result).variant
 
     assert choice("batch_to_space", (256, 64, 56, 56), (1, 2, 2)) == "packed"
     assert choice("batch_to_space", (256, 64, 56, 56), (1, 2, 2), crop=2) == "packed"

@@ -33,7 +33,8 @@ from gpufold.calls import MODES, Unsupported
 from gpufold.cpu import placing, tiles
 from gpufold.gpu import parameters
 from gpufold.gpu.plan import H200, Operand
-from gpufold.operations import choose, variants
+from gpufold.gpu.registry import choose
+from gpufold.operations import variants
 
 WINDOWS = ("none", "separable", "full")
 PLACES = [(0, 0), (1, 1), (2, 2)]

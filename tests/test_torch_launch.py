@@ -16,7 +16,8 @@ import gpufold.torch
 from bench.hostcuda import standin
 from gpufold.calls import SHAPES
 from gpufold.gpu.plan import H200, Operand
-from gpufold.operations import OPERATIONS, choose
+from gpufold.gpu.registry import choose
+from gpufold.operations import OPERATIONS
 from gpufold.torch import tensors
 from gpufold.torch.guards import seen_of
 from gpufold.torch.rules import ADJOINTS
@@ -58,9 +59,10 @@ def device(monkeypatch):
     monkeypatch.setattr(standin.Function, "__call__", record)
     monkeypatch.setattr(launch, "cupy", standin.cupy())
     monkeypatch.setattr(tensors, "is_on_gpu", lambda tensor: True)
+    monkeypatch.setattr(tensors, "on_device", standin.Device)
     monkeypatch.setattr(tensors, "_stream_of", lambda tensor: (DEVICE, HANDLE))
     monkeypatch.setattr(tensors, "address_of", lambda tensor: device.lend(tensor).data_ptr())
-    of_modules = (launch._function, launch._prepare, launch._prepare_at, launch.device)
+    of_modules = (launch._function, launch._prepare, launch.device)
     caches = (*of_modules, seen_of)
     for cached in caches:
         cached.cache_clear()

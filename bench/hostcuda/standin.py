@@ -219,6 +219,9 @@ def _queue(work, stream, device):
             capture.work.append(work)
 
 
+_streams_by_handle = weakref.WeakValueDictionary()
+
+
 class Stream:
     _numbers = itertools.count(1 << 20)
 
@@ -229,6 +232,7 @@ class Stream:
         self.device_id = -1 if null else get_device()
         self.blocking = not null and not non_blocking
         self.queue = self.ptr if non_blocking else 0
+        _streams_by_handle[self.ptr] = self
 
     def __del__(self):
         if self.ptr:
@@ -302,7 +306,7 @@ class Event:
     """The time at which a stream comes to it, of the host's clock."""
 
     def record(self, stream=None):
-        self._stream = get_current_stream() if stream is None else stream
+        self._stream = get_current_stream() if stream is None else _stream_at(stream.ptr)
         _queue(lambda: setattr(self, "seconds", time.perf_counter()), self._stream, get_device())
 
     def synchronize(self):
@@ -871,6 +875,13 @@ class ForeignStream:
         if self.device_id != get_device():
             raise CUDADriverError(400)
 
+    def is_capturing(self):
+        return False
+
+    def synchronize(self):
+        with _lock:
+            _do(_queues[self.device_id, self.queue])
+
 
 _lent_streams = {}
 """The device of a stream of another library, by its handle."""
@@ -891,18 +902,32 @@ def lend(address, size, device):
 
 
 def check_lent(address, where):
-    """Raise unless an address lies in memory of another library, on the current device."""
-    for begin, (end, device) in _lent.items():
+    """Raise unless an address lies in allocated memory, of another library too, on the current device."""
+    own = [(each.ptr, (each.ptr + each.size, each.device_id)) for each in list(_allocations.values())]
+    for begin, (end, device) in (*own, *_lent.items()):
         if begin <= address < end:
             if device != get_device():
                 raise Misuse(f"{where} lies on device {device}, the kernel runs on {get_device()}")
             return
-    raise Misuse(f"{where} is an address of no memory that is lent: {address}")
+    raise Misuse(f"{where} is an address of no memory: {address}")
 
 
 def memset_async(address, value, size, stream):
     check_lent(address, "what is set")
-    _queue(lambda: ctypes.memset(address, value, size), ForeignStream(stream), get_device())
+    _queue(lambda: ctypes.memset(address, value, size), _stream_at(stream), get_device())
+
+
+def memcpy_async(to, origin, size, kind, stream):
+    if kind != 3:
+        raise Unmodelled("the stand-in copies within a device only")
+    check_lent(to, "what is copied to")
+    check_lent(origin, "what is copied")
+    _queue(lambda: ctypes.memmove(to, origin, size), _stream_at(stream), get_device())
+
+
+def _stream_at(handle):
+    """Return the stream of a handle: of CuPy's own, or another library's."""
+    return _streams_by_handle.get(handle) or ForeignStream(handle)
 
 
 class RawKernel:
@@ -984,7 +1009,7 @@ class Function:
                 allocation.check_guards()
 
         if stream is not None and not isinstance(stream, Stream):
-            stream = ForeignStream(stream.ptr)
+            stream = _stream_at(stream.ptr)
         if stream is not None and stream.device_id not in (-1, get_device()):
             raise CUDADriverError(400)
         _queue(work, stream, get_device())
@@ -1002,7 +1027,8 @@ class Function:
                 raise Misuse(f"{where} lies on device {pointer.device_id}, the kernel runs on {get_device()}")
             return pointer.ptr.to_bytes(8, "little")
         if type(argument) is int and parameter.pointer:
-            check_lent(argument, where)
+            if argument:  # else of an empty array
+                check_lent(argument, where)
             return argument.to_bytes(8, "little")
         if isinstance(argument, np.ndarray):
             if argument.size != 1:
@@ -1056,6 +1082,8 @@ def cupy():
         driverGetVersion=lambda: 13000,
         runtimeGetVersion=lambda: 13000,
         memsetAsync=memset_async,
+        memcpyAsync=memcpy_async,
+        streamIsCapturing=lambda handle: _stream_at(handle).is_capturing(),
         memGetInfo=lambda: (TOTAL_BYTES - _default_pool.total_bytes(), TOTAL_BYTES),
         streamCaptureModeGlobal=GLOBAL,
         streamCaptureModeThreadLocal=THREAD_LOCAL,

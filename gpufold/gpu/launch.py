@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache, lru_cache
-from math import prod
+from functools import cache, lru_cache, partial
+from math import gcd, prod
 from typing import Any, NamedTuple, TypeAlias
 
 import cupy
 import numpy as np
 
+from gpufold.arrays import bounds_of
 from gpufold.calls import Call, Unsupported
-from gpufold.geometry import PositionsGeometry, Size
-from gpufold.gpu.parameters import contiguous_strides
-from gpufold.gpu.plan import COPY_SHARE, Device, Operand, Plan
+from gpufold.geometry import Size
+from gpufold.gpu import registry, tuning
+from gpufold.gpu.plan import COPY_SHARE, Device, Operand, Plan, Problem
 from gpufold.gpu.sources import options, program, symbols
 
 MAX_ALIGNMENT = 256
@@ -29,18 +30,24 @@ CLOCK_RATE, MEMORY_CLOCK_RATE, GLOBAL_MEMORY_BUS_WIDTH, L2_CACHE_SIZE, SHARED_ME
 MEMORY_POOLS = 115
 """The runtime's number for whether memory can be allocated in the order of a stream, as a graph does."""
 
+DEVICE_TO_DEVICE = 3
+"""The runtime's number for a copy within a device."""
+
 CAPTURE_ERRORS = range(900, 909)
 """The statuses of CUDA for what cannot be done while a stream captures."""
 
 
-Addresses: TypeAlias = tuple[int, int, int | None]
-"""Those of what a call reads, of what it writes, and of weight_out where it has one."""
+Addresses: TypeAlias = tuple[int, int, int | None, int | None, tuple[int, ...]]
+"""Those of a call's arrays, of each that it has: data, result, weight_out, positions, and the weights of a window."""
 
-Strides: TypeAlias = tuple[Size | None, Size | None, Size | None]
-"""Strides in elements of the same arrays, of each that is not contiguous."""
+Allocate: TypeAlias = Callable[[int], tuple[int, Any]]
+"""Returns the address of so many bytes that later work on the stream may reuse, and what holds them."""
 
-Others: TypeAlias = tuple[tuple[int, ...], int | None, int | None]
-"""Addresses that a call has besides, where it does: the weights of a window, positions, and scratch memory."""
+Layout: TypeAlias = tuple[Size, Size, int, int]
+"""Shape, strides in bytes, alignment of the first byte, and bytes of an element."""
+
+Given: TypeAlias = tuple[Call, Layout, Layout, Layout | None, int]
+"""What a kernel is prepared for: a call, the layouts of data, result and weight_out, and the number of the device."""
 
 
 class Stream(NamedTuple):
@@ -56,12 +63,8 @@ class Stream(NamedTuple):
 
 stream_of = lru_cache(maxsize=256)(Stream)  # to look one up takes a third of the time
 
-Planner: TypeAlias = Callable[[Call, Operand, Operand, Device, Operand | None], Plan]
-"""Plans a call: `gpufold.operations.choose`."""
-
 
 def execute(
-    planner: Planner,
     call: Call,
     data: Any,
     result: Any,
@@ -69,27 +72,110 @@ def execute(
     positions: Any = None,
     weight_out: Any = None,
 ) -> None:
-    """Compute a call on arrays of one device that have elements, on its current stream."""
+    """Compute a call on CuPy arrays of one device that have elements, on its current stream."""
     device = data.device.id
-    of_weights = None if weight_out is None else _layout(weight_out)
-    kernel = _prepare(planner, call, _layout(data), _layout(result), device, of_weights)
-    if cupy.cuda.runtime.getDevice() == device:
-        kernel(data, result, window, positions, weight_out)
+    given = call, _layout(data), _layout(result), None if weight_out is None else _layout(weight_out), device
+    arrays = _addresses(data, result, window, positions, weight_out)
+    if current() == device:
+        execute_at(given, arrays, None, _scratch)
     else:
         with cupy.cuda.Device(device):
-            kernel(data, result, window, positions, weight_out)
+            execute_at(given, arrays, None, _scratch)
 
 
-def prepare_at(planner: Planner, call: Call, addresses: Addresses, strides: Strides, device: int) -> Kernel | None:
-    """Return what computes a call on memory of a device that another library owns; None where nothing is written."""
-    data, result, weight_out = addresses
-    within = data % MAX_ALIGNMENT, result % MAX_ALIGNMENT, weight_out and weight_out % MAX_ALIGNMENT
-    return _prepare_at(planner, call, within, strides, device)  # all that a plan asks of addresses
+def _addresses(data: Any, result: Any, window: Any, positions: Any, weight_out: Any = None) -> Addresses:
+    return (
+        data.data.ptr,
+        result.data.ptr,
+        None if weight_out is None else weight_out.data.ptr,
+        None if positions is None else positions.data.ptr,
+        () if window is None else tuple([each.data.ptr for each in window]),
+    )
+
+
+def execute_at(given: Given, arrays: Addresses, stream: Stream | None, allocate: Allocate) -> Kernel:
+    """Compute a call on memory of the current device, on a stream or CuPy's current one; return what computed it."""
+    kernel = _prepare(*given, tuning.generation)
+    if kernel.open is not None and tuning.wanted():
+        _race(kernel, given, arrays, stream, allocate)
+        kernel = _prepare(*given, tuning.generation)
+    kernel.launch(arrays, stream, allocate)
+    return kernel
+
+
+def _race(kernel: Kernel, given: Given, arrays: Addresses, stream: Stream | None, allocate: Allocate) -> None:
+    """Measure the plans that can serve a call on its own arrays, or on copies of those that they add to.
+
+    Nothing is measured while the stream captures, while another thread measures, or where memory is short.
+    """
+    problem, on = kernel.open, cupy.cuda.get_current_stream() if stream is None else stream
+    assert problem is not None
+    if not tuning.racing.acquire(blocking=False):
+        return
+    try:
+        if _is_capturing(stream):
+            return
+        plans = tuple(registry.candidates(problem))
+        key = tuning.key_of(problem, plans)
+        if len(plans) == 1 or key in tuning.known(problem.device):
+            kernel.open = None
+            return
+        _, _, result, weights, _ = given
+        data, written, weight_out, positions, window = arrays
+        held = []
+        if any(plan.reads_output for plan in plans):
+            written, copy = _copied(written, result, on.ptr, allocate)
+            held.append(copy)
+            if weight_out is not None and weights is not None:
+                weight_out, copy = _copied(weight_out, weights, on.ptr, allocate)
+                held.append(copy)
+        flushed, flushed_memory = allocate(problem.device.l2_bytes)
+        runs = {}
+        for label, plan in zip(tuning.labels(plans), plans, strict=True):
+            loaded = Kernel.of(plan, prod(result[0]) * result[3])
+            runs[label] = partial(loaded.launch, (data, written, weight_out, positions, window), stream, allocate)
+        seconds = tuning.race(runs, partial(clock, on, flushed, problem.device.l2_bytes))
+        del held, flushed_memory, runs
+        if seconds:
+            tuning.remember(problem, key, seconds)
+    except (MemoryError, cupy.cuda.memory.OutOfMemoryError):
+        return
+    finally:
+        tuning.racing.release()
+
+
+def _is_capturing(stream: Stream | None) -> bool:
+    if stream is None:
+        return bool(cupy.cuda.get_current_stream().is_capturing())
+    return bool(cupy.cuda.runtime.streamIsCapturing(stream.ptr))
+
+
+def _copied(address: int, layout: Layout, stream: int, allocate: Allocate) -> tuple[int, Any]:
+    """Copy the memory from an array's first byte to its last; return where its first element is, and what holds it."""
+    shape, strides, _, itemsize = layout
+    begin, end = bounds_of(shape, strides, itemsize)
+    free, held = allocate(end - begin + MAX_ALIGNMENT)
+    first = address + begin
+    free += (first - free) % MAX_ALIGNMENT
+    cupy.cuda.runtime.memcpyAsync(free, first, end - begin, DEVICE_TO_DEVICE, stream)
+    return free - begin, held
+
+
+def clock(stream: Any, flushed: int, size: int, run: Callable[[], Any]) -> float:
+    """Return the seconds that a launch takes on a stream, the L2 cache being full of other memory."""
+    before, after = cupy.cuda.Event(), cupy.cuda.Event()
+    cupy.cuda.runtime.memsetAsync(flushed, 0, size, stream.ptr)
+    before.record(stream)
+    run()
+    after.record(stream)
+    after.synchronize()
+    return float(cupy.cuda.get_elapsed_time(before, after)) / 1e3
 
 
 def run(plan: Plan, data: Any, result: Any, window: tuple[Any, ...] | None = None, positions: Any = None) -> None:
     """Run a plan that was made for these arrays, on the current device and stream."""
-    Kernel.of(plan, result.nbytes)(data, result, window, positions)
+    places, weights = None if positions is None else positions.data.ptr, tuple([each.data.ptr for each in window or ()])
+    Kernel.of(plan, result.nbytes).launch(_addresses(data, result, window, positions), None, _scratch)
 
 
 def compile_plan(plan: Plan) -> None:
@@ -102,9 +188,9 @@ def compile_plan(plan: Plan) -> None:
             load(step.source, step.defines, symbol)
 
 
-def current_device() -> Device:
-    """Return the facts about the current device."""
-    return device(int(cupy.cuda.runtime.getDevice()))
+def current() -> int:
+    """Return the number of the current device."""
+    return int(cupy.cuda.runtime.getDevice())
 
 
 @cache
@@ -129,7 +215,7 @@ def device(number: int) -> Device:
     )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Kernel:
     """A plan with its function, loaded on one device: all that is left is the launch there."""
 
@@ -145,6 +231,10 @@ class Kernel:
     zeroed_bytes: int = 0
     before: tuple[Kernel, ...] = ()
     """What fills the scratch memory."""
+    generation: int = 0
+    """That of `tuning` which it was prepared in."""
+    open: Problem | None = None
+    """What a race could tell more of."""
 
     @classmethod
     def of(cls, plan: Plan, output_bytes: int = 0) -> Kernel:
@@ -162,102 +252,62 @@ class Kernel:
             tuple(map(cls.of, plan.before)),
         )
 
-    def __call__(
-        self, data: Any, result: Any, window: Any = None, positions: Any = None, weight_out: Any = None
-    ) -> None:
+    def launch(self, arrays: Addresses, stream: Stream | None, allocate: Allocate) -> None:
+        """Launch on memory of the current device, on a stream or CuPy's current one; nothing is waited for."""
+        data, result, weight_out, positions, window = arrays
+        if self.cleared_bytes or self.scratch_bytes:
+            handle = cupy.cuda.get_current_stream().ptr if stream is None else stream.ptr
         if self.cleared_bytes:
-            result.data.memset_async(0, self.cleared_bytes)
-        pointers = (data, result) if positions is None else (data, result, positions)
+            cupy.cuda.runtime.memsetAsync(result, 0, self.cleared_bytes, handle)
+        pointers: tuple[Any, ...] = (data, result) if positions is None else (data, result, positions)
         if self.takes_window:
-            weights = NO_WINDOW if window is None else _pointers(tuple([array.data.ptr for array in window]))
-            pointers = (*pointers, weights)
+            pointers = (*pointers, _pointers(window) if window else NO_WINDOW)
         if weight_out is not None:
             pointers = (*pointers, weight_out)
         if self.scratch_bytes:
-            scratch = _scratch(self.scratch_bytes)
-            scratch.memset_async(0, self.zeroed_bytes)
-            for step in self.before:
-                step.function(step.grid, step.block, (positions, scratch, step.parameters))
-            pointers = (*pointers, scratch)
-        self.function(self.grid, self.block, (*pointers, self.parameters))
-
-    def launch_at(self, addresses: Addresses, others: Others, stream: Stream) -> None:
-        """Launch on addresses, on a stream of theirs; nothing is waited for."""
-        if cupy.cuda.runtime.getDevice() != stream.device:
-            with cupy.cuda.Device(stream.device):
-                self.launch_at(addresses, others, stream)
-            return
-        data, result, weight_out = addresses
-        weights, positions, scratch = others
-        if self.cleared_bytes:
-            cupy.cuda.runtime.memsetAsync(result, 0, self.cleared_bytes, stream.ptr)
-        pointers: tuple[Any, ...] = (data, result) if positions is None else (data, result, positions)
-        if self.takes_window:
-            pointers = (*pointers, _pointers(weights) if weights else NO_WINDOW)
-        if weight_out is not None:
-            pointers = (*pointers, weight_out)
-        if scratch is not None:
-            cupy.cuda.runtime.memsetAsync(scratch, 0, self.zeroed_bytes, stream.ptr)
+            scratch, _held = allocate(self.scratch_bytes)
+            cupy.cuda.runtime.memsetAsync(scratch, 0, self.zeroed_bytes, handle)
             for step in self.before:
                 step.function(step.grid, step.block, (positions, scratch, step.parameters), 0, stream)
             pointers = (*pointers, scratch)
         self.function(self.grid, self.block, (*pointers, self.parameters), 0, stream)
 
 
-def _scratch(size: int) -> Any:
+def _scratch(size: int) -> tuple[int, Any]:
     """Return memory that later work on the current stream may reuse; a graph that is captured allocates its own."""
     if not cupy.cuda.get_current_stream().is_capturing():
-        return cupy.cuda.alloc(size)
+        memory = cupy.cuda.alloc(size)
+        return memory.ptr, memory
     number = cupy.cuda.runtime.getDevice()
     if not cupy.cuda.runtime.deviceGetAttribute(MEMORY_POOLS, number):
         raise Unsupported(
             f"a CUDA graph has to allocate {size:,} bytes of scratch memory for this kernel, and device {number} has "
             f"no memory pools for that; the capture goes on: pass a variant without scratch memory, such as 'gather'"
         )
-    return cupy.cuda.malloc_async(size)
+    memory = cupy.cuda.malloc_async(size)
+    return memory.ptr, memory
 
 
-Layout: TypeAlias = tuple[Size, Size, int, int]
-"""Shape, strides in bytes, alignment of the first byte, and bytes of an element."""
+def layout_of(shape: Size, strides: Size, address: int, itemsize: int) -> Layout:
+    """Describe an array by its strides in bytes and its address."""
+    return shape, strides, gcd(address, MAX_ALIGNMENT), itemsize
 
 
 def _layout(array: Any) -> Layout:
-    address = array.data.ptr | MAX_ALIGNMENT
-    return array.shape, array.strides, address & -address, array.dtype.itemsize
+    return array.shape, array.strides, gcd(array.data.ptr, MAX_ALIGNMENT), array.dtype.itemsize
 
 
 @lru_cache(maxsize=4096)
 def _prepare(
-    planner: Planner, call: Call, data: Layout, result: Layout, device_number: int, weight_out: Layout | None = None
+    call: Call, data: Layout, result: Layout, weight_out: Layout | None, device_number: int, generation: int
 ) -> Kernel:
-    input, output = _operand(call.operation, "the input", data), _operand(call.operation, "out", result)
+    operands = _operand(call.operation, "the input", data), _operand(call.operation, "out", result)
     of_weights = None if weight_out is None else _operand(call.operation, "weight_out", weight_out)
-    plan = planner(call, input, output, device(device_number), of_weights)
-    with cupy.cuda.Device(device_number):
-        return Kernel.of(plan, prod(output.shape) * result[-1])
-
-
-@lru_cache(maxsize=4096)
-def _prepare_at(
-    planner: Planner, call: Call, addresses: Addresses, strides: Strides, device_number: int
-) -> Kernel | None:
-    """Prepare a call on memory of another library, of whose addresses only the alignment is known."""
-    if 0 in call.result_shape or (call.fusion.accumulate and 0 in call.data_shape):
-        return None
-
-    def layout(number: int, shape: Size, itemsize: int) -> Layout | None:
-        address, steps = addresses[number], strides[number] or contiguous_strides(shape)
-        if address is None:
-            return None
-        address |= MAX_ALIGNMENT
-        return shape, tuple([step * itemsize for step in steps]), address & -address, itemsize
-
-    data = layout(0, call.data_shape, call.source_element.itemsize)
-    result = layout(1, call.result_shape, call.element.itemsize)
-    weights_shape = call.geometry.size if isinstance(call.geometry, PositionsGeometry) else ()
-    assert data is not None
-    assert result is not None
-    return _prepare(planner, call, data, result, device_number, layout(2, weights_shape, call.element.weight_bytes))
+    problem = registry.problem_of(call, *operands, device(device_number), of_weights)
+    plan, _, is_open = tuning.decide(problem)
+    kernel = Kernel.of(plan, prod(problem.output.shape) * result[-1])
+    kernel.generation, kernel.open = generation, problem if is_open else None
+    return kernel
 
 
 def _operand(operation: str, name: str, layout: Layout) -> Operand:

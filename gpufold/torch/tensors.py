@@ -33,7 +33,8 @@ from gpufold.calls import PLAIN, Call, is_separable
 from gpufold.compute import launcher, run
 from gpufold.elements import ELEMENT_TYPES
 from gpufold.geometry import PositionsGeometry, Size, SlidingGeometry
-from gpufold.operations import OPERATIONS, check_variant, choose
+from gpufold.gpu import tuning
+from gpufold.operations import OPERATIONS, check_variant
 from gpufold.torch.guards import Guards, seen_of
 
 
@@ -457,24 +458,42 @@ def _execute_on_gpu(
     except ImportError as error:
         raise extras.missing("gpufold.torch with CUDA tensors", "cupy", "cuda13") from error
     stream = launch.stream_of(*_stream_of(data))
-    arrays = data, result, weight_out
-    addresses = address_of(data), address_of(result), None if weight_out is None else address_of(weight_out)
-    aligned = (addresses[0] | addresses[1] | (addresses[2] or 0)) % launch.MAX_ALIGNMENT == 0
+    if launch.current() != stream.device:
+        with on_device(stream.device):
+            _execute_on_gpu(call, data, result, weights, positions, weight_out, guards)
+        return
+    of_data, of_result = address_of(data), address_of(result)
+    of_weights = None if weight_out is None else address_of(weight_out)
+    window = tuple([address_of(each) for each in weights]) if weights else ()
+    arrays = of_data, of_result, of_weights, None if positions is None else address_of(positions), window
+    allocate = partial(_scratch_beside, data)
+    aligned = (of_data | of_result | (of_weights or 0)) % launch.MAX_ALIGNMENT == 0
     kernel = guards.kernel if guards is not None and aligned else None
-    if kernel is None:
-        strides = tuple([None if each is None or each.is_contiguous() else each.stride() for each in arrays])
-        kernel = launch.prepare_at(choose, call, addresses, strides, stream.device)
-        if kernel is None:
-            return
+    if kernel is not None and kernel.generation == tuning.generation and (kernel.open is None or not tuning.wanted()):
+        kernel.launch(arrays, stream, allocate)
+    elif result.numel() and (data.numel() or not call.fusion.accumulate):
+        layouts = [None if each is None else _layout(each) for each in (data, result, weight_out)]
+        kernel = launch.execute_at((call, *layouts, stream.device), arrays, stream, allocate)
         if guards is not None and aligned:
             guards.kernel = kernel
-    pointers = tuple(map(address_of, weights))
-    places = None if positions is None else address_of(positions)
-    if kernel.scratch_bytes:
-        scratch = data.new_empty((kernel.scratch_bytes,), dtype=torch.uint8)  # for later work on the stream to reuse
-        kernel.launch_at(addresses, (pointers, places, address_of(scratch)), stream)
-    else:
-        kernel.launch_at(addresses, (pointers, places, None), stream)
+
+
+def _scratch_beside(tensor: Tensor, size: int) -> tuple[int, Tensor]:
+    """Return memory of torch's that later work on the stream may reuse, on the device of a tensor."""
+    try:
+        memory = tensor.new_empty((size,), dtype=torch.uint8)
+    except torch.OutOfMemoryError as error:
+        raise MemoryError(str(error)) from error
+    return address_of(memory), memory
+
+
+def _layout(tensor: Tensor) -> Any:
+    shape, strides, itemsize = in_bytes(tensor)
+    return launcher().layout_of(shape, strides, address_of(tensor), itemsize)
+
+
+on_device = torch.cuda.device
+"""Makes a device the current one; CuPy's own would make a context on the one that it comes back to."""
 
 
 def _stream_of(tensor: Tensor) -> tuple[int, int]:

@@ -1,0 +1,107 @@
+"""The kernel variants of every operation, and which of them can serve a call: the one door to their plans."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from functools import lru_cache
+from itertools import chain
+from operator import mul
+
+from gpufold.calls import Call, Unsupported
+from gpufold.gpu import choice
+from gpufold.gpu.parameters import offset_bits
+from gpufold.gpu.plan import H200, Device, Operand, Plan, Preferences, Problem, Variant
+from gpufold.gpu.variants import (
+    add_blocks,
+    average,
+    batch_to_space,
+    blockwise,
+    col2im,
+    im2col,
+    space_to_batch,
+    take_blocks,
+)
+
+VARIANTS: Mapping[str, Mapping[str, Variant]] = {
+    "col2im": col2im.VARIANTS,
+    "im2col": im2col.VARIANTS,
+    "batch_to_space": batch_to_space.VARIANTS,
+    "space_to_batch": space_to_batch.VARIANTS,
+    "blocks_to_array": blockwise.TO_ARRAY,
+    "array_to_blocks": blockwise.TO_BLOCKS,
+    "add_blocks": add_blocks.VARIANTS,
+    "take_blocks": take_blocks.VARIANTS,
+    "average": average.VARIANTS,
+}
+"""By operation, the variants by name, each of which plans a problem or raises Unsupported."""
+
+RULES: Mapping[str, Preferences] = {
+    "col2im": choice.of_col2im,
+    "im2col": choice.of_im2col,
+    "batch_to_space": choice.of_batch_to_space,
+    "space_to_batch": choice.of_space_to_batch,
+    "blocks_to_array": choice.of_blocks_to_array,
+    "array_to_blocks": choice.of_array_to_blocks,
+    "add_blocks": choice.of_add_blocks,
+    "take_blocks": choice.of_take_blocks,
+    "average": choice.of_average,
+}
+"""By operation, what yields the variants to take first, with why."""
+
+
+def check_name(call: Call) -> None:
+    """Raise unless the call's variant is "auto" or a kernel of the operation."""
+    names = VARIANTS[call.operation]
+    if call.variant != "auto" and call.variant not in names:
+        raise ValueError(f"{call.operation}: variant must be auto or one of {', '.join(names)}, got {call.variant!r}")
+
+
+def candidates(problem: Problem, refusals: dict[str, str] | None = None) -> Iterator[Plan]:
+    """Yield the plans that can serve a problem with the bits that are asked for, in the order of the rule.
+
+    Those that it prefers come first, then the others as in the table. A variant that is named comes alone. Why the
+    others cannot is added to `refusals`, by name.
+    """
+    call, refused = problem.call, {} if refusals is None else refusals
+    table, done = VARIANTS[call.operation], set[str]()
+    if call.variant != "auto":
+        yield table[call.variant](problem)
+        return
+    for name, why in chain(RULES[call.operation](problem), ((name, None) for name in table)):
+        if name in done:
+            continue
+        done.add(name)
+        try:
+            plan = table[name](problem)
+        except Unsupported as unsupported:
+            refused[name] = str(unsupported).removeprefix(f"{call.operation}: ")
+            continue
+        if plan.scatters and not problem.any_order:
+            refused[name] = f"{name} adds in any order, where deterministic=True"
+            continue
+        if why is None and refused:
+            *_, why = refused.values()
+        yield replace(plan, reason=f"{why}: {plan.reason}") if why else plan
+
+
+def problem_of(
+    call: Call, input: Operand, output: Operand, device: Device = H200, weight_out: Operand | None = None
+) -> Problem:
+    """Return what plans are made from, of arrays with at least one element; raise where nothing can serve it."""
+    check_name(call)
+    operands = (input, output) if weight_out is None else (input, output, weight_out)
+    for operand in operands:  # strides that no element is away by are passed to kernels too
+        offset_bits(call.operation, sum(map(mul, operand.shape, map(abs, operand.strides))))
+    return Problem(call, input, output, device, weight_out)
+
+
+@lru_cache(maxsize=4096)
+def choose(
+    call: Call, input: Operand, output: Operand, device: Device = H200, weight_out: Operand | None = None
+) -> Plan:
+    """Plan a call by the rule alone; a variant that is named must serve it, else Unsupported is raised."""
+    refusals: dict[str, str] = {}
+    for plan in candidates(problem_of(call, input, output, device, weight_out), refusals):
+        return plan
+    raise Unsupported(f"{call.operation}: no variant serves the call: {'; '.join(dict.fromkeys(refusals.values()))}")

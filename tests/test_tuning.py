@@ -1,0 +1,439 @@
+"""Races of kernels on the stand-in, by a clock that draws times: whichever wins, the bits are NumPy's."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import ml_dtypes  # noqa: F401  NumPy knows bfloat16 then
+import numpy as np
+import pytest
+from cases import CASES, POSITIONS_CASES, assert_same_bits, values
+from test_gpu import EVERY_CALL, Call, calls_of, captured
+
+import gpufold
+from bench.hostcuda import standin
+from bench.problems import PROBLEMS
+from gpufold.calls import Call as Description
+from gpufold.gpu import registry, tuning
+from gpufold.gpu.plan import H200, Operand
+from gpufold.operations import OPERATIONS
+
+pytestmark = [pytest.mark.peer("cupy"), pytest.mark.hostcuda]
+
+
+def adding(number, dtype, **options):
+    case = POSITIONS_CASES[number]
+    arrays = values(case.shape, dtype), values(case.blocks_shape, dtype, 1)
+    return Call("add_blocks", arrays[0], (arrays[1], np.asarray(case.positions)), options)
+
+
+def taking(number, dtype):
+    case = POSITIONS_CASES[number]
+    return Call("take_blocks", values(case.shape, dtype), (np.asarray(case.positions), case.block))
+
+
+FOLD = calls_of(CASES[0], np.dtype(np.float32))[0]
+DIVIDING = Call("average", values((2, 9), np.float32), (np.arange(9, dtype=np.float32),))
+RACED = (
+    *EVERY_CALL,
+    adding(3, np.float32),
+    adding(11, np.int32),
+    adding(11, np.float16),
+    taking(3, np.float32),
+    taking(11, np.uint8),
+    DIVIDING,
+    *(call for dtype in ("uint8", "float16", "complex64") for call in calls_of(CASES[2], np.dtype(dtype))),
+    replace(FOLD, options=FOLD.options | {"deterministic": True, "dtype": "float64"}),
+)
+
+
+@pytest.fixture
+def cupy(monkeypatch, tmp_path):
+    """The stand-in, with a device of which nothing is known yet."""
+    from gpufold.gpu import launch
+
+    monkeypatch.setitem(sys.modules, "cupy", standin.cupy())
+    monkeypatch.setattr(launch, "cupy", standin.cupy())
+    monkeypatch.setenv("GPUFOLD_CACHE_DIR", str(tmp_path / "cache"))
+    for cached in (launch._function, launch._prepare, launch.device):
+        cached.cache_clear()
+    tuning.forget()
+    yield standin.cupy()
+    standin.Device().synchronize()
+    for cached in (launch._function, launch._prepare, launch.device):
+        cached.cache_clear()
+    tuning.forget()
+
+
+@pytest.fixture
+def clock(cupy, monkeypatch):
+    """A clock that draws times from a seed, and the launches that it was asked for."""
+    from gpufold.gpu import launch
+
+    class Clock:
+        measured = 0
+        draw = random.Random(0)
+
+        def __call__(self, stream, flushed, size, run):
+            self.measured += 1
+            run()
+            return self.draw.uniform(1e-6, 9e-6)
+
+    monkeypatch.setattr(launch, "clock", drawn := Clock())
+    return drawn
+
+
+def on_gpu(cupy, call):
+    arrays = [cupy.asarray(each) if isinstance(each, np.ndarray) else each for each in call.arguments]
+    return replace(call.with_window(cupy), arguments=tuple(arrays))
+
+
+def answer(cupy, call):
+    """Call on copies of the arrays, as `add_blocks` changes its own."""
+    return cupy.asnumpy(on_gpu(cupy, call).on(cupy.asarray(call.data)))
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("call", RACED, ids=str)
+def test_the_bits_are_numpys_before_during_and_after_a_race_whichever_wins(cupy, clock, call, seed):
+    clock.draw = random.Random(seed)
+    want = call.on(call.data.copy())
+    assert_same_bits(answer(cupy, call), want, "before")
+    with gpufold.autotune():
+        assert_same_bits(answer(cupy, call), want, "in the race")
+        measured = clock.measured
+        assert_same_bits(answer(cupy, call), want, "after it")
+    assert_same_bits(answer(cupy, call), want, "outside")
+    assert clock.measured == measured, "nothing is measured twice"
+
+
+@pytest.mark.parametrize("name", gpufold.variants("add_blocks"))
+def test_what_is_added_to_is_added_to_once_whichever_wins(cupy, monkeypatch, name):
+    def race(runs, clock):
+        for run in runs.values():
+            run()
+        return {label: 1.0 if label.startswith(name) else 2.0 for label in runs}
+
+    monkeypatch.setattr(tuning, "race", race)
+    call = adding(11, np.int32)
+    weight = np.zeros(POSITIONS_CASES[11].shape[-len(POSITIONS_CASES[11].block) :], np.float32)
+    for options in ({}, {"weight_out": weight}):
+        if options:
+            blocks, positions = call.arguments
+            call = replace(call, data=call.data.astype("float32"), arguments=(blocks.astype("float32"), positions))
+        want = call.on(call.data.copy(), **{key: value.copy() for key, value in options.items()})
+        out, given = cupy.asarray(call.data), {key: cupy.asarray(value) for key, value in options.items()}
+        with gpufold.autotune():
+            got = on_gpu(cupy, call).on(out, **given)
+        assert_same_bits(cupy.asnumpy(got), want, name)
+
+
+def test_an_array_with_gaps_is_raced_on_a_copy_of_its_memory(cupy, clock):
+    call = adding(11, np.int32)
+    shape = call.data.shape
+    wide = np.zeros((*shape[:-1], 2 * shape[-1]), np.int32)
+    wide[..., ::2] = call.data
+    want, spread = call.on(call.data.copy()), cupy.asarray(wide)
+    with gpufold.autotune():
+        on_gpu(cupy, call).on(spread[..., ::2])
+    assert clock.measured
+    got = cupy.asnumpy(spread)
+    assert_same_bits(np.ascontiguousarray(got[..., ::2]), want)
+    assert not got[..., 1::2].any()
+
+
+def test_atomics_of_floats_are_raced_only_where_any_order_is_allowed(cupy, clock):
+    call = adding(11, np.float32)
+    for deterministic, raced in ((True, False), (False, True)):
+        with gpufold.autotune():
+            on_gpu(cupy, call).on(cupy.asarray(call.data), deterministic=deterministic)
+        labels = {label for seconds in tuning.known(device(cupy)).values() for label in seconds}
+        assert ("atomic" in labels) is raced
+        tuning._learned[device(cupy)].clear()
+
+
+def device(cupy):
+    from gpufold.gpu import launch
+
+    return launch.device(launch.current())
+
+
+def test_nothing_is_measured_compiled_or_allocated_in_a_capture(cupy, clock):
+    data, out = cupy.asarray(FOLD.data), cupy.asarray(FOLD.on(FOLD.data))
+    FOLD.on(data, out=out)
+    pool = cupy.get_default_memory_pool()
+    with gpufold.autotune():
+        before = pool.used_bytes(), len(standin._loaded)
+        stream, graph = captured(cupy, lambda: FOLD.on(data, out=out))
+        assert (pool.used_bytes(), len(standin._loaded)) == before
+        assert not clock.measured
+        graph.launch(stream)
+        stream.synchronize()
+        FOLD.on(data, out=out)
+    assert clock.measured
+    assert_same_bits(cupy.asnumpy(out), FOLD.on(FOLD.data))
+
+
+def test_another_thread_takes_the_rule_while_one_measures(cupy, clock):
+    data = cupy.asarray(FOLD.data)
+    assert tuning.racing.acquire(blocking=False)
+    try:
+        with gpufold.autotune():
+            got = FOLD.on(data)
+        assert not clock.measured
+    finally:
+        tuning.racing.release()
+    assert_same_bits(cupy.asnumpy(got), FOLD.on(FOLD.data))
+
+
+def test_the_context_holds_for_its_thread_and_its_time(cupy, clock):
+    data = cupy.asarray(FOLD.data)
+    with gpufold.autotune():
+        other = threading.Thread(target=lambda: FOLD.on(data))
+        other.start()
+        other.join()
+        assert not clock.measured
+    with gpufold.autotune(timeout=0):
+        FOLD.on(data)
+    FOLD.on(data)
+    assert not clock.measured
+
+
+def test_where_memory_is_short_the_rule_stays_and_nothing_is_remembered(cupy, clock, monkeypatch):
+    from gpufold.gpu import launch
+
+    call = adding(11, np.int32)
+
+    def full(size):
+        raise cupy.cuda.memory.OutOfMemoryError("none left")
+
+    monkeypatch.setattr(launch, "_scratch", full)
+    with gpufold.autotune():
+        got = cupy.asnumpy(on_gpu(cupy, call).on(cupy.asarray(call.data), variant="auto"))
+    assert_same_bits(got, call.on(call.data.copy()))
+    assert not tuning.known(device(cupy))
+
+
+def test_a_kernel_that_fails_is_left_out_of_the_race():
+    def fails():
+        raise RuntimeError("no such thing")
+
+    seconds = tuning.race({"one": lambda: None, "other": fails}, lambda run: run() or 1.0)
+    assert seconds == {"one": 1.0}
+
+
+def test_samples_are_taken_in_turns_and_the_first_does_not_count():
+    taken, times = [], iter([99.0, 99.0, 5, 1, 4, 2, 3, 3, 2, 4, 1, 5])
+    runs = {name: lambda name=name: taken.append(name) for name in "ab"}
+    seconds = tuning.race(runs, lambda run: run() or next(times))
+    assert taken == ["a", "b"] * 6
+    assert seconds == {"a": 3, "b": 3}
+
+
+def test_noise_changes_no_choice():
+    plans = list(registry.candidates(problem(FOLD)))
+    assert len(plans) > 1
+    names = tuning.labels(plans)
+    for share, wins in ((0.97, 0), (0.9, 1)):
+        seconds = {names[0]: 1.0, names[1]: share}
+        assert tuning._by_time(plans, seconds).plan is plans[wins]
+    assert tuning._by_time(plans, {"no such variant": 1e-9}).plan is plans[0]
+
+
+def problem(call, device=H200):
+    described = OPERATIONS[call.operation].describe(call.data, *call.arguments, **call.options)
+    result = described.result_shape
+    return registry.problem_of(described, Operand.contiguous(call.data.shape), Operand.contiguous(result), device)
+
+
+# ---------------------------------------------------------------------------------------------
+# Files
+
+
+def raced(cupy, clock):
+    with gpufold.autotune():
+        FOLD.on(cupy.asarray(FOLD.data))
+    return tuning.file_of(device(cupy))
+
+
+def test_what_was_measured_is_known_to_later_processes(cupy, clock):
+    path, measured = raced(cupy, clock), clock.measured
+    (learned,) = tuning.known(device(cupy)).values()
+    tuning.forget()
+    assert list(tuning.known(device(cupy)).values()) == [learned]
+    raced(cupy, clock)
+    assert clock.measured == measured
+    assert path.parent.name == "cache"
+    (line,) = filter(None, path.read_text().splitlines())
+    assert json.loads(line)["operation"] == "col2im"
+
+
+DAMAGED = {
+    "torn": b'{"key": "x", "sec',
+    "foreign": b"\xff\xfe garbage\x00\n[1]\n7\nnull\n",
+    "negative": b'{"key": "KEY", "seconds": {"gather": -1.0}}\n',
+    "not finite": b'{"key": "KEY", "seconds": {"gather": NaN, "gather_pixels": Infinity}}\n',
+    "no numbers": b'{"key": "KEY", "seconds": {"gather": "soon"}}\n{"key": "KEY", "seconds": 3}\n{"key": "KEY"}\n',
+    "deep": b"[" * 100_000,
+    "other names": b'{"key": "OTHER", "seconds": {"no_variant": 1e-9}}\n',
+}
+
+
+@pytest.mark.parametrize("kind", DAMAGED)
+def test_a_damaged_file_changes_nothing_but_speed(cupy, clock, kind):
+    path = raced(cupy, clock)
+    ((key, learned),) = tuning.known(device(cupy)).items()
+    whole = path.read_bytes()
+    path.write_bytes(whole + DAMAGED[kind].replace(b"KEY", key.encode()))
+    tuning.forget()
+    assert tuning.known(device(cupy))[key] == learned
+    assert_same_bits(cupy.asnumpy(FOLD.on(cupy.asarray(FOLD.data))), FOLD.on(FOLD.data))
+    tuning.remember(problem(FOLD, device(cupy)), "next", {"gather": 1.0})
+    tuning.forget()
+    assert tuning.known(device(cupy))["next"] == {"gather": 1.0}, "what is appended to a torn line is whole"
+
+
+def test_a_file_of_other_kernels_is_not_read(cupy, clock, monkeypatch):
+    raced(cupy, clock)
+    tuning._name.cache_clear()
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "read_bytes", lambda path, read=Path.read_bytes: read(path) + b"\n")
+        assert not tuning._read(tuning.file_of(device(cupy)))
+    tuning._name.cache_clear()
+
+
+def test_a_folder_that_cannot_be_written_leaves_it_to_memory(cupy, clock, monkeypatch, tmp_path):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("GPUFOLD_CACHE_DIR", str(tmp_path / "file" / "below"))
+    raced(cupy, clock)
+    measured = clock.measured
+    raced(cupy, clock)
+    assert clock.measured == measured
+    assert tuning.known(device(cupy))
+
+
+def test_files_of_the_package_are_known_and_the_users_count_more(cupy, monkeypatch, tmp_path):
+    mine = device(cupy)
+    monkeypatch.setattr(tuning, "KERNELS", tmp_path)
+    tuning._name.cache_clear()
+    shipped = tmp_path / "tuned" / tuning._name(mine)
+    shipped.parent.mkdir()
+    lines = [{"key": key, "seconds": {"gather": 1.0}} for key in ("a", "b")]
+    shipped.write_text("\n".join(map(json.dumps, lines)))
+    users = tuning.file_of(mine)
+    users.parent.mkdir(parents=True, exist_ok=True)
+    users.write_text(json.dumps({"key": "b", "seconds": {"gather": 2.0}}))
+    tuning.forget()
+    assert tuning.known(mine) == {"a": {"gather": 1.0}, "b": {"gather": 2.0}}
+    tuning._name.cache_clear()
+
+
+APPENDS = """
+import sys
+from gpufold.gpu import tuning
+from test_tuning import FOLD, problem
+for number in range(200):
+    tuning.remember(problem(FOLD), f"{sys.argv[1]}-{number}", {"gather": 1.0, "filler": 2.0 + number})
+"""
+
+
+def test_processes_that_append_lose_no_line(monkeypatch, tmp_path):
+    paths = os.pathsep.join([str(Path(__file__).parent), str(Path(__file__).parent.parent)])
+    environment = os.environ | {"GPUFOLD_CACHE_DIR": str(tmp_path), "PYTHONPATH": paths}
+    children = [subprocess.Popen([sys.executable, "-c", APPENDS, str(name)], env=environment) for name in range(2)]
+    assert [child.wait(timeout=120) for child in children] == [0, 0]
+    monkeypatch.setenv("GPUFOLD_CACHE_DIR", str(tmp_path))
+    assert len(tuning._read(tuning.file_of(H200))) == 400
+
+
+SETTING = """
+import gpufold
+from gpufold.gpu import tuning
+from gpufold.gpu.plan import H200
+with gpufold.autotune():
+    inside = tuning.wanted()
+print(tuning.wanted(), inside, len(tuning.known(H200)))
+"""
+
+
+@pytest.mark.parametrize(("setting", "want"), [("", "False True 1"), ("1", "True True 1"), ("0", "False False 0")])
+def test_the_environment_turns_it_on_and_off(monkeypatch, tmp_path, setting, want):
+    monkeypatch.setenv("GPUFOLD_CACHE_DIR", str(tmp_path))
+    tuning.file_of(H200).write_text(json.dumps({"key": "a", "seconds": {"gather": 1.0}}))
+    run = subprocess.run(
+        [sys.executable, "-c", SETTING], capture_output=True, text=True, check=True,
+        env=os.environ | {"GPUFOLD_AUTOTUNE": setting, "PYTHONPATH": str(Path(__file__).parent.parent)},
+    )  # fmt: skip
+    assert run.stdout.strip() == want
+
+
+# ---------------------------------------------------------------------------------------------
+# Keys, explain and warmup
+
+
+def test_batches_of_a_problem_meet_few_keys():
+    counts = []
+    for found in PROBLEMS[::4]:
+        if found.operation in ("add_blocks", "take_blocks"):
+            continue
+        keys = set()
+        for batch in range(1, 65):
+            sized = replace(found, geometry=replace(found.geometry, batch=batch))
+            call = Description(sized.operation, sized.planned_geometry, "float32", sized.fusion)
+            arrays = Operand.contiguous(sized.input_shape), Operand.contiguous(sized.output_shape)
+            asked = registry.problem_of(call, *arrays)
+            keys.add(tuning.key_of(asked, tuple(registry.candidates(asked))))
+        counts.append(len(keys))
+    assert sum(counts) / len(counts) <= 10, counts
+
+
+def test_a_key_has_the_order_of_the_axes(cupy):
+    shape = (4, 27, 64)
+    call = Description("col2im", gpufold.geometry.col2im_geometry(shape, (8, 8), (3, 3), 1, 1, 1, 1), "float32")
+    image = Operand.contiguous((4, 3, 8, 8))
+    keys = set()
+    for columns in (Operand.contiguous(shape), Operand(shape, (27 * 64, 1, 27))):
+        problem = registry.problem_of(call, columns, image)
+        keys.add(tuning.key_of(problem, tuple(registry.candidates(problem))))
+    assert len(keys) == 2
+
+
+def test_explain_says_what_was_measured_and_what_the_rule_would_take(cupy, clock):
+    data = cupy.asarray(FOLD.data)
+    unmeasured = str(gpufold.explain("col2im", data, *FOLD.arguments, **FOLD.options))
+    assert f"nothing was measured on {device(cupy).name}" in unmeasured
+    raced(cupy, clock)
+    ((key, seconds),) = tuning.known(device(cupy)).items()
+    last = list(seconds)[-1]
+    tuning.known(device(cupy))[key] = {**dict.fromkeys(seconds, 5e-5), last: 41.2e-6}
+    why = gpufold.explain("col2im", data, *FOLD.arguments, **FOLD.options)
+    assert why.plan.variant == last.partition("/")[0]
+    assert f"measured 41.2 us on {device(cupy).name} (" in str(why)
+    assert f"the rule would take {why.rule.variant}" in str(why)
+
+
+@pytest.mark.parametrize("call", [FOLD, adding(11, np.int32), taking(3, np.float32), DIVIDING], ids=str)
+def test_a_warmup_measures_ahead(cupy, clock, call):
+    described = (call.data.shape, call.data.dtype.name)
+    arguments = list(call.arguments)
+    if call.operation == "add_blocks":
+        arguments[0] = (arguments[0].shape, arguments[0].dtype.name)
+    plan = gpufold.warmup(call.operation, described, *arguments, autotune=True, **call.options)
+    measured = clock.measured
+    assert (measured > 0) is (len(gpufold.variants(call.operation)) > 1)
+    with gpufold.autotune():
+        assert_same_bits(answer(cupy, call), call.on(call.data.copy()))
+    assert clock.measured == measured
+    assert plan.variant in gpufold.variants(call.operation)
+
+
+def test_a_warmup_that_measures_needs_real_positions(cupy):
+    with pytest.raises(ValueError, match=r"^warmup: positions of take_blocks must be an array with autotune=True"):
+        gpufold.warmup("take_blocks", ((8, 9), "float32"), ((4, 2), "int64"), (2, 3), autotune=True)
