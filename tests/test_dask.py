@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import inspect
 import json
 import os
@@ -480,6 +481,33 @@ def test_a_graph_grows_with_the_pairs_that_meet():
     own = [len(result.__dask_graph__().layers[result.name]) for result in (added, taken)]
     assert own[0] <= 10_000 + 50 * 10, "an own chunk for each of the array's, and each row of blocks meets ten"
     assert own[1] <= 50 + 50 * 10
+
+
+@pytest.mark.parametrize("name", ["add_blocks", "stitch", "take_blocks"])
+def test_a_graph_is_made_in_time_that_grows_with_it(name):
+    """Eight times the chunks along an axis take eight times as long, not sixty-four."""
+
+    def seconds(count):
+        positions, lazy = np.arange(count)[:, None], da.zeros(count, chunks=1)
+        if name == "take_blocks":
+            make = partial(gpufold.dask.take_blocks, lazy, positions, 1, chunks=-1)
+        elif name == "add_blocks":
+            make = partial(gpufold.dask.add_blocks, lazy, da.ones((count, 1), chunks=(-1, 1)), positions)
+        else:
+            make = partial(gpufold.dask.stitch, da.ones((2, 3), chunks=3), [(0,), (1,)], count, chunks=1)
+        taken = []
+        for _ in range(3):
+            begin = time.process_time()
+            make()
+            taken.append(time.process_time() - begin)
+        return min(taken)
+
+    gc.collect()
+    gc.disable()  # which looks at everything that the tests before left, now and then
+    try:
+        assert seconds(16_000) < 16 * seconds(2000)
+    finally:
+        gc.enable()
 
 
 def test_blocks_go_in_and_out_by_two_processes(client):

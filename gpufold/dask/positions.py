@@ -16,7 +16,7 @@ from gpufold.arrays import check_bytes, check_library, library_of, result_dtype
 from gpufold.calls import Call, Mode
 from gpufold.compute import run
 from gpufold.dask.cutting import Chunks, check_array, checked, geometry_of, per_axis, spans_of
-from gpufold.dask.meetings import chunk_at, key_of, known_positions, meetings, near_positions, new_array
+from gpufold.dask.meetings import box_of, key_of, known_positions, meetings, near_positions, new_array
 from gpufold.geometry import AverageGeometry, PositionsGeometry, Size, Sizes
 from gpufold.names import answers, misnamed
 from gpufold.positions import average as average_chunk
@@ -88,11 +88,11 @@ def add_blocks(
     name = f"add_blocks-{tokenize(call, out, blocks, positions, weights)}"
     graph: dict[Any, Any] = {(name, *index): (out.name, *index) for index in np.ndindex(*out.numblocks)}
     found: dict[Size, list[tuple[int, Any]]] = {}
-    parts = spans_of(blocks.chunks[0])
+    parts, pixels = spans_of(blocks.chunks[0]), [spans_of(sizes) for sizes in out.chunks[lead:]]
     for part, chunk, numbers in meetings(call, positions, parts, out.chunks[lead:]):
         found.setdefault(chunk, []).append((part, numbers))
     for chunk, met in found.items():
-        begin = [pixels.start for pixels in chunk_at(out.chunks[lead:], chunk)]
+        begin = [along.start for along in box_of(pixels, chunk)]
         work = partial(_add_chunk, call=call, positions=[positions[numbers] - begin for _, numbers in met])
         in_parts = [(part, numbers - parts[part].start) for part, numbers in met]
         for planes in np.ndindex(*out.numblocks[:lead]):
@@ -165,16 +165,16 @@ def take_blocks(
     check_bytes(call, geometry.blocks_shape, dtype.itemsize)
     cut: Chunks = da.core.normalize_chunks(wanted, geometry.blocks_shape, dtype=dtype)
     name = f"take_blocks-{tokenize(call, array, positions, weights, cut)}"
-    spans = spans_of(cut[0])
+    spans, pixels = spans_of(cut[0]), [spans_of(sizes) for sizes in array.chunks[lead:]]
     found: list[list[tuple[Size, Any]]] = [[] for _ in spans]
     for part, chunk, numbers in meetings(call, positions, spans, array.chunks[lead:]):
         found[part].append((chunk, numbers))
     graph: dict[Any, Any] = {}
     for part, (span, met) in enumerate(zip(spans, found, strict=True)):
-        boxes = [chunk_at(array.chunks[lead:], chunk) for chunk, _ in met]
+        boxes = [box_of(pixels, chunk) for chunk, _ in met]
         takes = []
         for box, (_, numbers) in zip(boxes, met, strict=True):
-            begin = [pixels.start for pixels in box]
+            begin = [along.start for along in box]
             takes.append(partial(_take_chunk, call=call, positions=positions[numbers] - begin))
         numbers_in_part = [numbers - span.start for _, numbers in met]
         join = partial(

@@ -14,7 +14,7 @@ from dask.delayed import delayed
 from gpufold.arrays import as_weights, check_bytes, library_of
 from gpufold.calls import REDUCTIONS, Call, Reduction
 from gpufold.dask.cutting import check_array, per_axis, spans_of
-from gpufold.dask.meetings import chunk_at, key_of, known_positions, meetings, near_positions, new_array
+from gpufold.dask.meetings import box_of, key_of, known_positions, meetings, near_positions, new_array
 from gpufold.elements import ELEMENT_TYPES, WIDER, check_dtype, name_of
 from gpufold.geometry import PositionsGeometry, Size, as_integers
 from gpufold.names import answers, misnamed
@@ -94,23 +94,24 @@ def stitch(
     )
     tiles = tiles.rechunk({axis: -1 for axis in range(1 + lead, 1 + lead + rank)})
     name = f"stitch-{tokenize(call, tiles, positions, weights, reduction, cut)}"
-    parts = spans_of(tiles.chunks[0])
+    parts, pixels = spans_of(tiles.chunks[0]), [spans_of(sizes) for sizes in cut[lead:]]
     found: dict[Size, list[tuple[int, Any]]] = {}
     for part, chunk, numbers in meetings(call, positions, parts, cut[lead:]):
         found.setdefault(chunk, []).append((part, numbers))
     graph: dict[Any, Any] = {}
     for chunk in np.ndindex(*map(len, cut[lead:])):
-        met, box = found.get(chunk, []), chunk_at(cut[lead:], chunk)
-        begin, size = [pixels.start for pixels in box], tuple(map(len, box))
+        met, box = found.get(chunk, []), box_of(pixels, chunk)
+        begin, size = [along.start for along in box], tuple(map(len, box))
         places = [positions[numbers] - begin for _, numbers in met]
+        in_parts = [(part, numbers - parts[part].start) for part, numbers in met]
         for planes in np.ndindex(*map(len, cut[:lead])):
             extents = (*(cut[axis][at] for axis, at in enumerate(planes)), *size)
             if not met:
                 graph[name, *planes, *chunk] = (partial(np.zeros_like, tiles._meta, dtype, shape=extents),)
                 continue
             pieces = [(f"{name}-met", part, *planes, *chunk) for part, _ in met]
-            for piece, (part, numbers) in zip(pieces, met, strict=True):
-                graph[piece] = (getitem, (tiles.name, part, *planes, *(0,) * rank), numbers - parts[part].start)
+            for piece, (part, numbers) in zip(pieces, in_parts, strict=True):
+                graph[piece] = (getitem, (tiles.name, part, *planes, *(0,) * rank), numbers)
             work = partial(_stitch_chunk, shape=extents, block=geometry.block_shape, places=places, reduction=reduction)
             graph[name, *planes, *chunk] = (work, pieces, key_of(weights))
     return new_array(name, graph, (tiles, weights), cut, dtype)
