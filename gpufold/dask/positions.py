@@ -12,10 +12,10 @@ import numpy as np
 from dask.base import tokenize
 
 from gpufold import calls
-from gpufold.arrays import check_bytes, check_library, library_of, result_dtype
+from gpufold.arrays import check_library, library_of, result_dtype
 from gpufold.calls import Call, Mode
 from gpufold.compute import run
-from gpufold.dask.cutting import Chunks, check_array, checked, geometry_of, per_axis, spans_of
+from gpufold.dask.cutting import checked, cut_axes, geometry_of, known_array, spans_of
 from gpufold.dask.meetings import box_of, key_of, known_positions, meetings, near_positions, new_array
 from gpufold.geometry import AverageGeometry, PositionsGeometry, Size, Sizes
 from gpufold.names import answers, misnamed
@@ -74,8 +74,8 @@ def add_blocks(
     """
     if unexpected:
         raise misnamed(add_blocks, "add_blocks", unexpected)
-    check_array("add_blocks", "out", out)
-    check_array("add_blocks", "blocks", blocks)
+    out = known_array("add_blocks", "out", out)
+    blocks = known_array("add_blocks", "blocks", blocks)
     library = library_of("add_blocks", "a chunk of out", out._meta)
     check_library("add_blocks", "a chunk of blocks", blocks._meta, library, "one of out")
     positions = known_positions("add_blocks", positions, out, "out")
@@ -154,16 +154,14 @@ def take_blocks(
     """
     if unexpected:
         raise misnamed(take_blocks, "take_blocks", unexpected)
-    check_array("take_blocks", "array", array)
+    array = known_array("take_blocks", "array", array)
     positions = known_positions("take_blocks", positions, array, "array")
     call = calls.take_blocks(array, positions, block_shape, window=window, mode=mode, variant=variant)
     geometry, weights = geometry_of(call, PositionsGeometry), checked(call, array, window)
     positions = near_positions(geometry, positions)
     lead, rank = len(geometry.lead), len(geometry.size)
-    dtype, (along,) = result_dtype(call, array.dtype), per_axis(call, chunks, 1, geometry.blocks_shape)
-    wanted = (along, *array.chunks[:lead], *geometry.block_shape)
-    check_bytes(call, geometry.blocks_shape, dtype.itemsize)
-    cut: Chunks = da.core.normalize_chunks(wanted, geometry.blocks_shape, dtype=dtype)
+    dtype, others = result_dtype(call, array.dtype), (*array.chunks[:lead], *geometry.block_shape)
+    cut = cut_axes(call, chunks, range(1), others, geometry.blocks_shape, dtype)
     name = f"take_blocks-{tokenize(call, array, positions, weights, cut)}"
     spans, pixels = spans_of(cut[0]), [spans_of(sizes) for sizes in array.chunks[lead:]]
     found: list[list[tuple[Size, Any]]] = [[] for _ in spans]
@@ -231,8 +229,8 @@ def average(
     """
     if unexpected:
         raise misnamed(average, "average", unexpected)
-    check_array("average", "numerator", numerator)
-    check_array("average", "weight", weight)
+    numerator = known_array("average", "numerator", numerator)
+    weight = known_array("average", "weight", weight)
     library = library_of("average", "a chunk of numerator", numerator._meta)
     check_library("average", "a chunk of weight", weight._meta, library, "one of numerator")
     call = calls.average(numerator, weight, variant=variant)

@@ -14,7 +14,7 @@ from gpufold import calls
 from gpufold.arrays import library_of
 from gpufold.calls import Call, Reduction
 from gpufold.compute import run
-from gpufold.dask.cutting import Chunks, axes_of, check_array, checked, cut_result, geometry_of, spans_of, whole, zeros
+from gpufold.dask.cutting import Chunks, axes_of, checked, cut_result, geometry_of, known_array, spans_of, whole, zeros
 from gpufold.dask.pieces import each_chunk, gather, over, pixels_under, reach, under
 from gpufold.geometry import Axis, BlocksGeometry, Extents, Size, Sizes, SlidingGeometry
 from gpufold.names import answers, misnamed
@@ -81,7 +81,7 @@ def col2im(
     """
     if unexpected:
         raise misnamed(col2im, "col2im", unexpected)
-    check_array("col2im", "data", data)
+    data = known_array("col2im", "data", data)
     steps = kernel_size, strides, dilations, pads_begin, pads_end
     call = calls.col2im(
         data,
@@ -158,7 +158,7 @@ def im2col(
     """
     if unexpected:
         raise misnamed(im2col, "im2col", unexpected)
-    check_array("im2col", "image", image)
+    image = known_array("im2col", "image", image)
     call = calls.im2col(image, kernel_size, strides, dilations, pads_begin, pads_end, window=window, variant=variant)
     geometry, weights = geometry_of(call, SlidingGeometry), checked(call, image, window)
     *batch, channels = image.chunks[: -len(geometry.axes)]
@@ -220,7 +220,7 @@ def blocks_to_array(
     """
     if unexpected:
         raise misnamed(blocks_to_array, "blocks_to_array", unexpected)
-    check_array("blocks_to_array", "blocks", blocks)
+    blocks = known_array("blocks_to_array", "blocks", blocks)
     call = calls.blocks_to_array(
         blocks,
         output_shape,
@@ -288,7 +288,7 @@ def array_to_blocks(
     """
     if unexpected:
         raise misnamed(array_to_blocks, "array_to_blocks", unexpected)
-    check_array("array_to_blocks", "array", array)
+    array = known_array("array_to_blocks", "array", array)
     call = calls.array_to_blocks(array, block_shape, strides, window=window, variant=variant)
     geometry, weights = geometry_of(call, BlocksGeometry), checked(call, array, window)
     lead, rank = len(geometry.lead), len(geometry.axes)

@@ -11,7 +11,7 @@ import dask.array as da
 import numpy as np
 
 from gpufold import calls, space
-from gpufold.dask.cutting import check_array, checked, cut_result, geometry_of, spans_of, zeros
+from gpufold.dask.cutting import checked, cut_result, geometry_of, known_array, spans_of, zeros
 from gpufold.dask.pieces import each_chunk, gather, pixels_under, reach, under
 from gpufold.geometry import Axis, Extents, Size, Sizes, SpaceGeometry
 from gpufold.names import answers, misnamed
@@ -60,7 +60,7 @@ def batch_to_space(
     """
     if unexpected:
         raise misnamed(batch_to_space, "batch_to_space", unexpected)
-    check_array("batch_to_space", "data", data)
+    data = known_array("batch_to_space", "data", data)
     call = calls.batch_to_space(data, block_shape, crops_begin, crops_end, variant=variant)
     geometry, _ = geometry_of(call, SpaceGeometry), checked(call, data)
     images = [data[first : first + geometry.batch] for first in range(0, len(data), max(1, geometry.batch))]
@@ -113,7 +113,7 @@ def space_to_batch(
     """
     if unexpected:
         raise misnamed(space_to_batch, "space_to_batch", unexpected)
-    check_array("space_to_batch", "data", data)
+    data = known_array("space_to_batch", "data", data)
     call = calls.space_to_batch(data, block_shape, pads_begin, pads_end, variant=variant)
     geometry, _ = geometry_of(call, SpaceGeometry), checked(call, data)
     taps = prod(geometry.block)

@@ -9,11 +9,10 @@ from typing import Any, Never
 import dask.array as da
 import numpy as np
 from dask.base import tokenize
-from dask.delayed import delayed
 
-from gpufold.arrays import as_weights, check_bytes, library_of
+from gpufold.arrays import check_bytes, library_of
 from gpufold.calls import REDUCTIONS, Call, Reduction
-from gpufold.dask.cutting import check_array, per_axis, spans_of
+from gpufold.dask.cutting import cut_axes, known_array, spans_of, weights_of
 from gpufold.dask.meetings import box_of, key_of, known_positions, meetings, near_positions, new_array
 from gpufold.elements import ELEMENT_TYPES, WIDER, check_dtype, name_of
 from gpufold.geometry import PositionsGeometry, Size, as_integers
@@ -77,7 +76,7 @@ def stitch(
     """
     if unexpected:
         raise misnamed(stitch, "stitch", unexpected)
-    check_array("stitch", "tiles", tiles)
+    tiles = known_array("stitch", "tiles", tiles)
     call = _described(tiles, positions, shape, window, reduction)
     geometry = call.geometry
     assert isinstance(geometry, PositionsGeometry)
@@ -86,12 +85,9 @@ def stitch(
     weights = None
     if window is not None:
         library = library_of("stitch", "a chunk of tiles", tiles._meta)
-        weights = delayed(as_weights(call, library, window, tiles._meta), pure=True)
-    cut = da.core.normalize_chunks(
-        (*tiles.chunks[1 : 1 + lead], *per_axis(call, chunks, rank, geometry.array_shape)),
-        geometry.array_shape,
-        dtype=dtype,
-    )
+        weights = weights_of(call, library, window, tiles)
+    axes, shape = range(lead, lead + rank), geometry.array_shape
+    cut = cut_axes(call, chunks, axes, tiles.chunks[1 : 1 + lead], shape, dtype)
     tiles = tiles.rechunk({axis: -1 for axis in range(1 + lead, 1 + lead + rank)})
     name = f"stitch-{tokenize(call, tiles, positions, weights, reduction, cut)}"
     parts, pixels = spans_of(tiles.chunks[0]), [spans_of(sizes) for sizes in cut[lead:]]
@@ -134,7 +130,7 @@ def _described(tiles: Any, positions: Any, shape: Any, window: Any, reduction: s
             f"stitch: shape must be (*lead, *size) with {rank} axes of size, one per column of positions, and the "
             f"leading axes of tiles (P, *lead, *block_shape), got {extents} for tiles of shape {tiles.shape}"
         )
-    if reduction not in REDUCTIONS:
+    if not isinstance(reduction, str) or reduction not in REDUCTIONS:
         raise ValueError(f"stitch: reduction must be one of {', '.join(REDUCTIONS)}, got {reduction!r}")
     check_dtype("stitch", "tiles", tiles.dtype)
     dtype, block = name_of(tiles.dtype), tiles.shape[1 + len(lead) :]
