@@ -575,6 +575,42 @@ def test_a_graph_is_made_in_time_that_grows_with_it(name):
         gc.enable()
 
 
+WINDOWED = ("col2im", "im2col", "blocks_to_array", "array_to_blocks", "add_blocks", "take_blocks", "stitch")
+
+
+@pytest.mark.parametrize("kind", ["full", "separable"])
+@pytest.mark.parametrize("name", WINDOWED)
+def test_what_a_caller_changes_after_the_call_changes_no_result(name, kind):
+    """Each result has the window, the positions and the sizes of its call, and a name of its own."""
+    arrays, arguments = EVERY[name]
+    function, lazy = getattr(gpufold.dask, name), [da.from_array(array) for array in arrays]
+    block = (2, 2) if name in CALLS else (4, 5)
+    window = np.ones(block) if kind == "full" else [np.ones(side) for side in block]
+    given = [np.array(each) if np.ndim(each) else each for each in arguments]
+    options = {} if name == "add_blocks" else {"chunks": [2] if name in ("im2col", "take_blocks") else [2, 3]}
+    if name == "stitch":
+        options["reduction"] = "sum"
+    want = function(*lazy, *arguments, window=window, **options).compute()
+    first = function(*lazy, *given, window=window, **options)
+    for weights in [window] if kind == "full" else window:
+        weights *= 2
+    second = function(*lazy, *given, window=window, **options)
+    if kind == "full":
+        window[:] = np.nan
+    else:
+        window[:] = [None] * 2
+    for each in given:
+        if np.ndim(each):
+            each[:] = 1
+    for sizes in options.get("chunks", []):
+        options["chunks"][:] = [sizes] * 3
+    assert first.name != second.name
+    got, doubled = dask.compute(first, second)
+    assert_same_bits(got, want)
+    before = OUT if name == "add_blocks" else 0
+    assert_same_bits(doubled, before + (want - before) * (2 if kind == "full" else 4))
+
+
 def test_blocks_go_in_and_out_by_two_processes(client):
     positions = np.random.default_rng(0).integers(-9, 70, (200, 2))
     blocks, window = values((200, 2, 8, 9), np.float32), window_of("separable", (8, 9), np.float32)

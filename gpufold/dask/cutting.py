@@ -15,7 +15,7 @@ import numpy as np
 from dask.delayed import delayed
 from dask.utils import parse_bytes
 
-from gpufold.arrays import as_weights, check_bytes, library_of, result_dtype
+from gpufold.arrays import as_weights, check_bytes, device_of, library_of, result_dtype
 from gpufold.calls import Call
 from gpufold.elements import check_dtype
 from gpufold.geometry import AverageGeometry, Axis, Geometry, PositionsGeometry, Size, as_integers
@@ -58,8 +58,10 @@ def checked(call: Call, array: Any, window: Any = None) -> Any:
 
 
 def weights_of(call: Call, library: ModuleType, window: Any, array: Any) -> Any:
-    """Return the weights of a window as an item of the graph."""
-    return delayed(as_weights(call, library, window, array._meta), pure=True)
+    """Return the weights of a window as an item of the graph: copies, for the caller's may change before it runs."""
+    weights = as_weights(call, library, window, array._meta)
+    with device_of(library, weights[0]):
+        return delayed(tuple(each.copy() for each in weights), pure=True)
 
 
 GeometryT = TypeVar("GeometryT", bound=Geometry)
