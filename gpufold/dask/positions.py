@@ -35,6 +35,8 @@ def add_blocks(
 ) -> da.Array:
     """Add blocks to an array, each at a position of its own: `gpufold.add_blocks`, lazily, into a new array.
 
+    ``(*lead, *size), (P, *lead, *block_shape), (P, rank) -> (*lead, *size)``
+
     >>> import dask.array as da, numpy as np, gpufold.dask
     >>> picture = da.zeros((3, 6), chunks=(3, 3), dtype=np.float32)
     >>> tiles = da.ones((2, 2, 3), chunks=(1, 2, 3), dtype=np.float32)
@@ -49,28 +51,19 @@ def add_blocks(
     Parameters
     ----------
     out : dask.array.Array
-        Array of shape (*lead, *size) to add to, as in `gpufold.add_blocks`, in NumPy or CuPy chunks, such as
-        `dask.array.zeros`; it stays as it is.
+        Array of shape (*lead, *size) to add to, in NumPy or CuPy chunks of known sizes, such as `dask.array.zeros`; it
+        stays as it is, and the sums are chunked as it is.
     blocks : dask.array.Array
-        Blocks of shape (P, *lead, *block_shape), as in `gpufold.add_blocks`, in chunks of the same library.
+        Blocks of shape (P, *lead, *block_shape) in chunks of the same library.
     positions : numpy.ndarray or sequence of sequences of int
-        Where each block's first element lies, of shape (P, rank), as in `gpufold.add_blocks`: numbers that are known,
-        for the graph is made from them.
+        Where each block's first element lies, of shape (P, rank): numbers that are known, for the graph is made from
+        them.
     window
-        As in `col2im`.
-    variant, deterministic
-        As in `gpufold.add_blocks`.
+        As in `gpufold.add_blocks`; it is copied.
 
-    Returns
-    -------
-    dask.array.Array
-        The sums, chunked as `out`.
-
-    Raises
-    ------
-    TypeError, ValueError
-        As in `gpufold.add_blocks`, here and not when the result is computed; TypeError where positions are an array of
-        another library, ValueError where sizes of chunks are unknown.
+    See Also
+    --------
+    gpufold.add_blocks : The other parameters; its errors are raised here too, not when the result is computed.
     """
     if unexpected:
         raise misnamed(add_blocks, "add_blocks", unexpected)
@@ -117,6 +110,8 @@ def take_blocks(
 ) -> da.Array:
     """Take blocks out of an array, each at a position of its own: `gpufold.take_blocks`, lazily.
 
+    ``(*lead, *size), (P, rank) -> (P, *lead, *block_shape)``
+
     >>> import dask.array as da, gpufold.dask
     >>> picture = da.arange(12, chunks=4).reshape(3, 4)
     >>> gpufold.dask.take_blocks(picture, [(0, 1), (2, -1)], (2, 3), chunks=1).compute()
@@ -132,25 +127,16 @@ def take_blocks(
     Parameters
     ----------
     array : dask.array.Array
-        Array of shape (*lead, *size), as in `gpufold.take_blocks`, without strings, in NumPy or CuPy chunks.
+        Array of shape (*lead, *size) of numbers, in NumPy or CuPy chunks of known sizes, as which the leading
+        axes of the blocks are chunked.
     positions
         As in `add_blocks`.
-    block_shape, mode, variant
-        As in `gpufold.take_blocks`.
-    window
-        As in `col2im`.
-    chunks : str, int or sequence
-        Blocks in a chunk: one value, or a sequence of one, as in `col2im`. The blocks themselves are never cut.
+    window, chunks
+        As in `col2im`, `chunks` counting blocks, which are never cut: one value, or a sequence of one.
 
-    Returns
-    -------
-    dask.array.Array
-        The blocks, with the leading axes chunked as in `array`.
-
-    Raises
-    ------
-    TypeError, ValueError
-        As in `add_blocks`.
+    See Also
+    --------
+    gpufold.take_blocks : The other parameters; its errors are raised here too, not when the result is computed.
     """
     if unexpected:
         raise misnamed(take_blocks, "take_blocks", unexpected)
@@ -198,6 +184,8 @@ def average(
 ) -> da.Array:
     """Divide sums by the sums of their weights: `gpufold.average`, lazily.
 
+    ``(*lead, *size), (*size) -> (*lead, *size)``
+
     The sums of a window's weights are those of blocks of ones, weighted by it, at the same positions:
 
     >>> import dask.array as da, numpy as np, gpufold.dask
@@ -211,21 +199,14 @@ def average(
     Parameters
     ----------
     numerator : dask.array.Array
-        Sums of shape (*lead, *size), as in `gpufold.average`, in NumPy or CuPy chunks.
+        Sums of shape (*lead, *size) in NumPy or CuPy chunks of known sizes. The quotients are chunked as these, and
+        where chunks of `weight` end inside of one, there too.
     weight : dask.array.Array
-        Weights of numerator's last axes, as in `gpufold.average`, in chunks of the same library.
-    variant
-        As in `gpufold.average`.
+        Weights of numerator's last axes, in chunks of the same library.
 
-    Returns
-    -------
-    dask.array.Array
-        The quotients, chunked as `numerator`, and where chunks of `weight` end inside of its own, there too.
-
-    Raises
-    ------
-    TypeError, ValueError
-        As in `add_blocks`.
+    See Also
+    --------
+    gpufold.average : The variants; its errors are raised here too, not when the result is computed.
     """
     if unexpected:
         raise misnamed(average, "average", unexpected)

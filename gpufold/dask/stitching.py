@@ -50,29 +50,25 @@ def stitch(
     Parameters
     ----------
     tiles : dask.array.Array
-        Tiles of shape (P, *lead, *block_shape), as in `gpufold.Stitcher.add`, in NumPy or CuPy chunks.
-    positions : numpy.ndarray or sequence of sequences of int
+        Tiles of shape (P, *lead, *block_shape) in NumPy or CuPy chunks of known sizes, as which the leading axes stay
+        chunked.
+    positions
         Where each tile's first element lies, of shape (P, rank), as in `add_blocks`.
     shape : sequence of int
         The result's shape (*lead, *size).
-    window : numpy.ndarray, cupy.ndarray or sequence of them, optional
-        Real weights of a tile's elements, as in `gpufold.Stitcher`, of the library of the chunks.
-    reduction : str
-        "mean", "least_squares" or "sum", as in `gpufold.Stitcher`.
-    chunks : str, int or sequence
-        Chunks of the result along the axes of `size`: one value for all of them or a sequence of one per axis, as in
-        `col2im`.
+    window
+        As in `gpufold.Stitcher`; it is copied.
+    chunks
+        As in `col2im`, of the axes of `size`.
 
     Returns
     -------
     dask.array.Array
-        The average, with the leading axes chunked as in `tiles`, of their dtype, or float32 for float16 and bfloat16.
+        The average, of the tiles' dtype, or float32 for float16 and bfloat16.
 
-    Raises
-    ------
-    TypeError, ValueError
-        As in `gpufold.Stitcher`, here and not when the result is computed; TypeError where positions are an array of
-        another library, ValueError where sizes of chunks are unknown or `chunks` does not fit.
+    See Also
+    --------
+    gpufold.Stitcher : The other parameters; its errors are raised here too, not when the result is computed.
     """
     if unexpected:
         raise misnamed(stitch, "stitch", unexpected)
