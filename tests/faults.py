@@ -1162,6 +1162,20 @@ FAULTS = (
         "ends = sorted(set(accumulate(sizes)))",
         DASK + "chunks_that_cut_channels_or_rows_of_blocks_reach_to_their_end",
     ),
+    Fault(
+        "empty chunks that come in",
+        "gpufold/dask/cutting.py",
+        "        if 0 in sizes and len(sizes) > 1:",
+        "        if not sizes:",
+        DASK + "empty_chunks_change_nothing[average-arrays12-arguments12]",
+    ),
+    Fault(
+        "a window that its caller may still change",
+        "gpufold/dask/cutting.py",
+        "tuple(each.copy() for each in weights)",
+        "tuple(weights)",
+        DASK + "what_a_caller_changes_after_the_call_changes_no_result[stitch-full]",
+    ),
     # --- the planner
     Fault(
         "a step from a plane to the next that no offset holds",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 import os
 import sys
-import tempfile
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -16,11 +15,18 @@ import pytest
 def alone(name: str):
     """Let one process of a user at a time into the block, however they were started.
 
-    The operating system opens the lock where a process ends in whatever way.
+    The operating system opens the lock where a process ends in whatever way. Its file is empty and stays, in a folder
+    that is the user's own: in one that others share, whoever knows its name could put a link to another file there.
     """
-    with (Path(tempfile.gettempdir()) / f"{name}-{os.getuid()}").open("w") as lock:
+    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    folder = Path(home) / "gpufold"
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = os.open(folder / f"{name}.lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+    try:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
+    finally:
+        os.close(lock)
 
 
 def end_where_the_device_is_dead(request, synchronize, error) -> None:

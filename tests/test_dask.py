@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import inspect
 import json
 import os
 import random
+import re
 import signal
 import time
 from functools import partial
@@ -55,9 +57,14 @@ def one_thread():
 
 
 def cut(draw, size):
-    """Sizes of chunks that fill an axis."""
-    ends = sorted({*draw(st.lists(st.integers(1, max(1, size)), max_size=4)), size})
-    return tuple(stop - start for start, stop in pairwise((0, *ends))) if size else (0,)
+    """Sizes of chunks that fill an axis, some of them empty."""
+    ends = sorted([*draw(st.lists(st.integers(0, size), max_size=4, unique=draw(st.booleans()))), size])
+    return tuple(stop - start for start, stop in pairwise((0, *ends)))
+
+
+def filled(chunks):
+    """Chunks without those that are empty, which a result has none of."""
+    return tuple(tuple(filter(None, sizes)) or (0,) for sizes in chunks)
 
 
 def cut_all(draw, shape):
@@ -73,7 +80,7 @@ def check(operation, array, draw, axes, *arguments, **options):
         da.from_array(array, chunks=cut_all(draw, array.shape)), *arguments, chunks=chunks, **options
     )
     assert (lazy.shape, lazy.dtype, lazy.ndim) == (want.shape, want.dtype, want.ndim)
-    assert lazy.chunks[first : first + count] == chunks
+    assert lazy.chunks[first : first + count] == filled(chunks)
     assert (type(lazy._meta), lazy._meta.dtype, lazy._meta.ndim) == (np.ndarray, want.dtype, want.ndim)
     assert_same_bits(lazy.compute(), want, f"{operation} {arguments} {options} chunks={lazy.chunks}")
 
@@ -102,7 +109,7 @@ def check_sliding(case, draw, seed):
         chunks=(rows,),
         **case.arguments,
     )
-    assert lazy.chunks[-1] == tuple(size * prod(case.num_blocks[1:]) for size in rows)
+    assert lazy.chunks[-1:] == filled([[size * prod(case.num_blocks[1:]) for size in rows]])
     want = gpufold.im2col(image, case.kernel_size, window=window, **case.arguments)
     assert lazy.shape == want.shape
     assert_same_bits(lazy.compute(), want, case)
@@ -154,12 +161,12 @@ def check_positions(draw, seed):
 
     window = window_of(kind, block, wide)
     added = gpufold.dask.add_blocks(lazy_array, lazy_blocks, places, window)
-    assert (added.chunks, added.dtype, added._meta.dtype) == (lazy_array.chunks, wide, wide)
+    assert (added.chunks, added.dtype, added._meta.dtype) == (filled(lazy_array.chunks), wide, wide)
     assert_same_bits(added.compute(), gpufold.add_blocks(array.copy(), blocks, places, window), message)
 
     mode, chunks = rng.choice(("constant", "edge")), (cut(draw, len(places)),)
     taken = gpufold.dask.take_blocks(lazy_array, places, block, window=window, mode=mode, chunks=chunks)
-    assert taken.chunks == (*chunks, *lazy_array.chunks[: len(lead)], *((side,) for side in block))
+    assert taken.chunks == filled((*chunks, *lazy_array.chunks[: len(lead)], *((side,) for side in block)))
     assert_same_bits(taken.compute(), gpufold.take_blocks(array, places, block, window=window, mode=mode), message)
     assert_same_bits(lazy_array.compute(), array, "no chunk was written into")
 
@@ -254,7 +261,8 @@ def test_averages_have_the_bits_of_eager_calls(dtype, data):
     weight[1:3, 2:] = 0
     lazy, of_pixels = (da.from_array(array, chunks=cut_all(data.draw, array.shape)) for array in (sums, weight))
     got = gpufold.dask.average(lazy, of_pixels)
-    assert (got.shape, got.dtype, got._meta.dtype, got.chunks[:2]) == (sums.shape, dtype, dtype, lazy.chunks[:2])
+    assert (got.shape, got.dtype, got._meta.dtype) == (sums.shape, dtype, dtype)
+    assert got.chunks[:2] == filled(lazy.chunks[:2])
     assert_same_bits(got.compute(), gpufold.average(sums, weight))
     by_row = gpufold.dask.average(lazy[:0], of_pixels[2])
     assert_same_bits(by_row.compute(), gpufold.average(sums[:0], weight[2]))
@@ -303,7 +311,7 @@ def test_what_is_stitched_has_the_bits_of_a_stitcher(dtype, reduction, seed, dat
         chunks=chunks,
     )
     assert (lazy.shape, lazy.dtype, lazy._meta.dtype) == (want.shape, want.dtype, want.dtype)
-    assert lazy.chunks[len(lead) :] == chunks
+    assert lazy.chunks[len(lead) :] == filled(chunks)
     assert_same_bits(lazy.compute(), want, f"seed {seed}")
 
 
@@ -336,6 +344,12 @@ def test_integers_are_stitched_to_sums():
             "reduction must be one of sum, .* got 'median'",
             ([(0, 0)] * 2, (3, 8, 9)),
             {"reduction": "median"},
+        ),
+        (
+            ValueError,
+            "reduction must be one of sum, .* got array",
+            ([(0, 0)] * 2, (3, 8, 9)),
+            {"reduction": np.array(["mean", "mean"])},
         ),
         (ValueError, r"window must have the shape \(4, 5\)", ([(0, 0)] * 2, (3, 8, 9)), {"window": np.ones((5, 4))}),
         (TypeError, "window must hold real", ([(0, 0)] * 2, (3, 8, 9)), {"window": np.ones((4, 5), complex)}),
@@ -372,6 +386,58 @@ CALLS = {
     "space_to_batch": ((2, 6, 8), ((1, 2, 2),)),
 }
 """A call of each operation: the array's shape and the other arguments."""
+
+OUT, BLOCKS, PLACES = np.ones((2, 8, 9)), np.ones((3, 2, 4, 5)), [(0, 0), (1, 2), (9, 9)]
+
+EVERY = {
+    **{operation: ((np.ones(shape),), arguments) for operation, (shape, arguments) in CALLS.items()},
+    "add_blocks": ((OUT, BLOCKS), (PLACES,)),
+    "take_blocks": ((OUT,), (PLACES, (4, 5))),
+    "average": ((OUT, OUT[0]), ()),
+    "stitch": ((BLOCKS,), (PLACES, (2, 8, 9))),
+}
+"""A call of each function: its arrays and the other arguments."""
+
+
+SINGLE = [
+    ("col2im", (np.ones((1, 4, 9)),), ((4, 4), (2, 2))),
+    ("im2col", (np.ones((1, 1, 4, 1)),), ((2, 1),)),
+    ("average", (np.ones((1, 1, 3)), np.ones((1, 3))), ()),
+    ("stitch", (np.ones((1, 1, 4)),), ([(1, 0)], (6, 5))),
+]
+"""Calls with axes of one."""
+
+
+@pytest.mark.parametrize(("name", "arrays", "arguments"), [*((name, *call) for name, call in EVERY.items()), *SINGLE])
+def test_empty_chunks_change_nothing(name, arrays, arguments):
+    """Those that a mask leaves, along any axis of any array."""
+    for operand, array in enumerate(arrays):
+        for axis in range(array.ndim):
+            lazy = [da.from_array(each + np.arange(each.size).reshape(each.shape)) for each in arrays]
+            want = getattr(gpufold.dask, name)(*lazy, *arguments)
+            full, size, lead = lazy[operand], array.shape[axis], (slice(None),) * axis
+            for chunks in ((2, 3, size), (size, 1, 4), (1, size, 2, 2)):  # of which that of the size is kept
+                kept = np.concatenate([np.full(extent, extent == size) for extent in chunks])
+                kept[np.flatnonzero(kept)[size:]] = False
+                source = np.maximum(np.cumsum(kept) - 1, 0)
+                padded = full[(*lead, source)].rechunk({axis: chunks})
+                lazy[operand] = padded[(*lead, da.from_array(kept, chunks=(chunks,)))].compute_chunk_sizes()
+                assert 0 in lazy[operand].chunks[axis]
+                got = getattr(gpufold.dask, name)(*lazy, *arguments)
+                assert all(all(sizes) for sizes in got.chunks)
+                assert_same_bits(got.compute(), want.compute(), f"{operand} {axis} {chunks}")
+
+
+@pytest.mark.parametrize("name", ["array_to_blocks", "batch_to_space", "stitch"])
+def test_empty_chunks_that_are_asked_for_are_left_out(name):
+    arrays, arguments = EVERY[name]
+    function, lazy = getattr(gpufold.dask, name), [da.from_array(array) for array in arrays]
+    want = function(*lazy, *arguments, chunks=-1)
+    first = 1 if want.ndim > 2 else 0
+    sizes = want.shape[first : first + 2]
+    got = function(*lazy, *arguments, chunks=tuple((0, 1, 0, 0, size - 1, 0) for size in sizes))
+    assert got.chunks[first : first + 2] == tuple((1, size - 1) for size in sizes)
+    assert_same_bits(got.compute(), want.compute())
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)
@@ -482,6 +548,69 @@ def test_a_graph_grows_with_the_pairs_that_meet():
     assert own[1] <= 50 + 50 * 10
 
 
+@pytest.mark.parametrize("name", ["add_blocks", "stitch", "take_blocks"])
+def test_a_graph_is_made_in_time_that_grows_with_it(name):
+    """Eight times the chunks along an axis take eight times as long, not sixty-four."""
+
+    def seconds(count):
+        positions, lazy = np.arange(count)[:, None], da.zeros(count, chunks=1)
+        if name == "take_blocks":
+            make = partial(gpufold.dask.take_blocks, lazy, positions, 1, chunks=-1)
+        elif name == "add_blocks":
+            make = partial(gpufold.dask.add_blocks, lazy, da.ones((count, 1), chunks=(-1, 1)), positions)
+        else:
+            make = partial(gpufold.dask.stitch, da.ones((2, 3), chunks=3), [(0,), (1,)], count, chunks=1)
+        taken = []
+        for _ in range(3):
+            begin = time.process_time()
+            make()
+            taken.append(time.process_time() - begin)
+        return min(taken)
+
+    gc.collect()
+    gc.disable()  # which looks at everything that the tests before left, now and then
+    try:
+        assert seconds(16_000) < 16 * seconds(2000)
+    finally:
+        gc.enable()
+
+
+WINDOWED = ("col2im", "im2col", "blocks_to_array", "array_to_blocks", "add_blocks", "take_blocks", "stitch")
+
+
+@pytest.mark.parametrize("kind", ["full", "separable"])
+@pytest.mark.parametrize("name", WINDOWED)
+def test_what_a_caller_changes_after_the_call_changes_no_result(name, kind):
+    """Each result has the window, the positions and the sizes of its call, and a name of its own."""
+    arrays, arguments = EVERY[name]
+    function, lazy = getattr(gpufold.dask, name), [da.from_array(array) for array in arrays]
+    block = (2, 2) if name in CALLS else (4, 5)
+    window = np.ones(block) if kind == "full" else [np.ones(side) for side in block]
+    given = [np.array(each) if np.ndim(each) else each for each in arguments]
+    options = {} if name == "add_blocks" else {"chunks": [2] if name in ("im2col", "take_blocks") else [2, 3]}
+    if name == "stitch":
+        options["reduction"] = "sum"
+    want = function(*lazy, *arguments, window=window, **options).compute()
+    first = function(*lazy, *given, window=window, **options)
+    for weights in [window] if kind == "full" else window:
+        weights *= 2
+    second = function(*lazy, *given, window=window, **options)
+    if kind == "full":
+        window[:] = np.nan
+    else:
+        window[:] = [None] * 2
+    for each in given:
+        if np.ndim(each):
+            each[:] = 1
+    for sizes in options.get("chunks", []):
+        options["chunks"][:] = [sizes] * 3
+    assert first.name != second.name
+    got, doubled = dask.compute(first, second)
+    assert_same_bits(got, want)
+    before = OUT if name == "add_blocks" else 0
+    assert_same_bits(doubled, before + (want - before) * (2 if kind == "full" else 4))
+
+
 def test_blocks_go_in_and_out_by_two_processes(client):
     positions = np.random.default_rng(0).integers(-9, 70, (200, 2))
     blocks, window = values((200, 2, 8, 9), np.float32), window_of("separable", (8, 9), np.float32)
@@ -553,8 +682,6 @@ def test_errors_are_those_of_the_eager_call(operation, shape, arguments, options
     assert raised(lazy, da.from_array(array), *arguments, **options) == raised(eager, array, *arguments, **options)
 
 
-OUT, BLOCKS, PLACES = np.ones((2, 8, 9)), np.ones((3, 2, 4, 5)), [(0, 0), (1, 2), (9, 9)]
-
 WRONG_POSITIONS = [
     ("add_blocks", (OUT, BLOCKS, PLACES[:2]), {}),
     ("add_blocks", (OUT, BLOCKS[:, :1], PLACES), {}),
@@ -608,6 +735,44 @@ def test_what_only_blocks_at_positions_in_dask_arrays_get_wrong():
         gpufold.dask.take_blocks(out.astype("U3"), PLACES, 2)
     with pytest.raises(ValueError, match="chunks must be one value or 1, one per axis"):
         gpufold.dask.take_blocks(out, PLACES, 2, chunks=(1, 1))
+
+
+CUT = {name: 1 if name in ("im2col", "take_blocks") else 2 for name in EVERY if name not in ("add_blocks", "average")}
+"""The functions that cut their result, and along how many axes."""
+
+WRONG_CHUNKS = [
+    *(0, -5, -(10**30), (), "", " ", "tiles", "-5", "0MiB", "1e999B", "nan"),
+    *(1.5, float("nan"), float("inf"), True, 2j, b"auto", {}, {0: 3}, {2}, object(), np.float32(3), np.array("x")),
+    *(np.array([2.0]), [[1.0]], [["auto"]], [[[3]]], [[3, None]], [{0: 3}], [0], [-2], [(0, 2)], [(-1, 1)], [()]),
+]
+
+
+@pytest.mark.parametrize("name", CUT)
+def test_chunks_that_do_not_fit_are_refused_by_name(name):
+    arrays, arguments = EVERY[name]
+    function, lazy = getattr(gpufold.dask, name), [da.from_array(array) for array in arrays]
+    for wrong in WRONG_CHUNKS:
+        per_axis = [wrong * CUT[name]] if isinstance(wrong, list) and wrong else [wrong, [wrong] * CUT[name]]
+        for chunks in per_axis:
+            with pytest.raises((TypeError, ValueError)) as error:
+                function(*lazy, *arguments, chunks=chunks)
+            assert re.match(rf"{name}: chunks must be .*, got ", str(error.value), re.DOTALL), chunks
+    with pytest.raises(ValueError, match=f"^{name}: chunks must be one value or {CUT[name]}, one per axis"):
+        function(*lazy, *arguments, chunks=(1, 1, 1))
+
+
+@pytest.mark.parametrize("name", CUT)
+def test_chunks_are_whatever_dask_takes(name):
+    arrays, arguments = EVERY[name]
+    function, lazy = getattr(gpufold.dask, name), [da.from_array(array) for array in arrays]
+    uncut = function(*lazy, *arguments, chunks=-1)
+    for chunks in (None, 10**30, np.int64(2**62), "64MiB", [None] * CUT[name], np.full(CUT[name], 99), "auto"):
+        assert function(*lazy, *arguments, chunks=chunks).chunks == uncut.chunks
+    assert function(*lazy, *arguments, chunks="32B").npartitions > 1
+    if CUT[name] == 2:
+        assert function(*lazy, *arguments, chunks=["32B", "auto"]).npartitions > 1
+        with pytest.raises(ValueError, match=f"^{name}: chunks must be of the same bytes"):
+            function(*lazy, *arguments, chunks=["32B", "1KiB"])
 
 
 @pytest.mark.parametrize("options", [{"reduction": "mean"}, {"window": np.ones((2, 2))}], ids=str)

@@ -12,7 +12,9 @@ import yaml
 import gpufold
 
 ROOT = Path(__file__).resolve().parent.parent
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PROJECT = PYPROJECT["project"]
+WORKFLOWS = sorted(path.stem for path in (ROOT / ".github" / "workflows").glob("*.yml"))
 
 
 def workflow(name):
@@ -36,7 +38,41 @@ def test_the_tests_run_on_every_python_that_is_supported():
     assert versions == [f"3.{minor}" for minor in range(least, least + len(versions))]
 
 
-@pytest.mark.parametrize("name", ["ci", "release"])
+@pytest.mark.parametrize("name", WORKFLOWS)
+def test_what_a_workflow_installs_is_pinned_by_hash(name):
+    """CI's own scripts install ranges, which their tests are for; they publish nothing, and may only read."""
+    runs = [step["run"] for job in workflow(name)["jobs"].values() for step in job["steps"] if "run" in step]
+    commands = [line for run in runs for line in run.splitlines()]
+    for command in commands:
+        if re.search(r"\b(install|add|pipx|npx|uvx|curl|wget)\b", command):
+            start, file = command.rsplit(" -r ", 1)
+            assert start == "python -m pip install --require-hashes --only-binary :all:"
+            assert all(re.fullmatch(PINNED, entry) for entry in requirements(file)), file
+    assert workflow(name)["permissions"] in ({}, {"contents": "read"})
+
+
+PINNED = r"[\w.-]+==[\w.]+( ; [^\\]+)?( \\\n +--hash=sha256:[0-9a-f]{64})+"
+"""A version, and the hash of each of its files."""
+
+
+def requirements(file):
+    """The entries of a file of requirements, without comments."""
+    lines = [line for line in (ROOT / file).read_text().splitlines() if not re.match(r"\s*#", line)]
+    return re.split(r"\n(?=\S)", "\n".join(lines))
+
+
+def test_a_release_is_built_by_what_is_pinned_alone():
+    """Building in isolation would install what pyproject.toml names, and what that needs, as it is on that day."""
+    runs = [step.get("run", "") for step in workflow("release")["jobs"]["build"]["steps"]]
+    assert [run for run in runs if "-m build" in run] == ["python -m build --no-isolation"]
+    names = {re.match(r"[\w-]+", entry)[0] for entry in requirements(".github/release-requirements.txt")}
+    needed = {re.match(r"[\w-]+", entry)[0] for entry in PYPROJECT["build-system"]["requires"]}
+    assert {*needed, "build", "twine"} <= names
+    asked = (ROOT / ".github" / "release-requirements.in").read_text().splitlines()
+    assert {line for line in asked if not line.startswith("#")} == {*needed, "build", "twine"}
+
+
+@pytest.mark.parametrize("name", WORKFLOWS)
 def test_an_action_is_a_commit_and_keeps_no_credentials(name):
     for job in workflow(name)["jobs"].values():
         for step in job["steps"]:

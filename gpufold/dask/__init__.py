@@ -2,8 +2,10 @@
 
 Chunks are NumPy or CuPy arrays, and a chunk of the result is one call on the pieces of the input that reach it: the
 taps of a pixel are added in one place and in one order, so that results have the bits of the eager functions, seams
-included. Batches, channels and leading axes stay chunked as they are and never meet; `chunks` says how the result is
-cut along its spatial axes. Nothing is computed until dask is asked to, by any of its schedulers.
+included. Batches, channels and leading axes stay chunked as they are and never meet, but for empty chunks, such as a
+boolean mask leaves, which are left out; `chunks` says how the result is cut along its spatial axes. Nothing is computed
+until dask is asked to, by any of its schedulers, and what becomes of windows, positions and sizes after the call
+changes nothing then.
 
 >>> import dask.array as da, numpy as np, gpufold.dask
 >>> blocks = da.ones((63, 63, 16, 16), chunks=(9, 9, 16, 16), dtype=np.float32)

@@ -65,9 +65,9 @@ def meetings(call: Call, positions: Any, parts: Sequence[range], cut: Chunks) ->
         yield part, tuple(chunk), block[start:stop]
 
 
-def chunk_at(cut: Chunks, chunk: Size) -> list[range]:
-    """Return what a chunk holds along each axis."""
-    return [range(start := sum(sizes[:at]), start + sizes[at]) for sizes, at in zip(cut, chunk, strict=True)]
+def box_of(spans: Sequence[Sequence[range]], chunk: Size) -> list[range]:
+    """Return what a chunk holds along each axis, of what all of them hold."""
+    return [along[at] for along, at in zip(spans, chunk, strict=True)]
 
 
 def key_of(weights: Any) -> Any:

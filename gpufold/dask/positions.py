@@ -12,11 +12,11 @@ import numpy as np
 from dask.base import tokenize
 
 from gpufold import calls
-from gpufold.arrays import check_bytes, check_library, library_of, result_dtype
+from gpufold.arrays import check_library, library_of, result_dtype
 from gpufold.calls import Call, Mode
 from gpufold.compute import run
-from gpufold.dask.cutting import Chunks, check_array, checked, geometry_of, per_axis, spans_of
-from gpufold.dask.meetings import chunk_at, key_of, known_positions, meetings, near_positions, new_array
+from gpufold.dask.cutting import checked, cut_axes, geometry_of, known_array, spans_of
+from gpufold.dask.meetings import box_of, key_of, known_positions, meetings, near_positions, new_array
 from gpufold.geometry import AverageGeometry, PositionsGeometry, Size, Sizes
 from gpufold.names import answers, misnamed
 from gpufold.positions import average as average_chunk
@@ -35,6 +35,8 @@ def add_blocks(
 ) -> da.Array:
     """Add blocks to an array, each at a position of its own: `gpufold.add_blocks`, lazily, into a new array.
 
+    ``(*lead, *size), (P, *lead, *block_shape), (P, rank) -> (*lead, *size)``
+
     >>> import dask.array as da, numpy as np, gpufold.dask
     >>> picture = da.zeros((3, 6), chunks=(3, 3), dtype=np.float32)
     >>> tiles = da.ones((2, 2, 3), chunks=(1, 2, 3), dtype=np.float32)
@@ -49,33 +51,24 @@ def add_blocks(
     Parameters
     ----------
     out : dask.array.Array
-        Array of shape (*lead, *size) to add to, as in `gpufold.add_blocks`, in NumPy or CuPy chunks, such as
-        `dask.array.zeros`; it stays as it is.
+        Array of shape (*lead, *size) to add to, in NumPy or CuPy chunks of known sizes, such as `dask.array.zeros`; it
+        stays as it is, and the sums are chunked as it is.
     blocks : dask.array.Array
-        Blocks of shape (P, *lead, *block_shape), as in `gpufold.add_blocks`, in chunks of the same library.
+        Blocks of shape (P, *lead, *block_shape) in chunks of the same library.
     positions : numpy.ndarray or sequence of sequences of int
-        Where each block's first element lies, of shape (P, rank), as in `gpufold.add_blocks`: numbers that are known,
-        for the graph is made from them.
+        Where each block's first element lies, of shape (P, rank): numbers that are known, for the graph is made from
+        them.
     window
-        As in `col2im`.
-    variant, deterministic
-        As in `gpufold.add_blocks`.
+        As in `gpufold.add_blocks`; it is copied.
 
-    Returns
-    -------
-    dask.array.Array
-        The sums, chunked as `out`.
-
-    Raises
-    ------
-    TypeError, ValueError
-        As in `gpufold.add_blocks`, here and not when the result is computed; TypeError where positions are an array of
-        another library, ValueError where sizes of chunks are unknown.
+    See Also
+    --------
+    gpufold.add_blocks : The other parameters; its errors are raised here too, not when the result is computed.
     """
     if unexpected:
         raise misnamed(add_blocks, "add_blocks", unexpected)
-    check_array("add_blocks", "out", out)
-    check_array("add_blocks", "blocks", blocks)
+    out = known_array("add_blocks", "out", out)
+    blocks = known_array("add_blocks", "blocks", blocks)
     library = library_of("add_blocks", "a chunk of out", out._meta)
     check_library("add_blocks", "a chunk of blocks", blocks._meta, library, "one of out")
     positions = known_positions("add_blocks", positions, out, "out")
@@ -88,11 +81,11 @@ def add_blocks(
     name = f"add_blocks-{tokenize(call, out, blocks, positions, weights)}"
     graph: dict[Any, Any] = {(name, *index): (out.name, *index) for index in np.ndindex(*out.numblocks)}
     found: dict[Size, list[tuple[int, Any]]] = {}
-    parts = spans_of(blocks.chunks[0])
+    parts, pixels = spans_of(blocks.chunks[0]), [spans_of(sizes) for sizes in out.chunks[lead:]]
     for part, chunk, numbers in meetings(call, positions, parts, out.chunks[lead:]):
         found.setdefault(chunk, []).append((part, numbers))
     for chunk, met in found.items():
-        begin = [pixels.start for pixels in chunk_at(out.chunks[lead:], chunk)]
+        begin = [along.start for along in box_of(pixels, chunk)]
         work = partial(_add_chunk, call=call, positions=[positions[numbers] - begin for _, numbers in met])
         in_parts = [(part, numbers - parts[part].start) for part, numbers in met]
         for planes in np.ndindex(*out.numblocks[:lead]):
@@ -117,6 +110,8 @@ def take_blocks(
 ) -> da.Array:
     """Take blocks out of an array, each at a position of its own: `gpufold.take_blocks`, lazily.
 
+    ``(*lead, *size), (P, rank) -> (P, *lead, *block_shape)``
+
     >>> import dask.array as da, gpufold.dask
     >>> picture = da.arange(12, chunks=4).reshape(3, 4)
     >>> gpufold.dask.take_blocks(picture, [(0, 1), (2, -1)], (2, 3), chunks=1).compute()
@@ -132,49 +127,38 @@ def take_blocks(
     Parameters
     ----------
     array : dask.array.Array
-        Array of shape (*lead, *size), as in `gpufold.take_blocks`, without strings, in NumPy or CuPy chunks.
+        Array of shape (*lead, *size) of numbers, in NumPy or CuPy chunks of known sizes, as which the leading
+        axes of the blocks are chunked.
     positions
         As in `add_blocks`.
-    block_shape, mode, variant
-        As in `gpufold.take_blocks`.
-    window
-        As in `col2im`.
-    chunks : str, int or sequence
-        Blocks in a chunk: one value, or a sequence of one, as in `col2im`. The blocks themselves are never cut.
+    window, chunks
+        As in `col2im`, `chunks` counting blocks, which are never cut: one value, or a sequence of one.
 
-    Returns
-    -------
-    dask.array.Array
-        The blocks, with the leading axes chunked as in `array`.
-
-    Raises
-    ------
-    TypeError, ValueError
-        As in `add_blocks`.
+    See Also
+    --------
+    gpufold.take_blocks : The other parameters; its errors are raised here too, not when the result is computed.
     """
     if unexpected:
         raise misnamed(take_blocks, "take_blocks", unexpected)
-    check_array("take_blocks", "array", array)
+    array = known_array("take_blocks", "array", array)
     positions = known_positions("take_blocks", positions, array, "array")
     call = calls.take_blocks(array, positions, block_shape, window=window, mode=mode, variant=variant)
     geometry, weights = geometry_of(call, PositionsGeometry), checked(call, array, window)
     positions = near_positions(geometry, positions)
     lead, rank = len(geometry.lead), len(geometry.size)
-    dtype, (along,) = result_dtype(call, array.dtype), per_axis(call, chunks, 1, geometry.blocks_shape)
-    wanted = (along, *array.chunks[:lead], *geometry.block_shape)
-    check_bytes(call, geometry.blocks_shape, dtype.itemsize)
-    cut: Chunks = da.core.normalize_chunks(wanted, geometry.blocks_shape, dtype=dtype)
+    dtype, others = result_dtype(call, array.dtype), (*array.chunks[:lead], *geometry.block_shape)
+    cut = cut_axes(call, chunks, range(1), others, geometry.blocks_shape, dtype)
     name = f"take_blocks-{tokenize(call, array, positions, weights, cut)}"
-    spans = spans_of(cut[0])
+    spans, pixels = spans_of(cut[0]), [spans_of(sizes) for sizes in array.chunks[lead:]]
     found: list[list[tuple[Size, Any]]] = [[] for _ in spans]
     for part, chunk, numbers in meetings(call, positions, spans, array.chunks[lead:]):
         found[part].append((chunk, numbers))
     graph: dict[Any, Any] = {}
     for part, (span, met) in enumerate(zip(spans, found, strict=True)):
-        boxes = [chunk_at(array.chunks[lead:], chunk) for chunk, _ in met]
+        boxes = [box_of(pixels, chunk) for chunk, _ in met]
         takes = []
         for box, (_, numbers) in zip(boxes, met, strict=True):
-            begin = [pixels.start for pixels in box]
+            begin = [along.start for along in box]
             takes.append(partial(_take_chunk, call=call, positions=positions[numbers] - begin))
         numbers_in_part = [numbers - span.start for _, numbers in met]
         join = partial(
@@ -200,6 +184,8 @@ def average(
 ) -> da.Array:
     """Divide sums by the sums of their weights: `gpufold.average`, lazily.
 
+    ``(*lead, *size), (*size) -> (*lead, *size)``
+
     The sums of a window's weights are those of blocks of ones, weighted by it, at the same positions:
 
     >>> import dask.array as da, numpy as np, gpufold.dask
@@ -213,26 +199,19 @@ def average(
     Parameters
     ----------
     numerator : dask.array.Array
-        Sums of shape (*lead, *size), as in `gpufold.average`, in NumPy or CuPy chunks.
+        Sums of shape (*lead, *size) in NumPy or CuPy chunks of known sizes. The quotients are chunked as these, and
+        where chunks of `weight` end inside of one, there too.
     weight : dask.array.Array
-        Weights of numerator's last axes, as in `gpufold.average`, in chunks of the same library.
-    variant
-        As in `gpufold.average`.
+        Weights of numerator's last axes, in chunks of the same library.
 
-    Returns
-    -------
-    dask.array.Array
-        The quotients, chunked as `numerator`, and where chunks of `weight` end inside of its own, there too.
-
-    Raises
-    ------
-    TypeError, ValueError
-        As in `add_blocks`.
+    See Also
+    --------
+    gpufold.average : The variants; its errors are raised here too, not when the result is computed.
     """
     if unexpected:
         raise misnamed(average, "average", unexpected)
-    check_array("average", "numerator", numerator)
-    check_array("average", "weight", weight)
+    numerator = known_array("average", "numerator", numerator)
+    weight = known_array("average", "weight", weight)
     library = library_of("average", "a chunk of numerator", numerator._meta)
     check_library("average", "a chunk of weight", weight._meta, library, "one of numerator")
     call = calls.average(numerator, weight, variant=variant)

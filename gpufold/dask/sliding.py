@@ -14,7 +14,7 @@ from gpufold import calls
 from gpufold.arrays import library_of
 from gpufold.calls import Call, Reduction
 from gpufold.compute import run
-from gpufold.dask.cutting import Chunks, axes_of, check_array, checked, cut_result, geometry_of, spans_of, whole, zeros
+from gpufold.dask.cutting import Chunks, axes_of, checked, cut_result, geometry_of, known_array, spans_of, whole, zeros
 from gpufold.dask.pieces import each_chunk, gather, over, pixels_under, reach, under
 from gpufold.geometry import Axis, BlocksGeometry, Extents, Size, Sizes, SlidingGeometry
 from gpufold.names import answers, misnamed
@@ -40,6 +40,8 @@ def col2im(
 ) -> da.Array:
     """Put sliding blocks back together into an image, adding where they overlap: `gpufold.col2im`, lazily.
 
+    ``(N, C*prod(kernel_size), L) -> (N, C, *output_size)``
+
     >>> import dask.array as da, numpy as np, gpufold.dask
     >>> columns = da.ones((1, 4, 9), chunks=(1, 4, 3), dtype=np.int32)  # one channel of 2x2 blocks, 3x3 of them
     >>> image = gpufold.dask.col2im(columns, (4, 4), (2, 2), chunks=(2, 4))
@@ -58,30 +60,21 @@ def col2im(
     Parameters
     ----------
     data : dask.array.Array
-        Columns as in `gpufold.col2im`, without strings, in NumPy or CuPy chunks.
-    output_size, kernel_size, strides, dilations, pads_begin, pads_end, reduction, dtype, variant, deterministic
-        As in `gpufold.col2im`.
+        Columns of numbers, in NumPy or CuPy chunks of known sizes.
     window : numpy.ndarray, cupy.ndarray or sequence of them, optional
-        As in `gpufold.col2im`, of the library of the chunks.
+        As in `gpufold.col2im`, of the library of the chunks; it is copied.
     chunks : str, int or sequence
         Chunks of the result's spatial axes: one value for all of them or a sequence of one per axis, each as
         `dask.array.core.normalize_chunks` takes it. With "auto", chunks of the result and what each is made from stay
-        near dask's configured `array.chunk-size`.
+        near dask's configured `array.chunk-size`. The batch and channels are chunked as in `data`.
 
-    Returns
-    -------
-    dask.array.Array
-        The image, with the batch and channels chunked as in `data`.
-
-    Raises
-    ------
-    TypeError, ValueError
-        As in `gpufold.col2im`, here and not when the result is computed; ValueError where sizes of chunks are unknown
-        or `chunks` does not fit.
+    See Also
+    --------
+    gpufold.col2im : The other parameters; its errors are raised here too, not when the result is computed.
     """
     if unexpected:
         raise misnamed(col2im, "col2im", unexpected)
-    check_array("col2im", "data", data)
+    data = known_array("col2im", "data", data)
     steps = kernel_size, strides, dilations, pads_begin, pads_end
     call = calls.col2im(
         data,
@@ -121,6 +114,8 @@ def im2col(
 ) -> da.Array:
     """Take sliding blocks out of an image: `gpufold.im2col`, lazily.
 
+    ``(N, C, *size) -> (N, C*prod(kernel_size), L)``
+
     >>> import dask.array as da, gpufold.dask
     >>> image = da.arange(9, chunks=3).reshape(1, 3, 3)
     >>> columns = gpufold.dask.im2col(image, (2, 2), chunks=1)
@@ -138,27 +133,17 @@ def im2col(
     Parameters
     ----------
     image : dask.array.Array
-        Image as in `gpufold.im2col`, without strings, in NumPy or CuPy chunks.
-    kernel_size, strides, dilations, pads_begin, pads_end, variant
-        As in `gpufold.im2col`.
-    window : numpy.ndarray, cupy.ndarray or sequence of them, optional
-        As in `gpufold.im2col`, of the library of the chunks.
-    chunks : str, int or sequence
-        Rows of blocks in a chunk: one value, or a sequence of one, as in `col2im`.
+        Image of numbers, in NumPy or CuPy chunks of known sizes, as which batch and channels stay chunked.
+    window, chunks
+        As in `col2im`, `chunks` counting rows of blocks: one value, or a sequence of one.
 
-    Returns
-    -------
-    dask.array.Array
-        The columns, with the batch and channels chunked as in `image`.
-
-    Raises
-    ------
-    TypeError, ValueError
-        As in `col2im`.
+    See Also
+    --------
+    gpufold.im2col : The other parameters; its errors are raised here too, not when the result is computed.
     """
     if unexpected:
         raise misnamed(im2col, "im2col", unexpected)
-    check_array("im2col", "image", image)
+    image = known_array("im2col", "image", image)
     call = calls.im2col(image, kernel_size, strides, dilations, pads_begin, pads_end, window=window, variant=variant)
     geometry, weights = geometry_of(call, SlidingGeometry), checked(call, image, window)
     *batch, channels = image.chunks[: -len(geometry.axes)]
@@ -190,6 +175,8 @@ def blocks_to_array(
 ) -> da.Array:
     """Put sliding blocks back together, the taps last: `gpufold.blocks_to_array`, lazily.
 
+    ``(*lead, *num_blocks, *block_shape) -> (*lead, *size)``
+
     >>> import dask.array as da, gpufold.dask
     >>> array = da.arange(7, chunks=4)
     >>> blocks = gpufold.dask.array_to_blocks(array, (3,), 2)
@@ -202,25 +189,17 @@ def blocks_to_array(
     Parameters
     ----------
     blocks : dask.array.Array
-        Blocks as in `gpufold.blocks_to_array`, without strings, in NumPy or CuPy chunks.
-    output_shape, block_shape, strides, reduction, dtype, variant, deterministic
-        As in `gpufold.blocks_to_array`.
+        Blocks of numbers, in NumPy or CuPy chunks of known sizes, as which the leading axes stay chunked.
     window, chunks
         As in `col2im`.
 
-    Returns
-    -------
-    dask.array.Array
-        The array, with the leading axes chunked as in `blocks`.
-
-    Raises
-    ------
-    TypeError, ValueError
-        As in `col2im`.
+    See Also
+    --------
+    gpufold.blocks_to_array : The other parameters; its errors are raised here too, not when the result is computed.
     """
     if unexpected:
         raise misnamed(blocks_to_array, "blocks_to_array", unexpected)
-    check_array("blocks_to_array", "blocks", blocks)
+    blocks = known_array("blocks_to_array", "blocks", blocks)
     call = calls.blocks_to_array(
         blocks,
         output_shape,
@@ -253,6 +232,8 @@ def array_to_blocks(
 ) -> da.Array:
     """Take sliding blocks out of an array, the taps last: `gpufold.array_to_blocks`, lazily.
 
+    ``(*lead, *size) -> (*lead, *num_blocks, *block_shape)``
+
     >>> import dask.array as da, gpufold.dask
     >>> blocks = gpufold.dask.array_to_blocks(da.arange(7, chunks=4), (3,), 2, chunks=2)
     >>> blocks.chunks
@@ -267,28 +248,17 @@ def array_to_blocks(
     Parameters
     ----------
     array : dask.array.Array
-        Array as in `gpufold.array_to_blocks`, without strings, in NumPy or CuPy chunks.
-    block_shape, strides, variant
-        As in `gpufold.array_to_blocks`.
-    window
-        As in `col2im`.
-    chunks : str, int or sequence
-        Chunks of the axes that count the blocks: one value for all of them or a sequence of one per axis, as in
-        `col2im`. The blocks themselves are never cut.
+        Array of numbers, in NumPy or CuPy chunks of known sizes, as which the leading axes stay chunked.
+    window, chunks
+        As in `col2im`, `chunks` of the axes that count the blocks, which are never cut themselves.
 
-    Returns
-    -------
-    dask.array.Array
-        The blocks, with the leading axes chunked as in `array`.
-
-    Raises
-    ------
-    TypeError, ValueError
-        As in `col2im`.
+    See Also
+    --------
+    gpufold.array_to_blocks : The other parameters; its errors are raised here too, not when the result is computed.
     """
     if unexpected:
         raise misnamed(array_to_blocks, "array_to_blocks", unexpected)
-    check_array("array_to_blocks", "array", array)
+    array = known_array("array_to_blocks", "array", array)
     call = calls.array_to_blocks(array, block_shape, strides, window=window, variant=variant)
     geometry, weights = geometry_of(call, BlocksGeometry), checked(call, array, window)
     lead, rank = len(geometry.lead), len(geometry.axes)

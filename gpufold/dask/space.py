@@ -11,7 +11,7 @@ import dask.array as da
 import numpy as np
 
 from gpufold import calls, space
-from gpufold.dask.cutting import check_array, checked, cut_result, geometry_of, spans_of, zeros
+from gpufold.dask.cutting import checked, cut_result, geometry_of, known_array, spans_of, zeros
 from gpufold.dask.pieces import each_chunk, gather, pixels_under, reach, under
 from gpufold.geometry import Axis, Extents, Size, Sizes, SpaceGeometry
 from gpufold.names import answers, misnamed
@@ -30,6 +30,8 @@ def batch_to_space(
 ) -> da.Array:
     """Move blocks of the batch axis into the spatial axes, and crop: `gpufold.batch_to_space`, lazily.
 
+    ``(B*prod(block_shape), D_1, ...) -> (B, D_1*block_shape[1] - crops_begin[1] - crops_end[1], ...)``
+
     >>> import dask.array as da, gpufold.dask
     >>> data = da.arange(12, chunks=5).reshape(4, 1, 3)
     >>> gpufold.dask.batch_to_space(data, (1, 2, 2), (0, 0, 1), (0, 0, 0), chunks=2).compute()
@@ -42,25 +44,17 @@ def batch_to_space(
     Parameters
     ----------
     data : dask.array.Array
-        Array as in `gpufold.batch_to_space`, without strings, in NumPy or CuPy chunks.
-    block_shape, crops_begin, crops_end, variant
-        As in `gpufold.batch_to_space`.
+        Array of numbers, in NumPy or CuPy chunks of known sizes.
     chunks
         As in `col2im`.
 
-    Returns
-    -------
-    dask.array.Array
-        The result.
-
-    Raises
-    ------
-    TypeError, ValueError
-        As in `col2im`.
+    See Also
+    --------
+    gpufold.batch_to_space : The other parameters; its errors are raised here too, not when the result is computed.
     """
     if unexpected:
         raise misnamed(batch_to_space, "batch_to_space", unexpected)
-    check_array("batch_to_space", "data", data)
+    data = known_array("batch_to_space", "data", data)
     call = calls.batch_to_space(data, block_shape, crops_begin, crops_end, variant=variant)
     geometry, _ = geometry_of(call, SpaceGeometry), checked(call, data)
     images = [data[first : first + geometry.batch] for first in range(0, len(data), max(1, geometry.batch))]
@@ -86,6 +80,8 @@ def space_to_batch(
 ) -> da.Array:
     """Pad the spatial axes and move their blocks into the batch axis: `gpufold.space_to_batch`, lazily.
 
+    ``(B, E_1, ...) -> (B*prod(block_shape), (E_1 + pads_begin[1] + pads_end[1]) / block_shape[1], ...)``
+
     >>> import dask.array as da, gpufold.dask
     >>> data = da.arange(1, 6, chunks=3).reshape(1, 5)
     >>> gpufold.dask.space_to_batch(data, (1, 2), (0, 1), (0, 0), chunks=2).compute()
@@ -95,25 +91,18 @@ def space_to_batch(
     Parameters
     ----------
     data : dask.array.Array
-        Array as in `gpufold.space_to_batch`, without strings, in NumPy or CuPy chunks.
-    block_shape, pads_begin, pads_end, variant
-        As in `gpufold.space_to_batch`.
+        Array of numbers, in NumPy or CuPy chunks of known sizes. The result's batch is chunked as this one's,
+        once for each element of a block.
     chunks
         As in `col2im`.
 
-    Returns
-    -------
-    dask.array.Array
-        The result, with the batch chunked as in `data`, once for each element of a block.
-
-    Raises
-    ------
-    TypeError, ValueError
-        As in `col2im`.
+    See Also
+    --------
+    gpufold.space_to_batch : The other parameters; its errors are raised here too, not when the result is computed.
     """
     if unexpected:
         raise misnamed(space_to_batch, "space_to_batch", unexpected)
-    check_array("space_to_batch", "data", data)
+    data = known_array("space_to_batch", "data", data)
     call = calls.space_to_batch(data, block_shape, pads_begin, pads_end, variant=variant)
     geometry, _ = geometry_of(call, SpaceGeometry), checked(call, data)
     taps = prod(geometry.block)

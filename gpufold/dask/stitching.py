@@ -9,12 +9,11 @@ from typing import Any, Never
 import dask.array as da
 import numpy as np
 from dask.base import tokenize
-from dask.delayed import delayed
 
-from gpufold.arrays import as_weights, check_bytes, library_of
+from gpufold.arrays import check_bytes, library_of
 from gpufold.calls import REDUCTIONS, Call, Reduction
-from gpufold.dask.cutting import check_array, per_axis, spans_of
-from gpufold.dask.meetings import chunk_at, key_of, known_positions, meetings, near_positions, new_array
+from gpufold.dask.cutting import cut_axes, known_array, spans_of, weights_of
+from gpufold.dask.meetings import box_of, key_of, known_positions, meetings, near_positions, new_array
 from gpufold.elements import ELEMENT_TYPES, WIDER, check_dtype, name_of
 from gpufold.geometry import PositionsGeometry, Size, as_integers
 from gpufold.names import answers, misnamed
@@ -51,33 +50,29 @@ def stitch(
     Parameters
     ----------
     tiles : dask.array.Array
-        Tiles of shape (P, *lead, *block_shape), as in `gpufold.Stitcher.add`, in NumPy or CuPy chunks.
-    positions : numpy.ndarray or sequence of sequences of int
+        Tiles of shape (P, *lead, *block_shape) in NumPy or CuPy chunks of known sizes, as which the leading axes stay
+        chunked.
+    positions
         Where each tile's first element lies, of shape (P, rank), as in `add_blocks`.
     shape : sequence of int
         The result's shape (*lead, *size).
-    window : numpy.ndarray, cupy.ndarray or sequence of them, optional
-        Real weights of a tile's elements, as in `gpufold.Stitcher`, of the library of the chunks.
-    reduction : str
-        "mean", "least_squares" or "sum", as in `gpufold.Stitcher`.
-    chunks : str, int or sequence
-        Chunks of the result along the axes of `size`: one value for all of them or a sequence of one per axis, as in
-        `col2im`.
+    window
+        As in `gpufold.Stitcher`; it is copied.
+    chunks
+        As in `col2im`, of the axes of `size`.
 
     Returns
     -------
     dask.array.Array
-        The average, with the leading axes chunked as in `tiles`, of their dtype, or float32 for float16 and bfloat16.
+        The average, of the tiles' dtype, or float32 for float16 and bfloat16.
 
-    Raises
-    ------
-    TypeError, ValueError
-        As in `gpufold.Stitcher`, here and not when the result is computed; TypeError where positions are an array of
-        another library, ValueError where sizes of chunks are unknown or `chunks` does not fit.
+    See Also
+    --------
+    gpufold.Stitcher : The other parameters; its errors are raised here too, not when the result is computed.
     """
     if unexpected:
         raise misnamed(stitch, "stitch", unexpected)
-    check_array("stitch", "tiles", tiles)
+    tiles = known_array("stitch", "tiles", tiles)
     call = _described(tiles, positions, shape, window, reduction)
     geometry = call.geometry
     assert isinstance(geometry, PositionsGeometry)
@@ -86,31 +81,29 @@ def stitch(
     weights = None
     if window is not None:
         library = library_of("stitch", "a chunk of tiles", tiles._meta)
-        weights = delayed(as_weights(call, library, window, tiles._meta), pure=True)
-    cut = da.core.normalize_chunks(
-        (*tiles.chunks[1 : 1 + lead], *per_axis(call, chunks, rank, geometry.array_shape)),
-        geometry.array_shape,
-        dtype=dtype,
-    )
+        weights = weights_of(call, library, window, tiles)
+    axes, shape = range(lead, lead + rank), geometry.array_shape
+    cut = cut_axes(call, chunks, axes, tiles.chunks[1 : 1 + lead], shape, dtype)
     tiles = tiles.rechunk({axis: -1 for axis in range(1 + lead, 1 + lead + rank)})
     name = f"stitch-{tokenize(call, tiles, positions, weights, reduction, cut)}"
-    parts = spans_of(tiles.chunks[0])
+    parts, pixels = spans_of(tiles.chunks[0]), [spans_of(sizes) for sizes in cut[lead:]]
     found: dict[Size, list[tuple[int, Any]]] = {}
     for part, chunk, numbers in meetings(call, positions, parts, cut[lead:]):
         found.setdefault(chunk, []).append((part, numbers))
     graph: dict[Any, Any] = {}
     for chunk in np.ndindex(*map(len, cut[lead:])):
-        met, box = found.get(chunk, []), chunk_at(cut[lead:], chunk)
-        begin, size = [pixels.start for pixels in box], tuple(map(len, box))
+        met, box = found.get(chunk, []), box_of(pixels, chunk)
+        begin, size = [along.start for along in box], tuple(map(len, box))
         places = [positions[numbers] - begin for _, numbers in met]
+        in_parts = [(part, numbers - parts[part].start) for part, numbers in met]
         for planes in np.ndindex(*map(len, cut[:lead])):
             extents = (*(cut[axis][at] for axis, at in enumerate(planes)), *size)
             if not met:
                 graph[name, *planes, *chunk] = (partial(np.zeros_like, tiles._meta, dtype, shape=extents),)
                 continue
             pieces = [(f"{name}-met", part, *planes, *chunk) for part, _ in met]
-            for piece, (part, numbers) in zip(pieces, met, strict=True):
-                graph[piece] = (getitem, (tiles.name, part, *planes, *(0,) * rank), numbers - parts[part].start)
+            for piece, (part, numbers) in zip(pieces, in_parts, strict=True):
+                graph[piece] = (getitem, (tiles.name, part, *planes, *(0,) * rank), numbers)
             work = partial(_stitch_chunk, shape=extents, block=geometry.block_shape, places=places, reduction=reduction)
             graph[name, *planes, *chunk] = (work, pieces, key_of(weights))
     return new_array(name, graph, (tiles, weights), cut, dtype)
@@ -133,7 +126,7 @@ def _described(tiles: Any, positions: Any, shape: Any, window: Any, reduction: s
             f"stitch: shape must be (*lead, *size) with {rank} axes of size, one per column of positions, and the "
             f"leading axes of tiles (P, *lead, *block_shape), got {extents} for tiles of shape {tiles.shape}"
         )
-    if reduction not in REDUCTIONS:
+    if not isinstance(reduction, str) or reduction not in REDUCTIONS:
         raise ValueError(f"stitch: reduction must be one of {', '.join(REDUCTIONS)}, got {reduction!r}")
     check_dtype("stitch", "tiles", tiles.dtype)
     dtype, block = name_of(tiles.dtype), tiles.shape[1 + len(lead) :]
