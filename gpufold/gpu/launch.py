@@ -174,7 +174,6 @@ def clock(stream: Any, flushed: int, size: int, run: Callable[[], Any]) -> float
 
 def run(plan: Plan, data: Any, result: Any, window: tuple[Any, ...] | None = None, positions: Any = None) -> None:
     """Run a plan that was made for these arrays, on the current device and stream."""
-    places, weights = None if positions is None else positions.data.ptr, tuple([each.data.ptr for each in window or ()])
     Kernel.of(plan, result.nbytes).launch(_addresses(data, result, window, positions), None, _scratch)
 
 
