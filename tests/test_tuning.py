@@ -114,6 +114,29 @@ def test_the_bits_are_numpys_before_during_and_after_a_race_whichever_wins(cupy,
     assert clock.measured == measured, "nothing is measured twice"
 
 
+@pytest.mark.parametrize("call", RACED, ids=str)
+def test_every_candidate_that_may_win_has_numpys_bits(cupy, monkeypatch, tmp_path, call):
+    """Each wins once."""
+    want, asked = call.on(call.data.copy()), []
+
+    def race(runs, clock):
+        asked[:] = runs
+        return {label: 1.0 if label == winner else 2.0 for label in runs}
+
+    monkeypatch.setattr(tuning, "race", race)
+    winner, number = None, 0
+    while winner is None or number < len(asked):
+        tuning.forget()
+        monkeypatch.setenv("GPUFOLD_CACHE_DIR", str(tmp_path / str(number)))
+        with gpufold.autotune():
+            assert_same_bits(answer(cupy, call), want, winner)
+        if winner is None and not asked:
+            return
+        winner, number = asked[number], number + 1
+    with gpufold.autotune():
+        assert_same_bits(answer(cupy, call), want, winner)
+
+
 @pytest.mark.parametrize("name", gpufold.variants("add_blocks"))
 def test_what_is_added_to_is_added_to_once_whichever_wins(cupy, monkeypatch, name):
     def race(runs, clock):

@@ -236,11 +236,12 @@ def planned(
     )
 
 
-Variant: TypeAlias = Callable[[Problem], Plan]
-"""Plans one kernel variant, or raises Unsupported with the reason."""
+Variant: TypeAlias = Callable[[Problem], Plan | tuple[Plan, ...]]
+"""Plans one kernel variant, or raises Unsupported with the reason; of several plans the first is the rule's."""
 
 Preferences: TypeAlias = Callable[[Problem], Iterator[tuple[str, str]]]
-"""Yields the names of variants predicted to be fast, the fastest first, each with why; empty where its plan says it.
+"""Yields the names of the variants to take where nothing was measured, the first first, each with why; empty where its
+plan says it.
 
 One that does not serve the problem may be among them.
 """

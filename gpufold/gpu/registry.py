@@ -57,6 +57,12 @@ def check_name(call: Call) -> None:
         raise ValueError(f"{call.operation}: variant must be auto or one of {', '.join(names)}, got {call.variant!r}")
 
 
+def planned(operation: str, variant: str, problem: Problem) -> tuple[Plan, ...]:
+    """Return the plans of a variant, the rule's first, or raise Unsupported."""
+    plans = VARIANTS[operation][variant](problem)
+    return plans if isinstance(plans, tuple) else (plans,)
+
+
 def candidates(problem: Problem, refusals: dict[str, str] | None = None) -> Iterator[Plan]:
     """Yield the plans that can serve a problem with the bits that are asked for, in the order of the rule.
 
@@ -66,23 +72,23 @@ def candidates(problem: Problem, refusals: dict[str, str] | None = None) -> Iter
     call, refused = problem.call, {} if refusals is None else refusals
     table, done = VARIANTS[call.operation], set[str]()
     if call.variant != "auto":
-        yield table[call.variant](problem)
+        yield from planned(call.operation, call.variant, problem)
         return
     for name, why in chain(RULES[call.operation](problem), ((name, None) for name in table)):
         if name in done:
             continue
         done.add(name)
         try:
-            plan = table[name](problem)
+            plans = planned(call.operation, name, problem)
         except Unsupported as unsupported:
             refused[name] = str(unsupported).removeprefix(f"{call.operation}: ")
             continue
-        if plan.scatters and not problem.any_order:
+        if plans[0].scatters and not problem.any_order:
             refused[name] = f"{name} adds in any order, where deterministic=True"
             continue
         if why is None and refused:
             *_, why = refused.values()
-        yield replace(plan, reason=f"{why}: {plan.reason}") if why else plan
+        yield from (replace(plan, reason=f"{why}: {plan.reason}") for plan in plans) if why else plans
 
 
 def problem_of(

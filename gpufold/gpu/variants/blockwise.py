@@ -36,10 +36,11 @@ def _array_to_blocks(variant: Variant) -> Variant:
     return lambda problem: _named(variant, as_im2col(problem), "im2col", "array_to_blocks")
 
 
-def _named(variant: Variant, problem: Problem, planned: str, operation: str) -> Plan:
+def _named(variant: Variant, problem: Problem, planned: str, operation: str) -> tuple[Plan, ...]:
     """Plan under the name of the operation that was called."""
     try:
-        return replace(variant(problem), operation=operation)
+        plans = variant(problem)
+        return tuple([replace(plan, operation=operation) for plan in (plans if isinstance(plans, tuple) else (plans,))])
     except Unsupported as unsupported:
         raise Unsupported(str(unsupported).replace(planned, operation, 1)) from None
 
