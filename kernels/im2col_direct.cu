@@ -6,7 +6,7 @@
 //
 // Neighbouring threads have neighbouring blocks: stores are contiguous whatever the rows' length,
 // loads are strided by the stride and find the rest of their sectors in the L1 cache. Wins until the stride
-// spreads a warp's load over more lines than the L1 cache serves at the memory's speed: see im2col_staged.cu.
+// spreads a warp's load over more lines than the L1 cache serves at the memory's speed.
 // Where rows of taps are aligned words of pixels, a thread loads TAPS_AT_ONCE of them at once.
 #include "unfold.cuh"
 

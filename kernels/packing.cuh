@@ -9,7 +9,12 @@
 //   words        of 4 bytes in a whole piece; what is left of one may be shorter
 //   source_of    a byte of the piece: its line, its word in that and its byte in that
 #pragma once
-#include "tile.cuh"
+#include "common.cuh"
+
+constexpr int warp_size = 32;
+constexpr unsigned all_lanes = 0xffffffffu;
+constexpr int warps = THREADS / warp_size; // each with a tile of its own
+static_assert(THREADS % warp_size == 0, "every warp is whole: its lanes wait for each other");
 
 constexpr int element_bytes = sizeof(Scalar);
 constexpr int stored_bytes = 16;

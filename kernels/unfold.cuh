@@ -13,7 +13,6 @@
 // are loaded as one word, aligned in the array, which pads and ends do not cut.
 #pragma once
 #include "common.cuh"
-#include "tile.cuh"
 #include "window.cuh"
 
 constexpr int spatial_rank = SPATIAL_RANK;
@@ -32,8 +31,6 @@ constexpr bool last_chunk_is_short = kernel_width % chunk_taps != 0;
 constexpr bool takes_more_registers = windowed || sizeof(Offset) > 4;
 constexpr int resident_direct = takes_more_registers ? 2 : 3;
 constexpr int planes_of_direct = sizeof(Scalar) <= 4 && taps_at_once == 1 ? 4 : 2; // at once
-constexpr bool staged_takes_few = taps_at_once > 1 || chunks_per_row == 1 && sizeof(Scalar) <= 4;
-constexpr int resident_staged = takes_more_registers ? 2 : staged_takes_few ? 4 : 3;
 
 struct Parameters {
     Offset size[spatial_rank]; // pixels of the image
@@ -49,10 +46,7 @@ struct Parameters {
     Offset planes;
     Offset planes_per_thread;
     Offset chunks; // of all taps of a block
-    Offset turns;  // of the loop over them: see chunk_in_turn
-    Offset turns_per_thread;
-    Divisor sharing_chunks;
-    Offset sharing_step;
+    Offset chunks_per_thread;
     Offset threads;    // along x, one per block and group of planes
     Offset row_blocks; // along the last axis, where a thread takes a word of them
     long long image_batch_step, image_plane_step;
@@ -66,7 +60,7 @@ struct Block {
     const Scalar* image;        // tap 0 in the first plane
     Scalar* columns;            // tap 0 in the first plane
     Offset planes;              // from the first plane on
-    Offset first_turn, end_turn;
+    Offset first_chunk, end_chunk;
 };
 
 inline __device__ Block this_block(const Scalar* image, Scalar* columns, const Parameters& parameters)
@@ -88,8 +82,8 @@ inline __device__ Block this_block(const Scalar* image, Scalar* columns, const P
         image + (number * parameters.image_batch_step + plane * parameters.image_plane_step + image_offset);
     block.columns = columns + (number * parameters.columns_batch_step +
                                plane * parameters.columns_plane_step + columns_offset);
-    block.first_turn = Offset(blockIdx.y) * parameters.turns_per_thread;
-    block.end_turn = min(block.first_turn + parameters.turns_per_thread, parameters.turns);
+    block.first_chunk = Offset(blockIdx.y) * parameters.chunks_per_thread;
+    block.end_chunk = min(block.first_chunk + parameters.chunks_per_thread, parameters.chunks);
     return block;
 }
 
@@ -160,7 +154,7 @@ inline __device__ void unfold_direct_planes(const Block& block, const Scalar* im
         keep(images[plane]);
         keep(columns_of[plane]);
     }
-    for (Offset number = block.first_turn; number < block.end_turn; ++number) {
+    for (Offset number = block.first_chunk; number < block.end_chunk; ++number) {
         trace_iteration(int(number));
         const Chunk chunk = chunk_of(block, number, window, parameters);
         Scalar values[chunk_taps][planes];
@@ -215,162 +209,5 @@ inline __device__ void unfold_direct(const Scalar* image, Scalar* columns, const
         unfold_direct_planes<1>(block, image, columns, window, parameters);
         image += parameters.image_plane_step;
         columns += parameters.columns_plane_step;
-    }
-}
-
-// ---- staged: a warp turns a tile of 32 blocks and chunk_taps taps through shared memory ------
-
-// A warp fills a tile along the words of taps of its blocks, a lane for each; a lane then empties the row of
-// its block. Words change places within their rows, so that those which a pass over the banks serves are of
-// different banks both ways.
-struct WordTile {
-    static constexpr int words = chunk_taps / taps_at_once; // of a row, a power of two
-    static constexpr int bytes = taps_at_once * sizeof(Scalar);
-    static constexpr int words_of_banks = 128 / bytes;
-    static constexpr bool steps_are_alike = warp_size % (words_of_banks * words) == 0;
-    Word<bytes> elements[warp_size * words];
-
-    static __device__ int place(int row, int word)
-    {
-        return row * words + (word ^ row * words / words_of_banks % words);
-    }
-    __device__ Word<bytes>& at(int row, int word) { return elements[place(row, word)]; }
-};
-template <bool in_words> struct StagedTileOf {
-    using type = Tile<chunk_taps>;
-};
-template <> struct StagedTileOf<true> {
-    using type = WordTile;
-};
-using StagedTile = StagedTileOf<(taps_at_once > 1)>::type;
-
-// Where a lane fills and empties its warp's tile: found once, and from there by constants, where rows are
-// words.
-template <typename Walk, typename Tile> struct TileOfLane {
-    static constexpr bool in_words = taps_at_once > 1;
-    Tile& tile;
-    const Walk& walk;
-    int row;             // that the lane empties
-    int filled, emptied; // the words at its first step, and at its row's first column
-
-    __device__ TileOfLane(Tile& tile, const Walk& walk, int row) : tile(tile), walk(walk), row(row)
-    {
-        if constexpr (in_words) {
-            filled = Tile::place(walk.first_row, walk.column);
-            emptied = Tile::place(row, 0);
-            keep(filled);
-            keep(emptied);
-        }
-    }
-    __device__ void fill(int step, const Scalar (&values)[taps_at_once])
-    {
-        if constexpr (in_words)
-            if constexpr (Tile::steps_are_alike) {
-                memcpy(&tile.elements[filled + step * warp_size], values, sizeof(values));
-                return;
-            }
-        memcpy(&tile.at(walk.row(step), walk.column), values, sizeof(values));
-    }
-    __device__ void empty(int column, Scalar (&values)[taps_at_once])
-    {
-        if constexpr (in_words)
-            memcpy(values, &tile.elements[emptied ^ column], sizeof(values));
-        else
-            memcpy(values, &tile.at(row, column), sizeof(values));
-    }
-};
-
-// Chunks sharing_step apart read the same pixels for neighbouring blocks that overlap: they take turns one
-// after the other, while the pixels are in the L1 cache. Not every turn has a chunk.
-inline __device__ Offset chunk_in_turn(Offset turn, const Parameters& parameters)
-{
-    const Offset sharing = parameters.sharing_chunks.split(turn);
-    return turn + sharing * parameters.sharing_step;
-}
-
-// Every lane of a warp comes here, blocks that do not exist included.
-inline __device__ void unfold_staged(const Scalar* image, Scalar* columns, const Weights& window,
-                                     const Parameters& parameters, StagedTile& tile)
-{
-    using Walk = RowWalk<chunk_taps / taps_at_once>;
-    const unsigned lane = threadIdx.x % warp_size;
-    const Walk walk(lane);
-    TileOfLane<Walk, StagedTile> of_lane(tile, walk, lane);
-    const Block block = this_block(image, columns, parameters);
-
-    // The walk loads for the blocks of other lanes: their places, as seen from the first lane's.
-    const long long first_place = __shfl_sync(all_lanes, block.image - image, 0);
-    const Offset lane_offset = Offset(block.image - image - first_place);
-    const int walk_tap = walk.column * taps_at_once;
-    const Offset column_shift = walk_tap * parameters.dilation[last_axis];
-    image += first_place + column_shift * parameters.pixel_step[last_axis];
-    Offset offset[Walk::steps], pixel[Walk::steps];
-#pragma unroll
-    for (int step = 0; step < Walk::steps; ++step) {
-        offset[step] = __shfl_sync(all_lanes, lane_offset, walk.row(step));
-        pixel[step] = __shfl_sync(all_lanes, block.pixel[last_axis], walk.row(step)) + column_shift;
-    }
-
-    // Whether the last axis has no pad for any of the warp's blocks, nor an end.
-    const Offset last_pixel = block.pixel[last_axis] + (kernel_width - 1) * parameters.dilation[last_axis];
-    const bool rows_inside =
-        __all_sync(all_lanes, !block.exists | (within(block.pixel[last_axis], parameters.size[last_axis]) &
-                                               within(last_pixel, parameters.size[last_axis])));
-
-    for (Offset plane = 0; plane < parameters.planes_per_thread; ++plane) {
-        const bool exists = block.exists && plane < block.planes;
-        const Scalar* const source = image + plane * parameters.image_plane_step;
-        Scalar* const target = block.columns + plane * parameters.columns_plane_step;
-        for (Offset turn = block.first_turn; turn < block.end_turn; ++turn) {
-            const Offset number = chunk_in_turn(turn, parameters);
-            if (number >= parameters.chunks)
-                continue; // all lanes alike
-            trace_iteration(int(plane * parameters.turns + turn));
-            const Chunk chunk = chunk_of(block, number, window, parameters);
-            const Offset shift = chunk.first_tap * parameters.dilation[last_axis];
-            unsigned inside = ~0u;
-            if (!rows_inside) { // all lanes alike
-                inside = 0;
-#pragma unroll
-                for (int step = 0; step < Walk::steps; ++step)
-                    if (within(pixel[step] + shift, parameters.size[last_axis]))
-                        inside |= Walk::bit(step);
-            }
-            inside &= __ballot_sync(all_lanes, chunk.inside & exists) >> walk.first_row;
-            if (!(walk.takes_part() & in_row(chunk.first_tap + walk_tap)))
-                inside = 0;
-
-            const Scalar* first = source + (chunk.image_offset + shift * parameters.pixel_step[last_axis]);
-            keep(first);
-            Scalar values[Walk::steps][taps_at_once];
-#pragma unroll
-            for (int step = 0; step < Walk::steps; ++step)
-                load_wide_if(values[step], first + narrow_offset(offset[step]), Walk::contains(inside, step));
-            if constexpr (windowed)
-#pragma unroll
-                for (int tap = 0; tap < taps_at_once; ++tap) {
-                    const Weight weight =
-                        weight_of(chunk, chunk.first_tap + walk_tap + tap, inside != 0, window);
-#pragma unroll
-                    for (int step = 0; step < Walk::steps; ++step)
-                        values[step][tap] = weigh_element(values[step][tap],
-                                                          Walk::contains(inside, step) ? weight : Weight(0));
-                }
-#pragma unroll
-            for (int step = 0; step < Walk::steps; ++step)
-                if (walk.has(step))
-                    of_lane.fill(step, values[step]);
-            __syncwarp();
-#pragma unroll
-            for (int tap = 0; tap < chunk_taps; tap += taps_at_once) {
-                Scalar taps[taps_at_once];
-                of_lane.empty(tap / taps_at_once, taps);
-#pragma unroll
-                for (int i = 0; i < taps_at_once; ++i)
-                    if (exists & in_row(chunk.first_tap + tap))
-                        store(target + (chunk.columns_tap + tap + i) * parameters.tap_step, taps[i]);
-            }
-            __syncwarp(); // the next loads overwrite the tile
-        }
     }
 }

@@ -46,9 +46,10 @@ from processes import alone, end_where_the_device_is_dead
 import gpufold
 from gpufold.calls import MODES
 from gpufold.elements import ELEMENT_TYPES, WIDER
+from gpufold.explanation import _described as described
 from gpufold.gpu import parameters
 from gpufold.gpu.plan import H200
-from gpufold.gpu.registry import choose
+from gpufold.gpu.registry import candidates, choose, problem_of
 from gpufold.gpu.sources import KERNELS
 
 GARBAGE = 0xA5
@@ -315,13 +316,17 @@ def launches():
     found = {}
     for call, device in product(smoke_calls(), (H200, ONE_THREAD)):
         for variant in gpufold.variants(call.operation):
+            options = call.options | {"variant": variant}
             with suppress(gpufold.Unsupported):
-                why = gpufold.explain(
-                    call.operation, call.data, *call.arguments, **call.options, variant=variant, device=device
-                )
-                for step in (*why.plan.before, why.plan):
-                    found.setdefault(step.symbol, (call, variant, device))
+                asked, *arrays = described("smoke", call.operation, call.data, call.arguments, options)
+                for plan in candidates(problem_of(asked, *arrays[:2], device, arrays[2])):
+                    for symbol in symbols_of(plan):
+                        found.setdefault(symbol, (call, variant, device))
     return found
+
+
+def symbols_of(plan):
+    return [step.symbol for step in (*plan.before, plan)]
 
 
 def test_the_smoke_runs_every_kernel_function():
@@ -337,7 +342,12 @@ def test_smoke(cupy, monkeypatch, function):
     from gpufold.gpu import launch
 
     call, variant, device = launches()[function]
-    monkeypatch.setattr(launch, "device", lambda number: device)
+
+    def decide(problem):
+        plans = [plan for plan in candidates(replace(problem, device=device)) if function in symbols_of(plan)]
+        return launch.tuning.Decision(plans[0], {}, False)
+
+    monkeypatch.setattr(launch.tuning, "decide", decide)
     launch._prepare.cache_clear()
     want = call.on(call.data.copy())
     with cupy.cuda.using_allocator(None):
@@ -1410,7 +1420,7 @@ def test_an_array_without_elements_gives_blocks_of_zeros(cupy):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("variant", ["direct", "owners"])
+@pytest.mark.parametrize("variant", ["auto", "direct"])
 def test_blocks_taken_at_positions_can_be_captured_in_a_graph(cupy, variant):
     """Positions are never looked at by the host, so that other ones serve the same graph; none are converted."""
     case = POSITIONS_CASES[10]

@@ -172,7 +172,7 @@ def test_a_window_multiplies_what_is_taken(case, kind, make_window):
             device,
         )
         got = np.empty_like(want)
-        hostcuda.run(plan, image, got, weights, mode="observed" if variant == "staged" else "plain")
+        hostcuda.run(plan, image, got, weights, mode="plain")
         assert_same_bits(got, want, f"{plan} {case!r}")
 
 
@@ -180,7 +180,7 @@ def test_a_window_multiplies_what_is_taken(case, kind, make_window):
 @pytest.mark.parametrize("dtype", ["uint8", "float32"])
 def test_lanes_in_any_order_give_the_same_and_never_race(case, dtype):
     image = random_bits(case.image_shape, dtype)
-    for variant, seed in (("direct", 0), ("staged", 1), ("staged", 2)):
+    for variant, seed in (("direct", 0), ("taps", 1), ("taps", 2)):
         check("im2col", geometry_of(case), image, want_of(case, image), variant, ONE_THREAD, mode="shuffled", seed=seed)
 
 
@@ -345,7 +345,8 @@ def test_packed_threads_load_words_of_pixels():
     assert defines((2, 3, 8, 64), (3, 3)) == [12, 4, 0, 256]
     assert defines((2, 3, 8, 62), (3, 3), pads_begin=1) == [12, 2, 1, 256]
     assert defines((2, 3, 8, 61), (3, 3)) == [12, 1, 0, 256]
-    assert defines((2, 3, 8, 64), (3, 3), strides=3) == [4, 4, 0, 256]
+    assert defines((2, 3, 8, 64), (3, 3), strides=3) == [12, 4, 0, 256]
+    assert defines((2, 3, 8, 640), (3, 3), strides=40) == [4, 16, 0, 256]  # twelve would not fit into registers
     assert defines((2, 3, 8, 64), (7, 7)) == [4, 4, 0, 128]
     assert defines((2, 3, 8, 64), (3, 3), "float16") == [6, 2, 0, 256]
     assert defines((2, 3, 8, 64), (3, 3), "float32") == [3, 1, 0, 256]
@@ -358,11 +359,8 @@ def test_packed_threads_load_words_of_pixels():
         ("packed", (3, 3), "uint8", 1),
         ("packed", (7, 7), "uint8", 4),
         ("packed", (6, 6), "float16", 1),
-        ("packed", (3, 3), "float32", 2),
-        ("packed", (3, 3, 3), "float32", 1),
-        ("taps", (8, 8), "uint8", 1),  # words of 8 bytes
-        ("taps", (12, 12), "uint8", 1),  # every fourth thread in one bank
-        ("taps", (7, 7), "float32", 7),  # threads far apart in the image
+        ("taps", (3, 3), "float32", 2),
+        ("taps", (7, 7), "float32", 7),
         ("taps", (3, 3), "complex64", 1),
     ],
 )
@@ -386,13 +384,18 @@ def test_packing_says_what_it_refuses():
         plan_of_shape((1, 2, 8, 8), (3, 3), "packed")
 
 
-def test_a_thread_takes_many_blocks_while_a_device_holds_few_threads_more():
-    def symbol(planes, rows):
-        return plan_of_packed((1, planes, rows + 7, 231), (8, 8), variant="taps").symbol
+def test_a_thread_takes_one_block_or_some_or_many():
+    def symbols(columns):
+        image = Operand.contiguous((1, 3, 20, columns + 7))
+        geometry = im2col_geometry(image.shape, (8, 8), 1, 1, 0, 0)
+        call = Call("im2col", geometry, "uint8", variant="taps")
+        columns = block_by_block(geometry, "uint8")
+        asked = registry.problem_of(call, image, Operand(columns.shape, columns.strides))
+        return [plan.symbol.removeprefix("im2col_taps") for plan in registry.candidates(asked)]
 
-    assert symbol(3, 224) == "im2col_taps_of_many"  # 75,264 threads of 16 blocks, a quarter of an H200's 270,336
-    assert symbol(2, 224) == "im2col_taps_of_some"
-    assert symbol(1, 224) == "im2col_taps"
+    assert symbols(231) == ["_of_many", "_of_some", ""]
+    assert symbols(9) == ["_of_some", ""]
+    assert symbols(3) == [""]
 
 
 STRIDED = {
@@ -509,28 +512,17 @@ def test_the_width_of_rows_chooses_a_word_and_no_other_extent_does():
     assert word(8, 64, pad=0) == ("2", "0")
 
 
-def test_large_strides_pass_shared_memory():
+def test_narrow_elements_are_put_together_to_words_and_others_move_one_by_one():
     for shape, kernel, stride, variant in [
-        ((8, 3, 224, 224), (16, 16), 16, "direct"),  # four words of taps
-        ((8, 3, 224, 224), (16, 16), 8, "staged"),
-        ((8, 3, 128, 128), (16, 16), 8, "staged"),  # 15 blocks in a row, of 5 lines
-        ((8, 3, 4096, 112), (16, 16), 8, "staged"),  # 13 blocks in a row
-        ((8, 3, 224, 224), (11, 11), 4, "direct"),
-        ((8, 64, 64, 64), (8, 8), 4, "direct"),
-        ((8, 3, 224, 224), (9, 9), 8, "staged"),
-        ((8, 3, 224, 224), (32, 32), 32, "staged"),
-        ((8, 3, 518, 518), (14, 14), 14, "staged"),  # 15 lines
-        ((8, 3, 500, 500), (25, 25), 25, "staged"),  # 25 lines
+        ((8, 3, 224, 224), (16, 16), 16, "direct"),
         ((8, 64, 56, 56), (3, 3), 1, "words"),
         ((8, 64, 57, 57), (3, 3), 1, "direct"),
-        ((16, 1, 512, 512), (8, 8), 1, "words"),
         ((8, 64, 112, 112), (3, 3), 2, "direct"),
-        ((1, 1, 128000), (400,), 160, "staged"),
-        ((1, 3, 512, 512), (1, 1), 16, "direct"),
     ]:
         geometry = im2col_geometry(shape, kernel, stride, 1, 0, 0)
-        image, columns = Operand.contiguous(shape), Operand.contiguous(geometry.columns_shape)
-        assert registry.choose(Call("im2col", geometry, "float32"), image, columns).variant == variant, shape
+        operands = Operand.contiguous(shape), Operand.contiguous(geometry.columns_shape)
+        for dtype, want in (("float32", "direct"), ("float16", variant)):
+            assert registry.choose(Call("im2col", geometry, dtype), *operands).variant == want, (shape, dtype)
 
 
 def test_taps_are_loaded_in_words_where_no_pad_or_end_cuts_one():
@@ -545,23 +537,6 @@ def test_taps_are_loaded_in_words_where_no_pad_or_end_cuts_one():
     assert at_once((2, 3, 9, 64), (3, 8), (2, 8), dilations=(1, 2)) == 1
     assert at_once((2, 3, 9, 63), (3, 8), (2, 8)) == 1
     assert at_once((2, 3, 9, 64), (3, 8), (2, 8), steps=(9 * 192, 9 * 64, 1, 9)) == 1
-
-
-def test_staged_words_fill_a_power_of_two_of_lanes():
-    def chunk(shape, kernel, stride):
-        defines = dict(plan_of_shape(shape, kernel, "staged", strides=stride).defines)
-        return int(defines["TAPS_AT_ONCE"]), int(defines["CHUNK_TAPS"])
-
-    assert chunk((2, 3, 1024), (400,), 160) == (4, 16)
-    assert chunk((2, 3, 9, 64), (3, 12), (2, 16)) == (4, 16)
-    assert chunk((2, 3, 9, 62), (3, 6), (2, 6)) == (2, 8)
-    assert chunk((2, 3, 9, 62), (3, 30), (2, 2)) == (2, 16)
-    assert chunk((2, 3, 9, 63), (3, 30), (2, 2)) == (1, 15)
-
-
-def test_staging_refuses_rows_of_one_tap():
-    with pytest.raises(Unsupported, match="im2col: staged loads need more than one tap along the last axis"):
-        plan_of_shape((2, 3, 8, 8), (3, 1), "staged")
 
 
 def test_words_say_what_they_refuse():

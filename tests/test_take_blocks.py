@@ -230,7 +230,7 @@ ERRORS = (
     (ValueError, "out must have the result's shape", (ARRAY, PLACES, (2, 4)), {"out": OUT}),
     (TypeError, "out must have the result's dtype float32", (ARRAY.astype("f4"), PLACES, (2, 3)), {"out": OUT}),
     (ValueError, "out must share no memory with array", (OUT[0], PLACES, (2, 3)), {"out": OUT}),
-    (ValueError, "variant must be auto or one of direct, owners", (ARRAY, PLACES, (2, 3)), {"variant": "split"}),
+    (ValueError, "variant must be auto or one of direct", (ARRAY, PLACES, (2, 3)), {"variant": "split"}),
     (Unsupported, "'direct' is a GPU kernel", (ARRAY, PLACES, (2, 3)), {"variant": "direct"}),
 )
 
@@ -345,14 +345,14 @@ def test_no_weight_counts_outside_of_the_array(variant, kind):
 
 @pytest.mark.hostcuda
 def test_what_lies_outside_is_not_loaded_and_planes_share_positions():
-    case = CASES[11]
+    case = replace(CASES[11], lead=(8,))
     call = calls.take_blocks(np.empty(case.shape, np.float32), case.positions, case.block, variant="direct")
     plan = choose(call, Operand.contiguous(case.shape), Operand.contiguous(case.blocks_shape))
-    assert (dict(plan.defines)["PLANES"], dict(plan.defines)["ELEMENTS"]) == ("6", "1")
+    assert (dict(plan.defines)["PLANES"], dict(plan.defines)["ELEMENTS"]) == ("8", "2")
     blocks = np.empty(case.blocks_shape, np.float32)
     far = np.full_like(case.positions, FAR - 1)
     moved = hostcuda.traffic(plan, values(case.shape, np.float32), blocks, None, far)
-    assert moved.loads.bytes == 2 * 8 * prod((40, 8, 8)), "positions alone, one for all planes"
+    assert moved.loads.bytes == 2 * 8 * prod((40, 4, 8)), "positions alone, one for all planes and two elements"
     assert moved.stores.bytes == blocks.nbytes
 
 
@@ -365,75 +365,8 @@ def test_planes_of_which_no_thread_gets_an_equal_share(dtype):
     assert dict(direct.defines)["ALL_PLANES"] == "0"
 
 
-@pytest.mark.hostcuda
-@pytest.mark.parametrize("place", [20, FAR - 1])
-def test_pixels_are_loaded_once_for_all_blocks_and_only_where_these_are(place):
-    """One tile of 32 x 128 has them all, in two chunks; in the 15 other ones threads test a block each, and leave."""
-    array, positions = values((64, 300), np.float32), np.full((300, 2), place)
-    call = calls.take_blocks(array, positions, (8, 9), variant="owners")
-    blocks = np.empty((300, 8, 9), np.float32)
-    plan = choose(call, operand(array), operand(blocks))
-    assert (dict(plan.defines)["TILE_ROWS"], dict(plan.defines)["TILE_COLUMNS"]) == ("32", "128")
-    moved = hostcuda.traffic(plan, array, blocks, None, positions)
-    pixels = 2 * 32 * 128 if place == 20 else 0
-    assert moved.loads.bytes == 16 * positions.nbytes + 4 * pixels
-    assert moved.stores.bytes == blocks.nbytes
-
-
-@pytest.mark.some(3)
-@pytest.mark.hostcuda
-@pytest.mark.parametrize(
-    ("mode", "kind"), [("constant", "none"), ("edge", "none"), ("constant", "separable"), ("constant", "full")]
-)
-@pytest.mark.parametrize(
-    ("lead", "size", "block"),
-    [((), (100, 300), (40, 200)), ((3,), (20000,), (9000,)), ((2,), (3, 70, 150), (2, 40, 130))],
-)
-def test_tiles_outside_are_taken_in_turns_by_those_who_have_one_inside(lead, size, block, mode, kind):
-    """Of a device so small that it has enough of them, and whose waves they fill better than a block for each tile."""
-    rng = np.random.default_rng(0)
-    positions = np.stack([rng.integers(-side, extent + 1, 300) for side, extent in zip(block, size, strict=True)], 1)
-    array = values((*lead, *size), np.dtype(np.int16 if kind == "none" else np.float32))
-    window = window_of(kind, block, array.dtype)
-    want = gpufold.take_blocks(array, positions, block, window=window, mode=mode)
-    blocks = garbage(want.shape, want.dtype)
-    call = calls.take_blocks(array, positions, block, window=window, mode=mode, variant="owners")
-    devices = (replace(H200, multiprocessors=count) for count in range(1, 10))
-    plans = (choose(call, operand(array), operand(blocks), device) for device in devices)
-    plan = next(plan for plan in plans if dict(plan.defines)["TURNS"] == "1")
-    _, weights = weights_of(window, block, array.dtype)
-    hostcuda.run(plan, array, blocks, weights, positions, mode="observed")
-    assert_same_bits(blocks, want)
-
-
 # ---------------------------------------------------------------------------------------------
 # What is planned
-
-
-@pytest.mark.parametrize(
-    ("expected", "shape", "block", "count", "dtype"),
-    [
-        ("owners", (1024, 1024), (256, 256), 625, "complex64"),
-        ("owners", (4, 2048, 2048), (512, 512), 49, "float32"),
-        ("owners", (2, 1_000_000), (16384,), 240, "float32"),
-        ("owners", (2048, 2048), (128, 128), 961, "float32"),
-        ("direct", (4096, 4096), (256, 256), 256, "float32"),  # which cover it once
-        ("direct", (4096, 4096), (256, 256), 64, "float32"),
-        ("direct", (1024, 1024), (32, 32), 10_000, "float32"),
-        ("direct", (2048, 2048), (7, 7), 16_000, "float32"),
-        ("direct", (192, 192, 192), (96, 96, 96), 27, "float32"),  # most tiles meet none
-    ],
-)
-def test_auto_loads_pixels_once_where_large_blocks_overlap(expected, shape, block, count, dtype):
-    operands = (shape, dtype), ((count, len(block)), "int64")
-    assert gpufold.explain("take_blocks", *operands, block).plan.variant == expected
-
-
-def test_axes_without_rows_are_tiled_one_by_one_up_to_what_a_launch_can_have():
-    array, positions = ((1,) * 24, "float32"), ((3, 24), "int64")
-    assert gpufold.explain("take_blocks", array, positions, 1).plan.variant == "direct"
-    with pytest.raises(Unsupported, match=r"take_blocks: \d+ thread blocks .* more than one launch can have"):
-        gpufold.explain("take_blocks", array, positions, 1, variant="owners")
 
 
 def test_explain_knows_it():
@@ -441,7 +374,7 @@ def test_explain_knows_it():
     why = gpufold.explain("take_blocks", array, positions, (96, 96), window=np.ones((96, 96)), mode="edge")
     assert why.plan.source == "take_blocks_direct.cu"
     assert (dict(why.plan.defines)["WINDOW"], dict(why.plan.defines)["MODE"]) == ("full", "edge")
-    assert set(why.alternatives) == {"owners"}
+    assert not why.alternatives
     assert why.plan.bytes_moved == 8 * 40 * 2 + 4 * (40 * 3 * 96 * 96 + 3 * 512 * 512)
     arrays = np.zeros((3, 512, 512), np.float32), np.zeros((40, 2), np.int64)
     given = gpufold.explain("take_blocks", *arrays, (96, 96), window=np.ones((96, 96)), mode="edge")

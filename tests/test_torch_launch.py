@@ -201,7 +201,7 @@ def test_weights_are_made_ready_for_kernels(device, layout, way):
     assert got.detach().numpy().tobytes() == want.tobytes()
 
 
-@pytest.mark.parametrize("variant", ["direct", "owners"])
+@pytest.mark.parametrize("variant", ["auto", "direct"])
 @pytest.mark.parametrize("mode", ["constant", "edge"])
 @pytest.mark.parametrize("window", [None, WEIGHTS])
 def test_blocks_are_taken_at_addresses_and_their_gradient_is_added(device, mode, window, variant):

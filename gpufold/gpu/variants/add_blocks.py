@@ -14,8 +14,7 @@ from gpufold.gpu.variants.moves import WARP
 from gpufold.gpu.variants.placed import CANDIDATES, COUNT_BYTES, THREADS, bits_of, placed_plan, placed_view, tiles_of
 
 SUM_BYTES, LOADED_BYTES = 128, 192
-"""Of the sums that a thread keeps in registers, half as many where tiles would not be fewer for it, or too few for the
-device; and of what it has asked for of blocks, as far as their number goes."""
+"""Of the sums that a thread keeps in registers, at most; and of what it has asked for of blocks."""
 MAX_PLANES, MAX_ROWS, MAX_AT_ONCE = 4, 8, 4
 """Of a thread, the last of the blocks whose elements it loads before it adds the first."""
 LIST_BYTES = 40 << 10
@@ -37,13 +36,16 @@ class Tiling:
     """Tiles along each axis."""
 
 
+def tilings(problem: Problem) -> list[Tiling]:
+    """Return what a thread block of gather owns: half the sums that registers suffice for, then all of them."""
+    half, whole = _tiling(problem, SUM_BYTES // 2), _tiling(problem, SUM_BYTES)
+    return [half] if prod(half.along) == prod(whole.along) else [half, whole]
+
+
 @lru_cache(maxsize=256)
 def tiling_of(problem: Problem) -> Tiling:
-    """Return what a thread block of gather owns."""
-    view, whole, half = placed_view(problem), _tiling(problem, SUM_BYTES), _tiling(problem, SUM_BYTES // 2)
-    blocks = view.batch * view.channels // whole.planes * prod(whole.along)
-    enough = blocks >= RESIDENT_BLOCKS * problem.device.multiprocessors
-    return whole if enough and prod(whole.along) < prod(half.along) else half
+    """Return the first of them."""
+    return tilings(problem)[0]
 
 
 def _tiling(problem: Problem, kept_bytes: int) -> Tiling:
@@ -61,9 +63,13 @@ def _tiling(problem: Problem, kept_bytes: int) -> Tiling:
     return Tiling(planes, rows, at_once, tiles_of(view.size, tile))
 
 
-def gather(problem: Problem) -> Plan:
+def gather(problem: Problem) -> tuple[Plan, ...]:
     """Plan for kernels/add_blocks_gather.cu."""
-    view, tiling = placed_view(problem), tiling_of(problem)
+    return tuple([_gather(problem, tiling) for tiling in tilings(problem)])
+
+
+def _gather(problem: Problem, tiling: Tiling) -> Plan:
+    view = placed_view(problem)
     groups = view.channels // tiling.planes
     items = view.batch * groups * prod(tiling.along)
     bits = bits_of(problem, items, (tiling.rows * THREADS,) * len(view.size))

@@ -16,6 +16,7 @@ from gpufold.gpu.variants.moves import (
     PLANES_PER_THREAD,
     WARP,
     WIDEST_WORD,
+    MovedAxis,
     Moves,
     device_threads,
     space_bytes,
@@ -36,12 +37,11 @@ SPACE_WORDS = 48
 SPACE_PARTS = 8
 """Of a block at most, each a piece: with more, the lanes of a warp load few neighbouring elements."""
 
+SPACE_LOADS, SPACE_CHOICES = 32, 3
+"""Loads of a thread, beyond which smaller pieces are better; and ways to share rows out, of which a race takes one."""
+
 SPACE_TILES = 32 << 10
 """Bytes of shared memory up to which a thread block has all its threads."""
-
-THREAD, PHASE, PHASE_ANYWHERE, LOAD, WORD, NARROW_WORD = 100, 6, 15, 3, 3, 6
-"""Instructions of a thread of the packed kernel, of each phase, of one that begins anywhere in a word, of each load and
-of each word that is put together, of narrow elements too: fitted to machine code."""
 
 
 def _simplified(problem: Problem) -> Moves:
@@ -153,15 +153,6 @@ class _Pieces:
         """That the loaded words take."""
         return self.loads * -(-self.loaded * self.itemsize // 4)
 
-    @property
-    def cost(self) -> float:
-        """Count what a thread issues, and twice its lines and passes over shared banks, for a pixel: a prediction."""
-        of_word, of_phase = (NARROW_WORD if self.itemsize < 4 else WORD), (PHASE_ANYWHERE if self.anywhere else PHASE)
-        issued = THREAD + self.phases * of_phase + self.loads * LOAD + self.words * of_word
-        lines = self.loads * max(self.parts, -(-self.blocks * self.itemsize // 4))
-        ways = 1 if self.whole else min(WARP, self.words & -self.words)
-        return (issued + 2 * (lines + self.words * ways)) / (self.phases * self.blocks)
-
 
 def _pieces(problem: Problem, moves: Moves) -> Iterator[_Pieces]:
     """Yield the ways to share out rows, such that a piece is words of 4 bytes, the last of a row one at least."""
@@ -188,7 +179,7 @@ def _pieces(problem: Problem, moves: Moves) -> Iterator[_Pieces]:
                 yield from (pieces for pieces in choices if pieces.registers <= SPACE_REGISTERS)
 
 
-def packed(problem: Problem) -> Plan:
+def packed(problem: Problem) -> tuple[Plan, ...]:
     """Plan one thread for a piece of a row, whose warp stores theirs as one run: contiguous space."""
     operation, moves = "batch_to_space", _simplified(problem)
     last, itemsize = moves.axes[-1], moves.itemsize
@@ -199,14 +190,26 @@ def packed(problem: Problem) -> Plan:
     shape, steps = problem.output.shape, problem.output.strides
     if not are_contiguous(shape, steps):
         raise Unsupported(f"{operation}: packed needs contiguous space, not steps of {steps}")
-    choices = _pieces(problem, moves)
-    pieces = min(choices, key=lambda choice: (choice.words > SPACE_WORDS, choice.cost), default=None)
-    if pieces is None:
+    choices: list[_Pieces] = []
+    for pieces in sorted(_pieces(problem, moves), key=_by_size):
+        if not choices or 2 * pieces.words <= choices[-1].words:
+            choices.append(pieces)
+    if not choices:
         raise Unsupported(
             f"{operation}: packed keeps blocks of the last axis, or up to {SPACE_PARTS} equal parts of one, in "
             f"{SPACE_REGISTERS} registers and as words of 4 bytes, not blocks of {last.kernel} elements of {itemsize} "
             f"bytes in rows of {last.size}"
         )
+    return tuple([_packed(problem, last, each) for each in choices[:SPACE_CHOICES]])
+
+
+def _by_size(pieces: _Pieces) -> tuple[int, ...]:
+    """Order pieces: those of few registers and loads, of whole blocks, as words in and out, the larger ones first."""
+    too_many = max(0, pieces.words - SPACE_WORDS) + max(0, pieces.loads - SPACE_LOADS)
+    return too_many, pieces.parts, not pieces.whole, -pieces.loaded, -pieces.words
+
+
+def _packed(problem: Problem, last: MovedAxis, pieces: _Pieces) -> Plan:
     tile = 4 * WARP * pieces.words + LINE_BYTES
     threads = MOVING_THREADS
     while threads // WARP * tile > SPACE_TILES:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 from math import gcd, prod
 
@@ -26,7 +27,6 @@ from gpufold.gpu.variants.moves import (
     WIDEST_WORD,
     MovedAxis,
     Moves,
-    device_threads,
     word_elements,
     word_types,
 )
@@ -38,19 +38,12 @@ TAPS_BLOCKS = 16
 """Blocks of a thread that takes one tap: they share its index arithmetic, and their loads are in flight together."""
 TAPS_REGISTERS = 40
 """That a thread's pixels take at most: fewer blocks are its own where it takes words of their taps."""
-TAPS_OF_BUSY = 16
-"""Prediction: they pay down to one thread for so many that keep a device busy, each with all its loads in flight."""
-TAPS_MAX_WASTE = 1.5
-"""Prediction: they pay while rows of blocks leave no more of them idle than this."""
-
 WORDS_TAPS = 32
 """Of a row at most, whose words a thread stores: as instructions allow."""
 WORDS_OF_PARTS = 4
 """Elements of a word at most where rows are not whole words: a line of pixels is loaded one by one then."""
 PACKED_MAX_BYTES = 96
 """Of a thread's blocks, up to which it has more of them to share its index arithmetic: a prediction."""
-PACKED_LANE_BYTES = 16
-"""Prediction: the L1 cache keeps what the lanes of a warp read while their pixels are no further apart."""
 PACKED_REGISTERS, PACKED_OTHERS = 128, 24
 """That the pixels under a thread's blocks take at most, and what it needs besides: a prediction."""
 
@@ -110,11 +103,6 @@ def _element_types(problem: Problem) -> dict[str, str]:
 def direct(problem: Problem) -> Plan:
     """Plan one thread per block: any call, fast while neighbouring blocks are near."""
     return unfold.direct(unfold_of(problem), problem.device)
-
-
-def staged(problem: Problem) -> Plan:
-    """Plan one warp per 32 blocks through shared memory: large strides."""
-    return unfold.staged(unfold_of(problem), problem.device)
 
 
 def stored_word(moves: Moves) -> tuple[int, bool]:
@@ -220,22 +208,22 @@ def words_of_taps(problem: Problem, view: ColumnsView) -> dict[str, int]:
     return {"BLOCKS": blocks, "WORD": word, "LOADED": at_once, "LINE_STRIDE": line, "PIXELS_BEFORE": before}
 
 
-def taps(problem: Problem) -> Plan:
+def taps(problem: Problem) -> tuple[Plan, ...]:
     """Plan one thread per word of taps, which serves everything: for columns whose taps are the closest elements."""
-    view, device = columns_of(problem), problem.device
-    axes, row = view.axes, view.axes[-1]
+    view = columns_of(problem)
     defines = words_of_taps(problem, view)
-    most, word = defines["BLOCKS"], defines["WORD"]
+    most, row_blocks = defines["BLOCKS"], view.axes[-1].blocks
+    some = ((most, "im2col_taps_of_many"), (most // 2, "im2col_taps_of_some"))
+    choices = [choice for choice in some if choice[0] <= row_blocks] + [(1, "im2col_taps")]
+    return tuple([_taps(problem, defines, *choice) for choice in choices])
+
+
+def _taps(problem: Problem, defines: dict[str, int], blocks: int, symbol: str) -> Plan:
+    view, word = columns_of(problem), defines["WORD"]
+    axes, row = view.axes, view.axes[-1]
     kernel = (*view.kernel[:-1], row.kernel // word)
-    others = view.planes * prod(kernel) * prod(view.blocks[:-1])
-    blocks, symbol = 1, "im2col_taps"
-    for count, name in ((most, "im2col_taps_of_many"), (most // 2, "im2col_taps_of_some")):
-        places = -(-row.blocks // count)
-        enough = TAPS_OF_BUSY * others * places >= device_threads(device)
-        if blocks == 1 and enough and places * count <= TAPS_MAX_WASTE * row.blocks:
-            blocks, symbol = count, name
     places = -(-row.blocks // blocks)
-    threads = others * places
+    threads = view.planes * prod(kernel) * prod(view.blocks[:-1]) * places
     bits = offset_bits(
         OPERATION,
         threads + MOVING_THREADS,
@@ -292,17 +280,23 @@ def _axes_of(view: ColumnsView) -> dict[str, Field]:
     }
 
 
-def packed_blocks(block_bytes: int, stride_bytes: int) -> int:
-    """Return how many blocks a thread packs: whole words, an odd number of times the fewest, so that banks differ."""
-    fewest = 4 // gcd(block_bytes, 4)
-    count = fewest
-    while count * block_bytes < PACKED_MAX_BYTES and (count + 2 * fewest) * stride_bytes <= PACKED_LANE_BYTES:
+def packed(problem: Problem) -> tuple[Plan, ...]:
+    """Plan one thread for a few neighbouring blocks, whose warp stores theirs as one run: contiguous columns.
+
+    These are whole words, the fewest blocks that are, or an odd number of times as many, so that banks differ.
+    """
+    block_bytes = prod(columns_of(problem).kernel) * problem.element.itemsize
+    fewest = count = 4 // gcd(block_bytes, 4)
+    while count * block_bytes < PACKED_MAX_BYTES:
         count += 2 * fewest
-    return count
+    plans = [_packed(problem, fewest)]
+    if count > fewest:
+        with suppress(Unsupported):  # of more registers than there are
+            plans.insert(0, _packed(problem, count))
+    return tuple(plans)
 
 
-def packed(problem: Problem) -> Plan:
-    """Plan one thread for a few neighbouring blocks, whose warp stores theirs as one run: contiguous columns."""
+def _packed(problem: Problem, count: int) -> Plan:
     view, itemsize = columns_of(problem), problem.element.itemsize
     axes, row, taps, blocks = view.axes, view.axes[-1], prod(view.kernel), prod(view.blocks)
     if problem.fusion.window != "none":
@@ -319,7 +313,6 @@ def packed(problem: Problem) -> Plan:
             f"{OPERATION}: packed needs an image with a contiguous last axis, not steps of {view.pixel_strides[-1]}, "
             f"and columns (batch, channels, *blocks, *kernel) that are contiguous, not steps of {steps}"
         )
-    count = packed_blocks(taps * itemsize, row.stride * itemsize)
     multiples = [count * row.stride, row.size]
     multiples += [step for axis, step in zip(axes[:-1], view.pixel_strides[:-1], strict=True) if axis.size > 1]
     multiples += [view.image_channel, view.image_batch]
@@ -380,7 +373,6 @@ def packed(problem: Problem) -> Plan:
 VARIANTS: dict[str, Variant] = {
     "direct": direct,
     "packed": packed,
-    "staged": staged,
     "taps": taps,
     "words": words,
 }

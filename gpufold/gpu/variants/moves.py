@@ -247,12 +247,6 @@ MOVING_THREADS = 256
 """Threads of a thread block of the kernels that move elements, compiled in."""
 
 
-def tile_bytes(width: int, itemsize: int) -> int:
-    """Count the shared memory of a thread block's tiles of kernels/tile.cuh, one for each warp."""
-    rows = (WARP + 1) * width if WARP % width == 0 else WARP * (width | 1)
-    return MOVING_THREADS // WARP * rows * itemsize
-
-
 def space_moves(problem: Problem, writes_blocks: bool) -> Moves:
     """Describe the batch as blocks whose stride is their size, and space as the array they tile."""
     geometry = problem.geometry
