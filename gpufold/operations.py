@@ -13,6 +13,7 @@ from gpufold import calls, cpu
 from gpufold.calls import Call, OperationName, Unsupported
 from gpufold.cpu import averages, placing
 from gpufold.elements import check_dtype
+from gpufold.given import word
 from gpufold.gpu import choice
 from gpufold.gpu.parameters import offset_bits
 from gpufold.gpu.plan import H200, Device, Operand, Plan, Preferences, Problem, Variant
@@ -89,9 +90,7 @@ def variants(operation: OperationName) -> tuple[str, ...]:
     >>> "gather" in variants("col2im")
     True
     """
-    if operation not in OPERATIONS:
-        raise ValueError(f"variants: operation must be one of {', '.join(OPERATIONS)}, got {operation!r}")
-    return tuple(OPERATIONS[operation].variants)
+    return tuple(OPERATIONS[word("variants", "operation", operation, tuple(OPERATIONS))].variants)
 
 
 def check_name(call: Call) -> None:
