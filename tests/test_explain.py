@@ -139,3 +139,59 @@ def test_what_is_fused_is_part_of_the_plan():
 def test_a_move_that_loads_from_many_lines_is_not_said_to_fit_the_cache(stride, reason):
     plan = gpufold.explain("im2col", ((8, 64, 512, 512), "float32"), (3, 3), strides=stride, variant="direct").plan
     assert plan.reason.endswith(reason)
+
+
+DESCRIBED = ((8, 576, 3136), "float32")
+
+
+@pytest.mark.parametrize(
+    ("error", "match", "changes"),
+    [
+        *(
+            (error, "explain: data must be an array or .shape, dtype. with extents of at least 0, got", {"data": data})
+            for error, data in (
+                (TypeError, (8, 576, 3136)),
+                (TypeError, (8, 576)),
+                (ValueError, (DESCRIBED[0],)),
+                (ValueError, ()),
+                (ValueError, (*DESCRIBED, "f4")),
+                (ValueError, ((8, -576, 3136), "f4")),
+                (TypeError, ((8, 576.0, 3136), "f4")),
+                (TypeError, (DESCRIBED[0], "wide")),
+                (TypeError, (DESCRIBED[0], 4)),
+                (TypeError, ("8", "f4")),
+            )
+        ),
+        (TypeError, "explain: data must be a numpy.ndarray or cupy.ndarray, got builtins.list", {"data": [8, 576]}),
+        (TypeError, "explain: device must be a gpufold.gpu.plan.Device or the name of one, got 3", {"device": 3}),
+        (TypeError, "explain: device must be .* got <class", {"device": Device}),
+        (ValueError, "explain: device must be one of A100, .*, got 'K80'", {"device": "K80"}),
+        (TypeError, r"explain: operation must be a str, one of col2im, .* got \['col2im'\]", {"operation": ["col2im"]}),
+        (TypeError, "col2im: missing a required argument: 'kernel_size'", {"kernel_size": None}),
+        (TypeError, "col2im: got an unexpected keyword argument 'out'", {"out": None}),
+        (TypeError, "col2im: window must be a numpy.ndarray", {"window": memoryview(np.ones((3, 3)))}),
+        (ValueError, "col2im: data axis 2 must be the number of blocks", {"data": ((8, 576, 2**70), "f4")}),
+    ],
+)
+@pytest.mark.parametrize("asked", ["explain", "warmup"])
+def test_what_cannot_be_described_is_refused_by_name(error, match, changes, asked):
+    call = {"operation": "col2im", "data": DESCRIBED, "output_size": (56, 56), "kernel_size": (3, 3), "pads_begin": 1}
+    call |= {"pads_end": 1} | changes
+    if "kernel_size" in changes:
+        del call["kernel_size"]
+    if asked == "warmup" and "device" in changes:
+        match = "col2im: got an unexpected keyword argument 'device'"
+        error = TypeError
+    with pytest.raises(error, match=f"^{match.replace('explain', asked)}"):
+        getattr(gpufold, asked)(**call)
+
+
+def test_arrays_can_be_described_by_the_names_of_their_arguments():
+    out, blocks, places = ((3, 8, 9), "f4"), ((2, 3, 2, 2), "f4"), ((2, 2), "i8")
+    want = gpufold.explain("add_blocks", out, blocks, places)
+    assert gpufold.explain("add_blocks", out, positions=places, blocks=blocks) == want
+    assert gpufold.explain("add_blocks", out, blocks, positions=np.zeros((2, 2), int)) == want
+    assert gpufold.explain("average", out, weight=((8, 9), "f8")) == gpufold.explain("average", out, ((8, 9), "f8"))
+    for dtype in ("f8", "?", "m8[s]"):
+        with pytest.raises(TypeError, match=r"^take_blocks: positions must be integers, got dtype "):
+            gpufold.explain("take_blocks", out, ((2, 2), dtype), (2, 2))
