@@ -287,28 +287,26 @@ def as_positions(operation: str, library: ModuleType, positions: Any, array: Any
 
 
 def _listed_positions(operation: str, positions: Any) -> Any:
-    """Return positions that are no array as one of integers; those beyond int64 are far outside of any array."""
+    """Return positions that are no array as one of integers."""
     if type(positions) is list or type(positions) is tuple:
         for row in positions:
             if type(row) is not tuple and isinstance(row, np.ndarray):
                 library_of(operation, "a row of positions", row)
     try:
         given = np.asarray(positions)
-    except Exception as error:  # whatever the methods of a caller's own class raise
-        raise ValueError(
-            f"{operation}: positions must be of shape (number of blocks, number of spatial axes), got "
-            f"{shown(positions)}"
-        ) from error
-    if not given.size or given.dtype.kind in "iu":
-        return given
-    least, most = np.iinfo(np.int64).min, np.iinfo(np.int64).max
-    try:
-        if given.ndim != 2:  # a set is no sequence, nor is a dict
-            raise TypeError("there are no rows")
-        rows = [[min(max(index(each), least), most) for each in row] for row in positions]
-    except Exception as error:
-        raise TypeError(f"{operation}: positions must be integers, got {shown(positions)}") from error
-    return np.array(rows, np.int64)
+        if not given.size or given.dtype.kind in "iu":
+            return given
+        fits = given.ndim != 2 or not all([isinstance(index(each), int) for row in positions for each in row])
+    except TypeError:
+        fits = True
+    except Exception:  # whatever the methods of a caller's own class raise
+        fits = False
+    if fits:
+        raise TypeError(f"{operation}: positions must be integers, got {shown(positions)}")
+    raise ValueError(
+        f"{operation}: positions must be of shape (number of blocks, number of spatial axes) and fit into 64 bits, got "
+        f"{shown(positions)}"
+    )
 
 
 def _as_int64(library: ModuleType, positions: Any) -> Any:
