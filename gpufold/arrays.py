@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
 from math import prod
+from operator import index
 from types import EllipsisType, ModuleType
 from typing import Any, Protocol, TypeAlias, TypeVar
 
@@ -14,6 +15,7 @@ import numpy as np
 
 from gpufold.calls import Call, is_separable
 from gpufold.geometry import Size, SpaceGeometry
+from gpufold.given import has_own_arithmetic, shown
 
 ArrayT = TypeVar("ArrayT", covariant=True)
 """numpy.ndarray or cupy.ndarray of any shape: a result is of the kind of the input, and may have more axes."""
@@ -42,6 +44,8 @@ Named: TypeAlias = Sequence[tuple[str, Any]]
 
 def library_of(operation: str, name: str, array: object) -> ModuleType:
     """Return the array library an array belongs to: numpy, or cupy where the caller has imported it."""
+    if type(array) is np.ndarray:
+        return np
     if isinstance(array, np.ndarray):
         if isinstance(array, np.ma.MaskedArray):
             raise TypeError(
@@ -53,6 +57,11 @@ def library_of(operation: str, name: str, array: object) -> ModuleType:
                 f"{operation}: {name} must be a numpy.ndarray or cupy.ndarray, got numpy.matrix, which always has "
                 f"two axes; convert it with numpy.asarray({name})"
             )
+        if has_own_arithmetic(array):
+            raise TypeError(
+                f"{operation}: {name} must be a numpy.ndarray or cupy.ndarray, got {_kind(array)}, which computes in "
+                f"its own way, such as with units; convert it with numpy.asarray({name})"
+            )
         return np
     cupy = sys.modules.get("cupy")
     if cupy is not None and isinstance(array, cupy.ndarray):
@@ -63,7 +72,7 @@ def library_of(operation: str, name: str, array: object) -> ModuleType:
             f"{operation}: {name} must be a numpy.ndarray or cupy.ndarray, got a torch.Tensor; gpufold.torch has the "
             f"functions for tensors"
         )
-    kind = f"{type(array).__module__}.{type(array).__qualname__}"
+    kind = _kind(array)
     if kind.startswith("dask."):
         raise TypeError(
             f"{operation}: {name} must be a numpy.ndarray or cupy.ndarray, got {kind}; gpufold.dask has the "
@@ -79,9 +88,14 @@ def check_library(operation: str, name: str, array: object, library: ModuleType,
     """Raise unless an array belongs to the library of another."""
     if library_of(operation, name, array) is not library:
         raise TypeError(
-            f"{operation}: {name} must be a {library.__name__}.ndarray like {like}, got {type(array).__module__}."
-            f"{type(array).__qualname__}; convert it with {library.__name__}.asarray({name})"
+            f"{operation}: {name} must be a {library.__name__}.ndarray like {like}, got {_kind(array)}; "
+            f"convert it with {library.__name__}.asarray({name})"
         )
+
+
+def _kind(array: object) -> str:
+    """Return the name of an array's type."""
+    return f"{type(array).__module__}.{type(array).__qualname__}"
 
 
 def native(dtype: np.dtype[Any]) -> np.dtype[Any]:
@@ -114,7 +128,8 @@ def is_kernel_ready(library: ModuleType, array: Any, dtype: Any) -> bool:
 
 def kernel_ready(library: ModuleType, array: Any, dtype: Any) -> Any:
     """Return an array of a dtype as kernels can read it: itself, or a copy on the current device."""
-    return library.ascontiguousarray(aligned(library, array), dtype)
+    ready = library.ascontiguousarray(aligned(library, array), dtype)
+    return ready if array.shape else ready.reshape(())  # of no axis it makes one
 
 
 def aligned(library: ModuleType, array: Any) -> Any:
@@ -168,7 +183,7 @@ def as_weights(call: Call, library: ModuleType, window: Any, data: Any) -> tuple
     converted = False
     for axis, weights in enumerate(axes):
         if (
-            isinstance(weights, library.ndarray)
+            type(weights) is library.ndarray
             and (library is np or weights.device == data.device)
             and is_kernel_ready(library, weights, wanted)
         ):
@@ -187,7 +202,7 @@ def as_weights(call: Call, library: ModuleType, window: Any, data: Any) -> tuple
         converted = True
     if not converted:
         return tuple(axes)
-    with device_of(library, axes[0]):
+    with device_of(library, axes[0]), np.errstate(all="ignore"):  # as in sums
         _check_no_capture(operation, library, name_of_weights(call), f"contiguous, aligned and of {wanted}")
         return tuple(kernel_ready(library, weights, wanted) for weights in axes)
 
@@ -214,7 +229,7 @@ def axes_of_window(call: Call, window: Any) -> Sequence[Any]:
         axes, shapes = window, _shapes_of_axes(block_shape)
         if isinstance(window, str):
             raise TypeError(
-                f"{call.operation}: window must be an array of weights or one per axis, got {window!r}; "
+                f"{call.operation}: window must be an array of weights or one per axis, got {shown(window)}; "
                 f"scipy.signal.get_window makes weights of that name"
             )
         if len(window) != len(block_shape):
@@ -223,8 +238,9 @@ def axes_of_window(call: Call, window: Any) -> Sequence[Any]:
                 f"axis, {len(block_shape)} in all, got {len(window)}"
             )
     for axis, weights in enumerate(axes):
-        if getattr(weights, "shape", shapes[axis]) != shapes[axis]:
-            raise misshapen_weights(call, name_of_axis(call, window, axis), tuple(weights.shape), shapes[axis])
+        shape = getattr(weights, "shape", None)
+        if shape != shapes[axis] and isinstance(shape, tuple):
+            raise misshapen_weights(call, name_of_axis(call, window, axis), tuple(shape), shapes[axis])
     return axes
 
 
@@ -251,15 +267,7 @@ def as_positions(operation: str, library: ModuleType, positions: Any, array: Any
     """
     on_host = not hasattr(positions, "dtype")
     if on_host:
-        try:
-            given = np.asarray(positions)
-        except (ValueError, OverflowError) as error:
-            raise ValueError(
-                f"{operation}: positions must be of shape (number of blocks, number of spatial axes) and fit into 64 "
-                f"bits, got {positions!r}"
-            ) from error
-        if given.size and given.dtype.kind not in "iu":
-            raise TypeError(f"{operation}: positions must be integers, got {positions!r}")
+        given = _listed_positions(operation, positions)
     else:
         given = positions
         check_library(operation, "positions", given, library, name)
@@ -278,8 +286,31 @@ def as_positions(operation: str, library: ModuleType, positions: Any, array: Any
         return _as_int64(library, given)
 
 
+def _listed_positions(operation: str, positions: Any) -> Any:
+    """Return positions that are no array as one of integers."""
+    if type(positions) is list or type(positions) is tuple:
+        for row in positions:
+            if type(row) is not tuple and isinstance(row, np.ndarray):
+                library_of(operation, "a row of positions", row)
+    try:
+        given = np.asarray(positions)
+        if not given.size or given.dtype.kind in "iu":
+            return given
+        fits = given.ndim != 2 or not all([isinstance(index(each), int) for row in positions for each in row])
+    except TypeError:
+        fits = True
+    except Exception:  # whatever the methods of a caller's own class raise
+        fits = False
+    if fits:
+        raise TypeError(f"{operation}: positions must be integers, got {shown(positions)}")
+    raise ValueError(
+        f"{operation}: positions must be of shape (number of blocks, number of spatial axes) and fit into 64 bits, got "
+        f"{shown(positions)}"
+    )
+
+
 def _as_int64(library: ModuleType, positions: Any) -> Any:
-    if positions.dtype == np.uint64:  # beyond int64 is far outside of any array
+    if positions.dtype.kind == "u" and positions.dtype.itemsize == 8:  # beyond int64 is far outside of any array
         positions = library.minimum(aligned(library, positions), np.uint64(np.iinfo(np.int64).max))
     return kernel_ready(library, positions, np.int64)
 
@@ -295,14 +326,17 @@ def new_result(call: Call, library: ModuleType, data: Any, shape: Size) -> Any:
     dtype = result_dtype(call, data.dtype)
     check_bytes(call, shape, dtype.itemsize)
     if library is np:
-        return np.empty(shape, dtype)
+        try:
+            return np.empty(shape, dtype)
+        except MemoryError as error:
+            raise MemoryError(f"{call.operation}: {error}") from None
     with data.device:
         return library.empty(shape, dtype)
 
 
 def check_bytes(call: Call, shape: Size, itemsize: int) -> None:
-    """Raise where a result has more bytes than an array can have."""
-    size = prod(shape) * itemsize
+    """Raise where a result has more bytes than an array can have, which counts no extent of 0."""
+    size = (prod(shape) or prod(filter(None, shape))) * itemsize
     if size > sys.maxsize:
         raise ValueError(
             f"{call.operation}: the result of shape {shape} and dtype {call.dtype} has {size} bytes, "

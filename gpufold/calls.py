@@ -13,6 +13,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 from gpufold import geometry as sizes
 from gpufold.elements import ELEMENT_TYPES, WIDER, ElementType, check_dtype, dtype_name, name_of
 from gpufold.geometry import Geometry, Size
+from gpufold.given import flag, shown, word
 
 
 class Unsupported(ValueError):
@@ -129,7 +130,7 @@ def col2im(
     """Describe a call of `gpufold.col2im`."""
     name, fusion = checked("col2im", "data", data.dtype, kind_of(window), reduction, accumulate)
     geometry = sizes.col2im_geometry(data.shape, output_size, kernel_size, strides, dilations, pads_begin, pads_end)
-    call = Call("col2im", geometry, name, fusion, variant, deterministic)
+    call = _chosen(Call("col2im", geometry, name, fusion), variant, deterministic)
     return call if dtype is None else summed_in(call, dtype_name(dtype), "dtype must be that of data,")
 
 
@@ -147,7 +148,7 @@ def im2col(
     """Describe a call of `gpufold.im2col`."""
     dtype, fusion = checked("im2col", "image", image.dtype, kind_of(window))
     geometry = sizes.im2col_geometry(image.shape, kernel_size, strides, dilations, pads_begin, pads_end)
-    return Call("im2col", geometry, dtype, fusion, variant)
+    return _chosen(Call("im2col", geometry, dtype, fusion), variant)
 
 
 def blocks_to_array(
@@ -166,7 +167,7 @@ def blocks_to_array(
     """Describe a call of `gpufold.blocks_to_array`."""
     name, fusion = checked("blocks_to_array", "blocks", blocks.dtype, kind_of(window), reduction, accumulate)
     geometry = sizes.blocks_to_array_geometry(blocks.shape, output_shape, block_shape, strides)
-    call = Call("blocks_to_array", geometry, name, fusion, variant, deterministic)
+    call = _chosen(Call("blocks_to_array", geometry, name, fusion), variant, deterministic)
     return call if dtype is None else summed_in(call, dtype_name(dtype), "dtype must be that of blocks,")
 
 
@@ -176,7 +177,7 @@ def array_to_blocks(
     """Describe a call of `gpufold.array_to_blocks`."""
     dtype, fusion = checked("array_to_blocks", "array", array.dtype, kind_of(window))
     geometry = sizes.array_to_blocks_geometry(array.shape, block_shape, strides)
-    return Call("array_to_blocks", geometry, dtype, fusion, variant)
+    return _chosen(Call("array_to_blocks", geometry, dtype, fusion), variant)
 
 
 def add_blocks(
@@ -192,8 +193,7 @@ def add_blocks(
     """Describe a call of `gpufold.add_blocks`, whose positions are an array too."""
     sums = None if weight_out is None else (weight_out.shape, weight_out.dtype)
     call = _addition((out.shape, out.dtype), (blocks.shape, blocks.dtype), positions.shape, kind_of(window), sums)
-    plain = variant == "auto" and deterministic
-    return call if plain else call._replace(variant=variant, deterministic=deterministic)
+    return _chosen(call, variant, deterministic)
 
 
 @lru_cache(maxsize=1024)
@@ -245,15 +245,13 @@ def take_blocks(
     geometry = sizes.take_blocks_geometry(array.shape, positions.shape, block_shape)
     check_mode("take_blocks", geometry, mode)
     if mode != "constant":
-        fusion = fusion._replace(mode=str(mode))
-    return Call("take_blocks", geometry, dtype, fusion, variant)
+        fusion = fusion._replace(mode="edge")
+    return _chosen(Call("take_blocks", geometry, dtype, fusion), variant)
 
 
 def check_mode(operation: str, geometry: Any, mode: object) -> None:
     """Raise unless blocks can be taken in a mode."""
-    if mode not in MODES:
-        raise ValueError(f"{operation}: mode must be one of {', '.join(MODES)}, got {mode!r}")
-    if mode == "edge" and 0 in geometry.size and 0 not in geometry.blocks_shape:
+    if word(operation, "mode", mode, MODES) == "edge" and 0 in geometry.size and 0 not in geometry.blocks_shape:
         raise ValueError(
             f"{operation}: mode 'edge' takes the nearest element, but array has none, got shape {geometry.array_shape}"
         )
@@ -262,7 +260,7 @@ def check_mode(operation: str, geometry: Any, mode: object) -> None:
 def average(numerator: Any, weight: Any, *, variant: str = "auto") -> Call:
     """Describe a call of `gpufold.average`, whose weights are what a window's are to other calls."""
     call = _division(numerator.shape, numerator.dtype, weight.shape)
-    return call if variant == "auto" else call._replace(variant=variant)
+    return _chosen(call, variant)
 
 
 @lru_cache(maxsize=1024)
@@ -284,7 +282,7 @@ def batch_to_space(
     """Describe a call of `gpufold.batch_to_space`."""
     dtype, fusion = checked("batch_to_space", "data", data.dtype)
     geometry = sizes.batch_to_space_geometry(data.shape, block_shape, crops_begin, crops_end)
-    return Call("batch_to_space", geometry, dtype, fusion, variant)
+    return _chosen(Call("batch_to_space", geometry, dtype, fusion), variant)
 
 
 def space_to_batch(
@@ -293,7 +291,18 @@ def space_to_batch(
     """Describe a call of `gpufold.space_to_batch`."""
     dtype, fusion = checked("space_to_batch", "data", data.dtype)
     geometry = sizes.space_to_batch_geometry(data.shape, block_shape, pads_begin, pads_end)
-    return Call("space_to_batch", geometry, dtype, fusion, variant)
+    return _chosen(Call("space_to_batch", geometry, dtype, fusion), variant)
+
+
+def _chosen(call: Call, variant: Any, deterministic: Any = True) -> Call:
+    """Return a call with the options that choose its kernel, where these are of their types."""
+    if type(variant) is str and variant == "auto" and deterministic is True:
+        return call
+    operation = call.operation
+    if not isinstance(variant, str):
+        raise TypeError(f"{operation}: variant must be a str, see gpufold.variants, got {shown(variant)}")
+    variant, deterministic = str.__str__(variant), flag(operation, "deterministic", deterministic)
+    return call._replace(variant=variant, deterministic=deterministic)
 
 
 def summed_in(call: Call, name: str, must: str) -> Call:
@@ -316,10 +325,10 @@ def checked(
     name = name_of(dtype)
     if name not in ELEMENT_TYPES:
         check_dtype(operation, data, dtype, strings=hasattr(dtype, "kind"))  # there are no tensors of strings
-    if reduction == "sum" and window == "none" and not accumulate:
+    if window == "none" and accumulate is False and type(reduction) is str and reduction == "sum":
         return name, PLAIN
-    if reduction not in REDUCTIONS:
-        raise ValueError(f"{operation}: reduction must be one of {', '.join(REDUCTIONS)}, got {reduction!r}")
+    reduction = word(operation, "reduction", reduction, REDUCTIONS)
+    accumulate = flag(operation, "accumulate", accumulate)
     element = ELEMENT_TYPES.get(name)
     if element is None or not element.weight:
         for wanted, what in ((reduction != "sum", f"reduction {reduction!r}"), (window != "none", "window")):
@@ -330,19 +339,22 @@ def checked(
                 )
     if accumulate and element is None:
         raise TypeError(f"{operation}: accumulate=True needs {data} that can be added, got dtype {dtype}")
-    return name, _fused(str(reduction), window, bool(accumulate))
+    return name, _fused(reduction, window, accumulate)
 
 
 def kind_of(window: Any) -> str:
     """Return what a window is, one of `WINDOWS`."""
     if window is None:
         return "none"
-    return "separable" if is_separable(window) or len(getattr(window, "shape", (0,))) == 1 else "full"
+    if is_separable(window):
+        return "separable"
+    shape = getattr(window, "shape", None)
+    return "full" if isinstance(shape, tuple) and len(shape) != 1 else "separable"
 
 
 def is_separable(window: Any) -> bool:
     """Return whether a window is given as a sequence: an array for each axis."""
-    return type(window) in (tuple, list) or isinstance(window, Sequence)
+    return type(window) in (tuple, list) or (isinstance(window, Sequence) and not isinstance(window, memoryview))
 
 
 _fused = cache(Fusion)  # to look one up takes a third of the time

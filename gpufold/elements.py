@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from gpufold.given import shown
+
 
 @dataclass(frozen=True)
 class ElementType:
@@ -80,8 +82,8 @@ def dtype_name(given: Any) -> str:
     """
     try:
         dtype = given if hasattr(given, "isnative") else np.dtype(given)
-    except (TypeError, ValueError):
-        return repr(given)
+    except Exception:  # whatever an object raises that is asked for its dtype
+        return shown(given)
     return name_of(dtype) if dtype.isnative else str(dtype)
 
 

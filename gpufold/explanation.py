@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from inspect import signature
 from math import prod
 from typing import Any, NamedTuple
 
@@ -12,9 +13,10 @@ import numpy as np
 
 from gpufold import extras
 from gpufold.arrays import as_weights, library_of, native
-from gpufold.calls import Call, OperationName
+from gpufold.calls import Call, OperationName, is_separable
 from gpufold.elements import check_dtype
 from gpufold.geometry import Size, as_integers
+from gpufold.given import shown, word
 from gpufold.gpu import registry, tuning
 from gpufold.gpu.devices import device_named
 from gpufold.gpu.plan import H200, Device, Operand, Plan
@@ -94,17 +96,21 @@ def explain(
     TypeError, ValueError
         As the call would, and ValueError where its result has no element or no device has the name.
     """
-    described = _described("explain", operation, data, arguments, options)
+    call, input, output, weight_out = _described("explain", operation, data, arguments, options)
     if isinstance(device, str):
-        device = device_named(device)
-    if device is None:
+        try:
+            device = device_named(device)
+        except ValueError as error:
+            raise ValueError(f"explain: {error}") from None
+    elif device is None:
         device = H200
         cupy = sys.modules.get("cupy")
         if cupy is not None and isinstance(data, cupy.ndarray):
             from gpufold.gpu import launch
 
             device = launch.device(data.device.id)
-    call, input, output, weight_out = described
+    elif not isinstance(device, Device):
+        raise TypeError(f"explain: device must be a gpufold.gpu.plan.Device or the name of one, got {shown(device)}")
     return explain_call(call, input, output, device, weight_out)
 
 
@@ -176,16 +182,18 @@ def _measure(operation: str, data: Any, arguments: tuple[Any, ...], options: dic
     """Call a function on arrays that are described, its kernels being measured."""
     import gpufold
 
-    names = OPERATIONS[operation].arrays
-    if "positions" in names and type(arguments[names.index("positions")]) is tuple:
+    function, names = getattr(gpufold, operation), OPERATIONS[operation].arrays
+    given = signature(function).bind(data, *arguments, **options)
+    if "positions" in names and type(given.arguments["positions"]) is tuple:
         raise ValueError(
             f"warmup: positions of {operation} must be an array with autotune=True, for the fastest kernel depends on "
-            f"them, got {arguments[names.index('positions')]!r}"
+            f"them, got {shown(given.arguments['positions'])}"
         )
-    arrays = [_on_gpu(each) for each in (data, *arguments[: len(names)])]
-    weights = {name: _on_gpu(options[name]) for name in ("window", "weight_out") if options.get(name) is not None}
+    for name in (next(iter(given.arguments)), *names, "window", "weight_out"):
+        if given.arguments.get(name) is not None:
+            given.arguments[name] = _on_gpu(given.arguments[name])
     with tuning.autotune():
-        getattr(gpufold, operation)(*arrays, *arguments[len(names) :], **options | weights)
+        function(*given.args, **given.kwargs)
 
 
 def _on_gpu(array: Any) -> Any:
@@ -217,40 +225,47 @@ def _described(
     asked: str, operation: str | Callable[..., Any], data: Any, arguments: tuple[Any, ...], options: dict[str, Any]
 ) -> tuple[Call, Operand, Operand, Operand | None]:
     """Check a call that is only described; return it with its input, output and sums of weights as kernels see them."""
-    if callable(operation):
-        operation = operation.__name__
-    if operation not in OPERATIONS:
-        raise ValueError(f"{asked}: operation must be one of {', '.join(OPERATIONS)}, got {operation!r}")
-    row, first = OPERATIONS[operation], _described_array(operation, "data", data)
-    count = len(row.arrays)
-    arrays = [_described_array(operation, *named) for named in zip(row.arrays, arguments, strict=False)]
-    others, weight_out = arguments[count:], None
-    if options.get("weight_out") is not None:
-        weight_out = _described_array(operation, "weight_out", options["weight_out"])
-        options = options | {"weight_out": weight_out}
-    call = row.describe(first, *arrays, *others, **options)
-    if operation == "add_blocks":
-        input, output = arrays[0], first
-        window = others[0] if others else options.get("window")
+    name = word(asked, "operation", getattr(operation, "__name__", operation), tuple(OPERATIONS))
+    row, first = OPERATIONS[name], _described_array(asked, "data", data)
+    try:
+        given = signature(row.describe).bind(first, *arguments, **options).arguments
+    except TypeError as error:
+        raise TypeError(f"{name}: {error}") from None
+    for each in (*row.arrays, "weight_out"):
+        if each in row.arrays or given.get(each) is not None:
+            given[each] = _described_array(asked, each, given[each])
+    if "positions" in row.arrays and given["positions"].dtype.kind not in "iu":
+        raise TypeError(f"{name}: positions must be integers, got dtype {given['positions'].dtype}")
+    call, weight_out, window = row.describe(**given), given.get("weight_out"), given.get("window")
+    if name == "add_blocks":
+        input, output = given["blocks"], first
     else:
         input, output = first, _contiguous(call.result_shape, first.dtype)
-        window = options.get("window")
     if window is not None:
-        one = window[0] if isinstance(window, Sequence) and window else window
-        as_weights(call, library_of(operation, "window", one), window, one)
+        one = window[0] if is_separable(window) and len(window) else window
+        as_weights(call, library_of(name, "window", one), window, one)
     for array in (output, input):
         if not prod(array.shape):
-            raise ValueError(f"{operation}: an array of shape {array.shape} has no element, so nothing is launched")
+            raise ValueError(f"{name}: an array of shape {array.shape} has no element, so nothing is launched")
     return call, input.operand, output.operand, None if weight_out is None else weight_out.operand
 
 
-def _described_array(operation: str, name: str, array: Any) -> Described:
+def _described_array(asked: str, name: str, array: Any) -> Described:
     """Describe an array, or the C-contiguous one that (shape, dtype) describes."""
-    if isinstance(array, tuple):
-        shape = as_integers(operation, f"{name}'s shape", array[0])
-        return _contiguous((shape,) if isinstance(shape, int) else shape, np.dtype(array[1]))
-    library_of(operation, name, array)
-    return Described(array.shape, array.dtype, tuple(stride // array.dtype.itemsize for stride in array.strides))
+    if not isinstance(array, tuple):
+        library_of(asked, name, array)
+        itemsize = array.dtype.itemsize or 1
+        return Described(array.shape, array.dtype, tuple(stride // itemsize for stride in array.strides))
+    try:
+        shape, dtype = as_integers(asked, f"{name}'s shape", array[0]), np.dtype(array[1])
+        shape = (shape,) if isinstance(shape, int) else shape
+        if len(array) != 2 or min(shape, default=0) < 0:
+            raise ValueError
+    except Exception as error:
+        raise (TypeError if isinstance(error, TypeError) else ValueError)(
+            f"{asked}: {name} must be an array or (shape, dtype) with extents of at least 0, got {shown(array)}"
+        ) from error
+    return _contiguous(shape, dtype)
 
 
 def _contiguous(shape: Size, dtype: np.dtype[Any]) -> Described:

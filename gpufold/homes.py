@@ -10,7 +10,7 @@ import numpy as np
 
 from gpufold import calls, extras
 from gpufold.arrays import as_positions, as_weights, axes_of_window, device_of, library_of
-from gpufold.calls import Call
+from gpufold.calls import Call, is_separable
 from gpufold.compute import run
 from gpufold.elements import ELEMENT_TYPES, check_dtype, name_of
 from gpufold.geometry import Size
@@ -30,7 +30,12 @@ class Arrays:
         self.device: AbstractContextManager[Any] = device_of(library, blocks)
 
     def zeros(self, shape: Size, dtype: Any) -> Any:
-        return self._library.zeros(shape, dtype)
+        try:
+            return self._library.zeros(shape, dtype)
+        except MemoryError as error:
+            if self._library is not np:
+                raise
+            raise MemoryError(f"Stitcher.add: {error}") from None
 
     def ones(self, like: Any, shape: Size) -> Any:
         """Return ones without memory of their own."""
@@ -118,6 +123,21 @@ def home_of(blocks: Any) -> Home:
     if home.dtype not in ELEMENT_TYPES:
         check_dtype("Stitcher.add", "blocks", home.dtype)
     return home
+
+
+def copy_of_window(where: str, window: Any) -> Any:
+    """Return a copy of a window that has the right shapes, so that nobody changes it; tensors keep their gradients."""
+    if is_separable(window):
+        return tuple([_copy(where, f"window[{axis}]", weights) for axis, weights in enumerate(window)])
+    return _copy(where, "window", window)
+
+
+def _copy(where: str, name: str, weights: Any) -> Any:
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(weights, torch.Tensor):
+        return weights.clone()
+    with device_of(library_of(where, name, weights), weights):
+        return weights.copy()
 
 
 def _on_host(given: Any) -> Any:

@@ -15,6 +15,7 @@ from typing import Any
 from gpufold import extras, sliding
 from gpufold.arrays import Array, ArrayT, library_of
 from gpufold.geometry import Extents, as_integers
+from gpufold.given import shown
 
 __all__ = ["Col2Im", "col2im"]  # noqa: F822  Col2Im is made by __getattr__
 
@@ -85,7 +86,7 @@ def col2im(
         if isinstance(values, int) or len(values) != 2 * rank:
             raise ValueError(
                 f"onnx.col2im: pads must have {2 * rank} values, the begins of the {rank} axes of image_shape and "
-                f"then their ends, got {values}"
+                f"then their ends, got {shown(values)}"
             )
         begins, ends = values[:rank], values[rank:]
     return sliding.col2im(

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from gpufold import calls, cpu
 from gpufold.calls import Call, OperationName, Unsupported
 from gpufold.cpu import averages, placing
+from gpufold.given import word
 from gpufold.gpu.registry import VARIANTS, check_name
 
 
@@ -44,9 +45,7 @@ def variants(operation: OperationName) -> tuple[str, ...]:
     >>> "gather" in variants("col2im")
     True
     """
-    if operation not in OPERATIONS:
-        raise ValueError(f"variants: operation must be one of {', '.join(OPERATIONS)}, got {operation!r}")
-    return tuple(VARIANTS[operation])
+    return tuple(VARIANTS[word("variants", "operation", operation, tuple(OPERATIONS))])
 
 
 def check_variant(call: Call, on_cpu: bool, kind: str = "numpy.ndarray", moved: str = "cupy.asarray({})") -> None:

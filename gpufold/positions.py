@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any, Never
 
 import numpy as np
@@ -270,13 +271,18 @@ def grid_positions(
     if unexpected:
         raise misnamed(grid_positions, "grid_positions", unexpected)
     axes = grid_of_blocks(size, block_shape, strides, last)
-    grid: npt.NDArray[np.int64] = np.empty((*(axis.blocks for axis in axes), len(axes)), np.int64)
-    for number, (count, step, end) in enumerate(axes):
-        begins = np.arange(count)
-        if last == "even":
-            begins = np.rint(begins * step).astype(np.int64)
-        else:
-            begins *= int(step)
-        begins[-1] = end
-        grid[..., number] = begins.reshape(-1, *(1,) * (len(axes) - 1 - number))
-    return grid.reshape(-1, len(axes))
+    count, outer = prod(axis.blocks for axis in axes), 1
+    try:
+        grid: npt.NDArray[np.int64] = np.empty((count, len(axes)), np.int64)
+        for number, (blocks, step, end) in enumerate(axes):
+            begins = np.arange(blocks)
+            if last == "even":
+                begins = np.rint(begins * step).astype(np.int64)
+            else:
+                begins *= int(step)
+            begins[-1] = end
+            grid.reshape(outer, blocks, -1, len(axes))[..., number] = begins[:, None]
+            outer *= blocks
+    except MemoryError as error:
+        raise MemoryError(f"grid_positions: {error}") from None
+    return grid

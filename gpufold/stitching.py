@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Iterator
-from functools import cached_property
+from collections.abc import Callable, Iterator
+from copy import deepcopy
+from functools import cached_property, wraps
 from math import prod
 from operator import lt
-from typing import Any, Never
+from threading import RLock
+from typing import Any, Never, ParamSpec, TypeVar
+from weakref import WeakSet
 
-from gpufold.arrays import axes_of_window, name_of_axis
+import numpy as np
+
+from gpufold.arrays import axes_of_window, check_bytes, name_of_axis
 from gpufold.calls import REDUCTIONS, Call, Reduction, is_separable
 from gpufold.elements import ELEMENT_TYPES, WIDER
 from gpufold.geometry import PositionsGeometry, Size, as_integers
-from gpufold.homes import Home, home_of
+from gpufold.given import flag, word
+from gpufold.homes import Home, copy_of_window, home_of
 from gpufold.names import answers, misnamed
 
 ENDLESS = sys.maxsize
@@ -21,6 +28,56 @@ ENDLESS = sys.maxsize
 
 SPARE_BYTES = 1 << 16
 """Room behind the open rows, so that short ones, such as those of sound, are seldom moved to its front."""
+
+
+Parameters = ParamSpec("Parameters")
+ResultT = TypeVar("ResultT")
+
+
+def _in_turn(method: Callable[Parameters, ResultT]) -> Callable[Parameters, ResultT]:
+    """Let one thread at a time into a stitcher, and none into one that is torn.
+
+    The lock lets its own thread in again, such as a signal's handler: it must not wait for what it interrupts.
+    """
+    where = f"Stitcher.{method.__name__}"
+
+    @wraps(method)
+    def turn(*given: Parameters.args, **named: Parameters.kwargs) -> ResultT:
+        stitcher: Any = given[0]
+        with stitcher._lock:
+            if stitcher._busy:
+                raise RuntimeError(
+                    f"{where}: another call of this stitcher has not returned, which a signal's handler or a finalizer "
+                    "interrupted; call it afterwards"
+                )
+            stitcher._busy = True
+            try:
+                if stitcher._open is not None and stitcher._open.torn:
+                    raise RuntimeError(
+                        f"{where}: a call was interrupted while it added, so that parts of its tiles may be missing; "
+                        "begin with a new Stitcher"
+                    )
+                return method(*given, **named)
+            finally:
+                stitcher._busy = False
+
+    return turn
+
+
+_alive: WeakSet[Stitcher] = WeakSet()
+"""All stitchers, for a forked child, in which the threads are gone that may have held their locks."""
+
+
+def _free_locks() -> None:
+    for stitcher in _alive:
+        if stitcher._lock.acquire(blocking=False):
+            stitcher._lock.release()
+        else:
+            stitcher._lock, stitcher._busy = RLock(), False
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_free_locks)
 
 
 class Stitcher:
@@ -51,7 +108,8 @@ class Stitcher:
     >>> print(*stream.result())
     4 [3. 3. 4. 4.]
 
-    A stitcher can be pickled between two batches, and goes on where it is loaded.
+    Threads may share a stitcher: its methods wait for each other. It can be pickled between two batches, and goes on
+    where it is loaded.
 
     Parameters
     ----------
@@ -62,7 +120,7 @@ class Stitcher:
         Elements of a tile along each of the last axes, those of `size`, at least 1. One int means the same on every
         axis of `shape`, from the one that is None on where one is.
     window : numpy.ndarray, cupy.ndarray, torch.Tensor or sequence of them, optional
-        Real weights of a tile's elements, as in `add_blocks`, of the library of the tiles.
+        Real weights of a tile's elements, as in `add_blocks`, of the library of the tiles; they are copied.
     reduction : str
         "mean" divides by the weights that landed on an element, or by the number of tiles where there is no window;
         "least_squares" by the squares of these weights, as the inverse short-time Fourier transform does; "sum" does
@@ -92,12 +150,12 @@ class Stitcher:
         if unexpected:
             raise misnamed(Stitcher, "Stitcher", unexpected)
         self._lead, self._size, self._block = _sizes(shape, block_shape)
-        if reduction not in REDUCTIONS:
-            raise ValueError(f"Stitcher: reduction must be one of {', '.join(REDUCTIONS)}, got {reduction!r}")
+        self._reduction = word("Stitcher", "reduction", reduction, REDUCTIONS)
         if window is not None:
             check_window("Stitcher", window, self._block)
-        self._window, self._reduction = window, reduction
-        self._slabs = slabs or self._size[0] == ENDLESS
+            window = copy_of_window("Stitcher", window)
+        self._window = window
+        self._slabs = flag("Stitcher", "slabs", slabs) or self._size[0] == ENDLESS
         self._begin = 0
         """The first row that was not given."""
         self._end = 0
@@ -106,8 +164,25 @@ class Stitcher:
         """The first coordinate of the last tile."""
         self._open: _Rows | None = None
         """The rows that were not given, or all without slabs; None before the first batch."""
+        self._take_turns()
+
+    def _take_turns(self) -> None:
+        self._lock, self._busy = RLock(), False
+        _alive.add(self)
+
+    @_in_turn
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name not in ("_lock", "_busy")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._take_turns()
+
+    def __copy__(self) -> Stitcher:
+        return deepcopy(self)  # two that share their rows would add to each other's
 
     @property
+    @_in_turn
     def progress(self) -> float:
         """How much is finished, from 0 to 1: the share of rows that no later tile can reach, with `slabs=True`.
 
@@ -118,6 +193,7 @@ class Stitcher:
         return max(self._begin, self._reached) / self._size[0] if self._size[0] else 1.0
 
     @answers
+    @_in_turn
     def add(self, blocks: Any, positions: Any, *, window: Any = None, **unexpected: Never) -> None:
         """Add a batch of tiles.
 
@@ -142,6 +218,8 @@ class Stitcher:
         ValueError
             Shapes, devices or memory do not fit together, or with `slabs=True` a tile begins before another that came
             earlier; nothing has been added then.
+        RuntimeError
+            An earlier call was interrupted while it added, or this one interrupts another of the same thread.
         """
         if unexpected:
             raise misnamed(Stitcher.add, "Stitcher.add", unexpected)
@@ -189,11 +267,15 @@ class Stitcher:
             sums, weight = kept.views(rows)
             places = home.beside(places)
             factors = None if weights is None else weights.factors
-            home.add(sums, blocks, places, factors, weight if self._reduction == "mean" else None)
+            additions = [(sums, blocks, factors, weight if self._reduction == "mean" else None)]
             if self._reduction == "least_squares":
                 squares = None if weights is None else weights.squares
-                home.add(weight, home.ones(weight, (*count, *tile)), places, squares)
+                additions.append((weight, home.ones(weight, (*count, *tile)), squares, None))
+            kept.torn = True  # from here on, what interrupts a call leaves only a part of it
+            for out, added, factors, weight_out in additions:
+                home.add(out, added, places, factors, weight_out)
         self._open, self._reached, self._end = kept, reached, end
+        kept.torn = False
 
     def _in_order(self, places: Any) -> tuple[Any, int]:
         """Return positions from the first row on that was not given, and the first coordinate of the last."""
@@ -212,6 +294,7 @@ class Stitcher:
         places[:, 0] = [row - self._begin for row in first]
         return places, before
 
+    @_in_turn
     def result(self) -> Any:
         """Return the average of the tiles that were added, which may go on; the rest, with `slabs=True`.
 
@@ -230,6 +313,7 @@ class Stitcher:
             return self._divided("result", self._size[0])
         return self._given("result", self._end if self._size[0] == ENDLESS else self._size[0])
 
+    @_in_turn
     def finished(self) -> tuple[int, Any]:
         """Return ``(start, slab)``: the rows that no later tile can reach and that were not given before.
 
@@ -251,11 +335,11 @@ class Stitcher:
         """Return the first row that was not given and the average of those before an end, which are given now."""
         begin, count = self._begin, max(0, end - self._begin)
         slab = self._divided(method, count)
+        reached = max(self._reached, begin + count)  # whatever comes later begins below
         if count:
             assert self._open is not None
             self._open.drop(count)
-            self._begin += count
-            self._reached = max(self._reached, self._begin)  # whatever comes later begins below
+            self._begin, self._reached = begin + count, reached
         return begin, slab
 
     def _divided(self, method: str, count: int) -> Any:
@@ -277,7 +361,8 @@ class _Weights:
 
     @cached_property
     def squares(self) -> tuple[Any, ...]:
-        return tuple([each * each for each in self.factors])
+        with np.errstate(all="ignore"):  # as in sums
+            return tuple([each * each for each in self.factors])
 
 
 class _Rows:
@@ -286,6 +371,9 @@ class _Rows:
     def __init__(self, home: Home, lead: Size, rest: Size, weighted: bool) -> None:
         element = ELEMENT_TYPES[home.dtype]
         self.kind, self.dtype = home.kind, WIDER[home.dtype] if element.is_half else home.dtype
+        self.torn = False
+        """A change of the rows began and did not end."""
+        self._check_bytes((*lead, 0, *rest))
         self.sums = home.zeros((*lead, 0, *rest), self.dtype)
         self.weight = home.zeros((0, *rest), element.weight) if weighted else None
         self.weights: _Weights | None = None
@@ -305,6 +393,11 @@ class _Rows:
                 f"Stitcher.add: blocks must be of dtype {self.dtype}, in which the first batch was summed, or of a "
                 f"narrower one, got {home.dtype}"
             )
+
+    def _check_bytes(self, shape: Size) -> None:
+        """Raise where sums would have more bytes than an array can have; the weights have no more."""
+        call = Call("Stitcher.add", PositionsGeometry(0, (), shape, ()), self.dtype)
+        check_bytes(call, shape, ELEMENT_TYPES[self.dtype].itemsize)
 
     def hold(self, home: Home, count: int, most: int) -> None:
         """Have so many rows, the later ones zero, and room for more where there may be most."""
@@ -326,6 +419,7 @@ class _Rows:
 
     def _move_into(self, home: Home, room: int) -> None:
         """Move the rows into arrays with room for more."""
+        self._check_bytes((*self.sums.shape[: self._lead], room, *self.sums.shape[self._lead + 1 :]))
         moved = []
         for array, axis in self._arrays():
             larger = home.zeros((*array.shape[:axis], room, *array.shape[axis + 1 :]), array.dtype)
@@ -335,13 +429,13 @@ class _Rows:
 
     def _move_to_front(self) -> None:
         """Move the rows over those that were dropped, as many at a time, and make what is behind them zero."""
-        step = self._first
+        step, self.torn = self._first, True
         for array, axis in self._arrays():
             for start in range(0, self._count, step):
                 stop = min(start + step, self._count)
                 _rows(array, axis, start, stop)[...] = _rows(array, axis, start + step, stop + step)
             _rows(array, axis, self._count, self._count + step)[...] = 0
-        self._first = 0
+        self._first, self.torn = 0, False
 
     def views(self, count: int) -> tuple[Any, Any]:
         """Return views of the first rows of the sums, and of their weights where there are any."""
@@ -389,6 +483,11 @@ def _sizes(shape: Any, block_shape: Any) -> tuple[Size, Size, Size]:
         raise ValueError(
             "Stitcher: shape must be (*lead, *size) of extents of at least 0, and block_shape have one value of at "
             f"least 1 for each axis of size, at least one, got shape={extents} and block_shape={block}"
+        )
+    if max(*extents, *block) > sys.maxsize:
+        raise ValueError(
+            f"Stitcher: no extent may be larger than the {sys.maxsize} elements that an axis can have, got "
+            f"shape={extents} and block_shape={block}"
         )
     lead = len(extents) - len(block)
     if open_axes not in ([], [lead]):

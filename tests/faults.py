@@ -1028,6 +1028,35 @@ FAULTS = (
         STITCHER + "batches_never_show[0]",
     ),
     Fault(
+        "a stitcher whose methods do not wait for each other",
+        "gpufold/stitching.py",
+        "        with stitcher._lock:\n",
+        "        with RLock():\n",
+        STITCHER + "tiles_that_threads_add_are_all_there[mean-False]",
+    ),
+    Fault(
+        "an addition that was interrupted and is not known to be",
+        "gpufold/stitching.py",
+        "            kept.torn = True  # from here",
+        "            kept.torn = False  # from here",
+        STITCHER + "a_batch_that_is_interrupted_while_it_is_added_is_known_to_be_torn[1-KeyboardInterrupt]",
+    ),
+    Fault(
+        "a window that stays its caller's",
+        "gpufold/homes.py",
+        "        return weights.copy()\n",
+        "        return weights\n",
+        STITCHER + "a_window_that_changes_afterwards_changes_nothing[full-asarray]",
+    ),
+    Fault(
+        "an array of a subclass that is ready before it is known whose it is",
+        "gpufold/arrays.py",
+        "            type(weights) is library.ndarray\n",
+        "            isinstance(weights, library.ndarray)\n",
+        "tests/test_arrays.py::"
+        "test_an_array_with_a_mask_or_arithmetic_of_its_own_is_refused_wherever_it_is_given[col2im-masked]",
+    ),
+    Fault(
         "a smaller tile that gets the end of the window",
         "gpufold/stitching.py",
         "    return window[tuple(map(slice, tile))]\n",

@@ -17,7 +17,7 @@ from cases import assert_same_bits, off_its_size, values, weights_of
 from numpy.lib.stride_tricks import as_strided, sliding_window_view
 
 import gpufold
-from gpufold.arrays import as_positions, is_kernel_ready, overlaps_itself, share_memory
+from gpufold.arrays import as_positions, is_kernel_ready, kernel_ready, overlaps_itself, share_memory
 
 IMPORTED = SimpleNamespace(may_share_memory=lambda first, second: False)
 """What CuPy says of two arrays that were each imported on its own: their bounds are not compared."""
@@ -478,3 +478,157 @@ def test_calls_on_numpy_arrays_take_windows_and_positions_of_any_layout(layout):
     want = gpufold.add_blocks(np.zeros((4, 6), np.float32), blocks, places, window)
     got = gpufold.add_blocks(np.zeros((4, 6), np.float32), blocks, layout(places), layout(window))
     assert_same_bits(got, want)
+
+
+# ---------------------------------------------------------------------------------------------
+# Subclasses of numpy.ndarray: what has a mask or arithmetic of its own is refused, whatever else fits
+
+
+class Units(np.ndarray):
+    """An array that computes in its own way."""
+
+    def __array_ufunc__(self, ufunc, method, *inputs, **options):
+        pytest.fail("computed with")
+
+
+class Dispatched(np.ndarray):
+    """An array that takes over NumPy's functions."""
+
+    def __array_function__(self, function, types, arguments, options):
+        pytest.fail("computed with")
+
+
+class Silent(np.ndarray):
+    """An array that forbids arithmetic."""
+
+    __array_ufunc__ = None
+
+
+class Labelled(np.ndarray):
+    """An array that computes as its base does."""
+
+    label = ""
+
+
+def masked(array):
+    return np.ma.array(array, mask=np.arange(array.size).reshape(array.shape) % 2)
+
+
+def as_matrix(array):
+    return np.ndarray.view(array, np.matrix) if array.ndim == 2 else masked(array)
+
+
+OTHERS = {
+    "masked": (masked, r"without a mask, got a masked array; convert it with .*filled\(value\)"),
+    "matrix": (as_matrix, r"got numpy.matrix, which always has two axes|without a mask"),
+    "units": (lambda array: array.view(Units), r"got test_arrays.Units, which computes in its own way"),
+    "functions": (lambda array: array.view(Dispatched), r"got test_arrays.Dispatched, which computes in its own way"),
+    "no arithmetic": (lambda array: array.view(Silent), r"got test_arrays.Silent, which computes in its own way"),
+}
+
+
+def arrays_of(call):
+    """Return a call's arrays, of ones, with an `out` and, of add_blocks, a `weight_out`."""
+    shapes = call.arrays | {"out": call.result} | ({"weight_out": (7,)} if call.name == "add_blocks" else {})
+    return {name: np.ones(shape, call.dtype(name)) for name, shape in shapes.items()}
+
+
+@pytest.mark.parametrize("other", OTHERS)
+@pytest.mark.parametrize("call", [*CALLS, ONNX], ids=str)
+def test_an_array_with_a_mask_or_arithmetic_of_its_own_is_refused_wherever_it_is_given(call, other):
+    convert, match = OTHERS[other]
+    operation = call.name.removeprefix("onnx.")
+    for name in arrays_of(call):
+        arrays = arrays_of(call)
+        before = {each: array.tobytes() for each, array in arrays.items()}
+        with pytest.raises(TypeError, match=rf"^(onnx\.)?{operation}: {name} must be a numpy.ndarray .*(?:{match})"):
+            call(arrays | {name: convert(arrays[name])})
+        if name == "window":  # of one array per axis, each counts
+            axes = [np.ones(extent, np.float32) for extent in arrays["window"].shape]
+            for axis, weights in enumerate(axes):
+                given = (*axes[:axis], convert(weights), *axes[axis + 1 :])
+                with pytest.raises(TypeError, match=rf"^{call}: window\[{axis}\] must be a numpy.ndarray"):
+                    call(arrays | {"window": given})
+        if name == "positions":
+            rows = [convert(row) for row in arrays["positions"]]
+            with pytest.raises(TypeError, match=rf"^{call}: a row of positions must be a numpy.ndarray"):
+                call(arrays | {"positions": rows})
+        assert {each: array.tobytes() for each, array in arrays.items()} == before, "nothing is written"
+
+
+@pytest.mark.parametrize("call", [*CALLS, ONNX], ids=str)
+def test_subclasses_that_compute_as_arrays_are_taken_and_results_are_arrays(call, tmp_path):
+    want = call({name: array for name, array in arrays_of(call).items() if name != "weight_out"})
+    for number, convert in enumerate(
+        (lambda array: array.view(Labelled), lambda array: array.view(np.recarray), mapped)
+    ):
+        arrays = {
+            name: convert(array, tmp_path / f"{number}{name}") if convert is mapped else convert(array)
+            for name, array in arrays_of(call).items()
+            if name != "weight_out"
+        }
+        out = arrays.pop("out") if call.name != "add_blocks" else arrays["out"]
+        got = call(arrays)
+        assert type(got) is (type(out) if call.name == "add_blocks" else np.ndarray)
+        assert_same_bits(np.asarray(got), np.asarray(want))
+        arrays = arrays_of(call) | {name: array for name, array in arrays.items() if name != "out"}
+        assert call(arrays | {"out": out}) is out
+
+
+def mapped(array, path):
+    """The same in a file."""
+    memory = np.memmap(path, array.dtype, "w+", shape=array.shape)
+    memory[...] = array
+    return memory
+
+
+# ---------------------------------------------------------------------------------------------
+# Positions of any dtype, byte order and magnitude
+
+
+FAR = (0, 3, -2, 2**31, -(2**31), 2**62, 2**63 - 1, -(2**63), 2**63, 2**63 + 5, 2**64 - 1, 2**64, -(2**64), 10**30)
+
+
+@pytest.mark.parametrize("dtype", [f"{order}{kind}{size}" for order in "<>" for kind in "iu" for size in (1, 2, 4, 8)])
+def test_positions_of_every_integer_are_where_they_say(dtype):
+    limits = np.iinfo(dtype)
+    rows = [(a, b) for a in FAR for b in (0, a) if limits.min <= a <= limits.max]
+    exact = [[min(max(each, -(2**63)), 2**63 - 1) for each in row] for row in rows]
+    picture, tiles = values((6, 7), np.float32), values((len(rows), 2, 3), np.float32)
+    want = gpufold.take_blocks(picture, np.array(exact, np.int64), (2, 3), mode="edge")
+    added = gpufold.add_blocks(np.zeros((6, 7), np.float32), tiles, np.array(exact, np.int64))
+    for given in (np.array(rows, dtype), off_its_size(np.array(rows, dtype)), np.array(rows, dtype)[::-1][::-1]):
+        assert_same_bits(as_positions("add_blocks", np, given, picture), np.array(exact, np.int64))
+        assert_same_bits(gpufold.take_blocks(picture, given, (2, 3), mode="edge"), want)
+        assert_same_bits(gpufold.add_blocks(np.zeros((6, 7), np.float32), tiles, given), added)
+
+
+def test_lists_of_positions_hold_integers_of_64_bits():
+    for rows in ([(a, b)] for a in FAR for b in FAR):
+        for given in (rows, tuple(rows), [list(row) for row in rows]):
+            if all(-(2**63) <= each < 2**63 for each in rows[0]):
+                assert_same_bits(as_positions("add_blocks", np, given, None), np.array(rows, np.int64))
+            elif all(2**63 <= each < 2**64 for each in rows[0]):
+                assert_same_bits(as_positions("add_blocks", np, given, None), np.array([[2**63 - 1] * 2]))
+            else:
+                with pytest.raises(ValueError, match=r"^add_blocks: positions must be .* and fit into 64 bits, got"):
+                    as_positions("add_blocks", np, given, None)
+    for wrong in ([(2**64, 0.5)], [(10**30, "1")], [(2**70, None)], [("0", "1")], [(0.0, 1.0)], "01", {(0, 1)}):
+        with pytest.raises(TypeError, match=r"^add_blocks: positions must be integers, got "):
+            as_positions("add_blocks", np, wrong, None)
+
+
+# ---------------------------------------------------------------------------------------------
+# Arrays without an axis
+
+
+@pytest.mark.parametrize("on_gpu", [False, True], ids=["numpy", "cupy"])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16, np.int32, ">f4"], ids=str)
+@pytest.mark.parametrize("layout", [as_it_is, off_its_size], ids=["as it is", "off its size"])
+def test_what_has_no_axis_is_converted_to_what_has_none(layout, dtype, on_gpu, cupy):
+    given = layout(np.array(3, dtype))
+    library, array = (cupy, Array.of(given)) if on_gpu else (np, given)
+    ready = kernel_ready(library, array, np.dtype(np.float32))
+    assert ready.shape == ()
+    assert is_kernel_ready(library, ready, np.float32)
+    assert_same_bits(ready.host if on_gpu else ready, np.array(3, np.float32))

@@ -61,6 +61,19 @@ def test_it_is_its_definition(shape, axes, dtype):
     assert_same_bits(here, want, "in place")
 
 
+@pytest.mark.parametrize("weight_dtype", ["f2", "f4", ">f4", "f8", "g", "i1", "u8"])
+@pytest.mark.parametrize("dtype", INEXACT, ids=str)
+def test_one_weight_of_any_dtype_divides_all_that_is_there(dtype, weight_dtype):
+    for shape in ((), (4,), (2, 3)):
+        for number in (3, 0):
+            sums, weight = np.asarray(values(shape, dtype)), np.array(number, weight_dtype)
+            want, out, here = definition(sums, weight), garbage(shape, dtype), sums.copy()
+            assert_same_bits(gpufold.average(sums, weight), want)
+            assert gpufold.average(sums, weight, out=out) is out
+            assert_same_bits(out, want)
+            assert_same_bits(gpufold.average(here, weight, out=here), want, "in place")
+
+
 def test_sums_and_their_weights_are_the_mean():
     blocks, positions = values((9, 3, 4, 5), np.float32), gpufold.grid_positions((8, 11), (4, 5), (2, 3))[:9]
     window = window_of("full", (4, 5), np.float32)

@@ -5,13 +5,17 @@ And each leaves everything as it was: nothing is allocated to speak of, `out` ke
 
 from __future__ import annotations
 
+import enum
+import itertools
 import tracemalloc
+import warnings
 from math import nan
 
 import numpy as np
 import pytest
 
 import gpufold
+import gpufold.onnx
 
 HUGE = 2**62
 
@@ -241,6 +245,177 @@ BAD_CALLS = [
     (columns(variant="fast"), ValueError, ["variant", "auto", "gather", "'fast'"]),
     (columns(variant="gather"), gpufold.Unsupported, ["variant", "'gather'", "GPU", "numpy.ndarray"]),
 ]
+
+
+BLOCKS = np.ones((3, 4, 4, 2, 2), np.float32)
+PICTURE, PLACES = np.ones((3, 8, 9), np.float32), [(0, 0), (3, -1)]
+
+OPTIONS = [
+    *((*make(), "variant", "auto") for make in (columns, image, batch, space)),
+    (*columns(), "reduction", "mean"),
+    (*columns(out=np.ones((2, 3, 5, 6), np.float32)), "accumulate", True),
+    (*columns(), "deterministic", False),
+    *(
+        (gpufold.blocks_to_array, {"blocks": BLOCKS, "output_shape": (3, 8, 8), "block_shape": (2, 2)} | out, *option)
+        for out, option in (
+            ({"strides": 2}, ("reduction", "least_squares")),
+            ({"strides": 2}, ("variant", "auto")),
+            ({"strides": 2}, ("deterministic", True)),
+            ({"strides": 2, "out": np.ones((3, 8, 8), np.float32)}, ("accumulate", False)),
+        )
+    ),
+    (gpufold.array_to_blocks, {"array": PICTURE, "block_shape": (2, 2)}, "variant", "auto"),
+    *(
+        (
+            gpufold.add_blocks,
+            {"out": PICTURE, "blocks": np.ones((2, 3, 2, 2), np.float32), "positions": PLACES},
+            *option,
+        )
+        for option in (("variant", "auto"), ("deterministic", False))
+    ),
+    *(
+        (gpufold.take_blocks, {"array": PICTURE, "positions": PLACES, "block_shape": 2}, *option)
+        for option in (("mode", "edge"), ("variant", "auto"))
+    ),
+    (gpufold.average, {"numerator": PICTURE, "weight": np.ones((8, 9), np.float32)}, "variant", "auto"),
+    *(
+        (gpufold.grid_positions, {"size": (7, 5), "block_shape": 4, "strides": 2}, "last", last)
+        for last in ("even", "over", "drop")
+    ),
+    (gpufold.variants, {}, "operation", "im2col"),
+    (gpufold.Stitcher, {"shape": (8, 9), "block_shape": 4}, "reduction", "sum"),
+    (gpufold.Stitcher, {"shape": (8, 9), "block_shape": 4}, "slabs", True),
+    *(
+        (gpufold.onnx.col2im, {"input": np.ones((2, 12, 20)), "image_shape": (5, 6), "block_shape": (2, 2)}, *option)
+        for option in (("variant", "auto"), ("deterministic", True))
+    ),
+    *(
+        (gpufold.explain, {"operation": "col2im", "data": ((2, 12, 20), "f4"), "output_size": (5, 6)}, *option)
+        for option in (("operation", "col2im"), ("variant", "gather"), ("deterministic", True), ("reduction", "mean"))
+    ),
+]
+"""A call that works but for an option, the option's name and a value of it."""
+
+
+@pytest.mark.parametrize(
+    ("function", "call", "name", "value"), OPTIONS, ids=[f"{each[0].__name__}-{each[2]}-{each[3]}" for each in OPTIONS]
+)
+def test_an_option_is_a_word_or_true_or_false_and_nothing_that_looks_like_one(function, call, name, value):
+    call = {each: array.copy() if isinstance(array, np.ndarray) else array for each, array in call.items()}
+    if function is gpufold.explain:
+        call["kernel_size"] = (2, 2)
+    before = {each: array.tobytes() for each, array in call.items() if isinstance(array, np.ndarray)}
+    wrong = [np.array(value), np.array([value]), np.array([value, value]), [value], (value,), {value}, None, 1, 0, 1.0]
+    wrong += [np.ma.array([value]), np.array([value], object), b"mean", object()]
+    wrong += ["True", "no", ""] if isinstance(value, bool) else [True, False, np.bytes_(b"mean"), np.float64("nan")]
+    for each in wrong:
+        with pytest.raises(
+            TypeError, match=rf"^(explain|{function.__name__}|col2im): {name} must be (a str|True or False)"
+        ):
+            function(**call | {name: each})
+    assert {each: array.tobytes() for each, array in call.items() if isinstance(array, np.ndarray)} == before
+    same = (
+        [np.bool(value)] if isinstance(value, bool) else [np.str_(value), enum.Enum("Word", {"it": value}, type=str).it]
+    )
+    results = [function(**copied(call) | {name: each}) for each in (value, *same)]
+    for result in results[1:]:
+        if isinstance(result, np.ndarray):
+            np.testing.assert_array_equal(result, results[0])
+        elif not isinstance(result, gpufold.Stitcher):
+            assert result == results[0]
+
+
+def copied(call):
+    return {name: value.copy() if isinstance(value, np.ndarray) else value for name, value in call.items()}
+
+
+@pytest.mark.parametrize(
+    ("function", "call"),
+    [
+        columns(data=np.ones((0, 1, 1)), output_size=(HUGE, HUGE), kernel_size=(1, 1), strides=HUGE),
+        columns(data=np.ones((0, 1)), output_size=(HUGE, HUGE), kernel_size=(1, 1), strides=HUGE),
+        image(image=np.ones((0, 3, 5, 6)), pads_end=HUGE),
+        (gpufold.blocks_to_array, {"blocks": np.ones((0, 1, 1, 1, 1)), "output_shape": (0, HUGE, HUGE)}
+         | {"block_shape": (1, 1), "strides": HUGE}),
+        batch(data=np.ones((0, 1, 1)), block_shape=(1, HUGE, HUGE), crops_begin=0, crops_end=0),
+        space(data=np.ones((0, 7, 13)), block_shape=(1, 1, 1), pads_begin=HUGE, pads_end=0),
+        (gpufold.take_blocks, {"array": PICTURE, "positions": np.ones((0, 2), int), "block_shape": HUGE}),
+        (gpufold.grid_positions, {"size": HUGE, "block_shape": 1, "strides": 1}),
+        columns(data=np.ones((1, 1)), output_size=(1 << 22, 1 << 22), kernel_size=(1, 1), strides=1 << 22),
+        (gpufold.grid_positions, {"size": 1 << 45, "block_shape": 1, "strides": 1}),
+    ],
+)  # fmt: skip
+def test_a_result_that_cannot_be_is_refused_by_name_even_where_it_has_no_element(function, call):
+    with pytest.raises((ValueError, MemoryError), match=rf"^{function.__name__}: "):
+        function(**call)
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        *((2,) * 100_000, [2] * 100_000, np.full(100_000, 2), np.full(100_000, 0.5), list(range(-5, 100_000))),
+        *(range(10**12), itertools.count(), "2" * 100_000),
+    ],
+    ids=lambda bad: type(bad).__name__,
+)  # fmt: skip
+def test_what_is_endless_is_neither_listed_nor_shown(bad):
+    for function, call, name in (
+        *((*columns(), name) for name in ("output_size", "kernel_size", *INTEGERS)),
+        *((*image(), name) for name in ("kernel_size", *INTEGERS)),
+        *((*batch(), name) for name in ("block_shape", "crops_begin")),
+        (gpufold.grid_positions, {"size": (7, 5), "block_shape": 4, "strides": 2}, "size"),
+        (gpufold.Stitcher, {"shape": (7, 5), "block_shape": 4}, "shape"),
+        (gpufold.onnx.col2im, {"input": np.ones((2, 12, 20)), "image_shape": (5, 6), "block_shape": (2, 2)}, "pads"),
+    ):
+        with pytest.raises((TypeError, ValueError), match=rf"{function.__name__}: {name} must ") as caught:
+            function(**call | {name: bad})
+        assert len(str(caught.value)) < 1000
+
+
+@pytest.mark.parametrize("unit", ["m8[ns]", "M8[ns]", "m8[s]", "M8[D]"])
+def test_times_are_no_sizes(unit):
+    for make in (columns, image):
+        function, call = make(pads_begin=np.array([1, 1]).astype(unit))
+        with pytest.raises(TypeError, match=r"pads_begin must be an integer or a sequence of integers, got array\("):
+            function(**call)
+
+
+@pytest.mark.parametrize("error", [RuntimeError, ValueError, KeyError, TypeError])
+@pytest.mark.parametrize("method", ["__index__", "__iter__", "tolist", "__array__", "__repr__"])
+def test_what_an_argument_itself_raises_is_the_cause(method, error):
+    def fail(*given, **named):
+        raise error("its own")
+
+    bad = type("Bad", (), {method: fail})()
+    calls = [(*columns(), "strides"), (gpufold.grid_positions, {"size": 7, "block_shape": 4, "strides": 1}, "size")]
+    calls += [(gpufold.take_blocks, {"array": PICTURE, "positions": PLACES, "block_shape": 2}, "positions")]
+    for function, call, name in calls:
+        with pytest.raises((TypeError, ValueError), match=rf"^{function.__name__}: {name} must be ") as caught:
+            function(**call | {name: bad})
+        if method in ("__index__", "__iter__") and name != "positions":
+            assert type(caught.value.__cause__) is error
+
+
+@pytest.mark.parametrize("wide", ["f8", "g"])
+def test_weights_are_rounded_as_sums_are_whatever_numpy_is_to_do_with_errors(wide):
+    """They become infinite or zero, silently: in a window as in a weight."""
+    window = np.array([[1e300, 1e-300], [1, 1]], wide)
+    with np.errstate(all="ignore"):
+        narrow = window.astype(np.float32)
+    with np.errstate(all="raise"), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for make in (columns, image):
+            function, call = make()
+            np.testing.assert_array_equal(function(**call, window=window), function(**call, window=narrow))
+        ones = np.ones((3, 2, 2), np.float32)
+        np.testing.assert_array_equal(gpufold.average(ones, window), gpufold.average(ones, narrow))
+        for reduction in ("sum", "mean", "least_squares"):
+            results = []
+            for each in (window, narrow):
+                stitcher = gpufold.Stitcher((8, 9), 2, window=each, reduction=reduction)
+                stitcher.add(ones, [(0, 0), (1, 1), (2, 2)])
+                results.append(stitcher.result())
+            np.testing.assert_array_equal(*results)
 
 
 def describe(call):

@@ -116,9 +116,3 @@ def test_what_is_fused_is_part_of_the_plan():
         gpufold.explain("col2im", ((9, 4), "int8"), (4, 4), (3, 3), reduction="mean")
     with pytest.raises(TypeError, match="unexpected keyword argument 'window'"):
         gpufold.explain("batch_to_space", ((4, 2, 2), "int8"), (1, 2, 2), window=None)
-
-
-@pytest.mark.parametrize(("stride", "reason"), [(1, "few enough for the L1 cache"), (32, "it serves every call")])
-def test_a_move_that_loads_from_many_lines_is_not_said_to_fit_the_cache(stride, reason):
-    plan = gpufold.explain("im2col", ((8, 64, 512, 512), "float32"), (3, 3), strides=stride, variant="direct").plan
-    assert plan.reason.endswith(reason)

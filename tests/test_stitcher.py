@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import copy
+import os
 import pickle
 import random
+import threading
 import tracemalloc
+import warnings
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -13,6 +17,7 @@ import pytest
 from cases import INEXACT, assert_same_bits, values, window_of
 
 import gpufold
+from gpufold.homes import Arrays
 
 REDUCTIONS = ("sum", "mean", "least_squares")
 
@@ -364,3 +369,253 @@ def test_there_are_slabs_only_where_they_are_wanted():
 def test_a_stitcher_that_cannot_be_is_refused(error, match, arguments, options):
     with pytest.raises(error, match=f"^Stitcher: .*{match}"):
         gpufold.Stitcher(*arguments, **options)
+
+
+# ---------------------------------------------------------------------------------------------
+# One caller at a time, all of a batch or nothing
+
+
+@pytest.mark.parametrize("slabs", [False, True])
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+def test_tiles_that_threads_add_are_all_there(reduction, slabs):
+    """None is lost, whichever comes first, nor a row given twice."""
+    for round in range(20):
+        stitcher = gpufold.Stitcher((64, 8), (4, 8), reduction=reduction, slabs=slabs)
+        ready, parts, errors = threading.Barrier(4), [], []
+
+        def work(first, stitcher=stitcher, ready=ready, parts=parts, errors=errors):
+            ready.wait()
+            for row in range(first, 64, 16) if not slabs else [0] * 4:
+                try:
+                    stitcher.add(np.full((1, 4, 8), row + 1.0), [(row, 0)])
+                    parts.append(stitcher.finished() if slabs else stitcher.result())
+                except Exception as error:
+                    errors.append(error)
+
+        threads = [threading.Thread(target=work, args=(4 * number,)) for number in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert not errors
+        result = stitcher.result()
+        if slabs:
+            assert (result[1][:4] == (16 if reduction == "sum" else 1)).all(), round
+        else:
+            assert_same_bits(result, np.repeat(np.arange(0.0, 64, 4) + 1, 4)[:, None] * np.ones(8))
+
+
+@pytest.mark.parametrize("method", ["add", "result", "finished", "progress", "pickled"])
+def test_a_call_in_the_middle_of_another_of_its_thread_is_refused_and_changes_nothing(method, monkeypatch):
+    """A signal's handler, say: it must not wait for what it interrupts."""
+    tile, seen = np.ones((1, 4, 4)), []
+    stitcher = gpufold.Stitcher((8, 8), 4, slabs=True)
+    stitcher.add(tile, [(0, 0)])
+    calls = {
+        "add": lambda: stitcher.add(tile, [(0, 0)]),
+        "result": stitcher.result,
+        "finished": stitcher.finished,
+        "progress": lambda: stitcher.progress,
+        "pickled": lambda: pickle.dumps(stitcher),
+    }
+    add = Arrays.add
+
+    def interrupted(*given):
+        add(*given)
+        name = "__getstate__" if method == "pickled" else method
+        with pytest.raises(RuntimeError, match=rf"^Stitcher.{name}: another call of this stitcher has not returned"):
+            calls[method]()
+        seen.append(method)
+
+    monkeypatch.setattr(Arrays, "add", interrupted)
+    stitcher.add(2 * tile, [(0, 0)])
+    monkeypatch.undo()
+    assert seen == [method]
+    stitcher.add(3 * tile, [(0, 0)])
+    assert (stitcher.result()[1][:4, :4] == 2).all()
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError, RuntimeError])
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_batch_that_is_interrupted_while_it_is_added_is_known_to_be_torn(number, error, monkeypatch):
+    stitcher = gpufold.Stitcher((8, 8), 4, reduction="least_squares", slabs=True)
+    add, count = Arrays.add, [0]
+
+    def interrupted(*given):
+        count[0] += 1
+        if count[0] > number:
+            raise error
+        add(*given)
+
+    def interrupt():
+        count[0] = 0
+        with monkeypatch.context() as patch:
+            patch.setattr(Arrays, "add", interrupted)
+            with pytest.raises(error):
+                stitcher.add(np.ones((1, 4, 4)), [(0, 0)])
+
+    interrupt()
+    with pytest.raises(ValueError, match="no tile was added"):  # the rows were the batch's own
+        stitcher.result()
+    stitcher.add(np.ones((1, 4, 4)), [(0, 0)])
+    whole = copy.deepcopy(stitcher)
+    interrupt()
+    for call in (
+        lambda: stitcher.add(np.ones((1, 4, 4)), [(0, 0)]),
+        stitcher.result,
+        stitcher.finished,
+        lambda: stitcher.progress,
+        lambda: pickle.dumps(stitcher),
+    ):
+        with pytest.raises(RuntimeError, match=r"^Stitcher.*: a call was interrupted while it added, so that parts"):
+            call()
+    assert whole.result()[1].sum() == 16
+
+
+@pytest.mark.parametrize("part", ["ones", "weights", "zeros", "beside"])
+def test_what_has_no_memory_before_it_is_added_changes_nothing(part, monkeypatch):
+    stitchers = [gpufold.Stitcher((None, 8), 4, reduction="least_squares") for _ in range(2)]
+    for stitcher in stitchers:
+        stitcher.add(np.ones((1, 4, 4)), [(0, 0)])
+
+    def fail(*given):
+        raise MemoryError("no more")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Arrays, part, fail)
+        with pytest.raises(MemoryError, match="no more"):
+            stitchers[0].add(np.ones((1, 4, 4)), [(10_000, 0)], window=np.ones((4, 4)))
+    for stitcher in stitchers:
+        stitcher.add(np.full((1, 4, 4), 3.0), [(1, 0)])
+    for got, want in zip(stitchers[0].result(), stitchers[1].result(), strict=True):
+        np.testing.assert_array_equal(got, want)
+
+
+def test_squares_that_overflow_are_as_silent_as_sums():
+    """Whatever NumPy is to do with errors, both of a batch's additions are made."""
+    window = np.array([1e200, 1.0, 1e-200])
+    results = []
+    for errors in ("ignore", "raise"):
+        stitcher = gpufold.Stitcher((5,), 3, window=window, reduction="least_squares")
+        with np.errstate(all=errors), warnings.catch_warnings():
+            warnings.simplefilter("error")
+            for batch in ([(0,)], [(1,), (2,)]):
+                stitcher.add(np.ones((len(batch), 3)), batch)
+        results.append(stitcher.result())
+    assert_same_bits(*results)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
+def test_a_forked_child_waits_for_no_thread_that_it_does_not_have(monkeypatch):
+    free, held = gpufold.Stitcher((8,), 4), gpufold.Stitcher((8,), 4)
+    for stitcher in (free, held):
+        stitcher.add(np.ones((1, 4)), [(0,)])
+    inside, leave, add = threading.Event(), threading.Event(), Arrays.add
+
+    def slowly(*given):
+        add(*given)
+        inside.set()
+        leave.wait(60)
+
+    monkeypatch.setattr(Arrays, "add", slowly)
+    thread = threading.Thread(target=held.add, args=(np.ones((1, 4)), [(4,)]))
+    thread.start()
+    inside.wait(60)
+    monkeypatch.undo()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # a fork beside threads
+        child = os.fork()
+    if not child:
+        status = 1
+        try:
+            free.add(np.ones((1, 4)), [(4,)])
+            status = 2 if free.result().sum() != 8 else 3
+            held.result()
+        except RuntimeError as error:
+            status = 0 if status == 3 and "interrupted while it added" in str(error) else status
+        finally:
+            os._exit(status)
+    leave.set()
+    thread.join()
+    assert os.waitpid(child, 0)[1] == 0
+    assert held.result().sum() == 8
+
+
+@pytest.mark.parametrize("duplicate", [pickle.dumps, copy.deepcopy, copy.copy])
+def test_a_duplicate_goes_on_by_itself(duplicate):
+    stitcher = gpufold.Stitcher((8,), 4)
+    stitcher.add(np.ones((1, 4)), [(0,)])
+    other = duplicate(stitcher)
+    other = pickle.loads(other) if isinstance(other, bytes) else other
+    other.add(np.ones((1, 4)), [(4,)])
+    assert other.result().tolist() == [1] * 8
+    assert stitcher.result().tolist() == [1] * 4 + [0] * 4
+
+
+# ---------------------------------------------------------------------------------------------
+# Windows are the stitcher's own
+
+
+def as_tensors(array):
+    import torch
+
+    return torch.from_numpy(array)
+
+
+@pytest.mark.parametrize("convert", [np.asarray, pytest.param(as_tensors, marks=pytest.mark.peer("torch"))])
+@pytest.mark.parametrize("kind", ["full", "axes", "list"])
+def test_a_window_that_changes_afterwards_changes_nothing(kind, convert):
+    weights = [convert(np.array([1.0, 2.0, 4.0])), convert(np.array([1.0, 3.0]))]
+    window = {"full": weights[0][:, None] * weights[1], "axes": tuple(weights), "list": weights}[kind]
+    tiles, positions = convert(values((3, 3, 2), np.float64)), [(0, 0), (1, 1), (2, 0)]
+    results = []
+    for changes in (False, True):
+        stitcher = gpufold.Stitcher((5, 4), (3, 2), window=window, reduction="least_squares")
+        for number in range(3):
+            if changes:
+                for array in (window,) if kind == "full" else tuple(window):
+                    array *= 0.5
+                if kind == "list":
+                    window[0] = window[0] * 3
+            tile = tiles[number : number + 1, : 3 - number]  # smaller ones take the first weights
+            stitcher.add(tile, positions[number : number + 1])
+        results.append(np.asarray(stitcher.result()))
+    assert_same_bits(*results)
+
+
+@pytest.mark.peer("torch")
+def test_the_copy_of_a_window_of_tensors_passes_gradients_on():
+    import torch
+
+    window = torch.tensor([1.0, 2.0, 1.0], requires_grad=True)
+    stitcher = gpufold.Stitcher((5,), 3, window=window)
+    stitcher.add(torch.arange(6.0).reshape(2, 3), [(0,), (1,)])
+    stitcher.result().sum().backward()
+    assert window.grad is not None
+    assert window.grad.abs().sum() > 0
+
+
+@pytest.mark.parametrize(
+    ("error", "match", "arguments", "options"),
+    [
+        (ValueError, "no extent may be larger than", ((2**63,), 4), {"slabs": True}),
+        (ValueError, "no extent may be larger than", ((8,), 2**70), {}),
+        (TypeError, "reduction must be a str", ((8,), 4), {"reduction": np.array(["mean"])}),
+        (TypeError, "slabs must be True or False, got 1", ((8,), 4), {"slabs": 1}),
+        (TypeError, "slabs must be True or False", ((8,), 4), {"slabs": np.array([])}),
+        (TypeError, "window must be a numpy.ndarray .* without a mask", ((8,), 4), {"window": np.ma.ones(4)}),
+    ],
+)
+def test_what_a_stitcher_cannot_be_is_said_before_its_first_batch(error, match, arguments, options):
+    with pytest.raises(error, match=f"^Stitcher: {match}"):
+        gpufold.Stitcher(*arguments, **options)
+
+
+@pytest.mark.parametrize("size", [(2**62, 4), (2**31, 2**31), (0, 2**62, 4)])
+def test_sums_that_cannot_be_are_refused_by_name(size):
+    stitcher = gpufold.Stitcher(size, (2, 4))
+    for _ in range(2):
+        with pytest.raises((ValueError, MemoryError), match=r"^Stitcher.add: "):
+            stitcher.add(np.ones((1, *size[:-2], 2, 4)), [(0, 0)])
+    with pytest.raises(ValueError, match="no tile was added"):
+        stitcher.result()

@@ -7,6 +7,7 @@ from math import prod
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 from gpufold.geometry.integers import as_integers, check_at_least, expand
+from gpufold.given import shown, word
 
 LastBlock: TypeAlias = Literal["shift", "even", "over", "drop"]
 LAST_BLOCKS = get_args(LastBlock)
@@ -34,15 +35,14 @@ def grid_of_blocks(size: Any, block_shape: Any, strides: Any, last: object) -> t
     ]
     extents = (given[0],) if isinstance(given[0], int) else given[0]
     if not extents:
-        raise ValueError(f"{operation}: size must have at least one axis, got size={size!r}")
+        raise ValueError(f"{operation}: size must have at least one axis, got size={shown(size)}")
     blocks, steps = (
         expand(operation, name, value, len(extents), f"size={extents}")
         for name, value in zip(("block_shape", "strides"), given[1:], strict=True)
     )
     for name, values in (("size", extents), ("block_shape", blocks), ("strides", steps)):
         check_at_least(operation, name, values, 1)
-    if last not in LAST_BLOCKS:
-        raise ValueError(f"{operation}: last must be one of {', '.join(LAST_BLOCKS)}, got {last!r}")
+    last = word(operation, "last", last, LAST_BLOCKS)
     for axis, (extent, block) in enumerate(zip(extents, blocks, strict=True)):
         if block > extent and last != "over":
             raise ValueError(
@@ -50,7 +50,7 @@ def grid_of_blocks(size: Any, block_shape: Any, strides: Any, last: object) -> t
                 f"{extent}: block_shape={blocks}, size={extents}; last='over' lets blocks hang over"
             )
     axes = tuple(
-        _axis(axis, extent, block, step, str(last))
+        _axis(axis, extent, block, step, last)
         for axis, (extent, block, step) in enumerate(zip(extents, blocks, steps, strict=True))
     )
     count = prod(along.blocks for along in axes)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable, Sequence
+from itertools import islice
 from typing import Any, SupportsIndex, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+
+from gpufold.given import has_own_arithmetic, shown
 
 Size: TypeAlias = tuple[int, ...]
 """One integer per axis, height before width."""
@@ -20,6 +23,9 @@ Extents: TypeAlias = "Sequence[SupportsIndex] | npt.NDArray[Any]"
 
 PerAxis: TypeAlias = "int | Size"
 """An integer for every axis alike, or one integer per axis."""
+
+MOST_AXES = 256
+"""Values that are looked at, of what may have no end: no array has so many axes."""
 
 
 def as_integers(operation: str, name: str, value: object) -> PerAxis:
@@ -35,23 +41,31 @@ def as_integers(operation: str, name: str, value: object) -> PerAxis:
             if type(item) is not int:
                 break
         else:
-            return value
-    if hasattr(value, "tolist"):  # NumPy and CuPy arrays and scalars
-        value = value.tolist()
+            if len(value) <= MOST_AXES:
+                return value
     try:
+        if has_own_arithmetic(value) or getattr(getattr(value, "dtype", None), "kind", "") in ("m", "M"):
+            raise TypeError("units would be lost")  # times list as integers
+        if hasattr(value, "tolist"):  # NumPy and CuPy arrays and scalars
+            value = value.tolist()
         if hasattr(value, "__index__"):
             return _integer(value)
-        if not isinstance(value, str | bytes | bytearray | dict | set | frozenset):
-            return tuple(map(_integer, value))  # type: ignore[call-overload]
-    except TypeError:
-        pass
-    raise TypeError(f"{operation}: {name} must be an integer or a sequence of integers, got {value!r}")
+        if isinstance(value, str | bytes | bytearray | dict | set | frozenset):
+            raise TypeError(f"a {type(value).__qualname__} is no sequence of integers")
+        integers = tuple(map(_integer, islice(value, MOST_AXES + 1)))  # type: ignore[call-overload]
+    except Exception as error:  # whatever the methods of a caller's own class raise
+        raise TypeError(
+            f"{operation}: {name} must be an integer or a sequence of integers, got {shown(value)}"
+        ) from error
+    if len(integers) > MOST_AXES:
+        raise ValueError(f"{operation}: {name} must have {MOST_AXES} values at most, got more: {shown(value)}")
+    return integers
 
 
 def _integer(value: Any) -> int:
     """Return a number as an int; True and False are none."""
     if isinstance(value, bool | np.bool):  # the latter was an integer until NumPy 2.2
-        raise TypeError
+        raise TypeError("truth is no number")
     return operator.index(value)
 
 
@@ -61,7 +75,8 @@ def expand(operation: str, name: str, value: PerAxis, rank: int, source: str) ->
         return (value,) * rank
     if len(value) != rank:
         raise ValueError(
-            f"{operation}: {name} must have {rank} values, one per axis of {source}, got {len(value)}: {name}={value}"
+            f"{operation}: {name} must have {rank} values, one per axis of {source}, got {len(value)}: "
+            f"{name}={shown(value)}"
         )
     return value
 
@@ -71,7 +86,7 @@ def sequence(operation: str, name: str, value: PerAxis, counted: str, why: str) 
     if isinstance(value, int) or not value:
         raise (TypeError if isinstance(value, int) else ValueError)(
             f"{operation}: {name} must be a sequence with one integer per {counted}, at least one, "
-            f"because its length says how many {why}; got {value!r}"
+            f"because its length says how many {why}; got {shown(value)}"
         )
     return value
 
@@ -82,5 +97,5 @@ def check_at_least(operation: str, name: str, values: Size, least: int) -> None:
         if value < least:
             raise ValueError(
                 f"{operation}: {name} must be at least {least} on every axis, "
-                f"got {value} on axis {axis}: {name}={values}"
+                f"got {shown(value)} on axis {axis}: {name}={shown(values)}"
             )

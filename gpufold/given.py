@@ -1,0 +1,63 @@
+"""What callers give besides arrays and sizes: words and flags, exactly, and how messages show whatever was given."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from reprlib import Repr
+from typing import Any
+
+import numpy as np
+
+_repr = Repr()
+_repr.maxlevel = 3
+_repr.maxtuple = _repr.maxlist = _repr.maxarray = _repr.maxset = _repr.maxfrozenset = _repr.maxdict = 20
+_repr.maxstring = _repr.maxlong = _repr.maxother = 120
+
+
+def shown(value: object) -> str:
+    """Return what a message says was given, however large it is, and whatever its own `repr` raises.
+
+    >>> shown((2, "3")), shown([0] * 10**6).count("0")
+    ("(2, '3')", 20)
+    """
+    return _repr.repr(value)
+
+
+def word(operation: str, name: str, given: Any, known: Sequence[str]) -> str:
+    """Return an option that is one of several words, as a plain str, or raise.
+
+    Anything that equals a word without being a str, such as an array of one, is a TypeError; members of an enumeration
+    of strings are words.
+
+    >>> word("col2im", "reduction", np.str_("mean"), ("sum", "mean"))
+    'mean'
+    """
+    if type(given) is str and given in known:
+        return given
+    if not isinstance(given, str):
+        raise TypeError(f"{operation}: {name} must be a str, one of {', '.join(known)}, got {shown(given)}")
+    plain = str.__str__(given)
+    if plain not in known:
+        raise ValueError(f"{operation}: {name} must be one of {', '.join(known)}, got {shown(given)}")
+    return plain
+
+
+def flag(operation: str, name: str, given: Any) -> bool:
+    """Return an option that is True or False, NumPy's own too, or raise: 1 and 0 are numbers, and "no" is true.
+
+    >>> flag("col2im", "accumulate", np.True_)
+    True
+    """
+    if given is True or given is False:
+        return given
+    if not isinstance(given, np.bool):
+        raise TypeError(f"{operation}: {name} must be True or False, got {shown(given)}")
+    return bool(given)
+
+
+def has_own_arithmetic(array: object) -> bool:
+    """Return whether an array is of a subclass of NumPy's that computes in its own way, such as with units."""
+    kind = type(array)
+    return issubclass(kind, np.ndarray) and not (
+        kind.__array_ufunc__ is np.ndarray.__array_ufunc__ and kind.__array_function__ is np.ndarray.__array_function__
+    )

@@ -1,0 +1,455 @@
+"""Random wrong arguments to every public function: each raises what it says, or returns what it should, and no more.
+
+A call that works has one or two of its arguments replaced: by values that callers get wrong, or by the right one in a
+wrong dress. Everything is drawn as code, so that a failure shows the call as one can type it.
+"""
+
+from __future__ import annotations
+
+import array  # noqa: F401  in drawn code
+import enum
+import importlib
+import itertools  # noqa: F401  in drawn code
+import random
+import warnings
+from contextlib import contextmanager, suppress
+from copy import deepcopy
+from decimal import Decimal  # noqa: F401  in drawn code
+from fractions import Fraction  # noqa: F401  in drawn code
+
+import numpy as np
+import pytest
+from numpy.lib.stride_tricks import as_strided
+
+import gpufold
+import gpufold.onnx
+from gpufold.explanation import Explanation
+from gpufold.gpu.plan import Plan
+
+FRONTS = ("gpufold",)
+"""The fronts that every draw is for; "gpufold.torch" and "gpufold.dask" have calls in the table too."""
+
+DRAWS, MANY, ROOM = 4_000, 60_000, 1 << 30
+"""Calls in the usual run and in the longer one; bytes that a call may allocate: what is larger has no memory."""
+
+
+class Units(np.ndarray):
+    """An array that computes in its own way."""
+
+    def __array_ufunc__(self, *given, **named):
+        raise AssertionError("computed without its units")
+
+
+class Plain(np.ndarray):
+    """A subclass that computes as its base does."""
+
+
+class Word(str, enum.Enum):  # noqa: UP042  whose members are not what `str` says of them
+    MEAN, EDGE, AUTO, DROP = "mean", "edge", "auto", "drop"
+
+
+def raising(method, error=RuntimeError):
+    """Return an object one of whose methods raises."""
+
+    def fail(*given, **named):
+        raise error("of the caller's own")
+
+    return type("Raising", (), {method: fail})()
+
+
+def read_only(given):
+    given = np.array(given)
+    given.flags.writeable = False
+    return given
+
+
+def folded(given):
+    """Return an array of the same shape all of whose elements are one."""
+    return as_strided(np.zeros(1, given.dtype), given.shape, (0,) * given.ndim)
+
+
+def off(given):
+    """Return the same array at an odd address."""
+    room = np.zeros(given.nbytes + 1, np.uint8)
+    placed = room[1:].view(given.dtype).reshape(given.shape)
+    placed[...] = given
+    return placed
+
+
+NASTY = """
+None  True  False  np.True_  0  1  2  -1  7  2**31  -2**31  2**32  2**53+1  2**62  2**63-1  2**63  2**64  2**70
+-2**70  1.0  2.5  float("nan")  float("inf")  -0.0  1j  ""  "auto"  "2"  "hann"  "mean"  "edge"  "even"  "gather"
+"sum\\0"  "f4"  ">f8"  "M8[s]"  "nonsense"  b"ab"  bytearray(2)  memoryview(b"ab")  array.array("i",[2,2])
+Fraction(2)  Decimal(2)  ()  []  {}  set()  {1,2}  {"a":1}  frozenset((2,))  (2,)  (2,2)  (2,2,2)  [2,2]  (0,0)
+(-1,1)  (2**63,2)  (2**70,2**70)  (2.0,2)  (2,None)  ("2","2")  (True,2)  ((2,2),(2,2))  [[2],[2,3]]  [[]]  [[],[]]
+[()]  [[0,0],[1,1]]  [[0,0],[2**63,-1]]  [[2**64,0],[0,-2**70]]  [[0,0],[0.5,1]]  [[True,False],[True,True]]
+(None,)*3  [None,4]  ((2,),"f4")  ((-1,2),"f4")  (2,"f4")  range(2)  range(10**12)  iter([2,2])
+(each for each in (2,2))  itertools.count()  ...  NotImplemented  object()  type  int  len  np.float32  np.dtype("f8")
+slice(2)  np  gpufold  gpufold.col2im  gpufold.Stitcher  lambda:0  {}.keys()  np.array(2)  np.array(2.0)
+np.array([2,2])  np.array([2.,2.])  np.array([True,True])  np.array([])  np.array([],int)  np.zeros((0,2))
+np.zeros((0,2),int)  np.zeros((2,0),int)  np.array("edge")  np.array(["mean"])  np.array(["auto","sum"])
+np.array([1,0])  np.array(True)  np.array(None)  np.array([None])  np.array([2,2],object)  np.empty(0,object)
+np.ma.array([2,2],mask=[0,1])  np.ma.masked  np.ma.ones((2,2))  np.ma.array([[0,0],[1,1]],mask=1)  np.matrix([[2,2]])
+np.array([(1,2.0)],"i4,f4")  np.rec.array([(1,2.0)],"i4,f4")  np.rec.array([2,2])  np.array([2,2],"M8[s]")
+np.array([2,2],"m8[ns]")  np.array([2,2],">u8")  np.full((2,2),2**64-1,">u8")  np.full((2,2),2**64-1,"u8")
+np.array([[0,0],[1,1]],">i2")  np.array([[0,0],[-2**63,2**63-1]])  np.zeros((2,2),object)  np.zeros((2,2),"?")
+np.ones((2,2),"c8")  np.ones((2,2),"f2")  np.ones((2,2),"g")  np.ones((2,2))*1e300  np.full((2,2),np.nan)
+np.ones((2,2),"U1")  np.array(["a"],np.dtypes.StringDType())  np.empty(0,"V0")  np.float64(2)  np.int8(2)
+np.uint64(2)  np.str_("mean")  np.bytes_(b"a")  np.void(b"ab")  np.datetime64(3,"s")  np.timedelta64(3,"ns")
+Word.MEAN  Word.EDGE  Word.AUTO  Word.DROP  np.ones((2,2)).view(Units)  np.array([2,2]).view(Units)
+np.array([[0,0],[1,1]]).view(Units)  np.array([2,2]).view(Plain)  folded(np.ones((2,2)))  read_only([[0,0],[1,1]])
+(np.ones(2),np.ones(2))  [np.ones(2),np.ones(3)]  (np.ones(2),None)  (np.ma.ones(2),np.ones(2))  ("ha","nn")
+[1.0,2.0]  (np.ones(2).view(Units),)*2  [np.ma.array([0,0],mask=1)]*2  [np.array([0,0]).view(Units)]*2
+(np.matrix([1,1]),)*2  raising("__index__")  raising("__index__",ValueError)  raising("__iter__")  raising("__len__")
+raising("__array__")  raising("__array__",TypeError)  raising("__bool__")  raising("__eq__")  raising("__hash__")
+raising("__repr__")  raising("__str__")  raising("tolist")  raising("__array_interface__")  raising("__fspath__")
+raising("__getitem__")
+"""
+
+VALUES = [value for line in NASTY.strip().splitlines() for value in line.split("  ")]
+
+DRESSES = {
+    "array": """
+{0}.tolist()  {0}[...,:0]  {0}[:0]  {0}[None]  {0}[0]  {0}[...,0]  np.asfortranarray({0})  {0}[...,::-1]  off({0})
+read_only({0})  folded({0})  {0}.astype(object)  {0}.astype("?")  {0}.astype("f2")  {0}.astype("f8")
+{0}.astype("c16")  {0}.astype("i4")  {0}.astype("u8")  {0}.astype(">f4")  {0}.astype(">u8")  {0}.astype("U3")
+{0}.astype("S3")  {0}.astype("M8[s]")  {0}.astype("g")  {0}.astype(np.dtypes.StringDType())  np.ma.array({0})
+np.ma.array({0},mask=True)  {0}.view(Units)  {0}.view(Plain)  {0}.astype("f4").view("i4,i4")  {0}.view("V1")
+np.matrix({0}.ravel())  {0}.view(np.recarray)  ({0},)  [{0}]  iter({0})  ({0},{0})  np.repeat({0},2,0)
+np.repeat({0},2,-1)  memoryview({0})  {0}.T  {0}*np.inf  -{0}
+""",
+    "sizes": """
+{0}[:1]  {0}[1:]  {0}+(1,)  list({0})  iter({0})  np.array({0})  np.array({0},">u8")  np.array({0},"m8[ns]")
+np.array({0},float)  np.array({0}).view(Units)  np.array({0},object)  [{0}]  {0}*20  tuple(map(float,{0}))
+tuple(map(str,{0}))  tuple(map(np.int8,{0}))  tuple(-each for each in {0})  tuple(each+1 for each in {0})
+(*{0}[:-1],2**62)  (*{0}[:-1],0)  {0}*5000  {0}[::-1]  dict.fromkeys({0})
+""",
+}
+
+DRESSED = {
+    kind: [each for line in text.strip().splitlines() for each in line.split("  ")] for kind, text in DRESSES.items()
+}
+
+F4 = "np.ones({},'f4')".format
+COL2IM = {"output_size": "(5,6)", "kernel_size": "(2,2)"}
+STEPS = {"strides": "(1,1)", "dilations": "(1,1)", "pads_begin": "(0,0)", "pads_end": "(0,0)"}
+CHOICE = {"variant": "'auto'", "deterministic": "True"}
+FUSED = {"reduction": "'mean'", "window": F4("(2,2)"), "dtype": "'f4'", "accumulate": "False"}
+POSITIONS = "np.array([(0,0),(3,-1)])"
+
+NUMPY = {
+    "gpufold.col2im": {"data": F4("(2,12,20)"), **COL2IM, **STEPS, **FUSED, "out": F4("(2,3,5,6)"), **CHOICE},
+    "gpufold.im2col": {
+        "image": F4("(2,3,5,6)"),
+        "kernel_size": "(2,2)",
+        **STEPS,
+        "window": F4("(2,2)"),
+        "out": F4("(2,12,20)"),
+        "variant": "'auto'",
+    },
+    "gpufold.array_to_blocks": {
+        "array": F4("(3,8,9)"),
+        "block_shape": "(2,3)",
+        "strides": "(2,3)",
+        "window": F4("(2,3)"),
+        "out": F4("(3,4,3,2,3)"),
+        "variant": "'auto'",
+    },
+    "gpufold.blocks_to_array": {
+        "blocks": F4("(3,4,4,2,2)"),
+        "output_shape": "(3,8,8)",
+        "block_shape": "(2,2)",
+        "strides": "(2,2)",
+        **FUSED,
+        "out": F4("(3,8,8)"),
+        **CHOICE,
+    },
+    "gpufold.batch_to_space": {
+        "data": F4("(12,4,5)"),
+        "block_shape": "(1,2,3)",
+        "crops_begin": "(0,1,0)",
+        "crops_end": "(0,0,2)",
+        "out": F4("(2,7,13)"),
+        "variant": "'auto'",
+    },
+    "gpufold.space_to_batch": {
+        "data": F4("(2,7,13)"),
+        "block_shape": "(1,2,3)",
+        "pads_begin": "(0,1,0)",
+        "pads_end": "(0,0,2)",
+        "out": F4("(12,4,5)"),
+        "variant": "'auto'",
+    },
+    "gpufold.add_blocks": {
+        "out": F4("(3,8,9)"),
+        "blocks": F4("(2,3,2,2)"),
+        "positions": POSITIONS,
+        "window": F4("(2,2)"),
+        "weight_out": F4("(8,9)"),
+        **CHOICE,
+    },
+    "gpufold.take_blocks": {
+        "array": F4("(3,8,9)"),
+        "positions": POSITIONS,
+        "block_shape": "(2,2)",
+        "window": F4("(2,2)"),
+        "mode": "'constant'",
+        "out": F4("(2,3,2,2)"),
+        "variant": "'auto'",
+    },
+    "gpufold.average": {
+        "numerator": F4("(3,8,9)"),
+        "weight": F4("(8,9)"),
+        "out": F4("(3,8,9)"),
+        "variant": "'auto'",
+    },
+    "gpufold.grid_positions": {"size": "(8,9)", "block_shape": "(2,3)", "strides": "(2,2)", "last": "'shift'"},
+    "gpufold.Stitcher": {
+        "shape": "(3,8,9)",
+        "block_shape": "(2,2)",
+        "window": F4("(2,2)"),
+        "reduction": "'mean'",
+        "slabs": "False",
+    },
+    "stitcher.add": {"blocks": F4("(2,3,2,2)"), "positions": "np.array([(3,-1),(4,2)])", "window": F4("(2,2)")},
+    "gpufold.variants": {"operation": "'col2im'"},
+    "gpufold.explain": {
+        "operation": "'col2im'",
+        "data": "((2,12,20),'f4')",
+        **COL2IM,
+        **STEPS,
+        **FUSED,
+        **CHOICE,
+        "device": "'A100'",
+    },
+    "gpufold.explain ": {
+        "operation": "'add_blocks'",
+        "data": "((3,8,9),'f4')",
+        "blocks": F4("(2,3,2,2)"),
+        "positions": "((2,2),'i8')",
+        "window": F4("(2,2)"),
+        "weight_out": "((8,9),'f4')",
+        **CHOICE,
+    },
+    "gpufold.onnx.col2im": {
+        "input": F4("(2,12,20)"),
+        "image_shape": "(5,6)",
+        "block_shape": "(2,2)",
+        "dilations": "(1,1)",
+        "pads": "(0,0,0,0)",
+        "strides": "(1,1)",
+        "out": F4("(2,3,5,6)"),
+        **CHOICE,
+    },
+}
+NUMPY["gpufold.warmup"] = {each: value for each, value in NUMPY["gpufold.explain"].items() if each != "device"}
+
+
+NAMES = ("col2im", "im2col", "array_to_blocks", "blocks_to_array", "add_blocks", "take_blocks", "average")
+TABLE = {
+    "gpufold": NUMPY,
+    "gpufold.torch": {
+        f"gpufold.torch.{name}": {
+            each: f"torch.from_numpy({value})" if value.startswith("np.ones") else value
+            for each, value in NUMPY[f"gpufold.{name}"].items()
+            if each not in ("out", "accumulate", "dtype", "weight_out") or (name, each) == ("add_blocks", "out")
+        }
+        for name in (*NAMES, "batch_to_space", "space_to_batch")
+    },
+    "gpufold.dask": {
+        f"gpufold.dask.{name}": {
+            each: f"da.from_array({value})" if value.startswith("np.ones") and each != "window" else value
+            for each, value in NUMPY[f"gpufold.{name}"].items()
+            if each not in ("accumulate", "weight_out") and ((name, each) == ("add_blocks", "out") or each != "out")
+        }
+        for name in NAMES
+    },
+}
+
+REQUIRED = frozenset(
+    {"data", "image", "array", "blocks", "positions", "numerator", "weight", "input", "operation", "size", "shape"}
+    | {"output_size", "output_shape", "image_shape", "kernel_size", "block_shape", "strides"}
+)
+"""Arguments that a call keeps; others come and go."""
+
+RESULTS = {
+    "gpufold.Stitcher": gpufold.Stitcher,
+    "gpufold.variants": tuple,
+    "gpufold.explain": Explanation,
+    "gpufold.warmup": Plan,
+    "stitcher.add": type(None),
+}
+
+
+class Drawn:
+    """A call with wrong arguments, as code."""
+
+    def __init__(self, rng, name, call):
+        keeps = {each for each in call if each in REQUIRED or rng.random() < 0.4}
+        if "weight_out" in call or name.endswith("add_blocks"):  # what is added to
+            keeps.add("out")
+        wrong = rng.sample(list(call), min(len(call), rng.choice((1, 1, 2))))
+        self.name, self.arguments = name, {}
+        for each, right in call.items():
+            if each in wrong:
+                self.arguments[each] = self.wrong(rng, right)
+            elif each in keeps:
+                self.arguments[each] = right
+        if rng.random() < 0.02:
+            self.arguments[rng.choice(("stride", "out_", "normalize"))] = rng.choice(VALUES)
+        if rng.random() < 0.02:
+            del self.arguments[rng.choice(list(self.arguments))]
+
+    @staticmethod
+    def wrong(rng, right):
+        kind = "array" if "np." in right else "sizes" if right[:1] == "(" and "'" not in right else None
+        if kind and rng.random() < 0.5:
+            return rng.choice(DRESSED[kind]).format(f"({right})")
+        return rng.choice(VALUES)
+
+    def __str__(self):
+        return f"{self.name}({', '.join(f'{name}={value}' for name, value in self.arguments.items())})"
+
+
+def begins_well(name, message, arguments):
+    """Return whether a message begins with a function's name, `name: ` or, in Python's own words, `name() `."""
+    *_, last = name.strip().split(".")
+    known = {"Stitcher": ["Stitcher", "Stitcher.__init__"], "add": ["Stitcher.add"]}.get(last, [last])
+    if name == "gpufold.onnx.col2im":
+        known.append("onnx.col2im")
+    if last in ("explain", "warmup"):
+        known += ["col2im", "add_blocks"]  # whose errors are those of the call
+    return message.startswith(tuple(each + end for each in known for end in (": ", "() ")))
+
+
+WORDS, FLAGS = ("reduction", "mode", "last", "variant"), ("accumulate", "deterministic", "slabs")
+
+
+def is_what_it_seems(name, value):
+    """Return whether an argument means what a call that takes it reads: no mask is lost, no unit, no array's truth."""
+    if name in WORDS:
+        return isinstance(value, str)
+    if name in FLAGS:
+        return isinstance(value, bool | np.bool)
+    if isinstance(value, list | tuple):
+        return all(is_what_it_seems("", each) for each in value)
+    return not isinstance(value, np.ma.MaskedArray | np.matrix | Units)
+
+
+def state_of(value):
+    """Return the bits of what a call must leave as it was."""
+    if isinstance(value, gpufold.Stitcher):
+        result = deepcopy(value).result()
+        start, rows = result if isinstance(result, tuple) else (0, result)
+        return start, rows.tobytes(), value.progress if value._slabs else None
+    return np.asarray(value).tobytes() if isinstance(value, np.ndarray) else None
+
+
+def what_is_wrong(call, names, stitcher):
+    """Make a call; return what it did that it must not, or None."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", PendingDeprecationWarning)
+        try:
+            arguments = {name: eval(compiled(value), names) for name, value in call.arguments.items()}
+        except Exception:  # this dress does not fit
+            return None
+    watched = [*arguments.values(), *([stitcher] if call.name == "stitcher.add" else [])]
+    before = [state_of(value) for value in watched]
+    try:
+        result = eval(compiled(call.name), names)(**arguments)
+    except (TypeError, ValueError, MemoryError) as error:
+        message = str(error)
+        if not begins_well(call.name, message, arguments):
+            return f"raises {type(error).__name__} that does not begin with the function: {message[:300]}"
+        if len(message) > 4000:
+            return f"raises {type(error).__name__} of {len(message)} characters"
+        if [state_of(value) for value in watched] != before:
+            return f"changes something though it raises {type(error).__name__}: {message[:300]}"
+        return None
+    except Exception as error:
+        if call.name == "gpufold.warmup" and (isinstance(error, ImportError) or "cupy" in type(error).__module__):
+            return None  # there is nothing to compile for
+        return f"raises {type(error).__module__}.{type(error).__name__}: {str(error)[:300]}"
+    other = [name for name, value in arguments.items() if not is_what_it_seems(name, value)]
+    if other:
+        return f"takes {other[0]} for what it is not"
+    expected = RESULTS.get(call.name.strip(), names["kind"])
+    if type(result) is not expected and not (
+        isinstance(result, expected) and any(result is value for value in arguments.values())
+    ):
+        return f"returns a {type(result)}"
+    return None
+
+
+cached = {}
+
+
+def compiled(code):
+    """Return an expression compiled, which takes longer than it runs."""
+    if code not in cached:
+        cached[code] = compile(code, "<drawn>", "eval")
+    return cached[code]
+
+
+@contextmanager
+def little_memory():
+    """Let no call allocate gigabytes: there is no memory for them."""
+    try:
+        import resource
+    except ImportError:
+        yield
+        return
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    with suppress(OSError, ValueError), open("/proc/self/statm") as pages:
+        resource.setrlimit(resource.RLIMIT_AS, (int(pages.read().split()[0]) * 4096 + ROOM, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
+
+
+def failures_of(front, draws, seed):
+    """Draw calls of a front; return those that fail, as code, each with what it did."""
+    rng, names = random.Random(seed), dict(globals())
+    if front != "gpufold":
+        importlib.import_module(front)
+        names["kind"] = importlib.import_module("torch").Tensor if front == "gpufold.torch" else None
+        names["torch"] = importlib.import_module("torch") if front == "gpufold.torch" else None
+        if front == "gpufold.dask":
+            names["da"] = importlib.import_module("dask.array")
+            names["kind"] = names["da"].Array
+    else:
+        names["kind"] = np.ndarray
+    table, failures = list(TABLE[front].items()), {}
+    with little_memory(), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(draws):
+            call = Drawn(rng, *rng.choice(table))
+            names["stitcher"] = None
+            if call.name == "stitcher.add":
+                names["stitcher"] = gpufold.Stitcher((3, 8, 9), (2, 2), slabs=rng.random() < 0.5)
+                names["stitcher"].add(np.ones((1, 3, 2, 2), np.float32), [(2, 2)])
+            wrong = what_is_wrong(call, names, names["stitcher"])
+            if wrong:
+                failures.setdefault(wrong[:90], f"{call}\n    {wrong}")
+    return failures
+
+
+@pytest.mark.parametrize("front", FRONTS)
+@pytest.mark.parametrize("draws", [DRAWS, pytest.param(MANY, marks=pytest.mark.many)])
+def test_a_wrong_call_says_so_and_leaves_everything_as_it_was(front, draws):
+    seed = random.randrange(1 << 32)
+    failures = failures_of(front, draws, seed)
+    assert not failures, f"of {draws} calls, seed {seed}:\n" + "\n".join(failures.values())
+
+
+@pytest.mark.parametrize("front", FRONTS)
+def test_the_calls_work_with_the_right_arguments(front):
+    names = dict(globals())
+    names["stitcher"] = gpufold.Stitcher((3, 8, 9), (2, 2))
+    if front != "gpufold":
+        names["torch"], names["da"] = (pytest.importorskip(name) for name in ("torch", "dask.array"))
+        importlib.import_module(front)
+    for name, call in TABLE[front].items():
+        if name != "gpufold.warmup":
+            eval(name, names)(**{each: eval(value, names) for each, value in call.items()})
