@@ -335,8 +335,8 @@ def new_result(call: Call, library: ModuleType, data: Any, shape: Size) -> Any:
 
 
 def check_bytes(call: Call, shape: Size, itemsize: int) -> None:
-    """Raise where a result has more bytes than an array can have, which counts no extent of 0."""
-    size = (prod(shape) or prod(filter(None, shape))) * itemsize
+    """Raise where a result has more bytes than an array can have; an empty one counts as if no axis were empty."""
+    size = prod(filter(None, shape)) * itemsize
     if size > sys.maxsize:
         raise ValueError(
             f"{call.operation}: the result of shape {shape} and dtype {call.dtype} has {size} bytes, "

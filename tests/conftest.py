@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gpufold.cpu import arithmetic, runs, tiles, ways
+from gpufold.cpu import arithmetic, cells, runs, tiles, ways
 
 REASONS = Counter()
 MANY_ON_A_GPU, SECONDS_ON_A_GPU = 100, 0.5
@@ -157,6 +157,7 @@ def way(request, monkeypatch):
     """Small problems would all go one way; these thresholds send them every way that large ones go."""
     if request.param != "chosen":
         monkeypatch.setattr(ways, "SMALL_ELEMENTS", 0)
+        monkeypatch.setattr(cells, "FEW_ELEMENTS", 0)
     if "flat" in request.param:
         monkeypatch.setattr(runs, "FLAT_RUN", 1)
         monkeypatch.setattr(runs, "LARGE_PLANE", 1)

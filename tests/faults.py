@@ -959,8 +959,8 @@ FAULTS = (
     Fault(
         "blocks before a tile left out of it",
         "gpufold/cpu/placing.py",
-        "(positions > begin - block)",
-        "(positions >= begin)",
+        "(first > begin - block)",
+        "(first >= begin)",
         ADD_BLOCKS + "it_is_its_definition[tiled-several-tiles-none]",
     ),
     Fault(
@@ -994,8 +994,8 @@ FAULTS = (
     Fault(
         "a weight multiplied into what lies outside of the array",
         "gpufold/cpu/placing.py",
-        "        if not nearest:\n",
-        "        if not nearest and weights is None:\n",
+        "        if elements.size and not nearest:\n",
+        "        if elements.size and not nearest and weights is None:\n",
         TAKE_BLOCKS + "outside_is_zero_whatever_the_window[by rows]",
     ),
     Fault(
@@ -1008,8 +1008,8 @@ FAULTS = (
     Fault(
         "the planes of a transposed array read as if they lay one row after another",
         "gpufold/cpu/placing.py",
-        "np.array(array.strides[-rank:]) // array.itemsize",
-        "np.cumprod((1, *array.shape[:-rank:-1]))[::-1]",
+        "np.array(array.strides[-rank:]) // unit",
+        "np.cumprod((1, *array.shape[:-rank:-1]))[::-1] * (array.itemsize // unit)",
         TAKE_BLOCKS + "random_problems_are_their_definition",
     ),
     # --- stitching
@@ -1312,6 +1312,41 @@ FAULTS = (
         "words[words == 1 << 15] = 0",
         "words[words == 1 << 16] = 0",
         NUMPY_PATH + "sums_start_from_positive_zero_and_moves_keep_bits",
+    ),
+    Fault(
+        "the blocks of an axis added first to last, so that a pixel's taps come last to first",
+        "gpufold/cpu/cells.py",
+        "along[:: -1 if turned else 1]",
+        "along[:: 1 if turned else 1]",
+        NUMPY_PATH + "few_blocks_of_many_taps_are_their_definition[tiled-0]",
+    ),
+    Fault(
+        "blocks that reach into a tile from before it left out of those near it",
+        "gpufold/cpu/placing.py",
+        "((block[along] - 1,), (0,))",
+        "((0,), (0,))",
+        ADD_BLOCKS + "positions_are_looked_for_in_few_of_many_tiles[by index-()]",
+    ),
+    Fault(
+        "positions of an array that lies backwards left as they are",
+        "gpufold/cpu/placing.py",
+        "np.subtract(size, block) - positions, positions)",
+        "positions, positions)",
+        ADD_BLOCKS + "few_blocks_are_added_and_taken_in_any_layout_without_a_copy_of_the_array[backwards-f4]",
+    ),
+    Fault(
+        "results kept however many bytes they take",
+        "gpufold/keeping.py",
+        "if 4 * size > KEPT_BYTES:",
+        "if size < 0:",
+        "tests/test_memory.py::test_what_is_kept_of_all_sizes_is_bounded",
+    ),
+    Fault(
+        "what lies outside multiplied by its weight where columns are few",
+        "gpufold/cpu/cells.py",
+        "columns[numbers.reshape(columns.shape) == 0] = 0",
+        "pass",
+        FUSIONS + "a_window_multiplies_what_im2col_takes[chosen-stride-two-odd-separable]",
     ),
     Fault(
         "half precision summed in half precision",

@@ -107,6 +107,73 @@ def test_random_problems_are_their_definition(first, way):
         assert_same_bits(into, want, f"{case} {dtype}")
 
 
+@pytest.mark.parametrize("lead", [(), (3,)], ids=str)
+@pytest.mark.parametrize("small", [True, False], ids=["by index", "sliced"])
+def test_positions_are_looked_for_in_few_of_many_tiles(small, lead, monkeypatch):
+    """Each of many tiles once looked at all of the positions."""
+    seen, add_to_tile = [], placing._add_to_tile
+    monkeypatch.setattr(placing, "_are_small", lambda blocks, rank: small)
+    monkeypatch.setattr(tiles, "TILE_ELEMENTS", 400)
+    monkeypatch.setattr(placing, "_add_to_tile", lambda *given: seen.append(len(given[-1][0])) or add_to_tile(*given))
+    rng = np.random.default_rng(0)
+    out, blocks = values((*lead, 80, 70), np.float16), values((400, *lead, 2, 3), np.float16, 1)
+    positions = rng.integers(-2, 82, (400, 2)).clip(None, (81, 71))
+    want = definition.add_blocks(out, blocks, positions)
+    assert_same_bits(gpufold.add_blocks(out, blocks, positions), want)
+    assert len(seen) > placing.FEW_TILES
+    assert sum(seen) <= 1.5 * 400 * (lead[0] if lead else 1)
+
+
+LAYOUTS = {
+    "backwards": lambda array, room, dtype: array[::-1],
+    "backwards along every axis": lambda array, room, dtype: array[::-1, ::-1],
+    "every other": lambda array, room, dtype: array[::2, ::-2],
+    "transposed": lambda array, room, dtype: array.T,
+    "a field of packed records": lambda array, room, dtype: np.ndarray((1000, 1000), dtype, room, 1, (7000, 7)),
+    "an odd number of bytes from there": lambda array, room, dtype: np.ndarray((1000, 999), dtype, room, 3, (8000, 8)),
+}
+"""Views of an array of every eighth byte of a room, or of the room itself."""
+
+
+@pytest.mark.parametrize("dtype", ["f4", "f2"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_few_blocks_are_added_and_taken_in_any_layout_without_a_copy_of_the_array(layout, dtype):
+    """All of a reversed view was once copied for a few small blocks."""
+    room = np.zeros((1000, 1000, 8), np.uint8)
+    array = LAYOUTS[layout](room.view(dtype)[..., 0], room, dtype)
+    rng = np.random.default_rng(1)
+    array[...] = rng.integers(-9, 9, array.shape)
+    positions = rng.integers(-2, min(array.shape), (100, 2))
+    blocks = rng.integers(-9, 9, (100, 3, 3)).astype(array.dtype)
+    plain = np.ascontiguousarray(array)
+    gpufold.take_blocks(plain, positions, (3, 3))  # what is imported at a first call
+    tracemalloc.start()
+    try:
+        taken = gpufold.take_blocks(array, positions, (3, 3))
+        near = gpufold.take_blocks(array, positions, (3, 3), mode="edge")
+        _, take_peak = tracemalloc.get_traced_memory()
+        tracemalloc.reset_peak()
+        gpufold.add_blocks(array, blocks, positions)
+        _, add_peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert_same_bits(taken, definition.take_blocks(plain, positions, (3, 3)))
+    assert_same_bits(near, definition.take_blocks(plain, positions, (3, 3), mode="edge"))
+    assert_same_bits(np.ascontiguousarray(array), definition.add_blocks(plain, blocks, positions))
+    assert take_peak < 200_000
+    assert add_peak < 8 * tiles.TILE_ELEMENTS + 200_000
+
+
+def test_few_blocks_of_many_planes_are_not_added_plane_by_plane(monkeypatch):
+    """Blocks of one column each were once taken for small, however many planes they have."""
+    out, blocks = np.zeros((20_000, 8, 3), np.float32), np.ones((100, 20_000, 4, 1), np.float32)
+    monkeypatch.delattr(placing, "_scatter")
+    monkeypatch.delattr(placing, "_take_rows")
+    gpufold.add_blocks(out, blocks, [(1, 1)] * 100)
+    assert (out[:, 1:5, 1] == 100).all()
+    assert (gpufold.take_blocks(out, [(1, 1)] * 100, (4, 1)) == 100).all()
+
+
 @pytest.mark.parametrize("dtype", [np.int8, np.int32, np.int64, np.uint8, np.uint64], ids=str)
 def test_positions_may_be_any_integers(dtype):
     positions = np.array([(0, 1), (3, 2)], dtype)

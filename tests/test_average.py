@@ -86,6 +86,19 @@ def test_sums_and_their_weights_are_the_mean():
     np.testing.assert_allclose(gpufold.average(total, weight), want, rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.parametrize("weight", [2.0, 0.0, 1e-40])
+@pytest.mark.parametrize("shape", [(), (2, 3), (0, 3)], ids=str)
+@pytest.mark.parametrize("dtype", INEXACT, ids=str)
+def test_one_weight_may_have_no_axis(dtype, shape, weight):
+    sums = np.asarray(values(shape, dtype), dtype)
+    one = np.array(weight, "f8" if np.dtype(dtype).name in ("float64", "complex128") else "f4")
+    want = definition(sums, np.broadcast_to(one, shape).astype("f8"))
+    assert_same_bits(gpufold.average(sums, one), want)
+    out = garbage(shape, dtype)
+    assert gpufold.average(sums, one, out=out) is out
+    assert_same_bits(out, want)
+
+
 SUMS = np.ones((2, 3, 4))
 OVERLAPPING = np.ones(30)
 

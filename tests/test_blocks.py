@@ -131,7 +131,7 @@ def test_large_blocks_in_rows_have_the_bits_of_columns(case, way, fusion, monkey
     want = through_col2im(case, blocks, out, **options)
     got = gpufold.blocks_to_array(blocks, case.shape, *case.arguments, out=out.copy(), **options)
     assert_same_bits(got, want)
-    assert [each for each, _ in chosen] == [fold_runs, way]
+    assert [each for each, _ in chosen] == [fold_cells if way is fold_slices else fold_runs, way]
 
 
 @pytest.mark.parametrize(("case", "seed"), crossed(CASES, range(20)))

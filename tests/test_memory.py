@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import gc
+import random
 import tracemalloc
 from math import prod
+from time import process_time
 
 import numpy as np
 import pytest
 from cases import Case
 
 import gpufold
+from gpufold import keeping
 from gpufold.cpu import tiles
+from gpufold.cpu.cells import cell_way
 from gpufold.elements import sum_dtype
+from gpufold.geometry import Axis
+from gpufold.geometry.cells import plan_of
 
 CASES = (
     Case("maps", (56, 56), (3, 3), 1, 1, 1, 1, batch=16, channels=64),
@@ -78,3 +85,105 @@ def test_out_needs_no_result():
     peak, _ = peak_of(lambda: gpufold.col2im(columns, case.output_size, case.kernel_size, **case.arguments, out=out))
     gpufold.set_num_threads(None)
     assert peak <= allowed(np.float32, 1)
+
+
+# ---------------------------------------------------------------------------------------------
+# However many taps or blocks there are, what Python does and keeps is bounded by the arrays
+
+
+def kept_by(call):
+    """Bytes that are still there once a call's result is gone."""
+    gc.collect()
+    tracemalloc.start()
+    try:
+        call()
+        gc.collect()
+        return tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+
+
+MANY = 200_000
+LOPSIDED = (
+    Case("a-few-long-blocks", (MANY + 10,), (MANY,), batch=1, channels=1),
+    Case("padded", (MANY,), (MANY,), pads_begin=5, pads_end=4, batch=1, channels=1),
+    Case("dilated", (2 * MANY + 9,), (MANY,), dilations=2, batch=1, channels=1),
+    Case("all-taps-on-one-pixel", (5,), (MANY // 4,), dilations=0, batch=1, channels=1),
+    Case("all-taps-on-one-pixel-padded", (3,), (MANY // 4,), dilations=0, pads_end=2, batch=1, channels=1),
+    Case("apart", (2 * MANY + 7,), (MANY,), strides=MANY + 3, batch=1, channels=1),
+    Case("squares", (501, 501), (500, 500), batch=1, channels=1),
+    Case("padded-squares", (499, 499), (500, 500), pads_begin=1, pads_end=1, batch=1, channels=1),
+    Case("high-columns", (MANY // 20 + 30, 8), (MANY // 20, 4), batch=1, channels=1),
+    Case("a-few-long-strides", (2 * MANY - 7,), (MANY,), strides=MANY, pads_begin=3, pads_end=4, batch=1, channels=1),
+    Case("many-axes", (2,) * 18, (2,) * 18, batch=1, channels=1),
+    Case("many-axes-of-two-blocks", (3,) * 9, (2,) * 9, batch=1, channels=1),
+    Case("many-padded-axes", (1,) * 9, (2,) * 9, pads_begin=1, pads_end=1, batch=1, channels=1),
+    Case("many-strided-axes", (4,) * 7, (3,) * 7, strides=3, pads_begin=1, pads_end=1, batch=1, channels=1),
+)
+
+
+@pytest.mark.parametrize("case", LOPSIDED, ids=str)
+def test_many_taps_of_few_blocks_take_few_operations_and_keep_nothing(case):
+    """Tap by tap these took 5 seconds to minutes; a copy of the columns takes some hundredths."""
+    image = np.arange(prod(case.image_shape), dtype=np.int32).reshape(case.image_shape)
+    start = process_time()
+    columns = gpufold.im2col(image, case.kernel_size, **case.arguments)
+    inside = gpufold.im2col(np.ones_like(image), case.kernel_size, **case.arguments)
+    counts = gpufold.col2im(inside, case.output_size, case.kernel_size, **case.arguments)
+    again = gpufold.col2im(columns, case.output_size, case.kernel_size, **case.arguments)
+    assert process_time() - start < 2
+    assert (again == image * counts).all()
+    assert counts.sum() == inside.sum() > 0
+    del columns, inside, again
+    data = np.ones(case.columns_shape, np.float32)
+    options = {**case.arguments, "reduction": "mean"}
+    most = keeping.KEPT_BYTES + 1_000_000
+    assert kept_by(lambda: gpufold.im2col(image, case.kernel_size, **case.arguments)) <= most
+    assert kept_by(lambda: gpufold.col2im(data, case.output_size, case.kernel_size, **options)) <= most
+
+
+def random_axis(rng):
+    """Draw an axis whose taps and blocks may be one or thousands, side by side or apart."""
+    kernel, blocks = (rng.choice((1, 2, 3, rng.randint(1, 40), rng.randint(1, 3000))) for _ in range(2))
+    stride, dilation = rng.choice((1, 1, 2, kernel, rng.randint(1, 50))), rng.choice((1, 1, 2, rng.randint(1, 50)))
+    begin, end, rest = (rng.choice((0, 0, 1, rng.randint(0, 30))) for _ in range(3))
+    covered = (blocks - 1) * stride + (kernel - 1) * dilation + 1
+    return Axis(max(1, covered + rest % stride - begin - end), kernel, stride, dilation, begin, max(0, end))
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_array_operations_are_no_more_than_the_shorter_side_of_the_columns(seed):
+    rng = random.Random(seed)
+    axes = tuple(random_axis(rng) for _ in range(rng.choice((1, 1, 2, 3))))
+    shorter = prod(min(axis.kernel, axis.blocks) for axis in axes)
+    taps = prod(axis.kernel for axis in axes)
+    assert plan_of(axes).operations <= 2 ** len(axes) * (shorter if taps >= 256 else taps)
+    if shorter < 3000:
+        assert sum(len(piece.pairs) for piece in cell_way(axes).pieces) <= plan_of(axes).operations
+
+
+def test_what_is_kept_of_all_sizes_is_bounded():
+    """Results are counted in bytes: neither many small ones nor a large one are kept beyond the bound."""
+    seed = random.randrange(10**6)
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+
+    def calls():
+        for _ in range(80):
+            rank, most = rng.choice(((1, 300), (2, 17), (3, 6), (6, 2)))
+            kernel, blocks = ([rng.randint(1, most) for _ in range(rank)] for _ in range(2))
+            strides = [rng.choice((1, 2, taps)) for taps in kernel]
+            size = [(n - 1) * step + taps for n, step, taps in zip(blocks, strides, kernel, strict=True)]
+            columns = gpufold.im2col(np.ones((1, *size), np.float32), kernel, strides=strides)
+            gpufold.col2im(columns, size, kernel, strides=strides, reduction="mean")
+
+    assert kept_by(calls) < 16_000_000
+    assert keeping._bytes <= keeping.KEPT_BYTES
+    large = keeping.kept(lambda size: np.empty(size, np.uint8))
+    assert kept_by(lambda: large(keeping.KEPT_BYTES)) < 100_000
+    assert large(10) is large(10)
+    assert large(keeping.KEPT_BYTES) is not large(keeping.KEPT_BYTES)
+    for size in range(200):
+        large(keeping.KEPT_BYTES // 5 + size)
+    assert keeping._bytes <= keeping.KEPT_BYTES
+    assert sum(sum(map(keeping._bytes_of, results.values())) for results in keeping._results) <= keeping.KEPT_BYTES

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from math import prod
 
 import definition
@@ -27,6 +28,7 @@ from cases import (
 import gpufold
 from gpufold.cpu.cells import fold_cells
 from gpufold.elements import sum_dtype
+from gpufold.geometry import Axis, SlidingGeometry
 
 SMALL_CASES = [case for case in CASES if prod(case.kernel_size) * prod(case.num_blocks) <= 20_000]
 
@@ -78,6 +80,28 @@ def test_random_problems_are_their_definition(first, way):
 def test_many_random_problems_are_their_definition(first, way):
     for seed in range(first, first + 1000):
         check_random(seed)
+
+
+@pytest.mark.parametrize("first", range(0, 100, 50))
+def test_few_blocks_of_many_taps_are_their_definition(first, way):
+    """An axis with far fewer blocks than taps is served block by block, which keeps the order of additions."""
+    for seed in range(first, first + 50):
+        rng = random.Random(seed)
+        rank = rng.choice((1, 1, 2, 3))
+        kernel, strides, dilations, before, after, rest, blocks = (
+            tuple(rng.randint(low, most) for _ in range(rank))
+            for low, most in ((1, {1: 300, 2: 25, 3: 8}[rank]), (1, 4), (1, 3), (0, 9), (0, 9), (0, 3), (1, 4))
+        )
+        covered = [(n - 1) * s + (k - 1) * d + 1 for n, s, k, d in zip(blocks, strides, kernel, dilations, strict=True)]
+        size = tuple(max(1, c + r - b - a) for c, r, b, a in zip(covered, rest, before, after, strict=True))
+        options = {"strides": strides, "dilations": dilations, "pads_begin": before, "pads_end": after}
+        case = Case(f"few-blocks-{seed}", size, kernel, **options, batch=rng.randint(1, 2), channels=rng.randint(1, 2))
+        dtype = rng.choice(DTYPES)
+        columns, image = values(case.columns_shape, dtype, seed), values(case.image_shape, dtype, seed + 1)
+        assert_same_bits(fold(case, columns), case.col2im(columns), case)
+        assert_same_bits(unfold(case, image), case.im2col(image), case)
+        lying = np.ascontiguousarray(columns.swapaxes(-1, -2)).swapaxes(-1, -2)  # taps side by side, as in blocks
+        assert_same_bits(fold(case, lying), case.col2im(columns), case)
 
 
 @pytest.mark.parametrize(("case", "dtype"), crossed(SPACE_CASES, DTYPES))
@@ -315,6 +339,76 @@ def test_strings_move_where_no_blocks_overlap(kind):
     padded = gpufold.im2col(got, (2, 2), strides=(1, 2), pads_end=(0, 1))
     assert padded[1].astype("U1").tolist() == ["c", "d", ""]
     assert gpufold.batch_to_space(columns.reshape(4, 2), (1, 2)).astype("U1").tolist() == [list("aebf"), list("cgdh")]
+
+
+def test_blocks_overlap_where_two_taps_land_on_one_pixel():
+    rng = random.Random(0)
+    overlapping = 0
+    for _ in range(3000):
+        axes = tuple(
+            Axis(rng.randint(1, 9), rng.randint(1, 6), rng.randint(1, 7), rng.choice((0, 1, 2, 3, 5)), *pads)
+            for pads in [(rng.randint(0, 9), rng.randint(0, 9)) for _ in range(rng.randint(1, 2))]
+        )
+        if min(axis.blocks for axis in axes) < 1:
+            continue
+        landed = [[axis.pixel(b, tap) for tap in range(axis.kernel) for b in axis.reach(tap)] for axis in axes]
+        want = all(landed) and any(len(set(pixels)) < len(pixels) for pixels in landed)
+        assert SlidingGeometry(1, 1, axes).blocks_overlap == want, axes
+        overlapping += want
+    assert 500 < overlapping < 2500
+    for stride in (1, 2**40):  # these take no longer
+        assert SlidingGeometry(1, 1, (Axis(2**60, 2**30, stride, 1, 0, 0),)).blocks_overlap == (stride == 1)
+
+
+MANY_AXES = (1,) * 32
+TOO_MANY_AXES = {
+    "col2im": lambda: gpufold.col2im(np.ones((1, 1)), MANY_AXES, 1),
+    "im2col": lambda: gpufold.im2col(np.ones((1, *MANY_AXES)), MANY_AXES),
+    "blocks_to_array": lambda: gpufold.blocks_to_array(np.ones(MANY_AXES * 2), MANY_AXES * 2, MANY_AXES),
+    "array_to_blocks": lambda: gpufold.array_to_blocks(np.ones((2, 1, *MANY_AXES)), MANY_AXES),
+    "batch_to_space": lambda: gpufold.batch_to_space(np.ones((1, *MANY_AXES)), (1, *MANY_AXES)),
+    "space_to_batch": lambda: gpufold.space_to_batch(np.ones((1, *MANY_AXES)), (1, *MANY_AXES)),
+    "take_blocks": lambda: gpufold.take_blocks(np.ones(MANY_AXES * 2), np.zeros((1, 32), int), MANY_AXES),
+}
+
+
+@pytest.mark.parametrize("name", TOO_MANY_AXES)
+def test_more_axes_than_an_array_can_have_are_refused(name):
+    with pytest.raises(ValueError, match=f"^{name}: an array has at most 64 axes, but .* would have "):
+        TOO_MANY_AXES[name]()
+
+
+def test_as_many_axes_as_an_array_can_have_are_served():
+    size, kernel = (*(1,) * 28, 3, 1, 4), (*(1,) * 28, 2, 1, 3)
+    image = np.arange(24.0).reshape(2, *size)
+    columns = gpufold.im2col(image, kernel)
+    assert_same_bits(columns, gpufold.im2col(image.reshape(2, 3, 4), (2, 3)))
+    few = gpufold.col2im(columns, (3, 4), (2, 3), reduction="mean")
+    assert_same_bits(gpufold.col2im(columns, size, kernel, reduction="mean"), few.reshape(image.shape))
+    blocks = gpufold.array_to_blocks(image, kernel)
+    assert blocks.ndim == 63
+    assert_same_bits(gpufold.blocks_to_array(blocks, image.shape, kernel, reduction="mean"), image)
+    data = gpufold.space_to_batch(image, (1, *(1,) * 28, 3, 1, 2))
+    assert_same_bits(gpufold.batch_to_space(data, (1, *(1,) * 28, 3, 1, 2)), image)
+    deep = np.arange(6.0).reshape(*(1,) * 60, 2, 1, 3)
+    assert_same_bits(gpufold.take_blocks(deep, np.zeros((1, 63), int), deep.shape)[0], deep)
+
+
+HUGE = 2**40
+EMPTY_AND_HUGE = {
+    "col2im": lambda: gpufold.col2im(np.ones((0, 1, 1)), (HUGE, HUGE), 1, strides=HUGE),
+    "im2col": lambda: gpufold.im2col(np.ones((0, 1, 4, 4)), (2, 2), pads_begin=HUGE),
+    "blocks_to_array": lambda: gpufold.blocks_to_array(np.ones((0, 1, 1, 1, 1)), (0, HUGE, HUGE), (1, 1), HUGE),
+    "batch_to_space": lambda: gpufold.batch_to_space(np.ones((0, 2**20, 2**20), np.int8), (1, HUGE, HUGE)),
+    "space_to_batch": lambda: gpufold.space_to_batch(np.ones((0, 4, 4)), (1, 2, 2), HUGE, HUGE),
+    "take_blocks": lambda: gpufold.take_blocks(np.ones((4, 4)), np.zeros((0, 2), int), (HUGE, HUGE)),
+}
+
+
+@pytest.mark.parametrize("name", EMPTY_AND_HUGE)
+def test_empty_results_that_no_array_can_be_are_refused(name):
+    with pytest.raises(ValueError, match=f"^{name}: the result of shape .* has .* bytes, more than"):
+        EMPTY_AND_HUGE[name]()
 
 
 def test_sizes_may_be_anything_that_counts():

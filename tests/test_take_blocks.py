@@ -70,6 +70,15 @@ def way(request, monkeypatch):
         monkeypatch.setattr(placing, "THREADED_BLOCK", 1)
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_many_blocks_larger_than_the_array_are_taken_at_once(mode, monkeypatch):
+    """They were taken one by one, where none fits into the array."""
+    monkeypatch.delattr(placing, "_take_one_by_one")
+    array, positions = values((2, 2, 5), np.float32), np.random.default_rng(0).integers(-4, 6, (3000, 2))
+    got = gpufold.take_blocks(array, positions, (3, 2), mode=mode)
+    assert_same_bits(got, definition.take_blocks(array, positions, (3, 2), mode=mode))
+
+
 @pytest.mark.some(7)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("kind", WINDOWS)

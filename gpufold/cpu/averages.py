@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import lru_cache, reduce
+from functools import reduce
 from math import prod
 from typing import Any
 
@@ -10,10 +10,11 @@ import numpy as np
 
 from gpufold.calls import Call
 from gpufold.cpu.arithmetic import ALL, Array, divide
-from gpufold.cpu.cells import fold_cells
+from gpufold.cpu.cells import are_few, fold_cells, fold_few
 from gpufold.cpu.treatment import Treatment, Weights
 from gpufold.elements import ELEMENT_TYPES
 from gpufold.geometry import Axis
+from gpufold.keeping import kept
 
 
 def average(total: Array, axes: tuple[Axis, ...], treatment: Treatment) -> None:
@@ -49,7 +50,7 @@ def average_by_weights(call: Call, numerator: Array, result: Array, weights: Wei
         result[..., uncovered] = 0
 
 
-@lru_cache(maxsize=16)
+@kept
 def _counts(axis: Axis) -> Array:
     """Count the taps that land on each pixel of an axis."""
     return _folded(np.ones(axis.kernel, np.int64), (axis,))
@@ -82,12 +83,12 @@ def _folded(weights: Array, axes: tuple[Axis, ...]) -> Array:
     rank, blocks = len(axes), tuple(axis.blocks for axis in axes)
     columns = np.broadcast_to(weights.reshape(1, 1, *weights.shape, *(1,) * rank), (1, 1, *weights.shape, *blocks))
     image: Array = np.empty((1, 1, *(axis.size for axis in axes)), weights.dtype)
-    fold_cells(columns, image, axes, None)
+    (fold_few if are_few(columns, axes) else fold_cells)(columns, image, axes, None)
     plane: Array = image[0, 0]
     return plane
 
 
-@lru_cache(maxsize=16)
+@kept
 def _shortened(axis: Axis) -> tuple[Axis, Array | None]:
     """Return an axis with fewer blocks that shows all there is, and its pixel for each pixel, where that is another.
 

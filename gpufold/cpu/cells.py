@@ -6,9 +6,9 @@ small arrays, large strides and pure movement.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from functools import lru_cache
-from itertools import product
+import sys
+from collections.abc import Iterable
+from itertools import chain, product
 from math import prod
 from typing import NamedTuple
 
@@ -16,63 +16,11 @@ import numpy as np
 
 from gpufold.cpu.arithmetic import ALL, Array, Index, add_pairs, copy_rows, multiply
 from gpufold.geometry import Axis, Size
+from gpufold.geometry.cells import LONG_STRIDE, Piece, groups_of, groups_phases, pieces_of, plan_of
+from gpufold.keeping import kept
 
-LONG_STRIDE = 8
-"""Strides of the last axis from which the phases of a cell make an inner loop that is long enough."""
-
-
-class Group(NamedTuple):
-    """Consecutive taps of an axis that reach the same cell offset, each at its own phase of the cell."""
-
-    taps: slice
-    phases: slice
-    cells: slice
-    blocks: slice
-
-    @property
-    def offset(self) -> int:
-        """Block b reaches cell b + offset."""
-        return int(self.cells.start - self.blocks.start)
-
-
-class Piece(NamedTuple):
-    """Pixels of an axis viewed as (cells, width): whole cells of a stride's width, or the shorter rest as one."""
-
-    pixels: slice
-    first_cell: int
-    cells: int
-    width: int
-
-
-def pieces_of(axis: Axis, begin: int = 0) -> Iterator[Piece]:
-    """Return the whole cells of an axis whose first pixel is pixel `begin` of them, and what is before and after."""
-    head = min(axis.size, -begin % axis.stride)
-    tail = axis.size - (axis.size - head) % axis.stride
-    for start, stop in ((0, head), (head, tail), (tail, axis.size)):
-        if start < stop:
-            width = min(stop - start, axis.stride)
-            yield Piece(slice(start, stop), (start + begin) // axis.stride, (stop - start) // width, width)
-
-
-def groups_of(axis: Axis, piece: Piece, group_phases: bool) -> Iterator[Group]:
-    """Return the groups that reach a piece, in ascending order of taps."""
-    tap = 0
-    while tap < axis.kernel:
-        offset, phase = divmod(axis.pixel(0, tap), axis.stride)
-        offset -= piece.first_cell
-        step = max(1, axis.dilation)
-        most = axis.kernel - tap if group_phases and axis.dilation else 1
-        count = min(most, (axis.stride - 1 - phase) // step + 1)
-        inside = min(count, max(0, (piece.width - 1 - phase) // step + 1))
-        begin, end = max(0, offset), min(piece.cells, offset + axis.blocks)
-        if inside and begin < end:
-            yield Group(
-                slice(tap, tap + inside),
-                slice(phase, phase + (inside - 1) * step + 1, step),
-                slice(begin, end),
-                slice(begin - offset, end - offset),
-            )
-        tap += count
+FEW_ELEMENTS = 1 << 7
+"""Of an array operation, up to which starting it takes longer than to add or take each of them by its index."""
 
 
 def store(sums: Array, image: Array, axes: tuple[Axis, ...], begin: Size) -> None:
@@ -84,7 +32,7 @@ def store(sums: Array, image: Array, axes: tuple[Axis, ...], begin: Size) -> Non
         copy_rows(sums[source], target.reshape(*target.shape[:2], *extents, copy=False).transpose(phases_first))
 
 
-@lru_cache(maxsize=64)
+@kept
 def _stores(axes: tuple[Axis, ...], begin: Size) -> tuple[tuple[Index, Index, Size], ...]:
     """Return which sums are which pixels, and these pixels' cells and phases: whole cells, or single phases.
 
@@ -129,47 +77,41 @@ class CellWay(NamedTuple):
     """How a tile is served by cells."""
 
     order: tuple[int, ...]
-    """The transposition from (N, C, *kernel, *blocks) to (N, C, blocks, taps, blocks, taps, ...)."""
+    """The transposition from (N, C, *kernel, *blocks) to (N, C, blocks, taps, blocks, taps, ...), of `Plan.axes`."""
     once: bool
-    """Whether blocks tile the image without gaps, overlaps or margins left open: each pixel has one tap."""
     pieces: tuple[CellPiece, ...]
 
 
-@lru_cache(maxsize=64)
+def are_few(columns: Array, axes: tuple[Axis, ...]) -> bool:
+    """Return whether columns have few elements for each array operation."""
+    return columns.size <= FEW_ELEMENTS * plan_of(axes).operations
+
+
+@kept
 def cell_way(axes: tuple[Axis, ...]) -> CellWay:
     """Pair cells and columns."""
-    rank = len(axes)
-    pieces = []
-    for parts in product(*map(pieces_of, axes)):
-        by_axis = [
-            list(groups_of(axis, piece, number < rank - 1 or axis.stride >= LONG_STRIDE))
-            for number, (axis, piece) in enumerate(zip(axes, parts, strict=True))
-        ]
-        pairs = []
-        for groups in product(*by_axis):
-            cells = (
-                ALL,
-                ALL,
-                *(
-                    part
-                    for group, piece in zip(groups, parts, strict=True)
-                    for part in (group.cells, _narrow(group.phases))[: 1 + (piece.width > 1)]
-                ),
-            )
-            columns = (ALL, ALL, *(part for group in groups for part in (group.blocks, _narrow(group.taps))))
-            pairs.append((cells, columns))
+    plan, rank, pieces, order = plan_of(axes), len(axes), [], [0, 1]
+    for number, turned in enumerate(plan.turned):
+        order += (2 + number, 2 + rank + number)[:: 1 if turned else -1]
+    for parts in product(*map(pieces_of, plan.axes)):
+        by_axis = []
+        for number, (axis, piece, turned) in enumerate(zip(plan.axes, parts, plan.turned, strict=True)):
+            along = [
+                ((cells, _narrow(phases))[: 1 + (piece.width > 1)], (blocks, _narrow(taps)))
+                for taps, phases, cells, blocks in groups_of(axis, piece, groups_phases(axis, number + 1 == rank))
+            ]
+            by_axis.append(along[:: -1 if turned else 1])
         pixels = (ALL, ALL, *(piece.pixels for piece in parts))
         shape = tuple(extent for piece in parts for extent in (piece.cells, piece.width)[: 1 + (piece.width > 1)])
+        both = (zip(*groups, strict=True) for groups in product(*by_axis))
+        pairs = [(_joined(cells), _joined(columns)) for cells, columns in both]
         pieces.append(CellPiece(pixels, shape, tuple(pairs)))
-    order = (0, 1, *(part for axis in range(rank) for part in (2 + rank + axis, 2 + axis)))
-    once = all(
-        axis.kernel == axis.stride
-        and (axis.dilation == 1 or axis.kernel == 1)
-        and axis.pixel(0, 0) <= 0
-        and axis.pixel(axis.blocks - 1, axis.kernel - 1) >= axis.size - 1
-        for axis in axes
-    )
-    return CellWay(order, once, tuple(pieces))
+    return CellWay(tuple(order), plan.once, tuple(pieces))
+
+
+def _joined(parts: Iterable[Index]) -> Index:
+    """Return the index of all axes, from those of each."""
+    return (ALL, ALL, *chain.from_iterable(parts))
 
 
 def _narrow(part: slice) -> slice | int:
@@ -181,8 +123,7 @@ def fold_cells(columns: Array, image: Array, axes: tuple[Axis, ...], weights: Ar
     """Add, or move, columns into an image, every element of which is written."""
     way = cell_way(axes)
     columns = columns.transpose(way.order)
-    if weights is not None:
-        weights = weights.transpose(way.order)
+    weights = None if weights is None else weights.transpose(way.order)
     if not way.once:
         image.fill("" if image.dtype.kind in "SUT" else 0)
     for piece in way.pieces:
@@ -204,21 +145,38 @@ def fold_few(columns: Array, image: Array, axes: tuple[Axis, ...], weights: Arra
     image[...] = pixels[1:].reshape(image.shape)
 
 
-@lru_cache(maxsize=16)
+@kept
 def _pixels(shape: Size, axes: tuple[Axis, ...]) -> Array:
     """Return the number of the pixel that each element of split columns lands on, from 1 on; 0 where there is none."""
-    kernel, blocks = zip(*((axis.kernel, axis.blocks) for axis in axes), strict=True)
-    numbers: Array = np.zeros((*shape[:2], *kernel, *blocks), np.intp)
-    unfold_cells(np.arange(1, 1 + prod(shape)).reshape(shape), numbers, axes, None)
-    return numbers.ravel()
+    rank = len(axes)
+    numbers: Array = np.arange(prod(shape[:2])).reshape(*shape[:2], *(1,) * 2 * rank)
+    inside: Array = np.ones((), np.bool)
+    for number, axis in enumerate(axes):
+        exact = np.intp if axis.pad_begin + axis.padded_size < sys.maxsize else np.object_
+        taps, blocks = (np.arange(extent).astype(exact) for extent in (axis.kernel, axis.blocks))
+        pixels = np.add.outer(taps * axis.dilation, blocks * axis.stride) - axis.pad_begin
+        lands = (pixels >= 0) & (pixels < axis.size)
+        extents = [1] * (2 + 2 * rank)
+        extents[2 + number], extents[2 + rank + number] = pixels.shape
+        inside = inside & lands.reshape(extents)
+        numbers = numbers * axis.size + (pixels * lands).astype(np.intp).reshape(extents)
+    return np.where(inside, numbers + 1, 0).ravel()
+
+
+def unfold_few(image: Array, columns: Array, axes: tuple[Axis, ...], weights: Array | None) -> None:
+    """Take few columns, every element of which is written, weighted, by the pixel of each element."""
+    pixels, numbers = np.zeros(1 + image.size, image.dtype), _pixels(image.shape, axes)
+    pixels[1:] = image.ravel()
+    multiply(pixels[numbers].reshape(columns.shape), weights, columns)
+    if weights is not None:  # zero times a weight may be -0.0 or NaN
+        columns[numbers.reshape(columns.shape) == 0] = 0
 
 
 def unfold_cells(image: Array, columns: Array, axes: tuple[Axis, ...], weights: Array | None) -> None:
     """Move pixels, weighted, into the columns whose taps land on them."""
     way = cell_way(axes)
     columns = columns.transpose(way.order)
-    if weights is not None:
-        weights = weights.transpose(way.order)
+    weights = None if weights is None else weights.transpose(way.order)
     for piece in way.pieces:
         cells = piece.of(image)
         for cell_index, column_index in piece.pairs:

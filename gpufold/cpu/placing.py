@@ -15,10 +15,14 @@ from gpufold.cpu.slices import add_slices, placed
 from gpufold.cpu.treatment import Weights, weights_of_block
 from gpufold.elements import sum_dtype
 from gpufold.geometry import Axis, PositionsGeometry, Size
+from gpufold.geometry.tiles import cut_into_tiles
 from gpufold.threads import for_each, get_num_threads
 
 BLOCK_START, ROW_START = 1 << 10, 8
 """Elements that are added or taken by their index while an array operation starts, and while it starts on a row."""
+
+FEW_TILES = 8
+"""Tiles up to which each looks at all positions sooner than these are sorted."""
 
 THREADED_BLOCK = 1 << 14
 """Elements of a block from which threads gain, which take turns in Python between two blocks."""
@@ -52,25 +56,59 @@ def _add(blocks: Array, array: Array, weights: Array | None, positions: Array) -
                     multiply(terms, weights[taps], products)
                 np.add(part, products, part)
         return
-    unit_axes = tuple(Axis(extent, 1, 1, 1, 0, 0) for extent in array.shape)
-    scatters = _are_small(blocks, rank)
-    copies = sum_dtype(array.dtype) != array.dtype or (scatters and not _is_indexed(array, rank))
-    limit = tiles.TILE_ELEMENTS if copies else array.size
+    scatters, limit = _are_small(blocks, rank), array.size
+    if scatters and min(array.strides[-rank:]) < 0:
+        array, blocks, weights, positions = _forwards(array, blocks, weights, positions)
+    if sum_dtype(array.dtype) != array.dtype or (scatters and not _is_indexed(array, rank)):  # it is copied by tiles
+        block, size, limit = blocks.shape[-rank:], array.shape[-rank:], tiles.TILE_ELEMENTS
+        positions = np.clip(positions, np.negative(block), size)  # beyond, nothing changes any more
+        begin, end = positions.min(0).clip(0), positions.max(0) + block
+        reached: Index = (..., *map(slice, begin.tolist(), end.tolist()))
+        array = array[reached]
+        positions -= begin
+        if not array.size:
+            return
     if blocks.size >= tiles.THREADED_ELEMENTS and blocks[0].size >= THREADED_BLOCK:
         limit = min(limit, -(-array.size // get_num_threads()))
+    unit_axes = tuple(Axis(extent, 1, 1, 1, 0, 0) for extent in array.shape)
     with np.errstate(all="ignore"):
-        cut = tiles.cut_into_tiles((1, 1, *array.shape), unit_axes, limit)
-        for_each(_add_to_tile, [(blocks, array, weights, positions, tile.pixels[2:], scatters) for tile in cut])
+        cut = [tile.pixels[2:] for tile in cut_into_tiles((1, 1, *array.shape), unit_axes, limit)]
+        parts = _blocks_near(cut, blocks.shape[-rank:], positions)
+        for_each(_add_to_tile, [(blocks, array, weights, positions, scatters, *part) for part in parts])
+
+
+def _forwards(
+    array: Array, blocks: Array, weights: Array | None, positions: Array
+) -> tuple[Array, Array, Array | None, Array]:
+    """Turn axes with positions along which an array lies backwards in memory, with its blocks."""
+    rank = positions.shape[1]
+    size, block, backwards = array.shape[-rank:], blocks.shape[-rank:], np.less(array.strides[-rank:], 0)
+    turned = (..., *(slice(None, None, -1 if back else None) for back in backwards))
+    positions = np.clip(positions, np.negative(block), size)
+    positions = np.where(backwards, np.subtract(size, block) - positions, positions)
+    return array[turned], blocks[turned], None if weights is None else weights[turned], positions
+
+
+def _blocks_near(cut: list[Index], block: Size, positions: Array) -> list[tuple[Index, Index]]:
+    """Return tiles, each with the numbers, ascending, of blocks that may reach it: by the axis cut most."""
+    if len(cut) <= FEW_TILES:
+        return [(pixels, (ALL,)) for pixels in cut]
+    sections = np.array([[(part.start, part.stop) for part in pixels[-len(block) :]] for pixels in cut])
+    along = max(range(len(block)), key=lambda axis: len(np.unique(sections[:, axis, 0])))
+    order = np.argsort(positions[:, along], kind="stable")
+    first, last = np.searchsorted(positions[order, along], sections[:, along].T - ((block[along] - 1,), (0,)))
+    return [(pixels, (np.sort(order[i:j]),)) for pixels, i, j in zip(cut, first, last, strict=True) if i < j]
 
 
 def _add_to_tile(
-    blocks: Array, array: Array, weights: Array | None, positions: Array, pixels: Index, scatters: bool
+    blocks: Array, array: Array, weights: Array | None, positions: Array, scatters: bool, pixels: Index, near: Index
 ) -> None:
-    """Add what falls into some pixels of an array (*lead, *size), block after block."""
+    """Add what falls into some pixels of an array (*lead, *size), block after block, of those that are near."""
     rank, tile = positions.shape[1], array[pixels]
     begin, blocks = np.array([part.start for part in pixels[-rank:]]), blocks[(ALL, *pixels[:-rank])]
-    size, block = np.array(tile.shape[-rank:]), np.array(blocks.shape[-rank:])
-    (met,) = ((positions < begin + size) & (positions > begin - block)).all(axis=1).nonzero()
+    size, block, first = np.array(tile.shape[-rank:]), np.array(blocks.shape[-rank:]), positions[near]
+    (met,) = ((first < begin + size) & (first > begin - block)).all(axis=1).nonzero()
+    met = met if near[0] is ALL else near[0][met]
     if not met.size:
         return
     wide = sum_dtype(tile.dtype)
@@ -91,7 +129,7 @@ def _scatter(total: Array, blocks: Array, weights: Array | None, met: Array, pos
     planes, block = _planes_as_memory(total, rank), blocks.shape[-rank:]
     step = max(1, tiles.SCATTERED_ELEMENTS // prod(block))
     for few in (met[start : start + step] for start in range(0, len(met), step)):
-        index, partial, outside = _indices(total, block, positions[few] - begin)
+        index, partial, outside = _indices(total, total.itemsize, block, positions[few] - begin)
         for plane in np.ndindex(planes.shape[:-1]):
             terms = blocks[(few, *plane)].astype(total.dtype, copy=False)
             if weights is not None:
@@ -104,7 +142,7 @@ def _scatter(total: Array, blocks: Array, weights: Array | None, met: Array, pos
 def _are_small(blocks: Array, rank: int) -> bool:
     """Return whether to look all elements up, plane by plane, takes less than to start on each block and its rows."""
     taps, planes = prod(blocks.shape[-rank:]), prod(blocks.shape[1:-rank])
-    looked_up = taps - ROW_START * (taps // blocks.shape[-1])
+    looked_up = max(0, taps - ROW_START * (taps // blocks.shape[-1]))
     return bool(planes * (looked_up * len(blocks) + 2 * BLOCK_START) <= BLOCK_START * len(blocks))
 
 
@@ -120,13 +158,13 @@ def _planes_as_memory(array: Array, rank: int) -> Array:
     return as_strided(array, shape, steps)
 
 
-def _indices(array: Array, block: Size, first: Array) -> tuple[Array, Array, Array]:
-    """Return where in a plane's memory the taps of blocks lie, clamped to the plane: (count, taps).
+def _indices(array: Array, unit: int, block: Size, first: Array) -> tuple[Array, Array, Array]:
+    """Return where in a plane's memory, in units of bytes, the taps of blocks lie, clamped to the plane: (count, taps).
 
     Return too the numbers of the blocks that reach out of it, and which of their taps do.
     """
     rank = len(block)
-    size, steps = np.array(array.shape[-rank:]), np.array(array.strides[-rank:]) // array.itemsize
+    size, steps = np.array(array.shape[-rank:]), np.array(array.strides[-rank:]) // unit
     taps = np.indices(block).reshape(rank, -1)
     index: Array = (first @ steps)[:, None] + steps @ taps
     partial: Array = np.flatnonzero(((first < 0) | (first > size - block)).any(axis=1))
@@ -146,10 +184,9 @@ def take_blocks(call: Call, array: Array, blocks: Array, window: Weights, positi
     weights = None if window is None else weights_of_block(call.fusion.window, window, geometry.block_shape)
     first = np.clip(positions, np.negative(geometry.block_shape), geometry.size)  # beyond, nothing changes any more
     rank = len(geometry.block_shape)
-    fits = all(map(le, geometry.block_shape, array.shape[-rank:]))
-    small = fits and not array.dtype.hasobject and _are_small(blocks, rank)
-    if small and not _is_indexed(array, rank):
-        array = np.ascontiguousarray(array)
+    small = not array.dtype.hasobject and _are_small(blocks, rank)
+    if small and min(array.strides[-rank:]) < 0:
+        array, blocks, weights, first = _forwards(array, blocks, weights, first)
     step = max(1, 2 * tiles.SCATTERED_ELEMENTS // prod(geometry.block_shape)) if small else len(blocks)
     if blocks.size >= tiles.THREADED_ELEMENTS and blocks[0].size >= THREADED_BLOCK:
         step = min(step, -(-len(blocks) // get_num_threads()))
@@ -162,20 +199,26 @@ def take_blocks(call: Call, array: Array, blocks: Array, window: Weights, positi
 def _take_rows(array: Array, blocks: Array, first: Array, weights: Array | None, nearest: bool) -> None:
     """Take all rows of a plane's blocks in one array operation, each as one element; then what is outside."""
     rank, size = first.shape[1], array.itemsize
-    planes, block = _planes_as_memory(array, rank), blocks.shape[-rank:]
+    planes, block = _planes_as_memory(array[..., None].view(np.uint8), rank + 1), blocks.shape[-rank:]
     run = block[-1] if array.strides[-1] == size else 1
     inside = first.clip(0, np.subtract(array.shape[-rank:], block))
-    partial = (first != inside).any(axis=1)
-    rows, _, _ = _indices(array, (*block[:-1], block[-1] // run), inside)
-    elements, _, outside = _indices(array, block, first[partial])
+    fits, partial = all(map(le, block, array.shape[-rank:])), (first != inside).any(axis=1)
+    if not fits:
+        partial[:] = True
+    rows, _, _ = _indices(array, 1, (*block[:-1], block[-1] // run), inside)
+    elements, _, outside = _indices(array, 1, block, first[partial])
     for plane in np.ndindex(planes.shape[:-1]):
-        memory = planes[plane]
-        as_rows = np.ndarray(memory.size - run + 1, (np.void, run * size), memory.view(np.uint8), 0, (size,))
-        taken = as_rows[rows].view(array.dtype).reshape(-1, *block)
-        taken[partial] = memory[elements].reshape(-1, *block)
+
+        def taken_by(index: Array, length: int, memory: Array = planes[plane]) -> Array:
+            pieces = np.ndarray(memory.size - length + 1, (np.void, length), memory, 0, (1,))
+            return pieces[index].view(array.dtype).reshape(-1, *block)
+
+        taken = taken_by(rows, run * size) if fits else np.empty((len(first), *block), array.dtype)
+        if elements.size:
+            taken[partial] = taken_by(elements, size)
         if weights is not None:
             multiply(taken, weights, taken)
-        if not nearest:
+        if elements.size and not nearest:
             taken[partial] = np.where(outside.reshape(-1, *block), np.zeros((), taken.dtype), taken[partial])
         blocks[(ALL, *plane)] = taken
 

@@ -13,7 +13,6 @@ distance.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 from itertools import groupby, pairwise, product
 from math import gcd, prod
 from typing import NamedTuple, TypeAlias
@@ -21,8 +20,10 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 
 from gpufold.cpu.arithmetic import ALL, Array, Index, add_pairs, multiply
-from gpufold.cpu.cells import Piece, fold_cells, groups_of, store
+from gpufold.cpu.cells import fold_cells, store
 from gpufold.geometry import Axis, Size
+from gpufold.geometry.cells import Piece, groups_of
+from gpufold.keeping import kept
 
 FLAT_RUN, LARGE_PLANE = 32, 5000
 """Blocks of a plane from which a flat run is a long enough inner loop, and sums of a row's phases from which it takes
@@ -64,7 +65,7 @@ def fold_runs(columns: Array, image: Array, axes: tuple[Axis, ...], weights: Arr
             store(sums, image[..., start:stop], parts, (*zeros, 0))
 
 
-@lru_cache(maxsize=64)
+@kept
 def _pairs(axes: tuple[Axis, ...], strip: bool) -> tuple[Size, Size, tuple[tuple[Index, Index], ...]]:
     """Return the phases of the sums, their cells, and which of them which columns are added to.
 
@@ -170,7 +171,7 @@ def _view(array: Array, view: _View) -> Array:
     return np.ndarray(shape, array.dtype, array, first * size, tuple([step * size for step in steps]))
 
 
-@lru_cache(maxsize=64)
+@kept
 def _layout(axes: tuple[Axis, ...], planes: int) -> _Layout:
     """Lay out so many planes, in rows of cells from the first that has pixels, or of blocks where these are more."""
     *outer, last = axes

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
 from gpufold.cpu import tiles, ways
 from gpufold.cpu.arithmetic import ALL, Array, Index, copy_rows, multiply
-from gpufold.cpu.cells import unfold_cells
+from gpufold.cpu.cells import are_few, unfold_cells, unfold_few
 from gpufold.cpu.treatment import spread
 from gpufold.geometry import Axis
+from gpufold.geometry.cells import MANY_OPERATIONS, plan_of
+from gpufold.keeping import kept
 from gpufold.threads import for_each, get_num_threads
 
 LONG_KERNEL = 4
@@ -24,20 +25,25 @@ MANY_STRIPS = 64
 
 def unfold(image: Array, columns: Array, axes: tuple[Axis, ...], weights: Array | None = None) -> None:
     """Take split columns (N, C, *kernel, *blocks), weighed, out of an image (N, C, *size), each of any layout."""
-    for index in _taps_outside(axes):
-        columns[index] = np.zeros((), columns.dtype)
-    if not image.size:
-        return  # all margin
+    large = columns.size >= tiles.THREADED_ELEMENTS
     with nullcontext() if weights is None else np.errstate(all="ignore"):
+        if are_few(columns, axes) and are_few(image, axes):
+            return unfold_few(image, columns, axes, spread(weights, columns))
+        for index in _taps_outside(axes):
+            columns[index] = np.zeros((), columns.dtype)
+        if not image.size:
+            return  # all margin
         small = columns.size <= ways.SMALL_ELEMENTS and axes[-1].kernel < LONG_KERNEL
-        closest = not small and not _taps_outside(axes) and ways.taps_are_closest(columns, axes)
-        if closest and axes[-1].kernel >= LONG_KERNEL:
+        inside = not small and not _taps_outside(axes)
+        closest = inside and ways.taps_are_closest(columns, axes)
+        if (closest and axes[-1].kernel >= LONG_KERNEL) or (inside and plan_of(axes).operations >= MANY_OPERATIONS):
             _unfold_view(image, columns, axes, spread(weights, columns))
-        elif columns.size < (tiles.SCATTERED_ELEMENTS if closest else tiles.THREADED_ELEMENTS):
+        elif not large and (not closest or columns.size < tiles.SCATTERED_ELEMENTS):
             unfold_cells(image, columns, axes, spread(weights, columns))
         else:
-            limit = tiles.SCATTERED_ELEMENTS * image.size // columns.size
-            if not closest:  # larger ones, for each tap is moved to a place of its own, and as many for each thread
+            least = ways.LONG_ELEMENTS * plan_of(axes).operations
+            limit = ways.pixels_of(max(tiles.SCATTERED_ELEMENTS, least), columns, image)
+            if not closest:  # larger ones, for each tap is moved to a place of its own, and as many a thread
                 of_a_thread = -(-image.size // get_num_threads())
                 limit = -(-of_a_thread // -(-of_a_thread // (2 * tiles.TILE_ELEMENTS)))
             cut = tiles.tiles_of(image.shape, axes, limit)
@@ -59,17 +65,22 @@ def _unfold_view(image: Array, columns: Array, axes: tuple[Axis, ...], weights: 
     for_each(copy_rows if weights is None else multiply, zip(*cut, strict=True))
 
 
-@lru_cache(maxsize=64)
+@kept
 def _taps_outside(axes: tuple[Axis, ...]) -> tuple[Index, ...]:
     """Return the split columns whose tap lands outside the image: tap by tap, or all where taps are many."""
-    outside = []
+    outside: list[Index] = []
     for number, axis in enumerate(axes):
-        for tap in range(axis.kernel):
+        if turned := axis.dilation > 0 and axis.blocks < axis.kernel:
+            axis = axis.turned
+        if axis.pixel(0, 0) >= 0 and axis.pixel(axis.blocks - 1, axis.kernel - 1) < axis.size:
+            continue
+        of_tap, of_blocks = (2 + number, 2 + len(axes) + number)[:: -1 if turned else 1]
+        for tap in range(axis.kernel if axis.dilation else 1):
             inside = axis.reach(tap)
             for blocks in (slice(0, inside.start), slice(inside.stop, axis.blocks)):
                 if blocks.start < min(blocks.stop, axis.blocks):
                     index: list[Any] = [ALL] * (2 + 2 * len(axes))
-                    index[2 + number], index[2 + len(axes) + number] = tap, blocks
+                    index[of_tap], index[of_blocks] = tap if axis.dilation else ALL, blocks
                     outside.append(tuple(index))
             if len(outside) > MANY_STRIPS:
                 return ((...,),)

@@ -8,17 +8,21 @@ from typing import TypeAlias
 
 from gpufold.cpu import tiles
 from gpufold.cpu.arithmetic import Array
-from gpufold.cpu.cells import LONG_STRIDE, cell_way, fold_cells, fold_few
+from gpufold.cpu.cells import are_few, fold_cells, fold_few
 from gpufold.cpu.runs import COPIED_BYTES, fold_runs
 from gpufold.cpu.slices import fold_slices
 from gpufold.elements import sum_dtype
 from gpufold.geometry import Axis
+from gpufold.geometry.cells import LONG_STRIDE, plan_of
 
 Way: TypeAlias = Callable[[Array, Array, tuple[Axis, ...], Array | None], None]
 """Adds split columns, weighed, into a tile of an image, every element of which it writes."""
 
 SMALL_ELEMENTS = 1 << 14
 """Column elements up to which starting array operations takes longer than to add each by its index."""
+
+LONG_ELEMENTS = 1 << 9
+"""Of an array operation on a tile at least: to start one takes little beside that."""
 
 CACHED_BYTES = 1 << 19
 """Of a tile by cells: it stays in the cache of a core while the taps of every cell offset pass over it."""
@@ -36,24 +40,34 @@ def fold_way(columns: Array, image: Array, axes: tuple[Axis, ...]) -> tuple[Way,
 
     Runs go along the blocks. Where taps lie closer together, short rows of them are copied for that; others are added
     by cells, which cut a block's rows where a stride ends, or in a slice for each block, which does not. Few elements
-    are added by their index, and those of blocks that tile the image moved as cells.
+    are added by their index, those of few blocks by cells, and those of blocks that tile the image moved as cells.
     """
     *outer, last = axes
-    rows = prod(axis.kernel for axis in outer)
-    if cell_way(axes).once:
+    rows, plan = prod(axis.kernel for axis in outer), plan_of(axes)
+    if plan.once:
         return fold_cells, tiles.TILE_ELEMENTS
     if columns.size <= SMALL_ELEMENTS:
         return fold_few, tiles.TILE_ELEMENTS
-    if not taps_are_closest(columns, axes):
+    if are_few(columns, axes):
+        return fold_few, pixels_of(tiles.TILE_ELEMENTS, columns, image)
+    closest, short = taps_are_closest(columns, axes), last.kernel <= min(SHORT_TAPS, last.blocks)
+    if plan.few_blocks and (short or not closest):
+        return fold_cells, min(tiles.TILE_ELEMENTS, CACHED_BYTES // image.itemsize)
+    if not closest:
         return fold_runs, tiles.TILE_ELEMENTS
-    if last.kernel <= min(SHORT_TAPS, last.blocks):
+    if short:
         copied = COPIED_BYTES // 2 // sum_dtype(image.dtype).itemsize  # half, for rows of sums may be longer
-        return fold_runs, max(1, copied * image.size // columns.size)
+        return fold_runs, pixels_of(max(copied, LONG_ELEMENTS * plan.operations), columns, image)
     planes = min(image.shape[1], max(1, tiles.TILE_ELEMENTS // prod(image.shape[2:])))  # of a tile
     cuts = (last.dilated_kernel - 1) // max(last.stride, LONG_STRIDE)
     if planes * rows * cuts >= CUT_ROWS and all(axis.dilation == 1 or axis.kernel == 1 for axis in axes):
         return fold_slices, tiles.TILE_ELEMENTS * (4 if rows * last.kernel <= SMALL_BLOCK else 1)
     return fold_cells, min(tiles.TILE_ELEMENTS, CACHED_BYTES // image.itemsize)
+
+
+def pixels_of(elements: int, columns: Array, image: Array) -> int:
+    """Return how many pixels so many column elements land on."""
+    return max(1, elements * image.size // max(1, columns.size))
 
 
 def taps_are_closest(columns: Array, axes: tuple[Axis, ...]) -> bool:

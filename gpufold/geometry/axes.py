@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import fields
 from functools import cached_property
+from math import gcd
 from typing import Any, NamedTuple
 
 from gpufold.geometry.integers import Size
@@ -68,6 +69,24 @@ class Axis(NamedTuple):
         last = min(self.blocks, (self.size - 1 - offset) // self.stride + 1)
         return range(first, max(first, last))
 
+    @property
+    def lands(self) -> bool:
+        """Whether any tap of any block lands inside the image."""
+        axis = self.turned if self.dilation and self.blocks < self.kernel else self
+        return any(axis.reach(tap) for tap in range(axis.kernel if self.dilation else min(1, axis.kernel)))
+
+    @property
+    def overlap(self) -> Axis:
+        """The axis of those taps and blocks on whose pixels others land too: earlier blocks with later taps.
+
+        >>> Axis(size=4, kernel=2, stride=3, dilation=3, pad_begin=1, pad_end=3).overlap
+        Axis(size=4, kernel=1, stride=3, dilation=3, pad_begin=-2, pad_end=0)
+        """
+        common = gcd(self.stride, self.dilation)
+        taps, pixels = self.stride // common, self.stride * self.dilation // common
+        begin, end = self.pad_begin - pixels, self.pad_end - pixels
+        return self._replace(kernel=self.kernel - taps, pad_begin=begin, pad_end=end)
+
     def section(self, start: int, stop: int) -> tuple[Axis, range]:
         """Return the axis as seen from pixels [start, stop), and the consecutive blocks that reach them.
 
@@ -84,6 +103,19 @@ class Axis(NamedTuple):
         size, pad_begin = stop - start, self.pad_begin + start - first * self.stride
         pad_end = (len(blocks) - 1) * self.stride + self.dilated_kernel - size - pad_begin
         return Axis(size, self.kernel, self.stride, self.dilation, pad_begin, pad_end), blocks
+
+    @property
+    def turned(self) -> Axis:
+        """The axis with blocks and taps in each other's place: tap k of block b is its tap b of block k.
+
+        Taps that all land on one pixel, under dilation 0, have no such axis.
+
+        >>> axis = Axis(size=9, kernel=5, stride=3, dilation=1, pad_begin=0, pad_end=1).turned
+        >>> axis.kernel, axis.blocks, axis.pixel(block=4, tap=1)
+        (2, 5, 7)
+        """
+        pad_end = self.pixel(self.blocks - 1, self.kernel - 1) + 1 - self.size
+        return Axis(self.size, self.blocks, self.dilation, self.stride, self.pad_begin, pad_end)
 
 
 class OnAxes:

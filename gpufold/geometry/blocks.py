@@ -7,7 +7,7 @@ from functools import cached_property, lru_cache
 from typing import Any
 
 from gpufold.geometry.axes import Axis, OnAxes, hash_once
-from gpufold.geometry.integers import PerAxis, Size, as_integers, check_at_least, expand, sequence
+from gpufold.geometry.integers import PerAxis, Size, as_integers, check_at_least, check_axes, expand, sequence
 from gpufold.geometry.sliding import SlidingGeometry
 
 
@@ -50,7 +50,7 @@ def merged_axes(extents: Size, first_strides: Size, second_strides: Size) -> lis
     return merged
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=256)
 def blocks_as_columns(
     geometry: BlocksGeometry, blocks_strides: Size, array_strides: Size
 ) -> tuple[SlidingGeometry, Size, Size]:
@@ -84,8 +84,12 @@ def blocks_as_columns(
     return SlidingGeometry(batch, lead[1][0], axes), columns_strides, (*lead_array, *array_strides[count:])
 
 
-def _block_axes(operation: str, size: Size, block_shape: Size, strides: PerAxis, size_name: str) -> tuple[Axis, ...]:
-    """Check block and strides, and that a block fits."""
+def _block_axes(operation: str, shape: Size, block_shape: Size, strides: PerAxis, size_name: str) -> tuple[Axis, ...]:
+    """Check block and strides, and that a block fits into an array of a shape."""
+    rank, size = len(block_shape), shape[len(shape) - len(block_shape) :]
+    apart = max(0, sum(extent > 1 for extent in shape[: len(shape) - rank]) - 2)  # as in blocks_as_columns
+    axes = max(len(shape) + rank, 2 + 2 * (apart + rank))
+    check_axes(operation, "block_shape", block_shape, axes, f"blocks of an array of {len(shape)}")
     strides = expand(operation, "strides", strides, len(block_shape), "block_shape")
     check_at_least(operation, "block_shape", block_shape, 1)
     check_at_least(operation, "strides", strides, 1)
@@ -133,7 +137,7 @@ def blocks_to_array_geometry(shape: Size, output_shape: Any, block_shape: Any, s
     )
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=256)
 def array_geometry(array_shape: Size, block_shape: PerAxis, strides: PerAxis) -> BlocksGeometry:
     """Check an array_to_blocks call, whose sizes are integers."""
     operation = "array_to_blocks"
@@ -144,12 +148,11 @@ def array_geometry(array_shape: Size, block_shape: PerAxis, strides: PerAxis) ->
             f"{operation}: array must be (*lead, *size) with {rank} axes of size, one per value of "
             f"block_shape={block_shape}, got rank {len(array_shape)}: shape {array_shape}"
         )
-    size = array_shape[len(array_shape) - rank :]
-    axes = _block_axes(operation, size, block_shape, strides, "the array's size")
+    axes = _block_axes(operation, array_shape, block_shape, strides, "the array's size")
     return BlocksGeometry(array_shape[: len(array_shape) - rank], axes)
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=256)
 def blocks_geometry(
     blocks_shape: Size, output_shape: PerAxis, block_shape: PerAxis, strides: PerAxis
 ) -> BlocksGeometry:
@@ -167,8 +170,7 @@ def blocks_geometry(
             f"block_shape={block_shape}, got {len(output_shape)} values: output_shape={output_shape}"
         )
     check_at_least(operation, "output_shape", output_shape, 0)
-    size = output_shape[len(output_shape) - rank :]
-    axes = _block_axes(operation, size, block_shape, strides, "output_shape")
+    axes = _block_axes(operation, output_shape, block_shape, strides, "output_shape")
     geometry = BlocksGeometry(output_shape[: len(output_shape) - rank], axes)
     if blocks_shape != geometry.blocks_shape:
         raise ValueError(

@@ -28,6 +28,10 @@ MOST_AXES = 256
 """Values that are looked at, of what may have no end: no array has so many axes."""
 
 
+MOST_AXES = 64
+"""Of an array, in NumPy."""
+
+
 def as_integers(operation: str, name: str, value: object) -> PerAxis:
     """Turn what a caller gave into an int or a tuple of ints, exactly, or raise TypeError.
 
@@ -99,3 +103,11 @@ def check_at_least(operation: str, name: str, values: Size, least: int) -> None:
                 f"{operation}: {name} must be at least {least} on every axis, "
                 f"got {shown(value)} on axis {axis}: {name}={shown(values)}"
             )
+
+
+def check_axes(operation: str, name: str, value: object, axes: int, what: str) -> None:
+    """Raise where an array that a call needs would have more axes than an array can have."""
+    if axes > MOST_AXES:
+        raise ValueError(
+            f"{operation}: an array has at most {MOST_AXES} axes, but {what} would have {axes}: {name}={value}"
+        )

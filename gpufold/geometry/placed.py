@@ -7,7 +7,7 @@ from functools import cached_property, lru_cache
 from typing import Any
 
 from gpufold.geometry.axes import hash_once
-from gpufold.geometry.integers import PerAxis, Size, as_integers, check_at_least, expand
+from gpufold.geometry.integers import PerAxis, Size, as_integers, check_at_least, check_axes, expand
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class PositionsGeometry:
         return (self.count, *self.lead, *self.block_shape)
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=256)
 def add_blocks_geometry(array_shape: Size, blocks_shape: Size, positions_shape: Size) -> PositionsGeometry:
     """Check the sizes of an add_blocks call; positions say by their last axis how many axes of the array have any.
 
@@ -60,7 +60,7 @@ def take_blocks_geometry(array_shape: Size, positions_shape: Size, block_shape: 
     return taken_geometry(array_shape, positions_shape, as_integers("take_blocks", "block_shape", block_shape))
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=256)
 def taken_geometry(array_shape: Size, positions_shape: Size, block_shape: PerAxis) -> PositionsGeometry:
     """Check a take_blocks call, whose sizes are integers."""
     operation = "take_blocks"
@@ -68,6 +68,7 @@ def taken_geometry(array_shape: Size, positions_shape: Size, block_shape: PerAxi
     lead = _leading_axes(operation, "array", array_shape, positions_shape)
     block = expand(operation, "block_shape", block_shape, rank, f"positions of shape {positions_shape}")
     check_at_least(operation, "block_shape", block, 1)
+    check_axes(operation, "block_shape", block, 1 + len(array_shape), f"blocks of an array of {len(array_shape)}")
     return PositionsGeometry(count, array_shape[:lead], array_shape[lead:], block)
 
 
@@ -106,7 +107,7 @@ class AverageGeometry:
         return (*self.lead, *self.block_shape)
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=256)
 def average_geometry(array_shape: Size, weight_shape: Size) -> AverageGeometry:
     """Check the sizes of an average call.
 

@@ -8,7 +8,7 @@ from math import prod
 from typing import Any
 
 from gpufold.geometry.axes import Axis, OnAxes, hash_once
-from gpufold.geometry.integers import PerAxis, Size, as_integers, check_at_least, expand, sequence
+from gpufold.geometry.integers import PerAxis, Size, as_integers, check_at_least, check_axes, expand, sequence
 
 
 @dataclass(frozen=True)
@@ -49,14 +49,12 @@ class SlidingGeometry(OnAxes):
     @cached_property
     def blocks_overlap(self) -> bool:
         """Whether two taps land on one pixel of the image, of one block or of two."""
-        landed = [
-            [axis.pixel(block, tap) for tap in range(axis.kernel) for block in axis.reach(tap)] for axis in self.axes
-        ]
-        return all(landed) and any(len(set(pixels)) < len(pixels) for pixels in landed)
+        return all(axis.lands for axis in self.axes) and any(axis.overlap.lands for axis in self.axes)
 
 
 def _sliding_axes(operation: str, size: Size, size_name: str, rank_name: str, **given: PerAxis) -> tuple[Axis, ...]:
     """Check every per-axis argument and that a block fits; the caller knows the image's size."""
+    check_axes(operation, rank_name, size, 2 + 2 * len(size), "columns with kernel and blocks apart")
     per_axis = {name: expand(operation, name, value, len(size), rank_name) for name, value in given.items()}
     for name, values in {size_name: size, **per_axis}.items():
         check_at_least(operation, name, values, 0 if name in ("dilations", "pads_begin", "pads_end") else 1)
@@ -103,7 +101,7 @@ def _sliding_integers(
     )
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=256)
 def columns_geometry(
     columns_shape: Size, output_size: PerAxis, kernel_size: PerAxis, *steps: PerAxis
 ) -> SlidingGeometry:
@@ -135,7 +133,7 @@ def columns_geometry(
     return geometry
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=256)
 def image_geometry(image_shape: Size, kernel_size: PerAxis, *steps: PerAxis) -> SlidingGeometry:
     """Check an im2col call, whose sizes are integers."""
     operation = "im2col"

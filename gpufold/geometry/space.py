@@ -8,7 +8,7 @@ from math import prod
 from typing import Any
 
 from gpufold.geometry.axes import Axis, hash_once
-from gpufold.geometry.integers import PerAxis, Size, as_integers, check_at_least, expand
+from gpufold.geometry.integers import PerAxis, Size, as_integers, check_at_least, check_axes, expand
 
 
 @dataclass(frozen=True)
@@ -69,6 +69,7 @@ def _block_arguments(operation: str, shape: Size, block_shape: PerAxis, **given:
             f"got {block_shape!r}"
         )
     block_shape = expand(operation, "block_shape", block_shape, rank, "data")
+    check_axes(operation, "block_shape", block_shape, 2 * rank, "data with block and grid apart")
     check_at_least(operation, "block_shape", block_shape, 1)
     if block_shape[0] != 1:
         raise ValueError(
@@ -119,7 +120,7 @@ def space_to_batch_geometry(shape: Size, block_shape: Any, pads_begin: Any = 0, 
     )
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=256)
 def batch_geometry(data_shape: Size, block_shape: PerAxis, crops_begin: PerAxis, crops_end: PerAxis) -> SpaceGeometry:
     """Check a batch_to_space call, whose sizes are integers."""
     operation = "batch_to_space"
@@ -143,7 +144,7 @@ def batch_geometry(data_shape: Size, block_shape: PerAxis, crops_begin: PerAxis,
     return geometry
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=256)
 def space_geometry(data_shape: Size, block_shape: PerAxis, pads_begin: PerAxis, pads_end: PerAxis) -> SpaceGeometry:
     """Check a space_to_batch call, whose sizes are integers."""
     operation = "space_to_batch"

@@ -1,0 +1,121 @@
+"""Axes by cells: the groups of taps, or of blocks, that one array operation serves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import prod
+from typing import NamedTuple
+
+from gpufold.geometry.axes import Axis
+from gpufold.keeping import kept
+
+LONG_STRIDE = 8
+"""Strides of the last axis from which the phases of a cell make an inner loop that is long enough."""
+
+
+FEWER, MANY_OPERATIONS = 3, 1 << 8
+"""Times as many groups of taps as of blocks beyond which an axis is served by those, for what lies side by side often
+are blocks; and array operations from which any fewer are better."""
+
+
+FEW_BLOCKS = 4
+"""Taps for each block, and for each array operation, from which blocks are few."""
+
+
+class Group(NamedTuple):
+    """Consecutive taps of an axis that reach the same cell offset, each at its own phase of the cell."""
+
+    taps: slice
+    phases: slice
+    cells: slice
+    blocks: slice
+
+    @property
+    def offset(self) -> int:
+        """Block b reaches cell b + offset."""
+        return int(self.cells.start - self.blocks.start)
+
+
+class Piece(NamedTuple):
+    """Pixels of an axis viewed as (cells, width): whole cells of a stride's width, or the shorter rest as one."""
+
+    pixels: slice
+    first_cell: int
+    cells: int
+    width: int
+
+
+def pieces_of(axis: Axis, begin: int = 0) -> Iterator[Piece]:
+    """Return the whole cells of an axis whose first pixel is pixel `begin` of them, and what is before and after."""
+    head = min(axis.size, -begin % axis.stride)
+    tail = axis.size - (axis.size - head) % axis.stride
+    for start, stop in ((0, head), (head, tail), (tail, axis.size)):
+        if start < stop:
+            width = min(stop - start, axis.stride)
+            yield Piece(slice(start, stop), (start + begin) // axis.stride, (stop - start) // width, width)
+
+
+def groups_of(axis: Axis, piece: Piece, group_phases: bool) -> Iterator[Group]:
+    """Return the groups that reach a piece, in ascending order of taps."""
+    tap, blocks = 0, axis.blocks
+    while tap < axis.kernel:
+        offset, phase = divmod(axis.pixel(0, tap), axis.stride)
+        offset -= piece.first_cell
+        step = max(1, axis.dilation)
+        most = axis.kernel - tap if group_phases and axis.dilation else 1
+        count = min(most, (axis.stride - 1 - phase) // step + 1)
+        inside = min(count, max(0, (piece.width - 1 - phase) // step + 1))
+        begin, end = max(0, offset), min(piece.cells, offset + blocks)
+        if inside and begin < end:
+            yield Group(
+                slice(tap, tap + inside),
+                slice(phase, phase + (inside - 1) * step + 1, step),
+                slice(begin, end),
+                slice(begin - offset, end - offset),
+            )
+        tap += count
+
+
+class Plan(NamedTuple):
+    """How axes are served: each in groups of its taps or, where these are more, of its blocks."""
+
+    axes: tuple[Axis, ...]
+    turned: tuple[bool, ...]
+    """Which of them are turned. Their groups come last to first: the last block on a pixel has its first tap."""
+    once: bool
+    """Whether blocks tile the image without gaps, overlaps or margins left open: each pixel has one tap."""
+    operations: int
+    """Array operations at most."""
+    few_blocks: bool
+    """Whether taps are so many more than blocks, and than array operations, that loops along blocks are too short."""
+
+
+def groups_phases(axis: Axis, is_last: bool) -> bool:
+    """Return whether taps at several phases make a group: of the last axis, they are to make a long inner loop."""
+    return axis.dilation > 0 and (not is_last or axis.stride >= LONG_STRIDE)
+
+
+@kept
+def plan_of(axes: tuple[Axis, ...]) -> Plan:
+    """Choose how axes are served, with no more array operations than the square root of the column elements or so."""
+    counts: list[list[int]] = []
+    for number, axis in enumerate(axes):
+        counts.append([])
+        for each in (axis, axis.turned) if axis.dilation else (axis,):
+            cells = each.pixel(0, each.kernel - 1) // each.stride - each.pixel(0, 0) // each.stride + 1
+            groups = min(each.kernel, cells) if groups_phases(each, number + 1 == len(axes)) else each.kernel
+            counts[-1].append(groups * len(tuple(pieces_of(each))))
+    fewer = 1 if prod(count[0] for count in counts) >= MANY_OPERATIONS else FEWER
+    turned = tuple(fewer * count[-1] < count[0] for count in counts)
+    served = tuple(axis.turned if turns else axis for axis, turns in zip(axes, turned, strict=True))
+    operations = prod(count[turns] for count, turns in zip(counts, turned, strict=True))
+    once = all(
+        axis.kernel == axis.stride
+        and (axis.dilation == 1 or axis.kernel == 1)
+        and axis.pixel(0, 0) <= 0
+        and axis.pixel(axis.blocks - 1, axis.kernel - 1) >= axis.size - 1
+        for axis in axes
+    )
+    taps, blocks = prod(axis.kernel for axis in axes), prod(axis.blocks for axis in axes)
+    few_blocks = FEW_BLOCKS * operations <= taps and (any(turned) or FEW_BLOCKS * blocks <= taps)
+    return Plan(served, turned, once, operations, few_blocks)

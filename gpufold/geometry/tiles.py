@@ -1,0 +1,40 @@
+"""Sections of an image, each a problem of its own."""
+
+from __future__ import annotations
+
+from itertools import product
+from math import prod
+from typing import NamedTuple
+
+from gpufold.geometry.axes import Axis
+from gpufold.geometry.integers import Size
+from gpufold.keeping import kept
+
+
+class Tile(NamedTuple):
+    """Some planes of an image and a section of it, as a problem of its own."""
+
+    pixels: tuple[slice, ...]
+    blocks: tuple[slice, ...]
+    axes: tuple[Axis, ...]
+
+
+@kept
+def cut_into_tiles(shape: Size, axes: tuple[Axis, ...], limit: int) -> tuple[Tile, ...]:
+    """Cut from the outermost axis inwards until a tile has at most `limit` pixels; along an axis, by whole cells."""
+    units = (1, 1, *(axis.stride for axis in axes))
+    steps = []
+    for number, (extent, unit) in enumerate(zip(shape, units, strict=True)):
+        inner = prod(shape[number + 1 :])
+        fit = max(1, limit // inner)
+        step = extent if fit >= extent else max(unit, fit // unit * unit)
+        pieces = -(-extent // step)
+        step = -(-extent // pieces // unit) * unit  # of equal length, rather than a short one at the end
+        steps.append([slice(start, min(start + step, extent)) for start in range(0, extent, step)])
+        limit = max(1, limit // step)
+    tiles = []
+    for pixels in product(*steps):
+        sections = [axis.section(piece.start, piece.stop) for axis, piece in zip(axes, pixels[2:], strict=True)]
+        blocks = tuple(slice(blocks.start, blocks.stop) for _, blocks in sections)
+        tiles.append(Tile(pixels, blocks, tuple(axis for axis, _ in sections)))
+    return tuple(tiles)
