@@ -8,7 +8,8 @@ to, which stays as it is. Take_blocks has its mode in the reduction's place.
 from __future__ import annotations
 
 import warnings
-from functools import lru_cache
+from functools import cache, partial
+from hashlib import sha256
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ from gpufold.calls import Call, Fusion
 from gpufold.geometry import GEOMETRIES, SpaceGeometry
 from gpufold.operations import OPERATIONS
 from gpufold.torch import exporting, rules, tensors
-from gpufold.torch.tensors import as_int64, execute, name_of, resolved
+from gpufold.torch.tensors import INTEGERS, as_int64, execute, name_of, resolved
 
 SIZES = {
     "col2im": ("output_size", "kernel_size", "strides", "dilations", "pads_begin", "pads_end"),
@@ -212,9 +213,17 @@ def _recorded(
 
 
 @lru_cache(maxsize=256)
+    for argument, each in zip(SIZES[operation], sizes, strict=True):
+        for size in each:
+            if isinstance(size, Tensor) and size.dtype not in INTEGERS:
+                raise TypeError(f"{operation}: {argument} must be of integers, got dtype {name_of(size.dtype)}")
 def _script(source: str) -> Any:
-    """Compile a function of TorchScript: a trace of its call has the operator with its sizes in it."""
-    return torch.jit.CompilationUnit(source).call
+    """Compile a function of TorchScript: a trace of its call has the operator with its sizes in it.
+
+    The function has a qualified name of its own, without which a program that calls it does not load.
+    """
+    name = f"__torch__.gpufold.call_{sha256(source.encode()).hexdigest()[:16]}"
+    return torch._C._create_function_from_graph(name, torch.jit.CompilationUnit(source).call.graph.copy())
 
 
 def trace_space(operation: str, data: Tensor, sizes: tuple[Any, ...], variant: str) -> Tensor:
