@@ -36,9 +36,9 @@ def as_integers(operation: str, name: str, value: object) -> PerAxis:
                 break
         else:
             return value
-    if hasattr(value, "tolist"):  # NumPy and CuPy arrays and scalars
-        value = value.tolist()
     try:
+        if hasattr(value, "tolist"):  # arrays, tensors and scalars
+            value = _values(value)
         if hasattr(value, "__index__"):
             return _integer(value)
         if not isinstance(value, str | bytes | bytearray | dict | set | frozenset):
@@ -46,6 +46,14 @@ def as_integers(operation: str, name: str, value: object) -> PerAxis:
     except TypeError:
         pass
     raise TypeError(f"{operation}: {name} must be an integer or a sequence of integers, got {value!r}")
+
+
+def _values(array: Any) -> Any:
+    """Return the values of an array, or raise TypeError where it has none, as a tensor without memory."""
+    try:
+        return array.tolist()
+    except RuntimeError as error:
+        raise TypeError from error
 
 
 def _integer(value: Any) -> int:
