@@ -90,7 +90,7 @@ class Tensors:
         return weights
 
     def positions(self, given: Any, on_host: bool) -> Any:
-        if isinstance(given, type(self._blocks)) or getattr(given, "is_cuda", False):
+        if isinstance(given, sys.modules["torch"].Tensor):
             if not on_host:
                 return self._ours.tensors.checked_positions("Stitcher.add", given, self._blocks, "blocks")
             if given.is_cpu:
@@ -99,7 +99,7 @@ class Tensors:
 
     def beside(self, places: Any) -> Any:
         if isinstance(places, np.ndarray):
-            return sys.modules["torch"].from_numpy(places).to(self.place)
+            return sys.modules["torch"].from_numpy(places.copy()).to(self.place)  # which gradients need later
         return places
 
     def add(self, out: Any, blocks: Any, places: Any, weights: tuple[Any, ...] | None, weight_out: Any = None) -> None:

@@ -380,6 +380,15 @@ class _Rows:
         """Those of a whole tile, for all batches."""
         self._lead, self._first, self._count = len(lead), 0, 0
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what is pickled: the way to the tiles' gradients is not, and sums without it would be others."""
+        if any([getattr(array, "requires_grad", False) for array, _ in self._arrays()]):
+            raise TypeError(
+                "Stitcher: sums that have gradients cannot be pickled or copied; add tiles under torch.no_grad(), or "
+                "detached"
+            )
+        return self.__dict__
+
     def check(self, home: Home) -> None:
         """Raise unless tiles can be added to the sums."""
         if home.kind != self.kind:

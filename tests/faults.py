@@ -279,8 +279,8 @@ FAULTS = (
     Fault(
         "saved tensors of a transform that has ended",
         "gpufold/torch/rules.py",
-        "else _functorch.unwrap_if_dead(each) for",
-        "else each for",
+        "inputs = [*map(alive, inputs)]",
+        "inputs = [*inputs]",
         TORCH + "transforms_of_functions[col2im-full]",
     ),
     Fault(

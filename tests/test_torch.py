@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import random
 import re
 import subprocess
 import sys
+import warnings
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import ml_dtypes  # noqa: F401  NumPy knows bfloat16 then
@@ -14,6 +19,8 @@ import numpy as np
 import pytest
 import torch
 from cases import CASES, DTYPES, random_case
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import gpufold.torch
 from gpufold.torch import functions, rules, tensors
@@ -275,6 +282,52 @@ def test_transforms_of_functions(operation):
 
 
 @named([*LINEAR, *WINDOWED, *AVERAGED])
+def test_what_a_transform_saved_serves_after_it_ended(operation):
+    given = operation.tensors(torch.float64)
+    reachable = len(given) if operation.reduction == "sum" else len(operation.shapes)
+    if "positions" in operation.arguments:
+        places = torch.tensor(operation.arguments["positions"])
+        operation = replace(operation, arguments=operation.arguments | {"positions": places})
+
+    def function(*of):
+        return operation(*of, *given[reachable:])
+
+    result, back = torch.func.vjp(function, *given[:reachable])
+    leaves = [each.clone().requires_grad_() for each in given[:reachable]]
+    want = torch.autograd.grad(function(*leaves), leaves, result)
+    assert all(map(torch.equal, back(result), want))
+    batches = [each[None] for each in given[:reachable]]
+    _, back = torch.func.vjp(torch.vmap(function), *batches)
+    torch.testing.assert_close([each[0] for each in back(result[None])], [*want])
+    _, outer = torch.func.vjp(lambda *of: torch.func.vjp(function, *of)[1](result), *given[:reachable])
+    leaves = [each.clone().requires_grad_() for each in given[:reachable]]
+    first = torch.autograd.grad(function(*leaves), leaves, result, create_graph=True)
+    recorded = [each for each in first if each.requires_grad]
+    second = torch.autograd.grad(recorded, leaves, [each.detach() for each in recorded], allow_unused=True,
+                                 materialize_grads=True) if recorded else [*map(torch.zeros_like, leaves)]  # fmt: skip
+    torch.testing.assert_close([*outer(tuple([each.detach() for each in first]))], [*second])
+
+
+def test_a_tensor_that_left_a_transform_is_what_it_stood_for():
+    left = []
+
+    def leave(*tensors):
+        left[:] = tensors
+        return tensors[0].sum()
+
+    picture, tiles, window, places = torch.randn(5, 4), torch.randn(4, 3, 2), torch.rand(3, 2), torch.tensor(PLACES)
+    torch.func.grad(lambda picture: torch.func.grad(leave)(picture, tiles * picture.sum(), window, places))
+    torch.func.vjp(lambda *of: torch.func.vjp(leave, *of)[0], picture, tiles, window)
+    array, blocks, weights = left
+    want = gpufold.torch.add_blocks(picture, tiles, places, window)
+    assert torch.equal(gpufold.torch.add_blocks(array, blocks, places, weights), want)
+    assert torch.equal(gpufold.torch.take_blocks(array, places, (3, 2), window=weights),
+                       gpufold.torch.take_blocks(picture, places, (3, 2), window=window))  # fmt: skip
+    gpufold.torch.add_blocks_(array, blocks, places, weights)
+    assert torch.equal(picture, want)
+
+
+@named([*LINEAR, *WINDOWED, *AVERAGED])
 def test_vmap(operation):
     given = operation.tensors(torch.float64)
     for number, tensor in enumerate(given):
@@ -457,7 +510,121 @@ def test_the_gradient_of_adding_takes_and_that_of_taking_adds(monkeypatch):
 
 
 # ---------------------------------------------------------------------------------------------
+# What a caller changes before the gradient is asked for
+
+
+def stitch(tiles, places):
+    stitcher = gpufold.Stitcher((5, 4), (3, 2))
+    stitcher.add(tiles, places)
+    return stitcher.result()
+
+
+class Passing(TorchDispatchMode):
+    """A mode that changes nothing."""
+
+    def __torch_dispatch__(self, function, types, given=(), named=None):
+        return function(*given, **named or {})
+
+
+POSITIONED = {
+    "take_blocks": lambda tensor, places: gpufold.torch.take_blocks(tensor, places, (3, 2)),
+    "take_blocks-windowed": lambda tensor, places: gpufold.torch.take_blocks(
+        tensor, places, (3, 2), window=tensor[:3, :2], mode="edge"),
+    "add_blocks": lambda tensor, places: gpufold.torch.add_blocks(torch.zeros(5, 4), tensor.expand(4, 5, 4), places),
+    "add_blocks_": lambda tensor, places: gpufold.torch.add_blocks_(
+        torch.zeros(5, 4), tensor.expand(4, 5, 4), places, tensor, weight_out=torch.zeros(5, 4)),
+    "Stitcher": lambda tensor, places: stitch(tensor[:3, :2].expand(4, 3, 2), places),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", [np.array, memoryview], ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("call", POSITIONED.values(), ids=POSITIONED)
+@pytest.mark.parametrize("compiled", [False, True])
+def test_an_array_of_positions_may_be_used_again_before_the_gradient(call, kind, compiled):
+    if compiled and (kind is memoryview or call is POSITIONED["Stitcher"]):
+        return
+    places, tensor = np.array(PLACES), torch.randn(5, 4, requires_grad=True)
+    (want,) = torch.autograd.grad(call(tensor, places.copy()).square().sum(), tensor)
+    torch.compiler.reset()
+    function = torch.compile(call, backend="aot_eager") if compiled else call
+    result = function(tensor, kind(places) if kind is memoryview else places).square().sum()
+    places[...] = 0
+    torch.testing.assert_close(torch.autograd.grad(result, tensor)[0], want)
+
+
+def test_a_read_only_array_of_positions_is_taken_without_a_warning():
+    places = np.array(PLACES)
+    places.flags.writeable = False
+    with warnings.catch_warnings(action="error"):
+        gpufold.torch.take_blocks(torch.randn(5, 4), places, (3, 2))
+
+
+def test_a_traced_array_of_positions_is_a_constant():
+    places, picture = np.array(PLACES), torch.randn(5, 4)
+    want = gpufold.torch.take_blocks(picture, PLACES, (3, 2))
+    programs = [
+        record(lambda given: gpufold.torch.take_blocks(given, places, (3, 2)), picture)
+        for record in (torch.jit.trace, lambda function, given: make_fx(function)(given))
+    ]
+    places[...] = 0
+    assert all(torch.equal(program(picture), want) for program in programs)
+
+
+@pytest.mark.parametrize("call", POSITIONED.values(), ids=POSITIONED)
+def test_a_tensor_of_positions_that_is_written_into_is_noticed(call):
+    places, tensor = torch.tensor(PLACES), torch.randn(5, 4, requires_grad=True)
+    result = call(tensor, places).sum()
+    places.zero_()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        result.backward()
+
+
 # In place
+
+
+FORBIDDEN = {
+    "a leaf": lambda: torch.zeros(5, 4, requires_grad=True),
+    "a parameter": lambda: torch.nn.Parameter(torch.zeros(5, 4)),
+    "a view of a leaf": lambda: torch.zeros(2, 5, 4, requires_grad=True)[0],
+    "one of several views": lambda: torch.zeros(2, 5, 4).unbind()[0],
+    "a view made without gradients": torch.no_grad()(lambda: torch.zeros(2, 5, 4)[0]),
+    "a view made in inference mode": lambda: torch.inference_mode()(torch.zeros(2, 5, 4).select)(0, 0),
+    "of inference mode": torch.inference_mode()(lambda: torch.zeros(5, 4)),
+    "overlapping": lambda: torch.zeros(1).expand(5, 4),
+    "freed": lambda: shrunk(torch.zeros(5, 4), 0),
+    "sparse": lambda: torch.zeros(5, 4).to_sparse(),
+}
+
+
+@pytest.mark.parametrize("wrong", FORBIDDEN.values(), ids=FORBIDDEN)
+@pytest.mark.parametrize("name", ["out", "weight_out"])
+@pytest.mark.parametrize("traced", [False, True])
+def test_both_are_added_to_or_none(name, wrong, traced):
+    window = torch.rand(3, 2, requires_grad=True)
+    blocks = torch.randn(4, 3, 2, requires_grad=True)
+    right = torch.zeros(5, 4)
+    other = "weight_out" if name == "out" else "out"
+    if traced and wrong in (FORBIDDEN["overlapping"], FORBIDDEN["sparse"]):
+        return
+    version = right._version
+    given = {name: wrong(), other: right}
+    with Passing() if traced else nullcontext(), pytest.raises((TypeError, ValueError), match="add_blocks"):
+        gpufold.torch.add_blocks_(blocks=blocks, positions=PLACES, window=window, **given)
+    assert (right._version, right.requires_grad, right.any().item()) == (version, False, False)
+
+
+def test_transforms_add_to_both_or_none():
+    out, weight = torch.zeros(2, 5, 4), torch.zeros(5, 4)
+
+    def add(out, window):
+        return gpufold.torch.add_blocks_(out, torch.ones(4, 3, 2), PLACES, window, weight_out=weight)
+
+    with pytest.raises(RuntimeError, match="vmap: inplace"):
+        torch.vmap(add)(out, torch.ones(2, 3, 2))
+    with pytest.raises(RuntimeError, match="mutate a captured Tensor"):
+        torch.func.grad(lambda window: add(out[0] + 0, window).sum())(torch.ones(3, 2))
+    assert not out.any()
+    assert not weight.any()
 
 
 def test_adding_in_place():
@@ -607,6 +774,36 @@ def test_what_is_stitched_has_gradients():
         return stitcher.result()
 
     assert torch.autograd.gradcheck(stitched, (tiles, window))
+
+
+@pytest.mark.parametrize("reduction", ["sum", "mean", "least_squares"])
+@pytest.mark.parametrize("learns", ["tiles", "window"])
+def test_sums_that_have_gradients_are_not_pickled(learns, reduction):
+    tiles, window = torch.randn(2, 4), torch.rand(4) + 0.5
+    stitcher = gpufold.Stitcher((8,), (4,), window=window, reduction=reduction)
+    stitcher.add(tiles, [(0,), (2,)])
+    for same in (pickle.loads(pickle.dumps(stitcher)), copy.deepcopy(stitcher)):
+        same.add(tiles, torch.tensor([[1], [4]]))
+        assert same.result().shape == (8,)
+    learned = {"tiles": tiles, "window": window}
+    learned[learns] = learned[learns].requires_grad_()
+    with torch.no_grad():
+        stitcher.add(learned["tiles"], [(4,), (4,)], window=learned["window"])
+    assert torch.equal(pickle.loads(pickle.dumps(stitcher)).result(), stitcher.result())
+    stitcher.add(learned["tiles"], [(4,), (4,)], window=learned["window"])
+    for save in (pickle.dumps, copy.deepcopy):
+        with pytest.raises(TypeError, match="Stitcher: sums that have gradients cannot be pickled or copied"):
+            save(stitcher)
+
+
+def test_tiles_that_are_a_parameter_have_positions_of_any_kind():
+    results = []
+    for places in ([(0,), (2,)], np.array([(0,), (2,)]), torch.tensor([(0,), (2,)])):
+        stitcher = gpufold.Stitcher((8,), (4,))
+        stitcher.add(torch.nn.Parameter(torch.ones(2, 4)), places)
+        results.append(stitcher.result())
+    assert torch.equal(results[0], results[1])
+    assert torch.equal(results[0], results[2])
 
 
 def test_the_first_tiles_decide_where_a_stitchers_sums_live():
@@ -975,6 +1172,79 @@ def test_an_istft_head_is_a_fold_and_a_least_squares_fold():
 # Errors
 
 COLUMN = torch.zeros(4, 9)
+
+
+def shrunk(tensor, size):
+    """Return a tensor whose storage has so many bytes."""
+    tensor.untyped_storage().resize_(size)
+    return tensor
+
+
+def calls_of_memory():
+    """Yield calls, by tensors of their own, and the names of the arguments that these are."""
+    yield gpufold.torch.col2im, {"data": (4, 9), "window": (2, 2)}, {"output_size": (4, 4), "kernel_size": (2, 2)}
+    yield gpufold.torch.im2col, {"image": (1, 4, 4)}, {"kernel_size": (2, 2)}
+    yield gpufold.torch.fold, {"input": (1, 4, 9)}, {"output_size": 4, "kernel_size": 2}
+    yield gpufold.torch.unfold, {"input": (1, 1, 4, 4), "window": (2, 2)}, {"kernel_size": 2}
+    yield gpufold.torch.blocks_to_array, {"blocks": (3, 3)}, {"output_shape": (5,), "block_shape": (3,)}
+    yield gpufold.torch.array_to_blocks, {"array": (2, 7), "window": (3,)}, {"block_shape": (3,)}
+    yield gpufold.torch.add_blocks, {"out": (5, 4), "blocks": (4, 3, 2), "positions": None, "window": (3, 2)}, {}
+    yield (gpufold.torch.add_blocks_, {"out": (5, 4), "blocks": (4, 3, 2), "positions": None, "window": (3, 2),
+                                       "weight_out": (5, 4)}, {})  # fmt: skip
+    yield gpufold.torch.take_blocks, {"array": (5, 4), "positions": None, "window": (3, 2)}, {"block_shape": (3, 2)}
+    yield gpufold.torch.average, {"numerator": (2, 3), "weight": (2, 3)}, {}
+    yield gpufold.torch.batch_to_space, {"data": (8, 3)}, {"block_shape": (1, 4)}
+    yield gpufold.torch.space_to_batch, {"data": (2, 8)}, {"block_shape": (1, 4)}
+
+
+@pytest.mark.parametrize("size", [0, 4])
+@pytest.mark.parametrize("way", ["first", "again", "learning", "operator", "transformed"])
+@pytest.mark.parametrize(
+    ("function", "shapes", "options", "name"),
+    [(*call, name) for call in calls_of_memory() for name in call[1]],
+    ids=lambda value: getattr(value, "__name__", "") if callable(value) else value if isinstance(value, str) else "",
+)
+def test_nothing_is_read_behind_a_storage(function, shapes, options, name, way, size):
+    def made():
+        return {each: torch.tensor(PLACES) if shape is None else torch.ones(shape) for each, shape in shapes.items()}
+
+    if way == "again":
+        function(**made(), **options)
+    given = made()
+    if way == "learning":
+        given |= {each: given[each].requires_grad_() for each in ("data", "blocks", "array", "window") if each in given}
+    shrunk(given[name].detach(), size)
+    before = {each: tensor.detach().clone() for each, tensor in given.items() if each != name}
+    call = partial(function, **given, **options)
+    if way == "transformed":
+        call = partial(torch.func.vjp, lambda _: function(**given, **options), torch.ones(()))
+    with (
+        Passing() if way == "operator" else nullcontext(),
+        pytest.raises(ValueError, match="must have its elements in memory, but its storage"),
+    ):
+        call()
+    assert all(torch.equal(given[each].detach(), tensor) for each, tensor in before.items())
+
+
+def test_a_view_of_a_larger_storage_is_read_as_far_as_it_goes():
+    memory = torch.arange(40.0)
+    view = memory[4:40].view(4, 9)
+    memory.untyped_storage().resize_(160)
+    want = gpufold.torch.col2im(view.clone(), (4, 4), (2, 2))
+    for _ in range(2):
+        assert torch.equal(gpufold.torch.col2im(view, (4, 4), (2, 2)), want)
+    memory.untyped_storage().resize_(156)
+    with pytest.raises(ValueError, match=r"col2im: data must have its elements in memory.* 156 bytes where 160"):
+        gpufold.torch.col2im(view, (4, 4), (2, 2))
+    assert gpufold.torch.col2im(view[:0], (4, 4), (2, 2)).shape == (0, 4, 4)
+
+
+def test_what_a_gradient_needs_may_not_be_freed_before():
+    places, picture = torch.tensor(PLACES), torch.randn(5, 4, requires_grad=True)
+    result = gpufold.torch.take_blocks(picture, places, (3, 2)).sum()
+    shrunk(places, 8)
+    with pytest.raises(ValueError, match="take_blocks: positions must have its elements in memory"):
+        result.backward()
 
 
 @pytest.mark.parametrize(

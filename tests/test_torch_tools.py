@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 import pickle
+import re
 import subprocess
 import sys
+from functools import partial
 
 import numpy as np
 import pytest
@@ -263,6 +265,117 @@ def test_modules_are_torchs_own():
         "Fold(output_size=(9,), kernel_size=(3,), dilation=1, padding=0, stride=2, window=(3,), reduction='mean')"
     )
     assert repr(gpufold.torch.Unfold(3, window=[WINDOW[0], WINDOW[1]])).endswith("stride=1, window=(2,) x (2,))")
+
+
+@pytest.mark.parametrize("module", [partial(gpufold.torch.Fold, 4), gpufold.torch.Unfold], ids=["Fold", "Unfold"])
+@pytest.mark.parametrize("kind", [np.asarray, torch.as_tensor, lambda given: given.astype(">f4")[::-1]])
+def test_a_module_keeps_a_window_of_its_own(module, kind):
+    given = kind(np.array([1, 2], np.float32))
+    for window in (given, [given, given]):
+        kept = module(2 if type(window) is list else (2,), window=window)
+        same = [kept, copy.deepcopy(kept), pickle.loads(pickle.dumps(kept)), kept.to("cpu")]
+        before = [buffer.clone() for buffer in kept.buffers()]
+        given[:] = given + 4
+        for each in same:
+            assert all(map(torch.equal, each.buffers(), before))
+
+
+def test_a_window_that_learns_is_not_copied():
+    window = torch.ones(2, requires_grad=True)
+    assert gpufold.torch.Fold(4, (2,), window=window).window is window
+    module = gpufold.torch.Fold(4, 2, window=[torch.nn.Parameter(window), window * 2])
+    module(COLUMNS).sum().backward()
+    assert window.grad is not None
+
+
+@pytest.mark.parametrize(
+    ("window", "message"),
+    [
+        ([[1.0, 2.0], [1.0, 2.0]], "window must be of torch.Tensor or numpy.ndarray, got list"),
+        ("hann", "window must be of torch.Tensor or numpy.ndarray, got str"),
+        (np.ma.masked_array([1.0, 2.0], [True, False]), "got a masked array"),
+        (np.matrix([[1.0, 2.0], [1.0, 2.0]]), r"got numpy\.matrix"),
+        (np.ones((2, 2), complex), "window must hold real numbers that torch has, got dtype complex128"),
+        (np.array(["a", "b"]), "window must hold real numbers that torch has, got dtype <U1"),
+    ],
+)
+def test_a_module_takes_no_window_that_is_none(window, message):
+    for module in (partial(gpufold.torch.Fold, 4), gpufold.torch.Unfold):
+        with pytest.raises(TypeError, match=f"^(Fold|Unfold): .*{message}"):
+            module(2, window=window)
+
+
+class Index:
+    def __index__(self):
+        raise RuntimeError("no index")
+
+
+MADE = {"input", "data", "image", "blocks", "array", "out", "numerator", "weight", "weight_out"}
+SIZED = {
+    "fold": {"input": (1, 4, 9), "output_size": 4, "kernel_size": 2, "dilation": 1, "padding": 0, "stride": 1},
+    "unfold": {"input": (1, 1, 4, 4), "kernel_size": 2, "dilation": 1, "padding": 0, "stride": 1},
+    "col2im": {"data": (4, 9), "output_size": (4, 4), "kernel_size": (2, 2), "strides": 1, "pads_end": 0},
+    "im2col": {"image": (1, 4, 4), "kernel_size": (2, 2), "dilations": 1, "pads_begin": 0},
+    "blocks_to_array": {"blocks": (4, 2), "output_shape": (5,), "block_shape": (2,), "strides": 1},
+    "array_to_blocks": {"array": (5,), "block_shape": (2,), "strides": 1},
+    "add_blocks": {"out": (5,), "blocks": (2, 2), "positions": [(0,), (3,)]},
+    "add_blocks_": {"out": (5,), "blocks": (2, 2), "positions": [(0,), (3,)], "weight_out": (5,)},
+    "take_blocks": {"array": (5,), "positions": [(0,), (3,)], "block_shape": (2,)},
+    "average": {"numerator": (2, 3), "weight": (2, 3)},
+    "batch_to_space": {"data": (4, 9), "block_shape": (1, 2), "crops_begin": 0, "crops_end": 0},
+    "space_to_batch": {"data": (4, 8), "block_shape": (1, 2), "pads_begin": 0, "pads_end": 0},
+}
+WINDOWED = ("fold", "unfold", "col2im", "im2col", "add_blocks", "add_blocks_", "take_blocks")
+NONSENSE = {
+    "an object": object(),
+    "a generator": (each for each in "ab"),
+    "text": "ab",
+    "a dict": {"a": 1},
+    "nan": float("nan"),
+    "nested lists": [[[1]], [2]],
+    "None in a list": [None, None],
+    "an index that fails": Index(),
+    "past 64 bits": (-(2**64), -(2**64)),
+    "a class": np.datetime64,
+    "an array of objects": np.array([None, 1], object),
+    "texts": np.array(["a", "b"]),
+    "a sparse tensor": torch.ones(2, 2).to_sparse(),
+    "a tensor of floats": torch.ones(2, 2),
+    "a nested tensor": torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]),
+    "a tensor of complex numbers": torch.ones(2, 2, dtype=torch.complex64),
+}
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
+@pytest.mark.parametrize("on", ["cpu", "meta"])
+@pytest.mark.parametrize("what", NONSENSE)
+@pytest.mark.parametrize("name", SIZED)
+def test_an_argument_that_makes_no_sense_is_an_error_of_the_function(name, what, on):
+    function = getattr(gpufold.torch, name)
+    right = {each: torch.ones(given, device=on) if each in MADE else given for each, given in SIZED[name].items()}
+    function(**right)
+    names = [*right, *(["window"] if name in WINDOWED else ()), *(["dtype"] if name == "col2im" else ())]
+    for argument in names:
+        if argument in MADE | {"window"} and what in ("a tensor of floats", "a tensor of complex numbers"):
+            continue
+        with pytest.raises((TypeError, ValueError, RuntimeError)) as caught:
+            function(**right | {argument: NONSENSE[what]})
+        assert re.match(rf"{name}:|col2im:|im2col:" if "fold" in name else f"{name}:", str(caught.value)), argument
+
+
+def test_a_dtype_is_named_on_every_device():
+    for on in ("cpu", "meta"):
+        for dtype in ("float64", torch.float64, np.float64, np.dtype("f8")):
+            assert gpufold.torch.col2im(COLUMNS[0].to(on), (4, 4), (2, 2), dtype=dtype).dtype is torch.float64
+        for wrong in ([], "cpu", "wide", torch.float16, np.int8):
+            with pytest.raises(TypeError, match="col2im: dtype must be that of data, float32 or float64, got"):
+                gpufold.torch.col2im(COLUMNS[0].to(on), (4, 4), (2, 2), dtype=wrong)
+
+
+def test_a_traced_window_must_be_real():
+    for wrong in (torch.ones(2, 2, dtype=torch.complex64), torch.ones(2, 2, dtype=torch.bool)):
+        with pytest.raises(TypeError, match="col2im: window must hold real numbers, got dtype"):
+            gpufold.torch.col2im(COLUMNS[0].to("meta"), (4, 4), (2, 2), window=wrong.to("meta"))
 
 
 @pytest.mark.parametrize(

@@ -2,21 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import wraps
 from inspect import signature
-from typing import NoReturn, ParamSpec
+from typing import Any, NoReturn, ParamSpec
 
 from torch import Tensor
+from torch.compiler import is_compiling
 from torch.overrides import handle_torch_function, has_torch_function
 
 from gpufold.names import misnamed
+from gpufold.operations import OPERATIONS
 
 Parameters = ParamSpec("Parameters")
 
 
 class InvalidValue(ValueError, RuntimeError):
     """What arrays' functions raise as a ValueError, and torch as a RuntimeError."""
+
+
+KINDS: dict[type[Exception], type[Exception]] = {
+    TypeError: TypeError,
+    AttributeError: TypeError,
+    ValueError: InvalidValue,
+    InvalidValue: InvalidValue,
+    OverflowError: InvalidValue,
+    IndexError: InvalidValue,
+    KeyError: InvalidValue,
+    RuntimeError: RuntimeError,
+    NotImplementedError: NotImplementedError,
+}
+"""What is raised in place of an error; those of other kinds, such as a compiler's, are raised as they are."""
 
 
 def public(function: Callable[Parameters, Tensor]) -> Callable[Parameters, Tensor]:
@@ -34,18 +50,31 @@ def public(function: Callable[Parameters, Tensor]) -> Callable[Parameters, Tenso
             return taken_over
         try:
             return function(*given, **named)  # exported programs load after: import gpufold.torch
-        except TypeError:
-            unexpected = [word for word in named if word not in signature(function).parameters]
-            if unexpected:
-                raise misnamed(function, function.__name__, unexpected) from None
-            raise
-        except ValueError as error:
-            if type(error) is not ValueError:
+        except Exception as error:
+            answer = error if is_compiling() else _answered(function, error, named)
+            if answer is error:
                 raise
-            raise InvalidValue(*error.args).with_traceback(error.__traceback__) from None
+            raise answer.with_traceback(error.__traceback__) from None
 
     forward.__prepare_scriptable__ = lambda: refuse_script(function.__name__)  # type: ignore[attr-defined]
     return forward
+
+
+def _answered(function: Callable[..., Any], error: Exception, named: Iterable[str]) -> Exception:
+    """Return what a function raises in place of an error: one that begins with its name, or the error itself."""
+    name, said = function.__name__, str(error)
+    unexpected = [word for word in named if word not in signature(function).parameters]
+    if isinstance(error, TypeError) and unexpected:
+        return misnamed(function, name, unexpected)
+    kind = MemoryError if isinstance(error, MemoryError) else KINDS.get(type(error))
+    if kind is None:
+        return error
+    operation = said.partition(": ")[0]
+    if operation == name.rstrip("_"):
+        said = name + said.removeprefix(operation)
+    elif operation not in OPERATIONS and not said.startswith(name):
+        said = f"{name}: {said}"
+    return error if kind is type(error) and said == str(error) else kind(said)
 
 
 def refuse_script(name: str) -> NoReturn:

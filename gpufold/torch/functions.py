@@ -57,7 +57,7 @@ def col2im(
         *steps,
         reduction=reduction,
         window=window,
-        dtype=tensors.DTYPES.get(dtype, dtype),
+        dtype=tensors.dtype_given(dtype),
         variant=variant,
         deterministic=deterministic,
     )
@@ -135,7 +135,7 @@ def blocks_to_array(
         strides,
         reduction=reduction,
         window=window,
-        dtype=tensors.DTYPES.get(dtype, dtype),
+        dtype=tensors.dtype_given(dtype),
         variant=variant,
         deterministic=deterministic,
     )
@@ -226,13 +226,13 @@ def add_blocks_(
     """
     if is_traced(out, blocks):
         options: dict[str, Any] = {"variant": variant, "deterministic": deterministic}
-        sums = add_blocks(out, blocks, positions, window, **options)
+        sums, weights = add_blocks(out, blocks, positions, window, **options), None
         if weight_out is not None:
+            tensors.check_tensor("add_blocks_", "weight_out", weight_out)
             calls.check_weight_sums(*map(tensors.name_of, (out.dtype, blocks.dtype, weight_out.dtype)))
             ones = weight_out.new_ones(()).expand(blocks.shape[0], *blocks.shape[1 + out.ndim - weight_out.ndim :])
-            weight_out.copy_(add_blocks(weight_out, ones, positions, window, **options))
-        out.copy_(sums)
-        return out
+            weights = add_blocks(weight_out, ones, positions, window, **options)
+        return tensors.written_over(out, sums, weight_out, weights)
     array, given, places = _described_addition("add_blocks_", out, blocks, positions)
     weights = None if weight_out is None else described("add_blocks_", "weight_out", weight_out)
     call = calls.add_blocks(

@@ -7,9 +7,11 @@ from inspect import unwrap
 from typing import Any, NoReturn
 
 import numpy as np
-from torch import Tensor, as_tensor, nn
+from torch import Tensor, nn, tensor
 
+from gpufold.arrays import library_of, native
 from gpufold.calls import Reduction, is_separable
+from gpufold.elements import ELEMENT_TYPES
 from gpufold.geometry import Sizes
 from gpufold.torch import functions
 from gpufold.torch.door import public, refuse_script
@@ -125,8 +127,22 @@ class _Windowed(nn.Module):
             if isinstance(each, nn.Parameter):
                 self.register_parameter(name, each)
             else:
-                self.register_buffer(name, as_tensor(each) if isinstance(each, np.ndarray) else each, persistent=False)
+                self.register_buffer(name, self._copied(each), persistent=False)
             self._axes += 1
+
+    def _copied(self, weights: Any) -> Tensor:
+        """Return weights in memory of the module's own; those that learn are kept, for their gradients and changes."""
+        name = type(self).__name__
+        if isinstance(weights, Tensor):
+            return weights if weights.requires_grad else weights.clone()
+        if not isinstance(weights, np.ndarray):
+            raise TypeError(
+                f"{name}: window must be of torch.Tensor or numpy.ndarray, got {type(weights).__qualname__}"
+            )
+        library_of(name, "window", weights)
+        if weights.dtype.name not in ELEMENT_TYPES or weights.dtype.kind in "bc":
+            raise TypeError(f"{name}: window must hold real numbers that torch has, got dtype {weights.dtype}")
+        return tensor(weights.astype(np.float32 if weights.dtype.name == "bfloat16" else native(weights.dtype)))
 
     def kept_window(self) -> Any:
         if self._separable:
@@ -154,7 +170,8 @@ class Fold(_Windowed, nn.Fold):
     ----------
     output_size, kernel_size, dilation, padding, stride, window, reduction
         As in `fold`; a window may be a NumPy array too. One that is a Parameter is learned, any other moves with the
-        module as a buffer; neither is in the state of a module without one, which is that of torch.nn.Fold.
+        module as a buffer, which is a copy unless it requires a gradient; neither is in the state of a module without
+        one, which is that of torch.nn.Fold.
     """
 
     def __init__(

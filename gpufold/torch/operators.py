@@ -8,21 +8,25 @@ to, which stays as it is. Take_blocks has its mode in the reduction's place.
 from __future__ import annotations
 
 import warnings
-from functools import lru_cache
+from functools import cache, partial
+from hashlib import sha256
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling, is_dynamo_compiling
 from torch.jit import is_tracing
 
 from gpufold import calls
+from gpufold.arrays import as_positions as as_array
 from gpufold.arrays import misshapen_weights
 from gpufold.calls import Call, Fusion
-from gpufold.geometry import GEOMETRIES, SpaceGeometry
+from gpufold.elements import dtype_name
+from gpufold.geometry import GEOMETRIES, SpaceGeometry, as_integers
 from gpufold.operations import OPERATIONS
 from gpufold.torch import exporting, rules, tensors
-from gpufold.torch.tensors import as_int64, execute, name_of, resolved
+from gpufold.torch.tensors import INTEGERS, as_int64, execute, name_of, resolved
 
 SIZES = {
     "col2im": ("output_size", "kernel_size", "strides", "dilations", "pads_begin", "pads_end"),
@@ -86,6 +90,9 @@ def _define(operation: str) -> None:
     def compute(*arguments: Any) -> Tensor:
         call = call_of(operation, arguments)
         data, window, positions, out = arguments[:4]
+        for name, tensor in zip((OPERATIONS[operation].data, "window", "positions", "out"), arguments[:4], strict=True):
+            if tensor is not None:
+                tensors.check_stored(operation, name, tensor)
         return execute(call, resolved(data), rules.separated(call, window), positions, out)
 
     def fake(*arguments: Any) -> Tensor:
@@ -152,21 +159,31 @@ def trace(
     """
     data, window, *others = given
     positions, out = others or (None, None)
-    tensors.check_not_nested(operation, OPERATIONS[operation].data, data)
+    tensors.check_tensor(operation, OPERATIONS[operation].data, data)
     reduction, variant, deterministic = choices
+    for chosen in (reduction, variant):
+        if not isinstance(chosen, str):
+            raise TypeError(f"{operation}: reduction, mode and variant are names, got {chosen!r}")
     if out is not None or dtype is not None:
+        if out is not None:
+            tensors.check_tensor(operation, "out", out)
         must = f"dtype must be that of {OPERATIONS[operation].data}," if out is None else OUT_DTYPE
         dtype = dtype if out is None else out.dtype
-        calls.check_sums(operation, name_of(data.dtype), name_of(dtype), must)
-        data = data.to(dtype)
+        name = name_of(dtype) if isinstance(dtype, torch.dtype) else dtype_name(dtype)
+        calls.check_sums(operation, name_of(data.dtype), name, must)
+        data = data.to(getattr(torch, name))
     separable = False
     if window is not None:
-        axes = (window,) if isinstance(window, Tensor) else tuple(window)
+        axes = tensors.weights_of(window)
+        for each in axes:
+            tensors.check_real(operation, "weight" if operation == "average" else "window", each)
         separable = not isinstance(window, Tensor) or (window.ndim == 1 and operation != "average")
         if reduction in calls.REDUCTIONS[1:] and torch.is_grad_enabled() and any([each.requires_grad for each in axes]):
             raise rules.no_gradient(operation, reduction)
         window = rules.joined(data, axes)
-    lists, tail = [per_axis(value, rank) for value in sizes], (reduction, separable, variant, deterministic)
+    if not (is_compiling() or is_tracing()):
+        sizes = (*map(partial(_checked, operation), SIZES[operation], sizes),)
+    lists, tail = [per_axis(value, rank) for value in sizes], (reduction, separable, variant, bool(deterministic))
     arguments = data, window, positions, out, *lists, *tail
     if torch.onnx.is_in_onnx_export() and operation in exporting.IN_ATEN:
         if is_tracing():
@@ -196,6 +213,10 @@ def _recorded(
     operation: str, tensors: tuple[Tensor | None, ...], sizes: list[list[Any]], tail: tuple[str, bool, str, bool]
 ) -> Tensor:
     """Call an operator with sizes of which some are tensors: those of shapes that torch.jit.trace records."""
+    for argument, each in zip(SIZES[operation], sizes, strict=True):
+        for size in each:
+            if isinstance(size, Tensor) and size.dtype not in INTEGERS:
+                raise TypeError(f"{operation}: {argument} must be of integers, got dtype {name_of(size.dtype)}")
     given: list[Tensor] = []
 
     def named(value: Any, form: str = "{}") -> str:
@@ -211,10 +232,14 @@ def _recorded(
     return result
 
 
-@lru_cache(maxsize=256)
+@cache  # for good: a program that was traced refers to the function, and does not keep it
 def _script(source: str) -> Any:
-    """Compile a function of TorchScript: a trace of its call has the operator with its sizes in it."""
-    return torch.jit.CompilationUnit(source).call
+    """Compile a function of TorchScript: a trace of its call has the operator with its sizes in it.
+
+    The function has a qualified name of its own, without which a program that calls it does not load.
+    """
+    name = f"__torch__.gpufold.call_{sha256(source.encode()).hexdigest()[:16]}"
+    return torch._C._create_function_from_graph(name, torch.jit.CompilationUnit(source).call.graph.copy())
 
 
 def trace_space(operation: str, data: Tensor, sizes: tuple[Any, ...], variant: str) -> Tensor:
@@ -227,23 +252,34 @@ def trace_space(operation: str, data: Tensor, sizes: tuple[Any, ...], variant: s
 
 def as_positions(operation: str, positions: Any, array: Tensor) -> Tensor:
     """Return positions as an int64 tensor beside an array; those of a sequence may be symbols."""
+    if not is_dynamo_compiling():
+        with warnings.catch_warnings(action="ignore", category=torch.jit.TracerWarning):  # constants are meant to be
+            if tensors.has_tensors(positions):
+                positions = tensors.stacked(positions).to(array.device)
+            elif not (isinstance(positions, Tensor) or _has_symbols(positions)):
+                places = as_array(operation, np, positions, array).copy()  # a tracer keeps it, and records another copy
+                positions = torch.tensor(places, device=array.device)
     if isinstance(positions, Tensor):
+        tensors.check_tensor(operation, "positions", positions)
         return as_int64(operation, positions)
-    if is_tracing():
-        return _traced_positions(operation, positions, array)
     if isinstance(positions, np.ndarray):
-        return as_int64(operation, torch.as_tensor(positions)).to(array.device)
+        places = as_int64(operation, torch.as_tensor(positions)).to(array.device)
+        if places.ndim != 2:
+            return places
+        # a copy that compilers do not make once more for gradients, as they do a clone: the array may have changed then
+        tail = "sum", False, "auto", True
+        return _called("space_to_batch", (places, None, None, None), [[1, 1], [0, 0], [0, 0]], tail)
     if any([isinstance(place, FLOAT) for row in positions for place in row]):
         raise TypeError(f"{operation}: positions must be integers, got {positions!r}")
     return torch.tensor(positions, dtype=torch.int64, device=array.device)  # as_tensor takes 32 bits of symbols
 
 
-def _traced_positions(operation: str, positions: Any, array: Tensor) -> Tensor:
-    """Return positions as torch.jit.trace records them: as a constant, but for extents that are traced themselves."""
-    with warnings.catch_warnings(action="ignore", category=torch.jit.TracerWarning):
-        if isinstance(positions, np.ndarray) or not any(
-            [isinstance(place, Tensor) for row in positions for place in row]
-        ):
-            return tensors.as_positions(operation, positions, array, "out")
-        rows = [[place if isinstance(place, Tensor) else torch.tensor(place) for place in row] for row in positions]
-        return as_int64(operation, torch.stack([torch.stack(row) for row in rows]).to(array.device))
+def _has_symbols(value: Any) -> bool:
+    if isinstance(value, list | tuple):
+        return any([_has_symbols(each) for each in value])
+    return isinstance(value, torch.SymInt | torch.SymFloat)
+
+
+def _checked(operation: str, name: str, value: Any) -> Any:
+    """Return a size as integers, or as the symbols that it is of."""
+    return value if _has_symbols(value) else as_integers(operation, name, value)

@@ -32,7 +32,19 @@ from torch.autograd import forward_ad
 from gpufold.calls import Call, Fusion
 from gpufold.elements import ELEMENT_TYPES
 from gpufold.geometry import Axis, BlocksGeometry, Geometry, PositionsGeometry, Size, SlidingGeometry, SpaceGeometry
-from gpufold.torch.tensors import WEIGHTS, execute, has_gradient, is_traced, is_transformed, name_of, ready, resolved
+from gpufold.operations import OPERATIONS
+from gpufold.torch.tensors import (
+    WEIGHTS,
+    alive,
+    check_stored,
+    execute,
+    has_gradient,
+    is_traced,
+    is_transformed,
+    name_of,
+    ready,
+    resolved,
+)
 
 ADJOINTS = {
     "col2im": "im2col",
@@ -97,7 +109,8 @@ def apply(
     out: Tensor | None = None,
 ) -> Tensor:
     """Compute a call on tensors that were checked, its window joined, by the way that fits."""
-    if is_traced(data) or _functorch.is_legacy_batchedtensor(data):
+    data, window, positions, out = given = [*map(alive, (data, window, positions, out))]
+    if is_traced(data) or any([each is not None and _functorch.is_legacy_batchedtensor(each) for each in given]):
         return operator(call, data, window, positions, out)
     if not (is_transformed() or has_gradient(data, window, out)):
         return execute(call, resolved(data), separated(call, window), positions, out)
@@ -332,7 +345,7 @@ class Linear(torch.autograd.Function):
         if gradient is None:
             return (None,) * 5
         call: Call = ctx.call
-        data, window, positions = ctx.saved_tensors
+        data, window, positions = saved(ctx)
         needs_data, needs_window, _, needs_out, _ = ctx.needs_input_grad
         if needs_window and call.fusion.reduction != "sum":
             raise no_gradient(call.operation, call.fusion.reduction)
@@ -344,7 +357,7 @@ class Linear(torch.autograd.Function):
     @staticmethod
     def jvp(ctx: Any, data_tangent: Any, window_tangent: Any, _: Any, out_tangent: Any, __: Any) -> Tensor:
         call: Call = ctx.call
-        data, window, positions = ctx.saved_tensors
+        data, window, positions = saved(ctx)
 
         def applied(given: Tensor, weights: Tensor | None, into: Tensor | None = None) -> Tensor:
             if call.operation == "add_blocks" and into is None:
@@ -364,6 +377,16 @@ class Linear(torch.autograd.Function):
         return sum(tangents[1:], tangents[0])
 
 
+def saved(ctx: Any) -> tuple[Any, ...]:
+    """Return the data, window and positions that were saved, of which none may have been freed since."""
+    tensors: tuple[Any, ...] = ctx.saved_tensors
+    operation = ctx.call.operation
+    for name, tensor in zip((OPERATIONS[operation].data, "window", "positions"), tensors, strict=True):
+        if tensor is not None and not is_traced(tensor):
+            check_stored(operation, name, tensor)
+    return tensors
+
+
 _record = super(torch.autograd.Function, Linear).apply
 """Applies the Function outside of torch.func's transforms, and looks at no signature as `Linear.apply` does."""
 
@@ -374,7 +397,7 @@ def linear(data: Tensor, window: Tensor | None, positions: Tensor | None, out: T
     if not _C._are_functorch_transforms_active():
         result: Tensor = _record(*inputs, call)
         return result
-    inputs = [each if each is None else _functorch.unwrap_if_dead(each) for each in inputs]
+    inputs = [*map(alive, inputs)]
     transform = retrieve_current_functorch_interpreter()
     kind, level = transform.key(), transform.level()
     if kind == _functorch.TransformType.Vmap:

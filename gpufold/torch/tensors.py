@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import torch
 from torch import _C, Tensor
+from torch._C import _functorch
 from torch.autograd import _profiler_enabled, forward_ad
 from torch.autograd.graph import increment_version
 from torch.compiler import is_compiling
@@ -35,7 +36,7 @@ from gpufold.elements import ELEMENT_TYPES
 from gpufold.geometry import PositionsGeometry, Size, SlidingGeometry
 from gpufold.gpu import tuning
 from gpufold.operations import OPERATIONS, check_variant
-from gpufold.torch.guards import Guards, seen_of
+from gpufold.torch.guards import Guards, end_of, seen_of
 
 
 class Dtype(NamedTuple):
@@ -55,11 +56,19 @@ class Dtype(NamedTuple):
 DTYPES = {getattr(torch, name): Dtype(name) for name in ELEMENT_TYPES}
 """The dtypes that there are sums of."""
 
+
+def dtype_given(dtype: Any) -> Any:
+    """Return what a caller gave as a dtype as NumPy's path understands it."""
+    return DTYPES.get(dtype, dtype) if isinstance(dtype, torch.dtype) else dtype
+
+
 INTEGERS = frozenset(dtype for dtype, known in DTYPES.items() if "int" in known.name)
 """The dtypes that positions may have."""
 
 WEIGHTS = {name: getattr(torch, element.weight) for name, element in ELEMENT_TYPES.items() if element.weight}
 """The dtype of a window's weights, by the name of the dtype that sums have."""
+
+_autograd: Any = _C._autograd  # type: ignore[attr-defined] # which has no stubs
 
 PLAIN_TYPES = (Tensor, torch.nn.Parameter)
 """What is computed on; other subclasses of tensors take part in what records operators."""
@@ -79,18 +88,18 @@ class Described(NamedTuple):
 
 def described(operation: str, name: str, tensor: Any) -> Described:
     """Return a tensor's shape and dtype, or raise where it is none that calls take; `check_dense` is the rest of it."""
+    check_tensor(operation, name, tensor)
+    return _described(tensor.shape, tensor.dtype)
+
+
+def check_tensor(operation: str, name: str, tensor: Any) -> None:
+    """Raise unless something is one tensor."""
     if not isinstance(tensor, Tensor):
         kind = f"{type(tensor).__module__}.{type(tensor).__qualname__}"
         raise TypeError(
             f"{operation}: {name} must be a torch.Tensor, got {kind}; convert it with torch.as_tensor({name}), or call "
             f"the function of the same name in gpufold"
         )
-    check_not_nested(operation, name, tensor)
-    return _described(tensor.shape, tensor.dtype)
-
-
-def check_not_nested(operation: str, name: str, tensor: Tensor) -> None:
-    """Raise where a tensor is a list of tensors."""
     if tensor.is_nested:
         raise TypeError(
             f"{operation}: {name} must be a dense tensor, got a nested one; pass each of {name}.unbind() by itself"
@@ -108,11 +117,33 @@ def check_dense(operation: str, name: str, tensor: Tensor) -> None:
         raise TypeError(f"{operation}: {name} must be a dense tensor, got layout {tensor.layout}")
     if not (tensor.is_cpu or tensor.is_cuda):
         raise TypeError(f"{operation}: {name} must be on the CPU or a CUDA device, got device {tensor.device}")
+    check_stored(operation, name, tensor)
+
+
+def check_stored(operation: str, name: str, tensor: Tensor) -> None:
+    """Raise where a tensor's storage has become too small for it: what lies behind is other tensors' memory."""
+    while _functorch.is_functorch_wrapped_tensor(tensor):
+        tensor = _functorch.get_unwrapped(tensor)
+    if not _C._has_storage(tensor) or tensor.untyped_storage().device.type == "meta":
+        return
+    end, size = end_of(tensor), tensor.untyped_storage().nbytes()
+    if end > size:
+        raise ValueError(
+            f"{operation}: {name} must have its elements in memory, but its storage, which was resized or freed, has "
+            f"{size} bytes where {end} are needed"
+        )
+
+
+def alive(tensor: Any) -> Any:
+    """Return a tensor, or what it stood for in transforms of torch.func that have ended since; or None."""
+    while tensor is not None and (inner := _functorch.unwrap_if_dead(tensor)) is not tensor:
+        tensor = inner
+    return tensor
 
 
 def ready(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     """Return a tensor that was checked as kernels can read it: contiguous, of a dtype, its values in memory."""
-    return tensor.to(dtype).resolve_neg().contiguous()
+    return alive(tensor).to(dtype).resolve_neg().contiguous()
 
 
 def check_like(operation: str, name: str, tensor: Tensor, other: Tensor, like: str) -> None:
@@ -127,24 +158,43 @@ def weights_of(window: Any) -> tuple[Any, ...]:
     return () if window is None else tuple(window) if is_separable(window) else (window,)
 
 
+def check_real(operation: str, name: str, weights: Any) -> None:
+    """Raise unless weights are a tensor of real numbers."""
+    check_tensor(operation, name, weights)
+    if weights.dtype not in DTYPES or weights.dtype is torch.bool or weights.is_complex():
+        raise TypeError(f"{operation}: {name} must hold real numbers, got dtype {name_of(weights.dtype)}")
+
+
 def checked_window(call: Call, data: Tensor, axes: Sequence[Any], window: Any) -> tuple[Tensor, ...]:
     """Return the tensors of a window, whose shapes were checked, as kernels can read them."""
     for axis, weights in enumerate(axes):
         name = name_of_axis(call, window, axis)
-        described(call.operation, name, weights)
-        if weights.dtype not in DTYPES or weights.dtype is torch.bool or weights.is_complex():
-            raise TypeError(f"{call.operation}: {name} must hold real numbers, got dtype {name_of(weights.dtype)}")
+        check_real(call.operation, name, weights)
         check_like(call.operation, name, weights, data, "the data")
     return tuple([ready(each, WEIGHTS[call.dtype]) for each in axes])
 
 
 def as_positions(operation: str, positions: Any, array: Tensor, like: str) -> Tensor:
-    """Return positions as a tensor that has a shape, beside an array where they were none."""
+    """Return positions as a tensor that has a shape: where they were none, of memory that nobody else writes into."""
+    if _C._are_functorch_transforms_active() and has_tensors(positions):
+        positions = stacked(positions)
     if not isinstance(positions, Tensor):
-        given = np.asarray(positions) if hasattr(positions, "dtype") else positions
-        return torch.from_numpy(arrays.as_positions(operation, np, given, array, like)).to(array.device)
-    check_not_nested(operation, "positions", positions)
+        taken = arrays.as_positions(operation, np, positions, array, like)
+        return torch.from_numpy(taken if type(positions) in (list, tuple) else taken.copy()).to(array.device)
+    check_tensor(operation, "positions", positions)
     return positions
+
+
+def has_tensors(value: Any) -> bool:
+    """Return whether a sequence holds tensors."""
+    return isinstance(value, list | tuple) and any([isinstance(each, Tensor) or has_tensors(each) for each in value])
+
+
+def stacked(rows: Any) -> Tensor:
+    """Return a sequence that holds tensors as one."""
+    if isinstance(rows, list | tuple):
+        return torch.stack([*map(stacked, rows)])
+    return rows if isinstance(rows, Tensor) else torch.tensor(rows)
 
 
 def checked_positions(operation: str, positions: Tensor, array: Tensor, like: str) -> Tensor:
@@ -194,6 +244,7 @@ def has_gradient(*tensors: Tensor | None) -> bool:
 
 def resolved(tensor: Tensor) -> Tensor:
     """Return a tensor whose values are in memory as they are, neither conjugates nor negatives of what is there."""
+    tensor = alive(tensor)
     return tensor.resolve_conj().resolve_neg() if tensor.is_conj() or tensor.is_neg() else tensor
 
 
@@ -204,20 +255,35 @@ def share_memory(first: Tensor, second: Tensor) -> bool:
     """
     if _C._are_functorch_transforms_active():
         return False
+    first, second = alive(first), alive(second)
     return share_addresses((Tensor.data_ptr(first), *in_bytes(first)), (Tensor.data_ptr(second), *in_bytes(second)))
 
 
 def check_written(name: str, tensor: Tensor, read: Sequence[Tensor]) -> None:
-    """Raise where a tensor may not be written into, overlaps itself, or shares memory with what is read."""
-    if tensor.requires_grad and tensor.is_leaf and torch.is_grad_enabled():
-        raise ValueError(
-            f"add_blocks_: {name} is a leaf that requires a gradient, which nothing may write into; call "
-            "add_blocks, which returns a new tensor, or add under torch.no_grad()"
-        )
+    """Raise where a tensor overlaps itself, or shares memory with what is read."""
     if not tensor.is_contiguous() and overlaps_itself(*(layout := in_bytes(tensor))):
         raise overlapping("add_blocks_", name, *layout[:2])
     for index, each in enumerate(read):
         check_apart(name, tensor, ("blocks", "positions", "window")[min(index, 2)], each)
+
+
+def check_recordable(name: str, tensor: Tensor, values: Tensor) -> None:
+    """Raise where torch forbids that values are copied into a tensor."""
+    base = tensor._base if tensor._is_view() else None
+    kind = ""
+    if tensor.is_inference() and not torch.is_inference_mode_enabled():
+        kind = "of inference mode, which"
+    elif not has_gradient(tensor, values):
+        return
+    elif tensor.requires_grad and (tensor.is_leaf if base is None else base.is_leaf):
+        kind = f"{'a leaf' if base is None else 'a view of a leaf'} that requires a gradient, which"
+    elif base is not None and _autograd._get_creation_meta(tensor) != _autograd.CreationMeta.DEFAULT:
+        kind = "a view that was made under torch.no_grad(), or one of several, as of unbind, which"
+    if kind:
+        raise ValueError(
+            f"add_blocks_: {name} is {kind} nothing may write into where gradients are recorded; call add_blocks, "
+            "which returns a new tensor, or add under torch.no_grad()"
+        )
 
 
 def check_apart(name: str, tensor: Tensor, other: str, read: Tensor) -> None:
@@ -294,6 +360,8 @@ def compute_in_place(
     seen = seen_of(call, True)
     if not ((guards := seen.guards).hold(given) and guards.apart(given, len(written))):
         weights = () if window is None else axes_of_window(call, window)
+        out, blocks, positions, weight_out = map(alive, (out, blocks, positions, weight_out))
+        written = (out,) if weight_out is None else (out, weight_out)
         check_dense("add_blocks_", "out", out)
         check_like("add_blocks_", "blocks", blocks, out, "out")
         positions = checked_positions("add_blocks_", positions, out, "out")
@@ -306,10 +374,10 @@ def compute_in_place(
         lazy = any([resolved(tensor) is not tensor for tensor in written])
         if lazy or is_transformed() or has_gradient(blocks, *written, *axes):
             plain = call._replace(fusion=call.fusion._replace(weight_out=False))
-            out.copy_(compute(differentiate, plain, blocks, window, positions, out))
+            sums, new_weights = compute(differentiate, plain, blocks, window, positions, out), None
             if weight_out is not None and out.numel() and blocks.numel():
-                add_weights(differentiate, plain, weight_out, window, positions)
-            return out
+                new_weights = with_weights(differentiate, plain, weight_out, window, positions)
+            return written_over(out, sums, weight_out, new_weights)
         blocks = resolved(blocks)
         guards = seen.see(given, (*written, blocks, positions, *axes))
     execute_into(call, blocks, out, axes, positions, weight_out, guards)
@@ -325,13 +393,30 @@ def count_write(tensor: Tensor) -> None:
         increment_version(tensor)
 
 
-def add_weights(differentiate: Differentiate, call: Call, weight_out: Tensor, window: Any, positions: Tensor) -> None:
-    """Add a window, or one, at the positions of blocks."""
+def with_weights(
+    differentiate: Differentiate, call: Call, weight_out: Tensor, window: Any, positions: Tensor
+) -> Tensor:
+    """Return weights with a window, or one, added at the positions of blocks."""
     geometry = call.geometry
     assert isinstance(geometry, PositionsGeometry)
     ones = weight_out.new_ones(()).expand(geometry.count, *geometry.block_shape)
     call = call._replace(geometry=replace(geometry, lead=()), dtype=call.element.weight, source="")
-    weight_out.copy_(compute(differentiate, call, ones, window, positions, weight_out))
+    return compute(differentiate, call, ones, window, positions, weight_out)
+
+
+def written_over(out: Tensor, sums: Tensor, weight_out: Tensor | None, weights: Tensor | None) -> Tensor:
+    """Copy new sums into a tensor, and new weights into another: both, or none where one may not be written into."""
+    if not is_compiling():
+        check_recordable("out", out, sums)
+    if weight_out is None or weights is None:
+        return out.copy_(sums)
+    if not is_compiling():
+        check_recordable("weight_out", weight_out, weights)
+    if is_transformed():  # which have rules of their own for what is written into, and are asked before
+        weight_out.copy_(weights.where(weights.new_zeros((), dtype=torch.bool), weight_out))
+    out.copy_(sums)
+    weight_out.copy_(weights)
+    return out
 
 
 # ---------------------------------------------------------------------------------------------
@@ -409,11 +494,12 @@ def execute_into(
         check_variant(call, True, "tensor on the CPU", "{}.cuda()")
         window = tuple(map(as_numpy, weights)) or None
         places, sums = [None if each is None else as_numpy(each) for each in (positions, weight_out)]
-        token = threads.allowed.set(torch.get_num_threads())
+        before = threads.allowed.get()
         try:
+            threads.allowed.set(torch.get_num_threads())
             run(call, np, as_numpy(data), as_numpy(result), window, places, sums)
         finally:
-            threads.allowed.reset(token)
+            threads.allowed.set(before)  # no token, which an interrupt before its assignment would lose
 
 
 def as_numpy(tensor: Tensor) -> Any:
