@@ -9,18 +9,19 @@ from __future__ import annotations
 
 import contextvars
 import ctypes
-import operator
 import os
-import sys
 from _thread import start_new_thread
 from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from functools import cache, partial
-from pathlib import Path
+from functools import partial
 from queue import SimpleQueue
 from threading import RLock, get_ident
 from typing import Any
+
+from gpufold.cores import default
+from gpufold.geometry import as_integers
+from gpufold.given import shown
 
 MOST_THREADS = max(64, os.cpu_count() or 1)
 """What no setting exceeds: OMP_NUM_THREADS may be meant for another machine."""
@@ -53,49 +54,10 @@ def get_num_threads() -> int:
     """
     count, most = _count, allowed.get()  # each read once: another thread may set it meanwhile
     if count is None:
-        count = _default() if most is None else most
+        count = default() if most is None else most
     elif most is not None:
         count = min(count, most)
     return min(count, MOST_THREADS)
-
-
-def _default() -> int:
-    data = sys.modules.get("torch.utils.data")
-    if data is not None and data.get_worker_info() is not None:
-        return 1
-    wanted = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]  # a list says it level by level
-    wanted = wanted.strip().lstrip("0")
-    if wanted.isdecimal():
-        return int(wanted[:9])  # Python reads no number of thousands of digits
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, min(cores, cores_granted()))
-
-
-@cache
-def cores_granted(groups: str = "/sys/fs/cgroup", own: str = "/proc/self/cgroup") -> int:
-    """Return for how many cores Linux's control groups grant this process time: none of them may grant less."""
-    granted = sys.maxsize
-    with suppress(OSError):
-        for line in Path(own).read_text(errors="replace").splitlines():
-            _, controllers, path = (*line.split(":", 2), "", "")[:3]  # no controllers are named in version 2
-            root = Path(groups, controllers) if controllers else Path(groups)
-            group = root / path.lstrip("/")
-            for each in (group, *group.parents) if not controllers or "cpu" in controllers.split(",") else ():
-                quota, period = _quota(each)
-                if quota > 0 and period > 0:
-                    granted = min(granted, -(-quota // period))
-                if each == root:
-                    break
-    return granted
-
-
-def _quota(group: Path) -> tuple[int, int]:
-    """Return how long, in each period, the processes of a control group may run; zeros where nothing limits them."""
-    for names in (("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us")):
-        with suppress(OSError, ValueError):
-            quota, period = " ".join([(group / name).read_text() for name in names]).split()
-            return int(quota), int(period)
-    return 0, 0
 
 
 def set_num_threads(count: int | None) -> None:
@@ -118,12 +80,10 @@ def set_num_threads(count: int | None) -> None:
     """
     global _count, _helpers
     if count is not None:
-        try:
-            count = operator.index(count)
-        except TypeError:
-            raise TypeError(f"set_num_threads: count must be an integer or None, got {count!r}") from None
-        if count < 1:
-            raise ValueError(f"set_num_threads: count must be at least 1, got {count}")
+        given = as_integers("set_num_threads", "count", count)
+        if not isinstance(given, int) or given < 1:
+            raise ValueError(f"set_num_threads: count must be at least 1, got {shown(count)}")
+        count = given
     with _setting:
         helpers, _helpers, _count = _helpers, _Helpers(), count
         helpers.asked.put(None)

@@ -21,7 +21,7 @@ import pytest
 from cases import Case, assert_same_bits, values
 
 import gpufold
-from gpufold import threads
+from gpufold import cores, threads
 
 CASE = Case("large", (120, 130), (3, 3), 1, 1, 1, 1, batch=2, channels=9)
 COLUMNS = values(CASE.columns_shape, np.float32)
@@ -142,9 +142,9 @@ def test_control_groups_limit_the_number(name, tmp_path, monkeypatch):
     written(tmp_path / "own", own)
     for path, text in files.items():
         written(tmp_path / path, text)
-    granted = threads.cores_granted(str(tmp_path), str(tmp_path / "own"))
+    granted = cores.cores_granted(str(tmp_path), str(tmp_path / "own"))
     assert granted == want
-    monkeypatch.setattr(threads, "cores_granted", lambda: granted)
+    monkeypatch.setattr(cores, "cores_granted", lambda: granted)
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(64)), raising=False)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     assert gpufold.get_num_threads() == min(want, 64)
