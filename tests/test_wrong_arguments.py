@@ -11,6 +11,7 @@ import enum
 import importlib
 import itertools  # noqa: F401  in drawn code
 import random
+import sys
 import warnings
 from contextlib import contextmanager, suppress
 from copy import deepcopy
@@ -26,8 +27,12 @@ import gpufold.onnx
 from gpufold.explanation import Explanation
 from gpufold.gpu.plan import Plan
 
-FRONTS = ("gpufold",)
-"""The fronts that every draw is for; "gpufold.torch" and "gpufold.dask" have calls in the table too."""
+FRONTS = (
+    "gpufold",
+    pytest.param("gpufold.torch", marks=pytest.mark.peer("torch")),
+    pytest.param("gpufold.dask", marks=pytest.mark.peer("dask")),
+)
+"""The fronts that calls are drawn for."""
 
 DRAWS, MANY, ROOM = 4_000, 60_000, 1 << 30
 """Calls in the usual run and in the longer one; bytes that a call may allocate: what is larger has no memory."""
@@ -448,8 +453,8 @@ def test_the_calls_work_with_the_right_arguments(front):
     names = dict(globals())
     names["stitcher"] = gpufold.Stitcher((3, 8, 9), (2, 2))
     if front != "gpufold":
-        names["torch"], names["da"] = (pytest.importorskip(name) for name in ("torch", "dask.array"))
         importlib.import_module(front)
+        names |= {"torch": sys.modules.get("torch"), "da": sys.modules.get("dask.array")}
     for name, call in TABLE[front].items():
         if name != "gpufold.warmup":
             eval(name, names)(**{each: eval(value, names) for each, value in call.items()})
