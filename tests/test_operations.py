@@ -82,6 +82,20 @@ def test_many_random_problems_are_their_definition(first, way):
         check_random(seed)
 
 
+@pytest.mark.parametrize("huge", [2**31, 2**62, 2**63, 2**70])
+def test_the_stride_of_one_block_and_the_dilation_of_one_tap_may_be_any(huge):
+    image = values((2, 3, 5, 6), np.float32)
+    for steps, plain in (
+        ({"strides": (huge, 2)}, {"strides": (9, 2)}),
+        ({"strides": (1, huge), "dilations": (huge, 1)}, {"strides": (1, 9)}),
+    ):
+        kernel = (1, 5) if "dilations" in steps else (4, 2)
+        want = gpufold.im2col(image, kernel, **plain)
+        assert_same_bits(gpufold.im2col(image, kernel, **steps), want, steps)
+        folded = gpufold.col2im(want, (5, 6), kernel, **steps)
+        assert_same_bits(folded, gpufold.col2im(want, (5, 6), kernel, **plain), steps)
+
+
 @pytest.mark.parametrize("first", range(0, 100, 50))
 def test_few_blocks_of_many_taps_are_their_definition(first, way):
     """An axis with far fewer blocks than taps is served block by block, which keeps the order of additions."""

@@ -152,7 +152,8 @@ def _pixels(shape: Size, axes: tuple[Axis, ...]) -> Array:
     numbers: Array = np.arange(prod(shape[:2])).reshape(*shape[:2], *(1,) * 2 * rank)
     inside: Array = np.ones((), np.bool)
     for number, axis in enumerate(axes):
-        exact = np.intp if axis.pad_begin + axis.padded_size < sys.maxsize else np.object_
+        reach = axis.pad_begin + axis.padded_size + axis.stride + axis.dilation  # of one block or tap these may be any
+        exact = np.intp if reach < sys.maxsize else np.object_
         taps, blocks = (np.arange(extent).astype(exact) for extent in (axis.kernel, axis.blocks))
         pixels = np.add.outer(taps * axis.dilation, blocks * axis.stride) - axis.pad_begin
         lands = (pixels >= 0) & (pixels < axis.size)
