@@ -463,7 +463,7 @@ def _share(first: Any, second: Any) -> bool:
         return True
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=1024)
 def bounds_of(shape: Size, strides: Size, itemsize: int) -> tuple[int, int]:
     """Return where an array's memory begins and ends, in bytes from its first element."""
     if 0 in shape:

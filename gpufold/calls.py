@@ -196,7 +196,7 @@ def add_blocks(
     return _chosen(call, variant, deterministic)
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=256)
 def _addition(
     out: tuple[Size, Any], blocks: tuple[Size, Any], positions: Size, window: str, weight_out: tuple[Size, Any] | None
 ) -> Call:
@@ -263,7 +263,7 @@ def average(numerator: Any, weight: Any, *, variant: str = "auto") -> Call:
     return _chosen(call, variant)
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=256)
 def _division(shape: Size, dtype: Any, weight: Size) -> Call:
     """Describe a call of `gpufold.average` by the shapes and the dtype of its arrays."""
     name = name_of(dtype)

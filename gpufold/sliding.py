@@ -114,7 +114,7 @@ def col2im(
 
     Notes
     -----
-    Implements OpenVINO Col2Im-15 and ONNX Col2Im-18, for any number of spatial axes.
+    Implements OpenVINO Col2Im-15 and ONNX Col2Im-18, for 1 to 31 spatial axes.
     """
     if unexpected:
         raise misnamed(col2im, "col2im", unexpected)

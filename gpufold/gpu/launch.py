@@ -296,7 +296,7 @@ def _layout(array: Any) -> Layout:
     return array.shape, array.strides, gcd(array.data.ptr, MAX_ALIGNMENT), array.dtype.itemsize
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=1024)
 def _prepare(
     call: Call, data: Layout, result: Layout, weight_out: Layout | None, device_number: int, generation: int
 ) -> Kernel:
@@ -325,7 +325,7 @@ def _pointers(addresses: tuple[int, ...]) -> np.ndarray[Any, Any]:
     return np.array(addresses, np.uintp).view((np.void, 8 * len(addresses)))
 
 
-@cache
+@lru_cache(maxsize=1024)
 def _function(source: str, defines: tuple[tuple[str, str], ...], symbol: str) -> Any:
     """Return a kernel of CuPy, which compiles and loads its function for each device that asks for it."""
     return cupy.RawKernel(program(source, symbol, defines), symbol, options())

@@ -102,7 +102,7 @@ def problem_of(
     return Problem(call, input, output, device, weight_out)
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=1024)
 def choose(
     call: Call, input: Operand, output: Operand, device: Device = H200, weight_out: Operand | None = None
 ) -> Plan:

@@ -106,7 +106,7 @@ def check_tensor(operation: str, name: str, tensor: Any) -> None:
         )
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=256)
 def _described(shape: Size, dtype: torch.dtype) -> Described:
     return Described(tuple(shape), Dtype(name_of(dtype)))
 
