@@ -151,7 +151,7 @@ def test_all_kernels_are_compiled_with_the_same_options(launch, monkeypatch):
     for plan in plans():
         launch._function(plan.source, plan.defines, plan.symbol)
     assert len({options for _, options in asked}) == 1
-    assert len({code for code, _ in asked}) > 10
+    assert len({code for code, _ in asked}) >= 10
 
 
 def test_another_process_asks_for_the_same_and_finds_it_in_the_cache_on_disk():
