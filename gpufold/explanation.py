@@ -36,6 +36,8 @@ class Explanation:
     """Seconds on that GPU of the kernels that can serve the call, this plan's first; empty if none was measured."""
     rule: Plan
     """What would be taken without a measurement."""
+    unwritten: str = ""
+    """Why measurements are kept in memory alone; empty if a file has them."""
 
     def __str__(self) -> str:
         plan = self.plan
@@ -55,7 +57,8 @@ class Explanation:
         (_, seconds), *others = self.measured.items()
         slower = ", ".join(f"{label} {1e6 * value:,.1f}" for label, value in others)
         rule = "" if self.rule.variant == self.plan.variant else f"; the rule would take {self.rule.variant}"
-        return f"measured {1e6 * seconds:,.1f} us on {self.device}{f' ({slower})' if slower else ''}{rule}"
+        memory = f"; kept in memory alone: {self.unwritten}" if self.unwritten else ""
+        return f"measured {1e6 * seconds:,.1f} us on {self.device}{f' ({slower})' if slower else ''}{rule}{memory}"
 
 
 def explain(
@@ -126,7 +129,14 @@ def explain_call(
     for each in registry.candidates(replace(problem, call=call._replace(variant="auto")), alternatives):
         alternatives.setdefault(each.variant, f"would serve: {each.reason}")
     others = [name for name in registry.VARIANTS[call.operation] if name != plan.variant]
-    return Explanation(plan, {name: alternatives[name] for name in others}, device.name, measured, rule)
+    return Explanation(
+        plan,
+        {name: alternatives[name] for name in others},
+        device.name,
+        measured,
+        rule,
+        tuning.unwritten.get(device, ""),
+    )
 
 
 def warmup(

@@ -354,3 +354,58 @@ def test_any_sequence_of_calls_gives_what_each_gives_alone(on, seed, request, mo
         said = (seed, number, kind, like, recorded, enabled, in_place)
         assert got.detach().numpy().tobytes() == want.tobytes(), said
         assert got.requires_grad is (enabled and bool(recorded)), said
+
+
+RACED = {
+    "fold": (lambda given: gpufold.torch.col2im(given, (8, 8), (3, 3), pads_begin=1, pads_end=1), (2, 27, 64)),
+    "mean": (
+        lambda given: gpufold.torch.col2im(given, (8, 8), (3, 2), pads_begin=1, reduction="mean", window=WEIGHTS),
+        (18, 56),
+    ),
+    "unfold": (lambda given: gpufold.torch.im2col(given, (3, 3)), (2, 3, 8, 9)),
+    "add": (lambda given: gpufold.torch.add_blocks(torch.zeros(9, 9), given, PLACES), (3, 2, 4)),
+    "add in place": (lambda given: gpufold.torch.add_blocks_(torch.ones(9, 9), given, PLACES), (3, 2, 4)),
+    "take": (lambda given: gpufold.torch.take_blocks(given, PLACES, (8, 4)), (3, 9, 9)),
+    "space": (lambda given: gpufold.torch.batch_to_space(given, (1, 2, 2)), (8, 4, 6)),
+}
+PLACES = torch.tensor([[0, 0], [2, 3], [-1, 7]])
+
+
+@pytest.mark.parametrize("name", RACED)
+def test_a_race_on_tensors_changes_no_bit_and_is_run_once(device, monkeypatch, tmp_path, name):
+    from gpufold.gpu import launch, tuning
+
+    measured, draw = [], random.Random(name)
+
+    def clock(stream, flushed, size, run):
+        assert stream.ptr == HANDLE
+        measured.append(run())
+        return draw.uniform(1, 9)
+
+    monkeypatch.setattr(launch, "clock", clock)
+    monkeypatch.setenv("GPUFOLD_CACHE_DIR", str(tmp_path))
+    tuning.forget()
+    device.lend(WEIGHTS)
+    device.lend(PLACES)
+    call, shape = RACED[name]
+    given = whole_numbers(shape)
+
+    def answer():
+        got = call(given)
+        device.synchronize()
+        return got.numpy().tobytes()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tensors, "is_on_gpu", lambda tensor: False)
+        seen_of.cache_clear()
+        want = call(given).numpy().tobytes()
+        seen_of.cache_clear()
+    assert [answer(), answer()] == [want] * 2
+    with gpufold.autotune():
+        assert answer() == want
+        races = len(measured)
+        assert [answer(), answer()] == [want] * 2
+    assert answer() == want
+    assert len(measured) == races > 0
+    assert tuning.known(launch.device(DEVICE))
+    tuning.forget()

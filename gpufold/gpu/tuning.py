@@ -51,6 +51,9 @@ _used = _SETTING == "1"
 
 _learned: dict[Device, dict[str, Seconds]] = {}
 
+unwritten: dict[Device, str] = {}
+"""Why what was learned of a device is kept in memory alone, where its file cannot be written."""
+
 
 @contextmanager
 def autotune(*, timeout: float | None = None) -> Iterator[None]:
@@ -206,15 +209,19 @@ def remember(problem: Problem, key: str, seconds: Seconds) -> None:
         print(f"gpufold.autotune: {problem.call.operation} {problem.call.data_shape}: {times}", file=sys.stderr)
     entry = {"key": key, "operation": problem.call.operation, "shape": problem.call.data_shape, "seconds": seconds}
     line = f"\n{json.dumps(entry)}\n".encode()  # on a line of its own, whatever was cut before
-    with suppress(OSError):
-        if len(line) <= LINE_BYTES:
-            path = file_of(device)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-            try:
-                os.write(file, line)
-            finally:
-                os.close(file)
+    if len(line) > LINE_BYTES:
+        return
+    path = file_of(device)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        try:
+            os.write(file, line)
+        finally:
+            os.close(file)
+        unwritten.pop(device, None)
+    except OSError as error:
+        unwritten[device] = str(error)
 
 
 def forget() -> None:
