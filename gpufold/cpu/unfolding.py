@@ -27,7 +27,8 @@ def unfold(image: Array, columns: Array, axes: tuple[Axis, ...], weights: Array 
     """Take split columns (N, C, *kernel, *blocks), weighed, out of an image (N, C, *size), each of any layout."""
     large = columns.size >= tiles.THREADED_ELEMENTS
     with nullcontext() if weights is None else np.errstate(all="ignore"):
-        if are_few(columns, axes) and are_few(image, axes):
+        many = plan_of(axes).operations >= MANY_OPERATIONS and not _taps_outside(axes)  # all of one view
+        if not many and are_few(columns, axes) and are_few(image, axes):
             return unfold_few(image, columns, axes, spread(weights, columns))
         for index in _taps_outside(axes):
             columns[index] = np.zeros((), columns.dtype)
@@ -36,7 +37,7 @@ def unfold(image: Array, columns: Array, axes: tuple[Axis, ...], weights: Array 
         small = columns.size <= ways.SMALL_ELEMENTS and axes[-1].kernel < LONG_KERNEL
         inside = not small and not _taps_outside(axes)
         closest = inside and ways.taps_are_closest(columns, axes)
-        if (closest and axes[-1].kernel >= LONG_KERNEL) or (inside and plan_of(axes).operations >= MANY_OPERATIONS):
+        if many or (closest and axes[-1].kernel >= LONG_KERNEL):
             _unfold_view(image, columns, axes, spread(weights, columns))
         elif not large and (not closest or columns.size < tiles.SCATTERED_ELEMENTS):
             unfold_cells(image, columns, axes, spread(weights, columns))
