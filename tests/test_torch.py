@@ -1262,10 +1262,10 @@ def test_what_a_gradient_needs_may_not_be_freed_before():
         (TypeError, "data has dtype complex32", lambda: gpufold.torch.col2im(
             COLUMN.to(torch.complex32), (4, 4), (2, 2))),
         (TypeError, "strides must be an integer", lambda: gpufold.torch.col2im(COLUMN, (4, 4), (2, 2), strides=1.5)),
-        (ValueError, "data axis 1 must be the number of blocks, got 9", lambda: gpufold.torch.fold(COLUMN, 5, 2)),
-        (ValueError, "strides must be at least 1", lambda: gpufold.torch.fold(COLUMN, 4, 2, stride=0)),
+        (ValueError, "input axis 1 must be the number of blocks, got 9", lambda: gpufold.torch.fold(COLUMN, 5, 2)),
+        (ValueError, "stride must be at least 1", lambda: gpufold.torch.fold(COLUMN, 4, 2, stride=0)),
         (ValueError, "reduction must be one of", lambda: gpufold.torch.fold(COLUMN, 4, 2, reduction="max")),
-        (TypeError, "reduction 'mean' needs data of floats", lambda: gpufold.torch.fold(
+        (TypeError, "reduction 'mean' needs input of floats", lambda: gpufold.torch.fold(
             COLUMN.int(), 4, 2, reduction="mean")),
         (TypeError, "window must be a torch.Tensor, got numpy", lambda: gpufold.torch.fold(
             COLUMN, 4, 2, window=np.ones((2, 2)))),

@@ -234,10 +234,10 @@ def test_the_profiler_names_a_call_that_torch_computes():
 def test_what_is_wrong_after_a_call_that_torch_computed_is_refused_in_gpufolds_words():
     columns = learning()
     for wrong, message in (
-        (columns[:, :3], "col2im: data axis"),
-        (columns[..., :8], "col2im: data axis"),
-        (columns.to("meta")[..., :8], "col2im: data axis"),
-        (columns.detach().numpy(), "col2im: data must be a torch.Tensor"),
+        (columns[:, :3], "fold: input axis"),
+        (columns[..., :8], "fold: input axis"),
+        (columns.to("meta")[..., :8], "fold: input axis"),
+        (columns.detach().numpy(), "fold: input must be a torch.Tensor"),
     ):
         with pytest.raises((TypeError, ValueError), match=message):
             fold(wrong)

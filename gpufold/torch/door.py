@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 from functools import wraps
 from inspect import signature
@@ -33,6 +34,19 @@ KINDS: dict[type[Exception], type[Exception]] = {
     NotImplementedError: NotImplementedError,
 }
 """What is raised in place of an error; those of other kinds, such as a compiler's, are raised as they are."""
+
+
+_AS_TORCH = {
+    "strides": "stride",
+    "dilations": "dilation",
+    "pads_begin": "padding",
+    "pads_end": "padding",
+}
+NAMES = {
+    "fold": {"col2im": "fold", "data": "input", **_AS_TORCH},
+    "unfold": {"im2col": "unfold", "image": "input", **_AS_TORCH},
+}
+"""What torch calls the arguments of col2im and im2col."""
 
 
 def public(function: Callable[Parameters, Tensor]) -> Callable[Parameters, Tensor]:
@@ -69,8 +83,12 @@ def _answered(function: Callable[..., Any], error: Exception, named: Iterable[st
     kind = MemoryError if isinstance(error, MemoryError) else KINDS.get(type(error))
     if kind is None:
         return error
+    said = said.replace(".astype", ".to")
     operation = said.partition(": ")[0]
-    if operation == name.rstrip("_"):
+    if name in NAMES and operation in OPERATIONS:
+        said = re.sub(r"\w+", lambda word: NAMES[name].get(word[0], word[0]), said)
+        said = re.sub(r"(padding=[^=]*), \1", r"\1", said)
+    elif operation == name.rstrip("_"):
         said = name + said.removeprefix(operation)
     elif operation not in OPERATIONS and not said.startswith(name):
         said = f"{name}: {said}"

@@ -50,7 +50,7 @@ def fold(
         As in torch.nn.functional.fold. There are as many spatial axes as a sequence among them has values, and two
         where all are ints.
     window, reduction
-        As in `gpufold.torch.col2im`, which raises for this function in the words of its own arguments.
+        As in `gpufold.torch.col2im`.
     """
     sizes = {"output_size": output_size, "kernel_size": kernel_size, "stride": stride, "padding": padding}
     rank = _rank("fold", dilation, sizes)
