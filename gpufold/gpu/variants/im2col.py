@@ -320,6 +320,7 @@ def _packed(problem: Problem, count: int) -> Plan:
     before = -row.pad_begin % at_once
     loads = -(-(before + (count - 1) * row.stride + row.dilated_kernel) // at_once)
     registers = taps // row.kernel * -(-loads * at_once * itemsize // 4)
+    loaded = taps // row.kernel * loads  # which take a register each before they are packed
     tile = WARP * count * taps * itemsize + LINE_BYTES
     if registers > PACKED_REGISTERS or tile > MAX_SHARED_BYTES:
         raise Unsupported(
@@ -354,7 +355,7 @@ def _packed(problem: Problem, count: int) -> Plan:
             "LOADED": at_once,
             "PIXELS_BEFORE": before,
             "PADDED": int(any(axis.pad_begin or axis.pad_end for axis in axes)),
-            "RESIDENT_BLOCKS": resident_blocks(WARP * tiles, registers + PACKED_OTHERS),
+            "RESIDENT_BLOCKS": resident_blocks(WARP * tiles, max(registers, loaded) + PACKED_OTHERS),
         },
         {
             **_axes_of(view),
