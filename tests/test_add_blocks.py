@@ -34,7 +34,7 @@ from gpufold.elements import ELEMENT_TYPES
 from gpufold.geometry import add_blocks_geometry
 from gpufold.gpu import parameters
 from gpufold.gpu.plan import H200, Operand
-from gpufold.gpu.registry import choose
+from gpufold.gpu.registry import candidates, choose, problem_of
 from gpufold.operations import variants
 
 
@@ -696,42 +696,42 @@ def test_lists_of_blocks_are_made_by_the_same_kernels_whatever_the_dtype():
 
 
 @pytest.mark.parametrize(
-    ("expected", "shape", "block", "count", "dtype", "deterministic"),
+    ("expected", "shape", "block", "count", "dtype"),
     [
-        ("gather", (2048, 2048), (256, 256), 2000, "complex64", True),
-        ("gather", (2048, 2048), (256, 256), 2000, "complex64", False),
-        ("gather", (1024, 1024), (3, 3), 1000, "float32", True),
-        ("gather", (1024, 1024), (256, 256), 400, "complex64", True),  # most lists would be too long
-        ("lists", (4096, 4096), (256, 256), 64, "float32", True),
-        ("lists", (4096, 4096), (64, 64), 10_000, "complex64", True),
-        ("lists", (8192, 8192), (3, 3), 1_000_000, "float32", True),
-        ("atomic", (8192, 8192), (3, 3), 1_000_000, "float32", False),
-        ("lists", (4096, 4096), (3, 3), 1_048_576, "float32", False),
-        ("atomic", (8192, 8192), (3, 3), 1_000_000, "int32", True),
-        ("atomic", (2048, 2048), (7, 7), 16_384, "int32", True),
-        ("lists", (2048, 2048), (16, 16), 65_536, "int32", True),  # four of them on each pixel
-        ("lists", (4096, 4096), (8, 8), 262_144, "float32", False),
-        ("atomic", (2048, 2048), (5, 5), 1_000_000, "int32", True),  # most lists would be too long
-        ("lists", (8192, 8192), (3, 3), 1_000_000, "int8", True),
-        ("lists", (8192, 8192), (3, 3), 1_000_000, "float16", False),
+        ("gather", (1024, 1024), (3, 3), 1000, "float32"),
+        ("gather", (1024, 1024), (256, 256), 400, "complex64"),
+        ("lists", (4096, 4096), (64, 64), 10_000, "complex64"),
+        ("lists", (8192, 8192), (3, 3), 1_000_000, "float32"),
+        ("lists", (8192, 8192), (3, 3), 1_000_000, "int32"),
+        ("atomic", (2048, 2048), (7, 7), 1000, "int32"),
+        ("lists", (8192, 8192), (3, 3), 1_000_000, "int8"),
     ],
 )
-def test_auto_searches_where_there_is_little_to_test_or_much_to_add(
-    expected, shape, block, count, dtype, deterministic
+def test_the_rule_searches_where_there_is_little_to_test_and_adds_few_integers_in_any_order(
+    expected, shape, block, count, dtype
 ):
-    assert plan_of(shape, block, count, dtype, deterministic).variant == expected
+    for deterministic in (True, False):
+        assert plan_of(shape, block, count, dtype, deterministic).variant == expected
 
 
-@pytest.mark.parametrize(
-    ("shape", "block", "rows"),
-    [
-        ((8, 2048, 2048), (512, 512), "8"),
-        ((8, 256, 256), (64, 64), "4"),  # larger tiles would leave multiprocessors without one
-        ((16_384, 15, 16), (8, 8), "4"),  # a plane is one tile either way
-    ],
-)
-def test_a_thread_keeps_twice_as_many_sums_only_where_tiles_become_fewer_and_are_enough(shape, block, rows):
-    assert dict(plan_of(shape, block, 64, variant="gather").defines)["ROWS"] == rows
+def test_atomic_additions_of_floats_are_left_to_a_race():
+    geometry = add_blocks_geometry((64, 64), (100, 3, 3), (100, 2))
+    arrays = Operand.contiguous(geometry.blocks_shape), Operand.contiguous((64, 64))
+    for deterministic in (True, False):
+        call = Call("add_blocks", geometry, "float32", Fusion("sum", "none", True), deterministic=deterministic)
+        first, *others = [plan.variant for plan in candidates(problem_of(call, *arrays))]
+        assert first == "gather"
+        assert ("atomic" in others) is not deterministic
+
+
+def test_tiles_are_small_ones_first():
+    geometry = add_blocks_geometry((8, 2048, 2048), (64, 8, 512, 512), (64, 2))
+    for variant, name in (("gather", "ROWS"), ("lists", "TILE_ROWS")):
+        call = Call("add_blocks", geometry, "float32", Fusion("sum", "none", True), variant)
+        asked = problem_of(call, Operand.contiguous(geometry.blocks_shape), Operand.contiguous(geometry.array_shape))
+        rows = [int(dict(plan.defines)[name]) for plan in candidates(asked)]
+        assert len(rows) == 2
+        assert rows[0] < rows[1]
 
 
 def test_explain_knows_it():

@@ -253,7 +253,9 @@ def test_a_dilation_of_zero_is_refused_by_torchs_names_alone(dilation):
 @pytest.mark.parametrize("layout", [torch.strided, torch.jagged], ids=str)
 def test_lists_of_tensors_get_a_sentence(layout):
     ragged = torch.nested.nested_tensor([torch.ones(4, 9), torch.ones(4, 9)], layout=layout)
-    with pytest.raises(TypeError, match=r"input must be a dense tensor, got a nested one; pass each of input.unbind\(\)"):
+    with pytest.raises(
+        TypeError, match=r"input must be a dense tensor, got a nested one; pass each of input.unbind\(\)"
+    ):
         fold(ragged)
 
 

@@ -17,8 +17,6 @@ COLUMNS = WARP
 NOTED = 32
 """Blocks that are noted of a tile, and that a warp adds at a time: a bit of a word each. Where more meet it, it is
 crowded."""
-FILL = 0.75
-"""Prediction: of these, the blocks that meet a tile where they are spread evenly."""
 TILE_ROWS = 32
 """Of a tile, at most: a bit of a word each."""
 LISTS_MAX_PLANES = 4
@@ -31,7 +29,7 @@ LISTS_RESIDENT_BLOCKS = 4
 """Thread blocks on a multiprocessor that registers have to suffice for, one less for each register of a sum of weights
 where these are asked for."""
 CROWD = 1024
-"""Prediction: blocks of a crowded tile up to which comparing each with all puts them in order fastest."""
+"""Blocks of a crowded tile up to which comparing each with all puts them in order fastest."""
 LIST_DEFINES = ("OFFSET", "NOTE", "RANK", "FIXED")
 """What lists of blocks depend on: those of every dtype and window are made by the same kernels."""
 NOTED_AT_ONCE = 2
@@ -50,8 +48,6 @@ class Bins:
     """Tiles along each axis with a position; places along the others."""
     entries: int
     """Of all lists, at most."""
-    met: float
-    """Blocks that meet a tile, where they are spread evenly over all places that reach the image."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,52 +59,43 @@ class Share:
     bins: Bins
 
 
-@lru_cache(maxsize=256)
-def share_of(problem: Problem) -> Share:
-    """Return as many planes and rows as registers suffice for, with weights too."""
+def shares_of(problem: Problem) -> list[Share]:
+    """Return as many planes and rows as registers suffice for, with weights too, in small tiles and in the largest."""
     view, weighed = placed_view(problem), problem.fusion.window != "none" or problem.weight_out is not None
     sum_bytes = max(view.element.itemsize, 4)
     sums = max(1, LISTS_SUM_BYTES // sum_bytes // (2 if weighed else 1))
     planes = max(few for few in range(1, min(LISTS_MAX_PLANES, sums) + 1) if view.channels % few == 0)
     most_rows = LISTS_MAX_ROWS if weighed or planes * sum_bytes > 4 else LISTS_MANY_ROWS
     rows = 1 << (min(most_rows, sums // planes).bit_length() - 1)
-    groups = view.batch * view.channels // planes
-    least = problem.device.multiprocessors * (LISTS_RESIDENT_BLOCKS * THREADS // WARP // 2) // groups
-    bins = _bins(view, rows, least)
-    return Share(planes, min(rows, prod(bins.side) // COLUMNS), bins)
+    shares = []
+    for bins in dict.fromkeys((_bins(view, rows), _bins(view, TILE_ROWS))):
+        shares.append(Share(planes, min(rows, prod(bins.side) // COLUMNS), bins))
+    return shares
 
 
 @lru_cache(maxsize=256)
-def _bins(view: PlacedView, least_rows: int, least_tiles: int) -> Bins:
-    """Return tiles of as many rows as a thread has at a time, or more while few blocks meet one and tiles are many."""
+def _bins(view: PlacedView, rows: int) -> Bins:
+    """Return tiles of so many rows, or as many as there are, as even in the extents of blocks as they can be."""
     positioned = range(view.fixed, len(view.size))
     side, grown = [1] * len(view.size), positioned[:-1] or positioned
     side[-1] = COLUMNS
-
-    def met(side: list[int]) -> float:
-        reach = view.size, view.block, side
-        shares = [min(1.0, (of + block - 1) / (size + block - 1)) for size, block, of in zip(*reach, strict=True)]
-        return view.count * prod(shares[view.fixed :])
-
-    while prod(side) < TILE_ROWS * COLUMNS:
+    while prod(side) < rows * COLUMNS:
         growing = [axis for axis in grown if side[axis] < view.size[axis]]
         if not growing:
             break
-        axis = max(growing, key=lambda axis: view.block[axis] / side[axis])
-        wider = [of * (1 + (axis == other)) for other, of in enumerate(side)]
-        few = prod(tiles_of(view.size, tuple(wider))) < least_tiles
-        if prod(side) >= least_rows * COLUMNS and (few or met(wider) > FILL * NOTED):
-            break
-        side = wider
+        side[max(growing, key=lambda axis: view.block[axis] / side[axis])] *= 2
     along = tiles_of(view.size, tuple(side))
     tiles = [min(along[axis], -(-(view.block[axis] - 1) // side[axis]) + 1) for axis in positioned]
-    return Bins(tuple(side), along, view.count * prod(tiles), met(side))
+    return Bins(tuple(side), along, view.count * prod(tiles))
 
 
-def lists(problem: Problem) -> Plan:
+def lists(problem: Problem) -> tuple[Plan, ...]:
     """Plan for kernels/add_blocks_lists.cu, after those of kernels/bins.cu."""
+    return tuple([_lists(problem, share) for share in shares_of(problem)])
+
+
+def _lists(problem: Problem, share: Share) -> Plan:
     view = placed_view(problem)
-    share = share_of(problem)
     bins, planes = share.bins, share.planes
     tile_rows = prod(bins.side) // COLUMNS
     number, axes = prod(bins.along[view.fixed :]), len(view.size) - view.fixed
