@@ -60,8 +60,6 @@ class Problem:
     cpu_only: bool = False
     """Whether it is there for a layout or a size that differs from another problem's on a CPU, not on a GPU, where a
     thread does the same in both."""
-    blocks_first: bool = False
-    """Whether the columns' memory holds one block after another, (N, L, rows), and the data are a transposed view."""
     reduction: str = "sum"
     window: str = ""
     """A window by name, see `window_of`; none where it is empty."""
@@ -225,10 +223,6 @@ class Problem:
         if wanted.kind == "c":
             data.imag = rng.integers(least, largest, self.input_shape, np.int8, endpoint=True)
         return data
-
-    def arrange(self, data: Any) -> Any:
-        """Lay a NumPy or CuPy array of the input's shape out in memory as the problem has it."""
-        return data.transpose(0, 2, 1).copy().transpose(0, 2, 1) if self.blocks_first else data
 
     def expected(self, data: Array) -> Array:
         """Work the result out from the definition, by indices and without gpufold."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping
+from math import prod
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -12,6 +13,8 @@ from bench.problems import PROBLEMS
 from bench.results import COPY, OTHER_WORK, OURS, Row, Run, command_line, geometric_mean, now, saved
 from bench.tally import Tally
 from bench.terminal import Table
+from gpufold.elements import ELEMENT_TYPES
+from gpufold.operations import OPERATIONS
 
 
 def milliseconds(seconds: float) -> str:
@@ -220,8 +223,43 @@ def summary(folder: Path, steps: Mapping[str, Mapping[str, Any]], words: list[st
     lines += [f"- {path.name}: {line}" for path, run in runs.items() for line in failures(run)]
     lines += [] if lines[-1] else ["None."]
     for path, run in runs.items():
-        shares = {row.name: share for row in run.rows if not row.threshold and (share := row.fraction_of_copy())}
+        shares = {row.name: share for row in run.rows if (share := row.fraction_of_copy())}
         least = ", ".join(f"{name} {shares[name]:.0%}" for name in sorted(shares, key=shares.__getitem__)[:8])
         lines += ["", f"## {path.stem}: {len(run.rows)} rows on {run.device}, commit {run.commit}", ""]
         lines += [f"Least of a copy's speed: {least}.", "", *markdown_table(by_operation(run))] if shares else []
     return "\n".join([*lines, "", f"All there is lies in {folder}: the command goes on where it stopped.", ""])
+
+
+VARIANT_NAMES = {name for operation in OPERATIONS.values() for name in operation.variants}
+"""Of all operations."""
+
+
+def regret(row: Row) -> tuple[str, float] | None:
+    """Return the best variant that `auto` was free to take, and how much slower its choice was; None: not measured."""
+    free = [
+        name
+        for name in row.times
+        if name == row.chosen or (name in VARIANT_NAMES and (name != "atomic" or ELEMENT_TYPES[row.dtype].exact))
+    ]
+    if row.chosen is None or row.chosen not in free:
+        return None
+    best = min(free, key=lambda name: row.times[name].median)
+    return best, row.times[row.chosen].median / row.times[best].median - 1
+
+
+def regret_table(runs: Mapping[Path, Run]) -> Table:
+    """Return a row per problem: what `auto` took, what was best, and the difference; then mean and worst."""
+    table = Table("problem", "device", "auto", "best", box=None)
+    table.add_column("regret", justify="right")
+    found = []
+    for run in runs.values():
+        for row in run.rows:
+            if (answer := regret(row)) is not None:
+                found.append(answer[1])
+                table.add_row(row.name, run.device, row.chosen, answer[0], f"{answer[1]:.1%}")
+    if found:
+        mean = prod(1 + value for value in found) ** (1 / len(found)) - 1
+        table.add_section()
+        table.add_row("geometric mean", "", "", "", f"{mean:.1%}")
+        table.add_row("worst", "", "", "", f"{max(found):.1%}")
+    return table

@@ -4,16 +4,13 @@ from . import cubin, nvcc
 from .build import BuildError, unavailable
 from .counting import Requests, Traffic, Work, traffic, work
 from .cubin import Figures, figures
-from .execute import Caches, launch, run
+from .execute import launch, run
 from .memory import Fault
-from .prediction import Prediction, predict
 
 __all__ = [
     "BuildError",
-    "Caches",
     "Fault",
     "Figures",
-    "Prediction",
     "Requests",
     "Traffic",
     "Work",
@@ -21,7 +18,6 @@ __all__ = [
     "figures",
     "launch",
     "nvcc",
-    "predict",
     "run",
     "traffic",
     "unavailable",
