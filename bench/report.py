@@ -14,7 +14,7 @@ from bench.results import COPY, OTHER_WORK, OURS, Row, Run, command_line, geomet
 from bench.tally import Tally
 from bench.terminal import Table
 from gpufold.elements import ELEMENT_TYPES
-from gpufold.operations import OPERATIONS
+from gpufold.operations import OPERATIONS, variants
 
 
 def milliseconds(seconds: float) -> str:
@@ -230,7 +230,7 @@ def summary(folder: Path, steps: Mapping[str, Mapping[str, Any]], words: list[st
     return "\n".join([*lines, "", f"All there is lies in {folder}: the command goes on where it stopped.", ""])
 
 
-VARIANT_NAMES = {name for operation in OPERATIONS.values() for name in operation.variants}
+VARIANT_NAMES = {name for operation in OPERATIONS for name in variants(operation)}
 """Of all operations."""
 
 

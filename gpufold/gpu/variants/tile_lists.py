@@ -18,7 +18,7 @@ NOTED = 32
 """Blocks that are noted of a tile, and that a warp adds at a time: a bit of a word each. Where more meet it, it is
 crowded."""
 FILL = 0.75
-"""Prediction: of these, the blocks that meet a tile where they are spread evenly."""
+"""Guess: of these, the blocks that meet a tile where they are spread evenly."""
 TILE_ROWS = 32
 """Of a tile, at most: a bit of a word each."""
 LISTS_MAX_PLANES = 4
@@ -31,7 +31,7 @@ LISTS_RESIDENT_BLOCKS = 4
 """Thread blocks on a multiprocessor that registers have to suffice for, one less for each register of a sum of weights
 where these are asked for."""
 CROWD = 1024
-"""Prediction: blocks of a crowded tile up to which comparing each with all puts them in order fastest."""
+"""Guess: blocks of a crowded tile up to which comparing each with all puts them in order fastest."""
 LIST_DEFINES = ("OFFSET", "NOTE", "RANK", "FIXED")
 """What lists of blocks depend on: those of every dtype and window are made by the same kernels."""
 NOTED_AT_ONCE = 2
