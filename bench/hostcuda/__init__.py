@@ -2,7 +2,7 @@
 
 from . import cubin, nvcc
 from .build import BuildError, unavailable
-from .counting import Requests, Traffic, Work, traffic, work
+from .counting import Work, traffic, work
 from .cubin import Figures, figures
 from .execute import launch, run
 from .memory import Fault
@@ -11,8 +11,6 @@ __all__ = [
     "BuildError",
     "Fault",
     "Figures",
-    "Requests",
-    "Traffic",
     "Work",
     "cubin",
     "figures",

@@ -18,12 +18,12 @@ from pathlib import Path
 
 from gpufold.gpu.plan import H200, Device, Plan
 
-from . import cubin, machine, module
+from . import cubin, machine
 from .build import KERNELS
 from .cubin import RESERVED_SHARED_BYTES, Figures, Resources
 from .execute import NDArray, run, scratch_of
+from .module import Counters
 
-SECTOR = 32
 REGISTERS = 65536
 """Of a multiprocessor."""
 
@@ -33,42 +33,10 @@ BLOCKS_ELSE = 32
 
 
 @dataclass(frozen=True)
-class Requests:
-    """Accesses of one kind to global memory."""
-
-    requests: int
-    lanes: int
-    bytes: int
-    sectors: int
-    lines: int
-
-    @classmethod
-    def of(cls, accesses: module.Accesses) -> Requests:
-        return cls(*(getattr(accesses, name) for name, _ in module.Accesses._fields_))
-
-
-@dataclass(frozen=True)
-class Traffic:
-    """What a launch asked of memory."""
-
-    loads: Requests
-    stores: Requests
-    atomics: Requests
-    shared_requests: int
-    shared_wavefronts: int
-    """Passes over the banks of shared memory; as many as requests where no two lanes meet in a bank."""
-
-    @classmethod
-    def of(cls, counters: module.Counters) -> Traffic:
-        kinds = (Requests.of(kind) for kind in (counters.loads, counters.stores, counters.atomics))
-        return cls(*kinds, counters.shared_requests, counters.shared_wavefronts)
-
-
-@dataclass(frozen=True)
 class Work:
     """What the machine code of a plan did."""
 
-    traffic: Traffic
+    traffic: Counters
     figures: Figures
     warps: int
     instructions: int
@@ -108,10 +76,10 @@ def traffic(
     positions: NDArray | None = None,
     *,
     kernels: Path = KERNELS,
-) -> Traffic:
+) -> Counters:
     """Execute a plan as run(mode="observed") does, and count."""
     arrays = input_array, output_array, window, positions
-    return Traffic.of(run(plan, *arrays, mode="observed", kernels=kernels, counted=True))
+    return run(plan, *arrays, mode="observed", kernels=kernels, counted=True)
 
 
 def work(
@@ -132,7 +100,7 @@ def work(
         arrays = input_array, output_array, window, positions
         done = machine.run(step, *arrays, scratch=scratch, architecture=architecture, kernels=kernels)
         figures = cubin.figures(step, architecture, kernels)
-        return Work(Traffic.of(done.counters), figures, done.warps, done.instructions)
+        return Work(done.counters, figures, done.warps, done.instructions)
 
     before = tuple([work_of(step) for step in plan.before])
     return replace(work_of(plan), before=before)

@@ -44,10 +44,14 @@ class Array(ctypes.Structure):
 
 
 class Accesses(ctypes.Structure):
+    """Of one kind to global memory."""
+
     _fields_ = tuple((name, ctypes.c_uint64) for name in ("requests", "lanes", "bytes", "sectors", "lines"))
 
 
 class Counters(ctypes.Structure):
+    """What a launch asked of memory; passes over the banks of shared memory are the wavefronts."""
+
     _fields_ = (
         ("loads", Accesses),
         ("stores", Accesses),
