@@ -25,7 +25,8 @@ from bench.measure import (
     missing,
 )
 from bench.problems import PROBLEMS, select
-from bench.report import failures, footer, markdown, regret_table, tables
+from bench.regret import regret_table
+from bench.report import failures, footer, markdown, tables
 from bench.results import OURS, Run, command_line, commit, saved
 from bench.terminal import INTERRUPTED, Console, Table, progress, say
 from gpufold.elements import ELEMENT_TYPES

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping
-from math import prod
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -13,8 +12,6 @@ from bench.problems import PROBLEMS
 from bench.results import COPY, OTHER_WORK, OURS, Row, Run, command_line, geometric_mean, now, saved
 from bench.tally import Tally
 from bench.terminal import Table
-from gpufold.elements import ELEMENT_TYPES
-from gpufold.operations import OPERATIONS, variants
 
 
 def milliseconds(seconds: float) -> str:
@@ -228,38 +225,3 @@ def summary(folder: Path, steps: Mapping[str, Mapping[str, Any]], words: list[st
         lines += ["", f"## {path.stem}: {len(run.rows)} rows on {run.device}, commit {run.commit}", ""]
         lines += [f"Least of a copy's speed: {least}.", "", *markdown_table(by_operation(run))] if shares else []
     return "\n".join([*lines, "", f"All there is lies in {folder}: the command goes on where it stopped.", ""])
-
-
-VARIANT_NAMES = {name for operation in OPERATIONS for name in variants(operation)}
-"""Of all operations."""
-
-
-def regret(row: Row) -> tuple[str, float] | None:
-    """Return the best variant that `auto` was free to take, and how much slower its choice was; None: not measured."""
-    free = [
-        name
-        for name in row.times
-        if name == row.chosen or (name in VARIANT_NAMES and (name != "atomic" or ELEMENT_TYPES[row.dtype].exact))
-    ]
-    if row.chosen is None or row.chosen not in free:
-        return None
-    best = min(free, key=lambda name: row.times[name].median)
-    return best, row.times[row.chosen].median / row.times[best].median - 1
-
-
-def regret_table(runs: Mapping[Path, Run]) -> Table:
-    """Return a row per problem: what `auto` took, what was best, and the difference; then mean and worst."""
-    table = Table("problem", "device", "auto", "best", box=None)
-    table.add_column("regret", justify="right")
-    found = []
-    for run in runs.values():
-        for row in run.rows:
-            if (answer := regret(row)) is not None:
-                found.append(answer[1])
-                table.add_row(row.name, run.device, row.chosen, answer[0], f"{answer[1]:.1%}")
-    if found:
-        mean = prod(1 + value for value in found) ** (1 / len(found)) - 1
-        table.add_section()
-        table.add_row("geometric mean", "", "", "", f"{mean:.1%}")
-        table.add_row("worst", "", "", "", f"{max(found):.1%}")
-    return table

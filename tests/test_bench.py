@@ -41,7 +41,8 @@ from bench.memory import pool_peak, resident_peak
 from bench.peers import PEERS, Call, Peer, _torch_compile
 from bench.photo import denoise
 from bench.problems import LARGEST_VALUE, PROBLEMS, Problem, _window_on_device, dtype_of, select
-from bench.report import by_operation, cells, footer, regret
+from bench.regret import regret
+from bench.report import by_operation, cells, footer
 from bench.results import RESULTS, Row, Run, geometric_mean, write_at_once
 from bench.terminal import PlainTable
 from bench.timing import LEAST_SAMPLES, MOST_SAMPLES, CpuClock, GpuClock, Times, interleave
