@@ -22,6 +22,7 @@ from bench.measure import difference
 from bench.problems import AT_POSITIONS, TOLERANCE, Problem
 from bench.terminal import Table
 from gpufold.calls import Call, Unsupported
+from gpufold.elements import ELEMENT_TYPES
 from gpufold.gpu.plan import H200, Device, Operand, Plan
 from gpufold.gpu.registry import choose
 
@@ -110,15 +111,6 @@ class Line:
     stored: int = 0
     """And those that they store, atomic additions among them."""
 
-    def __add__(self, done: Work) -> Line:
-        moved = done.traffic
-        return replace(
-            self,
-            instructions=self.instructions + 32 * done.instructions,
-            loaded=self.loaded + moved.loads.sectors,
-            stored=self.stored + moved.stores.sectors + moved.atomics.sectors,
-        )
-
 
 def count(problem: Problem, variant: str, dtype: str, device: Device = H200) -> Line:
     """Count what a variant needs and does; raise Unsupported where it does not serve the problem."""
@@ -130,9 +122,15 @@ def count(problem: Problem, variant: str, dtype: str, device: Device = H200) -> 
     if found is None:
         return line
     shrunk, planned, scaled = found
-    done = work_on(shrunk, planned, dtype, scaled)
-    line = replace(line, elements=max(prod(shrunk.input_shape), prod(shrunk.output_shape)))
-    return sum((done, *done.before), line)
+    last = work_on(shrunk, planned, dtype, scaled)
+    done = (*last.before, last)
+    return replace(
+        line,
+        elements=max(prod(shrunk.input_shape), prod(shrunk.output_shape)),
+        instructions=32 * sum(step.instructions for step in done),
+        loaded=sum(step.traffic.loads.sectors for step in done),
+        stored=sum(step.traffic.stores.sectors + step.traffic.atomics.sectors for step in done),
+    )
 
 
 def candidates(
@@ -142,7 +140,8 @@ def candidates(
     found = []
     for problem, variant in product(problems, variants or ["auto"]):
         of = dtype or problem.dtypes[0]
-        if variant in ("auto", *gpufold.variants(problem.operation)):
+        weighed = problem.reduction != "sum" or problem.window
+        if variant in ("auto", *gpufold.variants(problem.operation)) and (ELEMENT_TYPES[of].weight or not weighed):
             with suppress(Unsupported):
                 found.append((problem, plan_of(problem, variant, of, device).variant, of))
     return found
