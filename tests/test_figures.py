@@ -193,33 +193,6 @@ def test_small_blocks_of_many_planes_stay_in_registers(size, block, window, dtyp
     assert needed.registers <= 64
 
 
-@pytest.mark.parametrize(
-    ("size", "lead", "dtype", "window", "mode"),
-    grouped(
-        BLOCKS_OF,
-        [(), (12,), (14,)],
-        ["float16", "float32", "float64", "complex64", "complex128"],
-        WINDOWS,
-        MODES,
-    ),
-)
-def test_pixels_that_are_taken_stay_in_registers(size, lead, dtype, window, mode):
-    """Three or four blocks of threads are resident, and nearly all weights of a block in flight together.
-
-    Where a thread block takes tiles in turns it waits for the pixels of each, not while it stores them.
-    """
-    geometry = take_blocks_geometry((*lead, *size), (600, len(size)), BLOCKS_OF[size])
-    operands = Operand.contiguous(geometry.array_shape), Operand.contiguous(geometry.blocks_shape)
-    plan = choose(Call("take_blocks", geometry, dtype, Fusion("sum", window, mode=mode), "owners"), *operands)
-    figures = hostcuda.figures(plan)
-    assert figures.stack_bytes == 0
-    crowded = (mode, window, len(size)) == ("edge", "separable", 3) and dtype not in ("float16", "float32")
-    assert figures.registers <= (80 if crowded else 64)
-    waits = [loop.waits for loop in figures.loops]
-    assert min(waits) <= (2 if window != "none" else 0), "of a block"
-    assert max(waits) <= min(waits) + (2 if dict(plan.defines)["TURNS"] == "1" else 0)
-
-
 @pytest.mark.parametrize("architecture", [75, 90, 100])
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
@@ -331,22 +304,13 @@ def test_blocks_are_noted_in_two_waits():
     assert all(step.instructions <= 25 * step.warps for step in others)
 
 
-@pytest.mark.hostcuda
-@pytest.mark.parametrize("dtype", ["float16", "float32", "complex64"])
-@pytest.mark.parametrize("name", ["im2col-tiles-16x16-s8", "im2col-audio-400-s160"])
-def test_staged_words_meet_no_bank_twice(name, dtype):
-    plan, done = counted(name, "staged", dtype)
-    assert int(dict(plan.defines)["TAPS_AT_ONCE"]) * itemsize_of(dtype) == 16
-    assert done.traffic.shared_wavefronts <= 4 * done.traffic.shared_requests, "128 bytes in each pass over the banks"
-
-
 WIDE_OFFSETS = {
-    ("im2col-resnet-3x3-s1", "float32"): 1.35,
+    ("im2col-resnet-3x3-s1", "float32"): 1.65,
     ("im2col-resnet-3x3-s1", "int8"): 1.65,
     ("im2col-vit-16x16-s16", "float32"): 1.45,
-    ("im2col-audio-400-s160", "float32"): 1.7,
+    ("im2col-audio-400-s160", "float32"): 1.5,
     ("im2col-patches-8x8-s1", "float32"): 1.6,
-    ("batch_to_space-nchw-2x2", "float32"): 1.5,
+    ("batch_to_space-nchw-2x2", "float32"): 1.54,
     ("batch_to_space-nhwc-2x2", "float32"): 1.8,
     ("batch_to_space-nchw-cropped", "float32"): 1.58,
     ("space_to_batch-nchw-2x2", "float32"): 1.38,
