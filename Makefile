@@ -37,7 +37,7 @@ help:
 	@echo "make sanitize       compute-sanitizer over every kernel variant (needs a GPU and the CUDA toolkit)"
 	@echo "make measure        the whole benchmark on a GPU, saved row by row; RESUME=1 goes on, RESULTS=folder, SECONDS=of a"
 	@echo "                    problem; where nothing can be installed: python3 -m bench chip --results folder"
-	@echo "make report         figures, tables, thresholds, regret and predictions from RESULTS, without a GPU"
+	@echo "make report         figures, tables and regret from RESULTS, without a GPU"
 	@echo "make clean          remove the environment and what was built"
 
 bench: $(VENV)/.bench
@@ -109,9 +109,8 @@ RESULTS := bench/results
 measure: $(VENV)/.bench $(VENV)/.peers
 	$(BIN)/python -m bench measure --results $(RESULTS)$(if $(SECONDS), --seconds $(SECONDS))$(if $(RESUME), --resume)
 
-report: $(VENV)/.bench $(VENV)/.test
+report: $(VENV)/.bench
 	$(BIN)/python -m bench report --results $(RESULTS)
-	$(BIN)/python -m bench traffic --results $(RESULTS)
 
 clean:
 	rm -rf $(VENV) dist docs/_build docs/tutorial docs/gallery docs/api/generated .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -19,19 +19,18 @@ from bench.measure import (
     DeviceLostError,
     Task,
     cpu_bench,
-    device_facts,
     device_kind,
     fill,
     gpu_bench,
     missing,
 )
 from bench.problems import PROBLEMS, select
-from bench.report import failures, footer, markdown, markdown_table, tables
+from bench.regret import regret_table
+from bench.report import failures, footer, markdown, tables
 from bench.results import OURS, Run, command_line, commit, saved
 from bench.terminal import INTERRUPTED, Console, Table, progress, say
 from gpufold.elements import ELEMENT_TYPES
 from gpufold.gpu.devices import device_named
-from gpufold.gpu.plan import H200
 from gpufold.operations import OPERATIONS
 
 QUICK_SECONDS, FULL_SECONDS = 0.7, 5.0
@@ -98,23 +97,27 @@ def _parser() -> argparse.ArgumentParser:
     ptychography.add_argument("--seed", type=_FROM_ZERO, default=0)
     report = commands.add_parser("report", help="draw saved results, and give their tables in Markdown")
     report.add_argument("--output", type=Path, default=Path("build/report"), help="folder for figures and tables")
+    report.add_argument(
+        "--results",
+        type=Path,
+        nargs="+",
+        default=[],
+        metavar="PATH",
+        help="saved results, or folders of them, else those in bench/results",
+    )
     host = commands.add_parser("host", help="measure what a repeated GPU call costs before the launch, without a GPU")
     host.add_argument("--problem", action="append", default=[], metavar="NAME")
-    traffic = commands.add_parser("traffic", help="predict the kernels' speed from runs on the CPU")
-    traffic.add_argument("--problem", action="append", default=[], metavar="NAME")
-    traffic.add_argument("--device", dest="chips", action="append", metavar="NAME", help="A100, H100, H200, B200, ...")
-    traffic.add_argument("--markdown", action="store_true", help="one table for all devices, of what auto takes")
-    choices = commands.add_parser("choices", help="predict what auto loses on random problems")
-    choices.add_argument("--problems", type=_COUNT, default=60, metavar="N")
-    crossover = commands.add_parser("crossover", help="sweep sizes through the variants: where thresholds belong")
-    _add_saving(crossover)
-    crossover.add_argument("--seconds", type=_SECONDS, default=1.0, help="measuring time of a point")
-    measure = commands.add_parser("measure", help="measure every problem and every sweep, saved row by row")
+    count = commands.add_parser("count", help="count registers, instructions and sectors of the kernels, without a GPU")
+    count.add_argument("--problem", action="append", default=[], metavar="NAME", help="problems with it in their name")
+    count.add_argument("--variant", action="append", default=[], metavar="NAME", help="else what auto takes")
+    count.add_argument("--dtype", type=_dtype, metavar="NAME", help="else the first of each problem")
+    count.add_argument("--device", default="H200", metavar="NAME", help="A100, H100, H200, B200, ...")
+    measure = commands.add_parser("measure", help="measure every problem in all its dtypes, saved row by row")
     measure.add_argument("--results", type=Path, required=True, metavar="FOLDER", help="where they are saved")
     measure.add_argument(
-        "--seconds", type=_SECONDS, default=FULL_SECONDS, help="measuring time of a problem or a point"
+        "--seconds", type=_SECONDS, default=FULL_SECONDS, help="measuring time of a problem in one dtype"
     )
-    measure.add_argument("--device", choices=("cpu", "gpu"), default="gpu", help="a CPU has no sweeps")
+    measure.add_argument("--device", choices=("cpu", "gpu"), default="gpu")
     measure.add_argument(
         "--problem", action="append", default=[], metavar="NAME", help="problems with it in their name"
     )
@@ -133,20 +136,10 @@ def _parser() -> argparse.ArgumentParser:
     )
     chip.add_argument("--minutes", type=float, default=28.0, help="for all steps and calls together")
     chip.add_argument("--steps", type=int, default=100, metavar="N", help="of which each takes less than nine minutes")
-    chip.add_argument("--seconds", type=float, default=0.5, help="measuring time of a problem or a point")
+    chip.add_argument("--seconds", type=float, default=0.5, help="measuring time of a problem in one dtype")
     chip.add_argument("--problem", action="append", default=[], metavar="NAME", help="problems with it in their name")
     chip.add_argument("--processes", type=int, default=max(1, min(14, (os.cpu_count() or 1) - 2)), metavar="N")
     chip.add_argument("--commit", metavar="HASH", help="of this code, where git does not say")
-    regret = commands.add_parser("regret", help="what the choices of auto cost, from saved results")
-    for command in (report, crossover, regret, traffic):
-        command.add_argument(
-            "--results",
-            type=Path,
-            nargs="+",
-            default=[],
-            metavar="PATH",
-            help="saved results, or folders of them, else those in bench/results",
-        )
     return parser
 
 
@@ -175,10 +168,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "ptychography": _ptychography,
         "report": _report,
         "host": _host,
-        "traffic": _traffic,
-        "choices": _choices,
-        "crossover": _crossover,
-        "regret": _regret,
+        "count": _count,
         "gigapixel": _gigapixel,
         "chip": _chip,
     }
@@ -223,61 +213,35 @@ def _host(options: argparse.Namespace, words: list[str], console: Console) -> in
     return host(options.problem, console)
 
 
-def _traffic(options: argparse.Namespace, words: list[str], console: Console) -> int:
-    from bench.traffic import assumptions, check_available, count_all, predictions, traffic_table
+def _count(options: argparse.Namespace, words: list[str], console: Console) -> int:
+    from bench.count import candidates, check_available, count, count_table, meaning
 
-    devices = [device_named(chip) for chip in options.chips or ["H200"]]
+    device, lines = device_named(options.device), []
     check_available()
-    problems = select(options.problem, quick=False, gpu=True)
-    counted: dict[str, list[Any]] = {}
+    wanted = candidates(select(options.problem, quick=False, gpu=True), options.variant, options.dtype, device)
     try:
-        for device in devices:
-            lines = counted[device.name.removeprefix("NVIDIA ")] = []
-            for some in progress(count_all(problems, device), lambda lines: lines[0].problem, len(problems)):
-                lines += some
+        for each in progress(wanted, lambda each: each[0].name, len(wanted)):
+            lines.append(count(*each, device))
     except KeyboardInterrupt:
-        say(console, "interrupted")
-    if options.markdown:
-        print(*markdown_table(predictions(counted)), sep="\n")
-    else:
-        for lines in counted.values():
-            console.print(traffic_table(lines, saved(options.results)))
-    for device in devices:
-        for line in assumptions(device):
-            say(console, line)
-    for line in (f"gpufold {gpufold.__version__}, commit {commit()}", command_line(words)):
-        say(console, line)
-    return 0
-
-
-def _choices(options: argparse.Namespace, words: list[str], console: Console) -> int:
-    from bench.choices import losses, losses_table
-    from bench.traffic import check_available
-
-    check_available()
-    found = progress(losses(options.problems), lambda loss: loss.operation if loss else "left out", options.problems)
-    console.print(losses_table([loss for loss in found if loss is not None]))
-    say(console, command_line(words))
+        say(console, "Interrupted.")
+    console.print(count_table(lines))
+    for text in (*meaning(device), f"gpufold {gpufold.__version__}, commit {commit()}", command_line(words)):
+        say(console, text)
     return 0
 
 
 def _report(options: argparse.Namespace, words: list[str], console: Console) -> int:
-    from bench.crossover import crossover_table, regret_table, sweeps
-
     runs = saved(options.results)
     if not runs:
         say(console, "No results are saved yet: python -m bench --save bench/results/NAME.json")
     for path, run in runs.items():
         written = _draw(run, path.stem, options.output, console)
-        if any(not row.threshold for row in run.rows):
-            options.output.mkdir(parents=True, exist_ok=True)
-            written.append(options.output / f"{path.stem}.md")
-            written[-1].write_text(markdown(run), encoding="utf-8")
+        options.output.mkdir(parents=True, exist_ok=True)
+        written.append(options.output / f"{path.stem}.md")
+        written[-1].write_text(markdown(run), encoding="utf-8")
         say(console, f"{path}: {', '.join(map(str, written))}")
-    known = sweeps(H200.multiprocessors)
-    for verdicts in (crossover_table(runs.values(), known), regret_table(runs)):
-        if verdicts.row_count:
-            console.print(verdicts)
+    if (choices := regret_table(runs)).row_count:
+        console.print(choices)
     return 0
 
 
@@ -289,27 +253,6 @@ def _draw(run: Run, stem: str, folder: Path, console: Console) -> list[Path]:
         say(console, f"No figures of {stem}: {error.name} is not installed.")
         return []
     return draw(run, stem, folder)
-
-
-def _crossover(options: argparse.Namespace, words: list[str], console: Console) -> int:
-    from bench.crossover import crossover_table, sweeps
-
-    status = 0
-    if options.results or device_kind("auto") == "cpu":
-        runs = list(saved(options.results).values())
-    else:
-        step = _sweeps_step(options, words, options.save)
-        step.begin(options.resume)
-        status = _fill(step, words, console)
-        runs = [step.run]
-    table = crossover_table(runs, sweeps(H200.multiprocessors))
-    return status or _print_or_say(table, "python -m bench crossover --save bench/results/crossover.json", console)
-
-
-def _regret(options: argparse.Namespace, words: list[str], console: Console) -> int:
-    from bench.crossover import regret_table
-
-    return _print_or_say(regret_table(saved(options.results)), "python -m bench --save bench/results/gpu.json", console)
 
 
 def _gigapixel(options: argparse.Namespace, words: list[str], console: Console) -> int:
@@ -328,19 +271,10 @@ def _chip(options: argparse.Namespace, words: list[str], console: Console) -> in
         return half_an_hour(chip, options.minutes, options.steps, words)
 
 
-def _print_or_say(table: Table, command: str, console: Console) -> int:
-    if table.row_count:
-        console.print(table)
-    else:
-        say(console, f"No GPU measurements of this are saved; on a machine with a GPU: {command}")
-    return 0
-
-
 @dataclass
 class Step:
     """A run, and all that belongs into it."""
 
-    name: str
     bench: Bench
     run: Run
     tasks: list[Task]
@@ -383,24 +317,7 @@ def _problems_step(
         for problem in select(choices["problems"], quick, kind == "gpu")
         for each in ((dtype,) if dtype else problem.dtypes[:1] if quick else problem.dtypes)
     ]
-    return Step("problems", bench, run, tasks, path)
-
-
-def _sweeps_step(options: argparse.Namespace, words: list[str], path: Path | None) -> Step:
-    """Describe a run of the sweeps through the planner's thresholds, without peers."""
-    from bench.crossover import sweeps
-
-    facts = device_facts()
-    bench, run = gpu_bench(options.seconds, options.commit)
-    bench.peers, run.peers = [], []
-    run.command, run.options = command_line(words), {"seconds": options.seconds}
-    tasks = [
-        Task(problem, problem.dtypes[0], (*sweep.below, *sweep.above), sweep.threshold, value)
-        for sweep in sweeps(facts.multiprocessors)
-        for value, problem in sweep.points
-        if any(name in problem.name for name in getattr(options, "problem", []) or [""])
-    ]
-    return Step("crossover", bench, run, tasks, path)
+    return Step(bench, run, tasks, path)
 
 
 class Terminated(KeyboardInterrupt):
@@ -482,7 +399,7 @@ def _table(options: argparse.Namespace, words: list[str], console: Console) -> i
 
 
 def _measure(options: argparse.Namespace, words: list[str], console: Console) -> int:
-    """Measure the problems, and on a GPU the sweeps; print what is left to do before and after."""
+    """Measure the problems; print what is left to do before and after."""
     kind, folder = device_kind(options.device), options.results
     choices = {
         "problems": options.problem,
@@ -491,35 +408,22 @@ def _measure(options: argparse.Namespace, words: list[str], console: Console) ->
         "quick": False,
         "seconds": options.seconds,
     }
-    steps = [_problems_step(kind, choices, None, options.commit, words, folder / f"{kind}.json")]
-    if kind == "gpu":
-        steps.append(_sweeps_step(options, words, folder / "crossover.json"))
-    for step in steps:
-        step.begin(options.resume)
-    statuses = []
-    for step in steps:
-        _print_left(steps, folder, words, console)
-        statuses.append(_fill(step, words, console))
-        if statuses[-1] not in (0, 1):
-            break
-    for step in steps:
-        for line in failures(step.run):
-            say(console, line)
-    _print_left(steps, folder, words, console)
-    return max(statuses)
-
-
-def _print_left(steps: list[Step], folder: Path, words: list[str], console: Console) -> None:
-    """Tell which steps are done, which are not, and the command for each."""
-    lines = []
-    for step in steps:
-        rows = f"{step.name}, {len(step.tasks) - step.missing} of {len(step.tasks)} rows in {step.path}"
-        lines.append(f"to do: {rows}: {_resuming(words)}" if step.missing else f"done:  {rows}")
-    results = ["--results", str(folder)]
-    lines.append(f"to do: figures, tables, thresholds and regret, without a GPU: {command_line(['report', *results])}")
-    lines.append(f"to do: predictions, without a GPU: {command_line(['traffic', *results])}")
-    for line in lines:
+    step = _problems_step(kind, choices, None, options.commit, words, folder / f"{kind}.json")
+    step.begin(options.resume)
+    _print_left(step, folder, words, console)
+    status = _fill(step, words, console)
+    for line in failures(step.run):
         say(console, line)
+    _print_left(step, folder, words, console)
+    return status
+
+
+def _print_left(step: Step, folder: Path, words: list[str], console: Console) -> None:
+    """Tell whether all is measured, and the command for what is left."""
+    rows = f"problems, {len(step.tasks) - step.missing} of {len(step.tasks)} rows in {step.path}"
+    say(console, f"to do: {rows}: {_resuming(words)}" if step.missing else f"done:  {rows}")
+    report = command_line(["report", "--results", str(folder)])
+    say(console, f"to do: figures, tables and regret, without a GPU: {report}")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Half an hour on a GPU: what it is, tests, sanitizers, measurements and predictions, in steps that can be stopped.
+"""Half an hour on a GPU: what it is, tests, sanitizers, measurements and their report, in steps that can be stopped.
 
 Everything is written below one folder, and what is found there is not done again: a step that was stopped, by a time
 limit or with its machine, goes on in the next call, in another copy of the checkout too.
@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.report import FAILED, summary
-from bench.results import ROOT, command_line, now, write_at_once
+from bench.results import ROOT, now, write_at_once
 from bench.tally import Tally
 
 NOT_BEGUN, DONE, STOPPED, ABSENT = "not begun", "done", "to be continued", "left out"
@@ -136,7 +136,7 @@ def sanitizers(chip: Chip) -> str:
 
 
 def benchmark(chip: Chip) -> str:
-    """Measure problems beside their peers, then the sweeps through thresholds; a lost device gets another process."""
+    """Measure problems beside their peers; a lost device gets another process."""
     words = ["measure", "--resume", "--results", str(chip.folder / "measured"), "--seconds", f"{chip.seconds:g}"]
     words += ["--commit", chip.commit] if chip.commit else []
     for _ in range(8):
@@ -146,17 +146,11 @@ def benchmark(chip: Chip) -> str:
     return answer
 
 
-def prediction(chip: Chip) -> str:
-    """Ask what was measured about thresholds and choices, and set predictions beside it."""
-    results = ["--results", str(chip.folder / "measured")]
-    commands = [["report", "--output", str(chip.folder / "report")], ["regret"]]
-    check = "import rich; from bench.hostcuda import cubin, unavailable as no; exit(no() or cubin.unavailable())"
-    if chip.run("prediction", "-c", check) == DONE:
-        commands.append(["traffic", *chip.named])
-    else:
-        command = command_line(["traffic", *results, *chip.named])
-        chip.notes[:] = [f"predictions need rich, g++, NVRTC and cuobjdump: {command}"]
-    return _worst([chip.run("prediction", "-m", "bench", *words, *results) for words in commands])
+def report(chip: Chip) -> str:
+    """Draw what was measured, and say what the choices of `auto` cost."""
+    return chip.run(
+        "report", "-m", "bench", "report", "--output", chip.folder / "report", "--results", chip.folder / "measured"
+    )
 
 
 SMOKE = "tests/test_gpu.py", "-k", "test_smoke"
@@ -168,7 +162,7 @@ STEPS: dict[str, tuple[float, Callable[[Chip], str]]] = {
     "tests": (STEP_SECONDS, lambda chip: run_tests(chip, "tests", "tests/test_gpu.py", "tests/test_torch_gpu.py")),
     "sanitizers": (STEP_SECONDS / 2, sanitizers),
     "benchmark": (STEP_SECONDS, benchmark),
-    "prediction": (STEP_SECONDS / 2, prediction),
+    "report": (STEP_SECONDS / 4, report),
 }
 """The seconds of a step in one go, and what it does."""
 

@@ -83,7 +83,7 @@ class Bench:
     def _measure(self, problem: Problem, dtype: str, row: Row) -> None:
         try:
             host = problem.data(dtype)
-            data, expected = problem.arrange(self.array(host)), self.array(problem.expected(host))
+            data, expected = self.array(host), self.array(problem.expected(host))
             del host
             copy = self._copy(row.bytes)
             self.clock.first(copy)
@@ -204,15 +204,11 @@ class Task:
     problem: Problem
     dtype: str
     variants: tuple[str, ...] = ()
-    threshold: str = ""
-    value: float = 0.0
 
     @property
     def row(self) -> Row:
         """The row before anything is measured."""
-        row = new_row(self.problem, self.dtype)
-        row.threshold, row.value = self.threshold, self.value
-        return row
+        return new_row(self.problem, self.dtype)
 
 
 def missing(run: Run, tasks: list[Task]) -> list[Task]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,19 +19,15 @@ COLOURS = {name: f"C{number}" for number, name in enumerate((OURS, "torch", "onn
 
 def draw(run: Run, stem: str, output: Path) -> list[Path]:
     """Draw every figure that the results are good for, as PNG and SVG."""
-    problems = [row for row in run.rows if not row.threshold and OURS in row.times]
-    sweeps = [row for row in run.rows if row.threshold and row.times]
-    figures: list[tuple[str, Callable[[Run, list[Row]], Any], list[Row]]] = [
-        ("fraction-of-copy", _fraction_of_copy, problems),
-        ("speed-up", _speed_up, problems),
-        ("time-against-size", _time_against_size, problems),
-        ("crossovers", _crossovers, sweeps),
-    ]
+    rows = [row for row in run.rows if OURS in row.times]
+    figures: dict[str, Callable[[Run, list[Row]], Any]] = {
+        "fraction-of-copy": _fraction_of_copy,
+        "speed-up": _speed_up,
+        "time-against-size": _time_against_size,
+    }
     output.mkdir(parents=True, exist_ok=True)
     written = []
-    for name, function, rows in figures:
-        if not rows:
-            continue
+    for name, function in figures.items() if rows else ():
         figure = function(run, rows)
         figure.suptitle(f"{run.device}, commit {run.commit}", fontsize="small")
         for ending in ("png", "svg"):
@@ -89,21 +84,4 @@ def _time_against_size(run: Run, rows: list[Row]) -> Any:
     axes.set(xscale="log", yscale="log", xlabel="compulsory bytes, MB", ylabel="ms")
     axes.grid(alpha=0.3)
     axes.legend(fontsize="small")
-    return figure
-
-
-def _crossovers(run: Run, rows: list[Row]) -> Any:
-    sweeps = defaultdict(list)
-    for row in rows:
-        sweeps[row.threshold].append(row)
-    figure, grid = pyplot.subplots(len(sweeps), figsize=(8, 3 * len(sweeps)), layout="constrained", squeeze=False)
-    for axes, (threshold, points) in zip(grid[:, 0], sweeps.items(), strict=True):
-        points.sort(key=lambda row: row.value)
-        for variant in run.variants:
-            line = [(row.value, row.times[variant].median * 1e3) for row in points if variant in row.times]
-            if line:
-                axes.plot(*zip(*line, strict=True), "o-", label=variant)
-        axes.set(title=threshold, xscale="log", yscale="log", ylabel="ms")
-        axes.grid(alpha=0.3)
-        axes.legend(fontsize="small")
     return figure

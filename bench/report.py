@@ -220,7 +220,7 @@ def summary(folder: Path, steps: Mapping[str, Mapping[str, Any]], words: list[st
     lines += [f"- {path.name}: {line}" for path, run in runs.items() for line in failures(run)]
     lines += [] if lines[-1] else ["None."]
     for path, run in runs.items():
-        shares = {row.name: share for row in run.rows if not row.threshold and (share := row.fraction_of_copy())}
+        shares = {row.name: share for row in run.rows if (share := row.fraction_of_copy())}
         least = ", ".join(f"{name} {shares[name]:.0%}" for name in sorted(shares, key=shares.__getitem__)[:8])
         lines += ["", f"## {path.stem}: {len(run.rows)} rows on {run.device}, commit {run.commit}", ""]
         lines += [f"Least of a copy's speed: {least}.", "", *markdown_table(by_operation(run))] if shares else []

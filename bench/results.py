@@ -34,9 +34,6 @@ class Row:
     elements: int
     chosen: str | None = None
     """The variant that `auto` takes on a GPU."""
-    threshold: str = ""
-    """The planner's threshold that a sweep measures, if the row belongs to one; `value` is what is compared with it."""
-    value: float = 0.0
     times: dict[str, Times] = field(default_factory=dict)
     memory: dict[str, int] = field(default_factory=dict)
     """Bytes of a call at its peak, its result included, beside those that were there before."""
@@ -46,9 +43,9 @@ class Row:
     """False where the device was lost on the way: the row is measured again, without what has failed."""
 
     @property
-    def key(self) -> tuple[str, str, str, float]:
+    def key(self) -> tuple[str, str]:
         """What no two rows of a run have in common."""
-        return self.problem, self.dtype, self.threshold, self.value
+        return self.problem, self.dtype
 
     def round(self) -> None:
         """Keep as many digits of the times as are saved, so that a table is the same before and after."""

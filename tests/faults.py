@@ -1462,7 +1462,7 @@ def survives(fault: Fault, sound: Path) -> str | None:
 CAUGHT, COSTS_SPEED, SURVIVED = "caught", "costs speed", "SURVIVED"
 SAME, NO_PROGRAM = "same machine code", "does not compile"
 
-SPEED = "test_figures", "test_earned", "test_known_speeds"
+SPEED = ("test_figures",)
 """The tests that say of a mutant which no other notices whether it costs speed."""
 
 NOT_FOUND = 4

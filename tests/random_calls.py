@@ -30,7 +30,7 @@ DEVICES = (
     Device("a laptop's", (7, 5), multiprocessors=14, threads_per_multiprocessor=1024),
     Device("a large one", (12, 0), multiprocessors=188, threads_per_multiprocessor=1536),
     Device("of one multiprocessor", (8, 6), multiprocessors=1, threads_per_multiprocessor=1536),
-    Device("of one thread, that says no bandwidth", (9, 0), 1, threads_per_multiprocessor=1, copy_bandwidth=0.0),
+    Device("of one thread", (9, 0), multiprocessors=1, threads_per_multiprocessor=1),
 )
 
 

@@ -32,27 +32,24 @@ import bench.measure
 import bench.memory
 import bench.report
 import bench.results
-import bench.traffic
 import gpufold
-from bench import choices
 from bench.__main__ import INTERRUPTED, LOST, TERMINATED, main
-from bench.crossover import judge, regret, sweeps
+from bench.count import ELEMENTS, SCALED, plan_of, smaller
 from bench.hostcuda import standin
 from bench.measure import Bench, difference, new_row
 from bench.memory import pool_peak, resident_peak
 from bench.peers import PEERS, Call, Peer, _torch_compile
 from bench.photo import denoise
 from bench.problems import LARGEST_VALUE, PROBLEMS, Problem, _window_on_device, dtype_of, select
+from bench.regret import regret
 from bench.report import by_operation, cells, footer
 from bench.results import RESULTS, Row, Run, geometric_mean, write_at_once
 from bench.terminal import PlainTable
 from bench.timing import LEAST_SAMPLES, MOST_SAMPLES, CpuClock, GpuClock, Times, interleave
-from bench.traffic import ELEMENTS, SCALED, Line, plan_of, smaller, traffic_table
-from gpufold import calls
 from gpufold.calls import Unsupported
 from gpufold.geometry import SlidingGeometry, SpaceGeometry, batch_to_space_geometry, col2im_geometry
-from gpufold.gpu.plan import H200, Operand
-from gpufold.gpu.registry import choose
+from gpufold.gpu.plan import H200
+from gpufold.gpu.sources import KERNELS
 
 pytestmark = pytest.mark.filterwarnings(r"ignore:\s*nccl library")  # sigpy imports CuPy, which looks for it
 
@@ -409,8 +406,7 @@ class NumpyDevice:
         cupy.cuda.runtime.getDeviceCount, cupy.cuda.runtime.driverGetVersion = lambda: 1, lambda: 0
         cupy.cuda.runtime.deviceSynchronize = self.synchronize
         monkeypatch.setitem(sys.modules, "cupy", cupy)
-        for module in ("bench.measure", "bench.__main__"):
-            monkeypatch.setattr(f"{module}.device_facts", lambda: H200)
+        monkeypatch.setattr(bench.measure, "device_facts", lambda: H200)
         monkeypatch.setattr(
             bench.measure, "installed", lambda device: [replace(peer) for peer in PEERS if peer.name == "cupy"]
         )
@@ -1071,41 +1067,27 @@ def test_a_plain_table_is_aligned():
 def test_measure_says_what_is_left_to_do(capsys, tmp_path, numpy_device, monkeypatch):
     folder = tmp_path / "results"
     words = ("measure", "--results", str(folder), "--seconds", "0.001", "--commit", "abc", "--problem", "tiny")
-    words = (*words, "--problem", "col2im-cells")  # of a sweep
     command = f"python -m bench {' '.join(words)} --resume"
     measured = []
 
     def measure(self, problem, dtype, row):
         measured.append(problem.name)
-        if len(measured) == 4:
+        if len(measured) == 2:
             raise KeyboardInterrupt
         row.times = {variant: Times([1.0]) for variant in self.variants}
 
     monkeypatch.setattr(Bench, "measure", measure)
-    named = ["col2im-cells" in problem.name for sweep in sweeps(132) for _, problem in sweep.points]
-    points = sum(named)
-    assert 2 < points < len(named)
     status, out = run(capsys, *words)
     assert status == INTERRUPTED
     assert f"to do: problems, 0 of 2 rows in {folder / 'gpu.json'}: {command}" in out
-    assert f"done:  problems, 2 of 2 rows in {folder / 'gpu.json'}" in out
-    assert f"to do: crossover, 1 of {points} rows in {folder / 'crossover.json'}: {command}" in out
+    assert f"to do: problems, 1 of 2 rows in {folder / 'gpu.json'}: {command}" in out
     assert f"python -m bench report --results {folder}" in out
-    assert f"python -m bench traffic --results {folder}" in out
     status, out = run(capsys, *words, "--resume")
     assert status == 0
-    assert f"done:  crossover, {points} of {points} rows in {folder / 'crossover.json'}" in out
+    assert f"done:  problems, 2 of 2 rows in {folder / 'gpu.json'}" in out
     assert command not in out.splitlines()[-1]
-    assert len(measured) == 2 + 1 + points
-    runs = [Run.load(folder / name) for name in ("gpu.json", "crossover.json")]
-    assert [run.commit for run in runs] == ["abc", "abc"]
-
-
-def test_sweeps_are_measured_in_the_dtype_of_their_problems(capsys, tmp_path, numpy_device, monkeypatch):
-    dtypes = set()
-    monkeypatch.setattr(Bench, "measure", lambda self, problem, dtype, row: dtypes.add((row.threshold, dtype)))
-    assert run(capsys, "crossover", "--save", str(tmp_path / "crossover.json"))[0] == 0
-    assert ("choice.PIXELS_OF_AN_ELEMENT", "int32") in dtypes
+    assert len(measured) == 2 + 1
+    assert Run.load(folder / "gpu.json").commit == "abc"
 
 
 def test_every_problem_can_run_in_another_dtype(capsys):
@@ -1332,90 +1314,18 @@ def test_geometric_mean_leaves_out_what_was_not_measured():
 # ---- the planner's choices
 
 
-def test_random_problems_take_turns_are_the_same_again_and_are_served():
-    for seed in range(2 * len(choices.OPERATIONS)):
-        problem, dtype = choices.random_problem(seed)
-        assert problem.operation == choices.OPERATIONS[seed % len(choices.OPERATIONS)]
-        assert choices.random_problem(seed)[0].input_shape == problem.input_shape, f"seed {seed}"
-        assert plan_of(problem, "auto", dtype).operation == problem.operation
+COMPARED = {"col2im_atomic.cu", "add_blocks_atomic.cu"}
+"""Kernels that `auto` takes where bits may differ between runs, or a problem is too small to be in the benchmark."""
+
+PART_OF_A_CALL = {"bins.cu", "average_direct.cu"}
+"""Kernels that go with others."""
 
 
-def test_a_loss_is_how_many_times_as_fast_the_best_variant_is(monkeypatch):
-    """Of those that serve the call and give the same bits, which atomic additions may not."""
-    problem, dtype = choices.random_problem(0)
-    auto = plan_of(problem, "auto", dtype).variant
-    other = next(variant for variant in gpufold.variants("col2im") if variant not in (auto, "atomic"))
-    speeds = {auto: 0.4, other: 0.5, "atomic": 0.9}
-
-    def work_of(problem, variant, dtype):
-        if variant not in speeds:
-            raise Unsupported(variant)
-        return variant, None, problem, True
-
-    monkeypatch.setattr(choices, "work_of", work_of)
-    monkeypatch.setattr(bench.traffic, "MOST_INSTRUCTIONS", 1)  # which a prediction lowers
-    monkeypatch.setattr(
-        choices.hostcuda, "predict", lambda plan, _: SimpleNamespace(worst=speeds[plan] / 2, best=speeds[plan] * 2)
-    )
-    assert choices.loss_of(0) == choices.Loss("col2im", auto, other, pytest.approx(1.25))
-    speeds[other] = 0.3
-    assert choices.loss_of(0) == choices.Loss("col2im", auto, auto, 1.0)
-    del speeds[auto]
-    assert choices.loss_of(0) is None
-
-
-def test_losses_are_told_by_operation_in_the_mean_and_at_worst():
-    found = [choices.Loss("im2col", "a", "b", 1.21), choices.Loss("im2col", "c", "c", 1.0)]
-    table = choices.losses_table([choices.Loss("col2im", "d", "d", 1.0), *found])
-    rows = list(zip(*(column.cells for column in table.columns), strict=True))
-    assert rows == [
-        ("col2im", "1", "0.0%", "0%", "d", "d"),
-        ("im2col", "2", "10.0%", "21%", "a", "b"),
-        ("all", "3", "6.6%", "21%", "a", "b"),
-    ]
-
-
-def test_each_sweep_measures_a_threshold_that_the_planner_has():
-    for sweep in sweeps(132):
-        module, name = sweep.threshold.split(".")
-        folder = "gpufold.gpu" if module == "choice" else "gpufold.gpu.variants"
-        constant = getattr(importlib.import_module(f"{folder}.{module}"), name)
-        assert constant == sweep.present - sweep.largest
-        values = [value for value, _ in sweep.points]
-        assert values == sorted(set(values))
-        assert values[0] < sweep.present <= values[-1] or sweep.largest
-
-
-def test_both_sides_of_a_sweep_serve_its_points():
-    for sweep in sweeps(132):
-        for value, problem in sweep.points:
-            for side in (sweep.below, sweep.above):
-                assert any(serves(problem, variant) for variant in side), (sweep.threshold, value, side)
-
-
-def serves(problem, variant):
-    shape = problem.input_shape
-    operand, result = Operand.contiguous(shape), Operand.contiguous(problem.output_shape)
-    if problem.blocks_first:
-        _, rows, blocks = shape
-        operand = Operand(shape, (rows * blocks, 1, rows))
-    try:
-        geometry, dtype = problem.planned_geometry, problem.dtypes[0]
-        choose(calls.Call(problem.operation, geometry, dtype, fusion=problem.fusion, variant=variant), operand, result)
-    except Unsupported:
-        return False
-    return True
-
-
-def test_a_threshold_goes_where_the_faster_side_changes():
-    points = {value: (float(value), 9.0) for value in (2, 4, 8, 16, 32)}
-    verdict = judge(points, present=32)
-    assert verdict.supported == 16
-    assert verdict.last_below == 8
-    assert verdict.present_worst == pytest.approx(16 / 9)
-    assert verdict.present_cost == pytest.approx((16 / 9) ** (1 / 5))
-    assert judge(points, present=16).supported == 16
-    assert judge({1: (1.0, 2.0)}, present=1).supported == float("inf")
+def test_auto_takes_every_kernel_for_a_problem():
+    """One that it takes for none would go."""
+    problems = select([], quick=False, gpu=True)
+    taken = {plan_of(problem, "auto", dtype).source for problem in problems for dtype in problem.dtypes}
+    assert taken | COMPARED | PART_OF_A_CALL == {path.name for path in KERNELS.glob("*.cu")}
 
 
 def test_regret_compares_auto_with_what_it_was_free_to_take():
@@ -1443,8 +1353,9 @@ def made_up(tmp_path):
 
 
 def test_saved_results_become_figures_and_a_table(capsys, tmp_path):
-    status, _ = run(capsys, "report", "--results", str(made_up(tmp_path)), "--output", str(tmp_path / "out"))
+    status, out = run(capsys, "report", "--results", str(made_up(tmp_path)), "--output", str(tmp_path / "out"))
     assert status == 0
+    assert re.search(r"worst +0\.0%", out), "regret"
     names = [
         f"made-up-{name}.{end}"
         for name in ("fraction-of-copy", "speed-up", "time-against-size")
@@ -1455,45 +1366,6 @@ def test_saved_results_become_figures_and_a_table(capsys, tmp_path):
     assert f"| {PROBLEMS[0].name} | 0.001 | 2000 |" in table
     assert "2000*" in table
     assert "3.00x" in table
-
-
-def test_regret_is_told_from_saved_results(capsys, tmp_path):
-    assert "0.0%" in run(capsys, "regret", "--results", str(made_up(tmp_path)))[1]
-
-
-@pytest.mark.parametrize("command", ["regret", "crossover"])
-def test_without_a_gpu_s_measurements_one_line_says_how_to_get_them(capsys, tmp_path, command, monkeypatch):
-    monkeypatch.setattr("bench.__main__.device_kind", lambda wanted: "cpu")
-    saved = tmp_path / "cpu.json"
-    Run("a CPU", "cpu", 1, {}, "", "", "", [], [], []).save(saved)
-    status, out = run(capsys, command, "--results", str(saved))
-    assert status == 0
-    assert "No GPU measurements" in out
-    assert "--save" in out
-    assert len(out.splitlines()) == 1
-
-
-@pytest.mark.all
-def test_crossover_measures_saves_and_reads_again(capsys, tmp_path, monkeypatch):
-    monkeypatch.setattr("bench.__main__.device_facts", lambda: H200)
-    monkeypatch.setattr("bench.__main__.device_kind", lambda wanted: "gpu")
-
-    def made_up_bench(seconds, commit):
-        made_up_run = Run("no device", "gpu", 1, {}, "", "", "", [], [], [])
-        return Bench("gpu", CpuClock(), 1, seconds, [], []), made_up_run
-
-    def measure(self, problem, dtype, row):
-        row.times = {variant: Times([1.0 + number]) for number, variant in enumerate(self.variants)}
-
-    monkeypatch.setattr("bench.__main__.gpu_bench", made_up_bench)
-    monkeypatch.setattr(Bench, "measure", measure)
-    saved = tmp_path / "crossover.json"
-    _, out = run(capsys, "crossover", "--save", str(saved))
-    _, again = run(capsys, "crossover", "--results", str(saved))
-    assert out == again
-    assert all(sweep.threshold in out for sweep in sweeps(132))
-    run(capsys, "report", "--results", str(saved), "--output", str(tmp_path))
-    assert (tmp_path / "crossover-crossovers.svg").exists()
 
 
 def in_a_process_of_its_own(*words):
@@ -1516,52 +1388,30 @@ def test_the_host_s_cost_is_measured_without_a_device():
     assert ("gpufold.torch" in answer) == (find_spec("torch") is not None)
 
 
+def counted(out, variant):
+    """Return the figures of a variant's row, as numbers."""
+    (figures,) = (line.split()[2:] for line in out.splitlines() if line.split()[1:2] == [variant])
+    return [float(text) for text in figures]
+
+
 @pytest.mark.hostcuda
 @pytest.mark.nvrtc
-def test_traffic_is_predicted_beside_the_naive_kernel(capsys):
-    status, out = run(capsys, "traffic", "--problem", "col2im-vit-16x16", "--problem", "batch_to_space-nhwc")
+def test_what_kernels_need_and_do_is_counted(capsys):
+    words = ("--problem", "col2im-vit-16x16", "--variant", "gather", "--variant", "atomic")
+    status, out = run(capsys, "count", *words, "--device", "a100")
     assert status == 0
-    lines = {}
-    for variant in ("gather*", "naive gather", "atomic", "index_map*"):
-        (line,) = (line for line in out.splitlines() if f" {variant} " in line)
-        found = re.search(r"(\d+) +(\d+)% +([\d.]+)x +([\d.]+)x +([\d.]+)x .* (\d+)% to (\d+)% ", line)
-        assert found, line
-        registers, occupancy, loads, stores, memory, worst, best = map(float, found.groups())
+    assert "machine code for NVIDIA A100" in out
+    for variant, stored in (("gather", 0.125), ("atomic", 1.0)):
+        registers, spilled, warps, in_flight, instructions, *sectors = counted(out, variant)
         assert 0 < registers <= 255
-        assert 0 < occupancy <= 100
-        assert worst <= best
-        lines[variant] = loads, stores, memory, best
-    assert lines["gather*"][:3] == (1.0, 1.0, 1.0)
-    assert lines["naive gather"][0] == 4.0  # the lanes of a warp read from 16 taps
-    assert lines["atomic"][1] == 8.0
-    assert lines["gather*"][3] > lines["naive gather"][3]
-    assert "Predictions, not measurements" in out
-    assert "another kernel" not in out
-
-
-@pytest.mark.hostcuda
-@pytest.mark.nvrtc
-def test_predictions_for_several_devices_are_one_table(capsys):
-    devices = "--device", "T4", "--device", "L4"
-    status, out = run(capsys, "traffic", "--problem", "batch_to_space-nhwc", *devices, "--markdown")
-    assert status == 0
-    header, ruler, row, means = ([cell.strip() for cell in line.split("|")[1:-1]] for line in out.splitlines()[:4])
-    assert header[4:] == ["Tesla T4", "naive gather", "L4", "naive gather"]
-    assert len(ruler) == len(row) == len(means) == 8
-    assert row[:2] == ["batch_to_space-nhwc-2x2", "index_map"]
-    assert means[0] == "geometric mean"
-    assert means[4::2] == row[4::2]
-
-
-@pytest.mark.hostcuda
-@pytest.mark.nvrtc
-def test_traffic_is_predicted_for_a_device_by_name(capsys):
-    status, out = run(capsys, "traffic", "--problem", "batch_to_space-nhwc", "--device", "a100")
-    assert status == 0
-    assert "NVIDIA A100" in out
-    assert " of 16 " in out, "a copy there needs 16 KiB in flight"
+        assert spilled == 0
+        assert 0 < warps <= 64
+        assert in_flight >= 1
+        assert instructions > 1
+        assert sectors == [0.125, stored], "of each element once; of atomic additions each in a sector of its own"
+    assert counted(run(capsys, "count", "--problem", "batch_to_space-nhwc")[1], "index_map")[-2:] == [0.125, 0.125]
     with pytest.raises(SystemExit):
-        run(capsys, "traffic", "--problem", "batch_to_space-nhwc", "--device", "K80")
+        run(capsys, "count", "--problem", "batch_to_space-nhwc", "--device", "K80")
     assert "device must be one of A100" in capsys.readouterr().err
 
 
@@ -1571,8 +1421,7 @@ def test_the_counted_problem_has_the_kernel_of_the_whole_one():
     whole = plan_of(problem.for_gpu, "auto", "float32")
     least = plan_of(problem.for_gpu.shrunk(ELEMENTS), "auto", "float32", SCALED)
     assert (least.symbol, least.defines) != (whole.symbol, whole.defines)
-    shrunk, plan, device, same = smaller(problem.for_gpu, whole, "float32", H200)
-    assert same
+    shrunk, plan, device = smaller(problem.for_gpu, whole, "float32", H200)
     assert (plan.symbol, plan.defines) == (whole.symbol, whole.defines)
     assert replace(plan_of(shrunk, "auto", "float32", device), reason="") == replace(plan, reason="")
     assert prod(shrunk.input_shape) < prod(problem.for_gpu.input_shape) / 10
@@ -1591,20 +1440,3 @@ def test_positions_lie_as_kernels_take_them():
     for problem in PROBLEMS:
         if problem.kind == "placed":
             assert problem.positions().flags.c_contiguous, problem.name
-
-
-def test_traffic_shows_what_was_measured_where_it_was(tmp_path):
-    line = Line(
-        *(PROBLEMS[0].name, (1,), "gather", True, False, 1, 0.5, 1.0, 1.0, 1.0, 300.0, 1.0, 24 << 10, 48 << 10),
-        *(0.8, 0.9, "memory"),
-    )
-    measured = Run.load(made_up(tmp_path))
-
-    def column(runs, name):
-        return [list(column.cells) for column in traffic_table([line], runs).columns if column.header == name]
-
-    assert column({tmp_path: measured}, "measured") == [["50%"]]
-    assert column({tmp_path: measured}, "predicted") == [["80% to 90%"]]
-    assert column({}, "measured") == []
-    assert column({}, "KiB in flight") == [["24 of 48"]]
-    assert column({}, "variant") == [["gather* (another kernel)"]]

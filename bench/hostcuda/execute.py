@@ -18,7 +18,7 @@ from gpufold.gpu.plan import Plan
 from . import module
 from .build import KERNELS, Build, Defines, build_kernel, build_runtime
 from .memory import POISON, Fault, NDArray, Placed, poison
-from .module import Caches, Counters
+from .module import Counters
 
 Argument = NDArray | tuple[NDArray, ...] | bytes | int | None
 """An array or None, a null, for a pointer; several for a struct of pointers to const; bytes or an int for a value."""
@@ -42,7 +42,7 @@ def launch(
     seed: int = 0,
     writes_once: bool = False,
     skips: bool = False,
-    caches: Caches | None = None,
+    counted: bool = False,
 ) -> Counters:
     """Launch a kernel as cuLaunchKernel would: see Argument for what it takes.
 
@@ -57,8 +57,8 @@ def launch(
         accesses are observed.
     skips
         Whether not writing a byte is no fault, writing it twice still is.
-    caches
-        What to count the traffic with (see counting.py), where accesses are observed; the counters stay zero without.
+    counted
+        Whether to count what is asked of memory (see counting.py), where accesses are observed.
     """
     build: Build = "observed" if mode == "shuffled" else mode
     path = build_kernel(source, symbol, defines, build)
@@ -70,8 +70,8 @@ def launch(
         else:
             kernel = module.load(path, build_runtime(build))
             what = module.Launch(kernel.module, grid=grid, block=block, seed=seed + 1 if mode == "shuffled" else 0)
-            if caches:
-                what.caches, what.traffic = ctypes.pointer(caches), ctypes.pointer(counters)
+            if counted:
+                what.traffic = ctypes.pointer(counters)
             _run_here(kernel, what, placed, build == "observed", writes_once, skips)
     except Fault as fault:
         raise Fault(f"{symbol}: {_with_lines(path, str(fault))}") from None
@@ -89,7 +89,7 @@ def run(
     mode: Mode = "plain",
     seed: int = 0,
     kernels: Path = KERNELS,
-    caches: Caches | None = None,
+    counted: bool = False,
 ) -> Counters:
     """Execute a plan, from the sources in the folder `kernels`, and check what every plan promises.
 
@@ -123,7 +123,7 @@ def run(
         seed=seed,
         writes_once=not plan.scatters,
         skips=plan.skips,
-        caches=caches,
+        counted=counted,
     )
 
 

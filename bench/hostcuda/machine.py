@@ -1,16 +1,12 @@
 """Executes a plan's machine code on the CPU: what a GPU's warps would do, instruction by instruction.
 
 NVRTC compiles the plan for an architecture, nvdisasm lists its instructions, this module reads them, and
-host/machine.cpp executes them, 32 lanes at a time. So every count is of what is really run: how often each
-instruction is issued, whatever the compiler unrolled, predicated or moved; what each warp asks of global and shared
-memory; and how many latencies of global memory it waits for, one after another.
+host/machine.cpp executes them, 32 lanes at a time. So every count is of what is really run: the
+instructions that are issued, whatever the compiler unrolled, predicated or moved, and what each warp asks of global and
+shared memory. How long that takes is no question here.
 
 The meaning of the instructions is not published in full. That the arrays come out right, bit for bit, is the proof
 that they are understood; one that is not known raises Unknown, with its text.
-
-A *wait* is one latency: a load's registers arrive one wait after it is issued, as do those of an atomic operation
-that gives a value, and an instruction that uses them waits until then. Waits in which a load left the L1 cache are
-counted apart from those that it served.
 """
 
 from __future__ import annotations
@@ -18,10 +14,8 @@ from __future__ import annotations
 import ctypes
 import re
 import struct
-from collections import Counter
 from dataclasses import dataclass
 from functools import cache
-from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +27,7 @@ from gpufold.gpu.variants.moves import WIDEST_WORD
 from . import cubin
 from .build import KERNELS, build_runtime
 from .memory import Fault, NDArray, Placed, poison
-from .module import Caches, Counters
+from .module import Counters
 
 NOTHING, VECTOR, UNIFORM, IMMEDIATE, CONSTANT = range(5)
 NEGATIVE, ABSOLUTE, INVERTED = 1, 2, 4
@@ -84,23 +78,19 @@ class _Array(ctypes.Structure):
 
 
 class _Execution(ctypes.Structure):
-    _fields_ = tuple((name, ctypes.c_uint64) for name in ("warps", "instructions", "waits", "cached_waits", "blocks"))
+    _fields_ = (("warps", ctypes.c_uint64), ("instructions", ctypes.c_uint64))
 
 
 class _Launch(ctypes.Structure):
     _fields_ = (
         ("code", ctypes.POINTER(_Instruction)),
-        ("executions", ctypes.c_void_p),
         *((name, ctypes.c_uint32) for name in ("count", "shared_bytes", "array_count", "constant_bytes")),
         ("grid", ctypes.c_uint32 * 3),
         ("block", ctypes.c_uint32 * 3),
         ("constants", ctypes.c_void_p),
         ("arrays", ctypes.POINTER(_Array)),
-        ("caches", ctypes.POINTER(Caches)),
         ("traffic", ctypes.POINTER(Counters)),
         ("execution", ctypes.POINTER(_Execution)),
-        ("times", ctypes.c_void_p),
-        ("most_instructions", ctypes.c_uint64),
         ("message", ctypes.c_void_p),
         ("message_size", ctypes.c_uint32),
     )
@@ -114,16 +104,6 @@ class Execution:
     warps: int
     instructions: int
     """Issued to a warp, whether its lanes took part or not."""
-    waits: int
-    """Latencies waited for, of loads that left the L1 cache; the sum over warps."""
-    cached_waits: int
-    """And of loads that the L1 cache served."""
-    blocks: int
-    """Thread blocks that were run: all of them, unless there were too many."""
-    times: NDArray
-    """Of each: waits, cached waits, and cycles of instructions that depend on each other, if it were alone."""
-    names: Counter[str]
-    """How often each kind of instruction was issued."""
 
 
 # ---------------------------------------------------------------------------------------------
@@ -660,13 +640,10 @@ def _single_bits(value: float) -> int:
 
 
 @cache
-def _code(
-    source: str, symbol: str, defines: Any, architecture: int, kernels: Path
-) -> tuple[Any, tuple[cubin.Instruction, ...]]:
+def _code(source: str, symbol: str, defines: Any, architecture: int, kernels: Path) -> Any:
     listed = cubin.instructions(source, symbol, defines, architecture, kernels)
     labels = {label: number for number, line in enumerate(listed) for label in line.labels}
-    code = (_Instruction * len(listed))(*(_Reader(line, labels).read() for line in listed))
-    return code, tuple(listed)
+    return (_Instruction * len(listed))(*(_Reader(line, labels).read() for line in listed))
 
 
 # ---------------------------------------------------------------------------------------------
@@ -694,19 +671,14 @@ def run(
     positions: NDArray | None = None,
     *,
     scratch: NDArray | None = None,
-    caches: Caches,
     architecture: int = 90,
     kernels: Path = KERNELS,
-    most_instructions: int = 2**63,
 ) -> Execution:
     """Execute a plan's machine code for an architecture; arrays become what a GPU would make of them.
 
     One launch is executed: those before it are plans of their own, which share scratch memory with it.
-
-    Thread blocks are run from the middle of the grid on. After `most_instructions` of warps no more are started; what
-    the others would have written stays poison.
     """
-    code, listed = _code(plan.source, plan.symbol, plan.defines, architecture, kernels)
+    code = _code(plan.source, plan.symbol, plan.defines, architecture, kernels)
     shared_bytes = cubin.figures(plan, architecture, kernels).shared_bytes + cubin.RESERVED_SHARED_BYTES
     shared_bytes += -shared_bytes % WIDEST_WORD  # the compiler loads the last three words as four
     if not plan.reads_output:
@@ -729,13 +701,11 @@ def run(
         return _Array(begin, begin + placed.span, writable, 0)
 
     arrays = [array(placed, placed in written) for placed in (*written, *constant)]
-    executions, times = np.zeros(len(listed), np.uint64), np.zeros((prod(plan.grid), 3), np.uint32)
     counters, execution, message = Counters(), _Execution(), ctypes.create_string_buffer(1024)
     constants = np.frombuffer(_constants(architecture, plan, arguments, kernels), np.uint8)
     what = _Launch(
         code,
-        executions.ctypes.data,
-        len(listed),
+        len(code),
         shared_bytes,
         len(arrays),
         constants.size,
@@ -743,11 +713,8 @@ def run(
         block=plan.block,
         constants=constants.ctypes.data,
         arrays=(_Array * len(arrays))(*arrays),
-        caches=ctypes.pointer(caches),
         traffic=ctypes.pointer(counters),
         execution=ctypes.pointer(execution),
-        times=times.ctypes.data,
-        most_instructions=most_instructions,
         message=ctypes.addressof(message),
         message_size=len(message),
     )
@@ -758,16 +725,4 @@ def run(
         placed.copy_back("the output" if placed is result else "scratch memory")
     for placed in constant:
         placed.check_unchanged("an argument")
-    names: Counter[str] = Counter()
-    for line, count in zip(listed, executions.tolist(), strict=True):
-        names[line.name] += count
-    return Execution(
-        counters,
-        execution.warps,
-        execution.instructions,
-        execution.waits,
-        execution.cached_waits,
-        execution.blocks,
-        times[: execution.blocks],
-        +names,
-    )
+    return Execution(counters, execution.warps, execution.instructions)

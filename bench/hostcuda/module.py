@@ -44,25 +44,21 @@ class Array(ctypes.Structure):
 
 
 class Accesses(ctypes.Structure):
-    _fields_ = tuple(
-        (name, ctypes.c_uint64)
-        for name in ("requests", "lanes", "bytes", "sectors", "lines", "l2_sectors", "memory_sectors")
-    )
+    """Of one kind to global memory."""
+
+    _fields_ = tuple((name, ctypes.c_uint64) for name in ("requests", "lanes", "bytes", "sectors", "lines"))
 
 
 class Counters(ctypes.Structure):
+    """What a launch asked of memory; passes over the banks of shared memory are the wavefronts."""
+
     _fields_ = (
         ("loads", Accesses),
         ("stores", Accesses),
         ("atomics", Accesses),
         ("shared_requests", ctypes.c_uint64),
         ("shared_wavefronts", ctypes.c_uint64),
-        ("shared_bytes", ctypes.c_uint64),
     )
-
-
-class Caches(ctypes.Structure):
-    _fields_ = (("l1_bytes", ctypes.c_uint64), ("l2_bytes", ctypes.c_uint64), ("blocks_at_a_time", ctypes.c_uint32))
 
 
 class Launch(ctypes.Structure):
@@ -76,7 +72,6 @@ class Launch(ctypes.Structure):
         ("message_size", ctypes.c_uint32),
         ("array_count", ctypes.c_uint32),
         ("arrays", ctypes.POINTER(Array)),
-        ("caches", ctypes.POINTER(Caches)),
         ("traffic", ctypes.POINTER(Counters)),
     )
 

@@ -1065,8 +1065,8 @@ def get_device_properties(device):
 
 
 def device_get_attribute(attribute, device):
-    """Return an H200's: clocks in kHz, its memory's bus in bits, bytes of the L2 cache and of shared memory."""
-    return {13: 1_980_000, 36: 3_201_000, 37: 6016, 38: 50 << 20, 81: 228 << 10, 115: POOLS_OF_DEVICES}[attribute]
+    """Return an H200's bytes of the L2 cache and of shared memory, and whether there are pools of memory."""
+    return {38: 50 << 20, 81: 228 << 10, 115: POOLS_OF_DEVICES}[attribute]
 
 
 @cache

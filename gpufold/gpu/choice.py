@@ -1,7 +1,4 @@
-"""Which variant `auto` takes: for each operation those that are predicted to be fastest, behind thresholds.
-
-Every threshold is a prediction; `python -m bench crossover` sweeps those that a GPU will decide.
-"""
+"""Which variant `auto` takes: for each operation those that it prefers, behind thresholds that nobody has measured."""
 
 from __future__ import annotations
 
@@ -42,7 +39,7 @@ MIN_FILL = 0.75
 
 
 def of_col2im(problem: Problem) -> Iterator[tuple[str, str]]:
-    """Yield the variants of col2im that are predicted to be fastest, with why."""
+    """Yield the variants of col2im that `auto` prefers, with why."""
     view = view_of(problem)
     row, cells = view.axes[-1], prod(cells_of(view))
     resident = problem.device.multiprocessors * problem.device.threads_per_multiprocessor

@@ -15,7 +15,7 @@ from gpufold.arrays import bounds_of
 from gpufold.calls import Call, Unsupported
 from gpufold.geometry import Size
 from gpufold.gpu import registry, tuning
-from gpufold.gpu.plan import COPY_SHARE, Device, Operand, Plan, Problem
+from gpufold.gpu.plan import Device, Operand, Plan, Problem
 from gpufold.gpu.sources import options, program, symbols
 
 MAX_ALIGNMENT = 256
@@ -24,7 +24,7 @@ MAX_ALIGNMENT = 256
 NO_WINDOW = np.zeros(1, "V8")
 """The kernels' struct of pointers to weights where there are none: a null."""
 
-CLOCK_RATE, MEMORY_CLOCK_RATE, GLOBAL_MEMORY_BUS_WIDTH, L2_CACHE_SIZE, SHARED_MEMORY = 13, 36, 37, 38, 81
+L2_CACHE_SIZE, SHARED_MEMORY = 38, 81
 """The runtime's numbers for these attributes of a device; shared memory is that of a multiprocessor."""
 
 MEMORY_POOLS = 115
@@ -196,21 +196,13 @@ def current() -> int:
 def device(number: int) -> Device:
     """Ask the driver for the facts that plans depend on."""
     properties = cupy.cuda.runtime.getDeviceProperties(number)
-    wanted = (CLOCK_RATE, MEMORY_CLOCK_RATE, GLOBAL_MEMORY_BUS_WIDTH, L2_CACHE_SIZE, SHARED_MEMORY)
-    clock, memory_clock, bits, l2_bytes, shared_bytes = (
-        cupy.cuda.runtime.deviceGetAttribute(attribute, number) for attribute in wanted
-    )
-    bandwidth = 2 * 1000 * memory_clock * bits / 8  # data moves on both edges of the clock; clocks are given in kHz
     return Device(
         properties["name"].decode(),
         (properties["major"], properties["minor"]),
         properties["multiProcessorCount"],
         properties["maxThreadsPerMultiProcessor"],
-        COPY_SHARE * bandwidth,
-        1000 * clock,
-        bandwidth,
-        l2_bytes,
-        shared_bytes,
+        cupy.cuda.runtime.deviceGetAttribute(SHARED_MEMORY, number),
+        cupy.cuda.runtime.deviceGetAttribute(L2_CACHE_SIZE, number),
     )
 
 

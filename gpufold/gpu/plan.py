@@ -24,25 +24,14 @@ class Device:
     compute_capability: tuple[int, int]
     multiprocessors: int
     threads_per_multiprocessor: int = 2048
-    copy_bandwidth: float = 4.3e12
-    """Bytes per second, read and written together, that a copy is assumed to reach.
-
-    0 where the driver does not say how fast the memory is: then no time is predicted.
-    """
-    clock: float = 1.98e9
-    """Hertz, of the multiprocessors at their highest."""
-    memory_bandwidth: float = 4.8e12
-    """Bytes per second, the peak."""
-    l2_bytes: int = 50 << 20
     shared_bytes: int = 228 << 10
     """Of a multiprocessor."""
+    l2_bytes: int = 50 << 20
+    """Of the cache that is flushed between samples of a race."""
 
 
 H200 = Device("NVIDIA H200", (9, 0), multiprocessors=132)
-"""The device that predictions are made for where there is none; a Device's defaults are its facts."""
-
-COPY_SHARE = 0.875
-"""Prediction: what a copy reaches of the memory's peak bandwidth."""
+"""The device that calls are planned for where there is none; a Device's defaults are its facts."""
 
 
 @dataclass(frozen=True, slots=True)

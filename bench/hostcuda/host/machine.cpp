@@ -66,28 +66,16 @@ struct MemoryArray {
 
 struct Execution {
     uint64_t warps, instructions;
-    uint64_t waits;        // latencies that warps waited for, of what went beyond the L1 cache
-    uint64_t cached_waits; // and of those that did not
-    uint64_t blocks;       // that were run
-};
-
-// What a thread block would wait for if it were alone: of its warps the last.
-struct BlockTimes {
-    uint32_t waits, cached_waits, cycles; // cycles of instructions that depend on each other
 };
 
 struct MachineLaunch {
     const Instruction* code;
-    uint64_t* executions; // of each instruction, by warps
     uint32_t count, shared_bytes, array_count, constant_bytes;
     uint32_t grid[3], block[3];
     const char* constants;
     const MemoryArray* arrays;
-    const Caches* caches;
     Traffic* traffic;
     Execution* execution;
-    BlockTimes* times;          // of each thread block that is run
-    uint64_t most_instructions; // after which no more blocks are started
     char* message;
     uint32_t message_size;
 };
@@ -156,39 +144,7 @@ struct Access {
     uint32_t size;
 };
 
-struct Request {
-    Kind kind;
-    bool answered; // whether it gives a value, which the warp waits for
-    uint32_t wait; // of its warp, in which it was made
-    std::size_t begin, end;
-};
-
 using Words = uint32_t[kLanes];
-
-// Cycles from an instruction to one that needs its result: guesses, of what microbenchmarks of recent GPUs say.
-constexpr uint32_t kSharedCycles = 29, kSlowCycles = 20, kDoubleCycles = 8, kCycles = 5;
-uint32_t cycles_of(Op op)
-{
-    switch (op) {
-    case Op::shfl:
-    case Op::popc:
-    case Op::flo:
-    case Op::brev:
-    case Op::mufu:
-    case Op::i2f:
-    case Op::f2i:
-    case Op::s2r:
-    case Op::ldc:
-    case Op::r2ur:
-        return kSlowCycles;
-    case Op::dadd:
-    case Op::dmul:
-    case Op::dfma:
-        return kDoubleCycles;
-    default:
-        return kCycles;
-    }
-}
 
 struct Warp {
     uint32_t first_thread, lanes;
@@ -199,25 +155,10 @@ struct Warp {
     Words vector[256];
     uint32_t uniform[256];
     uint32_t predicates[8], uniform_predicates[8]; // masks of lanes
-    uint32_t arrival[256];                         // wait in which a register is there
-    uint32_t now;                                  // waits that are over
-    uint32_t ready[256], ready_uniform[256];       // cycle in which a register can be used
-    uint32_t ready_predicates[8], ready_uniform_predicates[8];
-    uint32_t clock;          // cycle of the last instruction, as if no load took any
-    mutable uint32_t needed; // cycle in which the sources of this one are there
-    uint32_t latency;        // of this one
-    std::vector<Access> accesses;
-    std::vector<Request> requests;
-    std::vector<uint8_t> slow,
-        loading; // by wait: whether a load went beyond the L1 cache, and whether there was one
     std::vector<char> local;
-
-    uint32_t issued() const { return std::max(clock + 1, needed); }
 
     uint32_t mask(const Predicate& predicate) const
     {
-        needed = std::max(needed,
-                          (predicate.uniform ? ready_uniform_predicates : ready_predicates)[predicate.index]);
         const uint32_t lanes_of = (predicate.uniform ? uniform_predicates : predicates)[predicate.index];
         return predicate.negated ? ~lanes_of : lanes_of;
     }
@@ -226,22 +167,12 @@ struct Warp {
     {
         if (predicate.index == kTrue)
             return;
-        (predicate.uniform ? ready_uniform_predicates : ready_predicates)[predicate.index] =
-            issued() + latency;
         if (predicate.uniform) {
             if (active)
                 uniform_predicates[predicate.index] = value & active ? kAll : 0;
         } else {
             uint32_t& lanes_of = predicates[predicate.index];
             lanes_of = (lanes_of & ~active) | (value & active);
-        }
-    }
-
-    void await(uint32_t index, uint32_t words)
-    {
-        for (uint32_t word = index; word < index + words && word < kZeroRegister; ++word) {
-            now = std::max(now, arrival[word]);
-            needed = std::max(needed, ready[word]);
         }
     }
 };
@@ -263,10 +194,8 @@ const uint32_t* raw(Warp& warp, const Source& source, Words& space, uint32_t wor
     case From::vector:
         if (source.index == kZeroRegister)
             break;
-        warp.await(source.index + word, 1);
         return warp.vector[source.index + word];
     case From::uniform:
-        warp.needed = std::max(warp.needed, warp.ready_uniform[source.index]);
         value = source.index == kZeroRegister ? 0 : warp.uniform[source.index + word];
         break;
     case From::immediate:
@@ -348,17 +277,11 @@ void put(Warp& warp, const Instruction& what, const uint32_t* values, uint32_t a
     if (what.to == kZeroRegister)
         return;
     if (what.uniform) {
-        warp.ready_uniform[what.to + word] = warp.issued() + warp.latency;
         if (active)
             warp.uniform[what.to + word] = values[__builtin_ctz(active)];
         return;
     }
     uint32_t* const to = warp.vector[what.to + word];
-    if (active) {
-        warp.await(what.to + word, 1); // what a load still brings must not come after this
-        warp.arrival[what.to + word] = 0;
-        warp.ready[what.to + word] = warp.issued() + warp.latency;
-    }
     for (uint32_t lane = 0; lane < kLanes; ++lane)
         to[lane] = active >> lane & 1 ? values[lane] : to[lane];
 }
@@ -442,7 +365,7 @@ char* locate(Warp& warp, int space, uint32_t lane, uint64_t address, uint32_t si
     return memory.data() + (space == kShared ? 0 : lane * kLocalBytes) + address;
 }
 
-// Where each lane accesses memory; also remembered as a request of the warp.
+// Where each lane accesses memory; also counted as a request of the warp.
 void find_addresses(Warp& warp, const Instruction& what, Kind kind, uint32_t active,
                     uint64_t (&addresses)[kLanes])
 {
@@ -457,7 +380,8 @@ void find_addresses(Warp& warp, const Instruction& what, Kind kind, uint32_t act
     const uint32_t* const uniform_low = raw(warp, uniform, uniform_low_space);
     const bool uniform_wide = space == kGlobal && From(uniform.from) == From::uniform;
     const uint32_t* const uniform_high = uniform_wide ? raw(warp, uniform, uniform_high_space, 1) : nullptr;
-    const std::size_t begin = warp.accesses.size();
+    static std::vector<Access> accesses;
+    accesses.clear();
     for (uint32_t lane = 0; lane < kLanes; ++lane) {
         if (!(active >> lane & 1))
             continue;
@@ -468,19 +392,15 @@ void find_addresses(Warp& warp, const Instruction& what, Kind kind, uint32_t act
         if (space != kGlobal)
             address = uint32_t(address);
         addresses[lane] = address;
-        if (space != kLocal)
-            warp.accesses.push_back({address, size});
+        accesses.push_back({address, size});
     }
     if (!active || space == kLocal)
         return;
-    if (space == kShared) {
-        launch->traffic->shared_requests += 1;
-        launch->traffic->shared_wavefronts +=
-            wavefronts(warp.accesses.data() + begin, warp.accesses.data() + warp.accesses.size());
-        warp.accesses.resize(begin);
-    } else {
-        warp.requests.push_back({kind, what.to != kZeroRegister, warp.now, begin, warp.accesses.size()});
-    }
+    const Access *const first = accesses.data(), *const last = first + accesses.size();
+    if (space == kShared)
+        count_shared(*launch->traffic, first, last);
+    else
+        count_global(*launch->traffic, kind, first, last);
 }
 
 void load(Warp& warp, const Instruction& what, uint32_t active)
@@ -499,10 +419,6 @@ void load(Warp& warp, const Instruction& what, uint32_t active)
             values[0] = size == 1 ? int8_t(values[0]) : int16_t(values[0]);
         for (uint32_t word = 0; what.to != kZeroRegister && word < words; ++word)
             warp.vector[what.to + word][lane] = values[word];
-    }
-    for (uint32_t word = what.to; active && word < what.to + words && word < kZeroRegister; ++word) {
-        warp.arrival[word] = what.mode[0] == kGlobal ? warp.now + 1 : 0;
-        warp.ready[word] = warp.issued() + (what.mode[0] == kGlobal ? 0 : kSharedCycles);
     }
 }
 
@@ -559,8 +475,6 @@ void reduce(Warp& warp, const Instruction& what, uint32_t active)
         for (uint32_t word = 0; what.to != kZeroRegister && word < size / 4; ++word)
             warp.vector[what.to + word][lane] = uint32_t(old >> 32 * word);
     }
-    for (uint32_t word = what.to; active && word < what.to + size / 4 && word < kZeroRegister; ++word)
-        warp.arrival[word] = warp.now + 1;
 }
 
 uint32_t special(const Warp& warp, int which, const uint32_t (&block)[3], uint32_t lane)
@@ -1038,7 +952,6 @@ void execute(Warp& warp, const Instruction& what, uint32_t active, const uint32_
     }
     case Op::r2ur: {
         const uint32_t* const a = raw(warp, what.source[0], space[0]);
-        warp.ready_uniform[what.to] = warp.issued() + warp.latency;
         if (active)
             warp.uniform[what.to] = a[__builtin_ctz(active)];
         return;
@@ -1117,13 +1030,9 @@ void run(Warp& warp, const uint32_t (&block)[3])
             if (place >= launch->count)
                 fail("instruction %u of %u", place, launch->count);
             const Instruction& what = launch->code[place];
-            ++launch->executions[place];
             launch->execution->instructions += 1;
             if (++instructions == kEndless)
                 fail("a warp runs for ever");
-            warp.clock = warp.issued(); // of the instruction before
-            warp.needed = 0;
-            warp.latency = cycles_of(Op(what.op));
             const uint32_t active = mask & warp.mask(what.guard);
             straight = together;
             switch (Op(what.op)) {
@@ -1212,7 +1121,7 @@ void run(Warp& warp, const uint32_t (&block)[3])
         fail("lanes %#x wait for ever for others of their warp", warp.at_sync);
 }
 
-void run_block(std::vector<Warp>& warps, const uint32_t (&block)[3], GlobalMemory& memory)
+void run_block(std::vector<Warp>& warps, const uint32_t (&block)[3])
 {
     const uint32_t threads = launch->block[0] * launch->block[1] * launch->block[2];
     memset(shared_memory.data(), 0xff, shared_memory.size());
@@ -1230,90 +1139,25 @@ void run_block(std::vector<Warp>& warps, const uint32_t (&block)[3], GlobalMemor
         memset(warp.predicates, 0, sizeof warp.predicates);
         memset(warp.uniform_predicates, 0, sizeof warp.uniform_predicates);
         warp.predicates[kTrue] = warp.uniform_predicates[kTrue] = kAll;
-        memset(warp.arrival, 0, sizeof warp.arrival);
-        memset(warp.ready, 0, sizeof warp.ready);
-        memset(warp.ready_uniform, 0, sizeof warp.ready_uniform);
-        memset(warp.ready_predicates, 0, sizeof warp.ready_predicates);
-        memset(warp.ready_uniform_predicates, 0, sizeof warp.ready_uniform_predicates);
-        warp.now = warp.clock = warp.needed = 0;
-        warp.accesses.clear();
-        warp.requests.clear();
         warp.local.assign(kLanes * kLocalBytes, char(0xff));
     }
-    bool meets = false; // its warps, at a barrier
     for (;;) {
-        uint32_t waiting = 0, live = 0, latest = 0, latest_clock = 0;
+        uint32_t waiting = 0, live = 0;
         for (Warp& warp : warps) {
             run(warp, block);
             waiting |= warp.at_block_barrier;
             live |= warp.lanes & ~warp.done & ~warp.at_block_barrier;
-            latest = std::max(latest, warp.now);
-            latest_clock = std::max(latest_clock, warp.clock);
         }
         if (live)
             fail("threads wait for ever at a barrier of the block");
         if (!waiting)
             break;
-        meets = true;
         for (Warp& warp : warps) {
             warp.running = warp.at_block_barrier;
             warp.at_block_barrier = 0;
-            if (warp.running) {
-                warp.now = latest;
-                warp.clock = latest_clock;
-            }
         }
     }
-
-    L1Cache l1(launch->caches->l1_bytes);
-    BlockTrace& trace = memory.start_block();
-    std::size_t longest = 0;
-    for (Warp& warp : warps) {
-        longest = std::max(longest, warp.requests.size());
-        warp.slow.assign(warp.now + 1, 0);
-        warp.loading.assign(warp.now + 1, 0);
-    }
-    for (std::size_t index = 0; index < longest; ++index) // the warps take turns
-        for (Warp& warp : warps) {
-            if (index >= warp.requests.size())
-                continue;
-            const Request& request = warp.requests[index];
-            const Access* const first = warp.accesses.data();
-            const bool beyond =
-                memory.count(request.kind, first + request.begin, first + request.end, l1, trace);
-            if (!request.answered)
-                continue;
-            warp.loading[request.wait] = 1;
-            warp.slow[request.wait] |= beyond;
-        }
-    memory.end_block();
-    Execution& total = *launch->execution;
-    std::vector<uint8_t> slow_of_block, loading_of_block;
-    for (const Warp& warp : warps) {
-        slow_of_block.resize(std::max(slow_of_block.size(), warp.slow.size()));
-        loading_of_block.resize(slow_of_block.size());
-        for (std::size_t wait = 0; wait < warp.slow.size(); ++wait) {
-            slow_of_block[wait] |= warp.slow[wait];
-            loading_of_block[wait] |= warp.loading[wait];
-        }
-    }
-    for (const Warp& warp : warps) {
-        // Warps that meet wait for each other's loads too.
-        const std::vector<uint8_t>& slow = meets ? slow_of_block : warp.slow;
-        const std::vector<uint8_t>& loading = meets ? loading_of_block : warp.loading;
-        uint32_t waits = 0, cached_waits = 0;
-        for (std::size_t wait = 0; wait < slow.size(); ++wait) {
-            waits += slow[wait];
-            cached_waits += loading[wait] && !slow[wait];
-        }
-        total.waits += waits;
-        total.cached_waits += cached_waits;
-        total.warps += 1;
-        BlockTimes& times = launch->times[total.blocks];
-        times.cycles = std::max(times.cycles, warp.clock);
-        times.waits = std::max(times.waits, waits);
-        times.cached_waits = std::max(times.cached_waits, cached_waits);
-    }
+    launch->execution->warps += warps.size();
 }
 
 } // namespace
@@ -1333,27 +1177,19 @@ extern "C" void hostcuda_machine_launch(const hostcuda::MachineLaunch* what)
     what->message[0] = 0;
     *what->traffic = {};
     *what->execution = {};
-    what->traffic->shared_bytes = what->shared_bytes;
     shared_memory.assign(what->shared_bytes, 0);
-    GlobalMemory memory;
-    memory.start(*what->caches, *what->traffic);
     const uint32_t threads = what->block[0] * what->block[1] * what->block[2];
     std::vector<Warp> warps((threads + kLanes - 1) / kLanes);
     uint32_t block[3] = {};
     const uint32_t* const grid = what->grid;
     const uint64_t blocks = uint64_t(grid[0]) * grid[1] * grid[2];
     try {
-        // From the middle on, so that those that are run where not all are do not lie at an edge.
-        for (uint64_t run = 0; run < blocks && what->execution->instructions < what->most_instructions;
-             ++run) {
-            const uint64_t number = (run + blocks / 2) % blocks;
+        for (uint64_t number = 0; number < blocks; ++number) {
             block[0] = uint32_t(number % grid[0]);
             block[1] = uint32_t(number / grid[0] % grid[1]);
             block[2] = uint32_t(number / grid[0] / grid[1]);
-            run_block(warps, block, memory);
-            what->execution->blocks += 1;
+            run_block(warps, block);
         }
-        memory.end();
     } catch (const std::exception& error) {
         snprintf(what->message, what->message_size, "block (%u, %u, %u): %s", block[0], block[1], block[2],
                  error.what());

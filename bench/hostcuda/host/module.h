@@ -33,25 +33,16 @@ struct Array {
 // Accesses of one kind. A request is one instruction of one warp.
 struct Accesses {
     uint64_t requests;
-    uint64_t lanes;          // threads that took part
-    uint64_t bytes;          // that they asked for
-    uint64_t sectors;        // of 32 bytes, distinct in a request
-    uint64_t lines;          // of 128 bytes, distinct in a request
-    uint64_t l2_sectors;     // that the L1 cache passed on
-    uint64_t memory_sectors; // that the L2 cache passed on
+    uint64_t lanes;   // threads that took part
+    uint64_t bytes;   // that they asked for
+    uint64_t sectors; // of 32 bytes, distinct in a request
+    uint64_t lines;   // of 128 bytes, distinct in a request
 };
 
 struct Traffic {
     Accesses loads, stores, atomics;
     uint64_t shared_requests;
     uint64_t shared_wavefronts; // passes over the 32 banks
-    uint64_t shared_bytes;      // static shared memory of a block
-};
-
-// The caches of the model: l1 for one block, l2 for as many blocks as run at a time.
-struct Caches {
-    uint64_t l1_bytes, l2_bytes;
-    uint32_t blocks_at_a_time;
 };
 
 struct Launch {
@@ -64,7 +55,6 @@ struct Launch {
     uint32_t message_size;
     uint32_t array_count;
     const Array* arrays;
-    const Caches* caches;
     Traffic* traffic; // null: not wanted
 };
 

@@ -153,13 +153,12 @@ void check_array(const Array& array, const char* address, int size, Kind kind, u
     }
 }
 
-// ---- traffic: accesses become requests of warps, and requests go through the caches --------------
+// ---- traffic: accesses become requests of warps ---------------------------------------------------
 
 struct Access {
     uint32_t code;
     uint32_t iteration;
     uint32_t occurrence; // of this code in this iteration of this thread
-    uint32_t index;      // in the thread
     uint64_t address;
     uint32_t size;
     Kind kind;
@@ -172,22 +171,8 @@ struct Access {
     }
 };
 
-// What the lanes of a warp access with one instruction.
-struct Request {
-    const Access* begin;
-    const Access* end;
-    uint32_t index; // in the warp
-};
-
-struct WarpTrace {
-    std::vector<Access> accesses; // request by request
-    std::vector<Request> requests;
-};
-
 std::vector<std::vector<Access>> accesses; // by thread of the block
 std::vector<uint32_t> iterations;          // by thread, the one it is in
-std::vector<WarpTrace> warp_traces;
-GlobalMemory global_memory;
 
 // Whether all lanes did the same, so that the n-th access of each belongs to one request.
 bool in_step(const std::vector<Access>* lanes, std::size_t count)
@@ -202,41 +187,44 @@ bool in_step(const std::vector<Access>* lanes, std::size_t count)
     return true;
 }
 
-// Turns what each lane accessed into requests, in the order of the lane that skipped the least.
-void find_requests(WarpTrace& warp, std::vector<Access>* lanes, std::size_t count)
+void count(const Access* begin, const Access* end)
 {
-    warp.accesses.clear();
-    warp.requests.clear();
-    if (in_step(lanes, count)) {
-        const std::size_t number = lanes[0].size();
-        for (std::size_t i = 0; i < number; ++i)
-            for (std::size_t lane = 0; lane < count; ++lane)
-                warp.accesses.push_back(lanes[lane][i]);
-        for (std::size_t i = 0; i < number; ++i) {
-            const Access* const first = warp.accesses.data() + i * count;
-            warp.requests.push_back({first, first + count, uint32_t(i)});
+    if (begin->shared)
+        count_shared(*launch->traffic, begin, end);
+    else
+        count_global(*launch->traffic, begin->kind, begin, end);
+}
+
+// Turns what each lane accessed into requests, and counts them.
+void count_requests(std::vector<Access>* lanes, std::size_t lane_count)
+{
+    static std::vector<Access> all;
+    all.clear();
+    if (in_step(lanes, lane_count)) {
+        for (std::size_t i = 0; i < lanes[0].size(); ++i) {
+            all.clear();
+            for (std::size_t lane = 0; lane < lane_count; ++lane)
+                all.push_back(lanes[lane][i]);
+            count(all.data(), all.data() + all.size());
         }
     } else {
-        for (std::size_t lane = 0; lane < count; ++lane) {
+        for (std::size_t lane = 0; lane < lane_count; ++lane) {
             std::vector<Access>& own = lanes[lane];
             std::stable_sort(own.begin(), own.end());
             for (std::size_t i = 1; i < own.size(); ++i)
                 if (own[i - 1].code == own[i].code && own[i - 1].iteration == own[i].iteration)
                     own[i].occurrence = own[i - 1].occurrence + 1;
-            warp.accesses.insert(warp.accesses.end(), own.begin(), own.end());
+            all.insert(all.end(), own.begin(), own.end());
         }
-        std::stable_sort(warp.accesses.begin(), warp.accesses.end());
-        for (const Access& access : warp.accesses) {
-            if (warp.requests.empty() || *warp.requests.back().begin < access)
-                warp.requests.push_back({&access, &access, 0});
-            Request& request = warp.requests.back();
-            request.end = &access + 1;
-            request.index = std::max(request.index, access.index);
+        std::stable_sort(all.begin(), all.end());
+        const Access* const last = all.data() + all.size();
+        for (const Access *begin = all.data(), *end; begin < last; begin = end) {
+            for (end = begin + 1; end < last && !(*begin < *end);)
+                ++end;
+            count(begin, end);
         }
-        std::stable_sort(warp.requests.begin(), warp.requests.end(),
-                         [](const Request& a, const Request& b) { return a.index < b.index; });
     }
-    for (std::size_t lane = 0; lane < count; ++lane)
+    for (std::size_t lane = 0; lane < lane_count; ++lane)
         lanes[lane].clear();
 }
 
@@ -244,8 +232,7 @@ void record(const void* address, int size, Kind kind, uint32_t code, bool shared
 {
     const uint32_t thread = position().thread;
     std::vector<Access>& own = accesses[thread];
-    own.push_back(
-        {code, iterations[thread], 0, uint32_t(own.size()), uint64_t(address), uint32_t(size), kind, shared});
+    own.push_back({code, iterations[thread], 0, uint64_t(address), uint32_t(size), kind, shared});
 }
 
 // ---- every access comes here ---------------------------------------------------------------------
@@ -301,11 +288,8 @@ void observe_launch()
     const std::size_t threads = launch->block[0] * launch->block[1] * launch->block[2];
     accesses.assign(threads, {});
     iterations.assign(threads, 0);
-    if (launch->traffic) {
+    if (launch->traffic)
         *launch->traffic = {};
-        launch->traffic->shared_bytes = shared_bytes.size();
-        global_memory.start(*launch->caches, *launch->traffic);
-    }
 }
 
 void observe_block()
@@ -318,35 +302,8 @@ void observe_end_of_block()
 {
     if (!launch->traffic)
         return;
-    warp_traces.resize((accesses.size() + 31) / 32);
-    std::size_t longest = 0;
-    for (std::size_t warp = 0; warp < warp_traces.size(); ++warp) {
-        const std::size_t lanes = std::min<std::size_t>(32, accesses.size() - warp * 32);
-        find_requests(warp_traces[warp], &accesses[warp * 32], lanes);
-        longest = std::max(longest, warp_traces[warp].requests.size());
-    }
-    L1Cache l1(launch->caches->l1_bytes);
-    BlockTrace& block = global_memory.start_block();
-    for (std::size_t index = 0; index < longest; ++index) // the warps take turns
-        for (const WarpTrace& warp : warp_traces) {
-            if (index >= warp.requests.size())
-                continue;
-            const Request& request = warp.requests[index];
-            if (request.begin->shared) {
-                launch->traffic->shared_requests += 1;
-                launch->traffic->shared_wavefronts += wavefronts(request.begin, request.end);
-            } else {
-                global_memory.count(request.begin->kind, request.begin, request.end, l1, block);
-            }
-        }
-    global_memory.end_block();
-}
-
-void observe_end_of_launch()
-{
-    if (!launch->traffic)
-        return;
-    global_memory.end();
+    for (std::size_t first = 0; first < accesses.size(); first += 32)
+        count_requests(&accesses[first], std::min<std::size_t>(32, accesses.size() - first));
 }
 
 } // namespace hostcuda

@@ -27,12 +27,10 @@ void yield();
 void observe_launch();
 void observe_block();
 void observe_end_of_block();
-void observe_end_of_launch();
 #else
 inline void observe_launch() {}
 inline void observe_block() {}
 inline void observe_end_of_block() {}
-inline void observe_end_of_launch() {}
 #endif
 
 } // namespace hostcuda

@@ -12,7 +12,7 @@ from gpufold.gpu.plan import Plan, Problem, Variant, Work, planned
 THREADS = 256
 THREAD_BYTES = 32
 MAX_ELEMENTS = 4
-"""Prediction: what a thread has in flight, at most."""
+"""Guess: what a thread has in flight, at most."""
 
 
 def direct(problem: Problem) -> Plan:

@@ -29,7 +29,7 @@ PIECE_BYTES = 128
 SPACE_REGISTERS = 128
 SPACE_OTHERS = 28
 """Of a piece of the packed kernel, where a block is no more; what its words take at most as they are loaded, and what a
-thread needs besides them and one for each address: predictions."""
+thread needs besides them and one for each address: guesses."""
 
 SPACE_WORDS = 48
 """Of 4 bytes, that a piece has at most where any way to share rows out has so few: the compiler may spill more."""

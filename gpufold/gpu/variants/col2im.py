@@ -27,7 +27,7 @@ GATHER_MAX_PLANES, GATHER_FEW_PLANES = 8, 4
 GATHER_ROW_REGISTERS = 32
 """Registers for the sums of a cell, and for a row of taps, of all planes: more would be spilled."""
 GATHER_WAVES = 2
-"""Prediction: several planes per thread pay while this many times the resident threads are left."""
+"""Guess: several planes per thread pay while this many times the resident threads are left."""
 GATHER_RESIDENT_THREADS = 768
 """Threads per multiprocessor that the registers of several planes leave room for."""
 STAGED_BYTES = 40 * 1024

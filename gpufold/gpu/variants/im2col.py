@@ -43,9 +43,9 @@ WORDS_TAPS = 32
 WORDS_OF_PARTS = 4
 """Elements of a word at most where rows are not whole words: a line of pixels is loaded one by one then."""
 PACKED_MAX_BYTES = 96
-"""Of a thread's blocks, up to which it has more of them to share its index arithmetic: a prediction."""
+"""Of a thread's blocks, up to which it has more of them to share its index arithmetic: a guess."""
 PACKED_REGISTERS, PACKED_OTHERS = 128, 24
-"""That the pixels under a thread's blocks take at most, and what it needs besides: a prediction."""
+"""That the pixels under a thread's blocks take at most, and what it needs besides: a guess."""
 
 
 def columns_of(problem: Problem) -> ColumnsView:

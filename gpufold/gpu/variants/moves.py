@@ -23,13 +23,13 @@ WARP = 32
 """Threads of a warp."""
 
 LONG_RUN_BYTES = 512
-"""Prediction: stores in runs from this length on waste few of their sectors at the ends."""
+"""Guess: stores in runs from this length on waste few of their sectors at the ends."""
 
 PLANES_PER_THREAD = 8
 """Planes that share a thread's index arithmetic at most."""
 
 WAVES = 4
-"""Prediction: full loads of the device that a launch keeps before its threads take more work each."""
+"""Guess: full loads of the device that a launch keeps before its threads take more work each."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from gpufold.gpu.variants.moves import PLANES_PER_THREAD, WIDEST_WORD, Moves, sp
 from gpufold.gpu.variants.unfold import Unfold
 
 APART_BYTES = 96
-"""Of the blocks that a thread of space_to_batch takes apart, at most: a prediction of registers."""
+"""Of the blocks that a thread of space_to_batch takes apart, at most: a guess at registers."""
 
 
 def _word_of_blocks(variant: str, moves: Moves, space: Operand) -> int:

@@ -21,10 +21,10 @@ from gpufold.gpu.variants.moves import (
 
 OVERLAPPING_PLANES_PER_THREAD = 4
 """Planes that share a thread's index arithmetic at most where blocks overlap: more planes keep more columns in flight
-and drive the image out of the L2 cache before the next block reads it again: predictions."""
+and drive the image out of the L2 cache before the next block reads it again: guesses."""
 
 DIRECT_TAPS = 8
-"""Taps that a thread of the direct kernels holds at once, by a prediction of its registers."""
+"""Taps that a thread of the direct kernels holds at once, by a guess at its registers."""
 
 
 @dataclass(frozen=True, slots=True)

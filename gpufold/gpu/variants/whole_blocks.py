@@ -16,7 +16,7 @@ from gpufold.gpu.variants.sums import OPERATION, largest_offset, sum_plan
 BLOCKS_COLUMNS, BLOCKS_STAGED_COLUMNS = 512, 128
 """Pixels of a tile along a row, at most. Longer rows read fewer blocks twice, and lanes that stage have more to do."""
 BLOCKS_RESIDENT_WARPS = 20
-"""Prediction: of a multiprocessor, for which it has registers."""
+"""Guess: of a multiprocessor, for which it has registers."""
 BLOCKS_SUM_BYTES, BLOCKS_FEW_SUM_BYTES = 10 * 1024, 5300
 """What a tile's sums take of shared memory, the latter where these warps have less."""
 BLOCKS_STAGED_BYTES = 4 * 1024
@@ -34,7 +34,7 @@ BLOCKS_BATCH, BLOCKS_STAGED_BATCH = 15, 8
 BLOCKS_BATCH_TAPS, BLOCKS_BATCH_BYTES, BLOCKS_STAGED_BATCH_BYTES = 72, 240, 256
 """Blocks whose taps a lane has in flight, these taps, and their bytes."""
 BLOCKS_HOLE_BYTES = 128
-"""Prediction: taps between those that a tile needs are worth bringing while they are no more than a cache line."""
+"""Guess: taps between those that a tile needs are worth bringing while they are no more than a cache line."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,175 @@
+"""Counts what kernels need and do, by their machine code: registers, resident warps, instructions, sectors of memory.
+
+Needs are read out of the machine code of a problem's own plan. Instructions and sectors are counted while the same
+kernel runs on this machine's CPU, on a problem shrunk together with the device. None of it is a time.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from itertools import product
+from math import prod
+from typing import Any
+
+import numpy as np
+
+import gpufold
+from bench import hostcuda
+from bench.hostcuda import Figures, Work, work
+from bench.hostcuda.counting import architecture_of, resident_threads
+from bench.measure import difference
+from bench.problems import AT_POSITIONS, TOLERANCE, Problem
+from bench.terminal import Table
+from gpufold.calls import Call, Unsupported
+from gpufold.elements import ELEMENT_TYPES
+from gpufold.gpu.plan import H200, Device, Operand, Plan
+from gpufold.gpu.registry import choose
+
+ELEMENTS = 1 << 15
+"""At the input of a problem that is run, for each multiprocessor of the device that it is shrunk with."""
+
+TIMES = (1, 8, 64)
+"""How many times as much each multiprocessor is given, where the kernel is another for so few."""
+
+MOST_ELEMENTS = 1 << 27
+"""At the input of a problem that is run."""
+
+MOST_UNLIKE = 1.5
+"""How much more or less a thread may have to do in the smaller problem."""
+
+SCALED = replace(H200, multiprocessors=1)
+"""The fraction of an H200 that problems are shrunk to where their kernel stays the same."""
+
+
+def check_available() -> None:
+    """Say why kernels cannot be run on this machine's CPU, or compiled for a GPU."""
+    if reason := hostcuda.unavailable() or hostcuda.cubin.unavailable():
+        raise ValueError(f"count compiles the kernels for a GPU, and runs their machine code on the CPU: {reason}")
+
+
+def plan_of(problem: Problem, variant: str, dtype: str, device: Device = H200) -> Plan:
+    """Plan a variant for a device."""
+    operands = Operand.contiguous(problem.input_shape), Operand.contiguous(problem.output_shape)
+    call = Call(problem.operation, problem.planned_geometry, dtype, problem.fusion, variant)
+    return choose(call, *operands, device)
+
+
+def smaller(full: Problem, plan: Plan, dtype: str, device: Device) -> tuple[Problem, Plan, Device] | None:
+    """Shrink a problem together with the device, to where its kernel is that of `plan`, compiled the same way.
+
+    None where no smaller one has that kernel, with threads that have about as much to do.
+    """
+
+    def kernel(of: Plan) -> tuple[Any, ...]:
+        return of.symbol, of.defines, *((step.symbol, step.defines) for step in of.before)
+
+    def per_thread(of: Plan) -> float:
+        return of.bytes_moved / (prod(of.grid) * prod(of.block))
+
+    parts = [1 << power for power in range(8) if 1 << power < device.multiprocessors] + [device.multiprocessors]
+    for times, part, planes in product(TIMES, parts, (1, 2, 4, 8)):
+        shrunk, scaled = full.shrunk(times * part * ELEMENTS, planes), replace(device, multiprocessors=part)
+        if prod(shrunk.input_shape) > MOST_ELEMENTS:
+            continue
+        try:
+            planned = plan_of(shrunk, plan.variant, dtype, scaled)
+        except Unsupported:
+            continue
+        if kernel(planned) == kernel(plan) and MOST_UNLIKE > per_thread(planned) / per_thread(plan) > 1 / MOST_UNLIKE:
+            return shrunk, planned, scaled
+    return None
+
+
+def work_on(problem: Problem, plan: Plan, dtype: str, device: Device) -> Work:
+    """Execute the machine code of a problem's plan; its result must be the NumPy path's."""
+    data = problem.data(dtype)
+    result = np.zeros(problem.output_shape, data.dtype)  # what add_blocks adds to
+    weights = problem.weights() if problem.window else None
+    positions = problem.positions() if problem.operation in AT_POSITIONS else None
+    done = work(plan, data, result, weights, positions, device=device)
+    if wrong := difference(result, problem(data), TOLERANCE):
+        raise AssertionError(f"{plan}: {wrong}")
+    return done
+
+
+@dataclass(frozen=True)
+class Line:
+    """What a kernel needs on a problem, and what it did on a smaller one, where one has the same kernel."""
+
+    problem: str
+    variant: str
+    figures: Figures
+    resident_threads: int
+    """Of a multiprocessor."""
+    elements: int = 0
+    """Of the larger array of what was run."""
+    instructions: int = 0
+    """Of threads."""
+    loaded: int = 0
+    """Sectors of memory that requests ask for."""
+    stored: int = 0
+    """And those that they store, atomic additions among them."""
+
+
+def count(problem: Problem, variant: str, dtype: str, device: Device = H200) -> Line:
+    """Count what a variant needs and does; raise Unsupported where it does not serve the problem."""
+    plan = plan_of(problem, variant, dtype, device)
+    figures = hostcuda.figures(plan, architecture_of(device))
+    name = problem.name if dtype == "float32" else f"{problem.name} {dtype}"
+    line = Line(name, plan.variant, figures, resident_threads(plan, figures, device))
+    found = smaller(problem, plan, dtype, device)
+    if found is None:
+        return line
+    shrunk, planned, scaled = found
+    last = work_on(shrunk, planned, dtype, scaled)
+    done = (*last.before, last)
+    return replace(
+        line,
+        elements=max(prod(shrunk.input_shape), prod(shrunk.output_shape)),
+        instructions=32 * sum(step.instructions for step in done),
+        loaded=sum(step.traffic.loads.sectors for step in done),
+        stored=sum(step.traffic.stores.sectors + step.traffic.atomics.sectors for step in done),
+    )
+
+
+def candidates(
+    problems: list[Problem], variants: list[str], dtype: str | None, device: Device = H200
+) -> list[tuple[Problem, str, str]]:
+    """Return each problem with what `auto` takes or the named variants that serve it, and a dtype, else its first."""
+    found = []
+    for problem, variant in product(problems, variants or ["auto"]):
+        of = dtype or problem.dtypes[0]
+        weighed = problem.reduction != "sum" or problem.window
+        if variant in ("auto", *gpufold.variants(problem.operation)) and (ELEMENT_TYPES[of].weight or not weighed):
+            with suppress(Unsupported):
+                found.append((problem, plan_of(problem, variant, of, device).variant, of))
+    return found
+
+
+def count_table(lines: list[Line]) -> Table:
+    """Return a row for each line."""
+    table = Table("problem", "variant", box=None)
+    for heading in ("registers", "spilled", "warps", "KiB in flight", "instructions", "sectors loaded", "stored"):
+        table.add_column(heading, justify="right")
+    for line in lines:
+        figures, threads = line.figures, line.resident_threads
+        needs = [str(figures.registers), str(figures.stack_bytes), str(threads // 32)]
+        needs.append(f"{figures.bytes_in_flight * threads / 1024:.0f}")
+        counts = (line.instructions, line.loaded, line.stored)
+        did = [f"{number / line.elements:.3g}" for number in counts] if line.elements else [""] * 3
+        table.add_row(line.problem, line.variant, *needs, *did)
+    return table
+
+
+def meaning(device: Device) -> list[str]:
+    """Say what the columns are."""
+    return [
+        f"Counted from the machine code for {device.name}, none of it a time. Of a thread: "
+        "registers, and bytes that are spilled. Of a multiprocessor: the warps that it has room for, of "
+        f"{device.threads_per_multiprocessor // 32}, and what they have asked of memory while they wait, if they make "
+        "every guarded load.",
+        "For each element of the larger array: the instructions of its threads, and the sectors of 32 bytes that "
+        "warps ask for, whatever caches make of it. They are those of a smaller problem with the same kernel, and "
+        "empty where there is none. An element of 4 bytes that is moved once is an eighth of a sector.",
+    ]
