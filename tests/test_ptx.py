@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import re
 from contextlib import contextmanager
-from dataclasses import replace
 
 import numpy as np
 import pytest
-from cases import POSITIONS_CASES, assert_same_bits, awkward_window, values, window_of
+from cases import POSITIONS_CASES, SpaceCase, assert_same_bits, awkward_window, values, window_of
 from faults import FAULTS
 from moves import ONE_THREAD
 from test_gpu import FUNCTIONS, SLIDING, SMOKE_CASES, Call, blocks_calls, calls_of, launches, symbols_of
@@ -50,6 +49,8 @@ WEIGHTS = window_of("separable", SLIDING.kernel_size, np.float64)
 _, WORDS_OF_BLOCKS = blocks_calls((2, 16, 40), (8, 8), 1, np.dtype(np.complex128))
 _, TAKEN_WITH_PADS = calls_of(SMOKE_CASES[4], np.dtype(np.uint8))
 
+EIGHTS = SpaceCase("eights", (3, 4, 6, 12), (1, 1, 1, 3), (0, 0, 0, 0), (0, 0, 0, 0))
+
 FURTHER = {
     "bytes": (of_dtype("uint8"), "gather", H200),
     "halfwords": (of_dtype("int16"), "gather", H200),
@@ -66,7 +67,7 @@ FURTHER = {
     "awkward-double-weights": (awkward("float64"), "gather_pixels", H200),
     "lists": (added(np.int32), "lists", H200),
     "three-axes": (TAKEN_OF_THREE_AXES, "direct", H200),
-    "pairs-taken": (replace(TAKEN_OF_THREE_AXES, data=values(_VOLUME.shape, np.complex64)), "direct", H200),
+    "words-of-eight": (calls_of(EIGHTS, np.dtype(np.float16))[0], "packed", H200),
     "zeros-of-pads": (TAKEN_WITH_PADS, "direct", H200),
     "wide-offsets": (added(np.int32), "lists", H200),
 }

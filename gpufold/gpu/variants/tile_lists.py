@@ -68,7 +68,7 @@ def shares_of(problem: Problem) -> list[Share]:
     most_rows = LISTS_MAX_ROWS if weighed or planes * sum_bytes > 4 else LISTS_MANY_ROWS
     rows = 1 << (min(most_rows, sums // planes).bit_length() - 1)
     shares = []
-    for bins in dict.fromkeys((_bins(view, rows), _bins(view, TILE_ROWS))):
+    for bins in dict.fromkeys((_bins(view, 2 * rows), _bins(view, TILE_ROWS))):
         shares.append(Share(planes, min(rows, prod(bins.side) // COLUMNS), bins))
     return shares
 
