@@ -417,11 +417,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_BLOCKS)
         pixel += own * p.pixel_stride[axis];
         weight_pixel += own * p.weight_stride[axis];
     }
-    // What is noted is loaded together with the number of it, of which it is then cut off. Both decide what
-    // follows, or the compiler would load the one after the other.
     const Bin bin = load_if(bins_of(scratch) + number, true);
-    Note note = load_if(reinterpret_cast<const Note*>(scratch + notes_at(number, p)) + place, true);
-    note = place < bin.count ? note : ~Note(0);
+    const Note* const notes = reinterpret_cast<const Note*>(scratch + notes_at(number, p));
+    const Note note = load_if(notes + place, place < bin.count, ~Note(0)); // nobody wrote the others
     if (__all_sync(~0u, note == ~Note(0)))
         return;
     if (!alone && rest) {

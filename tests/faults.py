@@ -896,8 +896,8 @@ FAULTS = (
     Fault(
         "what a call before has noted added to a tile",
         "kernels/add_blocks_lists.cu",
-        "note = place < bin.count ? note : ~Note(0);",
-        "note = bin.count ? note : ~Note(0);",
+        "load_if(notes + place, place < bin.count, ~Note(0))",
+        "load_if(notes + place, bin.count > 0, ~Note(0))",
         ADD_BLOCKS + "a_tile_gets_what_was_noted_of_it_in_this_call[0-block0-unsigned]",
     ),
     Fault(

@@ -261,6 +261,25 @@ def test_elements_never_written_are_reported(mode):
         move(256, 8, 0, mode, threads=224)
 
 
+@pytest.mark.parametrize("mode", ["observed", "shuffled"])
+def test_a_read_of_what_nobody_wrote_is_reported(mode):
+    """What one launch has written the next one may read."""
+    data, counts, known = np.full(256, 3, np.uint8), np.zeros(64, np.uint32), np.arange(256) < 12
+    arguments = data, counts, struct.pack("i", data.size)
+    with pytest.raises(
+        hostcuda.Fault, match=r"adds to byte \d+ of argument 1, which nobody wrote, at .*histogram\.cu:\d+"
+    ):
+        launch("histogram", (1, 1, 1), (256, 1, 1), *arguments, mode=mode, known=known)
+    launch("histogram", (1, 1, 1), (256, 1, 1), *arguments, mode=mode, known=np.ones(256, bool))
+    assert np.array_equal(counts, np.bincount(data, minlength=64))
+    result = np.zeros((8, 8), np.float32)
+    written = np.zeros(result.nbytes, bool)
+    launch(
+        "store", (2, 1, 1), (32, 1, 1), numbers(8, 8), result, struct.pack("iii", 64, 8, 0), mode=mode, known=written
+    )
+    assert written.all()
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_writing_to_the_input_is_reported(mode):
     with pytest.raises(hostcuda.Fault, match="const"):

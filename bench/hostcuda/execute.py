@@ -42,6 +42,7 @@ def launch(
     seed: int = 0,
     writes_once: bool = False,
     skips: bool = False,
+    known: NDArray | None = None,
     counted: bool = False,
 ) -> Counters:
     """Launch a kernel as cuLaunchKernel would: see Argument for what it takes.
@@ -57,6 +58,9 @@ def launch(
         accesses are observed.
     skips
         Whether not writing a byte is no fault, writing it twice still is.
+    known
+        For each byte of the last array whether anything wrote it, which is kept up to date; None where all are known.
+        To read another is a fault where accesses are observed.
     counted
         Whether to count what is asked of memory (see counting.py), where accesses are observed.
     """
@@ -72,7 +76,7 @@ def launch(
             what = module.Launch(kernel.module, grid=grid, block=block, seed=seed + 1 if mode == "shuffled" else 0)
             if counted:
                 what.traffic = ctypes.pointer(counters)
-            _run_here(kernel, what, placed, build == "observed", writes_once, skips)
+            _run_here(kernel, what, placed, build == "observed", writes_once, skips, known)
     except Fault as fault:
         raise Fault(f"{symbol}: {_with_lines(path, str(fault))}") from None
     return counters
@@ -104,13 +108,13 @@ def run(
         pointers = (*pointers, bytes(8) if window is None else window)
     if weight_out is not None:
         pointers = (*pointers, weight_out)
+    known = None
     if plan.scratch_bytes:
         scratch = scratch_of(plan)
+        known = np.arange(scratch.size) < plan.zeroed_bytes
         for step in plan.before:
-            arguments = positions, scratch, step.parameters
-            launch(
-                kernels / step.source, step.symbol, step.defines, step.grid, step.block, arguments, mode=mode, seed=seed
-            )
+            what = kernels / step.source, step.symbol, step.defines, step.grid, step.block
+            launch(*what, (positions, scratch, step.parameters), mode=mode, seed=seed, known=known)
         pointers = (*pointers, scratch)
     return launch(
         kernels / plan.source,
@@ -123,6 +127,7 @@ def run(
         seed=seed,
         writes_once=not plan.scatters,
         skips=plan.skips,
+        known=known,
         counted=counted,
     )
 
@@ -155,11 +160,13 @@ def _run_here(
     observed: bool,
     writes_once: bool,
     skips: bool,
+    known: NDArray | None,
 ) -> None:
     """Run in this process, and bring the arrays back."""
     if len(arguments) != len(kernel.parameters):
         raise TypeError(f"the kernel takes {len(kernel.parameters)} arguments, given are {len(arguments)}")
     values, arrays, writes = [], [], {}
+    of_last = None  # whether its bytes are known
     kept = []  # what the structs point at
     for i, (argument, parameter) in enumerate(zip(arguments, kernel.parameters, strict=True)):
         if (argument is None or isinstance(argument, Placed)) != bool(parameter.pointer):
@@ -184,6 +191,10 @@ def _run_here(
                     kept.append(counts)
                     array.writes = counts.ctypes.data
             arrays.append(array)
+    if observed and known is not None:
+        flags, of_last = placed.per_byte()
+        of_last[...] = known.reshape(of_last.shape)
+        arrays[-1].known = flags.ctypes.data
     message = ctypes.create_string_buffer(4096)
     what.arguments = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
     what.arrays, what.array_count = (module.Array * len(arrays))(*arrays), len(arrays)
@@ -192,6 +203,8 @@ def _run_here(
         kernel.runtime.hostcuda_launch(ctypes.byref(what))
     if message.value:
         raise Fault(message.value.decode())
+    if known is not None and of_last is not None:
+        known[...] = of_last.reshape(known.shape)
     for i, (argument, parameter) in enumerate(zip(arguments, kernel.parameters, strict=True)):
         for placed in _arrays_of(argument):
             _bring_back(placed, i, parameter.pointer == module.POINTER)

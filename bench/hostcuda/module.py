@@ -40,6 +40,7 @@ class Array(ctypes.Structure):
         ("first", ctypes.c_void_p),
         ("elements", ctypes.c_void_p),
         ("writes", ctypes.c_void_p),
+        ("known", ctypes.c_void_p),
     )
 
 

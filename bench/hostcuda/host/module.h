@@ -28,6 +28,7 @@ struct Array {
     char* first;             // byte of the array, from which messages count
     const uint8_t* elements; // per byte from begin: 1 where an element is
     uint8_t* writes;         // per byte from begin: how often it was written; null: may be written often
+    uint8_t* known;          // per byte from begin: whether anything wrote it, ever; null: all are
 };
 
 // Accesses of one kind. A request is one instruction of one warp.

@@ -1,7 +1,7 @@
 // Sees every access that a kernel makes, through the calls that g++ -fsanitize=thread puts in front of them.
 //
 // The thread sanitizer's own runtime is not linked. Here an access is checked (inside its array? written
-// once? shared memory initialised? ordered by a barrier after what it conflicts with?) and, for counting.py,
+// once? scratch and shared memory initialised? ordered by a barrier after what it conflicts with?) and, for counting.py,
 // recorded. What a thread reads and writes on its own stack does not count: it would be registers on a GPU.
 #include <algorithm>
 #include <cstring>
@@ -139,6 +139,11 @@ void check_array(const Array& array, const char* address, int size, Kind kind, u
                   thread, blockIdx.x, blockIdx.y, blockIdx.z, kVerb[int(kind)], array.argument, size,
                   long(address - array.first), code);
         }
+        if (kind != Kind::store && array.known && !array.known[offset]) {
+            fault("thread %u of block (%u, %u, %u) %s byte %ld of argument %u, which nobody wrote, at {%x}",
+                  thread, blockIdx.x, blockIdx.y, blockIdx.z, kVerb[int(kind)], long(byte - array.first),
+                  array.argument, code);
+        }
         if (kind == Kind::load)
             continue;
         if (!array.writable) {
@@ -150,6 +155,8 @@ void check_array(const Array& array, const char* address, int size, Kind kind, u
                   "at {%x}",
                   thread, blockIdx.x, blockIdx.y, blockIdx.z, long(byte - array.first), array.argument, code);
         }
+        if (array.known)
+            array.known[offset] = 1;
     }
 }
 
