@@ -10,8 +10,7 @@
 // words of 4 bytes: where in the lines each byte is, is known as this is compiled. They go through the warp's
 // tile in shared memory, in which the run lies as it shall in space. With LOADED_ANYWHERE, lines begin
 // anywhere in their words; with WHOLE, pieces are whole words of 16 bytes, and none is shorter. No warp waits
-// for
-// another.
+// for another.
 //
 // Wins where blocks of narrow elements are no word that a thread of the interleaving kernel could store.
 #include "batch_to_space.cuh"

@@ -24,7 +24,13 @@ constexpr int most_blocks = BLOCKS;
 constexpr int word = WORD;
 constexpr int line_stride = LINE_STRIDE; // 0 where each block's word is loaded by itself
 constexpr bool takes_more_registers = windowed || sizeof(Offset) > 4;
-constexpr int resident = takes_more_registers ? 2 : word > 1 ? 5 : 4; // blocks of threads, as registers allow
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
+constexpr int most_threads = 1024; // of a multiprocessor
+#else
+constexpr int most_threads = 1536;
+#endif
+// Blocks of threads, as registers allow.
+constexpr int resident = takes_more_registers ? 2 : word > 1 && 5 * THREADS <= most_threads ? 5 : 4;
 static_assert(word == 1 || !windowed, "taps have weights one by one");
 
 struct Parameters {

@@ -21,9 +21,9 @@ from bench.problems import itemsize_of, select
 from gpufold.calls import MODES, PLAIN, WINDOWS, Call, Fusion, Unsupported
 from gpufold.geometry import add_blocks_geometry, col2im_geometry, take_blocks_geometry
 from gpufold.gpu import parameters
-from gpufold.gpu.plan import H200, Operand
+from gpufold.gpu.plan import H200, THREADS_OF_ANY, Operand
 from gpufold.gpu.registry import choose
-from gpufold.gpu.sources import KERNELS
+from gpufold.gpu.sources import KERNELS, program
 from gpufold.operations import variants
 
 pytestmark = [pytest.mark.nvrtc, pytest.mark.all]
@@ -86,6 +86,19 @@ def test_kernels_are_compiled_for_the_threads_that_are_launched(source):
     for plan in plans():
         if plan.source == source:
             assert dict(plan.defines)["THREADS"] == str(prod(plan.block)), plan
+
+
+@pytest.mark.parametrize("symbol", SYMBOLS)
+def test_bounds_are_of_threads_that_any_multiprocessor_holds(symbol):
+    """Of three specialisations of each kernel, the last one with the widest words; beyond that they say nothing."""
+    served = [plan for plan in plans() if plan.symbol == symbol]
+    rng = random.Random(symbol)
+    for plan in (*rng.sample(served, 2), max(served, key=lambda plan: int(dict(plan.defines).get("WORD", 1)))):
+        options = ["-std=c++17", f"-I{KERNELS}", "-arch=compute_75"]
+        text = hostcuda.cubin.compile_text(program(plan.source, plan.symbol, plan.defines), options).decode()
+        text = text[re.search(rf"\.entry {symbol}\(", text).start() :].partition("{")[0]
+        threads, blocks = (re.search(rf"\.{name} (\d+)", text) for name in ("maxntid", "minnctapersm"))
+        assert int(threads[1]) * int(blocks[1] if blocks else 1) <= THREADS_OF_ANY, plan
 
 
 def rounding_plans(dtype, fusion, source=""):
