@@ -44,13 +44,16 @@ from moves import ONE_THREAD
 from processes import alone, end_where_the_device_is_dead
 
 import gpufold
-from gpufold.calls import MODES
+from gpufold.calls import MODES, Fusion
+from gpufold.calls import Call as Description
 from gpufold.elements import ELEMENT_TYPES, WIDER
 from gpufold.explanation import _described as described
+from gpufold.geometry import add_blocks_geometry
 from gpufold.gpu import parameters
-from gpufold.gpu.plan import H200
+from gpufold.gpu.plan import H200, Operand
 from gpufold.gpu.registry import candidates, choose, problem_of
 from gpufold.gpu.sources import KERNELS
+from gpufold.gpu.variants import tile_lists
 
 GARBAGE = 0xA5
 """What every byte of an output holds before a call."""
@@ -287,6 +290,9 @@ SMOKE_CASES = (
     Case("many-planes-of-words", (32, 40), (4, 4), 4, channels=64),
 )
 
+PLACED = POSITIONS_CASES[3], POSITIONS_CASES[9], POSITIONS_CASES[11], POSITIONS_CASES[14]
+"""Blocks far outside, in crowded tiles, of several planes and of several leading axes."""
+
 FUNCTIONS = sorted(
     name
     for path in KERNELS.glob("*.cu")
@@ -303,7 +309,7 @@ def smoke_calls():
         fold, _ = calls_of(SMOKE_CASES[-1], dtype)
         yield replace(fold, data=np.ascontiguousarray(fold.data.swapaxes(1, 2)).swapaxes(1, 2))
         yield from blocks_calls((2, 12, 40), (5, 6), 1, dtype)
-        for case in (POSITIONS_CASES[3], POSITIONS_CASES[11], POSITIONS_CASES[14]):
+        for case in PLACED:
             array = values(case.shape, dtype)
             yield Call("add_blocks", array, (values(case.blocks_shape, dtype, 1), case.positions))
             yield Call("take_blocks", array, (case.positions, case.block))
@@ -312,17 +318,21 @@ def smoke_calls():
 
 @cache
 def launches():
-    """A call, a variant and the device to plan it for that launch a function, by the function's name."""
-    found = {}
+    """The calls that launch a function, each with a variant and the device to plan it for, by the function's name.
+
+    The first one, and of a function that lists blocks or adds those that are listed another one with crowded tiles.
+    """
+    found = {name: {} for name in FUNCTIONS}
     for call, device in product(smoke_calls(), (H200, ONE_THREAD)):
         for variant in gpufold.variants(call.operation):
             options = call.options | {"variant": variant}
             with suppress(gpufold.Unsupported):
                 asked, *arrays = described("smoke", call.operation, call.data, call.arguments, options)
                 for plan in candidates(problem_of(asked, *arrays[:2], device, arrays[2])):
+                    crowded = bool(plan.before) and call.data.shape == PLACED[1].shape
                     for symbol in symbols_of(plan):
-                        found.setdefault(symbol, (call, variant, device))
-    return found
+                        found[symbol].setdefault(crowded, (call, variant, device))
+    return {name: tuple(calls.values()) for name, calls in found.items()}
 
 
 def symbols_of(plan):
@@ -332,7 +342,26 @@ def symbols_of(plan):
 def test_the_smoke_runs_every_kernel_function():
     """Needs no GPU."""
     assert FUNCTIONS
-    assert sorted(launches()) == FUNCTIONS
+    assert all(launches().values())
+    assert all(len(launches()[name]) == 2 for name in FUNCTIONS if name.startswith(("bins_", "add_blocks_lists")))
+
+
+def test_tiles_are_crowded_by_more_blocks_than_are_noted_and_than_are_compared():
+    """Needs no GPU: what compute-sanitizer sees lists no block, lists and compares them, and lists and marks them."""
+    most = set()
+    for case in PLACED:
+        blocks, array = map(Operand.contiguous, (case.blocks_shape, case.shape))
+        geometry = add_blocks_geometry(case.shape, case.blocks_shape, case.positions.shape)
+        call = Description("add_blocks", geometry, "int32", Fusion("sum", "none", True))
+        bins = tile_lists.shares_of(problem_of(call, blocks, array))[0].bins
+        side, along = (each[-len(case.block) :] for each in (bins.side, bins.along))
+        for tile in np.ndindex(along):
+            first = np.multiply(tile, side)
+            meets = (case.positions < first + side) & (case.positions + case.block > first)
+            most.add(int(meets.all(axis=1).sum()))
+    assert any(0 < count <= tile_lists.NOTED for count in most)
+    assert any(tile_lists.NOTED < count <= tile_lists.CROWD for count in most)
+    assert any(count > tile_lists.CROWD for count in most)
 
 
 @pytest.mark.gpu
@@ -341,22 +370,22 @@ def test_smoke(cupy, monkeypatch, function):
     """Planned as for the device whose size has the planner take the function; any GPU can run it."""
     from gpufold.gpu import launch
 
-    call, variant, device = launches()[function]
+    for call, variant, device in launches()[function]:
 
-    def decide(problem):
-        plans = [plan for plan in candidates(replace(problem, device=device)) if function in symbols_of(plan)]
-        return launch.tuning.Decision(plans[0], {}, False)
+        def decide(problem, device=device):
+            plans = [plan for plan in candidates(replace(problem, device=device)) if function in symbols_of(plan)]
+            return launch.tuning.Decision(plans[0], {}, False)
 
-    monkeypatch.setattr(launch.tuning, "decide", decide)
-    launch._prepare.cache_clear()
-    want = call.on(call.data.copy())
-    with cupy.cuda.using_allocator(None):
-        arguments = [cupy.asarray(each) if isinstance(each, np.ndarray) else each for each in call.arguments]
-        order = np.argsort([-step for step in call.data.strides], kind="stable")  # of the axes in memory
-        data = cupy.asarray(np.ascontiguousarray(call.data.transpose(order))).transpose(*np.argsort(order).tolist())
-        assert data.strides == call.data.strides
-        got = replace(call, arguments=tuple(arguments)).on(data, variant=variant)
-        assert_answer(call, variant, cupy.asnumpy(got), want, call.data)
+        monkeypatch.setattr(launch.tuning, "decide", decide)
+        launch._prepare.cache_clear()
+        want = call.on(call.data.copy())
+        with cupy.cuda.using_allocator(None):
+            arguments = [cupy.asarray(each) if isinstance(each, np.ndarray) else each for each in call.arguments]
+            order = np.argsort([-step for step in call.data.strides], kind="stable")  # of the axes in memory
+            data = cupy.asarray(np.ascontiguousarray(call.data.transpose(order))).transpose(*np.argsort(order).tolist())
+            assert data.strides == call.data.strides
+            got = replace(call, arguments=tuple(arguments)).on(data, variant=variant)
+            assert_answer(call, variant, cupy.asnumpy(got), want, call.data)
     launch._prepare.cache_clear()
 
 
@@ -449,12 +478,13 @@ def test_weighted_calls_repeat_their_bits(cupy, call):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("case", [POSITIONS_CASES[10], POSITIONS_CASES[11], POSITIONS_CASES[12]], ids=str)
-def test_blocks_at_positions_repeat_their_bits(cupy, case):
-    """Of several tiles, several planes and a volume, each of which many blocks overlap."""
+@pytest.mark.parametrize("variant", ["gather", "lists"])
+@pytest.mark.parametrize("case", POSITIONS_CASES[9:13], ids=str)
+def test_blocks_at_positions_repeat_their_bits(cupy, case, variant):
+    """In crowded tiles, of several tiles, several planes and a volume, each of which many blocks overlap."""
     before, blocks = cupy.asarray(values(case.shape, np.float32)), cupy.asarray(values(case.blocks_shape, np.float32))
     positions = cupy.asarray(case.positions)
-    check_repeats(cupy, lambda: gpufold.add_blocks(before.copy(), blocks, positions), case)
+    check_repeats(cupy, lambda: gpufold.add_blocks(before.copy(), blocks, positions, variant=variant), case)
 
 
 @pytest.mark.gpu
@@ -738,13 +768,17 @@ def test_blocks_at_positions_wait_for_their_stream_and_the_caller_for_nothing(cu
     want = gpufold.add_blocks(before.copy(), blocks, case.positions)
     sources = cupy.asarray(blocks), cupy.asarray(case.positions)
     out, tiles, positions = cupy.asarray(before), *map(cupy.zeros_like, sources)
-    gpufold.add_blocks(out, tiles, positions, variant=variant)  # adds zeros
     cupy.cuda.Device().synchronize()
-    stream = cupy.cuda.Stream(non_blocking=True)
+    stream, pool = cupy.cuda.Stream(non_blocking=True), cupy.get_default_memory_pool()
+    with stream:  # whose part of the pool has the memory for lists then
+        gpufold.add_blocks(out, tiles, positions, variant=variant)  # adds zeros
+    stream.synchronize()
+    allocated = pool.total_bytes()
     with stream, Gate(stream):
         for to, source in zip((tiles, positions), sources, strict=True):
             to.data.copy_from_device_async(source.data, source.nbytes, stream)
         gpufold.add_blocks(out, tiles, positions, variant=variant)
+        assert pool.total_bytes() == allocated, "the device was asked for memory, which may wait for all that it does"
         assert not stream.done, "the call waited for its own result"
         cupy.cuda.Stream.null.synchronize()
     stream.synchronize()
@@ -1446,9 +1480,9 @@ def test_blocks_taken_at_positions_can_be_captured_in_a_graph(cupy, variant):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("variant", ["gather", "lists"])
-def test_blocks_at_positions_can_be_captured_in_a_graph(cupy, variant):
+@pytest.mark.parametrize("case", [POSITIONS_CASES[9], POSITIONS_CASES[10]], ids=str)
+def test_blocks_at_positions_can_be_captured_in_a_graph(cupy, case, variant):
     """Positions are never looked at by the host, so that other ones serve the same graph; its lists are its own."""
-    case = POSITIONS_CASES[10]
     zeros, blocks = np.zeros(case.shape, np.float32), values(case.blocks_shape, np.float32)
     out, tiles, positions = cupy.asarray(zeros), cupy.asarray(blocks), cupy.asarray(case.positions)
     gpufold.add_blocks(out, tiles, positions, variant=variant)
@@ -1579,7 +1613,7 @@ def test_sanitize_wide_offsets_of_blocks(cupy, wide_offsets):
     with cupy.cuda.using_allocator(None):
         for call in short_blocks(np.dtype(np.float32)):
             check_wide(cupy, call)
-        for case in (POSITIONS_CASES[3], POSITIONS_CASES[11], POSITIONS_CASES[14]):
+        for case in PLACED:
             check_blocks_at_positions(cupy, case, np.dtype(np.int32))
             check_blocks_taken(cupy, case, np.dtype(np.int32))
 
@@ -1590,7 +1624,7 @@ def test_sanitize_blocks(cupy, dtype):
     with cupy.cuda.using_allocator(None):
         for call in short_blocks(dtype):
             check_variants(cupy, call)
-        for case in (POSITIONS_CASES[3], POSITIONS_CASES[11], POSITIONS_CASES[14]):
+        for case in PLACED:
             check_blocks_at_positions(cupy, case, dtype)
             check_blocks_taken(cupy, case, dtype)
 

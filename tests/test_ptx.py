@@ -78,7 +78,7 @@ FURTHER = {
 @contextmanager
 def planned(name):
     """Give a call and its plan; in the one of wide offsets they are so for arrays however small."""
-    call, variant, device = FURTHER[name] if name in FURTHER else launches()[name]
+    call, variant, device = FURTHER[name] if name in FURTHER else launches()[name][-1]
     with pytest.MonkeyPatch.context() as patch:
         if name == "wide-offsets":
             patch.setattr(parameters, "INT32_MAX", 0)
