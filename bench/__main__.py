@@ -24,6 +24,7 @@ from bench.measure import (
     gpu_bench,
     missing,
 )
+from bench.peers import PEERS
 from bench.problems import PROBLEMS, select
 from bench.regret import regret_table
 from bench.report import failures, footer, markdown, tables
@@ -79,6 +80,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--dtype", type=_dtype, metavar="NAME", help="run every problem in this dtype in place of its own"
     )
+    _add_peer(parser)
     length = parser.add_mutually_exclusive_group()
     length.add_argument("--quick", action="store_true", help="each problem in its first dtype: the default on a CPU")
     length.add_argument("--full", action="store_true", help="every problem in all its dtypes: the default on a GPU")
@@ -121,6 +123,7 @@ def _parser() -> argparse.ArgumentParser:
     measure.add_argument(
         "--problem", action="append", default=[], metavar="NAME", help="problems with it in their name"
     )
+    _add_peer(measure)
     _add_resuming(measure)
     gigapixel = commands.add_parser("gigapixel", help="stitch a large picture into Zarr with dask, on this machine")
     gigapixel.add_argument(
@@ -141,6 +144,11 @@ def _parser() -> argparse.ArgumentParser:
     chip.add_argument("--processes", type=int, default=max(1, min(14, (os.cpu_count() or 1) - 2)), metavar="N")
     chip.add_argument("--commit", metavar="HASH", help="of this code, where git does not say")
     return parser
+
+
+def _add_peer(parser: argparse.ArgumentParser) -> None:
+    names = ", ".join(peer.name for peer in PEERS if peer.on_request)
+    parser.add_argument("--peer", action="append", default=[], metavar="NAME", help=f"measured on request: {names}")
 
 
 def _add_saving(parser: argparse.ArgumentParser) -> None:
@@ -307,9 +315,13 @@ def _kernels() -> tuple[str, ...]:
 def _problems_step(
     kind: str, choices: dict[str, Any], threads: int | None, commit: str | None, words: list[str], path: Path | None
 ) -> Step:
-    """Describe a run of the problems; `choices` are problems, variants, dtype, quick and seconds."""
+    """Describe a run of the problems; `choices` are problems, variants, dtype, quick, seconds and peers on request."""
     quick, dtype, seconds = choices["quick"], choices["dtype"], choices["seconds"]
-    bench, run = cpu_bench(threads, seconds, commit) if kind == "cpu" else gpu_bench(seconds, commit)
+    requested = choices.get("peers", [])
+    if kind == "cpu":
+        bench, run = cpu_bench(threads, seconds, commit, requested)
+    else:
+        bench, run = gpu_bench(seconds, commit, requested)
     run.command, run.options = command_line(words), choices
     variants = tuple(choices["variants"])
     tasks = [
@@ -386,6 +398,7 @@ def _table(options: argparse.Namespace, words: list[str], console: Console) -> i
         "quick": quick,
         "seconds": seconds,
     }
+    choices |= {"peers": options.peer} if options.peer else {}
     step = _problems_step(kind, choices, options.threads, options.commit, words, options.save)
     step.begin(options.resume)
     status = _fill(step, words, console)
@@ -408,6 +421,7 @@ def _measure(options: argparse.Namespace, words: list[str], console: Console) ->
         "quick": False,
         "seconds": options.seconds,
     }
+    choices |= {"peers": options.peer} if options.peer else {}
     step = _problems_step(kind, choices, None, options.commit, words, folder / f"{kind}.json")
     step.begin(options.resume)
     _print_left(step, folder, words, console)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import platform
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -276,12 +276,14 @@ def device_kind(wanted: str) -> str:
     return "gpu" if count else "cpu"
 
 
-def cpu_bench(threads: int | None, seconds: float, commit_given: str | None = None) -> tuple[Bench, Run]:
+def cpu_bench(
+    threads: int | None, seconds: float, commit_given: str | None = None, requested: Sequence[str] = ()
+) -> tuple[Bench, Run]:
     """Prepare for this machine's CPU."""
     gpufold.set_num_threads(threads)
     threads = gpufold.get_num_threads()
     kept = keep_freed_memory()
-    peers = installed("cpu")
+    peers = installed("cpu", requested)
     memory, why = resident_peak_or_why()
     bench = Bench("cpu", CpuClock(), threads, seconds, peers, [], memory)
     notes = ["Freed memory is kept for the next result, for every candidate alike."] if kept else []
@@ -289,13 +291,14 @@ def cpu_bench(threads: int | None, seconds: float, commit_given: str | None = No
     return bench, _run(bench, f"{processor()}, {threads} threads", notes, commit_given)
 
 
-def gpu_bench(seconds: float, commit_given: str | None = None) -> tuple[Bench, Run]:
+def gpu_bench(seconds: float, commit_given: str | None = None, requested: Sequence[str] = ()) -> tuple[Bench, Run]:
     """Prepare for the current CUDA device."""
     import cupy
 
     number = cupy.cuda.runtime.getDevice()
     name = cupy.cuda.runtime.getDeviceProperties(number)["name"].decode()
-    bench = Bench("gpu", GpuClock(cupy), gpufold.get_num_threads(), seconds, installed("gpu"), [], pool_peak(cupy))
+    peers = installed("gpu", requested)
+    bench = Bench("gpu", GpuClock(cupy), gpufold.get_num_threads(), seconds, peers, [], pool_peak(cupy))
     device = f"{name}, driver {cupy.cuda.runtime.driverGetVersion()}"
     run = _run(bench, device, ["The L2 cache is flushed each time."], commit_given)
     run.versions["cupy"] = cupy.__version__

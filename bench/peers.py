@@ -5,12 +5,14 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import logging
+import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial, reduce
 from math import prod
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,7 +20,7 @@ import numpy as np
 import gpufold
 from bench.clients import client
 from bench.problems import BLOCK_OPERATIONS, TAKING_APART, Problem, pixels
-from gpufold.geometry import SlidingGeometry, SpaceGeometry
+from gpufold.geometry import Axis, SlidingGeometry, SpaceGeometry
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,8 @@ class Peer:
     """
     kinds: tuple[str, ...] = ("plain",)
     """The kinds of problems that it is asked for, see `Problem.kind`."""
+    on_request: bool = False
+    """Whether it is measured only where it is named, for it takes minutes before it is timed."""
 
     @property
     def installed(self) -> bool:
@@ -118,6 +122,9 @@ LOOPED_BLOCKS = 4096
 LOOPED_STEPS = 1 << 18
 """Steps of a loop in Python that are measured at most: seconds for each call otherwise."""
 
+LOOPED_TIMES = 16
+"""How many times the steps of the shorter loop the other one may have to be tried: beyond it is not the faster one."""
+
 
 def _loop(problem: Problem, data: Any, threads: int) -> Call | None:
     """Loop over blocks, or over the taps of all blocks, whichever is faster: what a user of NumPy or CuPy writes."""
@@ -135,8 +142,11 @@ def _loop(problem: Problem, data: Any, threads: int) -> Call | None:
         weights = reduce(library.multiply.outer, map(library.asarray, problem.weights()))
         loops = [partial(_put_together, problem, data, library, weights, over) for over in ("blocks", "taps")]
     counts = prod(geometry.num_blocks), prod(geometry.block_shape)
-    possible = [loop for loop, count in zip(loops, counts, strict=True) if count <= LOOPED_STEPS]
-    return Call(min(possible, key=partial(_seconds, library))) if possible else None
+    most = min(LOOPED_STEPS, LOOPED_TIMES * min(counts) - 1)
+    possible = [loop for loop, count in zip(loops, counts, strict=True) if count <= most]
+    if len(possible) > 1:
+        possible.sort(key=partial(_seconds, library))
+    return Call(possible[0]) if possible else None
 
 
 def _seconds(library: Any, call: Callable[[], Any]) -> float:
@@ -328,6 +338,64 @@ def _scatter_add(problem: Problem, data: Any, threads: int) -> Call | None:
         return image
 
     return Call(run, lambda image: image[:, :size].reshape(geometry.image_shape))
+
+
+# ---- kernels that others ship, or write
+
+
+def _naive_gather(problem: Problem, data: Any, threads: int) -> Call | None:
+    """Let each thread look for the taps of one pixel: indices of 32 bits, up to three axes."""
+    return _gather(problem, data, "naive_gather", np.int32, 3, 256)
+
+
+def _batched_gather(problem: Problem, data: Any, threads: int) -> Call | None:
+    """Do as torch's own kernel does: indices of 64 bits, two axes, batch and channels apart."""
+    return _gather(problem, data, "batched_gather", np.int64, 2, 512)
+
+
+def _gather(problem: Problem, data: Any, symbol: str, integer: Any, rank: int, threads: int) -> Call | None:
+    """Launch a kernel of naive_gather.cu, whose parameters are all of one kind of integer, on float32."""
+    geometry = problem.geometry
+    if problem.operation != "col2im" or not isinstance(geometry, SlidingGeometry) or len(geometry.axes) > rank:
+        return None
+    if not _dilated(geometry) or data.dtype != np.float32 or data.size > np.iinfo(integer).max:
+        return None
+    import cupy
+
+    axes = (*(UNIT_AXIS,) * (rank - len(geometry.axes)), *geometry.axes)
+    fields = ("size", "kernel", "stride", "dilation", "pad_begin", "blocks")
+    lead = (geometry.planes,) if integer is np.int32 else (geometry.batch or 1, geometry.channels)
+    numbers = np.array([*lead, *(getattr(axis, name) for name in fields for axis in axes)], integer)
+    parameters = numbers.view(np.dtype((np.void, numbers.nbytes)))
+    file = Path(__file__).parent / "naive_gather.cu"
+    text = f'// headers of none\n#line 1 "bench/{file.name}"\n{file.read_text()}'
+    kernel = cupy.RawKernel(text, symbol, ("-std=c++17", f"-I{file.parent}"))
+    blocks = -(-prod(geometry.image_shape) // threads)
+
+    def run() -> Any:
+        image = cupy.empty(geometry.image_shape, np.float32)
+        kernel((blocks, 1, 1), (threads, 1, 1), (data, image, parameters))
+        return image
+
+    return Call(run)
+
+
+UNIT_AXIS = Axis(size=1, kernel=1, stride=1, dilation=1, pad_begin=0, pad_end=0)
+
+
+def _triton(problem: Problem, data: Any, threads: int) -> Call | None:
+    """Fold in Triton, which tunes itself at the first call."""
+    geometry = problem.geometry
+    if problem.operation != "col2im" or not isinstance(geometry, SlidingGeometry) or len(geometry.axes) > 2:
+        return None
+    if not _dilated(geometry) or data.dtype.name not in ("float32", "float16", "bfloat16"):
+        return None
+    tensor = _tensor(data)
+    if not tensor.is_cuda:
+        return None
+    from bench.triton_fold import fold
+
+    return Call(lambda: fold(tensor, tensor.new_empty(geometry.image_shape), geometry), _from_tensor(data))
 
 
 # ---- SciPy and CuPy's overlap-add
@@ -548,6 +616,7 @@ def _torch_average(problem: Problem, device: Any) -> Callable[[Any], Any] | None
 
 
 def _torch_compile(problem: Problem, data: Any, threads: int) -> Call | None:
+    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # else a pool of as many processes as cores
     import torch
     import torch._dynamo.utils
 
@@ -839,15 +908,22 @@ PEERS: tuple[Peer, ...] = (
     Peer("loop", "", "cupy", ("gpu",), _loop, ("plain", "blocks", "fused", "placed", "taken")),
     Peer("add.at", "numpy", "numpy", ("cpu",), _add_at, ("placed",)),
     Peer("add.at", "", "cupy", ("gpu",), _add_at, ("placed",)),
-    Peer("torch.compile", "torch", "torch", ("gpu",), _torch_compile),
+    Peer("torch.compile", "torch", "torch", ("gpu",), _torch_compile, on_request=True),
+    Peer("Triton", "triton", "triton", ("gpu",), _triton),
+    Peer("naive gather", "", "cupy", ("gpu",), _naive_gather),
+    Peer("batched gather", "", "cupy", ("gpu",), _batched_gather),
     Peer("cupy", "", "cupy", ("gpu",), _composition, ("plain", "blocks")),
     Peer("scatter_add", "", "cupyx", ("gpu",), _scatter_add),
 )
 
 
-def installed(device: str) -> list[Peer]:
-    """Return the peers that this machine has for a device."""
-    return [peer for peer in PEERS if device in peer.devices and peer.installed]
+def installed(device: str, requested: Sequence[str] = ()) -> list[Peer]:
+    """Return the peers that this machine has for a device, of those on request the ones that are named."""
+    wanted = [peer for peer in PEERS if device in peer.devices and (not peer.on_request or peer.name in requested)]
+    if unknown := set(requested) - {peer.name for peer in PEERS if device in peer.devices and peer.on_request}:
+        names = ", ".join(peer.name for peer in PEERS if device in peer.devices and peer.on_request) or "none"
+        raise ValueError(f"peers that are measured on request on a {device} are {names}, not {', '.join(unknown)}")
+    return [peer for peer in wanted if peer.installed]
 
 
 def absent(device: str) -> list[str]:

@@ -6,6 +6,10 @@ Integer-valued float32 data is summed exactly in any order, so answers must be e
 from __future__ import annotations
 
 import itertools
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -261,3 +265,39 @@ def test_sigpy_has_the_same_bits(lead, size, block, strides):
     blocks = rng.standard_normal(blocks.shape).astype(np.float32)
     got = gpufold.blocks_to_array(blocks, array.shape, block, strides)
     assert got.tobytes() == sigpy.blocks_to_array(blocks, array.shape, block, strides).tobytes()
+
+
+# ---------------------------------------------------------------------------------------------
+# Triton: a kernel of the benchmark's own, interpreted where there is no GPU
+
+INTERPRETED = """
+import sys
+import numpy as np, torch
+from bench.triton_fold import _fold, fold
+from cases import Case
+from gpufold.geometry import col2im_geometry
+import gpufold
+for number, case in enumerate((
+    Case("frames", (37,), (5,), 2, 2, 3, 1, batch=2, channels=3),
+    Case("long-frames", (75,), (70,), 40, 1, 20, 35, channels=2),
+    Case("pixels", (9, 21), (3, 4), (2, 1), (1, 2), (1, 0), (0, 2), batch=2, channels=2),
+    Case("many-taps", (10, 11), (9, 8), (1, 3), 1, (2, 0), 4, channels=1),
+)):
+    geometry = col2im_geometry(case.columns_shape, case.output_size, case.kernel_size, **case.arguments)
+    columns = np.random.default_rng(number).integers(-50, 51, case.columns_shape).astype(np.float32)
+    image = torch.full(geometry.image_shape, np.nan)
+    fold(torch.from_numpy(columns), image, geometry, _fold.fn, ROWS=(1, 4)[number // 2], COLUMNS=(32, 16)[number % 2])
+    want = gpufold.col2im(columns, case.output_size, case.kernel_size, **case.arguments)
+    np.testing.assert_array_equal(image.numpy().reshape(want.shape), want, str(case))
+"""
+
+
+@pytest.mark.peer("torch")
+@pytest.mark.peer("triton")
+def test_a_fold_in_triton_agrees():
+    """Of one axis and of two, with the loop over taps unrolled and not."""
+    tests = Path(__file__).parent
+    paths = [str(tests.parent), str(tests), *sys.path]
+    environment = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    run = subprocess.run([sys.executable, "-c", INTERPRETED], env=environment, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr

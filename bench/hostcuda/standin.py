@@ -938,7 +938,7 @@ class RawKernel:
             raise TypeError("code must be a string, options a tuple and backend nvrtc")
         head, line, text = re.split(r"^(#line .*)\n", code, maxsplit=1, flags=re.MULTILINE)
         headers, *defines = head.splitlines()
-        named = re.fullmatch(r'#line 1 "kernels/(\w+\.cu)"', line)
+        named = re.fullmatch(r'#line 1 "(?:kernels|bench)/(\w+\.cu)"', line)
         defines = [re.fullmatch(r"#define (\w+) (.+)", define) for define in defines]
         if not named or not headers.startswith("// headers ") or not all(defines):
             raise Misuse(f"the stand-in compiles the files of kernels/ behind lines of #define, got {head}{line}")
