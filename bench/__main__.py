@@ -26,7 +26,7 @@ from bench.measure import (
 )
 from bench.peers import PEERS
 from bench.problems import PROBLEMS, select
-from bench.regret import regret_table
+from bench.regret import of_results, regret_table
 from bench.report import failures, footer, markdown, tables
 from bench.results import OURS, Run, command_line, commit, saved
 from bench.terminal import INTERRUPTED, Console, Table, progress, say
@@ -143,6 +143,9 @@ def _parser() -> argparse.ArgumentParser:
     chip.add_argument("--problem", action="append", default=[], metavar="NAME", help="problems with it in their name")
     chip.add_argument("--processes", type=int, default=max(1, min(14, (os.cpu_count() or 1) - 2)), metavar="N")
     chip.add_argument("--commit", metavar="HASH", help="of this code, where git does not say")
+    tune = commands.add_parser("tune", help="race the kernels of every problem, into a file that the package can ship")
+    tune.add_argument("--results", type=Path, required=True, metavar="FOLDER", help="goes on there, in tuned and tune")
+    tune.add_argument("--problem", action="append", default=[], metavar="NAME", help="problems with it in their name")
     return parser
 
 
@@ -179,6 +182,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "count": _count,
         "gigapixel": _gigapixel,
         "chip": _chip,
+        "tune": _tune,
     }
     try:
         return commands[options.command](options, words, console)
@@ -239,8 +243,10 @@ def _count(options: argparse.Namespace, words: list[str], console: Console) -> i
 
 
 def _report(options: argparse.Namespace, words: list[str], console: Console) -> int:
-    runs = saved(options.results)
-    if not runs:
+    results = [path for path in options.results if path.suffix != ".jsonl"]
+    runs = saved(results) if results or not options.results else {}
+    choices = of_results(runs.values(), options.results)
+    if not runs and not choices:
         say(console, "No results are saved yet: python -m bench --save bench/results/NAME.json")
     for path, run in runs.items():
         written = _draw(run, path.stem, options.output, console)
@@ -248,8 +254,8 @@ def _report(options: argparse.Namespace, words: list[str], console: Console) -> 
         written.append(options.output / f"{path.stem}.md")
         written[-1].write_text(markdown(run), encoding="utf-8")
         say(console, f"{path}: {', '.join(map(str, written))}")
-    if (choices := regret_table(runs)).row_count:
-        console.print(choices)
+    if choices:
+        console.print(regret_table(choices))
     return 0
 
 
@@ -277,6 +283,14 @@ def _chip(options: argparse.Namespace, words: list[str], console: Console) -> in
     chip = Chip(results, options.processes, named, options.seconds, options.commit)
     with _terminable():
         return half_an_hour(chip, options.minutes, options.steps, words)
+
+
+def _tune(options: argparse.Namespace, words: list[str], console: Console) -> int:
+    from bench.tune import tune
+
+    device_kind("gpu")
+    with _terminable():
+        return tune(options.results.resolve(), options.problem, console)
 
 
 @dataclass

@@ -1,46 +1,97 @@
-"""By how much a choice of `auto` loses against the best variant that was measured."""
+"""By how much a choice loses against the best that was measured: of the rule in a file of races, of `auto` in a run."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from math import prod
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
-from bench.results import Row, Run
+from bench.results import Run, geometric_mean
 from bench.terminal import Table
 from gpufold.elements import ELEMENT_TYPES
 from gpufold.operations import OPERATIONS, variants
 
-VARIANT_NAMES = {name for operation in OPERATIONS for name in variants(operation)}
+VARIANTS = {name for operation in OPERATIONS for name in variants(operation)}
 """Of all operations."""
 
 
-def regret(row: Row) -> tuple[str, float] | None:
-    """Return the best variant that `auto` was free to take, and how much slower its choice was; None: not measured."""
-    free = [
-        name
-        for name in row.times
-        if name == row.chosen or (name in VARIANT_NAMES and (name != "atomic" or ELEMENT_TYPES[row.dtype].exact))
-    ]
-    if row.chosen is None or row.chosen not in free:
-        return None
-    best = min(free, key=lambda name: row.times[name].median)
-    return best, row.times[row.chosen].median / row.times[best].median - 1
+@dataclass(frozen=True)
+class Choice:
+    """What was taken of what was measured."""
+
+    source: str
+    """The device, and how it was measured."""
+    operation: str
+    problem: str
+    taken: str
+    best: str
+    regret: float
+    """By what share it is slower than the best."""
+
+    @classmethod
+    def of(cls, source: str, operation: str, problem: str, taken: str, seconds: Mapping[str, float]) -> Choice:
+        """Compare by the seconds of each that could be taken."""
+        best = min(seconds, key=seconds.__getitem__)
+        return cls(source, operation, problem, taken, best, seconds[taken] / seconds[best] - 1)
 
 
-def regret_table(runs: Mapping[Path, Run]) -> Table:
-    """Return a row per problem: what `auto` took, what was best, and the difference; then mean and worst."""
-    table = Table("problem", "device", "auto", "best", box=None)
-    table.add_column("regret", justify="right")
-    found = []
-    for run in runs.values():
-        for row in run.rows:
-            if (answer := regret(row)) is not None:
-                found.append(answer[1])
-                table.add_row(row.name, run.device, row.chosen, answer[0], f"{answer[1]:.1%}")
-    if found:
-        mean = prod(1 + value for value in found) ** (1 / len(found)) - 1
-        table.add_section()
-        table.add_row("geometric mean", "", "", "", f"{mean:.1%}")
-        table.add_row("worst", "", "", "", f"{max(found):.1%}")
+def of_file(path: Path) -> Iterator[Choice]:
+    """Yield the choices of the rule in a file of `gpufold.autotune`, which names that of the rule first."""
+    choices = {}
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        with suppress(ValueError, TypeError, LookupError, AttributeError, StopIteration):  # cut, or of another release
+            entry = json.loads(line)
+            operation, seconds = entry["operation"], entry["seconds"]
+            problem, taken = f"{operation} of {tuple(entry['shape'])}", next(iter(seconds))
+            choices[entry["key"]] = Choice.of(path.stem, operation, problem, taken, seconds)
+    yield from choices.values()
+
+
+def of_run(run: Run) -> Iterator[Choice]:
+    """Yield the choices of `auto` in a run on a GPU, among the variants that it was free to take."""
+    for row in run.rows:
+        free = {
+            name: times.median
+            for name, times in row.times.items()
+            if name == row.chosen or (name in VARIANTS and (name != "atomic" or ELEMENT_TYPES[row.dtype].exact))
+        }
+        if row.chosen in free:
+            yield Choice.of(run.device, row.operation, row.name, row.chosen, free)
+
+
+def of_results(runs: Iterable[Run], paths: Iterable[Path]) -> list[Choice]:
+    """Return the choices in runs, and in the files of races in folders, or that are named."""
+    choices = [choice for run in runs for choice in of_run(run)]
+    for path in paths:
+        files = sorted(path.glob("tuned-*.jsonl")) if path.is_dir() else [path] if path.suffix == ".jsonl" else []
+        choices += [choice for file in files for choice in of_file(file)]
+    return choices
+
+
+def by_operation(choices: Iterable[Choice]) -> list[list[str]]:
+    """Return a header, and for each source its operations: how many choices, their geometric mean and the worst."""
+    groups: dict[tuple[str, str], list[Choice]] = defaultdict(list)
+    for choice in choices:
+        groups[choice.source, choice.operation].append(choice)
+        groups[choice.source, "all"].append(choice)
+    lines = [["regret", "", "choices", "geometric mean", "worst", "of", "taken", "best"]]
+    for (source, operation), chosen in sorted(groups.items(), key=lambda group: (group[0][0], group[0][1] == "all")):
+        worst = max(chosen, key=lambda choice: choice.regret)
+        mean = (geometric_mean(1 + choice.regret for choice in chosen) or 1) - 1
+        of_worst = [worst.problem, worst.taken, worst.best] if worst.regret else ["", "", ""]
+        lines.append([operation, source, str(len(chosen)), f"{mean:.1%}", f"{worst.regret:.1%}", *of_worst])
+    return lines
+
+
+def regret_table(choices: Iterable[Choice]) -> Table:
+    """Return the same for a terminal."""
+    header, *lines = by_operation(choices)
+    table = Table(box=None)
+    for number, name in enumerate(header):
+        table.add_column(name, justify="right" if number in (2, 3, 4) else "left", no_wrap=number == 0)
+    for line in lines:
+        table.add_row(*line)
     return table

@@ -8,6 +8,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from bench import regret
 from bench.problems import PROBLEMS
 from bench.results import COPY, OTHER_WORK, OURS, Row, Run, command_line, geometric_mean, now, saved
 from bench.tally import Tally
@@ -224,4 +225,8 @@ def summary(folder: Path, steps: Mapping[str, Mapping[str, Any]], words: list[st
         least = ", ".join(f"{name} {shares[name]:.0%}" for name in sorted(shares, key=shares.__getitem__)[:8])
         lines += ["", f"## {path.stem}: {len(run.rows)} rows on {run.device}, commit {run.commit}", ""]
         lines += [f"Least of a copy's speed: {least}.", "", *markdown_table(by_operation(run))] if shares else []
+    tuned = folder / "tuned"
+    if choices := regret.of_results([], [tuned]):
+        lines += ["", f"## {tuned.name}: {len(choices)} kinds of calls, by how much the rule loses", ""]
+        lines += markdown_table(regret.by_operation(choices))
     return "\n".join([*lines, "", f"All there is lies in {folder}: the command goes on where it stopped.", ""])

@@ -38,10 +38,10 @@ from bench.count import ELEMENTS, SCALED, plan_of, smaller
 from bench.hostcuda import standin
 from bench.measure import Bench, difference, new_row
 from bench.memory import pool_peak, resident_peak
-from bench.peers import PEERS, Call, Peer, _torch_compile
+from bench.peers import PEERS, Call, Peer, _torch_compile, installed
 from bench.photo import denoise
 from bench.problems import LARGEST_VALUE, PROBLEMS, Problem, _window_on_device, dtype_of, select
-from bench.regret import regret
+from bench.regret import of_run
 from bench.report import by_operation, cells, footer
 from bench.results import RESULTS, Row, Run, geometric_mean, write_at_once
 from bench.terminal import PlainTable
@@ -178,9 +178,13 @@ def test_what_is_timed_of_a_peer_computes_the_same(peer):
     assert served
 
 
-@pytest.mark.parametrize(("name", "sign"), [("loop", 1), ("loop", -1), ("add.at", 1), ("cupy", 1)])
+@pytest.mark.hostcuda
+@pytest.mark.parametrize(
+    ("name", "sign"),
+    [("loop", 1), ("loop", -1), ("add.at", 1), ("cupy", 1), ("naive gather", 1), ("batched gather", 1)],
+)
 def test_what_is_timed_of_a_peer_on_a_gpu_computes_the_same_on_the_stand_in(name, sign, monkeypatch):
-    """Of a few problems, with functions of CuPy alone; of the loops over blocks and over taps each is chosen."""
+    """Of a few problems, with functions and kernels of CuPy alone; of the loops each is chosen."""
     monkeypatch.setitem(sys.modules, "cupy", standin.cupy())
     numbers = count()
     monkeypatch.setattr("bench.peers._seconds", lambda library, call: sign * next(numbers))
@@ -194,6 +198,31 @@ def test_what_is_timed_of_a_peer_on_a_gpu_computes_the_same_on_the_stand_in(name
             wrong = difference(call.as_array(call.run()).get(), problem.expected(data), problem.tolerance)
             assert wrong is None, f"{problem.operation} {problem.name}: {wrong}"
     assert served
+
+
+@pytest.mark.parametrize(("taps", "blocks", "tried"), [(2, 31, 2), (2, 32, 0), (32, 2, 0), (2, 2, 2), (40, 1, 0)])
+def test_the_longer_loop_is_not_tried_where_it_has_sixteen_times_the_steps(taps, blocks, tried, monkeypatch):
+    """It took minutes, where a GPU does a step in microseconds; the other one is taken without being tried."""
+    like = next(problem for problem in PROBLEMS if problem.operation == "col2im" and problem.kind == "plain")
+    geometry = col2im_geometry((1, taps, blocks), (taps + blocks - 1,), (taps,))
+    problem, seconds = replace(like, geometry=geometry), []
+    monkeypatch.setattr("bench.peers._seconds", lambda library, call: seconds.append(1) or len(seconds))
+    (peer,) = (peer for peer in PEERS if peer.name == "loop" and peer.devices == ("cpu",))
+    data = problem.data("float32")
+    call = peer.prepare(problem, data, 1)
+    assert len(seconds) == tried
+    assert difference(call.run(), problem.expected(data)) is None
+
+
+def test_what_takes_minutes_to_prepare_is_measured_on_request(monkeypatch):
+    monkeypatch.setattr("bench.peers.Peer.installed", True)
+    assert "torch.compile" not in [peer.name for peer in installed("gpu")]
+    assert "torch.compile" in [peer.name for peer in installed("gpu", ["torch.compile"])]
+    assert {"Triton", "naive gather", "batched gather"} <= {peer.name for peer in installed("gpu")}
+    with pytest.raises(ValueError, match=r"on request on a gpu are torch\.compile, not torch$"):
+        installed("gpu", ["torch"])
+    with pytest.raises(ValueError, match=r"on request on a cpu are none, not torch\.compile"):
+        installed("cpu", ["torch.compile"])
 
 
 def test_data_are_integers_whose_sums_are_exact_in_every_dtype():
@@ -408,7 +437,9 @@ class NumpyDevice:
         monkeypatch.setitem(sys.modules, "cupy", cupy)
         monkeypatch.setattr(bench.measure, "device_facts", lambda: H200)
         monkeypatch.setattr(
-            bench.measure, "installed", lambda device: [replace(peer) for peer in PEERS if peer.name == "cupy"]
+            bench.measure,
+            "installed",
+            lambda device, requested=(): [replace(peer) for peer in PEERS if peer.name == "cupy"],
         )
         monkeypatch.setattr(bench.measure, "absent", lambda device: ["torch"])
         monkeypatch.setattr(bench.measure.gpufold, "variants", lambda operation: ("gather", "split"))
@@ -664,7 +695,7 @@ def test_memory_is_shown_of_what_does_not_keep_it_and_saved(capsys, tmp_path, mo
 
     monkeypatch.setattr(bench.measure, "resident_peak_or_why", lambda: (peak, ""))
     peers = [Peer(name, "", "numpy", ("cpu",), same) for name in ("pool", "wasteful")]
-    monkeypatch.setattr(bench.measure, "installed", lambda device: peers)
+    monkeypatch.setattr(bench.measure, "installed", lambda device, requested=(): peers)
     monkeypatch.setattr(bench.report, "LARGE_BYTES", 0)
     saved = tmp_path / "tiny.json"
     words = ("--device", "cpu", "--problem", "col2im-tiny", "--seconds", "0.001", "--save", str(saved))
@@ -1333,12 +1364,11 @@ def test_regret_compares_auto_with_what_it_was_free_to_take():
         name: Times([seconds])
         for name, seconds in (("gather", 1.2), ("gather_pixels", 1.0), ("atomic", 0.5), ("torch", 0.1))
     }
-    assert regret(Row("", "col2im", "float32", 1, 1, chosen="gather", times=times)) == (
-        "gather_pixels",
-        pytest.approx(0.2),
-    )
-    assert regret(Row("", "col2im", "int32", 1, 1, chosen="gather", times=times)) == ("atomic", pytest.approx(1.4))
-    assert regret(Row("", "col2im", "float32", 1, 1, times=times)) is None
+    rows = [Row("one", "col2im", dtype, 1, 1, chosen="gather", times=times) for dtype in ("float32", "int32")]
+    rows.append(Row("another", "col2im", "float32", 1, 1, times=times))
+    found = list(of_run(Run("no device", "gpu", 1, {}, "", "", "", ["torch"], list(times), [], rows)))
+    assert [(choice.problem, choice.best) for choice in found] == [("one", "gather_pixels"), ("one int32", "atomic")]
+    assert [choice.regret for choice in found] == [pytest.approx(0.2), pytest.approx(1.4)]
 
 
 def made_up(tmp_path):
@@ -1355,7 +1385,7 @@ def made_up(tmp_path):
 def test_saved_results_become_figures_and_a_table(capsys, tmp_path):
     status, out = run(capsys, "report", "--results", str(made_up(tmp_path)), "--output", str(tmp_path / "out"))
     assert status == 0
-    assert re.search(r"worst +0\.0%", out), "regret"
+    assert re.search(r"all +no device +3 +0\.0% +0\.0%", out), "regret"
     names = [
         f"made-up-{name}.{end}"
         for name in ("fraction-of-copy", "speed-up", "time-against-size")

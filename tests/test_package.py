@@ -21,7 +21,7 @@ from gpufold.extras import SUBMODULES
 
 ROOT = Path(__file__).resolve().parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-KERNELS = sorted(path.name for path in (ROOT / "kernels").iterdir())
+KERNELS = sorted(path.relative_to(ROOT / "kernels").as_posix() for path in (ROOT / "kernels").rglob("*.*"))
 
 CHECK = """
 import sys, types
@@ -29,7 +29,8 @@ import numpy as np, gpufold, gpufold.gpu.sources
 from pathlib import Path
 assert "cupy" not in sys.modules
 print(Path(gpufold.__file__).parent)
-print(*sorted(path.name for path in gpufold.gpu.sources.KERNELS.iterdir()))
+kernels = gpufold.gpu.sources.KERNELS
+print(*sorted(path.relative_to(kernels).as_posix() for path in kernels.rglob("*.*")))
 print(gpufold.col2im(np.ones((4, 4)), (3, 3), (2, 2)).sum())
 """
 
@@ -75,11 +76,17 @@ def test_the_sources_are_packed_from_any_folder_without_what_lies_about(tmp_path
     ):
         (checkout / stray).parent.mkdir(exist_ok=True)
         (checkout / stray).touch()
-    command = [sys.executable, "-m", "build", "--sdist", "--no-isolation", "--outdir", str(tmp_path), str(checkout)]
+    tuned = checkout / "kernels" / "tuned" / "tuned-some-chip-132-0123456789ab.jsonl"
+    tuned.parent.mkdir(exist_ok=True)
+    tuned.touch()
+    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(tmp_path), str(checkout)]
     subprocess.run(command, check=True, capture_output=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    assert f"gpufold/kernels/tuned/{tuned.name}" in zipfile.ZipFile(wheel).namelist()
     with tarfile.open(tmp_path / f"gpufold-{gpufold.__version__}.tar.gz") as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
     assert not [name for name in names if "junk" in name or "secret" in name]
+    assert f"kernels/tuned/{tuned.name}" in names
     assert {"LICENSE", "README.md", "CITATION.cff", "Makefile", "pyproject.toml", "docs/index.md"} <= names
     for folder in ("gpufold", "kernels", "tests", "bench", ".github"):
         files = {path.relative_to(ROOT).as_posix() for path in (ROOT / folder).rglob("*.[cpy]*") if path.is_file()}
