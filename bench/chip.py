@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,23 @@ for number in range(runtime.getDeviceCount()):
 """
 
 
+LEASH = """
+import os, signal, subprocess, sys, threading
+def end_with_who_started_this():
+    os.read(0, 1)
+    os.killpg(0, signal.SIGKILL)
+threading.Thread(target=end_with_who_started_this, daemon=True).start()
+signal.signal(signal.SIGTERM, lambda *_: None)
+status = subprocess.Popen(sys.argv[1:], stdin=subprocess.DEVNULL).wait()
+os._exit(status if status >= 0 else 128 - status)
+"""
+"""Runs a command, and ends with it, or it and what it has started when nobody holds the other end of its input: where
+this process was killed, say, and the next call goes on with the same files."""
+
+SANITIZED, PORT, PORTS = 8, 49152, 16
+"""compute-sanitizers at a time, each with ports of its own: those without one look for it together, and give up."""
+
+
 @dataclass
 class Chip:
     """What the steps share."""
@@ -59,12 +77,24 @@ class Chip:
     """When the step that is under way has to end."""
     notes: list[str] = field(default_factory=list)
 
-    def start(self, words: Sequence[str | Path], log: Path) -> subprocess.Popen[bytes]:
-        """Start a Python command, whose output is added to a file; a tool may stand before Python."""
+    def start(self, words: Sequence[str | Path], log: Path, **variables: str) -> subprocess.Popen[bytes]:
+        """Start a Python command, whose output is added to a file; a tool may stand before Python.
+
+        It does not outlive this process, nor does what it starts itself.
+        """
         paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-        environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "PYTHONDONTWRITEBYTECODE": "1"}
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "PYTHONDONTWRITEBYTECODE": "1"} | variables
+        leashed = [sys.executable, "-I", "-S", "-c", LEASH, *words]
         with log.open("ab") as out:
-            return subprocess.Popen(words, cwd=ROOT, env=environment, stdout=out, stderr=out, start_new_session=True)
+            return subprocess.Popen(
+                leashed,
+                cwd=ROOT,
+                env=environment,
+                stdin=subprocess.PIPE,
+                stdout=out,
+                stderr=out,
+                start_new_session=True,
+            )
 
     def finish(self, processes: list[subprocess.Popen[bytes]]) -> bool:
         """Wait for processes; at the deadline end them, with what they have started, and return False."""
@@ -77,17 +107,20 @@ class Chip:
                     with suppress(subprocess.TimeoutExpired):
                         process.wait(max(0.0, self.deadline + patience - time.monotonic()))
                 if all(process.poll() is not None for process in processes):
-                    return sent is None
+                    break
+            for process in processes if sent is not None else ():
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)  # what is left of what it has started
+            return sent is None
         except KeyboardInterrupt:
             self.deadline = 0
             self.finish(processes)
             raise
-        return False
 
-    def run(self, name: str, *words: str | Path) -> str:
+    def run(self, name: str, *words: str | Path, **variables: str) -> str:
         """Run a Python command; its exit status decides."""
         log = self.folder / f"{name}.log"
-        if not self.finish([process := self.start([sys.executable, *words], log)]):
+        if not self.finish([process := self.start([sys.executable, *words], log, **variables)]):
             return STOPPED
         if process.returncode:
             self.notes.append(f"exit status {process.returncode}: {log.read_text(errors='replace').splitlines()[-1]}")
@@ -98,19 +131,24 @@ def _worst(answers: list[str]) -> str:
     return next((answer for answer in (STOPPED, FAILED) if answer in answers), DONE)
 
 
-def run_tests(chip: Chip, name: str, *arguments: str, before: Sequence[str] = ()) -> str:
-    """Run tests in processes of their own until each has ended, whatever ends the processes."""
-    folder = chip.folder / name
+def run_tests(
+    chip: Chip, name: str, *arguments: str, before: Callable[[int], Sequence[str]] = lambda part: (), most: int = 64
+) -> str:
+    """Run tests in processes of their own until each has ended, whatever ends the processes.
+
+    Of these there are `most` at a time, and `before` says what tool stands before each.
+    """
+    folder, processes = chip.folder / name, min(chip.processes, most)
     folder.mkdir(exist_ok=True)
     while True:
         earlier, finished = Tally.of(folder), folder / "finished.json"
         write_at_once(finished, json.dumps(sorted(earlier.ends)))
-        words = [*before, sys.executable, *PYTEST, *arguments]
+        words = [sys.executable, *PYTEST, *arguments]
         number, started = len(list(folder.glob("*-0.jsonl"))) + 1, []
-        for part in range(chip.processes):
+        for part in range(processes):
             path = folder / f"{number}-{part}.jsonl"
-            options = [f"--ledger={path}", f"--part={part}/{chip.processes}", f"--finished={finished}"]
-            started.append(chip.start([*words, *options], path.with_suffix(".log")))
+            options = [f"--ledger={path}", f"--part={part}/{processes}", f"--finished={finished}"]
+            started.append(chip.start([*before(part), *words, *options], path.with_suffix(".log")))
         ended, tally = chip.finish(started), Tally.of(folder)
         chip.notes[:] = [f"{len(tally.ends)} tests ended, {len(tally.failed())} failed, {len(tally.waiting)} are left"]
         if not ended:
@@ -127,20 +165,40 @@ def run_tests(chip: Chip, name: str, *arguments: str, before: Sequence[str] = ()
 
 def sanitizers(chip: Chip) -> str:
     """Run compute-sanitizer's tools over a launch of every kernel function."""
-    tool = ["compute-sanitizer", "--target-processes", "all", "--error-exitcode", "77", "--tool"]
-    names = "memcheck", "racecheck", "initcheck", "synccheck"
-    if not shutil.which(tool[0]):
-        chip.notes.append(f"{tool[0]} of the CUDA toolkit is not on the PATH")
+    if not shutil.which(SANITIZER):
+        chip.notes.append(f"{SANITIZER} of the CUDA toolkit is not on the PATH")
         return ABSENT
-    return _worst([run_tests(chip, f"sanitizers-{name}", *SMOKE, before=[*tool, name]) for name in names])
+    names = "memcheck", "racecheck", "initcheck", "synccheck"
+    return _worst(
+        [
+            run_tests(chip, f"sanitizers-{name}", *SMOKE, before=partial(sanitizer, name), most=SANITIZED)
+            for name in names
+        ]
+    )
+
+
+def sanitizer(tool: str, part: int) -> list[str]:
+    """Return what stands before one of several commands that compute-sanitizer looks at at the same time."""
+    waits = ["--launch-timeout", "120", "--port", str(PORT + part * PORTS)]
+    return [SANITIZER, "--target-processes", "all", "--error-exitcode", "77", *waits, "--tool", tool]
+
+
+def tune(chip: Chip) -> str:
+    """Race the kernels of the problems against each other; what the package knows of this device is not raced again."""
+    return _in_new_processes(chip, "tune", ["tune", "--results", str(chip.folder), *chip.named])
 
 
 def benchmark(chip: Chip) -> str:
-    """Measure problems beside their peers; a lost device gets another process."""
+    """Measure problems beside their peers, with the choices of the rule."""
     words = ["measure", "--resume", "--results", str(chip.folder / "measured"), "--seconds", f"{chip.seconds:g}"]
     words += ["--commit", chip.commit] if chip.commit else []
+    return _in_new_processes(chip, "benchmark", [*words, *chip.named], GPUFOLD_AUTOTUNE="0")
+
+
+def _in_new_processes(chip: Chip, name: str, words: list[str], **variables: str) -> str:
+    """Run a command of the benchmark, again where the device was lost."""
     for _ in range(8):
-        answer = chip.run("benchmark", "-m", "bench", *words, *chip.named)
+        answer = chip.run(name, "-m", "bench", *words, **variables)
         if answer != FAILED or not chip.notes[-1].startswith("exit status 3:"):
             break
     return answer
@@ -148,11 +206,14 @@ def benchmark(chip: Chip) -> str:
 
 def report(chip: Chip) -> str:
     """Draw what was measured, and say what the choices of `auto` cost."""
-    return chip.run(
-        "report", "-m", "bench", "report", "--output", chip.folder / "report", "--results", chip.folder / "measured"
-    )
+    results = [path for name in ("measured", "tuned") if (path := chip.folder / name).exists()]
+    if not results:
+        chip.notes.append("nothing was measured")
+        return ABSENT
+    return chip.run("report", "-m", "bench", "report", "--output", chip.folder / "report", "--results", *results)
 
 
+SANITIZER = "compute-sanitizer"
 SMOKE = "tests/test_gpu.py", "-k", "test_smoke"
 PYTEST = *("-m", "pytest", "-q"), *("-p", "bench.ledger", "-p", "no:cacheprovider", "-p", "no:randomly")
 
@@ -161,6 +222,7 @@ STEPS: dict[str, tuple[float, Callable[[Chip], str]]] = {
     "smoke": (120, lambda chip: run_tests(chip, "smoke", *SMOKE)),
     "tests": (STEP_SECONDS, lambda chip: run_tests(chip, "tests", "tests/test_gpu.py", "tests/test_torch_gpu.py")),
     "sanitizers": (STEP_SECONDS / 2, sanitizers),
+    "tune": (STEP_SECONDS / 2, tune),
     "benchmark": (STEP_SECONDS, benchmark),
     "report": (STEP_SECONDS / 4, report),
 }
@@ -171,8 +233,9 @@ def half_an_hour(chip: Chip, minutes: float, most_steps: int, words: list[str]) 
     """Do the steps that are left, as many as the time allows; write the summary after each. Return the exit status."""
     path = chip.folder / "chip.json"
     chip.folder.mkdir(parents=True, exist_ok=True)
-    empty = {name: {"result": NOT_BEGUN, "goes": 0, "seconds": 0.0, "note": ""} for name in STEPS}
-    steps: dict[str, Any] = json.loads(path.read_text()) if path.exists() else empty
+    saved = json.loads(path.read_text()) if path.exists() else {}
+    empty = {"result": NOT_BEGUN, "goes": 0, "seconds": 0.0, "note": ""}
+    steps: dict[str, Any] = {name: {**empty, **saved.get(name, {})} for name in STEPS}
     for _ in range(most_steps):
         left = [name for name, step in steps.items() if step["result"] in (NOT_BEGUN, STOPPED)]
         seconds = 60 * minutes - sum(step["seconds"] for step in steps.values())
