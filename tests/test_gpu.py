@@ -32,6 +32,7 @@ from cases import (
     POSITIONS_CASES,
     SPACE_CASES,
     Case,
+    PositionsCase,
     SpaceCase,
     assert_same_bits,
     fold,
@@ -290,7 +291,8 @@ SMOKE_CASES = (
     Case("many-planes-of-words", (32, 40), (4, 4), 4, channels=64),
 )
 
-PLACED = POSITIONS_CASES[3], POSITIONS_CASES[9], POSITIONS_CASES[11], POSITIONS_CASES[14]
+HUNDREDS = PositionsCase("hundreds-in-a-tile", (9, 12), (3, 2), 300)
+PLACED = POSITIONS_CASES[3], POSITIONS_CASES[9], HUNDREDS, POSITIONS_CASES[11], POSITIONS_CASES[14]
 """Blocks far outside, in crowded tiles, of several planes and of several leading axes."""
 
 FUNCTIONS = sorted(
@@ -353,12 +355,12 @@ def test_tiles_are_crowded_by_more_blocks_than_are_noted_and_than_are_compared()
         blocks, array = map(Operand.contiguous, (case.blocks_shape, case.shape))
         geometry = add_blocks_geometry(case.shape, case.blocks_shape, case.positions.shape)
         call = Description("add_blocks", geometry, "int32", Fusion("sum", "none", True))
-        bins = tile_lists.shares_of(problem_of(call, blocks, array))[0].bins
-        side, along = (each[-len(case.block) :] for each in (bins.side, bins.along))
-        for tile in np.ndindex(along):
-            first = np.multiply(tile, side)
-            meets = (case.positions < first + side) & (case.positions + case.block > first)
-            most.add(int(meets.all(axis=1).sum()))
+        for share in tile_lists.shares_of(problem_of(call, blocks, array)):
+            side, along = (each[-len(case.block) :] for each in (share.bins.side, share.bins.along))
+            for tile in np.ndindex(along):
+                first = np.multiply(tile, side)
+                meets = (case.positions < first + side) & (case.positions + case.block > first)
+                most.add(int(meets.all(axis=1).sum()))
     assert any(0 < count <= tile_lists.NOTED for count in most)
     assert any(tile_lists.NOTED < count <= tile_lists.CROWD for count in most)
     assert any(count > tile_lists.CROWD for count in most)
