@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from functools import cache
 from itertools import product
 from math import prod
@@ -13,7 +14,7 @@ from gpufold.calls import MODES, PLAIN, WINDOWS, Call, Fusion, Unsupported
 from gpufold.elements import ELEMENT_TYPES, WIDER
 from gpufold.geometry import add_blocks_geometry, average_geometry, batch_to_space_geometry, col2im_geometry
 from gpufold.gpu.plan import Operand
-from gpufold.gpu.registry import choose
+from gpufold.gpu.registry import candidates, problem_of
 from gpufold.gpu.sources import KERNELS
 from gpufold.operations import variants
 
@@ -50,12 +51,11 @@ def plans():
             if (fusion.window, fusion.reduction) != ("none", "sum") and not ELEMENT_TYPES[dtype].weight:
                 continue
             for variant in variants(operation):
-                try:
-                    plan = choose(Call(operation, geometry, dtype, fusion, variant, source=source), *operands, device)
-                except Unsupported:
-                    continue
-                for step in (*plan.before, plan):
-                    found[step.symbol, step.defines] = step
+                call = Call(operation, geometry, dtype, fusion, variant, source=source)
+                with suppress(Unsupported):
+                    for plan in candidates(problem_of(call, *operands, device)):
+                        for step in (*plan.before, plan):
+                            found[step.symbol, step.defines] = step
 
     for number, case in enumerate((*CASES, *LARGER_CASES)):
         geometry = col2im_geometry(case.columns_shape, case.output_size, case.kernel_size, **case.arguments)
