@@ -229,12 +229,14 @@ __device__ void gather(const Scalar* __restrict__ columns, Result* __restrict__ 
     }
 }
 
-// Where planes share a thread, registers are those that 28 warps of a multiprocessor have, 896 threads.
-// What is fused needs more, and so do bytes, which are held widened.
-constexpr int resident_thread_blocks = PLANES > 1 && !fuses && sizeof(Scalar) > 1 ? 896 / THREADS : 2;
+// Where planes share a thread, registers are those that so many threads of a multiprocessor have. What is
+// fused needs more, and so do bytes, which are held widened.
+constexpr int resident_threads = PLANES == 1 || fuses || sizeof(Scalar) == 1 ? 512
+                                 : sizeof(Scalar) == 4                       ? 896
+                                                                             : 768;
 
 // A thread for each cell of each plane.
-extern "C" __global__ void __launch_bounds__(THREADS, 2)
+extern "C" __global__ void __launch_bounds__(THREADS, 512 / THREADS)
     col2im_gather(const Scalar* __restrict__ columns, Result* __restrict__ image, const Weights window,
                   const GatherParameters p)
 {
@@ -242,7 +244,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
 }
 
 // A thread for each cell of several planes.
-extern "C" __global__ void __launch_bounds__(THREADS, resident_thread_blocks)
+extern "C" __global__ void __launch_bounds__(THREADS, resident_threads / THREADS)
     col2im_gather_planes(const Scalar* __restrict__ columns, Result* __restrict__ image, const Weights window,
                          const GatherParameters p)
 {
@@ -251,7 +253,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, resident_thread_blocks)
 }
 
 // The same for rows of whole cells, in words.
-extern "C" __global__ void __launch_bounds__(THREADS, resident_thread_blocks)
+extern "C" __global__ void __launch_bounds__(THREADS, resident_threads / THREADS)
     col2im_gather_words(const Scalar* __restrict__ columns, Result* __restrict__ image, const Weights window,
                         const GatherParameters p)
 {

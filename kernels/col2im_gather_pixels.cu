@@ -130,7 +130,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 512 / THREADS)
     gather_pixels<1, 1, true>(columns, image, window, p);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 768 / THREADS)
+// Of a multiprocessor, with the registers that planes need: more where sums are fused or bytes are widened.
+constexpr int resident_threads = fuses || sizeof(Scalar) == 1 ? 512 : 768;
+
+extern "C" __global__ void __launch_bounds__(THREADS, resident_threads / THREADS)
     col2im_gather_pixels_planes(const Scalar* __restrict__ columns, Result* __restrict__ image,
                                 const Weights window, const Parameters p)
 {

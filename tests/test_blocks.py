@@ -483,19 +483,18 @@ def test_tiles_of_short_blocks_are_small_enough_to_be_copied(dtype, monkeypatch)
         ("gather_blocks", "blocks_to_array", (64, 512, 512), (7, 7), 1, None),
         ("gather_blocks", "blocks_to_array", (8, 3, 512, 512), (8, 8), (1, 2), None),
         ("gather_blocks", "blocks_to_array", (16, 96, 96, 96), (3, 3, 3), 1, None),
-        ("gather", "blocks_to_array", (64, 512, 512), (3, 3), 1, None),  # blocks of a sector
-        ("gather", "blocks_to_array", (512, 512, 12), (8, 8), 1, None),  # rows of a few blocks
-        ("gather", "blocks_to_array", (4, 128, 128), (8, 8), 1, None),  # tiles of one row
+        ("gather_pixels", "blocks_to_array", (64, 512, 512), (3, 3), 1, None),  # blocks of a sector
+        ("gather_pixels", "blocks_to_array", (512, 512, 12), (8, 8), 1, None),  # rows of a few blocks
         ("gather_blocks", "blocks_to_array", (3, 512, 128), (24, 24), 1, None),  # few pixels, each in many blocks
         ("gather_blocks", "blocks_to_array", (2, 32, 100, 48), (8, 8, 8), 1, None),
-        ("gather_pixels", "blocks_to_array", (12, 128, 128), (8, 8), 2, None),  # too few at this stride
+        ("gather_blocks", "blocks_to_array", (12, 128, 128), (8, 8), 2, None),
         ("gather_blocks", "blocks_to_array", (19, 48_000), (30,), 1, None),
         ("gather_pixels", "blocks_to_array", (16, 96, 96, 96), (5, 5, 5), 2, None),
         ("gather_pixels", "blocks_to_array", (3, 16_000), (64,), 2, None),
         ("gather_pixels", "blocks_to_array", (64, 512, 512), (16, 16), 8, None),
         ("gather_pixels", "blocks_to_array", (64, 512, 512), (2, 2), 2, None),
-        ("gather", "blocks_to_array", (64, 100_000), (8,), 1, None),
-        ("gather", "blocks_to_array", (64, 512, 512), (7, 7), 1, (0, 3, 4, 1, 2)),
+        ("gather_pixels", "blocks_to_array", (64, 100_000), (8,), 1, None),
+        ("gather_pixels", "blocks_to_array", (64, 512, 512), (7, 7), 1, (0, 3, 4, 1, 2)),
         ("taps", "array_to_blocks", (64, 512, 512), (7, 7), 1, None),
         ("taps", "array_to_blocks", (64, 512, 512), (16, 16), 16, None),
         ("direct", "array_to_blocks", (64, 512, 512), (7, 7), 1, (0, 3, 4, 1, 2)),

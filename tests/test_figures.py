@@ -329,7 +329,7 @@ WIDE_OFFSETS = {
     ("space_to_batch-nchw-2x2", "float32"): 1.38,
     ("space_to_batch-nhwc-2x2", "float32"): 1.92,
     ("space_to_batch-nchw-cropped", "float32"): 1.65,
-    ("col2im-resnet-3x3-s1", "int8"): 1.45,
+    ("col2im-resnet-3x3-s1", "int8"): 1.3,
 }
 """Instructions with offsets of 64 bits over those with 32: a sum or a comparison is two of them then, a product four, a
 division by an invariant ten. Only planes of 2**31 elements or launches of as many threads have them."""

@@ -10,80 +10,42 @@ from gpufold.calls import Unsupported
 from gpufold.gpu.plan import Problem
 from gpufold.gpu.variants import add_blocks, im2col, space_to_batch
 from gpufold.gpu.variants.blockwise import as_col2im, as_im2col
-from gpufold.gpu.variants.col2im import GATHER_MAX_KERNEL, GATHER_MAX_STRIDE
-from gpufold.gpu.variants.columns import ColumnsView, cells_of, taps_per_pixel, view_of
+from gpufold.gpu.variants.columns import ColumnsView, view_of
 from gpufold.gpu.variants.moves import SECTOR_BYTES, WARP, WIDEST_WORD
 from gpufold.gpu.variants.placed import placed_view
 
 # ---------------------------------------------------------------------------------------------
 # col2im
 
-MANY_TAPS = 128
-SCATTERED_MAX_FILL = 0.04
-"""Of the device's resident threads: below it a thread for each pixel of so many taps leaves the memory idle."""
-PIXELS_MIN_TAPS = 32
-"""Of a pixel, from which on threads for cells are too few where those for pixels would not be."""
-BLOCKS_MAX_STRIDE = 3
-"""Where blocks are contiguous and overlap, up to here threads that read neighbouring taps or blocks waste sectors."""
-BLOCKS_MIN_BYTES, BLOCKS_MIN_PIXELS = 96, 600
-"""Of a block, in elements of 8 bytes at most, from which on these waste more than lanes that have no tap; and of a
-multiprocessor, for each axis and pixel of the stride, from which on tiles have enough rows for all lanes."""
-PIXELS_MIN_STRIDE = 2
-"""Where blocks are contiguous, from here on neighbouring pixels read neighbouring taps."""
-PARTS_MIN_STRIDE = 5
-"""Below it a warp of pixels reads whole sectors of each tap it needs."""
-SHORT_ROWS_MIN_STRIDE = 8
-"""From here on rows whose blocks fill no sector are added up by threads that are numbered by the cells of a plane."""
-MIN_FILL = 0.75
-"""Of the lanes of these warps that then have a cell."""
+BLOCKS_MAX_STRIDE, BLOCKS_MIN_BYTES = 3, 96
+"""Where blocks are contiguous and overlap, up to here threads that read neighbouring taps or blocks waste sectors; and
+bytes of a block, in elements of 8 at most, from which on these waste more than lanes that have no tap."""
 
 
 def of_col2im(problem: Problem) -> Iterator[tuple[str, str]]:
-    """Yield the variants of col2im that `auto` prefers, with why."""
+    """Yield whole blocks where they overlap densely, pixels where neighbours read along the columns, else cells."""
     view = view_of(problem)
-    row, cells = view.axes[-1], prod(cells_of(view))
-    resident = problem.device.multiprocessors * problem.device.threads_per_multiprocessor
-    taps = prod(map(taps_per_pixel, view.axes))
-    if problem.any_order and taps >= MANY_TAPS and view.planes * view.pixels < SCATTERED_MAX_FILL * resident:
-        yield "atomic", f"{view.planes * view.pixels} pixels under up to {taps} taps each are too few for a thread each"
-    if view.taps_are_closest:
-        closest = "the taps of a block lie closer in memory than its blocks"
-        if _overlaps_densely(view, problem.device.multiprocessors):
-            yield "gather_blocks", f"{closest}, which overlap densely"
-        if row.stride >= PIXELS_MIN_STRIDE:
-            yield "gather_pixels", closest
-    if taps >= PIXELS_MIN_TAPS and row.stride > 1 and view.planes * cells < SCATTERED_MAX_FILL * resident:
-        yield "gather_pixels", f"{view.planes * cells} cells of many taps are too few for a thread each"
-    if row.stride > GATHER_MAX_STRIDE and row.stride > row.size:
-        yield "gather_pixels", f"a row of pixels is shorter than a stride of {row.stride}"
-    if row.stride > GATHER_MAX_STRIDE:
-        yield "gather_parts", f"a stride of {row.stride} is too many pixels for one thread"
-    elif row.kernel > GATHER_MAX_KERNEL:
-        many = f"{row.kernel} taps on the last axis are too many to unroll"
-        yield "gather_parts" if row.stride >= PARTS_MIN_STRIDE else "gather_pixels", many
-    elif row.stride >= SHORT_ROWS_MIN_STRIDE and row.stride < row.kernel and _rows_are_short(view, cells):
-        yield "gather_parts", f"a row has {row.blocks} blocks or less, too few to fill a sector"
-    else:
-        yield "gather", "each column element is read once and each pixel written once, from end to end"
+    row = view.axes[-1]
+    if view.taps_are_closest and _overlaps_densely(view):
+        yield "gather_blocks", "the taps of a block lie closer in memory than its blocks, which overlap densely"
+    if view.taps_are_closest or row.stride == 1:
+        yield "gather_pixels", ""
+    yield "gather", ""
+    if row.size >= row.stride > WARP * view.element.itemsize // SECTOR_BYTES:  # a warp of pixels reads less of each tap
+        yield "gather_parts", ""
+    yield "gather_pixels", ""
 
 
-def _overlaps_densely(view: ColumnsView, multiprocessors: int) -> bool:
-    """Whether contiguous blocks overlap so much, and tiles are so full, that whole blocks are best brought to tiles."""
+def _overlaps_densely(view: ColumnsView) -> bool:
+    """Whether contiguous blocks overlap so much that they are best brought to tiles whole."""
     *outer, row = view.axes
-    taps = prod(axis.kernel for axis in view.axes)
     return (
         row.stride <= BLOCKS_MAX_STRIDE
         and row.stride < row.kernel
         and (row.stride == 1 or sum(axis.kernel > 1 for axis in outer) == 1)
         and row.blocks >= 2 * row.kernel
-        and taps * min(view.element.itemsize, WIDEST_WORD // 2) >= BLOCKS_MIN_BYTES
-        and view.planes * view.pixels >= BLOCKS_MIN_PIXELS * multiprocessors * len(view.axes) * row.stride
+        and prod(view.kernel) * min(view.element.itemsize, WIDEST_WORD // 2) >= BLOCKS_MIN_BYTES
     )
-
-
-def _rows_are_short(view: ColumnsView, cells: int) -> bool:
-    """Whether a row's blocks fill no sector, and the cells of a plane fill warps."""
-    return view.axes[-1].blocks * view.element.itemsize <= SECTOR_BYTES and cells >= MIN_FILL * -(-cells // WARP) * WARP
 
 
 def of_blocks_to_array(problem: Problem) -> Iterator[tuple[str, str]]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from math import prod
-from typing import Any
+from typing import Any, TypeVar
 
 from gpufold.calls import Unsupported
 from gpufold.gpu.parameters import INT32_MAX, Field, divisor, offset, span, struct, wide
@@ -38,6 +38,22 @@ def largest_offset(view: ColumnsView) -> int:
     steps = (tap_step(axis) * max(tap_step(axis), block_step(axis)) for axis in view.axes)
     planes = abs(view.columns_channel), abs(view.image_channel)
     return max(columns, image, padded, taps, unrolled, view.channels, *planes, *steps)
+
+
+Way = TypeVar("Way")
+
+
+def plans_of(plan: Callable[[Way], Plan], ways: Iterable[Way]) -> tuple[Plan, ...]:
+    """Return the plans of the ways that can be launched, or raise where there are none."""
+    plans, refusals = [], []
+    for way in ways:
+        try:
+            plans.append(plan(way))
+        except Unsupported as unsupported:
+            refusals.append(unsupported)
+    if not plans:
+        raise refusals[0]
+    return tuple(plans)
 
 
 def sum_plan(

@@ -11,18 +11,15 @@ from gpufold.gpu.parameters import are_contiguous, divisor, int32, offset, offse
 from gpufold.gpu.plan import Plan, Problem, Work
 from gpufold.gpu.variants.columns import block_step, view_of, weight_bytes
 from gpufold.gpu.variants.moves import LINE_BYTES, WARP, WIDEST_WORD
-from gpufold.gpu.variants.sums import OPERATION, largest_offset, sum_plan
+from gpufold.gpu.variants.sums import OPERATION, largest_offset, plans_of, sum_plan
 
-BLOCKS_COLUMNS, BLOCKS_STAGED_COLUMNS = 512, 128
-"""Pixels of a tile along a row, at most. Longer rows read fewer blocks twice, and lanes that stage have more to do."""
-BLOCKS_RESIDENT_WARPS = 20
-"""Guess: of a multiprocessor, for which it has registers."""
-BLOCKS_SUM_BYTES, BLOCKS_FEW_SUM_BYTES = 10 * 1024, 5300
-"""What a tile's sums take of shared memory, the latter where these warps have less."""
+BLOCKS_COLUMNS = 512, 128
+"""Pixels of a tile along a row, at most: longer rows read fewer blocks twice, shorter ones leave room for more of
+them, and to lanes that stage less to do."""
+BLOCKS_WARPS = 22
+"""Of a multiprocessor, among which its shared memory is divided: a tile's sums have the share of a warp."""
 BLOCKS_STAGED_BYTES = 4 * 1024
-"""What the taps of a batch may take of it."""
-BLOCK_SHARED_BYTES = 1024
-"""Shared memory that the system takes for each resident thread block."""
+"""What the taps of a batch may take of it besides."""
 BLOCKS_MAX_SPAN = 1 << 14
 """Blocks along an axis from the first to the last that reach a pixel: a thread block walks over all of them."""
 BLOCKS_LANE_TAPS = 8
@@ -30,11 +27,8 @@ BLOCKS_LANE_TAPS = 8
 BLOCKS_ROWS = 4
 """Rows of taps of a group where they are not staged, or as many as fill a cache line: with more of them more lanes are
 idle at the ends of a tile, with fewer strips are shorter, which share blocks."""
-BLOCKS_BATCH, BLOCKS_STAGED_BATCH = 15, 8
-BLOCKS_BATCH_TAPS, BLOCKS_BATCH_BYTES, BLOCKS_STAGED_BATCH_BYTES = 72, 240, 256
-"""Blocks whose taps a lane has in flight, these taps, and their bytes."""
-BLOCKS_HOLE_BYTES = 128
-"""Guess: taps between those that a tile needs are worth bringing while they are no more than a cache line."""
+BLOCKS_BATCH_TAPS, BLOCKS_BATCH_BYTES, BLOCKS_STAGED_BATCH = 72, 240, 8
+"""Taps that a lane has in flight, their bytes, and the blocks they are of where they are staged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +47,6 @@ class BlocksLanes:
     """Blocks at a time."""
     staged: int
     """Taps in shared memory, or 1 where lanes load those that they add up."""
-    columns: int
-    """Of a tile, at most."""
 
     @property
     def groups(self) -> int:
@@ -98,8 +90,6 @@ def _blocks_lanes(problem: Problem) -> BlocksLanes:
     while taps < BLOCKS_LANE_TAPS and -(-row.kernel // taps) > WARP:
         taps *= 2
     rows = min(tap_rows, max(BLOCKS_ROWS, LINE_BYTES // row_bytes), max(1, WARP // -(-row.kernel // taps)))
-    batch = min(BLOCKS_BATCH, BLOCKS_BATCH_TAPS // taps, BLOCKS_BATCH_BYTES // (taps * itemsize))
-    columns = BLOCKS_COLUMNS
     staged = vector * itemsize < WIDEST_WORD or rows * row_bytes < LINE_BYTES
     if staged:
         taps = _multiple(-(-row.kernel // -(-row.kernel // BLOCKS_LANE_TAPS)), vector)
@@ -109,90 +99,59 @@ def _blocks_lanes(problem: Problem) -> BlocksLanes:
             f"{OPERATION}: gather_blocks shares out a row of taps to the lanes of a warp, {WARP * taps} at most, "
             f"but kernel_size is {row.kernel} on the last axis"
         )
-    places = 1
+    places, batch = 1, min(BLOCKS_BATCH_TAPS // taps, BLOCKS_BATCH_BYTES // (taps * itemsize))
     if staged:
         rows = -(-tap_rows // -(-tap_rows // (WARP // in_row)))
         places = WARP // (rows * in_row) * rows * row.kernel
-        batch = min(
-            BLOCKS_STAGED_BATCH,
-            BLOCKS_STAGED_BATCH_BYTES // (taps * itemsize),
-            BLOCKS_STAGED_BYTES // (places * itemsize),
-        )
-        batch, columns = max(1, batch), BLOCKS_STAGED_COLUMNS
+        batch = max(1, min(batch, BLOCKS_STAGED_BATCH, BLOCKS_STAGED_BYTES // (places * itemsize)))
         places *= batch
-    return BlocksLanes(vector, taps, in_row, rows, batch, places, columns)
+    return BlocksLanes(vector, taps, in_row, rows, batch, places)
 
 
 def _blocks_sums(problem: Problem) -> int:
     """Return the places that a tile has for sums, which are compiled in."""
-    of_warp = problem.device.shared_bytes // BLOCKS_RESIDENT_WARPS - BLOCK_SHARED_BYTES
-    most = BLOCKS_SUM_BYTES if of_warp >= BLOCKS_SUM_BYTES else BLOCKS_FEW_SUM_BYTES
-    return most // view_of(problem).element.accumulator_bytes
+    return problem.device.shared_bytes // BLOCKS_WARPS // view_of(problem).element.accumulator_bytes
 
 
-def _tile_box(problem: Problem, lanes: BlocksLanes) -> Size:
-    """Return the extents of a tile with which the waves of all tiles are done soonest.
+def _tile_boxes(problem: Problem, lanes: BlocksLanes) -> list[Size]:
+    """Return extents of tiles, the highest first that leave one for every multiprocessor.
 
-    They are a row that is as long as others and as many rows as there are places for, or fewer. Rows of an axis share
-    the blocks that reach more than one of them.
+    They are as many rows of each length as there are places for, or a row alone. Rows share the blocks that reach more
+    than one of them; more of them than a group has rows of taps save little.
     """
-    view, device, sums = view_of(problem), problem.device, _blocks_sums(problem)
+    view, sums = view_of(problem), _blocks_sums(problem)
     *outer, row = view.axes
-    row_bytes = problem.call.source_element.itemsize * row.kernel
-    shared_bytes = _blocks_shared_bytes(problem, lanes) + BLOCK_SHARED_BYTES
-    at_once = device.multiprocessors * max(1, min(BLOCKS_RESIDENT_WARPS, device.shared_bytes // shared_bytes))
-    grows = [
-        number == len(outer) - 1 or prod(axis.kernel for axis in outer[number + 1 :]) * row_bytes <= BLOCKS_HOLE_BYTES
-        for number in range(len(outer))
-    ]
+    most = sums if lanes.staged > 1 else lanes.rows
 
     def places(box: Size) -> int:
         return lanes.places(row, box[-1] // lanes.groups, prod(box[:-1]))
 
     def of_row(columns: int) -> Size:
-        across = -(-row.size // columns)
-        return (*(1,) * len(outer), -(-row.size // (across * lanes.groups)) * lanes.groups)
+        box = (*(1,) * len(outer), -(-row.size // (-(-row.size // columns) * lanes.groups)) * lanes.groups)
+        return box if columns <= lanes.groups or places(box) <= sums else of_row(columns // 2)
 
-    def higher(box: Size) -> Size | None:
-        """Return a tile with one more row, where that saves most: more than a group has rows of taps save little."""
-        shared = [
-            (axis.dilated_kernel - 1) / box[number] if grows[number] and box[number] < axis.size else 0
-            for number, axis in enumerate(outer)
-        ]
-        best = max(range(len(outer)), key=lambda number: (shared[number], number), default=0)
-        grown = tuple(extent + (number == best) for number, extent in enumerate(box))
-        most = prod(grown[:-1]) if lanes.staged > 1 else lanes.rows
-        return grown if any(shared) and prod(grown[:-1]) <= most and places(grown) <= sums else None
+    def highest(box: Size) -> Size:
+        while True:
+            for number in sorted(range(len(outer)), key=lambda number: (box[number], -number)):
+                higher = (*box[:number], box[number] + 1, *box[number + 1 :])
+                fits = box[number] < outer[number].size and prod(higher[:-1]) <= most and places(higher) <= sums
+                if fits and outer[number].dilated_kernel > 1:
+                    box = higher
+                    break
+            else:
+                return box
 
-    def passes(axis: Axis, extent: int, rows: int) -> int:
-        """Count the rows of blocks that reach a tile, each once for so many of its rows of taps that land there."""
-        reaching, step = extent + axis.dilated_kernel - 1, max(1, axis.dilation)
-        few = [-(-taps // rows) for taps in range(1, -(-min(extent, axis.dilated_kernel) // step) + 1)]
-        return 2 * step * sum(few[:-1]) + max(0, reaching - 2 * step * (len(few) - 1)) * few[-1]
+    def tiles(box: Size) -> int:
+        return view.planes * prod(-(-axis.size // extent) for axis, extent in zip(view.axes, box, strict=True))
 
-    def rounds(box: Size) -> int:
-        tiles = view.planes * prod(-(-axis.size // extent) for axis, extent in zip(view.axes, box, strict=True))
-        walked = [
-            passes(axis, extent, lanes.rows if axis is outer[-1] else axis.kernel)
-            for axis, extent in zip(outer, box[:-1], strict=True)
-        ]
-        return -(-tiles // at_once) * prod(walked) * lanes.batches(row, box[-1] // lanes.groups)
-
-    columns = lanes.columns
-    while columns > lanes.groups and places(of_row(columns)) > sums:
-        columns //= 2
-    if (needed := places(of_row(columns))) > sums:
+    rows = [of_row(columns) for columns in BLOCKS_COLUMNS]
+    if (needed := places(rows[-1])) > sums:
         raise Unsupported(
             f"{OPERATION}: gather_blocks keeps sums of pixels and of those that their blocks reach, {sums} at most, "
             f"but kernel_size {row.kernel} and dilations {row.dilation} make it {needed} on the last axis"
         )
-    boxes: list[Size] = []
-    for longest in (columns, max(columns // 2, lanes.groups)):
-        box: Size | None = of_row(longest)
-        while box:
-            boxes.append(box)
-            box = higher(box)
-    return min(boxes, key=lambda box: (rounds(box), -prod(box)))
+    boxes = dict.fromkeys((*map(highest, rows), rows[-1]))
+    return sorted(boxes, key=lambda box: (-min(problem.device.multiprocessors, tiles(box)), -prod(box[:-1])))
 
 
 def _blocks_shared_bytes(problem: Problem, lanes: BlocksLanes) -> int:
@@ -227,7 +186,7 @@ def _vector(problem: Problem) -> int:
     return max(1, gcd(apart, WIDEST_WORD) // itemsize)
 
 
-def gather_blocks(problem: Problem) -> Plan:
+def gather_blocks(problem: Problem) -> tuple[Plan, ...]:
     """Plan for kernels/col2im_gather_blocks.cu."""
     view = view_of(problem)
     row = view.axes[-1]
@@ -249,29 +208,32 @@ def gather_blocks(problem: Problem) -> Plan:
                 f"pixel, but kernel_size {axis.kernel} and dilations {axis.dilation} put {span} there on axis {number}"
             )
     lanes = _blocks_lanes(problem)
-    box = _tile_box(problem, lanes)
-    strip = box[-1] // lanes.groups
-    extents = tuple(-(-axis.size // extent) for axis, extent in zip(view.axes, box, strict=True))
-    items = view.planes * prod(extents)
-    reaching = 2 * ((box[-1] + (row.kernel + lanes.taps) * row.dilation) // row.stride + lanes.batch * block_step(row))
-    beyond = reaching * max(abs(view.block_strides[-1]), row.stride) + max(box)
-    bits = offset_bits(OPERATION, largest_offset(view) + beyond, items)
-    return sum_plan(
-        problem,
-        "gather_blocks",
-        Work(items, 1, WARP, extents, view.channels, bits, _blocks_shared_bytes(problem, lanes)),
-        f"each warp moves the sums of {' x '.join(map(str, box))} pixels along their blocks",
-        {
-            "box": offset(box),
-            "strip": divisor(strip),
-            "strip_sums": int32(lanes.strip_places(row, strip, prod(box[:-1]))),
-            "spare": int32(lanes.spare(row, strip)),
-        },
-        LANE_TAPS=lanes.taps,
-        ROWS=lanes.rows,
-        VECTOR=lanes.vector,
-        BATCH=lanes.batch,
-        STAGED=lanes.staged,
-        PITCH=prod(kernel) if view.block_strides[-1] == prod(kernel) else 0,
-        PIXELS=_blocks_sums(problem),
-    )
+
+    def plan(box: Size) -> Plan:
+        strip = box[-1] // lanes.groups
+        extents = tuple(-(-axis.size // extent) for axis, extent in zip(view.axes, box, strict=True))
+        items = view.planes * prod(extents)
+        steps = (box[-1] + (row.kernel + lanes.taps) * row.dilation) // row.stride + lanes.batch * block_step(row)
+        beyond = 2 * steps * max(abs(view.block_strides[-1]), row.stride) + max(box)
+        bits = offset_bits(OPERATION, largest_offset(view) + beyond, items)
+        return sum_plan(
+            problem,
+            "gather_blocks",
+            Work(items, 1, WARP, extents, view.channels, bits, _blocks_shared_bytes(problem, lanes)),
+            f"each warp moves the sums of {' x '.join(map(str, box))} pixels along their blocks",
+            {
+                "box": offset(box),
+                "strip": divisor(strip),
+                "strip_sums": int32(lanes.strip_places(row, strip, prod(box[:-1]))),
+                "spare": int32(lanes.spare(row, strip)),
+            },
+            LANE_TAPS=lanes.taps,
+            ROWS=lanes.rows,
+            VECTOR=lanes.vector,
+            BATCH=lanes.batch,
+            STAGED=lanes.staged,
+            PITCH=prod(kernel) if view.block_strides[-1] == prod(kernel) else 0,
+            PIXELS=_blocks_sums(problem),
+        )
+
+    return plans_of(plan, _tile_boxes(problem, lanes))
