@@ -43,7 +43,6 @@ from bench.problems import LARGEST_VALUE, PROBLEMS, Problem, _window_on_device, 
 from bench.regret import regret
 from bench.report import by_operation, cells, footer
 from bench.results import RESULTS, Row, Run, geometric_mean, write_at_once
-from bench.terminal import PlainTable
 from bench.timing import LEAST_SAMPLES, MOST_SAMPLES, CpuClock, GpuClock, Times, interleave
 from gpufold.calls import Unsupported
 from gpufold.geometry import SlidingGeometry, SpaceGeometry, batch_to_space_geometry, col2im_geometry
@@ -1001,18 +1000,18 @@ def test_sigterm_loses_nothing_but_the_row_under_way(tmp_path):
     assert "Terminated" not in out
 
 
-BLOCKED = ("rich", "matplotlib", "onnxruntime", "openvino", "sigpy", "unfoldNd", "torch", "ml_dtypes")
+BLOCKED = ("matplotlib", "onnxruntime", "openvino", "sigpy", "unfoldNd", "torch", "ml_dtypes")
 
 
-def without_packages(*words):
+def without_packages(*words, blocked=BLOCKED):
     """Run a command where little is installed."""
     code = (
-        f"import sys; sys.modules.update(dict.fromkeys({BLOCKED})); from bench.__main__ import main; sys.exit(main())"
+        f"import sys; sys.modules.update(dict.fromkeys({blocked})); from bench.__main__ import main; sys.exit(main())"
     )
     return subprocess.run([sys.executable, "-c", code, *words], cwd=ROOT, capture_output=True, text=True)
 
 
-def test_without_rich_and_peers_results_are_plain_lines_that_name_what_is_missing(tmp_path):
+def test_without_peers_results_name_what_is_missing(tmp_path):
     folder = tmp_path / "results"
     words = ("measure", "--device", "cpu", "--results", str(folder), "--problem", "tiny", "--seconds", "0.001")
     done = without_packages(*words)
@@ -1025,9 +1024,15 @@ def test_without_rich_and_peers_results_are_plain_lines_that_name_what_is_missin
     assert "col2im-tiny-2x2" in (tmp_path / "out" / "cpu.md").read_text()
     table = without_packages(*TWO)
     assert table.returncode == 0, table.stderr
-    assert re.search(r"^problem +MB +gpufold ms", table.stdout)
-    assert re.search(r"^col2im-tiny-2x2 +0\.0\d+ ", table.stdout, re.MULTILINE)
+    assert re.search(r"^ problem +MB +gpufold ms", table.stdout)
+    assert re.search(r"^ col2im-tiny-2x2 +0\.0\d+ ", table.stdout, re.MULTILINE)
     assert note in table.stdout
+
+
+def test_without_rich_one_sentence_says_what_to_install():
+    done = without_packages("problems", blocked=("rich.console",))
+    assert done.returncode
+    assert done.stderr.endswith('ImportError: the benchmark needs the package rich: pip install ".[bench]"\n')
 
 
 def test_a_table_fits_a_narrow_terminal_without_cutting_a_word():
@@ -1048,15 +1053,6 @@ def test_a_table_fits_a_narrow_terminal_without_cutting_a_word():
     assert all(word in shown for peer in peers for word in peer.split())
     assert all(f"{number}.25x" in shown for number in range(len(peers)))
     assert shown.count("col2im-resnet-3x3-s1 float32") > 1
-
-
-def test_a_plain_table_is_aligned():
-    table = PlainTable("name", box=None)
-    table.add_column("ms", justify="right")
-    table.add_row("a", "10.5")
-    table.add_section()
-    table.add_row("long name", "2", style="bold")
-    assert str(table).splitlines() == ["name         ms", "a          10.5", "", "long name     2"]
 
 
 def test_measure_says_what_is_left_to_do(capsys, tmp_path, numpy_device, monkeypatch):
