@@ -23,7 +23,7 @@ PARALLEL = $(shell $(BIN)/python -c "import importlib.util, os; \
 .PHONY: help docs bench test test-gpu test-versions faults lint format sanitize measure report clean
 
 help:
-	@echo "make bench          the photograph, then the quick table of the benchmark"
+	@echo "make bench          the quick table of the benchmark"
 	@echo "make test           the tests, in minutes; ARGS=... goes to pytest, PEERS=1 adds comparisons with other libraries,"
 	@echo "                    ALL=1 every combination and what is read from machine code, as .ci/run does"
 	@echo "make test-gpu       those that need a GPU alone, in parallel; make test runs them where there is a driver"
@@ -41,7 +41,6 @@ help:
 	@echo "make clean          remove the environment and what was built"
 
 bench: $(VENV)/.bench
-	$(BIN)/python -m bench photo
 	$(BIN)/python -m bench --quick
 
 ON_GPU := tests/test_gpu.py tests/test_torch_gpu.py

@@ -28,7 +28,6 @@ EXTRAS = {
     "onnx": "test",
     "rich": "test",
     "scipy": "test",
-    "skimage": "test",
     "torch": "torch",
     "yaml": "test",
     "zarr": "test",

@@ -57,8 +57,7 @@ def _number(kind: Callable[[str], float], least: float, excluded: bool = False) 
     return number
 
 
-_COUNT, _FROM_ZERO = _number(int, 1), _number(int, 0)
-_SECONDS, _SPREAD = _number(float, 0, excluded=True), _number(float, 0)
+_COUNT, _SECONDS = _number(int, 1), _number(float, 0, excluded=True)
 
 
 def _dtype(word: str) -> str:
@@ -89,14 +88,6 @@ def _parser() -> argparse.ArgumentParser:
     _add_saving(parser)
     commands = parser.add_subparsers(dest="command", title="other commands", metavar="COMMAND")
     commands.add_parser("problems", help="list the problems and where they come from")
-    photo = commands.add_parser("photo", help="remove noise from a photograph with im2col and col2im")
-    photo.add_argument("--output", type=Path, default=Path("build/photo"), help="folder for the pictures")
-    photo.add_argument("--noise", type=_SPREAD, default=0.1, help="standard deviation, where white is 1")
-    photo.add_argument("--seed", type=_FROM_ZERO, default=0)
-    ptychography = commands.add_parser("ptychography", help="reconstruct a complex picture from simulated diffraction")
-    ptychography.add_argument("--output", type=Path, default=Path("build/ptychography.png"), metavar="FILE.png")
-    ptychography.add_argument("--sweeps", type=_COUNT, default=60, help="how often all positions have their turn")
-    ptychography.add_argument("--seed", type=_FROM_ZERO, default=0)
     report = commands.add_parser("report", help="draw saved results, and give their tables in Markdown")
     report.add_argument("--output", type=Path, default=Path("build/report"), help="folder for figures and tables")
     report.add_argument(
@@ -175,8 +166,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         None: _table,
         "measure": _measure,
         "problems": _problems,
-        "photo": _photo,
-        "ptychography": _ptychography,
         "report": _report,
         "host": _host,
         "count": _count,
@@ -205,18 +194,6 @@ def _problems(options: argparse.Namespace, words: list[str], console: Console) -
         listed.add_row(problem.name, *shapes, megabytes, " ".join(problem.dtypes), problem.origin)
     console.print(listed)
     return 0
-
-
-def _photo(options: argparse.Namespace, words: list[str], console: Console) -> int:
-    from bench.photo import photo
-
-    return photo(options.output, options.noise, options.seed, console)
-
-
-def _ptychography(options: argparse.Namespace, words: list[str], console: Console) -> int:
-    from bench.ptychography import ptychography
-
-    return ptychography(options.output, options.sweeps, options.seed, console)
 
 
 def _host(options: argparse.Namespace, words: list[str], console: Console) -> int:

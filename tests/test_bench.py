@@ -39,12 +39,10 @@ from bench.hostcuda import standin
 from bench.measure import Bench, difference, new_row
 from bench.memory import pool_peak, resident_peak
 from bench.peers import PEERS, Call, Peer, _torch_compile, installed
-from bench.photo import denoise
 from bench.problems import LARGEST_VALUE, PROBLEMS, Problem, _window_on_device, dtype_of, select
 from bench.regret import of_run
 from bench.report import by_operation, cells, footer
 from bench.results import RESULTS, Row, Run, geometric_mean, write_at_once
-from bench.terminal import PlainTable
 from bench.timing import LEAST_SAMPLES, MOST_SAMPLES, CpuClock, GpuClock, Times, interleave
 from gpufold.calls import Unsupported
 from gpufold.geometry import SlidingGeometry, SpaceGeometry, batch_to_space_geometry, col2im_geometry
@@ -1033,18 +1031,18 @@ def test_sigterm_loses_nothing_but_the_row_under_way(tmp_path):
     assert "Terminated" not in out
 
 
-BLOCKED = ("rich", "matplotlib", "skimage", "onnxruntime", "openvino", "sigpy", "unfoldNd", "torch", "ml_dtypes")
+BLOCKED = ("matplotlib", "onnxruntime", "openvino", "sigpy", "unfoldNd", "torch", "ml_dtypes")
 
 
-def without_packages(*words):
+def without_packages(*words, blocked=BLOCKED):
     """Run a command where little is installed."""
     code = (
-        f"import sys; sys.modules.update(dict.fromkeys({BLOCKED})); from bench.__main__ import main; sys.exit(main())"
+        f"import sys; sys.modules.update(dict.fromkeys({blocked})); from bench.__main__ import main; sys.exit(main())"
     )
     return subprocess.run([sys.executable, "-c", code, *words], cwd=ROOT, capture_output=True, text=True)
 
 
-def test_without_rich_and_peers_results_are_plain_lines_that_name_what_is_missing(tmp_path):
+def test_without_peers_results_name_what_is_missing(tmp_path):
     folder = tmp_path / "results"
     words = ("measure", "--device", "cpu", "--results", str(folder), "--problem", "tiny", "--seconds", "0.001")
     done = without_packages(*words)
@@ -1057,13 +1055,15 @@ def test_without_rich_and_peers_results_are_plain_lines_that_name_what_is_missin
     assert "col2im-tiny-2x2" in (tmp_path / "out" / "cpu.md").read_text()
     table = without_packages(*TWO)
     assert table.returncode == 0, table.stderr
-    assert re.search(r"^problem +MB +gpufold ms", table.stdout)
-    assert re.search(r"^col2im-tiny-2x2 +0\.0\d+ ", table.stdout, re.MULTILINE)
+    assert re.search(r"^ problem +MB +gpufold ms", table.stdout)
+    assert re.search(r"^ col2im-tiny-2x2 +0\.0\d+ ", table.stdout, re.MULTILINE)
     assert note in table.stdout
-    photo = without_packages("photo", "--output", str(tmp_path))
-    assert photo.returncode == 2
-    assert "photo needs skimage, which is not installed" in photo.stderr
-    assert "ptychography needs" in without_packages("ptychography").stderr
+
+
+def test_without_rich_one_sentence_says_what_to_install():
+    done = without_packages("problems", blocked=("rich.console",))
+    assert done.returncode
+    assert done.stderr.endswith('ImportError: the benchmark needs the package rich: pip install ".[bench]"\n')
 
 
 def test_a_table_fits_a_narrow_terminal_without_cutting_a_word():
@@ -1084,15 +1084,6 @@ def test_a_table_fits_a_narrow_terminal_without_cutting_a_word():
     assert all(word in shown for peer in peers for word in peer.split())
     assert all(f"{number}.25x" in shown for number in range(len(peers)))
     assert shown.count("col2im-resnet-3x3-s1 float32") > 1
-
-
-def test_a_plain_table_is_aligned():
-    table = PlainTable("name", box=None)
-    table.add_column("ms", justify="right")
-    table.add_row("a", "10.5")
-    table.add_section()
-    table.add_row("long name", "2", style="bold")
-    assert str(table).splitlines() == ["name         ms", "a          10.5", "", "long name     2"]
 
 
 def test_measure_says_what_is_left_to_do(capsys, tmp_path, numpy_device, monkeypatch):
@@ -1156,9 +1147,8 @@ def test_problems_are_listed_with_their_origin(capsys):
         (("--device", "cpu", "--variant", "gather"), "--variant names a GPU kernel"),
         (("--device", "cpu", "--variant", "nonsense"), "--variant must be of"),
         (("--quick", "--full"), "not allowed with"),
-        (("ptychography", "--sweeps", "0"), "--sweeps: must be at least 1, got 0"),
-        (("photo", "--noise", "-1"), "--noise: must be at least 0, got -1"),
-        (("photo", "--noise", "nan"), "--noise: must be at least 0, got nan"),
+        (("--threads", "0"), "--threads: must be at least 1, got 0"),
+        (("--seconds", "nan"), "--seconds: must be more than 0, got nan"),
         (("--seconds", "-1"), "--seconds: must be more than 0, got -1"),
         (("--threads", "two"), "--threads: invalid int value: 'two'"),
         (("--dtype", "float99"), "--dtype: must be one of bool, "),
@@ -1180,142 +1170,11 @@ def test_a_name_without_a_problem_ends_in_one_sentence(capsys):
     assert said.startswith("python -m bench: error: no problem for a GPU is named nonsense; ")
 
 
-@pytest.mark.parametrize("words", [("photo", "--output"), ("ptychography", "--output"), ("report", "--output")])
-def test_a_place_that_cannot_be_written_is_refused_before_any_work(capsys, tmp_path, monkeypatch, words):
-    import bench.photo
-    import bench.ptychography
-
-    for module, work in ((bench.photo, "astronaut"), (bench.ptychography, "photographs")):
-        monkeypatch.setattr(module, work, lambda: pytest.fail("the work began"))
+def test_a_place_that_cannot_be_written_is_refused(capsys, tmp_path):
     (tmp_path / "file").write_text("no folder")
     with pytest.raises(SystemExit):
-        main([*words, str(tmp_path / "file" / "picture.png")])
+        main(["report", "--output", str(tmp_path / "file" / "folder")])
     assert str(tmp_path / "file") in capsys.readouterr().err
-
-
-def test_an_interrupted_reconstruction_draws_what_it_found(capsys, tmp_path, monkeypatch):
-    story, _ = small_scan(monkeypatch)
-
-    def interrupted(*arguments, reconstruct=story.reconstruct):
-        for number, each in enumerate(reconstruct(*arguments)):
-            if number == 3:
-                raise KeyboardInterrupt
-            yield each
-
-    monkeypatch.setattr(story, "reconstruct", interrupted)
-    path = tmp_path / "scan.png"
-    status, out = run(capsys, "ptychography", "--output", str(path), "--sweeps", "20")
-    assert status == 130
-    assert path.read_bytes().startswith(b"\x89PNG")
-    assert "Interrupted after 3 of 20 sweeps." in out
-    assert "error after sweep 3: " in out
-
-
-def test_without_rich_a_photograph_is_cleaned_too(tmp_path):
-    code = (
-        "import sys; sys.modules['rich'] = sys.modules['rich.console'] = sys.modules['rich.table'] = None\n"
-        "import bench.photo; small = bench.photo.astronaut()[:96, 160:272]; bench.photo.astronaut = lambda: small\n"
-        "from bench.__main__ import main; sys.exit(main())"
-    )
-    words = ["photo", "--output", str(tmp_path)]
-    done = subprocess.run([sys.executable, "-c", code, *words], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert "denoise_tv_chambolle" in done.stderr
-
-
-def test_a_photograph_gains_several_decibels(capsys, tmp_path, monkeypatch):
-    import bench.photo
-
-    small = bench.photo.astronaut()[:96, 160:272]
-    monkeypatch.setattr(bench.photo, "astronaut", lambda: small)
-    status, out = run(capsys, "photo", "--output", str(tmp_path))
-    assert status == 0
-    assert "denoise_tv_chambolle" in out
-    assert {path.name for path in tmp_path.iterdir()} == {"original.png", "before.png", "after.png", "beside.png"}
-    noisy = small + 0.1 * np.random.default_rng(0).standard_normal(small.shape, np.float32)
-
-    def error(picture):
-        return float(np.mean((picture - small) ** 2))
-
-    assert error(denoise(noisy, 0.1)) < error(noisy) / 4  # 6 dB
-
-
-def test_a_picture_without_noise_stays():
-    random = np.random.default_rng(0)
-    picture = random.random((20, 17, 3), np.float32)
-    np.testing.assert_allclose(denoise(picture, 0.0), picture, atol=1e-5)
-
-
-def small_scan(monkeypatch):
-    import bench.ptychography as story
-
-    small = story.photographs()[96:192, 200:304]
-    monkeypatch.setattr(story, "photographs", lambda: small)
-    monkeypatch.setattr(story, "SIDE", 32)
-    return story, small
-
-
-def test_diffraction_becomes_two_photographs(capsys, tmp_path, monkeypatch):
-    story, original = small_scan(monkeypatch)
-    path, found = tmp_path / "folder" / "scan.png", []
-    monkeypatch.setattr(
-        story, "draw", lambda *arguments, draw=story.draw: (found.append(arguments[2]), draw(*arguments))
-    )
-    status, out = run(capsys, "ptychography", "--output", str(path), "--sweeps", "20")
-    assert status == 0
-    assert path.read_bytes().startswith(b"\x89PNG")
-    errors = [float(error) for error in re.findall(r"error after sweep \d+: ([\d.]+)", out)]
-    assert len(errors) == 5
-    assert errors == sorted(errors, reverse=True)
-    assert errors[-1] < errors[0] / 6
-    ((pictures,),) = [found]
-    before, after = (np.abs(np.vdot(pictures[name][0], original)) for name in ("before", "after"))
-    norms = {name: np.linalg.norm(pictures[name][0]) * np.linalg.norm(original) for name in pictures}
-    assert before / norms["before"] < 0.8
-    assert after / norms["after"] > 0.98
-
-
-def test_a_reconstruction_one_position_at_a_time_is_epie(monkeypatch):
-    """Maiden and Rodenburg's updates with both step sizes 1, from position to position."""
-    story, original = small_scan(monkeypatch)
-    monkeypatch.setattr(story, "PROBE_FROM", 0)
-    scan = story.measure(original, story.illumination(32, 0.25, 0.024), np.random.default_rng(1))
-    inside = np.all((scan.positions >= 0) & (scan.positions <= np.subtract(original.shape, 32)), axis=1)
-    scan = replace(scan, positions=scan.positions[inside][::9], amplitudes=scan.amplitudes[inside][::9])
-    rough = np.random.default_rng(3).random(
-        (32, 32), np.float32
-    )  # no wave of it is zero, whose phase rounding makes up
-    guess = story.illumination(32, 0.28, 0.018) * (1 + rough)
-    ((picture, probe, _),) = story.reconstruct(scan, guess, 1, np.random.default_rng(2), batch=1, damping=1)
-    want, wanted_probe = np.ones(original.shape, complex), guess.astype(complex)
-    for number in np.random.default_rng(2).permutation(len(scan.positions)):
-        where = tuple(slice(begin, begin + 32) for begin in scan.positions[number])
-        part = want[where].copy()
-        spectrum = np.fft.fft2(part * wanted_probe, norm="ortho")
-        spectrum *= scan.amplitudes[number] / np.abs(spectrum)
-        change = np.fft.ifft2(spectrum, norm="ortho") - part * wanted_probe
-        want[where] += wanted_probe.conj() * change / (np.abs(wanted_probe) ** 2).max()
-        wanted_probe += part.conj() * change / (np.abs(part) ** 2).max()
-    assert len(scan.positions) > 5
-    np.testing.assert_allclose(picture, want, atol=0.02)
-    np.testing.assert_allclose(probe, wanted_probe, atol=0.02)
-    assert abs(want - 1).max() > 0.1
-
-
-def test_the_photon_noise_of_a_scan_is_the_error_of_what_was_scanned(monkeypatch):
-    story, original = small_scan(monkeypatch)
-    probe = story.illumination(32, 0.25, 0.024)
-    scan = story.measure(original, probe, np.random.default_rng(0))
-    shifted = np.exp(1j * (1 + 0.03 * np.arange(96)[:, None] - 0.02 * np.arange(104)))
-    np.testing.assert_allclose(
-        story.aligned((2 * original * shifted).astype(np.complex64), original), original, atol=1e-3
-    )
-    waves = gpufold.take_blocks(original, scan.positions, 32) * probe
-    strengths = np.abs(np.fft.fft2(waves, norm="ortho"))
-    error = np.linalg.norm(strengths - scan.amplitudes) / np.linalg.norm(scan.amplitudes)
-    assert error == pytest.approx(scan.noise, rel=1e-3)
-    assert 0.001 < scan.noise < 0.05
-    assert (scan.positions.min(0) < 0).all(), "probes reach over the borders"
 
 
 def test_means_of_an_operation_are_of_its_large_problems_in_their_first_dtype():

@@ -11,7 +11,6 @@ import pytest
 from scipy import signal
 
 import gpufold
-from bench.photo import PATCH
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
@@ -157,8 +156,9 @@ def test_a_picture_comes_together_from_bands_of_tiles():
 
 
 def test_the_mean_of_patches_is_their_sum_over_their_count():
-    columns = np.random.default_rng(3).standard_normal((3 * prod(PATCH), 25 * 33)).astype(np.float32)
-    ones = np.ones((prod(PATCH), 25 * 33), np.float32)
-    count = gpufold.col2im(ones, (32, 40), PATCH)
-    mean = gpufold.col2im(columns, (32, 40), PATCH, reduction="mean")
-    np.testing.assert_array_equal(mean, gpufold.col2im(columns, (32, 40), PATCH) / count)
+    patch = (8, 8)
+    columns = np.random.default_rng(3).standard_normal((3 * prod(patch), 25 * 33)).astype(np.float32)
+    ones = np.ones((prod(patch), 25 * 33), np.float32)
+    count = gpufold.col2im(ones, (32, 40), patch)
+    mean = gpufold.col2im(columns, (32, 40), patch, reduction="mean")
+    np.testing.assert_array_equal(mean, gpufold.col2im(columns, (32, 40), patch) / count)
