@@ -29,7 +29,7 @@ from bench.regret import Choice, by_operation, of_file
 from bench.report import FAILED
 from bench.results import geometric_mean
 from bench.tally import Tally
-from bench.terminal import PlainConsole
+from bench.terminal import Console
 from bench.tune import LOST, tasks, tune
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -399,7 +399,7 @@ def test_every_problem_of_a_gpu_is_raced_in_each_dtype_and_several_batches():
 def test_races_go_on_where_they_stopped_and_are_left_in_a_file_that_the_package_knows(cupy, tmp_path, monkeypatch):
     from gpufold.gpu import launch, tuning
 
-    console, wanted = PlainConsole(), [name for name, _, _ in tasks(["tiny"])]
+    console, wanted = Console(), [name for name, _, _ in tasks(["tiny"])]
     (tmp_path / "tune").mkdir()
     begun = [{"tests": wanted}, {"begins": wanted[0]}]
     (tmp_path / "tune" / "1.jsonl").write_text("".join(json.dumps(line) + "\n" for line in begun))
@@ -427,7 +427,7 @@ def test_a_race_that_ends_its_process_twice_is_one_that_failed(cupy, tmp_path):
     (tmp_path / "tune").mkdir()
     name, *_ = [name for name, _, _ in tasks(["col2im-tiny"])]
     (tmp_path / "tune" / "1.jsonl").write_text(2 * (json.dumps({"begins": name}) + "\n"))
-    assert tune(tmp_path, ["col2im-tiny"], PlainConsole()) == 1
+    assert tune(tmp_path, ["col2im-tiny"], Console()) == 1
 
 
 @pytest.mark.peer("cupy")
@@ -436,16 +436,16 @@ def test_a_race_that_fails_is_noted_and_a_lost_device_ends_the_process(cupy, tmp
         raise RuntimeError("no such kernel")
 
     monkeypatch.setattr("bench.tune._race", race)
-    assert tune(tmp_path / "fails", ["tiny"], PlainConsole()) == 1
+    assert tune(tmp_path / "fails", ["tiny"], Console()) == 1
     assert "no such kernel" in capsys.readouterr().out
     monkeypatch.setattr(cupy.cuda.runtime, "deviceSynchronize", lambda: race(None, ""))
-    assert tune(tmp_path / "lost", ["tiny"], PlainConsole()) == LOST
+    assert tune(tmp_path / "lost", ["tiny"], Console()) == LOST
 
 
 def test_races_are_not_run_where_nothing_may_be_measured(cupy, tmp_path, monkeypatch):
     monkeypatch.setenv("GPUFOLD_AUTOTUNE", "0")
     with pytest.raises(ValueError, match="GPUFOLD_AUTOTUNE=0"):
-        tune(tmp_path, ["tiny"], PlainConsole())
+        tune(tmp_path, ["tiny"], Console())
 
 
 def test_regret_is_told_by_operation_from_the_last_line_of_a_kind_of_call(tmp_path, capsys):
