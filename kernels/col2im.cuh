@@ -100,14 +100,21 @@ struct Taps {
 
     template <int axis> static __device__ Taps of(Offset pixel, const Parameters& p)
     {
+        return at<axis>(pixel + p.pad[axis], 0, p);
+    }
+
+    // Of a pixel at a place behind the begin of a block, which is never negative: that takes fewer
+    // instructions.
+    template <int axis>
+    static __device__ Taps at(UnsignedOffset place, Offset first_block, const Parameters& p)
+    {
         using pattern = Pattern<axis>;
         constexpr UnsignedOffset common = pattern::common, step = pattern::tap_step;
-        const UnsignedOffset padded = pixel + p.pad[axis]; // never negative, which takes fewer instructions
-        const UnsignedOffset multiple = padded / common;
+        const UnsignedOffset multiple = place / common;
         const Offset tap = multiple % step * UnsignedOffset(pattern::inverse) % step;
-        const Offset block = (Offset(multiple) - tap * pattern::block_step) / pattern::tap_step;
+        const Offset block = first_block + (Offset(multiple) - tap * pattern::block_step) / pattern::tap_step;
         return {tap, block, tap * p.tap_stride[axis] + block * p.block_stride[axis],
-                common == 1 || padded % common == 0};
+                common == 1 || place % common == 0};
     }
 
     // Whether the number-th of them is one of the kernel's.

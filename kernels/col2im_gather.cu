@@ -1,249 +1,329 @@
-// col2im by gathering: a thread owns a cell of a row, in one or several planes, and adds up its taps.
+// col2im by gathering: a thread owns a cell of a row, or a part of one, in one or several planes, and adds up
+// the taps of its pixels.
 //
 //   columns  (batch, channels, *kernel, *blocks), any strides  read, a predicated load per tap
 //   image    (batch, channels, *size), any strides             written, each element once
 //   window   (*kernel), or an array per axis, or null          read, once per tap for all planes
 //
-// A cell of a row is a stride's worth of pixels along the last axis. Its pixel r is reached by the same taps
-// in every cell, so the taps of the last axis are compiled in, and each reads the block of its cell less a
-// constant: neighbouring threads read neighbouring blocks, whatever the stride. Taps are added in
-// lexicographic order. No atomics and no zero fill.
+// A cell is a stride's worth of pixels, a phase a pixel's place in its cell. With CELLS a thread owns a whole
+// one along the last axis, the first of a row at pixel 0: its phases, of which PHASE is the first, and their
+// taps are compiled in, and threads are numbered by the cells of a row, then by rows. Else it owns PART
+// phases of a cell. Cells begin where blocks do then, so that their pixels have taps of the same blocks, and
+// threads are numbered by the cells of a whole plane, whatever their rows, then by their parts and by phases
+// of the other axes. Either way neighbouring threads read neighbouring blocks of one tap, whatever the
+// stride, and planes come last: those of a thread share the index arithmetic and have more loads in flight.
 //
-// A cell of one word, or of two pixels, is stored where it is. Larger ones are staged in shared memory, so
-// that a warp writes its 32 cells from end to end. Several planes per thread share the index arithmetic and
-// have more loads in flight; one is for images too small, or too few, to fill the device otherwise.
+// What is one word, or two pixels of a cell, is stored where it is. Else a warp passes its pixels through
+// shared memory, so that neighbouring lanes store neighbouring words, from end to end where cells are so.
+// Taps are added in lexicographic order. No atomics and no zero fill.
 //
-// Wins for strides up to 16 and kernels up to 32 along the last axis: each element of the columns is read
-// once and each pixel written once, from end to end.
+// Cells win for strides up to 16 and kernels up to 32 along the last axis. Parts do where a stride is too
+// many pixels for one thread, where rows have too few blocks to fill sectors, and where the last axis has too
+// many taps to unroll and neighbouring pixels would not read whole sectors.
 #include "col2im.cuh"
 #include "fusion.cuh"
 
-constexpr int cell_width = stride[last];
-constexpr int row_taps = kernel[last];
-constexpr int phase = PHASE; // of pixel 0 in its padded row: pad modulo stride, on the last axis
+constexpr bool of_cells = CELLS;
+constexpr int part = PART; // neighbouring phases of a thread
+constexpr Offset row_taps = Pattern<last>::taps;
+constexpr int looped_taps = of_cells ? 32 : (looped_loads / element_registers + part - 1) / part;
+constexpr int together = row_taps <= looped_taps ? int(row_taps) : looped_taps; // whose loads are in flight
+constexpr bool dilated = dilation[last] != 1;
+// Whether all pixels of a part have as many taps, which exist together.
+constexpr bool alike = !of_cells && !dilated && stride[last] % part == 0 && kernel[last] % part == 0;
+
+// Whether a thread stores a part of so many words where it is.
+template <int word> constexpr bool is_stored_directly = of_cells && part / word <= (word == 1 ? 2 : 1);
 
 struct GatherParameters : Parameters {
-    int cells_form_runs; // whether 32 consecutive cells of a plane lie end to end, whatever their rows
+    int in_runs;        // whether 32 consecutive cells of a plane lie end to end, each whole
+    Offset in_front;    // pixels of the first cell of a row that are padding
+    Offset first_block; // that begins at such a cell
+    Divisor by_cells[rank];
 };
 
-// As wide as offsets: a tap may land further from its block than an int counts.
-__device__ constexpr Offset floor_divide(Offset a, Offset b)
-{
-    return a >= 0 ? a / b : -((b - 1 - a) / b);
-}
+// The taps of the last axis that land on a part.
+struct PartTaps {
+    Offset phase, cell; // the first of the part's
+    Taps of[part];
 
-// Where in its cell a tap of the last axis lands.
-__device__ constexpr int pixel_of(int tap)
-{
-    const Offset pixel = tap * dilation[last] - phase;
-    return int(pixel - floor_divide(pixel, cell_width) * cell_width);
-}
+    __device__ PartTaps(Offset phase, Offset cell, const GatherParameters& p) : phase(phase), cell(cell)
+    {
+#pragma unroll
+        for (int i = 0; i < part; ++i) {
+            const Offset behind = phase + PHASE + i, whole = of_cells ? behind / stride[last] : 0;
+            const Offset tap = behind - whole * stride[last], block = p.first_block + whole;
+            if constexpr (!dilated)
+                of[i] = {tap, block, tap * p.tap_stride[last] + block * p.block_stride[last], true};
+            else
+                of[i] = Taps::at<last>(tap, block, p);
+        }
+    }
+    // Whether it is known when this is compiled that there is no such tap.
+    __device__ bool is_missing(int i, Offset number) const
+    {
+        return of_cells && !of[i].in_kernel<last>(number);
+    }
+    __device__ Offset tap(int i, Offset number) const { return of[i].tap + number * Pattern<last>::tap_step; }
+    // No `&&`, of which the compiler would make branches around loads.
+    __device__ bool exists(int i, Offset number, const Parameters& p) const
+    {
+        const int like = alike ? 0 : i;
+        const bool in_stride = alike || of_cells || phase + i < stride[last];
+        const bool in_blocks =
+            within(of[like].block + cell - number * Pattern<last>::block_step, p.blocks[last]);
+        return in_stride & of[like].in_kernel<last>(number) & in_blocks;
+    }
+    // The weights of the number-th taps, in words where they are aligned and exist together.
+    template <bool aligned>
+    __device__ void weights(Weight (&weights)[part], const Weights& window, const TapWeight& outer,
+                            Offset number, bool counts, const Parameters& p) const
+    {
+        if constexpr (alike) {
+            const bool here = counts & exists(0, number, p);
+            RowWeights<part, aligned>(window, tap(0, number), here)
+                .in_row(weights, outer, tap(0, number), here);
+        } else {
+#pragma unroll
+            for (int i = 0; i < part; ++i)
+                weights[i] = outer.value_of(tap(i, number), counts & exists(i, number, p));
+        }
+    }
+};
 
-template <int word> using StoredWord = AliasedWord<word * sizeof(Result)>;
+// Where a lane's part is in the image, which of its pixels are, and in how many planes.
+struct alignas(16) Run {
+    Result* first;
+    short begin, end;
+    int planes;
+};
 
-template <int word> __device__ StoredWord<word> word_of(const Accumulator* sums)
+// What a warp's parts pass on their way to memory.
+template <int planes> struct alignas(16) Tile {
+    Result pixels[planes][33 * part];
+    Run runs[32];
+};
+
+// The sums of neighbouring pixels, with what is added to, as a word to be stored at an address.
+template <int word> __device__ auto word_of(const Accumulator* sums, const Result* address, bool exists)
 {
-    Result elements[word];
+    OldPixel old[word];
+    OldPixel::load_wide(old, address, exists);
+    Result pixels[word];
 #pragma unroll
     for (int i = 0; i < word; ++i)
-        elements[i] = narrow(sums[i]);
-    StoredWord<word> stored;
-    memcpy(&stored, elements, sizeof(stored));
-    return stored;
+        pixels[i] = narrow(old[i].plus(sums[i]));
+    return bit_cast<Word<word * sizeof(Result)>>(pixels);
 }
 
-// Writes the cells of a warp from shared memory, so that neighbouring lanes store neighbouring words: of each
-// lane `pixels` in its planes that remain, from `first` on, at `in_plane` of its plane.
-template <int planes, int word>
-__device__ void store_staged(const Accumulator (&sums)[planes][cell_width], Result* first, Result* image,
-                             Offset in_plane, int pixels, bool live, Offset remaining,
-                             const GatherParameters& p)
+// Stores a part of each lane, `word` pixels at once: more than one only where the image has such words, of
+// which a cell then is a whole number.
+template <int word, int planes>
+__device__ void store_parts(Tile<planes>& tile, const Run& own, const Accumulator (&sums)[planes][part],
+                            const GatherParameters& p)
 {
-    constexpr int words = cell_width / word;
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    // Word number n of a warp lies at n + n / 32, which spreads the cells over the banks; without a sign
-    // the quotient is one shift. Cells of an odd number of words are spread already.
-    constexpr unsigned skipped = words % 2 == 0 ? 1 : 0;
-    __shared__ StoredWord<word> tiles[THREADS / 32][words][33];
-    __shared__ long long firsts[THREADS / 32][32];
-    __shared__ int counts[THREADS / 32][32];
-    StoredWord<word>* const tile = tiles[warp][0];
-    // Where a warp's cells lie end to end in memory, it writes them as one run. Cells of several planes
-    // do not: in the next plane places begin at zero again, and the length is not positive.
-    const Offset place_in_run = in_plane - __shfl_sync(~0u, in_plane, 0);
-    const Offset run_length = __shfl_sync(~0u, place_in_run + pixels, 31);
-    const bool is_run = p.cells_form_runs && run_length > 0;
-    const unsigned number = is_run ? unsigned(place_in_run) / word : unsigned(lane * words);
-    Result* const run_first = first - place_in_run;
-    if (!is_run)
-        firsts[warp][lane] = first - image;
+    constexpr int words = part / word, bytes = word * sizeof(Result);
+    constexpr bool whole = of_cells && (part == 1 || word > 1);
+    const auto within_run = [](const Run& run, int i) { return whole || (run.begin <= i & i < run.end); };
+    if constexpr (is_stored_directly<word>) {
+        Result* address = own.first;
 #pragma unroll
-    for (int plane = 0; plane < planes; ++plane) {
-        if (!is_run)
-            counts[warp][lane] = live && plane < remaining ? pixels : 0;
+        for (int k = 0; k < planes; ++k, address += p.image_channel)
 #pragma unroll
-        for (int i = 0; i < words; ++i)
-            if (live && i * word < pixels)
-                tile[number + i + skipped * ((number + i) / 32)] = word_of<word>(sums[plane] + i * word);
-        __syncwarp();
-        if (is_run) {
-#pragma unroll
-            for (int i = 0; i < words; ++i)
-                if (plane < remaining && (i * 32 + lane) * word < run_length)
-                    reinterpret_cast<StoredWord<word>*>(run_first +
-                                                        lengthened(plane) * p.image_channel)[i * 32 + lane] =
-                        tile[i * (32 + skipped) + lane];
-        } else {
-#pragma unroll 1
-            for (int i = 0; i < words; ++i) {
-                trace_iteration(i);
-                const int owner = (i * 32 + lane) / words, in_cell = (i * 32 + lane) % words * word;
-                Result* const pixel = image + firsts[warp][owner] + lengthened(plane) * p.image_channel +
-                                      in_cell * p.pixel_stride[last];
-                if (in_cell < counts[warp][owner])
-                    *reinterpret_cast<StoredWord<word>*>(pixel) = tile[i * (32 + skipped) + lane];
+            for (int i = 0; i < part; i += word) {
+                Result* const first = address + i * p.pixel_stride[last];
+                const bool inside = k < own.planes & within_run(own, i);
+                const auto stored = word_of<word>(sums[k] + i, first, inside);
+                if (inside)
+                    store_word<bytes>(first, stored);
             }
-        }
+    } else {
+        using Stored = AliasedWord<bytes>;
+        // Word number n of a warp lies at n + n / 32, which spreads the parts over the banks; without a sign
+        // the quotient is one shift. Parts of an odd number of words are spread already.
+        constexpr unsigned skipped = words % 2 == 0 ? 1 : 0;
+        const int lane = threadIdx.x % 32;
+        tile.runs[lane] = own;
+#pragma unroll
+        for (int k = 0; k < planes; ++k)
+#pragma unroll
+            for (int i = 0; i < words; ++i) {
+                const unsigned number = unsigned(lane * words + i);
+                const Result* const address =
+                    own.first + (lengthened(k) * p.image_channel + i * word * p.pixel_stride[last]);
+                reinterpret_cast<Stored*>(tile.pixels[k])[number + skipped * (number / 32)] =
+                    word_of<word>(sums[k] + i * word, address, k < own.planes & within_run(own, i * word));
+            }
         __syncwarp();
+        // Cells of two groups of planes are end to end only where these are, plane for plane.
+        if (of_cells && p.in_runs && tile.runs[31].first - tile.runs[0].first == 31 * part &&
+            tile.runs[0].planes == tile.runs[31].planes) {
+            Result* address = tile.runs[0].first + lane * word;
+#pragma unroll
+            for (int k = 0; k < planes; ++k, address += p.image_channel)
+#pragma unroll
+                for (int i = 0; i < words; ++i)
+                    if (k < own.planes)
+                        store_word<bytes>(address + i * 32 * word,
+                                          reinterpret_cast<const Stored*>(
+                                              tile.pixels[k])[i * (32 + skipped) + unsigned(lane)]);
+            return;
+        }
+#pragma unroll(of_cells ? 1 : words)
+        for (int number = 0; number < words; ++number) {
+            trace_iteration(number);
+            const int owner = (number * 32 + lane) / words, i = (number * 32 + lane) % words * word;
+            const Run run = tile.runs[owner];
+            Result* address = run.first + i * p.pixel_stride[last];
+#pragma unroll
+            for (int k = 0; k < planes; ++k, address += p.image_channel)
+                if (k < run.planes & within_run(run, i))
+                    store_word<bytes>(address, reinterpret_cast<const Stored*>(
+                                                   tile.pixels[k])[number * (32 + skipped) + unsigned(lane)]);
+        }
     }
 }
 
-// Stores `word` elements at once, which divide a cell; more than one only where all cells are whole and
-// aligned.
-template <int planes, int word>
+template <int planes, int word, bool aligned>
 __device__ void gather(const Scalar* __restrict__ columns, Result* __restrict__ image, const Weights& window,
-                       const GatherParameters& p)
+                       Tile<planes>& tile, const GatherParameters& p)
 {
-    constexpr int words = cell_width / word;
-    constexpr bool staged = words > (word == 1 ? 2 : 1);
-    const int lane = threadIdx.x % 32;
-    const Offset item = grid_index();
-    const bool live = item < p.items;
-    // Staging needs every lane of a warp: those past the end do the last item's work over.
-    if (staged ? item - lane >= p.items : !live)
+    const Offset thread = grid_index();
+    if (is_stored_directly<word> && thread >= p.items)
         return;
-    const Place<planes> place(live ? item : p.items - 1, p);
-    const Offset cell_number = place.along[last];
-    Offset pixel[rank]; // of the last axis, the first of the cell
+    bool live =
+        is_stored_directly<word> || thread < p.items; // others do the last one's work over and store nothing
+    Offset item = live ? thread : p.items - 1;
+    Offset cell[rank], pixel[rank], in_plane = 0;
 #pragma unroll
-    for (int axis = 0; axis < last; ++axis)
-        pixel[axis] = place.along[axis];
-    pixel[last] = cell_number * cell_width;
-
+    for (int axis = last; axis >= 0; --axis)
+        cell[axis] = of_cells ? 0 : p.by_cells[axis].split(item);
+    const Place<planes> place(item, p);
+    if (of_cells)
+        cell[last] = place.along[last];
+    const Offset phase = stride[last] > part ? place.along[last] * part : 0; // known where a cell is one part
+#pragma unroll
+    for (int axis = 0; axis < rank; ++axis) {
+        pixel[axis] = cell[axis] * stride[axis] + (axis < last ? place.along[axis]
+                                                   : of_cells  ? 0
+                                                               : phase - p.in_front);
+        live = live && (of_cells || axis == last || pixel[axis] < p.size[axis]);
+        in_plane += pixel[axis] * p.pixel_stride[axis];
+    }
     const Scalar* plane_columns[planes];
     place.point_at(plane_columns, columns, p);
     Taps taps[rank];
     find_taps<0, last>(taps, pixel, p);
-    Offset row_offset[row_taps];
-    bool row_exists[row_taps];
-#pragma unroll
-    for (int tap = 0; tap < row_taps; ++tap) {
-        const Offset block =
-            cell_number + p.pad[last] / cell_width - floor_divide(tap * dilation[last] - phase, cell_width);
-        row_offset[tap] = tap * p.tap_stride[last] + block * p.block_stride[last];
-        row_exists[tap] = within(block, p.blocks[last]);
-    }
+    const PartTaps row(phase, cell[last], p);
 
-    Accumulator sums[planes][cell_width] = {};
-    Denominator denominators[cell_width];
-    for_each_tap<0, last, planes * row_taps>(
-        taps, p, 0, true, 0, TapWeight{&window},
+    Accumulator sums[planes][part] = {};
+    Denominator denominators[part];
+    // Rows of blocks are a loop where they have this many loads together, which skips those without taps.
+    constexpr int loads = (of_cells ? int(kernel[last]) : together * part) * planes;
+    constexpr int looped =
+        looped_axes<last - 1>(loads * element_registers, of_cells ? unrolled_registers : looped_loads);
+    for_each_tap<0, last, loads, looped>(
+        taps, p, cell[last] * p.block_stride[last], live, 0, TapWeight{&window},
         [&](Offset offset, bool exists, int iteration, const TapWeight& outer) {
-            Weight weights[row_taps];
+#pragma unroll 1
+            for (Offset begin = 0; begin < row_taps; begin += together) {
+                Scalar elements[together][planes][part];
+                Weight weights[together][part];
 #pragma unroll
-            for (int tap = 0; tap < row_taps; ++tap)
-                weights[tap] = outer.value_of(tap, exists && row_exists[tap]);
-            Scalar elements[planes][row_taps];
+                for (int n = 0; n < together; ++n) {
+                    const Offset number = begin + n;
+                    const bool counts = exists & (row_taps % together == 0 || number < row_taps);
+                    row.weights<aligned>(weights[n], window, outer, number, counts, p);
+                    const Offset step = number * p.tap_step_stride[last];
+                    const Scalar* element[planes];
 #pragma unroll
-            for (int plane = 0; plane < planes; ++plane)
+                    for (int k = 0; k < planes; ++k)
+                        element[k] = plane_columns[k] + (offset + (step + row.of[0].offset));
 #pragma unroll
-                for (int tap = 0; tap < row_taps; ++tap) {
-                    trace_iteration((iteration * planes + plane) * row_taps + tap);
-                    elements[plane][tap] =
-                        load_if(plane_columns[plane] + (offset + row_offset[tap]), exists && row_exists[tap]);
+                    for (int i = 0; i < part; ++i)
+#pragma unroll
+                        for (int k = 0; k < planes; ++k) {
+                            if (row.is_missing(i, number))
+                                continue;
+                            trace_iteration(int(((iteration * row_taps + number) * part + i) * planes + k));
+                            const Scalar* const address =
+                                dilated || of_cells ? plane_columns[k] + (offset + (step + row.of[i].offset))
+                                                    : element[k];
+                            elements[n][k][i] = load_if(address, counts & row.exists(i, number, p));
+                            element[k] += p.tap_stride[last];
+                        }
                 }
 #pragma unroll
-            for (int plane = 0; plane < planes; ++plane)
+                for (int n = 0; n < together; ++n)
 #pragma unroll
-                for (int tap = 0; tap < row_taps; ++tap) {
-                    Accumulator& sum = sums[plane][pixel_of(tap)];
-                    sum = add(sum, weigh(widen(elements[plane][tap]), weights[tap]));
-                }
+                    for (int i = 0; i < part; ++i) {
+                        if (row.is_missing(i, begin + n))
+                            continue;
 #pragma unroll
-            for (int tap = 0; tap < row_taps; ++tap)
-                denominators[pixel_of(tap)].add_tap(weights[tap]);
+                        for (int k = 0; k < planes; ++k)
+                            sums[k][i] = add(sums[k][i], weigh(widen(elements[n][k][i]), weights[n][i]));
+                        denominators[i].add_tap(weights[n][i]);
+                    }
+            }
         });
-    RowFactors<cell_width> factors(taps, window, p);
-#pragma unroll
-    for (int tap = 0; tap < row_taps; ++tap)
-        factors.add_tap(pixel_of(tap), tap, row_exists[tap]);
-#pragma unroll
-    for (int i = 0; i < cell_width; ++i)
-        denominators[i].from_axes(factors, i);
 
-    Offset in_plane = 0;
+    if constexpr (divides_by_axes) {
+        RowFactors<part> factors(taps, window, p);
+#pragma unroll(together)
+        for (Offset number = 0; number < row_taps; ++number)
 #pragma unroll
-    for (int axis = 0; axis < rank; ++axis)
-        in_plane += pixel[axis] * p.pixel_stride[axis];
-    constexpr bool whole = cell_width == 1 || word > 1; // all cells are
-    const int pixels = whole ? cell_width : int(min(p.size[last] - pixel[last], Offset(cell_width)));
-    const Offset remaining = p.channels - place.channel; // planes
-    Result* first = place.first_plane(image, p) + in_plane;
-
+            for (int i = 0; i < part; ++i) {
+                trace_iteration(int(number * part + i));
+                factors.add_tap(i, row.tap(i, number), row.exists(i, number, p));
+            }
 #pragma unroll
-    for (int plane = 0; plane < planes; ++plane)
-#pragma unroll
-        for (int i = 0; i < cell_width; ++i)
-            sums[plane][i] = denominators[i].finish(sums[plane][i]);
-    OldPixel old[planes][cell_width];
-#pragma unroll
-    for (int plane = 0; plane < planes; ++plane)
-#pragma unroll
-        for (int i = 0; i < cell_width; ++i)
-            old[plane][i].load(first + lengthened(plane) * p.image_channel + i * p.pixel_stride[last],
-                               plane < remaining && i < pixels);
-#pragma unroll
-    for (int plane = 0; plane < planes; ++plane)
-#pragma unroll
-        for (int i = 0; i < cell_width; ++i)
-            sums[plane][i] = old[plane][i].plus(sums[plane][i]);
-
-    if constexpr (!staged) {
-        Result* plane_first = first;
-#pragma unroll
-        for (int plane = 0; plane < planes; ++plane) {
-#pragma unroll
-            for (int i = 0; i < words; ++i)
-                if (plane < remaining && i * word < pixels) {
-                    Result* const address = plane_first + i * word * p.pixel_stride[last];
-                    if constexpr (word == 1 &&
-                                  sizeof(Result) > 4) // nothing to split, and complex64 would spill
-                        *address = narrow(sums[plane][i]);
-                    else
-                        store_word<word * sizeof(Result)>(address, word_of<word>(sums[plane] + i * word));
-                }
-            plane_first += p.image_channel;
-        }
-    } else {
-        store_staged<planes, word>(sums, first, image, in_plane, pixels, live, remaining, p);
+        for (int i = 0; i < part; ++i)
+            denominators[i].from_axes(factors, i);
     }
+    average(sums, denominators);
+
+    const auto clamped = [](Offset count) { return short(count < 0 ? 0 : count < part ? count : part); };
+    const Run run = {place.first_plane(image, p) + in_plane, of_cells ? short(0) : clamped(-pixel[last]),
+                     clamped(min(p.size[last] - pixel[last], stride[last] - phase)),
+                     live ? int(min(p.channels - place.channel, Offset(planes))) : 0};
+    store_parts<word>(tile, run, sums, p);
 }
 
-// Where planes share a thread, registers are those that so many threads of a multiprocessor have. What is
-// fused needs more, and so do bytes, which are held widened.
-constexpr int resident_threads = PLANES == 1 || fuses || sizeof(Scalar) == 1 ? 512
-                                 : sizeof(Scalar) == 4                       ? 896
-                                                                             : 768;
+template <int planes, int word>
+__device__ void gather(const Scalar* __restrict__ columns, Result* __restrict__ image, const Weights& window,
+                       const GatherParameters& p)
+{
+    __shared__ Tile<planes> tiles[THREADS / 32];
+    Tile<planes>& tile = tiles[threadIdx.x / 32];
+    if (!(windowed && alike) || aligned_weights<part>(window))
+        gather<planes, word, true>(columns, image, window, tile, p);
+    else
+        gather<planes, word, false>(columns, image, window, tile, p);
+}
 
-// A thread for each cell of each plane.
-extern "C" __global__ void __launch_bounds__(THREADS, 512 / THREADS)
+// Threads of a multiprocessor whose registers there are: fewer where much is fused or elements are wide, and
+// more where cells of several planes share a thread, unless bytes are widened.
+constexpr int few_threads = windowed && sizeof(Scalar) > 4 ? 384 : 512;
+constexpr int resident_threads = !of_cells || fuses || sizeof(Scalar) == 1 ? few_threads
+                                 : sizeof(Scalar) == 4                     ? 896
+                                                                           : 640;
+
+extern "C" __global__ void __launch_bounds__(THREADS, few_threads / THREADS)
     col2im_gather(const Scalar* __restrict__ columns, Result* __restrict__ image, const Weights window,
                   const GatherParameters p)
 {
     gather<1, 1>(columns, image, window, p);
 }
 
-// A thread for each cell of several planes.
+// For images that have such words.
+extern "C" __global__ void __launch_bounds__(THREADS, few_threads / THREADS)
+    col2im_gather_words(const Scalar* __restrict__ columns, Result* __restrict__ image, const Weights window,
+                        const GatherParameters p)
+{
+    if constexpr (WORD > 1)
+        gather<1, WORD>(columns, image, window, p);
+}
+
 extern "C" __global__ void __launch_bounds__(THREADS, resident_threads / THREADS)
     col2im_gather_planes(const Scalar* __restrict__ columns, Result* __restrict__ image, const Weights window,
                          const GatherParameters p)
@@ -252,11 +332,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, resident_threads / THREADS
         gather<PLANES, 1>(columns, image, window, p);
 }
 
-// The same for rows of whole cells, in words.
 extern "C" __global__ void __launch_bounds__(THREADS, resident_threads / THREADS)
-    col2im_gather_words(const Scalar* __restrict__ columns, Result* __restrict__ image, const Weights window,
-                        const GatherParameters p)
+    col2im_gather_words_planes(const Scalar* __restrict__ columns, Result* __restrict__ image,
+                               const Weights window, const GatherParameters p)
 {
-    if constexpr (WORD > 1)
+    if constexpr (PLANES > 1 && WORD > 1)
         gather<PLANES, WORD>(columns, image, window, p);
 }

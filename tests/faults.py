@@ -105,20 +105,6 @@ FAULTS = (
     ),
     # --- kernels: numbers past 32 bits
     Fault(
-        "a tap's place cut to 32 bits",
-        "kernels/col2im_gather.cu",
-        "__device__ constexpr Offset floor_divide(Offset a, Offset b)",
-        "__device__ constexpr int floor_divide(int a, int b)",
-        COL2IM + "taps_and_blocks_may_be_far_apart[taps-past-32-bits-plain]",
-    ),
-    Fault(
-        "a tap's pixel cut to 32 bits",
-        "kernels/col2im_gather.cu",
-        "    const Offset pixel = tap * dilation[last] - phase;",
-        "    const int pixel = tap * dilation[last] - phase;",
-        COL2IM + "taps_and_blocks_may_be_far_apart[taps-past-32-bits-at-a-stride-plain]",
-    ),
-    Fault(
         "the taps of a row cut to 32 bits",
         f"{VARIANTS}/unfold.py",
         "    if kernel_width > INT32_MAX:\n",
@@ -292,22 +278,22 @@ FAULTS = (
     ),
     # --- kernels: barriers
     Fault(
-        "no barrier before a gathered tile is read",
+        "cells of another image stored in one run",
         "kernels/col2im_gather.cu",
-        "        __syncwarp();\n        if (",
-        "        if (",
-        COL2IM + "warps_wait_for_each_other_and_every_byte_is_written_once[staged-observed]",
+        "tile.runs[0].planes == tile.runs[31].planes",
+        "true",
+        COL2IM + "cells_of_two_images_have_planes_of_their_own",
     ),
     Fault(
         "no barrier before parts of cells are stored",
-        "kernels/col2im_gather_parts.cu",
-        "    __syncwarp();\n",
+        "kernels/col2im_gather.cu",
+        "        __syncwarp();\n",
         "",
         COL2IM + "warps_wait_for_each_other_and_every_byte_is_written_once[audio-400-160-observed]",
     ),
     Fault(
         "pixels of the next cell stored with a part",
-        "kernels/col2im_gather_parts.cu",
+        "kernels/col2im_gather.cu",
         "clamped(min(p.size[last] - pixel[last], stride[last] - phase)),",
         "clamped(p.size[last] - pixel[last]),",
         COL2IM + "warps_wait_for_each_other_and_every_byte_is_written_once[staged-observed]",
@@ -504,10 +490,10 @@ FAULTS = (
         COL2IM + "every_variant_is_the_definition[dilation-beyond-stride-coprime]",
     ),
     Fault(
-        "the phase added where it is subtracted",
+        "cells that begin where blocks do",
         "kernels/col2im_gather.cu",
-        "const Offset pixel = tap * dilation[last] - phase;",
-        "const Offset pixel = tap * dilation[last] + phase;",
+        "const Offset behind = phase + PHASE + i,",
+        "const Offset behind = phase + i,",
         COL2IM + "every_variant_is_the_definition[stride-equals-kernel-padded]",
     ),
     Fault(
@@ -605,8 +591,8 @@ FAULTS = (
     Fault(
         "the last pixel of a row not stored",
         "kernels/col2im_gather.cu",
-        "if (plane < remaining && i * word < pixels)",
-        "if (plane < remaining && i * word + 1 < pixels)",
+        "return whole || (run.begin <= i & i < run.end);",
+        "return whole || (run.begin <= i & i + 1 < run.end);",
         COL2IM + "every_variant_is_the_definition[stride-two-odd]",
     ),
     Fault(
@@ -743,7 +729,7 @@ FAULTS = (
     ),
     Fault(
         "an infinite weight on a part that its tap misses",
-        "kernels/col2im_gather_parts.cu",
+        "kernels/col2im_gather.cu",
         ".in_row(weights, outer, tap(0, number), here);",
         ".in_row(weights, outer, tap(0, number), true);",
         COL2IM + "no_weight_counts_where_its_tap_does_not_exist[0]",
@@ -1160,8 +1146,8 @@ FAULTS = (
     Fault(
         "the phase of the other end's padding",
         f"{VARIANTS}/col2im.py",
-        "PHASE=row.pad_begin % row.stride",
-        "PHASE=row.pad_end % row.stride",
+        "itemsize, in_front = view.element.itemsize, row.pad_begin % row.stride",
+        "itemsize, in_front = view.element.itemsize, row.pad_end % row.stride",
         COL2IM + "every_variant_is_the_definition[stride-two-asymmetric]",
     ),
     Fault(

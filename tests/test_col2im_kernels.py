@@ -171,6 +171,17 @@ def test_warps_wait_for_each_other_and_every_byte_is_written_once(case, mode):
     check_variants(case, np.dtype(np.float32), mode=mode)
 
 
+def test_cells_of_two_images_have_planes_of_their_own():
+    """Images lie end to end, columns do not: the last plane of one image, alone in its thread, is beside the next."""
+    case = Case("two-images", (4, 9 * 10), (2, 4), (1, 9), batch=3, channels=9)
+    whole = values((3, 2 * case.columns_shape[1], case.columns_shape[2]), np.float32)
+    columns = whole[:, : case.columns_shape[1]]
+    want = case.col2im(np.ascontiguousarray(columns))
+    for device in (ONE_THREAD, H200):
+        plan = check(geometry_of(case), columns, want, "gather", device)
+        assert int(dict(plan.defines)["PLANES"]) > 1
+
+
 # Random geometries share their tap pattern, which is what is compiled, a hundred to a pattern.
 
 
@@ -528,7 +539,7 @@ def test_several_planes_and_wide_words_where_there_is_enough():
 
     assert symbol((56, 56), 1, batch=32, channels=64) == "col2im_gather_planes"
     assert symbol((56, 56), 1, batch=1, channels=64) == "col2im_gather"
-    assert symbol((112, 112), 2, batch=32, channels=64) == "col2im_gather_words"
+    assert symbol((112, 112), 2, batch=32, channels=64) == "col2im_gather_words_planes"
     assert symbol((113, 113), 2, batch=32, channels=64) == "col2im_gather_planes"
     assert symbol((111, 111), 3, batch=32, channels=64) == "col2im_gather_planes"
     assert symbol((1024, 1024), 1, batch=8, channels=1) == "col2im_gather_planes"  # the batch is planes too

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import gcd, prod
 
 from gpufold.calls import Unsupported
 from gpufold.elements import ElementType
+from gpufold.geometry import Size
 from gpufold.gpu.parameters import contiguous_strides, divisor, int32, offset, offset_bits
 from gpufold.gpu.plan import Plan, Problem, Variant, Work, check_atomics, planes_per_thread
 from gpufold.gpu.variants.columns import cells_of, taps_per_pixel, view_of
@@ -47,14 +49,19 @@ def _planes(problem: Problem, places: int, compiled: int) -> tuple[int, ...]:
 
 
 # ---------------------------------------------------------------------------------------------
-# gather
+# gather, gather_parts
 
 GATHER_MAX_STRIDE, GATHER_MAX_KERNEL = 16, 32
 """A gathering thread keeps a cell's sums and the offsets of a row's taps in registers."""
+PART_BYTES, PART_LOADED = 64, 96
+"""Of a thread: what neighbouring pixels it owns, two sectors, and the registers for the loads in flight of all planes,
+a window's among these. A part is half as long where the taps of each pixel are kept, because they are dilated."""
+RUN_BYTES = 16
+"""What shared memory holds of where a part is stored."""
 
 
 def gather(problem: Problem) -> tuple[Plan, ...]:
-    """Plan for kernels/col2im_gather.cu."""
+    """Plan kernels/col2im_gather.cu for cells."""
     view = view_of(problem)
     *outer, row = view.axes
     if row.stride > GATHER_MAX_STRIDE:
@@ -67,40 +74,79 @@ def gather(problem: Problem) -> tuple[Plan, ...]:
             f"{OPERATION}: gather unrolls the taps of the last axis, {GATHER_MAX_KERNEL} at most, "
             f"but kernel_size is {row.kernel} there"
         )
-    itemsize = view.element.itemsize
-    extents = (*(axis.size for axis in outer), -(-row.size // row.stride))
-    word = gcd(row.stride * itemsize, WIDEST_WORD)  # in bytes
-    outer_strides = (*view.pixel_strides[:-1], view.image_channel, view.image_batch)
-    aligned = problem.output.alignment % word == 0 and not any(stride * itemsize % word for stride in outer_strides)
-    whole_cells = row.size % row.stride == 0 and view.pixel_strides[-1] == 1
-    few = len(outer) > 1 and itemsize > 2
-    at_most = _planes_at_most(view.element, max(row.kernel, row.stride), MAX_PLANES // 2 if few else MAX_PLANES)
-    contiguous = view.pixel_strides == contiguous_strides(tuple(axis.size for axis in view.axes))
+    few = len(outer) > 1 and view.element.itemsize > 2
+    planes = _planes_at_most(view.element, max(row.kernel, row.stride), MAX_PLANES // 2 if few else MAX_PLANES)
+    return _gather(problem, row.stride, planes)
+
+
+def gather_parts(problem: Problem) -> tuple[Plan, ...]:
+    """Plan kernels/col2im_gather.cu for parts of cells."""
+    view = view_of(problem)
+    row, itemsize = view.axes[-1], view.element.itemsize
+    part = max(_word(problem), PART_BYTES // itemsize // (2 if row.dilation != 1 else 1))
+    of_pixel = taps_per_pixel(row) * max(1, itemsize // 4)
+    while part > _word(problem) and (part * of_pixel > PLANE_REGISTERS or part >= 2 * row.stride):
+        part //= 2
+    planes, weighed = MAX_PLANES // 2, problem.fusion.window != "none"
+    while planes > 1 and (planes + weighed) * part * of_pixel > PART_LOADED:
+        planes //= 2
+    return _gather(problem, part, planes, cells_of(view))
+
+
+def _word(problem: Problem) -> int:
+    """Return the pixels of the widest word that divides a stride."""
+    row, itemsize = view_of(problem).axes[-1], problem.element.itemsize
+    return gcd(row.stride * itemsize, WIDEST_WORD) // itemsize
+
+
+def _gather(problem: Problem, part: int, at_most: int, cells: Size | None = None) -> tuple[Plan, ...]:
+    """Plan for threads that own so many neighbouring pixels: parts of the `cells` of a plane, else cells of rows."""
+    view, word = view_of(problem), _word(problem)
+    *outer, row = view.axes
+    itemsize, in_front = view.element.itemsize, row.pad_begin % row.stride
+    steps = (*view.pixel_strides[:-1], view.image_channel, view.image_batch, row.size, row.pad_begin if cells else 0)
+    words = word > 1 and view.pixel_strides[-1] == 1 and not any(step % word for step in steps)
+    words = words and problem.output.alignment % (word * itemsize) == 0
+    if cells:
+        extents: Size = (*(min(axis.stride, axis.size) for axis in outer), -(-row.stride // part))
+        past_row = (row.stride + part) * (1 + abs(view.tap_strides[-1]) + abs(view.pixel_strides[-1]))
+        is_staged, in_runs = True, False
+    else:
+        extents, past_row = (*(axis.size for axis in outer), -(-row.size // row.stride)), 0
+        whole = row.size % row.stride == 0
+        words = words and whole
+        is_staged = part > (word if words else 2)
+        contiguous = view.pixel_strides == contiguous_strides(tuple(axis.size for axis in view.axes))
+        in_runs = contiguous and whole and prod(extents) >= WARP
+    places = prod(extents) * prod(cells or ())
 
     def plan(planes: int) -> Plan:
-        words = word > itemsize and whole_cells and aligned and (planes > 1 or at_most == 1)
         groups = -(-view.channels // planes)
-        items = view.batch * groups * prod(extents)
-        stored = f"in words of {word} bytes" if words else "one by one"
-        staged_bytes = 0
-        if row.stride * itemsize > (word if words else 2 * itemsize):
-            stored = f"{stored}, staged in shared memory so that warps write whole runs"
-            staged_bytes = THREADS // WARP * (33 * row.stride * itemsize + WARP * (8 + 4))
-        bits = offset_bits(OPERATION, largest_offset(view), items + THREADS)
-        return sum_plan(
+        items = view.batch * groups * places
+        bits = offset_bits(OPERATION, largest_offset(view) + past_row, items + THREADS)
+        tile_bytes = THREADS // WARP * -(-planes * (WARP + 1) * part * itemsize // 16) * 16 + THREADS * RUN_BYTES
+        made = sum_plan(
             problem,
             "gather",
-            Work(items, THREADS, THREADS, extents, groups, bits, staged_bytes),
-            f"each thread adds up the taps of {_counted(row.stride, 'neighbouring pixel')} "
-            f"of {_counted(planes, 'plane')}, stored {stored}",
-            {"cells_form_runs": int32(int(contiguous and prod(extents) >= WARP))},
+            Work(items, THREADS, THREADS, extents, groups, bits, tile_bytes if is_staged else 0),
+            f"each thread adds up the taps of {_counted(part, 'neighbouring pixel')} of {_counted(planes, 'plane')}, "
+            f"stored {f'in words of {word * itemsize} bytes' if words else 'one by one'}",
+            {
+                "in_runs": int32(int(in_runs)),
+                "in_front": offset(in_front if cells else 0),
+                "first_block": offset(row.pad_begin // row.stride),
+                "by_cells": divisor(cells or (1,) * len(view.axes)),
+            },
+            CELLS="false" if cells else "true",
+            PHASE=0 if cells else in_front,
+            PART=part,
+            WORD=word,
             PLANES=at_most,
-            WORD=word // itemsize,
-            PHASE=row.pad_begin % row.stride,
-            symbol="col2im_gather" + ("_words" if words else "_planes" * (planes > 1)),
+            symbol="col2im_gather" + "_words" * words + "_planes" * (planes > 1),
         )
+        return replace(made, variant="gather_parts" if cells else "gather")
 
-    return plans_of(plan, _planes(problem, prod(extents), at_most))
+    return plans_of(plan, _planes(problem, places, at_most))
 
 
 # ---------------------------------------------------------------------------------------------
@@ -146,61 +192,6 @@ def gather_pixels(problem: Problem) -> tuple[Plan, ...]:
         )
 
     return plans_of(plan, _planes(problem, prod(extents), words_at_most if words else at_most))
-
-
-# ---------------------------------------------------------------------------------------------
-# gather_parts
-
-PART_BYTES, PART_LOADED = 64, 96
-"""Of a thread: what neighbouring pixels it owns, two sectors, and the registers for the loads in flight of all planes,
-a window's among these. A part is half as long where the taps of each pixel are kept, because they are dilated."""
-RUN_BYTES = 16
-"""What shared memory holds of where a part is stored."""
-
-
-def gather_parts(problem: Problem) -> tuple[Plan, ...]:
-    """Plan for kernels/col2im_gather_parts.cu."""
-    view = view_of(problem)
-    *outer, row = view.axes
-    itemsize = view.element.itemsize
-    word = gcd(row.stride * itemsize, WIDEST_WORD) // itemsize
-    part = max(word, PART_BYTES // itemsize // (2 if row.dilation != 1 else 1))
-    of_pixel = taps_per_pixel(row) * max(1, itemsize // 4)
-    while part > word and (part * of_pixel > PLANE_REGISTERS or part >= 2 * row.stride):
-        part //= 2
-    steps = (*view.pixel_strides[:-1], view.image_channel, view.image_batch, row.size, row.pad_begin)
-    in_words = view.pixel_strides[-1] == 1 and not any(step % word for step in steps)
-    in_words = in_words and problem.output.alignment % (word * itemsize) == 0
-    extents = (*(min(axis.stride, axis.size) for axis in outer), -(-row.stride // part))
-    cells = cells_of(view)
-    at_most, weighed = MAX_PLANES // 2, problem.fusion.window != "none"
-    while at_most > 1 and (at_most + weighed) * part * of_pixel > PART_LOADED:
-        at_most //= 2
-    past_row = (row.stride + part) * (1 + abs(view.tap_strides[-1]) + abs(view.pixel_strides[-1]))
-
-    def plan(planes: int) -> Plan:
-        groups = -(-view.channels // planes)
-        items = view.batch * groups * prod(extents) * prod(cells)
-        bits = offset_bits(OPERATION, largest_offset(view) + past_row, items + THREADS)
-        tile_bytes = THREADS * (planes * (part + word) * itemsize + RUN_BYTES)
-        return sum_plan(
-            problem,
-            "gather_parts",
-            Work(items, THREADS, THREADS, extents, groups, bits, tile_bytes),
-            f"each thread adds up {_counted(part, 'neighbouring pixel')} of a stride in {_counted(planes, 'plane')}",
-            {
-                "in_words": int32(int(in_words)),
-                "in_front": offset(row.pad_begin % row.stride),
-                "first_block": offset(row.pad_begin // row.stride),
-                "by_cells": divisor(cells),
-            },
-            PART=part,
-            WORD=word,
-            PLANES=at_most,
-            symbol="col2im_gather_parts" + "_planes" * (planes > 1),
-        )
-
-    return plans_of(plan, _planes(problem, prod(extents) * prod(cells), at_most))
 
 
 # ---------------------------------------------------------------------------------------------
