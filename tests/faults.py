@@ -464,8 +464,8 @@ FAULTS = (
     Fault(
         "a call given up where the preferred variant refuses it",
         "gpufold/gpu/registry.py",
-        "chain(RULES[call.operation](problem), ((name, None) for name in table))",
-        "chain(RULES[call.operation](problem))",
+        "chain(preferred, ((name, None) for name in table))",
+        "chain(preferred)",
         PLANNER_LAW + "auto_serves_what_any_variant_serves_within_the_limits_of_a_gpu",
     ),
     Fault(

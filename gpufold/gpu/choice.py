@@ -9,7 +9,6 @@ from math import prod
 from gpufold.calls import Unsupported
 from gpufold.gpu.plan import Problem
 from gpufold.gpu.variants import add_blocks, im2col, space_to_batch
-from gpufold.gpu.variants.blockwise import as_col2im, as_im2col
 from gpufold.gpu.variants.columns import ColumnsView, view_of
 from gpufold.gpu.variants.moves import SECTOR_BYTES, WARP, WIDEST_WORD
 from gpufold.gpu.variants.placed import placed_view
@@ -48,11 +47,6 @@ def _overlaps_densely(view: ColumnsView) -> bool:
     )
 
 
-def of_blocks_to_array(problem: Problem) -> Iterator[tuple[str, str]]:
-    """Yield what col2im prefers."""
-    return of_col2im(as_col2im(problem))
-
-
 # ---------------------------------------------------------------------------------------------
 # im2col
 
@@ -79,13 +73,8 @@ def of_im2col(problem: Problem) -> Iterator[tuple[str, str]]:
         yield "direct", ""
 
 
-def of_array_to_blocks(problem: Problem) -> Iterator[tuple[str, str]]:
-    """Yield what im2col prefers."""
-    return of_im2col(as_im2col(problem))
-
-
 # ---------------------------------------------------------------------------------------------
-# batch_to_space, space_to_batch, average
+# batch_to_space, space_to_batch
 
 
 def of_batch_to_space(problem: Problem) -> Iterator[tuple[str, str]]:
@@ -102,13 +91,8 @@ def of_space_to_batch(problem: Problem) -> Iterator[tuple[str, str]]:
     yield "direct", ""
 
 
-def of_average(problem: Problem) -> Iterator[tuple[str, str]]:
-    """Yield the one variant that there is."""
-    yield "direct", ""
-
-
 # ---------------------------------------------------------------------------------------------
-# add_blocks, take_blocks
+# add_blocks
 
 LISTS_MIN_TESTS = 1 << 19
 """Tests of a block against a tile from which on lists are worth the launches that make them; and elements up to which
@@ -123,8 +107,3 @@ def of_add_blocks(problem: Problem) -> Iterator[tuple[str, str]]:
     if view.batch * view.channels // tiling.planes * prod(tiling.along) * view.count >= LISTS_MIN_TESTS:
         yield "lists", "there is so much to test that a list of blocks for each tile is worth its launches"
     yield "gather", ""
-
-
-def of_take_blocks(problem: Problem) -> Iterator[tuple[str, str]]:
-    """Yield the one variant that there is."""
-    yield "direct", ""

@@ -41,13 +41,11 @@ RULES: Mapping[str, Preferences] = {
     "im2col": choice.of_im2col,
     "batch_to_space": choice.of_batch_to_space,
     "space_to_batch": choice.of_space_to_batch,
-    "blocks_to_array": choice.of_blocks_to_array,
-    "array_to_blocks": choice.of_array_to_blocks,
+    "blocks_to_array": lambda problem: choice.of_col2im(blockwise.as_col2im(problem)),
+    "array_to_blocks": lambda problem: choice.of_im2col(blockwise.as_im2col(problem)),
     "add_blocks": choice.of_add_blocks,
-    "take_blocks": choice.of_take_blocks,
-    "average": choice.of_average,
 }
-"""By operation, what yields the variants to take first, with why."""
+"""By operation that has several, what yields the variants to take first, with why."""
 
 
 def check_name(call: Call) -> None:
@@ -74,7 +72,8 @@ def candidates(problem: Problem, refusals: dict[str, str] | None = None) -> Iter
     if call.variant != "auto":
         yield from planned(call.operation, call.variant, problem)
         return
-    for name, why in chain(RULES[call.operation](problem), ((name, None) for name in table)):
+    preferred = RULES[call.operation](problem) if call.operation in RULES else ()
+    for name, why in chain(preferred, ((name, None) for name in table)):
         if name in done:
             continue
         done.add(name)
