@@ -68,7 +68,7 @@ INTEGERS = frozenset(dtype for dtype, known in DTYPES.items() if "int" in known.
 WEIGHTS = {name: getattr(torch, element.weight) for name, element in ELEMENT_TYPES.items() if element.weight}
 """The dtype of a window's weights, by the name of the dtype that sums have."""
 
-_autograd: Any = _C._autograd  # type: ignore[attr-defined] # which has no stubs
+_autograd: Any = vars(_C)["_autograd"]  # which has no stubs
 
 PLAIN_TYPES = (Tensor, torch.nn.Parameter)
 """What is computed on; other subclasses of tensors take part in what records operators."""
