@@ -1,8 +1,7 @@
 """Spreading independent pieces of NumPy work over threads: NumPy's loops release the interpreter lock.
 
-An exception may end a call at any moment, such as the KeyboardInterrupt of Ctrl-C between any two steps. So helpers are
-daemon threads that take calls from a queue, which survives that and needs no lock; each joins a call only while it
-holds a lock of its own, its seat, and the call does not end before it holds every seat itself.
+An exception may end a call at any moment, such as Ctrl-C between any two steps. So helpers are daemon threads that take
+calls from a queue, and join one while they hold a lock of their own, its seat: the call ends once it holds every seat.
 """
 
 from __future__ import annotations
@@ -63,8 +62,7 @@ def get_num_threads() -> int:
 def set_num_threads(count: int | None) -> None:
     """Set the number of threads that one call on NumPy arrays uses at most, the calling one included.
 
-    The result never depends on it, to the last bit. All calls of a process share `count - 1` helper
-    threads: a program that calls gpufold from a thread pool of its own gets no more than those on top.
+    The result never depends on it, to the last bit. All calls of a process share `count - 1` helper threads.
 
     Parameters
     ----------
@@ -141,9 +139,8 @@ def _join(seat: Any, mode: Any, work: Callable[[], None], failures: list[BaseExc
 def for_each(function: Callable[..., None], items: Iterable[tuple[Any, ...]]) -> None:
     """Call function(*item) for every item, on the calling thread and on helpers that are free.
 
-    Items must be independent: their order is not defined. The caller works too, and never waits for a helper that has
-    not started, so calls from many threads, from inside another pool, or from a signal handler cannot block one
-    another. When one item raises, no further item starts, and nothing runs on after the return.
+    Items must be independent. The caller never waits for a helper that has not started, so that calls from many threads
+    or from a signal handler cannot block one another. When one item raises, no further item starts.
     """
     waiting = deque(items)
     helpers = min(get_num_threads(), len(waiting)) - 1 if len(waiting) > 1 else 0

@@ -22,6 +22,7 @@ from cases import (
     random_space_case,
     unfold,
     values,
+    window_of,
     with_extents,
 )
 
@@ -94,6 +95,32 @@ def test_the_stride_of_one_block_and_the_dilation_of_one_tap_may_be_any(huge):
         assert_same_bits(gpufold.im2col(image, kernel, **steps), want, steps)
         folded = gpufold.col2im(want, (5, 6), kernel, **steps)
         assert_same_bits(folded, gpufold.col2im(want, (5, 6), kernel, **plain), steps)
+
+
+STILL = {
+    "one-axis": Case("", (7,), (300,), 1, 0, 0, 0, batch=2, channels=3),
+    "one-block": Case("", (1,), (3000,), 1, 0, 0, 0),
+    "both-axes": Case("", (4, 5), (20, 30), (1, 2), 0, (1, 0), (0, 1), channels=2),
+    "before-taps-that-move": Case("", (5, 9), (400, 3), (1, 3), (0, 1), (0, 2), (1, 1), batch=2),
+    "behind-them": Case("", (9, 5), (3, 400), (3, 1), (1, 0), (2, 0), (1, 1)),
+    "overlapping": Case("", (5, 6), (300, 3), (1, 1), (0, 1), 0, 0),
+    "padding-alone": Case("", (3,), (300,), 2, 0, 4, 4),
+}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bool", "int8", "complex64"])
+@pytest.mark.parametrize("name", STILL)
+def test_many_taps_on_one_pixel_are_added_in_their_order(name, dtype):
+    case = STILL[name]
+    columns = values(case.columns_shape, np.dtype(dtype))
+    got = gpufold.col2im(columns, case.output_size, case.kernel_size, **case.arguments)
+    assert_same_bits(got, case.col2im(columns), name)
+    turned = columns.swapaxes(-1, -2).copy().swapaxes(-1, -2)
+    assert_same_bits(gpufold.col2im(turned, case.output_size, case.kernel_size, **case.arguments), got, name)
+    if np.dtype(dtype).kind in "fc":
+        window = window_of("full", case.kernel_size, np.dtype(dtype))
+        got = gpufold.col2im(columns, case.output_size, case.kernel_size, **case.arguments, window=window)
+        assert_same_bits(got, case.col2im(columns, window=window), name)
 
 
 @pytest.mark.parametrize("first", range(0, 100, 50))

@@ -1,15 +1,11 @@
 """The NumPy path: the operations on NumPy arrays, deterministic whatever the number of threads.
 
-All but average and what has positions, add_blocks and take_blocks, are one thing here: a split view of the columns, (N,
-C, *kernel, *blocks), and an image, (N, C, *size), whose axes say which pixel a tap of a block lands on. `fold` adds (or
-moves) columns into the image, `unfold` moves pixels into the columns. Batch and space are the case kernel = stride =
-block.
+All but average and what has positions are one thing here: a split view of the columns, (N, C, *kernel, *blocks), and an
+image, (N, C, *size). `fold` adds (or moves) columns into the image, `unfold` moves pixels into the columns. Batch and
+space are the case kernel = stride = block.
 
-Work is cut into tiles of the image (tiles.py), and each is served by runs (runs.py) where the columns' memory runs
-along blocks, by cells (cells.py) where it runs along taps, or in a slice for each block (slices.py) where blocks are
-large: ways.py chooses. All add the taps of a pixel in lexicographic order, starting from +0. A window's weights are one
-more array with the columns' axes, indexed alike: a tap is multiplied just before it is added. A mean divides a tile
-when it is summed, by the sums of the weights along each axis, or by the window folded once for all planes.
+Work is cut into tiles of the image, and ways.py chooses how each is served. All ways add the taps of a pixel in
+lexicographic order, starting from +0. A window's weights are one more array with the columns' axes, indexed alike.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""A tile by cells: pixels viewed as cells of one stride, (cell, phase).
-
-All taps that reach the same cell offset are one strided addition, so that there are few array operations: right for
-small arrays, large strides and pure movement.
-"""
+"""A tile by cells: pixels viewed as (cell, phase); taps that reach the same cell offset are one strided addition."""
 
 from __future__ import annotations
 
@@ -14,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gpufold.cpu.arithmetic import ALL, Array, Index, add_pairs, copy_rows, multiply
+from gpufold.cpu.arithmetic import ALL, PRODUCTS, Array, Index, add_pairs, copy_rows, multiply
 from gpufold.geometry import Axis, Size
 from gpufold.geometry.cells import LONG_STRIDE, Piece, groups_of, groups_phases, pieces_of, plan_of
 from gpufold.keeping import kept
@@ -143,6 +139,23 @@ def fold_few(columns: Array, image: Array, axes: tuple[Axis, ...], weights: Arra
     multiply(columns, weights, terms)
     np.add.at(pixels, _pixels(image.shape, axes), terms.ravel())
     image[...] = pixels[1:].reshape(image.shape)
+
+
+def fold_still(columns: Array, image: Array, axes: tuple[Axis, ...], weights: Array | None) -> None:
+    """Add many taps on one pixel of each block, where no others land: by turns, as no reduction does."""
+    still = [2 + number for number, axis in enumerate(axes) if not axis.dilation]
+    arrays = [np.moveaxis(each, still, range(len(still))) for each in (columns, weights) if each is not None]
+    arrays = [each.reshape(-1, *each.shape[len(still) :]) for each in arrays]
+    total: Array = np.zeros(arrays[0].shape[1:], image.dtype)
+    step = 1 + PRODUCTS // max(1, total.size)
+    for start in range(0, len(arrays[0]), step):
+        terms, *factors = (each[start : start + step] for each in arrays)
+        sums: Array = np.empty((1 + len(terms), *total.shape), image.dtype)
+        sums[0] = total
+        multiply(terms, factors[0] if factors else None, sums[1:])
+        total = np.add.accumulate(sums, axis=0, dtype=image.dtype)[-1]
+    moving = tuple(axis if axis.dilation else axis._replace(kernel=1, dilation=1) for axis in axes)
+    fold_cells(np.expand_dims(total, still), image, moving, None)
 
 
 @kept

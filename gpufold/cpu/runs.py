@@ -3,11 +3,9 @@
 The sums of a large plane lie phase by phase, in rows as long as those of blocks. What runs past the end of a row falls
 on the first cells of the next: those, and the ones that have no room, are strips summed on their own.
 
-Small planes are copied side by side first. In a copy, each tap has a run of its own, with a place for every block of
-every plane, row by row. What block b is added to lies a fixed distance behind its place, and further with every tap:
-past the end of its row only if it lands in the padding, and then the copy has a zero there. Zeros change no sum: one
-that starts from +0 is never -0.0. So taps a stride apart are one reduction, which steps from run to run, less that
-distance.
+Small planes are copied side by side first, a run for each tap. A block is added a fixed distance behind its place: past
+the end of its row only if it lands in the padding, where the copy has a zero, which changes no sum that starts from +0.
+So taps a stride apart are one reduction.
 """
 
 from __future__ import annotations

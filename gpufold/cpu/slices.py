@@ -11,10 +11,7 @@ from gpufold.geometry import Axis, Size
 
 
 def fold_slices(columns: Array, image: Array, axes: tuple[Axis, ...], weights: Array | None) -> None:
-    """Add split columns into an image, every element of which is written; the taps of a block lie side by side.
-
-    The last block comes first, so that the taps of a pixel are added in ascending order.
-    """
+    """Add split columns into an image, the last block first, so that the taps of a pixel come in ascending order."""
     rank = len(axes)
     blocks_first = (*range(2 + rank, 2 + 2 * rank), *range(2 + rank))
     numbers = np.indices([axis.blocks for axis in axes]).reshape(rank, -1).T[::-1]
@@ -34,10 +31,7 @@ def placed(first: Array, block: Size, size: Size) -> Iterator[tuple[int, Index, 
 
 
 def add_slices(total: Array, blocks: Array, weights: Array | None, numbers: list[list[int]], first: Array) -> None:
-    """Add blocks, by their numbers, at their first pixels, one after another; what falls outside is dropped.
-
-    `numbers` (count, axes) index the first axes of `blocks` and of their weights, `first` is (count, rank).
-    """
+    """Add blocks, by their numbers along its first axes, at their first pixels (count, rank), one after another."""
     rank = first.shape[1]
     met = placed(first, blocks.shape[-rank:], total.shape[-rank:])
     pairs = ((pixels, (*numbers[number], *taps)) for number, pixels, taps in met)

@@ -8,12 +8,12 @@ from typing import TypeAlias
 
 from gpufold.cpu import tiles
 from gpufold.cpu.arithmetic import Array
-from gpufold.cpu.cells import are_few, fold_cells, fold_few
+from gpufold.cpu.cells import are_few, fold_cells, fold_few, fold_still
 from gpufold.cpu.runs import COPIED_BYTES, fold_runs
 from gpufold.cpu.slices import fold_slices
 from gpufold.elements import sum_dtype
 from gpufold.geometry import Axis
-from gpufold.geometry.cells import LONG_STRIDE, plan_of
+from gpufold.geometry.cells import LONG_STRIDE, MANY_OPERATIONS, plan_of
 
 Way: TypeAlias = Callable[[Array, Array, tuple[Axis, ...], Array | None], None]
 """Adds split columns, weighed, into a tile of an image, every element of which it writes."""
@@ -39,13 +39,15 @@ def fold_way(columns: Array, image: Array, axes: tuple[Axis, ...]) -> tuple[Way,
     """Return the way that columns take into an image, and how many pixels a tile has at most.
 
     Runs go along the blocks. Where taps lie closer together, short rows of them are copied for that; others are added
-    by cells, which cut a block's rows where a stride ends, or in a slice for each block, which does not. Few elements
-    are added by their index, those of few blocks by cells, and those of blocks that tile the image moved as cells.
+    by cells, which cut a block's rows where a stride ends, or in a slice for each block. Few go by their index.
     """
     *outer, last = axes
     rows, plan = prod(axis.kernel for axis in outer), plan_of(axes)
     if plan.once:
         return fold_cells, tiles.TILE_ELEMENTS
+    still = prod(axis.kernel for axis in axes if not axis.dilation)
+    if still >= MANY_OPERATIONS and all(axis.dilated_kernel <= axis.stride or axis.blocks == 1 for axis in axes):
+        return fold_still, tiles.TILE_ELEMENTS
     if columns.size <= SMALL_ELEMENTS:
         return fold_few, tiles.TILE_ELEMENTS
     if are_few(columns, axes):
