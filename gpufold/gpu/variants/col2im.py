@@ -11,7 +11,7 @@ from gpufold.geometry import Size
 from gpufold.gpu.parameters import contiguous_strides, divisor, int32, offset, offset_bits
 from gpufold.gpu.plan import Plan, Problem, Variant, Work, check_atomics, planes_per_thread
 from gpufold.gpu.variants.columns import cells_of, taps_per_pixel, view_of
-from gpufold.gpu.variants.moves import WARP, WIDEST_WORD
+from gpufold.gpu.variants.moves import MOVING_THREADS, WARP, WIDEST_WORD
 from gpufold.gpu.variants.sums import OPERATION, largest_offset, plans_of, sum_plan
 from gpufold.gpu.variants.whole_blocks import gather_blocks
 
@@ -208,11 +208,11 @@ def atomic(problem: Problem) -> Plan:
         raise Unsupported(f"{OPERATION}: atomic zeroes the image first, so out must be C-contiguous")
     kernel = tuple(axis.kernel for axis in view.axes)
     items = view.planes * prod(kernel) * prod(view.blocks)
-    bits = offset_bits(OPERATION, largest_offset(view), items + THREADS)
+    bits = offset_bits(OPERATION, largest_offset(view), items + MOVING_THREADS)
     return sum_plan(
         problem,
         "atomic",
-        Work(items, THREADS, THREADS, view.blocks, view.channels, bits),
+        Work(items, MOVING_THREADS, MOVING_THREADS, view.blocks, view.channels, bits),
         "each thread adds one element of the columns to its pixel with an atomic operation",
         {"by_tap": divisor(kernel)},
     )
