@@ -137,7 +137,7 @@ class Rehearsal:
 @pytest.mark.peer("torch")
 @pytest.mark.peer("cupy")
 def test_without_a_driver_the_command_goes_as_far_as_it_can_and_says_why(tmp_path):
-    rehearsal = Rehearsal(tmp_path, "numpy", "torch", "pytest", "cupy-cuda13x", stand_in=False)
+    rehearsal = Rehearsal(tmp_path, "numpy", "torch", "pytest", "rich", "cupy-cuda13x", stand_in=False)
     before = contents(rehearsal.checkout)
     status, page = rehearsal.run()
     assert status == 1
@@ -154,7 +154,9 @@ def test_without_a_driver_the_command_goes_as_far_as_it_can_and_says_why(tmp_pat
 @pytest.mark.peer("torch")
 def test_half_an_hour_on_a_gpu_rehearsed(tmp_path):
     """A kernel gives wrong bits, one takes the device down, a call is killed, and the results move away and back."""
-    rehearsal = Rehearsal(tmp_path, "numpy", "torch", "pytest", *OF_THE_HOST_BUILD, STANDIN_LOSES_THE_DEVICE=DEADLY)
+    rehearsal = Rehearsal(
+        tmp_path, "numpy", "torch", "pytest", "rich", *OF_THE_HOST_BUILD, STANDIN_LOSES_THE_DEVICE=DEADLY
+    )
     source = rehearsal.checkout / "kernels" / f"{WRONG}.cu"
     broken = source.read_text().replace(
         "divide_or_zero(widen(element[number]), weight[number])", "widen(element[number])"
