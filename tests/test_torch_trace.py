@@ -155,7 +155,7 @@ def test_a_trace_outlives_any_number_of_others():
 
 def test_a_traced_size_must_be_an_integer():
     for wrong in (lambda image: image.shape[2] / 1, lambda image: image.shape[2] > 1):
-        with pytest.raises(TypeError, match="col2im: output_size must be of integers, got dtype"):
+        with pytest.raises(TypeError, match="fold: output_size must be of integers, got dtype"):
             torch.jit.trace(
                 lambda image, size=wrong: gpufold.torch.fold(gpufold.torch.unfold(image, 2), (size(image), 4), 2),
                 torch.randn(2, 3, 5, 4),
