@@ -384,6 +384,11 @@ class Memory:
 _allocations = weakref.WeakValueDictionary()
 
 
+def _allocated():
+    """Return what is allocated now, whatever other threads allocate or free meanwhile: values() would raise."""
+    return [memory for reference in _allocations.valuerefs() if (memory := reference()) is not None]
+
+
 class UnownedMemory:
     """Memory that another library allocated."""
 
@@ -903,7 +908,7 @@ def lend(address, size, device):
 
 def check_lent(address, where):
     """Raise unless an address lies in allocated memory, of another library too, on the current device."""
-    own = [(each.ptr, (each.ptr + each.size, each.device_id)) for each in list(_allocations.values())]
+    own = [(each.ptr, (each.ptr + each.size, each.device_id)) for each in _allocated()]
     for begin, (end, device) in (*own, *_lent.items()):
         if begin <= address < end:
             if device != get_device():
@@ -1005,7 +1010,7 @@ class Function:
             launch_in_place(self._library, grid, block, values)
             if self.name == LOSES_THE_DEVICE:
                 _lost.append(self.name)
-            for allocation in list(_allocations.values()):
+            for allocation in _allocated():
                 allocation.check_guards()
 
         if stream is not None and not isinstance(stream, Stream):
