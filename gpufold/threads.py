@@ -1,7 +1,7 @@
 """Spreading independent pieces of NumPy work over threads: NumPy's loops release the interpreter lock.
 
 An exception may end a call at any moment, such as Ctrl-C between any two steps. So helpers are daemon threads that take
-calls from a queue, and join one while they hold a lock of their own, its seat: the call ends once it holds every seat.
+calls from a queue, and share a lock of the call while they work for it: the call ends once it has that lock for itself.
 """
 
 from __future__ import annotations
@@ -25,11 +25,14 @@ from gpufold.given import shown
 MOST_THREADS = max(64, os.cpu_count() or 1)
 """What no setting exceeds: OMP_NUM_THREADS may be meant for another machine."""
 
-_read_mode: Any = None
-_set_mode: Any = None
-"""How a thread rounds, and whether it flushes denormals, are its own: helpers take them over from who calls."""
+_c: Any = None
+"""C's library: its locks, and how a thread rounds and flushes denormals, which helpers take over from their caller."""
+_wait: Any = None
+"""Its wait for a lock, which no signal ends; called as an `__exit__` is, with the interpreter lock released."""
 with suppress(OSError, AttributeError, TypeError):  # of a system whose C library has no such functions
-    _read_mode, _set_mode = ctypes.PyDLL(None).fegetenv, ctypes.PyDLL(None).fesetenv
+    _wait = ctypes.CDLL(None).pthread_rwlock_wrlock
+    _wait.argtypes, _wait.restype = (ctypes.c_void_p, *3 * (ctypes.py_object,)), None
+    _c = ctypes.PyDLL(None)
 
 _helpers: _Helpers
 _setting: Any
@@ -124,16 +127,32 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_start_afresh)
 
 
-def _join(seat: Any, mode: Any, work: Callable[[], None], failures: list[BaseException]) -> None:
-    """Work in a floating-point mode, if the seat is free, which it is until the call ends."""
-    if seat.acquire(blocking=False):
-        try:
-            _set_mode(mode)
-            work()
-        except BaseException as error:
-            failures.append(error)
-        finally:
-            seat.release()
+class _Together:
+    """A call's `with`, which ends once no helper works for it, whatever ended its body.
+
+    Python raises the exceptions of signal handlers between any two of its steps. There is none between the body's last
+    and a function of C that is the `__exit__`, and that function looks after no signals while it waits.
+    """
+
+    __slots__ = ("__exit__", "lock")
+
+    def __init__(self) -> None:
+        self.lock = ctypes.create_string_buffer(256)  # C's pthread_rwlock_t has 32 to 200 bytes
+        _c.pthread_rwlock_init(self.lock, None)
+        self.__exit__ = partial(_wait, self.lock)
+
+    def __enter__(self) -> None: ...
+
+    def join(self, mode: Any, work: Callable[[], None], failures: list[BaseException]) -> None:
+        """Work in a floating-point mode, unless the call has ended."""
+        if not _c.pthread_rwlock_tryrdlock(self.lock):
+            try:
+                _c.fesetenv(mode)
+                work()
+            except BaseException as error:
+                failures.append(error)
+            finally:
+                _c.pthread_rwlock_unlock(self.lock)
 
 
 def for_each(function: Callable[..., None], items: Iterable[tuple[Any, ...]]) -> None:
@@ -144,7 +163,7 @@ def for_each(function: Callable[..., None], items: Iterable[tuple[Any, ...]]) ->
     """
     waiting = deque(items)
     helpers = min(get_num_threads(), len(waiting)) - 1 if len(waiting) > 1 else 0
-    if helpers < 1 or _read_mode is None:
+    if helpers < 1 or _c is None:
         for item in waiting:
             function(*item)
         return
@@ -160,26 +179,12 @@ def for_each(function: Callable[..., None], items: Iterable[tuple[Any, ...]]) ->
         finally:
             waiting.clear()  # empty already, unless an item raised
 
-    pool, seats, failures, settled = _helpers, list[Any](), list[BaseException](), False
-    try:
-        _read_mode(mode := ctypes.create_string_buffer(256))  # C's fenv_t has 8 to 32 bytes
+    pool, failures, together = _helpers, list[BaseException](), _Together()
+    with together:
+        _c.fegetenv(mode := ctypes.create_string_buffer(256))  # C's fenv_t has 8 to 32 bytes
         for _ in range(pool.start(helpers) - pool.asked.qsize()):  # what nobody has taken yet is enough to do
-            seats.append(RLock())
             # NumPy's errstate is in the context
-            pool.asked.put(partial(contextvars.copy_context().run, _join, seats[-1], mode, work, failures))
+            pool.asked.put(partial(contextvars.copy_context().run, together.join, mode, work, failures))
         work()
-    finally:
-        while (
-            not settled
-        ):  # interrupts do not end the wait; this loop goes on where one ends the other between two steps
-            try:
-                while not settled:
-                    try:
-                        waiting.clear()
-                        settled = all([seat.acquire() for seat in seats])  # which may be done again
-                    except BaseException as error:
-                        failures = [error]
-            except BaseException as error:
-                failures = [error]
     if failures:
         raise failures.pop(0)

@@ -399,7 +399,7 @@ def test_a_call_flushes_denormals_where_its_caller_does():
 
 def test_a_call_works_alone_where_no_mode_can_be_passed_on(monkeypatch):
     want, seen = fold(), set()
-    monkeypatch.setattr(threads, "_read_mode", None)
+    monkeypatch.setattr(threads, "_c", None)
     gpufold.set_num_threads(3)
     threads.for_each(lambda number: seen.add(threading.get_ident()), [(number,) for number in range(50)])
     assert seen == {threading.get_ident()}
