@@ -346,8 +346,8 @@ def test_integers_are_stitched_to_sums():
             {"reduction": "median"},
         ),
         (
-            ValueError,
-            "reduction must be one of sum, .* got array",
+            TypeError,
+            "reduction must be a str, one of sum, .* got array",
             ([(0, 0)] * 2, (3, 8, 9)),
             {"reduction": np.array(["mean", "mean"])},
         ),

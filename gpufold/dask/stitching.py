@@ -16,6 +16,7 @@ from gpufold.dask.cutting import cut_axes, known_array, spans_of, weights_of
 from gpufold.dask.meetings import box_of, key_of, known_positions, meetings, near_positions, new_array
 from gpufold.elements import ELEMENT_TYPES, WIDER, check_dtype, name_of
 from gpufold.geometry import PositionsGeometry, Size, as_integers
+from gpufold.given import word
 from gpufold.names import answers, misnamed
 from gpufold.stitching import Stitcher, check_window
 
@@ -126,8 +127,7 @@ def _described(tiles: Any, positions: Any, shape: Any, window: Any, reduction: s
             f"stitch: shape must be (*lead, *size) with {rank} axes of size, one per column of positions, and the "
             f"leading axes of tiles (P, *lead, *block_shape), got {extents} for tiles of shape {tiles.shape}"
         )
-    if not isinstance(reduction, str) or reduction not in REDUCTIONS:
-        raise ValueError(f"stitch: reduction must be one of {', '.join(REDUCTIONS)}, got {reduction!r}")
+    reduction = word("stitch", "reduction", reduction, REDUCTIONS)
     check_dtype("stitch", "tiles", tiles.dtype)
     dtype, block = name_of(tiles.dtype), tiles.shape[1 + len(lead) :]
     element = ELEMENT_TYPES[dtype]
