@@ -10,8 +10,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 CUPY := $(shell $(PYTHON) -c "import ctypes; v = ctypes.c_int(); \
 	ctypes.CDLL('libcuda.so.1').cuDriverGetVersion(ctypes.byref(v)); \
 	print('cuda%d' % min(13, v.value // 1000))" 2>/dev/null)
-COMMA := ,
-WITH_CUPY := $(if $(CUPY),$(COMMA)$(CUPY))
+CHECKOUT := --editable '.$(if $(CUPY),[$(CUPY)])'
 # Without a driver the tests still compile what CuPy would launch: its wheel alone, without CUDA's libraries.
 CUPY_FOR_TESTS := $(if $(CUPY),,cupy-cuda13x)
 
@@ -63,16 +62,16 @@ docs: $(VENV)/.docs
 	$(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet docs docs/_build/html
 	@echo "docs/_build/html/index.html"
 
-# The lowest versions that pyproject.toml allows and the newest there are, each in an environment of its own, with what
-# every extra names: of CUDA's CuPy alone, and torch with all of CUDA that it asks for (some 5 GB).
+# What every extra names: of CUDA's CuPy alone, and torch with all of CUDA that it asks for (some 5 GB).
+EVERYTHING := --editable '.[onnx,torch,dask]' --group test --group bench 'cupy-cuda13x>=14.0'
+
+# The lowest versions that pyproject.toml allows and the newest there are, each in an environment of its own.
 # ARGS goes to pytest; VERSIONS=lowest-direct runs one of the two.
 VERSIONS := lowest-direct highest
-test-versions: $(BIN)/python
-	$(PIP) 'uv>=0.9'
+test-versions: $(VENV)/.uv
 	for versions in $(VERSIONS); do \
 		$(BIN)/uv venv --quiet --clear --python $(BIN)/python $(VENV)/$$versions && \
-		$(BIN)/uv pip install --quiet --python $(VENV)/$$versions --resolution $$versions \
-			--editable '.[test,bench,onnx,torch,dask]' 'cupy-cuda13x>=14.0' && \
+		$(BIN)/uv pip install --quiet --python $(VENV)/$$versions --resolution $$versions $(EVERYTHING) && \
 		$(BIN)/uv pip list --quiet --python $(VENV)/$$versions && \
 		$(VENV)/$$versions/bin/python -m pytest $(ON_CPU) $(ARGS) || exit 1; \
 	done
@@ -122,22 +121,31 @@ $(BIN)/python:
 		$(PYTHON) -m pip --python $(BIN)/python install --quiet pip; } || \
 		{ rm -rf $(VENV); echo "make: install Python's venv module first (Debian: apt install python3-venv)"; exit 1; }
 
+# Dependency groups are known to pip from 25.1; what Python comes with may be older.
+$(VENV)/.pip: | $(BIN)/python
+	$(PIP) 'pip>=25.1'
+	@touch $@
+
+$(VENV)/.uv: | $(VENV)/.pip
+	$(PIP) 'uv>=0.9'
+	@touch $@
+
 # One stamp per set of dependencies.
-$(VENV)/.bench: pyproject.toml | $(BIN)/python
-	$(PIP) --editable '.[bench$(WITH_CUPY)]'
+$(VENV)/.bench: pyproject.toml | $(VENV)/.pip
+	$(PIP) $(CHECKOUT) --group bench
 	@touch $@
 
-$(VENV)/.test: pyproject.toml | $(BIN)/python
-	$(PIP) --editable '.[test$(WITH_CUPY)]' $(CUPY_FOR_TESTS)
+$(VENV)/.test: pyproject.toml | $(VENV)/.pip
+	$(PIP) $(CHECKOUT) --group test $(CUPY_FOR_TESTS)
 	@touch $@
 
-$(VENV)/.peers: pyproject.toml bench/clients.txt | $(BIN)/python
-	$(PIP) --editable '.[peers]'
+$(VENV)/.peers: pyproject.toml bench/clients.txt | $(VENV)/.pip
+	$(PIP) --editable . --group peers
 	$(PIP) --no-deps --requirement bench/clients.txt
 	@touch $@
 
-$(VENV)/.docs: pyproject.toml | $(BIN)/python
-	$(PIP) --editable '.[docs]'
+$(VENV)/.docs: pyproject.toml | $(VENV)/.pip
+	$(PIP) --editable . --group docs
 	@touch $@
 
 # Other releases of NVRTC, which users have: in folders of their own, since an environment has one.
@@ -146,6 +154,6 @@ $(VENV)/.nvrtc: | $(BIN)/python
 	$(PIP) --no-deps --target $(VENV)/nvrtc-newest nvidia-cuda-nvrtc
 	@touch $@
 
-$(VENV)/.lint: pyproject.toml | $(BIN)/python
-	$(PIP) --editable '.[test,lint]'
+$(VENV)/.lint: pyproject.toml | $(VENV)/.pip
+	$(PIP) --editable . --group test --group lint
 	@touch $@

@@ -1,6 +1,6 @@
 """Modules that import a package which is not installed are not collected, and a line says so: doctests import them all.
 
-Only packages of an extra are excused: any other import that fails stops the collection.
+Only packages of an extra or a dependency group are excused: any other import that fails stops the collection.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ import pytest
 ROOT = Path(__file__).resolve().parent
 
 EXTRAS = {
-    "build": "test",
-    "cupy": "cuda13",
-    "dask": "test",
-    "distributed": "test",
-    "hatchling": "test",
-    "hypothesis": "test",
-    "matplotlib": "test",
-    "ml_dtypes": "test",
-    "onnx": "test",
-    "rich": "test",
-    "scipy": "test",
-    "torch": "torch",
-    "yaml": "test",
-    "zarr": "test",
+    "build": "--group test",
+    "cupy": "'.[cuda13]'",
+    "dask": "--group test",
+    "distributed": "--group test",
+    "hatchling": "--group test",
+    "hypothesis": "--group test",
+    "matplotlib": "--group test",
+    "ml_dtypes": "--group test",
+    "onnx": "--group test",
+    "rich": "--group test",
+    "scipy": "--group test",
+    "torch": "'.[torch]'",
+    "yaml": "--group test",
+    "zarr": "--group test",
 }
-"""The packages that a module may need to be imported, each with the extra that installs it."""
+"""The packages that a module may need to be imported, each with what pip installs: an extra, or a dependency group."""
 
 MISSING = frozenset(package for package in EXTRAS if find_spec(package) is None)
 
@@ -106,7 +106,7 @@ def pytest_terminal_summary(terminalreporter, config):
     asked = [(config.invocation_params.dir / argument.partition("::")[0]).resolve() for argument in config.args]
     for packages, modules in LEFT_OUT.items():
         named = [module for module in modules if any((ROOT / module).is_relative_to(path) for path in asked)]
-        installs = " and ".join(sorted({f"pip install '.[{EXTRAS[package]}]'" for package in packages}))
+        installs = " and ".join(sorted({f"pip install {EXTRAS[package]}" for package in packages}))
         if named:
             terminalreporter.write_line(f"{', '.join(named)} not collected: without {', '.join(packages)} ({installs})")
     named = sorted(module for module in BY_THEMSELVES if any((ROOT / module).is_relative_to(path) for path in asked))

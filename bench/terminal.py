@@ -11,7 +11,7 @@ try:
     from rich.console import Console as RichConsole
     from rich.table import Table
 except ImportError as error:
-    raise ImportError('the benchmark needs the package rich: pip install ".[bench]"', name="rich") from error
+    raise ImportError("the benchmark needs the package rich: pip install --group bench", name="rich") from error
 
 Item = TypeVar("Item")
 

@@ -1063,7 +1063,7 @@ def test_without_peers_results_name_what_is_missing(tmp_path):
 def test_without_rich_one_sentence_says_what_to_install():
     done = without_packages("problems", blocked=("rich.console",))
     assert done.returncode
-    assert done.stderr.endswith('ImportError: the benchmark needs the package rich: pip install ".[bench]"\n')
+    assert done.stderr.endswith("ImportError: the benchmark needs the package rich: pip install --group bench\n")
 
 
 def test_a_table_fits_a_narrow_terminal_without_cutting_a_word():

@@ -67,7 +67,7 @@ def test_without_cupy_onnx_and_dask_what_imports_them_is_left_out(tmp_path):
         "tests/test_onnx.py": {"onnx"},
         "tests/test_peers.py": {"onnx"},
     }
-    assert installs == {"pip install '.[cuda13]'", "pip install '.[test]'"}
+    assert installs == {"pip install '.[cuda13]'", "pip install --group test"}
     for module in ("gpufold/onnx.py", "tests/test_add_blocks.py", "tests/test_col2im_kernels.py"):
         assert f"{module}::" in collected
 
@@ -118,5 +118,6 @@ def test_only_packages_of_extras_are_excused(rule, tmp_path):
 
 
 def test_every_extra_exists(rule):
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    assert set(rule.EXTRAS.values()) <= set(extras)
+    pyproject = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    extras = {f"'.[{name}]'" for name in pyproject["project"]["optional-dependencies"]}
+    assert set(rule.EXTRAS.values()) <= extras | {f"--group {name}" for name in pyproject["dependency-groups"]}

@@ -20,7 +20,8 @@ import gpufold
 from gpufold.extras import SUBMODULES
 
 ROOT = Path(__file__).resolve().parent.parent
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PROJECT = PYPROJECT["project"]
 KERNELS = sorted(path.relative_to(ROOT / "kernels").as_posix() for path in (ROOT / "kernels").rglob("*.*"))
 
 CHECK = """
@@ -265,9 +266,15 @@ def test_a_commit_is_checked_by_what_make_lint_runs():
 
 def test_the_lowest_and_the_newest_of_every_extra_are_tested():
     """CUDA's toolkit is left out, CuPy is not; tools and peers are the newest that a run finds, or pinned."""
-    ((installed, cupy),) = re.findall(r"--editable '\.\[(.+,.+)\]' '(cupy.+)' &&", (ROOT / "Makefile").read_text())
+    (everything,) = re.findall(r"^EVERYTHING := (.+)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    installed, groups, cupy = re.fullmatch(
+        r"--editable '\.\[(.+)\]'((?: --group \w+)+) '(cupy.+)'", everything
+    ).groups()
     extras = PROJECT["optional-dependencies"]
-    assert set(installed.split(",")) == set(extras) - {"cuda12", "cuda13", "docs", "lint", "peers"}
+    assert set(installed.split(",")) == set(extras) - {"cuda12", "cuda13"}
+    assert set(groups.split(" --group ")[1:]) == set(PYPROJECT["dependency-groups"]) - {
+        *("dev", "docs", "lint", "optional", "peers")
+    }
     assert [cupy.replace("13x", "13x[ctk]")] == extras["cuda13"]
 
 

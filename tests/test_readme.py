@@ -127,13 +127,15 @@ def test_commands_exist():
 
 
 def test_installations_name_extras_and_the_wheel_of_this_project():
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    pyproject = tomllib.loads((ROOT / "pyproject.toml").read_text())
     installations = re.findall(r"pip install ([^#`\n]*)", EVERYTHING)
     assert len(installations) >= 4
     for words in installations:
-        extras = re.fullmatch(r"\.|'\.\[([\w,]+)\]'", words.strip())
-        assert extras, f"pip install {words}: nothing is published, so only a checkout can be installed"
-        assert set((extras[1] or "onnx").split(",")) <= set(project["optional-dependencies"]), words
+        named = re.fullmatch(r"\.|'\.\[([\w,]+)\]'|--group (\w+)", words.strip())
+        assert named, f"pip install {words}: nothing is published, so only a checkout can be installed"
+        extras, group = named.groups()
+        assert set((extras or "onnx").split(",")) <= set(pyproject["project"]["optional-dependencies"]), words
+        assert (group or "test") in pyproject["dependency-groups"], words
     assert set(re.findall(r"gpufold-([\d.]+)-py3", EVERYTHING)) == {gpufold.__version__}
 
 
