@@ -32,7 +32,7 @@ help:
 	@echo "                    FOLDER=name it goes on where it was stopped; ARGS='-k words' chooses among the others"
 	@echo "make docs           the site, docs/_build/html: the documents, the reference, and examples with their pictures"
 	@echo "make lint           what must be clean before a commit"
-	@echo "make format         Python and CUDA sources in their one format"
+	@echo "make format         Python, CUDA and Markdown in their one format"
 	@echo "make sanitize       compute-sanitizer over every kernel variant (needs a GPU and the CUDA toolkit)"
 	@echo "make measure        the whole benchmark on a GPU, saved row by row; RESUME=1 goes on, RESULTS=folder, SECONDS=of a"
 	@echo "                    problem; where nothing can be installed: python3 -m bench chip --results folder"
@@ -86,12 +86,21 @@ lint: $(VENV)/.lint
 	$(BIN)/mypy --strict tests/typed_calls.py
 	$(BIN)/zizmor --offline --quiet .github
 	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows $$(git ls-files '.github/workflows/*')
+	$(BIN)/check-jsonschema --builtin-schema vendor.dependabot .github/dependabot.yml
+	$(BIN)/check-jsonschema --builtin-schema vendor.citation-file-format CITATION.cff
 	$(BIN)/clang-format --dry-run --Werror $$(git ls-files '*.cu' '*.cuh' 'bench/*.h' 'bench/*.cpp')
+	$(BIN)/rumdl check --quiet --no-cache $$(git ls-files '*.md')
+	$(BIN)/codespell $$(git ls-files)
+	$(BIN)/check-added-large-files --enforce-all $$(git ls-files)
+	$(BIN)/check-case-conflict $$(git ls-files)
+	$(BIN)/check-merge-conflict --assume-in-merge $$(git ls-files)
+	$(BIN)/repo-review --show err .
 
 format: $(VENV)/.lint
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 	$(BIN)/clang-format -i $$(git ls-files '*.cu' '*.cuh' 'bench/*.h' 'bench/*.cpp')
+	$(BIN)/rumdl fmt --quiet --no-cache $$(git ls-files '*.md')
 
 # make sanitize SANITIZERS=racecheck runs one of them.
 SANITIZERS := memcheck racecheck initcheck synccheck

@@ -254,16 +254,6 @@ def test_type_checkers_know_every_submodule():
         assert (folder / f"{name}.py").is_file() or (folder / name / "__init__.py").is_file()
 
 
-def test_a_commit_is_checked_by_what_make_lint_runs():
-    (lint,) = re.findall(r"^lint: .*\n((?:\t.*\n)+)", (ROOT / "Makefile").read_text(), re.MULTILINE)
-    commands = [
-        re.sub(r" (\.|\$\$\(.*\))$", "", line.strip().replace("$(BIN)", ".venv/bin")) for line in lint.splitlines()
-    ]
-    hooks = re.findall(r"^ +entry: (.*)$", (ROOT / ".pre-commit-config.yaml").read_text(), re.MULTILINE)
-    assert hooks == commands
-    assert len(hooks) >= 4
-
-
 def test_the_lowest_and_the_newest_of_every_extra_are_tested():
     """CUDA's toolkit is left out, CuPy is not; tools and peers are the newest that a run finds, or pinned."""
     (everything,) = re.findall(r"^EVERYTHING := (.+)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
