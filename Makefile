@@ -19,7 +19,7 @@ CUPY_FOR_TESTS := $(if $(CUPY),,cupy-cuda13x)
 PARALLEL = $(shell $(BIN)/python -c "import importlib.util, os; \
 	print('-n %d --dist worksteal' % max(1, min(14, os.cpu_count() - 2)) if importlib.util.find_spec('xdist') else '')" 2>/dev/null)
 
-.PHONY: help docs bench test test-gpu test-versions faults lint format sanitize measure report clean
+.PHONY: help docs bench test test-gpu test-versions test-nightly faults lint format sanitize measure report clean
 
 help:
 	@echo "make bench          the quick table of the benchmark"
@@ -27,6 +27,7 @@ help:
 	@echo "                    ALL=1 every combination and what is read from machine code, as .ci/run does"
 	@echo "make test-gpu       those that need a GPU alone, in parallel; make test runs them where there is a driver"
 	@echo "make test-versions  the tests with the lowest versions that are allowed, and with the newest"
+	@echo "make test-nightly   the tests with NumPy's nightly wheel and CuPy's newest pre-release"
 	@echo "make faults         breaks the code on purpose, fault by fault, and names the test that notices;"
 	@echo "                    RANDOM=60 SEED=1 draws mechanical mutants, and says which of them no test notices; with"
 	@echo "                    FOLDER=name it goes on where it was stopped; ARGS='-k words' chooses among the others"
@@ -75,6 +76,16 @@ test-versions: $(VENV)/.uv
 		$(BIN)/uv pip list --quiet --python $(VENV)/$$versions && \
 		$(VENV)/$$versions/bin/python -m pytest $(ON_CPU) $(ARGS) || exit 1; \
 	done
+
+# Of the two indexes of coming versions, each is asked for its one package alone.
+test-nightly: $(VENV)/.uv
+	$(BIN)/uv venv --quiet --clear --python $(BIN)/python $(VENV)/nightly
+	$(BIN)/uv pip install --quiet --python $(VENV)/nightly $(EVERYTHING)
+	$(BIN)/uv pip install --python $(VENV)/nightly --upgrade --prerelease allow --no-deps \
+		--index-url https://pypi.anaconda.org/scientific-python-nightly-wheels/simple numpy
+	$(BIN)/uv pip install --python $(VENV)/nightly --upgrade --prerelease allow --no-deps \
+		--find-links https://pip.cupy.dev/pre cupy-cuda13x
+	$(VENV)/nightly/bin/python -m pytest $(ON_CPU) $(ARGS)
 
 faults: $(VENV)/.test
 	$(BIN)/python tests/faults.py $(if $(RANDOM),--random $(RANDOM) --seed $(or $(SEED),0) $(if $(FOLDER),--folder $(FOLDER))) $(ARGS)
