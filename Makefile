@@ -98,6 +98,7 @@ lint: $(VENV)/.lint
 	$(BIN)/zizmor --offline --quiet .github
 	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows $$(git ls-files '.github/workflows/*')
 	$(BIN)/check-jsonschema --builtin-schema vendor.dependabot .github/dependabot.yml
+	$(BIN)/check-jsonschema --builtin-schema vendor.readthedocs .readthedocs.yaml
 	$(BIN)/check-jsonschema --builtin-schema vendor.citation-file-format CITATION.cff
 	$(BIN)/clang-format --dry-run --Werror $$(git ls-files '*.cu' '*.cuh' 'bench/*.h' 'bench/*.cpp')
 	$(BIN)/rumdl check --quiet --no-cache $$(git ls-files '*.md')

@@ -1,7 +1,8 @@
-"""What the code host runs and shows: workflows whose steps are pinned, and a citation of this version."""
+"""What the code host runs and shows: workflows whose steps are pinned, and the version as others cite and pack it."""
 
 from __future__ import annotations
 
+import json
 import re
 import tomllib
 from pathlib import Path
@@ -104,3 +105,42 @@ def test_a_citation_names_this_version():
     assert citation["license"] == PROJECT["license"]
     assert citation["repository-code"] == PROJECT["urls"]["Repository"]
     assert {"cff-version", "message", "title", "type", "authors"} <= citation.keys()
+
+
+def test_codemeta_says_what_pyproject_says():
+    meta = json.loads((ROOT / "codemeta.json").read_text())
+    assert meta["version"] == gpufold.__version__
+    assert meta["license"] == f"https://spdx.org/licenses/{PROJECT['license']}"
+    assert meta["softwareRequirements"] == PROJECT["dependencies"]
+    assert meta["runtimePlatform"] == f"Python {PROJECT['requires-python']}"
+    assert meta["codeRepository"] == PROJECT["urls"]["Repository"]
+    assert meta["issueTracker"] == PROJECT["urls"]["Issues"]
+    assert [author["name"] for author in meta["author"]] == [author["name"] for author in PROJECT["authors"]]
+    for name in ("name", "description", "keywords"):
+        assert meta[name] == PROJECT[name]
+
+
+CONDA = {"cupy-cuda13x": "cupy", "dask": "dask-core", "torch": "pytorch"}
+"""What conda-forge calls a package otherwise."""
+
+
+def test_the_recipe_for_conda_forge_needs_what_pyproject_needs():
+    recipe = yaml.safe_load((ROOT / "conda" / "recipe.yaml").read_text())
+    assert recipe["context"] == {
+        "version": gpufold.__version__,
+        "python_min": PROJECT["requires-python"].removeprefix(">="),
+    }
+    needs = recipe["requirements"]
+    assert needs["host"][2:] == conda(PYPROJECT["build-system"]["requires"])
+    assert needs["run"][1:] == conda(PROJECT["dependencies"])
+    extras = PROJECT["optional-dependencies"]
+    constraints = {need for name in set(extras) - {"cuda12"} for need in conda(extras[name])}
+    assert needs["run_constraints"] == sorted(constraints)
+    assert recipe["about"]["license"] == PROJECT["license"]
+    assert PROJECT["description"].startswith(recipe["about"]["summary"])
+
+
+def conda(requirements):
+    """The same requirements in conda's form, which has no extras."""
+    found = [re.fullmatch(r"([\w-]+)(?:\[.*\])?(>=.+)", requirement).groups() for requirement in requirements]
+    return [f"{CONDA.get(name, name)} {bound}" for name, bound in found]
