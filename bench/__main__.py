@@ -253,13 +253,13 @@ def _gigapixel(options: argparse.Namespace, words: list[str], console: Console) 
 
 
 def _chip(options: argparse.Namespace, words: list[str], console: Console) -> int:
-    from bench.chip import Chip, half_an_hour
+    from bench.gpu_session import Session, half_an_hour
 
     results = options.results.resolve()
     named = [word for name in options.problem for word in ("--problem", name)]
-    chip = Chip(results, options.processes, named, options.seconds, options.commit)
+    session = Session(results, options.processes, named, options.seconds, options.commit)
     with _terminable():
-        return half_an_hour(chip, options.minutes, options.steps, words)
+        return half_an_hour(session, options.minutes, options.steps, words)
 
 
 def _tune(options: argparse.Namespace, words: list[str], console: Console) -> int:

@@ -1,4 +1,4 @@
-"""What the ledgers of tests say: ledger.py writes them, a file for each process."""
+"""What the logs of tests say: test_log.py writes them, a file for each process."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ BEGINNINGS = 2
 
 @dataclass
 class Tally:
-    """What the ledgers of a folder say of its tests."""
+    """What the logs of a folder say of its tests."""
 
     ends: dict[str, dict[str, Any]]
     waiting: set[str]
@@ -22,7 +22,7 @@ class Tally:
 
     @classmethod
     def of(cls, folder: Path) -> Tally:
-        """Read every ledger; a test that began twice and never ended counts as one that ended its process."""
+        """Read every log; a test that began twice and never ended counts as one that ended its process."""
         lines: list[dict[str, Any]] = []
         for path in sorted(folder.glob("*.jsonl")):
             texts = path.read_text(encoding="utf-8").splitlines()

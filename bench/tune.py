@@ -1,6 +1,6 @@
 """Lets the GPU decide about every problem of the benchmark: what the package ships in kernels/tuned.
 
-What is measured is written at once, and so are the lines of a ledger (see tally.py): another process goes on.
+What is measured is written at once, and so are the lines of a log (see tally.py): another process goes on.
 """
 
 from __future__ import annotations
@@ -48,15 +48,15 @@ def tune(folder: Path, named: Sequence[str], console: Console) -> int:
         raise ValueError("GPUFOLD_AUTOTUNE=0 lets nothing be measured")
     os.environ["GPUFOLD_CACHE_DIR"] = str(folder / "tuned")
     tuning.forget()
-    ledgers = folder / "tune"
-    ledgers.mkdir(parents=True, exist_ok=True)
+    logs = folder / "tune"
+    logs.mkdir(parents=True, exist_ok=True)
     wanted = {name: (problem, dtype) for name, problem, dtype in tasks(named)}
-    before = Tally.of(ledgers)
+    before = Tally.of(logs)
     waiting = [name for name in wanted if name not in before.ends]
-    with (ledgers / f"{len(list(ledgers.glob('*.jsonl'))) + 1}.jsonl").open("a", buffering=1) as ledger:
+    with (logs / f"{len(list(logs.glob('*.jsonl'))) + 1}.jsonl").open("a", buffering=1) as log:
 
         def write(**what: Any) -> None:
-            ledger.write(json.dumps(what) + "\n")
+            log.write(json.dumps(what) + "\n")
 
         write(tests=list(wanted))
         for name in progress(waiting, str, len(waiting)):
@@ -77,7 +77,7 @@ def tune(folder: Path, named: Sequence[str], console: Console) -> int:
             except Exception as error:
                 say(console, f"The device is lost after {name}: {type(error).__name__}: {error}")
                 return LOST
-    failed = Tally.of(ledgers).failed()
+    failed = Tally.of(logs).failed()
     for name, why in failed:
         say(console, f"{name}: {why}")
     say(console, f"{len(wanted)} kinds of calls, measured in {folder / 'tuned'}")

@@ -121,7 +121,7 @@ def pytest_collection_modifyitems(config, items):
 def pytest_report_collectionfinish(config, items):
     """Say how long kernels take to compile in one process."""
     count = sum(item.get_closest_marker("gpu") is not None for item in items)
-    divided = config.pluginmanager.hasplugin("bench.ledger") or config.getoption("numprocesses", None)
+    divided = config.pluginmanager.hasplugin("bench.test_log") or config.getoption("numprocesses", None)
     if count < MANY_ON_A_GPU or divided:
         return None
     return (

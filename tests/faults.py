@@ -1572,7 +1572,7 @@ def random_mutants(count: int, seed: int, folder: Path) -> int:
 
 
 WORKERS = 2
-WITHOUT = "*test_torch*", "*test_peers*", "*clients*", "*test_chip*"
+WITHOUT = "*test_torch*", "*test_peers*", "*clients*", "*test_gpu_session*"
 """Modules that take no part: of packages that `make test` does not install, and of this."""
 
 

@@ -35,7 +35,7 @@ import bench.results
 import gpufold
 from bench.__main__ import INTERRUPTED, LOST, TERMINATED, main
 from bench.count import ELEMENTS, SCALED, plan_of, smaller
-from bench.hostcuda import standin
+from bench.hostcuda import fake_cupy
 from bench.measure import Bench, difference, new_row
 from bench.memory import pool_peak, resident_peak
 from bench.peers import PEERS, Call, Peer, _torch_compile, installed
@@ -183,14 +183,14 @@ def test_what_is_timed_of_a_peer_computes_the_same(peer):
 )
 def test_what_is_timed_of_a_peer_on_a_gpu_computes_the_same_on_the_stand_in(name, sign, monkeypatch):
     """Of a few problems, with functions and kernels of CuPy alone; of the loops each is chosen."""
-    monkeypatch.setitem(sys.modules, "cupy", standin.cupy())
+    monkeypatch.setitem(sys.modules, "cupy", fake_cupy.cupy())
     numbers = count()
     monkeypatch.setattr("bench.peers._seconds", lambda library, call: sign * next(numbers))
     (peer,) = (peer for peer in PEERS if peer.name == name and peer.devices == ("gpu",))
     served = 0
     for problem in (problem for problem in SMALL if problem.kind in peer.kinds):
         data = problem.data("float32")
-        call = peer.prepare(problem, standin.asarray(data), 1) if data.size < 4096 else None
+        call = peer.prepare(problem, fake_cupy.asarray(data), 1) if data.size < 4096 else None
         if call is not None:
             served += 1
             wrong = difference(call.as_array(call.run()).get(), problem.expected(data), problem.tolerance)

@@ -4,7 +4,7 @@ Deterministic variants give its bits. The tests that `make sanitize` runs have `
 
 In one process most of the time goes into compiling: `-n 14` of pytest-xdist divides it. Tests of many GB wait for each
 other all the same, and one that leaves the device in error ends its process in its own name. Without a GPU,
-tests/test_gpu_standin.py runs this file on the host build of the kernels.
+tests/test_fake_cupy.py runs this file on the host build of the kernels.
 """
 
 from __future__ import annotations

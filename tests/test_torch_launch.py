@@ -13,7 +13,7 @@ import torch
 from cases import CASES, random_case
 
 import gpufold.torch
-from bench.hostcuda import standin
+from bench.hostcuda import fake_cupy
 from gpufold.calls import SHAPES
 from gpufold.gpu.plan import H200, Operand
 from gpufold.gpu.registry import choose
@@ -35,31 +35,31 @@ class Device:
         self.launches, self.kept = [], []
 
     def lend(self, tensor):
-        standin.lend(tensor.data_ptr(), tensor.untyped_storage().nbytes() or 1, DEVICE)
+        fake_cupy.lend(tensor.data_ptr(), tensor.untyped_storage().nbytes() or 1, DEVICE)
         self.kept.append(tensor)
         return tensor
 
     def synchronize(self):
-        with standin.Device(DEVICE):
-            standin.Device().synchronize()
+        with fake_cupy.Device(DEVICE):
+            fake_cupy.Device().synchronize()
 
 
 @pytest.fixture
 def device(monkeypatch):
     from gpufold.gpu import launch
 
-    device, call = Device(), standin.Function.__call__
-    monkeypatch.setattr(standin, "_lent", {})
-    monkeypatch.setattr(standin, "_lent_streams", {HANDLE: DEVICE})
+    device, call = Device(), fake_cupy.Function.__call__
+    monkeypatch.setattr(fake_cupy, "_lent", {})
+    monkeypatch.setattr(fake_cupy, "_lent_streams", {HANDLE: DEVICE})
 
     def record(function, grid, block, args, shared_mem=0, stream=None):
-        device.launches.append((standin.get_device(), stream, grid, block, args))
+        device.launches.append((fake_cupy.get_device(), stream, grid, block, args))
         call(function, grid, block, args, shared_mem, stream)
 
-    monkeypatch.setattr(standin.Function, "__call__", record)
-    monkeypatch.setattr(launch, "cupy", standin.cupy())
+    monkeypatch.setattr(fake_cupy.Function, "__call__", record)
+    monkeypatch.setattr(launch, "cupy", fake_cupy.cupy())
     monkeypatch.setattr(tensors, "is_on_gpu", lambda tensor: True)
-    monkeypatch.setattr(tensors, "on_device", standin.Device)
+    monkeypatch.setattr(tensors, "on_device", fake_cupy.Device)
     monkeypatch.setattr(tensors, "_stream_of", lambda tensor: (DEVICE, HANDLE))
     monkeypatch.setattr(tensors, "address_of", lambda tensor: device.lend(tensor).data_ptr())
     of_modules = (launch._function, launch._prepare, launch.device)
@@ -81,7 +81,7 @@ def test_a_launch_is_on_torchs_stream_and_device_with_the_addresses_of_tensors(d
     image = gpufold.torch.col2im(columns, (8, 8), (3, 3), pads_begin=1, pads_end=1)
     ((number, stream, grid, block, (data, result, *_, parameters)),) = device.launches
     assert (number, stream.ptr) == (DEVICE, HANDLE)
-    assert standin.get_device() == 0, "the caller's device is what it was"
+    assert fake_cupy.get_device() == 0, "the caller's device is what it was"
     assert (data, result) == (columns.data_ptr(), image.data_ptr())
     call = gpufold.calls.col2im(tensors.described("", "", columns), (8, 8), (3, 3), 1, 1, 1, 1)
     facts = (columns.shape, (27 * 64, 64, 1)), (image.shape, (192, 64, 8, 1))
@@ -144,8 +144,8 @@ def test_elements_that_lie_between_their_multiples_are_refused_after_a_call_that
 
 def test_nothing_waits(device):
     columns = whole_numbers((4, 9))
-    with standin.Device(DEVICE):
-        queue = standin._queues[DEVICE, HANDLE]
+    with fake_cupy.Device(DEVICE):
+        queue = fake_cupy._queues[DEVICE, HANDLE]
     gpufold.torch.col2im(columns, (4, 4), (2, 2))
     assert len(queue) == 1, "queued on torch's stream, and not done"
     device.synchronize()
@@ -155,7 +155,7 @@ def test_nothing_waits(device):
 def test_scatters_clear_their_result_first_on_the_same_stream(device):
     columns = whole_numbers((4, 9), torch.int32)
     image = gpufold.torch.col2im(columns, (4, 4), (2, 2), variant="atomic")
-    assert len(standin._queues[DEVICE, HANDLE]) == 2
+    assert len(fake_cupy._queues[DEVICE, HANDLE]) == 2
     device.synchronize()
     assert image.numpy().tobytes() == gpufold.col2im(columns.numpy(), (4, 4), (2, 2)).tobytes()
 
@@ -293,9 +293,9 @@ def test_memory_of_another_device_is_noticed(device):
     columns_at = columns.data_ptr()
     gpufold.torch.col2im(columns, (4, 4), (2, 2))
     device.synchronize()
-    standin.lend(columns_at, columns.nbytes, 0)
-    with standin.Device(DEVICE), pytest.raises(standin.Misuse, match="lies on device 0"):
-        standin.check_lent(columns_at, "argument 0")
+    fake_cupy.lend(columns_at, columns.nbytes, 0)
+    with fake_cupy.Device(DEVICE), pytest.raises(fake_cupy.Misuse, match="lies on device 0"):
+        fake_cupy.check_lent(columns_at, "argument 0")
 
 
 LAYOUTS = {

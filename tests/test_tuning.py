@@ -18,7 +18,7 @@ from cases import CASES, POSITIONS_CASES, assert_same_bits, values
 from test_gpu import EVERY_CALL, Call, calls_of, captured
 
 import gpufold
-from bench.hostcuda import standin
+from bench.hostcuda import fake_cupy
 from bench.problems import PROBLEMS
 from gpufold.calls import Call as Description
 from gpufold.gpu import registry, tuning
@@ -59,14 +59,14 @@ def cupy(monkeypatch, tmp_path):
     """The stand-in, with a device of which nothing is known yet."""
     from gpufold.gpu import launch
 
-    monkeypatch.setitem(sys.modules, "cupy", standin.cupy())
-    monkeypatch.setattr(launch, "cupy", standin.cupy())
+    monkeypatch.setitem(sys.modules, "cupy", fake_cupy.cupy())
+    monkeypatch.setattr(launch, "cupy", fake_cupy.cupy())
     monkeypatch.setenv("GPUFOLD_CACHE_DIR", str(tmp_path / "cache"))
     for cached in (launch._function, launch._prepare, launch.device):
         cached.cache_clear()
     tuning.forget()
-    yield standin.cupy()
-    standin.Device().synchronize()
+    yield fake_cupy.cupy()
+    fake_cupy.Device().synchronize()
     for cached in (launch._function, launch._prepare, launch.device):
         cached.cache_clear()
     tuning.forget()
@@ -193,9 +193,9 @@ def test_nothing_is_measured_compiled_or_allocated_in_a_capture(cupy, clock):
     FOLD.on(data, out=out)
     pool = cupy.get_default_memory_pool()
     with gpufold.autotune():
-        before = pool.used_bytes(), len(standin._loaded)
+        before = pool.used_bytes(), len(fake_cupy._loaded)
         stream, graph = captured(cupy, lambda: FOLD.on(data, out=out))
-        assert (pool.used_bytes(), len(standin._loaded)) == before
+        assert (pool.used_bytes(), len(fake_cupy._loaded)) == before
         assert not clock.measured
         graph.launch(stream)
         stream.synchronize()

@@ -1,6 +1,6 @@
 """A plugin of pytest for one process of several: a line in a file for each test that begins or ends.
 
-    python -m pytest -p bench.ledger --ledger 3.jsonl --part 3/14 --finished names.json tests/test_gpu.py
+    python -m pytest -p bench.test_log --test-log 3.jsonl --part 3/14 --finished names.json tests/test_gpu.py
 
 What is written outlives the process, however it ends, so that another one goes on with the tests that are left: a test
 that began and did not end is what its process died of, or was under way when somebody stopped it. pytest-xdist is not
@@ -21,15 +21,15 @@ LONGEST_SECONDS = 240
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Name the file, the part and what is finished."""
-    group = parser.getgroup("ledger")
-    group.addoption("--ledger", type=Path, required=True, help="the file that gets the lines")
+    group = parser.getgroup("test-log")
+    group.addoption("--test-log", type=Path, required=True, help="the file that gets the lines")
     group.addoption("--part", default="0/1", metavar="K/N", help="run part K of N, counted from 0")
     group.addoption("--finished", type=Path, help="a file with a JSON list of tests that are not run again")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Open the file."""
-    config.pluginmanager.register(Ledger(config.getoption("--ledger")))
+    config.pluginmanager.register(Log(config.getoption("--test-log")))
 
 
 @pytest.hookimpl(trylast=True)
@@ -44,7 +44,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:] = others[number::count] + (large if number == 0 else [])
 
 
-class Ledger:
+class Log:
     """Writes what becomes of the tests."""
 
     def __init__(self, path):

@@ -1,6 +1,6 @@
 """A stand-in for CuPy over the host build of the kernels: the GPU tests' own code runs, but no GPU.
 
-    PYTHONPATH=tests python -m pytest -p bench.hostcuda.standin tests/test_gpu.py
+    PYTHONPATH=tests python -m pytest -p bench.hostcuda.fake_cupy tests/test_gpu.py
 
 As a plugin of pytest it is what `import cupy` finds; imported otherwise it changes nothing. It has what gpufold and
 tests/test_gpu.py call of CuPy 14.2, no more, and raises what CuPy raises. What CuPy lets pass and a GPU would punish
@@ -157,7 +157,7 @@ class Capture:
         self.work, self.ended_by = [], None
 
 
-LOSES_THE_DEVICE = os.environ.get("STANDIN_LOSES_THE_DEVICE")
+LOSES_THE_DEVICE = os.environ.get("FAKE_CUPY_LOSES_THE_DEVICE")
 """The kernel after which every call fails, as after an access to memory that is not there."""
 _lost = []
 

@@ -1,4 +1,4 @@
-"""Lets tensors on the CPU pass for a GPU's: a plugin beside hostcuda.standin, which runs what is launched on them.
+"""Lets tensors on the CPU pass for a GPU's: a plugin beside hostcuda.fake_cupy, which runs what is launched on them.
 
 A tensor is a GPU's from `cuda()` on, and what gpufold computes of it. What torch computes of it passes for the CPU's
 again, and is finished: work is done at once, but for what is behind a sleep on its stream. That lasts until the stream
@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 import torch
 
-from bench.hostcuda import standin
+from bench.hostcuda import fake_cupy
 from gpufold.torch import tensors
 
 HANDLE = 0x7F00
@@ -32,7 +32,7 @@ _kept = {}
 
 def lend(tensor):
     _kept[tensor.untyped_storage().data_ptr()] = tensor.detach()
-    standin.lend(tensor.untyped_storage().data_ptr(), tensor.untyped_storage().nbytes() or 1, 0)
+    fake_cupy.lend(tensor.untyped_storage().data_ptr(), tensor.untyped_storage().nbytes() or 1, 0)
     return tensor
 
 
@@ -44,17 +44,17 @@ class Stream:
 
     def __init__(self):
         self.handle, self.asleep = next(self.handles), False
-        standin.lend_stream(self.handle, 0)
+        fake_cupy.lend_stream(self.handle, 0)
 
     def add(self, work):
         """Do work, or queue it behind a sleep."""
-        standin._queue(work, standin.ForeignStream(self.handle), 0)
+        fake_cupy._queue(work, fake_cupy.ForeignStream(self.handle), 0)
         if not self.asleep:
             self.synchronize()
 
     def synchronize(self):
         self.asleep = False
-        standin._do(standin._queues[0, self.handle])
+        fake_cupy._do(fake_cupy._queues[0, self.handle])
 
     def query(self):
         return not self.asleep
@@ -92,7 +92,7 @@ def copy(to, origin, non_blocking=False, plain=torch.Tensor.copy_):
 def execute(*given, launch=tensors._execute_on_gpu, **options):
     launch(*given, **options)
     if not Stream.current.asleep:
-        standin.Device().synchronize()
+        fake_cupy.Device().synchronize()
 
 
 def pytest_configure():

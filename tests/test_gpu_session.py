@@ -22,8 +22,8 @@ import pytest
 from faults import copy_checkout
 
 from bench.__main__ import _parser, main
-from bench.chip import DONE, GRACE_SECONDS, STEPS, STOPPED, Chip, half_an_hour, run_tests, sanitizers
-from bench.hostcuda import standin
+from bench.gpu_session import DONE, GRACE_SECONDS, STEPS, STOPPED, Session, half_an_hour, run_tests, sanitizers
+from bench.hostcuda import fake_cupy
 from bench.problems import select
 from bench.regret import Choice, by_operation, of_file
 from bench.report import FAILED
@@ -33,7 +33,7 @@ from bench.terminal import Console
 from bench.tune import LOST, tasks, tune
 
 ROOT = Path(__file__).resolve().parent.parent
-STAND_IN = "import sys\nfrom bench.hostcuda import standin\nsys.modules['cupy'] = standin.cupy()\n"
+STAND_IN = "import sys\nfrom bench.hostcuda import fake_cupy\nsys.modules['cupy'] = fake_cupy.cupy()\n"
 OF_THE_HOST_BUILD = "nvidia-cuda-runtime", "nvidia-cuda-crt"
 """CUDA's headers, which the stand-in needs, and no GPU."""
 
@@ -87,7 +87,7 @@ class Rehearsal:
         if stand_in:
             (site / "stands_in.py").write_text(STAND_IN)
             (site / "stands_in.pth").write_text("import stands_in\n")  # Debian's Python has a sitecustomize of its own
-            variables["PYTEST_ADDOPTS"] = "-p bench.hostcuda.standin -p bench.hostcuda.torch_standin --of-each=1"
+            variables["PYTEST_ADDOPTS"] = "-p bench.hostcuda.fake_cupy -p bench.hostcuda.fake_torch_cuda --of-each=1"
         tools = tmp_path / "tools"  # no git among them
         tools.mkdir()
         for name in ("g++", "as", "ld", "nm", "ar"):
@@ -118,7 +118,7 @@ class Rehearsal:
         return process.returncode, output
 
     def steps(self):
-        return json.loads((self.results / "chip.json").read_text())
+        return json.loads((self.results / "session.json").read_text())
 
     def failed(self, step):
         return {name.rpartition("::")[2]: why for name, why in Tally.of(self.results / step).failed()}
@@ -155,7 +155,7 @@ def test_without_a_driver_the_command_goes_as_far_as_it_can_and_says_why(tmp_pat
 def test_half_an_hour_on_a_gpu_rehearsed(tmp_path):
     """A kernel gives wrong bits, one takes the device down, a call is killed, and the results move away and back."""
     rehearsal = Rehearsal(
-        tmp_path, "numpy", "torch", "pytest", "rich", *OF_THE_HOST_BUILD, STANDIN_LOSES_THE_DEVICE=DEADLY
+        tmp_path, "numpy", "torch", "pytest", "rich", *OF_THE_HOST_BUILD, FAKE_CUPY_LOSES_THE_DEVICE=DEADLY
     )
     source = rehearsal.checkout / "kernels" / f"{WRONG}.cu"
     broken = source.read_text().replace(
@@ -215,30 +215,32 @@ def test_half_an_hour_on_a_gpu_rehearsed(tmp_path):
 
 
 @pytest.fixture
-def chip(tmp_path):
-    return Chip(tmp_path, 2, [], 0.1, None)
+def session(tmp_path):
+    return Session(tmp_path, 2, [], 0.1, None)
 
 
-def test_steps_that_were_stopped_have_their_next_turn_after_the_others(chip, monkeypatch, capsys):
+def test_steps_that_were_stopped_have_their_next_turn_after_the_others(session, monkeypatch, capsys):
     log, answers = [], {"machine": [DONE], "smoke": [STOPPED, STOPPED, DONE], "tests": [FAILED], "sanitizers": [DONE]}
-    steps = {name: (10.0, lambda chip, name=name: log.append(name) or answers[name].pop(0)) for name in answers}
-    monkeypatch.setattr("bench.chip.STEPS", steps)
-    assert half_an_hour(chip, 28, 3, ["chip"]) == 1
+    steps = {name: (10.0, lambda session, name=name: log.append(name) or answers[name].pop(0)) for name in answers}
+    monkeypatch.setattr("bench.gpu_session.STEPS", steps)
+    assert half_an_hour(session, 28, 3, ["chip"]) == 1
     assert log == ["machine", "smoke", "tests"]
-    assert half_an_hour(chip, 28, 100, ["chip"]) == 1
+    assert half_an_hour(session, 28, 100, ["chip"]) == 1
     assert log[3:] == ["sanitizers", "smoke", "smoke"]
-    half_an_hour(chip, 28, 100, ["chip"])
+    half_an_hour(session, 28, 100, ["chip"])
     assert len(log) == 6, "nothing is done again"
     assert "| tests | FAILED |" in capsys.readouterr().out
 
 
-def test_no_step_begins_where_the_minutes_are_over(chip, monkeypatch):
+def test_no_step_begins_where_the_minutes_are_over(session, monkeypatch):
     log = []
-    monkeypatch.setattr("bench.chip.STEPS", {"machine": (10.0, lambda chip: log.append(chip.deadline) or DONE)})
-    half_an_hour(chip, 0.4, 100, ["chip"])
+    monkeypatch.setattr(
+        "bench.gpu_session.STEPS", {"machine": (10.0, lambda session: log.append(session.deadline) or DONE)}
+    )
+    half_an_hour(session, 0.4, 100, ["chip"])
     assert log == []
     start = time.monotonic()
-    half_an_hour(chip, 0.6, 100, ["chip"])
+    half_an_hour(session, 0.6, 100, ["chip"])
     assert 9 < log[0] - start < 10.5
 
 
@@ -250,12 +252,14 @@ def test_nothing_but_a_report_comes_after_the_benchmark_and_nothing_that_needs_n
     assert list(STEPS) == ["machine", "smoke", "tests", "sanitizers", "tune", "benchmark", "report"]
 
 
-def test_steps_of_another_release_are_passed_over(chip, monkeypatch):
+def test_steps_of_another_release_are_passed_over(session, monkeypatch):
     step = {"result": STOPPED, "goes": 1, "seconds": 1.0, "note": ""}
-    (chip.folder / "chip.json").write_text(json.dumps({"prediction": step, "machine": step | {"result": DONE}}))
+    (session.folder / "session.json").write_text(json.dumps({"prediction": step, "machine": step | {"result": DONE}}))
     log = []
-    monkeypatch.setattr("bench.chip.STEPS", {name: (10.0, lambda chip: log.append(1) or DONE) for name in STEPS})
-    assert half_an_hour(chip, 28, 100, ["chip"]) == 0
+    monkeypatch.setattr(
+        "bench.gpu_session.STEPS", {name: (10.0, lambda session: log.append(1) or DONE) for name in STEPS}
+    )
+    assert half_an_hour(session, 28, 100, ["chip"]) == 0
     assert len(log) == len(STEPS) - 1
 
 
@@ -282,10 +286,10 @@ def running(marker):
 STARTS = """
 import sys, time
 from pathlib import Path
-from bench.chip import Chip
+from bench.gpu_session import Session
 folder, marker = Path(sys.argv[1]), sys.argv[2]
 child = f"import subprocess, sys; subprocess.run([sys.executable, '-c', 'import time; time.sleep(100)', '{marker}'])"
-process = Chip(folder, 1, [], 0.1, None).start([sys.executable, "-c", child, marker], folder / "log")
+process = Session(folder, 1, [], 0.1, None).start([sys.executable, "-c", child, marker], folder / "log")
 time.sleep(100)
 """
 
@@ -305,7 +309,7 @@ def test_what_was_started_ends_with_who_started_it_however_that_ends(tmp_path):
     assert not running(marker)
 
 
-def test_sanitizers_are_few_and_each_has_ports_of_its_own(chip, monkeypatch):
+def test_sanitizers_are_few_and_each_has_ports_of_its_own(session, monkeypatch):
     started = []
 
     def start(words, log, **variables):
@@ -313,11 +317,11 @@ def test_sanitizers_are_few_and_each_has_ports_of_its_own(chip, monkeypatch):
         log.touch()
         return subprocess.Popen(["true"])
 
-    monkeypatch.setattr(chip, "processes", 14)
-    monkeypatch.setattr(chip, "start", start)
+    monkeypatch.setattr(session, "processes", 14)
+    monkeypatch.setattr(session, "start", start)
     monkeypatch.setattr("shutil.which", lambda name: name)
-    chip.deadline = time.monotonic() + 100
-    assert sanitizers(chip) == FAILED, "no test begins"
+    session.deadline = time.monotonic() + 100
+    assert sanitizers(session) == FAILED, "no test begins"
     for tool in ("memcheck", "racecheck", "initcheck", "synccheck"):
         of_tool = [words for words in started if words[words.index("--tool") + 1] == tool]
         assert 1 < len(of_tool) <= 8
@@ -338,10 +342,10 @@ def test_number(number):
 """
 
 
-def test_tests_that_end_their_process_are_named_and_the_others_run(chip, tmp_path):
+def test_tests_that_end_their_process_are_named_and_the_others_run(session, tmp_path):
     (tmp_path / "test_six.py").write_text(TESTS)
-    chip.deadline = time.monotonic() + 100
-    assert run_tests(chip, "six", str(tmp_path / "test_six.py")) == FAILED
+    session.deadline = time.monotonic() + 100
+    assert run_tests(session, "six", str(tmp_path / "test_six.py")) == FAILED
     tally = Tally.of(tmp_path / "six")
     assert [(name[-2], why) for name, why in tally.failed()] == [
         ("3", "began 2 times and ended its process"),
@@ -355,10 +359,10 @@ def lines_of(folder):
     return [line for path in folder.glob("*.jsonl") for line in path.read_text().splitlines()]
 
 
-def test_tests_that_do_not_end_in_time_are_stopped_with_what_they_started(chip, tmp_path):
+def test_tests_that_do_not_end_in_time_are_stopped_with_what_they_started(session, tmp_path):
     (tmp_path / "test_slow.py").write_text(TESTS.replace("os._exit(1)", "time.sleep(100)"))
-    chip.deadline = time.monotonic() + 8
-    assert run_tests(chip, "slow", str(tmp_path / "test_slow.py")) == STOPPED
+    session.deadline = time.monotonic() + 8
+    assert run_tests(session, "slow", str(tmp_path / "test_slow.py")) == STOPPED
     assert 0 < len(Tally.of(tmp_path / "slow").ends) < 6
 
 
@@ -376,12 +380,12 @@ def cupy(monkeypatch):
     from gpufold.gpu import launch, tuning
 
     cached = launch._function, launch._prepare, launch.device
-    monkeypatch.setitem(sys.modules, "cupy", standin.cupy())
-    monkeypatch.setattr(launch, "cupy", standin.cupy())
+    monkeypatch.setitem(sys.modules, "cupy", fake_cupy.cupy())
+    monkeypatch.setattr(launch, "cupy", fake_cupy.cupy())
     monkeypatch.setenv("GPUFOLD_CACHE_DIR", "")
     for each in cached:
         each.cache_clear()
-    yield standin.cupy()
+    yield fake_cupy.cupy()
     for each in cached:
         each.cache_clear()
     tuning.forget()

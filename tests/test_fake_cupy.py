@@ -1,4 +1,4 @@
-"""The code of the GPU tests, run without a GPU: tests/test_gpu.py on a stand-in for CuPy (hostcuda/standin.py)."""
+"""The code of the GPU tests, run without a GPU: tests/test_gpu.py on a stand-in for CuPy (hostcuda/fake_cupy.py)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import gpufold
-from bench.hostcuda import standin
+from bench.hostcuda import fake_cupy
 from gpufold.gpu.sources import options, program
 
 CHECKOUT = Path(__file__).parents[1]
@@ -28,7 +28,7 @@ def run(*arguments):
     paths = [str(CHECKOUT), str(CHECKOUT / "tests"), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "bench.hostcuda.standin", "-p", "no:cacheprovider", "-q", *arguments],
+        [sys.executable, "-m", "pytest", "-p", "bench.hostcuda.fake_cupy", "-p", "no:cacheprovider", "-q", *arguments],
         cwd=CHECKOUT,
         env=environment | {"PYTHONPATH": os.pathsep.join(paths)},
         stdout=subprocess.PIPE,
@@ -49,11 +49,11 @@ CALL = "batch_to_space", DATA, (1, 4)
 def launched():
     """A kernel, the plan that it is for, its arrays, and what CuPy passes its parameters as."""
     plan = gpufold.explain(*CALL).plan
-    kernel = standin.RawKernel(program(plan.source, plan.symbol, plan.defines), plan.symbol, options())
-    data, out = standin.asarray(DATA), standin.empty((1, 36), np.float32)
+    kernel = fake_cupy.RawKernel(program(plan.source, plan.symbol, plan.defines), plan.symbol, options())
+    data, out = fake_cupy.asarray(DATA), fake_cupy.empty((1, 36), np.float32)
     parameters = np.frombuffer(plan.parameters, np.dtype((np.void, len(plan.parameters))))
     out.fill(-1)  # a pool's memory may hold what another test computed
-    standin.Device().synchronize()
+    fake_cupy.Device().synchronize()
     return SimpleNamespace(kernel=kernel, plan=plan, data=data, out=out, parameters=parameters)
 
 
@@ -62,7 +62,7 @@ def test_a_launch_computes_when_it_is_waited_for(launched):
     launched.kernel(launched.plan.grid, launched.plan.block, (launched.data, launched.out, launched.parameters))
     seen = launched.out._addresses()
     assert not (seen == gpufold.batch_to_space(*CALL[1:])).any(), "nothing has run yet"
-    standin.Stream.null.synchronize()
+    fake_cupy.Stream.null.synchronize()
     assert (seen == gpufold.batch_to_space(*CALL[1:])).all()
 
 
@@ -70,14 +70,14 @@ def test_a_launch_computes_when_it_is_waited_for(launched):
 @pytest.mark.parametrize(
     ("error", "match", "arguments"),
     [
-        (standin.Misuse, "takes 3 arguments, got 2", lambda it: (it.data, it.out)),
-        (standin.Misuse, "is a value of .* bytes, got a value of", lambda it: (it.data, it.out, np.zeros(1, "V4"))),
-        (standin.Misuse, "got a value of 8", lambda it: (it.data, it.out, 7)),
-        (standin.Misuse, "is a value of .* bytes, got a pointer", lambda it: (it.data, it.out, it.out)),
-        (standin.Misuse, "argument 1 .* is a pointer", lambda it: (it.data, it.parameters, it.parameters)),
+        (fake_cupy.Misuse, "takes 3 arguments, got 2", lambda it: (it.data, it.out)),
+        (fake_cupy.Misuse, "is a value of .* bytes, got a value of", lambda it: (it.data, it.out, np.zeros(1, "V4"))),
+        (fake_cupy.Misuse, "got a value of 8", lambda it: (it.data, it.out, 7)),
+        (fake_cupy.Misuse, "is a value of .* bytes, got a pointer", lambda it: (it.data, it.out, it.out)),
+        (fake_cupy.Misuse, "argument 1 .* is a pointer", lambda it: (it.data, it.parameters, it.parameters)),
         (TypeError, r"numpy.ndarray of shape \(4, 9\)", lambda it: (DATA, it.out, it.parameters)),
         (TypeError, "Unsupported type <class 'str'>", lambda it: (it.data, it.out, "parameters")),
-        (standin.Misuse, "lies on device 1", lambda it: (on_device_1(), it.out, it.parameters)),
+        (fake_cupy.Misuse, "lies on device 1", lambda it: (on_device_1(), it.out, it.parameters)),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -87,8 +87,8 @@ def test_arguments_that_a_gpu_would_punish_are_refused(launched, error, match, a
 
 
 def on_device_1():
-    with standin.Device(1):
-        return standin.asarray(DATA)
+    with fake_cupy.Device(1):
+        return fake_cupy.asarray(DATA)
 
 
 @pytest.mark.hostcuda
@@ -97,24 +97,24 @@ def on_device_1():
     [((1, 1, 1), (1025, 1, 1)), ((1, 1, 1), (64, 32, 1)), ((2**31, 1, 1), (32, 1, 1)), ((1, 65536), (1,))],
 )
 def test_a_launch_beyond_the_limits_of_cuda_is_refused(launched, grid, block):
-    with pytest.raises(standin.CUDARuntimeError, match="cudaErrorInvalidValue"):
+    with pytest.raises(fake_cupy.CUDARuntimeError, match="cudaErrorInvalidValue"):
         launched.kernel(grid, block, (launched.data, launched.out, launched.parameters))
 
 
 @pytest.mark.hostcuda
 def test_a_kernel_that_writes_outside_is_noticed(launched):
-    with standin.using_allocator(None):
-        small = standin.empty((1,), np.float32)
+    with fake_cupy.using_allocator(None):
+        small = fake_cupy.empty((1,), np.float32)
     launched.kernel(launched.plan.grid, launched.plan.block, (launched.data, small, launched.parameters))
-    with pytest.raises(standin.Misuse, match="wrote outside an allocation of 4 bytes"):
-        standin.Device().synchronize()
-    standin.Device().synchronize()  # noticed once
+    with pytest.raises(fake_cupy.Misuse, match="wrote outside an allocation of 4 bytes"):
+        fake_cupy.Device().synchronize()
+    fake_cupy.Device().synchronize()  # noticed once
 
 
-def begun(mode=standin.GLOBAL, non_blocking=True):
+def begun(mode=fake_cupy.GLOBAL, non_blocking=True):
     """Return a stream that captures; streams and graphs of earlier tests are gone by then."""
     gc.collect()
-    stream = standin.Stream(non_blocking=non_blocking)
+    stream = fake_cupy.Stream(non_blocking=non_blocking)
     stream.begin_capture(mode)
     return stream
 
@@ -122,29 +122,29 @@ def begun(mode=standin.GLOBAL, non_blocking=True):
 def assert_lost(stream):
     with pytest.raises(RuntimeError, match="invalidated the capture sequence"):
         stream.is_capturing()
-    with pytest.raises(standin.CUDARuntimeError, match="cudaErrorStreamCaptureInvalidated"):
+    with pytest.raises(fake_cupy.CUDARuntimeError, match="cudaErrorStreamCaptureInvalidated"):
         stream.end_capture()
 
 
 @pytest.mark.parametrize("forbidden", ["wait for the device", "wait for the stream", "allocate"])
 def test_allocating_and_waiting_end_a_capture(forbidden):
     stream = begun()
-    calls = {"wait for the device": standin.Device().synchronize, "wait for the stream": stream.synchronize}
-    with pytest.raises(standin.CUDARuntimeError, match="cudaErrorStreamCaptureUnsupported"):
+    calls = {"wait for the device": fake_cupy.Device().synchronize, "wait for the stream": stream.synchronize}
+    with pytest.raises(fake_cupy.CUDARuntimeError, match="cudaErrorStreamCaptureUnsupported"):
         calls.get(forbidden, allocated)()
     assert_lost(stream)
 
 
 def allocated():
-    return standin.Memory(512)
+    return fake_cupy.Memory(512)
 
 
 @pytest.mark.parametrize("elsewhere", [False, True])
-@pytest.mark.parametrize("mode", [standin.GLOBAL, standin.THREAD_LOCAL, standin.RELAXED])
+@pytest.mark.parametrize("mode", [fake_cupy.GLOBAL, fake_cupy.THREAD_LOCAL, fake_cupy.RELAXED])
 def test_a_mode_says_in_which_threads_a_capture_forbids_what_is_unsafe(mode, elsewhere):
-    forbids = mode == standin.GLOBAL or (mode == standin.THREAD_LOCAL and not elsewhere)
+    forbids = mode == fake_cupy.GLOBAL or (mode == fake_cupy.THREAD_LOCAL and not elsewhere)
     stream = begun(mode)
-    with ThreadPoolExecutor(1) as thread, pytest.raises(standin.CUDARuntimeError) if forbids else nullcontext():
+    with ThreadPoolExecutor(1) as thread, pytest.raises(fake_cupy.CUDARuntimeError) if forbids else nullcontext():
         thread.submit(allocated).result() if elsewhere else allocated()
     if forbids:
         assert_lost(stream)
@@ -155,12 +155,12 @@ def test_a_mode_says_in_which_threads_a_capture_forbids_what_is_unsafe(mode, els
 
 @pytest.mark.hostcuda
 def test_loading_a_kernel_ends_a_capture(launched, monkeypatch):
-    monkeypatch.setattr(standin, "_loaded", {})
+    monkeypatch.setattr(fake_cupy, "_loaded", {})
     stream = begun()
-    with pytest.raises(standin.CUDADriverError, match="CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED"):
+    with pytest.raises(fake_cupy.CUDADriverError, match="CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED"):
         _ = launched.kernel.kernel
     assert_lost(stream)
-    relaxed = begun(standin.RELAXED)
+    relaxed = begun(fake_cupy.RELAXED)
     _ = launched.kernel.kernel
     relaxed.end_capture()
 
@@ -172,9 +172,9 @@ def test_destroying_a_stream_or_a_graph_ends_a_capture(thing):
     del earlier
     stream = begun()
     del things[thing]
-    with pytest.raises(standin.Misuse, match=f"{thing} .*was destroyed while a stream captured"):
+    with pytest.raises(fake_cupy.Misuse, match=f"{thing} .*was destroyed while a stream captured"):
         stream.end_capture()
-    assert not standin._captures
+    assert not fake_cupy._captures
 
 
 def test_a_loop_that_lets_go_of_a_capture_while_the_next_is_under_way_is_noticed():
@@ -191,66 +191,66 @@ def test_a_loop_that_lets_go_of_a_capture_while_the_next_is_under_way_is_noticed
             with capturing() as pair:
                 assert len(pair) == 2
 
-    with pytest.raises(standin.Misuse, match="was destroyed while a stream captured"):
+    with pytest.raises(fake_cupy.Misuse, match="was destroyed while a stream captured"):
         loop()
-    assert not standin._captures
+    assert not fake_cupy._captures
 
 
 def test_the_null_stream_is_of_no_use_beside_a_blocking_one_that_captures():
-    null, other = standin.Stream.null, begun()
+    null, other = fake_cupy.Stream.null, begun()
     assert not null.is_capturing()
     other.end_capture()
     blocking = begun(non_blocking=False)
-    with pytest.raises(standin.CUDARuntimeError, match="cudaErrorStreamCaptureImplicit"):
+    with pytest.raises(fake_cupy.CUDARuntimeError, match="cudaErrorStreamCaptureImplicit"):
         null.is_capturing()
     assert blocking.is_capturing(), "a question ends nothing"
-    with standin.Device(1):
+    with fake_cupy.Device(1):
         assert not null.is_capturing()
     for use in (null.synchronize, lambda: null.launch_host_func(print, None)):
-        with pytest.raises(standin.CUDARuntimeError, match="cudaErrorStreamCaptureImplicit"):
+        with pytest.raises(fake_cupy.CUDARuntimeError, match="cudaErrorStreamCaptureImplicit"):
             use()
     assert_lost(blocking)
 
 
 def test_work_on_a_blocking_stream_and_on_the_null_stream_is_done_in_order():
-    done, blocking = [], standin.Stream()
+    done, blocking = [], fake_cupy.Stream()
     blocking.launch_host_func(done.append, 1)
-    standin.Stream.null.launch_host_func(done.append, 2)
+    fake_cupy.Stream.null.launch_host_func(done.append, 2)
     blocking.launch_host_func(done.append, 3)
     blocking.synchronize()
     assert done == [1, 2, 3]
 
 
 def test_a_device_without_memory_pools_allocates_nothing_in_the_order_of_a_stream(monkeypatch):
-    monkeypatch.setattr(standin, "POOLS_OF_DEVICES", False)
+    monkeypatch.setattr(fake_cupy, "POOLS_OF_DEVICES", False)
     with pytest.raises(RuntimeError, match="Device 0 does not support malloc_async"):
-        standin.malloc_async(512)
-    assert not standin.device_get_attribute(115, 0)
+        fake_cupy.malloc_async(512)
+    assert not fake_cupy.device_get_attribute(115, 0)
 
 
 @pytest.mark.hostcuda
 def test_a_launch_on_a_stream_of_another_device_is_refused(launched, monkeypatch):
-    monkeypatch.setattr(standin, "_lent_streams", {0x7F00: 1})
+    monkeypatch.setattr(fake_cupy, "_lent_streams", {0x7F00: 1})
     arguments = launched.data, launched.out, launched.parameters
-    with standin.Device(1):
-        far = standin.Stream(non_blocking=True)
+    with fake_cupy.Device(1):
+        far = fake_cupy.Stream(non_blocking=True)
     for stream in (far, SimpleNamespace(ptr=0x7F00), SimpleNamespace(ptr=0x7F01)):
-        with pytest.raises(standin.CUDADriverError, match="CUDA_ERROR_INVALID_HANDLE"):
+        with pytest.raises(fake_cupy.CUDADriverError, match="CUDA_ERROR_INVALID_HANDLE"):
             launched.kernel.kernel(launched.plan.grid, launched.plan.block, arguments, 0, stream)
 
 
 def test_host_and_device_are_not_mixed_by_accident():
-    array = standin.asarray(DATA)
+    array = fake_cupy.asarray(DATA)
     for mixed in (
         lambda: np.asarray(array),
         lambda: array.__setitem__(..., DATA),
-        lambda: standin.ascontiguousarray(DATA),
+        lambda: fake_cupy.ascontiguousarray(DATA),
     ):
         with pytest.raises(TypeError):
             mixed()
     with pytest.raises(ValueError, match="Unsupported dtype"):
-        standin.empty(3, "U1")
-    with standin.Device(1), pytest.raises(ValueError, match="Array device must be same as the current device"):
+        fake_cupy.empty(3, "U1")
+    with fake_cupy.Device(1), pytest.raises(ValueError, match="Array device must be same as the current device"):
         array.copy()
 
 
@@ -258,7 +258,7 @@ def test_host_and_device_are_not_mixed_by_accident():
 def test_it_takes_no_argument_that_cupy_does_not_take():
     import cupy
 
-    ours = standin.cupy()
+    ours = fake_cupy.cupy()
     for name, function in inspect.getmembers(ours, inspect.isfunction):
         theirs = getattr(cupy, name)
         if inspect.isfunction(theirs):  # those in C++ do not say
@@ -284,8 +284,8 @@ def launch(monkeypatch):
     """The module that launches, on the stand-in, where nothing is loaded yet."""
     from gpufold.gpu import launch
 
-    monkeypatch.setattr(launch, "cupy", standin.cupy())
-    monkeypatch.setattr(standin, "_loaded", {})
+    monkeypatch.setattr(launch, "cupy", fake_cupy.cupy())
+    monkeypatch.setattr(fake_cupy, "_loaded", {})
     launch._function.cache_clear()
     yield launch
     launch._function.cache_clear()
@@ -298,7 +298,7 @@ def test_a_first_call_in_a_capture_names_warmup_and_says_that_the_capture_is_los
     stream = begun()
     with pytest.raises(RuntimeError, match=r"(?s)batch_to_space.*the capture is lost\..*gpufold\.warmup") as raised:
         launch.Kernel.of(plan)
-    assert isinstance(raised.value.__cause__, standin.CUDADriverError)
+    assert isinstance(raised.value.__cause__, fake_cupy.CUDADriverError)
     assert_lost(stream)
     launch.compile_plan(plan)
     after = begun()
@@ -310,7 +310,7 @@ def test_a_first_call_in_a_capture_names_warmup_and_says_that_the_capture_is_los
 @pytest.mark.hostcuda
 @pytest.mark.peer("cupy")
 def test_a_first_call_in_a_capture_that_lets_kernels_load_is_captured(launch):
-    stream = begun(standin.RELAXED)
+    stream = begun(fake_cupy.RELAXED)
     launch.Kernel.of(gpufold.explain(*CALL).plan)
     assert stream.is_capturing()
     stream.end_capture()
@@ -319,17 +319,17 @@ def test_a_first_call_in_a_capture_that_lets_kernels_load_is_captured(launch):
 @pytest.mark.peer("cupy")
 def test_other_errors_of_cuda_stay_as_they_are(launch, monkeypatch):
     def no_driver(*_):
-        raise standin.CUDARuntimeError(101)
+        raise fake_cupy.CUDARuntimeError(101)
 
     monkeypatch.setattr(launch, "_function", no_driver)
-    with pytest.raises(standin.CUDARuntimeError, match="cudaErrorInvalidDevice"):
+    with pytest.raises(fake_cupy.CUDARuntimeError, match="cudaErrorInvalidDevice"):
         launch.load("average_direct.cu", (), "average_direct")
     monkeypatch.undo()
 
 
 @pytest.mark.peer("cupy")
 def test_scratch_memory_of_a_graph_needs_a_device_with_memory_pools(launch, monkeypatch):
-    monkeypatch.setattr(standin, "POOLS_OF_DEVICES", False)
+    monkeypatch.setattr(fake_cupy, "POOLS_OF_DEVICES", False)
     assert launch._scratch(512)[1].mem.size == 512, "of CuPy's pool where nothing captures"
     stream = begun()
     with stream, pytest.raises(gpufold.Unsupported, match=r"device 0 has no memory pools .*the capture goes on"):
@@ -340,8 +340,8 @@ def test_scratch_memory_of_a_graph_needs_a_device_with_memory_pools(launch, monk
 
 SHOWN = """
 import sys
-from bench.hostcuda import standin
-cupy = sys.modules["cupy"] = standin.cupy()
+from bench.hostcuda import fake_cupy
+cupy = sys.modules["cupy"] = fake_cupy.cupy()
 import numpy as np, gpufold
 host = np.random.default_rng(0).random((8, 576, 3136), np.float32)
 columns = cupy.asarray(host)
@@ -385,7 +385,7 @@ def test_the_gpu_tests_pass_on_a_stand_in_for_cupy():
 @pytest.mark.peer("torch")
 @pytest.mark.hostcuda
 def test_the_gpu_tests_of_tensors_pass_on_a_stand_in_for_cupy():
-    status, output = run("tests/test_torch_gpu.py", "-p", "bench.hostcuda.torch_standin", "--of-each=20")
+    status, output = run("tests/test_torch_gpu.py", "-p", "bench.hostcuda.fake_torch_cuda", "--of-each=20")
     assert status == 0, output
     assert "no GPU ran" in output
 

@@ -63,7 +63,7 @@ SANITIZED, PORT, PORTS = 8, 49152, 16
 
 
 @dataclass
-class Chip:
+class Session:
     """What the steps share."""
 
     folder: Path
@@ -132,13 +132,17 @@ def _worst(answers: list[str]) -> str:
 
 
 def run_tests(
-    chip: Chip, name: str, *arguments: str, before: Callable[[int], Sequence[str]] = lambda part: (), most: int = 64
+    session: Session,
+    name: str,
+    *arguments: str,
+    before: Callable[[int], Sequence[str]] = lambda part: (),
+    most: int = 64,
 ) -> str:
     """Run tests in processes of their own until each has ended, whatever ends the processes.
 
     Of these there are `most` at a time, and `before` says what tool stands before each.
     """
-    folder, processes = chip.folder / name, min(chip.processes, most)
+    folder, processes = session.folder / name, min(session.processes, most)
     folder.mkdir(exist_ok=True)
     while True:
         earlier, finished = Tally.of(folder), folder / "finished.json"
@@ -147,31 +151,33 @@ def run_tests(
         number, started = len(list(folder.glob("*-0.jsonl"))) + 1, []
         for part in range(processes):
             path = folder / f"{number}-{part}.jsonl"
-            options = [f"--ledger={path}", f"--part={part}/{processes}", f"--finished={finished}"]
-            started.append(chip.start([*before(part), *words, *options], path.with_suffix(".log")))
-        ended, tally = chip.finish(started), Tally.of(folder)
-        chip.notes[:] = [f"{len(tally.ends)} tests ended, {len(tally.failed())} failed, {len(tally.waiting)} are left"]
+            options = [f"--test-log={path}", f"--part={part}/{processes}", f"--finished={finished}"]
+            started.append(session.start([*before(part), *words, *options], path.with_suffix(".log")))
+        ended, tally = session.finish(started), Tally.of(folder)
+        session.notes[:] = [
+            f"{len(tally.ends)} tests ended, {len(tally.failed())} failed, {len(tally.waiting)} are left"
+        ]
         if not ended:
             return STOPPED
         if tally.ends and not tally.waiting:
             wrong = {process.returncode for process in started} - {0, 1, 5}  # 5: a part without tests
-            chip.notes += [f"processes ended with {wrong}, see {name}/{number}-*.log"] if wrong else []
+            session.notes += [f"processes ended with {wrong}, see {name}/{number}-*.log"] if wrong else []
             return FAILED if wrong or tally.failed() else DONE
         if tally.begun == earlier.begun:
             said = (folder / f"{number}-0.log").read_text().splitlines()
-            chip.notes += ["no test begins", *[line for line in said if "deselected:" in line]]
+            session.notes += ["no test begins", *[line for line in said if "deselected:" in line]]
             return FAILED
 
 
-def sanitizers(chip: Chip) -> str:
+def sanitizers(session: Session) -> str:
     """Run compute-sanitizer's tools over a launch of every kernel function."""
     if not shutil.which(SANITIZER):
-        chip.notes.append(f"{SANITIZER} of the CUDA toolkit is not on the PATH")
+        session.notes.append(f"{SANITIZER} of the CUDA toolkit is not on the PATH")
         return ABSENT
     names = "memcheck", "racecheck", "initcheck", "synccheck"
     return _worst(
         [
-            run_tests(chip, f"sanitizers-{name}", *SMOKE, before=partial(sanitizer, name), most=SANITIZED)
+            run_tests(session, f"sanitizers-{name}", *SMOKE, before=partial(sanitizer, name), most=SANITIZED)
             for name in names
         ]
     )
@@ -183,44 +189,47 @@ def sanitizer(tool: str, part: int) -> list[str]:
     return [SANITIZER, "--target-processes", "all", "--error-exitcode", "77", *waits, "--tool", tool]
 
 
-def tune(chip: Chip) -> str:
+def tune(session: Session) -> str:
     """Race the kernels of the problems against each other; what the package knows of this device is not raced again."""
-    return _in_new_processes(chip, "tune", ["tune", "--results", str(chip.folder), *chip.named])
+    return _in_new_processes(session, "tune", ["tune", "--results", str(session.folder), *session.named])
 
 
-def benchmark(chip: Chip) -> str:
+def benchmark(session: Session) -> str:
     """Measure problems beside their peers, with the choices of the rule."""
-    words = ["measure", "--resume", "--results", str(chip.folder / "measured"), "--seconds", f"{chip.seconds:g}"]
-    words += ["--commit", chip.commit] if chip.commit else []
-    return _in_new_processes(chip, "benchmark", [*words, *chip.named], GPUFOLD_AUTOTUNE="0")
+    words = ["measure", "--resume", "--results", str(session.folder / "measured"), "--seconds", f"{session.seconds:g}"]
+    words += ["--commit", session.commit] if session.commit else []
+    return _in_new_processes(session, "benchmark", [*words, *session.named], GPUFOLD_AUTOTUNE="0")
 
 
-def _in_new_processes(chip: Chip, name: str, words: list[str], **variables: str) -> str:
+def _in_new_processes(session: Session, name: str, words: list[str], **variables: str) -> str:
     """Run a command of the benchmark, again where the device was lost."""
     for _ in range(8):
-        answer = chip.run(name, "-m", "bench", *words, **variables)
-        if answer != FAILED or not chip.notes[-1].startswith("exit status 3:"):
+        answer = session.run(name, "-m", "bench", *words, **variables)
+        if answer != FAILED or not session.notes[-1].startswith("exit status 3:"):
             break
     return answer
 
 
-def report(chip: Chip) -> str:
+def report(session: Session) -> str:
     """Draw what was measured, and say what the choices of `auto` cost."""
-    results = [path for name in ("measured", "tuned") if (path := chip.folder / name).exists()]
+    results = [path for name in ("measured", "tuned") if (path := session.folder / name).exists()]
     if not results:
-        chip.notes.append("nothing was measured")
+        session.notes.append("nothing was measured")
         return ABSENT
-    return chip.run("report", "-m", "bench", "report", "--output", chip.folder / "report", "--results", *results)
+    return session.run("report", "-m", "bench", "report", "--output", session.folder / "report", "--results", *results)
 
 
 SANITIZER = "compute-sanitizer"
 SMOKE = "tests/test_gpu.py", "-k", "test_smoke"
-PYTEST = *("-m", "pytest", "-q"), *("-p", "bench.ledger", "-p", "no:cacheprovider", "-p", "no:randomly")
+PYTEST = *("-m", "pytest", "-q"), *("-p", "bench.test_log", "-p", "no:cacheprovider", "-p", "no:randomly")
 
-STEPS: dict[str, tuple[float, Callable[[Chip], str]]] = {
-    "machine": (60, lambda chip: chip.run("machine", "-c", MACHINE)),
-    "smoke": (120, lambda chip: run_tests(chip, "smoke", *SMOKE)),
-    "tests": (STEP_SECONDS, lambda chip: run_tests(chip, "tests", "tests/test_gpu.py", "tests/test_torch_gpu.py")),
+STEPS: dict[str, tuple[float, Callable[[Session], str]]] = {
+    "machine": (60, lambda session: session.run("machine", "-c", MACHINE)),
+    "smoke": (120, lambda session: run_tests(session, "smoke", *SMOKE)),
+    "tests": (
+        STEP_SECONDS,
+        lambda session: run_tests(session, "tests", "tests/test_gpu.py", "tests/test_torch_gpu.py"),
+    ),
     "sanitizers": (STEP_SECONDS / 2, sanitizers),
     "tune": (STEP_SECONDS / 2, tune),
     "benchmark": (STEP_SECONDS, benchmark),
@@ -229,10 +238,10 @@ STEPS: dict[str, tuple[float, Callable[[Chip], str]]] = {
 """The seconds of a step in one go, and what it does."""
 
 
-def half_an_hour(chip: Chip, minutes: float, most_steps: int, words: list[str]) -> int:
+def half_an_hour(session: Session, minutes: float, most_steps: int, words: list[str]) -> int:
     """Do the steps that are left, as many as the time allows; write the summary after each. Return the exit status."""
-    path = chip.folder / "chip.json"
-    chip.folder.mkdir(parents=True, exist_ok=True)
+    path = session.folder / "session.json"
+    session.folder.mkdir(parents=True, exist_ok=True)
     saved = json.loads(path.read_text()) if path.exists() else {}
     empty = {"result": NOT_BEGUN, "goes": 0, "seconds": 0.0, "note": ""}
     steps: dict[str, Any] = {name: {**empty, **saved.get(name, {})} for name in STEPS}
@@ -246,11 +255,11 @@ def half_an_hour(chip: Chip, minutes: float, most_steps: int, words: list[str]) 
         step["goes"], step["result"] = step["goes"] + 1, STOPPED
         write_at_once(path, json.dumps(steps, indent=1))
         print(f"{now()} {name}", file=sys.stderr, flush=True)
-        start, chip.notes = time.monotonic(), []
-        chip.deadline = start + min(STEPS[name][0], seconds - GRACE_SECONDS)
-        step["result"] = STEPS[name][1](chip)
-        step["note"], step["seconds"] = "; ".join(chip.notes), step["seconds"] + time.monotonic() - start
+        start, session.notes = time.monotonic(), []
+        session.deadline = start + min(STEPS[name][0], seconds - GRACE_SECONDS)
+        step["result"] = STEPS[name][1](session)
+        step["note"], step["seconds"] = "; ".join(session.notes), step["seconds"] + time.monotonic() - start
         write_at_once(path, json.dumps(steps, indent=1))
-        write_at_once(chip.folder / "summary.md", summary(chip.folder, steps, words))
-    print(summary(chip.folder, steps, words))
+        write_at_once(session.folder / "summary.md", summary(session.folder, steps, words))
+    print(summary(session.folder, steps, words))
     return int(any(step["result"] == FAILED for step in steps.values()))
