@@ -495,6 +495,22 @@ def test_machine_code_subtracts_from_multiples_of_64_bits(tmp_path, less, archit
 
 @pytest.mark.some(2)
 @pytest.mark.parametrize("architecture", cubin.ARCHITECTURES)
+def test_machine_code_holds_numbers_of_64_bits(tmp_path, architecture):
+    """From 12.0 on an instruction has all of them; before, each of two has a half."""
+    (tmp_path / "clip.cu").write_text(
+        'extern "C" __global__ void clip(const long long* input, long long* output)\n'
+        "{\n    const long long own = input[threadIdx.x];\n"
+        "    const bool low = own + 0x80000000LL < 0x123456789aLL;\n"
+        "    output[threadIdx.x] = low ? own - 0x300000007LL : own + 0x500000000LL;\n}\n"
+    )
+    data, result = np.arange(-16, 16) * 2**33 + np.arange(32) % 3, np.empty(32, np.int64)
+    plan = sample_plan("clip", data, result, threads=32)
+    hostcuda.work(plan, data, result, device=DEVICE_OF[architecture], kernels=tmp_path)
+    assert np.array_equal(result, np.where(data + 2**31 < 0x123456789A, data - 0x300000007, data + 0x500000000))
+
+
+@pytest.mark.some(2)
+@pytest.mark.parametrize("architecture", cubin.ARCHITECTURES)
 def test_machine_code_turns_tiles_in_shared_memory(architecture):
     data, result = numbers(64, 96), np.zeros((96, 64), np.float32)
     plan = replace(

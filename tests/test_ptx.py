@@ -76,9 +76,9 @@ FURTHER = {
 
 
 @contextmanager
-def planned(name, crowded=True):
+def planned(name):
     """Give a call and its plan; in the one of wide offsets they are so for arrays however small."""
-    call, variant, device = FURTHER[name] if name in FURTHER else launches()[name][-1 if crowded else 0]
+    call, variant, device = FURTHER[name] if name in FURTHER else launches()[name][-1]
     with pytest.MonkeyPatch.context() as patch:
         if name == "wide-offsets":
             patch.setattr(parameters, "INT32_MAX", 0)
@@ -124,8 +124,7 @@ def test_machine_code_for_others_gives_the_bits_of_the_numpy_path(name, architec
 
 
 def check_bits(name, architecture):
-    crowded = architecture < 120  # the interpreter loses its way in bins_order of 12.0 where it marks blocks
-    with planned(name, crowded) as (call, plan):
+    with planned(name) as (call, plan):
         got, want = executed(call, plan, architecture), call.on(call.data.copy())
         assert hostcuda.cubin.resources(plan, architecture).shared_bytes == plan.shared_bytes
     assert np.any(got != 0)

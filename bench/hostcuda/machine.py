@@ -49,6 +49,7 @@ class _Source(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_uint8) for name in ("origin", "index", "flags", "part")),
         ("value", ctypes.c_uint32),
+        ("high", ctypes.c_uint32),
     )
 
 
@@ -199,8 +200,11 @@ class _Reader:
         """Take integers of 64 bits; a number is extended by zeros, and negated after that."""
         for _ in range(count):
             number = re.fullmatch(r"(-?)(0x[0-9a-f]+)", text := self.operands.pop(0))
-            flags = NEGATIVE if number and number[1] else 0
-            self.put(_Source(IMMEDIATE, 0, flags, 0, int(number[2], 0)) if number else self.source(text))
+            if not number:
+                self.put(self.source(text))
+                continue
+            high, low = divmod(int(number[2], 0), 1 << 32)
+            self.put(_Source(IMMEDIATE, 0, NEGATIVE if number[1] else 0, 0, low, high))
 
     def source(self, text: str, real: bool = False, double: bool = False) -> _Source:
         flags = NEGATIVE * text.startswith("-") | INVERTED * text.startswith("~")

@@ -42,6 +42,7 @@ constexpr uint8_t kNegative = 1, kAbsolute = 2, kInverted = 4; // flags of a sou
 struct Source {
     uint8_t from, index, flags, part; // part: the first bit that counts
     uint32_t value;                   // or the place among the constants
+    uint32_t high;                    // of a number of 64 bits
 };
 
 struct Predicate {
@@ -199,7 +200,7 @@ const uint32_t* raw(Warp& warp, const Source& source, Words& space, uint32_t wor
         value = source.index == kZeroRegister ? 0 : warp.uniform[source.index + word];
         break;
     case From::immediate:
-        value = word ? 0 : source.value;
+        value = word ? source.high : source.value;
         break;
     case From::constant:
         value = constant(source.value + 4 * word);
@@ -253,7 +254,7 @@ struct Pairs {
 
 // A double is negated and made absolute by its sign; an immediate one is given by its upper half.
 struct Doubles {
-    Doubles(Warp& warp, const Source& source) : pairs(warp, {source.from, source.index, 0, 0, source.value})
+    Doubles(Warp& warp, const Source& source) : pairs(warp, {source.from, source.index, 0, 0, source.value, 0})
     {
         immediate = From(source.from) == From::immediate;
         flags = source.flags;
