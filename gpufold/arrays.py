@@ -18,20 +18,16 @@ from gpufold.geometry import Size, SpaceGeometry
 from gpufold.given import has_own_arithmetic, shown
 
 ArrayT = TypeVar("ArrayT", covariant=True)
-"""numpy.ndarray or cupy.ndarray of any shape: a result is of the kind of the input, and may have more axes."""
+"""An array of any shape: a result is of the kind of the input, and may have more axes."""
 
 
 class Array(Protocol[ArrayT]):
-    """What numpy.ndarray and cupy.ndarray have in common here; to type checkers, `array[...]` is of any shape."""
+    """What arrays of every kind have in common here; to type checkers, `array[...]` is of any shape."""
 
     @property
     def shape(self) -> Size: ...
     @property
-    def strides(self) -> Size: ...
-    @property
     def dtype(self) -> Any: ...
-    @property
-    def size(self) -> int: ...
     def __getitem__(self, key: EllipsisType, /) -> ArrayT: ...
 
 
@@ -66,20 +62,8 @@ def library_of(operation: str, name: str, array: object) -> ModuleType:
     cupy = sys.modules.get("cupy")
     if cupy is not None and isinstance(array, cupy.ndarray):
         return cupy
-    torch = sys.modules.get("torch")
-    if torch is not None and isinstance(array, torch.Tensor):
-        raise TypeError(
-            f"{operation}: {name} must be a numpy.ndarray or cupy.ndarray, got a torch.Tensor; gpufold.torch has the "
-            f"functions for tensors"
-        )
-    kind = _kind(array)
-    if kind.startswith("dask."):
-        raise TypeError(
-            f"{operation}: {name} must be a numpy.ndarray or cupy.ndarray, got {kind}; gpufold.dask has the "
-            f"functions for dask arrays"
-        )
     raise TypeError(
-        f"{operation}: {name} must be a numpy.ndarray or cupy.ndarray, got {kind}; "
+        f"{operation}: {name} must be a numpy.ndarray or cupy.ndarray, got {_kind(array)}; "
         f"convert it with numpy.asarray({name}) or cupy.asarray({name})"
     )
 

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any, Never
+from typing import Any
 
 from gpufold import calls
 from gpufold.arrays import Array, ArrayT, library_of
 from gpufold.calls import Reduction
 from gpufold.compute import compute
+from gpufold.dispatch import dispatched
 from gpufold.geometry import Extents, Sizes
-from gpufold.names import answers, misnamed
 
 
-@answers
+@dispatched
 def array_to_blocks(
     array: Array[ArrayT],
     block_shape: Extents,
@@ -21,7 +21,6 @@ def array_to_blocks(
     window: Any = None,
     out: Array[ArrayT] | None = None,
     variant: str = "auto",
-    **unexpected: Never,
 ) -> ArrayT:
     """Take sliding blocks out of an array, each a contiguous piece of the result: `im2col` with the taps last.
 
@@ -67,15 +66,13 @@ def array_to_blocks(
     -----
     Name and layout are those of sigpy's function, whose ``blk_shape`` and ``blk_strides`` are these two.
     """
-    if unexpected:
-        raise misnamed(array_to_blocks, "array_to_blocks", unexpected)
     library = library_of("array_to_blocks", "array", array)
     call = calls.array_to_blocks(array, block_shape, strides, window=window, variant=variant)
     blocks: ArrayT = compute(call, library, array, out, window)
     return blocks
 
 
-@answers
+@dispatched
 def blocks_to_array(
     blocks: Array[ArrayT],
     output_shape: Extents,
@@ -89,7 +86,6 @@ def blocks_to_array(
     accumulate: bool = False,
     variant: str = "auto",
     deterministic: bool = True,
-    **unexpected: Never,
 ) -> ArrayT:
     """Put sliding blocks back together, adding or averaging where they overlap: `col2im` with the taps last.
 
@@ -134,8 +130,6 @@ def blocks_to_array(
     -----
     Name and layout are those of sigpy's function, whose ``blk_shape`` and ``blk_strides`` are these two.
     """
-    if unexpected:
-        raise misnamed(blocks_to_array, "blocks_to_array", unexpected)
     library = library_of("blocks_to_array", "blocks", blocks)
     call = calls.blocks_to_array(
         blocks,

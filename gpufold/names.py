@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterable
+from functools import wraps
+from inspect import signature
 from typing import Any, TypeVar
 
 HERE = {
@@ -33,28 +34,49 @@ HERE = {
 }
 """The names of arguments here, or what to say in their place, with those that they have in other libraries."""
 
+WHOSE = {
+    "out": "NumPy and CuPy arrays",
+    "accumulate": "NumPy and CuPy arrays",
+    "chunks": "dask arrays",
+}
+"""The arguments that not every kind of array has, and whose they are."""
+
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 
 
 def answers(function: FunctionT) -> FunctionT:
-    """Show a function without its last parameter, which collects unexpected keywords to be answered."""
-    shown = inspect.signature(function)
-    function.__signature__ = shown.replace(  # type: ignore[attr-defined]
-        parameters=[parameter for parameter in shown.parameters.values() if parameter.kind is not parameter.VAR_KEYWORD]
-    )
-    return function
+    """Return a function that answers an unexpected keyword with the name that the argument has here."""
+    name = function.__qualname__.removesuffix(".__init__")
+
+    @wraps(function)
+    def answering(*given: Any, **named: Any) -> Any:
+        try:
+            return function(*given, **named)
+        except TypeError:
+            unexpected = [word for word in named if word not in signature(function).parameters]
+            if not unexpected:
+                raise
+        raise misnamed(function, name, unexpected)
+
+    taken: Any = answering
+    return taken  # type: ignore[no-any-return]
 
 
-def misnamed(function: Callable[..., Any], name: str, given: Iterable[str]) -> TypeError:
+def misnamed(function: Callable[..., Any], name: str, given: Iterable[str], kind: type | None = None) -> TypeError:
     """Return what to raise where a function, by its public name, is given keywords that it does not have.
 
     >>> import gpufold
     >>> print(misnamed(gpufold.im2col, "im2col", ["stride"]))
     im2col: there is no argument stride, it is strides here
+    >>> print(misnamed(gpufold.im2col, "im2col", ["chunks"], np.ndarray))
+    im2col: chunks is for dask arrays alone, got a numpy.ndarray
     """
     word, *_ = given
-    parameters = [each for each in inspect.signature(function).parameters if each != "self"]
+    parameters = [each for each in signature(function).parameters if each != "self"]
     for here, elsewhere in HERE.items():
         if word in elsewhere and here.split(" ")[0].rstrip(",") in parameters:
             return TypeError(f"{name}: there is no argument {word}, it is {here.rstrip(',')} here")
+    if word in WHOSE:
+        got = "" if kind is None else f", got a {kind.__module__}.{kind.__qualname__}"
+        return TypeError(f"{name}: {word} is for {WHOSE[word]} alone{got}")
     return TypeError(f"{name}: there is no argument {word}, there are {', '.join(parameters)}")

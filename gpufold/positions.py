@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from math import prod
-from typing import Any, Never
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -12,11 +12,12 @@ from gpufold import calls
 from gpufold.arrays import Array, ArrayT, as_positions, check_library, library_of
 from gpufold.calls import Mode
 from gpufold.compute import compute
+from gpufold.dispatch import dispatched
 from gpufold.geometry import LastBlock, Sizes, grid_of_blocks
-from gpufold.names import answers, misnamed
+from gpufold.names import answers
 
 
-@answers
+@dispatched
 def add_blocks(
     out: Array[ArrayT],
     blocks: Array[Any],
@@ -26,7 +27,6 @@ def add_blocks(
     weight_out: Array[Any] | None = None,
     variant: str = "auto",
     deterministic: bool = True,
-    **unexpected: Never,
 ) -> ArrayT:
     """Add blocks into an array, each at a position of its own: ptychography, irregular tiles, particles.
 
@@ -87,8 +87,6 @@ def add_blocks(
     With ``positions[p] = p * strides`` it is `blocks_to_array` with ``accumulate=True``, in another order of
     additions.
     """
-    if unexpected:
-        raise misnamed(add_blocks, "add_blocks", unexpected)
     library = library_of("add_blocks", "out", out)
     check_library("add_blocks", "blocks", blocks, library, "out")
     places = as_positions("add_blocks", library, positions, out)
@@ -101,7 +99,7 @@ def add_blocks(
     return result
 
 
-@answers
+@dispatched
 def take_blocks(
     array: Array[ArrayT],
     positions: Any,
@@ -111,7 +109,6 @@ def take_blocks(
     mode: Mode = "constant",
     out: Array[ArrayT] | None = None,
     variant: str = "auto",
-    **unexpected: Never,
 ) -> ArrayT:
     """Take blocks out of an array, each at a position of its own: the adjoint of `add_blocks`.
 
@@ -169,8 +166,6 @@ def take_blocks(
     -----
     With ``positions[p] = p * strides`` it is `array_to_blocks`.
     """
-    if unexpected:
-        raise misnamed(take_blocks, "take_blocks", unexpected)
     library = library_of("take_blocks", "array", array)
     places = as_positions("take_blocks", library, positions, array, "array")
     call = calls.take_blocks(array, places, block_shape, window=window, mode=mode, variant=variant)
@@ -178,14 +173,13 @@ def take_blocks(
     return blocks
 
 
-@answers
+@dispatched
 def average(
     numerator: Array[ArrayT],
     weight: Array[Any],
     *,
     out: Array[ArrayT] | None = None,
     variant: str = "auto",
-    **unexpected: Never,
 ) -> ArrayT:
     """Divide sums by the sums of their weights, as `reduction="mean"` does: zero where nothing landed.
 
@@ -219,8 +213,6 @@ def average(
     TypeError, ValueError
         As in `add_blocks`.
     """
-    if unexpected:
-        raise misnamed(average, "average", unexpected)
     library = library_of("average", "numerator", numerator)
     check_library("average", "weight", weight, library, "numerator")
     call = calls.average(numerator, weight, variant=variant)
@@ -230,7 +222,7 @@ def average(
 
 @answers
 def grid_positions(
-    size: Sizes, block_shape: Sizes, strides: Sizes, *, last: LastBlock = "shift", **unexpected: Never
+    size: Sizes, block_shape: Sizes, strides: Sizes, *, last: LastBlock = "shift"
 ) -> npt.NDArray[np.int64]:
     """Return the positions of blocks that cover an array, for `take_blocks` and `add_blocks`.
 
@@ -268,8 +260,6 @@ def grid_positions(
         Sizes are out of range or do not fit together; `last` is none of the above; an axis is smaller than a block,
         but for "over"; there are more positions than an array can have.
     """
-    if unexpected:
-        raise misnamed(grid_positions, "grid_positions", unexpected)
     axes = grid_of_blocks(size, block_shape, strides, last)
     count, outer = prod(axis.blocks for axis in axes), 1
     try:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any, Never
+from typing import Any
 
 from gpufold import calls
 from gpufold.arrays import Array, ArrayT, library_of
 from gpufold.calls import Reduction
 from gpufold.compute import compute
+from gpufold.dispatch import dispatched
 from gpufold.geometry import Extents, Sizes
-from gpufold.names import answers, misnamed
 
 
-@answers
+@dispatched
 def col2im(
     data: Array[ArrayT],
     output_size: Extents,
@@ -29,7 +29,6 @@ def col2im(
     accumulate: bool = False,
     variant: str = "auto",
     deterministic: bool = True,
-    **unexpected: Never,
 ) -> ArrayT:
     """Put sliding blocks back together into an image, adding where they overlap.
 
@@ -116,8 +115,6 @@ def col2im(
     -----
     Implements OpenVINO Col2Im-15 and ONNX Col2Im-18, for 1 to 31 spatial axes.
     """
-    if unexpected:
-        raise misnamed(col2im, "col2im", unexpected)
     library = library_of("col2im", "data", data)
     steps = kernel_size, strides, dilations, pads_begin, pads_end
     call = calls.col2im(
@@ -135,7 +132,7 @@ def col2im(
     return image
 
 
-@answers
+@dispatched
 def im2col(
     image: Array[ArrayT],
     kernel_size: Extents,
@@ -147,7 +144,6 @@ def im2col(
     window: Any = None,
     out: Array[ArrayT] | None = None,
     variant: str = "auto",
-    **unexpected: Never,
 ) -> ArrayT:
     """Take sliding blocks out of an image: the adjoint of `col2im`.
 
@@ -195,8 +191,6 @@ def im2col(
     -----
     The geometry is that of OpenVINO Col2Im-15 and ONNX Col2Im-18.
     """
-    if unexpected:
-        raise misnamed(im2col, "im2col", unexpected)
     library = library_of("im2col", "image", image)
     call = calls.im2col(image, kernel_size, strides, dilations, pads_begin, pads_end, window=window, variant=variant)
     columns: ArrayT = compute(call, library, image, out, window)

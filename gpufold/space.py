@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Never
-
 from gpufold import calls
 from gpufold.arrays import Array, ArrayT, library_of
 from gpufold.compute import compute
+from gpufold.dispatch import dispatched
 from gpufold.geometry import Extents, Sizes
-from gpufold.names import answers, misnamed
 
 
-@answers
+@dispatched
 def batch_to_space(
     data: Array[ArrayT],
     block_shape: Extents,
@@ -20,7 +18,6 @@ def batch_to_space(
     *,
     out: Array[ArrayT] | None = None,
     variant: str = "auto",
-    **unexpected: Never,
 ) -> ArrayT:
     """Move blocks of the batch axis into the spatial axes, and crop.
 
@@ -62,15 +59,13 @@ def batch_to_space(
     -----
     Implements OpenVINO BatchToSpace-2, for any rank.
     """
-    if unexpected:
-        raise misnamed(batch_to_space, "batch_to_space", unexpected)
     library = library_of("batch_to_space", "data", data)
     call = calls.batch_to_space(data, block_shape, crops_begin, crops_end, variant=variant)
     space: ArrayT = compute(call, library, data, out)
     return space
 
 
-@answers
+@dispatched
 def space_to_batch(
     data: Array[ArrayT],
     block_shape: Extents,
@@ -79,7 +74,6 @@ def space_to_batch(
     *,
     out: Array[ArrayT] | None = None,
     variant: str = "auto",
-    **unexpected: Never,
 ) -> ArrayT:
     """Pad the spatial axes with zeros and move their blocks into the batch axis: undoes `batch_to_space`.
 
@@ -121,8 +115,6 @@ def space_to_batch(
     -----
     Implements OpenVINO SpaceToBatch-2, for any rank.
     """
-    if unexpected:
-        raise misnamed(space_to_batch, "space_to_batch", unexpected)
     library = library_of("space_to_batch", "data", data)
     call = calls.space_to_batch(data, block_shape, pads_begin, pads_end, variant=variant)
     batch: ArrayT = compute(call, library, data, out)

@@ -10,7 +10,7 @@ from functools import cached_property, wraps
 from math import prod
 from operator import lt
 from threading import RLock
-from typing import Any, Never, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 from weakref import WeakSet
 
 import numpy as np
@@ -21,7 +21,7 @@ from gpufold.elements import ELEMENT_TYPES, WIDER
 from gpufold.geometry import PositionsGeometry, Size, as_integers
 from gpufold.given import flag, word
 from gpufold.homes import Home, copy_of_window, home_of
-from gpufold.names import answers, misnamed
+from gpufold.names import answers
 
 ENDLESS = sys.maxsize
 """The extent of an axis without an end."""
@@ -145,10 +145,7 @@ class Stitcher:
         window: Any = None,
         reduction: Reduction = "mean",
         slabs: bool = False,
-        **unexpected: Never,
     ) -> None:
-        if unexpected:
-            raise misnamed(Stitcher, "Stitcher", unexpected)
         self._lead, self._size, self._block = _sizes(shape, block_shape)
         self._reduction = word("Stitcher", "reduction", reduction, REDUCTIONS)
         if window is not None:
@@ -194,7 +191,7 @@ class Stitcher:
 
     @answers
     @_in_turn
-    def add(self, blocks: Any, positions: Any, *, window: Any = None, **unexpected: Never) -> None:
+    def add(self, blocks: Any, positions: Any, *, window: Any = None) -> None:
         """Add a batch of tiles.
 
         Parameters
@@ -221,8 +218,6 @@ class Stitcher:
         RuntimeError
             An earlier call was interrupted while it added, or this one interrupts another of the same thread.
         """
-        if unexpected:
-            raise misnamed(Stitcher.add, "Stitcher.add", unexpected)
         home = home_of(blocks)
         shape, lead = home.shape, len(self._lead)
         count, tile = shape[:1], shape[1 + lead :]

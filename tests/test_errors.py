@@ -19,7 +19,7 @@ import gpufold.onnx
 
 HUGE = 2**62
 
-FromDask = type("Array", (), {"__module__": "dask.array.core"})
+FromXarray = type("DataArray", (), {"__module__": "xarray.core"})
 
 
 def columns(**changes):
@@ -203,7 +203,7 @@ BAD_CALLS = [
     ),
     (columns(data=np.ma.masked_less(np.ones((2, 12, 20)), 0)), TypeError, ["data", "masked", "filled"]),
     (columns(data=np.matrix(np.ones((12, 20)))), TypeError, ["data", "numpy.matrix", "numpy.asarray(data)"]),
-    (columns(data=FromDask()), TypeError, ["data", "dask.array.core.Array", "gpufold.dask has the functions"]),
+    (columns(data=FromXarray()), TypeError, ["data", "xarray.core.DataArray", "numpy.asarray(data)"]),
     # --- truth is no size
     (columns(strides=True), TypeError, ["strides", "integer", "True"]),
     (columns(kernel_size=(2, np.True_)), TypeError, ["kernel_size", "integer", "(2, np.True_)"]),

@@ -60,7 +60,9 @@ assert_type(gpufold.get_num_threads(), int)
 
 
 def of_tensors(image: torch.Tensor, places: torch.Tensor) -> None:
-    """Call every function of gpufold.torch."""
+    """Call every function of gpufold.torch, and one by the door that all kinds of arrays share."""
+    assert_type(gpufold.im2col(image, (2, 2), pads_begin=1), torch.Tensor)
+    assert_type(gpufold.add_blocks(image, image, places), torch.Tensor)
     columns = gpufold.torch.unfold(image, 2, stride=(2, 2))
     assert_type(columns, torch.Tensor)
     assert_type(gpufold.torch.fold(columns, (8, 8), 2, reduction="mean"), torch.Tensor)
@@ -111,7 +113,7 @@ def wrong_words() -> None:
     gpufold.col2im(columns, (8, 8), (2, 2), reduction="men")  # type: ignore[arg-type]
     gpufold.col2im(columns, (8.5, 8), (2, 2))  # type: ignore[arg-type]
     gpufold.col2im(columns, 8, (2, 2))  # type: ignore[arg-type]
-    gpufold.im2col(image, (2, 2), stride=2)  # type: ignore[arg-type]
+    gpufold.im2col(image, (2, 2), stride=2)  # type: ignore[call-arg]
     gpufold.take_blocks(image, positions, 4, mode="nearest")  # type: ignore[arg-type]
     gpufold.grid_positions((8, 8), 4, 2, last="drp")  # type: ignore[arg-type]
     gpufold.Stitcher((8, 8), 4, reduction="average")  # type: ignore[arg-type]

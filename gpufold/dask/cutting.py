@@ -33,7 +33,7 @@ def known_array(operation: str, name: str, array: Any) -> da.Array:
     if not isinstance(array, da.Array):
         raise TypeError(
             f"{operation}: {name} must be a dask.array.Array, got {type(array).__module__}.{type(array).__qualname__}; "
-            f"convert it with dask.array.from_array({name}), or call gpufold.{operation}"
+            f"convert it with dask.array.from_array({name})"
         )
     if any(size != size for size in array.shape):  # NaN
         raise ValueError(

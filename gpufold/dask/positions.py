@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from operator import getitem
-from typing import Any, Never
+from typing import Any
 
 import dask.array as da
 import numpy as np
@@ -18,7 +18,7 @@ from gpufold.compute import run
 from gpufold.dask.cutting import checked, cut_axes, geometry_of, known_array, spans_of
 from gpufold.dask.meetings import box_of, key_of, known_positions, meetings, near_positions, new_array
 from gpufold.geometry import AverageGeometry, PositionsGeometry, Size, Sizes
-from gpufold.names import answers, misnamed
+from gpufold.names import answers
 from gpufold.positions import average as average_chunk
 
 
@@ -31,7 +31,6 @@ def add_blocks(
     *,
     variant: str = "auto",
     deterministic: bool = True,
-    **unexpected: Never,
 ) -> da.Array:
     """Add blocks to an array, each at a position of its own: `gpufold.add_blocks`, lazily, into a new array.
 
@@ -65,8 +64,6 @@ def add_blocks(
     --------
     gpufold.add_blocks : The other parameters; its errors are raised here too, not when the result is computed.
     """
-    if unexpected:
-        raise misnamed(add_blocks, "add_blocks", unexpected)
     out = known_array("add_blocks", "out", out)
     blocks = known_array("add_blocks", "blocks", blocks)
     library = library_of("add_blocks", "a chunk of out", out._meta)
@@ -106,7 +103,6 @@ def take_blocks(
     mode: Mode = "constant",
     chunks: Any = "auto",
     variant: str = "auto",
-    **unexpected: Never,
 ) -> da.Array:
     """Take blocks out of an array, each at a position of its own: `gpufold.take_blocks`, lazily.
 
@@ -138,8 +134,6 @@ def take_blocks(
     --------
     gpufold.take_blocks : The other parameters; its errors are raised here too, not when the result is computed.
     """
-    if unexpected:
-        raise misnamed(take_blocks, "take_blocks", unexpected)
     array = known_array("take_blocks", "array", array)
     positions = known_positions("take_blocks", positions, array, "array")
     call = calls.take_blocks(array, positions, block_shape, window=window, mode=mode, variant=variant)
@@ -180,7 +174,6 @@ def average(
     weight: da.Array,
     *,
     variant: str = "auto",
-    **unexpected: Never,
 ) -> da.Array:
     """Divide sums by the sums of their weights: `gpufold.average`, lazily.
 
@@ -208,8 +201,6 @@ def average(
     --------
     gpufold.average : The variants; its errors are raised here too, not when the result is computed.
     """
-    if unexpected:
-        raise misnamed(average, "average", unexpected)
     numerator = known_array("average", "numerator", numerator)
     weight = known_array("average", "weight", weight)
     library = library_of("average", "a chunk of numerator", numerator._meta)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 from math import prod
-from typing import Any, Never
+from typing import Any
 
 import dask.array as da
 import numpy as np
@@ -17,7 +17,7 @@ from gpufold.compute import run
 from gpufold.dask.cutting import Chunks, axes_of, checked, cut_result, geometry_of, known_array, spans_of, whole, zeros
 from gpufold.dask.pieces import each_chunk, gather, over, pixels_under, reach, under
 from gpufold.geometry import Axis, BlocksGeometry, Extents, Size, Sizes, SlidingGeometry
-from gpufold.names import answers, misnamed
+from gpufold.names import answers
 
 
 @answers
@@ -36,7 +36,6 @@ def col2im(
     chunks: Any = "auto",
     variant: str = "auto",
     deterministic: bool = True,
-    **unexpected: Never,
 ) -> da.Array:
     """Put sliding blocks back together into an image, adding where they overlap: `gpufold.col2im`, lazily.
 
@@ -72,8 +71,6 @@ def col2im(
     --------
     gpufold.col2im : The other parameters; its errors are raised here too, not when the result is computed.
     """
-    if unexpected:
-        raise misnamed(col2im, "col2im", unexpected)
     data = known_array("col2im", "data", data)
     steps = kernel_size, strides, dilations, pads_begin, pads_end
     call = calls.col2im(
@@ -110,7 +107,6 @@ def im2col(
     window: Any = None,
     chunks: Any = "auto",
     variant: str = "auto",
-    **unexpected: Never,
 ) -> da.Array:
     """Take sliding blocks out of an image: `gpufold.im2col`, lazily.
 
@@ -141,8 +137,6 @@ def im2col(
     --------
     gpufold.im2col : The other parameters; its errors are raised here too, not when the result is computed.
     """
-    if unexpected:
-        raise misnamed(im2col, "im2col", unexpected)
     image = known_array("im2col", "image", image)
     call = calls.im2col(image, kernel_size, strides, dilations, pads_begin, pads_end, window=window, variant=variant)
     geometry, weights = geometry_of(call, SlidingGeometry), checked(call, image, window)
@@ -171,7 +165,6 @@ def blocks_to_array(
     chunks: Any = "auto",
     variant: str = "auto",
     deterministic: bool = True,
-    **unexpected: Never,
 ) -> da.Array:
     """Put sliding blocks back together, the taps last: `gpufold.blocks_to_array`, lazily.
 
@@ -197,8 +190,6 @@ def blocks_to_array(
     --------
     gpufold.blocks_to_array : The other parameters; its errors are raised here too, not when the result is computed.
     """
-    if unexpected:
-        raise misnamed(blocks_to_array, "blocks_to_array", unexpected)
     blocks = known_array("blocks_to_array", "blocks", blocks)
     call = calls.blocks_to_array(
         blocks,
@@ -228,7 +219,6 @@ def array_to_blocks(
     window: Any = None,
     chunks: Any = "auto",
     variant: str = "auto",
-    **unexpected: Never,
 ) -> da.Array:
     """Take sliding blocks out of an array, the taps last: `gpufold.array_to_blocks`, lazily.
 
@@ -256,8 +246,6 @@ def array_to_blocks(
     --------
     gpufold.array_to_blocks : The other parameters; its errors are raised here too, not when the result is computed.
     """
-    if unexpected:
-        raise misnamed(array_to_blocks, "array_to_blocks", unexpected)
     array = known_array("array_to_blocks", "array", array)
     call = calls.array_to_blocks(array, block_shape, strides, window=window, variant=variant)
     geometry, weights = geometry_of(call, BlocksGeometry), checked(call, array, window)

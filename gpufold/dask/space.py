@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 from math import prod
-from typing import Any, Never
+from typing import Any
 
 import dask.array as da
 import numpy as np
@@ -14,7 +14,7 @@ from gpufold import calls, space
 from gpufold.dask.cutting import checked, cut_result, geometry_of, known_array, spans_of, zeros
 from gpufold.dask.pieces import each_chunk, gather, pixels_under, reach, under
 from gpufold.geometry import Axis, Extents, Size, Sizes, SpaceGeometry
-from gpufold.names import answers, misnamed
+from gpufold.names import answers
 
 
 @answers
@@ -26,7 +26,6 @@ def batch_to_space(
     *,
     chunks: Any = "auto",
     variant: str = "auto",
-    **unexpected: Never,
 ) -> da.Array:
     """Move blocks of the batch axis into the spatial axes, and crop: `gpufold.batch_to_space`, lazily.
 
@@ -52,8 +51,6 @@ def batch_to_space(
     --------
     gpufold.batch_to_space : The other parameters; its errors are raised here too, not when the result is computed.
     """
-    if unexpected:
-        raise misnamed(batch_to_space, "batch_to_space", unexpected)
     data = known_array("batch_to_space", "data", data)
     call = calls.batch_to_space(data, block_shape, crops_begin, crops_end, variant=variant)
     geometry, _ = geometry_of(call, SpaceGeometry), checked(call, data)
@@ -76,7 +73,6 @@ def space_to_batch(
     *,
     chunks: Any = "auto",
     variant: str = "auto",
-    **unexpected: Never,
 ) -> da.Array:
     """Pad the spatial axes and move their blocks into the batch axis: `gpufold.space_to_batch`, lazily.
 
@@ -100,8 +96,6 @@ def space_to_batch(
     --------
     gpufold.space_to_batch : The other parameters; its errors are raised here too, not when the result is computed.
     """
-    if unexpected:
-        raise misnamed(space_to_batch, "space_to_batch", unexpected)
     data = known_array("space_to_batch", "data", data)
     call = calls.space_to_batch(data, block_shape, pads_begin, pads_end, variant=variant)
     geometry, _ = geometry_of(call, SpaceGeometry), checked(call, data)

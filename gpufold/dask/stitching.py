@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from operator import getitem
-from typing import Any, Never
+from typing import Any
 
 import dask.array as da
 import numpy as np
@@ -17,7 +17,7 @@ from gpufold.dask.meetings import box_of, key_of, known_positions, meetings, nea
 from gpufold.elements import ELEMENT_TYPES, WIDER, check_dtype, name_of
 from gpufold.geometry import PositionsGeometry, Size, as_integers
 from gpufold.given import word
-from gpufold.names import answers, misnamed
+from gpufold.names import answers
 from gpufold.stitching import Stitcher, check_window
 
 
@@ -30,7 +30,6 @@ def stitch(
     window: Any = None,
     reduction: Reduction = "mean",
     chunks: Any = "auto",
-    **unexpected: Never,
 ) -> da.Array:
     """Average tiles where they overlap, each at a position of its own: `gpufold.Stitcher`, lazily.
 
@@ -71,8 +70,6 @@ def stitch(
     --------
     gpufold.Stitcher : The other parameters; its errors are raised here too, not when the result is computed.
     """
-    if unexpected:
-        raise misnamed(stitch, "stitch", unexpected)
     tiles = known_array("stitch", "tiles", tiles)
     call = _described(tiles, positions, shape, window, reduction)
     geometry = call.geometry

@@ -97,8 +97,7 @@ def check_tensor(operation: str, name: str, tensor: Any) -> None:
     if not isinstance(tensor, Tensor):
         kind = f"{type(tensor).__module__}.{type(tensor).__qualname__}"
         raise TypeError(
-            f"{operation}: {name} must be a torch.Tensor, got {kind}; convert it with torch.as_tensor({name}), or call "
-            f"the function of the same name in gpufold"
+            f"{operation}: {name} must be a torch.Tensor, got {kind}; convert it with torch.as_tensor({name})"
         )
     if tensor.is_nested:
         raise TypeError(

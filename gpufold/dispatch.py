@@ -1,0 +1,83 @@
+"""One door for arrays of every kind: a function hands a call to the front that the package of its first array has."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from functools import wraps
+from inspect import Parameter, signature
+from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from gpufold import extras
+from gpufold.names import misnamed
+
+FRONTS = {"dask": "dask", "torch": "torch"}
+"""The submodule that has the functions for a package's arrays. NumPy's and CuPy's are those of gpufold itself."""
+
+FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
+
+
+def dispatched(function: FunctionT) -> FunctionT:
+    """Return a function that takes arrays of every kind by its own name; NumPy's and CuPy's it computes itself.
+
+    A type's package decides, so that nothing is imported that is not loaded. Arguments that a kind of array has no use
+    for may be given by their defaults, as code for every kind does, and are refused otherwise.
+    """
+    name, parameters = function.__name__, signature(function).parameters
+    first, defaults = next(iter(parameters)), {each.name: each.default for each in parameters.values()}
+    functions: dict[str, Callable[..., Any]] = {"numpy": function, "cupy": function}
+
+    def found(kind: type) -> Callable[..., Any]:
+        front = front_of(kind)
+        if not front:
+            return function
+        theirs: Callable[..., Any] | None = getattr(sys.modules[front], name, None)
+        if theirs is None:
+            raise TypeError(
+                f"{name}: {first} must not be a {kind.__module__}.{kind.__qualname__}, for nothing is written into "
+                f"such an array; call {name.rstrip('_')}, which returns a new one"
+            )
+        if kind.__module__.partition(".")[0] in FRONTS:
+            functions[kind.__module__.partition(".")[0]] = theirs
+        return theirs
+
+    @wraps(function)
+    def door(*given: Any, **named: Any) -> Any:
+        kind = type(given[0] if given else named.get(first))
+        if kind is np.ndarray:
+            front: Any = function
+        else:
+            front = functions.get(kind.__module__.partition(".")[0]) or found(kind)
+        try:
+            return front(*given, **named)
+        except TypeError:
+            known = signature(front).parameters
+            unknown = [word for word in named if word not in known]
+            if not unknown:
+                raise
+            needed = [word for word in unknown if named[word] is not defaults.get(word, Parameter.empty)]
+            if needed:
+                raise misnamed(front, name, needed, kind) from None
+        return front(*given, **{word: value for word, value in named.items() if word in known})
+
+    taken: Any = door
+    return taken  # type: ignore[no-any-return]
+
+
+_packages: WeakKeyDictionary[type, str] = WeakKeyDictionary()
+"""The packages of types that are subclasses of others', while the types live."""
+
+
+def front_of(kind: type) -> str:
+    """Load the submodule for an array's type, by its package or that of a base, and return its name if there is one."""
+    package = _packages.get(kind)
+    if package is None:
+        packages = [str(base.__module__).partition(".")[0] for base in kind.__mro__]
+        package = _packages[kind] = next((each for each in packages if each in FRONTS), "")
+    return extras.load(FRONTS[package]).__name__ if package else ""
+
+
+front_of._dynamo_marked_constant = True  # type: ignore[attr-defined]  # torch's compiler calls it, tracing no import

@@ -1,0 +1,215 @@
+"""Arrays of every kind through the functions of gpufold: the same kind comes back, with the bits of the definition."""
+
+from __future__ import annotations
+
+import gc
+import subprocess
+import sys
+import weakref
+from importlib.util import find_spec
+from types import SimpleNamespace
+
+import definition
+import numpy as np
+import pytest
+from cases import assert_same_bits, values
+from test_average import definition as averaged
+
+import gpufold
+from gpufold import dispatch
+
+BFLOAT16 = [np.dtype(sys.modules["ml_dtypes"].bfloat16)] if "ml_dtypes" in sys.modules else []
+DTYPES = [*map(np.dtype, ("bool", "uint8", "int32", "float16", "float32", "complex64")), *BFLOAT16]
+
+KERNEL, POSITIONS, WINDOW = (2, 3), [(0, -1), (2, 1), (5, 6)], np.float32([[1, 2, 1], [2, 0.5, 3]])
+STEPS = {"strides": (1, 2), "dilations": (2, 1), "pads_begin": (1, 0), "pads_end": (0, 2)}
+SLIDING = (KERNEL, *STEPS.values())
+NO_STEPS = ((1, 1), (0, 0), (0, 0))
+
+CALLS = {
+    "col2im": (
+        lambda d: (values((2, 12, 12), d), (5, 6), KERNEL),
+        STEPS,
+        lambda x, s, k: definition.col2im(x, s, *SLIDING),
+    ),
+    "im2col": (lambda d: (values((2, 2, 5, 6), d), KERNEL), STEPS, lambda x, k: definition.im2col(x, *SLIDING)),
+    "blocks_to_array": (
+        lambda d: (values((2, 4, 4, 2, 3), d), (2, 5, 9), KERNEL),
+        {"strides": (1, 2)},
+        lambda x, s, k: definition.col2im(x.transpose(0, 3, 4, 1, 2).reshape(2, 6, 16), s[1:], k, (1, 2), *NO_STEPS)[
+            :, 0
+        ],
+    ),
+    "array_to_blocks": (
+        lambda d: (values((2, 5, 9), d), KERNEL),
+        {"strides": (1, 2)},
+        lambda x, k: (
+            definition.im2col(x[:, None], k, (1, 2), *NO_STEPS).reshape(2, 2, 3, 4, 4).transpose(0, 3, 4, 1, 2)
+        ),
+    ),
+    "add_blocks": (
+        lambda d: (values((2, 6, 7), d), values((3, 2, 2, 3), d, 1), POSITIONS),
+        {},
+        definition.add_blocks,
+    ),
+    "take_blocks": (lambda d: (values((2, 6, 7), d), POSITIONS, KERNEL), {}, definition.take_blocks),
+    "average": (lambda d: (values((2, 6, 7), d), np.abs(values((6, 7), np.float32, 1))), {}, averaged),
+    "batch_to_space": (
+        lambda d: (values((12, 3, 2), d), (1, 2, 3), (0, 1, 0), (0, 0, 2)),
+        {},
+        definition.batch_to_space,
+    ),
+    "space_to_batch": (
+        lambda d: (values((2, 5, 4), d), (1, 2, 3), (0, 1, 0), (0, 0, 2)),
+        {},
+        definition.space_to_batch,
+    ),
+}
+"""For each function: its arguments for a dtype, its options, and the definition of what comes of the arguments."""
+
+
+def of_torch(array):
+    import torch
+
+    if array.dtype.name == "bfloat16":
+        return torch.from_numpy(array.view(np.int16).copy()).view(torch.bfloat16)
+    return torch.from_numpy(array.copy())
+
+
+def from_torch(tensor):
+    import torch
+
+    if tensor.dtype is torch.bfloat16:
+        return tensor.view(torch.int16).numpy().view(BFLOAT16[0])
+    return tensor.numpy()
+
+
+def of_dask(array):
+    import dask.array as da
+
+    return da.from_array(array, chunks=2)
+
+
+KINDS = {
+    "numpy": SimpleNamespace(to=lambda array: array.copy(), back=lambda array: array, needs=()),
+    "torch": SimpleNamespace(to=of_torch, back=from_torch, needs=("torch",)),
+    "dask": SimpleNamespace(to=of_dask, back=lambda array: array.compute(scheduler="synchronous"), needs=("dask",)),
+}
+
+every_kind = pytest.mark.parametrize(
+    "kind", [pytest.param(name, marks=[pytest.mark.peer(each) for each in it.needs]) for name, it in KINDS.items()]
+)
+every_function = pytest.mark.parametrize("name", CALLS)
+
+
+def prepared(name, kind, dtype=np.float32):
+    arguments, options, defined = CALLS[name]
+    given = arguments(np.dtype(dtype))
+    return [KINDS[kind].to(each) if isinstance(each, np.ndarray) else each for each in given], options, defined(*given)
+
+
+@every_kind
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@every_function
+def test_every_function_takes_every_kind_and_gives_its_bits(name, dtype, kind):
+    if name == "average" and dtype.kind in "bui":
+        pytest.skip("there is no average of them")
+    given, options, want = prepared(name, kind, dtype)
+    got = getattr(gpufold, name)(*given, **options)
+    assert type(got) is type(given[0])
+    assert_same_bits(KINDS[kind].back(got), want)
+
+
+@every_kind
+@every_function
+def test_what_a_kind_has_no_use_for_is_refused_unless_it_is_the_default(name, kind):
+    given, options, want = prepared(name, kind)
+    function = getattr(gpufold, name)
+    if kind != "dask":
+        with pytest.raises(
+            TypeError, match=f"^{name}: chunks is for dask arrays alone, got a {type(given[0]).__module__}"
+        ):
+            function(*given, **options, chunks=2)
+    if kind != "numpy" and name != "add_blocks":
+        assert_same_bits(KINDS[kind].back(function(*given, **options, out=None)), want)
+        with pytest.raises(TypeError, match=f"^{name}: out is for NumPy and CuPy arrays alone, got a {kind}"):
+            function(*given, **options, out=given[0])
+    with pytest.raises(TypeError, match=f"^{name}: there is no argument colour, there are "):
+        function(*given, **options, colour=1)
+
+
+@every_kind
+@pytest.mark.parametrize("other", KINDS)
+@pytest.mark.parametrize("name", ["add_blocks", "average", "take_blocks"])
+def test_kinds_are_not_mixed(name, kind, other):
+    if kind == other or any(find_spec(each) is None for each in KINDS[other].needs):
+        pytest.skip("they are of one kind")
+    given, options, _ = prepared(name, kind)
+    if name == "take_blocks":
+        options = {"window": KINDS[other].to(WINDOW)}
+        if kind == "dask" and other == "numpy":
+            pytest.skip("a dask array's window is one of its chunks' library")
+    else:
+        given[1] = prepared(name, other)[0][1]
+    with pytest.raises(TypeError, match=rf"^{name}: .*(weight|window|blocks) must be a"):
+        getattr(gpufold, name)(*given, **options)
+
+
+@every_function
+def test_what_is_no_array_is_refused_with_its_conversion(name):
+    given, options, _ = prepared(name, "numpy")
+    for foreign in (given[0].tolist(), None, memoryview(given[0])):
+        with pytest.raises(TypeError, match=rf"^{name}: .* got .*; convert it with numpy.asarray"):
+            getattr(gpufold, name)(foreign, *given[1:], **options)
+
+
+def test_the_first_array_may_be_named():
+    array = np.ones((2, 5, 9), np.float32)
+    assert_same_bits(gpufold.array_to_blocks(block_shape=KERNEL, array=array), gpufold.array_to_blocks(array, KERNEL))
+
+
+def test_nothing_is_imported_and_no_type_is_kept():
+    kept = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            "import numpy, sys, gpufold; gpufold.im2col(numpy.ones((1, 4)), (2,))\nprint(*sys.modules)",
+        ],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.split()
+    assert not {"cupy", "torch", "dask", "jax"} & {*kept}
+    own = type("Own", (np.ndarray,), {"__module__": "elsewhere"})
+    assert gpufold.im2col(np.ones((1, 4)).view(own), (2,)).shape == (2, 3)
+    assert own in dispatch._packages
+    gone = weakref.ref(own)
+    del own
+    gc.collect()
+    assert gone() is None
+
+
+@pytest.mark.peer("torch")
+def test_torch_compiles_exports_and_traces_through_the_door_even_at_its_first_call():
+    program = """
+import sys, torch, gpufold
+image = torch.rand(1, 2, 8, 8)
+def model(image):
+    return gpufold.col2im(gpufold.im2col(image, (2, 2)), (8, 8), (2, 2))
+class Module(torch.nn.Module):
+    def forward(self, image):
+        return model(image)
+class Mine(torch.Tensor): ...
+compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+assert "gpufold.torch" not in sys.modules
+found = compiled(image)
+assert torch.equal(found, model(image)), found
+assert torch.equal(torch.export.export(Module(), (image,)).module()(image), found)
+assert torch.equal(torch.jit.trace(Module(), (image,))(image), found)
+assert torch.equal(torch.fx.symbolic_trace(model)(image), found)
+assert torch.equal(torch.func.vmap(model)(image[None])[0], found)
+assert type(model(image.as_subclass(Mine))) is Mine
+assert model(torch.nn.Parameter(image)).requires_grad
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
