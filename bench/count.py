@@ -17,7 +17,8 @@ import numpy as np
 import gpufold
 from bench import hostcuda
 from bench.hostcuda import Figures, Work, work
-from bench.hostcuda.counting import architecture_of, resident_threads
+from bench.hostcuda.cubin import resident_threads
+from bench.hostcuda.machine import architecture_of
 from bench.measure import difference
 from bench.problems import AT_POSITIONS, TOLERANCE, Problem
 from bench.terminal import Table
@@ -127,9 +128,9 @@ def count(problem: Problem, variant: str, dtype: str, device: Device = H200) -> 
     return replace(
         line,
         elements=max(prod(shrunk.input_shape), prod(shrunk.output_shape)),
-        instructions=32 * sum(step.instructions for step in done),
-        loaded=sum(step.traffic.loads.sectors for step in done),
-        stored=sum(step.traffic.stores.sectors + step.traffic.atomics.sectors for step in done),
+        instructions=32 * sum(step.counters.instructions for step in done),
+        loaded=sum(step.counters.loads.sectors for step in done),
+        stored=sum(step.counters.stores.sectors + step.counters.atomics.sectors for step in done),
     )
 
 

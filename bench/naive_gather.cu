@@ -5,9 +5,6 @@
 //   image    (planes, *size), C-contiguous               written, each element once
 //
 // Three axes; a problem with fewer has leading axes of one pixel, one tap and one block.
-#ifndef HOSTCUDA
-inline __device__ void trace_iteration(int) {}
-#endif
 
 struct Parameters {
     int planes;
@@ -35,7 +32,6 @@ extern "C" __global__ void naive_gather(const float* __restrict__ columns, float
             if (from_y < 0 || from_y % p.stride[1] || from_y / p.stride[1] >= p.blocks[1])
                 continue;
             for (int tap_x = 0; tap_x < p.kernel[2]; ++tap_x) {
-                trace_iteration((tap_z * p.kernel[1] + tap_y) * p.kernel[2] + tap_x);
                 const int from_x = x - tap_x * p.dilation[2];
                 if (from_x < 0 || from_x % p.stride[2] || from_x / p.stride[2] >= p.blocks[2])
                     continue;

@@ -79,11 +79,9 @@ struct Layer {
         for (int plane = 0; plane < planes; ++plane, source += p.blocks_channel) {
             keep(source);
 #pragma unroll
-            for (int row = 0; row < thread_rows; ++row) {
-                trace_iteration(plane * thread_rows + row);
+            for (int row = 0; row < thread_rows; ++row)
                 elements[plane][row] =
                     load_if(source + (long long)(row)*step, has_bit(covered, row), nothing(Scalar{}));
-            }
         }
     }
 };

@@ -297,11 +297,9 @@ template <int rows> struct Layer {
 #pragma unroll
         for (int plane = 0; plane < planes; ++plane)
 #pragma unroll
-            for (int row = 0; row < rows; ++row) {
-                trace_iteration(plane * rows + row);
+            for (int row = 0; row < rows; ++row)
                 elements[plane][row] =
                     load_if(source[row] + plane * p.blocks_channel, covered[row], nothing(Scalar{}));
-            }
     }
 };
 

@@ -35,7 +35,6 @@ extern "C" __global__ void __launch_bounds__(THREADS)
             source += place * p.numerator_stride[axis];
             target[number] += place * p.result_stride[axis];
         }
-        trace_iteration(number);
         element[number] = load_own_if(numerator + source, item < p.items);
         weight[number] = load_if(window.last() + p.by_weights.split(planes), item < p.items);
     }

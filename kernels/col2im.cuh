@@ -151,15 +151,15 @@ __device__ constexpr int looped_axes(Offset registers, Offset unrolled = unrolle
 }
 
 // Visits the taps of the axes [axis, end) that land on a pixel in lexicographic order, each with `loads`
-// loads, in loops for the first `looped` axes: visit(offset in the columns, whether it exists, number of the
-// tap, its weight so far). TapWeight is fusion.cuh's.
+// loads, in loops for the first `looped` axes: visit(offset in the columns, whether it exists, its
+// weight so far). TapWeight is fusion.cuh's.
 template <int axis, int end, Offset loads, int looped = looped_axes<end - 1>(loads * element_registers),
           typename TapWeight, typename Visit>
 __device__ void for_each_tap(const Taps (&taps)[rank], const Parameters& p, Offset offset, bool exists,
-                             int iteration, const TapWeight& weight, const Visit& visit)
+                             const TapWeight& weight, const Visit& visit)
 {
     if constexpr (axis == end) {
-        visit(offset, exists, iteration, weight);
+        visit(offset, exists, weight);
     } else {
         constexpr Offset count = Pattern<axis>::taps;
         constexpr bool loop = axis < looped;
@@ -172,8 +172,8 @@ __device__ void for_each_tap(const Taps (&taps)[rank], const Parameters& p, Offs
             const TapWeight here = weight.template along<axis>(
                 taps[axis].tap + number * Pattern<axis>::tap_step, exists && found);
             for_each_tap<axis + 1, end, loads, looped>(
-                taps, p, offset + taps[axis].offset + number * p.tap_step_stride[axis], exists && found,
-                int(iteration * count + number), here, visit);
+                taps, p, offset + taps[axis].offset + number * p.tap_step_stride[axis], exists && found, here,
+                visit);
         }
     }
 }

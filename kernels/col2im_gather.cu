@@ -171,7 +171,6 @@ __device__ void store_parts(Tile<planes>& tile, const Run& own, const Accumulato
         }
 #pragma unroll(of_cells ? 1 : words)
         for (int number = 0; number < words; ++number) {
-            trace_iteration(number);
             const int owner = (number * 32 + lane) / words, i = (number * 32 + lane) % words * word;
             const Run run = tile.runs[owner];
             Result* address = run.first + i * p.pixel_stride[last];
@@ -223,8 +222,8 @@ __device__ void gather(const Scalar* __restrict__ columns, Result* __restrict__ 
     constexpr int looped =
         looped_axes<last - 1>(loads * element_registers, of_cells ? unrolled_registers : looped_loads);
     for_each_tap<0, last, loads, looped>(
-        taps, p, cell[last] * p.block_stride[last], live, 0, TapWeight{&window},
-        [&](Offset offset, bool exists, int iteration, const TapWeight& outer) {
+        taps, p, cell[last] * p.block_stride[last], live, TapWeight{&window},
+        [&](Offset offset, bool exists, const TapWeight& outer) {
 #pragma unroll 1
             for (Offset begin = 0; begin < row_taps; begin += together) {
                 Scalar elements[together][planes][part];
@@ -245,7 +244,6 @@ __device__ void gather(const Scalar* __restrict__ columns, Result* __restrict__ 
                         for (int k = 0; k < planes; ++k) {
                             if (row.is_missing(i, number))
                                 continue;
-                            trace_iteration(int(((iteration * row_taps + number) * part + i) * planes + k));
                             const Scalar* const address =
                                 dilated || of_cells ? plane_columns[k] + (offset + (step + row.of[i].offset))
                                                     : element[k];
@@ -273,7 +271,6 @@ __device__ void gather(const Scalar* __restrict__ columns, Result* __restrict__ 
         for (Offset number = 0; number < row_taps; ++number)
 #pragma unroll
             for (int i = 0; i < part; ++i) {
-                trace_iteration(int(number * part + i));
                 factors.add_tap(i, row.tap(i, number), row.exists(i, number, p));
             }
 #pragma unroll

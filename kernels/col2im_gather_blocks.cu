@@ -152,7 +152,6 @@ __device__ void stage(const Worker& w, const Scalar* columns, Rows rows, Offset 
             const Offset block = max(Offset(0), min(from, w.p.blocks[last] - 1));
 #pragma unroll
             for (int turn = 0; turn < turns; ++turn) {
-                trace_iteration(int(before) + (group * block_turns + i) * turns + turn);
                 const Offset tap = min(Offset(turn * 32 + lane_word) * vector, last_tap);
                 load_wide(elements[group][i][turn], columns + (block * w.p.block_stride[last] + tap),
                           lane_block < block_lanes);
@@ -213,7 +212,6 @@ template <bool guarded> __device__ void add_batch(const Worker& w, const Way& wa
         for (int i = 0; i < batch; ++i)
 #pragma unroll
             for (int word = 0; word < lane_taps / vector; ++word) {
-                trace_iteration(i * (lane_taps / vector) + word);
                 const Scalar* address = taps + (word * vector - i * (step * pitch));
                 if constexpr (guarded || kernel[last] % lane_taps != 0)
                     load_wide_if(elements[i][word], address,
@@ -344,13 +342,11 @@ __device__ void store_row(const Worker& w, Result* image, int row)
         OldPixel old[at_once];
 #pragma unroll
         for (int i = 0; i < at_once; ++i) {
-            trace_iteration(int(first / 32) + i);
             const Offset column = first + 32 * i;
             old[i].load(image + column * w.p.pixel_stride[last], column < end);
         }
 #pragma unroll
         for (int i = 0; i < at_once; ++i) {
-            trace_iteration(int(first / 32) + i);
             const Offset column = first + 32 * i;
             if (column >= end)
                 continue;

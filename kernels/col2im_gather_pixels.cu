@@ -64,8 +64,8 @@ __device__ void gather_pixels(const Scalar* __restrict__ columns, Result* __rest
     Accumulator sums[planes][word] = {};
     Denominator denominators[word];
     for_each_tap<0, last, together * loads, looped>(
-        taps, p, taps[last].offset, true, 0, TapWeight{&window},
-        [&](Offset offset, bool row_exists, int iteration, const TapWeight& outer) {
+        taps, p, taps[last].offset, true, TapWeight{&window},
+        [&](Offset offset, bool row_exists, const TapWeight& outer) {
 #pragma unroll(together)
             for (int number = 0; number < row_taps; ++number) {
                 const bool exists = row_exists && taps[last].template exists<last>(number, p);
@@ -74,11 +74,9 @@ __device__ void gather_pixels(const Scalar* __restrict__ columns, Result* __rest
                                            exists);
                 Scalar elements[planes][word];
 #pragma unroll
-                for (int plane = 0; plane < planes; ++plane) {
-                    trace_iteration((iteration * row_taps + number) * planes + plane);
+                for (int plane = 0; plane < planes; ++plane)
                     load_wide_if(elements[plane],
                                  plane_columns[plane] + (offset + number * p.tap_step_stride[last]), exists);
-                }
 #pragma unroll
                 for (int plane = 0; plane < planes; ++plane)
 #pragma unroll
@@ -93,7 +91,6 @@ __device__ void gather_pixels(const Scalar* __restrict__ columns, Result* __rest
         RowFactors<word> factors(taps, window, p);
 #pragma unroll(keeps_weights ? row_taps : 4)
         for (int number = 0; number < row_taps; ++number) {
-            trace_iteration(number);
             factors.add_taps(row_weights(number), taps[last].template exists<last>(number, p));
         }
 #pragma unroll

@@ -607,8 +607,6 @@ inline __device__ unsigned long long multiply_high(unsigned long long a, unsigne
 {
     return __umul64hi(a, b);
 }
-// The host build groups accesses by loop iteration; a loop with guarded accesses names the one it is in.
-inline __device__ void trace_iteration(int) {}
 #endif
 
 // Division of any n >= 0 by a number known on the host, in two instructions: gpufold/gpu/parameters.py makes

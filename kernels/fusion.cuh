@@ -184,7 +184,6 @@ template <int axis> __device__ Factor factor_of(const Taps& taps, const Weights&
     Factor factor = {};
 #pragma unroll(4)
     for (Offset number = 0; number < Pattern<axis>::taps; ++number) {
-        trace_iteration(int(number));
         factor = with_tap<axis>(factor, taps.tap + number * Pattern<axis>::tap_step,
                                 taps.exists<axis>(number, p), window);
     }

@@ -79,7 +79,6 @@ inline __device__ Line load_line(const Scalar* image, Offset pixel, Offset size)
     Scalar pixels[sizeof(Line) / element_bytes] = {};
 #pragma unroll
     for (int i = 0; i < loads; ++i) {
-        trace_iteration(i);
         Scalar loaded[at_once];
         const bool inside = within(pixel + i * at_once, size);
         if constexpr (padded)

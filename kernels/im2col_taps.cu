@@ -106,7 +106,6 @@ inline __device__ void take_taps(const Scalar* __restrict__ image, Scalar* __res
         keep(from);
 #pragma unroll
         for (int i = 0; i < loads; ++i) {
-            trace_iteration(i);
             Scalar loaded[at_once];
             load_wide_if(loaded, from + i * at_once * p.pixel_step[last_axis],
                          within(first + i * at_once, size));
@@ -124,7 +123,6 @@ inline __device__ void take_taps(const Scalar* __restrict__ image, Scalar* __res
         keep(from);
 #pragma unroll
         for (int i = 0; i < blocks; ++i) {
-            trace_iteration(i);
             const bool exists = within(pixel[last_axis] + i * stride, size);
             load_wide_if(elements[i], from + i * image_step, exists);
             if constexpr (windowed)
@@ -134,7 +132,6 @@ inline __device__ void take_taps(const Scalar* __restrict__ image, Scalar* __res
     keep(to);
 #pragma unroll
     for (int i = 0; i < blocks; ++i) {
-        trace_iteration(i);
         if (i < remaining)
             store_wide(to + i * p.block_step[last_axis], elements[i]);
     }

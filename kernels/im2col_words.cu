@@ -158,7 +158,6 @@ inline __device__ void take(const Block& block, const Scalar* image, Scalar* col
     const Offset pixel = block.pixel[last_axis], first = pixel + parameters.pad[last_axis];
 #pragma unroll 1
     for (Offset number = block.first_chunk; number < block.end_chunk; ++number) {
-        trace_iteration(int(number));
         const Chunk chunk = chunk_of(block, number, window, parameters);
         const Scalar* source = image + chunk.image_offset;
         Scalar* target = columns + chunk.columns_tap * parameters.tap_step;

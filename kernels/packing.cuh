@@ -145,7 +145,6 @@ inline __device__ void store_run(Scalar* run, const unsigned char* tile, unsigne
     keep(to);
 #pragma unroll
     for (int i = 0; i < rounds; ++i) {
-        trace_iteration(i);
         if ((i > 0 || lane >= first) && lane + i * warp_size < whole)
             store_word<stored_bytes>(
                 to + i * (round_bytes / element_bytes),
@@ -191,7 +190,6 @@ template <typename Layout> struct WholeRun {
         keep(to);
 #pragma unroll
         for (int i = 0; i < words; ++i) {
-            trace_iteration(i);
             const unsigned word = lane + i * warp_size;
             if (word < pieces * words)
                 store_word<stored_bytes>(to + i * (warp_size * stored_bytes / element_bytes),

@@ -77,7 +77,6 @@ inline __device__ void move(const Block& block, const Scalar* space, Scalar* bat
     const bool begins_block = word < (parameters.blocks[last_axis].divisor - 1) * word_pixels;
 #pragma unroll 1
     for (Offset number = block.first_chunk; number < block.end_chunk; ++number) {
-        trace_iteration(int(number));
         const Chunk chunk = chunk_of(block, number, {}, parameters);
         Elements elements[planes];
         const Scalar* source = space + chunk.image_offset;

@@ -77,7 +77,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_BLOCKS)
             source += pixel * p.pixel_stride[along];
 #pragma unroll
         for (int plane = 0; plane < planes; ++plane, source += p.image_channel) {
-            trace_iteration(number * planes + plane);
             taken[number][plane] = load_if(source, covered && exists(plane));
         }
         if constexpr (!nearest) {
@@ -90,7 +89,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_BLOCKS)
         Scalar* target = own_blocks;
 #pragma unroll
         for (int plane = 0; plane < planes; ++plane, target += p.blocks_channel) {
-            trace_iteration(number * planes + plane);
             keep(target);
             if (tap[along] + number * step < p.block[along] && exists(plane))
                 *target = weighed(taken[number][plane], weights[number]);

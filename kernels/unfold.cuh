@@ -155,7 +155,6 @@ inline __device__ void unfold_direct_planes(const Block& block, const Scalar* im
         keep(columns_of[plane]);
     }
     for (Offset number = block.first_chunk; number < block.end_chunk; ++number) {
-        trace_iteration(int(number));
         const Chunk chunk = chunk_of(block, number, window, parameters);
         Scalar values[chunk_taps][planes];
         Weight weights[chunk_taps];

@@ -665,12 +665,13 @@ def test_a_crowded_tile_has_its_blocks_in_order(name, mode):
 
 
 @pytest.mark.hostcuda
+@pytest.mark.nvrtc
 @pytest.mark.parametrize("variant", ["gather", "lists"])
 def test_what_no_block_covers_is_left_alone(variant):
     out, blocks = np.zeros((64, 640), np.float32), np.ones((2, 4, 5), np.float32)
     positions = np.array([(3, 7), (5, 9)])
     plan = choose(calls.add_blocks(out, blocks, positions, variant=variant), operand(blocks), operand(out))
-    moved = hostcuda.traffic(plan, blocks, out, None, positions)
+    moved = hostcuda.work(plan, blocks, out, None, positions).counters
     assert moved.stores.bytes == 4 * np.count_nonzero(out) == 4 * (2 * 4 * 5 - 2 * 3)
     assert out.sum() == blocks.sum()
 

@@ -1,4 +1,4 @@
-"""The executor of kernels itself: right results, every kind of fault reported, traffic that can be counted by hand."""
+"""The executor of kernels itself: right results, every kind of fault reported, requests that can be counted by hand."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 
 from bench import hostcuda
 from bench.hostcuda import cubin, machine
-from bench.hostcuda.counting import resident_threads
+from bench.hostcuda.cubin import resident_threads
 from gpufold.gpu.devices import DEVICES
 from gpufold.gpu.plan import H200, Plan
 
@@ -331,53 +331,6 @@ def test_a_changed_header_is_never_stale(tmp_path):
         assert result.tolist() == [value] * 4
 
 
-# ---- traffic
-
-
-@pytest.mark.parametrize(("width", "times"), [(1, 1), (2, 2), (4, 4), (8, 8), (64, 8)])
-def test_sectors_of_strided_stores(width, times):
-    # Neighbouring threads write `width` floats apart, so a sector of eight floats serves 8 / width of them.
-    data, result = numbers(width, 8192 // width), np.empty((8192 // width, width), np.float32)
-    plan = sample_plan("store", data, result, struct.pack("iii", data.size, width, 0))
-    traffic = hostcuda.traffic(plan, data, result, kernels=SAMPLES)
-    assert traffic.loads.sectors == 1024
-    assert traffic.stores.sectors == 1024 * times
-    assert traffic.stores.requests == 8192 // 32
-    assert traffic.stores.lines == min(width, 32) * 8192 // 32
-
-
-@pytest.mark.parametrize("numbered", [False, True])
-def test_numbered_iterations_keep_lanes_together(numbered):
-    data, result = numbers(32, 128), np.empty(128, np.float32)
-    plan = sample_plan(
-        "ragged", data, result, struct.pack("i", 32), 128, defines=(("NUMBERED", "1"),) if numbered else ()
-    )
-    traffic = hostcuda.traffic(plan, data, result, kernels=SAMPLES)
-    assert traffic.loads.lanes == 4 * sum(range(1, 33))
-    assert traffic.loads.requests == 4 * 32
-    # Without numbers the first loads of all lanes count as one request, though they are of 32 rows.
-    assert traffic.loads.lines == 4 * (32 if numbered else sum(range(1, 33)))
-
-
-def test_shared_memory_conflicts():
-    data, result = numbers(64, 64), np.empty((64, 64), np.float32)
-    plan = replace(sample_plan("transpose", data, result, struct.pack("ii", 64, 64)), grid=(2, 1, 1), block=(32, 8, 1))
-    for pitch, wavefronts in (("33", 1), ("34", 2), ("32", 32)):  # of each load; stores have no conflict
-        traffic = hostcuda.traffic(replace(plan, defines=(("PITCH", pitch),)), data, result, kernels=SAMPLES)
-        assert traffic.shared_requests == 2 * 64 * 64 // 32
-        assert traffic.shared_wavefronts == (1 + wavefronts) * 64 * 64 // 32
-        assert traffic.loads.sectors == traffic.stores.sectors == 64 * 64 // 8
-
-
-def test_atomics_are_counted_apart():
-    data, counts = np.zeros(4096, np.uint8), np.empty(64, np.uint32)
-    plan = sample_plan("histogram", data, counts, struct.pack("i", data.size), 128, blocks=2, scatters=True)
-    traffic = hostcuda.traffic(plan, data, counts, kernels=SAMPLES)
-    assert traffic.stores.requests == 0
-    assert traffic.atomics.requests == 2 * 2
-    assert traffic.atomics.sectors == 2 * 8
-
-
 # ---- machine code
 
 
@@ -389,17 +342,19 @@ DEVICE_OF = {
 
 @pytest.mark.some(5)
 @pytest.mark.parametrize("architecture", cubin.ARCHITECTURES)
-@pytest.mark.parametrize(("width", "times"), [(1, 1), (2, 2), (64, 8)])
+@pytest.mark.parametrize(("width", "times"), [(1, 1), (2, 2), (4, 4), (64, 8)])
 def test_machine_code_asks_for_what_the_source_does(width, times, architecture):
+    """Neighbouring threads write `width` floats apart, so a sector of eight floats serves 8 / width of them."""
     data = numbers(width, 8192 // width)
     result = np.empty(data.shape[::-1], np.float32)
     plan = sample_plan("store", data, result, struct.pack("iii", data.size, width, 0))
     done = hostcuda.work(plan, data, result, device=DEVICE_OF[architecture], kernels=SAMPLES)
     assert np.array_equal(result, data.T)
-    assert done.traffic.loads.sectors == 1024
-    assert done.traffic.stores.sectors == 1024 * times
-    assert done.warps == 256
-    assert 10 < done.instructions / done.warps < 150
+    assert done.counters.loads.sectors == 1024
+    assert done.counters.stores.sectors == 1024 * times
+    assert done.counters.stores.requests == 8192 // 32
+    assert done.counters.warps == 256
+    assert 10 < done.counters.instructions / done.counters.warps < 150
 
 
 LOOP = """
@@ -432,12 +387,12 @@ def run_loop(folder, passes, architecture):
 @pytest.mark.parametrize("architecture", cubin.ARCHITECTURES)
 def test_every_pass_of_a_loop_counts_and_a_branch_not_taken_does_not(tmp_path, architecture):
     none, few, many = (run_loop(tmp_path, passes, architecture) for passes in (0, 10, 1000))
-    assert none.instructions < few.instructions
-    each = (many.instructions - few.instructions) / (990 * 2)
+    assert none.counters.instructions < few.counters.instructions
+    each = (many.counters.instructions - few.counters.instructions) / (990 * 2)
     assert 3 <= each <= 10
     assert each == int(each)
-    assert few.traffic.loads.requests == many.traffic.loads.requests == 2, "one for each warp"
-    assert many.traffic.stores.requests == 2, "what never happens is not counted"
+    assert few.counters.loads.requests == many.counters.loads.requests == 2, "one for each warp"
+    assert many.counters.stores.requests == 2, "what never happens is not counted"
 
 
 @pytest.mark.some(2)
@@ -449,9 +404,11 @@ def test_an_atomic_addition_gives_what_was_there(tmp_path, architecture):
     )
     data, result = np.arange(32, dtype=np.int32) // 4, np.zeros(64, np.int32)
     plan = replace(sample_plan("number", data, result, threads=32, blocks=1), reads_output=True)
-    hostcuda.work(plan, data, result, device=DEVICE_OF[architecture], kernels=tmp_path)
+    done = hostcuda.work(plan, data, result, device=DEVICE_OF[architecture], kernels=tmp_path)
     assert (result[:8] == 4).all()
     assert np.array_equal(np.flatnonzero(result[8:]) + 8, range(32, 36))
+    assert (done.counters.atomics.requests, done.counters.stores.requests) == (1, 1)
+    assert done.counters.atomics.sectors == 1, "eight numbers are added to"
 
 
 @pytest.mark.parametrize("architecture", cubin.ARCHITECTURES)
@@ -511,17 +468,19 @@ def test_machine_code_holds_numbers_of_64_bits(tmp_path, architecture):
 
 @pytest.mark.some(2)
 @pytest.mark.parametrize("architecture", cubin.ARCHITECTURES)
-def test_machine_code_turns_tiles_in_shared_memory(architecture):
+@pytest.mark.parametrize(("pitch", "wavefronts"), [("33", 1), ("34", 2), ("32", 32)])
+def test_machine_code_turns_tiles_in_shared_memory(pitch, wavefronts, architecture):
+    """Loads of a column meet in a bank; stores have no conflict."""
     data, result = numbers(64, 96), np.zeros((96, 64), np.float32)
     plan = replace(
-        sample_plan("transpose", data, result, struct.pack("ii", *data.shape), defines=(("PITCH", "32"),)),
+        sample_plan("transpose", data, result, struct.pack("ii", *data.shape), defines=(("PITCH", pitch),)),
         grid=(3, 1, 1),
         block=(32, 8, 1),
     )
     done = hostcuda.work(plan, data, result, device=DEVICE_OF[architecture], kernels=SAMPLES)
     assert np.array_equal(result, data.T)
-    assert done.traffic.shared_requests == 2 * data.size // 32
-    assert done.traffic.shared_wavefronts == 33 * data.size // 32, "32 lanes meet in a bank"
+    assert done.counters.shared_requests == 2 * data.size // 32
+    assert done.counters.shared_wavefronts == (1 + wavefronts) * data.size // 32
 
 
 @pytest.mark.some(2)
@@ -537,10 +496,9 @@ def test_lanes_that_part_are_counted_on_both_ways():
     data, result = numbers(32, 128), np.empty(128, np.float32)
     plan = sample_plan("ragged", data, result, struct.pack("i", 32), 128)
     done = hostcuda.work(plan, data, result, kernels=SAMPLES)
-    assert done.traffic.loads.lanes == 4 * sum(range(1, 33))
-    hosts = hostcuda.traffic(replace(plan, defines=(("NUMBERED", "1"),)), data, np.empty_like(result), kernels=SAMPLES)
-    assert done.traffic.loads.requests == hosts.loads.requests
-    assert done.traffic.loads.sectors == hosts.loads.sectors
+    assert done.counters.loads.lanes == 4 * sum(range(1, 33))
+    assert done.counters.loads.requests == 4 * 32, "one for each row"
+    assert done.counters.loads.sectors == 4 * sum(-(-lanes // 8) for lanes in range(1, 33))
 
 
 def test_a_fault_of_machine_code_is_reported():

@@ -95,7 +95,7 @@ def test_specialisations_in_the_text_make_the_machine_code_of_those_in_the_optio
         of_kernel = [plan for plan in specialised.plans() if plan.symbol == symbol]
         plan = random.Random(symbol).choice(of_kernel)
         in_text = compiled(sources.program(plan.source, plan.symbol, plan.defines))
-        assert in_text == hostcuda.cubin.compile(plan.source, plan.defines, 90, symbol=plan.symbol).code, plan
+        assert in_text == hostcuda.cubin.compile(plan.source, plan.defines, 90, symbol=plan.symbol), plan
 
 
 OTHER_NVRTC = """

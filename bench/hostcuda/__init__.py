@@ -2,9 +2,9 @@
 
 from . import cubin, nvcc
 from .build import BuildError, unavailable
-from .counting import Work, traffic, work
 from .cubin import Figures, figures
 from .execute import launch, run
+from .machine import Work, work
 from .memory import Fault
 
 __all__ = [
@@ -17,7 +17,6 @@ __all__ = [
     "launch",
     "nvcc",
     "run",
-    "traffic",
     "unavailable",
     "work",
 ]

@@ -16,14 +16,14 @@ import shutil
 import struct
 import subprocess
 import tempfile
-import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from math import prod
 from pathlib import Path
 
-from gpufold.gpu.plan import Plan
+from gpufold.gpu.plan import H200, Device, Plan
 from gpufold.gpu.sources import source_text
 
 from .build import KERNELS, Defines, cuda_headers, keep, with_includes
@@ -39,15 +39,6 @@ class CompileError(Exception):
 
 
 @dataclass(frozen=True)
-class Cubin:
-    """A compiled source file, with all its kernels or one."""
-
-    code: bytes
-    compile_seconds: float
-    """When it was compiled, which may have been in an earlier process."""
-
-
-@dataclass(frozen=True)
 class Walk:
     """What a thread does on the way through a piece of code."""
 
@@ -59,6 +50,14 @@ class Walk:
     waits: int
     innermost: bool = True
     """Whether it goes through no loop that loads."""
+
+
+REGISTERS = 65536
+"""Of a multiprocessor."""
+
+BLOCKS = {(7, 5): 16, (8, 6): 16, (8, 9): 24}
+"""That fit on a multiprocessor, by compute capability; else BLOCKS_ELSE."""
+BLOCKS_ELSE = 32
 
 
 @dataclass(frozen=True)
@@ -83,8 +82,6 @@ class Figures:
     """One pass through each."""
     path: Walk
     """From the kernel's first instruction to an exit, once through each loop on the way."""
-    compile_seconds: float
-    """Of the kernel alone."""
 
     @property
     def bytes_in_flight(self) -> float:
@@ -145,7 +142,7 @@ def compile(
     kernels: Path = KERNELS,
     flush: bool = True,
     symbol: str | None = None,
-) -> Cubin:
+) -> bytes:
     """Compile a source file of the folder `kernels` for an architecture, 90 for compute capability 9.0.
 
     `flush` lets the compiler flush denormals, as CuPy does. With a symbol that kernel alone is compiled, as by a call.
@@ -158,13 +155,12 @@ def compile(
     headers = [content for path, content in sorted(made.items()) if path != kernels / source]
     placeless = options(defines, architecture, Path("kernels"), flush)
     key = [_versions().encode(), text.encode(), *map(str.encode, placeless), *headers]
-    kept = keep(".cubin", key, lambda: _compile(source, text, passed))
-    return Cubin(kept[8:], *struct.unpack("d", kept[:8]))
+    return keep(".elf", key, lambda: _compile(source, text, passed))
 
 
 def compile_text(text: str, passed: Sequence[str]) -> bytes:
     """Compile a program as it is, to PTX for an architecture such as compute_90, and keep nothing."""
-    return _compile("program.cu", text, [option.encode() for option in passed])[8:]
+    return _compile("program.cu", text, [option.encode() for option in passed])
 
 
 @cache
@@ -175,30 +171,19 @@ def _versions() -> str:
 
 
 def _compile(source: str, text: str, passed: list[bytes]) -> bytes:
-    """Compile; give the seconds that it took, as a double, and the code."""
     nvrtc = _nvrtc()
     program, size = ctypes.c_void_p(), ctypes.c_size_t()
     nvrtc.nvrtcCreateProgram(ctypes.byref(program), text.encode(), source.encode(), 0, None, None)
-    started = time.perf_counter()
     failed = nvrtc.nvrtcCompileProgram(program, len(passed), (ctypes.c_char_p * len(passed))(*passed))
-    seconds = time.perf_counter() - started
-    get_size, get = (
-        (nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog)
-        if failed
-        else (
-            nvrtc.nvrtcGetCUBINSize,
-            nvrtc.nvrtcGetCUBIN,
-        )
-        if not any(option.startswith(b"-arch=compute_") for option in passed)
-        else (nvrtc.nvrtcGetPTXSize, nvrtc.nvrtcGetPTX)
-    )
-    get_size(program, ctypes.byref(size))
+    to_ptx = any(option.startswith(b"-arch=compute_") for option in passed)
+    wanted = "ProgramLog" if failed else "PTX" if to_ptx else "CUBIN"
+    getattr(nvrtc, f"nvrtcGet{wanted}Size")(program, ctypes.byref(size))
     result = ctypes.create_string_buffer(size.value)
-    get(program, result)
+    getattr(nvrtc, f"nvrtcGet{wanted}")(program, result)
     nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
     if failed:
         raise CompileError(result.value.decode())
-    return struct.pack("d", seconds) + result.raw
+    return result.raw
 
 
 def resources(plan: Plan, architecture: int = 90, kernels: Path = KERNELS) -> Resources:
@@ -206,7 +191,7 @@ def resources(plan: Plan, architecture: int = 90, kernels: Path = KERNELS) -> Re
     return _resources(plan, architecture, compile(plan.source, plan.defines, architecture, kernels, symbol=plan.symbol))
 
 
-def _resources(plan: Plan, architecture: int, cubin: Cubin) -> Resources:
+def _resources(plan: Plan, architecture: int, cubin: bytes) -> Resources:
     usage = _read(cubin, "cuobjdump", "-res-usage")
     found = re.search(rf"Function {plan.symbol}:\s*REG:(\d+) STACK:(\d+) SHARED:(\d+)", usage)
     if not found:
@@ -228,8 +213,30 @@ def figures(plan: Plan, architecture: int = 90, kernels: Path = KERNELS) -> Figu
         needed.shared_bytes,
         tuple(_loops(listed)),
         _walk(listed, _fullest_path(listed, _targets(listed), 0)),
-        cubin.compile_seconds,
     )
+
+
+def resident_threads(plan: Plan, needed: Figures | Resources, device: Device = H200) -> int:
+    """Count the threads that fit on a multiprocessor at a time."""
+    threads = prod(plan.block)
+    warps = -(-threads // 32)
+    # Registers are given to warps 256 at a time, by each of the four schedulers from a quarter of its own.
+    warps_of_scheduler = REGISTERS // 4 // (-(-needed.registers * 32 // 256) * 256)
+    reserved = RESERVED_SHARED_BYTES if device.compute_capability >= (8, 0) else 0
+    shared_bytes = needed.shared_bytes + reserved
+    blocks = min(
+        BLOCKS.get(device.compute_capability, BLOCKS_ELSE),
+        device.threads_per_multiprocessor // threads,
+        4 * warps_of_scheduler // warps,
+        device.shared_bytes // shared_bytes if shared_bytes else BLOCKS_ELSE,
+    )
+    return blocks * threads
+
+
+def architecture_of(device: Device) -> int:
+    """Return the architecture that machine code is made for, 90 for compute capability 9.0."""
+    major, minor = device.compute_capability
+    return 10 * major + minor
 
 
 def instruction_counts(plan: Plan, architecture: int = 90, *, flush: bool = True) -> Counter[str]:
@@ -249,7 +256,7 @@ def instructions(
 
 def section(plan: Plan, name: str, architecture: int = 90, kernels: Path = KERNELS, *, flush: bool = True) -> bytes:
     """Return a section of a plan's cubin, which is an ELF file; empty where it has none of that name."""
-    code = compile(plan.source, plan.defines, architecture, kernels, flush, plan.symbol).code
+    code = compile(plan.source, plan.defines, architecture, kernels, flush, plan.symbol)
     (table,) = struct.unpack_from("<Q", code, 0x28)
     size, count, of_names = struct.unpack_from("<3H", code, 0x3A)
     headers = [struct.unpack_from("<IIQQQQ", code, table + number * size) for number in range(count)]
@@ -261,14 +268,14 @@ def section(plan: Plan, name: str, architecture: int = 90, kernels: Path = KERNE
     return b""
 
 
-def _read(cubin: Cubin, tool: str, option: str) -> str:
-    key = [_versions().encode(), tool.encode(), option.encode(), cubin.code]
+def _read(cubin: bytes, tool: str, option: str) -> str:
+    key = [_versions().encode(), tool.encode(), option.encode(), cubin]
     return keep(".txt", key, lambda: _run(cubin, tool, option)).decode()
 
 
-def _run(cubin: Cubin, tool: str, option: str) -> bytes:
+def _run(cubin: bytes, tool: str, option: str) -> bytes:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(cubin.code)
+        file.write(cubin)
         file.flush()
         return subprocess.run([_tool(tool), option, file.name], capture_output=True, check=True).stdout
 

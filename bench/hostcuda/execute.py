@@ -18,7 +18,6 @@ from gpufold.gpu.plan import Plan
 from . import module
 from .build import KERNELS, Build, Defines, build_kernel, build_runtime
 from .memory import POISON, Fault, NDArray, Placed, poison
-from .module import Counters
 
 Argument = NDArray | tuple[NDArray, ...] | bytes | int | None
 """An array or None, a null, for a pointer; several for a struct of pointers to const; bytes or an int for a value."""
@@ -43,8 +42,7 @@ def launch(
     writes_once: bool = False,
     skips: bool = False,
     known: NDArray | None = None,
-    counted: bool = False,
-) -> Counters:
+) -> None:
     """Launch a kernel as cuLaunchKernel would: see Argument for what it takes.
 
     Parameters
@@ -61,25 +59,19 @@ def launch(
     known
         For each byte of the last array whether anything wrote it, which is kept up to date; None where all are known.
         To read another is a fault where accesses are observed.
-    counted
-        Whether to count what is asked of memory (see counting.py), where accesses are observed.
     """
     build: Build = "observed" if mode == "shuffled" else mode
     path = build_kernel(source, symbol, defines, build)
     placed = [_prepared(argument) for argument in arguments]
-    counters = Counters()
     try:
         if build == "sanitized":
             _run_apart(path, grid, block, placed)
         else:
             kernel = module.load(path, build_runtime(build))
             what = module.Launch(kernel.module, grid=grid, block=block, seed=seed + 1 if mode == "shuffled" else 0)
-            if counted:
-                what.traffic = ctypes.pointer(counters)
             _run_here(kernel, what, placed, build == "observed", writes_once, skips, known)
     except Fault as fault:
         raise Fault(f"{symbol}: {_with_lines(path, str(fault))}") from None
-    return counters
 
 
 def run(
@@ -93,8 +85,7 @@ def run(
     mode: Mode = "plain",
     seed: int = 0,
     kernels: Path = KERNELS,
-    counted: bool = False,
-) -> Counters:
+) -> None:
     """Execute a plan, from the sources in the folder `kernels`, and check what every plan promises.
 
     The output starts as poison, or as zero where the plan asks for it, or as it is where the plan adds to it.
@@ -116,7 +107,7 @@ def run(
             what = kernels / step.source, step.symbol, step.defines, step.grid, step.block
             launch(*what, (positions, scratch, step.parameters), mode=mode, seed=seed, known=known)
         pointers = (*pointers, scratch)
-    return launch(
+    launch(
         kernels / plan.source,
         plan.symbol,
         plan.defines,
@@ -128,7 +119,6 @@ def run(
         writes_once=not plan.scatters,
         skips=plan.skips,
         known=known,
-        counted=counted,
     )
 
 

@@ -14,20 +14,20 @@ from __future__ import annotations
 import ctypes
 import re
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from gpufold.gpu.plan import Plan
+from gpufold.gpu.plan import H200, Device, Plan
 from gpufold.gpu.variants.moves import WIDEST_WORD
 
 from . import cubin
 from .build import KERNELS, build_runtime
+from .execute import scratch_of
 from .memory import Fault, NDArray, Placed, poison
-from .module import Counters
 
 NOTHING, VECTOR, UNIFORM, IMMEDIATE, CONSTANT = range(5)
 NEGATIVE, ABSOLUTE, INVERTED = 1, 2, 4
@@ -78,8 +78,19 @@ class _Array(ctypes.Structure):
     )
 
 
-class _Execution(ctypes.Structure):
-    _fields_ = (("warps", ctypes.c_uint64), ("instructions", ctypes.c_uint64))
+class Accesses(ctypes.Structure):
+    """Of one kind to global memory, in requests: what one instruction of one warp asks for is one."""
+
+    _fields_ = tuple((name, ctypes.c_uint64) for name in ("requests", "lanes", "bytes", "sectors"))
+
+
+class Counters(ctypes.Structure):
+    """What a launch did: passes over the banks of shared memory are the wavefronts, instructions are a warp's."""
+
+    _fields_ = (
+        *((name, Accesses) for name in ("loads", "stores", "atomics")),
+        *((name, ctypes.c_uint64) for name in ("shared_requests", "shared_wavefronts", "warps", "instructions")),
+    )
 
 
 class _Launch(ctypes.Structure):
@@ -90,21 +101,20 @@ class _Launch(ctypes.Structure):
         ("block", ctypes.c_uint32 * 3),
         ("constants", ctypes.c_void_p),
         ("arrays", ctypes.POINTER(_Array)),
-        ("traffic", ctypes.POINTER(Counters)),
-        ("execution", ctypes.POINTER(_Execution)),
+        ("counters", ctypes.POINTER(Counters)),
         ("message", ctypes.c_void_p),
         ("message_size", ctypes.c_uint32),
     )
 
 
 @dataclass(frozen=True)
-class Execution:
-    """What the warps of a launch did."""
+class Work:
+    """What the machine code of a plan did."""
 
     counters: Counters
-    warps: int
-    instructions: int
-    """Issued to a warp, whether its lanes took part or not."""
+    figures: cubin.Figures
+    before: tuple[Work, ...] = ()
+    """That of the launches that fill scratch memory."""
 
 
 # ---------------------------------------------------------------------------------------------
@@ -667,23 +677,50 @@ def _constants(architecture: int, plan: Plan, arguments: bytes, kernels: Path) -
     return bytes(bank) + cubin.section(plan, f".nv.constant2.{plan.symbol}", architecture, kernels)
 
 
-def run(
+def architecture_of(device: Device) -> int:
+    """Return the architecture that machine code is made for, 90 for compute capability 9.0."""
+    major, minor = device.compute_capability
+    return 10 * major + minor
+
+
+def work(
     plan: Plan,
     input_array: NDArray,
     output_array: NDArray,
     window: tuple[NDArray, ...] | None = None,
     positions: NDArray | None = None,
     *,
-    scratch: NDArray | None = None,
-    architecture: int = 90,
+    device: Device = H200,
     kernels: Path = KERNELS,
-) -> Execution:
+) -> Work:
+    """Execute a plan's machine code for a device, and count; arrays become what a GPU would make of them."""
+    arrays = input_array, output_array, window, positions
+    scratch = scratch_of(plan) if plan.scratch_bytes else None
+    done = [
+        _run(step, *arrays, scratch=scratch, architecture=architecture_of(device), kernels=kernels)
+        for step in (*plan.before, plan)
+    ]
+    return replace(done[-1], before=tuple(done[:-1]))
+
+
+def _run(
+    plan: Plan,
+    input_array: NDArray,
+    output_array: NDArray,
+    window: tuple[NDArray, ...] | None,
+    positions: NDArray | None,
+    *,
+    scratch: NDArray | None,
+    architecture: int,
+    kernels: Path,
+) -> Work:
     """Execute a plan's machine code for an architecture; arrays become what a GPU would make of them.
 
     One launch is executed: those before it are plans of their own, which share scratch memory with it.
     """
     code = _code(plan.source, plan.symbol, plan.defines, architecture, kernels)
-    shared_bytes = cubin.figures(plan, architecture, kernels).shared_bytes + cubin.RESERVED_SHARED_BYTES
+    figures = cubin.figures(plan, architecture, kernels)
+    shared_bytes = figures.shared_bytes + cubin.RESERVED_SHARED_BYTES
     shared_bytes += -shared_bytes % WIDEST_WORD  # the compiler loads the last three words as four
     if not plan.reads_output:
         output_array[...] = np.zeros((), output_array.dtype) if plan.zero_output else poison(output_array.dtype)
@@ -705,7 +742,7 @@ def run(
         return _Array(begin, begin + placed.span, writable, 0)
 
     arrays = [array(placed, placed in written) for placed in (*written, *constant)]
-    counters, execution, message = Counters(), _Execution(), ctypes.create_string_buffer(1024)
+    counters, message = Counters(), ctypes.create_string_buffer(1024)
     constants = np.frombuffer(_constants(architecture, plan, arguments, kernels), np.uint8)
     what = _Launch(
         code,
@@ -717,8 +754,7 @@ def run(
         block=plan.block,
         constants=constants.ctypes.data,
         arrays=(_Array * len(arrays))(*arrays),
-        traffic=ctypes.pointer(counters),
-        execution=ctypes.pointer(execution),
+        counters=ctypes.pointer(counters),
         message=ctypes.addressof(message),
         message_size=len(message),
     )
@@ -729,4 +765,4 @@ def run(
         placed.copy_back("the output" if placed is result else "scratch memory")
     for placed in constant:
         placed.check_unchanged("an argument")
-    return Execution(counters, execution.warps, execution.instructions)
+    return Work(counters, figures)

@@ -44,24 +44,6 @@ class Array(ctypes.Structure):
     )
 
 
-class Accesses(ctypes.Structure):
-    """Of one kind to global memory."""
-
-    _fields_ = tuple((name, ctypes.c_uint64) for name in ("requests", "lanes", "bytes", "sectors", "lines"))
-
-
-class Counters(ctypes.Structure):
-    """What a launch asked of memory; passes over the banks of shared memory are the wavefronts."""
-
-    _fields_ = (
-        ("loads", Accesses),
-        ("stores", Accesses),
-        ("atomics", Accesses),
-        ("shared_requests", ctypes.c_uint64),
-        ("shared_wavefronts", ctypes.c_uint64),
-    )
-
-
 class Launch(ctypes.Structure):
     _fields_ = (
         ("module", ctypes.POINTER(Module)),
@@ -73,7 +55,6 @@ class Launch(ctypes.Structure):
         ("message_size", ctypes.c_uint32),
         ("array_count", ctypes.c_uint32),
         ("arrays", ctypes.POINTER(Array)),
-        ("traffic", ctypes.POINTER(Counters)),
     )
 
 

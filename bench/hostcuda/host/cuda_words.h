@@ -54,10 +54,8 @@ unsigned lane();
 // An atomic operation is one access; what it reads and writes inside does not count again.
 #if HOSTCUDA_OBSERVED
 void observe_atomic(void* address, int size, void* site);
-void observe_iteration(int iteration);
 #else
 inline void observe_atomic(void*, int, void*) {}
-inline void observe_iteration(int) {}
 #endif
 
 template <typename Value> struct Same {
@@ -92,12 +90,6 @@ constexpr bool can_compare = is_one_of<Value, int, unsigned, long long, unsigned
 template <typename Value> constexpr bool can_combine = is_one_of<Value, int, unsigned, unsigned long long>;
 
 } // namespace hostcuda
-
-// Tells lanes that skip an iteration apart from lanes that run behind; see counting.py.
-__forceinline__ void trace_iteration(int iteration)
-{
-    hostcuda::observe_iteration(iteration);
-}
 
 // Barriers and warp collectives
 

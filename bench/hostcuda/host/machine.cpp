@@ -4,16 +4,16 @@
 // lanes that are there: of lanes that went different ways, those at the lowest address go on first, and BSYNC
 // waits for those that its BSSY named. What an instruction means is nowhere published in full; that the
 // results are right, bit for bit, is what says that it is understood here.
+#include <algorithm>
 #include <cfenv>
 #include <cmath>
 #include <cstdarg>
+#include <cstdint>
 #include <cstdio>
 #include <cstring>
 #include <stdexcept>
 #include <string>
 #include <vector>
-
-#include "requests.h"
 
 // clang-format off
 #define HOSTCUDA_OPERATIONS(X)                                                                         \
@@ -65,8 +65,20 @@ struct MemoryArray {
     uint32_t writable, unused;
 };
 
-struct Execution {
-    uint64_t warps, instructions;
+// Accesses of one kind to global memory. A request is one instruction of one warp.
+struct Accesses {
+    uint64_t requests;
+    uint64_t lanes;   // threads that took part
+    uint64_t bytes;   // that they asked for
+    uint64_t sectors; // of 32 bytes, distinct in a request
+};
+
+struct Counters {
+    Accesses loads, stores, atomics;
+    uint64_t shared_requests;
+    uint64_t shared_wavefronts; // passes over the 32 banks
+    uint64_t warps;
+    uint64_t instructions; // issued to a warp, whether its lanes took part or not
 };
 
 struct MachineLaunch {
@@ -75,8 +87,7 @@ struct MachineLaunch {
     uint32_t grid[3], block[3];
     const char* constants;
     const MemoryArray* arrays;
-    Traffic* traffic;
-    Execution* execution;
+    Counters* counters;
     char* message;
     uint32_t message_size;
 };
@@ -140,10 +151,49 @@ struct Rounding {
     bool changed;
 };
 
+enum class Kind : uint8_t { load, store, atomic };
+
 struct Access {
     uint64_t address;
     uint32_t size;
 };
+
+// The distinct units of so many bytes that a request touches, in order.
+const std::vector<uint64_t>& touched(const Access* begin, const Access* end, uint64_t bytes)
+{
+    static std::vector<uint64_t> units;
+    units.clear();
+    for (const Access* access = begin; access < end; ++access)
+        for (uint64_t unit = access->address / bytes; unit * bytes < access->address + access->size; ++unit)
+            if (units.empty() || units.back() != unit)
+                units.push_back(unit);
+    if (!std::is_sorted(units.begin(), units.end()))
+        std::sort(units.begin(), units.end());
+    units.erase(std::unique(units.begin(), units.end()), units.end());
+    return units;
+}
+
+// A request to shared memory passes over the 32 banks as often as one of them has a word to give.
+void count_shared(const Access* begin, const Access* end)
+{
+    uint64_t banks[32] = {}, most = 0;
+    for (uint64_t word : touched(begin, end, 4))
+        most = std::max(most, ++banks[word % 32]);
+    launch->counters->shared_requests += 1;
+    launch->counters->shared_wavefronts += most;
+}
+
+void count_global(Kind kind, const Access* begin, const Access* end)
+{
+    Accesses& requests = kind == Kind::load    ? launch->counters->loads
+                         : kind == Kind::store ? launch->counters->stores
+                                               : launch->counters->atomics;
+    requests.requests += 1;
+    requests.lanes += end - begin;
+    for (const Access* access = begin; access < end; ++access)
+        requests.bytes += access->size;
+    requests.sectors += touched(begin, end, 32).size();
+}
 
 using Words = uint32_t[kLanes];
 
@@ -399,9 +449,9 @@ void find_addresses(Warp& warp, const Instruction& what, Kind kind, uint32_t act
         return;
     const Access *const first = accesses.data(), *const last = first + accesses.size();
     if (space == kShared)
-        count_shared(*launch->traffic, first, last);
+        count_shared(first, last);
     else
-        count_global(*launch->traffic, kind, first, last);
+        count_global(kind, first, last);
 }
 
 void load(Warp& warp, const Instruction& what, uint32_t active)
@@ -1031,7 +1081,7 @@ void run(Warp& warp, const uint32_t (&block)[3])
             if (place >= launch->count)
                 fail("instruction %u of %u", place, launch->count);
             const Instruction& what = launch->code[place];
-            launch->execution->instructions += 1;
+            launch->counters->instructions += 1;
             if (++instructions == kEndless)
                 fail("a warp runs for ever");
             const uint32_t active = mask & warp.mask(what.guard);
@@ -1158,7 +1208,7 @@ void run_block(std::vector<Warp>& warps, const uint32_t (&block)[3])
             warp.at_block_barrier = 0;
         }
     }
-    launch->execution->warps += warps.size();
+    launch->counters->warps += warps.size();
 }
 
 } // namespace
@@ -1176,8 +1226,7 @@ extern "C" void hostcuda_machine_launch(const hostcuda::MachineLaunch* what)
     using namespace hostcuda;
     launch = what;
     what->message[0] = 0;
-    *what->traffic = {};
-    *what->execution = {};
+    *what->counters = {};
     shared_memory.assign(what->shared_bytes, 0);
     const uint32_t threads = what->block[0] * what->block[1] * what->block[2];
     std::vector<Warp> warps((threads + kLanes - 1) / kLanes);

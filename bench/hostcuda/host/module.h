@@ -31,21 +31,6 @@ struct Array {
     uint8_t* known;          // per byte from begin: whether anything wrote it, ever; null: all are
 };
 
-// Accesses of one kind. A request is one instruction of one warp.
-struct Accesses {
-    uint64_t requests;
-    uint64_t lanes;   // threads that took part
-    uint64_t bytes;   // that they asked for
-    uint64_t sectors; // of 32 bytes, distinct in a request
-    uint64_t lines;   // of 128 bytes, distinct in a request
-};
-
-struct Traffic {
-    Accesses loads, stores, atomics;
-    uint64_t shared_requests;
-    uint64_t shared_wavefronts; // passes over the 32 banks
-};
-
 struct Launch {
     const Module* module;
     void** arguments;
@@ -56,7 +41,6 @@ struct Launch {
     uint32_t message_size;
     uint32_t array_count;
     const Array* arrays;
-    Traffic* traffic; // null: not wanted
 };
 
 } // namespace hostcuda

@@ -1,16 +1,13 @@
 // Sees every access that a kernel makes, through the calls that g++ -fsanitize=thread puts in front of them.
 //
-// The thread sanitizer's own runtime is not linked. Here an access is checked (inside its array? written
-// once? scratch and shared memory initialised? ordered by a barrier after what it conflicts with?) and, for counting.py,
-// recorded. What a thread reads and writes on its own stack does not count: it would be registers on a GPU.
-#include <algorithm>
+// The thread sanitizer's own runtime is not linked. Here an access is checked: inside its array? written
+// once? scratch and shared memory initialised? ordered by a barrier after what it conflicts with? What a
+// thread reads and writes on its own stack does not count: it would be registers on a GPU.
 #include <cstring>
 #include <random>
-#include <tuple>
 #include <vector>
 
 #include "cuda_words.h"
-#include "requests.h"
 #include "scheduler.h"
 
 extern "C" char __ehdr_start[] __attribute__((visibility("hidden")));
@@ -18,6 +15,8 @@ extern "C" char _end[] __attribute__((visibility("hidden")));
 
 namespace hostcuda {
 namespace {
+
+enum class Kind : uint8_t { load, store, atomic };
 
 const char* const kVerb[] = {"reads", "writes", "adds to"};
 
@@ -160,88 +159,6 @@ void check_array(const Array& array, const char* address, int size, Kind kind, u
     }
 }
 
-// ---- traffic: accesses become requests of warps ---------------------------------------------------
-
-struct Access {
-    uint32_t code;
-    uint32_t iteration;
-    uint32_t occurrence; // of this code in this iteration of this thread
-    uint64_t address;
-    uint32_t size;
-    Kind kind;
-    bool shared;
-
-    bool operator<(const Access& other) const
-    {
-        return std::tie(code, iteration, occurrence) <
-               std::tie(other.code, other.iteration, other.occurrence);
-    }
-};
-
-std::vector<std::vector<Access>> accesses; // by thread of the block
-std::vector<uint32_t> iterations;          // by thread, the one it is in
-
-// Whether all lanes did the same, so that the n-th access of each belongs to one request.
-bool in_step(const std::vector<Access>* lanes, std::size_t count)
-{
-    for (std::size_t lane = 1; lane < count; ++lane) {
-        if (lanes[lane].size() != lanes[0].size())
-            return false;
-        for (std::size_t i = 0; i < lanes[0].size(); ++i)
-            if (lanes[lane][i].code != lanes[0][i].code || lanes[lane][i].iteration != lanes[0][i].iteration)
-                return false;
-    }
-    return true;
-}
-
-void count(const Access* begin, const Access* end)
-{
-    if (begin->shared)
-        count_shared(*launch->traffic, begin, end);
-    else
-        count_global(*launch->traffic, begin->kind, begin, end);
-}
-
-// Turns what each lane accessed into requests, and counts them.
-void count_requests(std::vector<Access>* lanes, std::size_t lane_count)
-{
-    static std::vector<Access> all;
-    all.clear();
-    if (in_step(lanes, lane_count)) {
-        for (std::size_t i = 0; i < lanes[0].size(); ++i) {
-            all.clear();
-            for (std::size_t lane = 0; lane < lane_count; ++lane)
-                all.push_back(lanes[lane][i]);
-            count(all.data(), all.data() + all.size());
-        }
-    } else {
-        for (std::size_t lane = 0; lane < lane_count; ++lane) {
-            std::vector<Access>& own = lanes[lane];
-            std::stable_sort(own.begin(), own.end());
-            for (std::size_t i = 1; i < own.size(); ++i)
-                if (own[i - 1].code == own[i].code && own[i - 1].iteration == own[i].iteration)
-                    own[i].occurrence = own[i - 1].occurrence + 1;
-            all.insert(all.end(), own.begin(), own.end());
-        }
-        std::stable_sort(all.begin(), all.end());
-        const Access* const last = all.data() + all.size();
-        for (const Access *begin = all.data(), *end; begin < last; begin = end) {
-            for (end = begin + 1; end < last && !(*begin < *end);)
-                ++end;
-            count(begin, end);
-        }
-    }
-    for (std::size_t lane = 0; lane < lane_count; ++lane)
-        lanes[lane].clear();
-}
-
-void record(const void* address, int size, Kind kind, uint32_t code, bool shared)
-{
-    const uint32_t thread = position().thread;
-    std::vector<Access>& own = accesses[thread];
-    own.push_back({code, iterations[thread], 0, uint64_t(address), uint32_t(size), kind, shared});
-}
-
 // ---- every access comes here ---------------------------------------------------------------------
 
 void access(const void* pointer, int size, Kind kind, const void* site)
@@ -254,14 +171,10 @@ void access(const void* pointer, int size, Kind kind, const void* site)
     const uint32_t code = code_offset(site) - 1; // inside the call
     if (address >= module.shared_begin && address < module.shared_end) {
         check_shared(address, size, kind, code);
-        if (launch->traffic)
-            record(address, size, kind, code, true);
         return;
     }
     if (const Array* const array = array_at(address)) {
         check_array(*array, address, size, kind, code);
-        if (launch->traffic)
-            record(address, size, kind, code, false);
         return;
     }
     // threadIdx and the like, and constants
@@ -281,36 +194,17 @@ void observe_atomic(void* address, int size, void* site)
     access(address, size, Kind::atomic, site);
 }
 
-void observe_iteration(int iteration)
-{
-    iterations[position().thread] = uint32_t(iteration);
-}
-
 void observe_launch()
 {
     const Module& module = *launch->module;
     shared_bytes.assign(module.shared_end - module.shared_begin, SharedByte{});
     block_number = 0;
     preemption.seed(launch->seed % 2147483646 + 1);
-    const std::size_t threads = launch->block[0] * launch->block[1] * launch->block[2];
-    accesses.assign(threads, {});
-    iterations.assign(threads, 0);
-    if (launch->traffic)
-        *launch->traffic = {};
 }
 
 void observe_block()
 {
     ++block_number;
-    std::fill(iterations.begin(), iterations.end(), 0);
-}
-
-void observe_end_of_block()
-{
-    if (!launch->traffic)
-        return;
-    for (std::size_t first = 0; first < accesses.size(); first += 32)
-        count_requests(&accesses[first], std::min<std::size_t>(32, accesses.size() - first));
 }
 
 } // namespace hostcuda

@@ -261,7 +261,7 @@ void run_block(std::minstd_rand& random)
             ready |= thread.state == State::ready;
         }
         if (finished)
-            return observe_end_of_block();
+            return;
         if (ready)
             continue;
         bool opened = false;

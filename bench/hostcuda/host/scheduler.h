@@ -26,11 +26,9 @@ void yield();
 #if HOSTCUDA_OBSERVED
 void observe_launch();
 void observe_block();
-void observe_end_of_block();
 #else
 inline void observe_launch() {}
 inline void observe_block() {}
-inline void observe_end_of_block() {}
 #endif
 
 } // namespace hostcuda

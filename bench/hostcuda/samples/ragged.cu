@@ -9,9 +9,6 @@ extern "C" __global__ void ragged(const float* __restrict__ input, float* __rest
     const int length = 1 + threadIdx.x % 32;
     float sum = 0;
     for (int row = 0; row < rows; ++row) {
-#ifdef NUMBERED
-        trace_iteration(row);
-#endif
         if (row >= rows - length)
             sum += input[row * threads + thread];
     }
