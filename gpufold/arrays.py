@@ -188,7 +188,16 @@ def as_weights(call: Call, library: ModuleType, window: Any, data: Any) -> tuple
         return tuple(axes)
     with device_of(library, axes[0]), np.errstate(all="ignore"):  # as in sums
         _check_no_capture(operation, library, name_of_weights(call), f"contiguous, aligned and of {wanted}")
-        return tuple(kernel_ready(library, weights, wanted) for weights in axes)
+        return tuple(_converted(library, weights, wanted) for weights in axes)
+
+
+def _converted(library: ModuleType, weights: Any, wanted: Any) -> Any:
+    """Return weights as kernels read them, of which none is zero that was not before."""
+    ready = kernel_ready(library, weights, wanted)
+    if weights.dtype.kind != "f" or weights.itemsize <= ready.itemsize:
+        return ready
+    least = library.copysign(np.finfo(wanted).tiny, weights).astype(wanted)
+    return library.where((ready == 0) & (weights != 0), least, ready)
 
 
 def name_of_weights(call: Call) -> str:

@@ -15,6 +15,7 @@ from gpufold.compute import run
 from gpufold.elements import ELEMENT_TYPES, check_dtype, name_of
 from gpufold.geometry import Size
 from gpufold.positions import average
+from gpufold.weights import at_least
 
 KINDS = {"numpy": "numpy.ndarray", "cupy": "cupy.ndarray"}
 """What the arrays of a library are called."""
@@ -40,6 +41,9 @@ class Arrays:
     def ones(self, like: Any, shape: Size) -> Any:
         """Return ones without memory of their own."""
         return self._library.broadcast_to(self._library.ones((), like.dtype), shape)
+
+    def at_least(self, weights: Any, least: float) -> Any:
+        return at_least(self._library, weights, least)
 
     def weights(self, call: Call, window: Any) -> tuple[Any, ...]:
         return as_weights(call, self._library, window, self._blocks)
@@ -83,6 +87,9 @@ class Tensors:
 
     def ones(self, like: Any, shape: Size) -> Any:
         return like.new_ones(()).expand(shape)
+
+    def at_least(self, weights: Any, least: float) -> Any:
+        return at_least(sys.modules["torch"], weights, least)
 
     def weights(self, call: Call, window: Any) -> tuple[Any, ...]:
         axes = axes_of_window(call, window)

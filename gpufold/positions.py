@@ -62,7 +62,8 @@ def add_blocks(
     weight_out : numpy.ndarray or cupy.ndarray, optional
         Array of shape (*size) to which the window, or one, is added at the same positions in the same pass, for
         `average`: of the dtype that a window has for `out`, float32 or, for float64 and complex128, float64. It shares
-        no memory with the other arrays. Nothing is added where `out` or `blocks` has no element.
+        no memory with the other arrays. Nothing is added where `out` or `blocks` has no element. A weight other than
+        zero then counts as 2**-96 at least (2**-960 in double precision), so that underflow uncovers no element.
     variant : str
         A GPU kernel by name, see `gpufold.variants`; "auto" chooses one.
     deterministic : bool

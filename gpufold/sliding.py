@@ -77,9 +77,9 @@ def col2im(
         "sum"; "mean", which divides each pixel by the number of taps that land on it, or by the sum of their weights
         where there is a window; or "least_squares", which divides by the sum of the squared weights, so that it undoes
         `im2col` with the same window, as the inverse short-time Fourier transform does. Pixels are zero where no tap
-        lands, and where the sum of weights is smaller in magnitude than the smallest normal number of their dtype, so
-        where the condition NOLA (nonzero overlap-add) does not hold.
-        For a separable window the sum is the product of the sums along the axes. Floats and complex numbers only.
+        lands, or none but with a weight of zero. No covered pixel is lost to underflow: the weight of a tap, unless it
+        is zero, counts in a mean as 2**-96 at least, divided among the axes of a separable window, and in least squares
+        as 2**-48; in double precision the exponents are ten times these. Floats and complex numbers only.
     window : numpy.ndarray, cupy.ndarray or sequence of them, optional
         Real weights of a block's taps, of shape `kernel_size`, or a sequence of one 1-D array per axis, whose product
         a weight is; of the same library as `data`. They are converted to float32, or float64 where the result has

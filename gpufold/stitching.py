@@ -22,6 +22,7 @@ from gpufold.geometry import PositionsGeometry, Size, as_integers
 from gpufold.given import flag, word
 from gpufold.homes import Home, copy_of_window, home_of
 from gpufold.names import answers
+from gpufold.weights import least_weight
 
 ENDLESS = sys.maxsize
 """The extent of an axis without an end."""
@@ -240,9 +241,9 @@ class Stitcher:
         kept.check(home)
         weights = None
         if window is not None:
-            weights = _Weights(home, window, tile, kept.dtype)
+            weights = _Weights(home, window, tile, kept.dtype, self._reduction)
         elif weighted:
-            weights = kept.weights = kept.weights or _Weights(home, self._window, tile, kept.dtype)
+            weights = kept.weights = kept.weights or _Weights(home, self._window, tile, kept.dtype, self._reduction)
         places = home.positions(positions, self._slabs)
         if not shape[0] and not prod(places.shape):
             places = places.reshape(0, len(tile))
@@ -350,9 +351,15 @@ class Stitcher:
 class _Weights:
     """The weights of a tile, and their squares, as kernels can read them."""
 
-    def __init__(self, home: Home, window: Any, tile: Size, dtype: str) -> None:
+    def __init__(self, home: Home, window: Any, tile: Size, dtype: str, reduction: str) -> None:
         call = Call("Stitcher.add", PositionsGeometry(0, (), tile, tile), dtype)
         self.factors: tuple[Any, ...] = home.weights(call, window)
+        if reduction == "least_squares":
+            with home.device:
+                sums, weights = home.zeros(tile, dtype), home.zeros(tile, call.element.weight)
+                origin = home.beside(np.zeros((1, len(tile)), np.int64))
+                home.add(sums, home.ones(sums, (1, *tile)), origin, self.factors, weights)
+                self.factors = (home.at_least(weights, least_weight(call.element.weight_bytes, reduction)),)
 
     @cached_property
     def squares(self) -> tuple[Any, ...]:

@@ -9,6 +9,9 @@
 //   sum            none
 //   mean           the weights of the taps that land on it, added up; without a window the number of the taps
 //   least_squares  the squares of these weights, added up; without a window the number of the taps
+//
+// The weights of an average are at least 2^-96 in magnitude unless they are zero: those of an axis a root of
+// that, and those that are squared 2^-48.
 #pragma once
 #include "col2im.cuh"
 #include "window.cuh"
@@ -22,6 +25,24 @@ constexpr bool fuses = windowed || averages || accumulates;
 // ---- a window's weights ------------------------------------------------------------------------
 
 constexpr int unweighted = rank - Weights::count; // axes in front for which a separable window has no weights
+
+// A weight that was loaded, and the product of two, as they count.
+constexpr bool squares = reduction == Reduction::least_squares;
+constexpr int least_exponent = squares ? 48 : 96 / Weights::count;
+inline __device__ Weight counted(Weight weight)
+{
+    if constexpr (windowed && averages)
+        return at_least<least_exponent>(weight);
+    else
+        return weight;
+}
+inline __device__ Weight joined(Weight product, Weight weight)
+{
+    if constexpr (squares)
+        return multiply_at_least<least_exponent>(product, weight);
+    else
+        return multiply(product, weight);
+}
 
 // The weight of a tap, as far as its axes are known: the product of their weights, or the tap's number in the
 // window. No weight is read of a tap that does not exist, and the product is zero then: the weights of its
@@ -39,15 +60,15 @@ struct TapWeight {
         } else if constexpr (axis < unweighted) {
             return {window, 0, 0};
         } else {
-            const Weight weight = load_if(window->of_axis[axis - unweighted] + tap, exists);
-            return {window, axis == unweighted ? weight : multiply(or_zero(product, exists), weight), 0};
+            const Weight weight = counted(load_if(window->of_axis[axis - unweighted] + tap, exists));
+            return {window, axis == unweighted ? weight : joined(or_zero(product, exists), weight), 0};
         }
     }
 
     // Where all axes are known.
     __device__ Weight value(bool exists) const
     {
-        return separable || !windowed ? product : load_if(window->last() + number, exists);
+        return separable || !windowed ? product : counted(load_if(window->last() + number, exists));
     }
 
     // Where all axes but the last are known.
@@ -70,7 +91,7 @@ __device__ void load_weights(Weight (&weights)[taps], const Weight* first, bool 
         load_wide_if(of_word, first + begin, exists);
 #pragma unroll
         for (int i = 0; i < word; ++i)
-            weights[begin + i] = of_word[i];
+            weights[begin + i] = counted(of_word[i]);
     }
 }
 
@@ -97,7 +118,7 @@ template <int taps, bool aligned> struct RowWeights {
         if constexpr (separable) {
 #pragma unroll
             for (int i = 0; i < taps; ++i) {
-                const Weight weight = last == unweighted ? of_axis[i] : multiply(outer.product, of_axis[i]);
+                const Weight weight = last == unweighted ? of_axis[i] : joined(outer.product, of_axis[i]);
                 weights[i] = rank == 1 ? weight : or_zero(weight, exists); // of one axis it is zero already
             }
         } else if constexpr (windowed) {
@@ -109,17 +130,11 @@ template <int taps, bool aligned> struct RowWeights {
 
 // ---- an average's denominators -----------------------------------------------------------------
 
-// A denominator is summed up tap by tap where every tap has a weight of its own. Else it is a product of
-// factors, one per axis: the number of its taps that land on the pixel, or the sum of their weights. Of a
-// single axis both are the same sum.
-constexpr bool divides_by_taps = averages && windowed && (!separable || rank == 1);
+// A denominator is summed up tap by tap where every tap has a weight of its own, or a square. Else it is a
+// product of factors, one per axis: the number of its taps that land on the pixel, or the sum of their
+// weights. Of a single axis both are the same sum.
+constexpr bool divides_by_taps = averages && windowed && (!separable || rank == 1 || squares);
 constexpr bool divides_by_axes = averages && !divides_by_taps;
-
-// What a weight adds to the denominator.
-inline __device__ Weight in_denominator(Weight weight)
-{
-    return reduction == Reduction::least_squares ? multiply(weight, weight) : weight;
-}
 
 // An axis's factor of a denominator, without weights.
 struct Count {
@@ -161,7 +176,7 @@ inline __device__ Count with_weight(Count factor, Weight, bool exists)
 }
 inline __device__ WeightSum with_weight(WeightSum factor, Weight weight, bool exists)
 {
-    return {add(factor.sum, in_denominator(weight)), factor.covers || exists};
+    return {add(factor.sum, weight), factor.covers || exists};
 }
 template <int axis>
 __device__ WeightSum with_tap(WeightSum factor, Offset tap, bool exists, const Weights& window)
@@ -169,7 +184,7 @@ __device__ WeightSum with_tap(WeightSum factor, Offset tap, bool exists, const W
     if constexpr (axis < unweighted)
         return {add(factor.sum, Weight(exists)), factor.covers || exists};
     else
-        return with_weight(factor, load_if(window.of_axis[axis - unweighted] + tap, exists), exists);
+        return with_weight(factor, counted(load_if(window.of_axis[axis - unweighted] + tap, exists)), exists);
 }
 
 // The product of the factors of the axes up to this one, from that of the axes before.
@@ -250,7 +265,7 @@ template <> struct DenominatorOf<true> {
     __device__ void add_tap(Weight weight)
     {
         if constexpr (divides_by_taps)
-            value = add(value, in_denominator(weight));
+            value = add(value, squares ? multiply(weight, weight) : weight);
     }
 
     template <int pixels> __device__ void from_axes(const RowFactors<pixels>& factors, int pixel)

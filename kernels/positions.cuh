@@ -21,6 +21,7 @@ constexpr int positioned = rank - fixed; // axes
 constexpr Weight* weight_out = nullptr;
 #endif
 constexpr bool weighs_out = WEIGHT_OUT;
+constexpr int least_exponent = 96; // of what is multiplied with then: sums are to be divided by it
 
 struct Parameters {
     long long block_step, blocks_batch, blocks_channel; // strides in elements, as all below
@@ -107,10 +108,12 @@ struct TapWeight {
 
     __device__ Weight value() const
     {
-        Weight product = factor[0];
+        Weight product = weighs_out ? at_least<least_exponent>(factor[0]) : factor[0];
 #pragma unroll
         for (int axis = 1; axis < (separable ? positioned : 1); ++axis)
-            product = multiply(product, factor[axis]);
+            product = weighs_out
+                          ? multiply_at_least<least_exponent>(product, at_least<least_exponent>(factor[axis]))
+                          : multiply(product, factor[axis]);
         return product;
     }
 };

@@ -41,6 +41,30 @@ inline __device__ double or_zero(double weight, bool counts)
 }
 #endif
 
+// Weights that sums are divided by: the magnitude of one that is not zero counts as 2^-exponent at least, in
+// double precision as 2^(-10 exponent), so that no product of them is lost. Integers compare as magnitudes.
+using WeightBits = Word<sizeof(Weight)>;
+constexpr WeightBits sign_of_weight = WeightBits(1) << (8 * sizeof(Weight) - 1);
+template <int exponent> __device__ constexpr WeightBits least_bits()
+{
+    return WeightBits(sizeof(Weight) == 4 ? (127ull - exponent) << 23 : (1023ull - 10 * exponent) << 52);
+}
+template <int exponent> inline __device__ Weight at_least(Weight weight)
+{
+    constexpr WeightBits least = least_bits<exponent>();
+    const WeightBits bits = bit_cast<WeightBits>(weight);
+    const WeightBits before = (bits & ~sign_of_weight) - 1; // of zero it is the largest
+    return bit_cast<Weight>(((before < least ? least - 1 : before) + 1) | (bits & sign_of_weight));
+}
+template <int exponent> inline __device__ Weight multiply_at_least(Weight a, Weight b)
+{
+    constexpr WeightBits least = least_bits<exponent>();
+    const Weight product = multiply(a, b);
+    const WeightBits bits = bit_cast<WeightBits>(product), sign = bits & sign_of_weight;
+    const bool counts = (bit_cast<WeightBits>(a) << 1) != 0 && (bit_cast<WeightBits>(b) << 1) != 0;
+    return counts && bits - sign < least ? bit_cast<Weight>(least | sign) : product;
+}
+
 // A number on its way into a sum.
 template <typename Number> inline __device__ Number weigh(Number number, Weight weight)
 {

@@ -53,19 +53,38 @@ def scaled(numbers, operation, weight):
     return result
 
 
-def weight_of(tap, window, dtype):
+def at_least(weight, least):
+    """A weight that is not zero has this magnitude at least."""
+    return np.copysign(weight.dtype.type(least), weight) if 0 < abs(weight) < least else weight
+
+
+def least_weight(reduction, window, dtype):
+    """What a weight that is not zero has at least: of an axis under a mean, of a tap under least squares."""
+    axes = len(window) if isinstance(window, tuple) else 1
+    exponent = {"sum": np.inf, "mean": 96 // axes, "least_squares": 48}[reduction]
+    return 2.0 ** (-exponent * (10 if dtype == np.float64 else 1))
+
+
+def weight_of(tap, window, dtype, reduction="sum", least=None):
     """The weight of a tap: an element of an array, or the product of one per axis."""
+    least = least_weight(reduction, window, dtype) if least is None else least
     if not isinstance(window, tuple):
-        return window[tap].astype(dtype)
-    weight = window[0][tap[0]].astype(dtype)
+        return at_least(window[tap].astype(dtype), least)
+    weight = at_least(window[0][tap[0]].astype(dtype), least)
     for axis, k in list(zip(window, tap, strict=True))[1:]:
-        weight = weight * axis[k].astype(dtype)
+        other = at_least(axis[k].astype(dtype), least)
+        product = weight * other
+        if reduction != "mean" and weight != 0 and other != 0 and abs(product) < least:
+            product = np.copysign(dtype.type(least), product)
+        weight = product
     return weight
 
 
 def divisor(size, kernel, strides, dilations, pads_begin, pads_end, reduction, window, dtype):
     """What the sum at each pixel is divided by."""
-    if isinstance(window, tuple):  # separable: a factor per axis
+    least = least_weight(reduction, window, dtype)
+    if isinstance(window, tuple) and reduction == "mean":  # separable: a factor per axis
+        window = tuple(np.array([at_least(each, least) for each in axis.astype(dtype)]) for axis in window)
         result = np.ones((), dtype)
         for number, (weights, *axis) in enumerate(
             zip(window, size, kernel, strides, dilations, pads_begin, pads_end, strict=True)
@@ -77,7 +96,7 @@ def divisor(size, kernel, strides, dilations, pads_begin, pads_end, reduction, w
         return np.where(landed == 0, 0, result)
     result = np.zeros(size, np.int64 if window is None else dtype)
     for tap, _, pixel in landings(size, kernel, strides, dilations, pads_begin, pads_end):
-        weight = 1 if window is None else weight_of(tap, window, dtype)
+        weight = 1 if window is None else weight_of(tap, window, dtype, reduction)
         result[pixel] = result[pixel] + (weight * weight if reduction == "least_squares" else weight)
     return result.astype(dtype)
 
@@ -96,7 +115,7 @@ def col2im(data, size, kernel, strides, dilations, pads_begin, pads_end, reducti
         for tap, block, pixel in landings(*geometry):
             term = columns[(..., *tap, *block)].astype(wide)
             if window is not None:
-                term = scaled(term, np.multiply, weight_of(tap, window, real))
+                term = scaled(term, np.multiply, weight_of(tap, window, real, reduction))
             if wide.kind in "SUT":
                 image[(..., *pixel)] = term  # strings move, and only where no two taps meet
             else:
@@ -159,10 +178,14 @@ def space_to_batch(data, block_shape, pads_begin, pads_end):
     return result.reshape(prod(block) * data.shape[0], *grid)
 
 
-def add_blocks(out, blocks, positions, window=None):
-    """Add element by element, block after block, into a copy of `out`; half precisions are rounded at the end."""
+def add_blocks(out, blocks, positions, window=None, weight_out=False):
+    """Add element by element, block after block, into a copy of `out`; half precisions are rounded at the end.
+
+    Where weights are summed too, the weight of a tap that is not zero has a magnitude at least.
+    """
     rank = len(positions[0]) if len(positions) else 0
     wide, real = sum_dtype(out.dtype), weight_dtype(out.dtype)
+    least = least_weight("mean" if weight_out else "sum", None, real)
     total = out.astype(wide)
     for block, position in zip(blocks, positions, strict=True):
         for tap in product(*map(range, blocks.shape[blocks.ndim - rank :])):
@@ -172,7 +195,7 @@ def add_blocks(out, blocks, positions, window=None):
                 if wide != out.dtype:
                     terms = terms.astype(wide)
                 if window is not None:
-                    terms = scaled(np.asarray(terms), np.multiply, weight_of(tap, window, real))
+                    terms = scaled(np.asarray(terms), np.multiply, weight_of(tap, window, real, least=least))
                 total[(..., *pixel)] = total[(..., *pixel)] + terms
     return total.astype(out.dtype)
 
@@ -180,11 +203,12 @@ def add_blocks(out, blocks, positions, window=None):
 def add_weights(weight_out, block_shape, positions, window=None):
     """Add the window, or one, element by element at each position, into a copy of `weight_out`."""
     total = weight_out.copy()
+    least = least_weight("mean", None, total.dtype)
     for position in positions:
         for tap in product(*map(range, block_shape)):
             pixel = tuple(int(p) + t for p, t in zip(position, tap, strict=True))
             if all(0 <= x < extent for x, extent in zip(pixel, total.shape, strict=True)):
-                weight = total.dtype.type(1) if window is None else weight_of(tap, window, total.dtype)
+                weight = total.dtype.type(1) if window is None else weight_of(tap, window, total.dtype, least=least)
                 total[pixel] = total[pixel] + weight
     return total
 

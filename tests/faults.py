@@ -230,7 +230,7 @@ FAULTS = (
     Fault(
         "weights that kernels read as they came",
         "gpufold/torch/tensors.py",
-        "    return tuple([ready(each, WEIGHTS[call.dtype]) for each in axes])\n",
+        "    return tuple([ready_weights(each, WEIGHTS[call.dtype]) for each in axes])\n",
         "    return tuple(axes)\n",
         "tests/test_torch_launch.py::test_weights_are_made_ready_for_kernels[transposed-plain]",
     ),
@@ -669,9 +669,30 @@ FAULTS = (
     Fault(
         "squares of weights divided by their plain sum",
         "kernels/fusion.cuh",
-        "return reduction == Reduction::least_squares ? multiply(weight, weight) : weight;",
-        "return weight;",
+        "squares ? multiply(weight, weight) : weight);",
+        "weight);",
         COL2IM + "every_variant_fuses_as_the_numpy_path",
+    ),
+    Fault(
+        "products of weights that underflow in a kernel of add_blocks",
+        "kernels/positions.cuh",
+        "? multiply_at_least<least_exponent>(product, at_least<least_exponent>(factor[axis]))",
+        "? multiply(product, factor[axis])",
+        "tests/test_underflow.py::test_kernels_of_add_blocks_have_the_same_bits",
+    ),
+    Fault(
+        "products of weights that underflow in a kernel of col2im",
+        "kernels/fusion.cuh",
+        "        return at_least<least_exponent>(weight);",
+        "        return weight;",
+        "tests/test_underflow.py::test_kernels_of_col2im_have_the_same_bits",
+    ),
+    Fault(
+        "products of weights that underflow in NumPy",
+        "gpufold/weights.py",
+        "product = library.where(small, library.sign(before) * library.sign(weights) * least, product)",
+        "pass",
+        "tests/test_underflow.py::test_least_squares_lose_no_element_either",
     ),
     Fault(
         "uncovered pixels divided by zero",
@@ -692,8 +713,8 @@ FAULTS = (
     Fault(
         "the first axis's weights on every axis",
         "kernels/fusion.cuh",
-        "const Weight weight = load_if(window->of_axis[axis - unweighted] + tap, exists);",
-        "const Weight weight = load_if(window->of_axis[0] + tap, exists);",
+        "const Weight weight = counted(load_if(window->of_axis[axis - unweighted] + tap, exists));",
+        "const Weight weight = counted(load_if(window->of_axis[0] + tap, exists));",
         COL2IM + "every_variant_fuses_as_the_numpy_path",
     ),
     Fault(
@@ -706,8 +727,8 @@ FAULTS = (
     Fault(
         "an infinite weight times the zero of a tap that does not exist",
         "kernels/fusion.cuh",
-        "multiply(or_zero(product, exists), weight)",
-        "multiply(product, weight)",
+        "joined(or_zero(product, exists), weight)",
+        "joined(product, weight)",
         COL2IM + "no_weight_counts_where_its_tap_does_not_exist[0]",
     ),
     Fault(

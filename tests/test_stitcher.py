@@ -9,6 +9,7 @@ import random
 import threading
 import tracemalloc
 import warnings
+from functools import reduce
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -49,8 +50,7 @@ def whole(shape, rank, batches, window, reduction):
         ones = np.broadcast_to(real(1), (len(batch.blocks), *tile))
         if reduction == "least_squares" and used is not None:
             arrays = used if isinstance(used, tuple) else (used,)
-            squares = tuple(each.astype(real) ** 2 for each in arrays)
-            used = squares if isinstance(used, tuple) else squares[0]
+            used = reduce(np.multiply.outer, [each.astype(real) for each in arrays]) ** 2
         gpufold.add_blocks(weight, ones, batch.positions, used)
     return total if reduction == "sum" else gpufold.average(total, weight)
 

@@ -58,20 +58,17 @@ def _counts(axis: Axis) -> Array:
 
 def _sums_of_weights(axes: tuple[Axis, ...], treatment: Treatment, dtype: np.dtype[Any]) -> Array:
     """Return what a pixel of one plane is divided by, in an array of its own."""
-
-    def power(weights: Array) -> Array:
-        return weights * weights if treatment.reduction == "least_squares" else weights
-
     if treatment.by_axis is not None:
-        shares = [_folded(power(weights), (axis,)) for axis, weights in zip(axes, treatment.by_axis, strict=True)]
+        shares = [_folded(weights, (axis,)) for axis, weights in zip(axes, treatment.by_axis, strict=True)]
         divisor: Array = reduce(np.multiply.outer, shares)
         for number, axis in enumerate(axes):
             # where nothing lands along an axis, nothing does, whatever the sums of the others
             divisor[(ALL,) * number + (_counts(axis) == 0,)] = 0
         return divisor
     assert treatment.weights is not None
+    weights = treatment.weights
     few, pixels = zip(*map(_shortened, axes), strict=True)
-    divisor = _folded(power(treatment.weights), few)
+    divisor = _folded(weights * weights if treatment.reduction == "least_squares" else weights, few)
     for number, index in enumerate(pixels):
         if index is not None:
             divisor = divisor.take(index, number)

@@ -17,6 +17,7 @@ from gpufold.elements import sum_dtype
 from gpufold.geometry import Axis, PositionsGeometry, Size
 from gpufold.geometry.tiles import cut_into_tiles
 from gpufold.threads import for_each, get_num_threads
+from gpufold.weights import least_weight
 
 BLOCK_START, ROW_START = 1 << 10, 8
 """Elements that are added or taken by their index while an array operation starts, and while it starts on a row."""
@@ -37,7 +38,8 @@ def add_blocks(
     """
     geometry = call.geometry
     assert isinstance(geometry, PositionsGeometry)
-    weights = None if window is None else weights_of_block(call.fusion.window, window, geometry.block_shape)
+    least = 0.0 if weight_out is None else least_weight(weight_out.itemsize, "mean")
+    weights = None if window is None else weights_of_block(call.fusion.window, window, geometry.block_shape, least)
     _add(blocks, array, weights, positions)
     if weight_out is not None:
         ones = np.broadcast_to(np.ones((), weight_out.dtype), (geometry.count, *geometry.block_shape))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import reduce
 from typing import TypeAlias
 
 import numpy as np
@@ -12,6 +11,7 @@ from gpufold.calls import PLAIN, Fusion
 from gpufold.cpu.arithmetic import Array
 from gpufold.elements import is_string
 from gpufold.geometry import Axis, Size
+from gpufold.weights import counted, product_of
 
 Weights: TypeAlias = tuple[Array, ...] | None
 """The weights of a window, as `gpufold.arrays.as_weights` returns them."""
@@ -26,7 +26,7 @@ class Treatment:
     weights: Array | None = None
     """Of every tap of a block."""
     by_axis: tuple[Array, ...] | None = None
-    """The weights of each axis, where the window is separable."""
+    """The weights of each axis, where a mean's window is separable."""
     reduction: str = "sum"
     accumulate: bool = False
 
@@ -40,18 +40,22 @@ def treatment_of(fusion: Fusion, window: Weights, columns: Array, axes: tuple[Ax
         return MOVE if is_string(columns.dtype) else SUM
     weights, by_axis = None, None
     if window is not None:
-        kernel = tuple(axis.kernel for axis in axes)
-        if fusion.window == "separable":
+        kernel, kind = tuple(axis.kernel for axis in axes), fusion.window
+        if fusion.reduction != "sum":
+            with np.errstate(all="ignore"):  # as in sums
+                window = counted(np, window, fusion.reduction)
+            kind = kind if fusion.reduction == "mean" else "full"
+        if kind == "separable":
             ones = np.ones(1, window[0].dtype)  # for axes of one tap, which a view of blocks may have in front
             by_axis = window = (*(ones,) * (len(axes) - len(window)), *window)
-        weights = weights_of_block(fusion.window, window, kernel)
+        weights = weights_of_block(kind, window, kernel)
     return Treatment(False, weights, by_axis, fusion.reduction, fusion.accumulate)
 
 
-def weights_of_block(kind: str, window: tuple[Array, ...], block_shape: Size) -> Array:
-    """Return the weight of every tap of a block; a separable window's axes multiply in their order."""
+def weights_of_block(kind: str, window: tuple[Array, ...], block_shape: Size, least: float = 0.0) -> Array:
+    """Return the weight of every tap of a block, as `product_of` its axes where the window is separable."""
     with np.errstate(all="ignore"):  # as in sums
-        weights: Array = reduce(np.multiply.outer, window) if kind == "separable" else window[0]
+        weights: Array = product_of(np, window, least)
     return weights.reshape(block_shape)
 
 

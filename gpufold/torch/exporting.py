@@ -16,6 +16,7 @@ from torch import Tensor
 
 from gpufold.elements import ELEMENT_TYPES
 from gpufold.torch.tensors import is_in_aten, name_of
+from gpufold.weights import counted
 
 Sizes: TypeAlias = list[Any]  # ints, symbols, or tensors that torch.jit.trace has for them, one per axis
 Fold: TypeAlias = Callable[..., Tensor]  # sums columns (N, C*taps, blocks) into an image, by the sizes of `col2im`
@@ -84,6 +85,10 @@ def _reduced(
     """Sum columns with their weights, in the dtype that sums have, and divide the sums."""
     dtype, kernel = columns.dtype, sizes[1]
     columns = columns.to(_dtype_of_sums(dtype))
+    if window is not None and reduction != "sum":
+        axes = counted(torch, window.split(list(kernel)) if separable else (window,), reduction)
+        separable = separable and reduction == "mean"
+        window = torch.cat(axes) if separable else axes[0]
     image = fold(_weighed(window, separable, columns, kernel), *sizes)
     if reduction != "sum":
         ones = torch.ones((1, prod(kernel), columns.shape[2]), dtype=columns.abs().dtype, device=columns.device)

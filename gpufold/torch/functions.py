@@ -226,6 +226,8 @@ def add_blocks_(
     """
     if is_traced(out, blocks):
         options: dict[str, Any] = {"variant": variant, "deterministic": deterministic}
+        if weight_out is not None and window is not None:
+            window = tensors.counted_sums("add_blocks_", tensors.weights_of(window), weight_out.dtype)
         sums, weights = add_blocks(out, blocks, positions, window, **options), None
         if weight_out is not None:
             tensors.check_tensor("add_blocks_", "weight_out", weight_out)

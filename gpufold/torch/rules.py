@@ -42,9 +42,11 @@ from gpufold.torch.tensors import (
     is_traced,
     is_transformed,
     name_of,
-    ready,
+    narrowed,
+    ready_weights,
     resolved,
 )
+from gpufold.weights import counted
 
 ADJOINTS = {
     "col2im": "im2col",
@@ -80,19 +82,27 @@ def no_gradient(operation: str, reduction: str) -> ValueError:
 
 def joined(data: Tensor, axes: Sequence[Tensor]) -> Tensor:
     """Return a window as one tensor of weights: that of the block's shape, or those of the axes in a row."""
-    dtype = WEIGHTS[name_of(data.dtype)]
-    return axes[0].to(dtype) if len(axes) == 1 else torch.cat([each.to(dtype) for each in axes])
+    axes = [narrowed(each, WEIGHTS[name_of(data.dtype)]) for each in axes]
+    return axes[0] if len(axes) == 1 else torch.cat(axes)
 
 
 def separated(call: Call, window: Tensor | None) -> tuple[Tensor, ...]:
     """Return the tensors of a joined window as kernels can read them."""
     if window is None:
         return ()
-    window = ready(window, WEIGHTS[call.dtype])
+    window = ready_weights(window, WEIGHTS[call.dtype])
     if call.fusion.window != "separable":
         return (window,)
     axes: tuple[Tensor, ...] = torch.split(window, list(block_shape_of(call.geometry)))
     return axes
+
+
+def as_counted(call: Call, window: Tensor) -> tuple[Call, Tensor]:
+    """Return a call of an average and its joined window, the weights as they count."""
+    axes = counted(torch, separated(call, window), call.fusion.reduction)
+    if call.fusion.reduction == "least_squares":
+        return call._replace(fusion=call.fusion._replace(window="full")), axes[0]
+    return call, axes[0] if len(axes) == 1 else torch.cat(axes)
 
 
 def block_shape_of(geometry: Geometry) -> Size:
@@ -349,6 +359,8 @@ class Linear(torch.autograd.Function):
         needs_data, needs_window, _, needs_out, _ = ctx.needs_input_grad
         if needs_window and call.fusion.reduction != "sum":
             raise no_gradient(call.operation, call.fusion.reduction)
+        if window is not None and call.fusion.reduction != "sum":
+            call, window = as_counted(call, window)
         divided = divide(call, gradient, window) if needs_data or needs_window else gradient
         of_data = transpose(call, divided, window, positions) if needs_data else None
         of_window = gradient_of_window(call, data, divided, window, positions) if needs_window else None

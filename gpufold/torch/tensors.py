@@ -37,6 +37,7 @@ from gpufold.geometry import PositionsGeometry, Size, SlidingGeometry
 from gpufold.gpu import tuning
 from gpufold.operations import OPERATIONS, check_variant
 from gpufold.torch.guards import Guards, end_of, seen_of
+from gpufold.weights import least_weight, product_of
 
 
 class Dtype(NamedTuple):
@@ -145,6 +146,30 @@ def ready(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     return alive(tensor).to(dtype).resolve_neg().contiguous()
 
 
+def ready_weights(weights: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return weights that were checked as kernels can read them; the least of double precision do not become zero."""
+    return ready(narrowed(weights, dtype), dtype)
+
+
+def narrowed(weights: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return weights in a dtype, of which none is zero that was not before."""
+    narrow = weights.to(dtype)
+    if weights.dtype is torch.float64 and dtype is torch.float32:
+        return torch.where((narrow == 0) & (weights != 0), weights.sign().to(dtype) * torch.finfo(dtype).tiny, narrow)
+    return narrow
+
+
+def counted_sums(operation: str, axes: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
+    """Return the weights of a block as they count where they are summed beside what they weigh."""
+    for each in axes:
+        check_real(operation, "window", each)
+        if not is_compiling():
+            check_stored(operation, "window", each)
+    axes = [ready_weights(each, dtype) for each in axes]
+    weights: Tensor = product_of(torch, axes, least_weight(axes[0].itemsize, "mean"))
+    return weights
+
+
 def check_like(operation: str, name: str, tensor: Tensor, other: Tensor, like: str) -> None:
     """Raise unless a tensor is dense, and on the device of another."""
     check_dense(operation, name, tensor)
@@ -170,7 +195,7 @@ def checked_window(call: Call, data: Tensor, axes: Sequence[Any], window: Any) -
         name = name_of_axis(call, window, axis)
         check_real(call.operation, name, weights)
         check_like(call.operation, name, weights, data, "the data")
-    return tuple([ready(each, WEIGHTS[call.dtype]) for each in axes])
+    return tuple([ready_weights(each, WEIGHTS[call.dtype]) for each in axes])
 
 
 def as_positions(operation: str, positions: Any, array: Tensor, like: str) -> Tensor:
@@ -373,6 +398,9 @@ def compute_in_place(
         lazy = any([resolved(tensor) is not tensor for tensor in written])
         if lazy or is_transformed() or has_gradient(blocks, *written, *axes):
             plain = call._replace(fusion=call.fusion._replace(weight_out=False))
+            if weight_out is not None and window is not None:
+                plain = plain._replace(fusion=plain.fusion._replace(window="full"))
+                window = counted_sums("add_blocks_", axes, axes[0].dtype)
             sums, new_weights = compute(differentiate, plain, blocks, window, positions, out), None
             if weight_out is not None and out.numel() and blocks.numel():
                 new_weights = with_weights(differentiate, plain, weight_out, window, positions)

@@ -158,7 +158,8 @@ def _blocks_shared_bytes(problem: Problem, lanes: BlocksLanes) -> int:
     """Count the bytes of the tiles of kernels/col2im_gather_blocks.cu."""
     view, fusion, sums = view_of(problem), problem.fusion, _blocks_sums(problem)
     divides_by_taps = fusion.reduction != "sum" and (
-        fusion.window == "full" or (fusion.window == "separable" and len(view.axes) == 1)
+        fusion.window == "full"
+        or (fusion.window == "separable" and (len(view.axes) == 1 or fusion.reduction == "least_squares"))
     )
     itemsize = problem.call.source_element.itemsize
     end = widest = 0

@@ -1,0 +1,61 @@
+"""Weights that sums are divided by: none but zeros is so small that a product of them is lost.
+
+Kernels count weights alike, with the same exponents: see kernels/window.cuh.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+
+def least_weight(itemsize: int, reduction: str, axes: int = 1) -> float:
+    """Return what the magnitude of a weight other than zero counts as at least, in single or double precision.
+
+    A mean's axes have each a root of 2**-96, and what is squared has 2**-48; double precision has ten times the
+    exponent.
+
+    >>> least_weight(4, "mean", axes=3) == 2.0**-32
+    True
+    """
+    exponent = 48 if reduction == "least_squares" else 96 // axes
+    return float(2.0 ** (-exponent if itemsize == 4 else -10 * exponent))
+
+
+def at_least(library: Any, weights: Any, least: float) -> Any:
+    """Return weights of which none but zeros is smaller in magnitude, of NumPy, CuPy or torch.
+
+    >>> at_least(np, np.array([1.0, -1e-9, 0.0]), 0.125)
+    array([ 1.   , -0.125,  0.   ])
+    """
+    small = (abs(weights) < least) & (weights != 0)
+    if library is np and not small.any():
+        return weights
+    return library.where(small, library.sign(weights) * least, weights)
+
+
+def product_of(library: Any, axes: Sequence[Any], least: float = 0.0) -> Any:
+    """Return the weights of a block: those of its axes, multiplied in their order.
+
+    Weights and products are at least so large in magnitude, unless a weight is zero.
+    """
+    axes = [at_least(library, weights, least) for weights in axes] if least else axes
+    product = axes[0]
+    for weights in axes[1:]:
+        before = product[..., None]
+        product = before * weights
+        small = abs(product) < least if least else None
+        if small is not None and (library is not np or small.any()):
+            small = small & (before != 0) & (weights != 0)
+            product = library.where(small, library.sign(before) * library.sign(weights) * least, product)
+    return product
+
+
+def counted(library: Any, axes: Sequence[Any], reduction: str) -> tuple[Any, ...]:
+    """Return the weights of a window as they count in an average: a mean's of each axis, else those of a block."""
+    least = least_weight(axes[0].itemsize, reduction, len(axes))
+    if reduction == "mean":
+        return tuple([at_least(library, weights, least) for weights in axes])
+    return (product_of(library, axes, least),)

@@ -1,0 +1,171 @@
+"""Narrow windows: what a tile covers with weights other than zero is never lost, though their product is tiny."""
+
+from __future__ import annotations
+
+from functools import reduce
+
+import numpy as np
+import pytest
+from cases import FUSIONS, INEXACT, POSITIONS_CASES, assert_same_bits, crossed
+from ml_dtypes import bfloat16
+from test_add_blocks import problem, run
+from test_col2im_kernels import FUSED_CASES, check_fused
+
+import gpufold
+from gpufold.operations import variants
+
+SIGMAS, SIDES = (0.5, 1, 1.5, 2, 4, 8), (8, 16, 32, 64)
+AVERAGES = [fusion for fusion in FUSIONS if fusion[0] != "sum" and fusion[1] != "none"]
+DTYPES = (np.dtype(np.float32), np.dtype(np.float64), np.dtype(np.float16), np.dtype(bfloat16))
+
+
+def gaussian(taps, sigma):
+    """Weights of one axis in double precision, which are not zero themselves."""
+    distance = (np.arange(taps) - (taps - 1) / 2) / sigma
+    return np.exp(np.maximum(-0.5 * distance**2, -700.0))
+
+
+def narrow_window(kind, kernel_size, dtype, seed=0):
+    """Weights whose products are below the smallest number of their dtype, with zeros and negative ones among them."""
+    real = np.dtype(np.float64 if np.dtype(dtype).name in ("float64", "complex128") else np.float32)
+    rng, lowest = np.random.default_rng(seed), np.finfo(real).minexp
+
+    def weights(*shape):
+        drawn = np.ldexp(1 + rng.random(shape), rng.integers(lowest, 1, shape)).astype(real)
+        return np.where(rng.random(shape) < 0.1, 0, drawn * rng.choice((-1, 1, 1), shape)).astype(real)
+
+    return tuple(weights(taps) for taps in kernel_size) if kind == "separable" else weights(*kernel_size)
+
+
+def problems():
+    """Yield shapes, tiles and windows by axis: small along the axes that only add to the number of elements."""
+    for axes in (1, 2, 3, 4):
+        for side in SIDES:
+            tile = (side,) * axes if side ** (axes - 1) <= 1024 else (*(8,) * (axes - 1), side)
+            yield tuple(taps + taps // 2 for taps in tile), tile
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("sigma", SIGMAS)
+def test_a_mean_of_narrow_windows_is_what_was_averaged(sigma, dtype):
+    tolerance = 1e-5 if dtype == np.float32 else 1e-12 if dtype == np.float64 else 0.05
+    for size, tile in problems():
+        array = (1 + np.random.default_rng(0).random(size)).astype(dtype)
+        axes = tuple(gaussian(taps, sigma) for taps in tile)
+        stride = tuple(taps // 2 for taps in tile)
+        blocks = gpufold.array_to_blocks(array, tile, stride)
+        positions = gpufold.grid_positions(size, tile, stride)
+        tiles = blocks.reshape(-1, *tile)
+        for window in (axes, reduce(np.multiply.outer, axes) + 1e-300):
+            sums = np.zeros(size, array.dtype if array.itemsize > 2 else np.float32)
+            weight = np.zeros(size, np.float64 if dtype == np.float64 else np.float32)
+            gpufold.add_blocks(sums, tiles, positions, window, weight_out=weight)
+            stitcher = gpufold.Stitcher(size, tile, window=window)
+            stitcher.add(tiles, positions)
+            for got in (
+                gpufold.blocks_to_array(blocks, size, tile, stride, reduction="mean", window=window),
+                gpufold.average(sums, weight),
+                stitcher.result(),
+            ):
+                np.testing.assert_allclose(got.astype(float), array.astype(float), rtol=tolerance, err_msg=f"{tile}")
+
+
+@pytest.mark.parametrize("sigma", SIGMAS)
+def test_least_squares_lose_no_element_either(sigma):
+    for size, tile in problems():
+        axes = tuple(gaussian(taps, sigma) for taps in tile)
+        stride = tuple(taps // 2 for taps in tile)
+        blocks = gpufold.array_to_blocks(np.ones(size, np.float32), tile, stride)
+        stitcher = gpufold.Stitcher(size, tile, window=axes, reduction="least_squares")
+        stitcher.add(blocks.reshape(-1, *tile), gpufold.grid_positions(size, tile, stride))
+        folded = gpufold.blocks_to_array(blocks, size, tile, stride, reduction="least_squares", window=axes)
+        assert (folded > 0).all()
+        assert (stitcher.result() > 0).all()
+
+
+def test_a_weight_of_zero_still_counts_for_nothing():
+    window = np.array([0.0, 1e-40, 1.0], np.float32)
+    got = gpufold.col2im(np.full((3, 1), 5, np.float32), (3,), (3,), reduction="mean", window=window)
+    assert_same_bits(got[0], np.array([0, 5, 5], np.float32))
+
+
+def test_sums_have_their_weights_as_they_are():
+    window = (np.array([1e-30, 1], np.float32), np.array([1e-15, 1], np.float32))
+    blocks = np.ones((1, 1, 2, 2), np.float32)
+    want = np.multiply.outer(*window)
+    assert_same_bits(gpufold.blocks_to_array(blocks, (2, 2), (2, 2), window=window), want)
+    assert_same_bits(gpufold.add_blocks(np.zeros((2, 2), np.float32), blocks[0], [(0, 0)], window), want)
+
+
+@pytest.mark.hostcuda
+@pytest.mark.parametrize("number", range(len(AVERAGES)))
+def test_kernels_of_col2im_have_the_same_bits(number):
+    fusion, case = AVERAGES[number], FUSED_CASES[number % len(FUSED_CASES)]
+    check_fused(case, INEXACT[number % len(INEXACT)], fusion, make_window=narrow_window)
+
+
+@pytest.mark.some(6)
+@pytest.mark.hostcuda
+@pytest.mark.parametrize(("case", "kind"), crossed(POSITIONS_CASES, ["separable", "full"]))
+def test_kernels_of_add_blocks_have_the_same_bits(case, kind):
+    dtype = INEXACT[POSITIONS_CASES.index(case) % len(INEXACT)]
+    out, blocks, positions = problem(case, dtype)
+    window = narrow_window(kind, case.block, dtype)
+    real = np.float64 if dtype.name in ("float64", "complex128") else np.float32
+    want, weight = out.copy(), np.zeros(case.size, real)
+    gpufold.add_blocks(want, blocks, positions, window, weight_out=weight)
+    for variant in variants("add_blocks"):
+        got, sums = out.copy(), np.zeros_like(weight)
+        if variant == "atomic":
+            continue  # whose order is another
+        run(variant, got, blocks, positions, window, weight_out=sums)
+        assert_same_bits(got, want, f"{case} {variant}")
+        assert_same_bits(sums, weight, f"{case} {variant}")
+
+
+@pytest.mark.peer("torch")
+@pytest.mark.parametrize("reduction", ["mean", "least_squares"])
+@pytest.mark.parametrize("kind", ["separable", "full"])
+def test_tensors_have_the_same_bits_and_a_gradient(reduction, kind):
+    import torch
+
+    import gpufold.torch
+
+    tile, size = (8, 16), (20, 40)
+    axes = tuple(gaussian(taps, 0.5) for taps in tile)
+    window = axes if kind == "separable" else np.multiply.outer(*axes) + 1e-300
+    given = tuple(map(torch.from_numpy, window)) if kind == "separable" else torch.from_numpy(window)
+    blocks = np.ones((4, 4, *tile), np.float32)
+    want = gpufold.blocks_to_array(blocks, size, tile, (4, 8), reduction=reduction, window=window)
+    data = torch.from_numpy(blocks).requires_grad_()
+    options = {"reduction": reduction, "window": given}
+    got = gpufold.torch.blocks_to_array(data, size, tile, (4, 8), **options)
+    assert_same_bits(got.detach().numpy(), want)
+    got.sum().backward()
+    if reduction == "mean":  # the weights of an element are shares
+        assert data.grad.sum().item() == pytest.approx(want.size, rel=1e-5)
+    by_aten = gpufold.torch.exporting.decomposed
+    sizes = [list(size), list(tile), [4, 8]]
+    joined = torch.cat(given) if kind == "separable" else given
+    joined = gpufold.torch.tensors.narrowed(joined, torch.float32)
+    arguments = (data.detach(), joined, None, None, *sizes, reduction, kind == "separable", "auto", True)
+    composed = by_aten(gpufold.torch.exporting.fold_by_aten, "blocks_to_array", *arguments)
+    np.testing.assert_allclose(composed.numpy(), want, rtol=1e-4)
+
+
+@pytest.mark.peer("torch")
+@pytest.mark.parametrize("recorded", [False, True])
+def test_weights_beside_sums_of_tensors_have_the_same_bits(recorded):
+    import torch
+
+    import gpufold.torch
+
+    axes = tuple(gaussian(taps, 0.5) for taps in (8, 16))
+    tiles, positions = np.ones((2, 8, 16), np.float32), [(0, 0), (4, 8)]
+    want, weight = np.zeros((2, 12, 24), np.float32)
+    gpufold.add_blocks(want, tiles, positions, axes, weight_out=weight)
+    got, sums = torch.zeros(12, 24), torch.zeros(12, 24)
+    blocks = torch.from_numpy(tiles).requires_grad_(recorded)
+    gpufold.torch.add_blocks_(got, blocks, positions, tuple(map(torch.from_numpy, axes)), weight_out=sums)
+    assert_same_bits(got.detach().numpy(), want)
+    assert_same_bits(sums.detach().numpy(), weight)
