@@ -116,14 +116,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     _add_peer(measure)
     _add_resuming(measure)
-    gigapixel = commands.add_parser("gigapixel", help="stitch a large picture into Zarr with dask, on this machine")
-    gigapixel.add_argument(
-        "--side", type=_COUNT, default=8192, help="pixels, at least; from 32768 on it is a gigapixel"
-    )
-    gigapixel.add_argument("--memory", default="1GiB", metavar="BYTES", help="limit of a worker, such as 800MiB")
-    gigapixel.add_argument("--workers", type=_COUNT, nargs="*", default=[1, 2], metavar="N", help="clusters to measure")
-    gigapixel.add_argument("--folder", type=Path, help="where the picture goes for a while, else the temporary folder")
-    gigapixel.add_argument("--save", type=Path, metavar="FILE.json", help="write what was measured")
     chip = commands.add_parser("chip", help="half an hour on a GPU: tests, sanitizers, measurements, a summary")
     chip.add_argument(
         "--results", type=Path, required=True, metavar="FOLDER", help="all that is written; goes on there"
@@ -169,7 +161,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "report": _report,
         "host": _host,
         "count": _count,
-        "gigapixel": _gigapixel,
         "chip": _chip,
         "tune": _tune,
     }
@@ -244,12 +235,6 @@ def _draw(run: Run, stem: str, folder: Path, console: Console) -> list[Path]:
         say(console, f"No figures of {stem}: {error.name} is not installed.")
         return []
     return draw(run, stem, folder)
-
-
-def _gigapixel(options: argparse.Namespace, words: list[str], console: Console) -> int:
-    from bench.gigapixel import gigapixel
-
-    return gigapixel(options.side, options.memory, options.workers, options.folder, options.save, words, console)
 
 
 def _chip(options: argparse.Namespace, words: list[str], console: Console) -> int:

@@ -1152,7 +1152,6 @@ def test_problems_are_listed_with_their_origin(capsys):
         (("--seconds", "-1"), "--seconds: must be more than 0, got -1"),
         (("--threads", "two"), "--threads: invalid int value: 'two'"),
         (("--dtype", "float99"), "--dtype: must be one of bool, "),
-        (("gigapixel", "--memory", "10MiB"), "--memory must be at least 400MiB for a worker, got 10MiB"),
     ],
 )
 def test_wrong_words_are_refused_with_a_reason(capsys, words, message):

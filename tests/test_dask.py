@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import inspect
-import json
 import os
 import random
 import re
@@ -926,35 +925,3 @@ def test_blocks_at_positions_in_chunks_of_cupy_have_the_bits_of_numpy_chunks():
     ):
         assert isinstance(result._meta, cupy.ndarray)
         assert_same_bits(cupy.asnumpy(result.compute()), want)
-
-
-@pytest.mark.all
-def test_the_bench_stitches_and_checks_a_small_picture(capsys, tmp_path):
-    from bench.__main__ import main
-
-    words = [
-        "gigapixel",
-        "--side",
-        "1700",
-        "--workers",
-        "2",
-        "--folder",
-        str(tmp_path),
-        "--save",
-        str(tmp_path / "r.json"),
-    ]
-    assert main(words) == 0
-    assert "1792 x 1792 float32" in capsys.readouterr().out
-    jobs = json.loads((tmp_path / "r.json").read_text())["jobs"]
-    assert [len(job["peak_megabytes"]) for job in jobs] == [1, 1, 2]
-    assert list(tmp_path.iterdir()) == [tmp_path / "r.json"]
-
-
-@pytest.mark.all
-def test_the_bench_notices_a_wrong_picture(tmp_path):
-    from bench import gigapixel
-
-    picture = da.zeros((1792, 1792), chunks=gigapixel.CHUNK, dtype=np.float32)
-    picture.to_zarr(tmp_path / "picture.zarr")
-    with pytest.raises(ValueError, match="the picture is wrong within 200 pixels of"):
-        gigapixel.check(9, str(tmp_path / "picture.zarr"))

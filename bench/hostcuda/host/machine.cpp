@@ -304,7 +304,8 @@ struct Pairs {
 
 // A double is negated and made absolute by its sign; an immediate one is given by its upper half.
 struct Doubles {
-    Doubles(Warp& warp, const Source& source) : pairs(warp, {source.from, source.index, 0, 0, source.value, 0})
+    Doubles(Warp& warp, const Source& source)
+        : pairs(warp, {source.from, source.index, 0, 0, source.value, 0})
     {
         immediate = From(source.from) == From::immediate;
         flags = source.flags;
