@@ -10,11 +10,9 @@ outside an allocation.
 Two devices have memory of their own, in the host's. Work for a device is queued, stream by stream, and done as late as
 possible: when the stream or its device is waited for. So a caller that forgets to wait reads garbage on every run, and
 a stream that waits holds up no other. Streams do not overlap in time, so a race within a kernel or between two streams
-that both were waited for goes unseen; a blocking stream shares the queue of the null stream. A capture queues nothing,
-and a graph queues what was captured. What CUDA forbids while a stream captures, by the mode of the capture, ends the
-capture here too: allocating, waiting, loading a kernel, use of the null stream beside a blocking one, and destroying a
-stream or a graph, of which CUDA's documents say nothing. Memory goes back to its pool as CuPy's does, to be used again
-by the same stream, but in pieces of one size only.
+that both were waited for goes unseen. A capture queues nothing, and a graph queues what was captured. Allocating,
+waiting and loading a kernel end a capture, unless it is relaxed. Memory of a pool is freed when its stream has done
+what was queued before, and never used again.
 """
 
 from __future__ import annotations
@@ -62,10 +60,6 @@ class Misuse(AssertionError):
     """CuPy would let this pass, and a GPU would not."""
 
 
-class Unmodelled(Exception):
-    """CuPy can do this and the stand-in cannot: it refuses, so that no test passes on something else."""
-
-
 class _CUDAError(RuntimeError):
     def __init__(self, status):
         self.status = status
@@ -81,7 +75,6 @@ class CUDARuntimeError(_CUDAError):
         700: "cudaErrorIllegalAddress",
         900: "cudaErrorStreamCaptureUnsupported",
         901: "cudaErrorStreamCaptureInvalidated",
-        906: "cudaErrorStreamCaptureImplicit",
     }
 
 
@@ -131,7 +124,7 @@ class Device:
     def synchronize(self):
         """Do all that is queued on the device."""
         _check_alive()
-        _end_captures(list(_captures.values()), CUDARuntimeError(900))
+        _forbid_while_capturing(CUDARuntimeError(900))
         with _lock:
             for (device, _), queue in list(_queues.items()):
                 if device == self.id:
@@ -147,14 +140,13 @@ _queues = defaultdict(deque)
 _captures = {}
 """What is being captured, by stream."""
 
-GLOBAL, THREAD_LOCAL, RELAXED = range(3)
-"""Modes of a capture: in which threads it forbids what is unsafe, in all, in its own or in none."""
+GLOBAL, RELAXED = 0, 2
+"""Modes of a capture: whether it forbids what is unsafe."""
 
 
 class Capture:
-    def __init__(self, stream, mode):
-        self.stream, self.mode, self.thread = stream, mode, threading.get_ident()
-        self.work, self.ended_by = [], None
+    def __init__(self, mode):
+        self.mode, self.work, self.is_lost = mode, [], False
 
 
 LOSES_THE_DEVICE = os.environ.get("FAKE_CUPY_LOSES_THE_DEVICE")
@@ -174,33 +166,13 @@ def _check_alive():
         raise CUDARuntimeError(700)
 
 
-def _end_captures(captures, error):
-    """Make captures invalid, and raise the error that their end will remember, where there are any."""
-    for capture in captures:
-        capture.ended_by = capture.ended_by or error
-    if captures:
+def _forbid_while_capturing(error):
+    """Raise an error that makes captures invalid, where there are any that are not relaxed."""
+    forbidding = [capture for capture in _captures.values() if capture.mode != RELAXED]
+    for capture in forbidding:
+        capture.is_lost = True
+    if forbidding:
         raise error
-
-
-def _forbid_while_capturing(error=CUDARuntimeError):
-    """End the captures that an unsafe call of this thread makes invalid, such as one that allocates, with its error."""
-    of_here = THREAD_LOCAL, threading.get_ident()
-    forbidding = [each for each in _captures.values() if each.mode == GLOBAL or (each.mode, each.thread) == of_here]
-    _end_captures(forbidding, error(900))
-
-
-def _destroyed(what):
-    """End the captures that destroying a thing makes invalid; a destructor raises nothing, so their end does."""
-    if not sys.is_finalizing():
-        with suppress(Misuse):
-            _end_captures(list(_captures.values()), Misuse(f"{what} was destroyed while a stream captured"))
-
-
-def _beside_null(stream):
-    """Return the captures on blocking streams of the current device, which the null stream would wait for."""
-    if stream.ptr:
-        return []
-    return [each for each in _captures.values() if each.stream.blocking and each.stream.device_id == get_device()]
 
 
 def _queue(work, stream, device):
@@ -209,11 +181,10 @@ def _queue(work, stream, device):
     if stream.device_id not in (-1, device):
         raise Misuse(f"{stream} got work on memory of device {device}")
     with _lock:
-        _end_captures(_beside_null(stream), CUDARuntimeError(906))
         capture = _captures.get(stream.ptr)
         if capture is None:
-            _queues[device, stream.queue].append(work)
-        elif capture.ended_by is not None:
+            _queues[device, stream.ptr].append(work)
+        elif capture.is_lost:
             raise CUDARuntimeError(901)
         else:
             capture.work.append(work)
@@ -225,18 +196,17 @@ _streams_by_handle = weakref.WeakValueDictionary()
 class Stream:
     _numbers = itertools.count(1 << 20)
 
-    def __init__(self, null=False, non_blocking=False, ptds=False, priority=None):
-        if ptds or priority is not None or (null and non_blocking):
-            raise Unmodelled("the stand-in has no stream of a thread's own and no priorities")
+    def __init__(self, null=False, non_blocking=False):
         self.ptr = 0 if null else next(self._numbers)
         self.device_id = -1 if null else get_device()
-        self.blocking = not null and not non_blocking
-        self.queue = self.ptr if non_blocking else 0
         _streams_by_handle[self.ptr] = self
 
-    def __del__(self):
-        if self.ptr:
-            _destroyed(f"stream {self.ptr}")
+    @classmethod
+    def from_external(cls, foreign):
+        """Return the stream of another library that has a handle to give."""
+        stream = cls(null=True)
+        stream.ptr = foreign.__cuda_stream__()[1]
+        return stream
 
     def __enter__(self):
         if self.device_id not in (-1, get_device()):
@@ -260,7 +230,7 @@ class Stream:
         return f"<Stream {self.ptr} (device {self.device_id})>"
 
     def _own_queue(self):
-        return _queues[get_device() if self.device_id == -1 else self.device_id, self.queue]
+        return _queues[get_device() if self.device_id == -1 else self.device_id, self.ptr]
 
     @property
     def done(self):
@@ -268,8 +238,7 @@ class Stream:
 
     def synchronize(self):
         with _lock:
-            _end_captures(_beside_null(self), CUDARuntimeError(906))
-            _end_captures([_captures[self.ptr]] if self.ptr in _captures else [], CUDARuntimeError(900))
+            _forbid_while_capturing(CUDARuntimeError(900))
             _do(self._own_queue())
 
     def launch_host_func(self, callback, arg):
@@ -279,22 +248,18 @@ class Stream:
         if self.ptr == 0:
             raise RuntimeError("cannot capture on the default (legacy) stream")
         with _lock:
-            _captures[self.ptr] = Capture(self, RELAXED if mode is None else mode)
+            _captures[self.ptr] = Capture(RELAXED if mode is None else mode)
 
     def end_capture(self):
         with _lock:
             capture = _captures.pop(self.ptr)
-        if isinstance(capture.ended_by, Misuse):
-            raise capture.ended_by
-        if capture.ended_by is not None:
+        if capture.is_lost:
             raise CUDARuntimeError(901)
         return Graph(capture.work, self.device_id)
 
     def is_capturing(self):
-        if _beside_null(self):
-            raise CUDARuntimeError(906)
         capture = _captures.get(self.ptr)
-        if capture is not None and capture.ended_by is not None:
+        if capture is not None and capture.is_lost:
             raise RuntimeError("the stream was capturing, but an error has invalidated the capture sequence")
         return capture is not None
 
@@ -329,9 +294,6 @@ class Graph:
     def __init__(self, work, device):
         self._work, self._device = work, device
 
-    def __del__(self):
-        _destroyed("a graph")
-
     def launch(self, stream=None):
         for work in self._work:
             _queue(work, stream, self._device)
@@ -355,7 +317,7 @@ class Memory:
 
     def __init__(self, size, in_order=False):
         if not in_order:
-            _forbid_while_capturing()
+            _forbid_while_capturing(CUDARuntimeError(900))
         self.size, self.device_id = size, get_device()
         if size > TOTAL_BYTES:
             raise OutOfMemoryError(f"Out of memory allocating {size:,} bytes")
@@ -398,35 +360,23 @@ class UnownedMemory:
 
 
 class PooledMemory:
-    """A piece of a pool, to which it returns with its last array."""
+    """An allocation that ends when the work that was queued on its stream before is done; of a pool, or of none."""
 
-    def __init__(self, pool, stream, chunk):
-        self.ptr, self.size, self.device_id = chunk.ptr, chunk.size, chunk.device_id
-        self._pool, self._stream, self._chunk = pool, stream, chunk
-        pool._used[self.device_id] += self.size
-        for hook in _hooks().values():
-            hook.malloc_postprocess(device_id=self.device_id, mem_size=self.size, mem_ptr=self.ptr)
-
-    def __del__(self):
-        for hook in _hooks().values():
-            hook.free_postprocess(device_id=self.device_id, mem_size=self.size)
-        self._pool._used[self.device_id] -= self.size
-        self._pool._free[self.device_id, self._stream, self.size].append(self._chunk)
-
-
-class MemoryAsync:
-    """An allocation in the order of a stream, which ends when the work that was queued before is done."""
-
-    def __init__(self, size, stream):
-        if not POOLS_OF_DEVICES:
-            raise RuntimeError(f"Device {get_device()} does not support malloc_async")
-        self._chunk, self._stream = Memory(size, in_order=True), stream
+    def __init__(self, size, stream, pool=None):
+        self._chunk, self._stream, self._pool = Memory(size, in_order=pool is None), stream, pool
         self.ptr, self.size, self.device_id = self._chunk.ptr, size, self._chunk.device_id
+        if pool is not None:
+            pool._used[self.device_id] += size
 
     def __del__(self):
         if hasattr(self, "_chunk"):
             chunk = self._chunk
-            _queue(lambda: chunk, self._stream, self.device_id)
+            with suppress(CUDARuntimeError):  # of a capture that is lost
+                _queue(lambda: chunk, self._stream, self.device_id)
+            if self._pool is not None:
+                self._pool._used[self.device_id] -= self.size
+                for hook in _hooks().values():
+                    hook.free_postprocess(device_id=self.device_id, mem_size=self.size)
 
 
 class MemoryPointer:
@@ -453,10 +403,8 @@ class MemoryPointer:
 
 
 class MemoryPool:
-    def __init__(self, allocator=None):
-        if allocator is not None:
-            raise Unmodelled("the stand-in's pools allocate by themselves")
-        self._used, self._total, self._free, self._limit = Counter(), Counter(), defaultdict(list), 0
+    def __init__(self):
+        self._used, self._limit = Counter(), 0
 
     def malloc(self, size):
         rounded = -(-size // UNIT) * UNIT
@@ -464,34 +412,22 @@ class MemoryPool:
             hook.malloc_preprocess(device_id=get_device(), size=size, mem_size=rounded)
         if not rounded:
             return MemoryPointer(Memory(0), 0)
-        stream = get_current_stream().ptr
-        with _lock:
-            free = self._free[get_device(), stream, rounded]
-            if not free:
-                if self._limit and self._total[get_device()] + rounded > self._limit:
-                    self.free_all_blocks()
-                if self._limit and self._total[get_device()] + rounded > self._limit:
-                    raise OutOfMemoryError(f"Out of memory allocating {rounded:,} bytes")
-                free.append(Memory(rounded))
-                self._total[get_device()] += rounded
-            return MemoryPointer(PooledMemory(self, stream, free.pop()), 0)
+        if self._limit and self.used_bytes() + rounded > self._limit:
+            raise OutOfMemoryError(f"Out of memory allocating {rounded:,} bytes")
+        memory = PooledMemory(rounded, get_current_stream(), self)
+        for hook in _hooks().values():
+            hook.malloc_postprocess(device_id=memory.device_id, mem_size=rounded, mem_ptr=memory.ptr)
+        return MemoryPointer(memory, 0)
 
     def free_all_blocks(self, stream=None):
-        with _lock:
-            for (device, _, size), chunks in self._free.items():
-                if device == get_device():
-                    self._total[device] -= size * len(chunks)
-                    chunks.clear()
+        """Nothing is kept."""
 
     def used_bytes(self):
         return self._used[get_device()]
 
-    def total_bytes(self):
-        return self._total[get_device()]
+    total_bytes = used_bytes
 
-    def set_limit(self, size=None, fraction=None):
-        if fraction is not None:
-            raise Unmodelled("the stand-in's limits are sizes")
+    def set_limit(self, size):
         self._limit = size
 
 
@@ -529,7 +465,9 @@ def alloc(size):
 
 
 def malloc_async(size):
-    return MemoryPointer(MemoryAsync(size, get_current_stream()), 0)
+    if not POOLS_OF_DEVICES:
+        raise RuntimeError(f"Device {get_device()} does not support malloc_async")
+    return MemoryPointer(PooledMemory(size, get_current_stream()), 0)
 
 
 @contextmanager
@@ -646,14 +584,11 @@ class ndarray:
         same = ndarray(self.shape, self.dtype, self.data, self.strides)
         if dtype is None:
             return same
-        if np.dtype(dtype).itemsize != self.itemsize:
-            raise Unmodelled("the stand-in views elements as others of their size only")
+        assert np.dtype(dtype).itemsize == self.itemsize
         same.dtype = np.dtype(dtype)
         return same
 
-    def astype(self, dtype, order="K", casting=None, subok=None, copy=True):
-        if casting is not None or subok is not None:
-            raise TypeError("casting and subok are not supported yet")
+    def astype(self, dtype, copy=True):
         if not copy and np.dtype(dtype) == self.dtype:
             return self
         order = "F" if self.flags.f_contiguous and not self.flags.c_contiguous else "C"
@@ -665,9 +600,7 @@ class ndarray:
     def fill(self, value):
         _elementwise(lambda got: got, self, value)
 
-    def get(self, stream=None, order="C", out=None, blocking=True):
-        if order != "C" or out is not None or not blocking:
-            raise Unmodelled("the stand-in copies to new arrays of the host, and waits")
+    def get(self, stream=None):
         stream = get_current_stream() if stream is None else stream
         with self.device, stream if stream.ptr else Stream.null:
             source = ascontiguousarray(self) if self.ndim else self
@@ -809,16 +742,13 @@ def zeros_like(a, dtype=None):
     return array
 
 
-def asarray(a, dtype=None, order=None, *, copy=None, blocking=False):
-    if order is not None or copy is not None:
-        raise Unmodelled("the stand-in's asarray takes an array and a dtype")
+def asarray(a, dtype=None):
     if not isinstance(a, ndarray) and hasattr(a, "__cuda_array_interface__"):
         facts = a.__cuda_array_interface__
         memory = UnownedMemory(facts["data"][0], 0, a)
         a = ndarray(facts["shape"], facts["typestr"], MemoryPointer(memory, 0), facts["strides"])
     if isinstance(a, ndarray):
-        if a.data.device_id != get_device():
-            raise Unmodelled("the stand-in copies from no device to another")
+        assert a.data.device_id == get_device()
         return a.astype(a.dtype if dtype is None else dtype, copy=False)
     host = np.array(a, dtype)
     host = host.astype(host.dtype.newbyteorder("="), copy=False)
@@ -875,7 +805,7 @@ class ForeignStream:
     """A stream that another library made, by its handle; CUDA's own handles mean the current device."""
 
     def __init__(self, ptr):
-        self.ptr = self.queue = ptr
+        self.ptr = ptr
         self.device_id = get_device() if ptr < 3 else _lent_streams.get(ptr)
         if self.device_id != get_device():
             raise CUDADriverError(400)
@@ -885,7 +815,7 @@ class ForeignStream:
 
     def synchronize(self):
         with _lock:
-            _do(_queues[self.device_id, self.queue])
+            _do(_queues[self.device_id, self.ptr])
 
 
 _lent_streams = {}
@@ -923,8 +853,7 @@ def memset_async(address, value, size, stream):
 
 
 def memcpy_async(to, origin, size, kind, stream):
-    if kind != 3:
-        raise Unmodelled("the stand-in copies within a device only")
+    assert kind == 3, "within a device"
     check_lent(to, "what is copied to")
     check_lent(origin, "what is copied")
     _queue(lambda: ctypes.memmove(to, origin, size), _stream_at(stream), get_device())
@@ -965,7 +894,7 @@ class RawKernel:
         """Return the function on the current device, loaded now or earlier."""
         key = (*self._program, get_device())
         if key not in _loaded:
-            _forbid_while_capturing(CUDADriverError)
+            _forbid_while_capturing(CUDADriverError(900))
             _loaded[key] = Function(self.name, build_kernel(*self._program, "plain"))
         return _loaded[key]
 
@@ -1089,9 +1018,8 @@ def cupy():
         memsetAsync=memset_async,
         memcpyAsync=memcpy_async,
         streamIsCapturing=lambda handle: _stream_at(handle).is_capturing(),
-        memGetInfo=lambda: (TOTAL_BYTES - _default_pool.total_bytes(), TOTAL_BYTES),
+        memGetInfo=lambda: (TOTAL_BYTES - _default_pool.used_bytes(), TOTAL_BYTES),
         streamCaptureModeGlobal=GLOBAL,
-        streamCaptureModeThreadLocal=THREAD_LOCAL,
         streamCaptureModeRelaxed=RELAXED,
     )
     classes = (Device, Stream, Event, Graph, MemoryHook, MemoryPool, MemoryPointer, UnownedMemory)
