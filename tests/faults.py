@@ -138,23 +138,23 @@ FAULTS = (
     # --- tensors
     Fault(
         "a gradient that forgets what a mean divides by",
-        "gpufold/torch/rules.py",
-        "    divided = divide(call, gradient, window) if needs_data or needs_window else gradient\n",
-        "    divided = gradient\n",
+        "gpufold/adjoints.py",
+        "geometry, gradient = call.geometry, _divided(xp, call, gradient, window)",
+        "geometry = call.geometry",
         TORCH + "gradients[col2im-mean-none]",
     ),
     Fault(
         "a divisor of zero that is not made safe first",
-        "gpufold/torch/rules.py",
-        "torch.where(uncovered, 0.0, torch.where(uncovered, 1.0, divisor).reciprocal())",
-        "divisor.reciprocal()",
+        "gpufold/adjoints.py",
+        "xp.where(uncovered, 0.0, 1.0 / xp.where(uncovered, 1.0, divisor))",
+        "1.0 / divisor",
         TORCH + "gradients[col2im-mean-with-gaps]",
     ),
     Fault(
         "an edge without the gradient of what lies outside of it",
-        "gpufold/torch/rules.py",
-        "torch.cat((first + begin.sum(axis, keepdim=True), rest), axis)",
-        "torch.cat((first, rest), axis)",
+        "gpufold/adjoints.py",
+        "xp.concatenate((first + begin.sum(axis, keepdims=True), rest), axis)",
+        "xp.concatenate((first, rest), axis)",
         TORCH + "gradients[take_blocks-edge]",
     ),
     Fault(
@@ -173,7 +173,7 @@ FAULTS = (
     ),
     Fault(
         "a window whose gradient is of one block",
-        "gpufold/torch/rules.py",
+        "gpufold/adjoints.py",
         ".sum((0, 2)).reshape(shape)",
         ".sum(0)[..., 0].reshape(shape)",
         TORCH + "gradients[col2im-full]",

@@ -14,13 +14,13 @@ from cases import CASES, random_case
 
 import gpufold.torch
 from bench.hostcuda import fake_cupy
+from gpufold.adjoints import ADJOINTS
 from gpufold.calls import SHAPES
 from gpufold.gpu.plan import H200, Operand
 from gpufold.gpu.registry import choose
 from gpufold.operations import OPERATIONS
 from gpufold.torch import tensors
 from gpufold.torch.guards import seen_of
-from gpufold.torch.rules import ADJOINTS
 
 pytestmark = [pytest.mark.peer("torch"), pytest.mark.peer("cupy"), pytest.mark.hostcuda]
 

@@ -1,0 +1,268 @@
+"""The adjoint of each operation, in calls of operations again: what torch's and JAX's gradients and vmap are made of.
+
+    col2im          <-> im2col         y = A (w x), x' = w A^T y', w' = sum over planes and blocks of x A^T y'
+    blocks_to_array <-> array_to_blocks
+    batch_to_space  <-> space_to_batch
+    add_blocks      <-> take_blocks
+    average         <-> average
+
+Every operation is linear in its data, so that its adjoint is another operation, whose gradient is it again. A mean
+multiplies by the reciprocal of the sums of weights, a constant: such windows have no gradient. The weights of an
+average, which are an array of their own, have one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from math import prod
+from typing import Any, Protocol
+
+import numpy as np
+
+from gpufold.calls import Call, Fusion
+from gpufold.elements import ELEMENT_TYPES
+from gpufold.geometry import Axis, BlocksGeometry, Geometry, PositionsGeometry, Size, SlidingGeometry, SpaceGeometry
+from gpufold.weights import counted
+
+ADJOINTS = {
+    "col2im": "im2col",
+    "blocks_to_array": "array_to_blocks",
+    "batch_to_space": "space_to_batch",
+    "add_blocks": "take_blocks",
+    "average": "average",
+}
+ADJOINTS |= {adjoint: operation for operation, adjoint in ADJOINTS.items()}
+
+TAKING = ("im2col", "array_to_blocks", "take_blocks")
+"""The operations whose results are blocks: their windows weigh what comes out."""
+
+
+class Library(Protocol):
+    """What the adjoints ask of a library of arrays; a window is whatever the library has for one."""
+
+    where: Callable[..., Any]
+    sign: Callable[..., Any]
+    stack: Callable[..., Any]
+    concatenate: Callable[..., Any]
+    moveaxis: Callable[..., Any]
+    broadcast_to: Callable[..., Any]
+
+    def split(self, array: Any, sizes: Sequence[int], axis: int) -> Sequence[Any]:
+        """Return the parts of an array that have so many elements along an axis."""
+
+    def apply(self, call: Call, data: Any, window: Any = None, positions: Any = None, out: Any = None) -> Any:
+        """Compute a call, in such a way that it can be differentiated."""
+
+    def axes_of(self, call: Call, window: Any) -> tuple[Any, ...]:
+        """Return the arrays of a window, none where there is no window."""
+
+    def window_of(self, axes: Sequence[Any]) -> Any:
+        """Return the window that arrays are."""
+
+    def cast(self, array: Any, dtype: str) -> Any:
+        """Return an array of the named dtype."""
+
+    def full(self, shape: Size, value: int, dtype: str, like: Any) -> Any:
+        """Return an array of one value, beside another."""
+
+    def paired(self, array: Any) -> Any:
+        """Return what complex gradients are multiplied with: the conjugate, or the array, as the library has them."""
+
+
+def block_shape_of(geometry: Geometry) -> Size:
+    """Return the shape of a block that a window weighs, and of an average's weights."""
+    assert not isinstance(geometry, SpaceGeometry)
+    return geometry.block_shape
+
+
+def no_gradient(operation: str, reduction: str, constant: str) -> ValueError:
+    """Return what to raise where a gradient is asked for that there is none of."""
+    return ValueError(
+        f"{operation}: window requires a gradient, which there is under reduction='sum' alone, got {reduction!r}; "
+        f"pass {constant}"
+    )
+
+
+# ---------------------------------------------------------------------------------------------
+# Of data
+
+
+def transpose(xp: Library, call: Call, gradient: Any, window: Any, positions: Any) -> Any:
+    """Compute the adjoint of a call: the gradient of its data from that of its result."""
+    if window is not None and call.fusion.reduction != "sum":
+        call, window = _as_counted(xp, call, window)
+    geometry, gradient = call.geometry, _divided(xp, call, gradient, window)
+    adjoint = Call(ADJOINTS[call.operation], geometry, call.dtype, Fusion(window=call.fusion.window))
+    if call.operation != "take_blocks":
+        return xp.apply(adjoint, gradient, window, positions)
+    assert isinstance(geometry, PositionsGeometry)
+    adjoint = adjoint._replace(fusion=adjoint.fusion._replace(accumulate=True))
+    if call.fusion.mode == "edge":
+        return _transpose_of_edge(xp, adjoint, gradient, window, positions)
+    return xp.apply(adjoint, gradient, window, positions, xp.full(geometry.array_shape, 0, call.dtype, gradient))
+
+
+def _transpose_of_edge(xp: Library, adjoint: Call, gradient: Any, window: Any, positions: Any) -> Any:
+    """Add blocks to an array with a block's margin on each side, and the sums in the margins to its edges.
+
+    Positions further out are moved to where a block lies in the margin: it is the same edge's.
+    """
+    geometry = adjoint.geometry
+    assert isinstance(geometry, PositionsGeometry)
+    if 0 in geometry.size:
+        return xp.full(geometry.array_shape, 0, adjoint.dtype, gradient)
+    sides = list(zip(geometry.size, geometry.block_shape, strict=True))
+    places = xp.stack([positions[:, axis].clip(-taps, extent) + taps for axis, (extent, taps) in enumerate(sides)], 1)
+    wide = replace(geometry, size=tuple([extent + 2 * taps for extent, taps in sides]))
+    dtype, element = adjoint.dtype, ELEMENT_TYPES[adjoint.dtype]
+    sums_dtype = element.weight if element.is_half else dtype
+    adjoint = adjoint._replace(geometry=wide, dtype=sums_dtype)
+    sums = xp.full(wide.array_shape, 0, sums_dtype, gradient)
+    sums = xp.apply(adjoint, xp.cast(gradient, sums_dtype), window, places, sums)
+    for axis, (extent, taps) in enumerate(sides, len(geometry.lead)):
+        begin, inner, end = xp.split(sums, (taps, extent, taps), axis)
+        first, rest = xp.split(inner, (1, extent - 1), axis)
+        inner = xp.concatenate((first + begin.sum(axis, keepdims=True), rest), axis)
+        rest, last = xp.split(inner, (extent - 1, 1), axis)
+        sums = xp.concatenate((rest, last + end.sum(axis, keepdims=True)), axis)
+    return xp.cast(sums, dtype)
+
+
+def _as_counted(xp: Library, call: Call, window: Any) -> tuple[Call, Any]:
+    """Return a call of an average and its window, the weights as they count."""
+    axes = counted(xp, xp.axes_of(call, window), call.fusion.reduction)
+    if call.fusion.reduction == "least_squares":
+        call = call._replace(fusion=call.fusion._replace(window="full"))
+    return call, xp.window_of(axes)
+
+
+def _divided(xp: Library, call: Call, gradient: Any, window: Any) -> Any:
+    """Multiply by the reciprocals of what the sums were divided by."""
+    if call.fusion.reduction == "sum":
+        return gradient
+    element = ELEMENT_TYPES[call.dtype]
+    reciprocals = _reciprocals(xp, call, gradient, window)
+    if element.is_half:
+        return xp.cast(xp.cast(gradient, element.weight) * reciprocals, call.dtype)
+    return gradient * reciprocals
+
+
+def _reciprocals(xp: Library, call: Call, like: Any, window: Any) -> Any:
+    """Return one through what each pixel's sum is divided by, zero where that is too small: of the spatial axes."""
+    geometry, dtype = call.geometry, ELEMENT_TYPES[call.dtype].weight
+    assert isinstance(geometry, SlidingGeometry | BlocksGeometry)
+
+    def folded(axes: tuple[Axis, ...], weights: Any) -> Any:
+        plane = SlidingGeometry(None, 1, axes)
+        kind = "none" if weights is None else "separable" if len(axes) == 1 else "full"
+        if weights is not None and call.fusion.reduction == "least_squares":
+            weights = weights * weights
+        ones = xp.broadcast_to(xp.full((), 1, dtype, like), (prod(plane.block_shape), prod(plane.num_blocks)))
+        sums = Call("col2im", plane, dtype, Fusion(window=kind))
+        return xp.apply(sums, ones, None if weights is None else xp.window_of((weights,)))[0]
+
+    weights = xp.axes_of(call, window)
+    if call.fusion.window == "full":
+        divisor = folded(geometry.axes, weights[0])
+    else:
+        divisor = xp.full((), 1, dtype, like)
+        for axis, each in zip(geometry.axes, weights or (None,) * len(geometry.axes), strict=True):
+            divisor = divisor.reshape(*divisor.shape, 1) * folded((axis,), each)
+    uncovered = abs(divisor) < float(np.finfo(dtype).tiny)
+    return xp.where(uncovered, 0.0, 1.0 / xp.where(uncovered, 1.0, divisor))
+
+
+# ---------------------------------------------------------------------------------------------
+# Of windows
+
+
+def gradients_of_window(
+    xp: Library, call: Call, data: Any, gradient: Any, window: Any, positions: Any, wanted: Sequence[int] | None = None
+) -> list[Any]:
+    """Sum what each tap was multiplied with over all planes and blocks; of the arrays of a window that are wanted.
+
+    The others need no gradient, and those that are wanted no value where no other one is.
+    """
+    plain = call._replace(fusion=call.fusion._replace(window="none"))
+    if call.operation == "average":
+        blocks, gradients = change_by_weight(xp, call, data, window), gradient
+    elif call.operation in TAKING:
+        blocks, gradients = xp.apply(plain, data, None, positions), gradient
+    else:
+        blocks, gradients = data, transpose(xp, plain, gradient, None, positions)
+    dtype = ELEMENT_TYPES[call.dtype].weight
+    if "complex" in call.dtype:
+        products = (xp.paired(blocks) * gradients).real
+    else:
+        products = xp.cast(blocks, dtype) * xp.cast(gradients, dtype)
+    sums = _sum_of_blocks(call.geometry, products)
+    if call.fusion.window != "separable":
+        return [sums]
+    axes = xp.axes_of(call, window)
+    return [_of_axis(sums, axes, axis) for axis in (range(len(axes)) if wanted is None else wanted)]
+
+
+def _sum_of_blocks(geometry: Geometry, blocks: Any) -> Any:
+    """Sum blocks over all planes and blocks, tap by tap."""
+    shape = block_shape_of(geometry)
+    if isinstance(geometry, SlidingGeometry):
+        taps, count = prod(shape), prod(geometry.num_blocks)
+        return blocks.reshape(geometry.planes, taps, count).sum((0, 2)).reshape(shape)
+    leading = tuple(range(blocks.ndim - len(shape)))
+    return blocks.sum(leading) if leading else blocks
+
+
+def _of_axis(gradient: Any, axes: Sequence[Any], axis: int) -> Any:
+    """Return the gradient of one axis's weights from that of the product of all."""
+    for other, weights in enumerate(axes):
+        if other != axis:
+            weights = weights.reshape(-1, *(1,) * (len(axes) - 1 - other))
+            gradient = (gradient * weights).sum(other, keepdims=True)
+    return gradient.reshape(-1)
+
+
+def change_by_weight(xp: Library, call: Call, data: Any, window: Any) -> Any:
+    """Return the derivatives of an average by its weights: minus the average, divided by the weights once more."""
+    return -xp.apply(call, xp.apply(call, data, window), window)
+
+
+# ---------------------------------------------------------------------------------------------
+# Of a batch
+
+
+def batched(xp: Library, size: int, dims: tuple[Any, Any], arrays: Sequence[Any], call: Call) -> tuple[Any, int]:
+    """Compute a call for a batch of (data, window, positions, out) as one of a wider array: the rule of vmap.
+
+    The axes of the batch are those of data and out; there is one window and one array of positions.
+    """
+    (data, window, positions, out), (data_dim, out_dim) = arrays, dims
+    geometry = call.geometry
+    if isinstance(geometry, SpaceGeometry):  # an axis more, that has blocks of one
+        wider = replace(
+            geometry,
+            block=(1, *geometry.block),
+            margin_begin=(0, *geometry.margin_begin),
+            margin_end=(0, *geometry.margin_end),
+            grid=(size, *geometry.grid),
+        )
+        return xp.apply(call._replace(geometry=wider), xp.moveaxis(data, data_dim, 1)), 1
+    if not isinstance(geometry, SlidingGeometry):  # an axis more in front of the array's
+        call = call._replace(geometry=replace(geometry, lead=(size, *geometry.lead)))
+        if out is None:
+            first = 1 if call.operation == "take_blocks" else 0
+            return xp.apply(call, xp.moveaxis(data, data_dim, 0), window, positions), first
+        if data_dim is None:
+            data = xp.broadcast_to(
+                data.reshape(data.shape[0], 1, *data.shape[1:]), (data.shape[0], size, *data.shape[1:])
+            )
+        else:
+            data = xp.moveaxis(data, data_dim, 1)
+        out = xp.broadcast_to(out, (size, *out.shape)) if out_dim is None else xp.moveaxis(out, out_dim, 0)
+        return xp.apply(call, data, window, positions, out), 0
+    data = xp.moveaxis(data, data_dim, 0)
+    if geometry.batch is None:
+        return xp.apply(call._replace(geometry=replace(geometry, batch=size)), data, window), 0
+    flat = replace(geometry, batch=size * geometry.batch)
+    result = xp.apply(call._replace(geometry=flat), data.reshape(size * geometry.batch, *data.shape[2:]), window)
+    return result.reshape(size, geometry.batch, *result.shape[1:]), 0
