@@ -179,7 +179,7 @@ def _queue(work, stream, device):
     """Queue work on the memory of a device, or add it to what is captured."""
     stream = get_current_stream() if stream is None else stream
     if stream.device_id not in (-1, device):
-        raise Misuse(f"{stream} got work on memory of device {device}")
+        raise Misuse(f"a stream of device {stream.device_id} got work on memory of device {device}")
     with _lock:
         capture = _captures.get(stream.ptr)
         if capture is None:
@@ -220,15 +220,6 @@ class Stream:
     def __exit__(self, *_):
         _streams().pop()
 
-    def __eq__(self, other):
-        return isinstance(other, Stream) and self.ptr == other.ptr
-
-    def __hash__(self):
-        return self.ptr
-
-    def __repr__(self):
-        return f"<Stream {self.ptr} (device {self.device_id})>"
-
     def _own_queue(self):
         return _queues[get_device() if self.device_id == -1 else self.device_id, self.ptr]
 
@@ -245,8 +236,6 @@ class Stream:
         _queue(lambda: callback(arg), self, get_device() if self.device_id == -1 else self.device_id)
 
     def begin_capture(self, mode=None):
-        if self.ptr == 0:
-            raise RuntimeError("cannot capture on the default (legacy) stream")
         with _lock:
             _captures[self.ptr] = Capture(RELAXED if mode is None else mode)
 
@@ -435,8 +424,6 @@ class MemoryHook:
     name = "MemoryHook"
 
     def __enter__(self):
-        if self.name in _hooks():
-            raise KeyError(f"memory hook {self.name} already exists")
         _hooks()[self.name] = self
         return self
 
@@ -604,31 +591,17 @@ class ndarray:
         stream = get_current_stream() if stream is None else stream
         with self.device, stream if stream.ptr else Stream.null:
             source = ascontiguousarray(self) if self.ndim else self
-            if stream.is_capturing():
-                raise RuntimeError("the current stream is capturing, so D2H transfers are disallowed")
             stream.synchronize()
             return _host(source.data.ptr, self.shape, source.strides, self.dtype).copy()
 
     def set(self, arr, stream=None):
-        if not isinstance(arr, np.ndarray):
-            raise TypeError("Only numpy.ndarray can be set to cupy.ndarray")
-        if self.dtype != arr.dtype:
-            raise TypeError(f"{arr.dtype} array cannot be set to {self.dtype} array")
-        if self.shape != arr.shape:
-            raise ValueError(f"Shape mismatch. Old shape: {self.shape}, new shape: {arr.shape}")
-        if not (self.flags.c_contiguous or self.flags.f_contiguous):
-            raise RuntimeError("Cannot set to non-contiguous array")
+        assert (arr.dtype, arr.shape) == (self.dtype, self.shape)
         stream = get_current_stream() if stream is None else stream
-        if stream.is_capturing():
-            raise RuntimeError("the current stream is capturing, so H2D transfers are disallowed")
         copied, elements = arr.copy(), self._elements()
         _queue(lambda: np.copyto(elements(), copied), stream, self.data.device_id)
 
     def __array__(self, dtype=None, copy=None):
-        raise TypeError(
-            "Implicit conversion to a NumPy array is not allowed. "
-            "Please use `.get()` to construct a NumPy array explicitly."
-        )
+        raise TypeError("Implicit conversion to a NumPy array is not allowed.")
 
     def __abs__(self):
         real = np.abs(np.empty(0, self.dtype)).dtype
@@ -647,8 +620,6 @@ class ndarray:
         return float(self.get().item())
 
     def __bool__(self):
-        if self.size != 1:
-            raise ValueError("The truth value of an array with more than one element is ambiguous.")
         return bool(self.get().item())
 
 
@@ -656,10 +627,7 @@ def _elementwise(function, result, *operands):
     """Queue `result[...] = function(*operands)` for the current device, whose arrays they all must be."""
     for array in (result, *operands):
         if isinstance(array, ndarray) and array.data.device_id != get_device():
-            raise ValueError(
-                f"Array device must be same as the current device: array device = {array.data.device_id} while "
-                f"current = {get_device()}"
-            )
+            raise ValueError(f"an array of device {array.data.device_id}, and the current one is {get_device()}")
     into = result._elements()
     given = [
         operand._elements() if isinstance(operand, ndarray) else lambda operand=operand: operand for operand in operands
@@ -689,6 +657,10 @@ OPERATORS = {
 }
 for _name, _function in OPERATORS.items():
     setattr(ndarray, f"__{_name}__", lambda self, other, function=_function: _combine(function, self, other))
+
+
+def copysign(x1, x2):
+    return _combine(np.copysign, x1, x2)
 
 
 def where(condition, x, y):
@@ -867,24 +839,17 @@ def _stream_at(handle):
 class RawKernel:
     """A kernel of a file of kernels/ with a specialisation, as gpufold.gpu.sources gives them."""
 
-    def __init__(self, code, name, options=(), backend="nvrtc"):
-        if not isinstance(code, str) or not isinstance(options, tuple) or backend != "nvrtc":
-            raise TypeError("code must be a string, options a tuple and backend nvrtc")
+    def __init__(self, code, name, options=()):
         head, line, text = re.split(r"^(#line .*)\n", code, maxsplit=1, flags=re.MULTILINE)
         headers, *defines = head.splitlines()
         named = re.fullmatch(r'#line 1 "(?:kernels|bench)/(\w+\.cu)"', line)
         defines = [re.fullmatch(r"#define (\w+) (.+)", define) for define in defines]
-        if not named or not headers.startswith("// headers ") or not all(defines):
+        if not named or not headers.startswith("// headers ") or not all(defines) or options[0] != "-std=c++17":
             raise Misuse(f"the stand-in compiles the files of kernels/ behind lines of #define, got {head}{line}")
-        if len(options) != 2 or options[0] != "-std=c++17" or not options[1].startswith("-I"):
-            raise Misuse(f"the stand-in compiles with -std and -I, got {options}")
-        path = Path(options[1][2:]) / named[1]
+        path = Path(options[1].removeprefix("-I")) / named[1]
         whole, given = path.read_text().split("\n"), text.split("\n")
-        in_place = len(whole) == len(given) and all(
-            line in ("", known) for line, known in zip(given, whole, strict=True)
-        )
-        if not in_place:  # lines of other kernels are left empty
-            raise Misuse(f"{path} is another text")
+        if len(whole) != len(given) or any(line not in ("", known) for line, known in zip(given, whole, strict=True)):
+            raise Misuse(f"{path} is another text")  # of which lines of other kernels may be left empty
         if f" {name}(" in path.read_text() and f" {name}(" not in text:
             raise Misuse(f"the text of {path} is without {name}")
         self.name, self._program = name, (path, name, tuple(define.groups() for define in defines))
@@ -919,13 +884,9 @@ class Function:
     def __call__(self, grid, block, args, shared_mem=0, stream=None):
         if shared_mem:
             raise Misuse(f"{self.name} declares its shared memory")
-        if not isinstance(grid, tuple) or not isinstance(block, tuple):
-            raise TypeError("grid and block must be tuples")
         grid, block = ((*size, 1, 1)[:3] for size in (grid, block))
-        limits = (2**31 - 1, 65535, 65535), (1024, 1024, 64)
-        if any(not 0 < n <= most for n, most in zip((*grid, *block), sum(limits, ()), strict=True)):
-            raise CUDARuntimeError(1)
-        if prod(block) > 1024:
+        limits = 2**31 - 1, 65535, 65535, 1024, 1024, 64
+        if any(not 0 < n <= most for n, most in zip((*grid, *block), limits, strict=True)) or prod(block) > 1024:
             raise CUDARuntimeError(1)
         parameters = self.parameters
         if len(args) != len(parameters):
@@ -964,17 +925,9 @@ class Function:
             if argument:  # else of an empty array
                 check_lent(argument, where)
             return argument.to_bytes(8, "little")
-        if isinstance(argument, np.ndarray):
-            if argument.size != 1:
-                raise TypeError(
-                    f"You are trying to pass a numpy.ndarray of shape {argument.shape} as a kernel parameter. Only "
-                    f"numpy.ndarrays of size one can be passed by value."
-                )
-            value = argument.tobytes()
-        elif isinstance(argument, bool | int | float | complex | np.generic):
-            value = np.asarray(argument).tobytes()  # eight bytes for an int
-        else:
-            raise TypeError(f"Unsupported type {type(argument)}")
+        assert isinstance(argument, np.ndarray)
+        assert argument.size == 1
+        value = argument.tobytes()
         if parameter.pointer or len(value) != parameter.size:
             kind = "a pointer" if parameter.pointer else "a value"
             raise Misuse(f"{where} is {kind} of {parameter.size} bytes, got a value of {len(value)}")
@@ -1036,6 +989,7 @@ def cupy():
     )
     functions = (
         arange,
+        copysign,
         where,
         pad,
         empty,
