@@ -123,10 +123,10 @@ sanitize: $(VENV)/.test
 			$(BIN)/python -m pytest $(PARALLEL) tests/test_gpu.py -k sanitize || exit 1; \
 	done
 
-# Where nothing can be installed: python3 -m bench chip --results DIR, or measure.
+# Where nothing can be installed: python3 -m bench chip --results DIR.
 RESULTS := bench/results
 measure: $(VENV)/.bench $(VENV)/.peers
-	$(BIN)/python -m bench measure --results $(RESULTS)$(if $(SECONDS), --seconds $(SECONDS))$(if $(RESUME), --resume)
+	$(BIN)/python -m bench --device gpu --full --save $(RESULTS)/gpu.json$(if $(SECONDS), --seconds $(SECONDS))$(if $(RESUME), --resume)
 
 report: $(VENV)/.bench
 	$(BIN)/python -m bench report --results $(RESULTS)

@@ -9,7 +9,6 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,7 @@ from bench.measure import (
 from bench.peers import PEERS
 from bench.problems import PROBLEMS, select
 from bench.regret import of_results, regret_table
-from bench.report import failures, footer, markdown, tables
+from bench.report import footer, markdown, tables
 from bench.results import OURS, Run, command_line, commit, saved
 from bench.terminal import INTERRUPTED, Console, Table, progress, say
 from gpufold.elements import ELEMENT_TYPES
@@ -39,6 +38,9 @@ QUICK_SECONDS, FULL_SECONDS = 0.7, 5.0
 
 WIDTH = 160
 """Of a table that goes into a file."""
+
+PROBLEM = "problems with it in their name"
+ON_REQUEST = f"measured on request: {', '.join(peer.name for peer in PEERS if peer.on_request)}"
 
 TERMINATED, LOST = 143, 3
 """Exit statuses of a run that was stopped by SIGTERM, and by a device that answers nothing any more."""
@@ -74,18 +76,20 @@ def _parser() -> argparse.ArgumentParser:
         "Without an argument: the quick table, on the GPU where there is one.",
     )
     parser.add_argument("--device", choices=("auto", "cpu", "gpu"), default="auto")
-    parser.add_argument("--problem", action="append", default=[], metavar="NAME", help="problems with it in their name")
-    parser.add_argument("--variant", action="append", default=[], metavar="NAME", help="GPU kernel variants, else all")
+    _add_names(
+        parser, problem=PROBLEM, variant="GPU kernel variants, else all", peer=f"measured on request: {ON_REQUEST}"
+    )
     parser.add_argument(
         "--dtype", type=_dtype, metavar="NAME", help="run every problem in this dtype in place of its own"
     )
-    _add_peer(parser)
     length = parser.add_mutually_exclusive_group()
     length.add_argument("--quick", action="store_true", help="each problem in its first dtype: the default on a CPU")
     length.add_argument("--full", action="store_true", help="every problem in all its dtypes: the default on a GPU")
     parser.add_argument("--seconds", type=_SECONDS, help="measuring time of a problem in one dtype")
     parser.add_argument("--threads", type=_COUNT, help="CPU threads of every candidate, else all cores")
-    _add_saving(parser)
+    parser.add_argument("--save", type=Path, metavar="FILE.json", help="write what is measured, after each row")
+    parser.add_argument("--resume", action="store_true", help="go on with what is saved, and measure what it lacks")
+    parser.add_argument("--commit", metavar="HASH", help="of this code, where git does not say")
     commands = parser.add_subparsers(dest="command", title="other commands", metavar="COMMAND")
     commands.add_parser("problems", help="list the problems and where they come from")
     report = commands.add_parser("report", help="draw saved results, and give their tables in Markdown")
@@ -99,23 +103,11 @@ def _parser() -> argparse.ArgumentParser:
         help="saved results, or folders of them, else those in bench/results",
     )
     host = commands.add_parser("host", help="measure what a repeated GPU call costs before the launch, without a GPU")
-    host.add_argument("--problem", action="append", default=[], metavar="NAME")
+    _add_names(host, problem=PROBLEM)
     count = commands.add_parser("count", help="count registers, instructions and sectors of the kernels, without a GPU")
-    count.add_argument("--problem", action="append", default=[], metavar="NAME", help="problems with it in their name")
-    count.add_argument("--variant", action="append", default=[], metavar="NAME", help="else what auto takes")
+    _add_names(count, problem=PROBLEM, variant="else what auto takes")
     count.add_argument("--dtype", type=_dtype, metavar="NAME", help="else the first of each problem")
     count.add_argument("--device", default="H200", metavar="NAME", help="A100, H100, H200, B200, ...")
-    measure = commands.add_parser("measure", help="measure every problem in all its dtypes, saved row by row")
-    measure.add_argument("--results", type=Path, required=True, metavar="FOLDER", help="where they are saved")
-    measure.add_argument(
-        "--seconds", type=_SECONDS, default=FULL_SECONDS, help="measuring time of a problem in one dtype"
-    )
-    measure.add_argument("--device", choices=("cpu", "gpu"), default="gpu")
-    measure.add_argument(
-        "--problem", action="append", default=[], metavar="NAME", help="problems with it in their name"
-    )
-    _add_peer(measure)
-    _add_resuming(measure)
     chip = commands.add_parser("chip", help="half an hour on a GPU: tests, sanitizers, measurements, a summary")
     chip.add_argument(
         "--results", type=Path, required=True, metavar="FOLDER", help="all that is written; goes on there"
@@ -123,28 +115,19 @@ def _parser() -> argparse.ArgumentParser:
     chip.add_argument("--minutes", type=float, default=28.0, help="for all steps and calls together")
     chip.add_argument("--steps", type=int, default=100, metavar="N", help="of which each takes less than nine minutes")
     chip.add_argument("--seconds", type=float, default=0.5, help="measuring time of a problem in one dtype")
-    chip.add_argument("--problem", action="append", default=[], metavar="NAME", help="problems with it in their name")
+    _add_names(chip, problem=PROBLEM)
     chip.add_argument("--processes", type=int, default=max(1, min(14, (os.cpu_count() or 1) - 2)), metavar="N")
     chip.add_argument("--commit", metavar="HASH", help="of this code, where git does not say")
     tune = commands.add_parser("tune", help="race the kernels of every problem, into a file that the package can ship")
     tune.add_argument("--results", type=Path, required=True, metavar="FOLDER", help="goes on there, in tuned and tune")
-    tune.add_argument("--problem", action="append", default=[], metavar="NAME", help="problems with it in their name")
+    _add_names(tune, problem=PROBLEM)
     return parser
 
 
-def _add_peer(parser: argparse.ArgumentParser) -> None:
-    names = ", ".join(peer.name for peer in PEERS if peer.on_request)
-    parser.add_argument("--peer", action="append", default=[], metavar="NAME", help=f"measured on request: {names}")
-
-
-def _add_saving(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--save", type=Path, metavar="FILE.json", help="write what is measured, after each row")
-    _add_resuming(parser)
-
-
-def _add_resuming(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--resume", action="store_true", help="go on with what is saved, and measure what it lacks")
-    parser.add_argument("--commit", metavar="HASH", help="of this code, where git does not say")
+def _add_names(parser: argparse.ArgumentParser, **options: str) -> None:
+    """Add options that are given a name each time, with what is said of them."""
+    for name, what in options.items():
+        parser.add_argument(f"--{name}", action="append", default=[], metavar="NAME", help=what)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -156,7 +139,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     console = Console() if sys.stdout.isatty() else Console(width=WIDTH)
     commands = {
         None: _table,
-        "measure": _measure,
         "problems": _problems,
         "report": _report,
         "host": _host,
@@ -255,57 +237,9 @@ def _tune(options: argparse.Namespace, words: list[str], console: Console) -> in
         return tune(options.results.resolve(), options.problem, console)
 
 
-@dataclass
-class Step:
-    """A run, and all that belongs into it."""
-
-    bench: Bench
-    run: Run
-    tasks: list[Task]
-    path: Path | None
-    """Where it is saved."""
-
-    def begin(self, resume: bool) -> None:
-        """Go on with what is saved; raise ValueError where that is not wanted, or was measured differently."""
-        if resume and self.path is None:
-            raise ValueError("--resume goes on with what --save names, which is missing")
-        if self.path is not None and self.path.exists():
-            if not resume:
-                raise ValueError(f"{self.path} exists: --resume goes on with it, another name leaves it as it is")
-            self.run.take_over(self.path)
-
-    def save(self) -> None:
-        if self.path is not None:
-            self.run.save(self.path)
-
-    @property
-    def missing(self) -> int:
-        return len(missing(self.run, self.tasks))
-
-
 def _kernels() -> tuple[str, ...]:
     """Return the names of the variants of all operations."""
     return tuple(dict.fromkeys(name for operation in OPERATIONS for name in gpufold.variants(operation)))
-
-
-def _problems_step(
-    kind: str, choices: dict[str, Any], threads: int | None, commit: str | None, words: list[str], path: Path | None
-) -> Step:
-    """Describe a run of the problems; `choices` are problems, variants, dtype, quick, seconds and peers on request."""
-    quick, dtype, seconds = choices["quick"], choices["dtype"], choices["seconds"]
-    requested = choices.get("peers", [])
-    if kind == "cpu":
-        bench, run = cpu_bench(threads, seconds, commit, requested)
-    else:
-        bench, run = gpu_bench(seconds, commit, requested)
-    run.command, run.options = command_line(words), choices
-    variants = tuple(choices["variants"])
-    tasks = [
-        Task(problem, each, variants)
-        for problem in select(choices["problems"], quick, kind == "gpu")
-        for each in ((dtype,) if dtype else problem.dtypes[:1] if quick else problem.dtypes)
-    ]
-    return Step(bench, run, tasks, path)
 
 
 class Terminated(KeyboardInterrupt):
@@ -327,34 +261,34 @@ def _terminable() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _resuming(words: list[str]) -> str:
-    """Return the command that goes on."""
-    return command_line([*(word for word in words if word != "--resume"), "--resume"])
+def _fill(bench: Bench, run: Run, tasks: list[Task], path: Path | None, words: list[str], console: Console) -> int:
+    """Measure what a run lacks; return the exit status, and where it was stopped say how to go on."""
 
+    def save() -> None:
+        if path is not None:
+            run.save(path)
 
-def _fill(step: Step, words: list[str], console: Console) -> int:
-    """Measure what a step lacks; return the exit status, and where it was stopped say how to go on."""
     try:
         with _terminable():
-            fill(step.bench, step.run, step.tasks, step.save)
+            fill(bench, run, tasks, save)
     except KeyboardInterrupt as stop:
         reason, status = ("Terminated", TERMINATED) if isinstance(stop, Terminated) else ("Interrupted", INTERRUPTED)
-        left = missing(step.run, step.tasks)
+        left = missing(run, tasks)
         reason = f"{reason} at {left[0].row.name if left else 'the end'}."
-        if step.run.rows:
-            step.save()  # the last row may have been finished, and not written yet
+        if run.rows:
+            save()  # the last row may have been finished, and not written yet
     except DeviceLostError as lost:
         reason, status = f"Stopped: {lost}.", LOST
     else:
-        failed = any(name in row.failures for row in step.run.rows for name in (OURS, *_kernels()))
+        failed = any(name in row.failures for row in run.rows for name in (OURS, *_kernels()))
         return 1 if failed else 0
     say(console, reason)
-    if step.path is None:
+    if path is None:
         say(console, "Nothing is saved, for want of --save.")
     else:
-        done = len(step.tasks) - step.missing
-        line = f"{done} of {len(step.tasks)} rows are saved in {step.path}; go on with: {_resuming(words)}"
-        say(console, line)
+        done = f"{len(tasks) - len(missing(run, tasks))} of {len(tasks)} rows are saved in {path}"
+        again = command_line([*(word for word in words if word != "--resume"), "--resume"])
+        say(console, f"{done}; go on with: {again}")
     return status
 
 
@@ -367,7 +301,7 @@ def _table(options: argparse.Namespace, words: list[str], console: Console) -> i
         raise ValueError(f"--variant must be of {', '.join(known)}, got {', '.join(sorted(unknown))}")
     if kind == "cpu" and options.variant:
         raise ValueError("--variant names a GPU kernel, and this run is on a CPU")
-    choices = {
+    choices: dict[str, Any] = {
         "problems": options.problem,
         "variants": options.variant or ([] if kind == "cpu" else list(known)),
         "dtype": options.dtype,
@@ -375,45 +309,30 @@ def _table(options: argparse.Namespace, words: list[str], console: Console) -> i
         "seconds": seconds,
     }
     choices |= {"peers": options.peer} if options.peer else {}
-    step = _problems_step(kind, choices, options.threads, options.commit, words, options.save)
-    step.begin(options.resume)
-    status = _fill(step, words, console)
-    for table in tables(step.run):
+    if kind == "cpu":
+        bench, run = cpu_bench(options.threads, seconds, options.commit, options.peer)
+    else:
+        bench, run = gpu_bench(seconds, options.commit, options.peer)
+    run.command, run.options = command_line(words), choices
+    tasks = [
+        Task(problem, dtype, tuple(choices["variants"]))
+        for problem in select(options.problem, quick, kind == "gpu")
+        for dtype in ((options.dtype,) if options.dtype else problem.dtypes[:1] if quick else problem.dtypes)
+    ]
+    if options.resume and options.save is None:
+        raise ValueError("--resume goes on with what --save names, which is missing")
+    if options.save is not None and options.save.exists():
+        if not options.resume:
+            raise ValueError(f"{options.save} exists: --resume goes on with it, another name leaves it as it is")
+        run.take_over(options.save)
+    status = _fill(bench, run, tasks, options.save, words, console)
+    for table in tables(run):
         console.print(table)
-    for line in footer(step.run):
+    for line in footer(run):
         say(console, line)
-    if options.save and step.run.rows:
+    if options.save and run.rows:
         say(console, f"saved to {options.save}")
     return status
-
-
-def _measure(options: argparse.Namespace, words: list[str], console: Console) -> int:
-    """Measure the problems; print what is left to do before and after."""
-    kind, folder = device_kind(options.device), options.results
-    choices = {
-        "problems": options.problem,
-        "variants": [] if kind == "cpu" else list(_kernels()),
-        "dtype": None,
-        "quick": False,
-        "seconds": options.seconds,
-    }
-    choices |= {"peers": options.peer} if options.peer else {}
-    step = _problems_step(kind, choices, None, options.commit, words, folder / f"{kind}.json")
-    step.begin(options.resume)
-    _print_left(step, folder, words, console)
-    status = _fill(step, words, console)
-    for line in failures(step.run):
-        say(console, line)
-    _print_left(step, folder, words, console)
-    return status
-
-
-def _print_left(step: Step, folder: Path, words: list[str], console: Console) -> None:
-    """Tell whether all is measured, and the command for what is left."""
-    rows = f"problems, {len(step.tasks) - step.missing} of {len(step.tasks)} rows in {step.path}"
-    say(console, f"to do: {rows}: {_resuming(words)}" if step.missing else f"done:  {rows}")
-    report = command_line(["report", "--results", str(folder)])
-    say(console, f"to do: figures, tables and regret, without a GPU: {report}")
 
 
 if __name__ == "__main__":

@@ -196,7 +196,8 @@ def tune(session: Session) -> str:
 
 def benchmark(session: Session) -> str:
     """Measure problems beside their peers, with the choices of the rule."""
-    words = ["measure", "--resume", "--results", str(session.folder / "measured"), "--seconds", f"{session.seconds:g}"]
+    words = ["--device", "gpu", "--full", "--seconds", f"{session.seconds:g}"]
+    words += ["--save", str(session.folder / "measured" / "gpu.json"), "--resume"]
     words += ["--commit", session.commit] if session.commit else []
     return _in_new_processes(session, "benchmark", [*words, *session.named], GPUFOLD_AUTOTUNE="0")
 

@@ -1044,7 +1044,7 @@ def without_packages(*words, blocked=BLOCKED):
 
 def test_without_peers_results_name_what_is_missing(tmp_path):
     folder = tmp_path / "results"
-    words = ("measure", "--device", "cpu", "--results", str(folder), "--problem", "tiny", "--seconds", "0.001")
+    words = ("--full", "--device", "cpu", "--save", str(folder / "cpu.json"), "--problem", "tiny", "--seconds", "0.001")
     done = without_packages(*words)
     assert done.returncode == 0, done.stderr
     (note,) = (note for note in Run.load(folder / "cpu.json").notes if "Not installed" in note)
@@ -1084,32 +1084,6 @@ def test_a_table_fits_a_narrow_terminal_without_cutting_a_word():
     assert all(word in shown for peer in peers for word in peer.split())
     assert all(f"{number}.25x" in shown for number in range(len(peers)))
     assert shown.count("col2im-resnet-3x3-s1 float32") > 1
-
-
-def test_measure_says_what_is_left_to_do(capsys, tmp_path, numpy_device, monkeypatch):
-    folder = tmp_path / "results"
-    words = ("measure", "--results", str(folder), "--seconds", "0.001", "--commit", "abc", "--problem", "tiny")
-    command = f"python -m bench {' '.join(words)} --resume"
-    measured = []
-
-    def measure(self, problem, dtype, row):
-        measured.append(problem.name)
-        if len(measured) == 2:
-            raise KeyboardInterrupt
-        row.times = {variant: Times([1.0]) for variant in self.variants}
-
-    monkeypatch.setattr(Bench, "measure", measure)
-    status, out = run(capsys, *words)
-    assert status == INTERRUPTED
-    assert f"to do: problems, 0 of 2 rows in {folder / 'gpu.json'}: {command}" in out
-    assert f"to do: problems, 1 of 2 rows in {folder / 'gpu.json'}: {command}" in out
-    assert f"python -m bench report --results {folder}" in out
-    status, out = run(capsys, *words, "--resume")
-    assert status == 0
-    assert f"done:  problems, 2 of 2 rows in {folder / 'gpu.json'}" in out
-    assert command not in out.splitlines()[-1]
-    assert len(measured) == 2 + 1
-    assert Run.load(folder / "gpu.json").commit == "abc"
 
 
 def test_every_problem_can_run_in_another_dtype(capsys):
