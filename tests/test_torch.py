@@ -1254,6 +1254,8 @@ def test_what_a_gradient_needs_may_not_be_freed_before():
             np.zeros((4, 9)), (4, 4), (2, 2))),
         (TypeError, "must be a dense tensor, got .* torch.sparse_coo", lambda: gpufold.torch.col2im(
             COLUMN.to_sparse(), (4, 4), (2, 2))),
+        (TypeError, "col2im: .*[Ss]parse", lambda: make_fx(lambda data: gpufold.torch.col2im(data, (4, 4), (2, 2)))(
+            COLUMN.to_sparse())),
         (TypeError, "data has dtype quint8", lambda: gpufold.torch.col2im(
             torch.quantize_per_tensor(COLUMN, 0.1, 0, torch.quint8), (4, 4), (2, 2))),
         (TypeError, "data has dtype float8_e5m2, but the supported", lambda: gpufold.torch.col2im(

@@ -145,7 +145,8 @@ def fold_still(columns: Array, image: Array, axes: tuple[Axis, ...], weights: Ar
     """Add many taps on one pixel of each block, where no others land: by turns, as no reduction does."""
     still = [2 + number for number, axis in enumerate(axes) if not axis.dilation]
     arrays = [np.moveaxis(each, still, range(len(still))) for each in (columns, weights) if each is not None]
-    arrays = [each.reshape(-1, *each.shape[len(still) :]) for each in arrays]
+    taps = prod(arrays[0].shape[: len(still)])
+    arrays = [each.reshape(taps, *each.shape[len(still) :]) for each in arrays]
     total: Array = np.zeros(arrays[0].shape[1:], image.dtype)
     step = 1 + PRODUCTS // max(1, total.size)
     for start in range(0, len(arrays[0]), step):

@@ -31,7 +31,7 @@ KINDS: dict[type[Exception], type[Exception]] = {
     IndexError: InvalidValue,
     KeyError: InvalidValue,
     RuntimeError: RuntimeError,
-    NotImplementedError: NotImplementedError,
+    NotImplementedError: TypeError,
 }
 """What is raised in place of an error; those of other kinds, such as a compiler's, are raised as they are."""
 
