@@ -14,6 +14,8 @@ KEPT_BYTES = 1 << 23
 _OBJECT_BYTES = 64
 """Of a tuple, or of a slice: most of them have others in them, and are in others."""
 
+_PLAIN = (int, slice, type(None))
+
 _results: list[dict[tuple[Any, ...], Any]] = []
 _bytes = 0
 
@@ -51,5 +53,5 @@ def _keep(results: dict[tuple[Any, ...], Any], arguments: tuple[Any, ...], resul
 def _bytes_of(result: Any) -> int:
     """Return about how many bytes a result takes."""
     if isinstance(result, tuple):
-        return _OBJECT_BYTES + sum(map(_bytes_of, result))
+        return _OBJECT_BYTES + sum([_OBJECT_BYTES if type(each) in _PLAIN else _bytes_of(each) for each in result])
     return int(getattr(result, "nbytes", _OBJECT_BYTES))

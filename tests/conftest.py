@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gpufold.cpu import arithmetic, cells, runs, tiles, ways
+from gpufold.cpu import arithmetic, indexed, runs, tiles, ways
 
 REASONS = Counter()
 MANY_ON_A_GPU, SECONDS_ON_A_GPU = 100, 0.5
@@ -152,12 +152,12 @@ def _numpy_in_doctests(doctest_namespace):
     doctest_namespace["np"] = np
 
 
-@pytest.fixture(params=["chosen", "flat", "tiled", "flat-tiled", "sliced-tiled"])
+@pytest.fixture(params=["chosen", "flat", "tiled", "flat-tiled", "sliced-tiled", "indexed-tiled"])
 def way(request, monkeypatch):
     """Small problems would all go one way; these thresholds send them every way that large ones go."""
     if request.param != "chosen":
         monkeypatch.setattr(ways, "SMALL_ELEMENTS", 0)
-        monkeypatch.setattr(cells, "FEW_ELEMENTS", 0)
+        monkeypatch.setattr(indexed, "FEW_ELEMENTS", 1 << 30 if "indexed" in request.param else 0)
     if "flat" in request.param:
         monkeypatch.setattr(runs, "FLAT_RUN", 1)
         monkeypatch.setattr(runs, "LARGE_PLANE", 1)
@@ -168,4 +168,6 @@ def way(request, monkeypatch):
     if "tiled" in request.param:
         monkeypatch.setattr(tiles, "THREADED_ELEMENTS", 1)
         monkeypatch.setattr(tiles, "TILE_ELEMENTS", 12)
+        monkeypatch.setattr(ways, "LONG_ELEMENTS", 1)
+        monkeypatch.setattr(indexed, "INDEXED_ELEMENTS", 5)
         monkeypatch.setattr(arithmetic, "PRODUCTS", 4)

@@ -1323,8 +1323,8 @@ FAULTS = (
     Fault(
         "the blocks of an axis added first to last, so that a pixel's taps come last to first",
         "gpufold/cpu/cells.py",
-        "along[:: -1 if turned else 1]",
-        "along[:: 1 if turned else 1]",
+        "pairs[:: -1 if turned else 1]",
+        "pairs[:: 1 if turned else 1]",
         NUMPY_PATH + "few_blocks_of_many_taps_are_their_definition[tiled-0]",
     ),
     Fault(
@@ -1350,8 +1350,8 @@ FAULTS = (
     ),
     Fault(
         "what lies outside multiplied by its weight where columns are few",
-        "gpufold/cpu/cells.py",
-        "columns[numbers.reshape(columns.shape) == 0] = 0",
+        "gpufold/cpu/indexed.py",
+        "some[indices.reshape(some.shape) < 0] = 0",
         "pass",
         FUSIONS + "a_window_multiplies_what_im2col_takes[chosen-stride-two-odd-separable]",
     ),

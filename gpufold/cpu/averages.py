@@ -10,7 +10,8 @@ import numpy as np
 
 from gpufold.calls import Call
 from gpufold.cpu.arithmetic import ALL, Array, divide
-from gpufold.cpu.cells import are_few, fold_cells, fold_few
+from gpufold.cpu.cells import fold_cells
+from gpufold.cpu.indexed import are_few, fold_indexed
 from gpufold.cpu.treatment import Treatment, Weights
 from gpufold.elements import ELEMENT_TYPES
 from gpufold.geometry import Axis
@@ -80,7 +81,7 @@ def _folded(weights: Array, axes: tuple[Axis, ...]) -> Array:
     rank, blocks = len(axes), tuple(axis.blocks for axis in axes)
     columns = np.broadcast_to(weights.reshape(1, 1, *weights.shape, *(1,) * rank), (1, 1, *weights.shape, *blocks))
     image: Array = np.empty((1, 1, *(axis.size for axis in axes)), weights.dtype)
-    (fold_few if are_few(columns, axes) else fold_cells)(columns, image, axes, None)
+    (fold_indexed if are_few(columns, axes) else fold_cells)(columns, image, axes, None)
     plane: Array = image[0, 0]
     return plane
 

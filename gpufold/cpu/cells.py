@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable
 from itertools import chain, product
-from math import prod
 from typing import NamedTuple
 
 import numpy as np
 
-from gpufold.cpu.arithmetic import ALL, PRODUCTS, Array, Index, add_pairs, copy_rows, multiply
+from gpufold.cpu.arithmetic import ALL, Array, Index, add_pairs, copy_rows, multiply
 from gpufold.geometry import Axis, Size
 from gpufold.geometry.cells import LONG_STRIDE, Piece, groups_of, groups_phases, pieces_of, plan_of
 from gpufold.keeping import kept
-
-FEW_ELEMENTS = 1 << 7
-"""Of an array operation, up to which starting it takes longer than to add or take each of them by its index."""
 
 
 def store(sums: Array, image: Array, axes: tuple[Axis, ...], begin: Size) -> None:
@@ -78,31 +73,35 @@ class CellWay(NamedTuple):
     pieces: tuple[CellPiece, ...]
 
 
-def are_few(columns: Array, axes: tuple[Axis, ...]) -> bool:
-    """Return whether columns have few elements for each array operation."""
-    return columns.size <= FEW_ELEMENTS * plan_of(axes).operations
-
-
 @kept
 def cell_way(axes: tuple[Axis, ...]) -> CellWay:
     """Pair cells and columns."""
     plan, rank, pieces, order = plan_of(axes), len(axes), [], [0, 1]
     for number, turned in enumerate(plan.turned):
         order += (2 + number, 2 + rank + number)[:: 1 if turned else -1]
-    for parts in product(*map(pieces_of, plan.axes)):
-        by_axis = []
-        for number, (axis, piece, turned) in enumerate(zip(plan.axes, parts, plan.turned, strict=True)):
-            along = [
-                ((cells, _narrow(phases))[: 1 + (piece.width > 1)], (blocks, _narrow(taps)))
-                for taps, phases, cells, blocks in groups_of(axis, piece, groups_phases(axis, number + 1 == rank))
-            ]
-            by_axis.append(along[:: -1 if turned else 1])
-        pixels = (ALL, ALL, *(piece.pixels for piece in parts))
-        shape = tuple(extent for piece in parts for extent in (piece.cells, piece.width)[: 1 + (piece.width > 1)])
-        both = (zip(*groups, strict=True) for groups in product(*by_axis))
+    last = rank - 1
+    by_axis = [_pairs_along(axis, n == last, plan.turned[n]) for n, axis in enumerate(plan.axes)]
+    for parts in product(*by_axis):
+        of_axes, pairs_of_axes = zip(*parts, strict=True)
+        pixels = (ALL, ALL, *(piece.pixels for piece in of_axes))
+        shape = tuple(extent for piece in of_axes for extent in (piece.cells, piece.width)[: 1 + (piece.width > 1)])
+        both = (zip(*groups, strict=True) for groups in product(*pairs_of_axes))
         pairs = [(_joined(cells), _joined(columns)) for cells, columns in both]
         pieces.append(CellPiece(pixels, shape, tuple(pairs)))
     return CellWay(tuple(order), plan.once, tuple(pieces))
+
+
+@kept
+def _pairs_along(axis: Axis, is_last: bool, turned: bool) -> tuple[tuple[Piece, tuple[tuple[Index, Index], ...]], ...]:
+    """Return the pieces of an axis, each with the (cells, phases) and (blocks, taps) of its groups in their order."""
+    along = []
+    for piece in pieces_of(axis):
+        pairs = [
+            ((cells, _narrow(phases))[: 1 + (piece.width > 1)], (blocks, _narrow(taps)))
+            for taps, phases, cells, blocks in groups_of(axis, piece, groups_phases(axis, is_last))
+        ]
+        along.append((piece, tuple(pairs[:: -1 if turned else 1])))
+    return tuple(along)
 
 
 def _joined(parts: Iterable[Index]) -> Index:
@@ -131,60 +130,6 @@ def fold_cells(columns: Array, image: Array, axes: tuple[Axis, ...], weights: Ar
             multiply(columns[column_index], None if weights is None else weights[column_index], cells[cell_index])
     if way.once and not move:
         np.add(image, np.zeros((), image.dtype), image)  # sums start from +0, and are never -0.0
-
-
-def fold_few(columns: Array, image: Array, axes: tuple[Axis, ...], weights: Array | None) -> None:
-    """Add few columns into an image, every element of which is written, by the pixel of each element."""
-    terms, pixels = np.empty(columns.shape, image.dtype), np.zeros(1 + image.size, image.dtype)
-    multiply(columns, weights, terms)
-    np.add.at(pixels, _pixels(image.shape, axes), terms.ravel())
-    image[...] = pixels[1:].reshape(image.shape)
-
-
-def fold_still(columns: Array, image: Array, axes: tuple[Axis, ...], weights: Array | None) -> None:
-    """Add many taps on one pixel of each block, where no others land: by turns, as no reduction does."""
-    still = [2 + number for number, axis in enumerate(axes) if not axis.dilation]
-    arrays = [np.moveaxis(each, still, range(len(still))) for each in (columns, weights) if each is not None]
-    taps = prod(arrays[0].shape[: len(still)])
-    arrays = [each.reshape(taps, *each.shape[len(still) :]) for each in arrays]
-    total: Array = np.zeros(arrays[0].shape[1:], image.dtype)
-    step = 1 + PRODUCTS // max(1, total.size)
-    for start in range(0, len(arrays[0]), step):
-        terms, *factors = (each[start : start + step] for each in arrays)
-        sums: Array = np.empty((1 + len(terms), *total.shape), image.dtype)
-        sums[0] = total
-        multiply(terms, factors[0] if factors else None, sums[1:])
-        total = np.add.accumulate(sums, axis=0, dtype=image.dtype)[-1]
-    moving = tuple(axis if axis.dilation else axis._replace(kernel=1, dilation=1) for axis in axes)
-    fold_cells(np.expand_dims(total, still), image, moving, None)
-
-
-@kept
-def _pixels(shape: Size, axes: tuple[Axis, ...]) -> Array:
-    """Return the number of the pixel that each element of split columns lands on, from 1 on; 0 where there is none."""
-    rank = len(axes)
-    numbers: Array = np.arange(prod(shape[:2])).reshape(*shape[:2], *(1,) * 2 * rank)
-    inside: Array = np.ones((), np.bool)
-    for number, axis in enumerate(axes):
-        reach = axis.pad_begin + axis.padded_size + axis.stride + axis.dilation  # of one block or tap these may be any
-        exact = np.intp if reach < sys.maxsize else np.object_
-        taps, blocks = (np.arange(extent).astype(exact) for extent in (axis.kernel, axis.blocks))
-        pixels = np.add.outer(taps * axis.dilation, blocks * axis.stride) - axis.pad_begin
-        lands = (pixels >= 0) & (pixels < axis.size)
-        extents = [1] * (2 + 2 * rank)
-        extents[2 + number], extents[2 + rank + number] = pixels.shape
-        inside = inside & lands.reshape(extents)
-        numbers = numbers * axis.size + (pixels * lands).astype(np.intp).reshape(extents)
-    return np.where(inside, numbers + 1, 0).ravel()
-
-
-def unfold_few(image: Array, columns: Array, axes: tuple[Axis, ...], weights: Array | None) -> None:
-    """Take few columns, every element of which is written, weighted, by the pixel of each element."""
-    pixels, numbers = np.zeros(1 + image.size, image.dtype), _pixels(image.shape, axes)
-    pixels[1:] = image.ravel()
-    multiply(pixels[numbers].reshape(columns.shape), weights, columns)
-    if weights is not None:  # zero times a weight may be -0.0 or NaN
-        columns[numbers.reshape(columns.shape) == 0] = 0
 
 
 def unfold_cells(image: Array, columns: Array, axes: tuple[Axis, ...], weights: Array | None) -> None:

@@ -7,10 +7,11 @@ import numpy as np
 from gpufold.cpu import tiles, ways
 from gpufold.cpu.arithmetic import Array
 from gpufold.cpu.averages import average
-from gpufold.cpu.cells import cell_way, fold_cells
+from gpufold.cpu.cells import fold_cells
 from gpufold.cpu.treatment import Treatment, spread
 from gpufold.elements import sum_dtype
 from gpufold.geometry import Axis
+from gpufold.geometry.cells import plan_of
 from gpufold.threads import for_each
 
 
@@ -31,7 +32,7 @@ def _fold_tile(columns: Array, image: Array, axes: tuple[Axis, ...], treatment: 
         return fold_cells(columns, image, axes, None, move=True)
     accumulator, weights = sum_dtype(image.dtype), spread(treatment.weights, columns)
     narrow = accumulator != image.dtype
-    if narrow and cell_way(axes).once and weights is None and not treatment.accumulate and columns.dtype == image.dtype:
+    if narrow and plan_of(axes).once and weights is None and not treatment.accumulate and columns.dtype == image.dtype:
         words = image.view(np.uint16)
         fold_cells(columns.view(np.uint16), words, axes, None, move=True)
         words[words == 1 << 15] = 0  # -0.0: sums start from +0

@@ -9,7 +9,8 @@ import numpy as np
 
 from gpufold.cpu import tiles, ways
 from gpufold.cpu.arithmetic import ALL, Array, Index, copy_rows, multiply
-from gpufold.cpu.cells import are_few, unfold_cells, unfold_few
+from gpufold.cpu.cells import unfold_cells
+from gpufold.cpu.indexed import are_few, unfold_indexed
 from gpufold.cpu.treatment import spread
 from gpufold.geometry import Axis
 from gpufold.geometry.cells import MANY_OPERATIONS, plan_of
@@ -25,11 +26,13 @@ MANY_STRIPS = 64
 
 def unfold(image: Array, columns: Array, axes: tuple[Axis, ...], weights: Array | None = None) -> None:
     """Take split columns (N, C, *kernel, *blocks), weighed, out of an image (N, C, *size), each of any layout."""
+    if weights is None and any(axis.kernel > 1 and not axis.dilation for axis in axes):
+        return _unfold_still(image, columns, axes)
     large = columns.size >= tiles.THREADED_ELEMENTS
     with nullcontext() if weights is None else np.errstate(all="ignore"):
         many = plan_of(axes).operations >= MANY_OPERATIONS and not _taps_outside(axes)  # all of one view
         if not many and are_few(columns, axes) and are_few(image, axes):
-            return unfold_few(image, columns, axes, spread(weights, columns))
+            return unfold_indexed(image, columns, axes, spread(weights, columns))
         for index in _taps_outside(axes):
             columns[index] = np.zeros((), columns.dtype)
         if not image.size:
@@ -50,6 +53,16 @@ def unfold(image: Array, columns: Array, axes: tuple[Axis, ...], weights: Array 
             cut = tiles.tiles_of(image.shape, axes, limit)
             parts = [(image[tile.pixels], tiles.cut(columns, tile), tile.axes) for tile in cut]
             for_each(unfold_cells, [(*part, spread(weights, part[1])) for part in parts])
+
+
+def _unfold_still(image: Array, columns: Array, axes: tuple[Axis, ...]) -> None:
+    """Take the first tap along axes on which all taps of a block land on one pixel, and copy it to the others."""
+    still = [number for number, axis in enumerate(axes, 2) if not axis.dilation]
+    moving = tuple(axis if axis.dilation else axis._replace(kernel=1, dilation=1) for axis in axes)
+    shape = tuple(1 if number in still else extent for number, extent in enumerate(columns.shape))
+    first: Array = np.empty(shape, columns.dtype)
+    unfold(image, first, moving)
+    columns[...] = first
 
 
 def _unfold_view(image: Array, columns: Array, axes: tuple[Axis, ...], weights: Array | None) -> None:

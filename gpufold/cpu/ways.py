@@ -8,12 +8,13 @@ from typing import TypeAlias
 
 from gpufold.cpu import tiles
 from gpufold.cpu.arithmetic import Array
-from gpufold.cpu.cells import are_few, fold_cells, fold_few, fold_still
+from gpufold.cpu.cells import fold_cells
+from gpufold.cpu.indexed import are_few, fold_indexed
 from gpufold.cpu.runs import COPIED_BYTES, fold_runs
 from gpufold.cpu.slices import fold_slices
 from gpufold.elements import sum_dtype
 from gpufold.geometry import Axis
-from gpufold.geometry.cells import LONG_STRIDE, MANY_OPERATIONS, plan_of
+from gpufold.geometry.cells import LONG_STRIDE, plan_of
 
 Way: TypeAlias = Callable[[Array, Array, tuple[Axis, ...], Array | None], None]
 """Adds split columns, weighed, into a tile of an image, every element of which it writes."""
@@ -43,18 +44,16 @@ def fold_way(columns: Array, image: Array, axes: tuple[Axis, ...]) -> tuple[Way,
     """
     *outer, last = axes
     rows, plan = prod(axis.kernel for axis in outer), plan_of(axes)
+    cached = min(tiles.TILE_ELEMENTS, max(CACHED_BYTES // image.itemsize, LONG_ELEMENTS * plan.operations))
     if plan.once:
         return fold_cells, tiles.TILE_ELEMENTS
-    still = prod(axis.kernel for axis in axes if not axis.dilation)
-    if still >= MANY_OPERATIONS and all(axis.dilated_kernel <= axis.stride or axis.blocks == 1 for axis in axes):
-        return fold_still, tiles.TILE_ELEMENTS
     if columns.size <= SMALL_ELEMENTS:
-        return fold_few, tiles.TILE_ELEMENTS
+        return fold_indexed, tiles.TILE_ELEMENTS
     if are_few(columns, axes):
-        return fold_few, pixels_of(tiles.TILE_ELEMENTS, columns, image)
+        return fold_indexed, pixels_of(tiles.TILE_ELEMENTS, columns, image)
     closest, short = taps_are_closest(columns, axes), last.kernel <= min(SHORT_TAPS, last.blocks)
     if plan.few_blocks and (short or not closest):
-        return fold_cells, min(tiles.TILE_ELEMENTS, CACHED_BYTES // image.itemsize)
+        return fold_cells, cached
     if not closest:
         return fold_runs, tiles.TILE_ELEMENTS
     if short:
@@ -64,7 +63,7 @@ def fold_way(columns: Array, image: Array, axes: tuple[Axis, ...]) -> tuple[Way,
     cuts = (last.dilated_kernel - 1) // max(last.stride, LONG_STRIDE)
     if planes * rows * cuts >= CUT_ROWS and all(axis.dilation == 1 or axis.kernel == 1 for axis in axes):
         return fold_slices, tiles.TILE_ELEMENTS * (4 if rows * last.kernel <= SMALL_BLOCK else 1)
-    return fold_cells, min(tiles.TILE_ELEMENTS, CACHED_BYTES // image.itemsize)
+    return fold_cells, cached
 
 
 def pixels_of(elements: int, columns: Array, image: Array) -> int:

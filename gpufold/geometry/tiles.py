@@ -31,7 +31,7 @@ def cut_into_tiles(shape: Size, axes: tuple[Axis, ...], limit: int) -> tuple[Til
         pieces = -(-extent // step)
         step = -(-extent // pieces // unit) * unit  # of equal length, rather than a short one at the end
         steps.append([slice(start, min(start + step, extent)) for start in range(0, extent, step)])
-        limit = max(1, limit // step)
+        limit = max(1, limit // min(step, extent))
     tiles = []
     for pixels in product(*steps):
         sections = [axis.section(piece.start, piece.stop) for axis, piece in zip(axes, pixels[2:], strict=True)]

@@ -1,0 +1,112 @@
+"""Elements one by one: each is added, moved or taken by the index of its pixel, where array operations would be short.
+
+Elements go axis by axis, the blocks of a tap side by side, so that indices are sums of one term for each axis. The taps
+of a pixel come in lexicographic order that way too.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator
+from itertools import chain
+from math import prod
+from typing import TypeAlias
+
+import numpy as np
+
+from gpufold.cpu.arithmetic import Array, Index, multiply
+from gpufold.geometry import Axis, Size
+from gpufold.geometry.cells import plan_of
+from gpufold.keeping import kept
+
+FEW_ELEMENTS = 1 << 5
+"""Of an array operation for each of its axes, up to which starting it takes longer than each of them by its index."""
+
+INDEXED_ELEMENTS = 1 << 15
+"""Of which the indices are made at a time."""
+
+_Chunk: TypeAlias = tuple[Index, Array]
+"""Some elements, by their place in columns that go axis by axis, and the index of each; -1 outside the image."""
+
+
+def are_few(columns: Array, axes: tuple[Axis, ...]) -> bool:
+    """Return whether columns have few elements for each array operation."""
+    return columns.size <= FEW_ELEMENTS * (2 + len(axes)) * plan_of(axes).operations
+
+
+def fold_indexed(
+    columns: Array, image: Array, axes: tuple[Axis, ...], weights: Array | None, move: bool = False
+) -> None:
+    """Add, or move, columns into an image, every element of which is written."""
+    pixels: Array = np.zeros(image.size + 1, image.dtype)
+    by_part = image.dtype.kind == "c"  # NumPy adds complex numbers by their index in ten times the time of real ones
+    parts = pixels.view(pixels.real.dtype) if by_part else pixels
+    columns, weights = _axis_by_axis(columns), None if weights is None else _axis_by_axis(weights)
+    for place, indices in _chunks(image.shape, axes, 1 + by_part):
+        some = columns[place]
+        terms: Array = np.empty(some.shape, image.dtype)
+        multiply(some, None if weights is None else weights[place], terms)
+        if move:
+            parts[indices] = terms.ravel().view(parts.dtype)
+        else:
+            np.add.at(parts, indices, terms.ravel().view(parts.dtype))
+    image[...] = pixels[:-1].reshape(image.shape)
+
+
+def unfold_indexed(image: Array, columns: Array, axes: tuple[Axis, ...], weights: Array | None) -> None:
+    """Take columns, every element of which is written, weighted, out of an image."""
+    pixels: Array = np.zeros(image.size + 1, image.dtype)
+    pixels[:-1].reshape(image.shape)[...] = image
+    columns, weights = _axis_by_axis(columns), None if weights is None else _axis_by_axis(weights)
+    for place, indices in _chunks(image.shape, axes, 1):
+        some = columns[place]
+        multiply(pixels[indices].reshape(some.shape), None if weights is None else weights[place], some)
+        if weights is not None:  # zero times a weight may be -0.0 or NaN
+            some[indices.reshape(some.shape) < 0] = 0
+
+
+def _axis_by_axis(columns: Array) -> Array:
+    """View split columns (N, C, *kernel, *blocks) as (N, C, taps, blocks, taps, blocks, ...)."""
+    rank = columns.ndim // 2 - 1
+    pairs = ((2 + number, 2 + rank + number) for number in range(rank))
+    return columns.transpose(0, 1, *chain.from_iterable(pairs))
+
+
+def _chunks(shape: Size, axes: tuple[Axis, ...], parts: int) -> Iterable[_Chunk]:
+    """Return all elements of an image's columns, whose elements have so many parts."""
+    elements = prod(shape[:2]) * prod(axis.kernel * axis.blocks for axis in axes)
+    return (_one_chunk if elements <= INDEXED_ELEMENTS else _each_chunk)(shape, axes, parts)
+
+
+@kept
+def _one_chunk(shape: Size, axes: tuple[Axis, ...], parts: int) -> tuple[_Chunk, ...]:
+    return tuple(_each_chunk(shape, axes, parts))
+
+
+def _each_chunk(shape: Size, axes: tuple[Axis, ...], parts: int) -> Iterator[_Chunk]:
+    steps = [parts * prod(shape[number:]) for number in range(1, 1 + len(shape))]
+    outside = -parts * prod(shape)  # which no sum of others makes up for
+    by_axis = [np.arange(extent) * step for extent, step in zip(shape[:2], steps[:2], strict=True)]
+    for axis, step in zip(axes, steps[2:], strict=True):
+        pixels = _pixels(axis)
+        by_axis.append(np.where(pixels < 0, outside, pixels * step))
+    inner = np.arange(parts)
+    while len(by_axis) > 1 and by_axis[-1].size * inner.size <= INDEXED_ELEMENTS:
+        inner = np.add.outer(by_axis.pop(), inner).ravel()
+    cut, first = by_axis.pop(), np.zeros(1, np.intp)
+    for each in by_axis:
+        first = np.add.outer(first, each).ravel()
+    rows = max(1, INDEXED_ELEMENTS // max(1, prod(cut.shape[1:]) * inner.size))
+    for index, number in zip(np.ndindex(*chain.from_iterable(each.shape for each in by_axis)), first, strict=True):
+        for start in range(0, len(cut), rows):
+            some = slice(start, start + rows)
+            yield (*index, some), np.maximum(np.add.outer(number + cut[some], inner).ravel(), -1)
+
+
+def _pixels(axis: Axis) -> Array:
+    """Return the pixel that each tap of each block lands on; -1 outside the image."""
+    reach = axis.pad_begin + axis.padded_size + axis.stride + axis.dilation  # of one block or tap these may be any
+    exact = np.intp if reach < sys.maxsize else np.object_
+    taps, blocks = (np.arange(extent).astype(exact) for extent in (axis.kernel, axis.blocks))
+    pixels = np.add.outer(taps * axis.dilation, blocks * axis.stride) - axis.pad_begin
+    return np.where((pixels >= 0) & (pixels < axis.size), pixels, -1).astype(np.intp)
