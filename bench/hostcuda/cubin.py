@@ -18,7 +18,7 @@ import subprocess
 import tempfile
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from functools import cache
 from math import prod
 from pathlib import Path
@@ -71,13 +71,9 @@ class Resources:
 
 
 @dataclass(frozen=True)
-class Figures:
-    """A kernel's needs and its loops."""
+class Figures(Resources):
+    """What a kernel asks for, and its loops."""
 
-    registers: int
-    stack_bytes: int
-    """More than zero where registers are spilled."""
-    shared_bytes: int
     loops: tuple[Walk, ...]
     """One pass through each."""
     path: Walk
@@ -188,10 +184,7 @@ def _compile(source: str, text: str, passed: list[bytes]) -> bytes:
 
 def resources(plan: Plan, architecture: int = 90, kernels: Path = KERNELS) -> Resources:
     """Compile a plan's kernel and read what it asks for."""
-    return _resources(plan, architecture, compile(plan.source, plan.defines, architecture, kernels, symbol=plan.symbol))
-
-
-def _resources(plan: Plan, architecture: int, cubin: bytes) -> Resources:
+    cubin = compile(plan.source, plan.defines, architecture, kernels, symbol=plan.symbol)
     usage = _read(cubin, "cuobjdump", "-res-usage")
     found = re.search(rf"Function {plan.symbol}:\s*REG:(\d+) STACK:(\d+) SHARED:(\d+)", usage)
     if not found:
@@ -204,19 +197,12 @@ def _resources(plan: Plan, architecture: int, cubin: bytes) -> Resources:
 
 def figures(plan: Plan, architecture: int = 90, kernels: Path = KERNELS) -> Figures:
     """Compile a plan's kernel and read its machine code."""
-    cubin = compile(plan.source, plan.defines, architecture, kernels, symbol=plan.symbol)
-    needed = _resources(plan, architecture, cubin)
     listed = instructions(plan.source, plan.symbol, plan.defines, architecture, kernels)
-    return Figures(
-        needed.registers,
-        needed.stack_bytes,
-        needed.shared_bytes,
-        tuple(_loops(listed)),
-        _walk(listed, _fullest_path(listed, _targets(listed), 0)),
-    )
+    path = _walk(listed, _fullest_path(listed, _targets(listed), 0))
+    return Figures(*astuple(resources(plan, architecture, kernels)), loops=tuple(_loops(listed)), path=path)
 
 
-def resident_threads(plan: Plan, needed: Figures | Resources, device: Device = H200) -> int:
+def resident_threads(plan: Plan, needed: Resources, device: Device = H200) -> int:
     """Count the threads that fit on a multiprocessor at a time."""
     threads = prod(plan.block)
     warps = -(-threads // 32)

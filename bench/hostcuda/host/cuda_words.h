@@ -81,12 +81,8 @@ template <typename Value, typename Operation>
 
 template <typename Value, typename... Among> constexpr bool is_one_of = (std::is_same_v<Value, Among> || ...);
 template <typename Value>
-constexpr bool can_swap = is_one_of<Value, int, unsigned, unsigned long long, unsigned short>;
-template <typename Value>
 constexpr bool can_add = is_one_of<Value, int, unsigned, unsigned long long, float, double, __half, __half2,
                                    __nv_bfloat16, __nv_bfloat162>;
-template <typename Value>
-constexpr bool can_compare = is_one_of<Value, int, unsigned, long long, unsigned long long>;
 template <typename Value> constexpr bool can_combine = is_one_of<Value, int, unsigned, unsigned long long>;
 
 } // namespace hostcuda
@@ -165,78 +161,10 @@ template <typename Value> __forceinline__ Value atomicAdd(Value* address, hostcu
     return hostcuda::atomic(address, [=](Value old) { return Value(old + value); });
 }
 
-template <typename Value> __forceinline__ Value atomicExch(Value* address, hostcuda::SameType<Value> value)
-{
-    static_assert(hostcuda::can_combine<Value> || std::is_same_v<Value, float>,
-                  "CUDA has no atomicExch of this type");
-    return hostcuda::atomic(address, [=](Value) { return value; });
-}
-
-template <typename Value> __forceinline__ Value atomicMin(Value* address, hostcuda::SameType<Value> value)
-{
-    static_assert(hostcuda::can_compare<Value>, "CUDA has no atomicMin of this type");
-    return hostcuda::atomic(address, [=](Value old) { return value < old ? value : old; });
-}
-
-template <typename Value> __forceinline__ Value atomicMax(Value* address, hostcuda::SameType<Value> value)
-{
-    static_assert(hostcuda::can_compare<Value>, "CUDA has no atomicMax of this type");
-    return hostcuda::atomic(address, [=](Value old) { return old < value ? value : old; });
-}
-
 template <typename Value> __forceinline__ Value atomicOr(Value* address, hostcuda::SameType<Value> value)
 {
     static_assert(hostcuda::can_combine<Value>, "CUDA has no atomicOr of this type");
     return hostcuda::atomic(address, [=](Value old) { return old | value; });
-}
-
-template <typename Value> __forceinline__ Value atomicAnd(Value* address, hostcuda::SameType<Value> value)
-{
-    static_assert(hostcuda::can_combine<Value>, "CUDA has no atomicAnd of this type");
-    return hostcuda::atomic(address, [=](Value old) { return old & value; });
-}
-
-template <typename Value>
-__forceinline__ Value atomicCAS(Value* address, hostcuda::SameType<Value> compare,
-                                hostcuda::SameType<Value> value)
-{
-    static_assert(hostcuda::can_swap<Value>, "CUDA has no atomicCAS of this type");
-    return hostcuda::atomic(address, [=](Value old) { return old == compare ? value : old; });
-}
-
-// Loads and stores with a cache hint
-
-template <typename Value> __forceinline__ Value __ldg(const Value* address)
-{
-    return *address;
-}
-template <typename Value> __forceinline__ Value __ldca(const Value* address)
-{
-    return *address;
-}
-template <typename Value> __forceinline__ Value __ldcg(const Value* address)
-{
-    return *address;
-}
-template <typename Value> __forceinline__ Value __ldcs(const Value* address)
-{
-    return *address;
-}
-template <typename Value> __forceinline__ Value __ldlu(const Value* address)
-{
-    return *address;
-}
-template <typename Value> __forceinline__ void __stcg(Value* address, hostcuda::SameType<Value> value)
-{
-    *address = value;
-}
-template <typename Value> __forceinline__ void __stcs(Value* address, hostcuda::SameType<Value> value)
-{
-    *address = value;
-}
-template <typename Value> __forceinline__ void __stwt(Value* address, hostcuda::SameType<Value> value)
-{
-    *address = value;
 }
 
 // Arithmetic
@@ -255,33 +183,9 @@ __forceinline__ constexpr std::common_type_t<First, Second> max(First first, Sec
     return Common(first) < Common(second) ? Common(second) : Common(first);
 }
 
-__forceinline__ float __fadd_rn(float first, float second)
-{
-    return first + second;
-}
-__forceinline__ float __fsub_rn(float first, float second)
-{
-    return first - second;
-}
-__forceinline__ float __fmul_rn(float first, float second)
-{
-    return first * second;
-}
-__forceinline__ float __fdiv_rn(float first, float second)
-{
-    return first / second;
-}
 __forceinline__ float __fmaf_rn(float first, float second, float third)
 {
     return std::fma(first, second, third);
-}
-__forceinline__ double __dadd_rn(double first, double second)
-{
-    return first + second;
-}
-__forceinline__ double __dsub_rn(double first, double second)
-{
-    return first - second;
 }
 __forceinline__ double __dmul_rn(double first, double second)
 {
@@ -292,17 +196,9 @@ __forceinline__ double __ddiv_rn(double first, double second)
     return first / second;
 }
 
-__forceinline__ int __mulhi(int first, int second)
-{
-    return int(int64_t(first) * second >> 32);
-}
 __forceinline__ unsigned __umulhi(unsigned first, unsigned second)
 {
     return unsigned(uint64_t(first) * second >> 32);
-}
-__forceinline__ long long __mul64hi(long long first, long long second)
-{
-    return (long long)(__int128(first) * second >> 64);
 }
 __forceinline__ unsigned long long __umul64hi(unsigned long long first, unsigned long long second)
 {
@@ -334,10 +230,6 @@ inline unsigned __vadd4(unsigned first, unsigned second)
 {
     return ((first & 0x7f7f7f7f) + (second & 0x7f7f7f7f)) ^ ((first ^ second) & 0x80808080);
 }
-inline unsigned __vadd2(unsigned first, unsigned second)
-{
-    return ((first & 0x7fff7fff) + (second & 0x7fff7fff)) ^ ((first ^ second) & 0x80008000);
-}
 
 __forceinline__ unsigned __brev(unsigned value)
 {
@@ -351,50 +243,13 @@ __forceinline__ int __popc(unsigned value)
 {
     return __builtin_popcount(value);
 }
-__forceinline__ int __popcll(unsigned long long value)
-{
-    return __builtin_popcountll(value);
-}
 __forceinline__ int __ffs(int value)
 {
     return __builtin_ffs(value);
 }
-__forceinline__ int __ffsll(long long value)
-{
-    return __builtin_ffsll(value);
-}
 __forceinline__ int __clz(int value)
 {
     return value ? __builtin_clz(unsigned(value)) : 32;
-}
-__forceinline__ int __clzll(long long value)
-{
-    return value ? __builtin_clzll((unsigned long long)value) : 64;
-}
-
-__forceinline__ int __float_as_int(float value)
-{
-    return hostcuda::bits<int>(value);
-}
-__forceinline__ unsigned __float_as_uint(float value)
-{
-    return hostcuda::bits<unsigned>(value);
-}
-__forceinline__ float __int_as_float(int value)
-{
-    return hostcuda::bits<float>(value);
-}
-__forceinline__ float __uint_as_float(unsigned value)
-{
-    return hostcuda::bits<float>(value);
-}
-__forceinline__ long long __double_as_longlong(double value)
-{
-    return hostcuda::bits<long long>(value);
-}
-__forceinline__ double __longlong_as_double(long long value)
-{
-    return hostcuda::bits<double>(value);
 }
 
 #endif // HOSTCUDA_CUDA_WORDS_H

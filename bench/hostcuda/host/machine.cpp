@@ -13,6 +13,7 @@
 #include <cstring>
 #include <stdexcept>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 // clang-format off
@@ -106,29 +107,18 @@ const MachineLaunch* launch;
     throw std::runtime_error(text);
 }
 
-float as_float(uint32_t bits)
+template <typename To, typename From> To converted(From from)
 {
-    float value;
-    memcpy(&value, &bits, 4);
-    return value;
+    To to;
+    static_assert(sizeof to == sizeof from);
+    memcpy(&to, &from, sizeof to);
+    return to;
 }
-uint32_t as_bits(float value)
+constexpr auto as_float = converted<float, uint32_t>;
+constexpr auto as_double = converted<double, uint64_t>;
+template <typename Real> auto as_bits(Real value)
 {
-    uint32_t bits;
-    memcpy(&bits, &value, 4);
-    return bits;
-}
-double as_double(uint64_t bits)
-{
-    double value;
-    memcpy(&value, &bits, 8);
-    return value;
-}
-uint64_t as_bits(double value)
-{
-    uint64_t bits;
-    memcpy(&bits, &value, 8);
-    return bits;
+    return converted<std::conditional_t<sizeof value == 4, uint32_t, uint64_t>>(value);
 }
 float flushed(float value, bool flush)
 {
