@@ -112,7 +112,7 @@ def prepared(name, kind, dtype=np.float32):
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @every_function
 def test_every_function_takes_every_kind_and_gives_its_bits(name, dtype, kind):
-    if name == "average" and dtype.kind in "bui":
+    if name == "average" and dtype.kind in "biu":
         pytest.skip("there is no average of them")
     given, options, want = prepared(name, kind, dtype)
     got = getattr(gpufold, name)(*given, **options)
