@@ -9,7 +9,6 @@ built in a second; with ``SIDE = 32768`` it has more than a gigapixel, and takes
 memory. ``docs/dask.md`` says how long that takes.
 """
 
-import resource
 from itertools import product
 from tempfile import TemporaryDirectory
 
@@ -85,8 +84,8 @@ for top, left in product(range(0, side, step), repeat=2):
     part = slice(top, min(top + step, side)), slice(left, min(left + step, side))
     with dask.config.set({"optimization.fuse.active": False}):
         da.store(picture[part], target, regions=part, lock=False)
-megabytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6
-print(f"{side * side / 1e6:.1f} megapixels, {megabytes:.0f} MB of memory at most")
+megapixels, of_part = (each * each / 1e6 for each in (side, step))
+print(f"{megapixels:.1f} megapixels in parts of {of_part:.1f}")
 
 # %%
 # Pieces around corners of chunks have the bits of :func:`gpufold.blocks_to_array` on
