@@ -64,7 +64,7 @@ docs: $(VENV)/.docs
 	@echo "docs/_build/html/index.html"
 
 # What every extra names: of CUDA's CuPy alone, and torch with all of CUDA that it asks for (some 5 GB).
-EVERYTHING := --editable '.[onnx,torch,dask]' --group test --group bench 'cupy-cuda13x>=14.0'
+EVERYTHING := --editable '.[onnx,torch,dask,jax]' --group test --group bench 'cupy-cuda13x>=14.0'
 
 # The lowest versions that pyproject.toml allows and the newest there are, each in an environment of its own.
 # ARGS goes to pytest; VERSIONS=lowest-direct runs one of the two.

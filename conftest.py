@@ -23,6 +23,7 @@ EXTRAS = {
     "distributed": "--group test",
     "hatchling": "--group test",
     "hypothesis": "--group test",
+    "jax": "--group test",
     "matplotlib": "--group test",
     "ml_dtypes": "--group test",
     "onnx": "--group test",

@@ -8,8 +8,8 @@
 >>> gpufold.col2im(columns, (4, 4), (2, 2))[0, 0, 0]  # corners are covered once, borders twice
 array([0., 2., 4., 3.])
 
-The submodules `gpufold.dask`, `gpufold.onnx` and `gpufold.torch` load on first use, from packages of the extras of
-their names.
+The submodules `gpufold.dask`, `gpufold.jax`, `gpufold.onnx` and `gpufold.torch` load on first use, from packages of the
+extras of their names.
 """
 
 from typing import TYPE_CHECKING
@@ -51,6 +51,7 @@ __all__ = [
 
 if TYPE_CHECKING:  # else type checkers would take any name for a submodule
     from gpufold import dask as dask
+    from gpufold import jax as jax
     from gpufold import onnx as onnx
     from gpufold import torch as torch
 else:

@@ -14,7 +14,7 @@ import numpy as np
 from gpufold import extras
 from gpufold.names import misnamed
 
-FRONTS = {"dask": "dask", "torch": "torch"}
+FRONTS = {"dask": "dask", "jax": "jax", "jaxlib": "jax", "torch": "torch"}
 """The submodule that has the functions for a package's arrays. NumPy's and CuPy's are those of gpufold itself."""
 
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])

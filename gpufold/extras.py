@@ -7,7 +7,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from types import ModuleType
 
-SUBMODULES: dict[str, tuple[str, ...]] = {"dask": ("dask",), "onnx": (), "torch": ("torch",)}
+SUBMODULES: dict[str, tuple[str, ...]] = {"dask": ("dask",), "jax": ("jax",), "onnx": (), "torch": ("torch",)}
 """Each submodule that loads on first use, with the packages that it cannot load without."""
 
 

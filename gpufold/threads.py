@@ -11,8 +11,8 @@ import ctypes
 import os
 from _thread import start_new_thread
 from collections import deque
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
 from queue import SimpleQueue
 from threading import RLock, get_ident
@@ -33,6 +33,7 @@ with suppress(OSError, AttributeError, TypeError):  # of a system whose C librar
     _wait = ctypes.CDLL(None).pthread_rwlock_wrlock
     _wait.argtypes, _wait.restype = (ctypes.c_void_p, *3 * (ctypes.py_object,)), None
     _c = ctypes.PyDLL(None)
+    _c.fegetenv(_usual := ctypes.create_string_buffer(256))  # C's fenv_t has 8 to 32 bytes
 
 _helpers: _Helpers
 _setting: Any
@@ -125,6 +126,20 @@ def _start_afresh() -> None:
 _start_afresh()
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_start_afresh)
+
+
+@contextmanager
+def usual_mode() -> Iterator[None]:
+    """Round, and keep denormals, as the thread did that imported gpufold: those of other libraries may flush them."""
+    if _c is None:
+        yield
+        return
+    _c.fegetenv(before := ctypes.create_string_buffer(256))
+    _c.fesetenv(_usual)
+    try:
+        yield
+    finally:
+        _c.fesetenv(before)
 
 
 class _Together:

@@ -48,6 +48,7 @@ SOURCES = "tests/test_sources.py::test_"
 NUMPY_PATH = "tests/test_operations.py::test_"
 TORCH = "tests/test_torch.py::test_"
 SMALL = "tests/test_torch_small.py::test_"
+JAX = "tests/test_jax.py::test_"
 
 
 @dataclass(frozen=True)
@@ -275,6 +276,34 @@ FAULTS = (
         'for key in ("Autograd", "FuncTorchDynamicLayerFrontMode"):',
         'for key in ("Autograd",):',
         TORCH + "transforms_compile[hessian-False]",
+    ),
+    Fault(
+        "denormals that XLA's threads flush",
+        "gpufold/jax/primitive.py",
+        "with threads.usual_mode():",
+        "if True:",
+        JAX + "denormals_stay_as_numpy_has_them",
+    ),
+    Fault(
+        "positions of 32 bits that a GPU reads as of 64",
+        "gpufold/jax/primitive.py",
+        "jnp.stack((positions, positions >> 31), -1)",
+        "jnp.stack((positions, positions * 0), -1)",
+        "tests/test_jax_gpu.py::test_positions_of_32_bits_are_read_as_of_64[take_blocks-False]",
+    ),
+    Fault(
+        "tangents of a window that are added to what there is",
+        "gpufold/jax/primitive.py",
+        "into = None if out is None else jnp.zeros_like(out)",
+        "into = out",
+        JAX + "gradients_tangents_and_theirs_are_those_of_differences[add_blocks-full-float64]",
+    ),
+    Fault(
+        "cotangents with torch's conjugate",
+        "gpufold/jax/primitive.py",
+        "paired=lambda array: array,",
+        "paired=jnp.conj,",
+        JAX + "gradients_tangents_and_theirs_are_those_of_differences[col2im-full-complex128]",
     ),
     # --- kernels: barriers
     Fault(

@@ -90,9 +90,16 @@ def of_dask(array):
     return da.from_array(array, chunks=2)
 
 
+def of_jax(array):
+    import jax
+
+    return jax.numpy.asarray(array)
+
+
 KINDS = {
     "numpy": SimpleNamespace(to=lambda array: array.copy(), back=lambda array: array, needs=()),
     "torch": SimpleNamespace(to=of_torch, back=from_torch, needs=("torch",)),
+    "jax": SimpleNamespace(to=of_jax, back=np.asarray, needs=("jax",)),
     "dask": SimpleNamespace(to=of_dask, back=lambda array: array.compute(scheduler="synchronous"), needs=("dask",)),
 }
 

@@ -64,6 +64,7 @@ def test_every_document_with_sessions_is_known():
         "README.md",
         "docs/recipes.md",
         "docs/dask.md",
+        "docs/jax.md",
         "docs/torch.md",
     }
 

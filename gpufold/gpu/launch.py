@@ -15,6 +15,7 @@ from gpufold.arrays import bounds_of
 from gpufold.calls import Call, Unsupported
 from gpufold.geometry import Size
 from gpufold.gpu import registry, tuning
+from gpufold.gpu.parameters import contiguous_strides
 from gpufold.gpu.plan import Device, Operand, Plan, Problem
 from gpufold.gpu.sources import options, program, symbols
 
@@ -60,6 +61,10 @@ class Stream(NamedTuple):
     device: int
     ptr: int
 
+    def __cuda_stream__(self) -> tuple[int, int]:
+        """Return the version of CUDA's protocol for streams, and the handle."""
+        return 0, self.ptr
+
 
 stream_of = lru_cache(maxsize=256)(Stream)  # to look one up takes a third of the time
 
@@ -81,6 +86,18 @@ def execute(
     else:
         with cupy.cuda.Device(device):
             execute_at(given, arrays, None, _scratch)
+
+
+def execute_dense(call: Call, arrays: Addresses, stream: Stream) -> None:
+    """Compute a call on contiguous memory of a stream's device, on the stream; scratch memory is CuPy's."""
+    itemsize = call.element.itemsize
+
+    def layout(shape: Size, address: int) -> Layout:
+        return layout_of(shape, tuple([step * itemsize for step in contiguous_strides(shape)]), address, itemsize)
+
+    layouts = layout(call.data_shape, arrays[0]), layout(call.result_shape, arrays[1])
+    with cupy.cuda.Device(stream.device), cupy.cuda.Stream.from_external(stream):
+        execute_at((call, *layouts, None, stream.device), arrays, None, _scratch)
 
 
 def _addresses(data: Any, result: Any, window: Any, positions: Any, weight_out: Any = None) -> Addresses:

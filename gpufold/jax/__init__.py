@@ -1,0 +1,36 @@
+"""The functions of gpufold on JAX arrays, traced or not: each of one primitive, under every transform of JAX.
+
+>>> import jax, jax.numpy as jnp, gpufold.jax
+>>> @jax.jit
+... def energy(columns):  # one channel of 4 blocks of 3 samples
+...     return (gpufold.jax.col2im(columns, (9,), (3,), strides=(2,)) ** 2).sum()
+>>> jax.grad(energy)(jnp.ones((3, 4)))[:, 0].tolist()
+[2.0, 2.0, 4.0]
+
+Arrays on the CPU are computed where they lie, by the functions for NumPy arrays, and arrays on a CUDA device by the
+same kernels as CuPy arrays, on XLA's stream: both with the bits that those have. Sizes are checked while JAX traces.
+Nothing is written into: `add_blocks` returns a new array, and there is no `out` and no `accumulate` elsewhere.
+"""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+from gpufold import extras
+
+try:
+    from jax import __version__
+except ImportError as error:
+    raise extras.missing("gpufold.jax", "jax", "jax") from error
+if find_spec("jax.experimental.buffer_callback") is None:
+    raise extras.outdated("gpufold.jax", "jax", __version__, "0.7")
+
+from gpufold.jax.functions import function_of
+from gpufold.operations import OPERATIONS
+
+__all__ = [*OPERATIONS]
+
+col2im, im2col = function_of("col2im"), function_of("im2col")
+blocks_to_array, array_to_blocks = function_of("blocks_to_array"), function_of("array_to_blocks")
+add_blocks, take_blocks, average = function_of("add_blocks"), function_of("take_blocks"), function_of("average")
+batch_to_space, space_to_batch = function_of("batch_to_space"), function_of("space_to_batch")

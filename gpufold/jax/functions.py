@@ -1,0 +1,95 @@
+"""The functions on JAX arrays by gpufold's names, with those arguments of gpufold's own that JAX's arrays can have."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from inspect import Parameter, Signature, signature
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import gpufold
+from gpufold.arrays import as_positions, axes_of_window, name_of_axis
+from gpufold.gpu.registry import check_name
+from gpufold.jax.primitive import apply
+from gpufold.names import misnamed
+from gpufold.operations import OPERATIONS
+
+
+def function_of(name: str) -> Callable[..., Any]:
+    """Return the function of a name for JAX arrays, into which nothing is written."""
+    own: Callable[..., Any] = getattr(gpufold, name)
+    first, *others = signature(own).parameters.values()
+    kept = [each for each in others if each.name not in ("out", "accumulate", "weight_out")]
+    parameters = Signature([each.replace(annotation=Parameter.empty) for each in (first, *kept)])
+
+    def function(*given: Any, **named: Any) -> Any:
+        if unexpected := [word for word in named if word not in parameters.parameters]:
+            raise misnamed(function, name, unexpected)
+        try:
+            arguments = parameters.bind(*given, **named).arguments
+        except TypeError as error:
+            raise TypeError(f"{name}: {error}") from None
+        return _computed(name, arguments)
+
+    summary, formula, *_ = (own.__doc__ or "").split("\n\n")
+    said = f"Arguments and errors are those of `gpufold.{name}`; nothing is written into, the result is a new array."
+    function.__doc__ = f"{summary}\n\n{formula}\n\n    {said}\n    "
+    function.__name__ = function.__qualname__ = name
+    function.__module__, function.__signature__ = "gpufold.jax", parameters  # type: ignore[attr-defined]
+    return function
+
+
+def _computed(name: str, given: dict[str, Any]) -> Any:
+    """Check the arguments of a call, which may be traced, and compute it."""
+    operation, window = OPERATIONS[name], given.get("weight" if name == "average" else "window")
+    for argument in ("out", operation.data, "weight"):
+        if argument in given:
+            _check_array(name, argument, given[argument])
+    if "positions" in given:
+        given["positions"] = _as_positions(name, given["positions"])
+    call, weights = operation.describe(**given), []
+    if call.variant != "auto":
+        check_name(call)
+    for axis, each in enumerate(() if window is None else axes_of_window(call, window)):
+        argument = name_of_axis(call, window, axis)
+        _check_array(name, argument, each)
+        if each.dtype.kind not in "fiu" and each.dtype != jnp.bfloat16:
+            raise TypeError(
+                f"{name}: {argument} must hold real numbers, got dtype {each.dtype}; multiply by complex weights before"
+            )
+        weights.append(_narrowed(each, call.element.weight))
+    others = tuple(weights), given.get("positions"), given.get("out")
+    return apply(call._replace(source=""), given[operation.data].astype(call.dtype), *others)
+
+
+def _check_array(name: str, argument: str, array: object) -> None:
+    if not isinstance(array, jax.Array):
+        raise TypeError(
+            f"{name}: {argument} must be a jax.Array, got {type(array).__module__}.{type(array).__qualname__}; convert "
+            f"it with jax.numpy.asarray({argument})"
+        )
+
+
+def _narrowed(weights: jax.Array, dtype: str) -> Any:
+    """Return weights in a dtype, of which none is zero that was not before."""
+    narrow = weights.astype(dtype)
+    if weights.dtype.kind != "f" or weights.dtype.itemsize <= narrow.dtype.itemsize:
+        return narrow
+    return jnp.where((narrow == 0) & (weights != 0), jnp.sign(weights).astype(dtype) * np.finfo(dtype).tiny, narrow)
+
+
+def _as_positions(name: str, positions: Any) -> Any:
+    """Return positions in the widest integers that JAX has; beyond them is far outside of any array."""
+    widest = np.iinfo(jax.dtypes.canonicalize_dtype(np.int64))
+    if isinstance(positions, list | tuple) and any(isinstance(each, jax.Array) for each in jax.tree.leaves(positions)):
+        positions = jnp.asarray(positions)
+    if not isinstance(positions, jax.Array):
+        return jnp.asarray(as_positions(name, np, positions, None).clip(widest.min, widest.max), widest.dtype)
+    if positions.dtype.kind not in "iu":
+        raise TypeError(f"{name}: positions must be integers, got dtype {positions.dtype}")
+    if positions.dtype.kind == "u" and positions.dtype.itemsize >= widest.dtype.itemsize:
+        positions = jnp.minimum(positions, widest.max)
+    return positions.astype(widest.dtype)

@@ -1,0 +1,169 @@
+"""The primitive that a call is under JAX: its result, tangent, transpose and batch, and what XLA computes it by.
+
+Its operands are data, the arrays of a window, positions, and what add_blocks adds to. It is linear in each of them but
+positions, and but the weights of averages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial, reduce
+from operator import add
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.experimental.buffer_callback import buffer_callback
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
+
+from gpufold import adjoints, threads
+from gpufold.calls import Call
+from gpufold.compute import launcher, run
+from gpufold.geometry import PositionsGeometry
+from gpufold.operations import check_variant
+
+call_p = Primitive("gpufold")
+
+
+def apply(call: Call, data: Any, window: Any = None, positions: Any = None, out: Any = None) -> Any:
+    """Compute a call on arrays that were checked; a window is a tuple of arrays."""
+    return call_p.bind(data, *(window or ()), *(each for each in (positions, out) if each is not None), call=call)
+
+
+def parted(call: Call, operands: Sequence[Any]) -> tuple[Any, Any, Any, Any]:
+    """Return what belongs to the operands of a call as (data, window, positions, out), None for what it has not."""
+    data, *rest = operands
+    out = rest.pop() if call.fusion.accumulate else None
+    positions = rest.pop() if isinstance(call.geometry, PositionsGeometry) else None
+    return data, tuple(rest) or None, positions, out
+
+
+JAX: Any = SimpleNamespace(
+    where=jnp.where,
+    sign=jnp.sign,
+    stack=jnp.stack,
+    concatenate=jnp.concatenate,
+    moveaxis=jnp.moveaxis,
+    broadcast_to=jnp.broadcast_to,
+    split=lambda array, sizes, axis: jnp.split(array, np.cumsum(sizes[:-1]), axis),
+    apply=apply,
+    axes_of=lambda call, window: window or (),
+    window_of=tuple,
+    cast=lambda array, dtype: array.astype(dtype),
+    full=lambda shape, value, dtype, like: jnp.full(shape, value, dtype),
+    paired=lambda array: array,
+)
+"""What the adjoints ask of a library, see `gpufold.adjoints.Library`; a window is a tuple of arrays."""
+
+
+def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, call: Call) -> tuple[Any, Any]:
+    result = call_p.bind(*primals, call=call)
+    data, window, positions, out = parted(call, primals)
+    of_data, of_window, _, of_out = parted(call, tangents)
+    terms = []
+    if type(of_data) is not ad.Zero:
+        into = None if out is None else ad.instantiate_zeros(of_out)
+        terms.append(apply(call, of_data, window, positions, into))
+    elif out is not None and type(of_out) is not ad.Zero:
+        terms.append(of_out)
+    for axis, change in enumerate(of_window or ()):
+        if type(change) is ad.Zero:
+            continue
+        if call.fusion.reduction != "sum":
+            raise adjoints.no_gradient(call.operation, call.fusion.reduction, "jax.lax.stop_gradient(window)")
+        if call.operation == "average":
+            terms.append((adjoints.change_by_weight(JAX, call, data, window) * change).astype(call.dtype))
+        else:
+            into = None if out is None else jnp.zeros_like(out)
+            terms.append(apply(call, data, (*window[:axis], change, *window[axis + 1 :]), positions, into))
+    return result, reduce(add, terms)  # there is one, else JAX asks for none
+
+
+def _transpose(cotangent: Any, *operands: Any, call: Call) -> list[Any]:
+    """Return the cotangent of each operand that is undefined: of data and `out`, or of one array of a window."""
+    unknown = [*map(ad.is_undefined_primal, operands)]
+    if type(cotangent) is ad.Zero:
+        return [ad.Zero(each.aval) if new else None for each, new in zip(operands, unknown, strict=True)]
+    data, window, positions, _ = parted(call, operands)
+    results: list[Any] = [None] * len(operands)
+    if unknown[0]:
+        results[0] = adjoints.transpose(JAX, call, cotangent, window, positions)
+    if call.fusion.accumulate and unknown[-1]:
+        results[-1] = cotangent
+    for axis in range(len(window or ())):
+        if unknown[1 + axis]:
+            given = data, cotangent, window, positions, [axis]
+            (results[1 + axis],) = adjoints.gradients_of_window(JAX, call, *given)
+    return results
+
+
+def _batch(operands: Sequence[Any], dims: Sequence[int | None], *, call: Call) -> tuple[Any, int]:
+    data_dim, window_dims, positions_dim, out_dim = parted(call, dims)
+    size = next(each.shape[dim] for each, dim in zip(operands, dims, strict=True) if dim is not None)
+    if positions_dim is None and not any(dim is not None for dim in window_dims or ()):
+        return adjoints.batched(JAX, size, (data_dim, out_dim), parted(call, operands), call)
+
+    def compute(rows: Sequence[Any]) -> Any:
+        left = iter(rows)
+        given = [each if dim is None else next(left) for each, dim in zip(operands, dims, strict=True)]
+        return call_p.bind(*given, call=call)
+
+    rows = [jnp.moveaxis(each, dim, 0) for each, dim in zip(operands, dims, strict=True) if dim is not None]
+    return lax.map(compute, rows), 0
+
+
+call_p.def_impl(jax.jit(call_p.bind, static_argnames="call"))
+call_p.def_abstract_eval(lambda *_, call: jax.core.ShapedArray(call.result_shape, jnp.dtype(call.dtype)))
+ad.primitive_jvps[call_p] = _jvp
+ad.primitive_transposes[call_p] = _transpose
+batching.primitive_batchers[call_p] = _batch
+
+
+def on_cpu(call: Call, _: Any, result: Any, *operands: Any) -> None:
+    """Compute a call on XLA's buffers, waiting for nothing of JAX's; that of the result has what is added to in it."""
+    data, window, positions, _ = parted(call, [*map(np.asarray, operands)])
+    places = None if positions is None else positions.astype(np.int64)
+    with threads.usual_mode():  # XLA's threads flush denormals
+        run(call, np, data, np.asarray(result), window, places)
+
+
+def on_gpu(call: Call, context: Any, result: Any, *operands: Any) -> None:
+    """Launch a call on XLA's stream, on buffers as `on_cpu` has them but for positions, which are int64."""
+    of_result, *addresses = [each.__cuda_array_interface__["data"][0] for each in (result, *operands)]
+    data, window, positions, _ = parted(call, addresses)
+    stream = launcher().stream_of(result.__dlpack_device__()[1], context.stream)
+    launcher().execute_dense(call, (data, of_result, None, positions, window or ()), stream)
+
+
+def _called(callback: Callable[..., None], call: Call, operands: Sequence[Any], dtype: Any) -> Any:
+    """Return the result of a callback, which takes the place of what it is added to."""
+    aliases = {len(operands) - 1: 0} if call.fusion.accumulate else {}
+    result = jax.ShapeDtypeStruct(call.result_shape, dtype)
+    return buffer_callback(partial(callback, call), result, input_output_aliases=aliases)(*operands)
+
+
+def _for_cpu(*operands: Any, call: Call) -> Any:
+    check_variant(call, True, "jax.Array on the CPU", "jax.device_put({}, jax.devices('cuda')[0])")
+    return _called(on_cpu, call, operands, call.dtype)
+
+
+def _for_gpu(*operands: Any, call: Call) -> Any:
+    """Compute a call on memory that the interface for CUDA's arrays can describe, which knows no bfloat16."""
+    data, window, positions, out = parted(call, operands)
+    if 0 in call.result_shape or (out is not None and 0 in data.shape):
+        return jnp.zeros(call.result_shape, call.dtype) if out is None else out
+    if positions is not None and positions.dtype == jnp.int32:
+        positions = jnp.stack((positions, positions >> 31), -1)  # as int64 lies in memory
+    given = [data, *(window or ()), *(each for each in (positions, out) if each is not None)]
+    if call.dtype != "bfloat16":
+        return _called(on_gpu, call, given, call.dtype)
+    given = [lax.bitcast_convert_type(each, jnp.uint16) if each.dtype == jnp.bfloat16 else each for each in given]
+    return lax.bitcast_convert_type(_called(on_gpu, call, given, jnp.uint16), jnp.bfloat16)
+
+
+for _platform, _compute in (("cpu", _for_cpu), ("cuda", _for_gpu)):
+    mlir.register_lowering(call_p, mlir.lower_fun(_compute, multiple_results=False), platform=_platform)
