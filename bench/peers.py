@@ -122,6 +122,9 @@ LOOPED_BLOCKS = 4096
 LOOPED_STEPS = 1 << 18
 """Steps of a loop in Python that are measured at most: seconds for each call otherwise."""
 
+COMPILED_STEPS = 25
+"""Steps of a loop that is compiled with each of its steps, at most."""
+
 LOOPED_TIMES = 16
 """How many times the steps of the shorter loop the other one may have to be tried: beyond it is not the faster one."""
 
@@ -443,6 +446,90 @@ def _istft(problem: Problem, data: Any, threads: int) -> Call | None:
         return library.rint(mean * count).astype(data.dtype).reshape(geometry.image_shape)
 
     return Call(lambda: istft(spectra, window=window, boundary=trims, **options)[1], as_sums)
+
+
+# ---- JAX
+
+
+def _in_jax(data: Any, threads: int, run: Callable[[Any], Any]) -> Call:
+    """Compile a function of an array; XLA has as many threads as the first call of a process asks for."""
+    os.environ.setdefault("NPROC", str(threads))
+    import jax
+
+    jax.config.update("jax_enable_x64", True)
+    compiled, array = jax.jit(run), jax.numpy.asarray(data)
+    return Call(lambda: compiled(array).block_until_ready(), np.asarray)
+
+
+def _jax(problem: Problem, data: Any, threads: int) -> Call | None:
+    """Take patches by a convolution with ones, and put them together by its transpose, as JAX's documents do."""
+    geometry = problem.geometry
+    if not isinstance(geometry, SlidingGeometry) or not _dilated(geometry) or data.dtype.kind in "biu":
+        return None
+    from jax import linear_transpose
+    from jax.lax import Precision, conv_general_dilated_patches
+
+    def patches(image: Any) -> Any:
+        found = conv_general_dilated_patches(
+            image,
+            geometry.block_shape,
+            [axis.stride for axis in geometry.axes],
+            [(axis.pad_begin, axis.pad_end) for axis in geometry.axes],
+            rhs_dilation=[axis.dilation for axis in geometry.axes],
+            precision=Precision.HIGHEST,
+        )
+        return found.reshape(geometry.columns_shape)
+
+    image = np.zeros(geometry.image_shape, data.dtype)
+    if problem.operation == "im2col":
+        return _in_jax(data, threads, patches)
+    return _in_jax(data, threads, lambda columns: linear_transpose(patches, image)(columns)[0])
+
+
+def _jax_loop(problem: Problem, data: Any, threads: int) -> Call | None:
+    """Add the blocks of one tap after another's by at[].add, where they are few enough to be compiled."""
+    geometry = problem.geometry
+    if problem.operation not in ("col2im", "blocks_to_array") or not _dilated(geometry):
+        return None
+    assert isinstance(geometry, SlidingGeometry)
+    if prod(geometry.block_shape) > COMPILED_STEPS:
+        return None
+    padded = [axis.padded_size for axis in geometry.axes]
+    inside = (..., *(slice(axis.pad_begin, axis.pad_begin + axis.size) for axis in geometry.axes))
+
+    def run(columns: Any) -> Any:
+        from jax import numpy
+
+        image, blocks = numpy.zeros((geometry.batch, geometry.channels, *padded), columns.dtype), columns
+        blocks = _as_blocks(problem, blocks)
+        for where, part, _ in steps(geometry, "taps"):
+            image = image.at[where].add(blocks[part])
+        return image[inside].reshape(problem.output_shape)
+
+    return _in_jax(data, threads, run)
+
+
+def _gpufold_jax(problem: Problem, data: Any, threads: int) -> Call:
+    """Let gpufold compute on JAX's arrays, in a program that is compiled."""
+
+    def run(array: Any) -> Any:
+        from jax import numpy
+
+        options: dict[str, Any] = {} if problem.reduction == "sum" else {"reduction": problem.reduction}
+        if problem.window:
+            options["window"] = window
+        function = getattr(gpufold, problem.operation)
+        if problem.kind == "placed":
+            return function(numpy.zeros(problem.output_shape, array.dtype), array, places, **options)
+        if problem.kind == "taken":
+            return function(array, places, **problem.arguments, **options)
+        return function(array, **problem.arguments, **options)
+
+    from jax import numpy
+
+    window = [numpy.asarray(weights) for weights in problem.weights()] if problem.window else None
+    places = problem.positions() if problem.kind in ("placed", "taken") else None
+    return _in_jax(data, threads, run)
 
 
 # ---- torch
@@ -892,6 +979,9 @@ PEERS: tuple[Peer, ...] = (
         _gpufold_torch_with_gradient,
         ("plain", "blocks", "fused", "placed", "taken"),
     ),
+    Peer("jax", "jax", "jax", ("cpu",), _jax),
+    Peer("jax, at[].add", "jax", "jax", ("cpu",), _jax_loop, ("plain", "blocks")),
+    Peer("gpufold.jax", "jax", "jax", ("cpu",), _gpufold_jax, ("plain", "blocks", "fused", "placed", "taken")),
     Peer("onnxruntime", "onnxruntime", "onnxruntime", ("cpu",), _onnxruntime, ("plain", "blocks")),
     Peer("openvino", "openvino", "openvino", ("cpu",), _openvino),
     Peer("sigpy", "sigpy", "sigpy", ("cpu", "gpu"), _sigpy, ("plain", "blocks")),
