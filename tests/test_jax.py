@@ -24,6 +24,7 @@ jnp = jax.numpy
 from jax.test_util import check_grads  # noqa: E402
 
 import gpufold.jax  # noqa: E402  after the question whether JAX is there
+from gpufold.jax import primitive  # noqa: E402
 from gpufold.operations import OPERATIONS  # noqa: E402
 
 SEVEN = ("int32", "float16", "bfloat16", "float32", "float64", "complex64", "complex128")
@@ -441,6 +442,42 @@ def test_a_scan_adds_into_its_carry_and_has_gradients():
     same_bits(jax.jit(stitched)(picture, tiles), want)
     gradient = jax.grad(lambda tiles: (stitched(jnp.asarray(picture), tiles) ** 2).sum())(jnp.asarray(tiles))
     same_bits(gradient, np.stack([gpufold.take_blocks(2 * want, at, (2, 2)) for at in places]))
+
+
+def computed(monkeypatch):
+    """Return where the data and the result of each call lie, as a list that grows."""
+    seen, run = [], primitive.run
+
+    def recorded(call, library, data, result, *others):
+        seen.append((data.ctypes.data, result.ctypes.data))
+        run(call, library, data, result, *others)
+
+    monkeypatch.setattr(primitive, "run", recorded)
+    return seen
+
+
+def test_nothing_is_copied_on_the_cpu(monkeypatch):
+    seen = computed(monkeypatch)
+    columns = jnp.ones((4, 4096, 9))
+    image = jax.jit(lambda columns: gpufold.jax.col2im(columns, (4, 4), (2, 2)))(columns)
+    assert seen == [(columns.unsafe_buffer_pointer(), image.block_until_ready().unsafe_buffer_pointer())]
+
+
+def test_a_donated_array_and_the_carry_of_a_scan_are_added_to_in_place(monkeypatch):
+    seen = computed(monkeypatch)
+    out, blocks = jnp.ones((300, 400)), jnp.ones((5, 1, 2, 2))
+    place = out.unsafe_buffer_pointer()
+    add = jax.jit(lambda out, blocks: gpufold.jax.add_blocks(out, blocks, [(0, 0)]), donate_argnums=0)
+    assert add(out, blocks[0]).block_until_ready().unsafe_buffer_pointer() == place
+
+    def step(carry, block):
+        return gpufold.jax.add_blocks(carry, block, [(0, 0)]), None
+
+    seen.clear()
+    summed = jax.jit(lambda out, blocks: jax.lax.scan(step, out, blocks)[0])
+    assert float(summed(jnp.zeros((300, 400)), blocks).sum()) == 20
+    assert len(seen) == 5
+    assert len({result for _, result in seen}) == 1
 
 
 def test_checkpoint_and_donation():
