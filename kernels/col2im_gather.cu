@@ -1,39 +1,78 @@
-// col2im by gathering: a thread owns a cell of a row, or a part of one, in one or several planes, and adds up
-// the taps of its pixels.
+// col2im by gathering: a thread owns neighbouring pixels of a row, in one or several planes, and adds up the
+// taps that land on them.
 //
 //   columns  (batch, channels, *kernel, *blocks), any strides  read, a predicated load per tap
 //   image    (batch, channels, *size), any strides             written, each element once
 //   window   (*kernel), or an array per axis, or null          read, once per tap for all planes
 //
-// A cell is a stride's worth of pixels, a phase a pixel's place in its cell. With CELLS a thread owns a whole
-// one along the last axis, the first of a row at pixel 0: its phases, of which PHASE is the first, and their
-// taps are compiled in, and threads are numbered by the cells of a row, then by rows. Else it owns PART
-// phases of a cell. Cells begin where blocks do then, so that their pixels have taps of the same blocks, and
-// threads are numbered by the cells of a whole plane, whatever their rows, then by their parts and by phases
-// of the other axes. Either way neighbouring threads read neighbouring blocks of one tap, whatever the
-// stride, and planes come last: those of a thread share the index arithmetic and have more loads in flight.
+// Threads are numbered in one of three ways, which share all else.
 //
-// What is one word, or two pixels of a cell, is stored where it is. Else a warp passes its pixels through
-// shared memory, so that neighbouring lanes store neighbouring words, from end to end where cells are so.
-// Taps are added in lexicographic order. No atomics and no zero fill.
+// `pixels`: by the pixels of a row, or its words of them, then by rows. Serves everything. Neighbours read
+// neighbouring taps of a block, or, of a small stride, neighbouring blocks. Where taps follow each other in
+// memory and words of pixels get words of them, all of which exist or none, they are loaded and stored so.
 //
-// Cells win for strides up to 16 and kernels up to 32 along the last axis. Parts do where a stride is too
-// many pixels for one thread, where rows have too few blocks to fill sectors, and where the last axis has too
-// many taps to unroll and neighbouring pixels would not read whole sectors.
+// `cells`: by the cells of a row, each a stride's worth of pixels, the first of which begins at pixel 0, then
+// by rows. The phases of a cell, its pixels' places in it, of which PHASE is the first, and their taps are
+// compiled in.
+//
+// `parts`: by the cells of a whole plane, whatever their rows, then by their parts and by phases of the other
+// axes. Cells begin where blocks do, so that their pixels have taps of the same blocks.
+//
+// Of cells and parts, neighbours read neighbouring blocks of one tap, whatever the stride. Planes come last:
+// those of a thread share the index arithmetic and have more loads in flight.
+//
+// A thread stores a word, or two pixels, where they are. Else a warp passes its pixels through shared memory,
+// so that neighbouring lanes store neighbouring words, from end to end where cells are so. Taps are added in
+// lexicographic order. No atomics and no zero fill.
+//
+// Pixels win where the taps of a block lie closer in memory than its blocks; cells for strides up to 16 and
+// kernels up to 32 along the last axis; parts where a stride is too many pixels for one thread, where rows
+// have too few blocks to fill sectors, and where the last axis has too many taps to unroll and neighbouring
+// pixels would not read whole sectors.
 #include "col2im.cuh"
 #include "fusion.cuh"
 
-constexpr bool of_cells = CELLS;
-constexpr int part = PART; // neighbouring phases of a thread
-constexpr Offset row_taps = Pattern<last>::taps;
-constexpr int looped_taps = of_cells ? 32 : (looped_loads / element_registers + part - 1) / part;
-constexpr int together = row_taps <= looped_taps ? int(row_taps) : looped_taps; // whose loads are in flight
+enum class Numbering { pixels, cells, parts };
+constexpr bool of_pixels = Numbering::NUMBERING == Numbering::pixels;
+constexpr bool of_cells = Numbering::NUMBERING == Numbering::cells;
+constexpr bool of_parts = Numbering::NUMBERING == Numbering::parts;
+constexpr int part = PART; // neighbouring pixels of a thread; where threads are numbered by these, a word
+constexpr int row_taps = int(Pattern<last>::taps);
 constexpr bool dilated = dilation[last] != 1;
 // Whether all pixels of a part have as many taps, which exist together.
-constexpr bool alike = !of_cells && !dilated && stride[last] % part == 0 && kernel[last] % part == 0;
+constexpr bool alike =
+    of_pixels || (of_parts && !dilated && stride[last] % part == 0 && kernel[last] % part == 0);
+
+// The taps of the last axis whose loads are in flight together: all of them if they have room in registers.
+template <int planes> __device__ constexpr int most_together()
+{
+    constexpr int loads = of_pixels ? part * planes : part;
+    constexpr bool fit = row_taps * loads * element_registers <= unrolled_registers;
+    constexpr int some = (looped_loads / (of_pixels ? 1 : element_registers) + loads - 1) / loads;
+    return of_pixels ? (fit ? row_taps : some) : of_cells ? 32 : some;
+}
+template <int planes>
+constexpr int together = row_taps <= most_together<planes>() ? row_taps : most_together<planes>();
+template <int planes>
+constexpr Offset loads = (of_cells ? int(kernel[last]) : together<planes> * part) * planes;
+
+// The outer axes whose taps are a loop: those of as many rows as have room are loaded together. A loop skips
+// rows without taps. Pixels' windows need some of the registers, and their rows that have no room all.
+template <int planes> __device__ constexpr int looped()
+{
+    constexpr int without_room = looped_axes<last - 1>(loads<planes> * element_registers,
+                                                       of_parts ? looped_loads : unrolled_registers);
+    constexpr bool all = of_pixels && (together<planes> < row_taps || (windowed && without_room > 0));
+    return all ? last : without_room;
+}
+
+constexpr int kept_weights = 16; // of a row of taps that a thread keeps for all rows, at most
+template <int planes>
+constexpr bool keeps_weights = of_pixels && together<planes> == row_taps && row_taps * part <= kept_weights;
 
 // Whether a thread stores a part of so many words where it is.
-template <int word> constexpr bool is_stored_directly = of_cells && part / word <= (word == 1 ? 2 : 1);
+template <int word>
+constexpr bool is_stored_directly = of_pixels || (of_cells && part / word <= (word == 1 ? 2 : 1));
 
 struct GatherParameters : Parameters {
     int in_runs;        // whether 32 consecutive cells of a plane lie end to end, each whole
@@ -47,6 +86,12 @@ struct PartTaps {
     Offset phase, cell; // the first of the part's
     Taps of[part];
 
+    explicit __device__ PartTaps(const Taps& first) : phase(0), cell(0)
+    {
+#pragma unroll
+        for (int i = 0; i < part; ++i)
+            of[i] = {first.tap + i, first.block, 0, first.reached};
+    }
     __device__ PartTaps(Offset phase, Offset cell, const GatherParameters& p) : phase(phase), cell(cell)
     {
 #pragma unroll
@@ -69,25 +114,17 @@ struct PartTaps {
     __device__ bool exists(int i, Offset number, const Parameters& p) const
     {
         const int like = alike ? 0 : i;
-        const bool in_stride = alike || of_cells || phase + i < stride[last];
+        const bool in_stride = alike || !of_parts || phase + i < stride[last];
         const bool in_blocks =
             within(of[like].block + cell - number * Pattern<last>::block_step, p.blocks[last]);
         return in_stride & of[like].in_kernel<last>(number) & in_blocks;
     }
-    // The weights of the number-th taps, in words where they are aligned and exist together.
+    // The weights of the number-th taps on the last axis, in words where they are aligned and exist together.
     template <bool aligned>
-    __device__ void weights(Weight (&weights)[part], const Weights& window, const TapWeight& outer,
-                            Offset number, bool counts, const Parameters& p) const
+    __device__ RowWeights<part, aligned> last_weights(const Weights& window, Offset number, bool counts,
+                                                      const Parameters& p) const
     {
-        if constexpr (alike) {
-            const bool here = counts & exists(0, number, p);
-            RowWeights<part, aligned>(window, tap(0, number), here)
-                .in_row(weights, outer, tap(0, number), here);
-        } else {
-#pragma unroll
-            for (int i = 0; i < part; ++i)
-                weights[i] = outer.value_of(tap(i, number), counts & exists(i, number, p));
-        }
+        return RowWeights<part, aligned>(window, tap(0, number), counts & exists(0, number, p));
     }
 };
 
@@ -123,7 +160,7 @@ __device__ void store_parts(Tile<planes>& tile, const Run& own, const Accumulato
                             const GatherParameters& p)
 {
     constexpr int words = part / word, bytes = word * sizeof(Result);
-    constexpr bool whole = of_cells && (part == 1 || word > 1);
+    constexpr bool whole = of_pixels || (of_cells && (part == 1 || word > 1));
     const auto within_run = [](const Run& run, int i) { return whole || (run.begin <= i & i < run.end); };
     if constexpr (is_stored_directly<word>) {
         Result* address = own.first;
@@ -196,50 +233,92 @@ __device__ void gather(const Scalar* __restrict__ columns, Result* __restrict__ 
     Offset cell[rank], pixel[rank], in_plane = 0;
 #pragma unroll
     for (int axis = last; axis >= 0; --axis)
-        cell[axis] = of_cells ? 0 : p.by_cells[axis].split(item);
+        cell[axis] = of_parts ? p.by_cells[axis].split(item) : 0;
     const Place<planes> place(item, p);
     if (of_cells)
         cell[last] = place.along[last];
-    const Offset phase = stride[last] > part ? place.along[last] * part : 0; // known where a cell is one part
+    const Offset along_last = place.along[last] * (of_cells ? 0 : part);
+    const Offset phase = of_parts && stride[last] > part ? along_last : 0; // known where a cell is one part
 #pragma unroll
     for (int axis = 0; axis < rank; ++axis) {
         pixel[axis] = cell[axis] * stride[axis] + (axis < last ? place.along[axis]
-                                                   : of_cells  ? 0
-                                                               : phase - p.in_front);
-        live = live && (of_cells || axis == last || pixel[axis] < p.size[axis]);
+                                                   : of_parts  ? phase - p.in_front
+                                                               : along_last);
+        live = live && (!of_parts || axis == last || pixel[axis] < p.size[axis]);
         in_plane += pixel[axis] * p.pixel_stride[axis];
     }
     const Scalar* plane_columns[planes];
     place.point_at(plane_columns, columns, p);
     Taps taps[rank];
-    find_taps<0, last>(taps, pixel, p);
-    const PartTaps row(phase, cell[last], p);
+    find_taps<0, of_pixels ? rank : last>(taps, pixel, p);
+    const PartTaps row = of_pixels ? PartTaps(taps[last]) : PartTaps(phase, cell[last], p);
+    const Offset first_tap = of_pixels ? taps[last].offset : cell[last] * p.block_stride[last];
+
+    constexpr bool keeps = keeps_weights<planes>;
+    constexpr int at_once = together<planes>;
+    RowWeights<part, aligned> kept[keeps ? row_taps : 1];
+    if constexpr (keeps)
+#pragma unroll
+        for (int number = 0; number < row_taps; ++number)
+            kept[number] = row.last_weights<aligned>(window, number, true, p);
+
+    Denominator denominators[part];
+    const auto find_denominators = [&] {
+        if constexpr (divides_by_axes) {
+            RowFactors<part> factors(taps, window, p);
+#pragma unroll(at_once)
+            for (Offset number = 0; number < row_taps; ++number) {
+                if constexpr (of_pixels) {
+                    factors.add_taps(keeps ? kept[number]
+                                           : row.last_weights<aligned>(window, number, true, p),
+                                     row.exists(0, number, p));
+                } else {
+#pragma unroll
+                    for (int i = 0; i < part; ++i)
+                        factors.add_tap(i, row.tap(i, number), row.exists(i, number, p));
+                }
+            }
+#pragma unroll
+            for (int i = 0; i < part; ++i)
+                denominators[i].from_axes(factors, i);
+        }
+    };
+    // First where they share the last axis's conditions with the loads; else the sums need the registers.
+    if constexpr (of_pixels)
+        find_denominators();
 
     Accumulator sums[planes][part] = {};
-    Denominator denominators[part];
-    // Rows of blocks are a loop where they have this many loads together, which skips those without taps.
-    constexpr int loads = (of_cells ? int(kernel[last]) : together * part) * planes;
-    constexpr int looped =
-        looped_axes<last - 1>(loads * element_registers, of_cells ? unrolled_registers : looped_loads);
-    for_each_tap<0, last, loads, looped>(
-        taps, p, cell[last] * p.block_stride[last], live, TapWeight{&window},
+    for_each_tap<0, last, loads<planes>, looped<planes>()>(
+        taps, p, first_tap, live, TapWeight{&window},
         [&](Offset offset, bool exists, const TapWeight& outer) {
 #pragma unroll 1
-            for (Offset begin = 0; begin < row_taps; begin += together) {
-                Scalar elements[together][planes][part];
-                Weight weights[together][part];
+            for (Offset begin = 0; begin < row_taps; begin += at_once) {
+                Scalar elements[at_once][planes][part];
+                Weight weights[at_once][part];
 #pragma unroll
-                for (int n = 0; n < together; ++n) {
+                for (int n = 0; n < at_once; ++n) {
                     const Offset number = begin + n;
-                    const bool counts = exists & (row_taps % together == 0 || number < row_taps);
-                    row.weights<aligned>(weights[n], window, outer, number, counts, p);
+                    const bool counts = exists && (row_taps % at_once == 0 || number < row_taps);
+                    const bool here = counts && row.exists(0, number, p);
+                    if constexpr (alike) {
+                        (keeps ? kept[n] : row.last_weights<aligned>(window, number, counts, p))
+                            .in_row(weights[n], outer, row.tap(0, number), here);
+                    } else {
+#pragma unroll
+                        for (int i = 0; i < part; ++i)
+                            weights[n][i] =
+                                outer.value_of(row.tap(i, number), counts & row.exists(i, number, p));
+                    }
                     const Offset step = number * p.tap_step_stride[last];
                     const Scalar* element[planes];
 #pragma unroll
-                    for (int k = 0; k < planes; ++k)
+                    for (int k = 0; k < planes; ++k) {
                         element[k] = plane_columns[k] + (offset + (step + row.of[0].offset));
+                        if constexpr (of_pixels)
+                            load_wide_if(elements[n][k], element[k], here);
+                    }
 #pragma unroll
-                    for (int i = 0; i < part; ++i)
+                    for (int i = 0; i < (of_pixels ? 0 : part); ++i)
 #pragma unroll
                         for (int k = 0; k < planes; ++k) {
                             if (row.is_missing(i, number))
@@ -252,7 +331,7 @@ __device__ void gather(const Scalar* __restrict__ columns, Result* __restrict__ 
                         }
                 }
 #pragma unroll
-                for (int n = 0; n < together; ++n)
+                for (int n = 0; n < at_once; ++n)
 #pragma unroll
                     for (int i = 0; i < part; ++i) {
                         if (row.is_missing(i, begin + n))
@@ -265,24 +344,15 @@ __device__ void gather(const Scalar* __restrict__ columns, Result* __restrict__ 
             }
         });
 
-    if constexpr (divides_by_axes) {
-        RowFactors<part> factors(taps, window, p);
-#pragma unroll(together)
-        for (Offset number = 0; number < row_taps; ++number)
-#pragma unroll
-            for (int i = 0; i < part; ++i) {
-                factors.add_tap(i, row.tap(i, number), row.exists(i, number, p));
-            }
-#pragma unroll
-        for (int i = 0; i < part; ++i)
-            denominators[i].from_axes(factors, i);
-    }
+    if constexpr (!of_pixels)
+        find_denominators();
     average(sums, denominators);
 
     const auto clamped = [](Offset count) { return short(count < 0 ? 0 : count < part ? count : part); };
-    const Run run = {place.first_plane(image, p) + in_plane, of_cells ? short(0) : clamped(-pixel[last]),
-                     clamped(min(p.size[last] - pixel[last], stride[last] - phase)),
-                     live ? int(min(p.channels - place.channel, Offset(planes))) : 0};
+    const Run run = {
+        place.first_plane(image, p) + in_plane, of_parts ? clamped(-pixel[last]) : short(0),
+        clamped(min(p.size[last] - pixel[last], of_pixels ? Offset(part) : stride[last] - phase)),
+        live ? int(min(p.channels - place.channel, Offset(planes))) : 0};
     store_parts<word>(tile, run, sums, p);
 }
 
@@ -292,7 +362,7 @@ __device__ void gather(const Scalar* __restrict__ columns, Result* __restrict__ 
 {
     __shared__ Tile<planes> tiles[THREADS / 32];
     Tile<planes>& tile = tiles[threadIdx.x / 32];
-    if (!(windowed && alike) || aligned_weights<part>(window))
+    if (!(windowed && alike && part > 1) || aligned_weights<part>(window))
         gather<planes, word, true>(columns, image, window, tile, p);
     else
         gather<planes, word, false>(columns, image, window, tile, p);
@@ -300,10 +370,9 @@ __device__ void gather(const Scalar* __restrict__ columns, Result* __restrict__ 
 
 // Threads of a multiprocessor whose registers there are: fewer where much is fused or elements are wide, and
 // more where cells of several planes share a thread, unless bytes are widened.
-constexpr int few_threads = windowed && sizeof(Scalar) > 4 ? 384 : 512;
-constexpr int resident_threads = !of_cells || fuses || sizeof(Scalar) == 1 ? few_threads
-                                 : sizeof(Scalar) == 4                     ? 896
-                                                                           : 640;
+constexpr int few_threads = !of_pixels && windowed && sizeof(Scalar) > 4 ? 384 : 512;
+constexpr bool few = of_parts || fuses || sizeof(Scalar) == 1 || (of_pixels && part > 1);
+constexpr int resident_threads = few ? few_threads : of_pixels ? 768 : sizeof(Scalar) == 4 ? 896 : 640;
 
 extern "C" __global__ void __launch_bounds__(THREADS, few_threads / THREADS)
     col2im_gather(const Scalar* __restrict__ columns, Result* __restrict__ image, const Weights window,

@@ -323,7 +323,7 @@ FAULTS = (
     Fault(
         "pixels of the next cell stored with a part",
         "kernels/col2im_gather.cu",
-        "clamped(min(p.size[last] - pixel[last], stride[last] - phase)),",
+        "clamped(min(p.size[last] - pixel[last], of_pixels ? Offset(part) : stride[last] - phase)),",
         "clamped(p.size[last] - pixel[last]),",
         COL2IM + "warps_wait_for_each_other_and_every_byte_is_written_once[staged-observed]",
     ),
@@ -527,9 +527,9 @@ FAULTS = (
     ),
     Fault(
         "sums rounded at every addition",
-        "kernels/col2im_gather_pixels.cu",
-        "add(sums[plane][i], weigh(widen(elements[plane][i]), weights[i]));",
-        "widen(narrow(add(sums[plane][i], widen(elements[plane][i]))));",
+        "kernels/col2im_gather.cu",
+        "add(sums[k][i], weigh(widen(elements[n][k][i]), weights[n][i]));",
+        "widen(narrow(add(sums[k][i], widen(elements[n][k][i]))));",
         COL2IM + "every_dtype_is_the_definition[stride-1-float16]",
     ),
     Fault(
@@ -605,16 +605,16 @@ FAULTS = (
     # --- kernels: what is stored
     Fault(
         "weights taken in words wherever they lie",
-        "kernels/col2im_gather_pixels.cu",
-        "if (!windowed || aligned_weights<WORD>(window))",
+        "kernels/col2im_gather.cu",
+        "if (!(windowed && alike && part > 1) || aligned_weights<part>(window))",
         "if (true)",
         BLOCKS + "weights_may_lie_anywhere[sanitized]",
     ),
     Fault(
         "a plane skipped",
-        "kernels/col2im_gather_pixels.cu",
-        "remaining = p.channels - place.channel;",
-        "remaining = p.channels - place.channel - 1;",
+        "kernels/col2im_gather.cu",
+        "int(min(p.channels - place.channel, Offset(planes)))",
+        "int(min(p.channels - place.channel - 1, Offset(planes)))",
         COL2IM + "every_dtype_is_the_definition[stride-1-float32]",
     ),
     Fault(
@@ -780,8 +780,8 @@ FAULTS = (
     Fault(
         "an infinite weight on a part that its tap misses",
         "kernels/col2im_gather.cu",
-        ".in_row(weights, outer, tap(0, number), here);",
-        ".in_row(weights, outer, tap(0, number), true);",
+        ".in_row(weights[n], outer, row.tap(0, number), here);",
+        ".in_row(weights[n], outer, row.tap(0, number), true);",
         COL2IM + "no_weight_counts_where_its_tap_does_not_exist[0]",
     ),
     Fault(
@@ -1196,8 +1196,8 @@ FAULTS = (
     Fault(
         "the phase of the other end's padding",
         f"{VARIANTS}/col2im.py",
-        "itemsize, in_front = view.element.itemsize, row.pad_begin % row.stride",
-        "itemsize, in_front = view.element.itemsize, row.pad_end % row.stride",
+        "in_front, past_row = row.pad_begin % row.stride, 0",
+        "in_front, past_row = row.pad_end % row.stride, 0",
         COL2IM + "every_variant_is_the_definition[stride-two-asymmetric]",
     ),
     Fault(
@@ -1435,7 +1435,7 @@ INLINE_PTX = {
         (
             '%5; "\n        "@p ld.global.nc.v2.u64 {%0',
             '%5; "\n        "@p ld.global.nc.v2.u64 {%1',
-            "col2im_gather_pixels_words",
+            "words-of-pixels",
         ),
         ("0; @p ld.global.nc.u32 %0, [%1];", "0; @p ld.global.nc.u32 %0, [%1+4];", "im2col_packed"),
         ("0; @p ld.global.nc.u64 %0, [%1];", "0; @p ld.global.nc.u64 %0, [%1+8];", "batch_to_space_packed"),

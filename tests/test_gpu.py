@@ -322,7 +322,7 @@ def smoke_calls():
 def launches():
     """The calls that launch a function, each with a variant and the device to plan it for, by the function's name.
 
-    The first one, and of a function that lists blocks or adds those that are listed another one with crowded tiles.
+    The first one of each variant, and of those that list blocks another one with crowded tiles.
     """
     found = {name: {} for name in FUNCTIONS}
     for call, device in product(smoke_calls(), (H200, ONE_THREAD)):
@@ -333,7 +333,7 @@ def launches():
                 for plan in candidates(problem_of(asked, *arrays[:2], device, arrays[2])):
                     crowded = bool(plan.before) and call.data.shape == PLACED[1].shape
                     for symbol in symbols_of(plan):
-                        found[symbol].setdefault(crowded, (call, variant, device))
+                        found[symbol].setdefault((variant, crowded), (call, variant, device))
     return {name: tuple(calls.values()) for name, calls in found.items()}
 
 

@@ -48,6 +48,7 @@ TAKEN_OF_THREE_AXES = Call(
 MEAN = {"reduction": "mean", "window": window_of("separable", SLIDING.kernel_size, np.float32)}
 WEIGHTS = window_of("separable", SLIDING.kernel_size, np.float64)
 _, WORDS_OF_BLOCKS = blocks_calls((2, 16, 40), (8, 8), 1, np.dtype(np.complex128))
+_, WORDS_OF_PIXELS = blocks_calls((2, 16, 40), (8, 8), 4, np.dtype(np.float32))
 _, TAKEN_WITH_PADS = calls_of(SMOKE_CASES[4], np.dtype(np.uint8))
 
 EIGHTS = SpaceCase("eights", (3, 4, 6, 12), (1, 1, 1, 3), (0, 0, 0, 0), (0, 0, 0, 0))
@@ -62,6 +63,7 @@ FURTHER = {
     "pairs": (of_dtype("complex64"), "gather_parts", H200),
     "widened": (of_dtype("float32", SLIDING, dtype=np.float64), "gather", H200),
     "quotients": (of_dtype("float32", SMOKE_CASES[-2], reduction="mean"), "gather_pixels", ONE_THREAD),
+    "words-of-pixels": (WORDS_OF_PIXELS, "gather_pixels", H200),
     "words-of-blocks": (WORDS_OF_BLOCKS, "gather_blocks", H200),
     "double-weights": (of_dtype("float64", SLIDING, window=WEIGHTS), "gather", H200),
     "awkward-weights": (awkward("float32"), "gather_pixels", H200),

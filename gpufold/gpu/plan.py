@@ -213,7 +213,7 @@ def planned(
     return Plan(
         operation,
         variant,
-        f"{name}.cu",
+        facts.pop("source", f"{name}.cu"),
         facts.pop("symbol", name),
         specialisation({"OFFSET": offset_type(work.bits), "THREADS": work.threads, **defines}),
         grid_of(operation, work.items, work.per_block, work.rows),

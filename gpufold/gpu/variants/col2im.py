@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from math import gcd, prod
 
 from gpufold.calls import Unsupported
@@ -49,7 +48,7 @@ def _planes(problem: Problem, places: int, compiled: int) -> tuple[int, ...]:
 
 
 # ---------------------------------------------------------------------------------------------
-# gather, gather_parts
+# gather, gather_parts, gather_pixels
 
 GATHER_MAX_STRIDE, GATHER_MAX_KERNEL = 16, 32
 """A gathering thread keeps a cell's sums and the offsets of a row's taps in registers."""
@@ -76,7 +75,7 @@ def gather(problem: Problem) -> tuple[Plan, ...]:
         )
     few = len(outer) > 1 and view.element.itemsize > 2
     planes = _planes_at_most(view.element, max(row.kernel, row.stride), MAX_PLANES // 2 if few else MAX_PLANES)
-    return _gather(problem, row.stride, planes)
+    return _gather(problem, "cells", row.stride, planes)
 
 
 def gather_parts(problem: Problem) -> tuple[Plan, ...]:
@@ -90,71 +89,17 @@ def gather_parts(problem: Problem) -> tuple[Plan, ...]:
     planes, weighed = MAX_PLANES // 2, problem.fusion.window != "none"
     while planes > 1 and (planes + weighed) * part * of_pixel > PART_LOADED:
         planes //= 2
-    return _gather(problem, part, planes, cells_of(view))
+    return _gather(problem, "parts", part, planes)
 
 
-def _word(problem: Problem) -> int:
-    """Return the pixels of the widest word that divides a stride."""
-    row, itemsize = view_of(problem).axes[-1], problem.element.itemsize
-    return gcd(row.stride * itemsize, WIDEST_WORD) // itemsize
+def gather_pixels(problem: Problem) -> tuple[Plan, ...]:
+    """Plan kernels/col2im_gather.cu for pixels, or words of them, which serves everything."""
+    part, most = _pixels_with_words_of_taps(problem), MAX_PLANES if problem.element.itemsize == 2 else MAX_PLANES // 2
+    return _gather(problem, "pixels", part, _planes_at_most(problem.element, part, most))
 
 
-def _gather(problem: Problem, part: int, at_most: int, cells: Size | None = None) -> tuple[Plan, ...]:
-    """Plan for threads that own so many neighbouring pixels: parts of the `cells` of a plane, else cells of rows."""
-    view, word = view_of(problem), _word(problem)
-    *outer, row = view.axes
-    itemsize, in_front = view.element.itemsize, row.pad_begin % row.stride
-    steps = (*view.pixel_strides[:-1], view.image_channel, view.image_batch, row.size, row.pad_begin if cells else 0)
-    words = word > 1 and view.pixel_strides[-1] == 1 and not any(step % word for step in steps)
-    words = words and problem.output.alignment % (word * itemsize) == 0
-    if cells:
-        extents: Size = (*(min(axis.stride, axis.size) for axis in outer), -(-row.stride // part))
-        past_row = (row.stride + part) * (1 + abs(view.tap_strides[-1]) + abs(view.pixel_strides[-1]))
-        is_staged, in_runs = True, False
-    else:
-        extents, past_row = (*(axis.size for axis in outer), -(-row.size // row.stride)), 0
-        whole = row.size % row.stride == 0
-        words = words and whole
-        is_staged = part > (word if words else 2)
-        contiguous = view.pixel_strides == contiguous_strides(tuple(axis.size for axis in view.axes))
-        in_runs = contiguous and whole and prod(extents) >= WARP
-    places = prod(extents) * prod(cells or ())
-
-    def plan(planes: int) -> Plan:
-        groups = -(-view.channels // planes)
-        items = view.batch * groups * places
-        bits = offset_bits(OPERATION, largest_offset(view) + past_row, items + THREADS)
-        tile_bytes = THREADS // WARP * -(-planes * (WARP + 1) * part * itemsize // 16) * 16 + THREADS * RUN_BYTES
-        made = sum_plan(
-            problem,
-            "gather",
-            Work(items, THREADS, THREADS, extents, groups, bits, tile_bytes if is_staged else 0),
-            f"each thread adds up the taps of {_counted(part, 'neighbouring pixel')} of {_counted(planes, 'plane')}, "
-            f"stored {f'in words of {word * itemsize} bytes' if words else 'one by one'}",
-            {
-                "in_runs": int32(int(in_runs)),
-                "in_front": offset(in_front if cells else 0),
-                "first_block": offset(row.pad_begin // row.stride),
-                "by_cells": divisor(cells or (1,) * len(view.axes)),
-            },
-            CELLS="false" if cells else "true",
-            PHASE=0 if cells else in_front,
-            PART=part,
-            WORD=word,
-            PLANES=at_most,
-            symbol="col2im_gather" + "_words" * words + "_planes" * (planes > 1),
-        )
-        return replace(made, variant="gather_parts" if cells else "gather")
-
-    return plans_of(plan, _planes(problem, places, at_most))
-
-
-# ---------------------------------------------------------------------------------------------
-# gather_pixels
-
-
-def _pixels_per_word(problem: Problem) -> tuple[int, bool]:
-    """Return the pixels that get a word of taps, by what is compiled in, and whether the arrays have such words."""
+def _pixels_with_words_of_taps(problem: Problem) -> int:
+    """Return the pixels that get a word of taps where the arrays have such words, else 1."""
     view = view_of(problem)
     row, itemsizes = view.axes[-1], (problem.call.source_element.itemsize, view.element.itemsize)
     word = gcd(WIDEST_WORD // max(itemsizes), row.kernel, row.stride) if row.dilation == 1 else 1
@@ -164,34 +109,71 @@ def _pixels_per_word(problem: Problem) -> tuple[int, bool]:
     follow = view.tap_strides[-1] == view.pixel_strides[-1] == 1
     alignments = problem.input.alignment, problem.output.alignment
     aligned = not any(at % (word * size) for at, size in zip(alignments, itemsizes, strict=True))
-    return word, word > 1 and whole and follow and aligned
+    return word if whole and follow and aligned else 1
 
 
-def gather_pixels(problem: Problem) -> tuple[Plan, ...]:
-    """Plan for kernels/col2im_gather_pixels.cu, which serves everything."""
+def _word(problem: Problem) -> int:
+    """Return the pixels of the widest word that divides a stride."""
+    row, itemsize = view_of(problem).axes[-1], problem.element.itemsize
+    return gcd(row.stride * itemsize, WIDEST_WORD) // itemsize
+
+
+def _stores_words(problem: Problem, word: int, pad: int) -> bool:
+    """Whether the image has words of so many pixels, the first of a row behind so much padding."""
+    view, row = view_of(problem), view_of(problem).axes[-1]
+    steps = (*view.pixel_strides[:-1], view.image_channel, view.image_batch, row.size, pad)
+    aligned = problem.output.alignment % (word * view.element.itemsize) == 0
+    return word > 1 and view.pixel_strides[-1] == 1 and aligned and not any(step % word for step in steps)
+
+
+def _gather(problem: Problem, numbering: str, part: int, at_most: int) -> tuple[Plan, ...]:
+    """Plan for threads that own so many neighbouring pixels and are numbered by these, by cells or by their parts."""
     view = view_of(problem)
-    *outer, row = (axis.size for axis in view.axes)
-    word, words = _pixels_per_word(problem)
-    most = MAX_PLANES if view.element.itemsize == 2 else MAX_PLANES // 2
-    at_most, words_at_most = (_planes_at_most(view.element, cell, most) for cell in (1, word))
-    extents = (*outer, row // word if words else row)
+    *outer, row = view.axes
+    variant = {"cells": "gather", "parts": "gather_parts", "pixels": "gather_pixels"}[numbering]
+    itemsize, sizes, cells = view.element.itemsize, tuple(axis.size for axis in outer), (1,) * len(view.axes)
+    in_front, past_row = row.pad_begin % row.stride, 0
+    word, whole = part if numbering == "pixels" else _word(problem), row.size % row.stride == 0
+    if numbering == "pixels":
+        extents: Size = (*sizes, row.size // part)
+        words = word > 1
+    elif numbering == "cells":
+        extents = (*sizes, -(-row.size // row.stride))
+        words = whole and _stores_words(problem, word, 0)
+    else:
+        extents, cells = (*(min(axis.stride, axis.size) for axis in outer), -(-row.stride // part)), cells_of(view)
+        words = _stores_words(problem, word, row.pad_begin)
+        past_row = (row.stride + part) * (1 + abs(view.tap_strides[-1]) + abs(view.pixel_strides[-1]))
+    places = prod(extents) * prod(cells)
+    is_staged = numbering == "parts" or (numbering == "cells" and part > (word if words else 2))
+    in_runs = whole and prod(extents) >= WARP and view.pixel_strides == contiguous_strides((*sizes, row.size))
 
     def plan(planes: int) -> Plan:
         groups = -(-view.channels // planes)
-        items = view.batch * groups * prod(extents)
-        bits = offset_bits(OPERATION, largest_offset(view), items + THREADS)
+        items = view.batch * groups * places
+        bits = offset_bits(OPERATION, largest_offset(view) + past_row, items + THREADS)
+        tile_bytes = THREADS // WARP * -(-planes * (WARP + 1) * part * itemsize // 16) * 16 + THREADS * RUN_BYTES
         return sum_plan(
             problem,
-            "gather_pixels",
-            Work(items, THREADS, THREADS, extents, groups, bits),
-            f"each thread adds up the taps of {_counted(word if words else 1, 'pixel')} of {_counted(planes, 'plane')}",
-            PLANES=at_most,
+            variant,
+            Work(items, THREADS, THREADS, extents, groups, bits, tile_bytes if is_staged else 0),
+            f"each thread adds up the taps of {_counted(part, 'neighbouring pixel')} of {_counted(planes, 'plane')}, "
+            f"stored {f'in words of {word * itemsize} bytes' if words else 'one by one'}",
+            {
+                "in_runs": int32(int(in_runs)),
+                "in_front": offset(in_front),
+                "first_block": offset(row.pad_begin // row.stride),
+                "by_cells": divisor(cells),
+            },
+            ("col2im_gather.cu", "col2im_gather" + "_words" * words + "_planes" * (planes > 1)),
+            NUMBERING=numbering,
+            PHASE=in_front if numbering == "cells" else 0,
+            PART=part,
             WORD=word,
-            WORD_PLANES=words_at_most,
-            symbol="col2im_gather_pixels" + "_words" * words + "_planes" * (planes > 1),
+            PLANES=at_most,
         )
 
-    return plans_of(plan, _planes(problem, prod(extents), words_at_most if words else at_most))
+    return plans_of(plan, _planes(problem, places, at_most))
 
 
 # ---------------------------------------------------------------------------------------------

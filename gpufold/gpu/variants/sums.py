@@ -62,11 +62,15 @@ def sum_plan(
     work: Work,
     reason: str,
     members: Mapping[str, Field] | None = None,
-    symbol: str = "",
+    kernel: tuple[str, str] | None = None,
     **defines: Any,
 ) -> Plan:
-    """Fill in what all variants have in common; `members` follow kernels/col2im.cuh's Parameters in a kernel's own."""
+    """Fill in what all variants have in common; `members` follow kernels/col2im.cuh's Parameters in a kernel's own.
+
+    `kernel` names a file and its function, where they have other names than the variant.
+    """
     view, scatters = view_of(problem), variant == "atomic"
+    source, symbol = kernel or (f"{OPERATION}_{variant}.cu", f"{OPERATION}_{variant}")
     axes = view.axes
     if not scatters and MAX_UNROLLED * max(map(taps_per_pixel, axes)) > INT32_MAX:
         raise Unsupported(
@@ -111,7 +115,8 @@ def sum_plan(
         reason,
         compiled,
         {"shared": shared, **(members or {})},
-        symbol=symbol or f"{OPERATION}_{variant}",
+        source=source,
+        symbol=symbol,
         bytes_moved=sliding_bytes(problem),
         takes_window=True,
         scatters=scatters,
