@@ -974,6 +974,10 @@ def cupy():
         memGetInfo=lambda: (TOTAL_BYTES - _default_pool.used_bytes(), TOTAL_BYTES),
         streamCaptureModeGlobal=GLOBAL,
         streamCaptureModeRelaxed=RELAXED,
+        cudaDevAttrL2CacheSize=38,
+        cudaDevAttrMaxSharedMemoryPerMultiprocessor=81,
+        cudaDevAttrMemoryPoolsSupported=115,
+        memcpyDeviceToDevice=3,
     )
     classes = (Device, Stream, Event, Graph, MemoryHook, MemoryPool, MemoryPointer, UnownedMemory)
     cuda = SimpleNamespace(

@@ -25,15 +25,6 @@ MAX_ALIGNMENT = 256
 NO_WINDOW = np.zeros(1, "V8")
 """The kernels' struct of pointers to weights where there are none: a null."""
 
-L2_CACHE_SIZE, SHARED_MEMORY = 38, 81
-"""The runtime's numbers for these attributes of a device; shared memory is that of a multiprocessor."""
-
-MEMORY_POOLS = 115
-"""The runtime's number for whether memory can be allocated in the order of a stream, as a graph does."""
-
-DEVICE_TO_DEVICE = 3
-"""The runtime's number for a copy within a device."""
-
 CAPTURE_ERRORS = range(900, 909)
 """The statuses of CUDA for what cannot be done while a stream captures."""
 
@@ -174,7 +165,8 @@ def _copied(address: int, layout: Layout, stream: int, allocate: Allocate) -> tu
     free, held = allocate(end - begin + MAX_ALIGNMENT)
     first = address + begin
     free += (first - free) % MAX_ALIGNMENT
-    cupy.cuda.runtime.memcpyAsync(free, first, end - begin, DEVICE_TO_DEVICE, stream)
+    runtime = cupy.cuda.runtime
+    runtime.memcpyAsync(free, first, end - begin, runtime.memcpyDeviceToDevice, stream)
     return free - begin, held
 
 
@@ -212,14 +204,15 @@ def current() -> int:
 @cache
 def device(number: int) -> Device:
     """Ask the driver for the facts that plans depend on."""
-    properties = cupy.cuda.runtime.getDeviceProperties(number)
+    runtime = cupy.cuda.runtime
+    properties = runtime.getDeviceProperties(number)
     return Device(
         properties["name"].decode(),
         (properties["major"], properties["minor"]),
         properties["multiProcessorCount"],
         properties["maxThreadsPerMultiProcessor"],
-        cupy.cuda.runtime.deviceGetAttribute(SHARED_MEMORY, number),
-        cupy.cuda.runtime.deviceGetAttribute(L2_CACHE_SIZE, number),
+        runtime.deviceGetAttribute(runtime.cudaDevAttrMaxSharedMemoryPerMultiprocessor, number),
+        runtime.deviceGetAttribute(runtime.cudaDevAttrL2CacheSize, number),
     )
 
 
@@ -286,8 +279,8 @@ def _scratch(size: int) -> tuple[int, Any]:
     if not cupy.cuda.get_current_stream().is_capturing():
         memory = cupy.cuda.alloc(size)
         return memory.ptr, memory
-    number = cupy.cuda.runtime.getDevice()
-    if not cupy.cuda.runtime.deviceGetAttribute(MEMORY_POOLS, number):
+    runtime, number = cupy.cuda.runtime, cupy.cuda.runtime.getDevice()
+    if not runtime.deviceGetAttribute(runtime.cudaDevAttrMemoryPoolsSupported, number):
         raise Unsupported(
             f"a CUDA graph has to allocate {size:,} bytes of scratch memory for this kernel, and device {number} has "
             f"no memory pools for that; the capture goes on: pass a variant without scratch memory, such as 'gather'"

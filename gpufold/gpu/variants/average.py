@@ -8,8 +8,8 @@ from operator import mul
 from gpufold.geometry import AverageGeometry, merged_axes
 from gpufold.gpu.parameters import divisor, offset, offset_bits
 from gpufold.gpu.plan import Plan, Problem, Variant, Work, planned
+from gpufold.gpu.variants.moves import MOVING_THREADS
 
-THREADS = 256
 THREAD_BYTES = 32
 MAX_ELEMENTS = 4
 """Guess: what a thread has in flight, at most."""
@@ -25,11 +25,11 @@ def direct(problem: Problem) -> Plan:
     items, weights = prod(extents), prod(geometry.block_shape)
     elements = min(MAX_ELEMENTS, THREAD_BYTES // element.itemsize)
     reach = [sum(map(mul, extents, map(abs, steps))) for steps in (sources, targets)]
-    bits = offset_bits("average", items + THREADS * elements, *reach)
+    bits = offset_bits("average", items + MOVING_THREADS * elements, *reach)
     return planned(
         "average",
         "direct",
-        Work(items, THREADS * elements, THREADS, extents, 1, bits),
+        Work(items, MOVING_THREADS * elements, MOVING_THREADS, extents, 1, bits),
         "each thread divides a few elements, neighbouring threads neighbouring ones",
         {
             "SCALAR": element.scalar,

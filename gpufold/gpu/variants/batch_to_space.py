@@ -13,6 +13,7 @@ from gpufold.gpu.plan import Plan, Problem, Variant, Work, planes_per_thread, pl
 from gpufold.gpu.variants.moves import (
     LINE_BYTES,
     MOVING_THREADS,
+    PACKED_REGISTERS,
     PLANES_PER_THREAD,
     WARP,
     WIDEST_WORD,
@@ -26,10 +27,9 @@ from gpufold.gpu.variants.moves import (
 )
 
 PIECE_BYTES = 128
-SPACE_REGISTERS = 128
 SPACE_OTHERS = 28
-"""Of a piece of the packed kernel, where a block is no more; what its words take at most as they are loaded, and what a
-thread needs besides them and one for each address: guesses."""
+"""Of a piece of the packed kernel, where a block is no more; and the registers that a thread needs besides its words
+and one for each address: guesses."""
 
 SPACE_WORDS = 48
 """Of 4 bytes, that a piece has at most where any way to share rows out has so few: the compiler may spill more."""
@@ -176,7 +176,7 @@ def _pieces(problem: Problem, moves: Moves) -> Iterator[_Pieces]:
             if in_words and loaded < of_word and blocks % of_word == 0:
                 choices.append(replace(pieces, loaded=of_word, anywhere=True))
             if pixels % of_word == 0 and (rest == 0 or rest >= of_word):
-                yield from (pieces for pieces in choices if pieces.registers <= SPACE_REGISTERS)
+                yield from (pieces for pieces in choices if pieces.registers <= PACKED_REGISTERS)
 
 
 def packed(problem: Problem) -> tuple[Plan, ...]:
@@ -197,7 +197,7 @@ def packed(problem: Problem) -> tuple[Plan, ...]:
     if not choices:
         raise Unsupported(
             f"{operation}: packed keeps blocks of the last axis, or up to {SPACE_PARTS} equal parts of one, in "
-            f"{SPACE_REGISTERS} registers and as words of 4 bytes, not blocks of {last.kernel} elements of {itemsize} "
+            f"{PACKED_REGISTERS} registers and as words of 4 bytes, not blocks of {last.kernel} elements of {itemsize} "
             f"bytes in rows of {last.size}"
         )
     return tuple([_packed(problem, last, each) for each in choices[:SPACE_CHOICES]])

@@ -10,25 +10,26 @@ from gpufold.geometry import Size
 from gpufold.gpu.parameters import contiguous_strides, divisor, int32, offset, offset_bits
 from gpufold.gpu.plan import Plan, Problem, Variant, Work, check_atomics, planes_per_thread
 from gpufold.gpu.variants.columns import cells_of, taps_per_pixel, view_of
-from gpufold.gpu.variants.moves import MOVING_THREADS, WARP, WIDEST_WORD
+from gpufold.gpu.variants.moves import MOVING_THREADS, PLANES_PER_THREAD, WARP, WIDEST_WORD
 from gpufold.gpu.variants.sums import OPERATION, largest_offset, plans_of, sum_plan
 from gpufold.gpu.variants.whole_blocks import gather_blocks
 
 THREADS = 128
 """Of a thread block: a multiprocessor has registers for five to seven such blocks, where two or three of twice as many
 fit."""
-MAX_PLANES, PLANE_REGISTERS = 8, 32
-"""Planes that share a thread's index arithmetic, at most, and the registers for what it keeps of them, or of one: its
-sums, and what it loads together. Of more, some would be spilled."""
+PLANE_REGISTERS = 32
+"""For what a thread keeps of its planes, or of one: its sums, and what it loads together. Of more, some would be
+spilled."""
 
 
 def _counted(count: int, noun: str) -> str:
     return f"{count} {noun}" + "s" * (count > 1)
 
 
-def _planes_at_most(element: ElementType, kept: int, most: int = MAX_PLANES) -> int:
+def _planes_at_most(element: ElementType, kept: int, few: bool) -> int:
     """Return the planes that one thread has registers for, which is compiled in; it keeps so many elements of each."""
     words = max(1, element.itemsize // 4) if element.itemsize > 1 else 2  # a byte is held widened, too
+    most = PLANES_PER_THREAD // 2 if few else PLANES_PER_THREAD
     while most > 1 and most * words * kept > PLANE_REGISTERS:
         most //= 2
     return most
@@ -74,7 +75,7 @@ def gather(problem: Problem) -> tuple[Plan, ...]:
             f"but kernel_size is {row.kernel} there"
         )
     few = len(outer) > 1 and view.element.itemsize > 2
-    planes = _planes_at_most(view.element, max(row.kernel, row.stride), MAX_PLANES // 2 if few else MAX_PLANES)
+    planes = _planes_at_most(view.element, max(row.kernel, row.stride), few)
     return _gather(problem, "cells", row.stride, planes)
 
 
@@ -86,7 +87,7 @@ def gather_parts(problem: Problem) -> tuple[Plan, ...]:
     of_pixel = taps_per_pixel(row) * max(1, itemsize // 4)
     while part > _word(problem) and (part * of_pixel > PLANE_REGISTERS or part >= 2 * row.stride):
         part //= 2
-    planes, weighed = MAX_PLANES // 2, problem.fusion.window != "none"
+    planes, weighed = PLANES_PER_THREAD // 2, problem.fusion.window != "none"
     while planes > 1 and (planes + weighed) * part * of_pixel > PART_LOADED:
         planes //= 2
     return _gather(problem, "parts", part, planes)
@@ -94,8 +95,8 @@ def gather_parts(problem: Problem) -> tuple[Plan, ...]:
 
 def gather_pixels(problem: Problem) -> tuple[Plan, ...]:
     """Plan kernels/col2im_gather.cu for pixels, or words of them, which serves everything."""
-    part, most = _pixels_with_words_of_taps(problem), MAX_PLANES if problem.element.itemsize == 2 else MAX_PLANES // 2
-    return _gather(problem, "pixels", part, _planes_at_most(problem.element, part, most))
+    part = _pixels_with_words_of_taps(problem)
+    return _gather(problem, "pixels", part, _planes_at_most(problem.element, part, problem.element.itemsize != 2))
 
 
 def _pixels_with_words_of_taps(problem: Problem) -> int:

@@ -23,6 +23,7 @@ from gpufold.gpu.variants.columns import ColumnsView, fusion_defines, sliding_by
 from gpufold.gpu.variants.moves import (
     LINE_BYTES,
     MOVING_THREADS,
+    PACKED_REGISTERS,
     WARP,
     WIDEST_WORD,
     MovedAxis,
@@ -44,8 +45,8 @@ WORDS_OF_PARTS = 4
 """Elements of a word at most where rows are not whole words: a line of pixels is loaded one by one then."""
 PACKED_MAX_BYTES = 96
 """Of a thread's blocks, up to which it has more of them to share its index arithmetic: a guess."""
-PACKED_REGISTERS, PACKED_OTHERS = 128, 24
-"""That the pixels under a thread's blocks take at most, and what it needs besides: a guess."""
+PACKED_OTHERS = 24
+"""Registers that a thread needs besides the pixels under its blocks: a guess."""
 
 
 def columns_of(problem: Problem) -> ColumnsView:

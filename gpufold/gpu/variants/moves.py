@@ -22,6 +22,9 @@ LINE_BYTES, SECTOR_BYTES = 128, 32
 WARP = 32
 """Threads of a warp."""
 
+PACKED_REGISTERS = 128
+"""Guess: what the words of a thread that puts elements together take at most as they are loaded."""
+
 LONG_RUN_BYTES = 512
 """Guess: stores in runs from this length on waste few of their sectors at the ends."""
 
