@@ -367,6 +367,9 @@ RACED = {
     "add in place": (lambda given: gpufold.torch.add_blocks_(torch.ones(9, 9), given, PLACES), (3, 2, 4)),
     "take": (lambda given: gpufold.torch.take_blocks(given, PLACES, (8, 4)), (3, 9, 9)),
     "space": (lambda given: gpufold.torch.batch_to_space(given, (1, 2, 2)), (8, 4, 6)),
+    "space to batch": (lambda given: gpufold.torch.space_to_batch(given, (1, 2, 2)), (2, 8, 12)),
+    "blocks to array": (lambda given: gpufold.torch.blocks_to_array(given, (2, 8, 9), (3, 4), (2, 1)), (2, 3, 6, 3, 4)),
+    "array to blocks": (lambda given: gpufold.torch.array_to_blocks(given, (3, 4), (2, 1)), (2, 8, 9)),
 }
 PLACES = torch.tensor([[0, 0], [2, 3], [-1, 7]])
 

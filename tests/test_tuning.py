@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import random
@@ -10,6 +11,7 @@ import sys
 import threading
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import ml_dtypes  # noqa: F401  NumPy knows bfloat16 then
 import numpy as np
@@ -106,6 +108,7 @@ def test_the_bits_are_numpys_before_during_and_after_a_race_whichever_wins(cupy,
     clock.draw = random.Random(seed)
     want = call.on(call.data.copy())
     assert_same_bits(answer(cupy, call), want, "before")
+    assert not clock.measured, "nothing is measured that nobody asked for"
     with gpufold.autotune():
         assert_same_bits(answer(cupy, call), want, "in the race")
         measured = clock.measured
@@ -156,6 +159,46 @@ def test_what_is_added_to_is_added_to_once_whichever_wins(cupy, monkeypatch, nam
         with gpufold.autotune():
             got = on_gpu(cupy, call).on(out, **given)
         assert_same_bits(cupy.asnumpy(got), want, name)
+
+
+@pytest.mark.parametrize("number", range(3))
+def test_an_image_that_is_accumulated_is_added_to_once_whichever_wins(cupy, monkeypatch, number):
+    def race(runs, clock):
+        for run in runs.values():
+            run()
+        raced[:] = runs
+        return {label: 1.0 if place == number else 2.0 for place, label in enumerate(runs)}
+
+    raced, before = [], values((2, 4, 16, 18), np.float32)
+    columns = values((2, 4 * 9, 16 * 18), np.float32, 1)
+    arguments = {"kernel_size": (3, 3), "pads_begin": 1, "pads_end": 1, "accumulate": True}
+    want = gpufold.col2im(columns, (16, 18), **arguments, out=before.copy())
+    monkeypatch.setattr(tuning, "race", race)
+    out = cupy.asarray(before)
+    with gpufold.autotune():
+        gpufold.col2im(cupy.asarray(columns), (16, 18), **arguments, out=out)
+    assert len(raced) > number
+    assert_same_bits(cupy.asnumpy(out), want)
+
+
+def test_a_call_that_was_made_before_takes_the_winner(cupy, monkeypatch):
+    """What is prepared is remembered, by what was known."""
+    from gpufold.gpu import launch
+
+    launched, run, data = [], launch.Kernel.launch, cupy.asarray(FOLD.data)
+    plans = tuple(registry.candidates(problem(FOLD, device(cupy))))
+    *_, last = tuning.labels(plans)
+    monkeypatch.setattr(launch.Kernel, "launch", lambda kernel, *given: launched.append(kernel) or run(kernel, *given))
+    monkeypatch.setattr(tuning, "race", lambda runs, clock: {label: 1.0 if label == last else 2.0 for label in runs})
+    FOLD.on(data)
+    with gpufold.autotune():
+        FOLD.on(data)
+    FOLD.on(data)
+    first, *later = (
+        plan for kernel in launched for plan in plans if launch.Kernel.of(plan).function is kernel.function
+    )
+    assert first is plans[0]
+    assert later == [plans[-1]] * 2
 
 
 def test_an_array_with_gaps_is_raced_on_a_copy_of_its_memory(cupy, clock):
@@ -260,6 +303,41 @@ def test_samples_are_taken_in_turns_and_the_first_does_not_count():
     assert seconds == {"a": 3, "b": 3}
 
 
+def test_a_launch_is_timed_between_events_when_the_cache_is_full_of_other_memory(cupy, monkeypatch):
+    from gpufold.gpu import launch
+
+    log = []
+
+    class Event:
+        def record(self, stream):
+            log.append("event")
+
+        def synchronize(self):
+            log.append("wait")
+
+    monkeypatch.setattr(launch.cupy.cuda, "Event", Event)
+    monkeypatch.setattr(launch.cupy.cuda, "get_elapsed_time", lambda before, after: 2.0)
+    monkeypatch.setattr(
+        launch.cupy.cuda.runtime, "memsetAsync", lambda place, value, size, on: log.append((place, size))
+    )
+    stream = SimpleNamespace(ptr=0)
+    assert launch.clock(stream, 4096, H200.l2_bytes, lambda: log.append("launch")) == 2e-3
+    assert log == [(4096, H200.l2_bytes), "event", "launch", "event", "wait"]
+
+
+def test_progress_is_printed_where_there_is_a_terminal(cupy, clock, monkeypatch):
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    monkeypatch.setattr(sys, "stderr", terminal := Terminal())
+    raced(cupy, clock)
+    ((_, seconds),) = tuning.known(device(cupy)).items()
+    (line,) = terminal.getvalue().splitlines()
+    assert line.startswith("gpufold.autotune: col2im ")
+    assert all(label in line for label in seconds)
+
+
 def test_noise_changes_no_choice():
     plans = list(registry.candidates(problem(FOLD)))
     assert len(plans) > 1
@@ -281,9 +359,11 @@ def problem(call, device=H200):
 
 
 def raced(cupy, clock):
+    path = tuning.file_of(device(cupy))
     with gpufold.autotune():
         FOLD.on(cupy.asarray(FOLD.data))
-    return tuning.file_of(device(cupy))
+        assert path.is_file() or device(cupy) in tuning.unwritten, "each result is written at once"
+    return path
 
 
 def test_what_was_measured_is_known_to_later_processes(cupy, clock):
@@ -342,6 +422,23 @@ def test_a_folder_that_cannot_be_written_leaves_it_to_memory(cupy, clock, monkey
     assert tuning.known(device(cupy))
     why = gpufold.explain("col2im", cupy.asarray(FOLD.data), *FOLD.arguments, **FOLD.options)
     assert "kept in memory alone" in str(why)
+
+
+def test_a_file_that_can_only_be_read_is_used_and_kept(cupy, clock, monkeypatch):
+    path = raced(cupy, clock)
+    text, learned = path.read_text(), dict(tuning.known(device(cupy)))
+
+    def refuse(*_):
+        raise PermissionError("read-only")
+
+    monkeypatch.setattr(tuning.os, "open", refuse)
+    tuning.forget()
+    tuning.remember(problem(FOLD, device(cupy)), "next", {"gather": 1.0})
+    assert tuning.known(device(cupy)) == {**learned, "next": {"gather": 1.0}}
+    assert tuning.unwritten[device(cupy)] == "read-only"
+    tuning.forget()
+    assert tuning.known(device(cupy)) == learned
+    assert path.read_text() == text
 
 
 def test_files_of_the_package_are_known_and_the_users_count_more(cupy, monkeypatch, tmp_path):
