@@ -63,7 +63,7 @@ def smaller(full: Problem, plan: Plan, dtype: str, device: Device) -> tuple[Prob
     """
 
     def kernel(of: Plan) -> tuple[Any, ...]:
-        return of.symbol, of.defines, *((step.symbol, step.defines) for step in of.before)
+        return of.symbol, of.defines, *((step.symbol, step.defines) for step in of.prologue)
 
     def per_thread(of: Plan) -> float:
         return of.bytes_moved / (prod(of.grid) * prod(of.block))
@@ -124,7 +124,7 @@ def count(problem: Problem, variant: str, dtype: str, device: Device = H200) -> 
         return line
     shrunk, planned, scaled = found
     last = work_on(shrunk, planned, dtype, scaled)
-    done = (*last.before, last)
+    done = (*last.prologue, last)
     return replace(
         line,
         elements=max(prod(shrunk.input_shape), prod(shrunk.output_shape)),

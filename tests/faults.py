@@ -500,8 +500,8 @@ FAULTS = (
     Fault(
         "atomic additions where their order matters",
         "gpufold/gpu/registry.py",
-        "if plans[0].scatters and not problem.any_order:",
-        "if plans[0].scatters and False:",
+        "if plans[0].atomic_output and not problem.any_order:",
+        "if plans[0].atomic_output and False:",
         PLANNER_LAW + "what_is_compiled_in_lies_within_its_type",
     ),
     Fault(

@@ -54,7 +54,7 @@ def plans():
                 call = Call(operation, geometry, dtype, fusion, variant, source=source)
                 with suppress(Unsupported):
                     for plan in candidates(problem_of(call, *operands, device)):
-                        for step in (*plan.before, plan):
+                        for step in (*plan.prologue, plan):
                             found[step.symbol, step.defines] = step
 
     for number, case in enumerate((*CASES, *LARGER_CASES)):

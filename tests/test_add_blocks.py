@@ -691,7 +691,7 @@ def plan_of(shape, block, count, dtype="float32", deterministic=True, variant="a
 
 def test_lists_of_blocks_are_made_by_the_same_kernels_whatever_the_dtype():
     made = {
-        plan_of((64, 64), (3, 3), 100, dtype, variant="lists").before[0].defines for dtype in ("int8", "complex128")
+        plan_of((64, 64), (3, 3), 100, dtype, variant="lists").prologue[0].defines for dtype in ("int8", "complex128")
     }
     assert len(made) == 1
 

@@ -305,7 +305,7 @@ def counted(name, variant, dtype):
 def test_blocks_are_noted_in_two_waits():
     """One for the positions, one for the places of all notes; where nothing is crowded, the other kernels see that."""
     _, done = counted("add_blocks-charges-3x3", "lists", "float32")
-    note, *others = done.before
+    note, *others = done.prologue
     assert note.figures.path.waits <= 2
     assert note.counters.instructions <= 260 * note.counters.warps, "of two blocks"
     assert all(step.counters.instructions <= 25 * step.counters.warps for step in others)

@@ -331,14 +331,14 @@ def launches():
             with suppress(gpufold.Unsupported):
                 asked, *arrays = described("smoke", call.operation, call.data, call.arguments, options)
                 for plan in candidates(problem_of(asked, *arrays[:2], device, arrays[2])):
-                    crowded = bool(plan.before) and call.data.shape == PLACED[1].shape
+                    crowded = bool(plan.prologue) and call.data.shape == PLACED[1].shape
                     for symbol in symbols_of(plan):
                         found[symbol].setdefault((variant, crowded), (call, variant, device))
     return {name: tuple(calls.values()) for name, calls in found.items()}
 
 
 def symbols_of(plan):
-    return [step.symbol for step in (*plan.before, plan)]
+    return [step.symbol for step in (*plan.prologue, plan)]
 
 
 def test_the_smoke_runs_every_kernel_function():
@@ -1639,7 +1639,7 @@ def short_blocks(dtype):
 def sources_of(call, variant):
     with suppress(gpufold.Unsupported):
         plan = gpufold.explain(call.operation, call.data, *call.arguments, **call.options, variant=variant).plan
-        yield from (step.source for step in (*plan.before, plan))
+        yield from (step.source for step in (*plan.prologue, plan))
 
 
 def test_short_cases_run_every_kernel():

@@ -43,7 +43,7 @@ def sample_plan(symbol, input, output, parameters=b"", threads=256, blocks=None,
         grid=(blocks, 1, 1),
         block=(threads, 1, 1),
         parameters=parameters,
-        scatters=scatters,
+        atomic_output=scatters,
         bytes_moved=input.nbytes + output.nbytes,
         reason="",
     )

@@ -161,7 +161,7 @@ def test_every_line_of_inline_ptx_is_executed():
     for name in (*FURTHER, *FUNCTIONS):
         if left:
             with planned(name) as (_, plan):
-                for step in (*plan.before, plan):
+                for step in (*plan.prologue, plan):
                     left -= inline(step)
     assert not left, {text: ALL[text] for text in left}
 

@@ -103,7 +103,7 @@ def run(
     if plan.scratch_bytes:
         scratch = scratch_of(plan)
         known = np.arange(scratch.size) < plan.zeroed_bytes
-        for step in plan.before:
+        for step in plan.prologue:
             what = kernels / step.source, step.symbol, step.defines, step.grid, step.block
             launch(*what, (positions, scratch, step.parameters), mode=mode, seed=seed, known=known)
         pointers = (*pointers, scratch)
@@ -116,8 +116,8 @@ def run(
         (*pointers, plan.parameters),
         mode=mode,
         seed=seed,
-        writes_once=not plan.scatters,
-        skips=plan.skips,
+        writes_once=not plan.atomic_output,
+        skips=plan.partial_output,
         known=known,
     )
 

@@ -113,7 +113,7 @@ class Work:
 
     counters: Counters
     figures: cubin.Figures
-    before: tuple[Work, ...] = ()
+    prologue: tuple[Work, ...] = ()
     """That of the launches that fill scratch memory."""
 
 
@@ -698,9 +698,9 @@ def work(
     scratch = scratch_of(plan) if plan.scratch_bytes else None
     done = [
         _run(step, *arrays, scratch=scratch, architecture=architecture_of(device), kernels=kernels)
-        for step in (*plan.before, plan)
+        for step in (*plan.prologue, plan)
     ]
-    return replace(done[-1], before=tuple(done[:-1]))
+    return replace(done[-1], prologue=tuple(done[:-1]))
 
 
 def _run(
@@ -729,11 +729,11 @@ def _run(
     places, lists = (None if array is None else Placed(array) for array in (positions, scratch))
     constant = [placed for placed in (data, places, *weights) if placed is not None]
     written = [placed for placed in (result, lists) if placed is not None]
-    taken = (places, lists) if plan.fills_scratch else (data, result, places)
+    taken = (places, lists) if plan.is_prologue else (data, result, places)
     pointers = [placed.pointer.value or 0 for placed in taken if placed is not None]
-    if plan.takes_window and not plan.fills_scratch:
+    if plan.takes_window and not plan.is_prologue:
         pointers += [placed.pointer.value or 0 for placed in weights] or [0]
-    if lists is not None and not plan.fills_scratch:
+    if lists is not None and not plan.is_prologue:
         pointers.append(lists.pointer.value or 0)
     arguments = struct.pack(f"{len(pointers)}Q", *pointers) + plan.parameters
 

@@ -191,7 +191,7 @@ def compile_plan(plan: Plan) -> None:
 
     The other kernels of its file, which serve smaller and larger arrays, are compiled too.
     """
-    for step in (*plan.before, plan):
+    for step in (*plan.prologue, plan):
         for symbol in {step.symbol, *symbols(step.source)}:
             load(step.source, step.defines, symbol)
 
@@ -230,7 +230,7 @@ class Kernel:
     takes_window: bool
     scratch_bytes: int = 0
     zeroed_bytes: int = 0
-    before: tuple[Kernel, ...] = ()
+    prologue: tuple[Kernel, ...] = ()
     """What fills the scratch memory."""
     generation: int = 0
     """That of `tuning` which it was prepared in."""
@@ -250,7 +250,7 @@ class Kernel:
             plan.takes_window,
             plan.scratch_bytes,
             plan.zeroed_bytes,
-            tuple(map(cls.of, plan.before)),
+            tuple(map(cls.of, plan.prologue)),
         )
 
     def launch(self, arrays: Addresses, stream: Stream | None, allocate: Allocate) -> None:
@@ -268,7 +268,7 @@ class Kernel:
         if self.scratch_bytes:
             scratch, _held = allocate(self.scratch_bytes)
             cupy.cuda.runtime.memsetAsync(scratch, 0, self.zeroed_bytes, handle)
-            for step in self.before:
+            for step in self.prologue:
                 step.function(step.grid, step.block, (positions, scratch, step.parameters), 0, stream)
             pointers = (*pointers, scratch)
         self.function(self.grid, self.block, (*pointers, self.parameters), 0, stream)

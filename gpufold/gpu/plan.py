@@ -112,9 +112,9 @@ class Plan:
     """Whether a struct of pointers to a window's weights comes before the parameters: a null where there is none."""
     takes_weight_out: bool = False
     """Whether an array for sums of weights comes after the window."""
-    scatters: bool = False
+    atomic_output: bool = False
     """Whether the kernel adds to an element of the output as often as it likes, instead of writing it once."""
-    skips: bool = False
+    partial_output: bool = False
     """Whether it leaves elements of the output as they are, instead of writing each."""
     reads_output: bool = False
     """Whether what is in the output before the launch counts."""
@@ -124,9 +124,9 @@ class Plan:
     """Of memory that only this launch and those before it use."""
     zeroed_bytes: int = 0
     """At the begin of the scratch memory, which must be zero before the first of them."""
-    before: tuple[Plan, ...] = field(default=(), repr=False)
+    prologue: tuple[Plan, ...] = field(default=(), repr=False)
     """The launches that fill the scratch memory, in order."""
-    fills_scratch: bool = False
+    is_prologue: bool = False
     """Whether this is one of them."""
 
     def __post_init__(self) -> None:
@@ -154,11 +154,11 @@ class Plan:
     @property
     def zero_output(self) -> bool:
         """Whether the output must be zero before the kernel starts."""
-        return self.scatters and not self.reads_output
+        return self.atomic_output and not self.reads_output
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class LaunchShape:
     """What threads share out: items, numbered as (batch, group of channels, *extents)."""
 
     items: int
@@ -196,10 +196,10 @@ def specialisation(defines: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
     )
 
 
-def planned(
+def make_plan(
     operation: str,
     variant: str,
-    work: Work,
+    shape: LaunchShape,
     reason: str,
     defines: Mapping[str, Any],
     members: Mapping[str, Field],
@@ -215,12 +215,12 @@ def planned(
         variant,
         facts.pop("source", f"{name}.cu"),
         facts.pop("symbol", name),
-        specialisation({"OFFSET": offset_type(work.bits), "THREADS": work.threads, **defines}),
-        grid_of(operation, work.items, work.per_block, work.rows),
-        (work.threads, 1, 1),
-        pack(work.bits, **members),
+        specialisation({"OFFSET": offset_type(shape.bits), "THREADS": shape.threads, **defines}),
+        grid_of(operation, shape.items, shape.per_block, shape.rows),
+        (shape.threads, 1, 1),
+        pack(shape.bits, **members),
         reason=reason,
-        shared_bytes=work.shared_bytes,
+        shared_bytes=shape.shared_bytes,
         **facts,
     )
 

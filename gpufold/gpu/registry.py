@@ -55,7 +55,7 @@ def check_name(call: Call) -> None:
         raise ValueError(f"{call.operation}: variant must be auto or one of {', '.join(names)}, got {call.variant!r}")
 
 
-def planned(operation: str, variant: str, problem: Problem) -> tuple[Plan, ...]:
+def plans_by(operation: str, variant: str, problem: Problem) -> tuple[Plan, ...]:
     """Return the plans of a variant, the rule's first, or raise Unsupported."""
     plans = VARIANTS[operation][variant](problem)
     return plans if isinstance(plans, tuple) else (plans,)
@@ -70,7 +70,7 @@ def candidates(problem: Problem, refusals: dict[str, str] | None = None) -> Iter
     call, refused = problem.call, {} if refusals is None else refusals
     table, done = VARIANTS[call.operation], set[str]()
     if call.variant != "auto":
-        yield from planned(call.operation, call.variant, problem)
+        yield from plans_by(call.operation, call.variant, problem)
         return
     preferred = RULES[call.operation](problem) if call.operation in RULES else ()
     for name, why in chain(preferred, ((name, None) for name in table)):
@@ -78,11 +78,11 @@ def candidates(problem: Problem, refusals: dict[str, str] | None = None) -> Iter
             continue
         done.add(name)
         try:
-            plans = planned(call.operation, name, problem)
+            plans = plans_by(call.operation, name, problem)
         except Unsupported as unsupported:
             refused[name] = str(unsupported).removeprefix(f"{call.operation}: ")
             continue
-        if plans[0].scatters and not problem.any_order:
+        if plans[0].atomic_output and not problem.any_order:
             refused[name] = f"{name} adds in any order, where deterministic=True"
             continue
         if why is None and refused:

@@ -8,7 +8,7 @@ from math import prod
 
 from gpufold.geometry import Size
 from gpufold.gpu.parameters import divisor
-from gpufold.gpu.plan import POINTER_BYTES, Plan, Problem, Variant, Work, check_atomics
+from gpufold.gpu.plan import POINTER_BYTES, LaunchShape, Plan, Problem, Variant, check_atomics
 from gpufold.gpu.variants import tile_lists
 from gpufold.gpu.variants.moves import WARP
 from gpufold.gpu.variants.placed import CANDIDATES, COUNT_BYTES, THREADS, bits_of, placed_plan, placed_view, tiles_of
@@ -81,7 +81,7 @@ def _gather(problem: Problem, tiling: Tiling) -> Plan:
     return placed_plan(
         problem,
         "gather",
-        Work(items, 1, THREADS, tiling.along, groups, bits, list_bytes),
+        LaunchShape(items, 1, THREADS, tiling.along, groups, bits, list_bytes),
         "each thread block owns a tile of the image and adds the blocks that meet it, in their order",
         {},
         PLANES=tiling.planes,
@@ -101,7 +101,7 @@ def atomic(problem: Problem) -> Plan:
     return placed_plan(
         problem,
         "atomic",
-        Work(items, THREADS, THREADS, view.block, view.channels, bits),
+        LaunchShape(items, THREADS, THREADS, view.block, view.channels, bits),
         "each thread adds one element of the blocks to its pixel with an atomic operation",
         {"by_batch": divisor(view.batch)},
     )

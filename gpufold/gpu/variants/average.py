@@ -7,7 +7,7 @@ from operator import mul
 
 from gpufold.geometry import AverageGeometry, merged_axes
 from gpufold.gpu.parameters import divisor, offset, offset_bits
-from gpufold.gpu.plan import Plan, Problem, Variant, Work, planned
+from gpufold.gpu.plan import LaunchShape, Plan, Problem, Variant, make_plan
 from gpufold.gpu.variants.moves import MOVING_THREADS
 
 THREAD_BYTES = 32
@@ -26,10 +26,10 @@ def direct(problem: Problem) -> Plan:
     elements = min(MAX_ELEMENTS, THREAD_BYTES // element.itemsize)
     reach = [sum(map(mul, extents, map(abs, steps))) for steps in (sources, targets)]
     bits = offset_bits("average", items + MOVING_THREADS * elements, *reach)
-    return planned(
+    return make_plan(
         "average",
         "direct",
-        Work(items, MOVING_THREADS * elements, MOVING_THREADS, extents, 1, bits),
+        LaunchShape(items, MOVING_THREADS * elements, MOVING_THREADS, extents, 1, bits),
         "each thread divides a few elements, neighbouring threads neighbouring ones",
         {
             "SCALAR": element.scalar,

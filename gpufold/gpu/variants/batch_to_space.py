@@ -9,7 +9,7 @@ from typing import Any
 
 from gpufold.calls import Unsupported
 from gpufold.gpu.parameters import are_contiguous, divisor, offset, offset_bits, span, wide
-from gpufold.gpu.plan import Plan, Problem, Variant, Work, planes_per_thread, planned, resident_blocks
+from gpufold.gpu.plan import LaunchShape, Plan, Problem, Variant, make_plan, planes_per_thread, resident_blocks
 from gpufold.gpu.variants.moves import (
     LINE_BYTES,
     MOVING_THREADS,
@@ -83,10 +83,10 @@ def _plan(
         sum((axis.blocks + 1) * abs(axis.block_step) + axis.kernel * abs(axis.tap_step) for axis in axes),
         sum(axis.size * abs(axis.pixel_step) for axis in axes),
     )
-    return planned(
+    return make_plan(
         operation,
         variant,
-        Work(threads, in_block, in_block, places, groups, bits, shared_bytes),
+        LaunchShape(threads, in_block, in_block, places, groups, bits, shared_bytes),
         reason,
         {**word_types(moves.itemsize), "SPATIAL_RANK": len(axes), **defines},
         {

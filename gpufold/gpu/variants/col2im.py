@@ -8,7 +8,7 @@ from gpufold.calls import Unsupported
 from gpufold.elements import ElementType
 from gpufold.geometry import Size
 from gpufold.gpu.parameters import contiguous_strides, divisor, int32, offset, offset_bits
-from gpufold.gpu.plan import Plan, Problem, Variant, Work, check_atomics, planes_per_thread
+from gpufold.gpu.plan import LaunchShape, Plan, Problem, Variant, check_atomics, planes_per_thread
 from gpufold.gpu.variants.columns import cells_of, taps_per_pixel, view_of
 from gpufold.gpu.variants.moves import MOVING_THREADS, PLANES_PER_THREAD, WARP, WIDEST_WORD
 from gpufold.gpu.variants.sums import OPERATION, largest_offset, plans_of, sum_plan
@@ -157,7 +157,7 @@ def _gather(problem: Problem, numbering: str, part: int, at_most: int) -> tuple[
         return sum_plan(
             problem,
             variant,
-            Work(items, THREADS, THREADS, extents, groups, bits, tile_bytes if is_staged else 0),
+            LaunchShape(items, THREADS, THREADS, extents, groups, bits, tile_bytes if is_staged else 0),
             f"each thread adds up the taps of {_counted(part, 'neighbouring pixel')} of {_counted(planes, 'plane')}, "
             f"stored {f'in words of {word * itemsize} bytes' if words else 'one by one'}",
             {
@@ -195,7 +195,7 @@ def atomic(problem: Problem) -> Plan:
     return sum_plan(
         problem,
         "atomic",
-        Work(items, MOVING_THREADS, MOVING_THREADS, view.blocks, view.channels, bits),
+        LaunchShape(items, MOVING_THREADS, MOVING_THREADS, view.blocks, view.channels, bits),
         "each thread adds one element of the columns to its pixel with an atomic operation",
         {"by_tap": divisor(kernel)},
     )

@@ -17,7 +17,7 @@ from gpufold.gpu.parameters import (
     offset_bits,
     wide,
 )
-from gpufold.gpu.plan import MAX_SHARED_BYTES, Plan, Problem, Variant, Work, planned, resident_blocks
+from gpufold.gpu.plan import MAX_SHARED_BYTES, LaunchShape, Plan, Problem, Variant, make_plan, resident_blocks
 from gpufold.gpu.variants import unfold
 from gpufold.gpu.variants.columns import ColumnsView, fusion_defines, sliding_bytes, view_of
 from gpufold.gpu.variants.moves import (
@@ -238,10 +238,10 @@ def _taps(problem: Problem, defines: dict[str, int], blocks: int, symbol: str) -
             for axis, tap_step, block_step in zip(axes, view.tap_strides, view.block_strides, strict=True)
         ),
     )
-    return planned(
+    return make_plan(
         OPERATION,
         "taps",
-        Work(threads, MOVING_THREADS, MOVING_THREADS, kernel, 1, bits),
+        LaunchShape(threads, MOVING_THREADS, MOVING_THREADS, kernel, 1, bits),
         f"each thread takes {f'{word} taps' if word > 1 else 'one tap'} of "
         f"{f'{blocks} blocks' if blocks > 1 else 'one block'}, "
         "and its neighbours the taps beside " + ("them" if word > 1 else "it"),
@@ -341,10 +341,10 @@ def _packed(problem: Problem, count: int) -> Plan:
         *reach,
         sum(pixels * abs(step) for pixels, step in zip(reach, view.pixel_strides, strict=True)),
     )
-    return planned(
+    return make_plan(
         OPERATION,
         "packed",
-        Work(threads, WARP * tiles, WARP * tiles, places, 1, bits, tiles * tile),
+        LaunchShape(threads, WARP * tiles, WARP * tiles, places, 1, bits, tiles * tile),
         f"each thread packs {f'{count} neighbouring blocks' if count > 1 else 'one block'}, "
         "and its warp stores theirs as one run of words",
         {

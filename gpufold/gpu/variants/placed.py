@@ -10,7 +10,7 @@ from typing import Any
 from gpufold.elements import ElementType
 from gpufold.geometry import PositionsGeometry, Size, merged_axes
 from gpufold.gpu.parameters import Field, divisor, offset, offset_bits, struct, wide
-from gpufold.gpu.plan import Operand, Plan, Problem, Work, planned
+from gpufold.gpu.plan import LaunchShape, Operand, Plan, Problem, make_plan
 from gpufold.gpu.variants.moves import SECTOR_BYTES
 
 THREADS = 256
@@ -99,7 +99,7 @@ def bits_of(problem: Problem, items: int, tile: Size, *others: int) -> int:
 
 
 def placed_plan(
-    problem: Problem, variant: str, work: Work, reason: str, members: dict[str, Field], **defines: Any
+    problem: Problem, variant: str, shape: LaunchShape, reason: str, members: dict[str, Field], **defines: Any
 ) -> Plan:
     """Fill in what all variants have in common; `members` follow kernels/positions.cuh's Parameters in their own.
 
@@ -115,19 +115,19 @@ def placed_plan(
         image_channel=wide(view.image_channel),
         count=offset(view.count),
         channels=offset(view.channels),
-        items=offset(work.items),
+        items=offset(shape.items),
         size=offset(view.size),
         block=offset(view.block),
         tap_stride=offset(view.tap_strides),
         pixel_stride=offset(view.pixel_strides),
         weight_stride=offset(view.weight_strides),
-        by_extent=divisor(work.extents),
-        by_channels=divisor(work.channel_groups),
+        by_extent=divisor(shape.extents),
+        by_channels=divisor(shape.channel_groups),
     )
-    return planned(
+    return make_plan(
         operation,
         variant,
-        work,
+        shape,
         reason,
         {
             "SCALAR": problem.call.source_element.scalar,
@@ -146,8 +146,8 @@ def placed_plan(
         takes_positions=True,
         takes_window=True,
         takes_weight_out=problem.weight_out is not None,
-        scatters=variant == "atomic",
-        skips=not takes,
+        atomic_output=variant == "atomic",
+        partial_output=not takes,
         reads_output=not takes,
     )
 

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from gpufold.calls import Unsupported
 from gpufold.gpu.parameters import INT32_MAX, Field, divisor, offset, span, struct, wide
-from gpufold.gpu.plan import Plan, Problem, Work, planned
+from gpufold.gpu.plan import LaunchShape, Plan, Problem, make_plan
 from gpufold.gpu.variants.columns import (
     ColumnsView,
     block_step,
@@ -59,7 +59,7 @@ def plans_of(plan: Callable[[Way], Plan], ways: Iterable[Way]) -> tuple[Plan, ..
 def sum_plan(
     problem: Problem,
     variant: str,
-    work: Work,
+    shape: LaunchShape,
     reason: str,
     members: Mapping[str, Field] | None = None,
     kernel: tuple[str, str] | None = None,
@@ -87,7 +87,7 @@ def sum_plan(
         columns_channel=offset(view.columns_channel),
         image_channel=offset(view.image_channel),
         channels=offset(view.channels),
-        items=offset(work.items),
+        items=offset(shape.items),
         size=offset([axis.size for axis in axes]),
         blocks=offset(view.blocks),
         pad=offset([axis.pad_begin for axis in axes]),
@@ -95,8 +95,8 @@ def sum_plan(
         block_stride=offset(view.block_strides),
         tap_step_stride=offset(steps),
         pixel_stride=offset(view.pixel_strides),
-        by_extent=divisor(work.extents),
-        by_channels=divisor(work.channel_groups),
+        by_extent=divisor(shape.extents),
+        by_channels=divisor(shape.channel_groups),
     )
     compiled = {
         "SCALAR": problem.call.source_element.scalar,
@@ -108,10 +108,10 @@ def sum_plan(
         **fusion_defines(problem),
         **defines,
     }
-    return planned(
+    return make_plan(
         OPERATION,
         variant,
-        work,
+        shape,
         reason,
         compiled,
         {"shared": shared, **(members or {})},
@@ -119,6 +119,6 @@ def sum_plan(
         symbol=symbol,
         bytes_moved=sliding_bytes(problem),
         takes_window=True,
-        scatters=scatters,
+        atomic_output=scatters,
         reads_output=problem.fusion.accumulate,
     )

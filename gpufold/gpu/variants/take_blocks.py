@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import prod
 
 from gpufold.gpu.parameters import divisor
-from gpufold.gpu.plan import Plan, Problem, Variant, Work, resident_blocks
+from gpufold.gpu.plan import LaunchShape, Plan, Problem, Variant, resident_blocks
 from gpufold.gpu.variants.moves import word_types
 from gpufold.gpu.variants.placed import THREADS, bits_of, placed_plan, placed_view
 
@@ -56,7 +56,7 @@ def _direct(problem: Problem, axis: int, planes: int, elements: int) -> Plan:
     return placed_plan(
         problem,
         "direct",
-        Work(items, THREADS, THREADS, owned, groups, bits),
+        LaunchShape(items, THREADS, THREADS, owned, groups, bits),
         "each thread takes a few elements of a block, which neighbouring threads store side by side",
         {"by_batch": divisor(view.batch)},
         **moved,

@@ -8,7 +8,7 @@ from math import prod
 
 from gpufold.geometry import Size
 from gpufold.gpu.parameters import divisor, offset, offset_bits
-from gpufold.gpu.plan import MAX_SHARED_BYTES, POINTER_BYTES, Plan, Problem, Work, grid_of, specialisation
+from gpufold.gpu.plan import MAX_SHARED_BYTES, POINTER_BYTES, LaunchShape, Plan, Problem, grid_of, specialisation
 from gpufold.gpu.variants.moves import WARP
 from gpufold.gpu.variants.placed import THREADS, PlacedView, bits_of, placed_plan, placed_view, tiles_of
 
@@ -120,7 +120,7 @@ def _lists(problem: Problem, share: Share) -> Plan:
     plan = placed_plan(
         problem,
         "lists",
-        Work(items, warps, warps * WARP, bins.along, groups, bits, warps * of_warp),
+        LaunchShape(items, warps, warps * WARP, bins.along, groups, bits, warps * of_warp),
         "each warp owns a tile of the image, and adds the blocks that a list of them has for it, in their order",
         {
             "bins": offset(number),
@@ -157,8 +157,8 @@ def _lists(problem: Problem, share: Share) -> Plan:
             grid=grid,
             block=(THREADS, 1, 1),
             shared_bytes=shared_bytes,
-            fills_scratch=True,
+            is_prologue=True,
         )
         for symbol, grid, shared_bytes in steps
     )
-    return replace(plan, before=before)
+    return replace(plan, prologue=before)

@@ -8,7 +8,7 @@ from math import prod
 
 from gpufold.calls import Unsupported
 from gpufold.gpu.parameters import INT32_MAX, divisor, offset, offset_bits, wide
-from gpufold.gpu.plan import MAX_GRID_ROWS, Device, Plan, Work, planes_per_thread, planned
+from gpufold.gpu.plan import MAX_GRID_ROWS, Device, LaunchShape, Plan, make_plan, planes_per_thread
 from gpufold.gpu.variants.moves import (
     MOVING_THREADS,
     PLANES_PER_THREAD,
@@ -89,7 +89,7 @@ def plan(
         sum(axis.reach * abs(axis.pixel_step) for axis in axes),
         moves.taps * abs(moves.tap_step) + sum(axis.blocks * abs(axis.block_step) for axis in axes),
     )
-    work = Work(
+    shape = LaunchShape(
         threads,
         MOVING_THREADS,
         MOVING_THREADS,
@@ -98,10 +98,10 @@ def plan(
         bits,
         rows=-(-chunks // per_thread),
     )
-    return planned(
+    return make_plan(
         unfold.operation,
         variant,
-        work,
+        shape,
         reason,
         {
             **(unfold.element_types or word_types(moves.itemsize)),
@@ -119,7 +119,7 @@ def plan(
             "pixel_step": offset([axis.pixel_step for axis in axes]),
             "block_step": offset([axis.block_step for axis in axes]),
             "tap_step": offset(moves.tap_step),
-            "blocks": divisor(work.extents),
+            "blocks": divisor(shape.extents),
             "kernel": divisor([axis.kernel for axis in axes]),
             "plane_groups": divisor(groups),
             "planes": offset(moves.planes),

@@ -8,7 +8,7 @@ from math import gcd, prod
 from gpufold.calls import Unsupported
 from gpufold.geometry import Axis, Size
 from gpufold.gpu.parameters import are_contiguous, divisor, int32, offset, offset_bits
-from gpufold.gpu.plan import Plan, Problem, Work
+from gpufold.gpu.plan import LaunchShape, Plan, Problem
 from gpufold.gpu.variants.columns import block_step, view_of, weight_bytes
 from gpufold.gpu.variants.moves import LINE_BYTES, WARP, WIDEST_WORD
 from gpufold.gpu.variants.sums import OPERATION, largest_offset, plans_of, sum_plan
@@ -220,7 +220,7 @@ def gather_blocks(problem: Problem) -> tuple[Plan, ...]:
         return sum_plan(
             problem,
             "gather_blocks",
-            Work(items, 1, WARP, extents, view.channels, bits, _blocks_shared_bytes(problem, lanes)),
+            LaunchShape(items, 1, WARP, extents, view.channels, bits, _blocks_shared_bytes(problem, lanes)),
             f"each warp moves the sums of {' x '.join(map(str, box))} pixels along their blocks",
             {
                 "box": offset(box),
