@@ -27,13 +27,15 @@ MOST_THREADS = max(64, os.cpu_count() or 1)
 
 _c: Any = None
 """C's library: its locks, and how a thread rounds and flushes denormals, which helpers take over from their caller."""
+_usual = ctypes.create_string_buffer(256)  # C's fenv_t has 8 to 32 bytes
+"""How the thread that imports gpufold rounds."""
 _wait: Any = None
 """Its wait for a lock, which no signal ends; called as an `__exit__` is, with the interpreter lock released."""
 with suppress(OSError, AttributeError, TypeError):  # of a system whose C library has no such functions
     _wait = ctypes.CDLL(None).pthread_rwlock_wrlock
     _wait.argtypes, _wait.restype = (ctypes.c_void_p, *3 * (ctypes.py_object,)), None
+    ctypes.PyDLL(None).fegetenv(_usual)
     _c = ctypes.PyDLL(None)
-    _c.fegetenv(_usual := ctypes.create_string_buffer(256))  # C's fenv_t has 8 to 32 bytes
 
 _helpers: _Helpers
 _setting: Any
