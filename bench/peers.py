@@ -122,7 +122,7 @@ LOOPED_BLOCKS = 4096
 LOOPED_STEPS = 1 << 18
 """Steps of a loop in Python that are measured at most: seconds for each call otherwise."""
 
-COMPILED_STEPS = 25
+COMPILED_STEPS = 16
 """Steps of a loop that is compiled with each of its steps, at most."""
 
 LOOPED_TIMES = 16

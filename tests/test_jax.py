@@ -275,7 +275,7 @@ def differentiated(operation, given):
     return (lambda *arrays: operation(*arrays, *kept)), given[: operation.differentiable]
 
 
-@pytest.mark.parametrize("dtype", ["float64", "complex128"])
+@pytest.mark.parametrize("dtype", ["float64", pytest.param("complex128", marks=pytest.mark.all)])
 @every
 def test_gradients_tangents_and_theirs_are_those_of_differences(operation, dtype):
     function, given = differentiated(operation, traced(operation.arrays(dtype)))
@@ -381,6 +381,7 @@ def test_vmap_computes_each(operation, dtype):
         same_bits(jax.jit(jax.vmap(operation, axes, 0))(*traced(given)), want)
 
 
+@pytest.mark.some(3)
 @every
 def test_vmap_of_gradients_and_gradients_of_vmap(operation):
     arrays = traced(operation.arrays("float64", lead=(3,)))
