@@ -481,6 +481,15 @@ def test_a_donated_array_and_the_carry_of_a_scan_are_added_to_in_place(monkeypat
     assert len({result for _, result in seen}) == 1
 
 
+@pytest.mark.parametrize("context", [jax.disable_jit, jax.checking_leaks, lambda: jax.debug_nans(True)])
+def test_jaxs_ways_to_debug(context):
+    columns = jnp.ones((4, 9))
+    with context():
+        image = jax.jit(lambda columns: gpufold.jax.col2im(columns, (4, 4), (2, 2)))(columns)
+        gradient = jax.grad(lambda columns: gpufold.jax.col2im(columns, (4, 4), (2, 2)).sum())(columns)
+    assert float(image.sum()) == float(gradient.sum()) == 36
+
+
 def test_checkpoint_and_donation():
     columns = jnp.asarray(np.random.default_rng(0).standard_normal((4, 9)))
 
