@@ -212,7 +212,7 @@ def _calls(problem: Problem, module: Any, array: Callable[[tuple[int, ...], Any]
         fused["window"] = tuple(array(weights.shape, weights.dtype) for weights in problem.weights())
     if problem.kind == "placed":
         positions = array(problem.positions().shape, np.int64)
-        add = module.add_blocks if module is gpufold else module.add_blocks_
+        add = module.add_blocks_
         call = partial(add, result, data, positions, **fused)
         return [call, call] if module is gpufold else [call]
     places = [array(problem.positions().shape, np.int64)] if problem.kind == "taken" else []

@@ -195,7 +195,7 @@ class Problem:
             library = sys.modules[type(data).__module__.split(".")[0]]
             out = library.zeros(self.output_shape, data.dtype)
             positions = _positions_on_device(self, library.__name__)
-            return gpufold.add_blocks(out, data, positions, **self.fused(data), **options)
+            return gpufold.add_blocks_(out, data, positions, **self.fused(data), **options)
         if self.operation == "take_blocks":
             positions = _positions_on_device(self, type(data).__module__.split(".")[0])
             return gpufold.take_blocks(data, positions, **self.arguments, **self.fused(data), **options)

@@ -20,7 +20,7 @@ from gpufold.calls import Unsupported
 from gpufold.explanation import explain, warmup
 from gpufold.gpu.tuning import autotune
 from gpufold.operations import variants
-from gpufold.positions import add_blocks, average, grid_positions, take_blocks
+from gpufold.positions import add_blocks, add_blocks_, average, grid_positions, take_blocks
 from gpufold.sliding import col2im, im2col
 from gpufold.space import batch_to_space, space_to_batch
 from gpufold.stitching import Stitcher
@@ -32,6 +32,7 @@ __all__ = [
     "Stitcher",
     "Unsupported",
     "add_blocks",
+    "add_blocks_",
     "array_to_blocks",
     "autotune",
     "average",

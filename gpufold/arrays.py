@@ -125,8 +125,12 @@ def aligned(library: ModuleType, array: Any) -> Any:
         return array
     if library is np:
         return array.copy()
-    octets = library.ndarray((*array.shape, array.itemsize), np.uint8, array.data, (*array.strides, 1))
-    return octets.copy().view(array.dtype).reshape(array.shape)
+    return _octets(library, array).copy().view(array.dtype).reshape(array.shape)
+
+
+def _octets(library: ModuleType, array: Any) -> Any:
+    """Return the bytes of an array's elements, along an axis of their own."""
+    return library.ndarray((*array.shape, array.itemsize), np.uint8, array.data, (*array.strides, 1))
 
 
 def _is_aligned(library: ModuleType, array: Any) -> bool:
@@ -251,7 +255,7 @@ def misshapen_weights(call: Call, name: str, shape: Size, wanted: Size) -> Value
     )
 
 
-def as_positions(operation: str, library: ModuleType, positions: Any, array: Any, name: str = "out") -> Any:
+def as_positions(operation: str, library: ModuleType, positions: Any, array: Any, name: str = "array") -> Any:
     """Return positions as int64 that kernels can read beside an array; where they are on a GPU none is looked at.
 
     >>> as_positions("add_blocks", np, [(0, -3), (5, 2)], np.zeros((8, 8)))
@@ -348,9 +352,31 @@ def check_out(call: Call, library: ModuleType, out: Any, shape: Size, read: Name
     if out.dtype != dtype:
         raise TypeError(f"{operation}: out must have the result's dtype {dtype}, got {out.dtype}")
     check_writable(operation, library, "out", out, name, data)
-    if operation == "average" and _address(library, out) == _address(library, data) and out.strides == data.strides:
+    if operation == "average" and is_same(library, out, data):
         read = read[1:]  # every element is read where it is written, before that
     check_apart(operation, library, "out", out, read)
+
+
+def copy_of(library: ModuleType, array: Any) -> Any:
+    """Return a contiguous copy of an array, in native byte order, beside it."""
+    with device_of(library, array):
+        return library.array(aligned(library, array), native(array.dtype), order="C")
+
+
+def copy_into(library: ModuleType, out: Any, array: Any) -> None:
+    """Copy an array over another on its device; CuPy's functions read and write elements where these are aligned."""
+    with device_of(library, array):
+        if _is_aligned(library, out):
+            out[...] = aligned(library, array)
+        else:
+            _octets(library, out)[...] = _octets(library, kernel_ready(library, array, out.dtype))
+
+
+def is_same(library: ModuleType, first: Any, second: Any) -> bool:
+    """Return whether two arrays of one shape are the same elements in memory."""
+    return first is second or (
+        _address(library, first) == _address(library, second) and bool(first.strides == second.strides)
+    )
 
 
 def check_writable(operation: str, library: ModuleType, name: str, array: Any, like: str, data: Any) -> None:

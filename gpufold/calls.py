@@ -181,7 +181,7 @@ def array_to_blocks(
 
 
 def add_blocks(
-    out: Any,
+    array: Any,
     blocks: Any,
     positions: Any,
     window: Any = None,
@@ -192,28 +192,28 @@ def add_blocks(
 ) -> Call:
     """Describe a call of `gpufold.add_blocks`, whose positions are an array too."""
     sums = None if weight_out is None else (weight_out.shape, weight_out.dtype)
-    call = _addition((out.shape, out.dtype), (blocks.shape, blocks.dtype), positions.shape, kind_of(window), sums)
+    call = _addition((array.shape, array.dtype), (blocks.shape, blocks.dtype), positions.shape, kind_of(window), sums)
     return _chosen(call, variant, deterministic)
 
 
 @lru_cache(maxsize=256)
 def _addition(
-    out: tuple[Size, Any], blocks: tuple[Size, Any], positions: Size, window: str, weight_out: tuple[Size, Any] | None
+    array: tuple[Size, Any], blocks: tuple[Size, Any], positions: Size, window: str, weight_out: tuple[Size, Any] | None
 ) -> Call:
     """Describe a call of `gpufold.add_blocks` by the shapes and dtypes of its arrays."""
     shape, dtype = blocks
     check_dtype("add_blocks", "blocks", dtype)
     name, fusion = checked("add_blocks", "blocks", dtype, window, accumulate=True)
-    geometry = sizes.add_blocks_geometry(out[0], shape, positions)
+    geometry = sizes.add_blocks_geometry(array[0], shape, positions)
     call = Call("add_blocks", geometry, name, fusion)
-    if out[1] != dtype or not dtype.isnative:
-        call = summed_in(call, dtype_name(out[1]), "out must have the result's dtype")
+    if array[1] != dtype or not dtype.isnative:
+        call = summed_in(call, dtype_name(array[1]), "array must have the result's dtype")
     if weight_out is None:
         return call
     check_weight_sums(call.dtype, name, dtype_name(weight_out[1]))
     if weight_out[0] != geometry.size:
         raise ValueError(
-            f"add_blocks: weight_out must have the shape {geometry.size} of out's axes with positions, "
+            f"add_blocks: weight_out must have the shape {geometry.size} of array's axes with positions, "
             f"got {weight_out[0]}"
         )
     return call._replace(fusion=fusion._replace(weight_out=True))

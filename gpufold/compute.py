@@ -22,12 +22,32 @@ def compute(
     out: Any = None,
     window: Any = None,
     positions: Any = None,
-    weight_out: Any = None,
 ) -> Any:
     """Compute a call on its first array, into `out` or a new array; positions, where there are any, are int64.
 
-    What weights are added to, where it is given, has the shape and dtype that the call says. Nothing is written before
-    everything is checked.
+    Nothing is written before everything is checked.
+    """
+    if out is None:
+        weights = prepare(call, library, data, None, window)
+        out = new_result(call, library, data, call.result_shape)
+    else:
+        weights = prepare(call, library, data, out, window, positions)
+    run(call, library, data, out, weights, positions)
+    return out
+
+
+def prepare(
+    call: Call,
+    library: ModuleType,
+    data: Any,
+    out: Any = None,
+    window: Any = None,
+    positions: Any = None,
+    weight_out: Any = None,
+) -> tuple[Any, ...] | None:
+    """Check what is left to check of a call and its arrays, and return the weights of its window.
+
+    What weights are added to, where it is given, has the shape and dtype that the call says.
     """
     operation = OPERATIONS[call.operation]
     if call.dtype not in ELEMENT_TYPES:
@@ -35,22 +55,19 @@ def compute(
     if call.variant != "auto":
         check_variant(call, library is np)
     weights = None if window is None else as_weights(call, library, window, data)
-    shape = call.result_shape
     if out is None:
-        out = new_result(call, library, data, shape)
-    else:
-        read = [(operation.data, data)]
-        if positions is not None:
-            read.append(("positions", positions))
-        if weights:
-            name = name_of_weights(call)
-            read += [(name, each) for each in weights]
-        check_out(call, library, out, shape, read)
-        if weight_out is not None:
-            check_writable(call.operation, library, "weight_out", weight_out, operation.data, data)
-            check_apart(call.operation, library, "weight_out", weight_out, [*read, ("out", out)])
-    run(call, library, data, out, weights, positions, weight_out)
-    return out
+        return weights
+    read = [(operation.data, data)]
+    if positions is not None:
+        read.append(("positions", positions))
+    if weights:
+        name = name_of_weights(call)
+        read += [(name, each) for each in weights]
+    check_out(call, library, out, call.result_shape, read)
+    if weight_out is not None:
+        check_writable(call.operation, library, "weight_out", weight_out, operation.data, data)
+        check_apart(call.operation, library, "weight_out", weight_out, [*read, ("array", out)])
+    return weights
 
 
 def _check_no_sums(call: Call, data: Any) -> None:

@@ -192,7 +192,8 @@ def _measure(operation: str, data: Any, arguments: tuple[Any, ...], options: dic
     """Call a function on arrays that are described, its kernels being measured."""
     import gpufold
 
-    function, names = getattr(gpufold, operation), OPERATIONS[operation].arrays
+    names = OPERATIONS[operation].arrays
+    function = gpufold.add_blocks_ if operation == "add_blocks" else getattr(gpufold, operation)
     given = signature(function).bind(data, *arguments, **options)
     if "positions" in names and type(given.arguments["positions"]) is tuple:
         raise ValueError(
@@ -235,7 +236,10 @@ def _described(
     asked: str, operation: str | Callable[..., Any], data: Any, arguments: tuple[Any, ...], options: dict[str, Any]
 ) -> tuple[Call, Operand, Operand, Operand | None]:
     """Check a call that is only described; return it with its input, output and sums of weights as kernels see them."""
-    name = word(asked, "operation", getattr(operation, "__name__", operation), tuple(OPERATIONS))
+    name = getattr(operation, "__name__", operation)
+    name = word(
+        asked, "operation", "add_blocks" if isinstance(name, str) and name == "add_blocks_" else name, tuple(OPERATIONS)
+    )
     row, first = OPERATIONS[name], _described_array(asked, "data", data)
     try:
         given = signature(row.describe).bind(first, *arguments, **options).arguments

@@ -9,9 +9,19 @@ import numpy as np
 import numpy.typing as npt
 
 from gpufold import calls
-from gpufold.arrays import Array, ArrayT, as_positions, check_library, library_of
+from gpufold.arrays import (
+    Array,
+    ArrayT,
+    as_positions,
+    check_apart,
+    check_library,
+    copy_into,
+    copy_of,
+    is_same,
+    library_of,
+)
 from gpufold.calls import Mode
-from gpufold.compute import compute
+from gpufold.compute import compute, prepare, run
 from gpufold.dispatch import dispatched
 from gpufold.geometry import LastBlock, Sizes, grid_of_blocks
 from gpufold.names import answers
@@ -19,16 +29,16 @@ from gpufold.names import answers
 
 @dispatched
 def add_blocks(
-    out: Array[ArrayT],
+    array: Array[ArrayT],
     blocks: Array[Any],
     positions: Any,
     window: Any = None,
     *,
-    weight_out: Array[Any] | None = None,
+    out: Array[ArrayT] | None = None,
     variant: str = "auto",
     deterministic: bool = True,
 ) -> ArrayT:
-    """Add blocks into an array, each at a position of its own: ptychography, irregular tiles, particles.
+    """Return an array with blocks added, each at a position of its own: ptychography, irregular tiles, particles.
 
     ``(*lead, *size), (P, *lead, *block_shape), (P, rank) -> (*lead, *size)``
 
@@ -40,30 +50,36 @@ def add_blocks(
            [1., 1., 2., 1., 1., 0.],
            [0., 0., 1., 1., 1., 0.]], dtype=float32)
 
-    Element ``t`` of block ``p`` is added to ``out[..., positions[p] + t]``; what falls outside is dropped, so that
+    Element ``t`` of block ``p`` is added to ``array[..., positions[p] + t]``; what falls outside is dropped, so that
     positions may be anything, negative ones too. Blocks are added one after another in their order: the result has the
     same bits on every run, on the CPU and the GPU, and positions on a GPU are never looked at by the CPU. Integers
     wrap, bool is a logical or, float16 and bfloat16 are summed in float32 and rounded once a call, or not at all where
-    `out` is float32: it may be wider than the blocks, which then count as if they were converted first.
+    `array` is float32: it may be wider than the blocks, which then count as if they were converted first.
 
     Parameters
     ----------
-    out : numpy.ndarray or cupy.ndarray
+    array : numpy.ndarray or cupy.ndarray
         Array of shape (*lead, *size) to add to, with any number of leading axes, of any layout in memory and of the
         dtypes of `col2im` but strings; it shares no memory with the other arrays.
     blocks : numpy.ndarray or cupy.ndarray
-        Blocks of shape (P, *lead, *block_shape), of any layout, and of `out`'s dtype or of a narrower one: float16 or
-        bfloat16 for float32, float32 for float64, complex64 for complex128.
+        Blocks of shape (P, *lead, *block_shape), of any layout, and of `array`'s dtype or of a narrower one: float16
+        or bfloat16 for float32, float32 for float64, complex64 for complex128.
     positions : numpy.ndarray, cupy.ndarray or sequence of sequences of int
-        Where in `out` each block's first element lies, of shape (P, rank), in elements along the last `rank` axes of
-        `out`, those with positions; integers.
+        Where in `array` each block's first element lies, of shape (P, rank), in elements along the last `rank` axes of
+        `array`, those with positions; integers.
     window : numpy.ndarray, cupy.ndarray or sequence of them, optional
+<<<<<<< HEAD
         Real weights of a block's elements, as in `col2im` of `out`'s dtype, multiplied in as the blocks are added.
     weight_out : numpy.ndarray or cupy.ndarray, optional
         Array of shape (*size) to which the window, or one, is added at the same positions in the same pass, for
         `average`: of the dtype that a window has for `out`, float32 or, for float64 and complex128, float64. It shares
         no memory with the other arrays. Nothing is added where `out` or `blocks` has no element. A weight other than
         zero then counts as 2**-96 at least (2**-960 in double precision), so that underflow uncovers no element.
+=======
+        Real weights of a block's elements, as in `col2im` of `array`'s dtype, multiplied in as the blocks are added.
+    out : numpy.ndarray or cupy.ndarray, optional
+        Array for the result, of its shape and dtype: `array` itself, or one that shares no memory with the others.
+>>>>>>> 5dd03de (Return new sums from add_blocks, and add in place by add_blocks_)
     variant : str
         A GPU kernel by name, see `gpufold.variants`; "auto" chooses one.
     deterministic : bool
@@ -72,7 +88,7 @@ def add_blocks(
     Returns
     -------
     numpy.ndarray or cupy.ndarray
-        `out`.
+        The sums, of the library, device and dtype of `array`.
 
     Raises
     ------
@@ -83,21 +99,86 @@ def add_blocks(
     gpufold.Unsupported
         `variant` names a kernel that cannot serve the call; it is a ValueError.
 
+    See Also
+    --------
+    add_blocks_ : Adds to `array` itself, and the weights to another array in the same pass.
+
     Notes
     -----
     With ``positions[p] = p * strides`` it is `blocks_to_array` with ``accumulate=True``, in another order of
     additions.
     """
-    library = library_of("add_blocks", "out", out)
-    check_library("add_blocks", "blocks", blocks, library, "out")
-    places = as_positions("add_blocks", library, positions, out)
-    if weight_out is not None:
-        check_library("add_blocks", "weight_out", weight_out, library, "out")
-    call = calls.add_blocks(
-        out, blocks, places, window, weight_out=weight_out, variant=variant, deterministic=deterministic
-    )
-    result: ArrayT = compute(call, library, blocks, out, window, places, weight_out)
+    library = library_of("add_blocks", "array", array)
+    check_library("add_blocks", "blocks", blocks, library, "array")
+    places = as_positions("add_blocks", library, positions, array, "array")
+    call = calls.add_blocks(array, blocks, places, window, variant=variant, deterministic=deterministic)
+    sums: Any = copy_of(library, array) if out is None else out
+    weights = prepare(call, library, blocks, sums, window, places)
+    if out is not None and not is_same(library, out, array):
+        check_apart("add_blocks", library, "out", out, [("array", array)])
+        copy_into(library, out, array)
+    run(call, library, blocks, sums, weights, places)
+    result: ArrayT = sums
     return result
+
+
+@dispatched
+def add_blocks_(
+    array: Array[ArrayT],
+    blocks: Array[Any],
+    positions: Any,
+    window: Any = None,
+    *,
+    weight_out: Array[Any] | None = None,
+    variant: str = "auto",
+    deterministic: bool = True,
+) -> ArrayT:
+    """Add blocks into an array in place, each at a position of its own: `add_blocks` with ``out=array``.
+
+    ``(*lead, *size), (P, *lead, *block_shape), (P, rank) -> (*lead, *size)``
+
+    >>> import numpy as np, gpufold
+    >>> signal, weight, window = np.zeros(6), np.zeros(6), np.array([1.0, 2.0, 1.0])
+    >>> gpufold.add_blocks_(signal, np.full((2, 3), 5.0), [(0,), (2,)], window, weight_out=weight)
+    array([ 5., 10., 10., 10.,  5.,  0.])
+    >>> gpufold.average(signal, weight)
+    array([5., 5., 5., 5., 5., 0.])
+
+    Parameters
+    ----------
+    array, blocks, positions, window, variant, deterministic
+        As in `add_blocks`, but that `array` is written to.
+    weight_out : numpy.ndarray or cupy.ndarray, optional
+        Array of shape (*size) to which the window, or one, is added at the same positions in the same pass, for
+        `average`: of the dtype that a window has for `array`, float32 or, for float64 and complex128, float64. It
+        shares no memory with the other arrays. Nothing is added where `array` or `blocks` has no element.
+
+    Returns
+    -------
+    numpy.ndarray or cupy.ndarray
+        `array`.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As in `add_blocks`.
+    """
+    try:
+        library = library_of("add_blocks", "array", array)
+        check_library("add_blocks", "blocks", blocks, library, "array")
+        places = as_positions("add_blocks", library, positions, array, "array")
+        if weight_out is not None:
+            check_library("add_blocks", "weight_out", weight_out, library, "array")
+        call = calls.add_blocks(
+            array, blocks, places, window, weight_out=weight_out, variant=variant, deterministic=deterministic
+        )
+        weights = prepare(call, library, blocks, array, window, places, weight_out)
+    except (TypeError, ValueError, MemoryError) as error:
+        said = str(error).replace("add_blocks: out ", "add_blocks: array ").replace("add_blocks: ", "add_blocks_: ", 1)
+        raise type(error)(said) from None
+    run(call, library, blocks, array, weights, places, weight_out)
+    result: Any = array
+    return result  # type: ignore[no-any-return]
 
 
 @dispatched

@@ -77,21 +77,49 @@ def test_it_is_its_definition(case, kind, way):
         out, blocks, positions = problem(case, dtype)
         window = window_of(kind, case.block, dtype)
         want = definition.add_blocks(out, blocks, positions, window)
-        assert gpufold.add_blocks(out, blocks, positions, window) is out
+        assert gpufold.add_blocks_(out, blocks, positions, window) is out
         assert_same_bits(out, want, f"{case} {dtype}")
+
+
+@pytest.mark.parametrize("layout", range(8))
+def test_a_new_array_or_out_has_the_sums_and_the_array_stays_as_it_is(layout):
+    rng, case = random.Random(layout), CASES[layout]
+    array, blocks, positions = problem(case, np.dtype(np.float32))
+    want = definition.add_blocks(array, blocks, positions)
+    given, out = in_layout(rng, array), in_layout(rng, values(case.shape, np.float32, 5))
+    assert_same_bits(gpufold.add_blocks(given, blocks, positions), want)
+    assert gpufold.add_blocks(given, blocks, positions, out=out) is out
+    assert_same_bits(out, want)
+    assert_same_bits(given, array)
+    assert gpufold.add_blocks(given, blocks, positions, out=given) is given
+    assert_same_bits(given, want)
+
+
+def test_out_is_written_once_all_is_checked():
+    array, out = np.zeros((4, 4)), np.full((4, 4), 7.0)
+    for options in ({"window": np.ones((3, 3))}, {"variant": "gather"}):
+        with pytest.raises(ValueError, match=r"^add_blocks: "):
+            gpufold.add_blocks(array, np.ones((1, 2, 2)), [(0, 0)], out=out, **options)
+    for wrong in (out[:3], array[::-1]):
+        with pytest.raises(ValueError, match=r"^add_blocks: out must"):
+            gpufold.add_blocks(array, np.ones((1, 2, 2)), [(0, 0)], out=wrong)
+    with pytest.raises(TypeError, match=r"^add_blocks: out must have the result's dtype float64, got float32"):
+        gpufold.add_blocks(array, np.ones((1, 2, 2)), [(0, 0)], out=out.astype(np.float32))
+    assert (out == 7).all()
+    assert not array.any()
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_every_dtype_is_its_definition(dtype, way):
     out, blocks, positions = problem(CASES[10], dtype)
     want = definition.add_blocks(out, blocks, positions)
-    assert_same_bits(gpufold.add_blocks(out, blocks, positions), want)
+    assert_same_bits(gpufold.add_blocks_(out, blocks, positions), want)
 
 
 @pytest.mark.parametrize("dtype", INEXACT, ids=str)
 def test_what_falls_outside_leaves_negative_zeros_as_they_are(dtype):
     out, blocks = -np.zeros((4, 5), dtype), -np.zeros((40, 3, 3), dtype)
-    gpufold.add_blocks(out, blocks, [(-2, 0), (2, 4)] * 20)
+    gpufold.add_blocks_(out, blocks, [(-2, 0), (2, 4)] * 20)
     assert_same_bits(out, -np.zeros((4, 5), dtype))
 
 
@@ -103,7 +131,7 @@ def test_random_problems_are_their_definition(first, way):
         window = window_of(rng.choice(("none", "separable", "full")), case.block, dtype) if dtype in INEXACT else None
         want = definition.add_blocks(out, blocks, positions, window)
         into = in_layout(rng, out)
-        gpufold.add_blocks(into, in_layout(rng, blocks), in_layout(rng, positions), window)
+        gpufold.add_blocks_(into, in_layout(rng, blocks), in_layout(rng, positions), window)
         assert_same_bits(into, want, f"{case} {dtype}")
 
 
@@ -119,7 +147,7 @@ def test_positions_are_looked_for_in_few_of_many_tiles(small, lead, monkeypatch)
     out, blocks = values((*lead, 80, 70), np.float16), values((400, *lead, 2, 3), np.float16, 1)
     positions = rng.integers(-2, 82, (400, 2)).clip(None, (81, 71))
     want = definition.add_blocks(out, blocks, positions)
-    assert_same_bits(gpufold.add_blocks(out, blocks, positions), want)
+    assert_same_bits(gpufold.add_blocks_(out, blocks, positions), want)
     assert len(seen) > placing.FEW_TILES
     assert sum(seen) <= 1.5 * 400 * (lead[0] if lead else 1)
 
@@ -153,7 +181,7 @@ def test_few_blocks_are_added_and_taken_in_any_layout_without_a_copy_of_the_arra
         near = gpufold.take_blocks(array, positions, (3, 3), mode="edge")
         _, take_peak = tracemalloc.get_traced_memory()
         tracemalloc.reset_peak()
-        gpufold.add_blocks(array, blocks, positions)
+        gpufold.add_blocks_(array, blocks, positions)
         _, add_peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -169,7 +197,7 @@ def test_few_blocks_of_many_planes_are_not_added_plane_by_plane(monkeypatch):
     out, blocks = np.zeros((20_000, 8, 3), np.float32), np.ones((100, 20_000, 4, 1), np.float32)
     monkeypatch.delattr(placing, "_scatter")
     monkeypatch.delattr(placing, "_take_rows")
-    gpufold.add_blocks(out, blocks, [(1, 1)] * 100)
+    gpufold.add_blocks_(out, blocks, [(1, 1)] * 100)
     assert (out[:, 1:5, 1] == 100).all()
     assert (gpufold.take_blocks(out, [(1, 1)] * 100, (4, 1)) == 100).all()
 
@@ -178,11 +206,11 @@ def test_few_blocks_of_many_planes_are_not_added_plane_by_plane(monkeypatch):
 def test_positions_may_be_any_integers(dtype):
     positions = np.array([(0, 1), (3, 2)], dtype)
     blocks = np.ones((2, 2, 2))
-    want = gpufold.add_blocks(np.zeros((4, 5)), blocks, [(0, 1), (3, 2)])
-    assert_same_bits(gpufold.add_blocks(np.zeros((4, 5)), blocks, positions), want)
+    want = gpufold.add_blocks_(np.zeros((4, 5)), blocks, [(0, 1), (3, 2)])
+    assert_same_bits(gpufold.add_blocks_(np.zeros((4, 5)), blocks, positions), want)
     if np.dtype(dtype) == np.uint64:  # -1 in 64 bits is no position inside
         positions[1] = 2**64 - 1
-        assert gpufold.add_blocks(np.zeros((4, 5)), blocks, positions).sum() == 4
+        assert gpufold.add_blocks_(np.zeros((4, 5)), blocks, positions).sum() == 4
 
 
 def test_nothing_to_add_leaves_everything():
@@ -192,9 +220,9 @@ def test_nothing_to_add_leaves_everything():
         (np.ones((2, 0, 2)), [(0, 0), (1, 1)]),
         (np.ones((1, 2, 2)), [(9, 9)]),
     ):
-        assert gpufold.add_blocks(out, blocks, positions) is out
+        assert gpufold.add_blocks_(out, blocks, positions) is out
         assert (out == 1).all()
-    assert gpufold.add_blocks(np.ones((0, 4)), np.ones((1, 2, 2)), [(0, 0)]).shape == (0, 4)
+    assert gpufold.add_blocks_(np.ones((0, 4)), np.ones((1, 2, 2)), [(0, 0)]).shape == (0, 4)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -218,7 +246,7 @@ def test_it_is_adjoint_to_taking_blocks(case, kind):
     rng = np.random.default_rng(0)
     array, blocks = rng.standard_normal(case.shape), rng.standard_normal(case.blocks_shape)
     window = window_of(kind, case.block, np.float64)
-    left = (gpufold.add_blocks(np.zeros(case.shape), blocks, case.positions, window) * array).sum()
+    left = (gpufold.add_blocks_(np.zeros(case.shape), blocks, case.positions, window) * array).sum()
     weights = reduce(np.multiply.outer, window) if kind == "separable" else 1 if window is None else window
     right = (take_blocks(array, case.block, case.positions) * weights * blocks).sum()
     np.testing.assert_allclose(left, right, rtol=1e-10, atol=1e-9)
@@ -234,7 +262,7 @@ def test_blocks_on_a_grid_are_blocks_to_array(shape, block, steps):
     positions = np.stack(np.meshgrid(*map(np.arange, grid), indexing="ij"), -1).reshape(-1, rank) * steps
     one_by_one = np.moveaxis(blocks.reshape(*lead, -1, *block), len(lead), 0)
     want = gpufold.blocks_to_array(blocks, shape, block, steps, out=array.copy(), accumulate=True)
-    assert_same_bits(gpufold.add_blocks(array, one_by_one, positions), want)
+    assert_same_bits(gpufold.add_blocks_(array, one_by_one, positions), want)
 
 
 def test_one_call_is_one_call_a_block():
@@ -243,8 +271,8 @@ def test_one_call_is_one_call_a_block():
         out, blocks, positions = problem(case, np.dtype(dtype))
         want = out.copy()
         for block, position in zip(blocks, positions, strict=True):
-            gpufold.add_blocks(want, block[None], position[None])
-        assert_same_bits(gpufold.add_blocks(out, blocks, positions), want)
+            gpufold.add_blocks_(want, block[None], position[None])
+        assert_same_bits(gpufold.add_blocks_(out, blocks, positions), want)
 
 
 @pytest.mark.some(7)
@@ -257,7 +285,7 @@ def test_a_wider_out_takes_blocks_as_if_they_were_converted_first(case, narrow, 
         window = window_of(kind, case.block, wide)
         want = definition.add_blocks(out, blocks.astype(wide), case.positions, window)
         got = in_layout(rng, out)
-        assert gpufold.add_blocks(got, in_layout(rng, blocks), case.positions, window) is got
+        assert gpufold.add_blocks_(got, in_layout(rng, blocks), case.positions, window) is got
         assert_same_bits(got, want, f"{case} {kind}")
 
 
@@ -268,24 +296,24 @@ def test_weights_are_added_as_their_definition_says(case, kind, way):
         (out, blocks, positions), window = problem(case, dtype), window_of(kind, case.block, dtype)
         weight = values(case.size, ELEMENT_TYPES[dtype.name].weight, 2)
         want = definition.add_weights(weight, case.block, positions, window)
-        sums = gpufold.add_blocks(out.copy(), blocks, positions, window)
+        sums = gpufold.add_blocks_(out.copy(), blocks, positions, window)
         got = in_layout(rng, weight)
-        assert_same_bits(gpufold.add_blocks(out, blocks, positions, window, weight_out=got), sums, case)
+        assert_same_bits(gpufold.add_blocks_(out, blocks, positions, window, weight_out=got), sums, case)
         assert_same_bits(got, want, case)
 
 
 def test_eight_confident_tiles_do_not_overflow():
     """Sums of logits of 1000 with nnU-Net's weights of ten are infinite in half precision."""
     tiles, window = np.full((8, 4, 4), 1000, np.float16), np.full((4, 4), 10, np.float32)
-    got = gpufold.add_blocks(np.zeros((4, 4), np.float32), tiles, np.zeros((8, 2), int), window)
+    got = gpufold.add_blocks_(np.zeros((4, 4), np.float32), tiles, np.zeros((8, 2), int), window)
     assert (got == 80000).all()
-    assert np.isinf(gpufold.add_blocks(np.zeros((4, 4), np.float16), tiles, np.zeros((8, 2), int), window)).all()
+    assert np.isinf(gpufold.add_blocks_(np.zeros((4, 4), np.float16), tiles, np.zeros((8, 2), int), window)).all()
 
 
 def test_half_precision_is_rounded_once():
     """One by one, the many ones would be lost beside 2048."""
     out = np.full((1,), 2048, np.float16)
-    assert gpufold.add_blocks(out, np.ones((100, 1), np.float16), np.zeros((100, 1), int)) == 2148
+    assert gpufold.add_blocks_(out, np.ones((100, 1), np.float16), np.zeros((100, 1), int)) == 2148
 
 
 def test_irregular_tiles_give_the_picture_back():
@@ -296,8 +324,8 @@ def test_irregular_tiles_give_the_picture_back():
     window = (np.hanning(22)[1:-1], np.hanning(22)[1:-1])
     tiles = take_blocks(picture, (20, 20), positions)
     numerator, denominator = np.zeros_like(picture), np.zeros((60, 80))
-    gpufold.add_blocks(numerator, tiles, positions, window)
-    gpufold.add_blocks(denominator, np.broadcast_to(1.0, (len(positions), 20, 20)), positions, window)
+    gpufold.add_blocks_(numerator, tiles, positions, window)
+    gpufold.add_blocks_(denominator, np.broadcast_to(1.0, (len(positions), 20, 20)), positions, window)
     covered = denominator > 0
     assert covered.mean() > 0.95
     np.testing.assert_allclose((numerator / np.where(covered, denominator, 1))[:, covered], picture[:, covered])
@@ -313,10 +341,10 @@ def test_a_ptychographic_update_is_the_loop():
     for wave, (y, x) in zip(waves, positions, strict=True):
         numerator[y : y + 16, x : x + 16] += probe.conj() * wave
         denominator[y : y + 16, x : x + 16] += abs(probe) ** 2
-    ours = gpufold.add_blocks(np.zeros((40, 40), np.complex64), probe.conj() * waves, positions)
+    ours = gpufold.add_blocks_(np.zeros((40, 40), np.complex64), probe.conj() * waves, positions)
     assert_same_bits(ours, numerator)
     intensity = np.broadcast_to(abs(probe) ** 2, waves.shape)
-    assert_same_bits(gpufold.add_blocks(np.zeros((40, 40), np.float32), intensity, positions), denominator)
+    assert_same_bits(gpufold.add_blocks_(np.zeros((40, 40), np.float32), intensity, positions), denominator)
 
 
 @pytest.mark.parametrize("threads", [1, 2, 5])
@@ -328,7 +356,7 @@ def test_the_number_of_threads_never_shows(threads, monkeypatch):
     want = definition.add_blocks(out[:, :64], blocks, positions)
     gpufold.set_num_threads(threads)
     try:
-        gpufold.add_blocks(out, blocks, positions)
+        gpufold.add_blocks_(out, blocks, positions)
     finally:
         gpufold.set_num_threads(None)
     assert_same_bits(out[:, :64], want)
@@ -342,7 +370,7 @@ def test_it_needs_no_more_than_a_tile(dtype, kind):
     gpufold.set_num_threads(1)
     try:
         tracemalloc.start()
-        gpufold.add_blocks(out, blocks, positions, window)
+        gpufold.add_blocks_(out, blocks, positions, window)
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
     finally:
@@ -357,7 +385,7 @@ OUT, BLOCKS = np.zeros((2, 6, 8)), np.ones((3, 2, 2, 3))
 PLACES = [(0, 0), (1, 1), (2, 2)]
 WEIGHT, ROOM = np.zeros((6, 8)), np.zeros(48)
 ERRORS = (
-    (TypeError, "out must be a numpy.ndarray", (OUT.tolist(), BLOCKS, PLACES), {}),
+    (TypeError, "array must be a numpy.ndarray", (OUT.tolist(), BLOCKS, PLACES), {}),
     (TypeError, "blocks must be a numpy.ndarray", (OUT, BLOCKS.tolist(), PLACES), {}),
     (TypeError, "result's dtype float64, got float32", (OUT.astype(np.float32), BLOCKS, PLACES), {}),
     (TypeError, "result's dtype float16 or float32, got float64", (OUT, BLOCKS.astype(np.float16), PLACES), {}),
@@ -378,13 +406,13 @@ ERRORS = (
     (ValueError, "positions must be of shape", (OUT, BLOCKS, [(0, 0), (1,), (2, 2)]), {}),
     (ValueError, r"positions must be \(number of blocks, .* got shape \(2,\)", (OUT, BLOCKS, (0, 0)), {}),
     (ValueError, r"positions must be .* got shape \(3, 0\)", (OUT, BLOCKS, np.zeros((3, 0), int)), {}),
-    (ValueError, r"out must be \(\*lead, \*size\) with 4 axes", (OUT, BLOCKS, np.zeros((3, 4), int)), {}),
+    (ValueError, r"array must be \(\*lead, \*size\) with 4 axes", (OUT, BLOCKS, np.zeros((3, 4), int)), {}),
     (ValueError, r"\(2, 2, \*block_shape\) .* got shape \(3, 2, 2, 3\)", (OUT, BLOCKS, PLACES[:2]), {}),
     (ValueError, r"blocks must be .* got shape \(3, 1, 2, 3\)", (OUT, BLOCKS[:, :1], PLACES), {}),
     (ValueError, r"blocks must be .* got shape \(3, 2, 2\)", (OUT, BLOCKS[..., 0], PLACES), {}),
     (ValueError, r"window must have the shape \(2, 3\)", (OUT, BLOCKS, PLACES, np.ones((3, 2))), {}),
     (TypeError, "window needs blocks of floats", (OUT.astype(int), BLOCKS.astype(int), PLACES, np.ones((2, 3))), {}),
-    (ValueError, "out must share no memory with blocks", (OUT, OUT[None], [(0, 0)]), {}),
+    (ValueError, "array must share no memory with blocks", (OUT, OUT[None], [(0, 0)]), {}),
     (ValueError, "variant must be auto or one of gather, lists, atomic", (OUT, BLOCKS, PLACES), {"variant": "split"}),
     (TypeError, "weight_out must be a numpy.ndarray", (OUT, BLOCKS, PLACES), {"weight_out": WEIGHT.tolist()}),
     (ValueError, r"weight_out must have the shape \(6, 8\)", (OUT, BLOCKS, PLACES), {"weight_out": OUT}),
@@ -397,7 +425,7 @@ ERRORS = (
         {"weight_out": WEIGHT},
     ),
     (ValueError, "weight_out must be writeable", (OUT, BLOCKS, PLACES), {"weight_out": np.broadcast_to(0.0, (6, 8))}),
-    (ValueError, "weight_out must share no memory with out", (OUT, BLOCKS, PLACES), {"weight_out": OUT[0]}),
+    (ValueError, "weight_out must share no memory with array", (OUT, BLOCKS, PLACES), {"weight_out": OUT[0]}),
     (
         ValueError,
         "weight_out must share no memory with blocks",
@@ -416,18 +444,18 @@ ERRORS = (
 
 @pytest.mark.parametrize(("error", "match", "arguments", "options"), ERRORS, ids=[match for _, match, *_ in ERRORS])
 def test_what_does_not_fit_is_refused(error, match, arguments, options):
-    with pytest.raises(error, match=f"^add_blocks: .*{match}"):
-        gpufold.add_blocks(*arguments, **options)
+    with pytest.raises(error, match=f"^add_blocks_: .*{match}"):
+        gpufold.add_blocks_(*arguments, **options)
     assert not np.any(OUT)
 
 
 def test_out_is_not_among_its_positions_nor_read_only():
     numbers = np.zeros((3, 2), np.int64)
-    with pytest.raises(ValueError, match="out must share no memory with positions"):
-        gpufold.add_blocks(numbers, np.ones((3, 2, 2), np.int64), numbers)
+    with pytest.raises(ValueError, match="array must share no memory with positions"):
+        gpufold.add_blocks_(numbers, np.ones((3, 2, 2), np.int64), numbers)
     numbers.flags.writeable = False
-    with pytest.raises(ValueError, match="out must be writeable"):
-        gpufold.add_blocks(numbers, np.ones((1, 2, 2), np.int64), [(0, 0)])
+    with pytest.raises(ValueError, match="array must be writeable"):
+        gpufold.add_blocks_(numbers, np.ones((1, 2, 2), np.int64), [(0, 0)])
 
 
 # ---------------------------------------------------------------------------------------------
@@ -449,7 +477,7 @@ def check_kernels(case, dtype, rng, **mode):
     dtype = np.dtype(dtype)
     out, blocks, positions = problem(case, dtype, rng.randrange(99))
     window = window_of(rng.choice(("none", "separable", "full")), case.block, dtype) if dtype in INEXACT else None
-    want = gpufold.add_blocks(out.copy(), blocks, positions, window)
+    want = gpufold.add_blocks_(out.copy(), blocks, positions, window)
     for variant in variants("add_blocks"):
         got = in_layout(rng, out.copy())
         where = f"{case} {dtype} {variant}"
@@ -464,7 +492,7 @@ def check_kernels(case, dtype, rng, **mode):
             kind = np.finfo(dtype)
             magnitudes = np.ones((), dtype).real.dtype
             weights = None if window is None else tuple(map(abs, window)) if isinstance(window, tuple) else abs(window)
-            total = gpufold.add_blocks(abs(out).astype(magnitudes), abs(blocks).astype(magnitudes), positions, weights)
+            total = gpufold.add_blocks_(abs(out).astype(magnitudes), abs(blocks).astype(magnitudes), positions, weights)
             assert (abs(got - want) <= 2 * len(positions) * kind.eps * total + kind.tiny).all(), where
 
 
@@ -484,7 +512,7 @@ def test_no_weight_counts_where_its_element_lands_outside(case, kind):
     window = awkward_window(kind, case.block, dtype)
     with np.errstate(all="ignore"):
         want = definition.add_blocks(out, blocks, positions, window)
-    assert_same_bits(gpufold.add_blocks(out.copy(), blocks, positions, window), want, case)
+    assert_same_bits(gpufold.add_blocks_(out.copy(), blocks, positions, window), want, case)
     for variant in ("gather", "lists"):
         got = out.copy()
         run(variant, got, blocks, positions, window)
@@ -499,7 +527,7 @@ def test_every_kernel_adds_to_a_wider_out(narrow, wide, mode):
     for number, case in enumerate((CASES[1], CASES[3], CASES[11], CASES[14])):
         out, blocks = values(case.shape, wide), values(case.blocks_shape, narrow, 1)
         window = window_of(("none", "separable", "full", "none")[number], case.block, wide)
-        want = gpufold.add_blocks(out.copy(), blocks, case.positions, window)
+        want = gpufold.add_blocks_(out.copy(), blocks, case.positions, window)
         for variant in variants("add_blocks"):
             got = out.copy()
             run(variant, got, blocks, case.positions, window, mode=mode)
@@ -531,7 +559,7 @@ def test_wide_offsets_give_the_same(case, monkeypatch):
     choose.cache_clear()
     try:
         out, blocks, positions = problem(case, np.dtype(np.int32))
-        want = gpufold.add_blocks(out.copy(), blocks, positions)
+        want = gpufold.add_blocks_(out.copy(), blocks, positions)
         for variant in variants("add_blocks"):
             got = out.copy()
             assert dict(run(variant, got, blocks, positions).defines)["OFFSET"] == "long long"
@@ -565,7 +593,7 @@ def test_each_tile_has_its_blocks_in_order(variant, name, crowded, mode):
     positions[0] = -np.array(block) + 1
     for window in (None, window_of("separable", block, np.float32)):
         out, blocks = values(shape, np.float32, 1), values((count, *lead, *block), np.float32, 2)
-        want = gpufold.add_blocks(out.copy(), blocks, positions, window)
+        want = gpufold.add_blocks_(out.copy(), blocks, positions, window)
         run(variant, out, blocks, positions, window, mode=mode)
         assert_same_bits(out, want)
 
@@ -588,7 +616,7 @@ def check_weights(case, dtype, rng, **mode):
     window = window_of(rng.choice(("none", "separable", "full")), case.block, dtype)
     weight = values(case.size, ELEMENT_TYPES[dtype.name].weight, 2)
     want_weight = weight.copy()
-    want = gpufold.add_blocks(out.copy(), blocks, positions, window, weight_out=want_weight)
+    want = gpufold.add_blocks_(out.copy(), blocks, positions, window, weight_out=want_weight)
     for variant in variants("add_blocks"):
         got, got_weight, where = in_layout(rng, out.copy()), in_layout(rng, weight.copy()), f"{case} {dtype} {variant}"
         try:
@@ -638,7 +666,7 @@ def test_a_tile_gets_what_was_noted_of_it_in_this_call(block, note, before, monk
     positions[25:] = [-side - 7 for side in block]
     blocks = np.broadcast_to(values((count, 1, 1), np.float32), (count, *block))
     out = values(size, np.float32, 1)
-    want = gpufold.add_blocks(out.copy(), blocks, positions)
+    want = gpufold.add_blocks_(out.copy(), blocks, positions)
     defines = dict(run("lists", out, blocks, positions).defines)
     choose.cache_clear()
     assert (defines["OFFSET"], defines["NOTE"]) == ("int", note)
@@ -659,7 +687,7 @@ def test_a_crowded_tile_has_its_blocks_in_order(name, mode):
     size, block, count, reach = CROWDED[name]
     positions = np.random.default_rng(0).integers([-side for side in block], reach, (count, len(size)))
     out, blocks = values(size, np.float32, 1), values((count, *block), np.float32, 2)
-    want = gpufold.add_blocks(out.copy(), blocks, positions)
+    want = gpufold.add_blocks_(out.copy(), blocks, positions)
     run("lists", out, blocks, positions, mode=mode)
     assert_same_bits(out, want)
 
@@ -751,7 +779,7 @@ def test_explain_knows_it():
     wider = gpufold.explain("add_blocks", described[0], ((40, 3, 96, 96), "float16"), described[2]).plan
     assert (dict(wider.defines)["SCALAR"], dict(wider.defines)["RESULT"]) == ("Float16", "float")
     assert wider.bytes_moved == 40 * 2 * 8 + 40 * 3 * 96 * 96 * 2 + 2 * 3 * 512 * 512 * 4
-    with pytest.raises(TypeError, match="add_blocks: out must have the result's dtype float64"):
+    with pytest.raises(TypeError, match="add_blocks: array must have the result's dtype float64"):
         gpufold.explain("add_blocks", described[0], ((40, 3, 96, 96), "float64"), described[2])
     with pytest.raises(ValueError, match="nothing is launched"):
         gpufold.explain("add_blocks", described[0], ((0, 3, 96, 96), "float32"), ((0, 2), "int64"))

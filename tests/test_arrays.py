@@ -184,7 +184,7 @@ CALLS = (
         (7,),
         {"output_shape": (7,), "block_shape": (3,), "strides": (2,)},
     ),
-    Call("add_blocks", {"blocks": (2, 3), "positions": (2, 1), "window": (3,)}, (7,), {}),
+    Call("add_blocks", {"array": (7,), "blocks": (2, 3), "positions": (2, 1), "window": (3,)}, (7,), {}),
     Call("average", {"numerator": (2, 7), "weight": (7,)}, (2, 7), {}),
     Call("take_blocks", {"array": (7,), "positions": (2, 1), "window": (3,)}, (2, 3), {"block_shape": (3,)}),
 )
@@ -207,7 +207,7 @@ def test_an_out_imported_beside_an_argument_is_refused_where_they_overlap(call, 
         for number, (name, shape) in enumerate(call.arrays.items())
     }
     last = arrays[argument].nbytes - 8
-    in_place = (call.name, argument) == ("average", "numerator")
+    in_place = (call.name, argument) in (("average", "numerator"), ("add_blocks", "array"))
     for offset in (8 if in_place else 0, last):  # out begins inside the argument
         arrays["out"] = imported(arrays[argument].data.ptr - START + offset, call.result)
         with pytest.raises(
@@ -233,19 +233,23 @@ def folded(shape, dtype=np.float32):
 def test_a_result_that_overlaps_itself_is_refused_with_nothing_written(call, on_gpu):
     out = folded(call.result)
     arrays = {name: np.ones(shape, call.dtype(name)) for name, shape in call.arrays.items()}
-    outs = {"out": out}
-    if call.name == "add_blocks":
-        outs["weight_out"] = folded(call.result)
-    for name, wrong in outs.items():
-        given = arrays | {"out": np.zeros_like(out)} | {name: wrong}
-        if on_gpu:
-            given = {
-                name: imported(number << 20, array.shape, array.dtype, array.strides)
-                for number, (name, array) in enumerate(given.items())
-            }
-        with pytest.raises(ValueError, match=rf"^{call}: {name} must not overlap itself, got shape \("):
-            call(given)
-        assert not wrong.any()
+    given = arrays | {"out": out}
+    if on_gpu:
+        given = {
+            name: imported(number << 20, array.shape, array.dtype, array.strides)
+            for number, (name, array) in enumerate(given.items())
+        }
+    with pytest.raises(ValueError, match=rf"^{call}: out must not overlap itself, got shape \("):
+        call(given)
+    assert not out.any()
+
+
+@pytest.mark.parametrize("name", ["array", "weight_out"])
+def test_what_is_changed_in_place_must_not_overlap_itself(name):
+    given = {"array": np.zeros(7, np.float32), "weight_out": np.zeros(7, np.float32)} | {name: folded((7,))}
+    with pytest.raises(ValueError, match=rf"^add_blocks_: {name} must not overlap itself, got shape \("):
+        gpufold.add_blocks_(**given, blocks=np.ones((2, 3), np.float32), positions=[(0,), (2,)])
+    assert not any(array.any() for array in given.values())
 
 
 def test_a_result_that_only_looks_as_if_it_overlapped_itself_is_written():
@@ -475,8 +479,8 @@ def test_calls_on_numpy_arrays_take_windows_and_positions_of_any_layout(layout):
     want = gpufold.col2im(columns, (4, 5), (3, 4), window=window)
     assert_same_bits(gpufold.col2im(columns, (4, 5), (3, 4), window=layout(window)), want)
     blocks = values((2, 3, 4), np.float32)
-    want = gpufold.add_blocks(np.zeros((4, 6), np.float32), blocks, places, window)
-    got = gpufold.add_blocks(np.zeros((4, 6), np.float32), blocks, layout(places), layout(window))
+    want = gpufold.add_blocks_(np.zeros((4, 6), np.float32), blocks, places, window)
+    got = gpufold.add_blocks_(np.zeros((4, 6), np.float32), blocks, layout(places), layout(window))
     assert_same_bits(got, want)
 
 
@@ -528,8 +532,8 @@ OTHERS = {
 
 
 def arrays_of(call):
-    """Return a call's arrays, of ones, with an `out` and, of add_blocks, a `weight_out`."""
-    shapes = call.arrays | {"out": call.result} | ({"weight_out": (7,)} if call.name == "add_blocks" else {})
+    """Return a call's arrays, of ones, with an `out`."""
+    shapes = call.arrays | {"out": call.result}
     return {name: np.ones(shape, call.dtype(name)) for name, shape in shapes.items()}
 
 
@@ -558,18 +562,17 @@ def test_an_array_with_a_mask_or_arithmetic_of_its_own_is_refused_wherever_it_is
 
 @pytest.mark.parametrize("call", [*CALLS, ONNX], ids=str)
 def test_subclasses_that_compute_as_arrays_are_taken_and_results_are_arrays(call, tmp_path):
-    want = call({name: array for name, array in arrays_of(call).items() if name != "weight_out"})
+    want = call(arrays_of(call))
     for number, convert in enumerate(
         (lambda array: array.view(Labelled), lambda array: array.view(np.recarray), mapped)
     ):
         arrays = {
             name: convert(array, tmp_path / f"{number}{name}") if convert is mapped else convert(array)
             for name, array in arrays_of(call).items()
-            if name != "weight_out"
         }
-        out = arrays.pop("out") if call.name != "add_blocks" else arrays["out"]
+        out = arrays.pop("out")
         got = call(arrays)
-        assert type(got) is (type(out) if call.name == "add_blocks" else np.ndarray)
+        assert type(got) is np.ndarray
         assert_same_bits(np.asarray(got), np.asarray(want))
         arrays = arrays_of(call) | {name: array for name, array in arrays.items() if name != "out"}
         assert call(arrays | {"out": out}) is out
@@ -596,11 +599,11 @@ def test_positions_of_every_integer_are_where_they_say(dtype):
     exact = [[min(max(each, -(2**63)), 2**63 - 1) for each in row] for row in rows]
     picture, tiles = values((6, 7), np.float32), values((len(rows), 2, 3), np.float32)
     want = gpufold.take_blocks(picture, np.array(exact, np.int64), (2, 3), mode="edge")
-    added = gpufold.add_blocks(np.zeros((6, 7), np.float32), tiles, np.array(exact, np.int64))
+    added = gpufold.add_blocks_(np.zeros((6, 7), np.float32), tiles, np.array(exact, np.int64))
     for given in (np.array(rows, dtype), off_its_size(np.array(rows, dtype)), np.array(rows, dtype)[::-1][::-1]):
         assert_same_bits(as_positions("add_blocks", np, given, picture), np.array(exact, np.int64))
         assert_same_bits(gpufold.take_blocks(picture, given, (2, 3), mode="edge"), want)
-        assert_same_bits(gpufold.add_blocks(np.zeros((6, 7), np.float32), tiles, given), added)
+        assert_same_bits(gpufold.add_blocks_(np.zeros((6, 7), np.float32), tiles, given), added)
 
 
 def test_lists_of_positions_hold_integers_of_64_bits():

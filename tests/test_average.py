@@ -78,8 +78,8 @@ def test_sums_and_their_weights_are_the_mean():
     blocks, positions = values((9, 3, 4, 5), np.float32), gpufold.grid_positions((8, 11), (4, 5), (2, 3))[:9]
     window = window_of("full", (4, 5), np.float32)
     total, weight = np.zeros((3, 8, 11), np.float32), np.zeros((8, 11), np.float32)
-    gpufold.add_blocks(total, blocks, positions, window)
-    gpufold.add_blocks(weight, np.broadcast_to(np.float32(1), (9, 4, 5)), positions, window)
+    gpufold.add_blocks_(total, blocks, positions, window)
+    gpufold.add_blocks_(weight, np.broadcast_to(np.float32(1), (9, 4, 5)), positions, window)
     want = gpufold.blocks_to_array(
         blocks.swapaxes(0, 1).reshape(3, 3, 3, 4, 5), (3, 8, 11), (4, 5), (2, 3), window=window, reduction="mean"
     )

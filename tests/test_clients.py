@@ -134,8 +134,8 @@ def test_tiles_that_end_with_the_image_are_nnunets_loop(size, tile):
         predictions[where] += importance
 
     ours, weight = np.zeros_like(logits), np.zeros_like(predictions)
-    gpufold.add_blocks(ours, tiles, positions, importance)
-    gpufold.add_blocks(weight, np.broadcast_to(np.float32(1), (len(positions), *tile)), positions, importance)
+    gpufold.add_blocks_(ours, tiles, positions, importance)
+    gpufold.add_blocks_(weight, np.broadcast_to(np.float32(1), (len(positions), *tile)), positions, importance)
     np.testing.assert_array_equal(ours, logits)
     np.testing.assert_array_equal(weight, predictions)
 

@@ -161,7 +161,7 @@ def check_positions(draw, seed):
     window = window_of(kind, block, wide)
     added = gpufold.dask.add_blocks(lazy_array, lazy_blocks, places, window)
     assert (added.chunks, added.dtype, added._meta.dtype) == (filled(lazy_array.chunks), wide, wide)
-    assert_same_bits(added.compute(), gpufold.add_blocks(array.copy(), blocks, places, window), message)
+    assert_same_bits(added.compute(), gpufold.add_blocks_(array.copy(), blocks, places, window), message)
 
     mode, chunks = rng.choice(("constant", "edge")), (cut(draw, len(places)),)
     taken = gpufold.dask.take_blocks(lazy_array, places, block, window=window, mode=mode, chunks=chunks)
@@ -235,7 +235,7 @@ def test_named_cases_of_positions_have_the_bits_of_eager_calls(case, data):
     lazy = da.from_array(array, chunks=cut_all(data.draw, array.shape))
     lazy_blocks = da.from_array(blocks, chunks=cut_all(data.draw, blocks.shape))
     added = gpufold.dask.add_blocks(lazy, lazy_blocks, case.positions)
-    assert_same_bits(added.compute(), gpufold.add_blocks(array.copy(), blocks, case.positions))
+    assert_same_bits(added.compute(), gpufold.add_blocks_(array.copy(), blocks, case.positions))
     for mode in ("constant", "edge"):
         taken = gpufold.dask.take_blocks(
             lazy, case.positions, case.block, mode=mode, chunks=-(-len(case.positions) // 3)
@@ -246,7 +246,7 @@ def test_named_cases_of_positions_have_the_bits_of_eager_calls(case, data):
 def test_half_precision_is_rounded_once_however_blocks_are_cut():
     out, blocks = values((5, 6), np.float16), values((40, 3, 3), np.float16, 1)
     positions = np.random.default_rng(0).integers(-2, 6, (40, 2))
-    want = gpufold.add_blocks(out.copy(), blocks, positions)
+    want = gpufold.add_blocks_(out.copy(), blocks, positions)
     lazy = da.from_array(out, chunks=(2, 5))
     assert_same_bits(gpufold.dask.add_blocks(lazy, da.from_array(blocks, chunks=7), positions).compute(), want)
 
@@ -272,7 +272,7 @@ def test_tiles_of_ones_have_the_sums_of_weights():
     tiles, window = values((60, 2, 5, 6), np.float32), window_of("separable", (5, 6), np.float32)
     positions = np.random.default_rng(0).integers(-6, 30, (60, 2))
     sums, weight = np.zeros((2, 20, 30), np.float32), np.zeros((20, 30), np.float32)
-    gpufold.add_blocks(sums, tiles, positions, window, weight_out=weight)
+    gpufold.add_blocks_(sums, tiles, positions, window, weight_out=weight)
     lazy = gpufold.dask.add_blocks(
         da.zeros((2, 20, 30), chunks=(1, 9, 8), dtype=np.float32), da.from_array(tiles, chunks=7), positions, window
     )
@@ -618,7 +618,7 @@ def test_blocks_go_in_and_out_by_two_processes(client):
     )
     with dask.config.set(scheduler=client):
         taken = gpufold.dask.take_blocks(lazy, positions, (8, 9), window=window, mode="edge", chunks=64).compute()
-    want = gpufold.add_blocks(np.zeros((2, 70, 70), np.float32), blocks, positions, window)
+    want = gpufold.add_blocks_(np.zeros((2, 70, 70), np.float32), blocks, positions, window)
     assert_same_bits(taken, gpufold.take_blocks(want, positions, (8, 9), window=window, mode="edge"))
 
 
@@ -720,7 +720,7 @@ def test_errors_of_blocks_at_positions_are_those_of_the_eager_call(operation, ar
 
 def test_what_only_blocks_at_positions_in_dask_arrays_get_wrong():
     out, blocks = da.from_array(OUT), da.from_array(BLOCKS)
-    with pytest.raises(TypeError, match=r"add_blocks: out must be a dask\.array\.Array, got numpy\.ndarray"):
+    with pytest.raises(TypeError, match=r"add_blocks: array must be a dask\.array\.Array, got numpy\.ndarray"):
         gpufold.dask.add_blocks(OUT, blocks, PLACES)
     with pytest.raises(TypeError, match=r"add_blocks: blocks must be a dask\.array\.Array, got numpy\.ndarray"):
         gpufold.dask.add_blocks(out, BLOCKS, PLACES)
@@ -917,7 +917,7 @@ def test_blocks_at_positions_in_chunks_of_cupy_have_the_bits_of_numpy_chunks():
     added = gpufold.dask.add_blocks(lazy, lazy_blocks, positions)
     taken = gpufold.dask.take_blocks(lazy, positions, (6, 7), mode="edge", chunks=4)
     averaged = gpufold.dask.average(added, lazy[0])
-    sums = gpufold.add_blocks(out.copy(), blocks, positions)
+    sums = gpufold.add_blocks_(out.copy(), blocks, positions)
     for result, want in (
         (added, sums),
         (averaged, gpufold.average(sums, out[0])),

@@ -211,7 +211,7 @@ BAD_CALLS = [
     (columns(window="hann"), TypeError, ["window", "'hann'", "scipy.signal.get_window"]),
     (columns(window=np.ones((2, 2), complex)), TypeError, ["window", "real", "complex128", "multiply"]),
     (
-        (gpufold.add_blocks, {"out": np.zeros((8, 9)), "blocks": np.ones((1, 2, 3)), "positions": [(0, 0)] * 4}),
+        (gpufold.add_blocks_, {"array": np.zeros((8, 9)), "blocks": np.ones((1, 2, 3)), "positions": [(0, 0)] * 4}),
         ValueError,
         ["blocks", "(4, *block_shape)", "(1, 2, 3)", "numpy.broadcast_to(block, (4, *block.shape))"],
     ),
@@ -268,7 +268,7 @@ OPTIONS = [
     *(
         (
             gpufold.add_blocks,
-            {"out": PICTURE, "blocks": np.ones((2, 3, 2, 2), np.float32), "positions": PLACES},
+            {"array": PICTURE, "blocks": np.ones((2, 3, 2, 2), np.float32), "positions": PLACES},
             *option,
         )
         for option in (("variant", "auto"), ("deterministic", False))

@@ -486,7 +486,7 @@ def test_blocks_at_positions_repeat_their_bits(cupy, case, variant):
     """In crowded tiles, of several tiles, several planes and a volume, each of which many blocks overlap."""
     before, blocks = cupy.asarray(values(case.shape, np.float32)), cupy.asarray(values(case.blocks_shape, np.float32))
     positions = cupy.asarray(case.positions)
-    check_repeats(cupy, lambda: gpufold.add_blocks(before.copy(), blocks, positions, variant=variant), case)
+    check_repeats(cupy, lambda: gpufold.add_blocks_(before.copy(), blocks, positions, variant=variant), case)
 
 
 @pytest.mark.gpu
@@ -580,8 +580,8 @@ def test_weights_are_added_at_the_same_positions(cupy, kind, variant):
     on_device = (
         tuple(map(cupy.asarray, window)) if kind == "separable" else None if window is None else cupy.asarray(window)
     )
-    gpufold.add_blocks(before, blocks, case.positions, window, weight_out=weight)
-    gpufold.add_blocks(out, cupy.asarray(blocks), positions, on_device, weight_out=of_weights, variant=variant)
+    gpufold.add_blocks_(before, blocks, case.positions, window, weight_out=weight)
+    gpufold.add_blocks_(out, cupy.asarray(blocks), positions, on_device, weight_out=of_weights, variant=variant)
     assert_same_bits(cupy.asnumpy(out), before)
     assert_same_bits(cupy.asnumpy(of_weights), weight)
 
@@ -591,9 +591,9 @@ def test_weights_are_added_at_the_same_positions(cupy, kind, variant):
 def test_transposed_blocks_at_positions_are_used_in_place(cupy, case):
     before, blocks = values(case.shape, np.float32), values(case.blocks_shape, np.float32, 1)
     window = window_of("full", case.block, np.float32)
-    want = gpufold.add_blocks(before.copy(), blocks, case.positions, window)
+    want = gpufold.add_blocks_(before.copy(), blocks, case.positions, window)
     out, positions = turned(cupy, before), cupy.asarray(case.positions)
-    assert gpufold.add_blocks(out, turned(cupy, blocks), positions, cupy.asarray(window)) is out
+    assert gpufold.add_blocks_(out, turned(cupy, blocks), positions, cupy.asarray(window)) is out
     assert_same_bits(cupy.asnumpy(out), want, case)
 
 
@@ -645,11 +645,11 @@ def test_positions_of_other_dtypes_and_strides_are_converted(cupy, dtype):
     if dtype == np.uint64:
         positions[3] = 2**64 - 1  # far outside, though it is -1 in 64 bits with a sign
     blocks = values(case.blocks_shape, np.float32)
-    want = gpufold.add_blocks(np.zeros(case.shape, np.float32), blocks, positions)
+    want = gpufold.add_blocks_(np.zeros(case.shape, np.float32), blocks, positions)
     for places in (cupy.asarray(positions), turned(cupy, positions), strided(cupy, positions), positions.tolist()):
         if dtype == np.uint64 and isinstance(places, list):
             continue  # beyond the integers that a list may hold
-        got = gpufold.add_blocks(cupy.zeros(case.shape, np.float32), cupy.asarray(blocks), places)
+        got = gpufold.add_blocks_(cupy.zeros(case.shape, np.float32), cupy.asarray(blocks), places)
         assert_same_bits(cupy.asnumpy(got), want, f"{type(places)} of {dtype}")
 
 
@@ -767,19 +767,19 @@ def test_blocks_at_positions_wait_for_their_stream_and_the_caller_for_nothing(cu
     """Behind a gate the stream receives the blocks and their positions, which nobody has looked at before."""
     case = POSITIONS_CASES[11]
     before, blocks = values(case.shape, np.int32), values(case.blocks_shape, np.int32, 1)
-    want = gpufold.add_blocks(before.copy(), blocks, case.positions)
+    want = gpufold.add_blocks_(before.copy(), blocks, case.positions)
     sources = cupy.asarray(blocks), cupy.asarray(case.positions)
     out, tiles, positions = cupy.asarray(before), *map(cupy.zeros_like, sources)
     cupy.cuda.Device().synchronize()
     stream, pool = cupy.cuda.Stream(non_blocking=True), cupy.get_default_memory_pool()
     with stream:  # whose part of the pool has the memory for lists then
-        gpufold.add_blocks(out, tiles, positions, variant=variant)  # adds zeros
+        gpufold.add_blocks_(out, tiles, positions, variant=variant)  # adds zeros
     stream.synchronize()
     allocated = pool.total_bytes()
     with stream, Gate(stream):
         for to, source in zip((tiles, positions), sources, strict=True):
             to.data.copy_from_device_async(source.data, source.nbytes, stream)
-        gpufold.add_blocks(out, tiles, positions, variant=variant)
+        gpufold.add_blocks_(out, tiles, positions, variant=variant)
         assert pool.total_bytes() == allocated, "the device was asked for memory, which may wait for all that it does"
         assert not stream.done, "the call waited for its own result"
         cupy.cuda.Stream.null.synchronize()
@@ -1099,7 +1099,7 @@ def check_marks_at_positions(cupy, variant, dtype, lead, size):
     blocks[(1, *[0] * len(lead))], blocks[(3, *[-1] * len(lead))] = marks
     positions = np.array([(-8, 0), (0, 0), size, [side - 8 for side in size], (0, size[1])])
     try:
-        gpufold.add_blocks(out, cupy.asarray(blocks), cupy.asarray(positions), variant=variant)
+        gpufold.add_blocks_(out, cupy.asarray(blocks), cupy.asarray(positions), variant=variant)
     except gpufold.Unsupported:
         if variant == "auto":
             raise
@@ -1117,7 +1117,7 @@ def check_last_of_many_blocks(cupy, variant, dtype, count, side):
     blocks[0], blocks[-1] = map(cupy.asarray, marks)
     out = cupy.zeros((side, side), dtype)
     try:
-        gpufold.add_blocks(out, blocks, cupy.zeros((count, 2), np.int64), variant=variant)
+        gpufold.add_blocks_(out, blocks, cupy.zeros((count, 2), np.int64), variant=variant)
     except gpufold.Unsupported:
         if variant == "auto":
             raise
@@ -1349,13 +1349,13 @@ def check_blocks_at_positions(cupy, case, dtype):
     """Both variants, blocks and window on the GPU, positions there and on the host."""
     out, blocks = values(case.shape, dtype), values(case.blocks_shape, dtype, 1)
     window = window_of("separable", case.block, dtype) if dtype in INEXACT else None
-    want = gpufold.add_blocks(out.copy(), blocks, case.positions, window)
+    want = gpufold.add_blocks_(out.copy(), blocks, case.positions, window)
     weights = window and tuple(map(cupy.asarray, window))
     for variant in ("auto", *gpufold.variants("add_blocks")):
         for positions in (cupy.asarray(case.positions), case.positions.tolist()):
             got = cupy.asarray(out)
             with suppress(gpufold.Unsupported):
-                assert gpufold.add_blocks(got, cupy.asarray(blocks), positions, weights, variant=variant) is got
+                assert gpufold.add_blocks_(got, cupy.asarray(blocks), positions, weights, variant=variant) is got
                 if variant != "atomic" or ELEMENT_TYPES[dtype.name].exact:
                     assert_same_bits(cupy.asnumpy(got), want, f"{variant}: {case} {dtype}")
                 else:
@@ -1399,9 +1399,9 @@ def test_blocks_are_added_to_a_wider_array(cupy, narrow, wide):
     narrow = next(dtype for dtype in DTYPES if dtype.name == narrow)
     out, blocks = values(case.shape, wide), values(case.blocks_shape, narrow, 1)
     window = window_of("separable", case.block, wide)
-    want = gpufold.add_blocks(out.copy(), blocks, case.positions, window)
+    want = gpufold.add_blocks_(out.copy(), blocks, case.positions, window)
     got = cupy.asarray(out)
-    gpufold.add_blocks(got, cupy.asarray(blocks), case.positions.tolist(), tuple(map(cupy.asarray, window)))
+    gpufold.add_blocks_(got, cupy.asarray(blocks), case.positions.tolist(), tuple(map(cupy.asarray, window)))
     assert_same_bits(cupy.asnumpy(got), want)
 
 
@@ -1487,7 +1487,7 @@ def test_blocks_at_positions_can_be_captured_in_a_graph(cupy, case, variant):
     """Positions are never looked at by the host, so that other ones serve the same graph; its lists are its own."""
     zeros, blocks = np.zeros(case.shape, np.float32), values(case.blocks_shape, np.float32)
     out, tiles, positions = cupy.asarray(zeros), cupy.asarray(blocks), cupy.asarray(case.positions)
-    gpufold.add_blocks(out, tiles, positions, variant=variant)
+    gpufold.add_blocks_(out, tiles, positions, variant=variant)
     stream, graph = captured(cupy, partial(gpufold.add_blocks, out, tiles, positions, variant=variant))
     with stream:
         for places in (case.positions + 1, case.positions):
@@ -1495,7 +1495,7 @@ def test_blocks_at_positions_can_be_captured_in_a_graph(cupy, case, variant):
             out.set(zeros, stream)
             graph.launch(stream)
             stream.synchronize()
-            assert_same_bits(cupy.asnumpy(out), gpufold.add_blocks(zeros.copy(), blocks, places))
+            assert_same_bits(cupy.asnumpy(out), gpufold.add_blocks_(zeros.copy(), blocks, places))
 
 
 @pytest.mark.gpu

@@ -59,7 +59,7 @@ def test_every_element_is_covered_unless_strides_leave_gaps(last):
         if block > size and last != "over":
             continue
         positions = gpufold.grid_positions(size, block, stride, last=last)
-        counts = gpufold.add_blocks(np.zeros(size, int), np.ones((len(positions), block), int), positions)
+        counts = gpufold.add_blocks_(np.zeros(size, int), np.ones((len(positions), block), int), positions)
         assert counts.all() or stride > block, (size, block, stride)
         assert counts[0]
         assert counts[-1] or (stride > block and last == "over")

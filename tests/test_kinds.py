@@ -137,7 +137,7 @@ def test_what_a_kind_has_no_use_for_is_refused_unless_it_is_the_default(name, ki
             TypeError, match=f"^{name}: chunks is for dask arrays alone, got a {type(given[0]).__module__}"
         ):
             function(*given, **options, chunks=2)
-    if kind != "numpy" and name != "add_blocks":
+    if kind != "numpy":
         assert_same_bits(KINDS[kind].back(function(*given, **options, out=None)), want)
         with pytest.raises(TypeError, match=f"^{name}: out is for NumPy and CuPy arrays alone, got a {kind}"):
             function(*given, **options, out=given[0])

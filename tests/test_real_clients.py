@@ -271,7 +271,7 @@ def test_pty_chis_patches_have_the_same_bits(probe):
     theirs = processing.place_patches_integer(
         torch.from_numpy(picture.copy()), torch.from_numpy(centres), torch.from_numpy(patches)
     )
-    assert gpufold.add_blocks(picture.copy(), patches, positions).tobytes() == theirs.contiguous().numpy().tobytes()
+    assert gpufold.add_blocks_(picture.copy(), patches, positions).tobytes() == theirs.contiguous().numpy().tobytes()
     tensors = map(torch.from_numpy, (picture, patches, positions))
     assert torch.equal(gpufold.torch.add_blocks(*tensors), theirs)
 
@@ -295,7 +295,7 @@ def test_pty_chis_fractional_patches_are_whole_ones_that_it_shifts():
     patches = torch.from_numpy(waves(len(begins), probe))
     theirs = processing.place_patches_fourier_shift(torch.from_numpy(picture), torch.from_numpy(centres), patches)
     shifted = processing.fourier_shift(torch.nn.functional.pad(patches, [margin] * 4), rest)
-    ours = gpufold.add_blocks(picture.copy(), shifted.numpy(), wider_at)
+    ours = gpufold.add_blocks_(picture.copy(), shifted.numpy(), wider_at)
     np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-4)
 
 
@@ -327,7 +327,7 @@ def test_pty_chis_bilinear_patches_are_four_weighed_whole_ones():
     )
     ours = picture.copy()
     for weight, corner in zip(weights, corners, strict=True):
-        gpufold.add_blocks(ours, weight * patches, whole + corner)
+        gpufold.add_blocks_(ours, weight * patches, whole + corner)
     np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-4)
 
 

@@ -183,7 +183,7 @@ def test_it_is_adjoint_to_adding_blocks(case, kind):
     if window is not None:
         window = tuple(map(np.rint, window)) if isinstance(window, tuple) else np.rint(8 * window)
     left = (gpufold.take_blocks(array, case.positions, case.block, window=window) * blocks).sum()
-    right = (array * gpufold.add_blocks(np.zeros(case.shape), blocks, case.positions, window)).sum()
+    right = (array * gpufold.add_blocks_(np.zeros(case.shape), blocks, case.positions, window)).sum()
     assert left == right
 
 
@@ -213,7 +213,7 @@ def test_what_is_taken_is_put_back():
     array = values((12, 20), np.int64)
     positions = [(y, x) for y in range(0, 12, 4) for x in range(0, 20, 5)]
     blocks = gpufold.take_blocks(array, positions, (4, 5))
-    assert_same_bits(gpufold.add_blocks(np.zeros_like(array), blocks, positions), array)
+    assert_same_bits(gpufold.add_blocks_(np.zeros_like(array), blocks, positions), array)
 
 
 # ---------------------------------------------------------------------------------------------

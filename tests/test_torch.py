@@ -646,7 +646,7 @@ def test_weights_are_added_in_the_same_pass(name, window):
     blocks, real = torch.randn(4, 2, 3, 2, dtype=dtype), torch.float64 if name == "complex128" else torch.float32
     arrays = [as_array(each).copy() for each in (torch.ones(2, 5, 4, dtype=dtype), torch.ones(5, 4, dtype=real))]
     weights = None if given is None else given.numpy() if window == "full" else [each.numpy() for each in given]
-    gpufold.add_blocks(arrays[0], as_array(blocks), PLACES, weights, weight_out=arrays[1])
+    gpufold.add_blocks_(arrays[0], as_array(blocks), PLACES, weights, weight_out=arrays[1])
     torch.compiler.reset()
     compiled = torch.compile(gpufold.torch.add_blocks_, fullgraph=True, backend="aot_eager")
     for function, leaf in ((gpufold.torch.add_blocks_, False), (gpufold.torch.add_blocks_, True), (compiled, False)):
@@ -963,7 +963,7 @@ def test_dtypes_that_do_not_fit_are_refused_by_compilers_too():
     with pytest.raises(TypeError, match="out must have the result's dtype int32, got float32"):
         compiled(out, blocks, places)
     with pytest.raises(TypeError, match="out must have the result's dtype int32, got float32"):
-        torch.ops.gpufold.add_blocks(blocks, None, places, out, "sum", False, "auto", True)
+        torch.ops.gpufold.add_blocks_(blocks, None, places, out, "sum", False, "auto", True)
     compiled = torch.compile(gpufold.torch.add_blocks_, backend="eager")
     with pytest.raises(TypeError, match="weight_out must have the dtype float32 of weights, got float64"):
         compiled(out, blocks.float(), places, weight_out=out.double())
@@ -1282,7 +1282,7 @@ def test_what_a_gradient_needs_may_not_be_freed_before():
             COLUMN, (4, 4), (2, 2), variant="gather")),
         (ValueError, "variant must be auto or one of", lambda: gpufold.torch.col2im(
             COLUMN, (4, 4), (2, 2), variant="fast")),
-        (TypeError, "add_blocks: out must have the result's dtype int32, got float32", lambda: gpufold.torch.add_blocks(
+        (TypeError, "array must have the result's dtype int32, got float32", lambda: gpufold.torch.add_blocks(
             COLUMN, torch.zeros(1, 2, 2, dtype=torch.int32), [(0, 0)])),
         (TypeError, "dtype must be that of data, float32 or float64, got float16", lambda: gpufold.torch.col2im(
             COLUMN, (4, 4), (2, 2), dtype=torch.float16)),

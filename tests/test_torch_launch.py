@@ -168,7 +168,7 @@ def test_the_weights_of_a_window_and_positions_go_by_address(device, window):
     blocks, out = whole_numbers((2, 3, 2)), whole_numbers((5, 4))
     positions = device.lend(torch.tensor([[0, 0], [3, 2]]))
     weights = None if given is None else given.numpy() if window == "full" else [each.numpy() for each in given]
-    want = gpufold.add_blocks(out.numpy().copy(), blocks.numpy(), positions.numpy(), weights)
+    want = gpufold.add_blocks_(out.numpy().copy(), blocks.numpy(), positions.numpy(), weights)
     before = out.data_ptr()
     got = gpufold.torch.add_blocks_(out, blocks, positions, given)
     device.synchronize()
@@ -192,9 +192,9 @@ UNREADY = {
 def test_weights_are_made_ready_for_kernels(device, layout, way):
     window, blocks = UNREADY[layout](WEIGHTS.round()), whole_numbers((2, 3, 2))
     positions, out = device.lend(torch.tensor([[0, 0], [3, 2]])), whole_numbers((5, 4))
-    want = gpufold.add_blocks(out.numpy().copy(), blocks.numpy(), positions.numpy(), WEIGHTS.round().numpy())
+    want = gpufold.add_blocks_(out.numpy().copy(), blocks.numpy(), positions.numpy(), WEIGHTS.round().numpy())
     if way == "operator":
-        got = torch.ops.gpufold.add_blocks(blocks, window, positions, out, "sum", False, "auto", True)
+        got = torch.ops.gpufold.add_blocks_(blocks, window, positions, out, "sum", False, "auto", True)
     else:
         got = gpufold.torch.add_blocks(out, blocks.requires_grad_(way == "differentiated"), positions, window)
     device.synchronize()
@@ -223,7 +223,7 @@ def test_sums_of_weights_go_by_address_too(device, window):
         device.lend(window)
     want = [out.numpy().copy(), weight.numpy().copy()]
     weights = None if window is None else window.numpy()
-    gpufold.add_blocks(want[0], blocks.numpy(), positions.numpy(), weights, weight_out=want[1])
+    gpufold.add_blocks_(want[0], blocks.numpy(), positions.numpy(), weights, weight_out=want[1])
     gpufold.torch.add_blocks_(out, blocks, positions, window, weight_out=weight)
     *_, arguments = device.launches[-1]
     assert weight.data_ptr() in [each for each in arguments if type(each) is int]
@@ -240,7 +240,7 @@ def test_an_average_and_wider_sums_run_the_same_plans(device, dtype):
     out = whole_numbers((3, 5, 4), wide)
     weight = device.lend(torch.rand(5, 4).round().to(out.real.dtype))
     narrow, want = tensors.as_numpy(blocks), out.numpy().copy()
-    gpufold.add_blocks(want, narrow, positions.numpy())
+    gpufold.add_blocks_(want, narrow, positions.numpy())
     gpufold.torch.add_blocks_(out, blocks, positions)
     quotients = gpufold.torch.average(out, weight)
     device.synchronize()
@@ -251,7 +251,7 @@ def test_an_average_and_wider_sums_run_the_same_plans(device, dtype):
 def test_lists_of_blocks_are_made_in_memory_of_torchs_on_the_same_stream(device):
     blocks, out = whole_numbers((40, 3, 2)), whole_numbers((15, 14))
     positions = device.lend(torch.randint(-3, 15, (40, 2), generator=torch.Generator().manual_seed(1)))
-    want = gpufold.add_blocks(out.numpy().copy(), blocks.numpy(), positions.numpy())
+    want = gpufold.add_blocks_(out.numpy().copy(), blocks.numpy(), positions.numpy())
     gpufold.torch.add_blocks_(out, blocks, positions, variant="lists")
     assert [(number, stream.ptr) for number, stream, *_ in device.launches] == [(DEVICE, HANDLE)] * 5
     device.synchronize()
@@ -350,7 +350,7 @@ def test_any_sequence_of_calls_gives_what_each_gives_alone(on, seed, request, mo
         axes = [arrays[name] for name in (0, 1) if name in arrays]
         window = arrays.get("window", (axes * 2)[:2] if axes else None)
         want = np.ones((5, 4), np.float32)
-        gpufold.add_blocks(want, arrays["blocks"], arrays["positions"], window)
+        gpufold.add_blocks_(want, arrays["blocks"], arrays["positions"], window)
         said = (seed, number, kind, like, recorded, enabled, in_place)
         assert got.detach().numpy().tobytes() == want.tobytes(), said
         assert got.requires_grad is (enabled and bool(recorded)), said

@@ -142,6 +142,13 @@ CHOICE = {"variant": "'auto'", "deterministic": "True"}
 FUSED = {"reduction": "'mean'", "window": F4("(2,2)"), "dtype": "'f4'", "accumulate": "False"}
 POSITIONS = "np.array([(0,0),(3,-1)])"
 
+ADDITION = {
+    "array": F4("(3,8,9)"),
+    "blocks": F4("(2,3,2,2)"),
+    "positions": POSITIONS,
+    "window": F4("(2,2)"),
+    **CHOICE,
+}
 NUMPY = {
     "gpufold.col2im": {"data": F4("(2,12,20)"), **COL2IM, **STEPS, **FUSED, "out": F4("(2,3,5,6)"), **CHOICE},
     "gpufold.im2col": {
@@ -185,14 +192,8 @@ NUMPY = {
         "out": F4("(12,4,5)"),
         "variant": "'auto'",
     },
-    "gpufold.add_blocks": {
-        "out": F4("(3,8,9)"),
-        "blocks": F4("(2,3,2,2)"),
-        "positions": POSITIONS,
-        "window": F4("(2,2)"),
-        "weight_out": F4("(8,9)"),
-        **CHOICE,
-    },
+    "gpufold.add_blocks": ADDITION | {"out": F4("(3,8,9)")},
+    "gpufold.add_blocks_": ADDITION | {"weight_out": F4("(8,9)")},
     "gpufold.take_blocks": {
         "array": F4("(3,8,9)"),
         "positions": POSITIONS,
@@ -257,15 +258,15 @@ TABLE = {
         f"gpufold.torch.{name}": {
             each: f"torch.from_numpy({value})" if value.startswith("np.ones") else value
             for each, value in NUMPY[f"gpufold.{name}"].items()
-            if each not in ("out", "accumulate", "dtype", "weight_out") or (name, each) == ("add_blocks", "out")
+            if each not in ("out", "accumulate", "dtype", "weight_out")
         }
-        for name in (*NAMES, "batch_to_space", "space_to_batch")
+        for name in (*NAMES, "add_blocks_", "batch_to_space", "space_to_batch")
     },
     "gpufold.dask": {
         f"gpufold.dask.{name}": {
             each: f"da.from_array({value})" if value.startswith("np.ones") and each != "window" else value
             for each, value in NUMPY[f"gpufold.{name}"].items()
-            if each not in ("accumulate", "weight_out") and ((name, each) == ("add_blocks", "out") or each != "out")
+            if each not in ("accumulate", "out")
         }
         for name in NAMES
     },
@@ -291,8 +292,6 @@ class Drawn:
 
     def __init__(self, rng, name, call):
         keeps = {each for each in call if each in REQUIRED or rng.random() < 0.4}
-        if "weight_out" in call or name.endswith("add_blocks"):  # what is added to
-            keeps.add("out")
         wrong = rng.sample(list(call), min(len(call), rng.choice((1, 1, 2))))
         self.name, self.arguments = name, {}
         for each, right in call.items():

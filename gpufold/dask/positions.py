@@ -24,7 +24,7 @@ from gpufold.positions import average as average_chunk
 
 @answers
 def add_blocks(
-    out: da.Array,
+    array: da.Array,
     blocks: da.Array,
     positions: Any,
     window: Any = None,
@@ -44,12 +44,12 @@ def add_blocks(
            [1., 1., 2., 1., 1., 0.],
            [0., 0., 1., 1., 1., 0.]], dtype=float32)
 
-    A chunk of the result is made from that of `out` and the blocks that meet it, and is that of `out` where none does.
-    Chunks of `blocks` that cut a block, or leading axes elsewhere than those of `out`, are rechunked.
+    A chunk of the result is made from that of `array` and the blocks that meet it, or is that one where none does.
+    Chunks of `blocks` that cut a block, or leading axes elsewhere than those of `array`, are rechunked.
 
     Parameters
     ----------
-    out : dask.array.Array
+    array : dask.array.Array
         Array of shape (*lead, *size) to add to, in NumPy or CuPy chunks of known sizes, such as `dask.array.zeros`; it
         stays as it is, and the sums are chunked as it is.
     blocks : dask.array.Array
@@ -64,33 +64,33 @@ def add_blocks(
     --------
     gpufold.add_blocks : The other parameters; its errors are raised here too, not when the result is computed.
     """
-    out = known_array("add_blocks", "out", out)
+    array = known_array("add_blocks", "array", array)
     blocks = known_array("add_blocks", "blocks", blocks)
-    library = library_of("add_blocks", "a chunk of out", out._meta)
-    check_library("add_blocks", "a chunk of blocks", blocks._meta, library, "one of out")
-    positions = known_positions("add_blocks", positions, out, "out")
-    call = calls.add_blocks(out, blocks, positions, window, variant=variant, deterministic=deterministic)
+    library = library_of("add_blocks", "a chunk of array", array._meta)
+    check_library("add_blocks", "a chunk of blocks", blocks._meta, library, "one of array")
+    positions = known_positions("add_blocks", positions, array, "array")
+    call = calls.add_blocks(array, blocks, positions, window, variant=variant, deterministic=deterministic)
     geometry, weights = geometry_of(call, PositionsGeometry), checked(call, blocks, window)
     positions = near_positions(geometry, positions)
     lead, rank = len(geometry.lead), len(geometry.size)
     whole = dict.fromkeys(range(1 + lead, 1 + lead + rank), -1)
-    blocks = blocks.rechunk({**dict(enumerate(out.chunks[:lead], 1)), **whole})
-    name = f"add_blocks-{tokenize(call, out, blocks, positions, weights)}"
-    graph: dict[Any, Any] = {(name, *index): (out.name, *index) for index in np.ndindex(*out.numblocks)}
+    blocks = blocks.rechunk({**dict(enumerate(array.chunks[:lead], 1)), **whole})
+    name = f"add_blocks-{tokenize(call, array, blocks, positions, weights)}"
+    graph: dict[Any, Any] = {(name, *index): (array.name, *index) for index in np.ndindex(*array.numblocks)}
     found: dict[Size, list[tuple[int, Any]]] = {}
-    parts, pixels = spans_of(blocks.chunks[0]), [spans_of(sizes) for sizes in out.chunks[lead:]]
-    for part, chunk, numbers in meetings(call, positions, parts, out.chunks[lead:]):
+    parts, pixels = spans_of(blocks.chunks[0]), [spans_of(sizes) for sizes in array.chunks[lead:]]
+    for part, chunk, numbers in meetings(call, positions, parts, array.chunks[lead:]):
         found.setdefault(chunk, []).append((part, numbers))
     for chunk, met in found.items():
         begin = [along.start for along in box_of(pixels, chunk)]
         work = partial(_add_chunk, call=call, positions=[positions[numbers] - begin for _, numbers in met])
         in_parts = [(part, numbers - parts[part].start) for part, numbers in met]
-        for planes in np.ndindex(*out.numblocks[:lead]):
+        for planes in np.ndindex(*array.numblocks[:lead]):
             pieces = [(f"{name}-met", part, *planes, *chunk) for part, _ in met]
             for piece, (part, numbers) in zip(pieces, in_parts, strict=True):
                 graph[piece] = (getitem, (blocks.name, part, *planes, *(0,) * rank), numbers)
-            graph[name, *planes, *chunk] = (work, (out.name, *planes, *chunk), pieces, key_of(weights))
-    return new_array(name, graph, (out, blocks, weights), out.chunks, np.dtype(call.dtype))
+            graph[name, *planes, *chunk] = (work, (array.name, *planes, *chunk), pieces, key_of(weights))
+    return new_array(name, graph, (array, blocks, weights), array.chunks, np.dtype(call.dtype))
 
 
 @answers

@@ -39,12 +39,12 @@ def add_blocks_geometry(array_shape: Size, blocks_shape: Size, positions_shape: 
     """
     operation = "add_blocks"
     count, rank = _positions_shape(operation, positions_shape)
-    lead = _leading_axes(operation, "out", array_shape, positions_shape)
+    lead = _leading_axes(operation, "array", array_shape, positions_shape)
     if len(blocks_shape) != 1 + len(array_shape) or blocks_shape[: 1 + lead] != (count, *array_shape[:lead]):
         expected = ", ".join(map(str, (count, *array_shape[:lead])))
         raise ValueError(
             f"{operation}: blocks must be (number of positions, *lead, *block_shape) = ({expected}, *block_shape) "
-            f"with {rank} axes of block_shape, for out of shape {array_shape} and positions of shape "
+            f"with {rank} axes of block_shape, for array of shape {array_shape} and positions of shape "
             f"{positions_shape}, got shape {blocks_shape}; one block for all positions is "
             f"numpy.broadcast_to(block, ({count}, *block.shape))"
         )

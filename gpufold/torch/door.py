@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.compiler import is_compiling
 from torch.overrides import handle_torch_function, has_torch_function
 
+from gpufold.calls import Unsupported
 from gpufold.names import misnamed
 from gpufold.operations import OPERATIONS
 
@@ -27,6 +28,7 @@ KINDS: dict[type[Exception], type[Exception]] = {
     AttributeError: TypeError,
     ValueError: InvalidValue,
     InvalidValue: InvalidValue,
+    Unsupported: Unsupported,
     OverflowError: InvalidValue,
     IndexError: InvalidValue,
     KeyError: InvalidValue,

@@ -2,172 +2,136 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
-from typing import Any
+from inspect import Parameter, getdoc, signature
+from typing import Any, TypeVar
 
 from torch import Tensor
 
-from gpufold import calls
-from gpufold.calls import Mode, Reduction
-from gpufold.geometry import Extents, Sizes
+from gpufold import blocks, calls, sliding, space
+from gpufold.calls import Mode
+from gpufold.geometry import Sizes
+from gpufold.names import WHOSE
+from gpufold.operations import OPERATIONS
 from gpufold.torch import operators, tensors
 from gpufold.torch.door import public
+from gpufold.torch.operators import SIZES
 from gpufold.torch.rules import differentiate
 from gpufold.torch.tensors import described, is_traced
 
 compute, compute_in_place = partial(tensors.compute, differentiate), partial(tensors.compute_in_place, differentiate)
 
+FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 
-@public
-def col2im(
-    data: Tensor,
-    output_size: Extents,
-    kernel_size: Sizes,
-    *,
-    strides: Sizes = 1,
-    dilations: Sizes = 1,
-    pads_begin: Sizes = 0,
-    pads_end: Sizes = 0,
-    reduction: Reduction = "sum",
-    window: Any = None,
-    dtype: Any = None,
-    variant: str = "auto",
-    deterministic: bool = True,
-) -> Tensor:
-    """Put sliding blocks back together into an image: as `gpufold.col2im`, but on tensors, with gradients.
+AXES_BY = {"col2im": "output_size", "im2col": "kernel_size"}
+"""The sizes that have a value for each spatial axis; of other operations `block_shape`."""
 
-    ``(N, C*prod(kernel_size), L) -> (N, C, *output_size)``, or both without ``N``.
 
-    >>> import torch, gpufold.torch
-    >>> columns = torch.ones(4, 9, dtype=torch.int32)  # one channel of 2x2 blocks, 3x3 of them
-    >>> gpufold.torch.col2im(columns, (4, 4), (2, 2))[0, 0].tolist()
-    [1, 2, 2, 1]
+def on_tensors(function: FunctionT, example: str) -> FunctionT:
+    """Return a function of gpufold on tensors: it takes what the other takes, but what tensors have no use for.
 
-    Arguments are those of `gpufold.col2im` but `out` and `accumulate`. `data` is on the CPU or a CUDA device, where the
-    contiguous result is too and a window has to be; a window has a gradient under a sum, else a ValueError says so.
+    The function describes the call, and what it was given goes to what computes or, while something traces, to the
+    operator of the same name.
     """
-    steps = kernel_size, strides, dilations, pads_begin, pads_end
-    if is_traced(data):
-        tail = reduction, variant, deterministic
-        return operators.trace("col2im", (data, window), (output_size, *steps), len(output_size), tail, dtype)
-    given = described("col2im", "data", data)
-    call = calls.col2im(
-        given,
-        output_size,
-        *steps,
-        reduction=reduction,
-        window=window,
-        dtype=tensors.dtype_given(dtype),
-        variant=variant,
-        deterministic=deterministic,
+    name, parameters = function.__name__, dict(signature(function).parameters)
+    for word in WHOSE.keys() & parameters.keys():
+        del parameters[word]
+    (first, data), *_ = parameters.items()
+    parameters[first] = data.replace(annotation="torch.Tensor")
+    places = [each.name for each in parameters.values() if each.kind is Parameter.POSITIONAL_OR_KEYWORD]
+    defaults = {each.name: each.default for each in parameters.values() if each.default is not Parameter.empty}
+    described_call, axes_by = OPERATIONS[name].describe, AXES_BY.get(name, "block_shape")
+
+    def computed(*given: Any, **named: Any) -> Tensor:
+        data = given[0] if given else named.pop(first, None)
+        if len(given) > len(places) or not named.keys() <= parameters.keys():
+            raise TypeError(f"{name} takes {', '.join(parameters)}, the first {len(places)} without their names too")
+        if is_traced(data):
+            values = {**defaults, **dict(zip(places[1:], given[1:], strict=False)), **named}
+            sizes = (*(values[each] for each in SIZES[name]),)
+            if "window" not in values:
+                return operators.trace_space(name, data, sizes, values["variant"])
+            tail = values.get("reduction", "sum"), values["variant"], values.get("deterministic", True)
+            rank = len(values[axes_by])
+            return operators.trace(name, (data, values["window"]), sizes, rank, tail, values.get("dtype"))
+        if "dtype" in named:
+            named["dtype"] = tensors.dtype_given(named["dtype"])
+        return compute(described_call(described(name, first, data), *given[1:], **named), data, named.get("window"))
+
+    summary, formula, *_ = (getdoc(function) or "").split("\n\n")
+    computed.__name__ = computed.__qualname__ = name
+    computed.__signature__ = signature(function).replace(  # type: ignore[attr-defined]
+        parameters=[*parameters.values()], return_annotation="torch.Tensor"
     )
-    return compute(call, data, window)
+    computed.__doc__ = f"""{summary}
+
+{formula}
+
+{example}
+
+As `gpufold.{name}`, but on tensors and with gradients. `{first}` is on the CPU or a CUDA device, where the contiguous
+result is too, and a window has to be. That has a gradient under a sum, where it requires one; under a mean a ValueError
+says so.
+"""
+    taken: Any = public(computed)
+    return taken  # type: ignore[no-any-return]
 
 
-@public
-def im2col(
-    image: Tensor,
-    kernel_size: Extents,
-    *,
-    strides: Sizes = 1,
-    dilations: Sizes = 1,
-    pads_begin: Sizes = 0,
-    pads_end: Sizes = 0,
-    window: Any = None,
-    variant: str = "auto",
-) -> Tensor:
-    """Take sliding blocks out of an image: as `gpufold.im2col`, but on tensors, with gradients.
+col2im = on_tensors(
+    sliding.col2im,
+    """>>> import torch, gpufold.torch
+>>> columns = torch.ones(4, 9, dtype=torch.int32)  # one channel of 2x2 blocks, 3x3 of them
+>>> gpufold.torch.col2im(columns, (4, 4), (2, 2))[0, 0].tolist()
+[1, 2, 2, 1]""",
+)
 
-    ``(N, C, *size) -> (N, C*prod(kernel_size), L)``, or both without ``N``.
+im2col = on_tensors(
+    sliding.im2col,
+    """>>> import torch, gpufold.torch
+>>> gpufold.torch.im2col(torch.arange(5).reshape(1, 5), (3,))
+tensor([[0, 1, 2],
+        [1, 2, 3],
+        [2, 3, 4]])""",
+)
 
-    >>> import torch, gpufold.torch
-    >>> gpufold.torch.im2col(torch.arange(9).reshape(1, 3, 3), (2, 2))
-    tensor([[0, 1, 3, 4],
-            [1, 2, 4, 5],
-            [3, 4, 6, 7],
-            [4, 5, 7, 8]])
+blocks_to_array = on_tensors(
+    blocks.blocks_to_array,
+    """>>> import torch, gpufold.torch
+>>> blocks = gpufold.torch.array_to_blocks(torch.arange(7.0), (3,), (2,))
+>>> gpufold.torch.blocks_to_array(blocks, (7,), (3,), (2,), reduction="mean")
+tensor([0., 1., 2., 3., 4., 5., 6.])""",
+)
 
-    Arguments are those of `gpufold.im2col` but `out`. `image` is on the CPU or a CUDA device, where the contiguous
-    result is too and a window has to be, which has a gradient where it requires one.
-    """
-    steps = strides, dilations, pads_begin, pads_end
-    if is_traced(image):
-        tail = "sum", variant, True
-        return operators.trace("im2col", (image, window), (kernel_size, *steps), len(kernel_size), tail)
-    call = calls.im2col(described("im2col", "image", image), kernel_size, *steps, window=window, variant=variant)
-    return compute(call, image, window)
+array_to_blocks = on_tensors(
+    blocks.array_to_blocks,
+    """>>> import torch, gpufold.torch
+>>> gpufold.torch.array_to_blocks(torch.arange(7), (3,), (2,))
+tensor([[0, 1, 2],
+        [2, 3, 4],
+        [4, 5, 6]])""",
+)
 
+batch_to_space = on_tensors(
+    space.batch_to_space,
+    """>>> import torch, gpufold.torch
+>>> gpufold.torch.batch_to_space(torch.arange(12).reshape(4, 1, 3), (1, 2, 2), (0, 0, 1))
+tensor([[[ 3,  1,  4,  2,  5],
+         [ 9,  7, 10,  8, 11]]])""",
+)
 
-@public
-def blocks_to_array(
-    blocks: Tensor,
-    output_shape: Extents,
-    block_shape: Extents,
-    strides: Sizes = 1,
-    *,
-    reduction: Reduction = "sum",
-    window: Any = None,
-    dtype: Any = None,
-    variant: str = "auto",
-    deterministic: bool = True,
-) -> Tensor:
-    """Put sliding blocks back together: as `gpufold.blocks_to_array`, but on tensors, with gradients.
-
-    ``(*lead, *num_blocks, *block_shape) -> output_shape``, which is ``(*lead, *size)``.
-
-    >>> import torch, gpufold.torch
-    >>> blocks = gpufold.torch.array_to_blocks(torch.arange(7.0), (3,), (2,))
-    >>> gpufold.torch.blocks_to_array(blocks, (7,), (3,), (2,))
-    tensor([0., 1., 4., 3., 8., 5., 6.])
-    >>> gpufold.torch.blocks_to_array(blocks, (7,), (3,), (2,), reduction="mean")
-    tensor([0., 1., 2., 3., 4., 5., 6.])
-
-    Arguments are those of `gpufold.blocks_to_array` but `out` and `accumulate`; tensors as in `gpufold.torch.col2im`.
-    """
-    if is_traced(blocks):
-        sizes, tail = (output_shape, block_shape, strides), (reduction, variant, deterministic)
-        return operators.trace("blocks_to_array", (blocks, window), sizes, len(block_shape), tail, dtype)
-    given = described("blocks_to_array", "blocks", blocks)
-    call = calls.blocks_to_array(
-        given,
-        output_shape,
-        block_shape,
-        strides,
-        reduction=reduction,
-        window=window,
-        dtype=tensors.dtype_given(dtype),
-        variant=variant,
-        deterministic=deterministic,
-    )
-    return compute(call, blocks, window)
-
-
-@public
-def array_to_blocks(
-    array: Tensor, block_shape: Extents, strides: Sizes = 1, *, window: Any = None, variant: str = "auto"
-) -> Tensor:
-    """Take sliding blocks out of an array: as `gpufold.array_to_blocks`, but on tensors, with gradients.
-
-    ``(*lead, *size) -> (*lead, *num_blocks, *block_shape)``
-
-    >>> import torch, gpufold.torch
-    >>> gpufold.torch.array_to_blocks(torch.arange(7), (3,), (2,))
-    tensor([[0, 1, 2],
-            [2, 3, 4],
-            [4, 5, 6]])
-
-    Arguments are those of `gpufold.array_to_blocks` but `out`; tensors as in `gpufold.torch.im2col`.
-    """
-    if is_traced(array):
-        sizes, tail = (block_shape, strides), ("sum", variant, True)
-        return operators.trace("array_to_blocks", (array, window), sizes, len(block_shape), tail)
-    given = described("array_to_blocks", "array", array)
-    return compute(calls.array_to_blocks(given, block_shape, strides, window=window, variant=variant), array, window)
+space_to_batch = on_tensors(
+    space.space_to_batch,
+    """>>> import torch, gpufold.torch
+>>> gpufold.torch.space_to_batch(torch.arange(1, 6).reshape(1, 5), (1, 2), (0, 1), (0, 0))
+tensor([[0, 2, 4],
+        [1, 3, 5]])""",
+)
 
 
 @public
 def add_blocks(
-    out: Tensor,
+    array: Tensor,
     blocks: Tensor,
     positions: Any,
     window: Any = None,
@@ -175,7 +139,7 @@ def add_blocks(
     variant: str = "auto",
     deterministic: bool = True,
 ) -> Tensor:
-    """Return a tensor with blocks added to it: as `gpufold.add_blocks`, but `out` stays as it is, and with gradients.
+    """Return a tensor with blocks added to it: as `gpufold.add_blocks`, but with gradients.
 
     ``(*lead, *size), (P, *lead, *block_shape), (P, rank) -> (*lead, *size)``
 
@@ -186,21 +150,21 @@ def add_blocks(
             [1., 1., 2., 1., 1., 0.],
             [0., 0., 1., 1., 1., 0.]])
 
-    Arguments are those of `gpufold.add_blocks` but `weight_out`. `out` and `blocks` are on one device, the CPU or a
-    CUDA device, where the contiguous result is too, and have gradients, as a window has where it requires one.
-    Positions are a tensor there, none of whose values is looked at, or a sequence.
+    `array` and `blocks` are on one device, the CPU or a CUDA device, where the contiguous result is too, and have
+    gradients, as a window has where it requires one. Positions are a tensor there, none of whose values is looked at,
+    or a sequence.
     """
-    if is_traced(out, blocks):
-        places = operators.as_positions("add_blocks", positions, out)
-        return operators.trace("add_blocks", (blocks, window, places, out), (), 0, ("sum", variant, deterministic))
-    array, given, places = _described_addition("add_blocks", out, blocks, positions)
-    call = calls.add_blocks(array, given, places, window, variant=variant, deterministic=deterministic)
-    return compute(call, blocks, window, places, out)
+    if is_traced(array, blocks):
+        places = operators.as_positions("add_blocks", positions, array)
+        return operators.trace("add_blocks", (blocks, window, places, array), (), 0, ("sum", variant, deterministic))
+    into, given, places = _described_addition("add_blocks", array, blocks, positions)
+    call = calls.add_blocks(into, given, places, window, variant=variant, deterministic=deterministic)
+    return compute(call, blocks, window, places, array)
 
 
 @public
 def add_blocks_(
-    out: Tensor,
+    array: Tensor,
     blocks: Tensor,
     positions: Any,
     window: Any = None,
@@ -209,7 +173,7 @@ def add_blocks_(
     variant: str = "auto",
     deterministic: bool = True,
 ) -> Tensor:
-    """Add blocks into a tensor in place: as `gpufold.add_blocks`, but on tensors.
+    """Add blocks into a tensor in place: as `gpufold.add_blocks_`, but with gradients.
 
     ``(*lead, *size), (P, *lead, *block_shape), (P, rank) -> (*lead, *size)``
 
@@ -220,34 +184,38 @@ def add_blocks_(
     >>> picture
     tensor([1., 1., 2., 1., 1., 0.])
 
-    Arguments are those of `gpufold.add_blocks`; tensors as in `gpufold.torch.add_blocks`. A leaf that requires a
-    gradient is a ValueError. Where gradients are asked for, it is ``out.copy_(add_blocks(out, ...))``: a new tensor
-    more. That of a window goes through `weight_out` too.
+    Tensors are as in `gpufold.torch.add_blocks`. A leaf that requires a gradient is a ValueError. Where gradients are
+    asked for, it is ``array.copy_(add_blocks(array, ...))``: a new tensor more. That of a window goes through
+    `weight_out` too.
     """
-    if is_traced(out, blocks):
+    if is_traced(array, blocks):
         options: dict[str, Any] = {"variant": variant, "deterministic": deterministic}
+<<<<<<< HEAD
         if weight_out is not None and window is not None:
             window = tensors.counted_sums("add_blocks_", tensors.weights_of(window), weight_out.dtype)
         sums, weights = add_blocks(out, blocks, positions, window, **options), None
+=======
+        sums, weights = add_blocks(array, blocks, positions, window, **options), None
+>>>>>>> 5dd03de (Return new sums from add_blocks, and add in place by add_blocks_)
         if weight_out is not None:
             tensors.check_tensor("add_blocks_", "weight_out", weight_out)
-            calls.check_weight_sums(*map(tensors.name_of, (out.dtype, blocks.dtype, weight_out.dtype)))
-            ones = weight_out.new_ones(()).expand(blocks.shape[0], *blocks.shape[1 + out.ndim - weight_out.ndim :])
+            calls.check_weight_sums(*map(tensors.name_of, (array.dtype, blocks.dtype, weight_out.dtype)))
+            ones = weight_out.new_ones(()).expand(blocks.shape[0], *blocks.shape[1 + array.ndim - weight_out.ndim :])
             weights = add_blocks(weight_out, ones, positions, window, **options)
-        return tensors.written_over(out, sums, weight_out, weights)
-    array, given, places = _described_addition("add_blocks_", out, blocks, positions)
+        return tensors.written_over(array, sums, weight_out, weights)
+    into, given, places = _described_addition("add_blocks_", array, blocks, positions)
     weights = None if weight_out is None else described("add_blocks_", "weight_out", weight_out)
     call = calls.add_blocks(
-        array, given, places, window, weight_out=weights, variant=variant, deterministic=deterministic
+        into, given, places, window, weight_out=weights, variant=variant, deterministic=deterministic
     )
-    return compute_in_place(call, out, blocks, window, places, weight_out)
+    return compute_in_place(call, array, blocks, window, places, weight_out)
 
 
 def _described_addition(
-    name: str, out: Tensor, blocks: Tensor, positions: Any
+    name: str, array: Tensor, blocks: Tensor, positions: Any
 ) -> tuple[tensors.Described, tensors.Described, Tensor]:
-    array, given = described(name, "out", out), described(name, "blocks", blocks)
-    return array, given, tensors.as_positions(name, positions, out, "out")
+    into, given = described(name, "array", array), described(name, "blocks", blocks)
+    return into, given, tensors.as_positions(name, positions, array, "array")
 
 
 @public
@@ -273,8 +241,7 @@ def take_blocks(
             [[0, 8, 9],
              [0, 0, 0]]])
 
-    Arguments are those of `gpufold.take_blocks` but `out`; tensors as in `gpufold.torch.add_blocks`. Both modes have
-    gradients.
+    Tensors are as in `gpufold.torch.add_blocks`. Both modes have gradients.
     """
     if is_traced(array):
         places = operators.as_positions("take_blocks", positions, array)
@@ -297,52 +264,9 @@ def average(numerator: Tensor, weight: Tensor, *, variant: str = "auto") -> Tens
     tensor([[ 3.,  2.,  0.],
             [ 1., 10.,  0.]])
 
-    Arguments are those of `gpufold.average` but `out`, on one device, the CPU or a CUDA device. Gradients are zero
-    where the result is because nothing landed.
+    Gradients are zero where the result is because nothing landed.
     """
     if is_traced(numerator, weight):
         return operators.trace("average", (numerator, weight), (), 0, ("sum", variant, True))
     given = described("average", "numerator", numerator)
     return compute(calls.average(given, described("average", "weight", weight), variant=variant), numerator, weight)
-
-
-@public
-def batch_to_space(
-    data: Tensor, block_shape: Extents, crops_begin: Sizes = 0, crops_end: Sizes = 0, *, variant: str = "auto"
-) -> Tensor:
-    """Move blocks of the batch axis into the spatial axes, and crop: as `gpufold.batch_to_space`, but with gradients.
-
-    ``(B*prod(block_shape), D_1, ...) -> (B, D_1*block_shape[1] - crops_begin[1] - crops_end[1], ...)``
-
-    >>> import torch, gpufold.torch
-    >>> gpufold.torch.batch_to_space(torch.arange(12).reshape(4, 1, 3), (1, 2, 2), (0, 0, 1))
-    tensor([[[ 3,  1,  4,  2,  5],
-             [ 9,  7, 10,  8, 11]]])
-
-    Arguments are those of `gpufold.batch_to_space` but `out`; the tensor as in `gpufold.torch.col2im`.
-    """
-    if is_traced(data):
-        return operators.trace_space("batch_to_space", data, (block_shape, crops_begin, crops_end), variant)
-    given = described("batch_to_space", "data", data)
-    return compute(calls.batch_to_space(given, block_shape, crops_begin, crops_end, variant=variant), data)
-
-
-@public
-def space_to_batch(
-    data: Tensor, block_shape: Extents, pads_begin: Sizes = 0, pads_end: Sizes = 0, *, variant: str = "auto"
-) -> Tensor:
-    """Pad the spatial axes and move their blocks into the batch axis: as `gpufold.space_to_batch`, but with gradients.
-
-    ``(B, E_1, ...) -> (B*prod(block_shape), (E_1 + pads_begin[1] + pads_end[1]) / block_shape[1], ...)``
-
-    >>> import torch, gpufold.torch
-    >>> gpufold.torch.space_to_batch(torch.arange(1, 6).reshape(1, 5), (1, 2), (0, 1), (0, 0))
-    tensor([[0, 2, 4],
-            [1, 3, 5]])
-
-    Arguments are those of `gpufold.space_to_batch` but `out`; the tensor as in `gpufold.torch.col2im`.
-    """
-    if is_traced(data):
-        return operators.trace_space("space_to_batch", data, (block_shape, pads_begin, pads_end), variant)
-    given = described("space_to_batch", "data", data)
-    return compute(calls.space_to_batch(given, block_shape, pads_begin, pads_end, variant=variant), data)

@@ -41,7 +41,7 @@ SIZES = {
 }
 """The sizes that each operator takes, one value per axis."""
 
-OUT_DTYPE = "out must have the result's dtype"
+OUT_DTYPE = "array must have the result's dtype"
 """What is said where it has another."""
 
 INTEGER, FLOAT = (int, torch.SymInt, np.integer), (float, torch.SymFloat)
@@ -90,7 +90,8 @@ def _define(operation: str) -> None:
     def compute(*arguments: Any) -> Tensor:
         call = call_of(operation, arguments)
         data, window, positions, out = arguments[:4]
-        for name, tensor in zip((OPERATIONS[operation].data, "window", "positions", "out"), arguments[:4], strict=True):
+        names = OPERATIONS[operation].data, "window", "positions", "array"
+        for name, tensor in zip(names, arguments[:4], strict=True):
             if tensor is not None:
                 tensors.check_stored(operation, name, tensor)
         return execute(call, resolved(data), rules.separated(call, window), positions, out)
@@ -166,7 +167,7 @@ def trace(
             raise TypeError(f"{operation}: reduction, mode and variant are names, got {chosen!r}")
     if out is not None or dtype is not None:
         if out is not None:
-            tensors.check_tensor(operation, "out", out)
+            tensors.check_tensor(operation, "array", out)
         must = f"dtype must be that of {OPERATIONS[operation].data}," if out is None else OUT_DTYPE
         dtype = dtype if out is None else out.dtype
         name = name_of(dtype) if isinstance(dtype, torch.dtype) else dtype_name(dtype)

@@ -351,10 +351,10 @@ def compute(
         weights = () if window is None else axes_of_window(call, window)
         check_dense(call.operation, OPERATIONS[call.operation].data, data)
         if out is not None:
-            check_dense(call.operation, "out", out)
-            check_like(call.operation, "blocks", data, out, "out")
+            check_dense(call.operation, "array", out)
+            check_like(call.operation, "blocks", data, out, "array")
         if positions is not None:
-            positions = checked_positions(call.operation, positions, data, "array" if out is None else "out")
+            positions = checked_positions(call.operation, positions, data, "array")
         axes = checked_window(call, data, weights, window)
         transformed = is_transformed()
         recorded = transformed or has_gradient(data, out, *axes)
@@ -386,15 +386,15 @@ def compute_in_place(
         weights = () if window is None else axes_of_window(call, window)
         out, blocks, positions, weight_out = map(alive, (out, blocks, positions, weight_out))
         written = (out,) if weight_out is None else (out, weight_out)
-        check_dense("add_blocks_", "out", out)
-        check_like("add_blocks_", "blocks", blocks, out, "out")
-        positions = checked_positions("add_blocks_", positions, out, "out")
+        check_dense("add_blocks_", "array", out)
+        check_like("add_blocks_", "blocks", blocks, out, "array")
+        positions = checked_positions("add_blocks_", positions, out, "array")
         axes = checked_window(call, blocks, weights, window)
-        check_written("out", out, (blocks, positions, *axes))
+        check_written("array", out, (blocks, positions, *axes))
         if weight_out is not None:
-            check_like("add_blocks_", "weight_out", weight_out, out, "out")
+            check_like("add_blocks_", "weight_out", weight_out, out, "array")
             check_written("weight_out", weight_out, (blocks, positions, *axes))
-            check_apart("weight_out", weight_out, "out", out)
+            check_apart("weight_out", weight_out, "array", out)
         lazy = any([resolved(tensor) is not tensor for tensor in written])
         if lazy or is_transformed() or has_gradient(blocks, *written, *axes):
             plain = call._replace(fusion=call.fusion._replace(weight_out=False))
@@ -434,7 +434,7 @@ def with_weights(
 def written_over(out: Tensor, sums: Tensor, weight_out: Tensor | None, weights: Tensor | None) -> Tensor:
     """Copy new sums into a tensor, and new weights into another: both, or none where one may not be written into."""
     if not is_compiling():
-        check_recordable("out", out, sums)
+        check_recordable("array", out, sums)
     if weight_out is None or weights is None:
         return out.copy_(sums)
     if not is_compiling():
