@@ -20,6 +20,7 @@ def array_to_blocks(
     *,
     window: Any = None,
     out: Array[ArrayT] | None = None,
+    chunks: Any = "auto",
     variant: str = "auto",
 ) -> ArrayT:
     """Take sliding blocks out of an array, each a contiguous piece of the result: `im2col` with the taps last.
@@ -49,6 +50,8 @@ def array_to_blocks(
         Real weights of a block's elements, as in `col2im`; every element is multiplied by its own and rounded once.
     out : numpy.ndarray or cupy.ndarray, optional
         Array for the result, of its shape and dtype, sharing no memory with `array`; every element is overwritten.
+    chunks
+        As in `col2im`.
     variant : str
         A GPU kernel by name, see `gpufold.variants`; "auto" chooses one.
 
@@ -84,6 +87,7 @@ def blocks_to_array(
     dtype: Any = None,
     out: Array[ArrayT] | None = None,
     accumulate: bool = False,
+    chunks: Any = "auto",
     variant: str = "auto",
     deterministic: bool = True,
 ) -> ArrayT:
@@ -113,7 +117,7 @@ def blocks_to_array(
         Elements of a block along each spatial axis, at least 1; its length says how many axes are spatial.
     strides : int or sequence of int
         Elements from one block to the next, at least 1; one int means the same on every axis.
-    reduction, window, dtype, out, accumulate, variant, deterministic
+    reduction, window, dtype, out, accumulate, chunks, variant, deterministic
         As in `col2im`.
 
     Returns

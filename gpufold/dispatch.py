@@ -5,14 +5,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from functools import wraps
-from inspect import Parameter, signature
+from inspect import Parameter, getdoc, signature
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 import numpy as np
 
 from gpufold import extras
-from gpufold.names import misnamed
+from gpufold.names import WHOSE, misnamed
 
 FRONTS = {"dask": "dask", "jax": "jax", "jaxlib": "jax", "torch": "torch"}
 """The submodule that has the functions for a package's arrays. NumPy's and CuPy's are those of gpufold itself."""
@@ -51,6 +51,8 @@ def dispatched(function: FunctionT) -> FunctionT:
             front: Any = function
         else:
             front = functions.get(kind.__module__.partition(".")[0]) or found(kind)
+        if front is function and "chunks" in named and named["chunks"] is not defaults.get("chunks"):
+            raise misnamed(front, name, ["chunks"], kind)
         try:
             return front(*given, **named)
         except TypeError:
@@ -65,6 +67,36 @@ def dispatched(function: FunctionT) -> FunctionT:
 
     taken: Any = door
     return taken  # type: ignore[no-any-return]
+
+
+def like(function: FunctionT, kind: str, said: str) -> Callable[[Callable[..., Any]], FunctionT]:
+    """Return a decorator for a front's `(array, *given, **named)`, which is given what a function of gpufold takes.
+
+    The front's function has the other's name, signature and formula, but what arrays of its kind have no use for, and
+    its own docstring between that and what is `said` of all functions of the front.
+    """
+    name, shown = function.__name__, signature(function)
+    kept = [each for each in shown.parameters.values() if kind in WHOSE.get(each.name, kind)]
+    shown = shown.replace(parameters=[kept[0].replace(annotation=kind), *kept[1:]], return_annotation=kind)
+    first, known = kept[0].name, frozenset(shown.parameters)
+    places = sum(each.kind is Parameter.POSITIONAL_OR_KEYWORD for each in kept)
+    summary, formula, *_ = (getdoc(function) or "").split("\n\n")
+
+    def decorate(front: Callable[..., Any]) -> FunctionT:
+        @wraps(front)
+        def taking(*given: Any, **named: Any) -> Any:
+            array = given[0] if given else named.pop(first, None)
+            if len(given) > places or not named.keys() <= known:
+                raise TypeError(f"{name}: of {', '.join(shown.parameters)}, only the first {places} need no name")
+            return front(array, *given[1:], **named)
+
+        taking.__name__ = taking.__qualname__ = name
+        taking.__doc__ = "\n\n".join([summary, formula, getdoc(front) or "", said.format(name=name, first=first)])
+        taking.__signature__ = shown  # type: ignore[attr-defined]
+        taken: Any = taking
+        return taken  # type: ignore[no-any-return]
+
+    return decorate
 
 
 _packages: WeakKeyDictionary[type, str] = WeakKeyDictionary()

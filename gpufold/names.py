@@ -35,9 +35,9 @@ HERE = {
 """The names of arguments here, or what to say in their place, with those that they have in other libraries."""
 
 WHOSE = {
-    "out": "NumPy and CuPy arrays",
-    "accumulate": "NumPy and CuPy arrays",
-    "chunks": "dask arrays",
+    "out": "numpy.ndarray or cupy.ndarray",
+    "accumulate": "numpy.ndarray or cupy.ndarray",
+    "chunks": "dask.array.Array",
 }
 """The arguments that not every kind of array has, and whose they are."""
 
@@ -65,18 +65,18 @@ def answers(function: FunctionT) -> FunctionT:
 def misnamed(function: Callable[..., Any], name: str, given: Iterable[str], kind: type | None = None) -> TypeError:
     """Return what to raise where a function, by its public name, is given keywords that it does not have.
 
-    >>> import gpufold
+    >>> import numpy, gpufold
     >>> print(misnamed(gpufold.im2col, "im2col", ["stride"]))
     im2col: there is no argument stride, it is strides here
-    >>> print(misnamed(gpufold.im2col, "im2col", ["chunks"], np.ndarray))
-    im2col: chunks is for dask arrays alone, got a numpy.ndarray
+    >>> print(misnamed(gpufold.im2col, "im2col", ["chunks"], numpy.ndarray))
+    im2col: chunks is for a dask.array.Array alone, got a numpy.ndarray
     """
     word, *_ = given
+    got = "" if kind is None else f", got a {kind.__module__}.{kind.__qualname__}"
+    if word in WHOSE:
+        return TypeError(f"{name}: {word} is for a {WHOSE[word]} alone{got}")
     parameters = [each for each in signature(function).parameters if each != "self"]
     for here, elsewhere in HERE.items():
         if word in elsewhere and here.split(" ")[0].rstrip(",") in parameters:
             return TypeError(f"{name}: there is no argument {word}, it is {here.rstrip(',')} here")
-    if word in WHOSE:
-        got = "" if kind is None else f", got a {kind.__module__}.{kind.__qualname__}"
-        return TypeError(f"{name}: {word} is for {WHOSE[word]} alone{got}")
     return TypeError(f"{name}: there is no argument {word}, there are {', '.join(parameters)}")

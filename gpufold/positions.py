@@ -68,18 +68,9 @@ def add_blocks(
         Where in `array` each block's first element lies, of shape (P, rank), in elements along the last `rank` axes of
         `array`, those with positions; integers.
     window : numpy.ndarray, cupy.ndarray or sequence of them, optional
-<<<<<<< HEAD
-        Real weights of a block's elements, as in `col2im` of `out`'s dtype, multiplied in as the blocks are added.
-    weight_out : numpy.ndarray or cupy.ndarray, optional
-        Array of shape (*size) to which the window, or one, is added at the same positions in the same pass, for
-        `average`: of the dtype that a window has for `out`, float32 or, for float64 and complex128, float64. It shares
-        no memory with the other arrays. Nothing is added where `out` or `blocks` has no element. A weight other than
-        zero then counts as 2**-96 at least (2**-960 in double precision), so that underflow uncovers no element.
-=======
         Real weights of a block's elements, as in `col2im` of `array`'s dtype, multiplied in as the blocks are added.
     out : numpy.ndarray or cupy.ndarray, optional
         Array for the result, of its shape and dtype: `array` itself, or one that shares no memory with the others.
->>>>>>> 5dd03de (Return new sums from add_blocks, and add in place by add_blocks_)
     variant : str
         A GPU kernel by name, see `gpufold.variants`; "auto" chooses one.
     deterministic : bool
@@ -151,7 +142,9 @@ def add_blocks_(
     weight_out : numpy.ndarray or cupy.ndarray, optional
         Array of shape (*size) to which the window, or one, is added at the same positions in the same pass, for
         `average`: of the dtype that a window has for `array`, float32 or, for float64 and complex128, float64. It
-        shares no memory with the other arrays. Nothing is added where `array` or `blocks` has no element.
+        shares no memory with the other arrays. Nothing is added where `array` or `blocks` has no element. A weight
+        other than zero then counts as 2**-96 at least (2**-960 in double precision), so that underflow uncovers no
+        element.
 
     Returns
     -------
@@ -190,6 +183,7 @@ def take_blocks(
     window: Any = None,
     mode: Mode = "constant",
     out: Array[ArrayT] | None = None,
+    chunks: Any = "auto",
     variant: str = "auto",
 ) -> ArrayT:
     """Take blocks out of an array, each at a position of its own: the adjoint of `add_blocks`.
@@ -227,6 +221,8 @@ def take_blocks(
     out : numpy.ndarray or cupy.ndarray, optional
         Array for the result, of its shape and dtype, sharing no memory with the other arrays; every element is
         overwritten.
+    chunks
+        As in `col2im`.
     variant : str
         A GPU kernel by name, see `gpufold.variants`; "auto" chooses one.
 

@@ -27,6 +27,7 @@ def col2im(
     dtype: Any = None,
     out: Array[ArrayT] | None = None,
     accumulate: bool = False,
+    chunks: Any = "auto",
     variant: str = "auto",
     deterministic: bool = True,
 ) -> ArrayT:
@@ -91,6 +92,8 @@ def col2im(
         Array for the result, of its shape and dtype, sharing no memory with `data`; every element is overwritten.
     accumulate : bool
         Add the result to what is in `out` instead of overwriting it: last, in the type the sum is made in.
+    chunks
+        How the result of a dask array is cut, see `gpufold.dask.col2im`; no other array has any.
     variant : str
         A GPU kernel by name, see `gpufold.variants`; "auto" chooses one.
     deterministic : bool
@@ -143,6 +146,7 @@ def im2col(
     pads_end: Sizes = 0,
     window: Any = None,
     out: Array[ArrayT] | None = None,
+    chunks: Any = "auto",
     variant: str = "auto",
 ) -> ArrayT:
     """Take sliding blocks out of an image: the adjoint of `col2im`.
@@ -174,6 +178,8 @@ def im2col(
         Real weights of a block's taps as in `col2im`; every tap is multiplied by its own and rounded once.
     out : numpy.ndarray or cupy.ndarray, optional
         Array for the result, of its shape and dtype, sharing no memory with `image`; every element is overwritten.
+    chunks
+        As in `col2im`.
     variant : str
         A GPU kernel by name, see `gpufold.variants`; "auto" chooses one.
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from gpufold import calls
 from gpufold.arrays import Array, ArrayT, library_of
 from gpufold.compute import compute
@@ -17,6 +19,7 @@ def batch_to_space(
     crops_end: Sizes = 0,
     *,
     out: Array[ArrayT] | None = None,
+    chunks: Any = "auto",
     variant: str = "auto",
 ) -> ArrayT:
     """Move blocks of the batch axis into the spatial axes, and crop.
@@ -42,6 +45,8 @@ def batch_to_space(
         means the same on every axis but axis 0. Crops may leave nothing of an axis.
     out : numpy.ndarray or cupy.ndarray, optional
         Array for the result, of its shape and dtype, sharing no memory with `data`; every element is overwritten.
+    chunks
+        As in `col2im`.
     variant : str
         A GPU kernel by name, see `gpufold.variants`; "auto" chooses one.
 
@@ -73,6 +78,7 @@ def space_to_batch(
     pads_end: Sizes = 0,
     *,
     out: Array[ArrayT] | None = None,
+    chunks: Any = "auto",
     variant: str = "auto",
 ) -> ArrayT:
     """Pad the spatial axes with zeros and move their blocks into the batch axis: undoes `batch_to_space`.
@@ -98,6 +104,8 @@ def space_to_batch(
         but axis 0. With them every axis is a multiple of its block.
     out : numpy.ndarray or cupy.ndarray, optional
         Array for the result, of its shape and dtype, sharing no memory with `data`; every element is overwritten.
+    chunks
+        As in `col2im`.
     variant : str
         A GPU kernel by name, see `gpufold.variants`; "auto" chooses one.
 

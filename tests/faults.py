@@ -1130,7 +1130,7 @@ FAULTS = (
     ),
     Fault(
         "blocks of a chunk that are added in another order",
-        "gpufold/dask/meetings.py",
+        "gpufold/dask/chunks.py",
         """    order = np.argsort(pair, kind="stable")""",
         """    order = np.lexsort((-block, pair))""",
         DASK + "named_cases_of_positions_have_the_bits_of_eager_calls[more-than-a-block-of-threads-tests]",
@@ -1144,14 +1144,14 @@ FAULTS = (
     ),
     Fault(
         "a chunk that waits for blocks beside it",
-        "gpufold/dask/meetings.py",
+        "gpufold/dask/chunks.py",
         """        first = np.searchsorted(ends, begin, "right")""",
         """        first = np.searchsorted(ends, begin, "left")""",
         DASK + "a_chunk_depends_on_the_blocks_that_meet_it_and_on_nothing_else[add_blocks-shape0-chunks0]",
     ),
     Fault(
         "blocks at a seam given to one side only",
-        "gpufold/dask/pieces.py",
+        "gpufold/dask/chunks.py",
         "[axis.section(span.start, span.stop)[1] for span in spans_of(sizes)]\n        for axis, sizes in zip(axes,",
         "[axis.section(span.start + axis.stride, span.stop)[1] for span in spans_of(sizes)]\n"
         "        for axis, sizes in zip(axes,",
@@ -1159,21 +1159,21 @@ FAULTS = (
     ),
     Fault(
         "a row of blocks cut in two",
-        "gpufold/dask/cutting.py",
+        "gpufold/dask/chunks.py",
         "ends = sorted({-(-end // unit) * unit for end in accumulate(sizes)})",
         "ends = sorted(set(accumulate(sizes)))",
         DASK + "chunks_that_cut_channels_or_rows_of_blocks_reach_to_their_end",
     ),
     Fault(
         "empty chunks that come in",
-        "gpufold/dask/cutting.py",
+        "gpufold/dask/chunks.py",
         "        if 0 in sizes and len(sizes) > 1:",
         "        if not sizes:",
         DASK + "empty_chunks_change_nothing[average-arrays12-arguments12]",
     ),
     Fault(
         "a window that its caller may still change",
-        "gpufold/dask/cutting.py",
+        "gpufold/dask/chunks.py",
         "tuple(each.copy() for each in weights)",
         "tuple(weights)",
         DASK + "what_a_caller_changes_after_the_call_changes_no_result[stitch-full]",

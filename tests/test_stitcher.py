@@ -50,14 +50,8 @@ def whole(shape, rank, batches, window, reduction):
         ones = np.broadcast_to(real(1), (len(batch.blocks), *tile))
         if reduction == "least_squares" and used is not None:
             arrays = used if isinstance(used, tuple) else (used,)
-<<<<<<< HEAD
             used = reduce(np.multiply.outer, [each.astype(real) for each in arrays]) ** 2
-        gpufold.add_blocks(weight, ones, batch.positions, used)
-=======
-            squares = tuple(each.astype(real) ** 2 for each in arrays)
-            used = squares if isinstance(used, tuple) else squares[0]
         gpufold.add_blocks_(weight, ones, batch.positions, used)
->>>>>>> 5dd03de (Return new sums from add_blocks, and add in place by add_blocks_)
     return total if reduction == "sum" else gpufold.average(total, weight)
 
 

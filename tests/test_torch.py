@@ -77,7 +77,7 @@ PLACES = [(0, 0), (-1, 2), (2, 1), (9, 9)]
 FULL, SEPARABLE = ((3, 2),), ((3,), (2,))
 BLOCKS = {"output_shape": (2, 7), "block_shape": (3,), "strides": 2}
 COLUMNS, IMAGE = {"data": (2, 6, 6)}, {"image": (2, 1, 4, 3)}
-ADDED = {"out": (2, 4, 3), "blocks": (4, 2, 3, 2)}
+ADDED = {"array": (2, 4, 3), "blocks": (4, 2, 3, 2)}
 AT = {"positions": PLACES, "block_shape": (3, 2)}
 FAR = {"positions": [(-1, 1), (3, -2), (-(2**63), 2), (2**62, 2**63 - 1)], "block_shape": (3, 2), "mode": "edge"}
 
@@ -91,7 +91,7 @@ LINEAR = [
     Operation("batch_to_space", {"data": (8, 3)}, {"block_shape": (1, 4), "crops_begin": 1, "crops_end": (0, 2)}),
     Operation("space_to_batch", {"data": (2, 9)}, {"block_shape": (1, 4), "pads_begin": 1, "pads_end": (0, 2)}),
     Operation("add_blocks", ADDED, {"positions": PLACES}),
-    Operation("add_blocks", {"out": (4, 3), "blocks": (4, 3, 2)}, {"positions": PLACES}, suffix="-without-lead"),
+    Operation("add_blocks", {"array": (4, 3), "blocks": (4, 3, 2)}, {"positions": PLACES}, suffix="-without-lead"),
     Operation("take_blocks", {"array": (2, 4, 3)}, AT),
     Operation("take_blocks", {"array": (4, 3)}, FAR, suffix="-edge"),
     Operation("take_blocks", {"array": (2, 1, 1)}, FAR, suffix="-edge-of-one"),
@@ -597,13 +597,13 @@ FORBIDDEN = {
 
 
 @pytest.mark.parametrize("wrong", FORBIDDEN.values(), ids=FORBIDDEN)
-@pytest.mark.parametrize("name", ["out", "weight_out"])
+@pytest.mark.parametrize("name", ["array", "weight_out"])
 @pytest.mark.parametrize("traced", [False, True])
 def test_both_are_added_to_or_none(name, wrong, traced):
     window = torch.rand(3, 2, requires_grad=True)
     blocks = torch.randn(4, 3, 2, requires_grad=True)
     right = torch.zeros(5, 4)
-    other = "weight_out" if name == "out" else "out"
+    other = "weight_out" if name == "array" else "array"
     if traced and wrong in (FORBIDDEN["overlapping"], FORBIDDEN["sparse"]):
         return
     version = right._version
@@ -703,11 +703,11 @@ def test_a_leaf_is_not_written_into():
     assert leaf.detach().sum() == 4
 
 
-@pytest.mark.parametrize("name", ["out", "weight_out"])
+@pytest.mark.parametrize("name", ["array", "weight_out"])
 def test_what_overlaps_itself_is_not_added_to(name):
     memory = torch.zeros(20)
     for wrong in (memory[:4, None].expand(4, 3), memory.as_strided((4, 3), (2, 1)), memory.as_strided((4, 3), (1, 1))):
-        given = {"out": torch.zeros(4, 3), "weight_out": torch.zeros(4, 3)} | {name: wrong}
+        given = {"array": torch.zeros(4, 3), "weight_out": torch.zeros(4, 3)} | {name: wrong}
         for _ in range(2):
             with pytest.raises(ValueError, match=f"add_blocks_: {name} must not overlap itself, got shape"):
                 gpufold.torch.add_blocks_(blocks=torch.ones(1, 2, 2), positions=[(0, 0)], **given)
@@ -960,9 +960,9 @@ def test_positions_of_every_kind_compile(kind):
 def test_dtypes_that_do_not_fit_are_refused_by_compilers_too():
     out, blocks, places = torch.zeros(5, 4), torch.ones(1, 2, 2, dtype=torch.int32), torch.zeros(1, 2).long()
     compiled = torch.compile(gpufold.torch.add_blocks, backend="eager")
-    with pytest.raises(TypeError, match="out must have the result's dtype int32, got float32"):
+    with pytest.raises(TypeError, match="array must have the result's dtype int32, got float32"):
         compiled(out, blocks, places)
-    with pytest.raises(TypeError, match="out must have the result's dtype int32, got float32"):
+    with pytest.raises(TypeError, match="array must have the result's dtype int32, got float32"):
         torch.ops.gpufold.add_blocks_(blocks, None, places, out, "sum", False, "auto", True)
     compiled = torch.compile(gpufold.torch.add_blocks_, backend="eager")
     with pytest.raises(TypeError, match="weight_out must have the dtype float32 of weights, got float64"):
@@ -1188,8 +1188,8 @@ def calls_of_memory():
     yield gpufold.torch.unfold, {"input": (1, 1, 4, 4), "window": (2, 2)}, {"kernel_size": 2}
     yield gpufold.torch.blocks_to_array, {"blocks": (3, 3)}, {"output_shape": (5,), "block_shape": (3,)}
     yield gpufold.torch.array_to_blocks, {"array": (2, 7), "window": (3,)}, {"block_shape": (3,)}
-    yield gpufold.torch.add_blocks, {"out": (5, 4), "blocks": (4, 3, 2), "positions": None, "window": (3, 2)}, {}
-    yield (gpufold.torch.add_blocks_, {"out": (5, 4), "blocks": (4, 3, 2), "positions": None, "window": (3, 2),
+    yield gpufold.torch.add_blocks, {"array": (5, 4), "blocks": (4, 3, 2), "positions": None, "window": (3, 2)}, {}
+    yield (gpufold.torch.add_blocks_, {"array": (5, 4), "blocks": (4, 3, 2), "positions": None, "window": (3, 2),
                                        "weight_out": (5, 4)}, {})  # fmt: skip
     yield gpufold.torch.take_blocks, {"array": (5, 4), "positions": None, "window": (3, 2)}, {"block_shape": (3, 2)}
     yield gpufold.torch.average, {"numerator": (2, 3), "weight": (2, 3)}, {}
@@ -1303,7 +1303,7 @@ def test_what_a_gradient_needs_may_not_be_freed_before():
             COLUMN, torch.zeros(1, 2, 2), torch.zeros(1, 2))),
         (TypeError, "positions must be integers", lambda: gpufold.torch.add_blocks(
             COLUMN, torch.zeros(1, 2, 2), [(0.5, 0)])),
-        (ValueError, "out must share no memory with blocks", lambda: gpufold.torch.add_blocks_(
+        (ValueError, "array must share no memory with blocks", lambda: gpufold.torch.add_blocks_(
             COLUMN, COLUMN[None, :2, :2], [(0, 0)])),
         (ValueError, "weight_out must have the shape", lambda: gpufold.torch.add_blocks_(
             COLUMN, torch.ones(1, 2, 2), [(0, 0)], weight_out=torch.zeros(4, 8))),
@@ -1311,7 +1311,7 @@ def test_what_a_gradient_needs_may_not_be_freed_before():
             COLUMN, torch.ones(1, 2, 2), [(0, 0)], weight_out=torch.zeros(4, 9).double())),
         (TypeError, "weight_out must be a torch.Tensor", lambda: gpufold.torch.add_blocks_(
             COLUMN, torch.ones(1, 2, 2), [(0, 0)], weight_out=np.zeros((4, 9), np.float32))),
-        (ValueError, "weight_out must share no memory with out", lambda: gpufold.torch.add_blocks_(
+        (ValueError, "weight_out must share no memory with array", lambda: gpufold.torch.add_blocks_(
             COLUMN, torch.ones(1, 2, 2), [(0, 0)], weight_out=COLUMN)),
         (ValueError, "weight_out is a leaf that requires a gradient", lambda: gpufold.torch.add_blocks_(
             COLUMN, torch.ones(1, 2, 2), [(0, 0)], weight_out=torch.zeros(4, 9, requires_grad=True))),

@@ -174,9 +174,9 @@ def test_memory_is_compared_in_each_call_that_writes_into_it(checks):
     assert len(checks) == 1
     before = memory.clone()
     for wrong, message in (
-        ({"blocks": memory[14:26].view(2, 3, 2)}, "out must share no memory with blocks"),
-        ({"window": memory[19:25].view(3, 2)}, "out must share no memory with window"),
-        ({"weight_out": memory[4:24].view(5, 4)}, "weight_out must share no memory with out"),
+        ({"blocks": memory[14:26].view(2, 3, 2)}, "array must share no memory with blocks"),
+        ({"window": memory[19:25].view(3, 2)}, "array must share no memory with window"),
+        ({"weight_out": memory[4:24].view(5, 4)}, "weight_out must share no memory with array"),
     ):
         arguments = {"blocks": given, "window": window, "weight_out": weight_out} | wrong
         with pytest.raises(ValueError, match=message):

@@ -130,9 +130,9 @@ def test_a_repeated_call_runs_the_plan_of_its_own_alignment(device, beyond, monk
         assert launched(number) == first[number]
 
 
-@pytest.mark.parametrize("which", ["out", "blocks", "weight_out"])
+@pytest.mark.parametrize("which", ["array", "blocks", "weight_out"])
 def test_elements_that_lie_between_their_multiples_are_refused_after_a_call_that_was_right(device, which):
-    given = {"out": torch.zeros(5, 4), "blocks": whole_numbers((2, 3, 2)), "weight_out": torch.zeros(5, 4)}
+    given = {"array": torch.zeros(5, 4), "blocks": whole_numbers((2, 3, 2)), "weight_out": torch.zeros(5, 4)}
     given = {name: aligned(tensor) for name, tensor in given.items()}
     positions = torch.tensor([[0, 0], [2, 2]])
     for _ in range(2):

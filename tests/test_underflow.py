@@ -59,7 +59,7 @@ def test_a_mean_of_narrow_windows_is_what_was_averaged(sigma, dtype):
         for window in (axes, reduce(np.multiply.outer, axes) + 1e-300):
             sums = np.zeros(size, array.dtype if array.itemsize > 2 else np.float32)
             weight = np.zeros(size, np.float64 if dtype == np.float64 else np.float32)
-            gpufold.add_blocks(sums, tiles, positions, window, weight_out=weight)
+            gpufold.add_blocks_(sums, tiles, positions, window, weight_out=weight)
             stitcher = gpufold.Stitcher(size, tile, window=window)
             stitcher.add(tiles, positions)
             for got in (
@@ -94,7 +94,7 @@ def test_sums_have_their_weights_as_they_are():
     blocks = np.ones((1, 1, 2, 2), np.float32)
     want = np.multiply.outer(*window)
     assert_same_bits(gpufold.blocks_to_array(blocks, (2, 2), (2, 2), window=window), want)
-    assert_same_bits(gpufold.add_blocks(np.zeros((2, 2), np.float32), blocks[0], [(0, 0)], window), want)
+    assert_same_bits(gpufold.add_blocks_(np.zeros((2, 2), np.float32), blocks[0], [(0, 0)], window), want)
 
 
 @pytest.mark.hostcuda
@@ -113,7 +113,7 @@ def test_kernels_of_add_blocks_have_the_same_bits(case, kind):
     window = narrow_window(kind, case.block, dtype)
     real = np.float64 if dtype.name in ("float64", "complex128") else np.float32
     want, weight = out.copy(), np.zeros(case.size, real)
-    gpufold.add_blocks(want, blocks, positions, window, weight_out=weight)
+    gpufold.add_blocks_(want, blocks, positions, window, weight_out=weight)
     for variant in variants("add_blocks"):
         got, sums = out.copy(), np.zeros_like(weight)
         if variant == "atomic":
@@ -163,7 +163,7 @@ def test_weights_beside_sums_of_tensors_have_the_same_bits(recorded):
     axes = tuple(gaussian(taps, 0.5) for taps in (8, 16))
     tiles, positions = np.ones((2, 8, 16), np.float32), [(0, 0), (4, 8)]
     want, weight = np.zeros((2, 12, 24), np.float32)
-    gpufold.add_blocks(want, tiles, positions, axes, weight_out=weight)
+    gpufold.add_blocks_(want, tiles, positions, axes, weight_out=weight)
     got, sums = torch.zeros(12, 24), torch.zeros(12, 24)
     blocks = torch.from_numpy(tiles).requires_grad_(recorded)
     gpufold.torch.add_blocks_(got, blocks, positions, tuple(map(torch.from_numpy, axes)), weight_out=sums)

@@ -15,8 +15,19 @@ from gpufold import calls
 from gpufold.arrays import check_library, library_of, result_dtype
 from gpufold.calls import Call, Mode
 from gpufold.compute import run
-from gpufold.dask.cutting import checked, cut_axes, geometry_of, known_array, spans_of
-from gpufold.dask.meetings import box_of, key_of, known_positions, meetings, near_positions, new_array
+from gpufold.dask.chunks import (
+    box_of,
+    checked,
+    cut_axes,
+    geometry_of,
+    key_of,
+    known_array,
+    known_positions,
+    meetings,
+    near_positions,
+    new_array,
+    spans_of,
+)
 from gpufold.geometry import AverageGeometry, PositionsGeometry, Size, Sizes
 from gpufold.names import answers
 from gpufold.positions import average as average_chunk

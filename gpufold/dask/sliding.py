@@ -10,36 +10,32 @@ from typing import Any
 import dask.array as da
 import numpy as np
 
-from gpufold import calls
+from gpufold import blocks, sliding
 from gpufold.arrays import library_of
-from gpufold.calls import Call, Reduction
+from gpufold.calls import Call
 from gpufold.compute import run
-from gpufold.dask.cutting import Chunks, axes_of, checked, cut_result, geometry_of, known_array, spans_of, whole, zeros
-from gpufold.dask.pieces import each_chunk, gather, over, pixels_under, reach, under
-from gpufold.geometry import Axis, BlocksGeometry, Extents, Size, Sizes, SlidingGeometry
-from gpufold.names import answers
+from gpufold.dask.chunks import (
+    Chunks,
+    axes_of,
+    cut_result,
+    each_chunk,
+    gather,
+    geometry_of,
+    lazily,
+    over,
+    pixels_under,
+    reach,
+    spans_of,
+    under,
+    whole,
+    zeros,
+)
+from gpufold.geometry import Axis, BlocksGeometry, Size, SlidingGeometry
 
 
-@answers
-def col2im(
-    data: da.Array,
-    output_size: Extents,
-    kernel_size: Sizes,
-    *,
-    strides: Sizes = 1,
-    dilations: Sizes = 1,
-    pads_begin: Sizes = 0,
-    pads_end: Sizes = 0,
-    reduction: Reduction = "sum",
-    window: Any = None,
-    dtype: Any = None,
-    chunks: Any = "auto",
-    variant: str = "auto",
-    deterministic: bool = True,
-) -> da.Array:
-    """Put sliding blocks back together into an image, adding where they overlap: `gpufold.col2im`, lazily.
-
-    ``(N, C*prod(kernel_size), L) -> (N, C, *output_size)``
+@lazily(sliding.col2im)
+def col2im(call: Call, data: da.Array, weights: Any, chunks: Any) -> da.Array:
+    """Read the blocks that reach each chunk of the image, so that both sides of a seam read the blocks on it.
 
     >>> import dask.array as da, numpy as np, gpufold.dask
     >>> columns = da.ones((1, 4, 9), chunks=(1, 4, 3), dtype=np.int32)  # one channel of 2x2 blocks, 3x3 of them
@@ -53,37 +49,13 @@ def col2im(
            [1, 2, 2, 1]], dtype=int32)
 
     Chunks of `data` that cut the taps of a channel or a row of blocks (those that are one along the first axis) are
-    rechunked, to the end of that channel or row; others are taken as they are. A chunk of the image reads the blocks
-    that reach it, so both sides of a seam read the blocks on it.
+    rechunked, to the end of that channel or row; others are taken as they are.
 
-    Parameters
-    ----------
-    data : dask.array.Array
-        Columns of numbers, in NumPy or CuPy chunks of known sizes.
-    window : numpy.ndarray, cupy.ndarray or sequence of them, optional
-        As in `gpufold.col2im`, of the library of the chunks; it is copied.
-    chunks : str, int or sequence
-        Chunks of the result's spatial axes: one value for all of them or a sequence of one per axis, each as
-        `dask.array.core.normalize_chunks` takes it. With "auto", chunks of the result and what each is made from stay
-        near dask's configured `array.chunk-size`. The batch and channels are chunked as in `data`.
-
-    See Also
-    --------
-    gpufold.col2im : The other parameters; its errors are raised here too, not when the result is computed.
+    `chunks` are those of the result's spatial axes: one value for all of them or a sequence of one per axis, each as
+    `dask.array.core.normalize_chunks` takes it. With "auto", chunks of the result and what each is made from stay near
+    dask's configured `array.chunk-size`. The batch and channels are chunked as in `data`.
     """
-    data = known_array("col2im", "data", data)
-    steps = kernel_size, strides, dilations, pads_begin, pads_end
-    call = calls.col2im(
-        data,
-        output_size,
-        *steps,
-        reduction=reduction,
-        window=window,
-        dtype=dtype,
-        variant=variant,
-        deterministic=deterministic,
-    )
-    geometry, weights = geometry_of(call, SlidingGeometry), checked(call, data, window)
+    geometry = geometry_of(call, SlidingGeometry)
     *batch, rows, length = data.chunks
     taps, num_blocks = prod(geometry.block_shape), geometry.num_blocks
     rows, length = whole(rows, taps), whole(length, prod(num_blocks[1:]))
@@ -95,51 +67,19 @@ def col2im(
     return _fold(call, blocks, len(lead) + 1, cut, weights)
 
 
-@answers
-def im2col(
-    image: da.Array,
-    kernel_size: Extents,
-    *,
-    strides: Sizes = 1,
-    dilations: Sizes = 1,
-    pads_begin: Sizes = 0,
-    pads_end: Sizes = 0,
-    window: Any = None,
-    chunks: Any = "auto",
-    variant: str = "auto",
-) -> da.Array:
-    """Take sliding blocks out of an image: `gpufold.im2col`, lazily.
-
-    ``(N, C, *size) -> (N, C*prod(kernel_size), L)``
+@lazily(sliding.im2col)
+def im2col(call: Call, image: da.Array, weights: Any, chunks: Any) -> da.Array:
+    """Take whole rows of blocks for each chunk, from the pixels of the image that lie under them.
 
     >>> import dask.array as da, gpufold.dask
     >>> image = da.arange(9, chunks=3).reshape(1, 3, 3)
     >>> columns = gpufold.dask.im2col(image, (2, 2), chunks=1)
     >>> columns.chunks
     ((4,), (2, 2))
-    >>> columns.compute()
-    array([[0, 1, 3, 4],
-           [1, 2, 4, 5],
-           [3, 4, 6, 7],
-           [4, 5, 7, 8]])
 
-    Chunks of the columns are whole rows of blocks, those that are one along the first axis, and read the pixels of the
-    image that lie under them.
-
-    Parameters
-    ----------
-    image : dask.array.Array
-        Image of numbers, in NumPy or CuPy chunks of known sizes, as which batch and channels stay chunked.
-    window, chunks
-        As in `col2im`, `chunks` counting rows of blocks: one value, or a sequence of one.
-
-    See Also
-    --------
-    gpufold.im2col : The other parameters; its errors are raised here too, not when the result is computed.
+    `chunks` counts rows of blocks, those that are one along the first axis: one value, or a sequence of one.
     """
-    image = known_array("im2col", "image", image)
-    call = calls.im2col(image, kernel_size, strides, dilations, pads_begin, pads_end, window=window, variant=variant)
-    geometry, weights = geometry_of(call, SlidingGeometry), checked(call, image, window)
+    geometry = geometry_of(call, SlidingGeometry)
     *batch, channels = image.chunks[: -len(geometry.axes)]
     taps, (num_rows, *others) = prod(geometry.block_shape), geometry.num_blocks
     lead = (*batch, tuple(size * taps for size in channels))
@@ -152,23 +92,9 @@ def im2col(
     return _unfold(call, image, spans, cut, weights)
 
 
-@answers
-def blocks_to_array(
-    blocks: da.Array,
-    output_shape: Extents,
-    block_shape: Extents,
-    strides: Sizes = 1,
-    *,
-    reduction: Reduction = "sum",
-    window: Any = None,
-    dtype: Any = None,
-    chunks: Any = "auto",
-    variant: str = "auto",
-    deterministic: bool = True,
-) -> da.Array:
-    """Put sliding blocks back together, the taps last: `gpufold.blocks_to_array`, lazily.
-
-    ``(*lead, *num_blocks, *block_shape) -> (*lead, *size)``
+@lazily(blocks.blocks_to_array)
+def blocks_to_array(call: Call, blocks: da.Array, weights: Any, chunks: Any) -> da.Array:
+    """Read the blocks that reach each chunk of the array, so that both sides of a seam read the blocks on it.
 
     >>> import dask.array as da, gpufold.dask
     >>> array = da.arange(7, chunks=4)
@@ -176,33 +102,10 @@ def blocks_to_array(
     >>> gpufold.dask.blocks_to_array(blocks, (7,), (3,), 2, chunks=4).compute()
     array([0, 1, 4, 3, 8, 5, 6])
 
-    Chunks that cut a block are rechunked, to whole blocks; others are taken as they are. A chunk of the array reads the
-    blocks that reach it, so both sides of a seam read the blocks on it.
-
-    Parameters
-    ----------
-    blocks : dask.array.Array
-        Blocks of numbers, in NumPy or CuPy chunks of known sizes, as which the leading axes stay chunked.
-    window, chunks
-        As in `col2im`.
-
-    See Also
-    --------
-    gpufold.blocks_to_array : The other parameters; its errors are raised here too, not when the result is computed.
+    Chunks that cut a block are rechunked, to whole blocks; others are taken as they are. `chunks` are those of
+    the spatial axes, as in `col2im`; the leading ones stay chunked as they are.
     """
-    blocks = known_array("blocks_to_array", "blocks", blocks)
-    call = calls.blocks_to_array(
-        blocks,
-        output_shape,
-        block_shape,
-        strides,
-        reduction=reduction,
-        window=window,
-        dtype=dtype,
-        variant=variant,
-        deterministic=deterministic,
-    )
-    geometry, weights = geometry_of(call, BlocksGeometry), checked(call, blocks, window)
+    geometry = geometry_of(call, BlocksGeometry)
     lead = len(geometry.lead)
     cut = cut_result(call, blocks.chunks[:lead], chunks, geometry.array_shape, blocks)
     if 0 in blocks.shape:
@@ -210,45 +113,18 @@ def blocks_to_array(
     return _fold(call, blocks, lead, cut, weights)
 
 
-@answers
-def array_to_blocks(
-    array: da.Array,
-    block_shape: Extents,
-    strides: Sizes = 1,
-    *,
-    window: Any = None,
-    chunks: Any = "auto",
-    variant: str = "auto",
-) -> da.Array:
-    """Take sliding blocks out of an array, the taps last: `gpufold.array_to_blocks`, lazily.
-
-    ``(*lead, *size) -> (*lead, *num_blocks, *block_shape)``
+@lazily(blocks.array_to_blocks)
+def array_to_blocks(call: Call, array: da.Array, weights: Any, chunks: Any) -> da.Array:
+    """Read the elements of the array that lie under each chunk of the blocks.
 
     >>> import dask.array as da, gpufold.dask
     >>> blocks = gpufold.dask.array_to_blocks(da.arange(7, chunks=4), (3,), 2, chunks=2)
     >>> blocks.chunks
     ((2, 1), (3,))
-    >>> blocks.compute()
-    array([[0, 1, 2],
-           [2, 3, 4],
-           [4, 5, 6]])
 
-    A chunk of the blocks reads the elements of the array that lie under it.
-
-    Parameters
-    ----------
-    array : dask.array.Array
-        Array of numbers, in NumPy or CuPy chunks of known sizes, as which the leading axes stay chunked.
-    window, chunks
-        As in `col2im`, `chunks` of the axes that count the blocks, which are never cut themselves.
-
-    See Also
-    --------
-    gpufold.array_to_blocks : The other parameters; its errors are raised here too, not when the result is computed.
+    `chunks` are those of the axes that count the blocks, which are never cut themselves.
     """
-    array = known_array("array_to_blocks", "array", array)
-    call = calls.array_to_blocks(array, block_shape, strides, window=window, variant=variant)
-    geometry, weights = geometry_of(call, BlocksGeometry), checked(call, array, window)
+    geometry = geometry_of(call, BlocksGeometry)
     lead, rank = len(geometry.lead), len(geometry.axes)
     cut = cut_result(call, array.chunks[:lead], chunks, geometry.blocks_shape, array)
     if 0 in array.shape:

@@ -10,26 +10,26 @@ from typing import Any
 import dask.array as da
 import numpy as np
 
-from gpufold import calls, space
-from gpufold.dask.cutting import checked, cut_result, geometry_of, known_array, spans_of, zeros
-from gpufold.dask.pieces import each_chunk, gather, pixels_under, reach, under
-from gpufold.geometry import Axis, Extents, Size, Sizes, SpaceGeometry
-from gpufold.names import answers
+from gpufold import space
+from gpufold.calls import Call
+from gpufold.dask.chunks import (
+    cut_result,
+    each_chunk,
+    gather,
+    geometry_of,
+    lazily,
+    pixels_under,
+    reach,
+    spans_of,
+    under,
+    zeros,
+)
+from gpufold.geometry import Axis, Size, SpaceGeometry
 
 
-@answers
-def batch_to_space(
-    data: da.Array,
-    block_shape: Extents,
-    crops_begin: Sizes = 0,
-    crops_end: Sizes = 0,
-    *,
-    chunks: Any = "auto",
-    variant: str = "auto",
-) -> da.Array:
-    """Move blocks of the batch axis into the spatial axes, and crop: `gpufold.batch_to_space`, lazily.
-
-    ``(B*prod(block_shape), D_1, ...) -> (B, D_1*block_shape[1] - crops_begin[1] - crops_end[1], ...)``
+@lazily(space.batch_to_space)
+def batch_to_space(call: Call, data: da.Array, _: Any, chunks: Any) -> da.Array:
+    """Make an image from ``prod(block_shape)`` places in the batch.
 
     >>> import dask.array as da, gpufold.dask
     >>> data = da.arange(12, chunks=5).reshape(4, 1, 3)
@@ -37,46 +37,23 @@ def batch_to_space(
     array([[[ 3,  1,  4,  2,  5],
             [ 9,  7, 10,  8, 11]]])
 
-    An image comes from ``prod(block_shape)`` places in the batch. The result's batch is chunked as its first images
-    are in `data`, and the others are rechunked to match.
-
-    Parameters
-    ----------
-    data : dask.array.Array
-        Array of numbers, in NumPy or CuPy chunks of known sizes.
-    chunks
-        As in `col2im`.
-
-    See Also
-    --------
-    gpufold.batch_to_space : The other parameters; its errors are raised here too, not when the result is computed.
+    The result's batch is chunked as its first images are in `data`, and the others are rechunked to match; its other
+    axes as `chunks` say, as in `col2im`.
     """
-    data = known_array("batch_to_space", "data", data)
-    call = calls.batch_to_space(data, block_shape, crops_begin, crops_end, variant=variant)
-    geometry, _ = geometry_of(call, SpaceGeometry), checked(call, data)
+    geometry = geometry_of(call, SpaceGeometry)
     images = [data[first : first + geometry.batch] for first in range(0, len(data), max(1, geometry.batch))]
     lead = (images or [data])[0].chunks[:1]
     cut = cut_result(call, lead, chunks, geometry.space_shape, data)
     if 0 in data.shape or 0 in geometry.space_shape:
         return zeros(call, data, cut)
     batches = da.stack([part.rechunk({0: lead[0]}) for part in images])
-    work = partial(_batch_to_space_chunk, axes=geometry.axes, variant=variant)
+    work = partial(_batch_to_space_chunk, axes=geometry.axes, variant=call.variant)
     return each_chunk(call, work, gather(batches, 2, reach(geometry.axes, cut[1:])), cut, drop_axis=[0])
 
 
-@answers
-def space_to_batch(
-    data: da.Array,
-    block_shape: Extents,
-    pads_begin: Sizes = 0,
-    pads_end: Sizes = 0,
-    *,
-    chunks: Any = "auto",
-    variant: str = "auto",
-) -> da.Array:
-    """Pad the spatial axes and move their blocks into the batch axis: `gpufold.space_to_batch`, lazily.
-
-    ``(B, E_1, ...) -> (B*prod(block_shape), (E_1 + pads_begin[1] + pads_end[1]) / block_shape[1], ...)``
+@lazily(space.space_to_batch)
+def space_to_batch(call: Call, data: da.Array, _: Any, chunks: Any) -> da.Array:
+    """Chunk the result's batch as that of `data`, once for each element of a block.
 
     >>> import dask.array as da, gpufold.dask
     >>> data = da.arange(1, 6, chunks=3).reshape(1, 5)
@@ -84,28 +61,16 @@ def space_to_batch(
     array([[0, 2, 4],
            [1, 3, 5]])
 
-    Parameters
-    ----------
-    data : dask.array.Array
-        Array of numbers, in NumPy or CuPy chunks of known sizes. The result's batch is chunked as this one's,
-        once for each element of a block.
-    chunks
-        As in `col2im`.
-
-    See Also
-    --------
-    gpufold.space_to_batch : The other parameters; its errors are raised here too, not when the result is computed.
+    Its other axes are chunked as `chunks` say, as in `col2im`.
     """
-    data = known_array("space_to_batch", "data", data)
-    call = calls.space_to_batch(data, block_shape, pads_begin, pads_end, variant=variant)
-    geometry, _ = geometry_of(call, SpaceGeometry), checked(call, data)
+    geometry = geometry_of(call, SpaceGeometry)
     taps = prod(geometry.block)
     lead = ((taps,), data.chunks[0])
     cut = cut_result(call, lead, chunks, (taps, geometry.batch, *geometry.grid), data)
     if 0 in data.shape:
         return zeros(call, data, (data.chunks[0] * taps, *cut[2:]))
     pixels = pixels_under(geometry.axes, [spans_of(sizes) for sizes in cut[2:]])
-    work = partial(_space_to_batch_chunk, axes=geometry.axes, variant=variant)
+    work = partial(_space_to_batch_chunk, axes=geometry.axes, variant=call.variant)
     batches = each_chunk(call, work, gather(data, 1, pixels), cut, new_axis=[0])
     batch: da.Array = da.concatenate(list(batches))
     return batch

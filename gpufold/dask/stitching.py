@@ -12,8 +12,18 @@ from dask.base import tokenize
 
 from gpufold.arrays import check_bytes, library_of
 from gpufold.calls import REDUCTIONS, Call, Reduction
-from gpufold.dask.cutting import cut_axes, known_array, spans_of, weights_of
-from gpufold.dask.meetings import box_of, key_of, known_positions, meetings, near_positions, new_array
+from gpufold.dask.chunks import (
+    box_of,
+    cut_axes,
+    key_of,
+    known_array,
+    known_positions,
+    meetings,
+    near_positions,
+    new_array,
+    spans_of,
+    weights_of,
+)
 from gpufold.elements import ELEMENT_TYPES, WIDER, check_dtype, name_of
 from gpufold.geometry import PositionsGeometry, Size, as_integers
 from gpufold.given import word

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
-from inspect import Parameter, getdoc, signature
-from typing import Any, TypeVar
+from inspect import Parameter, signature
+from typing import Any
 
 from torch import Tensor
 
 from gpufold import blocks, calls, sliding, space
 from gpufold.calls import Mode
+from gpufold.dispatch import FunctionT, like
 from gpufold.geometry import Sizes
-from gpufold.names import WHOSE
 from gpufold.operations import OPERATIONS
 from gpufold.torch import operators, tensors
 from gpufold.torch.door import public
@@ -22,110 +21,103 @@ from gpufold.torch.tensors import described, is_traced
 
 compute, compute_in_place = partial(tensors.compute, differentiate), partial(tensors.compute_in_place, differentiate)
 
-FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
-
 AXES_BY = {"col2im": "output_size", "im2col": "kernel_size"}
 """The sizes that have a value for each spatial axis; of other operations `block_shape`."""
 
+SAID = """As `gpufold.{name}`, but on tensors and with gradients. `{first}` is on the CPU or a CUDA device, where the
+contiguous result is too, and a window has to be. That has a gradient under a sum, where it requires one; under a mean a
+ValueError says so.
+"""
+
 
 def on_tensors(function: FunctionT, example: str) -> FunctionT:
-    """Return a function of gpufold on tensors: it takes what the other takes, but what tensors have no use for.
+    """Return a function of gpufold on tensors.
 
-    The function describes the call, and what it was given goes to what computes or, while something traces, to the
-    operator of the same name.
+    What it is given describes the call for what computes or, while something traces, goes to the operator of that name.
     """
-    name, parameters = function.__name__, dict(signature(function).parameters)
-    for word in WHOSE.keys() & parameters.keys():
-        del parameters[word]
-    (first, data), *_ = parameters.items()
-    parameters[first] = data.replace(annotation="torch.Tensor")
-    places = [each.name for each in parameters.values() if each.kind is Parameter.POSITIONAL_OR_KEYWORD]
-    defaults = {each.name: each.default for each in parameters.values() if each.default is not Parameter.empty}
-    described_call, axes_by = OPERATIONS[name].describe, AXES_BY.get(name, "block_shape")
+    name, shown = function.__name__, list(signature(function).parameters.values())
+    first, places = shown[0].name, [each.name for each in shown[1:] if each.kind is Parameter.POSITIONAL_OR_KEYWORD]
+    defaults = {each.name: each.default for each in shown if each.default is not Parameter.empty}
+    describe, axes_by = OPERATIONS[name].describe, AXES_BY.get(name, "block_shape")
 
-    def computed(*given: Any, **named: Any) -> Tensor:
-        data = given[0] if given else named.pop(first, None)
-        if len(given) > len(places) or not named.keys() <= parameters.keys():
-            raise TypeError(f"{name} takes {', '.join(parameters)}, the first {len(places)} without their names too")
+    def computed(data: Any, *given: Any, **named: Any) -> Tensor:
         if is_traced(data):
-            values = {**defaults, **dict(zip(places[1:], given[1:], strict=False)), **named}
-            sizes = (*(values[each] for each in SIZES[name]),)
+            values = {**defaults, **dict(zip(places, given, strict=False)), **named}
+            sizes = (*[values[each] for each in SIZES[name]],)
             if "window" not in values:
                 return operators.trace_space(name, data, sizes, values["variant"])
-            tail = values.get("reduction", "sum"), values["variant"], values.get("deterministic", True)
+            choices = values.get("reduction", "sum"), values["variant"], values.get("deterministic", True)
             rank = len(values[axes_by])
-            return operators.trace(name, (data, values["window"]), sizes, rank, tail, values.get("dtype"))
+            return operators.trace(name, (data, values["window"]), sizes, rank, choices, values.get("dtype"))
         if "dtype" in named:
             named["dtype"] = tensors.dtype_given(named["dtype"])
-        return compute(described_call(described(name, first, data), *given[1:], **named), data, named.get("window"))
+        return compute(describe(described(name, first, data), *given, **named), data, named.get("window"))
 
-    summary, formula, *_ = (getdoc(function) or "").split("\n\n")
-    computed.__name__ = computed.__qualname__ = name
-    computed.__signature__ = signature(function).replace(  # type: ignore[attr-defined]
-        parameters=[*parameters.values()], return_annotation="torch.Tensor"
-    )
-    computed.__doc__ = f"""{summary}
-
-{formula}
-
-{example}
-
-As `gpufold.{name}`, but on tensors and with gradients. `{first}` is on the CPU or a CUDA device, where the contiguous
-result is too, and a window has to be. That has a gradient under a sum, where it requires one; under a mean a ValueError
-says so.
-"""
-    taken: Any = public(computed)
+    computed.__doc__ = example
+    taken: Any = public(like(function, "torch.Tensor", SAID)(computed))
     return taken  # type: ignore[no-any-return]
 
 
 col2im = on_tensors(
     sliding.col2im,
-    """>>> import torch, gpufold.torch
->>> columns = torch.ones(4, 9, dtype=torch.int32)  # one channel of 2x2 blocks, 3x3 of them
->>> gpufold.torch.col2im(columns, (4, 4), (2, 2))[0, 0].tolist()
-[1, 2, 2, 1]""",
+    """
+    >>> import torch, gpufold.torch
+    >>> columns = torch.ones(4, 9, dtype=torch.int32)  # one channel of 2x2 blocks, 3x3 of them
+    >>> gpufold.torch.col2im(columns, (4, 4), (2, 2))[0, 0].tolist()
+    [1, 2, 2, 1]
+    """,
 )
 
 im2col = on_tensors(
     sliding.im2col,
-    """>>> import torch, gpufold.torch
->>> gpufold.torch.im2col(torch.arange(5).reshape(1, 5), (3,))
-tensor([[0, 1, 2],
-        [1, 2, 3],
-        [2, 3, 4]])""",
+    """
+    >>> import torch, gpufold.torch
+    >>> gpufold.torch.im2col(torch.arange(5).reshape(1, 5), (3,))
+    tensor([[0, 1, 2],
+            [1, 2, 3],
+            [2, 3, 4]])
+    """,
 )
 
 blocks_to_array = on_tensors(
     blocks.blocks_to_array,
-    """>>> import torch, gpufold.torch
->>> blocks = gpufold.torch.array_to_blocks(torch.arange(7.0), (3,), (2,))
->>> gpufold.torch.blocks_to_array(blocks, (7,), (3,), (2,), reduction="mean")
-tensor([0., 1., 2., 3., 4., 5., 6.])""",
+    """
+    >>> import torch, gpufold.torch
+    >>> blocks = gpufold.torch.array_to_blocks(torch.arange(7.0), (3,), (2,))
+    >>> gpufold.torch.blocks_to_array(blocks, (7,), (3,), (2,), reduction="mean")
+    tensor([0., 1., 2., 3., 4., 5., 6.])
+    """,
 )
 
 array_to_blocks = on_tensors(
     blocks.array_to_blocks,
-    """>>> import torch, gpufold.torch
->>> gpufold.torch.array_to_blocks(torch.arange(7), (3,), (2,))
-tensor([[0, 1, 2],
-        [2, 3, 4],
-        [4, 5, 6]])""",
+    """
+    >>> import torch, gpufold.torch
+    >>> gpufold.torch.array_to_blocks(torch.arange(7), (3,), (2,))
+    tensor([[0, 1, 2],
+            [2, 3, 4],
+            [4, 5, 6]])
+    """,
 )
 
 batch_to_space = on_tensors(
     space.batch_to_space,
-    """>>> import torch, gpufold.torch
->>> gpufold.torch.batch_to_space(torch.arange(12).reshape(4, 1, 3), (1, 2, 2), (0, 0, 1))
-tensor([[[ 3,  1,  4,  2,  5],
-         [ 9,  7, 10,  8, 11]]])""",
+    """
+    >>> import torch, gpufold.torch
+    >>> gpufold.torch.batch_to_space(torch.arange(12).reshape(4, 1, 3), (1, 2, 2), (0, 0, 1))
+    tensor([[[ 3,  1,  4,  2,  5],
+             [ 9,  7, 10,  8, 11]]])
+    """,
 )
 
 space_to_batch = on_tensors(
     space.space_to_batch,
-    """>>> import torch, gpufold.torch
->>> gpufold.torch.space_to_batch(torch.arange(1, 6).reshape(1, 5), (1, 2), (0, 1), (0, 0))
-tensor([[0, 2, 4],
-        [1, 3, 5]])""",
+    """
+    >>> import torch, gpufold.torch
+    >>> gpufold.torch.space_to_batch(torch.arange(1, 6).reshape(1, 5), (1, 2), (0, 1), (0, 0))
+    tensor([[0, 2, 4],
+            [1, 3, 5]])
+    """,
 )
 
 
@@ -190,13 +182,9 @@ def add_blocks_(
     """
     if is_traced(array, blocks):
         options: dict[str, Any] = {"variant": variant, "deterministic": deterministic}
-<<<<<<< HEAD
         if weight_out is not None and window is not None:
             window = tensors.counted_sums("add_blocks_", tensors.weights_of(window), weight_out.dtype)
-        sums, weights = add_blocks(out, blocks, positions, window, **options), None
-=======
         sums, weights = add_blocks(array, blocks, positions, window, **options), None
->>>>>>> 5dd03de (Return new sums from add_blocks, and add in place by add_blocks_)
         if weight_out is not None:
             tensors.check_tensor("add_blocks_", "weight_out", weight_out)
             calls.check_weight_sums(*map(tensors.name_of, (array.dtype, blocks.dtype, weight_out.dtype)))

@@ -1,0 +1,316 @@
+"""Chunks: what a call checks before anything is computed, how its result is cut, and what each chunk is made from.
+
+Of blocks that slide, a chunk is made from one piece of the input, and pieces overlap where seams do. Blocks at
+positions meet chunks of the array: every pair that does becomes a task.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from functools import wraps
+from itertools import accumulate, pairwise
+from math import inf, prod
+from types import ModuleType
+from typing import Any, ParamSpec, TypeAlias, TypeVar
+
+import dask
+import dask.array as da
+import numpy as np
+from dask.delayed import delayed
+from dask.highlevelgraph import HighLevelGraph
+from dask.utils import parse_bytes
+
+from gpufold.arrays import as_positions, as_weights, check_bytes, device_of, library_of, result_dtype
+from gpufold.calls import Call
+from gpufold.dispatch import like
+from gpufold.elements import check_dtype
+from gpufold.geometry import AverageGeometry, Axis, Geometry, PositionsGeometry, Size, as_integers
+from gpufold.names import answers
+from gpufold.operations import OPERATIONS, check_variant
+
+Chunks: TypeAlias = tuple[Size, ...]
+"""The sizes of the chunks along each axis."""
+
+
+def known_array(operation: str, name: str, array: Any) -> da.Array:
+    """Return an array without its empty chunks, or raise unless it is dask's, of known sizes and a supported library.
+
+    A boolean mask leaves empty chunks behind. Nothing comes of them, and no function of this front meets one.
+    """
+    if not isinstance(array, da.Array):
+        raise TypeError(
+            f"{operation}: {name} must be a dask.array.Array, got {type(array).__module__}.{type(array).__qualname__}; "
+            f"convert it with dask.array.from_array({name})"
+        )
+    if any(size != size for size in array.shape):  # NaN
+        raise ValueError(
+            f"{operation}: {name} must have chunks of known sizes, got shape {array.shape}; "
+            f"find them with {name}.compute_chunk_sizes()"
+        )
+    library_of(operation, f"a chunk of {name}", array._meta)
+    known: da.Array = array
+    for axis, sizes in enumerate(array.chunks):
+        if 0 in sizes and len(sizes) > 1:
+            some = [at for at, size in enumerate(sizes) if size] or [0]
+            known = known.blocks[(*(slice(None),) * axis, some)]
+    return known
+
+
+def checked(call: Call, array: Any, window: Any = None) -> Any:
+    """Check what is left to check of a call, and return the weights of its window as an item of the graph."""
+    library = library_of(call.operation, "a chunk", array._meta)
+    check_dtype(call.operation, OPERATIONS[call.operation].data, array.dtype)
+    check_variant(call, library is np)
+    return None if window is None else weights_of(call, library, window, array)
+
+
+def weights_of(call: Call, library: ModuleType, window: Any, array: Any) -> Any:
+    """Return the weights of a window as an item of the graph: copies, for the caller's may change before it runs."""
+    weights = as_weights(call, library, window, array._meta)
+    with device_of(library, weights[0]):
+        return delayed(tuple(each.copy() for each in weights), pure=True)
+
+
+SAID = """As `gpufold.{name}`, lazily: chunks are of NumPy or CuPy, their sizes known, and a window is of their library,
+and copied. Errors are raised here too, not when the result is computed.
+"""
+
+
+Parameters = ParamSpec("Parameters")
+
+
+def lazily(
+    function: Callable[Parameters, Any],
+) -> Callable[[Callable[[Call, da.Array, Any, Any], da.Array]], Callable[Parameters, da.Array]]:
+    """Return a decorator for what makes the graph of a call that is checked, on an array, with weights and `chunks`."""
+    name = function.__name__
+    describe, first = OPERATIONS[name].describe, OPERATIONS[name].data
+
+    def decorate(graph: Callable[[Call, da.Array, Any, Any], da.Array]) -> Callable[Parameters, da.Array]:
+        def lazy(array: Any, *given: Any, chunks: Any = "auto", **named: Any) -> da.Array:
+            array = known_array(name, first, array)
+            call = describe(array, *given, **named)
+            return graph(call, array, checked(call, array, named.get("window")), chunks)
+
+        return answers(like(function, "dask.array.Array", SAID)(wraps(graph)(lazy)))
+
+    return decorate
+
+
+GeometryT = TypeVar("GeometryT", bound=Geometry)
+
+
+def geometry_of(call: Call, kind: type[GeometryT]) -> GeometryT:
+    """Return the geometry of a call, which is of that kind."""
+    assert isinstance(call.geometry, kind)
+    return call.geometry
+
+
+def axes_of(call: Call) -> tuple[Axis, ...]:
+    """Return the axes of a call on blocks that slide."""
+    assert not isinstance(call.geometry, PositionsGeometry | AverageGeometry)
+    return call.geometry.axes
+
+
+def cut_result(
+    call: Call, lead: Sequence[Size], chunks: Any, shape: Size, data: Any, count: int | None = None
+) -> Chunks:
+    """Cut a result as `cut_axes` does; with "auto", what chunks are made from stays near the configured size too."""
+    dtype = result_dtype(call, data.dtype)
+    share = min(1, prod(shape) * dtype.itemsize / max(1, data.nbytes))  # of the size, where less is made from more
+    limit = int(share * parse_bytes(dask.config.get("array.chunk-size")))
+    axes = range(len(lead), len(lead) + (len(axes_of(call)) if count is None else count))
+    return cut_axes(call, chunks, axes, (*lead, *shape[axes.stop :]), shape, dtype, limit)
+
+
+def cut_axes(
+    call: Call, chunks: Any, axes: range, others: Sequence[Any], shape: Size, dtype: Any, limit: int | None = None
+) -> Chunks:
+    """Cut a result of a shape: these axes as the caller's `chunks` say, the others as given."""
+    check_bytes(call, shape, dtype.itemsize)
+    chunks = chunks.tolist() if hasattr(chunks, "tolist") else chunks
+    each = chunks if isinstance(chunks, list | tuple) else (chunks,) * len(axes)
+    if len(each) != len(axes):
+        raise ValueError(
+            f"{call.operation}: chunks must be one value or {len(axes)}, one per axis that is cut, got {len(each)}: "
+            f"{chunks!r}"
+        )
+    along = [_along(call, axis, shape[axis], wanted) for axis, wanted in zip(axes, each, strict=True)]
+    limits = {wanted for wanted in along if isinstance(wanted, str)} - {"auto"}
+    if len(limits) > 1:
+        raise ValueError(f"{call.operation}: chunks must be of the same bytes along every axis, got {chunks!r}")
+    if 0 in shape:  # nothing to cut, and no size to aim for
+        along = [-1 if isinstance(wanted, str) else wanted for wanted in along]
+    wanted = (*others[: axes.start], *along, *others[axes.start :])
+    cut: Chunks = da.core.normalize_chunks(wanted, shape, None if limits else limit, dtype)
+    return cut
+
+
+def _along(call: Call, axis: int, size: int, wanted: Any) -> int | str | Size:
+    """Return what a caller wants along an axis of the result, without empty chunks, as dask takes it."""
+    if wanted is None or (isinstance(wanted, str) and wanted == "auto"):
+        return wanted or -1
+    if isinstance(wanted, str):
+        with suppress(ValueError, OverflowError):
+            if wanted.strip() and (limit := parse_bytes(wanted)) > 0:
+                return str(limit)
+    else:
+        sizes = as_integers(call.operation, "chunks", wanted)
+        if isinstance(sizes, int):
+            if sizes > 0 or sizes == -1:
+                return min(sizes, max(1, size))
+        elif sum(sizes) == size and min(sizes, default=0) >= 0:
+            return tuple(filter(None, sizes)) or (0,)
+    raise ValueError(
+        f"{call.operation}: chunks must be 'auto', bytes such as '64MiB', a positive integer, -1 for all, or integers "
+        f"that add up to {size} along axis {axis} of the result, got {wanted!r}"
+    )
+
+
+def whole(sizes: Size, unit: int) -> Size:
+    """Move the ends of chunks up to whole units."""
+    ends = sorted({-(-end // unit) * unit for end in accumulate(sizes)})
+    return tuple(end - start for start, end in pairwise((0, *ends)) if end > start) or (0,)
+
+
+def spans_of(sizes: Size) -> list[range]:
+    """Return what every chunk of an axis holds."""
+    return [range(start, stop) for start, stop in pairwise((0, *accumulate(sizes)))]
+
+
+def zeros(call: Call, array: Any, cut: Chunks) -> da.Array:
+    """Return what comes of an array without elements."""
+    shape = tuple(map(sum, cut))
+    blank: da.Array = da.zeros_like(array, dtype=result_dtype(call, array.dtype), shape=shape, chunks=cut)
+    return blank
+
+
+# ---------------------------------------------------------------------------------------------
+# Blocks that slide
+
+
+def gather(array: Any, first: int, pieces: Sequence[Sequence[range]]) -> Any:
+    """Return an array with one chunk per range along each axis from `first` on; where ranges overlap it repeats itself.
+
+    An empty range gets the element next to it, which its chunk of the result does not look at: dask drops chunks
+    without elements.
+    """
+    chunks = {}
+    for axis, ranges in enumerate(pieces, first):
+        size, lead = array.shape[axis], (slice(None),) * axis
+        some = [span or range(start := min(span.start, size - 1), start + 1) for span in ranges]
+        array = da.concatenate([array[(*lead, slice(span.start, span.stop))] for span in some], axis)
+        chunks[axis] = tuple(map(len, some))
+    return array.rechunk(chunks, threshold=inf, method="tasks")  # in one step: only neighbours are merged
+
+
+def under(axis: Axis, blocks: range) -> tuple[Axis, range]:
+    """Return the pixels under consecutive blocks, maybe none, and the axis of them alone."""
+    start = axis.pixel(blocks[0], 0)
+    stop = axis.pixel(blocks[-1], 0) + axis.dilated_kernel
+    first, last = min(max(start, 0), axis.size), min(max(stop, 0), axis.size)
+    return Axis(last - first, axis.kernel, axis.stride, axis.dilation, first - start, stop - last), range(first, last)
+
+
+def over(axis: Axis, start: int, stop: int) -> tuple[Axis, slice]:
+    """Return the pixels of [start, stop) from the first to the last that blocks reach, and the axis of them alone.
+
+    The slice counts from `start`. Without pixels that no block reaches at either end, no pad is negative.
+    """
+    blocks = axis.section(start, stop)[1]
+    if not blocks:
+        return Axis(0, axis.kernel, axis.stride, axis.dilation, 0, 0), slice(0)
+    first = max(start, axis.pixel(blocks[0], 0))
+    last = min(stop, axis.pixel(blocks[-1], 0) + axis.dilated_kernel)
+    return axis.section(first, last)[0], slice(first - start, last - start)
+
+
+def reach(axes: Sequence[Axis], cut: Chunks) -> list[list[range]]:
+    """Return the blocks that reach each chunk of the pixels, along each axis."""
+    return [
+        [axis.section(span.start, span.stop)[1] for span in spans_of(sizes)]
+        for axis, sizes in zip(axes, cut, strict=True)
+    ]
+
+
+def pixels_under(axes: Sequence[Axis], spans: Sequence[Sequence[range]]) -> list[list[range]]:
+    """Return the pixels under each span of the blocks, along each axis."""
+    return [[under(axis, span)[1] for span in along] for axis, along in zip(axes, spans, strict=True)]
+
+
+def each_chunk(call: Call, work: Callable[..., Any], pieces: Any, cut: Chunks, **options: Any) -> da.Array:
+    """Compute every chunk of a result from the piece in its place."""
+    dtype = result_dtype(call, pieces.dtype)
+    meta = da.utils.meta_from_array(pieces._meta, len(cut), dtype)
+    array: da.Array = pieces.map_blocks(work, token=call.operation, chunks=cut, dtype=dtype, meta=meta, **options)
+    return array
+
+
+# ---------------------------------------------------------------------------------------------
+# Blocks at positions
+
+
+def known_positions(operation: str, positions: Any, array: Any, name: str) -> Any:
+    """Return positions as int64, or raise where they are not known yet, or only to a GPU."""
+    if hasattr(positions, "dtype") and not isinstance(positions, np.ndarray):
+        raise TypeError(
+            f"{operation}: positions must be a numpy.ndarray, for the graph is made from them, got "
+            f"{type(positions).__module__}.{type(positions).__qualname__}; compute them first, on the CPU"
+        )
+    return as_positions(operation, np, positions, array, name)
+
+
+def near_positions(geometry: PositionsGeometry, positions: Any) -> Any:
+    """Return positions at which all is as at those given, no farther away than just outside of the array."""
+    return np.clip(positions, np.negative(geometry.block_shape), geometry.size)
+
+
+def meetings(call: Call, positions: Any, parts: Sequence[range], cut: Chunks) -> Iterator[tuple[int, Size, Any]]:
+    """Yield every pair of a part of the blocks and a chunk of the array that meet, and which blocks do.
+
+    Parts ascend, and so do the numbers of the blocks. With mode "edge" a block meets where its elements come from.
+    """
+    geometry = geometry_of(call, PositionsGeometry)
+    chunks, counts = [], []  # along each axis: the first chunk that a block meets, and how many it does
+    for axis, (size, side, sizes) in enumerate(zip(geometry.size, geometry.block_shape, cut, strict=True)):
+        begin, end = positions[:, axis], positions[:, axis] + side
+        if call.fusion.mode == "edge":
+            begin, end = begin.clip(0, size - 1), end.clip(1, size)
+        some = np.flatnonzero(sizes)  # nothing is in the others
+        ends = np.cumsum(sizes)[some]
+        first = np.searchsorted(ends, begin, "right")
+        counts.append(np.maximum(np.searchsorted(ends - np.array(sizes)[some], end, "left") - first, 0))
+        chunks.append((some, first))
+    pairs = prod(counts)
+    block = np.repeat(np.arange(len(positions)), pairs)
+    rest = np.arange(len(block)) - np.repeat(np.cumsum(pairs) - pairs, pairs)
+    index = [np.searchsorted([span.stop for span in parts], block, "right")]
+    for (some, first), count in zip(reversed(chunks), reversed(counts), strict=True):
+        rest, along = np.divmod(rest, count[block])
+        index.insert(1, some[first[block] + along])
+    shape = (len(parts), *map(len, cut))
+    pair = np.ravel_multi_index(tuple(index), shape)
+    order = np.argsort(pair, kind="stable")
+    pair, block = pair[order], block[order]
+    starts = np.flatnonzero(np.diff(pair, prepend=-1))
+    for start, stop in pairwise((*starts.tolist(), len(pair))):
+        part, *chunk = map(int, np.unravel_index(pair[start], shape))
+        yield part, tuple(chunk), block[start:stop]
+
+
+def box_of(spans: Sequence[Sequence[range]], chunk: Size) -> list[range]:
+    """Return what a chunk holds along each axis, of what all of them hold."""
+    return [along[at] for along, at in zip(spans, chunk, strict=True)]
+
+
+def key_of(weights: Any) -> Any:
+    """Return by what a task of a graph refers to weights, where there are any."""
+    return None if weights is None else weights.key
+
+
+def new_array(name: str, graph: dict[Any, Any], needed: Sequence[Any], cut: Chunks, dtype: np.dtype[Any]) -> da.Array:
+    """Return the array that a graph computes from what is needed, of which the first is an array like it."""
+    meta = da.utils.meta_from_array(needed[0]._meta, len(cut), dtype)
+    dependencies = [collection for collection in needed if collection is not None]
+    return da.Array(HighLevelGraph.from_collections(name, graph, dependencies), name, cut, meta=meta)
