@@ -14,6 +14,7 @@ from typing import Any, Protocol, TypeAlias, TypeVar
 import numpy as np
 
 from gpufold.calls import Call, is_separable
+from gpufold.elements import ELEMENT_TYPES
 from gpufold.geometry import Size, SpaceGeometry
 from gpufold.given import has_own_arithmetic, shown
 
@@ -204,6 +205,34 @@ def _converted(library: ModuleType, weights: Any, wanted: Any) -> Any:
     return library.where((ready == 0) & (weights != 0), least, ready)
 
 
+def weights_of_blocks(call: Call, library: ModuleType, weights: Any, blocks: Any) -> Any:
+    """Check the weights of whole blocks, and return them in the dtype that a window has, where there are any."""
+    if weights is None:
+        return None
+    operation, wanted = call.operation, call.element.weight_dtype
+    check_library(operation, "weights", weights, library, "blocks")
+    check_block_weights(operation, weights, call.dtype, len(blocks))
+    if library is not np and weights.device != blocks.device:
+        raise ValueError(f"{operation}: weights must be on the device of blocks, {blocks.device}, got {weights.device}")
+    with device_of(library, blocks), np.errstate(all="ignore"):
+        return kernel_ready(library, weights, wanted)
+
+
+def check_block_weights(operation: str, weights: Any, dtype: str, count: int) -> None:
+    """Raise unless there is a real weight of each block, and blocks are of numbers that can be weighed."""
+    if not ELEMENT_TYPES[dtype].weight:
+        raise TypeError(
+            f"{operation}: weights need blocks of floats or complex numbers, got dtype {dtype}; convert them"
+        )
+    if tuple(weights.shape) != (count,):
+        raise ValueError(
+            f"{operation}: weights must have the shape {(count,)}, one for each block, got {tuple(weights.shape)}"
+        )
+    known = str(weights.dtype).removeprefix("torch.")
+    if known == "bool" or known not in ELEMENT_TYPES or known.startswith("complex"):
+        raise TypeError(f"{operation}: weights must hold real numbers, got dtype {known}")
+
+
 def name_of_weights(call: Call) -> str:
     """Return the name of the argument that holds weights."""
     return "weight" if call.operation == "average" else "window"
@@ -366,7 +395,7 @@ def copy_of(library: ModuleType, array: Any) -> Any:
 def copy_into(library: ModuleType, out: Any, array: Any) -> None:
     """Copy an array over another on its device; CuPy's functions read and write elements where these are aligned."""
     with device_of(library, array):
-        if _is_aligned(library, out):
+        if library is np or _is_aligned(library, out):
             out[...] = aligned(library, array)
         else:
             _octets(library, out)[...] = _octets(library, kernel_ready(library, array, out.dtype))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from math import prod
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -19,12 +20,15 @@ from gpufold.arrays import (
     copy_of,
     is_same,
     library_of,
+    weights_of_blocks,
 )
-from gpufold.calls import Mode
+from gpufold.calls import Call, Mode
 from gpufold.compute import compute, prepare, run
 from gpufold.dispatch import dispatched
+from gpufold.elements import sum_dtype
 from gpufold.geometry import LastBlock, Sizes, grid_of_blocks
 from gpufold.names import answers
+from gpufold.weights import least_weight, of_elements, weighed
 
 
 @dispatched
@@ -34,6 +38,7 @@ def add_blocks(
     positions: Any,
     window: Any = None,
     *,
+    weights: Any = None,
     out: Array[ArrayT] | None = None,
     variant: str = "auto",
     deterministic: bool = True,
@@ -69,6 +74,9 @@ def add_blocks(
         `array`, those with positions; integers.
     window : numpy.ndarray, cupy.ndarray or sequence of them, optional
         Real weights of a block's elements, as in `col2im` of `array`'s dtype, multiplied in as the blocks are added.
+    weights : numpy.ndarray or cupy.ndarray, optional
+        A real weight of each block, of shape (P,): an element is multiplied by its block's times the window's, of the
+        dtype that a window has. The product is made before the addition, on a GPU of all blocks in memory of its own.
     out : numpy.ndarray or cupy.ndarray, optional
         Array for the result, of its shape and dtype: `array` itself, or one that shares no memory with the others.
     variant : str
@@ -104,11 +112,12 @@ def add_blocks(
     places = as_positions("add_blocks", library, positions, array, "array")
     call = calls.add_blocks(array, blocks, places, window, variant=variant, deterministic=deterministic)
     sums: Any = copy_of(library, array) if out is None else out
-    weights = prepare(call, library, blocks, sums, window, places)
+    by_block = weights_of_blocks(call, library, weights, blocks)
+    factors = prepare(call, library, blocks, sums, window, places)
     if out is not None and not is_same(library, out, array):
         check_apart("add_blocks", library, "out", out, [("array", array)])
         copy_into(library, out, array)
-    run(call, library, blocks, sums, weights, places)
+    _run(call, library, (blocks, sums, places, None), factors, by_block)
     result: ArrayT = sums
     return result
 
@@ -120,6 +129,7 @@ def add_blocks_(
     positions: Any,
     window: Any = None,
     *,
+    weights: Any = None,
     weight_out: Array[Any] | None = None,
     variant: str = "auto",
     deterministic: bool = True,
@@ -137,14 +147,14 @@ def add_blocks_(
 
     Parameters
     ----------
-    array, blocks, positions, window, variant, deterministic
+    array, blocks, positions, window, weights, variant, deterministic
         As in `add_blocks`, but that `array` is written to.
     weight_out : numpy.ndarray or cupy.ndarray, optional
-        Array of shape (*size) to which the window, or one, is added at the same positions in the same pass, for
-        `average`: of the dtype that a window has for `array`, float32 or, for float64 and complex128, float64. It
-        shares no memory with the other arrays. Nothing is added where `array` or `blocks` has no element. A weight
-        other than zero then counts as 2**-96 at least (2**-960 in double precision), so that underflow uncovers no
-        element.
+        Array of shape (*size) to which the weights of `window` and `weights`, or ones, are added at the same positions
+        in the same pass, for `average`: of the dtype that a window has for `array`, float32 or, for float64 and
+        complex128, float64. It shares no memory with the other arrays. Nothing is added where `array` or `blocks` has
+        no element. A weight other than zero then counts as 2**-96 at least (2**-960 in double precision), so that
+        underflow uncovers no element.
 
     Returns
     -------
@@ -165,13 +175,43 @@ def add_blocks_(
         call = calls.add_blocks(
             array, blocks, places, window, weight_out=weight_out, variant=variant, deterministic=deterministic
         )
-        weights = prepare(call, library, blocks, array, window, places, weight_out)
+        by_block = weights_of_blocks(call, library, weights, blocks)
+        factors = prepare(call, library, blocks, array, window, places, weight_out)
     except (TypeError, ValueError, MemoryError) as error:
         said = str(error).replace("add_blocks: out ", "add_blocks: array ").replace("add_blocks: ", "add_blocks_: ", 1)
         raise type(error)(said) from None
-    run(call, library, blocks, array, weights, places, weight_out)
+    _run(call, library, (blocks, array, places, weight_out), factors, by_block)
     result: Any = array
     return result  # type: ignore[no-any-return]
+
+
+def _run(call: Call, library: ModuleType, arrays: tuple[Any, ...], window: Any, weights: Any) -> None:
+    """Add blocks that were checked; those with weights of their own are weighed first, some at a time."""
+    blocks, array, places, weight_out = arrays
+    if weights is None:
+        run(call, library, blocks, array, window, places, weight_out)
+        return
+    geometry: Any = call.geometry
+    least = 0.0 if weight_out is None else least_weight(call.element.weight_bytes, "mean")
+    sums = array.astype(wide) if (wide := sum_dtype(np.dtype(call.dtype))) != array.dtype else array
+    count = max(1, WEIGHED_ELEMENTS // max(1, prod(geometry.blocks_shape[1:]))) if library is np else len(blocks)
+    options: dict[str, Any] = {"variant": call.variant, "deterministic": call.deterministic}
+    with np.errstate(all="ignore"):  # as in sums
+        for start in range(0, len(blocks), max(1, count)):
+            part, taken = slice(start, start + count), places[start : start + count]
+            each = of_elements(library, weights[part], window or (), blocks.ndim, least)
+            terms = weighed(library, blocks[part].astype(wide), each)
+            run(calls.add_blocks(sums, terms, taken, **options), library, terms, sums, None, taken)
+            if weight_out is not None:
+                each = each.reshape(len(each), *each.shape[1 + len(geometry.lead) :])
+                ones = library.broadcast_to(each, (len(each), *geometry.block_shape))
+                run(calls.add_blocks(weight_out, ones, taken, **options), library, ones, weight_out, None, taken)
+        if sums is not array:
+            array[...] = sums
+
+
+WEIGHED_ELEMENTS = 1 << 20
+"""Of blocks with weights of their own that the CPU weighs at a time."""
 
 
 @dispatched

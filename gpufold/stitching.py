@@ -16,11 +16,11 @@ from weakref import WeakSet
 import numpy as np
 
 from gpufold.arrays import axes_of_window, check_bytes, name_of_axis
+from gpufold.backends import Backend, backend_of, copy_of_window
 from gpufold.calls import REDUCTIONS, Call, Reduction, is_separable
 from gpufold.elements import ELEMENT_TYPES, WIDER
 from gpufold.geometry import PositionsGeometry, Size, as_integers
 from gpufold.given import flag, word
-from gpufold.homes import Home, copy_of_window, home_of
 from gpufold.names import answers
 from gpufold.weights import least_weight
 
@@ -192,7 +192,7 @@ class Stitcher:
 
     @answers
     @_in_turn
-    def add(self, blocks: Any, positions: Any, *, window: Any = None) -> None:
+    def add(self, blocks: Any, positions: Any, *, window: Any = None, weights: Any = None) -> None:
         """Add a batch of tiles.
 
         Parameters
@@ -208,6 +208,8 @@ class Stitcher:
         window : numpy.ndarray, cupy.ndarray, torch.Tensor or sequence of them, optional
             Weights for this batch, of the shape `tile`, or one array per axis; absent, the stitcher's, of which a
             smaller tile takes the first along every axis.
+        weights : numpy.ndarray, cupy.ndarray or torch.Tensor, optional
+            A real weight of each tile, of shape (P,), beside those of its elements.
 
         Raises
         ------
@@ -219,8 +221,8 @@ class Stitcher:
         RuntimeError
             An earlier call was interrupted while it added, or this one interrupts another of the same thread.
         """
-        home = home_of(blocks)
-        shape, lead = home.shape, len(self._lead)
+        backend = backend_of(blocks)
+        shape, lead = backend.shape, len(self._lead)
         count, tile = shape[:1], shape[1 + lead :]
         if shape[1 : 1 + lead] != self._lead or len(tile) != len(self._block) or any(map(lt, self._block, tile)):
             raise ValueError(
@@ -231,20 +233,21 @@ class Stitcher:
             check_window("Stitcher.add", window, tile)
         elif self._window is not None and tile != self._block:
             window = _first_weights(self._window, tile)
-        weighted = window is not None or self._window is not None
-        if not ELEMENT_TYPES[home.dtype].weight and (weighted or self._reduction != "sum"):
+        windowed = window is not None or self._window is not None
+        weighted = windowed or weights is not None
+        if not ELEMENT_TYPES[backend.dtype].weight and (weighted or self._reduction != "sum"):
             raise TypeError(
                 f"Stitcher.add: blocks must be of floats or complex numbers to be weighted or averaged, got dtype "
-                f"{home.dtype}; convert them"
+                f"{backend.dtype}; convert them"
             )
-        kept = self._open or _Rows(home, self._lead, self._size[1:], self._reduction != "sum")
-        kept.check(home)
-        weights = None
+        kept = self._open or _Rows(backend, self._lead, self._size[1:], self._reduction != "sum")
+        kept.check(backend)
+        factors: _Weights | None = None
         if window is not None:
-            weights = _Weights(home, window, tile, kept.dtype, self._reduction)
-        elif weighted:
-            weights = kept.weights = kept.weights or _Weights(home, self._window, tile, kept.dtype, self._reduction)
-        places = home.positions(positions, self._slabs)
+            factors = _Weights(backend, window, tile, kept.dtype, self._reduction)
+        elif windowed:
+            factors = kept.weights = kept.weights or _Weights(backend, self._window, tile, kept.dtype, self._reduction)
+        places = backend.positions(positions, self._slabs)
         if not shape[0] and not prod(places.shape):
             places = places.reshape(0, len(tile))
         if tuple(places.shape) != (*count, len(tile)):
@@ -258,18 +261,25 @@ class Stitcher:
                 places, reached = self._in_order(places)
                 end = max(end, min(rows, reached + tile[0]))
             rows = max(0, end - self._begin)
-        with home.device:
-            kept.hold(home, rows, self._size[0] - self._begin)
+        with backend.device:
+            kept.hold(backend, rows, self._size[0] - self._begin)
             sums, weight = kept.views(rows)
-            places = home.beside(places)
-            factors = None if weights is None else weights.factors
-            additions = [(sums, blocks, factors, weight if self._reduction == "mean" else None)]
-            if self._reduction == "least_squares":
-                squares = None if weights is None else weights.squares
-                additions.append((weight, home.ones(weight, (*count, *tile)), squares, None))
+            places = backend.to_device(places)
+            window = None if factors is None else factors.factors
+            additions = [(sums, blocks, window, weight if self._reduction == "mean" else None)]
+            if weights is not None:
+                least = 0.0 if weight is None else least_weight(ELEMENT_TYPES[kept.dtype].weight_bytes, self._reduction)
+                terms, each = backend.weighed(weights, window, kept.dtype, least)
+                additions = [(sums, terms, None, None)]
+                if weight is not None:
+                    each = each.reshape(*count, *each.shape[1 + lead :]) * backend.ones(weight, (*count, *tile))
+                    additions.append((weight, each if self._reduction == "mean" else each * each, None, None))
+            elif self._reduction == "least_squares":
+                squares = None if factors is None else factors.squares
+                additions.append((weight, backend.ones(weight, (*count, *tile)), squares, None))
             kept.torn = True  # from here on, what interrupts a call leaves only a part of it
-            for out, added, factors, weight_out in additions:
-                home.add(out, added, places, factors, weight_out)
+            for out, added, window, weight_out in additions:
+                backend.add(out, added, places, window, weight_out)
         self._open, self._reached, self._end = kept, reached, end
         kept.torn = False
 
@@ -342,24 +352,24 @@ class Stitcher:
         """Return what the first rows add up to, divided as the reduction says, in an array of its own."""
         if self._open is None:
             raise ValueError(f"Stitcher.{method}: no tile was added, so that nothing says where the result would be")
-        home = home_of(self._open.sums)
-        with home.device:
-            self._open.hold(home, count, count)
-            return home.divided(*self._open.views(count))
+        backend = backend_of(self._open.sums)
+        with backend.device:
+            self._open.hold(backend, count, count)
+            return backend.average(*self._open.views(count))
 
 
 class _Weights:
     """The weights of a tile, and their squares, as kernels can read them."""
 
-    def __init__(self, home: Home, window: Any, tile: Size, dtype: str, reduction: str) -> None:
+    def __init__(self, backend: Backend, window: Any, tile: Size, dtype: str, reduction: str) -> None:
         call = Call("Stitcher.add", PositionsGeometry(0, (), tile, tile), dtype)
-        self.factors: tuple[Any, ...] = home.weights(call, window)
+        self.factors: tuple[Any, ...] = backend.weights(call, window)
         if reduction == "least_squares":
-            with home.device:
-                sums, weights = home.zeros(tile, dtype), home.zeros(tile, call.element.weight)
-                origin = home.beside(np.zeros((1, len(tile)), np.int64))
-                home.add(sums, home.ones(sums, (1, *tile)), origin, self.factors, weights)
-                self.factors = (home.at_least(weights, least_weight(call.element.weight_bytes, reduction)),)
+            with backend.device:
+                sums, weights = backend.zeros(tile, dtype), backend.zeros(tile, call.element.weight)
+                origin = backend.to_device(np.zeros((1, len(tile)), np.int64))
+                backend.add(sums, backend.ones(sums, (1, *tile)), origin, self.factors, weights)
+                self.factors = (backend.at_least(weights, least_weight(call.element.weight_bytes, reduction)),)
 
     @cached_property
     def squares(self) -> tuple[Any, ...]:
@@ -370,14 +380,14 @@ class _Weights:
 class _Rows:
     """Sums and weights of rows, in arrays with rows in front that were dropped and others behind that are zero."""
 
-    def __init__(self, home: Home, lead: Size, rest: Size, weighted: bool) -> None:
-        element = ELEMENT_TYPES[home.dtype]
-        self.kind, self.dtype = home.kind, WIDER[home.dtype] if element.is_half else home.dtype
+    def __init__(self, backend: Backend, lead: Size, rest: Size, weighted: bool) -> None:
+        element = ELEMENT_TYPES[backend.dtype]
+        self.kind, self.dtype = backend.kind, WIDER[backend.dtype] if element.is_half else backend.dtype
         self.torn = False
         """A change of the rows began and did not end."""
         self._check_bytes((*lead, 0, *rest))
-        self.sums = home.zeros((*lead, 0, *rest), self.dtype)
-        self.weight = home.zeros((0, *rest), element.weight) if weighted else None
+        self.sums = backend.zeros((*lead, 0, *rest), self.dtype)
+        self.weight = backend.zeros((0, *rest), element.weight) if weighted else None
         self.weights: _Weights | None = None
         """Those of a whole tile, for all batches."""
         self._lead, self._first, self._count = len(lead), 0, 0
@@ -391,18 +401,18 @@ class _Rows:
             )
         return self.__dict__
 
-    def check(self, home: Home) -> None:
+    def check(self, backend: Backend) -> None:
         """Raise unless tiles can be added to the sums."""
-        if home.kind != self.kind:
-            raise TypeError(f"Stitcher.add: blocks must be a {self.kind}, got {home.kind}: the first batch decides")
-        if home.place != self.sums.device:
+        if backend.kind != self.kind:
+            raise TypeError(f"Stitcher.add: blocks must be a {self.kind}, got {backend.kind}: the first batch decides")
+        if backend.place != self.sums.device:
             raise ValueError(
-                f"Stitcher.add: blocks must be on the device {self.sums.device} of the first batch, got {home.place}"
+                f"Stitcher.add: blocks must be on the device {self.sums.device} of the first batch, got {backend.place}"
             )
-        if self.dtype not in (home.dtype, WIDER.get(home.dtype)):
+        if self.dtype not in (backend.dtype, WIDER.get(backend.dtype)):
             raise TypeError(
                 f"Stitcher.add: blocks must be of dtype {self.dtype}, in which the first batch was summed, or of a "
-                f"narrower one, got {home.dtype}"
+                f"narrower one, got {backend.dtype}"
             )
 
     def _check_bytes(self, shape: Size) -> None:
@@ -410,14 +420,14 @@ class _Rows:
         call = Call("Stitcher.add", PositionsGeometry(0, (), shape, ()), self.dtype)
         check_bytes(call, shape, ELEMENT_TYPES[self.dtype].itemsize)
 
-    def hold(self, home: Home, count: int, most: int) -> None:
+    def hold(self, backend: Backend, count: int, most: int) -> None:
         """Have so many rows, the later ones zero, and room for more where there may be most."""
         if count > self._count:
             room = self.sums.shape[self._lead]
             if count > room:
                 row = prod(self.sums.shape[: self._lead]) * prod(self.sums.shape[self._lead + 1 :])
                 spare = SPARE_BYTES // max(1, row * ELEMENT_TYPES[self.dtype].itemsize)
-                self._move_into(home, min(count + spare, most))
+                self._move_into(backend, min(count + spare, most))
             elif self._first + count > room:
                 self._move_to_front()
             self._count = count
@@ -428,12 +438,12 @@ class _Rows:
         if self.weight is not None:
             yield self.weight, 0
 
-    def _move_into(self, home: Home, room: int) -> None:
+    def _move_into(self, backend: Backend, room: int) -> None:
         """Move the rows into arrays with room for more."""
         self._check_bytes((*self.sums.shape[: self._lead], room, *self.sums.shape[self._lead + 1 :]))
         moved = []
         for array, axis in self._arrays():
-            larger = home.zeros((*array.shape[:axis], room, *array.shape[axis + 1 :]), array.dtype)
+            larger = backend.zeros((*array.shape[:axis], room, *array.shape[axis + 1 :]), array.dtype)
             _rows(larger, axis, 0, self._count)[...] = _rows(array, axis, self._first, self._first + self._count)
             moved.append(larger)
         self.sums, self.weight, self._first = moved[0], moved[-1] if len(moved) > 1 else None, 0

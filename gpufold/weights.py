@@ -53,6 +53,28 @@ def product_of(library: Any, axes: Sequence[Any], least: float = 0.0) -> Any:
     return product
 
 
+def of_elements(library: Any, weights: Any, axes: Sequence[Any], ndim: int, least: float = 0.0) -> Any:
+    """Return the weights of the elements of blocks of so many axes: of each block times those of a window.
+
+    >>> of_elements(np, np.array([1.0, 2.0]), [np.array([1.0, 3.0])], 2)
+    array([[1., 3.],
+           [2., 6.]])
+    """
+    block: tuple[int, ...] = tuple(axes[0].shape) if len(axes) == 1 else tuple([len(each) for each in axes])
+    if len(axes) == 1:
+        axes = [axes[0].reshape(-1)]
+    product = product_of(library, [weights, *axes], least)
+    return product.reshape(len(weights), *(1,) * (ndim - 1 - len(block)), *block)
+
+
+def weighed(library: Any, blocks: Any, weights: Any) -> Any:
+    """Return elements times real weights, of complex numbers both parts: of contiguous arrays of NumPy or CuPy."""
+    if blocks.dtype.kind != "c":
+        return blocks * weights
+    parts = library.ascontiguousarray(blocks).view(weights.dtype).reshape(*blocks.shape, 2)
+    return (parts * weights[..., None]).view(blocks.dtype)[..., 0]
+
+
 def counted(library: Any, axes: Sequence[Any], reduction: str) -> tuple[Any, ...]:
     """Return the weights of a window as they count in an average: a mean's of each axis, else those of a block."""
     least = least_weight(axes[0].itemsize, reduction, len(axes))

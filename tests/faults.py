@@ -1079,7 +1079,7 @@ FAULTS = (
     ),
     Fault(
         "a window that stays its caller's",
-        "gpufold/homes.py",
+        "gpufold/backends.py",
         "        return weights.copy()\n",
         "        return weights\n",
         STITCHER + "a_window_that_changes_afterwards_changes_nothing[full-asarray]",

@@ -308,5 +308,5 @@ def test_positions_are_not_converted_in_a_captured_graph(capturing):
     assert arrays.as_positions("add_blocks", np, places, places) is places
     turned = np.zeros((2, 5), np.int64).T
     for other in (places.astype(np.int32), turned, [(0, 0)], places.astype(np.uint64), off_its_size(places)):
-        with pytest.raises(ValueError, match="positions must be a contiguous, aligned array of int64 beside out while"):
+        with pytest.raises(ValueError, match="a contiguous, aligned array of int64 beside array while"):
             arrays.as_positions("add_blocks", np, other, places)

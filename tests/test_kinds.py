@@ -127,6 +127,97 @@ def test_every_function_takes_every_kind_and_gives_its_bits(name, dtype, kind):
     assert_same_bits(KINDS[kind].back(got), want)
 
 
+BY_BLOCK = np.float32([0.5, 3, -1.25])
+
+
+def of_blocks(dtype, window):
+    """Return blocks times the weights of their elements, in the dtype of their sums, and these weights."""
+    blocks, wide = values((3, 2, 2, 3), dtype, 1), definition.sum_dtype(np.dtype(dtype))
+    each = BY_BLOCK.astype(definition.weight_dtype(np.dtype(dtype)))[:, None, None]
+    for axis in window if isinstance(window, tuple) else () if window is None else (window,):
+        each = each * axis.astype(each.dtype).reshape(
+            axis.shape if axis.ndim == 2 else (-1, 1) if len(axis) == 2 else -1
+        )
+    each = np.broadcast_to(each, (3, 2, 3))
+    with np.errstate(all="ignore"):
+        return blocks, definition.scaled(blocks.astype(wide), np.multiply, each[:, None]), each
+
+
+@every_kind
+@pytest.mark.parametrize("dtype", [each for each in DTYPES if each.kind not in "bui"], ids=str)
+@pytest.mark.parametrize("window", [None, WINDOW, (WINDOW[:, 0], WINDOW[0])], ids=["none", "full", "separable"])
+def test_blocks_may_have_weights_of_their_own(kind, dtype, window):
+    it, array = KINDS[kind], values((2, 6, 7), dtype)
+    blocks, terms, each = of_blocks(dtype, window)
+    want = definition.add_blocks(array.astype(terms.dtype), terms, POSITIONS).astype(dtype)
+    to = (lambda weights: weights) if kind == "dask" else it.to  # chunks of NumPy have windows of NumPy
+    given = None if window is None else tuple(map(to, window)) if isinstance(window, tuple) else to(window)
+    got = gpufold.add_blocks(it.to(array), it.to(blocks), POSITIONS, given, weights=to(BY_BLOCK))
+    assert_same_bits(it.back(got), want)
+    if kind in ("numpy", "torch"):
+        weight = values((6, 7), each.dtype, 3)
+        sums, total = it.to(array), it.to(weight)
+        gpufold.add_blocks_(sums, it.to(blocks), POSITIONS, given, weights=to(BY_BLOCK), weight_out=total)
+        assert_same_bits(it.back(sums), want)
+        assert_same_bits(it.back(total), definition.add_blocks(weight, each, POSITIONS))
+
+
+@pytest.mark.parametrize("kind", ["numpy", pytest.param("torch", marks=pytest.mark.peer("torch"))])
+@pytest.mark.parametrize("reduction", ["mean", "sum", "least_squares"])
+def test_a_stitcher_takes_weights_of_blocks(kind, reduction):
+    it, window = KINDS[kind], np.abs(WINDOW)
+    blocks, terms, each = of_blocks(np.float32, window)
+    stitcher = gpufold.Stitcher((2, 6, 7), (2, 3), window=it.to(window), reduction=reduction)
+    for part in (slice(2), slice(2, 3)):
+        stitcher.add(it.to(blocks[part]), POSITIONS[part], weights=it.to(BY_BLOCK[part]))
+    sums = definition.add_blocks(np.zeros((2, 6, 7), np.float32), terms, POSITIONS)
+    below = each if reduction == "mean" else each * each
+    weight = definition.add_blocks(np.zeros((6, 7), np.float32), below, POSITIONS)
+    assert_same_bits(it.back(stitcher.result()), sums if reduction == "sum" else averaged(sums, weight))
+    with pytest.raises(ValueError, match=r"^Stitcher.add: weights must have the shape \(3,\), one for each block, got"):
+        stitcher.add(it.to(blocks), POSITIONS, weights=it.to(BY_BLOCK[:2]))
+
+
+@every_kind
+def test_weights_of_blocks_that_do_not_fit_are_refused(kind):
+    it = KINDS[kind]
+    to = (lambda weights: weights) if kind == "dask" else it.to
+    given = it.to(np.zeros((6, 7), np.float32)), it.to(np.ones((3, 2, 3), np.float32)), POSITIONS
+    for wrong, error in ((BY_BLOCK[:2], ValueError), (BY_BLOCK[:, None], ValueError), (BY_BLOCK > 0, TypeError)):
+        with pytest.raises(error, match=r"^add_blocks: weights must "):
+            gpufold.add_blocks(*given, weights=to(wrong))
+    with pytest.raises(TypeError, match=r"^add_blocks: weights must be a"):
+        gpufold.add_blocks(*given, weights=BY_BLOCK.tolist())
+    with pytest.raises(TypeError, match=r"^add_blocks: weights need blocks of floats"):
+        counts = it.to(np.zeros((6, 7), np.int32)), it.to(np.ones((3, 2, 3), np.int32)), POSITIONS
+        gpufold.add_blocks(*counts, weights=to(BY_BLOCK))
+
+
+def test_weights_of_blocks_do_not_lose_what_they_cover():
+    """Their products with a window are counted as they are summed, as those of a window are."""
+    sums, weight, window = np.zeros(4, np.float32), np.zeros(4, np.float32), np.float32([1e-30, 1, 1e-30])
+    blocks = np.full((2, 3), 5, np.float32)
+    gpufold.add_blocks_(sums, blocks, [(0,), (1,)], window, weights=np.float32([1e-30, 1e-20]), weight_out=weight)
+    np.testing.assert_allclose(gpufold.average(sums, weight), 5, rtol=1e-6)
+
+
+@pytest.mark.peer("torch")
+def test_weights_of_blocks_have_gradients():
+    import torch
+
+    array, blocks, window, weights = (
+        torch.rand(*shape, dtype=torch.float64, requires_grad=True) for shape in ((4, 5), (3, 2, 3), (2, 3), (3,))
+    )
+    places = [(0, -1), (2, 1), (1, 4)]
+
+    def both(array, blocks, window, weights):
+        total = torch.zeros(4, 5, dtype=torch.float64)
+        sums = gpufold.add_blocks_(array * 1, blocks, places, window, weights=weights, weight_out=total)
+        return sums, total
+
+    torch.autograd.gradcheck(both, (array, blocks, window, weights))
+
+
 @every_kind
 @every_function
 def test_what_a_kind_has_no_use_for_is_refused_unless_it_is_the_default(name, kind):

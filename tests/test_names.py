@@ -68,8 +68,8 @@ def test_names_of_torch_tensorflow_and_sigpy(name, given, here):
 
 def test_a_stitcher_answers_for_its_batches_too():
     stitcher = gpufold.Stitcher((8, 8), 4)
-    with pytest.raises(TypeError, match=r"^Stitcher.add: there is no argument weights, it is window here$"):
-        stitcher.add(BLOCKS, POSITIONS, weights=np.ones((4, 4)))
+    with pytest.raises(TypeError, match=r"^Stitcher.add: there is no argument weight_map, it is window here$"):
+        stitcher.add(BLOCKS, POSITIONS, weight_map=np.ones((4, 4)))
     with pytest.raises(ValueError, match="no tile was added"):
         stitcher.result()
 

@@ -18,7 +18,7 @@ import pytest
 from cases import INEXACT, assert_same_bits, values, window_of
 
 import gpufold
-from gpufold.homes import Arrays
+from gpufold.backends import ArrayBackend
 
 REDUCTIONS = ("sum", "mean", "least_squares")
 
@@ -418,7 +418,7 @@ def test_a_call_in_the_middle_of_another_of_its_thread_is_refused_and_changes_no
         "progress": lambda: stitcher.progress,
         "pickled": lambda: pickle.dumps(stitcher),
     }
-    add = Arrays.add
+    add = ArrayBackend.add
 
     def interrupted(*given):
         add(*given)
@@ -427,7 +427,7 @@ def test_a_call_in_the_middle_of_another_of_its_thread_is_refused_and_changes_no
             calls[method]()
         seen.append(method)
 
-    monkeypatch.setattr(Arrays, "add", interrupted)
+    monkeypatch.setattr(ArrayBackend, "add", interrupted)
     stitcher.add(2 * tile, [(0, 0)])
     monkeypatch.undo()
     assert seen == [method]
@@ -439,7 +439,7 @@ def test_a_call_in_the_middle_of_another_of_its_thread_is_refused_and_changes_no
 @pytest.mark.parametrize("number", [0, 1])
 def test_a_batch_that_is_interrupted_while_it_is_added_is_known_to_be_torn(number, error, monkeypatch):
     stitcher = gpufold.Stitcher((8, 8), 4, reduction="least_squares", slabs=True)
-    add, count = Arrays.add, [0]
+    add, count = ArrayBackend.add, [0]
 
     def interrupted(*given):
         count[0] += 1
@@ -450,7 +450,7 @@ def test_a_batch_that_is_interrupted_while_it_is_added_is_known_to_be_torn(numbe
     def interrupt():
         count[0] = 0
         with monkeypatch.context() as patch:
-            patch.setattr(Arrays, "add", interrupted)
+            patch.setattr(ArrayBackend, "add", interrupted)
             with pytest.raises(error):
                 stitcher.add(np.ones((1, 4, 4)), [(0, 0)])
 
@@ -482,7 +482,7 @@ def test_what_has_no_memory_before_it_is_added_changes_nothing(part, monkeypatch
         raise MemoryError("no more")
 
     with monkeypatch.context() as patch:
-        patch.setattr(Arrays, part, fail)
+        patch.setattr(ArrayBackend, part, fail)
         with pytest.raises(MemoryError, match="no more"):
             stitchers[0].add(np.ones((1, 4, 4)), [(10_000, 0)], window=np.ones((4, 4)))
     for stitcher in stitchers:
@@ -510,14 +510,14 @@ def test_a_forked_child_waits_for_no_thread_that_it_does_not_have(monkeypatch):
     free, held = gpufold.Stitcher((8,), 4), gpufold.Stitcher((8,), 4)
     for stitcher in (free, held):
         stitcher.add(np.ones((1, 4)), [(0,)])
-    inside, leave, add = threading.Event(), threading.Event(), Arrays.add
+    inside, leave, add = threading.Event(), threading.Event(), ArrayBackend.add
 
     def slowly(*given):
         add(*given)
         inside.set()
         leave.wait(60)
 
-    monkeypatch.setattr(Arrays, "add", slowly)
+    monkeypatch.setattr(ArrayBackend, "add", slowly)
     thread = threading.Thread(target=held.add, args=(np.ones((1, 4)), [(4,)]))
     thread.start()
     inside.wait(60)

@@ -34,7 +34,8 @@ assert_type(gpufold.blocks_to_array(blocks, image.shape, (4, 4), 2, reduction="l
 
 tiles = gpufold.take_blocks(image, positions, 4, mode="edge")
 assert_type(tiles, Floats)
-assert_type(gpufold.add_blocks(image, tiles, positions), Floats)
+assert_type(gpufold.add_blocks(image, tiles, positions, weights=np.ones(len(tiles))), Floats)
+assert_type(gpufold.add_blocks_(image, tiles, positions), Floats)
 weights: Floats = np.ones((8, 8), np.float32)
 assert_type(gpufold.average(image, weights), Floats)
 

@@ -12,7 +12,7 @@ import numpy as np
 from dask.base import tokenize
 
 from gpufold import calls
-from gpufold.arrays import check_library, library_of, result_dtype
+from gpufold.arrays import check_block_weights, check_library, device_of, library_of, result_dtype
 from gpufold.calls import Call, Mode
 from gpufold.compute import run
 from gpufold.dask.chunks import (
@@ -28,9 +28,11 @@ from gpufold.dask.chunks import (
     new_array,
     spans_of,
 )
+from gpufold.elements import sum_dtype
 from gpufold.geometry import AverageGeometry, PositionsGeometry, Size, Sizes
 from gpufold.names import answers
 from gpufold.positions import average as average_chunk
+from gpufold.weights import of_elements, weighed
 
 
 @answers
@@ -40,6 +42,7 @@ def add_blocks(
     positions: Any,
     window: Any = None,
     *,
+    weights: Any = None,
     variant: str = "auto",
     deterministic: bool = True,
 ) -> da.Array:
@@ -68,8 +71,8 @@ def add_blocks(
     positions : numpy.ndarray or sequence of sequences of int
         Where each block's first element lies, of shape (P, rank): numbers that are known, for the graph is made from
         them.
-    window
-        As in `gpufold.add_blocks`; it is copied.
+    window, weights
+        As in `gpufold.add_blocks`; they are copied. Blocks with weights are weighed as chunks of their own.
 
     See Also
     --------
@@ -81,12 +84,18 @@ def add_blocks(
     check_library("add_blocks", "a chunk of blocks", blocks._meta, library, "one of array")
     positions = known_positions("add_blocks", positions, array, "array")
     call = calls.add_blocks(array, blocks, positions, window, variant=variant, deterministic=deterministic)
-    geometry, weights = geometry_of(call, PositionsGeometry), checked(call, blocks, window)
+    geometry, factors = geometry_of(call, PositionsGeometry), checked(call, blocks, window)
     positions = near_positions(geometry, positions)
     lead, rank = len(geometry.lead), len(geometry.size)
     whole = dict.fromkeys(range(1 + lead, 1 + lead + rank), -1)
     blocks = blocks.rechunk({**dict(enumerate(array.chunks[:lead], 1)), **whole})
-    name = f"add_blocks-{tokenize(call, array, blocks, positions, weights)}"
+    if weights is not None:
+        wide = sum_dtype(array.dtype)
+        terms = _weighed(call, blocks, weights, factors, wide)
+        sums = add_blocks(array.astype(wide), terms, positions, variant=variant, deterministic=deterministic)
+        narrowed: da.Array = sums.astype(array.dtype)
+        return narrowed
+    name = f"add_blocks-{tokenize(call, array, blocks, positions, factors)}"
     graph: dict[Any, Any] = {(name, *index): (array.name, *index) for index in np.ndindex(*array.numblocks)}
     found: dict[Size, list[tuple[int, Any]]] = {}
     parts, pixels = spans_of(blocks.chunks[0]), [spans_of(sizes) for sizes in array.chunks[lead:]]
@@ -100,8 +109,8 @@ def add_blocks(
             pieces = [(f"{name}-met", part, *planes, *chunk) for part, _ in met]
             for piece, (part, numbers) in zip(pieces, in_parts, strict=True):
                 graph[piece] = (getitem, (blocks.name, part, *planes, *(0,) * rank), numbers)
-            graph[name, *planes, *chunk] = (work, (array.name, *planes, *chunk), pieces, key_of(weights))
-    return new_array(name, graph, (array, blocks, weights), array.chunks, np.dtype(call.dtype))
+            graph[name, *planes, *chunk] = (work, (array.name, *planes, *chunk), pieces, key_of(factors))
+    return new_array(name, graph, (array, blocks, factors), array.chunks, np.dtype(call.dtype))
 
 
 @answers
@@ -224,6 +233,28 @@ def average(
         average_chunk, axes, numerator, axes, weight, of_weight, variant=variant, token="average", meta=meta
     )
     return quotients
+
+
+def _weighed(call: Call, blocks: Any, weights: Any, factors: Any, dtype: Any) -> da.Array:
+    """Return blocks in chunks of whole ones, times the weights of their elements."""
+    library = library_of(call.operation, "a chunk", blocks._meta)
+    check_library(call.operation, "weights", weights, library, "a chunk of blocks")
+    check_block_weights(call.operation, weights, call.dtype, len(blocks))
+    with device_of(library, weights):
+        copied = library.array(weights, call.element.weight_dtype).reshape(-1, *(1,) * (blocks.ndim - 1))
+    chunks = (blocks.chunks[0], *(1,) * (blocks.ndim - 1))
+    by_block = da.from_array(copied, chunks, asarray=False)
+    meta = da.utils.meta_from_array(blocks._meta, blocks.ndim, dtype)
+    terms: da.Array = da.map_blocks(_weigh_chunk, blocks, by_block, dtype=dtype, meta=meta, factors=factors, to=dtype)
+    return terms
+
+
+def _weigh_chunk(blocks: Any, weights: Any, *, factors: Any, to: Any) -> Any:
+    """Return the blocks of a chunk times the weights of their elements."""
+    library = library_of("add_blocks", "a chunk", blocks)
+    with np.errstate(all="ignore"):  # as in sums
+        each = of_elements(library, weights.reshape(-1), factors or (), blocks.ndim)
+        return weighed(library, blocks.astype(to), each)
 
 
 def _part_of(call: Call, count: int, array: Any) -> Call:

@@ -6,10 +6,12 @@ from functools import partial
 from inspect import Parameter, signature
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from gpufold import blocks, calls, sliding, space
-from gpufold.calls import Mode
+from gpufold.arrays import check_block_weights
+from gpufold.calls import Mode, is_separable
 from gpufold.dispatch import FunctionT, like
 from gpufold.geometry import Sizes
 from gpufold.operations import OPERATIONS
@@ -18,6 +20,7 @@ from gpufold.torch.door import public
 from gpufold.torch.operators import SIZES
 from gpufold.torch.rules import differentiate
 from gpufold.torch.tensors import described, is_traced
+from gpufold.weights import least_weight, of_elements
 
 compute, compute_in_place = partial(tensors.compute, differentiate), partial(tensors.compute_in_place, differentiate)
 
@@ -128,6 +131,7 @@ def add_blocks(
     positions: Any,
     window: Any = None,
     *,
+    weights: Tensor | None = None,
     variant: str = "auto",
     deterministic: bool = True,
 ) -> Tensor:
@@ -146,6 +150,10 @@ def add_blocks(
     gradients, as a window has where it requires one. Positions are a tensor there, none of whose values is looked at,
     or a sequence.
     """
+    if weights is not None:
+        terms, _ = _weighed("add_blocks", array, blocks, positions, window, weights)
+        sums = add_blocks(array.to(terms.dtype), terms, positions, variant=variant, deterministic=deterministic)
+        return sums.to(array.dtype)
     if is_traced(array, blocks):
         places = operators.as_positions("add_blocks", positions, array)
         return operators.trace("add_blocks", (blocks, window, places, array), (), 0, ("sum", variant, deterministic))
@@ -161,6 +169,7 @@ def add_blocks_(
     positions: Any,
     window: Any = None,
     *,
+    weights: Tensor | None = None,
     weight_out: Tensor | None = None,
     variant: str = "auto",
     deterministic: bool = True,
@@ -180,23 +189,53 @@ def add_blocks_(
     asked for, it is ``array.copy_(add_blocks(array, ...))``: a new tensor more. That of a window goes through
     `weight_out` too.
     """
-    if is_traced(array, blocks):
+    if weights is not None or is_traced(array, blocks):
         options: dict[str, Any] = {"variant": variant, "deterministic": deterministic}
-        if weight_out is not None and window is not None:
-            window = tensors.counted_sums("add_blocks_", tensors.weights_of(window), weight_out.dtype)
-        sums, weights = add_blocks(array, blocks, positions, window, **options), None
+        sums, ones, of_weights = array, None, None
         if weight_out is not None:
             tensors.check_tensor("add_blocks_", "weight_out", weight_out)
             calls.check_weight_sums(*map(tensors.name_of, (array.dtype, blocks.dtype, weight_out.dtype)))
             ones = weight_out.new_ones(()).expand(blocks.shape[0], *blocks.shape[1 + array.ndim - weight_out.ndim :])
-            weights = add_blocks(weight_out, ones, positions, window, **options)
-        return tensors.written_over(array, sums, weight_out, weights)
+        if weights is not None:
+            summed = ones is not None
+            blocks, each = _weighed("add_blocks_", array, blocks, positions, window, weights, summed)
+            sums, window = array.to(blocks.dtype), None
+            if ones is not None:
+                ones = each.reshape(len(each), *each.shape[1 + blocks.ndim - ones.ndim :]).expand_as(ones)
+        elif ones is not None and window is not None:
+            window = tensors.counted_sums("add_blocks_", tensors.weights_of(window), ones.dtype)
+        sums = add_blocks(sums, blocks, positions, window, **options).to(array.dtype)
+        if weight_out is not None and ones is not None:
+            of_weights = add_blocks(weight_out, ones, positions, window, **options)
+        return tensors.written_over(array, sums, weight_out, of_weights)
     into, given, places = _described_addition("add_blocks_", array, blocks, positions)
-    weights = None if weight_out is None else described("add_blocks_", "weight_out", weight_out)
+    described_sums = None if weight_out is None else described("add_blocks_", "weight_out", weight_out)
     call = calls.add_blocks(
-        into, given, places, window, weight_out=weights, variant=variant, deterministic=deterministic
+        into, given, places, window, weight_out=described_sums, variant=variant, deterministic=deterministic
     )
     return compute_in_place(call, array, blocks, window, places, weight_out)
+
+
+def _weighed(
+    name: str, array: Tensor, blocks: Tensor, positions: Any, window: Any, weights: Tensor, summed: bool = False
+) -> tuple[Tensor, Tensor]:
+    """Return blocks times the weights of their elements, in the dtype of their sums, and these weights."""
+    for argument, tensor in (("array", array), ("blocks", blocks), ("weights", weights)):
+        tensors.check_tensor(name, argument, tensor)
+    check_block_weights(name, weights, tensors.name_of(array.dtype), len(blocks))
+    axes, rank = tensors.weights_of(window), (getattr(positions, "shape", None) or (len(positions[0]),))[-1]
+    block = tuple(blocks.shape[blocks.ndim - rank :])
+    wanted = [(extent,) for extent in block] if is_separable(window) else [block]
+    for each in axes:
+        tensors.check_real(name, "window", each)
+    if axes and [tuple(each.shape) for each in axes] != wanted:
+        raise ValueError(f"{name}: window must have the shape {block} of the block's taps, or be one array per axis")
+    dtype = tensors.WEIGHTS[tensors.name_of(array.dtype)]
+    axes = tuple([tensors.ready_weights(each, dtype) for each in axes])
+    least = least_weight(dtype.itemsize, "mean") if summed else 0.0
+    factors = of_elements(torch, tensors.ready_weights(weights, dtype), axes, blocks.ndim, least)
+    terms = blocks.to(array.dtype if array.dtype.is_complex else dtype)
+    return tensors.weighed(terms, factors), factors
 
 
 def _described_addition(

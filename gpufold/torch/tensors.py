@@ -170,6 +170,13 @@ def counted_sums(operation: str, axes: Sequence[Tensor], dtype: torch.dtype) -> 
     return weights
 
 
+def weighed(terms: Tensor, weights: Tensor) -> Tensor:
+    """Return elements times real weights, of complex numbers both parts."""
+    if not terms.is_complex():
+        return terms * weights
+    return torch.view_as_complex(torch.view_as_real(terms.resolve_conj()) * weights.unsqueeze(-1))
+
+
 def check_like(operation: str, name: str, tensor: Tensor, other: Tensor, like: str) -> None:
     """Raise unless a tensor is dense, and on the device of another."""
     check_dense(operation, name, tensor)

@@ -1,0 +1,221 @@
+"""What a Stitcher asks of a kind of arrays, and how NumPy, CuPy and torch do it."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Protocol
+
+import numpy as np
+
+from gpufold import calls, extras
+from gpufold.arrays import (
+    as_positions,
+    as_weights,
+    axes_of_window,
+    check_block_weights,
+    device_of,
+    library_of,
+    weights_of_blocks,
+)
+from gpufold.calls import Call, is_separable
+from gpufold.compute import run
+from gpufold.elements import ELEMENT_TYPES, check_dtype, name_of
+from gpufold.geometry import PositionsGeometry, Size
+from gpufold.positions import average
+from gpufold.weights import at_least, of_elements, weighed
+
+KINDS = {"numpy": "numpy.ndarray", "cupy": "cupy.ndarray"}
+"""What the arrays of a library are called."""
+
+
+class Backend(Protocol):
+    """What is asked of arrays of a kind, which the blocks of a batch are an example of."""
+
+    kind: str
+    shape: Size
+    dtype: str
+    place: Any
+    device: AbstractContextManager[Any]
+    """Makes the blocks' device the current one."""
+
+    def zeros(self, shape: Size, dtype: Any) -> Any:
+        """Return zeros beside the blocks."""
+
+    def ones(self, like: Any, shape: Size) -> Any:
+        """Return ones without memory of their own."""
+
+    def at_least(self, weights: Any, least: float) -> Any:
+        """Return weights of which none but zeros is smaller in magnitude."""
+
+    def positions(self, given: Any, on_host: bool) -> Any:
+        """Return positions, in the memory of the host where they may be there."""
+
+    def to_device(self, places: Any) -> Any:
+        """Return positions where the blocks are."""
+
+    def weights(self, call: Call, window: Any) -> tuple[Any, ...]:
+        """Return the weights of a window as kernels can read them."""
+
+    def weighed(self, weights: Any, factors: Any, dtype: str, least: float) -> tuple[Any, Any]:
+        """Return the blocks times the weights of their elements: those of each block times a window's; and these."""
+
+    def add(self, out: Any, blocks: Any, places: Any, weights: Any, weight_out: Any = None) -> None:
+        """Add blocks to sums, and their weights to sums of their own."""
+
+    def average(self, sums: Any, weight: Any) -> Any:
+        """Return sums divided by weights, if any, in an array of its own."""
+
+
+class ArrayBackend:
+    """Arrays of NumPy or CuPy."""
+
+    def __init__(self, blocks: Any) -> None:
+        library = library_of("Stitcher.add", "blocks", blocks)
+        self.library, self._blocks, self.shape, self.dtype = library, blocks, blocks.shape, name_of(blocks.dtype)
+        self.kind, self.place = KINDS[library.__name__], blocks.device
+        self.device: AbstractContextManager[Any] = device_of(library, blocks)
+
+    def zeros(self, shape: Size, dtype: Any) -> Any:
+        try:
+            return self.library.zeros(shape, dtype)
+        except MemoryError as error:
+            if self.library is not np:
+                raise
+            raise MemoryError(f"Stitcher.add: {error}") from None
+
+    def ones(self, like: Any, shape: Size) -> Any:
+        return self.library.broadcast_to(self.library.ones((), like.dtype), shape)
+
+    def at_least(self, weights: Any, least: float) -> Any:
+        return at_least(self.library, weights, least)
+
+    def weights(self, call: Call, window: Any) -> tuple[Any, ...]:
+        return as_weights(call, self.library, window, self._blocks)
+
+    def positions(self, given: Any, on_host: bool) -> Any:
+        if self.library is not np and isinstance(given, self.library.ndarray) and not on_host:
+            return as_positions("Stitcher.add", self.library, given, self._blocks, "blocks")
+        return _on_host(given)
+
+    def to_device(self, places: Any) -> Any:
+        if self.library is np or not isinstance(places, np.ndarray):
+            return places
+        return as_positions("Stitcher.add", self.library, places.tolist(), self._blocks, "blocks")
+
+    def weighed(self, weights: Any, factors: Any, dtype: str, least: float) -> tuple[Any, Any]:
+        blocks, call = self._blocks, Call("Stitcher.add", PositionsGeometry(0, (), (), ()), dtype)
+        weights = weights_of_blocks(call, self.library, weights, blocks)
+        with np.errstate(all="ignore"):  # as in sums
+            each = of_elements(self.library, weights, factors or (), blocks.ndim, least)
+            return weighed(self.library, blocks.astype(dtype), each), each
+
+    def add(self, out: Any, blocks: Any, places: Any, weights: Any, weight_out: Any = None) -> None:
+        call = calls.add_blocks(out, blocks, places, _as_window(weights, places), weight_out=weight_out)
+        run(call, self.library, blocks, out, weights, places, weight_out)
+
+    def average(self, sums: Any, weight: Any) -> Any:
+        return sums.copy() if weight is None else average(sums, weight)
+
+
+class TorchBackend:
+    """Tensors of torch, with gradients."""
+
+    kind = "torch.Tensor"
+
+    def __init__(self, blocks: Any) -> None:
+        self._ours = extras.load("torch")
+        described = self._ours.tensors.described("Stitcher.add", "blocks", blocks)
+        self.shape, self.dtype = described.shape, described.dtype.name
+        self._blocks, self.place = blocks, blocks.device
+        self.device: AbstractContextManager[Any] = nullcontext()
+
+    def zeros(self, shape: Size, dtype: Any) -> Any:
+        torch = sys.modules["torch"]
+        known = getattr(torch, dtype) if isinstance(dtype, str) else dtype
+        return torch.zeros(shape, dtype=known, device=self.place)
+
+    def ones(self, like: Any, shape: Size) -> Any:
+        return like.new_ones(()).expand(shape)
+
+    def at_least(self, weights: Any, least: float) -> Any:
+        return at_least(sys.modules["torch"], weights, least)
+
+    def weights(self, call: Call, window: Any) -> tuple[Any, ...]:
+        axes = axes_of_window(call, window)
+        weights: tuple[Any, ...] = self._ours.tensors.checked_window(call, self._blocks, axes, window)
+        return weights
+
+    def positions(self, given: Any, on_host: bool) -> Any:
+        if isinstance(given, sys.modules["torch"].Tensor):
+            if not on_host:
+                return self._ours.tensors.checked_positions("Stitcher.add", given, self._blocks, "blocks")
+            if given.is_cpu:
+                given = given.numpy()
+        return _on_host(given)
+
+    def to_device(self, places: Any) -> Any:
+        if isinstance(places, np.ndarray):
+            return sys.modules["torch"].from_numpy(places.copy()).to(self.place)  # which gradients need later
+        return places
+
+    def weighed(self, weights: Any, factors: Any, dtype: str, least: float) -> tuple[Any, Any]:
+        tensors = self._ours.tensors
+        tensors.check_tensor("Stitcher.add", "weights", weights)
+        tensors.check_like("Stitcher.add", "weights", weights, self._blocks, "blocks")
+        check_block_weights("Stitcher.add", weights, dtype, len(self._blocks))
+        weights = tensors.ready_weights(weights, tensors.WEIGHTS[dtype])
+        each = of_elements(sys.modules["torch"], weights, factors or (), self._blocks.ndim, least)
+        return tensors.weighed(self._blocks.to(getattr(sys.modules["torch"], dtype)), each), each
+
+    def add(self, out: Any, blocks: Any, places: Any, weights: Any, weight_out: Any = None) -> None:
+        self._ours.add_blocks_(out, blocks, places, _as_window(weights, places), weight_out=weight_out)
+
+    def average(self, sums: Any, weight: Any) -> Any:
+        if weight is None:
+            return sums.clone()
+        if sums.requires_grad or weight.requires_grad:  # what a gradient needs later must not change meanwhile
+            sums, weight = sums.clone(), weight.clone()
+        return self._ours.average(sums, weight)
+
+
+def backend_of(blocks: Any) -> Backend:
+    """Return the backend of a batch."""
+    if type(blocks).__module__.startswith("dask."):
+        raise TypeError("Stitcher.add: blocks must be in memory, got a dask array; call gpufold.dask.stitch")
+    torch = sys.modules.get("torch")
+    tensors = torch is not None and isinstance(blocks, torch.Tensor)
+    backend: Backend = TorchBackend(blocks) if tensors else ArrayBackend(blocks)
+    if backend.dtype not in ELEMENT_TYPES:
+        check_dtype("Stitcher.add", "blocks", backend.dtype)
+    return backend
+
+
+def copy_of_window(where: str, window: Any) -> Any:
+    """Return a copy of a window that has the right shapes, so that nobody changes it; tensors keep their gradients."""
+    if is_separable(window):
+        return tuple([_copy(where, f"window[{axis}]", weights) for axis, weights in enumerate(window)])
+    return _copy(where, "window", window)
+
+
+def _copy(where: str, name: str, weights: Any) -> Any:
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(weights, torch.Tensor):
+        return weights.clone()
+    with device_of(library_of(where, name, weights), weights):
+        return weights.copy()
+
+
+def _on_host(given: Any) -> Any:
+    """Return positions as int64 in the memory of the host."""
+    if hasattr(given, "dtype") and not isinstance(given, np.ndarray):
+        raise TypeError(
+            "Stitcher.add: positions must be in the memory of the host with slabs=True, a numpy.ndarray or a sequence, "
+            f"got {type(given).__module__}.{type(given).__qualname__}"
+        )
+    return as_positions("Stitcher.add", np, given, None, "blocks")
+
+
+def _as_window(weights: tuple[Any, ...] | None, places: Any) -> Any:
+    """Return weights as a call takes them: one array per axis, or one of all."""
+    return weights if weights is None or len(weights) == places.shape[1] else weights[0]
