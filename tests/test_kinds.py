@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import gc
+import os
 import subprocess
 import sys
 import weakref
 from importlib.util import find_spec
+from pathlib import Path
 from types import SimpleNamespace
 
 import definition
@@ -188,8 +190,8 @@ def test_weights_of_blocks_that_do_not_fit_are_refused(kind):
             gpufold.add_blocks(*given, weights=to(wrong))
     with pytest.raises(TypeError, match=r"^add_blocks: weights must be a"):
         gpufold.add_blocks(*given, weights=BY_BLOCK.tolist())
+    counts = it.to(np.zeros((6, 7), np.int32)), it.to(np.ones((3, 2, 3), np.int32)), POSITIONS
     with pytest.raises(TypeError, match=r"^add_blocks: weights need blocks of floats"):
-        counts = it.to(np.zeros((6, 7), np.int32)), it.to(np.ones((3, 2, 3), np.int32)), POSITIONS
         gpufold.add_blocks(*counts, weights=to(BY_BLOCK))
 
 
@@ -311,3 +313,124 @@ assert model(torch.nn.Parameter(image)).requires_grad
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+# ---------------------------------------------------------------------------------------------
+# The table of the documents
+
+
+TEXT = (Path(__file__).resolve().parent.parent / "docs" / "arrays.md").read_text()
+HEAD, _, *ROWS = [
+    [cell.strip() for cell in line.strip("|").split("|")] for line in TEXT.splitlines() if line[:1] == "|"
+]
+COLUMNS = np.ones((4, 9), np.float32)
+
+
+def fold(columns, **options):
+    return gpufold.col2im(columns, (4, 4), (2, 2), **options)
+
+
+def has_gradient(it):
+    columns = it.to(COLUMNS).requires_grad_()
+    fold(columns).square().sum().backward()
+    return columns.grad.shape == (4, 9)
+
+
+def has_vmap(it):
+    import torch
+
+    return torch.func.vmap(fold)(it.to(COLUMNS)[None]).shape == (1, 1, 4, 4)
+
+
+def is_compiled(it):
+    import torch
+
+    return torch.compile(fold, backend="aot_eager", fullgraph=True)(it.to(COLUMNS)).shape == (1, 4, 4)
+
+
+def is_lazy(it):
+    return len(fold(it.to(COLUMNS)).dask) > 0
+
+
+def takes_out(it):
+    out = it.to(np.zeros((1, 4, 4), np.float32))
+    return fold(it.to(COLUMNS), out=out) is out
+
+
+def is_changed_in_place(it):
+    array = it.to(np.zeros((4, 4), np.float32))
+    return gpufold.add_blocks_(array, it.to(np.ones((1, 2, 2), np.float32)), [(0, 0)]) is array
+
+
+def is_stitched(it):
+    stitcher = gpufold.Stitcher((4, 4), 2)
+    stitcher.add(it.to(np.ones((1, 2, 2), np.float32)), [(0, 0)])
+    return float(stitcher.result()[0, 0]) == 1
+
+
+WORKS = {
+    "gradient": has_gradient,
+    "vmap": has_vmap,
+    "compiled": is_compiled,
+    "lazy": is_lazy,
+    "`out=`": takes_out,
+    "in place": is_changed_in_place,
+    "`Stitcher`": is_stitched,
+}
+
+
+@pytest.mark.parametrize("what", WORKS)
+@every_kind
+def test_the_table_of_kinds_says_what_works(kind, what):
+    (row,) = [row for row in ROWS if row[0].startswith(kind)]
+    try:
+        works = WORKS[what](KINDS[kind])
+    except (TypeError, ValueError, AttributeError, RuntimeError):  # RuntimeError is torch's, of what is no tensor
+        works = False
+    assert row[HEAD.index(what)] == ("yes" if works else "no")
+
+
+ON_A_GPU = """
+import cupy, numpy as np, pytest
+import test_kinds
+from test_kinds import CALLS, KINDS, ROWS, WORKS, HEAD
+
+@pytest.mark.parametrize("name", CALLS)
+def test_bits(name):
+    given, options, want = test_kinds.prepared(name, "numpy")
+    given = [cupy.asarray(each) if isinstance(each, np.ndarray) else each for each in given]
+    got = getattr(test_kinds.gpufold, name)(*given, **options)
+    assert type(got) is cupy.ndarray
+    test_kinds.assert_same_bits(cupy.asnumpy(got), want)
+
+def test_weights_of_blocks():
+    array, blocks = np.zeros((2, 6, 7), np.float32), test_kinds.values((3, 2, 2, 3), np.float32)
+    weight = np.zeros((6, 7), np.float32)
+    options = {"window": test_kinds.WINDOW, "weights": test_kinds.BY_BLOCK, "weight_out": weight}
+    on_gpu = {key: cupy.asarray(value) for key, value in options.items()}
+    got = test_kinds.gpufold.add_blocks_(cupy.asarray(array), cupy.asarray(blocks), test_kinds.POSITIONS, **on_gpu)
+    want = test_kinds.gpufold.add_blocks_(array, blocks, test_kinds.POSITIONS, **options)
+    test_kinds.assert_same_bits(cupy.asnumpy(got), want)
+    test_kinds.assert_same_bits(cupy.asnumpy(on_gpu["weight_out"]), weight)
+
+@pytest.mark.parametrize("what", WORKS)
+def test_row(what):
+    KINDS["cupy"] = type("Cupy", (), {"to": staticmethod(cupy.asarray)})
+    (row,) = [row for row in ROWS if row[0].startswith("cupy")]
+    try:
+        works = WORKS[what](KINDS["cupy"])
+    except (TypeError, ValueError, AttributeError, RuntimeError):
+        works = False
+    assert row[HEAD.index(what)] == ("yes" if works else "no")
+"""
+
+
+@pytest.mark.hostcuda
+@pytest.mark.peer("torch")
+def test_arrays_of_cupy_are_computed_by_the_kernels(tmp_path):
+    root, module = Path(__file__).resolve().parent, tmp_path / "test_on_a_gpu.py"
+    module.write_text(ON_A_GPU)
+    command = [sys.executable, "-m", "pytest", "-p", "bench.hostcuda.fake_cupy", "-p", "no:cacheprovider", "-q", module]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(root.parent), str(root)])}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path)
+    assert done.returncode == 0, done.stdout[-3000:]

@@ -173,6 +173,12 @@ def blocks_geometry(
     axes = _block_axes(operation, output_shape, block_shape, strides, "output_shape")
     geometry = BlocksGeometry(output_shape[: len(output_shape) - rank], axes)
     if blocks_shape != geometry.blocks_shape:
+        lead, size = blocks_shape[: max(0, len(blocks_shape) - 2 * rank)], output_shape[-rank:]
+        if lead and lead != geometry.lead and blocks_shape[len(lead) :] == geometry.blocks_shape[-2 * rank :]:
+            raise ValueError(
+                f"{operation}: output_shape must be the whole shape of the array, (*lead, *size) = {(*lead, *size)} "
+                f"for blocks of shape {blocks_shape}, got {output_shape}"
+            )
         raise ValueError(
             f"{operation}: blocks must be (*lead, *num_blocks, *block_shape) = {geometry.blocks_shape} for "
             f"output_shape={output_shape}, block_shape={block_shape}, "
