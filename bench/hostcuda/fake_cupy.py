@@ -663,6 +663,10 @@ def copysign(x1, x2):
     return _combine(np.copysign, x1, x2)
 
 
+def sign(x):
+    return _combine(np.sign, x)
+
+
 def where(condition, x, y):
     return _combine(np.where, condition, x, y)
 
@@ -994,6 +998,7 @@ def cupy():
     functions = (
         arange,
         copysign,
+        sign,
         where,
         pad,
         empty,
