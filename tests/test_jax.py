@@ -104,7 +104,7 @@ PLACES = [(0, 0), (-1, 2), (2, 1), (9, 9)]
 BLOCKS = {"output_shape": (2, 7), "block_shape": (3,), "strides": 2}
 AT = {"positions": PLACES, "block_shape": (3, 2)}
 FAR = {"positions": [(-1, 1), (3, -2), (-(2**63), 2), (2**62, 2**63 - 1)], "block_shape": (3, 2), "mode": "edge"}
-ADDED = {"out": (2, 4, 3), "blocks": (4, 2, 3, 2)}
+ADDED = {"array": (2, 4, 3), "blocks": (4, 2, 3, 2)}
 FULL, SEPARABLE = ((3, 2),), ((3,), (2,))
 
 PLAIN = [
@@ -411,7 +411,7 @@ def test_vmap_over_positions(name):
         got = jax.vmap(lambda at: gpufold.jax.add_blocks(jnp.asarray(array), jnp.asarray(blocks), at))(
             jnp.asarray(places)
         )
-        want = [gpufold.add_blocks(array.copy(), blocks, at) for at in places]
+        want = [gpufold.add_blocks_(array.copy(), blocks, at) for at in places]
     same_bits(got, np.stack(want))
 
 
@@ -439,7 +439,7 @@ def test_a_scan_adds_into_its_carry_and_has_gradients():
 
     want = picture.copy()
     for row, at in zip(tiles, places, strict=True):
-        gpufold.add_blocks(want, row, at)
+        gpufold.add_blocks_(want, row, at)
     same_bits(jax.jit(stitched)(picture, tiles), want)
     gradient = jax.grad(lambda tiles: (stitched(jnp.asarray(picture), tiles) ** 2).sum())(jnp.asarray(tiles))
     same_bits(gradient, np.stack([gpufold.take_blocks(2 * want, at, (2, 2)) for at in places]))

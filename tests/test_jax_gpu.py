@@ -117,8 +117,8 @@ def test_positions_of_32_bits_are_read_as_of_64(launches, operation, wide):
 
 
 def test_nothing_is_launched_where_there_is_nothing_to_do(launches):
-    out, blocks = jnp.ones(ADDED["out"]), jnp.zeros((0, *ADDED["blocks"][1:]))
-    same_bits(gpufold.jax.add_blocks(out, blocks, jnp.zeros((0, 2), int)), np.ones(ADDED["out"]))
+    out, blocks = jnp.ones(ADDED["array"]), jnp.zeros((0, *ADDED["blocks"][1:]))
+    same_bits(gpufold.jax.add_blocks(out, blocks, jnp.zeros((0, 2), int)), np.ones(ADDED["array"]))
     assert gpufold.jax.take_blocks(out, jnp.zeros((0, 2), int), (2, 2)).shape == (0, 2, 2, 2)
     assert not launches
 

@@ -331,18 +331,30 @@ def fold(columns, **options):
 
 
 def has_gradient(it):
+    if it is KINDS["jax"]:
+        import jax
+
+        return jax.grad(lambda columns: (fold(columns) ** 2).sum())(it.to(COLUMNS)).shape == (4, 9)
     columns = it.to(COLUMNS).requires_grad_()
     fold(columns).square().sum().backward()
     return columns.grad.shape == (4, 9)
 
 
 def has_vmap(it):
+    if it is KINDS["jax"]:
+        import jax
+
+        return jax.vmap(fold)(it.to(COLUMNS)[None]).shape == (1, 1, 4, 4)
     import torch
 
     return torch.func.vmap(fold)(it.to(COLUMNS)[None]).shape == (1, 1, 4, 4)
 
 
 def is_compiled(it):
+    if it is KINDS["jax"]:
+        import jax
+
+        return jax.jit(fold)(it.to(COLUMNS)).shape == (1, 4, 4)
     import torch
 
     return torch.compile(fold, backend="aot_eager", fullgraph=True)(it.to(COLUMNS)).shape == (1, 4, 4)

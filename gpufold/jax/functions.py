@@ -11,18 +11,20 @@ import jax.numpy as jnp
 import numpy as np
 
 import gpufold
-from gpufold.arrays import as_positions, axes_of_window, name_of_axis
+from gpufold.arrays import as_positions, axes_of_window, check_block_weights, name_of_axis
+from gpufold.calls import Call
 from gpufold.gpu.registry import check_name
 from gpufold.jax.primitive import apply
-from gpufold.names import misnamed
+from gpufold.names import WHOSE, misnamed
 from gpufold.operations import OPERATIONS
+from gpufold.weights import of_elements
 
 
 def function_of(name: str) -> Callable[..., Any]:
     """Return the function of a name for JAX arrays, into which nothing is written."""
     own: Callable[..., Any] = getattr(gpufold, name)
     first, *others = signature(own).parameters.values()
-    kept = [each for each in others if each.name not in ("out", "accumulate", "weight_out")]
+    kept = [each for each in others if each.name not in WHOSE]
     parameters = Signature([each.replace(annotation=Parameter.empty) for each in (first, *kept)])
 
     def function(*given: Any, **named: Any) -> Any:
@@ -45,7 +47,8 @@ def function_of(name: str) -> Callable[..., Any]:
 def _computed(name: str, given: dict[str, Any]) -> Any:
     """Check the arguments of a call, which may be traced, and compute it."""
     operation, window = OPERATIONS[name], given.get("weight" if name == "average" else "window")
-    for argument in ("out", operation.data, "weight"):
+    first, by_block = next(iter(given)), given.pop("weights", None)
+    for argument in (first, operation.data, "weight"):
         if argument in given:
             _check_array(name, argument, given[argument])
     if "positions" in given:
@@ -61,8 +64,24 @@ def _computed(name: str, given: dict[str, Any]) -> Any:
                 f"{name}: {argument} must hold real numbers, got dtype {each.dtype}; multiply by complex weights before"
             )
         weights.append(_narrowed(each, call.element.weight))
-    others = tuple(weights), given.get("positions"), given.get("out")
-    return apply(call._replace(source=""), given[operation.data].astype(call.dtype), *others)
+    data, into = given[operation.data].astype(call.dtype), given[first] if name == "add_blocks" else None
+    if by_block is not None:
+        return _added_by_weights(call, (into, data, given["positions"]), by_block, weights)
+    return apply(call._replace(source=""), data, tuple(weights), given.get("positions"), into)
+
+
+def _added_by_weights(call: Call, arrays: tuple[Any, Any, Any], by_block: Any, weights: Any) -> Any:
+    """Add blocks that each have a weight besides those of a window: they are weighed first."""
+    array, blocks, positions = arrays
+    _check_array("add_blocks", "weights", by_block)
+    check_block_weights("add_blocks", by_block, call.dtype, len(blocks))
+    each = of_elements(jnp, _narrowed(by_block, call.element.weight), weights, blocks.ndim)
+    if blocks.dtype.kind == "c":
+        terms = jax.lax.complex(blocks.real * each, blocks.imag * each)
+    else:
+        terms = blocks.astype(each.dtype) * each
+    plain = call._replace(source="", dtype=terms.dtype.name, fusion=call.fusion._replace(window="none"))
+    return apply(plain, terms, (), positions, array.astype(terms.dtype)).astype(array.dtype)
 
 
 def _check_array(name: str, argument: str, array: object) -> None:
