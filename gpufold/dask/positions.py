@@ -46,7 +46,7 @@ def add_blocks(
     variant: str = "auto",
     deterministic: bool = True,
 ) -> da.Array:
-    """Add blocks to an array, each at a position of its own: `gpufold.add_blocks`, lazily, into a new array.
+    """Add blocks to an array, each at a position of its own: `gpufold.add_blocks`, lazily.
 
     ``(*lead, *size), (P, *lead, *block_shape), (P, rank) -> (*lead, *size)``
 
@@ -59,24 +59,9 @@ def add_blocks(
            [0., 0., 1., 1., 1., 0.]], dtype=float32)
 
     A chunk of the result is made from that of `array` and the blocks that meet it, or is that one where none does.
-    Chunks of `blocks` that cut a block, or leading axes elsewhere than those of `array`, are rechunked.
-
-    Parameters
-    ----------
-    array : dask.array.Array
-        Array of shape (*lead, *size) to add to, in NumPy or CuPy chunks of known sizes, such as `dask.array.zeros`; it
-        stays as it is, and the sums are chunked as it is.
-    blocks : dask.array.Array
-        Blocks of shape (P, *lead, *block_shape) in chunks of the same library.
-    positions : numpy.ndarray or sequence of sequences of int
-        Where each block's first element lies, of shape (P, rank): numbers that are known, for the graph is made from
-        them.
-    window, weights
-        As in `gpufold.add_blocks`; they are copied. Blocks with weights are weighed as chunks of their own.
-
-    See Also
-    --------
-    gpufold.add_blocks : The other parameters; its errors are raised here too, not when the result is computed.
+    Chunks of `blocks` that cut a block, or leading axes elsewhere than those of `array`, are rechunked. Positions are
+    known, for the graph is made from them: a numpy.ndarray or a sequence. Window and weights are of the chunks' library
+    and copied; blocks with weights are weighed as chunks of their own. Errors are raised here, not at `compute`.
     """
     array = known_array("add_blocks", "array", array)
     blocks = known_array("add_blocks", "blocks", blocks)
@@ -138,21 +123,9 @@ def take_blocks(
             [0, 0, 0]]])
 
     Of each chunk of the array that a chunk of the blocks meets, it reads what its blocks take from there and no more,
-    so that blocks in any order can be taken out of an array that does not fit into memory.
-
-    Parameters
-    ----------
-    array : dask.array.Array
-        Array of shape (*lead, *size) of numbers, in NumPy or CuPy chunks of known sizes, as which the leading
-        axes of the blocks are chunked.
-    positions
-        As in `add_blocks`.
-    window, chunks
-        As in `col2im`, `chunks` counting blocks, which are never cut: one value, or a sequence of one.
-
-    See Also
-    --------
-    gpufold.take_blocks : The other parameters; its errors are raised here too, not when the result is computed.
+    so that blocks in any order can be taken out of an array that does not fit into memory. `chunks` counts blocks,
+    which are never cut: one value, or a sequence of one. Leading axes stay chunked as they are, and positions and the
+    window are as in `add_blocks`.
     """
     array = known_array("take_blocks", "array", array)
     positions = known_positions("take_blocks", positions, array, "array")
@@ -209,17 +182,7 @@ def average(
     >>> weight.compute(), gpufold.dask.average(sums, weight).compute()
     (array([1., 2., 2., 2., 1., 0.]), array([5., 5., 5., 5., 5., 0.]))
 
-    Parameters
-    ----------
-    numerator : dask.array.Array
-        Sums of shape (*lead, *size) in NumPy or CuPy chunks of known sizes. The quotients are chunked as these, and
-        where chunks of `weight` end inside of one, there too.
-    weight : dask.array.Array
-        Weights of numerator's last axes, in chunks of the same library.
-
-    See Also
-    --------
-    gpufold.average : The variants; its errors are raised here too, not when the result is computed.
+    The quotients are chunked as `numerator`, and where chunks of `weight` end inside of one, there too.
     """
     numerator = known_array("average", "numerator", numerator)
     weight = known_array("average", "weight", weight)

@@ -57,28 +57,8 @@ def stitch(
     which all tiles were added. The sums and the weights of a chunk exist while that is made, and no others ever. Chunks
     of `tiles` that cut a tile are rechunked.
 
-    Parameters
-    ----------
-    tiles : dask.array.Array
-        Tiles of shape (P, *lead, *block_shape) in NumPy or CuPy chunks of known sizes, as which the leading axes stay
-        chunked.
-    positions
-        Where each tile's first element lies, of shape (P, rank), as in `add_blocks`.
-    shape : sequence of int
-        The result's shape (*lead, *size).
-    window
-        As in `gpufold.Stitcher`; it is copied.
-    chunks
-        As in `col2im`, of the axes of `size`.
-
-    Returns
-    -------
-    dask.array.Array
-        The average, of the tiles' dtype, or float32 for float16 and bfloat16.
-
-    See Also
-    --------
-    gpufold.Stitcher : The other parameters; its errors are raised here too, not when the result is computed.
+    Leading axes stay chunked as those of `tiles`; `chunks` are those of the axes of `size`, as in `col2im`. Positions
+    and the window are as in `add_blocks`, and the dtype is that of a `Stitcher`.
     """
     tiles = known_array("stitch", "tiles", tiles)
     call = _described(tiles, positions, shape, window, reduction)
