@@ -69,34 +69,26 @@ def dispatched(function: FunctionT) -> FunctionT:
     return taken  # type: ignore[no-any-return]
 
 
-def like(function: FunctionT, kind: str, said: str) -> Callable[[Callable[..., Any]], FunctionT]:
-    """Return a decorator for a front's `(array, *given, **named)`, which is given what a function of gpufold takes.
+class Like:
+    """What a front's function takes: as a function of gpufold, but what arrays of its kind have no use for."""
 
-    The front's function has the other's name, signature and formula, but what arrays of its kind have no use for, and
-    its own docstring between that and what is `said` of all functions of the front.
-    """
-    name, shown = function.__name__, signature(function)
-    kept = [each for each in shown.parameters.values() if kind in WHOSE.get(each.name, kind)]
-    shown = shown.replace(parameters=[kept[0].replace(annotation=kind), *kept[1:]], return_annotation=kind)
-    first, known = kept[0].name, frozenset(shown.parameters)
-    places = sum(each.kind is Parameter.POSITIONAL_OR_KEYWORD for each in kept)
-    summary, formula, *_ = (getdoc(function) or "").split("\n\n")
+    def __init__(self, function: Callable[..., Any], kind: str) -> None:
+        self._function, shown = function, signature(function)
+        kept = [each for each in shown.parameters.values() if kind in WHOSE.get(each.name, kind)]
+        self._shown = shown.replace(parameters=[kept[0].replace(annotation=kind), *kept[1:]], return_annotation=kind)
+        self.first, self.known = kept[0].name, frozenset(self._shown.parameters)
+        self.places = [each.name for each in kept if each.kind is Parameter.POSITIONAL_OR_KEYWORD]
 
-    def decorate(front: Callable[..., Any]) -> FunctionT:
-        @wraps(front)
-        def taking(*given: Any, **named: Any) -> Any:
-            array = given[0] if given else named.pop(first, None)
-            if len(given) > places or not named.keys() <= known:
-                raise TypeError(f"{name}: of {', '.join(shown.parameters)}, only the first {places} need no name")
-            return front(array, *given[1:], **named)
+    def refused(self) -> TypeError:
+        """Return what to raise where something else was given."""
+        return TypeError(f"{self._function.__name__} takes {', '.join(self._shown.parameters)}")
 
-        taking.__name__ = taking.__qualname__ = name
-        taking.__doc__ = "\n\n".join([summary, formula, getdoc(front) or "", said.format(name=name, first=first)])
-        taking.__signature__ = shown  # type: ignore[attr-defined]
-        taken: Any = taking
-        return taken  # type: ignore[no-any-return]
-
-    return decorate
+    def dress(self, front: Callable[..., Any], said: str) -> None:
+        """Give a front's function the name, the signature and the formula, around its docstring and what is `said`."""
+        summary, formula, *_ = (getdoc(self._function) or "").split("\n\n")
+        name = front.__name__ = front.__qualname__ = self._function.__name__
+        front.__doc__ = "\n\n".join([summary, formula, getdoc(front) or "", said.format(name=name, first=self.first)])
+        front.__signature__ = self._shown  # type: ignore[attr-defined]
 
 
 _packages: WeakKeyDictionary[type, str] = WeakKeyDictionary()

@@ -23,7 +23,7 @@ from dask.utils import parse_bytes
 
 from gpufold.arrays import as_positions, as_weights, check_bytes, device_of, library_of, result_dtype
 from gpufold.calls import Call
-from gpufold.dispatch import like
+from gpufold.dispatch import Like
 from gpufold.elements import check_dtype
 from gpufold.geometry import AverageGeometry, Axis, Geometry, PositionsGeometry, Size, as_integers
 from gpufold.names import answers
@@ -84,16 +84,20 @@ def lazily(
     function: Callable[Parameters, Any],
 ) -> Callable[[Callable[[Call, da.Array, Any, Any], da.Array]], Callable[Parameters, da.Array]]:
     """Return a decorator for what makes the graph of a call that is checked, on an array, with weights and `chunks`."""
-    name = function.__name__
-    describe, first = OPERATIONS[name].describe, OPERATIONS[name].data
+    name, like = function.__name__, Like(function, "dask.array.Array")
 
     def decorate(graph: Callable[[Call, da.Array, Any, Any], da.Array]) -> Callable[Parameters, da.Array]:
-        def lazy(array: Any, *given: Any, chunks: Any = "auto", **named: Any) -> da.Array:
-            array = known_array(name, first, array)
-            call = describe(array, *given, **named)
+        @wraps(graph)
+        def lazy(*given: Any, chunks: Any = "auto", **named: Any) -> da.Array:
+            array = given[0] if given else named.pop(like.first, None)
+            if len(given) > len(like.places) or not named.keys() <= like.known:
+                raise like.refused()
+            array = known_array(name, like.first, array)
+            call = OPERATIONS[name].describe(array, *given[1:], **named)
             return graph(call, array, checked(call, array, named.get("window")), chunks)
 
-        return answers(like(function, "dask.array.Array", SAID)(wraps(graph)(lazy)))
+        like.dress(lazy, SAID)
+        return answers(lazy)
 
     return decorate
 

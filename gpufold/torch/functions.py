@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from inspect import Parameter, signature
+from inspect import signature
 from typing import Any
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor
 from gpufold import blocks, calls, sliding, space
 from gpufold.arrays import check_block_weights
 from gpufold.calls import Mode, is_separable
-from gpufold.dispatch import FunctionT, like
+from gpufold.dispatch import FunctionT, Like
 from gpufold.geometry import Sizes
 from gpufold.operations import OPERATIONS
 from gpufold.torch import operators, tensors
@@ -38,12 +38,15 @@ def on_tensors(function: FunctionT, example: str) -> FunctionT:
 
     What it is given describes the call for what computes or, while something traces, goes to the operator of that name.
     """
-    name, shown = function.__name__, list(signature(function).parameters.values())
-    first, places = shown[0].name, [each.name for each in shown[1:] if each.kind is Parameter.POSITIONAL_OR_KEYWORD]
-    defaults = {each.name: each.default for each in shown if each.default is not Parameter.empty}
+    name, like = function.__name__, Like(function, "torch.Tensor")
+    first, places, known = like.first, like.places, like.known
+    defaults = {each: it.default for each, it in signature(function).parameters.items() if it.default is not it.empty}
     describe, axes_by = OPERATIONS[name].describe, AXES_BY.get(name, "block_shape")
 
-    def computed(data: Any, *given: Any, **named: Any) -> Tensor:
+    def computed(*given: Any, **named: Any) -> Tensor:
+        data = given[0] if given else named.pop(first, None)
+        if len(given) > len(places) or not named.keys() <= known:
+            raise like.refused()
         if is_traced(data):
             values = {**defaults, **dict(zip(places, given, strict=False)), **named}
             sizes = (*[values[each] for each in SIZES[name]],)
@@ -54,10 +57,11 @@ def on_tensors(function: FunctionT, example: str) -> FunctionT:
             return operators.trace(name, (data, values["window"]), sizes, rank, choices, values.get("dtype"))
         if "dtype" in named:
             named["dtype"] = tensors.dtype_given(named["dtype"])
-        return compute(describe(described(name, first, data), *given, **named), data, named.get("window"))
+        return compute(describe(described(name, first, data), *given[1:], **named), data, named.get("window"))
 
     computed.__doc__ = example
-    taken: Any = public(like(function, "torch.Tensor", SAID)(computed))
+    like.dress(computed, SAID)
+    taken: Any = public(computed)
     return taken  # type: ignore[no-any-return]
 
 
