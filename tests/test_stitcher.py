@@ -472,7 +472,7 @@ def test_a_batch_that_is_interrupted_while_it_is_added_is_known_to_be_torn(numbe
     assert whole.result()[1].sum() == 16
 
 
-@pytest.mark.parametrize("part", ["ones", "weights", "zeros", "beside"])
+@pytest.mark.parametrize("part", ["ones", "weights", "zeros", "to_device"])
 def test_what_has_no_memory_before_it_is_added_changes_nothing(part, monkeypatch):
     stitchers = [gpufold.Stitcher((None, 8), 4, reduction="least_squares") for _ in range(2)]
     for stitcher in stitchers:
