@@ -389,8 +389,9 @@ def check_out(call: Call, library: ModuleType, out: Any, shape: Size, read: Name
 def copy_of(library: ModuleType, array: Any) -> Any:
     """Return a contiguous copy of an array, in native byte order, beside it."""
     with device_of(library, array):
-        ready = aligned(library, array)
-        return ready.astype(native(array.dtype), order="C") if library is np else ready.copy(order="C")
+        if library is np:
+            return np.array(array, native(array.dtype), order="C")
+        return aligned(library, array).copy(order="C")
 
 
 def copy_into(library: ModuleType, out: Any, array: Any) -> None:
