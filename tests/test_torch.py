@@ -695,7 +695,7 @@ def test_autograd_sees_what_is_added_in_place():
 
 def test_a_leaf_is_not_written_into():
     leaf = torch.zeros(5, 4, requires_grad=True)
-    with pytest.raises(ValueError, match="out is a leaf that requires a gradient"):
+    with pytest.raises(ValueError, match="array is a leaf that requires a gradient"):
         gpufold.torch.add_blocks_(leaf, torch.ones(1, 2, 2), [(0, 0)])
     assert not leaf.detach().any()
     with torch.no_grad():

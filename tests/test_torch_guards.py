@@ -137,7 +137,7 @@ def test_a_leaf_is_written_into_only_where_no_gradient_is_recorded():
     for _ in range(2):
         with torch.no_grad():
             gpufold.torch.add_blocks_(out, blocks(), PLACES)
-        with pytest.raises(ValueError, match="out is a leaf that requires a gradient"):
+        with pytest.raises(ValueError, match="array is a leaf that requires a gradient"):
             gpufold.torch.add_blocks_(out, blocks(), PLACES)
 
 
