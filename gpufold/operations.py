@@ -27,12 +27,12 @@ class Operation:
 
 
 OPERATIONS = {
-    "col2im": Operation("data", calls.col2im, cpu.col2im),
-    "im2col": Operation("image", calls.im2col, cpu.im2col),
-    "batch_to_space": Operation("data", calls.batch_to_space, cpu.batch_to_space),
-    "space_to_batch": Operation("data", calls.space_to_batch, cpu.space_to_batch),
-    "blocks_to_array": Operation("blocks", calls.blocks_to_array, cpu.blocks_to_array),
-    "array_to_blocks": Operation("array", calls.array_to_blocks, cpu.array_to_blocks),
+    "col2im": Operation("data", calls.col2im, cpu.fold_call),
+    "im2col": Operation("image", calls.im2col, cpu.unfold_call),
+    "batch_to_space": Operation("data", calls.batch_to_space, cpu.fold_call),
+    "space_to_batch": Operation("data", calls.space_to_batch, cpu.unfold_call),
+    "blocks_to_array": Operation("blocks", calls.blocks_to_array, cpu.fold_call),
+    "array_to_blocks": Operation("array", calls.array_to_blocks, cpu.unfold_call),
     "add_blocks": Operation("blocks", calls.add_blocks, placing.add_blocks, ("blocks", "positions")),
     "take_blocks": Operation("array", calls.take_blocks, placing.take_blocks, ("positions",)),
     "average": Operation("numerator", calls.average, averages.average_by_weights, ("weight",)),

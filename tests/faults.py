@@ -815,8 +815,8 @@ FAULTS = (
     Fault(
         "the first axis of a window turned round",
         "gpufold/cpu/treatment.py",
-        "np.broadcast_to(weights.reshape(",
-        "np.broadcast_to(weights[::-1].reshape(",
+        "else weights.reshape(1, 1",
+        "else weights[::-1].reshape(1, 1",
         FUSIONS + "random_problems_are_their_definition",
     ),
     Fault(

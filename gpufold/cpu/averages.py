@@ -23,32 +23,29 @@ def average(total: Array, axes: tuple[Axis, ...], treatment: Treatment) -> None:
     dtype = np.dtype(ELEMENT_TYPES[total.dtype.name].weight)
     if treatment.weights is None:
         counts = [_counts(axis) for axis in axes]
-        most, least = prod(int(count.max()) for count in counts), min(int(count.min()) for count in counts)
+        most = prod(int(count.max()) for count in counts)
         if most <= 1:
             return
         exact = dtype if most <= 1 << np.finfo(dtype).nmant else np.dtype(np.float64)
         divisor = reduce(np.multiply.outer, [count.astype(exact) for count in counts]).astype(dtype, copy=False)
-        uncovered = None if least else divisor == 0
     else:
-        divisor, tiny = _sums_of_weights(axes, treatment, dtype), np.finfo(dtype).tiny
-        uncovered = None if divisor.min() >= tiny else np.abs(divisor) < tiny
-    if uncovered is not None:
-        divisor[uncovered] = 1
-    divide(total, divisor)
-    if uncovered is not None:
-        total[..., uncovered] = 0
+        divisor = _sums_of_weights(axes, treatment, dtype)
+    _divide_covered(total, divisor, total)
 
 
 def average_by_weights(call: Call, numerator: Array, result: Array, weights: Weights) -> None:
     """Divide an array by weights for its last axes; zero where a weight is below the smallest normal number."""
     assert weights is not None
-    (weight,) = weights
-    uncovered = np.abs(weight) < np.finfo(weight.dtype).tiny
-    some = bool(uncovered.any())
     with np.errstate(all="ignore"):
-        divide(numerator, np.where(uncovered, weight.dtype.type(1), weight) if some else weight, result)
-    if some:
-        result[..., uncovered] = 0
+        _divide_covered(numerator, weights[0], result)
+
+
+def _divide_covered(sums: Array, divisor: Array, result: Array) -> None:
+    uncovered = np.abs(divisor) < np.finfo(divisor.dtype).tiny
+    if not uncovered.any():
+        return divide(sums, divisor, result)
+    divide(sums, np.where(uncovered, divisor.dtype.type(1), divisor), result)
+    result[..., uncovered] = 0
 
 
 @kept

@@ -22,8 +22,7 @@ def fold(columns: Array, image: Array, axes: tuple[Axis, ...], treatment: Treatm
         if max(columns.size, image.size) < tiles.THREADED_ELEMENTS:
             _fold_tile(columns, image, axes, treatment, way)
         else:
-            cut = tiles.tiles_of(image.shape, axes, limit)
-            parts = [(tiles.cut(columns, tile), image[tile.pixels], tile.axes) for tile in cut]
+            parts = tiles.tiles_of(columns, image, axes, limit)
             for_each(_fold_tile, [(*part, treatment, way) for part in parts])
 
 

@@ -39,7 +39,7 @@ def add_blocks(
     geometry = call.geometry
     assert isinstance(geometry, PositionsGeometry)
     least = 0.0 if weight_out is None else least_weight(weight_out.itemsize, "mean")
-    weights = None if window is None else weights_of_block(call.fusion.window, window, geometry.block_shape, least)
+    weights = None if window is None else weights_of_block(window, geometry.block_shape, least)
     _add(blocks, array, weights, positions)
     if weight_out is not None:
         ones = np.broadcast_to(np.ones((), weight_out.dtype), (geometry.count, *geometry.block_shape))
@@ -50,14 +50,9 @@ def _add(blocks: Array, array: Array, weights: Array | None, positions: Array) -
     """Add blocks, tile by tile."""
     rank = positions.shape[1]
     if len(blocks) == 1 and blocks.size <= PRODUCTS and sum_dtype(array.dtype) == array.dtype:  # a frame of a stream
-        for _, pixels, taps in placed(positions, blocks.shape[-rank:], array.shape[-rank:]):
-            terms, part = blocks[(0, *taps)], array[pixels]
-            with np.errstate(all="ignore"):
-                products = terms if weights is None else np.empty(terms.shape, array.dtype)
-                if weights is not None:
-                    multiply(terms, weights[taps], products)
-                np.add(part, products, part)
-        return
+        weights = None if weights is None else np.broadcast_to(weights, blocks.shape)
+        with np.errstate(all="ignore"):
+            return add_slices(array, blocks, weights, [[0]], positions)
     scatters, limit = _are_small(blocks, rank), array.size
     if scatters and min(array.strides[-rank:]) < 0:
         array, blocks, weights, positions = _forwards(array, blocks, weights, positions)
@@ -183,7 +178,7 @@ def take_blocks(call: Call, array: Array, blocks: Array, window: Weights, positi
     if not array.size:
         blocks[...] = np.zeros((), blocks.dtype)
         return
-    weights = None if window is None else weights_of_block(call.fusion.window, window, geometry.block_shape)
+    weights = None if window is None else weights_of_block(window, geometry.block_shape)
     first = np.clip(positions, np.negative(geometry.block_shape), geometry.size)  # beyond, nothing changes any more
     rank = len(geometry.block_shape)
     small = not array.dtype.hasobject and _are_small(blocks, rank)

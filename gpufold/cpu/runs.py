@@ -1,7 +1,7 @@
 """A tile by runs: a tap is one contiguous addition over a whole plane, or over many of them.
 
 The sums of a large plane lie phase by phase, in rows as long as those of blocks. What runs past the end of a row falls
-on the first cells of the next: those, and the ones that have no room, are strips summed on their own.
+on the first cells of the next: those, and the ones that have no room, are strips that are added by cells.
 
 Small planes are copied side by side first, a run for each tap. A block is added a fixed distance behind its place: past
 the end of its row only if it lands in the padding, where the copy has a zero, which changes no sum that starts from +0.
@@ -57,18 +57,14 @@ def fold_runs(columns: Array, image: Array, axes: tuple[Axis, ...], weights: Arr
     for start, stop in ((0, low), (high, last.size)):
         if start < stop:
             section, of_section = last.section(start, stop)
-            few, parts = (..., slice(of_section.start, of_section.stop)), (*outer, section)
-            few_weights = None if weights is None else weights[few]
-            sums = _sums_of_strip(columns[few], parts, image.dtype, few_weights)
-            store(sums, image[..., start:stop], parts, (*zeros, 0))
+            few = (..., slice(of_section.start, of_section.stop))
+            of_few = None if weights is None else weights[few]
+            fold_cells(columns[few], image[..., start:stop], (*outer, section), of_few)
 
 
 @kept
-def _pairs(axes: tuple[Axis, ...], strip: bool) -> tuple[Size, Size, tuple[tuple[Index, Index], ...]]:
-    """Return the phases of the sums, their cells, and which of them which columns are added to.
-
-    The rows of both are one axis, except for a strip, whose last axis is the first.
-    """
+def _pairs(axes: tuple[Axis, ...]) -> tuple[Size, Size, tuple[tuple[Index, Index], ...]]:
+    """Return the phases of the sums, their cells, and what is added to what; the rows of both are one axis."""
     whole = [Piece(ALL, 0, -(-axis.size // axis.stride), min(axis.stride, axis.size)) for axis in axes]
     pairs, pitch = [], axes[-1].blocks
     for groups in product(*(tuple(groups_of(axis, piece, True)) for axis, piece in zip(axes, whole, strict=True))):
@@ -76,32 +72,20 @@ def _pairs(axes: tuple[Axis, ...], strip: bool) -> tuple[Size, Size, tuple[tuple
         start = row.cells.start * pitch + inner.offset
         run = slice(start, start + (row.cells.stop - row.cells.start) * pitch)
         source = slice(row.blocks.start * pitch, row.blocks.stop * pitch)
-        if strip:
-            outer, run, source = [*outer, row], inner.cells, inner.blocks
         into = (ALL, ALL, *(group.phases for group in groups), *(group.cells for group in outer), run)
-        terms = (ALL, ALL, *(group.taps for group in groups), *(group.blocks for group in outer), source)
-        pairs.append((into[-1:] + into[:-1], terms[-1:] + terms[:-1]) if strip else (into, terms))
+        pairs.append((into, (ALL, ALL, *(group.taps for group in groups), *(group.blocks for group in outer), source)))
     return tuple(piece.width for piece in whole), tuple(piece.cells for piece in whole), tuple(pairs)
 
 
 def _sums(columns: Array, axes: tuple[Axis, ...], dtype: np.dtype[np.generic], weights: Array | None) -> Array:
     """Return the sums (N, C, *phases, *cells) of columns whose last two axes are one run."""
-    phases, (*others, rows, pitch), pairs = _pairs(axes, False)
+    phases, (*others, rows, pitch), pairs = _pairs(axes)
     columns = columns.reshape(*columns.shape[:-2], -1, copy=False)
     weights = None if weights is None else weights.reshape(columns.shape, copy=False)
     past = axes[-1].pixel(0, axes[-1].kernel - 1) // axes[-1].stride
     sums: Array = np.zeros((*columns.shape[:2], *phases, *others, rows * pitch + past), dtype)
     add_pairs(sums, columns, weights, pairs)
     return sums[..., : rows * pitch].reshape(*sums.shape[:-1], rows, pitch, copy=False)
-
-
-def _sums_of_strip(columns: Array, axes: tuple[Axis, ...], dtype: np.dtype[np.generic], weights: Array | None) -> Array:
-    """Return the same of a few cells of the last axis: NumPy's loops run along the axis before it."""
-    phases, (*others, width), pairs = _pairs(axes, True)
-    sums: Array = np.zeros((width, *columns.shape[:2], *phases, *others), dtype)
-    weights = None if weights is None else np.moveaxis(weights, -1, 0)
-    add_pairs(sums, np.moveaxis(columns, -1, 0), weights, pairs)
-    return np.moveaxis(sums, 0, -1)
 
 
 _View: TypeAlias = tuple[int, Size, Size]

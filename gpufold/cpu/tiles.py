@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from math import prod
-
 from gpufold.cpu.arithmetic import ALL, Array
-from gpufold.geometry import Axis, Size
-from gpufold.geometry.tiles import Tile, cut_into_tiles
+from gpufold.geometry import Axis
+from gpufold.geometry.tiles import cut_into_tiles
 from gpufold.threads import get_num_threads
 
 TILE_ELEMENTS = 1 << 19
@@ -19,11 +17,10 @@ SCATTERED_ELEMENTS = 1 << 17
 """Column elements of a tile, where they are shorter: taps are then scattered, and should find it in the caches."""
 
 
-def cut(columns: Array, tile: Tile) -> Array:
-    """Return the columns that reach a tile."""
-    return columns[(*tile.pixels[:2], *(ALL,) * len(tile.axes), *tile.blocks)]
-
-
-def tiles_of(shape: Size, axes: tuple[Axis, ...], limit: int) -> tuple[Tile, ...]:
-    """Cut an image (N, C, *size) into tiles of `limit` pixels at most, and at least one for each thread."""
-    return cut_into_tiles(shape, axes, min(limit, -(-prod(shape) // get_num_threads())))
+def tiles_of(
+    columns: Array, image: Array, axes: tuple[Axis, ...], limit: int
+) -> list[tuple[Array, Array, tuple[Axis, ...]]]:
+    """Cut an image into tiles of `limit` pixels at most, one for each thread at least: columns, pixels and axes."""
+    taps = (ALL,) * len(axes)
+    cut = cut_into_tiles(image.shape, axes, min(limit, -(-image.size // get_num_threads())))
+    return [(columns[(*each.pixels[:2], *taps, *each.blocks)], image[each.pixels], each.axes) for each in cut]

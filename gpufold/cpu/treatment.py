@@ -48,11 +48,11 @@ def treatment_of(fusion: Fusion, window: Weights, columns: Array, axes: tuple[Ax
         if kind == "separable":
             ones = np.ones(1, window[0].dtype)  # for axes of one tap, which a view of blocks may have in front
             by_axis = window = (*(ones,) * (len(axes) - len(window)), *window)
-        weights = weights_of_block(kind, window, kernel)
+        weights = weights_of_block(window, kernel)
     return Treatment(False, weights, by_axis, fusion.reduction, fusion.accumulate)
 
 
-def weights_of_block(kind: str, window: tuple[Array, ...], block_shape: Size, least: float = 0.0) -> Array:
+def weights_of_block(window: tuple[Array, ...], block_shape: Size, least: float = 0.0) -> Array:
     """Return the weight of every tap of a block, as `product_of` its axes where the window is separable."""
     with np.errstate(all="ignore"):  # as in sums
         weights: Array = product_of(np, window, least)
@@ -61,6 +61,5 @@ def weights_of_block(kind: str, window: tuple[Array, ...], block_shape: Size, le
 
 def spread(weights: Array | None, columns: Array) -> Array | None:
     """View the weights of a block in the shape of split columns, by zero strides."""
-    if weights is None:
-        return None
-    return np.broadcast_to(weights.reshape(1, 1, *weights.shape, *(1,) * weights.ndim), columns.shape)
+    axes = None if weights is None else weights.reshape(1, 1, *weights.shape, *(1,) * weights.ndim)
+    return None if axes is None else np.broadcast_to(axes, columns.shape)

@@ -20,14 +20,9 @@ from gpufold.threads import for_each, get_num_threads
 LONG_KERNEL = 4
 """Taps of a block's row from which they make an inner loop that is long enough, where they lie one after another."""
 
-MANY_STRIPS = 64
-"""Strips of zeros beyond which im2col clears all columns at once."""
-
 
 def unfold(image: Array, columns: Array, axes: tuple[Axis, ...], weights: Array | None = None) -> None:
     """Take split columns (N, C, *kernel, *blocks), weighed, out of an image (N, C, *size), each of any layout."""
-    if weights is None and any(axis.kernel > 1 and not axis.dilation for axis in axes):
-        return _unfold_still(image, columns, axes)
     large = columns.size >= tiles.THREADED_ELEMENTS
     with nullcontext() if weights is None else np.errstate(all="ignore"):
         many = plan_of(axes).operations >= MANY_OPERATIONS and not _taps_outside(axes)  # all of one view
@@ -50,19 +45,8 @@ def unfold(image: Array, columns: Array, axes: tuple[Axis, ...], weights: Array 
             if not closest:  # larger ones, for each tap is moved to a place of its own, and as many a thread
                 of_a_thread = -(-image.size // get_num_threads())
                 limit = -(-of_a_thread // -(-of_a_thread // (2 * tiles.TILE_ELEMENTS)))
-            cut = tiles.tiles_of(image.shape, axes, limit)
-            parts = [(image[tile.pixels], tiles.cut(columns, tile), tile.axes) for tile in cut]
-            for_each(unfold_cells, [(*part, spread(weights, part[1])) for part in parts])
-
-
-def _unfold_still(image: Array, columns: Array, axes: tuple[Axis, ...]) -> None:
-    """Take the first tap along axes on which all taps of a block land on one pixel, and copy it to the others."""
-    still = [number for number, axis in enumerate(axes, 2) if not axis.dilation]
-    moving = tuple(axis if axis.dilation else axis._replace(kernel=1, dilation=1) for axis in axes)
-    shape = tuple(1 if number in still else extent for number, extent in enumerate(columns.shape))
-    first: Array = np.empty(shape, columns.dtype)
-    unfold(image, first, moving)
-    columns[...] = first
+            parts = tiles.tiles_of(columns, image, axes, limit)
+            for_each(unfold_cells, [(few, taken, of, spread(weights, taken)) for taken, few, of in parts])
 
 
 def _unfold_view(image: Array, columns: Array, axes: tuple[Axis, ...], weights: Array | None) -> None:
@@ -96,6 +80,6 @@ def _taps_outside(axes: tuple[Axis, ...]) -> tuple[Index, ...]:
                     index: list[Any] = [ALL] * (2 + 2 * len(axes))
                     index[of_tap], index[of_blocks] = tap if axis.dilation else ALL, blocks
                     outside.append(tuple(index))
-            if len(outside) > MANY_STRIPS:
+            if len(outside) >= MANY_OPERATIONS:
                 return ((...,),)
     return tuple(outside)
