@@ -163,7 +163,7 @@ def counted_sums(operation: str, axes: Sequence[Tensor], dtype: torch.dtype) -> 
     """Return the weights of a block as they count where they are summed beside what they weigh."""
     for each in axes:
         check_real(operation, "window", each)
-        if not is_compiling():
+        if not (is_compiling() or _C._is_tracing()):
             check_stored(operation, "window", each)
     axes = [ready_weights(each, dtype) for each in axes]
     weights: Tensor = product_of(torch, axes, least_weight(axes[0].itemsize, "mean"))
