@@ -193,7 +193,8 @@ def as_weights(call: Call, library: ModuleType, window: Any, data: Any) -> tuple
         return tuple(axes)
     with device_of(library, axes[0]), np.errstate(all="ignore"):  # as in sums
         _check_no_capture(operation, library, name_of_weights(call), f"contiguous, aligned and of {wanted}")
-        return tuple(_converted(library, weights, wanted) for weights in axes)
+        convert = kernel_ready if operation == "average" else _converted
+        return tuple(convert(library, weights, wanted) for weights in axes)
 
 
 def _converted(library: ModuleType, weights: Any, wanted: Any) -> Any:

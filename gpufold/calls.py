@@ -11,7 +11,7 @@ from functools import cache, lru_cache
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 from gpufold import geometry as sizes
-from gpufold.elements import ELEMENT_TYPES, WIDER, ElementType, check_dtype, dtype_name, name_of
+from gpufold.elements import ELEMENT_TYPES, WIDER, ElementType, average_dtype, check_dtype, dtype_name, name_of
 from gpufold.geometry import Geometry, Size
 from gpufold.given import flag, shown, word
 
@@ -48,6 +48,9 @@ class Fusion(NamedTuple):
 
 
 PLAIN = Fusion()
+
+SUMS = ("col2im", "blocks_to_array", "add_blocks")
+"""The operations that add: of integers too they make averages, in floats."""
 
 OperationName: TypeAlias = Literal[
     "col2im",
@@ -110,6 +113,12 @@ class Call(NamedTuple):
         """What the dtype of the data is in the kernels."""
         return ELEMENT_TYPES[self.source or self.dtype]
 
+    @property
+    def source_scalar(self) -> str:
+        """The C++ type of the data: of integers that become wider the one with their sign."""
+        scalar = self.source_element.scalar
+        return scalar.replace("unsigned ", "signed ") if self.source[:3] == "int" else scalar
+
 
 def col2im(
     data: Any,
@@ -131,7 +140,7 @@ def col2im(
     name, fusion = checked("col2im", "data", data.dtype, kind_of(window), reduction, accumulate)
     geometry = sizes.col2im_geometry(data.shape, output_size, kernel_size, strides, dilations, pads_begin, pads_end)
     call = _chosen(Call("col2im", geometry, name, fusion), variant, deterministic)
-    return call if dtype is None else summed_in(call, dtype_name(dtype), "dtype must be that of data,")
+    return _kept_in(call, dtype, "data")
 
 
 def im2col(
@@ -168,7 +177,7 @@ def blocks_to_array(
     name, fusion = checked("blocks_to_array", "blocks", blocks.dtype, kind_of(window), reduction, accumulate)
     geometry = sizes.blocks_to_array_geometry(blocks.shape, output_shape, block_shape, strides)
     call = _chosen(Call("blocks_to_array", geometry, name, fusion), variant, deterministic)
-    return call if dtype is None else summed_in(call, dtype_name(dtype), "dtype must be that of blocks,")
+    return _kept_in(call, dtype, "blocks")
 
 
 def array_to_blocks(
@@ -208,6 +217,11 @@ def _addition(
     call = Call("add_blocks", geometry, name, fusion)
     if array[1] != dtype or not dtype.isnative:
         call = summed_in(call, dtype_name(array[1]), "array must have the result's dtype")
+    if window != "none" and not call.element.weight:
+        raise TypeError(
+            f"add_blocks: window needs an array of floats or complex numbers, also for integer blocks, got dtype "
+            f"{call.dtype}; convert it with array.astype"
+        )
     if weight_out is None:
         return call
     check_weight_sums(call.dtype, name, dtype_name(weight_out[1]))
@@ -224,8 +238,8 @@ def check_weight_sums(dtype: str, blocks: str, given: str) -> None:
     wanted = ELEMENT_TYPES[dtype].weight
     if not wanted:
         raise TypeError(
-            f"add_blocks: weight_out needs blocks of floats or complex numbers, got dtype {blocks}; "
-            "convert them with blocks.astype"
+            f"add_blocks: weight_out needs an array of floats or complex numbers, got {dtype} for blocks of dtype {blocks}; "
+            "convert it with array.astype"
         )
     if given != wanted:
         raise TypeError(f"add_blocks: weight_out must have the dtype {wanted} of weights, got {given}")
@@ -311,11 +325,27 @@ def summed_in(call: Call, name: str, must: str) -> Call:
     return call if name == call.dtype else call._replace(dtype=name, source=call.dtype)
 
 
+def _kept_in(call: Call, dtype: Any, data: str) -> Call:
+    """Return a call with its sums in the dtype that was given, or in the one of averages where it has any."""
+    averages = call.fusion.reduction != "sum" or call.fusion.window != "none"
+    if dtype is None:
+        name = average_dtype(call.dtype) if averages else call.dtype
+        return call if name == call.dtype else call._replace(dtype=name, source=call.dtype)
+    call = summed_in(call, dtype_name(dtype), f"dtype must be that of {data},")
+    if averages and not call.element.weight:
+        what = "window" if call.fusion.reduction == "sum" else f"reduction {call.fusion.reduction!r}"
+        raise TypeError(
+            f"{call.operation}: {what} needs a dtype of floats or complex numbers, got {call.dtype}; "
+            f"the default is {average_dtype(call.dtype)}, which numpy.rint rounds to integers"
+        )
+    return call
+
+
 def check_sums(operation: str, dtype: str, name: str, must: str) -> None:
     """Raise what it `must` be unless data of a dtype are summed in the named one."""
-    wider = WIDER.get(dtype)
-    if name not in (dtype, wider):
-        raise TypeError(f"{operation}: {must} {dtype}{f' or {wider}' if wider else ''}, got {name}")
+    wider = WIDER.get(dtype, ())
+    if name != dtype and name not in wider:
+        raise TypeError(f"{operation}: {must} {' or '.join((dtype, *wider))}, got {name}")
 
 
 def checked(
@@ -330,7 +360,7 @@ def checked(
     reduction = word(operation, "reduction", reduction, REDUCTIONS)
     accumulate = flag(operation, "accumulate", accumulate)
     element = ELEMENT_TYPES.get(name)
-    if element is None or not element.weight:
+    if element is None or not (element.weight or operation in SUMS):
         for wanted, what in ((reduction != "sum", f"reduction {reduction!r}"), (window != "none", "window")):
             if wanted:
                 raise TypeError(

@@ -67,8 +67,36 @@ ELEMENT_TYPES = {
 }
 """Every dtype that the kernels serve, by NumPy's name for it; the types are those of kernels/common.cuh."""
 
-WIDER = {"float16": "float32", "bfloat16": "float32", "float32": "float64", "complex64": "complex128"}
-"""The dtype in which elements may be summed and kept besides their own."""
+
+def _holds(wide: str, narrow: str) -> bool:
+    """Return whether sums may be kept in a dtype of elements of another, which it holds as NumPy's casting says."""
+    if wide == narrow or wide in ("float16", "bfloat16", "bool"):
+        return False
+    if narrow == "bfloat16":
+        return wide in ("float32", "float64")
+    return (wide[:7] == "complex") == (narrow[:7] == "complex") and np.can_cast(narrow, wide, "safe")
+
+
+WIDER = {narrow: tuple([wide for wide in ELEMENT_TYPES if _holds(wide, narrow)]) for narrow in ELEMENT_TYPES}
+"""The dtypes in which elements may be summed and kept besides their own."""
+
+
+def average_dtype(name: str) -> str:
+    """Return the dtype in which elements are averaged or weighted where none is given.
+
+    Integers and bool of 16 bits or less are exact in float32, in which weights are then too; others take float64.
+
+    >>> average_dtype("uint16"), average_dtype("int32"), average_dtype("float16")
+    ('float32', 'float64', 'float16')
+    """
+    element = ELEMENT_TYPES[name]
+    return name if element.weight else "float32" if element.itemsize <= 2 else "float64"
+
+
+def stitched_dtype(name: str, averaged: bool) -> str:
+    """Return the dtype in which tiles are summed that come in batches."""
+    return "float32" if ELEMENT_TYPES[name].is_half else average_dtype(name) if averaged else name
+
 
 name_of = lru_cache(maxsize=256)(lambda dtype: str(dtype.name))
 """Return a dtype's name; NumPy makes it anew, in Python, at each access."""

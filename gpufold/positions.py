@@ -67,8 +67,8 @@ def add_blocks(
         Array of shape (*lead, *size) to add to, with any number of leading axes, of any layout in memory and of the
         dtypes of `col2im` but strings; it shares no memory with the other arrays.
     blocks : numpy.ndarray or cupy.ndarray
-        Blocks of shape (P, *lead, *block_shape), of any layout, and of `array`'s dtype or of a narrower one: float16
-        or bfloat16 for float32, float32 for float64, complex64 for complex128.
+        Blocks of shape (P, *lead, *block_shape), of any layout, and of `array`'s dtype or of one that it holds, such as
+        uint8 for float32 and uint32, or float32 for float64: they are converted as they are added, without a copy.
     positions : numpy.ndarray, cupy.ndarray or sequence of sequences of int
         Where in `array` each block's first element lies, of shape (P, rank), in elements along the last `rank` axes of
         `array`, those with positions; integers.

@@ -80,14 +80,16 @@ def col2im(
         `im2col` with the same window, as the inverse short-time Fourier transform does. Pixels are zero where no tap
         lands, or none but with a weight of zero. No covered pixel is lost to underflow: the weight of a tap, unless it
         is zero, counts in a mean as 2**-96 at least, divided among the axes of a separable window, and in least squares
-        as 2**-48; in double precision the exponents are ten times these. Floats and complex numbers only.
+        as 2**-48; in double precision the exponents are ten times these.
     window : numpy.ndarray, cupy.ndarray or sequence of them, optional
         Real weights of a block's taps, of shape `kernel_size`, or a sequence of one 1-D array per axis, whose product
         a weight is; of the same library as `data`. They are converted to float32, or float64 where the result has
-        float64 or complex128. Floats and complex numbers only.
+        float64 or complex128.
     dtype : dtype, optional
-        The result's dtype: that of `data`, or a wider one, float32 for float16 and bfloat16, float64 for float32 and
-        complex128 for complex64. The result has the bits that ``data.astype(dtype)`` would give, which is never made.
+        The result's dtype: that of `data`, or a wider one of its kind or of floats, which holds it: uint32 for uint8,
+        float32 for float16, float64 for int32. The result has the bits that ``data.astype(dtype)`` would give, which is
+        never made. Means, least squares and windows of integers and bool are of float32, which holds 16 bits exactly,
+        or of float64 for wider ones; ``numpy.rint(result).astype(data.dtype)`` rounds them back.
     out : numpy.ndarray or cupy.ndarray, optional
         Array for the result, of its shape and dtype, sharing no memory with `data`; every element is overwritten.
     accumulate : bool
@@ -109,7 +111,7 @@ def col2im(
     ------
     TypeError
         An argument is of the wrong type: sizes that are not integers, an unsupported dtype, a foreign kind of array,
-        strings in overlapping blocks, a mean or a window of integers, a `dtype` that is neither of the two.
+        strings in overlapping blocks, a `dtype` that does not hold the data's, or of integers for a mean or a window.
     ValueError
         Sizes are out of range or do not fit together, `out` does not fit, or the named variant cannot serve the
         call (`gpufold.Unsupported`). Nothing is written in that case.

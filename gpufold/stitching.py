@@ -18,7 +18,7 @@ import numpy as np
 from gpufold.arrays import axes_of_window, check_bytes, name_of_axis
 from gpufold.backends import Backend, backend_of, copy_of_window
 from gpufold.calls import REDUCTIONS, Call, Reduction, is_separable
-from gpufold.elements import ELEMENT_TYPES, WIDER
+from gpufold.elements import ELEMENT_TYPES, WIDER, stitched_dtype
 from gpufold.geometry import PositionsGeometry, Size, as_integers
 from gpufold.given import flag, word
 from gpufold.names import answers
@@ -199,9 +199,9 @@ class Stitcher:
         ----------
         blocks : numpy.ndarray, cupy.ndarray or torch.Tensor
             Tiles of shape (P, *lead, *tile), with a `tile` up to `block_shape`: those at a border may be smaller. They
-            are of floats or complex numbers or, for sums without a window, of any dtype of `add_blocks`. The first
-            batch decides where the sums live, and their dtype: float32 for float16 and bfloat16, else that of the
-            tiles. What is stitched of tensors has their gradients.
+            are of any dtype of `add_blocks`. The first batch decides where the sums live, and their dtype: float32 for
+            float16 and bfloat16, else that of the tiles; averages and weighted sums of bool and of integers up to 16
+            bits are of float32, those of wider integers of float64. What is stitched of tensors has their gradients.
         positions : numpy.ndarray, cupy.ndarray, torch.Tensor or sequence of sequences of int
             Where each tile's first element lies along the axes of `size`, of shape (P, rank), as in `add_blocks`; with
             `slabs=True` in the memory of the host.
@@ -234,14 +234,9 @@ class Stitcher:
         elif self._window is not None and tile != self._block:
             window = _first_weights(self._window, tile)
         windowed = window is not None or self._window is not None
-        weighted = windowed or weights is not None
-        if not ELEMENT_TYPES[backend.dtype].weight and (weighted or self._reduction != "sum"):
-            raise TypeError(
-                f"Stitcher.add: blocks must be of floats or complex numbers to be weighted or averaged, got dtype "
-                f"{backend.dtype}; convert them"
-            )
-        kept = self._open or _Rows(backend, self._lead, self._size[1:], self._reduction != "sum")
-        kept.check(backend)
+        averaged = windowed or weights is not None or self._reduction != "sum"
+        kept = self._open or _Rows(backend, self._lead, self._size[1:], self._reduction != "sum", averaged)
+        kept.check(backend, averaged)
         factors: _Weights | None = None
         if window is not None:
             factors = _Weights(backend, window, tile, kept.dtype, self._reduction)
@@ -380,14 +375,13 @@ class _Weights:
 class _Rows:
     """Sums and weights of rows, in arrays with rows in front that were dropped and others behind that are zero."""
 
-    def __init__(self, backend: Backend, lead: Size, rest: Size, weighted: bool) -> None:
-        element = ELEMENT_TYPES[backend.dtype]
-        self.kind, self.dtype = backend.kind, WIDER[backend.dtype] if element.is_half else backend.dtype
+    def __init__(self, backend: Backend, lead: Size, rest: Size, divided: bool, averaged: bool) -> None:
+        self.kind, self.dtype = backend.kind, stitched_dtype(backend.dtype, averaged)
         self.torn = False
         """A change of the rows began and did not end."""
         self._check_bytes((*lead, 0, *rest))
         self.sums = backend.zeros((*lead, 0, *rest), self.dtype)
-        self.weight = backend.zeros((0, *rest), element.weight) if weighted else None
+        self.weight = backend.zeros((0, *rest), ELEMENT_TYPES[self.dtype].weight) if divided else None
         self.weights: _Weights | None = None
         """Those of a whole tile, for all batches."""
         self._lead, self._first, self._count = len(lead), 0, 0
@@ -401,7 +395,7 @@ class _Rows:
             )
         return self.__dict__
 
-    def check(self, backend: Backend) -> None:
+    def check(self, backend: Backend, averaged: bool) -> None:
         """Raise unless tiles can be added to the sums."""
         if backend.kind != self.kind:
             raise TypeError(f"Stitcher.add: blocks must be a {self.kind}, got {backend.kind}: the first batch decides")
@@ -409,7 +403,12 @@ class _Rows:
             raise ValueError(
                 f"Stitcher.add: blocks must be on the device {self.sums.device} of the first batch, got {backend.place}"
             )
-        if self.dtype not in (backend.dtype, WIDER.get(backend.dtype)):
+        if averaged and not ELEMENT_TYPES[self.dtype].weight:
+            raise TypeError(
+                f"Stitcher.add: window needs sums of floats or complex numbers, but the first batch, of dtype "
+                f"{self.dtype}, had none; convert its blocks"
+            )
+        if self.dtype not in (backend.dtype, *WIDER[backend.dtype]):
             raise TypeError(
                 f"Stitcher.add: blocks must be of dtype {self.dtype}, in which the first batch was summed, or of a "
                 f"narrower one, got {backend.dtype}"

@@ -224,8 +224,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_BLOCKS)
 #pragma unroll
                         for (int plane = 0; plane < planes; ++plane)
                             sums[plane][row] =
-                                add(sums[plane][row],
-                                    weigh(widen(layers[of].elements[plane][row]), layers[of].weights[row]));
+                                add(sums[plane][row], term_of(layers[of].elements[plane][row],
+                                                              layers[of].weights[row], exists));
                         if constexpr (weighs_out)
                             weight_sums[row] =
                                 add(weight_sums[row],

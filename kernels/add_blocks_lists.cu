@@ -337,7 +337,8 @@ template <int rows> struct Sums {
 #pragma unroll
             for (int row = 0; row < rows; ++row)
                 elements[plane][row] =
-                    ::add(elements[plane][row], weigh(widen(layer.elements[plane][row]), layer.taps[row]));
+                    ::add(elements[plane][row],
+                          term_of(layer.elements[plane][row], layer.taps[row], layer.covered[row]));
         if constexpr (weighs_out)
 #pragma unroll
             for (int row = 0; row < rows; ++row)

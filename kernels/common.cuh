@@ -95,22 +95,22 @@ template <typename Real, typename Sum = Accumulator> inline __device__ Sum widen
 {
     return {convert<decltype(Sum::real)>(element.real), convert<decltype(Sum::imaginary)>(element.imaginary)};
 }
-inline __device__ bool widen(Boolean element)
+template <typename Sum = Accumulator> inline __device__ Sum widen(Boolean element)
 {
-    return element.bits != 0;
+    return convert<Sum>(element.bits != 0);
 }
-inline __device__ float widen(BFloat16 element)
+template <typename Sum = Accumulator> inline __device__ Sum widen(BFloat16 element)
 {
-    return bit_cast<float>(unsigned(element.bits) << 16);
+    return convert<Sum>(bit_cast<float>(unsigned(element.bits) << 16));
 }
-inline __device__ float widen(Float16 element)
+template <typename Sum = Accumulator> inline __device__ Sum widen(Float16 element)
 {
 #ifdef HOSTCUDA
-    return float(bit_cast<_Float16>(element.bits));
+    return convert<Sum>(float(bit_cast<_Float16>(element.bits)));
 #else
     float value;
     asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(element.bits));
-    return value;
+    return convert<Sum>(value);
 #endif
 }
 

@@ -154,6 +154,21 @@ template <typename Real> inline __device__ Complex<Real> or_nothing(Complex<Real
     return {or_nothing(term.real, exists), or_nothing(term.imaginary, exists)};
 }
 
+// An element on its way into a sum, where it exists. Integers that become floats have no negative zero of
+// their own to be missing as, and get its sign.
+template <typename Element> constexpr bool has_negative_zero = false;
+template <> constexpr bool has_negative_zero<float> = true;
+template <> constexpr bool has_negative_zero<double> = true;
+template <> constexpr bool has_negative_zero<Float16> = true;
+template <> constexpr bool has_negative_zero<BFloat16> = true;
+template <typename Real> constexpr bool has_negative_zero<Complex<Real>> = true;
+template <typename Element>
+inline __device__ Accumulator term_of(Element element, const TapWeight& weight, bool exists)
+{
+    const Accumulator term = weigh(widen(element), weight);
+    return has_negative_zero<Element> ? term : or_nothing(term, exists);
+}
+
 // An element that leaves every sum as it is, also after it was multiplied with a weight of zero.
 template <typename Element> inline __device__ Element nothing(Element)
 {

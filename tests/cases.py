@@ -356,6 +356,27 @@ def awkward_window(kind: str, kernel_size, dtype, seed: int = 0):
     return tuple(weights(taps) for taps in kernel_size) if kind == "separable" else weights(*kernel_size)
 
 
+WIDENINGS = (
+    ("float16", "float32"),
+    ("uint8", "float32"),
+    ("int8", "int32"),
+    ("float32", "float64"),
+    ("bool", "uint16"),
+    ("complex64", "complex128"),
+    ("int16", "float32"),
+    ("bfloat16", "float64"),
+    ("uint16", "int64"),
+    ("int64", "float64"),
+    ("bfloat16", "float32"),
+    ("bool", "float32"),
+    ("uint32", "float64"),
+    ("int8", "float64"),
+)
+"""Dtypes, each with a wider one that it is summed in: of every kind of conversion one."""
+
+WEIGHTED_WIDENINGS = tuple(pair for pair in WIDENINGS if pair[1] in ("float32", "float64", "complex128"))
+
+
 FUSIONS = tuple(
     (reduction, kind, accumulate)
     for reduction in ("sum", "mean", "least_squares")

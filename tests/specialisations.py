@@ -7,11 +7,11 @@ from functools import cache
 from itertools import product
 from math import prod
 
-from cases import CASES, FUSIONS, POSITIONS_CASES, SPACE_CASES, Case
+from cases import CASES, FUSIONS, POSITIONS_CASES, SPACE_CASES, WIDENINGS, Case
 from moves import DEVICES
 
 from gpufold.calls import MODES, PLAIN, WINDOWS, Call, Fusion, Unsupported
-from gpufold.elements import ELEMENT_TYPES, WIDER
+from gpufold.elements import ELEMENT_TYPES
 from gpufold.geometry import add_blocks_geometry, average_geometry, batch_to_space_geometry, col2im_geometry
 from gpufold.gpu.plan import Operand
 from gpufold.gpu.registry import candidates, problem_of
@@ -60,7 +60,7 @@ def plans():
     for number, case in enumerate((*CASES, *LARGER_CASES)):
         geometry = col2im_geometry(case.columns_shape, case.output_size, case.kernel_size, **case.arguments)
         fusions = PLAIN, Fusion(*FUSIONS[number % len(FUSIONS)])
-        wider = [list(WIDER.items())[number % len(WIDER)]]
+        wider = [WIDENINGS[number % len(WIDENINGS)]]
         collect("col2im", geometry, geometry.columns_shape, geometry.image_shape, fusions=fusions, wider=wider)
         collect("col2im", geometry, whole_blocks(geometry), geometry.image_shape, fusions=fusions, wider=wider)
         windows = PLAIN, Fusion("sum", WINDOWS[number % len(WINDOWS)])
@@ -74,7 +74,7 @@ def plans():
     for number, case in enumerate(POSITIONS_CASES):
         geometry = add_blocks_geometry(case.shape, case.blocks_shape, case.positions.shape)
         windows = [Fusion("sum", window, accumulate=True) for window in WINDOWS]
-        wider = [list(WIDER.items())[number % len(WIDER)]]
+        wider = [WIDENINGS[number % len(WIDENINGS)]]
         collect("add_blocks", geometry, geometry.blocks_shape, geometry.array_shape, fusions=windows, wider=wider)
         taken = [Fusion("sum", window, mode=MODES[number % len(MODES)]) for number, window in enumerate(WINDOWS)]
         collect("take_blocks", geometry, geometry.array_shape, geometry.blocks_shape, fusions=taken)

@@ -103,7 +103,7 @@ def test_what_is_fused_is_part_of_the_plan():
     assert "cannot divide a pixel" in why.alternatives["atomic"]
     taken = gpufold.explain("im2col", ((8, 64, 56, 56), "float16"), (3, 3), window=[np.ones(3), np.ones(3)]).plan
     assert dict(taken.defines)["WINDOW"] == "separable"
-    with pytest.raises(TypeError, match="reduction 'mean' needs data of floats"):
-        gpufold.explain("col2im", ((9, 4), "int8"), (4, 4), (3, 3), reduction="mean")
+    averaged = gpufold.explain("col2im", ((9, 4), "int8"), (4, 4), (3, 3), reduction="mean").plan
+    assert [dict(averaged.defines)[name] for name in ("SCALAR", "RESULT")] == ["signed char", "float"]
     with pytest.raises(TypeError, match="unexpected keyword argument 'window'"):
         gpufold.explain("batch_to_space", ((4, 2, 2), "int8"), (1, 2, 2), window=None)

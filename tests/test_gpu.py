@@ -31,6 +31,7 @@ from cases import (
     INEXACT,
     POSITIONS_CASES,
     SPACE_CASES,
+    WIDENINGS,
     Case,
     PositionsCase,
     SpaceCase,
@@ -47,7 +48,7 @@ from processes import alone, end_where_the_device_is_dead
 import gpufold
 from gpufold.calls import MODES, Fusion
 from gpufold.calls import Call as Description
-from gpufold.elements import ELEMENT_TYPES, WIDER
+from gpufold.elements import ELEMENT_TYPES
 from gpufold.explanation import _described as described
 from gpufold.geometry import add_blocks_geometry
 from gpufold.gpu import parameters
@@ -165,7 +166,7 @@ SHORT_CASES = (
 )
 """Few and small, yet they run every kernel: compute-sanitizer slows each many times."""
 
-NARROW = [(narrow, wide) for narrow, wide in WIDER.items() if narrow in map(str, DTYPES)]
+NARROW = [(narrow, wide) for narrow, wide in WIDENINGS if narrow in map(str, DTYPES)]
 """Dtypes with a wider one that they are summed in."""
 
 SHORT_DTYPES = tuple(np.dtype(name) for name in ("uint8", "float16", "int32", "float32", "complex128"))

@@ -551,7 +551,10 @@ REFUSED = {
     "of-a-window's-shape": (lambda f, x: f.col2im(x(ONES), (4, 4), (2, 2), window=x(np.ones((3, 2)))), ValueError),
     "of-a-window's-axes": (lambda f, x: f.col2im(x(ONES), (4, 4), (2, 2), window=[x(np.ones(2))]), ValueError),
     "of-a-complex-window": (lambda f, x: f.im2col(x(ONES[None]), (2,), window=x(np.ones(2, complex))), TypeError),
-    "of-a-mean-of-integers": (lambda f, x: f.col2im(x(ONES.astype(int)), (4, 4), (2, 2), reduction="mean"), TypeError),
+    "of-a-mean-of-integers": (
+        lambda f, x: f.col2im(x(ONES.astype(int)), (4, 4), (2, 2), reduction="mean", dtype="int64"),
+        TypeError,
+    ),
     "of-a-word": (lambda f, x: f.col2im(x(ONES), (4, 4), (2, 2), reduction="median"), ValueError),
     "of-a-dtype": (lambda f, x: f.col2im(x(ONES), (4, 4), (2, 2), dtype="int32"), TypeError),
     "of-positions": (lambda f, x: f.take_blocks(x(ONES), [(0.5, 1.0)], (2, 2)), TypeError),

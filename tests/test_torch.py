@@ -815,7 +815,7 @@ def test_the_first_tiles_decide_where_a_stitchers_sums_live():
     with pytest.raises(TypeError, match=r"blocks must be a numpy.ndarray, got torch.Tensor"):
         arrays_first.add(torch.ones(1, 4), [(0,)])
     assert tensors_first.result().sum() == arrays_first.result().sum() == 4
-    with pytest.raises(TypeError, match=r"Stitcher.add: blocks must be of floats .* got dtype int64"):
+    with pytest.raises(TypeError, match=r"Stitcher.add: blocks must be of dtype float32, .* got int64"):
         tensors_first.add(torch.ones(1, 4).long(), [(0,)])
 
 
@@ -960,14 +960,14 @@ def test_positions_of_every_kind_compile(kind):
 def test_dtypes_that_do_not_fit_are_refused_by_compilers_too():
     out, blocks, places = torch.zeros(5, 4), torch.ones(1, 2, 2, dtype=torch.int32), torch.zeros(1, 2).long()
     compiled = torch.compile(gpufold.torch.add_blocks, backend="eager")
-    with pytest.raises(TypeError, match="array must have the result's dtype int32, got float32"):
+    with pytest.raises(TypeError, match="array must have the result's dtype int32 or int64 or float64, got float32"):
         compiled(out, blocks, places)
     with pytest.raises(TypeError, match="array must have the result's dtype int32, got float32"):
         torch.ops.gpufold.add_blocks(blocks, None, places, out, "sum", False, "auto", True)
     compiled = torch.compile(gpufold.torch.add_blocks_, backend="eager")
     with pytest.raises(TypeError, match="weight_out must have the dtype float32 of weights, got float64"):
         compiled(out, blocks.float(), places, weight_out=out.double())
-    with pytest.raises(TypeError, match="weight_out needs blocks of floats or complex numbers, got dtype int32"):
+    with pytest.raises(TypeError, match="weight_out needs an array of floats or complex numbers, got int32"):
         compiled(out.int(), blocks, places, weight_out=out)
     assert not out.any()
 
@@ -1266,8 +1266,8 @@ def test_what_a_gradient_needs_may_not_be_freed_before():
         (ValueError, "input axis 1 must be the number of blocks, got 9", lambda: gpufold.torch.fold(COLUMN, 5, 2)),
         (ValueError, "stride must be at least 1", lambda: gpufold.torch.fold(COLUMN, 4, 2, stride=0)),
         (ValueError, "reduction must be one of", lambda: gpufold.torch.fold(COLUMN, 4, 2, reduction="max")),
-        (TypeError, "reduction 'mean' needs input of floats", lambda: gpufold.torch.fold(
-            COLUMN.int(), 4, 2, reduction="mean")),
+        (TypeError, "reduction 'mean' needs a dtype of floats", lambda: gpufold.torch.col2im(
+            COLUMN.int(), (4, 4), (2, 2), reduction="mean", dtype="int32")),
         (TypeError, "window must be a torch.Tensor, got numpy", lambda: gpufold.torch.fold(
             COLUMN, 4, 2, window=np.ones((2, 2)))),
         (ValueError, r"window must have the shape \(2, 2\)", lambda: gpufold.torch.fold(
@@ -1282,7 +1282,7 @@ def test_what_a_gradient_needs_may_not_be_freed_before():
             COLUMN, (4, 4), (2, 2), variant="gather")),
         (ValueError, "variant must be auto or one of", lambda: gpufold.torch.col2im(
             COLUMN, (4, 4), (2, 2), variant="fast")),
-        (TypeError, "array must have the result's dtype int32, got float32", lambda: gpufold.torch.add_blocks(
+        (TypeError, "array must have the result's dtype int32 or int64 or float64", lambda: gpufold.torch.add_blocks(
             COLUMN, torch.zeros(1, 2, 2, dtype=torch.int32), [(0, 0)])),
         (TypeError, "dtype must be that of data, float32 or float64, got float16", lambda: gpufold.torch.col2im(
             COLUMN, (4, 4), (2, 2), dtype=torch.float16)),

@@ -24,7 +24,7 @@ from gpufold.dask.chunks import (
     spans_of,
     weights_of,
 )
-from gpufold.elements import ELEMENT_TYPES, WIDER, check_dtype, name_of
+from gpufold.elements import check_dtype, name_of, stitched_dtype
 from gpufold.geometry import PositionsGeometry, Size, as_integers
 from gpufold.given import word
 from gpufold.names import answers
@@ -117,16 +117,10 @@ def _described(tiles: Any, positions: Any, shape: Any, window: Any, reduction: s
     reduction = word("stitch", "reduction", reduction, REDUCTIONS)
     check_dtype("stitch", "tiles", tiles.dtype)
     dtype, block = name_of(tiles.dtype), tiles.shape[1 + len(lead) :]
-    element = ELEMENT_TYPES[dtype]
-    if not element.weight and (reduction != "sum" or window is not None):
-        raise TypeError(
-            f"stitch: tiles must be of floats or complex numbers to be weighted or averaged, got dtype {dtype}; "
-            "convert them with tiles.astype"
-        )
     if window is not None:
         check_window("stitch", window, block)
     geometry = PositionsGeometry(len(tiles), lead, extents[len(lead) :], block)
-    call = Call("stitch", geometry, WIDER[dtype] if element.is_half else dtype)
+    call = Call("stitch", geometry, stitched_dtype(dtype, reduction != "sum" or window is not None))
     check_bytes(call, extents, np.dtype(call.dtype).itemsize)
     return call
 

@@ -22,7 +22,7 @@ from gpufold import calls
 from gpufold.arrays import as_positions as as_array
 from gpufold.arrays import misshapen_weights
 from gpufold.calls import Call, Fusion
-from gpufold.elements import dtype_name
+from gpufold.elements import average_dtype, dtype_name
 from gpufold.geometry import GEOMETRIES, SpaceGeometry, as_integers
 from gpufold.operations import OPERATIONS
 from gpufold.torch import exporting, rules, tensors
@@ -173,6 +173,8 @@ def trace(
         name = name_of(dtype) if isinstance(dtype, torch.dtype) else dtype_name(dtype)
         calls.check_sums(operation, name_of(data.dtype), name, must)
         data = data.to(getattr(torch, name))
+    elif operation in calls.SUMS and (window is not None or reduction != "sum"):
+        data = data.to(getattr(torch, average_dtype(name_of(data.dtype))))
     separable = False
     if window is not None:
         axes = tensors.weights_of(window)

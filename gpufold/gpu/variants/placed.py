@@ -130,7 +130,7 @@ def placed_plan(
         shape,
         reason,
         {
-            "SCALAR": problem.call.source_element.scalar,
+            "SCALAR": problem.call.source_scalar,
             "RESULT": defines.get("SCALAR", element.scalar),
             "ACCUMULATOR": element.accumulator,
             "WEIGHT": element.weight_type,

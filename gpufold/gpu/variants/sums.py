@@ -99,7 +99,7 @@ def sum_plan(
         by_channels=divisor(shape.channel_groups),
     )
     compiled = {
-        "SCALAR": problem.call.source_element.scalar,
+        "SCALAR": problem.call.source_scalar,
         "RESULT": view.element.scalar,
         "ACCUMULATOR": view.element.accumulator,
         "KERNEL": view.kernel,

@@ -1,0 +1,153 @@
+"""Integers and bool averaged, weighted and summed in wider dtypes: as if converted first, by the kernels themselves."""
+
+from __future__ import annotations
+
+import tracemalloc
+
+import numpy as np
+import pytest
+from cases import INEXACT, WIDENINGS, assert_same_bits, values, window_of
+from test_add_blocks import run
+
+import gpufold
+from gpufold.elements import WIDER, average_dtype
+from gpufold.operations import variants
+
+INTEGERS = ("bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")
+SIZE, TILE, STRIDES = (2, 14, 19), (6, 7), (4, 6)
+POSITIONS = gpufold.grid_positions(SIZE[1:], TILE, STRIDES)
+
+
+def blocks_of(dtype):
+    count = [(extent - block) // stride + 1 for extent, block, stride in zip(SIZE[1:], TILE, STRIDES, strict=True)]
+    return values((2, *count, *TILE), dtype)
+
+
+def test_every_dtype_is_summed_in_what_holds_it():
+    for narrow, wide in WIDER.items():
+        assert narrow not in wide
+        for each in wide if narrow != "bfloat16" else ():
+            assert np.can_cast(narrow, each, "safe")
+    assert "uint32" in WIDER["uint8"]
+    assert "float32" not in WIDER["int32"]
+
+
+@pytest.mark.parametrize("kind", ["none", "separable", "full"])
+@pytest.mark.parametrize("reduction", ["sum", "mean", "least_squares"])
+@pytest.mark.parametrize("dtype", INTEGERS)
+def test_averages_are_of_float32_up_to_16_bits_else_of_float64(dtype, reduction, kind):
+    if (reduction, kind) == ("sum", "none"):
+        return
+    wide = average_dtype(dtype)
+    assert wide == ("float32" if np.dtype(dtype).itemsize <= 2 else "float64")
+    options = {"reduction": reduction, "window": window_of(kind, TILE, wide)}
+    blocks = blocks_of(dtype)
+    want = gpufold.blocks_to_array(blocks.astype(wide), SIZE, TILE, STRIDES, **options)
+    for given in (blocks, blocks.astype(blocks.dtype.newbyteorder())):
+        assert_same_bits(gpufold.blocks_to_array(given, SIZE, TILE, STRIDES, **options), want)
+    narrow = gpufold.blocks_to_array(blocks, SIZE, TILE, STRIDES, dtype="float64", **options)
+    assert_same_bits(
+        narrow, gpufold.blocks_to_array(blocks.astype("float64"), SIZE, TILE, STRIDES, **options), "the wider one"
+    )
+
+
+def test_a_mean_is_rounded_back():
+    picture = values(SIZE, np.uint8)
+    blocks = gpufold.array_to_blocks(picture[:, :14, :19], TILE, (4, 6))
+    mean = gpufold.blocks_to_array(blocks, SIZE, TILE, STRIDES, reduction="mean", window=np.full(TILE, 0.3))
+    assert_same_bits(np.rint(mean).astype(np.uint8), picture)
+
+
+@pytest.mark.parametrize("reduction", ["sum", "mean", "least_squares"])
+@pytest.mark.parametrize("dtype", INTEGERS)
+def test_a_stitcher_averages_integers(dtype, reduction):
+    tiles = values((len(POSITIONS), 2, *TILE), dtype)
+    window = window_of("separable", TILE, average_dtype(dtype))
+    results = []
+    for given in (tiles, tiles.astype(average_dtype(dtype))):
+        stitcher = gpufold.Stitcher(SIZE, TILE, window=window, reduction=reduction)
+        for batch in np.array_split(np.arange(len(tiles)), 3):
+            stitcher.add(given[batch], POSITIONS[batch])
+        results.append(stitcher.result())
+    assert_same_bits(*results)
+
+
+def test_integers_and_floats_come_in_turn():
+    stitcher = gpufold.Stitcher((5,), 3)
+    for dtype in ("uint8", "float32", "bool"):
+        stitcher.add(np.ones((1, 3), dtype), [(0,)])
+    assert_same_bits(stitcher.result(), np.array([1, 1, 1, 0, 0], np.float32))
+    with pytest.raises(TypeError, match=r"blocks must be of dtype float32, .* got int32"):
+        stitcher.add(np.ones((1, 3), np.int32), [(0,)])
+
+
+def test_integers_are_added_without_a_copy():
+    tiles, out = np.ones((64, 256, 256), np.uint8), np.zeros((256, 256), np.float32)
+    for window in (None, (np.ones(256), np.ones(256))):
+        tracemalloc.start()
+        gpufold.add_blocks_(out, tiles, np.zeros((64, 2), int), window)
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert peak < tiles.nbytes / 2, "of float32 they would take four times as much"
+
+
+@pytest.mark.hostcuda
+@pytest.mark.parametrize(("narrow", "wide"), [pair for pair in WIDENINGS if pair[0] in INTEGERS])
+def test_kernels_leave_negative_zeros_as_numpy_does(narrow, wide):
+    """A zero times a negative weight is -0.0, which the zero of a tap that does not exist must not turn into +0.0."""
+    if np.dtype(wide) not in INEXACT:
+        return
+    out, blocks = np.full((40, 70), -0.0, wide), np.zeros((9, 6, 7), narrow)
+    positions = np.random.default_rng(0).integers(-3, 60, (9, 2))
+    window = np.full((6, 7), -1, wide)
+    want = gpufold.add_blocks_(out.copy(), blocks, positions, window)
+    for variant in variants("add_blocks"):
+        got = out.copy()
+        run(variant, got, blocks, positions, window)
+        if variant != "atomic":
+            assert_same_bits(got, want, variant)
+
+
+@pytest.mark.peer("torch")
+@pytest.mark.parametrize("dtype", ["bool", "uint8", "int16", "int32"])
+def test_tensors_of_integers_are_averaged(dtype):
+    import torch
+
+    import gpufold.torch
+
+    blocks, window = blocks_of(dtype), window_of("separable", TILE, np.float32)
+    given, weights = torch.from_numpy(blocks), tuple(map(torch.from_numpy, window))
+    for reduction in ("sum", "mean", "least_squares"):
+        want = gpufold.blocks_to_array(blocks, SIZE, TILE, STRIDES, reduction=reduction, window=window)
+
+        def fold(tensor, reduction=reduction):
+            return gpufold.torch.blocks_to_array(tensor, SIZE, TILE, STRIDES, reduction=reduction, window=weights)
+
+        assert_same_bits(fold(given).numpy(), want)
+        torch.compiler.reset()
+        assert_same_bits(torch.compile(fold, fullgraph=True, backend="aot_eager")(given).numpy(), want)
+    out = np.zeros(SIZE, average_dtype(dtype))
+    tiles = values((len(POSITIONS), 2, *TILE), dtype)
+    got = gpufold.torch.add_blocks(torch.from_numpy(out), torch.from_numpy(tiles), POSITIONS.tolist(), weights)
+    assert_same_bits(got.numpy(), gpufold.add_blocks_(out, tiles, POSITIONS, window))
+
+
+@pytest.mark.peer("dask")
+@pytest.mark.parametrize("dtype", ["bool", "uint8", "int32"])
+def test_dask_arrays_of_integers_are_averaged(dtype):
+    import dask.array as da
+
+    import gpufold.dask
+
+    blocks, window = blocks_of(dtype), window_of("separable", TILE, np.float32)
+    lazy = da.from_array(blocks, chunks=(1, 2, 1, 6, 7))
+    want = gpufold.blocks_to_array(blocks, SIZE, TILE, STRIDES, reduction="mean", window=window)
+    got = gpufold.dask.blocks_to_array(lazy, SIZE, TILE, STRIDES, reduction="mean", window=window)
+    assert got.dtype == want.dtype
+    assert_same_bits(got.compute(), want)
+    tiles = values((len(POSITIONS), 2, *TILE), dtype)
+    stitcher = gpufold.Stitcher(SIZE, TILE, window=window)
+    stitcher.add(tiles, POSITIONS)
+    got = gpufold.dask.stitch(da.from_array(tiles, chunks=2), POSITIONS, SIZE, window=window)
+    assert got.dtype == stitcher.result().dtype
+    assert_same_bits(got.compute(), stitcher.result())
