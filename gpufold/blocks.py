@@ -7,9 +7,9 @@ from typing import Any
 from gpufold import calls
 from gpufold.arrays import Array, ArrayT, library_of
 from gpufold.calls import Reduction
-from gpufold.compute import compute
+from gpufold.compute import compute, filled
 from gpufold.dispatch import dispatched
-from gpufold.geometry import Extents, Sizes
+from gpufold.geometry import Extents, LastSlidingBlock, Sizes
 
 
 @dispatched
@@ -19,6 +19,7 @@ def array_to_blocks(
     strides: Sizes = 1,
     *,
     window: Any = None,
+    last: LastSlidingBlock = "drop",
     out: Array[ArrayT] | None = None,
     chunks: Any = "auto",
     variant: str = "auto",
@@ -34,7 +35,12 @@ def array_to_blocks(
            [2, 3, 4],
            [4, 5, 6]])
 
-    Elements are moved, and computed with only where a window is multiplied in.
+    Elements are moved, and computed with only where a window is multiplied in. Blocks of ``last="over"`` cover all:
+
+    >>> gpufold.array_to_blocks(np.arange(6), (3,), (2,), last="over")
+    array([[0, 1, 2],
+           [2, 3, 4],
+           [4, 5, 0]])
 
     Parameters
     ----------
@@ -48,6 +54,10 @@ def array_to_blocks(
         Elements from one block to the next, at least 1; one int means the same on every axis.
     window : numpy.ndarray, cupy.ndarray or sequence of them, optional
         Real weights of a block's elements, as in `col2im`; every element is multiplied by its own and rounded once.
+    last : str
+        What becomes of the end of an axis on which blocks at multiples of the stride do not end. "drop" has no block
+        that reaches beyond it, and the elements there in none; "over" has one more, which hangs over: what lies outside
+        is zero. `numpy.pad` has other borders, and `take_blocks` at `grid_positions` other places of the last block.
     out : numpy.ndarray or cupy.ndarray, optional
         Array for the result, of its shape and dtype, sharing no memory with `array`; every element is overwritten.
     chunks
@@ -70,7 +80,7 @@ def array_to_blocks(
     Name and layout are those of sigpy's function, whose ``blk_shape`` and ``blk_strides`` are these two.
     """
     library = library_of("array_to_blocks", "array", array)
-    call = calls.array_to_blocks(array, block_shape, strides, window=window, variant=variant)
+    call = calls.array_to_blocks(array, block_shape, strides, window=window, last=last, variant=variant)
     blocks: ArrayT = compute(call, library, array, out, window)
     return blocks
 
@@ -87,6 +97,8 @@ def blocks_to_array(
     dtype: Any = None,
     out: Array[ArrayT] | None = None,
     accumulate: bool = False,
+    last: LastSlidingBlock = "drop",
+    fill_value: complex | None = None,
     chunks: Any = "auto",
     variant: str = "auto",
     deterministic: bool = True,
@@ -117,6 +129,11 @@ def blocks_to_array(
         Elements of a block along each spatial axis, at least 1; its length says how many axes are spatial.
     strides : int or sequence of int
         Elements from one block to the next, at least 1; one int means the same on every axis.
+    last : str
+        As in `array_to_blocks`: what of a block hangs over the end is dropped.
+    fill_value : number, optional
+        What elements are that no block covers. They are zero in a sum; in a mean or least squares their absence is a
+        ValueError, unless it is given. Elements that only weights of zero reach are zero.
     reduction, window, dtype, out, accumulate, chunks, variant, deterministic
         As in `col2im`.
 
@@ -144,8 +161,10 @@ def blocks_to_array(
         window=window,
         dtype=dtype,
         accumulate=accumulate,
+        last=last,
+        fill_value=fill_value,
         variant=variant,
         deterministic=deterministic,
     )
-    array: ArrayT = compute(call, library, blocks, out, window)
+    array: ArrayT = filled(call, compute(call, library, blocks, out, window), fill_value)
     return array

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache, lru_cache
+from numbers import Number
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args
+
+import numpy as np
 
 from gpufold import geometry as sizes
 from gpufold.elements import ELEMENT_TYPES, WIDER, ElementType, average_dtype, check_dtype, dtype_name, name_of
@@ -170,22 +173,49 @@ def blocks_to_array(
     window: Any = None,
     dtype: Any = None,
     accumulate: bool = False,
+    last: object = "drop",
+    fill_value: Any = None,
     variant: str = "auto",
     deterministic: bool = True,
 ) -> Call:
     """Describe a call of `gpufold.blocks_to_array`."""
     name, fusion = checked("blocks_to_array", "blocks", blocks.dtype, kind_of(window), reduction, accumulate)
-    geometry = sizes.blocks_to_array_geometry(blocks.shape, output_shape, block_shape, strides)
+    geometry = sizes.blocks_to_array_geometry(blocks.shape, output_shape, block_shape, strides, last)
+    _check_covered(geometry, fusion, fill_value)
     call = _chosen(Call("blocks_to_array", geometry, name, fusion), variant, deterministic)
     return _kept_in(call, dtype, "blocks")
 
 
+def _check_covered(geometry: sizes.BlocksGeometry, fusion: Fusion, fill_value: object) -> None:
+    """Raise where an average leaves elements that no block covers, unless what they are was given."""
+    if fill_value is not None:
+        if not isinstance(fill_value, Number | np.number | np.bool_):
+            raise TypeError(f"blocks_to_array: fill_value must be a number, got {shown(fill_value)}")
+        if fusion.accumulate:
+            raise ValueError("blocks_to_array: accumulate=True leaves what no block covers in out, got a fill_value")
+    elif fusion.reduction != "sum" and not fusion.accumulate and 0 not in geometry.array_shape:
+        for number, axis in enumerate(geometry.axes):
+            if spans := sizes.uncovered(axis):
+                count = sum(span.stop - span.start for span in spans)
+                raise ValueError(
+                    f"blocks_to_array: reduction {fusion.reduction!r} has nothing to average where no block lies, got "
+                    f"{count} of {axis.size} elements on axis {number}, from {spans[0].start} on; blocks of "
+                    "last='over', or at gpufold.grid_positions, cover all, and fill_value=0 fills what is left"
+                )
+
+
 def array_to_blocks(
-    array: Any, block_shape: Any, strides: Any = 1, *, window: Any = None, variant: str = "auto"
+    array: Any,
+    block_shape: Any,
+    strides: Any = 1,
+    *,
+    window: Any = None,
+    last: object = "drop",
+    variant: str = "auto",
 ) -> Call:
     """Describe a call of `gpufold.array_to_blocks`."""
     dtype, fusion = checked("array_to_blocks", "array", array.dtype, kind_of(window))
-    geometry = sizes.array_to_blocks_geometry(array.shape, block_shape, strides)
+    geometry = sizes.array_to_blocks_geometry(array.shape, block_shape, strides, last)
     return _chosen(Call("array_to_blocks", geometry, dtype, fusion), variant)
 
 
@@ -238,8 +268,8 @@ def check_weight_sums(dtype: str, blocks: str, given: str) -> None:
     wanted = ELEMENT_TYPES[dtype].weight
     if not wanted:
         raise TypeError(
-            f"add_blocks: weight_out needs an array of floats or complex numbers, got {dtype} for blocks of dtype {blocks}; "
-            "convert it with array.astype"
+            f"add_blocks: weight_out needs an array of floats or complex numbers, got {dtype} for blocks of dtype "
+            f"{blocks}; convert it with array.astype"
         )
     if given != wanted:
         raise TypeError(f"add_blocks: weight_out must have the dtype {wanted} of weights, got {given}")

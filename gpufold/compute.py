@@ -11,7 +11,7 @@ import numpy as np
 from gpufold.arrays import as_weights, check_apart, check_out, check_writable, name_of_weights, new_result
 from gpufold.calls import Call
 from gpufold.elements import ELEMENT_TYPES
-from gpufold.geometry import BlocksGeometry, SlidingGeometry
+from gpufold.geometry import BlocksGeometry, SlidingGeometry, uncovered
 from gpufold.operations import OPERATIONS, check_variant
 
 
@@ -68,6 +68,22 @@ def prepare(
         check_writable(call.operation, library, "weight_out", weight_out, operation.data, data)
         check_apart(call.operation, library, "weight_out", weight_out, [*read, ("array", out)])
     return weights
+
+
+def filled(call: Call, result: Any, fill_value: Any) -> Any:
+    """Return a result, of any library, with a value where no block covers it, which is zero already."""
+    if fill_value is None or fill_value == 0:
+        return result
+    assert isinstance(call.geometry, BlocksGeometry)
+    axes = call.geometry.axes
+    for number, axis in enumerate(axes):
+        for span in uncovered(axis):
+            where = (..., span, *(slice(None),) * (len(axes) - 1 - number))
+            if hasattr(result, "at"):
+                result = result.at[where].set(fill_value)
+            else:
+                result[where] = fill_value
+    return result
 
 
 def _check_no_sums(call: Call, data: Any) -> None:

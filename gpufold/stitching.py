@@ -296,8 +296,13 @@ class Stitcher:
         return places, before
 
     @_in_turn
-    def result(self) -> Any:
+    def result(self, *, fill_value: complex = 0) -> Any:
         """Return the average of the tiles that were added, which may go on; the rest, with `slabs=True`.
+
+        Parameters
+        ----------
+        fill_value : number
+            What elements of an average are that no tile covers, or tiles with weights of zero only: NaN shows them.
 
         Returns
         -------
@@ -311,12 +316,17 @@ class Stitcher:
             No tile was added.
         """
         if not self._slabs:
-            return self._divided("result", self._size[0])
-        return self._given("result", self._end if self._size[0] == ENDLESS else self._size[0])
+            return self._divided("result", self._size[0], fill_value)
+        return self._given("result", self._end if self._size[0] == ENDLESS else self._size[0], fill_value)
 
     @_in_turn
-    def finished(self) -> tuple[int, Any]:
+    def finished(self, *, fill_value: complex = 0) -> tuple[int, Any]:
         """Return ``(start, slab)``: the rows that no later tile can reach and that were not given before.
+
+        Parameters
+        ----------
+        fill_value : number
+            As in `result`.
 
         Returns
         -------
@@ -330,12 +340,12 @@ class Stitcher:
         """
         if not self._slabs:
             raise ValueError("Stitcher.finished: there are slabs with slabs=True only; result() gives the whole array")
-        return self._given("finished", self._reached)
+        return self._given("finished", self._reached, fill_value)
 
-    def _given(self, method: str, end: int) -> tuple[int, Any]:
+    def _given(self, method: str, end: int, fill_value: complex) -> tuple[int, Any]:
         """Return the first row that was not given and the average of those before an end, which are given now."""
         begin, count = self._begin, max(0, end - self._begin)
-        slab = self._divided(method, count)
+        slab = self._divided(method, count, fill_value)
         reached = max(self._reached, begin + count)  # whatever comes later begins below
         if count:
             assert self._open is not None
@@ -343,14 +353,18 @@ class Stitcher:
             self._begin, self._reached = begin + count, reached
         return begin, slab
 
-    def _divided(self, method: str, count: int) -> Any:
+    def _divided(self, method: str, count: int, fill_value: complex) -> Any:
         """Return what the first rows add up to, divided as the reduction says, in an array of its own."""
         if self._open is None:
             raise ValueError(f"Stitcher.{method}: no tile was added, so that nothing says where the result would be")
         backend = backend_of(self._open.sums)
         with backend.device:
             self._open.hold(backend, count, count)
-            return backend.average(*self._open.views(count))
+            sums, weight = self._open.views(count)
+            result = backend.average(sums, weight)
+            if fill_value != 0 and weight is not None:
+                result[..., abs(weight) < float(np.finfo(ELEMENT_TYPES[self._open.dtype].weight).tiny)] = fill_value
+            return result
 
 
 class _Weights:

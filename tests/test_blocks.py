@@ -182,7 +182,7 @@ def test_a_wider_sum_is_that_of_converted_blocks(narrow, wide):
     for case in CASES[::3]:
         blocks, options = values(case.blocks_shape, narrow), [{}]
         if (narrow, wide) in WEIGHTED_WIDENINGS:
-            options.append({"reduction": "mean", "window": window_of("separable", case.block, wide)})
+            options.append({"reduction": "mean", "window": window_of("separable", case.block, wide), "fill_value": 0})
         for chosen in options:
             got = gpufold.blocks_to_array(blocks, case.shape, *case.arguments, dtype=wide, **chosen)
             assert_same_bits(got, gpufold.blocks_to_array(blocks.astype(wide), case.shape, *case.arguments, **chosen))
@@ -195,7 +195,7 @@ def test_they_are_adjoint_and_a_mean_undoes_the_blocks(case):
     taken = gpufold.array_to_blocks(array, *case.arguments)
     left = (gpufold.blocks_to_array(blocks, case.shape, *case.arguments) * array).sum()
     np.testing.assert_allclose(left, (blocks * taken).sum(), rtol=1e-10)
-    back = gpufold.blocks_to_array(taken, case.shape, *case.arguments, reduction="mean")
+    back = gpufold.blocks_to_array(taken, case.shape, *case.arguments, reduction="mean", fill_value=0)
     covered = gpufold.blocks_to_array(np.ones(case.blocks_shape), case.shape, *case.arguments) > 0
     np.testing.assert_allclose(back, np.where(covered, array, 0), rtol=1e-14)
 

@@ -124,8 +124,9 @@ def check_blocks(case, draw, seed):
     array, strides = values((*lead, *size), dtype, seed), case.arguments["strides"]
     cuts = (len(lead), len(size))
     check("array_to_blocks", array, draw, cuts, block, strides, window=window)
+    options = {"reduction": reduction, "window": window, "fill_value": 0}
     blocks = values(gpufold.array_to_blocks(array, block, strides).shape, dtype, seed)
-    check("blocks_to_array", blocks, draw, cuts, array.shape, block, strides, reduction=reduction, window=window)
+    check("blocks_to_array", blocks, draw, cuts, array.shape, block, strides, **options)
 
 
 def check_space(case, draw, seed):

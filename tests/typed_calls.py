@@ -31,6 +31,8 @@ assert_type(gpufold.onnx.col2im(columns, [8, 8], [2, 2], strides=[2, 2]), Floats
 blocks = gpufold.array_to_blocks(image, (4, 4), 2)
 assert_type(blocks, Floats)
 assert_type(gpufold.blocks_to_array(blocks, image.shape, (4, 4), 2, reduction="least_squares"), Floats)
+over = gpufold.array_to_blocks(image, (4, 4), 3, last="over")
+assert_type(gpufold.blocks_to_array(over, image.shape, (4, 4), 3, last="over", fill_value=0.5), Floats)
 
 tiles = gpufold.take_blocks(image, positions, 4, mode="edge")
 assert_type(tiles, Floats)

@@ -23,6 +23,7 @@ from dask.utils import parse_bytes
 
 from gpufold.arrays import as_positions, as_weights, check_bytes, device_of, library_of, result_dtype
 from gpufold.calls import Call
+from gpufold.compute import filled
 from gpufold.dispatch import Like
 from gpufold.elements import check_dtype
 from gpufold.geometry import AverageGeometry, Axis, Geometry, PositionsGeometry, Size, as_integers
@@ -94,7 +95,9 @@ def lazily(
                 raise like.refused()
             array = known_array(name, like.first, array)
             call = OPERATIONS[name].describe(array, *given[1:], **named)
-            return graph(call, array, checked(call, array, named.get("window")), chunks)
+            result = graph(call, array, checked(call, array, named.get("window")), chunks)
+            filled(call, result, named.get("fill_value"))
+            return result
 
         like.dress(lazy, SAID)
         return answers(lazy)

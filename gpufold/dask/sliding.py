@@ -108,9 +108,7 @@ def blocks_to_array(call: Call, blocks: da.Array, weights: Any, chunks: Any) -> 
     geometry = geometry_of(call, BlocksGeometry)
     lead = len(geometry.lead)
     cut = cut_result(call, blocks.chunks[:lead], chunks, geometry.array_shape, blocks)
-    if 0 in blocks.shape:
-        return zeros(call, blocks, cut)
-    return _fold(call, blocks, lead, cut, weights)
+    return zeros(call, blocks, cut) if 0 in blocks.shape else _fold(call, blocks, lead, cut, weights)
 
 
 @lazily(blocks.array_to_blocks)

@@ -23,8 +23,10 @@ from gpufold.geometry.blocks import (
     blocks_geometry,
     blocks_to_array_geometry,
     merged_axes,
+    over_the_end,
+    uncovered,
 )
-from gpufold.geometry.grids import LastBlock, grid_of_blocks
+from gpufold.geometry.grids import LastBlock, LastSlidingBlock, grid_of_blocks
 from gpufold.geometry.integers import Extents, PerAxis, Size, Sizes, as_integers
 from gpufold.geometry.placed import (
     AverageGeometry,
@@ -57,6 +59,7 @@ __all__ = [
     "Extents",
     "Geometry",
     "LastBlock",
+    "LastSlidingBlock",
     "PerAxis",
     "PositionsGeometry",
     "Size",
@@ -74,8 +77,10 @@ __all__ = [
     "grid_of_blocks",
     "im2col_geometry",
     "merged_axes",
+    "over_the_end",
     "space_to_batch_geometry",
     "take_blocks_geometry",
+    "uncovered",
 ]
 
 Geometry: TypeAlias = SlidingGeometry | BlocksGeometry | PositionsGeometry | AverageGeometry | SpaceGeometry

@@ -7,8 +7,10 @@ from functools import cached_property, lru_cache
 from typing import Any
 
 from gpufold.geometry.axes import Axis, OnAxes, hash_once
+from gpufold.geometry.grids import LAST_BLOCKS
 from gpufold.geometry.integers import PerAxis, Size, as_integers, check_at_least, check_axes, expand, sequence
 from gpufold.geometry.sliding import SlidingGeometry
+from gpufold.given import word
 
 
 @dataclass(frozen=True)
@@ -84,8 +86,31 @@ def blocks_as_columns(
     return SlidingGeometry(batch, lead[1][0], axes), columns_strides, (*lead_array, *array_strides[count:])
 
 
-def _block_axes(operation: str, shape: Size, block_shape: Size, strides: PerAxis, size_name: str) -> tuple[Axis, ...]:
-    """Check block and strides, and that a block fits into an array of a shape."""
+def uncovered(axis: Axis) -> list[slice]:
+    """Return the elements along an axis of blocks that none of them covers: those between them, and after the last.
+
+    >>> uncovered(Axis(size=11, kernel=2, stride=4, dilation=1, pad_begin=0, pad_end=0))
+    [slice(2, 4, None), slice(6, 8, None), slice(10, 11, None)]
+    """
+    begins = range(0, axis.blocks * axis.stride, axis.stride)
+    spans = [slice(begin + axis.kernel, end) for begin, end in zip(begins, (*begins[1:], axis.size), strict=True)]
+    return [span for span in spans if span.start < span.stop]
+
+
+def _hangs_over(operation: str, last: object) -> bool:
+    """Return whether blocks at multiples of the strides may hang over the end of an axis."""
+    if word(operation, "last", last, LAST_BLOCKS) in ("over", "drop"):
+        return last == "over"
+    raise ValueError(
+        f"{operation}: last must be 'drop' or 'over', for blocks at multiples of the strides, got {last!r}; "
+        "blocks at gpufold.grid_positions are taken by take_blocks and put back by a Stitcher"
+    )
+
+
+def _block_axes(
+    operation: str, shape: Size, block_shape: Size, strides: PerAxis, size_name: str, over: bool
+) -> tuple[Axis, ...]:
+    """Check block and strides, and that a block fits into an array of a shape or hangs over its end."""
     rank, size = len(block_shape), shape[len(shape) - len(block_shape) :]
     apart = max(0, sum(extent > 1 for extent in shape[: len(shape) - rank]) - 2)  # as in blocks_as_columns
     axes = max(len(shape) + rank, 2 + 2 * (apart + rank))
@@ -94,21 +119,28 @@ def _block_axes(operation: str, shape: Size, block_shape: Size, strides: PerAxis
     check_at_least(operation, "block_shape", block_shape, 1)
     check_at_least(operation, "strides", strides, 1)
     for axis, (extent, block) in enumerate(zip(size, block_shape, strict=True)):
-        if block > extent:
+        if block > extent and not over:
             raise ValueError(
                 f"{operation}: a block must fit into the array, got block_shape {block} on axis {axis}, where "
-                f"{size_name} is {extent}: block_shape={block_shape}, {size_name} {size} along the blocks' axes"
+                f"{size_name} is {extent}: block_shape={block_shape}, {size_name} {size} along the blocks' axes; "
+                "last='over' lets blocks hang over"
             )
     return tuple(
-        Axis(extent, block, stride, 1, 0, 0) for extent, block, stride in zip(size, block_shape, strides, strict=True)
+        Axis(extent, block, stride, 1, 0, over_the_end(extent, block, stride) if over else 0)
+        for extent, block, stride in zip(size, block_shape, strides, strict=True)
     )
+
+
+def over_the_end(extent: int, block: int, stride: int) -> int:
+    """Return how far the last of the blocks that cover an axis hangs over its end."""
+    return max(0, max(0, -(-(extent - block) // stride)) * stride + block - extent)
 
 
 def _block_shape(operation: str, block_shape: PerAxis) -> Size:
     return sequence(operation, "block_shape", block_shape, "axis of a block", "of the array's axes are taken apart")
 
 
-def array_to_blocks_geometry(shape: Size, block_shape: Any, strides: Any) -> BlocksGeometry:
+def array_to_blocks_geometry(shape: Size, block_shape: Any, strides: Any, last: object = "drop") -> BlocksGeometry:
     """Check the sizes of an array_to_blocks call, whose array is given.
 
     >>> array_to_blocks_geometry((2, 16, 16), (4, 4), (2, 3)).blocks_shape
@@ -119,10 +151,13 @@ def array_to_blocks_geometry(shape: Size, block_shape: Any, strides: Any) -> Blo
         shape,
         as_integers(operation, "block_shape", block_shape),
         as_integers(operation, "strides", strides),
+        _hangs_over(operation, last),
     )
 
 
-def blocks_to_array_geometry(shape: Size, output_shape: Any, block_shape: Any, strides: Any) -> BlocksGeometry:
+def blocks_to_array_geometry(
+    shape: Size, output_shape: Any, block_shape: Any, strides: Any, last: object = "drop"
+) -> BlocksGeometry:
     """Check the sizes of a blocks_to_array call, whose blocks are given.
 
     >>> blocks_to_array_geometry((2, 7, 5, 4, 4), (2, 16, 16), (4, 4), (2, 3)).num_blocks
@@ -134,11 +169,12 @@ def blocks_to_array_geometry(shape: Size, output_shape: Any, block_shape: Any, s
         as_integers(operation, "output_shape", output_shape),
         as_integers(operation, "block_shape", block_shape),
         as_integers(operation, "strides", strides),
+        _hangs_over(operation, last),
     )
 
 
 @lru_cache(maxsize=256)
-def array_geometry(array_shape: Size, block_shape: PerAxis, strides: PerAxis) -> BlocksGeometry:
+def array_geometry(array_shape: Size, block_shape: PerAxis, strides: PerAxis, over: bool = False) -> BlocksGeometry:
     """Check an array_to_blocks call, whose sizes are integers."""
     operation = "array_to_blocks"
     block_shape = _block_shape(operation, block_shape)
@@ -148,13 +184,13 @@ def array_geometry(array_shape: Size, block_shape: PerAxis, strides: PerAxis) ->
             f"{operation}: array must be (*lead, *size) with {rank} axes of size, one per value of "
             f"block_shape={block_shape}, got rank {len(array_shape)}: shape {array_shape}"
         )
-    axes = _block_axes(operation, array_shape, block_shape, strides, "the array's size")
+    axes = _block_axes(operation, array_shape, block_shape, strides, "the array's size", over)
     return BlocksGeometry(array_shape[: len(array_shape) - rank], axes)
 
 
 @lru_cache(maxsize=256)
 def blocks_geometry(
-    blocks_shape: Size, output_shape: PerAxis, block_shape: PerAxis, strides: PerAxis
+    blocks_shape: Size, output_shape: PerAxis, block_shape: PerAxis, strides: PerAxis, over: bool = False
 ) -> BlocksGeometry:
     """Check a blocks_to_array call, whose sizes are integers."""
     operation = "blocks_to_array"
@@ -170,7 +206,7 @@ def blocks_geometry(
             f"block_shape={block_shape}, got {len(output_shape)} values: output_shape={output_shape}"
         )
     check_at_least(operation, "output_shape", output_shape, 0)
-    axes = _block_axes(operation, output_shape, block_shape, strides, "output_shape")
+    axes = _block_axes(operation, output_shape, block_shape, strides, "output_shape", over)
     geometry = BlocksGeometry(output_shape[: len(output_shape) - rank], axes)
     if blocks_shape != geometry.blocks_shape:
         lead, size = blocks_shape[: max(0, len(blocks_shape) - 2 * rank)], output_shape[-rank:]
@@ -182,6 +218,6 @@ def blocks_geometry(
         raise ValueError(
             f"{operation}: blocks must be (*lead, *num_blocks, *block_shape) = {geometry.blocks_shape} for "
             f"output_shape={output_shape}, block_shape={block_shape}, "
-            f"strides={tuple(axis.stride for axis in axes)}, got shape {blocks_shape}"
+            f"strides={tuple(axis.stride for axis in axes)}{over * ', last=over'}, got shape {blocks_shape}"
         )
     return geometry

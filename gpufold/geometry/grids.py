@@ -10,6 +10,7 @@ from gpufold.geometry.integers import as_integers, check_at_least, expand
 from gpufold.given import shown, word
 
 LastBlock: TypeAlias = Literal["shift", "even", "over", "drop"]
+LastSlidingBlock: TypeAlias = Literal["drop", "over"]
 LAST_BLOCKS = get_args(LastBlock)
 """What becomes of a block that reaches beyond the end of an axis: see `gpufold.grid_positions`."""
 

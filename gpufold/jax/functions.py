@@ -13,6 +13,7 @@ import numpy as np
 import gpufold
 from gpufold.arrays import as_positions, axes_of_window, check_block_weights, name_of_axis
 from gpufold.calls import Call
+from gpufold.compute import filled
 from gpufold.gpu.registry import check_name
 from gpufold.jax.primitive import apply
 from gpufold.names import WHOSE, misnamed
@@ -67,7 +68,8 @@ def _computed(name: str, given: dict[str, Any]) -> Any:
     data, into = given[operation.data].astype(call.dtype), given[first] if name == "add_blocks" else None
     if by_block is not None:
         return _added_by_weights(call, (into, data, given["positions"]), by_block, weights)
-    return apply(call._replace(source=""), data, tuple(weights), given.get("positions"), into)
+    result = apply(call._replace(source=""), data, tuple(weights), given.get("positions"), into)
+    return filled(call, result, given.get("fill_value"))
 
 
 def _added_by_weights(call: Call, arrays: tuple[Any, Any, Any], by_block: Any, weights: Any) -> Any:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from functools import partial
 from inspect import signature
+from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from gpufold import blocks, calls, sliding, space
 from gpufold.arrays import check_block_weights
 from gpufold.calls import Mode, is_separable
+from gpufold.compute import filled
 from gpufold.dispatch import FunctionT, Like
-from gpufold.geometry import Sizes
+from gpufold.geometry import Sizes, over_the_end
 from gpufold.operations import OPERATIONS
 from gpufold.torch import operators, tensors
 from gpufold.torch.door import public
@@ -47,8 +50,14 @@ def on_tensors(function: FunctionT, example: str) -> FunctionT:
         data = given[0] if given else named.pop(first, None)
         if len(given) > len(places) or not named.keys() <= known:
             raise like.refused()
+        values = {**defaults, **dict(zip(places, given, strict=False)), **named}
+        if values.get("last") == "over":
+            if not is_traced(data):  # for its errors
+                describe(described(name, first, data), *given[1:], **named | dict.fromkeys(named.keys() & {"dtype"}))
+            return _over_the_ends(computed, data, {each: values[each] for each in known - {first, "last"}})
         if is_traced(data):
-            values = {**defaults, **dict(zip(places, given, strict=False)), **named}
+            if values.get("last", "drop") != "drop" or values.get("fill_value"):
+                raise TypeError(f"{name}: where it is traced, last must be 'drop' or 'over' and fill_value None or 0")
             sizes = (*[values[each] for each in SIZES[name]],)
             if "window" not in values:
                 return operators.trace_space(name, data, sizes, values["variant"])
@@ -57,12 +66,27 @@ def on_tensors(function: FunctionT, example: str) -> FunctionT:
             return operators.trace(name, (data, values["window"]), sizes, rank, choices, values.get("dtype"))
         if "dtype" in named:
             named["dtype"] = tensors.dtype_given(named["dtype"])
-        return compute(describe(described(name, first, data), *given[1:], **named), data, named.get("window"))
+        call = describe(described(name, first, data), *given[1:], **named)
+        return filled(call, compute(call, data, named.get("window")), named.get("fill_value"))
 
     computed.__doc__ = example
     like.dress(computed, SAID)
     taken: Any = public(computed)
     return taken  # type: ignore[no-any-return]
+
+
+def _over_the_ends(function: Any, data: Tensor, given: dict[str, Any]) -> Tensor:
+    """Compute a call of blocks that hang over an array by one on an array that ends with them; sizes may be symbols."""
+    takes, block = "output_shape" not in given, given["block_shape"]
+    shape = data.shape if takes else given.pop("output_shape")
+    lead, strides = len(shape) - len(block), operators.per_axis(given["strides"], len(block))
+    margins = [0] * lead + [over_the_end(*each) for each in zip(shape[lead:], block, strides, strict=True)]
+    result: Tensor
+    if takes:
+        result = function(pad(data, [*chain.from_iterable((0, margin) for margin in reversed(margins))]), **given)
+        return result
+    result = function(data, [extent + margin for extent, margin in zip(shape, margins, strict=True)], **given)
+    return result[tuple([slice(None, extent) for extent in shape])].contiguous()
 
 
 col2im = on_tensors(

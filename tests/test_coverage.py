@@ -1,0 +1,209 @@
+"""What no block covers: said beforehand, refused in an average or filled, and covered by blocks that hang over."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+from cases import assert_same_bits, values
+from moves import operand
+
+import gpufold
+from bench import hostcuda
+from gpufold import calls
+from gpufold.calls import Unsupported
+from gpufold.geometry import over_the_end
+from gpufold.gpu.plan import H200
+from gpufold.gpu.registry import choose
+from gpufold.operations import variants
+
+
+def random_case(seed):
+    """Draw sizes, blocks and strides, some of which leave gaps, and axes smaller than a block."""
+    rng = random.Random(seed)
+    rank = rng.randint(1, 3)
+    size = tuple(rng.randint(1, {1: 40, 2: 14, 3: 8}[rank]) for _ in range(rank))
+    block = tuple(rng.randint(1, 6) for _ in range(rank))
+    strides = tuple(rng.randint(1, 7) for _ in range(rank))
+    return rng, tuple(rng.randint(1, 3) for _ in range(rng.randint(0, 2))), size, block, strides
+
+
+def padded(array, size, block, strides):
+    """Pad an array to the end of the blocks that cover it."""
+    margins = [(0, over_the_end(*axis)) for axis in zip(size, block, strides, strict=True)]
+    return np.pad(array, [*[(0, 0)] * (array.ndim - len(size)), *margins])
+
+
+def coverage(size, block, strides, last):
+    """Count the blocks on each element, one by one."""
+    counts = np.zeros(size, int)
+    for position in gpufold.grid_positions(size, block, strides, last=last):
+        counts[tuple(slice(start, start + side) for start, side in zip(position, block, strict=True))] += 1
+    return counts
+
+
+@pytest.mark.parametrize("first", range(0, 200, 50))
+def test_blocks_that_hang_over_are_those_of_a_padded_array(first):
+    for seed in range(first, first + 50):
+        _, lead, size, block, strides = random_case(seed)
+        array = values((*lead, *size), np.float32, seed)
+        whole = padded(array, size, block, strides)
+        blocks = gpufold.array_to_blocks(array, block, strides, last="over")
+        assert_same_bits(blocks, gpufold.array_to_blocks(whole, block, strides), f"seed {seed}")
+        inside = (..., *map(slice, size))
+        want = gpufold.blocks_to_array(blocks, whole.shape, block, strides)[inside]
+        got = gpufold.blocks_to_array(blocks, array.shape, block, strides, last="over")
+        assert_same_bits(got, want, f"seed {seed}")
+
+
+@pytest.mark.parametrize("reduction", ["mean", "least_squares"])
+@pytest.mark.parametrize("first", range(0, 200, 50))
+def test_an_average_of_what_is_not_covered_is_refused_or_filled(first, reduction):
+    for seed in range(first, first + 50):
+        rng, lead, size, block, strides = random_case(seed)
+        last = "over" if any(side > extent for side, extent in zip(block, size, strict=True)) else rng.choice(LASTS)
+        array = values((*lead, *size), np.float64, seed)
+        blocks = gpufold.array_to_blocks(array, block, strides, last=last)
+        covered = coverage(size, block, strides, last) > 0
+
+        def stitched(last=last, blocks=blocks, shape=array.shape, block=block, strides=strides, **options):
+            return gpufold.blocks_to_array(blocks, shape, block, strides, reduction=reduction, last=last, **options)
+
+        if covered.all():
+            np.testing.assert_allclose(stitched(), array, rtol=1e-14, err_msg=f"seed {seed}")
+        else:
+            with pytest.raises(ValueError, match=r"no block lies, got .* last='over', or .* fill_value=0 fills"):
+                stitched()
+        for fill_value in (0, 7, np.nan):
+            want = np.where(covered, array, fill_value)
+            np.testing.assert_allclose(stitched(fill_value=fill_value), want, rtol=1e-14, err_msg=f"seed {seed}")
+
+
+LASTS = ("drop", "over")
+
+
+def test_three_natural_tries_lose_nothing_or_say_how():
+    image = np.random.default_rng(0).random((60, 70), np.float32)
+    blocks = gpufold.array_to_blocks(image, (16, 16), 16)
+    with pytest.raises(ValueError, match="got 12 of 60 elements on axis 0, from 48 on; blocks of last='over'"):
+        gpufold.blocks_to_array(blocks, image.shape, (16, 16), 16, reduction="mean")
+    nan = gpufold.blocks_to_array(blocks, image.shape, (16, 16), 16, reduction="mean", fill_value=np.nan)
+    assert np.isnan(nan).mean() == pytest.approx(0.27, abs=0.01)
+    blocks = gpufold.array_to_blocks(image, (16, 16), 16, last="over")
+    got = gpufold.blocks_to_array(blocks, image.shape, (16, 16), 16, reduction="mean", last="over")
+    assert_same_bits(got, image)
+
+    volume = np.random.default_rng(0).random((60, 70, 80), np.float32)
+    tile, strides = (32,) * 3, 16
+    blocks = gpufold.array_to_blocks(volume, tile, strides)
+    with pytest.raises(ValueError, match="reduction 'mean' has nothing to average"):
+        gpufold.blocks_to_array(blocks, volume.shape, tile, strides, reduction="mean")
+    zeros = gpufold.blocks_to_array(blocks, volume.shape, tile, strides, reduction="mean", fill_value=np.nan)
+    assert int(np.isnan(zeros).sum()) == volume.size - 48 * 64 * 80
+    blocks = gpufold.array_to_blocks(volume, tile, strides, last="over")
+    for sigma in (32 / 8, 2, 1.5, 1, 0.5):  # narrow windows: none of their weights is zero
+        axis = np.exp(np.maximum(-0.5 * ((np.arange(32) - 15.5) / sigma) ** 2, -700))
+        window = (axis, axis, axis)
+        got = gpufold.blocks_to_array(blocks, volume.shape, tile, strides, reduction="mean", window=window, last="over")
+        np.testing.assert_allclose(got, volume, rtol=1e-5)
+
+
+def test_a_stitcher_shows_what_no_tile_covers():
+    for make in (np.asarray, *_tensors()):
+        stitcher = gpufold.Stitcher((2, 7), (3,))
+        stitcher.add(make(np.ones((2, 2, 3), np.float32)), [(0,), (2,)])
+        assert np.asarray(stitcher.result())[..., 5:].tolist() == [[0, 0]] * 2
+        shown = np.asarray(stitcher.result(fill_value=np.nan))
+        assert np.isnan(shown).sum(-1).tolist() == [2, 2]
+        assert (shown[..., :5] == 1).all()
+        slabs = gpufold.Stitcher((None,), 2)
+        slabs.add(make(np.ones((2, 2), np.float32)), [(0,), (4,)])
+        assert np.asarray(slabs.result(fill_value=-1)[1]).tolist() == [1, 1, -1, -1, 1, 1]
+
+
+def _tensors():
+    try:
+        import torch
+    except ImportError:
+        return ()
+    return (torch.from_numpy,)
+
+
+def test_what_last_and_fill_value_are_is_checked():
+    blocks = np.ones((3, 4), np.float32)
+    for last in ("shift", "even"):
+        with pytest.raises(ValueError, match=f"last must be 'drop' or 'over', .* got '{last}'; blocks at gpufold.grid"):
+            gpufold.array_to_blocks(np.ones(9), (4,), 2, last=last)
+    with pytest.raises(ValueError, match="array_to_blocks: last must be one of"):
+        gpufold.array_to_blocks(np.ones(9), (4,), 2, last="pad")
+    with pytest.raises(ValueError, match=r"blocks_to_array: a block must fit .* last='over' lets blocks hang over"):
+        gpufold.blocks_to_array(blocks, (3,), (4,), 2)
+    with pytest.raises(TypeError, match="blocks_to_array: fill_value must be a number, got 'zero'"):
+        gpufold.blocks_to_array(blocks, (8,), (4,), 2, reduction="mean", fill_value="zero")
+    with pytest.raises(ValueError, match="accumulate=True leaves what no block covers in out"):
+        gpufold.blocks_to_array(blocks, (8,), (4,), 2, out=np.ones(8, np.float32), accumulate=True, fill_value=0)
+
+
+@pytest.mark.hostcuda
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("mode", ["plain", "observed"])
+def test_kernels_take_and_put_blocks_that_hang_over(seed, mode):
+    _, lead, size, block, strides = random_case(seed)
+    array = values((*lead, *size), np.float32, seed)
+    blocks = gpufold.array_to_blocks(array, block, strides, last="over")
+    back = gpufold.blocks_to_array(blocks, array.shape, block, strides, reduction="mean", last="over", fill_value=0)
+    for variant in variants("array_to_blocks"):
+        got = np.full_like(blocks, np.nan)
+        try:
+            call = calls.array_to_blocks(array, block, strides, last="over", variant=variant)
+            hostcuda.run(choose(call, operand(array), operand(got), H200), array, got, None, mode=mode)
+        except Unsupported:
+            continue
+        assert_same_bits(got, blocks, f"{variant} {call.geometry}")
+    for variant in variants("blocks_to_array"):
+        got, options = np.full_like(array, np.nan), {"reduction": "mean", "last": "over", "fill_value": 0}
+        try:
+            call = calls.blocks_to_array(blocks, array.shape, block, strides, variant=variant, **options)
+            hostcuda.run(choose(call, operand(blocks), operand(got), H200), blocks, got, None, mode=mode)
+        except Unsupported:
+            continue
+        assert_same_bits(got, back, f"{variant} {call.geometry}")
+
+
+@pytest.mark.peer("torch")
+@pytest.mark.parametrize("seed", range(12))
+def test_tensors_and_dask_arrays_are_covered_alike(seed):
+    import torch
+
+    _, lead, size, block, strides = random_case(seed)
+    array = values((*lead, *size), np.float32, seed)
+    blocks = gpufold.array_to_blocks(array, block, strides, last="over")
+    options = {"reduction": "mean", "last": "over", "fill_value": 3}
+    want = gpufold.blocks_to_array(blocks, array.shape, block, strides, **options)
+    tensor = torch.from_numpy(array).requires_grad_()
+    taken = gpufold.array_to_blocks(tensor, block, strides, last="over")
+    assert_same_bits(taken.detach().numpy(), blocks)
+    got = gpufold.blocks_to_array(taken, array.shape, block, strides, **options)
+    assert_same_bits(got.detach().numpy(), want)
+    got.sum().backward()
+    np.testing.assert_allclose(
+        tensor.grad, np.broadcast_to(coverage(size, block, strides, "over") > 0, array.shape), rtol=1e-5
+    )
+
+
+@pytest.mark.peer("dask")
+@pytest.mark.parametrize("seed", range(12))
+def test_dask_arrays_are_covered_alike(seed):
+    import dask.array as da
+
+    rng, lead, size, block, strides = random_case(seed)
+    array = values((*lead, *size), np.float32, seed)
+    blocks = gpufold.array_to_blocks(array, block, strides, last="over")
+    options = {"reduction": "mean", "last": "over", "fill_value": 3}
+    lazy = da.from_array(array, chunks=rng.randint(1, 5))
+    taken = gpufold.array_to_blocks(lazy, block, strides, last="over")
+    assert_same_bits(taken.compute(), blocks, f"seed {seed}")
+    got = gpufold.blocks_to_array(taken, array.shape, block, strides, chunks=rng.randint(1, 5), **options)
+    want = gpufold.blocks_to_array(blocks, array.shape, block, strides, **options)
+    assert_same_bits(got.compute(), want, f"seed {seed}")
