@@ -25,6 +25,7 @@ from gpufold.sliding import col2im, im2col
 from gpufold.space import batch_to_space, space_to_batch
 from gpufold.stitching import Stitcher
 from gpufold.threads import get_num_threads, set_num_threads
+from gpufold.tiling import map_tiles
 
 __version__ = "0.1.0"
 
@@ -43,6 +44,7 @@ __all__ = [
     "get_num_threads",
     "grid_positions",
     "im2col",
+    "map_tiles",
     "set_num_threads",
     "space_to_batch",
     "take_blocks",

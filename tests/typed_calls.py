@@ -47,7 +47,8 @@ assert_type(gpufold.batch_to_space(batch, (1, 1, 2, 2)), Floats)
 
 stitcher = gpufold.Stitcher((2, 3, 8, 8), (4, 4), reduction="mean")
 stitcher.add(tiles, positions)
-result: Any = stitcher.result()
+result: Any = stitcher.result(fill_value=np.nan)
+mapped: Any = gpufold.map_tiles(np.negative, image, (4, 4), 2, batch=8, last="even", mode="edge")
 
 assert_type(gpufold.variants("col2im"), tuple[str, ...])
 why = gpufold.explain("col2im", (columns.shape, "float32"), (8, 8), (2, 2), strides=2)
