@@ -179,13 +179,62 @@ class TorchBackend:
         return self._ours.average(sums, weight)
 
 
-def backend_of(blocks: Any) -> Backend:
-    """Return the backend of a batch."""
+class JaxBackend(ArrayBackend):
+    """Arrays of JAX on the CPU: they are read where they lie, and what they are added to is NumPy's."""
+
+    def __init__(self, blocks: Any) -> None:
+        super().__init__(_of_jax("blocks", blocks))
+        self.kind = JAX
+
+    def weights(self, call: Call, window: Any) -> tuple[Any, ...]:
+        return super().weights(
+            call, [_of_jax("window", each) for each in window] if is_separable(window) else _of_jax("window", window)
+        )
+
+    def positions(self, given: Any, on_host: bool) -> Any:
+        return super().positions(_of_jax("positions", given), on_host)
+
+    def weighed(self, weights: Any, factors: Any, dtype: str, least: float) -> tuple[Any, Any]:
+        return super().weighed(_of_jax("weights", weights), factors, dtype, least)
+
+    def add(self, out: Any, blocks: Any, places: Any, weights: Any, weight_out: Any = None) -> None:
+        super().add(out, _of_jax("blocks", blocks), places, weights, weight_out)
+
+    def average(self, sums: Any, weight: Any) -> Any:
+        return sys.modules["jax"].numpy.asarray(super().average(sums, weight))
+
+
+JAX = "jax.Array"
+
+
+def _is_of_jax(array: Any) -> bool:
+    jax = sys.modules.get("jax")
+    return jax is not None and isinstance(array, jax.Array)
+
+
+def _of_jax(name: str, array: Any) -> Any:
+    """Return an array of JAX, on the CPU and not traced, as NumPy's in the same memory; others as they are."""
+    if not _is_of_jax(array):
+        return array
+    if isinstance(array, sys.modules["jax"].core.Tracer):
+        raise TypeError(f"Stitcher.add: {name} must not be traced, for sums are kept between calls; trace add_blocks")
+    if array.device.platform != "cpu":
+        raise TypeError(f"Stitcher.add: {name} must be on the CPU, got {array.device}; pass cupy.from_dlpack({name})")
+    return np.asarray(array)
+
+
+def backend_of(blocks: Any, kind: str = "") -> Backend:
+    """Return the backend of a batch, or of its sums where the kind of the batch is given."""
+    if kind == JAX or _is_of_jax(blocks):
+        return _known(JaxBackend(blocks))
     if type(blocks).__module__.startswith("dask."):
         raise TypeError("Stitcher.add: blocks must be in memory, got a dask array; call gpufold.dask.stitch")
     torch = sys.modules.get("torch")
     tensors = torch is not None and isinstance(blocks, torch.Tensor)
-    backend: Backend = TorchBackend(blocks) if tensors else ArrayBackend(blocks)
+    return _known(TorchBackend(blocks) if tensors else ArrayBackend(blocks))
+
+
+def _known(backend: Backend) -> Backend:
     if backend.dtype not in ELEMENT_TYPES:
         check_dtype("Stitcher.add", "blocks", backend.dtype)
     return backend
@@ -202,6 +251,8 @@ def _copy(where: str, name: str, weights: Any) -> Any:
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(weights, torch.Tensor):
         return weights.clone()
+    if _is_of_jax(weights):  # which nobody can change
+        return weights
     with device_of(library_of(where, name, weights), weights):
         return weights.copy()
 

@@ -197,7 +197,7 @@ class Stitcher:
 
         Parameters
         ----------
-        blocks : numpy.ndarray, cupy.ndarray or torch.Tensor
+        blocks : numpy.ndarray, cupy.ndarray, torch.Tensor or jax.Array
             Tiles of shape (P, *lead, *tile), with a `tile` up to `block_shape`: those at a border may be smaller. They
             are of any dtype of `add_blocks`. The first batch decides where the sums live, and their dtype: float32 for
             float16 and bfloat16, else that of the tiles; averages and weighted sums of bool and of integers up to 16
@@ -357,7 +357,7 @@ class Stitcher:
         """Return what the first rows add up to, divided as the reduction says, in an array of its own."""
         if self._open is None:
             raise ValueError(f"Stitcher.{method}: no tile was added, so that nothing says where the result would be")
-        backend = backend_of(self._open.sums)
+        backend = backend_of(self._open.sums, self._open.kind)
         with backend.device:
             self._open.hold(backend, count, count)
             sums, weight = self._open.views(count)

@@ -164,7 +164,9 @@ def test_blocks_may_have_weights_of_their_own(kind, dtype, window):
         assert_same_bits(it.back(total), definition.add_blocks(weight, each, POSITIONS))
 
 
-@pytest.mark.parametrize("kind", ["numpy", pytest.param("torch", marks=pytest.mark.peer("torch"))])
+@pytest.mark.parametrize(
+    "kind", ["numpy", *(pytest.param(name, marks=pytest.mark.peer(name)) for name in ("torch", "jax"))]
+)
 @pytest.mark.parametrize("reduction", ["mean", "sum", "least_squares"])
 def test_a_stitcher_takes_weights_of_blocks(kind, reduction):
     it, window = KINDS[kind], np.abs(WINDOW)
@@ -175,9 +177,25 @@ def test_a_stitcher_takes_weights_of_blocks(kind, reduction):
     sums = definition.add_blocks(np.zeros((2, 6, 7), np.float32), terms, POSITIONS)
     below = each if reduction == "mean" else each * each
     weight = definition.add_blocks(np.zeros((6, 7), np.float32), below, POSITIONS)
+    assert type(stitcher.result()) is type(it.to(blocks))
     assert_same_bits(it.back(stitcher.result()), sums if reduction == "sum" else averaged(sums, weight))
     with pytest.raises(ValueError, match=r"^Stitcher.add: weights must have the shape \(3,\), one for each block, got"):
         stitcher.add(it.to(blocks), POSITIONS, weights=it.to(BY_BLOCK[:2]))
+
+
+@pytest.mark.peer("jax")
+def test_a_stitcher_of_jax_arrays_is_neither_mixed_nor_traced():
+    import jax
+
+    stitcher, blocks = gpufold.Stitcher((None, 4), 2, window=of_jax(np.ones((2, 2), np.float32))), np.ones((1, 2, 2))
+    stitcher.add(of_jax(blocks), of_jax(np.array([[0, 1]])))
+    begin, slab = stitcher.finished()
+    assert (begin, slab.shape, isinstance(slab, jax.Array)) == (0, (0, 4), True)
+    with pytest.raises(TypeError, match=r"^Stitcher.add: blocks must be a jax.Array, got numpy.ndarray"):
+        stitcher.add(blocks, [(1, 0)])
+    with pytest.raises(TypeError, match=r"^Stitcher.add: blocks must not be traced"):
+        jax.jit(lambda tiles: stitcher.add(tiles, [(1, 0)]))(of_jax(blocks))
+    assert stitcher.result()[1].tolist() == [[0, 1, 1, 0]] * 2
 
 
 @every_kind
