@@ -91,7 +91,10 @@ def stand_in() -> ModuleType:
     runtime = SimpleNamespace(
         getDevice=lambda: 0,
         getDeviceProperties=lambda number: properties,
-        deviceGetAttribute=lambda attribute, number: 1,
+        deviceGetAttribute=lambda attribute, number: attribute,
+        cudaDevAttrMaxSharedMemoryPerMultiprocessor=H200.shared_bytes,
+        cudaDevAttrL2CacheSize=H200.l2_bytes,
+        cudaDevAttrMemoryPoolsSupported=1,
         memsetAsync=lambda *arguments: None,
     )
     stream = SimpleNamespace(ptr=0, is_capturing=lambda: False)
