@@ -210,7 +210,7 @@ def _calls(problem: Problem, module: Any, array: Callable[[tuple[int, ...], Any]
     """Return a problem's call of a module on stand-ins, and where that has `out=` the call with it."""
     dtype = dtype_of(problem.dtypes[0])
     data, result = array(problem.input_shape, dtype), array(problem.output_shape, dtype)
-    fused: dict[str, Any] = {} if problem.reduction == "sum" else {"reduction": problem.reduction}
+    fused = dict(problem.averaged)
     if problem.window:
         fused["window"] = tuple(array(weights.shape, weights.dtype) for weights in problem.weights())
     if problem.kind == "placed":

@@ -515,7 +515,7 @@ def _gpufold_jax(problem: Problem, data: Any, threads: int) -> Call:
     def run(array: Any) -> Any:
         from jax import numpy
 
-        options: dict[str, Any] = {} if problem.reduction == "sum" else {"reduction": problem.reduction}
+        options = dict(problem.averaged)
         if problem.window:
             options["window"] = window
         function = getattr(gpufold, problem.operation)
@@ -627,7 +627,7 @@ def _gpufold_torch_run(problem: Problem, data: Any) -> Callable[[Any], Any]:
     import gpufold.torch
 
     device = _tensor(data).device
-    options: dict[str, Any] = {} if problem.reduction == "sum" else {"reduction": problem.reduction}
+    options = dict(problem.averaged)
     if problem.window:
         options["window"] = [torch.as_tensor(weights, device=device) for weights in problem.weights()]
     function = getattr(gpufold.torch, problem.operation)

@@ -201,9 +201,15 @@ class Problem:
             return gpufold.take_blocks(data, positions, **self.arguments, **self.fused(data), **options)
         return getattr(gpufold, self.operation)(data, **self.arguments, **self.fused(data), **options)
 
+    @property
+    def averaged(self) -> dict[str, Any]:
+        """Return the arguments for an average, in which elements that no block covers are zero."""
+        options: dict[str, Any] = {} if self.reduction == "sum" else {"reduction": self.reduction}
+        return {**options, "fill_value": 0} if options and self.operation == "blocks_to_array" else options
+
     def fused(self, data: Any) -> dict[str, Any]:
         """Return the arguments for what is fused, a window on the data's device among them."""
-        options: dict[str, Any] = {} if self.reduction == "sum" else {"reduction": self.reduction}
+        options = dict(self.averaged)
         if self.window:
             options["window"] = _window_on_device(self, type(data).__module__.split(".")[0])
         return options
