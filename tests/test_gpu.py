@@ -117,6 +117,8 @@ def blocks_calls(shape, block, steps, dtype, **options):
     """Blocks in a layout of their own, both ways; a reduction belongs to the way back."""
     array = values(shape, dtype)
     taken = Call("array_to_blocks", array, (block, steps), {"window": options.get("window")})
+    if "reduction" in options and not options.get("accumulate"):
+        options["fill_value"] = 0
     return taken, Call("blocks_to_array", taken.on(array), (shape, block, steps), options)
 
 
