@@ -1071,7 +1071,7 @@ def test_past_two_to_the_31_elements(cupy, most_of_the_memory, operation, varian
 FUSED = {
     "mean": ("col2im", {"reduction": "mean"}),
     "accumulate": ("col2im", {"accumulate": True}),
-    "blocks-mean": ("blocks_to_array", {"reduction": "mean"}),
+    "blocks-mean": ("blocks_to_array", {"reduction": "mean", "fill_value": 0}),
 }
 
 
