@@ -50,12 +50,14 @@ def on_tensors(function: FunctionT, example: str) -> FunctionT:
         data = given[0] if given else named.pop(first, None)
         if len(given) > len(places) or not named.keys() <= known:
             raise like.refused()
-        values = {**defaults, **dict(zip(places, given, strict=False)), **named}
-        if values.get("last") == "over":
-            if not is_traced(data):  # for its errors
+        over, traced = named.get("last") == "over", is_traced(data)
+        if over or traced:
+            values = {**defaults, **dict(zip(places, given, strict=False)), **named}
+        if over:
+            if not traced:  # for its errors
                 describe(described(name, first, data), *given[1:], **named | dict.fromkeys(named.keys() & {"dtype"}))
             return _over_the_ends(computed, data, {each: values[each] for each in known - {first, "last"}})
-        if is_traced(data):
+        if traced:
             if values.get("last", "drop") != "drop" or values.get("fill_value"):
                 raise TypeError(f"{name}: where it is traced, last must be 'drop' or 'over' and fill_value None or 0")
             sizes = (*[values[each] for each in SIZES[name]],)
