@@ -10,7 +10,9 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 import gpufold
@@ -144,6 +146,19 @@ def test_the_readme_fits_on_a_few_screens():
     assert len(README.splitlines()) <= LONGEST_README
 
 
+def test_the_first_screen_stitches_tiles_in_ten_lines():
+    screen = README[: README.index("## Install")]
+    (block,) = blocks(screen, "python")
+    assert len([line for line in block.splitlines() if line]) <= 10
+    names: dict[str, Any] = {}
+    exec(block, names)
+    whole = names["network"](names["volume"][None])[0]
+    assert f"# {whole.shape}" in block
+    np.testing.assert_allclose(names["scores"], whole, rtol=0, atol=1e-6)
+    for word in ("**Alpha.**", "**Use gpufold**", "**Use something else**", "**Speed**"):
+        assert word in screen
+
+
 def tree(text):
     """Yield the paths of a drawn tree: two spaces a level, names, two spaces or more, and what they are."""
     folders: list[str] = []
@@ -257,3 +272,5 @@ def test_the_readme_s_speed_is_a_part_of_it():
     for name, *shown in rows:
         operation = name.replace("`", "").replace(", averaged or windowed", ", fused")
         assert_figures(shown, [want[operation][peer] for peer in peers], name)
+    line = README[README.index("**Speed**") : README.index("## Install")]
+    assert re.findall(r"`col2im` runs (\S+) as fast as torch's `fold` and (\S+) as", line) == [(rows[0][1], rows[0][6])]
