@@ -29,8 +29,9 @@ help:
 	@echo "make test-versions  the tests with the lowest versions that are allowed, and with the newest"
 	@echo "make test-nightly   the tests with NumPy's nightly wheel and CuPy's newest pre-release"
 	@echo "make faults         breaks the code on purpose, fault by fault, and names the test that notices;"
-	@echo "                    RANDOM=60 SEED=1 draws mechanical mutants, and says which of them no test notices; with"
-	@echo "                    FOLDER=name it goes on where it was stopped; ARGS='-k words' chooses among the others"
+	@echo "                    RANDOM=60 SEED=1 draws mechanical mutants, and says which of them no test notices, KERNELS=1"
+	@echo "                    those of kernels and planners alone; with FOLDER=name it goes on where it was stopped;"
+	@echo "                    ARGS='-k words' chooses among the others"
 	@echo "make docs           the site, docs/_build/html: the documents, the reference, and examples with their pictures"
 	@echo "make lint           what must be clean before a commit"
 	@echo "make format         Python, CUDA and Markdown in their one format"
@@ -88,7 +89,7 @@ test-nightly: $(VENV)/.uv
 	$(VENV)/nightly/bin/python -m pytest $(ON_CPU) $(ARGS)
 
 faults: $(VENV)/.test
-	$(BIN)/python tests/faults.py $(if $(RANDOM),--random $(RANDOM) --seed $(or $(SEED),0) $(if $(FOLDER),--folder $(FOLDER))) $(ARGS)
+	$(BIN)/python tests/faults.py $(if $(RANDOM),--random $(RANDOM) --seed $(or $(SEED),0) $(if $(KERNELS),--kernels) $(if $(FOLDER),--folder $(FOLDER))) $(ARGS)
 
 lint: $(VENV)/.lint
 	$(BIN)/ruff check .

@@ -1,7 +1,8 @@
 """Deliberate faults, each of which a named test must notice: `python tests/faults.py`, or `-k words` for some of them.
 
-Every fault is one replacement in a temporary copy of the checkout, where that test then runs and must turn red, while
-it passes without the fault. Exit status 1 where a fault survives.
+They are those that no mechanical mutant makes: of inline PTX, barriers, numbers at the edge of their type, tensors and
+chunks; `--random` draws the others. Every fault is one replacement in a temporary copy of the checkout, where that test
+then runs and must turn red, while it passes without the fault. Exit status 1 where a fault survives.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from itertools import islice
 from pathlib import Path
 from queue import Queue
 
-from mutants import Mutant, draw, ptx
+from mutants import KERNELS_AND_PLANNERS, POOL, Mutant, draw, ptx
 from reach import Reach
 
 from bench.hostcuda.cubin import CompileError
@@ -105,20 +106,6 @@ FAULTS = (
         FIGURES + "machine_code_rounds_products_before_it_adds_them[float64]",
     ),
     # --- kernels: numbers past 32 bits
-    Fault(
-        "the taps of a row cut to 32 bits",
-        f"{VARIANTS}/unfold.py",
-        "    if kernel_width > INT32_MAX:\n",
-        "    if kernel_width > 2 * INT32_MAX:\n",
-        PLANNER_LAW + "what_is_compiled_in_lies_within_its_type",
-    ),
-    Fault(
-        "the blocks of taps that do not exist taken for near ones",
-        f"{VARIANTS}/sums.py",
-        "max(tap_step(axis), block_step(axis))",
-        "tap_step(axis)",
-        COL2IM + "taps_and_blocks_may_be_far_apart[blocks-beside-far-taps-sanitized]",
-    ),
     # --- kernels: inline PTX and annotations
     Fault(
         "a word zeroed in the register of its address",
@@ -185,13 +172,6 @@ FAULTS = (
         "            and forward_ad._current_level < 0\n",
         "",
         "tests/test_torch_guards.py::test_tangents_and_transforms_are_seen_after_a_call_without[given]",
-    ),
-    Fault(
-        "a result that may overlap itself",
-        "gpufold/arrays.py",
-        "        for axis, extent in enumerate(shape)\n        if extent > 1\n",
-        "        for axis, extent in enumerate(shape)\n        if extent > 9\n",
-        "tests/test_arrays.py::test_a_result_that_overlaps_itself_is_refused_with_nothing_written[col2im-numpy]",
     ),
     Fault(
         "pads of ONNX's Col2Im axis by axis",
@@ -307,25 +287,11 @@ FAULTS = (
     ),
     # --- kernels: barriers
     Fault(
-        "cells of another image stored in one run",
-        "kernels/col2im_gather.cu",
-        "tile.runs[0].planes == tile.runs[31].planes",
-        "true",
-        COL2IM + "cells_of_two_images_have_planes_of_their_own",
-    ),
-    Fault(
         "no barrier before parts of cells are stored",
         "kernels/col2im_gather.cu",
         "        __syncwarp();\n",
         "",
         COL2IM + "warps_wait_for_each_other_and_every_byte_is_written_once[audio-400-160-observed]",
-    ),
-    Fault(
-        "pixels of the next cell stored with a part",
-        "kernels/col2im_gather.cu",
-        "clamped(min(p.size[last] - pixel[last], of_pixels ? Offset(part) : stride[last] - phase)),",
-        "clamped(p.size[last] - pixel[last]),",
-        COL2IM + "warps_wait_for_each_other_and_every_byte_is_written_once[staged-observed]",
     ),
     Fault(
         "a quotient that its reciprocal rounds",
@@ -377,20 +343,6 @@ FAULTS = (
         IM2COL + "packed_blocks_are_the_definition[threads-but-for-the-last-of-a-row-float32-observed]",
     ),
     Fault(
-        "the last bytes of a warp whose parts are all whole not put into its tile",
-        "kernels/packing.cuh",
-        "        to[words] = __funnelshift_l(before, 0, shift);",
-        "        to[words] = 0;",
-        SPACE + "every_layout_is_the_definition[long-rows-of-an-odd-length-uint8-batch_to_space]",
-    ),
-    Fault(
-        "parts of a warp taken for whole where some are shorter",
-        "kernels/packing.cuh",
-        "__all_sync(all_lanes, end - begin == 4 * Layout::words)",
-        "__any_sync(all_lanes, end - begin == 4 * Layout::words)",
-        SPACE + "every_layout_is_the_definition[long-rows-of-an-odd-length-uint8-batch_to_space]",
-    ),
-    Fault(
         "no barrier before whole pieces of rows are stored from a tile",
         "kernels/batch_to_space_packed.cu",
         "        __syncwarp();\n        WholeRun<",
@@ -440,56 +392,7 @@ FAULTS = (
         BLOCKS + "threads_wait_for_each_other_and_stay_inside_the_arrays[dense-7x7-observed]",
     ),
     # --- arrays as others
-    Fault(
-        "leading axes that one array alone walks as one",
-        "gpufold/geometry/blocks.py",
-        "merged[-1][1:] == (extent * first, extent * second)",
-        "merged[-1][1] == extent * first",
-        BLOCKS + "leading_axes_that_are_walked_as_one_are_planes",
-    ),
     # --- kernels: which taps land where
-    Fault(
-        "blocks stored beyond the end of their row",
-        "kernels/im2col_taps.cu",
-        "if (i < remaining)",
-        "if (i <= remaining)",
-        BLOCKS + "every_kernel_is_the_numpy_path_in_any_layout[dense-7x7]",
-    ),
-    Fault(
-        "blocks packed beyond the end of their row",
-        "kernels/im2col_packed.cu",
-        "unsigned(left < blocks ? left : blocks)",
-        "unsigned(blocks)",
-        IM2COL + "packed_blocks_are_the_definition[threads-but-for-the-last-of-a-row-uint8-observed]",
-    ),
-    Fault(
-        "a word that two threads share has the blocks of one",
-        "kernels/packing.cuh",
-        "(is_first ? 0 : to[0] & ((1u << shift) - 1))",
-        "0u",
-        IM2COL + "packed_blocks_are_the_definition[threads-but-for-the-last-of-a-row-uint8-observed]",
-    ),
-    Fault(
-        "a tap past the end of the kernel",
-        "kernels/col2im.cuh",
-        "tap + number * pattern::tap_step < kernel[axis]",
-        "tap + number * pattern::tap_step <= kernel[axis]",
-        COL2IM + "every_variant_is_the_definition[stride-two-odd]",
-    ),
-    Fault(
-        "a dilation dropped",
-        "kernels/col2im_atomic.cu",
-        "pixel[axis] += taps[axis] * dilation[axis];",
-        "pixel[axis] += taps[axis];",
-        COL2IM + "every_variant_is_the_definition[atrous-rate-six]",
-    ),
-    Fault(
-        "divisors left out of shared memory",
-        f"{VARIANTS}/whole_blocks.py",
-        "weight_bytes(problem) * (sums if divides_by_taps else 1)),",
-        "weight_bytes(problem)),",
-        PLANNER_LAW + "blocks_brought_with_their_divisors_fit_shared_memory[float16-kernel0-strides0-dilations0]",
-    ),
     Fault(
         "a call given up where the preferred variant refuses it",
         "gpufold/gpu/registry.py",
@@ -512,118 +415,13 @@ FAULTS = (
         PLANNER_LAW + "channels_are_numbers_of_their_own",
     ),
     Fault(
-        "the stride in place of the dilation",
-        "kernels/col2im.cuh",
-        "block_step = dilation[axis] / common",
-        "block_step = stride[axis] / common",
-        COL2IM + "every_variant_is_the_definition[dilation-beyond-stride-coprime]",
-    ),
-    Fault(
-        "cells that begin where blocks do",
-        "kernels/col2im_gather.cu",
-        "const Offset behind = phase + PHASE + i,",
-        "const Offset behind = phase + i,",
-        COL2IM + "every_variant_is_the_definition[stride-equals-kernel-padded]",
-    ),
-    Fault(
         "sums rounded at every addition",
         "kernels/col2im_gather.cu",
         "add(sums[k][i], weigh(widen(elements[n][k][i]), weights[n][i]));",
         "widen(narrow(add(sums[k][i], widen(elements[n][k][i]))));",
         COL2IM + "every_dtype_is_the_definition[stride-1-float16]",
     ),
-    Fault(
-        "a pixel past the end of a row",
-        "kernels/unfold.cuh",
-        "                                within(block.pixel[last_axis] + shift, parameters.size[last_axis]);",
-        "                                within(block.pixel[last_axis] + shift, parameters.size[last_axis] + 1);",
-        IM2COL + "every_variant_is_the_definition[bug-fold-with-padding]",
-    ),
-    Fault(
-        "a word of pixels past the end of a row",
-        "kernels/im2col_words.cu",
-        "load_word_if<grain_bytes>(image + shift, inside & within(pixel + shift, size))",
-        "load_word_if<grain_bytes>(image + shift, inside)",
-        IM2COL + "words_of_blocks_are_the_definition[padded-rows-of-words-float16]",
-    ),
-    Fault(
-        "rows that begin with the words of their first tap",
-        "kernels/im2col_words.cu",
-        "lead = extent.last_block > 0 ? unit : 0;",
-        "lead = 0;",
-        IM2COL + "long_rows_may_begin_at_any_element[1-observed]",
-    ),
-    Fault(
-        "words that begin wherever the first tap of their row does",
-        "kernels/im2col_words.cu",
-        "lead + elements_past<unit>(row)",
-        "lead",
-        IM2COL + "long_rows_may_begin_at_any_element[1-sanitized]",
-    ),
-    Fault(
-        "a part of a word stored as a whole",
-        "kernels/im2col_words.cu",
-        "if (within(first + i, row_blocks))",
-        "if (true)",
-        IM2COL + "long_rows_may_begin_at_any_element[2-observed]",
-    ),
-    Fault(
-        "words cut out of a line of pixels from its first one on",
-        "kernels/im2col_taps.cu",
-        "line[pixels_before + i * line_stride + k]",
-        "line[i * line_stride + k]",
-        IM2COL + "words_of_taps_are_the_definition[a-line-in-words-float32-observed]",
-    ),
-    Fault(
-        "the last axis's crop on every axis",
-        "kernels/batch_to_space.cuh",
-        "Offset block = pixel + parameters.crop[axis];",
-        "Offset block = pixel + parameters.crop[last_axis];",
-        SPACE + "every_layout_is_the_definition[nchw-crop-beyond-a-block-float32-batch_to_space]",
-    ),
-    Fault(
-        "wide elements of a word stored as they lie in space",
-        "kernels/space_to_batch_deinterleave.cu",
-        "blocks.unit[i % blocks_per_word * block_width + i / blocks_per_word]",
-        "blocks.unit[i]",
-        SPACE + "every_layout_is_the_definition[one-plane-of-many-rows-float32-space_to_batch]",
-    ),
-    Fault(
-        "the end of a block in front of the first one stored",
-        "kernels/space_to_batch_deinterleave.cu",
-        "const bool ends_block = word > 0;",
-        "const bool ends_block = word >= 0;",
-        SPACE + "lanes_in_any_order_give_the_same_and_never_race[nchw-4x4-cropped-to-whole-blocks-space_to_batch]",
-    ),
-    Fault(
-        "a block after the last one begun",
-        "kernels/space_to_batch_deinterleave.cu",
-        "(parameters.blocks[last_axis].divisor - 1) * word_pixels",
-        "parameters.blocks[last_axis].divisor * word_pixels",
-        SPACE + "every_layout_is_the_definition[nchw-4x4-cropped-to-whole-blocks-uint8-space_to_batch]",
-    ),
     # --- kernels: what is stored
-    Fault(
-        "weights taken in words wherever they lie",
-        "kernels/col2im_gather.cu",
-        "if (!(windowed && alike && part > 1) || aligned_weights<part>(window))",
-        "if (true)",
-        BLOCKS + "weights_may_lie_anywhere[sanitized]",
-    ),
-    Fault(
-        "a plane skipped",
-        "kernels/col2im_gather.cu",
-        "int(min(p.channels - place.channel, Offset(planes)))",
-        "int(min(p.channels - place.channel - 1, Offset(planes)))",
-        COL2IM + "every_dtype_is_the_definition[stride-1-float32]",
-    ),
-    Fault(
-        "the last pixel of a row not stored",
-        "kernels/col2im_gather.cu",
-        "return whole || (run.begin <= i & i < run.end);",
-        "return whole || (run.begin <= i & i + 1 < run.end);",
-        COL2IM + "every_variant_is_the_definition[stride-two-odd]",
-    ),
     Fault(
         "memory between a struct's members as it was",
         "gpufold/gpu/parameters.py",
@@ -639,62 +437,13 @@ FAULTS = (
         FUSIONS + "random_problems_are_their_definition[tiled-100]",
     ),
     Fault(
-        "blocks taken apart beyond the end of their row",
-        f"{VARIANTS}/space_to_batch.py",
-        "(last.size % (count * last.kernel) or count",
-        "(count",
-        SPACE + "every_layout_is_the_definition[nchw-3x3-cropped-at-the-end-float32-space_to_batch]",
-    ),
-    Fault(
-        "a phase of a block taken for another",
-        "kernels/space_to_batch_deinterleave.cu",
-        "element % blocks_per_word * block_width + phase",
-        "element % blocks_per_word * block_width + phase / 2",
-        SPACE + "every_layout_is_the_definition[nchw-6x6-uint8-space_to_batch]",
-    ),
-    Fault(
-        "a word loaded of a phase that has no elements left",
-        "kernels/batch_to_space_packed.cu",
-        "exists > 0 ? past + exists : 0",
-        "past + exists",
-        SPACE + "lanes_in_any_order_give_the_same_and_never_race[nchw-4x3-batch_to_space]",
-    ),
-    Fault(
         "words of a tile that change places on one way alone",
         "kernels/packing.cuh",
         "tile[place(word)]",
         "tile[word]",
         SPACE + "every_layout_is_the_definition[nchw-6x6-float32-batch_to_space]",
     ),
-    Fault(
-        "a piece of a row that ends in the word it begins in",
-        f"{VARIANTS}/batch_to_space.py",
-        "rest >= of_word",
-        "rest >= 1",
-        SPACE + "every_variant_is_the_definition[6d-batch_to_space]",
-    ),
-    Fault(
-        "the last of an odd number of planes not moved",
-        "kernels/batch_to_space_index_map.cu",
-        "for (; planes > 0; --planes)",
-        "for (; planes > 1; --planes)",
-        SPACE + "every_layout_is_the_definition[nchw-2x2-float32-batch_to_space]",
-    ),
-    Fault(
-        "the strides of batch and channels swapped",
-        "kernels/col2im.cuh",
-        "image + lengthened(batch) * p.image_batch + lengthened(channel) * p.image_channel",
-        "image + lengthened(batch) * p.image_channel + lengthened(channel) * p.image_batch",
-        COL2IM + "random_geometries_in_any_layout_are_the_numpy_path[0]",
-    ),
     # --- fusions
-    Fault(
-        "a mean divided by the number of taps of one axis",
-        "kernels/fusion.cuh",
-        "return axis == 0 ? factor : before.times(factor);",
-        "return factor;",
-        COL2IM + "every_variant_fuses_as_the_numpy_path",
-    ),
     Fault(
         "squares of weights divided by their plain sum",
         "kernels/fusion.cuh",
@@ -740,20 +489,6 @@ FAULTS = (
         COL2IM + "every_variant_fuses_as_the_numpy_path",
     ),
     Fault(
-        "the first axis's weights on every axis",
-        "kernels/fusion.cuh",
-        "const Weight weight = counted(load_if(window->of_axis[axis - unweighted] + tap, exists));",
-        "const Weight weight = counted(load_if(window->of_axis[0] + tap, exists));",
-        COL2IM + "every_variant_fuses_as_the_numpy_path",
-    ),
-    Fault(
-        "an axis without weights left out of the mean",
-        "kernels/fusion.cuh",
-        "return {add(factor.sum, Weight(exists)), factor.covers || exists};",
-        "return {factor.sum, factor.covers || exists};",
-        BLOCKS + "leading_axes_apart_have_no_weights[mean]",
-    ),
-    Fault(
         "an infinite weight times the zero of a tap that does not exist",
         "kernels/fusion.cuh",
         "joined(or_zero(product, exists), weight)",
@@ -778,55 +513,11 @@ FAULTS = (
         for bits, name in ((32, ""), (64, "double-"))
     ),
     Fault(
-        "an infinite weight on a part that its tap misses",
-        "kernels/col2im_gather.cu",
-        ".in_row(weights[n], outer, row.tap(0, number), here);",
-        ".in_row(weights[n], outer, row.tap(0, number), true);",
-        COL2IM + "no_weight_counts_where_its_tap_does_not_exist[0]",
-    ),
-    Fault(
-        "an infinite sum of weights on a pixel that nothing covers",
-        "kernels/fusion.cuh",
-        "return {both ? multiply(sum, other.sum) : Weight(0), both};",
-        "return {multiply(sum, other.sum), both};",
-        COL2IM + "no_weight_counts_where_its_tap_does_not_exist[15]",
-    ),
-    Fault(
-        "an infinite weight in the padding",
-        "kernels/unfold.cuh",
-        "multiply(inside ? chunk.weight : Weight(0), weight)",
-        "multiply(chunk.weight, weight)",
-        IM2COL + "a_window_multiplies_what_is_taken[padding-beyond-kernel-separable-awkward_window]",
-    ),
-    Fault(
-        "an infinite share of an axis where another has none",
-        "gpufold/cpu/averages.py",
-        "divisor[(ALL,) * number + (_counts(axis) == 0,)] = 0",
-        "pass",
-        FUSIONS + "uncovered_pixels_are_zero_beside_infinite_weights[mean-separable]",
-    ),
-    Fault(
         "an old image left out of the sum",
         "kernels/fusion.cuh",
         "return add(widen(element), pixel);",
         "return pixel;",
         COL2IM + "every_variant_fuses_as_the_numpy_path",
-    ),
-    Fault(
-        "the first axis of a window turned round",
-        "gpufold/cpu/treatment.py",
-        "else weights.reshape(1, 1",
-        "else weights[::-1].reshape(1, 1",
-        FUSIONS + "random_problems_are_their_definition",
-    ),
-    Fault(
-        "a mean of the sum and what was there before",
-        "gpufold/cpu/folding.py",
-        '    if treatment.reduction != "sum":\n        average(total, axes, treatment)\n'
-        "    if treatment.accumulate:\n        np.add(image, total, total if narrow else image)\n",
-        "    if treatment.accumulate:\n        np.add(image, total, total if narrow else image)\n"
-        '    if treatment.reduction != "sum":\n        average(image, axes, treatment)\n',
-        FUSIONS + "every_fusion_is_its_definition",
     ),
     # --- blocks at positions of their own
     Fault(
@@ -844,13 +535,6 @@ FAULTS = (
         "            counts[warp] = of_warp;\n",
         ADD_BLOCKS
         + "threads_wait_for_each_other_and_stay_inside_the_arrays[more-than-a-block-of-threads-tests-observed]",
-    ),
-    Fault(
-        "the last block of a list added again where there is no other",
-        "kernels/add_blocks_gather.cu",
-        "list[votes ? of_lanes + __ffs(votes) - 1 : found]",
-        "list[votes ? of_lanes + __ffs(votes) - 1 : found - 1]",
-        OWN_TILE + "[gather-spread-True-plain]",
     ),
     Fault(
         "sums that start again with each part of a list",
@@ -902,67 +586,11 @@ FAULTS = (
         CROWDED.replace("everything-in-a-few-tiles", "more-blocks-than-marks"),
     ),
     Fault(
-        "blocks of a crowded tile put in descending order",
-        "kernels/bins.cu",
-        "place[number] += block < own[number];",
-        "place[number] += block > own[number];",
-        OWN_TILE + "[lists-spread-True-plain]",
-    ),
-    Fault(
-        "one block more than a tile has room for",
-        "kernels/bins.cu",
-        "if (within(place[number][corner], noted))",
-        "if (within(place[number][corner], noted + 1))",
-        OWN_TILE + "[lists-spread-True-plain]",
-    ),
-    Fault(
-        "a tile's blocks added as threads noted them",
-        "kernels/add_blocks_lists.cu",
-        "if (__any_sync(~0u, number < before))",
-        "if (false)",
-        OWN_TILE + "[lists-spread-False-shuffled]",
-    ),
-    Fault(
-        "a block noted of each tile as of the first that it meets",
-        "kernels/bins.cu",
-        "note - Meetings::less(corner, p);",
-        "note;",
-        OWN_TILE + "[lists-spread-False-shuffled]",
-    ),
-    Fault(
-        "what a call before has noted added to a tile",
-        "kernels/add_blocks_lists.cu",
-        "load_if(notes + place, place < bin.count, ~Note(0))",
-        "load_if(notes + place, bin.count > 0, ~Note(0))",
-        ADD_BLOCKS + "a_tile_gets_what_was_noted_of_it_in_this_call[0-block0-unsigned]",
-    ),
-    Fault(
         "a block noted of two tiles along an axis, however many it meets",
         "kernels/bins.cu",
         "    } while (more);\n}",
         "    } while (false);\n}",
         ADD_BLOCKS + "every_kernel_is_the_numpy_path_in_any_layout[whole-warps-0]",
-    ),
-    Fault(
-        "positions beyond 32 bits taken for those within",
-        "kernels/bins.cu",
-        "int(given[number] >> 32) == int(position >> 31)",
-        "true",
-        ADD_BLOCKS + "every_kernel_is_the_numpy_path_in_any_layout[farthest-0]",
-    ),
-    Fault(
-        "a block added to rows that it does not cover, beside those that it does",
-        "kernels/add_blocks_lists.cu",
-        "covered[row] = of_entry & pixels.bit[row];",
-        "covered[row] = of_entry;",
-        ADD_BLOCKS + "every_kernel_is_the_numpy_path_in_any_layout[several-tiles-0]",
-    ),
-    Fault(
-        "the second of two layers left out",
-        "kernels/add_blocks_lists.cu",
-        "                add(next);",
-        "",
-        ADD_BLOCKS + "a_crowded_tile_has_its_blocks_in_order[a-crowd-among-others-plain]",
     ),
     Fault(
         "sums of a crowded tile that start again with each part of its list",
@@ -972,32 +600,11 @@ FAULTS = (
         OWN_TILE + "[lists-spread-True-plain]",
     ),
     Fault(
-        "a block that ends on a tile's first pixel taken for one before it",
-        "kernels/positions.cuh",
-        "position > (long long)(begin)-block;",
-        "position > (long long)(begin)-block + 1;",
-        ADD_BLOCKS + "every_kernel_is_the_numpy_path_in_any_layout[every-border-2]",
-    ),
-    Fault(
         "positions cut to 32 bits",
         "kernels/add_blocks_atomic.cu",
         "        const long long position =\n",
         "        const int position =\n",
         ADD_BLOCKS + "every_kernel_is_the_numpy_path_in_any_layout[farthest-0]",
-    ),
-    Fault(
-        "the sign of a weight of zero lost where another block lands beside",
-        "kernels/positions.cuh",
-        "(exists ? 0 : 1u << 31)",
-        "0u",
-        ADD_BLOCKS + "blocks_beside_a_pixel_leave_the_sign_of_its_weight[gather]",
-    ),
-    Fault(
-        "blocks before a tile left out of it",
-        "gpufold/cpu/placing.py",
-        "(first > begin - block)",
-        "(first >= begin)",
-        ADD_BLOCKS + "it_is_its_definition[tiled-several-tiles-none]",
     ),
     Fault(
         "products of narrow blocks rounded though the array is wider",
@@ -1007,46 +614,11 @@ FAULTS = (
         ADD_BLOCKS + "a_wider_out_takes_blocks_as_if_they_were_converted_first[whole-all-in-one-place-float16-float32]",
     ),
     Fault(
-        "an edge that is one pixel beyond the array",
-        "kernels/take_blocks.cuh",
-        "return max(Offset(0), min(pixel, p.size[axis] - 1));",
-        "return max(Offset(0), min(pixel, p.size[axis]));",
-        TAKE_BLOCKS + "every_kernel_is_the_numpy_path_in_any_layout[every-border-1]",
-    ),
-    Fault(
         "positions of blocks that are taken cut to 32 bits",
         "kernels/take_blocks.cuh",
         "first_pixel(long long position",
         "first_pixel(int position",
         TAKE_BLOCKS + "every_kernel_is_the_numpy_path_in_any_layout[farthest-0]",
-    ),
-    Fault(
-        "planes stored that a thread lacks",
-        "kernels/take_blocks_direct.cu",
-        "p.block[along] && exists(plane))",
-        "p.block[along])",
-        TAKE_BLOCKS + "planes_of_which_no_thread_gets_an_equal_share[float32]",
-    ),
-    Fault(
-        "a weight multiplied into what lies outside of the array",
-        "gpufold/cpu/placing.py",
-        "        if elements.size and not nearest:\n",
-        "        if elements.size and not nearest and weights is None:\n",
-        TAKE_BLOCKS + "outside_is_zero_whatever_the_window[by rows]",
-    ),
-    Fault(
-        "zeros added to pixels that hold a negative zero",
-        "gpufold/cpu/placing.py",
-        "nothing = -zero if",
-        "nothing = +zero if",
-        ADD_BLOCKS + "what_falls_outside_leaves_negative_zeros_as_they_are",
-    ),
-    Fault(
-        "the planes of a transposed array read as if they lay one row after another",
-        "gpufold/cpu/placing.py",
-        "np.array(array.strides[-rank:]) // unit",
-        "np.cumprod((1, *array.shape[:-rank:-1]))[::-1] * (array.itemsize // unit)",
-        TAKE_BLOCKS + "random_problems_are_their_definition",
     ),
     # --- stitching
     Fault(
@@ -1083,14 +655,6 @@ FAULTS = (
         "        return weights.copy()\n",
         "        return weights\n",
         STITCHER + "a_window_that_changes_afterwards_changes_nothing[full-asarray]",
-    ),
-    Fault(
-        "an array of a subclass that is ready before it is known whose it is",
-        "gpufold/arrays.py",
-        "            type(weights) is library.ndarray\n",
-        "            isinstance(weights, library.ndarray)\n",
-        "tests/test_arrays.py::"
-        "test_an_array_with_a_mask_or_arithmetic_of_its_own_is_refused_wherever_it_is_given[col2im-masked]",
     ),
     Fault(
         "a smaller tile that gets the end of the window",
@@ -1194,90 +758,13 @@ FAULTS = (
         COL2IM + "every_variant_is_the_definition[bug-pads-end-read-from-begin]",
     ),
     Fault(
-        "the phase of the other end's padding",
-        f"{VARIANTS}/col2im.py",
-        "in_front, past_row = row.pad_begin % row.stride, 0",
-        "in_front, past_row = row.pad_end % row.stride, 0",
-        COL2IM + "every_variant_is_the_definition[stride-two-asymmetric]",
-    ),
-    Fault(
-        "no zero fill before atomic additions",
-        f"{VARIANTS}/sums.py",
-        'view_of(problem), variant == "atomic"',
-        "view_of(problem), False",
-        COL2IM + "every_dtype_is_the_definition[stride-1-int32]",
-    ),
-    Fault(
         "images stepped through by the wrong strides",
         f"{VARIANTS}/im2col.py",
         "array_plane_step=view.image_channel,",
         "array_plane_step=view.image_batch,",
         IM2COL + "images_of_any_strides_are_read_in_place[kernel0-1-channels-and-batch-swapped]",
     ),
-    Fault(
-        "phases of the batch array a block's width too far apart",
-        f"{VARIANTS}/moves.py",
-        "geometry.batch * batch.strides[0] * step for",
-        "geometry.block[-1] * geometry.batch * batch.strides[0] * step for",
-        SPACE + "every_layout_is_the_definition[nchw-4x3-float32-batch_to_space]",
-    ),
-    Fault(
-        "the pixels that begin a block taken for those that end one",
-        "gpufold/gpu/variants/space_to_batch.py",
-        "ends_before = -last.pad % last.kernel",
-        "ends_before = last.pad % last.kernel",
-        SPACE + "every_layout_is_the_definition[nchw-4x4-cropped-to-whole-blocks-uint8-space_to_batch]",
-    ),
-    Fault(
-        "words of several blocks beside a padding of fewer",
-        "gpufold/gpu/variants/space_to_batch.py",
-        "stores = [last.blocks, last.pad // last.kernel, moves.tap_step,",
-        "stores = [last.blocks, moves.tap_step,",
-        SPACE + "words_taken_apart_are_as_wide_as_the_rows_and_their_phases_allow",
-    ),
-    Fault(
-        "products of 32 bits past 2**31",
-        "gpufold/gpu/parameters.py",
-        "if max(largest) <= INT32_MAX:",
-        "if min(largest) <= INT32_MAX:",
-        COL2IM + "offsets_are_wide_where_a_plane_or_the_threads_need_it",
-    ),
-    Fault(
-        "a division that is off by one",
-        "gpufold/gpu/parameters.py",
-        "((1 << shift) - number) // number + 1, shift",
-        "((1 << shift) - number) // number, shift",
-        COL2IM + "every_variant_is_the_definition[stride-two-odd]",
-    ),
     # --- geometry
-    Fault(
-        "crops of the begin and the end swapped",
-        "gpufold/geometry/space.py",
-        "return block_shape[1:], margins[0], margins[1]",
-        "return block_shape[1:], margins[1], margins[0]",
-        NUMPY_PATH + "batch_and_space_are_their_definition[nchw-cropped-float32]",
-    ),
-    Fault(
-        "a block too many under dilation",
-        "gpufold/geometry/axes.py",
-        "return (self.padded_size - self.dilated_kernel) // self.stride + 1",
-        "return (self.padded_size - self.kernel) // self.stride + 1",
-        NUMPY_PATH + "im2col_is_its_definition[chosen-bug-height-width-swapped-under-dilation]",
-    ),
-    Fault(
-        "a block of padding taken for one of the image",
-        "gpufold/geometry/axes.py",
-        "last = min(self.blocks, (self.size - 1 - offset) // self.stride + 1)",
-        "last = min(self.blocks, (self.size - offset) // self.stride + 1)",
-        NUMPY_PATH + "im2col_is_its_definition[chosen-bug-fold-with-padding]",
-    ),
-    Fault(
-        "a block missed by the window it reaches into",
-        "gpufold/geometry/axes.py",
-        "first = max(0, -((self.dilated_kernel - 1 - self.pad_begin - start) // self.stride))",
-        "first = max(0, 1 - ((self.dilated_kernel - 1 - self.pad_begin - start) // self.stride))",
-        NUMPY_PATH + "col2im_is_its_definition[tiled-stride-two-asymmetric]",
-    ),
     # --- the NumPy path
     Fault(
         "items begun after one has raised",
@@ -1287,90 +774,6 @@ FAULTS = (
         "tests/test_threads.py::test_an_error_in_one_item_stops_the_others_and_is_raised",
     ),
     Fault(
-        "a strip of columns dropped",
-        "gpufold/cpu/runs.py",
-        "    for start, stop in ((0, low), (high, last.size)):",
-        "    for start, stop in ((0, low),):",
-        NUMPY_PATH + "col2im_is_its_definition[flat-bug-fold-with-padding]",
-    ),
-    Fault(
-        "what reaches past the end of a row left in the copy of small planes",
-        "gpufold/cpu/runs.py",
-        "for start, stop in ((0, inside.start), (inside.stop, last.blocks)):",
-        "for start, stop in ((0, inside.start),):",
-        NUMPY_PATH + "large_problems_have_the_bits_of_small_ones[many-small-planes-padded-at-the-end-float32]",
-    ),
-    Fault(
-        "taps a stride apart added as if they reached the same pixels",
-        "gpufold/cpu/runs.py",
-        "again[-1] -= further[-1]",
-        "again[-1] -= 0",
-        NUMPY_PATH + "col2im_is_its_definition[tiled-bug-fold-with-padding]",
-    ),
-    Fault(
-        "sums of small planes stored a row apart",
-        "gpufold/cpu/runs.py",
-        "begin=tuple(pad - cell * stride",
-        "begin=tuple(0 * pad - 0 * cell * stride",
-        NUMPY_PATH + "col2im_is_its_definition[tiled-stride-two-asymmetric]",
-    ),
-    Fault(
-        "a block's negative zero moved as it is, where no other is added",
-        "gpufold/cpu/cells.py",
-        "    if way.once and not move:",
-        "    if way.once and move:",
-        NUMPY_PATH + "sums_start_from_positive_zero_and_moves_keep_bits",
-    ),
-    Fault(
-        "the window forgotten where small planes are copied",
-        "gpufold/cpu/runs.py",
-        "multiply(rows(source[few][some]), factors, place)",
-        "multiply(rows(source[few][some]), None, place)",
-        NUMPY_PATH + "a_window_of_infinities_reaches_no_other_plane_or_row[many-small-planes-float32]",
-    ),
-    Fault(
-        "blocks added first to last, and a pixel's taps last to first",
-        "gpufold/cpu/slices.py",
-        ".T[::-1]",
-        ".T",
-        BLOCKS + "large_blocks_in_rows_have_the_bits_of_columns[volume-fold_slices-sum]",
-    ),
-    Fault(
-        "blocks that end in a tile and begin before it shifted to its begin",
-        "gpufold/cpu/slices.py",
-        "slice(start - p, stop - p)",
-        "slice(0, stop - start)",
-        NUMPY_PATH + "col2im_is_its_definition[sliced-tiled-bug-fold-with-padding]",
-    ),
-    Fault(
-        "a half precision's negative zero moved as it is, where it should be summed",
-        "gpufold/cpu/folding.py",
-        "words[words == 1 << 15] = 0",
-        "words[words == 1 << 16] = 0",
-        NUMPY_PATH + "sums_start_from_positive_zero_and_moves_keep_bits",
-    ),
-    Fault(
-        "the blocks of an axis added first to last, so that a pixel's taps come last to first",
-        "gpufold/cpu/cells.py",
-        "pairs[:: -1 if turned else 1]",
-        "pairs[:: 1 if turned else 1]",
-        NUMPY_PATH + "few_blocks_of_many_taps_are_their_definition[tiled-0]",
-    ),
-    Fault(
-        "blocks that reach into a tile from before it left out of those near it",
-        "gpufold/cpu/placing.py",
-        "((block[along] - 1,), (0,))",
-        "((0,), (0,))",
-        ADD_BLOCKS + "positions_are_looked_for_in_few_of_many_tiles[by index-()]",
-    ),
-    Fault(
-        "positions of an array that lies backwards left as they are",
-        "gpufold/cpu/placing.py",
-        "np.subtract(size, block) - positions, positions)",
-        "positions, positions)",
-        ADD_BLOCKS + "few_blocks_are_added_and_taken_in_any_layout_without_a_copy_of_the_array[backwards-f4]",
-    ),
-    Fault(
         "results kept however many bytes they take",
         "gpufold/keeping.py",
         "if 4 * size > KEPT_BYTES:",
@@ -1378,25 +781,11 @@ FAULTS = (
         "tests/test_memory.py::test_what_is_kept_of_all_sizes_is_bounded",
     ),
     Fault(
-        "what lies outside multiplied by its weight where columns are few",
-        "gpufold/cpu/indexed.py",
-        "some[indices.reshape(some.shape) < 0] = 0",
-        "pass",
-        FUSIONS + "a_window_multiplies_what_im2col_takes[chosen-stride-two-odd-separable]",
-    ),
-    Fault(
         "half precision summed in half precision",
         "gpufold/elements.py",
         "return np.dtype(element.weight) if element is not None and element.is_half else dtype",
         "return dtype",
         NUMPY_PATH + "half_precision_is_summed_in_float32_and_rounded_once",
-    ),
-    Fault(
-        "no zeros where no block reaches",
-        "gpufold/cpu/cells.py",
-        "    if not way.once:\n",
-        "    if way.once:\n",
-        NUMPY_PATH + "col2im_is_its_definition[tiled-bug-uncovered-pixels-never-written]",
     ),
 )
 
@@ -1576,7 +965,7 @@ SAMPLED = 32
 """So many specialisations are compiled, of each kernel function one before its next."""
 
 
-def random_mutants(count: int, seed: int, folder: Path) -> int:
+def random_mutants(count: int, seed: int, folder: Path, pool: tuple[str, ...] = POOL) -> int:
     """Draw mutants until so many compile, and print what becomes of each and the score.
 
     In the folder lie the checkout that they are drawn from, what its tests reach, and results: what is found there is
@@ -1609,7 +998,7 @@ def random_mutants(count: int, seed: int, folder: Path) -> int:
                 file.write(json.dumps((mutant, *known[mutant])) + "\n")
         return known[mutant]
 
-    score, drawn = Counter(), draw(sound, seed)
+    score, drawn = Counter(), draw(sound, seed, pool)
     with ThreadPoolExecutor(WORKERS) as workers:
         while some := list(islice(drawn, count - score.total() + score[NO_PROGRAM])):
             for mutant, (what, test) in zip(some, workers.map(judge, some), strict=True):
@@ -1630,12 +1019,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Break the code on purpose, and see which test notices.")
     parser.add_argument("--random", type=int, metavar="N", help="draw so many mechanical mutants instead")
     parser.add_argument("--seed", type=int, default=0, help="of the draw")
+    parser.add_argument("--kernels", action="store_true", help="draw from kernels and planners alone")
     parser.add_argument("--folder", type=Path, help="what a draw leaves, and goes on with when it is asked for again")
     parser.add_argument("-k", dest="words", default="", help="only faults with these words in name, file or test")
     options = parser.parse_args()
     if options.random:
         with tempfile.TemporaryDirectory() as folder:
-            return random_mutants(options.random, options.seed, options.folder or Path(folder))
+            pool = KERNELS_AND_PLANNERS if options.kernels else POOL
+            return random_mutants(options.random, options.seed, options.folder or Path(folder), pool)
     with tempfile.TemporaryDirectory() as folder:
         sound = Path(folder)
         copy_checkout(sound)

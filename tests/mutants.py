@@ -46,10 +46,9 @@ _NEIGHBOURS = [pair.split() for pair in _PAIRS]
 SWAPS = {new: old for old, new in reversed(_NEIGHBOURS)} | {old: new for old, new in _NEIGHBOURS}
 """What replaces an operator."""
 
+KERNELS_AND_PLANNERS = ("kernels/*.cu*", "gpufold/gpu/variants/*.py", "gpufold/gpu/p*.py")
 POOL = (
-    "kernels/*.cu*",
-    "gpufold/gpu/variants/*.py",
-    "gpufold/gpu/p*.py",
+    *KERNELS_AND_PLANNERS,
     "gpufold/geometry/*.py",
     "gpufold/calls.py",
     "gpufold/arrays.py",
@@ -126,9 +125,9 @@ def _of_cuda(content: bytes) -> Iterator[tuple[int, str, str]]:
         yield found.start(), content[slice(*found.span())].decode(), ";"
 
 
-def draw(root: Path, seed: int) -> Iterator[Mutant]:
+def draw(root: Path, seed: int, pool: tuple[str, ...] = POOL) -> Iterator[Mutant]:
     """Yield the mutants of the pool in an order drawn from a seed."""
-    every = [mutant for pattern in POOL for path in sorted(root.glob(pattern)) for mutant in mutants_of(root, path)]
+    every = [mutant for pattern in pool for path in sorted(root.glob(pattern)) for mutant in mutants_of(root, path)]
     yield from random.Random(seed).sample(every, len(every))
 
 

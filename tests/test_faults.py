@@ -53,6 +53,8 @@ def test_a_random_mutant_changes_its_place_alone():
 def test_a_seed_draws_the_same_mutants():
     first, again, other = (list(islice(mutants.draw(CHECKOUT, seed), 20)) for seed in (1, 1, 2))
     assert first == again != other
+    of_kernels = islice(mutants.draw(CHECKOUT, 1, mutants.KERNELS_AND_PLANNERS), 200)
+    assert {Path(mutant.file).parts[:2] for mutant in of_kernels if mutant.file.endswith("py")} == {("gpufold", "gpu")}
 
 
 MINIATURE = """
