@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+from pathlib import Path
 from typing import Any
 
 import gpufold
@@ -16,6 +18,7 @@ extensions = [
     "numpydoc",
     "sphinx.ext.autodoc",
     "sphinx.ext.autosummary",
+    "sphinx.ext.intersphinx",
     "sphinx.ext.viewcode",
     "sphinx_copybutton",
     "sphinx_design",
@@ -38,6 +41,21 @@ copybutton_prompt_is_regexp = True
 
 autodoc_typehints = "none"  # the docstrings say what parameters are
 numpydoc_show_class_members = False
+
+# ---- links to other libraries, which a build without a network leaves out
+
+intersphinx_mapping = {
+    name: (f"https://{address}/", None)
+    for name, address in {
+        "python": "docs.python.org/3",
+        "numpy": "numpy.org/doc/stable",
+        "cupy": "docs.cupy.dev/en/stable",
+        "torch": "docs.pytorch.org/docs/stable",
+        "dask": "docs.dask.org/en/stable",
+        "jax": "docs.jax.dev/en/latest",
+    }.items()
+    if os.environ.get("READTHEDOCS") == "True"
+}
 
 # ---- the examples, each of which the build runs
 
@@ -63,16 +81,27 @@ html_favicon = html_logo = "_static/icon.svg"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_show_sourcelink = False
-html_context = {"default_mode": "auto"}
+WRITTEN = [path.stem for path in Path(__file__).parent.glob("*.md")]
+"""Pages that have a file of their own, which readers can edit."""
+html_context = {
+    "default_mode": "auto",
+    "github_user": "gpufold",
+    "github_repo": "gpufold",
+    "github_version": "main",
+    "doc_path": "docs",
+}
 html_theme_options = {
     "logo": {"text": html_title},
     "navbar_align": "left",
     "footer_start": ["copyright"],
     "footer_end": ["theme-version"],
-    "secondary_sidebar_items": ["page-toc"],
+    "secondary_sidebar_items": dict.fromkeys(WRITTEN, ["page-toc", "edit-this-page"])
+    | dict.fromkeys(["api/generated/*", "gallery/*", "tutorial/*"], ["page-toc"]),
+    "use_edit_page_button": True,
+    "announcement": "Alpha: no GPU has run gpufold yet.",
     "icon_links": [{"name": "Source", "url": "https://github.com/gpufold/gpufold", "icon": "fa-brands fa-github"}],
 }
-html_sidebars: dict[str, list[str]] = {page: [] for page in ("index", "tutorial/*", "choosing", "recipes", "more")}
+html_sidebars: dict[str, list[str]] = {page: [] for page in ("index", "tutorial/*")}
 
 SHAPE = re.compile(r"(?<!\w)\((?:[\w, ]|\(\w+\))*\*(?:[\w, *]|\(\w+\))*\)")
 """Such as (P, *lead, *block_shape), whose asterisks are no emphasis."""
