@@ -28,6 +28,8 @@ def average(total: Array, axes: tuple[Axis, ...], treatment: Treatment) -> None:
             return
         exact = dtype if most <= 1 << np.finfo(dtype).nmant else np.dtype(np.float64)
         divisor = reduce(np.multiply.outer, [count.astype(exact) for count in counts]).astype(dtype, copy=False)
+        if all(count.all() for count in counts):
+            return divide(total, divisor)
     else:
         divisor = _sums_of_weights(axes, treatment, dtype)
     _divide_covered(total, divisor, total)

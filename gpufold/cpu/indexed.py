@@ -7,7 +7,8 @@ of a pixel come in lexicographic order that way too.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
+from functools import cache
 from itertools import chain
 from math import prod
 from typing import TypeAlias
@@ -41,15 +42,14 @@ def fold_indexed(
     pixels: Array = np.zeros(image.size + 1, image.dtype)
     by_part = image.dtype.kind == "c"  # NumPy adds complex numbers by their index in ten times the time of real ones
     parts = pixels.view(pixels.real.dtype) if by_part else pixels
-    columns, weights = _axis_by_axis(columns), None if weights is None else _axis_by_axis(weights)
-    for place, indices in _chunks(image.shape, axes, 1 + by_part):
-        some = columns[place]
+    for some, factors, indices in _chunks(columns, image.shape, axes, weights, 1 + by_part):
         terms: Array = np.empty(some.shape, image.dtype)
-        multiply(some, None if weights is None else weights[place], terms)
+        multiply(some, factors, terms)
+        flat = terms.reshape(-1)
         if move:
-            parts[indices] = terms.ravel().view(parts.dtype)
+            parts[indices] = flat.view(parts.dtype)
         else:
-            np.add.at(parts, indices, terms.ravel().view(parts.dtype))
+            np.add.at(parts, indices, flat.view(parts.dtype) if by_part else flat)
     image[...] = pixels[:-1].reshape(image.shape)
 
 
@@ -57,25 +57,26 @@ def unfold_indexed(image: Array, columns: Array, axes: tuple[Axis, ...], weights
     """Take columns, every element of which is written, weighted, out of an image."""
     pixels: Array = np.zeros(image.size + 1, image.dtype)
     pixels[:-1].reshape(image.shape)[...] = image
-    columns, weights = _axis_by_axis(columns), None if weights is None else _axis_by_axis(weights)
-    for place, indices in _chunks(image.shape, axes, 1):
-        some = columns[place]
-        multiply(pixels[indices].reshape(some.shape), None if weights is None else weights[place], some)
-        if weights is not None:  # zero times a weight may be -0.0 or NaN
+    for some, factors, indices in _chunks(columns, image.shape, axes, weights, 1):
+        multiply(pixels[indices].reshape(some.shape), factors, some)
+        if factors is not None:  # zero times a weight may be -0.0 or NaN
             some[indices.reshape(some.shape) < 0] = 0
 
 
-def _axis_by_axis(columns: Array) -> Array:
-    """View split columns (N, C, *kernel, *blocks) as (N, C, taps, blocks, taps, blocks, ...)."""
-    rank = columns.ndim // 2 - 1
-    pairs = ((2 + number, 2 + rank + number) for number in range(rank))
-    return columns.transpose(0, 1, *chain.from_iterable(pairs))
+def _chunks(
+    columns: Array, shape: Size, axes: tuple[Axis, ...], weights: Array | None, parts: int
+) -> Iterator[tuple[Array, Array | None, Array]]:
+    """Return all elements of an image's columns, their weights, and the index of each part of each."""
+    order = _axis_by_axis(len(axes))
+    columns, weights = columns.transpose(order), None if weights is None else weights.transpose(order)
+    for place, indices in (_one_chunk if columns.size <= INDEXED_ELEMENTS else _each_chunk)(shape, axes, parts):
+        yield columns[place], None if weights is None else weights[place], indices
 
 
-def _chunks(shape: Size, axes: tuple[Axis, ...], parts: int) -> Iterable[_Chunk]:
-    """Return all elements of an image's columns, whose elements have so many parts."""
-    elements = prod(shape[:2]) * prod(axis.kernel * axis.blocks for axis in axes)
-    return (_one_chunk if elements <= INDEXED_ELEMENTS else _each_chunk)(shape, axes, parts)
+@cache
+def _axis_by_axis(rank: int) -> tuple[int, ...]:
+    """Return the order of (N, C, taps, blocks, taps, blocks, ...) in (N, C, *kernel, *blocks)."""
+    return (0, 1, *chain.from_iterable((2 + number, 2 + rank + number) for number in range(rank)))
 
 
 @kept

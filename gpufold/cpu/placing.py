@@ -50,9 +50,14 @@ def _add(blocks: Array, array: Array, weights: Array | None, positions: Array) -
     """Add blocks, tile by tile."""
     rank = positions.shape[1]
     if len(blocks) == 1 and blocks.size <= PRODUCTS and sum_dtype(array.dtype) == array.dtype:  # a frame of a stream
-        weights = None if weights is None else np.broadcast_to(weights, blocks.shape)
-        with np.errstate(all="ignore"):
-            return add_slices(array, blocks, weights, [[0]], positions)
+        for _, pixels, taps in placed(positions, blocks.shape[-rank:], array.shape[-rank:]):
+            terms, part = blocks[(0, *taps)], array[pixels]
+            with np.errstate(all="ignore"):
+                products = terms if weights is None else np.empty(terms.shape, array.dtype)
+                if weights is not None:
+                    multiply(terms, weights[taps], products)
+                np.add(part, products, part)
+        return
     scatters, limit = _are_small(blocks, rank), array.size
     if scatters and min(array.strides[-rank:]) < 0:
         array, blocks, weights, positions = _forwards(array, blocks, weights, positions)
