@@ -95,8 +95,8 @@ html_theme_options = {
     "navbar_align": "left",
     "footer_start": ["copyright"],
     "footer_end": ["theme-version"],
-    "secondary_sidebar_items": dict.fromkeys(WRITTEN, ["page-toc", "edit-this-page"])
-    | dict.fromkeys(["api/generated/*", "gallery/*", "tutorial/*"], ["page-toc"]),
+    "secondary_sidebar_items": {key: ["page-toc", "edit-this-page"] for key in WRITTEN}
+    | {key: ["page-toc"] for key in ["api/generated/*", "gallery/*", "tutorial/*"]},
     "use_edit_page_button": True,
     "announcement": "Alpha: no GPU has run gpufold yet.",
     "icon_links": [{"name": "Source", "url": "https://github.com/gpufold/gpufold", "icon": "fa-brands fa-github"}],
