@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from gpufold.arrays import check_apart
 from gpufold.backends import backend_of
 from gpufold.calls import Mode, Reduction
 from gpufold.geometry import Extents, LastBlock, Size, Sizes, as_integers
@@ -97,6 +98,8 @@ def map_tiles(
     number = as_integers("map_tiles", "batch", batch)
     if not isinstance(number, int) or number < 1:
         raise ValueError(f"map_tiles: batch must be an integer of at least 1, got {shown(batch)}")
+    if isinstance(out, np.ndarray) and isinstance(array, np.ndarray):
+        check_apart("map_tiles", np, "out", out, [("array", array)])
     rank = len(block)
     size = tuple(array.shape)[-rank:]
     positions = grid_positions(tuple(map(max, size, block)), block, strides, last=last)
