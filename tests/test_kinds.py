@@ -146,7 +146,7 @@ def of_blocks(dtype, window):
 
 
 @every_kind
-@pytest.mark.parametrize("dtype", [each for each in DTYPES if each.kind in "fc"], ids=str)
+@pytest.mark.parametrize("dtype", [each for each in DTYPES if each.kind in "fcV"], ids=str)
 @pytest.mark.parametrize("window", [None, WINDOW, (WINDOW[:, 0], WINDOW[0])], ids=["none", "full", "separable"])
 def test_blocks_may_have_weights_of_their_own(kind, dtype, window):
     it, array = KINDS[kind], values((2, 6, 7), dtype)
