@@ -29,7 +29,7 @@ from cases import (
     window_of,
 )
 from cases import WIDENINGS as PAIRS
-from moves import ONE_THREAD, operand
+from moves import ONE_THREAD, in_layout, operand
 
 import gpufold
 from bench import hostcuda
@@ -221,22 +221,6 @@ def random_geometry(rng, kernel, strides, dilations, phase):
             return case
 
 
-def random_layout(rng, array):
-    """The same elements at other places: another order of axes, gaps, or backwards."""
-    kind = rng.randrange(5)
-    if kind == 0:
-        order = rng.sample(range(array.ndim), array.ndim)
-        return np.ascontiguousarray(array.transpose(order)).transpose(np.argsort(order))
-    if kind == 1:
-        gaps = np.empty([2 * extent for extent in array.shape], array.dtype)[(slice(None, None, 2),) * array.ndim]
-        gaps[...] = array
-        return gaps
-    if kind == 2:
-        backwards = tuple(slice(None, None, rng.choice((1, -1))) for _ in array.shape)
-        return np.ascontiguousarray(array[backwards])[backwards]
-    return array
-
-
 def check_random(seed, count):
     rng = random.Random(seed)
     kernel, strides, dilations = random_pattern(rng)
@@ -248,12 +232,12 @@ def check_random(seed, count):
         plain = values(case.columns_shape, dtype, number)
         want = gpufold.col2im(plain, case.output_size, kernel, **case.arguments)
         columns = plain.reshape(geometry.split_columns_shape) if rng.random() < 0.3 else plain
-        columns = random_layout(rng, columns)
+        columns = in_layout(rng, columns)
         device = rng.choice((H200, ONE_THREAD))
         for variant in VARIANTS:
             result = np.empty(want.shape, dtype)
             if rng.random() < 0.3 and variant != "atomic":
-                result = random_layout(rng, result)
+                result = in_layout(rng, result)
             try:
                 with may_refuse(variant):
                     check(geometry, columns, want, variant, device, result)
