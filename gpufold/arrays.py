@@ -9,7 +9,7 @@ from functools import lru_cache
 from math import prod
 from operator import index
 from types import EllipsisType, ModuleType
-from typing import Any, Protocol, TypeAlias, TypeVar
+from typing import Any, Protocol, SupportsIndex, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -31,6 +31,18 @@ class Array(Protocol[ArrayT]):
     def dtype(self) -> Any: ...
     def __getitem__(self, key: EllipsisType, /) -> ArrayT: ...
 
+
+class Shaped(Protocol):
+    """An array, to type checkers: no list, and no word."""
+
+    @property
+    def shape(self) -> Any: ...
+
+
+Window: TypeAlias = Shaped | Sequence[Shaped]
+"""Weights of a block's elements, or of each axis."""
+
+Positions: TypeAlias = Shaped | Sequence[Sequence[SupportsIndex] | Shaped]
 
 INT64 = np.dtype(np.int64)
 """The dtype of positions, as arrays compare it with theirs soonest."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from gpufold import calls
-from gpufold.arrays import Array, ArrayT, library_of
-from gpufold.calls import Reduction
+from gpufold.arrays import Array, ArrayT, Window, library_of
+from gpufold.calls import Reduction, Variant
 from gpufold.compute import compute, filled
 from gpufold.dispatch import dispatched
 from gpufold.geometry import Extents, LastSlidingBlock, Sizes
@@ -18,11 +18,11 @@ def array_to_blocks(
     block_shape: Extents,
     strides: Sizes = 1,
     *,
-    window: Any = None,
+    window: Window | None = None,
     last: LastSlidingBlock = "drop",
     out: Array[ArrayT] | None = None,
     chunks: Any = "auto",
-    variant: str = "auto",
+    variant: Variant = "auto",
 ) -> ArrayT:
     """Take sliding blocks out of an array, each a contiguous piece of the result: `im2col` with the taps last.
 
@@ -93,14 +93,14 @@ def blocks_to_array(
     strides: Sizes = 1,
     *,
     reduction: Reduction = "sum",
-    window: Any = None,
+    window: Window | None = None,
     dtype: Any = None,
     out: Array[ArrayT] | None = None,
     accumulate: bool = False,
     last: LastSlidingBlock = "drop",
     fill_value: complex | None = None,
     chunks: Any = "auto",
-    variant: str = "auto",
+    variant: Variant = "auto",
     deterministic: bool = True,
 ) -> ArrayT:
     """Put sliding blocks back together, adding or averaging where they overlap: `col2im` with the taps last.

@@ -30,6 +30,23 @@ REDUCTIONS = get_args(Reduction)
 WINDOWS = ("none", "separable", "full")
 """No window, one of an array of weights per axis, or one of a weight per tap of a block."""
 
+Variant: TypeAlias = Literal[
+    "auto",
+    "atomic",
+    "deinterleave",
+    "direct",
+    "gather",
+    "gather_blocks",
+    "gather_parts",
+    "gather_pixels",
+    "index_map",
+    "lists",
+    "packed",
+    "taps",
+    "words",
+]
+"""The kernels of all operations, to type checkers; `gpufold.variants` lists those of one."""
+
 Mode: TypeAlias = Literal["constant", "edge"]
 MODES = get_args(Mode)
 """What the elements of a block are that lie outside of the array: zero, or the nearest element of the array."""

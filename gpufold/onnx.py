@@ -14,6 +14,7 @@ from typing import Any
 
 from gpufold import extras, sliding
 from gpufold.arrays import Array, ArrayT, library_of
+from gpufold.calls import Variant
 from gpufold.geometry import Extents, as_integers
 from gpufold.given import shown
 
@@ -29,7 +30,7 @@ def col2im(
     strides: Extents | None = None,
     *,
     out: Array[ArrayT] | None = None,
-    variant: str = "auto",
+    variant: Variant = "auto",
     deterministic: bool = True,
 ) -> ArrayT:
     """Rearrange column blocks back into an image: ONNX's Col2Im, opset 18.

@@ -13,6 +13,7 @@ from gpufold import calls
 from gpufold.arrays import (
     Array,
     ArrayT,
+    Window,
     as_positions,
     check_apart,
     check_library,
@@ -22,7 +23,7 @@ from gpufold.arrays import (
     library_of,
     weights_of_blocks,
 )
-from gpufold.calls import Call, Mode
+from gpufold.calls import Call, Mode, Variant
 from gpufold.compute import compute, prepare, run
 from gpufold.dispatch import dispatched
 from gpufold.elements import sum_dtype
@@ -36,11 +37,11 @@ def add_blocks(
     array: Array[ArrayT],
     blocks: Array[Any],
     positions: Any,
-    window: Any = None,
+    window: Window | None = None,
     *,
     weights: Any = None,
     out: Array[ArrayT] | None = None,
-    variant: str = "auto",
+    variant: Variant = "auto",
     deterministic: bool = True,
 ) -> ArrayT:
     """Return an array with blocks added, each at a position of its own: ptychography, irregular tiles, particles.
@@ -127,11 +128,11 @@ def add_blocks_(
     array: Array[ArrayT],
     blocks: Array[Any],
     positions: Any,
-    window: Any = None,
+    window: Window | None = None,
     *,
     weights: Any = None,
     weight_out: Array[Any] | None = None,
-    variant: str = "auto",
+    variant: Variant = "auto",
     deterministic: bool = True,
 ) -> ArrayT:
     """Add blocks into an array in place, each at a position of its own: `add_blocks` with ``out=array``.
@@ -220,11 +221,11 @@ def take_blocks(
     positions: Any,
     block_shape: Sizes,
     *,
-    window: Any = None,
+    window: Window | None = None,
     mode: Mode = "constant",
     out: Array[ArrayT] | None = None,
     chunks: Any = "auto",
-    variant: str = "auto",
+    variant: Variant = "auto",
 ) -> ArrayT:
     """Take blocks out of an array, each at a position of its own: the adjoint of `add_blocks`.
 
@@ -297,7 +298,7 @@ def average(
     weight: Array[Any],
     *,
     out: Array[ArrayT] | None = None,
-    variant: str = "auto",
+    variant: Variant = "auto",
 ) -> ArrayT:
     """Divide sums by the sums of their weights, as `reduction="mean"` does: zero where nothing landed.
 

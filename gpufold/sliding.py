@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from gpufold import calls
-from gpufold.arrays import Array, ArrayT, library_of
-from gpufold.calls import Reduction
+from gpufold.arrays import Array, ArrayT, Window, library_of
+from gpufold.calls import Reduction, Variant
 from gpufold.compute import compute
 from gpufold.dispatch import dispatched
 from gpufold.geometry import Extents, Sizes
@@ -23,12 +23,12 @@ def col2im(
     pads_begin: Sizes = 0,
     pads_end: Sizes = 0,
     reduction: Reduction = "sum",
-    window: Any = None,
+    window: Window | None = None,
     dtype: Any = None,
     out: Array[ArrayT] | None = None,
     accumulate: bool = False,
     chunks: Any = "auto",
-    variant: str = "auto",
+    variant: Variant = "auto",
     deterministic: bool = True,
 ) -> ArrayT:
     """Put sliding blocks back together into an image, adding where they overlap.
@@ -146,10 +146,10 @@ def im2col(
     dilations: Sizes = 1,
     pads_begin: Sizes = 0,
     pads_end: Sizes = 0,
-    window: Any = None,
+    window: Window | None = None,
     out: Array[ArrayT] | None = None,
     chunks: Any = "auto",
-    variant: str = "auto",
+    variant: Variant = "auto",
 ) -> ArrayT:
     """Take sliding blocks out of an image: the adjoint of `col2im`.
 

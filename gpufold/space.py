@@ -6,6 +6,7 @@ from typing import Any
 
 from gpufold import calls
 from gpufold.arrays import Array, ArrayT, library_of
+from gpufold.calls import Variant
 from gpufold.compute import compute
 from gpufold.dispatch import dispatched
 from gpufold.geometry import Extents, Sizes
@@ -20,7 +21,7 @@ def batch_to_space(
     *,
     out: Array[ArrayT] | None = None,
     chunks: Any = "auto",
-    variant: str = "auto",
+    variant: Variant = "auto",
 ) -> ArrayT:
     """Move blocks of the batch axis into the spatial axes, and crop.
 
@@ -79,7 +80,7 @@ def space_to_batch(
     *,
     out: Array[ArrayT] | None = None,
     chunks: Any = "auto",
-    variant: str = "auto",
+    variant: Variant = "auto",
 ) -> ArrayT:
     """Pad the spatial axes with zeros and move their blocks into the batch axis: undoes `batch_to_space`.
 

@@ -15,7 +15,7 @@ from weakref import WeakSet
 
 import numpy as np
 
-from gpufold.arrays import axes_of_window, check_bytes, name_of_axis
+from gpufold.arrays import Positions, Shaped, Window, axes_of_window, check_bytes, name_of_axis
 from gpufold.backends import Backend, backend_of, copy_of_window
 from gpufold.calls import REDUCTIONS, Call, Reduction, is_separable
 from gpufold.elements import ELEMENT_TYPES, WIDER, stitched_dtype
@@ -143,7 +143,7 @@ class Stitcher:
         shape: Any,
         block_shape: Any,
         *,
-        window: Any = None,
+        window: Window | None = None,
         reduction: Reduction = "mean",
         slabs: bool = False,
     ) -> None:
@@ -192,7 +192,9 @@ class Stitcher:
 
     @answers
     @_in_turn
-    def add(self, blocks: Any, positions: Any, *, window: Any = None, weights: Any = None) -> None:
+    def add(
+        self, blocks: Shaped, positions: Positions, *, window: Window | None = None, weights: Shaped | None = None
+    ) -> None:
         """Add a batch of tiles.
 
         Parameters

@@ -10,7 +10,7 @@ from typing import get_args
 import pytest
 
 import gpufold
-from gpufold.calls import SHAPES, OperationName
+from gpufold.calls import SHAPES, OperationName, Variant
 from gpufold.operations import OPERATIONS
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -19,6 +19,10 @@ CALLS = ROOT / "tests" / "typed_calls.py"
 
 def test_operations_have_one_list_of_names():
     assert set(get_args(OperationName)) == set(OPERATIONS) == set(SHAPES)
+
+
+def test_variants_have_one_list_of_names():
+    assert set(get_args(Variant)) == {"auto"}.union(*(gpufold.variants(name) for name in OPERATIONS))
 
 
 def test_what_dir_shows_is_public():

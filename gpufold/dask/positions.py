@@ -13,7 +13,7 @@ from dask.base import tokenize
 
 from gpufold import calls
 from gpufold.arrays import check_block_weights, check_library, device_of, library_of, result_dtype
-from gpufold.calls import Call, Mode
+from gpufold.calls import Call, Mode, Variant
 from gpufold.compute import run
 from gpufold.dask.chunks import (
     box_of,
@@ -43,7 +43,7 @@ def add_blocks(
     window: Any = None,
     *,
     weights: Any = None,
-    variant: str = "auto",
+    variant: Variant = "auto",
     deterministic: bool = True,
 ) -> da.Array:
     """Add blocks to an array, each at a position of its own: `gpufold.add_blocks`, lazily.
@@ -107,7 +107,7 @@ def take_blocks(
     window: Any = None,
     mode: Mode = "constant",
     chunks: Any = "auto",
-    variant: str = "auto",
+    variant: Variant = "auto",
 ) -> da.Array:
     """Take blocks out of an array, each at a position of its own: `gpufold.take_blocks`, lazily.
 
@@ -166,7 +166,7 @@ def average(
     numerator: da.Array,
     weight: da.Array,
     *,
-    variant: str = "auto",
+    variant: Variant = "auto",
 ) -> da.Array:
     """Divide sums by the sums of their weights: `gpufold.average`, lazily.
 

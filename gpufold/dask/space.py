@@ -76,14 +76,14 @@ def space_to_batch(call: Call, data: da.Array, _: Any, chunks: Any) -> da.Array:
     return batch
 
 
-def _batch_to_space_chunk(batches: Any, *, axes: tuple[Axis, ...], variant: str, block_info: Any) -> Any:
+def _batch_to_space_chunk(batches: Any, *, axes: tuple[Axis, ...], variant: Any, block_info: Any) -> Any:
     """Compute a chunk of space, from all grid points whose blocks reach it."""
     spans = block_info[None]["array-location"][1:]
     sections = [axis.section(*span)[0] for axis, span in zip(axes, spans, strict=True)]
     return space.batch_to_space(batches.reshape(-1, *batches.shape[2:]), *_block_and_margins(sections), variant=variant)
 
 
-def _space_to_batch_chunk(array: Any, *, axes: tuple[Axis, ...], variant: str, block_info: Any) -> Any:
+def _space_to_batch_chunk(array: Any, *, axes: tuple[Axis, ...], variant: Any, block_info: Any) -> Any:
     """Compute a chunk of the batches, from all pixels under its grid points."""
     chunk = block_info[None]
     spans = [range(*span) for span in chunk["array-location"][2:]]
