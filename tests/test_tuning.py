@@ -98,7 +98,6 @@ def on_gpu(cupy, call):
 
 
 def answer(cupy, call):
-    """Call on copies of the arrays, as `add_blocks` changes its own."""
     return cupy.asnumpy(on_gpu(cupy, call).on(cupy.asarray(call.data)))
 
 
@@ -148,7 +147,7 @@ def test_what_is_added_to_is_added_to_once_whichever_wins(cupy, monkeypatch, nam
         return {label: 1.0 if label.startswith(name) else 2.0 for label in runs}
 
     monkeypatch.setattr(tuning, "race", race)
-    call = adding(11, np.int32)
+    call = replace(adding(11, np.int32), operation="add_blocks_")
     weight = np.zeros(POSITIONS_CASES[11].shape[-len(POSITIONS_CASES[11].block) :], np.float32)
     for options in ({}, {"weight_out": weight}):
         if options:
@@ -202,7 +201,7 @@ def test_a_call_that_was_made_before_takes_the_winner(cupy, monkeypatch):
 
 
 def test_an_array_with_gaps_is_raced_on_a_copy_of_its_memory(cupy, clock):
-    call = adding(11, np.int32)
+    call = replace(adding(11, np.int32), operation="add_blocks_")
     shape = call.data.shape
     wide = np.zeros((*shape[:-1], 2 * shape[-1]), np.int32)
     wide[..., ::2] = call.data
