@@ -1,8 +1,8 @@
 """Deliberate faults, each of which a named test must notice: `python tests/faults.py`, or `-k words` for some of them.
 
-They are those that no mechanical mutant makes: of inline PTX, barriers, numbers at the edge of their type, tensors and
-chunks; `--random` draws the others. Every fault is one replacement in a temporary copy of the checkout, where that test
-then runs and must turn red, while it passes without the fault. Exit status 1 where a fault survives.
+They are those that mechanical mutants seldom make: of inline PTX, barriers, numbers at the edge of their type,
+tensors and chunks; `--random` draws the others. Every fault is one replacement in a temporary copy of the checkout,
+where that test then runs and must turn red, while it passes without the fault. Exit status 1 where a fault survives.
 """
 
 from __future__ import annotations
@@ -71,6 +71,43 @@ class Fault:
 
 FAULTS = (
     # --- kernels: arithmetic
+    Fault(
+        "the strides of batch and channels swapped",
+        "kernels/col2im.cuh",
+        "image + lengthened(batch) * p.image_batch + lengthened(channel) * p.image_channel",
+        "image + lengthened(batch) * p.image_channel + lengthened(channel) * p.image_batch",
+        COL2IM + "random_geometries_in_any_layout_are_the_numpy_path[0]",
+    ),
+    Fault(
+        "crops of the begin and the end swapped",
+        "gpufold/geometry/space.py",
+        "return block_shape[1:], margins[0], margins[1]",
+        "return block_shape[1:], margins[1], margins[0]",
+        NUMPY_PATH + "batch_and_space_are_their_definition[nchw-cropped-float32]",
+    ),
+    Fault(
+        "leading axes that one array alone walks as one",
+        "gpufold/geometry/blocks.py",
+        "merged[-1][1:] == (extent * first, extent * second)",
+        "merged[-1][1] == extent * first",
+        BLOCKS + "leading_axes_that_are_walked_as_one_are_planes",
+    ),
+    Fault(
+        "a mean of the sum and what was there before",
+        "gpufold/cpu/folding.py",
+        '    if treatment.reduction != "sum":\n        average(total, axes, treatment)\n'
+        "    if treatment.accumulate:\n        np.add(image, total, total if narrow else image)\n",
+        "    if treatment.accumulate:\n        np.add(image, total, total if narrow else image)\n"
+        '    if treatment.reduction != "sum":\n        average(image, axes, treatment)\n',
+        FUSIONS + "every_fusion_is_its_definition",
+    ),
+    Fault(
+        "the first axis of a window turned round",
+        "gpufold/cpu/treatment.py",
+        "else weights.reshape(1, 1",
+        "else weights[::-1].reshape(1, 1",
+        FUSIONS + "random_problems_are_their_definition",
+    ),
     Fault(
         "additions that flush denormals",
         "kernels/common.cuh",
