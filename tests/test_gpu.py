@@ -1491,7 +1491,7 @@ def test_blocks_at_positions_can_be_captured_in_a_graph(cupy, case, variant):
     zeros, blocks = np.zeros(case.shape, np.float32), values(case.blocks_shape, np.float32)
     out, tiles, positions = cupy.asarray(zeros), cupy.asarray(blocks), cupy.asarray(case.positions)
     gpufold.add_blocks_(out, tiles, positions, variant=variant)
-    stream, graph = captured(cupy, partial(gpufold.add_blocks, out, tiles, positions, variant=variant))
+    stream, graph = captured(cupy, partial(gpufold.add_blocks_, out, tiles, positions, variant=variant))
     with stream:
         for places in (case.positions + 1, case.positions):
             positions.set(places, stream)
