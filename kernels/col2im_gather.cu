@@ -368,8 +368,8 @@ __device__ void gather(const Scalar* __restrict__ columns, Result* __restrict__ 
         gather<planes, word, false>(columns, image, window, tile, p);
 }
 
-// Threads of a multiprocessor whose registers there are: fewer where much is fused, elements are wide, or pixels of
-// other than four bytes would spill, and more where cells of several planes share a thread.
+// Threads of a multiprocessor whose registers there are: fewer where much is fused, elements are wide, or
+// pixels of other than four bytes would spill, and more where cells of several planes share a thread.
 constexpr int few_threads = !of_pixels && windowed && sizeof(Scalar) > 4 ? 384 : 512;
 constexpr bool few =
     of_parts || fuses || sizeof(Scalar) == 1 || (of_pixels && (part > 1 || sizeof(Scalar) != 4));
