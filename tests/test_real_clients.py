@@ -510,4 +510,4 @@ def test_a_decoder_that_sees_so_far_is_stitched_without_seams_in_less_memory():
     print([f"{peak / 1e6:.0f} MB" for peak in peaks])
     ours, tiled, whole = peaks
     assert max(ours, tiled) < whole / 2
-    assert ours < 1.25 * tiled, "what a process holds differs by some MB from run to run"
+    assert ours < 1.25 * tiled + 20e6, "what a process holds differs by some MB from run to run, and after other tests"
