@@ -84,7 +84,7 @@ class Like:
         return TypeError(f"{self._function.__name__} takes {', '.join(self._shown.parameters)}")
 
     def dress(self, front: Callable[..., Any], said: str) -> None:
-        """Give a front's function the name, the signature and the formula, around its docstring and what is `said`."""
+        """Set the name, signature and formula of a front's function, around its docstring and what is `said`."""
         summary, formula, *_ = (getdoc(self._function) or "").split("\n\n")
         name = front.__name__ = front.__qualname__ = self._function.__name__
         front.__doc__ = "\n\n".join([summary, formula, getdoc(front) or "", said.format(name=name, first=self.first)])
