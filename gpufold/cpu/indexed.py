@@ -1,4 +1,4 @@
-"""Elements one by one: each is added, moved or taken by the index of its pixel, where array operations would be short.
+"""Elements one by one: each is added or taken by the index of its pixel, where array operations would be short.
 
 Elements go axis by axis, the blocks of a tap side by side, so that indices are sums of one term for each axis. The taps
 of a pixel come in lexicographic order that way too.
@@ -35,10 +35,8 @@ def are_few(columns: Array, axes: tuple[Axis, ...]) -> bool:
     return columns.size <= FEW_ELEMENTS * (2 + len(axes)) * plan_of(axes).operations
 
 
-def fold_indexed(
-    columns: Array, image: Array, axes: tuple[Axis, ...], weights: Array | None, move: bool = False
-) -> None:
-    """Add, or move, columns into an image, every element of which is written."""
+def fold_indexed(columns: Array, image: Array, axes: tuple[Axis, ...], weights: Array | None) -> None:
+    """Add columns into an image, every element of which is written."""
     pixels: Array = np.zeros(image.size + 1, image.dtype)
     by_part = image.dtype.kind == "c"  # NumPy adds complex numbers by their index in ten times the time of real ones
     parts = pixels.view(pixels.real.dtype) if by_part else pixels
@@ -46,10 +44,7 @@ def fold_indexed(
         terms: Array = np.empty(some.shape, image.dtype)
         multiply(some, factors, terms)
         flat = terms.reshape(-1)
-        if move:
-            parts[indices] = flat.view(parts.dtype)
-        else:
-            np.add.at(parts, indices, flat.view(parts.dtype) if by_part else flat)
+        np.add.at(parts, indices, flat.view(parts.dtype) if by_part else flat)
     image[...] = pixels[:-1].reshape(image.shape)
 
 
