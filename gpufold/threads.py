@@ -11,13 +11,14 @@ import ctypes
 import os
 from _thread import start_new_thread
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from functools import partial
 from queue import SimpleQueue
 from threading import RLock, get_ident
 from typing import Any
 
+from gpufold import rounding
 from gpufold.cores import default
 from gpufold.geometry import as_integers
 from gpufold.given import shown
@@ -26,15 +27,12 @@ MOST_THREADS = max(64, os.cpu_count() or 1)
 """What no setting exceeds: OMP_NUM_THREADS may be meant for another machine."""
 
 _c: Any = None
-"""C's library: its locks, and how a thread rounds and flushes denormals, which helpers take over from their caller."""
-_usual = ctypes.create_string_buffer(256)  # C's fenv_t has 8 to 32 bytes
-"""How the thread that imports gpufold rounds."""
+"""The locks of C's library."""
 _wait: Any = None
 """Its wait for a lock, which no signal ends; called as an `__exit__` is, with the interpreter lock released."""
 with suppress(OSError, AttributeError, TypeError):  # of a system whose C library has no such functions
     _wait = ctypes.CDLL(None).pthread_rwlock_wrlock
     _wait.argtypes, _wait.restype = (ctypes.c_void_p, *3 * (ctypes.py_object,)), None
-    ctypes.PyDLL(None).fegetenv(_usual)
     _c = ctypes.PyDLL(None)
 
 _helpers: _Helpers
@@ -57,12 +55,8 @@ def get_num_threads() -> int:
     the process may run on: those of its affinity mask, and no more than its control groups grant it time for. Calls on
     tensors use at most `torch.get_num_threads()`. It is never more than 64, or the machine's cores if these are more.
     """
-    count, most = _count, allowed.get()  # each read once: another thread may set it meanwhile
-    if count is None:
-        count = default() if most is None else most
-    elif most is not None:
-        count = min(count, most)
-    return min(count, MOST_THREADS)
+    limits = [each for each in (_count, allowed.get()) if each is not None]
+    return min(*(limits or [default()]), MOST_THREADS)
 
 
 def set_num_threads(count: int | None) -> None:
@@ -130,20 +124,6 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_start_afresh)
 
 
-@contextmanager
-def usual_mode() -> Iterator[None]:
-    """Round, and keep denormals, as the thread did that imported gpufold: those of other libraries may flush them."""
-    if _c is None:
-        yield
-        return
-    _c.fegetenv(before := ctypes.create_string_buffer(256))
-    _c.fesetenv(_usual)
-    try:
-        yield
-    finally:
-        _c.fesetenv(before)
-
-
 class _Together:
     """A call's `with`, which ends once no helper works for it, whatever ended its body.
 
@@ -164,7 +144,7 @@ class _Together:
         """Work in a floating-point mode, unless the call has ended."""
         if not _c.pthread_rwlock_tryrdlock(self.lock):
             try:
-                _c.fesetenv(mode)
+                rounding.adopt(mode)
                 work()
             except BaseException as error:
                 failures.append(error)
@@ -198,7 +178,7 @@ def for_each(function: Callable[..., None], items: Iterable[tuple[Any, ...]]) ->
 
     pool, failures, together = _helpers, list[BaseException](), _Together()
     with together:
-        _c.fegetenv(mode := ctypes.create_string_buffer(256))  # C's fenv_t has 8 to 32 bytes
+        mode = rounding.mode()
         for _ in range(pool.start(helpers) - pool.asked.qsize()):  # what nobody has taken yet is enough to do
             # NumPy's errstate is in the context
             pool.asked.put(partial(contextvars.copy_context().run, together.join, mode, work, failures))

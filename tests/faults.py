@@ -297,7 +297,7 @@ FAULTS = (
     Fault(
         "denormals that XLA's threads flush",
         "gpufold/jax/primitive.py",
-        "with threads.usual_mode():",
+        "with usual_mode():",
         "if True:",
         JAX + "denormals_stay_as_numpy_has_them",
     ),

@@ -20,11 +20,12 @@ from jax.experimental.buffer_callback import buffer_callback
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
-from gpufold import adjoints, threads
+from gpufold import adjoints
 from gpufold.calls import Call
 from gpufold.compute import launcher, run
 from gpufold.geometry import PositionsGeometry
 from gpufold.operations import check_variant
+from gpufold.rounding import usual_mode
 
 call_p = Primitive("gpufold")
 
@@ -127,7 +128,7 @@ def on_cpu(call: Call, _: Any, result: Any, *operands: Any) -> None:
     """Compute a call on XLA's buffers, waiting for nothing of JAX's; that of the result has what is added to in it."""
     data, window, positions, _ = parted(call, [*map(np.asarray, operands)])
     places = None if positions is None else positions.astype(np.int64)
-    with threads.usual_mode():  # XLA's threads flush denormals
+    with usual_mode():  # XLA's threads flush denormals
         run(call, np, data, np.asarray(result), window, places)
 
 
