@@ -7,12 +7,13 @@ import os
 import signal
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import gpufold
+from bench import drawn
 from bench.measure import (
     Bench,
     DeviceLostError,
@@ -24,11 +25,11 @@ from bench.measure import (
     missing,
 )
 from bench.peers import PEERS
-from bench.problems import PROBLEMS, select
-from bench.regret import of_results, regret_table
+from bench.problems import PROBLEMS, Problem, select
+from bench.regret import by_operation, of_results
 from bench.report import footer, markdown, tables
 from bench.results import OURS, Run, command_line, commit, saved
-from bench.terminal import INTERRUPTED, Console, Table, progress, say
+from bench.terminal import INTERRUPTED, Console, Table, progress, say, table_of
 from gpufold.elements import ELEMENT_TYPES
 from gpufold.gpu.devices import device_named
 from gpufold.operations import OPERATIONS
@@ -75,7 +76,6 @@ def _parser() -> argparse.ArgumentParser:
         description="Measure gpufold beside its peers, each result checked before it is timed. "
         "Without an argument: the quick table, on the GPU where there is one.",
     )
-    parser.add_argument("--device", choices=("auto", "cpu", "gpu"), default="auto")
     _add_names(
         parser, problem=PROBLEM, variant="GPU kernel variants, else all", peer=f"measured on request: {ON_REQUEST}"
     )
@@ -85,13 +85,13 @@ def _parser() -> argparse.ArgumentParser:
     length = parser.add_mutually_exclusive_group()
     length.add_argument("--quick", action="store_true", help="each problem in its first dtype: the default on a CPU")
     length.add_argument("--full", action="store_true", help="every problem in all its dtypes: the default on a GPU")
-    parser.add_argument("--seconds", type=_SECONDS, help="measuring time of a problem in one dtype")
-    parser.add_argument("--threads", type=_COUNT, help="CPU threads of every candidate, else all cores")
-    parser.add_argument("--save", type=Path, metavar="FILE.json", help="write what is measured, after each row")
-    parser.add_argument("--resume", action="store_true", help="go on with what is saved, and measure what it lacks")
-    parser.add_argument("--commit", metavar="HASH", help="of this code, where git does not say")
+    _add_measuring(parser)
     commands = parser.add_subparsers(dest="command", title="other commands", metavar="COMMAND")
     commands.add_parser("problems", help="list the problems and where they come from")
+    random = commands.add_parser("random", help="measure problems that are drawn, on a CPU: the distribution of ratios")
+    random.add_argument("--problems", type=_COUNT, default=200, metavar="N")
+    random.add_argument("--seed", type=int, default=[0], nargs="+", help="for N problems each")
+    _add_measuring(random)
     report = commands.add_parser("report", help="draw saved results, and give their tables in Markdown")
     report.add_argument("--output", type=Path, default=Path("build/report"), help="folder for figures and tables")
     report.add_argument(
@@ -124,6 +124,16 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _add_measuring(parser: argparse.ArgumentParser) -> None:
+    """Add the options of how, and how long, is measured."""
+    parser.add_argument("--device", choices=("auto", "cpu", "gpu"), default="auto")
+    parser.add_argument("--seconds", type=_SECONDS, help="measuring time of a problem in one dtype")
+    parser.add_argument("--threads", type=_COUNT, help="CPU threads of every candidate, else all cores")
+    parser.add_argument("--save", type=Path, metavar="FILE.json", help="write what is measured, after each row")
+    parser.add_argument("--resume", action="store_true", help="go on with what is saved, and measure what it lacks")
+    parser.add_argument("--commit", metavar="HASH", help="of this code, where git does not say")
+
+
 def _add_names(parser: argparse.ArgumentParser, **options: str) -> None:
     """Add options that are given a name each time, with what is said of them."""
     for name, what in options.items():
@@ -141,6 +151,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         None: _table,
         "problems": _problems,
         "report": _report,
+        "random": _random,
         "host": _host,
         "count": _count,
         "chip": _chip,
@@ -205,7 +216,7 @@ def _report(options: argparse.Namespace, words: list[str], console: Console) -> 
         written[-1].write_text(markdown(run), encoding="utf-8")
         say(console, f"{path}: {', '.join(map(str, written))}")
     if choices:
-        console.print(regret_table(choices))
+        console.print(table_of(by_operation(choices)))
     return 0
 
 
@@ -313,12 +324,42 @@ def _table(options: argparse.Namespace, words: list[str], console: Console) -> i
         bench, run = cpu_bench(options.threads, seconds, options.commit, options.peer)
     else:
         bench, run = gpu_bench(seconds, options.commit, options.peer)
-    run.command, run.options = command_line(words), choices
+    run.options = choices
     tasks = [
         Task(problem, dtype, tuple(choices["variants"]))
         for problem in select(options.problem, quick, kind == "gpu")
         for dtype in ((options.dtype,) if options.dtype else problem.dtypes[:1] if quick else problem.dtypes)
     ]
+    return _measure(bench, run, tasks, options, words, console, tables)
+
+
+def _random(options: argparse.Namespace, words: list[str], console: Console) -> int:
+    if device_kind(options.device) == "gpu" and options.device != "auto":
+        raise ValueError("random draws problems of a CPU's size: --device cpu")
+    seconds = QUICK_SECONDS if options.seconds is None else options.seconds
+    bench, run = cpu_bench(options.threads, seconds, options.commit)
+    bench.peers = [peer for peer in bench.peers if peer.name in drawn.PEERS]
+    run.peers, run.options = [peer.name for peer in bench.peers], {"seeds": options.seed, "seconds": seconds}
+    problems: list[Problem] = [each for seed in options.seed for each in drawn.problems(seed, options.problems)]
+    tasks = [Task(problem, problem.dtypes[0]) for problem in problems]
+
+    def tables_of(run: Run) -> Iterable[Table]:
+        return map(table_of, (drawn.distribution(run), drawn.worst(run)))
+
+    return _measure(bench, run, tasks, options, words, console, tables_of)
+
+
+def _measure(
+    bench: Bench,
+    run: Run,
+    tasks: list[Task],
+    options: argparse.Namespace,
+    words: list[str],
+    console: Console,
+    tables: Callable[[Run], Iterable[Table]],
+) -> int:
+    """Measure what is not yet saved, and print it."""
+    run.command = command_line(words)
     if options.resume and options.save is None:
         raise ValueError("--resume goes on with what --save names, which is missing")
     if options.save is not None and options.save.exists():

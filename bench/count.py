@@ -86,7 +86,8 @@ def work_on(problem: Problem, plan: Plan, dtype: str, device: Device) -> Work:
     """Execute the machine code of a problem's plan; its result must be the NumPy path's."""
     data = problem.data(dtype)
     result = np.zeros(problem.output_shape, data.dtype)  # what add_blocks adds to
-    weights = problem.weights() if problem.window else None
+    kind = ELEMENT_TYPES[dtype].weight
+    weights = tuple(each.astype(kind) for each in problem.weights()) if problem.window else None
     positions = problem.positions() if problem.operation in AT_POSITIONS else None
     done = work(plan, data, result, weights, positions, device=device)
     if wrong := difference(result, problem(data), TOLERANCE):

@@ -63,6 +63,8 @@ class Problem:
     cpu_only: bool = False
     """Whether it is there for a layout or a size that differs from another problem's on a CPU, not on a GPU, where a
     thread does the same in both."""
+    channels_last: bool = False
+    """Whether the second axis of the input lies last in memory."""
     reduction: str = "sum"
     window: str = ""
     """A window by name, see `window_of`; none where it is empty."""
@@ -231,7 +233,7 @@ class Problem:
         data = rng.integers(least, largest, self.input_shape, np.int8, endpoint=True).astype(wanted)
         if wanted.kind == "c":
             data.imag = rng.integers(least, largest, self.input_shape, np.int8, endpoint=True)
-        return data
+        return np.moveaxis(np.moveaxis(data, 1, -1).copy(), -1, 1) if self.channels_last else data
 
     def expected(self, data: Array) -> Array:
         """Work the result out from the definition, by indices and without gpufold."""

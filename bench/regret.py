@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.results import Run, geometric_mean
-from bench.terminal import Table
 from gpufold.elements import ELEMENT_TYPES
 from gpufold.operations import OPERATIONS, variants
 
@@ -84,14 +83,3 @@ def by_operation(choices: Iterable[Choice]) -> list[list[str]]:
         of_worst = [worst.problem, worst.taken, worst.best] if worst.regret else ["", "", ""]
         lines.append([operation, source, str(len(chosen)), f"{mean:.1%}", f"{worst.regret:.1%}", *of_worst])
     return lines
-
-
-def regret_table(choices: Iterable[Choice]) -> Table:
-    """Return the same for a terminal."""
-    header, *lines = by_operation(choices)
-    table = Table(box=None)
-    for number, name in enumerate(header):
-        table.add_column(name, justify="right" if number in (2, 3, 4) else "left", no_wrap=number == 0)
-    for line in lines:
-        table.add_row(*line)
-    return table

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from time import perf_counter
 from typing import Any, TypeVar
 
@@ -64,6 +64,20 @@ def _with_columns(table: Any, numbers: list[int]) -> Any:
     for row, cells in zip(table.rows, zip(*(table.columns[n].cells for n in numbers), strict=True), strict=True):
         part.add_row(*cells, style=row.style, end_section=row.end_section)
     return part
+
+
+def table_of(lines: Sequence[Sequence[str]]) -> Table:
+    """Return a header and rows of texts as a table, columns of numbers on the right."""
+    header, *rows = lines
+    table = Table(box=None)
+    for number, name in enumerate(header):
+        numeric = number > 0 and all(
+            row[number].strip("%x").replace(".", "", 1).isdigit() for row in rows if row[number]
+        )
+        table.add_column(name, justify="right" if numeric else "left", no_wrap=number == 0)
+    for row in rows:
+        table.add_row(*row)
+    return table
 
 
 def say(console: Console, line: str) -> None:

@@ -28,6 +28,7 @@ from cases import CASES, SPACE_CASES
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+import bench.drawn
 import bench.measure
 import bench.memory
 import bench.report
@@ -1271,6 +1272,7 @@ def test_what_kernels_need_and_do_is_counted(capsys):
         assert in_flight >= 1
         assert instructions > 1
         assert sectors == [0.125, stored], "of each element once; of atomic additions each in a sector of its own"
+    assert run(capsys, "count", "--problem", "istft-256", "--dtype", "float64")[0] == 0, "a window of its dtype"
     assert counted(run(capsys, "count", "--problem", "batch_to_space-nhwc")[1], "index_map")[-2:] == [0.125, 0.125]
     with pytest.raises(SystemExit):
         run(capsys, "count", "--problem", "batch_to_space-nhwc", "--device", "K80")
@@ -1302,3 +1304,67 @@ def test_positions_lie_as_kernels_take_them():
     for problem in PROBLEMS:
         if problem.kind == "placed":
             assert problem.positions().flags.c_contiguous, problem.name
+
+
+def test_problems_are_drawn_alike_from_a_seed_and_of_every_operation():
+    problems = bench.drawn.problems(3, 60)
+    assert problems[:5] == bench.drawn.problems(3, 5) != bench.drawn.problems(4, 5)
+    assert {problem.operation for problem in problems} == {problem.operation for problem in PROBLEMS}
+    assert len({problem.name for problem in problems}) == len(problems)
+    for problem in problems:
+        size = max(prod(problem.input_shape), prod(problem.output_shape)) * dtype_of(problem.dtypes[0]).itemsize
+        assert bench.drawn.LEAST_BYTES <= size <= bench.drawn.MOST_BYTES, problem.name
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_gpufold_is_right_on_problems_that_are_drawn(seed, monkeypatch):
+    monkeypatch.setattr("bench.drawn.LEAST_BYTES", 1 << 10)
+    monkeypatch.setattr("bench.drawn.MOST_BYTES", 1 << 17)
+    for problem in bench.drawn.problems(seed, 20):
+        data = problem.data(problem.dtypes[0])
+        assert data.flags.c_contiguous is not problem.channels_last or 1 in data.shape, problem.name
+        assert difference(problem(data), problem.expected(data), problem.tolerance) is None, problem.name
+
+
+def test_a_run_of_drawn_problems_ends_in_their_distribution(capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr("bench.drawn.LEAST_BYTES", 1 << 10)
+    monkeypatch.setattr("bench.drawn.MOST_BYTES", 1 << 16)
+    saved = tmp_path / "drawn.json"
+    words = (
+        "random",
+        "--device",
+        "cpu",
+        "--problems",
+        "3",
+        "--seed",
+        "5",
+        "6",
+        "--seconds",
+        "0.01",
+        "--save",
+        str(saved),
+    )
+    status, out = run(capsys, *words)
+    assert status == 0
+    assert re.search(r"all +6 +\d", out)
+    loaded = Run.load(saved)
+    assert [row.problem for row in loaded.rows] == [
+        problem.name for seed in (5, 6) for problem in bench.drawn.problems(seed, 3)
+    ]
+    assert "loop" in loaded.peers
+    assert not any(peer.startswith("gpufold") for peer in loaded.peers)
+    assert run(capsys, *words, "--resume")[1].count(loaded.rows[0].problem) == 1, "nothing was measured again"
+
+
+def test_a_distribution_is_of_times_over_the_fastest_peer_and_over_the_loop():
+    times = {"gpufold": 2.0, "loop": 4.0, "torch": 1.0}, {"gpufold": 2.0, "loop": 4.0}, {"gpufold": 8.0, "torch": 4.0}
+    rows = [
+        Row(
+            f"problem {number}", "col2im", "float32", 1, 1, times={name: Times([value]) for name, value in each.items()}
+        )
+        for number, each in enumerate(times)
+    ]
+    measured = Run("", "cpu", 1, {}, "", "", "", ["loop", "torch"], [], rows=rows)
+    ratios = ["1.26", "2.00", "2.00", "0.50", "0.50", "0.50"]  # of 2, 0.5 and 2; of 0.5 and 0.5
+    assert bench.drawn.distribution(measured)[1:] == [["col2im", "3", *ratios], ["all", "3", *ratios]]
+    assert bench.drawn.worst(measured)[1][:3] == ["problem 0", "2e+03", "torch"]

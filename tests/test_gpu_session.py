@@ -254,7 +254,7 @@ def test_nothing_but_a_report_comes_after_the_benchmark_and_nothing_that_needs_n
 
 def test_steps_of_another_release_are_passed_over(session, monkeypatch):
     step = {"result": STOPPED, "goes": 1, "seconds": 1.0, "note": ""}
-    (session.folder / "session.json").write_text(json.dumps({"prediction": step, "machine": step | {"result": DONE}}))
+    (session.folder / "session.json").write_text(json.dumps({"choices": step, "machine": step | {"result": DONE}}))
     log = []
     monkeypatch.setattr(
         "bench.gpu_session.STEPS", {name: (10.0, lambda session: log.append(1) or DONE) for name in STEPS}
