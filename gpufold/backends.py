@@ -9,21 +9,14 @@ from typing import Any, Protocol
 import numpy as np
 
 from gpufold import calls, extras
-from gpufold.arrays import (
-    as_positions,
-    as_weights,
-    axes_of_window,
-    check_block_weights,
-    device_of,
-    library_of,
-    weights_of_blocks,
-)
+from gpufold.arrays import as_positions, device_of, library_of
 from gpufold.calls import Call, is_separable
 from gpufold.compute import run
 from gpufold.elements import ELEMENT_TYPES, check_dtype, name_of
 from gpufold.geometry import PositionsGeometry, Size
 from gpufold.positions import average
 from gpufold.weights import at_least, of_elements, weighed
+from gpufold.windows import as_weights, axes_of_window, check_block_weights, weights_of_blocks
 
 KINDS = {"numpy": "numpy.ndarray", "cupy": "cupy.ndarray"}
 """What the arrays of a library are called."""

@@ -8,11 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from gpufold.arrays import as_weights, check_apart, check_out, check_writable, name_of_weights, new_result
+from gpufold.arrays import check_apart, check_out, check_writable, new_result
 from gpufold.calls import Call
 from gpufold.elements import ELEMENT_TYPES
 from gpufold.geometry import BlocksGeometry, SlidingGeometry, uncovered
 from gpufold.operations import OPERATIONS, check_variant
+from gpufold.windows import as_weights, name_of_weights
 
 
 def compute(

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gpufold import extras
-from gpufold.arrays import as_weights, library_of, native
+from gpufold.arrays import library_of, native
 from gpufold.calls import Call, OperationName, is_separable
 from gpufold.elements import check_dtype
 from gpufold.geometry import Size, as_integers
@@ -21,6 +21,7 @@ from gpufold.gpu import registry, tuning
 from gpufold.gpu.devices import device_named
 from gpufold.gpu.plan import H200, Device, Operand, Plan
 from gpufold.operations import OPERATIONS
+from gpufold.windows import as_weights
 
 
 @dataclass(frozen=True, slots=True)

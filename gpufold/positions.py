@@ -21,7 +21,6 @@ from gpufold.arrays import (
     copy_of,
     is_same,
     library_of,
-    weights_of_blocks,
 )
 from gpufold.calls import Call, Mode, Variant
 from gpufold.compute import compute, prepare, run
@@ -30,6 +29,7 @@ from gpufold.elements import sum_dtype
 from gpufold.geometry import LastBlock, Sizes, grid_of_blocks
 from gpufold.names import answers
 from gpufold.weights import least_weight, of_elements, weighed
+from gpufold.windows import weights_of_blocks
 
 
 @dispatched

@@ -15,7 +15,7 @@ from weakref import WeakSet
 
 import numpy as np
 
-from gpufold.arrays import Positions, Shaped, Window, axes_of_window, check_bytes, name_of_axis
+from gpufold.arrays import Positions, Shaped, Window, check_bytes
 from gpufold.backends import Backend, backend_of, copy_of_window
 from gpufold.calls import REDUCTIONS, Call, Reduction, is_separable
 from gpufold.elements import ELEMENT_TYPES, WIDER, stitched_dtype
@@ -23,6 +23,7 @@ from gpufold.geometry import PositionsGeometry, Size, as_integers
 from gpufold.given import flag, word
 from gpufold.names import answers
 from gpufold.weights import least_weight
+from gpufold.windows import axes_of_window, name_of_axis
 
 ENDLESS = sys.maxsize
 """The extent of an axis without an end."""

@@ -13,7 +13,7 @@ import pytest
 
 import gpufold
 from gpufold import calls
-from gpufold.arrays import as_weights
+from gpufold.windows import as_weights
 
 try:
     from ml_dtypes import bfloat16

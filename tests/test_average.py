@@ -12,9 +12,9 @@ from moves import in_layout, operand
 import gpufold
 from bench import hostcuda
 from gpufold import calls
-from gpufold.arrays import as_weights
 from gpufold.gpu import parameters
 from gpufold.gpu.registry import choose
+from gpufold.windows import as_weights
 
 SHAPES = (((7,), 1), ((2, 3, 5, 6), 2), ((3, 4, 5), 3), ((600, 3), 1), ((4, 1, 1), 0))
 """Shapes of sums, and how many of their last axes have weights."""

@@ -15,12 +15,12 @@ from test_gpu import FUNCTIONS, SLIDING, SMOKE_CASES, Call, blocks_calls, calls_
 from test_sources import STATEMENT
 
 from bench import hostcuda
-from gpufold.arrays import as_weights
 from gpufold.explanation import _described
 from gpufold.gpu import parameters
 from gpufold.gpu.plan import H200
 from gpufold.gpu.registry import candidates, choose, problem_of
 from gpufold.gpu.sources import KERNELS, program
+from gpufold.windows import as_weights
 
 pytestmark = pytest.mark.nvrtc
 

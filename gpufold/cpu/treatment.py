@@ -14,7 +14,7 @@ from gpufold.geometry import Axis, Size
 from gpufold.weights import counted, product_of
 
 Weights: TypeAlias = tuple[Array, ...] | None
-"""The weights of a window, as `gpufold.arrays.as_weights` returns them."""
+"""The weights of a window, as `gpufold.windows.as_weights` returns them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from dask.delayed import delayed
 from dask.highlevelgraph import HighLevelGraph
 from dask.utils import parse_bytes
 
-from gpufold.arrays import as_positions, as_weights, check_bytes, device_of, library_of, result_dtype
+from gpufold.arrays import as_positions, check_bytes, device_of, library_of, result_dtype
 from gpufold.calls import Call
 from gpufold.compute import filled
 from gpufold.dispatch import Like
@@ -29,6 +29,7 @@ from gpufold.elements import check_dtype
 from gpufold.geometry import AverageGeometry, Axis, Geometry, PositionsGeometry, Size, as_integers
 from gpufold.names import answers
 from gpufold.operations import OPERATIONS, check_variant
+from gpufold.windows import as_weights
 
 Chunks: TypeAlias = tuple[Size, ...]
 """The sizes of the chunks along each axis."""

@@ -12,7 +12,7 @@ import numpy as np
 from dask.base import tokenize
 
 from gpufold import calls
-from gpufold.arrays import check_block_weights, check_library, device_of, library_of, result_dtype
+from gpufold.arrays import check_library, device_of, library_of, result_dtype
 from gpufold.calls import Call, Mode, Variant
 from gpufold.compute import run
 from gpufold.dask.chunks import (
@@ -33,6 +33,7 @@ from gpufold.geometry import AverageGeometry, PositionsGeometry, Size, Sizes
 from gpufold.names import answers
 from gpufold.positions import average as average_chunk
 from gpufold.weights import of_elements, weighed
+from gpufold.windows import check_block_weights
 
 
 @answers

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import gpufold
-from gpufold.arrays import as_positions, axes_of_window, check_block_weights, name_of_axis
+from gpufold.arrays import as_positions
 from gpufold.calls import Call
 from gpufold.compute import filled
 from gpufold.gpu.registry import check_name
@@ -19,6 +19,7 @@ from gpufold.jax.primitive import apply
 from gpufold.names import WHOSE, misnamed
 from gpufold.operations import OPERATIONS
 from gpufold.weights import of_elements
+from gpufold.windows import axes_of_window, check_block_weights, name_of_axis
 
 
 def function_of(name: str) -> Callable[..., Any]:

@@ -12,7 +12,6 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from gpufold import blocks, calls, sliding, space
-from gpufold.arrays import check_block_weights
 from gpufold.calls import Mode, is_separable
 from gpufold.compute import filled
 from gpufold.dispatch import FunctionT, Like
@@ -24,6 +23,7 @@ from gpufold.torch.operators import SIZES
 from gpufold.torch.rules import differentiate
 from gpufold.torch.tensors import described, is_traced
 from gpufold.weights import least_weight, of_elements
+from gpufold.windows import check_block_weights
 
 compute, compute_in_place = partial(tensors.compute, differentiate), partial(tensors.compute_in_place, differentiate)
 

@@ -20,13 +20,13 @@ from torch.jit import is_tracing
 
 from gpufold import calls
 from gpufold.arrays import as_positions as as_array
-from gpufold.arrays import misshapen_weights
 from gpufold.calls import Call, Fusion
 from gpufold.elements import average_dtype, dtype_name
 from gpufold.geometry import GEOMETRIES, SpaceGeometry, as_integers
 from gpufold.operations import OPERATIONS
 from gpufold.torch import exporting, rules, tensors
 from gpufold.torch.tensors import INTEGERS, as_int64, execute, name_of, resolved
+from gpufold.windows import misshapen_weights
 
 SIZES = {
     "col2im": ("output_size", "kernel_size", "strides", "dilations", "pads_begin", "pads_end"),

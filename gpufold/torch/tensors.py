@@ -21,15 +21,7 @@ from torch.nn.functional import fold, unfold
 from torch.profiler import record_function
 
 from gpufold import arrays, extras, threads
-from gpufold.arrays import (
-    axes_of_window,
-    bounds_of,
-    check_bytes,
-    name_of_axis,
-    overlapping,
-    overlaps_itself,
-    share_addresses,
-)
+from gpufold.arrays import bounds_of, check_bytes, overlapping, overlaps_itself, share_addresses
 from gpufold.calls import PLAIN, Call, is_separable
 from gpufold.compute import launcher, run
 from gpufold.elements import ELEMENT_TYPES
@@ -38,6 +30,7 @@ from gpufold.gpu import tuning
 from gpufold.operations import OPERATIONS, check_variant
 from gpufold.torch.guards import Guards, end_of, seen_of
 from gpufold.weights import least_weight, product_of
+from gpufold.windows import axes_of_window, name_of_axis
 
 
 class Dtype(NamedTuple):

@@ -1,0 +1,145 @@
+"""The weights of a window, and those of blocks: what fits, as kernels read them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from gpufold.arrays import check_library, check_no_capture, device_of, is_kernel_ready, kernel_ready
+from gpufold.calls import Call, is_separable
+from gpufold.elements import ELEMENT_TYPES
+from gpufold.geometry import Size, SpaceGeometry
+from gpufold.given import shown
+
+
+def as_weights(call: Call, library: ModuleType, window: Any, data: Any) -> tuple[Any, ...]:
+    """Check a window against the block it is for, and return its weights, on the device of the data.
+
+    They are arrays that kernels can read, of the dtype that goes with the data's: one of the block's shape, or, for a
+    separable window, one for each axis. Those of the call itself, where they are such arrays.
+
+    >>> from gpufold import calls
+    >>> window, data = (np.ones(2), np.arange(3)), np.ones((6, 4), np.float32)
+    >>> as_weights(calls.col2im(data, (3, 4), (2, 3), window=window), np, window, data)
+    (array([1., 1.], dtype=float32), array([0., 1., 2.], dtype=float32))
+    """
+    operation, wanted = call.operation, call.element.weight_dtype
+    axes = axes_of_window(call, window)
+    converted = False
+    for axis, weights in enumerate(axes):
+        if (
+            type(weights) is library.ndarray
+            and (library is np or weights.device == data.device)
+            and is_kernel_ready(library, weights, wanted)
+        ):
+            continue
+        name = name_of_axis(call, window, axis)
+        check_library(operation, name, weights, library, "the data")
+        if library is not np and weights.device != data.device:
+            raise ValueError(
+                f"{operation}: {name} must be on the device of the data, {data.device}, got {weights.device}"
+            )
+        if weights.dtype.kind not in "fiu" and weights.dtype.name != "bfloat16":
+            raise TypeError(
+                f"{operation}: {name} must hold real numbers, got dtype {weights.dtype}; multiply by complex "
+                f"weights before"
+            )
+        converted = True
+    if not converted:
+        return tuple(axes)
+    with device_of(library, axes[0]), np.errstate(all="ignore"):  # as in sums
+        check_no_capture(operation, library, name_of_weights(call), f"contiguous, aligned and of {wanted}")
+        convert = kernel_ready if operation == "average" else _converted
+        return tuple(convert(library, weights, wanted) for weights in axes)
+
+
+def _converted(library: ModuleType, weights: Any, wanted: Any) -> Any:
+    """Return weights as kernels read them, of which none is zero that was not before."""
+    ready = kernel_ready(library, weights, wanted)
+    if weights.dtype.kind != "f" or weights.itemsize <= ready.itemsize:
+        return ready
+    least = library.copysign(np.finfo(wanted).tiny, weights).astype(wanted)
+    return library.where((ready == 0) & (weights != 0), least, ready)
+
+
+def weights_of_blocks(call: Call, library: ModuleType, weights: Any, blocks: Any) -> Any:
+    """Check the weights of whole blocks, and return them in the dtype that a window has, where there are any."""
+    if weights is None:
+        return None
+    operation, wanted = call.operation, call.element.weight_dtype
+    check_library(operation, "weights", weights, library, "blocks")
+    check_block_weights(operation, weights, call.dtype, len(blocks))
+    if library is not np and weights.device != blocks.device:
+        raise ValueError(f"{operation}: weights must be on the device of blocks, {blocks.device}, got {weights.device}")
+    with device_of(library, blocks), np.errstate(all="ignore"):
+        return kernel_ready(library, weights, wanted)
+
+
+def check_block_weights(operation: str, weights: Any, dtype: str, count: int) -> None:
+    """Raise unless there is a real weight of each block, and blocks are of numbers that can be weighed."""
+    if not ELEMENT_TYPES[dtype].weight:
+        raise TypeError(
+            f"{operation}: weights need blocks of floats or complex numbers, got dtype {dtype}; convert them"
+        )
+    if tuple(weights.shape) != (count,):
+        raise ValueError(
+            f"{operation}: weights must have the shape {(count,)}, one for each block, got {tuple(weights.shape)}"
+        )
+    known = str(weights.dtype).removeprefix("torch.")
+    if known == "bool" or known not in ELEMENT_TYPES or known.startswith("complex"):
+        raise TypeError(f"{operation}: weights must hold real numbers, got dtype {known}")
+
+
+def name_of_weights(call: Call) -> str:
+    """Return the name of the argument that holds weights."""
+    return "weight" if call.operation == "average" else "window"
+
+
+@lru_cache(maxsize=256)
+def _shapes_of_axes(block_shape: Size) -> tuple[Size, ...]:
+    return tuple((taps,) for taps in block_shape)
+
+
+def axes_of_window(call: Call, window: Any) -> Sequence[Any]:
+    """Return the arrays of a window, or raise where one has not the shape that it must have; whose they are is open.
+
+    That is one array of the block's shape or, for a separable window, one for each axis, and then as many as axes.
+    """
+    block_shape = call.geometry.block_shape  # type: ignore[union-attr] # which has one where there are windows
+    axes: Sequence[Any] = (window,)
+    shapes: Sequence[Size] = (block_shape,)
+    if is_separable(window):
+        axes, shapes = window, _shapes_of_axes(block_shape)
+        if isinstance(window, str):
+            raise TypeError(
+                f"{call.operation}: window must be an array of weights or one per axis, got {shown(window)}; "
+                f"scipy.signal.get_window makes weights of that name"
+            )
+        if len(window) != len(block_shape):
+            raise ValueError(
+                f"{call.operation}: window must be one array of the block's shape {block_shape}, or one array per "
+                f"axis, {len(block_shape)} in all, got {len(window)}"
+            )
+    for axis, weights in enumerate(axes):
+        shape = getattr(weights, "shape", None)
+        if shape != shapes[axis] and isinstance(shape, tuple):
+            raise misshapen_weights(call, name_of_axis(call, window, axis), tuple(shape), shapes[axis])
+    return axes
+
+
+def name_of_axis(call: Call, window: Any, axis: int) -> str:
+    """Return the name of an array of a window in messages."""
+    return f"window[{axis}]" if is_separable(window) else name_of_weights(call)
+
+
+def misshapen_weights(call: Call, name: str, shape: Size, wanted: Size) -> ValueError:
+    """Return what to raise where an array of a window has not the shape that it must have."""
+    assert not isinstance(call.geometry, SpaceGeometry)
+    return ValueError(
+        f"{call.operation}: {name} must have the shape {wanted} of the block's taps, got {shape}: "
+        f"the block's shape is {call.geometry.block_shape}"
+    )
