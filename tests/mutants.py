@@ -52,6 +52,7 @@ POOL = (
     "gpufold/geometry/*.py",
     "gpufold/calls.py",
     "gpufold/arrays.py",
+    "gpufold/windows.py",
     "gpufold/cpu/*.py",
 )
 

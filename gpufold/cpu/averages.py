@@ -80,7 +80,7 @@ def _folded(weights: Array, axes: tuple[Axis, ...]) -> Array:
     rank, blocks = len(axes), tuple(axis.blocks for axis in axes)
     columns = np.broadcast_to(weights.reshape(1, 1, *weights.shape, *(1,) * rank), (1, 1, *weights.shape, *blocks))
     image: Array = np.empty((1, 1, *(axis.size for axis in axes)), weights.dtype)
-    (fold_indexed if are_few(columns, axes) else fold_cells)(columns, image, axes, None)
+    (fold_indexed if are_few(columns.size, axes) else fold_cells)(columns, image, axes, None)
     plane: Array = image[0, 0]
     return plane
 

@@ -7,7 +7,7 @@ of a pixel come in lexicographic order that way too.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
 from itertools import chain
 from math import prod
@@ -30,9 +30,9 @@ _Chunk: TypeAlias = tuple[Index, Array]
 """Some elements, by their place in columns that go axis by axis, and the index of each; -1 outside the image."""
 
 
-def are_few(columns: Array, axes: tuple[Axis, ...]) -> bool:
-    """Return whether columns have few elements for each array operation."""
-    return columns.size <= FEW_ELEMENTS * (2 + len(axes)) * plan_of(axes).operations
+def are_few(elements: int, axes: tuple[Axis, ...]) -> bool:
+    """Return whether these are few for each array operation."""
+    return elements <= FEW_ELEMENTS * (2 + len(axes)) * plan_of(axes).operations
 
 
 def fold_indexed(columns: Array, image: Array, axes: tuple[Axis, ...], weights: Array | None) -> None:
@@ -40,9 +40,12 @@ def fold_indexed(columns: Array, image: Array, axes: tuple[Axis, ...], weights: 
     pixels: Array = np.zeros(image.size + 1, image.dtype)
     by_part = image.dtype.kind == "c"  # NumPy adds complex numbers by their index in ten times the time of real ones
     parts = pixels.view(pixels.real.dtype) if by_part else pixels
-    for some, factors, indices in _chunks(columns, image.shape, axes, weights, 1 + by_part):
+    order = _axis_by_axis(len(axes))
+    columns, weights = columns.transpose(order), None if weights is None else weights.transpose(order)
+    for place, indices in _chunks(columns, image.shape, axes, 1 + by_part):
+        some = columns[place]
         terms: Array = np.empty(some.shape, image.dtype)
-        multiply(some, factors, terms)
+        multiply(some, None if weights is None else weights[place], terms)
         flat = terms.reshape(-1)
         np.add.at(parts, indices, flat.view(parts.dtype) if by_part else flat)
     image[...] = pixels[:-1].reshape(image.shape)
@@ -52,26 +55,24 @@ def unfold_indexed(image: Array, columns: Array, axes: tuple[Axis, ...], weights
     """Take columns, every element of which is written, weighted, out of an image."""
     pixels: Array = np.zeros(image.size + 1, image.dtype)
     pixels[:-1].reshape(image.shape)[...] = image
-    for some, factors, indices in _chunks(columns, image.shape, axes, weights, 1):
-        multiply(pixels[indices].reshape(some.shape), factors, some)
-        if factors is not None:  # zero times a weight may be -0.0 or NaN
-            some[indices.reshape(some.shape) < 0] = 0
-
-
-def _chunks(
-    columns: Array, shape: Size, axes: tuple[Axis, ...], weights: Array | None, parts: int
-) -> Iterator[tuple[Array, Array | None, Array]]:
-    """Return all elements of an image's columns, their weights, and the index of each part of each."""
     order = _axis_by_axis(len(axes))
     columns, weights = columns.transpose(order), None if weights is None else weights.transpose(order)
-    for place, indices in (_one_chunk if columns.size <= INDEXED_ELEMENTS else _each_chunk)(shape, axes, parts):
-        yield columns[place], None if weights is None else weights[place], indices
+    for place, indices in _chunks(columns, image.shape, axes, 1):
+        some = columns[place]
+        multiply(pixels[indices].reshape(some.shape), None if weights is None else weights[place], some)
+        if weights is not None:  # zero times a weight may be -0.0 or NaN
+            some[indices.reshape(some.shape) < 0] = 0
 
 
 @cache
 def _axis_by_axis(rank: int) -> tuple[int, ...]:
     """Return the order of (N, C, taps, blocks, taps, blocks, ...) in (N, C, *kernel, *blocks)."""
     return (0, 1, *chain.from_iterable((2 + number, 2 + rank + number) for number in range(rank)))
+
+
+def _chunks(columns: Array, shape: Size, axes: tuple[Axis, ...], parts: int) -> Iterable[_Chunk]:
+    """Return the chunks of an image's columns, the indices of which are of each part of an element."""
+    return (_one_chunk if columns.size <= INDEXED_ELEMENTS else _each_chunk)(shape, axes, parts)
 
 
 @kept

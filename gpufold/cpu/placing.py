@@ -42,7 +42,8 @@ def add_blocks(
     weights = None if window is None else weights_of_block(window, geometry.block_shape, least)
     _add(blocks, array, weights, positions)
     if weight_out is not None:
-        ones = np.broadcast_to(np.ones((), weight_out.dtype), (geometry.count, *geometry.block_shape))
+        shape = (geometry.count, *geometry.block_shape)
+        ones: Array = np.ndarray(shape, weight_out.dtype, np.ones((), weight_out.dtype), 0, (0,) * len(shape))
         _add(ones, weight_out, weights, positions)
 
 

@@ -26,7 +26,7 @@ def unfold(image: Array, columns: Array, axes: tuple[Axis, ...], weights: Array 
     large = columns.size >= tiles.THREADED_ELEMENTS
     with nullcontext() if weights is None else np.errstate(all="ignore"):
         many = plan_of(axes).operations >= MANY_OPERATIONS and not _taps_outside(axes)  # all of one view
-        if not many and are_few(columns, axes) and are_few(image, axes):
+        if not many and are_few(max(columns.size, image.size), axes):
             return unfold_indexed(image, columns, axes, spread(weights, columns))
         for index in _taps_outside(axes):
             columns[index] = np.zeros((), columns.dtype)

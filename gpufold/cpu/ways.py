@@ -42,15 +42,13 @@ def fold_way(columns: Array, image: Array, axes: tuple[Axis, ...]) -> tuple[Way,
     Runs go along the blocks. Where taps lie closer together, short rows of them are copied for that; others are added
     by cells, which cut a block's rows where a stride ends, or in a slice for each block. Few go by their index.
     """
-    *outer, last = axes
-    rows, plan = prod(axis.kernel for axis in outer), plan_of(axes)
-    cached = min(tiles.TILE_ELEMENTS, max(CACHED_BYTES // image.itemsize, LONG_ELEMENTS * plan.operations))
-    if plan.once:
-        return fold_cells, tiles.TILE_ELEMENTS
-    if columns.size <= SMALL_ELEMENTS:
-        return fold_indexed, tiles.TILE_ELEMENTS
-    if are_few(columns, axes):
+    plan = plan_of(axes)
+    if plan.once or columns.size <= SMALL_ELEMENTS:
+        return fold_cells if plan.once else fold_indexed, tiles.TILE_ELEMENTS
+    if are_few(columns.size, axes):
         return fold_indexed, pixels_of(tiles.TILE_ELEMENTS, columns, image)
+    rows, last = prod(axis.kernel for axis in axes[:-1]), axes[-1]
+    cached = min(tiles.TILE_ELEMENTS, max(CACHED_BYTES // image.itemsize, LONG_ELEMENTS * plan.operations))
     closest, short = taps_are_closest(columns, axes), last.kernel <= min(SHORT_TAPS, last.blocks)
     if plan.few_blocks and (short or not closest):
         return fold_cells, cached

@@ -69,7 +69,8 @@ def on_tensors(function: FunctionT, example: str) -> FunctionT:
         if "dtype" in named:
             named["dtype"] = tensors.dtype_given(named["dtype"])
         call = describe(described(name, first, data), *given[1:], **named)
-        return filled(call, compute(call, data, named.get("window")), named.get("fill_value"))
+        result = compute(call, data, named.get("window"))
+        return filled(call, result, named["fill_value"]) if "fill_value" in named else result
 
     computed.__doc__ = example
     like.dress(computed, SAID)
