@@ -207,7 +207,7 @@ class Problem:
     def averaged(self) -> dict[str, Any]:
         """Return the arguments for an average, in which elements that no block covers are zero."""
         options: dict[str, Any] = {} if self.reduction == "sum" else {"reduction": self.reduction}
-        return {**options, "fill_value": 0} if options and self.operation == "blocks_to_array" else options
+        return {**options, "fill_value": 0} if options else options
 
     def fused(self, data: Any) -> dict[str, Any]:
         """Return the arguments for what is fused, a window on the data's device among them."""

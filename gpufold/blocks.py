@@ -131,10 +131,7 @@ def blocks_to_array(
         Elements from one block to the next, at least 1; one int means the same on every axis.
     last : str
         As in `array_to_blocks`: what of a block hangs over the end is dropped.
-    fill_value : number, optional
-        What elements are that no block covers. They are zero in a sum; in a mean or least squares their absence is a
-        ValueError, unless it is given. Elements that only weights of zero reach are zero.
-    reduction, window, dtype, out, accumulate, chunks, variant, deterministic
+    reduction, window, dtype, out, accumulate, fill_value, chunks, variant, deterministic
         As in `col2im`.
 
     Returns

@@ -15,8 +15,9 @@ import numpy as np
 
 from gpufold import geometry as sizes
 from gpufold.elements import ELEMENT_TYPES, WIDER, ElementType, average_dtype, check_dtype, dtype_name, name_of
-from gpufold.geometry import Geometry, Size
+from gpufold.geometry import BlocksGeometry, Geometry, Size, SlidingGeometry
 from gpufold.given import flag, shown, word
+from gpufold.outside import BY_INDEX
 
 
 class Unsupported(ValueError):
@@ -47,9 +48,10 @@ Variant: TypeAlias = Literal[
 ]
 """The kernels of all operations, to type checkers; `gpufold.variants` lists those of one."""
 
-Mode: TypeAlias = Literal["constant", "edge"]
+Mode: TypeAlias = Literal["constant", "edge", "reflect", "symmetric", "wrap"]
 MODES = get_args(Mode)
-"""What the elements of a block are that lie outside of the array: zero, or the nearest element of the array."""
+KERNEL_MODES = tuple([mode for mode in MODES if mode not in BY_INDEX])
+"""What the elements of a block are that lie outside of the array: as in `numpy.pad`, whose constant is zero."""
 
 
 class Fusion(NamedTuple):
@@ -153,12 +155,15 @@ def col2im(
     window: Any = None,
     dtype: Any = None,
     accumulate: bool = False,
+    fill_value: Any = None,
     variant: str = "auto",
     deterministic: bool = True,
 ) -> Call:
     """Describe a call of `gpufold.col2im`."""
     name, fusion = checked("col2im", "data", data.dtype, kind_of(window), reduction, accumulate)
     geometry = sizes.col2im_geometry(data.shape, output_size, kernel_size, strides, dilations, pads_begin, pads_end)
+    if fill_value is not None or fusion.reduction != "sum":
+        _check_covered("col2im", geometry, fusion, fill_value)
     call = _chosen(Call("col2im", geometry, name, fusion), variant, deterministic)
     return _kept_in(call, dtype, "data")
 
@@ -198,27 +203,35 @@ def blocks_to_array(
     """Describe a call of `gpufold.blocks_to_array`."""
     name, fusion = checked("blocks_to_array", "blocks", blocks.dtype, kind_of(window), reduction, accumulate)
     geometry = sizes.blocks_to_array_geometry(blocks.shape, output_shape, block_shape, strides, last)
-    _check_covered(geometry, fusion, fill_value)
+    _check_covered("blocks_to_array", geometry, fusion, fill_value)
     call = _chosen(Call("blocks_to_array", geometry, name, fusion), variant, deterministic)
     return _kept_in(call, dtype, "blocks")
 
 
-def _check_covered(geometry: sizes.BlocksGeometry, fusion: Fusion, fill_value: object) -> None:
+def _check_covered(operation: str, geometry: BlocksGeometry | SlidingGeometry, fusion: Fusion, fill: object) -> None:
     """Raise where an average leaves elements that no block covers, unless what they are was given."""
-    if fill_value is not None:
-        if not isinstance(fill_value, Number | np.number | np.bool_):
-            raise TypeError(f"blocks_to_array: fill_value must be a number, got {shown(fill_value)}")
+    if fill is not None:
+        if not isinstance(fill, Number | np.number | np.bool_):
+            raise TypeError(f"{operation}: fill_value must be a number, got {shown(fill)}")
         if fusion.accumulate:
-            raise ValueError("blocks_to_array: accumulate=True leaves what no block covers in out, got a fill_value")
-    elif fusion.reduction != "sum" and not fusion.accumulate and 0 not in geometry.array_shape:
-        for number, axis in enumerate(geometry.axes):
-            if spans := sizes.uncovered(axis):
-                count = sum(span.stop - span.start for span in spans)
-                raise ValueError(
-                    f"blocks_to_array: reduction {fusion.reduction!r} has nothing to average where no block lies, got "
-                    f"{count} of {axis.size} elements on axis {number}, from {spans[0].start} on; blocks of "
-                    "last='over', or at gpufold.grid_positions, cover all, and fill_value=0 fills what is left"
-                )
+            raise ValueError(f"{operation}: accumulate=True leaves what no block covers in out, got a fill_value")
+    elif fusion.reduction != "sum" and not (fusion.accumulate or geometry.covers_all):
+        if 0 in getattr(geometry, SHAPES[operation][1]):
+            return
+        number, axis = next((number, axis) for number, axis in enumerate(geometry.axes) if axis.uncovered)
+        spans = axis.uncovered
+        count = sum(span.stop - span.start for span in spans)
+        pad_end = sizes.over_the_end(axis.size + axis.pad_begin, axis.kernel, axis.stride)
+        cure = (
+            f"blocks of pads_end={pad_end}" if operation == "col2im" else "blocks of last='over', or at grid_positions,"
+        )
+        if axis.dilation != 1 or axis.stride > axis.kernel:
+            cure = "smaller strides" if axis.stride > axis.kernel else "smaller dilations"
+        raise ValueError(
+            f"{operation}: reduction {fusion.reduction!r} has nothing to average where no block lies, got {count} of "
+            f"{axis.size} elements on axis {number}, from {spans[0].start} on; {cure} cover all, and fill_value=0 "
+            "fills what is left"
+        )
 
 
 def array_to_blocks(
@@ -304,18 +317,22 @@ def take_blocks(
     """Describe a call of `gpufold.take_blocks`, whose positions are an array too."""
     dtype, fusion = checked("take_blocks", "array", array.dtype, kind_of(window))
     geometry = sizes.take_blocks_geometry(array.shape, positions.shape, block_shape)
-    check_mode("take_blocks", geometry, mode)
+    mode = check_mode("take_blocks", geometry, mode)
+    if mode in BY_INDEX and variant != "auto":
+        raise Unsupported(f"take_blocks: mode {mode!r} is taken by index, by no kernel, got variant {variant!r}")
     if mode != "constant":
-        fusion = fusion._replace(mode="edge")
+        fusion = fusion._replace(mode=mode)
     return _chosen(Call("take_blocks", geometry, dtype, fusion), variant)
 
 
-def check_mode(operation: str, geometry: Any, mode: object) -> None:
-    """Raise unless blocks can be taken in a mode."""
-    if word(operation, "mode", mode, MODES) == "edge" and 0 in geometry.size and 0 not in geometry.blocks_shape:
+def check_mode(operation: str, geometry: Any, mode: object) -> str:
+    """Return a mode in which blocks can be taken, or raise."""
+    mode = word(operation, "mode", mode, MODES)
+    if mode != "constant" and 0 in geometry.size and 0 not in geometry.blocks_shape:
         raise ValueError(
-            f"{operation}: mode 'edge' takes the nearest element, but array has none, got shape {geometry.array_shape}"
+            f"{operation}: mode {mode!r} takes elements of array, which has none, got shape {geometry.array_shape}"
         )
+    return mode
 
 
 def average(numerator: Any, weight: Any, *, variant: str = "auto") -> Call:

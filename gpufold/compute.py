@@ -11,7 +11,7 @@ import numpy as np
 from gpufold.arrays import check_apart, check_out, check_writable, new_result
 from gpufold.calls import Call
 from gpufold.elements import ELEMENT_TYPES
-from gpufold.geometry import BlocksGeometry, SlidingGeometry, uncovered
+from gpufold.geometry import BlocksGeometry, SlidingGeometry
 from gpufold.operations import OPERATIONS, check_variant
 from gpufold.windows import as_weights, name_of_weights
 
@@ -75,11 +75,10 @@ def filled(call: Call, result: Any, fill_value: Any) -> Any:
     """Return a result, of any library, with a value where no block covers it, which is zero already."""
     if fill_value is None or fill_value == 0:
         return result
-    assert isinstance(call.geometry, BlocksGeometry)
-    axes = call.geometry.axes
-    for number, axis in enumerate(axes):
-        for span in uncovered(axis):
-            where = (..., span, *(slice(None),) * (len(axes) - 1 - number))
+    assert isinstance(call.geometry, BlocksGeometry | SlidingGeometry)
+    for after, axis in enumerate(reversed(call.geometry.axes)):
+        for span in axis.uncovered:
+            where = (..., span, *(slice(None),) * after)
             if hasattr(result, "at"):
                 result = result.at[where].set(fill_value)
             else:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gpufold import calls
+from gpufold import calls, outside
 from gpufold.arrays import (
     Array,
     ArrayT,
@@ -19,15 +19,18 @@ from gpufold.arrays import (
     check_library,
     copy_into,
     copy_of,
+    device_of,
     is_same,
     library_of,
 )
+from gpufold.blocks import array_to_blocks
 from gpufold.calls import Call, Mode, Variant
 from gpufold.compute import compute, prepare, run
 from gpufold.dispatch import dispatched
 from gpufold.elements import sum_dtype
 from gpufold.geometry import LastBlock, Sizes, grid_of_blocks
 from gpufold.names import answers
+from gpufold.outside import BY_INDEX
 from gpufold.weights import least_weight, of_elements, weighed
 from gpufold.windows import weights_of_blocks
 
@@ -240,9 +243,9 @@ def take_blocks(
            [[0, 8, 9],
             [0, 0, 0]]])
 
-    Element ``t`` of block ``p`` is ``array[..., positions[p] + t]``; what lies outside is zero or, with
-    ``mode="edge"``, the nearest element of the array, so that positions may be anything, negative ones too. Positions
-    on a GPU are never looked at by the CPU. Elements are moved, and computed with only where a window is multiplied in.
+    Element ``t`` of block ``p`` is ``array[..., positions[p] + t]``; what lies outside is as `mode` says, so that
+    positions may be anything, negative ones too. Positions on a GPU are never looked at by the CPU. Elements are moved,
+    and computed with only where a window is multiplied in.
 
     Parameters
     ----------
@@ -257,8 +260,9 @@ def take_blocks(
         Real weights of a block's elements, as in `col2im`; every element of the array is multiplied by its own and
         rounded once.
     mode : str
-        What the elements of a block are that lie outside of the array: "constant", zero, whatever the window; or
-        "edge", the nearest element of the array, along every axis by itself, weighted as any other.
+        What the elements of a block are that lie outside of the array, along every axis by itself, as in `numpy.pad`:
+        "constant", zero, whatever the window; "edge", the nearest element; "reflect", "symmetric" or "wrap", for which
+        blocks are taken by an index of every element, without a kernel.
     out : numpy.ndarray or cupy.ndarray, optional
         Array for the result, of its shape and dtype, sharing no memory with the other arrays; every element is
         overwritten.
@@ -288,6 +292,15 @@ def take_blocks(
     library = library_of("take_blocks", "array", array)
     places = as_positions("take_blocks", library, positions, array, "array")
     call = calls.take_blocks(array, places, block_shape, window=window, mode=mode, variant=variant)
+    if call.fusion.mode in BY_INDEX:
+        prepare(call, library, array, out, window, places)
+        block = call.geometry.block_shape  # type: ignore[union-attr]
+        with device_of(library, array):
+            taken: Any = outside.taken(library, library.arange, array_to_blocks, array, places, block, mode, window)
+        if out is not None:
+            copy_into(library, out, taken)
+            taken = out
+        return taken  # type: ignore[no-any-return]
     blocks: ArrayT = compute(call, library, array, out, window, places)
     return blocks
 

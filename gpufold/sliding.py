@@ -7,7 +7,7 @@ from typing import Any
 from gpufold import calls
 from gpufold.arrays import Array, ArrayT, Window, library_of
 from gpufold.calls import Reduction, Variant
-from gpufold.compute import compute
+from gpufold.compute import compute, filled
 from gpufold.dispatch import dispatched
 from gpufold.geometry import Extents, Sizes
 
@@ -27,6 +27,7 @@ def col2im(
     dtype: Any = None,
     out: Array[ArrayT] | None = None,
     accumulate: bool = False,
+    fill_value: complex | None = None,
     chunks: Any = "auto",
     variant: Variant = "auto",
     deterministic: bool = True,
@@ -78,7 +79,7 @@ def col2im(
         "sum"; "mean", which divides each pixel by the number of taps that land on it, or by the sum of their weights
         where there is a window; or "least_squares", which divides by the sum of the squared weights, so that it undoes
         `im2col` with the same window, as the inverse short-time Fourier transform does. Pixels are zero where no tap
-        lands, or none but with a weight of zero. No covered pixel is lost to underflow: the weight of a tap, unless it
+        lands but with a weight of zero. No covered pixel is lost to underflow: the weight of a tap, unless it
         is zero, counts in a mean as 2**-96 at least, divided among the axes of a separable window, and in least squares
         as 2**-48; in double precision the exponents are ten times these.
     window : numpy.ndarray, cupy.ndarray or sequence of them, optional
@@ -94,6 +95,9 @@ def col2im(
         Array for the result, of its shape and dtype, sharing no memory with `data`; every element is overwritten.
     accumulate : bool
         Add the result to what is in `out` instead of overwriting it: last, in the type the sum is made in.
+    fill_value : number, optional
+        What pixels are that no block covers. They are zero in a sum; in a mean or least squares their absence is a
+        ValueError, unless it is given.
     chunks
         How the result of a dask array is cut, see `gpufold.dask.col2im`; no other array has any.
     variant : str
@@ -130,10 +134,11 @@ def col2im(
         window=window,
         dtype=dtype,
         accumulate=accumulate,
+        fill_value=fill_value,
         variant=variant,
         deterministic=deterministic,
     )
-    image: ArrayT = compute(call, library, data, out, window)
+    image: ArrayT = filled(call, compute(call, library, data, out, window), fill_value)
     return image
 
 

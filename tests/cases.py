@@ -424,6 +424,9 @@ def weights_of(window, block_shape, dtype, library=np):
 
 
 def fold(case, columns, **options):
+    """Fold as the definition does: what no block covers is zero in an average too."""
+    if options.get("reduction", "sum") != "sum" and not options.get("accumulate"):
+        options.setdefault("fill_value", 0)
     return gpufold.col2im(columns, case.output_size, case.kernel_size, **case.arguments, **options)
 
 

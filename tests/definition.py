@@ -213,8 +213,18 @@ def add_weights(weight_out, block_shape, positions, window=None):
     return total
 
 
+def numpy_pads(mode, place, extent):
+    """Return which element of an axis numpy.pad has at a place outside of it."""
+    if mode == "edge":
+        place = min(max(place, -1), extent)
+    else:
+        place %= 2 * extent * max(1, extent - 1)  # after which every mode repeats itself
+    before, after = max(0, -place), max(0, place - extent + 1)
+    return int(np.pad(np.arange(extent), (before, after), mode)[place + before])
+
+
 def take_blocks(array, positions, block_shape, window=None, mode="constant"):
-    """Take element by element; outside of the array is zero, or the nearest element."""
+    """Take element by element; outside of the array is zero, or what numpy.pad has there."""
     rank = len(block_shape)
     size = array.shape[array.ndim - rank :]
     native = array.dtype if array.dtype.isnative else array.dtype.newbyteorder("=")
@@ -223,8 +233,8 @@ def take_blocks(array, positions, block_shape, window=None, mode="constant"):
     for block, position in zip(blocks, positions, strict=True):
         for tap in product(*map(range, block_shape)):
             pixel = [int(p) + t for p, t in zip(position, tap, strict=True)]
-            if mode == "edge":
-                pixel = [min(max(x, 0), extent - 1) for x, extent in zip(pixel, size, strict=True)]
+            if mode != "constant":
+                pixel = [numpy_pads(mode, x, extent) for x, extent in zip(pixel, size, strict=True)]
             if all(0 <= x < extent for x, extent in zip(pixel, size, strict=True)):
                 element = array[(..., *pixel)]
                 if window is not None:

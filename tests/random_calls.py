@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from math import prod
 
-from gpufold.calls import MODES, PLAIN, REDUCTIONS, WINDOWS, Call, Fusion
+from gpufold.calls import KERNEL_MODES, PLAIN, REDUCTIONS, WINDOWS, Call, Fusion
 from gpufold.elements import ELEMENT_TYPES, WIDER
 from gpufold.geometry import (
     AverageGeometry,
@@ -63,7 +63,7 @@ def _fusion(rng: random.Random, operation: str, dtype: str, geometry: Geometry) 
     if operation == "add_blocks":
         return Fusion("sum", window, accumulate=True)
     if operation == "take_blocks":
-        return Fusion("sum", window, mode=rng.choice(MODES))
+        return Fusion("sum", window, mode=rng.choice(KERNEL_MODES))
     return Fusion(rng.choice(REDUCTIONS) if averaged else "sum", window, rng.random() < 0.4)
 
 

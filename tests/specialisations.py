@@ -10,7 +10,7 @@ from math import prod
 from cases import CASES, FUSIONS, POSITIONS_CASES, SPACE_CASES, WIDENINGS, Case
 from moves import DEVICES
 
-from gpufold.calls import MODES, PLAIN, WINDOWS, Call, Fusion, Unsupported
+from gpufold.calls import KERNEL_MODES, PLAIN, WINDOWS, Call, Fusion, Unsupported
 from gpufold.elements import ELEMENT_TYPES
 from gpufold.geometry import add_blocks_geometry, average_geometry, batch_to_space_geometry, col2im_geometry
 from gpufold.gpu.plan import Operand
@@ -76,7 +76,10 @@ def plans():
         windows = [Fusion("sum", window, accumulate=True) for window in WINDOWS]
         wider = [WIDENINGS[number % len(WIDENINGS)]]
         collect("add_blocks", geometry, geometry.blocks_shape, geometry.array_shape, fusions=windows, wider=wider)
-        taken = [Fusion("sum", window, mode=MODES[number % len(MODES)]) for number, window in enumerate(WINDOWS)]
+        taken = [
+            Fusion("sum", window, mode=KERNEL_MODES[number % len(KERNEL_MODES)])
+            for number, window in enumerate(WINDOWS)
+        ]
         collect("take_blocks", geometry, geometry.array_shape, geometry.blocks_shape, fusions=taken)
     for shape, weight in (((2, 3, 40), (40,)), ((5, 7), (5, 7))):
         for numerator in (shape, Operand(shape, Operand.contiguous(shape[::-1]).strides[::-1])):

@@ -278,7 +278,7 @@ def check_fused(case, dtype, fusion, seed=0, device=ONE_THREAD, mode="plain", ma
     columns, window = values(case.columns_shape, dtype, seed), make_window(kind, case.kernel_size, dtype, seed)
     out = values(case.image_shape, dtype, seed + 1)
     options = {"reduction": reduction, "window": window, "out": out.copy(), "accumulate": accumulate}
-    want = gpufold.col2im(columns, case.output_size, case.kernel_size, **case.arguments, **options)
+    want = fold(case, columns, **options)
     kind, weights = weights_of(window, case.kernel_size, np.dtype(dtype))
     for variant in (*VARIANTS, "auto"):
         if variant == "atomic" and make_window is awkward_window:

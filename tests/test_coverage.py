@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import random
+import re
+from contextlib import suppress
+from functools import partial
 
 import numpy as np
 import pytest
@@ -73,7 +76,10 @@ def test_an_average_of_what_is_not_covered_is_refused_or_filled(first, reduction
         if covered.all():
             np.testing.assert_allclose(stitched(), array, rtol=1e-14, err_msg=f"seed {seed}")
         else:
-            with pytest.raises(ValueError, match=r"no block lies, got .* last='over', or .* fill_value=0 fills"):
+            with pytest.raises(
+                ValueError,
+                match=r"no block lies, got .* (last='over', or .*|smaller strides) cover all, and fill_value=0 fills",
+            ):
                 stitched()
         for fill_value in (0, 7, np.nan):
             want = np.where(covered, array, fill_value)
@@ -81,6 +87,80 @@ def test_an_average_of_what_is_not_covered_is_refused_or_filled(first, reduction
 
 
 LASTS = ("drop", "over")
+
+
+@pytest.mark.parametrize("reduction", ["mean", "least_squares"])
+def test_pixels_that_no_block_covers_are_refused_or_filled(reduction):
+    """Of columns too, with dilations and pads: by geometry alone, and the pads that the message names cover all."""
+    refused = 0
+    for seed in range(300):
+        rng = random.Random(seed)
+        size, kernel, strides, dilations, begins, ends = (
+            tuple(rng.randint(*most) for _ in range(2)) for most in ((1, 9), (1, 4), (1, 5), (0, 3), (0, 3), (0, 3))
+        )
+        try:
+            columns = gpufold.im2col(np.ones((1, *size)), kernel, strides=strides, dilations=dilations,
+                                     pads_begin=begins, pads_end=ends)  # fmt: skip
+        except ValueError:
+            continue  # no block fits
+        steps = {"strides": strides, "dilations": dilations, "pads_begin": begins}
+        folded = partial(gpufold.col2im, columns, size, kernel, **steps, pads_end=ends, reduction=reduction)
+        covered = gpufold.col2im(columns, size, kernel, **steps, pads_end=ends) > 0
+        assert_same_bits(folded(fill_value=np.nan), np.where(covered, 1, np.nan), f"seed {seed}")
+        if covered.all():
+            assert_same_bits(folded(), np.ones((1, *size)), f"seed {seed}")
+            continue
+        refused += 1
+        with pytest.raises(ValueError, match=r"^col2im: .* cover all, and fill_value=0 fills") as caught:
+            folded()
+        if found := re.search(r"elements on axis (\d), .* pads_end=(\d+) cover", str(caught.value)):
+            axis, pad = map(int, found.groups())
+            image = np.ones((1, size[axis]))
+            along = {name: value[axis] for name, value in steps.items()} | {"pads_end": pad}
+            columns = gpufold.im2col(image, (kernel[axis],), **along)
+            assert_same_bits(
+                gpufold.col2im(columns, image.shape[1:], (kernel[axis],), reduction="mean", **along), image
+            )
+    assert refused > 50
+
+
+@pytest.mark.peer("torch")
+def test_tensors_are_folded_by_torch_s_names_with_what_was_named():
+    import torch
+
+    columns = torch.ones(1, 4, 4)
+    with pytest.raises(ValueError, match="fill_value=0 fills"):
+        gpufold.torch.fold(columns, 5, 2, stride=2, reduction="mean")
+    filled = gpufold.torch.fold(columns, 5, 2, stride=2, reduction="mean", fill_value=7)
+    assert filled[0, 0, 4].tolist() == [7] * 5
+    module = gpufold.torch.Fold(5, 2, stride=2, reduction="mean", fill_value=7)
+    assert torch.equal(module(columns), filled)
+
+
+@pytest.mark.parametrize("mode", ["reflect", "symmetric", "wrap"])
+def test_what_lies_outside_is_the_same_in_every_array(mode):
+    """Positions are far outside too; a window is multiplied in, and gradients go back to where elements came from."""
+    for seed in range(8):
+        rng, lead, size, block, _ = random_case(seed)
+        positions = [tuple(rng.randint(-40, 40) for _ in size) for _ in range(5)]
+        array, window = values((*lead, *size), np.float32, seed), [values((side,), np.float32, seed) for side in block]
+        want = gpufold.take_blocks(array, positions, block, mode=mode, window=window)
+        for make in _kinds():
+            weights = window if isinstance(make, partial) else [*map(make, window)]
+            got = gpufold.take_blocks(make(array), positions, block, mode=mode, window=weights)
+            assert_same_bits(np.asarray(got), want, f"seed {seed}")
+            assert type(got) is type(make(array))
+
+
+@pytest.mark.peer("torch")
+def test_gradients_of_what_lies_outside_go_to_where_it_came_from():
+    import torch
+
+    array = torch.rand(3, 4, dtype=torch.float64, requires_grad=True)
+    positions, blocks = [(-5, 2), (1, -9), (7, 8)], partial(gpufold.take_blocks, block_shape=(3, 2), mode="reflect")
+    assert torch.autograd.gradcheck(lambda x: blocks(x, positions), (array,))
+    traced = torch.compile(lambda x: blocks(x, positions), backend="eager", fullgraph=True)
+    assert torch.equal(traced(array), blocks(array, positions))
 
 
 def test_three_natural_tries_lose_nothing_or_say_how():
@@ -120,6 +200,20 @@ def test_a_stitcher_shows_what_no_tile_covers():
         slabs = gpufold.Stitcher((None,), 2)
         slabs.add(make(np.ones((2, 2), np.float32)), [(0,), (4,)])
         assert np.asarray(slabs.result(fill_value=-1)[1]).tolist() == [1, 1, -1, -1, 1, 1]
+
+
+def _kinds():
+    """What makes arrays of other libraries than NumPy."""
+    made = [*_tensors()]
+    with suppress(ImportError):
+        import jax.numpy as jnp
+
+        made.append(jnp.asarray)
+    with suppress(ImportError):
+        import dask.array as da
+
+        made.append(partial(da.from_array, chunks=2))
+    return made
 
 
 def _tensors():

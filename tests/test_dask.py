@@ -97,7 +97,7 @@ def check_sliding(case, draw, seed):
     rng = random.Random(seed)
     dtype, rank = rng.choice(DTYPES), len(case.output_size)
     reduction, window = fused(rng, dtype, case.kernel_size)
-    fold = {"reduction": reduction, "window": window, **case.arguments}
+    fold = {"reduction": reduction, "window": window, "fill_value": 0, **case.arguments}
     columns, image = values(case.columns_shape, dtype, seed), values(case.image_shape, dtype, seed)
     lead = image.ndim - rank
     check("col2im", columns, draw, (lead, rank), case.output_size, case.kernel_size, **fold)
@@ -182,7 +182,7 @@ def test_wider_sums_have_the_bits_of_eager_calls(narrow, wide, data):
     case = CASES[4]
     columns, window = values(case.columns_shape, narrow), window_of("full", case.kernel_size, wide)
     arguments = case.output_size, case.kernel_size
-    options = {"reduction": "mean", "window": window, "dtype": wide, **case.arguments}
+    options = {"reduction": "mean", "window": window, "dtype": wide, "fill_value": 0, **case.arguments}
     check("col2im", columns, data.draw, (2, len(case.output_size)), *arguments, **options)
     blocks = values((3, 4, 5, 2, 3), narrow)
     check("blocks_to_array", blocks, data.draw, (1, 2), (3, 8, 11), (2, 3), 2, dtype=wide)

@@ -18,7 +18,7 @@ from specialisations import SOURCES, plans, specialisations, whole_blocks
 from bench import hostcuda
 from bench.count import SCALED, plan_of, smaller, work_on
 from bench.problems import itemsize_of, select
-from gpufold.calls import MODES, PLAIN, WINDOWS, Call, Fusion, Unsupported
+from gpufold.calls import KERNEL_MODES, PLAIN, WINDOWS, Call, Fusion, Unsupported
 from gpufold.geometry import add_blocks_geometry, col2im_geometry, take_blocks_geometry
 from gpufold.gpu import parameters
 from gpufold.gpu.plan import H200, THREADS_OF_ANY, Operand
@@ -201,7 +201,7 @@ def test_small_blocks_of_many_planes_stay_in_registers(size, block, window, dtyp
 
 
 @pytest.mark.parametrize("architecture", [75, 90, 100])
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", KERNEL_MODES)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize(("size", "block"), [((300,) * 3, (96,) * 3), ((4096, 4096), (256, 256))])
 def test_weights_of_what_is_taken_stay_in_registers(size, block, dtype, mode, architecture):

@@ -145,7 +145,7 @@ WEIGHED = [
     Operation(
         "col2im",
         {"data": (4, 2)},
-        {"output_size": (9,), "kernel_size": 4, "strides": 5, "reduction": "mean"},
+        {"output_size": (9,), "kernel_size": 4, "strides": 5, "reduction": "mean", "fill_value": 0},
         suffix="-mean-with-gaps",
     ),
 ]

@@ -136,7 +136,7 @@ def test_many_taps_of_few_blocks_take_few_operations_and_keep_nothing(case):
     assert counts.sum() == inside.sum() > 0
     del columns, inside, again
     data = np.ones(case.columns_shape, np.float32)
-    options = {**case.arguments, "reduction": "mean"}
+    options = {**case.arguments, "reduction": "mean", "fill_value": 0}
     most = keeping.KEPT_BYTES + 1_000_000
     assert kept_by(lambda: gpufold.im2col(image, case.kernel_size, **case.arguments)) <= most
     assert kept_by(lambda: gpufold.col2im(data, case.output_size, case.kernel_size, **options)) <= most
@@ -265,7 +265,7 @@ def test_what_is_kept_of_all_sizes_is_bounded():
             strides = [rng.choice((1, 2, taps)) for taps in kernel]
             size = [(n - 1) * step + taps for n, step, taps in zip(blocks, strides, kernel, strict=True)]
             columns = gpufold.im2col(np.ones((1, *size), np.float32), kernel, strides=strides)
-            gpufold.col2im(columns, size, kernel, strides=strides, reduction="mean")
+            gpufold.col2im(columns, size, kernel, strides=strides, reduction="mean", fill_value=0)
 
     assert kept_by(calls) < 16_000_000
     assert keeping._bytes <= keeping.KEPT_BYTES

@@ -45,7 +45,7 @@ def awkward(dtype):
 TAKEN_OF_THREE_AXES = Call(
     "take_blocks", values(_VOLUME.shape, np.float32), (_VOLUME.positions, _VOLUME.blocks_shape[-3:])
 )
-MEAN = {"reduction": "mean", "window": window_of("separable", SLIDING.kernel_size, np.float32)}
+MEAN = {"reduction": "mean", "fill_value": 0, "window": window_of("separable", SLIDING.kernel_size, np.float32)}
 WEIGHTS = window_of("separable", SLIDING.kernel_size, np.float64)
 _, WORDS_OF_BLOCKS = blocks_calls((2, 16, 40), (8, 8), 1, np.dtype(np.complex128))
 _, WORDS_OF_PIXELS = blocks_calls((2, 16, 40), (8, 8), 4, np.dtype(np.float32))
@@ -62,7 +62,7 @@ FURTHER = {
     "weights": (of_dtype("float32", SLIDING, **MEAN), "gather", H200),
     "pairs": (of_dtype("complex64"), "gather_parts", H200),
     "widened": (of_dtype("float32", SLIDING, dtype=np.float64), "gather", H200),
-    "quotients": (of_dtype("float32", SMOKE_CASES[-2], reduction="mean"), "gather_pixels", ONE_THREAD),
+    "quotients": (of_dtype("float32", SMOKE_CASES[-2], reduction="mean", fill_value=0), "gather_pixels", ONE_THREAD),
     "words-of-pixels": (WORDS_OF_PIXELS, "gather_pixels", H200),
     "words-of-blocks": (WORDS_OF_BLOCKS, "gather_blocks", H200),
     "double-weights": (of_dtype("float64", SLIDING, window=WEIGHTS), "gather", H200),

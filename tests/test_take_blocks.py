@@ -29,7 +29,7 @@ from moves import in_layout, operand, random_bits
 import gpufold
 from bench import hostcuda
 from gpufold import calls
-from gpufold.calls import MODES, Unsupported
+from gpufold.calls import KERNEL_MODES, MODES, Unsupported
 from gpufold.cpu import placing, tiles
 from gpufold.gpu import parameters
 from gpufold.gpu.plan import H200, Operand
@@ -232,8 +232,9 @@ ERRORS = (
     (TypeError, "block_shape must be an integer or a sequence", (ARRAY, PLACES, (2, 3.5)), {}),
     (ValueError, "block_shape must have 2 values, one per axis of positions", (ARRAY, PLACES, (2, 3, 4)), {}),
     (ValueError, "block_shape must be at least 1 on every axis, got 0 on axis 1", (ARRAY, PLACES, (2, 0)), {}),
-    (ValueError, "mode must be one of constant, edge, got 'wrap'", (ARRAY, PLACES, (2, 3)), {"mode": "wrap"}),
-    (ValueError, "mode 'edge' takes the nearest", (np.ones((0, 8)), PLACES, (2, 3)), {"mode": "edge"}),
+    (ValueError, "mode must be one of constant, edge, .* got 'zeros'", (ARRAY, PLACES, (2, 3)), {"mode": "zeros"}),
+    (ValueError, "mode 'wrap' takes elements of array", (np.ones((0, 8)), PLACES, (2, 3)), {"mode": "wrap"}),
+    (Unsupported, "mode 'wrap' is taken by index", (ARRAY, PLACES, (2, 3)), {"mode": "wrap", "variant": "direct"}),
     (ValueError, r"window must have the shape \(2, 3\)", (ARRAY, PLACES, (2, 3)), {"window": np.ones((3, 2))}),
     (TypeError, "window needs array of floats", (ARRAY.astype(int), PLACES, (2, 3)), {"window": np.ones((2, 3))}),
     (ValueError, "out must have the result's shape", (ARRAY, PLACES, (2, 4)), {"out": OUT}),
@@ -278,7 +279,7 @@ def run(variant, array, positions, result, window=None, outside="constant", **op
 def check_kernels(case, dtype, rng, **options):
     """Run every kernel in some layout, in both modes, and return their plans."""
     window, plans = window_of(rng.choice(WINDOWS), case.block, dtype) if np.dtype(dtype) in INEXACT else None, []
-    for outside, variant in product(MODES, variants("take_blocks")):
+    for outside, variant in product(KERNEL_MODES, variants("take_blocks")):
         array = values(case.shape, dtype, rng.randrange(99))
         want = gpufold.take_blocks(array, case.positions, case.block, window=window, mode=outside)
         got = in_layout(rng, garbage(want.shape, want.dtype))

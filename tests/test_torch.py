@@ -119,7 +119,8 @@ AVERAGED = [
     for kind, window in (("none", ()), ("full", FULL), ("separable", SEPARABLE))
 ] + [
     Operation("blocks_to_array", {"blocks": (2, 3, 3)}, BLOCKS | {"reduction": "mean"}, suffix="-mean-none"),
-    Operation("col2im", {"data": (4, 2)}, {"output_size": (9,), "kernel_size": 4, "strides": 5, "reduction": "mean"},
+    Operation("col2im", {"data": (4, 2)},
+              {"output_size": (9,), "kernel_size": 4, "strides": 5, "reduction": "mean", "fill_value": 0},
               suffix="-mean-with-gaps"),
 ]  # fmt: skip
 

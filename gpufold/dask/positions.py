@@ -31,6 +31,7 @@ from gpufold.dask.chunks import (
 from gpufold.elements import sum_dtype
 from gpufold.geometry import AverageGeometry, PositionsGeometry, Size, Sizes
 from gpufold.names import answers
+from gpufold.outside import BY_INDEX, folded
 from gpufold.positions import average as average_chunk
 from gpufold.weights import of_elements, weighed
 from gpufold.windows import check_block_weights
@@ -131,6 +132,9 @@ def take_blocks(
     array = known_array("take_blocks", "array", array)
     positions = known_positions("take_blocks", positions, array, "array")
     call = calls.take_blocks(array, positions, block_shape, window=window, mode=mode, variant=variant)
+    if call.fusion.mode in BY_INDEX:
+        array, positions = _extended(array, positions, call)
+        call = calls.take_blocks(array, positions, block_shape, window=window, variant=variant)
     geometry, weights = geometry_of(call, PositionsGeometry), checked(call, array, window)
     positions = near_positions(geometry, positions)
     lead, rank = len(geometry.lead), len(geometry.size)
@@ -197,6 +201,20 @@ def average(
         average_chunk, axes, numerator, axes, weight, of_weight, variant=variant, token="average", meta=meta
     )
     return quotients
+
+
+def _extended(array: da.Array, positions: Any, call: Call) -> tuple[da.Array, Any]:
+    """Return an array that goes on as far as blocks reach, and where they lie in it."""
+    geometry = geometry_of(call, PositionsGeometry)
+    lead, begins = len(geometry.lead), []
+    for axis, (size, side) in enumerate(zip(geometry.size, geometry.block_shape, strict=True)):
+        places = positions[:, axis]
+        begin, end = min(0, places.min(initial=0)), max(size, places.max(initial=0) + side)
+        parts = [folded(np, np.arange(*span), size, call.fusion.mode) for span in ((begin, 0), (size, end))]
+        before, after = (da.take(array, part, lead + axis) for part in parts)
+        array = da.concatenate([before, array, after], lead + axis)
+        begins.append(begin)
+    return known_array("take_blocks", "array", array), positions - begins
 
 
 def _weighed(call: Call, blocks: Any, weights: Any, factors: Any, dtype: Any) -> da.Array:

@@ -24,7 +24,6 @@ from gpufold.geometry.blocks import (
     blocks_to_array_geometry,
     merged_axes,
     over_the_end,
-    uncovered,
 )
 from gpufold.geometry.grids import LastBlock, LastSlidingBlock, grid_of_blocks
 from gpufold.geometry.integers import Extents, PerAxis, Size, Sizes, as_integers
@@ -80,7 +79,6 @@ __all__ = [
     "over_the_end",
     "space_to_batch_geometry",
     "take_blocks_geometry",
-    "uncovered",
 ]
 
 Geometry: TypeAlias = SlidingGeometry | BlocksGeometry | PositionsGeometry | AverageGeometry | SpaceGeometry

@@ -7,6 +7,8 @@ from functools import cached_property
 from math import gcd
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from gpufold.geometry.integers import Size
 
 
@@ -117,6 +119,25 @@ class Axis(NamedTuple):
         pad_end = self.pixel(self.blocks - 1, self.kernel - 1) + 1 - self.size
         return Axis(self.size, self.blocks, self.dilation, self.stride, self.pad_begin, pad_end)
 
+    @property
+    def uncovered(self) -> list[slice]:
+        """The pixels that no tap lands on.
+
+        >>> Axis(size=11, kernel=2, stride=4, dilation=1, pad_begin=0, pad_end=0).uncovered
+        [slice(2, 4, None), slice(6, 8, None), slice(10, 11, None)]
+        """
+        if self.dilation and self.blocks < self.kernel:
+            return self.turned.uncovered
+        if (self.dilation == 1 and self.stride <= self.kernel) or (self.stride == 1 and self.dilation <= self.blocks):
+            last = self.pixel(self.blocks - 1, self.kernel - 1)
+            ends = [0, min(self.pixel(0, 0), self.size), max(last + 1, 0), self.size]
+        else:
+            bare = np.ones(self.size, bool)
+            for tap in range(self.kernel if self.dilation else 1):
+                bare[[self.pixel(block, tap) for block in self.reach(tap)]] = False
+            ends = np.flatnonzero(np.diff(bare, prepend=False, append=False)).tolist()
+        return [slice(*span) for span in zip(ends[::2], ends[1::2], strict=True) if span[0] < span[1]]
+
 
 class OnAxes:
     """What sliding blocks have on their axes."""
@@ -131,3 +152,8 @@ class OnAxes:
     @cached_property
     def num_blocks(self) -> Size:
         return tuple(axis.blocks for axis in self.axes)
+
+    @cached_property
+    def covers_all(self) -> bool:
+        """Whether there is a block on every element."""
+        return not any(axis.uncovered for axis in self.axes)

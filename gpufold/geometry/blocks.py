@@ -86,17 +86,6 @@ def blocks_as_columns(
     return SlidingGeometry(batch, lead[1][0], axes), columns_strides, (*lead_array, *array_strides[count:])
 
 
-def uncovered(axis: Axis) -> list[slice]:
-    """Return the elements along an axis of blocks that none of them covers: those between them, and after the last.
-
-    >>> uncovered(Axis(size=11, kernel=2, stride=4, dilation=1, pad_begin=0, pad_end=0))
-    [slice(2, 4, None), slice(6, 8, None), slice(10, 11, None)]
-    """
-    begins = range(0, axis.blocks * axis.stride, axis.stride)
-    spans = [slice(begin + axis.kernel, end) for begin, end in zip(begins, (*begins[1:], axis.size), strict=True)]
-    return [span for span in spans if span.start < span.stop]
-
-
 def _hangs_over(operation: str, last: object) -> bool:
     """Return whether blocks at multiples of the strides may hang over the end of an axis."""
     if word(operation, "last", last, LAST_BLOCKS) in ("over", "drop"):

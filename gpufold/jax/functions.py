@@ -18,6 +18,7 @@ from gpufold.gpu.registry import check_name
 from gpufold.jax.primitive import apply
 from gpufold.names import WHOSE, misnamed
 from gpufold.operations import OPERATIONS
+from gpufold.outside import BY_INDEX, taken
 from gpufold.weights import of_elements
 from gpufold.windows import axes_of_window, check_block_weights, name_of_axis
 
@@ -56,6 +57,10 @@ def _computed(name: str, given: dict[str, Any]) -> Any:
     if "positions" in given:
         given["positions"] = _as_positions(name, given["positions"])
     call, weights = operation.describe(**given), []
+    if call.fusion.mode in BY_INDEX:
+        block = call.geometry.block_shape  # type: ignore[union-attr]
+        to_blocks = gpufold.jax.array_to_blocks
+        return taken(jnp, jnp.arange, to_blocks, given["array"], given["positions"], block, given["mode"], window)
     if call.variant != "auto":
         check_name(call)
     for axis, each in enumerate(() if window is None else axes_of_window(call, window)):

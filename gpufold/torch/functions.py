@@ -11,12 +11,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from gpufold import blocks, calls, sliding, space
+from gpufold import blocks, calls, outside, sliding, space
 from gpufold.calls import Mode, is_separable
 from gpufold.compute import filled
 from gpufold.dispatch import FunctionT, Like
 from gpufold.geometry import Sizes, over_the_end
 from gpufold.operations import OPERATIONS
+from gpufold.outside import BY_INDEX
 from gpufold.torch import operators, tensors
 from gpufold.torch.door import public
 from gpufold.torch.operators import SIZES
@@ -299,8 +300,16 @@ def take_blocks(
             [[0, 8, 9],
              [0, 0, 0]]])
 
-    Tensors are as in `gpufold.torch.add_blocks`. Both modes have gradients.
+    Tensors are as in `gpufold.torch.add_blocks`. All modes have gradients.
     """
+    if mode in BY_INDEX:
+        places = operators.as_positions("take_blocks", positions, array)
+        if not is_traced(array):
+            given = described("take_blocks", "array", array)
+            calls.take_blocks(given, places, block_shape, window=window, mode=mode, variant=variant)
+        arange, block = partial(torch.arange, device=array.device), operators.per_axis(block_shape, places.shape[1])
+        taken: Tensor = outside.taken(torch, arange, array_to_blocks, array, places, block, mode, window)
+        return taken
     if is_traced(array):
         places = operators.as_positions("take_blocks", positions, array)
         tail = mode, variant, True

@@ -32,6 +32,7 @@ def fold(
     *,
     window: Any = None,
     reduction: Reduction = "sum",
+    fill_value: complex | None = None,
 ) -> Tensor:
     """Put sliding blocks back together: as torch.nn.functional.fold, but for any number of spatial axes.
 
@@ -49,7 +50,7 @@ def fold(
     output_size, kernel_size, dilation, padding, stride : int or sequence of int
         As in torch.nn.functional.fold. There are as many spatial axes as a sequence among them has values, and two
         where all are ints.
-    window, reduction
+    window, reduction, fill_value
         As in `gpufold.torch.col2im`.
     """
     sizes = {"output_size": output_size, "kernel_size": kernel_size, "stride": stride, "padding": padding}
@@ -65,6 +66,7 @@ def fold(
         pads_end=padding,
         reduction=reduction,
         window=window,
+        fill_value=fill_value,
     )
 
 
@@ -168,7 +170,7 @@ class Fold(_Windowed, nn.Fold):
 
     Parameters
     ----------
-    output_size, kernel_size, dilation, padding, stride, window, reduction
+    output_size, kernel_size, dilation, padding, stride, window, reduction, fill_value
         As in `fold`; a window may be a NumPy array too. One that is a Parameter is learned, any other moves with the
         module as a buffer, which is a copy unless it requires a gradient; neither is in the state of a module without
         one, which is that of torch.nn.Fold.
@@ -184,15 +186,17 @@ class Fold(_Windowed, nn.Fold):
         *,
         window: Any = None,
         reduction: Reduction = "sum",
+        fill_value: complex | None = None,
     ) -> None:
         super().__init__(output_size, kernel_size, dilation, padding, stride)
         self.keep_window(window)
-        self.reduction = reduction
+        self.reduction, self.fill_value = reduction, fill_value
 
     def forward(self, input: Tensor) -> Tensor:
         """Return the image that the columns are of."""
         sizes = self.output_size, self.kernel_size, self.dilation, self.padding, self.stride
-        return fold(input, *sizes, window=self.kept_window(), reduction=self.reduction)
+        options: dict[str, Any] = {"reduction": self.reduction, "fill_value": self.fill_value}
+        return fold(input, *sizes, window=self.kept_window(), **options)
 
     def extra_repr(self) -> str:
         """Return the sizes, as torch.nn.Fold shows them, and what else there is."""

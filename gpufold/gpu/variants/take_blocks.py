@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from math import prod
 
+from gpufold.calls import Unsupported
 from gpufold.gpu.parameters import divisor
 from gpufold.gpu.plan import LaunchShape, Plan, Problem, Variant, resident_blocks
 from gpufold.gpu.variants.moves import word_types
 from gpufold.gpu.variants.placed import THREADS, bits_of, placed_plan, placed_view
+from gpufold.outside import BY_INDEX
 
 DIRECT_BYTES, DIRECT_LOADS = 64, 16
 """What a thread has in flight at most, of a few elements in each of its planes."""
@@ -39,6 +41,8 @@ def _registers(problem: Problem, planes: int, elements: int) -> int:
 
 def direct(problem: Problem) -> tuple[Plan, ...]:
     """Plan for kernels/take_blocks_direct.cu."""
+    if problem.fusion.mode in BY_INDEX:
+        raise Unsupported(f"take_blocks: mode {problem.fusion.mode!r} is taken by index, by no kernel")
     axis = max(0, len(placed_view(problem).size) - 2)
     shares = _shares(problem, placed_view(problem).block[axis])
     return tuple([_direct(problem, axis, planes, elements) for planes, elements in shares])
