@@ -170,6 +170,8 @@ def check_no_capture(operation: str, library: ModuleType, name: str, wanted: str
 def as_positions(operation: str, library: ModuleType, positions: Any, array: Any, name: str = "array") -> Any:
     """Return positions as int64 that kernels can read beside an array; where they are on a GPU none is looked at.
 
+    Those of one axis may be a vector.
+
     >>> as_positions("add_blocks", np, [(0, -3), (5, 2)], np.zeros((8, 8)))
     array([[ 0, -3],
            [ 5,  2]])
@@ -186,8 +188,9 @@ def as_positions(operation: str, library: ModuleType, positions: Any, array: Any
             raise ValueError(
                 f"{operation}: positions must be on the device of {name}, {array.device}, got {given.device}"
             )
-        if is_kernel_ready(library, given, INT64):
-            return given
+    given = given[:, None] if given.ndim == 1 else given
+    if not on_host and is_kernel_ready(library, given, INT64):
+        return given
     with device_of(library, array):
         check_no_capture(operation, library, "positions", f"a contiguous, aligned array of int64 beside {name}")
         if on_host:

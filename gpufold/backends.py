@@ -84,7 +84,10 @@ class ArrayBackend:
         return at_least(self.library, weights, least)
 
     def weights(self, call: Call, window: Any) -> tuple[Any, ...]:
-        return as_weights(call, self.library, window, self._blocks)
+        with self.device:
+            axes = axes_of_window(call, window)
+            axes = [self.library.asarray(each) if type(each) is np.ndarray else each for each in axes]
+        return as_weights(call, self.library, axes if is_separable(window) else axes[0], self._blocks)
 
     def positions(self, given: Any, on_host: bool) -> Any:
         if self.library is not np and isinstance(given, self.library.ndarray) and not on_host:
@@ -135,7 +138,12 @@ class TorchBackend:
         return at_least(sys.modules["torch"], weights, least)
 
     def weights(self, call: Call, window: Any) -> tuple[Any, ...]:
-        axes = axes_of_window(call, window)
+        axes = [
+            sys.modules["torch"].tensor(each.astype(np.float64), device=self.place)
+            if type(each) is np.ndarray
+            else each
+            for each in axes_of_window(call, window)
+        ]
         weights: tuple[Any, ...] = self._ours.tensors.checked_window(call, self._blocks, axes, window)
         return weights
 

@@ -20,7 +20,7 @@ from gpufold.backends import Backend, backend_of, copy_of_window
 from gpufold.calls import REDUCTIONS, Call, Reduction, is_separable
 from gpufold.elements import ELEMENT_TYPES, WIDER, stitched_dtype
 from gpufold.geometry import PositionsGeometry, Size, as_integers
-from gpufold.given import flag, word
+from gpufold.given import flag, shown, word
 from gpufold.names import answers
 from gpufold.weights import least_weight
 from gpufold.windows import axes_of_window, name_of_axis
@@ -121,8 +121,9 @@ class Stitcher:
     block_shape : int or sequence of int
         Elements of a tile along each of the last axes, those of `size`, at least 1. One int means the same on every
         axis of `shape`, from the one that is None on where one is.
-    window : numpy.ndarray, cupy.ndarray, torch.Tensor or sequence of them, optional
-        Real weights of a tile's elements, as in `add_blocks`, of the library of the tiles; they are copied.
+    window : numpy.ndarray, cupy.ndarray, torch.Tensor or sequence of them, or str, optional
+        Real weights of a tile's elements, as in `add_blocks`, of NumPy or the library of the tiles; they are copied. A
+        name such as "hann" is that of a window of `scipy.signal.get_window`, along every axis.
     reduction : str
         "mean" divides by the weights that landed on an element, or by the number of tiles where there is no window;
         "least_squares" by the squares of these weights, as the inverse short-time Fourier transform does; "sum" does
@@ -151,8 +152,7 @@ class Stitcher:
         self._lead, self._size, self._block = _sizes(shape, block_shape)
         self._reduction = word("Stitcher", "reduction", reduction, REDUCTIONS)
         if window is not None:
-            check_window("Stitcher", window, self._block)
-            window = copy_of_window("Stitcher", window)
+            window = copy_of_window("Stitcher", known_window("Stitcher", window, self._block))
         self._window = window
         self._slabs = flag("Stitcher", "slabs", slabs) or self._size[0] == ENDLESS
         self._begin = 0
@@ -233,7 +233,7 @@ class Stitcher:
                 f"{self._block} or less, got shape {shape}"
             )
         if window is not None:
-            check_window("Stitcher.add", window, tile)
+            window = known_window("Stitcher.add", window, tile)
         elif self._window is not None and tile != self._block:
             window = _first_weights(self._window, tile)
         windowed = window is not None or self._window is not None
@@ -299,13 +299,14 @@ class Stitcher:
         return places, before
 
     @_in_turn
-    def result(self, *, fill_value: complex = 0) -> Any:
+    def result(self, *, fill_value: complex | None = 0) -> Any:
         """Return the average of the tiles that were added, which may go on; the rest, with `slabs=True`.
 
         Parameters
         ----------
         fill_value : number
-            What elements of an average are that no tile covers, or tiles with weights of zero only: NaN shows them.
+            What elements of an average are that no tile covers, or tiles with weights of zero only: NaN shows them, and
+            None raises, as a check of NOLA (nonzero overlap-add) does.
 
         Returns
         -------
@@ -316,14 +317,14 @@ class Stitcher:
         Raises
         ------
         ValueError
-            No tile was added.
+            No tile was added; `fill_value` is None and elements are uncovered, which are then not given.
         """
         if not self._slabs:
             return self._divided("result", self._size[0], fill_value)
         return self._given("result", self._end if self._size[0] == ENDLESS else self._size[0], fill_value)
 
     @_in_turn
-    def finished(self, *, fill_value: complex = 0) -> tuple[int, Any]:
+    def finished(self, *, fill_value: complex | None = 0) -> tuple[int, Any]:
         """Return ``(start, slab)``: the rows that no later tile can reach and that were not given before.
 
         Parameters
@@ -345,7 +346,7 @@ class Stitcher:
             raise ValueError("Stitcher.finished: there are slabs with slabs=True only; result() gives the whole array")
         return self._given("finished", self._reached, fill_value)
 
-    def _given(self, method: str, end: int, fill_value: complex) -> tuple[int, Any]:
+    def _given(self, method: str, end: int, fill_value: complex | None) -> tuple[int, Any]:
         """Return the first row that was not given and the average of those before an end, which are given now."""
         begin, count = self._begin, max(0, end - self._begin)
         slab = self._divided(method, count, fill_value)
@@ -356,7 +357,7 @@ class Stitcher:
             self._begin, self._reached = begin + count, reached
         return begin, slab
 
-    def _divided(self, method: str, count: int, fill_value: complex) -> Any:
+    def _divided(self, method: str, count: int, fill_value: complex | None) -> Any:
         """Return what the first rows add up to, divided as the reduction says, in an array of its own."""
         if self._open is None:
             raise ValueError(f"Stitcher.{method}: no tile was added, so that nothing says where the result would be")
@@ -366,7 +367,16 @@ class Stitcher:
             sums, weight = self._open.views(count)
             result = backend.average(sums, weight)
             if fill_value != 0 and weight is not None:
-                result[..., abs(weight) < float(np.finfo(ELEMENT_TYPES[self._open.dtype].weight).tiny)] = fill_value
+                bare = abs(weight) < float(np.finfo(ELEMENT_TYPES[self._open.dtype].weight).tiny)
+                if fill_value is not None and hasattr(result, "at"):
+                    result = result.at[..., bare].set(fill_value)
+                elif fill_value is not None:
+                    result[..., bare] = fill_value
+                elif count := int(bare.sum()):
+                    raise ValueError(
+                        f"Stitcher.{method}: no tile lies on {count} of the elements, or none but with weights of zero "
+                        "(the NOLA condition of windows), of which fill_value says what they are"
+                    )
             return result
 
 
@@ -498,13 +508,21 @@ def _first_weights(window: Any, tile: Size) -> Any:
     return window[tuple(map(slice, tile))]
 
 
-def check_window(where: str, window: Any, block: Size) -> None:
-    """Raise unless a window has the shape of a block."""
+def known_window(where: str, window: Any, block: Size) -> Any:
+    """Return a window of the shape of a block, or raise; that of a name has one of SciPy's for each axis."""
+    if isinstance(window, str):
+        try:
+            from scipy.signal import get_window
+
+            return tuple([get_window(window, side) for side in block])
+        except (ImportError, ValueError) as error:
+            raise type(error)(f"{where}: window {shown(window)} must be of scipy.signal.get_window: {error}") from None
     call = Call(where, PositionsGeometry(0, (), block, block), "float32")
     for axis, weights in enumerate(axes_of_window(call, window)):
         if not hasattr(weights, "shape"):
             name = name_of_axis(call, window, axis)
             raise TypeError(f"{where}: {name} must be an array, got {type(weights).__qualname__}")
+    return window
 
 
 def _sizes(shape: Any, block_shape: Any) -> tuple[Size, Size, Size]:

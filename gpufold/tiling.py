@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterable
 from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,6 +13,7 @@ import numpy as np
 from gpufold.arrays import check_apart
 from gpufold.backends import backend_of
 from gpufold.calls import Mode, Reduction
+from gpufold.dispatch import front_of
 from gpufold.geometry import Extents, LastBlock, Size, Sizes, as_integers
 from gpufold.given import shown
 from gpufold.positions import grid_positions, take_blocks
@@ -28,8 +31,11 @@ def map_tiles(
     last: LastBlock = "shift",
     mode: Mode = "constant",
     reduction: Reduction = "mean",
+    fill_value: complex | None = None,
     finish: Callable[[Any], Any] | None = None,
     out: Any = None,
+    resume: str | Path | None = None,
+    progress: Callable[[Any], Iterable[int]] = iter,
 ) -> Any:
     """Apply a function to overlapping tiles of an array, and average what it returns: sliding-window inference.
 
@@ -44,22 +50,30 @@ def map_tiles(
     >>> gpufold.map_tiles(twice_as_large, image, (4, 4), 2).shape
     (10, 14)
 
-    Memory is that of a batch and of the rows that open tiles reach, beside what the result takes: a memory-mapped
-    array is read tile by tile, and an `out` is written slab by slab.
+    Channels that come last are an axis of the tile, which one tile spans:
+
+    >>> picture = np.ones((5, 7, 3), np.float32)
+    >>> gpufold.map_tiles(lambda tiles: tiles.sum(-1, keepdims=True), picture, (4, 4, 3), (2, 2, 3)).shape
+    (5, 7, 1)
+
+    Memory is that of a batch and of the rows that open tiles reach, beside what the result takes: an array that is
+    memory-mapped, of Zarr or of dask is read tile by tile, and an `out` is written slab by slab.
 
     Parameters
     ----------
     function : callable
         Takes a batch of tiles (B, *lead, *block_shape), with B up to `batch`, and returns theirs (B, *channels, *tile),
         with any leading axes. A `tile` may be larger or smaller than `block_shape`, by the same factor for all tiles.
-    array : numpy.ndarray, cupy.ndarray or torch.Tensor
-        Array of shape (*lead, *size). Axes smaller than a tile are extended as `mode` says.
+    array : numpy.ndarray, cupy.ndarray, torch.Tensor, jax.Array, dask.array.Array or what is sliced as one
+        Array of shape (*lead, *size). Axes smaller than a tile lie in its middle; `mode` says what is around them.
+        Tiles of a dask array are computed; those of one that is none of these, such as one of Zarr, are NumPy's.
     block_shape : sequence of int
         Elements of a tile along each of the last axes, those of `size`, at least 1.
     strides : int or sequence of int
         Elements from one tile to the next, at least 1; one int means the same on every axis.
-    window : numpy.ndarray, cupy.ndarray, torch.Tensor or sequence of them, optional
-        Real weights of what the function returns of a tile, of the shape `tile`, or one array per axis.
+    window : numpy.ndarray, cupy.ndarray, torch.Tensor or sequence of them, or str, optional
+        Real weights of what the function returns of a tile, of the shape `tile`, or one array per axis, or the name of
+        one of SciPy's, as in `Stitcher`.
     batch : int
         Tiles that the function gets at once, at most.
     last : str
@@ -68,22 +82,30 @@ def map_tiles(
         What lies outside of the array, as in `take_blocks`.
     reduction : str
         How tiles are combined, as in `Stitcher`.
+    fill_value : number, optional
+        What elements of an average are that no tile covers, or none but with weights of zero; absent, they are a
+        ValueError.
     finish : callable, optional
         What is done to each slab (*channels, *rows) of the result once no later tile reaches it, such as an argmax
         over its channels; the axes of `size` stay as they are.
     out : array, optional
         What the result is written into, of its shape: an array of the result's library, or of another or none, such as
         one of Zarr, which gets NumPy's.
+    resume : str or pathlib.Path, optional
+        A file that notes how far `out` is written, until it is whole: the same call goes on from there, with the same
+        bits, after its process was killed.
+    progress : callable
+        What the batches are counted with: `tqdm.tqdm` or `rich.progress.track` show a bar.
 
     Returns
     -------
-    numpy.ndarray, cupy.ndarray or torch.Tensor
+    numpy.ndarray, cupy.ndarray, torch.Tensor or jax.Array
         The result, of the library and device of what the function returns, or `out`.
 
     Raises
     ------
     TypeError, ValueError
-        As in `grid_positions`, `take_blocks` and `Stitcher`; the function's tiles do not fit.
+        As in `grid_positions`, `take_blocks` and `Stitcher`; the function's tiles do not fit, or tiles leave gaps.
 
     See Also
     --------
@@ -103,22 +125,85 @@ def map_tiles(
     rank = len(block)
     size = tuple(array.shape)[-rank:]
     positions = grid_positions(tuple(map(max, size, block)), block, strides, last=last)
-    stitcher, shape, scale = None, size, [Fraction(1)] * rank
-    for start in range(0, len(positions), number):
+    positions -= [max(0, side - extent) // 2 for side, extent in zip(block, size, strict=True)]
+    if fill_value is None and reduction != "sum":
+        _check_covered(positions, size, block)
+    said = f"of shape {tuple(array.shape)} in {len(positions)} tiles {block} from {positions[-1].tolist()}"
+    done = _noted(resume, said, out)
+    positions = positions[positions[:, 0] + block[0] > done]
+    given, first, stitcher = out, 0, None
+    for start in progress(range(0, len(positions), number)):
         places = positions[start : start + number]
-        tiles = function(take_blocks(array, places.tolist(), block, mode=mode))
+        tiles = function(_tiles(array, places.tolist(), block, mode))
         if stitcher is None:
             tile, scale = _scale(tuple(tiles.shape), block, len(places))
-            shape = tuple(_scaled(np.array([size]), scale, "size")[0].tolist())
-            stitcher = Stitcher(
-                (*tuple(tiles.shape)[1:-rank], *shape), tile, window=window, reduction=reduction, slabs=True
-            )
-        stitcher.add(tiles, _scaled(places, scale, "positions"))
-        begin, slab = stitcher.finished()
-        out = _written(out, begin, slab, shape, finish)
+            whole = _scaled(np.array([size]), scale, "size")[0].tolist()
+            first = _scaled(np.array([[done, *[0] * (rank - 1)]]), scale, "positions")[0, 0]
+            shape = (*tuple(tiles.shape)[1:-rank], whole[0] - first, *whole[1:])
+            stitcher = Stitcher(shape, tile, window=window, reduction=reduction, slabs=True)
+        stitcher.add(tiles, _scaled(places, scale, "positions") - [first, *[0] * (rank - 1)])
+        begin, slab = stitcher.finished(fill_value=fill_value)
+        out = _written(out, first + begin, slab, whole, finish)
+        _note(resume, f"{max(0, places[-1, 0])} rows {said}")
     assert stitcher is not None  # there is a position at least
-    begin, slab = stitcher.result()
-    return _written(out, begin, slab, shape, finish)
+    begin, slab = stitcher.result(fill_value=fill_value)
+    out = _written(out, first + begin, slab, whole, finish)
+    if resume is not None:
+        Path(resume).unlink()
+    if given is None and front_of(type(slab)).endswith("jax"):  # what rows were written into is NumPy's
+        return sys.modules["jax"].numpy.asarray(out)
+    return out
+
+
+def _check_covered(positions: Any, size: Size, block: Size) -> None:
+    """Raise where tiles leave elements of an axis between them, or at its end."""
+    for axis, (extent, side) in enumerate(zip(size, block, strict=True)):
+        begins = np.unique(positions[:, axis])
+        if (np.diff(begins, append=extent) > side).any():
+            raise ValueError(
+                f"map_tiles: tiles must cover the array, but those of {block} leave gaps on axis {axis}, of {extent} "
+                f"elements; strides up to block_shape and last='shift' cover all, and fill_value=0 fills what is left"
+            )
+
+
+def _tiles(array: Any, places: list[list[int]], block: Size, mode: Mode) -> Any:
+    """Take a batch of tiles in memory; of an array that only can be sliced, one after another."""
+    if isinstance(array, np.ndarray) or hasattr(array, "__cuda_array_interface__") or front_of(type(array)):
+        tiles = take_blocks(array, places, block, mode=mode)
+        return tiles.compute() if hasattr(tiles, "compute") else tiles
+    tiles, size = [], array.shape[-len(block) :]
+    for place in places:
+        begins, ends = [], []
+        for begin, side, extent in zip(place, block, size, strict=True):
+            over = begin < 0 or begin + side > extent  # then the side that it is mirrored from is read too
+            begins.append(max(0, min(begin, extent - side)) if not over or mode != "wrap" else 0)
+            ends.append(min(extent, begin + side) if not over or mode != "wrap" else extent)
+        part = np.asarray(array[(..., *map(slice, begins, ends))])
+        tiles.append(take_blocks(part, [np.subtract(place, begins).tolist()], block, mode=mode))
+    return np.concatenate(tiles)
+
+
+def _noted(resume: Any, said: str, out: Any) -> int:
+    """Return the row of the array up to which a call that was killed has written its result."""
+    if resume is None:
+        return 0
+    if out is None:
+        raise ValueError("map_tiles: resume needs an out that outlives the process, such as a numpy.memmap")
+    path = Path(resume)
+    rows, _, noted = path.read_text().partition(" rows ") if path.exists() else ("0", "", said)
+    if noted != said:
+        raise ValueError(
+            f"map_tiles: resume must name the notes of this call, on an array {said}, but {path} says {noted}"
+        )
+    return int(rows)
+
+
+def _note(resume: Any, text: str) -> None:
+    """Write what a call has done into a file, which is whole at any time."""
+    if resume is not None:
+        part = Path(f"{resume}.part")
+        part.write_text(text)
+        part.replace(resume)
 
 
 def _scale(shape: Size, block: Size, count: int) -> tuple[Size, list[Fraction]]:
@@ -155,6 +240,6 @@ def _written(out: Any, start: int, slab: Any, size: Size, finish: Callable[[Any]
         with backend.device:
             out = backend.zeros((*tuple(slab.shape)[:-rank], *size), slab.dtype)
     elif type(out) is not type(slab) and not isinstance(slab, np.ndarray):
-        slab = slab.get() if hasattr(slab, "get") else slab.detach().cpu().numpy()
+        slab = slab.get() if hasattr(slab, "get") else np.asarray(slab.detach().cpu() if hasattr(slab, "cpu") else slab)
     out[(..., slice(start, start + slab.shape[-rank]), *(slice(None),) * (rank - 1))] = slab
     return out

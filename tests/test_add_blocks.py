@@ -411,7 +411,12 @@ ERRORS = (
     (TypeError, "positions must be integers, got dtype bool", (OUT, BLOCKS, np.zeros((3, 2), bool)), {}),
     (TypeError, "positions must be integers", (OUT, BLOCKS, "abc"), {}),
     (ValueError, "positions must be of shape", (OUT, BLOCKS, [(0, 0), (1,), (2, 2)]), {}),
-    (ValueError, r"positions must be \(number of blocks, .* got shape \(2,\)", (OUT, BLOCKS, (0, 0)), {}),
+    (
+        ValueError,
+        r"positions must be \(number of blocks, .* got shape \(3, 2, 1\)",
+        (OUT, BLOCKS, np.zeros((3, 2, 1), int)),
+        {},
+    ),
     (ValueError, r"positions must be .* got shape \(3, 0\)", (OUT, BLOCKS, np.zeros((3, 0), int)), {}),
     (ValueError, r"array must be \(\*lead, \*size\) with 4 axes", (OUT, BLOCKS, np.zeros((3, 4), int)), {}),
     (ValueError, r"\(2, 2, \*block_shape\) .* got shape \(3, 2, 2, 3\)", (OUT, BLOCKS, PLACES[:2]), {}),

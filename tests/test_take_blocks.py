@@ -227,7 +227,12 @@ ERRORS = (
     (TypeError, "positions must be integers", (ARRAY, [(0.5, 0), (1, 1), (2, 2)], (2, 3)), {}),
     (TypeError, "positions must be integers, got dtype float64", (ARRAY, np.zeros((3, 2)), (2, 3)), {}),
     (ValueError, "positions must be of shape", (ARRAY, [(0, 0), (1,), (2, 2)], (2, 3)), {}),
-    (ValueError, r"positions must be \(number of blocks, .* got shape \(2,\)", (ARRAY, (0, 0), (2, 3)), {}),
+    (
+        ValueError,
+        r"positions must be \(number of blocks, .* got shape \(3, 2, 1\)",
+        (ARRAY, np.zeros((3, 2, 1), int), (2, 3)),
+        {},
+    ),
     (ValueError, r"array must be \(\*lead, \*size\) with 4 axes", (ARRAY, np.zeros((3, 4), int), (2, 3)), {}),
     (TypeError, "block_shape must be an integer or a sequence", (ARRAY, PLACES, (2, 3.5)), {}),
     (ValueError, "block_shape must have 2 values, one per axis of positions", (ARRAY, PLACES, (2, 3, 4)), {}),

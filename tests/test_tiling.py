@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import tracemalloc
+from functools import partial
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from shutil import rmtree
+from time import sleep
 
 import numpy as np
 import pytest
 
 import gpufold
+from gpufold.calls import MODES
 
 RNG = np.random.default_rng(0)
 IMAGE = RNG.random((3, 50, 70), np.float32)
@@ -107,6 +116,197 @@ def test_tensors_are_mapped_with_gradients():
     into = np.zeros(IMAGE.shape, np.float32)
     gpufold.map_tiles(lambda tiles: tiles, image.detach(), (16, 16), 12, out=into)
     np.testing.assert_allclose(into, IMAGE, rtol=1e-6)
+
+
+# ---------------------------------------------------------------------------------------------
+# Arrays of every kind
+
+
+def makers(tmp_path):
+    """What makes an array of each kind that is installed, and of those that are only sliced."""
+    yield np.asarray
+    for name, module, make in (("torch", "torch", "from_numpy"), ("jax", "jax.numpy", "asarray")):
+        if find_spec(name):
+            yield getattr(import_module(module), make)
+    if find_spec("dask"):
+        yield partial(import_module("dask.array").from_array, chunks=20)
+    if find_spec("zarr"):
+
+        def on_disk(array):
+            made = import_module("zarr").create_array(
+                str(tmp_path / "in.zarr"), shape=array.shape, chunks=(2, 16, 20), dtype=array.dtype, overwrite=True
+            )
+            made[...] = array
+            return made
+
+        yield on_disk
+
+
+@pytest.mark.parametrize("last", ["shift", "over"])
+@pytest.mark.parametrize("mode", MODES)
+def test_arrays_of_every_kind_give_the_same(mode, last, tmp_path):
+    def mixed(tiles):  # what elements of a tile say depends on others, and on what lies outside
+        return tiles + 2 * tiles[..., ::-1]
+
+    for block in ((16, 16), (64, 16), (61, 90)):
+        want = gpufold.map_tiles(mixed, IMAGE, block, 12, mode=mode, last=last)
+        for make in makers(tmp_path):
+            array = make(IMAGE)
+            flipped = mixed if not hasattr(array, "flip") else lambda tiles: tiles + 2 * tiles.flip(-1)
+            got = gpufold.map_tiles(flipped, array, block, 12, mode=mode, last=last, batch=5)
+            np.testing.assert_array_equal(np.asarray(got), want)
+            assert type(got) is (np.ndarray if hasattr(array, "chunks") else type(array))
+
+
+@pytest.mark.peer("jax")
+def test_slabs_of_jax_are_written_into_numpys():
+    import jax.numpy as jnp
+
+    out = np.zeros((50, 70), np.int32)
+    assert (
+        gpufold.map_tiles(lambda x: x, jnp.asarray(IMAGE), (16, 16), 12, finish=lambda x: x.argmax(0), out=out) is out
+    )
+    np.testing.assert_array_equal(out, IMAGE.argmax(0))
+
+
+def test_channels_that_come_last_are_an_axis_of_the_tile():
+    image, axis = np.moveaxis(IMAGE, 0, -1), np.hanning(18)[1:-1]
+
+    def two(tiles):
+        assert tiles.shape[1:] == (16, 16, 3)
+        return np.stack([tiles.sum(-1), tiles[..., 0]], -1).repeat(2, 1).repeat(2, 2)
+
+    got = gpufold.map_tiles(two, image, (16, 16, 3), (12, 12, 3), window=(*[np.repeat(axis, 2)] * 2, np.ones(2)))
+    assert got.shape == (100, 140, 2)
+    np.testing.assert_allclose(got[::2, ::2, 0], image.sum(-1), rtol=1e-5)
+    np.testing.assert_allclose(got[1::2, ::2, 1], image[..., 0], rtol=1e-5)
+
+
+def test_axes_smaller_than_a_tile_lie_in_its_middle():
+    seen = []
+    gpufold.map_tiles(lambda tiles: seen.append(tiles) or tiles, IMAGE[:1, :5, :40], (16, 16), 8, mode="edge")
+    assert (np.diff(seen[0][0, 0, :6], axis=0) == 0).all()  # five rows before, six behind
+    assert (np.diff(seen[0][0, 0, 9:], axis=0) == 0).all()
+    np.testing.assert_array_equal(seen[0][0, 0, 5:10], IMAGE[0, :5, :16])
+
+
+def test_what_no_tile_covers_is_refused_or_filled():
+    for options in ({"last": "drop"}, {"strides": 17}):
+        given = {"block_shape": (16, 16), "strides": 12, **options}
+        with pytest.raises(
+            ValueError, match=r"^map_tiles: .* leave gaps on axis [01], .* fill_value=0 fills what is left"
+        ):
+            gpufold.map_tiles(lambda tiles: pytest.fail("asked"), IMAGE, **given)
+        got = gpufold.map_tiles(np.copy, IMAGE, fill_value=np.nan, **given)
+        bare = np.isnan(got[0])
+        assert bare.any()
+        np.testing.assert_allclose(got[:, ~bare], IMAGE[:, ~bare], rtol=1e-6)
+    with pytest.raises(ValueError, match=r"but with weights of zero \(the NOLA condition"):
+        gpufold.map_tiles(np.copy, IMAGE, (16, 16), 12, window="hann")
+    np.testing.assert_allclose(gpufold.map_tiles(np.copy, IMAGE, (16, 16), 12, window="hamming"), IMAGE, rtol=1e-5)
+
+
+def test_batches_are_counted_by_what_is_given():
+    seen = []
+
+    def counted(batches):
+        assert len(batches) == 6
+        for batch in batches:
+            seen.append(batch)
+            yield batch
+
+    gpufold.map_tiles(np.copy, IMAGE, (16, 16), 12, batch=4, progress=counted)
+    assert len(seen) == 6
+
+
+# ---------------------------------------------------------------------------------------------
+# Killed, and started again
+
+
+@pytest.mark.parametrize("batch", [1, 4])
+def test_what_was_interrupted_goes_on_with_the_same_bits(batch, tmp_path):
+    class Interrupted(Exception):
+        pass
+
+    window, calls = RNG.random((32, 32), np.float32), []
+
+    def larger(tiles, stop=0):
+        calls.append(len(tiles))
+        if len(calls) == stop:
+            raise Interrupted
+        return (tiles + 2 * tiles[..., ::-1]).repeat(2, -1).repeat(2, -2)
+
+    options = {"window": window, "batch": batch}
+    want = gpufold.map_tiles(larger, IMAGE, (16, 16), 12, **options)
+    every = len(calls)
+    for stop in range(1, every + 1):
+        out, note = np.full_like(want, np.nan), tmp_path / "rows"
+        calls.clear()
+        with pytest.raises(Interrupted):
+            gpufold.map_tiles(partial(larger, stop=stop), IMAGE, (16, 16), 12, out=out, resume=note, **options)
+        calls.clear()
+        gpufold.map_tiles(larger, IMAGE, (16, 16), 12, out=out, resume=note, **options)
+        np.testing.assert_array_equal(out, want)
+        assert len(calls) <= every - (stop - 1) + 2 * 6 / batch + 1, (
+            "rows of tiles that are finished are not asked again"
+        )
+        assert not note.exists()
+
+
+def test_notes_of_another_call_are_refused(tmp_path):
+    note, out = tmp_path / "rows", np.zeros_like(IMAGE)
+    note.write_text("12 rows of another")
+    with pytest.raises(ValueError, match=r"resume must name the notes of this call, .* says of another"):
+        gpufold.map_tiles(np.copy, IMAGE, (16, 16), 12, out=out, resume=note)
+    with pytest.raises(ValueError, match="resume needs an out"):
+        gpufold.map_tiles(np.copy, IMAGE, (16, 16), 12, resume=note)
+
+
+INVERTED = """
+import sys, numpy as np, zarr, gpufold
+folder = sys.argv[1]
+volume, out = (zarr.open_array(f"{folder}/{name}.zarr", mode="r+") for name in ("in", "out"))
+gpufold.map_tiles(
+    lambda tiles: 255 - tiles, volume, (16, 128, 128), (12, 96, 96), batch=4,
+    out=out, finish=lambda rows: rows.round().astype(np.uint8), resume=f"{folder}/rows",
+)
+print(*(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM")))
+"""
+
+
+@pytest.mark.peer("zarr")
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the most memory of a process is read from /proc")
+@pytest.mark.parametrize(
+    "shape", [(120, 256, 256), pytest.param((8200, 512, 512), marks=pytest.mark.all)], ids=["8 MB", "2 GB"]
+)
+def test_a_volume_on_disk_is_mapped_in_little_memory_and_goes_on_after_a_kill(shape, tmp_path):
+    """2 GB of Zarr's into as many, in less than 200 MB with Python and its packages."""
+    import zarr
+
+    rng = np.random.default_rng(0)
+    arrays = [
+        zarr.create_array(
+            str(tmp_path / f"{name}.zarr"), shape=shape, chunks=(12, 96, 96), dtype="u1", compressors=None
+        )
+        for name in ("in", "out")
+    ]
+    for row in range(0, shape[0], 12):
+        arrays[0][row : row + 12] = rng.integers(0, 256, (min(12, shape[0] - row), *shape[1:]), np.uint8)
+    command, rows = [sys.executable, "-c", INVERTED, str(tmp_path)], tmp_path / "rows"
+    with subprocess.Popen(command, cwd=Path(gpufold.__file__).parent.parent) as first:
+        while not (rows.exists() and int(rows.read_text().split()[0]) > shape[0] // 3):
+            assert first.poll() is None
+            sleep(0.01)
+        first.kill()
+    noted = int(rows.read_text().split()[0])
+    finished = subprocess.run(
+        command, cwd=Path(gpufold.__file__).parent.parent, capture_output=True, text=True, check=True
+    )
+    print(f"went on from row {noted} of {shape[0]}, {int(finished.stdout) / 1000:.0f} MB")
+    assert int(finished.stdout) < 200_000
+    for row in range(0, shape[0], 120):
+        np.testing.assert_array_equal(arrays[1][row : row + 120], 255 - arrays[0][row : row + 120])
+    rmtree(tmp_path)  # pytest keeps those of three runs
 
 
 @pytest.mark.parametrize(

@@ -1287,9 +1287,9 @@ def test_what_a_gradient_needs_may_not_be_freed_before():
             COLUMN, torch.zeros(1, 2, 2, dtype=torch.int32), [(0, 0)])),
         (TypeError, "dtype must be that of data, float32 or float64, got float16", lambda: gpufold.torch.col2im(
             COLUMN, (4, 4), (2, 2), dtype=torch.float16)),
-        (ValueError, "take_blocks: mode must be one of constant, edge, got 'wrap'", lambda: gpufold.torch.take_blocks(
-            COLUMN, [(0, 0)], 2, mode="wrap")),
-        (ValueError, "take_blocks: mode 'edge' takes the nearest element", lambda: gpufold.torch.take_blocks(
+        (ValueError, "take_blocks: mode must be one of constant, edge, reflect, symmetric, wrap, got 'zeros'",
+            lambda: gpufold.torch.take_blocks(COLUMN, [(0, 0)], 2, mode="zeros")),
+        (ValueError, "take_blocks: mode .edge. takes elements of array", lambda: gpufold.torch.take_blocks(
             COLUMN[:0], [(0, 0)], 2, mode="edge")),
         (TypeError, "take_blocks: array must be a torch.Tensor", lambda: gpufold.torch.take_blocks(
             COLUMN.numpy(), [(0, 0)], 2)),

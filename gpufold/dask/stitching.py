@@ -28,7 +28,7 @@ from gpufold.elements import check_dtype, name_of, stitched_dtype
 from gpufold.geometry import PositionsGeometry, Size, as_integers
 from gpufold.given import word
 from gpufold.names import answers
-from gpufold.stitching import Stitcher, check_window
+from gpufold.stitching import Stitcher, known_window
 
 
 @answers
@@ -69,7 +69,7 @@ def stitch(
     weights = None
     if window is not None:
         library = library_of("stitch", "a chunk of tiles", tiles._meta)
-        weights = weights_of(call, library, window, tiles)
+        weights = weights_of(call, library, known_window("stitch", window, geometry.block_shape), tiles)
     axes, shape = range(lead, lead + rank), geometry.array_shape
     cut = cut_axes(call, chunks, axes, tiles.chunks[1 : 1 + lead], shape, dtype)
     tiles = tiles.rechunk({axis: -1 for axis in range(1 + lead, 1 + lead + rank)})
@@ -117,8 +117,6 @@ def _described(tiles: Any, positions: Any, shape: Any, window: Any, reduction: s
     reduction = word("stitch", "reduction", reduction, REDUCTIONS)
     check_dtype("stitch", "tiles", tiles.dtype)
     dtype, block = name_of(tiles.dtype), tiles.shape[1 + len(lead) :]
-    if window is not None:
-        check_window("stitch", window, block)
     geometry = PositionsGeometry(len(tiles), lead, extents[len(lead) :], block)
     call = Call("stitch", geometry, stitched_dtype(dtype, reduction != "sum" or window is not None))
     check_bytes(call, extents, np.dtype(call.dtype).itemsize)

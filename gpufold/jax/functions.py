@@ -119,4 +119,4 @@ def _as_positions(name: str, positions: Any) -> Any:
         raise TypeError(f"{name}: positions must be integers, got dtype {positions.dtype}")
     if positions.dtype.kind == "u" and positions.dtype.itemsize >= widest.dtype.itemsize:
         positions = jnp.minimum(positions, widest.max)
-    return positions.astype(widest.dtype)
+    return (positions[:, None] if positions.ndim == 1 else positions).astype(widest.dtype)

@@ -302,7 +302,7 @@ def take_blocks(
 
     Tensors are as in `gpufold.torch.add_blocks`. All modes have gradients.
     """
-    if mode in BY_INDEX:
+    if isinstance(mode, str) and mode in BY_INDEX:
         places = operators.as_positions("take_blocks", positions, array)
         if not is_traced(array):
             given = described("take_blocks", "array", array)

@@ -255,6 +255,8 @@ def trace_space(operation: str, data: Tensor, sizes: tuple[Any, ...], variant: s
 
 def as_positions(operation: str, positions: Any, array: Tensor) -> Tensor:
     """Return positions as an int64 tensor beside an array; those of a sequence may be symbols."""
+    if getattr(positions, "ndim", 0) == 1:
+        positions = positions[:, None]
     if not is_dynamo_compiling():
         with warnings.catch_warnings(action="ignore", category=torch.jit.TracerWarning):  # constants are meant to be
             if tensors.has_tensors(positions):

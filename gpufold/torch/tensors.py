@@ -206,7 +206,7 @@ def as_positions(operation: str, positions: Any, array: Tensor, like: str) -> Te
         taken = arrays.as_positions(operation, np, positions, array, like)
         return torch.from_numpy(taken if type(positions) in (list, tuple) else taken.copy()).to(array.device)
     check_tensor(operation, "positions", positions)
-    return positions
+    return positions[:, None] if positions.ndim == 1 else positions
 
 
 def has_tensors(value: Any) -> bool:
@@ -225,7 +225,7 @@ def checked_positions(operation: str, positions: Tensor, array: Tensor, like: st
     """Return positions as kernels can read them, contiguous and int64; no value is looked at."""
     described(operation, "positions", positions)
     check_like(operation, "positions", positions, array, like)
-    return as_int64(operation, positions)
+    return as_int64(operation, positions[:, None] if positions.ndim == 1 else positions)
 
 
 def as_int64(operation: str, positions: Tensor) -> Tensor:
