@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import faulthandler
 import json
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -34,7 +35,12 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave the tests of this part that are not finished."""
+    """Leave the tests of this part that are not finished, none that cannot run here."""
+    reasons = {item: mark.kwargs["reason"] for item in items for mark in item.iter_markers("skip")}
+    config.hook.pytest_deselected(items=list(reasons))
+    for reason, number in Counter(reasons.values()).items():
+        print(f"{number} tests deselected: {reason}")
+    items[:] = [item for item in items if item not in reasons]
     number, count = map(int, config.getoption("--part").split("/"))
     names = config.getoption("--finished")
     finished = set(json.loads(names.read_text())) if names else set()

@@ -157,6 +157,109 @@ FAR_CASES = (
 )
 """Distances between taps, or blocks, that no 32 bits hold, of few of each."""
 
+CASES_OF_KERNELS = {
+    # Calls that bring one kernel to its corners, which has to serve them.
+    ("col2im", "gather"): (
+        Case("stride-1", (5, 6), (3, 2), 1, 1, (1, 0), (0, 1), channels=5),
+        Case("stride-3", (4, 3 * 33), (2, 7), (2, 3), 1, 1, 1, batch=1, channels=5),
+        Case("stride-5", (4, 13), (2, 7), (2, 5), 1, 1, 1, batch=1, channels=2),
+        Case("rows-of-words", (3, 4 * 40), (2, 5), (1, 4), 1, 1, 1, batch=1, channels=5),
+        Case("staged-cells", (3, 5 * 40 + 2), (2, 7), (1, 5), 1, 1, 1, batch=1, channels=2),
+        Case("staged-cells-of-two-taps", (4, 5 * 33 + 2), (2, 7), (2, 5), 1, 1, 1, batch=1, channels=2),
+        Case("rows-of-32-cells-and-a-part", (2, 3 * 36 + 1), (2, 5), (1, 3), 1, (0, 2), (0, 4), batch=1, channels=5),
+        Case("words-behind-pads", (4, 12), (3, 3), (1, 2), (1, 2), 1, 1, channels=5),
+        Case("uncovered-rows", (7, 30), (2, 2), (5, 4), (1, 3), batch=2, channels=2),
+        Case("odd-volume", (3, 5, 8), (2, 3, 3), (1, 2, 2), 1, (0, 1, 1), (1, 1, 0), batch=1, channels=2),
+        Case("odd-row", (70,), (9,), 4, 1, 3, 2, batch=3, channels=1),
+        Case("phases-of-as-many-taps", (3, 4 * 70), (2, 12), (1, 4), 1, (1, 5), (0, 3), batch=1, channels=2),
+    ),
+    ("col2im", "gather_pixels"): (
+        Case("patches-16", (32, 512), (16, 16), 16, batch=1, channels=3),
+        Case("patches-14-odd-rows", (29, 43), (14, 14), 14, batch=2, channels=1),
+        Case("half-overlap-16-8-long-rows", (24, 8 * 40), (16, 16), 8, batch=1, channels=2),
+        Case("many-taps", (5, 9), (20, 18), 1, 1, (15, 13), (14, 14), batch=1, channels=1),
+        Case("stride-20", (20 * 130,), (50,), 20, 2, 7, 7),
+    ),
+    ("col2im", "gather_parts"): (
+        Case("audio-400-160", (4000,), (400,), 160, 1, 200, 200, batch=1, channels=2),
+        Case("audio-2048-512-one-plane", (6000,), (2048,), 512, batch=1, channels=1),
+        Case("stride-33-in-two-tiles-of-phases", (33 * 5,), (70,), 33, 2, 10, 5),
+        Case("tiles-256-192", (450, 500), (256, 256), 192, batch=1, channels=1),
+        Case("stride-40-of-one-tap", (90, 130), (1, 1), 40, batch=1, channels=2),
+        Case("many-cells-in-a-row", (20 * 300,), (24,), 20, batch=1, channels=2),
+        Case("pieces-of-strides", (40, 15 * 40), (3, 45), (2, 40), 1, 1, 1, batch=1, channels=2),
+        Case("phases", (9, 20 * 40), (2, 50), (3, 20), 1, (1, 7), (0, 9), batch=1, channels=2),
+        Case("several-cells-of-a-lane", (3, 20 * 250), (2, 45), (2, 20), 1, (1, 3), (1, 5), batch=1, channels=1),
+    ),
+    ("col2im", "gather_blocks"): (
+        Case("few-blocks", (40, 50), (16, 32), (8, 16), batch=2, channels=3),
+        Case("few-blocks-that-fill-no-chunk", (17, 40), (6, 16), (3, 8), batch=1, channels=4),
+        Case("few-wide-blocks", (17, 56), (6, 32), (3, 16), batch=1, channels=4),
+        Case("few-blocks-beside-padding", (5, 7, 70), (5, 4, 24), (4, 2, 8), 1, (1, 2, 9), (3, 1, 5), channels=1),
+        Case("few-blocks-with-gaps", (20, 60), (8, 8), (10, 16), 1, (1, 20), (3, 5), channels=2),
+    ),
+    ("im2col", "direct"): (
+        Case("stride-16-padded", (40, 44), (16, 16), 8, 1, (3, 5), (2, 0), batch=1, channels=2),
+        Case("half-overlap-dilated", (60,), (12,), 16, 3, 5, 6),
+        Case("1d-400-160", (2000,), (400,), 160, 1, 200, 200, batch=1, channels=2),
+        Case("1d-more-blocks-than-a-warp-has-lanes", (700,), (17,), 9, 2, 4, 7, batch=2),
+        Case("3d-stride-is-kernel", (4, 6, 24), (2, 3, 8), (2, 3, 8), batch=1, channels=2),
+        Case("words-in-the-pads", (5, 48), (3, 16), (2, 16), (2, 1), (2, 16), (1, 8), channels=6),
+        Case("words-of-a-row-in-two-chunks", (2, 96), (1, 24), (1, 32), 1, (0, 8), 0, batch=1, channels=5),
+        Case("words-that-overlap", (7, 40), (4, 8), (3, 4), 1, (2, 4), (2, 4), batch=1),
+        Case("narrow-words", (94,), (12,), 26, 1, 0, 0, batch=3),
+        Case("kernel-1x1-is-a-copy", (6, 8), (1, 1)),
+        Case("kernel-3x1-keeps-rows", (6, 8), (3, 1), 1, 1, (1, 0)),
+        Case("kernel-1-stride-3", (9, 11), (1, 1), 3),
+        Case("kernel-1-padded", (4, 8), (1, 1), 1, 1, (0, 4), (1, 4)),
+        Case("3d-unit-axis-outside", (4, 6, 8), (1, 2, 2), (1, 2, 2), 1, (2, 0, 0), (1, 0, 0)),
+        Case("unit-axis-outside-a-shifted-one", (3, 4, 5), (1, 2, 1), (1, 2, 1), 1, (0, 1, 0)),
+        Case("unit-axis-outside-one-whose-taps-leave-it", (3, 4, 5), (1, 3, 1), (1, 2, 1), 1, 0, (0, 1, 0)),
+        Case("many-channels-on-a-small-map", (5, 5), (2, 2), channels=37),
+    ),
+    ("im2col", "words"): (
+        Case("padded-rows-of-words", (5, 16), (3, 3), 1, 1, 1, 1),
+        Case("words-of-two", (4, 18), (2, 3), 1, 1, (0, 1), (0, 1), channels=9),
+        Case("taps-beyond-the-next-word", (6, 32), (2, 8), 1, 1, (1, 3), (0, 4), batch=1),
+        Case("dilated-along-the-row", (9, 24), (3, 3), (2, 1), (1, 2), (0, 2), (3, 2), channels=5),
+        Case("pads-of-whole-words", (3, 16), (1, 8), 1, 1, (0, 16), (2, 7), channels=2),
+        Case("even-kernel", (8, 16), (3, 2), 1, 1, (1, 0), (1, 1), batch=3, channels=2),
+        Case("1d-words", (64,), (5,), 1, 1, 2, 2, batch=1, channels=11),
+        Case("3d-words", (3, 4, 16), (2, 3, 3), (1, 2, 1), 1, (1, 0, 1), (0, 1, 1), channels=2),
+        Case("more-taps-than-a-word", (2, 32), (1, 21), 1, 1, (0, 8), (0, 12), batch=1),
+        Case("rows-of-any-length", (5, 138), (3, 8), 1, 1, 0, 0, batch=1, channels=2),
+        Case("taps-that-run-ahead", (4, 137), (2, 3), 1, 1, (0, 2), (0, 1), batch=2, channels=1),
+        Case("taps-a-word-apart", (4, 137), (2, 4), 1, (1, 3), (1, 0), (0, 5), batch=1, channels=3),
+        Case("1d-odd-row", (203,), (5,), 1, 9, 4, 3, batch=1, channels=2),
+        Case("long-rows-of-one-tap", (3, 145), (2, 1), 1, 1, (0, 3), 0, batch=1, channels=2),
+    ),
+    ("im2col", "taps"): (
+        Case("a-line-of-odd-rows", (5, 35), (3, 8), 1, 1, (1, 3), (0, 2)),
+        Case("a-line-in-words", (4, 48), (2, 8), 1, 1, (0, 3), (1, 5), batch=1),
+        Case("a-line-at-a-stride", (6, 64), (2, 8), (2, 3), (1, 1), (0, 1), (0, 2), channels=2),
+        Case("words-by-themselves", (9, 96), (3, 16), (2, 8), 1, (1, 16), (0, 8), batch=1, channels=2),
+        Case("narrower-words-for-their-pad", (4, 64), (2, 8), 8, 1, (0, 2), (0, 6)),
+        Case("few-blocks-off-their-words", (3, 12), (2, 8), 1, 1, 0, 0),
+        Case("dilated-taps-one-by-one", (4, 40), (2, 4), 1, (1, 2), 1, 1),
+        Case("1d-line", (90,), (16,), 2, 1, 5, 6, batch=3, channels=1),
+        Case("many-blocks-of-a-thread", (20, 238), (8, 8), batch=1),
+    ),
+    ("im2col", "packed"): (
+        Case("rows-of-fewer-blocks-than-a-thread-has", (5, 7), (3, 3)),
+        Case("runs-of-many-rows-and-planes", (4, 6), (3, 3), 1, 1, 1, 1, channels=37),
+        Case("threads-but-for-the-last-of-a-row", (6, 53), (3, 3), 1, 1, (1, 0), (0, 2)),
+        Case("words-behind-a-pad", (5, 128), (3, 5), 1, 1, (1, 3), (2, 1), channels=2),
+        Case("blocks-at-a-stride", (9, 64), (3, 5), (2, 3), 1, (0, 1), (1, 0), channels=2),
+        Case("dilated-lines", (7, 40), (3, 3), 1, (2, 3), (1, 2), (2, 5), batch=1),
+        Case("blocks-that-do-not-overlap", (9, 60), (3, 3), 3, batch=1, channels=3),
+        Case("blocks-of-words", (8, 60), (4, 4), 1, 1, (2, 1), 0, batch=1),
+        Case("1d-blocks", (431,), (9,), 2, 1, 5, 6, batch=3, channels=1),
+        Case("1d-one-block-of-many-taps", (9, 2**7), (1, 96), 1, 1, 0, 0, batch=1, channels=2),
+        Case("3d-blocks", (4, 5, 21), (2, 3, 3), (1, 2, 1), 1, (1, 0, 2), (0, 1, 1), channels=2),
+        Case("column-kernel", (9, 12), (5, 1), batch=1),
+    ),
+}
+
 EMPTY_CASES = (
     Case("no-batch", (4, 5), (2, 2), batch=0),
     Case("no-channels", (4, 5), (2, 2), channels=0),
@@ -227,6 +330,39 @@ SPACE_CASES = (
     SpaceCase("no-extent", (4, 0, 3), (1, 2, 2), (0, 0, 0), (0, 0, 0)),
 )
 
+SPACE_CASES_OF_KERNELS = (
+    SpaceCase("nchw-2x2", (12, 5, 7, 6), (1, 1, 2, 2), (0, 0, 0, 0), (0, 0, 0, 0)),
+    SpaceCase("nchw-2x2-more-planes-than-a-thread-takes", (20, 5, 4, 8), (1, 1, 2, 2), (0, 0, 0, 0), (0, 0, 0, 0)),
+    SpaceCase("one-plane-of-many-rows", (4, 19, 300), (1, 2, 2), (0, 0, 0), (0, 0, 0)),
+    SpaceCase("three-planes-of-many-rows", (6, 3, 11, 150), (1, 1, 2, 3), (0, 0, 0, 1), (0, 0, 0, 0)),
+    SpaceCase("nchw-odd-crop", (8, 3, 5, 9), (1, 1, 2, 2), (0, 0, 1, 1), (0, 0, 0, 1)),
+    SpaceCase("nchw-odd-crop-of-even-rows", (8, 3, 5, 12), (1, 1, 2, 2), (0, 0, 1, 1), (0, 0, 0, 3)),
+    SpaceCase("nchw-crop-beyond-a-block", (8, 3, 5, 7), (1, 1, 2, 2), (0, 0, 3, 5), (0, 0, 4, 3)),
+    SpaceCase("nchw-crop-of-whole-blocks", (4, 3, 4, 24), (1, 1, 2, 2), (0, 0, 0, 16), (0, 0, 0, 0)),
+    SpaceCase("nchw-crop-beyond-a-block-of-even-rows", (8, 3, 5, 12), (1, 1, 2, 2), (0, 0, 3, 5), (0, 0, 4, 3)),
+    SpaceCase("nchw-4x3", (12, 2, 3, 11), (1, 1, 4, 3), (0, 0, 1, 1), (0, 0, 2, 1)),
+    SpaceCase("nchw-4x4", (32, 3, 2, 9), (1, 1, 4, 4), (0, 0, 0, 0), (0, 0, 0, 0)),
+    SpaceCase("nchw-4x4-cropped-to-whole-blocks", (32, 2, 3, 8), (1, 1, 4, 4), (0, 0, 3, 1), (0, 0, 2, 3)),
+    SpaceCase("nchw-4x4-cropped-to-one-block", (32, 2, 3, 2), (1, 1, 4, 4), (0, 0, 3, 3), (0, 0, 2, 1)),
+    SpaceCase("nchw-6x6", (36, 2, 3, 16), (1, 1, 6, 6), (0, 0, 0, 0), (0, 0, 0, 0)),
+    SpaceCase("nchw-3x3-cropped-at-the-end", (9, 2, 3, 8), (1, 1, 3, 3), (0, 0, 0, 0), (0, 0, 1, 2)),
+    SpaceCase("nchw-8x8", (64, 3, 2, 9), (1, 1, 8, 8), (0, 0, 3, 1), (0, 0, 0, 0)),
+    SpaceCase("nhwc-2x2", (8, 3, 5, 16), (1, 2, 2, 1), (0, 1, 0, 0), (0, 0, 1, 0)),
+    SpaceCase("nhwc-rgb", (8, 3, 5, 3), (1, 2, 2, 1), (0, 1, 0, 0), (0, 0, 1, 0)),
+    SpaceCase("nhwc-cropped-channels", (4, 3, 5, 20), (1, 2, 2, 1), (0, 0, 0, 4), (0, 0, 0, 4)),
+    SpaceCase("unit-with-crop-outside-a-split-axis", (6, 5, 4), (1, 1, 3), (0, 2, 0), (0, 1, 0)),
+    SpaceCase("one-element", (1, 1), (1, 1), (0, 0), (0, 0)),
+    SpaceCase("one-pixel-left", (6, 2, 3), (1, 2, 3), (0, 1, 4), (0, 2, 4)),
+    SpaceCase("wide-block", (33, 2, 5), (1, 1, 33), (0, 0, 7), (0, 0, 3)),
+    SpaceCase("eight-wide-block", (8, 3, 4, 6), (1, 1, 1, 8), (0, 0, 0, 0), (0, 0, 0, 0)),
+    SpaceCase("very-wide-block", (100, 2, 3), (1, 1, 100), (0, 1, 101), (0, 0, 1)),
+    SpaceCase("rows-longer-than-a-warp", (5, 1, 70), (1, 1, 5), (0, 0, 2), (0, 0, 1)),
+    SpaceCase("rows-in-several-tiles", (6, 2, 903), (1, 1, 6), (0, 0, 8), (0, 0, 3)),
+    SpaceCase("wide-block-of-several-words", (48, 3, 41), (1, 1, 48), (0, 0, 5), (0, 0, 50)),
+    SpaceCase("long-rows-of-an-odd-length", (3, 3, 1367), (1, 1, 3), (0, 0, 0), (0, 0, 0)),
+    SpaceCase("planes-of-an-odd-length", (3, 2, 7), (1, 1, 3), (0, 0, 1), (0, 0, 0)),
+)
+
 
 def random_space_case(seed: int) -> SpaceCase:
     """A batch array of rank 2 to 6; crops may leave nothing."""
@@ -255,6 +391,8 @@ class PositionsCase:
     block: tuple[int, ...]
     places: int | tuple[tuple[int, ...], ...]
     lead: tuple[int, ...] = ()
+    reach: tuple[int, ...] | None = None
+    """Where random ones end, instead of past the array: blocks crowd in front of it."""
 
     def __str__(self) -> str:
         return self.name
@@ -269,7 +407,7 @@ class PositionsCase:
         if not isinstance(self.places, int):
             return np.array(self.places, np.int64).reshape(-1, len(self.size))
         rng = np.random.default_rng(len(self.name))
-        lowest, highest = [-side - 1 for side in self.block], [extent + 2 for extent in self.size]
+        lowest, highest = [-side - 1 for side in self.block], self.reach or [extent + 2 for extent in self.size]
         return rng.integers(lowest, highest, (self.places, len(self.size)))
 
     @property
@@ -294,6 +432,107 @@ POSITIONS_CASES = (
     PositionsCase("four-axes", (2, 3, 5, 9), (2, 1, 3, 2), 30),
     PositionsCase("three-leading", (9, 10), (3, 4), 12, lead=(2, 3, 4)),
     PositionsCase("whole-warps", (12, 70), (10, 66), ((0, 0), (1, 2), (-1, -3), (2, -1)), lead=(5,)),
+)
+
+POSITIONS_CASES_OF_KERNELS = (
+    # Tiles of several rows, along one axis and several, of which some meet more blocks than are noted or listed.
+    PositionsCase("spread", (90, 300), (7, 5), 400, lead=(3,)),
+    PositionsCase("spread-and-crowded", (90, 300), (7, 5), 1300, lead=(3,), reach=(30, 30)),
+    PositionsCase("long-row", (30_000,), (9,), 900),
+    PositionsCase("long-row-and-crowded", (30_000,), (9,), 1300, reach=(30,)),
+    PositionsCase("large-volume", (4, 70, 100), (2, 5, 3), 500),
+    PositionsCase("large-volume-and-crowded", (4, 70, 100), (2, 5, 3), 1300, reach=(4, 30, 30)),
+    PositionsCase("three-leading-and-tiles", (50, 200), (3, 4), 300, lead=(2, 3, 5)),
+    PositionsCase("strips", (40, 4000), (40, 3), 700),
+    # Their number is beyond what is compared with each other, and beyond what is marked at a time.
+    PositionsCase("everything-in-a-few-tiles", (6, 8), (3, 4), 3000, reach=(3, 4)),
+    PositionsCase("more-blocks-than-marks", (90,), (7,), 40_000, reach=(60,)),
+    PositionsCase("a-crowd-among-others", (70, 300), (5, 7), 6000, reach=(70, 30)),
+)
+
+
+def random_positions_case(seed: int) -> PositionsCase:
+    """One to four axes, and positions that reach to the ends of int64."""
+    rng = random.Random(seed)
+    rank = rng.choice((1, 2, 2, 3, 4))
+    size = tuple(rng.randint(1, {1: 80, 2: 14, 3: 6, 4: 4}[rank]) for _ in range(rank))
+    block = tuple(rng.randint(1, {1: 20, 2: 5, 3: 3, 4: 2}[rank]) for _ in range(rank))
+    lead = tuple(rng.randint(1, 5) for _ in range(rng.choice((0, 0, 1, 2, 3))))
+
+    def place(axis):
+        anywhere = rng.randint(-FAR, FAR - 1)
+        near = [rng.randint(-block[axis] - 1, size[axis] + 1) for _ in range(8)]
+        return rng.choice((-FAR, FAR - 1, -FAR + block[axis], FAR - block[axis], anywhere, *near))
+
+    places = tuple(tuple(place(axis) for axis in range(rank)) for _ in range(rng.randint(1, 12)))
+    return PositionsCase(f"random-{seed}", size, block, places, lead)
+
+
+@dataclass(frozen=True)
+class BlocksCase:
+    """Blocks with their taps last: the shape of an array, of which the last axes are taken apart."""
+
+    name: str
+    shape: tuple[int, ...]
+    block: tuple[int, ...]
+    strides: tuple[int, ...]
+
+    def __str__(self) -> str:
+        return self.name
+
+    @property
+    def lead(self):
+        return self.shape[: -len(self.block)]
+
+    @property
+    def num_blocks(self):
+        sizes = self.shape[len(self.lead) :]
+        return tuple((n - b) // s + 1 for n, b, s in zip(sizes, self.block, self.strides, strict=True))
+
+    @property
+    def blocks_shape(self):
+        return (*self.lead, *self.num_blocks, *self.block)
+
+    @property
+    def arguments(self):
+        return self.block, self.strides
+
+
+BLOCKS_CASES = (
+    BlocksCase("row", (17,), (5,), (2,)),
+    BlocksCase("rest-uncovered", (3, 19), (4,), (6,)),
+    BlocksCase("one-block", (2, 5, 7), (5, 7), (1, 1)),
+    BlocksCase("dense-7x7", (20, 40), (7, 7), (1, 1)),
+    BlocksCase("dense-8x8-in-two-tiles", (2, 12, 140), (8, 8), (1, 1)),
+    BlocksCase("half-overlap", (2, 3, 16, 24), (4, 4), (2, 2)),
+    BlocksCase("strides-differ", (2, 21, 34), (5, 6), (2, 3)),
+    BlocksCase("patches", (3, 12, 16), (4, 4), (4, 4)),
+    BlocksCase("volume", (2, 7, 8, 33), (3, 3, 3), (1, 1, 1)),
+    BlocksCase("volume-strided", (6, 9, 14), (4, 3, 5), (2, 3, 1)),
+    BlocksCase("three-leading", (2, 3, 4, 9, 10), (3, 4), (1, 2)),
+    BlocksCase("four-axes", (2, 4, 3, 5, 6), (2, 1, 3, 2), (1, 1, 2, 2)),
+    BlocksCase("many-taps", (1, 6, 40), (5, 38), (1, 1)),
+)
+
+
+@dataclass(frozen=True)
+class AverageCase:
+    """The shape of sums, and how many of its last axes have weights."""
+
+    name: str
+    shape: tuple[int, ...]
+    axes: int
+
+    def __str__(self) -> str:
+        return self.name
+
+
+AVERAGE_CASES = (
+    AverageCase("row", (7,), 1),
+    AverageCase("planes", (2, 3, 5, 6), 2),
+    AverageCase("volume", (3, 4, 5), 3),
+    AverageCase("many-rows", (600, 3), 1),
+    AverageCase("one-weight", (4, 1, 1), 0),
 )
 
 
@@ -352,6 +591,18 @@ def awkward_window(kind: str, kernel_size, dtype, seed: int = 0):
     def weights(*shape):
         ordinary = rng.standard_normal(shape).astype(real)
         return np.where(rng.random(shape) < 0.5, rng.choice(awkward, shape), ordinary)
+
+    return tuple(weights(taps) for taps in kernel_size) if kind == "separable" else weights(*kernel_size)
+
+
+def narrow_window(kind: str, kernel_size, dtype, seed: int = 0):
+    """Weights whose products are below the smallest number of their dtype, with zeros and negative ones among them."""
+    real = np.dtype(np.float64 if np.dtype(dtype).name in ("float64", "complex128") else np.float32)
+    rng, lowest = np.random.default_rng(seed), np.finfo(real).minexp
+
+    def weights(*shape):
+        drawn = np.ldexp(1 + rng.random(shape), rng.integers(lowest, 1, shape)).astype(real)
+        return np.where(rng.random(shape) < 0.1, 0, drawn * rng.choice((-1, 1, 1), shape)).astype(real)
 
     return tuple(weights(taps) for taps in kernel_size) if kind == "separable" else weights(*kernel_size)
 

@@ -1,4 +1,4 @@
-"""Tests that cannot run here are deselected with a line that says so; a skip would mean something else."""
+"""Tests that cannot run here are skipped, and say why; what --all and --many ask for is deselected without them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import importlib.util
 import shutil
 import sys
 from collections import Counter
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -13,13 +14,11 @@ import pytest
 
 from gpufold.cpu import arithmetic, indexed, runs, tiles, ways
 
-REASONS = Counter()
 MANY_ON_A_GPU, SECONDS_ON_A_GPU = 100, 0.5
 """From how many GPU tests on their time is worth a line, and about how long one compiles, on one core."""
 
-LEFT_FOR_ALL = "a combination or a figure that make test ALL=1 looks at"
 
-
+@cache
 def no_gpu() -> str | None:
     """Why tests of marker `gpu` cannot run, or None."""
     if importlib.util.find_spec("cupy") is None:
@@ -33,6 +32,7 @@ def no_gpu() -> str | None:
     return None if count else "no CUDA device"
 
 
+@cache
 def no_compiler() -> str | None:
     """Why tests of marker `hostcuda` cannot run, or None."""
     from bench import hostcuda
@@ -40,6 +40,7 @@ def no_compiler() -> str | None:
     return hostcuda.unavailable()
 
 
+@cache
 def no_cuda_compiler() -> str | None:
     """Why tests of marker `nvrtc` cannot run, or None."""
     from bench import hostcuda
@@ -47,6 +48,7 @@ def no_cuda_compiler() -> str | None:
     return hostcuda.cubin.unavailable()
 
 
+@cache
 def no_nvcc() -> str | None:
     """Why tests of marker `nvcc` cannot run, or None."""
     from bench import hostcuda
@@ -54,6 +56,7 @@ def no_nvcc() -> str | None:
     return hostcuda.nvcc.unavailable()
 
 
+@cache
 def no_site() -> str | None:
     """Why tests of marker `site` cannot run, or None."""
     if not (Path(__file__).resolve().parent.parent / "docs" / "_build" / "html" / "index.html").is_file():
@@ -83,39 +86,33 @@ def pytest_addoption(parser):
 
 
 def pytest_collection_modifyitems(config, items):
-    checks = {"gpu": no_gpu, "hostcuda": no_compiler, "nvrtc": no_cuda_compiler, "nvcc": no_nvcc, "site": no_site}
-    answers, numbers = {}, Counter()
-    kept, dropped = [], []
-    everything = config.getoption("--all") or config.getoption("--many")
+    """Deselect what was not asked for, and mark what cannot run."""
+    many = config.getoption("--many")
+    everything, numbers, dropped = many or config.getoption("--all"), Counter(), []
     for item in items:
-        reasons = []
-        for marker in item.iter_markers():
-            if marker.name in checks:
-                if marker.name not in answers:
-                    answers[marker.name] = checks[marker.name]()
-                reasons.append(answers[marker.name])
-            elif marker.name == "peer" and importlib.util.find_spec(marker.args[0]) is None:
-                reasons.append(f"{marker.args[0]} is not installed")
-            elif marker.name == "beside" and not (Path(sys.prefix) / marker.args[0]).is_dir():
-                reasons.append(f"{marker.args[0]} is not in the environment (make test ALL=1 installs it)")
-            elif marker.name == "all" and not everything:
-                reasons.append(LEFT_FOR_ALL)
-            elif marker.name == "many" and not config.getoption("--many"):
-                reasons.append("a combination or a random problem of the longer run, with --many")
         some = item.get_closest_marker("some")
-        if some and not everything and not any(reasons):
-            if numbers[item.function] % some.args[0]:
-                reasons.append(LEFT_FOR_ALL)
-            numbers[item.function] += 1
-        reason = next(filter(None, reasons), None)
-        if reason is None:
-            kept.append(item)
-        else:
+        numbers[item.function if some else None] += 1
+        left = (some and (numbers[item.function] - 1) % some.args[0]) or item.get_closest_marker("all")
+        if (left and not everything) or (item.get_closest_marker("many") and not many):
             dropped.append(item)
-            REASONS[reason] += 1
-    if dropped:
-        config.hook.pytest_deselected(items=dropped)
-        items[:] = kept
+        elif reason := next(filter(None, (missing(mark.name, *mark.args) for mark in item.iter_markers())), None):
+            item.add_marker(pytest.mark.skip(reason=reason))
+    config.hook.pytest_deselected(items=dropped)
+    items[:] = [item for item in items if item not in set(dropped)]
+
+
+CHECKS = {"gpu": no_gpu, "hostcuda": no_compiler, "nvrtc": no_cuda_compiler, "nvcc": no_nvcc, "site": no_site}
+
+
+def missing(mark, name="", *_):
+    """Say why tests with a mark cannot run, or nothing."""
+    if mark in CHECKS:
+        return CHECKS[mark]()
+    if mark == "peer" and importlib.util.find_spec(name) is None:
+        return f"{name} is not installed"
+    if mark == "beside" and not (Path(sys.prefix) / name).is_dir():
+        return f"{name} is not in the environment (make test ALL=1 installs it)"
+    return None
 
 
 def pytest_report_collectionfinish(config, items):
@@ -128,23 +125,6 @@ def pytest_report_collectionfinish(config, items):
         f"{count} tests compile their kernels in this one process, in about {count * SECONDS_ON_A_GPU / 60:.0f} "
         f"minutes; python -m bench chip --results DIR divides them among processes, as -n 14 of pytest-xdist does"
     )
-
-
-def pytest_sessionfinish(session):
-    if hasattr(session.config, "workeroutput"):  # in a process of pytest-xdist, which has no terminal
-        session.config.workeroutput["deselected"] = dict(REASONS)
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_testnodedown(node):
-    """Take over what a process of pytest-xdist deselected: every one of them the same, unless it crashed."""
-    global REASONS
-    REASONS |= Counter(getattr(node, "workeroutput", {}).get("deselected", {}))
-
-
-def pytest_terminal_summary(terminalreporter):
-    for reason, count in REASONS.items():
-        terminalreporter.write_line(f"{count} tests deselected: {reason}")
 
 
 @pytest.fixture(autouse=True)

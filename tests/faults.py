@@ -32,13 +32,9 @@ from bench.hostcuda.cubin import CompileError
 CHECKOUT = Path(__file__).parents[1]
 VARIANTS = "gpufold/gpu/variants"
 
-COL2IM = "tests/test_col2im_kernels.py::test_"
-IM2COL = "tests/test_im2col_kernels.py::test_"
-SPACE = "tests/test_space_kernels.py::test_"
+KERNELS = "tests/test_kernels.py::test_every_kernel_gives_the_bits_of_numpy"
 BLOCKS = "tests/test_blocks.py::test_"
 ADD_BLOCKS = "tests/test_add_blocks.py::test_"
-CROWDED = ADD_BLOCKS + "a_crowded_tile_has_its_blocks_in_order[everything-in-a-few-tiles-observed]"
-OWN_TILE = ADD_BLOCKS + "each_tile_has_its_blocks_in_order"
 TAKE_BLOCKS = "tests/test_take_blocks.py::test_"
 FUSIONS = "tests/test_fusions.py::test_"
 STITCHER = "tests/test_stitcher.py::test_"
@@ -76,7 +72,7 @@ FAULTS = (
         "kernels/col2im.cuh",
         "image + lengthened(batch) * p.image_batch + lengthened(channel) * p.image_channel",
         "image + lengthened(batch) * p.image_channel + lengthened(channel) * p.image_batch",
-        COL2IM + "random_geometries_in_any_layout_are_the_numpy_path[0]",
+        KERNELS + "[col2im-bug-uncovered-pixels-never-written-0]",
     ),
     Fault(
         "crops of the begin and the end swapped",
@@ -328,105 +324,105 @@ FAULTS = (
         "kernels/col2im_gather.cu",
         "        __syncwarp();\n",
         "",
-        COL2IM + "warps_wait_for_each_other_and_every_byte_is_written_once[audio-400-160-observed]",
+        KERNELS + "[col2im-bug-uncovered-pixels-never-written-0]",
     ),
     Fault(
         "a quotient that its reciprocal rounds",
         "kernels/common.cuh",
         "return multiply_add(left_over, reciprocal, estimate);",
         "return estimate;",
-        COL2IM + "averages_are_rounded_once_wherever_they_lie[float32]",
+        KERNELS + "[col2im-bug-fold-with-padding-0]",
     ),
     Fault(
         "numbers of any size multiplied by a reciprocal",
         "kernels/common.cuh",
         "return (bit_cast<unsigned>(number) << 1) == 0 || between_powers<60>(number);",
         "return true;",
-        COL2IM + "averages_are_rounded_once_wherever_they_lie[float32]",
+        "tests/test_kernels.py::test_averages_are_rounded_once_wherever_they_lie[float32]",
     ),
     Fault(
         "divisors of any size taken by their reciprocals",
         "kernels/common.cuh",
         "return between_powers<30>(divisor);",
         "return true;",
-        COL2IM + "averages_are_rounded_once_wherever_they_lie[float32]",
+        KERNELS + "[col2im-bug-3d-columns-with-dilated-kernel-0]",
     ),
     Fault(
         "a quick look at sums that lets extreme ones pass",
         "kernels/common.cuh",
         "return bit_cast<unsigned>(number) + (1u << 29);",
         "return ~0u;",
-        COL2IM + "averages_are_rounded_once_wherever_they_lie[float32]",
+        "tests/test_kernels.py::test_averages_are_rounded_once_wherever_they_lie[float32]",
     ),
     Fault(
         "sums that reciprocals do not divide right divided by them",
         "kernels/fusion.cuh",
         "right = right && multiplies(sums[plane][i]);",
         ";",
-        COL2IM + "averages_are_rounded_once_wherever_they_lie[float32]",
+        "tests/test_kernels.py::test_averages_are_rounded_once_wherever_they_lie[float32]",
     ),
     Fault(
         "no barrier before a thread completes a word that it shares",
         "kernels/packing.cuh",
         "        __syncwarp();\n        if (count > 0) {",
         "        if (count > 0) {",
-        IM2COL + "packed_blocks_are_the_definition[threads-but-for-the-last-of-a-row-uint8-observed]",
+        KERNELS + "[im2col-stride-equals-kernel-padded-0]",
     ),
     Fault(
         "no barrier before packed blocks are stored from a tile",
         "kernels/im2col_packed.cu",
         "    __syncwarp();\n    store_run<Blocks>(",
         "    store_run<Blocks>(",
-        IM2COL + "packed_blocks_are_the_definition[threads-but-for-the-last-of-a-row-float32-observed]",
+        KERNELS + "[im2col-bug-3d-columns-with-dilated-kernel-0]",
     ),
     Fault(
         "no barrier before whole pieces of rows are stored from a tile",
         "kernels/batch_to_space_packed.cu",
         "        __syncwarp();\n        WholeRun<",
         "        WholeRun<",
-        SPACE + "lanes_in_any_order_give_the_same_and_never_race[nchw-6x6-batch_to_space]",
+        KERNELS + "[batch_to_space-nchw-odd-crop-0]",
     ),
     Fault(
         "no barrier before pieces of rows are stored from a tile",
         "kernels/batch_to_space_packed.cu",
         "        __syncwarp();\n        store_run<",
         "        store_run<",
-        SPACE + "lanes_in_any_order_give_the_same_and_never_race[nchw-4x4-batch_to_space]",
+        KERNELS + "[batch_to_space-openvino-page-2d-0]",
     ),
     Fault(
         "no barrier before staged taps are added",
         "kernels/col2im_gather_blocks.cu",
         "    __syncwarp();\n}\n\n// A lane's way",
         "}\n\n// A lane's way",
-        BLOCKS + "threads_wait_for_each_other_and_stay_inside_the_arrays[dense-7x7-observed]",
+        KERNELS + "[col2im-bug-3d-columns-with-dilated-kernel-0]",
     ),
     Fault(
         "no barrier before staged taps are overwritten",
         "kernels/col2im_gather_blocks.cu",
         "    __syncwarp(); // all lanes have read the last batch\n",
         "",
-        BLOCKS + "threads_wait_for_each_other_and_stay_inside_the_arrays[dense-7x7-observed]",
+        KERNELS + "[col2im-bug-3d-columns-with-dilated-kernel-0]",
     ),
     Fault(
         "no barrier before sums are added to",
         "kernels/col2im_gather_blocks.cu",
         "        __syncwarp(); // all sums",
         "        // all sums",
-        BLOCKS + "threads_wait_for_each_other_and_stay_inside_the_arrays[dense-8x8-in-two-tiles-observed]",
+        KERNELS + "[col2im-stride-two-asymmetric-0]",
     ),
     Fault(
         "no barrier before sums go to the next taps of a row",
         "kernels/col2im_gather_blocks.cu",
         "            __syncwarp(); // the next lane",
         "            ; // the next lane",
-        BLOCKS + "threads_wait_for_each_other_and_stay_inside_the_arrays[many-taps-observed]",
+        KERNELS + "[col2im-bug-more-overlaps-than-a-byte-counts-0]",
     ),
     Fault(
         "no barrier before a tile is stored",
         "kernels/col2im_gather_blocks.cu",
         "{0, 1});\n    __syncwarp();\n",
         "{0, 1});\n",
-        BLOCKS + "threads_wait_for_each_other_and_stay_inside_the_arrays[dense-7x7-observed]",
+        KERNELS + "[col2im-bug-3d-columns-with-dilated-kernel-0]",
     ),
     # --- arrays as others
     # --- kernels: which taps land where
@@ -456,7 +452,7 @@ FAULTS = (
         "kernels/col2im_gather.cu",
         "add(sums[k][i], weigh(widen(elements[n][k][i]), weights[n][i]));",
         "widen(narrow(add(sums[k][i], widen(elements[n][k][i]))));",
-        COL2IM + "every_dtype_is_the_definition[stride-1-float16]",
+        KERNELS + "[col2im-bug-3d-columns-with-dilated-kernel-0]",
     ),
     # --- kernels: what is stored
     Fault(
@@ -478,7 +474,7 @@ FAULTS = (
         "kernels/packing.cuh",
         "tile[place(word)]",
         "tile[word]",
-        SPACE + "every_layout_is_the_definition[nchw-6x6-float32-batch_to_space]",
+        KERNELS + "[batch_to_space-nchw-crop-beyond-a-block-of-even-rows-0]",
     ),
     # --- fusions
     Fault(
@@ -486,21 +482,21 @@ FAULTS = (
         "kernels/fusion.cuh",
         "squares ? multiply(weight, weight) : weight);",
         "weight);",
-        COL2IM + "every_variant_fuses_as_the_numpy_path",
+        KERNELS + "[col2im-bug-fold-with-padding-0]",
     ),
     Fault(
         "products of weights that underflow in a kernel of add_blocks",
         "kernels/positions.cuh",
         "? multiply_at_least<least_exponent>(product, at_least<least_exponent>(factor[axis]))",
         "? multiply(product, factor[axis])",
-        "tests/test_underflow.py::test_kernels_of_add_blocks_have_the_same_bits",
+        KERNELS + "[add_blocks-whole-warps-0]",
     ),
     Fault(
         "products of weights that underflow in a kernel of col2im",
         "kernels/fusion.cuh",
         "        return at_least<least_exponent>(weight);",
         "        return weight;",
-        "tests/test_underflow.py::test_kernels_of_col2im_have_the_same_bits",
+        KERNELS + "[col2im-bug-3d-columns-with-dilated-kernel-0]",
     ),
     Fault(
         "products of weights that underflow in NumPy",
@@ -514,7 +510,7 @@ FAULTS = (
         "kernels/window.cuh",
         "return covered ? divide(sum, divisor) : Number{};",
         "return divide(sum, divisor);",
-        COL2IM + "every_variant_fuses_as_the_numpy_path",
+        KERNELS + "[col2im-bug-3d-columns-with-dilated-kernel-0]",
     ),
     Fault(
         "the imaginary part left without its weight",
@@ -523,21 +519,21 @@ FAULTS = (
         "{\n    return {multiply(a.real, b), multiply(a.imaginary, b)};",
         "template <typename Real> inline __device__ Complex<Real> multiply(Complex<Real> a, Real b)\n"
         "{\n    return {multiply(a.real, b), a.imaginary};",
-        COL2IM + "every_variant_fuses_as_the_numpy_path",
+        KERNELS + "[col2im-bug-fold-with-padding-0]",
     ),
     Fault(
         "an infinite weight times the zero of a tap that does not exist",
         "kernels/fusion.cuh",
         "joined(or_zero(product, exists), weight)",
         "joined(product, weight)",
-        COL2IM + "no_weight_counts_where_its_tap_does_not_exist[0]",
+        KERNELS,
     ),
     Fault(
         "an infinite weight times the zero of a row that does not exist",
         "kernels/fusion.cuh",
         "or_zero(weight, exists)",
         "weight",
-        COL2IM + "no_weight_counts_where_its_tap_does_not_exist[0]",
+        KERNELS,
     ),
     *(
         Fault(
@@ -554,7 +550,7 @@ FAULTS = (
         "kernels/fusion.cuh",
         "return add(widen(element), pixel);",
         "return pixel;",
-        COL2IM + "every_variant_fuses_as_the_numpy_path",
+        KERNELS,
     ),
     # --- blocks at positions of their own
     Fault(
@@ -562,86 +558,84 @@ FAULTS = (
         "kernels/add_blocks_gather.cu",
         "        __syncthreads();\n\n        for (int of_lanes = 0;",
         "        for (int of_lanes = 0;",
-        ADD_BLOCKS
-        + "threads_wait_for_each_other_and_stay_inside_the_arrays[more-than-a-block-of-threads-tests-observed]",
+        KERNELS,
     ),
     Fault(
         "a list of blocks that is made before they are counted",
         "kernels/add_blocks_gather.cu",
         "            counts[warp] = of_warp;\n        __syncthreads();\n",
         "            counts[warp] = of_warp;\n",
-        ADD_BLOCKS
-        + "threads_wait_for_each_other_and_stay_inside_the_arrays[more-than-a-block-of-threads-tests-observed]",
+        KERNELS,
     ),
     Fault(
         "sums that start again with each part of a list",
         "kernels/add_blocks_gather.cu",
         "                started = true;\n",
         "",
-        OWN_TILE + "[gather-spread-True-plain]",
+        KERNELS,
     ),
     Fault(
         "no barrier before the numbers of warps' blocks are added up",
         "kernels/bins.cu",
         "            of_warp[warp] = until;\n        __syncthreads();\n",
         "            of_warp[warp] = until;\n",
-        CROWDED,
+        KERNELS,
     ),
     Fault(
         "no barrier before a part of the lists is known",
         "kernels/bins.cu",
         "total);\n        __syncthreads();\n",
         "total);\n",
-        CROWDED.replace("everything-in-a-few-tiles", "a-crowd-among-others"),
+        KERNELS,
     ),
     Fault(
         "no barrier before blocks are marked",
         "kernels/bins.cu",
         "                marked[mark] = false;\n            __syncthreads();\n",
         "                marked[mark] = false;\n",
-        CROWDED,
+        KERNELS,
     ),
     Fault(
         "no barrier before marks are counted",
         "kernels/bins.cu",
         "                    marked[blocks[other] - first] = true;\n            __syncthreads();\n",
         "                    marked[blocks[other] - first] = true;\n",
-        CROWDED,
+        KERNELS,
     ),
     Fault(
         "no barrier before the numbers of threads' marks are added up",
         "kernels/bins.cu",
         "                found[thread] += marked[mark];\n            __syncthreads();\n",
         "                found[thread] += marked[mark];\n",
-        CROWDED,
+        KERNELS,
     ),
     Fault(
         "no barrier before marks are cleared again",
         "kernels/bins.cu",
         "*place++ = first + mark;\n            __syncthreads();\n",
         "*place++ = first + mark;\n",
-        CROWDED.replace("everything-in-a-few-tiles", "more-blocks-than-marks"),
+        KERNELS,
     ),
     Fault(
         "a block noted of two tiles along an axis, however many it meets",
         "kernels/bins.cu",
         "    } while (more);\n}",
         "    } while (false);\n}",
-        ADD_BLOCKS + "every_kernel_is_the_numpy_path_in_any_layout[whole-warps-0]",
+        KERNELS,
     ),
     Fault(
         "sums of a crowded tile that start again with each part of its list",
         "kernels/add_blocks_lists.cu",
         "elements[plane][row] = touched[row] ? elements[plane][row] : widen(before);",
         "elements[plane][row] = widen(before);",
-        OWN_TILE + "[lists-spread-True-plain]",
+        KERNELS,
     ),
     Fault(
         "positions cut to 32 bits",
         "kernels/add_blocks_atomic.cu",
         "        const long long position =\n",
         "        const int position =\n",
-        ADD_BLOCKS + "every_kernel_is_the_numpy_path_in_any_layout[farthest-0]",
+        KERNELS,
     ),
     Fault(
         "products of narrow blocks rounded though the array is wider",
@@ -655,7 +649,7 @@ FAULTS = (
         "kernels/take_blocks.cuh",
         "first_pixel(long long position",
         "first_pixel(int position",
-        TAKE_BLOCKS + "every_kernel_is_the_numpy_path_in_any_layout[farthest-0]",
+        KERNELS,
     ),
     # --- stitching
     Fault(
@@ -785,21 +779,21 @@ FAULTS = (
         f"{VARIANTS}/sums.py",
         "view.channels, *planes, *steps",
         "view.channels, *steps",
-        COL2IM + "offsets_are_wide_where_a_plane_or_the_threads_need_it",
+        "tests/test_plans.py::test_offsets_are_wide_from_the_first_element_that_needs_it",
     ),
     Fault(
         "pads_end in place of pads_begin",
         f"{VARIANTS}/sums.py",
         "[axis.pad_begin for axis in axes]",
         "[axis.pad_end for axis in axes]",
-        COL2IM + "every_variant_is_the_definition[bug-pads-end-read-from-begin]",
+        KERNELS,
     ),
     Fault(
         "images stepped through by the wrong strides",
         f"{VARIANTS}/im2col.py",
         "array_plane_step=view.image_channel,",
         "array_plane_step=view.image_batch,",
-        IM2COL + "images_of_any_strides_are_read_in_place[kernel0-1-channels-and-batch-swapped]",
+        KERNELS,
     ),
     # --- geometry
     # --- the NumPy path
@@ -913,7 +907,7 @@ def survives(fault: Fault, sound: Path) -> str | None:
     with tempfile.TemporaryDirectory() as folder:
         copy = shutil.copytree(sound, Path(folder) / "checkout")
         (copy / fault.file).write_text(fault.breaks((copy / fault.file).read_text()))
-        status, output = run_tests(copy, [fault.test])
+        status, output = run_tests(copy, [fault.test], "-x", "--all")
     if "BuildError" in output:
         return f"does not compile:\n{output}"
     if status != 1:  # 1 is pytest's word for tests that ran and failed

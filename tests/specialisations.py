@@ -8,7 +8,7 @@ from itertools import product
 from math import prod
 
 from cases import CASES, FUSIONS, POSITIONS_CASES, SPACE_CASES, WIDENINGS, Case
-from moves import DEVICES
+from executors import DEVICES
 
 from gpufold.calls import KERNEL_MODES, PLAIN, WINDOWS, Call, Fusion, Unsupported
 from gpufold.elements import ELEMENT_TYPES

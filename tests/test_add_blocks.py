@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import tracemalloc
-from contextlib import nullcontext, suppress
 from functools import reduce
 
 import definition
@@ -13,31 +12,27 @@ import pytest
 from cases import (
     DTYPES,
     INEXACT,
-    SANITIZED,
     WIDENINGS,
     PositionsCase,
     assert_same_bits,
-    awkward_window,
     crossed,
     values,
-    weights_of,
     window_of,
 )
 from cases import POSITIONS_CASES as CASES
+from executors import Call, in_layout, operand, run
 from ml_dtypes import bfloat16
-from moves import in_layout, operand
 
 import gpufold
 from bench import hostcuda
 from gpufold import calls
-from gpufold.calls import Call, Fusion, Unsupported
+from gpufold.calls import Fusion, Unsupported
 from gpufold.cpu import arithmetic, placing, tiles
 from gpufold.elements import ELEMENT_TYPES
 from gpufold.geometry import add_blocks_geometry
 from gpufold.gpu import parameters
-from gpufold.gpu.plan import H200, Operand
+from gpufold.gpu.plan import Operand
 from gpufold.gpu.registry import candidates, choose, problem_of
-from gpufold.operations import variants
 
 
 def random_case(seed):
@@ -474,193 +469,16 @@ def test_out_is_not_among_its_positions_nor_read_only():
 # The kernels, run on the CPU
 
 
-def run(variant, out, blocks, positions, window=None, device=H200, weight_out=None, **mode):
-    """Add by a kernel; gives its plan."""
-    _, weights = weights_of(window, blocks.shape[blocks.ndim - positions.shape[1] :], out.dtype)
-    call = calls.add_blocks(out, blocks, positions, window, weight_out=weight_out, variant=variant)
-    of_weights = None if weight_out is None else operand(weight_out)
-    plan = choose(call, operand(blocks), operand(out), device, of_weights)
-    hostcuda.run(plan, blocks, out, weights, np.ascontiguousarray(positions), weight_out=weight_out, **mode)
-    return plan
-
-
-def check_kernels(case, dtype, rng, **mode):
-    """Run every variant in some layout; sums of atomic additions are compared where they are exact."""
-    dtype = np.dtype(dtype)
-    out, blocks, positions = problem(case, dtype, rng.randrange(99))
-    window = window_of(rng.choice(("none", "separable", "full")), case.block, dtype) if dtype in INEXACT else None
-    want = gpufold.add_blocks_(out.copy(), blocks, positions, window)
-    for variant in variants("add_blocks"):
-        got = in_layout(rng, out.copy())
-        where = f"{case} {dtype} {variant}"
-        try:
-            run(variant, got, in_layout(rng, blocks), positions, window, **mode)
-        except Unsupported:
-            assert variant == "atomic"
-            continue
-        if variant != "atomic" or ELEMENT_TYPES[dtype.name].exact:
-            assert_same_bits(got, want, where)
-        else:
-            kind = np.finfo(dtype)
-            magnitudes = np.ones((), dtype).real.dtype
-            weights = None if window is None else tuple(map(abs, window)) if isinstance(window, tuple) else abs(window)
-            total = gpufold.add_blocks_(abs(out).astype(magnitudes), abs(blocks).astype(magnitudes), positions, weights)
-            assert (abs(got - want) <= 2 * len(positions) * kind.eps * total + kind.tiny).all(), where
-
-
-@pytest.mark.some(5)
-@pytest.mark.hostcuda
-@pytest.mark.parametrize(("case", "seed"), crossed(CASES, range(6)))
-def test_every_kernel_is_the_numpy_path_in_any_layout(case, seed):
-    check_kernels(case, DTYPES[(CASES.index(case) + seed) % len(DTYPES)], random.Random(f"{case} {seed}"))
-
-
-@pytest.mark.some(7)
-@pytest.mark.hostcuda
-@pytest.mark.parametrize(("case", "kind"), crossed(CASES, ["separable", "full"]))
-def test_no_weight_counts_where_its_element_lands_outside(case, kind):
-    dtype = INEXACT[CASES.index(case) % len(INEXACT)]
-    out, blocks, positions = problem(case, dtype)
-    window = awkward_window(kind, case.block, dtype)
-    with np.errstate(all="ignore"):
-        want = definition.add_blocks(out, blocks, positions, window)
-    assert_same_bits(gpufold.add_blocks_(out.copy(), blocks, positions, window), want, case)
-    for variant in ("gather", "lists"):
-        got = out.copy()
-        run(variant, got, blocks, positions, window)
-        assert_same_bits(got, want, f"{case} {variant}")
-
-
-@pytest.mark.hostcuda
-@pytest.mark.some(2)
-@pytest.mark.parametrize(("narrow", "wide"), WIDER, ids=str)
-@pytest.mark.parametrize("mode", ["observed", pytest.param("plain", marks=pytest.mark.all), SANITIZED])
-def test_every_kernel_adds_to_a_wider_out(narrow, wide, mode):
-    for number, case in enumerate((CASES[1], CASES[3], CASES[11], CASES[14])):
-        out, blocks = values(case.shape, wide), values(case.blocks_shape, narrow, 1)
-        kind = ("none", "separable", "full", "none")[number] if np.dtype(wide) in INEXACT else "none"
-        window = window_of(kind, case.block, wide)
-        want = gpufold.add_blocks_(out.copy(), blocks, case.positions, window)
-        for variant in variants("add_blocks"):
-            got = out.copy()
-            with suppress(Unsupported) if variant == "atomic" else nullcontext():
-                run(variant, got, blocks, case.positions, window, mode=mode)
-            if variant == "atomic" and np.dtype(wide).itemsize < 4:
-                continue  # which has none
-            if variant != "atomic" or ELEMENT_TYPES[np.dtype(wide).name].exact:
-                assert_same_bits(got, want, f"{case} {variant}")
-            else:
-                np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-3 * abs(want).max())
-
-
-@pytest.mark.hostcuda
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_every_dtype_of_a_kernel_is_the_numpy_path(dtype):
-    check_kernels(CASES[11], dtype, random.Random(str(dtype)))
-
-
-@pytest.mark.some(5)
-@pytest.mark.hostcuda
-@pytest.mark.parametrize("mode", ["observed", "shuffled", SANITIZED])
-@pytest.mark.parametrize("case", [*(CASES[number] for number in (3, 6, 9, 11, 12, 14)), CASES[-1]], ids=str)
-def test_threads_wait_for_each_other_and_stay_inside_the_arrays(case, mode):
-    for seed, dtype in enumerate((np.float32, np.float16, np.int32)):
-        check_kernels(case, dtype, random.Random(seed), mode=mode)
-
-
-@pytest.mark.hostcuda
-@pytest.mark.parametrize("case", [CASES[3], CASES[6], CASES[11], CASES[14]], ids=str)
-def test_wide_offsets_give_the_same(case, monkeypatch):
-    monkeypatch.setattr(parameters, "INT32_MAX", 10)
-    choose.cache_clear()
-    try:
-        out, blocks, positions = problem(case, np.dtype(np.int32))
-        want = gpufold.add_blocks_(out.copy(), blocks, positions)
-        for variant in variants("add_blocks"):
-            got = out.copy()
-            assert dict(run(variant, got, blocks, positions).defines)["OFFSET"] == "long long"
-            assert_same_bits(got, want)
-    finally:
-        choose.cache_clear()
-
-
-PLACED = {
-    "spread": ((3, 90, 300), (7, 5), 400),
-    "row": ((30_000,), (9,), 900),
-    "volume": ((4, 70, 100), (2, 5, 3), 500),
-    "a leading axis apart": ((2, 3, 5, 50, 200), (3, 4), 300),
-    "strips": ((40, 4000), (40, 3), 700),
-}
-
-
-@pytest.mark.hostcuda
-@pytest.mark.parametrize(
-    ("variant", "name", "crowded", "mode"),
-    crossed(["gather", "lists"], list(PLACED), [False, True], ["plain", "observed", "shuffled"]),
-)
-def test_each_tile_has_its_blocks_in_order(variant, name, crowded, mode):
-    """Tiles of several rows, along one axis and several, of which some meet more blocks than are noted or listed."""
-    shape, block, count = PLACED[name]
-    count = 1300 if crowded and variant == "gather" else count
-    rng = np.random.default_rng(0)
-    lead, size = shape[: len(shape) - len(block)], shape[len(shape) - len(block) :]
-    reach = tuple(min(30, side) for side in size) if crowded else size
-    positions = rng.integers([-side for side in block], reach, (count, len(block)))
-    positions[0] = -np.array(block) + 1
-    for window in (None, window_of("separable", block, np.float32)):
-        out, blocks = values(shape, np.float32, 1), values((count, *lead, *block), np.float32, 2)
-        want = gpufold.add_blocks_(out.copy(), blocks, positions, window)
-        run(variant, out, blocks, positions, window, mode=mode)
-        assert_same_bits(out, want)
-
-
 @pytest.mark.hostcuda
 @pytest.mark.parametrize("variant", ["gather", "lists"])
 def test_blocks_beside_a_pixel_leave_the_sign_of_its_weight(variant):
     """A thread has pixels of several rows; of a block that covers some of them, nothing is added to the others."""
     zeros, positions = np.full((8, 8), -0.0, np.float32), np.array([[0, 0], [2, 1], [5, 0]])
     out, weight, window = zeros.copy(), zeros.copy(), zeros[:3, :3].copy()
-    run(variant, out, np.ones((3, 3, 3), np.float32), positions, window, weight_out=weight)
-    assert_same_bits(out, zeros)
-    assert_same_bits(weight, zeros)
-
-
-def check_weights(case, dtype, rng, **mode):
-    """Run every variant that serves, in some layout; atomic additions of weights have no order."""
-    dtype = np.dtype(dtype)
-    out, blocks, positions = problem(case, dtype, rng.randrange(99))
-    window = window_of(rng.choice(("none", "separable", "full")), case.block, dtype)
-    weight = values(case.size, ELEMENT_TYPES[dtype.name].weight, 2)
-    want_weight = weight.copy()
-    want = gpufold.add_blocks_(out.copy(), blocks, positions, window, weight_out=want_weight)
-    for variant in variants("add_blocks"):
-        got, got_weight, where = in_layout(rng, out.copy()), in_layout(rng, weight.copy()), f"{case} {dtype} {variant}"
-        try:
-            run(variant, got, in_layout(rng, blocks), positions, window, weight_out=got_weight, **mode)
-        except Unsupported:
-            assert variant == "atomic"
-            continue
-        if variant == "atomic":
-            np.testing.assert_allclose(got_weight, want_weight, rtol=1e-4, atol=1e-4, err_msg=where)
-        else:
-            assert_same_bits(got, want, where)
-            assert_same_bits(got_weight, want_weight, where)
-
-
-@pytest.mark.hostcuda
-@pytest.mark.parametrize(
-    ("case", "mode"), crossed([CASES[1], CASES[6], CASES[11], CASES[14]], ["plain", "observed", "shuffled"])
-)
-def test_every_kernel_adds_weights_in_the_same_pass(case, mode):
-    check_weights(case, np.float32, random.Random(str(case)), mode=mode)
-
-
-@pytest.mark.all
-@pytest.mark.hostcuda
-@pytest.mark.parametrize("mode", ["plain", "sanitized"])
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_every_kernel_adds_weights_of_every_dtype(case, mode):
-    check_weights(case, INEXACT[CASES.index(case) % len(INEXACT)], random.Random(f"{case} {mode}"), mode=mode)
+    ones, options = np.ones((3, 3, 3), np.float32), {"window": window, "weight_out": weight}
+    _, arrays = run(Call("add_blocks", out, (ones, positions), options), variant)
+    assert_same_bits(arrays.result, zeros)
+    assert_same_bits(arrays.weight_out, zeros)
 
 
 @pytest.mark.hostcuda
@@ -676,36 +494,15 @@ def test_a_tile_gets_what_was_noted_of_it_in_this_call(block, note, before, monk
 
     monkeypatch.setattr(hostcuda.execute, "scratch_of", scratch_of)
     monkeypatch.setattr(parameters, "INT32_MAX", 1 << 21)
-    choose.cache_clear()
     size, count = (3, 70), 300
     positions = np.random.default_rng(0).integers([0, 0], size, (count, 2))
     positions[25:] = [-side - 7 for side in block]
     blocks = np.broadcast_to(values((count, 1, 1), np.float32), (count, *block))
     out = values(size, np.float32, 1)
     want = gpufold.add_blocks_(out.copy(), blocks, positions)
-    defines = dict(run("lists", out, blocks, positions).defines)
-    choose.cache_clear()
-    assert (defines["OFFSET"], defines["NOTE"]) == ("int", note)
-    assert_same_bits(out, want)
-
-
-CROWDED = {
-    "everything-in-a-few-tiles": ((6, 8), (3, 4), 3000, (3, 4)),
-    "more-blocks-than-marks": ((90,), (7,), 40_000, (60,)),
-    "a-crowd-among-others": ((70, 300), (5, 7), 6000, (70, 30)),
-}
-
-
-@pytest.mark.hostcuda
-@pytest.mark.parametrize(("name", "mode"), crossed(list(CROWDED), ["plain", "observed", "shuffled"]))
-def test_a_crowded_tile_has_its_blocks_in_order(name, mode):
-    """Their number is beyond what is compared with each other, and beyond what is marked at a time."""
-    size, block, count, reach = CROWDED[name]
-    positions = np.random.default_rng(0).integers([-side for side in block], reach, (count, len(size)))
-    out, blocks = values(size, np.float32, 1), values((count, *block), np.float32, 2)
-    want = gpufold.add_blocks_(out.copy(), blocks, positions)
-    run("lists", out, blocks, positions, mode=mode)
-    assert_same_bits(out, want)
+    plan, arrays = run(Call("add_blocks", out, (blocks, positions)), "lists")
+    assert (dict(plan.defines)["OFFSET"], dict(plan.defines)["NOTE"]) == ("int", note)
+    assert_same_bits(arrays.result, want)
 
 
 @pytest.mark.hostcuda
@@ -727,7 +524,7 @@ def test_what_no_block_covers_is_left_alone(variant):
 def plan_of(shape, block, count, dtype="float32", deterministic=True, variant="auto"):
     geometry = add_blocks_geometry(shape, (count, *shape[: len(shape) - len(block)], *block), (count, len(block)))
     return choose(
-        Call("add_blocks", geometry, dtype, Fusion("sum", "none", True), variant, deterministic),
+        calls.Call("add_blocks", geometry, dtype, Fusion("sum", "none", True), variant, deterministic),
         Operand.contiguous(geometry.blocks_shape),
         Operand.contiguous(shape),
     )
@@ -763,7 +560,7 @@ def test_atomic_additions_of_floats_are_left_to_a_race():
     geometry = add_blocks_geometry((64, 64), (100, 3, 3), (100, 2))
     arrays = Operand.contiguous(geometry.blocks_shape), Operand.contiguous((64, 64))
     for deterministic in (True, False):
-        call = Call("add_blocks", geometry, "float32", Fusion("sum", "none", True), deterministic=deterministic)
+        call = calls.Call("add_blocks", geometry, "float32", Fusion("sum", "none", True), deterministic=deterministic)
         first, *others = [plan.variant for plan in candidates(problem_of(call, *arrays))]
         assert first == "gather"
         assert ("atomic" in others) is not deterministic
@@ -772,7 +569,7 @@ def test_atomic_additions_of_floats_are_left_to_a_race():
 def test_tiles_are_small_ones_first():
     geometry = add_blocks_geometry((8, 2048, 2048), (64, 8, 512, 512), (64, 2))
     for variant, name in (("gather", "ROWS"), ("lists", "TILE_ROWS")):
-        call = Call("add_blocks", geometry, "float32", Fusion("sum", "none", True), variant)
+        call = calls.Call("add_blocks", geometry, "float32", Fusion("sum", "none", True), variant)
         asked = problem_of(call, Operand.contiguous(geometry.blocks_shape), Operand.contiguous(geometry.array_shape))
         rows = [int(dict(plan.defines)[name]) for plan in candidates(asked)]
         assert len(rows) == 2

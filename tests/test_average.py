@@ -6,15 +6,10 @@ import random
 
 import numpy as np
 import pytest
-from cases import INEXACT, SANITIZED, assert_same_bits, garbage, values, window_of
-from moves import in_layout, operand
+from cases import INEXACT, assert_same_bits, garbage, values, window_of
+from executors import in_layout
 
 import gpufold
-from bench import hostcuda
-from gpufold import calls
-from gpufold.gpu import parameters
-from gpufold.gpu.registry import choose
-from gpufold.windows import as_weights
 
 SHAPES = (((7,), 1), ((2, 3, 5, 6), 2), ((3, 4, 5), 3), ((600, 3), 1), ((4, 1, 1), 0))
 """Shapes of sums, and how many of their last axes have weights."""
@@ -133,35 +128,3 @@ def test_what_does_not_fit_is_refused(error, match, arguments, options):
     with pytest.raises(error, match=f"^average: .*{match}"):
         gpufold.average(*arguments, **options)
     assert (SUMS == 1).all()
-
-
-def run(sums, weight, result, **options):
-    call = calls.average(sums, weight)
-    plan = choose(call, operand(sums), operand(result))
-    hostcuda.run(plan, sums, result, as_weights(call, np, weight, sums), **options)
-    return plan
-
-
-@pytest.mark.hostcuda
-@pytest.mark.parametrize("mode", ["plain", "observed", SANITIZED])
-@pytest.mark.parametrize("dtype", INEXACT, ids=str)
-def test_the_kernel_is_the_numpy_path(dtype, mode):
-    for number, (shape, axes) in enumerate(SHAPES[: 5 if mode == "plain" else 2]):
-        rng = random.Random(number)
-        sums, weight = problem(shape, axes, dtype)
-        got = in_layout(rng, garbage(shape, dtype))
-        run(in_layout(rng, sums), weight, got, mode=mode)
-        assert_same_bits(got, gpufold.average(sums, weight), f"{shape} {dtype}")
-
-
-@pytest.mark.hostcuda
-def test_wide_offsets_give_the_same(monkeypatch):
-    monkeypatch.setattr(parameters, "INT32_MAX", 10)
-    choose.cache_clear()
-    try:
-        sums, weight = problem((2, 3, 5, 6), 2, np.dtype(np.float32))
-        got = np.empty_like(sums)
-        assert dict(run(sums, weight, got).defines)["OFFSET"] == "long long"
-        assert_same_bits(got, gpufold.average(sums, weight))
-    finally:
-        choose.cache_clear()

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import random
 import tracemalloc
-from contextlib import suppress
-from dataclasses import dataclass
 from math import prod
 
 import numpy as np
 import pytest
+from cases import BLOCKS_CASES as CASES
 from cases import (
     DTYPES,
     FUSIONS,
@@ -17,77 +16,26 @@ from cases import (
     SANITIZED,
     WEIGHTED_WIDENINGS,
     WIDENINGS,
+    BlocksCase,
     assert_same_bits,
     crossed,
     values,
-    weights_of,
     window_of,
 )
-from moves import DEVICES, ONE_THREAD, in_layout, operand
+from executors import Call, in_layout, run
 
 import gpufold
-from bench import hostcuda
-from gpufold.calls import PLAIN, Call, Fusion, Unsupported
+from gpufold import calls
 from gpufold.cpu import runs, ways
 from gpufold.cpu import tiles as cpu_tiles
 from gpufold.cpu.cells import fold_cells
 from gpufold.cpu.runs import fold_runs
 from gpufold.cpu.slices import fold_slices
 from gpufold.cpu.ways import fold_way
-from gpufold.elements import ELEMENT_TYPES
 from gpufold.explanation import explain_call as explain
 from gpufold.geometry import array_to_blocks_geometry, blocks_as_columns
-from gpufold.gpu import parameters
 from gpufold.gpu.plan import H200, Operand
 from gpufold.gpu.registry import choose
-from gpufold.operations import variants
-
-
-@dataclass(frozen=True)
-class Blocks:
-    """The shape of an array, the last axes of which are taken apart."""
-
-    name: str
-    shape: tuple[int, ...]
-    block: tuple[int, ...]
-    strides: tuple[int, ...]
-
-    def __str__(self):
-        return self.name
-
-    @property
-    def lead(self):
-        return self.shape[: -len(self.block)]
-
-    @property
-    def num_blocks(self):
-        sizes = self.shape[len(self.lead) :]
-        return tuple((n - b) // s + 1 for n, b, s in zip(sizes, self.block, self.strides, strict=True))
-
-    @property
-    def blocks_shape(self):
-        return (*self.lead, *self.num_blocks, *self.block)
-
-    @property
-    def arguments(self):
-        return self.block, self.strides
-
-
-CASES = (
-    Blocks("row", (17,), (5,), (2,)),
-    Blocks("rest-uncovered", (3, 19), (4,), (6,)),
-    Blocks("one-block", (2, 5, 7), (5, 7), (1, 1)),
-    Blocks("dense-7x7", (20, 40), (7, 7), (1, 1)),
-    Blocks("dense-8x8-in-two-tiles", (2, 12, 140), (8, 8), (1, 1)),
-    Blocks("half-overlap", (2, 3, 16, 24), (4, 4), (2, 2)),
-    Blocks("strides-differ", (2, 21, 34), (5, 6), (2, 3)),
-    Blocks("patches", (3, 12, 16), (4, 4), (4, 4)),
-    Blocks("volume", (2, 7, 8, 33), (3, 3, 3), (1, 1, 1)),
-    Blocks("volume-strided", (6, 9, 14), (4, 3, 5), (2, 3, 1)),
-    Blocks("three-leading", (2, 3, 4, 9, 10), (3, 4), (1, 2)),
-    Blocks("four-axes", (2, 4, 3, 5, 6), (2, 1, 3, 2), (1, 1, 2, 2)),
-    Blocks("many-taps", (1, 6, 40), (5, 38), (1, 1)),
-)
 
 
 def through_col2im(case, blocks, out=None, **options):
@@ -122,11 +70,11 @@ def test_they_are_col2im_and_im2col_through_a_transpose(case, dtype):
 
 
 LARGE_CASES = (
-    (Blocks("frames", (300_000,), (1024,), (256,)), fold_cells),
-    (Blocks("short-frames", (2, 140_000), (8,), (2,)), fold_runs),
-    (Blocks("patches", (2, 3, 100, 90), (8, 7), (1, 2)), fold_runs),
-    (Blocks("tiles", (2, 600, 500), (280, 192), (70, 130)), fold_slices),
-    (Blocks("volume", (60, 100, 90), (30, 32, 40), (15, 16, 20)), fold_slices),
+    (BlocksCase("frames", (300_000,), (1024,), (256,)), fold_cells),
+    (BlocksCase("short-frames", (2, 140_000), (8,), (2,)), fold_runs),
+    (BlocksCase("patches", (2, 3, 100, 90), (8, 7), (1, 2)), fold_runs),
+    (BlocksCase("tiles", (2, 600, 500), (280, 192), (70, 130)), fold_slices),
+    (BlocksCase("volume", (60, 100, 90), (30, 32, 40), (15, 16, 20)), fold_slices),
 )
 
 
@@ -274,7 +222,7 @@ ERRORS = (
         "blocks_to_array: dtype must be that of blocks, float64, got float32",
         lambda a: gpufold.blocks_to_array(a[:, None], (6, 8), (8,), 1, dtype="f4"),
     ),
-    (Unsupported, "is a GPU kernel", lambda a: gpufold.array_to_blocks(a, (2,), 2, variant="taps")),
+    (gpufold.Unsupported, "is a GPU kernel", lambda a: gpufold.array_to_blocks(a, (2,), 2, variant="taps")),
     (ValueError, "variant must be auto or one of", lambda a: gpufold.array_to_blocks(a, (2,), 2, variant="gather")),
 )
 
@@ -285,88 +233,6 @@ def test_what_does_not_fit_is_refused(error, match, call):
         call(np.ones((6, 8)))
 
 
-# ---------------------------------------------------------------------------------------------
-# The kernels, run on the CPU
-
-
-def run(operation, case, data, result, variant, device=H200, fusion=PLAIN, window=None, **mode):
-    """Run a variant; gives its plan."""
-    geometry = array_to_blocks_geometry(case.shape, *case.arguments)
-    plan = choose(
-        Call(operation, geometry, data.dtype.name, fusion=fusion, variant=variant),
-        operand(data),
-        operand(result),
-        device,
-    )
-    hostcuda.run(plan, data, result, window, **mode)
-    return plan
-
-
-def check_kernels(case, dtype, rng, device=H200, **mode):
-    """Run every variant that serves the case in some layout, both ways."""
-    blocks, array = values(case.blocks_shape, dtype, rng.randrange(99)), values(case.shape, dtype, rng.randrange(99))
-    if rng.random() < 0.5:
-        blocks = in_layout(rng, blocks)
-    want = through_col2im(case, blocks)
-    served = set()
-    for variant in ("auto", *variants("blocks_to_array")):
-        if variant == "atomic" and not ELEMENT_TYPES[np.dtype(dtype).name].exact:
-            continue
-        result = np.empty(case.shape, dtype)
-        if variant != "atomic" and rng.random() < 0.5:
-            result = in_layout(rng, result)
-        try:
-            served.add(run("blocks_to_array", case, blocks, result, variant, device, **mode).variant)
-        except Unsupported:
-            continue
-        assert_same_bits(result, want, f"{case} {variant}")
-    want = through_im2col(case, array)
-    for variant in ("auto", *variants("array_to_blocks")):
-        result = (
-            in_layout(rng, np.empty(case.blocks_shape, dtype))
-            if rng.random() < 0.5
-            else np.empty(case.blocks_shape, dtype)
-        )
-        try:
-            served.add(run("array_to_blocks", case, in_layout(rng, array), result, variant, device, **mode).variant)
-        except Unsupported:
-            continue
-        assert_same_bits(result, want, f"{case} {variant}")
-    return served
-
-
-@pytest.mark.some(3)
-@pytest.mark.hostcuda
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_every_kernel_is_the_numpy_path_in_any_layout(case):
-    number = CASES.index(case)
-    served = set()
-    for seed in range(6):
-        served |= check_kernels(case, DTYPES[number % len(DTYPES)], random.Random(f"{case} {seed}"), DEVICES[seed % 2])
-    assert {"gather_pixels", "taps"} <= served
-
-
-@pytest.mark.some(3)
-@pytest.mark.hostcuda
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_every_dtype_is_the_numpy_path(dtype):
-    check_kernels(CASES[5], dtype, random.Random(str(dtype)), ONE_THREAD)
-
-
-@pytest.mark.hostcuda
-@pytest.mark.parametrize("mode", ["observed", "shuffled", SANITIZED])
-@pytest.mark.parametrize("case", [CASES[3], CASES[4], CASES[8], CASES[12]], ids=str)
-def test_threads_wait_for_each_other_and_stay_inside_the_arrays(case, mode):
-    for device in DEVICES:
-        blocks, array = values(case.blocks_shape, np.float32), values(case.shape, np.float32, 1)
-        result = np.empty(case.shape, np.float32)
-        run("blocks_to_array", case, blocks, result, "gather_blocks", device, mode=mode)
-        assert_same_bits(result, through_col2im(case, blocks))
-        result = np.empty(case.blocks_shape, np.float32)
-        run("array_to_blocks", case, array, result, "taps", device, mode=mode)
-        assert_same_bits(result, through_im2col(case, array))
-
-
 @pytest.mark.hostcuda
 @pytest.mark.parametrize("reduction", ["sum", "mean", "least_squares"])
 def test_leading_axes_apart_have_no_weights(reduction):
@@ -375,94 +241,31 @@ def test_leading_axes_apart_have_no_weights(reduction):
     blocks, array = values(case.blocks_shape, np.float32), values(case.shape, np.float32, 1)
     blocks = np.ascontiguousarray(blocks.swapaxes(0, 2)).swapaxes(0, 2)
     window = window_of("separable", case.block, np.float32)
+    folds = Call(
+        *("blocks_to_array", blocks, (case.shape, *case.arguments)),
+        {"reduction": reduction, "window": window, "fill_value": None if reduction == "sum" else 0},
+    )
     want = through_col2im(case, blocks, reduction=reduction, window=window)
-    served = set()
-    for variant in set(variants("blocks_to_array")) - {"atomic"}:
-        result = np.empty(case.shape, np.float32)
-        fusion = Fusion(reduction, "separable")
-        with suppress(Unsupported):
-            plan = run("blocks_to_array", case, blocks, result, variant, fusion=fusion, window=window)
-            assert dict(plan.defines)["WINDOW_AXES"] == "2"
-            assert dict(plan.defines)["KERNEL"] == "1,3,4"
-            assert_same_bits(result, want, variant)
-            served.add(variant)
-    assert {"gather", "gather_parts", "gather_pixels"} <= served
-    want = through_im2col(case, array, window=window)
-    for variant in variants("array_to_blocks"):
-        result = np.empty_like(blocks)
-        with suppress(Unsupported):
-            run("array_to_blocks", case, array, result, variant, fusion=Fusion("sum", "separable"), window=window)
-            assert_same_bits(result, want, variant)
-            served.add(variant)
-    assert "taps" in served
-
-
-@pytest.mark.some(3)
-@pytest.mark.hostcuda
-@pytest.mark.parametrize("number", range(len(FUSIONS)))
-def test_kernels_fuse_as_the_numpy_path(number):
-    reduction, kind, accumulate = FUSIONS[number]
-    case, dtype = CASES[3 + number % (len(CASES) - 3)], INEXACT[number % len(INEXACT)]
-    rng = random.Random(number)
-    blocks, window = in_layout(rng, values(case.blocks_shape, dtype)), window_of(kind, case.block, dtype)
-    before = values(case.shape, dtype, 1)
-    options = {"reduction": reduction, "window": window, "accumulate": accumulate}
-    want = through_col2im(case, blocks, before, **options)
-    kind, weights = weights_of(window, case.block, np.dtype(dtype))
-    for variant in ("auto", "gather_blocks", "gather_pixels"):
-        for device in DEVICES:
-            result = in_layout(rng, before.copy())
-            try:
-                run(
-                    "blocks_to_array",
-                    case,
-                    blocks,
-                    result,
-                    variant,
-                    device,
-                    Fusion(reduction, kind, accumulate),
-                    weights,
-                )
-            except Unsupported:
-                assert variant == "gather_blocks"
-                continue
-            assert_same_bits(result, want, f"{case} {variant}")
-    want = through_im2col(case, before, window=window)
-    result = np.empty(case.blocks_shape, dtype)
-    run("array_to_blocks", case, before, result, "taps", H200, Fusion(window=kind), weights)
-    assert_same_bits(result, want)
+    for variant in ("gather", "gather_parts", "gather_pixels"):
+        plan, arrays = run(folds, variant)
+        assert (dict(plan.defines)["WINDOW_AXES"], dict(plan.defines)["KERNEL"]) == ("2", "1,3,4")
+        assert_same_bits(arrays.result, want, variant)
+    _, arrays = run(Call("array_to_blocks", array, case.arguments, {"window": window}), "taps")
+    assert_same_bits(arrays.result, through_im2col(case, array, window=window))
 
 
 @pytest.mark.hostcuda
-@pytest.mark.parametrize("mode", ["plain", "sanitized"])
-def test_weights_may_lie_anywhere(mode):
+@pytest.mark.parametrize("executor", ["plain", SANITIZED])
+def test_weights_may_lie_anywhere(executor):
     """Pixels that get whole words of taps get whole words of weights too, where these are aligned."""
     case = CASES[7]
     blocks, weights = values(case.blocks_shape, np.float32), values((17,), np.float32, 1)
     for window in (weights[:16].reshape(4, 4), weights[1:].reshape(4, 4), (weights[4:8], weights[5:9])):
-        want = through_col2im(case, blocks, reduction="mean", window=window)
-        kind, arrays = weights_of(window, case.block, np.dtype(np.float32))
-        result, fusion = np.empty(case.shape, np.float32), Fusion("mean", kind)
-        plan = run("blocks_to_array", case, blocks, result, "gather_pixels", H200, fusion, arrays, mode=mode)
+        options = {"reduction": "mean", "window": window, "fill_value": 0}
+        call = Call("blocks_to_array", blocks, (case.shape, *case.arguments), options)
+        plan, arrays = run(call, "gather_pixels", executor=executor)
         assert plan.symbol == "col2im_gather_words"
-        assert_same_bits(result, want)
-
-
-@pytest.mark.hostcuda
-@pytest.mark.parametrize("case", [CASES[3], CASES[8], CASES[10]], ids=str)
-def test_wide_offsets_give_the_same(case, monkeypatch):
-    monkeypatch.setattr(parameters, "INT32_MAX", 10)
-    choose.cache_clear()
-    blocks, array = values(case.blocks_shape, np.float32), values(case.shape, np.float32, 1)
-    result, taken = np.empty(case.shape, np.float32), np.empty(case.blocks_shape, np.float32)
-    plans = (
-        run("blocks_to_array", case, blocks, result, "gather_blocks"),
-        run("array_to_blocks", case, array, taken, "taps"),
-    )
-    choose.cache_clear()
-    assert [dict(plan.defines)["OFFSET"] for plan in plans] == ["long long"] * 2
-    assert_same_bits(result, through_col2im(case, blocks))
-    assert_same_bits(taken, through_im2col(case, array))
+        assert_same_bits(arrays.result, through_col2im(case, blocks, reduction="mean", window=window))
 
 
 # ---------------------------------------------------------------------------------------------
@@ -478,7 +281,7 @@ def plan_of(operation, shape, block, strides, order=None):
         blocks = Operand(geometry.blocks_shape, tuple(inside[order.index(axis)] for axis in range(len(order))))
     array = Operand.contiguous(shape)
     arrays = (blocks, array) if operation == "blocks_to_array" else (array, blocks)
-    return choose(Call(operation, geometry, "float32"), *arrays, H200)
+    return choose(calls.Call(operation, geometry, "float32"), *arrays, H200)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "complex64", "complex128"])
@@ -545,5 +348,5 @@ def test_explain_and_warmup_know_them():
     assert str(why).startswith("array_to_blocks: packed, because")
     geometry = array_to_blocks_geometry((9,), (3,), 1)
     operands = Operand.contiguous((7, 3)), Operand.contiguous((9,))
-    explanation = explain(Call("blocks_to_array", geometry, "float16"), *operands)
+    explanation = explain(calls.Call("blocks_to_array", geometry, "float16"), *operands)
     assert explanation.alternatives["atomic"].startswith("atomic adds in memory")

@@ -10,7 +10,7 @@ from functools import partial
 import numpy as np
 import pytest
 from cases import assert_same_bits, values
-from moves import operand
+from executors import operand
 
 import gpufold
 from bench import hostcuda

@@ -30,7 +30,7 @@ from cases import (
 )
 
 import gpufold
-from gpufold import arrays
+from gpufold import arrays, windows
 from gpufold.cpu import tiles
 from gpufold.elements import sum_dtype
 
@@ -264,10 +264,11 @@ CAPTURING = SimpleNamespace(cuda=SimpleNamespace(get_current_stream=lambda: Simp
 @pytest.fixture
 def capturing(monkeypatch):
     """Have arrays refused that a CUDA graph would convert anew, into memory that is another's by then."""
-    check = arrays._check_no_capture
-    monkeypatch.setattr(
-        arrays, "_check_no_capture", lambda operation, library, *facts: check(operation, CAPTURING, *facts)
-    )
+    check = arrays.check_no_capture
+    for module in (arrays, windows):
+        monkeypatch.setattr(
+            module, "check_no_capture", lambda operation, library, *facts: check(operation, CAPTURING, *facts)
+        )
 
 
 @pytest.mark.parametrize(

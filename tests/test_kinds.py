@@ -14,13 +14,14 @@ from types import SimpleNamespace
 import definition
 import numpy as np
 import pytest
+from cases import DTYPES as EVERY_DTYPE
 from cases import assert_same_bits, values
 from test_average import definition as averaged
 
 import gpufold
 from gpufold import dispatch
 
-BFLOAT16 = [np.dtype(sys.modules["ml_dtypes"].bfloat16)] if "ml_dtypes" in sys.modules else []
+BFLOAT16 = [dtype for dtype in EVERY_DTYPE if dtype.name == "bfloat16"]
 DTYPES = [*map(np.dtype, ("bool", "uint8", "int32", "float16", "float32", "complex64")), *BFLOAT16]
 
 KERNEL, POSITIONS, WINDOW = (2, 3), [(0, -1), (2, 1), (5, 6)], np.float32([[1, 2, 1], [2, 0.5, 3]])

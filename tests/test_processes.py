@@ -127,12 +127,3 @@ def test_a_test_that_leaves_the_device_in_error_ends_its_worker_and_the_others_g
     assert "crashed while running 'test_device.py::test_culprit'" in output
     assert "test_culprit left the device in error: an illegal address; its process ends" in output
     assert "PASSED test_device.py::test_after" in output
-
-
-@pytest.mark.peer("xdist")
-def test_processes_say_what_they_left_out():
-    options = ["-p", "no:cacheprovider", "--assert=plain", *IN_PROCESSES, "2", "-k", "surrounds"]
-    command = [sys.executable, "-m", "pytest", *options, "tests/test_gpu.py"]
-    done = subprocess.run(command, cwd=Path(__file__).parents[1], env=ENVIRONMENT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout
-    assert "1000 tests deselected: a combination or a random problem of the longer run, with --many" in done.stdout

@@ -9,18 +9,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from cases import POSITIONS_CASES, SpaceCase, assert_same_bits, awkward_window, values, window_of
+from executors import ONE_THREAD, Call, arrays_of, blocks_calls, calls_of, execute, plans_of
 from faults import FAULTS
-from moves import ONE_THREAD
-from test_gpu import FUNCTIONS, SLIDING, SMOKE_CASES, Call, blocks_calls, calls_of, launches, symbols_of
+from test_gpu import FUNCTIONS, SLIDING, SMOKE_CASES, launches, symbols_of
 from test_sources import STATEMENT
 
 from bench import hostcuda
-from gpufold.explanation import _described
 from gpufold.gpu import parameters
 from gpufold.gpu.plan import H200
-from gpufold.gpu.registry import candidates, choose, problem_of
 from gpufold.gpu.sources import KERNELS, program
-from gpufold.windows import as_weights
 
 pytestmark = pytest.mark.nvrtc
 
@@ -79,35 +76,13 @@ FURTHER = {
 
 @contextmanager
 def planned(name):
-    """Give a call and its plan; in the one of wide offsets they are so for arrays however small."""
+    """Give a call, its arrays and its plan; in the one of wide offsets they are so for arrays however small."""
     call, variant, device = FURTHER[name] if name in FURTHER else launches()[name][-1]
     with pytest.MonkeyPatch.context() as patch:
         if name == "wide-offsets":
             patch.setattr(parameters, "INT32_MAX", 0)
-            choose.cache_clear()
-        options = call.options | {"variant": variant}
-        asked, data, result, weights = _described("explain", call.operation, call.data, call.arguments, options)
-        plans = candidates(problem_of(asked, data, result, device, weights))
-        yield call, next(plan for plan in plans if name in (*symbols_of(plan), *FURTHER))
-    choose.cache_clear()
-
-
-def executed(call, plan, architecture=90):
-    """Execute a plan's machine code for an architecture on the arrays of a call."""
-    described, *_ = _described("explain", call.operation, call.data, call.arguments, call.options)
-    window, data, positions = call.options.get("window"), call.data, None
-    result = np.empty(described.result_shape, described.dtype)
-    if call.operation == "add_blocks":
-        result, (data, positions) = call.data.copy(), call.arguments
-    elif call.operation == "take_blocks":
-        positions, _ = call.arguments
-    elif call.operation == "average":
-        (window,) = call.arguments
-    first = window[0] if isinstance(window, tuple) else window
-    weights = None if window is None else as_weights(described, np, window, first)
-    device = replace(H200, compute_capability=divmod(architecture, 10))
-    hostcuda.work(plan, data, result, weights, positions, device=device)
-    return result
+        plans = plans_of(call, variant, arrays := arrays_of(call), device)
+        yield call, arrays, next(plan for plan in plans if name in (*symbols_of(plan), *FURTHER))
 
 
 @pytest.mark.hostcuda
@@ -126,9 +101,11 @@ def test_machine_code_for_others_gives_the_bits_of_the_numpy_path(name, architec
 
 
 def check_bits(name, architecture):
-    with planned(name) as (call, plan):
-        got, want = executed(call, plan, architecture), call.on(call.data.copy())
+    with planned(name) as (call, arrays, plan):
+        device = replace(H200, compute_capability=divmod(architecture, 10))
+        execute(plan, arrays, "machine code", device=device)
         assert hostcuda.cubin.resources(plan, architecture).shared_bytes == plan.shared_bytes
+    got, want = arrays.result, call.on(call.data.copy())
     assert np.any(got != 0)
     assert_same_bits(got.reshape(want.shape), want, f"{plan.symbol} for {architecture}: {call}")
 
@@ -160,7 +137,7 @@ def test_every_line_of_inline_ptx_is_executed():
     left = set(ALL)
     for name in (*FURTHER, *FUNCTIONS):
         if left:
-            with planned(name) as (_, plan):
+            with planned(name) as (*_, plan):
                 for step in (*plan.prologue, plan):
                     left -= inline(step)
     assert not left, {text: ALL[text] for text in left}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
-from itertools import product
 from math import prod
 
 import definition
@@ -14,47 +13,25 @@ from cases import (
     DTYPES,
     FAR,
     INEXACT,
-    SANITIZED,
-    PositionsCase,
     assert_same_bits,
-    crossed,
     garbage,
+    random_positions_case,
     values,
-    weights_of,
     window_of,
 )
 from cases import POSITIONS_CASES as CASES
-from moves import in_layout, operand, random_bits
+from executors import Call, in_layout, random_bits, run
 
 import gpufold
 from bench import hostcuda
 from gpufold import calls
-from gpufold.calls import KERNEL_MODES, MODES, Unsupported
+from gpufold.calls import MODES, Unsupported
 from gpufold.cpu import placing, tiles
-from gpufold.gpu import parameters
-from gpufold.gpu.plan import H200, Operand
+from gpufold.gpu.plan import Operand
 from gpufold.gpu.registry import choose
-from gpufold.operations import variants
 
 WINDOWS = ("none", "separable", "full")
 PLACES = [(0, 0), (1, 1), (2, 2)]
-
-
-def random_case(seed):
-    """Draw one to four axes, and positions that reach to the ends of int64."""
-    rng = random.Random(seed)
-    rank = rng.choice((1, 2, 2, 3, 4))
-    size = tuple(rng.randint(1, {1: 80, 2: 14, 3: 6, 4: 4}[rank]) for _ in range(rank))
-    block = tuple(rng.randint(1, {1: 20, 2: 5, 3: 3, 4: 2}[rank]) for _ in range(rank))
-    lead = tuple(rng.randint(1, 5) for _ in range(rng.choice((0, 0, 1, 2, 3))))
-
-    def place(axis):
-        anywhere = rng.randint(-FAR, FAR - 1)
-        near = [rng.randint(-block[axis] - 1, size[axis] + 1) for _ in range(8)]
-        return rng.choice((-FAR, FAR - 1, -FAR + block[axis], FAR - block[axis], anywhere, *near))
-
-    places = tuple(tuple(place(axis) for axis in range(rank)) for _ in range(rng.randint(1, 12)))
-    return PositionsCase(f"random-{seed}", size, block, places, lead)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -107,7 +84,7 @@ def test_every_dtype_is_its_definition(dtype, mode, way):
 @pytest.mark.parametrize("first", range(0, 300, 100))
 def test_random_problems_are_their_definition(first, way):
     for seed in range(first, first + 100):
-        rng, case, dtype = random.Random(seed), random_case(seed), DTYPES[seed % len(DTYPES)]
+        rng, case, dtype = random.Random(seed), random_positions_case(seed), DTYPES[seed % len(DTYPES)]
         window = window_of(rng.choice(WINDOWS), case.block, dtype) if dtype in INEXACT else None
         array, mode = values(case.shape, dtype, seed), rng.choice(MODES)
         want = definition.take_blocks(array, case.positions, case.block, window, mode)
@@ -271,91 +248,21 @@ def test_out_is_not_among_its_positions_nor_read_only():
 # The kernels, run on the CPU
 
 
-def run(variant, array, positions, result, window=None, outside="constant", **options):
-    """Take by a kernel, and return its plan."""
-    block = result.shape[result.ndim - positions.shape[1] :]
-    _, weights = weights_of(window, block, array.dtype)
-    call = calls.take_blocks(array, positions, block, window=window, mode=outside, variant=variant)
-    plan = choose(call, operand(array), operand(result), H200)
-    hostcuda.run(plan, array, result, weights, np.ascontiguousarray(positions), **options)
-    return plan
-
-
-def check_kernels(case, dtype, rng, **options):
-    """Run every kernel in some layout, in both modes, and return their plans."""
-    window, plans = window_of(rng.choice(WINDOWS), case.block, dtype) if np.dtype(dtype) in INEXACT else None, []
-    for outside, variant in product(KERNEL_MODES, variants("take_blocks")):
-        array = values(case.shape, dtype, rng.randrange(99))
-        want = gpufold.take_blocks(array, case.positions, case.block, window=window, mode=outside)
-        got = in_layout(rng, garbage(want.shape, want.dtype))
-        plans += [run(variant, in_layout(rng, array), case.positions, got, window, outside, **options)]
-        assert_same_bits(got, want, f"{variant}: {case} {dtype} {outside}")
-    return plans
-
-
 @pytest.mark.hostcuda
-@pytest.mark.parametrize(("case", "seed"), crossed(CASES, range(6)))
-def test_every_kernel_is_the_numpy_path_in_any_layout(case, seed):
-    check_kernels(case, DTYPES[(CASES.index(case) + seed) % len(DTYPES)], random.Random(f"{case} {seed}"))
-
-
-@pytest.mark.hostcuda
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_every_dtype_of_a_kernel_is_the_numpy_path(dtype):
-    for number in (3, 11):
-        check_kernels(CASES[number], dtype, random.Random(number))
-
-
-@pytest.mark.hostcuda
-def test_random_problems_of_every_kernel_are_the_numpy_path():
-    first = random.SystemRandom().randrange(10**6)
-    print(f"seeds from {first}")
-    for seed in range(first, first + 20):
-        rng = random.Random(seed)
-        check_kernels(random_case(seed), np.dtype(rng.choice((np.float32, np.int32))), rng)
-
-
-@pytest.mark.some(5)
-@pytest.mark.hostcuda
-@pytest.mark.parametrize("mode", ["observed", "shuffled", SANITIZED])
-@pytest.mark.parametrize("case", [CASES[number] for number in (1, 3, 5, 6, 11, 13, 14)], ids=str)
-def test_threads_stay_inside_the_arrays_and_write_each_element_once(case, mode):
-    for number, dtype in enumerate((np.float32, np.float16)):
-        check_kernels(case, np.dtype(dtype), random.Random(number), mode=mode)
-
-
-@pytest.mark.hostcuda
-@pytest.mark.parametrize("case", [CASES[number] for number in (3, 6, 11, 14)], ids=str)
-def test_wide_offsets_give_the_same(case, monkeypatch):
-    monkeypatch.setattr(parameters, "INT32_MAX", 10)
-    choose.cache_clear()
-    try:
-        for plan in check_kernels(case, np.dtype(np.float32), random.Random(0)):
-            assert dict(plan.defines)["OFFSET"] == "long long"
-    finally:
-        choose.cache_clear()
-
-
-@pytest.mark.hostcuda
-@pytest.mark.parametrize("variant", variants("take_blocks"))
-def test_an_array_without_elements_gives_zeros(variant):
-    result = garbage((2, 3, 4), np.dtype(np.float32))
-    run(variant, np.ones((0, 5), np.float32), np.array([(0, 0), (-1, 2)]), result)
-    assert not result.any()
+def test_an_array_without_elements_gives_zeros():
+    _, arrays = run(Call("take_blocks", np.ones((0, 5), np.float32), (np.array([(0, 0), (-1, 2)]), (3, 4))), "direct")
+    assert not arrays.result.any()
 
 
 @pytest.mark.hostcuda
 @pytest.mark.parametrize("kind", ["separable", "full"])
-@pytest.mark.parametrize("variant", variants("take_blocks"))
-def test_no_weight_counts_outside_of_the_array(variant, kind):
+def test_no_weight_counts_outside_of_the_array(kind):
     weights = np.array([np.nan, np.inf, -1.0], np.float32)
     window = (weights, weights[::-1]) if kind == "separable" else np.outer(weights, weights)
     array, positions = values((5, 6), np.float32), np.array([(-1, 2), (3, 4), (2, -2), (9, 9), (1, 1)])
+    call = Call("take_blocks", array, (positions, (3, 3)), {"window": window})
     with np.errstate(all="ignore"):
-        want = gpufold.take_blocks(array, positions, 3, window=window)
-    got = np.full_like(want, 7)
-    run(variant, array, positions, got, window)
-    assert_same_bits(got, want)
+        assert_same_bits(run(call, "direct")[1].result, call.on(array))
 
 
 @pytest.mark.hostcuda
@@ -377,8 +284,10 @@ def test_what_lies_outside_is_not_loaded_and_planes_share_positions():
 def test_planes_of_which_no_thread_gets_an_equal_share(dtype):
     """Seventeen: some threads lack one."""
     case = replace(CASES[11], lead=(17,))
-    direct, _ = check_kernels(case, np.dtype(dtype), random.Random(0), mode="observed")[:2]
-    assert dict(direct.defines)["ALL_PLANES"] == "0"
+    call = Call("take_blocks", values(case.shape, dtype), (case.positions, case.block))
+    plan, arrays = run(call, "direct", executor="observed")
+    assert dict(plan.defines)["ALL_PLANES"] == "0"
+    assert_same_bits(arrays.result, call.on(call.data))
 
 
 # ---------------------------------------------------------------------------------------------

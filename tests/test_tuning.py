@@ -17,7 +17,8 @@ import ml_dtypes  # noqa: F401  NumPy knows bfloat16 then
 import numpy as np
 import pytest
 from cases import CASES, POSITIONS_CASES, assert_same_bits, values
-from test_gpu import EVERY_CALL, Call, calls_of, captured
+from executors import Call, calls_of
+from test_gpu import EVERY_CALL, captured
 
 import gpufold
 from bench.hostcuda import fake_cupy

@@ -6,16 +6,12 @@ from functools import reduce
 
 import numpy as np
 import pytest
-from cases import FUSIONS, INEXACT, POSITIONS_CASES, assert_same_bits, crossed
+from cases import assert_same_bits
 from ml_dtypes import bfloat16
-from test_add_blocks import problem, run
-from test_col2im_kernels import FUSED_CASES, check_fused
 
 import gpufold
-from gpufold.operations import variants
 
 SIGMAS, SIDES = (0.5, 1, 1.5, 2, 4, 8), (8, 16, 32, 64)
-AVERAGES = [fusion for fusion in FUSIONS if fusion[0] != "sum" and fusion[1] != "none"]
 DTYPES = (np.dtype(np.float32), np.dtype(np.float64), np.dtype(np.float16), np.dtype(bfloat16))
 
 
@@ -23,18 +19,6 @@ def gaussian(taps, sigma):
     """Weights of one axis in double precision, which are not zero themselves."""
     distance = (np.arange(taps) - (taps - 1) / 2) / sigma
     return np.exp(np.maximum(-0.5 * distance**2, -700.0))
-
-
-def narrow_window(kind, kernel_size, dtype, seed=0):
-    """Weights whose products are below the smallest number of their dtype, with zeros and negative ones among them."""
-    real = np.dtype(np.float64 if np.dtype(dtype).name in ("float64", "complex128") else np.float32)
-    rng, lowest = np.random.default_rng(seed), np.finfo(real).minexp
-
-    def weights(*shape):
-        drawn = np.ldexp(1 + rng.random(shape), rng.integers(lowest, 1, shape)).astype(real)
-        return np.where(rng.random(shape) < 0.1, 0, drawn * rng.choice((-1, 1, 1), shape)).astype(real)
-
-    return tuple(weights(taps) for taps in kernel_size) if kind == "separable" else weights(*kernel_size)
 
 
 def problems():
@@ -95,32 +79,6 @@ def test_sums_have_their_weights_as_they_are():
     want = np.multiply.outer(*window)
     assert_same_bits(gpufold.blocks_to_array(blocks, (2, 2), (2, 2), window=window), want)
     assert_same_bits(gpufold.add_blocks_(np.zeros((2, 2), np.float32), blocks[0], [(0, 0)], window), want)
-
-
-@pytest.mark.hostcuda
-@pytest.mark.parametrize("number", range(len(AVERAGES)))
-def test_kernels_of_col2im_have_the_same_bits(number):
-    fusion, case = AVERAGES[number], FUSED_CASES[number % len(FUSED_CASES)]
-    check_fused(case, INEXACT[number % len(INEXACT)], fusion, make_window=narrow_window)
-
-
-@pytest.mark.some(6)
-@pytest.mark.hostcuda
-@pytest.mark.parametrize(("case", "kind"), crossed(POSITIONS_CASES, ["separable", "full"]))
-def test_kernels_of_add_blocks_have_the_same_bits(case, kind):
-    dtype = INEXACT[POSITIONS_CASES.index(case) % len(INEXACT)]
-    out, blocks, positions = problem(case, dtype)
-    window = narrow_window(kind, case.block, dtype)
-    real = np.float64 if dtype.name in ("float64", "complex128") else np.float32
-    want, weight = out.copy(), np.zeros(case.size, real)
-    gpufold.add_blocks_(want, blocks, positions, window, weight_out=weight)
-    for variant in variants("add_blocks"):
-        got, sums = out.copy(), np.zeros_like(weight)
-        if variant == "atomic":
-            continue  # whose order is another
-        run(variant, got, blocks, positions, window, weight_out=sums)
-        assert_same_bits(got, want, f"{case} {variant}")
-        assert_same_bits(sums, weight, f"{case} {variant}")
 
 
 @pytest.mark.peer("torch")

@@ -1,0 +1,257 @@
+"""Calls of public functions as data, layouts of their arrays, and what executes a plan of theirs without a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from functools import partial
+from math import prod
+from typing import Any, NamedTuple
+
+import numpy as np
+from cases import SpaceCase, values
+from numpy.lib.stride_tricks import as_strided
+
+import gpufold
+from bench import hostcuda
+from gpufold import calls
+from gpufold.elements import ELEMENT_TYPES
+from gpufold.gpu.plan import H200, Device, Operand, Plan
+from gpufold.gpu.registry import candidates, problem_of
+from gpufold.windows import as_weights
+
+ONE_THREAD = Device("a tiny one", (9, 0), multiprocessors=1, threads_per_multiprocessor=1)
+"""So small that its threads serve as many planes and taps as they can, as for large arrays on a large device."""
+
+DEVICES = (H200, ONE_THREAD)
+
+MOVED = ("uint8", "float16", "float32", "complex64", "complex128")
+"""One dtype of each size: kernels that move elements know no more of them."""
+
+
+def random_bits(shape, dtype, seed=0):
+    """Elements of every bit pattern, so NaN with payloads, infinities, -0.0 and denormals among them."""
+    size = prod(shape) * np.dtype(dtype).itemsize
+    return np.frombuffer(np.random.default_rng(seed).bytes(size), dtype).reshape(shape)
+
+
+# ---------------------------------------------------------------------------------------------
+# Layouts
+
+
+def operand(array):
+    """Describe an array whose memory starts on a multiple of 256 bytes, as a GPU's allocations do."""
+    owner = array
+    while isinstance(owner.base, np.ndarray):
+        owner = owner.base
+    offset = array.__array_interface__["data"][0] - owner.__array_interface__["data"][0]
+    strides = tuple(stride // array.itemsize for stride in array.strides)
+    return Operand(array.shape, strides, (offset & -offset) or 256)
+
+
+def in_order(array, order):
+    """Put an array's axes into memory in another order."""
+    return array.transpose(order).copy().transpose(np.argsort(order))
+
+
+def _with_gaps(rng, array):
+    room = np.empty([2 * extent + 1 for extent in array.shape], array.dtype)
+    part = [rng.choice((slice(extent), slice(None, -1, 2), slice(1, 1 + extent))) for extent in array.shape]
+    view = room[tuple(part)]
+    view[...] = array
+    return view
+
+
+def _backwards(rng, array):
+    turned = tuple(slice(None, None, rng.choice((1, -1))) for _ in array.shape)
+    return array[turned].copy()[turned]
+
+
+def _off_a_word(rng, array):
+    start = rng.randint(1, 7)
+    view = np.empty(array.size + start, array.dtype)[start:].reshape(array.shape)
+    view[...] = array
+    return view
+
+
+def _overlapping(rng, array):
+    """Elements that stand for several each: other numbers, of the same shape."""
+    array = np.ascontiguousarray(array)
+    return as_strided(array, strides=[rng.choice((0, array.itemsize, step, step)) for step in array.strides])
+
+
+LAYOUTS: dict[str, Callable[[Any, Any], Any]] = {
+    "contiguous": lambda rng, array: array.copy(),
+    "transposed": lambda rng, array: in_order(array, rng.sample(range(array.ndim), array.ndim)),
+    "swapped": lambda rng, array: in_order(array, (*range(array.ndim - 2), *range(array.ndim)[-2:][::-1])),
+    "sliced": _with_gaps,
+    "backwards": _backwards,
+    "off a word": _off_a_word,
+    "overlapping": _overlapping,
+}
+"""By name, what lays an array out by random numbers; what is read may overlap, as frames of a sound do."""
+
+
+def in_layout(rng, array):
+    """The same elements at other places: another order of axes, gaps, or backwards."""
+    return LAYOUTS[rng.choice(("contiguous", "transposed", "sliced", "backwards"))](rng, array)
+
+
+def block_by_block(geometry, columns, start=0):
+    """Split columns, the taps of each block one after another in memory, from an element on."""
+    rank = len(geometry.axes)
+    order = (0, 1, *range(2 + rank, 2 + 2 * rank), *range(2, 2 + rank))
+    blocks = columns.reshape(geometry.split_columns_shape).transpose(order)
+    room = np.empty(blocks.size + start, columns.dtype)[start:].reshape(blocks.shape)
+    room[...] = blocks
+    return room.transpose(np.argsort(order))
+
+
+# ---------------------------------------------------------------------------------------------
+# Calls
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call of a public function on a NumPy array."""
+
+    operation: str
+    data: np.ndarray[Any, Any]
+    arguments: tuple[Any, ...]
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return f"{self.operation} of {self.data.dtype} {self.data.shape}, {self.arguments}, {self.options}"
+
+    def on(self, data, **options):
+        """Call with other data of the same shape."""
+        return getattr(gpufold, self.operation)(data, *self.arguments, **self.options, **options)
+
+    @property
+    def read(self):
+        """The array whose elements are moved or added."""
+        return self.arguments[0] if self.operation == "add_blocks" else self.data
+
+    def reading(self, array):
+        """The same call on other elements."""
+        if self.operation == "add_blocks":
+            return replace(self, arguments=(array, *self.arguments[1:]))
+        return replace(self, data=array)
+
+    def described(self, variant="auto"):
+        """What the planner is asked."""
+        return getattr(calls, self.operation)(self.data, *self.arguments, **self.options, variant=variant)
+
+    def with_window(self, library):
+        """The same call with its window in another library."""
+        window = self.options.get("window")
+        if window is None:
+            return self
+        window = tuple(map(library.asarray, window)) if isinstance(window, tuple) else library.asarray(window)
+        return replace(self, options=self.options | {"window": window})
+
+    def with_magnitudes(self):
+        """The same call with a window of no negative weight."""
+        window = self.options.get("window")
+        if window is None:
+            return self
+        window = tuple(map(abs, window)) if isinstance(window, tuple) else abs(window)
+        return replace(self, options=self.options | {"window": window})
+
+    def exact(self, variant):
+        """Whether a variant gives the same bits on every run."""
+        return variant != "atomic" or ELEMENT_TYPES[self.described().dtype].exact
+
+
+def calls_of(case, dtype, seed=0):
+    """Both operations of a problem."""
+    if isinstance(case, SpaceCase):
+        margins = (case.block_shape, case.crops_begin, case.crops_end)
+        return (
+            Call("batch_to_space", values(case.batch_shape, dtype, seed), margins),
+            Call("space_to_batch", values(case.space_shape, dtype, seed), margins),
+        )
+    columns, image = values(case.columns_shape, dtype, seed), values(case.image_shape, dtype, seed)
+    return (
+        Call("col2im", columns, (case.output_size, case.kernel_size), case.arguments),
+        Call("im2col", image, (case.kernel_size,), case.arguments),
+    )
+
+
+def blocks_calls(shape, block, steps, dtype, **options):
+    """Blocks in a layout of their own, both ways; a reduction belongs to the way back."""
+    array = values(shape, dtype)
+    taken = Call("array_to_blocks", array, (block, steps), {"window": options.get("window")})
+    if "reduction" in options and not options.get("accumulate"):
+        options["fill_value"] = 0
+    return taken, Call("blocks_to_array", taken.on(array), (shape, block, steps), options)
+
+
+# ---------------------------------------------------------------------------------------------
+# Executions
+
+
+class Arrays(NamedTuple):
+    """What a kernel is given."""
+
+    input: np.ndarray
+    result: np.ndarray
+    window: tuple[np.ndarray, ...] | None = None
+    positions: np.ndarray | None = None
+    weight_out: np.ndarray | None = None
+
+
+EXECUTORS = {
+    **{mode: partial(hostcuda.run, mode=mode) for mode in ("plain", "observed", "shuffled", "sanitized")},
+    "machine code": hostcuda.work,
+}
+"""By name, what executes a plan on NumPy arrays: the builds by g++, and the interpreter of what NVRTC makes."""
+
+
+def arrays_of(call: Call, before=None) -> Arrays:
+    """The arrays of a call, contiguous, with what a result is added to."""
+    description, options = call.described(), call.options
+    window, positions, data = options.get("window"), None, call.data
+    result = np.empty(description.result_shape, description.dtype) if before is None else before.copy()
+    weight_out = options.get("weight_out")
+    if call.operation == "add_blocks":
+        (data, positions), result = call.arguments, call.data.copy()
+    elif call.operation == "take_blocks":
+        positions = call.arguments[0]
+    elif call.operation == "average":
+        (window,) = call.arguments
+    first = window[0] if isinstance(window, tuple) else window
+    weights = None if window is None else as_weights(description, np, window, first)
+    return Arrays(data, result, weights, positions, None if weight_out is None else weight_out.copy())
+
+
+def plans_of(call: Call, variant: str, arrays: Arrays, device: Device = H200) -> Iterator[Plan]:
+    """Yield the plans of a variant for arrays where they lie; what it cannot serve is raised as Unsupported."""
+    weight_out = None if arrays.weight_out is None else operand(arrays.weight_out)
+    problem = problem_of(call.described(variant), operand(arrays.input), operand(arrays.result), device, weight_out)
+    return candidates(problem)
+
+
+def execute(plan: Plan, arrays: Arrays, executor: str = "plain", **options) -> None:
+    """Let an executor run a plan."""
+    given = arrays._asdict()
+    if given["weight_out"] is None:
+        del given["weight_out"]
+    data, result = given.pop("input"), given.pop("result")
+    EXECUTORS[executor](plan, data, result, **given, **options)
+
+
+def run(call: Call, variant: str, before=None, device: Device = H200, executor: str = "plain", **options):
+    """Execute the rule's plan of a variant on contiguous arrays; return it with them."""
+    arrays = arrays_of(call, before)
+    plan = next(iter(plans_of(call, variant, arrays, device)))
+    execute(plan, arrays, executor, **options)
+    return plan, arrays
+
+
+def assert_same_bytes(got, want, message=""):
+    """What is moved keeps every bit, payloads of NaN too."""
+    assert (got.shape, got.dtype) == (want.shape, want.dtype), message
+    bits = [np.ascontiguousarray(each).view(f"V{got.itemsize}") for each in (got, want)]
+    wrong = np.argwhere(bits[0] != bits[1])
+    assert not len(wrong), f"{len(wrong)} of {got.size} wrong, first at {wrong[0]}: {message}"

@@ -1,0 +1,471 @@
+"""Every kernel gives the bits of the NumPy path: rows of calls, what executes them, and how their arrays lie in memory.
+
+The NumPy path has tests of its own against tests/definition.py. Of a row, everything but its problem is drawn from its
+name and a number: `make test` runs each once, `--all` with further dtypes, fusions, layouts and executors.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+from dataclasses import replace
+from math import prod
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+from cases import (
+    AVERAGE_CASES,
+    BLOCKS_CASES,
+    CASES,
+    CASES_OF_KERNELS,
+    DTYPES,
+    FAR_CASES,
+    FUSIONS,
+    INEXACT,
+    POSITIONS_CASES,
+    POSITIONS_CASES_OF_KERNELS,
+    SPACE_CASES,
+    SPACE_CASES_OF_KERNELS,
+    WIDENINGS,
+    AverageCase,
+    BlocksCase,
+    Case,
+    PositionsCase,
+    SpaceCase,
+    assert_same_bits,
+    awkward_window,
+    narrow_window,
+    random_case,
+    random_positions_case,
+    random_space_case,
+    values,
+    window_of,
+)
+from executors import (
+    DEVICES,
+    LAYOUTS,
+    MOVED,
+    ONE_THREAD,
+    Arrays,
+    Call,
+    arrays_of,
+    assert_same_bytes,
+    block_by_block,
+    execute,
+    plans_of,
+    random_bits,
+    run,
+)
+
+import gpufold
+from bench import hostcuda
+from gpufold.calls import KERNEL_MODES, Unsupported
+from gpufold.elements import ELEMENT_TYPES
+from gpufold.gpu import parameters
+from gpufold.operations import variants
+
+pytestmark = pytest.mark.hostcuda
+
+SUMS = ("col2im", "blocks_to_array", "add_blocks")
+WEIGHED = ("im2col", "array_to_blocks", "take_blocks")
+"""What takes elements, times a window."""
+
+MAY_REFUSE = {
+    "col2im": ("gather", "gather_blocks", "atomic"),
+    "blocks_to_array": ("gather", "gather_blocks", "atomic"),
+    "im2col": ("packed", "words"),
+    "array_to_blocks": ("packed", "words", "direct"),
+    "batch_to_space": ("packed",),
+    "space_to_batch": ("deinterleave",),
+    "add_blocks": ("atomic",),
+}
+"""What else than sizes some variants refuse has tests of its own, tests/test_plans.py; no other refuses anything."""
+
+NATURAL = {
+    ("col2im", "gather_blocks"): ("block by block", ""),
+    ("im2col", "packed"): ("", "block by block"),
+    ("im2col", "taps"): ("", "swapped"),
+    ("im2col", "words"): ("contiguous", "contiguous"),
+    ("batch_to_space", "packed"): ("", "contiguous"),
+    ("space_to_batch", "deinterleave"): ("contiguous", ""),
+}
+"""The layouts, of what is read and written, that a variant is made for; it may refuse others."""
+
+ANY_LAYOUT = ("taps", "words", "packed", "deinterleave")
+"""Variants that get another layout every other time."""
+
+SERVED = {"words": ("uint8", "float16", "float32", "complex64"), "packed": ("uint8", "float16", "float32")}
+"""The dtypes of variants that do not serve all."""
+
+SUMMED = [pair for pair in WIDENINGS if {*pair} <= {dtype.name for dtype in DTYPES}]
+"""Dtypes, with a wider one that they are summed in; there may be no bfloat16."""
+
+WINDOWS = {"ordinary": window_of, "awkward": awkward_window, "narrow": narrow_window}
+
+
+class Row(NamedTuple):
+    operation: str
+    case: Case | BlocksCase | SpaceCase | PositionsCase | AverageCase
+    variant: str = ""
+    """The one that it was made for, and which serves it."""
+
+    def __str__(self) -> str:
+        return f"{self.operation}-{self.case}"
+
+
+ROWS = (
+    *(Row(operation, case) for case in (*CASES, *FAR_CASES) for operation in ("col2im", "im2col")),
+    *(Row(operation, case, variant) for (operation, variant), cases in CASES_OF_KERNELS.items() for case in cases),
+    *(Row(operation, case) for case in BLOCKS_CASES for operation in ("blocks_to_array", "array_to_blocks")),
+    *(
+        Row(operation, case)
+        for case in (*SPACE_CASES, *SPACE_CASES_OF_KERNELS)
+        if prod(case.space_shape)
+        for operation in ("batch_to_space", "space_to_batch")
+    ),
+    *(Row(operation, case) for case in POSITIONS_CASES for operation in ("add_blocks", "take_blocks")),
+    *(Row("add_blocks", case) for case in POSITIONS_CASES_OF_KERNELS),
+    *(Row("average", case) for case in AVERAGE_CASES),
+)
+
+
+class Drawn(NamedTuple):
+    """What a row leaves open."""
+
+    seed: int
+    variants: tuple[str, ...]
+    executor: str
+    device: object
+    dtype: str
+    source: str
+    """A narrower dtype of the data, or nothing."""
+    fusion: tuple[str, str, bool]
+    windows: str
+    mode: str
+    weight_out: bool
+    read: str
+    written: str
+    wide: bool
+    """Whether offsets have 64 bits, for arrays however small."""
+
+
+def drawn(row, number) -> Drawn:
+    """Draw from the row's name and a number; of the number 0, what takes little time and the row's variant serves."""
+    rng, first = random.Random(f"{row} {number}"), not number
+    names = variants(row.operation)
+    dtype, source, fusion = rng.choice(DTYPES).name, "", ("sum", "none", False)
+    if row.operation == "average":
+        dtype = rng.choice(INEXACT).name
+    elif row.operation in SUMS:
+        dtype = rng.choice(INEXACT).name if rng.random() < 0.5 else dtype
+        if rng.random() < 0.2:
+            source, dtype = rng.choice(SUMMED)
+        if rng.random() < 0.7:
+            fusion = rng.choice(FUSIONS) if np.dtype(dtype) in INEXACT else ("sum", "none", True)
+    else:
+        dtype = rng.choice(MOVED) if rng.random() < 0.8 else dtype
+        if row.operation in WEIGHED and rng.random() < 0.4:
+            dtype, fusion = rng.choice(INEXACT).name, ("sum", rng.choice(("separable", "full")), False)
+    read, written = rng.choice(("contiguous", *LAYOUTS)), rng.choice(("contiguous", *list(LAYOUTS)[:-1]))
+    executors, chances = ("plain", "observed", "shuffled", "sanitized"), (4, 3, 2, 0 if first else 1)
+    if row.case in FAR_CASES and row.case.arguments["strides"][-1] > 2**20:
+        names = [name for name in names if name != "gather_parts"]  # a thread block for every 32 phases of a stride
+    if first:
+        names = rng.sample(list(names), min(2, len(names)))
+        if row.variant:
+            names = [row.variant]
+            read = written = "contiguous"
+            if row.variant in SERVED:
+                dtype, fusion = rng.choice(SERVED[row.variant]), ("sum", "none", False)
+    return Drawn(
+        rng.randrange(1000),
+        tuple(names),
+        *rng.choices(executors, chances),
+        rng.choice(DEVICES),
+        dtype,
+        source,
+        fusion,
+        *rng.choices(list(WINDOWS), (6, 3, 2)),
+        rng.choice(KERNEL_MODES),
+        row.operation == "add_blocks" and np.dtype(dtype) in INEXACT and rng.random() < 0.4,
+        read,
+        written,
+        rng.random() < 0.12,
+    )
+
+
+def call_of(row, what) -> tuple[Call, np.ndarray | None]:
+    """A row's call with what was drawn, and the array that it adds to where it has one."""
+    operation, case, dtype = row.operation, row.case, np.dtype(what.dtype)
+    reduction, kind, accumulate = what.fusion
+    seed, data_dtype = what.seed, np.dtype(what.source or dtype)
+
+    def window(shape):
+        return None if kind == "none" else WINDOWS[what.windows](kind, shape, dtype, seed)
+
+    def moved(shape):
+        return random_bits(shape, dtype, seed) if what.dtype in MOVED and kind == "none" else values(shape, dtype, seed)
+
+    if operation == "average":
+        weight = values(case.shape[len(case.shape) - case.axes :], np.float32, seed + 1)
+        zero, tiny = np.random.default_rng(seed).integers(0, 5, weight.shape), np.finfo(np.float32).tiny
+        weight = np.select([zero == 0, zero == 1, zero == 2], [0, tiny, tiny / 2], weight).astype(np.float32)
+        return Call(operation, values(case.shape, dtype, seed), (weight,)), None
+    if isinstance(case, SpaceCase):
+        margins = case.block_shape, case.crops_begin, case.crops_end
+        return Call(
+            operation, moved(case.batch_shape if operation == "batch_to_space" else case.space_shape), margins
+        ), None
+    if operation == "take_blocks":
+        options = {"window": window(case.block), "mode": what.mode}
+        return Call(operation, moved(case.shape), (case.positions, case.block), options), None
+    if operation == "add_blocks":
+        options = {"window": window(case.block)}
+        if what.weight_out:
+            options["weight_out"] = values(case.size, ELEMENT_TYPES[what.dtype].weight, seed + 2)
+        blocks = values(case.blocks_shape, data_dtype, seed)
+        return Call(operation, values(case.shape, dtype, seed + 1), (blocks, case.positions), options), None
+    if operation in ("im2col", "array_to_blocks"):
+        if isinstance(case, BlocksCase):
+            return Call(operation, moved(case.shape), case.arguments, {"window": window(case.block)}), None
+        options = case.arguments | {"window": window(case.kernel_size)}
+        return Call(operation, moved(case.image_shape), (case.kernel_size,), options), None
+    block, shape = (case.block, case.shape) if operation == "blocks_to_array" else (case.kernel_size, case.image_shape)
+    options = {"reduction": reduction, "window": window(block), "accumulate": accumulate}
+    if what.source:
+        options["dtype"] = dtype
+    if reduction != "sum" and not accumulate:
+        options["fill_value"] = 0
+    before = values(shape, dtype, seed + 1) if accumulate else None
+    if operation == "blocks_to_array":
+        return Call(operation, values(case.blocks_shape, data_dtype, seed), (shape, *case.arguments), options), before
+    columns = values(case.columns_shape, data_dtype, seed)
+    return Call(operation, columns, (case.output_size, block), case.arguments | options), before
+
+
+def drawn_call(row, what):
+    """A row's call, what it adds to, and the array that it reads where elements of this stand for several each."""
+    call, before = call_of(row, what)
+    if what.read != "overlapping":
+        return call, before, None
+    view = LAYOUTS["overlapping"](random.Random(what.seed), call.read)
+    return call.reading(view.copy()), before, view
+
+
+def expected(call, before) -> tuple[np.ndarray, np.ndarray | None]:
+    """What the NumPy path makes of it, and of the sums of weights."""
+    with np.errstate(all="ignore"):
+        if call.operation == "add_blocks":
+            array, weight = call.data.copy(), call.options.get("weight_out")
+            options = call.options if weight is None else call.options | {"weight_out": (weight := weight.copy())}
+            return gpufold.add_blocks_(array, *call.arguments, **options), weight
+        return call.on(call.data, **({} if before is None else {"out": before.copy()})), None
+
+
+def bound_of(call, before, want):
+    """How far sums in another order may lie from these: of their magnitudes, by the number of terms."""
+    real = np.zeros((), want.dtype).real.dtype
+    magnitudes = call.with_magnitudes()
+    options = {name: each for name, each in magnitudes.options.items() if name not in ("dtype", "weight_out")}
+    read = abs(call.read.astype(want.dtype)).astype(real)
+    if call.operation == "add_blocks":
+        positions, terms = call.arguments[1], len(call.read)
+        total = gpufold.add_blocks_(abs(call.data).astype(real), read, positions, **options)
+    else:
+        out = {} if before is None else {"out": abs(before).astype(real)}
+        total, terms = replace(magnitudes, options=options).on(read, **out), prod(call.arguments[1]) + 1
+    return 2 * terms * (np.finfo(real).eps * total + np.finfo(real).tiny)
+
+
+def laid_out(call, arrays, view, what, variant, natural=True) -> Arrays:
+    """Put arrays where the drawn layouts do, or naturally where the variant was made to read and write."""
+    rng = random.Random(f"{what.seed} {variant}")
+    read, written = NATURAL.get((call.operation, variant), ("", ""))
+    if not natural or (variant in ANY_LAYOUT and what.read != "contiguous" and rng.random() < 0.5):
+        read = written = ""
+    read, written = read or what.read, "contiguous" if variant == "atomic" else written or what.written
+
+    def lay(array, layout):
+        if layout == "block by block":
+            return block_by_block(call.described().geometry, array, rng.choice((0, 0, 1, 2, 3, 7)))
+        return LAYOUTS[layout](rng, array)
+
+    sums = None if arrays.weight_out is None else lay(arrays.weight_out, written)
+    overlaps = read == "overlapping"
+    return arrays._replace(
+        input=view if overlaps else lay(arrays.input, read), result=lay(arrays.result, written), weight_out=sums
+    )
+
+
+def check(row, number, what=None):
+    """Run every plan of the variants that are drawn and serve, or of those of other facts."""
+    what = what or drawn(row, number)
+    call, before, view = drawn_call(row, what)
+    arrays, wanted = arrays_of(call, before), expected(call, before)
+    with pytest.MonkeyPatch.context() as patch:
+        if what.wide:
+            patch.setattr(parameters, "INT32_MAX", 0)
+        for variant in what.variants:
+            laid = laid_out(call, arrays, view, what, variant)
+            try:
+                plans = list(plans_of(call, variant, laid, what.device))
+            except Unsupported as refusal:
+                may = variant in MAY_REFUSE.get(row.operation, ()) or "do not fit into 64 bits" in str(refusal)
+                if not may or (variant == row.variant and not number):
+                    raise AssertionError(f"{row} {number}: {what}\n{refusal}") from refusal
+                continue
+            for plan in plans:
+                where = f"{row} {number}: {what}\n{plan}"
+                assert not what.wide or dict(plan.defines)["OFFSET"] == "long long", where
+                check_plan(plan, call, arrays, laid, wanted, before, what, where)
+
+
+def check_plan(plan, call, arrays, laid, wanted, before, what, where):
+    """Execute a plan and compare what it leaves."""
+    laid.result[...] = arrays.result.reshape(laid.result.shape)
+    if arrays.weight_out is not None:
+        laid.weight_out[...] = arrays.weight_out
+    try:
+        execute(plan, laid, what.executor, **({"seed": what.seed} if what.executor == "shuffled" else {}))
+    except hostcuda.Fault as fault:
+        raise AssertionError(f"{where}\n{fault}") from fault
+    want, want_weight = wanted
+    got = laid.result.reshape(want.shape)
+    if plan.atomic_output and not ELEMENT_TYPES[want.dtype.name].exact:
+        if what.windows != "awkward" or what.fusion[1] == "none":  # whose order decides what overflows
+            with np.errstate(all="ignore"):
+                near = (abs(got - want) <= bound_of(call, before, want)) | ~np.isfinite(want)
+            assert near.all(), where
+        if want_weight is not None and what.windows == "ordinary":
+            np.testing.assert_allclose(laid.weight_out, want_weight, rtol=1e-4, atol=1e-4, err_msg=where)
+        return
+    moves = call.operation not in (*SUMS, "average") and call.options.get("window") is None
+    (assert_same_bytes if moves else assert_same_bits)(got, want, where)
+    if want_weight is not None:
+        assert_same_bits(laid.weight_out, want_weight, where)
+
+
+NUMBERS = [0, *(pytest.param(number, marks=pytest.mark.all) for number in range(1, 3))]
+
+
+@pytest.mark.parametrize("number", NUMBERS)
+@pytest.mark.parametrize("row", ROWS, ids=str)
+def test_every_kernel_gives_the_bits_of_numpy(row, number):
+    check(row, number)
+
+
+def random_rows(seed):
+    """Yield a problem of each operation."""
+    sliding, space, placed = random_case(seed), random_space_case(seed), random_positions_case(seed)
+    yield from (Row(operation, sliding) for operation in ("col2im", "im2col"))
+    yield from (Row(operation, space) for operation in ("batch_to_space", "space_to_batch") if prod(space.space_shape))
+    yield from (Row(operation, placed) for operation in ("add_blocks", "take_blocks"))
+
+
+@pytest.mark.parametrize(
+    "seed",
+    [
+        *range(3),
+        *(pytest.param(seed, marks=pytest.mark.all) for seed in range(3, 30)),
+        *(pytest.param(seed, marks=pytest.mark.many) for seed in range(1000, 2000)),
+    ],
+)
+def test_random_calls_give_the_bits_of_numpy(seed):
+    for row in random_rows(seed):
+        check(row, 1)
+
+
+def random_geometry(rng, kernel, strides, dilations, phase):
+    """Draw a problem with a pattern of taps, which is what is compiled."""
+    rank = len(kernel)
+    room = {1: 200, 2: 20, 3: 6, 4: 3}[rank]
+    while True:
+        begin = (*(rng.randint(0, 3) for _ in range(rank - 1)), phase + strides[-1] * rng.choice((0, 0, 1)))
+        end = tuple(rng.randint(0, 3) for _ in range(rank))
+        least = (max(1, d * (k - 1) + 1 - b - e) for k, d, b, e in zip(kernel, dilations, begin, end, strict=True))
+        size = [extent + rng.choice((0, rng.randint(0, room))) for extent in least]
+        if rng.random() < 0.3:
+            size[-1] += -size[-1] % strides[-1]  # rows of whole cells
+        lead = rng.choice((None, 1, 2, 3)), rng.randint(1, 6)
+        case = Case("random", tuple(size), kernel, strides, dilations, begin, end, *lead)
+        if prod(case.columns_shape) <= 40_000 and prod(case.image_shape) <= 40_000:
+            return case
+
+
+@pytest.mark.parametrize(
+    ("seed", "count"),
+    [
+        *((seed, 25) for seed in range(4)),
+        *(pytest.param(seed, 100, marks=pytest.mark.all) for seed in range(4, 24)),
+        *(pytest.param(seed, 100, marks=pytest.mark.many) for seed in range(1000, 1200)),
+    ],
+)
+def test_random_extents_of_a_pattern_give_the_bits_of_numpy(seed, count):
+    """Executed plainly, in any layout."""
+    rng = random.Random(seed)
+    rank = rng.choice((1, 1, 2, 2, 2, 3, 4))
+    largest = {1: 40, 2: 7, 3: 4, 4: 3}[rank]
+    kernel = tuple(rng.randint(1, largest) for _ in range(rank))
+    strides = tuple(rng.choice((1, 1, 2, 3, 4, rng.randint(1, 40 if rank < 3 else 4))) for _ in range(rank))
+    dilations = tuple(rng.choice((0, 1, 1, 1, 2, 3)) for _ in range(rank))
+    phase = rng.randrange(strides[-1])
+    kept = [drawn(Row(operation, "pattern"), seed + 1)._replace(executor="plain") for operation in ("col2im", "im2col")]
+    for number in range(count):
+        case = random_geometry(rng, kernel, strides, dilations, phase)
+        for operation, what in zip(("col2im", "im2col"), kept, strict=True):
+            layouts = {"read": rng.choice(list(LAYOUTS)), "written": rng.choice(list(LAYOUTS)[:-1])}
+            each = what._replace(seed=number, device=rng.choice(DEVICES), wide=False, **layouts)
+            check(Row(operation, case), seed + 1, each)
+
+
+def test_what_make_test_draws_brings_everything_together():
+    """Each variant with each executor, and each dtype, fusion and layout with some variant of each operation."""
+    found = defaultdict(set)
+    for row in ROWS:
+        what = drawn(row, 0)
+        for variant in what.variants:
+            found[row.operation, variant].add(what.executor)
+        found[row.operation].update((what.read, what.written, what.device, what.wide))
+        if row.operation in SUMS:
+            found["dtypes"].add(np.dtype(what.dtype))
+            found["fusions"].add(what.fusion)
+            found["windows"].add(what.fusion[1] != "none" and what.windows)
+            found["widened"].add(bool(what.source))
+    for operation in ("col2im", "im2col", "batch_to_space", "space_to_batch", "add_blocks"):
+        for variant in variants(operation):
+            assert found[operation, variant] == {"plain", "observed", "shuffled"}, variant
+        assert {*LAYOUTS, *DEVICES, True} <= found[operation], operation
+    assert found["fusions"] == {("sum", "none", False), *FUSIONS}
+    assert {*WINDOWS} <= found["windows"]
+    assert found["dtypes"] == set(DTYPES)
+    assert True in found["widened"]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "complex64"])
+def test_averages_are_rounded_once_wherever_they_lie(dtype):
+    """Quotients next to the middle of two floats, and numbers and divisors of every size: two taps land on a pixel.
+
+    The element of the first is a number, with the weight 1, and that of the other is zero; their weights add up to a
+    divisor of the number, each of as many bits as a float has.
+    """
+    stride, blocks, ends = 64, 300, (0.0, -0.0, 1e-45, 1e-39, 1e-30, 1e-12, 1e12, 1e30, 3e38, np.inf, np.nan)
+    rng = random.Random(0)
+    window, columns = np.ones(2 * stride, np.float32), np.zeros((1, 2 * stride, blocks), np.float32)
+    for phase in range(stride):
+        divisor = rng.randrange(2**23 + 1, 2**24, 2)
+        window[stride + phase] = np.float32(divisor / 2**23 - 1)
+        for block in range(blocks):
+            below, above = (rng.randrange(-9, 10, 2) * pow(2, -bits, divisor) % divisor for bits in (25, 24))
+            number = next((it for it in (below, above + divisor) if 2**23 <= it < 2**24), divisor - 1)
+            columns[0, phase, block] = number * rng.choice((-1, 1)) * 2.0 ** rng.randrange(-40, 0)
+    columns[0, 5:stride:7, 5::9] = np.resize(ends, columns[0, 5:stride:7, 5::9].shape)
+    window[3 : 3 + len(ends)], window[stride + 3 : stride + 3 + len(ends)] = ends, 0
+    window[20:31], window[stride + 20 : stride + 31] = np.negative(ends), 0
+    columns = np.concatenate([columns, columns[..., ::-1]] * 2, 1)
+    columns = (columns * np.array(1 + 1j if dtype == "complex64" else 1)).astype(dtype)
+    options = {"strides": stride, "reduction": "mean", "window": (window,)}
+    call = Call("col2im", columns, (((blocks + 1) * stride,), (2 * stride,)), options)
+    for variant in ("gather_parts", "gather_pixels"):
+        _, arrays = run(call, variant, device=ONE_THREAD)
+        assert_same_bits(arrays.result, call.on(columns))

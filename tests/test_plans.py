@@ -1,0 +1,442 @@
+"""What is planned: the variant that is taken, its words and offsets, what is compiled, and what is refused and why."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+import pytest
+from cases import CASES_OF_KERNELS, Case
+from executors import block_by_block
+
+from gpufold.calls import Call, Fusion, Unsupported
+from gpufold.explanation import explain_call as explain
+from gpufold.geometry import batch_to_space_geometry, col2im_geometry, im2col_geometry, space_to_batch_geometry
+from gpufold.gpu.plan import H200, Operand
+from gpufold.gpu.registry import candidates, choose, problem_of
+from gpufold.operations import variants
+
+
+def planned(call, input, output, all_of_them=False):
+    if all_of_them:
+        return list(candidates(problem_of(call, input, output)))
+    return choose(call, input, output, H200)
+
+
+def contiguous(shape, steps=None, alignment=256):
+    return Operand(shape, steps, alignment) if steps else Operand.contiguous(shape, alignment)
+
+
+def col2im(size, kernel, variant="auto", dtype="float32", batch=1, channels=1, steps=None, image=None, **arguments):
+    """Plan a call on contiguous arrays; `steps` are other strides of the columns, `image` of the image."""
+    deterministic = arguments.pop("deterministic", True)
+    case = Case("planned", size, kernel, **arguments, batch=batch, channels=channels)
+    geometry = col2im_geometry(case.columns_shape, size, kernel, **case.arguments)
+    call = Call("col2im", geometry, dtype, variant=variant, deterministic=deterministic)
+    return planned(call, contiguous(case.columns_shape, steps), contiguous(case.image_shape, image))
+
+
+def im2col(shape, kernel, variant="auto", dtype="float32", steps=None, blocks=None, window="none", **arguments):
+    """Plan a call; columns are contiguous, `blocks` says from which element on they lie block by block."""
+    every = arguments.pop("all_of_them", False)
+    geometry = im2col_geometry(
+        shape, kernel, **{"strides": 1, "dilations": 1, "pads_begin": 0, "pads_end": 0} | arguments
+    )
+    columns = Operand.contiguous(geometry.columns_shape)
+    if blocks is not None:
+        laid = block_by_block(geometry, np.broadcast_to(np.uint8(0), geometry.columns_shape), blocks)
+        columns = Operand(laid.shape, laid.strides)
+    call = Call("im2col", geometry, dtype, fusion=Fusion(window=window), variant=variant)
+    return planned(call, contiguous(shape, steps), columns, every)
+
+
+packed = partial(im2col, variant="packed", dtype="uint8", blocks=0)
+words = partial(im2col, variant="words")
+direct = partial(im2col, variant="direct")
+
+
+def space(operation, shape, block, variant="auto", dtype="float32", begin=None, end=None, alignment=256, space=None):
+    """Plan a call, the shape being of the batch; `space` are other strides of the space."""
+    margins = (1, *block), begin or (0,) * len(shape), end or (0,) * len(shape)
+    batch = batch_to_space_geometry(shape, *margins)
+    operands = contiguous(shape, alignment=alignment), contiguous(batch.space_shape, space, alignment)
+    if operation == "batch_to_space":
+        return planned(Call(operation, batch, dtype, variant=variant), *operands)
+    geometry = space_to_batch_geometry(batch.space_shape, *margins)
+    return planned(Call(operation, geometry, dtype, variant=variant), *reversed(operands))
+
+
+together, apart = partial(space, "batch_to_space"), partial(space, "space_to_batch")
+joined, taken_apart = partial(together, variant="packed"), partial(apart, variant="deinterleave")
+
+
+def taps(number, dtype="float32", spaced=1):
+    """Plan a call whose columns lie row by row."""
+    case = CASES_OF_KERNELS["im2col", "taps"][number]
+    geometry = im2col_geometry(case.image_shape, case.kernel_size, **case.arguments)
+    *lead, rows, blocks = geometry.columns_shape
+    columns = Operand((*lead, rows, blocks), (rows * blocks * spaced, spaced, rows * spaced))
+    return planned(Call("im2col", geometry, dtype, variant="taps"), contiguous(geometry.image_shape), columns)
+
+
+def facts(plan, names):
+    """Return defines, as numbers where they are, or what a plan says of itself."""
+    defines = dict(plan.defines)
+    found = (defines[name] if name.isupper() else getattr(plan, name) for name in names.split())
+    return [int(each) if str(each).isdigit() else each for each in found]
+
+
+def row(wanted, function, *arguments, **options):
+    return pytest.param(wanted, partial(function, *arguments, **options), id=f"{arguments}, {options} is {wanted}")
+
+
+MAP = {"batch": 32, "channels": 64}
+NHWC, NCHW, PLANES = (8, 6, 7), (4, 64, 56, 56), (4, 64, 1024, 1024)
+CELLS = {"strides": (2, 3), "dilations": (1, 2), "pads_begin": (0, 1), "pads_end": 1}
+
+VARIANTS = [
+    row("gather_pixels", col2im, (56, 56), (3, 3), batch=8, channels=64, pads_begin=1, pads_end=1),
+    row("gather", col2im, (112, 112), (3, 3), batch=8, channels=64, strides=2, pads_begin=1),
+    row("gather", col2im, (512, 512), (16, 16), batch=8, channels=3, strides=16),
+    row("gather_parts", col2im, (128_000,), (400,), batch=8, strides=160),
+    row("gather_parts", col2im, (1024, 1024), (40, 40), batch=8, strides=8),
+    row("gather_pixels", col2im, (1024, 1024), (40, 40), batch=8, strides=4),  # a warp reads sectors of each tap
+    row("gather_parts", col2im, (1024, 1024), (40, 40), dtype="float16", batch=8, strides=4),
+    row("gather_pixels", col2im, (5,), (2,), strides=2**31 - 1, pads_begin=2**31),
+    row("gather_pixels", col2im, (512, 512), (16, 16), channels=3, strides=16, steps=(1, 1, 768)),
+    row("gather_pixels", col2im, (64, 64), (32, 32)),
+    row("gather_pixels", col2im, (64, 64), (32, 32), deterministic=False),
+    row("gather_blocks", col2im, (512, 512), (8, 8), steps=(1, 1, 64)),
+    row("gather_pixels", col2im, (512, 512), (3, 3), steps=(1, 1, 9)),  # blocks of few bytes
+    row("gather_pixels", col2im, (4, 4), (2, 2), dtype="int32", image=(32, 32, 8, 2)),  # no atomics into gaps
+    row("packed", im2col, (1, 4, 64, 256), (3, 3), dtype="uint8", blocks=0),
+    row("packed", im2col, (1, 4, 16, 16, 64), (7, 7, 1), dtype="uint8", blocks=0, strides=(4, 4, 1)),
+    row("packed", im2col, (1, 4, 64, 256), (6, 6), dtype="float16", blocks=0),
+    row("taps", im2col, (1, 4, 64, 256), (3, 3), blocks=0, strides=2),
+    row("taps", im2col, (1, 4, 64, 256), (7, 7), blocks=0, strides=7),
+    row("taps", im2col, (1, 4, 64, 256), (3, 3), dtype="complex64", blocks=0),
+    # Narrow elements are put together to words, and others move one by one.
+    *(
+        row(variant, im2col, (8, *shape), kernel, dtype=dtype, strides=stride)
+        for shape, kernel, stride, narrow in (
+            ((3, 224, 224), (16, 16), 16, "direct"),
+            ((64, 56, 56), (3, 3), 1, "words"),
+            ((64, 57, 57), (3, 3), 1, "direct"),
+            ((64, 112, 112), (3, 3), 2, "direct"),
+        )
+        for dtype, variant in (("float32", "direct"), ("float16", narrow))
+    ),
+    row("index_map", together, (256, 64, 56, 56), (1, 2, 2)),
+    row("index_map", together, (256, 64, 56, 56), (1, 2, 2), end=(0, 0, 0, 2)),
+    row("packed", together, (256, 64, 56, 56), (1, 2, 2), dtype="float16", end=(0, 0, 0, 2)),
+    *(row("packed", together, (4, 64, 56, width), (1, 2, 2), dtype="uint8") for width in (54, 55, 7)),
+    row("index_map", together, (4, 56, 56, 64), (2, 2, 1)),
+    row("index_map", together, (9, 64, 56, 56), (1, 3, 3)),
+    row("index_map", together, (9, 64, 56, 56), (1, 3, 3), dtype="complex64"),
+    row("index_map", together, (256, 3, 14, 14), (1, 16, 16)),
+    row("index_map", together, NCHW, (1, 2, 2), end=(0, 0, 0, 1)),
+    row("index_map", together, NCHW, (1, 2, 2), dtype="complex64"),
+    row("index_map", together, (2**21, 2, 1), (1, 2**21), dtype="uint8", begin=(0, 0, 5), end=(0, 0, 2**21 - 12)),
+    row("deinterleave", apart, NCHW, (1, 2, 2)),
+    row("direct", apart, (4, 64, 56, 57), (1, 2, 2)),
+    row("direct", apart, (16, 64, 56, 56), (1, 4, 4), dtype="complex64"),
+    row("deinterleave", apart, (9, 64, 56, 56), (1, 3, 3)),
+    row("direct", apart, (9, 64, 55, 55), (1, 3, 3)),
+    row("direct", apart, (4, 56, 56, 64), (2, 2, 1)),
+    row("direct", apart, (256, 3, 64, 64), (1, 16, 16)),
+    row("direct", apart, (256, 3, 64, 64), (1, 16, 16), dtype="complex64"),
+    row("direct", apart, (64, 64, 112, 112), (1, 2, 2), end=(0, 0, 0, 1)),  # elements stored one by one
+]
+
+
+@pytest.mark.parametrize(("expected", "plan"), VARIANTS)
+def test_the_rule_takes_a_variant_by_strides_layout_and_size(expected, plan):
+    assert plan().variant == expected, plan().reason
+
+
+SYMBOLS = [
+    row("col2im_gather_planes", col2im, (56, 56), (3, 3), "gather", strides=1, **MAP),
+    row("col2im_gather", col2im, (56, 56), (3, 3), "gather", strides=1, channels=64),
+    row("col2im_gather_words_planes", col2im, (112, 112), (3, 3), "gather", strides=2, **MAP),
+    row("col2im_gather_planes", col2im, (113, 113), (3, 3), "gather", strides=2, **MAP),
+    row("col2im_gather_planes", col2im, (111, 111), (3, 3), "gather", strides=3, **MAP),
+    row("col2im_gather_planes", col2im, (1024, 1024), (3, 3), "gather", batch=8),  # the batch is planes too
+    row("col2im_gather", col2im, (28, 28), (3, 3), "gather", batch=32, channels=48),  # too few threads otherwise
+    row("col2im_gather", col2im, (2048, 2048), (3, 3), "gather", channels=3),  # most of eight would repeat another
+]
+
+
+@pytest.mark.parametrize(("expected", "plan"), SYMBOLS)
+def test_several_planes_and_wide_words_where_there_is_enough(expected, plan):
+    assert plan().symbol == expected
+
+
+def test_a_thread_takes_one_block_or_some_or_many():
+    for columns, symbols in ((231, ["_of_many", "_of_some", ""]), (9, ["_of_some", ""]), (3, [""])):
+        plans = im2col((1, 3, 20, columns + 7), (8, 8), "taps", "uint8", blocks=0, all_of_them=True)
+        assert [plan.symbol.removeprefix("im2col_taps") for plan in plans] == symbols
+
+
+OFFSETS = [
+    row("int", col2im, (4096, 4096), (2, 2), "gather", batch=4, channels=64),  # 2**32 pixels in planes of 2**24
+    row("long long", col2im, (4096, 4096), (2, 2), "gather", batch=16, channels=64),  # 2**31 threads of eight planes
+    row("long long", col2im, (2**15, 2**16 - 9), (2, 2), "gather"),  # four taps of 2**31 elements
+    row("long long", col2im, (4, 8), (2, 2), "gather", steps=(0, 2**29, 1)),  # a span, not a size
+    row("long long", col2im, (4, 8), (2, 2), "gather", steps=(0, -(2**29), 1)),
+    row("int", col2im, (4, 8), (2, 2), "gather", steps=(2**31 - 1, 21, 1), batch=2),
+    row("long long", col2im, (4, 8), (2, 2), "gather", steps=(-(2**31), 21, 1), batch=2),  # from a plane to the next
+    row("long long", col2im, (4, 8), (2, 2), "gather_pixels", pads_begin=2**30, strides=2**29),
+    row("int", col2im, (64, 64), (1, 1), "gather", batch=2**18, channels=4),
+    row("long long", col2im, (64, 64), (1, 1), "atomic", batch=2**18, channels=4),  # 2**32 threads
+    row("int", direct, (8, 64, 4096, 4096), (2, 2)),  # 2**33 elements in planes of 2**24
+    row("long long", direct, (1, 1, 2**15, 2**16 - 9), (2, 2)),
+    row("int", direct, (1, 1, 2**14, 2**14), (2, 2)),
+    row("long long", direct, (1, 1, 4, 8), (2, 2), steps=(0, 0, 2**29, 1)),
+    row("long long", direct, (1, 1, 4, 8), (2, 2), steps=(0, 0, -(2**29), 1)),
+    row("long long", direct, (1, 1, 4, 8), (2, 2), pads_begin=2**30, strides=2**29),
+    row("int", direct, (2**22, 1, 32, 32), (2, 2)),
+    row("long long", direct, (2**24, 1, 32, 32), (2, 2)),  # threads
+    row("long long", direct, (2**28, 16, 2, 4), (2, 2)),  # planes
+    *(
+        row(bits, space, operation, shape, (1, 2, 2), variant)
+        for operation in ("batch_to_space", "space_to_batch")
+        for variant in variants(operation)
+        for bits, shape in (
+            ("int", PLANES),
+            ("long long", (4, 512, 1024, 1024)),  # phases 2**31 elements apart
+            ("long long", (4, 1, 2**15, 2**16)),
+        )
+    ),
+]
+
+
+@pytest.mark.parametrize(("expected", "plan"), OFFSETS)
+def test_offsets_are_wide_from_the_first_element_that_needs_it(expected, plan):
+    assert dict(plan().defines)["OFFSET"] == expected
+
+
+WORDS = "BLOCKS LOADED PIXELS_BEFORE THREADS"
+PIECES = "PHASES BLOCKS LOADED LOADED_ANYWHERE BEGINS_BLOCKS WHOLE"
+LINES = "BLOCKS WORD LOADED LINE_STRIDE PIXELS_BEFORE"
+IN_WORDS = partial(direct, (2, 3, 9, 64))
+
+
+def of_threes(*arguments, width=32, channels=4, block=3, **options):
+    return joined((block, channels, 6, width), (1, 1, block), *arguments, **options)
+
+
+def of_rows(width, dtype, crop=0, end=0, block=2, **options):
+    margins = {"begin": (0, 0, 0, crop), "end": (0, 0, 0, end)}
+    return taken_apart((4 * block, 4, 6, width), (1, 2, block), dtype=dtype, **margins, **options)
+
+
+DEFINES = [
+    row((WORDS, [12, 4, 0, 256]), packed, (2, 3, 8, 64), (3, 3)),
+    row((WORDS, [12, 2, 1, 256]), packed, (2, 3, 8, 62), (3, 3), pads_begin=1),
+    row((WORDS, [12, 1, 0, 256]), packed, (2, 3, 8, 61), (3, 3)),
+    row((WORDS, [12, 4, 0, 256]), packed, (2, 3, 8, 64), (3, 3), strides=3),
+    row((WORDS, [4, 16, 0, 256]), packed, (2, 3, 8, 640), (3, 3), strides=40),  # twelve would not fit into registers
+    row((WORDS, [4, 4, 0, 128]), packed, (2, 3, 8, 64), (7, 7)),
+    row((WORDS, [6, 2, 0, 256]), packed, (2, 3, 8, 64), (3, 3), dtype="float16"),
+    row((WORDS, [3, 1, 0, 256]), packed, (2, 3, 8, 64), (3, 3), dtype="float32"),
+    row((WORDS, [1, 4, 0, 256]), packed, (2, 3, 8, 64), (5, 5), dtype="float32", strides=4),
+    row((LINES, [16, 4, 1, 1, 0]), taps, 0),
+    row((LINES, [16, 4, 4, 1, 1]), taps, 1),
+    row((LINES, [16, 8, 8, 1, 5]), taps, 1, "uint8"),
+    row((LINES, [8, 4, 4, 3, 3]), taps, 2),
+    row((LINES, [8, 4, 1, 0, 0]), taps, 3),
+    row((LINES, [16, 2, 1, 0, 0]), taps, 4),
+    row((LINES, [16, 1, 1, 0, 0]), taps, 6),
+    row((LINES, [16, 1, 1, 0, 0]), taps, 1, spaced=2),
+    # The width of rows chooses a word, and no other extent does.
+    *(
+        row(("WORD PIXELS_BEFORE", [4, 3]), words, (2, 3, rows, width), (3, 3), pads_begin=1, pads_end=1)
+        for rows in (5, 8, 56)
+        for width in (8, 56, 64, 1000)
+    ),
+    *(row(("WORD PIXELS_BEFORE", [2, 1]), words, (2, 3, n, 18), (3, 3), pads_begin=1, pads_end=1) for n in (5, 8)),
+    row(("WORD PIXELS_BEFORE", [2, 0]), words, (2, 3, 8, 64), (3, 3)),
+    # Taps are loaded in words where no pad or end cuts one.
+    row(("TAPS_AT_ONCE", [4]), IN_WORDS, (3, 16), strides=(2, 16)),
+    row(("TAPS_AT_ONCE", [4]), IN_WORDS, (3, 16), strides=(2, 16), pads_begin=(0, 4), pads_end=(0, 12)),
+    row(("TAPS_AT_ONCE", [2]), IN_WORDS, (3, 16), strides=(2, 16), pads_begin=(0, 2), pads_end=(0, 2)),
+    row(("TAPS_AT_ONCE", [2]), direct, (2, 3, 9, 62), (3, 6), strides=(2, 6)),
+    row(("TAPS_AT_ONCE", [1]), IN_WORDS, (3, 8), strides=(2, 8), dilations=(1, 2)),
+    row(("TAPS_AT_ONCE", [1]), direct, (2, 3, 9, 63), (3, 8), strides=(2, 8)),
+    row(("TAPS_AT_ONCE", [1]), IN_WORDS, (3, 8), strides=(2, 8), steps=(9 * 192, 9 * 64, 1, 9)),
+    # A copy moves the widest words that fit.
+    row(("SCALAR", ["Word<16>"]), direct, (2, 3, 4, 8), (1, 1), dtype="float16"),
+    row(("SCALAR", ["Word<16>"]), direct, (2, 3, 4, 6), (1, 1), dtype="float16"),
+    row(("SCALAR", ["Word<8>"]), direct, (2, 3, 4, 5), (1, 1), dtype="float16"),
+    *(
+        row(("SCALAR", [f"Word<{word}>"]), space, operation, (*NHWC, channels), (2, 2, 1), variant, dtype, **options)
+        for operation, variant in (("batch_to_space", "index_map"), ("space_to_batch", "direct"))
+        for word, channels, dtype, options in (
+            (16, 64, "float32", {}),
+            (8, 6, "float32", {}),
+            (4, 3, "float32", {}),
+            (8, 64, "float32", {"begin": (0, 0, 0, 2)}),
+            (4, 64, "float32", {"begin": (0, 0, 0, 1)}),
+            (16, 64, "uint8", {}),
+            (1, 7, "uint8", {}),
+            (16, 64, "complex128", {}),
+            (8, 64, "float32", {"alignment": 8}),
+            (4, 64, "float32", {"alignment": 4}),
+        )
+    ),
+    # Words that are taken apart are as wide as the rows and their phases allow.
+    *(row(("BLOCKS_PER_WORD PIXELS_BEFORE", [n, 0]), of_rows, w, "uint8") for n, w in ((8, 24), (4, 12), (1, 9))),
+    row(("BLOCKS_PER_WORD PIXELS_BEFORE", [4, 0]), of_rows, 24, "float16"),
+    row(("BLOCKS_PER_WORD PIXELS_BEFORE", [2, 0]), of_rows, 24, "float32"),
+    row(("BLOCKS_PER_WORD PIXELS_BEFORE", [1, 0]), of_rows, 24, "float64"),
+    row(("BLOCKS_PER_WORD PIXELS_BEFORE", [1, 0]), of_rows, 24, "float32", block=4),
+    row(("BLOCKS_PER_WORD PIXELS_BEFORE", [1, 1]), of_rows, 28, "float32", 1, 3),  # every word ends a block
+    row(("BLOCKS_PER_WORD PIXELS_BEFORE", [1, 3]), of_rows, 28, "uint8", 1, 3, block=4),
+    row(("BLOCKS_PER_WORD PIXELS_BEFORE", [1, 0]), of_rows, 28, "float32", 2, 2),  # whole blocks, but one of two
+    row(("BLOCKS_PER_WORD PIXELS_BEFORE", [2, 0]), of_rows, 28, "float32", 4, 4),
+    row(("BLOCKS_PER_WORD PIXELS_BEFORE", [1, 1]), of_rows, 25, "float32", 1, 1),  # an odd number of blocks
+    row(("BLOCKS_PER_WORD PIXELS_BEFORE", [1, 0]), of_rows, 24, "float32", alignment=8),
+    # Blocks that are no words are loaded as several.
+    row(("BLOCKS_PER_WORD LOADED", [4, 4]), of_rows, 24, "float32", block=3),
+    row(("BLOCKS_PER_WORD LOADED", [8, 8]), of_rows, 24, "float16", block=3),
+    row(("BLOCKS_PER_WORD LOADED", [8, 8]), of_rows, 24, "uint8", block=3),
+    row(("BLOCKS_PER_WORD LOADED", [16, 16]), of_rows, 48, "uint8", block=3),
+    row(("BLOCKS_PER_WORD LOADED", [4, 4]), of_rows, 24, "float32", block=6),
+    row(("BLOCKS_PER_WORD LOADED", [2, 2]), of_rows, 26, "float32", block=5),
+    row(("BLOCKS_PER_WORD LOADED", [2, 2]), of_rows, 24, "float32", block=3, alignment=8),
+    row(("BLOCKS_PER_WORD LOADED", [4, 4]), of_rows, 28, "float32", 12, 12, block=3),
+    row(("BLOCKS_PER_WORD LOADED", [8, 16]), of_rows, 24, "uint8", block=8),  # a word of 16 bytes would have two blocks
+    row(("BLOCKS_PER_WORD LOADED", [4, 16]), of_rows, 24, "uint8", block=4),  # and has four of these
+    row((PIECES, [3, 32, 16, 0, 1, 1]), of_threes, dtype="uint8"),
+    row((PIECES, [3, 16, 8, 0, 1, 1]), of_threes, dtype="float16", width=16),
+    row((PIECES, [3, 8, 4, 0, 1, 1]), of_threes, width=16),
+    row((PIECES, [3, 20, 2, 0, 1, 0]), of_threes, dtype="uint8", alignment=2),
+    row((PIECES, [3, 10, 1, 0, 0, 0]), of_threes, begin=(0, 0, 0, 1)),
+    row((PIECES, [3, 36, 4, 1, 0, 0]), of_threes, dtype="uint8", width=64, begin=(0, 0, 0, 1)),  # whole, not in phases
+    row((PIECES, [3, 12, 1, 0, 1, 0]), of_threes, dtype="uint8", width=33, channels=1),  # the array is 594 bytes
+    row((PIECES, [3, 36, 4, 1, 1, 0]), of_threes, dtype="uint8", width=33, channels=2),
+    row((PIECES, [32, 1, 1, 0, 0, 1]), of_threes, width=16, block=64),  # a block is two pieces
+    # Every byte in and out is counted once.
+    row(("bytes_moved", [4 * (2 * 12 * 56 + 2 * 3 * 8 * 9)]), col2im, (8, 9), (2, 2), batch=2, channels=3),
+    row(("bytes_moved", [4 * (2 * 3 * 8 * 9 + 2 * 12 * 56)]), im2col, (2, 3, 8, 9), (2, 2)),
+]
+
+
+@pytest.mark.parametrize(("expected", "plan"), DEFINES)
+def test_words_are_as_wide_as_rows_margins_and_registers_allow(expected, plan):
+    names, wanted = expected
+    assert facts(plan(), names) == wanted
+
+
+BY_TAP, WIDE_SPAN = {"steps": (0, 1, 9)}, {"size": (50, 30_000), "steps": (0, 1, 9)}
+REFUSED = [
+    row("16 at most, but strides is 17 on the last axis", col2im, (50, 60), (3, 3), "gather", strides=17),
+    row("32 at most, but kernel_size is 40", col2im, (50, 60), (3, 40), "gather"),
+    row("taps must be contiguous in the columns, but their strides are", col2im, (50, 60), (3, 3), "gather_blocks"),
+    row("dilations is 0 on axis 0", col2im, (50, 60), (3, 3), "gather_blocks", dilations=(0, 1), **BY_TAP),
+    row("256 at most, but kernel_size is 260", col2im, (50, 300), (2, 260), "gather_blocks", steps=(0, 1, 520)),
+    row(
+        "walks over 16384 blocks at most .* put 20000 there on axis 1",
+        *(col2im, (50, 30_000), (3, 3), "gather_blocks"),
+        **BY_TAP | {"dilations": (1, 10_000)},
+    ),
+    row(
+        "keeps sums of pixels and of those that their blocks reach, .* dilations 6000 make it",
+        *(col2im, (50, 30_000), (3, 3), "gather_blocks"),
+        **BY_TAP | {"dilations": (1, 6000)},
+    ),
+    row("atomic adds in memory, where float16 sums would be rounded", col2im, (50, 60), (3, 3), "atomic", "float16"),
+    row("no atomic addition of uint8", col2im, (50, 60), (3, 3), "atomic", "uint8"),
+    row("out must be C-contiguous", col2im, (4, 4), (2, 2), "atomic", image=(32, 32, 8, 2)),
+    row("do not fit into 64 bits", col2im, (4, 8), (2, 2), "gather_pixels", pads_begin=2**63, strides=2**62),
+    row("packed takes no window", packed, (2, 3, 8, 8), (3, 3), dtype="float32", window="full"),
+    row("must not be larger .* but 9 of 8 bytes are a block", packed, (2, 3, 8, 8), (3, 3), dtype="int64"),
+    row("nor blocks smaller, but 3 of 1 bytes are a block", packed, (2, 3, 8, 8), (3, 1)),
+    row("128 words of pixels a thread .* not 361 and 46336", packed, (2, 3, 64, 64), (19, 19), dtype="float32"),
+    row("an image with a contiguous last axis, not steps of 8", packed, (1, 1, 8, 8), (3, 3), steps=(64, 64, 1, 8)),
+    row(r"that are contiguous, not steps of \(0, 324, 6, 1, 108, 36\)", packed, (1, 2, 8, 8), (3, 3), blocks=None),
+    row("words needs a stride of 1 along the last axis, not 2", words, (2, 3, 8, 8), (3, 2), strides=2),
+    row("words takes rows of 32 taps at most, .* not 33 taps", words, (2, 3, 8, 128), (1, 33)),
+    row("words takes .* not 2 taps that reach 40 pixels where a row", words, (2, 3, 8, 64), (1, 2), dilations=40),
+    row("words stores words of 4 to 16 bytes, .* rows of 3 elements of 4", words, (2, 3, 8, 4), (1, 2)),
+    row("words needs a contiguous .* not steps of 8 and 1", words, (2, 3, 8, 8), (3, 3), steps=(192, 64, 1, 8)),
+    row("words takes no window", words, (1, 1, 8, 8), (3, 3), pads_begin=1, pads_end=1, window="full"),
+    row("packed .*needs a last axis that is split", joined, (2, 3, 8), (2, 1)),
+    row("packed .*words of 4 bytes together, not elements of 8", joined, (6, 3, 8), (2, 3), dtype="float64"),
+    row("packed .*not blocks of 3 elements of 1 bytes in rows of 3", joined, (6, 3, 1), (2, 3), dtype="uint8"),
+    row("packed .*not blocks of 2039 elements of 4 bytes", joined, (2 * 2039, 3, 8), (2, 2039)),
+    row("packed needs contiguous space", joined, (4, 3, 4), (1, 2), space=(32, 9, 1)),
+    row("deinterleave .*needs a last axis that is split", taken_apart, (*NHWC, 8), (2, 2, 1)),
+    row("deinterleave .*not 3 elements of 4 bytes", taken_apart, (3, 5), (3,)),
+    row("deinterleave .*not 2 elements of 16 bytes", taken_apart, (2, 4), (2,), dtype="complex128"),
+    row("deinterleave .*not 8 elements of 4 bytes", taken_apart, (8, 9), (8,)),
+    row("deinterleave .*needs rows of whole blocks, aligned to 8 bytes", taken_apart, (2, 4), (2,), begin=(0, 1)),
+    row("contiguous last axis of space, not a step of 2", taken_apart, (4, 4), (2,), space=(16, 2)),
+]
+
+
+@pytest.mark.parametrize(("match", "plan"), REFUSED)
+def test_a_variant_that_cannot_serve_says_why(match, plan):
+    with pytest.raises(Unsupported, match=match):
+        plan()
+
+
+ARGUMENTS = {"strides": (2, 1), "dilations": (1, 2), "pads_begin": (0, 1), "pads_end": 1}
+OF_ANY_ROWS = [variant for variant in variants("im2col") if variant not in ("packed", "words")]
+SAME = [
+    *(
+        [
+            partial(col2im, size, (3, 3), variant, batch=batch, channels=channels, **CELLS)
+            if variant != "gather_blocks"
+            else partial(
+                *(col2im, size, (3, 3), variant),
+                **{"batch": batch, "channels": channels, "steps": (0, 1, 9 * channels + 9)} | CELLS,
+            )
+            for batch, channels, size in (
+                *((1, 1, (5, 9)), (3, 5, (8, 7)), (64, 256, (56, 57))),
+                *((1, 3, (1024, 1999)), (8, 8, (64, 66))),
+            )
+        ]
+        for variant in variants("col2im")
+    ),
+    [partial(col2im, (40, 40), (3, 3), "gather", strides=3, pads_begin=pad) for pad in (1, 4)],
+    *(
+        [
+            partial(im2col, shape, (3, 3), variant, **ARGUMENTS)
+            for shape in ((1, 1, 5, 9), (3, 5, 8, 7), (64, 256, 56, 57), (1, 3, 1024, 1999))
+        ]
+        for variant in OF_ANY_ROWS
+    ),
+    *(
+        [partial(im2col, (2, 2, 40, 40), (3, 3), variant, pads_begin=pad, strides=4 + pad) for pad in (0, 1, 7)]
+        for variant in OF_ANY_ROWS
+    ),
+    *(
+        [
+            partial(space, operation, shape, (1, 2, 2), variant, begin=(0, 0, 1, 2), end=(0, 0, 0, 2))
+            for shape in ((4, 1, 3, 8), (12, 5, 7, 16), (256, 256, 56, 56), (4, 3, 1000, 2000))
+        ]
+        for operation in ("batch_to_space", "space_to_batch")
+        for variant in variants(operation)
+    ),
+]
+
+
+@pytest.mark.parametrize("plans", SAME, ids=lambda plans: f"{plans[0].args}")
+def test_extents_never_change_what_is_compiled(plans):
+    assert len({plan().defines for plan in plans}) == 1
+
+
+def test_a_plane_alone_takes_no_words_away_by_where_another_would_lie():
+    first, other = (col2im((512,), (64,), "gather_parts", strides=64, image=(777, plane, 1)) for plane in (512, 555))
+    assert first.parameters == other.parameters
+
+
+def test_an_explanation_names_every_variant():
+    geometry = col2im_geometry((4, 9), (4, 4), (2, 2), 1, 1, 0, 0)
+    operands = Operand.contiguous((4, 9)), Operand.contiguous(geometry.image_shape)
+    explanation = explain(Call("col2im", geometry, "uint8"), *operands)
+    assert {explanation.plan.variant, *explanation.alternatives} == set(variants("col2im"))
+    assert "no atomic addition of uint8" in str(explanation)
+    with pytest.raises(ValueError, match="variant must be auto or one of gather, "):
+        choose(Call("col2im", geometry, "uint8", variant="fast"), *operands)
