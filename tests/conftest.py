@@ -149,5 +149,5 @@ def way(request, monkeypatch):
         monkeypatch.setattr(tiles, "THREADED_ELEMENTS", 1)
         monkeypatch.setattr(tiles, "TILE_ELEMENTS", 12)
         monkeypatch.setattr(ways, "LONG_ELEMENTS", 1)
-        monkeypatch.setattr(indexed, "INDEXED_ELEMENTS", 5)
+        monkeypatch.setattr(indexed, "INDEXED_ELEMENTS", 40)
         monkeypatch.setattr(arithmetic, "PRODUCTS", 4)

@@ -155,7 +155,13 @@ PEERS_BUGS = {"onnxruntime": ("bug-3d-columns-with-dilated-kernel", "rank-4")}
 """Problems that a peer gets wrong, on three and more axes."""
 
 CPU_PEERS = [
-    pytest.param(peer, marks=pytest.mark.peer(peer.module), id=peer.name) for peer in PEERS if "cpu" in peer.devices
+    pytest.param(
+        peer,
+        marks=[pytest.mark.peer(peer.module), *([pytest.mark.all] if peer.module == "jax" else [])],  # which compiles
+        id=peer.name,
+    )
+    for peer in PEERS
+    if "cpu" in peer.devices
 ]
 
 
@@ -488,6 +494,7 @@ def test_the_gpu_table_on_a_device_made_of_numpy(capsys, numpy_device):
     assert numpy_device.log.count("flush") >= samples >= 2 * 4 * LEAST_SAMPLES
 
 
+@pytest.mark.all
 def test_the_copy_that_percentages_refer_to_is_made_on_the_device(capsys, numpy_device):
     assert run(capsys, *TINY)[0] == 0
     assert numpy_device.uploaded
@@ -510,6 +517,7 @@ def test_a_call_that_raises_later_loses_its_times_and_the_others_go_on():
     assert str(failures["bad"]) == "none left"
 
 
+@pytest.mark.all
 @pytest.mark.parametrize("variant", ["auto", "split"])
 def test_a_kernel_that_fails_is_an_entry_and_the_rest_goes_on(capsys, numpy_device, tmp_path, variant):
     numpy_device.broken["col2im-tiny-2x2", variant] = RuntimeError("does not compile")
@@ -524,6 +532,7 @@ def test_a_kernel_that_fails_is_an_entry_and_the_rest_goes_on(capsys, numpy_devi
     assert f"{failed} on col2im-tiny-2x2: RuntimeError: does not compile" in out
 
 
+@pytest.mark.all
 def test_a_kernel_that_does_not_serve_a_problem_is_no_failure(capsys, numpy_device):
     numpy_device.broken["col2im-tiny-2x2", "split"] = Unsupported("split: not this one")
     status, out = run(capsys, *TINY)
@@ -581,6 +590,7 @@ def test_a_lost_device_ends_the_run_and_resume_goes_on_without_what_lost_it(caps
     assert list(second.failures) == ["split"]
 
 
+@pytest.mark.all
 def test_an_error_after_which_the_device_still_answers_does_not_end_the_run(capsys, numpy_device):
     numpy_device.broken["col2im-tiny-2x2", "split"] = RuntimeError("CUDA_ERROR_INVALID_IMAGE")
     status, out = run(capsys, *TINY)
@@ -635,6 +645,7 @@ def test_the_peak_of_a_call_is_what_it_had_at_once_and_not_what_was_there_before
     assert measured == [pytest.approx(64, abs=3), pytest.approx(16, abs=3), pytest.approx(64, abs=3)]
 
 
+@pytest.mark.all
 def test_where_the_system_does_not_tell_memory_a_note_says_so(capsys, tmp_path, monkeypatch):
     monkeypatch.setattr(bench.memory, "PROCESS", tmp_path / "nowhere")
     saved = tmp_path / "tiny.json"
@@ -997,6 +1008,7 @@ def test_resume_goes_on_with_the_same_options_only(capsys, tmp_path, others, mes
         assert saved.read_text() == before
 
 
+@pytest.mark.all
 def test_resume_names_another_device_and_other_versions(capsys, tmp_path, monkeypatch):
     saved = tmp_path / "saved.json"
     assert run(capsys, *TWO, "--save", str(saved))[0] == 0
@@ -1087,11 +1099,13 @@ def test_a_table_fits_a_narrow_terminal_without_cutting_a_word():
     assert shown.count("col2im-resnet-3x3-s1 float32") > 1
 
 
+@pytest.mark.all
 def test_every_problem_can_run_in_another_dtype(capsys):
     words = ("--device", "cpu", "--problem", "tiny", "--seconds", "0.001", "--dtype", "complex64", "--full")
     assert "col2im-tiny-2x2 complex64" in run(capsys, *words)[1]
 
 
+@pytest.mark.all
 def test_an_interrupted_run_prints_what_it_has(capsys, monkeypatch):
     measure = bench.measure.Bench.measure
 
@@ -1236,12 +1250,14 @@ def in_a_process_of_its_own(*words):
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
 
 
+@pytest.mark.all
 def test_the_module_runs_as_a_program():
     answer = in_a_process_of_its_own("--device", "cpu", "--problem", "tiny", "--seconds", "0.001")
     assert "col2im-tiny-2x2" in answer
     assert ("Freed memory is kept" in answer) == (platform.libc_ver()[0] == "glibc")
 
 
+@pytest.mark.all
 def test_the_host_s_cost_is_measured_without_a_device():
     problems = ("col2im-tiny-2x2", "blocks_to_array-stitch-96x96x96", "add_blocks-particles", "batch_to_space-nhwc-2x2")
     answer = in_a_process_of_its_own("host", *(word for name in problems for word in ("--problem", name)))

@@ -875,6 +875,7 @@ def stitch_ones(blocks):
     return gpufold.dask.stitch(tiles, positions, (116, 84), window=(np.hanning(8),) * 2, chunks=16)
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("put_together", [fold_ones, stitch_ones])
 def test_a_worker_that_dies_in_the_middle_changes_nothing(client, tmp_path, put_together):
     blocks = da.map_blocks(

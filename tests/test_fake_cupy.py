@@ -205,6 +205,7 @@ assert (image.get() == gpufold.col2im(host, (56, 56), (3, 3), pads_begin=1, pads
 """
 
 
+@pytest.mark.all
 @pytest.mark.hostcuda
 @pytest.mark.peer("cupy")
 def test_what_the_documents_show_runs_on_the_stand_in(tmp_path):

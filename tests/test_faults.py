@@ -165,6 +165,7 @@ def test_a_header_is_a_part_of_the_kernels_that_include_it():
     assert reach.of_file(CHECKOUT / "kernels/average_direct.cu") == [AVERAGE]
 
 
+@pytest.mark.all
 @pytest.mark.nvrtc
 def test_a_mutant_is_reached_by_the_tests_of_kernels_whose_ptx_it_changes(tmp_path):
     """Some tests of its file come first; where no kernel's machine code changes, they are all."""

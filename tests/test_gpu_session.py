@@ -342,6 +342,7 @@ def test_number(number):
 """
 
 
+@pytest.mark.all
 def test_tests_that_end_their_process_are_named_and_the_others_run(session, tmp_path):
     (tmp_path / "test_six.py").write_text(TESTS)
     session.deadline = time.monotonic() + 100
@@ -359,6 +360,7 @@ def lines_of(folder):
     return [line for path in folder.glob("*.jsonl") for line in path.read_text().splitlines()]
 
 
+@pytest.mark.all
 def test_tests_that_do_not_end_in_time_are_stopped_with_what_they_started(session, tmp_path):
     (tmp_path / "test_slow.py").write_text(TESTS.replace("os._exit(1)", "time.sleep(100)"))
     session.deadline = time.monotonic() + 8
@@ -400,6 +402,7 @@ def test_every_problem_of_a_gpu_is_raced_in_each_dtype_and_several_batches():
     assert {problem.name for _, problem, _ in named if problem.geometry.batch == 1} == {name for name, _ in whole}
 
 
+@pytest.mark.all
 @pytest.mark.hostcuda
 @pytest.mark.peer("cupy")
 def test_races_go_on_where_they_stopped_and_are_left_in_a_file_that_the_package_knows(cupy, tmp_path, monkeypatch):
@@ -436,6 +439,7 @@ def test_a_race_that_ends_its_process_twice_is_one_that_failed(cupy, tmp_path):
     assert tune(tmp_path, ["col2im-tiny"], Console()) == 1
 
 
+@pytest.mark.all
 @pytest.mark.peer("cupy")
 def test_a_race_that_fails_is_noted_and_a_lost_device_ends_the_process(cupy, tmp_path, monkeypatch, capsys):
     def race(problem, dtype):

@@ -527,6 +527,7 @@ def test_figures_of_loops_and_shared_memory():
     assert figures.bytes_in_flight == 4 * 4
 
 
+@pytest.mark.all
 def test_waits_are_loads_one_after_another(tmp_path):
     """Of elements of two bytes each: three in a chain, and one beside the first."""
     (tmp_path / "chase.cu").write_text(

@@ -176,7 +176,7 @@ def by_numpy(operation, arrays):
 # Values
 
 
-@pytest.mark.some(5)
+@pytest.mark.some(9)
 @in_seven
 @every
 def test_results_have_the_bits_of_the_numpy_path(operation, dtype):
@@ -275,6 +275,7 @@ def differentiated(operation, given):
     return (lambda *arrays: operation(*arrays, *kept)), given[: operation.differentiable]
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("dtype", ["float64", pytest.param("complex128", marks=pytest.mark.all)])
 @every
 def test_gradients_tangents_and_theirs_are_those_of_differences(operation, dtype):
@@ -286,7 +287,7 @@ def test_gradients_tangents_and_theirs_are_those_of_differences(operation, dtype
     check_grads(of_arrays, given, order=2, modes=("fwd", "rev"), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.some(5)
+@pytest.mark.some(9)
 @in_seven
 @every
 def test_the_transpose_is_the_adjoint(operation, dtype):
@@ -313,7 +314,7 @@ def test_the_transpose_is_the_adjoint(operation, dtype):
     assert abs(left - right) <= 4 * 10.0**-digits * size
 
 
-@pytest.mark.some(5)
+@pytest.mark.some(9)
 @in_seven
 @every
 def test_gradients_are_the_same_under_jit(operation, dtype):
@@ -360,7 +361,7 @@ def test_a_window_under_a_mean_has_no_gradient_and_says_so():
 # Transforms
 
 
-@pytest.mark.some(5)
+@pytest.mark.some(9)
 @in_seven
 @every
 def test_vmap_computes_each(operation, dtype):
@@ -381,7 +382,7 @@ def test_vmap_computes_each(operation, dtype):
         same_bits(jax.jit(jax.vmap(operation, axes, 0))(*traced(given)), want)
 
 
-@pytest.mark.some(3)
+@pytest.mark.some(5)
 @every
 def test_vmap_of_gradients_and_gradients_of_vmap(operation):
     arrays = traced(operation.arrays("float64", lead=(3,)))
@@ -415,7 +416,7 @@ def test_vmap_over_positions(name):
     same_bits(got, np.stack(want))
 
 
-@pytest.mark.some(5)
+@pytest.mark.some(9)
 @in_seven
 @every
 def test_scan_computes_one_after_another(operation, dtype):

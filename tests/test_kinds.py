@@ -456,6 +456,7 @@ def test_row(what):
 """
 
 
+@pytest.mark.all
 @pytest.mark.hostcuda
 @pytest.mark.peer("torch")
 def test_arrays_of_cupy_are_computed_by_the_kernels(tmp_path):

@@ -132,6 +132,7 @@ def inline(plan):
     return {text for text, pattern in PATTERNS.items() if any(map(pattern.fullmatch, blocks))}
 
 
+@pytest.mark.all
 def test_every_line_of_inline_ptx_is_executed():
     assert len(ALL) > 20
     left = set(ALL)

@@ -90,6 +90,7 @@ def test_no_session_is_outside_of_the_blocks_that_run(document):
     assert text.count(">>> ") == sum(block.count(">>> ") for block in blocks(text, "python"))
 
 
+@pytest.mark.all
 @pytest.mark.parametrize("script", list(scripts()))
 def test_scripts_run(script, tmp_path):
     (tmp_path / "script.py").write_text(script)

@@ -102,6 +102,7 @@ def answer(cupy, call):
     return cupy.asnumpy(on_gpu(cupy, call).on(cupy.asarray(call.data)))
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("call", RACED, ids=str)
 def test_the_bits_are_numpys_before_during_and_after_a_race_whichever_wins(cupy, clock, call, seed):
