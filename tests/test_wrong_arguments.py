@@ -13,10 +13,12 @@ import itertools  # noqa: F401  in drawn code
 import random
 import sys
 import warnings
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from copy import deepcopy
 from decimal import Decimal  # noqa: F401  in drawn code
 from fractions import Fraction  # noqa: F401  in drawn code
+from functools import partial
+from math import prod
 
 import numpy as np
 import pytest
@@ -31,11 +33,16 @@ FRONTS = (
     "gpufold",
     pytest.param("gpufold.torch", marks=pytest.mark.peer("torch")),
     pytest.param("gpufold.dask", marks=pytest.mark.peer("dask")),
+    pytest.param("gpufold.jax", marks=pytest.mark.peer("jax")),
 )
 """The fronts that calls are drawn for."""
 
 DRAWS, MANY, ROOM = 2_000, 60_000, 1 << 30
 """Calls in the usual run and in the longer one; bytes that a call may allocate: what is larger has no memory."""
+
+
+MOST_OF_JAX = 1 << 20
+"""Elements of a result that JAX computes here: where it has no memory it ends the process."""
 
 
 class Units(np.ndarray):
@@ -147,6 +154,7 @@ ADDITION = {
     "blocks": F4("(2,3,2,2)"),
     "positions": POSITIONS,
     "window": F4("(2,2)"),
+    "weights": F4("2"),
     **CHOICE,
 }
 NUMPY = {
@@ -164,6 +172,7 @@ NUMPY = {
         "block_shape": "(2,3)",
         "strides": "(2,3)",
         "window": F4("(2,3)"),
+        "last": "'over'",
         "out": F4("(3,4,3,2,3)"),
         "variant": "'auto'",
     },
@@ -173,6 +182,8 @@ NUMPY = {
         "block_shape": "(2,2)",
         "strides": "(2,2)",
         **FUSED,
+        "last": "'over'",
+        "fill_value": "0",
         "out": F4("(3,8,8)"),
         **CHOICE,
     },
@@ -217,7 +228,12 @@ NUMPY = {
         "reduction": "'mean'",
         "slabs": "False",
     },
-    "stitcher.add": {"blocks": F4("(2,3,2,2)"), "positions": "np.array([(3,-1),(4,2)])", "window": F4("(2,2)")},
+    "stitcher.add": {
+        "blocks": F4("(2,3,2,2)"),
+        "positions": "np.array([(3,-1),(4,2)])",
+        "window": F4("(2,2)"),
+        "weights": F4("2"),
+    },
     "gpufold.variants": {"operation": "'col2im'"},
     "gpufold.explain": {
         "operation": "'col2im'",
@@ -252,6 +268,8 @@ NUMPY["gpufold.warmup"] = {each: value for each, value in NUMPY["gpufold.explain
 
 
 NAMES = ("col2im", "im2col", "array_to_blocks", "blocks_to_array", "add_blocks", "take_blocks", "average")
+OF_CHUNKS = ("window", "weights")
+"""Of the library of a dask array's chunks."""
 TABLE = {
     "gpufold": NUMPY,
     "gpufold.torch": {
@@ -264,11 +282,19 @@ TABLE = {
     },
     "gpufold.dask": {
         f"gpufold.dask.{name}": {
-            each: f"da.from_array({value})" if value.startswith("np.ones") and each != "window" else value
+            each: f"da.from_array({value})" if value.startswith("np.ones") and each not in OF_CHUNKS else value
             for each, value in NUMPY[f"gpufold.{name}"].items()
             if each not in ("accumulate", "out")
         }
         for name in NAMES
+    },
+    "gpufold.jax": {
+        f"gpufold.jax.{name}": {
+            each: f"jnp.asarray({value})" if value.startswith("np.ones") else value
+            for each, value in NUMPY[f"gpufold.{name}"].items()
+            if each not in ("out", "weight_out", "accumulate")
+        }
+        for name in (*NAMES, "batch_to_space", "space_to_batch")
     },
 }
 
@@ -360,7 +386,10 @@ def what_is_wrong(call, names, stitcher):
     watched = [*arguments.values(), *([stitcher] if call.name == "stitcher.add" else [])]
     before = [state_of(value) for value in watched]
     try:
-        result = eval(compiled(call.name), names)(**arguments)
+        function = partial(eval(compiled(call.name), names), **arguments)
+        if "jnp" in names and prod(names["jax"].eval_shape(lambda: function()).shape) > MOST_OF_JAX:
+            return None
+        result = function()
     except (TypeError, ValueError, MemoryError) as error:
         message = str(error)
         if not begins_well(call.name, message, arguments):
@@ -422,11 +451,15 @@ def failures_of(front, draws, seed):
         if front == "gpufold.dask":
             names["da"] = importlib.import_module("dask.array")
             names["kind"] = names["da"].Array
+        if front == "gpufold.jax":
+            names["jax"], names["jnp"] = map(importlib.import_module, ("jax", "jax.numpy"))
+            names["kind"] = type(names["jnp"].ones(1))
     else:
         names["kind"] = np.ndarray
     table, failures = list(TABLE[front].items()), {}
-    with little_memory(), warnings.catch_warnings():
+    with nullcontext() if front == "gpufold.jax" else little_memory(), warnings.catch_warnings():
         warnings.simplefilter("error")
+        warnings.filterwarnings("ignore", "Explicitly requested dtype", UserWarning)  # JAX's, of 64 bits that it lacks
         for _ in range(draws):
             call = Drawn(rng, *rng.choice(table))
             names["stitcher"] = None
@@ -454,6 +487,7 @@ def test_the_calls_work_with_the_right_arguments(front):
     if front != "gpufold":
         importlib.import_module(front)
         names |= {"torch": sys.modules.get("torch"), "da": sys.modules.get("dask.array")}
+        names["jnp"] = sys.modules.get("jax.numpy")
     for name, call in TABLE[front].items():
         if name != "gpufold.warmup":
             eval(name, names)(**{each: eval(value, names) for each, value in call.items()})

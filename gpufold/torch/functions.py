@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from gpufold import blocks, calls, outside, sliding, space
+from gpufold.arrays import check_bytes
 from gpufold.calls import Mode, is_separable
 from gpufold.compute import filled
 from gpufold.dispatch import FunctionT, Like
@@ -51,12 +52,18 @@ def on_tensors(function: FunctionT, example: str) -> FunctionT:
         data = given[0] if given else named.pop(first, None)
         if len(given) > len(places) or not named.keys() <= known:
             raise like.refused()
-        over, traced = named.get("last") == "over", is_traced(data)
+        last, traced = named.get("last"), is_traced(data)
+        over = isinstance(last, str) and last == "over"
         if over or traced:
             values = {**defaults, **dict(zip(places, given, strict=False)), **named}
         if over:
-            if not traced:  # for its errors
-                describe(described(name, first, data), *given[1:], **named | dict.fromkeys(named.keys() & {"dtype"}))
+            if not traced:
+                plain = named | dict.fromkeys(named.keys() & {"dtype"})
+                call = describe(described(name, first, data), *given[1:], **plain)
+                check_bytes(call, call.result_shape, data.element_size())
+                geometry: Any = call.geometry
+                values |= {"block_shape": geometry.block_shape, "strides": [axis.stride for axis in geometry.axes]}
+                values |= {"output_shape": geometry.array_shape} if "output_shape" in known else {}
             return _over_the_ends(computed, data, {each: values[each] for each in known - {first, "last"}})
         if traced:
             if values.get("last", "drop") != "drop" or values.get("fill_value"):
@@ -84,7 +91,10 @@ def _over_the_ends(function: Any, data: Tensor, given: dict[str, Any]) -> Tensor
     takes, block = "output_shape" not in given, given["block_shape"]
     shape = data.shape if takes else given.pop("output_shape")
     lead, strides = len(shape) - len(block), operators.per_axis(given["strides"], len(block))
-    margins = [0] * lead + [over_the_end(*each) for each in zip(shape[lead:], block, strides, strict=True)]
+    size = shape[lead:]
+    # where a stride is longer than an axis, blocks behind its end hold zeros at any distance
+    given["strides"] = strides = [min(stride, max(1, extent)) for stride, extent in zip(strides, size, strict=True)]
+    margins = [0] * lead + [over_the_end(*each) for each in zip(size, block, strides, strict=True)]
     result: Tensor
     if takes:
         result = function(pad(data, [*chain.from_iterable((0, margin) for margin in reversed(margins))]), **given)
