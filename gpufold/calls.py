@@ -8,15 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache, lru_cache
-from numbers import Number
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args
-
-import numpy as np
 
 from gpufold import geometry as sizes
 from gpufold.elements import ELEMENT_TYPES, WIDER, ElementType, average_dtype, check_dtype, dtype_name, name_of
 from gpufold.geometry import BlocksGeometry, Geometry, Size, SlidingGeometry
-from gpufold.given import flag, shown, word
+from gpufold.given import check_number, flag, shown, word
 from gpufold.outside import BY_INDEX
 
 
@@ -162,10 +159,10 @@ def col2im(
     """Describe a call of `gpufold.col2im`."""
     name, fusion = checked("col2im", "data", data.dtype, kind_of(window), reduction, accumulate)
     geometry = sizes.col2im_geometry(data.shape, output_size, kernel_size, strides, dilations, pads_begin, pads_end)
+    call = _kept_in(_chosen(Call("col2im", geometry, name, fusion), variant, deterministic), dtype, "data")
     if fill_value is not None or fusion.reduction != "sum":
-        _check_covered("col2im", geometry, fusion, fill_value)
-    call = _chosen(Call("col2im", geometry, name, fusion), variant, deterministic)
-    return _kept_in(call, dtype, "data")
+        _check_covered(call, geometry, fill_value)
+    return call
 
 
 def im2col(
@@ -203,16 +200,17 @@ def blocks_to_array(
     """Describe a call of `gpufold.blocks_to_array`."""
     name, fusion = checked("blocks_to_array", "blocks", blocks.dtype, kind_of(window), reduction, accumulate)
     geometry = sizes.blocks_to_array_geometry(blocks.shape, output_shape, block_shape, strides, last)
-    _check_covered("blocks_to_array", geometry, fusion, fill_value)
-    call = _chosen(Call("blocks_to_array", geometry, name, fusion), variant, deterministic)
-    return _kept_in(call, dtype, "blocks")
+    call = _kept_in(_chosen(Call("blocks_to_array", geometry, name, fusion), variant, deterministic), dtype, "blocks")
+    if fill_value is not None or fusion.reduction != "sum":
+        _check_covered(call, geometry, fill_value)
+    return call
 
 
-def _check_covered(operation: str, geometry: BlocksGeometry | SlidingGeometry, fusion: Fusion, fill: object) -> None:
+def _check_covered(call: Call, geometry: BlocksGeometry | SlidingGeometry, fill: object) -> None:
     """Raise where an average leaves elements that no block covers, unless what they are was given."""
+    operation, fusion = call.operation, call.fusion
     if fill is not None:
-        if not isinstance(fill, Number | np.number | np.bool_):
-            raise TypeError(f"{operation}: fill_value must be a number, got {shown(fill)}")
+        check_number(operation, "fill_value", fill, call.dtype)
         if fusion.accumulate:
             raise ValueError(f"{operation}: accumulate=True leaves what no block covers in out, got a fill_value")
     elif fusion.reduction != "sum" and not (fusion.accumulate or geometry.covers_all):

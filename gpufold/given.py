@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from numbers import Integral, Number
 from reprlib import Repr
 from typing import Any
 
@@ -53,6 +54,26 @@ def flag(operation: str, name: str, given: Any) -> bool:
     if not isinstance(given, np.bool):
         raise TypeError(f"{operation}: {name} must be True or False, got {shown(given)}")
     return bool(given)
+
+
+def check_number(operation: str, name: str, given: Any, dtype: str = "complex128") -> None:
+    """Raise unless what an argument holds is a number, of Python or NumPy, that elements of a dtype can have.
+
+    >>> check_number("col2im", "fill_value", 300, "uint8")
+    Traceback (most recent call last):
+    ValueError: col2im: fill_value must fit the dtype uint8, got 300
+    """
+    if not isinstance(given, Number | np.number | np.bool_):
+        raise TypeError(f"{operation}: {name} must be a number, got {shown(given)}")
+    kind = "f" if dtype == "bfloat16" else np.dtype(dtype).kind
+    if kind in "iu":
+        limits = np.iinfo(dtype)
+        fits = isinstance(given, Integral | np.bool_) and limits.min <= int(given) <= limits.max
+    else:
+        fits = kind in "bc" or not isinstance(given, complex | np.complexfloating)
+        fits = fits and not (isinstance(given, int) and abs(given) >= 1 << 1023)  # beyond a double
+    if not fits:
+        raise ValueError(f"{operation}: {name} must fit the dtype {dtype}, got {shown(given)}")
 
 
 def has_own_arithmetic(array: object) -> bool:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from functools import wraps
 from inspect import signature
 from typing import Any, TypeVar
@@ -60,6 +61,24 @@ def answers(function: FunctionT) -> FunctionT:
 
     taken: Any = answering
     return taken  # type: ignore[no-any-return]
+
+
+@contextmanager
+def speaking_for(name: str, *others: str) -> Iterator[None]:
+    """Raise the errors of functions that a function calls under its own name.
+
+    >>> with speaking_for("map_tiles", "take_blocks"):
+    ...     raise ValueError("take_blocks: mode must be one of constant, edge, got 'zero'")
+    Traceback (most recent call last):
+    ValueError: map_tiles: mode must be one of constant, edge, got 'zero'
+    """
+    try:
+        yield
+    except Exception as error:
+        other, _, said = str(error).partition(": ")
+        if other not in others:
+            raise
+        raise type(error)(f"{name}: {said}").with_traceback(error.__traceback__) from None
 
 
 def misnamed(function: Callable[..., Any], name: str, given: Iterable[str], kind: type | None = None) -> TypeError:

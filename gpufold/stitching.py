@@ -20,7 +20,7 @@ from gpufold.backends import Backend, backend_of, copy_of_window
 from gpufold.calls import REDUCTIONS, Call, Reduction, is_separable
 from gpufold.elements import ELEMENT_TYPES, WIDER, stitched_dtype
 from gpufold.geometry import PositionsGeometry, Size, as_integers
-from gpufold.given import flag, shown, word
+from gpufold.given import check_number, flag, shown, word
 from gpufold.names import answers
 from gpufold.weights import least_weight
 from gpufold.windows import axes_of_window, name_of_axis
@@ -361,6 +361,8 @@ class Stitcher:
         """Return what the first rows add up to, divided as the reduction says, in an array of its own."""
         if self._open is None:
             raise ValueError(f"Stitcher.{method}: no tile was added, so that nothing says where the result would be")
+        if fill_value is not None:
+            check_number(f"Stitcher.{method}", "fill_value", fill_value, self._open.dtype)
         backend = backend_of(self._open.sums, self._open.kind)
         with backend.device:
             self._open.hold(backend, count, count)

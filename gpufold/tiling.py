@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from fractions import Fraction
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from gpufold.arrays import check_apart
+from gpufold.arrays import check_apart, check_library, check_writable
 from gpufold.backends import backend_of
-from gpufold.calls import Mode, Reduction
+from gpufold.calls import REDUCTIONS, Mode, Reduction
 from gpufold.dispatch import front_of
 from gpufold.geometry import Extents, LastBlock, Size, Sizes, as_integers
-from gpufold.given import shown
+from gpufold.given import check_number, shown, word
+from gpufold.names import speaking_for
 from gpufold.positions import grid_positions, take_blocks
 from gpufold.stitching import Stitcher
 
@@ -111,6 +114,17 @@ def map_tiles(
     --------
     Stitcher : The same, with the loop left to the caller.
     """
+    called: dict[str, Any] = {"function": function, "finish": iter if finish is None else finish, "progress": progress}
+    for name, each in called.items():
+        if not callable(each):
+            raise TypeError(f"map_tiles: {name} must be callable, got {shown(each)}")
+    if not (isinstance(getattr(array, "shape", None), tuple) and hasattr(array, "dtype")):
+        raise TypeError(f"map_tiles: array must be an array, got {shown(array)}; convert it with numpy.asarray")
+    if not isinstance(resume, str | PathLike | None):
+        raise TypeError(f"map_tiles: resume must be the name of a file, got {shown(resume)}")
+    average = word("map_tiles", "reduction", reduction, REDUCTIONS) != "sum"
+    if fill_value is not None:
+        check_number("map_tiles", "fill_value", fill_value)
     block = as_integers("map_tiles", "block_shape", block_shape)
     if isinstance(block, int) or not 0 < len(block) <= len(array.shape):
         raise ValueError(
@@ -120,13 +134,19 @@ def map_tiles(
     number = as_integers("map_tiles", "batch", batch)
     if not isinstance(number, int) or number < 1:
         raise ValueError(f"map_tiles: batch must be an integer of at least 1, got {shown(batch)}")
-    if isinstance(out, np.ndarray) and isinstance(array, np.ndarray):
-        check_apart("map_tiles", np, "out", out, [("array", array)])
+    if isinstance(out, np.ndarray):
+        check_library("map_tiles", "out", out, np, "the result")
+        check_writable("map_tiles", np, "out", out, "array", array)
+        if isinstance(array, np.ndarray):
+            check_apart("map_tiles", np, "out", out, [("array", array)])
+    elif out is not None and not (hasattr(out, "shape") and hasattr(out, "__setitem__")):
+        raise TypeError(f"map_tiles: out must be an array that is written into, got {shown(out)}")
     rank = len(block)
     size = tuple(array.shape)[-rank:]
-    positions = grid_positions(tuple(map(max, size, block)), block, strides, last=last)
+    with _speaking():
+        positions = grid_positions(tuple(map(max, size, block)), block, strides, last=last)
     positions -= [max(0, side - extent) // 2 for side, extent in zip(block, size, strict=True)]
-    if fill_value is None and reduction != "sum":
+    if fill_value is None and average:
         _check_covered(positions, size, block)
     said = f"of shape {tuple(array.shape)} in {len(positions)} tiles {block} from {positions[-1].tolist()}"
     done = _noted(resume, said, out)
@@ -134,25 +154,35 @@ def map_tiles(
     given, first, stitcher = out, 0, None
     for start in progress(range(0, len(positions), number)):
         places = positions[start : start + number]
-        tiles = function(_tiles(array, places.tolist(), block, mode))
-        if stitcher is None:
-            tile, scale = _scale(tuple(tiles.shape), block, len(places))
-            whole = _scaled(np.array([size]), scale, "size")[0].tolist()
-            first = _scaled(np.array([[done, *[0] * (rank - 1)]]), scale, "positions")[0, 0]
-            shape = (*tuple(tiles.shape)[1:-rank], whole[0] - first, *whole[1:])
-            stitcher = Stitcher(shape, tile, window=window, reduction=reduction, slabs=True)
-        stitcher.add(tiles, _scaled(places, scale, "positions") - [first, *[0] * (rank - 1)])
-        begin, slab = stitcher.finished(fill_value=fill_value)
+        with _speaking():
+            tiles = _tiles(array, places.tolist(), block, mode)
+        tiles = function(tiles)
+        with _speaking():
+            if stitcher is None:
+                tile, scale = _scale(tiles, block, len(places))
+                whole = _scaled(np.array([size]), scale, "size")[0].tolist()
+                first = _scaled(np.array([[done, *[0] * (rank - 1)]]), scale, "positions")[0, 0]
+                shape = (*tuple(tiles.shape)[1:-rank], whole[0] - first, *whole[1:])
+                stitcher = Stitcher(shape, tile, window=window, reduction=reduction, slabs=True)
+            stitcher.add(tiles, _scaled(places, scale, "positions") - [first, *[0] * (rank - 1)])
+            begin, slab = stitcher.finished(fill_value=fill_value)
         out = _written(out, first + begin, slab, whole, finish)
         _note(resume, f"{max(0, places[-1, 0])} rows {said}")
     assert stitcher is not None  # there is a position at least
-    begin, slab = stitcher.result(fill_value=fill_value)
+    with _speaking():
+        begin, slab = stitcher.result(fill_value=fill_value)
     out = _written(out, first + begin, slab, whole, finish)
     if resume is not None:
         Path(resume).unlink()
     if given is None and front_of(type(slab)).endswith("jax"):  # what rows were written into is NumPy's
         return sys.modules["jax"].numpy.asarray(out)
     return out
+
+
+def _speaking() -> AbstractContextManager[None]:
+    return speaking_for(
+        "map_tiles", "grid_positions", "take_blocks", "Stitcher", "Stitcher.add", "Stitcher.finished", "Stitcher.result"
+    )
 
 
 def _check_covered(positions: Any, size: Size, block: Size) -> None:
@@ -206,13 +236,14 @@ def _note(resume: Any, text: str) -> None:
         part.replace(resume)
 
 
-def _scale(shape: Size, block: Size, count: int) -> tuple[Size, list[Fraction]]:
+def _scale(tiles: Any, block: Size, count: int) -> tuple[Size, list[Fraction]]:
     """Return the shape of a tile that the function returned, and how much larger it is along each axis."""
+    shape = tuple(getattr(tiles, "shape", ()))
     tile = shape[-len(block) :]
     if len(shape) <= len(block) or shape[0] != count or not all(tile):
         raise ValueError(
             f"map_tiles: the function must return (B, *channels, *tile) with B = {count} and {len(block)} axes of a "
-            f"tile, got shape {shape}"
+            f"tile, got {f'shape {shape}' if shape else shown(tiles)}"
         )
     return tile, [Fraction(*extents) for extents in zip(tile, block, strict=True)]
 
@@ -235,6 +266,11 @@ def _written(out: Any, start: int, slab: Any, size: Size, finish: Callable[[Any]
     if not slab.shape[-rank]:
         return out
     slab = slab if finish is None else finish(slab)
+    shape = tuple(getattr(slab, "shape", ()))
+    if len(shape) < rank:
+        raise ValueError(f"map_tiles: finish must return a slab (*channels, *rows), got {shown(slab)}")
+    if out is not None and tuple(out.shape) != (*shape[:-rank], *size):
+        raise ValueError(f"map_tiles: out must have the shape {(*shape[:-rank], *size)}, got {tuple(out.shape)}")
     if out is None:
         backend = backend_of(slab)
         with backend.device:

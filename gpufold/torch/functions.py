@@ -193,8 +193,8 @@ def add_blocks(
     or a sequence.
     """
     if weights is not None:
-        terms, _ = _weighed("add_blocks", array, blocks, positions, window, weights)
-        sums = add_blocks(array.to(terms.dtype), terms, positions, variant=variant, deterministic=deterministic)
+        terms, _, places = _weighed("add_blocks", array, blocks, positions, window, weights)
+        sums = add_blocks(array.to(terms.dtype), terms, places, variant=variant, deterministic=deterministic)
         return sums.to(array.dtype)
     if is_traced(array, blocks):
         places = operators.as_positions("add_blocks", positions, array)
@@ -240,7 +240,7 @@ def add_blocks_(
             ones = weight_out.new_ones(()).expand(blocks.shape[0], *blocks.shape[1 + array.ndim - weight_out.ndim :])
         if weights is not None:
             summed = ones is not None
-            blocks, each = _weighed("add_blocks_", array, blocks, positions, window, weights, summed)
+            blocks, each, positions = _weighed("add_blocks_", array, blocks, positions, window, weights, summed)
             sums, window = array.to(blocks.dtype), None
             if ones is not None:
                 ones = each.reshape(len(each), *each.shape[1 + blocks.ndim - ones.ndim :]).expand_as(ones)
@@ -260,13 +260,15 @@ def add_blocks_(
 
 def _weighed(
     name: str, array: Tensor, blocks: Tensor, positions: Any, window: Any, weights: Tensor, summed: bool = False
-) -> tuple[Tensor, Tensor]:
-    """Return blocks times the weights of their elements, in the dtype of their sums, and these weights."""
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return blocks times the weights of their elements, in the dtype of their sums, these weights, and positions."""
     for argument, tensor in (("array", array), ("blocks", blocks), ("weights", weights)):
         tensors.check_tensor(name, argument, tensor)
     check_block_weights(name, weights, tensors.name_of(array.dtype), len(blocks))
-    axes, rank = tensors.weights_of(window), (getattr(positions, "shape", None) or (len(positions[0]),))[-1]
-    block = tuple(blocks.shape[blocks.ndim - rank :])
+    traced = is_traced(array, blocks)
+    convert = operators.as_positions if traced else partial(tensors.as_positions, like="array")
+    places = convert(name, positions, array)
+    axes, block = tensors.weights_of(window), tuple(blocks.shape[blocks.ndim - places.shape[-1] :])
     wanted = [(extent,) for extent in block] if is_separable(window) else [block]
     for each in axes:
         tensors.check_real(name, "window", each)
@@ -277,7 +279,7 @@ def _weighed(
     least = least_weight(dtype.itemsize, "mean") if summed else 0.0
     factors = of_elements(torch, tensors.ready_weights(weights, dtype), axes, blocks.ndim, least)
     terms = blocks.to(array.dtype if array.dtype.is_complex else dtype)
-    return tensors.weighed(terms, factors), factors
+    return tensors.weighed(terms, factors), factors, places
 
 
 def _described_addition(
