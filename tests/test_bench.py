@@ -11,7 +11,6 @@ import re
 import signal
 import subprocess
 import sys
-import threading
 import time
 import weakref
 from dataclasses import replace
@@ -722,17 +721,6 @@ def test_memory_is_shown_of_what_does_not_keep_it_and_saved(capsys, tmp_path, mo
     assert "| col2im-tiny-2x2 | 2.35 | 4.69 |" in (tmp_path / "out" / "tiny.md").read_text()
 
 
-def test_a_call_that_fails_when_its_memory_is_measured_is_an_entry():
-    def raises(call):
-        raise MemoryError("none left")
-
-    measured = Bench("cpu", CpuClock(pause=lambda seconds: None), 1, 0.001, [], [], raises)
-    (problem,) = select(["col2im-tiny"], quick=True, gpu=False)
-    row = new_row(problem, "float32")
-    measured.measure(problem, "float32", row)
-    assert row.failures == {"gpufold": "MemoryError: none left"}
-
-
 def test_a_device_that_is_lost_when_memory_is_measured_leaves_an_unfinished_row(
     capsys, numpy_device, tmp_path, monkeypatch
 ):
@@ -927,28 +915,6 @@ def test_a_file_is_replaced_at_once_and_only_when_it_is_written_to_the_disk(tmp_
         assert list(path.parent.iterdir()) == [path]
 
 
-def test_a_reader_never_sees_half_a_file(tmp_path):
-    path, stop, seen = tmp_path / "file.json", threading.Event(), []
-    rows = [Row("name", "col2im", "float32", 1, 1, times={"gpufold": Times([0.001] * 5000)}) for _ in range(20)]
-    made = Run("no device", "cpu", 1, {}, "", "", "", [], [], [], rows)
-    made.save(path)
-
-    def read():
-        while not stop.is_set():
-            try:
-                seen.append(len(Run.load(path).rows))
-            except ValueError as error:
-                seen.append(error)
-
-    reader = threading.Thread(target=read)
-    reader.start()
-    for _ in range(20):
-        made.save(path)
-    stop.set()
-    reader.join()
-    assert set(seen) == {20}
-
-
 TWO = ("--device", "cpu", "--problem", "tiny", "--seconds", "0.001", "--threads", "1")
 
 
@@ -1006,20 +972,6 @@ def test_resume_goes_on_with_the_same_options_only(capsys, tmp_path, others, mes
             main([*TWO, *words, "--save", str(saved)])
         assert re.search(complaint, capsys.readouterr().err)
         assert saved.read_text() == before
-
-
-@pytest.mark.all
-def test_resume_names_another_device_and_other_versions(capsys, tmp_path, monkeypatch):
-    saved = tmp_path / "saved.json"
-    assert run(capsys, *TWO, "--save", str(saved))[0] == 0
-    loaded = Run.load(saved)
-    loaded.device, loaded.versions = "an abacus", loaded.versions | {"numpy": "0.1"}
-    loaded.save(saved)
-    with pytest.raises(SystemExit):
-        main([*TWO, "--save", str(saved), "--resume"])
-    message = capsys.readouterr().err
-    assert "device was 'an abacus' and is " in message
-    assert f"versions['numpy'] was '0.1' and is '{np.__version__}'" in message
 
 
 @pytest.mark.all
@@ -1103,24 +1055,6 @@ def test_a_table_fits_a_narrow_terminal_without_cutting_a_word():
 def test_every_problem_can_run_in_another_dtype(capsys):
     words = ("--device", "cpu", "--problem", "tiny", "--seconds", "0.001", "--dtype", "complex64", "--full")
     assert "col2im-tiny-2x2 complex64" in run(capsys, *words)[1]
-
-
-@pytest.mark.all
-def test_an_interrupted_run_prints_what_it_has(capsys, monkeypatch):
-    measure = bench.measure.Bench.measure
-
-    def until_the_second(self, problem, dtype, row):
-        if problem.operation == "im2col":
-            raise KeyboardInterrupt
-        measure(self, problem, dtype, row)
-
-    monkeypatch.setattr(bench.measure.Bench, "measure", until_the_second)
-    status, out = run(capsys, "--device", "cpu", "--problem", "tiny", "--seconds", "0.001")
-    assert status == INTERRUPTED
-    assert "col2im-tiny-2x2" in out
-    assert "Interrupted at im2col-tiny-2x2." in out
-    assert "Nothing is saved" in out
-    assert out.count("im2col-tiny-2x2") == 1
 
 
 def test_problems_are_listed_with_their_origin(capsys):

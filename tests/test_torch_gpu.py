@@ -3,51 +3,23 @@
 from __future__ import annotations
 
 import importlib
+from dataclasses import replace
 
 import pytest
 import torch
-from cases import CASES
+from cases import CASES, DTYPES
+from test_torch import AVERAGED, LINEAR, WINDOWED, as_tensor, named, values_of
 
 import gpufold.torch
 from bench.memory import pool_peak
 
 pytestmark = [pytest.mark.gpu, pytest.mark.peer("torch")]
 
-STEPS = {"strides": (2, 1), "pads_begin": (1, 0), "pads_end": (0, 1)}
-WINDOW = torch.tensor([[0.5, 1.0], [2.0, 0.25], [1.5, 1.0]])
-PLACES = torch.tensor([[0, 0], [-1, 2], [2, 1], [9, 9]])
 
-CALLS = {
-    "col2im": (lambda data: gpufold.torch.col2im(data, (4, 3), (3, 2), **STEPS), (2, 6, 6)),
-    "im2col": (lambda data: gpufold.torch.im2col(data, (3, 2), **STEPS), (2, 1, 4, 3)),
-    "blocks_to_array": (lambda data: gpufold.torch.blocks_to_array(data, (2, 7), (3,), 2), (2, 3, 3)),
-    "array_to_blocks": (lambda data: gpufold.torch.array_to_blocks(data, (3,), 2), (2, 7)),
-    "batch_to_space": (lambda data: gpufold.torch.batch_to_space(data, (1, 4), 1, (0, 2)), (8, 3)),
-    "space_to_batch": (lambda data: gpufold.torch.space_to_batch(data, (1, 4), 1, (0, 2)), (2, 9)),
-    "add_blocks": (
-        lambda data: gpufold.torch.add_blocks(data.new_zeros(2, 4, 3), data, PLACES.to(data.device)),
-        (4, 2, 3, 2),
-    ),
-    "take_blocks": (lambda data: gpufold.torch.take_blocks(data, PLACES.to(data.device), (3, 2)), (2, 4, 3)),
-    "take_blocks-edge": (
-        lambda data: gpufold.torch.take_blocks(data, PLACES.to(data.device), (3, 2), mode="edge"),
-        (2, 4, 3),
-    ),
-    "average": (
-        lambda data: gpufold.torch.average(data, WINDOW.to(data.device, data.real.dtype)),
-        (4, 3, 2),
-    ),
-    "mean": (
-        lambda data: gpufold.torch.col2im(
-            data, (4, 3), (3, 2), **STEPS, reduction="mean", window=WINDOW.to(data.device, data.real.dtype)
-        ),
-        (2, 6, 6),
-    ),
-}
-
-BFLOAT16 = pytest.param("bfloat16", marks=pytest.mark.peer("ml_dtypes"))  # which the CPU needs
-
-called = pytest.mark.parametrize("name", CALLS)
+def on_gpu(operation, given):
+    """Return a call with its positions on the GPU, and its tensors there."""
+    places = {name: torch.tensor(value).cuda() for name, value in operation.arguments.items() if name == "positions"}
+    return replace(operation, arguments=operation.arguments | places), [each.cuda() for each in given]
 
 
 @pytest.fixture(autouse=True)
@@ -58,30 +30,36 @@ def _on_a_gpu():
 
 def random(shape, dtype):
     generator = torch.Generator().manual_seed(0)
-    if dtype.is_floating_point or dtype.is_complex:
-        return torch.randn(shape, dtype=dtype, generator=generator)
-    return torch.randint(0, 2 if dtype is torch.bool else 100, shape, generator=generator).to(dtype)
+    return torch.randn(shape, dtype=dtype, generator=generator)
 
 
-@called
-@pytest.mark.parametrize("dtype", ["bool", "uint8", "uint16", "int64", "float16", BFLOAT16, "float64", "complex64"])
-def test_results_have_the_bits_of_the_cpu(name, dtype):
-    function, shape = CALLS[name]
-    data = random(shape, getattr(torch, dtype))
-    if name in ("mean", "average") and not (data.is_floating_point() or data.is_complex()):
-        pytest.xfail("there is no mean of integers")
-    got = function(data.cuda())
+def check(operation, given):
+    call, moved = on_gpu(operation, given)
+    got = call(*moved)
     assert got.is_cuda
     assert got.is_contiguous()
-    assert torch.equal(got.cpu().view(torch.uint8), function(data).view(torch.uint8))
+    assert torch.equal(got.cpu().view(torch.uint8), operation(*given).view(torch.uint8))
 
 
-@called
-def test_gradients(name):
-    function, shape = CALLS[name]
-    data = random(shape, torch.float64).cuda().requires_grad_()
-    assert torch.autograd.gradcheck(function, data, check_forward_ad=True, nondet_tol=1e-12)
-    assert torch.autograd.gradgradcheck(function, data, nondet_tol=1e-12)
+@named(LINEAR)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_results_have_the_bits_of_the_cpu(operation, dtype):
+    check(operation, [as_tensor(values_of(dtype, shape)) for shape in operation.shapes.values()])
+
+
+@named([*WINDOWED, *AVERAGED])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.complex128], ids=str)
+def test_weighted_results_have_the_bits_of_the_cpu(operation, dtype):
+    check(operation, operation.tensors(dtype))
+
+
+@named([*LINEAR, *WINDOWED, *AVERAGED])
+def test_gradients(operation):
+    call, given = on_gpu(operation, operation.tensors(torch.float64))
+    for each in given[: len(given) if operation.reduction == "sum" else len(operation.shapes)]:
+        each.requires_grad_()
+    assert torch.autograd.gradcheck(call, given, check_forward_ad=True, nondet_tol=1e-12)
+    assert torch.autograd.gradgradcheck(call, given, nondet_tol=1e-12)
 
 
 @pytest.mark.parametrize("case", CASES[:12], ids=str)
@@ -98,23 +76,14 @@ def test_cases_have_the_bits_of_the_cpu(case):
         torch.testing.assert_close(got.cpu(), want, rtol=0 if variant != "atomic" else 1e-5, atol=1e-5)
 
 
-@called
-def test_nothing_waits(name):
-    function, shape = CALLS[name]
-    data = random(shape, torch.float32).cuda()
-    places, window, out = PLACES.cuda(), WINDOW.cuda(), torch.zeros(2, 4, 3, device="cuda")
-    calls = {  # with what the calls above copy to the GPU
-        "add_blocks": lambda data: gpufold.torch.add_blocks_(out.clone(), data, places),
-        "take_blocks": lambda data: gpufold.torch.take_blocks(data, places, (3, 2)),
-        "take_blocks-edge": lambda data: gpufold.torch.take_blocks(data, places, (3, 2), mode="edge"),
-        "average": lambda data: gpufold.torch.average(data, window),
-        "mean": lambda data: gpufold.torch.col2im(data, (4, 3), (3, 2), **STEPS, reduction="mean", window=window),
-    }
-    call, leaf = calls.get(name, function), data.clone().requires_grad_()
+@named([*LINEAR, *WINDOWED, *AVERAGED])
+def test_nothing_waits(operation):
+    call, given = on_gpu(operation, operation.tensors(torch.float32))
+    leaf = given[0].clone().requires_grad_()
 
     def forward_and_backward():
-        call(data)
-        result = call(leaf)
+        call(*given)
+        result = call(leaf, *given[1:])
         torch.autograd.grad(result, leaf, torch.ones_like(result))
 
     forward_and_backward()  # compiles
