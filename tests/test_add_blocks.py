@@ -199,17 +199,6 @@ def test_few_blocks_of_many_planes_are_not_added_plane_by_plane(monkeypatch):
     assert (gpufold.take_blocks(out, [(1, 1)] * 100, (4, 1)) == 100).all()
 
 
-@pytest.mark.parametrize("dtype", [np.int8, np.int32, np.int64, np.uint8, np.uint64], ids=str)
-def test_positions_may_be_any_integers(dtype):
-    positions = np.array([(0, 1), (3, 2)], dtype)
-    blocks = np.ones((2, 2, 2))
-    want = gpufold.add_blocks_(np.zeros((4, 5)), blocks, [(0, 1), (3, 2)])
-    assert_same_bits(gpufold.add_blocks_(np.zeros((4, 5)), blocks, positions), want)
-    if np.dtype(dtype) == np.uint64:  # -1 in 64 bits is no position inside
-        positions[1] = 2**64 - 1
-        assert gpufold.add_blocks_(np.zeros((4, 5)), blocks, positions).sum() == 4
-
-
 def test_nothing_to_add_leaves_everything():
     out = np.ones((3, 4))
     for blocks, positions in (

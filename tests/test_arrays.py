@@ -332,7 +332,7 @@ class Array:
         )
         self.host = np.asarray(place)
         self.data, self.shape, self.strides, self.dtype = memptr, shape, strides, self.host.dtype
-        self.size, self.itemsize = self.host.size, self.host.itemsize
+        self.size, self.itemsize, self.ndim = self.host.size, self.host.itemsize, self.host.ndim
         self.flags = SimpleNamespace(c_contiguous=self.host.flags.c_contiguous)
         self.device = CURRENT
 
@@ -469,8 +469,10 @@ def test_nothing_is_converted_while_a_graph_is_captured(layout, cupy):
         assert weights_of(window, (3, 4), np.dtype(np.float32), cupy)[1] == (window,)
         assert as_positions("add_blocks", cupy, positions, positions) is positions
         return
-    with pytest.raises(ValueError, match="window must be contiguous, aligned and of float32 while a"):
-        weights_of(window, (3, 4), np.dtype(np.float32), cupy)
+    axis = Array.of(layout(np.ones((3, 4), np.float32))[:, 0])
+    for given in (window, (axis, Array.of(np.ones(4, np.float64)))):
+        with pytest.raises(ValueError, match="window must be contiguous, aligned and of float32 while a"):
+            weights_of(given, (3, 4), np.dtype(np.float32), cupy)
     for name in ("out", "array"):
         with pytest.raises(
             ValueError, match=f"positions must be a contiguous, aligned array of int64 beside {name} while"

@@ -6,7 +6,6 @@ import random
 import tracemalloc
 from functools import cache
 from math import prod
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -22,16 +21,13 @@ from cases import (
     crossed,
     fold,
     garbage,
-    off_its_size,
     random_case,
     unfold,
     values,
-    weights_of,
     window_of,
 )
 
 import gpufold
-from gpufold import arrays, windows
 from gpufold.cpu import tiles
 from gpufold.elements import sum_dtype
 
@@ -263,60 +259,3 @@ def test_one_pass_needs_the_result_a_window_and_a_bounded_scratch(case, fusion, 
     weights = 8 * prod(case.kernel_size)
     # sums, products and a tap's scratch; two divisors and where they are small
     assert peak <= tile * (4 * wide + (17 if reduction != "sum" else 0)) + weights + 600_000
-
-
-CAPTURING = SimpleNamespace(cuda=SimpleNamespace(get_current_stream=lambda: SimpleNamespace(is_capturing=lambda: True)))
-"""What is asked of CuPy while a CUDA graph is captured."""
-
-
-@pytest.fixture
-def capturing(monkeypatch):
-    """Have arrays refused that a CUDA graph would convert anew, into memory that is another's by then."""
-    check = arrays.check_no_capture
-    for module in (arrays, windows):
-        monkeypatch.setattr(
-            module, "check_no_capture", lambda operation, library, *facts: check(operation, CAPTURING, *facts)
-        )
-
-
-@pytest.mark.parametrize(
-    "window",
-    [
-        np.ones((3, 4)),
-        np.ones((3, 8), np.float32)[:, ::2],
-        np.ones((4, 3), np.float32).T,
-        (np.ones(3, np.float32), np.ones(4)),
-        (np.ones(6, np.float32)[::2], np.ones(4, np.float32)),
-        off_its_size(np.ones((3, 4), np.float32)),
-        (np.ones(3, np.float32), off_its_size(np.ones(4, np.float32))),
-    ],
-    ids=[
-        "other precision",
-        "strided",
-        "transposed",
-        "one axis of other precision",
-        "one axis strided",
-        "off its size",
-        "one axis off its size",
-    ],
-)
-def test_a_window_is_not_converted_in_a_captured_graph(window, capturing):
-    with pytest.raises(ValueError, match="col2im: window must be contiguous, aligned and of float32 while a"):
-        weights_of(window, (3, 4), np.dtype(np.float32))
-
-
-@pytest.mark.parametrize("kernel_size", [(3, 4), (3,)])
-def test_a_window_that_fits_is_taken_as_it_is(kernel_size, capturing):
-    whole, axes = np.ones(kernel_size, np.float32), tuple(np.ones(taps, np.float32) for taps in kernel_size)
-    assert weights_of(whole, kernel_size, np.dtype(np.float32))[1][0] is whole
-    taken = weights_of(axes, kernel_size, np.dtype(np.float32))[1]
-    assert all(weights is axis for weights, axis in zip(taken, axes, strict=True))
-
-
-def test_positions_are_not_converted_in_a_captured_graph(capturing):
-    places = np.zeros((5, 2), np.int64)
-    assert arrays.as_positions("add_blocks", np, places, places) is places
-    turned = np.zeros((2, 5), np.int64).T
-    for other in (places.astype(np.int32), turned, [(0, 0)], places.astype(np.uint64), off_its_size(places)):
-        with pytest.raises(ValueError, match="a contiguous, aligned array of int64 beside array while"):
-            arrays.as_positions("add_blocks", np, other, places)

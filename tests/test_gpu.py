@@ -105,8 +105,6 @@ SHORT_CASES = (
 )
 """Few and small, yet they run every kernel: compute-sanitizer slows each many times."""
 
-SHORT_DTYPES = tuple(np.dtype(name) for name in ("uint8", "float16", "int32", "float32", "complex128"))
-
 
 @pytest.fixture(autouse=True)
 def _named_by_its_own_error(request):

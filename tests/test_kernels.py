@@ -95,7 +95,11 @@ NATURAL = {
 ANY_LAYOUT = ("taps", "words", "packed", "deinterleave")
 """Variants that get another layout every other time."""
 
-SERVED = {"words": ("uint8", "float16", "float32", "complex64"), "packed": ("uint8", "float16", "float32")}
+SERVED = {
+    "words": ("uint8", "float16", "float32", "complex64"),
+    "packed": ("uint8", "float16", "float32"),
+    "atomic": ("int32", "uint32", "uint64", "float32", "float64", "complex64"),
+}
 """The dtypes of variants that do not serve all."""
 
 SUMMED = [pair for pair in WIDENINGS if {*pair} <= {dtype.name for dtype in DTYPES}]
@@ -113,9 +117,8 @@ class Row(NamedTuple):
     """The kind of weights, where they are what the row is about."""
 
     def __str__(self) -> str:
-        return "-".join(
-            filter(None, (self.operation, str(self.case), self.windows and f"{self.variant}-{self.windows}"))
-        )
+        variant = self.variant if self.windows or self.operation == "add_blocks" else ""
+        return "-".join(filter(None, (self.operation, str(self.case), variant, self.windows)))
 
 
 ROWS = (
@@ -130,6 +133,7 @@ ROWS = (
     ),
     *(Row(operation, case) for case in POSITIONS_CASES for operation in ("add_blocks", "take_blocks")),
     *(Row("add_blocks", case) for case in POSITIONS_CASES_OF_KERNELS),
+    *(Row("add_blocks", case, "atomic") for case in POSITIONS_CASES[3::4]),
     *(Row("average", case) for case in AVERAGE_CASES),
     # Infinite and NaN weights show what lets them in: zero times these is NaN.
     *(
@@ -184,7 +188,7 @@ def drawn(row, number) -> Drawn:
     if row.case in FAR_CASES and row.case.arguments["strides"][-1] > 2**20:
         names = [name for name in names if name != "gather_parts"]  # a thread block for every 32 phases of a stride
     if first:
-        names = rng.sample(list(names), min(2, len(names)))
+        names = rng.sample(list(names), min(2 + (row.operation == "add_blocks"), len(names)))
         if row.variant:
             names = [row.variant]
             read = written = "contiguous"

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from cases import Case, assert_same_bits, values
 from random_calls import random_problem
+from specialisations import whole_blocks as block_by_block
 
 from bench import hostcuda
 from gpufold.calls import Call, Fusion, Unsupported
@@ -47,14 +48,6 @@ def sliding(kernel, strides, dilations, blocks=8):
     return SlidingGeometry(
         2, 3, tuple(Axis(*axis, 0, 0) for axis in zip(sizes, kernel, strides, dilations, strict=True))
     )
-
-
-def block_by_block(geometry):
-    """Describe split columns with the taps of a block one after another in memory."""
-    rank = len(geometry.axes)
-    shape = geometry.split_columns_shape
-    strides = Operand.contiguous((*shape[:2], *geometry.num_blocks, *geometry.block_shape)).strides
-    return Operand(shape, (*strides[:2], *strides[2 + rank :], *strides[2 : 2 + rank]))
 
 
 @pytest.mark.parametrize(

@@ -108,15 +108,6 @@ def test_every_bit_pattern_is_moved_as_it_is(dtype, way):
     assert got[1].tobytes() == array[4:7, 5:9].tobytes()
 
 
-@pytest.mark.parametrize("dtype", [np.int8, np.int32, np.uint8, np.uint64], ids=str)
-def test_positions_may_be_any_integers(dtype):
-    array, places = np.ones((4, 5)), np.array([(0, 1), (3, 2)], dtype)
-    assert_same_bits(gpufold.take_blocks(array, places, 2), gpufold.take_blocks(array, [(0, 1), (3, 2)], (2, 2)))
-    if np.dtype(dtype) == np.uint64:  # -1 in 64 bits is no position inside
-        places[1] = 2**64 - 1
-        assert gpufold.take_blocks(array, places, 2).sum() == 4
-
-
 def test_outside_is_zero_whatever_the_window(way):
     window = np.array([np.nan, np.inf, -1.0], np.float32)
     got = gpufold.take_blocks(np.full(3, 3, np.float32), [(5,), (-2,)], 3, window=window)
