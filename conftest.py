@@ -25,7 +25,8 @@ NEEDS = {
     "tests/test_readme.py": ("rich",),
     "tests/test_release.py": ("yaml",),
     "tests/test_sources.py": ("ml_dtypes",),
-    "tests/test_torch*.py": ("torch", "hypothesis"),
+    "tests/test_torch*.py": ("torch",),
+    "tests/test_torch_small.py": ("hypothesis",),
     "tests/test_tuning.py": ("ml_dtypes",),
     "tests/test_underflow.py": ("ml_dtypes",),
 }

@@ -39,7 +39,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     reasons = {item: mark.kwargs["reason"] for item in items for mark in item.iter_markers("skip")}
     config.hook.pytest_deselected(items=list(reasons))
     for reason, number in Counter(reasons.values()).items():
-        print(f"{number} tests deselected: {reason}")
+        config.get_terminal_writer().line(f"{number} tests deselected: {reason}")
     items[:] = [item for item in items if item not in reasons]
     number, count = map(int, config.getoption("--part").split("/"))
     names = config.getoption("--finished")
