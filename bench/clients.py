@@ -1,4 +1,4 @@
-"""Libraries that stitch, imported as they are: MONAI, TorchIO, nnU-Net, pty-chi, Demucs, Vocos, diffusers."""
+"""Libraries that stitch, imported as they are: MONAI, TorchIO, nnU-Net, pty-chi, Demucs, Vocos, diffusers, deepinv."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ STAND_INS = (
     "SimpleITK",
     "blosc2",
     "encodec",
+    "h5py",
     "huggingface_hub",
+    "matplotlib",
+    "natsort",
     "pandas",
     "sklearn",
     "torchaudio",

@@ -796,6 +796,22 @@ def _monai(problem: Problem, data: Any, threads: int) -> Call | None:
     return Call(run, _from_tensor(data))
 
 
+def _map_tiles(problem: Problem, data: Any, threads: int) -> Call | None:
+    """Stitch by gpufold.map_tiles, one tile at a time in place of what a network gives, as MONAI does."""
+    tiles = _tiles(problem, data)
+    if tiles is None:
+        return None
+    geometry, by_begin = tiles
+    picture = _tensor(data).new_zeros((1, *geometry.image_size))
+    strides, window = [axis.stride for axis in geometry.axes], problem.weights() if problem.window else None
+
+    def run() -> Any:
+        answers = iter(by_begin.values())
+        return gpufold.map_tiles(lambda _: next(answers), picture, geometry.block_shape, strides, window=window)[None]
+
+    return Call(run, _from_tensor(data))
+
+
 def _torchio(problem: Problem, data: Any, threads: int) -> Call | None:
     """Aggregate tiles of a volume as TorchIO does, with the problem's window in place of Hann's."""
     import torch
@@ -992,6 +1008,7 @@ PEERS: tuple[Peer, ...] = (
     Peer("istft", "", "cupyx", ("gpu",), _istft, ("plain", "fused")),
     Peer("two passes", "", "gpufold", ("cpu", "gpu"), _two_passes, ("fused",)),
     Peer("MONAI", "monai", "monai", ("cpu", "gpu"), _monai, ("fused",)),
+    Peer("gpufold.map_tiles", "torch", "torch", ("cpu", "gpu"), _map_tiles, ("fused",)),
     Peer("TorchIO", "torchio", "torchio", ("cpu",), _torchio, ("fused",)),
     Peer("pty-chi", "ptychi", "ptychi", ("cpu", "gpu"), _pty_chi, ("placed", "taken")),
     Peer("loop", "numpy", "numpy", ("cpu",), _loop, ("plain", "blocks", "fused", "placed", "taken")),

@@ -188,7 +188,7 @@ def as_positions(operation: str, library: ModuleType, positions: Any, array: Any
             raise ValueError(
                 f"{operation}: positions must be on the device of {name}, {array.device}, got {given.device}"
             )
-    given = given[:, None] if given.ndim == 1 else given
+    given = given[:, None] if len(given.shape) == 1 else given
     if not on_host and is_kernel_ready(library, given, INT64):
         return given
     with device_of(library, array):

@@ -374,10 +374,10 @@ class Stitcher:
                     result = result.at[..., bare].set(fill_value)
                 elif fill_value is not None:
                     result[..., bare] = fill_value
-                elif count := int(bare.sum()):
+                elif bare.any():
                     raise ValueError(
-                        f"Stitcher.{method}: no tile lies on {count} of the elements, or none but with weights of zero "
-                        "(the NOLA condition of windows), of which fill_value says what they are"
+                        f"Stitcher.{method}: no tile lies on {int(bare.sum())} elements, or none but with weights "
+                        "of zero (the NOLA condition of windows), of which fill_value says what they are"
                     )
             return result
 

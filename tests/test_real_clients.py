@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from functools import partial
+from math import prod
+from time import process_time
 from types import SimpleNamespace
 
 import numpy as np
@@ -81,6 +84,72 @@ def test_monais_sliding_window_inference_has_the_same_bits(size, tile, overlap, 
     window = utils.compute_importance_map(tile, mode=mode).numpy()
     ours = stitched(two_classes(np), image, positions, tile, 5, window=window)
     np.testing.assert_array_equal(ours, theirs[0])
+
+
+NUMPYS = {"constant": "constant", "reflect": "reflect", "replicate": "edge", "circular": "wrap"}
+"""What torch's modes of padding, which MONAI takes, are called by NumPy."""
+
+
+def seen_with_its_neighbours(library):
+    """Return a network of two classes whose elements depend on others of their tile, and on what lies outside."""
+    return lambda tiles: library.concatenate([2 * tiles - library.flip(tiles, (-1,)), tiles * tiles - 1], 1)
+
+
+@pytest.mark.peer("monai")
+@pytest.mark.parametrize("mode", ["constant", "gaussian"])
+@pytest.mark.parametrize("padding", NUMPYS)
+@pytest.mark.parametrize(
+    ("size", "tile", "overlap"),
+    [((67, 90), (24, 32), 0.5), ((41, 13, 37), (16, 20, 12), 0.25), ((13, 33), (20, 40), 0.6)],
+    ids=str,
+)
+def test_map_tiles_is_monais_sliding_window_inference(size, tile, overlap, padding, mode):
+    """The same bits in every mode, of images smaller than a tile too, which lie in its middle."""
+    import torch
+
+    image = noise(1, *size)
+    theirs = client("monai.inferers").sliding_window_inference(
+        torch.from_numpy(image)[None], tile, 3, seen_with_its_neighbours(torch), overlap, mode, padding_mode=padding
+    )
+    window = client("monai.data.utils").compute_importance_map(tile, mode=mode).numpy()
+    strides = [side if side >= extent else int(side * (1 - overlap)) for extent, side in zip(size, tile, strict=True)]
+    for array, library in ((image, np), (torch.from_numpy(image), torch)):
+        ours = gpufold.map_tiles(
+            seen_with_its_neighbours(library), array, tile, strides, window=window, batch=3, mode=NUMPYS[padding]
+        )
+        np.testing.assert_array_equal(ours, theirs[0])
+
+
+@pytest.mark.peer("monai")
+def test_labels_of_many_classes_are_made_slab_by_slab():
+    """MONAI has the scores of all classes at once; of map_tiles they are those of the rows that tiles reach."""
+    import torch
+
+    from bench.memory import resident_peak_or_why
+
+    classes, size, tile = 24, (384, 48, 48), (16, 32, 32)
+    image, weight = torch.from_numpy(noise(1, *size)), torch.from_numpy(noise(classes, 1, 3, 3, 3))
+    network, inferers = partial(torch.nn.functional.conv3d, weight=weight, padding=1), client("monai.inferers")
+    window = client("monai.data.utils").compute_importance_map(tile, mode="gaussian")
+
+    def theirs():
+        return inferers.sliding_window_inference(image[None], tile, 2, network, 0.5, "gaussian")[0].argmax(0)
+
+    def ours():
+        return gpufold.map_tiles(
+            network, image, tile, (8, 16, 16), window=window, batch=2, finish=lambda rows: rows.argmax(0)
+        )
+
+    assert torch.equal(ours(), theirs())
+    peak_of, why = resident_peak_or_why()
+    if peak_of is None:
+        pytest.skip(why)
+    peaks = []
+    for run in (ours, theirs):
+        start = process_time()
+        peaks.append(peak_of(run))
+        print(f"{run.__name__}: {process_time() - start:.2f} s, {peaks[-1] / 1e6:.0f} MB")
+    assert peaks[0] < 0.5 * peaks[1]
 
 
 @pytest.mark.peer("monai")
@@ -472,6 +541,31 @@ def test_diffusers_tiled_decoding_is_stitched_with_a_ramp_but_for_corners():
 
 
 @pytest.mark.peer("diffusers")
+def test_map_tiles_decodes_as_diffusers_does_away_from_seams():
+    """Its last tiles are smaller, and those of a latent that tiles do not divide are left out of the comparison."""
+    import torch
+
+    model, decode = autoencoder(layers_per_block=1)
+    model.enable_tiling()
+    latent = torch.randn(1, 4, 44, 56)
+    theirs = model.decode(latent).sample[0]
+    tile, step, blend = model.tile_latent_min_size, 12, 16
+    along = np.arange(4 * tile, dtype=np.float32)
+    ramp = np.minimum(along, 4 * tile - along).clip(1e-7 * blend, blend) / np.float32(blend)
+    ours = gpufold.map_tiles(decode, latent[0], (tile, tile), step, window=(ramp, ramp), batch=3, last="over")
+    assert ours.shape == theirs.shape == (3, 176, 224)
+    rows, columns = [
+        torch.tensor([pixel < 4 * step * ((n - 4 * tile) // (4 * step) + 1) for pixel in range(n)]) for n in (176, 224)
+    ]
+    shared = [
+        torch.tensor([4 * step <= pixel and pixel % (4 * step) < blend for pixel in range(n)]) for n in (176, 224)
+    ]
+    compared = rows[:, None] & columns & ~(shared[0][:, None] & shared[1])
+    assert compared.sum() > 0.5 * compared.numel()
+    torch.testing.assert_close(ours[:, compared], theirs[:, compared], rtol=0, atol=1e-5)
+
+
+@pytest.mark.peer("diffusers")
 @pytest.mark.all
 def test_a_decoder_that_sees_so_far_is_stitched_without_seams_in_less_memory():
     """Its normalisations are of the whole picture, and left out: what is left sees 13 elements around a pixel."""
@@ -511,3 +605,75 @@ def test_a_decoder_that_sees_so_far_is_stitched_without_seams_in_less_memory():
     ours, tiled, whole = peaks
     assert max(ours, tiled) < whole / 2
     assert ours < 1.25 * tiled + 20e6, "what a process holds differs by some MB from run to run, and after other tests"
+
+
+# ---------------------------------------------------------------------------------------------
+# deepinv
+
+
+@pytest.mark.peer("deepinv")
+@pytest.mark.parametrize("channels", [1, 3])
+def test_deepinv_s_bm3d_aggregates_by_weights_of_blocks(monkeypatch, channels):
+    """It has an int64 index of each element and adds by it twice; here blocks lie at positions, weights in one pass."""
+    import torch
+
+    module = client("deepinv.models.bm3d")
+    options = dict.fromkeys(
+        ("spatial_ht_transform", "spatial_wiener_transform", "group_ht_transform", "group_wiener_transform"), "dct"
+    )
+    denoiser = module.BM3D(use_legacy=False, search_radius=6, **options)
+    image = torch.from_numpy(noise(40, 33, channels)) / 5 + torch.linspace(0, 1, 33)[:, None]
+    theirs = denoiser._bm3d_fast(image, 0.2)
+
+    def aggregate(self, width, count, sums, weight, y, x, _, patches, patch_weight):
+        positions = torch.stack([y, x], -1).reshape(-1, 2)
+        for channel in range(count):
+            planes = [each.reshape(-1, width, count)[..., channel] for each in (sums, weight)]
+            blocks = patches[:, :, channel].reshape(-1, self.p, self.p)
+            by_block = patch_weight[:, :, channel].expand(*y.shape, 1, 1).reshape(-1)
+            gpufold.add_blocks_(planes[0], blocks, positions, self.win, weights=by_block, weight_out=planes[1])
+
+    monkeypatch.setattr(module.BM3D, "_aggregate", aggregate)
+    ours = denoiser._bm3d_fast(image, 0.2)
+    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+    assert (ours - image).std() > 0.1
+
+
+# ---------------------------------------------------------------------------------------------
+# PyLops
+
+
+@pytest.mark.peer("pylops")
+@pytest.mark.parametrize("dtype", [np.float64, np.complex128])
+def test_pylops_finds_the_adjoint_of_a_linear_operator_exact(monkeypatch, dtype):
+    """SciPy's LinearOperator of patches; PyLops' Patch2D has the same patches, by a loop in Python."""
+    monkeypatch.setenv("CUPY_PYLOPS", "0")
+    from scipy.sparse.linalg import LinearOperator
+
+    pylops, dottest = client("pylops"), client("pylops.utils.dottest").dottest
+    shape, block, steps = (20, 26), (8, 6), (4, 5)
+    window = (np.hanning(10)[1:-1], np.hanning(8)[1:-1])
+    blocks_shape = gpufold.array_to_blocks(np.empty(shape), block, steps).shape
+    patches = LinearOperator(
+        (prod(blocks_shape), prod(shape)),
+        matvec=lambda x: gpufold.array_to_blocks(x.reshape(shape), block, steps, window=window).ravel(),
+        rmatvec=lambda y: gpufold.blocks_to_array(y.reshape(blocks_shape), shape, block, steps, window=window).ravel(),
+        dtype=dtype,
+    )
+    operator = pylops.aslinearoperator(patches)
+    assert dottest(operator, *patches.shape, complexflag=3 * (dtype is np.complex128), rtol=1e-12)
+    theirs = pylops.signalprocessing.Patch2D(
+        pylops.Identity(prod(block), dtype=dtype),
+        dims=(blocks_shape[0] * block[0], blocks_shape[1] * block[1]),
+        dimsd=shape,
+        nwin=block,
+        nover=tuple(side - step for side, step in zip(block, steps, strict=True)),
+        nop=block,
+        tapertype=None,
+    )
+    x = np.random.default_rng(0).standard_normal(prod(shape)).astype(dtype)
+    plain = gpufold.array_to_blocks(x.reshape(shape), block, steps).ravel()
+    np.testing.assert_array_equal(theirs.H @ x, plain)
+    np.testing.assert_allclose(
+        theirs @ plain, gpufold.blocks_to_array(plain.reshape(blocks_shape), shape, block, steps).ravel(), atol=1e-12
+    )
