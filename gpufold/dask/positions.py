@@ -31,7 +31,7 @@ from gpufold.dask.chunks import (
 from gpufold.elements import sum_dtype
 from gpufold.geometry import AverageGeometry, PositionsGeometry, Size, Sizes
 from gpufold.names import answers
-from gpufold.outside import BY_INDEX, folded
+from gpufold.outside import BY_INDEX, folded, period_of
 from gpufold.positions import average as average_chunk
 from gpufold.weights import of_elements, weighed
 from gpufold.windows import check_block_weights
@@ -207,6 +207,12 @@ def _extended(array: da.Array, positions: Any, call: Call) -> tuple[da.Array, An
     """Return an array that goes on as far as blocks reach, and where they lie in it."""
     geometry = geometry_of(call, PositionsGeometry)
     lead, begins = len(geometry.lead), []
+    sizes = np.array(geometry.size)
+    far, period = (
+        (positions < -sizes) | (positions > sizes),
+        [period_of(size, call.fusion.mode) for size in geometry.size],
+    )
+    positions = np.where(far, positions % period, positions)
     for axis, (size, side) in enumerate(zip(geometry.size, geometry.block_shape, strict=True)):
         places = positions[:, axis]
         begin, end = min(0, places.min(initial=0)), max(size, places.max(initial=0) + side)
