@@ -16,7 +16,7 @@ from gpufold.arrays import library_of, native
 from gpufold.calls import Call, OperationName, is_separable
 from gpufold.elements import check_dtype
 from gpufold.geometry import Size, as_integers
-from gpufold.given import shown, word
+from gpufold.given import flag, shown, word
 from gpufold.gpu import registry, tuning
 from gpufold.gpu.devices import device_named
 from gpufold.gpu.plan import H200, Device, Operand, Plan
@@ -181,7 +181,7 @@ def warmup(
         from gpufold.gpu import launch
     except ImportError as error:
         raise extras.missing("gpufold.warmup", "cupy", "cuda13") from error
-    if autotune:
+    if flag("warmup", "autotune", autotune):
         _measure(call.operation, data, arguments, options)
     problem = registry.problem_of(call, input, output, launch.device(launch.current()), weight_out)
     plan = tuning.decide(problem).plan

@@ -63,7 +63,7 @@ def check_number(operation: str, name: str, given: Any, dtype: str = "complex128
     Traceback (most recent call last):
     ValueError: col2im: fill_value must fit the dtype uint8, got 300
     """
-    if not isinstance(given, Number | np.number | np.bool_):
+    if not isinstance(given, Number | np.number | np.bool_) or isinstance(given, np.timedelta64):
         raise TypeError(f"{operation}: {name} must be a number, got {shown(given)}")
     kind = "f" if dtype == "bfloat16" else np.dtype(dtype).kind
     if kind in "iu":

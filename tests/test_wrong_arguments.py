@@ -13,7 +13,7 @@ import itertools  # noqa: F401  in drawn code
 import random
 import sys
 import warnings
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import _GeneratorContextManager, contextmanager, nullcontext, suppress
 from copy import deepcopy
 from decimal import Decimal  # noqa: F401  in drawn code
 from fractions import Fraction  # noqa: F401  in drawn code
@@ -252,6 +252,8 @@ NUMPY = {
         "out": F4("(3,8,9)"),
         "resume": "None",
     },
+    "gpufold.set_num_threads": {"count": "2"},
+    "gpufold.autotune": {"timeout": "1.0"},
     "gpufold.variants": {"operation": "'col2im'"},
     "gpufold.explain": {
         "operation": "'col2im'",
@@ -286,11 +288,21 @@ NUMPY["gpufold.warmup"] = {each: value for each, value in NUMPY["gpufold.explain
 
 
 NAMES = ("col2im", "im2col", "array_to_blocks", "blocks_to_array", "add_blocks", "take_blocks", "average")
+IN_TORCH = {"kernel_size": "(2,2)", "dilation": "(1,1)", "padding": "(0,0)", "stride": "(1,1)"}
+WINDOW = {"window": "torch.ones(2,2)"}
+FOLD = {"output_size": "(5,6)", **IN_TORCH, **WINDOW, "reduction": "'mean'", "fill_value": "0"}
+FOLDS = {
+    "gpufold.torch.fold": {"input": "torch.ones(2,12,20)", **FOLD},
+    "gpufold.torch.unfold": {"input": "torch.ones(2,3,5,6)", **IN_TORCH, **WINDOW},
+    "gpufold.torch.Fold": FOLD,
+    "gpufold.torch.Unfold": IN_TORCH | WINDOW,
+}
 OF_CHUNKS = ("window", "weights")
 """Of the library of a dask array's chunks."""
 TABLE = {
     "gpufold": NUMPY,
-    "gpufold.torch": {
+    "gpufold.torch": FOLDS
+    | {
         f"gpufold.torch.{name}": {
             each: f"torch.from_numpy({value})" if value.startswith("np.ones") else value
             for each, value in NUMPY[f"gpufold.{name}"].items()
@@ -299,12 +311,22 @@ TABLE = {
         for name in (*NAMES, "add_blocks_", "batch_to_space", "space_to_batch")
     },
     "gpufold.dask": {
+        "gpufold.dask.stitch": {
+            "tiles": "da.from_array(np.ones((2,3,2,2),'f4'))",
+            "positions": "np.array([(3,-1),(4,2)])",
+            "shape": "(3,8,9)",
+            "window": F4("(2,2)"),
+            "reduction": "'mean'",
+            "chunks": "(4,9)",
+        }
+    }
+    | {
         f"gpufold.dask.{name}": {
             each: f"da.from_array({value})" if value.startswith("np.ones") and each not in OF_CHUNKS else value
             for each, value in NUMPY[f"gpufold.{name}"].items()
             if each not in ("accumulate", "out")
         }
-        for name in NAMES
+        for name in (*NAMES, "batch_to_space", "space_to_batch")
     },
     "gpufold.jax": {
         f"gpufold.jax.{name}": {
@@ -317,13 +339,28 @@ TABLE = {
 }
 
 REQUIRED = frozenset(
-    {"data", "image", "array", "blocks", "positions", "numerator", "weight", "input", "operation", "size", "shape"}
+    {
+        "data",
+        "image",
+        "array",
+        "blocks",
+        "positions",
+        "numerator",
+        "weight",
+        "input",
+        "operation",
+        "size",
+        "shape",
+        "tiles",
+        "count",
+    }
     | {"output_size", "output_shape", "image_shape", "kernel_size", "block_shape", "strides"}
 )
 """Arguments that a call keeps; others come and go."""
 
 RESULTS = {
-    "gpufold.Stitcher": gpufold.Stitcher,
+    "gpufold.set_num_threads": type(None),
+    "gpufold.autotune": _GeneratorContextManager,
     "gpufold.variants": tuple,
     "gpufold.explain": Explanation,
     "gpufold.warmup": Plan,
@@ -362,7 +399,7 @@ class Drawn:
 def begins_well(name, message, arguments):
     """Return whether a message begins with a function's name, `name: ` or, in Python's own words, `name() `."""
     *_, last = name.strip().split(".")
-    known = {"Stitcher": ["Stitcher", "Stitcher.__init__"], "add": ["Stitcher.add"]}.get(last, [last])
+    known = {"add": ["Stitcher.add"]}.get(last, [last, f"{last}.__init__"])
     if name == "gpufold.onnx.col2im":
         known.append("onnx.col2im")
     if last in ("explain", "warmup"):
@@ -410,6 +447,9 @@ def what_is_wrong(call, names, stitcher):
         if "jnp" in names and prod(names["jax"].eval_shape(lambda: function()).shape) > MOST_OF_JAX:
             return None
         result = function()
+        if call.name == "gpufold.autotune":
+            with result:
+                pass
     except (TypeError, ValueError, MemoryError) as error:
         message = str(error)
         if not begins_well(call.name, message, arguments):
@@ -426,7 +466,8 @@ def what_is_wrong(call, names, stitcher):
     other = [name for name, value in arguments.items() if not is_what_it_seems(name, value)]
     if other:
         return f"takes {other[0]} for what it is not"
-    expected = RESULTS.get(call.name.strip(), names["kind"])
+    name = call.name.strip()
+    expected = RESULTS.get(name, names["kind"]) if name.rpartition(".")[2].islower() else eval(name, names)
     if type(result) is not expected and not (
         isinstance(result, expected) and any(result is value for value in arguments.values())
     ):
@@ -487,6 +528,7 @@ def failures_of(front, draws, seed):
                 names["stitcher"] = gpufold.Stitcher((3, 8, 9), (2, 2), slabs=rng.random() < 0.5)
                 names["stitcher"].add(np.ones((1, 3, 2, 2), np.float32), [(2, 2)])
             wrong = what_is_wrong(call, names, names["stitcher"])
+            gpufold.set_num_threads(None)
             if wrong:
                 failures.setdefault(wrong[:90], f"{call}\n    {wrong}")
     return failures

@@ -27,6 +27,7 @@ from gpufold.compute import filled
 from gpufold.dispatch import Like
 from gpufold.elements import check_dtype
 from gpufold.geometry import AverageGeometry, Axis, Geometry, PositionsGeometry, Size, as_integers
+from gpufold.given import shown
 from gpufold.names import answers
 from gpufold.operations import OPERATIONS, check_variant
 from gpufold.windows import as_weights
@@ -142,12 +143,12 @@ def cut_axes(
     if len(each) != len(axes):
         raise ValueError(
             f"{call.operation}: chunks must be one value or {len(axes)}, one per axis that is cut, got {len(each)}: "
-            f"{chunks!r}"
+            f"{shown(chunks)}"
         )
     along = [_along(call, axis, shape[axis], wanted) for axis, wanted in zip(axes, each, strict=True)]
     limits = {wanted for wanted in along if isinstance(wanted, str)} - {"auto"}
     if len(limits) > 1:
-        raise ValueError(f"{call.operation}: chunks must be of the same bytes along every axis, got {chunks!r}")
+        raise ValueError(f"{call.operation}: chunks must be of the same bytes along every axis, got {shown(chunks)}")
     if 0 in shape:  # nothing to cut, and no size to aim for
         along = [-1 if isinstance(wanted, str) else wanted for wanted in along]
     wanted = (*others[: axes.start], *along, *others[axes.start :])
@@ -172,7 +173,7 @@ def _along(call: Call, axis: int, size: int, wanted: Any) -> int | str | Size:
             return tuple(filter(None, sizes)) or (0,)
     raise ValueError(
         f"{call.operation}: chunks must be 'auto', bytes such as '64MiB', a positive integer, -1 for all, or integers "
-        f"that add up to {size} along axis {axis} of the result, got {wanted!r}"
+        f"that add up to {size} along axis {axis} of the result, got {shown(wanted)}"
     )
 
 

@@ -22,6 +22,7 @@ from statistics import median
 from typing import NamedTuple, TypeAlias
 
 from gpufold.calls import Unsupported
+from gpufold.given import check_number
 from gpufold.gpu import registry
 from gpufold.gpu.plan import Device, Plan, Problem
 from gpufold.gpu.sources import KERNELS
@@ -84,9 +85,10 @@ def autotune(*, timeout: float | None = None) -> Iterator[None]:
     GPUFOLD_CACHE_DIR names the folder of the files, which is ``~/.cache/gpufold`` otherwise.
     """
     global _used, generation
+    check_number("autotune", "timeout", seconds := inf if timeout is None else timeout, "float64")
     if not _used:
         _used, generation = True, generation + 1
-    token = _ends.set(None if _SETTING == "0" else inf if timeout is None else time.monotonic() + timeout)
+    token = _ends.set(None if _SETTING == "0" else time.monotonic() + float(seconds))
     try:
         yield
     finally:
@@ -95,8 +97,7 @@ def autotune(*, timeout: float | None = None) -> Iterator[None]:
 
 def wanted() -> bool:
     """Return whether a race may begin."""
-    ends = _ends.get()
-    return ends is not None and (ends == inf or time.monotonic() < ends)
+    return (ends := _ends.get()) is not None and time.monotonic() < ends
 
 
 # ---------------------------------------------------------------------------------------------

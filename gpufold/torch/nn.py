@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from inspect import unwrap
+from inspect import signature, unwrap
 from typing import Any, NoReturn
 
 import numpy as np
 from torch import Tensor, nn, tensor
 
 from gpufold.arrays import library_of, native
-from gpufold.calls import Reduction, is_separable
+from gpufold.calls import REDUCTIONS, Reduction, is_separable
 from gpufold.elements import ELEMENT_TYPES
-from gpufold.geometry import Sizes
+from gpufold.geometry import Sizes, as_integers
+from gpufold.given import check_number, shown, word
 from gpufold.torch import functions
 from gpufold.torch.door import public, refuse_script
 from gpufold.torch.operators import is_integer, per_axis
@@ -107,17 +108,27 @@ def _rank(operation: str, dilation: Any, sizes: dict[str, Any]) -> int:
         integer = is_integer(value)
         if not integer and (not hasattr(value, "__len__") or getattr(value, "ndim", 1) == 0):
             hint = f"; pass int({name})" if getattr(value, "ndim", 1) == 0 else ""
-            raise TypeError(f"{operation}: {name} must be an integer or a sequence of integers, got {value!r}{hint}")
+            raise TypeError(
+                f"{operation}: {name} must be an integer or a sequence of integers, got {shown(value)}{hint}"
+            )
         if any([isinstance(each, bool) for each in ([value] if integer else value)]):
-            raise TypeError(f"{operation}: {name} must be of integers, got the bool in {value!r}")
+            raise TypeError(f"{operation}: {name} must be of integers, got the bool in {shown(value)}")
         rank = rank or (0 if integer else len(value))
     if any([type(each) is int and each == 0 for each in per_axis(dilation, 1)]):
-        raise ValueError(f"{operation}: dilation must be at least 1, got {dilation!r}; gpufold.torch.col2im takes 0")
+        raise ValueError(
+            f"{operation}: dilation must be at least 1, got {shown(dilation)}; gpufold.torch.col2im takes 0"
+        )
     return rank or 2
 
 
 class _Windowed(nn.Module):
     """Keeps a window: as a parameter where it is one, else as a buffer that is not saved."""
+
+    def sized(self, *sizes: Any) -> Any:
+        """Return the sizes of a module, in the order of their arguments, as integers that nobody else changes."""
+        named = zip(signature(type(self)).parameters, sizes, strict=False)
+        integers: list[Any] = [as_integers(type(self).__name__, name, size) for name, size in named]
+        return [[*whole] if isinstance(size, list) else whole for whole, size in zip(integers, sizes, strict=True)]
 
     def keep_window(self, window: Any) -> None:
         self.__module__ = nn.Fold.__module__  # of the instance: torch.fx takes torch's own modules for leaves
@@ -188,9 +199,11 @@ class Fold(_Windowed, nn.Fold):
         reduction: Reduction = "sum",
         fill_value: complex | None = None,
     ) -> None:
-        super().__init__(output_size, kernel_size, dilation, padding, stride)
+        super().__init__(*self.sized(output_size, kernel_size, dilation, padding, stride))
         self.keep_window(window)
-        self.reduction, self.fill_value = reduction, fill_value
+        self.reduction, self.fill_value = word("Fold", "reduction", reduction, REDUCTIONS), fill_value
+        if fill_value is not None:
+            check_number("Fold", "fill_value", fill_value)
 
     def forward(self, input: Tensor) -> Tensor:
         """Return the image that the columns are of."""
@@ -220,7 +233,7 @@ class Unfold(_Windowed, nn.Unfold):
     def __init__(
         self, kernel_size: Sizes, dilation: Sizes = 1, padding: Sizes = 0, stride: Sizes = 1, *, window: Any = None
     ) -> None:
-        super().__init__(kernel_size, dilation, padding, stride)
+        super().__init__(*self.sized(kernel_size, dilation, padding, stride))
         self.keep_window(window)
 
     def forward(self, input: Tensor) -> Tensor:

@@ -23,6 +23,7 @@ from gpufold.arrays import as_positions as as_array
 from gpufold.calls import Call, Fusion
 from gpufold.elements import average_dtype, dtype_name
 from gpufold.geometry import GEOMETRIES, SpaceGeometry, as_integers
+from gpufold.given import shown
 from gpufold.operations import OPERATIONS
 from gpufold.torch import exporting, rules, tensors
 from gpufold.torch.tensors import INTEGERS, as_int64, execute, name_of, resolved
@@ -164,7 +165,7 @@ def trace(
     reduction, variant, deterministic = choices
     for chosen in (reduction, variant):
         if not isinstance(chosen, str):
-            raise TypeError(f"{operation}: reduction, mode and variant are names, got {chosen!r}")
+            raise TypeError(f"{operation}: reduction, mode and variant are names, got {shown(chosen)}")
     if out is not None or dtype is not None:
         if out is not None:
             tensors.check_tensor(operation, "array", out)
@@ -275,7 +276,7 @@ def as_positions(operation: str, positions: Any, array: Tensor) -> Tensor:
         tail = "sum", False, "auto", True
         return _called("space_to_batch", (places, None, None, None), [[1, 1], [0, 0], [0, 0]], tail)
     if any([isinstance(place, FLOAT) for row in positions for place in row]):
-        raise TypeError(f"{operation}: positions must be integers, got {positions!r}")
+        raise TypeError(f"{operation}: positions must be integers, got {shown(positions)}")
     return torch.tensor(positions, dtype=torch.int64, device=array.device)  # as_tensor takes 32 bits of symbols
 
 
