@@ -65,12 +65,13 @@ def check_number(operation: str, name: str, given: Any, dtype: str = "complex128
     """
     if not isinstance(given, Number | np.number | np.bool_) or isinstance(given, np.timedelta64):
         raise TypeError(f"{operation}: {name} must be a number, got {shown(given)}")
-    kind = "f" if dtype == "bfloat16" else np.dtype(dtype).kind
+    text = dtype.lower().startswith(("str", "bytes"))
+    kind = "f" if dtype == "bfloat16" else "U" if text else np.dtype(dtype).kind
     if kind in "iu":
         limits = np.iinfo(dtype)
         fits = isinstance(given, Integral | np.bool_) and limits.min <= int(given) <= limits.max
     else:
-        fits = kind in "bc" or not isinstance(given, complex | np.complexfloating)
+        fits = kind in "bc" or (kind != "U" and not isinstance(given, complex | np.complexfloating))
         fits = fits and not (isinstance(given, int) and abs(given) >= 1 << 1023)  # beyond a double
     if not fits:
         raise ValueError(f"{operation}: {name} must fit the dtype {dtype}, got {shown(given)}")

@@ -6,7 +6,6 @@ import sys
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from fractions import Fraction
-from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -120,7 +119,7 @@ def map_tiles(
             raise TypeError(f"map_tiles: {name} must be callable, got {shown(each)}")
     if not (isinstance(getattr(array, "shape", None), tuple) and hasattr(array, "dtype")):
         raise TypeError(f"map_tiles: array must be an array, got {shown(array)}; convert it with numpy.asarray")
-    if not isinstance(resume, str | PathLike | None):
+    if not isinstance(resume, str | Path | None):
         raise TypeError(f"map_tiles: resume must be the name of a file, got {shown(resume)}")
     average = word("map_tiles", "reduction", reduction, REDUCTIONS) != "sum"
     if fill_value is not None:

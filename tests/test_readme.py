@@ -197,7 +197,7 @@ def test_functions_that_contributing_names_are_there():
     names = re.findall(
         r"`(test_\w+|may_refuse|dtype_of|PEERS_BUGS|DTYPES|ELEMENT_TYPES|OPERATIONS|PEERS)`", CONTRIBUTING
     )
-    assert len(set(names)) >= 9
+    assert len(set(names)) >= 5
     for name in names:
         assert re.search(rf"^(?:def )?{name}\b", sources, re.MULTILINE), name
 
