@@ -275,7 +275,7 @@ def differentiated(operation, given):
     return (lambda *arrays: operation(*arrays, *kept)), given[: operation.differentiable]
 
 
-@pytest.mark.some(3)
+@pytest.mark.some(5)
 @pytest.mark.parametrize("dtype", ["float64", pytest.param("complex128", marks=pytest.mark.all)])
 @every
 def test_gradients_tangents_and_theirs_are_those_of_differences(operation, dtype):
@@ -287,7 +287,7 @@ def test_gradients_tangents_and_theirs_are_those_of_differences(operation, dtype
     check_grads(of_arrays, given, order=2, modes=("fwd", "rev"), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.some(9)
+@pytest.mark.some(23)
 @in_seven
 @every
 def test_the_transpose_is_the_adjoint(operation, dtype):
@@ -314,7 +314,7 @@ def test_the_transpose_is_the_adjoint(operation, dtype):
     assert abs(left - right) <= 4 * 10.0**-digits * size
 
 
-@pytest.mark.some(9)
+@pytest.mark.some(23)
 @in_seven
 @every
 def test_gradients_are_the_same_under_jit(operation, dtype):
@@ -361,7 +361,7 @@ def test_a_window_under_a_mean_has_no_gradient_and_says_so():
 # Transforms
 
 
-@pytest.mark.some(9)
+@pytest.mark.some(23)
 @in_seven
 @every
 def test_vmap_computes_each(operation, dtype):
@@ -416,7 +416,7 @@ def test_vmap_over_positions(name):
     same_bits(got, np.stack(want))
 
 
-@pytest.mark.some(9)
+@pytest.mark.some(23)
 @in_seven
 @every
 def test_scan_computes_one_after_another(operation, dtype):
