@@ -193,7 +193,6 @@ def test_half_an_hour_on_a_gpu_rehearsed(tmp_path):
     said = "".join(
         log.read_text() for log in (rehearsal.results / "tests").glob("*.log")
     )  # of those that were not killed
-    assert "not collected, without" in said
     assert "tests deselected: dask is not installed" in said
     for name, why in tally.failed():
         assert f"`{name.rpartition('::')[2]}`" in page, why
