@@ -11,9 +11,12 @@ import numpy as np
 import pytest
 from cases import (
     CASES,
+    CASES_OF_KERNELS,
     DTYPES,
     EMPTY_CASES,
+    FAR_CASES,
     SPACE_CASES,
+    SPACE_CASES_OF_KERNELS,
     Case,
     assert_same_bits,
     crossed,
@@ -58,6 +61,19 @@ def test_im2col_is_its_definition(case, way):
     _, image, _, want = defined(case)
     assert_same_bits(unfold(case, image), want, case)
     assert_same_bits(unfold(case, image, out=garbage(want.shape, want.dtype)), want, case)
+
+
+@pytest.mark.some(6)
+@pytest.mark.parametrize("case", [case for cases in CASES_OF_KERNELS.values() for case in cases], ids=str)
+def test_cases_of_kernels_are_their_definition(case):
+    columns, image, folded, taken = defined(case)
+    assert_same_bits(fold(case, columns), folded, case)
+    assert_same_bits(unfold(case, image), taken, case)
+
+
+@pytest.mark.parametrize("case", FAR_CASES, ids=str)
+def test_taps_and_blocks_may_be_far_apart(case):
+    test_cases_of_kernels_are_their_definition(case)
 
 
 @pytest.mark.parametrize(("case", "dtype"), crossed(SMALL_CASES, DTYPES))
@@ -150,7 +166,7 @@ def test_few_blocks_of_many_taps_are_their_definition(first, way):
         assert_same_bits(fold(case, lying), folded, case)
 
 
-@pytest.mark.parametrize(("case", "dtype"), crossed(SPACE_CASES, DTYPES))
+@pytest.mark.parametrize(("case", "dtype"), crossed([*SPACE_CASES, *SPACE_CASES_OF_KERNELS], DTYPES))
 def test_batch_and_space_are_their_definition(case, dtype):
     check_space(case, dtype, 0)
 
