@@ -1132,6 +1132,28 @@ def test_checks_come_before_the_device_is_touched(cupy):
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("mode", MODES)
+def test_tiles_are_mapped_where_they_are(cupy, mode):
+    """Into an array on the device or the host, with a window of SciPy's, and positions of one axis as a vector."""
+
+    def reversed_rows(tiles):
+        return tiles[..., ::-1, :]
+
+    image, options = values((3, 20, 26), np.float32), {"window": "hamming", "batch": 3, "mode": mode, "last": "over"}
+    want = gpufold.map_tiles(reversed_rows, image, (8, 30), (6, 5), **options)
+    got = gpufold.map_tiles(reversed_rows, cupy.asarray(image), (8, 30), (6, 5), **options)
+    assert isinstance(got, cupy.ndarray)
+    assert_same_bits(cupy.asnumpy(got), want)
+    into = np.zeros_like(want)
+    assert gpufold.map_tiles(reversed_rows, cupy.asarray(image), (8, 30), (6, 5), out=into, **options) is into
+    assert_same_bits(into, want)
+    with pytest.raises(ValueError, match="NOLA"):
+        gpufold.map_tiles(reversed_rows, cupy.asarray(image), (8, 8), 6, window="hann")
+    rows = gpufold.take_blocks(cupy.asarray(image), cupy.asarray([-3, 4, 30]), 5, mode=mode)
+    assert_same_bits(cupy.asnumpy(rows), gpufold.take_blocks(image, [-3, 4, 30], 5, mode=mode))
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("slabs", [False, True])
 def test_tiles_are_stitched_where_they_are(cupy, slabs):
     tiles = values((12, 3, 8, 9), np.float16)

@@ -593,16 +593,23 @@ def test_a_decoder_that_sees_so_far_is_stitched_without_seams_in_less_memory():
     assert begun == whole.shape[1]
     assert max(rows) < 1e-4 * whole.abs().max()
     peak_of, _ = resident_peak_or_why()
-    peaks = [peak_of(lambda: decoded_by_tiles(decode, latent, 48, 22, window, lambda slab: None))]
+    peaks, options = [], {"window": (window, window), "last": "over", "out": np.empty(whole.shape, np.float32)}
     model.enable_tiling()
     assert (model.decode(latent).sample[0] - whole).abs().max() > 0.05 * whole.abs().max(), (
         "where its tiles are blended"
     )
-    peaks.append(peak_of(lambda: model.decode(latent)))
-    model.disable_tiling()
-    peaks.append(peak_of(lambda: model.decode(latent)))
-    print([f"{peak / 1e6:.0f} MB" for peak in peaks])
-    ours, tiled, whole = peaks
+    for name, run in (
+        ("map_tiles", lambda: gpufold.map_tiles(decode, latent[0], (48, 48), 22, **options)),
+        ("Stitcher", lambda: decoded_by_tiles(decode, latent, 48, 22, window, lambda slab: None)),
+        ("diffusers", lambda: model.decode(latent)),
+        ("whole", lambda: (model.disable_tiling(), model.decode(latent))),
+    ):
+        start = process_time()
+        peaks.append(peak_of(run))
+        print(f"{name}: {process_time() - start:.1f} s, {peaks[-1] / 1e6:.0f} MB")
+    np.testing.assert_allclose(options["out"], whole, rtol=0, atol=1e-4 * float(whole.abs().max()))
+    mapped, ours, tiled, whole = peaks
+    assert mapped < 1.25 * tiled + 20e6
     assert max(ours, tiled) < whole / 2
     assert ours < 1.25 * tiled + 20e6, "what a process holds differs by some MB from run to run, and after other tests"
 

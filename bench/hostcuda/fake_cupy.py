@@ -539,6 +539,9 @@ class ndarray:
 
     def __getitem__(self, slices):
         slices = slices if isinstance(slices, tuple) else (slices,)
+        if places := [each for each in slices if isinstance(each, ndarray)]:
+            assert slices == (..., *places)
+            return _combine(lambda array, *index: array[(..., *index)], self, *places)
         if not any(each is ... for each in slices):
             slices = (*slices, ...)  # one element is an array of no axes, not a number
         return self._view(lambda array: array[slices])
@@ -610,6 +613,9 @@ class ndarray:
     def max(self):
         return _elementwise(np.max, ndarray((), self.dtype), self)
 
+    def any(self):
+        return _elementwise(np.any, ndarray((), bool), self)
+
     def sum(self):
         return _elementwise(np.sum, ndarray((), np.sum(np.empty(0, self.dtype)).dtype), self)
 
@@ -653,7 +659,7 @@ def _combine(function, *operands):
 OPERATORS = {
     **{"eq": np.equal, "ne": np.not_equal, "gt": np.greater, "ge": np.greater_equal, "lt": np.less},
     **{"add": np.add, "sub": np.subtract, "mul": np.multiply, "rmul": np.multiply, "truediv": np.true_divide},
-    **{"and": np.bitwise_and},
+    **{"and": np.bitwise_and, "mod": np.remainder, "rsub": lambda first, second: second - first},
 }
 for _name, _function in OPERATORS.items():
     setattr(ndarray, f"__{_name}__", lambda self, other, function=_function: _combine(function, self, other))
@@ -673,6 +679,10 @@ def where(condition, x, y):
 
 def arange(stop):
     return asarray(np.arange(stop))
+
+
+def moveaxis(a, source, destination):
+    return a._view(lambda like: np.moveaxis(like, source, destination))
 
 
 def pad(array, pad_width):
@@ -763,7 +773,7 @@ def count_nonzero(a):
 
 
 def minimum(a, b):
-    return _elementwise(np.minimum, ndarray(a.shape, np.minimum(np.empty(0, a.dtype), b).dtype), a, b)
+    return _combine(np.minimum, a, b)
 
 
 def may_share_memory(a, b):
@@ -1014,7 +1024,7 @@ def cupy():
         broadcast_to,
     )
     result = ModuleType("cupy", __doc__)
-    for each in (*functions, count_nonzero, minimum, may_share_memory, ndarray, RawKernel):
+    for each in (*functions, count_nonzero, minimum, may_share_memory, moveaxis, ndarray, RawKernel):
         setattr(result, each.__name__, each)
     result.multiply = SimpleNamespace(outer=partial(_combine, np.multiply.outer))
     result.add = SimpleNamespace(at=_add_at)

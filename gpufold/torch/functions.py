@@ -34,7 +34,7 @@ AXES_BY = {"col2im": "output_size", "im2col": "kernel_size"}
 
 SAID = """As `gpufold.{name}`, but on tensors and with gradients. `{first}` is on the CPU or a CUDA device, where the
 contiguous result is too, and a window has to be. That has a gradient under a sum, where it requires one; under a mean a
-ValueError says so.
+ValueError says so. While a compiler traces, pixels that no block of an average covers are zero, and no error.
 """
 
 
