@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from copy import deepcopy
-from functools import cached_property, wraps
+from functools import wraps
 from math import prod
 from operator import lt
 from threading import RLock
@@ -15,21 +15,19 @@ from weakref import WeakSet
 
 import numpy as np
 
-from gpufold.arrays import Positions, Shaped, Window, check_bytes
-from gpufold.backends import Backend, backend_of, copy_of_window
+from gpufold.arrays import Positions, Shaped, Window
+from gpufold.backends import backend_of, copy_of_window
 from gpufold.calls import REDUCTIONS, Call, Reduction, is_separable
-from gpufold.elements import ELEMENT_TYPES, WIDER, stitched_dtype
+from gpufold.elements import ELEMENT_TYPES
 from gpufold.geometry import PositionsGeometry, Size, as_integers
 from gpufold.given import check_number, flag, shown, word
 from gpufold.names import answers
+from gpufold.rows import Rows, TileWeights
 from gpufold.weights import least_weight
 from gpufold.windows import axes_of_window, name_of_axis
 
 ENDLESS = sys.maxsize
 """The extent of an axis without an end."""
-
-SPARE_BYTES = 1 << 16
-"""Room behind the open rows, so that short ones, such as those of sound, are seldom moved to its front."""
 
 
 Parameters = ParamSpec("Parameters")
@@ -161,7 +159,7 @@ class Stitcher:
         """The row after the last that a tile reaches."""
         self._reached = -self._block[0]
         """The first coordinate of the last tile."""
-        self._open: _Rows | None = None
+        self._open: Rows | None = None
         """The rows that were not given, or all without slabs; None before the first batch."""
         self._take_turns()
 
@@ -238,13 +236,15 @@ class Stitcher:
             window = _first_weights(self._window, tile)
         windowed = window is not None or self._window is not None
         averaged = windowed or weights is not None or self._reduction != "sum"
-        kept = self._open or _Rows(backend, self._lead, self._size[1:], self._reduction != "sum", averaged)
+        kept = self._open or Rows(backend, self._lead, self._size[1:], self._reduction != "sum", averaged)
         kept.check(backend, averaged)
-        factors: _Weights | None = None
+        factors: TileWeights | None = None
         if window is not None:
-            factors = _Weights(backend, window, tile, kept.dtype, self._reduction)
+            factors = TileWeights(backend, window, tile, kept.dtype, self._reduction)
         elif windowed:
-            factors = kept.weights = kept.weights or _Weights(backend, self._window, tile, kept.dtype, self._reduction)
+            factors = kept.weights = kept.weights or TileWeights(
+                backend, self._window, tile, kept.dtype, self._reduction
+            )
         places = backend.positions(positions, self._slabs)
         if not shape[0] and not prod(places.shape):
             places = places.reshape(0, len(tile))
@@ -380,127 +380,6 @@ class Stitcher:
                         "of zero (the NOLA condition of windows), of which fill_value says what they are"
                     )
             return result
-
-
-class _Weights:
-    """The weights of a tile, and their squares, as kernels can read them."""
-
-    def __init__(self, backend: Backend, window: Any, tile: Size, dtype: str, reduction: str) -> None:
-        call = Call("Stitcher.add", PositionsGeometry(0, (), tile, tile), dtype)
-        self.factors: tuple[Any, ...] = backend.weights(call, window)
-        if reduction == "least_squares":
-            with backend.device:
-                sums, weights = backend.zeros(tile, dtype), backend.zeros(tile, call.element.weight)
-                origin = backend.to_device(np.zeros((1, len(tile)), np.int64))
-                backend.add(sums, backend.ones(sums, (1, *tile)), origin, self.factors, weights)
-                self.factors = (backend.at_least(weights, least_weight(call.element.weight_bytes, reduction)),)
-
-    @cached_property
-    def squares(self) -> tuple[Any, ...]:
-        with np.errstate(all="ignore"):  # as in sums
-            return tuple([each * each for each in self.factors])
-
-
-class _Rows:
-    """Sums and weights of rows, in arrays with rows in front that were dropped and others behind that are zero."""
-
-    def __init__(self, backend: Backend, lead: Size, rest: Size, divided: bool, averaged: bool) -> None:
-        self.kind, self.dtype = backend.kind, stitched_dtype(backend.dtype, averaged)
-        self.torn = False
-        """A change of the rows began and did not end."""
-        self._check_bytes((*lead, 0, *rest))
-        self.sums = backend.zeros((*lead, 0, *rest), self.dtype)
-        self.weight = backend.zeros((0, *rest), ELEMENT_TYPES[self.dtype].weight) if divided else None
-        self.weights: _Weights | None = None
-        """Those of a whole tile, for all batches."""
-        self._lead, self._first, self._count = len(lead), 0, 0
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Return what is pickled: the way to the tiles' gradients is not, and sums without it would be others."""
-        if any([getattr(array, "requires_grad", False) for array, _ in self._arrays()]):
-            raise TypeError(
-                "Stitcher: sums that have gradients cannot be pickled or copied; add tiles under torch.no_grad(), or "
-                "detached"
-            )
-        return self.__dict__
-
-    def check(self, backend: Backend, averaged: bool) -> None:
-        """Raise unless tiles can be added to the sums."""
-        if backend.kind != self.kind:
-            raise TypeError(f"Stitcher.add: blocks must be a {self.kind}, got {backend.kind}: the first batch decides")
-        if backend.place != self.sums.device:
-            raise ValueError(
-                f"Stitcher.add: blocks must be on the device {self.sums.device} of the first batch, got {backend.place}"
-            )
-        if averaged and not ELEMENT_TYPES[self.dtype].weight:
-            raise TypeError(
-                f"Stitcher.add: window needs sums of floats or complex numbers, but the first batch, of dtype "
-                f"{self.dtype}, had none; convert its blocks"
-            )
-        if self.dtype not in (backend.dtype, *WIDER[backend.dtype]):
-            raise TypeError(
-                f"Stitcher.add: blocks must be of dtype {self.dtype}, in which the first batch was summed, or of a "
-                f"narrower one, got {backend.dtype}"
-            )
-
-    def _check_bytes(self, shape: Size) -> None:
-        """Raise where sums would have more bytes than an array can have; the weights have no more."""
-        call = Call("Stitcher.add", PositionsGeometry(0, (), shape, ()), self.dtype)
-        check_bytes(call, shape, ELEMENT_TYPES[self.dtype].itemsize)
-
-    def hold(self, backend: Backend, count: int, most: int) -> None:
-        """Have so many rows, the later ones zero, and room for more where there may be most."""
-        if count > self._count:
-            room = self.sums.shape[self._lead]
-            if count > room:
-                row = prod(self.sums.shape[: self._lead]) * prod(self.sums.shape[self._lead + 1 :])
-                spare = SPARE_BYTES // max(1, row * ELEMENT_TYPES[self.dtype].itemsize)
-                self._move_into(backend, min(count + spare, most))
-            elif self._first + count > room:
-                self._move_to_front()
-            self._count = count
-
-    def _arrays(self) -> Iterator[tuple[Any, int]]:
-        """Yield each array and the axis of its rows."""
-        yield self.sums, self._lead
-        if self.weight is not None:
-            yield self.weight, 0
-
-    def _move_into(self, backend: Backend, room: int) -> None:
-        """Move the rows into arrays with room for more."""
-        self._check_bytes((*self.sums.shape[: self._lead], room, *self.sums.shape[self._lead + 1 :]))
-        moved = []
-        for array, axis in self._arrays():
-            larger = backend.zeros((*array.shape[:axis], room, *array.shape[axis + 1 :]), array.dtype)
-            _rows(larger, axis, 0, self._count)[...] = _rows(array, axis, self._first, self._first + self._count)
-            moved.append(larger)
-        self.sums, self.weight, self._first = moved[0], moved[-1] if len(moved) > 1 else None, 0
-
-    def _move_to_front(self) -> None:
-        """Move the rows over those that were dropped, as many at a time, and make what is behind them zero."""
-        step, self.torn = self._first, True
-        for array, axis in self._arrays():
-            for start in range(0, self._count, step):
-                stop = min(start + step, self._count)
-                _rows(array, axis, start, stop)[...] = _rows(array, axis, start + step, stop + step)
-            _rows(array, axis, self._count, self._count + step)[...] = 0
-        self._first, self.torn = 0, False
-
-    def views(self, count: int) -> tuple[Any, Any]:
-        """Return views of the first rows of the sums, and of their weights where there are any."""
-        first, last = self._first, self._first + count
-        sums = _rows(self.sums, self._lead, first, last)
-        return sums, None if self.weight is None else self.weight[first:last]
-
-    def drop(self, count: int) -> None:
-        """Forget the first rows."""
-        self._first += count
-        self._count -= count
-
-
-def _rows(array: Any, axis: int, start: int, stop: int) -> Any:
-    """Return a view of some rows."""
-    return array[(slice(None),) * axis + (slice(start, stop),)]
 
 
 def _first_weights(window: Any, tile: Size) -> Any:

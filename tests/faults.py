@@ -327,11 +327,11 @@ FAULTS = (
     Fault("positions of blocks that are taken cut to 32 bits", "kernels/take_blocks.cuh",
           "first_pixel(long long position", "first_pixel(int position", KERNELS + "[take_blocks-farthest-0]"),
     # --- stitching
-    Fault("rows that were given, still there when others are moved over them", "gpufold/stitching.py",
+    Fault("rows that were given, still there when others are moved over them", "gpufold/rows.py",
           "            _rows(array, axis, self._count, self._count + step)[...] = 0\n",
           "            _rows(array, axis, self._count + step, self._count + step)[...] = 0\n",
           STITCHER + "what_is_not_finished_is_not_copied"),
-    Fault("weights of least squares that are not squared", "gpufold/stitching.py",
+    Fault("weights of least squares that are not squared", "gpufold/rows.py",
           "tuple([each * each for each in self.factors])", "tuple(self.factors)", STITCHER + "batches_never_show[0]"),
     Fault("a stitcher whose methods do not wait for each other", "gpufold/stitching.py",
           "        with stitcher._lock:\n", "        with RLock():\n",
