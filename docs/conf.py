@@ -41,6 +41,9 @@ copybutton_prompt_is_regexp = True
 
 autodoc_typehints = "none"  # the docstrings say what parameters are
 numpydoc_show_class_members = False
+numpydoc_xref_param_type = os.environ.get("READTHEDOCS") == "True"  # types link to other libraries
+numpydoc_xref_aliases = {"bool": "bool", "callable": "collections.abc.Callable", "sequence": "collections.abc.Sequence"}
+numpydoc_xref_ignore = {"optional", "of", "or", "them", "shape", "number", "array", "function"}
 
 # ---- links to other libraries, which a build without a network leaves out
 
@@ -107,10 +110,32 @@ SHAPE = re.compile(r"(?<!\w)\((?:[\w, ]|\(\w+\))*\*(?:[\w, *]|\(\w+\))*\)")
 """Such as (P, *lead, *block_shape), whose asterisks are no emphasis."""
 
 
+FIGURES = {
+    "col2im": ("col2im", "im2col", "fold", "unfold"),
+    "blocks": ("array_to_blocks", "blocks_to_array"),
+    "positions": ("take_blocks", "add_blocks", "add_blocks_"),
+    "grid_positions": ("grid_positions",),
+    "stitcher": ("Stitcher", "map_tiles", "stitch", "average"),
+    "batch_to_space": ("batch_to_space", "space_to_batch"),
+}
+"""The drawings in drawings/, each with the functions on whose pages it is, after the summary and the shapes."""
+FIGURE_OF = {name: figure for figure, names in FIGURES.items() for name in names}
+
+
 def setup(app: Any) -> None:
     """Have the shapes of parameters shown as code; numpydoc, which makes markup of docstrings, comes after."""
     app.connect("autodoc-process-docstring", _mark_shapes, priority=400)
+    app.connect("autodoc-process-docstring", _add_figure, priority=401)
 
 
 def _mark_shapes(app: Any, what: str, name: str, documented: Any, options: Any, lines: list[str]) -> None:
     lines[:] = [line if "``" in line or ">>>" in line else SHAPE.sub(r"``\g<0>``", line) for line in lines]
+
+
+def _add_figure(app: Any, what: str, name: str, documented: Any, options: Any, lines: list[str]) -> None:
+    """Show the drawing of a function before its first example or section."""
+    figure = FIGURE_OF.get(name.rpartition(".")[2])
+    if figure and name.startswith("gpufold.") and what in ("function", "class"):
+        first = next((at for at, line in enumerate(lines) if line.startswith((">>>", "---"))), 0)
+        at = first - 1 if lines[first : first + 1] and lines[first].startswith("---") else first
+        lines[at:at] = [f".. image:: /drawings/{figure}.svg", f"   :alt: What {name.rpartition('.')[2]} does", ""]

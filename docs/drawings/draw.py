@@ -55,7 +55,7 @@ def col2im() -> Figure:
 
     _area(axes, (0, top), (taps * taps, blocks), [(0, 0, 1, 9), (1, 0, 1, 9), (2, 0, 1, 9), (3, 0, 1, 9)], COLOURS)
     _numbers(axes, (0, top), columns)
-    _caption(axes, blocks / 2, bottom, "columns", "9 taps of 4 blocks")
+    _caption(axes, blocks / 2, bottom, "columns", "9 elements of 4 blocks")
 
     left = 5.7
     _arrow(axes, blocks, left, middle)
@@ -63,7 +63,7 @@ def col2im() -> Figure:
         corner = (left + block % 2 * 3.4, middle - 3.2 + block // 2 * 3.4)
         _area(axes, corner, (taps, taps), [(0, 0, taps, taps)], [colour])
         _numbers(axes, corner, np.full((taps, taps), block + 1))
-    _caption(axes, left + 3.2, bottom, "blocks", "one every 2 pixels")
+    _caption(axes, left + 3.2, bottom, "blocks", "stride 2")
 
     left, above = 13.8, middle - size / 2
     _arrow(axes, 12.1, left, middle)
@@ -110,26 +110,176 @@ def batch_to_space() -> Figure:
         _frame(axes, left + 2 * column, above + 2 * row, min(2, kept - 2 * column), 2)
     _caption(axes, left + kept / 2, bottom, "space", "1 entry of 4 x 5")
 
-    lines = ("Each block of 2 x 2 takes one", "element from every entry.", "", "The crop leaves out the last column.")
+    lines = ("Each 2 x 2 block takes one", "element from each entry.", "", "The crop removes the last column.")
     for number, line in enumerate(lines):
         axes.text(left + 7, middle + 0.62 * (number - 1.5), line, va="center_baseline", size=SMALL, color=FAINT)
     return figure
 
 
+def blocks() -> Figure:
+    """Draw an array of 7, its three blocks of 3 at a stride of 2, and their sum and mean."""
+    array = np.arange(1, 8)[None]
+    taken = gpufold.array_to_blocks(array[0], 3, strides=2)
+    sums = gpufold.blocks_to_array(taken, (7,), 3, strides=2)[None]
+    mean = gpufold.blocks_to_array(taken.astype(float), (7,), 3, strides=2, reduction="mean")[None]
+    assert np.array_equal(mean, array)
+    figure, axes = _canvas(6.4)
+    _title(axes, "gpufold.array_to_blocks(array, 3, strides=2), blocks_to_array(blocks, (7,), 3, strides=2)")
+    middle = 3.4
+    _area(axes, (0, middle - 0.5), array.shape, [(0, 0, 7, 1)], [GREYS[1]])
+    _numbers(axes, (0, middle - 0.5), array)
+    _caption(axes, 3.5, middle + 2, "array", "7 elements")
+    _arrow(axes, 7, 9, middle)
+    for number, (colour, block) in enumerate(zip(COLOURS, taken, strict=False)):
+        corner = (9.0, middle - 2.1 + 1.6 * number)
+        _area(axes, corner, (1, 3), [(0, 0, 3, 1)], [colour])
+        _numbers(axes, corner, block[None])
+    _caption(axes, 10.5, middle + 2, "blocks", "(3, 3)")
+    _arrow(axes, 12, 14, middle)
+    parts = [(0, 0, 2.5, 1), (2.5, 0, 2, 1), (4.5, 0, 2.5, 1)]
+    for top, result, name in ((middle - 1.5, sums, '"sum"'), (middle + 0.5, mean.astype(int), '"mean"')):
+        _area(axes, (14, top), result.shape, parts, COLOURS[:3])
+        _numbers(axes, (14, top), result, bold=result != array)
+        axes.text(21.5, top + 0.5, f"reduction={name}", va="center_baseline", size=SMALL, color=FAINT)
+    _caption(axes, 17.5, middle + 2, "array", "overlaps are summed or averaged")
+    return figure
+
+
+def positions() -> Figure:
+    """Draw three blocks that are added to an array at positions of any kind, one of them beyond the border."""
+    size, places = (5, 8), [(0, 0), (1, 2), (3, 6)]
+    tiles = np.arange(1, 4)[:, None, None] * np.ones((3, 3, 3), int)
+    array = gpufold.add_blocks(np.zeros(size, int), tiles, places)
+    counts = gpufold.add_blocks(np.zeros(size, int), np.ones_like(tiles), places)
+    figure, axes = _canvas(8.4)
+    _title(axes, f"gpufold.add_blocks(zeros((5, 8)), blocks, {places})")
+    top, bottom = 1.7, 6.7
+    middle = (top + bottom) / 2
+    for number, (colour, tile, place) in enumerate(zip(COLOURS, tiles, places, strict=False)):
+        corner = (3.4 * number, middle - 1.5)
+        _area(axes, corner, tile.shape, [(0, 0, 3, 3)], [colour])
+        _numbers(axes, corner, tile)
+        axes.text(
+            corner[0] + 1.5, corner[1] + 3.5, str(place), ha="center", va="center_baseline", size=SMALL, color=FAINT
+        )
+    _caption(axes, 4.9, bottom, "blocks", "each with a position")
+    left = 12.4
+    _arrow(axes, 9.9, left, middle)
+    _area(axes, (left, top), size, [(0, 0, size[1], size[0])], [GREYS[1]])
+    for colour, (row, column) in zip(COLOURS, places, strict=False):
+        high, wide = min(3, size[0] - row), min(3, size[1] - column)
+        axes.add_patch(Rectangle((left + column, top + row), wide, high, facecolor=colour, alpha=0.75, lw=0, zorder=1))
+    _numbers(axes, (left, top), array, bold=counts > 1)
+    _caption(axes, left + 4, bottom, "array", "outside the border elements are dropped")
+    lines = ("take_blocks extracts blocks", "at the same positions.")
+    for number, line in enumerate(lines):
+        axes.text(left + 8.6, middle + 0.62 * (number - 0.5), line, va="center_baseline", size=SMALL, color=FAINT)
+    return figure
+
+
+def grid_positions() -> Figure:
+    """Draw where blocks of 4 lie on an axis of 11 for every choice of the last one."""
+    figure, axes = _canvas(12.4)
+    _title(axes, "gpufold.grid_positions(11, 4, strides=3, last=...)")
+    meant = {
+        "shift": "moved in, as in MONAI",
+        "even": "spaced evenly, as in nnU-Net",
+        "over": "over the end, as in Demucs",
+    }
+    left, cell = 4.4, 1.0
+    for row, last in enumerate(("shift", "even", "over", "drop")):
+        top = 1.5 + 2.8 * row
+        begins = gpufold.grid_positions(11, 4, strides=3, last=last)[:, 0].tolist()
+        axes.text(0, top + 1, f'last="{last}"', va="center_baseline", size=NORMAL, family="monospace")
+        _frame(axes, left, top, 11 * cell, 2)
+        for number, begin in enumerate(begins):
+            corner = left + begin, top + 0.2 + 0.85 * (number % 2)
+            axes.add_patch(Rectangle(corner, 4, 0.75, facecolor=COLOURS[number], lw=0))
+            axes.text(corner[0] + 2, corner[1] + 0.38, str(begin), ha="center", va="center_baseline", size=SMALL)
+        what = meant.get(last, "left out")
+        axes.text(left + 13, top + 1, f"the last block is {what}", va="center_baseline", size=SMALL, color=FAINT)
+    return figure
+
+
+def stitcher() -> Figure:
+    """Draw two tiles of 6 that overlap by 3, weighted by a window, their sums, weights and average."""
+    window, tiles, places = np.array([1, 2, 3, 3, 2, 1]), np.array([[2] * 6, [8] * 6]), [(0,), (3,)]
+    sums, weight = np.zeros(9), np.zeros(9)
+    gpufold.add_blocks_(sums, tiles.astype(float), places, window=window, weight_out=weight)
+    blended = gpufold.Stitcher((9,), 6, window=window.astype(float))
+    blended.add(tiles.astype(float), places)
+    average = blended.result()
+    assert np.allclose(average, sums / weight)
+    figure, axes = _canvas(8.6)
+    _title(
+        axes, "stitcher = gpufold.Stitcher((9,), 6, window=window); stitcher.add(tiles, positions); stitcher.result()"
+    )
+    left = 4.2
+    rows = (
+        ("tile 1 x window", 0, 6, [COLOURS[0]], tiles[0] * window),
+        ("tile 2 x window", 3, 6, [COLOURS[1]], tiles[1] * window),
+        ("sums", 0, 9, [COLOURS[0], COLOURS[2], COLOURS[1]], sums.astype(int)),
+        ("weights", 0, 9, [GREYS[1], GREYS[2], GREYS[1]], weight.astype(int)),
+        ("average", 0, 9, [COLOURS[0], COLOURS[2], COLOURS[1]], np.round(average, 1)),
+    )
+    for number, (name, begin, width, colours, values) in enumerate(rows):
+        top = 1.5 + 1.5 * number
+        axes.text(0, top + 0.5, name, va="center_baseline", size=NORMAL)
+        spans = [(0, 0, 12, 1)] if len(colours) == 1 else [(0, 0, 6, 1), (6, 0, 6, 1), (12, 0, 6, 1)]
+        parts = [(x, y, min(w, 2 * width - x), h) for x, y, w, h in spans]
+        for (x, y, wide, high), colour in zip(parts, colours, strict=True):
+            axes.add_patch(Rectangle((left + 2 * begin + x, top + y), wide, high, facecolor=colour, lw=0))
+        _frame(axes, left + 2 * begin, top, 2 * width, 1)
+        for column, value in enumerate(values):
+            middle = left + 2 * (begin + column) + 1, top + 0.5
+            axes.text(*middle, f"{value:g}", ha="center", va="center_baseline", size=NORMAL)
+    return figure
+
+
+def speed() -> Figure:
+    """Draw the peers' times over gpufold's of the saved run, as docs/performance.md has them."""
+    root = Path(__file__).resolve().parents[2]
+    sys.path.insert(0, str(root))
+    from bench.report import by_operation
+    from bench.results import Run
+
+    (_, *peers), *measured = by_operation(Run.load(root / "bench/results/cpu-2026-11-23.json"))
+    shown = {"torch": COLOURS[1], "loop": COLOURS[2], "fastest": COLOURS[3]}
+    words = {"loop": "a NumPy loop", "fastest": "the fastest peer"}
+    figure = Figure(figsize=(10.7, 5.6), facecolor="white", layout="none")
+    axes = figure.add_axes((0.2, 0.1, 0.78, 0.87))
+    axes.set(xlim=(0, 9.4), ylim=(len(measured), -0.1), xlabel="time of a peer divided by gpufold's")
+    axes.set_yticks([row + 0.45 for row in range(len(measured))], [name for name, *_ in measured], size=SMALL)
+    axes.tick_params(length=0)
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    axes.axvline(1, color=INK, lw=1)
+    for place, (peer, colour) in enumerate(shown.items()):
+        label = words.get(peer, peer)
+        for row, (_, *cells) in enumerate(measured):
+            cell = cells[peers.index(peer)]
+            if cell:
+                factor, top = float(cell.removesuffix("x")), row + 0.28 * place
+                axes.add_patch(Rectangle((0, top), factor, 0.26, facecolor=colour, lw=0, label=label))
+                axes.text(factor + 0.06, top + 0.14, cell, va="center_baseline", size=8, color=FAINT)
+                label = None
+    axes.legend(loc="lower right", frameon=False, fontsize=SMALL)
+    return figure
+
+
 def choosing() -> Figure:
-    """Draw the questions that lead from blocks to the two functions which take them out and put them back."""
+    """Draw the questions that lead from blocks to the functions that extract and reassemble them."""
     figure, axes = _canvas(9.4)
     rows = (1.4, 3.9, 6.4, 8.9)
     questions = (
-        ("Do blocks become", "a batch, and back?"),
-        ("Has every block a", "position of its own?"),
-        ("Are blocks columns, or", "have they dilations, pads?"),
+        ("Between the batch", "and spatial axes?"),
+        ("At arbitrary positions,", "or tiles to average?"),
+        ("As columns, or with", "dilation or padding?"),
     )
     answers = (
-        ("space_to_batch", "batch_to_space", "a picture dealt out to a batch"),
+        ("space_to_batch", "batch_to_space", "dilated convolutions"),
         ("take_blocks", "add_blocks, Stitcher", "tiles, patches, probes"),
-        ("im2col", "col2im", "convolutions, torch's fold"),
-        ("array_to_blocks", "blocks_to_array", "each in one piece of memory"),
+        ("im2col", "col2im", "torch's unfold and fold"),
+        ("array_to_blocks", "blocks_to_array", "block-major layout"),
     )
     width, high, left = 7.0, 1.7, 8.8
     for row, lines in zip(rows, questions, strict=False):
@@ -150,7 +300,7 @@ def choosing() -> Figure:
             axes.add_patch(Rectangle(corner, 5.0, 1.2, facecolor=colour, lw=0))
             axes.text(corner[0] + 2.5, row, name, ha="center", va="center_baseline", size=NORMAL, family="monospace")
         axes.text(left + 10.6, row, why, va="center_baseline", size=SMALL, color=FAINT)
-    for number, name in enumerate(("take blocks out", "put them back")):
+    for number, name in enumerate(("extract", "reassemble")):
         axes.text(left + 2.5 + number * 5.2, 0.25, name, ha="center", va="center_baseline", size=NORMAL, weight="bold")
     return figure
 
@@ -240,7 +390,8 @@ def save(folder: Path) -> list[Path]:
     """Write the drawings into a folder; return their paths."""
     paths = []
     with mpl.rc_context(STYLE):
-        for drawing in (badges, col2im, batch_to_space, choosing):
+        drawings = badges, col2im, batch_to_space, blocks, positions, grid_positions, stitcher, speed, choosing
+        for drawing in drawings:
             paths.append(folder / f"{drawing.__name__}.svg")
             drawing().savefig(paths[-1], metadata={"Date": None, "Creator": None})
     return paths
