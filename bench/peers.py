@@ -807,7 +807,9 @@ def _map_tiles(problem: Problem, data: Any, threads: int) -> Call | None:
 
     def run() -> Any:
         answers = iter(by_begin.values())
-        return gpufold.map_tiles(lambda _: next(answers), picture, geometry.block_shape, strides, window=window)[None]
+        return gpufold.map_tiles(
+            lambda _: next(answers), picture, geometry.block_shape, strides=strides, window=window
+        )[None]
 
     return Call(run, _from_tensor(data))
 

@@ -1,4 +1,4 @@
-"""Sliding blocks put back together (Col2Im, fold, overlap-add) and batches rearranged into space, on GPUs and CPUs.
+"""Fold and unfold (col2im, im2col), overlap-add, tile stitching and batch-to-space for N-D arrays, on CPUs and GPUs.
 
 >>> import numpy as np, gpufold
 >>> image = np.arange(16.0).reshape(1, 1, 4, 4)
@@ -8,8 +8,8 @@
 >>> gpufold.col2im(columns, (4, 4), (2, 2))[0, 0, 0]  # corners are covered once, borders twice
 array([0., 2., 4., 3.])
 
-The submodules `gpufold.dask`, `gpufold.jax`, `gpufold.onnx` and `gpufold.torch` load on first use, from packages of the
-extras of their names.
+The public names are those of `gpufold.__all__`, and the submodules `gpufold.dask`, `gpufold.jax`, `gpufold.onnx` and
+`gpufold.torch`, which load on first use. Other submodules are private.
 """
 
 from typing import TYPE_CHECKING

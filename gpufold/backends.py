@@ -170,7 +170,7 @@ class TorchBackend:
         return tensors.weighed(self._blocks.to(getattr(sys.modules["torch"], dtype)), each), each
 
     def add(self, out: Any, blocks: Any, places: Any, weights: Any, weight_out: Any = None) -> None:
-        self._ours.add_blocks_(out, blocks, places, _as_window(weights, places), weight_out=weight_out)
+        self._ours.add_blocks_(out, blocks, places, window=_as_window(weights, places), weight_out=weight_out)
 
     def average(self, sums: Any, weight: Any) -> Any:
         if weight is None:

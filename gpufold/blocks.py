@@ -1,8 +1,8 @@
-"""The public functions on blocks in a layout of their own, one block after another."""
+"""The public functions on blocks in a block-major layout: `array_to_blocks` and `blocks_to_array`."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, overload
 
 from gpufold import calls
 from gpufold.arrays import Array, ArrayT, Window, library_of
@@ -15,29 +15,29 @@ from gpufold.geometry import Extents, LastSlidingBlock, Sizes
 @dispatched
 def array_to_blocks(
     array: Array[ArrayT],
-    block_shape: Extents,
-    strides: Sizes = 1,
+    block_shape: Sizes,
     *,
+    strides: Sizes = 1,
     window: Window | None = None,
     last: LastSlidingBlock = "drop",
     out: Array[ArrayT] | None = None,
     chunks: Any = "auto",
     variant: Variant = "auto",
 ) -> ArrayT:
-    """Take sliding blocks out of an array, each a contiguous piece of the result: `im2col` with the taps last.
+    """Extract sliding blocks of an array in a block-major layout: each block is contiguous in the result.
 
     ``(*lead, *size) -> (*lead, *num_blocks, *block_shape)``, where ``num_blocks`` is
     ``(size - block_shape) // strides + 1`` along each spatial axis.
 
     >>> import numpy as np, gpufold
-    >>> gpufold.array_to_blocks(np.arange(7), (3,), (2,))
+    >>> gpufold.array_to_blocks(np.arange(7), (3,), strides=(2,))
     array([[0, 1, 2],
            [2, 3, 4],
            [4, 5, 6]])
 
-    Elements are moved, and computed with only where a window is multiplied in. Blocks of ``last="over"`` cover all:
+    Values are copied; arithmetic happens only with a window. With ``last="over"`` blocks cover every element:
 
-    >>> gpufold.array_to_blocks(np.arange(6), (3,), (2,), last="over")
+    >>> gpufold.array_to_blocks(np.arange(6), (3,), strides=(2,), last="over")
     array([[0, 1, 2],
            [2, 3, 4],
            [4, 5, 0]])
@@ -45,39 +45,42 @@ def array_to_blocks(
     Parameters
     ----------
     array : numpy.ndarray or cupy.ndarray
-        Array of shape (*lead, *size), with any number of leading axes, of any layout in memory and of the dtypes of
-        `col2im`.
-    block_shape : sequence of int
-        Elements of a block along each spatial axis, at least 1; its length says how many of the array's last axes are
-        spatial.
+        Array of shape (*lead, *size) with any number of leading axes, in any memory layout, of the dtypes of `col2im`.
+    block_shape : int or sequence of int
+        Elements of a block along each spatial axis, at least 1. Its length is the number of spatial axes, the last ones
+        of `array`. An int means a block along every axis of `array`.
     strides : int or sequence of int
-        Elements from one block to the next, at least 1; one int means the same on every axis.
+        Elements between adjacent blocks, at least 1. An int means the same on every axis.
     window : numpy.ndarray, cupy.ndarray or sequence of them, optional
-        Real weights of a block's elements, as in `col2im`; every element is multiplied by its own and rounded once.
+        Real weights by which the elements of each block are multiplied, as in `col2im`.
     last : str
-        What becomes of the end of an axis on which blocks at multiples of the stride do not end. "drop" has no block
-        that reaches beyond it, and the elements there in none; "over" has one more, which hangs over: what lies outside
-        is zero. `numpy.pad` has other borders, and `take_blocks` at `grid_positions` other places of the last block.
+        How to place the last block if strides do not divide the axis. "drop" omits a block that does not fit, and the
+        elements there. "over" adds a block that extends beyond the end, where it is zero. Use `numpy.pad` for other
+        borders, and `take_blocks` at `grid_positions` for other placements.
     out : numpy.ndarray or cupy.ndarray, optional
-        Array for the result, of its shape and dtype, sharing no memory with `array`; every element is overwritten.
-    chunks
+        Output array of the result's shape and dtype that shares no memory with `array`.
+    chunks, variant
         As in `col2im`.
-    variant : str
-        A GPU kernel by name, see `gpufold.variants`; "auto" chooses one.
 
     Returns
     -------
     numpy.ndarray or cupy.ndarray
-        The blocks, of the library, device and dtype of `array`.
+        The blocks, of the device and dtype of `array`.
 
     Raises
     ------
     TypeError, ValueError
         As in `col2im`.
 
+    See Also
+    --------
+    blocks_to_array : Reassemble the blocks.
+    im2col : The same as columns, with dilation and padding.
+    take_blocks : Extract blocks at arbitrary positions.
+
     Notes
     -----
-    Name and layout are those of sigpy's function, whose ``blk_shape`` and ``blk_strides`` are these two.
+    As sigpy's function of that name, whose ``blk_shape`` and ``blk_strides`` these are.
     """
     library = library_of("array_to_blocks", "array", array)
     call = calls.array_to_blocks(array, block_shape, strides, window=window, last=last, variant=variant)
@@ -85,13 +88,49 @@ def array_to_blocks(
     return blocks
 
 
+@overload
+def blocks_to_array(
+    blocks: Array[ArrayT],
+    output_shape: Extents,
+    block_shape: Sizes,
+    *,
+    strides: Sizes = 1,
+    reduction: Reduction = "sum",
+    window: Window | None = None,
+    dtype: None = None,
+    out: Array[ArrayT] | None = None,
+    accumulate: bool = False,
+    last: LastSlidingBlock = "drop",
+    fill_value: complex | None = None,
+    chunks: Any = "auto",
+    variant: Variant = "auto",
+    deterministic: bool = True,
+) -> ArrayT: ...
+@overload
+def blocks_to_array(
+    blocks: Array[Any],
+    output_shape: Extents,
+    block_shape: Sizes,
+    *,
+    strides: Sizes = 1,
+    reduction: Reduction = "sum",
+    window: Window | None = None,
+    dtype: Any,
+    out: Array[Any] | None = None,
+    accumulate: bool = False,
+    last: LastSlidingBlock = "drop",
+    fill_value: complex | None = None,
+    chunks: Any = "auto",
+    variant: Variant = "auto",
+    deterministic: bool = True,
+) -> Any: ...
 @dispatched
 def blocks_to_array(
     blocks: Array[ArrayT],
     output_shape: Extents,
-    block_shape: Extents,
-    strides: Sizes = 1,
+    block_shape: Sizes,
     *,
+    strides: Sizes = 1,
     reduction: Reduction = "sum",
     window: Window | None = None,
     dtype: Any = None,
@@ -103,50 +142,57 @@ def blocks_to_array(
     variant: Variant = "auto",
     deterministic: bool = True,
 ) -> ArrayT:
-    """Put sliding blocks back together, adding or averaging where they overlap: `col2im` with the taps last.
+    """Reassemble an array from sliding blocks in a block-major layout, summing or averaging overlaps.
 
     ``(*lead, *num_blocks, *block_shape) -> output_shape``, which is ``(*lead, *size)``, where ``num_blocks`` is
     ``(size - block_shape) // strides + 1`` along each spatial axis.
 
     >>> import numpy as np, gpufold
     >>> array = np.arange(7.0)
-    >>> blocks = gpufold.array_to_blocks(array, (3,), (2,))
-    >>> gpufold.blocks_to_array(blocks, (7,), (3,), (2,))
+    >>> blocks = gpufold.array_to_blocks(array, (3,), strides=(2,))
+    >>> gpufold.blocks_to_array(blocks, (7,), (3,), strides=(2,))
     array([0., 1., 4., 3., 8., 5., 6.])
-    >>> gpufold.blocks_to_array(blocks, (7,), (3,), (2,), reduction="mean")
+    >>> gpufold.blocks_to_array(blocks, (7,), (3,), strides=(2,), reduction="mean")
     array([0., 1., 2., 3., 4., 5., 6.])
 
-    Elements are added in the order of `col2im`, with the same bits on every run; blocks of any layout in memory are
-    read where they are, such as a transposed or sliced view.
+    Sums are made in the order of `col2im` and are bitwise reproducible. Views, such as a transposed or sliced array,
+    are read without a copy.
 
     Parameters
     ----------
     blocks : numpy.ndarray or cupy.ndarray
         Blocks of shape (*lead, *num_blocks, *block_shape), of the dtypes of `col2im`.
     output_shape : sequence of int
-        The result's shape (*lead, *size): the blocks' leading axes, any number of them, and the spatial ones.
-    block_shape : sequence of int
-        Elements of a block along each spatial axis, at least 1; its length says how many axes are spatial.
+        Shape (*lead, *size) of the result, with the leading axes of the blocks.
+    block_shape : int or sequence of int
+        Elements of a block along each spatial axis, at least 1. Its length is the number of spatial axes. An int means
+        a block along every axis of `output_shape`.
     strides : int or sequence of int
-        Elements from one block to the next, at least 1; one int means the same on every axis.
+        Elements between adjacent blocks, at least 1. An int means the same on every axis.
     last : str
-        As in `array_to_blocks`: what of a block hangs over the end is dropped.
+        As in `array_to_blocks`; elements beyond the end are dropped.
     reduction, window, dtype, out, accumulate, fill_value, chunks, variant, deterministic
         As in `col2im`.
 
     Returns
     -------
     numpy.ndarray or cupy.ndarray
-        The array, of the library and device of `blocks`, and of their dtype or `dtype`.
+        The array, on the device of `blocks`.
 
     Raises
     ------
     TypeError, ValueError
         As in `col2im`.
 
+    See Also
+    --------
+    array_to_blocks : Extract the blocks.
+    col2im : The same from columns, with dilation and padding.
+    Stitcher : Average blocks that come in batches, at arbitrary positions.
+
     Notes
     -----
-    Name and layout are those of sigpy's function, whose ``blk_shape`` and ``blk_strides`` are these two.
+    As sigpy's function of that name, whose ``blk_shape`` and ``blk_strides`` these are.
     """
     library = library_of("blocks_to_array", "blocks", blocks)
     call = calls.blocks_to_array(

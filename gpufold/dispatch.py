@@ -12,7 +12,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from gpufold import extras
-from gpufold.names import WHOSE, misnamed
+from gpufold.names import WHOSE, misfit, unknown_keyword
 
 FRONTS = {"dask": "dask", "jax": "jax", "jaxlib": "jax", "torch": "torch"}
 """The submodule that has the functions for a package's arrays. NumPy's and CuPy's are those of gpufold itself."""
@@ -52,17 +52,20 @@ def dispatched(function: FunctionT) -> FunctionT:
         else:
             front = functions.get(kind.__module__.partition(".")[0]) or found(kind)
         if front is function and "chunks" in named and named["chunks"] is not defaults.get("chunks"):
-            raise misnamed(front, name, ["chunks"], kind)
+            raise unknown_keyword(front, name, ["chunks"], kind)
         try:
             return front(*given, **named)
         except TypeError:
             known = signature(front).parameters
             unknown = [word for word in named if word not in known]
             if not unknown:
-                raise
+                answer = misfit(front, name, given, named)
+                if answer is None:
+                    raise
+                raise answer from None
             needed = [word for word in unknown if named[word] is not defaults.get(word, Parameter.empty)]
             if needed:
-                raise misnamed(front, name, needed, kind) from None
+                raise unknown_keyword(front, name, needed, kind) from None
         return front(*given, **{word: value for word, value in named.items() if word in known})
 
     taken: Any = door

@@ -20,6 +20,7 @@ from gpufold.given import flag, shown, word
 from gpufold.gpu import registry, tuning
 from gpufold.gpu.devices import device_named
 from gpufold.gpu.plan import H200, Device, Operand, Plan
+from gpufold.names import misfit
 from gpufold.operations import OPERATIONS
 from gpufold.windows import as_weights
 
@@ -245,7 +246,7 @@ def _described(
     try:
         given = signature(row.describe).bind(first, *arguments, **options).arguments
     except TypeError as error:
-        raise TypeError(f"{name}: {error}") from None
+        raise misfit(row.describe, name, (data, *arguments), options) or TypeError(f"{name}: {error}") from None
     for each in (*row.arrays, "weight_out"):
         if each in row.arrays or given.get(each) is not None:
             given[each] = _described_array(asked, each, given[each])
@@ -277,8 +278,9 @@ def _described_array(asked: str, name: str, array: Any) -> Described:
         if len(array) != 2 or min(shape, default=0) < 0:
             raise ValueError
     except Exception as error:
+        hint = f"; give the dtype too: ({shown(array)}, 'float32')" if all(type(each) is int for each in array) else ""
         raise (TypeError if isinstance(error, TypeError) else ValueError)(
-            f"{asked}: {name} must be an array or (shape, dtype) with extents of at least 0, got {shown(array)}"
+            f"{asked}: {name} must be an array or (shape, dtype) with extents of at least 0, got {shown(array)}{hint}"
         ) from error
     return _contiguous(shape, dtype)
 

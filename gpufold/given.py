@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from difflib import get_close_matches
 from numbers import Integral, Number
 from reprlib import Repr
 from typing import Any
@@ -39,7 +40,9 @@ def word(operation: str, name: str, given: Any, known: Sequence[str]) -> str:
         raise TypeError(f"{operation}: {name} must be a str, one of {', '.join(known)}, got {shown(given)}")
     plain = str.__str__(given)
     if plain not in known:
-        raise ValueError(f"{operation}: {name} must be one of {', '.join(known)}, got {shown(given)}")
+        close = get_close_matches(plain, known, 1)
+        hint = f"; did you mean {close[0]!r}?" if close else ""
+        raise ValueError(f"{operation}: {name} must be one of {', '.join(known)}, got {shown(given)}{hint}")
     return plain
 
 

@@ -1,15 +1,17 @@
-"""What arguments are called elsewhere: an unexpected keyword is answered with the name that it has here."""
+"""What arguments are called in other libraries: a call that does not fit is answered with the keyword to use."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from difflib import get_close_matches
 from functools import wraps
-from inspect import signature
+from inspect import Parameter, signature
 from typing import Any, TypeVar
 
-HERE = {
+KEYWORD_ALIASES = {
     "strides": ("stride", "block_strides", "blk_strides", "step", "steps", "hop", "hop_length", "hop_size"),
+    "stride": ("strides", "step", "steps", "hop", "hop_length"),
     "kernel_size": (
         "kernel",
         "kernel_shape",
@@ -20,20 +22,42 @@ HERE = {
         "patch_size",
         "win_length",
     ),
-    "block_shape": ("kernel_size", "kernel", "blk_shape", "block_size", "roi_size", "tile", "tile_shape", "patch_size"),
+    "block_shape": (
+        *("kernel_size", "kernel", "blk_shape", "block_size", "roi", "roi_size", "tile", "tile_shape", "tile_size"),
+        *("patch_size", "win_length", "nperseg"),
+    ),
     "dilations": ("dilation", "rates", "rate"),
-    "pads_begin and pads_end": ("padding", "paddings", "pads", "pad"),
-    "crops_begin and crops_end": ("crops", "crop"),
-    "output_size": ("output_shape", "image_shape", "size", "oshape", "image_size"),
-    "output_shape": ("output_size", "oshape", "shape", "size"),
-    "strides, a block's extent less the overlap,": ("overlap", "noverlap", "tile_overlap"),
+    "dilation": ("dilations", "rates", "rate"),
+    "padding": ("pads_begin", "pads_end", "pads", "pad"),
+    "output_size": ("output_shape", "image_shape", "shape", "size", "oshape", "image_size"),
+    "output_shape": ("output_size", "image_shape", "oshape", "shape", "size", "image_size"),
+    "size": ("shape", "image_size", "image_shape", "output_size", "output_shape"),
     "reduction": ("reduce", "normalize", "average", "norm"),
     "window": ("weight", "weights", "importance_map", "weight_map", "mask"),
     "mode": ("padding_mode", "pad_mode", "border"),
     "positions": ("position", "locations", "coordinates", "coords", "starts"),
-    "last": ("end", "padding_mode", "mode"),
+    "last": ("end",),
+    "batch": ("batch_size", "sw_batch_size"),
+    "function": ("predictor", "network", "model", "func", "fn"),
+    "data": ("input", "x", "a", "array", "image", "columns", "blocks"),
+    "image": ("input", "x", "a", "array", "data"),
+    "array": ("input", "x", "a", "data", "image", "inputs", "volume"),
+    "blocks": ("input", "x", "data", "patches", "tiles", "array"),
+    "input": ("x", "data", "image", "array"),
+    "numerator": ("data", "array", "sums"),
+    "weight": ("weights", "denominator"),
 }
-"""The names of arguments here, or what to say in their place, with those that they have in other libraries."""
+"""The names that an argument has in other libraries."""
+
+ADVICE = (
+    (("padding", "paddings", "pads", "pad"), "pads_begin", "use pads_begin and pads_end"),
+    (("crops", "crop"), "crops_begin", "use crops_begin and crops_end"),
+    (("overlap", "noverlap", "tile_overlap"), "block_shape", "use strides = block_shape - overlap"),
+    (("overlap", "noverlap", "tile_overlap"), "kernel_size", "use strides = kernel_size - overlap"),
+    (("padding", "paddings", "pads", "pad", "mode", "padding_mode"), "last", "use last='over', or numpy.pad before"),
+    (("axis", "axes", "dim", "data_format"), "", "spatial axes are the last ones: use numpy.moveaxis before"),
+)
+"""Names in other libraries, an argument that a function has which is answered so, and the answer."""
 
 WHOSE = {
     "out": "numpy.ndarray or cupy.ndarray",
@@ -46,18 +70,19 @@ FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 
 
 def answers(function: FunctionT) -> FunctionT:
-    """Return a function that answers an unexpected keyword with the name that the argument has here."""
+    """Return a function that answers a keyword that it does not have, and an argument too many."""
     name = function.__qualname__.removesuffix(".__init__")
+    name = f"onnx.{name}" if function.__module__ == "gpufold.onnx" else name
 
     @wraps(function)
     def answering(*given: Any, **named: Any) -> Any:
         try:
             return function(*given, **named)
         except TypeError:
-            unexpected = [word for word in named if word not in signature(function).parameters]
-            if not unexpected:
+            answer = misfit(function, name, given, named)
+            if answer is None:
                 raise
-        raise misnamed(function, name, unexpected)
+        raise answer
 
     taken: Any = answering
     return taken  # type: ignore[no-any-return]
@@ -81,21 +106,54 @@ def speaking_for(name: str, *others: str) -> Iterator[None]:
         raise type(error)(f"{name}: {said}").with_traceback(error.__traceback__) from None
 
 
-def misnamed(function: Callable[..., Any], name: str, given: Iterable[str], kind: type | None = None) -> TypeError:
+def misfit(function: Callable[..., Any], name: str, given: Sequence[Any], named: Mapping[str, Any]) -> TypeError | None:
+    """Return what to raise where arguments do not fit the signature of a function, or None where they do.
+
+    >>> import gpufold
+    >>> print(misfit(gpufold.grid_positions, "grid_positions", ((8, 8), 4, 2), {}))
+    grid_positions: takes 2 positional arguments (size, block_shape), got 3; pass the others by name: strides, last
+    """
+    parameters = signature(function).parameters
+    unknown = [word for word in named if word not in parameters]
+    if unknown:
+        return unknown_keyword(function, name, unknown)
+    places = [each.name for each in parameters.values() if each.kind is Parameter.POSITIONAL_OR_KEYWORD]
+    others = [each.name for each in parameters.values() if each.kind is Parameter.KEYWORD_ONLY]
+    if len(given) <= len(places) or any(each.kind is Parameter.VAR_POSITIONAL for each in parameters.values()):
+        return None
+    count, places = len(given) - len(places), [each for each in places if each != "self"]
+    by_name = f"; pass the others by name: {', '.join(others[:3])}{', ...' if others[3:] else ''}" if others else ""
+    return TypeError(
+        f"{name}: takes {len(places)} positional arguments ({', '.join(places)}), got {len(places) + count}{by_name}"
+    )
+
+
+def unknown_keyword(
+    function: Callable[..., Any], name: str, given: Iterable[str], kind: type | None = None
+) -> TypeError:
     """Return what to raise where a function, by its public name, is given keywords that it does not have.
 
     >>> import numpy, gpufold
-    >>> print(misnamed(gpufold.im2col, "im2col", ["stride"]))
-    im2col: there is no argument stride, it is strides here
-    >>> print(misnamed(gpufold.im2col, "im2col", ["chunks"], numpy.ndarray))
+    >>> print(unknown_keyword(gpufold.im2col, "im2col", ["stride"]))
+    im2col: unexpected keyword 'stride'; did you mean 'strides'?
+    >>> print(unknown_keyword(gpufold.im2col, "im2col", ["chunks"], numpy.ndarray))
     im2col: chunks is for a dask.array.Array alone, got a numpy.ndarray
     """
     word, *_ = given
-    got = "" if kind is None else f", got a {kind.__module__}.{kind.__qualname__}"
     if word in WHOSE:
+        got = "" if kind is None else f", got a {kind.__module__}.{kind.__qualname__}"
         return TypeError(f"{name}: {word} is for a {WHOSE[word]} alone{got}")
     parameters = [each for each in signature(function).parameters if each != "self"]
-    for here, elsewhere in HERE.items():
-        if word in elsewhere and here.split(" ")[0].rstrip(",") in parameters:
-            return TypeError(f"{name}: there is no argument {word}, it is {here.rstrip(',')} here")
-    return TypeError(f"{name}: there is no argument {word}, there are {', '.join(parameters)}")
+    return TypeError(f"{name}: unexpected keyword {word!r}; {_advice(word, parameters)}")
+
+
+def _advice(word: str, parameters: list[str]) -> str:
+    """Return what to use in place of a keyword."""
+    for here, elsewhere in KEYWORD_ALIASES.items():
+        if word in elsewhere and here in parameters:
+            return f"did you mean {here!r}?"
+    for words, needed, advice in ADVICE:
+        if word in words and (not needed or needed in parameters) and ("strides" in parameters or "=" not in advice):
+            return advice
+    close = get_close_matches(word, parameters, 1)
+    return f"did you mean {close[0]!r}?" if close else f"the arguments are {', '.join(parameters)}"

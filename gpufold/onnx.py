@@ -17,10 +17,12 @@ from gpufold.arrays import Array, ArrayT, library_of
 from gpufold.calls import Variant
 from gpufold.geometry import Extents, as_integers
 from gpufold.given import shown
+from gpufold.names import answers
 
 __all__ = ["Col2Im", "col2im"]  # noqa: F822  Col2Im is made by __getattr__
 
 
+@answers
 def col2im(
     input: Array[ArrayT],
     image_shape: Extents,

@@ -45,4 +45,4 @@ def taken(
         along = folded(library, begin + arange(side), extent, mode)
         index.append(along.reshape(-1, *(1,) * axis, side, *(1,) * (rank - 1 - axis)))
     blocks = library.moveaxis(array[(..., *index)], lead, 0)
-    return to_blocks(blocks, block, block, window=window).reshape(blocks.shape)
+    return to_blocks(blocks, block, strides=block, window=window).reshape(blocks.shape)

@@ -1,4 +1,4 @@
-"""The public functions on blocks at positions of their own."""
+"""The public functions on blocks at arbitrary positions."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from gpufold import calls, outside
 from gpufold.arrays import (
     Array,
     ArrayT,
+    Positions,
+    Shaped,
     Window,
     as_positions,
     check_apart,
@@ -39,15 +41,15 @@ from gpufold.windows import weights_of_blocks
 def add_blocks(
     array: Array[ArrayT],
     blocks: Array[Any],
-    positions: Any,
-    window: Window | None = None,
+    positions: Positions,
     *,
-    weights: Any = None,
+    window: Window | None = None,
+    weights: Shaped | None = None,
     out: Array[ArrayT] | None = None,
     variant: Variant = "auto",
     deterministic: bool = True,
 ) -> ArrayT:
-    """Return an array with blocks added, each at a position of its own: ptychography, irregular tiles, particles.
+    """Scatter-add blocks to an array at arbitrary positions, and return the sums.
 
     ``(*lead, *size), (P, *lead, *block_shape), (P, rank) -> (*lead, *size)``
 
@@ -59,56 +61,55 @@ def add_blocks(
            [1., 1., 2., 1., 1., 0.],
            [0., 0., 1., 1., 1., 0.]], dtype=float32)
 
-    Element ``t`` of block ``p`` is added to ``array[..., positions[p] + t]``; what falls outside is dropped, so that
-    positions may be anything, negative ones too. Blocks are added one after another in their order: the result has the
-    same bits on every run, on the CPU and the GPU, and positions on a GPU are never looked at by the CPU. Integers
-    wrap, bool is a logical or, float16 and bfloat16 are summed in float32 and rounded once a call, or not at all where
-    `array` is float32: it may be wider than the blocks, which then count as if they were converted first.
+    Element ``t`` of block ``p`` is added to ``array[..., positions[p] + t]``. Elements outside `array` are dropped;
+    positions may be negative. Blocks are added in their order: results are bitwise reproducible, on the CPU and the
+    GPU. GPU positions are never copied to the host, so calls do not synchronise. Integers wrap, bool is a logical or,
+    float16 and bfloat16 are summed in float32 and rounded once per call, unless `array` is float32.
 
     Parameters
     ----------
     array : numpy.ndarray or cupy.ndarray
-        Array of shape (*lead, *size) to add to, with any number of leading axes, of any layout in memory and of the
-        dtypes of `col2im` but strings; it shares no memory with the other arrays.
+        Array of shape (*lead, *size) to add to, with any number of leading axes, in any memory layout, of the dtypes of
+        `col2im` except strings. It shares no memory with the other arrays.
     blocks : numpy.ndarray or cupy.ndarray
-        Blocks of shape (P, *lead, *block_shape), of any layout, and of `array`'s dtype or of one that it holds, such as
-        uint8 for float32 and uint32, or float32 for float64: they are converted as they are added, without a copy.
+        Blocks of shape (P, *lead, *block_shape), of a dtype that `array`'s holds, such as uint8 for float32 or uint32.
+        They are converted as they are added, without a copy.
     positions : numpy.ndarray, cupy.ndarray or sequence of sequences of int
-        Where in `array` each block's first element lies, of shape (P, rank), in elements along the last `rank` axes of
-        `array`, those with positions; integers.
+        Index in `array` of the first element of each block, of shape (P, rank), along the last `rank` axes; integers.
     window : numpy.ndarray, cupy.ndarray or sequence of them, optional
-        Real weights of a block's elements, as in `col2im` of `array`'s dtype, multiplied in as the blocks are added.
+        Real weights by which the elements of each block are multiplied, as in `col2im`.
     weights : numpy.ndarray or cupy.ndarray, optional
-        A real weight of each block, of shape (P,): an element is multiplied by its block's times the window's, of the
-        dtype that a window has. The product is made before the addition, on a GPU of all blocks in memory of its own.
+        One real weight per block, of shape (P,), beside those of the window. On a GPU the weighted blocks are a
+        temporary array.
     out : numpy.ndarray or cupy.ndarray, optional
-        Array for the result, of its shape and dtype: `array` itself, or one that shares no memory with the others.
-    variant : str
-        A GPU kernel by name, see `gpufold.variants`; "auto" chooses one.
-    deterministic : bool
-        False also allows kernels that add in an order that changes from run to run.
+        Output array of the result's shape and dtype: `array` itself, or one that shares no memory with the others.
+    variant, deterministic
+        As in `col2im`.
 
     Returns
     -------
     numpy.ndarray or cupy.ndarray
-        The sums, of the library, device and dtype of `array`.
+        The sums, of the device and dtype of `array`.
 
     Raises
     ------
     TypeError
-        An argument has the wrong type, such as positions that are no integers, or its dtype is not supported.
+        An argument has the wrong type or dtype, such as positions that are not integers.
     ValueError
-        Shapes, devices or memory do not fit together; nothing has been added then.
-    gpufold.Unsupported
-        `variant` names a kernel that cannot serve the call; it is a ValueError.
+        Shapes, devices or memory are inconsistent, or `variant` cannot serve the call (`gpufold.Unsupported`). Nothing
+        has been added then.
 
     See Also
     --------
-    add_blocks_ : Adds to `array` itself, and the weights to another array in the same pass.
+    add_blocks_ : Add in place, and add the weights to another array in the same pass.
+    take_blocks : Extract blocks at positions: the adjoint.
+    grid_positions : Positions of tiles that cover an array.
+    Stitcher : Average blocks that come in batches.
+    numpy.add.at : Scatter-add single elements.
 
     Notes
     -----
-    With ``positions[p] = p * strides`` it is `blocks_to_array` with ``accumulate=True``, in another order of
+    With ``positions[p] = p * strides`` this is `blocks_to_array` with ``accumulate=True``, in another order of
     additions.
     """
     library = library_of("add_blocks", "array", array)
@@ -130,21 +131,21 @@ def add_blocks(
 def add_blocks_(
     array: Array[ArrayT],
     blocks: Array[Any],
-    positions: Any,
-    window: Window | None = None,
+    positions: Positions,
     *,
-    weights: Any = None,
+    window: Window | None = None,
+    weights: Shaped | None = None,
     weight_out: Array[Any] | None = None,
     variant: Variant = "auto",
     deterministic: bool = True,
 ) -> ArrayT:
-    """Add blocks into an array in place, each at a position of its own: `add_blocks` with ``out=array``.
+    """Scatter-add blocks to an array in place, and their weights to another: `add_blocks` with ``out=array``.
 
     ``(*lead, *size), (P, *lead, *block_shape), (P, rank) -> (*lead, *size)``
 
     >>> import numpy as np, gpufold
     >>> signal, weight, window = np.zeros(6), np.zeros(6), np.array([1.0, 2.0, 1.0])
-    >>> gpufold.add_blocks_(signal, np.full((2, 3), 5.0), [(0,), (2,)], window, weight_out=weight)
+    >>> gpufold.add_blocks_(signal, np.full((2, 3), 5.0), [(0,), (2,)], window=window, weight_out=weight)
     array([ 5., 10., 10., 10.,  5.,  0.])
     >>> gpufold.average(signal, weight)
     array([5., 5., 5., 5., 5., 0.])
@@ -152,13 +153,12 @@ def add_blocks_(
     Parameters
     ----------
     array, blocks, positions, window, weights, variant, deterministic
-        As in `add_blocks`, but that `array` is written to.
+        As in `add_blocks`; `array` is changed.
     weight_out : numpy.ndarray or cupy.ndarray, optional
-        Array of shape (*size) to which the weights of `window` and `weights`, or ones, are added at the same positions
-        in the same pass, for `average`: of the dtype that a window has for `array`, float32 or, for float64 and
-        complex128, float64. It shares no memory with the other arrays. Nothing is added where `array` or `blocks` has
-        no element. A weight other than zero then counts as 2**-96 at least (2**-960 in double precision), so that
-        underflow uncovers no element.
+        Array of shape (*size) to which the weights of `window` and `weights`, or ones, are added in the same pass, for
+        `average`: float32, or float64 if `array` is float64 or complex128. It shares no memory with the other arrays.
+        Nonzero weights then count as at least 2**-96 (2**-960 in double precision), so covered elements do not
+        underflow.
 
     Returns
     -------
@@ -169,6 +169,10 @@ def add_blocks_(
     ------
     TypeError, ValueError
         As in `add_blocks`.
+
+    See Also
+    --------
+    average : Divide the sums by the weights.
     """
     try:
         library = library_of("add_blocks", "array", array)
@@ -221,7 +225,7 @@ WEIGHED_ELEMENTS = 1 << 20
 @dispatched
 def take_blocks(
     array: Array[ArrayT],
-    positions: Any,
+    positions: Positions,
     block_shape: Sizes,
     *,
     window: Window | None = None,
@@ -230,7 +234,7 @@ def take_blocks(
     chunks: Any = "auto",
     variant: Variant = "auto",
 ) -> ArrayT:
-    """Take blocks out of an array, each at a position of its own: the adjoint of `add_blocks`.
+    """Extract blocks of an array at arbitrary positions: the adjoint of `add_blocks`.
 
     ``(*lead, *size), (P, rank) -> (P, *lead, *block_shape)``
 
@@ -243,51 +247,47 @@ def take_blocks(
            [[0, 8, 9],
             [0, 0, 0]]])
 
-    Element ``t`` of block ``p`` is ``array[..., positions[p] + t]``; what lies outside is as `mode` says, so that
-    positions may be anything, negative ones too. Positions on a GPU are never looked at by the CPU. Elements are moved,
-    and computed with only where a window is multiplied in.
+    Element ``t`` of block ``p`` is ``array[..., positions[p] + t]``. Outside `array` it is what `mode` says; positions
+    may be negative. GPU positions are never copied to the host, so calls do not synchronise. Values are copied;
+    arithmetic happens only with a window.
 
     Parameters
     ----------
     array : numpy.ndarray or cupy.ndarray
-        Array of shape (*lead, *size), with any number of leading axes, of any layout in memory and of the dtypes of
-        `col2im`.
+        Array of shape (*lead, *size) with any number of leading axes, in any memory layout, of the dtypes of `col2im`.
     positions : numpy.ndarray, cupy.ndarray or sequence of sequences of int
-        Where in `array` each block's first element lies, as in `add_blocks`.
+        Index in `array` of the first element of each block, as in `add_blocks`.
     block_shape : int or sequence of int
-        Elements of a block along each axis with positions, at least 1; one int means the same on every axis.
+        Elements of a block along each axis with positions, at least 1. An int means the same on every axis.
     window : numpy.ndarray, cupy.ndarray or sequence of them, optional
-        Real weights of a block's elements, as in `col2im`; every element of the array is multiplied by its own and
-        rounded once.
+        Real weights by which the elements of each block are multiplied, as in `col2im`.
     mode : str
-        What the elements of a block are that lie outside of the array, along every axis by itself, as in `numpy.pad`:
-        "constant", zero, whatever the window; "edge", the nearest element; "reflect", "symmetric" or "wrap", for which
-        blocks are taken by an index of every element, without a kernel.
+        Value of elements outside `array`, along each axis, as in `numpy.pad`: "constant" for zero, "edge" for the
+        nearest element, "reflect", "symmetric" or "wrap". The last three gather by an index of every element, without a
+        kernel.
     out : numpy.ndarray or cupy.ndarray, optional
-        Array for the result, of its shape and dtype, sharing no memory with the other arrays; every element is
-        overwritten.
-    chunks
+        Output array of the result's shape and dtype that shares no memory with the other arrays.
+    chunks, variant
         As in `col2im`.
-    variant : str
-        A GPU kernel by name, see `gpufold.variants`; "auto" chooses one.
 
     Returns
     -------
     numpy.ndarray or cupy.ndarray
-        The blocks, of the library, device and dtype of `array`.
+        The blocks, of the device and dtype of `array`.
 
     Raises
     ------
     TypeError
-        An argument has the wrong type, such as positions that are no integers, or its dtype is not supported.
+        An argument has the wrong type or dtype, such as positions that are not integers.
     ValueError
-        Shapes, devices or memory do not fit together; nothing has been written then.
-    gpufold.Unsupported
-        `variant` names a kernel that cannot serve the call; it is a ValueError.
+        Shapes, devices or memory are inconsistent, or `variant` cannot serve the call (`gpufold.Unsupported`). Nothing
+        has been written then.
 
-    Notes
-    -----
-    With ``positions[p] = p * strides`` it is `array_to_blocks`.
+    See Also
+    --------
+    add_blocks : Scatter-add blocks at positions: the adjoint.
+    grid_positions : Positions of tiles that cover an array.
+    array_to_blocks : Extract blocks on a grid.
     """
     library = library_of("take_blocks", "array", array)
     places = as_positions("take_blocks", library, positions, array, "array")
@@ -313,7 +313,7 @@ def average(
     out: Array[ArrayT] | None = None,
     variant: Variant = "auto",
 ) -> ArrayT:
-    """Divide sums by the sums of their weights, as `reduction="mean"` does: zero where nothing landed.
+    """Divide sums by the sums of their weights, as `reduction="mean"` does; zero where no block is.
 
     ``(*lead, *size), (*size) -> (*lead, *size)``
 
@@ -325,25 +325,30 @@ def average(
     Parameters
     ----------
     numerator : numpy.ndarray or cupy.ndarray
-        Sums of shape (*lead, *size), of floats or complex numbers and of any layout in memory.
+        Sums of shape (*lead, *size), of floats or complex numbers, in any memory layout.
     weight : numpy.ndarray or cupy.ndarray
-        Real weights of numerator's last axes, for all leading axes alike; they are converted to float32, or float64 for
+        Real weights of shape (*size), broadcast over the leading axes. They are converted to float32, or to float64 for
         float64 and complex128.
     out : numpy.ndarray or cupy.ndarray, optional
-        Array for the result, of its shape and dtype: `numerator` itself, or one that shares no memory with the others.
-    variant : str
-        A GPU kernel by name, see `gpufold.variants`; "auto" chooses one.
+        Output array of the result's shape and dtype: `numerator` itself, or one that shares no memory with the others.
+    variant
+        As in `col2im`.
 
     Returns
     -------
     numpy.ndarray or cupy.ndarray
-        The quotients, of numerator's dtype, each rounded once; zero where a weight is smaller in magnitude than the
-        smallest normal number of its dtype.
+        The quotients, of numerator's dtype, each rounded once; zero where the magnitude of the weight is below the
+        smallest normal number.
 
     Raises
     ------
     TypeError, ValueError
         As in `add_blocks`.
+
+    See Also
+    --------
+    add_blocks_ : Sum blocks and weights.
+    Stitcher : Sum and divide batches of blocks.
     """
     library = library_of("average", "numerator", numerator)
     check_library("average", "weight", weight, library, "numerator")
@@ -354,30 +359,28 @@ def average(
 
 @answers
 def grid_positions(
-    size: Sizes, block_shape: Sizes, strides: Sizes, *, last: LastBlock = "shift"
+    size: Sizes, block_shape: Sizes, *, strides: Sizes, last: LastBlock = "shift"
 ) -> npt.NDArray[np.int64]:
     """Return the positions of blocks that cover an array, for `take_blocks` and `add_blocks`.
 
     >>> import gpufold
-    >>> gpufold.grid_positions((7, 5), (4, 5), 2).tolist()  # the last block of the first axis would start at 4
+    >>> gpufold.grid_positions((7, 5), (4, 5), strides=2).tolist()  # the last block of the first axis would start at 4
     [[0, 0], [2, 0], [3, 0]]
-    >>> [gpufold.grid_positions((11,), 4, 3, last=last).ravel().tolist() for last in ("even", "over", "drop")]
+    >>> [gpufold.grid_positions((11,), 4, strides=3, last=last).ravel().tolist() for last in ("even", "over", "drop")]
     [[0, 2, 5, 7], [0, 3, 6, 9], [0, 3, 6]]
 
     Parameters
     ----------
     size : int or sequence of int
-        Elements of the array along each axis that gets positions, at least 1.
+        Size of the array along each axis with positions, at least 1.
     block_shape : int or sequence of int
-        Elements of a block along each axis, at least 1; one int means the same on every axis, here and below.
+        Elements of a block along each axis, at least 1. An int means the same on every axis, here and below.
     strides : int or sequence of int
-        Elements from one block to the next, at least 1; strides larger than a block leave gaps.
+        Elements between adjacent blocks, at least 1. Strides larger than a block leave gaps.
     last : str
-        What becomes of the end of an axis, on which blocks at multiples of the stride do not end. "shift" has a block
-        at every stride until one would reach beyond the end, which is moved in, as MONAI's sliding windows are.
-        "even" has as many, but spaces them evenly from the begin to the end, as nnU-Net does: at multiples of their
-        distance in double precision, rounded half to even. "over" leaves that block where it is, hanging over the end,
-        as Demucs does. "drop" leaves it out.
+        How to place the last block if strides do not divide the axis. "shift" moves it inside, as MONAI does. "even"
+        spaces as many blocks evenly, as nnU-Net does: at multiples of their distance in double precision, rounded half
+        to even. "over" lets it extend beyond the end, as Demucs does. "drop" omits it.
 
     Returns
     -------
@@ -387,10 +390,16 @@ def grid_positions(
     Raises
     ------
     TypeError
-        Sizes are no integers.
+        Sizes are not integers.
     ValueError
-        Sizes are out of range or do not fit together; `last` is none of the above; an axis is smaller than a block,
-        but for "over"; there are more positions than an array can have.
+        Sizes are out of range or inconsistent, `last` is none of the above, an axis is smaller than a block and `last`
+        is not "over", or there are more positions than an array can have.
+
+    See Also
+    --------
+    take_blocks : Extract blocks at these positions.
+    Stitcher : Average blocks at these positions.
+    map_tiles : Extract, apply a function and average in one call.
     """
     axes = grid_of_blocks(size, block_shape, strides, last)
     count, outer = prod(axis.blocks for axis in axes), 1

@@ -1,8 +1,8 @@
-"""The public functions on columns: sliding blocks with their taps before their number."""
+"""The public functions on columns, (kernel elements, blocks): `col2im` and `im2col`."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, overload
 
 from gpufold import calls
 from gpufold.arrays import Array, ArrayT, Window, library_of
@@ -12,6 +12,46 @@ from gpufold.dispatch import dispatched
 from gpufold.geometry import Extents, Sizes
 
 
+@overload
+def col2im(
+    data: Array[ArrayT],
+    output_size: Extents,
+    kernel_size: Sizes,
+    *,
+    strides: Sizes = 1,
+    dilations: Sizes = 1,
+    pads_begin: Sizes = 0,
+    pads_end: Sizes = 0,
+    reduction: Reduction = "sum",
+    window: Window | None = None,
+    dtype: None = None,
+    out: Array[ArrayT] | None = None,
+    accumulate: bool = False,
+    fill_value: complex | None = None,
+    chunks: Any = "auto",
+    variant: Variant = "auto",
+    deterministic: bool = True,
+) -> ArrayT: ...
+@overload
+def col2im(
+    data: Array[Any],
+    output_size: Extents,
+    kernel_size: Sizes,
+    *,
+    strides: Sizes = 1,
+    dilations: Sizes = 1,
+    pads_begin: Sizes = 0,
+    pads_end: Sizes = 0,
+    reduction: Reduction = "sum",
+    window: Window | None = None,
+    dtype: Any,
+    out: Array[Any] | None = None,
+    accumulate: bool = False,
+    fill_value: complex | None = None,
+    chunks: Any = "auto",
+    variant: Variant = "auto",
+    deterministic: bool = True,
+) -> Any: ...
 @dispatched
 def col2im(
     data: Array[ArrayT],
@@ -32,7 +72,7 @@ def col2im(
     variant: Variant = "auto",
     deterministic: bool = True,
 ) -> ArrayT:
-    """Put sliding blocks back together into an image, adding where they overlap.
+    """Fold columns of sliding blocks into an image, summing or averaging overlaps.
 
     ``(N, C*prod(kernel_size), L) -> (N, C, *output_size)``, or both without ``N``, where ``L`` is the product over the
     spatial axes of ``floor((output_size + pads_begin + pads_end - dilations*(kernel_size - 1) - 1) / strides) + 1``.
@@ -45,13 +85,13 @@ def col2im(
             [2, 4, 4, 2],
             [1, 2, 2, 1]]], dtype=int32)
 
-    Tap ``k`` of block ``b`` lands on pixel ``b*strides + k*dilations - pads_begin`` of each axis; what lands outside
-    the image is dropped, pixels that no block covers are zero. Rows are ``c*prod(kernel_size)`` plus the tap, taps
-    and blocks in lexicographic order, and so are the additions: the result has the same bits on every run, on the
-    CPU and the GPU. Integers wrap, bool is a logical or, float16 and bfloat16 are summed in float32 and rounded once.
+    Kernel element ``k`` of block ``b`` is added to pixel ``b*strides + k*dilations - pads_begin`` of each axis.
+    Elements outside the image are dropped; pixels that no block covers are zero. Row ``c*prod(kernel_size) + k`` holds
+    element ``k`` of channel ``c``, elements and blocks in lexicographic order. Sums are made in that order: results are
+    bitwise reproducible, on the CPU and the GPU. Integers wrap, bool is a logical or, float16 and bfloat16 are summed
+    in float32.
 
-    A window's weights are multiplied in as the taps are added. A mean divides each pixel by the number of taps that
-    land on it, or by the sum of their weights, so that it undoes `im2col` wherever a block covers the image:
+    The mean inverts `im2col` wherever a block covers the image:
 
     >>> image = np.arange(16, dtype=np.float32).reshape(1, 4, 4)
     >>> columns = gpufold.im2col(image, (2, 2))
@@ -61,64 +101,67 @@ def col2im(
     Parameters
     ----------
     data : numpy.ndarray or cupy.ndarray
-        Columns of shape (N, C*prod(kernel_size), L) or (C*prod(kernel_size), L), of any layout in memory. bool,
-        integers, float16, bfloat16, float32, float64, complex64, complex128; on the CPU strings too, where no two
-        blocks overlap.
+        Columns of shape (N, C*prod(kernel_size), L) or (C*prod(kernel_size), L), in any memory layout: bool, integers,
+        float16, bfloat16, float32, float64, complex64, complex128. Strings on the CPU, if no two blocks overlap.
     output_size : sequence of int
-        Pixels of the image along each spatial axis, height before width, at least 1; its length is the number of
-        spatial axes, one or more.
+        Image size along each spatial axis, height before width, at least 1. Its length is the number of spatial axes.
     kernel_size : int or sequence of int
-        Taps of a block along each spatial axis, at least 1; one int means the same on every axis, here and below.
+        Elements of a block along each spatial axis, at least 1. An int means the same on every axis, here and below.
     strides : int or sequence of int
-        Pixels from one block to the next, at least 1.
+        Pixels between adjacent blocks, at least 1.
     dilations : int or sequence of int
-        Pixels from one tap to the next, at least 0; 0 lands every tap of the axis on the block's first pixel.
+        Pixels between adjacent kernel elements, at least 0.
     pads_begin, pads_end : int or sequence of int
-        Pixels that the blocks extend over the image's begin and end, at least 0.
+        Padding before and after the image along each axis, at least 0.
     reduction : str
-        "sum"; "mean", which divides each pixel by the number of taps that land on it, or by the sum of their weights
-        where there is a window; or "least_squares", which divides by the sum of the squared weights, so that it undoes
-        `im2col` with the same window, as the inverse short-time Fourier transform does. Pixels are zero where no tap
-        lands but with a weight of zero. No covered pixel is lost to underflow: the weight of a tap, unless it
-        is zero, counts in a mean as 2**-96 at least, divided among the axes of a separable window, and in least squares
-        as 2**-48; in double precision the exponents are ten times these.
+        "sum"; "mean", which divides each pixel by the number of elements added to it, or by the sum of their weights
+        with a window; or "least_squares", which divides by the sum of squared weights and inverts `im2col` with the
+        same window, as an inverse short-time Fourier transform. Pixels that only zero weights reach are zero. No other
+        covered pixel underflows: nonzero weights count as at least 2**-96 in a mean and 2**-48 in least squares, ten
+        times these exponents in double precision.
     window : numpy.ndarray, cupy.ndarray or sequence of them, optional
-        Real weights of a block's taps, of shape `kernel_size`, or a sequence of one 1-D array per axis, whose product
-        a weight is; of the same library as `data`. They are converted to float32, or float64 where the result has
-        float64 or complex128.
+        Real weights by which the elements of a block are multiplied: an array of shape `kernel_size`, or a sequence of
+        one 1-D array per axis for a separable window. They are converted to float32, or to float64 for results of
+        float64 or complex128. None weights all elements alike.
     dtype : dtype, optional
-        The result's dtype: that of `data`, or a wider one of its kind or of floats, which holds it: uint32 for uint8,
-        float32 for float16, float64 for int32. The result has the bits that ``data.astype(dtype)`` would give, which is
-        never made. Means, least squares and windows of integers and bool are of float32, which holds 16 bits exactly,
-        or of float64 for wider ones; ``numpy.rint(result).astype(data.dtype)`` rounds them back.
+        Dtype of the result, which must hold that of `data`: uint32 for uint8, float32 for float16, float64 for int32.
+        As if ``data.astype(dtype)`` had been passed, without the copy. The default is the dtype of `data`, but float32
+        or, from 32 bits on, float64 for a mean, least squares or window of integers and bool;
+        ``numpy.rint(result).astype(data.dtype)`` rounds these back.
     out : numpy.ndarray or cupy.ndarray, optional
-        Array for the result, of its shape and dtype, sharing no memory with `data`; every element is overwritten.
+        Output array of the result's shape and dtype that shares no memory with `data`.
     accumulate : bool
-        Add the result to what is in `out` instead of overwriting it: last, in the type the sum is made in.
+        Add the result to `out` instead of overwriting it.
     fill_value : number, optional
-        What pixels are that no block covers. They are zero in a sum; in a mean or least squares their absence is a
-        ValueError, unless it is given.
+        Value of pixels that no block covers. By default they are zero in a sum, and a ValueError in a mean or least
+        squares.
     chunks
-        How the result of a dask array is cut, see `gpufold.dask.col2im`; no other array has any.
+        Chunks of the result of a dask array, see `gpufold.dask.col2im`.
     variant : str
-        A GPU kernel by name, see `gpufold.variants`; "auto" chooses one.
+        Name of a GPU kernel, see `gpufold.variants`. The default chooses one.
     deterministic : bool
-        False lets "auto" choose GPU kernels that add in no fixed order, where they are faster.
+        False allows GPU kernels that add in no fixed order, if they are faster.
 
     Returns
     -------
     numpy.ndarray or cupy.ndarray
-        The image, of the library and device of `data`, and of its dtype or `dtype`; on a GPU computed in the current
-        stream.
+        The image, on the device of `data`. On a GPU it is computed in the current stream.
 
     Raises
     ------
     TypeError
-        An argument is of the wrong type: sizes that are not integers, an unsupported dtype, a foreign kind of array,
-        strings in overlapping blocks, a `dtype` that does not hold the data's, or of integers for a mean or a window.
+        An argument has the wrong type: sizes that are not integers, an unsupported dtype or array type, strings in
+        overlapping blocks, or a `dtype` that does not hold the data's or has integers for a mean or window.
     ValueError
-        Sizes are out of range or do not fit together, `out` does not fit, or the named variant cannot serve the
-        call (`gpufold.Unsupported`). Nothing is written in that case.
+        Sizes are out of range or inconsistent, `out` does not fit, or the variant cannot serve the call
+        (`gpufold.Unsupported`). Nothing is written then.
+
+    See Also
+    --------
+    im2col : Extract the columns.
+    blocks_to_array : The same for a block-major layout and any leading axes.
+    add_blocks : Scatter-add blocks at arbitrary positions.
+    gpufold.torch.fold : The same with torch's arguments.
 
     Notes
     -----
@@ -156,7 +199,7 @@ def im2col(
     chunks: Any = "auto",
     variant: Variant = "auto",
 ) -> ArrayT:
-    """Take sliding blocks out of an image: the adjoint of `col2im`.
+    """Extract sliding blocks of an image as columns: the adjoint of `col2im`.
 
     ``(N, C, *size) -> (N, C*prod(kernel_size), L)``, or both without ``N``, where ``L`` is the product over the
     spatial axes of ``floor((size + pads_begin + pads_end - dilations*(kernel_size - 1) - 1) / strides) + 1``.
@@ -169,36 +212,40 @@ def im2col(
            [3, 4, 6, 7],
            [4, 5, 7, 8]])
 
-    Tap ``k`` of block ``b`` is pixel ``b*strides + k*dilations - pads_begin`` of each axis, and zero where that is
-    outside the image. Elements are moved, and computed with only where a window is multiplied in.
+    Kernel element ``k`` of block ``b`` is pixel ``b*strides + k*dilations - pads_begin`` of each axis, or zero outside
+    the image. Values are copied; arithmetic happens only with a window.
 
     Parameters
     ----------
     image : numpy.ndarray or cupy.ndarray
-        Image of shape (N, C, *size) or (C, *size), of any layout in memory and of the dtypes of `col2im`.
+        Image of shape (N, C, *size) or (C, *size), in any memory layout, of the dtypes of `col2im`.
     kernel_size : sequence of int
-        Taps of a block along each spatial axis, height before width, at least 1; its length says how many of the
-        image's last axes are spatial.
+        Elements of a block along each spatial axis, height before width, at least 1. Its length is the number of
+        spatial axes, the last ones of `image`.
     strides, dilations, pads_begin, pads_end : int or sequence of int
         As in `col2im`.
     window : numpy.ndarray, cupy.ndarray or sequence of them, optional
-        Real weights of a block's taps as in `col2im`; every tap is multiplied by its own and rounded once.
+        Real weights by which the elements of each block are multiplied, as in `col2im`.
     out : numpy.ndarray or cupy.ndarray, optional
-        Array for the result, of its shape and dtype, sharing no memory with `image`; every element is overwritten.
-    chunks
+        Output array of the result's shape and dtype that shares no memory with `image`.
+    chunks, variant
         As in `col2im`.
-    variant : str
-        A GPU kernel by name, see `gpufold.variants`; "auto" chooses one.
 
     Returns
     -------
     numpy.ndarray or cupy.ndarray
-        The columns, of the library, device and dtype of `image`.
+        The columns, of the device and dtype of `image`.
 
     Raises
     ------
     TypeError, ValueError
         As in `col2im`.
+
+    See Also
+    --------
+    col2im : Fold the columns into an image.
+    array_to_blocks : The same in a block-major layout, for any leading axes.
+    numpy.lib.stride_tricks.sliding_window_view : A view of all blocks at stride 1.
 
     Notes
     -----

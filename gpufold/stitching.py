@@ -1,16 +1,17 @@
-"""Tiles stitched as they come: sums, weights and their quotient, whole or slab by slab."""
+"""Average tiles that come in batches: `Stitcher`, in memory, in slabs or as a stream."""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from functools import wraps
 from math import prod
 from operator import lt
 from threading import RLock
-from typing import Any, ParamSpec, TypeVar
+from types import GenericAlias
+from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, SupportsIndex, TypeVar, overload
 from weakref import WeakSet
 
 import numpy as np
@@ -19,7 +20,7 @@ from gpufold.arrays import Positions, Shaped, Window
 from gpufold.backends import backend_of, copy_of_window
 from gpufold.calls import REDUCTIONS, Call, Reduction, is_separable
 from gpufold.elements import ELEMENT_TYPES
-from gpufold.geometry import PositionsGeometry, Size, as_integers
+from gpufold.geometry import PositionsGeometry, Size, Sizes, as_integers
 from gpufold.given import check_number, flag, shown, word
 from gpufold.names import answers
 from gpufold.rows import Rows, TileWeights
@@ -32,6 +33,21 @@ ENDLESS = sys.maxsize
 
 Parameters = ParamSpec("Parameters")
 ResultT = TypeVar("ResultT")
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar as WithDefault
+
+    ArrayT = WithDefault("ArrayT", default=Any)
+    WholeT = WithDefault("WholeT", default=ArrayT)
+
+    class _Of(Generic[ArrayT, WholeT]):
+        """To type checkers, Stitcher[A] gives arrays A, and with slabs=True pairs of a row and such an array."""
+
+else:
+    ArrayT = WholeT = Any
+
+    class _Of:
+        __class_getitem__ = classmethod(GenericAlias)
 
 
 def _in_turn(method: Callable[Parameters, ResultT]) -> Callable[Parameters, ResultT]:
@@ -80,23 +96,23 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_free_locks)
 
 
-class Stitcher:
-    """Average tiles that come in batches into one array: what follows the network in sliding-window inference.
+class Stitcher(_Of[ArrayT, WholeT]):
+    """Average tiles that come in batches, as in sliding-window inference: in memory, in slabs or as a stream.
 
     >>> import numpy as np, gpufold
     >>> picture = np.arange(48.0, dtype=np.float32).reshape(6, 8)
-    >>> positions = gpufold.grid_positions((6, 8), 4, 3)
+    >>> positions = gpufold.grid_positions((6, 8), 4, strides=3)
     >>> stitcher = gpufold.Stitcher((6, 8), 4)
     >>> for batch in np.array_split(positions, 2):
     ...     stitcher.add(gpufold.take_blocks(picture, batch, 4), batch)
     >>> np.array_equal(stitcher.result(), picture)
     True
 
-    Every element of the result is the mean of the tiles' elements that lie on it, weighted by the window, and zero
-    where none does. Tiles are added in their order: the bits do not depend on how they are batched.
+    Each element of the result is the mean of the tiles that cover it, weighted by the window; zero where there is none.
+    Tiles are added in their order, so the result does not depend on batch size.
 
-    An axis without an end is None. Its rows are given when no later tile can reach them, here those of a sound in
-    frames of four samples, a new one every two:
+    None is an unbounded axis. Its rows are returned once no later tile can overlap them, here for frames of four
+    samples with a hop of two:
 
     >>> stream = gpufold.Stitcher((None,), 4)
     >>> for start in (0, 2, 4):
@@ -108,46 +124,72 @@ class Stitcher:
     >>> print(*stream.result())
     4 [3. 3. 4. 4.]
 
-    Threads may share a stitcher: its methods wait for each other. It can be pickled between two batches, and goes on
-    where it is loaded.
+    Methods are thread-safe. A stitcher can be pickled between two batches. Type checkers know the arrays of
+    ``Stitcher[numpy.ndarray]``, as in an annotation of a variable.
 
     Parameters
     ----------
-    shape : sequence of int or None
-        Shape (*lead, *size) of the result. The first extent of `size` may be None: that axis has no end, its last row
-        is the last that a tile reaches, and `slabs` is True.
+    output_shape : sequence of int or None
+        Shape (*lead, *size) of the result. The first extent of `size` may be None for an unbounded axis; `slabs` is
+        then True.
     block_shape : int or sequence of int
-        Elements of a tile along each of the last axes, those of `size`, at least 1. One int means the same on every
-        axis of `shape`, from the one that is None on where one is.
+        Elements of a tile along each axis of `size`, the last ones, at least 1. An int means the same on every axis of
+        `output_shape`, or on those from None on.
     window : numpy.ndarray, cupy.ndarray, torch.Tensor or sequence of them, or str, optional
         Real weights of a tile's elements, as in `add_blocks`, of NumPy or the library of the tiles; they are copied. A
         name such as "hann" is that of a window of `scipy.signal.get_window`, along every axis.
     reduction : str
-        "mean" divides by the weights that landed on an element, or by the number of tiles where there is no window;
-        "least_squares" by the squares of these weights, as the inverse short-time Fourier transform does; "sum" does
-        not divide.
+        "mean" divides by the sum of the weights, or by the number of tiles without a window; "least_squares" by the sum
+        of their squares, as an inverse short-time Fourier transform; "sum" does not divide.
     slabs : bool
-        Keep no more than the rows, along the first axis of `size`, that tiles still reach: tiles then come in ascending
-        order of their first coordinate, and `finished` gives the rows that no later tile can reach.
+        Keep only the rows, along the first axis of `size`, that later tiles can overlap. Tiles must then come in
+        ascending order of their first coordinate, and `finished` returns finished rows.
 
     Raises
     ------
     TypeError, ValueError
-        Sizes are no integers, out of range or do not fit together, the window does not fit the block, or there is no
-        such reduction.
+        Sizes are not integers, out of range or inconsistent, the window does not fit the block, or the reduction is
+        unknown.
+
+    See Also
+    --------
+    map_tiles : Extract tiles, apply a function and average in one call.
+    grid_positions : Positions of tiles that cover an array.
+    blocks_to_array : Average all tiles of a grid at once.
+    gpufold.dask.stitch : The same for dask arrays.
     """
 
+    @overload
+    def __init__(
+        self: Stitcher[Any, Any],
+        output_shape: Sizes,
+        block_shape: Sizes,
+        *,
+        window: Window | str | None = None,
+        reduction: Reduction = "mean",
+        slabs: Literal[False] = False,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: Stitcher[Any, tuple[int, Any]],
+        output_shape: Sizes | Sequence[SupportsIndex | None],
+        block_shape: Sizes,
+        *,
+        window: Window | str | None = None,
+        reduction: Reduction = "mean",
+        slabs: bool = False,
+    ) -> None: ...
     @answers
     def __init__(
         self,
-        shape: Any,
+        output_shape: Any,
         block_shape: Any,
         *,
-        window: Window | None = None,
+        window: Window | str | None = None,
         reduction: Reduction = "mean",
         slabs: bool = False,
     ) -> None:
-        self._lead, self._size, self._block = _sizes(shape, block_shape)
+        self._lead, self._size, self._block = _sizes(output_shape, block_shape)
         self._reduction = word("Stitcher", "reduction", reduction, REDUCTIONS)
         if window is not None:
             window = copy_of_window("Stitcher", known_window("Stitcher", window, self._block))
@@ -162,6 +204,11 @@ class Stitcher:
         self._open: Rows | None = None
         """The rows that were not given, or all without slabs; None before the first batch."""
         self._take_turns()
+
+    def __repr__(self) -> str:
+        size = tuple(None if extent == ENDLESS else extent for extent in self._size)
+        slabs = ", slabs=True" if self._slabs and None not in size else ""
+        return f"Stitcher({(*self._lead, *size)}, {self._block}, reduction={self._reduction!r}{slabs})"
 
     def _take_turns(self) -> None:
         self._lock, self._busy = RLock(), False
@@ -181,9 +228,9 @@ class Stitcher:
     @property
     @_in_turn
     def progress(self) -> float:
-        """How much is finished, from 0 to 1: the share of rows that no later tile can reach, with `slabs=True`.
+        """Fraction of finished rows, from 0 to 1, with `slabs=True`.
 
-        Raise ValueError without slabs, and where the first axis of `size` has no end.
+        Raise ValueError without slabs, and for an unbounded axis.
         """
         if not self._slabs or self._size[0] == ENDLESS:
             raise ValueError("Stitcher.progress: it is known with slabs=True, of a shape that has an end")
@@ -199,26 +246,26 @@ class Stitcher:
         Parameters
         ----------
         blocks : numpy.ndarray, cupy.ndarray, torch.Tensor or jax.Array
-            Tiles of shape (P, *lead, *tile), with a `tile` up to `block_shape`: those at a border may be smaller. They
-            are of any dtype of `add_blocks`. The first batch decides where the sums live, and their dtype: float32 for
-            float16 and bfloat16, else that of the tiles; averages and weighted sums of bool and of integers up to 16
-            bits are of float32, those of wider integers of float64. What is stitched of tensors has their gradients.
+            Tiles of shape (P, *lead, *tile), of the dtypes of `add_blocks`; `tile` is at most `block_shape`. The first
+            batch determines the device of the sums and their dtype: that of the tiles, float32 for float16 and
+            bfloat16. Averages and weighted sums of integers are float32, or float64 from 32 bits on. Sums of tensors
+            have gradients.
         positions : numpy.ndarray, cupy.ndarray, torch.Tensor or sequence of sequences of int
-            Where each tile's first element lies along the axes of `size`, of shape (P, rank), as in `add_blocks`; with
-            `slabs=True` in the memory of the host.
+            Index of the first element of each tile along the axes of `size`, of shape (P, rank), as in `add_blocks`;
+            with `slabs=True` in host memory.
         window : numpy.ndarray, cupy.ndarray, torch.Tensor or sequence of them, optional
-            Weights for this batch, of the shape `tile`, or one array per axis; absent, the stitcher's, of which a
-            smaller tile takes the first along every axis.
+            Weights for this batch, of the shape `tile`, or one array per axis. The default is the stitcher's window; a
+            smaller tile uses its start.
         weights : numpy.ndarray, cupy.ndarray or torch.Tensor, optional
-            A real weight of each tile, of shape (P,), beside those of its elements.
+            One real weight per tile, of shape (P,), beside those of the window.
 
         Raises
         ------
         TypeError
             An argument has the wrong type or dtype.
         ValueError
-            Shapes, devices or memory do not fit together, or with `slabs=True` a tile begins before another that came
-            earlier; nothing has been added then.
+            Shapes, devices or memory are inconsistent, or with `slabs=True` tiles are out of order. Nothing has been
+            added then.
         RuntimeError
             An earlier call was interrupted while it added, or this one interrupts another of the same thread.
         """
@@ -299,33 +346,36 @@ class Stitcher:
         return places, before
 
     @_in_turn
-    def result(self, *, fill_value: complex | None = 0) -> Any:
-        """Return the average of the tiles that were added, which may go on; the rest, with `slabs=True`.
+    def result(self, *, fill_value: complex | None = 0) -> WholeT:
+        """Return the average of all tiles so far, or of the remaining rows with `slabs=True`.
 
         Parameters
         ----------
         fill_value : number
-            What elements of an average are that no tile covers, or tiles with weights of zero only: NaN shows them, and
-            None raises, as a check of NOLA (nonzero overlap-add) does.
+            Value of elements of an average that no tile covers, or only zero weights. NaN reveals them, and None
+            raises, as a check of NOLA (nonzero overlap-add) does.
 
         Returns
         -------
         numpy.ndarray, cupy.ndarray or torch.Tensor, or tuple
-            The average; with `slabs=True` ``(start, slab)`` as from `finished`, of all rows not given before, which
-            end with the last tile where the first axis of `size` has no end.
+            The average. With `slabs=True` ``(start, slab)`` as from `finished`, of all rows not returned before; an
+            unbounded axis ends with the last tile.
 
         Raises
         ------
         ValueError
             No tile was added; `fill_value` is None and elements are uncovered, which are then not given.
         """
-        if not self._slabs:
-            return self._divided("result", self._size[0], fill_value)
-        return self._given("result", self._end if self._size[0] == ENDLESS else self._size[0], fill_value)
+        whole: Any = self._size[0]
+        if self._slabs:
+            whole = self._given("result", self._end if whole == ENDLESS else whole, fill_value)
+        else:
+            whole = self._divided("result", whole, fill_value)
+        return whole  # type: ignore[no-any-return]
 
     @_in_turn
-    def finished(self, *, fill_value: complex | None = 0) -> tuple[int, Any]:
-        """Return ``(start, slab)``: the rows that no later tile can reach and that were not given before.
+    def finished(self, *, fill_value: complex | None = 0) -> tuple[int, ArrayT]:
+        """Return ``(start, slab)``: the finished rows that were not returned before.
 
         Parameters
         ----------
@@ -335,7 +385,7 @@ class Stitcher:
         Returns
         -------
         tuple of int and numpy.ndarray, cupy.ndarray or torch.Tensor
-            The number of the slab's first row, and the average of its rows, of which there may be none.
+            Index of the slab's first row, and the average of its rows; there may be none.
 
         Raises
         ------
@@ -406,29 +456,31 @@ def known_window(where: str, window: Any, block: Size) -> Any:
     return window
 
 
-def _sizes(shape: Any, block_shape: Any) -> tuple[Size, Size, Size]:
+def _sizes(output_shape: Any, block_shape: Any) -> tuple[Size, Size, Size]:
     """Return the leading extents of a stitcher's result, those along a tile's axes, and the tile's; None is ENDLESS."""
-    open_axes = [axis for axis, extent in enumerate(shape) if extent is None] if type(shape) in (tuple, list) else []
-    if open_axes:
-        shape = [ENDLESS if extent is None else extent for extent in shape]
-    extents, block = as_integers("Stitcher", "shape", shape), as_integers("Stitcher", "block_shape", block_shape)
+    open_axes: list[int] = []
+    if type(output_shape) in (tuple, list):
+        open_axes = [axis for axis, extent in enumerate(output_shape) if extent is None]
+        output_shape = [ENDLESS if extent is None else extent for extent in output_shape]
+    extents = as_integers("Stitcher", "output_shape", output_shape)
+    block = as_integers("Stitcher", "block_shape", block_shape)
     extents = (extents,) if isinstance(extents, int) else extents
     if isinstance(block, int):
         block = (block,) * len(extents[open_axes[0] if open_axes else 0 :])
     if not block or len(block) > len(extents) or min(block) < 1 or min(extents) < 0:
         raise ValueError(
-            "Stitcher: shape must be (*lead, *size) of extents of at least 0, and block_shape have one value of at "
-            f"least 1 for each axis of size, at least one, got shape={extents} and block_shape={block}"
+            "Stitcher: output_shape must be (*lead, *size) of extents of at least 0, and block_shape have one value of "
+            f"at least 1 for each axis of size, at least one, got output_shape={extents} and block_shape={block}"
         )
     if max(*extents, *block) > sys.maxsize:
         raise ValueError(
             f"Stitcher: no extent may be larger than the {sys.maxsize} elements that an axis can have, got "
-            f"shape={extents} and block_shape={block}"
+            f"output_shape={extents} and block_shape={block}"
         )
     lead = len(extents) - len(block)
     if open_axes not in ([], [lead]):
         raise ValueError(
-            f"Stitcher: shape may have None for the first axis of size only, here axis {lead}, got None for axes "
-            f"{open_axes}: a block of {block} has {len(block)} axes of size"
+            f"Stitcher: output_shape may have None for the first axis of size only, here axis {lead}, got None for "
+            f"axes {open_axes}: a block of {block} has {len(block)} axes of size"
         )
     return extents[:lead], extents[lead:], block

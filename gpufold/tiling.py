@@ -11,24 +11,25 @@ from typing import Any
 
 import numpy as np
 
-from gpufold.arrays import check_apart, check_library, check_writable
+from gpufold.arrays import Array, Window, check_apart, check_library, check_writable
 from gpufold.backends import backend_of
 from gpufold.calls import REDUCTIONS, Mode, Reduction
 from gpufold.dispatch import front_of
 from gpufold.geometry import Extents, LastBlock, Size, Sizes, as_integers
 from gpufold.given import check_number, shown, word
-from gpufold.names import speaking_for
+from gpufold.names import answers, speaking_for
 from gpufold.positions import grid_positions, take_blocks
 from gpufold.stitching import Stitcher
 
 
+@answers
 def map_tiles(
     function: Callable[[Any], Any],
-    array: Any,
+    array: Array[Any],
     block_shape: Extents,
-    strides: Sizes,
     *,
-    window: Any = None,
+    strides: Sizes,
+    window: Window | str | None = None,
     batch: int = 1,
     last: LastBlock = "shift",
     mode: Mode = "constant",
@@ -39,79 +40,80 @@ def map_tiles(
     resume: str | Path | None = None,
     progress: Callable[[Any], Iterable[int]] = iter,
 ) -> Any:
-    """Apply a function to overlapping tiles of an array, and average what it returns: sliding-window inference.
+    """Apply a function to overlapping tiles of an array and average the results: sliding-window inference.
 
     ``(*lead, *size) -> (*channels, *size * scale)``, by a function of tiles ``(B, *lead, *block_shape)``
 
     >>> import numpy as np, gpufold
     >>> image = np.arange(35.0, dtype=np.float32).reshape(5, 7)
-    >>> np.array_equal(gpufold.map_tiles(np.negative, image, (4, 4), 2, batch=3), -image)
+    >>> np.array_equal(gpufold.map_tiles(np.negative, image, (4, 4), strides=2, batch=3), -image)
     True
     >>> def twice_as_large(tiles):
     ...     return tiles.repeat(2, -2).repeat(2, -1)
-    >>> gpufold.map_tiles(twice_as_large, image, (4, 4), 2).shape
+    >>> gpufold.map_tiles(twice_as_large, image, (4, 4), strides=2).shape
     (10, 14)
 
     Channels that come last are an axis of the tile, which one tile spans:
 
     >>> picture = np.ones((5, 7, 3), np.float32)
-    >>> gpufold.map_tiles(lambda tiles: tiles.sum(-1, keepdims=True), picture, (4, 4, 3), (2, 2, 3)).shape
+    >>> gpufold.map_tiles(lambda tiles: tiles.sum(-1, keepdims=True), picture, (4, 4, 3), strides=(2, 2, 3)).shape
     (5, 7, 1)
 
-    Memory is that of a batch and of the rows that open tiles reach, beside what the result takes: an array that is
-    memory-mapped, of Zarr or of dask is read tile by tile, and an `out` is written slab by slab.
+    Besides the result, memory holds one batch of tiles and the rows that open tiles overlap. Memory-mapped, Zarr and
+    dask arrays are read tile by tile, and `out` is written slab by slab.
 
     Parameters
     ----------
     function : callable
-        Takes a batch of tiles (B, *lead, *block_shape), with B up to `batch`, and returns theirs (B, *channels, *tile),
-        with any leading axes. A `tile` may be larger or smaller than `block_shape`, by the same factor for all tiles.
-    array : numpy.ndarray, cupy.ndarray, torch.Tensor, jax.Array, dask.array.Array or what is sliced as one
-        Array of shape (*lead, *size). Axes smaller than a tile lie in its middle; `mode` says what is around them.
-        Tiles of a dask array are computed; those of one that is none of these, such as one of Zarr, are NumPy's.
+        Function from tiles (B, *lead, *block_shape), B up to `batch`, to tiles (B, *channels, *tile). `tile` may be a
+        multiple or a fraction of `block_shape`, the same for all tiles.
+    array : numpy.ndarray, cupy.ndarray, torch.Tensor, jax.Array, dask.array.Array or array-like with slicing
+        Array of shape (*lead, *size). Axes smaller than a tile are centred in it and padded according to `mode`. Tiles
+        of a dask array are computed; tiles of another array that can be sliced, such as a Zarr array, are NumPy arrays.
     block_shape : sequence of int
         Elements of a tile along each of the last axes, those of `size`, at least 1.
     strides : int or sequence of int
-        Elements from one tile to the next, at least 1; one int means the same on every axis.
+        Elements between adjacent tiles, at least 1. An int means the same on every axis.
     window : numpy.ndarray, cupy.ndarray, torch.Tensor or sequence of them, or str, optional
-        Real weights of what the function returns of a tile, of the shape `tile`, or one array per axis, or the name of
-        one of SciPy's, as in `Stitcher`.
+        Real weights of the function's tiles, of the shape `tile`, or one array per axis, or a name of SciPy's, as in
+        `Stitcher`. None weights them alike.
     batch : int
-        Tiles that the function gets at once, at most.
+        Maximum number of tiles per call of the function.
     last : str
-        What becomes of the end of an axis, as in `grid_positions`.
+        Placement of the last tile, as in `grid_positions`.
     mode : str
-        What lies outside of the array, as in `take_blocks`.
+        Values outside the array, as in `take_blocks`.
     reduction : str
-        How tiles are combined, as in `Stitcher`.
+        How overlapping tiles are combined, as in `Stitcher`.
     fill_value : number, optional
-        What elements of an average are that no tile covers, or none but with weights of zero; absent, they are a
-        ValueError.
+        Value of elements of an average that no tile covers, or only zero weights. By default they are a ValueError.
     finish : callable, optional
-        What is done to each slab (*channels, *rows) of the result once no later tile reaches it, such as an argmax
-        over its channels; the axes of `size` stay as they are.
+        Function applied to each finished slab (*channels, *rows), such as an argmax over channels. It keeps the axes of
+        `size`.
     out : array, optional
-        What the result is written into, of its shape: an array of the result's library, or of another or none, such as
-        one of Zarr, which gets NumPy's.
+        Output of the result's shape: an array, or anything that slices of NumPy arrays are assigned to, such as a Zarr
+        array.
     resume : str or pathlib.Path, optional
-        A file that notes how far `out` is written, until it is whole: the same call goes on from there, with the same
-        bits, after its process was killed.
+        File that records how much of `out` is written, until it is complete. The same call resumes from it after its
+        process was killed, with the same bits.
     progress : callable
-        What the batches are counted with: `tqdm.tqdm` or `rich.progress.track` show a bar.
+        Wrapper of the iterator over batches, such as `tqdm.tqdm` or `rich.progress.track`, to show a progress bar.
 
     Returns
     -------
     numpy.ndarray, cupy.ndarray, torch.Tensor or jax.Array
-        The result, of the library and device of what the function returns, or `out`.
+        The result, of the library and device of the function's tiles, or `out`.
 
     Raises
     ------
     TypeError, ValueError
-        As in `grid_positions`, `take_blocks` and `Stitcher`; the function's tiles do not fit, or tiles leave gaps.
+        As in `grid_positions`, `take_blocks` and `Stitcher`, or the function's tiles have another shape, or tiles leave
+        gaps.
 
     See Also
     --------
-    Stitcher : The same, with the loop left to the caller.
+    Stitcher : The same with a loop of your own.
+    dask.array.overlap.map_overlap : Halos without averaging.
     """
     called: dict[str, Any] = {"function": function, "finish": iter if finish is None else finish, "progress": progress}
     for name, each in called.items():
@@ -143,14 +145,15 @@ def map_tiles(
     rank = len(block)
     size = tuple(array.shape)[-rank:]
     with _speaking():
-        positions = grid_positions(tuple(map(max, size, block)), block, strides, last=last)
+        positions = grid_positions(tuple(map(max, size, block)), block, strides=strides, last=last)
     positions -= [max(0, side - extent) // 2 for side, extent in zip(block, size, strict=True)]
     if fill_value is None and average:
         _check_covered(positions, size, block)
     said = f"of shape {tuple(array.shape)} in {len(positions)} tiles {block} from {positions[-1].tolist()}"
     done = _noted(resume, said, out)
     positions = positions[positions[:, 0] + block[0] > done]
-    given, first, stitcher = out, 0, None
+    given, first = out, 0
+    stitcher: Stitcher[Any, tuple[int, Any]] | None = None
     for start in progress(range(0, len(positions), number)):
         places = positions[start : start + number]
         with _speaking():

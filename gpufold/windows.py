@@ -119,6 +119,11 @@ def axes_of_window(call: Call, window: Any) -> Sequence[Any]:
                 f"{call.operation}: window must be an array of weights or one per axis, got {shown(window)}; "
                 f"scipy.signal.get_window makes weights of that name"
             )
+        if len(window) and isinstance(window[0], int | float | list | tuple):
+            raise TypeError(
+                f"{call.operation}: window must be an array of weights, or a sequence of one array per axis, got "
+                f"{shown(window)}; make an array of it"
+            )
         if len(window) != len(block_shape):
             raise ValueError(
                 f"{call.operation}: window must be one array of the block's shape {block_shape}, or one array per "

@@ -166,10 +166,11 @@ class Call:
 def calls_of(case, dtype, seed=0):
     """Both operations of a problem."""
     if isinstance(case, SpaceCase):
-        margins = (case.block_shape, case.crops_begin, case.crops_end)
+        block, begin, end = (case.block_shape,), case.crops_begin, case.crops_end
+        data, space = values(case.batch_shape, dtype, seed), values(case.space_shape, dtype, seed)
         return (
-            Call("batch_to_space", values(case.batch_shape, dtype, seed), margins),
-            Call("space_to_batch", values(case.space_shape, dtype, seed), margins),
+            Call("batch_to_space", data, block, {"crops_begin": begin, "crops_end": end}),
+            Call("space_to_batch", space, block, {"pads_begin": begin, "pads_end": end}),
         )
     columns, image = values(case.columns_shape, dtype, seed), values(case.image_shape, dtype, seed)
     return (
@@ -181,10 +182,10 @@ def calls_of(case, dtype, seed=0):
 def blocks_calls(shape, block, steps, dtype, **options):
     """Blocks in a layout of their own, both ways; a reduction belongs to the way back."""
     array = values(shape, dtype)
-    taken = Call("array_to_blocks", array, (block, steps), {"window": options.get("window")})
+    taken = Call("array_to_blocks", array, (block,), {"strides": steps, "window": options.get("window")})
     if "reduction" in options and not options.get("accumulate"):
         options["fill_value"] = 0
-    return taken, Call("blocks_to_array", taken.on(array), (shape, block, steps), options)
+    return taken, Call("blocks_to_array", taken.on(array), (shape, block), {"strides": steps} | options)
 
 
 # ---------------------------------------------------------------------------------------------

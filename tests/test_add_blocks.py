@@ -74,7 +74,7 @@ def test_it_is_its_definition(case, kind, way):
         out, blocks, positions = problem(case, dtype)
         window = window_of(kind, case.block, dtype)
         want = definition.add_blocks(out, blocks, positions, window)
-        assert gpufold.add_blocks_(out, blocks, positions, window) is out
+        assert gpufold.add_blocks_(out, blocks, positions, window=window) is out
         assert_same_bits(out, want, f"{case} {dtype}")
 
 
@@ -128,7 +128,7 @@ def test_random_problems_are_their_definition(first, way):
         window = window_of(rng.choice(("none", "separable", "full")), case.block, dtype) if dtype in INEXACT else None
         want = definition.add_blocks(out, blocks, positions, window)
         into = in_layout(rng, out)
-        gpufold.add_blocks_(into, in_layout(rng, blocks), in_layout(rng, positions), window)
+        gpufold.add_blocks_(into, in_layout(rng, blocks), in_layout(rng, positions), window=window)
         assert_same_bits(into, want, f"{case} {dtype}")
 
 
@@ -232,7 +232,7 @@ def test_it_is_adjoint_to_taking_blocks(case, kind):
     rng = np.random.default_rng(0)
     array, blocks = rng.standard_normal(case.shape), rng.standard_normal(case.blocks_shape)
     window = window_of(kind, case.block, np.float64)
-    left = (gpufold.add_blocks_(np.zeros(case.shape), blocks, case.positions, window) * array).sum()
+    left = (gpufold.add_blocks_(np.zeros(case.shape), blocks, case.positions, window=window) * array).sum()
     weights = reduce(np.multiply.outer, window) if kind == "separable" else 1 if window is None else window
     right = (take_blocks(array, case.block, case.positions) * weights * blocks).sum()
     np.testing.assert_allclose(left, right, rtol=1e-10, atol=1e-9)
@@ -243,11 +243,11 @@ def test_blocks_on_a_grid_are_blocks_to_array(shape, block, steps):
     """Integers, whose sums have no order."""
     rank = len(block)
     array = values(shape, np.int32)
-    blocks = gpufold.array_to_blocks(array, block, steps)
+    blocks = gpufold.array_to_blocks(array, block, strides=steps)
     lead, grid = blocks.shape[: -2 * rank], blocks.shape[-2 * rank : -rank]
     positions = np.stack(np.meshgrid(*map(np.arange, grid), indexing="ij"), -1).reshape(-1, rank) * steps
     one_by_one = np.moveaxis(blocks.reshape(*lead, -1, *block), len(lead), 0)
-    want = gpufold.blocks_to_array(blocks, shape, block, steps, out=array.copy(), accumulate=True)
+    want = gpufold.blocks_to_array(blocks, shape, block, strides=steps, out=array.copy(), accumulate=True)
     assert_same_bits(gpufold.add_blocks_(array, one_by_one, positions), want)
 
 
@@ -271,7 +271,7 @@ def test_a_wider_out_takes_blocks_as_if_they_were_converted_first(case, narrow, 
         window = window_of(kind, case.block, wide)
         want = definition.add_blocks(out, blocks.astype(wide), case.positions, window)
         got = in_layout(rng, out)
-        assert gpufold.add_blocks_(got, in_layout(rng, blocks), case.positions, window) is got
+        assert gpufold.add_blocks_(got, in_layout(rng, blocks), case.positions, window=window) is got
         assert_same_bits(got, want, f"{case} {kind}")
 
 
@@ -282,18 +282,20 @@ def test_weights_are_added_as_their_definition_says(case, kind, way):
         (out, blocks, positions), window = problem(case, dtype), window_of(kind, case.block, dtype)
         weight = values(case.size, ELEMENT_TYPES[dtype.name].weight, 2)
         want = definition.add_weights(weight, case.block, positions, window)
-        sums = gpufold.add_blocks_(out.copy(), blocks, positions, window)
+        sums = gpufold.add_blocks_(out.copy(), blocks, positions, window=window)
         got = in_layout(rng, weight)
-        assert_same_bits(gpufold.add_blocks_(out, blocks, positions, window, weight_out=got), sums, case)
+        assert_same_bits(gpufold.add_blocks_(out, blocks, positions, window=window, weight_out=got), sums, case)
         assert_same_bits(got, want, case)
 
 
 def test_eight_confident_tiles_do_not_overflow():
     """Sums of logits of 1000 with nnU-Net's weights of ten are infinite in half precision."""
     tiles, window = np.full((8, 4, 4), 1000, np.float16), np.full((4, 4), 10, np.float32)
-    got = gpufold.add_blocks_(np.zeros((4, 4), np.float32), tiles, np.zeros((8, 2), int), window)
+    got = gpufold.add_blocks_(np.zeros((4, 4), np.float32), tiles, np.zeros((8, 2), int), window=window)
     assert (got == 80000).all()
-    assert np.isinf(gpufold.add_blocks_(np.zeros((4, 4), np.float16), tiles, np.zeros((8, 2), int), window)).all()
+    assert np.isinf(
+        gpufold.add_blocks_(np.zeros((4, 4), np.float16), tiles, np.zeros((8, 2), int), window=window)
+    ).all()
 
 
 def test_half_precision_is_rounded_once():
@@ -310,8 +312,8 @@ def test_irregular_tiles_give_the_picture_back():
     window = (np.hanning(22)[1:-1], np.hanning(22)[1:-1])
     tiles = take_blocks(picture, (20, 20), positions)
     numerator, denominator = np.zeros_like(picture), np.zeros((60, 80))
-    gpufold.add_blocks_(numerator, tiles, positions, window)
-    gpufold.add_blocks_(denominator, np.broadcast_to(1.0, (len(positions), 20, 20)), positions, window)
+    gpufold.add_blocks_(numerator, tiles, positions, window=window)
+    gpufold.add_blocks_(denominator, np.broadcast_to(1.0, (len(positions), 20, 20)), positions, window=window)
     covered = denominator > 0
     assert covered.mean() > 0.95
     np.testing.assert_allclose((numerator / np.where(covered, denominator, 1))[:, covered], picture[:, covered])
@@ -356,7 +358,7 @@ def test_it_needs_no_more_than_a_tile(dtype, kind):
     gpufold.set_num_threads(1)
     try:
         tracemalloc.start()
-        gpufold.add_blocks_(out, blocks, positions, window)
+        gpufold.add_blocks_(out, blocks, positions, window=window)
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
     finally:
@@ -441,7 +443,7 @@ ERRORS = (
 @pytest.mark.parametrize(("error", "match", "arguments", "options"), ERRORS, ids=[match for _, match, *_ in ERRORS])
 def test_what_does_not_fit_is_refused(error, match, arguments, options):
     with pytest.raises(error, match=f"^add_blocks_: .*{match}"):
-        gpufold.add_blocks_(*arguments, **options)
+        gpufold.add_blocks_(*arguments[:3], **dict(zip(("window",), arguments[3:], strict=False)), **options)
     assert not np.any(OUT)
 
 

@@ -199,7 +199,7 @@ def test_every_public_function_with_an_out_is_called():
 def test_tiles_are_not_written_where_others_are_read():
     image = np.zeros((8, 12))
     with pytest.raises(ValueError, match=r"^map_tiles: out must share no memory with array"):
-        gpufold.map_tiles(lambda tiles: tiles, image[:, :8], (4, 4), 4, out=image[:, 4:])
+        gpufold.map_tiles(lambda tiles: tiles, image[:, :8], (4, 4), strides=4, out=image[:, 4:])
 
 
 @pytest.mark.peer("cupy")
@@ -500,8 +500,8 @@ def test_calls_on_numpy_arrays_take_windows_and_positions_of_any_layout(layout):
     want = gpufold.col2im(columns, (4, 5), (3, 4), window=window)
     assert_same_bits(gpufold.col2im(columns, (4, 5), (3, 4), window=layout(window)), want)
     blocks = values((2, 3, 4), np.float32)
-    want = gpufold.add_blocks_(np.zeros((4, 6), np.float32), blocks, places, window)
-    got = gpufold.add_blocks_(np.zeros((4, 6), np.float32), blocks, layout(places), layout(window))
+    want = gpufold.add_blocks_(np.zeros((4, 6), np.float32), blocks, places, window=window)
+    got = gpufold.add_blocks_(np.zeros((4, 6), np.float32), blocks, layout(places), window=layout(window))
     assert_same_bits(got, want)
 
 

@@ -70,13 +70,18 @@ def test_one_weight_of_any_dtype_divides_all_that_is_there(dtype, weight_dtype):
 
 
 def test_sums_and_their_weights_are_the_mean():
-    blocks, positions = values((9, 3, 4, 5), np.float32), gpufold.grid_positions((8, 11), (4, 5), (2, 3))[:9]
+    blocks, positions = values((9, 3, 4, 5), np.float32), gpufold.grid_positions((8, 11), (4, 5), strides=(2, 3))[:9]
     window = window_of("full", (4, 5), np.float32)
     total, weight = np.zeros((3, 8, 11), np.float32), np.zeros((8, 11), np.float32)
-    gpufold.add_blocks_(total, blocks, positions, window)
-    gpufold.add_blocks_(weight, np.broadcast_to(np.float32(1), (9, 4, 5)), positions, window)
+    gpufold.add_blocks_(total, blocks, positions, window=window)
+    gpufold.add_blocks_(weight, np.broadcast_to(np.float32(1), (9, 4, 5)), positions, window=window)
     want = gpufold.blocks_to_array(
-        blocks.swapaxes(0, 1).reshape(3, 3, 3, 4, 5), (3, 8, 11), (4, 5), (2, 3), window=window, reduction="mean"
+        blocks.swapaxes(0, 1).reshape(3, 3, 3, 4, 5),
+        (3, 8, 11),
+        (4, 5),
+        strides=(2, 3),
+        window=window,
+        reduction="mean",
     )
     np.testing.assert_allclose(gpufold.average(total, weight), want, rtol=1e-3, atol=1e-3)
 

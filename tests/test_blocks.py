@@ -65,8 +65,10 @@ def through_im2col(case, array, **options):
 @pytest.mark.parametrize(("case", "dtype"), crossed(CASES, DTYPES))
 def test_they_are_col2im_and_im2col_through_a_transpose(case, dtype):
     blocks, array = values(case.blocks_shape, dtype), values(case.shape, dtype, 1)
-    assert_same_bits(gpufold.blocks_to_array(blocks, case.shape, *case.arguments), through_col2im(case, blocks))
-    assert_same_bits(gpufold.array_to_blocks(array, *case.arguments), through_im2col(case, array))
+    assert_same_bits(
+        gpufold.blocks_to_array(blocks, case.shape, case.block, strides=case.strides), through_col2im(case, blocks)
+    )
+    assert_same_bits(gpufold.array_to_blocks(array, case.block, strides=case.strides), through_im2col(case, array))
 
 
 LARGE_CASES = (
@@ -89,7 +91,7 @@ def test_large_blocks_in_rows_have_the_bits_of_columns(case, way, fusion, monkey
     assert blocks.size > cpu_tiles.THREADED_ELEMENTS
     options = {"reduction": reduction, "window": window_of(kind, case.block, np.float32), "accumulate": accumulate}
     want = through_col2im(case, blocks, out, **options)
-    got = gpufold.blocks_to_array(blocks, case.shape, *case.arguments, out=out.copy(), **options)
+    got = gpufold.blocks_to_array(blocks, case.shape, case.block, strides=case.strides, out=out.copy(), **options)
     assert_same_bits(got, want)
     assert [each for each, _ in chosen] == [fold_cells if way is fold_slices else fold_runs, way]
 
@@ -99,11 +101,11 @@ def test_any_layout_gives_the_same(case, seed):
     rng = random.Random(seed)
     blocks, array = values(case.blocks_shape, np.float32, seed), values(case.shape, np.float32, seed + 1)
     out = in_layout(rng, np.empty(case.shape, np.float32))
-    got = gpufold.blocks_to_array(in_layout(rng, blocks), case.shape, *case.arguments, out=out)
+    got = gpufold.blocks_to_array(in_layout(rng, blocks), case.shape, case.block, strides=case.strides, out=out)
     assert got is out
     assert_same_bits(got, through_col2im(case, blocks))
     out = in_layout(rng, np.empty(case.blocks_shape, np.float32))
-    got = gpufold.array_to_blocks(in_layout(rng, array), *case.arguments, out=out)
+    got = gpufold.array_to_blocks(in_layout(rng, array), case.block, strides=case.strides, out=out)
     assert got is out
     assert_same_bits(got, through_im2col(case, array))
 
@@ -118,10 +120,10 @@ def test_reductions_windows_and_accumulation_are_those_of_col2im(case, fusion):
     options = {"reduction": reduction, "window": window, "accumulate": accumulate}
     want = through_col2im(case, blocks, out, **options)
     got = gpufold.blocks_to_array(
-        in_layout(rng, blocks), case.shape, *case.arguments, out=in_layout(rng, out), **options
+        in_layout(rng, blocks), case.shape, case.block, strides=case.strides, out=in_layout(rng, out), **options
     )
     assert_same_bits(got, want)
-    got = gpufold.array_to_blocks(in_layout(rng, out), *case.arguments, window=window)
+    got = gpufold.array_to_blocks(in_layout(rng, out), case.block, strides=case.strides, window=window)
     assert_same_bits(got, through_im2col(case, out, window=window))
 
 
@@ -132,31 +134,34 @@ def test_a_wider_sum_is_that_of_converted_blocks(narrow, wide):
         if (narrow, wide) in WEIGHTED_WIDENINGS:
             options.append({"reduction": "mean", "window": window_of("separable", case.block, wide), "fill_value": 0})
         for chosen in options:
-            got = gpufold.blocks_to_array(blocks, case.shape, *case.arguments, dtype=wide, **chosen)
-            assert_same_bits(got, gpufold.blocks_to_array(blocks.astype(wide), case.shape, *case.arguments, **chosen))
+            got = gpufold.blocks_to_array(blocks, case.shape, case.block, strides=case.strides, dtype=wide, **chosen)
+            assert_same_bits(
+                got,
+                gpufold.blocks_to_array(blocks.astype(wide), case.shape, case.block, strides=case.strides, **chosen),
+            )
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_they_are_adjoint_and_a_mean_undoes_the_blocks(case):
     rng = np.random.default_rng(0)
     blocks, array = rng.standard_normal(case.blocks_shape), rng.standard_normal(case.shape)
-    taken = gpufold.array_to_blocks(array, *case.arguments)
-    left = (gpufold.blocks_to_array(blocks, case.shape, *case.arguments) * array).sum()
+    taken = gpufold.array_to_blocks(array, case.block, strides=case.strides)
+    left = (gpufold.blocks_to_array(blocks, case.shape, case.block, strides=case.strides) * array).sum()
     np.testing.assert_allclose(left, (blocks * taken).sum(), rtol=1e-10)
-    back = gpufold.blocks_to_array(taken, case.shape, *case.arguments, reduction="mean", fill_value=0)
-    covered = gpufold.blocks_to_array(np.ones(case.blocks_shape), case.shape, *case.arguments) > 0
+    back = gpufold.blocks_to_array(taken, case.shape, case.block, strides=case.strides, reduction="mean", fill_value=0)
+    covered = gpufold.blocks_to_array(np.ones(case.blocks_shape), case.shape, case.block, strides=case.strides) > 0
     np.testing.assert_allclose(back, np.where(covered, array, 0), rtol=1e-14)
 
 
 def test_leading_axes_may_be_empty_and_strings_move():
-    assert gpufold.array_to_blocks(np.ones((0, 3, 8)), (4,), 2).shape == (0, 3, 3, 4)
-    assert gpufold.blocks_to_array(np.ones((2, 0, 3, 4)), (2, 0, 8), (4,), 2).shape == (2, 0, 8)
+    assert gpufold.array_to_blocks(np.ones((0, 3, 8)), (4,), strides=2).shape == (0, 3, 3, 4)
+    assert gpufold.blocks_to_array(np.ones((2, 0, 3, 4)), (2, 0, 8), (4,), strides=2).shape == (2, 0, 8)
     words = np.array(["a", "b", "c", "d", "e"])
-    blocks = gpufold.array_to_blocks(words, (2,), 2)
+    blocks = gpufold.array_to_blocks(words, (2,), strides=2)
     assert blocks.tolist() == [["a", "b"], ["c", "d"]]
-    assert gpufold.blocks_to_array(blocks, (5,), (2,), 2).tolist() == ["a", "b", "c", "d", ""]
+    assert gpufold.blocks_to_array(blocks, (5,), (2,), strides=2).tolist() == ["a", "b", "c", "d", ""]
     with pytest.raises(TypeError, match="strings"):
-        gpufold.blocks_to_array(gpufold.array_to_blocks(words, (2,), 1), (5,), (2,), 1)
+        gpufold.blocks_to_array(gpufold.array_to_blocks(words, (2,), strides=1), (5,), (2,), strides=1)
 
 
 LAYOUTS = {
@@ -176,8 +181,8 @@ def test_nothing_is_copied(layout):
     try:
         for _ in range(2):  # caches of geometry are filled once
             tracemalloc.start()
-            gpufold.blocks_to_array(blocks, shape, (8, 8), 2, out=out)
-            gpufold.array_to_blocks(out, (8, 8), 2, out=taken)
+            gpufold.blocks_to_array(blocks, shape, (8, 8), strides=2, out=out)
+            gpufold.array_to_blocks(out, (8, 8), strides=2, out=taken)
             peak = tracemalloc.get_traced_memory()[1]
             tracemalloc.stop()
     finally:
@@ -186,44 +191,55 @@ def test_nothing_is_copied(layout):
 
 
 ERRORS = (
-    (TypeError, "block_shape must be a sequence", lambda a: gpufold.array_to_blocks(a, 3, 1)),
-    (ValueError, "block_shape must be a sequence .* at least one", lambda a: gpufold.array_to_blocks(a, (), 1)),
-    (ValueError, "rank 2", lambda a: gpufold.array_to_blocks(a, (1, 1, 1), 1)),
-    (ValueError, "strides must have 2 values", lambda a: gpufold.array_to_blocks(a, (2, 2), (1, 1, 1))),
+    (ValueError, "block_shape must be a sequence .* at least one", lambda a: gpufold.array_to_blocks(a, (), strides=1)),
+    (ValueError, "rank 2", lambda a: gpufold.array_to_blocks(a, (1, 1, 1), strides=1)),
+    (ValueError, "strides must have 2 values", lambda a: gpufold.array_to_blocks(a, (2, 2), strides=(1, 1, 1))),
     (
         ValueError,
-        "strides must be at least 1 .* got 0 on axis 1",
-        lambda a: gpufold.array_to_blocks(a, (2, 2), (1, 0)),
+        "strides must be at least 1 .* got 0 on spatial axis 1",
+        lambda a: gpufold.array_to_blocks(a, (2, 2), strides=(1, 0)),
     ),
-    (ValueError, "block_shape must be at least 1", lambda a: gpufold.array_to_blocks(a, (2, 0), 1)),
+    (ValueError, "block_shape must be at least 1", lambda a: gpufold.array_to_blocks(a, (2, 0), strides=1)),
     (
         ValueError,
-        "a block must fit into the array, got block_shape 9 on axis 1",
-        lambda a: gpufold.array_to_blocks(a, (2, 9), 1),
+        "a block must fit into the array, got block_shape 9 on spatial axis 1",
+        lambda a: gpufold.array_to_blocks(a, (2, 9), strides=1),
     ),
-    (ValueError, "a block must fit into the array", lambda a: gpufold.array_to_blocks(a[:, :0], (2, 2), 1)),
-    (TypeError, "block_shape must be an integer or", lambda a: gpufold.array_to_blocks(a, (2.0, 2), 1)),
-    (TypeError, "output_shape must be a sequence", lambda a: gpufold.blocks_to_array(a, 8, (8,), 1)),
-    (ValueError, "output_shape must be .* got 1 values", lambda a: gpufold.blocks_to_array(a, (8,), (2, 2), 1)),
+    (ValueError, "a block must fit into the array", lambda a: gpufold.array_to_blocks(a[:, :0], (2, 2), strides=1)),
+    (TypeError, "block_shape must be an integer or", lambda a: gpufold.array_to_blocks(a, (2.0, 2), strides=1)),
+    (TypeError, "output_shape must be a sequence", lambda a: gpufold.blocks_to_array(a, 8, (8,), strides=1)),
+    (ValueError, "output_shape must be .* got 1 values", lambda a: gpufold.blocks_to_array(a, (8,), (2, 2), strides=1)),
     (
         ValueError,
         r"blocks must be .* \(4, 2\) for output_shape=\(8,\)",
-        lambda a: gpufold.blocks_to_array(a, (8,), (2,), 2),
+        lambda a: gpufold.blocks_to_array(a, (8,), (2,), strides=2),
     ),
-    (ValueError, "out must have the result's shape", lambda a: gpufold.array_to_blocks(a, (2,), 2, out=a)),
-    (ValueError, "share no memory", lambda a: gpufold.blocks_to_array(a[:, None], (6, 8), (8,), 1, out=a)),
+    (ValueError, "out must have the result's shape", lambda a: gpufold.array_to_blocks(a, (2,), strides=2, out=a)),
+    (ValueError, "share no memory", lambda a: gpufold.blocks_to_array(a[:, None], (6, 8), (8,), strides=1, out=a)),
     (
         TypeError,
         "reduction 'mean' needs a dtype of floats",
-        lambda a: gpufold.blocks_to_array(a[:, None].astype("i4"), (6, 8), (8,), 1, reduction="mean", dtype="i8"),
+        lambda a: gpufold.blocks_to_array(
+            a[:, None].astype("i4"), (6, 8), (8,), strides=1, reduction="mean", dtype="i8"
+        ),
     ),
     (
         TypeError,
         "blocks_to_array: dtype must be that of blocks, float64, got float32",
-        lambda a: gpufold.blocks_to_array(a[:, None], (6, 8), (8,), 1, dtype="f4"),
+        lambda a: gpufold.blocks_to_array(a[:, None], (6, 8), (8,), strides=1, dtype="f4"),
     ),
-    (gpufold.Unsupported, "is a GPU kernel", lambda a: gpufold.array_to_blocks(a, (2,), 2, variant="taps")),
-    (ValueError, "variant must be auto or one of", lambda a: gpufold.array_to_blocks(a, (2,), 2, variant="gather")),
+    (gpufold.Unsupported, "is a GPU kernel", lambda a: gpufold.array_to_blocks(a, (2,), strides=2, variant="taps")),
+    (
+        ValueError,
+        "variant must be auto or one of",
+        lambda a: gpufold.array_to_blocks(a, (2,), strides=2, variant="gather"),
+    ),
+    (gpufold.Unsupported, "is a GPU kernel", lambda a: gpufold.array_to_blocks(a, (2,), strides=2, variant="taps")),
+    (
+        ValueError,
+        "variant must be auto or one of",
+        lambda a: gpufold.array_to_blocks(a, (2,), strides=2, variant="gather"),
+    ),
 )
 
 
@@ -242,15 +258,20 @@ def test_leading_axes_apart_have_no_weights(reduction):
     blocks = np.ascontiguousarray(blocks.swapaxes(0, 2)).swapaxes(0, 2)
     window = window_of("separable", case.block, np.float32)
     folds = Call(
-        *("blocks_to_array", blocks, (case.shape, *case.arguments)),
-        {"reduction": reduction, "window": window, "fill_value": None if reduction == "sum" else 0},
+        *("blocks_to_array", blocks, (case.shape, case.block)),
+        {
+            "strides": case.strides,
+            "reduction": reduction,
+            "window": window,
+            "fill_value": None if reduction == "sum" else 0,
+        },
     )
     want = through_col2im(case, blocks, reduction=reduction, window=window)
     for variant in ("gather", "gather_parts", "gather_pixels"):
         plan, arrays = run(folds, variant)
         assert (dict(plan.defines)["WINDOW_AXES"], dict(plan.defines)["KERNEL"]) == ("2", "1,3,4")
         assert_same_bits(arrays.result, want, variant)
-    _, arrays = run(Call("array_to_blocks", array, case.arguments, {"window": window}), "taps")
+    _, arrays = run(Call("array_to_blocks", array, (case.block,), {"strides": case.strides, "window": window}), "taps")
     assert_same_bits(arrays.result, through_im2col(case, array, window=window))
 
 
@@ -262,7 +283,7 @@ def test_weights_may_lie_anywhere(executor):
     blocks, weights = values(case.blocks_shape, np.float32), values((17,), np.float32, 1)
     for window in (weights[:16].reshape(4, 4), weights[1:].reshape(4, 4), (weights[4:8], weights[5:9])):
         options = {"reduction": "mean", "window": window, "fill_value": 0}
-        call = Call("blocks_to_array", blocks, (case.shape, *case.arguments), options)
+        call = Call("blocks_to_array", blocks, (case.shape, case.block), {"strides": case.strides} | options)
         plan, arrays = run(call, "gather_pixels", executor=executor)
         assert plan.symbol == "col2im_gather_words"
         assert_same_bits(arrays.result, through_col2im(case, blocks, reduction="mean", window=window))

@@ -171,9 +171,9 @@ def test_stitching_is_monais_loop(size, tile, step):
         total[(slice(None), *where)] += importance * tiles[(slice(None), *block)]
         count[where] += importance
 
-    ours = gpufold.blocks_to_array(tiles, (classes, *size), tile, step, window=windows, reduction="mean")
+    ours = gpufold.blocks_to_array(tiles, (classes, *size), tile, strides=step, window=windows, reduction="mean")
     np.testing.assert_allclose(ours, total / count, rtol=1e-4, atol=1e-5)
-    full = gpufold.blocks_to_array(tiles, (classes, *size), tile, step, window=importance, reduction="mean")
+    full = gpufold.blocks_to_array(tiles, (classes, *size), tile, strides=step, window=importance, reduction="mean")
     np.testing.assert_allclose(full, total / count, rtol=1e-4, atol=1e-5)
 
 
@@ -204,8 +204,8 @@ def test_tiles_that_end_with_the_image_are_nnunets_loop(size, tile):
         predictions[where] += importance
 
     ours, weight = np.zeros_like(logits), np.zeros_like(predictions)
-    gpufold.add_blocks_(ours, tiles, positions, importance)
-    gpufold.add_blocks_(weight, np.broadcast_to(np.float32(1), (len(positions), *tile)), positions, importance)
+    gpufold.add_blocks_(ours, tiles, positions, window=importance)
+    gpufold.add_blocks_(weight, np.broadcast_to(np.float32(1), (len(positions), *tile)), positions, window=importance)
     np.testing.assert_array_equal(ours, logits)
     np.testing.assert_array_equal(weight, predictions)
 
@@ -220,8 +220,8 @@ def test_a_picture_comes_together_from_bands_of_tiles():
         band = tiles[first : first + 2]
         rows = slice(first * 8, (first + len(band) - 1) * 8 + 16)
         for out, blocks in ((numerator[rows], band), (denominator[rows], np.broadcast_to(np.float32(1), band.shape))):
-            gpufold.blocks_to_array(blocks, out.shape, tile, step, window=window, out=out, accumulate=True)
-    whole = gpufold.blocks_to_array(tiles, size, tile, step, window=window, reduction="mean")
+            gpufold.blocks_to_array(blocks, out.shape, tile, strides=step, window=window, out=out, accumulate=True)
+    whole = gpufold.blocks_to_array(tiles, size, tile, strides=step, window=window, reduction="mean")
     np.testing.assert_allclose(numerator / denominator, whole, rtol=1e-4, atol=1e-5)
 
 

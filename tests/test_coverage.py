@@ -41,7 +41,7 @@ def padded(array, size, block, strides):
 def coverage(size, block, strides, last):
     """Count the blocks on each element, one by one."""
     counts = np.zeros(size, int)
-    for position in gpufold.grid_positions(size, block, strides, last=last):
+    for position in gpufold.grid_positions(size, block, strides=strides, last=last):
         counts[tuple(slice(start, start + side) for start, side in zip(position, block, strict=True))] += 1
     return counts
 
@@ -52,11 +52,11 @@ def test_blocks_that_hang_over_are_those_of_a_padded_array(first):
         _, lead, size, block, strides = random_case(seed)
         array = values((*lead, *size), np.float32, seed)
         whole = padded(array, size, block, strides)
-        blocks = gpufold.array_to_blocks(array, block, strides, last="over")
-        assert_same_bits(blocks, gpufold.array_to_blocks(whole, block, strides), f"seed {seed}")
+        blocks = gpufold.array_to_blocks(array, block, strides=strides, last="over")
+        assert_same_bits(blocks, gpufold.array_to_blocks(whole, block, strides=strides), f"seed {seed}")
         inside = (..., *map(slice, size))
-        want = gpufold.blocks_to_array(blocks, whole.shape, block, strides)[inside]
-        got = gpufold.blocks_to_array(blocks, array.shape, block, strides, last="over")
+        want = gpufold.blocks_to_array(blocks, whole.shape, block, strides=strides)[inside]
+        got = gpufold.blocks_to_array(blocks, array.shape, block, strides=strides, last="over")
         assert_same_bits(got, want, f"seed {seed}")
 
 
@@ -67,11 +67,13 @@ def test_an_average_of_what_is_not_covered_is_refused_or_filled(first, reduction
         rng, lead, size, block, strides = random_case(seed)
         last = "over" if any(side > extent for side, extent in zip(block, size, strict=True)) else rng.choice(LASTS)
         array = values((*lead, *size), np.float64, seed)
-        blocks = gpufold.array_to_blocks(array, block, strides, last=last)
+        blocks = gpufold.array_to_blocks(array, block, strides=strides, last=last)
         covered = coverage(size, block, strides, last) > 0
 
         def stitched(last=last, blocks=blocks, shape=array.shape, block=block, strides=strides, **options):
-            return gpufold.blocks_to_array(blocks, shape, block, strides, reduction=reduction, last=last, **options)
+            return gpufold.blocks_to_array(
+                blocks, shape, block, strides=strides, reduction=reduction, last=last, **options
+            )
 
         if covered.all():
             np.testing.assert_allclose(stitched(), array, rtol=1e-14, err_msg=f"seed {seed}")
@@ -165,27 +167,29 @@ def test_gradients_of_what_lies_outside_go_to_where_it_came_from():
 
 def test_three_natural_tries_lose_nothing_or_say_how():
     image = np.random.default_rng(0).random((60, 70), np.float32)
-    blocks = gpufold.array_to_blocks(image, (16, 16), 16)
+    blocks = gpufold.array_to_blocks(image, (16, 16), strides=16)
     with pytest.raises(ValueError, match="got 12 of 60 elements on axis 0, from 48 on; blocks of last='over'"):
-        gpufold.blocks_to_array(blocks, image.shape, (16, 16), 16, reduction="mean")
-    nan = gpufold.blocks_to_array(blocks, image.shape, (16, 16), 16, reduction="mean", fill_value=np.nan)
+        gpufold.blocks_to_array(blocks, image.shape, (16, 16), strides=16, reduction="mean")
+    nan = gpufold.blocks_to_array(blocks, image.shape, (16, 16), strides=16, reduction="mean", fill_value=np.nan)
     assert np.isnan(nan).mean() == pytest.approx(0.27, abs=0.01)
-    blocks = gpufold.array_to_blocks(image, (16, 16), 16, last="over")
-    got = gpufold.blocks_to_array(blocks, image.shape, (16, 16), 16, reduction="mean", last="over")
+    blocks = gpufold.array_to_blocks(image, (16, 16), strides=16, last="over")
+    got = gpufold.blocks_to_array(blocks, image.shape, (16, 16), strides=16, reduction="mean", last="over")
     assert_same_bits(got, image)
 
     volume = np.random.default_rng(0).random((60, 70, 80), np.float32)
     tile, strides = (32,) * 3, 16
-    blocks = gpufold.array_to_blocks(volume, tile, strides)
+    blocks = gpufold.array_to_blocks(volume, tile, strides=strides)
     with pytest.raises(ValueError, match="reduction 'mean' has nothing to average"):
-        gpufold.blocks_to_array(blocks, volume.shape, tile, strides, reduction="mean")
-    zeros = gpufold.blocks_to_array(blocks, volume.shape, tile, strides, reduction="mean", fill_value=np.nan)
+        gpufold.blocks_to_array(blocks, volume.shape, tile, strides=strides, reduction="mean")
+    zeros = gpufold.blocks_to_array(blocks, volume.shape, tile, strides=strides, reduction="mean", fill_value=np.nan)
     assert int(np.isnan(zeros).sum()) == volume.size - 48 * 64 * 80
-    blocks = gpufold.array_to_blocks(volume, tile, strides, last="over")
+    blocks = gpufold.array_to_blocks(volume, tile, strides=strides, last="over")
     for sigma in (32 / 8, 2, 1.5, 1, 0.5):  # narrow windows: none of their weights is zero
         axis = np.exp(np.maximum(-0.5 * ((np.arange(32) - 15.5) / sigma) ** 2, -700))
         window = (axis, axis, axis)
-        got = gpufold.blocks_to_array(blocks, volume.shape, tile, strides, reduction="mean", window=window, last="over")
+        got = gpufold.blocks_to_array(
+            blocks, volume.shape, tile, strides=strides, reduction="mean", window=window, last="over"
+        )
         np.testing.assert_allclose(got, volume, rtol=1e-5)
 
 
@@ -228,15 +232,17 @@ def test_what_last_and_fill_value_are_is_checked():
     blocks = np.ones((3, 4), np.float32)
     for last in ("shift", "even"):
         with pytest.raises(ValueError, match=f"last must be 'drop' or 'over', .* got '{last}'; blocks at gpufold.grid"):
-            gpufold.array_to_blocks(np.ones(9), (4,), 2, last=last)
+            gpufold.array_to_blocks(np.ones(9), (4,), strides=2, last=last)
     with pytest.raises(ValueError, match="array_to_blocks: last must be one of"):
-        gpufold.array_to_blocks(np.ones(9), (4,), 2, last="pad")
+        gpufold.array_to_blocks(np.ones(9), (4,), strides=2, last="pad")
     with pytest.raises(ValueError, match=r"blocks_to_array: a block must fit .* last='over' lets blocks hang over"):
-        gpufold.blocks_to_array(blocks, (3,), (4,), 2)
+        gpufold.blocks_to_array(blocks, (3,), (4,), strides=2)
     with pytest.raises(TypeError, match="blocks_to_array: fill_value must be a number, got 'zero'"):
-        gpufold.blocks_to_array(blocks, (8,), (4,), 2, reduction="mean", fill_value="zero")
+        gpufold.blocks_to_array(blocks, (8,), (4,), strides=2, reduction="mean", fill_value="zero")
     with pytest.raises(ValueError, match="accumulate=True leaves what no block covers in out"):
-        gpufold.blocks_to_array(blocks, (8,), (4,), 2, out=np.ones(8, np.float32), accumulate=True, fill_value=0)
+        gpufold.blocks_to_array(
+            blocks, (8,), (4,), strides=2, out=np.ones(8, np.float32), accumulate=True, fill_value=0
+        )
 
 
 @pytest.mark.hostcuda
@@ -245,8 +251,10 @@ def test_what_last_and_fill_value_are_is_checked():
 def test_kernels_take_and_put_blocks_that_hang_over(seed, mode):
     _, lead, size, block, strides = random_case(seed)
     array = values((*lead, *size), np.float32, seed)
-    blocks = gpufold.array_to_blocks(array, block, strides, last="over")
-    back = gpufold.blocks_to_array(blocks, array.shape, block, strides, reduction="mean", last="over", fill_value=0)
+    blocks = gpufold.array_to_blocks(array, block, strides=strides, last="over")
+    back = gpufold.blocks_to_array(
+        blocks, array.shape, block, strides=strides, reduction="mean", last="over", fill_value=0
+    )
     for variant in variants("array_to_blocks"):
         got = np.full_like(blocks, np.nan)
         try:
@@ -272,13 +280,13 @@ def test_tensors_and_dask_arrays_are_covered_alike(seed):
 
     _, lead, size, block, strides = random_case(seed)
     array = values((*lead, *size), np.float32, seed)
-    blocks = gpufold.array_to_blocks(array, block, strides, last="over")
+    blocks = gpufold.array_to_blocks(array, block, strides=strides, last="over")
     options = {"reduction": "mean", "last": "over", "fill_value": 3}
-    want = gpufold.blocks_to_array(blocks, array.shape, block, strides, **options)
+    want = gpufold.blocks_to_array(blocks, array.shape, block, strides=strides, **options)
     tensor = torch.from_numpy(array).requires_grad_()
-    taken = gpufold.array_to_blocks(tensor, block, strides, last="over")
+    taken = gpufold.array_to_blocks(tensor, block, strides=strides, last="over")
     assert_same_bits(taken.detach().numpy(), blocks)
-    got = gpufold.blocks_to_array(taken, array.shape, block, strides, **options)
+    got = gpufold.blocks_to_array(taken, array.shape, block, strides=strides, **options)
     assert_same_bits(got.detach().numpy(), want)
     got.sum().backward()
     np.testing.assert_allclose(
@@ -293,11 +301,11 @@ def test_dask_arrays_are_covered_alike(seed):
 
     rng, lead, size, block, strides = random_case(seed)
     array = values((*lead, *size), np.float32, seed)
-    blocks = gpufold.array_to_blocks(array, block, strides, last="over")
+    blocks = gpufold.array_to_blocks(array, block, strides=strides, last="over")
     options = {"reduction": "mean", "last": "over", "fill_value": 3}
     lazy = da.from_array(array, chunks=rng.randint(1, 5))
-    taken = gpufold.array_to_blocks(lazy, block, strides, last="over")
+    taken = gpufold.array_to_blocks(lazy, block, strides=strides, last="over")
     assert_same_bits(taken.compute(), blocks, f"seed {seed}")
-    got = gpufold.blocks_to_array(taken, array.shape, block, strides, chunks=rng.randint(1, 5), **options)
-    want = gpufold.blocks_to_array(blocks, array.shape, block, strides, **options)
+    got = gpufold.blocks_to_array(taken, array.shape, block, strides=strides, chunks=rng.randint(1, 5), **options)
+    want = gpufold.blocks_to_array(blocks, array.shape, block, strides=strides, **options)
     assert_same_bits(got.compute(), want, f"seed {seed}")

@@ -123,18 +123,19 @@ def check_blocks(case, draw, seed):
     lead = tuple(rng.choice((1, 2, 2, 3, 3, 0)) for _ in range(rng.randint(0, 3)))
     array, strides = values((*lead, *size), dtype, seed), case.arguments["strides"]
     cuts = (len(lead), len(size))
-    check("array_to_blocks", array, draw, cuts, block, strides, window=window)
+    check("array_to_blocks", array, draw, cuts, block, strides=strides, window=window)
     options = {"reduction": reduction, "window": window, "fill_value": 0}
-    blocks = values(gpufold.array_to_blocks(array, block, strides).shape, dtype, seed)
-    check("blocks_to_array", blocks, draw, cuts, array.shape, block, strides, **options)
+    blocks = values(gpufold.array_to_blocks(array, block, strides=strides).shape, dtype, seed)
+    check("blocks_to_array", blocks, draw, cuts, array.shape, block, strides=strides, **options)
 
 
 def check_space(case, draw, seed):
     dtype = DTYPES[seed % len(DTYPES)]
-    arguments = (case.block_shape, case.crops_begin, case.crops_end)
+    block, begin, end = case.block_shape, case.crops_begin, case.crops_end
     cuts = (1, len(case.batch_shape) - 1)
-    check("batch_to_space", values(case.batch_shape, dtype, seed), draw, cuts, *arguments)
-    check("space_to_batch", values(case.space_shape, dtype, seed), draw, cuts, *arguments)
+    batch, space = values(case.batch_shape, dtype, seed), values(case.space_shape, dtype, seed)
+    check("batch_to_space", batch, draw, cuts, block, crops_begin=begin, crops_end=end)
+    check("space_to_batch", space, draw, cuts, block, pads_begin=begin, pads_end=end)
 
 
 def random_positions(rng, size, block):
@@ -161,9 +162,9 @@ def check_positions(draw, seed):
     message = f"{array.shape} {wide} {blocks.shape} {dtype} {places.tolist()} {kind} {lazy_array.chunks}"
 
     window = window_of(kind, block, wide)
-    added = gpufold.dask.add_blocks(lazy_array, lazy_blocks, places, window)
+    added = gpufold.dask.add_blocks(lazy_array, lazy_blocks, places, window=window)
     assert (added.chunks, added.dtype, added._meta.dtype) == (filled(lazy_array.chunks), wide, wide)
-    assert_same_bits(added.compute(), gpufold.add_blocks_(array.copy(), blocks, places, window), message)
+    assert_same_bits(added.compute(), gpufold.add_blocks_(array.copy(), blocks, places, window=window), message)
 
     mode, chunks = rng.choice(("constant", "edge")), (cut(draw, len(places)),)
     taken = gpufold.dask.take_blocks(lazy_array, places, block, window=window, mode=mode, chunks=chunks)
@@ -185,8 +186,8 @@ def test_wider_sums_have_the_bits_of_eager_calls(narrow, wide, data):
     options = {"reduction": "mean", "window": window, "dtype": wide, "fill_value": 0, **case.arguments}
     check("col2im", columns, data.draw, (2, len(case.output_size)), *arguments, **options)
     blocks = values((3, 4, 5, 2, 3), narrow)
-    check("blocks_to_array", blocks, data.draw, (1, 2), (3, 8, 11), (2, 3), 2, dtype=wide)
-    check("blocks_to_array", blocks[:0], data.draw, (1, 2), (0, 8, 11), (2, 3), 2, dtype=wide)
+    check("blocks_to_array", blocks, data.draw, (1, 2), (3, 8, 11), (2, 3), strides=2, dtype=wide)
+    check("blocks_to_array", blocks[:0], data.draw, (1, 2), (0, 8, 11), (2, 3), strides=2, dtype=wide)
 
 
 @pytest.mark.some(2)
@@ -274,12 +275,15 @@ def test_tiles_of_ones_have_the_sums_of_weights():
     tiles, window = values((60, 2, 5, 6), np.float32), window_of("separable", (5, 6), np.float32)
     positions = np.random.default_rng(0).integers(-6, 30, (60, 2))
     sums, weight = np.zeros((2, 20, 30), np.float32), np.zeros((20, 30), np.float32)
-    gpufold.add_blocks_(sums, tiles, positions, window, weight_out=weight)
+    gpufold.add_blocks_(sums, tiles, positions, window=window, weight_out=weight)
     lazy = gpufold.dask.add_blocks(
-        da.zeros((2, 20, 30), chunks=(1, 9, 8), dtype=np.float32), da.from_array(tiles, chunks=7), positions, window
+        da.zeros((2, 20, 30), chunks=(1, 9, 8), dtype=np.float32),
+        da.from_array(tiles, chunks=7),
+        positions,
+        window=window,
     )
     ones, zeros = da.ones((60, 5, 6), dtype=np.float32), da.zeros((20, 30), chunks=(7, 30), dtype=np.float32)
-    of_pixels = gpufold.dask.add_blocks(zeros, ones, positions, window)
+    of_pixels = gpufold.dask.add_blocks(zeros, ones, positions, window=window)
     assert_same_bits(of_pixels.compute(), weight)
     assert_same_bits(gpufold.dask.average(lazy, of_pixels).compute(), gpufold.average(sums, weight))
 
@@ -320,7 +324,7 @@ def test_what_is_stitched_has_the_bits_of_a_stitcher(dtype, reduction, seed, dat
 def test_keywords_from_elsewhere_are_answered(name):
     function = getattr(gpufold.dask, name)
     count = sum(each.default is each.empty for each in inspect.signature(function).parameters.values())
-    with pytest.raises(TypeError, match=f"^{name}: there is no argument colour, there are "):
+    with pytest.raises(TypeError, match=f"^{name}: unexpected keyword .colour.; the arguments are "):
         function(*(None,) * count, colour=1)
     assert "unexpected" not in inspect.signature(function).parameters
 
@@ -335,9 +339,9 @@ def test_integers_are_stitched_to_sums():
     ("error", "match", "arguments", "options"),
     [
         (TypeError, "positions must be integers", ([(0.5, 0)] * 2, (3, 8, 9)), {}),
-        (ValueError, r"positions must be .* of 2 tiles, got shape \(3, 2\)", ([(0, 0)] * 3, (3, 8, 9)), {}),
+        (ValueError, r"positions must be .* of 2 blocks, got shape \(3, 2\)", ([(0, 0)] * 3, (3, 8, 9)), {}),
         (ValueError, r"positions must be .* got shape \(2, 2, 1\)", (np.zeros((2, 2, 1), int), (3, 8, 9)), {}),
-        (ValueError, r"shape must be .* with 2 axes of size, .* got \(8, 9\) for tiles", ([(0, 0)] * 2, (8, 9)), {}),
+        (ValueError, r"shape must be .* with 2 axes of size, .* got \(8, 9\) for blocks", ([(0, 0)] * 2, (8, 9)), {}),
         (ValueError, r"shape must be .* got \(3, -8, 9\)", ([(0, 0)] * 2, (3, -8, 9)), {}),
         (TypeError, "shape must be an integer or a sequence", ([(0, 0)] * 2, (3, 8, None)), {}),
         (
@@ -364,7 +368,7 @@ def test_what_cannot_be_stitched_is_refused_before_it_is_computed(error, match, 
         gpufold.dask.stitch(tiles, *arguments, **options)
     if error is not ValueError:
         return
-    with pytest.raises(TypeError, match=r"stitch: tiles must be a dask.array.Array, got numpy.ndarray"):
+    with pytest.raises(TypeError, match=r"stitch: blocks must be a dask.array.Array, got numpy.ndarray"):
         gpufold.dask.stitch(np.ones((2, 3, 4, 5)), [(0, 0)] * 2, (3, 8, 9))
 
 
@@ -379,8 +383,8 @@ def never(block_info=None):
 CALLS = {
     "col2im": ((2, 8, 63), ((8, 10), (2, 2))),
     "im2col": ((2, 2, 8, 10), ((2, 2),)),
-    "blocks_to_array": ((2, 7, 9, 2, 2), ((2, 8, 10), (2, 2), 1)),
-    "array_to_blocks": ((2, 8, 10), ((2, 2), 1)),
+    "blocks_to_array": ((2, 7, 9, 2, 2), ((2, 8, 10), (2, 2))),
+    "array_to_blocks": ((2, 8, 10), ((2, 2),)),
     "batch_to_space": ((8, 3, 4), ((1, 2, 2),)),
     "space_to_batch": ((2, 6, 8), ((1, 2, 2),)),
 }
@@ -475,7 +479,9 @@ def test_batch_and_channels_never_meet():
     columns = cut_source((4, 12, 63), (1, 4, 21))
     image = gpufold.dask.col2im(columns, (8, 10), (2, 2), chunks=4)
     back = gpufold.dask.im2col(cut_source((4, 3, 8, 10), (1, 1, 4, 4)), (2, 2), chunks=3)
-    blocks = gpufold.dask.blocks_to_array(cut_source((4, 3, 7, 9, 2, 2), (1, 1, 4, 4, 2, 2)), (4, 3, 8, 10), (2, 2), 1)
+    blocks = gpufold.dask.blocks_to_array(
+        cut_source((4, 3, 7, 9, 2, 2), (1, 1, 4, 4, 2, 2)), (4, 3, 8, 10), (2, 2), strides=1
+    )
     for result in (image, back, blocks):
         assert result.numblocks[:2] == (4, 3)
         assert all(key[:2] == index[:2] for index, keys in sources(result).items() for key in keys)
@@ -507,7 +513,11 @@ def reaching(fold, shape, chunks):
         ((1, 4, 77), (1, 4, 22), partial(gpufold.dask.col2im, output_size=(8, 12), kernel_size=(2, 2), chunks=(3, 12))),
         ((1, 1, 9, 8), (1, 1, 2, 8), partial(gpufold.dask.im2col, kernel_size=(3, 2), chunks=2)),
         ((9, 12), (2, 5), partial(gpufold.dask.array_to_blocks, block_shape=(3, 2), strides=(1, 2), chunks=2)),
-        ((8, 5, 6), (8, 2, 2), partial(gpufold.dask.batch_to_space, block_shape=(1, 2, 4), crops_begin=1, chunks=3)),
+        (
+            (8, 5, 6),
+            (8, 2, 2),
+            partial(gpufold.dask.batch_to_space, block_shape=(1, 2, 4), crops_begin=(0, 1, 1), chunks=3),
+        ),
         ((1, 10, 12), (1, 2, 8), partial(gpufold.dask.space_to_batch, block_shape=(1, 2, 4), chunks=2)),
     ],
     ids=lambda value: value.func.__name__ if isinstance(value, partial) else "",
@@ -538,7 +548,7 @@ def test_a_chunk_depends_on_the_blocks_that_meet_it_and_on_nothing_else(operatio
 
 def test_a_graph_grows_with_the_pairs_that_meet():
     """Of 2,500 blocks and 10,000 chunks, most of which no block meets."""
-    positions = gpufold.grid_positions((1000, 1000), 20, 20)
+    positions = gpufold.grid_positions((1000, 1000), 20, strides=20)
     array, blocks = da.zeros((10_000, 10_000), chunks=100), da.ones((2500, 20, 20), chunks=(50, 20, 20))
     added = gpufold.dask.add_blocks(array, blocks, positions)
     taken = gpufold.dask.take_blocks(array, positions, 20, chunks=50)
@@ -614,11 +624,14 @@ def test_blocks_go_in_and_out_by_two_processes(client):
     positions = np.random.default_rng(0).integers(-9, 70, (200, 2))
     blocks, window = values((200, 2, 8, 9), np.float32), window_of("separable", (8, 9), np.float32)
     lazy = gpufold.dask.add_blocks(
-        da.zeros((2, 70, 70), chunks=(1, 30, 20), dtype=np.float32), da.from_array(blocks, chunks=32), positions, window
+        da.zeros((2, 70, 70), chunks=(1, 30, 20), dtype=np.float32),
+        da.from_array(blocks, chunks=32),
+        positions,
+        window=window,
     )
     with dask.config.set(scheduler=client):
         taken = gpufold.dask.take_blocks(lazy, positions, (8, 9), window=window, mode="edge", chunks=64).compute()
-    want = gpufold.add_blocks_(np.zeros((2, 70, 70), np.float32), blocks, positions, window)
+    want = gpufold.add_blocks_(np.zeros((2, 70, 70), np.float32), blocks, positions, window=window)
     assert_same_bits(taken, gpufold.take_blocks(want, positions, (8, 9), window=window, mode="edge"))
 
 
@@ -632,8 +645,8 @@ def test_chunks_that_cut_channels_or_rows_of_blocks_reach_to_their_end():
 def test_auto_keeps_chunks_and_what_they_are_made_from_near_the_configured_size():
     with dask.config.set({"array.chunk-size": "64KiB"}):
         blocks = da.ones((63, 63, 16, 16), chunks=(4, 4, 16, 16), dtype=np.float32)
-        image = gpufold.dask.blocks_to_array(blocks, (512, 512), (16, 16), 8)
-        back = gpufold.dask.array_to_blocks(image, (16, 16), 8)
+        image = gpufold.dask.blocks_to_array(blocks, (512, 512), (16, 16), strides=8)
+        back = gpufold.dask.array_to_blocks(image, (16, 16), strides=8)
     assert 32 < image.chunksize[0] < 80  # 64 by 64 pixels are made from 64 KiB
     assert prod(back.chunksize) * 4 <= 64 * 1024
     assert max(image.numblocks) > 1
@@ -657,12 +670,12 @@ WRONG = [
     ("im2col", (2, 2, 8, 10), ((9, 2),), {}),
     ("im2col", (2, 2, 8, 10), (2,), {}),
     ("im2col", (2, 2, 8, 10), ((2, 2),), {"window": np.ones((2, 3))}),
-    ("blocks_to_array", (2, 7, 9, 2, 2), ((2, 8, 11), (2, 2), 1), {}),
-    ("blocks_to_array", (2, 7, 9, 2, 2), ((2, 8, 10), (2, 2), 0), {}),
-    ("array_to_blocks", (2, 8, 10), ((9, 2), 1), {}),
-    ("array_to_blocks", (2, 8, 10), ((2, 2), (1, 1, 1)), {}),
+    ("blocks_to_array", (2, 7, 9, 2, 2), ((2, 8, 11), (2, 2)), {}),
+    ("blocks_to_array", (2, 7, 9, 2, 2), ((2, 8, 10), (2, 2)), {"strides": 0}),
+    ("array_to_blocks", (2, 8, 10), ((9, 2),), {}),
+    ("array_to_blocks", (2, 8, 10), ((2, 2),), {"strides": (1, 1, 1)}),
     ("batch_to_space", (9, 3, 4), ((1, 2, 2),), {}),
-    ("batch_to_space", (8, 3, 4), ((1, 2, 2), 7), {}),
+    ("batch_to_space", (8, 3, 4), ((1, 2, 2),), {"crops_begin": (0, 7, 7)}),
     ("space_to_batch", (2, 5, 8), ((1, 2, 2),), {}),
     ("space_to_batch", (2, 6, 8), ((2, 2, 2),), {}),
 ]
@@ -690,7 +703,7 @@ WRONG_POSITIONS = [
     ("add_blocks", (OUT, BLOCKS, [(0, 0), (1,), (2, 2)]), {}),
     ("add_blocks", (OUT, BLOCKS, [(2**63, 0)] * 3), {}),
     ("add_blocks", (OUT, BLOCKS, np.zeros((3, 0), int)), {}),
-    ("add_blocks", (OUT, BLOCKS, PLACES, np.ones(4)), {}),
+    ("add_blocks", (OUT, BLOCKS, PLACES), {"window": np.ones(4)}),
     ("add_blocks", (OUT, BLOCKS, PLACES), {"variant": "gather"}),
     ("add_blocks", (OUT.astype("U3"), BLOCKS.astype("U3"), PLACES), {}),
     ("take_blocks", (OUT, PLACES, (4, 5, 6)), {}),
@@ -809,10 +822,16 @@ def test_a_picture_goes_from_zarr_to_zarr(tmp_path):
     window = np.hanning(18)[1:-1].astype(np.float32)
     da.from_array(tiles, chunks=(2, 3, 16, 16)).to_zarr(tmp_path / "tiles.zarr")
     image = gpufold.dask.blocks_to_array(
-        da.from_zarr(tmp_path / "tiles.zarr"), (64, 64), (16, 16), 8, reduction="mean", window=(window,) * 2, chunks=20
+        da.from_zarr(tmp_path / "tiles.zarr"),
+        (64, 64),
+        (16, 16),
+        strides=8,
+        reduction="mean",
+        window=(window,) * 2,
+        chunks=20,
     )
     image.to_zarr(tmp_path / "image.zarr")
-    want = gpufold.blocks_to_array(tiles, (64, 64), (16, 16), 8, reduction="mean", window=(window,) * 2)
+    want = gpufold.blocks_to_array(tiles, (64, 64), (16, 16), strides=8, reduction="mean", window=(window,) * 2)
     assert_same_bits(da.from_zarr(tmp_path / "image.zarr").compute(), want)
 
 
@@ -852,7 +871,7 @@ def test_two_processes_give_the_bits_of_one_call(client):
 def test_parts_of_a_picture_follow_each_other(client):
     """As docs/dask.md stores them; with what dask fuses by default the scheduler mistakes tasks of two parts."""
     source = da.random.default_rng(0).random((40, 40, 16, 16), chunks=(8, 8, 16, 16), dtype=np.float32)
-    picture = gpufold.dask.blocks_to_array(source, (484, 484), (16, 16), 12, reduction="mean", chunks=96)
+    picture = gpufold.dask.blocks_to_array(source, (484, 484), (16, 16), strides=12, reduction="mean", chunks=96)
     parts = [(slice(y, y + 288), slice(x, x + 288)) for y in (0, 288) for x in (0, 288)]
     held = []  # of the part before, as it is for a moment after each `da.store`
     with dask.config.set({"optimization.fuse.active": False}):
@@ -860,13 +879,13 @@ def test_parts_of_a_picture_follow_each_other(client):
             held.append(client.persist(picture[part]))
             wait(held)
     with dask.config.set(scheduler="synchronous"):
-        want = gpufold.blocks_to_array(source.compute(), (484, 484), (16, 16), 12, reduction="mean")
+        want = gpufold.blocks_to_array(source.compute(), (484, 484), (16, 16), strides=12, reduction="mean")
     for part, got in zip(parts, held, strict=True):
         assert_same_bits(got.compute(scheduler=client), want[part])
 
 
 def fold_ones(blocks):
-    return gpufold.dask.blocks_to_array(blocks, (116, 84), (8, 8), 4, reduction="mean", chunks=16)
+    return gpufold.dask.blocks_to_array(blocks, (116, 84), (8, 8), strides=4, reduction="mean", chunks=16)
 
 
 def stitch_ones(blocks):

@@ -71,12 +71,12 @@ BAD_CALLS = [
     ),
     *((make(**{name: ()}), ValueError, [name, "2 values", "got 0"]) for make in (columns, image) for name in INTEGERS),
     *(
-        (make(strides=bad), ValueError, ["strides", "at least 1", f"got {value} on axis {axis}"])
+        (make(strides=bad), ValueError, ["strides", "at least 1", f"got {value} on spatial axis {axis}"])
         for make in (columns, image)
         for bad, value, axis in ((0, 0, 0), ((1, 0), 0, 1), ((1, -2), -2, 1), (-HUGE, -HUGE, 0))
     ),
     *(
-        (make(**{name: (0, -1)}), ValueError, [name, "at least 0", "got -1 on axis 1"])
+        (make(**{name: (0, -1)}), ValueError, [name, "at least 0", "got -1 on spatial axis 1"])
         for make in (columns, image)
         for name in ("dilations", "pads_begin", "pads_end")
     ),
@@ -96,9 +96,9 @@ BAD_CALLS = [
     (image(kernel_size=2.0), TypeError, ["kernel_size", "integer", "2.0"]),
     # --- col2im: sizes that do not fit together
     (columns(output_size=()), ValueError, ["output_size", "at least one", "()"]),
-    (columns(output_size=(5, 0)), ValueError, ["output_size", "at least 1", "got 0 on axis 1"]),
-    (columns(output_size=(-5, 6)), ValueError, ["output_size", "at least 1", "got -5 on axis 0"]),
-    (columns(kernel_size=(2, 0)), ValueError, ["kernel_size", "at least 1", "got 0 on axis 1"]),
+    (columns(output_size=(5, 0)), ValueError, ["output_size", "at least 1", "got 0 on spatial axis 1"]),
+    (columns(output_size=(-5, 6)), ValueError, ["output_size", "at least 1", "got -5 on spatial axis 0"]),
+    (columns(kernel_size=(2, 0)), ValueError, ["kernel_size", "at least 1", "got 0 on spatial axis 1"]),
     (columns(kernel_size=(2, 2, 2)), ValueError, ["kernel_size", "2 values", "output_size", "got 3"]),
     (columns(kernel_size=(2,)), ValueError, ["kernel_size", "2 values", "got 1"]),
     (columns(data=np.ones((2, 12, 19))), ValueError, ["data axis 2", "got 19", "4 * 5 = 20 blocks"]),
@@ -152,16 +152,16 @@ BAD_CALLS = [
     (columns(out=np.ones((2, 3, 5, 6), "f8")), TypeError, ["out", "dtype float32", "got float64"]),
     # --- im2col: ranks and sizes
     (image(kernel_size=()), ValueError, ["kernel_size", "at least one", "()"]),
-    (image(kernel_size=(2, 0)), ValueError, ["kernel_size", "at least 1", "got 0 on axis 1"]),
+    (image(kernel_size=(2, 0)), ValueError, ["kernel_size", "at least 1", "got 0 on spatial axis 1"]),
     (image(kernel_size=(2, 2, 2, 2)), ValueError, ["image", "4 spatial axes", "got rank 4"]),
     (image(kernel_size=(2,)), ValueError, ["image", "1 spatial axes", "got rank 4"]),
     (image(image=np.ones((5, 6))), ValueError, ["image", "rank 4 or 3", "got rank 2"]),
-    (image(image=np.ones((2, 3, 0, 6))), ValueError, ["the image's size", "at least 1", "got 0 on axis 0"]),
+    (image(image=np.ones((2, 3, 0, 6))), ValueError, ["the image's size", "at least 1", "got 0 on spatial axis 0"]),
     # --- batch_to_space
-    (batch(block_shape=2), TypeError, ["block_shape", "sequence", "2"]),
+    (batch(block_shape=2), TypeError, ["block_shape", "3 values", "got 2", "(1, 2, 1)"]),
     (batch(block_shape=(1, 2.0, 3)), TypeError, ["block_shape", "integer", "2.0"]),
-    (batch(block_shape=(1, 2)), ValueError, ["block_shape", "3 values", "got 2"]),
-    (batch(block_shape=(1, 2, 3, 1)), ValueError, ["block_shape", "3 values", "got 4"]),
+    (batch(block_shape=(1, 2)), ValueError, ["block_shape", "3 values", "got (1, 2)"]),
+    (batch(block_shape=(1, 2, 3, 1)), ValueError, ["block_shape", "3 values", "got (1, 2, 3, 1)"]),
     (batch(block_shape=(2, 2, 3)), ValueError, ["block_shape", "1 on axis 0", "got 2"]),
     (batch(block_shape=(1, 0, 3)), ValueError, ["block_shape", "at least 1", "got 0 on axis 1"]),
     (batch(block_shape=(1, 2, -3)), ValueError, ["block_shape", "at least 1", "got -3 on axis 2"]),
@@ -182,8 +182,8 @@ BAD_CALLS = [
     (batch(crops_begin=(0, HUGE, 0), crops_end=(0, HUGE, 0)), ValueError, ["crops", str(2 * HUGE), "axis 1"]),
     (batch(data=np.ones(12)), ValueError, ["data", "rank 2 or more", "got rank 1"]),
     # --- space_to_batch
-    (space(block_shape=3), TypeError, ["block_shape", "sequence", "3"]),
-    (space(block_shape=(1, 3)), ValueError, ["block_shape", "3 values", "got 2"]),
+    (space(block_shape=3), TypeError, ["block_shape", "3 values", "got 3", "(1, 3, 1)"]),
+    (space(block_shape=(1, 3)), ValueError, ["block_shape", "3 values", "got (1, 3)"]),
     (space(block_shape=(3, 1, 1)), ValueError, ["block_shape", "1 on axis 0", "got 3"]),
     (
         space(pads_begin=(0, 0, 0)),
@@ -283,8 +283,8 @@ OPTIONS = [
         for last in ("even", "over", "drop")
     ),
     (gpufold.variants, {}, "operation", "im2col"),
-    (gpufold.Stitcher, {"shape": (8, 9), "block_shape": 4}, "reduction", "sum"),
-    (gpufold.Stitcher, {"shape": (8, 9), "block_shape": 4}, "slabs", True),
+    (gpufold.Stitcher, {"output_shape": (8, 9), "block_shape": 4}, "reduction", "sum"),
+    (gpufold.Stitcher, {"output_shape": (8, 9), "block_shape": 4}, "slabs", True),
     *(
         (gpufold.onnx.col2im, {"input": np.ones((2, 12, 20)), "image_shape": (5, 6), "block_shape": (2, 2)}, *option)
         for option in (("variant", "auto"), ("deterministic", True))
@@ -338,7 +338,7 @@ def copied(call):
         (gpufold.blocks_to_array, {"blocks": np.ones((0, 1, 1, 1, 1)), "output_shape": (0, HUGE, HUGE)}
          | {"block_shape": (1, 1), "strides": HUGE}),
         batch(data=np.ones((0, 1, 1)), block_shape=(1, HUGE, HUGE), crops_begin=0, crops_end=0),
-        space(data=np.ones((0, 7, 13)), block_shape=(1, 1, 1), pads_begin=HUGE, pads_end=0),
+        space(data=np.ones((0, 7, 13)), block_shape=(1, 1, 1), pads_begin=(0, HUGE, HUGE), pads_end=0),
         (gpufold.take_blocks, {"array": PICTURE, "positions": np.ones((0, 2), int), "block_shape": HUGE}),
         (gpufold.grid_positions, {"size": HUGE, "block_shape": 1, "strides": 1}),
         columns(data=np.ones((1, 1)), output_size=(1 << 22, 1 << 22), kernel_size=(1, 1), strides=1 << 22),
@@ -364,7 +364,7 @@ def test_what_is_endless_is_neither_listed_nor_shown(bad):
         *((*image(), name) for name in ("kernel_size", *INTEGERS)),
         *((*batch(), name) for name in ("block_shape", "crops_begin")),
         (gpufold.grid_positions, {"size": (7, 5), "block_shape": 4, "strides": 2}, "size"),
-        (gpufold.Stitcher, {"shape": (7, 5), "block_shape": 4}, "shape"),
+        (gpufold.Stitcher, {"output_shape": (7, 5), "block_shape": 4}, "output_shape"),
         (gpufold.onnx.col2im, {"input": np.ones((2, 12, 20)), "image_shape": (5, 6), "block_shape": (2, 2)}, "pads"),
     ):
         with pytest.raises((TypeError, ValueError), match=rf"{function.__name__}: {name} must ") as caught:

@@ -112,7 +112,7 @@ import gpufold
 
 @pytest.mark.parametrize("size", [5, 9])
 def test_positions(size):
-    assert len(gpufold.grid_positions((size,), (2,), (2,)))
+    assert len(gpufold.grid_positions((size,), (2,), strides=(2,)))
 
 def test_no_line_of_gpufold():
     pass

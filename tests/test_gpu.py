@@ -1140,15 +1140,15 @@ def test_tiles_are_mapped_where_they_are(cupy, mode):
         return tiles[..., ::-1, :]
 
     image, options = values((3, 20, 26), np.float32), {"window": "hamming", "batch": 3, "mode": mode, "last": "over"}
-    want = gpufold.map_tiles(reversed_rows, image, (8, 30), (6, 5), **options)
-    got = gpufold.map_tiles(reversed_rows, cupy.asarray(image), (8, 30), (6, 5), **options)
+    want = gpufold.map_tiles(reversed_rows, image, (8, 30), strides=(6, 5), **options)
+    got = gpufold.map_tiles(reversed_rows, cupy.asarray(image), (8, 30), strides=(6, 5), **options)
     assert isinstance(got, cupy.ndarray)
     assert_same_bits(cupy.asnumpy(got), want)
     into = np.zeros_like(want)
-    assert gpufold.map_tiles(reversed_rows, cupy.asarray(image), (8, 30), (6, 5), out=into, **options) is into
+    assert gpufold.map_tiles(reversed_rows, cupy.asarray(image), (8, 30), strides=(6, 5), out=into, **options) is into
     assert_same_bits(into, want)
     with pytest.raises(ValueError, match="NOLA"):
-        gpufold.map_tiles(reversed_rows, cupy.asarray(image), (8, 8), 6, window="hann")
+        gpufold.map_tiles(reversed_rows, cupy.asarray(image), (8, 8), strides=6, window="hann")
     rows = gpufold.take_blocks(cupy.asarray(image), cupy.asarray([-3, 4, 30]), 5, mode=mode)
     assert_same_bits(cupy.asnumpy(rows), gpufold.take_blocks(image, [-3, 4, 30], 5, mode=mode))
 
@@ -1157,7 +1157,7 @@ def test_tiles_are_mapped_where_they_are(cupy, mode):
 @pytest.mark.parametrize("slabs", [False, True])
 def test_tiles_are_stitched_where_they_are(cupy, slabs):
     tiles = values((12, 3, 8, 9), np.float16)
-    positions = gpufold.grid_positions((20, 30), (8, 9), (6, 7))[:12]
+    positions = gpufold.grid_positions((20, 30), (8, 9), strides=(6, 7))[:12]
     window = window_of("separable", (8, 9), np.float32)
     ours = gpufold.Stitcher((3, 20, 30), (8, 9), window=window)
     stitcher = gpufold.Stitcher((3, 20, 30), (8, 9), window=tuple(map(cupy.asarray, window)), slabs=slabs)

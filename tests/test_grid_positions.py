@@ -46,7 +46,7 @@ def test_random_grids_are_their_definition(last):
         size = [rng.randint(1, 60) for _ in range(rank)]
         block = [rng.randint(1, 80 if last == "over" else extent) for extent in size]
         stride = [rng.randint(1, 30) for _ in range(rank)]
-        got = gpufold.grid_positions(size, block, stride, last=last)
+        got = gpufold.grid_positions(size, block, strides=stride, last=last)
         want = list(product(*(along_axis(*axis, last) for axis in zip(size, block, stride, strict=True))))
         assert got.dtype == np.int64
         assert got.flags.c_contiguous
@@ -58,7 +58,7 @@ def test_every_element_is_covered_unless_strides_leave_gaps(last):
     for size, block, stride in product(range(1, 24), range(1, 9), range(1, 9)):
         if block > size and last != "over":
             continue
-        positions = gpufold.grid_positions(size, block, stride, last=last)
+        positions = gpufold.grid_positions(size, block, strides=stride, last=last)
         counts = gpufold.add_blocks_(np.zeros(size, int), np.ones((len(positions), block), int), positions)
         assert counts.all() or stride > block, (size, block, stride)
         assert counts[0]
@@ -67,27 +67,27 @@ def test_every_element_is_covered_unless_strides_leave_gaps(last):
 
 def test_what_is_rounded_is_what_nnunet_rounds():
     """Half of an odd number is on either side of it in double precision."""
-    positions = gpufold.grid_positions(35, 1, 1, last="even").ravel()  # a block at each element
+    positions = gpufold.grid_positions(35, 1, strides=1, last="even").ravel()  # a block at each element
     assert positions.tolist() == list(range(35))
-    assert gpufold.grid_positions(30, 1, 2, last="even").ravel().tolist() == nnunet(30, 1, 2)
-    assert gpufold.grid_positions(8, 1, 3, last="even").ravel().tolist() == [0, 2, 5, 7]
-    assert gpufold.grid_positions(6, 1, 3, last="even").ravel().tolist() == [0, 2, 5]  # 2.5, to even
+    assert gpufold.grid_positions(30, 1, strides=2, last="even").ravel().tolist() == nnunet(30, 1, 2)
+    assert gpufold.grid_positions(8, 1, strides=3, last="even").ravel().tolist() == [0, 2, 5, 7]
+    assert gpufold.grid_positions(6, 1, strides=3, last="even").ravel().tolist() == [0, 2, 5]  # 2.5, to even
 
 
 def test_sizes_of_any_kind_and_extent():
-    assert gpufold.grid_positions(np.array([5, 4]), np.int64(2), (3, 2)).tolist() == [
+    assert gpufold.grid_positions(np.array([5, 4]), np.int64(2), strides=(3, 2)).tolist() == [
         [0, 0],
         [0, 2],
         [3, 0],
         [3, 2],
     ]
-    assert gpufold.grid_positions(2**62, 2**61, 2**61).ravel().tolist() == [0, 2**61]
-    assert gpufold.grid_positions(2**62 + 1, 2**61, 2**61, last="even").ravel()[-1] == 2**61 + 1
-    assert gpufold.grid_positions(2**62 + 7, 1, 2**60 + 1).ravel().tolist() == [
+    assert gpufold.grid_positions(2**62, 2**61, strides=2**61).ravel().tolist() == [0, 2**61]
+    assert gpufold.grid_positions(2**62 + 1, 2**61, strides=2**61, last="even").ravel()[-1] == 2**61 + 1
+    assert gpufold.grid_positions(2**62 + 7, 1, strides=2**60 + 1).ravel().tolist() == [
         *range(0, 2**62 + 6, 2**60 + 1),
         2**62 + 6,
     ], "beyond what double precision holds"
-    assert gpufold.grid_positions(9, 4, 2**70).ravel().tolist() == [0, 5]
+    assert gpufold.grid_positions(9, 4, strides=2**70).ravel().tolist() == [0, 5]
 
 
 @pytest.mark.parametrize(
@@ -126,14 +126,15 @@ def test_sizes_of_any_kind_and_extent():
     ],
 )
 def test_what_does_not_fit_is_refused(error, match, arguments, options):
+    size, block, strides = arguments
     with pytest.raises(error, match=f"^grid_positions: .*{match}"):
-        gpufold.grid_positions(*arguments, **options)
+        gpufold.grid_positions(size, block, strides=strides, **options)
 
 
 def test_a_block_beyond_the_array_may_hang_over():
-    assert gpufold.grid_positions((3, 9), 5, 4, last="over").tolist() == [[0, 0], [0, 4]]
+    assert gpufold.grid_positions((3, 9), 5, strides=4, last="over").tolist() == [[0, 0], [0, 4]]
 
 
 def test_positions_that_cannot_be_held_are_refused_at_once():
     with pytest.raises(MemoryError):
-        gpufold.grid_positions(2**50, 1, 1)
+        gpufold.grid_positions(2**50, 1, strides=1)

@@ -15,7 +15,7 @@ from gpufold.operations import variants
 
 INTEGERS = ("bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")
 SIZE, TILE, STRIDES = (2, 14, 19), (6, 7), (4, 6)
-POSITIONS = gpufold.grid_positions(SIZE[1:], TILE, STRIDES)
+POSITIONS = gpufold.grid_positions(SIZE[1:], TILE, strides=STRIDES)
 
 
 def blocks_of(dtype):
@@ -42,19 +42,21 @@ def test_averages_are_of_float32_up_to_16_bits_else_of_float64(dtype, reduction,
     assert wide == ("float32" if np.dtype(dtype).itemsize <= 2 else "float64")
     options = {"reduction": reduction, "window": window_of(kind, TILE, wide)}
     blocks = blocks_of(dtype)
-    want = gpufold.blocks_to_array(blocks.astype(wide), SIZE, TILE, STRIDES, **options)
+    want = gpufold.blocks_to_array(blocks.astype(wide), SIZE, TILE, strides=STRIDES, **options)
     for given in (blocks, blocks.astype(blocks.dtype.newbyteorder())):
-        assert_same_bits(gpufold.blocks_to_array(given, SIZE, TILE, STRIDES, **options), want)
-    narrow = gpufold.blocks_to_array(blocks, SIZE, TILE, STRIDES, dtype="float64", **options)
+        assert_same_bits(gpufold.blocks_to_array(given, SIZE, TILE, strides=STRIDES, **options), want)
+    narrow = gpufold.blocks_to_array(blocks, SIZE, TILE, strides=STRIDES, dtype="float64", **options)
     assert_same_bits(
-        narrow, gpufold.blocks_to_array(blocks.astype("float64"), SIZE, TILE, STRIDES, **options), "the wider one"
+        narrow,
+        gpufold.blocks_to_array(blocks.astype("float64"), SIZE, TILE, strides=STRIDES, **options),
+        "the wider one",
     )
 
 
 def test_a_mean_is_rounded_back():
     picture = values(SIZE, np.uint8)
-    blocks = gpufold.array_to_blocks(picture[:, :14, :19], TILE, (4, 6))
-    mean = gpufold.blocks_to_array(blocks, SIZE, TILE, STRIDES, reduction="mean", window=np.full(TILE, 0.3))
+    blocks = gpufold.array_to_blocks(picture[:, :14, :19], TILE, strides=(4, 6))
+    mean = gpufold.blocks_to_array(blocks, SIZE, TILE, strides=STRIDES, reduction="mean", window=np.full(TILE, 0.3))
     assert_same_bits(np.rint(mean).astype(np.uint8), picture)
 
 
@@ -85,7 +87,7 @@ def test_integers_are_added_without_a_copy():
     tiles, out = np.ones((64, 256, 256), np.uint8), np.zeros((256, 256), np.float32)
     for window in (None, (np.ones(256), np.ones(256))):
         tracemalloc.start()
-        gpufold.add_blocks_(out, tiles, np.zeros((64, 2), int), window)
+        gpufold.add_blocks_(out, tiles, np.zeros((64, 2), int), window=window)
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
         assert peak < tiles.nbytes / 2, "of float32 they would take four times as much"
@@ -100,7 +102,7 @@ def test_kernels_leave_negative_zeros_as_numpy_does(narrow, wide):
     out, blocks = np.full((40, 70), -0.0, wide), np.zeros((9, 6, 7), narrow)
     positions = np.random.default_rng(0).integers(-3, 60, (9, 2))
     window = np.full((6, 7), -1, wide)
-    want = gpufold.add_blocks_(out.copy(), blocks, positions, window)
+    want = gpufold.add_blocks_(out.copy(), blocks, positions, window=window)
     for variant in variants("add_blocks"):
         _, arrays = run(Call("add_blocks", out, (blocks, positions), {"window": window}), variant)
         if variant != "atomic":
@@ -117,18 +119,20 @@ def test_tensors_of_integers_are_averaged(dtype):
     blocks, window = blocks_of(dtype), window_of("separable", TILE, np.float32)
     given, weights = torch.from_numpy(blocks), tuple(map(torch.from_numpy, window))
     for reduction in ("sum", "mean", "least_squares"):
-        want = gpufold.blocks_to_array(blocks, SIZE, TILE, STRIDES, reduction=reduction, window=window)
+        want = gpufold.blocks_to_array(blocks, SIZE, TILE, strides=STRIDES, reduction=reduction, window=window)
 
         def fold(tensor, reduction=reduction):
-            return gpufold.torch.blocks_to_array(tensor, SIZE, TILE, STRIDES, reduction=reduction, window=weights)
+            return gpufold.torch.blocks_to_array(
+                tensor, SIZE, TILE, strides=STRIDES, reduction=reduction, window=weights
+            )
 
         assert_same_bits(fold(given).numpy(), want)
         torch.compiler.reset()
         assert_same_bits(torch.compile(fold, fullgraph=True, backend="aot_eager")(given).numpy(), want)
     out = np.zeros(SIZE, average_dtype(dtype))
     tiles = values((len(POSITIONS), 2, *TILE), dtype)
-    got = gpufold.torch.add_blocks(torch.from_numpy(out), torch.from_numpy(tiles), POSITIONS.tolist(), weights)
-    assert_same_bits(got.numpy(), gpufold.add_blocks_(out, tiles, POSITIONS, window))
+    got = gpufold.torch.add_blocks(torch.from_numpy(out), torch.from_numpy(tiles), POSITIONS.tolist(), window=weights)
+    assert_same_bits(got.numpy(), gpufold.add_blocks_(out, tiles, POSITIONS, window=window))
 
 
 @pytest.mark.peer("dask")
@@ -140,8 +144,8 @@ def test_dask_arrays_of_integers_are_averaged(dtype):
 
     blocks, window = blocks_of(dtype), window_of("separable", TILE, np.float32)
     lazy = da.from_array(blocks, chunks=(1, 2, 1, 6, 7))
-    want = gpufold.blocks_to_array(blocks, SIZE, TILE, STRIDES, reduction="mean", window=window)
-    got = gpufold.dask.blocks_to_array(lazy, SIZE, TILE, STRIDES, reduction="mean", window=window)
+    want = gpufold.blocks_to_array(blocks, SIZE, TILE, strides=STRIDES, reduction="mean", window=window)
+    got = gpufold.dask.blocks_to_array(lazy, SIZE, TILE, strides=STRIDES, reduction="mean", window=window)
     assert got.dtype == want.dtype
     assert_same_bits(got.compute(), want)
     tiles = values((len(POSITIONS), 2, *TILE), dtype)

@@ -235,10 +235,11 @@ def call_of(row, what) -> tuple[Call, np.ndarray | None]:
         weight = np.select([zero == 0, zero == 1, zero == 2], [0, tiny, tiny / 2], weight).astype(np.float32)
         return Call(operation, values(case.shape, dtype, seed), (weight,)), None
     if isinstance(case, SpaceCase):
-        margins = case.block_shape, case.crops_begin, case.crops_end
-        return Call(
-            operation, moved(case.batch_shape if operation == "batch_to_space" else case.space_shape), margins
-        ), None
+        if operation == "batch_to_space":
+            margins = {"crops_begin": case.crops_begin, "crops_end": case.crops_end}
+            return Call(operation, moved(case.batch_shape), (case.block_shape,), margins), None
+        margins = {"pads_begin": case.crops_begin, "pads_end": case.crops_end}
+        return Call(operation, moved(case.space_shape), (case.block_shape,), margins), None
     if operation == "take_blocks":
         options = {"window": window(case.block), "mode": what.mode}
         return Call(operation, moved(case.shape), (case.positions, case.block), options), None
@@ -250,7 +251,9 @@ def call_of(row, what) -> tuple[Call, np.ndarray | None]:
         return Call(operation, values(case.shape, dtype, seed + 1), (blocks, case.positions), options), None
     if operation in ("im2col", "array_to_blocks"):
         if isinstance(case, BlocksCase):
-            return Call(operation, moved(case.shape), case.arguments, {"window": window(case.block)}), None
+            return Call(
+                operation, moved(case.shape), (case.block,), {"strides": case.strides, "window": window(case.block)}
+            ), None
         options = case.arguments | {"window": window(case.kernel_size)}
         return Call(operation, moved(case.image_shape), (case.kernel_size,), options), None
     block, shape = (case.block, case.shape) if operation == "blocks_to_array" else (case.kernel_size, case.image_shape)
@@ -261,7 +264,12 @@ def call_of(row, what) -> tuple[Call, np.ndarray | None]:
         options["fill_value"] = 0
     before = values(shape, dtype, seed + 1) if accumulate else None
     if operation == "blocks_to_array":
-        return Call(operation, values(case.blocks_shape, data_dtype, seed), (shape, *case.arguments), options), before
+        return Call(
+            operation,
+            values(case.blocks_shape, data_dtype, seed),
+            (shape, case.block),
+            {"strides": case.strides} | options,
+        ), before
     columns = values(case.columns_shape, data_dtype, seed)
     return Call(operation, columns, (case.output_size, block), case.arguments | options), before
 

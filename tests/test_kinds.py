@@ -58,14 +58,14 @@ CALLS = {
     "take_blocks": (lambda d: (values((2, 6, 7), d), POSITIONS, KERNEL), {}, definition.take_blocks),
     "average": (lambda d: (values((2, 6, 7), d), np.abs(values((6, 7), np.float32, 1))), {}, averaged),
     "batch_to_space": (
-        lambda d: (values((12, 3, 2), d), (1, 2, 3), (0, 1, 0), (0, 0, 2)),
-        {},
-        definition.batch_to_space,
+        lambda d: (values((12, 3, 2), d), (1, 2, 3)),
+        {"crops_begin": (0, 1, 0), "crops_end": (0, 0, 2)},
+        lambda data, block: definition.batch_to_space(data, block, (0, 1, 0), (0, 0, 2)),
     ),
     "space_to_batch": (
-        lambda d: (values((2, 5, 4), d), (1, 2, 3), (0, 1, 0), (0, 0, 2)),
-        {},
-        definition.space_to_batch,
+        lambda d: (values((2, 5, 4), d), (1, 2, 3)),
+        {"pads_begin": (0, 1, 0), "pads_end": (0, 0, 2)},
+        lambda data, block: definition.space_to_batch(data, block, (0, 1, 0), (0, 0, 2)),
     ),
 }
 """For each function: its arguments for a dtype, its options, and the definition of what comes of the arguments."""
@@ -155,12 +155,12 @@ def test_blocks_may_have_weights_of_their_own(kind, dtype, window):
     want = definition.add_blocks(array.astype(terms.dtype), terms, POSITIONS).astype(dtype)
     to = (lambda weights: weights) if kind == "dask" else it.to  # chunks of NumPy have windows of NumPy
     given = None if window is None else tuple(map(to, window)) if isinstance(window, tuple) else to(window)
-    got = gpufold.add_blocks(it.to(array), it.to(blocks), POSITIONS, given, weights=to(BY_BLOCK))
+    got = gpufold.add_blocks(it.to(array), it.to(blocks), POSITIONS, window=given, weights=to(BY_BLOCK))
     assert_same_bits(it.back(got), want)
     if kind in ("numpy", "torch"):
         weight = values((6, 7), each.dtype, 3)
         sums, total = it.to(array), it.to(weight)
-        gpufold.add_blocks_(sums, it.to(blocks), POSITIONS, given, weights=to(BY_BLOCK), weight_out=total)
+        gpufold.add_blocks_(sums, it.to(blocks), POSITIONS, window=given, weights=to(BY_BLOCK), weight_out=total)
         assert_same_bits(it.back(sums), want)
         assert_same_bits(it.back(total), definition.add_blocks(weight, each, POSITIONS))
 
@@ -218,7 +218,9 @@ def test_weights_of_blocks_do_not_lose_what_they_cover():
     """Their products with a window are counted as they are summed, as those of a window are."""
     sums, weight, window = np.zeros(4, np.float32), np.zeros(4, np.float32), np.float32([1e-30, 1, 1e-30])
     blocks = np.full((2, 3), 5, np.float32)
-    gpufold.add_blocks_(sums, blocks, [(0,), (1,)], window, weights=np.float32([1e-30, 1e-20]), weight_out=weight)
+    gpufold.add_blocks_(
+        sums, blocks, [(0,), (1,)], window=window, weights=np.float32([1e-30, 1e-20]), weight_out=weight
+    )
     np.testing.assert_allclose(gpufold.average(sums, weight), 5, rtol=1e-6)
 
 
@@ -233,7 +235,7 @@ def test_weights_of_blocks_have_gradients():
 
     def both(array, blocks, window, weights):
         total = torch.zeros(4, 5, dtype=torch.float64)
-        sums = gpufold.add_blocks_(array * 1, blocks, places, window, weights=weights, weight_out=total)
+        sums = gpufold.add_blocks_(array * 1, blocks, places, window=window, weights=weights, weight_out=total)
         return sums, total
 
     torch.autograd.gradcheck(both, (array, blocks, window, weights))
@@ -253,7 +255,7 @@ def test_what_a_kind_has_no_use_for_is_refused_unless_it_is_the_default(name, ki
         assert_same_bits(KINDS[kind].back(function(*given, **options, out=None)), want)
         with pytest.raises(TypeError, match=f"^{name}: out is for a numpy.ndarray or cupy.ndarray alone, got a {kind}"):
             function(*given, **options, out=given[0])
-    with pytest.raises(TypeError, match=f"^{name}: there is no argument colour, there are "):
+    with pytest.raises(TypeError, match=f"^{name}: unexpected keyword .colour.; the arguments are "):
         function(*given, **options, colour=1)
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import inspect
+import re
 
 import numpy as np
 import pytest
 
 import gpufold
-from gpufold.names import HERE
+from gpufold.names import KEYWORD_ALIASES
 
 IMAGE, BLOCKS = np.zeros((1, 8, 8)), np.zeros((3, 4, 4))
 POSITIONS = [(0, 0)] * 3
@@ -23,71 +24,178 @@ CALLS = {
     "add_blocks": (np.zeros((8, 8)), BLOCKS, POSITIONS),
     "take_blocks": (IMAGE, POSITIONS, 4),
     "average": (IMAGE, np.ones((8, 8))),
-    "grid_positions": ((8, 8), 4, 2),
+    "grid_positions": ((8, 8), 4),
+    "map_tiles": (np.negative, IMAGE, (4, 4)),
     "Stitcher": ((8, 8), 4),
 }
+REQUIRED = {name: {"strides": 2} for name in ("grid_positions", "map_tiles")}
 
 
 @pytest.mark.parametrize("name", CALLS)
 def test_a_name_from_elsewhere_is_answered_with_the_one_here(name):
     function, arguments = getattr(gpufold, name), CALLS[name]
-    function(*arguments)
-    parameters, answered = inspect.signature(function).parameters, 0
-    assert "unexpected" not in parameters
-    for here, elsewhere in HERE.items():
-        mine = [word for word in here.replace(",", "").split() if word in parameters]
+    function(*arguments, **REQUIRED.get(name, {}))
+    parameters = inspect.signature(function).parameters
+    for here, elsewhere in KEYWORD_ALIASES.items():
         for word in elsewhere:
-            if mine and word not in parameters:
-                with pytest.raises(TypeError, match=f"^{name}: there is no argument {word}, it is .* here$") as error:
+            if here in parameters and word not in parameters:
+                with pytest.raises(
+                    TypeError, match=f"^{name}: unexpected keyword '{word}'; did you mean '(.*)'"
+                ) as error:
                     function(*arguments, **{word: 1})
-                assert any(each in str(error.value) for each in parameters)
-                answered += 1
-    with pytest.raises(TypeError, match=f"^{name}: there is no argument colour, there are {next(iter(parameters))}, "):
-        function(*arguments, colour=1)
-    assert answered or name == "average"
+                assert str(error.value).split("'")[-2] in parameters
+                with pytest.raises(TypeError, match=f"^{name}: unexpected keyword '{word}'; did you mean "):
+                    function(**{word: 1})  # where it is what another is missing for
+    with pytest.raises(
+        TypeError, match=f"^{name}: unexpected keyword 'qqq'; the arguments are {next(iter(parameters))}, "
+    ):
+        function(*arguments, qqq=1)
 
 
 @pytest.mark.parametrize(
-    ("name", "given", "here"),
+    ("name", "given", "answer"),
     [
-        ("col2im", "stride", "strides"),
-        ("im2col", "padding", "pads_begin and pads_end"),
-        ("im2col", "rates", "dilations"),
-        ("array_to_blocks", "overlap", "strides, a block's extent less the overlap"),
-        ("blocks_to_array", "block_strides", "strides"),
-        ("batch_to_space", "crops", "crops_begin and crops_end"),
-        ("space_to_batch", "paddings", "pads_begin and pads_end"),
-        ("take_blocks", "padding_mode", "mode"),
-        ("Stitcher", "roi_size", "block_shape"),
+        ("col2im", "stride", "did you mean 'strides'?"),
+        ("im2col", "padding", "use pads_begin and pads_end"),
+        ("im2col", "rates", "did you mean 'dilations'?"),
+        ("im2col", "overlap", "use strides = kernel_size - overlap"),
+        ("im2col", "kernel_sise", "did you mean 'kernel_size'?"),
+        ("array_to_blocks", "overlap", "use strides = block_shape - overlap"),
+        ("array_to_blocks", "pad", "use last='over', or numpy.pad before"),
+        ("array_to_blocks", "axes", "spatial axes are the last ones: use numpy.moveaxis before"),
+        ("blocks_to_array", "block_strides", "did you mean 'strides'?"),
+        ("blocks_to_array", "reductoin", "did you mean 'reduction'?"),
+        ("batch_to_space", "crops", "use crops_begin and crops_end"),
+        ("space_to_batch", "paddings", "use pads_begin and pads_end"),
+        ("take_blocks", "padding_mode", "did you mean 'mode'?"),
+        ("grid_positions", "overlap", "use strides = block_shape - overlap"),
+        ("map_tiles", "sw_batch_size", "did you mean 'batch'?"),
+        ("Stitcher", "roi_size", "did you mean 'block_shape'?"),
+        ("onnx.col2im", "stride", "did you mean 'strides'?"),
     ],
 )
-def test_names_of_torch_tensorflow_and_sigpy(name, given, here):
-    with pytest.raises(TypeError, match=f"^{name}: there is no argument {given}, it is {here} here$"):
-        getattr(gpufold, name)(*CALLS[name], **{given: 2})
+def test_names_of_torch_tensorflow_sigpy_and_monai(name, given, answer):
+    function = gpufold.onnx.col2im if name == "onnx.col2im" else getattr(gpufold, name)
+    with pytest.raises(TypeError, match=f"^{name}: unexpected keyword '{given}'; {re.escape(answer)}$"):
+        function(*CALLS.get(name, ()), **{given: 2})
+
+
+def test_the_first_array_by_a_name_from_elsewhere():
+    for name, given in (("batch_to_space", "input"), ("im2col", "data"), ("take_blocks", "x"), ("map_tiles", "image")):
+        with pytest.raises(
+            TypeError, match=f"^{name}: unexpected keyword '{given}'; did you mean '(data|image|array)'"
+        ):
+            getattr(gpufold, name)(**{given: IMAGE})
+
+
+@pytest.mark.parametrize("name", [name for name in CALLS if name not in ("average", "Stitcher")])
+def test_what_is_no_size_of_the_result_is_given_by_name(name):
+    """So that a block and its strides, or begins and ends, are not taken for each other."""
+    function = getattr(gpufold, name)
+    places = [
+        each.name for each in inspect.signature(function).parameters.values() if each.kind is each.POSITIONAL_OR_KEYWORD
+    ]
+    count = len(places)
+    said = rf"{name}: takes {count} positional arguments \({', '.join(places)}\), got {count + 1}; pass the others by "
+    with pytest.raises(TypeError, match=said):
+        function(*CALLS[name], 1)
 
 
 def test_a_stitcher_answers_for_its_batches_too():
     stitcher = gpufold.Stitcher((8, 8), 4)
-    with pytest.raises(TypeError, match=r"^Stitcher.add: there is no argument weight_map, it is window here$"):
+    with pytest.raises(TypeError, match=r"^Stitcher.add: unexpected keyword 'weight_map'; did you mean 'window'\?$"):
         stitcher.add(BLOCKS, POSITIONS, weight_map=np.ones((4, 4)))
     with pytest.raises(ValueError, match="no tile was added"):
         stitcher.result()
+    assert repr(stitcher) == "Stitcher((8, 8), (4, 4), reduction='mean')"
+    assert repr(gpufold.Stitcher((2, 9), 4, slabs=True)) == "Stitcher((2, 9), (4, 4), reduction='mean', slabs=True)"
+    assert repr(gpufold.Stitcher((2, None), 4, reduction="sum")) == "Stitcher((2, None), (4,), reduction='sum')"
+
+
+def test_plans_answer_too():
+    with pytest.raises(TypeError, match=r"^im2col: unexpected keyword 'stride'; did you mean 'strides'\?$"):
+        gpufold.explain("im2col", IMAGE, (3, 3), stride=1)
+    with pytest.raises(
+        TypeError, match=r"^explain: .*, got \(1, 8, 8\); give the dtype too: \(\(1, 8, 8\), 'float32'\)$"
+    ):
+        gpufold.explain("im2col", (1, 8, 8), (3, 3))
+    with pytest.raises(
+        ValueError, match=r"^variants: operation must be one of .*, got 'col2in'; did you mean 'col2im'\?$"
+    ):
+        gpufold.variants("col2in")
 
 
 @pytest.mark.peer("torch")
-@pytest.mark.parametrize("name", [name for name in CALLS if name not in ("grid_positions", "Stitcher")])
+@pytest.mark.parametrize("name", [name for name in CALLS if name not in ("grid_positions", "Stitcher", "map_tiles")])
 def test_functions_on_tensors_answer_too(name):
     import torch
 
     arguments = [torch.from_numpy(each) if isinstance(each, np.ndarray) else each for each in CALLS[name]]
     function = getattr(gpufold.torch, name)
     function(*arguments)
-    with pytest.raises(TypeError, match=f"^{name}: there is no argument colour, there are "):
-        function(*arguments, colour=1)
+    with pytest.raises(TypeError, match=f"^{name}: unexpected keyword 'qqq'; the arguments are "):
+        function(*arguments, qqq=1)
     parameters = inspect.signature(function).parameters
     if "strides" in parameters:
-        with pytest.raises(TypeError, match=f"^{name}: there is no argument stride, it is strides here$"):
+        with pytest.raises(TypeError, match=rf"^{name}: unexpected keyword 'stride'; did you mean 'strides'\?$"):
             function(*arguments, stride=1)
+
+
+@pytest.mark.peer("torch")
+def test_functions_by_the_names_of_torch_answer_in_these():
+    import torch
+
+    columns = torch.ones(1, 9, 36)
+    for name, function in (("fold", gpufold.torch.fold), ("Fold", gpufold.torch.Fold)):
+        with pytest.raises(TypeError, match=rf"^{name}: unexpected keyword 'strides'; did you mean 'stride'\?$"):
+            function(*([columns] if name == "fold" else []), 8, 3, strides=1)
+    with pytest.raises(
+        ValueError, match=r"^unfold: .* on spatial axis 0 \(input axis 2\): the input's size 2 \+ padding 0"
+    ):
+        gpufold.torch.unfold(torch.ones(1, 1, 2, 2), 3)
+
+
+@pytest.mark.parametrize("name", ["batch_to_space", "space_to_batch"])
+def test_blocks_and_margins_as_tensorflow_has_them_are_answered_with_those_here(name):
+    function, data = getattr(gpufold, name), np.zeros((4, 2, 2, 3))
+    margin = "crops" if name == "batch_to_space" else "pads"
+    for given in (2, (2, 2), [2, 2], np.array([2, 2])):
+        with pytest.raises((TypeError, ValueError), match=rf"^{name}: block_shape .* it is \(1, 2, 2, 1\)$"):
+            function(data, given)
+    want = rf"write {margin}_begin=\(0, 1, 0, 0\), {margin}_end=\(0, 0, 2, 0\)$"
+    for given in ([[1, 0], [0, 2]], np.array([[1, 0], [0, 2]])):
+        for argument in (f"{margin}_begin", f"{margin}_end"):
+            with pytest.raises(TypeError, match=rf"^{name}: {argument} must be (?s:.*), got the pairs (?s:.*); {want}"):
+                function(data, (1, 2, 2, 1), **{argument: given})
+    with pytest.raises(
+        TypeError, match=rf"^{name}: {margin}_end must have 4 values, one per axis of data, .*, got 1: "
+    ):
+        function(data, (1, 2, 2, 1), **{f"{margin}_end": 1})  # which would crop or pad channels too
+
+
+def test_an_integer_is_a_block_on_every_axis_that_is_known():
+    image = np.arange(35.0).reshape(5, 7)
+    blocks = gpufold.array_to_blocks(image, 3, strides=2)
+    np.testing.assert_array_equal(blocks, gpufold.array_to_blocks(image, (3, 3), strides=2))
+    np.testing.assert_array_equal(gpufold.blocks_to_array(blocks, (5, 7), 3, strides=2, reduction="mean"), image)
+    for function, arguments in ((gpufold.im2col, (IMAGE, 3)), (gpufold.col2im, (np.zeros((9, 36)), 8, 3))):
+        with pytest.raises(
+            TypeError, match=r"must be a sequence .*, got (3|8); write \((3, 3|8, 8)\) for two spatial axes$"
+        ):
+            function(*arguments)
+
+
+def test_an_image_with_its_channels_last_is_asked_about():
+    with pytest.raises(ValueError, match=r"on spatial axis 1 \(image axis 3\).*is this image channels last\?$"):
+        gpufold.im2col(np.zeros((2, 16, 16, 3)), (4, 4))
+    with pytest.raises(ValueError, match=r"at least one block must fit$"):
+        gpufold.im2col(np.zeros((2, 3, 16, 3)), (4, 4))
+
+
+def test_a_window_of_numbers_is_asked_to_be_an_array():
+    for window in ([0.5, 0.5], [[1.0, 1.0], [1.0, 1.0]]):
+        with pytest.raises(TypeError, match=r"^im2col: window must be an array .*, got \[.*\]; make an array of it$"):
+            gpufold.im2col(IMAGE, (2, 2), window=window)
 
 
 def test_blocks_are_one_apart_unless_strides_say_otherwise():

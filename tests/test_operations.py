@@ -174,8 +174,16 @@ def test_batch_and_space_are_their_definition(case, dtype):
 def check_space(case, dtype, seed):
     data, space = values(case.batch_shape, dtype, seed), values(case.space_shape, dtype, seed + 1)
     arguments = case.block_shape, case.crops_begin, case.crops_end
-    assert_same_bits(gpufold.batch_to_space(data, *arguments), definition.batch_to_space(data, *arguments), case)
-    assert_same_bits(gpufold.space_to_batch(space, *arguments), definition.space_to_batch(space, *arguments), case)
+    assert_same_bits(to_space(data, *arguments), definition.batch_to_space(data, *arguments), case)
+    assert_same_bits(to_batch(space, *arguments), definition.space_to_batch(space, *arguments), case)
+
+
+def to_space(data, block, begin, end):
+    return gpufold.batch_to_space(data, block, crops_begin=begin, crops_end=end)
+
+
+def to_batch(space, block, begin, end):
+    return gpufold.space_to_batch(space, block, pads_begin=begin, pads_end=end)
 
 
 @pytest.mark.parametrize("first", range(0, 500, 100))
@@ -267,7 +275,7 @@ def test_tiling_blocks_round_trip(kernel):
 def test_space_round_trips(case):
     space = values(case.space_shape, np.float32)
     arguments = case.block_shape, case.crops_begin, case.crops_end
-    assert_same_bits(gpufold.batch_to_space(gpufold.space_to_batch(space, *arguments), *arguments), space)
+    assert_same_bits(to_space(to_batch(space, *arguments), *arguments), space)
 
 
 def test_sums_start_from_positive_zero_and_moves_keep_bits():
@@ -340,12 +348,10 @@ def test_any_layout_gives_the_same_bits(case, layout):
 def test_any_layout_moves_the_same_bits(layout):
     data = values((12, 5, 7), np.int32)
     other = LAYOUTS[layout](data)
-    got = gpufold.batch_to_space(other, (1, 2, 3), (0, 1, 2), (0, 0, 1))
-    assert_same_bits(got, gpufold.batch_to_space(data, (1, 2, 3), (0, 1, 2), (0, 0, 1)), layout)
+    got = gpufold.batch_to_space(other, (1, 2, 3), crops_begin=(0, 1, 2), crops_end=(0, 0, 1))
+    assert_same_bits(got, gpufold.batch_to_space(data, (1, 2, 3), crops_begin=(0, 1, 2), crops_end=(0, 0, 1)), layout)
     padded = (0, 1, 0), (0, 0, 2)
-    assert_same_bits(
-        gpufold.space_to_batch(other, (1, 2, 3), *padded), gpufold.space_to_batch(data, (1, 2, 3), *padded), layout
-    )
+    assert_same_bits(to_batch(other, (1, 2, 3), *padded), to_batch(data, (1, 2, 3), *padded), layout)
 
 
 def test_a_broadcast_input_is_read_as_it_is():
@@ -460,9 +466,9 @@ HUGE = 2**40
 EMPTY_AND_HUGE = {
     "col2im": lambda: gpufold.col2im(np.ones((0, 1, 1)), (HUGE, HUGE), 1, strides=HUGE),
     "im2col": lambda: gpufold.im2col(np.ones((0, 1, 4, 4)), (2, 2), pads_begin=HUGE),
-    "blocks_to_array": lambda: gpufold.blocks_to_array(np.ones((0, 1, 1, 1, 1)), (0, HUGE, HUGE), (1, 1), HUGE),
+    "blocks_to_array": lambda: gpufold.blocks_to_array(np.ones((0, 1, 1, 1, 1)), (0, HUGE, HUGE), (1, 1), strides=HUGE),
     "batch_to_space": lambda: gpufold.batch_to_space(np.ones((0, 2**20, 2**20), np.int8), (1, HUGE, HUGE)),
-    "space_to_batch": lambda: gpufold.space_to_batch(np.ones((0, 4, 4)), (1, 2, 2), HUGE, HUGE),
+    "space_to_batch": lambda: gpufold.space_to_batch(np.ones((0, 4, 4)), (1, 2, 2), pads_begin=(0, HUGE, HUGE)),
     "take_blocks": lambda: gpufold.take_blocks(np.ones((4, 4)), np.zeros((0, 2), int), (HUGE, HUGE)),
 }
 

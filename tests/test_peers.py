@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from cases import CASES, SPACE_CASES, Case, random_case
 from onnx_models import col2im_model
+from test_operations import to_batch, to_space
 
 import gpufold
 
@@ -166,7 +167,7 @@ def test_openvino_agrees_on_batch_to_space(case):
     arguments = case.block_shape, case.crops_begin, case.crops_end
     node = opset15.parameter(data.shape, np.float32)
     result = opset15.batch_to_space(node, *(opset15.constant(np.array(each, np.int64)) for each in arguments))
-    np.testing.assert_array_equal(gpufold.batch_to_space(data, *arguments), openvino_run(result, (node, data)))
+    np.testing.assert_array_equal(to_space(data, *arguments), openvino_run(result, (node, data)))
 
 
 @pytest.mark.peer("openvino")
@@ -179,7 +180,7 @@ def test_openvino_agrees_on_space_to_batch(case):
     arguments = case.block_shape, case.crops_begin, case.crops_end
     node = opset15.parameter(data.shape, np.float32)
     result = opset15.space_to_batch(node, *(opset15.constant(np.array(each, np.int64)) for each in arguments))
-    np.testing.assert_array_equal(gpufold.space_to_batch(data, *arguments), openvino_run(result, (node, data)))
+    np.testing.assert_array_equal(to_batch(data, *arguments), openvino_run(result, (node, data)))
 
 
 # ---------------------------------------------------------------------------------------------
@@ -208,13 +209,13 @@ def test_sigpy_agrees_through_a_transpose(size, block, strides):
     import sigpy.block
 
     image = whole_numbers((2, 3, *size))
-    blocks = sigpy.block.array_to_blocks(image, block, strides)  # (2, 3, *num_blocks, *block)
+    blocks = sigpy.block.array_to_blocks(image, block, strides=strides)  # (2, 3, *num_blocks, *block)
     rank = len(size)
     num_blocks = blocks.shape[2 : 2 + rank]
     order = (0, 1, *range(2 + rank, 2 + 2 * rank), *range(2, 2 + rank))
     columns = blocks.transpose(order).reshape(2, -1, int(np.prod(num_blocks)))
     np.testing.assert_array_equal(gpufold.im2col(image, block, strides=strides), columns)
-    want = sigpy.block.blocks_to_array(blocks, image.shape, block, strides)
+    want = sigpy.block.blocks_to_array(blocks, image.shape, block, strides=strides)
     np.testing.assert_array_equal(gpufold.col2im(columns, size, block, strides=strides), want)
 
 
@@ -258,12 +259,12 @@ def test_sigpy_has_the_same_bits(lead, size, block, strides):
 
     rng = np.random.default_rng(0)
     array = rng.standard_normal((*lead, *size)).astype(np.float32)
-    blocks = gpufold.array_to_blocks(array, block, strides)
+    blocks = gpufold.array_to_blocks(array, block, strides=strides)
     want = sigpy.array_to_blocks(array, block, strides)
     assert blocks.tobytes() == want.tobytes()
     assert blocks.shape == want.shape
     blocks = rng.standard_normal(blocks.shape).astype(np.float32)
-    got = gpufold.blocks_to_array(blocks, array.shape, block, strides)
+    got = gpufold.blocks_to_array(blocks, array.shape, block, strides=strides)
     assert got.tobytes() == sigpy.blocks_to_array(blocks, array.shape, block, strides).tobytes()
 
 

@@ -78,7 +78,7 @@ def test_monais_sliding_window_inference_has_the_same_bits(size, tile, overlap, 
         torch.from_numpy(image)[None], tile, 3, two_classes(torch), overlap=overlap, mode=mode
     )
     strides = [side if side == extent else int(side * (1 - overlap)) for extent, side in zip(size, tile, strict=True)]
-    positions = gpufold.grid_positions(size, tile, strides, last="shift")
+    positions = gpufold.grid_positions(size, tile, strides=strides, last="shift")
     slices = utils.dense_patch_slices(size, tile, strides)
     assert positions.tolist() == [[along.start for along in each] for each in slices]
     window = utils.compute_importance_map(tile, mode=mode).numpy()
@@ -115,7 +115,13 @@ def test_map_tiles_is_monais_sliding_window_inference(size, tile, overlap, paddi
     strides = [side if side >= extent else int(side * (1 - overlap)) for extent, side in zip(size, tile, strict=True)]
     for array, library in ((image, np), (torch.from_numpy(image), torch)):
         ours = gpufold.map_tiles(
-            seen_with_its_neighbours(library), array, tile, strides, window=window, batch=3, mode=NUMPYS[padding]
+            seen_with_its_neighbours(library),
+            array,
+            tile,
+            strides=strides,
+            window=window,
+            batch=3,
+            mode=NUMPYS[padding],
         )
         np.testing.assert_array_equal(ours, theirs[0])
 
@@ -137,7 +143,7 @@ def test_labels_of_many_classes_are_made_slab_by_slab():
 
     def ours():
         return gpufold.map_tiles(
-            network, image, tile, (8, 16, 16), window=window, batch=2, finish=lambda rows: rows.argmax(0)
+            network, image, tile, strides=(8, 16, 16), window=window, batch=2, finish=lambda rows: rows.argmax(0)
         )
 
     assert torch.equal(ours(), theirs())
@@ -173,7 +179,7 @@ def test_monais_merger_has_the_same_bits(count):
 
     size, tile = (19, 15, 11), (8, 7, 6)
     positions = np.random.default_rng(count).integers(0, np.subtract(size, tile) + 1, (count, 3))
-    positions = np.concatenate([positions, gpufold.grid_positions(size, tile, tile)[:, :3]])[:255]
+    positions = np.concatenate([positions, gpufold.grid_positions(size, tile, strides=tile)[:, :3]])[:255]
     patches = noise(len(positions), 2, *tile)
     merger = client("monai.inferers.merger").AvgMerger((1, 2, *size))
     for patch, position in zip(patches, positions.tolist(), strict=True):
@@ -201,7 +207,7 @@ def test_nnunets_tiles_are_evenly_spaced_ones():
         tile -= tile % 2  # half a tile is a whole number of elements, as in nnU-Net's plans
         steps = steps_of(size.tolist(), tile.tolist(), 0.5)
         want = np.stack(np.meshgrid(*steps, indexing="ij"), -1).reshape(-1, 3)
-        np.testing.assert_array_equal(gpufold.grid_positions(size, tile, tile // 2, last="even"), want)
+        np.testing.assert_array_equal(gpufold.grid_positions(size, tile, strides=tile // 2, last="even"), want)
 
 
 def nnunet(network, tile):
@@ -242,7 +248,7 @@ def test_nnunets_logits_up_to_its_half_precision():
     theirs = nnunet(lambda tiles: two_classes(torch)(tiles) + torch.from_numpy(slope), tile)
     theirs = theirs.predict_sliding_window_return_logits(torch.from_numpy(image))
     assert theirs.dtype == torch.float16
-    positions = gpufold.grid_positions(size, tile, [side // 2 for side in tile], last="even")
+    positions = gpufold.grid_positions(size, tile, strides=[side // 2 for side in tile], last="even")
     sums, weights = np.zeros((2, *size)), np.zeros(size)
     for position in positions:
         where = tuple(slice(begin, begin + side) for begin, side in zip(position, tile, strict=True))
@@ -270,7 +276,7 @@ def test_nnunet_meets_infinity_where_gpufold_has_the_logits():
     sure = nnunet(lambda tiles: torch.cat([2 * tiles, -tiles], 1), tile)
     with pytest.raises(RuntimeError, match="Encountered inf in predicted array"):
         sure.predict_sliding_window_return_logits(image)
-    positions = gpufold.grid_positions(size, tile, 4, last="even")
+    positions = gpufold.grid_positions(size, tile, strides=4, last="even")
     assert len(positions) == 8
 
     def network(tiles):
@@ -299,7 +305,7 @@ def test_torchios_aggregator_has_the_same_bits(mode):
     for first in range(0, len(sampler), 4):
         patches = [sampler[number]["image"].data for number in range(first, min(first + 4, len(sampler)))]
         aggregator.add_batch(two_classes(torch)(torch.stack(patches)), locations[first : first + 4])
-    positions = gpufold.grid_positions(size, tile, np.subtract(tile, overlap), last="shift")
+    positions = gpufold.grid_positions(size, tile, strides=np.subtract(tile, overlap), last="shift")
     assert {tuple(each) for each in sampler.locations[:, :3].tolist()} == {tuple(each) for each in positions.tolist()}
     window = aggregator._get_hann_window(tile).numpy() if mode == "hann" else None
     ours = stitched(two_classes(np), image, sampler.locations[:, :3], tile, 9, window=window)
@@ -424,7 +430,7 @@ def test_demucs_overlap_add_has_the_same_bits(length, power):
     rise = np.arange(1, taps // 2 + 1, dtype=np.float32)
     window = (np.concatenate([rise, rise[::-1]]) / np.float32(taps // 2)) ** np.float32(power)
     positions = np.arange(0, length, 300)[:, None]
-    over = gpufold.grid_positions(length, taps, 300, last="over")
+    over = gpufold.grid_positions(length, taps, strides=300, last="over")
     assert positions[: len(over)].tolist() == over.tolist()
     assert len(positions) - len(over) <= 1, "it also has a segment that lies wholly on the one before"
     stitcher = gpufold.Stitcher((2, 2, length), (taps,), window=window)
@@ -510,7 +516,7 @@ def decoded_by_tiles(decode, latent, tile, step, ramp, keep):
     stitcher = gpufold.Stitcher(
         (3, *(4 * extent for extent in size)), (side, side), window=(window, window), slabs=True
     )
-    for y, x in gpufold.grid_positions(size, tile, step, last="over").tolist():
+    for y, x in gpufold.grid_positions(size, tile, strides=step, last="over").tolist():
         stitcher.add(decode(latent[..., y : y + tile, x : x + tile]), [(4 * y, 4 * x)])
         keep(stitcher.finished()[1])
     keep(stitcher.result()[1])
@@ -552,7 +558,7 @@ def test_map_tiles_decodes_as_diffusers_does_away_from_seams():
     tile, step, blend = model.tile_latent_min_size, 12, 16
     along = np.arange(4 * tile, dtype=np.float32)
     ramp = np.minimum(along, 4 * tile - along).clip(1e-7 * blend, blend) / np.float32(blend)
-    ours = gpufold.map_tiles(decode, latent[0], (tile, tile), step, window=(ramp, ramp), batch=3, last="over")
+    ours = gpufold.map_tiles(decode, latent[0], (tile, tile), strides=step, window=(ramp, ramp), batch=3, last="over")
     assert ours.shape == theirs.shape == (3, 176, 224)
     rows, columns = [
         torch.tensor([pixel < 4 * step * ((n - 4 * tile) // (4 * step) + 1) for pixel in range(n)]) for n in (176, 224)
@@ -599,7 +605,7 @@ def test_a_decoder_that_sees_so_far_is_stitched_without_seams_in_less_memory():
         "where its tiles are blended"
     )
     for name, run in (
-        ("map_tiles", lambda: gpufold.map_tiles(decode, latent[0], (48, 48), 22, **options)),
+        ("map_tiles", lambda: gpufold.map_tiles(decode, latent[0], (48, 48), strides=22, **options)),
         ("Stitcher", lambda: decoded_by_tiles(decode, latent, 48, 22, window, lambda slab: None)),
         ("diffusers", lambda: model.decode(latent)),
         ("whole", lambda: (model.disable_tiling(), model.decode(latent))),
@@ -638,7 +644,7 @@ def test_deepinv_s_bm3d_aggregates_by_weights_of_blocks(monkeypatch, channels):
             planes = [each.reshape(-1, width, count)[..., channel] for each in (sums, weight)]
             blocks = patches[:, :, channel].reshape(-1, self.p, self.p)
             by_block = patch_weight[:, :, channel].expand(*y.shape, 1, 1).reshape(-1)
-            gpufold.add_blocks_(planes[0], blocks, positions, self.win, weights=by_block, weight_out=planes[1])
+            gpufold.add_blocks_(planes[0], blocks, positions, window=self.win, weights=by_block, weight_out=planes[1])
 
     monkeypatch.setattr(module.BM3D, "_aggregate", aggregate)
     ours = denoiser._bm3d_fast(image, 0.2)
@@ -660,11 +666,13 @@ def test_pylops_finds_the_adjoint_of_a_linear_operator_exact(monkeypatch, dtype)
     pylops, dottest = client("pylops"), client("pylops.utils.dottest").dottest
     shape, block, steps = (20, 26), (8, 6), (4, 5)
     window = (np.hanning(10)[1:-1], np.hanning(8)[1:-1])
-    blocks_shape = gpufold.array_to_blocks(np.empty(shape), block, steps).shape
+    blocks_shape = gpufold.array_to_blocks(np.empty(shape), block, strides=steps).shape
     patches = LinearOperator(
         (prod(blocks_shape), prod(shape)),
-        matvec=lambda x: gpufold.array_to_blocks(x.reshape(shape), block, steps, window=window).ravel(),
-        rmatvec=lambda y: gpufold.blocks_to_array(y.reshape(blocks_shape), shape, block, steps, window=window).ravel(),
+        matvec=lambda x: gpufold.array_to_blocks(x.reshape(shape), block, strides=steps, window=window).ravel(),
+        rmatvec=lambda y: gpufold.blocks_to_array(
+            y.reshape(blocks_shape), shape, block, strides=steps, window=window
+        ).ravel(),
         dtype=dtype,
     )
     operator = pylops.aslinearoperator(patches)
@@ -679,8 +687,10 @@ def test_pylops_finds_the_adjoint_of_a_linear_operator_exact(monkeypatch, dtype)
         tapertype=None,
     )
     x = np.random.default_rng(0).standard_normal(prod(shape)).astype(dtype)
-    plain = gpufold.array_to_blocks(x.reshape(shape), block, steps).ravel()
+    plain = gpufold.array_to_blocks(x.reshape(shape), block, strides=steps).ravel()
     np.testing.assert_array_equal(theirs.H @ x, plain)
     np.testing.assert_allclose(
-        theirs @ plain, gpufold.blocks_to_array(plain.reshape(blocks_shape), shape, block, steps).ravel(), atol=1e-12
+        theirs @ plain,
+        gpufold.blocks_to_array(plain.reshape(blocks_shape), shape, block, strides=steps).ravel(),
+        atol=1e-12,
     )

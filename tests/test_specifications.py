@@ -36,10 +36,10 @@ def test_openvinos_contradictory_examples_follow_the_formula(columns, output_siz
 
 
 def test_openvinos_batch_to_space_examples():
-    assert gpufold.batch_to_space(np.zeros((10, 2)), (1, 5), (0, 2), (0, 0)).shape == (2, 8)
+    assert gpufold.batch_to_space(np.zeros((10, 2)), (1, 5), crops_begin=(0, 2), crops_end=(0, 0)).shape == (2, 8)
     data = np.zeros((48, 3, 3, 1, 3))
     crops = (0, 0, 1, 0, 0)
-    assert gpufold.batch_to_space(data, (1, 2, 4, 3, 1), crops, crops).shape == (2, 6, 10, 3, 3)
+    assert gpufold.batch_to_space(data, (1, 2, 4, 3, 1), crops_begin=crops, crops_end=crops).shape == (2, 6, 10, 3, 3)
 
 
 def test_onnxs_example_of_block_order():

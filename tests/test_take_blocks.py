@@ -151,7 +151,7 @@ def test_it_is_adjoint_to_adding_blocks(case, kind):
     if window is not None:
         window = tuple(map(np.rint, window)) if isinstance(window, tuple) else np.rint(8 * window)
     left = (gpufold.take_blocks(array, case.positions, case.block, window=window) * blocks).sum()
-    right = (array * gpufold.add_blocks_(np.zeros(case.shape), blocks, case.positions, window)).sum()
+    right = (array * gpufold.add_blocks_(np.zeros(case.shape), blocks, case.positions, window=window)).sum()
     assert left == right
 
 
@@ -160,7 +160,7 @@ def test_it_is_adjoint_to_adding_blocks(case, kind):
 def test_blocks_on_a_grid_are_array_to_blocks(shape, block, steps, mode):
     rank = len(block)
     array = values(shape, np.float32)
-    want = gpufold.array_to_blocks(array, block, steps)
+    want = gpufold.array_to_blocks(array, block, strides=steps)
     lead, grid = want.shape[: -2 * rank], want.shape[-2 * rank : -rank]
     positions = np.stack(np.meshgrid(*map(np.arange, grid), indexing="ij"), -1).reshape(-1, rank) * steps
     want = np.moveaxis(want.reshape(*lead, -1, *block), len(lead), 0)
@@ -204,7 +204,7 @@ ERRORS = (
     (ValueError, r"array must be \(\*lead, \*size\) with 4 axes", (ARRAY, np.zeros((3, 4), int), (2, 3)), {}),
     (TypeError, "block_shape must be an integer or a sequence", (ARRAY, PLACES, (2, 3.5)), {}),
     (ValueError, "block_shape must have 2 values, one per axis of positions", (ARRAY, PLACES, (2, 3, 4)), {}),
-    (ValueError, "block_shape must be at least 1 on every axis, got 0 on axis 1", (ARRAY, PLACES, (2, 0)), {}),
+    (ValueError, "block_shape must be at least 1 on every axis, got 0 on spatial axis 1", (ARRAY, PLACES, (2, 0)), {}),
     (ValueError, "mode must be one of constant, edge, .* got 'zeros'", (ARRAY, PLACES, (2, 3)), {"mode": "zeros"}),
     (ValueError, "mode 'wrap' takes elements of array", (np.ones((0, 8)), PLACES, (2, 3)), {"mode": "wrap"}),
     (Unsupported, "mode 'wrap' is taken by index", (ARRAY, PLACES, (2, 3)), {"mode": "wrap", "variant": "direct"}),

@@ -33,28 +33,31 @@ def test_a_function_of_elements_is_applied_to_all(batch, last):
         return 2 * tiles[:, ::-1]
 
     window = (np.hanning(18)[1:-1], np.hanning(14)[1:-1])
-    got = gpufold.map_tiles(scaled, IMAGE, (16, 12), (9, 7), window=window, batch=batch, last=last)
+    got = gpufold.map_tiles(scaled, IMAGE, (16, 12), strides=(9, 7), window=window, batch=batch, last=last)
     np.testing.assert_allclose(got, 2 * IMAGE[::-1], rtol=1e-5)
-    assert sum(sizes) == len(gpufold.grid_positions((50, 70), (16, 12), (9, 7), last=last))
+    assert sum(sizes) == len(gpufold.grid_positions((50, 70), (16, 12), strides=(9, 7), last=last))
     assert max(sizes) <= batch
 
 
 def test_it_is_a_stitcher_s_loop():
     window, seen = RNG.random((16, 16), np.float32), RNG.random((100, 2, 16, 16), np.float32)
-    positions = gpufold.grid_positions((50, 70), 16, 12)
+    positions = gpufold.grid_positions((50, 70), 16, strides=12)
     stitcher = gpufold.Stitcher((2, 50, 70), (16, 16), window=window)
     stitcher.add(seen[: len(positions)], positions)
     answers = iter(np.array_split(seen[: len(positions)], range(7, len(positions), 7)))
-    got = gpufold.map_tiles(lambda _: next(answers), IMAGE, (16, 16), 12, window=window, batch=7)
+    got = gpufold.map_tiles(lambda _: next(answers), IMAGE, (16, 16), strides=12, window=window, batch=7)
     np.testing.assert_array_equal(got, stitcher.result())
 
 
 def test_arrays_smaller_than_a_tile_are_extended():
     for mode in ("constant", "edge"):
-        got = gpufold.map_tiles(np.copy, IMAGE[:, :5, :40], (16, 16), 8, mode=mode)
+        got = gpufold.map_tiles(np.copy, IMAGE[:, :5, :40], (16, 16), strides=8, mode=mode)
         np.testing.assert_allclose(got, IMAGE[:, :5, :40], rtol=1e-6)
     assert (
-        gpufold.map_tiles(lambda tiles: tiles * 0 + tiles.min(), IMAGE[0, :5] + 1, (16, 16), 8, mode="edge").min() >= 1
+        gpufold.map_tiles(
+            lambda tiles: tiles * 0 + tiles.min(), IMAGE[0, :5] + 1, (16, 16), strides=8, mode="edge"
+        ).min()
+        >= 1
     )
 
 
@@ -63,12 +66,12 @@ def test_tiles_may_become_larger_or_smaller(last):
     def larger(tiles):
         return tiles.repeat(2, -2).repeat(3, -1)
 
-    got = gpufold.map_tiles(larger, IMAGE, (16, 16), 12, last=last)
+    got = gpufold.map_tiles(larger, IMAGE, (16, 16), strides=12, last=last)
     np.testing.assert_allclose(got, larger(IMAGE), rtol=1e-6)
-    got = gpufold.map_tiles(lambda tiles: tiles[..., ::2, ::2], IMAGE, (16, 16), 8, last=last)
+    got = gpufold.map_tiles(lambda tiles: tiles[..., ::2, ::2], IMAGE, (16, 16), strides=8, last=last)
     np.testing.assert_allclose(got, IMAGE[:, ::2, ::2], rtol=1e-6)
     with pytest.raises(ValueError, match="positions times the scale 1/2, 1/2 of the function must be integers"):
-        gpufold.map_tiles(lambda tiles: tiles[..., ::2, ::2], IMAGE, (16, 16), 9)
+        gpufold.map_tiles(lambda tiles: tiles[..., ::2, ::2], IMAGE, (16, 16), strides=9)
 
 
 def test_slabs_are_finished_and_written_as_they_are_ready(tmp_path):
@@ -78,17 +81,17 @@ def test_slabs_are_finished_and_written_as_they_are_ready(tmp_path):
         rows.append(slab.shape[-2])
         return slab.argmax(0)
 
-    got = gpufold.map_tiles(np.copy, IMAGE, (16, 16), 12, finish=labels)
+    got = gpufold.map_tiles(np.copy, IMAGE, (16, 16), strides=12, finish=labels)
     np.testing.assert_array_equal(got, IMAGE.argmax(0))
     assert len(rows) > 3
     assert sum(rows) == 50
     out = np.lib.format.open_memmap(tmp_path / "out.npy", "w+", np.float32, IMAGE.shape)
-    assert gpufold.map_tiles(np.copy, IMAGE, (16, 16), 12, out=out) is out
+    assert gpufold.map_tiles(np.copy, IMAGE, (16, 16), strides=12, out=out) is out
     np.testing.assert_allclose(out, IMAGE, rtol=1e-6)
     del out
     zarr = pytest.importorskip("zarr")
     out = zarr.create_array(str(tmp_path / "out.zarr"), shape=IMAGE.shape, chunks=(1, 16, 70), dtype="f4")
-    gpufold.map_tiles(np.copy, IMAGE, (16, 16), 12, out=out)
+    gpufold.map_tiles(np.copy, IMAGE, (16, 16), strides=12, out=out)
     np.testing.assert_allclose(out[...], IMAGE, rtol=1e-6)
 
 
@@ -97,7 +100,7 @@ def test_memory_is_that_of_the_open_rows(tmp_path):
     volume[...] = 3
     out = np.lib.format.open_memmap(tmp_path / "out.npy", "w+", np.float32, volume.shape)
     tracemalloc.start()
-    gpufold.map_tiles(lambda tiles: tiles, volume, (16, 64, 64), (16, 48, 48), out=out)
+    gpufold.map_tiles(lambda tiles: tiles, volume, (16, 64, 64), strides=(16, 48, 48), out=out)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert (out == 3).all()
@@ -109,12 +112,12 @@ def test_tensors_are_mapped_with_gradients():
     import torch
 
     image = torch.from_numpy(IMAGE).requires_grad_()
-    got = gpufold.map_tiles(lambda tiles: tiles * 2, image, (16, 16), 12, batch=4)
+    got = gpufold.map_tiles(lambda tiles: tiles * 2, image, (16, 16), strides=12, batch=4)
     torch.testing.assert_close(got, 2 * image)
     got.sum().backward()
     torch.testing.assert_close(image.grad, torch.full_like(image, 2))
     into = np.zeros(IMAGE.shape, np.float32)
-    gpufold.map_tiles(lambda tiles: tiles, image.detach(), (16, 16), 12, out=into)
+    gpufold.map_tiles(lambda tiles: tiles, image.detach(), (16, 16), strides=12, out=into)
     np.testing.assert_allclose(into, IMAGE, rtol=1e-6)
 
 
@@ -149,11 +152,11 @@ def test_arrays_of_every_kind_give_the_same(mode, last, tmp_path):
         return tiles + 2 * tiles[..., ::-1]
 
     for block in ((16, 16), (64, 16), (61, 90)):
-        want = gpufold.map_tiles(mixed, IMAGE, block, 12, mode=mode, last=last)
+        want = gpufold.map_tiles(mixed, IMAGE, block, strides=12, mode=mode, last=last)
         for make in makers(tmp_path):
             array = make(IMAGE)
             flipped = mixed if not hasattr(array, "flip") else lambda tiles: tiles + 2 * tiles.flip(-1)
-            got = gpufold.map_tiles(flipped, array, block, 12, mode=mode, last=last, batch=5)
+            got = gpufold.map_tiles(flipped, array, block, strides=12, mode=mode, last=last, batch=5)
             np.testing.assert_array_equal(np.asarray(got), want)
             assert type(got) is (np.ndarray if hasattr(array, "chunks") else type(array))
 
@@ -164,7 +167,8 @@ def test_slabs_of_jax_are_written_into_numpys():
 
     out = np.zeros((50, 70), np.int32)
     assert (
-        gpufold.map_tiles(lambda x: x, jnp.asarray(IMAGE), (16, 16), 12, finish=lambda x: x.argmax(0), out=out) is out
+        gpufold.map_tiles(lambda x: x, jnp.asarray(IMAGE), (16, 16), strides=12, finish=lambda x: x.argmax(0), out=out)
+        is out
     )
     np.testing.assert_array_equal(out, IMAGE.argmax(0))
 
@@ -176,7 +180,9 @@ def test_channels_that_come_last_are_an_axis_of_the_tile():
         assert tiles.shape[1:] == (16, 16, 3)
         return np.stack([tiles.sum(-1), tiles[..., 0]], -1).repeat(2, 1).repeat(2, 2)
 
-    got = gpufold.map_tiles(two, image, (16, 16, 3), (12, 12, 3), window=(*[np.repeat(axis, 2)] * 2, np.ones(2)))
+    got = gpufold.map_tiles(
+        two, image, (16, 16, 3), strides=(12, 12, 3), window=(*[np.repeat(axis, 2)] * 2, np.ones(2))
+    )
     assert got.shape == (100, 140, 2)
     np.testing.assert_allclose(got[::2, ::2, 0], image.sum(-1), rtol=1e-5)
     np.testing.assert_allclose(got[1::2, ::2, 1], image[..., 0], rtol=1e-5)
@@ -184,7 +190,7 @@ def test_channels_that_come_last_are_an_axis_of_the_tile():
 
 def test_axes_smaller_than_a_tile_lie_in_its_middle():
     seen = []
-    gpufold.map_tiles(lambda tiles: seen.append(tiles) or tiles, IMAGE[:1, :5, :40], (16, 16), 8, mode="edge")
+    gpufold.map_tiles(lambda tiles: seen.append(tiles) or tiles, IMAGE[:1, :5, :40], (16, 16), strides=8, mode="edge")
     assert (np.diff(seen[0][0, 0, :6], axis=0) == 0).all()  # five rows before, six behind
     assert (np.diff(seen[0][0, 0, 9:], axis=0) == 0).all()
     np.testing.assert_array_equal(seen[0][0, 0, 5:10], IMAGE[0, :5, :16])
@@ -202,8 +208,10 @@ def test_what_no_tile_covers_is_refused_or_filled():
         assert bare.any()
         np.testing.assert_allclose(got[:, ~bare], IMAGE[:, ~bare], rtol=1e-6)
     with pytest.raises(ValueError, match=r"but with weights of zero \(the NOLA condition"):
-        gpufold.map_tiles(np.copy, IMAGE, (16, 16), 12, window="hann")
-    np.testing.assert_allclose(gpufold.map_tiles(np.copy, IMAGE, (16, 16), 12, window="hamming"), IMAGE, rtol=1e-5)
+        gpufold.map_tiles(np.copy, IMAGE, (16, 16), strides=12, window="hann")
+    np.testing.assert_allclose(
+        gpufold.map_tiles(np.copy, IMAGE, (16, 16), strides=12, window="hamming"), IMAGE, rtol=1e-5
+    )
 
 
 def test_batches_are_counted_by_what_is_given():
@@ -215,7 +223,7 @@ def test_batches_are_counted_by_what_is_given():
             seen.append(batch)
             yield batch
 
-    gpufold.map_tiles(np.copy, IMAGE, (16, 16), 12, batch=4, progress=counted)
+    gpufold.map_tiles(np.copy, IMAGE, (16, 16), strides=12, batch=4, progress=counted)
     assert len(seen) == 6
 
 
@@ -237,15 +245,15 @@ def test_what_was_interrupted_goes_on_with_the_same_bits(batch, tmp_path):
         return (tiles + 2 * tiles[..., ::-1]).repeat(2, -1).repeat(2, -2)
 
     options = {"window": window, "batch": batch}
-    want = gpufold.map_tiles(larger, IMAGE, (16, 16), 12, **options)
+    want = gpufold.map_tiles(larger, IMAGE, (16, 16), strides=12, **options)
     every = len(calls)
     for stop in range(1, every + 1):
         out, note = np.full_like(want, np.nan), tmp_path / "rows"
         calls.clear()
         with pytest.raises(Interrupted):
-            gpufold.map_tiles(partial(larger, stop=stop), IMAGE, (16, 16), 12, out=out, resume=note, **options)
+            gpufold.map_tiles(partial(larger, stop=stop), IMAGE, (16, 16), strides=12, out=out, resume=note, **options)
         calls.clear()
-        gpufold.map_tiles(larger, IMAGE, (16, 16), 12, out=out, resume=note, **options)
+        gpufold.map_tiles(larger, IMAGE, (16, 16), strides=12, out=out, resume=note, **options)
         np.testing.assert_array_equal(out, want)
         assert len(calls) <= every - (stop - 1) + 2 * 6 / batch + 1, (
             "rows of tiles that are finished are not asked again"
@@ -257,9 +265,9 @@ def test_notes_of_another_call_are_refused(tmp_path):
     note, out = tmp_path / "rows", np.zeros_like(IMAGE)
     note.write_text("12 rows of another")
     with pytest.raises(ValueError, match=r"resume must name the notes of this call, .* says of another"):
-        gpufold.map_tiles(np.copy, IMAGE, (16, 16), 12, out=out, resume=note)
+        gpufold.map_tiles(np.copy, IMAGE, (16, 16), strides=12, out=out, resume=note)
     with pytest.raises(ValueError, match="resume needs an out"):
-        gpufold.map_tiles(np.copy, IMAGE, (16, 16), 12, resume=note)
+        gpufold.map_tiles(np.copy, IMAGE, (16, 16), strides=12, resume=note)
 
 
 INVERTED = """
@@ -267,7 +275,7 @@ import sys, numpy as np, zarr, gpufold
 folder = sys.argv[1]
 volume, out = (zarr.open_array(f"{folder}/{name}.zarr", mode="r+") for name in ("in", "out"))
 gpufold.map_tiles(
-    lambda tiles: 255 - tiles, volume, (16, 128, 128), (12, 96, 96), batch=4,
+    lambda tiles: 255 - tiles, volume, (16, 128, 128), strides=(12, 96, 96), batch=4,
     out=out, finish=lambda rows: rows.round().astype(np.uint8), resume=f"{folder}/rows",
 )
 print(*(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM")))

@@ -87,8 +87,8 @@ LINEAR = [
     Operation("im2col", {"image": (2, 4, 3)}, TAKEN, suffix="-unbatched"),
     Operation("blocks_to_array", {"blocks": (2, 3, 3)}, BLOCKS),
     Operation("array_to_blocks", {"array": (2, 7)}, {"block_shape": (3,), "strides": 2}),
-    Operation("batch_to_space", {"data": (8, 3)}, {"block_shape": (1, 4), "crops_begin": 1, "crops_end": (0, 2)}),
-    Operation("space_to_batch", {"data": (2, 9)}, {"block_shape": (1, 4), "pads_begin": 1, "pads_end": (0, 2)}),
+    Operation("batch_to_space", {"data": (8, 3)}, {"block_shape": (1, 4), "crops_begin": (0, 1), "crops_end": (0, 2)}),
+    Operation("space_to_batch", {"data": (2, 9)}, {"block_shape": (1, 4), "pads_begin": (0, 1), "pads_end": (0, 2)}),
     Operation("add_blocks", ADDED, {"positions": PLACES}),
     Operation("add_blocks", {"array": (4, 3), "blocks": (4, 3, 2)}, {"positions": PLACES}, suffix="-without-lead"),
     Operation("take_blocks", {"array": (2, 4, 3)}, AT),
@@ -319,11 +319,11 @@ def test_a_tensor_that_left_a_transform_is_what_it_stood_for():
     torch.func.grad(lambda picture: torch.func.grad(leave)(picture, tiles * picture.sum(), window, places))
     torch.func.vjp(lambda *of: torch.func.vjp(leave, *of)[0], picture, tiles, window)
     array, blocks, weights = left
-    want = gpufold.torch.add_blocks(picture, tiles, places, window)
-    assert torch.equal(gpufold.torch.add_blocks(array, blocks, places, weights), want)
+    want = gpufold.torch.add_blocks(picture, tiles, places, window=window)
+    assert torch.equal(gpufold.torch.add_blocks(array, blocks, places, window=weights), want)
     assert torch.equal(gpufold.torch.take_blocks(array, places, (3, 2), window=weights),
                        gpufold.torch.take_blocks(picture, places, (3, 2), window=window))  # fmt: skip
-    gpufold.torch.add_blocks_(array, blocks, places, weights)
+    gpufold.torch.add_blocks_(array, blocks, places, window=weights)
     assert torch.equal(picture, want)
 
 
@@ -456,7 +456,7 @@ def test_blocks_are_added_to_a_wider_tensor_as_if_converted_first(narrow, wide):
     out, window = out.to(getattr(torch, wide)), window.double().requires_grad_()
     want = added(out, blocks.to(out.dtype), window)
     same_bits(added(out, blocks, window.detach()), as_array(want.detach()))
-    assert torch.equal(gpufold.torch.add_blocks_(out.clone(), blocks, PLACES, window.detach()), want)
+    assert torch.equal(gpufold.torch.add_blocks_(out.clone(), blocks, PLACES, window=window.detach()), want)
     torch.compiler.reset()
     compiled = torch.compile(added.of(gpufold.torch), fullgraph=True, backend="aot_eager")
     results = []
@@ -504,7 +504,7 @@ def test_the_gradient_of_adding_takes_and_that_of_taking_adds(monkeypatch):
     monkeypatch.setattr(rules, "execute", record)
     window = torch.rand(3, 2)
     blocks, picture = torch.randn(4, 3, 2, requires_grad=True), torch.randn(5, 4, requires_grad=True)
-    gpufold.torch.add_blocks(torch.zeros(5, 4), blocks, PLACES, window).sum().backward()
+    gpufold.torch.add_blocks(torch.zeros(5, 4), blocks, PLACES, window=window).sum().backward()
     gpufold.torch.take_blocks(picture, PLACES, (3, 2), window=window).sum().backward()
     assert seen == [("add_blocks", "full"), ("take_blocks", "full"), ("take_blocks", "full"), ("add_blocks", "full")]
 
@@ -532,7 +532,7 @@ POSITIONED = {
         tensor, places, (3, 2), window=tensor[:3, :2], mode="edge"),
     "add_blocks": lambda tensor, places: gpufold.torch.add_blocks(torch.zeros(5, 4), tensor.expand(4, 5, 4), places),
     "add_blocks_": lambda tensor, places: gpufold.torch.add_blocks_(
-        torch.zeros(5, 4), tensor.expand(4, 5, 4), places, tensor, weight_out=torch.zeros(5, 4)),
+        torch.zeros(5, 4), tensor.expand(4, 5, 4), places, window=tensor, weight_out=torch.zeros(5, 4)),
     "Stitcher": lambda tensor, places: stitch(tensor[:3, :2].expand(4, 3, 2), places),
 }  # fmt: skip
 
@@ -617,7 +617,7 @@ def test_transforms_add_to_both_or_none():
     out, weight = torch.zeros(2, 5, 4), torch.zeros(5, 4)
 
     def add(out, window):
-        return gpufold.torch.add_blocks_(out, torch.ones(4, 3, 2), PLACES, window, weight_out=weight)
+        return gpufold.torch.add_blocks_(out, torch.ones(4, 3, 2), PLACES, window=window, weight_out=weight)
 
     with pytest.raises(RuntimeError, match="vmap: inplace"):
         torch.vmap(add)(out, torch.ones(2, 3, 2))
@@ -646,13 +646,13 @@ def test_weights_are_added_in_the_same_pass(name, window):
     blocks, real = torch.randn(4, 2, 3, 2, dtype=dtype), torch.float64 if name == "complex128" else torch.float32
     arrays = [as_array(each).copy() for each in (torch.ones(2, 5, 4, dtype=dtype), torch.ones(5, 4, dtype=real))]
     weights = None if given is None else given.numpy() if window == "full" else [each.numpy() for each in given]
-    gpufold.add_blocks_(arrays[0], as_array(blocks), PLACES, weights, weight_out=arrays[1])
+    gpufold.add_blocks_(arrays[0], as_array(blocks), PLACES, window=weights, weight_out=arrays[1])
     torch.compiler.reset()
     compiled = torch.compile(gpufold.torch.add_blocks_, fullgraph=True, backend="aot_eager")
     for function, leaf in ((gpufold.torch.add_blocks_, False), (gpufold.torch.add_blocks_, True), (compiled, False)):
         out, weight = torch.ones(2, 5, 4, dtype=dtype), torch.ones(4, 5, dtype=real).T
         versions = out._version, weight._version
-        function(out, blocks.clone().requires_grad_(leaf), PLACES, given, weight_out=weight)
+        function(out, blocks.clone().requires_grad_(leaf), PLACES, window=given, weight_out=weight)
         assert out._version > versions[0]
         assert weight._version > versions[1]
         same_bits(out.detach(), arrays[0])
@@ -665,7 +665,7 @@ def test_sums_and_weights_have_the_gradient_of_a_window():
 
     def averaged(blocks, window):
         sums, weight = torch.zeros(5, 4).double(), torch.zeros(5, 4).double()
-        gpufold.torch.add_blocks_(sums, blocks, PLACES, window, weight_out=weight)
+        gpufold.torch.add_blocks_(sums, blocks, PLACES, window=window, weight_out=weight)
         return gpufold.torch.average(sums, weight)
 
     assert torch.autograd.gradcheck(averaged, (blocks, window))
@@ -745,7 +745,7 @@ def test_positions_beyond_int64_are_outside(wrong):
 @pytest.mark.parametrize("name", ["float16", "bfloat16", "float32", "complex128"])
 def test_a_stitcher_takes_tensors_and_gives_the_bits_of_arrays(name, slabs):
     shape, block = (3, 9, 8), (4, 5)
-    places = torch.from_numpy(gpufold.grid_positions(shape[1:], block, 2, last="over"))
+    places = torch.from_numpy(gpufold.grid_positions(shape[1:], block, strides=2, last="over"))
     tiles = torch.randn(len(places), 3, *block, dtype=getattr(torch, name))
     window = torch.rand(block)
     results = []
@@ -1316,7 +1316,7 @@ def test_what_a_gradient_needs_may_not_be_freed_before():
         (ValueError, "weight_out is a leaf that requires a gradient", lambda: gpufold.torch.add_blocks_(
             COLUMN, torch.ones(1, 2, 2), [(0, 0)], weight_out=torch.zeros(4, 9, requires_grad=True))),
         (ValueError, "more than .* that an array can have", lambda: gpufold.torch.space_to_batch(
-            torch.zeros(1, 1), (1, 1), 0, 2**62)),
+            torch.zeros(1, 1), (1, 1), pads_end=(0, 2**62))),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )  # fmt: skip

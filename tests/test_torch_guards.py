@@ -23,11 +23,11 @@ def weights(like=torch.Tensor.clone):
 
 
 def add(given, window, positions=PLACES):
-    return gpufold.torch.add_blocks(torch.zeros(5, 4), given, positions, window)
+    return gpufold.torch.add_blocks(torch.zeros(5, 4), given, positions, window=window)
 
 
 def add_in_place(given, window, positions=PLACES):
-    return gpufold.torch.add_blocks_(torch.zeros(5, 4), given, positions, window)
+    return gpufold.torch.add_blocks_(torch.zeros(5, 4), given, positions, window=window)
 
 
 WAYS = pytest.mark.parametrize("call", [add, add_in_place])
@@ -170,7 +170,7 @@ def test_memory_is_compared_in_each_call_that_writes_into_it(checks):
     memory = torch.zeros(40)
     out, given, weight_out, window = memory[:20].view(5, 4), blocks(), torch.zeros(5, 4), weights()
     for _ in range(2):
-        gpufold.torch.add_blocks_(out, given, PLACES, window, weight_out=weight_out)
+        gpufold.torch.add_blocks_(out, given, PLACES, window=window, weight_out=weight_out)
     assert len(checks) == 1
     before = memory.clone()
     for wrong, message in (
@@ -182,7 +182,7 @@ def test_memory_is_compared_in_each_call_that_writes_into_it(checks):
         with pytest.raises(ValueError, match=message):
             gpufold.torch.add_blocks_(out, positions=PLACES, **arguments)
     assert torch.equal(memory, before)
-    gpufold.torch.add_blocks_(out, memory[20:32].view(2, 3, 2), PLACES, window, weight_out=weight_out)
+    gpufold.torch.add_blocks_(out, memory[20:32].view(2, 3, 2), PLACES, window=window, weight_out=weight_out)
     assert len(checks) == 4, "memory that lies beside is compared by its bounds alone"
 
 

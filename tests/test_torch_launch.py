@@ -168,9 +168,9 @@ def test_the_weights_of_a_window_and_positions_go_by_address(device, window):
     blocks, out = whole_numbers((2, 3, 2)), whole_numbers((5, 4))
     positions = device.lend(torch.tensor([[0, 0], [3, 2]]))
     weights = None if given is None else given.numpy() if window == "full" else [each.numpy() for each in given]
-    want = gpufold.add_blocks_(out.numpy().copy(), blocks.numpy(), positions.numpy(), weights)
+    want = gpufold.add_blocks_(out.numpy().copy(), blocks.numpy(), positions.numpy(), window=weights)
     before = out.data_ptr()
-    got = gpufold.torch.add_blocks_(out, blocks, positions, given)
+    got = gpufold.torch.add_blocks_(out, blocks, positions, window=given)
     device.synchronize()
     assert got.data_ptr() == before
     assert got.numpy().tobytes() == want.tobytes()
@@ -192,11 +192,11 @@ UNREADY = {
 def test_weights_are_made_ready_for_kernels(device, layout, way):
     window, blocks = UNREADY[layout](WEIGHTS.round()), whole_numbers((2, 3, 2))
     positions, out = device.lend(torch.tensor([[0, 0], [3, 2]])), whole_numbers((5, 4))
-    want = gpufold.add_blocks_(out.numpy().copy(), blocks.numpy(), positions.numpy(), WEIGHTS.round().numpy())
+    want = gpufold.add_blocks_(out.numpy().copy(), blocks.numpy(), positions.numpy(), window=WEIGHTS.round().numpy())
     if way == "operator":
         got = torch.ops.gpufold.add_blocks(blocks, window, positions, out, "sum", False, "auto", True)
     else:
-        got = gpufold.torch.add_blocks(out, blocks.requires_grad_(way == "differentiated"), positions, window)
+        got = gpufold.torch.add_blocks(out, blocks.requires_grad_(way == "differentiated"), positions, window=window)
     device.synchronize()
     assert got.detach().numpy().tobytes() == want.tobytes()
 
@@ -223,8 +223,8 @@ def test_sums_of_weights_go_by_address_too(device, window):
         device.lend(window)
     want = [out.numpy().copy(), weight.numpy().copy()]
     weights = None if window is None else window.numpy()
-    gpufold.add_blocks_(want[0], blocks.numpy(), positions.numpy(), weights, weight_out=want[1])
-    gpufold.torch.add_blocks_(out, blocks, positions, window, weight_out=weight)
+    gpufold.add_blocks_(want[0], blocks.numpy(), positions.numpy(), window=weights, weight_out=want[1])
+    gpufold.torch.add_blocks_(out, blocks, positions, window=window, weight_out=weight)
     *_, arguments = device.launches[-1]
     assert weight.data_ptr() in [each for each in arguments if type(each) is int]
     device.synchronize()
@@ -345,12 +345,12 @@ def test_any_sequence_of_calls_gives_what_each_gives_alone(on, seed, request, mo
             enabled = enabled and not recorded
         function = gpufold.torch.add_blocks_ if in_place else gpufold.torch.add_blocks
         with torch.set_grad_enabled(enabled):
-            got = function(torch.ones(5, 4), drawn["blocks"], drawn["positions"], window)
+            got = function(torch.ones(5, 4), drawn["blocks"], drawn["positions"], window=window)
         arrays = {name: tensor.detach().resolve_neg().numpy() for name, tensor in drawn.items()}
         axes = [arrays[name] for name in (0, 1) if name in arrays]
         window = arrays.get("window", (axes * 2)[:2] if axes else None)
         want = np.ones((5, 4), np.float32)
-        gpufold.add_blocks_(want, arrays["blocks"], arrays["positions"], window)
+        gpufold.add_blocks_(want, arrays["blocks"], arrays["positions"], window=window)
         said = (seed, number, kind, like, recorded, enabled, in_place)
         assert got.detach().numpy().tobytes() == want.tobytes(), said
         assert got.requires_grad is (enabled and bool(recorded)), said
@@ -368,8 +368,11 @@ RACED = {
     "take": (lambda given: gpufold.torch.take_blocks(given, PLACES, (8, 4)), (3, 9, 9)),
     "space": (lambda given: gpufold.torch.batch_to_space(given, (1, 2, 2)), (8, 4, 6)),
     "space to batch": (lambda given: gpufold.torch.space_to_batch(given, (1, 2, 2)), (2, 8, 12)),
-    "blocks to array": (lambda given: gpufold.torch.blocks_to_array(given, (2, 8, 9), (3, 4), (2, 1)), (2, 3, 6, 3, 4)),
-    "array to blocks": (lambda given: gpufold.torch.array_to_blocks(given, (3, 4), (2, 1)), (2, 8, 9)),
+    "blocks to array": (
+        lambda given: gpufold.torch.blocks_to_array(given, (2, 8, 9), (3, 4), strides=(2, 1)),
+        (2, 3, 6, 3, 4),
+    ),
+    "array to blocks": (lambda given: gpufold.torch.array_to_blocks(given, (3, 4), strides=(2, 1)), (2, 8, 9)),
 }
 PLACES = torch.tensor([[0, 0], [2, 3], [-1, 7]])
 

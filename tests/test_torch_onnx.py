@@ -139,7 +139,7 @@ def network(columns):
     image = gpufold.torch.fold(columns, (length + 2, 6), (3, 6), window=torch.full((3, 6), 0.5))
     blocks = gpufold.torch.unfold(image, (2, 3), padding=(0, 1))
     volume = gpufold.torch.col2im(blocks, (length + 1, 6), (1, 1))
-    return gpufold.torch.array_to_blocks(volume, (2, 2), 1)
+    return gpufold.torch.array_to_blocks(volume, (2, 2), strides=1)
 
 
 @BOTH

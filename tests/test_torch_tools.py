@@ -206,7 +206,7 @@ def test_wrong_shapes_are_errors_as_torchs_and_as_numpys(error, on):
         lambda: gpufold.torch.fold(columns, 4, 3),
         lambda: gpufold.torch.Unfold(9)(columns),
         lambda: gpufold.torch.batch_to_space(columns, (1, 3, 1)),
-        lambda: gpufold.torch.blocks_to_array(columns, (4,), (9,), 2),
+        lambda: gpufold.torch.blocks_to_array(columns, (4,), (9,), strides=2),
     ):
         with pytest.raises(error, match=r"^\w+: "):
             call()

@@ -93,7 +93,7 @@ def test_positions_that_follow_the_inputs_size_are_traced():
 def test_what_is_added_in_place_is_traced():
     def stitched(tiles):
         picture, weight = torch.zeros(2, 6), torch.zeros(6)
-        gpufold.torch.add_blocks_(picture, tiles, [(0,), (2,)], torch.hann_window(3), weight_out=weight)
+        gpufold.torch.add_blocks_(picture, tiles, [(0,), (2,)], window=torch.hann_window(3), weight_out=weight)
         return gpufold.torch.average(picture, weight)
 
     program = traced(stitched, torch.ones(2, 2, 3))
@@ -127,7 +127,7 @@ SAVED = {
     "add_blocks_": lambda image: gpufold.torch.add_blocks_(
         torch.zeros_like(image), image[None, ..., :2, :2], [(0, image.shape[3] - 2)]),
     "space_to_batch": lambda image: gpufold.torch.space_to_batch(
-        image, (1, 1, 1, image.shape[3]), 0, (0, 0, 0, image.shape[3])),
+        image, (1, 1, 1, image.shape[3]), pads_begin=0, pads_end=(0, 0, 0, image.shape[3])),
 }  # fmt: skip
 """Calls with sizes or positions that follow the input's."""
 

@@ -37,17 +37,17 @@ def test_a_mean_of_narrow_windows_is_what_was_averaged(sigma, dtype):
         array = (1 + np.random.default_rng(0).random(size)).astype(dtype)
         axes = tuple(gaussian(taps, sigma) for taps in tile)
         stride = tuple(taps // 2 for taps in tile)
-        blocks = gpufold.array_to_blocks(array, tile, stride)
-        positions = gpufold.grid_positions(size, tile, stride)
+        blocks = gpufold.array_to_blocks(array, tile, strides=stride)
+        positions = gpufold.grid_positions(size, tile, strides=stride)
         tiles = blocks.reshape(-1, *tile)
         for window in (axes, reduce(np.multiply.outer, axes) + 1e-300):
             sums = np.zeros(size, array.dtype if array.itemsize > 2 else np.float32)
             weight = np.zeros(size, np.float64 if dtype == np.float64 else np.float32)
-            gpufold.add_blocks_(sums, tiles, positions, window, weight_out=weight)
+            gpufold.add_blocks_(sums, tiles, positions, window=window, weight_out=weight)
             stitcher = gpufold.Stitcher(size, tile, window=window)
             stitcher.add(tiles, positions)
             for got in (
-                gpufold.blocks_to_array(blocks, size, tile, stride, reduction="mean", window=window),
+                gpufold.blocks_to_array(blocks, size, tile, strides=stride, reduction="mean", window=window),
                 gpufold.average(sums, weight),
                 stitcher.result(),
             ):
@@ -59,10 +59,10 @@ def test_least_squares_lose_no_element_either(sigma):
     for size, tile in problems():
         axes = tuple(gaussian(taps, sigma) for taps in tile)
         stride = tuple(taps // 2 for taps in tile)
-        blocks = gpufold.array_to_blocks(np.ones(size, np.float32), tile, stride)
+        blocks = gpufold.array_to_blocks(np.ones(size, np.float32), tile, strides=stride)
         stitcher = gpufold.Stitcher(size, tile, window=axes, reduction="least_squares")
-        stitcher.add(blocks.reshape(-1, *tile), gpufold.grid_positions(size, tile, stride))
-        folded = gpufold.blocks_to_array(blocks, size, tile, stride, reduction="least_squares", window=axes)
+        stitcher.add(blocks.reshape(-1, *tile), gpufold.grid_positions(size, tile, strides=stride))
+        folded = gpufold.blocks_to_array(blocks, size, tile, strides=stride, reduction="least_squares", window=axes)
         assert (folded > 0).all()
         assert (stitcher.result() > 0).all()
 
@@ -78,7 +78,7 @@ def test_sums_have_their_weights_as_they_are():
     blocks = np.ones((1, 1, 2, 2), np.float32)
     want = np.multiply.outer(*window)
     assert_same_bits(gpufold.blocks_to_array(blocks, (2, 2), (2, 2), window=window), want)
-    assert_same_bits(gpufold.add_blocks_(np.zeros((2, 2), np.float32), blocks[0], [(0, 0)], window), want)
+    assert_same_bits(gpufold.add_blocks_(np.zeros((2, 2), np.float32), blocks[0], [(0, 0)], window=window), want)
 
 
 @pytest.mark.peer("torch")
@@ -94,10 +94,10 @@ def test_tensors_have_the_same_bits_and_a_gradient(reduction, kind):
     window = axes if kind == "separable" else np.multiply.outer(*axes) + 1e-300
     given = tuple(map(torch.from_numpy, window)) if kind == "separable" else torch.from_numpy(window)
     blocks = np.ones((4, 4, *tile), np.float32)
-    want = gpufold.blocks_to_array(blocks, size, tile, (4, 8), reduction=reduction, window=window)
+    want = gpufold.blocks_to_array(blocks, size, tile, strides=(4, 8), reduction=reduction, window=window)
     data = torch.from_numpy(blocks).requires_grad_()
     options = {"reduction": reduction, "window": given}
-    got = gpufold.torch.blocks_to_array(data, size, tile, (4, 8), **options)
+    got = gpufold.torch.blocks_to_array(data, size, tile, strides=(4, 8), **options)
     assert_same_bits(got.detach().numpy(), want)
     got.sum().backward()
     if reduction == "mean":  # the weights of an element are shares
@@ -121,9 +121,9 @@ def test_weights_beside_sums_of_tensors_have_the_same_bits(recorded):
     axes = tuple(gaussian(taps, 0.5) for taps in (8, 16))
     tiles, positions = np.ones((2, 8, 16), np.float32), [(0, 0), (4, 8)]
     want, weight = np.zeros((2, 12, 24), np.float32)
-    gpufold.add_blocks_(want, tiles, positions, axes, weight_out=weight)
+    gpufold.add_blocks_(want, tiles, positions, window=axes, weight_out=weight)
     got, sums = torch.zeros(12, 24), torch.zeros(12, 24)
     blocks = torch.from_numpy(tiles).requires_grad_(recorded)
-    gpufold.torch.add_blocks_(got, blocks, positions, tuple(map(torch.from_numpy, axes)), weight_out=sums)
+    gpufold.torch.add_blocks_(got, blocks, positions, window=tuple(map(torch.from_numpy, axes)), weight_out=sums)
     assert_same_bits(got.detach().numpy(), want)
     assert_same_bits(sums.detach().numpy(), weight)

@@ -225,7 +225,7 @@ NUMPY = {
     },
     "gpufold.grid_positions": {"size": "(8,9)", "block_shape": "(2,3)", "strides": "(2,2)", "last": "'shift'"},
     "gpufold.Stitcher": {
-        "shape": "(3,8,9)",
+        "output_shape": "(3,8,9)",
         "block_shape": "(2,2)",
         "window": F4("(2,2)"),
         "reduction": "'mean'",
@@ -312,9 +312,9 @@ TABLE = {
     },
     "gpufold.dask": {
         "gpufold.dask.stitch": {
-            "tiles": "da.from_array(np.ones((2,3,2,2),'f4'))",
+            "blocks": "da.from_array(np.ones((2,3,2,2),'f4'))",
             "positions": "np.array([(3,-1),(4,2)])",
-            "shape": "(3,8,9)",
+            "output_shape": "(3,8,9)",
             "window": F4("(2,2)"),
             "reduction": "'mean'",
             "chunks": "(4,9)",
@@ -350,8 +350,6 @@ REQUIRED = frozenset(
         "input",
         "operation",
         "size",
-        "shape",
-        "tiles",
         "count",
     }
     | {"output_size", "output_shape", "image_shape", "kernel_size", "block_shape", "strides"}

@@ -20,19 +20,20 @@ if TYPE_CHECKING:
 Floats = npt.NDArray[np.float32]
 
 image: Floats = np.ones((2, 3, 8, 8), np.float32)
-positions = gpufold.grid_positions((8, 8), 4, 2, last="shift")
+positions = gpufold.grid_positions((8, 8), 4, strides=2, last="shift")
 assert_type(positions, npt.NDArray[np.int64])
 
 columns = gpufold.im2col(image, (2, 2), strides=np.array([2, 2]), pads_begin=np.int64(0))
 assert_type(columns, Floats)
 assert_type(gpufold.col2im(columns, [8, 8], (2, 2), strides=2, reduction="mean"), Floats)
+assert_type(gpufold.col2im(columns, [8, 8], (2, 2), strides=2, dtype=np.float64), Any)
 assert_type(gpufold.onnx.col2im(columns, [8, 8], [2, 2], strides=[2, 2]), Floats)
 
-blocks = gpufold.array_to_blocks(image, (4, 4), 2)
+blocks = gpufold.array_to_blocks(image, (4, 4), strides=2)
 assert_type(blocks, Floats)
-assert_type(gpufold.blocks_to_array(blocks, image.shape, (4, 4), 2, reduction="least_squares"), Floats)
-over = gpufold.array_to_blocks(image, (4, 4), 3, last="over")
-assert_type(gpufold.blocks_to_array(over, image.shape, (4, 4), 3, last="over", fill_value=0.5), Floats)
+assert_type(gpufold.blocks_to_array(blocks, image.shape, (4, 4), strides=2, reduction="least_squares"), Floats)
+over = gpufold.array_to_blocks(image, (4, 4), strides=3, last="over")
+assert_type(gpufold.blocks_to_array(over, image.shape, (4, 4), strides=3, last="over", fill_value=0.5), Floats)
 
 tiles = gpufold.take_blocks(image, positions, 4, mode="edge")
 assert_type(tiles, Floats)
@@ -47,8 +48,18 @@ assert_type(gpufold.batch_to_space(batch, (1, 1, 2, 2)), Floats)
 
 stitcher = gpufold.Stitcher((2, 3, 8, 8), (4, 4), reduction="mean")
 stitcher.add(tiles, positions)
-result: Any = stitcher.result(fill_value=np.nan)
-mapped: Any = gpufold.map_tiles(np.negative, image, (4, 4), 2, batch=8, last="even", mode="edge")
+assert_type(stitcher.result(fill_value=np.nan), Any)  # the first batch says what it is, which may be annotated
+of_floats: gpufold.Stitcher[Floats] = gpufold.Stitcher((2, 3, 8, 8), (4, 4), window=np.ones((4, 4)))
+of_floats.add(tiles, positions, weights=np.ones(len(tiles)))
+assert_type(of_floats.result(), Floats)
+in_slabs = gpufold.Stitcher((2, 3, 8, 8), (4, 4), slabs=True)
+in_slabs.add(tiles, positions)
+assert_type(in_slabs.finished(), tuple[int, Any])
+assert_type(in_slabs.result(), tuple[int, Any])
+stream = gpufold.Stitcher((None, 8), 4)
+stream.add(np.ones((1, 4, 4)), [(0, 0)])
+assert_type(stream.result(), tuple[int, Any])
+mapped: Any = gpufold.map_tiles(np.negative, image, (4, 4), strides=2, batch=8, last="even", mode="edge")
 
 assert_type(gpufold.variants("col2im"), tuple[str, ...])
 why = gpufold.explain("col2im", (columns.shape, "float32"), (8, 8), (2, 2), strides=2)
@@ -75,9 +86,9 @@ def of_tensors(image: torch.Tensor, places: torch.Tensor) -> None:
     torch.nn.Sequential(unfolding, folding)
     assert_type(gpufold.torch.im2col(image, (2, 2), pads_begin=1), torch.Tensor)
     assert_type(gpufold.torch.col2im(columns, [8, 8], (2, 2), strides=2), torch.Tensor)
-    blocks = gpufold.torch.array_to_blocks(image, (4, 4), 2)
+    blocks = gpufold.torch.array_to_blocks(image, (4, 4), strides=2)
     assert_type(blocks, torch.Tensor)
-    assert_type(gpufold.torch.blocks_to_array(blocks, image.shape, (4, 4), 2), torch.Tensor)
+    assert_type(gpufold.torch.blocks_to_array(blocks, image.shape, (4, 4), strides=2), torch.Tensor)
     tiles = gpufold.torch.take_blocks(image, places, 4, mode="edge")
     assert_type(tiles, torch.Tensor)
     assert_type(gpufold.torch.add_blocks(image, tiles, [[0, 0]]), torch.Tensor)
@@ -97,9 +108,9 @@ def of_dask(image: da.Array) -> None:
     columns = gpufold.dask.im2col(image, (2, 2), strides=2, chunks=(2, 4))
     assert_type(columns, da.Array)
     assert_type(gpufold.dask.col2im(columns, (8, 8), (2, 2), strides=2), da.Array)
-    blocks = gpufold.dask.array_to_blocks(image, (4, 4), 2)
+    blocks = gpufold.dask.array_to_blocks(image, (4, 4), strides=2)
     assert_type(blocks, da.Array)
-    assert_type(gpufold.dask.blocks_to_array(blocks, (2, 3, 8, 8), (4, 4), 2, reduction="mean"), da.Array)
+    assert_type(gpufold.dask.blocks_to_array(blocks, (2, 3, 8, 8), (4, 4), strides=2, reduction="mean"), da.Array)
     tiles = gpufold.dask.take_blocks(image, positions, 4, mode="edge")
     assert_type(tiles, da.Array)
     assert_type(gpufold.dask.add_blocks(image, tiles, positions), da.Array)
@@ -114,18 +125,25 @@ def of_dask(image: da.Array) -> None:
 
 def wrong_words() -> None:
     """Make calls that nobody runs, for they raise."""
-    gpufold.col2im(columns, (8, 8), (2, 2), reduction="men")  # type: ignore[arg-type]
+    gpufold.col2im(columns, (8, 8), (2, 2), reduction="men")  # type: ignore[call-overload]
     gpufold.col2im(columns, (8.5, 8), (2, 2))  # type: ignore[arg-type]
-    gpufold.col2im(columns, 8, (2, 2))  # type: ignore[arg-type]
+    gpufold.col2im(columns, 8, (2, 2))  # type: ignore[call-overload]
     gpufold.im2col(image, (2, 2), stride=2)  # type: ignore[call-arg]
     gpufold.take_blocks(image, positions, 4, mode="nearest")  # type: ignore[arg-type]
-    gpufold.grid_positions((8, 8), 4, 2, last="drp")  # type: ignore[arg-type]
-    gpufold.Stitcher((8, 8), 4, reduction="average")  # type: ignore[arg-type]
-    gpufold.col2im(columns, (8, 8), (2, 2), variant="gahter")  # type: ignore[arg-type]
-    gpufold.blocks_to_array(blocks, (8, 8), (2, 2), 2, window="hann")  # type: ignore[arg-type]
+    gpufold.grid_positions((8, 8), 4, strides=2, last="drp")  # type: ignore[arg-type]
+    gpufold.Stitcher((8, 8), 4, reduction="average")  # type: ignore[call-overload]
+    gpufold.col2im(columns, (8, 8), (2, 2), variant="gahter")  # type: ignore[call-overload]
+    gpufold.blocks_to_array(blocks, (8, 8), (2, 2), strides=2, window="hann")  # type: ignore[arg-type]
     gpufold.take_blocks(image, positions, 4, window="hann")  # type: ignore[arg-type]
     gpufold.space_to_batch(image, (1, 1, 2, 2), variant="gahter")  # type: ignore[arg-type]
-    gpufold.Stitcher((8, 8), 4, window="hann")  # type: ignore[arg-type]
+    _ = gpufold.Stitcher((None, 8), 4, slabs=False).result().shape  # type: ignore[attr-defined]
+    gpufold.array_to_blocks(image, (4, 4), 2)  # type: ignore[call-arg]
+    gpufold.grid_positions((8, 8), 4, 2)  # type: ignore[call-arg]
+    gpufold.take_blocks(image, "x", 4)  # type: ignore[arg-type]
+    gpufold.add_blocks(image, tiles, 5)  # type: ignore[arg-type]
+    gpufold.add_blocks(image, tiles, positions, weights="x")  # type: ignore[arg-type]
+    gpufold.map_tiles(image, np.negative, 4, strides=2)  # type: ignore[arg-type]
+    gpufold.map_tiles(np.negative, image, (4, 4), strides=2, window=3)  # type: ignore[arg-type]
     stitcher.add([1], positions)  # type: ignore[arg-type]
     stitcher.add(tiles, "x")  # type: ignore[arg-type]
     gpufold.variants("col2in")  # type: ignore[arg-type]

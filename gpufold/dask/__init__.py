@@ -1,24 +1,19 @@
-"""The functions of gpufold on dask arrays, for what is larger than one GPU or one machine.
-
-Chunks are NumPy or CuPy arrays, and a chunk of the result is one call on the pieces of the input that reach it: the
-taps of a pixel are added in one place and in one order, so that results have the bits of the eager functions, seams
-included. Batches, channels and leading axes stay chunked as they are and never meet, but for empty chunks, such as a
-boolean mask leaves, which are left out; `chunks` says how the result is cut along its spatial axes. Nothing is computed
-until dask is asked to, by any of its schedulers, and what becomes of windows, positions and sizes after the call
-changes nothing then.
+"""The functions of gpufold on dask arrays, for arrays larger than one GPU or one machine.
 
 >>> import dask.array as da, numpy as np, gpufold.dask
 >>> blocks = da.ones((63, 63, 16, 16), chunks=(9, 9, 16, 16), dtype=np.float32)
->>> image = gpufold.dask.blocks_to_array(blocks, (512, 512), (16, 16), 8, reduction="mean", chunks=128)
+>>> image = gpufold.dask.blocks_to_array(blocks, (512, 512), (16, 16), strides=8, reduction="mean", chunks=128)
 >>> image.chunks[0], bool((image == 1).all())
 ((128, 128, 128, 128), True)
 
-dask arrays are never written into, so there is no `accumulate` here, and `add_blocks` leaves its `out` as it is:
-`to_zarr` and `dask.array.store` write the chunks of a result as they come. dask walks a result row of chunks by row,
-and holds the pieces that the next row needs too: of a picture too wide for that, store one part after the other,
-`image[:4096, :4096]` and so on, with `dask.config.set({"optimization.fuse.active": False})`. Else dask fuses the tasks
-that parts share differently in each, which `distributed`'s scheduler does not survive while results of an earlier part
-are held.
+Chunks are NumPy or CuPy arrays. Each chunk of a result is one call on the part of the input that it depends on, so
+results have the bits of the eager functions. `chunks` sets the chunks of a result's spatial axes; batches, channels and
+leading axes keep theirs. Windows, positions and sizes are copied when a function is called.
+
+dask arrays are immutable: there is no `accumulate`, and `add_blocks` returns a new array. dask computes a result row of
+chunks by row and keeps what the next row needs. If that does not fit into memory, store one part after another, such as
+``image[:4096, :4096]``, with ``dask.config.set({"optimization.fuse.active": False})``: dask fuses shared tasks
+differently in each part, and `distributed` would confuse them.
 """
 
 from __future__ import annotations

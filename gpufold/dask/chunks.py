@@ -27,7 +27,7 @@ from gpufold.compute import filled
 from gpufold.dispatch import Like
 from gpufold.elements import check_dtype
 from gpufold.geometry import AverageGeometry, Axis, Geometry, PositionsGeometry, Size, as_integers
-from gpufold.given import shown
+from gpufold.given import has_own_arithmetic, shown
 from gpufold.names import answers
 from gpufold.operations import OPERATIONS, check_variant
 from gpufold.windows import as_weights
@@ -75,8 +75,8 @@ def weights_of(call: Call, library: ModuleType, window: Any, array: Any) -> Any:
         return delayed(tuple(each.copy() for each in weights), pure=True)
 
 
-SAID = """As `gpufold.{name}`, lazily: chunks are of NumPy or CuPy, their sizes known, and a window is of their library,
-and copied. Errors are raised here too, not when the result is computed.
+SAID = """As `gpufold.{name}`, lazily. Chunks are NumPy or CuPy arrays of known sizes, and a window is of their library.
+Errors are raised when the function is called.
 """
 
 
@@ -138,7 +138,7 @@ def cut_axes(
 ) -> Chunks:
     """Cut a result of a shape: these axes as the caller's `chunks` say, the others as given."""
     check_bytes(call, shape, dtype.itemsize)
-    chunks = chunks.tolist() if hasattr(chunks, "tolist") else chunks
+    chunks = chunks.tolist() if hasattr(chunks, "tolist") and not has_own_arithmetic(chunks) else chunks
     each = chunks if isinstance(chunks, list | tuple) else (chunks,) * len(axes)
     if len(each) != len(axes):
         raise ValueError(

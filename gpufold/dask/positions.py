@@ -42,13 +42,13 @@ def add_blocks(
     array: da.Array,
     blocks: da.Array,
     positions: Any,
-    window: Any = None,
     *,
+    window: Any = None,
     weights: Any = None,
     variant: Variant = "auto",
     deterministic: bool = True,
 ) -> da.Array:
-    """Add blocks to an array, each at a position of its own: `gpufold.add_blocks`, lazily.
+    """Scatter-add blocks at arbitrary positions: `gpufold.add_blocks`, lazily.
 
     ``(*lead, *size), (P, *lead, *block_shape), (P, rank) -> (*lead, *size)``
 
@@ -60,10 +60,9 @@ def add_blocks(
            [1., 1., 2., 1., 1., 0.],
            [0., 0., 1., 1., 1., 0.]], dtype=float32)
 
-    A chunk of the result is made from that of `array` and the blocks that meet it, or is that one where none does.
-    Chunks of `blocks` that cut a block, or leading axes elsewhere than those of `array`, are rechunked. Positions are
-    known, for the graph is made from them: a numpy.ndarray or a sequence. Window and weights are of the chunks' library
-    and copied; blocks with weights are weighed as chunks of their own. Errors are raised here, not at `compute`.
+    Each chunk of the result reads the chunk of `array` and the blocks that overlap it. `blocks` is rechunked if a chunk
+    ends inside a block. Positions are a numpy.ndarray or a sequence, from which the graph is made. Window and weights
+    are of the chunks' library. Errors are raised when the function is called.
     """
     array = known_array("add_blocks", "array", array)
     blocks = known_array("add_blocks", "blocks", blocks)
@@ -111,7 +110,7 @@ def take_blocks(
     chunks: Any = "auto",
     variant: Variant = "auto",
 ) -> da.Array:
-    """Take blocks out of an array, each at a position of its own: `gpufold.take_blocks`, lazily.
+    """Extract blocks at arbitrary positions: `gpufold.take_blocks`, lazily.
 
     ``(*lead, *size), (P, rank) -> (P, *lead, *block_shape)``
 
@@ -124,10 +123,8 @@ def take_blocks(
            [[0, 8, 9],
             [0, 0, 0]]])
 
-    Of each chunk of the array that a chunk of the blocks meets, it reads what its blocks take from there and no more,
-    so that blocks in any order can be taken out of an array that does not fit into memory. `chunks` counts blocks,
-    which are never cut: one value, or a sequence of one. Leading axes stay chunked as they are, and positions and the
-    window are as in `add_blocks`.
+    Each chunk reads only the elements of its blocks, so positions may be in any order. `chunks` counts blocks: one
+    value, or a sequence of one. Leading axes keep their chunks. Positions and window are as in `add_blocks`.
     """
     array = known_array("take_blocks", "array", array)
     positions = known_positions("take_blocks", positions, array, "array")
@@ -182,8 +179,8 @@ def average(
     >>> import dask.array as da, numpy as np, gpufold.dask
     >>> tiles, positions = da.full((2, 3), 5.0, chunks=(1, 3)), [(0,), (2,)]
     >>> window = np.array([1.0, 2.0, 1.0])
-    >>> sums = gpufold.dask.add_blocks(da.zeros(6, chunks=4), tiles, positions, window)
-    >>> weight = gpufold.dask.add_blocks(da.zeros(6, chunks=4), da.ones_like(tiles), positions, window)
+    >>> sums = gpufold.dask.add_blocks(da.zeros(6, chunks=4), tiles, positions, window=window)
+    >>> weight = gpufold.dask.add_blocks(da.zeros(6, chunks=4), da.ones_like(tiles), positions, window=window)
     >>> weight.compute(), gpufold.dask.average(sums, weight).compute()
     (array([1., 2., 2., 2., 1., 0.]), array([5., 5., 5., 5., 5., 0.]))
 

@@ -35,7 +35,7 @@ from gpufold.geometry import Axis, BlocksGeometry, Size, SlidingGeometry
 
 @lazily(sliding.col2im)
 def col2im(call: Call, data: da.Array, weights: Any, chunks: Any) -> da.Array:
-    """Read the blocks that reach each chunk of the image, so that both sides of a seam read the blocks on it.
+    """Each chunk of the image reads the blocks that overlap it.
 
     >>> import dask.array as da, numpy as np, gpufold.dask
     >>> columns = da.ones((1, 4, 9), chunks=(1, 4, 3), dtype=np.int32)  # one channel of 2x2 blocks, 3x3 of them
@@ -48,12 +48,10 @@ def col2im(call: Call, data: da.Array, weights: Any, chunks: Any) -> da.Array:
            [2, 4, 4, 2],
            [1, 2, 2, 1]], dtype=int32)
 
-    Chunks of `data` that cut the taps of a channel or a row of blocks (those that are one along the first axis) are
-    rechunked, to the end of that channel or row; others are taken as they are.
+    `data` is rechunked if a chunk ends inside a channel's kernel elements or a row of blocks (along the first axis).
 
-    `chunks` are those of the result's spatial axes: one value for all of them or a sequence of one per axis, each as
-    `dask.array.core.normalize_chunks` takes it. With "auto", chunks of the result and what each is made from stay near
-    dask's configured `array.chunk-size`. The batch and channels are chunked as in `data`.
+    `chunks` are those of the spatial axes: one value, or one per axis, as `dask.array.core.normalize_chunks` takes it.
+    "auto" keeps chunks and their inputs near dask's `array.chunk-size`. Batch and channels keep the chunks of `data`.
     """
     geometry = geometry_of(call, SlidingGeometry)
     *batch, rows, length = data.chunks
@@ -69,7 +67,7 @@ def col2im(call: Call, data: da.Array, weights: Any, chunks: Any) -> da.Array:
 
 @lazily(sliding.im2col)
 def im2col(call: Call, image: da.Array, weights: Any, chunks: Any) -> da.Array:
-    """Take whole rows of blocks for each chunk, from the pixels of the image that lie under them.
+    """Each chunk has whole rows of blocks and reads the pixels under them.
 
     >>> import dask.array as da, gpufold.dask
     >>> image = da.arange(9, chunks=3).reshape(1, 3, 3)
@@ -77,7 +75,7 @@ def im2col(call: Call, image: da.Array, weights: Any, chunks: Any) -> da.Array:
     >>> columns.chunks
     ((4,), (2, 2))
 
-    `chunks` counts rows of blocks, those that are one along the first axis: one value, or a sequence of one.
+    `chunks` counts rows of blocks, along the first axis: one value, or a sequence of one.
     """
     geometry = geometry_of(call, SlidingGeometry)
     *batch, channels = image.chunks[: -len(geometry.axes)]
@@ -94,16 +92,15 @@ def im2col(call: Call, image: da.Array, weights: Any, chunks: Any) -> da.Array:
 
 @lazily(blocks.blocks_to_array)
 def blocks_to_array(call: Call, blocks: da.Array, weights: Any, chunks: Any) -> da.Array:
-    """Read the blocks that reach each chunk of the array, so that both sides of a seam read the blocks on it.
+    """Each chunk of the array reads the blocks that overlap it.
 
     >>> import dask.array as da, gpufold.dask
     >>> array = da.arange(7, chunks=4)
-    >>> blocks = gpufold.dask.array_to_blocks(array, (3,), 2)
-    >>> gpufold.dask.blocks_to_array(blocks, (7,), (3,), 2, chunks=4).compute()
+    >>> blocks = gpufold.dask.array_to_blocks(array, (3,), strides=2)
+    >>> gpufold.dask.blocks_to_array(blocks, (7,), (3,), strides=2, chunks=4).compute()
     array([0, 1, 4, 3, 8, 5, 6])
 
-    Chunks that cut a block are rechunked, to whole blocks; others are taken as they are. `chunks` are those of
-    the spatial axes, as in `col2im`; the leading ones stay chunked as they are.
+    `blocks` is rechunked if a chunk ends inside a block. `chunks` are those of the spatial axes, as in `col2im`.
     """
     geometry = geometry_of(call, BlocksGeometry)
     lead = len(geometry.lead)
@@ -113,14 +110,14 @@ def blocks_to_array(call: Call, blocks: da.Array, weights: Any, chunks: Any) -> 
 
 @lazily(blocks.array_to_blocks)
 def array_to_blocks(call: Call, array: da.Array, weights: Any, chunks: Any) -> da.Array:
-    """Read the elements of the array that lie under each chunk of the blocks.
+    """Each chunk of the blocks reads the elements under it.
 
     >>> import dask.array as da, gpufold.dask
-    >>> blocks = gpufold.dask.array_to_blocks(da.arange(7, chunks=4), (3,), 2, chunks=2)
+    >>> blocks = gpufold.dask.array_to_blocks(da.arange(7, chunks=4), (3,), strides=2, chunks=2)
     >>> blocks.chunks
     ((2, 1), (3,))
 
-    `chunks` are those of the axes that count the blocks, which are never cut themselves.
+    `chunks` are those of the axes that count blocks; blocks are never split.
     """
     geometry = geometry_of(call, BlocksGeometry)
     lead, rank = len(geometry.lead), len(geometry.axes)

@@ -29,16 +29,15 @@ from gpufold.geometry import Axis, Size, SpaceGeometry
 
 @lazily(space.batch_to_space)
 def batch_to_space(call: Call, data: da.Array, _: Any, chunks: Any) -> da.Array:
-    """Make an image from ``prod(block_shape)`` places in the batch.
+    """Each chunk reads ``prod(block_shape)`` parts of the batch.
 
     >>> import dask.array as da, gpufold.dask
     >>> data = da.arange(12, chunks=5).reshape(4, 1, 3)
-    >>> gpufold.dask.batch_to_space(data, (1, 2, 2), (0, 0, 1), (0, 0, 0), chunks=2).compute()
+    >>> gpufold.dask.batch_to_space(data, (1, 2, 2), crops_begin=(0, 0, 1), crops_end=(0, 0, 0), chunks=2).compute()
     array([[[ 3,  1,  4,  2,  5],
             [ 9,  7, 10,  8, 11]]])
 
-    The result's batch is chunked as its first images are in `data`, and the others are rechunked to match; its other
-    axes as `chunks` say, as in `col2im`.
+    The batch keeps the chunks of its first images in `data`; `chunks` are those of the other axes, as in `col2im`.
     """
     geometry = geometry_of(call, SpaceGeometry)
     images = [data[first : first + geometry.batch] for first in range(0, len(data), max(1, geometry.batch))]
@@ -53,15 +52,15 @@ def batch_to_space(call: Call, data: da.Array, _: Any, chunks: Any) -> da.Array:
 
 @lazily(space.space_to_batch)
 def space_to_batch(call: Call, data: da.Array, _: Any, chunks: Any) -> da.Array:
-    """Chunk the result's batch as that of `data`, once for each element of a block.
+    """Keep the chunks of `data` along the batch, once for each element of a block.
 
     >>> import dask.array as da, gpufold.dask
     >>> data = da.arange(1, 6, chunks=3).reshape(1, 5)
-    >>> gpufold.dask.space_to_batch(data, (1, 2), (0, 1), (0, 0), chunks=2).compute()
+    >>> gpufold.dask.space_to_batch(data, (1, 2), pads_begin=(0, 1), pads_end=(0, 0), chunks=2).compute()
     array([[0, 2, 4],
            [1, 3, 5]])
 
-    Its other axes are chunked as `chunks` say, as in `col2im`.
+    `chunks` are those of the other axes, as in `col2im`.
     """
     geometry = geometry_of(call, SpaceGeometry)
     taps = prod(geometry.block)
@@ -80,7 +79,9 @@ def _batch_to_space_chunk(batches: Any, *, axes: tuple[Axis, ...], variant: Any,
     """Compute a chunk of space, from all grid points whose blocks reach it."""
     spans = block_info[None]["array-location"][1:]
     sections = [axis.section(*span)[0] for axis, span in zip(axes, spans, strict=True)]
-    return space.batch_to_space(batches.reshape(-1, *batches.shape[2:]), *_block_and_margins(sections), variant=variant)
+    block, begin, end = _block_and_margins(sections)
+    batch = batches.reshape(-1, *batches.shape[2:])
+    return space.batch_to_space(batch, block, crops_begin=begin, crops_end=end, variant=variant)
 
 
 def _space_to_batch_chunk(array: Any, *, axes: tuple[Axis, ...], variant: Any, block_info: Any) -> Any:
@@ -90,7 +91,8 @@ def _space_to_batch_chunk(array: Any, *, axes: tuple[Axis, ...], variant: Any, b
     sections = [under(axis, span)[0] for axis, span in zip(axes, spans, strict=True)]
     if not all(axis.size for axis in sections):
         return np.zeros_like(array, chunk["dtype"], order="C", shape=chunk["chunk-shape"])
-    batches = space.space_to_batch(array, *_block_and_margins(sections), variant=variant)
+    block, begin, end = _block_and_margins(sections)
+    batches = space.space_to_batch(array, block, pads_begin=begin, pads_end=end, variant=variant)
     return batches.reshape(chunk["chunk-shape"])
 
 

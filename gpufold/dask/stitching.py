@@ -33,48 +33,45 @@ from gpufold.stitching import Stitcher, known_window
 
 @answers
 def stitch(
-    tiles: da.Array,
+    blocks: da.Array,
     positions: Any,
-    shape: Any,
+    output_shape: Any,
     *,
     window: Any = None,
     reduction: Reduction = "mean",
     chunks: Any = "auto",
 ) -> da.Array:
-    """Average tiles where they overlap, each at a position of its own: `gpufold.Stitcher`, lazily.
+    """Average overlapping tiles at arbitrary positions: `gpufold.Stitcher`, lazily.
 
-    ``(P, *lead, *block_shape), (P, rank) -> shape``, which is ``(*lead, *size)``.
+    ``(P, *lead, *block_shape), (P, rank) -> output_shape``, which is ``(*lead, *size)``.
 
     >>> import dask.array as da, gpufold.dask
     >>> picture = da.arange(48, chunks=16, dtype=float).reshape(6, 8)
-    >>> positions = gpufold.grid_positions((6, 8), 4, 3)
+    >>> positions = gpufold.grid_positions((6, 8), 4, strides=3)
     >>> tiles = gpufold.dask.take_blocks(picture, positions, 4, chunks=2)
     >>> stitched = gpufold.dask.stitch(tiles, positions, (6, 8), chunks=4)
     >>> stitched.chunks, bool((stitched == picture).all())
     (((4, 2), (4, 4)), True)
 
-    A chunk of the result is made from the tiles that meet it, added in their order: it has the bits of a `Stitcher` to
-    which all tiles were added. The sums and the weights of a chunk exist while that is made, and no others ever. Chunks
-    of `tiles` that cut a tile are rechunked.
-
-    Leading axes stay chunked as those of `tiles`; `chunks` are those of the axes of `size`, as in `col2im`. Positions
-    and the window are as in `add_blocks`, and the dtype is that of a `Stitcher`.
+    Each chunk of the result averages the tiles that overlap it, in their order, with the bits of a `Stitcher`. `blocks`
+    is rechunked if a chunk ends inside a tile. Leading axes keep the chunks of `blocks`; `chunks` are those of the axes
+    of `size`, as in `col2im`. Positions and window are as in `add_blocks`, the dtype is that of a `Stitcher`.
     """
-    tiles = known_array("stitch", "tiles", tiles)
-    call = _described(tiles, positions, shape, window, reduction)
+    blocks = known_array("stitch", "blocks", blocks)
+    call = _described(blocks, positions, output_shape, window, reduction)
     geometry = call.geometry
     assert isinstance(geometry, PositionsGeometry)
     lead, rank, dtype = len(geometry.lead), len(geometry.size), np.dtype(call.dtype)
-    positions = near_positions(geometry, known_positions("stitch", positions, tiles, "tiles"))
+    positions = near_positions(geometry, known_positions("stitch", positions, blocks, "blocks"))
     weights = None
     if window is not None:
-        library = library_of("stitch", "a chunk of tiles", tiles._meta)
-        weights = weights_of(call, library, known_window("stitch", window, geometry.block_shape), tiles)
+        library = library_of("stitch", "a chunk of blocks", blocks._meta)
+        weights = weights_of(call, library, known_window("stitch", window, geometry.block_shape), blocks)
     axes, shape = range(lead, lead + rank), geometry.array_shape
-    cut = cut_axes(call, chunks, axes, tiles.chunks[1 : 1 + lead], shape, dtype)
-    tiles = tiles.rechunk({axis: -1 for axis in range(1 + lead, 1 + lead + rank)})
-    name = f"stitch-{tokenize(call, tiles, positions, weights, reduction, cut)}"
-    parts, pixels = spans_of(tiles.chunks[0]), [spans_of(sizes) for sizes in cut[lead:]]
+    cut = cut_axes(call, chunks, axes, blocks.chunks[1 : 1 + lead], shape, dtype)
+    blocks = blocks.rechunk({axis: -1 for axis in range(1 + lead, 1 + lead + rank)})
+    name = f"stitch-{tokenize(call, blocks, positions, weights, reduction, cut)}"
+    parts, pixels = spans_of(blocks.chunks[0]), [spans_of(sizes) for sizes in cut[lead:]]
     found: dict[Size, list[tuple[int, Any]]] = {}
     for part, chunk, numbers in meetings(call, positions, parts, cut[lead:]):
         found.setdefault(chunk, []).append((part, numbers))
@@ -87,37 +84,37 @@ def stitch(
         for planes in np.ndindex(*map(len, cut[:lead])):
             extents = (*(cut[axis][at] for axis, at in enumerate(planes)), *size)
             if not met:
-                graph[name, *planes, *chunk] = (partial(np.zeros_like, tiles._meta, dtype, shape=extents),)
+                graph[name, *planes, *chunk] = (partial(np.zeros_like, blocks._meta, dtype, shape=extents),)
                 continue
             pieces = [(f"{name}-met", part, *planes, *chunk) for part, _ in met]
             for piece, (part, numbers) in zip(pieces, in_parts, strict=True):
-                graph[piece] = (getitem, (tiles.name, part, *planes, *(0,) * rank), numbers)
+                graph[piece] = (getitem, (blocks.name, part, *planes, *(0,) * rank), numbers)
             work = partial(_stitch_chunk, shape=extents, block=geometry.block_shape, places=places, reduction=reduction)
             graph[name, *planes, *chunk] = (work, pieces, key_of(weights))
-    return new_array(name, graph, (tiles, weights), cut, dtype)
+    return new_array(name, graph, (blocks, weights), cut, dtype)
 
 
-def _described(tiles: Any, positions: Any, shape: Any, window: Any, reduction: str) -> Call:
+def _described(blocks: Any, positions: Any, output_shape: Any, window: Any, reduction: str) -> Call:
     """Check what can be before anything is computed, and describe how tiles lie on the result."""
-    extents = as_integers("stitch", "shape", shape)
+    extents = as_integers("stitch", "output_shape", output_shape)
     extents = (extents,) if isinstance(extents, int) else extents
-    places = known_positions("stitch", positions, tiles, "tiles")
+    places = known_positions("stitch", positions, blocks, "blocks")
     rank = places.shape[1] if places.ndim == 2 else 0
-    if not rank or len(places) != len(tiles):
+    if not rank or len(places) != len(blocks):
         raise ValueError(
-            f"stitch: positions must be (number of tiles, number of spatial axes), of {len(tiles)} tiles, got shape "
+            f"stitch: positions must be (number of blocks, number of spatial axes), of {len(blocks)} blocks, got shape "
             f"{places.shape}"
         )
     lead = extents[: max(0, len(extents) - rank)]
-    if rank > len(extents) or tiles.shape[1:-rank] != lead or min(extents) < 0:
+    if rank > len(extents) or blocks.shape[1:-rank] != lead or min(extents) < 0:
         raise ValueError(
-            f"stitch: shape must be (*lead, *size) with {rank} axes of size, one per column of positions, and the "
-            f"leading axes of tiles (P, *lead, *block_shape), got {extents} for tiles of shape {tiles.shape}"
+            f"stitch: output_shape must be (*lead, *size) with {rank} axes of size, one per column of positions, and "
+            f"the leading axes of blocks (P, *lead, *block_shape), got {extents} for blocks of shape {blocks.shape}"
         )
     reduction = word("stitch", "reduction", reduction, REDUCTIONS)
-    check_dtype("stitch", "tiles", tiles.dtype)
-    dtype, block = name_of(tiles.dtype), tiles.shape[1 + len(lead) :]
-    geometry = PositionsGeometry(len(tiles), lead, extents[len(lead) :], block)
+    check_dtype("stitch", "blocks", blocks.dtype)
+    dtype, block = name_of(blocks.dtype), blocks.shape[1 + len(lead) :]
+    geometry = PositionsGeometry(len(blocks), lead, extents[len(lead) :], block)
     call = Call("stitch", geometry, stitched_dtype(dtype, reduction != "sum" or window is not None))
     check_bytes(call, extents, np.dtype(call.dtype).itemsize)
     return call

@@ -9,7 +9,7 @@ from typing import Any
 from gpufold.geometry.axes import Axis, OnAxes, hash_once
 from gpufold.geometry.grids import LAST_BLOCKS
 from gpufold.geometry.integers import PerAxis, Size, as_integers, check_at_least, check_axes, expand, sequence
-from gpufold.geometry.sliding import SlidingGeometry
+from gpufold.geometry.sliding import SPATIAL, SlidingGeometry
 from gpufold.given import word
 
 
@@ -105,14 +105,14 @@ def _block_axes(
     axes = max(len(shape) + rank, 2 + 2 * (apart + rank))
     check_axes(operation, "block_shape", block_shape, axes, f"blocks of an array of {len(shape)}")
     strides = expand(operation, "strides", strides, len(block_shape), "block_shape")
-    check_at_least(operation, "block_shape", block_shape, 1)
-    check_at_least(operation, "strides", strides, 1)
+    check_at_least(operation, "block_shape", block_shape, 1, SPATIAL)
+    check_at_least(operation, "strides", strides, 1, SPATIAL)
     for axis, (extent, block) in enumerate(zip(size, block_shape, strict=True)):
         if block > extent and not over:
             raise ValueError(
-                f"{operation}: a block must fit into the array, got block_shape {block} on axis {axis}, where "
-                f"{size_name} is {extent}: block_shape={block_shape}, {size_name} {size} along the blocks' axes; "
-                "last='over' lets blocks hang over"
+                f"{operation}: a block must fit into the array, got block_shape {block} on {SPATIAL} {axis} (array "
+                f"axis {len(shape) - rank + axis}), where {size_name} is {extent}: block_shape={block_shape}, "
+                f"{size_name} {size} along the spatial axes; last='over' lets blocks hang over"
             )
     return tuple(
         Axis(extent, block, stride, 1, 0, over_the_end(extent, block, stride) if over else 0)
@@ -125,8 +125,11 @@ def over_the_end(extent: int, block: int, stride: int) -> int:
     return max(0, max(0, -(-(extent - block) // stride)) * stride + block - extent)
 
 
-def _block_shape(operation: str, block_shape: PerAxis) -> Size:
-    return sequence(operation, "block_shape", block_shape, "axis of a block", "of the array's axes are taken apart")
+def _block_shape(operation: str, block_shape: PerAxis, rank: int) -> Size:
+    """Return the block's shape; an integer is one for every axis of the array."""
+    if isinstance(block_shape, int) and rank:
+        return (block_shape,) * rank
+    return sequence(operation, "block_shape", block_shape)
 
 
 def array_to_blocks_geometry(shape: Size, block_shape: Any, strides: Any, last: object = "drop") -> BlocksGeometry:
@@ -166,7 +169,7 @@ def blocks_to_array_geometry(
 def array_geometry(array_shape: Size, block_shape: PerAxis, strides: PerAxis, over: bool = False) -> BlocksGeometry:
     """Check an array_to_blocks call, whose sizes are integers."""
     operation = "array_to_blocks"
-    block_shape = _block_shape(operation, block_shape)
+    block_shape = _block_shape(operation, block_shape, len(array_shape))
     rank = len(block_shape)
     if len(array_shape) < rank:
         raise ValueError(
@@ -183,12 +186,12 @@ def blocks_geometry(
 ) -> BlocksGeometry:
     """Check a blocks_to_array call, whose sizes are integers."""
     operation = "blocks_to_array"
-    block_shape = _block_shape(operation, block_shape)
-    rank = len(block_shape)
     if isinstance(output_shape, int):
         raise TypeError(
             f"{operation}: output_shape must be a sequence, the whole shape of the array, got {output_shape!r}"
         )
+    block_shape = _block_shape(operation, block_shape, len(output_shape))
+    rank = len(block_shape)
     if len(output_shape) < rank:
         raise ValueError(
             f"{operation}: output_shape must be (*lead, *size) with {rank} axes of size, one per value of "

@@ -85,23 +85,24 @@ def expand(operation: str, name: str, value: PerAxis, rank: int, source: str) ->
     return value
 
 
-def sequence(operation: str, name: str, value: PerAxis, counted: str, why: str) -> Size:
-    """Return a value whose length says how many axes there are, and raise where it has none."""
+def sequence(operation: str, name: str, value: PerAxis) -> Size:
+    """Return a value whose length says how many spatial axes there are, and raise where it has none."""
     if isinstance(value, int) or not value:
+        write = f"; write ({shown(value)}, {shown(value)}) for two spatial axes" if isinstance(value, int) else ""
         raise (TypeError if isinstance(value, int) else ValueError)(
-            f"{operation}: {name} must be a sequence with one integer per {counted}, at least one, "
-            f"because its length says how many {why}; got {shown(value)}"
+            f"{operation}: {name} must be a sequence with one integer per spatial axis, at least one, "
+            f"got {shown(value)}{write}"
         )
     return value
 
 
-def check_at_least(operation: str, name: str, values: Size, least: int) -> None:
-    """Raise unless there is at least so much on every axis."""
+def check_at_least(operation: str, name: str, values: Size, least: int, axes: str = "axis") -> None:
+    """Raise unless there is at least so much on every axis; `axes` says which are counted."""
     for axis, value in enumerate(values):
         if value < least:
             raise ValueError(
                 f"{operation}: {name} must be at least {least} on every axis, "
-                f"got {shown(value)} on axis {axis}: {name}={shown(values)}"
+                f"got {shown(value)} on {axes} {axis}: {name}={shown(values)}"
             )
 
 

@@ -67,7 +67,7 @@ def taken_geometry(array_shape: Size, positions_shape: Size, block_shape: PerAxi
     count, rank = _positions_shape(operation, positions_shape)
     lead = _leading_axes(operation, "array", array_shape, positions_shape)
     block = expand(operation, "block_shape", block_shape, rank, f"positions of shape {positions_shape}")
-    check_at_least(operation, "block_shape", block, 1)
+    check_at_least(operation, "block_shape", block, 1, "spatial axis")
     check_axes(operation, "block_shape", block, 1 + len(array_shape), f"blocks of an array of {len(array_shape)}")
     return PositionsGeometry(count, array_shape[:lead], array_shape[lead:], block)
 

@@ -10,6 +10,10 @@ from typing import Any
 from gpufold.geometry.axes import Axis, OnAxes, hash_once
 from gpufold.geometry.integers import PerAxis, Size, as_integers, check_at_least, check_axes, expand, sequence
 
+SPATIAL = "spatial axis"
+MOST_CHANNELS = 4
+"""Of an image whose last axis may be its channels."""
+
 
 @dataclass(frozen=True)
 class SlidingGeometry(OnAxes):
@@ -52,20 +56,26 @@ class SlidingGeometry(OnAxes):
         return all(axis.lands for axis in self.axes) and any(axis.overlap.lands for axis in self.axes)
 
 
-def _sliding_axes(operation: str, size: Size, size_name: str, rank_name: str, **given: PerAxis) -> tuple[Axis, ...]:
+def _sliding_axes(
+    operation: str, size: Size, size_name: str, rank_name: str, given: dict[str, PerAxis], image_shape: Size = ()
+) -> tuple[Axis, ...]:
     """Check every per-axis argument and that a block fits; the caller knows the image's size."""
     check_axes(operation, rank_name, size, 2 + 2 * len(size), "columns with kernel and blocks apart")
     per_axis = {name: expand(operation, name, value, len(size), rank_name) for name, value in given.items()}
     for name, values in {size_name: size, **per_axis}.items():
-        check_at_least(operation, name, values, 0 if name in ("dilations", "pads_begin", "pads_end") else 1)
+        check_at_least(operation, name, values, 0 if name in ("dilations", "pads_begin", "pads_end") else 1, SPATIAL)
     axes = tuple(map(Axis, size, *per_axis.values()))
     for number, axis in enumerate(axes):
         if axis.blocks < 1:
+            lead = len(image_shape) - len(axes)
+            where = f"{SPATIAL} {number}{f' (image axis {lead + number})' if image_shape else ''}"
+            last = lead + number == len(image_shape) - 1 and axis.size <= MOST_CHANNELS < image_shape[lead - 1]
+            hint = f"; channels are axis {lead - 1}: is this image channels last?" if image_shape and last else ""
             raise ValueError(
-                f"{operation}: the padded image is smaller than the dilated kernel on axis {number}: "
+                f"{operation}: the padded image is smaller than the dilated kernel on {where}: "
                 f"{size_name} {axis.size} + pads_begin {axis.pad_begin} + pads_end {axis.pad_end} = "
                 f"{axis.padded_size} pixels, but dilations {axis.dilation} * (kernel_size {axis.kernel} - 1) + 1 = "
-                f"{axis.dilated_kernel}; at least one block must fit"
+                f"{axis.dilated_kernel}; at least one block must fit{hint}"
             )
     return axes
 
@@ -107,14 +117,14 @@ def columns_geometry(
 ) -> SlidingGeometry:
     """Check a col2im call, whose sizes are integers."""
     operation = "col2im"
-    output_size = sequence(operation, "output_size", output_size, "spatial axis", "axes there are")
+    output_size = sequence(operation, "output_size", output_size)
     if len(columns_shape) not in (2, 3):
         raise ValueError(
             f"{operation}: data must be (N, C*prod(kernel_size), L) or (C*prod(kernel_size), L), "
             f"so of rank 3 or 2, got rank {len(columns_shape)}: shape {columns_shape}"
         )
     given = dict(zip(_PER_AXIS, (kernel_size, *steps), strict=True))
-    axes = _sliding_axes(operation, output_size, "output_size", "output_size", **given)
+    axes = _sliding_axes(operation, output_size, "output_size", "output_size", given)
     *lead, rows, length = columns_shape
     batch = lead[0] if lead else None
     taps = prod(axis.kernel for axis in axes)
@@ -137,7 +147,7 @@ def columns_geometry(
 def image_geometry(image_shape: Size, kernel_size: PerAxis, *steps: PerAxis) -> SlidingGeometry:
     """Check an im2col call, whose sizes are integers."""
     operation = "im2col"
-    kernel_size = sequence(operation, "kernel_size", kernel_size, "spatial axis", "of the image's axes are spatial")
+    kernel_size = sequence(operation, "kernel_size", kernel_size)
     rank = len(kernel_size)
     lead = len(image_shape) - rank
     if lead not in (1, 2):
@@ -147,7 +157,7 @@ def image_geometry(image_shape: Size, kernel_size: PerAxis, *steps: PerAxis) -> 
             f"got rank {len(image_shape)}: shape {image_shape}"
         )
     given = dict(zip(_PER_AXIS, (kernel_size, *steps), strict=True))
-    axes = _sliding_axes(operation, image_shape[lead:], "the image's size", "kernel_size", **given)
+    axes = _sliding_axes(operation, image_shape[lead:], "the image's size", "kernel_size", given, image_shape)
     return SlidingGeometry(image_shape[0] if lead == 2 else None, image_shape[lead - 1], axes)
 
 

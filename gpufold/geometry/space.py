@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from itertools import islice
 from math import prod
 from typing import Any
 
 from gpufold.geometry.axes import Axis, hash_once
 from gpufold.geometry.integers import PerAxis, Size, as_integers, check_at_least, check_axes, expand
+from gpufold.given import shown
 
 
 @dataclass(frozen=True)
@@ -63,10 +65,12 @@ def _block_arguments(operation: str, shape: Size, block_shape: PerAxis, **given:
         raise ValueError(
             f"{operation}: data must be (batch, *spatial axes), so of rank 2 or more, got rank {rank}: shape {shape}"
         )
-    if isinstance(block_shape, int):
-        raise TypeError(
-            f"{operation}: block_shape must be a sequence with one integer per axis of data, the first of them 1, "
-            f"got {block_shape!r}"
+    if isinstance(block_shape, int) or len(block_shape) != rank:
+        spatial = (block_shape,) * (rank - 2) if isinstance(block_shape, int) else block_shape
+        rewrite = f"; of channels-last data it is {(1, *spatial, 1)}" if len(spatial) == rank - 2 > 0 else ""
+        raise (TypeError if isinstance(block_shape, int) else ValueError)(
+            f"{operation}: block_shape must have {rank} values, one per axis of data, 1 for the batch first, got "
+            f"{shown(block_shape)}{rewrite}"
         )
     block_shape = expand(operation, "block_shape", block_shape, rank, "data")
     check_axes(operation, "block_shape", block_shape, 2 * rank, "data with block and grid apart")
@@ -78,8 +82,13 @@ def _block_arguments(operation: str, shape: Size, block_shape: PerAxis, **given:
         )
     margins = []
     for name, margin in given.items():
-        if isinstance(margin, int):  # the same on every spatial axis; the batch axis has none
-            margin = (0, *(margin,) * (rank - 1))
+        if isinstance(margin, int):
+            if margin:
+                raise TypeError(
+                    f"{operation}: {name} must have {rank} values, one per axis of data, 0 for the batch first, got "
+                    f"{shown(margin)}: which axes are spatial is not known here"
+                )
+            margin = (0,) * rank
         margin = expand(operation, name, margin, rank, "data")
         check_at_least(operation, name, margin, 0)
         if margin[0] != 0:
@@ -100,8 +109,8 @@ def batch_to_space_geometry(shape: Size, block_shape: Any, crops_begin: Any = 0,
     return batch_geometry(
         shape,
         as_integers(operation, "block_shape", block_shape),
-        as_integers(operation, "crops_begin", crops_begin),
-        as_integers(operation, "crops_end", crops_end),
+        _margins(operation, "crops_begin", crops_begin, shape),
+        _margins(operation, "crops_end", crops_end, shape),
     )
 
 
@@ -115,9 +124,28 @@ def space_to_batch_geometry(shape: Size, block_shape: Any, pads_begin: Any = 0, 
     return space_geometry(
         shape,
         as_integers(operation, "block_shape", block_shape),
-        as_integers(operation, "pads_begin", pads_begin),
-        as_integers(operation, "pads_end", pads_end),
+        _margins(operation, "pads_begin", pads_begin, shape),
+        _margins(operation, "pads_end", pads_end, shape),
     )
+
+
+def _margins(operation: str, name: str, value: Any, shape: Size) -> PerAxis:
+    """Return margins as integers; pairs of them, as TensorFlow has, are answered with both arguments here."""
+    try:
+        return as_integers(operation, name, value)
+    except TypeError:
+        try:
+            begins, ends = zip(*([int(begin), int(end)] for begin, end in islice(value, len(shape))), strict=True)
+        except Exception:  # whatever the methods of a caller's own class raise
+            begins, ends = (), ()
+        rest = (0,) * (len(shape) - 1 - len(begins))
+        if not begins or len(begins) >= len(shape):
+            raise
+        what = name.partition("_")[0]
+        raise TypeError(
+            f"{operation}: {name} must be one integer per axis of data, got the pairs {shown(value)}; write "
+            f"{what}_begin={(0, *begins, *rest)}, {what}_end={(0, *ends, *rest)}"
+        ) from None
 
 
 @lru_cache(maxsize=256)

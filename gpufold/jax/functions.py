@@ -16,7 +16,7 @@ from gpufold.calls import Call
 from gpufold.compute import filled
 from gpufold.gpu.registry import check_name
 from gpufold.jax.primitive import apply
-from gpufold.names import WHOSE, misnamed
+from gpufold.names import WHOSE, misfit
 from gpufold.operations import OPERATIONS
 from gpufold.outside import BY_INDEX, taken
 from gpufold.weights import of_elements
@@ -31,12 +31,10 @@ def function_of(name: str) -> Callable[..., Any]:
     parameters = Signature([each.replace(annotation=Parameter.empty) for each in (first, *kept)])
 
     def function(*given: Any, **named: Any) -> Any:
-        if unexpected := [word for word in named if word not in parameters.parameters]:
-            raise misnamed(function, name, unexpected)
         try:
             arguments = parameters.bind(*given, **named).arguments
         except TypeError as error:
-            raise TypeError(f"{name}: {error}") from None
+            raise misfit(function, name, given, named) or TypeError(f"{name}: {error}") from None
         return _computed(name, arguments)
 
     summary, formula, *_ = (own.__doc__ or "").split("\n\n")

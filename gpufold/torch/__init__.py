@@ -9,9 +9,8 @@
 >>> columns.grad[0, :, 0].tolist()
 [2.0, 2.0, 4.0]
 
-Tensors on the CPU are computed where they lie, by the functions for NumPy arrays, and tensors on a CUDA device by the
-same kernels as CuPy arrays, on torch's current stream: both with the bits that those have. Everything can be
-differentiated, forward and backward and twice, transformed by torch.func, compiled, traced and exported.
+CPU tensors use the NumPy path on their own memory, CUDA tensors the kernels for CuPy arrays on torch's current stream.
+All functions are differentiable any number of times and work under torch.func, torch.compile and exporters.
 """
 
 from __future__ import annotations

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
-from inspect import signature
 from typing import Any, NoReturn, ParamSpec
 
 from torch import Tensor
@@ -13,7 +12,7 @@ from torch.compiler import is_compiling
 from torch.overrides import handle_torch_function, has_torch_function
 
 from gpufold.calls import Unsupported
-from gpufold.names import misnamed
+from gpufold.names import misfit
 from gpufold.operations import OPERATIONS
 
 Parameters = ParamSpec("Parameters")
@@ -67,7 +66,7 @@ def public(function: Callable[Parameters, Tensor]) -> Callable[Parameters, Tenso
         try:
             return function(*given, **named)  # exported programs load after: import gpufold.torch
         except Exception as error:
-            answer = error if is_compiling() else _answered(function, error, named)
+            answer = error if is_compiling() else _answered(function, error, given, named)
             if answer is error:
                 raise
             raise answer.with_traceback(error.__traceback__) from None
@@ -76,12 +75,14 @@ def public(function: Callable[Parameters, Tensor]) -> Callable[Parameters, Tenso
     return forward
 
 
-def _answered(function: Callable[..., Any], error: Exception, named: Iterable[str]) -> Exception:
+def _answered(
+    function: Callable[..., Any], error: Exception, given: Sequence[Any], named: Mapping[str, Any]
+) -> Exception:
     """Return what a function raises in place of an error: one that begins with its name, or the error itself."""
     name, said = function.__name__, str(error)
-    unexpected = [word for word in named if word not in signature(function).parameters]
-    if isinstance(error, TypeError) and unexpected:
-        return misnamed(function, name, unexpected)
+    answer = misfit(function, name, given, named) if isinstance(error, TypeError) else None
+    if answer is not None:
+        return answer
     kind = MemoryError if isinstance(error, MemoryError) else KINDS.get(type(error))
     if kind is None:
         return error

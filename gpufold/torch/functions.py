@@ -32,9 +32,9 @@ compute, compute_in_place = partial(tensors.compute, differentiate), partial(ten
 AXES_BY = {"col2im": "output_size", "im2col": "kernel_size"}
 """The sizes that have a value for each spatial axis; of other operations `block_shape`."""
 
-SAID = """As `gpufold.{name}`, but on tensors and with gradients. `{first}` is on the CPU or a CUDA device, where the
-contiguous result is too, and a window has to be. That has a gradient under a sum, where it requires one; under a mean a
-ValueError says so. While a compiler traces, pixels that no block of an average covers are zero, and no error.
+SAID = """As `gpufold.{name}`, with gradients. `{first}`, the window and the contiguous result are on one device. A
+window that requires a gradient has one under a sum; under a mean that is a ValueError. While a compiler
+traces, pixels of an average that no block covers are zero, and no error.
 """
 
 
@@ -56,6 +56,8 @@ def on_tensors(function: FunctionT, example: str) -> FunctionT:
         over = isinstance(last, str) and last == "over"
         if over or traced:
             values = {**defaults, **dict(zip(places, given, strict=False)), **named}
+            if "last" in known and operators.is_integer(block := values.get("block_shape")):
+                values["block_shape"] = operators.per_axis(block, len(values.get("output_shape", data.shape)))
         if over:
             if not traced:
                 plain = named | dict.fromkeys(named.keys() & {"dtype"})
@@ -128,8 +130,8 @@ blocks_to_array = on_tensors(
     blocks.blocks_to_array,
     """
     >>> import torch, gpufold.torch
-    >>> blocks = gpufold.torch.array_to_blocks(torch.arange(7.0), (3,), (2,))
-    >>> gpufold.torch.blocks_to_array(blocks, (7,), (3,), (2,), reduction="mean")
+    >>> blocks = gpufold.torch.array_to_blocks(torch.arange(7.0), (3,), strides=(2,))
+    >>> gpufold.torch.blocks_to_array(blocks, (7,), (3,), strides=(2,), reduction="mean")
     tensor([0., 1., 2., 3., 4., 5., 6.])
     """,
 )
@@ -138,7 +140,7 @@ array_to_blocks = on_tensors(
     blocks.array_to_blocks,
     """
     >>> import torch, gpufold.torch
-    >>> gpufold.torch.array_to_blocks(torch.arange(7), (3,), (2,))
+    >>> gpufold.torch.array_to_blocks(torch.arange(7), (3,), strides=(2,))
     tensor([[0, 1, 2],
             [2, 3, 4],
             [4, 5, 6]])
@@ -149,7 +151,7 @@ batch_to_space = on_tensors(
     space.batch_to_space,
     """
     >>> import torch, gpufold.torch
-    >>> gpufold.torch.batch_to_space(torch.arange(12).reshape(4, 1, 3), (1, 2, 2), (0, 0, 1))
+    >>> gpufold.torch.batch_to_space(torch.arange(12).reshape(4, 1, 3), (1, 2, 2), crops_begin=(0, 0, 1))
     tensor([[[ 3,  1,  4,  2,  5],
              [ 9,  7, 10,  8, 11]]])
     """,
@@ -159,7 +161,7 @@ space_to_batch = on_tensors(
     space.space_to_batch,
     """
     >>> import torch, gpufold.torch
-    >>> gpufold.torch.space_to_batch(torch.arange(1, 6).reshape(1, 5), (1, 2), (0, 1), (0, 0))
+    >>> gpufold.torch.space_to_batch(torch.arange(1, 6).reshape(1, 5), (1, 2), pads_begin=(0, 1), pads_end=(0, 0))
     tensor([[0, 2, 4],
             [1, 3, 5]])
     """,
@@ -171,13 +173,13 @@ def add_blocks(
     array: Tensor,
     blocks: Tensor,
     positions: Any,
-    window: Any = None,
     *,
+    window: Any = None,
     weights: Tensor | None = None,
     variant: str = "auto",
     deterministic: bool = True,
 ) -> Tensor:
-    """Return a tensor with blocks added to it: as `gpufold.add_blocks`, but with gradients.
+    """Scatter-add blocks to a tensor, and return the sums: as `gpufold.add_blocks`, with gradients.
 
     ``(*lead, *size), (P, *lead, *block_shape), (P, rank) -> (*lead, *size)``
 
@@ -188,9 +190,8 @@ def add_blocks(
             [1., 1., 2., 1., 1., 0.],
             [0., 0., 1., 1., 1., 0.]])
 
-    `array` and `blocks` are on one device, the CPU or a CUDA device, where the contiguous result is too, and have
-    gradients, as a window has where it requires one. Positions are a tensor there, none of whose values is looked at,
-    or a sequence.
+    Tensors are on one device, and so is the contiguous result. `array`, `blocks` and a window have gradients. Positions
+    are a tensor on that device, whose values are never copied to the host, or a sequence.
     """
     if weights is not None:
         terms, _, places = _weighed("add_blocks", array, blocks, positions, window, weights)
@@ -209,14 +210,14 @@ def add_blocks_(
     array: Tensor,
     blocks: Tensor,
     positions: Any,
-    window: Any = None,
     *,
+    window: Any = None,
     weights: Tensor | None = None,
     weight_out: Tensor | None = None,
     variant: str = "auto",
     deterministic: bool = True,
 ) -> Tensor:
-    """Add blocks into a tensor in place: as `gpufold.add_blocks_`, but with gradients.
+    """Scatter-add blocks to a tensor in place: as `gpufold.add_blocks_`, with gradients.
 
     ``(*lead, *size), (P, *lead, *block_shape), (P, rank) -> (*lead, *size)``
 
@@ -227,9 +228,8 @@ def add_blocks_(
     >>> picture
     tensor([1., 1., 2., 1., 1., 0.])
 
-    Tensors are as in `gpufold.torch.add_blocks`. A leaf that requires a gradient is a ValueError. Where gradients are
-    asked for, it is ``array.copy_(add_blocks(array, ...))``: a new tensor more. That of a window goes through
-    `weight_out` too.
+    Tensors are as in `gpufold.torch.add_blocks`. A leaf that requires a gradient is a ValueError. With gradients this
+    is ``array.copy_(add_blocks(array, ...))``, which needs another tensor. A window's gradient includes `weight_out`.
     """
     if weights is not None or is_traced(array, blocks):
         options: dict[str, Any] = {"variant": variant, "deterministic": deterministic}
@@ -246,9 +246,9 @@ def add_blocks_(
                 ones = each.reshape(len(each), *each.shape[1 + blocks.ndim - ones.ndim :]).expand_as(ones)
         elif ones is not None and window is not None:
             window = tensors.counted_sums("add_blocks_", tensors.weights_of(window), ones.dtype)
-        sums = add_blocks(sums, blocks, positions, window, **options).to(array.dtype)
+        sums = add_blocks(sums, blocks, positions, window=window, **options).to(array.dtype)
         if weight_out is not None and ones is not None:
-            of_weights = add_blocks(weight_out, ones, positions, window, **options)
+            of_weights = add_blocks(weight_out, ones, positions, window=window, **options)
         return tensors.written_over(array, sums, weight_out, of_weights)
     into, given, places = _described_addition("add_blocks_", array, blocks, positions)
     described_sums = None if weight_out is None else described("add_blocks_", "weight_out", weight_out)
@@ -299,7 +299,7 @@ def take_blocks(
     mode: Mode = "constant",
     variant: str = "auto",
 ) -> Tensor:
-    """Take blocks out of a tensor, each at a position of its own: as `gpufold.take_blocks`, but with gradients.
+    """Extract blocks of a tensor at arbitrary positions: as `gpufold.take_blocks`, with gradients.
 
     ``(*lead, *size), (P, rank) -> (P, *lead, *block_shape)``
 
@@ -314,7 +314,8 @@ def take_blocks(
 
     Tensors are as in `gpufold.torch.add_blocks`. All modes have gradients.
     """
-    if isinstance(mode, str) and mode in BY_INDEX:
+    said: Any = mode
+    if isinstance(said, str) and said in BY_INDEX:
         places = operators.as_positions("take_blocks", positions, array)
         if not is_traced(array):
             given = described("take_blocks", "array", array)
@@ -334,7 +335,7 @@ def take_blocks(
 
 @public
 def average(numerator: Tensor, weight: Tensor, *, variant: str = "auto") -> Tensor:
-    """Divide sums by the sums of their weights: as `gpufold.average`, but on tensors, with gradients of both.
+    """Divide sums by the sums of their weights: as `gpufold.average`, with gradients of both.
 
     ``(*lead, *size), (*size) -> (*lead, *size)``
 
@@ -343,7 +344,7 @@ def average(numerator: Tensor, weight: Tensor, *, variant: str = "auto") -> Tens
     tensor([[ 3.,  2.,  0.],
             [ 1., 10.,  0.]])
 
-    Gradients are zero where the result is because nothing landed.
+    Gradients are zero where the weight is.
     """
     if is_traced(numerator, weight):
         return operators.trace("average", (numerator, weight), (), 0, ("sum", variant, True))

@@ -14,6 +14,7 @@ from gpufold.calls import REDUCTIONS, Reduction, is_separable
 from gpufold.elements import ELEMENT_TYPES
 from gpufold.geometry import Sizes, as_integers
 from gpufold.given import check_number, shown, word
+from gpufold.names import answers
 from gpufold.torch import functions
 from gpufold.torch.door import public, refuse_script
 from gpufold.torch.operators import is_integer, per_axis
@@ -35,7 +36,7 @@ def fold(
     reduction: Reduction = "sum",
     fill_value: complex | None = None,
 ) -> Tensor:
-    """Put sliding blocks back together: as torch.nn.functional.fold, but for any number of spatial axes.
+    """Fold columns into an image: torch.nn.functional.fold for any number of spatial axes, with windows and means.
 
     ``(N, C*prod(kernel_size), L) -> (N, C, *output_size)``, or both without ``N``.
 
@@ -49,8 +50,7 @@ def fold(
     input : torch.Tensor
         Columns, of the dtypes of `col2im`; float16 and bfloat16 are summed in float32.
     output_size, kernel_size, dilation, padding, stride : int or sequence of int
-        As in torch.nn.functional.fold. There are as many spatial axes as a sequence among them has values, and two
-        where all are ints.
+        As in torch.nn.functional.fold. A sequence sets the number of spatial axes; if all are ints, there are two.
     window, reduction, fill_value
         As in `gpufold.torch.col2im`.
     """
@@ -75,7 +75,7 @@ def fold(
 def unfold(
     input: Tensor, kernel_size: Sizes, dilation: Sizes = 1, padding: Sizes = 0, stride: Sizes = 1, *, window: Any = None
 ) -> Tensor:
-    """Take sliding blocks out of an image: as torch.nn.functional.unfold, but for any number of spatial axes.
+    """Extract sliding blocks as columns: torch.nn.functional.unfold for any number of spatial axes, with windows.
 
     ``(N, C, *size) -> (N, C*prod(kernel_size), L)``, or both without ``N``.
 
@@ -173,7 +173,7 @@ class _Windowed(nn.Module):
 
 
 class Fold(_Windowed, nn.Fold):
-    """A module that puts sliding blocks back together: a torch.nn.Fold, but for any number of spatial axes.
+    """A torch.nn.Fold for any number of spatial axes, with windows and means.
 
     >>> import torch, gpufold.torch
     >>> gpufold.torch.Fold((9,), (3,), stride=(2,))(torch.ones(2, 6, 4)).shape
@@ -182,11 +182,11 @@ class Fold(_Windowed, nn.Fold):
     Parameters
     ----------
     output_size, kernel_size, dilation, padding, stride, window, reduction, fill_value
-        As in `fold`; a window may be a NumPy array too. One that is a Parameter is learned, any other moves with the
-        module as a buffer, which is a copy unless it requires a gradient; neither is in the state of a module without
-        one, which is that of torch.nn.Fold.
+        As in `fold`; a window may also be a NumPy array. A Parameter is learned. Any other window is a buffer that is
+        not saved: a copy, unless it requires a gradient.
     """
 
+    @answers
     def __init__(
         self,
         output_size: Sizes,
@@ -218,7 +218,7 @@ class Fold(_Windowed, nn.Fold):
 
 
 class Unfold(_Windowed, nn.Unfold):
-    """A module that takes sliding blocks out of an image: a torch.nn.Unfold, but for any number of spatial axes.
+    """A torch.nn.Unfold for any number of spatial axes, with windows.
 
     >>> import torch, gpufold.torch
     >>> gpufold.torch.Unfold((3,), stride=(2,))(torch.ones(2, 2, 9)).shape
@@ -230,6 +230,7 @@ class Unfold(_Windowed, nn.Unfold):
         As in `unfold`, and a window as in `Fold`.
     """
 
+    @answers
     def __init__(
         self, kernel_size: Sizes, dilation: Sizes = 1, padding: Sizes = 0, stride: Sizes = 1, *, window: Any = None
     ) -> None:

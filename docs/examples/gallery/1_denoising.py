@@ -21,7 +21,9 @@ noisy = clean + np.random.default_rng(0).normal(0, 0.1, clean.shape).astype(np.f
 # %%
 # Every block, its spectrum, and what of the spectrum is more than noise:
 
-spectra = dctn(gpufold.array_to_blocks(noisy, (8, 8), 1), axes=(-2, -1), norm="ortho")
+spectra = dctn(
+    gpufold.array_to_blocks(noisy, (8, 8), strides=1), axes=(-2, -1), norm="ortho"
+)
 print(spectra.shape, f"{np.mean(abs(spectra) > 0.3):.0%} of the coefficients are kept")
 spectra[abs(spectra) < 0.3] = 0
 
@@ -29,7 +31,9 @@ spectra[abs(spectra) < 0.3] = 0
 # Back to blocks, and their mean:
 
 blocks = idctn(spectra, axes=(-2, -1), norm="ortho")
-restored = gpufold.blocks_to_array(blocks, clean.shape, (8, 8), 1, reduction="mean")
+restored = gpufold.blocks_to_array(
+    blocks, clean.shape, (8, 8), strides=1, reduction="mean"
+)
 
 _, axes = plt.subplots(1, 3, figsize=(10, 3.7), layout="constrained")
 for axis, (name, picture) in zip(

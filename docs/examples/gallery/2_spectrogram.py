@@ -25,7 +25,7 @@ noisy = melody + np.random.default_rng(0).normal(0, 0.5, time.shape)
 # Frames, one every 128 samples, weighed by the window as they are taken out:
 
 window = np.hanning(frame + 1)[:-1]
-frames = gpufold.array_to_blocks(noisy, (frame,), (hop,), window=window)
+frames = gpufold.array_to_blocks(noisy, (frame,), strides=(hop,), window=window)
 spectra = np.fft.rfft(frames)
 print(frames.shape, spectra.shape)
 
@@ -38,7 +38,7 @@ sound = gpufold.blocks_to_array(
     np.fft.irfft(kept),
     noisy.shape,
     (frame,),
-    (hop,),
+    strides=(hop,),
     window=window,
     reduction="least_squares",
 )
@@ -46,7 +46,7 @@ unchanged = gpufold.blocks_to_array(
     np.fft.irfft(spectra),
     noisy.shape,
     (frame,),
-    (hop,),
+    strides=(hop,),
     window=window,
     reduction="least_squares",
 )

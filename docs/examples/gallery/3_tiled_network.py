@@ -29,7 +29,7 @@ def network(tiles):
 # Positions of tiles that cover the picture, the last ones moved in so that none reaches
 # over the border:
 
-positions = gpufold.grid_positions(picture.shape, (96, 96), 48)
+positions = gpufold.grid_positions(picture.shape, (96, 96), strides=48)
 print(len(positions), "tiles, the last at", positions[-1])
 
 

@@ -51,7 +51,7 @@ TILE, STEP = 24, 16
 ramp = np.minimum(
     np.arange(1, TILE * FACTOR + 1), np.arange(TILE * FACTOR, 0, -1)
 ).clip(max=(TILE - STEP) * FACTOR)
-positions = gpufold.grid_positions(latent.shape[1:], TILE, STEP)
+positions = gpufold.grid_positions(latent.shape[1:], TILE, strides=STEP)
 
 
 def by_tiles(window):

@@ -26,7 +26,8 @@ target = np.exp(2j * (phase - 0.5))
 rows, columns = np.ogrid[-1 : 1 : SIDE * 1j, -1 : 1 : SIDE * 1j]
 probe = np.exp(-3 * rows**2 - 3 * (columns - 0.2j) ** 2)
 positions = (
-    gpufold.grid_positions((96 + SIDE // 2, 96 + SIDE // 2), SIDE, 6) - SIDE // 4
+    gpufold.grid_positions((96 + SIDE // 2, 96 + SIDE // 2), SIDE, strides=6)
+    - SIDE // 4
 )
 measured = abs(np.fft.fft2(gpufold.take_blocks(target, positions, SIDE) * probe))
 light = gpufold.add_blocks(

@@ -63,7 +63,7 @@ gaussian = np.exp(-0.5 * (distance / (TILE / 8)) ** 2).astype(np.float32)
 chunk = TILES_PER_CHUNK * STRIDE
 fused = {"reduction": "mean", "window": (gaussian, gaussian)}
 picture = gpufold.dask.blocks_to_array(
-    tiles, (side, side), (TILE, TILE), STRIDE, chunks=chunk, **fused
+    tiles, (side, side), (TILE, TILE), strides=STRIDE, chunks=chunk, **fused
 )
 print(picture)
 
@@ -100,7 +100,9 @@ for corner in (*corners, (side, side)):
     (top, left), (bottom, right) = first, last + 1
     reaching = tiles[top:bottom, left:right].compute(scheduler="synchronous")
     shape = tuple((last - first) * STRIDE + TILE)
-    want = gpufold.blocks_to_array(reaching, shape, (TILE, TILE), STRIDE, **fused)
+    want = gpufold.blocks_to_array(
+        reaching, shape, (TILE, TILE), strides=STRIDE, **fused
+    )
     (y, x), (row, column) = starts, starts - first * STRIDE
     got = target[y : y + PIECE, x : x + PIECE]
     assert np.array_equal(got, want[row : row + PIECE, column : column + PIECE])

@@ -47,7 +47,7 @@ def show(*pictures, **titles):
 # along each axis. There are ``(128 - 32) // 16 + 1 = 7`` of them along each axis, and
 # each lies in one piece of memory.
 
-blocks = gpufold.array_to_blocks(image, (32, 32), 16)
+blocks = gpufold.array_to_blocks(image, (32, 32), strides=16)
 print(blocks.shape)
 
 _, axes = plt.subplots(7, 7, figsize=(6, 6), layout="constrained")
@@ -61,9 +61,9 @@ for axis, block in zip(axes.flat, blocks.reshape(-1, 32, 32)):
 # :func:`gpufold.blocks_to_array` adds the blocks up again. Where they overlap, a pixel
 # is added several times: one block covers a corner, two a border, four the middle.
 
-total = gpufold.blocks_to_array(blocks, image.shape, (32, 32), 16)
+total = gpufold.blocks_to_array(blocks, image.shape, (32, 32), strides=16)
 counts = gpufold.blocks_to_array(
-    np.ones_like(blocks, dtype=np.int32), image.shape, (32, 32), 16
+    np.ones_like(blocks, dtype=np.int32), image.shape, (32, 32), strides=16
 )
 show(the_image=image, the_sum_of_its_blocks=total, how_many_blocks_cover_a_pixel=counts)
 
@@ -71,7 +71,9 @@ show(the_image=image, the_sum_of_its_blocks=total, how_many_blocks_cover_a_pixel
 # Divided by those numbers, the sum is the image again. ``reduction="mean"`` does both
 # in one pass:
 
-again = gpufold.blocks_to_array(blocks, image.shape, (32, 32), 16, reduction="mean")
+again = gpufold.blocks_to_array(
+    blocks, image.shape, (32, 32), strides=16, reduction="mean"
+)
 print(np.allclose(again, image))
 
 # %%
@@ -86,9 +88,11 @@ wrong = blocks + np.random.default_rng(0).normal(0, 0.15, (7, 7, 1, 1)).astype(
     np.float32
 )
 window = np.hanning(34)[1:-1].astype(np.float32)
-plain = gpufold.blocks_to_array(wrong, image.shape, (32, 32), 16, reduction="mean")
+plain = gpufold.blocks_to_array(
+    wrong, image.shape, (32, 32), strides=16, reduction="mean"
+)
 soft = gpufold.blocks_to_array(
-    wrong, image.shape, (32, 32), 16, reduction="mean", window=(window, window)
+    wrong, image.shape, (32, 32), strides=16, reduction="mean", window=(window, window)
 )
 show(plain_mean=plain, mean_with_a_window=soft)
 
@@ -127,7 +131,7 @@ show(the_image=image, four_patches_of_it=pasted)
 # .. code-block:: python
 #
 #     import cupy
-#     blocks = gpufold.array_to_blocks(cupy.asarray(image), (32, 32), 16)
+#     blocks = gpufold.array_to_blocks(cupy.asarray(image), (32, 32), strides=16)
 #
 # For tensors there is :mod:`gpufold.torch`, with gradients, and for arrays larger than
 # memory :mod:`gpufold.dask`. :doc:`/choosing` says which function serves what.
