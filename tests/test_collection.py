@@ -19,7 +19,8 @@ importlib.util.find_spec = lambda name, package=None: None if name in missing el
 """
 
 
-@pytest.mark.parametrize("packages", [None, pytest.param(["onnx", "cupy", "dask"], marks=pytest.mark.all)], ids=str)
+@pytest.mark.all
+@pytest.mark.parametrize("packages", [["onnx", "cupy", "dask"], None], ids=str)
 def test_without_packages_the_modules_that_need_them_are_left_out(tmp_path, packages):
     """None stands for all: with NumPy and pytest alone."""
     spec = importlib.util.spec_from_file_location("rule_of_collection", ROOT / "conftest.py")
