@@ -209,13 +209,13 @@ def test_sigpy_agrees_through_a_transpose(size, block, strides):
     import sigpy.block
 
     image = whole_numbers((2, 3, *size))
-    blocks = sigpy.block.array_to_blocks(image, block, strides=strides)  # (2, 3, *num_blocks, *block)
+    blocks = sigpy.block.array_to_blocks(image, block, strides)  # (2, 3, *num_blocks, *block)
     rank = len(size)
     num_blocks = blocks.shape[2 : 2 + rank]
     order = (0, 1, *range(2 + rank, 2 + 2 * rank), *range(2, 2 + rank))
     columns = blocks.transpose(order).reshape(2, -1, int(np.prod(num_blocks)))
     np.testing.assert_array_equal(gpufold.im2col(image, block, strides=strides), columns)
-    want = sigpy.block.blocks_to_array(blocks, image.shape, block, strides=strides)
+    want = sigpy.block.blocks_to_array(blocks, image.shape, block, strides)
     np.testing.assert_array_equal(gpufold.col2im(columns, size, block, strides=strides), want)
 
 
