@@ -613,7 +613,8 @@ def test_a_decoder_that_sees_so_far_is_stitched_without_seams_in_less_memory():
         start = process_time()
         peaks.append(peak_of(run))
         print(f"{name}: {process_time() - start:.1f} s, {peaks[-1] / 1e6:.0f} MB")
-    np.testing.assert_allclose(options["out"], whole, rtol=0, atol=1e-4 * float(whole.abs().max()))
+    near = (..., slice(-far), slice(-far))  # beyond the end, whole tiles have zeros where smaller ones end
+    np.testing.assert_allclose(options["out"][near], whole[near], rtol=0, atol=1e-4 * float(whole.abs().max()))
     mapped, ours, tiled, whole = peaks
     assert mapped < 1.25 * tiled + 20e6
     assert max(ours, tiled) < whole / 2
