@@ -25,7 +25,7 @@ from bench.measure import (
     missing,
 )
 from bench.peers import PEERS
-from bench.problems import PROBLEMS, Problem, select
+from bench.problems import PROBLEMS, select
 from bench.regret import by_operation, of_results
 from bench.report import footer, markdown, tables
 from bench.results import OURS, Run, command_line, commit, saved
@@ -169,14 +169,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _problems(options: argparse.Namespace, words: list[str], console: Console) -> int:
-    listed = Table(box=None)
-    for heading in ("problem", "input", "output", "MB", "dtypes", "from"):
-        listed.add_column(heading, no_wrap=heading == "problem")
+    listed = [["problem", "input", "output", "MB", "dtypes", "from"]]
     for problem in PROBLEMS:
         megabytes = f"{problem.compulsory_bytes(problem.dtypes[0]) / 1e6:.3g}"
         shapes = (" x ".join(map(str, shape)) for shape in (problem.input_shape, problem.output_shape))
-        listed.add_row(problem.name, *shapes, megabytes, " ".join(problem.dtypes), problem.origin)
-    console.print(listed)
+        listed.append([problem.name, *shapes, megabytes, " ".join(problem.dtypes), problem.origin])
+    console.print(table_of(listed))
     return 0
 
 
@@ -334,14 +332,13 @@ def _table(options: argparse.Namespace, words: list[str], console: Console) -> i
 
 
 def _random(options: argparse.Namespace, words: list[str], console: Console) -> int:
-    if device_kind(options.device) == "gpu" and options.device != "auto":
+    if options.device == "gpu":
         raise ValueError("random draws problems of a CPU's size: --device cpu")
     seconds = QUICK_SECONDS if options.seconds is None else options.seconds
     bench, run = cpu_bench(options.threads, seconds, options.commit)
     bench.peers = [peer for peer in bench.peers if peer.name in drawn.PEERS]
     run.peers, run.options = [peer.name for peer in bench.peers], {"seeds": options.seed, "seconds": seconds}
-    problems: list[Problem] = [each for seed in options.seed for each in drawn.problems(seed, options.problems)]
-    tasks = [Task(problem, problem.dtypes[0]) for problem in problems]
+    tasks = [Task(each, each.dtypes[0]) for seed in options.seed for each in drawn.problems(seed, options.problems)]
 
     def tables_of(run: Run) -> Iterable[Table]:
         return map(table_of, (drawn.distribution(run), drawn.worst(run)))

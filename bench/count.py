@@ -21,7 +21,7 @@ from bench.hostcuda.cubin import resident_threads
 from bench.hostcuda.machine import architecture_of
 from bench.measure import difference
 from bench.problems import AT_POSITIONS, TOLERANCE, Problem
-from bench.terminal import Table
+from bench.terminal import Table, table_of
 from gpufold.calls import Call, Unsupported
 from gpufold.elements import ELEMENT_TYPES
 from gpufold.gpu.plan import H200, Device, Operand, Plan
@@ -151,17 +151,16 @@ def candidates(
 
 def count_table(lines: list[Line]) -> Table:
     """Return a row for each line."""
-    table = Table("problem", "variant", box=None)
-    for heading in ("registers", "spilled", "warps", "KiB in flight", "instructions", "sectors loaded", "stored"):
-        table.add_column(heading, justify="right")
+    rows = [["problem", "variant", "registers", "spilled", "warps", "KiB in flight", "instructions", "sectors loaded"]]
+    rows[0].append("stored")
     for line in lines:
         figures, threads = line.figures, line.resident_threads
         needs = [str(figures.registers), str(figures.stack_bytes), str(threads // 32)]
         needs.append(f"{figures.bytes_in_flight * threads / 1024:.0f}")
         counts = (line.instructions, line.loaded, line.stored)
         did = [f"{number / line.elements:.3g}" for number in counts] if line.elements else [""] * 3
-        table.add_row(line.problem, line.variant, *needs, *did)
-    return table
+        rows.append([line.problem, line.variant, *needs, *did])
+    return table_of(rows)
 
 
 def meaning(device: Device) -> list[str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import replace
-from itertools import chain
 from math import prod
 
 import numpy as np
@@ -21,8 +20,7 @@ DTYPES = ("float32",) * 4 + ("float64", "float16", "complex64", "uint8", "int32"
 LEAST_BYTES, MOST_BYTES = 1 << 20, 1 << 26
 """Of the larger array of a problem."""
 
-LOOP = "loop"
-PEERS = (LOOP, "numpy", "torch", "onnxruntime", "openvino")
+PEERS = ("loop", "numpy", "torch", "onnxruntime", "openvino")
 """What is measured beside gpufold: the faster of loops over blocks and over taps, a copy of a view, and libraries."""
 
 
@@ -95,40 +93,28 @@ def _between(rng: np.random.Generator, least: int, most: int) -> int:
 
 
 def _described(problem: Problem) -> str:
-    """Return the operation, the whole array, and what differs from its axes' usual values."""
-    geometry = problem.geometry
-    shape = "x".join(map(str, problem.input_shape if problem.operation in TAKING_APART else problem.output_shape))
-    words = [problem.operation, shape]
-    if isinstance(geometry, SpaceGeometry):
-        words += [f"block {_joined(geometry.block)}"]
-        margins = geometry.margin_begin, geometry.margin_end
-        words += [f"margins {_joined(margins[0])}/{_joined(margins[1])}"] if any(map(any, margins)) else []
-    else:
-        axes = geometry.axes
-        words += [f"kernel {_joined(axis.kernel for axis in axes)}", f"stride {_joined(axis.stride for axis in axes)}"]
-        if any(axis.dilation > 1 for axis in axes):
-            words.append(f"dilation {_joined(axis.dilation for axis in axes)}")
-        if any(axis.pad_begin or axis.pad_end for axis in axes):
-            words.append(f"pads {_joined(axis.pad_begin for axis in axes)}/{_joined(axis.pad_end for axis in axes)}")
-    words += [problem.reduction.replace("_", " ")] if problem.reduction != "sum" else []
-    words += [problem.window] if problem.window else []
-    return " ".join([*words, *(["channels last"] if problem.channels_last else [])])
-
-
-def _joined(values: object) -> str:
-    return ",".join(map(str, values))  # type: ignore[call-overload]
+    """Return the operation, the shape of the whole array, and what else the call is given that is not usual."""
+    shape = problem.input_shape if problem.operation in TAKING_APART else problem.output_shape
+    given = {name: value for name, value in problem.arguments.items() if not name.startswith("output")}
+    named = [
+        f"{name} {','.join(map(str, value))}"
+        for name, value in given.items()
+        if set(value) != ({0} if name.startswith(("pads", "crops")) else {1})
+    ]
+    words = [problem.operation, "x".join(map(str, shape)), *named, problem.reduction, problem.window]
+    return " ".join([word for word in words if word and word != "sum"] + ["channels last"] * problem.channels_last)
 
 
 def distribution(run: Run) -> list[list[str]]:
     """Return a header, and for each operation gpufold's time over the fastest peer's and over the loop's."""
     groups: dict[str, list[Row]] = defaultdict(list)
-    for row in run.rows:
-        if OURS in row.times:
-            groups[row.operation].append(row)
+    measured = [row for row in run.rows if OURS in row.times]
+    for row in measured:
+        groups[row.operation].append(row)
     lines = [["gpufold's time over", "problems", "fastest: mean", "90 %", "worst", "loop: mean", "90 %", "worst"]]
-    for operation, rows in (*sorted(groups.items()), ("all", [*chain.from_iterable(groups.values())])):
+    for operation, rows in (*sorted(groups.items()), ("all", measured)):
         over_peers = [ratio for row in rows if (ratio := over(run, row))]
-        over_loops = [1 / ratio for row in rows if (ratio := row.speed_up(LOOP))]
+        over_loops = [1 / ratio for row in rows if (ratio := row.speed_up("loop"))]
         lines.append([operation, str(len(rows)), *_spread(over_peers), *_spread(over_loops)])
     return lines
 
@@ -152,8 +138,7 @@ def worst(run: Run) -> list[list[str]]:
     lines = [["worst", "ms", "fastest peer", "ms", "times"]]
     for number in sorted(ratios, key=ratios.__getitem__, reverse=True)[:10]:
         row = run.rows[number]
-        peer = run.fastest_peer(row)
-        assert peer is not None
+        peer = run.fastest_peer(row) or ""  # which all of these have
         times = [f"{1e3 * row.times[name].median:.3g}" for name in (OURS, peer)]
         lines.append([row.name, times[0], peer, times[1], f"{ratios[number]:.2f}"])
     return lines

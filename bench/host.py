@@ -25,7 +25,7 @@ import gpufold
 from bench.peers import steps
 from bench.problems import Problem, dtype_of, select
 from bench.results import command_line, commit, processor
-from bench.terminal import Console, Table
+from bench.terminal import Console, Table, table_of
 from gpufold.compute import launcher
 from gpufold.geometry import SlidingGeometry
 from gpufold.gpu.parameters import contiguous_strides
@@ -139,12 +139,9 @@ def host(names: list[str], console: Console) -> int:
         sys.modules.pop("gpufold.gpu.launch", None)
         launcher.cache_clear()
     headings = ["first call µs", "repeated µs", "with out= µs", "gpufold.torch µs"]
-    table = Table("problem", box=None)
-    for heading in headings if find_spec("torch") else headings[:-1]:
-        table.add_column(heading, justify="right")
-    for name, *costs in rows:
-        table.add_row(name, *(f"{cost * 1e6:.1f}" for cost in costs))
-    console.print(table)
+    lines = [["problem", *(headings if find_spec("torch") else headings[:-1])]]
+    lines += [[name, *(f"{cost * 1e6:.1f}" for cost in costs)] for name, *costs in rows]
+    console.print(table_of(lines))
     if find_spec("torch"):
         console.print(_training())
     worst = max(repeated for _, _, *costs in rows for repeated in costs)
@@ -179,17 +176,16 @@ def _stream() -> Callable[[], Any]:
 
 def _on_arrays() -> Table:
     """Return what repeated calls on small NumPy arrays cost beside the additions that NumPy makes, a tap at a time."""
-    table = Table("NumPy arrays", box=None)
-    for heading in ("repeated µs", "additions µs", "more µs"):
-        table.add_column(heading, justify="right")
+    lines = [["NumPy arrays", "repeated µs", "additions µs", "more µs"]]
     for problem in select(["col2im-tiny", "col2im-least"], quick=False, gpu=False):
         data = problem.data(problem.dtypes[0])
         image, columns = np.zeros(problem.output_shape, data.dtype), problem.as_blocks(data)
         assert isinstance(problem.geometry, SlidingGeometry)
         parts = [(image[where], columns[part]) for where, part, _ in steps(problem.geometry, "taps")]
         repeated, additions = seconds_of(partial(problem, data))[1], seconds_of(partial(_add, image, parts))[1]
-        table.add_row(problem.name, *(f"{cost * 1e6:.1f}" for cost in (repeated, additions, repeated - additions)))
-    return table
+        costs = repeated, additions, repeated - additions
+        lines.append([problem.name, *(f"{cost * 1e6:.1f}" for cost in costs)])
+    return table_of(lines)
 
 
 def _add(image: Any, parts: list[tuple[Any, Any]]) -> None:
@@ -255,9 +251,7 @@ def _training() -> Table:
 
     before = torch.get_num_threads()
     torch.set_num_threads(1)
-    table = Table("fold that records a gradient", box=None)
-    for heading in ("torch µs", "gpufold.torch µs", "ratio"):
-        table.add_column(heading, justify="right")
+    lines = [["fold that records a gradient", "torch µs", "gpufold.torch µs", "ratio"]]
     for batch, channels, side in TRAINED:
         columns = torch.randn(batch, channels * 9, (side - 2) ** 2, requires_grad=True)
 
@@ -281,6 +275,6 @@ def _training() -> Table:
                     pair.append((time.process_time() - start) / calls)
                 samples.append((*pair, pair[1] / pair[0]))
             theirs, ours, ratio = map(median, zip(*samples, strict=True))
-            table.add_row(name, f"{theirs * 1e6:.1f}", f"{ours * 1e6:.1f}", f"{ratio:.2f}")
+            lines.append([name, f"{theirs * 1e6:.1f}", f"{ours * 1e6:.1f}", f"{ratio:.2f}"])
     torch.set_num_threads(before)
-    return table
+    return table_of(lines)

@@ -19,7 +19,7 @@ import numpy as np
 
 import gpufold
 from bench.clients import client
-from bench.problems import BLOCK_OPERATIONS, TAKING_APART, Problem, pixels
+from bench.problems import BLOCK_OPERATIONS, TAKING_APART, Problem, pixels, pixels_at
 from gpufold.geometry import Axis, SlidingGeometry, SpaceGeometry
 
 
@@ -274,14 +274,8 @@ def _add_at(problem: Problem, data: Any, threads: int) -> Call | None:
     places, size = library.asarray(problem.positions()), prod(geometry.image_size)
 
     def run() -> Any:
-        flat, inside = library.zeros((), np.int64), library.ones((), bool)
-        for number, axis in enumerate(geometry.axes):
-            along = [1] * (1 + len(geometry.axes))
-            along[0], along[1 + number] = -1, axis.kernel
-            pixel = (places[:, number, None] + library.arange(axis.kernel)).reshape(along)
-            flat, inside = flat * axis.size + pixel, inside & (pixel >= 0) & (pixel < axis.size)
         image = library.zeros(size + 1, data.dtype)
-        library.add.at(image, library.where(inside, flat, size).ravel(), data.ravel())
+        library.add.at(image, pixels_at(geometry, places, library), data.ravel())
         return image[:size].reshape(problem.output_shape)
 
     return Call(run)
@@ -978,28 +972,16 @@ def _tensorflow(problem: Problem, data: Any, threads: int) -> Call | None:
     return Call(lambda: function(tensor, geometry.block, margins), lambda answer: answer.numpy())
 
 
+EVERY_KIND = ("plain", "blocks", "fused", "placed", "taken")
+
 PEERS: tuple[Peer, ...] = (
     Peer("torch", "torch", "torch", ("cpu", "gpu"), _torch, ("plain", "blocks", "fused")),
-    Peer(
-        "gpufold.torch",
-        "torch",
-        "torch",
-        ("cpu", "gpu"),
-        _gpufold_torch,
-        ("plain", "blocks", "fused", "placed", "taken"),
-    ),
+    Peer("gpufold.torch", "torch", "torch", ("cpu", "gpu"), _gpufold_torch, EVERY_KIND),
     Peer("torch, gradient", "torch", "torch", ("cpu", "gpu"), _torch_with_gradient, ("plain", "blocks", "fused")),
-    Peer(
-        "gpufold.torch, gradient",
-        "torch",
-        "torch",
-        ("cpu", "gpu"),
-        _gpufold_torch_with_gradient,
-        ("plain", "blocks", "fused", "placed", "taken"),
-    ),
+    Peer("gpufold.torch, gradient", "torch", "torch", ("cpu", "gpu"), _gpufold_torch_with_gradient, EVERY_KIND),
     Peer("jax", "jax", "jax", ("cpu",), _jax),
     Peer("jax, at[].add", "jax", "jax", ("cpu",), _jax_loop, ("plain", "blocks")),
-    Peer("gpufold.jax", "jax", "jax", ("cpu",), _gpufold_jax, ("plain", "blocks", "fused", "placed", "taken")),
+    Peer("gpufold.jax", "jax", "jax", ("cpu",), _gpufold_jax, EVERY_KIND),
     Peer("onnxruntime", "onnxruntime", "onnxruntime", ("cpu",), _onnxruntime, ("plain", "blocks")),
     Peer("openvino", "openvino", "openvino", ("cpu",), _openvino),
     Peer("sigpy", "sigpy", "sigpy", ("cpu", "gpu"), _sigpy, ("plain", "blocks")),
@@ -1013,8 +995,8 @@ PEERS: tuple[Peer, ...] = (
     Peer("gpufold.map_tiles", "torch", "torch", ("cpu", "gpu"), _map_tiles, ("fused",)),
     Peer("TorchIO", "torchio", "torchio", ("cpu",), _torchio, ("fused",)),
     Peer("pty-chi", "ptychi", "ptychi", ("cpu", "gpu"), _pty_chi, ("placed", "taken")),
-    Peer("loop", "numpy", "numpy", ("cpu",), _loop, ("plain", "blocks", "fused", "placed", "taken")),
-    Peer("loop", "", "cupy", ("gpu",), _loop, ("plain", "blocks", "fused", "placed", "taken")),
+    Peer("loop", "numpy", "numpy", ("cpu",), _loop, EVERY_KIND),
+    Peer("loop", "", "cupy", ("gpu",), _loop, EVERY_KIND),
     Peer("add.at", "numpy", "numpy", ("cpu",), _add_at, ("placed",)),
     Peer("add.at", "", "cupy", ("gpu",), _add_at, ("placed",)),
     Peer("torch.compile", "torch", "torch", ("gpu",), _torch_compile, on_request=True),

@@ -318,41 +318,40 @@ def _averaged_by_definition(problem: Problem, columns: Array) -> Array:
     return image.reshape(geometry.image_shape).astype(columns.dtype)
 
 
+def pixels_at(geometry: SlidingGeometry, positions: Any, library: Any = np) -> Any:
+    """Return the flat pixel of every element of blocks at positions; one past the image where it falls outside."""
+    flat, inside = library.zeros((), np.int64), library.ones((), bool)
+    for number, axis in enumerate(geometry.axes):
+        along = [1] * (1 + len(geometry.axes))
+        along[0], along[1 + number] = -1, axis.kernel
+        pixel = (positions[:, number, None] + library.arange(axis.kernel)).reshape(along)
+        flat, inside = flat * axis.size + pixel, inside & (pixel >= 0) & (pixel < axis.size)
+    return library.where(inside, flat, prod(geometry.image_size)).ravel()
+
+
 def _placed_by_definition(problem: Problem, blocks: Array) -> Array:
     """Weigh and add in double precision, by the flat pixel of every element."""
     geometry = problem.geometry
     assert isinstance(geometry, SlidingGeometry)
-    flat: Any = 0
-    inside: Any = True
-    weight: Any = np.ones(1)
-    for number, (axis, weights) in enumerate(zip(geometry.axes, problem.weights(), strict=True)):
-        along = [1] * (1 + len(geometry.axes))
-        along[0], along[1 + number] = -1, axis.kernel
-        pixel = (problem.positions()[:, number, None] + np.arange(axis.kernel)).reshape(along)
-        flat, inside = flat * axis.size + pixel, inside & (pixel >= 0) & (pixel < axis.size)
-        weight = np.multiply.outer(weight, weights.astype(np.float64))
-    size = prod(geometry.image_size)
-    flat = np.where(inside, flat, size).ravel()
+    weight = reduce(np.multiply.outer, [weights.astype(np.float64) for weights in problem.weights()])
+    size, flat = prod(geometry.image_size), pixels_at(geometry, problem.positions())
     image = np.empty((geometry.planes, size), blocks.dtype)
     planes = blocks.reshape(len(blocks), geometry.planes, *geometry.block_shape)
     for plane, result in enumerate(image):
-        terms = (planes[:, plane] * weight).ravel()
-        result[...] = _summed(flat, terms, size, blocks.dtype)
+        result[...] = _summed(flat, (planes[:, plane] * weight).ravel(), size, blocks.dtype)
     return image.reshape(problem.output_shape)
 
 
 def _taken_by_definition(problem: Problem, image: Array) -> Array:
-    """Take elements by the pixel of each, zeros outside, and weigh them in double precision."""
+    """Take elements by the flat pixel of each, zeros outside, and weigh them in double precision."""
     geometry = problem.geometry
     assert isinstance(geometry, SlidingGeometry)
-    blocks = np.empty(problem.output_shape, image.dtype)
     weight = reduce(np.multiply.outer, [weights.astype(np.float64) for weights in problem.weights()])
-    for position, block in zip(problem.positions(), blocks, strict=True):
-        axes = [(p + np.arange(axis.kernel), axis) for p, axis in zip(position, geometry.axes, strict=True)]
-        inside = reduce(np.logical_and.outer, [(pixel >= 0) & (pixel < axis.size) for pixel, axis in axes])
-        taken = image[(..., *np.ix_(*(pixel.clip(0, axis.size - 1) for pixel, axis in axes)))]
-        block[...] = np.where(inside, taken * weight, 0)
-    return blocks
+    padded = np.zeros((geometry.planes, prod(geometry.image_size) + 1), image.dtype)
+    padded[:, :-1] = image.reshape(geometry.planes, -1)
+    taken = padded[:, pixels_at(geometry, problem.positions())].reshape(geometry.planes, -1, *geometry.block_shape)
+    blocks: Array = (taken * weight).astype(image.dtype) if problem.window else taken
+    return blocks.swapaxes(0, 1).reshape(problem.output_shape)
 
 
 def _summed(pixel: Array, terms: Array, size: int, dtype: np.dtype[Any]) -> Array:

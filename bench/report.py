@@ -12,7 +12,7 @@ from bench import regret
 from bench.problems import PROBLEMS
 from bench.results import COPY, OTHER_WORK, OURS, Row, Run, command_line, geometric_mean, now, saved
 from bench.tally import Tally
-from bench.terminal import Table
+from bench.terminal import Table, table_of
 
 
 def milliseconds(seconds: float) -> str:
@@ -135,18 +135,7 @@ def failures(run: Run) -> list[str]:
 
 def tables(run: Run) -> list[Table]:
     """Return the tables for a terminal."""
-    return [_table(header, lines) for header, lines in tables_of(run)]
-
-
-def _table(header: list[str], lines: list[list[str]]) -> Table:
-    result = Table(box=None)
-    for number, name in enumerate(header):
-        result.add_column(name, justify="left" if number == 0 else "right", no_wrap=number == 0)
-    for line in lines[:-1]:
-        result.add_row(*line)
-    result.add_section()
-    result.add_row(*lines[-1], style="bold")
-    return result
+    return [table_of([header, *lines], totals=True) for header, lines in tables_of(run)]
 
 
 LARGE_BYTES = 1_000_000

@@ -66,17 +66,17 @@ def _with_columns(table: Any, numbers: list[int]) -> Any:
     return part
 
 
-def table_of(lines: Sequence[Sequence[str]]) -> Table:
-    """Return a header and rows of texts as a table, columns of numbers on the right."""
+def table_of(lines: Sequence[Sequence[str]], totals: bool = False) -> Table:
+    """Return a header and rows of texts as a table, columns of numbers on the right; the last row may be totals."""
     header, *rows = lines
     table = Table(box=None)
     for number, name in enumerate(header):
-        numeric = number > 0 and all(
-            row[number].strip("%x").replace(".", "", 1).isdigit() for row in rows if row[number]
-        )
+        texts = [row[number].strip("<%x*!±") for row in rows if row[number]]
+        numeric = number > 0 and all(text.replace(".", "", 1).replace("e+", "").isdigit() for text in texts)
         table.add_column(name, justify="right" if numeric else "left", no_wrap=number == 0)
-    for row in rows:
-        table.add_row(*row)
+    for number, row in enumerate(rows):
+        last = totals and number + 1 == len(rows)
+        table.add_row(*row, style="bold" if last else None, end_section=totals and number + 2 == len(rows))
     return table
 
 
