@@ -48,10 +48,15 @@ class Timer:
             signal.setitimer(signal.ITIMER_REAL, 1e-5 + self._draw.random() * 0.003)
             CALLS[name](out)
         except KeyboardInterrupt:
-            signal.setitimer(signal.ITIMER_REAL, 0)
+            self._stop()
             return True
-        signal.setitimer(signal.ITIMER_REAL, 0)
+        self._stop()
         return False
+
+    def _stop(self) -> None:
+        """Let no signal of this call that is still to be handled raise in a later one."""
+        self._left = 0
+        signal.setitimer(signal.ITIMER_REAL, 0)
 
     def _handle(self, _: int, frame: FrameType | None) -> None:
         while frame is not None and frame.f_code not in CODES:
