@@ -8,16 +8,18 @@ from typing import Any, NoReturn
 
 import numpy as np
 from torch import Tensor, nn, tensor
+from torch.compiler import is_compiling
+from torch.jit import is_tracing
 
 from gpufold.arrays import library_of, native
 from gpufold.calls import REDUCTIONS, Reduction, is_separable
 from gpufold.elements import ELEMENT_TYPES
-from gpufold.geometry import Sizes, as_integers
+from gpufold.geometry import Sizes
 from gpufold.given import check_number, shown, word
 from gpufold.names import answers
 from gpufold.torch import functions
 from gpufold.torch.door import public, refuse_script
-from gpufold.torch.operators import is_integer, per_axis
+from gpufold.torch.operators import checked_size, is_integer, per_axis
 from gpufold.torch.tensors import weights_of
 
 col2im, im2col = unwrap(functions.col2im), unwrap(functions.im2col)  # behind the door that fold and unfold have
@@ -125,9 +127,14 @@ class _Windowed(nn.Module):
     """Keeps a window: as a parameter where it is one, else as a buffer that is not saved."""
 
     def sized(self, *sizes: Any) -> Any:
-        """Return the sizes of a module, in the order of their arguments, as integers that nobody else changes."""
+        """Return the sizes of a module, in the order of their arguments, as integers that nobody else changes.
+
+        Those of a module that is made while something traces may be its symbols, and stay as they are.
+        """
+        if is_compiling() or is_tracing():
+            return sizes
         named = zip(signature(type(self)).parameters, sizes, strict=False)
-        integers: list[Any] = [as_integers(type(self).__name__, name, size) for name, size in named]
+        integers: list[Any] = [checked_size(type(self).__name__, name, size) for name, size in named]
         return [[*whole] if isinstance(size, list) else whole for whole, size in zip(integers, sizes, strict=True)]
 
     def keep_window(self, window: Any) -> None:

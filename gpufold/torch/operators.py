@@ -186,7 +186,7 @@ def trace(
             raise rules.no_gradient(operation, reduction)
         window = rules.joined(data, axes)
     if not (is_compiling() or is_tracing()):
-        sizes = (*map(partial(_checked, operation), SIZES[operation], sizes),)
+        sizes = (*map(partial(checked_size, operation), SIZES[operation], sizes),)
     lists, tail = [per_axis(value, rank) for value in sizes], (reduction, separable, variant, bool(deterministic))
     arguments = data, window, positions, out, *lists, *tail
     if torch.onnx.is_in_onnx_export() and operation in exporting.IN_ATEN:
@@ -286,6 +286,6 @@ def _has_symbols(value: Any) -> bool:
     return isinstance(value, torch.SymInt | torch.SymFloat)
 
 
-def _checked(operation: str, name: str, value: Any) -> Any:
+def checked_size(operation: str, name: str, value: Any) -> Any:
     """Return a size as integers, or as the symbols that it is of."""
     return value if _has_symbols(value) else as_integers(operation, name, value)
