@@ -2,9 +2,9 @@
 Remove noise from a photograph
 ==============================
 
-All 8 x 8 blocks of a picture overlap, so that every pixel is in up to 64 of them. Each
-block is cleaned by itself: small coefficients of its cosine transform are mostly noise.
-The mean of the cleaned blocks is the picture.
+Patch-based denoising with the discrete cosine transform (DCT). Every 8 x 8 patch is
+denoised separately: small DCT coefficients are mostly noise and are set to zero. Up to
+64 patches overlap on a pixel, and their mean is the result.
 """
 
 import matplotlib.pyplot as plt
@@ -19,7 +19,7 @@ clean = data.camera()[60:316, 100:356].astype(np.float32) / 255
 noisy = clean + np.random.default_rng(0).normal(0, 0.1, clean.shape).astype(np.float32)
 
 # %%
-# Every block, its spectrum, and what of the spectrum is more than noise:
+# Extract every patch, transform it, and keep the coefficients above the noise level:
 
 spectra = dctn(
     gpufold.array_to_blocks(noisy, (8, 8), strides=1), axes=(-2, -1), norm="ortho"
@@ -28,7 +28,7 @@ print(spectra.shape, f"{np.mean(abs(spectra) > 0.3):.0%} of the coefficients are
 spectra[abs(spectra) < 0.3] = 0
 
 # %%
-# Back to blocks, and their mean:
+# Transform back and average the overlapping patches:
 
 blocks = idctn(spectra, axes=(-2, -1), norm="ortho")
 restored = gpufold.blocks_to_array(

@@ -2,10 +2,10 @@
 A spectrogram, and back to sound
 ================================
 
-A short-time Fourier transform cuts sound into frames that overlap, weighs each with a
-window and transforms it. Its inverse adds the frames up again:
-``reduction="least_squares"`` multiplies by the window once more and divides by the sum
-of its squares, so that sound whose spectra were left alone comes back as it was.
+A short-time Fourier transform (STFT) transforms windowed, overlapping frames. Its
+inverse is a weighted overlap-add: ``reduction="least_squares"`` multiplies each frame
+by the window again and divides by the sum of squared windows. Unmodified spectra give
+back the original signal.
 """
 
 import matplotlib.pyplot as plt
@@ -22,7 +22,7 @@ for step, note in enumerate((0, 4, 7, 12, 7)):
 noisy = melody + np.random.default_rng(0).normal(0, 0.5, time.shape)
 
 # %%
-# Frames, one every 128 samples, weighed by the window as they are taken out:
+# Extract windowed frames with a hop of 128 samples:
 
 window = np.hanning(frame + 1)[:-1]
 frames = gpufold.array_to_blocks(noisy, (frame,), strides=(hop,), window=window)
@@ -30,8 +30,7 @@ spectra = np.fft.rfft(frames)
 print(frames.shape, spectra.shape)
 
 # %%
-# What is weaker than a threshold is taken for noise. Back from the spectra to frames,
-# and from frames to sound:
+# Set coefficients below a threshold to zero, and invert:
 
 kept = np.where(abs(spectra) > 40, spectra, 0)
 sound = gpufold.blocks_to_array(

@@ -2,11 +2,10 @@
 A network that sees one tile at a time
 ======================================
 
-A network that was trained on small pictures sees a large one tile by tile. What it says
-near the borders of a tile is worse, since it does not see what lies beyond.
-:class:`gpufold.Stitcher` adds the tiles up as they come, weighted, and divides by the
-weights at the end: neither the tiles nor a weighted copy of them need to fit into
-memory.
+Sliding-window inference applies a network to overlapping tiles of a large image.
+Predictions near the edges of a tile are less accurate, because the network lacks
+context there. :class:`gpufold.Stitcher` accumulates weighted tiles batch by batch and
+divides by the sum of weights. The tiles never have to fit into memory at once.
 """
 
 import matplotlib.pyplot as plt
@@ -26,8 +25,8 @@ def network(tiles):
 
 
 # %%
-# Positions of tiles that cover the picture, the last ones moved in so that none reaches
-# over the border:
+# Positions of tiles that cover the image. The last tile along each axis is shifted to
+# end at the edge:
 
 positions = gpufold.grid_positions(picture.shape, (96, 96), strides=48)
 print(len(positions), "tiles, the last at", positions[-1])
@@ -42,8 +41,7 @@ def stitched(window):
 
 
 # %%
-# Without a window each tile counts the same up to its borders, and the seams show. A
-# bell hides them:
+# A plain mean shows seams between tiles. A Gaussian window removes them:
 
 bell = np.exp(-0.5 * ((np.arange(96) - 47.5) / 14) ** 2).astype(np.float32)
 results = {

@@ -2,10 +2,10 @@
 Decode a latent by tiles
 ========================
 
-Decoders of image and video models turn a small array of many channels, the latent, into
-a large picture. Decoding it whole may take more memory than there is; decoding it by
-tiles leaves seams, unless the tiles overlap and are blended. Here a small decoder with
-random weights, written with :func:`gpufold.im2col`, does both.
+The decoder of a latent diffusion model maps a small latent of many channels to a large
+image. Decoding the whole latent may exceed the memory. Decoding tiles leaves seams
+unless the tiles overlap and are blended. This example compares both with a small
+decoder of random weights, written with :func:`gpufold.im2col`.
 """
 
 from itertools import pairwise
@@ -44,8 +44,8 @@ whole = decode(latent)
 print(latent.shape, "->", whole.shape)
 
 # %%
-# Tiles of the latent overlap; so do their pictures, four times as large. Where they do,
-# a ramp goes from one to the other. The sums live in a :class:`gpufold.Stitcher`.
+# Decoded tiles are four times as large as latent tiles and overlap as well. A linear
+# ramp blends them in a :class:`gpufold.Stitcher`.
 
 TILE, STEP = 24, 16
 ramp = np.minimum(
@@ -83,9 +83,9 @@ for axis in axes.flat:
     axis.set_axis_off()
 
 # %%
-# The error is where a decoder's convolutions reach over the border of a tile, and
-# nowhere else: each pixel of a tile depends on the latent two elements around it. A
-# window of zero there, under enough overlap, is exact.
+# Errors occur only where a convolution reads beyond the edge of a tile: each pixel
+# depends on two latent elements around it. With enough overlap, a window of zeros at
+# the edges is exact.
 
 exact = np.zeros(TILE * FACTOR, np.float32)
 exact[3 * FACTOR : -3 * FACTOR] = 1

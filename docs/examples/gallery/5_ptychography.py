@@ -2,11 +2,11 @@
 Reconstruct a picture from its diffraction
 ==========================================
 
-Ptychography moves a probe of light over an object and measures how strong the waves
-behind it are, but not their phase. Each step takes the parts of the object that probes
-fall on (:func:`gpufold.take_blocks`), gives their waves the measured strength, and adds
-what that changes where the parts lie (:func:`gpufold.add_blocks`), divided by the light
-that fell there.
+Ptychography scans a probe over an object and measures diffraction intensities without
+phases. Each iteration extracts the illuminated patches with
+:func:`gpufold.take_blocks`, replaces the magnitudes of their diffraction patterns by
+the measured ones, and scatter-adds the update with :func:`gpufold.add_blocks`,
+normalized by the illumination.
 """
 
 import matplotlib.pyplot as plt
@@ -17,8 +17,8 @@ from skimage.transform import resize
 import gpufold
 
 # %%
-# An object of which only the phase varies, a probe, and what a camera sees of it at
-# each position. Probes reach over the borders of the object.
+# A phase object, a probe, and the simulated diffraction pattern at each position. Some
+# positions extend beyond the object.
 
 SIDE = 32
 phase = resize(data.camera(), (96, 96), anti_aliasing=True)
@@ -38,7 +38,7 @@ light = gpufold.add_blocks(
 print(len(positions), "positions")
 
 # %%
-# Sixty steps from a flat object:
+# Sixty iterations from a constant initial guess:
 
 found, errors = np.ones((96, 96), complex), []
 for _ in range(60):

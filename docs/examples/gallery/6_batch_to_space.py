@@ -2,10 +2,10 @@
 A dilated convolution as a plain one
 ====================================
 
-:func:`gpufold.space_to_batch` deals the pixels of a picture out to a batch of smaller
-pictures: with blocks of 3 x 3, one gets every third pixel, another those beside them,
-and so on. A convolution of the batch is then a convolution of the picture whose taps
-lie three pixels apart. :func:`gpufold.batch_to_space` is the way back.
+:func:`gpufold.space_to_batch` rearranges an image into a batch of smaller images. With
+blocks of 3 x 3, each entry holds every third pixel along both axes. A plain convolution
+of the batch equals a convolution of the image with dilation 3.
+:func:`gpufold.batch_to_space` is the inverse.
 """
 
 import matplotlib.pyplot as plt
@@ -29,8 +29,8 @@ for axis in axes:
     axis.set_axis_off()
 
 # %%
-# A convolution of each entry with 3 x 3 taps, and back into space. The same convolution
-# with taps that lie three pixels apart gives the same:
+# Convolve each entry with a 3 x 3 kernel and rearrange the batch. The result equals the
+# dilated convolution:
 
 kernel = np.array([[-1, -1, -1], [-1, 8, -1], [-1, -1, -1]], np.float32)
 plain = convolve(batch, kernel[None], mode="constant")

@@ -2,11 +2,10 @@
 What a GPU kernel does
 ======================
 
-On a GPU, the obvious ``col2im`` lets a thread add each element of the columns to its
-pixel: an atomic operation for each, in no fixed order. gpufold *gathers* instead. A
-thread owns a few neighbouring pixels, finds the taps that land on them, adds them in
-their order, and writes each pixel once. This page shows which those are, and asks the
-planner what it would launch; it needs no GPU.
+A straightforward ``col2im`` kernel scatters: one atomic addition per column element, in
+no fixed order. gpufold *gathers* instead. Each thread owns a few adjacent pixels, sums
+the elements that land on them in a fixed order, and writes each pixel once. This
+example shows which elements those are and prints the planned launch. It needs no GPU.
 """
 
 import matplotlib.pyplot as plt
@@ -18,9 +17,9 @@ SIZE, KERNEL, STRIDE = 12, 5, 2
 blocks = (SIZE - KERNEL) // STRIDE + 1
 
 # %%
-# Along one axis, with blocks of 5 taps every 2 pixels: a row of the picture is a block,
-# a column a pixel. The number is the tap. All taps of a pixel are 2 apart, since the
-# blocks are, so that a pixel in the middle has two or three.
+# One axis, a kernel of 5 elements and a stride of 2. A row of the figure is a block, a
+# column is a pixel, and the number is the kernel element. The elements of a pixel are
+# one stride apart, so an interior pixel has two or three of them.
 
 taps = np.full((blocks, SIZE), np.nan)
 for block in range(blocks):
@@ -41,14 +40,13 @@ axis.set(
 )
 
 # %%
-# The pixels between two red lines are one *cell*, as wide as the stride. Whatever cell
-# a thread owns, the same taps land on it, of other blocks. So the loop over taps is
-# unrolled when the kernel is compiled, no thread divides to find its taps, neighbouring
-# threads read neighbouring blocks of the same tap, and loads that would be outside are
-# predicated.
+# The pixels between two red lines form a *cell*, as wide as the stride. The same kernel
+# elements land on every cell, from different blocks. The loop over them is unrolled at
+# compile time without divisions. Adjacent threads read adjacent blocks, so loads
+# coalesce, and loads outside the image are predicated.
 #
-# The additions of a pixel go from its first tap to its last, which is the order of the
-# loop that defines ``col2im``: a GPU gives the bits that the CPU gives, on every run.
+# Each pixel is summed in ascending order of kernel elements, the order of the loop that
+# defines ``col2im``. Results are bitwise reproducible and equal those of the CPU.
 
 columns = np.random.default_rng(0).standard_normal((KERNEL, blocks)).astype(np.float32)
 defined = np.zeros(SIZE, np.float32)
@@ -62,8 +60,8 @@ print(
 )
 
 # %%
-# :func:`gpufold.explain` has the kernel that a call would run, its grid, and why no
-# other was taken:
+# :func:`gpufold.explain` reports the kernel that a call would launch, its grid, and why
+# it was chosen:
 
 print(
     gpufold.explain(

@@ -2,11 +2,10 @@
 Stitch a picture larger than memory
 ===================================
 
-A network has seen a large picture tile by tile, and its answers are to be one picture
-again: :func:`gpufold.dask.blocks_to_array` describes it, a few chunks at a time are
-computed, and Zarr keeps them. Here the picture has two megapixels, so that this page is
-built in a second; with ``SIDE = 32768`` it has more than a gigapixel, and takes no more
-memory. ``docs/dask.md`` says how long that takes.
+:func:`gpufold.dask.blocks_to_array` reassembles overlapping tiles lazily: dask computes
+a few chunks at a time, and Zarr stores them. The image has two megapixels here, so that
+this page builds in seconds. With ``SIDE = 32768`` it has more than a gigapixel, and
+memory stays the same; see ``docs/dask.md`` for the time.
 """
 
 from itertools import product
@@ -25,8 +24,8 @@ SIDE, TILE, STRIDE = 1500, 256, 192
 TILES_PER_CHUNK, CHUNKS_PER_PART = 2, 2
 
 # %%
-# Tiles that exist nowhere: each chunk of them is made when it is needed, here of waves
-# and noise that does not compress.
+# Synthetic tiles of waves and incompressible noise. Each chunk is generated when it is
+# needed.
 
 count = -(-(SIDE - TILE) // STRIDE) + 1
 side = (count - 1) * STRIDE + TILE
@@ -55,8 +54,8 @@ tiles = da.map_blocks(
 )
 
 # %%
-# Where tiles overlap, their mean, weighed by a Gaussian so that no seam is seen. A
-# chunk of the picture has the pixels from its first tile to the next chunk's first.
+# A Gaussian-weighted mean of the overlapping tiles. A chunk of the result holds the
+# pixels from its first tile to the first tile of the next chunk.
 
 distance = np.arange(TILE) - (TILE - 1) / 2
 gaussian = np.exp(-0.5 * (distance / (TILE / 8)) ** 2).astype(np.float32)
@@ -68,9 +67,9 @@ picture = gpufold.dask.blocks_to_array(
 print(picture)
 
 # %%
-# Part by part into Zarr. A whole picture would be walked row by row, with the chunks
-# kept that the next row needs too; a part keeps its own alone. Parts share tasks,
-# which dask would fuse differently in each, and then take for one another.
+# Store the result in parts. In a single pass dask would keep every chunk that the next
+# row needs; a part keeps only its own chunks. Task fusion is off, because dask would
+# fuse the tasks that parts share differently in each part.
 
 folder = TemporaryDirectory()
 target = zarr.create_array(
@@ -88,8 +87,8 @@ megapixels, of_part = (each * each / 1e6 for each in (side, step))
 print(f"{megapixels:.1f} megapixels in parts of {of_part:.1f}")
 
 # %%
-# Pieces around corners of chunks have the bits of :func:`gpufold.blocks_to_array` on
-# the tiles that reach them.
+# Regions around the corners of chunks are bitwise equal to
+# :func:`gpufold.blocks_to_array` on the tiles that overlap them.
 
 PIECE = 200
 corners = np.random.default_rng(6).integers(1, side // chunk + 1, (8, 2)) * chunk
