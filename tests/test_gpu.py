@@ -893,8 +893,8 @@ def arguments_of(operation, extents):
     return {
         "col2im": ((extents[1:], (2, 2)), {"strides": 2}),
         "im2col": (((2, 2),), {"strides": 2}),
-        "blocks_to_array": ((extents, (2, 2), 2), {}),
-        "array_to_blocks": (((2, 2), 2), {}),
+        "blocks_to_array": ((extents, (2, 2)), {"strides": 2}),
+        "array_to_blocks": (((2, 2),), {"strides": 2}),
     }.get(operation, (((1, 1, 2, 2),), {}))
 
 

@@ -198,12 +198,12 @@ class Numbers:
 
 
 @pytest.mark.peer("torch")
-@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork.*:DeprecationWarning")
 def test_a_worker_of_a_data_loader_uses_one(monkeypatch):
     import torch
 
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
-    loader = torch.utils.data.DataLoader(Numbers(), num_workers=1, batch_size=None)
+    # of an interpreter of its own: other tests have left threads, of which a fork has half
+    loader = torch.utils.data.DataLoader(Numbers(), num_workers=1, batch_size=None, multiprocessing_context="spawn")
     assert [each for each in loader] == [[1, 1], [1, 1]]
     assert gpufold.get_num_threads() == 7
 
