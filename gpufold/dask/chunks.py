@@ -27,7 +27,7 @@ from gpufold.compute import filled
 from gpufold.dispatch import Like
 from gpufold.elements import check_dtype
 from gpufold.geometry import AverageGeometry, Axis, Geometry, PositionsGeometry, Size, as_integers
-from gpufold.given import has_own_arithmetic, shown
+from gpufold.given import shown
 from gpufold.names import answers
 from gpufold.operations import OPERATIONS, check_variant
 from gpufold.windows import as_weights
@@ -138,7 +138,9 @@ def cut_axes(
 ) -> Chunks:
     """Cut a result of a shape: these axes as the caller's `chunks` say, the others as given."""
     check_bytes(call, shape, dtype.itemsize)
-    chunks = chunks.tolist() if hasattr(chunks, "tolist") and not has_own_arithmetic(chunks) else chunks
+    if isinstance(chunks, np.ndarray):
+        library_of(call.operation, "chunks", chunks)
+    chunks = chunks.tolist() if isinstance(chunks, np.ndarray | np.generic) else chunks
     each = chunks if isinstance(chunks, list | tuple) else (chunks,) * len(axes)
     if len(each) != len(axes):
         raise ValueError(
