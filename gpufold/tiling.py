@@ -140,7 +140,7 @@ def map_tiles(
         check_writable("map_tiles", np, "out", out, "array", array)
         if isinstance(array, np.ndarray):
             check_apart("map_tiles", np, "out", out, [("array", array)])
-    elif out is not None and not (hasattr(out, "shape") and hasattr(out, "__setitem__")):
+    elif out is not None and not all(hasattr(out, name) for name in ("shape", "dtype", "__setitem__")):
         raise TypeError(f"map_tiles: out must be an array that is written into, got {shown(out)}")
     rank = len(block)
     size = tuple(array.shape)[-rank:]
