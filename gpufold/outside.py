@@ -34,9 +34,8 @@ def taken(
     positions: Any,
     block: Sequence[int],
     mode: str,
-    window: Any,
 ) -> Any:
-    """Return blocks (P, *lead, *block) of an array that goes on beyond its ends, times the weights of a window."""
+    """Return blocks (P, *lead, *block) of an array that goes on beyond its ends, weighted as `to_blocks` does."""
     rank = len(block)
     lead = array.ndim - rank
     index = []
@@ -45,4 +44,4 @@ def taken(
         along = folded(library, begin + arange(side), extent, mode)
         index.append(along.reshape(-1, *(1,) * axis, side, *(1,) * (rank - 1 - axis)))
     blocks = library.moveaxis(array[(..., *index)], lead, 0)
-    return to_blocks(blocks, block, strides=block, window=window).reshape(blocks.shape)
+    return to_blocks(blocks, block, strides=block).reshape(blocks.shape)

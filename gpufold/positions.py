@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from math import prod
 from types import ModuleType
 from typing import Any
@@ -295,8 +296,9 @@ def take_blocks(
     if call.fusion.mode in BY_INDEX:
         prepare(call, library, array, out, window, places)
         block = call.geometry.block_shape  # type: ignore[union-attr]
+        weighted = partial(array_to_blocks, window=window)
         with device_of(library, array):
-            taken: Any = outside.taken(library, library.arange, array_to_blocks, array, places, block, mode, window)
+            taken: Any = outside.taken(library, library.arange, weighted, array, places, block, mode)
         if out is not None:
             copy_into(library, out, taken)
             taken = out

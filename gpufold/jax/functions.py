@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from inspect import Parameter, Signature, signature
 from typing import Any
 
@@ -57,8 +58,8 @@ def _computed(name: str, given: dict[str, Any]) -> Any:
     call, weights = operation.describe(**given), []
     if call.fusion.mode in BY_INDEX:
         block = call.geometry.block_shape  # type: ignore[union-attr]
-        to_blocks = gpufold.jax.array_to_blocks
-        return taken(jnp, jnp.arange, to_blocks, given["array"], given["positions"], block, given["mode"], window)
+        weighted = partial(gpufold.jax.array_to_blocks, window=window)
+        return taken(jnp, jnp.arange, weighted, given["array"], given["positions"], block, given["mode"])
     if call.variant != "auto":
         check_name(call)
     for axis, each in enumerate(() if window is None else axes_of_window(call, window)):

@@ -321,7 +321,8 @@ def take_blocks(
             given = described("take_blocks", "array", array)
             calls.take_blocks(given, places, block_shape, window=window, mode=mode, variant=variant)
         arange, block = partial(torch.arange, device=array.device), operators.per_axis(block_shape, places.shape[1])
-        taken: Tensor = outside.taken(torch, arange, array_to_blocks, array, places, block, mode, window)
+        weighted = partial(array_to_blocks, window=window)
+        taken: Tensor = outside.taken(torch, arange, weighted, array, places, block, mode)
         return taken
     if is_traced(array):
         places = operators.as_positions("take_blocks", positions, array)
