@@ -180,32 +180,36 @@ def test_on_tensors_torchs_number_counts(monkeypatch):
     assert seen == [1, 1, 3, 3, 2]
 
 
-class Numbers:
-    """A dataset whose items are how many threads a call may use, on arrays and on tensors."""
+LOADED = """
+import torch
 
+import gpufold.torch
+from gpufold.torch import tensors
+
+seen, run = [], tensors.run
+tensors.run = lambda *given: seen.append(gpufold.get_num_threads()) or run(*given)
+
+
+class Numbers:
     def __len__(self):
         return 2
 
     def __getitem__(self, index):
-        import torch
+        gpufold.torch.fold(torch.ones(1, 4, 9), 4, 2)
+        return [gpufold.get_num_threads(), seen[-1]]
 
-        import gpufold.torch
 
-        with pytest.MonkeyPatch.context() as patch:
-            seen = counted(patch)
-            gpufold.torch.fold(torch.ones(1, 4, 9), 4, 2)
-        return [gpufold.get_num_threads(), *seen]
+print(*torch.utils.data.DataLoader(Numbers(), num_workers=1, batch_size=None), gpufold.get_num_threads())
+"""
 
 
 @pytest.mark.peer("torch")
-def test_a_worker_of_a_data_loader_uses_one(monkeypatch):
-    import torch
-
-    monkeypatch.setenv("OMP_NUM_THREADS", "7")
-    # of an interpreter of its own: other tests have left threads, of which a fork has half
-    loader = torch.utils.data.DataLoader(Numbers(), num_workers=1, batch_size=None, multiprocessing_context="spawn")
-    assert [each for each in loader] == [[1, 1], [1, 1]]
-    assert gpufold.get_num_threads() == 7
+def test_a_worker_of_a_data_loader_uses_one():
+    """On arrays and on tensors; it is a child of a process of its own, which has no other test's threads and memory."""
+    run = subprocess.run(
+        [sys.executable, "-c", LOADED], capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "7"}
+    )
+    assert run.stdout == "[1, 1] [1, 1] 7\n", run.stderr
 
 
 @pytest.mark.parametrize("count", [1, 2, 5])
