@@ -588,13 +588,14 @@ def _torch_permute(operation: str, geometry: SpaceGeometry, tensor: Any) -> Any:
         space = tensor.reshape(*geometry.block, geometry.batch, *geometry.grid).permute(order)
         space = space.reshape(geometry.batch, *padded)
         crop = zip(geometry.margin_begin, geometry.space_size, strict=True)
-        return space[(slice(None), *(slice(begin, begin + size) for begin, size in crop))]
+        return space[(slice(None), *(slice(begin, begin + size) for begin, size in crop))].contiguous()
     pads = [pad for margins in zip(geometry.margin_begin, geometry.margin_end, strict=True) for pad in margins[::-1]]
     if any(pads):
         tensor = functional.pad(tensor, pads[::-1])
     split = [extent for pair in zip(geometry.grid, geometry.block, strict=True) for extent in pair]
     order = (*range(2, 2 * rank + 1, 2), 0, *range(1, 2 * rank, 2))
-    return tensor.reshape(geometry.batch, *split).permute(order).reshape(geometry.batch_shape)
+    batch = tensor.reshape(geometry.batch, *split).permute(order).reshape(geometry.batch_shape)
+    return batch.clone() if batch.data_ptr() == tensor.data_ptr() else batch  # and no view, as of a single image
 
 
 def _torch(problem: Problem, data: Any, threads: int) -> Call | None:
