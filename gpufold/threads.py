@@ -152,14 +152,14 @@ class _Together:
                 _c.pthread_rwlock_unlock(self.lock)
 
 
-def for_each(function: Callable[..., None], items: Iterable[tuple[Any, ...]]) -> None:
-    """Call function(*item) for every item, on the calling thread and on helpers that are free.
+def for_each(function: Callable[..., None], items: Iterable[tuple[Any, ...]], most: int = MOST_THREADS) -> None:
+    """Call function(*item) for every item, on the calling thread and on helpers that are free, `most` in all.
 
     Items must be independent. The caller never waits for a helper that has not started, so that calls from many threads
     or from a signal handler cannot block one another. When one item raises, no further item starts.
     """
     waiting = deque(items)
-    helpers = min(get_num_threads(), len(waiting)) - 1 if len(waiting) > 1 else 0
+    helpers = min(get_num_threads(), len(waiting), most) - 1 if min(len(waiting), most) > 1 else 0
     if helpers < 1 or _c is None:
         for item in waiting:
             function(*item)

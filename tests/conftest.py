@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gpufold.cpu import arithmetic, indexed, runs, tiles, ways
+from gpufold.cpu import arithmetic, cells, indexed, runs, tiles, ways
 
 MANY_ON_A_GPU, SECONDS_ON_A_GPU = 100, 0.5
 """From how many GPU tests on their time is worth a line, and about how long one compiles, on one core."""
@@ -132,7 +132,7 @@ def _numpy_in_doctests(doctest_namespace):
     doctest_namespace["np"] = np
 
 
-@pytest.fixture(params=["chosen", "flat", "tiled", "flat-tiled", "sliced-tiled", "indexed-tiled"])
+@pytest.fixture(params=["chosen", "flat", "tiled", "flat-tiled", "turned-tiled", "indexed-tiled"])
 def way(request, monkeypatch):
     """Small problems would all go one way; these thresholds send them every way that large ones go."""
     if request.param != "chosen":
@@ -141,13 +141,14 @@ def way(request, monkeypatch):
     if "flat" in request.param:
         monkeypatch.setattr(runs, "FLAT_RUN", 1)
         monkeypatch.setattr(runs, "LARGE_PLANE", 1)
-    if "sliced" in request.param:
-        monkeypatch.setattr(ways, "taps_are_closest", lambda columns, axes: True)
-        monkeypatch.setattr(ways, "SHORT_TAPS", 0)
-        monkeypatch.setattr(ways, "CUT_ROWS", 0)
+    if "turned" in request.param:
+        for module in (ways, cells):
+            monkeypatch.setattr(module, "taps_are_closest", lambda columns, axes: True)
+        monkeypatch.setattr(ways, "LONG_STRIDE", 0)
     if "tiled" in request.param:
         monkeypatch.setattr(tiles, "THREADED_ELEMENTS", 1)
         monkeypatch.setattr(tiles, "TILE_ELEMENTS", 12)
         monkeypatch.setattr(ways, "LONG_ELEMENTS", 1)
         monkeypatch.setattr(indexed, "INDEXED_ELEMENTS", 40)
         monkeypatch.setattr(arithmetic, "PRODUCTS", 4)
+        monkeypatch.setattr(arithmetic, "MANY_HALVES", 1)

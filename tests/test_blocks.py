@@ -30,7 +30,6 @@ from gpufold.cpu import runs, ways
 from gpufold.cpu import tiles as cpu_tiles
 from gpufold.cpu.cells import fold_cells
 from gpufold.cpu.runs import fold_runs
-from gpufold.cpu.slices import fold_slices
 from gpufold.cpu.ways import fold_way
 from gpufold.explanation import explain_call as explain
 from gpufold.geometry import array_to_blocks_geometry, blocks_as_columns
@@ -75,15 +74,15 @@ LARGE_CASES = (
     (BlocksCase("frames", (300_000,), (1024,), (256,)), fold_cells),
     (BlocksCase("short-frames", (2, 140_000), (8,), (2,)), fold_runs),
     (BlocksCase("patches", (2, 3, 100, 90), (8, 7), (1, 2)), fold_runs),
-    (BlocksCase("tiles", (2, 600, 500), (280, 192), (70, 130)), fold_slices),
-    (BlocksCase("volume", (60, 100, 90), (30, 32, 40), (15, 16, 20)), fold_slices),
+    (BlocksCase("tiles", (2, 600, 500), (280, 192), (70, 130)), fold_cells),
+    (BlocksCase("volume", (60, 100, 90), (30, 32, 40), (15, 16, 20)), fold_cells),
 )
 
 
 @pytest.mark.parametrize("fusion", [("sum", "none", False), ("least_squares", "separable", True)], ids=["sum", "fused"])
 @pytest.mark.parametrize(("case", "way"), LARGE_CASES, ids=lambda each: getattr(each, "__name__", str(each)))
 def test_large_blocks_in_rows_have_the_bits_of_columns(case, way, fusion, monkeypatch):
-    """Columns are summed in runs, blocks by cells or in slices, as they are best read; the bits are the same."""
+    """Columns are summed in runs, blocks by cells, as they are best read; the bits are the same."""
     chosen = []
     monkeypatch.setattr(ways, "fold_way", lambda *given: chosen.append(fold_way(*given)) or chosen[-1])
     reduction, kind, accumulate = fusion
@@ -93,7 +92,7 @@ def test_large_blocks_in_rows_have_the_bits_of_columns(case, way, fusion, monkey
     want = through_col2im(case, blocks, out, **options)
     got = gpufold.blocks_to_array(blocks, case.shape, case.block, strides=case.strides, out=out.copy(), **options)
     assert_same_bits(got, want)
-    assert [each for each, _ in chosen] == [fold_cells if way is fold_slices else fold_runs, way]
+    assert [each for each, *_ in chosen] == [fold_runs, way]
 
 
 @pytest.mark.parametrize(("case", "seed"), crossed(CASES, range(20)))

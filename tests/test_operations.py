@@ -31,6 +31,7 @@ from cases import (
 )
 
 import gpufold
+from gpufold.cpu.arithmetic import widened
 from gpufold.cpu.cells import fold_cells
 from gpufold.elements import sum_dtype
 from gpufold.geometry import Axis, SlidingGeometry
@@ -224,6 +225,23 @@ def test_large_problems_have_the_bits_of_small_ones(case, dtype):
         wide = np.zeros(plane[None].shape, sum_dtype(plane.dtype))
         fold_cells(part, wide, axes, None)
         assert_same_bits(got[batch, channel], wide[0, 0].astype(dtype), case)
+
+
+@pytest.mark.parametrize("flushed", [False, pytest.param(True, marks=pytest.mark.peer("torch"))])
+def test_all_halves_are_widened_exactly(flushed):
+    """Those with infinities and NaNs among them too, and subnormal ones where the caller flushes those of float32."""
+    halves = np.arange(1 << 16, dtype=np.uint16).view(np.float16)
+    want = halves.astype(np.float32)
+    if flushed:
+        import torch
+
+        torch.set_flush_denormal(True)
+    try:
+        parts = [widened(part) for part in halves.reshape(-1, 1024)[:, ::-1]]
+    finally:
+        if flushed:
+            torch.set_flush_denormal(False)
+    assert_same_bits(np.concatenate([part[::-1] for part in parts]), want)
 
 
 @pytest.mark.parametrize("dtype", [np.dtype(np.float32), np.dtype(np.float16), np.dtype(np.complex64)], ids=str)

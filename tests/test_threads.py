@@ -150,6 +150,24 @@ def test_control_groups_limit_the_number(name, tmp_path, monkeypatch):
     assert gpufold.get_num_threads() == min(want, 64)
 
 
+CACHES = {
+    "of a core": ({"index0": ("1", "48K"), "index2": ("2", "2048K"), "index3": ("3", "30720K")}, 2 << 20),
+    "small": ({"index1": ("2", "64K")}, 1 << 18),
+    "of many cores": ({"index1": ("2", "12288K")}, 1 << 22),
+    "none": ({}, 1 << 20),
+    "no number": ({"index1": ("2", "much")}, 1 << 20),
+}
+
+
+@pytest.mark.parametrize("name", CACHES)
+def test_the_cache_of_a_core_is_what_linux_says(name, tmp_path):
+    files, want = CACHES[name]
+    for index, texts in files.items():
+        for file, text in zip(("level", "size"), texts, strict=True):
+            written(tmp_path / index / file, text)
+    assert cores.cache_bytes(str(tmp_path)) == want
+
+
 def counted(monkeypatch):
     """Have every call on the CPU note how many threads it may use."""
     from gpufold.torch import tensors
@@ -226,6 +244,15 @@ def test_no_more_threads_run_than_allowed(count):
 
     threads.for_each(work, [(number,) for number in range(20)])
     assert len(seen) == count
+
+
+def test_no_more_threads_run_than_the_work_is_worth():
+    gpufold.set_num_threads(5)
+    seen = set()
+    threads.for_each(
+        lambda _: time.sleep(0.001) or seen.add(threading.get_ident()), [(number,) for number in range(20)], 2
+    )
+    assert len(seen) <= 2
 
 
 def test_calls_inside_other_pools_finish_and_agree():

@@ -13,10 +13,16 @@ Index: TypeAlias = tuple[Any, ...]
 
 ALL = slice(None)
 
-SHORT_ROW, LONG_ROW, MANY_ELEMENTS = 16, 512, 1 << 10
+SHORT_ROW, LONG_ROW, MANY_ELEMENTS = 16, 512, 1 << 14
 """Bytes of a row from which, and up to which, it is copied as one element sooner than by a loop; of how many in all."""
 
-PRODUCTS = 1 << 17
+MANY_HALVES = 1 << 12
+"""From which these are widened by operations on whole arrays."""
+
+TINY = np.array([2.0**-149], np.float32)
+"""The smallest subnormal number, which a thread's mode may flush to zero."""
+
+PRODUCTS = 1 << 16
 """Elements that are weighed before they are added: few enough for the cache of a core."""
 
 
@@ -24,47 +30,69 @@ def add_pairs(total: Array, terms: Array, weights: Array | None, pairs: Iterable
     """Add terms, weighed, into parts of a total, in the order given; weights have the shape of the terms."""
     scratch: Array = np.empty(0, total.dtype)
     for into, term in pairs:
-        part = total[into]
-        if weights is None:
-            np.add(part, terms[term], part)
-            continue
-        for pixels, factors, others in runs_of(part, terms[term], weights[term]):
-            if scratch.size < factors.size:
-                scratch = np.empty(factors.size, total.dtype)
-            products = scratch[: factors.size].reshape(factors.shape, copy=False)
-            multiply(factors, others, products)
-            np.add(pixels, products, pixels)
+        part, factors = total[into], terms[term]
+        if weights is None and not is_narrow(factors, part):
+            np.add(part, factors, part)
+        elif weights is None:
+            for pixels, halves in runs_of(part, factors):
+                np.add(pixels, widened(halves), pixels)
+        else:
+            for pixels, few, others in runs_of(part, factors, weights[term]):
+                if scratch.size < few.size:
+                    scratch = np.empty(few.size, total.dtype)
+                products = scratch[: few.size].reshape(few.shape, copy=False)
+                multiply(few, others, products)
+                np.add(pixels, products, pixels)
 
 
 def runs_of(*arrays: Array) -> Iterator[tuple[Array, ...]]:
-    """Cut arrays of one shape along their longest axis but the last into runs of about `PRODUCTS` elements."""
+    """Cut arrays of one shape along their longest axis, rather not the last, into runs of about `PRODUCTS` elements."""
     shape = arrays[0].shape
     steps = max(1, arrays[0].size // PRODUCTS)
-    if steps == 1 or len(shape) == 1:
+    if steps == 1:
         yield arrays
         return
-    axis = max(range(len(shape) - 1), key=shape.__getitem__)
+    axis = max(range(len(shape)), key=lambda number: shape[number] >> 6 * (number + 1 == len(shape)))
     yield from zip(*(np.array_split(array, min(steps, shape[axis]), axis) for array in arrays), strict=True)
 
 
 def copy_rows(elements: Array, copy: Array) -> None:
     """Copy elements, each row as one element where memory allows it: NumPy would start a loop for it."""
-    size = elements.itemsize
-    row = size * elements.shape[-1] if elements.ndim > 1 and elements.size > MANY_ELEMENTS else 0
-    moves = elements.dtype == copy.dtype and not elements.dtype.hasobject
-    if SHORT_ROW <= row <= LONG_ROW and moves and elements.strides[-1] == copy.strides[-1] == size:
-        as_one = np.dtype((np.void, row))
-        elements, copy = elements.view(as_one), copy.view(as_one)
+    if elements.size > MANY_ELEMENTS and elements.ndim > 1:
+        size = elements.itemsize
+        row = size * elements.shape[-1]
+        moves = elements.dtype == copy.dtype and not elements.dtype.hasobject
+        if SHORT_ROW <= row <= LONG_ROW and moves and elements.strides[-1] == copy.strides[-1] == size:
+            as_one = np.dtype((np.void, row))
+            elements, copy = elements.view(as_one), copy.view(as_one)
     copy[...] = elements
 
 
 def multiply(elements: Array, weights: Array | None, products: Array) -> None:
     """Multiply by real weights, component by component, rounded once to the products' dtype; without weights copy."""
+    if is_narrow(elements, products):
+        elements = widened(elements)
     if weights is None:
         copy_rows(elements, products)
         return
     for part, result in _parts(elements, products):
         np.multiply(part, weights, result, casting="unsafe")
+
+
+def is_narrow(elements: Array, sums: Array) -> bool:
+    """Return whether elements are halves, and more than a few, that are summed in float32."""
+    return elements.dtype == np.float16 and sums.dtype == np.float32 and elements.size >= MANY_HALVES
+
+
+def widened(halves: Array) -> Array:
+    """Return halves as float32, in a third of NumPy's time where all are finite: their bits, scaled."""
+    bits = halves.view(np.int16).astype(np.int32)
+    bits <<= 13
+    bits &= ~(7 << 28 | (1 << 13) - 1)
+    floats: Array = bits.view(np.float32)
+    floats *= np.float32(2.0**112)
+    finite = floats.max() < 2.0**16 and floats.min() > -(2.0**16)
+    return floats if finite and TINY * 1 > 0 else halves.astype(np.float32)  # or where the caller has these flushed
 
 
 def divide(elements: Array, divisor: Array, quotients: Array | None = None) -> None:

@@ -32,7 +32,7 @@ def average(total: Array, axes: tuple[Axis, ...], treatment: Treatment) -> None:
             return divide(total, divisor)
     else:
         divisor = _sums_of_weights(axes, treatment, dtype)
-    _divide_covered(total, divisor, total)
+    _divide_covered(total, divisor, total, axes)
 
 
 def average_by_weights(call: Call, numerator: Array, result: Array, weights: Weights) -> None:
@@ -42,12 +42,16 @@ def average_by_weights(call: Call, numerator: Array, result: Array, weights: Wei
         _divide_covered(numerator, weights[0], result)
 
 
-def _divide_covered(sums: Array, divisor: Array, result: Array) -> None:
+def _divide_covered(sums: Array, divisor: Array, result: Array, axes: tuple[Axis, ...] = ()) -> None:
+    """Divide, and give zero where a divisor is below the smallest normal number; sums are, where no block reaches."""
     uncovered = np.abs(divisor) < np.finfo(divisor.dtype).tiny
     if not uncovered.any():
         return divide(sums, divisor, result)
     divide(sums, np.where(uncovered, divisor.dtype.type(1), divisor), result)
-    result[..., uncovered] = 0
+    if axes:
+        uncovered &= reduce(np.logical_and.outer, [_counts(axis) > 0 for axis in axes])
+    if uncovered.any():
+        result[..., uncovered] = 0
 
 
 @kept

@@ -47,6 +47,14 @@ def _stores(axes: tuple[Axis, ...], begin: Size) -> tuple[tuple[Index, Index, Si
     return tuple(stores)
 
 
+def taps_are_closest(columns: Array, axes: tuple[Axis, ...]) -> bool:
+    """Return whether neighbouring taps lie closer in memory than neighbouring blocks."""
+    rank = len(axes)
+    taps = [abs(s) for s, axis in zip(columns.strides[2 : 2 + rank], axes, strict=True) if axis.kernel > 1]
+    blocks = [abs(s) for s, axis in zip(columns.strides[2 + rank :], axes, strict=True) if axis.blocks > 1]
+    return bool(taps) and min(taps) < min(blocks, default=min(taps) + 1)
+
+
 class CellPiece(NamedTuple):
     """A piece of the image in the shape of its cells, and the (cells, columns) indices to pair up.
 
@@ -74,9 +82,9 @@ class CellWay(NamedTuple):
 
 
 @kept
-def cell_way(axes: tuple[Axis, ...]) -> CellWay:
+def cell_way(axes: tuple[Axis, ...], taps_are_closest: bool = False) -> CellWay:
     """Pair cells and columns."""
-    plan, rank, pieces, order = plan_of(axes), len(axes), [], [0, 1]
+    plan, rank, pieces, order = plan_of(axes, taps_are_closest), len(axes), [], [0, 1]
     for number, turned in enumerate(plan.turned):
         order += (2 + number, 2 + rank + number)[:: 1 if turned else -1]
     last = rank - 1
@@ -116,7 +124,7 @@ def _narrow(part: slice) -> slice | int:
 
 def fold_cells(columns: Array, image: Array, axes: tuple[Axis, ...], weights: Array | None, move: bool = False) -> None:
     """Add, or move, columns into an image, every element of which is written."""
-    way = cell_way(axes)
+    way = cell_way(axes, taps_are_closest(columns, axes))
     columns = columns.transpose(way.order)
     weights = None if weights is None else weights.transpose(way.order)
     if not way.once:
@@ -132,7 +140,7 @@ def fold_cells(columns: Array, image: Array, axes: tuple[Axis, ...], weights: Ar
         np.add(image, np.zeros((), image.dtype), image)  # sums start from +0, and are never -0.0
 
 
-def unfold_cells(image: Array, columns: Array, axes: tuple[Axis, ...], weights: Array | None) -> None:
+def unfold_cells(columns: Array, image: Array, axes: tuple[Axis, ...], weights: Array | None) -> None:
     """Move pixels, weighted, into the columns whose taps land on them."""
     way = cell_way(axes)
     columns = columns.transpose(way.order)

@@ -12,18 +12,15 @@ from gpufold.cpu.treatment import Treatment, spread
 from gpufold.elements import sum_dtype
 from gpufold.geometry import Axis
 from gpufold.geometry.cells import plan_of
-from gpufold.threads import for_each
 
 
 def fold(columns: Array, image: Array, axes: tuple[Axis, ...], treatment: Treatment) -> None:
     """Add split columns (N, C, *kernel, *blocks) into an image (N, C, *size), each of any layout."""
-    way, limit = (fold_cells, image.size) if treatment.move else ways.fold_way(columns, image, axes)
+    moved: tuple[ways.Way, int, int] = (fold_cells, image.size, plan_of(axes).operations)
+    way, limit, steps = moved if treatment.move else ways.fold_way(columns, image, axes)
+    steps += tiles.TILE_STEPS * (treatment.reduction != "sum")
     with np.errstate(all="ignore"):  # sums past the range are IEEE's infinities and NaNs, silently, as on a GPU
-        if max(columns.size, image.size) < tiles.THREADED_ELEMENTS:
-            _fold_tile(columns, image, axes, treatment, way)
-        else:
-            parts = tiles.tiles_of(columns, image, axes, limit)
-            for_each(_fold_tile, [(*part, treatment, way) for part in parts])
+        tiles.for_each_tile(_fold_tile, columns, image, axes, limit, steps, treatment, way)
 
 
 def _fold_tile(columns: Array, image: Array, axes: tuple[Axis, ...], treatment: Treatment, way: ways.Way) -> None:
@@ -31,7 +28,7 @@ def _fold_tile(columns: Array, image: Array, axes: tuple[Axis, ...], treatment: 
         return fold_cells(columns, image, axes, None, move=True)
     accumulator, weights = sum_dtype(image.dtype), spread(treatment.weights, columns)
     narrow = accumulator != image.dtype
-    if narrow and plan_of(axes).once and weights is None and not treatment.accumulate and columns.dtype == image.dtype:
+    if narrow and plan_of(axes).apart and weights is None and not treatment.accumulate and columns.dtype == image.dtype:
         words = image.view(np.uint16)
         fold_cells(columns.view(np.uint16), words, axes, None, move=True)
         words[words == 1 << 15] = 0  # -0.0: sums start from +0

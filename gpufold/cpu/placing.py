@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from math import prod
-from operator import le
+from operator import le, lt
 
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
 from gpufold.calls import Call
 from gpufold.cpu import tiles
-from gpufold.cpu.arithmetic import ALL, PRODUCTS, Array, Index, multiply
-from gpufold.cpu.slices import add_slices, placed
+from gpufold.cpu.arithmetic import ALL, PRODUCTS, Array, Index, add_pairs, multiply
 from gpufold.cpu.treatment import Weights, weights_of_block
 from gpufold.elements import sum_dtype
 from gpufold.geometry import Axis, PositionsGeometry, Size
@@ -22,11 +22,14 @@ from gpufold.weights import least_weight
 BLOCK_START, ROW_START = 1 << 10, 8
 """Elements that are added or taken by their index while an array operation starts, and while it starts on a row."""
 
+LOOKED_UP = 1 << 17
+"""Elements whose indices are made at a time."""
+
 FEW_TILES = 8
 """Tiles up to which each looks at all positions sooner than these are sorted."""
 
-THREADED_BLOCK = 1 << 14
-"""Elements of a block from which threads gain, which take turns in Python between two blocks."""
+THREADED_BLOCK = 4 * tiles.STEP_BYTES
+"""Of a block, from which threads gain, which take turns in Python between two blocks."""
 
 
 def add_blocks(
@@ -51,7 +54,7 @@ def _add(blocks: Array, array: Array, weights: Array | None, positions: Array) -
     """Add blocks, tile by tile."""
     rank = positions.shape[1]
     if len(blocks) == 1 and blocks.size <= PRODUCTS and sum_dtype(array.dtype) == array.dtype:  # a frame of a stream
-        for _, pixels, taps in placed(positions, blocks.shape[-rank:], array.shape[-rank:]):
+        for _, pixels, taps in _placed(positions, blocks.shape[-rank:], array.shape[-rank:]):
             terms, part = blocks[(0, *taps)], array[pixels]
             with np.errstate(all="ignore"):
                 products = terms if weights is None else np.empty(terms.shape, array.dtype)
@@ -62,7 +65,8 @@ def _add(blocks: Array, array: Array, weights: Array | None, positions: Array) -
     scatters, limit = _are_small(blocks, rank), array.size
     if scatters and min(array.strides[-rank:]) < 0:
         array, blocks, weights, positions = _forwards(array, blocks, weights, positions)
-    if sum_dtype(array.dtype) != array.dtype or (scatters and not _is_indexed(array, rank)):  # it is copied by tiles
+    narrow = sum_dtype(array.dtype) != array.dtype
+    if narrow or (scatters and not _is_indexed(array, rank)):  # it is copied by tiles
         block, size, limit = blocks.shape[-rank:], array.shape[-rank:], tiles.TILE_ELEMENTS
         positions = np.clip(positions, np.negative(block), size)  # beyond, nothing changes any more
         begin, end = positions.min(0).clip(0), positions.max(0) + block
@@ -71,7 +75,7 @@ def _add(blocks: Array, array: Array, weights: Array | None, positions: Array) -
         positions -= begin
         if not array.size:
             return
-    if blocks.size >= tiles.THREADED_ELEMENTS and blocks[0].size >= THREADED_BLOCK:
+    if blocks.size >= 4 * tiles.THREADED_ELEMENTS and blocks[0].nbytes >= THREADED_BLOCK // (8 if narrow else 1):
         limit = min(limit, -(-array.size // get_num_threads()))
     unit_axes = tuple(Axis(extent, 1, 1, 1, 0, 0) for extent in array.shape)
     with np.errstate(all="ignore"):
@@ -120,9 +124,32 @@ def _add_to_tile(
         _scatter(total, blocks, weights, met, positions, begin)
     else:
         weights = None if weights is None else np.broadcast_to(weights, blocks.shape)
-        add_slices(total, blocks, weights, met[:, None].tolist(), positions[met] - begin)
+        _add_slices(total, blocks, weights, met[:, None].tolist(), positions[met] - begin)
     if total is not tile:
         tile[...] = total
+
+
+def _placed(first: Array, block: Size, size: Size) -> Iterator[tuple[int, Index, Index]]:
+    """Yield the number of each block that meets an array, the pixels that it meets, and with which taps."""
+    ends = first + block
+    inside = ((first >= 0) & (ends <= size)).all(axis=1)
+    parts = (inside, first, first.clip(0), np.minimum(ends, size))
+    for number, (whole, begin, starts, stops) in enumerate(zip(*(part.tolist() for part in parts), strict=True)):
+        if whole:
+            yield number, (..., *map(slice, starts, stops)), (...,)
+        elif all(map(lt, starts, stops)):
+            taps = (slice(start - p, stop - p) for p, start, stop in zip(begin, starts, stops, strict=True))
+            yield number, (..., *map(slice, starts, stops)), (..., *taps)
+
+
+def _add_slices(total: Array, blocks: Array, weights: Array | None, numbers: list[list[int]], first: Array) -> None:
+    """Add blocks, by their numbers along its first axes, at their first pixels (count, rank), one after another."""
+    rank = first.shape[1]
+    met = _placed(first, blocks.shape[-rank:], total.shape[-rank:])
+    pairs = ((pixels, (*numbers[number], *taps)) for number, pixels, taps in met)
+    if total.dtype.kind == "c" and blocks.shape[-1] >= 128:
+        np.setbufsize(16)  # the least, until errstate ends: NumPy copies complex rows into buffers that are larger
+    add_pairs(total, blocks, weights, pairs)
 
 
 def _scatter(total: Array, blocks: Array, weights: Array | None, met: Array, positions: Array, begin: Array) -> None:
@@ -130,7 +157,7 @@ def _scatter(total: Array, blocks: Array, weights: Array | None, met: Array, pos
     rank, zero = len(begin), np.zeros((), total.dtype)
     nothing = -zero if total.dtype.kind in "fc" else zero  # a pixel that it is added to keeps its bits
     planes, block = _planes_as_memory(total, rank), blocks.shape[-rank:]
-    step = max(1, tiles.SCATTERED_ELEMENTS // prod(block))
+    step = max(1, LOOKED_UP // prod(block))
     for few in (met[start : start + step] for start in range(0, len(met), step)):
         index, partial, outside = _indices(total, total.itemsize, block, positions[few] - begin)
         for plane in np.ndindex(planes.shape[:-1]):
@@ -190,8 +217,8 @@ def take_blocks(call: Call, array: Array, blocks: Array, window: Weights, positi
     small = not array.dtype.hasobject and _are_small(blocks, rank)
     if small and min(array.strides[-rank:]) < 0:
         array, blocks, weights, first = _forwards(array, blocks, weights, first)
-    step = max(1, 2 * tiles.SCATTERED_ELEMENTS // prod(geometry.block_shape)) if small else len(blocks)
-    if blocks.size >= tiles.THREADED_ELEMENTS and blocks[0].size >= THREADED_BLOCK:
+    step = max(1, 2 * LOOKED_UP // prod(geometry.block_shape)) if small else len(blocks)
+    if blocks.size >= 4 * tiles.THREADED_ELEMENTS and blocks[0].nbytes >= THREADED_BLOCK:
         step = min(step, -(-len(blocks) // get_num_threads()))
     parts = [slice(start, start + step) for start in range(0, len(blocks), step)]
     take, nearest = _take_rows if small else _take_one_by_one, call.fusion.mode == "edge"
@@ -237,5 +264,5 @@ def _take_one_by_one(array: Array, blocks: Array, first: Array, weights: Array |
             multiply(array[clamped], weights, blocks[number])
         else:
             blocks[number] = np.zeros((), blocks.dtype)
-    for number, pixels, met in placed(first, side, size):
+    for number, pixels, met in _placed(first, side, size):
         multiply(array[pixels], None if weights is None else weights[met], blocks[number][met])

@@ -17,6 +17,7 @@ from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
+from gpufold.cpu import tiles
 from gpufold.cpu.arithmetic import ALL, Array, Index, add_pairs, multiply
 from gpufold.cpu.cells import fold_cells, store
 from gpufold.geometry import Axis, Size
@@ -27,10 +28,30 @@ FLAT_RUN, LARGE_PLANE = 32, 5000
 """Blocks of a plane from which a flat run is a long enough inner loop, and sums of a row's phases from which it takes
 less than a copy."""
 
-COPIED_BYTES = 1 << 21
+DILUTED = 1.75
+"""Elements of a copy for each that is copied, from which columns are added by cells where their rows follow already."""
+
+COPIED_BYTES = tiles.CACHE_BYTES
 """Of the columns that are copied at a time, which stay in the cache of a core."""
 
 _UNIT_AXIS = Axis(size=1, kernel=1, stride=1, dilation=1, pad_begin=0, pad_end=0)
+
+
+def are_long(columns: Array, axes: tuple[Axis, ...]) -> tuple[int, int]:
+    """Return which pixels of a row the runs of a whole plane reach, if these are long enough, else none."""
+    last, size = axes[-1], axes[-1].size
+    low = min(size, max(0, (last.dilated_kernel - 1) // last.stride * last.stride - last.pad_begin))
+    high = max(low, min(size, last.blocks * last.stride - last.pad_begin))
+    large = prod(axis.blocks for axis in axes) * last.stride >= LARGE_PLANE
+    wide = prod(axis.blocks for axis in axes[-2:]) >= FLAT_RUN and high - low >= 2 * (size - high + low)
+    return (low, high) if large and wide and _is_flat(columns, axes) else (0, 0)
+
+
+def _is_flat(columns: Array, axes: tuple[Axis, ...]) -> bool:
+    """Return whether the rows of a plane's blocks follow one another."""
+    step = columns.strides[-1]
+    follow = len(axes) == 1 or axes[-2].blocks == 1 or columns.strides[-2] == axes[-1].blocks * step
+    return bool(follow and step <= columns.itemsize)
 
 
 def fold_runs(columns: Array, image: Array, axes: tuple[Axis, ...], weights: Array | None) -> None:
@@ -40,16 +61,13 @@ def fold_runs(columns: Array, image: Array, axes: tuple[Axis, ...], weights: Arr
     if len(axes) == 1:  # a single axis is a single row
         columns, image, axes = columns[:, :, None, :, None, :], image[:, :, None], (_UNIT_AXIS, *axes)
         weights = weights if weights is None else weights[:, :, None, :, None, :]
+    low, high = are_long(columns, axes)
+    if low == high:
+        copied = _layout(axes, 1).elements
+        most = DILUTED * prod(columns.shape[2:]) if _is_flat(columns, axes) else copied
+        fits = copied * image.itemsize <= COPIED_BYTES and copied <= most
+        return (_fold_copied if fits else fold_cells)(columns, image, axes, weights)
     *outer, last = axes
-    copied = _layout(axes, 1).elements * image.itemsize
-    flat = columns.shape[-2] == 1 or columns.strides[-2] == columns.shape[-1] * columns.strides[-1]
-    flat = flat and columns.strides[-1] <= columns.itemsize
-    low = min(last.size, max(0, (last.dilated_kernel - 1) // last.stride * last.stride - last.pad_begin))
-    high = max(low, min(last.size, last.blocks * last.stride - last.pad_begin))
-    wide = prod(columns.shape[-2:]) >= FLAT_RUN and high - low >= 2 * (last.size - high + low)
-    if not (flat and wide) or prod(columns.shape[-len(axes) :]) * last.stride < LARGE_PLANE:
-        sparse = copied > COPIED_BYTES or (flat and 4 * copied > 7 * prod(columns.shape[2:]) * image.itemsize)
-        return (fold_cells if sparse else _fold_copied)(columns, image, axes, weights)
     parts, zeros = (*outer, last._replace(size=high - low)), (0,) * len(outer)
     cells = last._replace(size=last.blocks * last.stride, pad_begin=0, pad_end=last.dilated_kernel - last.stride)
     sums = _sums(columns, (*outer, cells), image.dtype, weights)

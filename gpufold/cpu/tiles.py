@@ -1,26 +1,50 @@
-"""Tiles of an image: planes first, then sections of the axes."""
+"""Tiles of an image: planes first, then sections of the axes; and how many threads they are worth."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
+from gpufold.cores import cache_bytes
 from gpufold.cpu.arithmetic import ALL, Array
 from gpufold.geometry import Axis
 from gpufold.geometry.tiles import cut_into_tiles
-from gpufold.threads import get_num_threads
+from gpufold.threads import for_each, get_num_threads
+
+CACHE_BYTES = cache_bytes()
+"""Of a core, for what it works on at a time."""
 
 TILE_ELEMENTS = 1 << 19
-"""Pixels of a tile at most: its scratch stays in the caches, and is all a call needs."""
+"""Pixels of a tile at most: its scratch is all a call needs."""
 
-THREADED_ELEMENTS = 1 << 20
-"""Column elements from which a call is worth spreading over threads."""
+THREADED_ELEMENTS = 1 << 17
+"""Elements, of columns or of pixels, that are worth a thread."""
 
-SCATTERED_ELEMENTS = 1 << 17
-"""Column elements of a tile, where they are shorter: taps are then scattered, and should find it in the caches."""
+STEP_BYTES = 1 << 16
+"""Of columns in an array operation, from which it takes long beside starting it: that is Python's, one at a time."""
+
+TILE_STEPS = 8
+"""Array operations on a tile besides those that add or move columns."""
 
 
-def tiles_of(
-    columns: Array, image: Array, axes: tuple[Axis, ...], limit: int
-) -> list[tuple[Array, Array, tuple[Axis, ...]]]:
-    """Cut an image into tiles of `limit` pixels at most, one for each thread at least: columns, pixels and axes."""
-    taps = (ALL,) * len(axes)
-    cut = cut_into_tiles(image.shape, axes, min(limit, -(-image.size // get_num_threads())))
-    return [(columns[(*each.pixels[:2], *taps, *each.blocks)], image[each.pixels], each.axes) for each in cut]
+def for_each_tile(
+    function: Callable[..., None],
+    columns: Array,
+    image: Array,
+    axes: tuple[Axis, ...],
+    limit: int,
+    steps: int,
+    *more: Any,
+) -> None:
+    """Call function(columns, pixels, axes, *more) for tiles of `limit` pixels at most, each in so many steps."""
+    worth = max(columns.size, image.size) // THREADED_ELEMENTS
+    if worth < 2 and image.size <= limit:
+        return function(columns, image, axes, *more)
+    pieces = columns.nbytes // (STEP_BYTES * (steps + TILE_STEPS))
+    threads = max(1, min(get_num_threads(), worth, pieces))
+    taps, limit = (ALL,) * len(axes), min(limit, -(-image.size // threads))
+    cut = cut_into_tiles(image.shape, axes, limit)
+    if len(cut) % threads and len(cut) < 4 * threads <= pieces:  # threads would wait for the last of few
+        cut = cut_into_tiles(image.shape, axes, max(1, limit // 2))
+    parts = [(columns[(*each.pixels[:2], *taps, *each.blocks)], image[each.pixels], each.axes) for each in cut]
+    for_each(function, [(*part, *more) for part in parts], threads)

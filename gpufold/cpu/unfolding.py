@@ -9,8 +9,9 @@ import numpy as np
 
 from gpufold.cpu import tiles, ways
 from gpufold.cpu.arithmetic import ALL, Array, Index, copy_rows, multiply
-from gpufold.cpu.cells import unfold_cells
+from gpufold.cpu.cells import taps_are_closest, unfold_cells
 from gpufold.cpu.indexed import are_few, unfold_indexed
+from gpufold.cpu.tiles import for_each_tile
 from gpufold.cpu.treatment import spread
 from gpufold.geometry import Axis
 from gpufold.geometry.cells import MANY_OPERATIONS, plan_of
@@ -23,7 +24,6 @@ LONG_KERNEL = 4
 
 def unfold(image: Array, columns: Array, axes: tuple[Axis, ...], weights: Array | None = None) -> None:
     """Take split columns (N, C, *kernel, *blocks), weighed, out of an image (N, C, *size), each of any layout."""
-    large = columns.size >= tiles.THREADED_ELEMENTS
     with nullcontext() if weights is None else np.errstate(all="ignore"):
         many = plan_of(axes).operations >= MANY_OPERATIONS and not _taps_outside(axes)  # all of one view
         if not many and are_few(max(columns.size, image.size), axes):
@@ -34,19 +34,21 @@ def unfold(image: Array, columns: Array, axes: tuple[Axis, ...], weights: Array 
             return  # all margin
         small = columns.size <= ways.SMALL_ELEMENTS and axes[-1].kernel < LONG_KERNEL
         inside = not small and not _taps_outside(axes)
-        closest = inside and ways.taps_are_closest(columns, axes)
+        closest = inside and taps_are_closest(columns, axes)
         if many or (closest and axes[-1].kernel >= LONG_KERNEL):
             _unfold_view(image, columns, axes, spread(weights, columns))
-        elif not large and (not closest or columns.size < tiles.SCATTERED_ELEMENTS):
-            unfold_cells(image, columns, axes, spread(weights, columns))
         else:
-            least = ways.LONG_ELEMENTS * plan_of(axes).operations
-            limit = ways.pixels_of(max(tiles.SCATTERED_ELEMENTS, least), columns, image)
-            if not closest:  # larger ones, for each tap is moved to a place of its own, and as many a thread
-                of_a_thread = -(-image.size // get_num_threads())
-                limit = -(-of_a_thread // -(-of_a_thread // (2 * tiles.TILE_ELEMENTS)))
-            parts = tiles.tiles_of(columns, image, axes, limit)
-            for_each(unfold_cells, [(few, taken, of, spread(weights, taken)) for taken, few, of in parts])
+            steps, limit = plan_of(axes).operations, 2 * tiles.TILE_ELEMENTS
+            if closest:  # smaller ones, for the taps of a block are written one after another
+                limit = ways.pixels_of(
+                    max(tiles.CACHE_BYTES // 4, tiles.STEP_BYTES * steps) // columns.itemsize, columns, image
+                )
+            steps *= 4 if axes[-1].stride == 1 else 1  # to copy what lies side by side takes less than sums
+            for_each_tile(_unfold_tile, columns, image, axes, limit, steps, weights)
+
+
+def _unfold_tile(columns: Array, image: Array, axes: tuple[Axis, ...], weights: Array | None) -> None:
+    unfold_cells(columns, image, axes, spread(weights, columns))
 
 
 def _unfold_view(image: Array, columns: Array, axes: tuple[Axis, ...], weights: Array | None) -> None:
@@ -57,7 +59,7 @@ def _unfold_view(image: Array, columns: Array, axes: tuple[Axis, ...], weights: 
     view = np.lib.stride_tricks.as_strided(first, columns.shape, (*image.strides[:2], *taps, *blocks), writeable=False)
     outer = (0, 1, *range(2 + len(axes), columns.ndim))
     longest = max(outer, key=lambda number: columns.shape[number])
-    parts = get_num_threads() if columns.size >= 4 * tiles.THREADED_ELEMENTS else 1  # a copy takes less than sums
+    parts = max(1, min(get_num_threads(), columns.size // (4 * tiles.THREADED_ELEMENTS)))  # a copy takes less than sums
     arrays = [view, columns] if weights is None else [view, weights, columns]
     cut = [[np.moveaxis(part, 1 + len(axes), -1) for part in np.array_split(array, parts, longest)] for array in arrays]
     for_each(copy_rows if weights is None else multiply, zip(*cut, strict=True))

@@ -18,10 +18,6 @@ FEWER, MANY_OPERATIONS = 3, 1 << 8
 are blocks; and array operations from which any fewer are better."""
 
 
-FEW_BLOCKS = 4
-"""Taps for each block, and for each array operation, from which blocks are few."""
-
-
 class Group(NamedTuple):
     """Consecutive taps of an axis that reach the same cell offset, each at its own phase of the cell."""
 
@@ -84,10 +80,10 @@ class Plan(NamedTuple):
     """Which of them are turned. Their groups come last to first: the last block on a pixel has its first tap."""
     once: bool
     """Whether blocks tile the image without gaps, overlaps or margins left open: each pixel has one tap."""
+    apart: bool
+    """Whether no two blocks overlap: each pixel has one tap at most."""
     operations: int
     """Array operations at most."""
-    few_blocks: bool
-    """Whether taps are so many more than blocks, and than array operations, that loops along blocks are too short."""
 
 
 def groups_phases(axis: Axis, is_last: bool) -> bool:
@@ -96,8 +92,11 @@ def groups_phases(axis: Axis, is_last: bool) -> bool:
 
 
 @kept
-def plan_of(axes: tuple[Axis, ...]) -> Plan:
-    """Choose how axes are served, with no more array operations than the square root of the column elements or so."""
+def plan_of(axes: tuple[Axis, ...], taps_are_closest: bool = False) -> Plan:
+    """Choose how axes are served, with no more array operations than the square root of the column elements or so.
+
+    Where taps lie closer to one another than blocks, those make the longer inner loops.
+    """
     counts: list[list[int]] = []
     for number, axis in enumerate(axes):
         counts.append([])
@@ -106,7 +105,8 @@ def plan_of(axes: tuple[Axis, ...]) -> Plan:
             groups = min(each.kernel, cells) if groups_phases(each, number + 1 == len(axes)) else each.kernel
             counts[-1].append(groups * len(tuple(pieces_of(each))))
     fewer = 1 if prod(count[0] for count in counts) >= MANY_OPERATIONS else FEWER
-    turned = tuple(fewer * count[-1] < count[0] for count in counts)
+    gains = [axis.kernel / axis.stride if taps_are_closest and fewer > 1 and axis.dilation else 1 for axis in axes]
+    turned = tuple(fewer * count[-1] < count[0] * gain for count, gain in zip(counts, gains, strict=True))
     served = tuple(axis.turned if turns else axis for axis, turns in zip(axes, turned, strict=True))
     operations = prod(count[turns] for count, turns in zip(counts, turned, strict=True))
     once = all(
@@ -116,6 +116,8 @@ def plan_of(axes: tuple[Axis, ...]) -> Plan:
         and axis.pixel(axis.blocks - 1, axis.kernel - 1) >= axis.size - 1
         for axis in axes
     )
-    taps, blocks = prod(axis.kernel for axis in axes), prod(axis.blocks for axis in axes)
-    few_blocks = FEW_BLOCKS * operations <= taps and (any(turned) or FEW_BLOCKS * blocks <= taps)
-    return Plan(served, turned, once, operations, few_blocks)
+    apart = all(
+        (axis.dilated_kernel <= axis.stride or axis.blocks == 1) and (axis.dilation or axis.kernel == 1)
+        for axis in axes
+    )
+    return Plan(served, turned, once, apart, operations)
