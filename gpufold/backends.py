@@ -228,8 +228,6 @@ def backend_of(blocks: Any, kind: str = "") -> Backend:
     """Return the backend of a batch, or of its sums where the kind of the batch is given."""
     if kind == JAX or _is_of_jax(blocks):
         return _known(JaxBackend(blocks))
-    if type(blocks).__module__.startswith("dask."):
-        raise TypeError("Stitcher.add: blocks must be in memory, got a dask array; call gpufold.dask.stitch")
     torch = sys.modules.get("torch")
     tensors = torch is not None and isinstance(blocks, torch.Tensor)
     return _known(TorchBackend(blocks) if tensors else ArrayBackend(blocks))

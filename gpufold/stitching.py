@@ -16,9 +16,11 @@ from weakref import WeakSet
 
 import numpy as np
 
+from gpufold import extras
 from gpufold.arrays import Positions, Shaped, Window
 from gpufold.backends import backend_of, copy_of_window
 from gpufold.calls import REDUCTIONS, Call, Reduction, is_separable
+from gpufold.dispatch import front_of
 from gpufold.elements import ELEMENT_TYPES
 from gpufold.geometry import PositionsGeometry, Size, Sizes, as_integers
 from gpufold.given import check_number, flag, shown, word
@@ -156,7 +158,7 @@ class Stitcher(_Of[ArrayT, WholeT]):
     map_tiles : Extract tiles, apply a function and average in one call.
     grid_positions : Positions of tiles that cover an array.
     blocks_to_array : Average all tiles of a grid at once.
-    gpufold.dask.stitch : The same for dask arrays.
+    gpufold.dask.stitch : All tiles of a dask array at once, with chunks of your choice.
     """
 
     @overload
@@ -201,7 +203,7 @@ class Stitcher(_Of[ArrayT, WholeT]):
         """The row after the last that a tile reaches."""
         self._reached = -self._block[0]
         """The first coordinate of the last tile."""
-        self._open: Rows | None = None
+        self._open: Any = None
         """The rows that were not given, or all without slabs; None before the first batch."""
         self._take_turns()
 
@@ -245,11 +247,11 @@ class Stitcher(_Of[ArrayT, WholeT]):
 
         Parameters
         ----------
-        blocks : numpy.ndarray, cupy.ndarray, torch.Tensor or jax.Array
+        blocks : numpy.ndarray, cupy.ndarray, torch.Tensor, jax.Array or dask.array.Array
             Tiles of shape (P, *lead, *tile), of the dtypes of `add_blocks`; `tile` is at most `block_shape`. The first
             batch determines the device of the sums and their dtype: that of the tiles, float32 for float16 and
             bfloat16. Averages and weighted sums of integers are float32, or float64 from 32 bits on. Sums of tensors
-            have gradients.
+            have gradients. Whole tiles that are dask arrays are averaged lazily, as by `gpufold.dask.stitch`.
         positions : numpy.ndarray, cupy.ndarray, torch.Tensor or sequence of sequences of int
             Index of the first element of each tile along the axes of `size`, of shape (P, rank), as in `add_blocks`;
             with `slabs=True` in host memory.
@@ -269,6 +271,8 @@ class Stitcher(_Of[ArrayT, WholeT]):
         RuntimeError
             An earlier call was interrupted while it added, or this one interrupts another of the same thread.
         """
+        if front_of(type(blocks)).endswith("dask"):
+            return self._add_lazily(blocks, positions, window, weights)
         backend = backend_of(blocks)
         shape, lead = backend.shape, len(self._lead)
         count, tile = shape[:1], shape[1 + lead :]
@@ -328,6 +332,20 @@ class Stitcher(_Of[ArrayT, WholeT]):
         self._open, self._reached, self._end = kept, reached, end
         kept.torn = False
 
+    def _add_lazily(self, blocks: Any, positions: Positions, window: Any, weights: Any) -> None:
+        """Keep a batch that is a dask array, for the result to be one too."""
+        tiles = self._open
+        if self._slabs or window is not None or weights is not None or isinstance(tiles, Rows):
+            raise TypeError(
+                "Stitcher.add: blocks must be in memory with slabs=True, a window or weights of a batch, or after "
+                "others that were, got a dask array; call gpufold.dask.stitch"
+            )
+        if tiles is None:
+            options = {"window": self._window, "reduction": self._reduction}
+            tiles = extras.load("dask").stitching.LazyTiles((*self._lead, *self._size), self._block, options)
+        tiles.add(blocks, positions)
+        self._open = tiles
+
     def _in_order(self, places: Any) -> tuple[Any, int]:
         """Return positions from the first row on that was not given, and the first coordinate of the last."""
         first = places[:, 0].tolist()
@@ -357,7 +375,7 @@ class Stitcher(_Of[ArrayT, WholeT]):
 
         Returns
         -------
-        numpy.ndarray, cupy.ndarray or torch.Tensor, or tuple
+        numpy.ndarray, cupy.ndarray, torch.Tensor, jax.Array or dask.array.Array, or tuple
             The average. With `slabs=True` ``(start, slab)`` as from `finished`, of all rows not returned before; an
             unbounded axis ends with the last tile.
 
@@ -367,7 +385,11 @@ class Stitcher(_Of[ArrayT, WholeT]):
             No tile was added; `fill_value` is None and elements are uncovered, which are then not given.
         """
         whole: Any = self._size[0]
-        if self._slabs:
+        if self._open is not None and not isinstance(self._open, Rows):
+            if fill_value != 0:
+                raise ValueError("Stitcher.result: fill_value must be 0 for dask arrays, of which nothing is computed")
+            whole = self._open.result()
+        elif self._slabs:
             whole = self._given("result", self._end if whole == ENDLESS else whole, fill_value)
         else:
             whole = self._divided("result", whole, fill_value)

@@ -38,7 +38,7 @@ def map_tiles(
     finish: Callable[[Any], Any] | None = None,
     out: Any = None,
     resume: str | Path | None = None,
-    progress: Callable[[Any], Iterable[int]] = iter,
+    progress: Callable[[Any], Iterable[int]] | None = None,
 ) -> Any:
     """Apply a function to overlapping tiles of an array and average the results: sliding-window inference.
 
@@ -96,7 +96,7 @@ def map_tiles(
     resume : str or pathlib.Path, optional
         File that records how much of `out` is written, until it is complete. The same call resumes from it after its
         process was killed, with the same bits.
-    progress : callable
+    progress : callable, optional
         Wrapper of the iterator over batches, such as `tqdm.tqdm` or `rich.progress.track`, to show a progress bar.
 
     Returns
@@ -115,9 +115,9 @@ def map_tiles(
     Stitcher : The same with a loop of your own.
     dask.array.overlap.map_overlap : Halos without averaging.
     """
-    called: dict[str, Any] = {"function": function, "finish": iter if finish is None else finish, "progress": progress}
+    called: dict[str, Any] = {"function": function, "finish": finish, "progress": progress}
     for name, each in called.items():
-        if not callable(each):
+        if not callable(each) and (each is not None or name == "function"):
             raise TypeError(f"map_tiles: {name} must be callable, got {shown(each)}")
     if not (isinstance(getattr(array, "shape", None), tuple) and hasattr(array, "dtype")):
         raise TypeError(f"map_tiles: array must be an array, got {shown(array)}; convert it with numpy.asarray")
@@ -154,7 +154,8 @@ def map_tiles(
     positions = positions[positions[:, 0] + block[0] > done]
     given, first = out, 0
     stitcher: Stitcher[Any, tuple[int, Any]] | None = None
-    for start in progress(range(0, len(positions), number)):
+    starts = range(0, len(positions), number)
+    for start in starts if progress is None else progress(starts):
         places = positions[start : start + number]
         with _speaking():
             tiles = _tiles(array, places.tolist(), block, mode)

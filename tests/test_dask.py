@@ -318,6 +318,44 @@ def test_what_is_stitched_has_the_bits_of_a_stitcher(dtype, reduction, seed, dat
     assert (lazy.shape, lazy.dtype, lazy._meta.dtype) == (want.shape, want.dtype, want.dtype)
     assert lazy.chunks[len(lead) :] == filled(chunks)
     assert_same_bits(lazy.compute(), want, f"seed {seed}")
+    stitcher = gpufold.Stitcher((*lead, *size), block, window=window, reduction=reduction)
+    for batch in np.array_split(np.arange(len(tiles)), 2):
+        stitcher.add(da.from_array(tiles[batch], chunks=cut_all(data.draw, tiles[batch].shape)), positions[batch])
+    assert_same_bits(stitcher.result().compute(), want, f"seed {seed}, in two batches")
+
+
+LAZY = da.ones((2, 4, 4))
+CORNERS = [(0, 0), (2, 2)]
+
+
+@pytest.mark.parametrize(
+    ("options", "before", "given", "error", "message"),
+    [
+        ({"slabs": True}, None, {}, TypeError, "add: blocks must be in memory with slabs=True"),
+        ({}, None, {"window": np.ones((4, 4))}, TypeError, "add: blocks must be in memory with slabs=True, a window"),
+        ({}, None, {"weights": np.ones(2)}, TypeError, "add: blocks must be in memory with slabs=True, a window or w"),
+        ({}, np.ones((2, 4, 4)), {}, TypeError, "add: blocks must be in memory .* got a dask array"),
+        ({}, LAZY, {"blocks": np.ones((2, 4, 4))}, TypeError, "add: blocks must be a dask.array.Array, got numpy"),
+        ({}, None, {"blocks": LAZY[:, :3]}, ValueError, r"add: blocks must be \(P, \*\(4, 4\)\) of the first"),
+        ({}, LAZY, {"blocks": LAZY.astype("f4")}, ValueError, "add: blocks must be .* dtype float64, .* of float32"),
+        ({}, None, {"positions": CORNERS[:1]}, ValueError, r"add: blocks .* and positions \(P, 2\), got .* \(1, 2\)"),
+    ],
+)
+def test_a_stitcher_refuses_what_cannot_be_lazy(options, before, given, error, message):
+    stitcher = gpufold.Stitcher((6, 6), 4, **options)
+    if before is not None:
+        stitcher.add(before, CORNERS)
+    with pytest.raises(error, match=f"^Stitcher.{message}"):
+        stitcher.add(**{"blocks": LAZY, "positions": CORNERS, **given})
+    if before is not None:
+        assert float(stitcher.result().sum()) == 28
+
+
+def test_a_stitcher_computes_nothing_of_dask_arrays_to_fill_it():
+    stitcher = gpufold.Stitcher((6, 6), 4)
+    stitcher.add(LAZY, CORNERS)
+    with pytest.raises(ValueError, match=r"^Stitcher.result: fill_value must be 0 for dask arrays"):
+        stitcher.result(fill_value=None)
 
 
 @pytest.mark.parametrize("name", sorted(gpufold.dask.__all__))

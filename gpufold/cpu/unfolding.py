@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from itertools import product
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -18,37 +20,70 @@ from gpufold.geometry.cells import MANY_OPERATIONS, plan_of
 from gpufold.keeping import kept
 from gpufold.threads import for_each, get_num_threads
 
-LONG_KERNEL = 4
-"""Taps of a block's row from which they make an inner loop that is long enough, where they lie one after another."""
+SHORT_STEP, LONG_STEP = 1 << 14, 1 << 18
+"""Bytes of an array operation up to which all are one sooner, on a view of blocks inside the image, or inside a copy:
+where pixels and taps lie together, and where they lie apart."""
+
+PADDED_BYTES, OVERLAP = 1 << 22, 4
+"""Of such a copy at most; and column elements for each of its pixels at least."""
+
+LONG_KERNEL, MANY_TAPS = 4, 16
+"""Taps of a block's row from which they make an inner loop that is long enough, one less where pixels or taps lie
+apart; and taps that do."""
 
 
 def unfold(image: Array, columns: Array, axes: tuple[Axis, ...], weights: Array | None = None) -> None:
     """Take split columns (N, C, *kernel, *blocks), weighed, out of an image (N, C, *size), each of any layout."""
     with nullcontext() if weights is None else np.errstate(all="ignore"):
-        many = plan_of(axes).operations >= MANY_OPERATIONS and not _taps_outside(axes)  # all of one view
-        if not many and are_few(max(columns.size, image.size), axes):
+        steps, outside = plan_of(axes).operations, _taps_outside(axes)
+        # whether loops along blocks meet pixels, or taps, that lie apart
+        apart = axes[-1].stride > 1 or prod(axis.kernel for axis in axes) >= MANY_TAPS
+        short = columns.size > ways.SMALL_ELEMENTS and columns.nbytes < (LONG_STEP if apart else SHORT_STEP) * steps
+        if short and outside and weights is None and _unfold_padded(image, columns, axes):
+            return
+        one_view = not outside and (short or steps >= MANY_OPERATIONS)
+        if not one_view and are_few(max(columns.size, image.size), axes):
             return unfold_indexed(image, columns, axes, spread(weights, columns))
-        for index in _taps_outside(axes):
+        for index in outside:
             columns[index] = np.zeros((), columns.dtype)
         if not image.size:
             return  # all margin
-        small = columns.size <= ways.SMALL_ELEMENTS and axes[-1].kernel < LONG_KERNEL
-        inside = not small and not _taps_outside(axes)
-        closest = inside and taps_are_closest(columns, axes)
-        if many or (closest and axes[-1].kernel >= LONG_KERNEL):
-            _unfold_view(image, columns, axes, spread(weights, columns))
-        else:
-            steps, limit = plan_of(axes).operations, 2 * tiles.TILE_ELEMENTS
-            if closest:  # smaller ones, for the taps of a block are written one after another
-                limit = ways.pixels_of(
-                    max(tiles.CACHE_BYTES // 4, tiles.STEP_BYTES * steps) // columns.itemsize, columns, image
-                )
-            steps *= 4 if axes[-1].stride == 1 else 1  # to copy what lies side by side takes less than sums
-            for_each_tile(_unfold_tile, columns, image, axes, limit, steps, weights)
+        closest = columns.size > ways.SMALL_ELEMENTS and not outside and taps_are_closest(columns, axes)
+        if one_view or (closest and axes[-1].kernel >= LONG_KERNEL - apart):
+            return _unfold_view(image, columns, axes, spread(weights, columns))
+        limit = 2 * tiles.TILE_ELEMENTS
+        if closest:  # smaller ones, for the taps of a block are written one after another
+            few = max(tiles.CACHE_BYTES // 4, tiles.STEP_BYTES * steps) // columns.itemsize
+            limit = ways.pixels_of(few, columns, image)
+        steps *= 4 if axes[-1].stride == 1 else 1  # to copy what lies side by side takes less than sums
+        for_each_tile(_unfold_tile, columns, image, axes, limit, steps, weights)
 
 
 def _unfold_tile(columns: Array, image: Array, axes: tuple[Axis, ...], weights: Array | None) -> None:
     unfold_cells(columns, image, axes, spread(weights, columns))
+
+
+def _unfold_padded(image: Array, columns: Array, axes: tuple[Axis, ...]) -> bool:
+    """Copy blocks from a view of a copy of a few planes, with zeros around; return whether that is worth it."""
+    spans = [(axis.blocks - 1) * axis.stride + (axis.kernel - 1) * axis.dilation + 1 for axis in axes]
+    images, planes, *_ = image.shape
+    few = PADDED_BYTES // (prod(spans) * columns.itemsize)
+    if not few or not image.size or prod(columns.shape[2:]) < OVERLAP * prod(spans):
+        return False
+    alone = tuple(axis._replace(size=span, pad_begin=0, pad_end=0) for axis, span in zip(axes, spans, strict=True))
+    inner = [slice(max(0, axis.pad_begin), max(0, axis.pad_begin + axis.size)) for axis in axes]
+    pixels = [
+        slice(max(0, -axis.pad_begin), max(0, each.size - axis.pad_begin))
+        for axis, each in zip(axes, alone, strict=True)
+    ]
+    at_a_time = max(1, few // planes), min(planes, few)
+    starts = product(*(range(0, extent, step) for extent, step in zip((images, planes), at_a_time, strict=True)))
+    for part in (tuple(slice(n, n + step) for n, step in zip(each, at_a_time, strict=True)) for each in starts):
+        some = image[(*part, *pixels)]
+        padded: Array = np.zeros((*some.shape[:2], *spans), columns.dtype)
+        padded[(ALL, ALL, *inner)] = some
+        _unfold_view(padded, columns[part], alone, None)
+    return True
 
 
 def _unfold_view(image: Array, columns: Array, axes: tuple[Axis, ...], weights: Array | None) -> None:

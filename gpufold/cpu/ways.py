@@ -48,6 +48,8 @@ def fold_way(columns: Array, image: Array, axes: tuple[Axis, ...]) -> tuple[Way,
     if not taps_are_closest(columns, axes):
         return fold_runs, tiles.TILE_ELEMENTS, plan.operations if any(are_long(columns, axes)) else tiles.TILE_STEPS
     taps, steps = prod(axis.kernel for axis in axes), plan_of(axes, True).operations
+    if plan.apart:
+        return fold_cells, tiles.TILE_ELEMENTS, steps
     if min(axes[-1].kernel, axes[-1].stride) < LONG_STRIDE and taps < MANY_TAPS * steps:
         copied = COPIED_BYTES // 2 // sum_dtype(image.dtype).itemsize  # half, for rows of sums may be longer
         copied = max(copied, LONG_ELEMENTS * plan.operations)

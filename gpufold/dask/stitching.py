@@ -1,4 +1,4 @@
-"""Tiles averaged at positions of their own: `stitch`."""
+"""Tiles averaged at positions of their own: `stitch`, and a Stitcher's batches of dask arrays."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from gpufold.dask.chunks import (
 from gpufold.elements import check_dtype, name_of, stitched_dtype
 from gpufold.geometry import PositionsGeometry, Size, as_integers
 from gpufold.given import word
-from gpufold.names import answers
+from gpufold.names import answers, speaking_for
 from gpufold.stitching import Stitcher, known_window
 
 
@@ -92,6 +92,40 @@ def stitch(
             work = partial(_stitch_chunk, shape=extents, block=geometry.block_shape, places=places, reduction=reduction)
             graph[name, *planes, *chunk] = (work, pieces, key_of(weights))
     return new_array(name, graph, (blocks, weights), cut, dtype)
+
+
+class LazyTiles:
+    """Batches of dask arrays, as a Stitcher keeps them until its result is asked for."""
+
+    torn = False
+
+    def __init__(self, shape: Size, block: Size, options: dict[str, Any]) -> None:
+        self._shape, self._block, self._options = shape, block, options
+        self._batches: list[da.Array] = []
+        self._positions: list[Any] = []
+
+    def add(self, blocks: da.Array, positions: Any) -> None:
+        """Keep a batch, whose tiles are whole and have the dtype of the first."""
+        rank, first = len(self._block), self._batches[0] if self._batches else blocks
+        places = known_positions("Stitcher.add", positions, blocks, "blocks")
+        tiles = (*self._shape[:-rank], *self._block)
+        if blocks.shape[1:] != tiles or blocks.dtype != first.dtype or places.shape != (len(blocks), rank):
+            raise ValueError(
+                f"Stitcher.add: blocks must be (P, *{tiles}) of the first batch's dtype {first.dtype}, for they are "
+                f"dask arrays, and positions (P, {rank}), got shape {blocks.shape} of {blocks.dtype} and {places.shape}"
+            )
+        self._batches.append(blocks)
+        self._positions.append(places)
+
+    def check(self, backend: Any, averaged: bool) -> None:
+        """Refuse tiles of another kind."""
+        raise TypeError(f"Stitcher.add: blocks must be a dask.array.Array, got {backend.kind}: the first batch decides")
+
+    def result(self) -> da.Array:
+        """Stitch all batches."""
+        tiles, places = da.concatenate(self._batches), np.concatenate(self._positions)
+        with speaking_for("Stitcher.result", "stitch"):
+            return stitch(tiles, places, self._shape, **self._options)
 
 
 def _described(blocks: Any, positions: Any, output_shape: Any, window: Any, reduction: str) -> Call:
