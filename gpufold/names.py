@@ -49,12 +49,19 @@ KEYWORD_ALIASES = {
 }
 """The names that an argument has in other libraries."""
 
+OVERLAP = ("overlap", "noverlap", "tile_overlap")
+
 ADVICE = (
     (("padding", "paddings", "pads", "pad"), "pads_begin", "use pads_begin and pads_end"),
     (("crops", "crop"), "crops_begin", "use crops_begin and crops_end"),
-    (("overlap", "noverlap", "tile_overlap"), "block_shape", "use strides = block_shape - overlap"),
-    (("overlap", "noverlap", "tile_overlap"), "kernel_size", "use strides = kernel_size - overlap"),
-    (("padding", "paddings", "pads", "pad", "mode", "padding_mode"), "last", "use last='over', or numpy.pad before"),
+    (OVERLAP, "block_shape", "use strides = block_shape - overlap, or block_shape * (1 - overlap) of a fraction"),
+    (OVERLAP, "kernel_size", "use strides = kernel_size - overlap, or kernel_size * (1 - overlap) of a fraction"),
+    (OVERLAP, "", "overlap is that of positions: see grid_positions"),
+    (
+        ("padding", "paddings", "pads", "pad", "pads_begin", "pads_end", "mode", "padding_mode"),
+        "last",
+        "use last='over', or numpy.pad before",
+    ),
     (("axis", "axes", "dim", "data_format"), "", "spatial axes are the last ones: use numpy.moveaxis before"),
 )
 """Names in other libraries, an argument that a function has which is answered so, and the answer."""

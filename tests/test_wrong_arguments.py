@@ -534,7 +534,8 @@ def failures_of(front, draws, seed):
 
 @pytest.mark.parametrize("front", FRONTS)
 @pytest.mark.parametrize("draws", [DRAWS, pytest.param(MANY, marks=pytest.mark.many)])
-def test_a_wrong_call_says_so_and_leaves_everything_as_it_was(front, draws):
+def test_a_wrong_call_says_so_and_leaves_everything_as_it_was(front, draws, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # a word may be taken for the name of a file
     seed = random.randrange(1 << 32)
     failures = failures_of(front, draws, seed)
     assert not failures, f"of {draws} calls, seed {seed}:\n" + "\n".join(failures.values())

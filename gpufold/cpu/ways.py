@@ -27,6 +27,9 @@ LONG_ELEMENTS = 1 << 9
 CACHED_BYTES = tiles.CACHE_BYTES // 4
 """Of a tile by cells: it stays in the cache of a core while the taps of every cell offset pass over it."""
 
+SCRATCH_BYTES = 1 << 22
+"""Of the sums of a tile by runs, where array operations on it would be short."""
+
 FEW_BLOCKS = 16
 """Blocks whose pixels a tile has at least, for it cuts those along its edges into shorter additions."""
 
@@ -46,7 +49,12 @@ def fold_way(columns: Array, image: Array, axes: tuple[Axis, ...]) -> tuple[Way,
     if are_few(columns.size, axes):
         return fold_indexed, pixels_of(tiles.TILE_ELEMENTS, columns, image), plan.operations
     if not taps_are_closest(columns, axes):
-        return fold_runs, tiles.TILE_ELEMENTS, plan.operations if any(are_long(columns, axes)) else tiles.TILE_STEPS
+        steps, size = (
+            plan.operations if any(are_long(columns, axes)) else tiles.TILE_STEPS,
+            sum_dtype(image.dtype).itemsize,
+        )
+        most = min(SCRATCH_BYTES // size, pixels_of(tiles.STEP_BYTES // size * steps, columns, image))
+        return fold_runs, max(tiles.TILE_ELEMENTS, most), steps
     taps, steps = prod(axis.kernel for axis in axes), plan_of(axes, True).operations
     if plan.apart:
         return fold_cells, tiles.TILE_ELEMENTS, steps
