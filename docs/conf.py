@@ -56,6 +56,7 @@ intersphinx_mapping = {
         "torch": "docs.pytorch.org/docs/stable",
         "dask": "docs.dask.org/en/stable",
         "jax": "docs.jax.dev/en/latest",
+        "scipy": "docs.scipy.org/doc/scipy",
     }.items()
     if os.environ.get("READTHEDOCS") == "True"
 }
@@ -111,15 +112,15 @@ SHAPE = re.compile(r"(?<!\w)\((?:[\w, ]|\(\w+\))*\*(?:[\w, *]|\(\w+\))*\)")
 
 
 FIGURES = {
-    "col2im": ("col2im", "im2col", "fold", "unfold"),
-    "blocks": ("array_to_blocks", "blocks_to_array"),
-    "positions": ("take_blocks", "add_blocks", "add_blocks_"),
-    "grid_positions": ("grid_positions",),
-    "stitcher": ("Stitcher", "map_tiles", "stitch", "average"),
-    "batch_to_space": ("batch_to_space", "space_to_batch"),
+    "col2im": ("Columns become blocks, which are added where they overlap", "col2im im2col fold unfold"),
+    "blocks": ("Overlapping blocks of an array, and their sum", "array_to_blocks blocks_to_array"),
+    "positions": ("Blocks at positions of an array are added", "take_blocks add_blocks add_blocks_"),
+    "grid_positions": ("Positions of tiles along an axis", "grid_positions"),
+    "stitcher": ("Overlapping tiles are averaged", "Stitcher map_tiles stitch average"),
+    "batch_to_space": ("Images of a batch are interleaved", "batch_to_space space_to_batch"),
 }
-"""The drawings in drawings/, each with the functions on whose pages it is, after the summary and the shapes."""
-FIGURE_OF = {name: figure for figure, names in FIGURES.items() for name in names}
+"""The drawings in drawings/, each with what it shows and the functions on whose pages it is, after their summary."""
+FIGURE_OF = {name: figure for figure, (_, names) in FIGURES.items() for name in names.split()}
 
 
 def setup(app: Any) -> None:
@@ -138,4 +139,4 @@ def _add_figure(app: Any, what: str, name: str, documented: Any, options: Any, l
     if figure and name.startswith("gpufold.") and what in ("function", "class"):
         first = next((at for at, line in enumerate(lines) if line.startswith((">>>", "---"))), 0)
         at = first - 1 if lines[first : first + 1] and lines[first].startswith("---") else first
-        lines[at:at] = [f".. image:: /drawings/{figure}.svg", f"   :alt: What {name.rpartition('.')[2]} does", ""]
+        lines[at:at] = [f".. image:: /drawings/{figure}.svg", f"   :alt: {FIGURES[figure][0]}", ""]

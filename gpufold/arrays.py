@@ -41,7 +41,7 @@ class Shaped(Protocol):
 Window: TypeAlias = Shaped | Sequence[Shaped]
 """Weights of a block's elements, or of each axis."""
 
-Positions: TypeAlias = Shaped | Sequence[Sequence[SupportsIndex] | Shaped]
+Positions: TypeAlias = Shaped | Sequence[Sequence[SupportsIndex] | Shaped] | Sequence[SupportsIndex]
 
 INT64 = np.dtype(np.int64)
 """The dtype of positions, as arrays compare it with theirs soonest."""

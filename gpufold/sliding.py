@@ -225,7 +225,7 @@ def im2col(
     strides, dilations, pads_begin, pads_end : int or sequence of int
         As in `col2im`.
     window : numpy.ndarray, cupy.ndarray or sequence of them, optional
-        Real weights by which the elements of each block are multiplied, as in `col2im`.
+        Real weights by which the elements of each block of floats or complex numbers are multiplied, as in `col2im`.
     out : numpy.ndarray or cupy.ndarray, optional
         Output array of the result's shape and dtype that shares no memory with `image`.
     chunks, variant

@@ -136,7 +136,7 @@ class Stitcher(_Of[ArrayT, WholeT]):
         then True.
     block_shape : int or sequence of int
         Elements of a tile along each axis of `size`, the last ones, at least 1. An int means the same on every axis of
-        `output_shape`, or on those from None on.
+        `output_shape`, or on those from None on. Parts of a tile that lie outside of the result are dropped.
     window : numpy.ndarray, cupy.ndarray, torch.Tensor or sequence of them, or str, optional
         Real weights of a tile's elements, as in `add_blocks`, of NumPy or the library of the tiles; they are copied. A
         name such as "hann" is that of a window of `scipy.signal.get_window`, along every axis.
@@ -370,8 +370,8 @@ class Stitcher(_Of[ArrayT, WholeT]):
         Parameters
         ----------
         fill_value : number
-            Value of elements of an average that no tile covers, or only zero weights. NaN reveals them, and None
-            raises, as a check of NOLA (nonzero overlap-add) does.
+            Value of elements of an average that no tile covers, or only zero weights: zero, as more tiles may come. NaN
+            reveals them. None raises, as a check of NOLA (nonzero overlap-add) does.
 
         Returns
         -------

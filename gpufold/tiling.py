@@ -15,7 +15,7 @@ from gpufold.arrays import Array, Window, check_apart, check_library, check_writ
 from gpufold.backends import backend_of
 from gpufold.calls import REDUCTIONS, Mode, Reduction
 from gpufold.dispatch import front_of
-from gpufold.geometry import Extents, LastBlock, Size, Sizes, as_integers
+from gpufold.geometry import LastBlock, Size, Sizes, as_integers
 from gpufold.given import check_number, shown, word
 from gpufold.names import answers, speaking_for
 from gpufold.positions import grid_positions, take_blocks
@@ -26,7 +26,7 @@ from gpufold.stitching import Stitcher
 def map_tiles(
     function: Callable[[Any], Any],
     array: Array[Any],
-    block_shape: Extents,
+    block_shape: Sizes,
     *,
     strides: Sizes,
     window: Window | str | None = None,
@@ -70,8 +70,9 @@ def map_tiles(
     array : numpy.ndarray, cupy.ndarray, torch.Tensor, jax.Array, dask.array.Array or array-like with slicing
         Array of shape (*lead, *size). Axes smaller than a tile are centred in it and padded according to `mode`. Tiles
         of a dask array are computed; tiles of another array that can be sliced, such as a Zarr array, are NumPy arrays.
-    block_shape : sequence of int
-        Elements of a tile along each of the last axes, those of `size`, at least 1.
+    block_shape : int or sequence of int
+        Elements of a tile along each of the last axes, those of `size`, at least 1. An int means the same on every axis
+        of `array`.
     strides : int or sequence of int
         Elements between adjacent tiles, at least 1. An int means the same on every axis.
     window : numpy.ndarray, cupy.ndarray, torch.Tensor or sequence of them, or str, optional
@@ -127,7 +128,8 @@ def map_tiles(
     if fill_value is not None:
         check_number("map_tiles", "fill_value", fill_value)
     block = as_integers("map_tiles", "block_shape", block_shape)
-    if isinstance(block, int) or not 0 < len(block) <= len(array.shape):
+    block = (block,) * len(array.shape) if isinstance(block, int) else block
+    if not 0 < len(block) <= len(array.shape):
         raise ValueError(
             f"map_tiles: block_shape must have one value for each of array's last axes, got {shown(block_shape)} for "
             f"shape {tuple(array.shape)}"

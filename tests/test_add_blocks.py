@@ -193,7 +193,6 @@ def test_few_blocks_of_many_planes_are_not_added_plane_by_plane(monkeypatch):
     """Blocks of one column each were once taken for small, however many planes they have."""
     out, blocks = np.zeros((20_000, 8, 3), np.float32), np.ones((100, 20_000, 4, 1), np.float32)
     monkeypatch.delattr(placing, "_scatter")
-    monkeypatch.delattr(placing, "_take_rows")
     gpufold.add_blocks_(out, blocks, [(1, 1)] * 100)
     assert (out[:, 1:5, 1] == 100).all()
     assert (gpufold.take_blocks(out, [(1, 1)] * 100, (4, 1)) == 100).all()
@@ -411,7 +410,7 @@ ERRORS = (
     (ValueError, r"window must have the shape \(2, 3\)", (OUT, BLOCKS, PLACES, np.ones((3, 2))), {}),
     (TypeError, "window needs an array of floats", (OUT.astype(int), BLOCKS.astype(int), PLACES, np.ones((2, 3))), {}),
     (ValueError, "array must share no memory with blocks", (OUT, OUT[None], [(0, 0)]), {}),
-    (ValueError, "variant must be auto or one of gather, lists, atomic", (OUT, BLOCKS, PLACES), {"variant": "split"}),
+    (ValueError, "variant must be one of auto, gather, lists, atomic", (OUT, BLOCKS, PLACES), {"variant": "split"}),
     (TypeError, "weight_out must be a numpy.ndarray", (OUT, BLOCKS, PLACES), {"weight_out": WEIGHT.tolist()}),
     (ValueError, r"weight_out must have the shape \(6, 8\)", (OUT, BLOCKS, PLACES), {"weight_out": OUT}),
     (TypeError, "weight_out must have the dtype float64", (OUT, BLOCKS, PLACES), {"weight_out": WEIGHT.astype("f4")}),

@@ -230,13 +230,13 @@ ERRORS = (
     (gpufold.Unsupported, "is a GPU kernel", lambda a: gpufold.array_to_blocks(a, (2,), strides=2, variant="taps")),
     (
         ValueError,
-        "variant must be auto or one of",
+        "variant must be one of auto, ",
         lambda a: gpufold.array_to_blocks(a, (2,), strides=2, variant="gather"),
     ),
     (gpufold.Unsupported, "is a GPU kernel", lambda a: gpufold.array_to_blocks(a, (2,), strides=2, variant="taps")),
     (
         ValueError,
-        "variant must be auto or one of",
+        "variant must be one of auto, ",
         lambda a: gpufold.array_to_blocks(a, (2,), strides=2, variant="gather"),
     ),
 )

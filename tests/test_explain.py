@@ -77,7 +77,7 @@ def test_errors_are_those_of_the_call():
         gpufold.explain("fold", ((2, 3), "float32"))
     with pytest.raises(ValueError, match="no element"):
         gpufold.explain("im2col", ((0, 3, 8, 8), "float32"), (3, 3))
-    with pytest.raises(ValueError, match="variant must be auto or one of"):
+    with pytest.raises(ValueError, match="variant must be one of auto, "):
         gpufold.explain("im2col", ((1, 3, 8, 8), "float32"), (3, 3), variant="quick")
 
 

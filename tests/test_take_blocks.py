@@ -219,7 +219,7 @@ ERRORS = (
     (ValueError, "out must have the result's shape", (ARRAY, PLACES, (2, 4)), {"out": OUT}),
     (TypeError, "out must have the result's dtype float32", (ARRAY.astype("f4"), PLACES, (2, 3)), {"out": OUT}),
     (ValueError, "out must share no memory with array", (OUT[0], PLACES, (2, 3)), {"out": OUT}),
-    (ValueError, "variant must be auto or one of direct", (ARRAY, PLACES, (2, 3)), {"variant": "split"}),
+    (ValueError, "variant must be one of auto, direct", (ARRAY, PLACES, (2, 3)), {"variant": "split"}),
     (Unsupported, "'direct' is a GPU kernel", (ARRAY, PLACES, (2, 3)), {"variant": "direct"}),
 )
 

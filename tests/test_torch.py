@@ -1280,7 +1280,7 @@ def test_what_a_gradient_needs_may_not_be_freed_before():
             COLUMN, 4, 2, window=torch.ones(2, 2, device="meta"))),
         (ValueError, "variant 'gather' is a GPU kernel, but data is a tensor on the CPU", lambda: gpufold.torch.col2im(
             COLUMN, (4, 4), (2, 2), variant="gather")),
-        (ValueError, "variant must be auto or one of", lambda: gpufold.torch.col2im(
+        (ValueError, "variant must be one of auto, ", lambda: gpufold.torch.col2im(
             COLUMN, (4, 4), (2, 2), variant="fast")),
         (TypeError, "array must have the result's dtype int32 or int64 or float64", lambda: gpufold.torch.add_blocks(
             COLUMN, torch.zeros(1, 2, 2, dtype=torch.int32), [(0, 0)])),

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import reduce
 from math import prod
-from operator import le, lt
+from operator import lt
+from typing import Any
 
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
@@ -22,14 +24,17 @@ from gpufold.weights import least_weight
 BLOCK_START, ROW_START = 1 << 10, 8
 """Elements that are added or taken by their index while an array operation starts, and while it starts on a row."""
 
-LOOKED_UP = 1 << 17
-"""Elements whose indices are made at a time."""
+LOOKED_UP, TAKEN = 1 << 17, 1 << 16
+"""Elements whose indices are made at a time, and that are taken at a time."""
+
+MANY_BLOCK = 1 << 13
+"""Elements of a block up to which blocks are taken together."""
 
 FEW_TILES = 8
 """Tiles up to which each looks at all positions sooner than these are sorted."""
 
-THREADED_BLOCK = 4 * tiles.STEP_BYTES
-"""Of a block, from which threads gain, which take turns in Python between two blocks."""
+THREADED_BLOCK = 4 * tiles.STEP_ELEMENTS
+"""Elements of a block from which threads gain, which take turns in Python between two blocks."""
 
 
 def add_blocks(
@@ -75,11 +80,13 @@ def _add(blocks: Array, array: Array, weights: Array | None, positions: Array) -
         positions -= begin
         if not array.size:
             return
-    if blocks.size >= 4 * tiles.THREADED_ELEMENTS and blocks[0].nbytes >= THREADED_BLOCK // (8 if narrow else 1):
+    if blocks.size >= 4 * tiles.THREADED_ELEMENTS and blocks[0].size >= THREADED_BLOCK // (8 if narrow else 1):
         limit = min(limit, -(-array.size // get_num_threads()))
-    unit_axes = tuple(Axis(extent, 1, 1, 1, 0, 0) for extent in array.shape)
+    lead = 0 if scatters else array.ndim - rank  # planes come last where each is one more step for a block
+    unit_axes = tuple(Axis(extent, 1, 1, 1, 0, 0) for extent in (*array.shape[lead:], *array.shape[:lead]))
     with np.errstate(all="ignore"):
-        cut = [tile.pixels[2:] for tile in cut_into_tiles((1, 1, *array.shape), unit_axes, limit)]
+        cut = [tile.pixels[2:] for tile in cut_into_tiles((1, 1, *(axis.size for axis in unit_axes)), unit_axes, limit)]
+        cut = [(*pixels[array.ndim - lead :], *pixels[: array.ndim - lead]) for pixels in cut]
         parts = _blocks_near(cut, blocks.shape[-rank:], positions)
         for_each(_add_to_tile, [(blocks, array, weights, positions, scatters, *part) for part in parts])
 
@@ -159,7 +166,7 @@ def _scatter(total: Array, blocks: Array, weights: Array | None, met: Array, pos
     planes, block = _planes_as_memory(total, rank), blocks.shape[-rank:]
     step = max(1, LOOKED_UP // prod(block))
     for few in (met[start : start + step] for start in range(0, len(met), step)):
-        index, partial, outside = _indices(total, total.itemsize, block, positions[few] - begin)
+        index, partial, outside = _indices(total, block, positions[few] - begin)
         for plane in np.ndindex(planes.shape[:-1]):
             terms = blocks[(few, *plane)].astype(total.dtype, copy=False)
             if weights is not None:
@@ -188,13 +195,13 @@ def _planes_as_memory(array: Array, rank: int) -> Array:
     return as_strided(array, shape, steps)
 
 
-def _indices(array: Array, unit: int, block: Size, first: Array) -> tuple[Array, Array, Array]:
-    """Return where in a plane's memory, in units of bytes, the taps of blocks lie, clamped to the plane: (count, taps).
+def _indices(array: Array, block: Size, first: Array) -> tuple[Array, Array, Array]:
+    """Return where in a plane's memory, in elements, the taps of blocks lie, clamped to the plane: (count, taps).
 
     Return too the numbers of the blocks that reach out of it, and which of their taps do.
     """
     rank = len(block)
-    size, steps = np.array(array.shape[-rank:]), np.array(array.strides[-rank:]) // unit
+    size, steps = np.array(array.shape[-rank:]), np.array(array.strides[-rank:]) // array.itemsize
     taps = np.indices(block).reshape(rank, -1)
     index: Array = (first @ steps)[:, None] + steps @ taps
     partial: Array = np.flatnonzero(((first < 0) | (first > size - block)).any(axis=1))
@@ -213,44 +220,40 @@ def take_blocks(call: Call, array: Array, blocks: Array, window: Weights, positi
         return
     weights = None if window is None else weights_of_block(window, geometry.block_shape)
     first = np.clip(positions, np.negative(geometry.block_shape), geometry.size)  # beyond, nothing changes any more
-    rank = len(geometry.block_shape)
-    small = not array.dtype.hasobject and _are_small(blocks, rank)
-    if small and min(array.strides[-rank:]) < 0:
-        array, blocks, weights, first = _forwards(array, blocks, weights, first)
-    step = max(1, 2 * LOOKED_UP // prod(geometry.block_shape)) if small else len(blocks)
-    if blocks.size >= 4 * tiles.THREADED_ELEMENTS and blocks[0].nbytes >= THREADED_BLOCK:
+    many = 0 < blocks[:1].size <= MANY_BLOCK and array.ndim + first.shape[1] <= 64  # axes that NumPy has
+    step = max(1, TAKEN // blocks[0].size) if many else len(blocks)
+    if blocks.size >= 4 * tiles.THREADED_ELEMENTS and blocks[0].size >= THREADED_BLOCK:
         step = min(step, -(-len(blocks) // get_num_threads()))
     parts = [slice(start, start + step) for start in range(0, len(blocks), step)]
-    take, nearest = _take_rows if small else _take_one_by_one, call.fusion.mode == "edge"
+    take, nearest = _take_many if many else _take_one_by_one, call.fusion.mode == "edge"
     with np.errstate(all="ignore"):
         for_each(take, [(array, blocks[part], first[part], weights, nearest) for part in parts])
 
 
-def _take_rows(array: Array, blocks: Array, first: Array, weights: Array | None, nearest: bool) -> None:
-    """Take all rows of a plane's blocks in one array operation, each as one element; then what is outside."""
-    rank, size = first.shape[1], array.itemsize
-    planes, block = _planes_as_memory(array[..., None].view(np.uint8), rank + 1), blocks.shape[-rank:]
-    run = block[-1] if array.strides[-1] == size else 1
-    inside = first.clip(0, np.subtract(array.shape[-rank:], block))
-    fits, partial = all(map(le, block, array.shape[-rank:])), (first != inside).any(axis=1)
-    if not fits:
-        partial[:] = True
-    rows, _, _ = _indices(array, 1, (*block[:-1], block[-1] // run), inside)
-    elements, _, outside = _indices(array, 1, block, first[partial])
-    for plane in np.ndindex(planes.shape[:-1]):
-
-        def taken_by(index: Array, length: int, memory: Array = planes[plane]) -> Array:
-            pieces = np.ndarray(memory.size - length + 1, (np.void, length), memory, 0, (1,))
-            return pieces[index].view(array.dtype).reshape(-1, *block)
-
-        taken = taken_by(rows, run * size) if fits else np.empty((len(first), *block), array.dtype)
-        if elements.size:
-            taken[partial] = taken_by(elements, size)
-        if weights is not None:
-            multiply(taken, weights, taken)
-        if elements.size and not nearest:
-            taken[partial] = np.where(outside.reshape(-1, *block), np.zeros((), taken.dtype), taken[partial])
-        blocks[(ALL, *plane)] = taken
+def _take_many(array: Array, blocks: Array, first: Array, weights: Array | None, nearest: bool) -> None:
+    """Take blocks in one array operation, of a view of all that lie inside; then those that do not, by their index."""
+    lead, side = array.ndim - first.shape[1], blocks.shape[1 + array.ndim - first.shape[1] :]
+    size, room = array.shape[lead:], np.subtract(array.shape[lead:], side)
+    inside = first.clip(0, room)
+    partial: Array = np.flatnonzero((first != inside).any(axis=1))
+    if room.min() < 0:
+        partial = np.arange(len(first))
+    else:
+        shape = (*array.shape[:lead], *(room + 1).tolist(), *side)
+        view = as_strided(array, shape, (*array.strides, *array.strides[lead:]), writeable=False)
+        multiply(np.moveaxis(view[(*(ALL,) * lead, *inside.T)], lead, 0), weights, blocks)
+    if partial.size:
+        along = [first[partial, axis, None] + np.arange(taps) for axis, taps in enumerate(side)]
+        clamped = [each.clip(0, extent - 1) for each, extent in zip(along, size, strict=True)]
+        shapes = [(-1, *(1,) * axis, taps, *(1,) * (len(side) - 1 - axis)) for axis, taps in enumerate(side)]
+        index: list[Any] = [each.reshape(shape) for each, shape in zip(clamped, shapes, strict=True)]
+        taken: Array = np.empty((len(partial), *blocks.shape[1:]), blocks.dtype)
+        multiply(np.moveaxis(array[(..., *index)], lead, 0), weights, taken)
+        if not nearest:
+            outside = [(a != b).reshape(shape) for a, b, shape in zip(along, clamped, shapes, strict=True)]
+            beyond = reduce(np.logical_or, outside).reshape(len(partial), *(1,) * lead, *side)
+            taken = np.where(beyond, np.zeros((), taken.dtype), taken)
+        blocks[partial] = taken
 
 
 def _take_one_by_one(array: Array, blocks: Array, first: Array, weights: Array | None, nearest: bool) -> None:

@@ -20,7 +20,7 @@ TILE_ELEMENTS = 1 << 19
 THREADED_ELEMENTS = 1 << 17
 """Elements, of columns or of pixels, that are worth a thread."""
 
-STEP_BYTES = 1 << 16
+STEP_ELEMENTS = 1 << 14
 """Of columns in an array operation, from which it takes long beside starting it: that is Python's, one at a time."""
 
 TILE_STEPS = 8
@@ -40,7 +40,7 @@ def for_each_tile(
     worth = max(columns.size, image.size) // THREADED_ELEMENTS
     if worth < 2 and image.size <= limit:
         return function(columns, image, axes, *more)
-    pieces = columns.nbytes // (STEP_BYTES * (steps + TILE_STEPS))
+    pieces = columns.size // (STEP_ELEMENTS * (steps + TILE_STEPS))
     threads = max(1, min(get_num_threads(), worth, pieces))
     taps, limit = (ALL,) * len(axes), min(limit, -(-image.size // threads))
     cut = cut_into_tiles(image.shape, axes, limit)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
-from itertools import product
 from math import prod
 from typing import Any
 
@@ -24,7 +23,7 @@ SHORT_STEP, LONG_STEP = 1 << 14, 1 << 18
 """Bytes of an array operation up to which all are one sooner, on a view of blocks inside the image, or inside a copy:
 where pixels and taps lie together, and where they lie apart."""
 
-PADDED_BYTES, OVERLAP = 1 << 22, 4
+PADDED_BYTES, OVERLAP = 1 << 23, 4
 """Of such a copy at most; and column elements for each of its pixels at least."""
 
 LONG_KERNEL, MANY_TAPS = 4, 16
@@ -39,8 +38,12 @@ def unfold(image: Array, columns: Array, axes: tuple[Axis, ...], weights: Array 
         # whether loops along blocks meet pixels, or taps, that lie apart
         apart = axes[-1].stride > 1 or prod(axis.kernel for axis in axes) >= MANY_TAPS
         short = columns.size > ways.SMALL_ELEMENTS and columns.nbytes < (LONG_STEP if apart else SHORT_STEP) * steps
-        if short and outside and weights is None and _unfold_padded(image, columns, axes):
-            return
+        pads = [(axis.pad_begin, axis.pad_end) for axis in axes]
+        padded = image.itemsize * prod(image.shape[:2]) * prod(axis.padded_size for axis in axes)
+        worth = OVERLAP * padded <= columns.nbytes and padded <= PADDED_BYTES
+        if short and outside and worth and weights is None and min(map(min, pads)) >= 0:
+            image, outside = np.pad(image, [(0, 0), (0, 0), *pads]), ()
+            axes = tuple(axis._replace(size=axis.padded_size, pad_begin=0, pad_end=0) for axis in axes)
         one_view = not outside and (short or steps >= MANY_OPERATIONS)
         if not one_view and are_few(max(columns.size, image.size), axes):
             return unfold_indexed(image, columns, axes, spread(weights, columns))
@@ -53,7 +56,7 @@ def unfold(image: Array, columns: Array, axes: tuple[Axis, ...], weights: Array 
             return _unfold_view(image, columns, axes, spread(weights, columns))
         limit = 2 * tiles.TILE_ELEMENTS
         if closest:  # smaller ones, for the taps of a block are written one after another
-            few = max(tiles.CACHE_BYTES // 4, tiles.STEP_BYTES * steps) // columns.itemsize
+            few = max(tiles.CACHE_BYTES // 4 // columns.itemsize, tiles.STEP_ELEMENTS * steps)
             limit = ways.pixels_of(few, columns, image)
         steps *= 4 if axes[-1].stride == 1 else 1  # to copy what lies side by side takes less than sums
         for_each_tile(_unfold_tile, columns, image, axes, limit, steps, weights)
@@ -61,29 +64,6 @@ def unfold(image: Array, columns: Array, axes: tuple[Axis, ...], weights: Array 
 
 def _unfold_tile(columns: Array, image: Array, axes: tuple[Axis, ...], weights: Array | None) -> None:
     unfold_cells(columns, image, axes, spread(weights, columns))
-
-
-def _unfold_padded(image: Array, columns: Array, axes: tuple[Axis, ...]) -> bool:
-    """Copy blocks from a view of a copy of a few planes, with zeros around; return whether that is worth it."""
-    spans = [(axis.blocks - 1) * axis.stride + (axis.kernel - 1) * axis.dilation + 1 for axis in axes]
-    images, planes, *_ = image.shape
-    few = PADDED_BYTES // (prod(spans) * columns.itemsize)
-    if not few or not image.size or prod(columns.shape[2:]) < OVERLAP * prod(spans):
-        return False
-    alone = tuple(axis._replace(size=span, pad_begin=0, pad_end=0) for axis, span in zip(axes, spans, strict=True))
-    inner = [slice(max(0, axis.pad_begin), max(0, axis.pad_begin + axis.size)) for axis in axes]
-    pixels = [
-        slice(max(0, -axis.pad_begin), max(0, each.size - axis.pad_begin))
-        for axis, each in zip(axes, alone, strict=True)
-    ]
-    at_a_time = max(1, few // planes), min(planes, few)
-    starts = product(*(range(0, extent, step) for extent, step in zip((images, planes), at_a_time, strict=True)))
-    for part in (tuple(slice(n, n + step) for n, step in zip(each, at_a_time, strict=True)) for each in starts):
-        some = image[(*part, *pixels)]
-        padded: Array = np.zeros((*some.shape[:2], *spans), columns.dtype)
-        padded[(ALL, ALL, *inner)] = some
-        _unfold_view(padded, columns[part], alone, None)
-    return True
 
 
 def _unfold_view(image: Array, columns: Array, axes: tuple[Axis, ...], weights: Array | None) -> None:

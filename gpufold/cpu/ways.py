@@ -44,17 +44,17 @@ def fold_way(columns: Array, image: Array, axes: tuple[Axis, ...]) -> tuple[Way,
     by cells, which cut a block's rows where a stride ends. Few go by their index.
     """
     plan, size = plan_of(axes), sum_dtype(image.dtype).itemsize
-    if plan.once or columns.size <= SMALL_ELEMENTS:
-        return fold_cells if plan.once else fold_indexed, tiles.TILE_ELEMENTS, plan.operations
-    if are_few(columns.size, axes):
+    if columns.size <= SMALL_ELEMENTS and not plan.once:
+        return fold_indexed, tiles.TILE_ELEMENTS, plan.operations
+    if not plan.once and are_few(columns.size, axes):
         return fold_indexed, pixels_of(tiles.TILE_ELEMENTS, columns, image), plan.operations
+    if plan.once or plan.apart:
+        return fold_cells, tiles.TILE_ELEMENTS, plan.operations
     if not taps_are_closest(columns, axes):
         steps = plan.operations if any(are_long(columns, axes)) else tiles.TILE_STEPS
-        most = min(SCRATCH_BYTES // size, pixels_of(tiles.STEP_BYTES // size * steps, columns, image))
+        most = min(SCRATCH_BYTES // size, pixels_of(tiles.STEP_ELEMENTS * steps, columns, image))
         return fold_runs, max(tiles.TILE_ELEMENTS, most), steps
     taps, steps = prod(axis.kernel for axis in axes), plan_of(axes, True).operations
-    if plan.apart:
-        return fold_cells, tiles.TILE_ELEMENTS, steps
     if min(axes[-1].kernel, axes[-1].stride) < LONG_STRIDE and taps < MANY_TAPS * steps:
         copied = max(COPIED_BYTES // 2 // size, LONG_ELEMENTS * plan.operations)  # half, for rows of sums may be longer
         fits = columns.size <= copied * columns.shape[0] * columns.shape[1]  # a plane does, of which few are copied

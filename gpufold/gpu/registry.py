@@ -9,6 +9,7 @@ from itertools import chain
 from operator import mul
 
 from gpufold.calls import Call, Unsupported
+from gpufold.given import word
 from gpufold.gpu import choice
 from gpufold.gpu.parameters import offset_bits
 from gpufold.gpu.plan import H200, Device, Operand, Plan, Preferences, Problem, Variant
@@ -50,9 +51,7 @@ RULES: Mapping[str, Preferences] = {
 
 def check_name(call: Call) -> None:
     """Raise unless the call's variant is "auto" or a kernel of the operation."""
-    names = VARIANTS[call.operation]
-    if call.variant != "auto" and call.variant not in names:
-        raise ValueError(f"{call.operation}: variant must be auto or one of {', '.join(names)}, got {call.variant!r}")
+    word(call.operation, "variant", call.variant, ("auto", *VARIANTS[call.operation]))
 
 
 def plans_by(operation: str, variant: str, problem: Problem) -> tuple[Plan, ...]:

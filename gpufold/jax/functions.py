@@ -24,7 +24,7 @@ from gpufold.weights import of_elements
 from gpufold.windows import axes_of_window, check_block_weights, name_of_axis
 
 
-def function_of(name: str) -> Callable[..., Any]:
+def function_of(name: str) -> Callable[..., jax.Array]:
     """Return the function of a name for JAX arrays, into which nothing is written."""
     own: Callable[..., Any] = getattr(gpufold, name)
     first, *others = signature(own).parameters.values()
