@@ -7,6 +7,7 @@ from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from gpufold.given import shown
 
@@ -135,3 +136,26 @@ def check_dtype(operation: str, name: str, dtype: np.dtype[Any] | str, strings: 
             f"{operation}: {name} has dtype {dtype}, but the supported ones are {', '.join(ELEMENT_TYPES)}"
             f"{' and strings' if strings else ''}"
         )
+
+
+MANY_HALVES = 1 << 12
+"""From which these are widened by operations on whole arrays."""
+
+TINY = np.array([2.0**-149], np.float32)
+"""The smallest subnormal number, which a thread's mode may flush to zero."""
+
+
+def is_narrow(elements: npt.NDArray[Any], sums: npt.NDArray[Any]) -> bool:
+    """Return whether elements are halves, and more than a few, that are summed in float32."""
+    return elements.dtype == np.float16 and sums.dtype == np.float32 and elements.size >= MANY_HALVES
+
+
+def widened(halves: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Return halves as float32, in a third of NumPy's time where all are finite: their bits, scaled."""
+    bits = halves.view(np.int16).astype(np.int32)
+    bits <<= 13
+    bits &= ~(7 << 28 | (1 << 13) - 1)
+    floats: npt.NDArray[Any] = bits.view(np.float32)
+    floats *= np.float32(2.0**112)
+    finite = floats.max() < 2.0**16 and floats.min() > -(2.0**16)
+    return floats if finite and TINY * 1 > 0 else halves.astype(np.float32)  # or where the caller has these flushed

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from gpufold import calls, cpu
 from gpufold.calls import Call, OperationName, Unsupported
-from gpufold.cpu import averages, placing
+from gpufold.cpu import placing, treatment
 from gpufold.given import word
 from gpufold.gpu.registry import VARIANTS, check_name
 
@@ -35,7 +35,7 @@ OPERATIONS = {
     "array_to_blocks": Operation("array", calls.array_to_blocks, cpu.unfold_call),
     "add_blocks": Operation("blocks", calls.add_blocks, placing.add_blocks, ("blocks", "positions")),
     "take_blocks": Operation("array", calls.take_blocks, placing.take_blocks, ("positions",)),
-    "average": Operation("numerator", calls.average, averages.average_by_weights, ("weight",)),
+    "average": Operation("numerator", calls.average, treatment.average_by_weights, ("weight",)),
 }
 
 

@@ -12,7 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gpufold.cpu import arithmetic, cells, indexed, runs, tiles, ways
+from gpufold import elements
+from gpufold.cpu import arithmetic, cells, folding, indexed, runs, tiles
 
 MANY_ON_A_GPU, SECONDS_ON_A_GPU = 100, 0.5
 """From how many GPU tests on their time is worth a line, and about how long one compiles, on one core."""
@@ -136,19 +137,19 @@ def _numpy_in_doctests(doctest_namespace):
 def way(request, monkeypatch):
     """Small problems would all go one way; these thresholds send them every way that large ones go."""
     if request.param != "chosen":
-        monkeypatch.setattr(ways, "SMALL_ELEMENTS", 0)
+        monkeypatch.setattr(tiles, "SMALL_ELEMENTS", 0)
         monkeypatch.setattr(indexed, "FEW_ELEMENTS", 1 << 30 if "indexed" in request.param else 0)
     if "flat" in request.param:
         monkeypatch.setattr(runs, "FLAT_RUN", 1)
         monkeypatch.setattr(runs, "LARGE_PLANE", 1)
     if "turned" in request.param:
-        for module in (ways, cells):
+        for module in (folding, cells):
             monkeypatch.setattr(module, "taps_are_closest", lambda columns, axes: True)
-        monkeypatch.setattr(ways, "LONG_STRIDE", 0)
+        monkeypatch.setattr(folding, "LONG_STRIDE", 0)
     if "tiled" in request.param:
         monkeypatch.setattr(tiles, "THREADED_ELEMENTS", 1)
         monkeypatch.setattr(tiles, "TILE_ELEMENTS", 12)
-        monkeypatch.setattr(ways, "LONG_ELEMENTS", 1)
+        monkeypatch.setattr(folding, "LONG_ELEMENTS", 1)
         monkeypatch.setattr(indexed, "INDEXED_ELEMENTS", 40)
         monkeypatch.setattr(arithmetic, "PRODUCTS", 4)
-        monkeypatch.setattr(arithmetic, "MANY_HALVES", 1)
+        monkeypatch.setattr(elements, "MANY_HALVES", 1)

@@ -26,11 +26,11 @@ from executors import Call, in_layout, run
 
 import gpufold
 from gpufold import calls
-from gpufold.cpu import runs, ways
+from gpufold.cpu import folding, runs
 from gpufold.cpu import tiles as cpu_tiles
 from gpufold.cpu.cells import fold_cells
+from gpufold.cpu.folding import fold_way
 from gpufold.cpu.runs import fold_runs
-from gpufold.cpu.ways import fold_way
 from gpufold.explanation import explain_call as explain
 from gpufold.geometry import array_to_blocks_geometry, blocks_as_columns
 from gpufold.gpu.plan import H200, Operand
@@ -84,7 +84,7 @@ LARGE_CASES = (
 def test_large_blocks_in_rows_have_the_bits_of_columns(case, way, fusion, monkeypatch):
     """Columns are summed in runs, blocks by cells, as they are best read; the bits are the same."""
     chosen = []
-    monkeypatch.setattr(ways, "fold_way", lambda *given: chosen.append(fold_way(*given)) or chosen[-1])
+    monkeypatch.setattr(folding, "fold_way", lambda *given: chosen.append(fold_way(*given)) or chosen[-1])
     reduction, kind, accumulate = fusion
     blocks, out = values(case.blocks_shape, np.float32), values(case.shape, np.float32, 1)
     assert blocks.size > cpu_tiles.THREADED_ELEMENTS

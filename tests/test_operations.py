@@ -31,9 +31,8 @@ from cases import (
 )
 
 import gpufold
-from gpufold.cpu.arithmetic import widened
 from gpufold.cpu.cells import fold_cells
-from gpufold.elements import sum_dtype
+from gpufold.elements import sum_dtype, widened
 from gpufold.geometry import Axis, SlidingGeometry
 
 SMALL_CASES = [case for case in CASES if prod(case.kernel_size) * prod(case.num_blocks) <= 20_000]

@@ -4,7 +4,7 @@ All but average and what has positions are one thing here: a split view of the c
 image, (N, C, *size). `fold` adds (or moves) columns into the image, `unfold` moves pixels into the columns. Batch and
 space are the case kernel = stride = block.
 
-Work is cut into tiles of the image, and ways.py chooses how each is served. All ways add the taps of a pixel in
+Work is cut into tiles of the image, and folding.py chooses how each is served. All ways add the taps of a pixel in
 lexicographic order, starting from +0. A window's weights are one more array with the columns' axes, indexed alike.
 """
 
@@ -12,9 +12,8 @@ from __future__ import annotations
 
 from gpufold.calls import Call
 from gpufold.cpu.arithmetic import Array
-from gpufold.cpu.folding import fold
+from gpufold.cpu.folding import fold, unfold
 from gpufold.cpu.treatment import MOVE, Weights, treatment_of
-from gpufold.cpu.unfolding import unfold
 from gpufold.geometry import Axis, BlocksGeometry, SlidingGeometry, SpaceGeometry, blocks_as_columns
 
 

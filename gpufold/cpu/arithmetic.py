@@ -8,6 +8,8 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from gpufold.elements import is_narrow, widened
+
 Array: TypeAlias = npt.NDArray[Any]
 Index: TypeAlias = tuple[Any, ...]
 
@@ -15,12 +17,6 @@ ALL = slice(None)
 
 SHORT_ROW, LONG_ROW, MANY_ELEMENTS = 16, 512, 1 << 14
 """Bytes of a row from which, and up to which, it is copied as one element sooner than by a loop; of how many in all."""
-
-MANY_HALVES = 1 << 12
-"""From which these are widened by operations on whole arrays."""
-
-TINY = np.array([2.0**-149], np.float32)
-"""The smallest subnormal number, which a thread's mode may flush to zero."""
 
 PRODUCTS = 1 << 16
 """Elements that are weighed before they are added: few enough for the cache of a core."""
@@ -56,6 +52,12 @@ def runs_of(*arrays: Array) -> Iterator[tuple[Array, ...]]:
     yield from zip(*(np.array_split(array, min(steps, shape[axis]), axis) for array in arrays), strict=True)
 
 
+def spread(weights: Array | None, columns: Array) -> Array | None:
+    """View the weights of a block in the shape of split columns, by zero strides."""
+    axes = None if weights is None else weights.reshape(1, 1, *weights.shape, *(1,) * weights.ndim)
+    return None if axes is None else np.broadcast_to(axes, columns.shape)
+
+
 def copy_rows(elements: Array, copy: Array) -> None:
     """Copy elements, each row as one element where memory allows it: NumPy would start a loop for it."""
     if elements.size > MANY_ELEMENTS and elements.ndim > 1:
@@ -77,22 +79,6 @@ def multiply(elements: Array, weights: Array | None, products: Array) -> None:
         return
     for part, result in _parts(elements, products):
         np.multiply(part, weights, result, casting="unsafe")
-
-
-def is_narrow(elements: Array, sums: Array) -> bool:
-    """Return whether elements are halves, and more than a few, that are summed in float32."""
-    return elements.dtype == np.float16 and sums.dtype == np.float32 and elements.size >= MANY_HALVES
-
-
-def widened(halves: Array) -> Array:
-    """Return halves as float32, in a third of NumPy's time where all are finite: their bits, scaled."""
-    bits = halves.view(np.int16).astype(np.int32)
-    bits <<= 13
-    bits &= ~(7 << 28 | (1 << 13) - 1)
-    floats: Array = bits.view(np.float32)
-    floats *= np.float32(2.0**112)
-    finite = floats.max() < 2.0**16 and floats.min() > -(2.0**16)
-    return floats if finite and TINY * 1 > 0 else halves.astype(np.float32)  # or where the caller has these flushed
 
 
 def divide(elements: Array, divisor: Array, quotients: Array | None = None) -> None:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gpufold.cpu.arithmetic import ALL, Array, Index, add_pairs, copy_rows, multiply
+from gpufold.cpu.arithmetic import ALL, Array, Index, add_pairs, copy_rows, multiply, spread
 from gpufold.geometry import Axis, Size
 from gpufold.geometry.cells import LONG_STRIDE, Piece, groups_of, groups_phases, pieces_of, plan_of
 from gpufold.keeping import kept
@@ -143,8 +143,9 @@ def fold_cells(columns: Array, image: Array, axes: tuple[Axis, ...], weights: Ar
 def unfold_cells(columns: Array, image: Array, axes: tuple[Axis, ...], weights: Array | None) -> None:
     """Move pixels, weighted, into the columns whose taps land on them."""
     way = cell_way(axes)
+    factors = spread(weights, columns)
+    weights = None if factors is None else factors.transpose(way.order)
     columns = columns.transpose(way.order)
-    weights = None if weights is None else weights.transpose(way.order)
     for piece in way.pieces:
         cells = piece.of(image)
         for cell_index, column_index in piece.pairs:

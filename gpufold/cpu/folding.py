@@ -1,29 +1,83 @@
-"""Columns added, or moved, into an image: each tile in the way that suits it."""
+"""Columns added, or moved, into an image, and taken out of one: each tile by the way with the longest inner loops."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import nullcontext
+from math import prod
+from typing import Any, TypeAlias
+
 import numpy as np
 
-from gpufold.cpu import tiles, ways
-from gpufold.cpu.arithmetic import Array
-from gpufold.cpu.averages import average
-from gpufold.cpu.cells import fold_cells
-from gpufold.cpu.treatment import Treatment, spread
+from gpufold.cpu import tiles
+from gpufold.cpu.arithmetic import ALL, Array, Index, copy_rows, multiply, spread
+from gpufold.cpu.cells import fold_cells, taps_are_closest, unfold_cells
+from gpufold.cpu.indexed import are_few, fold_indexed, unfold_indexed
+from gpufold.cpu.runs import COPIED_BYTES, are_long, fold_runs
+from gpufold.cpu.treatment import Treatment, average
 from gpufold.elements import sum_dtype
 from gpufold.geometry import Axis
-from gpufold.geometry.cells import plan_of
+from gpufold.geometry.cells import LONG_STRIDE, MANY_OPERATIONS, plan_of
+from gpufold.keeping import kept
+from gpufold.threads import for_each, get_num_threads
+
+Way: TypeAlias = Callable[[Array, Array, tuple[Axis, ...], Array | None], None]
+"""Adds split columns, weighed, into a tile of an image, every element of which it writes."""
+
+LONG_ELEMENTS = 1 << 9
+"""Of an array operation on a tile at least: to start one takes little beside that."""
+
+FEW_BLOCKS, MANY_TAPS = 16, 4
+"""Blocks whose pixels a tile has at least, for it cuts those along its edges; and taps in an array operation from which
+its inner loops are long enough without a copy."""
+
+SHORT_STEP, LONG_STEP = 1 << 14, 1 << 18
+"""Bytes of an array operation up to which all are one sooner, on a view of blocks inside the image, or inside a copy:
+where pixels and taps lie together, and where they lie apart."""
+
+PADDED_BYTES, OVERLAP = 1 << 23, 4
+"""Of such a copy at most; and column elements for each of its pixels at least."""
+
+LONG_KERNEL, APART_TAPS = 4, 16
+"""Taps of a block's row from which they make an inner loop that is long enough, one less where pixels or taps lie
+apart; and taps that do."""
+
+
+def fold_way(columns: Array, image: Array, axes: tuple[Axis, ...], move: bool = False) -> tuple[Way, int, int]:
+    """Return the way that columns take into an image, how many pixels a tile has at most, and how many steps it takes.
+
+    Runs go along the blocks. Where taps lie closer together, short rows of them are copied for that; others are added
+    by cells, which cut a block's rows where a stride ends. Few go by their index.
+    """
+    plan = plan_of(axes)
+    if move or plan.once or plan.apart:
+        return fold_cells, tiles.TILE_ELEMENTS, plan.operations
+    if columns.size <= tiles.SMALL_ELEMENTS or are_few(columns.size, axes):
+        return fold_indexed, tiles.pixels_of(tiles.TILE_ELEMENTS, columns, image), plan.operations
+    size = sum_dtype(image.dtype).itemsize
+    if not taps_are_closest(columns, axes):
+        steps = plan.operations if any(are_long(columns, axes)) else tiles.TILE_STEPS
+        most = min(2 * tiles.CACHE_BYTES // size, tiles.pixels_of(tiles.STEP_ELEMENTS * steps, columns, image))
+        return fold_runs, max(tiles.TILE_ELEMENTS, most), steps
+    taps, steps = prod(axis.kernel for axis in axes), plan_of(axes, True).operations
+    if min(axes[-1].kernel, axes[-1].stride) < LONG_STRIDE and taps < MANY_TAPS * steps:
+        copied = max(COPIED_BYTES // 2 // size, LONG_ELEMENTS * plan.operations)  # half, for rows of sums may be longer
+        fits = columns.size <= copied * columns.shape[0] * columns.shape[1]  # a plane does, of which few are copied
+        return fold_runs, tiles.TILE_ELEMENTS if fits else tiles.pixels_of(copied, columns, image), tiles.TILE_STEPS
+    cached = tiles.CACHE_BYTES // 4 // image.itemsize  # while the taps of every cell offset pass over a tile
+    limit = max(cached, LONG_ELEMENTS * steps, FEW_BLOCKS * taps)
+    return fold_cells, min(limit, 4 * tiles.TILE_ELEMENTS), steps
 
 
 def fold(columns: Array, image: Array, axes: tuple[Axis, ...], treatment: Treatment) -> None:
     """Add split columns (N, C, *kernel, *blocks) into an image (N, C, *size), each of any layout."""
-    moved: tuple[ways.Way, int, int] = (fold_cells, image.size, plan_of(axes).operations)
-    way, limit, steps = moved if treatment.move else ways.fold_way(columns, image, axes)
-    steps += tiles.TILE_STEPS * (treatment.reduction != "sum")
+    way, limit, steps = fold_way(columns, image, axes, treatment.move)
+    more = 0 if treatment.reduction == "sum" else tiles.TILE_STEPS
     with np.errstate(all="ignore"):  # sums past the range are IEEE's infinities and NaNs, silently, as on a GPU
-        tiles.for_each_tile(_fold_tile, columns, image, axes, limit, steps, treatment, way)
+        tiles.for_each_tile(_fold_tile, columns, image, axes, limit, steps + more, treatment, way)
 
 
-def _fold_tile(columns: Array, image: Array, axes: tuple[Axis, ...], treatment: Treatment, way: ways.Way) -> None:
+def _fold_tile(columns: Array, image: Array, axes: tuple[Axis, ...], treatment: Treatment, way: Way) -> None:
     if treatment.move:
         return fold_cells(columns, image, axes, None, move=True)
     accumulator, weights = sum_dtype(image.dtype), spread(treatment.weights, columns)
@@ -41,3 +95,70 @@ def _fold_tile(columns: Array, image: Array, axes: tuple[Axis, ...], treatment: 
         np.add(image, total, total if narrow else image)
     if narrow:
         image[...] = total
+
+
+def unfold(image: Array, columns: Array, axes: tuple[Axis, ...], weights: Array | None = None) -> None:
+    """Take split columns (N, C, *kernel, *blocks), weighed, out of an image (N, C, *size), each of any layout."""
+    with nullcontext() if weights is None else np.errstate(all="ignore"):
+        steps, outside = plan_of(axes).operations, _taps_outside(axes)
+        # whether loops along blocks meet pixels, or taps, that lie apart
+        apart = axes[-1].stride > 1 or prod(axis.kernel for axis in axes) >= APART_TAPS
+        short = columns.size > tiles.SMALL_ELEMENTS and columns.nbytes < (LONG_STEP if apart else SHORT_STEP) * steps
+        pads = [(axis.pad_begin, axis.pad_end) for axis in axes]
+        padded = image.itemsize * prod(image.shape[:2]) * prod(axis.padded_size for axis in axes)
+        worth = OVERLAP * padded <= columns.nbytes and padded <= PADDED_BYTES
+        if short and outside and worth and weights is None and min(map(min, pads)) >= 0:
+            image, outside = np.pad(image, [(0, 0), (0, 0), *pads]), ()
+            axes = tuple(axis._replace(size=axis.padded_size, pad_begin=0, pad_end=0) for axis in axes)
+        one_view = not outside and (short or steps >= MANY_OPERATIONS)
+        if not one_view and are_few(max(columns.size, image.size), axes):
+            return unfold_indexed(image, columns, axes, spread(weights, columns))
+        for index in outside:
+            columns[index] = np.zeros((), columns.dtype)
+        if not image.size:
+            return  # all margin
+        closest = columns.size > tiles.SMALL_ELEMENTS and not outside and taps_are_closest(columns, axes)
+        if one_view or (closest and axes[-1].kernel >= LONG_KERNEL - apart):
+            return _unfold_view(image, columns, axes, spread(weights, columns))
+        limit = 2 * tiles.TILE_ELEMENTS
+        if closest:  # smaller ones, for the taps of a block are written one after another
+            few = max(tiles.CACHE_BYTES // 4 // columns.itemsize, tiles.STEP_ELEMENTS * steps)
+            limit = tiles.pixels_of(few, columns, image)
+        steps *= 4 if axes[-1].stride == 1 else 1  # to copy what lies side by side takes less than sums
+        tiles.for_each_tile(unfold_cells, columns, image, axes, limit, steps, weights)
+
+
+def _unfold_view(image: Array, columns: Array, axes: tuple[Axis, ...], weights: Array | None) -> None:
+    """Copy blocks that lie inside the image from one view of it, which runs along the taps as the columns do."""
+    first = image[(ALL, ALL, *(slice(axis.pixel(0, 0), None) for axis in axes))]
+    taps = (axis.dilation * step for axis, step in zip(axes, image.strides[2:], strict=True))
+    blocks = (axis.stride * step for axis, step in zip(axes, image.strides[2:], strict=True))
+    view = np.lib.stride_tricks.as_strided(first, columns.shape, (*image.strides[:2], *taps, *blocks), writeable=False)
+    outer = (0, 1, *range(2 + len(axes), columns.ndim))
+    longest = max(outer, key=lambda number: columns.shape[number])
+    parts = max(1, min(get_num_threads(), columns.size // (4 * tiles.THREADED_ELEMENTS)))  # a copy takes less than sums
+    arrays = [view, columns] if weights is None else [view, weights, columns]
+    cut = [[np.moveaxis(part, 1 + len(axes), -1) for part in np.array_split(array, parts, longest)] for array in arrays]
+    for_each(copy_rows if weights is None else multiply, zip(*cut, strict=True))
+
+
+@kept
+def _taps_outside(axes: tuple[Axis, ...]) -> tuple[Index, ...]:
+    """Return the split columns whose tap lands outside the image: tap by tap, or all where taps are many."""
+    outside: list[Index] = []
+    for number, axis in enumerate(axes):
+        if turned := axis.dilation > 0 and axis.blocks < axis.kernel:
+            axis = axis.turned
+        if axis.pixel(0, 0) >= 0 and axis.pixel(axis.blocks - 1, axis.kernel - 1) < axis.size:
+            continue
+        of_tap, of_blocks = (2 + number, 2 + len(axes) + number)[:: -1 if turned else 1]
+        for tap in range(axis.kernel if axis.dilation else 1):
+            inside = axis.reach(tap)
+            for blocks in (slice(0, inside.start), slice(inside.stop, axis.blocks)):
+                if blocks.start < min(blocks.stop, axis.blocks):
+                    index: list[Any] = [ALL] * (2 + 2 * len(axes))
+                    index[of_tap], index[of_blocks] = tap if axis.dilation else ALL, blocks
+                    outside.append(tuple(index))
+            if len(outside) >= MANY_OPERATIONS:
+                return ((...,),)
+    return tuple(outside)

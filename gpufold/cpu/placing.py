@@ -30,9 +30,6 @@ LOOKED_UP, TAKEN = 1 << 17, 1 << 16
 MANY_BLOCK = 1 << 13
 """Elements of a block up to which blocks are taken together."""
 
-FEW_TILES = 8
-"""Tiles up to which each looks at all positions sooner than these are sorted."""
-
 THREADED_BLOCK = 4 * tiles.STEP_ELEMENTS
 """Elements of a block from which threads gain, which take turns in Python between two blocks."""
 
@@ -105,7 +102,7 @@ def _forwards(
 
 def _blocks_near(cut: list[Index], block: Size, positions: Array) -> list[tuple[Index, Index]]:
     """Return tiles, each with the numbers, ascending, of blocks that may reach it: by the axis cut most."""
-    if len(cut) <= FEW_TILES:
+    if len(cut) == 1:
         return [(pixels, (ALL,)) for pixels in cut]
     sections = np.array([[(part.start, part.stop) for part in pixels[-len(block) :]] for pixels in cut])
     along = max(range(len(block)), key=lambda axis: len(np.unique(sections[:, axis, 0])))
@@ -231,9 +228,9 @@ def take_blocks(call: Call, array: Array, blocks: Array, window: Weights, positi
 
 
 def _take_many(array: Array, blocks: Array, first: Array, weights: Array | None, nearest: bool) -> None:
-    """Take blocks in one array operation, of a view of all that lie inside; then those that do not, by their index."""
+    """Take blocks in one array operation, of a view of all that lie inside; then those that do not."""
     lead, side = array.ndim - first.shape[1], blocks.shape[1 + array.ndim - first.shape[1] :]
-    size, room = array.shape[lead:], np.subtract(array.shape[lead:], side)
+    room = np.subtract(array.shape[lead:], side)
     inside = first.clip(0, room)
     partial: Array = np.flatnonzero((first != inside).any(axis=1))
     if room.min() < 0:
@@ -243,29 +240,33 @@ def _take_many(array: Array, blocks: Array, first: Array, weights: Array | None,
         view = as_strided(array, shape, (*array.strides, *array.strides[lead:]), writeable=False)
         multiply(np.moveaxis(view[(*(ALL,) * lead, *inside.T)], lead, 0), weights, blocks)
     if partial.size:
-        along = [first[partial, axis, None] + np.arange(taps) for axis, taps in enumerate(side)]
-        clamped = [each.clip(0, extent - 1) for each, extent in zip(along, size, strict=True)]
-        shapes = [(-1, *(1,) * axis, taps, *(1,) * (len(side) - 1 - axis)) for axis, taps in enumerate(side)]
-        index: list[Any] = [each.reshape(shape) for each, shape in zip(clamped, shapes, strict=True)]
-        taken: Array = np.empty((len(partial), *blocks.shape[1:]), blocks.dtype)
-        multiply(np.moveaxis(array[(..., *index)], lead, 0), weights, taken)
-        if not nearest:
-            outside = [(a != b).reshape(shape) for a, b, shape in zip(along, clamped, shapes, strict=True)]
-            beyond = reduce(np.logical_or, outside).reshape(len(partial), *(1,) * lead, *side)
-            taken = np.where(beyond, np.zeros((), taken.dtype), taken)
-        blocks[partial] = taken
+        _take_beyond(array, blocks, first, weights, nearest, partial)
 
 
 def _take_one_by_one(array: Array, blocks: Array, first: Array, weights: Array | None, nearest: bool) -> None:
     """Take each block, from its first pixel on, by an array operation of its own."""
     rank = first.shape[1]
     size, side = array.shape[-rank:], blocks.shape[-rank:]
-    for number in np.flatnonzero(((first < 0) | (first > np.subtract(size, side))).any(axis=1)).tolist():
-        if nearest:
-            spans = zip(first[number], side, size, strict=True)
-            clamped: Index = (..., *np.ix_(*(np.arange(p, p + taps).clip(0, extent - 1) for p, taps, extent in spans)))
-            multiply(array[clamped], weights, blocks[number])
-        else:
-            blocks[number] = np.zeros((), blocks.dtype)
+    partial = np.flatnonzero(((first < 0) | (first > np.subtract(size, side))).any(axis=1))
+    if not nearest:
+        blocks[partial] = np.zeros((), blocks.dtype)
     for number, pixels, met in _placed(first, side, size):
         multiply(array[pixels], None if weights is None else weights[met], blocks[number][met])
+    for number in partial[:, None] if nearest else ():
+        _take_beyond(array, blocks, first, weights, True, number)
+
+
+def _take_beyond(array: Array, blocks: Array, first: Array, weights: Array | None, nearest: bool, few: Array) -> None:
+    """Take blocks that reach out of an array, by their numbers, element by element."""
+    along: list[Array] = []
+    lead, side = array.ndim - first.shape[1], blocks.shape[1 + array.ndim - first.shape[1] :]
+    for axis, taps in enumerate(side):
+        pixels = first[few, axis, None] + np.arange(taps)
+        along.append(pixels.reshape(-1, *(1,) * axis, taps, *(1,) * (len(side) - 1 - axis)))
+    inside: list[Any] = [pixels.clip(0, extent - 1) for pixels, extent in zip(along, array.shape[lead:], strict=True)]
+    taken: Array = np.empty((len(few), *blocks.shape[1:]), blocks.dtype)
+    multiply(np.moveaxis(array[(..., *inside)], lead, 0), weights, taken)
+    if not nearest:
+        beyond = reduce(np.logical_or, map(np.not_equal, along, inside)).reshape(-1, *(1,) * lead, *side)
+        taken = np.where(beyond, np.zeros((), taken.dtype), taken)
+    blocks[few] = taken

@@ -21,7 +21,7 @@ from gpufold.cpu import tiles
 from gpufold.cpu.arithmetic import ALL, Array, Index, add_pairs, multiply
 from gpufold.cpu.cells import fold_cells, store
 from gpufold.geometry import Axis, Size
-from gpufold.geometry.cells import Piece, groups_of
+from gpufold.geometry.cells import MANY_OPERATIONS, Piece, groups_of
 from gpufold.keeping import kept
 
 FLAT_RUN, LARGE_PLANE = 32, 5000
@@ -30,9 +30,6 @@ less than a copy."""
 
 DILUTED = 1.75
 """Elements of a copy for each that is copied, from which columns are added by cells where their rows follow already."""
-
-MANY_REDUCTIONS = 1 << 6
-"""Of a copy: from more on, each is too short."""
 
 COPIED_BYTES = tiles.CACHE_BYTES
 """Of the columns that are copied at a time, which stay in the cache of a core."""
@@ -66,7 +63,7 @@ def fold_runs(columns: Array, image: Array, axes: tuple[Axis, ...], weights: Arr
         weights = weights if weights is None else weights[:, :, None, :, None, :]
     low, high = are_long(columns, axes)
     if low == high:
-        if prod(map(_reductions, axes)) > MANY_REDUCTIONS:
+        if prod(min(axis.stride, axis.kernel) for axis in axes if axis.dilation > 1) > MANY_OPERATIONS:
             return fold_cells(columns, image, axes, weights)
         copied = _layout(axes, 1).elements
         most = DILUTED * prod(columns.shape[2:]) if _is_flat(columns, axes) else copied
@@ -220,11 +217,6 @@ def _layout(axes: tuple[Axis, ...], planes: int) -> _Layout:
         begin=tuple(pad - cell * stride for pad, cell, stride in zip(pads, first, strides, strict=True)),
         elements=of_taps[0] * pitch,
     )
-
-
-def _reductions(axis: Axis) -> int:
-    """Return into how many parts `_taps_alike` divides an axis at most."""
-    return 3 if axis.dilation == 1 else min(axis.stride // gcd(axis.stride, axis.dilation), axis.kernel)
 
 
 def _taps_alike(axis: Axis) -> list[tuple[int, slice, int, int, int, int]]:

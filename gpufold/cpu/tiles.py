@@ -14,6 +14,9 @@ from gpufold.threads import for_each, get_num_threads
 CACHE_BYTES = cache_bytes()
 """Of a core, for what it works on at a time."""
 
+SMALL_ELEMENTS = 1 << 14
+"""Column elements up to which starting array operations takes longer than to add each by its index."""
+
 TILE_ELEMENTS = 1 << 19
 """Pixels of a tile at most: its scratch is all a call needs."""
 
@@ -28,18 +31,12 @@ TILE_STEPS = 8
 
 
 def for_each_tile(
-    function: Callable[..., None],
-    columns: Array,
-    image: Array,
-    axes: tuple[Axis, ...],
-    limit: int,
-    steps: int,
-    *more: Any,
+    work: Callable[..., None], columns: Array, image: Array, axes: tuple[Axis, ...], limit: int, steps: int, *more: Any
 ) -> None:
-    """Call function(columns, pixels, axes, *more) for tiles of `limit` pixels at most, each in so many steps."""
+    """Call work(columns, pixels, axes, *more) for tiles of `limit` pixels at most, each in so many steps."""
     worth = max(columns.size, image.size) // THREADED_ELEMENTS
     if worth < 2 and image.size <= limit:
-        return function(columns, image, axes, *more)
+        return work(columns, image, axes, *more)
     pieces = columns.size // (STEP_ELEMENTS * (steps + TILE_STEPS))
     threads = max(1, min(get_num_threads(), worth, pieces))
     taps, limit = (ALL,) * len(axes), min(limit, -(-image.size // threads))
@@ -47,4 +44,9 @@ def for_each_tile(
     if len(cut) % threads and len(cut) < 4 * threads <= pieces:  # threads would wait for the last of few
         cut = cut_into_tiles(image.shape, axes, max(1, limit // 2))
     parts = [(columns[(*each.pixels[:2], *taps, *each.blocks)], image[each.pixels], each.axes) for each in cut]
-    for_each(function, [(*part, *more) for part in parts], threads)
+    for_each(work, [(*part, *more) for part in parts], threads)
+
+
+def pixels_of(elements: int, columns: Array, image: Array) -> int:
+    """Return how many pixels so many column elements land on."""
+    return max(1, elements * image.size // max(1, columns.size))

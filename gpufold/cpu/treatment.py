@@ -1,16 +1,21 @@
-"""What becomes of elements on their way into an image, besides being added."""
+"""What becomes of elements on their way into an image besides being added, and what sums are divided by."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypeAlias
+from functools import reduce
+from math import prod
+from typing import Any, TypeAlias
 
 import numpy as np
 
-from gpufold.calls import PLAIN, Fusion
-from gpufold.cpu.arithmetic import Array
-from gpufold.elements import is_string
+from gpufold.calls import PLAIN, Call, Fusion
+from gpufold.cpu.arithmetic import ALL, Array, divide
+from gpufold.cpu.cells import fold_cells
+from gpufold.cpu.indexed import are_few, fold_indexed
+from gpufold.elements import ELEMENT_TYPES, is_string
 from gpufold.geometry import Axis, Size
+from gpufold.keeping import kept
 from gpufold.weights import counted, product_of
 
 Weights: TypeAlias = tuple[Array, ...] | None
@@ -59,7 +64,91 @@ def weights_of_block(window: tuple[Array, ...], block_shape: Size, least: float 
     return weights.reshape(block_shape)
 
 
-def spread(weights: Array | None, columns: Array) -> Array | None:
-    """View the weights of a block in the shape of split columns, by zero strides."""
-    axes = None if weights is None else weights.reshape(1, 1, *weights.shape, *(1,) * weights.ndim)
-    return None if axes is None else np.broadcast_to(axes, columns.shape)
+def average(total: Array, axes: tuple[Axis, ...], treatment: Treatment) -> None:
+    """Divide a tile's sums by what landed on each pixel; zero where the divisor is below the smallest normal number."""
+    dtype = np.dtype(ELEMENT_TYPES[total.dtype.name].weight)
+    if treatment.weights is None:
+        counts = [_counts(axis) for axis in axes]
+        most = prod(int(count.max()) for count in counts)
+        if most <= 1:
+            return
+        exact = dtype if most <= 1 << np.finfo(dtype).nmant else np.dtype(np.float64)
+        divisor = reduce(np.multiply.outer, [count.astype(exact) for count in counts]).astype(dtype, copy=False)
+        if all(count.all() for count in counts):
+            return divide(total, divisor)
+    else:
+        divisor = _sums_of_weights(axes, treatment, dtype)
+    _divide_covered(total, divisor, total, axes)
+
+
+def average_by_weights(call: Call, numerator: Array, result: Array, weights: Weights) -> None:
+    """Divide an array by weights for its last axes; zero where a weight is below the smallest normal number."""
+    assert weights is not None
+    with np.errstate(all="ignore"):
+        _divide_covered(numerator, weights[0], result)
+
+
+def _divide_covered(sums: Array, divisor: Array, result: Array, axes: tuple[Axis, ...] = ()) -> None:
+    """Divide, and give zero where a divisor is below the smallest normal number; sums are, where no block reaches."""
+    uncovered = np.abs(divisor) < np.finfo(divisor.dtype).tiny
+    if not uncovered.any():
+        return divide(sums, divisor, result)
+    divide(sums, np.where(uncovered, divisor.dtype.type(1), divisor), result)
+    if axes:
+        uncovered &= reduce(np.logical_and.outer, [_counts(axis) > 0 for axis in axes])
+    if uncovered.any():
+        result[..., uncovered] = 0
+
+
+@kept
+def _counts(axis: Axis) -> Array:
+    """Count the taps that land on each pixel of an axis."""
+    return _folded(np.ones(axis.kernel, np.int64), (axis,))
+
+
+def _sums_of_weights(axes: tuple[Axis, ...], treatment: Treatment, dtype: np.dtype[Any]) -> Array:
+    """Return what a pixel of one plane is divided by, in an array of its own."""
+    if treatment.by_axis is not None:
+        shares = [_folded(weights, (axis,)) for axis, weights in zip(axes, treatment.by_axis, strict=True)]
+        divisor: Array = reduce(np.multiply.outer, shares)
+        for number, axis in enumerate(axes):
+            # where nothing lands along an axis, nothing does, whatever the sums of the others
+            divisor[(ALL,) * number + (_counts(axis) == 0,)] = 0
+        return divisor
+    assert treatment.weights is not None
+    weights = treatment.weights
+    few, pixels = zip(*map(_shortened, axes), strict=True)
+    divisor = _folded(weights * weights if treatment.reduction == "least_squares" else weights, few)
+    for number, index in enumerate(pixels):
+        if index is not None:
+            divisor = divisor.take(index, number)
+    return divisor
+
+
+def _folded(weights: Array, axes: tuple[Axis, ...]) -> Array:
+    """Fold one plane whose blocks are all the same."""
+    rank, blocks = len(axes), tuple(axis.blocks for axis in axes)
+    columns = np.broadcast_to(weights.reshape(1, 1, *weights.shape, *(1,) * rank), (1, 1, *weights.shape, *blocks))
+    image: Array = np.empty((1, 1, *(axis.size for axis in axes)), weights.dtype)
+    (fold_indexed if are_few(columns.size, axes) else fold_cells)(columns, image, axes, None)
+    plane: Array = image[0, 0]
+    return plane
+
+
+@kept
+def _shortened(axis: Axis) -> tuple[Axis, Array | None]:
+    """Return an axis with fewer blocks that shows all there is, and its pixel for each pixel, where that is another.
+
+    Past the first blocks and before the last ones, pixels a stride apart are reached by the same taps.
+    """
+    least = -(-axis.dilated_kernel // axis.stride) + 1
+    missing = (axis.blocks - least) * axis.stride
+    if missing <= 0:
+        return axis, None
+    pixels = np.arange(axis.size)
+    begin = (least - 1) * axis.stride - axis.pad_begin
+    few = pixels - np.clip((pixels - begin) // axis.stride * axis.stride, 0, missing)
+    lowest, size = int(few.min()), int(np.ptp(few)) + 1
+    pad_begin = axis.pad_begin + lowest
+    pad_end = (least - 1) * axis.stride + axis.dilated_kernel - size - pad_begin
+    return Axis(size, axis.kernel, axis.stride, axis.dilation, pad_begin, pad_end), few - lowest
