@@ -124,7 +124,7 @@ def _narrow(part: slice) -> slice | int:
 
 def fold_cells(columns: Array, image: Array, axes: tuple[Axis, ...], weights: Array | None, move: bool = False) -> None:
     """Add, or move, columns into an image, every element of which is written."""
-    way = cell_way(axes, taps_are_closest(columns, axes))
+    way = cell_way(axes, not move and taps_are_closest(columns, axes))
     columns = columns.transpose(way.order)
     weights = None if weights is None else weights.transpose(way.order)
     if not way.once:

@@ -32,8 +32,7 @@ FEW_BLOCKS, MANY_TAPS = 16, 4
 its inner loops are long enough without a copy."""
 
 SHORT_STEP, LONG_STEP = 1 << 14, 1 << 18
-"""Bytes of an array operation up to which all are one sooner, on a view of blocks inside the image, or inside a copy:
-where pixels and taps lie together, and where they lie apart."""
+"""Bytes of an array operation up to which all are one sooner, on a view of blocks: where these lie together, or apart."""
 
 PADDED_BYTES, OVERLAP = 1 << 23, 4
 """Of such a copy at most; and column elements for each of its pixels at least."""
@@ -101,23 +100,22 @@ def unfold(image: Array, columns: Array, axes: tuple[Axis, ...], weights: Array 
     """Take split columns (N, C, *kernel, *blocks), weighed, out of an image (N, C, *size), each of any layout."""
     with nullcontext() if weights is None else np.errstate(all="ignore"):
         steps, outside = plan_of(axes).operations, _taps_outside(axes)
-        # whether loops along blocks meet pixels, or taps, that lie apart
-        apart = axes[-1].stride > 1 or prod(axis.kernel for axis in axes) >= APART_TAPS
-        short = columns.size > tiles.SMALL_ELEMENTS and columns.nbytes < (LONG_STEP if apart else SHORT_STEP) * steps
-        pads = [(axis.pad_begin, axis.pad_end) for axis in axes]
-        padded = image.itemsize * prod(image.shape[:2]) * prod(axis.padded_size for axis in axes)
-        worth = OVERLAP * padded <= columns.nbytes and padded <= PADDED_BYTES
-        if short and outside and worth and weights is None and min(map(min, pads)) >= 0:
-            image, outside = np.pad(image, [(0, 0), (0, 0), *pads]), ()
-            axes = tuple(axis._replace(size=axis.padded_size, pad_begin=0, pad_end=0) for axis in axes)
-        one_view = not outside and (short or steps >= MANY_OPERATIONS)
+        large, one_view = columns.size > tiles.SMALL_ELEMENTS, not outside and steps >= MANY_OPERATIONS
+        apart = large and (axes[-1].stride > 1 or prod(axis.kernel for axis in axes) >= APART_TAPS)
+        if large and columns.nbytes < (LONG_STEP if apart else SHORT_STEP) * steps:
+            pads = [(axis.pad_begin, axis.pad_end) for axis in axes]
+            padded = image.itemsize * prod(image.shape[:2]) * prod(axis.padded_size for axis in axes)
+            if outside and weights is None and OVERLAP * padded <= columns.nbytes and padded <= PADDED_BYTES:
+                image, outside = np.pad(image, [(0, 0), (0, 0), *pads]), ()
+                axes = tuple(axis._replace(size=axis.padded_size, pad_begin=0, pad_end=0) for axis in axes)
+            one_view = not outside
         if not one_view and are_few(max(columns.size, image.size), axes):
             return unfold_indexed(image, columns, axes, spread(weights, columns))
         for index in outside:
             columns[index] = np.zeros((), columns.dtype)
         if not image.size:
             return  # all margin
-        closest = columns.size > tiles.SMALL_ELEMENTS and not outside and taps_are_closest(columns, axes)
+        closest = large and not outside and taps_are_closest(columns, axes)
         if one_view or (closest and axes[-1].kernel >= LONG_KERNEL - apart):
             return _unfold_view(image, columns, axes, spread(weights, columns))
         limit = 2 * tiles.TILE_ELEMENTS

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import reduce
 from math import prod
-from operator import lt
+from operator import le
 from typing import Any
 
 import numpy as np
@@ -27,8 +27,8 @@ BLOCK_START, ROW_START = 1 << 10, 8
 LOOKED_UP, TAKEN = 1 << 17, 1 << 16
 """Elements whose indices are made at a time, and that are taken at a time."""
 
-MANY_BLOCK = 1 << 13
-"""Elements of a block up to which blocks are taken together."""
+MANY_BLOCKS, SMALL_BLOCK = 16, 1 << 13
+"""Blocks from which, and elements of each up to which, they are taken together."""
 
 THREADED_BLOCK = 4 * tiles.STEP_ELEMENTS
 """Elements of a block from which threads gain, which take turns in Python between two blocks."""
@@ -135,15 +135,15 @@ def _add_to_tile(
 
 def _placed(first: Array, block: Size, size: Size) -> Iterator[tuple[int, Index, Index]]:
     """Yield the number of each block that meets an array, the pixels that it meets, and with which taps."""
-    ends = first + block
-    inside = ((first >= 0) & (ends <= size)).all(axis=1)
-    parts = (inside, first, first.clip(0), np.minimum(ends, size))
-    for number, (whole, begin, starts, stops) in enumerate(zip(*(part.tolist() for part in parts), strict=True)):
-        if whole:
-            yield number, (..., *map(slice, starts, stops)), (...,)
-        elif all(map(lt, starts, stops)):
-            taps = (slice(start - p, stop - p) for p, start, stop in zip(begin, starts, stops, strict=True))
-            yield number, (..., *map(slice, starts, stops)), (..., *taps)
+    for number, pixel in enumerate(first.tolist()):
+        ends = [p + taps for p, taps in zip(pixel, block, strict=True)]
+        if min(pixel) >= 0 and all(map(le, ends, size)):
+            yield number, (..., *map(slice, pixel, ends)), (...,)
+            continue
+        spans = [(p, max(p, 0), min(stop, extent)) for p, stop, extent in zip(pixel, ends, size, strict=True)]
+        if all(start < stop for _, start, stop in spans):
+            taps = (slice(start - p, stop - p) for p, start, stop in spans)
+            yield number, (..., *(slice(start, stop) for _, start, stop in spans)), (..., *taps)
 
 
 def _add_slices(total: Array, blocks: Array, weights: Array | None, numbers: list[list[int]], first: Array) -> None:
@@ -217,7 +217,9 @@ def take_blocks(call: Call, array: Array, blocks: Array, window: Weights, positi
         return
     weights = None if window is None else weights_of_block(window, geometry.block_shape)
     first = np.clip(positions, np.negative(geometry.block_shape), geometry.size)  # beyond, nothing changes any more
-    many = 0 < blocks[:1].size <= MANY_BLOCK and array.ndim + first.shape[1] <= 64  # axes that NumPy has
+    many = (
+        len(blocks) >= MANY_BLOCKS and blocks[0].size <= SMALL_BLOCK and array.ndim + first.shape[1] <= 64
+    )  # axes that NumPy has
     step = max(1, TAKEN // blocks[0].size) if many else len(blocks)
     if blocks.size >= 4 * tiles.THREADED_ELEMENTS and blocks[0].size >= THREADED_BLOCK:
         step = min(step, -(-len(blocks) // get_num_threads()))
