@@ -32,7 +32,7 @@ FEW_BLOCKS, MANY_TAPS = 16, 4
 its inner loops are long enough without a copy."""
 
 SHORT_STEP, LONG_STEP = 1 << 14, 1 << 18
-"""Bytes of an array operation up to which all are one sooner, on a view of blocks: where these lie together, or apart."""
+"""Bytes of an array operation up to which all are one sooner, on a view of blocks, which lie together or apart."""
 
 PADDED_BYTES, OVERLAP = 1 << 23, 4
 """Of such a copy at most; and column elements for each of its pixels at least."""
