@@ -285,7 +285,7 @@ def _block_view(geometry: SlidingGeometry, image: Any, library: Any) -> Any:
     spatial = tuple(range(2, 2 + len(geometry.axes)))
     windows = library.lib.stride_tricks.sliding_window_view(image, geometry.block_shape, spatial)
     steps = [slice(None, None, axis.stride) for axis in geometry.axes]
-    return library.ascontiguousarray(windows[(slice(None), slice(None), *steps)])
+    return windows[(slice(None), slice(None), *steps)].copy()
 
 
 def _window_view(geometry: SlidingGeometry, image: Any, library: Any) -> Any:
@@ -298,7 +298,7 @@ def _window_view(geometry: SlidingGeometry, image: Any, library: Any) -> Any:
     steps = [slice(None, None, axis.stride) for axis in axes] + [slice(None, None, axis.dilation) for axis in axes]
     windows = windows[(slice(None), slice(None), *steps)]
     order = (0, 1, *range(2 + rank, 2 + 2 * rank), *spatial)
-    return library.ascontiguousarray(windows.transpose(order).reshape(geometry.columns_shape))
+    return windows.transpose(order).copy().reshape(geometry.columns_shape)
 
 
 def _permute(operation: str, geometry: SpaceGeometry, data: Any, library: Any) -> Any:
@@ -307,7 +307,7 @@ def _permute(operation: str, geometry: SpaceGeometry, data: Any, library: Any) -
         blocks = data.reshape(*geometry.block, geometry.batch, *geometry.grid)
         order = (rank, *(axis for i in range(rank) for axis in (rank + 1 + i, i)))
         padded = [count * block for count, block in zip(geometry.grid, geometry.block, strict=True)]
-        space = library.ascontiguousarray(blocks.transpose(order)).reshape(geometry.batch, *padded)
+        space = blocks.transpose(order).copy().reshape(geometry.batch, *padded)
         crop = zip(geometry.margin_begin, geometry.space_size, strict=True)
         return space[(slice(None), *(slice(begin, begin + size) for begin, size in crop))]
     margins = list(zip(geometry.margin_begin, geometry.margin_end, strict=True))
@@ -315,7 +315,7 @@ def _permute(operation: str, geometry: SpaceGeometry, data: Any, library: Any) -
     split = [extent for pair in zip(geometry.grid, geometry.block, strict=True) for extent in pair]
     blocks = padded_data.reshape(geometry.batch, *split)
     order = (*range(2, 2 * rank + 1, 2), 0, *range(1, 2 * rank, 2))
-    return library.ascontiguousarray(blocks.transpose(order)).reshape(geometry.batch_shape)
+    return blocks.transpose(order).copy().reshape(geometry.batch_shape)
 
 
 def _scatter_add(problem: Problem, data: Any, threads: int) -> Call | None:
@@ -594,8 +594,7 @@ def _torch_permute(operation: str, geometry: SpaceGeometry, tensor: Any) -> Any:
         tensor = functional.pad(tensor, pads[::-1])
     split = [extent for pair in zip(geometry.grid, geometry.block, strict=True) for extent in pair]
     order = (*range(2, 2 * rank + 1, 2), 0, *range(1, 2 * rank, 2))
-    batch = tensor.reshape(geometry.batch, *split).permute(order).reshape(geometry.batch_shape)
-    return batch.clone() if batch.data_ptr() == tensor.data_ptr() else batch  # and no view, as of a single image
+    return tensor.reshape(geometry.batch, *split).permute(order).contiguous().reshape(geometry.batch_shape)
 
 
 def _torch(problem: Problem, data: Any, threads: int) -> Call | None:

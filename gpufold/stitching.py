@@ -19,15 +19,15 @@ import numpy as np
 from gpufold import extras
 from gpufold.arrays import Positions, Shaped, Window
 from gpufold.backends import backend_of, copy_of_window
-from gpufold.calls import REDUCTIONS, Call, Reduction, is_separable
+from gpufold.calls import REDUCTIONS, Reduction
 from gpufold.dispatch import front_of
 from gpufold.elements import ELEMENT_TYPES
-from gpufold.geometry import PositionsGeometry, Size, Sizes, as_integers
-from gpufold.given import check_number, flag, shown, word
+from gpufold.geometry import Size, Sizes, as_integers
+from gpufold.given import check_number, flag, word
 from gpufold.names import answers
 from gpufold.rows import Rows, TileWeights
 from gpufold.weights import least_weight
-from gpufold.windows import axes_of_window, name_of_axis
+from gpufold.windows import first_weights, known_window
 
 ENDLESS = sys.maxsize
 """The extent of an axis without an end."""
@@ -284,7 +284,7 @@ class Stitcher(_Of[ArrayT, WholeT]):
         if window is not None:
             window = known_window("Stitcher.add", window, tile)
         elif self._window is not None and tile != self._block:
-            window = _first_weights(self._window, tile)
+            window = first_weights(self._window, tile)
         windowed = window is not None or self._window is not None
         averaged = windowed or weights is not None or self._reduction != "sum"
         kept = self._open or Rows(backend, self._lead, self._size[1:], self._reduction != "sum", averaged)
@@ -452,30 +452,6 @@ class Stitcher(_Of[ArrayT, WholeT]):
                         "of zero (the NOLA condition of windows), of which fill_value says what they are"
                     )
             return result
-
-
-def _first_weights(window: Any, tile: Size) -> Any:
-    """Return the part of a window that a smaller tile takes."""
-    if is_separable(window):
-        return tuple(weights[:side] for weights, side in zip(window, tile, strict=True))
-    return window[tuple(map(slice, tile))]
-
-
-def known_window(where: str, window: Any, block: Size) -> Any:
-    """Return a window of the shape of a block, or raise; that of a name has one of SciPy's for each axis."""
-    if isinstance(window, str):
-        try:
-            from scipy.signal import get_window
-
-            return tuple([get_window(window, side) for side in block])
-        except (ImportError, ValueError) as error:
-            raise type(error)(f"{where}: window {shown(window)} must be of scipy.signal.get_window: {error}") from None
-    call = Call(where, PositionsGeometry(0, (), block, block), "float32")
-    for axis, weights in enumerate(axes_of_window(call, window)):
-        if not hasattr(weights, "shape"):
-            name = name_of_axis(call, window, axis)
-            raise TypeError(f"{where}: {name} must be an array, got {type(weights).__qualname__}")
-    return window
 
 
 def _sizes(output_shape: Any, block_shape: Any) -> tuple[Size, Size, Size]:

@@ -12,7 +12,7 @@ import numpy as np
 from gpufold.arrays import check_library, check_no_capture, device_of, is_kernel_ready, kernel_ready
 from gpufold.calls import Call, is_separable
 from gpufold.elements import ELEMENT_TYPES
-from gpufold.geometry import Size, SpaceGeometry
+from gpufold.geometry import PositionsGeometry, Size, SpaceGeometry
 from gpufold.given import shown
 
 
@@ -148,3 +148,27 @@ def misshapen_weights(call: Call, name: str, shape: Size, wanted: Size) -> Value
         f"{call.operation}: {name} must have the shape {wanted} of the block's taps, got {shape}: "
         f"the block's shape is {call.geometry.block_shape}"
     )
+
+
+def known_window(where: str, window: Any, block: Size) -> Any:
+    """Return a window of the shape of a block, or raise; that of a name has one of SciPy's for each axis."""
+    if isinstance(window, str):
+        try:
+            from scipy.signal import get_window
+
+            return tuple([get_window(window, side) for side in block])
+        except (ImportError, ValueError) as error:
+            raise type(error)(f"{where}: window {shown(window)} must be of scipy.signal.get_window: {error}") from None
+    call = Call(where, PositionsGeometry(0, (), block, block), "float32")
+    for axis, weights in enumerate(axes_of_window(call, window)):
+        if not hasattr(weights, "shape"):
+            name = name_of_axis(call, window, axis)
+            raise TypeError(f"{where}: {name} must be an array, got {type(weights).__qualname__}")
+    return window
+
+
+def first_weights(window: Any, tile: Size) -> Any:
+    """Return the part of a window that a smaller tile takes."""
+    if is_separable(window):
+        return tuple(weights[:side] for weights, side in zip(window, tile, strict=True))
+    return window[tuple(map(slice, tile))]

@@ -28,7 +28,8 @@ from gpufold.elements import check_dtype, name_of, stitched_dtype
 from gpufold.geometry import PositionsGeometry, Size, as_integers
 from gpufold.given import word
 from gpufold.names import answers, speaking_for
-from gpufold.stitching import Stitcher, known_window
+from gpufold.stitching import Stitcher
+from gpufold.windows import known_window
 
 
 @answers
