@@ -148,7 +148,7 @@ def map_tiles(
         positions = grid_positions(tuple(map(max, size, block)), block, strides=strides, last=last)
     positions -= [max(0, side - extent) // 2 for side, extent in zip(block, size, strict=True)]
     if fill_value is None and average:
-        _check_covered(positions, size, block)
+        _check_covered(positions, size, block, len(array.shape) - rank)
     said = f"of shape {tuple(array.shape)} in {len(positions)} tiles {block} from {positions[-1].tolist()}"
     done = _noted(resume, said, out)
     positions = positions[positions[:, 0] + block[0] > done]
@@ -188,14 +188,15 @@ def _speaking() -> AbstractContextManager[None]:
     )
 
 
-def _check_covered(positions: Any, size: Size, block: Size) -> None:
+def _check_covered(positions: Any, size: Size, block: Size, lead: int) -> None:
     """Raise where tiles leave elements of an axis between them, or at its end."""
     for axis, (extent, side) in enumerate(zip(size, block, strict=True)):
         begins = np.unique(positions[:, axis])
         if (np.diff(begins, append=extent) > side).any():
             raise ValueError(
-                f"map_tiles: tiles must cover the array, but those of {block} leave gaps on axis {axis}, of {extent} "
-                f"elements; strides up to block_shape and last='shift' cover all, and fill_value=0 fills what is left"
+                f"map_tiles: tiles must cover the array, got tiles of {block} with gaps on spatial axis {axis} "
+                f"(array axis {lead + axis}), of {extent} elements; use strides up to block_shape and last='shift', or "
+                "fill_value=0 to fill them"
             )
 
 
