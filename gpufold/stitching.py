@@ -102,12 +102,12 @@ class Stitcher(_Of[ArrayT, WholeT]):
     """Average tiles that come in batches, as in sliding-window inference: in memory, in slabs or as a stream.
 
     >>> import numpy as np, gpufold
-    >>> picture = np.arange(48.0, dtype=np.float32).reshape(6, 8)
+    >>> image = np.arange(48.0, dtype=np.float32).reshape(6, 8)
     >>> positions = gpufold.grid_positions((6, 8), 4, strides=3)
     >>> stitcher = gpufold.Stitcher((6, 8), 4)
     >>> for batch in np.array_split(positions, 2):
-    ...     stitcher.add(gpufold.take_blocks(picture, batch, 4), batch)
-    >>> np.array_equal(stitcher.result(), picture)
+    ...     stitcher.add(gpufold.take_blocks(image, batch, 4), batch)
+    >>> np.array_equal(stitcher.result(), image)
     True
 
     Each element of the result is the mean of the tiles that cover it, weighted by the window; zero where there is none.

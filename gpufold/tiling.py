@@ -55,8 +55,8 @@ def map_tiles(
 
     Channels that come last are an axis of the tile, which one tile spans:
 
-    >>> picture = np.ones((5, 7, 3), np.float32)
-    >>> gpufold.map_tiles(lambda tiles: tiles.sum(-1, keepdims=True), picture, (4, 4, 3), strides=(2, 2, 3)).shape
+    >>> rgb = np.ones((5, 7, 3), np.float32)
+    >>> gpufold.map_tiles(lambda tiles: tiles.sum(-1, keepdims=True), rgb, (4, 4, 3), strides=(2, 2, 3)).shape
     (5, 7, 1)
 
     Besides the result, memory holds one batch of tiles and the rows that open tiles overlap. Memory-mapped, Zarr and
