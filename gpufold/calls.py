@@ -18,7 +18,7 @@ from gpufold.outside import BY_INDEX
 
 
 class Unsupported(ValueError):
-    """A kernel variant that was asked for by name cannot serve this call; the message says why."""
+    """Raised if the kernel variant requested by name cannot serve the call; the message gives the reason."""
 
 
 Reduction: TypeAlias = Literal["sum", "mean", "least_squares"]

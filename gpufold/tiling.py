@@ -94,8 +94,8 @@ def map_tiles(
         Output of the result's shape: an array, or anything that slices of NumPy arrays are assigned to, such as a Zarr
         array.
     resume : str or pathlib.Path, optional
-        File that records how much of `out` is written, until it is complete. The same call resumes from it after its
-        process was killed, with the same bits.
+        File that records how much of `out` is written, until it is complete. After a kill the same call resumes from
+        it, and the result is bitwise identical.
     progress : callable, optional
         Wrapper of the iterator over batches, such as `tqdm.tqdm` or `rich.progress.track`, to show a progress bar.
 
