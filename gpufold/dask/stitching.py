@@ -53,9 +53,9 @@ def stitch(
     >>> stitched.chunks, bool((stitched == image).all())
     (((4, 2), (4, 4)), True)
 
-    Each chunk of the result averages the tiles that overlap it in their order, bitwise identical to a `Stitcher`. `blocks`
-    is rechunked if a chunk ends inside a tile. Leading axes keep the chunks of `blocks`; `chunks` are those of the axes
-    of `size`, as in `col2im`. Positions and window are as in `add_blocks`, the dtype is that of a `Stitcher`.
+    Each chunk of the result averages the tiles that overlap it in their order, bitwise identical to `Stitcher`.
+    `blocks` is rechunked if a chunk ends inside a tile. Leading axes keep the chunks of `blocks`; `chunks` are those
+    of the axes of `size`, as in `col2im`. Positions and window are as in `add_blocks`, the dtype as in `Stitcher`.
     """
     blocks = known_array("stitch", "blocks", blocks)
     call = _described(blocks, positions, output_shape, window, reduction)
