@@ -1,4 +1,4 @@
-"""The functions of gpufold on JAX arrays, traced or not. Each is one primitive, under every transformation of JAX.
+"""The functions of gpufold on JAX arrays, traced or not: each is one primitive, under `jit`, `grad`, `jvp` and `vmap`.
 
 >>> import jax, jax.numpy as jnp, gpufold.jax
 >>> @jax.jit
