@@ -18,7 +18,7 @@ from gpufold.outside import BY_INDEX
 
 
 class Unsupported(ValueError):
-    """A kernel variant that was asked for by name cannot serve this call; the message says why."""
+    """Raised if the kernel variant requested by name cannot serve the call; the message gives the reason."""
 
 
 Reduction: TypeAlias = Literal["sum", "mean", "least_squares"]
@@ -217,18 +217,17 @@ def _check_covered(call: Call, geometry: BlocksGeometry | SlidingGeometry, fill:
         if 0 in getattr(geometry, SHAPES[operation][1]):
             return
         number, axis = next((number, axis) for number, axis in enumerate(geometry.axes) if axis.uncovered)
+        lead = len(call.result_shape) - len(geometry.axes)
+        where = f"spatial axis {number} ({'image' if operation == 'col2im' else 'array'} axis {lead + number})"
         spans = axis.uncovered
         count = sum(span.stop - span.start for span in spans)
         pad_end = sizes.over_the_end(axis.size + axis.pad_begin, axis.kernel, axis.stride)
-        cure = (
-            f"blocks of pads_end={pad_end}" if operation == "col2im" else "blocks of last='over', or at grid_positions,"
-        )
+        cure = f"pads_end={pad_end}" if operation == "col2im" else "last='over', blocks at grid_positions"
         if axis.dilation != 1 or axis.stride > axis.kernel:
             cure = "smaller strides" if axis.stride > axis.kernel else "smaller dilations"
         raise ValueError(
-            f"{operation}: reduction {fusion.reduction!r} has nothing to average where no block lies, got {count} of "
-            f"{axis.size} elements on axis {number}, from {spans[0].start} on; {cure} cover all, and fill_value=0 "
-            "fills what is left"
+            f"{operation}: blocks must cover every element with reduction={fusion.reduction!r}, got {count} of "
+            f"{axis.size} uncovered on {where}, from {spans[0].start} on; use {cure}, or fill_value=0 to fill them"
         )
 
 

@@ -37,8 +37,8 @@ def dispatched(function: FunctionT) -> FunctionT:
         theirs: Callable[..., Any] | None = getattr(sys.modules[front], name, None)
         if theirs is None:
             raise TypeError(
-                f"{name}: {first} must not be a {kind.__module__}.{kind.__qualname__}, for nothing is written into "
-                f"such an array; call {name.rstrip('_')}, which returns a new one"
+                f"{name}: {first} must be of a mutable type, got a {kind.__module__}.{kind.__qualname__}; "
+                f"{name.rstrip('_')} returns a new array"
             )
         if kind.__module__.partition(".")[0] in FRONTS:
             functions[kind.__module__.partition(".")[0]] = theirs

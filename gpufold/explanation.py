@@ -70,7 +70,7 @@ def explain(
     device: Device | str | None = None,
     **options: Any,
 ) -> Explanation:
-    """Return which kernel a call on the GPU runs, why, and why not the others; nothing is computed.
+    """Return the kernel that a call on the GPU would run and why, without computing anything.
 
     >>> import numpy as np, gpufold
     >>> why = gpufold.explain("col2im", ((8, 576, 3136), "float32"), (56, 56), (3, 3), pads_begin=1, pads_end=1)
@@ -82,24 +82,24 @@ def explain(
     Parameters
     ----------
     operation : str or function
-        One of the functions that have kernels, or its name, such as "col2im" or "array_to_blocks".
+        A function that has kernels, or its name, such as "col2im" or "array_to_blocks".
     data : numpy.ndarray, cupy.ndarray or (shape, dtype)
-        The call's first array, or what a C-contiguous one would be; a NumPy array stands for a CuPy array like it.
+        First array of the call, or (shape, dtype) of a C-contiguous one. A NumPy array stands for a CuPy array like it.
     *arguments, **options
-        The call's other arguments but `out`; blocks, positions and weight_out may be (shape, dtype) too.
+        Other arguments of the call, except `out`. blocks, positions and weight_out may also be (shape, dtype).
     device : str or gpufold.gpu.plan.Device, optional
-        The GPU to plan for: a name of `gpufold.gpu.devices.DEVICES`, such as "A100", or the facts themselves; absent,
-        that of a CuPy array, else an NVIDIA H200.
+        The GPU to plan for: a name in `gpufold.gpu.devices.DEVICES`, such as "A100", or its properties. The default is
+        the device of a CuPy array, else an NVIDIA H200.
 
     Returns
     -------
     gpufold.explanation.Explanation
-        The plan and, by name of variant, why it was not taken; printing it says all.
+        The plan and the reasons against the other variants; `print` shows them.
 
     Raises
     ------
     TypeError, ValueError
-        As the call would, and ValueError where its result has no element or no device has the name.
+        As the call would; ValueError also if an array is empty or the name of the device is unknown.
     """
     call, input, output, weight_out = _described("explain", operation, data, arguments, options)
     if isinstance(device, str):
@@ -158,24 +158,24 @@ def warmup(
     operation, data, *arguments, **options
         As in `explain`.
     autotune : bool
-        Also measure which kernel is the fastest, as in `gpufold.autotune`: on arrays of zeros, or on copies of NumPy
-        arrays. Positions are those of the call then, of which the fastest kernel depends.
+        Also measure which kernel is fastest, as `gpufold.autotune` does, on arrays of zeros or copies of NumPy arrays.
+        `positions` must then be an array, because the fastest kernel depends on them.
 
     Returns
     -------
     gpufold.gpu.plan.Plan
-        What was compiled.
+        The plan of the compiled kernel.
 
     Raises
     ------
     TypeError, ValueError
-        As the call would, and ValueError where its result has no element.
+        As the call would; ValueError also if an array is empty.
     ImportError
         CuPy is not installed.
 
     See Also
     --------
-    autotune : Measures the calls of a context.
+    autotune : Measure the calls within a context.
     """
     call, input, output, weight_out = _described("warmup", operation, data, arguments, options)
     try:

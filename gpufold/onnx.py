@@ -49,13 +49,13 @@ def col2im(
     input : numpy.ndarray or cupy.ndarray
         Columns of shape (N, C*prod(block_shape), L), always batched, of the dtypes of `gpufold.col2im`.
     image_shape : sequence of int
-        Pixels along each spatial axis. ONNX wants two or more values; one is accepted too.
+        Pixels along each spatial axis. ONNX requires two or more values; one is accepted too.
     block_shape : sequence of int
         Taps of a block along each spatial axis, before dilation.
     dilations, strides : sequence of int, optional
-        One value per spatial axis; absent means 1.
+        One value per spatial axis. The default is 1.
     pads : sequence of int, optional
-        The begins of all spatial axes, then their ends; absent means 0.
+        The begins of all spatial axes, then their ends. The default is 0.
     out, variant, deterministic
         As in `gpufold.col2im`.
 
@@ -67,7 +67,7 @@ def col2im(
     Raises
     ------
     TypeError, ValueError
-        As in `gpufold.col2im`; ValueError also where `input` is not batched or `pads` does not have two values per
+        As in `gpufold.col2im`; ValueError also if `input` is not batched or `pads` does not have two values per
         spatial axis.
 
     Notes

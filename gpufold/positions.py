@@ -55,9 +55,9 @@ def add_blocks(
     ``(*lead, *size), (P, *lead, *block_shape), (P, rank) -> (*lead, *size)``
 
     >>> import numpy as np, gpufold
-    >>> picture = np.zeros((3, 6), np.float32)
+    >>> image = np.zeros((3, 6), np.float32)
     >>> tiles = np.ones((2, 2, 3), np.float32)
-    >>> gpufold.add_blocks(picture, tiles, [(0, 0), (1, 2)])
+    >>> gpufold.add_blocks(image, tiles, [(0, 0), (1, 2)])
     array([[1., 1., 1., 0., 0., 0.],
            [1., 1., 2., 1., 1., 0.],
            [0., 0., 1., 1., 1., 0.]], dtype=float32)
@@ -241,8 +241,8 @@ def take_blocks(
     ``(*lead, *size), (P, rank) -> (P, *lead, *block_shape)``
 
     >>> import numpy as np, gpufold
-    >>> picture = np.arange(12).reshape(3, 4)
-    >>> gpufold.take_blocks(picture, [(0, 1), (2, -1)], (2, 3))
+    >>> image = np.arange(12).reshape(3, 4)
+    >>> gpufold.take_blocks(image, [(0, 1), (2, -1)], (2, 3))
     array([[[1, 2, 3],
             [5, 6, 7]],
     <BLANKLINE>

@@ -65,15 +65,15 @@ def _in_turn(method: Callable[Parameters, ResultT]) -> Callable[Parameters, Resu
         with stitcher._lock:
             if stitcher._busy:
                 raise RuntimeError(
-                    f"{where}: another call of this stitcher has not returned, which a signal's handler or a finalizer "
-                    "interrupted; call it afterwards"
+                    f"{where}: another call of this stitcher is still running, interrupted by this signal handler or "
+                    "finalizer; call again after it returns"
                 )
             stitcher._busy = True
             try:
                 if stitcher._open is not None and stitcher._open.torn:
                     raise RuntimeError(
-                        f"{where}: a call was interrupted while it added, so that parts of its tiles may be missing; "
-                        "begin with a new Stitcher"
+                        f"{where}: an addition was interrupted, so some of its tiles may be missing; "
+                        "create a new Stitcher"
                     )
                 return method(*given, **named)
             finally:
@@ -102,12 +102,12 @@ class Stitcher(_Of[ArrayT, WholeT]):
     """Average tiles that come in batches, as in sliding-window inference: in memory, in slabs or as a stream.
 
     >>> import numpy as np, gpufold
-    >>> picture = np.arange(48.0, dtype=np.float32).reshape(6, 8)
+    >>> image = np.arange(48.0, dtype=np.float32).reshape(6, 8)
     >>> positions = gpufold.grid_positions((6, 8), 4, strides=3)
     >>> stitcher = gpufold.Stitcher((6, 8), 4)
     >>> for batch in np.array_split(positions, 2):
-    ...     stitcher.add(gpufold.take_blocks(picture, batch, 4), batch)
-    >>> np.array_equal(stitcher.result(), picture)
+    ...     stitcher.add(gpufold.take_blocks(image, batch, 4), batch)
+    >>> np.array_equal(stitcher.result(), image)
     True
 
     Each element of the result is the mean of the tiles that cover it, weighted by the window; zero where there is none.
@@ -235,7 +235,7 @@ class Stitcher(_Of[ArrayT, WholeT]):
         Raise ValueError without slabs, and for an unbounded axis.
         """
         if not self._slabs or self._size[0] == ENDLESS:
-            raise ValueError("Stitcher.progress: it is known with slabs=True, of a shape that has an end")
+            raise ValueError(f"Stitcher.progress: slabs must be True and all axes bounded, got {self!r}")
         return max(self._begin, self._reached) / self._size[0] if self._size[0] else 1.0
 
     @answers
@@ -269,7 +269,7 @@ class Stitcher(_Of[ArrayT, WholeT]):
             Shapes, devices or memory are inconsistent, or with `slabs=True` tiles are out of order. Nothing has been
             added then.
         RuntimeError
-            An earlier call was interrupted while it added, or this one interrupts another of the same thread.
+            An earlier addition was interrupted, or this call interrupts another one of the same thread.
         """
         if front_of(type(blocks)).endswith("dask"):
             return self._add_lazily(blocks, positions, window, weights)
@@ -337,8 +337,8 @@ class Stitcher(_Of[ArrayT, WholeT]):
         tiles = self._open
         if self._slabs or window is not None or weights is not None or isinstance(tiles, Rows):
             raise TypeError(
-                "Stitcher.add: blocks must be in memory with slabs=True, a window or weights of a batch, or after "
-                "others that were, got a dask array; call gpufold.dask.stitch"
+                "Stitcher.add: blocks must be in memory with slabs=True, a window or weights per batch, or after "
+                "blocks in memory, got a dask array; use gpufold.dask.stitch"
             )
         if tiles is None:
             options = {"window": self._window, "reduction": self._reduction}
@@ -387,7 +387,7 @@ class Stitcher(_Of[ArrayT, WholeT]):
         whole: Any = self._size[0]
         if self._open is not None and not isinstance(self._open, Rows):
             if fill_value != 0:
-                raise ValueError("Stitcher.result: fill_value must be 0 for dask arrays, of which nothing is computed")
+                raise ValueError(f"Stitcher.result: fill_value must be 0 for dask arrays, got {shown(fill_value)}")
             whole = self._open.result()
         elif self._slabs:
             whole = self._given("result", self._end if whole == ENDLESS else whole, fill_value)
@@ -415,7 +415,7 @@ class Stitcher(_Of[ArrayT, WholeT]):
             `slabs` is False, or no tile was added.
         """
         if not self._slabs:
-            raise ValueError("Stitcher.finished: there are slabs with slabs=True only; result() gives the whole array")
+            raise ValueError("Stitcher.finished: slabs must be True, got False; result() returns the whole array")
         return self._given("finished", self._reached, fill_value)
 
     def _given(self, method: str, end: int, fill_value: complex | None) -> tuple[int, Any]:
@@ -432,7 +432,7 @@ class Stitcher(_Of[ArrayT, WholeT]):
     def _divided(self, method: str, count: int, fill_value: complex | None) -> Any:
         """Return what the first rows add up to, divided as the reduction says, in an array of its own."""
         if self._open is None:
-            raise ValueError(f"Stitcher.{method}: no tile was added, so that nothing says where the result would be")
+            raise ValueError(f"Stitcher.{method}: no tile was added, so the library of the result is unknown")
         if fill_value is not None:
             check_number(f"Stitcher.{method}", "fill_value", fill_value, self._open.dtype)
         backend = backend_of(self._open.sums, self._open.kind)
@@ -448,8 +448,8 @@ class Stitcher(_Of[ArrayT, WholeT]):
                     result[..., bare] = fill_value
                 elif bare.any():
                     raise ValueError(
-                        f"Stitcher.{method}: no tile lies on {int(bare.sum())} elements, or none but with weights "
-                        "of zero (the NOLA condition of windows), of which fill_value says what they are"
+                        f"Stitcher.{method}: tiles must cover every element with nonzero weight (the NOLA condition), "
+                        f"got {int(bare.sum())} elements uncovered or with zero weight; use fill_value=0 to fill them"
                     )
             return result
 

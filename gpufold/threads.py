@@ -43,7 +43,7 @@ allowed: contextvars.ContextVar[int | None] = contextvars.ContextVar("allowed", 
 
 
 def get_num_threads() -> int:
-    """Return the number of threads that one call on NumPy arrays uses at most, the calling one included.
+    """Return the maximum number of threads per call on NumPy arrays, including the calling thread.
 
     >>> import gpufold
     >>> gpufold.set_num_threads(2)
@@ -51,23 +51,23 @@ def get_num_threads() -> int:
     2
     >>> gpufold.set_num_threads(None)
 
-    Where none was set, it is one in a worker of torch's DataLoader, else what OMP_NUM_THREADS says, else the cores that
-    the process may run on: those of its affinity mask, and no more than its control groups grant it time for. Calls on
-    tensors use at most `torch.get_num_threads()`. It is never more than 64, or the machine's cores if these are more.
+    The default is one in a worker of torch's DataLoader, else OMP_NUM_THREADS, else the number of cores in the affinity
+    mask of the process, limited by the quota of its control groups. Calls on tensors use at most
+    `torch.get_num_threads()`. The number never exceeds 64, or the machine's number of cores if that is larger.
     """
     limits = [each for each in (_count, allowed.get()) if each is not None]
     return min(*(limits or [default()]), MOST_THREADS)
 
 
 def set_num_threads(count: int | None) -> None:
-    """Set the number of threads that one call on NumPy arrays uses at most, the calling one included.
+    """Set the maximum number of threads per call on NumPy arrays, including the calling thread.
 
-    The result never depends on it, to the last bit. All calls of a process share `count - 1` helper threads.
+    Results are bitwise identical for every number. All calls of a process share `count - 1` helper threads.
 
     Parameters
     ----------
     count : int or None
-        At least 1; None, the default, takes what `get_num_threads` says where none was set.
+        At least 1. None restores the default, see `get_num_threads`.
 
     Raises
     ------

@@ -55,8 +55,8 @@ def map_tiles(
 
     Channels that come last are an axis of the tile, which one tile spans:
 
-    >>> picture = np.ones((5, 7, 3), np.float32)
-    >>> gpufold.map_tiles(lambda tiles: tiles.sum(-1, keepdims=True), picture, (4, 4, 3), strides=(2, 2, 3)).shape
+    >>> rgb = np.ones((5, 7, 3), np.float32)
+    >>> gpufold.map_tiles(lambda tiles: tiles.sum(-1, keepdims=True), rgb, (4, 4, 3), strides=(2, 2, 3)).shape
     (5, 7, 1)
 
     Besides the result, memory holds one batch of tiles and the rows that open tiles overlap. Memory-mapped, Zarr and
@@ -95,8 +95,8 @@ def map_tiles(
         Output of the result's shape: an array, or anything that slices of NumPy arrays are assigned to, such as a Zarr
         array.
     resume : str or pathlib.Path, optional
-        File that records how much of `out` is written, until it is complete. The same call resumes from it after its
-        process was killed, with the same bits.
+        File that records how much of `out` is written, until it is complete. After a kill the same call resumes from
+        it, and the result is bitwise identical.
     progress : callable, optional
         Wrapper of the iterator over batches, such as `tqdm.tqdm` or `rich.progress.track`, to show a progress bar.
 
@@ -150,7 +150,7 @@ def map_tiles(
         positions = grid_positions(tuple(map(max, size, block)), block, strides=strides, last=last)
     positions -= [max(0, side - extent) // 2 for side, extent in zip(block, size, strict=True)]
     if fill_value is None and average:
-        _check_covered(positions, size, block)
+        _check_covered(positions, size, block, len(array.shape) - rank)
     said = f"of shape {tuple(array.shape)} in {len(positions)} tiles {block} from {positions[-1].tolist()}"
     done = _noted(resume, said, out)
     positions = positions[positions[:, 0] + block[0] > done]
@@ -190,14 +190,15 @@ def _speaking() -> AbstractContextManager[None]:
     )
 
 
-def _check_covered(positions: Any, size: Size, block: Size) -> None:
+def _check_covered(positions: Any, size: Size, block: Size, lead: int) -> None:
     """Raise where tiles leave elements of an axis between them, or at its end."""
     for axis, (extent, side) in enumerate(zip(size, block, strict=True)):
         begins = np.unique(positions[:, axis])
         if (np.diff(begins, append=extent) > side).any():
             raise ValueError(
-                f"map_tiles: tiles must cover the array, but those of {block} leave gaps on axis {axis}, of {extent} "
-                f"elements; strides up to block_shape and last='shift' cover all, and fill_value=0 fills what is left"
+                f"map_tiles: tiles must cover the array, got tiles of {block} with gaps on spatial axis {axis} "
+                f"(array axis {lead + axis}), of {extent} elements; use strides up to block_shape and last='shift', or "
+                "fill_value=0 to fill them"
             )
 
 

@@ -1,4 +1,4 @@
-"""What no block covers: said beforehand, refused in an average or filled, and covered by blocks that hang over."""
+"""What no block covers: said beforehand, refused in an average or filled, and covered by blocks beyond the end."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_an_average_of_what_is_not_covered_is_refused_or_filled(first, reduction
         else:
             with pytest.raises(
                 ValueError,
-                match=r"no block lies, got .* (last='over', or .*|smaller strides) cover all, and fill_value=0 fills",
+                match=r"blocks must cover .*, got .* use (last='over', .*|smaller strides), or fill_value=0 to fill",
             ):
                 stitched()
         for fill_value in (0, 7, np.nan):
@@ -113,9 +113,9 @@ def test_pixels_that_no_block_covers_are_refused_or_filled(reduction):
             assert_same_bits(folded(), np.ones((1, *size)), f"seed {seed}")
             continue
         refused += 1
-        with pytest.raises(ValueError, match=r"^col2im: .* cover all, and fill_value=0 fills") as caught:
+        with pytest.raises(ValueError, match=r"^col2im: .* use .*, or fill_value=0 to fill") as caught:
             folded()
-        if found := re.search(r"elements on axis (\d), .* pads_end=(\d+) cover", str(caught.value)):
+        if found := re.search(r"on spatial axis (\d) \(image .* pads_end=(\d+), or", str(caught.value)):
             axis, pad = map(int, found.groups())
             image = np.ones((1, size[axis]))
             along = {name: value[axis] for name, value in steps.items()} | {"pads_end": pad}
@@ -168,7 +168,7 @@ def test_gradients_of_what_lies_outside_go_to_where_it_came_from():
 def test_three_natural_tries_lose_nothing_or_say_how():
     image = np.random.default_rng(0).random((60, 70), np.float32)
     blocks = gpufold.array_to_blocks(image, (16, 16), strides=16)
-    with pytest.raises(ValueError, match="got 12 of 60 elements on axis 0, from 48 on; blocks of last='over'"):
+    with pytest.raises(ValueError, match=r"got 12 of 60 uncovered on spatial axis 0 \(array axis 0\), from 48 on; use"):
         gpufold.blocks_to_array(blocks, image.shape, (16, 16), strides=16, reduction="mean")
     nan = gpufold.blocks_to_array(blocks, image.shape, (16, 16), strides=16, reduction="mean", fill_value=np.nan)
     assert np.isnan(nan).mean() == pytest.approx(0.27, abs=0.01)
@@ -179,7 +179,7 @@ def test_three_natural_tries_lose_nothing_or_say_how():
     volume = np.random.default_rng(0).random((60, 70, 80), np.float32)
     tile, strides = (32,) * 3, 16
     blocks = gpufold.array_to_blocks(volume, tile, strides=strides)
-    with pytest.raises(ValueError, match="reduction 'mean' has nothing to average"):
+    with pytest.raises(ValueError, match="must cover every element with reduction='mean', got"):
         gpufold.blocks_to_array(blocks, volume.shape, tile, strides=strides, reduction="mean")
     zeros = gpufold.blocks_to_array(blocks, volume.shape, tile, strides=strides, reduction="mean", fill_value=np.nan)
     assert int(np.isnan(zeros).sum()) == volume.size - 48 * 64 * 80
@@ -235,7 +235,7 @@ def test_what_last_and_fill_value_are_is_checked():
             gpufold.array_to_blocks(np.ones(9), (4,), strides=2, last=last)
     with pytest.raises(ValueError, match="array_to_blocks: last must be one of"):
         gpufold.array_to_blocks(np.ones(9), (4,), strides=2, last="pad")
-    with pytest.raises(ValueError, match=r"blocks_to_array: a block must fit .* last='over' lets blocks hang over"):
+    with pytest.raises(ValueError, match=r"blocks_to_array: a block must fit .* last='over' lets blocks extend"):
         gpufold.blocks_to_array(blocks, (3,), (4,), strides=2)
     with pytest.raises(TypeError, match="blocks_to_array: fill_value must be a number, got 'zero'"):
         gpufold.blocks_to_array(blocks, (8,), (4,), strides=2, reduction="mean", fill_value="zero")

@@ -109,7 +109,7 @@ def test_sizes_of_any_kind_and_extent():
         ),
         (
             ValueError,
-            "positions must fit into 64 bits, .* begin at 18446744073709551616 on axis 1",
+            "positions must fit into 64 bits, .* at 18446744073709551616 on spatial axis 1",
             ((1, 2**64), 1, 2**63),
             {"last": "over"},
         ),
@@ -117,7 +117,7 @@ def test_sizes_of_any_kind_and_extent():
         *(
             (
                 ValueError,
-                "got block_shape 6 on axis 1, where size is 5: .*last='over' lets",
+                "got block_shape 6 on spatial axis 1, where size is 5: .*last='over' lets",
                 ((7, 5), 6, 1),
                 {"last": r},
             )

@@ -168,7 +168,7 @@ def test_blocks_and_margins_as_tensorflow_has_them_are_answered_with_those_here(
             with pytest.raises(TypeError, match=rf"^{name}: {argument} must be (?s:.*), got the pairs (?s:.*); {want}"):
                 function(data, (1, 2, 2, 1), **{argument: given})
     with pytest.raises(
-        TypeError, match=rf"^{name}: {margin}_end must have 4 values, one per axis of data, .*, got 1: "
+        TypeError, match=rf"^{name}: {margin}_end must have 4 values, one per axis of data, .*, got 1; "
     ):
         function(data, (1, 2, 2, 1), **{f"{margin}_end": 1})  # which would crop or pad channels too
 

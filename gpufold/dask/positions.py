@@ -53,9 +53,9 @@ def add_blocks(
     ``(*lead, *size), (P, *lead, *block_shape), (P, rank) -> (*lead, *size)``
 
     >>> import dask.array as da, numpy as np, gpufold.dask
-    >>> picture = da.zeros((3, 6), chunks=(3, 3), dtype=np.float32)
+    >>> image = da.zeros((3, 6), chunks=(3, 3), dtype=np.float32)
     >>> tiles = da.ones((2, 2, 3), chunks=(1, 2, 3), dtype=np.float32)
-    >>> gpufold.dask.add_blocks(picture, tiles, [(0, 0), (1, 2)]).compute()
+    >>> gpufold.dask.add_blocks(image, tiles, [(0, 0), (1, 2)]).compute()
     array([[1., 1., 1., 0., 0., 0.],
            [1., 1., 2., 1., 1., 0.],
            [0., 0., 1., 1., 1., 0.]], dtype=float32)
@@ -115,8 +115,8 @@ def take_blocks(
     ``(*lead, *size), (P, rank) -> (P, *lead, *block_shape)``
 
     >>> import dask.array as da, gpufold.dask
-    >>> picture = da.arange(12, chunks=4).reshape(3, 4)
-    >>> gpufold.dask.take_blocks(picture, [(0, 1), (2, -1)], (2, 3), chunks=1).compute()
+    >>> image = da.arange(12, chunks=4).reshape(3, 4)
+    >>> gpufold.dask.take_blocks(image, [(0, 1), (2, -1)], (2, 3), chunks=1).compute()
     array([[[1, 2, 3],
             [5, 6, 7]],
     <BLANKLINE>

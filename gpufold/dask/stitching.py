@@ -47,16 +47,16 @@ def stitch(
     ``(P, *lead, *block_shape), (P, rank) -> output_shape``, which is ``(*lead, *size)``.
 
     >>> import dask.array as da, gpufold.dask
-    >>> picture = da.arange(48, chunks=16, dtype=float).reshape(6, 8)
+    >>> image = da.arange(48, chunks=16, dtype=float).reshape(6, 8)
     >>> positions = gpufold.grid_positions((6, 8), 4, strides=3)
-    >>> tiles = gpufold.dask.take_blocks(picture, positions, 4, chunks=2)
+    >>> tiles = gpufold.dask.take_blocks(image, positions, 4, chunks=2)
     >>> stitched = gpufold.dask.stitch(tiles, positions, (6, 8), chunks=4)
-    >>> stitched.chunks, bool((stitched == picture).all())
+    >>> stitched.chunks, bool((stitched == image).all())
     (((4, 2), (4, 4)), True)
 
-    Each chunk of the result averages the tiles that overlap it, in their order, with the bits of a `Stitcher`. `blocks`
-    is rechunked if a chunk ends inside a tile. Leading axes keep the chunks of `blocks`; `chunks` are those of the axes
-    of `size`, as in `col2im`. Positions and window are as in `add_blocks`, the dtype is that of a `Stitcher`.
+    Each chunk of the result averages the tiles that overlap it in their order, bitwise identical to `Stitcher`.
+    `blocks` is rechunked if a chunk ends inside a tile. Leading axes keep the chunks of `blocks`; `chunks` are those
+    of the axes of `size`, as in `col2im`. Positions and window are as in `add_blocks`, the dtype as in `Stitcher`.
     """
     blocks = known_array("stitch", "blocks", blocks)
     call = _described(blocks, positions, output_shape, window, reduction)

@@ -112,7 +112,7 @@ def _block_axes(
             raise ValueError(
                 f"{operation}: a block must fit into the array, got block_shape {block} on {SPATIAL} {axis} (array "
                 f"axis {len(shape) - rank + axis}), where {size_name} is {extent}: block_shape={block_shape}, "
-                f"{size_name} {size} along the spatial axes; last='over' lets blocks hang over"
+                f"{size_name} {size} along the spatial axes; last='over' lets blocks extend beyond it"
             )
     return tuple(
         Axis(extent, block, stride, 1, 0, over_the_end(extent, block, stride) if over else 0)

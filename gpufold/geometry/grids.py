@@ -47,8 +47,8 @@ def grid_of_blocks(size: Any, block_shape: Any, strides: Any, last: object) -> t
     for axis, (extent, block) in enumerate(zip(extents, blocks, strict=True)):
         if block > extent and last != "over":
             raise ValueError(
-                f"{operation}: a block must fit into the array, got block_shape {block} on axis {axis}, where size is "
-                f"{extent}: block_shape={blocks}, size={extents}; last='over' lets blocks hang over"
+                f"{operation}: a block must fit into the array, got block_shape {block} on spatial axis {axis}, where "
+                f"size is {extent}: block_shape={blocks}, size={extents}; last='over' lets blocks extend beyond it"
             )
     axes = tuple(
         _axis(axis, extent, block, step, last)
@@ -70,7 +70,7 @@ def _axis(axis: int, extent: int, block: int, stride: int, last: str) -> GridAxi
     end = free if last in ("shift", "even") else steps * stride
     if end > sys.maxsize:
         raise ValueError(
-            f"grid_positions: positions must fit into 64 bits, but the last block would begin at {end} on axis {axis}"
+            f"grid_positions: positions must fit into 64 bits, got a last block at {end} on spatial axis {axis}"
         )
     if last == "even":  # in double precision, as in nnU-Net, whose tiles these are
         return GridAxis(steps + 1, free / max(1, steps), end)

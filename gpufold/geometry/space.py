@@ -86,7 +86,7 @@ def _block_arguments(operation: str, shape: Size, block_shape: PerAxis, **given:
             if margin:
                 raise TypeError(
                     f"{operation}: {name} must have {rank} values, one per axis of data, 0 for the batch first, got "
-                    f"{shown(margin)}: which axes are spatial is not known here"
+                    f"{shown(margin)}; an integer does not say which axes are spatial"
                 )
             margin = (0,) * rank
         margin = expand(operation, name, margin, rank, "data")

@@ -1,7 +1,7 @@
 """Lets the GPU decide which of the plans that can serve a call is the fastest: measured once, and remembered.
 
-All of them give the same bits, so that a race changes no answer, and a file that is lost, old or damaged costs speed
-alone. This module touches no GPU: `gpufold.gpu.launch` runs races, over a clock of its own.
+Their results are bitwise identical, so a race changes no result, and a lost, old or damaged file costs only speed.
+This module touches no GPU: `gpufold.gpu.launch` runs races, over a clock of its own.
 """
 
 from __future__ import annotations
@@ -58,31 +58,31 @@ unwritten: dict[Device, str] = {}
 
 @contextmanager
 def autotune(*, timeout: float | None = None) -> Iterator[None]:
-    """Measure, once for each kind of call within this context, which kernel is the fastest on this GPU.
+    """Measure which kernel is fastest on this GPU, once per kind of call within the context.
 
     >>> import gpufold
     >>> with gpufold.autotune():
     ...     pass  # calls on CuPy arrays or CUDA tensors
 
-    The first call of each kind runs every kernel that can serve it, which takes seconds where they are still to be
-    compiled, and waits for the GPU. Later calls of the kind take the fastest, in this process and, by a file, in later
-    ones: results have the same bits as without. Calls on the CPU, and on a stream that captures a CUDA graph, are not
-    measured. The context holds for the thread that enters it.
+    The first call of each kind runs every kernel that can serve it and waits for the GPU; kernels not compiled before
+    take seconds. Later calls of the kind use the fastest kernel, also in later processes, through a file. Deterministic
+    results are bitwise identical to those without tuning. Calls on the CPU, and on a stream that captures a CUDA graph,
+    are not measured. The context applies to the thread that enters it.
 
     Parameters
     ----------
     timeout : float, optional
-        Seconds after which no further kind of call is measured; without a limit where it is absent.
+        Seconds after which no further kind of call is measured. The default is no limit.
 
     See Also
     --------
-    warmup : With ``autotune=True`` measures a call ahead.
-    explain : Shows what was measured.
+    warmup : Measure a call ahead, with ``autotune=True``.
+    explain : Show the measured times.
 
     Notes
     -----
-    The environment variable GPUFOLD_AUTOTUNE=1 does the same for a whole process, and 0 ignores what is known.
-    GPUFOLD_CACHE_DIR names the folder of the files, which is ``~/.cache/gpufold`` otherwise.
+    The environment variable GPUFOLD_AUTOTUNE=1 does the same for a whole process, and 0 ignores measured times.
+    GPUFOLD_CACHE_DIR is the folder of the files, by default ``~/.cache/gpufold``.
     """
     global _used, generation
     check_number("autotune", "timeout", seconds := inf if timeout is None else timeout, "float64")

@@ -1,4 +1,4 @@
-"""The functions of gpufold on JAX arrays, traced or not: each of one primitive, under every transform of JAX.
+"""The functions of gpufold on JAX arrays, traced or not: each is one primitive, under `jit`, `grad`, `jvp` and `vmap`.
 
 >>> import jax, jax.numpy as jnp, gpufold.jax
 >>> @jax.jit
@@ -7,9 +7,9 @@
 >>> jax.grad(energy)(jnp.ones((3, 4)))[:, 0].tolist()
 [2.0, 2.0, 4.0]
 
-Arrays on the CPU are computed where they lie, by the functions for NumPy arrays, and arrays on a CUDA device by the
-same kernels as CuPy arrays, on XLA's stream: both with the bits that those have. Sizes are checked while JAX traces.
-Nothing is written into: `add_blocks` returns a new array, and there is no `out` and no `accumulate` elsewhere.
+CPU arrays use the NumPy path without a copy, and CUDA arrays use CuPy's kernels on XLA's stream. Results are bitwise
+identical to those of NumPy and CuPy arrays. Sizes are checked while JAX traces. JAX arrays are immutable: there is no
+`out` and no `accumulate`, and `add_blocks` returns a new array.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ def function_of(name: str) -> Callable[..., jax.Array]:
         return _computed(name, arguments)
 
     summary, formula, *_ = (own.__doc__ or "").split("\n\n")
-    said = f"Arguments and errors are those of `gpufold.{name}`; nothing is written into, the result is a new array."
+    said = f"Arguments and errors are those of `gpufold.{name}`; the result is a new array."
     function.__doc__ = f"{summary}\n\n{formula}\n\n    {said}\n    "
     function.__name__ = function.__qualname__ = name
     function.__module__, function.__signature__ = "gpufold.jax", parameters  # type: ignore[attr-defined]

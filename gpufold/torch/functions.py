@@ -222,10 +222,10 @@ def add_blocks_(
     ``(*lead, *size), (P, *lead, *block_shape), (P, rank) -> (*lead, *size)``
 
     >>> import torch, gpufold.torch
-    >>> picture = torch.zeros(6)
-    >>> gpufold.torch.add_blocks_(picture, torch.ones(2, 3), [(0,), (2,)]) is picture
+    >>> image = torch.zeros(6)
+    >>> gpufold.torch.add_blocks_(image, torch.ones(2, 3), [(0,), (2,)]) is image
     True
-    >>> picture
+    >>> image
     tensor([1., 1., 2., 1., 1., 0.])
 
     Tensors are as in `gpufold.torch.add_blocks`. A leaf that requires a gradient is a ValueError. With gradients this
@@ -304,8 +304,8 @@ def take_blocks(
     ``(*lead, *size), (P, rank) -> (P, *lead, *block_shape)``
 
     >>> import torch, gpufold.torch
-    >>> picture = torch.arange(12).reshape(3, 4)
-    >>> gpufold.torch.take_blocks(picture, torch.tensor([[0, 1], [2, -1]]), (2, 3))
+    >>> image = torch.arange(12).reshape(3, 4)
+    >>> gpufold.torch.take_blocks(image, torch.tensor([[0, 1], [2, -1]]), (2, 3))
     tensor([[[1, 2, 3],
              [5, 6, 7]],
     <BLANKLINE>

@@ -36,14 +36,14 @@ restored = gpufold.blocks_to_array(
 )
 
 _, axes = plt.subplots(1, 3, figsize=(10, 3.7), layout="constrained")
-for axis, (name, picture) in zip(
+for axis, (name, image) in zip(
     axes, {"original": clean, "noisy": noisy, "restored": restored}.items()
 ):
-    axis.imshow(picture, cmap="gray", vmin=0, vmax=1)
+    axis.imshow(image, cmap="gray", vmin=0, vmax=1)
     quality = (
         ""
-        if picture is clean
-        else f", {peak_signal_noise_ratio(clean, picture, data_range=1):.1f} dB"
+        if image is clean
+        else f", {peak_signal_noise_ratio(clean, image, data_range=1):.1f} dB"
     )
     axis.set_title(name + quality)
     axis.set_axis_off()

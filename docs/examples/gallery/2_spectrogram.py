@@ -55,8 +55,8 @@ print(
 )
 
 _, axes = plt.subplots(2, 2, figsize=(10, 5.4), layout="constrained", sharex="row")
-for axis, (name, picture) in zip(axes[0], {"noisy": spectra, "kept": kept}.items()):
-    shown = np.log10(abs(picture).T[:120] + 0.1)
+for axis, (name, spectrum) in zip(axes[0], {"noisy": spectra, "kept": kept}.items()):
+    shown = np.log10(abs(spectrum).T[:120] + 0.1)
     extent = (0, time[-1], 0, 120 * rate / frame)
     axis.imshow(shown, origin="lower", aspect="auto", cmap="magma", extent=extent)
     axis.set(title=f"{name}: spectrogram", ylabel="Hz")

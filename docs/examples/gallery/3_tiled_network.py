@@ -15,7 +15,7 @@ from skimage import data
 
 import gpufold
 
-picture = data.coins().astype(np.float32) / 255
+image = data.coins().astype(np.float32) / 255
 
 
 def network(tiles):
@@ -28,15 +28,15 @@ def network(tiles):
 # Positions of tiles that cover the image. The last tile along each axis is shifted to
 # end at the edge:
 
-positions = gpufold.grid_positions(picture.shape, (96, 96), strides=48)
+positions = gpufold.grid_positions(image.shape, (96, 96), strides=48)
 print(len(positions), "tiles, the last at", positions[-1])
 
 
 def stitched(window):
     """Stitch what the network says, eight tiles at a time."""
-    stitcher = gpufold.Stitcher(picture.shape, (96, 96), window=window)
+    stitcher = gpufold.Stitcher(image.shape, (96, 96), window=window)
     for batch in np.array_split(positions, len(positions) // 8):
-        stitcher.add(network(gpufold.take_blocks(picture, batch, (96, 96))), batch)
+        stitcher.add(network(gpufold.take_blocks(image, batch, (96, 96))), batch)
     return stitcher.result()
 
 
@@ -45,7 +45,7 @@ def stitched(window):
 
 bell = np.exp(-0.5 * ((np.arange(96) - 47.5) / 14) ** 2).astype(np.float32)
 results = {
-    "whole picture at once": network(picture[None])[0],
+    "whole image at once": network(image[None])[0],
     "plain mean": stitched(None),
     "bell": stitched((bell, bell)),
 }

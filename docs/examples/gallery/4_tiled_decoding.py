@@ -55,7 +55,7 @@ positions = gpufold.grid_positions(latent.shape[1:], TILE, strides=STEP)
 
 
 def by_tiles(window):
-    """Decode tile by tile; the stitcher keeps the picture, the decoder one tile."""
+    """Decode tile by tile; the stitcher keeps the image, the decoder one tile."""
     stitcher = gpufold.Stitcher(
         whole.shape, (TILE * FACTOR, TILE * FACTOR), window=window
     )
@@ -66,17 +66,17 @@ def by_tiles(window):
 
 
 blended = by_tiles((ramp.astype(np.float32),) * 2)
-pictures = {
+images = {
     "decoded whole": whole,
     "by tiles, plain mean": by_tiles(None),
     "by tiles, blended": blended,
 }
 
 _, axes = plt.subplots(2, 3, figsize=(10.5, 5.2), layout="constrained")
-for (above, below), (name, picture) in zip(axes.T, pictures.items()):
-    above.imshow((picture.transpose(1, 2, 0) + 1) / 2)
+for (above, below), (name, image) in zip(axes.T, images.items()):
+    above.imshow((image.transpose(1, 2, 0) + 1) / 2)
     above.set_title(name)
-    error = abs(picture - whole).max(0)
+    error = abs(image - whole).max(0)
     below.imshow(error, cmap="magma", vmin=0, vmax=0.3)
     below.set_title(f"its error, at most {error.max():.2f}")
 for axis in axes.flat:

@@ -1,6 +1,6 @@
 """
-Reconstruct a picture from its diffraction
-==========================================
+Reconstruct an image from its diffraction
+=========================================
 
 Ptychography scans a probe over an object and measures diffraction intensities without
 phases. Each iteration extracts the illuminated patches with
@@ -57,7 +57,7 @@ _, axes = plt.subplots(1, 4, figsize=(12.5, 3.3), layout="constrained")
 axes[0].imshow(np.angle(target), cmap="twilight", vmin=-1.3, vmax=1.3)
 axes[0].set_title("phase of the object")
 axes[1].imshow(np.fft.fftshift(measured[60]) ** 0.5, cmap="magma")
-axes[1].set_title("one of the camera's pictures")
+axes[1].set_title("one diffraction pattern")
 axes[2].imshow(np.angle(found), cmap="twilight", vmin=-1.3, vmax=1.3)
 axes[2].set_title("reconstructed")
 for axis in axes[:3]:

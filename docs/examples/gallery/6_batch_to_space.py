@@ -15,13 +15,13 @@ from skimage import data
 
 import gpufold
 
-picture = data.coins()[:240, :300].astype(np.float32) / 255
-batch = gpufold.space_to_batch(picture[None], (1, 3, 3))
-print(picture[None].shape, "->", batch.shape)
+image = data.coins()[:240, :300].astype(np.float32) / 255
+batch = gpufold.space_to_batch(image[None], (1, 3, 3))
+print(image[None].shape, "->", batch.shape)
 
 _, axes = plt.subplots(1, 4, figsize=(12, 2.8), layout="constrained")
-axes[0].imshow(picture, cmap="gray")
-axes[0].set_title("the picture")
+axes[0].imshow(image, cmap="gray")
+axes[0].set_title("the image")
 for axis, number in zip(axes[1:], (0, 4, 8)):
     axis.imshow(batch[number], cmap="gray")
     axis.set_title(f"entry {number} of the batch")
@@ -38,11 +38,11 @@ edges = gpufold.batch_to_space(plain, (1, 3, 3))[0]
 
 dilated = np.zeros((7, 7), np.float32)
 dilated[::3, ::3] = kernel
-print(np.allclose(edges, convolve(picture, dilated, mode="constant"), atol=1e-5))
+print(np.allclose(edges, convolve(image, dilated, mode="constant"), atol=1e-5))
 
 _, axes = plt.subplots(1, 2, figsize=(8, 3.3), layout="constrained")
 for axis, (name, shown) in zip(
-    axes, {"the picture": picture, "its edges, over seven pixels": edges}.items()
+    axes, {"the image": image, "its edges, over seven pixels": edges}.items()
 ):
     axis.imshow(shown, cmap="gray")
     axis.set_title(name)

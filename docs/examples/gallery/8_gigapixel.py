@@ -1,11 +1,11 @@
 """
-Stitch a picture larger than memory
-===================================
+Stitch an image larger than memory
+==================================
 
 :func:`gpufold.dask.blocks_to_array` reassembles overlapping tiles lazily: dask computes
 a few chunks at a time, and Zarr stores them. The image has two megapixels here, so that
 this page builds in seconds. With ``SIDE = 32768`` it has more than a gigapixel, and
-memory stays the same; see ``docs/dask.md`` for the time.
+memory stays the same; :doc:`/dask` has timings.
 """
 
 from itertools import product
@@ -61,10 +61,10 @@ distance = np.arange(TILE) - (TILE - 1) / 2
 gaussian = np.exp(-0.5 * (distance / (TILE / 8)) ** 2).astype(np.float32)
 chunk = TILES_PER_CHUNK * STRIDE
 fused = {"reduction": "mean", "window": (gaussian, gaussian)}
-picture = gpufold.dask.blocks_to_array(
+image = gpufold.dask.blocks_to_array(
     tiles, (side, side), (TILE, TILE), strides=STRIDE, chunks=chunk, **fused
 )
-print(picture)
+print(image)
 
 # %%
 # Store the result in parts. In a single pass dask would keep every chunk that the next
@@ -73,16 +73,16 @@ print(picture)
 
 folder = TemporaryDirectory()
 target = zarr.create_array(
-    f"{folder.name}/picture.zarr",
-    shape=picture.shape,
-    chunks=picture.chunksize,
-    dtype=picture.dtype,
+    f"{folder.name}/image.zarr",
+    shape=image.shape,
+    chunks=image.chunksize,
+    dtype=image.dtype,
 )
 step = CHUNKS_PER_PART * chunk
 for top, left in product(range(0, side, step), repeat=2):
     part = slice(top, min(top + step, side)), slice(left, min(left + step, side))
     with dask.config.set({"optimization.fuse.active": False}):
-        da.store(picture[part], target, regions=part, lock=False)
+        da.store(image[part], target, regions=part, lock=False)
 megapixels, of_part = (each * each / 1e6 for each in (side, step))
 print(f"{megapixels:.1f} megapixels in parts of {of_part:.1f}")
 

@@ -24,17 +24,17 @@ image = data.camera()[40:296:2, 130:386:2].astype(np.float32) / 255
 print(image.shape)
 
 
-def show(*pictures, **titles):
-    """Draw pictures beside each other, each with its title."""
+def show(**images):
+    """Draw images side by side, with their names as titles."""
     _, axes = plt.subplots(
         1,
-        len(titles),
-        figsize=(3.2 * len(titles), 3.4),
+        len(images),
+        figsize=(3.2 * len(images), 3.4),
         layout="constrained",
         squeeze=False,
     )
-    for axis, (title, picture) in zip(axes.flat, titles.items()):
-        axis.imshow(picture, cmap="gray" if picture.dtype.kind == "f" else "viridis")
+    for axis, (title, array) in zip(axes.flat, images.items()):
+        axis.imshow(array, cmap="gray" if array.dtype.kind == "f" else "viridis")
         axis.set_title(title.replace("_", " "))
         axis.set_axis_off()
 
