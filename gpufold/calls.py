@@ -222,12 +222,13 @@ def _check_covered(call: Call, geometry: BlocksGeometry | SlidingGeometry, fill:
         spans = axis.uncovered
         count = sum(span.stop - span.start for span in spans)
         pad_end = sizes.over_the_end(axis.size + axis.pad_begin, axis.kernel, axis.stride)
-        cure = f"pads_end={pad_end}" if operation == "col2im" else "last='over', blocks at grid_positions"
+        cure = f"pads_end={pad_end}" if operation == "col2im" else "last='over' or at grid_positions"
         if axis.dilation != 1 or axis.stride > axis.kernel:
             cure = "smaller strides" if axis.stride > axis.kernel else "smaller dilations"
         raise ValueError(
             f"{operation}: blocks must cover every element with reduction={fusion.reduction!r}, got {count} of "
-            f"{axis.size} uncovered on {where}, from {spans[0].start} on; use {cure}, or fill_value=0 to fill them"
+            f"{axis.size} uncovered on {where}, from {spans[0].start} on; use blocks with {cure}, or fill_value=0 to "
+            "fill them"
         )
 
 
