@@ -23,7 +23,7 @@ from gpufold.calls import REDUCTIONS, Reduction
 from gpufold.dispatch import front_of
 from gpufold.elements import ELEMENT_TYPES
 from gpufold.geometry import Size, Sizes, as_integers
-from gpufold.given import check_number, flag, word
+from gpufold.given import check_number, flag, shown, word
 from gpufold.names import answers
 from gpufold.rows import Rows, TileWeights
 from gpufold.weights import least_weight
