@@ -84,7 +84,7 @@ FAULTS = (
           "    if treatment.accumulate:\n        np.add(image, total, total if narrow else image)\n"
         '    if treatment.reduction != "sum":\n        average(image, axes, treatment)\n',
           FUSIONS + "every_fusion_is_its_definition"),
-    Fault("the first axis of a window turned round", "gpufold/cpu/treatment.py", "else weights.reshape(1, 1",
+    Fault("the first axis of a window turned round", "gpufold/cpu/arithmetic.py", "else weights.reshape(1, 1",
           "else weights[::-1].reshape(1, 1", FUSIONS + "random_problems_are_their_definition"),
     Fault("additions that flush denormals", "kernels/common.cuh",
           '    asm("add.rn.f32 %0, %1, %2;" : "=f"(result) : "f"(sum), "f"(value));', "    result = sum + value;",
@@ -341,7 +341,7 @@ FAULTS = (
           STITCHER + "a_batch_that_is_interrupted_while_it_is_added_is_known_to_be_torn[1-KeyboardInterrupt]"),
     Fault("a window that stays its caller's", "gpufold/backends.py", "        return weights.copy()\n",
           "        return weights\n", STITCHER + "a_window_that_changes_afterwards_changes_nothing[full-asarray]"),
-    Fault("a smaller tile that gets the end of the window", "gpufold/stitching.py",
+    Fault("a smaller tile that gets the end of the window", "gpufold/windows.py",
           "    return window[tuple(map(slice, tile))]\n",
           "    return window[tuple(slice(-side, None) for side in tile)]\n", STITCHER + "batches_never_show[0]"),
     Fault("a stream that ends with the last block, however small its tile", "gpufold/stitching.py",
