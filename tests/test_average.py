@@ -69,6 +69,20 @@ def test_one_weight_of_any_dtype_divides_all_that_is_there(dtype, weight_dtype):
             assert_same_bits(gpufold.average(here, weight, out=here), want, "in place")
 
 
+@pytest.mark.parametrize("reduction", ["mean", "least_squares"])
+@pytest.mark.parametrize("kind", ["separable", "full"])
+def test_where_all_weights_are_zero_an_average_is_whatever_lies_there(reduction, kind):
+    """It is the value that was named; a weight of zero times NaN is no zero, and some elements no block reaches."""
+    weights = np.array([0, 1, 0], np.float32)
+    window = (weights, weights) if kind == "separable" else np.outer(weights, weights)
+    blocks = np.full((2, 2, 3, 3), np.nan, np.float32)
+    blocks[:, :, 1, 1] = 5
+    options = {"strides": 4, "reduction": reduction, "window": window, "fill_value": 0}
+    want = np.zeros((8, 8), np.float32)
+    want[1::4, 1::4] = 5
+    np.testing.assert_array_equal(gpufold.blocks_to_array(blocks, (8, 8), (3, 3), **options), want)
+
+
 def test_sums_and_their_weights_are_the_mean():
     blocks, positions = values((9, 3, 4, 5), np.float32), gpufold.grid_positions((8, 11), (4, 5), strides=(2, 3))[:9]
     window = window_of("full", (4, 5), np.float32)

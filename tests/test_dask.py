@@ -351,6 +351,13 @@ def test_a_stitcher_refuses_what_cannot_be_lazy(options, before, given, error, m
         assert float(stitcher.result().sum()) == 28
 
 
+def test_a_stitcher_copies_the_positions_of_dask_arrays():
+    stitcher, places = gpufold.Stitcher((6, 6), 4), np.array(CORNERS)
+    stitcher.add(LAZY, places)
+    places[...] = 99
+    assert float(stitcher.result().sum()) == 28
+
+
 def test_a_stitcher_computes_nothing_of_dask_arrays_to_fill_it():
     stitcher = gpufold.Stitcher((6, 6), 4)
     stitcher.add(LAZY, CORNERS)

@@ -413,6 +413,16 @@ def test_no_planes_give_an_empty_result(case):
     assert unfold(case, np.zeros(case.image_shape, np.int8)).shape == case.columns_shape
 
 
+@pytest.mark.parametrize("kind", ["U3", "S5", "T", "f4"])
+def test_a_large_image_that_is_padded_has_nothing_outside(kind):
+    dtype = np.dtypes.StringDType() if kind == "T" else np.dtype(kind)
+    numbers = np.arange(6 * 20 * 21).reshape(1, 6, 20, 21) % 998 + 1
+    columns = gpufold.im2col(numbers, (7, 5), strides=2, pads_begin=3, pads_end=4)
+    got = gpufold.im2col(numbers.astype("U3").astype(dtype), (7, 5), strides=2, pads_begin=3, pads_end=4)
+    assert columns.size > 1 << 14
+    assert (got == np.where(columns, columns.astype("U3"), "0" if kind == "f4" else "").astype(dtype)).all()
+
+
 @pytest.mark.parametrize("kind", ["U3", "S5", "T"])
 def test_strings_move_where_no_blocks_overlap(kind):
     dtype = np.dtypes.StringDType() if kind == "T" else np.dtype(kind)

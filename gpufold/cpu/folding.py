@@ -35,7 +35,7 @@ SHORT_STEP, LONG_STEP = 1 << 14, 1 << 18
 """Bytes of an array operation up to which all are one sooner, on a view of blocks, which lie together or apart."""
 
 PADDED_BYTES, OVERLAP = 1 << 23, 4
-"""Of such a copy at most; and column elements for each of its pixels at least."""
+"""Of a padded copy of an image at most; and how many times as large as it columns are at least."""
 
 LONG_KERNEL, APART_TAPS = 4, 16
 """Taps of a block's row from which they make an inner loop that is long enough, one less where pixels or taps lie
@@ -103,10 +103,11 @@ def unfold(image: Array, columns: Array, axes: tuple[Axis, ...], weights: Array 
         large, one_view = columns.size > tiles.SMALL_ELEMENTS, not outside and steps >= MANY_OPERATIONS
         apart = large and (axes[-1].stride > 1 or prod(axis.kernel for axis in axes) >= APART_TAPS)
         if large and columns.nbytes < (LONG_STEP if apart else SHORT_STEP) * steps:
-            pads = [(axis.pad_begin, axis.pad_end) for axis in axes]
             padded = image.itemsize * prod(image.shape[:2]) * prod(axis.padded_size for axis in axes)
             if outside and weights is None and OVERLAP * padded <= columns.nbytes and padded <= PADDED_BYTES:
-                image, outside = np.pad(image, [(0, 0), (0, 0), *pads]), ()
+                whole: Array = np.zeros((*image.shape[:2], *(axis.padded_size for axis in axes)), image.dtype)
+                whole[(ALL, ALL, *(slice(axis.pad_begin, axis.pad_begin + axis.size) for axis in axes))] = image
+                image, outside = whole, ()
                 axes = tuple(axis._replace(size=axis.padded_size, pad_begin=0, pad_end=0) for axis in axes)
             one_view = not outside
         if not one_view and are_few(max(columns.size, image.size), axes):

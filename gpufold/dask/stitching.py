@@ -116,7 +116,7 @@ class LazyTiles:
                 f"dask arrays, and positions (P, {rank}), got shape {blocks.shape} of {blocks.dtype} and {places.shape}"
             )
         self._batches.append(blocks)
-        self._positions.append(places)
+        self._positions.append(np.array(places))  # a copy, whatever becomes of what was given
 
     def check(self, backend: Any, averaged: bool) -> None:
         """Refuse tiles of another kind."""
