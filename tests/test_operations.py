@@ -413,6 +413,18 @@ def test_no_planes_give_an_empty_result(case):
     assert unfold(case, np.zeros(case.image_shape, np.int8)).shape == case.columns_shape
 
 
+def test_many_strings_of_any_length_are_taken():
+    """NumPy makes no strided view of those, in which other large arrays are taken at once."""
+    numbers = np.arange(1, 1 + 40 * 41).reshape(40, 41)
+    strings = numbers.astype("U4").astype(np.dtypes.StringDType())
+    for operation in (
+        lambda array: gpufold.take_blocks(array, [(row, 2 * row) for row in range(16)], (3, 4)),
+        lambda array: gpufold.array_to_blocks(array, (7, 7)),
+        lambda array: gpufold.im2col(array[None], (25, 25)),
+    ):
+        assert (operation(strings) == operation(numbers).astype("U4")).all()
+
+
 @pytest.mark.parametrize("kind", ["U3", "S5", "T", "f4"])
 def test_a_large_image_that_is_padded_has_nothing_outside(kind):
     dtype = np.dtypes.StringDType() if kind == "T" else np.dtype(kind)

@@ -38,8 +38,7 @@ PADDED_BYTES, OVERLAP = 1 << 23, 4
 """Of a padded copy of an image at most; and how many times as large as it columns are at least."""
 
 LONG_KERNEL, APART_TAPS = 4, 16
-"""Taps of a block's row from which they make an inner loop that is long enough, one less where pixels or taps lie
-apart; and taps that do."""
+"""Taps of a row that make an inner loop long enough, one less where pixels or taps lie apart; and taps that do."""
 
 
 def fold_way(columns: Array, image: Array, axes: tuple[Axis, ...], move: bool = False) -> tuple[Way, int, int]:
@@ -100,7 +99,8 @@ def unfold(image: Array, columns: Array, axes: tuple[Axis, ...], weights: Array 
     """Take split columns (N, C, *kernel, *blocks), weighed, out of an image (N, C, *size), each of any layout."""
     with nullcontext() if weights is None else np.errstate(all="ignore"):
         steps, outside = plan_of(axes).operations, _taps_outside(axes)
-        large, one_view = columns.size > tiles.SMALL_ELEMENTS, not outside and steps >= MANY_OPERATIONS
+        large = columns.size > tiles.SMALL_ELEMENTS and not columns.dtype.hasobject  # of which NumPy makes no such view
+        one_view = not outside and steps >= MANY_OPERATIONS and not columns.dtype.hasobject
         apart = large and (axes[-1].stride > 1 or prod(axis.kernel for axis in axes) >= APART_TAPS)
         if large and columns.nbytes < (LONG_STEP if apart else SHORT_STEP) * steps:
             padded = image.itemsize * prod(image.shape[:2]) * prod(axis.padded_size for axis in axes)
@@ -115,7 +115,7 @@ def unfold(image: Array, columns: Array, axes: tuple[Axis, ...], weights: Array 
         for index in outside:
             columns[index] = np.zeros((), columns.dtype)
         if not image.size:
-            return  # all margin
+            return
         closest = large and not outside and taps_are_closest(columns, axes)
         if one_view or (closest and axes[-1].kernel >= LONG_KERNEL - apart):
             return _unfold_view(image, columns, axes, spread(weights, columns))

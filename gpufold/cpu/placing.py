@@ -218,7 +218,7 @@ def take_blocks(call: Call, array: Array, blocks: Array, window: Weights, positi
     weights = None if window is None else weights_of_block(window, geometry.block_shape)
     first = np.clip(positions, np.negative(geometry.block_shape), geometry.size)  # beyond, nothing changes any more
     axes = array.ndim + first.shape[1]  # of a view of all blocks: NumPy has no more than 64
-    many = axes <= 64 and len(blocks) >= MANY_BLOCKS and blocks[0].size <= SMALL_BLOCK
+    many = axes <= 64 and not array.dtype.hasobject and len(blocks) >= MANY_BLOCKS and blocks[0].size <= SMALL_BLOCK
     step = max(1, TAKEN // blocks[0].size) if many else len(blocks)
     if blocks.size >= 4 * tiles.THREADED_ELEMENTS and blocks[0].size >= THREADED_BLOCK:
         step = min(step, -(-len(blocks) // get_num_threads()))
