@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import shutil
+import subprocess
 import sys
 from collections import Counter
 from functools import cache
@@ -76,6 +78,7 @@ def pytest_configure(config):
     config.addinivalue_line("markers", "nvcc: compiles the kernels by nvcc, of a wheel or on the PATH")
     config.addinivalue_line("markers", "peer(name): compares with another library, by its module's name")
     config.addinivalue_line("markers", "beside(name): needs a folder of the environment with another release")
+    config.addinivalue_line("markers", "alone: runs in a process of its own, whose memory no other test has filled")
     config.addinivalue_line("markers", "all: one of many combinations, or read from machine code, with --all")
     config.addinivalue_line("markers", "some(step): without --all, one of so many of a test's combinations")
     config.addinivalue_line("markers", "many: a combination or a random problem of the longer run, with --many")
@@ -114,6 +117,24 @@ def missing(mark, name="", *_):
     if mark == "beside" and not (Path(sys.prefix) / name).is_dir():
         return f"{name} is not in the environment (make test ALL=1 installs it)"
     return None
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem):
+    """Run a test of marker `alone` by a pytest of its own, which has the same outcome."""
+    if pyfuncitem.get_closest_marker("alone") is None or "GPUFOLD_TEST_ALONE" in os.environ:
+        return None
+    run = subprocess.run(
+        [sys.executable, "-m", "pytest", "-rs", "--many", "-p", "no:cacheprovider", pyfuncitem.nodeid],
+        cwd=pyfuncitem.config.rootpath,
+        env=os.environ | {"GPUFOLD_TEST_ALONE": "1"},
+        capture_output=True,
+        text=True,
+    )
+    if run.returncode or "1 passed" not in run.stdout:
+        outcome = pytest.fail.Exception if run.returncode else pytest.skip.Exception
+        raise outcome(f"in a process of its own:\n{run.stdout}{run.stderr}", pytrace=False)
+    return True
 
 
 def pytest_report_collectionfinish(config, items):

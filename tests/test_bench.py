@@ -633,6 +633,7 @@ def temporaries(library, kilobytes=(48 << 10, 16 << 10)):
 
 
 @pytest.mark.parametrize("library", ["numpy", pytest.param("torch", marks=pytest.mark.peer("torch"))])
+@pytest.mark.alone
 def test_the_peak_of_a_call_is_what_it_had_at_once_and_not_what_was_there_before(library):
     library, measured = importlib.import_module(library), []
     kept = temporaries(library, (32 << 10,))()
