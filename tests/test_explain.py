@@ -81,6 +81,13 @@ def test_errors_are_those_of_the_call():
         gpufold.explain("im2col", ((1, 3, 8, 8), "float32"), (3, 3), variant="quick")
 
 
+def test_a_variant_is_refused_for_its_own_reason_and_not_for_one_of_another():
+    why = gpufold.explain("array_to_blocks", ((2, 7, 9), "float32"), (3, 4), strides=2).alternatives
+    assert why["direct"] == "would serve: neighbouring threads take neighbouring blocks"
+    assert why["packed"].startswith("would serve: each thread packs")
+    assert why["words"] == "words needs a stride of 1 along the last axis, not 2"
+
+
 def test_a_function_stands_for_its_name():
     described = (((8, 576, 2916), "float32"), (56, 56), (3, 3))
     assert gpufold.explain(gpufold.col2im, *described) == gpufold.explain("col2im", *described)

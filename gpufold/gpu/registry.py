@@ -84,7 +84,7 @@ def candidates(problem: Problem, refusals: dict[str, str] | None = None) -> Iter
         if plans[0].atomic_output and not problem.any_order:
             refused[name] = f"{name} adds in any order, where deterministic=True"
             continue
-        if why is None and refused:
+        if why is None and 0 < len(refused) == len(done) - 1:  # none before it can serve
             *_, why = refused.values()
         yield from (replace(plan, reason=f"{why}: {plan.reason}") for plan in plans) if why else plans
 
