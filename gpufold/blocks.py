@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any, overload
 
 from gpufold import calls
-from gpufold.arrays import Array, ArrayT, Window, library_of
-from gpufold.calls import Reduction, Variant
+from gpufold.arrays import Array, ArrayT, Window, check_bytes, device_of, library_of
+from gpufold.calls import Mode, Reduction, Variant
 from gpufold.compute import compute, filled
 from gpufold.dispatch import dispatched
 from gpufold.geometry import Extents, LastSlidingBlock, Sizes
+from gpufold.outside import extended
 
 
 @dispatched
@@ -20,6 +21,7 @@ def array_to_blocks(
     strides: Sizes = 1,
     window: Window | None = None,
     last: LastSlidingBlock = "drop",
+    mode: Mode = "constant",
     out: Array[ArrayT] | None = None,
     chunks: Any = "auto",
     variant: Variant = "auto",
@@ -55,8 +57,11 @@ def array_to_blocks(
         Real weights by which the elements of each block of floats or complex numbers are multiplied, as in `col2im`.
     last : str
         How to place the last block if strides do not divide the axis. "drop" omits a block that does not fit, and the
-        elements there. "over" adds a block that extends beyond the end, where it is zero. Use `numpy.pad` for other
-        borders, and `take_blocks` at `grid_positions` for other placements.
+        elements there. "over" adds a block that extends beyond the end, filled according to `mode`. Use `take_blocks`
+        at `grid_positions` for other placements.
+    mode : str
+        How elements beyond the end are filled, as in `take_blocks`: "constant" (zero), "edge", "reflect", "symmetric"
+        or "wrap". All but "constant" make a padded copy of an array if a block extends beyond it.
     out : numpy.ndarray or cupy.ndarray, optional
         Output array of the result's shape and dtype that shares no memory with `array`.
     chunks, variant
@@ -83,7 +88,12 @@ def array_to_blocks(
     As sigpy's function of that name, whose ``blk_shape`` and ``blk_strides`` these are.
     """
     library = library_of("array_to_blocks", "array", array)
-    call = calls.array_to_blocks(array, block_shape, strides, window=window, last=last, variant=variant)
+    call = calls.array_to_blocks(array, block_shape, strides, window=window, last=last, mode=mode, variant=variant)
+    if call.fusion.mode != "constant":
+        check_bytes(call, call.result_shape, array.dtype.itemsize)
+        with device_of(library, array):
+            array = extended(library, library.arange, array, call.margins, mode)
+        call = call.extended
     blocks: ArrayT = compute(call, library, array, out, window)
     return blocks
 

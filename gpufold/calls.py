@@ -61,7 +61,7 @@ class Fusion(NamedTuple):
     window_axes: int = 0
     """The last axes, for which a separable window has weights; those before have one tap. 0 stands for all axes."""
     mode: str = "constant"
-    """One of `MODES`, for blocks that are taken at positions."""
+    """One of `MODES`, for blocks that reach beyond the array."""
     weight_out: bool = False
     """Whether the window, or one, is added at the positions of blocks to an array of its own."""
 
@@ -121,6 +121,18 @@ class Call(NamedTuple):
         """The shape of the result."""
         shape: Size = getattr(self.geometry, SHAPES[self.operation][1])
         return shape
+
+    @property
+    def margins(self) -> list[tuple[int, int]]:
+        """Elements that blocks reach before the begin and beyond the end of each axis."""
+        assert isinstance(self.geometry, BlocksGeometry)
+        return [(axis.pad_begin, axis.pad_end) for axis in self.geometry.axes]
+
+    @property
+    def extended(self) -> Call:
+        """The same call of blocks on an array that goes on as far as they reach."""
+        assert isinstance(self.geometry, BlocksGeometry)
+        return self._replace(geometry=self.geometry.extended, fusion=self.fusion._replace(mode="constant"))
 
     @property
     def element(self) -> ElementType:
@@ -239,11 +251,15 @@ def array_to_blocks(
     *,
     window: Any = None,
     last: object = "drop",
+    mode: object = "constant",
     variant: str = "auto",
 ) -> Call:
     """Describe a call of `gpufold.array_to_blocks`."""
     dtype, fusion = checked("array_to_blocks", "array", array.dtype, kind_of(window))
     geometry = sizes.array_to_blocks_geometry(array.shape, block_shape, strides, last)
+    mode = check_mode("array_to_blocks", geometry, mode)
+    if mode != "constant" and any(axis.pad_end for axis in geometry.axes):
+        fusion = fusion._replace(mode=mode)
     return _chosen(Call("array_to_blocks", geometry, dtype, fusion), variant)
 
 

@@ -128,7 +128,8 @@ def explain_call(
     plan, measured, _ = tuning.decide(problem)
     rule = registry.choose(call, input, output, device, weight_out)
     alternatives: dict[str, str] = {}
-    for each in registry.candidates(replace(problem, call=call._replace(variant="auto")), alternatives):
+    plans = list(registry.candidates(replace(problem, call=call._replace(variant="auto")), alternatives))
+    for each in plans:
         alternatives.setdefault(each.variant, f"would serve: {each.reason}")
     others = [name for name in registry.VARIANTS[call.operation] if name != plan.variant]
     return Explanation(
@@ -256,6 +257,9 @@ def _described(
     if name == "add_blocks":
         input, output = given["blocks"], first
     else:
+        if name == "array_to_blocks" and call.fusion.mode != "constant":
+            call = call.extended
+            first = _contiguous(call.data_shape, first.dtype)
         input, output = first, _contiguous(call.result_shape, first.dtype)
     if window is not None:
         one = window[0] if is_separable(window) and len(window) else window

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeAlias
 
 BY_INDEX = ("reflect", "symmetric", "wrap")
 """The modes in which blocks are taken by an index of every element, and by no kernel."""
+
+Margins: TypeAlias = Iterable[tuple[int, int]]
+"""Elements before the begin and beyond the end of the last axes."""
 
 
 def period_of(extent: int, mode: str) -> int:
@@ -24,6 +27,25 @@ def folded(library: Any, along: Any, extent: int, mode: str) -> Any:
     period = period_of(extent, mode)
     along = along % period
     return along if mode == "wrap" else library.minimum(along, period - (mode == "symmetric") - along)
+
+
+def extended(library: Any, arange: Callable[[int, int], Any], array: Any, margins: Margins, mode: str) -> Any:
+    """Return an array that goes on beyond both ends of its last axes, as every mode but "constant" says.
+
+    >>> import numpy as np
+    >>> [extended(np, np.arange, np.arange(3), [(1, 2)], mode).tolist() for mode in ("edge", "reflect", "wrap")]
+    [[0, 0, 1, 2, 2, 2], [1, 0, 1, 2, 1, 0], [2, 0, 1, 2, 0, 1]]
+    """
+    for after, (begin, end) in enumerate(reversed(tuple(margins))):
+        if not (begin or end):
+            continue
+        extent, axis = array.shape[-1 - after], -1 - after
+        ends = []
+        for along in (arange(-begin, 0), arange(extent, extent + end)):
+            index = along.clip(0, extent - 1) if mode == "edge" else folded(library, along, extent, mode)
+            ends.append(array[(..., index, *(slice(None),) * after)])
+        array = library.concatenate([ends[0], array, ends[1]], axis)
+    return array
 
 
 def taken(

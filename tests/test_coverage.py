@@ -32,10 +32,10 @@ def random_case(seed):
     return rng, tuple(rng.randint(1, 3) for _ in range(rng.randint(0, 2))), size, block, strides
 
 
-def padded(array, size, block, strides):
+def padded(array, size, block, strides, mode="constant"):
     """Pad an array to the end of the blocks that cover it."""
     margins = [(0, over_the_end(*axis)) for axis in zip(size, block, strides, strict=True)]
-    return np.pad(array, [*[(0, 0)] * (array.ndim - len(size)), *margins])
+    return np.pad(array, [*[(0, 0)] * (array.ndim - len(size)), *margins], mode)
 
 
 def coverage(size, block, strides, last):

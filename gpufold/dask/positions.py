@@ -31,7 +31,7 @@ from gpufold.dask.chunks import (
 from gpufold.elements import sum_dtype
 from gpufold.geometry import AverageGeometry, PositionsGeometry, Size, Sizes
 from gpufold.names import answers
-from gpufold.outside import BY_INDEX, folded, period_of
+from gpufold.outside import BY_INDEX, extended, period_of
 from gpufold.positions import average as average_chunk
 from gpufold.weights import of_elements, weighed
 from gpufold.windows import check_block_weights
@@ -203,21 +203,17 @@ def average(
 def _extended(array: da.Array, positions: Any, call: Call) -> tuple[da.Array, Any]:
     """Return an array that goes on as far as blocks reach, and where they lie in it."""
     geometry = geometry_of(call, PositionsGeometry)
-    lead, begins = len(geometry.lead), []
+    margins = []
     sizes = np.array(geometry.size)
     far, period = (
         (positions < -sizes) | (positions > sizes),
         [period_of(size, call.fusion.mode) for size in geometry.size],
     )
     positions = np.where(far, positions % period, positions)
-    for axis, (size, side) in enumerate(zip(geometry.size, geometry.block_shape, strict=True)):
-        places = positions[:, axis]
-        begin, end = min(0, places.min(initial=0)), max(size, places.max(initial=0) + side)
-        parts = [folded(np, np.arange(*span), size, call.fusion.mode) for span in ((begin, 0), (size, end))]
-        before, after = (da.take(array, part, lead + axis) for part in parts)
-        array = da.concatenate([before, array, after], lead + axis)
-        begins.append(begin)
-    return known_array("take_blocks", "array", array), positions - begins
+    for size, side, places in zip(geometry.size, geometry.block_shape, positions.T, strict=True):
+        margins.append((max(0, -places.min(initial=0)), max(0, places.max(initial=0) + side - size)))
+    array = extended(da, np.arange, array, margins, call.fusion.mode)
+    return known_array("take_blocks", "array", array), positions + [begin for begin, _ in margins]
 
 
 def _weighed(call: Call, blocks: Any, weights: Any, factors: Any, dtype: Any) -> da.Array:

@@ -21,6 +21,7 @@ from gpufold.dask.chunks import (
     each_chunk,
     gather,
     geometry_of,
+    known_array,
     lazily,
     over,
     pixels_under,
@@ -31,6 +32,7 @@ from gpufold.dask.chunks import (
     zeros,
 )
 from gpufold.geometry import Axis, BlocksGeometry, Size, SlidingGeometry
+from gpufold.outside import extended
 
 
 @lazily(sliding.col2im)
@@ -120,6 +122,10 @@ def array_to_blocks(call: Call, array: da.Array, weights: Any, chunks: Any) -> d
     `chunks` are those of the axes that count blocks; blocks are never split.
     """
     geometry = geometry_of(call, BlocksGeometry)
+    if call.fusion.mode != "constant":
+        array = extended(da, np.arange, array, call.margins, call.fusion.mode)
+        array = known_array("array_to_blocks", "array", array)
+        call, geometry = call.extended, geometry.extended
     lead, rank = len(geometry.lead), len(geometry.axes)
     cut = cut_result(call, array.chunks[:lead], chunks, geometry.blocks_shape, array)
     if 0 in array.shape:

@@ -19,7 +19,7 @@ from gpufold.gpu.registry import check_name
 from gpufold.jax.primitive import apply
 from gpufold.names import WHOSE, misfit
 from gpufold.operations import OPERATIONS
-from gpufold.outside import BY_INDEX, taken
+from gpufold.outside import BY_INDEX, extended, taken
 from gpufold.weights import of_elements
 from gpufold.windows import axes_of_window, check_block_weights, name_of_axis
 
@@ -56,6 +56,9 @@ def _computed(name: str, given: dict[str, Any]) -> Any:
     if "positions" in given:
         given["positions"] = _as_positions(name, given["positions"])
     call, weights = operation.describe(**given), []
+    if name == "array_to_blocks" and call.fusion.mode != "constant":
+        given["array"] = extended(jnp, jnp.arange, given["array"], call.margins, call.fusion.mode)
+        call = call.extended
     if call.fusion.mode in BY_INDEX:
         block = call.geometry.block_shape  # type: ignore[union-attr]
         weighted = partial(gpufold.jax.array_to_blocks, window=window)

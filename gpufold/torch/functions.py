@@ -17,8 +17,9 @@ from gpufold.calls import Mode, is_separable
 from gpufold.compute import filled
 from gpufold.dispatch import FunctionT, Like
 from gpufold.geometry import Sizes, over_the_end
+from gpufold.given import word
 from gpufold.operations import OPERATIONS
-from gpufold.outside import BY_INDEX
+from gpufold.outside import BY_INDEX, extended
 from gpufold.torch import operators, tensors
 from gpufold.torch.door import public
 from gpufold.torch.operators import SIZES
@@ -56,6 +57,8 @@ def on_tensors(function: FunctionT, example: str) -> FunctionT:
         over = isinstance(last, str) and last == "over"
         if over or traced:
             values = {**defaults, **dict(zip(places, given, strict=False)), **named}
+            if "mode" in known:
+                word(name, "mode", values["mode"], calls.MODES)
             if "last" in known and operators.is_integer(block := values.get("block_shape")):
                 values["block_shape"] = operators.per_axis(block, len(values.get("output_shape", data.shape)))
         if over:
@@ -93,13 +96,20 @@ def _over_the_ends(function: Any, data: Tensor, given: dict[str, Any]) -> Tensor
     takes, block = "output_shape" not in given, given["block_shape"]
     shape = data.shape if takes else given.pop("output_shape")
     lead, strides = len(shape) - len(block), operators.per_axis(given["strides"], len(block))
-    size = shape[lead:]
-    # where a stride is longer than an axis, blocks behind its end hold zeros at any distance
-    given["strides"] = strides = [min(stride, max(1, extent)) for stride, extent in zip(strides, size, strict=True)]
+    size, mode = shape[lead:], given.pop("mode", "constant")
+    if mode == "constant":  # where a stride is longer than an axis, blocks behind its end hold zeros at any distance
+        strides = [min(stride, max(1, extent)) for stride, extent in zip(strides, size, strict=True)]
+    given["strides"] = strides
     margins = [0] * lead + [over_the_end(*each) for each in zip(size, block, strides, strict=True)]
     result: Tensor
     if takes:
-        result = function(pad(data, [*chain.from_iterable((0, margin) for margin in reversed(margins))]), **given)
+        if mode == "constant":
+            data = pad(data, [*chain.from_iterable((0, margin) for margin in reversed(margins))])
+        else:
+            data = extended(
+                torch, partial(torch.arange, device=data.device), data, [(0, each) for each in margins], mode
+            )
+        result = function(data, **given)
         return result
     result = function(data, [extent + margin for extent, margin in zip(shape, margins, strict=True)], **given)
     return result[tuple([slice(None, extent) for extent in shape])].contiguous()
