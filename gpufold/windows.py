@@ -53,11 +53,11 @@ def as_weights(call: Call, library: ModuleType, window: Any, data: Any) -> tuple
         return tuple(axes)
     with device_of(library, axes[0]), np.errstate(all="ignore"):  # as in sums
         check_no_capture(operation, library, name_of_weights(call), f"contiguous, aligned and of {wanted}")
-        convert = kernel_ready if operation == "average" else _converted
+        convert = kernel_ready if operation == "average" else narrowed
         return tuple(convert(library, weights, wanted) for weights in axes)
 
 
-def _converted(library: ModuleType, weights: Any, wanted: Any) -> Any:
+def narrowed(library: ModuleType, weights: Any, wanted: Any) -> Any:
     """Return weights as kernels read them, of which none is zero that was not before."""
     ready = kernel_ready(library, weights, wanted)
     if weights.dtype.kind != "f" or weights.itemsize <= ready.itemsize:
@@ -76,7 +76,7 @@ def weights_of_blocks(call: Call, library: ModuleType, weights: Any, blocks: Any
     if library is not np and weights.device != blocks.device:
         raise ValueError(f"{operation}: weights must be on the device of blocks, {blocks.device}, got {weights.device}")
     with device_of(library, blocks), np.errstate(all="ignore"):
-        return kernel_ready(library, weights, wanted)
+        return narrowed(library, weights, wanted)
 
 
 def check_block_weights(operation: str, weights: Any, dtype: str, count: int) -> None:

@@ -73,6 +73,20 @@ def test_a_weight_of_zero_still_counts_for_nothing():
     assert_same_bits(got[0], np.array([0, 5, 5], np.float32))
 
 
+@pytest.mark.parametrize("kind", ["numpy", pytest.param("torch", marks=pytest.mark.peer("torch"))])
+@pytest.mark.parametrize("window", [None, np.array([1.0, 1e-40, 1e-60])])
+def test_weights_of_whole_blocks_are_not_lost_either(kind, window):
+    library = pytest.importorskip(kind)
+    tile, weights = library.asarray(np.full((1, 3), 5, np.float32)), library.asarray(np.array([1e-60]))
+    sums, weight = (library.zeros(3, dtype=library.float32) for _ in range(2))
+    window = None if window is None else library.asarray(window)
+    gpufold.add_blocks_(sums, tile, [(0,)], window=window, weights=weights, weight_out=weight)
+    stitcher = gpufold.Stitcher((3,), (3,), window=window)
+    stitcher.add(tile, [(0,)], weights=weights)
+    for got in (gpufold.average(sums, weight), stitcher.result()):
+        np.testing.assert_allclose(got, [5, 5, 5])
+
+
 def test_sums_have_their_weights_as_they_are():
     window = (np.array([1e-30, 1], np.float32), np.array([1e-15, 1], np.float32))
     blocks = np.ones((1, 1, 2, 2), np.float32)

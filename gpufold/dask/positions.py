@@ -34,7 +34,7 @@ from gpufold.names import answers
 from gpufold.outside import BY_INDEX, extended, period_of
 from gpufold.positions import average as average_chunk
 from gpufold.weights import of_elements, weighed
-from gpufold.windows import check_block_weights
+from gpufold.windows import check_block_weights, narrowed
 
 
 @answers
@@ -79,8 +79,8 @@ def add_blocks(
         wide = sum_dtype(array.dtype)
         terms = _weighed(call, blocks, weights, factors, wide)
         sums = add_blocks(array.astype(wide), terms, positions, variant=variant, deterministic=deterministic)
-        narrowed: da.Array = sums.astype(array.dtype)
-        return narrowed
+        result: da.Array = sums.astype(array.dtype)
+        return result
     name = f"add_blocks-{tokenize(call, array, blocks, positions, factors)}"
     graph: dict[Any, Any] = {(name, *index): (array.name, *index) for index in np.ndindex(*array.numblocks)}
     found: dict[Size, list[tuple[int, Any]]] = {}
@@ -222,7 +222,9 @@ def _weighed(call: Call, blocks: Any, weights: Any, factors: Any, dtype: Any) ->
     check_library(call.operation, "weights", weights, library, "a chunk of blocks")
     check_block_weights(call.operation, weights, call.dtype, len(blocks))
     with device_of(library, weights):
-        copied = library.array(weights, call.element.weight_dtype).reshape(-1, *(1,) * (blocks.ndim - 1))
+        copied = library.array(narrowed(library, weights, call.element.weight_dtype)).reshape(
+            -1, *(1,) * (blocks.ndim - 1)
+        )
     chunks = (blocks.chunks[0], *(1,) * (blocks.ndim - 1))
     by_block = da.from_array(copied, chunks, asarray=False)
     meta = da.utils.meta_from_array(blocks._meta, blocks.ndim, dtype)
