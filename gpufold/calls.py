@@ -109,6 +109,8 @@ class Call(NamedTuple):
     deterministic: bool = True
     source: str = ""
     """The dtype of the data where it is narrower than the result's: elements are converted before they are summed."""
+    filled: bool = True
+    """Whether an average is known to cover all, or filled: false until the symbols that its sizes are have values."""
 
     @property
     def data_shape(self) -> Size:
@@ -173,7 +175,7 @@ def col2im(
     geometry = sizes.col2im_geometry(data.shape, output_size, kernel_size, strides, dilations, pads_begin, pads_end)
     call = _kept_in(_chosen(Call("col2im", geometry, name, fusion), variant, deterministic), dtype, "data")
     if fill_value is not None or fusion.reduction != "sum":
-        _check_covered(call, geometry, fill_value)
+        check_covered(call, geometry, fill_value)
     return call
 
 
@@ -214,11 +216,11 @@ def blocks_to_array(
     geometry = sizes.blocks_to_array_geometry(blocks.shape, output_shape, block_shape, strides, last)
     call = _kept_in(_chosen(Call("blocks_to_array", geometry, name, fusion), variant, deterministic), dtype, "blocks")
     if fill_value is not None or fusion.reduction != "sum":
-        _check_covered(call, geometry, fill_value)
+        check_covered(call, geometry, fill_value)
     return call
 
 
-def _check_covered(call: Call, geometry: BlocksGeometry | SlidingGeometry, fill: object) -> None:
+def check_covered(call: Call, geometry: BlocksGeometry | SlidingGeometry, fill: object) -> None:
     """Raise where an average leaves elements that no block covers, unless what they are was given."""
     operation, fusion = call.operation, call.fusion
     if fill is not None:

@@ -294,6 +294,26 @@ def test_tensors_and_dask_arrays_are_covered_alike(seed):
     )
 
 
+@pytest.mark.peer("torch")
+def test_a_compiled_mean_of_what_is_not_covered_is_refused_or_filled():
+    """As soon as sizes have values: where they are symbols, when the program runs."""
+    import torch
+
+    def mean(blocks, like, **options):
+        return gpufold.blocks_to_array(blocks, like.shape, (3,), strides=3, reduction="mean", **options)
+
+    blocks, said = torch.ones(2, 3), "blocks must cover every element with reduction='mean', got 2 of 8 uncovered"
+    for dynamic in (False, True):
+        torch.compiler.reset()
+        compiled = torch.compile(mean, backend="aot_eager", fullgraph=True, dynamic=dynamic)
+        assert compiled(blocks, torch.ones(6)).tolist() == [1] * 6
+        with pytest.raises(Exception, match=said):
+            compiled(blocks, torch.ones(8))
+        assert compiled(blocks, torch.ones(8), fill_value=0).tolist() == [1] * 6 + [0] * 2
+    with pytest.raises(Exception, match=said):
+        torch.jit.trace(lambda blocks: mean(blocks, torch.ones(8)), blocks)
+
+
 @pytest.mark.peer("dask")
 @pytest.mark.parametrize("seed", range(12))
 def test_dask_arrays_are_covered_alike(seed):

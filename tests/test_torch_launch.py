@@ -194,7 +194,7 @@ def test_weights_are_made_ready_for_kernels(device, layout, way):
     positions, out = device.lend(torch.tensor([[0, 0], [3, 2]])), whole_numbers((5, 4))
     want = gpufold.add_blocks_(out.numpy().copy(), blocks.numpy(), positions.numpy(), window=WEIGHTS.round().numpy())
     if way == "operator":
-        got = torch.ops.gpufold.add_blocks(blocks, window, positions, out, "sum", False, "auto", True)
+        got = torch.ops.gpufold.add_blocks(blocks, window, positions, out, "sum", False, "auto", True, True)
     else:
         got = gpufold.torch.add_blocks(out, blocks.requires_grad_(way == "differentiated"), positions, window=window)
     device.synchronize()

@@ -41,7 +41,7 @@ def decompositions() -> dict[Any, Callable[..., Tensor]]:
 
 
 def _im2col_by_aten(image: Tensor, *arguments: Any) -> Tensor:
-    window, _, _, kernel, strides, dilations, begins, ends, _, separable, _, _ = arguments
+    window, _, _, kernel, strides, dilations, begins, ends, _, separable, *_ = arguments
     if not is_in_aten(image, len(kernel), dilations, begins, ends):
         return decomposed(fold_by_aten, "im2col", image, *arguments)
     columns = torch.ops.aten.im2col(image, kernel, dilations, begins, strides)
@@ -50,7 +50,7 @@ def _im2col_by_aten(image: Tensor, *arguments: Any) -> Tensor:
 
 def decomposed(fold: Fold, operation: str, *arguments: Any) -> Tensor:
     """Compute what an operator of gpufold does by those of aten, and its sums of columns by a function."""
-    data, window, _, _, *sizes, reduction, separable, _, _ = arguments
+    data, window, _, _, *sizes, reduction, separable, _, _, _ = arguments
     function = IN_ATEN[operation]
     if operation == "average":
         return function(data, window)

@@ -34,8 +34,7 @@ AXES_BY = {"col2im": "output_size", "im2col": "kernel_size"}
 """The sizes that have a value for each spatial axis; of other operations `block_shape`."""
 
 SAID = """As `gpufold.{name}`, with gradients. `{first}`, the window and the contiguous result are on one device. A
-window that requires a gradient has one under a sum; under a mean that is a ValueError. While a compiler
-traces, pixels of an average that no block covers are zero, and no error.
+window that requires a gradient has one under a sum; under a mean that is a ValueError.
 """
 
 
@@ -78,7 +77,8 @@ def on_tensors(function: FunctionT, example: str) -> FunctionT:
                 return operators.trace_space(name, data, sizes, values["variant"])
             choices = values.get("reduction", "sum"), values["variant"], values.get("deterministic", True)
             rank = len(values[axes_by])
-            return operators.trace(name, (data, values["window"]), sizes, rank, choices, values.get("dtype"))
+            dtype, fills = values.get("dtype"), values.get("fill_value") is not None
+            return operators.trace(name, (data, values["window"]), sizes, rank, choices, dtype, fills)
         if "dtype" in named:
             named["dtype"] = tensors.dtype_given(named["dtype"])
         call = describe(described(name, first, data), *given[1:], **named)

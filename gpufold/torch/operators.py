@@ -1,8 +1,9 @@
 """The operators of torch's library, which compilers trace: opaque, so that results have the bits of eager calls.
 
-Each takes `(data, window, positions, out, sizes..., reduction, separable, variant, deterministic)`, where the window is
+Each takes `(data, window, positions, out, sizes..., reduction, separable, variant, deterministic, filled)`. A window is
 joined to one tensor (see `gpufold.torch.rules.joined`) or what an average divides by, and `out` is what add_blocks adds
-to, which stays as it is. Take_blocks has its mode in the reduction's place.
+to, which stays as it is. Take_blocks has its mode in the reduction's place. What no block covers is zero in an average
+that is `filled`, and an error in others, said as soon as the sizes are integers.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import warnings
 from functools import cache, partial
 from hashlib import sha256
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -45,6 +46,10 @@ SIZES = {
 OUT_DTYPE = "array must have the result's dtype"
 """What is said where it has another."""
 
+Tail: TypeAlias = tuple[str, bool, str, bool, bool]
+PLAINLY: Tail = ("sum", False, "auto", True, True)
+"""What comes after the sizes of an operator, and that of a sum or a move without more."""
+
 INTEGER, FLOAT = (int, torch.SymInt, np.integer), (float, torch.SymFloat)
 """Numbers and a compiler's symbols for them; not as unions of types, for which torch 2.6 compiles no isinstance."""
 
@@ -53,7 +58,7 @@ _library = torch.library.Library("gpufold", "DEF")
 
 def call_of(operation: str, arguments: tuple[Any, ...]) -> Call:
     """Describe a call of an operator; sizes may be symbols."""
-    data, window, positions, out, *sizes, reduction, separable, variant, deterministic = arguments
+    data, window, positions, out, *sizes, reduction, separable, variant, deterministic, filled = arguments
     name = OPERATIONS[operation].data
     dtype = tensors.Dtype(name_of(data.dtype))
     if out is not None and out.dtype != data.dtype:
@@ -66,14 +71,17 @@ def call_of(operation: str, arguments: tuple[Any, ...]) -> Call:
     shaped = (out, data, positions, window if operation == "average" else None)
     integers = (*(tuple(each.shape) for each in shaped if each is not None), *map(tuple, sizes))
     check: Any = GEOMETRIES[operation]
-    if not all(type(number) is int for numbers in integers for number in numbers):
+    known = all(type(number) is int for numbers in integers for number in numbers)
+    if not known:
         check = check.__wrapped__
     geometry = check(*integers)
     fusion = Fusion(reduction, kind, accumulate, mode=mode)
     calls.check_mode(operation, geometry, mode)
-    call = Call(operation, geometry, dtype.name, fusion, variant, deterministic)
+    call = Call(operation, geometry, dtype.name, fusion, variant, deterministic, filled=filled or known)
     if window is not None:
         _check_joined(call, window)
+    if known and not filled:
+        calls.check_covered(call, geometry, None)
     return call
 
 
@@ -116,7 +124,7 @@ def _define(operation: str) -> None:
     reduction = "mode" if operation == "take_blocks" else "reduction"
     schema = (
         f"{operation}(Tensor data, Tensor? window, Tensor? positions, Tensor? out, {sizes}str {reduction}, "
-        f"bool separable, str variant, bool deterministic) -> Tensor"
+        f"bool separable, str variant, bool deterministic, bool filled) -> Tensor"
     )
     name = f"gpufold::{operation}"
     _library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
@@ -154,6 +162,7 @@ def trace(
     rank: int,
     choices: tuple[str, str, bool],
     dtype: Any = None,
+    filled: bool = True,
 ) -> Tensor:
     """Call an operator with (data, window[, positions, out]) and sizes of that many axes, as they are given.
 
@@ -187,7 +196,8 @@ def trace(
         window = rules.joined(data, axes)
     if not (is_compiling() or is_tracing()):
         sizes = (*map(partial(checked_size, operation), SIZES[operation], sizes),)
-    lists, tail = [per_axis(value, rank) for value in sizes], (reduction, separable, variant, bool(deterministic))
+    lists = [per_axis(value, rank) for value in sizes]
+    tail = reduction, separable, variant, bool(deterministic), filled
     arguments = data, window, positions, out, *lists, *tail
     if torch.onnx.is_in_onnx_export() and operation in exporting.IN_ATEN:
         if is_tracing():
@@ -201,21 +211,17 @@ def trace(
 def _fold_by_torchscript(columns: Tensor, *sizes: list[Any]) -> Tensor:
     """Sum columns by the operator that the exporter which goes through torch.jit.trace knows then."""
     exporting.register_with_torchscript()
-    return _called("col2im", (columns, None, None, None), [*sizes], ("sum", False, "auto", True))
+    return _called("col2im", (columns, None, None, None), [*sizes], PLAINLY)
 
 
-def _called(
-    operation: str, tensors: tuple[Tensor | None, ...], sizes: list[list[Any]], tail: tuple[str, bool, str, bool]
-) -> Tensor:
+def _called(operation: str, tensors: tuple[Tensor | None, ...], sizes: list[list[Any]], tail: Tail) -> Tensor:
     if is_tracing() and any([isinstance(size, Tensor) for each in sizes for size in each]):
         return _recorded(operation, tensors, sizes, tail)
     result: Tensor = getattr(torch.ops.gpufold, operation).default(*tensors, *sizes, *tail)
     return result
 
 
-def _recorded(
-    operation: str, tensors: tuple[Tensor | None, ...], sizes: list[list[Any]], tail: tuple[str, bool, str, bool]
-) -> Tensor:
+def _recorded(operation: str, tensors: tuple[Tensor | None, ...], sizes: list[list[Any]], tail: Tail) -> Tensor:
     """Call an operator with sizes of which some are tensors: those of shapes that torch.jit.trace records."""
     for argument, each in zip(SIZES[operation], sizes, strict=True):
         for size in each:
@@ -273,8 +279,7 @@ def as_positions(operation: str, positions: Any, array: Tensor) -> Tensor:
         if places.ndim != 2:
             return places
         # a copy that compilers do not make once more for gradients, as they do a clone: the array may have changed then
-        tail = "sum", False, "auto", True
-        return _called("space_to_batch", (places, None, None, None), [[1, 1], [0, 0], [0, 0]], tail)
+        return _called("space_to_batch", (places, None, None, None), [[1, 1], [0, 0], [0, 0]], PLAINLY)
     if any([isinstance(place, FLOAT) for row in positions for place in row]):
         raise TypeError(f"{operation}: positions must be integers, got {shown(positions)}")
     return torch.tensor(positions, dtype=torch.int64, device=array.device)  # as_tensor takes 32 bits of symbols

@@ -99,6 +99,7 @@ def operator(call: Call, data: Tensor, window: Tensor | None, positions: Tensor 
         call.fusion.window == "separable",
         call.variant,
         call.deterministic,
+        call.filled,
     )
     return result
 
