@@ -15,8 +15,8 @@ Index: TypeAlias = tuple[Any, ...]
 
 ALL = slice(None)
 
-SHORT_ROW, LONG_ROW, MANY_ELEMENTS = 16, 512, 1 << 14
-"""Bytes of a row from which, and up to which, it is copied as one element sooner than by a loop; of how many in all."""
+LONG_ROW, MANY_ELEMENTS = 512, 1 << 14
+"""Bytes of a row up to which it is copied as one element sooner than by a loop, and of how many elements in all."""
 
 PRODUCTS = 1 << 16
 """Elements that are weighed before they are added: few enough for the cache of a core."""
@@ -64,8 +64,8 @@ def copy_rows(elements: Array, copy: Array) -> None:
         size = elements.itemsize
         row = size * elements.shape[-1]
         moves = elements.dtype == copy.dtype and not elements.dtype.hasobject
-        if SHORT_ROW <= row <= LONG_ROW and moves and elements.strides[-1] == copy.strides[-1] == size:
-            as_one = np.dtype((np.void, row))
+        if row <= LONG_ROW and moves and elements.strides[-1] == copy.strides[-1] == size:
+            as_one = np.dtype(f"u{row}" if row in (1, 2, 4, 8) else (np.void, row))
             elements, copy = elements.view(as_one), copy.view(as_one)
     copy[...] = elements
 

@@ -9,9 +9,9 @@ from typing import NamedTuple
 from gpufold.geometry.axes import Axis
 from gpufold.keeping import kept
 
-LONG_STRIDE = 8
-"""Strides of the last axis from which the phases of a cell make an inner loop that is long enough."""
-
+LONG_STRIDE, FEW_PIXELS = 8, 16
+"""Strides of the last axis from which the phases of a cell make an inner loop that is long enough; and pixels up to
+which an axis of one tap makes none: the one before it counts as the last."""
 
 FEWER, MANY_OPERATIONS = 3, 1 << 8
 """Times as many groups of taps as of blocks beyond which an axis is served by those, for what lies side by side often
@@ -91,6 +91,14 @@ def groups_phases(axis: Axis, is_last: bool) -> bool:
     return axis.dilation > 0 and (not is_last or axis.stride >= LONG_STRIDE)
 
 
+def innermost(axes: tuple[Axis, ...]) -> int:
+    """Return which axis makes the inner loops: the last one, but for those of one tap and few pixels behind it."""
+    number = len(axes) - 1
+    while number and prod(axis.size for axis in axes[number:]) <= FEW_PIXELS and axes[number].kernel == 1:
+        number -= 1
+    return number
+
+
 @kept
 def plan_of(axes: tuple[Axis, ...], taps_are_closest: bool = False) -> Plan:
     """Choose how axes are served, with no more array operations than the square root of the column elements or so.
@@ -98,11 +106,12 @@ def plan_of(axes: tuple[Axis, ...], taps_are_closest: bool = False) -> Plan:
     Where taps lie closer to one another than blocks, those make the longer inner loops.
     """
     counts: list[list[int]] = []
+    last = innermost(axes)
     for number, axis in enumerate(axes):
         counts.append([])
         for each in (axis, axis.turned) if axis.dilation else (axis,):
             cells = each.pixel(0, each.kernel - 1) // each.stride - each.pixel(0, 0) // each.stride + 1
-            groups = min(each.kernel, cells) if groups_phases(each, number + 1 == len(axes)) else each.kernel
+            groups = min(each.kernel, cells) if groups_phases(each, number == last) else each.kernel
             counts[-1].append(groups * len(tuple(pieces_of(each))))
     fewer = 1 if prod(count[0] for count in counts) >= MANY_OPERATIONS else FEWER
     gains = [axis.kernel / axis.stride if taps_are_closest and fewer > 1 and axis.dilation else 1 for axis in axes]
