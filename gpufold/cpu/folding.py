@@ -38,7 +38,7 @@ PADDED_BYTES, OVERLAP = 1 << 23, 4
 """Of a padded copy of an image at most; and how many times as large as it columns are at least."""
 
 LONG_KERNEL, APART_TAPS = 4, 16
-"""Taps of a row that make an inner loop long enough, one less where pixels or taps lie apart; and taps that do."""
+"""Taps of a row that make an inner loop long enough, two less where pixels or taps lie apart; and taps that do."""
 
 
 def fold_way(columns: Array, image: Array, axes: tuple[Axis, ...], move: bool = False) -> tuple[Way, int, int]:
@@ -117,7 +117,7 @@ def unfold(image: Array, columns: Array, axes: tuple[Axis, ...], weights: Array 
         if not image.size:
             return
         closest = large and not outside and taps_are_closest(columns, axes)
-        if one_view or (closest and axes[-1].kernel >= LONG_KERNEL - apart):
+        if one_view or (closest and axes[-1].kernel >= LONG_KERNEL - 2 * apart):
             return _unfold_view(image, columns, axes, spread(weights, columns))
         limit = 2 * tiles.TILE_ELEMENTS
         if closest:  # smaller ones, for the taps of a block are written one after another
@@ -133,12 +133,15 @@ def _unfold_view(image: Array, columns: Array, axes: tuple[Axis, ...], weights: 
     taps = (axis.dilation * step for axis, step in zip(axes, image.strides[2:], strict=True))
     blocks = (axis.stride * step for axis, step in zip(axes, image.strides[2:], strict=True))
     view = np.lib.stride_tricks.as_strided(first, columns.shape, (*image.strides[:2], *taps, *blocks), writeable=False)
-    outer = (0, 1, *range(2 + len(axes), columns.ndim))
-    longest = max(outer, key=lambda number: columns.shape[number])
-    parts = max(1, min(get_num_threads(), columns.size // (4 * tiles.THREADED_ELEMENTS)))  # a copy takes less than sums
-    arrays = [view, columns] if weights is None else [view, weights, columns]
-    cut = [[np.moveaxis(part, 1 + len(axes), -1) for part in np.array_split(array, parts, longest)] for array in arrays]
-    for_each(copy_rows if weights is None else multiply, zip(*cut, strict=True))
+    rank = len(axes)
+    order = (0, 1, *range(2, 1 + rank), *range(2 + rank, columns.ndim), 1 + rank)  # in which the taps of a row are last
+    arrays = [array.transpose(order) for array in (view, weights, columns) if array is not None]
+    parts = min(get_num_threads(), columns.size // (4 * tiles.THREADED_ELEMENTS))  # a copy takes less than sums
+    copy = copy_rows if weights is None else multiply
+    if parts < 2:
+        return copy(*arrays)
+    longest = max((0, 1, *range(1 + rank, columns.ndim - 1)), key=lambda number: arrays[0].shape[number])
+    for_each(copy, zip(*(np.array_split(array, parts, longest) for array in arrays), strict=True))
 
 
 @kept
