@@ -61,8 +61,7 @@ def spread(weights: Array | None, columns: Array) -> Array | None:
 def copy_rows(elements: Array, copy: Array) -> None:
     """Copy elements, each row as one element where memory allows it: NumPy would start a loop for it."""
     if elements.size > MANY_ELEMENTS and elements.ndim > 1:
-        size = elements.itemsize
-        row = size * elements.shape[-1]
+        size, row = elements.itemsize, elements.itemsize * elements.shape[-1]
         moves = elements.dtype == copy.dtype and not elements.dtype.hasobject
         if row <= LONG_ROW and moves and elements.strides[-1] == copy.strides[-1] == size:
             as_one = np.dtype(f"u{row}" if row in (1, 2, 4, 8) else (np.void, row))

@@ -56,17 +56,11 @@ def _add(blocks: Array, array: Array, weights: Array | None, positions: Array) -
     """Add blocks, tile by tile."""
     rank = positions.shape[1]
     if len(blocks) == 1 and blocks.size <= PRODUCTS and sum_dtype(array.dtype) == array.dtype:  # a frame of a stream
-        for _, pixels, taps in _placed(positions, blocks.shape[-rank:], array.shape[-rank:]):
-            terms, part = blocks[(0, *taps)], array[pixels]
-            with np.errstate(all="ignore"):
-                products = terms if weights is None else np.empty(terms.shape, array.dtype)
-                if weights is not None:
-                    multiply(terms, weights[taps], products)
-                np.add(part, products, part)
+        met = _placed(positions, blocks.shape[-rank:], array.shape[-rank:])
+        with np.errstate(all="ignore"):
+            add_pairs(array, blocks[0], weights, [(pixels, taps) for _, pixels, taps in met])
         return
     scatters, limit = _are_small(blocks, rank), array.size
-    if scatters and min(array.strides[-rank:]) < 0:
-        array, blocks, weights, positions = _forwards(array, blocks, weights, positions)
     narrow = sum_dtype(array.dtype) != array.dtype
     if narrow or (scatters and not _is_indexed(array, rank)):  # it is copied by tiles
         block, size, limit = blocks.shape[-rank:], array.shape[-rank:], tiles.TILE_ELEMENTS
@@ -86,18 +80,6 @@ def _add(blocks: Array, array: Array, weights: Array | None, positions: Array) -
         cut = [(*pixels[array.ndim - lead :], *pixels[: array.ndim - lead]) for pixels in cut]
         parts = _blocks_near(cut, blocks.shape[-rank:], positions)
         for_each(_add_to_tile, [(blocks, array, weights, positions, scatters, *part) for part in parts])
-
-
-def _forwards(
-    array: Array, blocks: Array, weights: Array | None, positions: Array
-) -> tuple[Array, Array, Array | None, Array]:
-    """Turn axes with positions along which an array lies backwards in memory, with its blocks."""
-    rank = positions.shape[1]
-    size, block, backwards = array.shape[-rank:], blocks.shape[-rank:], np.less(array.strides[-rank:], 0)
-    turned = (..., *(slice(None, None, -1 if back else None) for back in backwards))
-    positions = np.clip(positions, np.negative(block), size)
-    positions = np.where(backwards, np.subtract(size, block) - positions, positions)
-    return array[turned], blocks[turned], None if weights is None else weights[turned], positions
 
 
 def _blocks_near(cut: list[Index], block: Size, positions: Array) -> list[tuple[Index, Index]]:

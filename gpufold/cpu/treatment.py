@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import reduce
 from math import prod
 from typing import Any, TypeAlias
@@ -34,6 +34,8 @@ class Treatment:
     """The weights of each axis, where a mean's window is separable."""
     reduction: str = "sum"
     accumulate: bool = False
+    divisors: dict[tuple[Axis, ...], tuple[Array | None, Array | None]] = field(default_factory=dict)
+    """What the tile before was divided by, for one of other planes; see `_divisor`."""
 
 
 SUM, MOVE = Treatment(), Treatment(move=True)
@@ -66,38 +68,52 @@ def weights_of_block(window: tuple[Array, ...], block_shape: Size, least: float 
 
 def average(total: Array, axes: tuple[Axis, ...], treatment: Treatment) -> None:
     """Divide a tile's sums by what landed on each pixel; zero where the divisor is below the smallest normal number."""
-    dtype = np.dtype(ELEMENT_TYPES[total.dtype.name].weight)
-    if treatment.weights is None:
-        counts = [_counts(axis) for axis in axes]
-        most = prod(int(count.max()) for count in counts)
-        if most <= 1:
-            return
-        exact = dtype if most <= 1 << np.finfo(dtype).nmant else np.dtype(np.float64)
-        divisor = reduce(np.multiply.outer, [count.astype(exact) for count in counts]).astype(dtype, copy=False)
-        if all(count.all() for count in counts):
-            return divide(total, divisor)
-    else:
-        divisor = _sums_of_weights(axes, treatment, dtype)
-    _divide_covered(total, divisor, total, axes)
+    known = treatment.divisors.get(axes)
+    if known is None:
+        known = _divisor(axes, treatment, np.dtype(ELEMENT_TYPES[total.dtype.name].weight))
+        treatment.divisors.clear()
+        treatment.divisors[axes] = known
+    _divide(total, *known, total)
+
+
+def _divisor(axes: tuple[Axis, ...], treatment: Treatment, dtype: np.dtype[Any]) -> tuple[Array | None, Array | None]:
+    """Return what a plane's sums are divided by, and which of them are zero; None where that changes nothing."""
+    if treatment.weights is not None:
+        return _covered(_sums_of_weights(axes, treatment, dtype), axes)
+    counts = [_counts(axis) for axis in axes]
+    most = prod(int(count.max()) for count in counts)
+    if most <= 1:
+        return None, None
+    exact = dtype if most <= 1 << np.finfo(dtype).nmant else np.dtype(np.float64)
+    return _covered(
+        reduce(np.multiply.outer, [count.astype(exact) for count in counts]).astype(dtype, copy=False), axes
+    )
 
 
 def average_by_weights(call: Call, numerator: Array, result: Array, weights: Weights) -> None:
     """Divide an array by weights for its last axes; zero where a weight is below the smallest normal number."""
     assert weights is not None
     with np.errstate(all="ignore"):
-        _divide_covered(numerator, weights[0], result)
+        _divide(numerator, *_covered(weights[0]), result)
 
 
-def _divide_covered(sums: Array, divisor: Array, result: Array, axes: tuple[Axis, ...] = ()) -> None:
-    """Divide, and give zero where a divisor is below the smallest normal number; sums are, where no block reaches."""
-    uncovered = np.abs(divisor) < np.finfo(divisor.dtype).tiny
-    if not uncovered.any():
-        return divide(sums, divisor, result)
-    divide(sums, np.where(uncovered, divisor.dtype.type(1), divisor), result)
+def _covered(divisor: Array, axes: tuple[Axis, ...] = ()) -> tuple[Array, Array | None]:
+    """Return a divisor with nothing below the smallest normal number, and where blocks land on what was."""
+    bare = np.abs(divisor) < np.finfo(divisor.dtype).tiny
+    if not bare.any():
+        return divisor, None
+    divisor = np.where(bare, divisor.dtype.type(1), divisor)
     if axes:
-        uncovered &= reduce(np.logical_and.outer, [_counts(axis) > 0 for axis in axes])
-    if uncovered.any():
-        result[..., uncovered] = 0
+        bare &= reduce(np.logical_and.outer, [_counts(axis) > 0 for axis in axes])
+    return divisor, bare if bare.any() else None
+
+
+def _divide(sums: Array, divisor: Array | None, bare: Array | None, result: Array) -> None:
+    """Divide, and give zero where it is bare."""
+    if divisor is not None:
+        divide(sums, divisor, result)
+    if bare is not None:
+        result[..., bare] = 0
 
 
 @kept
