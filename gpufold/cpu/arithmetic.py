@@ -18,27 +18,38 @@ ALL = slice(None)
 LONG_ROW, MANY_ELEMENTS = 512, 1 << 14
 """Bytes of a row up to which it is copied as one element sooner than by a loop, and of how many elements in all."""
 
+SHORT_AXIS = 16
+"""Elements of an axis from which it makes an inner loop."""
+
 PRODUCTS = 1 << 16
 """Elements that are weighed before they are added: few enough for the cache of a core."""
 
 
 def add_pairs(total: Array, terms: Array, weights: Array | None, pairs: Iterable[tuple[Index, Index]]) -> None:
-    """Add terms, weighed, into parts of a total, in the order given; weights have the shape of the terms."""
+    """Add terms, weighed, into parts of a total, in the order given; weights have the shape of the terms.
+
+    Where arrays differ in what lies side by side, NumPy's inner loop is along their last axis: not a short one of some
+    rows of a total that lie side by side.
+    """
     scratch: Array = np.empty(0, total.dtype)
+    turned = total.ndim > 1 and total.shape[-1] < SHORT_AXIS and abs(total.strides[-1]) > abs(total.strides[-2])
     for into, term in pairs:
-        part, factors = total[into], terms[term]
+        arrays = [total[into], terms[term]] if weights is None else [total[into], terms[term], weights[term]]
+        if turned:
+            arrays = [array.swapaxes(-1, -2) for array in arrays]
+        part, factors = arrays[:2]
         if weights is None and not is_narrow(factors, part):
             np.add(part, factors, part)
-        elif weights is None:
-            for pixels, halves in runs_of(part, factors):
-                np.add(pixels, widened(halves), pixels)
-        else:
-            for pixels, few, others in runs_of(part, factors, weights[term]):
-                if scratch.size < few.size:
-                    scratch = np.empty(few.size, total.dtype)
-                products = scratch[: few.size].reshape(few.shape, copy=False)
-                multiply(few, others, products)
-                np.add(pixels, products, pixels)
+            continue
+        for pixels, few, *others in runs_of(*arrays):
+            if not others:
+                np.add(pixels, widened(few), pixels)
+                continue
+            if scratch.size < few.size:
+                scratch = np.empty(few.size, total.dtype)
+            products = scratch[: few.size].reshape(few.shape, copy=False)
+            multiply(few, others[0], products)
+            np.add(pixels, products, pixels)
 
 
 def runs_of(*arrays: Array) -> Iterator[tuple[Array, ...]]:

@@ -79,7 +79,10 @@ def fold_runs(columns: Array, image: Array, axes: tuple[Axis, ...], weights: Arr
             section, of_section = last.section(start, stop)
             few = (..., slice(of_section.start, of_section.stop))
             of_few = None if weights is None else weights[few]
-            fold_cells(columns[few], image[..., start:stop], (*outer, section), of_few)
+            strip: Array = np.empty((*image.shape[:2], stop - start, *image.shape[2:-1]), image.dtype)
+            strip = strip.transpose(0, 1, *range(3, image.ndim), 2)  # few pixels a row: inner loops are along the rows
+            fold_cells(columns[few], strip, (*outer, section), of_few)
+            image[..., start:stop] = strip
 
 
 @kept

@@ -13,9 +13,9 @@ LONG_STRIDE, FEW_PIXELS = 8, 16
 """Strides of the last axis from which the phases of a cell make an inner loop that is long enough; and pixels up to
 which an axis of one tap makes none: the one before it counts as the last."""
 
-FEWER, MANY_OPERATIONS = 3, 1 << 8
+FEWER, LONG_KERNEL, MANY_OPERATIONS = 2, 16, 1 << 8
 """Times as many groups of taps as of blocks beyond which an axis is served by those, for what lies side by side often
-are blocks; and array operations from which any fewer are better."""
+are blocks; taps that make a long inner loop too, and array operations, from which any fewer are better."""
 
 
 class Group(NamedTuple):
@@ -113,9 +113,10 @@ def plan_of(axes: tuple[Axis, ...], taps_are_closest: bool = False) -> Plan:
             cells = each.pixel(0, each.kernel - 1) // each.stride - each.pixel(0, 0) // each.stride + 1
             groups = min(each.kernel, cells) if groups_phases(each, number == last) else each.kernel
             counts[-1].append(groups * len(tuple(pieces_of(each))))
-    fewer = 1 if prod(count[0] for count in counts) >= MANY_OPERATIONS else FEWER
-    gains = [axis.kernel / axis.stride if taps_are_closest and fewer > 1 and axis.dilation else 1 for axis in axes]
-    turned = tuple(fewer * count[-1] < count[0] * gain for count, gain in zip(counts, gains, strict=True))
+    many = prod(count[0] for count in counts) >= MANY_OPERATIONS
+    fewer = [1 if many or axis.kernel >= LONG_KERNEL else FEWER for axis in axes]
+    gains = [axis.kernel / axis.stride if taps_are_closest and not many and axis.dilation else 1 for axis in axes]
+    turned = tuple(n * count[-1] < count[0] * gain for n, count, gain in zip(fewer, counts, gains, strict=True))
     served = tuple(axis.turned if turns else axis for axis, turns in zip(axes, turned, strict=True))
     operations = prod(count[turns] for count, turns in zip(counts, turned, strict=True))
     once = all(
