@@ -15,11 +15,9 @@ Index: TypeAlias = tuple[Any, ...]
 
 ALL = slice(None)
 
-LONG_ROW, MANY_ELEMENTS = 512, 1 << 14
-"""Bytes of a row up to which it is copied as one element sooner than by a loop, and of how many elements in all."""
-
-SHORT_AXIS = 16
-"""Elements of an axis from which it makes an inner loop."""
+LONG_ROW, MANY_ELEMENTS, SHORT_AXIS = 512, 1 << 14, 16
+"""Bytes of a row up to which it is copied as one element sooner than by a loop, of how many elements in all; and
+elements of an axis up to which it makes no inner loop."""
 
 PRODUCTS = 1 << 16
 """Elements that are weighed before they are added: few enough for the cache of a core."""
@@ -28,8 +26,7 @@ PRODUCTS = 1 << 16
 def add_pairs(total: Array, terms: Array, weights: Array | None, pairs: Iterable[tuple[Index, Index]]) -> None:
     """Add terms, weighed, into parts of a total, in the order given; weights have the shape of the terms.
 
-    Where arrays differ in what lies side by side, NumPy's inner loop is along their last axis: not a short one of some
-    rows of a total that lie side by side.
+    Where arrays differ in what lies side by side, NumPy's inner loop is along their last axis: not along a short one.
     """
     scratch: Array = np.empty(0, total.dtype)
     turned = total.ndim > 1 and total.shape[-1] < SHORT_AXIS and abs(total.strides[-1]) > abs(total.strides[-2])
@@ -37,19 +34,14 @@ def add_pairs(total: Array, terms: Array, weights: Array | None, pairs: Iterable
         arrays = [total[into], terms[term]] if weights is None else [total[into], terms[term], weights[term]]
         if turned:
             arrays = [array.swapaxes(-1, -2) for array in arrays]
-        part, factors = arrays[:2]
-        if weights is None and not is_narrow(factors, part):
-            np.add(part, factors, part)
-            continue
-        for pixels, few, *others in runs_of(*arrays):
-            if not others:
-                np.add(pixels, widened(few), pixels)
-                continue
-            if scratch.size < few.size:
-                scratch = np.empty(few.size, total.dtype)
-            products = scratch[: few.size].reshape(few.shape, copy=False)
-            multiply(few, others[0], products)
-            np.add(pixels, products, pixels)
+        plain = weights is None and not is_narrow(arrays[1], arrays[0])
+        for part, few, *others in [arrays] if plain else runs_of(*arrays):
+            if others:
+                if scratch.size < few.size:
+                    scratch = np.empty(few.size, total.dtype)
+                products = scratch[: few.size].reshape(few.shape, copy=False)
+                multiply(few, others[0], products)
+            np.add(part, products if others else few if plain else widened(few), part)
 
 
 def runs_of(*arrays: Array) -> Iterator[tuple[Array, ...]]:

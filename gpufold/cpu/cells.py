@@ -67,8 +67,6 @@ class CellPiece(NamedTuple):
 
     def of(self, image: Array) -> Array:
         """View the piece of an image as cells."""
-        if image.shape[2:] == self.shape:
-            return image
         return image[self.pixels].reshape(image.shape[:2] + self.shape, copy=False)
 
 

@@ -31,7 +31,7 @@ FEW_BLOCKS, MANY_TAPS = 16, 4
 """Blocks whose pixels a tile has at least, for it cuts those along its edges; and taps in an array operation from which
 its inner loops are long enough without a copy."""
 
-SHORT_STEP, LONG_STEP = 1 << 14, 1 << 18
+SHORT_STEP, LONG_STEP = 1 << 14, 1 << 20
 """Bytes of an array operation up to which all are one sooner, on a view of blocks, which lie together or apart."""
 
 PADDED_BYTES, OVERLAP = 1 << 23, 4

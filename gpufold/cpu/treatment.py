@@ -34,7 +34,7 @@ class Treatment:
     """The weights of each axis, where a mean's window is separable."""
     reduction: str = "sum"
     accumulate: bool = False
-    divisors: dict[tuple[Axis, ...], tuple[Array | None, Array | None]] = field(default_factory=dict)
+    divisors: dict[tuple[Axis, ...], tuple[Array, Array | None]] = field(default_factory=dict)
     """What the tile before was divided by, for one of other planes; see `_divisor`."""
 
 
@@ -76,18 +76,15 @@ def average(total: Array, axes: tuple[Axis, ...], treatment: Treatment) -> None:
     _divide(total, *known, total)
 
 
-def _divisor(axes: tuple[Axis, ...], treatment: Treatment, dtype: np.dtype[Any]) -> tuple[Array | None, Array | None]:
-    """Return what a plane's sums are divided by, and which of them are zero; None where that changes nothing."""
+def _divisor(axes: tuple[Axis, ...], treatment: Treatment, dtype: np.dtype[Any]) -> tuple[Array, Array | None]:
+    """Return what a plane's sums are divided by, and which of them are zero then, if any."""
     if treatment.weights is not None:
         return _covered(_sums_of_weights(axes, treatment, dtype), axes)
     counts = [_counts(axis) for axis in axes]
     most = prod(int(count.max()) for count in counts)
-    if most <= 1:
-        return None, None
     exact = dtype if most <= 1 << np.finfo(dtype).nmant else np.dtype(np.float64)
-    return _covered(
-        reduce(np.multiply.outer, [count.astype(exact) for count in counts]).astype(dtype, copy=False), axes
-    )
+    shares = [count.astype(exact) for count in counts]
+    return _covered(reduce(np.multiply.outer, shares).astype(dtype, copy=False), axes)
 
 
 def average_by_weights(call: Call, numerator: Array, result: Array, weights: Weights) -> None:
@@ -108,10 +105,9 @@ def _covered(divisor: Array, axes: tuple[Axis, ...] = ()) -> tuple[Array, Array 
     return divisor, bare if bare.any() else None
 
 
-def _divide(sums: Array, divisor: Array | None, bare: Array | None, result: Array) -> None:
+def _divide(sums: Array, divisor: Array, bare: Array | None, result: Array) -> None:
     """Divide, and give zero where it is bare."""
-    if divisor is not None:
-        divide(sums, divisor, result)
+    divide(sums, divisor, result)
     if bare is not None:
         result[..., bare] = 0
 
