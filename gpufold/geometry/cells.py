@@ -13,9 +13,9 @@ LONG_STRIDE, FEW_PIXELS = 8, 16
 """Strides of the last axis from which the phases of a cell make an inner loop that is long enough; and pixels up to
 which an axis of one tap makes none: the one before it counts as the last."""
 
-FEWER, LONG_KERNEL, MANY_OPERATIONS = 2, 16, 1 << 8
+FEWER, FEWER_LONG, LONG_KERNEL, MANY_OPERATIONS = 2, 1.25, 16, 1 << 8
 """Times as many groups of taps as of blocks beyond which an axis is served by those, for what lies side by side often
-are blocks; taps that make a long inner loop too, and array operations, from which any fewer are better."""
+are blocks, and times as many of a long kernel; its taps; and array operations from which any fewer are better."""
 
 
 class Group(NamedTuple):
@@ -114,7 +114,7 @@ def plan_of(axes: tuple[Axis, ...], taps_are_closest: bool = False) -> Plan:
             groups = min(each.kernel, cells) if groups_phases(each, number == last) else each.kernel
             counts[-1].append(groups * len(tuple(pieces_of(each))))
     many = prod(count[0] for count in counts) >= MANY_OPERATIONS
-    fewer = [1 if many or axis.kernel >= LONG_KERNEL else FEWER for axis in axes]
+    fewer = [1 if many else FEWER_LONG if axis.kernel >= LONG_KERNEL else FEWER for axis in axes]
     gains = [axis.kernel / axis.stride if taps_are_closest and not many and axis.dilation else 1 for axis in axes]
     turned = tuple(n * count[-1] < count[0] * gain for n, count, gain in zip(fewer, counts, gains, strict=True))
     served = tuple(axis.turned if turns else axis for axis, turns in zip(axes, turned, strict=True))
