@@ -78,20 +78,21 @@ class Like:
     def __init__(self, function: Callable[..., Any], kind: str) -> None:
         self._function, shown = function, signature(function)
         kept = [each for each in shown.parameters.values() if kind in WHOSE.get(each.name, kind)]
-        self._shown = shown.replace(parameters=[kept[0].replace(annotation=kind), *kept[1:]], return_annotation=kind)
-        self.first, self.known = kept[0].name, frozenset(self._shown.parameters)
+        self.shown = shown.replace(parameters=[kept[0].replace(annotation=kind), *kept[1:]], return_annotation=kind)
+        self.first, self.known = kept[0].name, frozenset(self.shown.parameters)
         self.places = [each.name for each in kept if each.kind is Parameter.POSITIONAL_OR_KEYWORD]
 
     def refused(self) -> TypeError:
         """Return what to raise where something else was given."""
-        return TypeError(f"{self._function.__name__} takes {', '.join(self._shown.parameters)}")
+        return TypeError(f"{self._function.__name__} takes {', '.join(self.shown.parameters)}")
 
     def dress(self, front: Callable[..., Any], said: str) -> None:
         """Set the name, signature and formula of a front's function, around its docstring and what is `said`."""
         summary, formula, *_ = (getdoc(self._function) or "").split("\n\n")
         name = front.__name__ = front.__qualname__ = self._function.__name__
-        front.__doc__ = "\n\n".join([summary, formula, getdoc(front) or "", said.format(name=name, first=self.first)])
-        front.__signature__ = self._shown  # type: ignore[attr-defined]
+        parts = [summary, formula, getdoc(front) or "", said.format(name=name, first=self.first)]
+        front.__doc__ = "\n\n".join(filter(None, parts))
+        front.__signature__ = self.shown  # type: ignore[attr-defined]
 
 
 _packages: WeakKeyDictionary[type, str] = WeakKeyDictionary()

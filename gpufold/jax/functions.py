@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from inspect import Parameter, Signature, signature
 from typing import Any
 
 import jax
@@ -15,9 +14,10 @@ import gpufold
 from gpufold.arrays import as_positions
 from gpufold.calls import Call
 from gpufold.compute import filled
+from gpufold.dispatch import Like
 from gpufold.gpu.registry import check_name
 from gpufold.jax.primitive import apply
-from gpufold.names import WHOSE, misfit
+from gpufold.names import misfit
 from gpufold.operations import OPERATIONS
 from gpufold.outside import BY_INDEX, extended, taken
 from gpufold.weights import of_elements
@@ -26,23 +26,17 @@ from gpufold.windows import axes_of_window, check_block_weights, name_of_axis
 
 def function_of(name: str) -> Callable[..., jax.Array]:
     """Return the function of a name for JAX arrays, into which nothing is written."""
-    own: Callable[..., Any] = getattr(gpufold, name)
-    first, *others = signature(own).parameters.values()
-    kept = [each for each in others if each.name not in WHOSE]
-    parameters = Signature([each.replace(annotation=Parameter.empty) for each in (first, *kept)])
+    like = Like(getattr(gpufold, name), "jax.Array")
 
     def function(*given: Any, **named: Any) -> Any:
         try:
-            arguments = parameters.bind(*given, **named).arguments
+            arguments = like.shown.bind(*given, **named).arguments
         except TypeError as error:
             raise misfit(function, name, given, named) or TypeError(f"{name}: {error}") from None
         return _computed(name, arguments)
 
-    summary, formula, *_ = (own.__doc__ or "").split("\n\n")
-    said = f"Arguments and errors are those of `gpufold.{name}`; the result is a new array."
-    function.__doc__ = f"{summary}\n\n{formula}\n\n    {said}\n    "
-    function.__name__ = function.__qualname__ = name
-    function.__module__, function.__signature__ = "gpufold.jax", parameters  # type: ignore[attr-defined]
+    like.dress(function, "Arguments and errors are those of `gpufold.{name}`; the result is a new array.")
+    function.__module__ = "gpufold.jax"
     return function
 
 
