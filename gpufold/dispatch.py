@@ -12,7 +12,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from gpufold import extras
-from gpufold.names import WHOSE, misfit, unknown_keyword
+from gpufold.names import WHOSE, misfit, rewritten, unknown_keyword
 
 FRONTS = {"dask": "dask", "jax": "jax", "jaxlib": "jax", "torch": "torch"}
 """The submodule that has the functions for a package's arrays. NumPy's and CuPy's are those of gpufold itself."""
@@ -65,7 +65,7 @@ def dispatched(function: FunctionT) -> FunctionT:
                 raise answer from None
             needed = [word for word in unknown if named[word] is not defaults.get(word, Parameter.empty)]
             if needed:
-                raise unknown_keyword(front, name, needed, kind) from None
+                raise unknown_keyword(front, name, needed, kind, rewritten(name, given, named)) from None
         return front(*given, **{word: value for word, value in named.items() if word in known})
 
     taken: Any = door

@@ -177,6 +177,20 @@ def test_blocks_and_margins_as_tensorflow_has_them_are_answered_with_those_here(
         for argument in (f"{margin}_begin", f"{margin}_end"):
             with pytest.raises(TypeError, match=rf"^{name}: {argument} must be (?s:.*), got the pairs (?s:.*); {want}"):
                 function(data, (1, 2, 2, 1), **{argument: given})
+    theirs = "crops" if margin == "crops" else "paddings"
+    want = rf"; write {name}\(data, \(1, 2, 2, 1\), {margin}_begin=\(0, 1, 0, 0\), {margin}_end=\(0, 0, 2, 0\)\)$"
+    pairs = [[1, 0], [0, 2]]
+    for block in (2, [2, 2], (1, 2, 2, 1)):
+        for given, named in (
+            ((data, block, pairs), {}),
+            ((data, block), {theirs: np.array(pairs)}),
+            ((), {"input": data, "block_shape": block, theirs: pairs}),
+        ):
+            with pytest.raises(TypeError, match=rf"^{name}: .*{want}"):
+                function(*given, **named)
+    for given in ((data, [2, 2], iter(pairs)), (data, [2, 2], [[0.5, 0], [0, 0]]), (data, None, pairs)):
+        with pytest.raises(TypeError, match=rf"^{name}: takes 2 .*; pass the others by name: {margin}_begin, "):
+            function(*given)  # of which there is no reading
     with pytest.raises(
         TypeError, match=rf"^{name}: {margin}_end must have 4 values, one per axis of data, .*, got 1; "
     ):
