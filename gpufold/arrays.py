@@ -206,7 +206,7 @@ def _listed_positions(operation: str, positions: Any) -> Any:
                 library_of(operation, "a row of positions", row)
     try:
         given = np.asarray(positions)
-        if not given.size or given.dtype.kind in "iu":
+        if given.ndim and (not given.size or given.dtype.kind in "iu"):
             return given
         fits = given.ndim != 2 or not all([isinstance(index(each), int) for row in positions for each in row])
     except TypeError:
@@ -214,7 +214,8 @@ def _listed_positions(operation: str, positions: Any) -> Any:
     except Exception:  # whatever the methods of a caller's own class raise
         fits = False
     if fits:
-        raise TypeError(f"{operation}: positions must be integers, got {shown(positions)}")
+        must = "integers" if isinstance(positions, Sequence) else "a sequence of integers, one position per block"
+        raise TypeError(f"{operation}: positions must be {must}, got {shown(positions)}")
     raise ValueError(
         f"{operation}: positions must be of shape (number of blocks, number of spatial axes) and fit into 64 bits, got "
         f"{shown(positions)}"

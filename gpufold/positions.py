@@ -31,7 +31,7 @@ from gpufold.calls import Call, Mode, Variant
 from gpufold.compute import compute, prepare, run
 from gpufold.dispatch import dispatched
 from gpufold.elements import sum_dtype
-from gpufold.geometry import LastBlock, Sizes, grid_of_blocks
+from gpufold.geometry import Extents, LastBlock, Sizes, grid_of_blocks
 from gpufold.names import answers
 from gpufold.outside import BY_INDEX
 from gpufold.weights import least_weight, of_elements, weighed
@@ -362,7 +362,7 @@ def average(
 
 @answers
 def grid_positions(
-    size: Sizes, block_shape: Sizes, *, strides: Sizes, last: LastBlock = "shift"
+    size: Extents, block_shape: Sizes, *, strides: Sizes, last: LastBlock = "shift"
 ) -> npt.NDArray[np.int64]:
     """Return the positions of blocks that cover an array, for `take_blocks` and `add_blocks`.
 
@@ -374,7 +374,7 @@ def grid_positions(
 
     Parameters
     ----------
-    size : int or sequence of int
+    size : sequence of int
         Size of the array along each axis with positions, at least 1.
     block_shape : int or sequence of int
         Elements of a block along each axis, at least 1. An int means the same on every axis, here and below.

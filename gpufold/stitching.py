@@ -22,7 +22,7 @@ from gpufold.backends import backend_of, copy_of_window
 from gpufold.calls import REDUCTIONS, Reduction
 from gpufold.dispatch import front_of
 from gpufold.elements import ELEMENT_TYPES
-from gpufold.geometry import Size, Sizes, as_integers
+from gpufold.geometry import Extents, Size, Sizes, as_integers, whole_shape
 from gpufold.given import check_number, flag, shown, word
 from gpufold.names import answers
 from gpufold.rows import Rows, TileWeights
@@ -164,7 +164,7 @@ class Stitcher(_Of[ArrayT, WholeT]):
     @overload
     def __init__(
         self: Stitcher[Any, Any],
-        output_shape: Sizes,
+        output_shape: Extents,
         block_shape: Sizes,
         *,
         window: Window | str | None = None,
@@ -174,7 +174,7 @@ class Stitcher(_Of[ArrayT, WholeT]):
     @overload
     def __init__(
         self: Stitcher[Any, tuple[int, Any]],
-        output_shape: Sizes | Sequence[SupportsIndex | None],
+        output_shape: Extents | Sequence[SupportsIndex | None],
         block_shape: Sizes,
         *,
         window: Window | str | None = None,
@@ -460,9 +460,8 @@ def _sizes(output_shape: Any, block_shape: Any) -> tuple[Size, Size, Size]:
     if type(output_shape) in (tuple, list):
         open_axes = [axis for axis, extent in enumerate(output_shape) if extent is None]
         output_shape = [ENDLESS if extent is None else extent for extent in output_shape]
-    extents = as_integers("Stitcher", "output_shape", output_shape)
+    extents = whole_shape("Stitcher", "output_shape", as_integers("Stitcher", "output_shape", output_shape))
     block = as_integers("Stitcher", "block_shape", block_shape)
-    extents = (extents,) if isinstance(extents, int) else extents
     if isinstance(block, int):
         block = (block,) * len(extents[open_axes[0] if open_axes else 0 :])
     if not block or len(block) > len(extents) or min(block) < 1 or min(extents) < 0:

@@ -20,8 +20,7 @@ from typing import Any
 
 from gpufold import rounding
 from gpufold.cores import default
-from gpufold.geometry import as_integers
-from gpufold.given import shown
+from gpufold.geometry import as_count
 
 MOST_THREADS = max(64, os.cpu_count() or 1)
 """What no setting exceeds: OMP_NUM_THREADS may be meant for another machine."""
@@ -78,10 +77,7 @@ def set_num_threads(count: int | None) -> None:
     """
     global _count, _helpers
     if count is not None:
-        given = as_integers("set_num_threads", "count", count)
-        if not isinstance(given, int) or given < 1:
-            raise ValueError(f"set_num_threads: count must be at least 1, got {shown(count)}")
-        count = given
+        count = as_count("set_num_threads", "count", count)
     with _setting:
         helpers, _helpers, _count = _helpers, _Helpers(), count
         helpers.asked.put(None)

@@ -15,7 +15,7 @@ from gpufold.arrays import Array, Window, check_apart, check_library, check_writ
 from gpufold.backends import backend_of
 from gpufold.calls import REDUCTIONS, Mode, Reduction
 from gpufold.dispatch import front_of
-from gpufold.geometry import LastBlock, Size, Sizes, as_integers
+from gpufold.geometry import LastBlock, Size, Sizes, as_count, as_integers
 from gpufold.given import check_number, shown, word
 from gpufold.names import answers, speaking_for
 from gpufold.positions import grid_positions, take_blocks
@@ -134,9 +134,7 @@ def map_tiles(
             f"map_tiles: block_shape must have one value for each of array's last axes, got {shown(block_shape)} for "
             f"shape {tuple(array.shape)}"
         )
-    number = as_integers("map_tiles", "batch", batch)
-    if not isinstance(number, int) or number < 1:
-        raise ValueError(f"map_tiles: batch must be an integer of at least 1, got {shown(batch)}")
+    number = as_count("map_tiles", "batch", batch)
     if isinstance(out, np.ndarray):
         check_library("map_tiles", "out", out, np, "the result")
         check_writable("map_tiles", np, "out", out, "array", array)

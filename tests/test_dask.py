@@ -376,7 +376,7 @@ def test_keywords_from_elsewhere_are_answered(name):
 
 def test_integers_are_stitched_to_sums():
     votes = da.ones((3, 4), chunks=2, dtype=np.uint8)
-    summed = gpufold.dask.stitch(votes, [(0,), (1,), (9,)], 10, reduction="sum")
+    summed = gpufold.dask.stitch(votes, [(0,), (1,), (9,)], (10,), reduction="sum")
     assert_same_bits(summed.compute(), np.array([1, 2, 2, 2, 1, 0, 0, 0, 0, 1], np.uint8))
 
 
@@ -613,7 +613,7 @@ def test_a_graph_is_made_in_time_that_grows_with_it(name):
         elif name == "add_blocks":
             make = partial(gpufold.dask.add_blocks, lazy, da.ones((count, 1), chunks=(-1, 1)), positions)
         else:
-            make = partial(gpufold.dask.stitch, da.ones((2, 3), chunks=3), [(0,), (1,)], count, chunks=1)
+            make = partial(gpufold.dask.stitch, da.ones((2, 3), chunks=3), [(0,), (1,)], (count,), chunks=1)
         taken = []
         for _ in range(3):
             begin = time.process_time()

@@ -180,7 +180,7 @@ def positions() -> Figure:
 def grid_positions() -> Figure:
     """Draw where blocks of 4 lie on an axis of 11 for every choice of the last one."""
     figure, axes = _canvas(12.4)
-    _title(axes, "gpufold.grid_positions(11, 4, strides=3, last=...)")
+    _title(axes, "gpufold.grid_positions((11,), 4, strides=3, last=...)")
     meant = {
         "shift": "moved in, as in MONAI",
         "even": "spaced evenly, as in nnU-Net",
@@ -189,7 +189,7 @@ def grid_positions() -> Figure:
     left, cell = 4.4, 1.0
     for row, last in enumerate(("shift", "even", "over", "drop")):
         top = 1.5 + 2.8 * row
-        begins = gpufold.grid_positions(11, 4, strides=3, last=last)[:, 0].tolist()
+        begins = gpufold.grid_positions((11,), 4, strides=3, last=last)[:, 0].tolist()
         axes.text(0, top + 1, f'last="{last}"', va="center_baseline", size=NORMAL, family="monospace")
         _frame(axes, left, top, 11 * cell, 2)
         for number, begin in enumerate(begins):

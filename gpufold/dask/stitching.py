@@ -25,7 +25,7 @@ from gpufold.dask.chunks import (
     weights_of,
 )
 from gpufold.elements import check_dtype, name_of, stitched_dtype
-from gpufold.geometry import PositionsGeometry, Size, as_integers
+from gpufold.geometry import Extents, PositionsGeometry, Size, as_integers, whole_shape
 from gpufold.given import word
 from gpufold.names import answers, speaking_for
 from gpufold.stitching import Stitcher
@@ -36,7 +36,7 @@ from gpufold.windows import known_window
 def stitch(
     blocks: da.Array,
     positions: Any,
-    output_shape: Any,
+    output_shape: Extents,
     *,
     window: Any = None,
     reduction: Reduction = "mean",
@@ -131,8 +131,7 @@ class LazyTiles:
 
 def _described(blocks: Any, positions: Any, output_shape: Any, window: Any, reduction: str) -> Call:
     """Check what can be before anything is computed, and describe how tiles lie on the result."""
-    extents = as_integers("stitch", "output_shape", output_shape)
-    extents = (extents,) if isinstance(extents, int) else extents
+    extents = whole_shape("stitch", "output_shape", as_integers("stitch", "output_shape", output_shape))
     places = known_positions("stitch", positions, blocks, "blocks")
     rank = places.shape[1] if places.ndim == 2 else 0
     if not rank or len(places) != len(blocks):
