@@ -28,7 +28,7 @@ def as_weights(call: Call, library: ModuleType, window: Any, data: Any) -> tuple
     (array([1., 1.], dtype=float32), array([0., 1., 2.], dtype=float32))
     """
     operation, wanted = call.operation, call.element.weight_dtype
-    axes = axes_of_window(call, window)
+    axes = axes_of_window(call, window, f"{library.__name__}.asarray")
     converted = False
     for axis, weights in enumerate(axes):
         if (
@@ -104,7 +104,7 @@ def _shapes_of_axes(block_shape: Size) -> tuple[Size, ...]:
     return tuple((taps,) for taps in block_shape)
 
 
-def axes_of_window(call: Call, window: Any) -> Sequence[Any]:
+def axes_of_window(call: Call, window: Any, convert: str = "numpy.asarray") -> Sequence[Any]:
     """Return the arrays of a window, or raise where one has not the shape that it must have; whose they are is open.
 
     That is one array of the block's shape or, for a separable window, one for each axis, and then as many as axes.
@@ -122,7 +122,7 @@ def axes_of_window(call: Call, window: Any) -> Sequence[Any]:
         if len(window) and isinstance(window[0], int | float | list | tuple):
             raise TypeError(
                 f"{call.operation}: window must be an array of weights, or a sequence of one array per axis, got "
-                f"{shown(window)}; make an array of it"
+                f"{shown(window)}; convert it with {convert}(window), or each axis's weights"
             )
         if len(window) != len(block_shape):
             raise ValueError(

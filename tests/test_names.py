@@ -240,9 +240,46 @@ def test_an_image_with_its_channels_last_is_asked_about():
 
 
 def test_a_window_of_numbers_is_asked_to_be_an_array():
+    """Two lists of two could be the weights of a block, or those of two axes."""
     for window in ([0.5, 0.5], [[1.0, 1.0], [1.0, 1.0]]):
-        with pytest.raises(TypeError, match=r"^im2col: window must be an array .*, got \[.*\]; make an array of it$"):
+        with pytest.raises(
+            TypeError,
+            match=r"^im2col: window must be an array .*, got \[.*\]; convert it with numpy.asarray\(window\), ",
+        ):
             gpufold.im2col(IMAGE, (2, 2), window=window)
+        with pytest.raises(TypeError, match=r"^Stitcher: .*; convert it with numpy.asarray\(window\), "):
+            gpufold.Stitcher((8, 8), 2, window=window)
+    gpufold.im2col(IMAGE, (2, 2), window=np.asarray(window))
+
+
+@pytest.mark.peer("torch")
+def test_a_window_for_tensors_is_asked_to_be_a_tensor():
+    import torch
+
+    columns, weights = torch.ones(1, 4, 9), [[1.0, 2.0], [2.0, 1.0]]
+    with pytest.raises(TypeError, match=r"^fold: window must be .*; convert it with torch.as_tensor\(window\), "):
+        gpufold.torch.fold(columns, 4, 2, window=weights)
+    for window in (np.array(weights), (np.ones(2), np.ones(2))):
+        with pytest.raises(
+            TypeError,
+            match=r"^fold: (window|window\[0\]) must be a torch.Tensor, got .*; convert it with torch.as_tens",
+        ):
+            gpufold.torch.fold(columns, 4, 2, window=window)
+    want = gpufold.torch.Fold(4, 2, window=np.array(weights))(columns)
+    assert torch.equal(gpufold.torch.fold(columns, 4, 2, window=torch.as_tensor(np.array(weights))), want)
+    stitcher = gpufold.Stitcher((4, 4), 2, window=np.array(weights))  # which NumPy's window may serve, as in Fold
+    stitcher.add(torch.ones(1, 2, 2), [(0, 0)], window=np.ones((2, 2)))
+    with pytest.raises(TypeError, match=r"^Fold: window must be .*, got list; convert lists with torch.as_tensor$"):
+        gpufold.torch.Fold(4, 2, window=weights)
+
+
+@pytest.mark.peer("jax")
+def test_a_window_for_arrays_of_jax_is_asked_to_be_one():
+    import jax.numpy as jnp
+
+    for window in (np.ones((2, 2)), [[1.0, 1.0], [1.0, 1.0]]):
+        with pytest.raises(TypeError, match=r"^im2col: window must be .*; convert it with jax.numpy.asarray\(window\)"):
+            gpufold.im2col(jnp.asarray(IMAGE), (2, 2), window=window)
 
 
 def test_blocks_are_one_apart_unless_strides_say_otherwise():

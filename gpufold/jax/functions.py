@@ -62,7 +62,7 @@ def _computed(name: str, given: dict[str, Any]) -> Any:
         return taken(jnp, jnp.arange, weighted, given["array"], given["positions"], block, given["mode"])
     if call.variant != "auto":
         check_name(call)
-    for axis, each in enumerate(() if window is None else axes_of_window(call, window)):
+    for axis, each in enumerate(() if window is None else axes_of_window(call, window, "jax.numpy.asarray")):
         argument = name_of_axis(call, window, axis)
         _check_array(name, argument, each)
         if each.dtype.kind not in "fiu" and each.dtype != jnp.bfloat16:

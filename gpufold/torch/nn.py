@@ -157,7 +157,8 @@ class _Windowed(nn.Module):
             return weights if weights.requires_grad else weights.clone()
         if not isinstance(weights, np.ndarray):
             raise TypeError(
-                f"{name}: window must be of torch.Tensor or numpy.ndarray, got {type(weights).__qualname__}"
+                f"{name}: window must be a torch.Tensor or numpy.ndarray, or a sequence of one per axis, got "
+                f"{type(weights).__qualname__}; convert lists with torch.as_tensor"
             )
         library_of(name, "window", weights)
         if weights.dtype.name not in ELEMENT_TYPES or weights.dtype.kind in "bc":

@@ -348,7 +348,7 @@ def compute(
     seen = seen_of(call)
     if not (guards := seen.guards).hold(given):
         check_bytes(call, call.result_shape, call.element.itemsize)
-        weights = () if window is None else axes_of_window(call, window)
+        weights = () if window is None else axes_of_window(call, window, "torch.as_tensor")
         check_dense(call.operation, OPERATIONS[call.operation].data, data)
         if out is not None:
             check_dense(call.operation, "array", out)
@@ -383,7 +383,7 @@ def compute_in_place(
     given = (*written, blocks, positions, *axes)
     seen = seen_of(call, True)
     if not ((guards := seen.guards).hold(given) and guards.apart(given, len(written))):
-        weights = () if window is None else axes_of_window(call, window)
+        weights = () if window is None else axes_of_window(call, window, "torch.as_tensor")
         out, blocks, positions, weight_out = map(alive, (out, blocks, positions, weight_out))
         written = (out,) if weight_out is None else (out, weight_out)
         check_dense("add_blocks_", "array", out)
