@@ -12,6 +12,7 @@ from types import EllipsisType, ModuleType
 from typing import Any, Protocol, SupportsIndex, TypeAlias, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 from gpufold.calls import Call
 from gpufold.geometry import Size
@@ -29,6 +30,10 @@ class Array(Protocol[ArrayT]):
     @property
     def dtype(self) -> Any: ...
     def __getitem__(self, key: EllipsisType, /) -> ArrayT: ...
+
+
+Integers: TypeAlias = "npt.NDArray[np.integer[Any] | np.bool]"
+Floats: TypeAlias = "npt.NDArray[np.floating[Any]]"
 
 
 class Shaped(Protocol):

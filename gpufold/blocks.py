@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any, overload
 
 from gpufold import calls
-from gpufold.arrays import Array, ArrayT, Window, library_of
-from gpufold.calls import Reduction, Variant
+from gpufold.arrays import Array, ArrayT, Floats, Integers, Window, library_of
+from gpufold.calls import Average, Reduction, Variant
 from gpufold.compute import compute, filled
 from gpufold.dispatch import dispatched
 from gpufold.geometry import Extents, LastSlidingBlock, Sizes
@@ -88,6 +88,22 @@ def array_to_blocks(
     return blocks
 
 
+# fmt: off
+@overload  # averages and weighted sums of integers are floats
+def blocks_to_array(
+    blocks: Integers, output_shape: Extents, block_shape: Sizes, *, strides: Sizes = 1, reduction: Average,
+    window: Window | None = None, dtype: None = None, out: Floats | None = None, accumulate: bool = False,
+    last: LastSlidingBlock = "drop", fill_value: complex | None = None, chunks: Any = "auto", variant: Variant = "auto",
+    deterministic: bool = True,
+) -> Floats: ...
+@overload
+def blocks_to_array(
+    blocks: Integers, output_shape: Extents, block_shape: Sizes, *, strides: Sizes = 1, reduction: Reduction = "sum",
+    window: Window, dtype: None = None, out: Floats | None = None, accumulate: bool = False,
+    last: LastSlidingBlock = "drop", fill_value: complex | None = None, chunks: Any = "auto", variant: Variant = "auto",
+    deterministic: bool = True,
+) -> Floats: ...
+# fmt: on
 @overload
 def blocks_to_array(
     blocks: Array[ArrayT],

@@ -22,6 +22,7 @@ class Unsupported(ValueError):
 
 
 Reduction: TypeAlias = Literal["sum", "mean", "least_squares"]
+Average: TypeAlias = Literal["mean", "least_squares"]
 REDUCTIONS = get_args(Reduction)
 """What becomes of the taps that land on a pixel: see `gpufold.col2im`."""
 

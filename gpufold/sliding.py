@@ -5,53 +5,43 @@ from __future__ import annotations
 from typing import Any, overload
 
 from gpufold import calls
-from gpufold.arrays import Array, ArrayT, Window, library_of
-from gpufold.calls import Reduction, Variant
+from gpufold.arrays import Array, ArrayT, Floats, Integers, Window, library_of
+from gpufold.calls import Average, Reduction, Variant
 from gpufold.compute import compute, filled
 from gpufold.dispatch import dispatched
 from gpufold.geometry import Extents, Sizes
 
 
+# fmt: off
+@overload  # averages and weighted sums of integers are floats
+def col2im(
+    data: Integers, output_size: Extents, kernel_size: Sizes, *, strides: Sizes = 1, dilations: Sizes = 1,
+    pads_begin: Sizes = 0, pads_end: Sizes = 0, reduction: Average, window: Window | None = None, dtype: None = None,
+    out: Floats | None = None, accumulate: bool = False, fill_value: complex | None = None, chunks: Any = "auto",
+    variant: Variant = "auto", deterministic: bool = True,
+) -> Floats: ...
 @overload
 def col2im(
-    data: Array[ArrayT],
-    output_size: Extents,
-    kernel_size: Sizes,
-    *,
-    strides: Sizes = 1,
-    dilations: Sizes = 1,
-    pads_begin: Sizes = 0,
-    pads_end: Sizes = 0,
-    reduction: Reduction = "sum",
-    window: Window | None = None,
-    dtype: None = None,
-    out: Array[ArrayT] | None = None,
-    accumulate: bool = False,
-    fill_value: complex | None = None,
-    chunks: Any = "auto",
-    variant: Variant = "auto",
-    deterministic: bool = True,
+    data: Integers, output_size: Extents, kernel_size: Sizes, *, strides: Sizes = 1, dilations: Sizes = 1,
+    pads_begin: Sizes = 0, pads_end: Sizes = 0, reduction: Reduction = "sum", window: Window, dtype: None = None,
+    out: Floats | None = None, accumulate: bool = False, fill_value: complex | None = None, chunks: Any = "auto",
+    variant: Variant = "auto", deterministic: bool = True,
+) -> Floats: ...
+@overload
+def col2im(
+    data: Array[ArrayT], output_size: Extents, kernel_size: Sizes, *, strides: Sizes = 1, dilations: Sizes = 1,
+    pads_begin: Sizes = 0, pads_end: Sizes = 0, reduction: Reduction = "sum", window: Window | None = None,
+    dtype: None = None, out: Array[ArrayT] | None = None, accumulate: bool = False, fill_value: complex | None = None,
+    chunks: Any = "auto", variant: Variant = "auto", deterministic: bool = True,
 ) -> ArrayT: ...
 @overload
 def col2im(
-    data: Array[Any],
-    output_size: Extents,
-    kernel_size: Sizes,
-    *,
-    strides: Sizes = 1,
-    dilations: Sizes = 1,
-    pads_begin: Sizes = 0,
-    pads_end: Sizes = 0,
-    reduction: Reduction = "sum",
-    window: Window | None = None,
-    dtype: Any,
-    out: Array[Any] | None = None,
-    accumulate: bool = False,
-    fill_value: complex | None = None,
-    chunks: Any = "auto",
-    variant: Variant = "auto",
-    deterministic: bool = True,
+    data: Array[Any], output_size: Extents, kernel_size: Sizes, *, strides: Sizes = 1, dilations: Sizes = 1,
+    pads_begin: Sizes = 0, pads_end: Sizes = 0, reduction: Reduction = "sum", window: Window | None = None,
+    dtype: Any, out: Array[Any] | None = None, accumulate: bool = False, fill_value: complex | None = None,
+    chunks: Any = "auto", variant: Variant = "auto", deterministic: bool = True,
 ) -> Any: ...
+# fmt: on
 @dispatched
 def col2im(
     data: Array[ArrayT],
