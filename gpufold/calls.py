@@ -18,7 +18,14 @@ from gpufold.outside import BY_INDEX
 
 
 class Unsupported(ValueError):
-    """Raised if the kernel variant requested by name cannot serve the call; the message gives the reason."""
+    """Raised if the kernel variant requested by name cannot serve the call; the message gives the reason.
+
+    See Also
+    --------
+    variants : The names of an operation's variants.
+    """
+
+    __module__ = "gpufold"
 
 
 Reduction: TypeAlias = Literal["sum", "mean", "least_squares"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from functools import wraps
-from inspect import Parameter, getdoc, signature
+from inspect import Parameter, cleandoc, getdoc, signature
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -92,6 +92,13 @@ class Like:
         name = front.__name__ = front.__qualname__ = self._function.__name__
         front.__doc__ = "\n\n".join([summary, formula, getdoc(front) or "", said.format(name=name, first=self.first)])
         front.__signature__ = self._shown  # type: ignore[attr-defined]
+
+
+def linked(function: FunctionT) -> FunctionT:
+    """Return a front's function, its docstring with a link to the one of gpufold that has the same name."""
+    name, said = function.__name__, cleandoc(function.__doc__ or "")
+    function.__doc__ = f"{said}\n\nSee Also\n--------\ngpufold.{name} : Parameters, return value and errors.\n"
+    return function
 
 
 _packages: WeakKeyDictionary[type, str] = WeakKeyDictionary()

@@ -47,9 +47,7 @@ if TYPE_CHECKING:
 
 else:
     ArrayT = WholeT = Any
-
-    class _Of:
-        __class_getitem__ = classmethod(GenericAlias)
+    _Of = {(ArrayT, WholeT): object}  # no base: help shows none
 
 
 def _in_turn(method: Callable[Parameters, ResultT]) -> Callable[Parameters, ResultT]:
@@ -163,29 +161,19 @@ class Stitcher(_Of[ArrayT, WholeT]):
 
     @overload
     def __init__(
-        self: Stitcher[Any, Any],
-        output_shape: Extents,
-        block_shape: Sizes,
-        *,
-        window: Window | str | None = None,
-        reduction: Reduction = "mean",
-        slabs: Literal[False] = False,
-    ) -> None: ...
+        self: Stitcher[Any, Any], output_shape: Extents, block_shape: Sizes, *, window: Window | str | None = None,
+        reduction: Reduction = "mean", slabs: Literal[False] = False,
+    ) -> None: ...  # fmt: skip
     @overload
     def __init__(
-        self: Stitcher[Any, tuple[int, Any]],
-        output_shape: Extents | Sequence[SupportsIndex | None],
-        block_shape: Sizes,
-        *,
-        window: Window | str | None = None,
-        reduction: Reduction = "mean",
-        slabs: bool = False,
-    ) -> None: ...
+        self: Stitcher[Any, tuple[int, Any]], output_shape: Extents | Sequence[SupportsIndex | None],
+        block_shape: Sizes, *, window: Window | str | None = None, reduction: Reduction = "mean", slabs: bool = False,
+    ) -> None: ...  # fmt: skip
     @answers
     def __init__(
         self,
-        output_shape: Any,
-        block_shape: Any,
+        output_shape: Extents | Sequence[SupportsIndex | None],
+        block_shape: Sizes,
         *,
         window: Window | str | None = None,
         reduction: Reduction = "mean",
@@ -226,6 +214,9 @@ class Stitcher(_Of[ArrayT, WholeT]):
 
     def __copy__(self) -> Stitcher:
         return deepcopy(self)  # two that share their rows would add to each other's
+
+    if not TYPE_CHECKING:
+        __class_getitem__ = classmethod(GenericAlias)
 
     @property
     @_in_turn
