@@ -88,58 +88,34 @@ def array_to_blocks(
     return blocks
 
 
-# fmt: off
 @overload  # averages and weighted sums of integers are floats
 def blocks_to_array(
     blocks: Integers, output_shape: Extents, block_shape: Sizes, *, strides: Sizes = 1, reduction: Average,
     window: Window | None = None, dtype: None = None, out: Floats | None = None, accumulate: bool = False,
     last: LastSlidingBlock = "drop", fill_value: complex | None = None, chunks: Any = "auto", variant: Variant = "auto",
     deterministic: bool = True,
-) -> Floats: ...
+) -> Floats: ...  # fmt: skip
 @overload
 def blocks_to_array(
     blocks: Integers, output_shape: Extents, block_shape: Sizes, *, strides: Sizes = 1, reduction: Reduction = "sum",
     window: Window, dtype: None = None, out: Floats | None = None, accumulate: bool = False,
     last: LastSlidingBlock = "drop", fill_value: complex | None = None, chunks: Any = "auto", variant: Variant = "auto",
     deterministic: bool = True,
-) -> Floats: ...
-# fmt: on
+) -> Floats: ...  # fmt: skip
 @overload
 def blocks_to_array(
-    blocks: Array[ArrayT],
-    output_shape: Extents,
-    block_shape: Sizes,
-    *,
-    strides: Sizes = 1,
-    reduction: Reduction = "sum",
-    window: Window | None = None,
-    dtype: None = None,
-    out: Array[ArrayT] | None = None,
-    accumulate: bool = False,
-    last: LastSlidingBlock = "drop",
-    fill_value: complex | None = None,
-    chunks: Any = "auto",
-    variant: Variant = "auto",
-    deterministic: bool = True,
-) -> ArrayT: ...
+    blocks: Array[ArrayT], output_shape: Extents, block_shape: Sizes, *, strides: Sizes = 1,
+    reduction: Reduction = "sum", window: Window | None = None, dtype: None = None, out: Array[ArrayT] | None = None,
+    accumulate: bool = False, last: LastSlidingBlock = "drop", fill_value: complex | None = None, chunks: Any = "auto",
+    variant: Variant = "auto", deterministic: bool = True,
+) -> ArrayT: ...  # fmt: skip
 @overload
 def blocks_to_array(
-    blocks: Array[Any],
-    output_shape: Extents,
-    block_shape: Sizes,
-    *,
-    strides: Sizes = 1,
-    reduction: Reduction = "sum",
-    window: Window | None = None,
-    dtype: Any,
-    out: Array[Any] | None = None,
-    accumulate: bool = False,
-    last: LastSlidingBlock = "drop",
-    fill_value: complex | None = None,
-    chunks: Any = "auto",
-    variant: Variant = "auto",
+    blocks: Array[Any], output_shape: Extents, block_shape: Sizes, *, strides: Sizes = 1, reduction: Reduction = "sum",
+    window: Window | None = None, dtype: Any, out: Array[Any] | None = None, accumulate: bool = False,
+    last: LastSlidingBlock = "drop", fill_value: complex | None = None, chunks: Any = "auto", variant: Variant = "auto",
     deterministic: bool = True,
-) -> Any: ...
+) -> Any: ...  # fmt: skip
 @dispatched
 def blocks_to_array(
     blocks: Array[ArrayT],

@@ -100,6 +100,12 @@ def explain(
     ------
     TypeError, ValueError
         As the call would; ValueError also if an array is empty or the name of the device is unknown.
+
+    See Also
+    --------
+    variants : The kernels of an operation.
+    warmup : Compile the kernel ahead.
+    autotune : Measure which kernel is fastest.
     """
     call, input, output, weight_out = _described("explain", operation, data, arguments, options)
     if isinstance(device, str):
@@ -176,6 +182,7 @@ def warmup(
     See Also
     --------
     autotune : Measure the calls within a context.
+    explain : Show the kernel without a GPU.
     """
     call, input, output, weight_out = _described("warmup", operation, data, arguments, options)
     try:

@@ -16,14 +16,7 @@ KEYWORD_ALIASES = {
     "strides": ("stride", "block_strides", "blk_strides", "step", "steps", "hop", "hop_length", "hop_size"),
     "stride": ("strides", "step", "steps", "hop", "hop_length"),
     "kernel_size": (
-        "kernel",
-        "kernel_shape",
-        "block_shape",
-        "blk_shape",
-        "ksizes",
-        "sizes",
-        "patch_size",
-        "win_length",
+        *("kernel", "kernel_shape", "block_shape", "blk_shape", "ksizes", "sizes", "patch_size", "win_length"),
     ),
     "block_shape": (
         *("kernel_size", "kernel", "blk_shape", "block_size", "roi", "roi_size", "tile", "tile_shape", "tile_size"),

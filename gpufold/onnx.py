@@ -24,17 +24,10 @@ __all__ = ["Col2Im", "col2im"]  # noqa: F822  Col2Im is made by __getattr__
 
 @answers
 def col2im(
-    input: Array[ArrayT],
-    image_shape: Extents,
-    block_shape: Extents,
-    dilations: Extents | None = None,
-    pads: Extents | None = None,
-    strides: Extents | None = None,
-    *,
-    out: Array[ArrayT] | None = None,
-    variant: Variant = "auto",
-    deterministic: bool = True,
-) -> ArrayT:
+    input: Array[ArrayT], image_shape: Extents, block_shape: Extents, dilations: Extents | None = None,
+    pads: Extents | None = None, strides: Extents | None = None, *, out: Array[ArrayT] | None = None,
+    variant: Variant = "auto", deterministic: bool = True,
+) -> ArrayT:  # fmt: skip
     """Rearrange column blocks back into an image: ONNX's Col2Im, opset 18.
 
     ``(N, C*prod(block_shape), L) -> (N, C, *image_shape)``; see `gpufold.col2im` for ``L`` and the order of addition.
@@ -69,6 +62,10 @@ def col2im(
     TypeError, ValueError
         As in `gpufold.col2im`; ValueError also if `input` is not batched or `pads` does not have two values per
         spatial axis.
+
+    See Also
+    --------
+    gpufold.col2im : With windows, means and any leading padding.
 
     Notes
     -----
@@ -116,7 +113,12 @@ def __getattr__(name: str) -> Any:
         raise extras.missing("gpufold.onnx.Col2Im", "onnx", "onnx") from error
 
     class Col2Im(OpRun):
-        """Col2Im for `onnx.reference.ReferenceEvaluator(model, new_ops=[gpufold.onnx.Col2Im])`."""
+        """Col2Im for `onnx.reference.ReferenceEvaluator(model, new_ops=[gpufold.onnx.Col2Im])`.
+
+        See Also
+        --------
+        col2im : The function.
+        """
 
         op_domain = ""
 

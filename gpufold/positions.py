@@ -40,16 +40,10 @@ from gpufold.windows import weights_of_blocks
 
 @dispatched
 def add_blocks(
-    array: Array[ArrayT],
-    blocks: Array[Any],
-    positions: Positions,
-    *,
-    window: Window | None = None,
-    weights: Shaped | None = None,
-    out: Array[ArrayT] | None = None,
-    variant: Variant = "auto",
+    array: Array[ArrayT], blocks: Array[Any], positions: Positions, *, window: Window | None = None,
+    weights: Shaped | None = None, out: Array[ArrayT] | None = None, variant: Variant = "auto",
     deterministic: bool = True,
-) -> ArrayT:
+) -> ArrayT:  # fmt: skip
     """Scatter-add blocks to an array at arbitrary positions, and return the sums.
 
     ``(*lead, *size), (P, *lead, *block_shape), (P, rank) -> (*lead, *size)``
@@ -131,16 +125,10 @@ def add_blocks(
 
 @dispatched
 def add_blocks_(
-    array: Array[ArrayT],
-    blocks: Array[Any],
-    positions: Positions,
-    *,
-    window: Window | None = None,
-    weights: Shaped | None = None,
-    weight_out: Array[Any] | None = None,
-    variant: Variant = "auto",
+    array: Array[ArrayT], blocks: Array[Any], positions: Positions, *, window: Window | None = None,
+    weights: Shaped | None = None, weight_out: Array[Any] | None = None, variant: Variant = "auto",
     deterministic: bool = True,
-) -> ArrayT:
+) -> ArrayT:  # fmt: skip
     """Scatter-add blocks to an array in place, and their weights to another: `add_blocks` with ``out=array``.
 
     ``(*lead, *size), (P, *lead, *block_shape), (P, rank) -> (*lead, *size)``
@@ -226,16 +214,9 @@ WEIGHED_ELEMENTS = 1 << 20
 
 @dispatched
 def take_blocks(
-    array: Array[ArrayT],
-    positions: Positions,
-    block_shape: Sizes,
-    *,
-    window: Window | None = None,
-    mode: Mode = "constant",
-    out: Array[ArrayT] | None = None,
-    chunks: Any = "auto",
-    variant: Variant = "auto",
-) -> ArrayT:
+    array: Array[ArrayT], positions: Positions, block_shape: Sizes, *, window: Window | None = None,
+    mode: Mode = "constant", out: Array[ArrayT] | None = None, chunks: Any = "auto", variant: Variant = "auto",
+) -> ArrayT:  # fmt: skip
     """Extract blocks of an array at arbitrary positions: the adjoint of `add_blocks`.
 
     ``(*lead, *size), (P, rank) -> (P, *lead, *block_shape)``
@@ -279,11 +260,8 @@ def take_blocks(
 
     Raises
     ------
-    TypeError
-        An argument has the wrong type or dtype, such as positions that are not integers.
-    ValueError
-        Shapes, devices or memory are inconsistent, or `variant` cannot serve the call (`gpufold.Unsupported`). Nothing
-        has been written then.
+    TypeError, ValueError
+        As in `add_blocks`.
 
     See Also
     --------
@@ -395,8 +373,8 @@ def grid_positions(
     TypeError
         Sizes are not integers.
     ValueError
-        Sizes are out of range or inconsistent, `last` is none of the above, an axis is smaller than a block and `last`
-        is not "over", or there are more positions than an array can have.
+        Sizes are out of range or inconsistent, an axis is smaller than a block and `last` is not "over", or there are
+        more positions than an array can have.
 
     See Also
     --------

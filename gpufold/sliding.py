@@ -12,56 +12,41 @@ from gpufold.dispatch import dispatched
 from gpufold.geometry import Extents, Sizes
 
 
-# fmt: off
 @overload  # averages and weighted sums of integers are floats
 def col2im(
     data: Integers, output_size: Extents, kernel_size: Sizes, *, strides: Sizes = 1, dilations: Sizes = 1,
     pads_begin: Sizes = 0, pads_end: Sizes = 0, reduction: Average, window: Window | None = None, dtype: None = None,
     out: Floats | None = None, accumulate: bool = False, fill_value: complex | None = None, chunks: Any = "auto",
     variant: Variant = "auto", deterministic: bool = True,
-) -> Floats: ...
+) -> Floats: ...  # fmt: skip
 @overload
 def col2im(
     data: Integers, output_size: Extents, kernel_size: Sizes, *, strides: Sizes = 1, dilations: Sizes = 1,
     pads_begin: Sizes = 0, pads_end: Sizes = 0, reduction: Reduction = "sum", window: Window, dtype: None = None,
     out: Floats | None = None, accumulate: bool = False, fill_value: complex | None = None, chunks: Any = "auto",
     variant: Variant = "auto", deterministic: bool = True,
-) -> Floats: ...
+) -> Floats: ...  # fmt: skip
 @overload
 def col2im(
     data: Array[ArrayT], output_size: Extents, kernel_size: Sizes, *, strides: Sizes = 1, dilations: Sizes = 1,
     pads_begin: Sizes = 0, pads_end: Sizes = 0, reduction: Reduction = "sum", window: Window | None = None,
     dtype: None = None, out: Array[ArrayT] | None = None, accumulate: bool = False, fill_value: complex | None = None,
     chunks: Any = "auto", variant: Variant = "auto", deterministic: bool = True,
-) -> ArrayT: ...
+) -> ArrayT: ...  # fmt: skip
 @overload
 def col2im(
     data: Array[Any], output_size: Extents, kernel_size: Sizes, *, strides: Sizes = 1, dilations: Sizes = 1,
     pads_begin: Sizes = 0, pads_end: Sizes = 0, reduction: Reduction = "sum", window: Window | None = None,
     dtype: Any, out: Array[Any] | None = None, accumulate: bool = False, fill_value: complex | None = None,
     chunks: Any = "auto", variant: Variant = "auto", deterministic: bool = True,
-) -> Any: ...
-# fmt: on
+) -> Any: ...  # fmt: skip
 @dispatched
 def col2im(
-    data: Array[ArrayT],
-    output_size: Extents,
-    kernel_size: Sizes,
-    *,
-    strides: Sizes = 1,
-    dilations: Sizes = 1,
-    pads_begin: Sizes = 0,
-    pads_end: Sizes = 0,
-    reduction: Reduction = "sum",
-    window: Window | None = None,
-    dtype: Any = None,
-    out: Array[ArrayT] | None = None,
-    accumulate: bool = False,
-    fill_value: complex | None = None,
-    chunks: Any = "auto",
-    variant: Variant = "auto",
-    deterministic: bool = True,
-) -> ArrayT:
+    data: Array[ArrayT], output_size: Extents, kernel_size: Sizes, *, strides: Sizes = 1, dilations: Sizes = 1,
+    pads_begin: Sizes = 0, pads_end: Sizes = 0, reduction: Reduction = "sum", window: Window | None = None,
+    dtype: Any = None, out: Array[ArrayT] | None = None, accumulate: bool = False, fill_value: complex | None = None,
+    chunks: Any = "auto", variant: Variant = "auto", deterministic: bool = True,
+) -> ArrayT:  # fmt: skip
     """Fold columns of sliding blocks into an image, summing or averaging overlaps.
 
     ``(N, C*prod(kernel_size), L) -> (N, C, *output_size)``, or both without ``N``, where ``L`` is the product over the
@@ -177,18 +162,10 @@ def col2im(
 
 @dispatched
 def im2col(
-    image: Array[ArrayT],
-    kernel_size: Extents,
-    *,
-    strides: Sizes = 1,
-    dilations: Sizes = 1,
-    pads_begin: Sizes = 0,
-    pads_end: Sizes = 0,
-    window: Window | None = None,
-    out: Array[ArrayT] | None = None,
-    chunks: Any = "auto",
+    image: Array[ArrayT], kernel_size: Extents, *, strides: Sizes = 1, dilations: Sizes = 1, pads_begin: Sizes = 0,
+    pads_end: Sizes = 0, window: Window | None = None, out: Array[ArrayT] | None = None, chunks: Any = "auto",
     variant: Variant = "auto",
-) -> ArrayT:
+) -> ArrayT:  # fmt: skip
     """Extract sliding blocks of an image as columns: the adjoint of `col2im`.
 
     ``(N, C, *size) -> (N, C*prod(kernel_size), L)``, or both without ``N``, where ``L`` is the product over the
@@ -236,10 +213,6 @@ def im2col(
     col2im : Fold the columns into an image.
     array_to_blocks : The same in a block-major layout, for any leading axes.
     numpy.lib.stride_tricks.sliding_window_view : A view of all blocks at stride 1.
-
-    Notes
-    -----
-    The geometry is that of OpenVINO Col2Im-15 and ONNX Col2Im-18.
     """
     library = library_of("im2col", "image", image)
     call = calls.im2col(image, kernel_size, strides, dilations, pads_begin, pads_end, window=window, variant=variant)

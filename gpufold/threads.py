@@ -53,6 +53,10 @@ def get_num_threads() -> int:
     The default is one in a worker of torch's DataLoader, else OMP_NUM_THREADS, else the number of cores in the affinity
     mask of the process, limited by the quota of its control groups. Calls on tensors use at most
     `torch.get_num_threads()`. The number never exceeds 64, or the machine's number of cores if that is larger.
+
+    See Also
+    --------
+    set_num_threads : Set it.
     """
     limits = [each for each in (_count, allowed.get()) if each is not None]
     return min(*(limits or [default()]), MOST_THREADS)
@@ -70,10 +74,12 @@ def set_num_threads(count: int | None) -> None:
 
     Raises
     ------
-    TypeError
-        `count` is not an integer.
-    ValueError
-        `count` is below 1.
+    TypeError, ValueError
+        `count` is not an integer of at least 1.
+
+    See Also
+    --------
+    get_num_threads : The number in effect, and its default.
     """
     global _count, _helpers
     if count is not None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
+import pydoc
 import re
+import traceback
 
 import numpy as np
 import pytest
@@ -28,6 +31,7 @@ CALLS = {
     "map_tiles": (np.negative, IMAGE, (4, 4)),
     "Stitcher": ((8, 8), 4),
 }
+FRONTS = ("dask", "jax", "onnx", "torch")
 REQUIRED = {name: {"strides": 2} for name in ("grid_positions", "map_tiles")}
 
 
@@ -280,6 +284,27 @@ def test_a_window_for_arrays_of_jax_is_asked_to_be_one():
     for window in (np.ones((2, 2)), [[1.0, 1.0], [1.0, 1.0]]):
         with pytest.raises(TypeError, match=r"^im2col: window must be .*; convert it with jax.numpy.asarray\(window\)"):
             gpufold.im2col(jnp.asarray(IMAGE), (2, 2), window=window)
+
+
+@pytest.mark.parametrize("front", ["", *(pytest.param(name, marks=pytest.mark.peer(name)) for name in FRONTS)])
+def test_every_document_of_a_function_leads_to_others(front):
+    module = importlib.import_module(f"gpufold.{front}".rstrip("."))
+    for name in module.__all__:
+        said = inspect.getdoc(getattr(module, name))
+        assert "See Also\n--------\n" in said, name
+        if front and hasattr(gpufold, name) and front != "onnx":
+            assert f"gpufold.{name} : " in said
+
+
+def test_help_shows_what_is_public():
+    said = pydoc.plain(pydoc.render_doc(gpufold))
+    assert "    class Stitcher(builtins.object)\n" in said
+    assert "    class Unsupported(builtins.ValueError)\n" in said
+    functions = {name for name in gpufold.__all__ if inspect.isfunction(getattr(gpufold, name))}
+    assert set(re.findall(r"^    ([a-z]\w+)\(", said.partition("\nFUNCTIONS\n")[2], re.MULTILINE)) == functions
+    with pytest.raises(gpufold.Unsupported) as caught:
+        gpufold.col2im(np.zeros((9, 36)), (8, 8), (3, 3), variant="gather")
+    assert traceback.format_exception_only(caught.value)[0].startswith("gpufold.Unsupported: col2im: ")
 
 
 def test_blocks_are_one_apart_unless_strides_say_otherwise():

@@ -28,6 +28,7 @@ from gpufold.dask.chunks import (
     new_array,
     spans_of,
 )
+from gpufold.dispatch import linked
 from gpufold.elements import sum_dtype
 from gpufold.geometry import AverageGeometry, PositionsGeometry, Size, Sizes
 from gpufold.names import answers
@@ -38,6 +39,7 @@ from gpufold.windows import check_block_weights
 
 
 @answers
+@linked
 def add_blocks(
     array: da.Array,
     blocks: da.Array,
@@ -100,6 +102,7 @@ def add_blocks(
 
 
 @answers
+@linked
 def take_blocks(
     array: da.Array,
     positions: Any,
@@ -164,6 +167,7 @@ def take_blocks(
 
 
 @answers
+@linked
 def average(
     numerator: da.Array,
     weight: da.Array,

@@ -33,18 +33,17 @@ from gpufold.dask.chunks import (
 from gpufold.geometry import Axis, BlocksGeometry, Extents, LastSlidingBlock, Size, Sizes, SlidingGeometry
 
 if TYPE_CHECKING:  # what is left of signatures that are overloaded for arrays of NumPy
-    # fmt: off
+
     def _col2im(
         data: da.Array, output_size: Extents, kernel_size: Sizes, *, strides: Sizes = 1, dilations: Sizes = 1,
         pads_begin: Sizes = 0, pads_end: Sizes = 0, reduction: Reduction = "sum", window: Any = None, dtype: Any = None,
         fill_value: complex | None = None, chunks: Any = "auto", variant: Variant = "auto", deterministic: bool = True,
-    ) -> da.Array: ...
+    ) -> da.Array: ...  # fmt: skip
     def _blocks_to_array(
         blocks: da.Array, output_shape: Extents, block_shape: Sizes, *, strides: Sizes = 1,
         reduction: Reduction = "sum", window: Any = None, dtype: Any = None, last: LastSlidingBlock = "drop",
         fill_value: complex | None = None, chunks: Any = "auto", variant: Variant = "auto", deterministic: bool = True,
-    ) -> da.Array: ...
-    # fmt: on
+    ) -> da.Array: ...  # fmt: skip
 else:
     _col2im, _blocks_to_array = sliding.col2im, blocks.blocks_to_array
 

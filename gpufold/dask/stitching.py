@@ -57,6 +57,10 @@ def stitch(
     Each chunk of the result averages the tiles that overlap it in their order, bitwise identical to `Stitcher`.
     `blocks` is rechunked if a chunk ends inside a tile. Leading axes keep the chunks of `blocks`; `chunks` are those
     of the axes of `size`, as in `col2im`. Positions and window are as in `add_blocks`, the dtype as in `Stitcher`.
+
+    See Also
+    --------
+    gpufold.Stitcher : Parameters and errors; the same for batches in memory.
     """
     blocks = known_array("stitch", "blocks", blocks)
     call = _described(blocks, positions, output_shape, window, reduction)

@@ -63,12 +63,7 @@ def as_integers(operation: str, name: str, value: object) -> PerAxis:
 
 
 def as_count(operation: str, name: str, value: object) -> int:
-    """Return a number of at least 1 that a caller gave, exactly, or raise.
-
-    >>> as_count("map_tiles", "batch", 0)
-    Traceback (most recent call last):
-    ValueError: map_tiles: batch must be an integer of at least 1, got 0
-    """
+    """Return a number of at least 1 that a caller gave, exactly, or raise."""
     try:
         count = as_integers(operation, name, value)
     except (TypeError, ValueError):

@@ -15,6 +15,7 @@ import gpufold
 from gpufold.arrays import as_positions
 from gpufold.calls import Call
 from gpufold.compute import filled
+from gpufold.dispatch import linked
 from gpufold.gpu.registry import check_name
 from gpufold.jax.primitive import apply
 from gpufold.names import WHOSE, misfit
@@ -42,6 +43,7 @@ def function_of(name: str) -> Callable[..., jax.Array]:
     said = f"Arguments and errors are those of `gpufold.{name}`; the result is a new array."
     function.__doc__ = f"{summary}\n\n{formula}\n\n    {said}\n    "
     function.__name__ = function.__qualname__ = name
+    linked(function)
     function.__module__, function.__signature__ = "gpufold.jax", parameters  # type: ignore[attr-defined]
     return function
 

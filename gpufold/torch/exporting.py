@@ -35,6 +35,10 @@ def decompositions() -> dict[Any, Callable[..., Tensor]]:
     >>> program = program.run_decompositions(gpufold.torch.decompositions())
     >>> [str(node.target) for node in program.graph.nodes if node.op == "call_function"]
     ['aten.col2im.default']
+
+    See Also
+    --------
+    torch.export.ExportedProgram.run_decompositions : Takes the table.
     """
     functions = {name: partial(decomposed, fold_by_aten, name) for name in IN_ATEN} | {"im2col": _im2col_by_aten}
     return {getattr(torch.ops.gpufold, name).default: function for name, function in functions.items()}
