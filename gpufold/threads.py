@@ -72,11 +72,6 @@ def set_num_threads(count: int | None) -> None:
     count : int or None
         At least 1. None restores the default, see `get_num_threads`.
 
-    Raises
-    ------
-    TypeError, ValueError
-        `count` is not an integer of at least 1.
-
     See Also
     --------
     get_num_threads : The number in effect, and its default.
