@@ -112,12 +112,15 @@ SHAPE = re.compile(r"(?<!\w)\((?:[\w, ]|\(\w+\))*\*(?:[\w, *]|\(\w+\))*\)")
 
 
 FIGURES = {
-    "col2im": ("Columns become blocks, which are added where they overlap", "col2im im2col fold unfold"),
+    "col2im": ("Columns become blocks, which are added where they overlap", "col2im fold"),
+    "im2col": ("Blocks of an image become columns", "im2col unfold"),
     "blocks": ("Overlapping blocks of an array, and their sum", "array_to_blocks blocks_to_array"),
-    "positions": ("Blocks at positions of an array are added", "take_blocks add_blocks add_blocks_"),
+    "positions": ("Blocks at positions of an array are added", "add_blocks add_blocks_"),
+    "take_blocks": ("Blocks at positions of an array are extracted", "take_blocks"),
     "grid_positions": ("Positions of tiles along an axis", "grid_positions"),
     "stitcher": ("Overlapping tiles are averaged", "Stitcher map_tiles stitch average"),
-    "batch_to_space": ("Images of a batch are interleaved", "batch_to_space space_to_batch"),
+    "batch_to_space": ("Images of a batch are interleaved", "batch_to_space"),
+    "space_to_batch": ("Blocks of an image become a batch", "space_to_batch"),
 }
 """The drawings in drawings/, each with what it shows and the functions on whose pages it is, after their summary."""
 FIGURE_OF = {name: figure for figure, (_, names) in FIGURES.items() for name in names.split()}
