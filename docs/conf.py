@@ -13,6 +13,8 @@ project, author = "gpufold", "gpufold developers"
 copyright = "gpufold developers"
 version = release = gpufold.__version__
 
+ONLINE = os.environ.get("READTHEDOCS") == "True"
+
 extensions = [
     "myst_parser",
     "numpydoc",
@@ -41,7 +43,7 @@ copybutton_prompt_is_regexp = True
 
 autodoc_typehints = "none"  # the docstrings say what parameters are
 numpydoc_show_class_members = False
-numpydoc_xref_param_type = os.environ.get("READTHEDOCS") == "True"  # types link to other libraries
+numpydoc_xref_param_type = ONLINE  # types link to other libraries
 numpydoc_xref_aliases = {"bool": "bool", "callable": "collections.abc.Callable", "sequence": "collections.abc.Sequence"}
 numpydoc_xref_ignore = {"optional", "of", "or", "them", "shape", "number", "array", "function"}
 
@@ -58,7 +60,7 @@ intersphinx_mapping = {
         "jax": "docs.jax.dev/en/latest",
         "scipy": "docs.scipy.org/doc/scipy",
     }.items()
-    if os.environ.get("READTHEDOCS") == "True"
+    if ONLINE
 }
 
 # ---- the examples, each of which the build runs
@@ -94,7 +96,15 @@ html_context = {
     "github_version": "main",
     "doc_path": "docs",
 }
+SWITCHER = "_static/switcher.json"
 html_theme_options = {
+    # every version's page has the newest list; a build without a network checks and shows its own
+    "switcher": {
+        "json_url": f"https://gpufold.readthedocs.io/en/latest/{SWITCHER}" if ONLINE else SWITCHER,
+        "version_match": os.environ.get("READTHEDOCS_VERSION", "latest"),
+    },
+    "check_switcher": not ONLINE,
+    "navbar_end": ["version-switcher", "theme-switcher", "navbar-icon-links"],
     "logo": {"text": html_title},
     "navbar_align": "left",
     "footer_start": ["copyright"],
