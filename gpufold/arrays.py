@@ -167,8 +167,8 @@ def check_no_capture(operation: str, library: ModuleType, name: str, wanted: str
     """
     if library is not np and library.cuda.get_current_stream().is_capturing():
         raise ValueError(
-            f"{operation}: {name} must be {wanted} while a CUDA graph is captured, for what it would be converted to "
-            f"does not outlive the call; convert it before"
+            f"{operation}: {name} must be {wanted} while a CUDA graph is captured: a converted copy would not "
+            "outlive the call; convert it before the capture"
         )
 
 

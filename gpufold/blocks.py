@@ -80,7 +80,7 @@ def array_to_blocks(
 
     Notes
     -----
-    As sigpy's function of that name, whose ``blk_shape`` and ``blk_strides`` these are.
+    Like sigpy's function of that name: its ``blk_shape`` is `block_shape`, and its ``blk_strides`` is `strides`.
     """
     library = library_of("array_to_blocks", "array", array)
     call = calls.array_to_blocks(array, block_shape, strides, window=window, last=last, variant=variant)
@@ -184,7 +184,7 @@ def blocks_to_array(
 
     Notes
     -----
-    As sigpy's function of that name, whose ``blk_shape`` and ``blk_strides`` these are.
+    Like sigpy's function of that name: its ``blk_shape`` is `block_shape`, and its ``blk_strides`` is `strides`.
     """
     library = library_of("blocks_to_array", "blocks", blocks)
     call = calls.blocks_to_array(

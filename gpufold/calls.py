@@ -325,7 +325,7 @@ def take_blocks(
     geometry = sizes.take_blocks_geometry(array.shape, positions.shape, block_shape)
     mode = check_mode("take_blocks", geometry, mode)
     if mode in BY_INDEX and variant != "auto":
-        raise Unsupported(f"take_blocks: mode {mode!r} is taken by index, by no kernel, got variant {variant!r}")
+        raise Unsupported(f"take_blocks: mode {mode!r} gathers by index and has no kernel, got variant {variant!r}")
     if mode != "constant":
         fusion = fusion._replace(mode=mode)
     return _chosen(Call("take_blocks", geometry, dtype, fusion), variant)

@@ -154,10 +154,11 @@ def warmup(
     autotune: bool = False,
     **options: Any,
 ) -> Plan:
-    """Compile the kernel of a call for the current CUDA device, so that the call itself only launches it.
+    """Compile the kernel of a call ahead, for the current CUDA device.
 
     ``gpufold.warmup("col2im", ((8, 576, 3136), "float32"), (56, 56), (3, 3), pads_begin=1, pads_end=1)``
-    serves every batch and image size: only a new kernel size, stride, dilation, dtype or layout compiles again.
+    serves other batch and image sizes too. A new kernel size, stride, dilation, dtype or layout compiles again, as do
+    extents that need another word width or 64-bit offsets.
 
     Parameters
     ----------
@@ -206,8 +207,8 @@ def _measure(operation: str, data: Any, arguments: tuple[Any, ...], options: dic
     given = signature(function).bind(data, *arguments, **options)
     if "positions" in names and type(given.arguments["positions"]) is tuple:
         raise ValueError(
-            f"warmup: positions of {operation} must be an array with autotune=True, for the fastest kernel depends on "
-            f"them, got {shown(given.arguments['positions'])}"
+            f"warmup: positions of {operation} must be an array with autotune=True, because the fastest kernel depends "
+            f"on them, got {shown(given.arguments['positions'])}"
         )
     for name in (next(iter(given.arguments)), *names, "window", "weight_out"):
         if given.arguments.get(name) is not None:

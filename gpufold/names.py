@@ -170,12 +170,12 @@ def unknown_keyword(
     >>> print(unknown_keyword(gpufold.im2col, "im2col", ["stride"]))
     im2col: unexpected keyword 'stride'; did you mean 'strides'?
     >>> print(unknown_keyword(gpufold.im2col, "im2col", ["chunks"], numpy.ndarray))
-    im2col: chunks is for a dask.array.Array alone, got a numpy.ndarray
+    im2col: chunks is only for a dask.array.Array, got a numpy.ndarray
     """
     word, *_ = given
     if word in WHOSE:
         got = "" if kind is None else f", got a {kind.__module__}.{kind.__qualname__}"
-        return TypeError(f"{name}: {word} is for a {WHOSE[word]} alone{got}")
+        return TypeError(f"{name}: {word} is only for a {WHOSE[word]}{got}")
     parameters = [each for each in signature(function).parameters if each != "self"]
     return TypeError(f"{name}: unexpected keyword {word!r}; {advice or _advice(word, parameters)}")
 

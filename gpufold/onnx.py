@@ -44,11 +44,11 @@ def col2im(
     image_shape : sequence of int
         Pixels along each spatial axis. ONNX requires two or more values; one is accepted too.
     block_shape : sequence of int
-        Taps of a block along each spatial axis, before dilation.
+        Elements of a block along each spatial axis.
     dilations, strides : sequence of int, optional
         One value per spatial axis. The default is 1.
     pads : sequence of int, optional
-        The begins of all spatial axes, then their ends. The default is 0.
+        Padding before every spatial axis, then after every one. The default is 0.
     out, variant, deterministic
         As in `gpufold.col2im`.
 

@@ -75,7 +75,7 @@ def add_blocks(
     window : numpy.ndarray, cupy.ndarray or sequence of them, optional
         Real weights by which the elements of each block are multiplied, as in `col2im`.
     weights : numpy.ndarray or cupy.ndarray, optional
-        One real weight per block, of shape (P,), beside those of the window. On a GPU the weighted blocks are a
+        One real weight per block, of shape (P,), in addition to the window. On a GPU the weighted blocks are a
         temporary array.
     out : numpy.ndarray or cupy.ndarray, optional
         Output array of the result's shape and dtype: `array` itself, or one that shares no memory with the others.
@@ -294,7 +294,7 @@ def average(
     out: Array[ArrayT] | None = None,
     variant: Variant = "auto",
 ) -> ArrayT:
-    """Divide sums by the sums of their weights, as `reduction="mean"` does; zero where no block is.
+    """Divide sums by the sums of their weights, as `reduction="mean"` does.
 
     ``(*lead, *size), (*size) -> (*lead, *size)``
 
@@ -318,8 +318,8 @@ def average(
     Returns
     -------
     numpy.ndarray or cupy.ndarray
-        The quotients, of numerator's dtype, each rounded once; zero where the magnitude of the weight is below the
-        smallest normal number.
+        The quotients, of numerator's dtype, each rounded once. They are zero if the magnitude of the weight is below
+        the smallest normal number.
 
     Raises
     ------

@@ -89,15 +89,15 @@ def col2im(
     pads_begin, pads_end : int or sequence of int
         Padding before and after the image along each axis, at least 0.
     reduction : str
-        "sum"; "mean", which divides each pixel by the number of elements added to it, or by the sum of their weights
-        with a window; or "least_squares", which divides by the sum of squared weights and inverts `im2col` with the
-        same window, as an inverse short-time Fourier transform. Pixels that only zero weights reach are zero. No other
-        covered pixel underflows: nonzero weights count as at least 2**-96 in a mean and 2**-48 in least squares, ten
-        times these exponents in double precision.
+        "sum", "mean" or "least_squares". A mean divides each pixel by the number of elements added to it or, with a
+        window, by the sum of their weights. Least squares divides by the sum of squared weights: it inverts `im2col`
+        with the same window, as in an inverse short-time Fourier transform. Pixels that only zero weights reach are
+        zero. No other covered pixel underflows: nonzero weights count as at least 2**-96 in a mean and 2**-48 in least
+        squares, with ten times these exponents in double precision.
     window : numpy.ndarray, cupy.ndarray or sequence of them, optional
         Real weights by which the elements of a block are multiplied: an array of shape `kernel_size`, or a sequence of
         one 1-D array per axis for a separable window. They are converted to float32, or to float64 for results of
-        float64 or complex128. None weights all elements alike.
+        float64 or complex128. The default gives all elements equal weight.
     dtype : dtype, optional
         Dtype of the result, which must hold that of `data`: uint32 for uint8, float32 for float16, float64 for int32.
         As if ``data.astype(dtype)`` had been passed, without the copy. The default is the dtype of `data`, but float32

@@ -108,7 +108,7 @@ class Stitcher(_Of[ArrayT, WholeT]):
     >>> np.array_equal(stitcher.result(), image)
     True
 
-    Each element of the result is the mean of the tiles that cover it, weighted by the window; zero where there is none.
+    Each element of the result is the mean of the tiles that cover it, weighted by the window, or zero without any tile.
     Tiles are added in their order, so the result does not depend on batch size.
 
     None is an unbounded axis. Its rows are returned once no later tile can overlap them, here for frames of four
@@ -250,7 +250,7 @@ class Stitcher(_Of[ArrayT, WholeT]):
             Weights for this batch, of the shape `tile`, or one array per axis. The default is the stitcher's window; a
             smaller tile uses its start.
         weights : numpy.ndarray, cupy.ndarray or torch.Tensor, optional
-            One real weight per tile, of shape (P,), beside those of the window.
+            One real weight per tile, of shape (P,), in addition to the window.
 
         Raises
         ------
@@ -361,8 +361,8 @@ class Stitcher(_Of[ArrayT, WholeT]):
         Parameters
         ----------
         fill_value : number
-            Value of elements of an average that no tile covers, or only zero weights: zero, as more tiles may come. NaN
-            reveals them. None raises, as a check of NOLA (nonzero overlap-add) does.
+            Value of elements of an average that no tile covers with nonzero weight. The default is zero, because more
+            tiles may come. NaN marks them. None raises, as a check of NOLA (nonzero overlap-add) does.
 
         Returns
         -------
@@ -373,7 +373,7 @@ class Stitcher(_Of[ArrayT, WholeT]):
         Raises
         ------
         ValueError
-            No tile was added; `fill_value` is None and elements are uncovered, which are then not given.
+            No tile was added, or `fill_value` is None and elements are uncovered. No row counts as returned then.
         """
         whole: Any = self._size[0]
         if self._open is not None and not isinstance(self._open, Rows):

@@ -42,7 +42,7 @@ def map_tiles(
     >>> gpufold.map_tiles(twice_as_large, image, (4, 4), strides=2).shape
     (10, 14)
 
-    Channels that come last are an axis of the tile, which one tile spans:
+    For channels-last arrays, let a tile span the axis of channels:
 
     >>> rgb = np.ones((5, 7, 3), np.float32)
     >>> gpufold.map_tiles(lambda tiles: tiles.sum(-1, keepdims=True), rgb, (4, 4, 3), strides=(2, 2, 3)).shape
@@ -65,8 +65,8 @@ def map_tiles(
     strides : int or sequence of int
         Elements between adjacent tiles, at least 1. An int means the same on every axis.
     window : numpy.ndarray, cupy.ndarray, torch.Tensor or sequence of them, or str, optional
-        Real weights of the function's tiles, of the shape `tile`, or one array per axis, or a name of SciPy's, as in
-        `Stitcher`. None weights them alike.
+        Real weights of the function's tiles: an array of shape `tile`, one array per axis, or the name of a SciPy
+        window, as in `Stitcher`. The default gives all elements equal weight.
     batch : int
         Maximum number of tiles per call of the function.
     last : str
@@ -76,7 +76,7 @@ def map_tiles(
     reduction : str
         How overlapping tiles are combined, as in `Stitcher`.
     fill_value : number, optional
-        Value of elements of an average that no tile covers, or only zero weights. By default they are a ValueError.
+        Value of elements of an average that no tile covers with nonzero weight. By default they are a ValueError.
     finish : callable, optional
         Function applied to each finished slab (*channels, *rows), such as an argmax over channels. It keeps the axes of
         `size`.

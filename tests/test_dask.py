@@ -336,8 +336,20 @@ CORNERS = [(0, 0), (2, 2)]
         ({}, None, {"weights": np.ones(2)}, TypeError, "add: blocks must be in memory with slabs=True, a window or w"),
         ({}, np.ones((2, 4, 4)), {}, TypeError, "add: blocks must be in memory .* got a dask array"),
         ({}, LAZY, {"blocks": np.ones((2, 4, 4))}, TypeError, "add: blocks must be a dask.array.Array, got numpy"),
-        ({}, None, {"blocks": LAZY[:, :3]}, ValueError, r"add: blocks must be \(P, \*\(4, 4\)\) of the first"),
-        ({}, LAZY, {"blocks": LAZY.astype("f4")}, ValueError, "add: blocks must be .* dtype float64, .* of float32"),
+        (
+            {},
+            None,
+            {"blocks": LAZY[:, :3]},
+            ValueError,
+            r"add: blocks that are dask arrays must be \(P, \*\(4, 4\)\) of the first",
+        ),
+        (
+            {},
+            LAZY,
+            {"blocks": LAZY.astype("f4")},
+            ValueError,
+            "add: blocks that are dask arrays must be .* dtype float64, .* of float32",
+        ),
         ({}, None, {"positions": CORNERS[:1]}, ValueError, r"add: blocks .* and positions \(P, 2\), got .* \(1, 2\)"),
     ],
 )

@@ -266,7 +266,7 @@ def known_positions(operation: str, positions: Any, array: Any, name: str) -> An
     """Return positions as int64, or raise where they are not known yet, or only to a GPU."""
     if hasattr(positions, "dtype") and not isinstance(positions, np.ndarray):
         raise TypeError(
-            f"{operation}: positions must be a numpy.ndarray, for the graph is made from them, got "
+            f"{operation}: positions must be a numpy.ndarray, because the graph depends on them, got "
             f"{type(positions).__module__}.{type(positions).__qualname__}; compute them first, on the CPU"
         )
     return as_positions(operation, np, positions, array, name)

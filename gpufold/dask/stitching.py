@@ -116,8 +116,8 @@ class LazyTiles:
         tiles = (*self._shape[:-rank], *self._block)
         if blocks.shape[1:] != tiles or blocks.dtype != first.dtype or places.shape != (len(blocks), rank):
             raise ValueError(
-                f"Stitcher.add: blocks must be (P, *{tiles}) of the first batch's dtype {first.dtype}, for they are "
-                f"dask arrays, and positions (P, {rank}), got shape {blocks.shape} of {blocks.dtype} and {places.shape}"
+                f"Stitcher.add: blocks that are dask arrays must be (P, *{tiles}) of the first batch's dtype "
+                f"{first.dtype}, and positions (P, {rank}), got {blocks.shape} of {blocks.dtype} and {places.shape}"
             )
         self._batches.append(blocks)
         self._positions.append(np.array(places))  # a copy, whatever becomes of what was given

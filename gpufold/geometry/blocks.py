@@ -100,8 +100,8 @@ def _hangs_over(operation: str, last: object) -> bool:
     if word(operation, "last", last, LAST_BLOCKS) in ("over", "drop"):
         return last == "over"
     raise ValueError(
-        f"{operation}: last must be 'drop' or 'over', for blocks at multiples of the strides, got {last!r}; "
-        "blocks at gpufold.grid_positions are taken by take_blocks and put back by a Stitcher"
+        f"{operation}: last must be 'drop' or 'over' for blocks at multiples of the strides, got {last!r}; "
+        "for other placements use take_blocks and Stitcher at gpufold.grid_positions"
     )
 
 

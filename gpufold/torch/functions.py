@@ -32,9 +32,9 @@ compute, compute_in_place = partial(tensors.compute, differentiate), partial(ten
 AXES_BY = {"col2im": "output_size", "im2col": "kernel_size"}
 """The sizes that have a value for each spatial axis; of other operations `block_shape`."""
 
-SAID = """As `gpufold.{name}`, with gradients. `{first}`, the window and the contiguous result are on one device. A
-window that requires a gradient has one under a sum; under a mean that is a ValueError. While a compiler
-traces, pixels of an average that no block covers are zero, and no error.
+SAID = """As `gpufold.{name}`, with gradients. `{first}`, a window and the contiguous result are on one device. A window
+may require a gradient in a sum; in a mean that is a ValueError. While a compiler traces, pixels of an average that no
+block covers are zero instead of an error.
 """
 
 
@@ -191,7 +191,7 @@ def add_blocks(
             [0., 0., 1., 1., 1., 0.]])
 
     Tensors are on one device, and so is the contiguous result. `array`, `blocks` and a window have gradients. Positions
-    are a tensor on that device, whose values are never copied to the host, or a sequence.
+    are a sequence, or a tensor on that device. A tensor's values are never copied to the host.
     """
     if weights is not None:
         terms, _, places = _weighed("add_blocks", array, blocks, positions, window, weights)
@@ -229,7 +229,7 @@ def add_blocks_(
     tensor([1., 1., 2., 1., 1., 0.])
 
     Tensors are as in `gpufold.torch.add_blocks`. A leaf that requires a gradient is a ValueError. With gradients this
-    is ``array.copy_(add_blocks(array, ...))``, which needs another tensor. A window's gradient includes `weight_out`.
+    is ``array.copy_(add_blocks(array, ...))`` and allocates a tensor. A window's gradient includes `weight_out`.
     """
     if weights is not None or is_traced(array, blocks):
         options: dict[str, Any] = {"variant": variant, "deterministic": deterministic}
@@ -345,7 +345,7 @@ def average(numerator: Tensor, weight: Tensor, *, variant: str = "auto") -> Tens
     tensor([[ 3.,  2.,  0.],
             [ 1., 10.,  0.]])
 
-    Gradients are zero where the weight is.
+    Gradients are zero if the weight is.
     """
     if is_traced(numerator, weight):
         return operators.trace("average", (numerator, weight), (), 0, ("sum", variant, True))

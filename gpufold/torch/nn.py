@@ -200,8 +200,8 @@ class Fold(_Windowed, nn.Fold):
     Parameters
     ----------
     output_size, kernel_size, dilation, padding, stride, window, reduction, fill_value
-        As in `fold`; a window may also be a NumPy array. A Parameter is learned. Any other window is a buffer that is
-        not saved: a copy, unless it requires a gradient.
+        As in `fold`; a window may also be a NumPy array. A Parameter is learned. Any other window becomes a
+        non-persistent buffer: a copy, unless it requires a gradient.
 
     See Also
     --------
@@ -228,7 +228,7 @@ class Fold(_Windowed, nn.Fold):
             check_number("Fold", "fill_value", fill_value)
 
     def forward(self, input: Tensor) -> Tensor:
-        """Return the image that the columns are of."""
+        """Return the folded image."""
         sizes = self.output_size, self.kernel_size, self.dilation, self.padding, self.stride
         options: dict[str, Any] = {"reduction": self.reduction, "fill_value": self.fill_value}
         return fold(input, *sizes, window=self.kept_window(), **options)
@@ -264,6 +264,6 @@ class Unfold(_Windowed, nn.Unfold):
         self.keep_window(window)
 
     def forward(self, input: Tensor) -> Tensor:
-        """Return the columns of an image."""
+        """Return the columns of the image."""
         sizes = self.kernel_size, self.dilation, self.padding, self.stride
         return unfold(input, *sizes, window=self.kept_window())

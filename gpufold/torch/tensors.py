@@ -296,16 +296,16 @@ def check_recordable(name: str, tensor: Tensor, values: Tensor) -> None:
     base = tensor._base if tensor._is_view() else None
     kind = ""
     if tensor.is_inference() and not torch.is_inference_mode_enabled():
-        kind = "of inference mode, which"
+        kind = "of inference mode"
     elif not has_gradient(tensor, values):
         return
     elif tensor.requires_grad and (tensor.is_leaf if base is None else base.is_leaf):
-        kind = f"{'a leaf' if base is None else 'a view of a leaf'} that requires a gradient, which"
+        kind = f"{'a leaf' if base is None else 'a view of a leaf'} that requires a gradient"
     elif base is not None and _autograd._get_creation_meta(tensor) != _autograd.CreationMeta.DEFAULT:
-        kind = "a view that was made under torch.no_grad(), or one of several, as of unbind, which"
+        kind = "a view that was made under torch.no_grad(), or one of several, as of unbind"
     if kind:
         raise ValueError(
-            f"add_blocks_: {name} is {kind} nothing may write into where gradients are recorded; call add_blocks, "
+            f"add_blocks_: {name} is {kind}, and must not be changed while gradients are recorded; call add_blocks, "
             "which returns a new tensor, or add under torch.no_grad()"
         )
 
