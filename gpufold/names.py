@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
@@ -113,6 +114,11 @@ def speaking_for(name: str, *others: str) -> Iterator[None]:
         if other not in others:
             raise
         raise type(error)(f"{name}: {said}").with_traceback(error.__traceback__) from None
+
+
+def renamed(said: str, names: Mapping[str, str]) -> str:
+    """Return a message with the names that arguments have in another function."""
+    return re.sub(r"\w+", lambda word: names.get(word[0], word[0]), said)
 
 
 def misfit(function: Callable[..., Any], name: str, given: Sequence[Any], named: Mapping[str, Any]) -> TypeError | None:

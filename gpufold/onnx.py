@@ -17,9 +17,13 @@ from gpufold.arrays import Array, ArrayT, library_of
 from gpufold.calls import Variant
 from gpufold.geometry import Extents, as_integers
 from gpufold.given import shown
-from gpufold.names import answers
+from gpufold.names import answers, renamed
 
 __all__ = ["Col2Im", "col2im"]  # noqa: F822  Col2Im is made by __getattr__
+
+NAMES = {"col2im": "onnx.col2im", "data": "input", "output_size": "image_shape", "kernel_size": "block_shape"}
+NAMES |= {"pads_begin": "begins of pads", "pads_end": "ends of pads"}
+"""What ONNX calls the arguments of col2im."""
 
 
 @answers
@@ -86,21 +90,18 @@ def col2im(
         if isinstance(values, int) or len(values) != 2 * rank:
             raise ValueError(
                 f"onnx.col2im: pads must have {2 * rank} values, the begins of the {rank} axes of image_shape and "
-                f"then their ends, got {shown(values)}"
+                f"then those after them, got {shown(values)}"
             )
         begins, ends = values[:rank], values[rank:]
-    return sliding.col2im(
-        input,
-        image,
-        block_shape,
-        strides=1 if strides is None else strides,
-        dilations=1 if dilations is None else dilations,
-        pads_begin=begins,
-        pads_end=ends,
-        out=out,
-        variant=variant,
-        deterministic=deterministic,
-    )
+    steps: Any = {"strides": 1 if strides is None else strides, "dilations": 1 if dilations is None else dilations}
+    steps |= {"pads_begin": begins, "pads_end": ends}
+    try:
+        result: ArrayT = sliding.col2im(
+            input, image, block_shape, **steps, out=out, variant=variant, deterministic=deterministic
+        )
+    except (TypeError, ValueError, MemoryError) as error:
+        raise type(error)(renamed(str(error), NAMES)).with_traceback(error.__traceback__) from None
+    return result
 
 
 def __getattr__(name: str) -> Any:

@@ -310,7 +310,7 @@ def test_an_option_is_a_word_or_true_or_false_and_nothing_that_looks_like_one(fu
     wrong += ["True", "no", ""] if isinstance(value, bool) else [True, False, np.bytes_(b"mean"), np.float64("nan")]
     for each in wrong:
         with pytest.raises(
-            TypeError, match=rf"^(explain|{function.__name__}|col2im): {name} must be (a str|True or False)"
+            TypeError, match=rf"^(explain|{function.__name__}|col2im|onnx.col2im): {name} must be (a str|True or False)"
         ):
             function(**call | {name: each})
     assert {each: array.tobytes() for each, array in call.items() if isinstance(array, np.ndarray)} == before

@@ -169,6 +169,17 @@ def test_functions_by_the_names_of_torch_answer_in_these():
         gpufold.torch.unfold(torch.ones(1, 1, 2, 2), 3)
 
 
+def test_the_function_of_onnx_errs_by_its_names():
+    with pytest.raises(
+        ValueError,
+        match=r"^onnx.col2im: input axis 2 must be the number of blocks, got 5 .* but image_shape=\(3, 3\), "
+        r"block_shape=\(2, 2\), strides=\(1, 1\), dilations=\(1, 1\), begins of pads=\(0, 0\), ends of pads=\(0, 0\) ",
+    ):
+        gpufold.onnx.col2im(np.ones((1, 4, 5)), [3, 3], [2, 2])
+    with pytest.raises(gpufold.Unsupported, match=r"^onnx.col2im: variant 'gather' is a GPU kernel, but input is a nu"):
+        gpufold.onnx.col2im(np.ones((1, 4, 4)), [3, 3], [2, 2], variant="gather")
+
+
 @pytest.mark.parametrize("name", ["batch_to_space", "space_to_batch"])
 def test_blocks_and_margins_as_tensorflow_has_them_are_answered_with_those_here(name):
     function, data = getattr(gpufold, name), np.zeros((4, 2, 2, 3))

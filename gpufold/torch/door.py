@@ -13,7 +13,7 @@ from torch.overrides import handle_torch_function, has_torch_function
 
 from gpufold.calls import Unsupported
 from gpufold.dispatch import linked
-from gpufold.names import misfit
+from gpufold.names import misfit, renamed
 from gpufold.operations import OPERATIONS
 
 Parameters = ParamSpec("Parameters")
@@ -99,7 +99,7 @@ def _answered(
     said = said.replace(".astype", ".to")
     operation = said.partition(": ")[0]
     if name in NAMES and operation in OPERATIONS:
-        said = re.sub(r"\w+", lambda word: NAMES[name].get(word[0], word[0]), said)
+        said = renamed(said, NAMES[name])
         said = re.sub(r"(padding=[^=]*), \1", r"\1", said)
     elif operation == name.rstrip("_"):
         said = name + said.removeprefix(operation)
