@@ -52,7 +52,7 @@ def array_to_blocks(
     strides : int or sequence of int
         Elements between adjacent blocks, at least 1. An int means the same on every axis.
     window : numpy.ndarray, cupy.ndarray or sequence of them, optional
-        Real weights by which the elements of each block of floats or complex numbers are multiplied, as in `col2im`.
+        Real weights of a block's elements, which must be floats or complex numbers, as in `col2im`.
     last : str
         How to place the last block if strides do not divide the axis. "drop" omits a block that does not fit, and the
         elements there. "over" adds a block that extends beyond the end, where it is zero. Use `numpy.pad` for other

@@ -84,7 +84,7 @@ def explain(
     operation : str or function
         A function that has kernels, or its name, such as "col2im" or "array_to_blocks".
     data : numpy.ndarray, cupy.ndarray or (shape, dtype)
-        First array of the call, or (shape, dtype) of a C-contiguous one. A NumPy array stands for a CuPy array like it.
+        First array of the call, or (shape, dtype) of a C-contiguous one. A NumPy array describes a CuPy array like it.
     *arguments, **options
         Other arguments of the call, except `out`. blocks, positions and weight_out may also be (shape, dtype).
     device : str or gpufold.gpu.plan.Device, optional
@@ -165,7 +165,7 @@ def warmup(
     operation, data, *arguments, **options
         As in `explain`.
     autotune : bool
-        Also measure which kernel is fastest, as `gpufold.autotune` does, on arrays of zeros or copies of NumPy arrays.
+        Whether to measure which kernel is fastest, as `gpufold.autotune` does, on zeros or copies of NumPy arrays.
         `positions` must then be an array, because the fastest kernel depends on them.
 
     Returns

@@ -73,7 +73,7 @@ def add_blocks(
         Index in `array` of the first element of each block, of shape (P, rank), along the last `rank` axes; integers.
         For one axis also of shape (P,).
     window : numpy.ndarray, cupy.ndarray or sequence of them, optional
-        Real weights by which the elements of each block are multiplied, as in `col2im`.
+        Real weights of a block's elements, as in `col2im`.
     weights : numpy.ndarray or cupy.ndarray, optional
         One real weight per block, of shape (P,), in addition to the window. On a GPU the weighted blocks are a
         temporary array.
@@ -243,7 +243,7 @@ def take_blocks(
     block_shape : int or sequence of int
         Elements of a block along each axis with positions, at least 1. An int means the same on every axis.
     window : numpy.ndarray, cupy.ndarray or sequence of them, optional
-        Real weights by which the elements of each block of floats or complex numbers are multiplied, as in `col2im`.
+        Real weights of a block's elements, which must be floats or complex numbers, as in `col2im`.
     mode : str
         Value of elements outside `array`, along each axis, as in `numpy.pad`: "constant" for zero, "edge" for the
         nearest element, "reflect", "symmetric" or "wrap". The last three gather by an index of every element, without a

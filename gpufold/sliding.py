@@ -89,11 +89,11 @@ def col2im(
     pads_begin, pads_end : int or sequence of int
         Padding before and after the image along each axis, at least 0.
     reduction : str
-        "sum", "mean" or "least_squares". A mean divides each pixel by the number of elements added to it or, with a
-        window, by the sum of their weights. Least squares divides by the sum of squared weights: it inverts `im2col`
-        with the same window, as in an inverse short-time Fourier transform. Pixels that only zero weights reach are
-        zero. No other covered pixel underflows: nonzero weights count as at least 2**-96 in a mean and 2**-48 in least
-        squares, with ten times these exponents in double precision.
+        How overlaps combine: "sum", "mean" or "least_squares". A mean divides each pixel by the number of elements
+        added to it or, with a window, by the sum of their weights. Least squares divides by the sum of squared weights:
+        it inverts `im2col` with the same window, as in an inverse short-time Fourier transform. Pixels that only zero
+        weights reach are zero. No other covered pixel underflows: nonzero weights count as at least 2**-96 in a mean
+        and 2**-48 in least squares, with ten times these exponents in double precision.
     window : numpy.ndarray, cupy.ndarray or sequence of them, optional
         Real weights by which the elements of a block are multiplied: an array of shape `kernel_size`, or a sequence of
         one 1-D array per axis for a separable window. They are converted to float32, or to float64 for results of
@@ -106,16 +106,16 @@ def col2im(
     out : numpy.ndarray or cupy.ndarray, optional
         Output array of the result's shape and dtype that shares no memory with `data`.
     accumulate : bool
-        Add the result to `out` instead of overwriting it.
+        Whether to add the result to `out` instead of overwriting it.
     fill_value : number, optional
         Value of pixels that no block covers. By default they are zero in a sum, and a ValueError in a mean or least
         squares.
     chunks
         Chunks of the result of a dask array, see `gpufold.dask.col2im`.
     variant : str
-        Name of a GPU kernel, see `gpufold.variants`. The default chooses one.
+        Name of a GPU kernel, one of `gpufold.variants`. The default chooses by the call.
     deterministic : bool
-        False allows GPU kernels that add in no fixed order, if they are faster.
+        Whether sums have a fixed order. False allows GPU kernels without one, if they are faster.
 
     Returns
     -------
@@ -192,7 +192,7 @@ def im2col(
     strides, dilations, pads_begin, pads_end : int or sequence of int
         As in `col2im`.
     window : numpy.ndarray, cupy.ndarray or sequence of them, optional
-        Real weights by which the elements of each block of floats or complex numbers are multiplied, as in `col2im`.
+        Real weights of a block's elements, which must be floats or complex numbers, as in `col2im`.
     out : numpy.ndarray or cupy.ndarray, optional
         Output array of the result's shape and dtype that shares no memory with `image`.
     chunks, variant

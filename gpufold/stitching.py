@@ -134,16 +134,16 @@ class Stitcher(_Of[ArrayT, WholeT]):
         then True.
     block_shape : int or sequence of int
         Elements of a tile along each axis of `size`, the last ones, at least 1. An int means the same on every axis of
-        `output_shape`, or on those from None on. Parts of a tile that lie outside of the result are dropped.
+        `output_shape`, or on those from None on. Parts of a tile outside the result are dropped.
     window : numpy.ndarray, cupy.ndarray, torch.Tensor or sequence of them, or str, optional
         Real weights of a tile's elements, as in `add_blocks`, of NumPy or the library of the tiles; they are copied. A
         name such as "hann" is that of a window of `scipy.signal.get_window`, along every axis.
     reduction : str
-        "mean" divides by the sum of the weights, or by the number of tiles without a window; "least_squares" by the sum
-        of their squares, as an inverse short-time Fourier transform; "sum" does not divide.
+        How overlaps combine: "mean" divides by the sum of the weights, or by the number of tiles without a window;
+        "least_squares" by the sum of their squares, as in an inverse short-time Fourier transform; "sum" does not.
     slabs : bool
-        Keep only the rows, along the first axis of `size`, that later tiles can overlap. Tiles must then come in
-        ascending order of their first coordinate, and `finished` returns finished rows.
+        Whether to keep only the rows, along the first axis of `size`, that later tiles can overlap. Tiles must then
+        come in ascending order of their first coordinate, and `finished` returns finished rows.
 
     Raises
     ------

@@ -70,7 +70,7 @@ def set_num_threads(count: int | None) -> None:
     Parameters
     ----------
     count : int or None
-        At least 1. None restores the default, see `get_num_threads`.
+        Number of threads, at least 1. None restores the default of `get_num_threads`.
 
     See Also
     --------

@@ -81,7 +81,7 @@ def map_tiles(
         Function applied to each finished slab (*channels, *rows), such as an argmax over channels. It keeps the axes of
         `size`.
     out : array, optional
-        Output of the result's shape: an array, or anything that slices of NumPy arrays are assigned to, such as a Zarr
+        Output of the result's shape: an array, or an object with slice assignment from NumPy arrays, such as a Zarr
         array.
     resume : str or pathlib.Path, optional
         File that records how much of `out` is written, until it is complete. After a kill the same call resumes from
