@@ -219,7 +219,7 @@ def _listed_positions(operation: str, positions: Any) -> Any:
     except Exception:  # whatever the methods of a caller's own class raise
         fits = False
     if fits:
-        must = "integers" if isinstance(positions, Sequence) else "a sequence of integers, one position per block"
+        must = "a sequence of integers, one position per block" if hasattr(positions, "__index__") else "integers"
         raise TypeError(f"{operation}: positions must be {must}, got {shown(positions)}")
     raise ValueError(
         f"{operation}: positions must be of shape (number of blocks, number of spatial axes) and fit into 64 bits, got "
