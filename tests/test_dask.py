@@ -798,7 +798,7 @@ def test_what_only_blocks_at_positions_in_dask_arrays_get_wrong():
         gpufold.dask.add_blocks(out, blocks[da.ones(3) > 0], PLACES)
     lazy = da.from_array(np.array(PLACES))
     for call in (partial(gpufold.dask.add_blocks, out, blocks, lazy), partial(gpufold.dask.take_blocks, out, lazy, 2)):
-        with pytest.raises(TypeError, match=r"positions must be a numpy\.ndarray, for .* got dask\.array\.core\.Array"):
+        with pytest.raises(TypeError, match=r"positions must be a numpy\.ndarray, because .* got dask\.array\.core\."):
             call()
     with pytest.raises(TypeError, match="take_blocks: array has dtype <U3, but the supported ones are"):
         gpufold.dask.take_blocks(out.astype("U3"), PLACES, 2)
