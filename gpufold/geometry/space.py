@@ -146,11 +146,7 @@ def _margins(operation: str, name: str, value: Any, shape: Size) -> PerAxis:
 
 
 def margins_of_pairs(pairs: Any, rank: int) -> tuple[Size, ...]:
-    """Return begins and ends per axis of pairs for the first axes after the batch, or nothing if these are none.
-
-    >>> margins_of_pairs([[1, 0], [0, 2]], 4)
-    ((0, 1, 0, 0), (0, 0, 2, 0))
-    """
+    """Return begins and ends per axis of pairs for the first axes after the batch, or nothing if these are none."""
     try:
         begins, ends = zip(*([index(begin), index(end)] for begin, end in islice(pairs, rank)), strict=True)
     except Exception:  # whatever the methods of a caller's own class raise
