@@ -130,7 +130,7 @@ def map_tiles(
         if isinstance(array, np.ndarray):
             check_apart("map_tiles", np, "out", out, [("array", array)])
     elif out is not None and not all(hasattr(out, name) for name in ("shape", "dtype", "__setitem__")):
-        raise TypeError(f"map_tiles: out must be an array that is written into, got {shown(out)}")
+        raise TypeError(f"map_tiles: out must be an array that can be written to, got {shown(out)}")
     rank = len(block)
     size = tuple(array.shape)[-rank:]
     with _speaking():
@@ -248,7 +248,7 @@ def _scaled(numbers: Any, scale: list[Fraction], what: str) -> Any:
     if (scaled % below).any():
         raise ValueError(
             f"map_tiles: {what} times the scale {', '.join(map(str, scale))} of the function must be integers, got "
-            f"{numbers.tolist()}; choose block_shape, strides and last='over' so that they are"
+            f"{numbers.tolist()}; choose block_shape, strides and last='over' accordingly"
         )
     return scaled // below
 

@@ -45,8 +45,8 @@ def as_weights(call: Call, library: ModuleType, window: Any, data: Any) -> tuple
             )
         if weights.dtype.kind not in "fiu" and weights.dtype.name != "bfloat16":
             raise TypeError(
-                f"{operation}: {name} must hold real numbers, got dtype {weights.dtype}; multiply by complex "
-                f"weights before"
+                f"{operation}: {name} must hold real numbers, got dtype {weights.dtype}; multiply the "
+                f"blocks by complex weights instead"
             )
         converted = True
     if not converted:
@@ -145,8 +145,8 @@ def misshapen_weights(call: Call, name: str, shape: Size, wanted: Size) -> Value
     """Return what to raise where an array of a window has not the shape that it must have."""
     assert not isinstance(call.geometry, SpaceGeometry)
     return ValueError(
-        f"{call.operation}: {name} must have the shape {wanted} of the block's taps, got {shape}: "
-        f"the block's shape is {call.geometry.block_shape}"
+        f"{call.operation}: {name} must have the shape {wanted} for blocks of shape {call.geometry.block_shape}, got "
+        f"{shape}"
     )
 
 
@@ -158,7 +158,9 @@ def known_window(where: str, window: Any, block: Size) -> Any:
 
             return tuple([get_window(window, side) for side in block])
         except (ImportError, ValueError) as error:
-            raise type(error)(f"{where}: window {shown(window)} must be of scipy.signal.get_window: {error}") from None
+            raise type(error)(
+                f"{where}: window {shown(window)} must be one of scipy.signal.get_window: {error}"
+            ) from None
     call = Call(where, PositionsGeometry(0, (), block, block), "float32")
     for axis, weights in enumerate(axes_of_window(call, window)):
         if not hasattr(weights, "shape"):

@@ -1234,7 +1234,7 @@ def test_a_view_of_a_larger_storage_is_read_as_far_as_it_goes():
     for _ in range(2):
         assert torch.equal(gpufold.torch.col2im(view, (4, 4), (2, 2)), want)
     memory.untyped_storage().resize_(156)
-    with pytest.raises(ValueError, match=r"col2im: data must have its elements in memory.* 156 bytes where 160"):
+    with pytest.raises(ValueError, match=r"col2im: data must have its elements in memory.* 156 bytes of the 160"):
         gpufold.torch.col2im(view, (4, 4), (2, 2))
     assert gpufold.torch.col2im(view[:0], (4, 4), (2, 2)).shape == (0, 4, 4)
 

@@ -69,7 +69,8 @@ def _computed(name: str, given: dict[str, Any]) -> Any:
         _check_array(name, argument, each)
         if each.dtype.kind not in "fiu" and each.dtype != jnp.bfloat16:
             raise TypeError(
-                f"{name}: {argument} must hold real numbers, got dtype {each.dtype}; multiply by complex weights before"
+                f"{name}: {argument} must hold real numbers, got dtype {each.dtype}; multiply the blocks by complex "
+                "weights instead"
             )
         weights.append(_narrowed(each, call.element.weight))
     data, into = given[operation.data].astype(call.dtype), given[first] if name == "add_blocks" else None

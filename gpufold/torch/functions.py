@@ -69,7 +69,7 @@ def on_tensors(function: FunctionT, example: str) -> FunctionT:
             return _over_the_ends(computed, data, {each: values[each] for each in known - {first, "last"}})
         if traced:
             if values.get("last", "drop") != "drop" or values.get("fill_value"):
-                raise TypeError(f"{name}: where it is traced, last must be 'drop' or 'over' and fill_value None or 0")
+                raise TypeError(f"{name}: under a compiler, last must be 'drop' or 'over' and fill_value None or 0")
             sizes = (*[values[each] for each in SIZES[name]],)
             if "window" not in values:
                 return operators.trace_space(name, data, sizes, values["variant"])
@@ -273,7 +273,7 @@ def _weighed(
     for each in axes:
         tensors.check_real(name, "window", each)
     if axes and [tuple(each.shape) for each in axes] != wanted:
-        raise ValueError(f"{name}: window must have the shape {block} of the block's taps, or be one array per axis")
+        raise ValueError(f"{name}: window must have the shape {block} of a block, or be one array per axis")
     dtype = tensors.WEIGHTS[tensors.name_of(array.dtype)]
     axes = tuple([tensors.ready_weights(each, dtype) for each in axes])
     least = least_weight(dtype.itemsize, "mean") if summed else 0.0

@@ -123,7 +123,7 @@ def check_stored(operation: str, name: str, tensor: Tensor) -> None:
     if end > size:
         raise ValueError(
             f"{operation}: {name} must have its elements in memory, but its storage, which was resized or freed, has "
-            f"{size} bytes where {end} are needed"
+            f"{size} bytes of the {end} needed"
         )
 
 
