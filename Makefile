@@ -96,6 +96,7 @@ lint: $(VENV)/.lint
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/mypy --strict tests/typed_calls.py
+	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/zizmor --offline --quiet .github
 	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows $$(git ls-files '.github/workflows/*')
 	$(BIN)/check-jsonschema --builtin-schema vendor.dependabot .github/dependabot.yml

@@ -13,6 +13,8 @@ project, author = "gpufold", "gpufold developers"
 copyright = "gpufold developers"
 version = release = gpufold.__version__
 
+ONLINE = os.environ.get("READTHEDOCS") == "True"
+
 extensions = [
     "myst_parser",
     "numpydoc",
@@ -41,7 +43,7 @@ copybutton_prompt_is_regexp = True
 
 autodoc_typehints = "none"  # the docstrings say what parameters are
 numpydoc_show_class_members = False
-numpydoc_xref_param_type = os.environ.get("READTHEDOCS") == "True"  # types link to other libraries
+numpydoc_xref_param_type = ONLINE  # types link to other libraries
 numpydoc_xref_aliases = {"bool": "bool", "callable": "collections.abc.Callable", "sequence": "collections.abc.Sequence"}
 numpydoc_xref_ignore = {"optional", "of", "or", "them", "shape", "number", "array", "function"}
 
@@ -58,7 +60,7 @@ intersphinx_mapping = {
         "jax": "docs.jax.dev/en/latest",
         "scipy": "docs.scipy.org/doc/scipy",
     }.items()
-    if os.environ.get("READTHEDOCS") == "True"
+    if ONLINE
 }
 
 # ---- the examples, each of which the build runs
@@ -94,7 +96,15 @@ html_context = {
     "github_version": "main",
     "doc_path": "docs",
 }
+SWITCHER = "_static/switcher.json"
 html_theme_options = {
+    # every version's page has the newest list; a build without a network checks and shows its own
+    "switcher": {
+        "json_url": f"https://gpufold.readthedocs.io/en/latest/{SWITCHER}" if ONLINE else SWITCHER,
+        "version_match": os.environ.get("READTHEDOCS_VERSION", "latest"),
+    },
+    "check_switcher": not ONLINE,
+    "navbar_end": ["version-switcher", "theme-switcher", "navbar-icon-links"],
     "logo": {"text": html_title},
     "navbar_align": "left",
     "footer_start": ["copyright"],
@@ -112,12 +122,15 @@ SHAPE = re.compile(r"(?<!\w)\((?:[\w, ]|\(\w+\))*\*(?:[\w, *]|\(\w+\))*\)")
 
 
 FIGURES = {
-    "col2im": ("Columns become blocks, which are added where they overlap", "col2im im2col fold unfold"),
+    "col2im": ("Columns become blocks, which are added where they overlap", "col2im fold"),
+    "im2col": ("Blocks of an image become columns", "im2col unfold"),
     "blocks": ("Overlapping blocks of an array, and their sum", "array_to_blocks blocks_to_array"),
-    "positions": ("Blocks at positions of an array are added", "take_blocks add_blocks add_blocks_"),
+    "positions": ("Blocks at positions of an array are added", "add_blocks add_blocks_"),
+    "take_blocks": ("Blocks at positions of an array are extracted", "take_blocks"),
     "grid_positions": ("Positions of tiles along an axis", "grid_positions"),
     "stitcher": ("Overlapping tiles are averaged", "Stitcher map_tiles stitch average"),
-    "batch_to_space": ("Images of a batch are interleaved", "batch_to_space space_to_batch"),
+    "batch_to_space": ("Images of a batch are interleaved", "batch_to_space"),
+    "space_to_batch": ("Blocks of an image become a batch", "space_to_batch"),
 }
 """The drawings in drawings/, each with what it shows and the functions on whose pages it is, after their summary."""
 FIGURE_OF = {name: figure for figure, (_, names) in FIGURES.items() for name in names.split()}

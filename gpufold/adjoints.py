@@ -79,8 +79,7 @@ def block_shape_of(geometry: Geometry) -> Size:
 def no_gradient(operation: str, reduction: str, constant: str) -> ValueError:
     """Return what to raise where a gradient is asked for that there is none of."""
     return ValueError(
-        f"{operation}: window requires a gradient, which there is under reduction='sum' alone, got {reduction!r}; "
-        f"pass {constant}"
+        f"{operation}: window may require a gradient only with reduction='sum', got {reduction!r}; pass {constant}"
     )
 
 

@@ -12,6 +12,7 @@ from types import EllipsisType, ModuleType
 from typing import Any, Protocol, SupportsIndex, TypeAlias, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 from gpufold.calls import Call
 from gpufold.geometry import Size
@@ -29,6 +30,10 @@ class Array(Protocol[ArrayT]):
     @property
     def dtype(self) -> Any: ...
     def __getitem__(self, key: EllipsisType, /) -> ArrayT: ...
+
+
+Integers: TypeAlias = "npt.NDArray[np.integer[Any] | np.bool]"
+Floats: TypeAlias = "npt.NDArray[np.floating[Any]]"
 
 
 class Shaped(Protocol):
@@ -162,8 +167,8 @@ def check_no_capture(operation: str, library: ModuleType, name: str, wanted: str
     """
     if library is not np and library.cuda.get_current_stream().is_capturing():
         raise ValueError(
-            f"{operation}: {name} must be {wanted} while a CUDA graph is captured, for what it would be converted to "
-            f"does not outlive the call; convert it before"
+            f"{operation}: {name} must be {wanted} while a CUDA graph is captured: a converted copy would not "
+            "outlive the call; convert it before the capture"
         )
 
 
@@ -206,7 +211,7 @@ def _listed_positions(operation: str, positions: Any) -> Any:
                 library_of(operation, "a row of positions", row)
     try:
         given = np.asarray(positions)
-        if not given.size or given.dtype.kind in "iu":
+        if given.ndim and (not given.size or given.dtype.kind in "iu"):
             return given
         fits = given.ndim != 2 or not all([isinstance(index(each), int) for row in positions for each in row])
     except TypeError:
@@ -214,7 +219,8 @@ def _listed_positions(operation: str, positions: Any) -> Any:
     except Exception:  # whatever the methods of a caller's own class raise
         fits = False
     if fits:
-        raise TypeError(f"{operation}: positions must be integers, got {shown(positions)}")
+        must = "a sequence of integers, one position per block" if hasattr(positions, "__index__") else "integers"
+        raise TypeError(f"{operation}: positions must be {must}, got {shown(positions)}")
     raise ValueError(
         f"{operation}: positions must be of shape (number of blocks, number of spatial axes) and fit into 64 bits, got "
         f"{shown(positions)}"

@@ -218,7 +218,7 @@ def _of_jax(name: str, array: Any) -> Any:
     if not _is_of_jax(array):
         return array
     if isinstance(array, sys.modules["jax"].core.Tracer):
-        raise TypeError(f"Stitcher.add: {name} must not be traced, for sums are kept between calls; trace add_blocks")
+        raise TypeError(f"Stitcher.add: {name} must not be traced: sums are kept between calls; trace add_blocks")
     if array.device.platform != "cpu":
         raise TypeError(f"Stitcher.add: {name} must be on the CPU, got {array.device}; pass cupy.from_dlpack({name})")
     return np.asarray(array)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any, overload
 
 from gpufold import calls
-from gpufold.arrays import Array, ArrayT, Window, check_bytes, device_of, library_of
-from gpufold.calls import Mode, Reduction, Variant
+from gpufold.arrays import Array, ArrayT, Floats, Integers, Window, check_bytes, device_of, library_of
+from gpufold.calls import Average, Mode, Reduction, Variant
 from gpufold.compute import compute, filled
 from gpufold.dispatch import dispatched
 from gpufold.geometry import Extents, LastSlidingBlock, Sizes
@@ -54,7 +54,7 @@ def array_to_blocks(
     strides : int or sequence of int
         Elements between adjacent blocks, at least 1. An int means the same on every axis.
     window : numpy.ndarray, cupy.ndarray or sequence of them, optional
-        Real weights by which the elements of each block of floats or complex numbers are multiplied, as in `col2im`.
+        Real weights of a block's elements, which must be floats or complex numbers, as in `col2im`.
     last : str
         How to place the last block if strides do not divide the axis. "drop" omits a block that does not fit, and the
         elements there. "over" adds a block that extends beyond the end, filled according to `mode`. Use `take_blocks`
@@ -85,7 +85,7 @@ def array_to_blocks(
 
     Notes
     -----
-    As sigpy's function of that name, whose ``blk_shape`` and ``blk_strides`` these are.
+    Like sigpy's function of that name: its ``blk_shape`` is `block_shape`, and its ``blk_strides`` is `strides`.
     """
     library = library_of("array_to_blocks", "array", array)
     call = calls.array_to_blocks(array, block_shape, strides, window=window, last=last, mode=mode, variant=variant)
@@ -98,42 +98,34 @@ def array_to_blocks(
     return blocks
 
 
+@overload  # averages and weighted sums of integers are floats
+def blocks_to_array(
+    blocks: Integers, output_shape: Extents, block_shape: Sizes, *, strides: Sizes = 1, reduction: Average,
+    window: Window | None = None, dtype: None = None, out: Floats | None = None, accumulate: bool = False,
+    last: LastSlidingBlock = "drop", fill_value: complex | None = None, chunks: Any = "auto", variant: Variant = "auto",
+    deterministic: bool = True,
+) -> Floats: ...  # fmt: skip
 @overload
 def blocks_to_array(
-    blocks: Array[ArrayT],
-    output_shape: Extents,
-    block_shape: Sizes,
-    *,
-    strides: Sizes = 1,
-    reduction: Reduction = "sum",
-    window: Window | None = None,
-    dtype: None = None,
-    out: Array[ArrayT] | None = None,
-    accumulate: bool = False,
-    last: LastSlidingBlock = "drop",
-    fill_value: complex | None = None,
-    chunks: Any = "auto",
-    variant: Variant = "auto",
+    blocks: Integers, output_shape: Extents, block_shape: Sizes, *, strides: Sizes = 1, reduction: Reduction = "sum",
+    window: Window, dtype: None = None, out: Floats | None = None, accumulate: bool = False,
+    last: LastSlidingBlock = "drop", fill_value: complex | None = None, chunks: Any = "auto", variant: Variant = "auto",
     deterministic: bool = True,
-) -> ArrayT: ...
+) -> Floats: ...  # fmt: skip
 @overload
 def blocks_to_array(
-    blocks: Array[Any],
-    output_shape: Extents,
-    block_shape: Sizes,
-    *,
-    strides: Sizes = 1,
-    reduction: Reduction = "sum",
-    window: Window | None = None,
-    dtype: Any,
-    out: Array[Any] | None = None,
-    accumulate: bool = False,
-    last: LastSlidingBlock = "drop",
-    fill_value: complex | None = None,
-    chunks: Any = "auto",
-    variant: Variant = "auto",
+    blocks: Array[ArrayT], output_shape: Extents, block_shape: Sizes, *, strides: Sizes = 1,
+    reduction: Reduction = "sum", window: Window | None = None, dtype: None = None, out: Array[ArrayT] | None = None,
+    accumulate: bool = False, last: LastSlidingBlock = "drop", fill_value: complex | None = None, chunks: Any = "auto",
+    variant: Variant = "auto", deterministic: bool = True,
+) -> ArrayT: ...  # fmt: skip
+@overload
+def blocks_to_array(
+    blocks: Array[Any], output_shape: Extents, block_shape: Sizes, *, strides: Sizes = 1, reduction: Reduction = "sum",
+    window: Window | None = None, dtype: Any, out: Array[Any] | None = None, accumulate: bool = False,
+    last: LastSlidingBlock = "drop", fill_value: complex | None = None, chunks: Any = "auto", variant: Variant = "auto",
     deterministic: bool = True,
-) -> Any: ...
+) -> Any: ...  # fmt: skip
 @dispatched
 def blocks_to_array(
     blocks: Array[ArrayT],
@@ -202,7 +194,7 @@ def blocks_to_array(
 
     Notes
     -----
-    As sigpy's function of that name, whose ``blk_shape`` and ``blk_strides`` these are.
+    Like sigpy's function of that name: its ``blk_shape`` is `block_shape`, and its ``blk_strides`` is `strides`.
     """
     library = library_of("blocks_to_array", "blocks", blocks)
     call = calls.blocks_to_array(

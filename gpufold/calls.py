@@ -18,10 +18,18 @@ from gpufold.outside import BY_INDEX
 
 
 class Unsupported(ValueError):
-    """Raised if the kernel variant requested by name cannot serve the call; the message gives the reason."""
+    """Raised if the kernel variant requested by name cannot serve the call; the message gives the reason.
+
+    See Also
+    --------
+    variants : The names of an operation's variants.
+    """
+
+    __module__ = "gpufold"
 
 
 Reduction: TypeAlias = Literal["sum", "mean", "least_squares"]
+Average: TypeAlias = Literal["mean", "least_squares"]
 REDUCTIONS = get_args(Reduction)
 """What becomes of the taps that land on a pixel: see `gpufold.col2im`."""
 
@@ -335,7 +343,7 @@ def take_blocks(
     geometry = sizes.take_blocks_geometry(array.shape, positions.shape, block_shape)
     mode = check_mode("take_blocks", geometry, mode)
     if mode in BY_INDEX and variant != "auto":
-        raise Unsupported(f"take_blocks: mode {mode!r} is taken by index, by no kernel, got variant {variant!r}")
+        raise Unsupported(f"take_blocks: mode {mode!r} gathers by index and has no kernel, got variant {variant!r}")
     if mode != "constant":
         fusion = fusion._replace(mode=mode)
     return _chosen(Call("take_blocks", geometry, dtype, fusion), variant)

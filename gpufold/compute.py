@@ -91,8 +91,8 @@ def _check_no_sums(call: Call, data: Any) -> None:
     sums = call.operation in ("col2im", "blocks_to_array")
     if sums and isinstance(call.geometry, SlidingGeometry | BlocksGeometry) and call.geometry.blocks_overlap:
         raise TypeError(
-            f"{call.operation}: {OPERATIONS[call.operation].data} of strings must not overlap, for strings cannot be "
-            f"added; got dtype {data.dtype} and blocks {call.geometry.block_shape} that overlap"
+            f"{call.operation}: {OPERATIONS[call.operation].data} of strings must not overlap, because strings cannot "
+            f"be added; got dtype {data.dtype} and blocks {call.geometry.block_shape} that overlap"
         )
 
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from functools import wraps
-from inspect import Parameter, getdoc, signature
+from inspect import Parameter, cleandoc, getdoc, signature
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 import numpy as np
 
 from gpufold import extras
-from gpufold.names import WHOSE, misfit, unknown_keyword
+from gpufold.names import WHOSE, misfit, rewritten, unknown_keyword
 
 FRONTS = {"dask": "dask", "jax": "jax", "jaxlib": "jax", "torch": "torch"}
 """The submodule that has the functions for a package's arrays. NumPy's and CuPy's are those of gpufold itself."""
@@ -65,7 +65,7 @@ def dispatched(function: FunctionT) -> FunctionT:
                 raise answer from None
             needed = [word for word in unknown if named[word] is not defaults.get(word, Parameter.empty)]
             if needed:
-                raise unknown_keyword(front, name, needed, kind) from None
+                raise unknown_keyword(front, name, needed, kind, rewritten(name, given, named)) from None
         return front(*given, **{word: value for word, value in named.items() if word in known})
 
     taken: Any = door
@@ -93,6 +93,13 @@ class Like:
         parts = [summary, formula, getdoc(front) or "", said.format(name=name, first=self.first)]
         front.__doc__ = "\n\n".join(filter(None, parts))
         front.__signature__ = self.shown  # type: ignore[attr-defined]
+
+
+def linked(function: FunctionT) -> FunctionT:
+    """Return a front's function, its docstring with a link to the one of gpufold that has the same name."""
+    name, said = function.__name__, cleandoc(function.__doc__ or "")
+    function.__doc__ = f"{said}\n\nSee Also\n--------\ngpufold.{name} : Parameters, return value and errors.\n"
+    return function
 
 
 _packages: WeakKeyDictionary[type, str] = WeakKeyDictionary()

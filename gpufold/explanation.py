@@ -84,7 +84,7 @@ def explain(
     operation : str or function
         A function that has kernels, or its name, such as "col2im" or "array_to_blocks".
     data : numpy.ndarray, cupy.ndarray or (shape, dtype)
-        First array of the call, or (shape, dtype) of a C-contiguous one. A NumPy array stands for a CuPy array like it.
+        First array of the call, or (shape, dtype) of a C-contiguous one. A NumPy array describes a CuPy array like it.
     *arguments, **options
         Other arguments of the call, except `out`. blocks, positions and weight_out may also be (shape, dtype).
     device : str or gpufold.gpu.plan.Device, optional
@@ -100,6 +100,12 @@ def explain(
     ------
     TypeError, ValueError
         As the call would; ValueError also if an array is empty or the name of the device is unknown.
+
+    See Also
+    --------
+    variants : The kernels of an operation.
+    warmup : Compile the kernel ahead.
+    autotune : Measure which kernel is fastest.
     """
     call, input, output, weight_out = _described("explain", operation, data, arguments, options)
     if isinstance(device, str):
@@ -149,17 +155,18 @@ def warmup(
     autotune: bool = False,
     **options: Any,
 ) -> Plan:
-    """Compile the kernel of a call for the current CUDA device, so that the call itself only launches it.
+    """Compile the kernel of a call ahead, for the current CUDA device.
 
     ``gpufold.warmup("col2im", ((8, 576, 3136), "float32"), (56, 56), (3, 3), pads_begin=1, pads_end=1)``
-    serves every batch and image size: only a new kernel size, stride, dilation, dtype or layout compiles again.
+    serves other batch and image sizes too. A new kernel size, stride, dilation, dtype or layout compiles again, as do
+    extents that need another word width or 64-bit offsets.
 
     Parameters
     ----------
     operation, data, *arguments, **options
         As in `explain`.
     autotune : bool
-        Also measure which kernel is fastest, as `gpufold.autotune` does, on arrays of zeros or copies of NumPy arrays.
+        Whether to measure which kernel is fastest, as `gpufold.autotune` does, on zeros or copies of NumPy arrays.
         `positions` must then be an array, because the fastest kernel depends on them.
 
     Returns
@@ -177,6 +184,7 @@ def warmup(
     See Also
     --------
     autotune : Measure the calls within a context.
+    explain : Show the kernel without a GPU.
     """
     call, input, output, weight_out = _described("warmup", operation, data, arguments, options)
     try:
@@ -200,8 +208,8 @@ def _measure(operation: str, data: Any, arguments: tuple[Any, ...], options: dic
     given = signature(function).bind(data, *arguments, **options)
     if "positions" in names and type(given.arguments["positions"]) is tuple:
         raise ValueError(
-            f"warmup: positions of {operation} must be an array with autotune=True, for the fastest kernel depends on "
-            f"them, got {shown(given.arguments['positions'])}"
+            f"warmup: positions of {operation} must be an array with autotune=True, because the fastest kernel depends "
+            f"on them, got {shown(given.arguments['positions'])}"
         )
     for name in (next(iter(given.arguments)), *names, "window", "weight_out"):
         if given.arguments.get(name) is not None:

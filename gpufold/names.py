@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
@@ -9,18 +10,14 @@ from functools import wraps
 from inspect import Parameter, signature
 from typing import Any, TypeVar
 
+from gpufold.geometry import as_integers
+from gpufold.geometry.space import margins_of_pairs
+
 KEYWORD_ALIASES = {
     "strides": ("stride", "block_strides", "blk_strides", "step", "steps", "hop", "hop_length", "hop_size"),
     "stride": ("strides", "step", "steps", "hop", "hop_length"),
     "kernel_size": (
-        "kernel",
-        "kernel_shape",
-        "block_shape",
-        "blk_shape",
-        "ksizes",
-        "sizes",
-        "patch_size",
-        "win_length",
+        *("kernel", "kernel_shape", "block_shape", "blk_shape", "ksizes", "sizes", "patch_size", "win_length"),
     ),
     "block_shape": (
         *("kernel_size", "kernel", "blk_shape", "block_size", "roi", "roi_size", "tile", "tile_shape", "tile_size"),
@@ -65,6 +62,12 @@ ADVICE = (
     (("axis", "axes", "dim", "data_format"), "", "spatial axes are the last ones: use numpy.moveaxis before"),
 )
 """Names in other libraries, an argument that a function has which is answered so, and the answer."""
+
+MARGINS = {
+    "batch_to_space": ("crops", ("crops", "crop")),
+    "space_to_batch": ("pads", ("paddings", "padding", "pads", "pad")),
+}
+"""What margins are called here, and by TensorFlow."""
 
 WHOSE = {
     "out": "numpy.ndarray or cupy.ndarray",
@@ -113,6 +116,11 @@ def speaking_for(name: str, *others: str) -> Iterator[None]:
         raise type(error)(f"{name}: {said}").with_traceback(error.__traceback__) from None
 
 
+def renamed(said: str, names: Mapping[str, str]) -> str:
+    """Return a message with the names that arguments have in another function."""
+    return re.sub(r"\w+", lambda word: names.get(word[0], word[0]), said)
+
+
 def misfit(function: Callable[..., Any], name: str, given: Sequence[Any], named: Mapping[str, Any]) -> TypeError | None:
     """Return what to raise where arguments do not fit the signature of a function, or None where they do.
 
@@ -123,20 +131,44 @@ def misfit(function: Callable[..., Any], name: str, given: Sequence[Any], named:
     parameters = signature(function).parameters
     unknown = [word for word in named if word not in parameters]
     if unknown:
-        return unknown_keyword(function, name, unknown)
+        return unknown_keyword(function, name, unknown, advice=rewritten(name, given, named))
     places = [each.name for each in parameters.values() if each.kind is Parameter.POSITIONAL_OR_KEYWORD]
     others = [each.name for each in parameters.values() if each.kind is Parameter.KEYWORD_ONLY]
     if len(given) <= len(places) or any(each.kind is Parameter.VAR_POSITIONAL for each in parameters.values()):
         return None
     count, places = len(given) - len(places), [each for each in places if each != "self"]
-    by_name = f"; pass the others by name: {', '.join(others[:3])}{', ...' if others[3:] else ''}" if others else ""
+    by_name = f"pass the others by name: {', '.join(others[:3])}{', ...' if others[3:] else ''}" if others else ""
+    advice = rewritten(name, given, named) or by_name
     return TypeError(
-        f"{name}: takes {len(places)} positional arguments ({', '.join(places)}), got {len(places) + count}{by_name}"
+        f"{name}: takes {len(places)} positional arguments ({', '.join(places)}), got {len(places) + count}"
+        f"{advice and f'; {advice}'}"
     )
 
 
+def rewritten(name: str, given: Sequence[Any], named: Mapping[str, Any]) -> str:
+    """Return how to write a call that has a block and pairs of margins for the axes after the batch, as TensorFlow's.
+
+    >>> import numpy
+    >>> rewritten("space_to_batch", (numpy.ones((1, 4, 5, 2)), 2), {"paddings": [[0, 0], [1, 0]]})
+    'write space_to_batch(data, (1, 2, 2, 1), pads_begin=(0, 0, 1, 0), pads_end=(0, 0, 0, 0))'
+    """
+    margin, theirs = MARGINS.get(name, ("", ()))
+    known = dict(zip(("data", "block_shape", "margins"), given, strict=False)) | dict(named)
+    pairs = next((known[word] for word in ("margins", *theirs) if word in known), None)
+    data = next((known[word] for word in ("data", *KEYWORD_ALIASES["data"]) if word in known), None)
+    try:
+        rank, count = len(data.shape), len(pairs)  # type: ignore[union-attr, arg-type]
+        block = as_integers(name, "block_shape", known["block_shape"])
+        begins, ends = margins_of_pairs(pairs, rank)
+    except Exception:  # where there are none, or whatever the methods of a caller's own class raise
+        return ""
+    block = (block,) * count if isinstance(block, int) else block
+    block = (1, *block, *(1,) * (rank - 1 - count)) if len(block) == count else block
+    return f"write {name}(data, {block}, {margin}_begin={begins}, {margin}_end={ends})"
+
+
 def unknown_keyword(
-    function: Callable[..., Any], name: str, given: Iterable[str], kind: type | None = None
+    function: Callable[..., Any], name: str, given: Iterable[str], kind: type | None = None, advice: str = ""
 ) -> TypeError:
     """Return what to raise where a function, by its public name, is given keywords that it does not have.
 
@@ -144,14 +176,14 @@ def unknown_keyword(
     >>> print(unknown_keyword(gpufold.im2col, "im2col", ["stride"]))
     im2col: unexpected keyword 'stride'; did you mean 'strides'?
     >>> print(unknown_keyword(gpufold.im2col, "im2col", ["chunks"], numpy.ndarray))
-    im2col: chunks is for a dask.array.Array alone, got a numpy.ndarray
+    im2col: chunks is only for a dask.array.Array, got a numpy.ndarray
     """
     word, *_ = given
     if word in WHOSE:
         got = "" if kind is None else f", got a {kind.__module__}.{kind.__qualname__}"
-        return TypeError(f"{name}: {word} is for a {WHOSE[word]} alone{got}")
+        return TypeError(f"{name}: {word} is only for a {WHOSE[word]}{got}")
     parameters = [each for each in signature(function).parameters if each != "self"]
-    return TypeError(f"{name}: unexpected keyword {word!r}; {_advice(word, parameters)}")
+    return TypeError(f"{name}: unexpected keyword {word!r}; {advice or _advice(word, parameters)}")
 
 
 def _advice(word: str, parameters: list[str]) -> str:

@@ -17,24 +17,21 @@ from gpufold.arrays import Array, ArrayT, library_of
 from gpufold.calls import Variant
 from gpufold.geometry import Extents, as_integers
 from gpufold.given import shown
-from gpufold.names import answers
+from gpufold.names import answers, renamed
 
 __all__ = ["Col2Im", "col2im"]  # noqa: F822  Col2Im is made by __getattr__
+
+NAMES = {"col2im": "onnx.col2im", "data": "input", "output_size": "image_shape", "kernel_size": "block_shape"}
+NAMES |= {"pads_begin": "begins of pads", "pads_end": "ends of pads"}
+"""What ONNX calls the arguments of col2im."""
 
 
 @answers
 def col2im(
-    input: Array[ArrayT],
-    image_shape: Extents,
-    block_shape: Extents,
-    dilations: Extents | None = None,
-    pads: Extents | None = None,
-    strides: Extents | None = None,
-    *,
-    out: Array[ArrayT] | None = None,
-    variant: Variant = "auto",
-    deterministic: bool = True,
-) -> ArrayT:
+    input: Array[ArrayT], image_shape: Extents, block_shape: Extents, dilations: Extents | None = None,
+    pads: Extents | None = None, strides: Extents | None = None, *, out: Array[ArrayT] | None = None,
+    variant: Variant = "auto", deterministic: bool = True,
+) -> ArrayT:  # fmt: skip
     """Rearrange column blocks back into an image: ONNX's Col2Im, opset 18.
 
     ``(N, C*prod(block_shape), L) -> (N, C, *image_shape)``; see `gpufold.col2im` for ``L`` and the order of addition.
@@ -51,11 +48,11 @@ def col2im(
     image_shape : sequence of int
         Pixels along each spatial axis. ONNX requires two or more values; one is accepted too.
     block_shape : sequence of int
-        Taps of a block along each spatial axis, before dilation.
+        Elements of a block along each spatial axis.
     dilations, strides : sequence of int, optional
         One value per spatial axis. The default is 1.
     pads : sequence of int, optional
-        The begins of all spatial axes, then their ends. The default is 0.
+        Padding before every spatial axis, then after every one. The default is 0.
     out, variant, deterministic
         As in `gpufold.col2im`.
 
@@ -69,6 +66,10 @@ def col2im(
     TypeError, ValueError
         As in `gpufold.col2im`; ValueError also if `input` is not batched or `pads` does not have two values per
         spatial axis.
+
+    See Also
+    --------
+    gpufold.col2im : With windows, means and any leading padding.
 
     Notes
     -----
@@ -89,21 +90,18 @@ def col2im(
         if isinstance(values, int) or len(values) != 2 * rank:
             raise ValueError(
                 f"onnx.col2im: pads must have {2 * rank} values, the begins of the {rank} axes of image_shape and "
-                f"then their ends, got {shown(values)}"
+                f"then those after them, got {shown(values)}"
             )
         begins, ends = values[:rank], values[rank:]
-    return sliding.col2im(
-        input,
-        image,
-        block_shape,
-        strides=1 if strides is None else strides,
-        dilations=1 if dilations is None else dilations,
-        pads_begin=begins,
-        pads_end=ends,
-        out=out,
-        variant=variant,
-        deterministic=deterministic,
-    )
+    steps: Any = {"strides": 1 if strides is None else strides, "dilations": 1 if dilations is None else dilations}
+    steps |= {"pads_begin": begins, "pads_end": ends}
+    try:
+        result: ArrayT = sliding.col2im(
+            input, image, block_shape, **steps, out=out, variant=variant, deterministic=deterministic
+        )
+    except (TypeError, ValueError, MemoryError) as error:
+        raise type(error)(renamed(str(error), NAMES)).with_traceback(error.__traceback__) from None
+    return result
 
 
 def __getattr__(name: str) -> Any:
@@ -116,7 +114,12 @@ def __getattr__(name: str) -> Any:
         raise extras.missing("gpufold.onnx.Col2Im", "onnx", "onnx") from error
 
     class Col2Im(OpRun):
-        """Col2Im for `onnx.reference.ReferenceEvaluator(model, new_ops=[gpufold.onnx.Col2Im])`."""
+        """Col2Im for `onnx.reference.ReferenceEvaluator(model, new_ops=[gpufold.onnx.Col2Im])`.
+
+        See Also
+        --------
+        col2im : The function.
+        """
 
         op_domain = ""
 

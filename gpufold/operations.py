@@ -40,10 +40,15 @@ OPERATIONS = {
 
 
 def variants(operation: OperationName) -> tuple[str, ...]:
-    """Return the names of an operation's kernel variants, the values that `variant` takes besides "auto".
+    """Return the names of an operation's GPU kernels: the values of `variant` besides "auto".
 
-    >>> "gather" in variants("col2im")
+    >>> import gpufold
+    >>> "gather" in gpufold.variants("col2im")
     True
+
+    See Also
+    --------
+    explain : Why a call takes one of them.
     """
     return tuple(VARIANTS[word("variants", "operation", operation, tuple(OPERATIONS))])
 

@@ -31,7 +31,7 @@ from gpufold.calls import Call, Mode, Variant
 from gpufold.compute import compute, prepare, run
 from gpufold.dispatch import dispatched
 from gpufold.elements import sum_dtype
-from gpufold.geometry import LastBlock, Sizes, grid_of_blocks
+from gpufold.geometry import Extents, LastBlock, Sizes, grid_of_blocks
 from gpufold.names import answers
 from gpufold.outside import BY_INDEX
 from gpufold.weights import least_weight, of_elements, weighed
@@ -40,16 +40,10 @@ from gpufold.windows import weights_of_blocks
 
 @dispatched
 def add_blocks(
-    array: Array[ArrayT],
-    blocks: Array[Any],
-    positions: Positions,
-    *,
-    window: Window | None = None,
-    weights: Shaped | None = None,
-    out: Array[ArrayT] | None = None,
-    variant: Variant = "auto",
+    array: Array[ArrayT], blocks: Array[Any], positions: Positions, *, window: Window | None = None,
+    weights: Shaped | None = None, out: Array[ArrayT] | None = None, variant: Variant = "auto",
     deterministic: bool = True,
-) -> ArrayT:
+) -> ArrayT:  # fmt: skip
     """Scatter-add blocks to an array at arbitrary positions, and return the sums.
 
     ``(*lead, *size), (P, *lead, *block_shape), (P, rank) -> (*lead, *size)``
@@ -79,9 +73,9 @@ def add_blocks(
         Index in `array` of the first element of each block, of shape (P, rank), along the last `rank` axes; integers.
         For one axis also of shape (P,).
     window : numpy.ndarray, cupy.ndarray or sequence of them, optional
-        Real weights by which the elements of each block are multiplied, as in `col2im`.
+        Real weights of a block's elements, as in `col2im`.
     weights : numpy.ndarray or cupy.ndarray, optional
-        One real weight per block, of shape (P,), beside those of the window. On a GPU the weighted blocks are a
+        One real weight per block, of shape (P,), in addition to the window. On a GPU the weighted blocks are a
         temporary array.
     out : numpy.ndarray or cupy.ndarray, optional
         Output array of the result's shape and dtype: `array` itself, or one that shares no memory with the others.
@@ -131,16 +125,10 @@ def add_blocks(
 
 @dispatched
 def add_blocks_(
-    array: Array[ArrayT],
-    blocks: Array[Any],
-    positions: Positions,
-    *,
-    window: Window | None = None,
-    weights: Shaped | None = None,
-    weight_out: Array[Any] | None = None,
-    variant: Variant = "auto",
+    array: Array[ArrayT], blocks: Array[Any], positions: Positions, *, window: Window | None = None,
+    weights: Shaped | None = None, weight_out: Array[Any] | None = None, variant: Variant = "auto",
     deterministic: bool = True,
-) -> ArrayT:
+) -> ArrayT:  # fmt: skip
     """Scatter-add blocks to an array in place, and their weights to another: `add_blocks` with ``out=array``.
 
     ``(*lead, *size), (P, *lead, *block_shape), (P, rank) -> (*lead, *size)``
@@ -226,16 +214,9 @@ WEIGHED_ELEMENTS = 1 << 20
 
 @dispatched
 def take_blocks(
-    array: Array[ArrayT],
-    positions: Positions,
-    block_shape: Sizes,
-    *,
-    window: Window | None = None,
-    mode: Mode = "constant",
-    out: Array[ArrayT] | None = None,
-    chunks: Any = "auto",
-    variant: Variant = "auto",
-) -> ArrayT:
+    array: Array[ArrayT], positions: Positions, block_shape: Sizes, *, window: Window | None = None,
+    mode: Mode = "constant", out: Array[ArrayT] | None = None, chunks: Any = "auto", variant: Variant = "auto",
+) -> ArrayT:  # fmt: skip
     """Extract blocks of an array at arbitrary positions: the adjoint of `add_blocks`.
 
     ``(*lead, *size), (P, rank) -> (P, *lead, *block_shape)``
@@ -262,7 +243,7 @@ def take_blocks(
     block_shape : int or sequence of int
         Elements of a block along each axis with positions, at least 1. An int means the same on every axis.
     window : numpy.ndarray, cupy.ndarray or sequence of them, optional
-        Real weights by which the elements of each block of floats or complex numbers are multiplied, as in `col2im`.
+        Real weights of a block's elements, which must be floats or complex numbers, as in `col2im`.
     mode : str
         Value of elements outside `array`, along each axis, as in `numpy.pad`: "constant" for zero, "edge" for the
         nearest element, "reflect", "symmetric" or "wrap". The last three gather by an index of every element, without a
@@ -279,11 +260,8 @@ def take_blocks(
 
     Raises
     ------
-    TypeError
-        An argument has the wrong type or dtype, such as positions that are not integers.
-    ValueError
-        Shapes, devices or memory are inconsistent, or `variant` cannot serve the call (`gpufold.Unsupported`). Nothing
-        has been written then.
+    TypeError, ValueError
+        As in `add_blocks`.
 
     See Also
     --------
@@ -316,7 +294,7 @@ def average(
     out: Array[ArrayT] | None = None,
     variant: Variant = "auto",
 ) -> ArrayT:
-    """Divide sums by the sums of their weights, as `reduction="mean"` does; zero where no block is.
+    """Divide sums by the sums of their weights, as `reduction="mean"` does.
 
     ``(*lead, *size), (*size) -> (*lead, *size)``
 
@@ -340,8 +318,8 @@ def average(
     Returns
     -------
     numpy.ndarray or cupy.ndarray
-        The quotients, of numerator's dtype, each rounded once; zero where the magnitude of the weight is below the
-        smallest normal number.
+        The quotients, of numerator's dtype, each rounded once. They are zero if the magnitude of the weight is below
+        the smallest normal number.
 
     Raises
     ------
@@ -362,7 +340,7 @@ def average(
 
 @answers
 def grid_positions(
-    size: Sizes, block_shape: Sizes, *, strides: Sizes, last: LastBlock = "shift"
+    size: Extents, block_shape: Sizes, *, strides: Sizes, last: LastBlock = "shift"
 ) -> npt.NDArray[np.int64]:
     """Return the positions of blocks that cover an array, for `take_blocks` and `add_blocks`.
 
@@ -374,7 +352,7 @@ def grid_positions(
 
     Parameters
     ----------
-    size : int or sequence of int
+    size : sequence of int
         Size of the array along each axis with positions, at least 1.
     block_shape : int or sequence of int
         Elements of a block along each axis, at least 1. An int means the same on every axis, here and below.
@@ -395,8 +373,8 @@ def grid_positions(
     TypeError
         Sizes are not integers.
     ValueError
-        Sizes are out of range or inconsistent, `last` is none of the above, an axis is smaller than a block and `last`
-        is not "over", or there are more positions than an array can have.
+        Sizes are out of range or inconsistent, an axis is smaller than a block and `last` is not "over", or there are
+        more positions than an array can have.
 
     See Also
     --------

@@ -5,73 +5,48 @@ from __future__ import annotations
 from typing import Any, overload
 
 from gpufold import calls
-from gpufold.arrays import Array, ArrayT, Window, library_of
-from gpufold.calls import Reduction, Variant
+from gpufold.arrays import Array, ArrayT, Floats, Integers, Window, library_of
+from gpufold.calls import Average, Reduction, Variant
 from gpufold.compute import compute, filled
 from gpufold.dispatch import dispatched
 from gpufold.geometry import Extents, Sizes
 
 
+@overload  # averages and weighted sums of integers are floats
+def col2im(
+    data: Integers, output_size: Extents, kernel_size: Sizes, *, strides: Sizes = 1, dilations: Sizes = 1,
+    pads_begin: Sizes = 0, pads_end: Sizes = 0, reduction: Average, window: Window | None = None, dtype: None = None,
+    out: Floats | None = None, accumulate: bool = False, fill_value: complex | None = None, chunks: Any = "auto",
+    variant: Variant = "auto", deterministic: bool = True,
+) -> Floats: ...  # fmt: skip
 @overload
 def col2im(
-    data: Array[ArrayT],
-    output_size: Extents,
-    kernel_size: Sizes,
-    *,
-    strides: Sizes = 1,
-    dilations: Sizes = 1,
-    pads_begin: Sizes = 0,
-    pads_end: Sizes = 0,
-    reduction: Reduction = "sum",
-    window: Window | None = None,
-    dtype: None = None,
-    out: Array[ArrayT] | None = None,
-    accumulate: bool = False,
-    fill_value: complex | None = None,
-    chunks: Any = "auto",
-    variant: Variant = "auto",
-    deterministic: bool = True,
-) -> ArrayT: ...
+    data: Integers, output_size: Extents, kernel_size: Sizes, *, strides: Sizes = 1, dilations: Sizes = 1,
+    pads_begin: Sizes = 0, pads_end: Sizes = 0, reduction: Reduction = "sum", window: Window, dtype: None = None,
+    out: Floats | None = None, accumulate: bool = False, fill_value: complex | None = None, chunks: Any = "auto",
+    variant: Variant = "auto", deterministic: bool = True,
+) -> Floats: ...  # fmt: skip
 @overload
 def col2im(
-    data: Array[Any],
-    output_size: Extents,
-    kernel_size: Sizes,
-    *,
-    strides: Sizes = 1,
-    dilations: Sizes = 1,
-    pads_begin: Sizes = 0,
-    pads_end: Sizes = 0,
-    reduction: Reduction = "sum",
-    window: Window | None = None,
-    dtype: Any,
-    out: Array[Any] | None = None,
-    accumulate: bool = False,
-    fill_value: complex | None = None,
-    chunks: Any = "auto",
-    variant: Variant = "auto",
-    deterministic: bool = True,
-) -> Any: ...
+    data: Array[ArrayT], output_size: Extents, kernel_size: Sizes, *, strides: Sizes = 1, dilations: Sizes = 1,
+    pads_begin: Sizes = 0, pads_end: Sizes = 0, reduction: Reduction = "sum", window: Window | None = None,
+    dtype: None = None, out: Array[ArrayT] | None = None, accumulate: bool = False, fill_value: complex | None = None,
+    chunks: Any = "auto", variant: Variant = "auto", deterministic: bool = True,
+) -> ArrayT: ...  # fmt: skip
+@overload
+def col2im(
+    data: Array[Any], output_size: Extents, kernel_size: Sizes, *, strides: Sizes = 1, dilations: Sizes = 1,
+    pads_begin: Sizes = 0, pads_end: Sizes = 0, reduction: Reduction = "sum", window: Window | None = None,
+    dtype: Any, out: Array[Any] | None = None, accumulate: bool = False, fill_value: complex | None = None,
+    chunks: Any = "auto", variant: Variant = "auto", deterministic: bool = True,
+) -> Any: ...  # fmt: skip
 @dispatched
 def col2im(
-    data: Array[ArrayT],
-    output_size: Extents,
-    kernel_size: Sizes,
-    *,
-    strides: Sizes = 1,
-    dilations: Sizes = 1,
-    pads_begin: Sizes = 0,
-    pads_end: Sizes = 0,
-    reduction: Reduction = "sum",
-    window: Window | None = None,
-    dtype: Any = None,
-    out: Array[ArrayT] | None = None,
-    accumulate: bool = False,
-    fill_value: complex | None = None,
-    chunks: Any = "auto",
-    variant: Variant = "auto",
-    deterministic: bool = True,
-) -> ArrayT:
+    data: Array[ArrayT], output_size: Extents, kernel_size: Sizes, *, strides: Sizes = 1, dilations: Sizes = 1,
+    pads_begin: Sizes = 0, pads_end: Sizes = 0, reduction: Reduction = "sum", window: Window | None = None,
+    dtype: Any = None, out: Array[ArrayT] | None = None, accumulate: bool = False, fill_value: complex | None = None,
+    chunks: Any = "auto", variant: Variant = "auto", deterministic: bool = True,
+) -> ArrayT:  # fmt: skip
     """Fold columns of sliding blocks into an image, summing or averaging overlaps.
 
     ``(N, C*prod(kernel_size), L) -> (N, C, *output_size)``, or both without ``N``, where ``L`` is the product over the
@@ -114,15 +89,15 @@ def col2im(
     pads_begin, pads_end : int or sequence of int
         Padding before and after the image along each axis, at least 0.
     reduction : str
-        "sum"; "mean", which divides each pixel by the number of elements added to it, or by the sum of their weights
-        with a window; or "least_squares", which divides by the sum of squared weights and inverts `im2col` with the
-        same window, as an inverse short-time Fourier transform. Pixels that only zero weights reach are zero. No other
-        covered pixel underflows: nonzero weights count as at least 2**-96 in a mean and 2**-48 in least squares, ten
-        times these exponents in double precision.
+        How overlaps combine: "sum", "mean" or "least_squares". A mean divides each pixel by the number of elements
+        added to it or, with a window, by the sum of their weights. Least squares divides by the sum of squared weights:
+        it inverts `im2col` with the same window, as in an inverse short-time Fourier transform. Pixels that only zero
+        weights reach are zero. No other covered pixel underflows: nonzero weights count as at least 2**-96 in a mean
+        and 2**-48 in least squares, with ten times these exponents in double precision.
     window : numpy.ndarray, cupy.ndarray or sequence of them, optional
         Real weights by which the elements of a block are multiplied: an array of shape `kernel_size`, or a sequence of
         one 1-D array per axis for a separable window. They are converted to float32, or to float64 for results of
-        float64 or complex128. None weights all elements alike.
+        float64 or complex128. The default gives all elements equal weight.
     dtype : dtype, optional
         Dtype of the result, which must hold that of `data`: uint32 for uint8, float32 for float16, float64 for int32.
         As if ``data.astype(dtype)`` had been passed, without the copy. The default is the dtype of `data`, but float32
@@ -131,16 +106,16 @@ def col2im(
     out : numpy.ndarray or cupy.ndarray, optional
         Output array of the result's shape and dtype that shares no memory with `data`.
     accumulate : bool
-        Add the result to `out` instead of overwriting it.
+        Whether to add the result to `out` instead of overwriting it.
     fill_value : number, optional
         Value of pixels that no block covers. By default they are zero in a sum, and a ValueError in a mean or least
         squares.
     chunks
         Chunks of the result of a dask array, see `gpufold.dask.col2im`.
     variant : str
-        Name of a GPU kernel, see `gpufold.variants`. The default chooses one.
+        Name of a GPU kernel, one of `gpufold.variants`. The default chooses by the call.
     deterministic : bool
-        False allows GPU kernels that add in no fixed order, if they are faster.
+        Whether sums have a fixed order. False allows GPU kernels without one, if they are faster.
 
     Returns
     -------
@@ -187,18 +162,10 @@ def col2im(
 
 @dispatched
 def im2col(
-    image: Array[ArrayT],
-    kernel_size: Extents,
-    *,
-    strides: Sizes = 1,
-    dilations: Sizes = 1,
-    pads_begin: Sizes = 0,
-    pads_end: Sizes = 0,
-    window: Window | None = None,
-    out: Array[ArrayT] | None = None,
-    chunks: Any = "auto",
+    image: Array[ArrayT], kernel_size: Extents, *, strides: Sizes = 1, dilations: Sizes = 1, pads_begin: Sizes = 0,
+    pads_end: Sizes = 0, window: Window | None = None, out: Array[ArrayT] | None = None, chunks: Any = "auto",
     variant: Variant = "auto",
-) -> ArrayT:
+) -> ArrayT:  # fmt: skip
     """Extract sliding blocks of an image as columns: the adjoint of `col2im`.
 
     ``(N, C, *size) -> (N, C*prod(kernel_size), L)``, or both without ``N``, where ``L`` is the product over the
@@ -225,7 +192,7 @@ def im2col(
     strides, dilations, pads_begin, pads_end : int or sequence of int
         As in `col2im`.
     window : numpy.ndarray, cupy.ndarray or sequence of them, optional
-        Real weights by which the elements of each block of floats or complex numbers are multiplied, as in `col2im`.
+        Real weights of a block's elements, which must be floats or complex numbers, as in `col2im`.
     out : numpy.ndarray or cupy.ndarray, optional
         Output array of the result's shape and dtype that shares no memory with `image`.
     chunks, variant
@@ -246,10 +213,6 @@ def im2col(
     col2im : Fold the columns into an image.
     array_to_blocks : The same in a block-major layout, for any leading axes.
     numpy.lib.stride_tricks.sliding_window_view : A view of all blocks at stride 1.
-
-    Notes
-    -----
-    The geometry is that of OpenVINO Col2Im-15 and ONNX Col2Im-18.
     """
     library = library_of("im2col", "image", image)
     call = calls.im2col(image, kernel_size, strides, dilations, pads_begin, pads_end, window=window, variant=variant)

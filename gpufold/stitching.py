@@ -22,7 +22,7 @@ from gpufold.backends import backend_of, copy_of_window
 from gpufold.calls import REDUCTIONS, Reduction
 from gpufold.dispatch import front_of
 from gpufold.elements import ELEMENT_TYPES
-from gpufold.geometry import Size, Sizes, as_integers
+from gpufold.geometry import Extents, Size, Sizes, as_integers, whole_shape
 from gpufold.given import check_number, flag, shown, word
 from gpufold.names import answers
 from gpufold.rows import Rows, TileWeights
@@ -47,9 +47,7 @@ if TYPE_CHECKING:
 
 else:
     ArrayT = WholeT = Any
-
-    class _Of:
-        __class_getitem__ = classmethod(GenericAlias)
+    _Of = {(ArrayT, WholeT): object}  # no base: help shows none
 
 
 def _in_turn(method: Callable[Parameters, ResultT]) -> Callable[Parameters, ResultT]:
@@ -110,7 +108,7 @@ class Stitcher(_Of[ArrayT, WholeT]):
     >>> np.array_equal(stitcher.result(), image)
     True
 
-    Each element of the result is the mean of the tiles that cover it, weighted by the window; zero where there is none.
+    Each element of the result is the mean of the tiles that cover it, weighted by the window, or zero without any tile.
     Tiles are added in their order, so the result does not depend on batch size.
 
     None is an unbounded axis. Its rows are returned once no later tile can overlap them, here for frames of four
@@ -136,16 +134,16 @@ class Stitcher(_Of[ArrayT, WholeT]):
         then True.
     block_shape : int or sequence of int
         Elements of a tile along each axis of `size`, the last ones, at least 1. An int means the same on every axis of
-        `output_shape`, or on those from None on. Parts of a tile that lie outside of the result are dropped.
+        `output_shape`, or on those from None on. Parts of a tile outside the result are dropped.
     window : numpy.ndarray, cupy.ndarray, torch.Tensor or sequence of them, or str, optional
         Real weights of a tile's elements, as in `add_blocks`, of NumPy or the library of the tiles; they are copied. A
         name such as "hann" is that of a window of `scipy.signal.get_window`, along every axis.
     reduction : str
-        "mean" divides by the sum of the weights, or by the number of tiles without a window; "least_squares" by the sum
-        of their squares, as an inverse short-time Fourier transform; "sum" does not divide.
+        How overlaps combine: "mean" divides by the sum of the weights, or by the number of tiles without a window;
+        "least_squares" by the sum of their squares, as in an inverse short-time Fourier transform; "sum" does not.
     slabs : bool
-        Keep only the rows, along the first axis of `size`, that later tiles can overlap. Tiles must then come in
-        ascending order of their first coordinate, and `finished` returns finished rows.
+        Whether to keep only the rows, along the first axis of `size`, that later tiles can overlap. Tiles must then
+        come in ascending order of their first coordinate, and `finished` returns finished rows.
 
     Raises
     ------
@@ -163,29 +161,19 @@ class Stitcher(_Of[ArrayT, WholeT]):
 
     @overload
     def __init__(
-        self: Stitcher[Any, Any],
-        output_shape: Sizes,
-        block_shape: Sizes,
-        *,
-        window: Window | str | None = None,
-        reduction: Reduction = "mean",
-        slabs: Literal[False] = False,
-    ) -> None: ...
+        self: Stitcher[Any, Any], output_shape: Extents, block_shape: Sizes, *, window: Window | str | None = None,
+        reduction: Reduction = "mean", slabs: Literal[False] = False,
+    ) -> None: ...  # fmt: skip
     @overload
     def __init__(
-        self: Stitcher[Any, tuple[int, Any]],
-        output_shape: Sizes | Sequence[SupportsIndex | None],
-        block_shape: Sizes,
-        *,
-        window: Window | str | None = None,
-        reduction: Reduction = "mean",
-        slabs: bool = False,
-    ) -> None: ...
+        self: Stitcher[Any, tuple[int, Any]], output_shape: Extents | Sequence[SupportsIndex | None],
+        block_shape: Sizes, *, window: Window | str | None = None, reduction: Reduction = "mean", slabs: bool = False,
+    ) -> None: ...  # fmt: skip
     @answers
     def __init__(
         self,
-        output_shape: Any,
-        block_shape: Any,
+        output_shape: Extents | Sequence[SupportsIndex | None],
+        block_shape: Sizes,
         *,
         window: Window | str | None = None,
         reduction: Reduction = "mean",
@@ -227,6 +215,9 @@ class Stitcher(_Of[ArrayT, WholeT]):
     def __copy__(self) -> Stitcher:
         return deepcopy(self)  # two that share their rows would add to each other's
 
+    if not TYPE_CHECKING:
+        __class_getitem__ = classmethod(GenericAlias)
+
     @property
     @_in_turn
     def progress(self) -> float:
@@ -259,7 +250,7 @@ class Stitcher(_Of[ArrayT, WholeT]):
             Weights for this batch, of the shape `tile`, or one array per axis. The default is the stitcher's window; a
             smaller tile uses its start.
         weights : numpy.ndarray, cupy.ndarray or torch.Tensor, optional
-            One real weight per tile, of shape (P,), beside those of the window.
+            One real weight per tile, of shape (P,), in addition to the window.
 
         Raises
         ------
@@ -370,8 +361,8 @@ class Stitcher(_Of[ArrayT, WholeT]):
         Parameters
         ----------
         fill_value : number
-            Value of elements of an average that no tile covers, or only zero weights: zero, as more tiles may come. NaN
-            reveals them. None raises, as a check of NOLA (nonzero overlap-add) does.
+            Value of elements of an average that no tile covers with nonzero weight. The default is zero, because more
+            tiles may come. NaN marks them. None raises, as a check of NOLA (nonzero overlap-add) does.
 
         Returns
         -------
@@ -382,7 +373,7 @@ class Stitcher(_Of[ArrayT, WholeT]):
         Raises
         ------
         ValueError
-            No tile was added; `fill_value` is None and elements are uncovered, which are then not given.
+            No tile was added, or `fill_value` is None and elements are uncovered. No row counts as returned then.
         """
         whole: Any = self._size[0]
         if self._open is not None and not isinstance(self._open, Rows):
@@ -460,9 +451,8 @@ def _sizes(output_shape: Any, block_shape: Any) -> tuple[Size, Size, Size]:
     if type(output_shape) in (tuple, list):
         open_axes = [axis for axis, extent in enumerate(output_shape) if extent is None]
         output_shape = [ENDLESS if extent is None else extent for extent in output_shape]
-    extents = as_integers("Stitcher", "output_shape", output_shape)
+    extents = whole_shape("Stitcher", "output_shape", as_integers("Stitcher", "output_shape", output_shape))
     block = as_integers("Stitcher", "block_shape", block_shape)
-    extents = (extents,) if isinstance(extents, int) else extents
     if isinstance(block, int):
         block = (block,) * len(extents[open_axes[0] if open_axes else 0 :])
     if not block or len(block) > len(extents) or min(block) < 1 or min(extents) < 0:

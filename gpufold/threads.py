@@ -20,8 +20,7 @@ from typing import Any
 
 from gpufold import rounding
 from gpufold.cores import default
-from gpufold.geometry import as_integers
-from gpufold.given import shown
+from gpufold.geometry import as_count
 
 MOST_THREADS = max(64, os.cpu_count() or 1)
 """What no setting exceeds: OMP_NUM_THREADS may be meant for another machine."""
@@ -54,6 +53,10 @@ def get_num_threads() -> int:
     The default is one in a worker of torch's DataLoader, else OMP_NUM_THREADS, else the number of cores in the affinity
     mask of the process, limited by the quota of its control groups. Calls on tensors use at most
     `torch.get_num_threads()`. The number never exceeds 64, or the machine's number of cores if that is larger.
+
+    See Also
+    --------
+    set_num_threads : Set it.
     """
     limits = [each for each in (_count, allowed.get()) if each is not None]
     return min(*(limits or [default()]), MOST_THREADS)
@@ -67,21 +70,15 @@ def set_num_threads(count: int | None) -> None:
     Parameters
     ----------
     count : int or None
-        At least 1. None restores the default, see `get_num_threads`.
+        Number of threads, at least 1. None restores the default of `get_num_threads`.
 
-    Raises
-    ------
-    TypeError
-        `count` is not an integer.
-    ValueError
-        `count` is below 1.
+    See Also
+    --------
+    get_num_threads : The number in effect, and its default.
     """
     global _count, _helpers
     if count is not None:
-        given = as_integers("set_num_threads", "count", count)
-        if not isinstance(given, int) or given < 1:
-            raise ValueError(f"set_num_threads: count must be at least 1, got {shown(count)}")
-        count = given
+        count = as_count("set_num_threads", "count", count)
     with _setting:
         helpers, _helpers, _count = _helpers, _Helpers(), count
         helpers.asked.put(None)

@@ -15,7 +15,7 @@ from gpufold.arrays import Array, Window, check_apart, check_library, check_writ
 from gpufold.backends import backend_of
 from gpufold.calls import REDUCTIONS, Mode, Reduction
 from gpufold.dispatch import front_of
-from gpufold.geometry import LastBlock, Size, Sizes, as_integers
+from gpufold.geometry import LastBlock, Size, Sizes, as_count, as_integers
 from gpufold.given import check_number, shown, word
 from gpufold.names import answers, speaking_for
 from gpufold.positions import grid_positions, take_blocks
@@ -24,22 +24,11 @@ from gpufold.stitching import Stitcher
 
 @answers
 def map_tiles(
-    function: Callable[[Any], Any],
-    array: Array[Any],
-    block_shape: Sizes,
-    *,
-    strides: Sizes,
-    window: Window | str | None = None,
-    batch: int = 1,
-    last: LastBlock = "shift",
-    mode: Mode = "constant",
-    reduction: Reduction = "mean",
-    fill_value: complex | None = None,
-    finish: Callable[[Any], Any] | None = None,
-    out: Any = None,
-    resume: str | Path | None = None,
-    progress: Callable[[Any], Iterable[int]] | None = None,
-) -> Any:
+    function: Callable[[Any], Any], array: Array[Any], block_shape: Sizes, *, strides: Sizes,
+    window: Window | str | None = None, batch: int = 1, last: LastBlock = "shift", mode: Mode = "constant",
+    reduction: Reduction = "mean", fill_value: complex | None = None, finish: Callable[[Any], Any] | None = None,
+    out: Any = None, resume: str | Path | None = None, progress: Callable[[Any], Iterable[int]] | None = None,
+) -> Any:  # fmt: skip
     """Apply a function to overlapping tiles of an array and average the results: sliding-window inference.
 
     ``(*lead, *size) -> (*channels, *size * scale)``, by a function of tiles ``(B, *lead, *block_shape)``
@@ -53,7 +42,7 @@ def map_tiles(
     >>> gpufold.map_tiles(twice_as_large, image, (4, 4), strides=2).shape
     (10, 14)
 
-    Channels that come last are an axis of the tile, which one tile spans:
+    For channels-last arrays, let a tile span the axis of channels:
 
     >>> rgb = np.ones((5, 7, 3), np.float32)
     >>> gpufold.map_tiles(lambda tiles: tiles.sum(-1, keepdims=True), rgb, (4, 4, 3), strides=(2, 2, 3)).shape
@@ -76,8 +65,8 @@ def map_tiles(
     strides : int or sequence of int
         Elements between adjacent tiles, at least 1. An int means the same on every axis.
     window : numpy.ndarray, cupy.ndarray, torch.Tensor or sequence of them, or str, optional
-        Real weights of the function's tiles, of the shape `tile`, or one array per axis, or a name of SciPy's, as in
-        `Stitcher`. None weights them alike.
+        Real weights of the function's tiles: an array of shape `tile`, one array per axis, or the name of a SciPy
+        window, as in `Stitcher`. The default gives all elements equal weight.
     batch : int
         Maximum number of tiles per call of the function.
     last : str
@@ -87,12 +76,12 @@ def map_tiles(
     reduction : str
         How overlapping tiles are combined, as in `Stitcher`.
     fill_value : number, optional
-        Value of elements of an average that no tile covers, or only zero weights. By default they are a ValueError.
+        Value of elements of an average that no tile covers with nonzero weight. By default they are a ValueError.
     finish : callable, optional
         Function applied to each finished slab (*channels, *rows), such as an argmax over channels. It keeps the axes of
         `size`.
     out : array, optional
-        Output of the result's shape: an array, or anything that slices of NumPy arrays are assigned to, such as a Zarr
+        Output of the result's shape: an array, or an object with slice assignment from NumPy arrays, such as a Zarr
         array.
     resume : str or pathlib.Path, optional
         File that records how much of `out` is written, until it is complete. After a kill the same call resumes from
@@ -134,16 +123,14 @@ def map_tiles(
             f"map_tiles: block_shape must have one value for each of array's last axes, got {shown(block_shape)} for "
             f"shape {tuple(array.shape)}"
         )
-    number = as_integers("map_tiles", "batch", batch)
-    if not isinstance(number, int) or number < 1:
-        raise ValueError(f"map_tiles: batch must be an integer of at least 1, got {shown(batch)}")
+    number = as_count("map_tiles", "batch", batch)
     if isinstance(out, np.ndarray):
         check_library("map_tiles", "out", out, np, "the result")
         check_writable("map_tiles", np, "out", out, "array", array)
         if isinstance(array, np.ndarray):
             check_apart("map_tiles", np, "out", out, [("array", array)])
     elif out is not None and not all(hasattr(out, name) for name in ("shape", "dtype", "__setitem__")):
-        raise TypeError(f"map_tiles: out must be an array that is written into, got {shown(out)}")
+        raise TypeError(f"map_tiles: out must be an array that can be written to, got {shown(out)}")
     rank = len(block)
     size = tuple(array.shape)[-rank:]
     with _speaking():
@@ -261,7 +248,7 @@ def _scaled(numbers: Any, scale: list[Fraction], what: str) -> Any:
     if (scaled % below).any():
         raise ValueError(
             f"map_tiles: {what} times the scale {', '.join(map(str, scale))} of the function must be integers, got "
-            f"{numbers.tolist()}; choose block_shape, strides and last='over' so that they are"
+            f"{numbers.tolist()}; choose block_shape, strides and last='over' accordingly"
         )
     return scaled // below
 

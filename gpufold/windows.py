@@ -28,7 +28,7 @@ def as_weights(call: Call, library: ModuleType, window: Any, data: Any) -> tuple
     (array([1., 1.], dtype=float32), array([0., 1., 2.], dtype=float32))
     """
     operation, wanted = call.operation, call.element.weight_dtype
-    axes = axes_of_window(call, window)
+    axes = axes_of_window(call, window, f"{library.__name__}.asarray")
     converted = False
     for axis, weights in enumerate(axes):
         if (
@@ -45,8 +45,8 @@ def as_weights(call: Call, library: ModuleType, window: Any, data: Any) -> tuple
             )
         if weights.dtype.kind not in "fiu" and weights.dtype.name != "bfloat16":
             raise TypeError(
-                f"{operation}: {name} must hold real numbers, got dtype {weights.dtype}; multiply by complex "
-                f"weights before"
+                f"{operation}: {name} must hold real numbers, got dtype {weights.dtype}; multiply the "
+                f"blocks by complex weights instead"
             )
         converted = True
     if not converted:
@@ -104,7 +104,7 @@ def _shapes_of_axes(block_shape: Size) -> tuple[Size, ...]:
     return tuple((taps,) for taps in block_shape)
 
 
-def axes_of_window(call: Call, window: Any) -> Sequence[Any]:
+def axes_of_window(call: Call, window: Any, convert: str = "numpy.asarray") -> Sequence[Any]:
     """Return the arrays of a window, or raise where one has not the shape that it must have; whose they are is open.
 
     That is one array of the block's shape or, for a separable window, one for each axis, and then as many as axes.
@@ -122,7 +122,7 @@ def axes_of_window(call: Call, window: Any) -> Sequence[Any]:
         if len(window) and isinstance(window[0], int | float | list | tuple):
             raise TypeError(
                 f"{call.operation}: window must be an array of weights, or a sequence of one array per axis, got "
-                f"{shown(window)}; make an array of it"
+                f"{shown(window)}; convert it with {convert}(window), or each axis's weights"
             )
         if len(window) != len(block_shape):
             raise ValueError(
@@ -145,8 +145,8 @@ def misshapen_weights(call: Call, name: str, shape: Size, wanted: Size) -> Value
     """Return what to raise where an array of a window has not the shape that it must have."""
     assert not isinstance(call.geometry, SpaceGeometry)
     return ValueError(
-        f"{call.operation}: {name} must have the shape {wanted} of the block's taps, got {shape}: "
-        f"the block's shape is {call.geometry.block_shape}"
+        f"{call.operation}: {name} must have the shape {wanted} for blocks of shape {call.geometry.block_shape}, got "
+        f"{shape}"
     )
 
 
@@ -158,7 +158,9 @@ def known_window(where: str, window: Any, block: Size) -> Any:
 
             return tuple([get_window(window, side) for side in block])
         except (ImportError, ValueError) as error:
-            raise type(error)(f"{where}: window {shown(window)} must be of scipy.signal.get_window: {error}") from None
+            raise type(error)(
+                f"{where}: window {shown(window)} must be one of scipy.signal.get_window: {error}"
+            ) from None
     call = Call(where, PositionsGeometry(0, (), block, block), "float32")
     for axis, weights in enumerate(axes_of_window(call, window)):
         if not hasattr(weights, "shape"):

@@ -104,7 +104,7 @@ def test_where_nola_does_not_hold_is_an_error_or_a_number():
     stream = gpufold.Stitcher((None,), 8, window="hamming")
     stream.add(frames, [0, 7, 14])
     np.testing.assert_allclose(stream.result(fill_value=None)[1], 1)
-    with pytest.raises(ValueError, match=r"^Stitcher: window 'hand' must be of scipy.signal.get_window: "):
+    with pytest.raises(ValueError, match=r"^Stitcher: window 'hand' must be one of scipy.signal.get_window: "):
         gpufold.Stitcher((None,), 8, window="hand")
 
 

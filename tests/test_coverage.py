@@ -231,7 +231,7 @@ def _tensors():
 def test_what_last_and_fill_value_are_is_checked():
     blocks = np.ones((3, 4), np.float32)
     for last in ("shift", "even"):
-        with pytest.raises(ValueError, match=f"last must be 'drop' or 'over', .* got '{last}'; blocks at gpufold.grid"):
+        with pytest.raises(ValueError, match=f"last must be 'drop' or 'over' .* got '{last}'; for other placements"):
             gpufold.array_to_blocks(np.ones(9), (4,), strides=2, last=last)
     with pytest.raises(ValueError, match="array_to_blocks: last must be one of"):
         gpufold.array_to_blocks(np.ones(9), (4,), strides=2, last="pad")

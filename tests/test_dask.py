@@ -336,8 +336,20 @@ CORNERS = [(0, 0), (2, 2)]
         ({}, None, {"weights": np.ones(2)}, TypeError, "add: blocks must be in memory with slabs=True, a window or w"),
         ({}, np.ones((2, 4, 4)), {}, TypeError, "add: blocks must be in memory .* got a dask array"),
         ({}, LAZY, {"blocks": np.ones((2, 4, 4))}, TypeError, "add: blocks must be a dask.array.Array, got numpy"),
-        ({}, None, {"blocks": LAZY[:, :3]}, ValueError, r"add: blocks must be \(P, \*\(4, 4\)\) of the first"),
-        ({}, LAZY, {"blocks": LAZY.astype("f4")}, ValueError, "add: blocks must be .* dtype float64, .* of float32"),
+        (
+            {},
+            None,
+            {"blocks": LAZY[:, :3]},
+            ValueError,
+            r"add: blocks that are dask arrays must be \(P, \*\(4, 4\)\) of the first",
+        ),
+        (
+            {},
+            LAZY,
+            {"blocks": LAZY.astype("f4")},
+            ValueError,
+            "add: blocks that are dask arrays must be .* dtype float64, .* of float32",
+        ),
         ({}, None, {"positions": CORNERS[:1]}, ValueError, r"add: blocks .* and positions \(P, 2\), got .* \(1, 2\)"),
     ],
 )
@@ -376,7 +388,7 @@ def test_keywords_from_elsewhere_are_answered(name):
 
 def test_integers_are_stitched_to_sums():
     votes = da.ones((3, 4), chunks=2, dtype=np.uint8)
-    summed = gpufold.dask.stitch(votes, [(0,), (1,), (9,)], 10, reduction="sum")
+    summed = gpufold.dask.stitch(votes, [(0,), (1,), (9,)], (10,), reduction="sum")
     assert_same_bits(summed.compute(), np.array([1, 2, 2, 2, 1, 0, 0, 0, 0, 1], np.uint8))
 
 
@@ -613,7 +625,7 @@ def test_a_graph_is_made_in_time_that_grows_with_it(name):
         elif name == "add_blocks":
             make = partial(gpufold.dask.add_blocks, lazy, da.ones((count, 1), chunks=(-1, 1)), positions)
         else:
-            make = partial(gpufold.dask.stitch, da.ones((2, 3), chunks=3), [(0,), (1,)], count, chunks=1)
+            make = partial(gpufold.dask.stitch, da.ones((2, 3), chunks=3), [(0,), (1,)], (count,), chunks=1)
         taken = []
         for _ in range(3):
             begin = time.process_time()
@@ -786,7 +798,7 @@ def test_what_only_blocks_at_positions_in_dask_arrays_get_wrong():
         gpufold.dask.add_blocks(out, blocks[da.ones(3) > 0], PLACES)
     lazy = da.from_array(np.array(PLACES))
     for call in (partial(gpufold.dask.add_blocks, out, blocks, lazy), partial(gpufold.dask.take_blocks, out, lazy, 2)):
-        with pytest.raises(TypeError, match=r"positions must be a numpy\.ndarray, for .* got dask\.array\.core\.Array"):
+        with pytest.raises(TypeError, match=r"positions must be a numpy\.ndarray, because .* got dask\.array\.core\."):
             call()
     with pytest.raises(TypeError, match="take_blocks: array has dtype <U3, but the supported ones are"):
         gpufold.dask.take_blocks(out.astype("U3"), PLACES, 2)

@@ -310,7 +310,7 @@ def test_an_option_is_a_word_or_true_or_false_and_nothing_that_looks_like_one(fu
     wrong += ["True", "no", ""] if isinstance(value, bool) else [True, False, np.bytes_(b"mean"), np.float64("nan")]
     for each in wrong:
         with pytest.raises(
-            TypeError, match=rf"^(explain|{function.__name__}|col2im): {name} must be (a str|True or False)"
+            TypeError, match=rf"^(explain|{function.__name__}|col2im|onnx.col2im): {name} must be (a str|True or False)"
         ):
             function(**call | {name: each})
     assert {each: array.tobytes() for each, array in call.items() if isinstance(array, np.ndarray)} == before
@@ -340,9 +340,9 @@ def copied(call):
         batch(data=np.ones((0, 1, 1)), block_shape=(1, HUGE, HUGE), crops_begin=0, crops_end=0),
         space(data=np.ones((0, 7, 13)), block_shape=(1, 1, 1), pads_begin=(0, HUGE, HUGE), pads_end=0),
         (gpufold.take_blocks, {"array": PICTURE, "positions": np.ones((0, 2), int), "block_shape": HUGE}),
-        (gpufold.grid_positions, {"size": HUGE, "block_shape": 1, "strides": 1}),
+        (gpufold.grid_positions, {"size": (HUGE,), "block_shape": 1, "strides": 1}),
         columns(data=np.ones((1, 1)), output_size=(1 << 22, 1 << 22), kernel_size=(1, 1), strides=1 << 22),
-        (gpufold.grid_positions, {"size": 1 << 45, "block_shape": 1, "strides": 1}),
+        (gpufold.grid_positions, {"size": (1 << 45,), "block_shape": 1, "strides": 1}),
     ],
 )  # fmt: skip
 def test_a_result_that_cannot_be_is_refused_by_name_even_where_it_has_no_element(function, call):
@@ -387,7 +387,7 @@ def test_what_an_argument_itself_raises_is_the_cause(method, error):
         raise error("its own")
 
     bad = type("Bad", (), {method: fail})()
-    calls = [(*columns(), "strides"), (gpufold.grid_positions, {"size": 7, "block_shape": 4, "strides": 1}, "size")]
+    calls = [(*columns(), "strides"), (gpufold.grid_positions, {"size": (7,), "block_shape": 4, "strides": 1}, "size")]
     calls += [(gpufold.take_blocks, {"array": PICTURE, "positions": PLACES, "block_shape": 2}, "positions")]
     for function, call, name in calls:
         with pytest.raises((TypeError, ValueError), match=rf"^{function.__name__}: {name} must be ") as caught:

@@ -58,7 +58,7 @@ def test_every_element_is_covered_unless_strides_leave_gaps(last):
     for size, block, stride in product(range(1, 24), range(1, 9), range(1, 9)):
         if block > size and last != "over":
             continue
-        positions = gpufold.grid_positions(size, block, strides=stride, last=last)
+        positions = gpufold.grid_positions((size,), block, strides=stride, last=last)
         counts = gpufold.add_blocks_(np.zeros(size, int), np.ones((len(positions), block), int), positions)
         assert counts.all() or stride > block, (size, block, stride)
         assert counts[0]
@@ -67,11 +67,11 @@ def test_every_element_is_covered_unless_strides_leave_gaps(last):
 
 def test_what_is_rounded_is_what_nnunet_rounds():
     """Half of an odd number is on either side of it in double precision."""
-    positions = gpufold.grid_positions(35, 1, strides=1, last="even").ravel()  # a block at each element
+    positions = gpufold.grid_positions((35,), 1, strides=1, last="even").ravel()  # a block at each element
     assert positions.tolist() == list(range(35))
-    assert gpufold.grid_positions(30, 1, strides=2, last="even").ravel().tolist() == nnunet(30, 1, 2)
-    assert gpufold.grid_positions(8, 1, strides=3, last="even").ravel().tolist() == [0, 2, 5, 7]
-    assert gpufold.grid_positions(6, 1, strides=3, last="even").ravel().tolist() == [0, 2, 5]  # 2.5, to even
+    assert gpufold.grid_positions((30,), 1, strides=2, last="even").ravel().tolist() == nnunet(30, 1, 2)
+    assert gpufold.grid_positions((8,), 1, strides=3, last="even").ravel().tolist() == [0, 2, 5, 7]
+    assert gpufold.grid_positions((6,), 1, strides=3, last="even").ravel().tolist() == [0, 2, 5]  # 2.5, to even
 
 
 def test_sizes_of_any_kind_and_extent():
@@ -81,26 +81,26 @@ def test_sizes_of_any_kind_and_extent():
         [3, 0],
         [3, 2],
     ]
-    assert gpufold.grid_positions(2**62, 2**61, strides=2**61).ravel().tolist() == [0, 2**61]
-    assert gpufold.grid_positions(2**62 + 1, 2**61, strides=2**61, last="even").ravel()[-1] == 2**61 + 1
-    assert gpufold.grid_positions(2**62 + 7, 1, strides=2**60 + 1).ravel().tolist() == [
+    assert gpufold.grid_positions((2**62,), 2**61, strides=2**61).ravel().tolist() == [0, 2**61]
+    assert gpufold.grid_positions((2**62 + 1,), 2**61, strides=2**61, last="even").ravel()[-1] == 2**61 + 1
+    assert gpufold.grid_positions((2**62 + 7,), 1, strides=2**60 + 1).ravel().tolist() == [
         *range(0, 2**62 + 6, 2**60 + 1),
         2**62 + 6,
     ], "beyond what double precision holds"
-    assert gpufold.grid_positions(9, 4, strides=2**70).ravel().tolist() == [0, 5]
+    assert gpufold.grid_positions((9,), 4, strides=2**70).ravel().tolist() == [0, 5]
 
 
 @pytest.mark.parametrize(
     ("error", "match", "arguments", "options"),
     [
         (TypeError, "size must be an integer or a sequence", ((5.0,), 2, 1), {}),
-        (TypeError, "strides must be an integer or a sequence", (5, 2, "1"), {}),
-        (ValueError, "size must have at least one axis", ((), 2, 1), {}),
+        (TypeError, "strides must be an integer or a sequence", ((5,), 2, "1"), {}),
+        (ValueError, "size must be a sequence with one integer per spatial axis", ((), 2, 1), {}),
         (ValueError, "size must be at least 1 on every axis, got 0 on axis 1", ((5, 0), 2, 1), {}),
         (ValueError, "block_shape must have 2 values, one per axis of size", ((5, 5), (2,), 1), {}),
         (ValueError, "block_shape must be at least 1", ((5, 5), (2, 0), 1), {}),
         (ValueError, "strides must be at least 1", ((5, 5), 2, (1, -1)), {}),
-        (ValueError, "last must be one of shift, even, over, drop, got 'reflect'", (5, 2, 1), {"last": "reflect"}),
+        (ValueError, "last must be one of shift, even, over, drop, got 'reflect'", ((5,), 2, 1), {"last": "reflect"}),
         (
             ValueError,
             r"4611686018427387905 \* 2 = 9223372036854775810 positions have more bytes",
@@ -113,7 +113,7 @@ def test_sizes_of_any_kind_and_extent():
             ((1, 2**64), 1, 2**63),
             {"last": "over"},
         ),
-        (ValueError, "positions must fit into 64 bits", (10**400, 1, 10**399), {"last": "even"}),
+        (ValueError, "positions must fit into 64 bits", ((10**400,), 1, 10**399), {"last": "even"}),
         *(
             (
                 ValueError,
@@ -137,4 +137,4 @@ def test_a_block_beyond_the_array_may_hang_over():
 
 def test_positions_that_cannot_be_held_are_refused_at_once():
     with pytest.raises(MemoryError):
-        gpufold.grid_positions(2**50, 1, strides=1)
+        gpufold.grid_positions((2**50,), 1, strides=1)

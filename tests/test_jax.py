@@ -587,7 +587,7 @@ def test_other_arrays_are_refused_in_a_sentence():
         gpufold.jax.col2im(ONES, (4, 4), (2, 2))
     with pytest.raises(TypeError, match=r"window\[1\] must be a jax.Array, got numpy.ndarray"):
         gpufold.jax.col2im(jnp.asarray(ONES), (4, 4), (2, 2), window=[jnp.ones(2), np.ones(2)])
-    with pytest.raises(TypeError, match=r"col2im: out is for a numpy.ndarray or cupy.ndarray alone"):
+    with pytest.raises(TypeError, match=r"col2im: out is only for a numpy.ndarray or cupy.ndarray"):
         gpufold.jax.col2im(jnp.asarray(ONES), (4, 4), (2, 2), out=ONES)
     with pytest.raises(TypeError, match="col2im: missing a required argument: 'kernel_size'"):
         gpufold.jax.col2im(jnp.asarray(ONES), (4, 4))

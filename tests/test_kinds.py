@@ -248,12 +248,12 @@ def test_what_a_kind_has_no_use_for_is_refused_unless_it_is_the_default(name, ki
     function = getattr(gpufold, name)
     if kind != "dask":
         with pytest.raises(
-            TypeError, match=f"^{name}: chunks is for a dask.array.Array alone, got a {type(given[0]).__module__}"
+            TypeError, match=f"^{name}: chunks is only for a dask.array.Array, got a {type(given[0]).__module__}"
         ):
             function(*given, **options, chunks=2)
     if kind != "numpy":
         assert_same_bits(KINDS[kind].back(function(*given, **options, out=None)), want)
-        with pytest.raises(TypeError, match=f"^{name}: out is for a numpy.ndarray or cupy.ndarray alone, got a {kind}"):
+        with pytest.raises(TypeError, match=f"^{name}: out is only for a numpy.ndarray or cupy.ndarray, got a {kind}"):
             function(*given, **options, out=given[0])
     with pytest.raises(TypeError, match=f"^{name}: unexpected keyword .colour.; the arguments are "):
         function(*given, **options, colour=1)

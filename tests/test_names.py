@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
+import pydoc
 import re
+import traceback
 
 import numpy as np
 import pytest
@@ -28,6 +31,7 @@ CALLS = {
     "map_tiles": (np.negative, IMAGE, (4, 4)),
     "Stitcher": ((8, 8), 4),
 }
+FRONTS = ("dask", "jax", "onnx", "torch")
 REQUIRED = {name: {"strides": 2} for name in ("grid_positions", "map_tiles")}
 
 
@@ -165,6 +169,17 @@ def test_functions_by_the_names_of_torch_answer_in_these():
         gpufold.torch.unfold(torch.ones(1, 1, 2, 2), 3)
 
 
+def test_the_function_of_onnx_errs_by_its_names():
+    with pytest.raises(
+        ValueError,
+        match=r"^onnx.col2im: input axis 2 must be the number of blocks, got 5 .* but image_shape=\(3, 3\), "
+        r"block_shape=\(2, 2\), strides=\(1, 1\), dilations=\(1, 1\), begins of pads=\(0, 0\), ends of pads=\(0, 0\) ",
+    ):
+        gpufold.onnx.col2im(np.ones((1, 4, 5)), [3, 3], [2, 2])
+    with pytest.raises(gpufold.Unsupported, match=r"^onnx.col2im: variant 'gather' is a GPU kernel, but input is a nu"):
+        gpufold.onnx.col2im(np.ones((1, 4, 4)), [3, 3], [2, 2], variant="gather")
+
+
 @pytest.mark.parametrize("name", ["batch_to_space", "space_to_batch"])
 def test_blocks_and_margins_as_tensorflow_has_them_are_answered_with_those_here(name):
     function, data = getattr(gpufold, name), np.zeros((4, 2, 2, 3))
@@ -177,6 +192,20 @@ def test_blocks_and_margins_as_tensorflow_has_them_are_answered_with_those_here(
         for argument in (f"{margin}_begin", f"{margin}_end"):
             with pytest.raises(TypeError, match=rf"^{name}: {argument} must be (?s:.*), got the pairs (?s:.*); {want}"):
                 function(data, (1, 2, 2, 1), **{argument: given})
+    theirs = "crops" if margin == "crops" else "paddings"
+    want = rf"; write {name}\(data, \(1, 2, 2, 1\), {margin}_begin=\(0, 1, 0, 0\), {margin}_end=\(0, 0, 2, 0\)\)$"
+    pairs = [[1, 0], [0, 2]]
+    for block in (2, [2, 2], (1, 2, 2, 1)):
+        for given, named in (
+            ((data, block, pairs), {}),
+            ((data, block), {theirs: np.array(pairs)}),
+            ((), {"input": data, "block_shape": block, theirs: pairs}),
+        ):
+            with pytest.raises(TypeError, match=rf"^{name}: .*{want}"):
+                function(*given, **named)
+    for given in ((data, [2, 2], iter(pairs)), (data, [2, 2], [[0.5, 0], [0, 0]]), (data, None, pairs)):
+        with pytest.raises(TypeError, match=rf"^{name}: takes 2 .*; pass the others by name: {margin}_begin, "):
+            function(*given)  # of which there is no reading
     with pytest.raises(
         TypeError, match=rf"^{name}: {margin}_end must have 4 values, one per axis of data, .*, got 1; "
     ):
@@ -193,6 +222,29 @@ def test_an_integer_is_a_block_on_every_axis_that_is_known():
             TypeError, match=r"must be a sequence .*, got (3|8); write \((3, 3|8, 8)\) for two spatial axes$"
         ):
             function(*arguments)
+    tiles = np.zeros((2, 4))
+    for name, call in (
+        ("blocks_to_array", lambda: gpufold.blocks_to_array(np.zeros((3, 4)), 8, 4, strides=2)),
+        ("Stitcher", lambda: gpufold.Stitcher(8, 4)),
+        ("grid_positions", lambda: gpufold.grid_positions(8, 4, strides=2)),
+    ):
+        with pytest.raises(TypeError, match=rf"^{name}: (output_shape|size) must be a sequence.*, got 8; write \(8,"):
+            call()
+    for name, call in (
+        ("Stitcher.add", lambda: gpufold.Stitcher((8,), 4).add(tiles, 2)),
+        ("add_blocks", lambda: gpufold.add_blocks(np.zeros(8), tiles, 2)),
+        ("take_blocks", lambda: gpufold.take_blocks(np.zeros(8), 2, 4)),
+    ):
+        with pytest.raises(
+            TypeError, match=f"^{name}: positions must be a sequence of integers, one position per block, got 2$"
+        ):
+            call()
+    for name, call in (
+        ("set_num_threads: count", lambda: gpufold.set_num_threads(2.0)),
+        ("map_tiles: batch", lambda: gpufold.map_tiles(np.negative, image, 4, strides=2, batch=2.0)),
+    ):
+        with pytest.raises(TypeError, match=f"^{name} must be an integer of at least 1, got 2.0$"):
+            call()
 
 
 def test_an_image_with_its_channels_last_is_asked_about():
@@ -203,9 +255,67 @@ def test_an_image_with_its_channels_last_is_asked_about():
 
 
 def test_a_window_of_numbers_is_asked_to_be_an_array():
+    """Two lists of two could be the weights of a block, or those of two axes."""
     for window in ([0.5, 0.5], [[1.0, 1.0], [1.0, 1.0]]):
-        with pytest.raises(TypeError, match=r"^im2col: window must be an array .*, got \[.*\]; make an array of it$"):
+        with pytest.raises(
+            TypeError,
+            match=r"^im2col: window must be an array .*, got \[.*\]; convert it with numpy.asarray\(window\), ",
+        ):
             gpufold.im2col(IMAGE, (2, 2), window=window)
+        with pytest.raises(TypeError, match=r"^Stitcher: .*; convert it with numpy.asarray\(window\), "):
+            gpufold.Stitcher((8, 8), 2, window=window)
+    gpufold.im2col(IMAGE, (2, 2), window=np.asarray(window))
+
+
+@pytest.mark.peer("torch")
+def test_a_window_for_tensors_is_asked_to_be_a_tensor():
+    import torch
+
+    columns, weights = torch.ones(1, 4, 9), [[1.0, 2.0], [2.0, 1.0]]
+    with pytest.raises(TypeError, match=r"^fold: window must be .*; convert it with torch.as_tensor\(window\), "):
+        gpufold.torch.fold(columns, 4, 2, window=weights)
+    for window in (np.array(weights), (np.ones(2), np.ones(2))):
+        with pytest.raises(
+            TypeError,
+            match=r"^fold: (window|window\[0\]) must be a torch.Tensor, got .*; convert it with torch.as_tens",
+        ):
+            gpufold.torch.fold(columns, 4, 2, window=window)
+    want = gpufold.torch.Fold(4, 2, window=np.array(weights))(columns)
+    assert torch.equal(gpufold.torch.fold(columns, 4, 2, window=torch.as_tensor(np.array(weights))), want)
+    stitcher = gpufold.Stitcher((4, 4), 2, window=np.array(weights))  # which NumPy's window may serve, as in Fold
+    stitcher.add(torch.ones(1, 2, 2), [(0, 0)], window=np.ones((2, 2)))
+    with pytest.raises(TypeError, match=r"^Fold: window must be .*, got list; convert lists with torch.as_tensor$"):
+        gpufold.torch.Fold(4, 2, window=weights)
+
+
+@pytest.mark.peer("jax")
+def test_a_window_for_arrays_of_jax_is_asked_to_be_one():
+    import jax.numpy as jnp
+
+    for window in (np.ones((2, 2)), [[1.0, 1.0], [1.0, 1.0]]):
+        with pytest.raises(TypeError, match=r"^im2col: window must be .*; convert it with jax.numpy.asarray\(window\)"):
+            gpufold.im2col(jnp.asarray(IMAGE), (2, 2), window=window)
+
+
+@pytest.mark.parametrize("front", ["", *(pytest.param(name, marks=pytest.mark.peer(name)) for name in FRONTS)])
+def test_every_document_of_a_function_leads_to_others(front):
+    module = importlib.import_module(f"gpufold.{front}".rstrip("."))
+    for name in module.__all__:
+        said = inspect.getdoc(getattr(module, name))
+        assert "See Also\n--------\n" in said, name
+        if front and hasattr(gpufold, name) and front != "onnx":
+            assert f"gpufold.{name} : " in said
+
+
+def test_help_shows_what_is_public():
+    said = pydoc.plain(pydoc.render_doc(gpufold))
+    assert "    class Stitcher(builtins.object)\n" in said
+    assert "    class Unsupported(builtins.ValueError)\n" in said
+    functions = {name for name in gpufold.__all__ if inspect.isfunction(getattr(gpufold, name))}
+    assert set(re.findall(r"^    ([a-z]\w+)\(", said.partition("\nFUNCTIONS\n")[2], re.MULTILINE)) == functions
+    with pytest.raises(gpufold.Unsupported) as caught:
+        gpufold.col2im(np.zeros((9, 36)), (8, 8), (3, 3), variant="gather")
+    assert traceback.format_exception_only(caught.value)[0].startswith("gpufold.Unsupported: col2im: ")
 
 
 def test_blocks_are_one_apart_unless_strides_say_otherwise():

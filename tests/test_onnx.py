@@ -69,7 +69,7 @@ def test_one_axis_is_accepted_beyond_the_specification():
         ({"pads": [0, 0]}, ValueError, ["pads", "4 values", "(0, 0)"]),
         ({"pads": 1}, ValueError, ["pads", "4 values", "1"]),
         ({"pads": [0, 0, 0, 0.5]}, TypeError, ["pads", "integer", "0.5"]),
-        ({"pads": [0, 0, 0, -1]}, ValueError, ["pads_end", "at least 0", "-1"]),
+        ({"pads": [0, 0, 0, -1]}, ValueError, ["ends of pads", "at least 0", "-1"]),
         ({"image_shape": [4.0, 4.0]}, TypeError, ["image_shape", "integer", "4.0"]),
         ({"strides": [1]}, ValueError, ["strides", "2 values", "got 1"]),
     ],

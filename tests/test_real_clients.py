@@ -431,7 +431,7 @@ def test_demucs_overlap_add_has_the_same_bits(length, power):
     rise = np.arange(1, taps // 2 + 1, dtype=np.float32)
     window = (np.concatenate([rise, rise[::-1]]) / np.float32(taps // 2)) ** np.float32(power)
     positions = np.arange(0, length, 300)[:, None]
-    over = gpufold.grid_positions(length, taps, strides=300, last="over")
+    over = gpufold.grid_positions((length,), taps, strides=300, last="over")
     assert positions[: len(over)].tolist() == over.tolist()
     assert len(positions) - len(over) <= 1, "it also has a segment that lies wholly on the one before"
     stitcher = gpufold.Stitcher((2, 2, length), (taps,), window=window)

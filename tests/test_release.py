@@ -115,9 +115,19 @@ def test_codemeta_says_what_pyproject_says():
     assert meta["runtimePlatform"] == f"Python {PROJECT['requires-python']}"
     assert meta["codeRepository"] == PROJECT["urls"]["Repository"]
     assert meta["issueTracker"] == PROJECT["urls"]["Issues"]
+    assert meta["softwareHelp"] == PROJECT["urls"]["Documentation"]
     assert [author["name"] for author in meta["author"]] == [author["name"] for author in PROJECT["authors"]]
     for name in ("name", "description", "keywords"):
         assert meta[name] == PROJECT[name]
+
+
+def test_readers_find_the_site_of_every_release():
+    site = PROJECT["urls"]["Documentation"]
+    assert f"]({site})" in (ROOT / "README.md").read_text()
+    pages = json.loads((ROOT / "docs" / "_static" / "switcher.json").read_text())
+    assert all(each["url"] == f"{site}/en/{each['version']}/" for each in pages)
+    released = re.findall(r"^## \[([\d.]+)\] - ", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert [each["version"] for each in pages] == ["latest", *released]
 
 
 CONDA = {"cupy-cuda13x": "cupy", "dask": "dask-core", "torch": "pytorch"}

@@ -213,7 +213,7 @@ ERRORS = (
     (ValueError, "block_shape must be at least 1 on every axis, got 0 on spatial axis 1", (ARRAY, PLACES, (2, 0)), {}),
     (ValueError, "mode must be one of constant, edge, .* got 'zeros'", (ARRAY, PLACES, (2, 3)), {"mode": "zeros"}),
     (ValueError, "mode 'wrap' takes elements of array", (np.ones((0, 8)), PLACES, (2, 3)), {"mode": "wrap"}),
-    (Unsupported, "mode 'wrap' is taken by index", (ARRAY, PLACES, (2, 3)), {"mode": "wrap", "variant": "direct"}),
+    (Unsupported, "mode 'wrap' gathers by index", (ARRAY, PLACES, (2, 3)), {"mode": "wrap", "variant": "direct"}),
     (ValueError, r"window must have the shape \(2, 3\)", (ARRAY, PLACES, (2, 3)), {"window": np.ones((3, 2))}),
     (TypeError, "window needs array of floats", (ARRAY.astype(int), PLACES, (2, 3)), {"window": np.ones((2, 3))}),
     (ValueError, "out must have the result's shape", (ARRAY, PLACES, (2, 4)), {"out": OUT}),

@@ -391,14 +391,14 @@ def test_autocast_changes_no_dtype():
 @pytest.mark.parametrize("operation", [each for each in AVERAGED if each.window], ids=str)
 def test_a_window_without_a_gradient_says_so(operation):
     given = operation.tensors(torch.float64, requires_grad=True)
-    with pytest.raises(ValueError, match=r"window requires a gradient, which there is under reduction='sum' alone"):
+    with pytest.raises(ValueError, match=r"window may require a gradient only with reduction='sum'"):
         operation(*given)
     with torch.no_grad():
         operation(*given)
     number = len(operation.shapes)
-    with pytest.raises(ValueError, match="window requires a gradient"):
+    with pytest.raises(ValueError, match="window may require a gradient only with"):
         torch.func.jacfwd(operation, number)(*(each.detach() for each in given))
-    with pytest.raises(ValueError, match="window requires a gradient"):
+    with pytest.raises(ValueError, match="window may require a gradient only with"):
         torch.func.grad(lambda *each: operation(*each).sum(), number)(*(each.detach() for each in given))
 
 
@@ -1234,7 +1234,7 @@ def test_a_view_of_a_larger_storage_is_read_as_far_as_it_goes():
     for _ in range(2):
         assert torch.equal(gpufold.torch.col2im(view, (4, 4), (2, 2)), want)
     memory.untyped_storage().resize_(156)
-    with pytest.raises(ValueError, match=r"col2im: data must have its elements in memory.* 156 bytes where 160"):
+    with pytest.raises(ValueError, match=r"col2im: data must have its elements in memory.* 156 bytes of the 160"):
         gpufold.torch.col2im(view, (4, 4), (2, 2))
     assert gpufold.torch.col2im(view[:0], (4, 4), (2, 2)).shape == (0, 4, 4)
 

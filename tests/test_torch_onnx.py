@@ -166,7 +166,7 @@ def test_what_onnx_cannot_say_is_an_error():
     def follows(columns):
         return gpufold.torch.col2im(columns, (4, 4), (2, 2), pads_begin=columns.shape[1] - 4)
 
-    with pytest.raises(TypeError, match="pads_begin must not follow the input's size, for they are constants in ONNX"):
+    with pytest.raises(TypeError, match="pads_begin must not follow the input's size: they are constants in ONNX"):
         exported(follows, [torch.ones(1, 4, 9)], False, dynamic_axes={"x": [1]}, input_names=["x"])
 
 

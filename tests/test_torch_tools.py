@@ -293,8 +293,11 @@ def test_a_window_that_learns_is_not_copied():
 @pytest.mark.parametrize(
     ("window", "message"),
     [
-        ([[1.0, 2.0], [1.0, 2.0]], "window must be of torch.Tensor or numpy.ndarray, got list"),
-        ("hann", "window must be of torch.Tensor or numpy.ndarray, got str"),
+        (
+            [[1.0, 2.0], [1.0, 2.0]],
+            "window must be a torch.Tensor or numpy.ndarray, .* got list; convert lists with torch.as_tensor",
+        ),
+        ("hann", "window must be a torch.Tensor or numpy.ndarray, .* got str$"),
         (np.ma.masked_array([1.0, 2.0], [True, False]), "got a masked array"),
         (np.matrix([[1.0, 2.0], [1.0, 2.0]]), r"got numpy\.matrix"),
         (np.ones((2, 2), complex), "window must hold real numbers that torch has, got dtype complex128"),

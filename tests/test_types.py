@@ -44,4 +44,4 @@ def test_calls_are_typed_for_every_function_of_a_front(front, file):
     text = CALLS.read_text()
     (names,) = re.findall(r"^__all__ = (\[[^]]+\])", (ROOT / "gpufold" / file).read_text(), re.MULTILINE)
     untyped = [name for name in ast.literal_eval(names) if f"gpufold.{front}.{name}(" not in text]
-    assert untyped == (["Col2Im"] if front == "onnx" else []), "a class of the package onnx"
+    assert untyped == {"onnx": ["Col2Im"], "torch": ["InvalidValue"]}.get(front, []), "classes that nobody calls"

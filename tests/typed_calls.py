@@ -32,6 +32,18 @@ assert_type(gpufold.onnx.col2im(columns, [8, 8], [2, 2], strides=[2, 2]), Floats
 
 blocks = gpufold.array_to_blocks(image, (4, 4), strides=2)
 assert_type(blocks, Floats)
+bytes_: npt.NDArray[np.uint8] = np.ones((12, 16), np.uint8)
+of_bytes = gpufold.array_to_blocks(bytes_, (4, 4), strides=2)
+weight = np.ones((4, 4))
+for average in (
+    gpufold.col2im(bytes_, (5, 5), (2, 2), reduction="mean"),
+    gpufold.col2im(bytes_, (5, 5), (2, 2), window=np.ones((2, 2))),
+    gpufold.blocks_to_array(of_bytes, bytes_.shape, (4, 4), strides=2, reduction="mean"),
+    gpufold.blocks_to_array(of_bytes, bytes_.shape, (4, 4), strides=2, reduction="least_squares", window=weight),
+):
+    assert_type(average, npt.NDArray[np.floating[Any]])
+assert_type(gpufold.col2im(bytes_, (5, 5), (2, 2)), npt.NDArray[np.uint8])
+assert_type(gpufold.blocks_to_array(of_bytes, bytes_.shape, (4, 4), strides=2), npt.NDArray[np.uint8])
 assert_type(gpufold.blocks_to_array(blocks, image.shape, (4, 4), strides=2, reduction="least_squares"), Floats)
 over = gpufold.array_to_blocks(image, (4, 4), strides=3, last="over")
 assert_type(gpufold.blocks_to_array(over, image.shape, (4, 4), strides=3, last="over", fill_value=0.5), Floats)

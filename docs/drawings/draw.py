@@ -80,6 +80,34 @@ def col2im() -> Figure:
     return figure
 
 
+def im2col() -> Figure:
+    """Draw an image of 3x4 whose four blocks of 2x2, which share the middle row, become columns."""
+    image = np.arange(1, 13).reshape(1, 3, 4)
+    columns = gpufold.im2col(image, (2, 2), strides=(1, 2))
+    figure, axes = _canvas(7.1)
+    top, bottom = 1.3, 5.7
+    middle = (top + bottom) / 2
+    _title(axes, "gpufold.im2col(image, (2, 2), strides=(1, 2))")
+    halves = [(x, y, 2, 1.5) for y in (0, 1.5) for x in (0, 2)]  # a pixel under two blocks has the colours of both
+    _area(axes, (0, middle - 1.5), image.shape[1:], halves, COLOURS)
+    _numbers(axes, (0, middle - 1.5), image[0])
+    _caption(axes, 2, bottom, "image", "one channel of 3 x 4")
+    left = 6.4
+    _arrow(axes, 4, left, middle)
+    for block, (colour, column) in enumerate(zip(COLOURS, columns.T, strict=True)):
+        corner = (left + block % 2 * 2.4, middle - 2.2 + block // 2 * 2.4)
+        _area(axes, corner, (2, 2), [(0, 0, 2, 2)], [colour])
+        _numbers(axes, corner, column.reshape(2, 2))
+    _caption(axes, left + 2.2, bottom, "blocks", "strides 1 and 2")
+    left = 13.2
+    _arrow(axes, 10.8, left, middle)
+    _area(axes, (left, top + 0.2), columns.shape, [(block, 0, 1, 4) for block in range(4)], COLOURS)
+    _numbers(axes, (left, top + 0.2), columns)
+    _caption(axes, left + 2, bottom, "columns", "4 elements of 4 blocks")
+    _lines(axes, left + 5.4, middle, "Each block becomes a column.", "A pixel under two blocks", "is copied twice.")
+    return figure
+
+
 def batch_to_space() -> Figure:
     """Draw a batch of four that becomes blocks of 2x2 in space, the last column of which is cropped."""
     batch = np.arange(24).reshape(4, 2, 3)
@@ -111,8 +139,36 @@ def batch_to_space() -> Figure:
     _caption(axes, left + kept / 2, bottom, "space", "1 entry of 4 x 5")
 
     lines = ("Each 2 x 2 block takes one", "element from each entry.", "", "The crop removes the last column.")
-    for number, line in enumerate(lines):
-        axes.text(left + 7, middle + 0.62 * (number - 1.5), line, va="center_baseline", size=SMALL, color=FAINT)
+    _lines(axes, left + 7, middle, *lines)
+    return figure
+
+
+def space_to_batch() -> Figure:
+    """Draw an image that is padded by a column, and whose blocks of 2x2 become a batch of four."""
+    space = np.arange(1, 21).reshape(1, 4, 5)
+    batch = gpufold.space_to_batch(space, (1, 2, 2), pads_end=(0, 0, 1))
+    padded = np.pad(space[0], ((0, 0), (0, 1)))
+    figure, axes = _canvas(7.5)
+    top, bottom = 1.5, 6.1
+    middle = (top + bottom) / 2
+    _title(axes, "gpufold.space_to_batch(space, (1, 2, 2), pads_end=(0, 0, 1))")
+    cells = [(x, y, 1, 1) for y, x in np.ndindex(padded.shape)]
+    colours = [COLOURS[y % 2 * 2 + x % 2] for y, x in np.ndindex(padded.shape)]
+    _area(axes, (0, middle - 2), padded.shape, cells, colours, framed=False)
+    _numbers(axes, (0, middle - 2), padded)
+    axes.add_patch(Rectangle((5, middle - 2), 1, 4, facecolor="white", alpha=0.55, lw=0, zorder=4))
+    for row, column in np.ndindex(2, 3):
+        _frame(axes, 2 * column, middle - 2 + 2 * row, 2, 2)
+    _caption(axes, 2.5, bottom, "space", "1 entry of 4 x 5, padded")
+    left = 8.0
+    _arrow(axes, 6, left, middle)
+    for entry, (colour, elements) in enumerate(zip(COLOURS, batch, strict=True)):
+        corner = (left + entry % 2 * 3.6, top + entry // 2 * 2.6)
+        _area(axes, corner, elements.shape, [(0, 0, 3, 2)], [colour])
+        _numbers(axes, corner, elements)
+    _caption(axes, left + 3.3, bottom, "batch", "4 entries of 2 x 3")
+    lines = ("Each entry takes one element", "from every 2 x 2 block.", "", "Padding is zero.")
+    _lines(axes, left + 8, middle, *lines)
     return figure
 
 
@@ -171,16 +227,42 @@ def positions() -> Figure:
         axes.add_patch(Rectangle((left + column, top + row), wide, high, facecolor=colour, alpha=0.75, lw=0, zorder=1))
     _numbers(axes, (left, top), array, bold=counts > 1)
     _caption(axes, left + 4, bottom, "array", "outside the border elements are dropped")
-    lines = ("take_blocks extracts blocks", "at the same positions.")
-    for number, line in enumerate(lines):
-        axes.text(left + 8.6, middle + 0.62 * (number - 0.5), line, va="center_baseline", size=SMALL, color=FAINT)
+    _lines(axes, left + 8.6, middle, "take_blocks extracts blocks", "at the same positions.")
+    return figure
+
+
+def take_blocks() -> Figure:
+    """Draw three blocks that are taken from an array, one of them beyond the border."""
+    places = [(0, 0), (1, 2), (3, 6)]
+    array = np.arange(1, 41).reshape(5, 8)
+    tiles = gpufold.take_blocks(array, places, 3)
+    figure, axes = _canvas(8.4)
+    _title(axes, f"gpufold.take_blocks(array, {places}, 3)")
+    top, bottom = 1.7, 6.7
+    middle = (top + bottom) / 2
+    _area(axes, (0, top), array.shape, [(0, 0, 8, 5)], [GREYS[1]])
+    for colour, (row, column) in zip(COLOURS, places, strict=False):
+        high, wide = min(3, 5 - row), min(3, 8 - column)
+        axes.add_patch(Rectangle((column, top + row), wide, high, facecolor=colour, alpha=0.75, lw=0, zorder=1))
+    _numbers(axes, (0, top), array)
+    _caption(axes, 4, bottom, "array", "5 x 8")
+    left = 10.4
+    _arrow(axes, 8, left, middle)
+    for number, (colour, tile, (row, column)) in enumerate(zip(COLOURS, tiles, places, strict=False)):
+        corner, size = (left + 3.4 * number, middle - 1.5), (min(3, 8 - column), min(3, 5 - row))
+        _area(axes, corner, tile.shape, [(0, 0, 3, 3), (0, 0, *size)], [GREYS[1], colour])
+        _numbers(axes, corner, tile)
+        where = corner[0] + 1.5, corner[1] + 3.5
+        axes.text(*where, str((row, column)), ha="center", va="center_baseline", size=SMALL, color=FAINT)
+    _caption(axes, left + 4.9, bottom, "blocks", "(3, 3, 3)")
+    _lines(axes, left + 10.6, middle, "Elements outside", "the array are zero,", "or as mode= says.")
     return figure
 
 
 def grid_positions() -> Figure:
     """Draw where blocks of 4 lie on an axis of 11 for every choice of the last one."""
     figure, axes = _canvas(12.4)
-    _title(axes, "gpufold.grid_positions(11, 4, strides=3, last=...)")
+    _title(axes, "gpufold.grid_positions((11,), 4, strides=3, last=...)")
     meant = {
         "shift": "moved in, as in MONAI",
         "even": "spaced evenly, as in nnU-Net",
@@ -189,7 +271,7 @@ def grid_positions() -> Figure:
     left, cell = 4.4, 1.0
     for row, last in enumerate(("shift", "even", "over", "drop")):
         top = 1.5 + 2.8 * row
-        begins = gpufold.grid_positions(11, 4, strides=3, last=last)[:, 0].tolist()
+        begins = gpufold.grid_positions((11,), 4, strides=3, last=last)[:, 0].tolist()
         axes.text(0, top + 1, f'last="{last}"', va="center_baseline", size=NORMAL, family="monospace")
         _frame(axes, left, top, 11 * cell, 2)
         for number, begin in enumerate(begins):
@@ -386,11 +468,19 @@ def _caption(axes: Axes, x: float, y: float, name: str, what: str) -> None:
     axes.text(x, y + 1.4, what, ha="center", va="center_baseline", size=SMALL, color=FAINT)
 
 
+def _lines(axes: Axes, x: float, middle: float, *lines: str) -> None:
+    """Write lines one below the other, centred on a height."""
+    for number, line in enumerate(lines):
+        height = middle + 0.62 * (number - (len(lines) - 1) / 2)
+        axes.text(x, height, line, va="center_baseline", size=SMALL, color=FAINT)
+
+
 def save(folder: Path) -> list[Path]:
     """Write the drawings into a folder; return their paths."""
     paths = []
     with mpl.rc_context(STYLE):
-        drawings = badges, col2im, batch_to_space, blocks, positions, grid_positions, stitcher, speed, choosing
+        drawings = [badges, col2im, im2col, batch_to_space, space_to_batch, blocks, positions, take_blocks]
+        drawings += [grid_positions, stitcher, speed, choosing]
         for drawing in drawings:
             paths.append(folder / f"{drawing.__name__}.svg")
             drawing().savefig(paths[-1], metadata={"Date": None, "Creator": None})

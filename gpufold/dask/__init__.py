@@ -10,10 +10,8 @@ Chunks are NumPy or CuPy arrays. Each chunk of a result is one call on the part 
 results are bitwise identical to eager ones. `chunks` sets the chunks of a result's spatial axes; batches, channels and
 leading axes keep theirs. Windows, positions and sizes are copied when a function is called.
 
-dask arrays are immutable: there is no `accumulate`, and `add_blocks` returns a new array. dask computes a result row of
-chunks by row and keeps what the next row needs. If that does not fit into memory, store one part after another, such as
-``image[:4096, :4096]``, with ``dask.config.set({"optimization.fuse.active": False})``: dask fuses shared tasks
-differently in each part, and `distributed` would confuse them.
+dask arrays are immutable: there is no `accumulate`, and `add_blocks` returns a new array. Results wider than memory are
+stored part by part, see the user guide.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ from dask.utils import parse_bytes
 from gpufold.arrays import as_positions, check_bytes, device_of, library_of, result_dtype
 from gpufold.calls import Call
 from gpufold.compute import filled
-from gpufold.dispatch import Like
+from gpufold.dispatch import Like, linked
 from gpufold.elements import check_dtype
 from gpufold.geometry import AverageGeometry, Axis, Geometry, PositionsGeometry, Size, as_integers
 from gpufold.given import shown
@@ -102,7 +102,7 @@ def lazily(
             return result
 
         like.dress(lazy, SAID)
-        return answers(lazy)
+        return answers(linked(lazy))
 
     return decorate
 
@@ -266,7 +266,7 @@ def known_positions(operation: str, positions: Any, array: Any, name: str) -> An
     """Return positions as int64, or raise where they are not known yet, or only to a GPU."""
     if hasattr(positions, "dtype") and not isinstance(positions, np.ndarray):
         raise TypeError(
-            f"{operation}: positions must be a numpy.ndarray, for the graph is made from them, got "
+            f"{operation}: positions must be a numpy.ndarray, because the graph depends on them, got "
             f"{type(positions).__module__}.{type(positions).__qualname__}; compute them first, on the CPU"
         )
     return as_positions(operation, np, positions, array, name)

@@ -28,6 +28,7 @@ from gpufold.dask.chunks import (
     new_array,
     spans_of,
 )
+from gpufold.dispatch import linked
 from gpufold.elements import sum_dtype
 from gpufold.geometry import AverageGeometry, PositionsGeometry, Size, Sizes
 from gpufold.names import answers
@@ -38,6 +39,7 @@ from gpufold.windows import check_block_weights, narrowed
 
 
 @answers
+@linked
 def add_blocks(
     array: da.Array,
     blocks: da.Array,
@@ -61,8 +63,8 @@ def add_blocks(
            [0., 0., 1., 1., 1., 0.]], dtype=float32)
 
     Each chunk of the result reads the chunk of `array` and the blocks that overlap it. `blocks` is rechunked if a chunk
-    ends inside a block. Positions are a numpy.ndarray or a sequence, from which the graph is made. Window and weights
-    are of the chunks' library. Errors are raised when the function is called.
+    ends inside a block. Positions are a numpy.ndarray or a sequence, because the graph depends on them. Window and
+    weights are of the chunks' library. Errors are raised when the function is called.
     """
     array = known_array("add_blocks", "array", array)
     blocks = known_array("add_blocks", "blocks", blocks)
@@ -100,6 +102,7 @@ def add_blocks(
 
 
 @answers
+@linked
 def take_blocks(
     array: da.Array,
     positions: Any,
@@ -164,6 +167,7 @@ def take_blocks(
 
 
 @answers
+@linked
 def average(
     numerator: da.Array,
     weight: da.Array,
@@ -184,7 +188,7 @@ def average(
     >>> weight.compute(), gpufold.dask.average(sums, weight).compute()
     (array([1., 2., 2., 2., 1., 0.]), array([5., 5., 5., 5., 5., 0.]))
 
-    The quotients are chunked as `numerator`, and where chunks of `weight` end inside of one, there too.
+    The quotients have the chunks of `numerator`, split where chunks of `weight` end.
     """
     numerator = known_array("average", "numerator", numerator)
     weight = known_array("average", "weight", weight)

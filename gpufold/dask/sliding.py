@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import dask.array as da
 import numpy as np
 
 from gpufold import blocks, sliding
 from gpufold.arrays import library_of
-from gpufold.calls import Call
+from gpufold.calls import Call, Reduction, Variant
 from gpufold.compute import run
 from gpufold.dask.chunks import (
     Chunks,
@@ -31,11 +31,26 @@ from gpufold.dask.chunks import (
     whole,
     zeros,
 )
-from gpufold.geometry import Axis, BlocksGeometry, Size, SlidingGeometry
+from gpufold.geometry import Axis, BlocksGeometry, Extents, LastSlidingBlock, Size, Sizes, SlidingGeometry
 from gpufold.outside import extended
 
+if TYPE_CHECKING:  # what is left of signatures that are overloaded for arrays of NumPy
 
-@lazily(sliding.col2im)
+    def _col2im(
+        data: da.Array, output_size: Extents, kernel_size: Sizes, *, strides: Sizes = 1, dilations: Sizes = 1,
+        pads_begin: Sizes = 0, pads_end: Sizes = 0, reduction: Reduction = "sum", window: Any = None, dtype: Any = None,
+        fill_value: complex | None = None, chunks: Any = "auto", variant: Variant = "auto", deterministic: bool = True,
+    ) -> da.Array: ...  # fmt: skip
+    def _blocks_to_array(
+        blocks: da.Array, output_shape: Extents, block_shape: Sizes, *, strides: Sizes = 1,
+        reduction: Reduction = "sum", window: Any = None, dtype: Any = None, last: LastSlidingBlock = "drop",
+        fill_value: complex | None = None, chunks: Any = "auto", variant: Variant = "auto", deterministic: bool = True,
+    ) -> da.Array: ...  # fmt: skip
+else:
+    _col2im, _blocks_to_array = sliding.col2im, blocks.blocks_to_array
+
+
+@lazily(_col2im)
 def col2im(call: Call, data: da.Array, weights: Any, chunks: Any) -> da.Array:
     """Each chunk of the image reads the blocks that overlap it.
 
@@ -92,7 +107,7 @@ def im2col(call: Call, image: da.Array, weights: Any, chunks: Any) -> da.Array:
     return _unfold(call, image, spans, cut, weights)
 
 
-@lazily(blocks.blocks_to_array)
+@lazily(_blocks_to_array)
 def blocks_to_array(call: Call, blocks: da.Array, weights: Any, chunks: Any) -> da.Array:
     """Each chunk of the array reads the blocks that overlap it.
 

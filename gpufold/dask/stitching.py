@@ -25,7 +25,7 @@ from gpufold.dask.chunks import (
     weights_of,
 )
 from gpufold.elements import check_dtype, name_of, stitched_dtype
-from gpufold.geometry import PositionsGeometry, Size, as_integers
+from gpufold.geometry import Extents, PositionsGeometry, Size, as_integers, whole_shape
 from gpufold.given import word
 from gpufold.names import answers, speaking_for
 from gpufold.stitching import Stitcher
@@ -36,7 +36,7 @@ from gpufold.windows import known_window
 def stitch(
     blocks: da.Array,
     positions: Any,
-    output_shape: Any,
+    output_shape: Extents,
     *,
     window: Any = None,
     reduction: Reduction = "mean",
@@ -57,6 +57,10 @@ def stitch(
     Each chunk of the result averages the tiles that overlap it in their order, bitwise identical to `Stitcher`.
     `blocks` is rechunked if a chunk ends inside a tile. Leading axes keep the chunks of `blocks`; `chunks` are those
     of the axes of `size`, as in `col2im`. Positions and window are as in `add_blocks`, the dtype as in `Stitcher`.
+
+    See Also
+    --------
+    gpufold.Stitcher : Parameters and errors; the same for batches in memory.
     """
     blocks = known_array("stitch", "blocks", blocks)
     call = _described(blocks, positions, output_shape, window, reduction)
@@ -112,8 +116,8 @@ class LazyTiles:
         tiles = (*self._shape[:-rank], *self._block)
         if blocks.shape[1:] != tiles or blocks.dtype != first.dtype or places.shape != (len(blocks), rank):
             raise ValueError(
-                f"Stitcher.add: blocks must be (P, *{tiles}) of the first batch's dtype {first.dtype}, for they are "
-                f"dask arrays, and positions (P, {rank}), got shape {blocks.shape} of {blocks.dtype} and {places.shape}"
+                f"Stitcher.add: blocks that are dask arrays must be (P, *{tiles}) of the first batch's dtype "
+                f"{first.dtype}, and positions (P, {rank}), got {blocks.shape} of {blocks.dtype} and {places.shape}"
             )
         self._batches.append(blocks)
         self._positions.append(np.array(places))  # a copy, whatever becomes of what was given
@@ -131,8 +135,7 @@ class LazyTiles:
 
 def _described(blocks: Any, positions: Any, output_shape: Any, window: Any, reduction: str) -> Call:
     """Check what can be before anything is computed, and describe how tiles lie on the result."""
-    extents = as_integers("stitch", "output_shape", output_shape)
-    extents = (extents,) if isinstance(extents, int) else extents
+    extents = whole_shape("stitch", "output_shape", as_integers("stitch", "output_shape", output_shape))
     places = known_positions("stitch", positions, blocks, "blocks")
     rank = places.shape[1] if places.ndim == 2 else 0
     if not rank or len(places) != len(blocks):

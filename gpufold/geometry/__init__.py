@@ -26,7 +26,7 @@ from gpufold.geometry.blocks import (
     over_the_end,
 )
 from gpufold.geometry.grids import LastBlock, LastSlidingBlock, grid_of_blocks
-from gpufold.geometry.integers import Extents, PerAxis, Size, Sizes, as_integers
+from gpufold.geometry.integers import Extents, PerAxis, Size, Sizes, as_count, as_integers, whole_shape
 from gpufold.geometry.placed import (
     AverageGeometry,
     PositionsGeometry,
@@ -67,6 +67,7 @@ __all__ = [
     "SpaceGeometry",
     "add_blocks_geometry",
     "array_to_blocks_geometry",
+    "as_count",
     "as_integers",
     "average_geometry",
     "batch_to_space_geometry",
@@ -79,6 +80,7 @@ __all__ = [
     "over_the_end",
     "space_to_batch_geometry",
     "take_blocks_geometry",
+    "whole_shape",
 ]
 
 Geometry: TypeAlias = SlidingGeometry | BlocksGeometry | PositionsGeometry | AverageGeometry | SpaceGeometry

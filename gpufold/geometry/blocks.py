@@ -8,7 +8,16 @@ from typing import Any
 
 from gpufold.geometry.axes import Axis, OnAxes, hash_once
 from gpufold.geometry.grids import LAST_BLOCKS
-from gpufold.geometry.integers import PerAxis, Size, as_integers, check_at_least, check_axes, expand, sequence
+from gpufold.geometry.integers import (
+    PerAxis,
+    Size,
+    as_integers,
+    check_at_least,
+    check_axes,
+    expand,
+    sequence,
+    whole_shape,
+)
 from gpufold.geometry.sliding import SPATIAL, SlidingGeometry
 from gpufold.given import word
 
@@ -100,8 +109,8 @@ def _hangs_over(operation: str, last: object) -> bool:
     if word(operation, "last", last, LAST_BLOCKS) in ("over", "drop"):
         return last == "over"
     raise ValueError(
-        f"{operation}: last must be 'drop' or 'over', for blocks at multiples of the strides, got {last!r}; "
-        "blocks at gpufold.grid_positions are taken by take_blocks and put back by a Stitcher"
+        f"{operation}: last must be 'drop' or 'over' for blocks at multiples of the strides, got {last!r}; "
+        "for other placements use take_blocks and Stitcher at gpufold.grid_positions"
     )
 
 
@@ -195,10 +204,7 @@ def blocks_geometry(
 ) -> BlocksGeometry:
     """Check a blocks_to_array call, whose sizes are integers."""
     operation = "blocks_to_array"
-    if isinstance(output_shape, int):
-        raise TypeError(
-            f"{operation}: output_shape must be a sequence, the whole shape of the array, got {output_shape!r}"
-        )
+    output_shape = whole_shape(operation, "output_shape", output_shape)
     block_shape = _block_shape(operation, block_shape, len(output_shape))
     rank = len(block_shape)
     if len(output_shape) < rank:

@@ -6,8 +6,8 @@ import sys
 from math import prod
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
-from gpufold.geometry.integers import as_integers, check_at_least, expand
-from gpufold.given import shown, word
+from gpufold.geometry.integers import as_integers, check_at_least, expand, sequence
+from gpufold.given import word
 
 LastBlock: TypeAlias = Literal["shift", "even", "over", "drop"]
 LastSlidingBlock: TypeAlias = Literal["drop", "over"]
@@ -34,9 +34,7 @@ def grid_of_blocks(size: Any, block_shape: Any, strides: Any, last: object) -> t
         as_integers(operation, name, value)
         for name, value in (("size", size), ("block_shape", block_shape), ("strides", strides))
     ]
-    extents = (given[0],) if isinstance(given[0], int) else given[0]
-    if not extents:
-        raise ValueError(f"{operation}: size must have at least one axis, got size={shown(size)}")
+    extents = sequence(operation, "size", given[0])
     blocks, steps = (
         expand(operation, name, value, len(extents), f"size={extents}")
         for name, value in zip(("block_shape", "strides"), given[1:], strict=True)

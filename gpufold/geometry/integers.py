@@ -24,10 +24,6 @@ Extents: TypeAlias = "Sequence[SupportsIndex] | npt.NDArray[Any]"
 PerAxis: TypeAlias = "int | Size"
 """An integer for every axis alike, or one integer per axis."""
 
-MOST_AXES = 256
-"""Values that are looked at, of what may have no end: no array has so many axes."""
-
-
 MOST_AXES = 64
 """Of an array, in NumPy."""
 
@@ -66,6 +62,19 @@ def as_integers(operation: str, name: str, value: object) -> PerAxis:
     return integers
 
 
+def as_count(operation: str, name: str, value: object) -> int:
+    """Return a number of at least 1 that a caller gave, exactly, or raise."""
+    try:
+        count = as_integers(operation, name, value)
+    except (TypeError, ValueError):
+        count = ()
+    if not isinstance(count, int) or count < 1:
+        raise (ValueError if isinstance(count, int) else TypeError)(
+            f"{operation}: {name} must be an integer of at least 1, got {shown(value)}"
+        )
+    return count
+
+
 def _integer(value: Any) -> int:
     """Return a number as an int; True and False are none."""
     if isinstance(value, bool | np.bool):  # the latter was an integer until NumPy 2.2
@@ -92,6 +101,16 @@ def sequence(operation: str, name: str, value: PerAxis) -> Size:
         raise (TypeError if isinstance(value, int) else ValueError)(
             f"{operation}: {name} must be a sequence with one integer per spatial axis, at least one, "
             f"got {shown(value)}{write}"
+        )
+    return value
+
+
+def whole_shape(operation: str, name: str, value: PerAxis) -> Size:
+    """Return the shape of a result, and raise where it is an integer, which could be any number of axes."""
+    if isinstance(value, int):
+        raise TypeError(
+            f"{operation}: {name} must be a sequence, the whole shape of the array, got {shown(value)}; "
+            f"write ({shown(value)},) for one axis"
         )
     return value
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import islice
 from math import prod
+from operator import index
 from typing import Any
 
 from gpufold.geometry.axes import Axis, hash_once
@@ -134,18 +135,24 @@ def _margins(operation: str, name: str, value: Any, shape: Size) -> PerAxis:
     try:
         return as_integers(operation, name, value)
     except TypeError:
-        try:
-            begins, ends = zip(*([int(begin), int(end)] for begin, end in islice(value, len(shape))), strict=True)
-        except Exception:  # whatever the methods of a caller's own class raise
-            begins, ends = (), ()
-        rest = (0,) * (len(shape) - 1 - len(begins))
-        if not begins or len(begins) >= len(shape):
+        margins = margins_of_pairs(value, len(shape))
+        if not margins:
             raise
         what = name.partition("_")[0]
         raise TypeError(
             f"{operation}: {name} must be one integer per axis of data, got the pairs {shown(value)}; write "
-            f"{what}_begin={(0, *begins, *rest)}, {what}_end={(0, *ends, *rest)}"
+            f"{what}_begin={margins[0]}, {what}_end={margins[1]}"
         ) from None
+
+
+def margins_of_pairs(pairs: Any, rank: int) -> tuple[Size, ...]:
+    """Return begins and ends per axis of pairs for the first axes after the batch, or nothing if these are none."""
+    try:
+        begins, ends = zip(*([index(begin), index(end)] for begin, end in islice(pairs, rank)), strict=True)
+    except Exception:  # whatever the methods of a caller's own class raise
+        return ()
+    rest = (0,) * (rank - 1 - len(begins))
+    return ((0, *begins, *rest), (0, *ends, *rest)) if len(begins) < rank else ()
 
 
 @lru_cache(maxsize=256)

@@ -14,7 +14,7 @@ import gpufold
 from gpufold.arrays import as_positions
 from gpufold.calls import Call
 from gpufold.compute import filled
-from gpufold.dispatch import Like
+from gpufold.dispatch import Like, linked
 from gpufold.gpu.registry import check_name
 from gpufold.jax.primitive import apply
 from gpufold.names import misfit
@@ -36,6 +36,7 @@ def function_of(name: str) -> Callable[..., jax.Array]:
         return _computed(name, arguments)
 
     like.dress(function, "Arguments and errors are those of `gpufold.{name}`; the result is a new array.")
+    linked(function)
     function.__module__ = "gpufold.jax"
     return function
 
@@ -59,12 +60,13 @@ def _computed(name: str, given: dict[str, Any]) -> Any:
         return taken(jnp, jnp.arange, weighted, given["array"], given["positions"], block, given["mode"])
     if call.variant != "auto":
         check_name(call)
-    for axis, each in enumerate(() if window is None else axes_of_window(call, window)):
+    for axis, each in enumerate(() if window is None else axes_of_window(call, window, "jax.numpy.asarray")):
         argument = name_of_axis(call, window, axis)
         _check_array(name, argument, each)
         if each.dtype.kind not in "fiu" and each.dtype != jnp.bfloat16:
             raise TypeError(
-                f"{name}: {argument} must hold real numbers, got dtype {each.dtype}; multiply by complex weights before"
+                f"{name}: {argument} must hold real numbers, got dtype {each.dtype}; multiply the blocks by complex "
+                "weights instead"
             )
         weights.append(_narrowed(each, call.element.weight))
     data, into = given[operation.data].astype(call.dtype), given[first] if name == "add_blocks" else None

@@ -24,6 +24,7 @@ except ImportError as error:
 if not hasattr(library, "register_vmap"):
     raise extras.outdated("gpufold.torch", "torch", __version__, "2.5")
 
+from gpufold.torch.door import InvalidValue
 from gpufold.torch.exporting import decompositions
 from gpufold.torch.functions import (
     add_blocks,
@@ -41,6 +42,7 @@ from gpufold.torch.nn import Fold, Unfold, fold, unfold
 
 __all__ = [
     "Fold",
+    "InvalidValue",
     "Unfold",
     "add_blocks",
     "add_blocks_",

@@ -12,14 +12,22 @@ from torch.compiler import is_compiling
 from torch.overrides import handle_torch_function, has_torch_function
 
 from gpufold.calls import Unsupported
-from gpufold.names import misfit
+from gpufold.dispatch import linked
+from gpufold.names import misfit, renamed
 from gpufold.operations import OPERATIONS
 
 Parameters = ParamSpec("Parameters")
 
 
 class InvalidValue(ValueError, RuntimeError):
-    """What arrays' functions raise as a ValueError, and torch as a RuntimeError."""
+    """Raised for a value that does not fit: a ValueError, as for other arrays, and a RuntimeError, as torch raises.
+
+    See Also
+    --------
+    gpufold.Unsupported : Raised for a variant that cannot serve a call.
+    """
+
+    __module__ = "gpufold.torch"
 
 
 KINDS: dict[type[Exception], type[Exception]] = {
@@ -71,6 +79,8 @@ def public(function: Callable[Parameters, Tensor]) -> Callable[Parameters, Tenso
                 raise
             raise answer.with_traceback(error.__traceback__) from None
 
+    if function.__name__.rstrip("_") in OPERATIONS:
+        linked(forward)
     forward.__prepare_scriptable__ = lambda: refuse_script(function.__name__)  # type: ignore[attr-defined]
     return forward
 
@@ -89,7 +99,7 @@ def _answered(
     said = said.replace(".astype", ".to")
     operation = said.partition(": ")[0]
     if name in NAMES and operation in OPERATIONS:
-        said = re.sub(r"\w+", lambda word: NAMES[name].get(word[0], word[0]), said)
+        said = renamed(said, NAMES[name])
         said = re.sub(r"(padding=[^=]*), \1", r"\1", said)
     elif operation == name.rstrip("_"):
         said = name + said.removeprefix(operation)

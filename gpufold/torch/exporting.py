@@ -23,9 +23,10 @@ Fold: TypeAlias = Callable[..., Tensor]  # sums columns (N, C*taps, blocks) into
 
 
 def decompositions() -> dict[Any, Callable[..., Tensor]]:
-    """Return what gpufold's operators are in those of aten, a table for `ExportedProgram.run_decompositions`.
+    """Return decompositions of gpufold's operators into aten's, for `ExportedProgram.run_decompositions`.
 
-    Symmetric sums of two axes become aten.col2im, what takes their blocks aten.im2col; add_blocks and take_blocks stay.
+    Folds of two axes with symmetric padding become aten.col2im, unfolds aten.im2col, and others elementary operators.
+    add_blocks and take_blocks have no decomposition.
 
     >>> import torch, gpufold.torch
     >>> class Model(torch.nn.Module):
@@ -35,6 +36,10 @@ def decompositions() -> dict[Any, Callable[..., Tensor]]:
     >>> program = program.run_decompositions(gpufold.torch.decompositions())
     >>> [str(node.target) for node in program.graph.nodes if node.op == "call_function"]
     ['aten.col2im.default']
+
+    See Also
+    --------
+    torch.export.ExportedProgram.run_decompositions : Takes the table.
     """
     functions = {name: partial(decomposed, fold_by_aten, name) for name in IN_ATEN} | {"im2col": _im2col_by_aten}
     return {getattr(torch.ops.gpufold, name).default: function for name, function in functions.items()}
@@ -261,7 +266,7 @@ def attributes_of(strides: Any, dilations: Any, begins: Any, ends: Any) -> dict[
     """Return the attributes of ONNX's Col2Im, or raise where they are no constants."""
     for name, values in {"strides": strides, "dilations": dilations, "pads_begin": begins, "pads_end": ends}.items():
         if not isinstance(values, list | tuple) or not all([type(each) is int for each in values]):
-            raise TypeError(f"col2im: {name} must not follow the input's size, for they are constants in ONNX")
+            raise TypeError(f"col2im: {name} must not follow the input's size: they are constants in ONNX")
     return {"strides": strides, "dilations": dilations, "pads": [*begins, *ends]}
 
 

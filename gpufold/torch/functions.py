@@ -33,8 +33,8 @@ compute, compute_in_place = partial(tensors.compute, differentiate), partial(ten
 AXES_BY = {"col2im": "output_size", "im2col": "kernel_size"}
 """The sizes that have a value for each spatial axis; of other operations `block_shape`."""
 
-SAID = """As `gpufold.{name}`, with gradients. `{first}`, the window and the contiguous result are on one device. A
-window that requires a gradient has one under a sum; under a mean that is a ValueError.
+SAID = """As `gpufold.{name}`, with gradients. `{first}`, a window and the contiguous result are on one device. A window
+may require a gradient in a sum; in a mean that is a ValueError.
 """
 
 
@@ -71,7 +71,7 @@ def on_tensors(function: FunctionT, example: str) -> FunctionT:
             return _over_the_ends(computed, data, {each: values[each] for each in known - {first, "last"}})
         if traced:
             if values.get("last", "drop") != "drop" or values.get("fill_value"):
-                raise TypeError(f"{name}: where it is traced, last must be 'drop' or 'over' and fill_value None or 0")
+                raise TypeError(f"{name}: under a compiler, last must be 'drop' or 'over' and fill_value None or 0")
             sizes = (*[values[each] for each in SIZES[name]],)
             if "window" not in values:
                 return operators.trace_space(name, data, sizes, values["variant"])
@@ -201,7 +201,7 @@ def add_blocks(
             [0., 0., 1., 1., 1., 0.]])
 
     Tensors are on one device, and so is the contiguous result. `array`, `blocks` and a window have gradients. Positions
-    are a tensor on that device, whose values are never copied to the host, or a sequence.
+    are a sequence, or a tensor on that device. A tensor's values are never copied to the host.
     """
     if weights is not None:
         terms, _, places = _weighed("add_blocks", array, blocks, positions, window, weights)
@@ -239,7 +239,7 @@ def add_blocks_(
     tensor([1., 1., 2., 1., 1., 0.])
 
     Tensors are as in `gpufold.torch.add_blocks`. A leaf that requires a gradient is a ValueError. With gradients this
-    is ``array.copy_(add_blocks(array, ...))``, which needs another tensor. A window's gradient includes `weight_out`.
+    is ``array.copy_(add_blocks(array, ...))`` and allocates a tensor. A window's gradient includes `weight_out`.
     """
     if weights is not None or is_traced(array, blocks):
         options: dict[str, Any] = {"variant": variant, "deterministic": deterministic}
@@ -283,7 +283,7 @@ def _weighed(
     for each in axes:
         tensors.check_real(name, "window", each)
     if axes and [tuple(each.shape) for each in axes] != wanted:
-        raise ValueError(f"{name}: window must have the shape {block} of the block's taps, or be one array per axis")
+        raise ValueError(f"{name}: window must have the shape {block} of a block, or be one array per axis")
     dtype = tensors.WEIGHTS[tensors.name_of(array.dtype)]
     axes = tuple([tensors.ready_weights(each, dtype) for each in axes])
     least = least_weight(dtype.itemsize, "mean") if summed else 0.0
@@ -355,7 +355,7 @@ def average(numerator: Tensor, weight: Tensor, *, variant: str = "auto") -> Tens
     tensor([[ 3.,  2.,  0.],
             [ 1., 10.,  0.]])
 
-    Gradients are zero where the weight is.
+    Gradients are zero if the weight is.
     """
     if is_traced(numerator, weight):
         return operators.trace("average", (numerator, weight), (), 0, ("sum", variant, True))

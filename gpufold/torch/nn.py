@@ -55,6 +55,11 @@ def fold(
         As in torch.nn.functional.fold. A sequence sets the number of spatial axes; if all are ints, there are two.
     window, reduction, fill_value
         As in `gpufold.torch.col2im`.
+
+    See Also
+    --------
+    Fold : The same as a module.
+    unfold : Extract the columns.
     """
     sizes = {"output_size": output_size, "kernel_size": kernel_size, "stride": stride, "padding": padding}
     rank = _rank("fold", dilation, sizes)
@@ -93,6 +98,11 @@ def unfold(
         Image, of the dtypes of `col2im`.
     kernel_size, dilation, padding, stride, window
         As in torch.nn.functional.unfold, in `fold`, and in `gpufold.torch.im2col`.
+
+    See Also
+    --------
+    Unfold : The same as a module.
+    fold : Fold the columns.
     """
     rank = _rank("unfold", dilation, {"kernel_size": kernel_size, "stride": stride, "padding": padding})
     kernel: Any = per_axis(kernel_size, rank) if is_integer(kernel_size) else kernel_size
@@ -157,7 +167,8 @@ class _Windowed(nn.Module):
             return weights if weights.requires_grad else weights.clone()
         if not isinstance(weights, np.ndarray):
             raise TypeError(
-                f"{name}: window must be of torch.Tensor or numpy.ndarray, got {type(weights).__qualname__}"
+                f"{name}: window must be a torch.Tensor or numpy.ndarray, or a sequence of one per axis, got "
+                f"{type(weights).__qualname__}{'; convert lists with torch.as_tensor' * isinstance(weights, list)}"
             )
         library_of(name, "window", weights)
         if weights.dtype.name not in ELEMENT_TYPES or weights.dtype.kind in "bc":
@@ -189,8 +200,12 @@ class Fold(_Windowed, nn.Fold):
     Parameters
     ----------
     output_size, kernel_size, dilation, padding, stride, window, reduction, fill_value
-        As in `fold`; a window may also be a NumPy array. A Parameter is learned. Any other window is a buffer that is
-        not saved: a copy, unless it requires a gradient.
+        As in `fold`; a window may also be a NumPy array. A Parameter is learned. Any other window becomes a
+        non-persistent buffer: a copy, unless it requires a gradient.
+
+    See Also
+    --------
+    fold : The same as a function.
     """
 
     @answers
@@ -213,7 +228,7 @@ class Fold(_Windowed, nn.Fold):
             check_number("Fold", "fill_value", fill_value)
 
     def forward(self, input: Tensor) -> Tensor:
-        """Return the image that the columns are of."""
+        """Return the folded image."""
         sizes = self.output_size, self.kernel_size, self.dilation, self.padding, self.stride
         options: dict[str, Any] = {"reduction": self.reduction, "fill_value": self.fill_value}
         return fold(input, *sizes, window=self.kept_window(), **options)
@@ -235,6 +250,10 @@ class Unfold(_Windowed, nn.Unfold):
     ----------
     kernel_size, dilation, padding, stride, window
         As in `unfold`, and a window as in `Fold`.
+
+    See Also
+    --------
+    unfold : The same as a function.
     """
 
     @answers
@@ -245,6 +264,6 @@ class Unfold(_Windowed, nn.Unfold):
         self.keep_window(window)
 
     def forward(self, input: Tensor) -> Tensor:
-        """Return the columns of an image."""
+        """Return the columns of the image."""
         sizes = self.kernel_size, self.dilation, self.padding, self.stride
         return unfold(input, *sizes, window=self.kept_window())

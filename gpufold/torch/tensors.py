@@ -123,7 +123,7 @@ def check_stored(operation: str, name: str, tensor: Tensor) -> None:
     if end > size:
         raise ValueError(
             f"{operation}: {name} must have its elements in memory, but its storage, which was resized or freed, has "
-            f"{size} bytes where {end} are needed"
+            f"{size} bytes of the {end} needed"
         )
 
 
@@ -296,16 +296,16 @@ def check_recordable(name: str, tensor: Tensor, values: Tensor) -> None:
     base = tensor._base if tensor._is_view() else None
     kind = ""
     if tensor.is_inference() and not torch.is_inference_mode_enabled():
-        kind = "of inference mode, which"
+        kind = "of inference mode"
     elif not has_gradient(tensor, values):
         return
     elif tensor.requires_grad and (tensor.is_leaf if base is None else base.is_leaf):
-        kind = f"{'a leaf' if base is None else 'a view of a leaf'} that requires a gradient, which"
+        kind = f"{'a leaf' if base is None else 'a view of a leaf'} that requires a gradient"
     elif base is not None and _autograd._get_creation_meta(tensor) != _autograd.CreationMeta.DEFAULT:
-        kind = "a view that was made under torch.no_grad(), or one of several, as of unbind, which"
+        kind = "a view that was made under torch.no_grad(), or one of several, as of unbind"
     if kind:
         raise ValueError(
-            f"add_blocks_: {name} is {kind} nothing may write into where gradients are recorded; call add_blocks, "
+            f"add_blocks_: {name} is {kind}, and must not be changed while gradients are recorded; call add_blocks, "
             "which returns a new tensor, or add under torch.no_grad()"
         )
 
@@ -348,7 +348,7 @@ def compute(
     seen = seen_of(call)
     if not (guards := seen.guards).hold(given):
         check_bytes(call, call.result_shape, call.element.itemsize)
-        weights = () if window is None else axes_of_window(call, window)
+        weights = () if window is None else axes_of_window(call, window, "torch.as_tensor")
         check_dense(call.operation, OPERATIONS[call.operation].data, data)
         if out is not None:
             check_dense(call.operation, "array", out)
@@ -383,7 +383,7 @@ def compute_in_place(
     given = (*written, blocks, positions, *axes)
     seen = seen_of(call, True)
     if not ((guards := seen.guards).hold(given) and guards.apart(given, len(written))):
-        weights = () if window is None else axes_of_window(call, window)
+        weights = () if window is None else axes_of_window(call, window, "torch.as_tensor")
         out, blocks, positions, weight_out = map(alive, (out, blocks, positions, weight_out))
         written = (out,) if weight_out is None else (out, weight_out)
         check_dense("add_blocks_", "array", out)
