@@ -5,12 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from fronts import as_array, as_tensor
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_torch import as_array, as_tensor, layouts, same_bits
-from test_torch_tools import TRANSFORMS
-from torch.fx.experimental.proxy_tensor import make_fx
-from torch.utils._python_dispatch import TorchDispatchMode
+from test_torch import TRANSFORMS, layouts, same_bits
+from test_torch_trace import RECORDERS
 
 import gpufold.torch
 from gpufold.torch import guards, tensors
@@ -165,69 +164,30 @@ def test_large_sums_are_made_here():
 # What watches and what records sees the same
 
 
-class Mode(TorchDispatchMode):
-    """Remembers the operators that it sees."""
-
-    def __init__(self):
-        super().__init__()
-        self.seen = []
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        self.seen.append(str(function))
-        return function(*args, **kwargs or {})
-
-
-def under_a_mode(columns):
-    with Mode() as mode:
-        fold(columns)
-    return " ".join(mode.seen)
-
-
-RECORDERS = {
-    "jit.trace": lambda columns: str(torch.jit.trace(fold, columns).inlined_graph).replace("::", "."),
-    "export": lambda columns: torch.export.export(Folding(), (columns,)).graph_module.code,
-    "compile": lambda columns: compiled(columns),
-    "make_fx": lambda columns: make_fx(fold)(columns).code,
-    "symbolic_trace": lambda columns: torch.fx.symbolic_trace(fold).code,
-    "a mode": under_a_mode,
-} | {name: lambda columns, of=of: make_fx(of)(columns).code for name, of in TRANSFORMS.items() if "vmap" not in name}
-
-
-class Folding(torch.nn.Module):
-    def forward(self, columns):
-        return fold(columns)
-
-
-def compiled(columns):
-    codes = []
-    torch.compiler.reset()
-    torch.compile(fold, backend=lambda graph, given: codes.append(graph.code) or graph.forward)(columns)
-    return codes[0]
-
-
 @pytest.mark.parametrize("name", RECORDERS)
 def test_operators_are_recorded_after_a_call_that_torch_computed(name):
-    columns = learning()
-    assert "gpufold." in RECORDERS[name](columns) or "gpufold_torch" in RECORDERS[name](columns)
+    _, code = RECORDERS[name](fold, [learning()])
+    assert "gpufold." in code
     learning()
 
 
-@pytest.mark.parametrize("name", [*TRANSFORMS][1:])
-def test_transforms_are_computed_here(name):
-    columns = torch.stack([COLUMNS, COLUMNS + 1], 1) if "vmap" in name else COLUMNS
-    fold(COLUMNS.clone().requires_grad_())
+def profiled(function, *given):
+    """Return how often each thing ran in a call."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
-        TRANSFORMS[name](columns.transpose(0, 1) if name == "vmap of grad" else columns)
-    names = {each.key for each in profile.key_averages()}
-    assert "gpufold::col2im" in names
-    assert not {"aten::col2im", "aten::im2col"} & names
+        function(*given)
+    return {each.key: each.count for each in profile.key_averages()}
+
+
+@pytest.mark.parametrize("name", TRANSFORMS)
+def test_transforms_are_computed_here(name):
+    learning()
+    counts = profiled(TRANSFORMS[name][0], fold, (COLUMNS,))
+    assert "gpufold::col2im" in counts
+    assert not {"aten::col2im", "aten::im2col"} & {*counts}
 
 
 def test_the_profiler_names_a_call_that_torch_computes():
-    columns = learning()
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
-        fold(columns)
-    counts = {each.key: each.count for each in profile.key_averages()}
+    counts = profiled(fold, learning())
     assert counts["gpufold::col2im"] == counts["aten::col2im"] == 1
 
 

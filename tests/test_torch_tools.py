@@ -12,8 +12,6 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from test_torch import LINEAR, WINDOWED, named
-from torch.fx.experimental.proxy_tensor import make_fx
 
 import gpufold.torch
 
@@ -27,79 +25,8 @@ def fold(columns, window=None):
     return gpufold.torch.fold(columns, 4, 2, window=window)
 
 
-def loss(columns):
-    return fold(columns.sin(), torch.full((2, 2), 0.5)).square().sum()
-
-
 # ---------------------------------------------------------------------------------------------
 # Transforms and tracers
-
-
-@named([*LINEAR, *WINDOWED])
-def test_functionalize(operation):
-    given = operation.tensors(torch.float64, requires_grad=True)
-    want = operation(*given).detach()
-    assert torch.equal(torch.func.functionalize(operation)(*given), want)
-    code = make_fx(torch.func.functionalize(operation.of(gpufold.torch)))(*[each.detach() for each in given]).code
-    assert f"gpufold.{operation.name}" in code
-
-
-@pytest.mark.parametrize("transform", ["grad", "grad of grad", "jvp", "vmap", "vmap of grad"])
-@named([*LINEAR, *WINDOWED])
-def test_functionalize_of_transforms(operation, transform):
-    given = tuple(operation.tensors(torch.float64))
-    every, tangents = tuple(range(len(given))), tuple(each.cos() for each in given)
-
-    def loss(*given):
-        return operation(*given).square().sum()
-
-    def of_gradients(*given):
-        return sum(each.square().sum() for each in torch.func.grad(loss, every)(*given))
-
-    transformed = {
-        "grad": torch.func.grad(loss, every),
-        "grad of grad": torch.func.grad(of_gradients, every),
-        "jvp": lambda *given: torch.func.jvp(operation, given, tangents),
-        "vmap": torch.vmap(operation),
-        "vmap of grad": torch.vmap(torch.func.grad(loss, every)),
-    }[transform]
-    if "vmap" in transform:
-        given = [torch.stack([each, each.sin()]) for each in given]
-    got, want = (function(*given) for function in (torch.func.functionalize(transformed), transformed))
-    for each, other in [(got, want)] if transform == "vmap" else zip(got, want, strict=True):
-        assert torch.equal(each, other)
-
-
-def test_functionalize_sees_what_is_added_in_place():
-    def stitched(tiles):
-        picture = torch.zeros(6)
-        gpufold.torch.add_blocks_(picture, tiles, [(0,), (2,)])
-        return picture.mul_(2)
-
-    tiles = torch.randn(2, 3)
-    assert torch.equal(torch.func.functionalize(stitched)(tiles), stitched(tiles))
-
-
-TRANSFORMS = {
-    "none": lambda columns: fold(columns),
-    "grad": torch.func.grad(loss),
-    "vmap": torch.vmap(lambda columns: fold(columns), in_dims=1, out_dims=1),
-    "vmap of grad": torch.vmap(torch.func.grad(loss)),
-    "grad of functionalize": torch.func.grad(torch.func.functionalize(loss)),
-    "functionalize of grad": torch.func.functionalize(torch.func.grad(loss)),
-    "jvp": lambda columns: torch.func.jvp(fold, (columns,), (columns.cos(),))[1],
-    "jacrev": torch.func.jacrev(lambda columns: fold(columns)),
-    "hessian": torch.func.hessian(loss),
-}
-
-
-@pytest.mark.parametrize("mode", ["real", "fake", "symbolic"])
-@pytest.mark.parametrize("name", TRANSFORMS)
-def test_transforms_are_traced(name, mode):
-    columns = torch.stack([COLUMNS, COLUMNS + 1], 1 if name == "vmap" else 0) if "vmap" in name else COLUMNS
-    graph = make_fx(TRANSFORMS[name], tracing_mode=mode)(columns)
-    assert "gpufold." in graph.code
-    torch.testing.assert_close(graph(columns.cos()), TRANSFORMS[name](columns.cos()))
 
 
 class Network(torch.nn.Module):
