@@ -57,7 +57,7 @@ def test_a_seed_draws_the_same_mutants():
     assert {Path(mutant.file).parts[:2] for mutant in of_kernels if mutant.file.endswith("py")} == {("gpufold", "gpu")}
 
 
-MINIATURE = """
+PYTHON = """
 def smaller(a, b):
     if a < b and a > 0:
         raise ValueError("not + this")
@@ -65,25 +65,7 @@ def smaller(a, b):
     total += b
     return total
 """
-
-
-def test_every_kind_of_mutant_of_python_is_drawn(tmp_path):
-    (tmp_path / "miniature.py").write_text(MINIATURE)
-    changes = {(mutant.old, mutant.new) for mutant in mutants.mutants_of(tmp_path, tmp_path / "miniature.py")}
-    assert changes == {
-        ("<", "<="),
-        (">", ">="),
-        ("and", "or"),
-        ("0", "1"),
-        ("1", "2"),
-        ("+", "-"),
-        ("total += b", "pass"),
-        ("a < b and a > 0", "(not (a < b and a > 0))"),
-    }
-
-
-def test_every_kind_of_mutant_of_cuda_is_drawn_from_code_alone(tmp_path):
-    text = """// 1 + 2
+CUDA = """// 1 + 2
 #define THREADS 32
 template <int n> void f(int a)
 {
@@ -93,16 +75,23 @@ template <int n> void f(int a)
     __syncthreads();
 }
 """
-    (tmp_path / "miniature.cu").write_text(text)
-    changes = {(mutant.old.strip(), mutant.new) for mutant in mutants.mutants_of(tmp_path, tmp_path / "miniature.cu")}
-    assert changes == {
-        ("<", "<="),
-        ("2", "3"),
-        ("a < 2", "!(a < 2)"),
-        ("a += g(a);", ";"),
-        ('asm("add 3, 4;");', ";"),
-        ("__syncthreads();", ";"),
-    }
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "changes"),
+    [
+        ("miniature.py", PYTHON, {
+            ("<", "<="), (">", ">="), ("and", "or"), ("0", "1"), ("1", "2"), ("+", "-"), ("total += b", "pass"),
+            ("a < b and a > 0", "(not (a < b and a > 0))")}),
+        ("miniature.cu", CUDA, {
+            ("<", "<="), ("2", "3"), ("a < 2", "!(a < 2)"), ("a += g(a);", ";"), ('asm("add 3, 4;");', ";"),
+            ("__syncthreads();", ";")}),
+    ],
+)  # fmt: skip
+def test_every_kind_of_mutant_is_drawn_from_code_alone(name, text, changes, tmp_path):
+    (tmp_path / name).write_text(text)
+    drawn = mutants.mutants_of(tmp_path, tmp_path / name)
+    assert {(mutant.old.strip(), mutant.new) for mutant in drawn} == changes
 
 
 TESTS = """
@@ -224,16 +213,3 @@ def test_a_draw_goes_on_where_it_was_stopped(tmp_path, monkeypatch, capsys):
     assert faults.random_mutants(4, 5, tmp_path) == 1
     assert judged == list(islice(mutants.draw(CHECKOUT, 5), 5))
     assert "1 of 2 mutants caught; 1 more cost speed alone" in capsys.readouterr().out
-
-
-def test_faults_are_chosen_by_words(monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["faults.py", "-k", "no such words"])
-    with pytest.raises(SystemExit):
-        faults.main()
-    assert "no fault has 'no such words'" in capsys.readouterr().err
-    ran = []
-    monkeypatch.setattr(sys, "argv", ["faults.py", "-k", "inline PTX of bins.cu"])
-    monkeypatch.setattr(faults, "run_tests", lambda *_: (0, ""))
-    monkeypatch.setattr(faults, "survives", lambda fault, _: ran.append(fault.file))
-    assert faults.main() == 0
-    assert ran == ["kernels/bins.cu"] * 2
