@@ -62,30 +62,6 @@ def test_nobody_finds_a_package_that_is_stood_in_for(monkeypatch, tmp_path):
 # MONAI
 
 
-@pytest.mark.peer("monai")
-@pytest.mark.parametrize("mode", ["constant", "gaussian"])
-@pytest.mark.parametrize(
-    ("size", "tile", "overlap"),
-    [((67, 90), (24, 32), 0.5), ((41, 30, 37), (16, 16, 12), 0.25), ((20, 33), (20, 8), 0.7)],
-    ids=str,
-)
-def test_monais_sliding_window_inference_has_the_same_bits(size, tile, overlap, mode):
-    import torch
-
-    inferers, utils = client("monai.inferers"), client("monai.data.utils")
-    image = noise(1, *size)
-    theirs = inferers.sliding_window_inference(
-        torch.from_numpy(image)[None], tile, 3, two_classes(torch), overlap=overlap, mode=mode
-    )
-    strides = [side if side == extent else int(side * (1 - overlap)) for extent, side in zip(size, tile, strict=True)]
-    positions = gpufold.grid_positions(size, tile, strides=strides, last="shift")
-    slices = utils.dense_patch_slices(size, tile, strides)
-    assert positions.tolist() == [[along.start for along in each] for each in slices]
-    window = utils.compute_importance_map(tile, mode=mode).numpy()
-    ours = stitched(two_classes(np), image, positions, tile, 5, window=window)
-    np.testing.assert_array_equal(ours, theirs[0])
-
-
 NUMPYS = {"constant": "constant", "reflect": "reflect", "replicate": "edge", "circular": "wrap"}
 """What torch's modes of padding, which MONAI takes, are called by NumPy."""
 
@@ -157,20 +133,6 @@ def test_labels_of_many_classes_are_made_slab_by_slab():
         peaks.append(peak_of(run))
         print(f"{run.__name__}: {process_time() - start:.2f} s, {peaks[-1] / 1e6:.0f} MB")
     assert peaks[0] < 0.5 * peaks[1]
-
-
-@pytest.mark.peer("monai")
-def test_monais_merger_counts_up_to_255_and_gpufold_on():
-    """The day its counts hold more, one of its users' reasons is gone."""
-    import torch
-
-    merger = client("monai.inferers.merger").AvgMerger((1, 1, 4, 5))
-    for _ in range(300):
-        merger.aggregate(torch.ones(1, 1, 4, 5), (0, 0))
-    assert merger.finalize().unique().tolist() == pytest.approx([300 / (300 - 256)])
-    stitcher = gpufold.Stitcher((1, 4, 5), (4, 5))
-    stitcher.add(np.ones((300, 1, 4, 5), np.float32), np.zeros((300, 2), int))
-    np.testing.assert_array_equal(stitcher.result(), 1)
 
 
 @pytest.mark.peer("monai")
@@ -267,26 +229,6 @@ def test_nnunets_logits_up_to_its_half_precision():
     assert 10 * error_of_halves < error_of_theirs < 0.05  # most where weights are tiny
 
 
-@pytest.mark.peer("nnunetv2")
-def test_nnunet_meets_infinity_where_gpufold_has_the_logits():
-    """Its weights reach 10, half precision ends at 65504, and a network that is sure of a class says 7000."""
-    import torch
-
-    size, tile = (12, 12, 12), (8, 8, 8)
-    image = torch.full((1, *size), 3500.0)
-    sure = nnunet(lambda tiles: torch.cat([2 * tiles, -tiles], 1), tile)
-    with pytest.raises(RuntimeError, match="Encountered inf in predicted array"):
-        sure.predict_sliding_window_return_logits(image)
-    positions = gpufold.grid_positions(size, tile, strides=4, last="even")
-    assert len(positions) == 8
-
-    def network(tiles):
-        return np.concatenate([2 * tiles, -tiles], 1).astype(np.float16)
-
-    ours = stitched(network, image.numpy(), positions, tile, 4, window=nnunets_gaussian(tile))
-    np.testing.assert_allclose(ours, np.broadcast_to(np.float32([7000, -3500]).reshape(2, 1, 1, 1), ours.shape), 1e-6)
-
-
 # ---------------------------------------------------------------------------------------------
 # TorchIO
 
@@ -372,38 +314,6 @@ def test_pty_chis_fractional_patches_are_whole_ones_that_it_shifts():
     theirs = processing.place_patches_fourier_shift(torch.from_numpy(picture), torch.from_numpy(centres), patches)
     shifted = processing.fourier_shift(torch.nn.functional.pad(patches, [margin] * 4), rest)
     ours = gpufold.add_blocks_(picture.copy(), shifted.numpy(), wider_at)
-    np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-4)
-
-
-@pytest.mark.peer("ptychi")
-def test_pty_chis_bilinear_patches_are_four_weighed_whole_ones():
-    import torch
-
-    processing, probe = client("ptychi.image_proc"), (8, 6)
-    picture, centres, begins = scan(probe, whole=False)
-    begins = np.clip(begins, 0, np.array(picture.shape) - np.array(probe) - 1.5).astype(np.float32)
-    centres = torch.from_numpy(begins + np.array(probe, np.float32) / 2)  # this one counts from a corner of the pixel
-    whole = np.floor(begins).astype(int)
-    rest = (begins - whole).astype(np.float32)
-    corners = [(row, column) for row in (0, 1) for column in (0, 1)]
-    weights = [
-        np.prod([part if side else 1 - part for part, side in zip(rest.T, corner, strict=True)], axis=0)[:, None, None]
-        for corner in corners
-    ]
-    theirs = processing.extract_patches_bilinear_shift(torch.from_numpy(picture), centres, probe)
-    ours = sum(
-        weight * gpufold.take_blocks(picture, whole + corner, probe)
-        for weight, corner in zip(weights, corners, strict=True)
-    )
-    np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-5)
-
-    patches = waves(len(begins), probe)
-    theirs = processing.place_patches_bilinear_shift(
-        torch.from_numpy(picture.copy()), centres, torch.from_numpy(patches)
-    )
-    ours = picture.copy()
-    for weight, corner in zip(weights, corners, strict=True):
-        gpufold.add_blocks_(ours, weight * patches, whole + corner)
     np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-4)
 
 
@@ -524,32 +434,8 @@ def decoded_by_tiles(decode, latent, tile, step, ramp, keep):
 
 
 @pytest.mark.peer("diffusers")
-def test_diffusers_tiled_decoding_is_stitched_with_a_ramp_but_for_corners():
-    """Where four tiles meet, it blends columns of tiles that were blended already, and the weights are other ones."""
-    import torch
-
-    model, decode = autoencoder(layers_per_block=1)
-    model.enable_tiling()
-    latent = torch.randn(1, 4, 44, 56)
-    theirs = model.decode(latent).sample[0]
-    tile, step, blend = model.tile_latent_min_size, 12, 16
-    along = np.arange(4 * tile, dtype=np.float32)
-    ramp = np.minimum(along, 4 * tile - along).clip(1e-7 * blend, blend) / np.float32(blend)
-    rows = []
-    decoded_by_tiles(decode, latent, tile, step, ramp, rows.append)
-    ours = torch.cat(rows, 1)
-    assert ours.shape == theirs.shape == (3, 176, 224)
-    shared = [
-        torch.tensor([4 * step <= pixel and pixel % (4 * step) < blend for pixel in range(n)]) for n in (176, 224)
-    ]
-    corners = shared[0][:, None] & shared[1]
-    torch.testing.assert_close(ours[:, ~corners], theirs[:, ~corners], rtol=0, atol=1e-5)
-    assert (ours - theirs)[:, corners].abs().max() > 0.01, "the day it is mended, the recipe says so"
-
-
-@pytest.mark.peer("diffusers")
-def test_map_tiles_decodes_as_diffusers_does_away_from_seams():
-    """Its last tiles are smaller, and those of a latent that tiles do not divide are left out of the comparison."""
+def test_map_tiles_decodes_as_diffusers_does_but_for_corners():
+    """Where four tiles meet, it blends columns of tiles that were blended already; its last tiles are smaller."""
     import torch
 
     model, decode = autoencoder(layers_per_block=1)
@@ -570,6 +456,8 @@ def test_map_tiles_decodes_as_diffusers_does_away_from_seams():
     compared = rows[:, None] & columns & ~(shared[0][:, None] & shared[1])
     assert compared.sum() > 0.5 * compared.numel()
     torch.testing.assert_close(ours[:, compared], theirs[:, compared], rtol=0, atol=1e-5)
+    corners = rows[:, None] & columns & shared[0][:, None] & shared[1]
+    assert (ours - theirs)[:, corners].abs().max() > 0.01, "the day it is mended, the recipe says so"
 
 
 @pytest.mark.peer("diffusers")
