@@ -149,7 +149,7 @@ def operation_of(name):
 
 
 # ---------------------------------------------------------------------------------------------
-# Tensors
+# Tensors, and JAX's arrays
 
 
 def as_tensor(array):
@@ -171,6 +171,17 @@ def as_array(tensor):
 
         return tensor.contiguous().view(torch.int16).numpy().view(ml_dtypes.bfloat16)
     return tensor.numpy()
+
+
+@contextmanager
+def x64(on):
+    """With numbers of 64 bits, or without, in every thread and version."""
+    import jax
+
+    before = jax.config.jax_enable_x64
+    jax.config.update("jax_enable_x64", on)
+    yield
+    jax.config.update("jax_enable_x64", before)
 
 
 # ---------------------------------------------------------------------------------------------

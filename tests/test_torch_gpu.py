@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from cases import CASES, DTYPES
+from cases import DTYPES
 from fronts import EVERY, as_tensor, in_dtypes, named, passing_for_gpu, waiting
 from test_torch import same_bits, tensors_of
 
@@ -72,21 +72,6 @@ def test_gradients(moved, operation):
         each.requires_grad_()
     assert torch.autograd.gradcheck(call, given, check_forward_ad=True, nondet_tol=1e-12, fast_mode=True)
     assert torch.autograd.gradgradcheck(call, given, nondet_tol=1e-12, fast_mode=True)
-
-
-@pytest.mark.parametrize("case", CASES[:12], ids=str)
-@pytest.mark.gpu
-def test_cases_have_the_bits_of_the_cpu(case):
-    columns = random(case.columns_shape, torch.float32)
-    want = gpufold.torch.col2im(columns, case.output_size, case.kernel_size, **case.arguments)
-    for variant in ("auto", *gpufold.variants("col2im")):
-        try:
-            got = gpufold.torch.col2im(
-                columns.cuda(), case.output_size, case.kernel_size, **case.arguments, variant=variant
-            )
-        except gpufold.Unsupported:
-            continue
-        torch.testing.assert_close(got.cpu(), want, rtol=0 if variant != "atomic" else 1e-5, atol=1e-5)
 
 
 @named(EVERY)

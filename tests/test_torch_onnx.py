@@ -10,8 +10,7 @@ import pytest
 import torch
 from fronts import EVERY, LINEAR, Operation, as_array, named, operation_of
 from test_torch import tensors_of
-from test_torch_trace import Model
-from torch.utils._python_dispatch import TorchDispatchMode
+from test_torch_trace import Mode, Model
 
 import gpufold.torch
 
@@ -164,28 +163,15 @@ def test_what_onnx_cannot_say_is_an_error():
         exported(follows, [torch.ones(1, 4, 9)], False, dynamic_axes={"x": [1]}, input_names=["x"])
 
 
-class Seen(TorchDispatchMode):
-    """Keeps the arguments of gpufold's operators."""
-
-    def __init__(self):
-        super().__init__()
-        self.calls = []
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        if function.namespace == "gpufold":
-            self.calls.append((function, args))
-        return function(*args, **(kwargs or {}))
-
-
 @named(OPERATIONS)
 @pytest.mark.parametrize("name", ["float32", "float16", "complex64", "int32", "bool"])
 def test_decompositions_compute_the_same(operation, name):
     dtype = getattr(torch, name)
     if not (dtype.is_floating_point or dtype.is_complex) and (operation.window or operation.averages):
         dtype = torch.float64
-    with Seen() as seen:
+    with Mode() as mode:
         want = operation(*whole(operation, dtype))
-    ((operator, arguments),) = seen.calls
+    ((operator, arguments),) = [call for call in mode.calls if call[0].namespace == "gpufold"]
     got = gpufold.torch.decompositions()[operator](*arguments)
     assert (got.dtype, got.shape, got.stride()) == (want.dtype, want.shape, want.stride())
     if not operation.averages and operation.name != "average":
