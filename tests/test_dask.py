@@ -7,7 +7,6 @@ import inspect
 import os
 import random
 import re
-import signal
 import time
 from functools import partial
 from itertools import pairwise
@@ -259,24 +258,6 @@ def test_averages_have_the_bits_of_eager_calls(dtype, data):
     assert_same_bits(by_row.compute(), gpufold.average(sums[:0], weight[2]))
 
 
-def test_tiles_of_ones_have_the_sums_of_weights():
-    """Those that the eager function adds to `weight_out`, and so the same averages."""
-    tiles, window = values((60, 2, 5, 6), np.float32), window_of("separable", (5, 6), np.float32)
-    positions = np.random.default_rng(0).integers(-6, 30, (60, 2))
-    sums, weight = np.zeros((2, 20, 30), np.float32), np.zeros((20, 30), np.float32)
-    gpufold.add_blocks_(sums, tiles, positions, window=window, weight_out=weight)
-    lazy = gpufold.dask.add_blocks(
-        da.zeros((2, 20, 30), chunks=(1, 9, 8), dtype=np.float32),
-        da.from_array(tiles, chunks=7),
-        positions,
-        window=window,
-    )
-    ones, zeros = da.ones((60, 5, 6), dtype=np.float32), da.zeros((20, 30), chunks=(7, 30), dtype=np.float32)
-    of_pixels = gpufold.dask.add_blocks(zeros, ones, positions, window=window)
-    assert_same_bits(of_pixels.compute(), weight)
-    assert_same_bits(gpufold.dask.average(lazy, of_pixels).compute(), gpufold.average(sums, weight))
-
-
 # ---------------------------------------------------------------------------------------------
 # Stitching
 
@@ -370,40 +351,27 @@ def test_integers_are_stitched_to_sums():
 
 
 @pytest.mark.parametrize(
-    ("error", "match", "arguments", "options"),
+    ("error", "match", "wrong"),
     [
-        (TypeError, "positions must be integers", ([(0.5, 0)] * 2, (3, 8, 9)), {}),
-        (ValueError, r"positions must be .* of 2 blocks, got shape \(3, 2\)", ([(0, 0)] * 3, (3, 8, 9)), {}),
-        (ValueError, r"positions must be .* got shape \(2, 2, 1\)", (np.zeros((2, 2, 1), int), (3, 8, 9)), {}),
-        (ValueError, r"shape must be .* with 2 axes of size, .* got \(8, 9\) for blocks", ([(0, 0)] * 2, (8, 9)), {}),
-        (ValueError, r"shape must be .* got \(3, -8, 9\)", ([(0, 0)] * 2, (3, -8, 9)), {}),
-        (TypeError, "shape must be an integer or a sequence", ([(0, 0)] * 2, (3, 8, None)), {}),
-        (
-            ValueError,
-            "reduction must be one of sum, .* got 'median'",
-            ([(0, 0)] * 2, (3, 8, 9)),
-            {"reduction": "median"},
-        ),
-        (
-            TypeError,
-            "reduction must be a str, one of sum, .* got array",
-            ([(0, 0)] * 2, (3, 8, 9)),
-            {"reduction": np.array(["mean", "mean"])},
-        ),
-        (ValueError, r"window must have the shape \(4, 5\)", ([(0, 0)] * 2, (3, 8, 9)), {"window": np.ones((5, 4))}),
-        (TypeError, "window must hold real", ([(0, 0)] * 2, (3, 8, 9)), {"window": np.ones((4, 5), complex)}),
-        (ValueError, "chunks must be one value or 2", ([(0, 0)] * 2, (3, 8, 9)), {"chunks": (2, 2, 2)}),
-        (ValueError, "more than the .* that an array can have", ([(0, 0)] * 2, (3, 2**31, 2**31)), {}),
+        (TypeError, "positions must be integers", {"positions": [(0.5, 0)] * 2}),
+        (ValueError, r"positions must be .* of 2 blocks, got shape \(3, 2\)", {"positions": [(0, 0)] * 3}),
+        (ValueError, r"positions must be .* got shape \(2, 2, 1\)", {"positions": np.zeros((2, 2, 1), int)}),
+        (ValueError, r"shape must be .* with 2 axes of size, .* got \(8, 9\) for blocks", {"output_shape": (8, 9)}),
+        (ValueError, r"shape must be .* got \(3, -8, 9\)", {"output_shape": (3, -8, 9)}),
+        (TypeError, "shape must be an integer or a sequence", {"output_shape": (3, 8, None)}),
+        (ValueError, "reduction must be one of sum, .* got 'median'", {"reduction": "median"}),
+        (TypeError, "reduction must be a str, one of sum, .* got array", {"reduction": np.array(["mean", "mean"])}),
+        (ValueError, r"window must have the shape \(4, 5\)", {"window": np.ones((5, 4))}),
+        (TypeError, "window must hold real", {"window": np.ones((4, 5), complex)}),
+        (ValueError, "chunks must be one value or 2", {"chunks": (2, 2, 2)}),
+        (ValueError, "more than the .* that an array can have", {"output_shape": (3, 2**31, 2**31)}),
     ],
 )
-def test_what_cannot_be_stitched_is_refused_before_it_is_computed(error, match, arguments, options):
+def test_what_cannot_be_stitched_is_refused_before_it_is_computed(error, match, wrong):
     tiles = da.map_blocks(never, chunks=((1, 1), (3,), (4,), (5,)), meta=np.empty((0,) * 4, np.float32))
+    right = {"positions": [(0, 0)] * 2, "output_shape": (3, 8, 9)}
     with pytest.raises(error, match=f"^stitch: .*{match}"):
-        gpufold.dask.stitch(tiles, *arguments, **options)
-    if error is not ValueError:
-        return
-    with pytest.raises(TypeError, match=r"stitch: blocks must be a dask.array.Array, got numpy.ndarray"):
-        gpufold.dask.stitch(np.ones((2, 3, 4, 5)), [(0, 0)] * 2, (3, 8, 9))
+        gpufold.dask.stitch(tiles, **right | wrong)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -509,18 +477,6 @@ def cut_source(shape, chunks):
     return da.from_array(np.ones(shape, np.float32), chunks=chunks, name="source")
 
 
-def test_batch_and_channels_never_meet():
-    columns = cut_source((4, 12, 63), (1, 4, 21))
-    image = gpufold.dask.col2im(columns, (8, 10), (2, 2), chunks=4)
-    back = gpufold.dask.im2col(cut_source((4, 3, 8, 10), (1, 1, 4, 4)), (2, 2), chunks=3)
-    blocks = gpufold.dask.blocks_to_array(
-        cut_source((4, 3, 7, 9, 2, 2), (1, 1, 4, 4, 2, 2)), (4, 3, 8, 10), (2, 2), strides=1
-    )
-    for result in (image, back, blocks):
-        assert result.numblocks[:2] == (4, 3)
-        assert all(key[:2] == index[:2] for index, keys in sources(result).items() for key in keys)
-
-
 def reaching(fold, shape, chunks):
     """By the eager function: for every chunk of the result, the chunks of the input that any of it comes from."""
     array = da.from_array(np.zeros(shape, np.float32), chunks=chunks)
@@ -544,9 +500,9 @@ def reaching(fold, shape, chunks):
             (3, 4, 4, 3),
             partial(gpufold.dask.blocks_to_array, output_shape=(24, 11), block_shape=(4, 3), strides=(2, 1), chunks=5),
         ),
-        ((1, 4, 77), (1, 4, 22), partial(gpufold.dask.col2im, output_size=(8, 12), kernel_size=(2, 2), chunks=(3, 12))),
-        ((1, 1, 9, 8), (1, 1, 2, 8), partial(gpufold.dask.im2col, kernel_size=(3, 2), chunks=2)),
-        ((9, 12), (2, 5), partial(gpufold.dask.array_to_blocks, block_shape=(3, 2), strides=(1, 2), chunks=2)),
+        ((2, 8, 77), (1, 4, 22), partial(gpufold.dask.col2im, output_size=(8, 12), kernel_size=(2, 2), chunks=(3, 12))),
+        ((2, 2, 9, 8), (1, 1, 2, 8), partial(gpufold.dask.im2col, kernel_size=(3, 2), chunks=2)),
+        ((2, 9, 12), (1, 2, 5), partial(gpufold.dask.array_to_blocks, block_shape=(3, 2), strides=(1, 2), chunks=2)),
         (
             (8, 5, 6),
             (8, 2, 2),
@@ -767,24 +723,6 @@ def test_chunks_are_whatever_dask_takes(name):
 # Storage, processes, and a GPU
 
 
-def test_a_picture_goes_from_zarr_to_zarr(tmp_path):
-    tiles = values((7, 7, 16, 16), np.float32)
-    window = np.hanning(18)[1:-1].astype(np.float32)
-    da.from_array(tiles, chunks=(2, 3, 16, 16)).to_zarr(tmp_path / "tiles.zarr")
-    image = gpufold.dask.blocks_to_array(
-        da.from_zarr(tmp_path / "tiles.zarr"),
-        (64, 64),
-        (16, 16),
-        strides=8,
-        reduction="mean",
-        window=(window,) * 2,
-        chunks=20,
-    )
-    image.to_zarr(tmp_path / "image.zarr")
-    want = gpufold.blocks_to_array(tiles, (64, 64), (16, 16), strides=8, reduction="mean", window=(window,) * 2)
-    assert_same_bits(da.from_zarr(tmp_path / "image.zarr").compute(), want)
-
-
 @pytest.fixture(scope="module")
 def cluster():
     with LocalCluster(
@@ -797,14 +735,6 @@ def cluster():
 def client(cluster):
     with Client(cluster) as client:
         yield client
-
-
-def slow_ones(folder, block_info=None):
-    """Give a chunk of ones after a while, and leave a sign that it was begun."""
-    location = block_info[None]["chunk-location"]
-    (folder / f"{'-'.join(map(str, location))}.{os.getpid()}").touch()
-    time.sleep(0.05)
-    return np.ones(block_info[None]["chunk-shape"], np.float32) + location[0]
 
 
 def test_parts_of_a_picture_follow_each_other(client):
@@ -821,37 +751,6 @@ def test_parts_of_a_picture_follow_each_other(client):
         want = gpufold.blocks_to_array(source.compute(), (484, 484), (16, 16), strides=12, reduction="mean")
     for part, got in zip(parts, held, strict=True):
         assert_same_bits(got.compute(scheduler=client), want[part])
-
-
-def fold_ones(blocks):
-    return gpufold.dask.blocks_to_array(blocks, (116, 84), (8, 8), strides=4, reduction="mean", chunks=16)
-
-
-def stitch_ones(blocks):
-    positions = 4 * np.array(list(np.ndindex(*blocks.shape[:2])))
-    tiles = blocks.reshape(-1, *blocks.shape[2:], merge_chunks=False)
-    return gpufold.dask.stitch(tiles, positions, (116, 84), window=(np.hanning(8),) * 2, chunks=16)
-
-
-@pytest.mark.some(2)
-@pytest.mark.parametrize("put_together", [fold_ones, stitch_ones])
-def test_a_worker_that_dies_in_the_middle_changes_nothing(client, tmp_path, put_together):
-    blocks = da.map_blocks(
-        partial(slow_ones, tmp_path), chunks=((4,) * 7, (4,) * 5, (8,), (8,)), dtype=np.float32, meta=np.empty((0,) * 4)
-    )
-    image = put_together(blocks)
-    victim = next(iter(client.run(os.getpid).values()))
-    future = client.compute(image)
-    while len(list(tmp_path.iterdir())) < 10:
-        time.sleep(0.01)
-    assert not future.done()
-    os.kill(victim, signal.SIGKILL)
-    got = future.result(timeout=60)
-    client.wait_for_workers(2, timeout=60)
-    assert victim not in client.run(os.getpid).values()
-    with dask.config.set(scheduler="synchronous"):
-        want = put_together(da.from_array(blocks.compute(), chunks=blocks.chunks))
-    assert_same_bits(got, want.compute(scheduler="synchronous"))
 
 
 @pytest.mark.gpu
