@@ -135,12 +135,15 @@ def named(operations):
     return pytest.mark.parametrize("operation", operations, ids=str)
 
 
+def calls_in(dtypes):
+    """Return every operation with the dtypes that it has: only floats and complex numbers are weighed."""
+    return [(each, dtype) for each in EVERY for dtype in dtypes if each in LINEAR or np.dtype(dtype).kind not in "biu"]
+
+
 def in_dtypes(dtypes):
-    """Run a test for every operation in the dtypes that it has: only floats and complex numbers are weighed."""
-    rows = [(each, dtype) for each in EVERY for dtype in dtypes if each in LINEAR or np.dtype(dtype).kind not in "biu"]
-    return pytest.mark.parametrize(
-        ("operation", "dtype"), [pytest.param(each, dtype, id=f"{each}-{dtype}") for each, dtype in rows]
-    )
+    """Run a test for every operation in the dtypes that it has."""
+    rows = [pytest.param(each, dtype, id=f"{each}-{dtype}") for each, dtype in calls_in(dtypes)]
+    return pytest.mark.parametrize(("operation", "dtype"), rows)
 
 
 def operation_of(name):

@@ -245,29 +245,6 @@ def test_demucs_overlap_add_has_the_same_bits(length, power):
 
 
 @pytest.mark.peer("vocos")
-@pytest.mark.parametrize(("taps", "hop"), [(64, 16), (96, 40)])
-def test_vocos_s_head_speaks_by_gpufold_s_fold(monkeypatch, taps, hop):
-    """Its inverse short-time Fourier transform, with `torch.nn.functional.fold` in place and replaced: all bits."""
-    torch.manual_seed(0)
-    head = client("vocos.heads").ISTFTHead(dim=24, n_fft=taps, hop_length=hop, padding="same")
-    features, results = torch.randn(2, 30, 24), []
-    for fold in (torch.nn.functional.fold, gpufold.torch.fold):
-        calls = []
-        monkeypatch.setattr(
-            torch.nn.functional, "fold", lambda *a, fold=fold, calls=calls, **b: calls.append(a) or fold(*a, **b)
-        )
-        head.zero_grad()
-        signal = head(features)
-        signal.square().sum().backward()
-        assert len(calls) == 2, "the frames and their envelope"
-        results.append([signal.detach(), *(each.grad for each in head.parameters())])
-    for theirs, ours in zip(*results, strict=True):
-        assert torch.equal(theirs, ours)
-    with pytest.raises(RuntimeError, match="window overlap add min"):
-        torch.istft(torch.randn(2, taps // 2 + 1, 9).cfloat(), taps, hop, window=torch.hann_window(taps), center=False)
-
-
-@pytest.mark.peer("vocos")
 def test_vocos_s_transform_is_one_least_squares_fold():
     taps, hop = 64, 16
     transform = client("vocos.spectral_ops").ISTFT(taps, hop, taps)

@@ -65,22 +65,6 @@ def test_one_tensor_may_be_the_window_of_every_axis(checks):
 
 
 LEARNING = {"given": lambda: blocks().requires_grad_(), "window": lambda: weights().requires_grad_()}
-UNLIKE = {
-    "in another order": lambda tensor: tensor.transpose(0, -1).contiguous().transpose(0, -1),
-    "negative": lambda tensor: torch._neg_view(tensor.neg()),
-    "a parameter": lambda tensor: torch.nn.Parameter(tensor, requires_grad=False),
-    "of inference mode": torch.inference_mode()(torch.clone),
-}
-
-
-@WAYS
-@pytest.mark.parametrize("like", UNLIKE.values(), ids=UNLIKE)
-def test_tensors_of_another_kind_are_checked_anew(call, like, checks):
-    want = call(blocks(), weights())
-    assert torch.equal(call(blocks(like), weights()), want)
-    assert torch.equal(call(blocks(), weights(like)), want)
-    assert torch.equal(call(blocks(like), weights(like)), want)
-    assert len(checks) == 4
 
 
 @WAYS
