@@ -477,6 +477,18 @@ def cut_source(shape, chunks):
     return da.from_array(np.ones(shape, np.float32), chunks=chunks, name="source")
 
 
+def test_batch_and_channels_never_meet():
+    columns = cut_source((4, 12, 63), (1, 4, 21))
+    image = gpufold.dask.col2im(columns, (8, 10), (2, 2), chunks=4)
+    back = gpufold.dask.im2col(cut_source((4, 3, 8, 10), (1, 1, 4, 4)), (2, 2), chunks=3)
+    blocks = gpufold.dask.blocks_to_array(
+        cut_source((4, 3, 7, 9, 2, 2), (1, 1, 4, 4, 2, 2)), (4, 3, 8, 10), (2, 2), strides=1
+    )
+    for result in (image, back, blocks):
+        assert result.numblocks[:2] == (4, 3)
+        assert all(key[:2] == index[:2] for index, keys in sources(result).items() for key in keys)
+
+
 def reaching(fold, shape, chunks):
     """By the eager function: for every chunk of the result, the chunks of the input that any of it comes from."""
     array = da.from_array(np.zeros(shape, np.float32), chunks=chunks)
@@ -500,9 +512,9 @@ def reaching(fold, shape, chunks):
             (3, 4, 4, 3),
             partial(gpufold.dask.blocks_to_array, output_shape=(24, 11), block_shape=(4, 3), strides=(2, 1), chunks=5),
         ),
-        ((2, 8, 77), (1, 4, 22), partial(gpufold.dask.col2im, output_size=(8, 12), kernel_size=(2, 2), chunks=(3, 12))),
-        ((2, 2, 9, 8), (1, 1, 2, 8), partial(gpufold.dask.im2col, kernel_size=(3, 2), chunks=2)),
-        ((2, 9, 12), (1, 2, 5), partial(gpufold.dask.array_to_blocks, block_shape=(3, 2), strides=(1, 2), chunks=2)),
+        ((1, 4, 77), (1, 4, 22), partial(gpufold.dask.col2im, output_size=(8, 12), kernel_size=(2, 2), chunks=(3, 12))),
+        ((1, 1, 9, 8), (1, 1, 2, 8), partial(gpufold.dask.im2col, kernel_size=(3, 2), chunks=2)),
+        ((9, 12), (2, 5), partial(gpufold.dask.array_to_blocks, block_shape=(3, 2), strides=(1, 2), chunks=2)),
         (
             (8, 5, 6),
             (8, 2, 2),

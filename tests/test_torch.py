@@ -362,14 +362,17 @@ def test_sums_in_a_wider_dtype_are_those_of_converted_data(name, narrow, wide):
     same_bits(want, widening(*map(as_array, (*first, data, *others))))
     torch.compiler.reset()
     compiled = torch.compile(widening.of(gpufold.torch), fullgraph=True, backend="aot_eager")
-    leaves = [each.clone().requires_grad_() for each in (data, data, data.to(getattr(torch, wide)))]
-    for function, leaf in zip((widening, compiled, operation), leaves, strict=True):
-        result = function(*first, leaf, *others)
+    gradients = []
+    for function, summed in ((widening, data), (compiled, data), (operation, data.to(getattr(torch, wide)))):
+        leaf, *window = [each.clone().requires_grad_() for each in (summed, *others)]
+        window = [each.requires_grad_(not operation.averages) for each in window]
+        result = function(*first, leaf, *window)
         assert torch.equal(result, want)
-        result.abs().square().sum().backward()
-    assert leaves[0].grad.dtype is data.dtype
-    assert torch.equal(leaves[0].grad, leaves[2].grad.to(data.dtype))
-    assert torch.equal(leaves[1].grad, leaves[0].grad)
+        asked = [each for each in (leaf, *window) if each.requires_grad]
+        gradients.append(torch.autograd.grad(result.abs().square().sum(), asked))
+    for of_data, *of_window in gradients[:2]:
+        assert torch.equal(of_data, gradients[2][0].to(data.dtype))
+        assert all(map(torch.equal, of_window, gradients[2][1:]))
 
 
 # ---------------------------------------------------------------------------------------------
