@@ -10,7 +10,7 @@ import random
 import numpy as np
 import pytest
 import torch
-from cases import assert_same_bits
+from cases import CASES, assert_same_bits, fold, random_case, unfold, values
 from fronts import DEVICE, HANDLE, as_array, as_tensor, in_dtypes, lend, passing_for_gpu, synchronize, waiting
 
 import gpufold.torch
@@ -73,6 +73,17 @@ def test_what_is_launched_reads_and_writes_the_memory_of_tensors(launches, opera
     assert {got.data_ptr(), given[len(operation.shapes) - 1].data_ptr()} <= addresses
     synchronize()
     assert_same_bits(as_array(got), operation(*arrays))
+
+
+@pytest.mark.parametrize(
+    "case", [*random.Random(0).sample(CASES, 6), *map(random_case, range(71_000, 71_004))], ids=str
+)
+def test_cases_run_the_plans_of_their_sizes(launches, case):
+    columns, image = values(case.columns_shape, np.float32), values(case.image_shape, np.float32)
+    folded, taken = fold(case, as_tensor(columns)), unfold(case, as_tensor(image))
+    synchronize()
+    assert_same_bits(as_array(folded), fold(case, columns))
+    assert_same_bits(as_array(taken), unfold(case, image))
 
 
 @pytest.mark.parametrize("dtypes", [("float32", "float32"), ("float16", "float32"), ("complex64", "complex128")])
