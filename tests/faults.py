@@ -1,8 +1,9 @@
 """Deliberate faults, each of which a named test must notice: `python tests/faults.py`, or `-k words` for some of them.
 
-They are those that mechanical mutants seldom make: of inline PTX, barriers, numbers at the edge of their type,
-tensors and chunks; `--random` draws the others. Every fault is one replacement in a temporary copy of the checkout,
-where that test then runs and must turn red, while it passes without the fault. Exit status 1 where a fault survives.
+They are those that mechanical mutants cannot or seldom make: of inline PTX, barriers, numbers at the edge of their
+type, tensors and chunks; `--random` draws the others. Every fault is one replacement in a temporary copy of the
+checkout, where that test then runs and must turn red, while it passes without the fault. Exit status 1 where a fault
+survives.
 """
 
 from __future__ import annotations
@@ -33,16 +34,11 @@ CHECKOUT = Path(__file__).parents[1]
 VARIANTS = "gpufold/gpu/variants"
 
 KERNELS = "tests/test_kernels.py::test_every_kernel_gives_the_bits_of_numpy"
-BLOCKS = "tests/test_blocks.py::test_"
-ADD_BLOCKS = "tests/test_add_blocks.py::test_"
-TAKE_BLOCKS = "tests/test_take_blocks.py::test_"
-FUSIONS = "tests/test_fusions.py::test_"
 STITCHER = "tests/test_stitcher.py::test_"
 DASK = "tests/test_dask.py::test_"
 PLANNER_LAW = "tests/test_planner_law.py::test_"
 FIGURES = "tests/test_figures.py::test_"
 SOURCES = "tests/test_sources.py::test_"
-NUMPY_PATH = "tests/test_operations.py::test_"
 TORCH = "tests/test_torch.py::test_"
 SMALL = "tests/test_torch_small.py::test_"
 JAX = "tests/test_jax.py::test_"
@@ -67,25 +63,7 @@ class Fault:
 
 # fmt: off
 FAULTS = (
-    # --- kernels: arithmetic
-    Fault("the strides of batch and channels swapped", "kernels/col2im.cuh",
-          "image + lengthened(batch) * p.image_batch + lengthened(channel) * p.image_channel",
-          "image + lengthened(batch) * p.image_channel + lengthened(channel) * p.image_batch",
-          KERNELS + "[col2im-bug-uncovered-pixels-never-written-0]"),
-    Fault("crops of the begin and the end swapped", "gpufold/geometry/space.py",
-          "return block_shape[1:], margins[0], margins[1]", "return block_shape[1:], margins[1], margins[0]",
-          NUMPY_PATH + "batch_and_space_are_their_definition[nchw-cropped-float32]"),
-    Fault("leading axes that one array alone walks as one", "gpufold/geometry/blocks.py",
-          "merged[-1][1:] == (extent * first, extent * second)", "merged[-1][1] == extent * first",
-          BLOCKS + "leading_axes_that_are_walked_as_one_are_planes"),
-    Fault("a mean of the sum and what was there before", "gpufold/cpu/folding.py",
-          '    if treatment.reduction != "sum":\n        average(total, axes, treatment)\n'
-        "    if treatment.accumulate:\n        np.add(image, total, total if narrow else image)\n",
-          "    if treatment.accumulate:\n        np.add(image, total, total if narrow else image)\n"
-        '    if treatment.reduction != "sum":\n        average(image, axes, treatment)\n',
-          FUSIONS + "every_fusion_is_its_definition"),
-    Fault("the first axis of a window turned round", "gpufold/cpu/arithmetic.py", "else weights.reshape(1, 1",
-          "else weights[::-1].reshape(1, 1", FUSIONS + "random_problems_are_their_definition"),
+    # --- kernels: instructions and annotations
     Fault("additions that flush denormals", "kernels/common.cuh",
           '    asm("add.rn.f32 %0, %1, %2;" : "=f"(result) : "f"(sum), "f"(value));', "    result = sum + value;",
           FIGURES + "machine_code_keeps_denormals[float32--sum-none]"),
@@ -104,8 +82,6 @@ FAULTS = (
           FIGURES + "every_kernel_compiles_for_every_dtype[add_blocks_lists.cu]"),
     Fault("products that are fused with additions", "kernels/common.cuh", "    return __dmul_rn(a, b);",
           "    return a * b;", FIGURES + "machine_code_rounds_products_before_it_adds_them[float64]"),
-    # --- kernels: numbers past 32 bits
-    # --- kernels: inline PTX and annotations
     Fault("a word zeroed in the register of its address", "kernels/common.cuh",
           """mov.b64 %0, %3; @p ld.global.nc.u64 %0, [%1];}"
         : "=&l"(word)""",
@@ -118,22 +94,22 @@ FAULTS = (
     # --- tensors
     Fault("a gradient that forgets what a mean divides by", "gpufold/adjoints.py",
           "geometry, gradient = call.geometry, _divided(xp, call, gradient, window)", "geometry = call.geometry",
-          TORCH + "gradients[col2im-mean-none]"),
+          TORCH + "gradients[col2im-mean-none-float64]"),
     Fault("a divisor of zero that is not made safe first", "gpufold/adjoints.py",
           "xp.where(uncovered, 0.0, 1.0 / xp.where(uncovered, 1.0, divisor))", "1.0 / divisor",
-          TORCH + "gradients[col2im-mean-with-gaps]"),
+          TORCH + "gradients[col2im-mean-with-gaps-float64]"),
     Fault("an edge without the gradient of what lies outside of it", "gpufold/adjoints.py",
           "xp.concatenate((first + begin.sum(axis, keepdims=True), rest), axis)", "xp.concatenate((first, rest), axis)",
-          TORCH + "gradients[take_blocks-edge]"),
+          TORCH + "gradients[take_blocks-edge-float64]"),
     Fault("narrow blocks that are weighed and placed before they are widened", "gpufold/torch/rules.py",
           '        call, data = call._replace(source=""), data.to(getattr(torch, call.dtype))\n',
           '        call, data = call._replace(source=""), data\n',
-          TORCH + "blocks_are_added_to_a_wider_tensor_as_if_converted_first[float32-float64]"),
+          TORCH + "sums_in_a_wider_dtype_are_those_of_converted_data[add_blocks-full-float32-float64]"),
     Fault("an addition in place that autograd does not see", "gpufold/torch/tensors.py",
           "    if not tensor.is_inference():\n        increment_version(tensor)\n", "    pass\n",
           TORCH + "autograd_sees_what_is_added_in_place"),
     Fault("a window whose gradient is of one block", "gpufold/adjoints.py", ".sum((0, 2)).reshape(shape)",
-          ".sum(0)[..., 0].reshape(shape)", TORCH + "gradients[col2im-full]"),
+          ".sum(0)[..., 0].reshape(shape)", TORCH + "gradients[col2im-full-float64]"),
     Fault("tangents that a guard does not see", "gpufold/torch/guards.py",
           "            and forward_ad._current_level < 0\n", "",
           "tests/test_torch_guards.py::test_tangents_and_transforms_are_seen_after_a_call_without[given]"),
@@ -142,10 +118,10 @@ FAULTS = (
           "tests/test_torch_onnx.py::test_what_is_exported_computes_the_same[by trace-col2im]"),
     Fault("a trace that takes the answer for a constant", "gpufold/torch/tensors.py",
           "is_compiling() or _C._is_tracing() or", "is_compiling() or",
-          "tests/test_torch_trace.py::test_a_trace_serves_other_sizes[False]"),
+          "tests/test_torch_trace.py::test_what_is_recorded_computes[col2im-trace-False]"),
     Fault("what was seen under no_grad taken for what has no gradient", "gpufold/torch/guards.py",
           "any([tensor.requires_grad for tensor in tensors])", "False",
-          "tests/test_torch_guards.py::test_gradients_are_recorded_after_a_call_without[given-add]"),
+          "tests/test_torch_guards.py::test_a_call_that_records_a_gradient_is_checked_once[given]"),
     Fault("a kernel for aligned memory launched on any", "gpufold/torch/tensors.py",
           "guards.kernel if guards is not None and aligned else None", "guards.kernel if guards is not None else None",
           "tests/test_torch_launch.py::test_a_repeated_call_runs_the_plan_of_its_own_alignment[2]"),
@@ -166,108 +142,37 @@ FAULTS = (
           "        return guards.of_torch(data)\n", SMALL + "the_profiler_names_a_call_that_torch_computes"),
     Fault("gradients inside of a functionalize left to torch, which has no rule for them", "gpufold/torch/rules.py",
           "    of_level.forward = staticmethod(forward)  # torch's own has no rule for a functionalize outside\n", "",
-          "tests/test_torch_tools.py::test_functionalize_of_transforms[col2im-grad]"),
-    Fault("saved tensors of a transform that has ended", "gpufold/torch/rules.py", "inputs = [*map(alive, inputs)]",
-          "inputs = [*inputs]", TORCH + "transforms_of_functions[col2im-full]"),
+          TORCH + "transforms_of_functions[col2im-grad]"),
+    Fault("saved tensors of a transform that has ended", "gpufold/torch/rules.py",
+          "given = [*map(alive, (data, window, positions, out))]", "given = [data, window, positions, out]",
+          TORCH + "what_a_transform_saved_serves_after_it_ended[take_blocks]"),
     Fault("tangents that operators do not have", "gpufold/torch/operators.py",
           'for key in ("Autograd", "FuncTorchDynamicLayerFrontMode"):', 'for key in ("Autograd",):',
-          TORCH + "transforms_compile[hessian-False]"),
+          "tests/test_torch_trace.py::test_transforms_are_recorded[col2im-compile-hessian]"),
     Fault("denormals that XLA's threads flush", "gpufold/jax/primitive.py", "with usual_mode():", "if True:",
           JAX + "denormals_stay_as_numpy_has_them"),
     Fault("positions of 32 bits that a GPU reads as of 64", "gpufold/jax/primitive.py",
           "jnp.stack((positions, positions >> 31), -1)", "jnp.stack((positions, positions * 0), -1)",
-          "tests/test_jax_gpu.py::test_positions_of_32_bits_are_read_as_of_64[take_blocks-False]"),
+          "tests/test_jax_gpu.py::test_positions_of_32_bits_are_read_as_of_64[False]"),
     Fault("tangents of a window that are added to what there is", "gpufold/jax/primitive.py",
           "into = None if out is None else jnp.zeros_like(out)", "into = out",
           JAX + "gradients_tangents_and_theirs_are_those_of_differences[add_blocks-full-float64]"),
     Fault("cotangents with torch's conjugate", "gpufold/jax/primitive.py", "paired=lambda array: array,",
           "paired=jnp.conj,", JAX + "gradients_tangents_and_theirs_are_those_of_differences[col2im-full-complex128]"),
-    # --- kernels: barriers
-    Fault("no barrier before parts of cells are stored", "kernels/col2im_gather.cu", "        __syncwarp();\n", "",
-          KERNELS + "[col2im-bug-uncovered-pixels-never-written-0]"),
-    Fault("a quotient that its reciprocal rounds", "kernels/common.cuh",
-          "return multiply_add(left_over, reciprocal, estimate);", "return estimate;",
-          KERNELS + "[col2im-bug-fold-with-padding-0]"),
-    Fault("numbers of any size multiplied by a reciprocal", "kernels/common.cuh",
-          "return (bit_cast<unsigned>(number) << 1) == 0 || between_powers<60>(number);", "return true;",
-          "tests/test_kernels.py::test_averages_are_rounded_once_wherever_they_lie[float32]"),
-    Fault("divisors of any size taken by their reciprocals", "kernels/common.cuh",
-          "return between_powers<30>(divisor);", "return true;",
-          KERNELS + "[col2im-bug-3d-columns-with-dilated-kernel-0]"),
-    Fault("a quick look at sums that lets extreme ones pass", "kernels/common.cuh",
-          "return bit_cast<unsigned>(number) + (1u << 29);", "return ~0u;",
-          "tests/test_kernels.py::test_averages_are_rounded_once_wherever_they_lie[float32]"),
-    Fault("sums that reciprocals do not divide right divided by them", "kernels/fusion.cuh",
-          "right = right && multiplies(sums[plane][i]);", ";",
-          "tests/test_kernels.py::test_averages_are_rounded_once_wherever_they_lie[float32]"),
-    Fault("no barrier before a thread completes a word that it shares", "kernels/packing.cuh",
-          "        __syncwarp();\n        if (count > 0) {", "        if (count > 0) {",
-          KERNELS + "[im2col-stride-equals-kernel-padded-0]"),
-    Fault("no barrier before packed blocks are stored from a tile", "kernels/im2col_packed.cu",
-          "    __syncwarp();\n    store_run<Blocks>(", "    store_run<Blocks>(",
-          KERNELS + "[im2col-bug-3d-columns-with-dilated-kernel-0]"),
-    Fault("no barrier before whole pieces of rows are stored from a tile", "kernels/batch_to_space_packed.cu",
-          "        __syncwarp();\n        WholeRun<", "        WholeRun<",
-          KERNELS + "[batch_to_space-nchw-odd-crop-0]"),
-    Fault("no barrier before pieces of rows are stored from a tile", "kernels/batch_to_space_packed.cu",
-          "        __syncwarp();\n        store_run<", "        store_run<",
-          KERNELS + "[batch_to_space-openvino-page-2d-0]"),
-    Fault("no barrier before staged taps are added", "kernels/col2im_gather_blocks.cu",
-          "    __syncwarp();\n}\n\n// A lane's way", "}\n\n// A lane's way",
-          KERNELS + "[col2im-bug-3d-columns-with-dilated-kernel-0]"),
-    Fault("no barrier before staged taps are overwritten", "kernels/col2im_gather_blocks.cu",
-          "    __syncwarp(); // all lanes have read the last batch\n", "",
-          KERNELS + "[col2im-bug-3d-columns-with-dilated-kernel-0]"),
-    Fault("no barrier before sums are added to", "kernels/col2im_gather_blocks.cu", "        __syncwarp(); // all sums",
-          "        // all sums", KERNELS + "[col2im-stride-two-asymmetric-0]"),
-    Fault("no barrier before sums go to the next taps of a row", "kernels/col2im_gather_blocks.cu",
-          "            __syncwarp(); // the next lane", "            ; // the next lane",
-          KERNELS + "[col2im-bug-more-overlaps-than-a-byte-counts-0]"),
-    Fault("no barrier before a tile is stored", "kernels/col2im_gather_blocks.cu", "{0, 1});\n    __syncwarp();\n",
-          "{0, 1});\n", KERNELS + "[col2im-bug-3d-columns-with-dilated-kernel-0]"),
-    # --- arrays as others
-    # --- kernels: which taps land where
-    Fault("a call given up where the preferred variant refuses it", "gpufold/gpu/registry.py",
-          "chain(preferred, ((name, None) for name in table))", "chain(preferred)",
-          PLANNER_LAW + "auto_serves_what_any_variant_serves_within_the_limits_of_a_gpu"),
     Fault("atomic additions where their order matters", "gpufold/gpu/registry.py",
           "if plans[0].atomic_output and not problem.any_order:", "if plans[0].atomic_output and False:",
           PLANNER_LAW + "what_is_compiled_in_lies_within_its_type"),
     Fault("channels beyond 32 bits", f"{VARIANTS}/placed.py", "        view.channels,\n        max(reach),",
           "        max(reach),", PLANNER_LAW + "channels_are_numbers_of_their_own"),
-    Fault("sums rounded at every addition", "kernels/col2im_gather.cu",
-          "add(sums[k][i], weigh(widen(elements[n][k][i]), weights[n][i]));",
-          "widen(narrow(add(sums[k][i], widen(elements[n][k][i]))));",
-          KERNELS + "[col2im-bug-3d-columns-with-dilated-kernel-0]"),
-    # --- kernels: what is stored
     Fault("memory between a struct's members as it was", "gpufold/gpu/parameters.py", "packed = np.zeros((), dtype)",
           "packed = np.empty((), dtype)", PLANNER_LAW + "equal_structs_have_equal_bytes"),
-    Fault("the last products of a part not added", "gpufold/cpu/arithmetic.py",
-          "(np.array_split(array, min(steps, shape[axis]), axis) for array in arrays)",
-          "(np.array_split(array, min(steps, shape[axis]), axis)[:-1] for array in arrays)",
-          FUSIONS + "random_problems_are_their_definition[tiled-100]"),
-    Fault("words of a tile that change places on one way alone", "kernels/packing.cuh", "tile[place(word)]",
-          "tile[word]", KERNELS + "[batch_to_space-nchw-crop-beyond-a-block-of-even-rows-0]"),
-    # --- fusions
-    Fault("squares of weights divided by their plain sum", "kernels/fusion.cuh",
-          "squares ? multiply(weight, weight) : weight);", "weight);", KERNELS + "[col2im-bug-fold-with-padding-0]"),
-    Fault("products of weights that underflow in a kernel of add_blocks", "kernels/positions.cuh",
-          "? multiply_at_least<least_exponent>(product, at_least<least_exponent>(factor[axis]))",
-          "? multiply(product, factor[axis])", KERNELS + "[add_blocks-whole-warps-0]"),
+    # --- weights
     Fault("products of weights that underflow in a kernel of col2im", "kernels/fusion.cuh",
           "        return at_least<least_exponent>(weight);", "        return weight;",
           KERNELS + "[col2im-bug-3d-columns-with-dilated-kernel-0]"),
     Fault("products of weights that underflow in NumPy", "gpufold/weights.py",
           "product = library.where(small, library.sign(before) * library.sign(weights) * least, product)", "pass",
           "tests/test_underflow.py::test_least_squares_lose_no_element_either"),
-    Fault("uncovered pixels divided by zero", "kernels/window.cuh", "return covered ? divide(sum, divisor) : Number{};",
-          "return divide(sum, divisor);", KERNELS + "[col2im-bug-3d-columns-with-dilated-kernel-0]"),
-    Fault("the imaginary part left without its weight", "kernels/common.cuh",
-          "template <typename Real> inline __device__ Complex<Real> multiply(Complex<Real> a, Real b)\n"
-        "{\n    return {multiply(a.real, b), multiply(a.imaginary, b)};",
-          "template <typename Real> inline __device__ Complex<Real> multiply(Complex<Real> a, Real b)\n"
-        "{\n    return {multiply(a.real, b), a.imaginary};",
-          KERNELS + "[col2im-bug-fold-with-padding-0]"),
     Fault("an infinite weight times the zero of a tap that does not exist", "kernels/fusion.cuh",
           "joined(or_zero(product, exists), weight)", "joined(product, weight)",
           KERNELS + "[col2im-stride-5-gather-awkward-0]"),
@@ -283,47 +188,9 @@ FAULTS = (
         )
         for bits, name in ((32, ""), (64, "double-"))
     ),
-    Fault("an old image left out of the sum", "kernels/fusion.cuh", "return add(widen(element), pixel);",
-          "return pixel;", KERNELS + "[col2im-bug-uncovered-pixels-never-written-0]"),
     # --- blocks at positions of their own
-    Fault("no barrier before the list of blocks is read", "kernels/add_blocks_gather.cu",
-          "        __syncthreads();\n\n        for (int of_lanes = 0;", "        for (int of_lanes = 0;",
-          KERNELS + "[add_blocks-farthest-0]"),
-    Fault("a list of blocks that is made before they are counted", "kernels/add_blocks_gather.cu",
-          "            counts[warp] = of_warp;\n        __syncthreads();\n", "            counts[warp] = of_warp;\n",
-          KERNELS + "[add_blocks-every-border-0]"),
-    Fault("sums that start again with each part of a list", "kernels/add_blocks_gather.cu",
-          "                started = true;\n", "", KERNELS + "[add_blocks-spread-and-crowded-0]"),
-    Fault("no barrier before the numbers of warps' blocks are added up", "kernels/bins.cu",
-          "            of_warp[warp] = until;\n        __syncthreads();\n", "            of_warp[warp] = until;\n",
-          KERNELS + "[add_blocks-more-than-a-block-of-threads-tests-0]"),
-    Fault("no barrier before a part of the lists is known", "kernels/bins.cu", "total);\n        __syncthreads();\n",
-          "total);\n", KERNELS + "[add_blocks-more-than-a-block-of-threads-tests-0]"),
-    Fault("no barrier before blocks are marked", "kernels/bins.cu",
-          "                marked[mark] = false;\n            __syncthreads();\n",
-          "                marked[mark] = false;\n", KERNELS + "[add_blocks-more-than-a-block-of-threads-tests-0]"),
-    Fault("no barrier before marks are counted", "kernels/bins.cu",
-          "                    marked[blocks[other] - first] = true;\n            __syncthreads();\n",
-          "                    marked[blocks[other] - first] = true;\n",
-          KERNELS + "[add_blocks-more-than-a-block-of-threads-tests-0]"),
-    Fault("no barrier before the numbers of threads' marks are added up", "kernels/bins.cu",
-          "                found[thread] += marked[mark];\n            __syncthreads();\n",
-          "                found[thread] += marked[mark];\n",
-          KERNELS + "[add_blocks-more-than-a-block-of-threads-tests-0]"),
-    Fault("no barrier before marks are cleared again", "kernels/bins.cu",
-          "*place++ = first + mark;\n            __syncthreads();\n", "*place++ = first + mark;\n",
-          KERNELS + "[add_blocks-more-blocks-than-marks-0]"),
-    Fault("a block noted of two tiles along an axis, however many it meets", "kernels/bins.cu",
-          "    } while (more);\n}", "    } while (false);\n}", KERNELS + "[add_blocks-volume-0]"),
-    Fault("sums of a crowded tile that start again with each part of its list", "kernels/add_blocks_lists.cu",
-          "elements[plane][row] = touched[row] ? elements[plane][row] : widen(before);",
-          "elements[plane][row] = widen(before);", KERNELS + "[add_blocks-more-than-a-block-of-threads-tests-0]"),
     Fault("positions cut to 32 bits", "kernels/add_blocks_atomic.cu", "        const long long position =\n",
           "        const int position =\n", KERNELS + "[add_blocks-farthest-atomic-0]"),
-    Fault("products of narrow blocks rounded though the array is wider", "gpufold/cpu/placing.py",
-          ".astype(total.dtype, copy=False)", "",
-          ADD_BLOCKS
-          + "a_wider_out_takes_blocks_as_if_they_were_converted_first[whole-all-in-one-place-float16-float32]"),
     Fault("positions of blocks that are taken cut to 32 bits", "kernels/take_blocks.cuh",
           "first_pixel(long long position", "first_pixel(int position", KERNELS + "[take_blocks-farthest-0]"),
     # --- stitching
@@ -341,9 +208,6 @@ FAULTS = (
           STITCHER + "a_batch_that_is_interrupted_while_it_is_added_is_known_to_be_torn[1-KeyboardInterrupt]"),
     Fault("a window that stays its caller's", "gpufold/backends.py", "        return weights.copy()\n",
           "        return weights\n", STITCHER + "a_window_that_changes_afterwards_changes_nothing[full-asarray]"),
-    Fault("a smaller tile that gets the end of the window", "gpufold/windows.py",
-          "    return window[tuple(map(slice, tile))]\n",
-          "    return window[tuple(slice(-side, None) for side in tile)]\n", STITCHER + "batches_never_show[0]"),
     Fault("a stream that ends with the last block, however small its tile", "gpufold/stitching.py",
           "end = max(end, min(rows, reached + tile[0]))", "end = max(end, min(rows, reached + self._block[0]))",
           STITCHER + "slabs_are_the_whole[0-True]"),
@@ -363,7 +227,7 @@ FAULTS = (
           DASK + "named_cases_of_positions_have_the_bits_of_eager_calls[more-than-a-block-of-threads-tests]"),
     Fault("weights that go with the leading axes of sums", "gpufold/dask/positions.py",
           "    of_weight = axes[len(geometry_of(call, AverageGeometry).lead) :]\n",
-          "    of_weight = axes[: weight.ndim]\n", DASK + "tiles_of_ones_have_the_sums_of_weights"),
+          "    of_weight = axes[: weight.ndim]\n", DASK + "averages_have_the_bits_of_eager_calls[float32]"),
     Fault("a chunk that waits for blocks beside it", "gpufold/dask/chunks.py",
           """        first = np.searchsorted(ends, begin, "right")""",
           """        first = np.searchsorted(ends, begin, "left")""",
@@ -372,7 +236,7 @@ FAULTS = (
           "[axis.section(span.start, span.stop)[1] for span in spans_of(sizes)]\n        for axis, sizes in zip(axes,",
           "[axis.section(span.start + axis.stride, span.stop)[1] for span in spans_of(sizes)]\n"
         "        for axis, sizes in zip(axes,",
-          DASK + "random_blocks_have_the_bits_of_eager_calls"),
+          DASK + "random_calls_have_the_bits_of_eager_calls[check_blocks-random_case]"),
     Fault("a row of blocks cut in two", "gpufold/dask/chunks.py",
           "ends = sorted({-(-end // unit) * unit for end in accumulate(sizes)})",
           "ends = sorted(set(accumulate(sizes)))",
@@ -386,21 +250,12 @@ FAULTS = (
     Fault("a step from a plane to the next that no offset holds", f"{VARIANTS}/sums.py",
           "view.channels, *planes, *steps", "view.channels, *steps",
           "tests/test_plans.py::test_offsets_are_wide_from_the_first_element_that_needs_it"),
-    Fault("pads_end in place of pads_begin", f"{VARIANTS}/sums.py", "[axis.pad_begin for axis in axes]",
-          "[axis.pad_end for axis in axes]", KERNELS + "[col2im-bug-3d-columns-with-dilated-kernel-0]"),
-    Fault("images stepped through by the wrong strides", f"{VARIANTS}/im2col.py",
-          "array_plane_step=view.image_channel,", "array_plane_step=view.image_batch,",
-          KERNELS + "[im2col-bug-fold-with-padding-0]"),
-    # --- geometry
     # --- the NumPy path
     Fault("items begun after one has raised", "gpufold/threads.py",
           "            waiting.clear()  # empty already, unless an item raised\n", "            pass\n",
           "tests/test_threads.py::test_an_error_in_one_item_stops_the_others_and_is_raised"),
     Fault("results kept however many bytes they take", "gpufold/keeping.py", "if 4 * size > KEPT_BYTES:",
           "if size < 0:", "tests/test_memory.py::test_what_is_kept_of_all_sizes_is_bounded"),
-    Fault("half precision summed in half precision", "gpufold/elements.py",
-          "return np.dtype(element.weight) if element is not None and element.is_half else dtype", "return dtype",
-          NUMPY_PATH + "half_precision_is_summed_in_float32_and_rounded_once"),
 )
 # fmt: on
 
@@ -453,6 +308,46 @@ INLINE_PTX = {
     ),
 }
 """Of each file: what stands there once, what replaces it, and the case of the machine code's test that must notice."""
+
+DILATED = "[col2im-bug-3d-columns-with-dilated-kernel-0]"
+SEVERAL_LISTS = "[add_blocks-more-than-a-block-of-threads-tests-0]"
+
+BARRIERS = {
+    "col2im_gather.cu": (("        __syncwarp();\n", "[col2im-bug-uncovered-pixels-never-written-0]"),),
+    "packing.cuh": (("__syncwarp();\n        if (count > 0) {", "[im2col-stride-equals-kernel-padded-0]"),),
+    "im2col_packed.cu": (("__syncwarp();\n    store_run<Blocks>(", "[im2col-bug-3d-columns-with-dilated-kernel-0]"),),
+    "batch_to_space_packed.cu": (
+        ("__syncwarp();\n        WholeRun<", "[batch_to_space-nchw-odd-crop-0]"),
+        ("__syncwarp();\n        store_run<", "[batch_to_space-openvino-page-2d-0]"),
+    ),
+    "col2im_gather_blocks.cu": (
+        ("__syncwarp();\n}\n\n// A lane's way", DILATED),
+        ("__syncwarp(); // all lanes have read the last batch\n", DILATED),
+        ("__syncwarp(); // all sums", "[col2im-stride-two-asymmetric-0]"),
+        ("__syncwarp(); // the next lane", "[col2im-bug-more-overlaps-than-a-byte-counts-0]"),
+        ("{0, 1});\n    __syncwarp();\n", DILATED),
+    ),
+    "add_blocks_gather.cu": (
+        ("__syncthreads();\n\n        for (int of_lanes = 0;", "[add_blocks-farthest-0]"),
+        ("counts[warp] = of_warp;\n        __syncthreads();\n", "[add_blocks-every-border-0]"),
+    ),
+    "bins.cu": (
+        ("of_warp[warp] = until;\n        __syncthreads();\n", SEVERAL_LISTS),
+        ("total);\n        __syncthreads();\n", SEVERAL_LISTS),
+        ("marked[mark] = false;\n            __syncthreads();\n", SEVERAL_LISTS),
+        ("marked[blocks[other] - first] = true;\n            __syncthreads();\n", SEVERAL_LISTS),
+        ("found[thread] += marked[mark];\n            __syncthreads();\n", SEVERAL_LISTS),
+        ("*place++ = first + mark;\n            __syncthreads();\n", "[add_blocks-more-blocks-than-marks-0]"),
+    ),
+}
+"""Of each file: a barrier between what stands around it once, and the case that must notice that it is gone."""
+BARRIER = re.compile(r"__sync\w+\(\);")
+
+FAULTS += tuple(
+    Fault(f"no barrier in {file}: {text.strip()}", f"kernels/{file}", text, BARRIER.sub(";", text), KERNELS + case)
+    for file, barriers in BARRIERS.items()
+    for text, case in barriers
+)
 
 FAULTS += tuple(
     Fault(f"inline PTX of {file}: {old.strip()}", f"kernels/{file}", old, new, f"{PTX}[{case}]")

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import ast
-import inspect
-import os
 import shutil
 import signal
-import subprocess
-import sys
 from itertools import islice
 from pathlib import Path
 
@@ -17,9 +13,6 @@ import mutants
 import pytest
 from faults import CHECKOUT, FAULTS, of_this_machine, run_tests
 from reach import Reach
-from specialisations import plans
-
-import gpufold
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name.replace(" ", "-"))
@@ -57,7 +50,7 @@ def test_a_seed_draws_the_same_mutants():
     assert {Path(mutant.file).parts[:2] for mutant in of_kernels if mutant.file.endswith("py")} == {("gpufold", "gpu")}
 
 
-MINIATURE = """
+PYTHON = """
 def smaller(a, b):
     if a < b and a > 0:
         raise ValueError("not + this")
@@ -65,25 +58,7 @@ def smaller(a, b):
     total += b
     return total
 """
-
-
-def test_every_kind_of_mutant_of_python_is_drawn(tmp_path):
-    (tmp_path / "miniature.py").write_text(MINIATURE)
-    changes = {(mutant.old, mutant.new) for mutant in mutants.mutants_of(tmp_path, tmp_path / "miniature.py")}
-    assert changes == {
-        ("<", "<="),
-        (">", ">="),
-        ("and", "or"),
-        ("0", "1"),
-        ("1", "2"),
-        ("+", "-"),
-        ("total += b", "pass"),
-        ("a < b and a > 0", "(not (a < b and a > 0))"),
-    }
-
-
-def test_every_kind_of_mutant_of_cuda_is_drawn_from_code_alone(tmp_path):
-    text = """// 1 + 2
+CUDA = """// 1 + 2
 #define THREADS 32
 template <int n> void f(int a)
 {
@@ -93,59 +68,23 @@ template <int n> void f(int a)
     __syncthreads();
 }
 """
-    (tmp_path / "miniature.cu").write_text(text)
-    changes = {(mutant.old.strip(), mutant.new) for mutant in mutants.mutants_of(tmp_path, tmp_path / "miniature.cu")}
-    assert changes == {
-        ("<", "<="),
-        ("2", "3"),
-        ("a < 2", "!(a < 2)"),
-        ("a += g(a);", ";"),
-        ('asm("add 3, 4;");', ";"),
-        ("__syncthreads();", ";"),
-    }
 
 
-TESTS = """
-import time
-import pytest
-import gpufold
-
-@pytest.mark.parametrize("size", [5, 9])
-def test_positions(size):
-    assert len(gpufold.grid_positions((size,), (2,), strides=(2,)))
-
-def test_no_line_of_gpufold():
-    pass
-
-def test_a_loop_without_an_end():
-    while True:
-        pass
-"""
-
-
-def plugged(folder, *options):
-    (folder / "test_miniature.py").write_text(TESTS)
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "reach", "-p", "no:cacheprovider", *options]
-    environment = os.environ | {"PYTHONPATH": f"{CHECKOUT / 'tests'}{os.pathsep}{CHECKOUT}"}
-    return subprocess.run([*command, str(folder)], cwd=CHECKOUT, env=environment, capture_output=True, text=True)
-
-
-def test_a_line_is_reached_by_the_tests_that_run_it_or_the_nearest_before_it(tmp_path):
-    done = plugged(tmp_path, f"--reach={tmp_path}", "-k", "not loop")
-    assert done.returncode == 0, done.stdout + done.stderr
-    reach = Reach.recorded(tmp_path)
-    file = inspect.getsourcefile(gpufold.grid_positions)
-    name, (lines, first) = os.path.relpath(file, CHECKOUT), inspect.getsourcelines(gpufold.grid_positions)
-    last = max(number for file, number in reach.lines if file == name and number < first + len(lines))
-    for line in (last, first + len(lines) - 1):
-        names = {test.rpartition("::")[2] for test in reach.of_line(name, line)}
-        assert names == {"test_positions[5]", "test_positions[9]"}
-    assert reach.of_line("gpufold/none.py", 3) == set()
-    assert len(reach.seconds) == 3
-
-
-def test_a_test_that_goes_on_for_ever_ends_its_process(tmp_path):
-    assert plugged(tmp_path, "--most-seconds=0.5", "-k", "loop").returncode == -signal.SIGPROF
+@pytest.mark.parametrize(
+    ("name", "text", "changes"),
+    [
+        ("miniature.py", PYTHON, {
+            ("<", "<="), (">", ">="), ("and", "or"), ("0", "1"), ("1", "2"), ("+", "-"), ("total += b", "pass"),
+            ("a < b and a > 0", "(not (a < b and a > 0))")}),
+        ("miniature.cu", CUDA, {
+            ("<", "<="), ("2", "3"), ("a < 2", "!(a < 2)"), ("a += g(a);", ";"), ('asm("add 3, 4;");', ";"),
+            ("__syncthreads();", ";")}),
+    ],
+)  # fmt: skip
+def test_every_kind_of_mutant_is_drawn_from_code_alone(name, text, changes, tmp_path):
+    (tmp_path / name).write_text(text)
+    drawn = mutants.mutants_of(tmp_path, tmp_path / name)
+    assert {(mutant.old.strip(), mutant.new) for mutant in drawn} == changes
 
 
 def test_tests_take_turns_by_their_function():
@@ -163,24 +102,6 @@ def test_a_header_is_a_part_of_the_kernels_that_include_it():
     assert first == AVERAGE, "a function's second comes after the first of others"
     assert sorted(others) == sorted(reach.of_file(CHECKOUT / "kernels/col2im.cuh")) == ATOMIC
     assert reach.of_file(CHECKOUT / "kernels/average_direct.cu") == [AVERAGE]
-
-
-@pytest.mark.all
-@pytest.mark.nvrtc
-def test_a_mutant_is_reached_by_the_tests_of_kernels_whose_ptx_it_changes(tmp_path):
-    """Some tests of its file come first; where no kernel's machine code changes, they are all."""
-    shutil.copytree(CHECKOUT / "kernels", tmp_path / "kernels")
-    kernels = [(plan.source, plan.symbol, plan.defines) for plan in plans() if plan.source == "average_direct.cu"][:2]
-    tests = [f"a::{number:02}" for number in range(2 * faults.FIRST)]
-    reach = Reach(dict.fromkeys(tests, 1.0), {}, {kernels[0]: set(tests[::2]), kernels[1]: set(tests[1::2])})
-    path = tmp_path / "kernels/average_direct.cu"
-    mutant = next(mutant for mutant in mutants.mutants_of(tmp_path, path) if mutant.old == "*")
-    with pytest.raises(faults.SameMachineCode):
-        list(faults.reached(mutant, reach, CHECKOUT, tmp_path))
-    path.write_text(mutant.breaks(path.read_text()))
-    first, *others = filter(None, faults.reached(mutant, reach, CHECKOUT, tmp_path))
-    assert len(first) == faults.FIRST
-    assert sorted(sum(others, first)) == tests
 
 
 @pytest.mark.parametrize(
@@ -207,33 +128,3 @@ def test_a_mutant_is_caught_or_costs_speed_or_survives(outputs, fate, tmp_path, 
     monkeypatch.setattr(faults, "reached", reached)
     assert faults.fate(mutant, Reach({"tests/test_ptx.py::test_a": 1}, {}, {}), CHECKOUT, tmp_path) == fate
     assert (tmp_path / mutant.file).read_text() == (CHECKOUT / mutant.file).read_text(), "mended"
-
-
-def test_a_draw_goes_on_where_it_was_stopped(tmp_path, monkeypatch, capsys):
-    """What is kept of it is not done again, nor are mutants counted that do not compile."""
-    (tmp_path / "reach").mkdir()
-    fates, judged = ["caught", "does not compile", "SURVIVED", "same machine code", "costs speed"], []
-
-    def fate(mutant, *_):
-        judged.append(mutant)
-        return fates.pop(0), "why"
-
-    monkeypatch.setattr(faults, "WORKERS", 1)
-    monkeypatch.setattr(faults, "fate", fate)
-    assert faults.random_mutants(1, 5, tmp_path) == 0
-    assert faults.random_mutants(4, 5, tmp_path) == 1
-    assert judged == list(islice(mutants.draw(CHECKOUT, 5), 5))
-    assert "1 of 2 mutants caught; 1 more cost speed alone" in capsys.readouterr().out
-
-
-def test_faults_are_chosen_by_words(monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["faults.py", "-k", "no such words"])
-    with pytest.raises(SystemExit):
-        faults.main()
-    assert "no fault has 'no such words'" in capsys.readouterr().err
-    ran = []
-    monkeypatch.setattr(sys, "argv", ["faults.py", "-k", "inline PTX of bins.cu"])
-    monkeypatch.setattr(faults, "run_tests", lambda *_: (0, ""))
-    monkeypatch.setattr(faults, "survives", lambda fault, _: ran.append(fault.file))
-    assert faults.main() == 0
-    assert ran == ["kernels/bins.cu"] * 2

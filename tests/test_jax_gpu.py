@@ -13,16 +13,25 @@ import pytest
 jax = pytest.importorskip("jax")
 jnp = jax.numpy
 
+from fronts import (  # noqa: E402
+    ADDED,
+    DEVICE,
+    EVERY,
+    HANDLE,
+    in_dtypes,
+    launched_on_fake_cupy,
+    named,
+    operation_of,
+    synchronize,
+)
 from jax.interpreters import mlir  # noqa: E402
-from test_jax import ADDED, ALL, FAR, SEVEN, Operation, by_numpy, has, same_bits, traced, x64  # noqa: E402
+from test_jax import SEVEN, same_bits, traced, x64  # noqa: E402
 
 import gpufold  # noqa: E402
 from bench.hostcuda import fake_cupy  # noqa: E402
 from gpufold.jax import primitive  # noqa: E402
 
 pytestmark = [pytest.mark.peer("jax"), pytest.mark.peer("cupy"), pytest.mark.hostcuda]
-
-DEVICE, HANDLE = 1, 0x7F00
 
 
 class Buffer:
@@ -43,64 +52,46 @@ class Buffer:
 
 @pytest.fixture
 def launches(monkeypatch):
-    """The launches of JAX's programs: device, stream and grid."""
-    from gpufold.gpu import launch
-
-    seen, call, on_gpu = [], fake_cupy.Function.__call__, primitive.on_gpu
-
-    def record(function, grid, block, args, shared_mem=0, stream=None):
-        on = fake_cupy.get_current_stream() if stream is None else stream
-        seen.append((fake_cupy.get_device(), on.ptr))
-        call(function, grid, block, args, shared_mem, stream)
+    """The launches of JAX's programs."""
+    on_gpu = primitive.on_gpu
 
     def callback(call, _, result, *operands):
         buffers = [*map(Buffer, (result, *operands))]
         assert all(each.array.flags.c_contiguous for each in buffers)
         on_gpu(call, SimpleNamespace(stream=HANDLE), *buffers)
         assert fake_cupy.get_device() == 0, "the thread's device is what it was"
-        with fake_cupy.Device(DEVICE):
-            fake_cupy.Device().synchronize()
-
-    monkeypatch.setattr(fake_cupy, "_lent", {})
-    monkeypatch.setattr(fake_cupy, "_lent_streams", {HANDLE: DEVICE})
-    monkeypatch.setattr(fake_cupy.Function, "__call__", record)
-    monkeypatch.setattr(launch, "cupy", fake_cupy.cupy())
-    monkeypatch.setattr(primitive, "on_gpu", callback)
-    caches = (launch._function, launch._prepare, launch.device)
+        synchronize()
 
     def lowered_for(compute):
         mlir.register_lowering(primitive.call_p, mlir.lower_fun(compute, multiple_results=False), platform="cpu")
         jax.clear_caches()
-        for cached in caches:
-            cached.cache_clear()
 
-    lowered_for(primitive._for_gpu)
-    with x64(True):
-        yield seen
-    lowered_for(primitive._for_cpu)
+    monkeypatch.setattr(primitive, "on_gpu", callback)
+    with launched_on_fake_cupy(monkeypatch) as seen:
+        lowered_for(primitive._for_gpu)
+        with x64(True):
+            yield seen
+        lowered_for(primitive._for_cpu)
 
 
 @pytest.mark.some(4)
-@pytest.mark.parametrize("dtype", SEVEN)
-@pytest.mark.parametrize("operation", ALL, ids=str)
+@in_dtypes(SEVEN)
 def test_results_have_the_bits_of_the_numpy_path(launches, operation, dtype):
-    if not has(operation, dtype):
-        return
     arrays = operation.arrays(dtype)
     given = traced(arrays)
-    same_bits(jax.jit(operation)(*given), by_numpy(operation, arrays))
+    same_bits(jax.jit(operation)(*given), operation(*arrays))
     assert launches
-    assert set(launches) == {(DEVICE, HANDLE)}
+    assert {each[:2] for each in launches} == {(DEVICE, HANDLE)}
     for array, before in zip(given, arrays, strict=True):
         same_bits(array, before)
 
 
 @pytest.mark.some(4)
-@pytest.mark.parametrize("operation", ALL, ids=str)
+@named(EVERY)
 def test_gradients_and_batches_are_launched_too(launches, operation):
     arrays = operation.arrays("float32", lead=(2,))
     given = traced(arrays)
-    same_bits(jax.vmap(operation)(*given), np.stack([by_numpy(operation, row) for row in zip(*arrays, strict=True)]))
+    same_bits(jax.vmap(operation)(*given), np.stack([operation(*row) for row in zip(*arrays, strict=True)]))
     before = len(launches)
     numbers = tuple(range(operation.differentiable))
     gradients = jax.grad(lambda *row: (operation(*row) ** 2).sum(), numbers)(*(each[0] for each in given))
@@ -109,11 +100,11 @@ def test_gradients_and_batches_are_launched_too(launches, operation):
 
 
 @pytest.mark.parametrize("wide", [False, True])
-@pytest.mark.parametrize("operation", [Operation("take_blocks", {"array": (4, 3)}, FAR)], ids=str)
-def test_positions_of_32_bits_are_read_as_of_64(launches, operation, wide):
+def test_positions_of_32_bits_are_read_as_of_64(launches, wide):
+    operation = operation_of("take_blocks-edge")
     arrays = operation.arrays("float32")
     with x64(wide):
-        same_bits(operation(*traced(arrays)), by_numpy(operation, arrays))
+        same_bits(operation(*traced(arrays)), operation(*arrays))
 
 
 def test_nothing_is_launched_where_there_is_nothing_to_do(launches):

@@ -4,87 +4,30 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import subprocess
 import sys
 import weakref
-from importlib.util import find_spec
+from contextlib import nullcontext
+from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 
 import definition
 import numpy as np
 import pytest
-from cases import DTYPES as EVERY_DTYPE
-from cases import assert_same_bits, values
+from cases import CASES, DTYPES, INEXACT, WIDENINGS, assert_same_bits, random_case, values
+from fronts import as_array, as_tensor, calls_in, operation_of, x64
 from test_average import definition as averaged
 
 import gpufold
 from gpufold import dispatch
 
-BFLOAT16 = [dtype for dtype in EVERY_DTYPE if dtype.name == "bfloat16"]
-DTYPES = [*map(np.dtype, ("bool", "uint8", "int32", "float16", "float32", "complex64")), *BFLOAT16]
+NARROW = [dtype for dtype in INEXACT if dtype.name not in ("float64", "complex128")]
+"""Which JAX has by default."""
 
-KERNEL, POSITIONS, WINDOW = (2, 3), [(0, -1), (2, 1), (5, 6)], np.float32([[1, 2, 1], [2, 0.5, 3]])
-STEPS = {"strides": (1, 2), "dilations": (2, 1), "pads_begin": (1, 0), "pads_end": (0, 2)}
-SLIDING = (KERNEL, *STEPS.values())
-NO_STEPS = ((1, 1), (0, 0), (0, 0))
-
-CALLS = {
-    "col2im": (
-        lambda d: (values((2, 12, 12), d), (5, 6), KERNEL),
-        STEPS,
-        lambda x, s, k: definition.col2im(x, s, *SLIDING),
-    ),
-    "im2col": (lambda d: (values((2, 2, 5, 6), d), KERNEL), STEPS, lambda x, k: definition.im2col(x, *SLIDING)),
-    "blocks_to_array": (
-        lambda d: (values((2, 4, 4, 2, 3), d), (2, 5, 9), KERNEL),
-        {"strides": (1, 2)},
-        lambda x, s, k: definition.col2im(x.transpose(0, 3, 4, 1, 2).reshape(2, 6, 16), s[1:], k, (1, 2), *NO_STEPS)[
-            :, 0
-        ],
-    ),
-    "array_to_blocks": (
-        lambda d: (values((2, 5, 9), d), KERNEL),
-        {"strides": (1, 2)},
-        lambda x, k: (
-            definition.im2col(x[:, None], k, (1, 2), *NO_STEPS).reshape(2, 2, 3, 4, 4).transpose(0, 3, 4, 1, 2)
-        ),
-    ),
-    "add_blocks": (
-        lambda d: (values((2, 6, 7), d), values((3, 2, 2, 3), d, 1), POSITIONS),
-        {},
-        definition.add_blocks,
-    ),
-    "take_blocks": (lambda d: (values((2, 6, 7), d), POSITIONS, KERNEL), {}, definition.take_blocks),
-    "average": (lambda d: (values((2, 6, 7), d), np.abs(values((6, 7), np.float32, 1))), {}, averaged),
-    "batch_to_space": (
-        lambda d: (values((12, 3, 2), d), (1, 2, 3)),
-        {"crops_begin": (0, 1, 0), "crops_end": (0, 0, 2)},
-        lambda data, block: definition.batch_to_space(data, block, (0, 1, 0), (0, 0, 2)),
-    ),
-    "space_to_batch": (
-        lambda d: (values((2, 5, 4), d), (1, 2, 3)),
-        {"pads_begin": (0, 1, 0), "pads_end": (0, 0, 2)},
-        lambda data, block: definition.space_to_batch(data, block, (0, 1, 0), (0, 0, 2)),
-    ),
-}
-"""For each function: its arguments for a dtype, its options, and the definition of what comes of the arguments."""
-
-
-def of_torch(array):
-    import torch
-
-    if array.dtype.name == "bfloat16":
-        return torch.from_numpy(array.view(np.int16).copy()).view(torch.bfloat16)
-    return torch.from_numpy(array.copy())
-
-
-def from_torch(tensor):
-    import torch
-
-    if tensor.dtype is torch.bfloat16:
-        return tensor.view(torch.int16).numpy().view(BFLOAT16[0])
-    return tensor.numpy()
+POSITIONS, WINDOW = [(0, -1), (2, 1), (5, 6)], np.float32([[1, 2, 1], [2, 0.5, 3]])
 
 
 def of_dask(array):
@@ -99,35 +42,116 @@ def of_jax(array):
     return jax.numpy.asarray(array)
 
 
+def of_cupy(array):
+    import cupy
+
+    return cupy.asarray(array)
+
+
 KINDS = {
-    "numpy": SimpleNamespace(to=lambda array: array.copy(), back=lambda array: array, needs=()),
-    "torch": SimpleNamespace(to=of_torch, back=from_torch, needs=("torch",)),
-    "jax": SimpleNamespace(to=of_jax, back=np.asarray, needs=("jax",)),
-    "dask": SimpleNamespace(to=of_dask, back=lambda array: array.compute(scheduler="synchronous"), needs=("dask",)),
+    "numpy": SimpleNamespace(to=lambda array: array.copy(), back=lambda array: array, marks=()),
+    "cupy": SimpleNamespace(to=of_cupy, back=lambda array: array.get(), marks=pytest.mark.gpu),
+    "torch": SimpleNamespace(to=as_tensor, back=as_array, marks=pytest.mark.peer("torch")),
+    "jax": SimpleNamespace(to=of_jax, back=np.asarray, marks=pytest.mark.peer("jax")),
+    "dask": SimpleNamespace(
+        to=of_dask, back=lambda array: array.compute(scheduler="synchronous"), marks=pytest.mark.peer("dask")
+    ),
 }
+ARRAYS = ("numpy", "cupy")
+OF_CHUNKS = ("window", "weights", "positions")
+"""What NumPy's chunks of a dask array have of NumPy."""
 
-every_kind = pytest.mark.parametrize(
-    "kind", [pytest.param(name, marks=[pytest.mark.peer(each) for each in it.needs]) for name, it in KINDS.items()]
+
+def kinds(*names, argument="kind"):
+    return pytest.mark.parametrize(argument, [pytest.param(name, marks=KINDS[name].marks) for name in names])
+
+
+every_kind = kinds(*KINDS)
+
+ONES, COUNTS, PLACES = np.ones((2, 8, 9), np.float32), np.ones((2, 8, 9), np.int32), [(0, 0), (1, 2), (9, 9)]
+RIGHT = {
+    "col2im": {"data": np.ones((2, 8, 63), np.float32), "output_size": (8, 10), "kernel_size": (2, 2)},
+    "im2col": {"image": np.ones((2, 2, 8, 10), np.float32), "kernel_size": (2, 2)},
+    "blocks_to_array": {
+        "blocks": np.ones((2, 7, 9, 2, 2), np.float32), "output_shape": (2, 8, 10), "block_shape": (2, 2)},
+    "array_to_blocks": {"array": ONES, "block_shape": (2, 2)},
+    "batch_to_space": {"data": np.ones((8, 3, 4), np.float32), "block_shape": (1, 2, 2)},
+    "space_to_batch": {"data": np.ones((2, 6, 8), np.float32), "block_shape": (1, 2, 2)},
+    "add_blocks": {"array": ONES, "blocks": np.ones((3, 2, 4, 5), np.float32), "positions": PLACES},
+    "take_blocks": {"array": ONES, "positions": PLACES, "block_shape": (4, 5)},
+    "average": {"numerator": ONES, "weight": ONES[0]},
+}  # fmt: skip
+"""A call of each function, whose first argument is its array."""
+every_function = pytest.mark.parametrize("name", RIGHT)
+
+
+def converted(kind, value):
+    """Return arrays of a kind, and what is none as it is."""
+    if isinstance(value, list) and isinstance(value[0], np.ndarray):
+        return [converted(kind, each) for each in value]
+    return KINDS[kind].to(value) if isinstance(value, np.ndarray) else value
+
+
+def called(name, kind, **others):
+    """Return the arguments of a call, with others in place of some, for arrays of a kind."""
+    kept = OF_CHUNKS if kind == "dask" else ()
+    return {key: value if key in kept else converted(kind, value) for key, value in (RIGHT[name] | others).items()}
+
+
+@pytest.mark.some(5)
+@pytest.mark.parametrize(
+    ("operation", "dtype", "kind"),
+    [
+        pytest.param(operation, dtype, kind, marks=KINDS[kind].marks, id=f"{operation}-{dtype}-{kind}")
+        for kind in ("cupy", "torch", "jax", "dask")  # test_gpu.py has the other dtypes of CuPy's
+        for operation, dtype in calls_in(DTYPES if kind != "cupy" else [np.dtype(np.float32)])
+    ],
 )
-every_function = pytest.mark.parametrize("name", CALLS)
+def test_every_call_has_the_bits_of_the_numpy_path(operation, dtype, kind):
+    it, arrays = KINDS[kind], operation.arrays(dtype)
+    first_of_window = len(arrays) if operation.name == "average" else len(operation.shapes)
+    with x64(True) if kind == "jax" else nullcontext():
+        given = [
+            array if kind == "dask" and place >= first_of_window else it.to(array) for place, array in enumerate(arrays)
+        ]
+        got, want = operation(*given), operation(*(array.copy() for array in arrays))
+        assert type(got) is type(given[0])
+        assert_same_bits(it.back(got), want)
+        for each, array in zip(given, arrays, strict=True):  # which nothing is written into
+            assert_same_bits(it.back(each) if type(each) is type(got) else each, array)
+        if kind == "jax":
+            import jax
+
+            assert_same_bits(it.back(jax.jit(operation)(*given)), want)
+        if kind == "torch":
+            assert got.is_contiguous()
+            if dtype in INEXACT:
+                learning = [each.requires_grad_() for each in given[: operation.differentiable]]
+                assert_same_bits(it.back(operation(*learning, *given[operation.differentiable :])), want)
 
 
-def prepared(name, kind, dtype=np.float32):
-    arguments, options, defined = CALLS[name]
-    given = arguments(np.dtype(dtype))
-    return [KINDS[kind].to(each) if isinstance(each, np.ndarray) else each for each in given], options, defined(*given)
+@kinds("torch", "jax", "dask")
+@pytest.mark.parametrize(("narrow", "wide"), WIDENINGS)
+@pytest.mark.parametrize("name", ["col2im", "blocks_to_array", "add_blocks"])
+def test_sums_may_be_wider_than_what_is_summed(name, narrow, wide, kind):
+    it, operation = KINDS[kind], operation_of(name)
+    arrays = operation.arrays(narrow)
+    if name == "add_blocks":
+        arrays[0] = arrays[0].astype(wide)
+    else:
+        operation = replace(operation, arguments=operation.arguments | {"dtype": wide})
+    with x64(True) if kind == "jax" else nullcontext():
+        assert_same_bits(it.back(operation(*map(it.to, arrays))), operation(*(array.copy() for array in arrays)))
 
 
-@every_kind
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@every_function
-def test_every_function_takes_every_kind_and_gives_its_bits(name, dtype, kind):
-    if name == "average" and dtype.kind in "biu":
-        pytest.skip("there is no average of them")
-    given, options, want = prepared(name, kind, dtype)
-    got = getattr(gpufold, name)(*given, **options)
-    assert type(got) is type(given[0])
-    assert_same_bits(KINDS[kind].back(got), want)
+@kinds("torch", "jax")
+@pytest.mark.parametrize("case", [*CASES, *map(random_case, range(70_000, 70_030))], ids=str)
+def test_named_and_random_cases_have_the_bits_of_the_numpy_path(kind, case):
+    it, columns, image = KINDS[kind], values(case.columns_shape, np.float32), values(case.image_shape, np.float32)
+    got = gpufold.col2im(it.to(columns), case.output_size, case.kernel_size, **case.arguments)
+    assert_same_bits(it.back(got), gpufold.col2im(columns, case.output_size, case.kernel_size, **case.arguments))
+    got = gpufold.im2col(it.to(image), case.kernel_size, **case.arguments)
+    assert_same_bits(it.back(got), gpufold.im2col(image, case.kernel_size, **case.arguments))
 
 
 BY_BLOCK = np.float32([0.5, 3, -1.25])
@@ -147,7 +171,7 @@ def of_blocks(dtype, window):
 
 
 @every_kind
-@pytest.mark.parametrize("dtype", [each for each in DTYPES if each.kind in "fcV"], ids=str)
+@pytest.mark.parametrize("dtype", NARROW, ids=str)
 @pytest.mark.parametrize("window", [None, WINDOW, (WINDOW[:, 0], WINDOW[0])], ids=["none", "full", "separable"])
 def test_blocks_may_have_weights_of_their_own(kind, dtype, window):
     it, array = KINDS[kind], values((2, 6, 7), dtype)
@@ -157,7 +181,7 @@ def test_blocks_may_have_weights_of_their_own(kind, dtype, window):
     given = None if window is None else tuple(map(to, window)) if isinstance(window, tuple) else to(window)
     got = gpufold.add_blocks(it.to(array), it.to(blocks), POSITIONS, window=given, weights=to(BY_BLOCK))
     assert_same_bits(it.back(got), want)
-    if kind in ("numpy", "torch"):
+    if kind in (*ARRAYS, "torch"):
         weight = values((6, 7), each.dtype, 3)
         sums, total = it.to(array), it.to(weight)
         gpufold.add_blocks_(sums, it.to(blocks), POSITIONS, window=given, weights=to(BY_BLOCK), weight_out=total)
@@ -165,9 +189,7 @@ def test_blocks_may_have_weights_of_their_own(kind, dtype, window):
         assert_same_bits(it.back(total), definition.add_blocks(weight, each, POSITIONS))
 
 
-@pytest.mark.parametrize(
-    "kind", ["numpy", *(pytest.param(name, marks=pytest.mark.peer(name)) for name in ("torch", "jax"))]
-)
+@kinds("numpy", "cupy", "torch", "jax")
 @pytest.mark.parametrize("reduction", ["mean", "sum", "least_squares"])
 def test_a_stitcher_takes_weights_of_blocks(kind, reduction):
     it, window = KINDS[kind], np.abs(WINDOW)
@@ -184,34 +206,45 @@ def test_a_stitcher_takes_weights_of_blocks(kind, reduction):
         stitcher.add(it.to(blocks), POSITIONS, weights=it.to(BY_BLOCK[:2]))
 
 
-@pytest.mark.peer("jax")
-def test_a_stitcher_of_jax_arrays_is_neither_mixed_nor_traced():
-    import jax
-
-    stitcher, blocks = gpufold.Stitcher((None, 4), 2, window=of_jax(np.ones((2, 2), np.float32))), np.ones((1, 2, 2))
-    stitcher.add(of_jax(blocks), of_jax(np.array([[0, 1]])))
-    begin, slab = stitcher.finished()
-    assert (begin, slab.shape, isinstance(slab, jax.Array)) == (0, (0, 4), True)
-    with pytest.raises(TypeError, match=r"^Stitcher.add: blocks must be a jax.Array, got numpy.ndarray"):
-        stitcher.add(blocks, [(1, 0)])
-    with pytest.raises(TypeError, match=r"^Stitcher.add: blocks must not be traced"):
-        jax.jit(lambda tiles: stitcher.add(tiles, [(1, 0)]))(of_jax(blocks))
-    assert stitcher.result()[1].tolist() == [[0, 1, 1, 0]] * 2
+@kinds("cupy", "torch", "jax")
+@pytest.mark.parametrize("slabs", [False, True])
+@pytest.mark.parametrize("dtype", NARROW, ids=str)
+def test_a_stitcher_gives_the_bits_of_arrays(kind, dtype, slabs):
+    shape, block, window = (3, 9, 8), (4, 5), np.abs(values((4, 5), np.float32)) + 1
+    places = gpufold.grid_positions(shape[1:], block, strides=2, last="over")
+    tiles, results = values((len(places), 3, *block), dtype), []
+    for it in (KINDS[kind], KINDS["numpy"]):
+        stitcher, rows = gpufold.Stitcher(shape, block, window=it.to(window), slabs=slabs), []
+        for first in range(0, len(places), 5):
+            at = places[first : first + 5]  # which a GPU has no use for
+            stitcher.add(it.to(tiles[first : first + 5]), at if kind == "cupy" else it.to(at))
+            rows += [stitcher.finished()] if slabs else []
+        rows.append(stitcher.result() if slabs else (0, stitcher.result()))
+        results.append([(row, it.back(slab)) for row, slab in rows])
+    for (row, got), (wanted, want) in zip(*results, strict=True):
+        assert row == wanted
+        assert_same_bits(got, want)
 
 
 @every_kind
-def test_weights_of_blocks_that_do_not_fit_are_refused(kind):
-    it = KINDS[kind]
-    to = (lambda weights: weights) if kind == "dask" else it.to
-    given = it.to(np.zeros((6, 7), np.float32)), it.to(np.ones((3, 2, 3), np.float32)), POSITIONS
-    for wrong, error in ((BY_BLOCK[:2], ValueError), (BY_BLOCK[:, None], ValueError), (BY_BLOCK > 0, TypeError)):
-        with pytest.raises(error, match=r"^add_blocks: weights must "):
-            gpufold.add_blocks(*given, weights=to(wrong))
-    with pytest.raises(TypeError, match=r"^add_blocks: weights must be a"):
-        gpufold.add_blocks(*given, weights=BY_BLOCK.tolist())
-    counts = it.to(np.zeros((6, 7), np.int32)), it.to(np.ones((3, 2, 3), np.int32)), POSITIONS
-    with pytest.raises(TypeError, match=r"^add_blocks: weights need blocks of floats"):
-        gpufold.add_blocks(*counts, weights=to(BY_BLOCK))
+@kinds(*KINDS, argument="other")
+def test_the_first_blocks_decide_of_what_kind_a_stitcher_is(kind, other):
+    if kind == other:
+        return
+    stitcher, tile = gpufold.Stitcher((4, 4), 2), np.ones((1, 2, 2), np.float32)
+    stitcher.add(KINDS[kind].to(tile), [(0, 1)])
+    with pytest.raises(TypeError, match=r"^Stitcher.add: blocks must be (a|in memory)"):
+        stitcher.add(KINDS[other].to(tile), [(1, 0)])
+    assert KINDS[kind].back(stitcher.result()).tolist() == [[0, 1, 1, 0]] * 2 + [[0] * 4] * 2
+
+
+@pytest.mark.peer("jax")
+def test_a_stitcher_takes_no_traced_arrays():
+    import jax
+
+    stitcher = gpufold.Stitcher((None, 4), 2)
+    with pytest.raises(TypeError, match=r"^Stitcher.add: blocks must not be traced"):
+        jax.jit(lambda tiles: stitcher.add(tiles, [(1, 0)]))(of_jax(np.ones((1, 2, 2))))
 
 
 def test_weights_of_blocks_do_not_lose_what_they_cover():
@@ -238,55 +271,131 @@ def test_weights_of_blocks_have_gradients():
         sums = gpufold.add_blocks_(array * 1, blocks, places, window=window, weights=weights, weight_out=total)
         return sums, total
 
-    torch.autograd.gradcheck(both, (array, blocks, window, weights))
+    assert torch.autograd.gradcheck(both, (array, blocks, window, weights))
+    given = array, blocks, window + 1, weights + 1
+    assert torch.autograd.gradgradcheck(lambda *of: gpufold.average(*both(*of)), given)
 
 
 @every_kind
 @every_function
 def test_what_a_kind_has_no_use_for_is_refused_unless_it_is_the_default(name, kind):
-    given, options, want = prepared(name, kind)
-    function = getattr(gpufold, name)
+    given, function = called(name, kind), getattr(gpufold, name)
+    first = next(iter(given.values()))
+    package = type(first).__module__
     if kind != "dask":
-        with pytest.raises(
-            TypeError, match=f"^{name}: chunks is only for a dask.array.Array, got a {type(given[0]).__module__}"
-        ):
-            function(*given, **options, chunks=2)
-    if kind != "numpy":
-        assert_same_bits(KINDS[kind].back(function(*given, **options, out=None)), want)
+        with pytest.raises(TypeError, match=f"^{name}: chunks is only for a dask.array.Array, got a {package}"):
+            function(**given, chunks=2)
+    if kind not in ARRAYS:
+        assert_same_bits(KINDS[kind].back(function(**given, out=None)), function(**RIGHT[name]))
         with pytest.raises(TypeError, match=f"^{name}: out is only for a numpy.ndarray or cupy.ndarray, got a {kind}"):
-            function(*given, **options, out=given[0])
+            function(**given, out=first)
     with pytest.raises(TypeError, match=f"^{name}: unexpected keyword .colour.; the arguments are "):
-        function(*given, **options, colour=1)
+        function(**given, colour=1)
 
 
 @every_kind
-@pytest.mark.parametrize("other", KINDS)
-@pytest.mark.parametrize("name", ["add_blocks", "average", "take_blocks"])
-def test_kinds_are_not_mixed(name, kind, other):
-    if kind == other or any(find_spec(each) is None for each in KINDS[other].needs):
-        pytest.skip("they are of one kind")
-    given, options, _ = prepared(name, kind)
-    if name == "take_blocks":
-        options = {"window": KINDS[other].to(WINDOW)}
-        if kind == "dask" and other == "numpy":
-            pytest.skip("a dask array's window is one of its chunks' library")
-    else:
-        given[1] = prepared(name, other)[0][1]
-    with pytest.raises(TypeError, match=rf"^{name}: .*(weight|window|blocks) must be a"):
-        getattr(gpufold, name)(*given, **options)
+@kinds(*KINDS, argument="other")
+@pytest.mark.parametrize(
+    ("name", "argument"),
+    [("add_blocks", "blocks"), ("add_blocks", "weights"), ("average", "weight"), ("take_blocks", "window")],
+)
+def test_kinds_are_not_mixed(name, argument, kind, other):
+    if kind == other or (argument in OF_CHUNKS and {kind, other} == {"dask", "numpy"}):
+        return
+    array = RIGHT[name].get(argument, np.ones({"weights": 3}.get(argument, (4, 5)), np.float32))
+    with pytest.raises(TypeError, match=rf"^{name}: .*{argument} must be a"):
+        getattr(gpufold, name)(**called(name, kind) | {argument: KINDS[other].to(array)})
+
+
+# ---------------------------------------------------------------------------------------------
+# Refusals: in the words of NumPy's path, before anything is computed
+
+REFUSED = [
+    ("col2im", {"output_size": (8, 11)}),
+    ("col2im", {"data": np.ones((2, 9, 63), np.float32)}),
+    ("col2im", {"strides": 0}),
+    ("col2im", {"strides": 1.5}),
+    ("col2im", {"stride": 2}),
+    ("col2im", {"pads_end": -1}),
+    ("col2im", {"reduction": "median"}),
+    ("col2im", {"window": np.ones(3)}),
+    ("col2im", {"window": [np.ones(2)]}),
+    ("col2im", {"variant": "fastest"}),
+    ("col2im", {"dtype": "float16"}),
+    ("col2im", {"data": np.ones((2, 8, 63), np.int32), "reduction": "mean", "dtype": "int32"}),
+    ("col2im", {"data": np.ones((2, 8, 63), np.int32), "window": np.ones((2, 2)), "dtype": "int32"}),
+    ("im2col", {"kernel_size": (9, 2)}),
+    ("im2col", {"kernel_size": (2,)}),
+    ("im2col", {"window": np.ones((2, 3))}),
+    ("im2col", {"window": np.ones((2, 2), np.complex64)}),
+    ("blocks_to_array", {"output_shape": (2, 8, 11)}),
+    ("blocks_to_array", {"strides": 0}),
+    ("array_to_blocks", {"block_shape": (9, 2)}),
+    ("array_to_blocks", {"strides": (1, 1, 1)}),
+    ("batch_to_space", {"data": np.ones((9, 3, 4), np.float32)}),
+    ("batch_to_space", {"crops_begin": (0, 7, 7)}),
+    ("space_to_batch", {"data": np.ones((2, 5, 8), np.float32)}),
+    ("space_to_batch", {"block_shape": (2, 2, 2)}),
+    ("add_blocks", {"positions": PLACES[:2]}),
+    ("add_blocks", {"blocks": np.ones((3, 1, 4, 5), np.float32)}),
+    ("add_blocks", {"array": ONES.astype(np.float16)}),
+    ("add_blocks", {"positions": [(0.5, 0)] * 3}),
+    ("add_blocks", {"positions": np.zeros((3, 2), np.float32)}),
+    ("add_blocks", {"positions": [(0, 0), (1,), (2, 2)]}),
+    ("add_blocks", {"positions": [(2**63, 0)] * 3}),
+    ("add_blocks", {"positions": np.zeros((3, 0), np.int32)}),
+    ("add_blocks", {"window": np.ones(4)}),
+    ("add_blocks", {"weights": np.ones(2, np.float32)}),
+    ("add_blocks", {"weights": np.ones((3, 1), np.float32)}),
+    ("add_blocks", {"weights": np.ones(3, bool)}),
+    ("add_blocks", {"array": COUNTS, "blocks": np.ones((3, 2, 4, 5), np.int32), "weights": np.ones(3, np.float32)}),
+    ("take_blocks", {"block_shape": (4, 5, 6)}),
+    ("take_blocks", {"block_shape": 0}),
+    ("take_blocks", {"block_shape": 2.5}),
+    ("take_blocks", {"positions": np.ones((1, 2), bool)}),
+    ("take_blocks", {"positions": np.ones((1, 2, 1), np.int32)}),
+    ("take_blocks", {"mode": "zeros"}),
+    ("take_blocks", {"array": ONES[:, :0], "mode": "edge"}),
+    ("take_blocks", {"window": np.ones((3, 4))}),
+    ("take_blocks", {"array": COUNTS, "window": np.ones((4, 5))}),
+    ("average", {"weight": ONES[0, :7]}),
+    ("average", {"numerator": ONES[0], "weight": ONES}),
+    ("average", {"numerator": COUNTS}),
+    ("average", {"weight": ONES[0] > 0}),
+    ("average", {"weight": ONES[0].astype(np.complex64)}),
+]
+"""Of each function what is wrong, in place of what is right."""
+
+
+@kinds("cupy", "torch", "jax", "dask")
+@pytest.mark.parametrize(
+    ("name", "wrong"), REFUSED, ids=[f"{name}-{number}" for number, (name, _) in enumerate(REFUSED)]
+)
+def test_errors_are_those_of_the_numpy_path(name, wrong, kind):
+    function, arguments = getattr(gpufold, name), RIGHT[name] | wrong
+    with pytest.raises((TypeError, ValueError)) as of_numpy:
+        function(**arguments)
+    given = called(name, kind, **wrong)
+    calls = [lambda: function(**given)]
+    if kind == "jax":  # also as a program is traced
+        import jax
+
+        calls.append(lambda: jax.eval_shape(calls[0]))
+    for call in calls:
+        with pytest.raises(of_numpy.type) as of_kind:
+            call()
+        said = [str(error.value) for error in (of_numpy, of_kind)]
+        if kind == "torch":  # whose shapes and devices have words of their own
+            said = [re.split(" got | of shape|; ", each)[0] for each in said]
+        assert said[1] == said[0]
 
 
 @every_function
 def test_what_is_no_array_is_refused_with_its_conversion(name):
-    given, options, _ = prepared(name, "numpy")
-    for foreign in (given[0].tolist(), None, memoryview(given[0])):
+    first, array = next(iter(RIGHT[name].items()))
+    for foreign in (array.tolist(), None, memoryview(array)):
         with pytest.raises(TypeError, match=rf"^{name}: .* got .*; convert it with numpy.asarray"):
-            getattr(gpufold, name)(foreign, *given[1:], **options)
-
-
-def test_the_first_array_may_be_named():
-    array = np.ones((2, 5, 9), np.float32)
-    assert_same_bits(gpufold.array_to_blocks(block_shape=KERNEL, array=array), gpufold.array_to_blocks(array, KERNEL))
+            getattr(gpufold, name)(**RIGHT[name] | {first: foreign})
 
 
 def test_nothing_is_imported_and_no_type_is_kept():
@@ -351,65 +460,47 @@ def fold(columns, **options):
     return gpufold.col2im(columns, (4, 4), (2, 2), **options)
 
 
-def has_gradient(it):
-    if it is KINDS["jax"]:
-        import jax
-
-        return jax.grad(lambda columns: (fold(columns) ** 2).sum())(it.to(COLUMNS)).shape == (4, 9)
-    columns = it.to(COLUMNS).requires_grad_()
-    fold(columns).square().sum().backward()
-    return columns.grad.shape == (4, 9)
+def energy(columns):
+    return (fold(columns) ** 2).sum()
 
 
-def has_vmap(it):
-    if it is KINDS["jax"]:
-        import jax
-
-        return jax.vmap(fold)(it.to(COLUMNS)[None]).shape == (1, 1, 4, 4)
-    import torch
-
-    return torch.func.vmap(fold)(it.to(COLUMNS)[None]).shape == (1, 1, 4, 4)
+def transformed(kind, name, function):
+    module = import_module("jax" if kind == "jax" else "torch.func")
+    return getattr(module, name)(function)
 
 
-def is_compiled(it):
-    if it is KINDS["jax"]:
-        import jax
-
-        return jax.jit(fold)(it.to(COLUMNS)).shape == (1, 4, 4)
-    import torch
-
-    return torch.compile(fold, backend="aot_eager", fullgraph=True)(it.to(COLUMNS)).shape == (1, 4, 4)
+def compiled(kind):
+    if kind == "jax":
+        return import_module("jax").jit(fold)
+    return import_module("torch").compile(fold, backend="aot_eager", fullgraph=True)
 
 
-def is_lazy(it):
-    return len(fold(it.to(COLUMNS)).dask) > 0
+def put(kind, into):
+    """Add a tile to what is made of zeros, and return it with what came of it."""
+    array, tile = KINDS[kind].to(np.zeros((1, 4, 4), np.float32)), KINDS[kind].to(np.ones((1, 1, 2, 2), np.float32))
+    return array, into(array, tile)
 
 
-def takes_out(it):
-    out = it.to(np.zeros((1, 4, 4), np.float32))
-    return fold(it.to(COLUMNS), out=out) is out
-
-
-def is_changed_in_place(it):
-    array = it.to(np.zeros((4, 4), np.float32))
-    return gpufold.add_blocks_(array, it.to(np.ones((1, 2, 2), np.float32)), [(0, 0)]) is array
-
-
-def is_stitched(it):
-    stitcher = gpufold.Stitcher((4, 4), 2)
-    stitcher.add(it.to(np.ones((1, 2, 2), np.float32)), [(0, 0)])
-    return float(stitcher.result()[0, 0]) == 1
+def stitched(array, tile):
+    stitcher = gpufold.Stitcher((1, 4, 4), (2, 2))
+    stitcher.add(tile, [(0, 0)])
+    return float(stitcher.result()[0, 0, 0])
 
 
 WORKS = {
-    "gradient": has_gradient,
-    "vmap": has_vmap,
-    "compiled": is_compiled,
-    "lazy": is_lazy,
-    "`out=`": takes_out,
-    "in place": is_changed_in_place,
-    "`Stitcher`": is_stitched,
+    "gradient": lambda kind, columns: transformed(kind, "grad", energy)(columns).shape == (4, 9),
+    "vmap": lambda kind, columns: transformed(kind, "vmap", fold)(columns[None]).shape == (1, 1, 4, 4),
+    "compiled": lambda kind, columns: compiled(kind)(columns).shape == (1, 4, 4),
+    "lazy": lambda kind, columns: len(fold(columns).dask) > 0,
+    "`out=`": lambda kind, columns: same(put(kind, lambda array, _: fold(columns, out=array))),
+    "in place": lambda kind, columns: same(put(kind, lambda array, tile: gpufold.add_blocks_(array, tile, [(0, 0)]))),
+    "`Stitcher`": lambda kind, columns: put(kind, stitched)[1] == 1,
 }
+"""What is asked of each kind, of four-row columns."""
+
+
+def same(two):
+    return two[0] is two[1]
 
 
 @pytest.mark.parametrize("what", WORKS)
@@ -417,54 +508,25 @@ WORKS = {
 def test_the_table_of_kinds_says_what_works(kind, what):
     (row,) = [row for row in ROWS if row[0].startswith(kind)]
     try:
-        works = WORKS[what](KINDS[kind])
+        works = WORKS[what](kind, KINDS[kind].to(COLUMNS))
     except (TypeError, ValueError, AttributeError, RuntimeError):  # RuntimeError is torch's, of what is no tensor
         works = False
     assert row[HEAD.index(what)] == ("yes" if works else "no")
 
 
-ON_A_GPU = """
-import cupy, numpy as np, pytest
-import test_kinds
-from test_kinds import CALLS, KINDS, ROWS, WORKS, HEAD
-
-@pytest.mark.parametrize("name", CALLS)
-def test_bits(name):
-    given, options, want = test_kinds.prepared(name, "numpy")
-    given = [cupy.asarray(each) if isinstance(each, np.ndarray) else each for each in given]
-    got = getattr(test_kinds.gpufold, name)(*given, **options)
-    assert type(got) is cupy.ndarray
-    test_kinds.assert_same_bits(cupy.asnumpy(got), want)
-
-def test_weights_of_blocks():
-    array, blocks = np.zeros((2, 6, 7), np.float32), test_kinds.values((3, 2, 2, 3), np.float32)
-    weight = np.zeros((6, 7), np.float32)
-    options = {"window": test_kinds.WINDOW, "weights": test_kinds.BY_BLOCK, "weight_out": weight}
-    on_gpu = {key: cupy.asarray(value) for key, value in options.items()}
-    got = test_kinds.gpufold.add_blocks_(cupy.asarray(array), cupy.asarray(blocks), test_kinds.POSITIONS, **on_gpu)
-    want = test_kinds.gpufold.add_blocks_(array, blocks, test_kinds.POSITIONS, **options)
-    test_kinds.assert_same_bits(cupy.asnumpy(got), want)
-    test_kinds.assert_same_bits(cupy.asnumpy(on_gpu["weight_out"]), weight)
-
-@pytest.mark.parametrize("what", WORKS)
-def test_row(what):
-    KINDS["cupy"] = type("Cupy", (), {"to": staticmethod(cupy.asarray)})
-    (row,) = [row for row in ROWS if row[0].startswith("cupy")]
-    try:
-        works = WORKS[what](KINDS["cupy"])
-    except (TypeError, ValueError, AttributeError, RuntimeError):
-        works = False
-    assert row[HEAD.index(what)] == ("yes" if works else "no")
-"""
-
-
 @pytest.mark.all
 @pytest.mark.hostcuda
 @pytest.mark.peer("torch")
-def test_arrays_of_cupy_are_computed_by_the_kernels(tmp_path):
-    root, module = Path(__file__).resolve().parent, tmp_path / "test_on_a_gpu.py"
-    module.write_text(ON_A_GPU)
-    command = [sys.executable, "-m", "pytest", "-p", "bench.hostcuda.fake_cupy", "-p", "no:cacheprovider", "-q", module]
+def test_arrays_of_cupy_are_computed_by_the_kernels():
+    """The tests of this file, on a stand-in, which has no other view of complex numbers."""
+    root = Path(__file__).resolve().parent
+    command = [sys.executable, "-m", "pytest", "-p", "bench.hostcuda.fake_cupy", "-p", "no:cacheprovider", "-q"]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(root.parent), str(root)])}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path)
+    done = subprocess.run(
+        [*command, __file__, "-k", "cupy and not dask and not (own and complex64)", "--of-each=9"],
+        capture_output=True,
+        text=True,
+        env=environment,
+        cwd=root.parent,
+    )
     assert done.returncode == 0, done.stdout[-3000:]

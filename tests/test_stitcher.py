@@ -187,45 +187,8 @@ def test_what_is_not_finished_is_not_copied():
     np.testing.assert_array_equal(rest[512:], 3)
 
 
-@pytest.mark.all
-def test_an_hour_of_sound_has_the_bits_of_the_whole_in_the_memory_of_its_frames():
-    """Telephony: 8,000 samples a second, in frames of 1,024 that come 64 at a time, four on every sample."""
-    taps, hop, total = 1024, 256, 3600 * 8000
-    sounds = np.random.default_rng(0).standard_normal((97, taps), np.float32)  # which come again and again
-    window = np.hanning(taps + 1)[:-1].astype(np.float32)
-    batches = np.array_split(np.arange((total - taps) // hop + 1), 1757)
-    sums, weight = np.zeros(total, np.float32), np.zeros(total, np.float32)
-    ones = np.broadcast_to(np.float32(1), (97, taps))
-    for numbers in batches:
-        gpufold.add_blocks_(sums, sounds[numbers % 97], numbers[:, None] * hop, window=window)
-        gpufold.add_blocks_(weight, ones[: len(numbers)], numbers[:, None] * hop, window=window**2)
-    want = gpufold.average(sums, weight)
-    stream, done, peaks = gpufold.Stitcher((None,), taps, window=window, reduction="least_squares"), 0, []
-    tracemalloc.start()
-    for number, numbers in enumerate(batches):
-        stream.add(sounds[numbers % 97], numbers[:, None] * hop)
-        start, slab = stream.finished()
-        assert start == done
-        np.testing.assert_array_equal(slab, want[done : done + len(slab)])
-        done += len(slab)
-        if number % 250 == 100:
-            peaks.append(tracemalloc.get_traced_memory()[1])
-            tracemalloc.reset_peak()
-    tracemalloc.stop()
-    start, slab = stream.result()
-    np.testing.assert_array_equal(slab, want[start : start + len(slab)])
-    assert start + len(slab) == (total - taps) // hop * hop + taps
-    assert max(peaks) < 1.01 * min(peaks)
-    assert max(peaks) < 20 * 64 * taps * 4
-
-
-def test_half_precision_is_summed_in_single():
-    stitcher = gpufold.Stitcher((4, 4), (4, 4), window=np.full((4, 4), 10, np.float32))
-    stitcher.add(np.full((8, 4, 4), 1000, np.float16), np.zeros((8, 2), int))
-    assert_same_bits(stitcher.result(), np.full((4, 4), 1000, np.float32))
-
-
-TILES = np.ones((2, 3, 4, 5))
+TILES, TWICE = np.ones((2, 3, 4, 5)), [(0, 0)] * 2
+TOO_WIDE = r"with lead \(3,\) and tiles of \(4, 5\) or less, got .*4, 6\)"
 
 
 @pytest.mark.parametrize(
@@ -233,69 +196,51 @@ TILES = np.ones((2, 3, 4, 5))
     [
         (TypeError, "blocks must be a numpy.ndarray", TILES.tolist(), [(0, 0)], {}),
         (TypeError, "blocks has dtype object", TILES.astype(object), [(0, 0), (1, 1)], {}),
-        (
-            ValueError,
-            r"with lead \(3,\) and tiles of \(4, 5\) or less, got .*4, 6\)",
-            np.ones((2, 3, 4, 6)),
-            [(0, 0)] * 2,
-            {},
-        ),
-        (ValueError, r"blocks must be .* got shape \(2, 2, 4, 5\)", TILES[:, :2], [(0, 0)] * 2, {}),
+        (ValueError, TOO_WIDE, np.ones((2, 3, 4, 6)), TWICE, {}),
+        (ValueError, r"blocks must be .* got shape \(2, 2, 4, 5\)", TILES[:, :2], TWICE, {}),
         (ValueError, r"positions must be .* = \(2, 2\) .* got shape \(1, 2\)", TILES, [(0, 0)], {}),
         (ValueError, r"positions must be .* got shape \(2, 3\)", TILES, np.zeros((2, 3), int), {}),
-        (TypeError, "positions must be integers", TILES, [(0.5, 0), (1, 1)], {"slabs": True}),
+        (TypeError, "positions must be integers", TILES, [(0.5, 0), (1, 1)], {}),
         (TypeError, "positions must be integers", TILES, np.zeros((2, 2)), {}),
-        (ValueError, "positions must be .* got shape", TILES, [0, 1], {"slabs": True}),
-        (ValueError, "must come in ascending order .* got 2 after 3", TILES, [(3, 0), (2, 0)], {"slabs": True}),
-        (TypeError, "window must hold real numbers", TILES, [(0, 0)] * 2, {"window": np.ones((4, 5), complex)}),
-    ],
-)
-def test_what_does_not_fit_is_refused_and_nothing_is_added(error, match, blocks, positions, options):
-    stitcher = gpufold.Stitcher((3, 8, 9), (4, 5), **options)
-    with pytest.raises(error, match=f"^Stitcher.add: .*{match}"):
-        stitcher.add(blocks, positions)
-    with pytest.raises(ValueError, match=r"Stitcher.result: no tile was added"):
-        stitcher.result()
-
-
-@pytest.mark.parametrize(
-    ("error", "match", "blocks", "positions", "options"),
-    [
-        (
-            TypeError,
-            "blocks must be of dtype float32, in which the first batch was .* got float64",
-            TILES,
-            [(0, 0)] * 2,
-            {},
-        ),
-        (ValueError, "ascending order .* got 1 after 3", TILES[:1].astype(np.float32), [(1, 0)], {}),
-        (
-            ValueError,
-            r"window must have the shape \(4, 5\)",
-            TILES.astype(np.float32),
-            [(3, 0), (4, 0)],
-            {"window": np.ones((5, 4))},
-        ),
-        (
-            TypeError,
-            r"window\[1\] must be an array, got str",
-            TILES.astype(np.float32),
-            [(3, 0)] * 2,
-            {"window": (np.ones(4), "hanni")},
-        ),
+        (ValueError, "positions must be .* got shape", TILES, [0, 1], {}),
+        (ValueError, "must come in ascending order .* got 2 after 3", TILES, [(3, 0), (2, 0)], {}),
+        (TypeError, "window must hold real numbers", TILES, TWICE, {"window": np.ones((4, 5), complex)}),
+        (ValueError, r"window must have the shape \(4, 5\)", TILES, TWICE, {"window": np.ones((5, 4))}),
+        (TypeError, r"window\[1\] must be an array, got str", TILES, TWICE, {"window": (np.ones(4), "hanni")}),
     ],
 )
 @pytest.mark.parametrize("reduction", REDUCTIONS)
-def test_a_later_batch_that_does_not_fit_changes_nothing(error, match, blocks, positions, options, reduction):
+@pytest.mark.parametrize("later", [False, True])
+def test_what_does_not_fit_is_refused_and_nothing_is_added(error, match, blocks, positions, options, reduction, later):
+    """As the first batch, and after another."""
     stitchers = [gpufold.Stitcher((3, 8, 9), (4, 5), reduction=reduction, slabs=True) for _ in range(2)]
-    for stitcher in stitchers:
-        stitcher.add(TILES.astype(np.float16), [(0, 0), (3, 3)])
+    for stitcher in stitchers if later else ():
+        stitcher.add(TILES, TWICE)
     with pytest.raises(error, match=f"^Stitcher.add: .*{match}"):
         stitchers[0].add(blocks, positions, **options)
+    if not later:
+        with pytest.raises(ValueError, match=r"Stitcher.result: no tile was added"):
+            stitchers[0].result()
     for stitcher in stitchers:
-        stitcher.add(3 * TILES.astype(np.float16), [(3, 1), (7, 0)])
-    for got, want in zip(*((*stitcher.finished(), *stitcher.result()) for stitcher in stitchers), strict=True):
+        stitcher.add(3 * TILES, [(3, 1), (7, 0)])
+    for got, want in zip(*((*each.finished(), *each.result()) for each in stitchers), strict=True):
         np.testing.assert_array_equal(got, want)
+
+
+def test_a_later_batch_is_of_the_dtype_and_rows_of_the_first():
+    stitcher = gpufold.Stitcher((3, 8, 9), (4, 5), slabs=True)
+    stitcher.add(TILES.astype(np.float16), [(0, 0), (3, 3)])
+    for error, match, blocks in (
+        (TypeError, "blocks must be of dtype float32, in which the first batch was .* got float64", TILES),
+        (ValueError, "ascending order .* got 1 after 3", TILES.astype(np.float32)),
+    ):
+        with pytest.raises(error, match=f"^Stitcher.add: .*{match}"):
+            stitcher.add(blocks, [(1, 0), (3, 0)])
+    assert stitcher.finished()[1].shape == (3, 3, 9)
+    assert stitcher.result()[0] == 3
+    assert stitcher.progress == 1
+    with pytest.raises(ValueError, match=r"ascending order .* got 4 after 8"):
+        stitcher.add(TILES.astype(np.float32), [(4, 0), (5, 0)])
 
 
 def test_one_number_is_the_tiles_extent_along_every_axis():
@@ -319,18 +264,6 @@ def test_integers_have_sums_that_no_window_is_added_to():
         votes.add(np.ones((1, 3), np.uint8), [(0,)], window=np.ones(3))
 
 
-def test_a_tile_before_rows_that_were_given_is_refused():
-    stitcher = gpufold.Stitcher((3, 8, 9), (4, 5), slabs=True)
-    stitcher.add(TILES, [(0, 0), (3, 0)])
-    with pytest.raises(ValueError, match=r"ascending order of their first coordinate .* got 2 after 3"):
-        stitcher.add(TILES, [(2, 0), (3, 0)])
-    assert stitcher.finished()[1].shape == (3, 3, 9)
-    assert stitcher.result()[0] == 3
-    assert stitcher.progress == 1
-    with pytest.raises(ValueError, match="after 8"):
-        stitcher.add(TILES, [(4, 0), (5, 0)])
-
-
 def test_there_are_slabs_only_where_they_are_wanted():
     for whole in (gpufold.Stitcher((8, 9), (4, 5)), gpufold.Stitcher((8, None), 5)):
         with pytest.raises(ValueError, match=r"^Stitcher.progress: slabs must be True .*, got Stitcher\("):
@@ -348,23 +281,19 @@ def test_there_are_slabs_only_where_they_are_wanted():
             (ValueError, "shape must be", given, {})
             for given in (((9,), (4, 5)), ((8, 9), (4, 0)), ((8, -1), 4), ((8, 9), ()))
         ),
-        (
-            ValueError,
-            r"None for the first axis of size only, here axis 1, got None for axes \[0\]",
-            ((None, 9), (4,)),
-            {},
-        ),
+        (ValueError, r"first axis of size only, here axis 1, got None for axes \[0\]", ((None, 9), (4,)), {}),
         (ValueError, r"got None for axes \[0, 1\]", ((None, None), 4), {}),
         (ValueError, "reduction must be one of sum, mean, least_squares, got 'men'", ((9,), 4), {"reduction": "men"}),
         (ValueError, r"window must have the shape \(4, 5\)", ((8, 9), (4, 5)), {"window": np.ones((5, 4))}),
         (ValueError, r"window\[1\] must have the shape \(5,\)", ((8, 9), (4, 5)), {"window": (np.ones(4), np.ones(4))}),
-        (
-            ValueError,
-            "window must be .* one array per axis, 2 in all, got 1",
-            ((8, 9), (4, 5)),
-            {"window": [np.ones(4)]},
-        ),
+        (ValueError, "window must be .* one array per axis, 2 in", ((8, 9), (4, 5)), {"window": [np.ones(4)]}),
         (TypeError, "window must be an array of weights, or a sequence", ((9,), 4), {"window": [[1, 2, 3, 4]]}),
+        (TypeError, "window must be a numpy.ndarray .* without a mask", ((8,), 4), {"window": np.ma.ones(4)}),
+        (ValueError, "no extent may be larger than", ((2**63,), 4), {"slabs": True}),
+        (ValueError, "no extent may be larger than", ((8,), 2**70), {}),
+        (TypeError, "reduction must be a str", ((8,), 4), {"reduction": np.array(["mean"])}),
+        (TypeError, "slabs must be True or False, got 1", ((8,), 4), {"slabs": 1}),
+        (TypeError, "slabs must be True or False", ((8,), 4), {"slabs": np.array([])}),
     ],
 )
 def test_a_stitcher_that_cannot_be_is_refused(error, match, arguments, options):
@@ -582,34 +511,6 @@ def test_a_window_that_changes_afterwards_changes_nothing(kind, convert):
             stitcher.add(tile, positions[number : number + 1])
         results.append(np.asarray(stitcher.result()))
     assert_same_bits(*results)
-
-
-@pytest.mark.peer("torch")
-def test_the_copy_of_a_window_of_tensors_passes_gradients_on():
-    import torch
-
-    window = torch.tensor([1.0, 2.0, 1.0], requires_grad=True)
-    stitcher = gpufold.Stitcher((5,), 3, window=window)
-    stitcher.add(torch.arange(6.0).reshape(2, 3), [(0,), (1,)])
-    stitcher.result().sum().backward()
-    assert window.grad is not None
-    assert window.grad.abs().sum() > 0
-
-
-@pytest.mark.parametrize(
-    ("error", "match", "arguments", "options"),
-    [
-        (ValueError, "no extent may be larger than", ((2**63,), 4), {"slabs": True}),
-        (ValueError, "no extent may be larger than", ((8,), 2**70), {}),
-        (TypeError, "reduction must be a str", ((8,), 4), {"reduction": np.array(["mean"])}),
-        (TypeError, "slabs must be True or False, got 1", ((8,), 4), {"slabs": 1}),
-        (TypeError, "slabs must be True or False", ((8,), 4), {"slabs": np.array([])}),
-        (TypeError, "window must be a numpy.ndarray .* without a mask", ((8,), 4), {"window": np.ma.ones(4)}),
-    ],
-)
-def test_what_a_stitcher_cannot_be_is_said_before_its_first_batch(error, match, arguments, options):
-    with pytest.raises(error, match=f"^Stitcher: {match}"):
-        gpufold.Stitcher(*arguments, **options)
 
 
 @pytest.mark.parametrize("size", [(2**62, 4), (2**31, 2**31), (0, 2**62, 4)])

@@ -3,29 +3,50 @@
 from __future__ import annotations
 
 import importlib
+import sys
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
 import torch
-from cases import CASES, DTYPES
-from test_torch import AVERAGED, LINEAR, WINDOWED, as_tensor, named, values_of
+from cases import DTYPES
+from fronts import EVERY, as_tensor, in_dtypes, named, passing_for_gpu, waiting
+from test_torch import same_bits, tensors_of
 
 import gpufold.torch
 from bench.memory import pool_peak
+from gpufold.torch import tensors
 
-pytestmark = [pytest.mark.gpu, pytest.mark.peer("torch")]
-
-
-def on_gpu(operation, given):
-    """Return a call with its positions on the GPU, and its tensors there."""
-    places = {name: torch.tensor(value).cuda() for name, value in operation.arguments.items() if name == "positions"}
-    return replace(operation, arguments=operation.arguments | places), [each.cuda() for each in given]
+pytestmark = pytest.mark.peer("torch")
 
 
 @pytest.fixture(autouse=True)
-def _on_a_gpu():
-    if not torch.cuda.is_available():
+def _built_for_cuda(request):
+    if request.node.get_closest_marker("gpu") and not torch.cuda.is_available():
         pytest.xfail("needs a torch that is built for CUDA")
+
+
+@pytest.fixture(
+    params=[
+        pytest.param("cuda", marks=pytest.mark.gpu),
+        pytest.param("stand-in", marks=[pytest.mark.hostcuda, pytest.mark.peer("cupy")]),
+    ]
+)
+def moved(request, monkeypatch):
+    """Return what gives an operation and its tensors on a GPU, or where they pass for being there."""
+    to = torch.Tensor.cuda
+    if request.param != "cuda" and "bench.hostcuda.fake_torch_cuda" in sys.modules:
+        pytest.skip("every tensor passes for a GPU's already")
+    if request.param != "cuda":
+        to = torch.Tensor.clone
+        monkeypatch.setattr(tensors, "_execute_on_gpu", waiting(tensors._execute_on_gpu))
+
+    def on_gpu(operation, given):
+        places = {name: to(torch.tensor(of)) for name, of in operation.arguments.items() if name == "positions"}
+        return replace(operation, arguments=operation.arguments | places), [*map(to, given)]
+
+    with nullcontext() if request.param == "cuda" else passing_for_gpu(monkeypatch):
+        yield on_gpu
 
 
 def random(shape, dtype):
@@ -33,52 +54,31 @@ def random(shape, dtype):
     return torch.randn(shape, dtype=dtype, generator=generator)
 
 
-def check(operation, given):
-    call, moved = on_gpu(operation, given)
-    got = call(*moved)
-    assert got.is_cuda
+@pytest.mark.some(5)
+@in_dtypes(DTYPES)
+def test_results_have_the_bits_of_the_numpy_path(moved, operation, dtype):
+    call, given = moved(operation, map(as_tensor, arrays := operation.arrays(dtype)))
+    got = call(*given)
+    assert tensors.is_on_gpu(got)
     assert got.is_contiguous()
-    assert torch.equal(got.cpu().view(torch.uint8), operation(*given).view(torch.uint8))
+    same_bits(got.cpu(), operation(*arrays))
 
 
-@named(LINEAR)
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_results_have_the_bits_of_the_cpu(operation, dtype):
-    check(operation, [as_tensor(values_of(dtype, shape)) for shape in operation.shapes.values()])
-
-
-@named([*WINDOWED, *AVERAGED])
-@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.complex128], ids=str)
-def test_weighted_results_have_the_bits_of_the_cpu(operation, dtype):
-    check(operation, operation.tensors(dtype))
-
-
-@named([*LINEAR, *WINDOWED, *AVERAGED])
-def test_gradients(operation):
-    call, given = on_gpu(operation, operation.tensors(torch.float64))
-    for each in given[: len(given) if operation.reduction == "sum" else len(operation.shapes)]:
+@pytest.mark.some(5)
+@named(EVERY)
+def test_gradients(moved, operation):
+    call, given = moved(operation, tensors_of(operation, "float64"))
+    for each in given[: operation.differentiable]:
         each.requires_grad_()
-    assert torch.autograd.gradcheck(call, given, check_forward_ad=True, nondet_tol=1e-12)
-    assert torch.autograd.gradgradcheck(call, given, nondet_tol=1e-12)
+    assert torch.autograd.gradcheck(call, given, check_forward_ad=True, nondet_tol=1e-12, fast_mode=True)
+    assert torch.autograd.gradgradcheck(call, given, nondet_tol=1e-12, fast_mode=True)
 
 
-@pytest.mark.parametrize("case", CASES[:12], ids=str)
-def test_cases_have_the_bits_of_the_cpu(case):
-    columns = random(case.columns_shape, torch.float32)
-    want = gpufold.torch.col2im(columns, case.output_size, case.kernel_size, **case.arguments)
-    for variant in ("auto", *gpufold.variants("col2im")):
-        try:
-            got = gpufold.torch.col2im(
-                columns.cuda(), case.output_size, case.kernel_size, **case.arguments, variant=variant
-            )
-        except gpufold.Unsupported:
-            continue
-        torch.testing.assert_close(got.cpu(), want, rtol=0 if variant != "atomic" else 1e-5, atol=1e-5)
-
-
-@named([*LINEAR, *WINDOWED, *AVERAGED])
-def test_nothing_waits(operation):
-    call, given = on_gpu(operation, operation.tensors(torch.float32))
+@named(EVERY)
+@pytest.mark.gpu
+@pytest.mark.parametrize("moved", ["cuda"], indirect=True)
+def test_nothing_waits(moved, operation):
+    call, given = moved(operation, tensors_of(operation, "float32"))
     leaf = given[0].clone().requires_grad_()
 
     def forward_and_backward():
@@ -94,6 +94,7 @@ def test_nothing_waits(operation):
         torch.cuda.set_sync_debug_mode("default")
 
 
+@pytest.mark.gpu
 def test_the_current_stream_is_torchs():
     columns = random((8, 27 * 16, 62 * 62), torch.float32)
     want = gpufold.torch.fold(columns, 64, 3)
@@ -109,6 +110,7 @@ def test_the_current_stream_is_torchs():
     assert torch.equal(got.cpu(), want)
 
 
+@pytest.mark.gpu
 def test_memory_is_torchs():
     import cupy
 
@@ -121,6 +123,7 @@ def test_memory_is_torchs():
     assert cupy.get_default_memory_pool().total_bytes() == pool
 
 
+@pytest.mark.gpu
 def test_a_cuda_graph_holds_calls():
     data = random((2, 27, 36), torch.float32).cuda()
     window = torch.rand(3, 3, device="cuda", dtype=torch.float64)  # which is converted in the graph
@@ -141,6 +144,7 @@ def test_a_cuda_graph_holds_calls():
     assert torch.equal(result, call())
 
 
+@pytest.mark.gpu
 def test_the_second_device():
     if torch.cuda.device_count() < 2:
         pytest.xfail("needs two GPUs")
@@ -152,6 +156,7 @@ def test_the_second_device():
     assert torch.equal(result.cpu(), gpufold.torch.fold(data.cpu(), 8, 3))
 
 
+@pytest.mark.gpu
 def test_devices_are_not_mixed():
     with pytest.raises(ValueError, match=r"window must be on the device of the data, cuda:0, got cpu"):
         gpufold.torch.fold(torch.zeros(1, 4, 9, device="cuda"), 4, 2, window=torch.ones(2, 2))
@@ -160,6 +165,7 @@ def test_devices_are_not_mixed():
 
 
 @pytest.mark.parametrize("name", ["cupy", "torch"])
+@pytest.mark.gpu
 def test_the_benchmark_sees_the_memory_of_both_allocators(name):
     import cupy
 

@@ -10,7 +10,8 @@ import random
 import numpy as np
 import pytest
 import torch
-from cases import CASES, random_case
+from cases import CASES, assert_same_bits, fold, random_case, unfold, values
+from fronts import DEVICE, HANDLE, as_array, as_tensor, in_dtypes, lend, passing_for_gpu, synchronize, waiting
 
 import gpufold.torch
 from bench.hostcuda import fake_cupy
@@ -24,63 +25,24 @@ from gpufold.torch.guards import seen_of
 
 pytestmark = [pytest.mark.peer("torch"), pytest.mark.peer("cupy"), pytest.mark.hostcuda]
 
-DEVICE, HANDLE = 1, 0x7F00
 WEIGHTS = torch.tensor([[0.5, 1.0], [2.0, 0.25], [1.5, 1.0]])
 
 
-class Device:
-    """The GPU that tensors pass for being on: what was launched on it, and what its memory is."""
-
-    def __init__(self):
-        self.launches, self.kept = [], []
-
-    def lend(self, tensor):
-        fake_cupy.lend(tensor.data_ptr(), tensor.untyped_storage().nbytes() or 1, DEVICE)
-        self.kept.append(tensor)
-        return tensor
-
-    def synchronize(self):
-        with fake_cupy.Device(DEVICE):
-            fake_cupy.Device().synchronize()
-
-
 @pytest.fixture
-def device(monkeypatch):
-    from gpufold.gpu import launch
-
-    device, call = Device(), fake_cupy.Function.__call__
-    monkeypatch.setattr(fake_cupy, "_lent", {})
-    monkeypatch.setattr(fake_cupy, "_lent_streams", {HANDLE: DEVICE})
-
-    def record(function, grid, block, args, shared_mem=0, stream=None):
-        device.launches.append((fake_cupy.get_device(), stream, grid, block, args))
-        call(function, grid, block, args, shared_mem, stream)
-
-    monkeypatch.setattr(fake_cupy.Function, "__call__", record)
-    monkeypatch.setattr(launch, "cupy", fake_cupy.cupy())
-    monkeypatch.setattr(tensors, "is_on_gpu", lambda tensor: True)
-    monkeypatch.setattr(tensors, "on_device", fake_cupy.Device)
-    monkeypatch.setattr(tensors, "_stream_of", lambda tensor: (DEVICE, HANDLE))
-    monkeypatch.setattr(tensors, "address_of", lambda tensor: device.lend(tensor).data_ptr())
-    of_modules = (launch._function, launch._prepare, launch.device)
-    caches = (*of_modules, seen_of)
-    for cached in caches:
-        cached.cache_clear()
-    yield device
-    device.synchronize()
-    for cached in caches:
-        cached.cache_clear()
+def launches(monkeypatch):
+    with passing_for_gpu(monkeypatch) as launched:
+        yield launched
 
 
 def whole_numbers(shape, dtype=torch.float32):
     return torch.randint(-9, 10, shape, generator=torch.Generator().manual_seed(0)).to(dtype)
 
 
-def test_a_launch_is_on_torchs_stream_and_device_with_the_addresses_of_tensors(device):
+def test_a_launch_is_on_torchs_stream_and_device_with_the_addresses_of_tensors(launches):
     columns = whole_numbers((2, 27, 64))
     image = gpufold.torch.col2im(columns, (8, 8), (3, 3), pads_begin=1, pads_end=1)
-    ((number, stream, grid, block, (data, result, *_, parameters)),) = device.launches
-    assert (number, stream.ptr) == (DEVICE, HANDLE)
+    ((number, stream, grid, block, (data, result, *_, parameters)),) = launches
+    assert (number, stream) == (DEVICE, HANDLE)
     assert fake_cupy.get_device() == 0, "the caller's device is what it was"
     assert (data, result) == (columns.data_ptr(), image.data_ptr())
     call = gpufold.calls.col2im(tensors.described("", "", columns), (8, 8), (3, 3), 1, 1, 1, 1)
@@ -89,7 +51,7 @@ def test_a_launch_is_on_torchs_stream_and_device_with_the_addresses_of_tensors(d
     operands = [Operand(tuple(shape), strides, at) for (shape, strides), at in zip(facts, alignments, strict=True)]
     plan = choose(call, *operands, H200)
     assert (grid, block, parameters.tobytes()) == (plan.grid, plan.block, plan.parameters)
-    device.synchronize()
+    synchronize()
     want = gpufold.col2im(columns.numpy(), (8, 8), (3, 3), pads_begin=1, pads_end=1)
     assert image.numpy().tobytes() == want.tobytes()
 
@@ -101,6 +63,51 @@ def test_what_an_operation_takes_has_the_shape_of_what_its_adjoint_gives(operati
     assert set(SHAPES) == set(OPERATIONS)
 
 
+@pytest.mark.some(4)
+@in_dtypes(("bool", "uint16", "int32", "float16", "bfloat16", "float32", "float64", "complex64"))
+def test_what_is_launched_reads_and_writes_the_memory_of_tensors(launches, operation, dtype):
+    given = [*map(as_tensor, arrays := operation.arrays(dtype))]
+    got = operation(*given)
+    assert {(each.device, each.stream) for each in launches} == {(DEVICE, HANDLE)}
+    addresses = {each for launch in launches for each in launch.arguments if type(each) is int}
+    assert {got.data_ptr(), given[len(operation.shapes) - 1].data_ptr()} <= addresses
+    synchronize()
+    assert_same_bits(as_array(got), operation(*arrays))
+
+
+@pytest.mark.parametrize(
+    "case", [*random.Random(0).sample(CASES, 6), *map(random_case, range(71_000, 71_004))], ids=str
+)
+def test_cases_run_the_plans_of_their_sizes(launches, case):
+    columns, image = values(case.columns_shape, np.float32), values(case.image_shape, np.float32)
+    folded, taken = fold(case, as_tensor(columns)), unfold(case, as_tensor(image))
+    synchronize()
+    assert_same_bits(as_array(folded), fold(case, columns))
+    assert_same_bits(as_array(taken), unfold(case, image))
+
+
+@pytest.mark.parametrize("dtypes", [("float32", "float32"), ("float16", "float32"), ("complex64", "complex128")])
+@pytest.mark.parametrize("window", [None, WEIGHTS])
+def test_sums_of_weights_go_by_address_too(launches, window, dtypes):
+    narrow, wide = (getattr(torch, name) for name in dtypes)
+    real = torch.empty((), dtype=wide).real.dtype
+    blocks, out, weight = (
+        whole_numbers((2, 4, 3, 2), narrow),
+        whole_numbers((4, 5, 4), wide),
+        whole_numbers((4, 5), real).T,
+    )
+    positions, window = lend(torch.tensor([[0, 0], [3, -1]])), None if window is None else lend(window.to(real))
+    want = [out.numpy().copy(), weight.numpy().copy()]
+    weights = None if window is None else window.numpy()
+    gpufold.add_blocks_(want[0], blocks.numpy(), positions.numpy(), window=weights, weight_out=want[1])
+    gpufold.torch.add_blocks_(out, blocks, positions, window=window, weight_out=weight)
+    *_, arguments = launches[-1]
+    assert weight.data_ptr() in [each for each in arguments if type(each) is int]
+    synchronize()
+    assert_same_bits(out.numpy(), want[0])
+    assert_same_bits(weight.numpy(), want[1])
+
+
 def aligned(values, beyond=0):
     """Return a copy that begins so many bytes beyond a multiple of 256."""
     memory = bytearray(values.nbytes + 512)
@@ -110,14 +117,14 @@ def aligned(values, beyond=0):
 
 
 @pytest.mark.parametrize("beyond", [2, 4, 256])
-def test_a_repeated_call_runs_the_plan_of_its_own_alignment(device, beyond, monkeypatch):
+def test_a_repeated_call_runs_the_plan_of_its_own_alignment(launches, beyond, monkeypatch):
     values = whole_numbers((4, 9, 16, 4), torch.float16)
     monkeypatch.setattr(torch.Tensor, "new_empty", lambda like, shape: aligned(torch.zeros(shape, dtype=like.dtype)))
 
     def launched(number):
         moved = gpufold.torch.batch_to_space(aligned(values, number), (1, 2, 2, 1))
-        _, _, grid, block, (*_, parameters) = device.launches[-1]
-        device.synchronize()
+        _, _, grid, block, (*_, parameters) = launches[-1]
+        synchronize()
         assert moved.numpy().tobytes() == gpufold.batch_to_space(values.numpy(), (1, 2, 2, 1)).tobytes()
         return grid, block, parameters.tobytes()
 
@@ -131,51 +138,33 @@ def test_a_repeated_call_runs_the_plan_of_its_own_alignment(device, beyond, monk
 
 
 @pytest.mark.parametrize("which", ["array", "blocks", "weight_out"])
-def test_elements_that_lie_between_their_multiples_are_refused_after_a_call_that_was_right(device, which):
+def test_elements_that_lie_between_their_multiples_are_refused_after_a_call_that_was_right(launches, which):
     given = {"array": torch.zeros(5, 4), "blocks": whole_numbers((2, 3, 2)), "weight_out": torch.zeros(5, 4)}
     given = {name: aligned(tensor) for name, tensor in given.items()}
     positions = torch.tensor([[0, 0], [2, 2]])
     for _ in range(2):
         gpufold.torch.add_blocks_(positions=positions, **given)
-    device.synchronize()
+    synchronize()
     with pytest.raises(gpufold.Unsupported, match="do not lie on multiples of their size"):
         gpufold.torch.add_blocks_(positions=positions, **given | {which: aligned(given[which], 1)})
 
 
-def test_nothing_waits(device):
+def test_nothing_waits(launches):
     columns = whole_numbers((4, 9))
     with fake_cupy.Device(DEVICE):
         queue = fake_cupy._queues[DEVICE, HANDLE]
     gpufold.torch.col2im(columns, (4, 4), (2, 2))
     assert len(queue) == 1, "queued on torch's stream, and not done"
-    device.synchronize()
+    synchronize()
     assert not queue
 
 
-def test_scatters_clear_their_result_first_on_the_same_stream(device):
+def test_scatters_clear_their_result_first_on_the_same_stream(launches):
     columns = whole_numbers((4, 9), torch.int32)
     image = gpufold.torch.col2im(columns, (4, 4), (2, 2), variant="atomic")
     assert len(fake_cupy._queues[DEVICE, HANDLE]) == 2
-    device.synchronize()
+    synchronize()
     assert image.numpy().tobytes() == gpufold.col2im(columns.numpy(), (4, 4), (2, 2)).tobytes()
-
-
-@pytest.mark.parametrize("window", ["none", "full", "separable"])
-def test_the_weights_of_a_window_and_positions_go_by_address(device, window):
-    given = {"none": None, "full": WEIGHTS, "separable": [WEIGHTS[:, 0].clone(), WEIGHTS[0].clone()]}[window]
-    for each in (given,) if window == "full" else given or ():
-        device.lend(each)
-    blocks, out = whole_numbers((2, 3, 2)), whole_numbers((5, 4))
-    positions = device.lend(torch.tensor([[0, 0], [3, 2]]))
-    weights = None if given is None else given.numpy() if window == "full" else [each.numpy() for each in given]
-    want = gpufold.add_blocks_(out.numpy().copy(), blocks.numpy(), positions.numpy(), window=weights)
-    before = out.data_ptr()
-    got = gpufold.torch.add_blocks_(out, blocks, positions, window=given)
-    device.synchronize()
-    assert got.data_ptr() == before
-    assert got.numpy().tobytes() == want.tobytes()
-    *_, arguments = device.launches[0]
-    assert arguments[:3] == (blocks.data_ptr(), before, positions.data_ptr())
 
 
 UNREADY = {
@@ -189,113 +178,34 @@ UNREADY = {
 
 @pytest.mark.parametrize("way", ["plain", "differentiated", "operator"])
 @pytest.mark.parametrize("layout", UNREADY)
-def test_weights_are_made_ready_for_kernels(device, layout, way):
+def test_weights_are_made_ready_for_kernels(launches, layout, way):
     window, blocks = UNREADY[layout](WEIGHTS.round()), whole_numbers((2, 3, 2))
-    positions, out = device.lend(torch.tensor([[0, 0], [3, 2]])), whole_numbers((5, 4))
+    positions, out = lend(torch.tensor([[0, 0], [3, 2]])), whole_numbers((5, 4))
     want = gpufold.add_blocks_(out.numpy().copy(), blocks.numpy(), positions.numpy(), window=WEIGHTS.round().numpy())
     if way == "operator":
         got = torch.ops.gpufold.add_blocks(blocks, window, positions, out, "sum", False, "auto", True, True)
     else:
         got = gpufold.torch.add_blocks(out, blocks.requires_grad_(way == "differentiated"), positions, window=window)
-    device.synchronize()
+    synchronize()
     assert got.detach().numpy().tobytes() == want.tobytes()
 
 
-@pytest.mark.parametrize("variant", ["auto", "direct"])
-@pytest.mark.parametrize("mode", ["constant", "edge"])
-@pytest.mark.parametrize("window", [None, WEIGHTS])
-def test_blocks_are_taken_at_addresses_and_their_gradient_is_added(device, mode, window, variant):
-    picture, positions = whole_numbers((2, 5, 4)), device.lend(torch.tensor([[0, 0], [-1, 3], [2**62, -(2**63)]]))
-    blocks = gpufold.torch.take_blocks(picture, positions, (3, 2), window=window, mode=mode, variant=variant)
-    *_, arguments = device.launches[0]
-    assert arguments[:3] == (picture.data_ptr(), blocks.data_ptr(), positions.data_ptr())
-    device.synchronize()
-    weights = None if window is None else window.numpy()
-    want = gpufold.take_blocks(picture.numpy(), positions.numpy(), (3, 2), window=weights, mode=mode)
-    assert blocks.numpy().tobytes() == want.tobytes()
-
-
-@pytest.mark.parametrize("window", [None, WEIGHTS])
-def test_sums_of_weights_go_by_address_too(device, window):
-    blocks, out, weight = whole_numbers((2, 4, 3, 2)), whole_numbers((4, 5, 4)), whole_numbers((4, 5)).T
-    positions = device.lend(torch.tensor([[0, 0], [3, -1]]))
-    if window is not None:
-        device.lend(window)
-    want = [out.numpy().copy(), weight.numpy().copy()]
-    weights = None if window is None else window.numpy()
-    gpufold.add_blocks_(want[0], blocks.numpy(), positions.numpy(), window=weights, weight_out=want[1])
-    gpufold.torch.add_blocks_(out, blocks, positions, window=window, weight_out=weight)
-    *_, arguments = device.launches[-1]
-    assert weight.data_ptr() in [each for each in arguments if type(each) is int]
-    device.synchronize()
-    assert out.numpy().tobytes() == want[0].tobytes()
-    assert np.ascontiguousarray(weight.numpy()).tobytes() == np.ascontiguousarray(want[1]).tobytes()
-
-
-@pytest.mark.parametrize("dtype", ["float16", "float32", "complex64"])
-def test_an_average_and_wider_sums_run_the_same_plans(device, dtype):
-    blocks = whole_numbers((2, 3, 3, 2), getattr(torch, dtype))
-    positions = device.lend(torch.tensor([[0, 0], [3, 2]]))
-    wide = {"float16": torch.float32, "float32": torch.float64, "complex64": torch.complex128}[dtype]
-    out = whole_numbers((3, 5, 4), wide)
-    weight = device.lend(torch.rand(5, 4).round().to(out.real.dtype))
-    narrow, want = tensors.as_numpy(blocks), out.numpy().copy()
-    gpufold.add_blocks_(want, narrow, positions.numpy())
-    gpufold.torch.add_blocks_(out, blocks, positions)
-    quotients = gpufold.torch.average(out, weight)
-    device.synchronize()
-    assert out.numpy().tobytes() == want.tobytes()
-    assert quotients.numpy().tobytes() == gpufold.average(want, weight.numpy()).tobytes()
-
-
-def test_lists_of_blocks_are_made_in_memory_of_torchs_on_the_same_stream(device):
+def test_lists_of_blocks_are_made_in_memory_of_torchs_on_the_same_stream(launches):
     blocks, out = whole_numbers((40, 3, 2)), whole_numbers((15, 14))
-    positions = device.lend(torch.randint(-3, 15, (40, 2), generator=torch.Generator().manual_seed(1)))
+    positions = lend(torch.randint(-3, 15, (40, 2), generator=torch.Generator().manual_seed(1)))
     want = gpufold.add_blocks_(out.numpy().copy(), blocks.numpy(), positions.numpy())
     gpufold.torch.add_blocks_(out, blocks, positions, variant="lists")
-    assert [(number, stream.ptr) for number, stream, *_ in device.launches] == [(DEVICE, HANDLE)] * 5
-    device.synchronize()
+    assert [(number, stream) for number, stream, *_ in launches] == [(DEVICE, HANDLE)] * 5
+    synchronize()
     assert out.numpy().tobytes() == want.tobytes()
 
 
-@pytest.mark.parametrize("dtype", ["bool", "uint16", "float16", "bfloat16", "float64", "complex64"])
-def test_dtypes_run_the_same_plans(device, dtype):
-    columns = whole_numbers((2, 12, 9), getattr(torch, dtype))
-    image = gpufold.torch.fold(columns.transpose(1, 2).contiguous().transpose(1, 2), 4, 2)
-    device.synchronize()
-    array = tensors.as_numpy(columns)
-    assert tensors.as_numpy(image).tobytes() == gpufold.col2im(array, (4, 4), (2, 2)).tobytes()
-
-
-@pytest.mark.parametrize(
-    "case", [*random.Random(0).sample(CASES, 6), *map(random_case, range(71_000, 71_004))], ids=str
-)
-def test_cases_run_the_same_plans(device, case):
-    columns, image = whole_numbers(case.columns_shape), whole_numbers(case.image_shape)
-    folded = gpufold.torch.col2im(columns, case.output_size, case.kernel_size, **case.arguments)
-    taken = gpufold.torch.im2col(image, case.kernel_size, **case.arguments)
-    device.synchronize()
-    want = gpufold.col2im(columns.numpy(), case.output_size, case.kernel_size, **case.arguments)
-    np.testing.assert_array_equal(folded.numpy(), want)
-    np.testing.assert_array_equal(taken.numpy(), gpufold.im2col(image.numpy(), case.kernel_size, **case.arguments))
-
-
-def test_blocks_of_an_empty_array_are_zero(device, monkeypatch):
+def test_blocks_of_an_empty_array_are_zero(launches, monkeypatch):
     monkeypatch.setattr(torch.Tensor, "new_empty", lambda like, shape, dtype=None: torch.full(shape, float("nan")))
-    positions = device.lend(torch.zeros(3, 2, dtype=torch.int64))
+    positions = lend(torch.zeros(3, 2, dtype=torch.int64))
     got = gpufold.torch.take_blocks(torch.empty(0, 4), positions, (2, 5))
-    device.synchronize()
+    synchronize()
     assert torch.equal(got, torch.zeros(3, 2, 5))
-
-
-def test_memory_of_another_device_is_noticed(device):
-    columns = whole_numbers((4, 9))
-    columns_at = columns.data_ptr()
-    gpufold.torch.col2im(columns, (4, 4), (2, 2))
-    device.synchronize()
-    fake_cupy.lend(columns_at, columns.nbytes, 0)
-    with fake_cupy.Device(DEVICE), pytest.raises(fake_cupy.Misuse, match="lies on device 0"):
-        fake_cupy.check_lent(columns_at, "argument 0")
 
 
 LAYOUTS = {
@@ -315,13 +225,8 @@ LAYOUTS = {
 def test_any_sequence_of_calls_gives_what_each_gives_alone(on, seed, request, monkeypatch):
     seen_of.cache_clear()
     if on == "cuda":  # what torch does with a result waits for nothing here
-        device, launch = request.getfixturevalue("device"), tensors._execute_on_gpu
-
-        def wait(*given, **options):
-            launch(*given, **options)
-            device.synchronize()
-
-        monkeypatch.setattr(tensors, "_execute_on_gpu", wait)
+        request.getfixturevalue("launches")
+        monkeypatch.setattr(tensors, "_execute_on_gpu", waiting(tensors._execute_on_gpu))
     draw = random.Random(seed)
     torch.manual_seed(seed)
     for number in range(30):
@@ -378,7 +283,7 @@ PLACES = torch.tensor([[0, 0], [2, 3], [-1, 7]])
 
 
 @pytest.mark.parametrize("name", RACED)
-def test_a_race_on_tensors_changes_no_bit_and_is_run_once(device, monkeypatch, tmp_path, name):
+def test_a_race_on_tensors_changes_no_bit_and_is_run_once(launches, monkeypatch, tmp_path, name):
     from gpufold.gpu import launch, tuning
 
     measured, draw = [], random.Random(name)
@@ -391,14 +296,14 @@ def test_a_race_on_tensors_changes_no_bit_and_is_run_once(device, monkeypatch, t
     monkeypatch.setattr(launch, "clock", clock)
     monkeypatch.setenv("GPUFOLD_CACHE_DIR", str(tmp_path))
     tuning.forget()
-    device.lend(WEIGHTS)
-    device.lend(PLACES)
+    lend(WEIGHTS)
+    lend(PLACES)
     call, shape = RACED[name]
     given = whole_numbers(shape)
 
     def answer():
         got = call(given)
-        device.synchronize()
+        synchronize()
         return got.numpy().tobytes()
 
     with pytest.MonkeyPatch.context() as patch:

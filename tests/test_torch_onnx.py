@@ -8,8 +8,9 @@ import warnings
 import numpy as np
 import pytest
 import torch
-from test_torch import AVERAGED, LINEAR, WINDOWED, Operation, as_array, named
-from torch.utils._python_dispatch import TorchDispatchMode
+from fronts import EVERY, LINEAR, Operation, as_array, named, operation_of
+from test_torch import tensors_of
+from test_torch_trace import Mode, Model
 
 import gpufold.torch
 
@@ -32,7 +33,7 @@ def taken(sizes):
 
 
 OPERATIONS = [
-    *[each for each in [*LINEAR, *WINDOWED, *AVERAGED] if each.name not in ("add_blocks", "take_blocks")],
+    *[each for each in EVERY if each.name not in ("add_blocks", "take_blocks")],
     Operation("col2im", {"data": (1, 12, 12)}, SYMMETRIC, suffix="-symmetric"),
     Operation("col2im", {"data": (2, 12, 36)}, VOLUME, suffix="-volume"),
     Operation("im2col", {"image": (2, 2, 4, 5, 3)}, taken(VOLUME), suffix="-volume"),
@@ -44,18 +45,9 @@ OPERATIONS = [
 
 def whole(operation, dtype=torch.float32, seed=0):
     """Tensors of a call whose sums and products are exact in any order; a window has powers of two."""
-    given = operation.tensors(torch.float32, seed)
+    given = tensors_of(operation, "float32", seed)
     arrays = [(each * 4).round().to(dtype) for each in given[: len(operation.shapes)]]
     return arrays + [2.0 ** (each * 3).round() for each in given[len(operation.shapes) :]]
-
-
-class Model(torch.nn.Module):
-    def __init__(self, function):
-        super().__init__()
-        self.function = function
-
-    def forward(self, *given):
-        return self.function(*given)
 
 
 def exported(function, given, dynamo, **options):
@@ -72,7 +64,7 @@ def exported(function, given, dynamo, **options):
 
 
 def computed(model, given, by):
-    feed = {each.name: as_array(tensor.detach()) for each, tensor in zip(model.graph.input, given, strict=True)}
+    feed = {each.name: as_array(tensor) for each, tensor in zip(model.graph.input, given, strict=True)}
     if by == "reference":
         from onnx.reference import ReferenceEvaluator
 
@@ -104,7 +96,7 @@ def test_what_is_exported_computes_the_same(operation, dynamo):
         given = whole(operation, seed=seed)
         want = operation(*given)
         right = ["reference", "onnxruntime"][: 1 if str(operation) == "col2im-volume" else 2]
-        if operation.reduction == "sum" and operation.name != "average":
+        if not operation.averages and operation.name != "average":
             check(model, given, want, right)  # ONNX Runtime refuses or mistakes columns of volumes with dilated kernels
         else:
             for by in right:
@@ -157,9 +149,10 @@ def test_the_batch_and_sizes_may_change(dynamo):
 
 @BOTH
 def test_what_requires_a_gradient_is_exported(dynamo):
-    given = [each.requires_grad_() for each in whole(WINDOWED[0])]
-    model = exported(WINDOWED[0].of(gpufold.torch), given, dynamo)
-    check(model, given, WINDOWED[0](*given).detach(), ["reference"])
+    operation = operation_of("col2im-full")
+    given = [each.requires_grad_() for each in whole(operation)]
+    model = exported(operation.of(gpufold.torch), given, dynamo)
+    check(model, given, operation(*given).detach(), ["reference"])
 
 
 def test_what_onnx_cannot_say_is_an_error():
@@ -170,31 +163,18 @@ def test_what_onnx_cannot_say_is_an_error():
         exported(follows, [torch.ones(1, 4, 9)], False, dynamic_axes={"x": [1]}, input_names=["x"])
 
 
-class Seen(TorchDispatchMode):
-    """Keeps the arguments of gpufold's operators."""
-
-    def __init__(self):
-        super().__init__()
-        self.calls = []
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        if function.namespace == "gpufold":
-            self.calls.append((function, args))
-        return function(*args, **(kwargs or {}))
-
-
 @named(OPERATIONS)
 @pytest.mark.parametrize("name", ["float32", "float16", "complex64", "int32", "bool"])
 def test_decompositions_compute_the_same(operation, name):
     dtype = getattr(torch, name)
-    if not (dtype.is_floating_point or dtype.is_complex) and (operation.window or operation.reduction != "sum"):
+    if not (dtype.is_floating_point or dtype.is_complex) and (operation.window or operation.averages):
         dtype = torch.float64
-    with Seen() as seen:
+    with Mode() as mode:
         want = operation(*whole(operation, dtype))
-    ((operator, arguments),) = seen.calls
+    ((operator, arguments),) = [call for call in mode.calls if call[0].namespace == "gpufold"]
     got = gpufold.torch.decompositions()[operator](*arguments)
     assert (got.dtype, got.shape, got.stride()) == (want.dtype, want.shape, want.stride())
-    if operation.reduction == "sum" and operation.name != "average":
+    if not operation.averages and operation.name != "average":
         assert torch.equal(got, want)
     else:
         torch.testing.assert_close(got, want)

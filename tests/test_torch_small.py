@@ -5,12 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from fronts import as_array, as_tensor
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_torch import as_array, as_tensor, layouts, same_bits
-from test_torch_tools import TRANSFORMS
-from torch.fx.experimental.proxy_tensor import make_fx
-from torch.utils._python_dispatch import TorchDispatchMode
+from test_torch import TRANSFORMS, layouts, same_bits
+from test_torch_trace import RECORDERS
 
 import gpufold.torch
 from gpufold.torch import guards, tensors
@@ -111,53 +110,29 @@ def test_small_sums_have_the_bits_of_the_numpy_path_and_so_have_their_gradients(
         same_bits(second, forward(again))
 
 
-@pytest.mark.parametrize("kind", ["batched", "forward", "twice"])
-def test_gradients_of_small_sums_in_every_direction(kind):
-    columns = COLUMNS.double().requires_grad_()
-    fold(columns)
-    if kind == "twice":
-        assert torch.autograd.gradgradcheck(fold, (columns,), check_fwd_over_rev=True, check_rev_over_rev=True)
-    else:
-        assert torch.autograd.gradcheck(
-            fold, (columns,), check_batched_grad=kind == "batched", check_forward_ad=kind == "forward"
-        )
-
-
 UNLIKE = {
-    "a window": {"window": torch.ones(2, 2)},
-    "a mean": {"reduction": "mean"},
-    "pads that differ": {"output_size": (3, 4), "pads_begin": (1, 0)},
-    "three axes": {"output_size": (4, 4, 1), "kernel_size": (2, 2, 1)},
-    "a dilation of zero": {"output_size": (3, 3), "dilations": 0},
-    "sums in float64": {"dtype": torch.float64},
+    "a window": (COLUMNS, {"window": torch.ones(2, 2)}),
+    "a mean": (COLUMNS, {"reduction": "mean"}),
+    "pads that differ": (COLUMNS, {"output_size": (3, 4), "pads_begin": (1, 0)}),
+    "three axes": (COLUMNS, {"output_size": (4, 4, 1), "kernel_size": (2, 2, 1)}),
+    "a dilation of zero": (COLUMNS, {"output_size": (3, 3), "dilations": 0}),
+    "sums in float64": (COLUMNS, {"dtype": "float64"}),
+    "bfloat16": (COLUMNS.bfloat16(), {}),
+    "float16": (COLUMNS.half(), {}),
+    "complex64": (COLUMNS.to(torch.complex64), {}),
+    "large": (torch.ones(1, 4, tensors.SMALL // 4 + 1), {"output_size": (2, tensors.SMALL // 4 + 2)}),
 }
 
 
-@pytest.mark.parametrize("options", UNLIKE.values(), ids=UNLIKE)
-def test_what_torch_has_not_is_not_asked_of_it(options):
-    columns = COLUMNS.clone().requires_grad_()
-    named = {"output_size": (4, 4), "kernel_size": (2, 2)} | options
-    arrays = named | {name: value.numpy() for name, value in named.items() if name == "window"}
-    want = gpufold.col2im(COLUMNS.numpy(), **arrays | ({"dtype": np.float64} if "dtype" in options else {}))
+@pytest.mark.parametrize("name", UNLIKE)
+def test_what_torch_has_not_is_not_asked_of_it(name):
+    columns, options = UNLIKE[name]
+    options = {"output_size": (4, 4), "kernel_size": (2, 2)} | options
+    arrays = {key: as_array(value) if key == "window" else value for key, value in options.items()}
+    want, columns = gpufold.col2im(as_array(columns), **arrays), columns.clone().requires_grad_()
     for _ in range(2):
-        result = gpufold.torch.col2im(columns, **named)
+        result = gpufold.torch.col2im(columns, **options)
         same_bits(result.detach(), want)
-    assert "Col2Im" not in type(result.grad_fn).__name__
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.complex64], ids=str)
-def test_other_dtypes_are_summed_as_arrays_are(dtype):
-    columns = COLUMNS.to(dtype).requires_grad_()
-    for _ in range(2):
-        result = fold(columns)
-    same_bits(result.detach(), gpufold.col2im(as_array(columns.detach()), (4, 4), (2, 2)))
-    assert type(result.grad_fn).__name__ == "LinearBackward"
-
-
-def test_large_sums_are_made_here():
-    columns = torch.ones(1, 4, tensors.SMALL // 4 + 1, requires_grad=True)
-    for _ in range(2):
-        result = gpufold.torch.fold(columns, (2, tensors.SMALL // 4 + 2), 2)
     assert type(result.grad_fn).__name__ == "LinearBackward"
 
 
@@ -165,69 +140,30 @@ def test_large_sums_are_made_here():
 # What watches and what records sees the same
 
 
-class Mode(TorchDispatchMode):
-    """Remembers the operators that it sees."""
-
-    def __init__(self):
-        super().__init__()
-        self.seen = []
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        self.seen.append(str(function))
-        return function(*args, **kwargs or {})
-
-
-def under_a_mode(columns):
-    with Mode() as mode:
-        fold(columns)
-    return " ".join(mode.seen)
-
-
-RECORDERS = {
-    "jit.trace": lambda columns: str(torch.jit.trace(fold, columns).inlined_graph).replace("::", "."),
-    "export": lambda columns: torch.export.export(Folding(), (columns,)).graph_module.code,
-    "compile": lambda columns: compiled(columns),
-    "make_fx": lambda columns: make_fx(fold)(columns).code,
-    "symbolic_trace": lambda columns: torch.fx.symbolic_trace(fold).code,
-    "a mode": under_a_mode,
-} | {name: lambda columns, of=of: make_fx(of)(columns).code for name, of in TRANSFORMS.items() if "vmap" not in name}
-
-
-class Folding(torch.nn.Module):
-    def forward(self, columns):
-        return fold(columns)
-
-
-def compiled(columns):
-    codes = []
-    torch.compiler.reset()
-    torch.compile(fold, backend=lambda graph, given: codes.append(graph.code) or graph.forward)(columns)
-    return codes[0]
-
-
 @pytest.mark.parametrize("name", RECORDERS)
 def test_operators_are_recorded_after_a_call_that_torch_computed(name):
-    columns = learning()
-    assert "gpufold." in RECORDERS[name](columns) or "gpufold_torch" in RECORDERS[name](columns)
+    _, code = RECORDERS[name](fold, [learning()])
+    assert "gpufold." in code
     learning()
 
 
-@pytest.mark.parametrize("name", [*TRANSFORMS][1:])
-def test_transforms_are_computed_here(name):
-    columns = torch.stack([COLUMNS, COLUMNS + 1], 1) if "vmap" in name else COLUMNS
-    fold(COLUMNS.clone().requires_grad_())
+def profiled(function, *given):
+    """Return how often each thing ran in a call."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
-        TRANSFORMS[name](columns.transpose(0, 1) if name == "vmap of grad" else columns)
-    names = {each.key for each in profile.key_averages()}
-    assert "gpufold::col2im" in names
-    assert not {"aten::col2im", "aten::im2col"} & names
+        function(*given)
+    return {each.key: each.count for each in profile.key_averages()}
+
+
+@pytest.mark.parametrize("name", TRANSFORMS)
+def test_transforms_are_computed_here(name):
+    learning()
+    counts = profiled(TRANSFORMS[name][0], fold, (COLUMNS,))
+    assert "gpufold::col2im" in counts
+    assert not {"aten::col2im", "aten::im2col"} & {*counts}
 
 
 def test_the_profiler_names_a_call_that_torch_computes():
-    columns = learning()
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
-        fold(columns)
-    counts = {each.key: each.count for each in profile.key_averages()}
+    counts = profiled(fold, learning())
     assert counts["gpufold::col2im"] == counts["aten::col2im"] == 1
 
 

@@ -1,4 +1,4 @@
-"""torch.jit.trace records gpufold's operators: what it was shown once, it computes for other values and other sizes."""
+"""Whatever records a call records gpufold's operators, and computes for other values and sizes what the call does."""
 
 from __future__ import annotations
 
@@ -15,10 +15,14 @@ import numpy as np
 import pytest
 import torch
 import torch.utils.checkpoint
-from test_torch import AVERAGED, LINEAR, WINDOWED, named
+from fronts import EVERY, FOLDED, TAKEN, Operation, named, operation_of
+from test_torch import TRANSFORMS, differentiated, tensors_of
+from torch._dynamo import lookup_backend
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import gpufold.torch
+from gpufold.adjoints import ADJOINTS
 from gpufold.torch import operators
 
 pytestmark = [
@@ -27,78 +31,217 @@ pytestmark = [
 ]
 
 
-def traced(function, *given):
+class Model(torch.nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, *given):
+        return self.function(*given)
+
+
+class Mode(TorchDispatchMode):
+    """Remembers the operators that it sees, and their arguments."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.calls.append((function, args))
+        return function(*args, **kwargs or {})
+
+
+def traced(function, given, category=torch.jit.TracerWarning, action="error"):
     """Trace a function, of which no warning says that a value was taken for a constant."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", torch.jit.TracerWarning)
-        return torch.jit.trace(function, given)
+    with warnings.catch_warnings(action=action, category=category):
+        program = torch.jit.trace(function, tuple(given))
+    return program, str(program.inlined_graph).replace("::", ".")
 
 
-def names(program):
-    return [node.kind() for node in program.inlined_graph.nodes()]
+def saved(function, given):
+    program, code = traced(function, given, action="ignore")  # of sizes that are constants
+    file = io.BytesIO()
+    torch.jit.save(program, file)
+    file.seek(0)
+    return torch.jit.load(file), code
 
 
-@named([*LINEAR, *WINDOWED, *AVERAGED])
-@pytest.mark.parametrize("learns", [False, True])
-def test_a_trace_computes(operation, learns):
-    given = operation.tensors(torch.float64, requires_grad=learns)
-    for window in given[len(operation.shapes) if operation.reduction != "sum" else len(given) :]:
-        window.requires_grad_(False)
-    program = traced(operation.of(gpufold.torch), *given)
-    assert f"gpufold::{operation.name}" in names(program)
-    others = [each.requires_grad_(before.requires_grad) for each, before in zip(
-        operation.tensors(torch.float64, seed=1), given, strict=True)]  # fmt: skip
+def exported(function, given):
+    program = torch.export.export(Model(function), tuple(given))
+    return program.module(), program.graph_module.code
+
+
+def compiled(function, given, **options):
+    codes = []
+
+    def backend(graph, inputs):
+        codes.append(graph.code)
+        return lookup_backend("aot_eager")(graph, inputs)
+
+    torch.compiler.reset()
+    program = torch.compile(function, backend=backend, fullgraph=True, **options)
+    program(*given)
+    return program, "".join(codes)
+
+
+def made_of_fx(function, given, **options):
+    program = make_fx(function, **options)(*given)
+    return program, program.code
+
+
+def functionalized(function, given):
+    function = torch.func.functionalize(function)
+    return function, make_fx(function)(*[each.detach() for each in given]).code
+
+
+def under_a_mode(function, given):
+    with Mode() as mode:
+        result = function(*given)
+        if result.requires_grad:
+            result.sum().backward()
+    return function, " ".join([str(operator) for operator, _ in mode.calls])
+
+
+RECORDERS = {
+    "trace": traced,
+    "saved trace": saved,
+    "export": exported,
+    "compile": compiled,
+    "compile of any size": partial(compiled, dynamic=True),
+    "make_fx": made_of_fx,
+    "make_fx of fakes": partial(made_of_fx, tracing_mode="fake"),
+    "make_fx of symbols": partial(made_of_fx, tracing_mode="symbolic"),
+    "functionalize": functionalized,
+    "a mode": under_a_mode,
+}
+"""What makes a program of a function and what it is given, and shows what was recorded."""
+LEARN = ("trace", "compile of any size", "functionalize", "a mode")
+
+
+@pytest.mark.some(7)
+@pytest.mark.parametrize(
+    ("recorder", "learns"), [*((name, False) for name in RECORDERS), *((name, True) for name in LEARN)]
+)
+@named(EVERY)
+def test_what_is_recorded_computes(operation, recorder, learns):
+    given = tensors_of(operation, "float64", learns=learns)
+    program, code = RECORDERS[recorder](operation.of(gpufold.torch), given)
+    assert f"gpufold.{operation.name}" in code
+    if recorder == "a mode" and learns:
+        assert f"gpufold.{ADJOINTS.get(operation.name, operation.name)}" in code
+    others = tensors_of(operation, "float64", 1, learns)
     results = program(*others), operation(*others)
     assert torch.equal(*results)
     if learns:
         asked = [each for each in others if each.requires_grad]
-        for got, want in zip(*(torch.autograd.grad(each.sum(), asked) for each in results), strict=True):
-            assert torch.equal(got, want)
+        for got, want in zip(*(torch.autograd.grad(each.square().sum(), asked) for each in results), strict=True):
+            torch.testing.assert_close(got, want)
 
 
-def shrink(columns):
-    """Sizes that follow the input's: of the image, of the kernel, of the pads."""
-    batch, rows, length = columns.shape
-    taps = rows // 2
-    image = gpufold.torch.fold(columns.relu(), (length + taps - 1,), (taps,))
-    narrower = gpufold.torch.unfold(image, (taps,), padding=batch, stride=taps)
-    return gpufold.torch.col2im(narrower, (image.shape[-1],), taps, strides=taps, pads_begin=batch, pads_end=batch)
+@pytest.mark.some(7)
+@pytest.mark.parametrize(
+    ("recorder", "transform"),
+    [
+        (recorder, transform)
+        for recorder in ("compile", "make_fx", "make_fx of fakes", "make_fx of symbols")
+        for transform in TRANSFORMS
+        if (recorder, transform) != ("compile", "grad of functionalize")  # which torch has no rule for
+    ],
+)
+@named([operation_of("col2im"), operation_of("col2im-full")])
+def test_transforms_are_recorded(operation, transform, recorder):
+    function, given = differentiated(operation)
+
+    def transformed(*of):
+        return TRANSFORMS[transform][0](function, of)
+
+    program, code = RECORDERS[recorder](transformed, given)
+    assert "gpufold." in code
+    others = [each.cos() for each in given]
+    torch.testing.assert_close([*program(*others)], [*transformed(*others)])
 
 
-@pytest.mark.parametrize("learns", [False, True])
-def test_a_trace_serves_other_sizes(learns):
-    program = traced(shrink, torch.randn(1, 6, 5, requires_grad=learns))
-    for shape in ((2, 6, 8), (1, 8, 5), (3, 4, 11)):
-        columns = torch.randn(shape, requires_grad=learns)
-        assert torch.equal(program(columns), shrink(columns)), shape
+@pytest.mark.some(3)
+@named(EVERY)
+@pytest.mark.parametrize("name", ["float32", "complex64"])
+def test_operators_pass_torchs_own_checks(operation, name):
+    """Of schema, fake tensors, gradients under compilers and dynamic sizes."""
+    with Mode() as mode:
+        operation(*tensors_of(operation, name))
+    ((operator, arguments),) = [call for call in mode.calls if call[0].namespace == "gpufold"]
+    leaves = [
+        each.detach().clone().requires_grad_(
+            (each.is_floating_point() or each.is_complex()) and not (place == 1 and operation.averages)
+        )
+        if isinstance(each, torch.Tensor)
+        else each
+        for place, each in enumerate(arguments)
+    ]  # fmt: skip
+    torch.library.opcheck(operator, tuple(leaves))
 
 
-def test_a_module_is_traced_and_saved(tmp_path):
-    window = torch.nn.Parameter(torch.rand(3))
-    network = torch.nn.Sequential(torch.nn.ReLU(), gpufold.torch.Fold((9,), (3,), stride=(2,), window=window))
-    program = traced(network, torch.randn(2, 6, 4))
-    program.save(tmp_path / "network.pt")
-    columns = torch.randn(5, 6, 4)
-    assert torch.equal(torch.jit.load(tmp_path / "network.pt")(columns), network(columns))
+def test_dtypes_that_do_not_fit_are_refused_by_compilers_too():
+    out, blocks, places = torch.zeros(5, 4), torch.ones(1, 2, 2, dtype=torch.int32), torch.zeros(1, 2).long()
+    compiled = torch.compile(gpufold.torch.add_blocks, backend="eager")
+    with pytest.raises(TypeError, match="array must have the result's dtype int32 or int64 or float64, got float32"):
+        compiled(out, blocks, places)
+    with pytest.raises(TypeError, match="array must have the result's dtype int32, got float32"):
+        torch.ops.gpufold.add_blocks(blocks, None, places, out, "sum", False, "auto", True)
+    compiled = torch.compile(gpufold.torch.add_blocks_, backend="eager")
+    with pytest.raises(TypeError, match="weight_out must have the dtype float32 of weights, got float64"):
+        compiled(out, blocks.float(), places, weight_out=out.double())
+    with pytest.raises(TypeError, match="weight_out needs an array of floats or complex numbers, got int32"):
+        compiled(out.int(), blocks, places, weight_out=out)
+    assert not out.any()
 
 
-def test_positions_that_follow_the_inputs_size_are_traced():
-    def middle(picture):
-        return gpufold.torch.take_blocks(picture, [(picture.shape[-1] // 2, 0), (0, 0)], (3, 2))
-
-    program = traced(middle, torch.randn(6, 6))
-    assert torch.equal(program(picture := torch.randn(6, 9)), middle(picture))
+def network(columns, window):
+    image = gpufold.torch.fold(columns.sin(), (columns.shape[-1] + 2, 6), (3, 6), window=window)
+    return gpufold.torch.unfold(image, (3, 6)).cos()
 
 
-def test_what_is_added_in_place_is_traced():
-    def stitched(tiles):
-        picture, weight = torch.zeros(2, 6), torch.zeros(6)
-        gpufold.torch.add_blocks_(picture, tiles, [(0,), (2,)], window=torch.hann_window(3), weight_out=weight)
-        return gpufold.torch.average(picture, weight)
+def test_compile_serves_other_sizes_without_compiling_again():
+    from torch._dynamo.utils import counters
 
-    program = traced(stitched, torch.ones(2, 2, 3))
-    tiles = torch.randn(2, 2, 3)
-    assert torch.equal(program(tiles), stitched(tiles))
+    torch.compiler.reset()
+    counters.clear()
+    compiled = torch.compile(network, fullgraph=True, dynamic=True, backend="aot_eager")
+    window = torch.rand(3, 6)
+    for batch, length in ((2, 7), (3, 9), (5, 4)):
+        columns = torch.randn(batch, 18, length)
+        assert torch.equal(compiled(columns, window), network(columns, window))
+    assert counters["stats"]["unique_graphs"] == 1
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_export_with_a_dynamic_batch_and_size(strict):
+    columns, window = torch.randn(2, 18, 7), torch.rand(3, 6)
+    sizes = {0: torch.export.Dim("batch", min=1), 2: torch.export.Dim("length", min=2)}
+    shapes = {"given": (sizes, None)}
+    program = torch.export.export(Model(network), (columns, window), dynamic_shapes=shapes, strict=strict)
+    for batch, length in ((2, 7), (5, 11)):
+        columns = torch.randn(batch, 18, length)
+        assert torch.equal(program.module()(columns, window), network(columns, window))
+
+
+def test_fake_and_meta_tensors_have_the_shapes_of_real_ones():
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    empty = [Operation("col2im", {"data": (0, 6, 6)}, FOLDED), Operation("im2col", {"image": (0, 3, 4, 3)}, TAKEN)]
+    for operation in (*EVERY, *empty):
+        given = tensors_of(operation, "float32")
+        want = operation(*given)
+        with FakeTensorMode() as mode:
+            fakes = [mode.from_tensor(each) for each in given]
+            got = operation(*fakes)
+        assert (got.shape, got.dtype, got.stride()) == (want.shape, want.dtype, want.stride())
+        if operation.name != "add_blocks":
+            assert operation(*(each.to("meta") for each in given)).shape == want.shape
+
+
+# ---------------------------------------------------------------------------------------------
+# Sizes that follow the input's
 
 
 LOADED = """
@@ -137,7 +280,7 @@ WEIGHTS = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
 def test_a_saved_trace_loads_in_another_process_and_serves_other_sizes(tmp_path):
     images = [torch.randn(shape) for shape in ((2, 3, 5, 7), (1, 3, 6, 4))]
     for name, function in SAVED.items():
-        traced(function, images[0]).save(str(tmp_path / name))
+        traced(function, images[:1])[0].save(str(tmp_path / name))
         torch.save([(image, function(image)) for image in images], tmp_path / f"{name}.given")
     paths = [str(tmp_path / name) for name in SAVED]
     ran = subprocess.run([sys.executable, "-c", LOADED, *paths], capture_output=True, text=True)
@@ -205,44 +348,14 @@ CALLS = {
 }  # fmt: skip
 
 
-def saved(function, image):
-    with warnings.catch_warnings(action="ignore", category=torch.jit.TracerWarning):  # of sizes that are constants
-        program = torch.jit.trace(function, image)
-    file = io.BytesIO()
-    torch.jit.save(program, file)
-    file.seek(0)
-    return torch.jit.load(file)
-
-
-def exported(function, image):
-    class Model(torch.nn.Module):
-        def forward(self, image):
-            return function(image)
-
-    return torch.export.export(Model(), (image,)).module()
-
-
-def compiled(function, image, **options):
-    torch.compiler.reset()
-    return torch.compile(function, backend="aot_eager", fullgraph=True, **options)
-
-
 def gradient(function, image):
     return torch.autograd.grad(function(leaf := image.clone().requires_grad_()).square().sum(), leaf)[0]
 
 
-RECORDERS = {
-    "trace": saved,
-    "export": exported,
-    "compile": compiled,
-    "compile of any size": partial(compiled, dynamic=True),
-    "make_fx": lambda function, image: make_fx(function)(image),
-    "make_fx of fakes": lambda function, image: make_fx(function, tracing_mode="fake")(image),
-    "make_fx of symbols": lambda function, image: make_fx(function, tracing_mode="symbolic")(image),
-    "functionalize": lambda function, image: torch.func.functionalize(function),
-    "vmap": lambda function, image: lambda given: torch.func.vmap(function)(given[None])[0],
-    "jvp": lambda function, image: lambda given: torch.func.jvp(function, (given,), (given,))[1],
-    "linearize": lambda function, image: torch.func.linearize(function, image)[1],
+FORWARD = {
+    "vmap": lambda function: lambda given: torch.func.vmap(function)(given[None])[0],
+    "jvp": lambda function: lambda given: torch.func.jvp(function, (given,), (given,))[1],
+    "linearize": lambda function: lambda given: torch.func.linearize(function, given)[1](given),
 }
 BACKWARD = {
     "backward": lambda function: lambda image: gradient(function, image),
@@ -266,7 +379,7 @@ HIDDEN = {
 
 @pytest.mark.some(5)
 @pytest.mark.parametrize(("call", "way"), [(call, way) for call, (ways, _) in CALLS.items() for way in ways])
-@pytest.mark.parametrize("recorder", [*RECORDERS, *BACKWARD])
+@pytest.mark.parametrize("recorder", [*[*RECORDERS][1:-1], *FORWARD, *BACKWARD])
 def test_sizes_and_positions_are_given_in_every_way(call, way, recorder):
     ways, of = CALLS[call]
     function, image = of(ways[way]), torch.randn(2, 3, 5, 4, dtype=torch.float64)
@@ -280,6 +393,8 @@ def test_sizes_and_positions_are_given_in_every_way(call, way, recorder):
     with refused:
         if recorder in BACKWARD:
             assert torch.equal(BACKWARD[recorder](function)(image), gradient(plain, image))
+        elif recorder in FORWARD:
+            assert torch.equal(FORWARD[recorder](function)(image), plain(image))
         else:
-            got = RECORDERS[recorder](function, image)(image)
-            assert torch.equal(got, plain(image))
+            program, _ = RECORDERS[recorder](function, [image])
+            assert torch.equal(program(image), plain(image))

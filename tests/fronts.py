@@ -1,0 +1,266 @@
+"""A call of every function as data, for arrays of every kind, and a GPU that these pass for being on."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+import gpufold
+from bench.hostcuda import fake_cupy
+
+
+@dataclass(frozen=True, eq=False)
+class Operation:
+    """A call of a function: its name, the shapes of its arrays by argument, and its other arguments."""
+
+    name: str
+    shapes: dict[str, tuple[int, ...]]
+    arguments: dict[str, Any] = field(default_factory=dict)
+    window: tuple[tuple[int, ...], ...] = ()
+    """Shapes of the window's arrays, which come last: one is a full window, several a separable one."""
+    suffix: str = ""
+
+    def __str__(self) -> str:
+        return self.name + self.suffix
+
+    @property
+    def averages(self) -> bool:
+        return self.arguments.get("reduction", "sum") != "sum"
+
+    @property
+    def differentiable(self) -> int:
+        """How many of the arrays have a gradient: a window has none under a mean."""
+        return len(self.shapes) + (0 if self.averages else len(self.window))
+
+    def arrays(self, dtype, seed=0, lead=()):
+        """Random NumPy arrays of the call, of which the window's are positive."""
+        rng, dtype = np.random.default_rng(seed), np.dtype(dtype)
+        made = [drawn(rng, dtype, (*lead, *shape)) for shape in self.shapes.values()]
+        real = "float64" if dtype.name in ("float64", "complex128") else "float32"
+        return made + [(rng.random((*lead, *shape)) + 0.5).astype(real) for shape in self.window]
+
+    def of(self, module):
+        """Return a module's function of these arrays alone."""
+
+        def call(*given):
+            options = dict(self.arguments)
+            arrays, window = given[: len(self.shapes)], given[len(self.shapes) :]
+            if window:
+                name = "weight" if self.name == "average" else "window"
+                options[name] = window[0] if len(self.window) == 1 else list(window)
+            return getattr(module, self.name)(**dict(zip(self.shapes, arrays, strict=True)), **options)
+
+        return call
+
+    def __call__(self, *given):
+        """Call gpufold's function, which knows arrays of every kind."""
+        return self.of(gpufold)(*given)
+
+
+def drawn(rng, dtype, shape):
+    """Draw numbers of any size for integers, and ordinary ones for others."""
+    if dtype.kind == "b":
+        return rng.integers(0, 2, shape).astype(bool)
+    if dtype.kind in "iu":
+        return rng.integers(np.iinfo(dtype).min, np.iinfo(dtype).max, shape, dtype, endpoint=True)
+    numbers = rng.standard_normal(shape)
+    return (numbers + 1j * rng.standard_normal(shape) if dtype.kind == "c" else numbers).astype(dtype)
+
+
+FOLDED = {"output_size": (4, 3), "kernel_size": (3, 2), "strides": (2, 1), "pads_begin": (1, 0), "pads_end": (0, 1)}
+TAKEN = {name: FOLDED[name] for name in ("kernel_size", "strides", "pads_begin", "pads_end")}
+PLACES = [(0, 0), (-1, 2), (2, 1), (9, 9)]
+FULL, SEPARABLE = ((3, 2),), ((3,), (2,))
+BLOCKS = {"output_shape": (2, 7), "block_shape": (3,), "strides": 2}
+COLUMNS, IMAGE = {"data": (2, 6, 6)}, {"image": (2, 1, 4, 3)}
+ADDED = {"array": (2, 4, 3), "blocks": (4, 2, 3, 2)}
+AT = {"positions": PLACES, "block_shape": (3, 2)}
+FAR = {"positions": [(-1, 1), (3, -2), (-(2**63), 2), (2**62, 2**63 - 1)], "block_shape": (3, 2), "mode": "edge"}
+
+LINEAR = [
+    Operation("col2im", COLUMNS, FOLDED),
+    Operation("col2im", {"data": (12, 6)}, FOLDED, suffix="-unbatched"),
+    Operation("im2col", IMAGE, TAKEN),
+    Operation("im2col", {"image": (2, 4, 3)}, TAKEN, suffix="-unbatched"),
+    Operation("blocks_to_array", {"blocks": (2, 3, 3)}, BLOCKS),
+    Operation("array_to_blocks", {"array": (2, 7)}, {"block_shape": (3,), "strides": 2}),
+    Operation("batch_to_space", {"data": (8, 3)}, {"block_shape": (1, 4), "crops_begin": (0, 1), "crops_end": (0, 2)}),
+    Operation("space_to_batch", {"data": (2, 9)}, {"block_shape": (1, 4), "pads_begin": (0, 1), "pads_end": (0, 2)}),
+    Operation("add_blocks", ADDED, {"positions": PLACES}),
+    Operation("add_blocks", {"array": (4, 3), "blocks": (4, 3, 2)}, {"positions": PLACES}, suffix="-without-lead"),
+    Operation("take_blocks", {"array": (2, 4, 3)}, AT),
+    Operation("take_blocks", {"array": (4, 3)}, FAR, suffix="-edge"),
+    Operation("take_blocks", {"array": (2, 1, 1)}, FAR, suffix="-edge-of-one"),
+]
+WINDOWED = [
+    *(
+        Operation(name, shapes, arguments, window, f"-{kind}")
+        for kind, window in (("full", FULL), ("separable", SEPARABLE))
+        for name, shapes, arguments in (
+            ("col2im", COLUMNS, FOLDED),
+            ("im2col", IMAGE, TAKEN),
+            ("add_blocks", ADDED, {"positions": PLACES}),
+            ("take_blocks", {"array": (2, 4, 3)}, AT),
+            ("take_blocks", {"array": (4, 3)}, FAR),
+        )
+    ),
+    Operation("average", {"numerator": (2, 4, 3)}, window=((4, 3),)),
+    Operation("average", {"numerator": (2, 3)}, window=((3,),), suffix="-of-one-axis"),
+    Operation("blocks_to_array", {"blocks": (2, 3, 3)}, BLOCKS, ((3,),), "-full"),
+    Operation("array_to_blocks", {"array": (2, 7)}, {"block_shape": (3,), "strides": 2}, ((3,),), "-full"),
+]
+AVERAGED = [
+    *(
+        Operation("col2im", COLUMNS, FOLDED | {"reduction": reduction}, window, f"-{reduction}-{kind}")
+        for reduction in ("mean", "least_squares")
+        for kind, window in (("none", ()), ("full", FULL), ("separable", SEPARABLE))
+    ),
+    Operation("blocks_to_array", {"blocks": (2, 3, 3)}, BLOCKS | {"reduction": "mean"}, suffix="-mean-none"),
+    Operation(
+        "col2im",
+        {"data": (4, 2)},
+        {"output_size": (9,), "kernel_size": 4, "strides": 5, "reduction": "mean", "fill_value": 0},
+        suffix="-mean-with-gaps",
+    ),
+]
+EVERY = [*LINEAR, *WINDOWED, *AVERAGED]
+
+
+def named(operations):
+    """Run a test for operations, by their names."""
+    return pytest.mark.parametrize("operation", operations, ids=str)
+
+
+def calls_in(dtypes):
+    """Return every operation with the dtypes that it has: only floats and complex numbers are weighed."""
+    return [(each, dtype) for each in EVERY for dtype in dtypes if each in LINEAR or np.dtype(dtype).kind not in "biu"]
+
+
+def in_dtypes(dtypes):
+    """Run a test for every operation in the dtypes that it has."""
+    rows = [pytest.param(each, dtype, id=f"{each}-{dtype}") for each, dtype in calls_in(dtypes)]
+    return pytest.mark.parametrize(("operation", "dtype"), rows)
+
+
+def operation_of(name):
+    (found,) = [operation for operation in EVERY if str(operation) == name]
+    return found
+
+
+# ---------------------------------------------------------------------------------------------
+# Tensors, and JAX's arrays
+
+
+def as_tensor(array):
+    """Return a tensor of an array's elements."""
+    import torch
+
+    if array.dtype.name == "bfloat16":
+        return torch.from_numpy(array.view(np.int16).copy()).view(torch.bfloat16)
+    return torch.from_numpy(array.copy())
+
+
+def as_array(tensor):
+    """Return an array of a tensor's elements."""
+    import torch
+
+    tensor = tensor.detach().resolve_conj().resolve_neg()
+    if tensor.dtype is torch.bfloat16:
+        import ml_dtypes
+
+        return tensor.contiguous().view(torch.int16).numpy().view(ml_dtypes.bfloat16)
+    return tensor.numpy()
+
+
+@contextmanager
+def x64(on):
+    """With numbers of 64 bits, or without, in every thread and version."""
+    import jax
+
+    before = jax.config.jax_enable_x64
+    jax.config.update("jax_enable_x64", on)
+    yield
+    jax.config.update("jax_enable_x64", before)
+
+
+# ---------------------------------------------------------------------------------------------
+# A GPU that there is not: device 1 of the fake CuPy, on a stream that is not CuPy's
+
+DEVICE, HANDLE = 1, 0x7F00
+
+
+class Launch(NamedTuple):
+    device: int
+    stream: int
+    grid: tuple[int, ...]
+    block: tuple[int, ...]
+    arguments: tuple[Any, ...]
+
+
+@contextmanager
+def launched_on_fake_cupy(patch, *more):
+    """Give a list of what is launched by then on; no cache remembers it, nor those of `more`."""
+    from gpufold.gpu import launch
+
+    launches, call = [], fake_cupy.Function.__call__
+
+    def record(function, grid, block, args, shared_mem=0, stream=None):
+        on = fake_cupy.get_current_stream() if stream is None else stream
+        launches.append(Launch(fake_cupy.get_device(), on.ptr, grid, block, args))
+        call(function, grid, block, args, shared_mem, stream)
+
+    patch.setattr(fake_cupy, "_lent", {})
+    patch.setattr(fake_cupy, "_lent_streams", {HANDLE: DEVICE})
+    patch.setattr(fake_cupy.Function, "__call__", record)
+    patch.setattr(launch, "cupy", fake_cupy.cupy())
+    caches = (launch._function, launch._prepare, launch.device, *more)
+    for cached in caches:
+        cached.cache_clear()
+    yield launches
+    synchronize()
+    for cached in caches:
+        cached.cache_clear()
+
+
+def synchronize():
+    """Finish what was launched."""
+    with fake_cupy.Device(DEVICE):
+        fake_cupy.Device().synchronize()
+
+
+_kept = []
+
+
+def lend(tensor):
+    """Let kernels find a tensor's memory, which is no other's from then on."""
+    fake_cupy.lend(tensor.data_ptr(), tensor.untyped_storage().nbytes() or 1, DEVICE)
+    _kept.append(tensor)
+    return tensor
+
+
+def waiting(launch):
+    """Return a launch that is waited for, where torch reads what it computes."""
+
+    def wait(*given, **options):
+        launch(*given, **options)
+        synchronize()
+
+    return wait
+
+
+@contextmanager
+def passing_for_gpu(patch):
+    """Let tensors on the CPU pass for tensors on the device; give a list of what is launched for them."""
+    from gpufold.torch import guards, tensors
+
+    patch.setattr(tensors, "is_on_gpu", lambda tensor: True)
+    patch.setattr(tensors, "on_device", fake_cupy.Device)
+    patch.setattr(tensors, "_stream_of", lambda tensor: (DEVICE, HANDLE))
+    patch.setattr(tensors, "address_of", lambda tensor: lend(tensor).data_ptr())
+    with launched_on_fake_cupy(patch, guards.seen_of) as launches:
+        yield launches
+    _kept.clear()
