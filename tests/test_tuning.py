@@ -17,7 +17,7 @@ import ml_dtypes  # noqa: F401  NumPy knows bfloat16 then
 import numpy as np
 import pytest
 from cases import CASES, POSITIONS_CASES, assert_same_bits, values
-from executors import Call, calls_of
+from executors import calls_of, placed_calls
 from test_gpu import EVERY_CALL, captured
 
 import gpufold
@@ -31,27 +31,22 @@ from gpufold.operations import OPERATIONS
 pytestmark = [pytest.mark.peer("cupy"), pytest.mark.hostcuda]
 
 
-def adding(number, dtype, **options):
-    case = POSITIONS_CASES[number]
-    arrays = values(case.shape, dtype), values(case.blocks_shape, dtype, 1)
-    return Call("add_blocks", arrays[0], (arrays[1], np.asarray(case.positions)), options)
+def adding(number, dtype):
+    return placed_calls(POSITIONS_CASES[number], dtype)[0]
 
 
 def taking(number, dtype):
-    case = POSITIONS_CASES[number]
-    return Call("take_blocks", values(case.shape, dtype), (np.asarray(case.positions), case.block))
+    return placed_calls(POSITIONS_CASES[number], dtype)[1]
 
 
 FOLD = calls_of(CASES[0], np.dtype(np.float32))[0]
-DIVIDING = Call("average", values((2, 9), np.float32), (np.arange(9, dtype=np.float32),))
+DIVIDING = EVERY_CALL[-1]
 RACED = (
     *EVERY_CALL,
     adding(3, np.float32),
     adding(11, np.int32),
     adding(11, np.float16),
-    taking(3, np.float32),
     taking(11, np.uint8),
-    DIVIDING,
     *(call for dtype in ("uint8", "float16", "complex64") for call in calls_of(CASES[2], np.dtype(dtype))),
     replace(FOLD, options=FOLD.options | {"deterministic": True, "dtype": "float64"}),
 )
@@ -93,13 +88,8 @@ def clock(cupy, monkeypatch):
     return drawn
 
 
-def on_gpu(cupy, call):
-    arrays = [cupy.asarray(each) if isinstance(each, np.ndarray) else each for each in call.arguments]
-    return replace(call.with_window(cupy), arguments=tuple(arrays))
-
-
 def answer(cupy, call):
-    return cupy.asnumpy(on_gpu(cupy, call).on(cupy.asarray(call.data)))
+    return cupy.asnumpy(call.with_arrays_of(cupy).on(cupy.asarray(call.data)))
 
 
 @pytest.mark.some(3)
@@ -158,7 +148,7 @@ def test_what_is_added_to_is_added_to_once_whichever_wins(cupy, monkeypatch, nam
         want = call.on(call.data.copy(), **{key: value.copy() for key, value in options.items()})
         out, given = cupy.asarray(call.data), {key: cupy.asarray(value) for key, value in options.items()}
         with gpufold.autotune():
-            got = on_gpu(cupy, call).on(out, **given)
+            got = call.with_arrays_of(cupy).on(out, **given)
         assert_same_bits(cupy.asnumpy(got), want, name)
 
 
@@ -209,7 +199,7 @@ def test_an_array_with_gaps_is_raced_on_a_copy_of_its_memory(cupy, clock):
     wide[..., ::2] = call.data
     want, spread = call.on(call.data.copy()), cupy.asarray(wide)
     with gpufold.autotune():
-        on_gpu(cupy, call).on(spread[..., ::2])
+        call.with_arrays_of(cupy).on(spread[..., ::2])
     assert clock.measured
     got = cupy.asnumpy(spread)
     assert_same_bits(np.ascontiguousarray(got[..., ::2]), want)
@@ -220,7 +210,7 @@ def test_atomics_of_floats_are_raced_only_where_any_order_is_allowed(cupy, clock
     call = adding(11, np.float32)
     for deterministic, raced in ((True, False), (False, True)):
         with gpufold.autotune():
-            on_gpu(cupy, call).on(cupy.asarray(call.data), deterministic=deterministic)
+            call.with_arrays_of(cupy).on(cupy.asarray(call.data), deterministic=deterministic)
         labels = {label for seconds in tuning.known(device(cupy)).values() for label in seconds}
         assert ("atomic" in labels) is raced
         tuning._learned[device(cupy)].clear()
@@ -283,7 +273,7 @@ def test_where_memory_is_short_the_rule_stays_and_nothing_is_remembered(cupy, cl
 
     monkeypatch.setattr(launch, "_scratch", full)
     with gpufold.autotune():
-        got = cupy.asnumpy(on_gpu(cupy, call).on(cupy.asarray(call.data), variant="auto"))
+        got = cupy.asnumpy(call.with_arrays_of(cupy).on(cupy.asarray(call.data), variant="auto"))
     assert_same_bits(got, call.on(call.data.copy()))
     assert not tuning.known(device(cupy))
 
