@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import random
 import tracemalloc
-from functools import reduce
 
 import definition
 import numpy as np
 import pytest
 from cases import (
-    DTYPES,
     INEXACT,
     WIDENINGS,
     PositionsCase,
     assert_same_bits,
-    crossed,
     values,
     window_of,
 )
@@ -28,21 +25,10 @@ from bench import hostcuda
 from gpufold import calls
 from gpufold.calls import Fusion, Unsupported
 from gpufold.cpu import arithmetic, placing, tiles
-from gpufold.elements import ELEMENT_TYPES
 from gpufold.geometry import add_blocks_geometry
 from gpufold.gpu import parameters
 from gpufold.gpu.plan import Operand
 from gpufold.gpu.registry import candidates, choose, problem_of
-
-
-def random_case(seed):
-    rng = random.Random(seed)
-    rank = rng.choice((1, 2, 2, 3))
-    size = tuple(rng.randint(1, {1: 80, 2: 14, 3: 6}[rank]) for _ in range(rank))
-    block = tuple(rng.randint(1, {1: 20, 2: 5, 3: 3}[rank]) for _ in range(rank))
-    lead = tuple(rng.randint(1, 3) for _ in range(rng.choice((0, 0, 1, 2))))
-    return PositionsCase(f"random-{seed}", size, block, rng.randint(1, 12), lead)
-
 
 WIDER = [(bfloat16 if narrow == "bfloat16" else narrow, wide) for narrow, wide in WIDENINGS]
 """Dtypes of blocks, and those of wider arrays that they are added to."""
@@ -65,17 +51,6 @@ def way(request, monkeypatch):
         monkeypatch.setattr(tiles, "THREADED_ELEMENTS", 1)
         monkeypatch.setattr(tiles, "TILE_ELEMENTS", 12)
         monkeypatch.setattr(arithmetic, "PRODUCTS", 4)
-
-
-@pytest.mark.parametrize("kind", ["none", "separable", "full"])
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_it_is_its_definition(case, kind, way):
-    for dtype in (np.dtype(np.float32), INEXACT[CASES.index(case) % len(INEXACT)]):
-        out, blocks, positions = problem(case, dtype)
-        window = window_of(kind, case.block, dtype)
-        want = definition.add_blocks(out, blocks, positions, window)
-        assert gpufold.add_blocks_(out, blocks, positions, window=window) is out
-        assert_same_bits(out, want, f"{case} {dtype}")
 
 
 @pytest.mark.parametrize("layout", range(8))
@@ -106,30 +81,11 @@ def test_out_is_written_once_all_is_checked():
     assert not array.any()
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_every_dtype_is_its_definition(dtype, way):
-    out, blocks, positions = problem(CASES[10], dtype)
-    want = definition.add_blocks(out, blocks, positions)
-    assert_same_bits(gpufold.add_blocks_(out, blocks, positions), want)
-
-
 @pytest.mark.parametrize("dtype", INEXACT, ids=str)
 def test_what_falls_outside_leaves_negative_zeros_as_they_are(dtype):
     out, blocks = -np.zeros((4, 5), dtype), -np.zeros((40, 3, 3), dtype)
     gpufold.add_blocks_(out, blocks, [(-2, 0), (2, 4)] * 20)
     assert_same_bits(out, -np.zeros((4, 5), dtype))
-
-
-@pytest.mark.parametrize("first", range(0, 300, 100))
-def test_random_problems_are_their_definition(first, way):
-    for seed in range(first, first + 100):
-        rng, case, dtype = random.Random(seed), random_case(seed), DTYPES[seed % len(DTYPES)]
-        out, blocks, positions = problem(case, dtype, seed)
-        window = window_of(rng.choice(("none", "separable", "full")), case.block, dtype) if dtype in INEXACT else None
-        want = definition.add_blocks(out, blocks, positions, window)
-        into = in_layout(rng, out)
-        gpufold.add_blocks_(into, in_layout(rng, blocks), in_layout(rng, positions), window=window)
-        assert_same_bits(into, want, f"{case} {dtype}")
 
 
 @pytest.mark.parametrize("lead", [(), (3,)], ids=str)
@@ -214,52 +170,6 @@ def test_nothing_to_add_leaves_everything():
 # Laws and clients
 
 
-def take_blocks(array, shape, positions):
-    """The adjoint, as a loop: what of the array lies under each block, zero outside."""
-    rank = positions.shape[1]
-    padded = np.pad(array, [(0, 0)] * (array.ndim - rank) + [(side, side) for side in shape])
-    taken = []
-    for position in positions:
-        first = np.clip(position + shape, 0, np.array(array.shape[-rank:]) + shape)
-        taken.append(padded[(..., *(slice(p, p + side) for p, side in zip(first, shape, strict=True)))])
-    return np.stack(taken)
-
-
-@pytest.mark.parametrize("kind", ["none", "separable", "full"])
-@pytest.mark.parametrize("case", CASES[4:], ids=str)
-def test_it_is_adjoint_to_taking_blocks(case, kind):
-    rng = np.random.default_rng(0)
-    array, blocks = rng.standard_normal(case.shape), rng.standard_normal(case.blocks_shape)
-    window = window_of(kind, case.block, np.float64)
-    left = (gpufold.add_blocks_(np.zeros(case.shape), blocks, case.positions, window=window) * array).sum()
-    weights = reduce(np.multiply.outer, window) if kind == "separable" else 1 if window is None else window
-    right = (take_blocks(array, case.block, case.positions) * weights * blocks).sum()
-    np.testing.assert_allclose(left, right, rtol=1e-10, atol=1e-9)
-
-
-@pytest.mark.parametrize(("shape", "block", "steps"), [((9,), (3,), (2,)), ((2, 3, 20, 22), (4, 6), (4, 4))], ids=str)
-def test_blocks_on_a_grid_are_blocks_to_array(shape, block, steps):
-    """Integers, whose sums have no order."""
-    rank = len(block)
-    array = values(shape, np.int32)
-    blocks = gpufold.array_to_blocks(array, block, strides=steps)
-    lead, grid = blocks.shape[: -2 * rank], blocks.shape[-2 * rank : -rank]
-    positions = np.stack(np.meshgrid(*map(np.arange, grid), indexing="ij"), -1).reshape(-1, rank) * steps
-    one_by_one = np.moveaxis(blocks.reshape(*lead, -1, *block), len(lead), 0)
-    want = gpufold.blocks_to_array(blocks, shape, block, strides=steps, out=array.copy(), accumulate=True)
-    assert_same_bits(gpufold.add_blocks_(array, one_by_one, positions), want)
-
-
-def test_one_call_is_one_call_a_block():
-    for dtype in (np.float32, np.complex64, np.float64):
-        case = CASES[10]
-        out, blocks, positions = problem(case, np.dtype(dtype))
-        want = out.copy()
-        for block, position in zip(blocks, positions, strict=True):
-            gpufold.add_blocks_(want, block[None], position[None])
-        assert_same_bits(gpufold.add_blocks_(out, blocks, positions), want)
-
-
 @pytest.mark.some(7)
 @pytest.mark.parametrize(("narrow", "wide"), WIDER, ids=str)
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -272,66 +182,6 @@ def test_a_wider_out_takes_blocks_as_if_they_were_converted_first(case, narrow, 
         got = in_layout(rng, out)
         assert gpufold.add_blocks_(got, in_layout(rng, blocks), case.positions, window=window) is got
         assert_same_bits(got, want, f"{case} {kind}")
-
-
-@pytest.mark.parametrize(("case", "kind"), crossed(CASES, ["none", "separable", "full"]))
-def test_weights_are_added_as_their_definition_says(case, kind, way):
-    rng = random.Random(f"{case} {kind}")
-    for dtype in (np.dtype(np.float32), INEXACT[CASES.index(case) % len(INEXACT)]):
-        (out, blocks, positions), window = problem(case, dtype), window_of(kind, case.block, dtype)
-        weight = values(case.size, ELEMENT_TYPES[dtype.name].weight, 2)
-        want = definition.add_weights(weight, case.block, positions, window)
-        sums = gpufold.add_blocks_(out.copy(), blocks, positions, window=window)
-        got = in_layout(rng, weight)
-        assert_same_bits(gpufold.add_blocks_(out, blocks, positions, window=window, weight_out=got), sums, case)
-        assert_same_bits(got, want, case)
-
-
-def test_eight_confident_tiles_do_not_overflow():
-    """Sums of logits of 1000 with nnU-Net's weights of ten are infinite in half precision."""
-    tiles, window = np.full((8, 4, 4), 1000, np.float16), np.full((4, 4), 10, np.float32)
-    got = gpufold.add_blocks_(np.zeros((4, 4), np.float32), tiles, np.zeros((8, 2), int), window=window)
-    assert (got == 80000).all()
-    assert np.isinf(
-        gpufold.add_blocks_(np.zeros((4, 4), np.float16), tiles, np.zeros((8, 2), int), window=window)
-    ).all()
-
-
-def test_half_precision_is_rounded_once():
-    """One by one, the many ones would be lost beside 2048."""
-    out = np.full((1,), 2048, np.float16)
-    assert gpufold.add_blocks_(out, np.ones((100, 1), np.float16), np.zeros((100, 1), int)) == 2148
-
-
-def test_irregular_tiles_give_the_picture_back():
-    """Numerator and denominator: the second needs no blocks of weights in memory, a broadcast one serves."""
-    rng = np.random.default_rng(0)
-    picture = rng.random((3, 60, 80))
-    positions = np.concatenate([rng.integers((-10, -10), (50, 70), (200, 2)), [(-4, -4), (44, 64), (-4, 64), (44, -4)]])
-    window = (np.hanning(22)[1:-1], np.hanning(22)[1:-1])
-    tiles = take_blocks(picture, (20, 20), positions)
-    numerator, denominator = np.zeros_like(picture), np.zeros((60, 80))
-    gpufold.add_blocks_(numerator, tiles, positions, window=window)
-    gpufold.add_blocks_(denominator, np.broadcast_to(1.0, (len(positions), 20, 20)), positions, window=window)
-    covered = denominator > 0
-    assert covered.mean() > 0.95
-    np.testing.assert_allclose((numerator / np.where(covered, denominator, 1))[:, covered], picture[:, covered])
-
-
-def test_a_ptychographic_update_is_the_loop():
-    """The object's update of the ePIE family for a batch of exit waves: sums over overlapping probe positions."""
-    rng = np.random.default_rng(0)
-    probe = (rng.standard_normal((16, 16)) + 1j * rng.standard_normal((16, 16))).astype(np.complex64)
-    waves = (rng.standard_normal((30, 16, 16)) + 1j * rng.standard_normal((30, 16, 16))).astype(np.complex64)
-    positions = rng.integers(0, 40 - 16, (30, 2))
-    numerator, denominator = np.zeros((40, 40), np.complex64), np.zeros((40, 40), np.float32)
-    for wave, (y, x) in zip(waves, positions, strict=True):
-        numerator[y : y + 16, x : x + 16] += probe.conj() * wave
-        denominator[y : y + 16, x : x + 16] += abs(probe) ** 2
-    ours = gpufold.add_blocks_(np.zeros((40, 40), np.complex64), probe.conj() * waves, positions)
-    assert_same_bits(ours, numerator)
-    intensity = np.broadcast_to(abs(probe) ** 2, waves.shape)
-    assert_same_bits(gpufold.add_blocks_(np.zeros((40, 40), np.float32), intensity, positions), denominator)
 
 
 @pytest.mark.parametrize("threads", [1, 2, 5])

@@ -7,29 +7,13 @@ import random
 import numpy as np
 import pytest
 from cases import INEXACT, assert_same_bits, garbage, values, window_of
+from definition import average as definition
 from executors import in_layout
 
 import gpufold
 
 SHAPES = (((7,), 1), ((2, 3, 5, 6), 2), ((3, 4, 5), 3), ((600, 3), 1), ((4, 1, 1), 0))
 """Shapes of sums, and how many of their last axes have weights."""
-
-
-def definition(sums, weight):
-    """Element by element, in the type that sums are made in."""
-    real = np.float64 if sums.dtype.name in ("float64", "complex128") else np.float32
-    wide = np.dtype(np.float32) if sums.dtype.itemsize == 2 else sums.dtype
-    result = np.zeros(sums.shape, sums.dtype)
-    for place in np.ndindex(sums.shape):
-        divisor = weight.astype(real)[place[sums.ndim - weight.ndim :]]
-        if not abs(divisor) < np.finfo(real).tiny:
-            with np.errstate(all="ignore"):
-                element = wide.type(sums[place])
-                if wide.kind == "c":
-                    result.real[place], result.imag[place] = element.real / divisor, element.imag / divisor
-                else:
-                    result[place] = (element / divisor).astype(sums.dtype)
-    return result
 
 
 def problem(shape, axes, dtype, seed=0):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import tracemalloc
 from math import prod
 
@@ -10,19 +9,13 @@ import numpy as np
 import pytest
 from cases import BLOCKS_CASES as CASES
 from cases import (
-    DTYPES,
-    FUSIONS,
-    INEXACT,
     SANITIZED,
-    WEIGHTED_WIDENINGS,
-    WIDENINGS,
     BlocksCase,
     assert_same_bits,
-    crossed,
     values,
     window_of,
 )
-from executors import Call, in_layout, run
+from executors import Call, run
 
 import gpufold
 from gpufold import calls
@@ -61,15 +54,6 @@ def through_im2col(case, array, **options):
 # On NumPy arrays
 
 
-@pytest.mark.parametrize(("case", "dtype"), crossed(CASES, DTYPES))
-def test_they_are_col2im_and_im2col_through_a_transpose(case, dtype):
-    blocks, array = values(case.blocks_shape, dtype), values(case.shape, dtype, 1)
-    assert_same_bits(
-        gpufold.blocks_to_array(blocks, case.shape, case.block, strides=case.strides), through_col2im(case, blocks)
-    )
-    assert_same_bits(gpufold.array_to_blocks(array, case.block, strides=case.strides), through_im2col(case, array))
-
-
 LARGE_CASES = (
     (BlocksCase("frames", (300_000,), (1024,), (256,)), fold_cells),
     (BlocksCase("short-frames", (2, 140_000), (8,), (2,)), fold_runs),
@@ -93,63 +77,6 @@ def test_large_blocks_in_rows_have_the_bits_of_columns(case, way, fusion, monkey
     got = gpufold.blocks_to_array(blocks, case.shape, case.block, strides=case.strides, out=out.copy(), **options)
     assert_same_bits(got, want)
     assert [each for each, *_ in chosen] == [fold_runs, way]
-
-
-@pytest.mark.parametrize(("case", "seed"), crossed(CASES, range(20)))
-def test_any_layout_gives_the_same(case, seed):
-    rng = random.Random(seed)
-    blocks, array = values(case.blocks_shape, np.float32, seed), values(case.shape, np.float32, seed + 1)
-    out = in_layout(rng, np.empty(case.shape, np.float32))
-    got = gpufold.blocks_to_array(in_layout(rng, blocks), case.shape, case.block, strides=case.strides, out=out)
-    assert got is out
-    assert_same_bits(got, through_col2im(case, blocks))
-    out = in_layout(rng, np.empty(case.blocks_shape, np.float32))
-    got = gpufold.array_to_blocks(in_layout(rng, array), case.block, strides=case.strides, out=out)
-    assert got is out
-    assert_same_bits(got, through_im2col(case, array))
-
-
-@pytest.mark.parametrize(("case", "fusion"), crossed(CASES[3::2], FUSIONS))
-def test_reductions_windows_and_accumulation_are_those_of_col2im(case, fusion):
-    reduction, kind, accumulate = fusion
-    dtype = INEXACT[len(case.name) % len(INEXACT)]
-    rng = random.Random(str(fusion))
-    blocks, window = values(case.blocks_shape, dtype), window_of(kind, case.block, dtype)
-    out = values(case.shape, dtype, 1)
-    options = {"reduction": reduction, "window": window, "accumulate": accumulate}
-    want = through_col2im(case, blocks, out, **options)
-    got = gpufold.blocks_to_array(
-        in_layout(rng, blocks), case.shape, case.block, strides=case.strides, out=in_layout(rng, out), **options
-    )
-    assert_same_bits(got, want)
-    got = gpufold.array_to_blocks(in_layout(rng, out), case.block, strides=case.strides, window=window)
-    assert_same_bits(got, through_im2col(case, out, window=window))
-
-
-@pytest.mark.parametrize(("narrow", "wide"), WIDENINGS)
-def test_a_wider_sum_is_that_of_converted_blocks(narrow, wide):
-    for case in CASES[::3]:
-        blocks, options = values(case.blocks_shape, narrow), [{}]
-        if (narrow, wide) in WEIGHTED_WIDENINGS:
-            options.append({"reduction": "mean", "window": window_of("separable", case.block, wide), "fill_value": 0})
-        for chosen in options:
-            got = gpufold.blocks_to_array(blocks, case.shape, case.block, strides=case.strides, dtype=wide, **chosen)
-            assert_same_bits(
-                got,
-                gpufold.blocks_to_array(blocks.astype(wide), case.shape, case.block, strides=case.strides, **chosen),
-            )
-
-
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_they_are_adjoint_and_a_mean_undoes_the_blocks(case):
-    rng = np.random.default_rng(0)
-    blocks, array = rng.standard_normal(case.blocks_shape), rng.standard_normal(case.shape)
-    taken = gpufold.array_to_blocks(array, case.block, strides=case.strides)
-    left = (gpufold.blocks_to_array(blocks, case.shape, case.block, strides=case.strides) * array).sum()
-    np.testing.assert_allclose(left, (blocks * taken).sum(), rtol=1e-10)
-    back = gpufold.blocks_to_array(taken, case.shape, case.block, strides=case.strides, reduction="mean", fill_value=0)
-    covered = gpufold.blocks_to_array(np.ones(case.blocks_shape), case.shape, case.block, strides=case.strides) > 0
-    np.testing.assert_allclose(back, np.where(covered, array, 0), rtol=1e-14)
 
 
 def test_leading_axes_may_be_empty_and_strings_move():

@@ -17,7 +17,7 @@ import pytest
 import gpufold
 import gpufold.onnx
 
-HUGE = 2**62
+HUGE, ONES = 2**62, (1,) * 32
 
 FromXarray = type("DataArray", (), {"__module__": "xarray.core"})
 
@@ -132,6 +132,22 @@ BAD_CALLS = [
         ["result", str(HUGE), str(HUGE * HUGE * 8), "bytes"],
     ),
     (image(pads_end=HUGE), ValueError, ["result", "bytes", "12"]),
+    # more axes than an array can have
+    *(
+        ((function, arguments), ValueError, ["an array has at most 64 axes, but", "would have"])
+        for function, arguments in (
+            (gpufold.col2im, {"data": np.ones((1, 1)), "output_size": ONES, "kernel_size": 1}),
+            (gpufold.im2col, {"image": np.ones((1, *ONES)), "kernel_size": ONES}),
+            (gpufold.blocks_to_array, {"blocks": np.ones(ONES * 2), "output_shape": ONES * 2, "block_shape": ONES}),
+            (gpufold.array_to_blocks, {"array": np.ones((2, 1, *ONES)), "block_shape": ONES}),
+            (gpufold.batch_to_space, {"data": np.ones((1, *ONES)), "block_shape": (1, *ONES)}),
+            (gpufold.space_to_batch, {"data": np.ones((1, *ONES)), "block_shape": (1, *ONES)}),
+            (
+                gpufold.take_blocks,
+                {"array": np.ones(ONES * 2), "positions": np.zeros((1, 32), int), "block_shape": ONES},
+            ),
+        )
+    ),
     # --- col2im: the result's dtype
     *(
         (columns(data=np.ones((2, 12, 20), given), dtype=wanted), TypeError, ["dtype must be", "of data", message])

@@ -11,13 +11,10 @@ import numpy as np
 import pytest
 from cases import (
     CASES,
-    DTYPES,
     FUSIONS,
     INEXACT,
-    WEIGHTED_WIDENINGS,
     Case,
     assert_same_bits,
-    awkward_window,
     crossed,
     fold,
     garbage,
@@ -59,51 +56,12 @@ def test_every_fusion_is_its_definition(case, fusion):
     check(case, np.float32, fusion)
 
 
-@pytest.mark.parametrize(("fusion", "dtype"), crossed(FUSIONS, INEXACT))
-def test_every_dtype_is_its_definition(fusion, dtype):
-    check(Case("odd", (7, 9), (3, 4), (2, 1), (1, 2), (2, 1), (0, 3)), dtype, fusion)
-
-
-@pytest.mark.parametrize(
-    ("case", "fusion", "dtypes"), crossed(CASES, [("sum", "none", False), *FUSIONS], WEIGHTED_WIDENINGS)
-)
-def test_a_wider_sum_is_that_of_converted_columns(case, fusion, dtypes):
-    reduction, kind, accumulate = fusion
-    narrow, wide = map(np.dtype, dtypes)
-    columns, window = values(case.columns_shape, narrow), window_of(kind, case.kernel_size, wide)
-    out = values(case.image_shape, wide, 1) if accumulate else None
-    options = {"reduction": reduction, "window": window, "accumulate": accumulate}
-    want = fold(case, columns.astype(wide), out=None if out is None else out.copy(), **options)
-    foreign = columns.astype(narrow.newbyteorder()) if narrow.name != "bfloat16" else columns
-    for given in (columns, foreign):
-        got = out.copy() if accumulate else None
-        got = fold(case, given, out=got, dtype=dtypes[1], **options)
-        assert_same_bits(got, want)
-
-
-@pytest.mark.parametrize("dtype", [dtype for dtype in DTYPES if dtype not in INEXACT], ids=str)
-def test_integers_accumulate(dtype):
-    check(Case("odd", (7, 9), (3, 4), (2, 1), (1, 2), (2, 1), (0, 3)), dtype, ("sum", "none", True))
-
-
 @pytest.mark.some(3)
 @pytest.mark.parametrize("first", range(0, 400, 100))
 def test_random_problems_are_their_definition(first, way):
     for seed in range(first, first + 100):
         dtype = INEXACT[seed % len(INEXACT)]
         check(random_case(seed), dtype, random.Random(seed).choice(FUSIONS), seed)
-
-
-@pytest.mark.some(41)
-@pytest.mark.filterwarnings("error")
-@pytest.mark.parametrize("part", range(40))
-def test_no_weight_counts_where_its_tap_does_not_exist(part, way):
-    fusions = [fusion for fusion in FUSIONS if fusion[1] != "none"]
-    for seed in range(10 * part, 10 * part + 10):
-        case, fusion = random_case(seed), random.Random(seed).choice(fusions)
-        check(case, INEXACT[seed % len(INEXACT)], fusion, seed, awkward_window)
-    for number in range(part, len(CASES), 40):
-        check(CASES[number], np.float32, fusions[number % len(fusions)], make_window=awkward_window)
 
 
 @pytest.mark.parametrize("kind", ["separable", "full"])
@@ -116,16 +74,6 @@ def test_uncovered_pixels_are_zero_beside_infinite_weights(reduction, kind):
     got = fold(case, np.ones(case.columns_shape, np.float32), reduction=reduction, window=window)
     np.testing.assert_array_equal(got[~covered], 0)
     assert np.isnan(got[covered]).all()
-
-
-@pytest.mark.some(7)
-@pytest.mark.parametrize("kind", ["separable", "full"])
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_a_window_multiplies_what_im2col_takes(case, kind, way):
-    for dtype in (np.dtype(np.float32), INEXACT[CASES.index(case) % len(INEXACT)]):
-        image, window = values(case.image_shape, dtype), window_of(kind, case.kernel_size, dtype)
-        want = case.im2col(image, window=window)
-        assert_same_bits(unfold(case, image, window=window, out=garbage(want.shape, want.dtype)), want, case)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -144,17 +92,6 @@ def test_a_mean_gives_back_what_im2col_took(case):
         np.testing.assert_allclose(back, image, rtol=1e-12, atol=1e-300)
         back = fold(case, unfold(case, image, window=window), reduction="least_squares", window=window)
         np.testing.assert_allclose(back, image, rtol=1e-12, atol=1e-300)
-
-
-@pytest.mark.parametrize("kind", ["separable", "full"])
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_windowed_col2im_and_im2col_are_adjoint(case, kind):
-    rng = np.random.default_rng(0)
-    columns, image = rng.standard_normal(case.columns_shape), rng.standard_normal(case.image_shape)
-    window = window_of(kind, case.kernel_size, np.float64)
-    left = (fold(case, columns, window=window) * image).sum()
-    right = (columns * unfold(case, image, window=window)).sum()
-    np.testing.assert_allclose(left, right, rtol=1e-10, atol=1e-9)
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)

@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-import random
 from dataclasses import replace
-from functools import cache
 from math import prod
 
 import definition
 import numpy as np
 import pytest
 from cases import (
-    DTYPES,
     FAR,
-    INEXACT,
     assert_same_bits,
     garbage,
-    random_positions_case,
     values,
     window_of,
 )
 from cases import POSITIONS_CASES as CASES
-from executors import Call, in_layout, random_bits, run
+from executors import Call, run
 
 import gpufold
 from bench import hostcuda
@@ -57,61 +52,12 @@ def test_many_blocks_larger_than_the_array_are_taken_at_once(mode, monkeypatch):
     assert_same_bits(got, definition.take_blocks(array, positions, (3, 2), mode=mode))
 
 
-@cache
-def defined(case, dtype, kind, mode):
-    """An array, a window and what is taken by definition, which is worked out once for all ways."""
-    array, window = values(case.shape, dtype), window_of(kind, case.block, dtype)
-    return array, window, definition.take_blocks(array, case.positions, case.block, window, mode)
-
-
-@pytest.mark.some(7)
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("kind", WINDOWS)
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_it_is_its_definition(case, kind, mode, way):
-    for dtype in (np.dtype(np.float32), INEXACT[CASES.index(case) % len(INEXACT)]):
-        array, window, want = defined(case, dtype, kind, mode)
-        got = gpufold.take_blocks(array, case.positions, case.block, window=window, mode=mode)
-        assert_same_bits(got, want, f"{case} {dtype}")
-        out = garbage(want.shape, want.dtype)
-        assert gpufold.take_blocks(array, case.positions, case.block, window=window, mode=mode, out=out) is out
-        assert_same_bits(out, want, f"{case} {dtype}, out")
-
-
-@pytest.mark.some(7)
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_every_dtype_is_its_definition(dtype, mode, way):
-    case = CASES[10]
-    array, _, want = defined(case, dtype, "none", mode)
-    assert_same_bits(gpufold.take_blocks(array, case.positions, case.block, mode=mode), want)
-
-
-@pytest.mark.parametrize("first", range(0, 300, 100))
-def test_random_problems_are_their_definition(first, way):
-    for seed in range(first, first + 100):
-        rng, case, dtype = random.Random(seed), random_positions_case(seed), DTYPES[seed % len(DTYPES)]
-        window = window_of(rng.choice(WINDOWS), case.block, dtype) if dtype in INEXACT else None
-        array, mode = values(case.shape, dtype, seed), rng.choice(MODES)
-        want = definition.take_blocks(array, case.positions, case.block, window, mode)
-        places, out = in_layout(rng, case.positions), in_layout(rng, garbage(want.shape, want.dtype))
-        gpufold.take_blocks(in_layout(rng, array), places, case.block, window=window, mode=mode, out=out)
-        assert_same_bits(out, want, f"{case} {dtype} {mode}")
-
-
 @pytest.mark.parametrize("dtype", ["U3", "S3", ">f4", ">i2"])
 @pytest.mark.parametrize("mode", MODES)
 def test_strings_and_foreign_byte_orders_move(dtype, mode, way):
     array = np.arange(20).reshape(4, 5).astype(dtype)
     want = definition.take_blocks(array, [(-1, 3), (2, 2)], (2, 3), mode=mode)
     assert_same_bits(gpufold.take_blocks(array, [(-1, 3), (2, 2)], (2, 3), mode=mode), want)
-
-
-@pytest.mark.parametrize("dtype", ["float16", "float32", "complex64", "complex128"])
-def test_every_bit_pattern_is_moved_as_it_is(dtype, way):
-    array = random_bits((9, 11), dtype)
-    got = gpufold.take_blocks(array, [(0, 0), (4, 5)], (3, 4))
-    assert got[1].tobytes() == array[4:7, 5:9].tobytes()
 
 
 def test_outside_is_zero_whatever_the_window(way):
@@ -159,35 +105,6 @@ def test_it_is_adjoint_to_adding_blocks(case, kind):
     left = (gpufold.take_blocks(array, case.positions, case.block, window=window) * blocks).sum()
     right = (array * gpufold.add_blocks_(np.zeros(case.shape), blocks, case.positions, window=window)).sum()
     assert left == right
-
-
-@pytest.mark.parametrize(("shape", "block", "steps"), [((9,), (3,), (2,)), ((2, 3, 20, 22), (4, 6), (4, 4))], ids=str)
-@pytest.mark.parametrize("mode", MODES)
-def test_blocks_on_a_grid_are_array_to_blocks(shape, block, steps, mode):
-    rank = len(block)
-    array = values(shape, np.float32)
-    want = gpufold.array_to_blocks(array, block, strides=steps)
-    lead, grid = want.shape[: -2 * rank], want.shape[-2 * rank : -rank]
-    positions = np.stack(np.meshgrid(*map(np.arange, grid), indexing="ij"), -1).reshape(-1, rank) * steps
-    want = np.moveaxis(want.reshape(*lead, -1, *block), len(lead), 0)
-    assert_same_bits(gpufold.take_blocks(array, positions, block, mode=mode), want)
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_outside_is_what_numpy_pads_with(mode):
-    array, positions = values((6, 7), np.int32), np.random.default_rng(3).integers(-9, 15, (40, 2))
-    padded = np.pad(array, 20, mode=mode)
-    got = gpufold.take_blocks(array, positions, (4, 3), mode=mode)
-    for block, (y, x) in zip(got, positions + 20, strict=True):
-        assert_same_bits(block, padded[y : y + 4, x : x + 3])
-
-
-def test_what_is_taken_is_put_back():
-    """Blocks that do not overlap: a round trip."""
-    array = values((12, 20), np.int64)
-    positions = [(y, x) for y in range(0, 12, 4) for x in range(0, 20, 5)]
-    blocks = gpufold.take_blocks(array, positions, (4, 5))
-    assert_same_bits(gpufold.add_blocks_(np.zeros_like(array), blocks, positions), array)
 
 
 # ---------------------------------------------------------------------------------------------
