@@ -23,7 +23,7 @@ from ml_dtypes import bfloat16
 import gpufold
 from bench import hostcuda
 from gpufold import calls
-from gpufold.calls import Fusion, Unsupported
+from gpufold.calls import Fusion
 from gpufold.cpu import arithmetic, placing, tiles
 from gpufold.geometry import add_blocks_geometry
 from gpufold.gpu import parameters
@@ -65,20 +65,6 @@ def test_a_new_array_or_out_has_the_sums_and_the_array_stays_as_it_is(layout):
     assert_same_bits(given, array)
     assert gpufold.add_blocks(given, blocks, positions, out=given) is given
     assert_same_bits(given, want)
-
-
-def test_out_is_written_once_all_is_checked():
-    array, out = np.zeros((4, 4)), np.full((4, 4), 7.0)
-    for options in ({"window": np.ones((3, 3))}, {"variant": "gather"}):
-        with pytest.raises(ValueError, match=r"^add_blocks: "):
-            gpufold.add_blocks(array, np.ones((1, 2, 2)), [(0, 0)], out=out, **options)
-    for wrong in (out[:3], array[::-1]):
-        with pytest.raises(ValueError, match=r"^add_blocks: out must"):
-            gpufold.add_blocks(array, np.ones((1, 2, 2)), [(0, 0)], out=wrong)
-    with pytest.raises(TypeError, match=r"^add_blocks: out must have the result's dtype float64, got float32"):
-        gpufold.add_blocks(array, np.ones((1, 2, 2)), [(0, 0)], out=out.astype(np.float32))
-    assert (out == 7).all()
-    assert not array.any()
 
 
 @pytest.mark.parametrize("dtype", INEXACT, ids=str)
@@ -213,96 +199,6 @@ def test_it_needs_no_more_than_a_tile(dtype, kind):
     finally:
         gpufold.set_num_threads(None)
     assert peak < 4 * tiles.TILE_ELEMENTS + 3 * 4 * 256 * 256 + 300_000
-
-
-# ---------------------------------------------------------------------------------------------
-# Errors
-
-OUT, BLOCKS = np.zeros((2, 6, 8)), np.ones((3, 2, 2, 3))
-PLACES = [(0, 0), (1, 1), (2, 2)]
-WEIGHT, ROOM = np.zeros((6, 8)), np.zeros(48)
-ERRORS = (
-    (TypeError, "array must be a numpy.ndarray", (OUT.tolist(), BLOCKS, PLACES), {}),
-    (TypeError, "blocks must be a numpy.ndarray", (OUT, BLOCKS.tolist(), PLACES), {}),
-    (TypeError, "result's dtype float64, got float32", (OUT.astype(np.float32), BLOCKS, PLACES), {}),
-    (TypeError, "result's dtype int64 or float64, got int32", (OUT.astype("i4"), BLOCKS.astype("i8"), PLACES), {}),
-    (
-        TypeError,
-        "result's dtype float32 or float64, got complex64",
-        (OUT.astype("c8"), BLOCKS.astype("f4"), PLACES),
-        {},
-    ),
-    (
-        TypeError,
-        "dtype int16 or .* float64, got uint32",
-        (OUT.astype("u4"), BLOCKS.astype("i2"), PLACES),
-        {},
-    ),
-    (TypeError, "result's dtype float64, got >f8", (OUT.astype(">f8"), BLOCKS, PLACES), {}),
-    (TypeError, "result's dtype float32 or float64, got >f8", (OUT.astype(">f8"), BLOCKS.astype("f4"), PLACES), {}),
-    (TypeError, "blocks has dtype <U1", (OUT.astype("U1"), BLOCKS.astype("U1"), PLACES), {}),
-    (TypeError, "positions must be integers", (OUT, BLOCKS, [(0.5, 0), (1, 1), (2, 2)]), {}),
-    (TypeError, "positions must be integers, got dtype float64", (OUT, BLOCKS, np.zeros((3, 2))), {}),
-    (TypeError, "positions must be integers, got dtype bool", (OUT, BLOCKS, np.zeros((3, 2), bool)), {}),
-    (TypeError, "positions must be integers", (OUT, BLOCKS, "abc"), {}),
-    (ValueError, "positions must be of shape", (OUT, BLOCKS, [(0, 0), (1,), (2, 2)]), {}),
-    (
-        ValueError,
-        r"positions must be \(number of blocks, .* got shape \(3, 2, 1\)",
-        (OUT, BLOCKS, np.zeros((3, 2, 1), int)),
-        {},
-    ),
-    (ValueError, r"positions must be .* got shape \(3, 0\)", (OUT, BLOCKS, np.zeros((3, 0), int)), {}),
-    (ValueError, r"array must be \(\*lead, \*size\) with 4 axes", (OUT, BLOCKS, np.zeros((3, 4), int)), {}),
-    (ValueError, r"\(2, 2, \*block_shape\) .* got shape \(3, 2, 2, 3\)", (OUT, BLOCKS, PLACES[:2]), {}),
-    (ValueError, r"blocks must be .* got shape \(3, 1, 2, 3\)", (OUT, BLOCKS[:, :1], PLACES), {}),
-    (ValueError, r"blocks must be .* got shape \(3, 2, 2\)", (OUT, BLOCKS[..., 0], PLACES), {}),
-    (ValueError, r"window must have the shape \(2, 3\)", (OUT, BLOCKS, PLACES, np.ones((3, 2))), {}),
-    (TypeError, "window needs an array of floats", (OUT.astype(int), BLOCKS.astype(int), PLACES, np.ones((2, 3))), {}),
-    (ValueError, "array must share no memory with blocks", (OUT, OUT[None], [(0, 0)]), {}),
-    (ValueError, "variant must be one of auto, gather, lists, atomic", (OUT, BLOCKS, PLACES), {"variant": "split"}),
-    (TypeError, "weight_out must be a numpy.ndarray", (OUT, BLOCKS, PLACES), {"weight_out": WEIGHT.tolist()}),
-    (ValueError, r"weight_out must have the shape \(6, 8\)", (OUT, BLOCKS, PLACES), {"weight_out": OUT}),
-    (TypeError, "weight_out must have the dtype float64", (OUT, BLOCKS, PLACES), {"weight_out": WEIGHT.astype("f4")}),
-    (TypeError, "weight_out .* float64 .* got >f8", (OUT, BLOCKS, PLACES), {"weight_out": WEIGHT.astype(">f8")}),
-    (
-        TypeError,
-        "weight_out needs an array of floats",
-        (OUT.astype(int), BLOCKS.astype(int), PLACES),
-        {"weight_out": WEIGHT},
-    ),
-    (ValueError, "weight_out must be writeable", (OUT, BLOCKS, PLACES), {"weight_out": np.broadcast_to(0.0, (6, 8))}),
-    (ValueError, "weight_out must share no memory with array", (OUT, BLOCKS, PLACES), {"weight_out": OUT[0]}),
-    (
-        ValueError,
-        "weight_out must share no memory with blocks",
-        (OUT, ROOM.reshape(3, 2, 2, 4)[..., :3], PLACES),
-        {"weight_out": ROOM.reshape(6, 8)},
-    ),
-    (
-        ValueError,
-        "weight_out must share no memory with window",
-        (OUT, BLOCKS, PLACES, WEIGHT.reshape(-1)[:6].reshape(2, 3)),
-        {"weight_out": WEIGHT},
-    ),
-    (Unsupported, "'gather' is a GPU kernel", (OUT, BLOCKS, PLACES), {"variant": "gather"}),
-)
-
-
-@pytest.mark.parametrize(("error", "match", "arguments", "options"), ERRORS, ids=[match for _, match, *_ in ERRORS])
-def test_what_does_not_fit_is_refused(error, match, arguments, options):
-    with pytest.raises(error, match=f"^add_blocks_: .*{match}"):
-        gpufold.add_blocks_(*arguments[:3], **dict(zip(("window",), arguments[3:], strict=False)), **options)
-    assert not np.any(OUT)
-
-
-def test_out_is_not_among_its_positions_nor_read_only():
-    numbers = np.zeros((3, 2), np.int64)
-    with pytest.raises(ValueError, match="array must share no memory with positions"):
-        gpufold.add_blocks_(numbers, np.ones((3, 2, 2), np.int64), numbers)
-    numbers.flags.writeable = False
-    with pytest.raises(ValueError, match="array must be writeable"):
-        gpufold.add_blocks_(numbers, np.ones((1, 2, 2), np.int64), [(0, 0)])
 
 
 # ---------------------------------------------------------------------------------------------

@@ -228,23 +228,6 @@ def _tensors():
     return (torch.from_numpy,)
 
 
-def test_what_last_and_fill_value_are_is_checked():
-    blocks = np.ones((3, 4), np.float32)
-    for last in ("shift", "even"):
-        with pytest.raises(ValueError, match=f"last must be 'drop' or 'over', .* got '{last}'; blocks at gpufold.grid"):
-            gpufold.array_to_blocks(np.ones(9), (4,), strides=2, last=last)
-    with pytest.raises(ValueError, match="array_to_blocks: last must be one of"):
-        gpufold.array_to_blocks(np.ones(9), (4,), strides=2, last="pad")
-    with pytest.raises(ValueError, match=r"blocks_to_array: a block must fit .* last='over' lets blocks extend"):
-        gpufold.blocks_to_array(blocks, (3,), (4,), strides=2)
-    with pytest.raises(TypeError, match="blocks_to_array: fill_value must be a number, got 'zero'"):
-        gpufold.blocks_to_array(blocks, (8,), (4,), strides=2, reduction="mean", fill_value="zero")
-    with pytest.raises(ValueError, match="accumulate=True leaves what no block covers in out"):
-        gpufold.blocks_to_array(
-            blocks, (8,), (4,), strides=2, out=np.ones(8, np.float32), accumulate=True, fill_value=0
-        )
-
-
 @pytest.mark.hostcuda
 @pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize("mode", ["plain", "observed"])

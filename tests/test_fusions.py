@@ -132,39 +132,6 @@ def test_batches_of_tiles_accumulate_to_one_call():
 # Errors and memory
 
 
-@pytest.mark.parametrize(
-    ("error", "match", "dtype", "options"),
-    [
-        (TypeError, "out must have the result's dtype float64, got int32", np.int32, "mean"),
-        (TypeError, "out must have the result's dtype float32, got bool", np.bool_, "least_squares"),
-        (TypeError, "reduction 'mean' needs data of floats or complex numbers, got dtype <U1", "U1", "mean"),
-        (ValueError, "reduction must be one of sum, mean, least_squares, got 'average'", np.float32, "average"),
-        (ValueError, r"window must have the shape \(2, 2\).* got \(2, 3\)", np.float32, np.ones((2, 3))),
-        (ValueError, r"window\[1\] must have the shape \(2,\).* got \(3,\)", np.float32, (np.ones(2), np.ones(3))),
-        (ValueError, "one array per axis, 2 in all, got 1", np.float32, (np.ones(2),)),
-        (TypeError, "window must be a numpy.ndarray .* got builtins.float", np.float32, 0.5),
-        (TypeError, "window must hold real numbers, got dtype complex128", np.complex64, np.ones((2, 2)) * 1j),
-    ],
-)
-def test_what_does_not_fit_is_refused(error, match, dtype, options):
-    columns = np.ones((4, 9), dtype)
-    out = np.zeros((1, 4, 4), dtype)
-    options = {"reduction": options} if isinstance(options, str) else {"window": options}
-    with pytest.raises(error, match=f"^col2im: .*{match}"):
-        gpufold.col2im(columns, (4, 4), (2, 2), out=out, **options)
-    assert not out.any()
-
-
-def test_accumulation_needs_something_to_add_to():
-    with pytest.raises(ValueError, match="accumulate=True adds to out, but out is None"):
-        gpufold.col2im(np.ones((4, 9)), (4, 4), (2, 2), accumulate=True)
-    with pytest.raises(TypeError, match="needs data that can be added, got dtype <U1"):
-        gpufold.col2im(np.full((1, 4), "a"), (2, 2), (1, 1), out=np.full((1, 2, 2), "b"), accumulate=True)
-    window = np.ones((2, 2))
-    with pytest.raises(ValueError, match="out must share no memory with window"):
-        gpufold.col2im(np.ones((4, 1)), (2, 2), (2, 2), out=window[None], window=window)
-
-
 LARGE_CASES = (
     Case("maps", (56, 56), (3, 3), 1, 1, 1, 1, batch=16, channels=64),
     Case("tiles", (1984, 1984), (256, 256), 192, batch=1, channels=1),

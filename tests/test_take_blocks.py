@@ -21,13 +21,12 @@ from executors import Call, run
 import gpufold
 from bench import hostcuda
 from gpufold import calls
-from gpufold.calls import MODES, Unsupported
+from gpufold.calls import MODES
 from gpufold.cpu import placing, tiles
 from gpufold.gpu.plan import Operand
 from gpufold.gpu.registry import choose
 
 WINDOWS = ("none", "separable", "full")
-PLACES = [(0, 0), (1, 1), (2, 2)]
 
 
 # ---------------------------------------------------------------------------------------------
@@ -105,57 +104,6 @@ def test_it_is_adjoint_to_adding_blocks(case, kind):
     left = (gpufold.take_blocks(array, case.positions, case.block, window=window) * blocks).sum()
     right = (array * gpufold.add_blocks_(np.zeros(case.shape), blocks, case.positions, window=window)).sum()
     assert left == right
-
-
-# ---------------------------------------------------------------------------------------------
-# Errors
-
-ARRAY = np.ones((2, 6, 8))
-OUT = np.zeros((3, 2, 2, 3))
-ERRORS = (
-    (TypeError, "array must be a numpy.ndarray", (ARRAY.tolist(), PLACES, (2, 3)), {}),
-    (TypeError, "array has dtype datetime64", (ARRAY.astype("M8[s]"), PLACES, (2, 3)), {}),
-    (TypeError, "positions must be integers", (ARRAY, [(0.5, 0), (1, 1), (2, 2)], (2, 3)), {}),
-    (TypeError, "positions must be integers, got dtype float64", (ARRAY, np.zeros((3, 2)), (2, 3)), {}),
-    (ValueError, "positions must be of shape", (ARRAY, [(0, 0), (1,), (2, 2)], (2, 3)), {}),
-    (
-        ValueError,
-        r"positions must be \(number of blocks, .* got shape \(3, 2, 1\)",
-        (ARRAY, np.zeros((3, 2, 1), int), (2, 3)),
-        {},
-    ),
-    (ValueError, r"array must be \(\*lead, \*size\) with 4 axes", (ARRAY, np.zeros((3, 4), int), (2, 3)), {}),
-    (TypeError, "block_shape must be an integer or a sequence", (ARRAY, PLACES, (2, 3.5)), {}),
-    (ValueError, "block_shape must have 2 values, one per axis of positions", (ARRAY, PLACES, (2, 3, 4)), {}),
-    (ValueError, "block_shape must be at least 1 on every axis, got 0 on spatial axis 1", (ARRAY, PLACES, (2, 0)), {}),
-    (ValueError, "mode must be one of constant, edge, .* got 'zeros'", (ARRAY, PLACES, (2, 3)), {"mode": "zeros"}),
-    (ValueError, "mode 'wrap' takes elements of array", (np.ones((0, 8)), PLACES, (2, 3)), {"mode": "wrap"}),
-    (Unsupported, "mode 'wrap' is taken by index", (ARRAY, PLACES, (2, 3)), {"mode": "wrap", "variant": "direct"}),
-    (ValueError, r"window must have the shape \(2, 3\)", (ARRAY, PLACES, (2, 3)), {"window": np.ones((3, 2))}),
-    (TypeError, "window needs array of floats", (ARRAY.astype(int), PLACES, (2, 3)), {"window": np.ones((2, 3))}),
-    (ValueError, "out must have the result's shape", (ARRAY, PLACES, (2, 4)), {"out": OUT}),
-    (TypeError, "out must have the result's dtype float32", (ARRAY.astype("f4"), PLACES, (2, 3)), {"out": OUT}),
-    (ValueError, "out must share no memory with array", (OUT[0], PLACES, (2, 3)), {"out": OUT}),
-    (ValueError, "variant must be one of auto, direct", (ARRAY, PLACES, (2, 3)), {"variant": "split"}),
-    (Unsupported, "'direct' is a GPU kernel", (ARRAY, PLACES, (2, 3)), {"variant": "direct"}),
-)
-
-
-@pytest.mark.parametrize(("error", "match", "arguments", "options"), ERRORS, ids=[match for _, match, *_ in ERRORS])
-def test_what_does_not_fit_is_refused(error, match, arguments, options):
-    with pytest.raises(error, match=f"^take_blocks: .*{match}"):
-        gpufold.take_blocks(*arguments, **options)
-    assert not OUT.any()
-
-
-def test_out_is_not_among_its_positions_nor_read_only():
-    memory = np.zeros(6, np.int64)
-    numbers = memory.reshape(3, 2)
-    with pytest.raises(ValueError, match="out must share no memory with positions"):
-        gpufold.take_blocks(np.ones(5, np.int64), memory[:3, None], 2, out=numbers)
-    numbers.flags.writeable = False
-    with pytest.raises(ValueError, match="out must be writeable"):
-        gpufold.take_blocks(np.ones(5, np.int64), [(0,), (1,), (2,)], 2, out=numbers)
 
 
 # ---------------------------------------------------------------------------------------------

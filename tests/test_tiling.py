@@ -320,19 +320,3 @@ def test_a_volume_on_disk_is_mapped_in_little_memory_and_goes_on_after_a_kill(sh
     for row in range(0, shape[0], 120):
         np.testing.assert_array_equal(arrays[1][row : row + 120], 255 - arrays[0][row : row + 120])
     rmtree(tmp_path)  # pytest keeps those of three runs
-
-
-@pytest.mark.parametrize(
-    ("error", "match", "change"),
-    [
-        (ValueError, "block_shape must have one value", {"block_shape": (1, 2, 3, 4)}),
-        (ValueError, "batch must be an integer of at least 1, got 0", {"batch": 0}),
-        (TypeError, "batch must be an integer", {"batch": 1.5}),
-        (ValueError, r"must return .* with B = 1 .* got shape \(3, 16, 16\)", {"function": lambda tiles: tiles[0]}),
-        (TypeError, "array has dtype object", {"array": IMAGE.astype(object)}),
-    ],
-)
-def test_what_does_not_fit_is_refused(error, match, change):
-    given = {"function": np.copy, "array": IMAGE, "block_shape": (16, 16), "strides": 12, **change}
-    with pytest.raises(error, match=match):
-        gpufold.map_tiles(**given)
