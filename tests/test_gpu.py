@@ -990,6 +990,7 @@ def test_what_is_checked_past_two_to_the_31_elements_holds_below(cupy, check, ma
 
 
 @pytest.mark.gpu
+@pytest.mark.peer("scipy")
 @pytest.mark.parametrize("mode", MODES)
 def test_tiles_are_mapped_where_they_are(cupy, mode):
     """Into an array on the device or the host, with a window of SciPy's."""

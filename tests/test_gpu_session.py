@@ -193,7 +193,7 @@ def test_half_an_hour_on_a_gpu_rehearsed(tmp_path):
     said = "".join(
         log.read_text() for log in (rehearsal.results / "tests").glob("*.log")
     )  # of those that were not killed
-    assert "tests deselected: dask is not installed" in said
+    assert "tests deselected: scipy is not installed" in said
     for name, why in tally.failed():
         assert f"`{name.rpartition('::')[2]}`" in page, why
     assert f"test_smoke[{DEADLY}]" in page
@@ -229,45 +229,18 @@ def test_steps_that_were_stopped_have_their_next_turn_after_the_others(session, 
     half_an_hour(session, 28, 100, ["chip"])
     assert len(log) == 6, "nothing is done again"
     assert "| tests | FAILED |" in capsys.readouterr().out
+    (session.folder / "session.json").unlink()
+    answers |= {"machine": [DONE], "smoke": [DONE]}
+    half_an_hour(session, 0.1, 100, ["chip"])
+    assert len(log) == 6, "no step begins where the minutes are over"
 
 
-def test_no_step_begins_where_the_minutes_are_over(session, monkeypatch):
-    log = []
-    monkeypatch.setattr(
-        "bench.gpu_session.STEPS", {"machine": (10.0, lambda session: log.append(session.deadline) or DONE)}
-    )
-    half_an_hour(session, 0.4, 100, ["chip"])
-    assert log == []
-    start = time.monotonic()
-    half_an_hour(session, 0.6, 100, ["chip"])
-    assert 9 < log[0] - start < 10.5
-
-
-def test_each_step_takes_less_than_nine_minutes():
-    assert all(seconds + 2 * GRACE_SECONDS < 9 * 60 + 1 for seconds, _ in STEPS.values())
-
-
-def test_nothing_but_a_report_comes_after_the_benchmark_and_nothing_that_needs_no_gpu_before_it():
-    assert list(STEPS) == ["machine", "smoke", "tests", "sanitizers", "tune", "benchmark", "report"]
-
-
-def test_steps_of_another_release_are_passed_over(session, monkeypatch):
-    step = {"result": STOPPED, "goes": 1, "seconds": 1.0, "note": ""}
-    (session.folder / "session.json").write_text(json.dumps({"choices": step, "machine": step | {"result": DONE}}))
-    log = []
-    monkeypatch.setattr(
-        "bench.gpu_session.STEPS", {name: (10.0, lambda session: log.append(1) or DONE) for name in STEPS}
-    )
-    assert half_an_hour(session, 28, 100, ["chip"]) == 0
-    assert len(log) == len(STEPS) - 1
-
-
-def test_the_documents_say_a_command_that_ends_before_ten_minutes():
+def test_steps_and_what_the_documents_say_of_them_end_before_ten_minutes():
+    longest = max(seconds for seconds, _ in STEPS.values()) + 2 * GRACE_SECONDS
+    assert longest < 9 * 60 + 1
     said = re.findall(r"^python -m bench (chip .*)$", (ROOT / "docs" / "gpu.md").read_text(), re.M)
     assert said
-    for words in said:
-        options = _parser().parse_args(words.split())
-        assert options.steps * (max(seconds for seconds, _ in STEPS.values()) + 2 * GRACE_SECONDS) < 600
+    assert all(_parser().parse_args(words.split()).steps * longest < 600 for words in said)
 
 
 def running(marker):
@@ -324,7 +297,6 @@ def test_sanitizers_are_few_and_each_has_ports_of_its_own(session, monkeypatch):
     for tool in ("memcheck", "racecheck", "initcheck", "synccheck"):
         of_tool = [words for words in started if words[words.index("--tool") + 1] == tool]
         assert 1 < len(of_tool) <= 8
-        assert all(words[words.index("--launch-timeout") + 1] == "120" for words in of_tool)
         ports = sorted(int(words[words.index("--port") + 1]) for words in of_tool)
         assert all(after - before >= 10 for before, after in itertools.pairwise(ports)), "it takes up to ten"
         assert ports[-1] + 10 < 1 << 16
@@ -428,14 +400,6 @@ def test_races_go_on_where_they_stopped_and_are_left_in_a_file_that_the_package_
     tuning.forget()
     assert len(tuning.known(launch.device(0))) == len(list(of_file(measured)))
     tuning._name.cache_clear()
-
-
-@pytest.mark.peer("cupy")
-def test_a_race_that_ends_its_process_twice_is_one_that_failed(cupy, tmp_path):
-    (tmp_path / "tune").mkdir()
-    name, *_ = [name for name, _, _ in tasks(["col2im-tiny"])]
-    (tmp_path / "tune" / "1.jsonl").write_text(2 * (json.dumps({"begins": name}) + "\n"))
-    assert tune(tmp_path, ["col2im-tiny"], Console()) == 1
 
 
 @pytest.mark.all
