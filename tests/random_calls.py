@@ -7,7 +7,6 @@ kernels of one tap to thousands, every layout, dtype and fusion. None of them ne
 from __future__ import annotations
 
 import random
-from math import prod
 
 from gpufold.calls import KERNEL_MODES, PLAIN, REDUCTIONS, WINDOWS, Call, Fusion
 from gpufold.elements import ELEMENT_TYPES, WIDER
@@ -266,8 +265,3 @@ _GEOMETRIES = {
     "batch_to_space": _batch_to_space,
     "space_to_batch": _space_to_batch,
 }
-
-
-def elements(call: Call) -> int:
-    """Count the elements of a call's larger array."""
-    return max(prod(call.input.shape), prod(call.output.shape))

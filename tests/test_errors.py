@@ -9,6 +9,7 @@ import enum
 import itertools
 import tracemalloc
 import warnings
+from contextlib import suppress
 from math import nan
 
 import numpy as np
@@ -282,6 +283,11 @@ BAD_CALLS = [
     (together(output_shape=(8,)), ValueError, ["output_shape must be", "got 1 values"]),
     (together(output_shape=(3, 8, 10)), ValueError, ["blocks must be", "(3, 4, 5, 2, 2) for output_shape=(3, 8, 10)"]),
     (together(output_shape=(3, 8, 1)), ValueError, ["a block must fit", "last='over' lets blocks extend"]),
+    (
+        together(output_shape=(3, 9, 8), reduction="mean"),
+        ValueError,
+        ["got 1 of 9 uncovered on spatial axis 0 (array axis 1), from 8 on; use", "fill_value=0 to fill"],
+    ),
     (together(reduction="mean", fill_value="zero"), TypeError, ["fill_value must be a number, got 'zero'"]),
     (
         together(out=np.ones((3, 8, 8), "f4"), accumulate=True, fill_value=0),
@@ -603,6 +609,8 @@ def describe(call):
 def test_a_bad_call_says_what_where_and_what_was_expected(call):
     (function, arguments), error, facts = call
     given = {name: value.copy() if isinstance(value, np.ndarray) else value for name, value in arguments.items()}
+    with suppress(error):
+        function(**arguments)  # what is imported at a first call
     tracemalloc.start()
     try:
         with pytest.raises(error) as caught:

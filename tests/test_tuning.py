@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import random
@@ -314,19 +313,6 @@ def test_a_launch_is_timed_between_events_when_the_cache_is_full_of_other_memory
     stream = SimpleNamespace(ptr=0)
     assert launch.clock(stream, 4096, H200.l2_bytes, lambda: log.append("launch")) == 2e-3
     assert log == [(4096, H200.l2_bytes), "event", "launch", "event", "wait"]
-
-
-def test_progress_is_printed_where_there_is_a_terminal(cupy, clock, monkeypatch):
-    class Terminal(io.StringIO):
-        def isatty(self):
-            return True
-
-    monkeypatch.setattr(sys, "stderr", terminal := Terminal())
-    raced(cupy, clock)
-    ((_, seconds),) = tuning.known(device(cupy)).items()
-    (line,) = terminal.getvalue().splitlines()
-    assert line.startswith("gpufold.autotune: col2im ")
-    assert all(label in line for label in seconds)
 
 
 def test_noise_changes_no_choice():
