@@ -312,28 +312,6 @@ def test_tiles_are_small_ones_first():
         assert rows[0] < rows[1]
 
 
-def test_explain_knows_it():
-    described = ((3, 512, 512), "float32"), ((40, 3, 96, 96), "float32"), ((40, 2), "int64")
-    why = gpufold.explain("add_blocks", *described, window=np.ones((96, 96)))
-    assert why.plan.source == "add_blocks_gather.cu"
-    assert dict(why.plan.defines)["WINDOW"] == "full"
-    assert set(why.alternatives) == {"lists", "atomic"}
-    arrays = np.zeros((3, 512, 512), np.float32), np.ones((40, 3, 96, 96), np.float32), np.zeros((40, 2), np.int64)
-    assert gpufold.explain("add_blocks", *arrays).plan.parameters == why.plan.parameters
-    with pytest.raises(ValueError, match="add_blocks: blocks must be"):
-        gpufold.explain("add_blocks", *described[:2], ((41, 2), "int64"))
-    weighing = gpufold.explain("add_blocks", *described, weight_out=((512, 512), "float32")).plan
-    assert weighing.takes_weight_out
-    assert weighing.bytes_moved == 40 * 2 * 8 + 40 * 3 * 96 * 96 * 4 + 2 * (3 + 1) * 512 * 512 * 4
-    wider = gpufold.explain("add_blocks", described[0], ((40, 3, 96, 96), "float16"), described[2]).plan
-    assert (dict(wider.defines)["SCALAR"], dict(wider.defines)["RESULT"]) == ("Float16", "float")
-    assert wider.bytes_moved == 40 * 2 * 8 + 40 * 3 * 96 * 96 * 2 + 2 * 3 * 512 * 512 * 4
-    with pytest.raises(TypeError, match="add_blocks: array must have the result's dtype float64"):
-        gpufold.explain("add_blocks", described[0], ((40, 3, 96, 96), "float64"), described[2])
-    with pytest.raises(ValueError, match="nothing is launched"):
-        gpufold.explain("add_blocks", described[0], ((0, 3, 96, 96), "float32"), ((0, 2), "int64"))
-
-
 @pytest.mark.parametrize("columns", [1, 3, 7, 8, 64])
 @pytest.mark.parametrize("dtype", ["uint8", "float32", "complex128"])
 def test_the_floor_is_the_sectors_that_rows_at_any_place_reach_on_the_average(dtype, columns):

@@ -24,7 +24,6 @@ from gpufold.cpu import tiles as cpu_tiles
 from gpufold.cpu.cells import fold_cells
 from gpufold.cpu.folding import fold_way
 from gpufold.cpu.runs import fold_runs
-from gpufold.explanation import explain_call as explain
 from gpufold.geometry import array_to_blocks_geometry, blocks_as_columns
 from gpufold.gpu.plan import H200, Operand
 from gpufold.gpu.registry import choose
@@ -224,17 +223,3 @@ def test_leading_axes_that_are_walked_as_one_are_planes():
     assert sliding.image_size == (4, 8, 9)
     assert image == apart[1]
     assert columns == (*contiguous[0][:2], 0, *contiguous[0][5:], *contiguous[0][2:5])
-
-
-def test_explain_and_warmup_know_them():
-    why = gpufold.explain("blocks_to_array", ((8, 250, 250, 7, 7), "float32"), (8, 256, 256), (7, 7), 1)
-    assert why.plan.variant == "gather_blocks"
-    assert why.plan.bytes_moved == 4 * (8 * 250 * 250 * 49 + 8 * 256 * 256)
-    assert "gather_pixels" in why.alternatives
-    why = gpufold.explain("array_to_blocks", np.ones((256, 256), np.float16), (7, 7), 1)
-    assert why.plan.operation == "array_to_blocks"
-    assert str(why).startswith("array_to_blocks: packed, because")
-    geometry = array_to_blocks_geometry((9,), (3,), 1)
-    operands = Operand.contiguous((7, 3)), Operand.contiguous((9,))
-    explanation = explain(calls.Call("blocks_to_array", geometry, "float16"), *operands)
-    assert explanation.alternatives["atomic"].startswith("atomic adds in memory")

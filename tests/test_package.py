@@ -146,18 +146,6 @@ def test_this_environment_works_from_an_empty_folder(tmp_path):
     assert run_check(sys.executable, tmp_path / "empty") == Path(gpufold.__file__).parent
 
 
-def test_a_bare_checkout_works(tmp_path):
-    run = subprocess.run(
-        [sys.executable, "-S", "-c", f"import sys; sys.path[:0] = {[str(ROOT), *sys.path]!r}\n{CHECK}"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert run.returncode == 0, run.stderr
-    assert run.stdout.splitlines()[1].split() == KERNELS
-
-
 def test_importing_needs_numpy_alone():
     code = (
         "import sys; before = set(sys.modules); import numpy; numpys = set(sys.modules); import gpufold\n"

@@ -154,25 +154,3 @@ def test_planes_of_which_no_thread_gets_an_equal_share(dtype):
 
 # ---------------------------------------------------------------------------------------------
 # What is planned
-
-
-def test_explain_knows_it():
-    array, positions = ((3, 512, 512), "float32"), ((40, 2), "int64")
-    why = gpufold.explain("take_blocks", array, positions, (96, 96), window=np.ones((96, 96)), mode="edge")
-    assert why.plan.source == "take_blocks_direct.cu"
-    assert (dict(why.plan.defines)["WINDOW"], dict(why.plan.defines)["MODE"]) == ("full", "edge")
-    assert not why.alternatives
-    assert why.plan.bytes_moved == 8 * 40 * 2 + 4 * (40 * 3 * 96 * 96 + 3 * 512 * 512)
-    arrays = np.zeros((3, 512, 512), np.float32), np.zeros((40, 2), np.int64)
-    given = gpufold.explain("take_blocks", *arrays, (96, 96), window=np.ones((96, 96)), mode="edge")
-    assert given.plan.parameters == why.plan.parameters
-    with pytest.raises(ValueError, match="take_blocks: array must be"):
-        gpufold.explain("take_blocks", array, ((40, 4), "int64"), 9)
-    with pytest.raises(ValueError, match="nothing is launched"):
-        gpufold.explain("take_blocks", array, ((0, 2), "int64"), 9)
-
-
-def test_dtypes_of_one_size_share_a_kernel_where_elements_are_moved():
-    array, positions = (3, 64, 64), ((4, 2), "int64")
-    plans = [gpufold.explain("take_blocks", (array, dtype), positions, 8).plan for dtype in ("float32", "int32")]
-    assert plans[0] == plans[1]

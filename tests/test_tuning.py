@@ -16,7 +16,7 @@ import ml_dtypes  # noqa: F401  NumPy knows bfloat16 then
 import numpy as np
 import pytest
 from cases import CASES, POSITIONS_CASES, assert_same_bits, values
-from executors import calls_of, placed_calls
+from executors import Call, calls_of, placed_calls
 from test_gpu import EVERY_CALL, captured
 
 import gpufold
@@ -107,68 +107,36 @@ def test_the_bits_are_numpys_before_during_and_after_a_race_whichever_wins(cupy,
     assert clock.measured == measured, "nothing is measured twice"
 
 
-@pytest.mark.parametrize("call", RACED, ids=str)
-def test_every_candidate_that_may_win_has_numpys_bits(cupy, monkeypatch, tmp_path, call):
-    """Each wins once."""
-    want, asked = call.on(call.data.copy()), []
-
-    def race(runs, clock):
-        asked[:] = runs
-        return {label: 1.0 if label == winner else 2.0 for label in runs}
-
-    monkeypatch.setattr(tuning, "race", race)
-    winner, number = None, 0
-    while winner is None or number < len(asked):
-        tuning.forget()
-        monkeypatch.setenv("GPUFOLD_CACHE_DIR", str(tmp_path / str(number)))
-        with gpufold.autotune():
-            assert_same_bits(answer(cupy, call), want, winner)
-        if winner is None and not asked:
-            return
-        winner, number = asked[number], number + 1
-    with gpufold.autotune():
-        assert_same_bits(answer(cupy, call), want, winner)
+WIDE = replace(adding(11, np.float32), options={"weight_out": np.zeros((20, 70), np.float32)})
+COLUMNS = values((2, 4 * 9, 16 * 18), np.float32, 1)
+FOLDED = {"pads_begin": 1, "pads_end": 1, "accumulate": True}
 
 
-@pytest.mark.parametrize("name", gpufold.variants("add_blocks"))
-def test_what_is_added_to_is_added_to_once_whichever_wins(cupy, monkeypatch, name):
-    def race(runs, clock):
-        for run in runs.values():
-            run()
-        return {label: 1.0 if label.startswith(name) else 2.0 for label in runs}
+@pytest.mark.parametrize("number", range(6))
+@pytest.mark.parametrize(
+    "call", [adding(11, np.int32), WIDE, Call("col2im", COLUMNS, ((16, 18), (3, 3)), FOLDED)], ids=lambda c: c.operation
+)
+def test_what_is_added_to_is_added_to_once_whichever_wins(cupy, monkeypatch, call, number):
+    raced = []
 
-    monkeypatch.setattr(tuning, "race", race)
-    call = replace(adding(11, np.int32), operation="add_blocks_")
-    weight = np.zeros(POSITIONS_CASES[11].shape[-len(POSITIONS_CASES[11].block) :], np.float32)
-    for options in ({}, {"weight_out": weight}):
-        if options:
-            blocks, positions = call.arguments
-            call = replace(call, data=call.data.astype("float32"), arguments=(blocks.astype("float32"), positions))
-        want = call.on(call.data.copy(), **{key: value.copy() for key, value in options.items()})
-        out, given = cupy.asarray(call.data), {key: cupy.asarray(value) for key, value in options.items()}
-        with gpufold.autotune():
-            got = call.with_arrays_of(cupy).on(out, **given)
-        assert_same_bits(cupy.asnumpy(got), want, name)
-
-
-@pytest.mark.parametrize("number", range(3))
-def test_an_image_that_is_accumulated_is_added_to_once_whichever_wins(cupy, monkeypatch, number):
     def race(runs, clock):
         for run in runs.values():
             run()
         raced[:] = runs
-        return {label: 1.0 if place == number else 2.0 for place, label in enumerate(runs)}
+        return {label: 1.0 if place == number % len(runs) else 2.0 for place, label in enumerate(runs)}
 
-    raced, before = [], values((2, 4, 16, 18), np.float32)
-    columns = values((2, 4 * 9, 16 * 18), np.float32, 1)
-    arguments = {"kernel_size": (3, 3), "pads_begin": 1, "pads_end": 1, "accumulate": True}
-    want = gpufold.col2im(columns, (16, 18), **arguments, out=before.copy())
     monkeypatch.setattr(tuning, "race", race)
-    out = cupy.asarray(before)
+    want = values((2, 4, 16, 18), np.float32) if call.operation == "col2im" else call.data.copy()
+    out, there, weights = cupy.asarray(want), call.with_arrays_of(cupy), [{}, {}]
+    if weight := call.options.get("weight_out") is not None:
+        weights = [{"weight_out": call.options["weight_out"].copy()}, {"weight_out": cupy.zeros((20, 70), np.float32)}]
+    call.into(want, call.read, **weights[0])
     with gpufold.autotune():
-        gpufold.col2im(cupy.asarray(columns), (16, 18), **arguments, out=out)
-    assert len(raced) > number
+        there.into(out, cupy.asarray(call.read), **weights[1])
+    assert raced
     assert_same_bits(cupy.asnumpy(out), want)
+    if weight:
+        assert_same_bits(cupy.asnumpy(weights[1]["weight_out"]), weights[0]["weight_out"])
 
 
 def test_a_call_that_was_made_before_takes_the_winner(cupy, monkeypatch):
