@@ -11,7 +11,6 @@ import pytest
 from cases import (
     INEXACT,
     WIDENINGS,
-    PositionsCase,
     assert_same_bits,
     values,
     window_of,
@@ -168,37 +167,6 @@ def test_a_wider_out_takes_blocks_as_if_they_were_converted_first(case, narrow, 
         got = in_layout(rng, out)
         assert gpufold.add_blocks_(got, in_layout(rng, blocks), case.positions, window=window) is got
         assert_same_bits(got, want, f"{case} {kind}")
-
-
-@pytest.mark.parametrize("threads", [1, 2, 5])
-def test_the_number_of_threads_never_shows(threads, monkeypatch):
-    monkeypatch.setattr(tiles, "THREADED_ELEMENTS", 1)
-    monkeypatch.setattr(placing, "THREADED_BLOCK", 1)
-    case = PositionsCase("large", (200, 300), (40, 50), 60)
-    out, blocks, positions = problem(case, np.dtype(np.float32))
-    want = definition.add_blocks(out[:, :64], blocks, positions)
-    gpufold.set_num_threads(threads)
-    try:
-        gpufold.add_blocks_(out, blocks, positions)
-    finally:
-        gpufold.set_num_threads(None)
-    assert_same_bits(out[:, :64], want)
-
-
-@pytest.mark.parametrize(("dtype", "kind"), [(np.float32, "none"), (np.float32, "full"), (np.float16, "separable")])
-def test_it_needs_no_more_than_a_tile(dtype, kind):
-    out, blocks = np.zeros((4096, 4096), dtype), np.broadcast_to(np.ones((), dtype), (64, 256, 256))
-    positions = np.random.default_rng(0).integers(0, 3840, (64, 2))
-    window = window_of(kind, (256, 256), dtype)
-    gpufold.set_num_threads(1)
-    try:
-        tracemalloc.start()
-        gpufold.add_blocks_(out, blocks, positions, window=window)
-        peak = tracemalloc.get_traced_memory()[1]
-        tracemalloc.stop()
-    finally:
-        gpufold.set_num_threads(None)
-    assert peak < 4 * tiles.TILE_ELEMENTS + 3 * 4 * 256 * 256 + 300_000
 
 
 # ---------------------------------------------------------------------------------------------

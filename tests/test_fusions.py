@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import random
-import tracemalloc
 from functools import cache
-from math import prod
 
 import numpy as np
 import pytest
@@ -25,8 +23,6 @@ from cases import (
 )
 
 import gpufold
-from gpufold.cpu import tiles
-from gpufold.elements import sum_dtype
 
 COVERED = [case for case in CASES if fold(case, np.ones(case.columns_shape, np.int64)).min() > 0]
 """Cases in which every pixel is in a block."""
@@ -130,36 +126,3 @@ def test_batches_of_tiles_accumulate_to_one_call():
 
 # ---------------------------------------------------------------------------------------------
 # Errors and memory
-
-
-LARGE_CASES = (
-    Case("maps", (56, 56), (3, 3), 1, 1, 1, 1, batch=16, channels=64),
-    Case("tiles", (1984, 1984), (256, 256), 192, batch=1, channels=1),
-    Case("audio", (1_600_240,), (400,), 160, batch=2, channels=1),
-)
-
-
-@pytest.mark.parametrize(
-    ("case", "fusion", "dtypes"),
-    crossed(LARGE_CASES, FUSIONS, [("f4", "f4"), ("f2", "f2"), ("c8", "c8"), ("f2", "f4"), ("f4", "f8")]),
-)
-def test_one_pass_needs_the_result_a_window_and_a_bounded_scratch(case, fusion, dtypes):
-    reduction, kind, accumulate = fusion
-    narrow, dtype = map(np.dtype, dtypes)
-    columns = np.broadcast_to(np.ones((), narrow), case.columns_shape)
-    window = window_of(kind, case.kernel_size, dtype)
-    out = np.zeros(case.image_shape, dtype)
-    gpufold.set_num_threads(1)
-    try:
-        for _ in range(2):  # caches of geometry are filled once
-            tracemalloc.start()
-            fold(case, columns, reduction=reduction, window=window, dtype=dtype, out=out, accumulate=accumulate)
-            peak = tracemalloc.get_traced_memory()[1]
-            tracemalloc.stop()
-    finally:
-        gpufold.set_num_threads(None)
-    wide = sum_dtype(dtype).itemsize
-    tile = tiles.TILE_ELEMENTS
-    weights = 8 * prod(case.kernel_size)
-    # sums, products and a tap's scratch; two divisors and where they are small
-    assert peak <= tile * (4 * wide + (17 if reduction != "sum" else 0)) + weights + 600_000

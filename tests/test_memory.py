@@ -10,7 +10,7 @@ from time import process_time
 
 import numpy as np
 import pytest
-from cases import Case
+from cases import FUSIONS, Case, crossed, fold, window_of
 
 import gpufold
 from gpufold import keeping
@@ -49,6 +49,13 @@ def allowed(dtype, threads):
     return threads * 2 * tiles.TILE_ELEMENTS * wide.itemsize + 600_000
 
 
+@pytest.fixture
+def one_thread():
+    gpufold.set_num_threads(1)
+    yield
+    gpufold.set_num_threads(None)
+
+
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -77,14 +84,62 @@ def test_batch_and_space_need_their_results():
         assert peak - result.nbytes <= 600_000
 
 
-def test_out_needs_no_result():
-    case = CASES[0]
-    columns = np.broadcast_to(np.float32(1), case.columns_shape)
-    out = np.empty(case.image_shape, np.float32)
-    gpufold.set_num_threads(1)
-    peak, _ = peak_of(lambda: gpufold.col2im(columns, case.output_size, case.kernel_size, **case.arguments, out=out))
-    gpufold.set_num_threads(None)
-    assert peak <= allowed(np.float32, 1)
+LARGE_CASES = (
+    CASES[0],
+    Case("tiles", (1984, 1984), (256, 256), 192, batch=1, channels=1),
+    Case("audio", (1_600_240,), (400,), 160, batch=2, channels=1),
+)
+
+
+@pytest.mark.parametrize(
+    ("case", "fusion", "dtypes"),
+    crossed(
+        LARGE_CASES,
+        (("sum", "none", False), *FUSIONS),
+        [("f4", "f4"), ("f2", "f2"), ("c8", "c8"), ("f2", "f4"), ("f4", "f8")],
+    ),
+)
+def test_one_pass_needs_a_window_and_a_bounded_scratch(one_thread, case, fusion, dtypes):
+    reduction, kind, accumulate = fusion
+    narrow, dtype = map(np.dtype, dtypes)
+    columns, out = np.broadcast_to(np.ones((), narrow), case.columns_shape), np.zeros(case.image_shape, dtype)
+    options = {"reduction": reduction, "dtype": dtype, "window": window_of(kind, case.kernel_size, dtype)}
+    peak, _ = peak_of(lambda: fold(case, columns, **options, out=out, accumulate=accumulate))
+    # sums, products and a tap's scratch; two divisors and where they are small
+    of_an_element = 4 * sum_dtype(dtype).itemsize + (17 if reduction != "sum" else 0)
+    assert peak <= tiles.TILE_ELEMENTS * of_an_element + 8 * prod(case.kernel_size) + 600_000
+
+
+LAYOUTS = {
+    "transposed": lambda blocks: blocks.transpose(1, 0, *range(2, 7)),
+    "backwards": lambda blocks: blocks[::-1, :, ::-1, ::-1],
+    "sliced": lambda blocks: blocks[:, 1::2],
+    "broadcast": lambda blocks: np.broadcast_to(blocks[:, :1], blocks.shape),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_blocks_are_not_copied(one_thread, layout):
+    blocks = LAYOUTS[layout](np.ones((4, 4, 2, 61, 61, 8, 8), np.float32))
+    shape = (*blocks.shape[:3], 128, 128)
+    out, taken = np.empty(shape, np.float32), np.empty(blocks.shape, np.float32)
+    together, _ = peak_of(lambda: gpufold.blocks_to_array(blocks, shape, (8, 8), strides=2, out=out))
+    apart, _ = peak_of(lambda: gpufold.array_to_blocks(out, (8, 8), strides=2, out=taken))
+    assert max(together, apart) < 4 * tiles.TILE_ELEMENTS + 600_000 < blocks.nbytes // 4
+
+
+@pytest.mark.parametrize(
+    ("dtypes", "kind"),
+    [(("f4", "f4"), "none"), (("f4", "f4"), "full"), (("f2", "f2"), "separable"), (("u1", "f4"), "none")],
+)
+def test_blocks_at_positions_need_no_more_than_a_tile(one_thread, dtypes, kind):
+    """Integers that are added to floats are not copied either."""
+    narrow, dtype = map(np.dtype, dtypes)
+    out, blocks = np.zeros((4096, 4096), dtype), np.broadcast_to(np.ones((), narrow), (64, 256, 256))
+    positions = np.random.default_rng(0).integers(0, 3840, (64, 2))
+    window = window_of(kind, (256, 256), dtype)
+    peak, _ = peak_of(lambda: gpufold.add_blocks_(out, blocks, positions, window=window))
+    assert peak < 4 * tiles.TILE_ELEMENTS + 3 * 4 * 256 * 256 + 300_000
 
 
 # ---------------------------------------------------------------------------------------------

@@ -22,8 +22,9 @@ from cases import (
 from executors import arrays_of, assert_same_bytes, blocks_calls, calls_of, placed_calls
 from test_kernels import ROWS, SUMS, drawn, drawn_call, laid_out, random_rows
 
+import gpufold
 from gpufold.calls import MODES
-from gpufold.cpu import placing
+from gpufold.cpu import placing, tiles
 
 SLIDING = ("strides", "dilations", "pads_begin", "pads_end")
 
@@ -143,8 +144,8 @@ def test_taps_and_blocks_may_be_far_apart(row):
 @pytest.mark.parametrize(
     "first",
     [
-        *range(0, 60, 20),
-        *(pytest.param(first, marks=pytest.mark.all) for first in range(60, 600, 20)),
+        *range(0, 200, 20),
+        *(pytest.param(first, marks=pytest.mark.all) for first in range(200, 600, 20)),
         *(pytest.param(first, marks=pytest.mark.many) for first in range(10_000, 20_000, 20)),
     ],
 )
@@ -177,3 +178,17 @@ def test_memory_of_others_gives_the_same_bits(call, memory):
     assert type(got) is np.ndarray
     assert_same_bits(got, result_of(call, call.read), memory)
     assert read.tobytes() == before
+
+
+@pytest.mark.parametrize("threads", [1, 2, 5])
+def test_the_number_of_threads_never_shows(threads, monkeypatch):
+    wanted = [call.on(call.data) for call in CALLS]
+    for module, name in ((tiles, "THREADED_ELEMENTS"), (placing, "THREADED_BLOCK")):
+        monkeypatch.setattr(module, name, 1)
+    monkeypatch.setattr(tiles, "TILE_ELEMENTS", 400)
+    gpufold.set_num_threads(threads)
+    try:
+        for call, want in zip(CALLS, wanted, strict=True):
+            assert_same_bits(call.on(call.data), want, call)
+    finally:
+        gpufold.set_num_threads(None)

@@ -72,22 +72,6 @@ def test_nothing_to_take():
     assert not gpufold.take_blocks(np.ones((0, 4), np.float32), [(0, 0)], 2, out=out).any()
 
 
-@pytest.mark.parametrize("threads", [1, 2, 5])
-def test_the_number_of_threads_never_shows(threads, monkeypatch):
-    monkeypatch.setattr(tiles, "THREADED_ELEMENTS", 1)
-    monkeypatch.setattr(placing, "THREADED_BLOCK", 1)
-    array = values((200, 300), np.float32)
-    positions = np.random.default_rng(0).integers(-50, 300, (60, 2))
-    want = np.pad(array, 400)
-    gpufold.set_num_threads(threads)
-    try:
-        got = gpufold.take_blocks(array, positions, (40, 50))
-    finally:
-        gpufold.set_num_threads(None)
-    for block, (y, x) in zip(got, positions + 400, strict=True):
-        assert_same_bits(block, want[y : y + 40, x : x + 50])
-
-
 # ---------------------------------------------------------------------------------------------
 # Laws
 
