@@ -474,22 +474,6 @@ def test_a_kernel_that_fails_is_an_entry_and_the_rest_goes_on(capsys, numpy_devi
     assert "not this one" not in out
 
 
-@pytest.mark.all
-def test_a_problem_that_cannot_be_made_is_a_row_that_says_so(capsys, numpy_device, tmp_path, monkeypatch):
-    saved, made = tmp_path / "gpu.json", Problem.data
-
-    def small(problem, dtype):
-        if "col2im" in problem.name:
-            raise MemoryError("too large here")
-        return made(problem, dtype)
-
-    monkeypatch.setattr(Problem, "data", small)
-    assert run(capsys, *TINY, "--save", str(saved))[0] == 0
-    failed, other = Run.load(saved).rows
-    assert failed.failures == {"preparation": "MemoryError: too large here"}
-    assert other.times
-
-
 def test_a_lost_device_ends_the_run_and_resume_goes_on_without_what_lost_it(capsys, numpy_device, tmp_path):
     numpy_device.broken["im2col-tiny-2x2", "split"] = RuntimeError("cudaErrorIllegalAddress")
     saved = tmp_path / "gpu.json"
@@ -591,24 +575,6 @@ def test_the_peak_of_a_pool_counts_what_is_given_back(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=tensors))
     assert peak(lambda: allocated.update(most=700)) == 600
     assert peak(call) == 1536
-
-
-def test_memory_is_saved_of_what_does_not_keep_it(capsys, tmp_path, monkeypatch):
-    peaks = iter((2_345_678, 100, 4_691_356))
-    monkeypatch.setattr(bench.measure, "resident_peak_or_why", lambda: (lambda call: call() is None or next(peaks), ""))
-    same = [
-        Peer(name, "", "numpy", ("cpu",), lambda problem, data, threads: Call(lambda: problem(data)))
-        for name in ("pool", "wasteful")
-    ]
-    monkeypatch.setattr(bench.measure, "installed", lambda device, requested=(): same)
-    monkeypatch.setattr(bench.report, "LARGE_BYTES", 0)
-    saved = tmp_path / "tiny.json"
-    words = ("--device", "cpu", "--problem", "col2im-tiny", "--seconds", "0.001", "--save", str(saved))
-    status, out = run(capsys, *words)
-    (row,) = Run.load(saved).rows
-    assert status == 0
-    assert row.memory == {"gpufold": 2_346_000, "wasteful": 4_691_000}
-    assert ["col2im-tiny-2x2", "2.35", "4.69"] in [line.split() for line in out.splitlines()]
 
 
 FUSED = [problem for problem in user_problems() if problem.window or problem.reduction != "sum"]

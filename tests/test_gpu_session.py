@@ -433,9 +433,6 @@ def test_regret_is_told_by_operation_from_the_last_line_of_a_kind_of_call(tmp_pa
         line("b", "col2im", gather=1.0, gather_parts=2.0),
         line("c", "im2col", direct=4.0, words=2.0),
         line("d", "im2col", direct=4.0)[:-5],
-        json.dumps({"key": "e", "operation": "im2col", "shape": [1], "seconds": [1, 2]}),
-        line("f", "im2col"),
-        "[]",
     ]
     path = tmp_path / "tuned-some-chip-132-0123456789ab.jsonl"
     path.write_text("\n".join(lines))

@@ -300,32 +300,6 @@ def test_every_pass_of_a_loop_counts_and_a_branch_not_taken_does_not(tmp_path, a
     assert many.counters.stores.requests == 2, "what never happens is not counted"
 
 
-@pytest.mark.some(2)
-@pytest.mark.parametrize("architecture", cubin.ARCHITECTURES)
-@pytest.mark.parametrize(("pitch", "wavefronts"), [("33", 1), ("34", 2), ("32", 32)])
-def test_machine_code_turns_tiles_in_shared_memory(pitch, wavefronts, architecture):
-    """Loads of a column meet in a bank; stores have no conflict."""
-    data, result = numbers(64, 96), np.zeros((96, 64), np.float32)
-    plan = replace(
-        sample_plan("transpose", data, result, struct.pack("ii", *data.shape), defines=(("PITCH", pitch),)),
-        grid=(3, 1, 1),
-        block=(32, 8, 1),
-    )
-    done = hostcuda.work(plan, data, result, device=DEVICE_OF[architecture], kernels=SAMPLES)
-    assert np.array_equal(result, data.T)
-    assert done.counters.shared_requests == 2 * data.size // 32
-    assert done.counters.shared_wavefronts == (1 + wavefronts) * data.size // 32
-
-
-def test_lanes_that_part_are_counted_on_both_ways():
-    data, result = numbers(32, 128), np.empty(128, np.float32)
-    plan = sample_plan("ragged", data, result, struct.pack("i", 32), 128)
-    done = hostcuda.work(plan, data, result, kernels=SAMPLES)
-    assert done.counters.loads.lanes == 4 * sum(range(1, 33))
-    assert done.counters.loads.requests == 4 * 32, "one for each row"
-    assert done.counters.loads.sectors == 4 * sum(-(-lanes // 8) for lanes in range(1, 33))
-
-
 def test_a_fault_of_machine_code_is_reported():
     data, result = numbers(8, 32), np.empty((32, 8), np.float32)
     plan = sample_plan("store", data, result, struct.pack("iii", 256, 8, 1 << 20))

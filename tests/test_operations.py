@@ -179,12 +179,11 @@ def test_all_halves_are_widened_exactly(flushed):
 @pytest.mark.parametrize("case", [case for case in LARGE_CASES if "small" in case.name], ids=str)
 def test_a_window_of_infinities_reaches_no_other_plane_or_row(case, dtype):
     """What lies between planes and rows in a copy is zero whatever the weights: zeros times infinity would be NaN."""
-    window = np.where(np.arange(prod(case.kernel_size)) % 3 == 1, np.inf, -1).reshape(case.kernel_size)
+    rows = prod(case.kernel_size)
+    window = np.where(np.arange(rows) % 3 == 1, np.inf, -1).reshape(case.kernel_size).astype(np.float32)
     columns = np.abs(values(case.columns_shape, dtype)) + dtype.type(1)
-    window = window.astype(np.float32)
     got = fold(case, columns, window=window)
     for batch, channel in ((0, 0), (case.batch - 1, case.channels - 1)):
-        rows = prod(case.kernel_size)
         part = columns[batch : batch + 1, channel * rows : (channel + 1) * rows]
         assert_same_bits(got[batch, channel], fold(with_extents(case, 1, 1), part, window=window)[0, 0], case)
 

@@ -73,24 +73,17 @@ FAR = 12_264_453_027
 """Beyond 32 bits."""
 
 
-@pytest.mark.parametrize("variant", ["auto", *variants("col2im")])
-def test_a_dilation_that_parts_no_taps_is_none(variant):
-    geometry = sliding((3, 1), (1, 1), (1, FAR))
-    operands = whole(geometry)
-    if variant == "gather_blocks":
-        operands = block_by_block(geometry), operands[1]
-    plan = choose(Call("col2im", geometry, "int32", variant=variant), *operands)
-    defines = dict(plan.defines)
-    assert (defines["OFFSET"], defines["DILATION"]) == ("int", "1,1")
-
-
-@pytest.mark.parametrize("variant", variants("im2col"))
-def test_a_dilation_that_parts_no_taps_is_none_to_blocks_that_are_taken(variant):
-    geometry = sliding((1, 3), (1, 1), (FAR, 1))
+@pytest.mark.parametrize(
+    ("operation", "variant"),
+    [(operation, variant) for operation in ("col2im", "im2col") for variant in ("auto", *variants(operation))],
+)
+def test_a_dilation_that_parts_no_taps_is_none(operation, variant):
+    geometry = sliding((3, 1), (1, 1), (1, FAR)) if operation == "col2im" else sliding((1, 3), (1, 1), (FAR, 1))
     columns, image = whole(geometry)
-    if variant == "packed":
+    if variant in ("gather_blocks", "packed"):
         columns = block_by_block(geometry)
-    plan = choose(Call("im2col", geometry, "int32", variant=variant), image, columns)
+    arrays = (columns, image) if operation == "col2im" else (image, columns)
+    plan = choose(Call(operation, geometry, "int32", variant=variant), *arrays)
     assert dict(plan.defines)["OFFSET"] == "int"
 
 
@@ -224,7 +217,6 @@ class Findings:
     """What planning some random calls came to."""
 
     calls: int = 0
-    empty: int = 0
     refused: int = 0
     plans: int = 0
     most: dict[str, tuple[int, str]] = field(default_factory=dict)
@@ -235,7 +227,6 @@ class Findings:
 
     def add(self, other: Findings) -> None:
         self.calls += other.calls
-        self.empty += other.empty
         self.refused += other.refused
         self.plans += other.plans
         self.violations += other.violations
@@ -267,7 +258,6 @@ def plan_random_calls(seeds: range, sampled: float = 0.0) -> Findings:
         rng = random.Random(seed)
         problem = random_problem(rng)
         if 0 in (*problem.input.shape, *problem.output.shape):
-            found.empty += 1
             continue
         try:
             planned = plans_of(problem)
@@ -344,18 +334,13 @@ def test_a_million_random_calls_are_planned_and_thousands_of_their_kernels_compi
     tasks = [
         range(seed, min(seed + SEEDS_OF_A_TASK, first + calls)) for seed in range(first, first + calls, SEEDS_OF_A_TASK)
     ]
-    found, started = Findings(), time.perf_counter()
+    found = Findings()
     with multiprocessing.get_context("spawn").Pool() as pool:
         sampled = min(1.0, 8 * compiled / calls)
         for part in pool.imap_unordered(partial(plan_random_calls, sampled=sampled), tasks):
             found.add(part)
-        seconds = time.perf_counter() - started
         with capsys.disabled():
-            print(
-                f"\nPLANNER_SEED={first}: {found.calls} calls planned in {seconds:.0f} s; "
-                f"{found.empty} have no element, {found.refused} are refused, {found.plans} plans by name, "
-                f"{len(found.violations)} violations"
-            )
+            print(f"\nPLANNER_SEED={first}: {found.calls} calls, {found.refused} refused, {found.plans} plans by name")
             for limit, (number, symbol) in sorted(found.most.items()):
                 print(f"  at most {number:,} of {limit}: {symbol}")
         assert not found.violations, "\n".join(found.violations[:5])
@@ -363,11 +348,5 @@ def test_a_million_random_calls_are_planned_and_thousands_of_their_kernels_compi
         chosen = list(distinct.values())[:compiled]
         rng = random.Random(first)
         architectures = [90 if rng.random() < 0.5 else rng.choice(hostcuda.cubin.ARCHITECTURES) for _ in chosen]
-        started = time.perf_counter()
         wrong = [fault for fault in pool.starmap(compile_plan, zip(chosen, architectures, strict=True), 8) if fault]
-        with capsys.disabled():
-            print(
-                f"{len(chosen)} specialisations of {len({plan.symbol for plan in chosen})} kernels compiled in "
-                f"{time.perf_counter() - started:.0f} s, {len(wrong)} wrong"
-            )
     assert not wrong, "\n\n".join(wrong[:5])

@@ -39,11 +39,6 @@ def test_a_function_of_elements_is_applied_to_all(batch, last):
     assert max(sizes) <= batch
 
 
-def test_an_integer_is_the_side_of_a_tile_along_every_axis():
-    got = gpufold.map_tiles(np.negative, IMAGE[0], 16, strides=12)
-    np.testing.assert_array_equal(got, gpufold.map_tiles(np.negative, IMAGE[0], (16, 16), strides=12))
-
-
 def test_it_is_a_stitcher_s_loop():
     window, seen = RNG.random((16, 16), np.float32), RNG.random((100, 2, 16, 16), np.float32)
     positions = gpufold.grid_positions((50, 70), 16, strides=12)
@@ -52,18 +47,6 @@ def test_it_is_a_stitcher_s_loop():
     answers = iter(np.array_split(seen[: len(positions)], range(7, len(positions), 7)))
     got = gpufold.map_tiles(lambda _: next(answers), IMAGE, (16, 16), strides=12, window=window, batch=7)
     np.testing.assert_array_equal(got, stitcher.result())
-
-
-def test_arrays_smaller_than_a_tile_are_extended():
-    for mode in ("constant", "edge"):
-        got = gpufold.map_tiles(np.copy, IMAGE[:, :5, :40], (16, 16), strides=8, mode=mode)
-        np.testing.assert_allclose(got, IMAGE[:, :5, :40], rtol=1e-6)
-    assert (
-        gpufold.map_tiles(
-            lambda tiles: tiles * 0 + tiles.min(), IMAGE[0, :5] + 1, (16, 16), strides=8, mode="edge"
-        ).min()
-        >= 1
-    )
 
 
 @pytest.mark.parametrize("last", ["shift", "over"])
