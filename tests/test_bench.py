@@ -307,20 +307,6 @@ def test_short_calls_are_repeated_within_a_sample_and_slow_ones_get_the_least_sa
     assert len(results["slow"].seconds) == LEAST_SAMPLES
 
 
-def test_an_interrupt_keeps_the_samples_so_far():
-    ticks, calls = Ticks(), count()
-
-    def interrupted():
-        if next(calls) == 7:
-            raise KeyboardInterrupt
-        ticks.now += 1.0
-
-    results = {}
-    with pytest.raises(KeyboardInterrupt):
-        interleave({"a": interrupted}, CpuClock(ticks, lambda seconds: None), 100.0, results, fail)
-    assert results["a"].seconds == [1.0] * 3
-
-
 def hook_of(hooks):
     """Return the base class of what listens to a pool; those that listen are in `hooks`."""
 

@@ -6,7 +6,6 @@ And each leaves everything as it was: nothing is allocated to speak of, `out` ke
 from __future__ import annotations
 
 import enum
-import itertools
 import tracemalloc
 import warnings
 from contextlib import suppress
@@ -88,34 +87,22 @@ BAD_CALLS = [
     # --- more types that are no integers
     (columns(strides=np.array([1.0, 1.0])), TypeError, ["strides", "integer", "1.0"]),
     (columns(strides={"h": 1, "w": 1}), TypeError, ["strides", "integer", "'h'"]),
-    (columns(strides={1, 2}), TypeError, ["strides", "integer"]),
     (columns(pads_begin=b"\0\0"), TypeError, ["pads_begin", "integer", "b'"]),
-    (columns(pads_end=[[0, 0]]), TypeError, ["pads_end", "integer", "[[0, 0]]"]),
-    (columns(dilations=np.ones((2, 2), int)), TypeError, ["dilations", "integer"]),
     (columns(kernel_size="22"), TypeError, ["kernel_size", "integer", "'22'"]),
-    (columns(kernel_size=(2, None)), TypeError, ["kernel_size", "integer", "None"]),
     (columns(output_size=(5.0, 6.0)), TypeError, ["output_size", "integer", "5.0"]),
     (columns(output_size=30), TypeError, ["output_size", "sequence", "30"]),
-    (columns(output_size=np.int64(5)), TypeError, ["output_size", "sequence", "5"]),
     (image(kernel_size=2), TypeError, ["kernel_size", "sequence", "2"]),
-    (image(kernel_size=2.0), TypeError, ["kernel_size", "integer", "2.0"]),
     # --- col2im: sizes that do not fit together
     (columns(output_size=()), ValueError, ["output_size", "at least one", "()"]),
     (columns(output_size=(5, 0)), ValueError, ["output_size", "at least 1", "got 0 on spatial axis 1"]),
     (columns(output_size=(-5, 6)), ValueError, ["output_size", "at least 1", "got -5 on spatial axis 0"]),
     (columns(kernel_size=(2, 0)), ValueError, ["kernel_size", "at least 1", "got 0 on spatial axis 1"]),
     (columns(kernel_size=(2, 2, 2)), ValueError, ["kernel_size", "2 values", "output_size", "got 3"]),
-    (columns(kernel_size=(2,)), ValueError, ["kernel_size", "2 values", "got 1"]),
     (columns(data=np.ones((2, 12, 19))), ValueError, ["data axis 2", "got 19", "4 * 5 = 20 blocks"]),
-    (columns(data=np.ones((2, 12, 21))), ValueError, ["data axis 2", "got 21", "4 * 5 = 20 blocks"]),
-    (columns(data=np.ones((2, 12, 0))), ValueError, ["data axis 2", "got 0", "20 blocks"]),
     (columns(data=np.ones((12, 19))), ValueError, ["data axis 1", "got 19", "20 blocks"]),
     (columns(data=np.ones((2, 13, 20))), ValueError, ["data axis 1", "multiple of 4", "got 13"]),
-    (columns(data=np.ones((13, 20))), ValueError, ["data axis 0", "multiple of 4", "got 13"]),
     (columns(data=np.ones(20)), ValueError, ["data", "rank 3 or 2", "got rank 1"]),
     (columns(data=np.ones((1, 2, 12, 20))), ValueError, ["data", "rank 3 or 2", "got rank 4"]),
-    (columns(data=np.float64(3)), TypeError, ["data", "numpy.float64", "numpy.asarray"]),
-    (columns(data=np.ones(())), ValueError, ["data", "got rank 0"]),
     # an axis with fewer than one block: (-2)*(-2) = 4 blocks once passed for right
     (
         columns(data=np.ones((1, 16, 4)), output_size=(1, 1), kernel_size=(4, 4)),
@@ -125,7 +112,6 @@ BAD_CALLS = [
     (columns(kernel_size=(2, 9)), ValueError, ["padded image is smaller", "axis 1", "6 pixels", "= 9"]),
     (columns(dilations=(1, 6)), ValueError, ["padded image is smaller", "axis 1", "6 pixels", "= 7"]),
     (image(kernel_size=(6, 1)), ValueError, ["padded image is smaller", "axis 0", "5 pixels", "= 6"]),
-    (image(dilations=HUGE), ValueError, ["padded image is smaller", "axis 0", "5 pixels", str(HUGE + 1)]),
     # sizes that wrap in 64 bits
     (columns(output_size=(HUGE, HUGE)), ValueError, ["data axis 2", "got 20", "blocks"]),
     (columns(kernel_size=(HUGE, HUGE), pads_end=HUGE), ValueError, ["data axis 1", "multiple of", str(HUGE * HUGE)]),
@@ -169,8 +155,6 @@ BAD_CALLS = [
             ("f4", np.ones(3), "float32 or float64, got array([1., 1., 1.])"),
         )
     ),
-    (columns(dtype="f8", out=np.ones((2, 3, 5, 6), "f4")), TypeError, ["out", "dtype float64", "got float32"]),
-    (columns(out=np.ones((2, 3, 5, 6), "f8")), TypeError, ["out", "dtype float32", "got float64"]),
     # --- im2col: ranks and sizes
     (image(kernel_size=()), ValueError, ["kernel_size", "at least one", "()"]),
     (image(kernel_size=(2, 0)), ValueError, ["kernel_size", "at least 1", "got 0 on spatial axis 1"]),
@@ -182,30 +166,22 @@ BAD_CALLS = [
     (batch(block_shape=2), TypeError, ["block_shape", "3 values", "got 2", "(1, 2, 1)"]),
     (batch(block_shape=(1, 2.0, 3)), TypeError, ["block_shape", "integer", "2.0"]),
     (batch(block_shape=(1, 2)), ValueError, ["block_shape", "3 values", "got (1, 2)"]),
-    (batch(block_shape=(1, 2, 3, 1)), ValueError, ["block_shape", "3 values", "got (1, 2, 3, 1)"]),
     (batch(block_shape=(2, 2, 3)), ValueError, ["block_shape", "1 on axis 0", "got 2"]),
     (batch(block_shape=(1, 0, 3)), ValueError, ["block_shape", "at least 1", "got 0 on axis 1"]),
-    (batch(block_shape=(1, 2, -3)), ValueError, ["block_shape", "at least 1", "got -3 on axis 2"]),
     (batch(block_shape=(1, 5, 3)), ValueError, ["data axis 0", "multiple of", "15", "got 12"]),
     (batch(block_shape=(1, HUGE, 4)), ValueError, ["data axis 0", "multiple of", str(HUGE * 4), "got 12"]),
     (batch(crops_begin=(1, 0, 0)), ValueError, ["crops_begin", "0 on axis 0", "got 1"]),
-    (batch(crops_end=(3, 0, 0)), ValueError, ["crops_end", "0 on axis 0", "got 3"]),
     (batch(crops_begin=(0, -1, 0)), ValueError, ["crops_begin", "at least 0", "got -1 on axis 1"]),
-    (batch(crops_begin=(0, 1)), ValueError, ["crops_begin", "3 values", "got 2"]),
     (batch(crops_begin=(0, 0.5, 0)), TypeError, ["crops_begin", "integer", "0.5"]),
-    (batch(crops_end="000"), TypeError, ["crops_end", "integer", "'000'"]),
     (
         batch(crops_begin=(0, 8, 0), crops_end=(0, 1, 0)),
         ValueError,
         ["crops_begin + crops_end", "8 + 1 = 9 on axis 1", "4 * 2 = 8"],
     ),
-    (batch(crops_begin=(0, 0, 16)), ValueError, ["crops_begin + crops_end", "18 on axis 2", "5 * 3 = 15"]),
     (batch(crops_begin=(0, HUGE, 0), crops_end=(0, HUGE, 0)), ValueError, ["crops", str(2 * HUGE), "axis 1"]),
     (batch(data=np.ones(12)), ValueError, ["data", "rank 2 or more", "got rank 1"]),
     # --- space_to_batch
     (space(block_shape=3), TypeError, ["block_shape", "3 values", "got 3", "(1, 3, 1)"]),
-    (space(block_shape=(1, 3)), ValueError, ["block_shape", "3 values", "got (1, 3)"]),
-    (space(block_shape=(3, 1, 1)), ValueError, ["block_shape", "1 on axis 0", "got 3"]),
     (
         space(pads_begin=(0, 0, 0)),
         ValueError,
@@ -215,7 +191,6 @@ BAD_CALLS = [
     (space(pads_begin=(1, 1, 0)), ValueError, ["pads_begin", "0 on axis 0", "got 1"]),
     (space(pads_end=(0, 0, -1)), ValueError, ["pads_end", "at least 0", "got -1 on axis 2"]),
     (space(pads_begin=(0, 1, HUGE * 3), pads_end=(0, 0, 2)), ValueError, ["result", "bytes"]),
-    (space(data=np.ones(())), ValueError, ["data", "rank 2 or more", "got rank 0"]),
     # --- an array of a foreign kind
     (columns(data=FromXarray()), TypeError, ["data", "xarray.core.DataArray", "numpy.asarray(data)"]),
     # --- truth is no size
@@ -256,7 +231,6 @@ BAD_CALLS = [
     (columns(window=np.ones((2, 3))), ValueError, ["window must have the shape (2, 2)", "got (2, 3)"]),
     (columns(window=(np.ones(2), np.ones(3))), ValueError, ["window[1] must have the shape (2,)", "got (3,)"]),
     (columns(window=(np.ones(2),)), ValueError, ["one array per axis, 2 in all, got 1"]),
-    (columns(window=0.5), TypeError, ["window must be a numpy.ndarray", "got builtins.float"]),
     (columns(accumulate=True), ValueError, ["accumulate=True adds to out, but out is None"]),
     (
         columns(
@@ -272,7 +246,6 @@ BAD_CALLS = [
     (apart(strides=(1, 0)), ValueError, ["strides must be at least 1", "got 0 on spatial axis 1"]),
     (apart(block_shape=(2, 0)), ValueError, ["block_shape must be at least 1"]),
     (apart(block_shape=(2, 9)), ValueError, ["a block must fit into the array, got block_shape 9 on spatial axis 1"]),
-    (apart(array=WEIGHT[:, :0]), ValueError, ["a block must fit into the array"]),
     (apart(block_shape=(2.0, 2)), TypeError, ["block_shape must be an integer or"]),
     *(
         (apart(last=last), ValueError, ["last must be 'drop' or 'over'", f"got '{last}'; blocks at gpufold.grid"])
@@ -529,36 +502,6 @@ def copied(call):
 def test_a_result_that_cannot_be_is_refused_by_name_even_where_it_has_no_element(function, call):
     with pytest.raises((ValueError, MemoryError), match=rf"^{function.__name__}: "):
         function(**call)
-
-
-@pytest.mark.parametrize(
-    "bad",
-    [
-        *((2,) * 100_000, [2] * 100_000, np.full(100_000, 2), np.full(100_000, 0.5), list(range(-5, 100_000))),
-        *(range(10**12), itertools.count(), "2" * 100_000),
-    ],
-    ids=lambda bad: type(bad).__name__,
-)  # fmt: skip
-def test_what_is_endless_is_neither_listed_nor_shown(bad):
-    for function, call, name in (
-        *((*columns(), name) for name in ("output_size", "kernel_size", *INTEGERS)),
-        *((*image(), name) for name in ("kernel_size", *INTEGERS)),
-        *((*batch(), name) for name in ("block_shape", "crops_begin")),
-        (gpufold.grid_positions, {"size": (7, 5), "block_shape": 4, "strides": 2}, "size"),
-        (gpufold.Stitcher, {"output_shape": (7, 5), "block_shape": 4}, "output_shape"),
-        (gpufold.onnx.col2im, {"input": np.ones((2, 12, 20)), "image_shape": (5, 6), "block_shape": (2, 2)}, "pads"),
-    ):
-        with pytest.raises((TypeError, ValueError), match=rf"{function.__name__}: {name} must ") as caught:
-            function(**call | {name: bad})
-        assert len(str(caught.value)) < 1000
-
-
-@pytest.mark.parametrize("unit", ["m8[ns]", "M8[ns]", "m8[s]", "M8[D]"])
-def test_times_are_no_sizes(unit):
-    for make in (columns, image):
-        function, call = make(pads_begin=np.array([1, 1]).astype(unit))
-        with pytest.raises(TypeError, match=r"pads_begin must be an integer or a sequence of integers, got array\("):
-            function(**call)
 
 
 @pytest.mark.parametrize("error", [RuntimeError, ValueError, KeyError, TypeError])

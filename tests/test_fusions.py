@@ -22,8 +22,6 @@ from cases import (
     window_of,
 )
 
-import gpufold
-
 COVERED = [case for case in CASES if fold(case, np.ones(case.columns_shape, np.int64)).min() > 0]
 """Cases in which every pixel is in a block."""
 
@@ -105,23 +103,6 @@ def test_a_count_is_exact_beyond_a_byte():
     case = Case("300-overlaps", (700,), (300,), batch=1, channels=1)
     mean = fold(case, np.ones(case.columns_shape, np.float16), reduction="mean")
     np.testing.assert_array_equal(mean, 1)
-
-
-def test_a_separable_window_is_the_outer_product():
-    case = Case("plain", (9, 11), (4, 5), (2, 3), batch=2)
-    columns, window = values(case.columns_shape, np.float32), window_of("separable", (4, 5), np.float32)
-    assert_same_bits(fold(case, columns, window=window), fold(case, columns, window=np.multiply.outer(*window)))
-
-
-def test_batches_of_tiles_accumulate_to_one_call():
-    """Integers of a float dtype add exactly, so that the order of the parts does not show."""
-    case = Case("tiles", (40, 52), (8, 8), 4, batch=6, channels=2)
-    rng = np.random.default_rng(0)
-    columns = rng.integers(-50, 50, case.columns_shape).astype(np.float32)
-    total = np.zeros(case.image_shape[1:], np.float32)
-    for part in columns:
-        gpufold.col2im(part, (40, 52), (8, 8), strides=4, out=total, accumulate=True)
-    np.testing.assert_array_equal(total, fold(case, columns).sum(axis=0))
 
 
 # ---------------------------------------------------------------------------------------------

@@ -262,44 +262,6 @@ def test_machine_code_asks_for_what_the_source_does(width, times, architecture):
     assert 10 < done.counters.instructions / done.counters.warps < 150
 
 
-LOOP = """
-extern "C" __global__ void loop(const int* input, int* output, const int passes)
-{
-    int sum = threadIdx.x;
-#pragma unroll 1
-    for (int pass = 0; pass < passes; ++pass)
-        sum = sum * 5 + (sum >> 3);
-    if (sum == input[0])
-        output[blockDim.x] = 1; // never
-    output[threadIdx.x] = sum;
-}
-"""
-
-
-def run_loop(folder, passes, architecture):
-    (folder / "loop.cu").write_text(LOOP)
-    data, result = np.array([-1], np.int32), np.empty(64, np.int32)
-    plan = sample_plan("loop", data, result, struct.pack("i", passes), threads=64)
-    done = hostcuda.work(plan, data, result, device=DEVICE_OF[architecture], kernels=folder)
-    expected = np.arange(64, dtype=np.int32)
-    for _ in range(passes):
-        expected = expected * 5 + (expected >> 3)
-    assert np.array_equal(result, expected)
-    return done
-
-
-@pytest.mark.some(2)
-@pytest.mark.parametrize("architecture", cubin.ARCHITECTURES)
-def test_every_pass_of_a_loop_counts_and_a_branch_not_taken_does_not(tmp_path, architecture):
-    none, few, many = (run_loop(tmp_path, passes, architecture) for passes in (0, 10, 1000))
-    assert none.counters.instructions < few.counters.instructions
-    each = (many.counters.instructions - few.counters.instructions) / (990 * 2)
-    assert 3 <= each <= 10
-    assert each == int(each)
-    assert few.counters.loads.requests == many.counters.loads.requests == 2, "one for each warp"
-    assert many.counters.stores.requests == 2, "what never happens is not counted"
-
-
 def test_a_fault_of_machine_code_is_reported():
     data, result = numbers(8, 32), np.empty((32, 8), np.float32)
     plan = sample_plan("store", data, result, struct.pack("iii", 256, 8, 1 << 20))

@@ -88,19 +88,14 @@ def table_of(text: str) -> dict[str, str]:
     return {name: " ".join(row.replace("//", " ").split()) for name, row in rows}
 
 
-def says_enough(row: str) -> bool:
-    """Whether a row has an array's shape, or says whose weights they are, and then what is done with its elements."""
-    return re.search(r"(\(.*\)|weights of).*\b(read|written|added to)\b", row) is not None
-
-
 @pytest.mark.parametrize("source", SOURCES)
 def test_a_header_has_a_row_for_every_array_of_its_kernels(source):
     text = (KERNELS / source).read_text()
     assert len(KERNEL.findall(text)) == text.count('extern "C" __global__'), "every kernel function is understood"
     table = table_of(text)
     assert set(table) == arrays_of(text)
-    for name, row in table.items():
-        assert says_enough(row), f"{name} of {source}: {row}"
+    for name, row in table.items():  # an array's shape or whose weights it has, and what is done with its elements
+        assert re.search(r"(\(.*\)|weights of).*\b(read|written|added to)\b", row), f"{name} of {source}: {row}"
 
 
 KINDS = {"Offset": "offset", "Divisor": "divisor", "long long": "wide", "int": "int32"}
