@@ -404,47 +404,26 @@ BAD_CALLS = [
 ]
 
 
+TILE = {"output_shape": (8, 9), "block_shape": 4}
+ONNX = {"input": np.ones((2, 12, 20)), "image_shape": (5, 6), "block_shape": (2, 2)}
+EXPLAINED = {"operation": "col2im", "data": ((2, 12, 20), "f4"), "output_size": (5, 6), "kernel_size": (2, 2)}
 OPTIONS = [
-    *((*make(), "variant", "auto") for make in (columns, image, batch, space)),
+    *(
+        (*make(), "variant", "auto")
+        for make in (columns, image, batch, space, together, apart, adding, taking, averaging)
+    ),
     (*columns(), "reduction", "mean"),
+    (*together(), "reduction", "least_squares"),
     (*columns(out=np.ones((2, 3, 5, 6), np.float32)), "accumulate", True),
-    (*columns(), "deterministic", False),
-    *(
-        (gpufold.blocks_to_array, {"blocks": BLOCKS, "output_shape": (3, 8, 8), "block_shape": (2, 2)} | out, *option)
-        for out, option in (
-            ({"strides": 2}, ("reduction", "least_squares")),
-            ({"strides": 2}, ("variant", "auto")),
-            ({"strides": 2}, ("deterministic", True)),
-            ({"strides": 2, "out": np.ones((3, 8, 8), np.float32)}, ("accumulate", False)),
-        )
-    ),
-    (gpufold.array_to_blocks, {"array": PICTURE, "block_shape": (2, 2)}, "variant", "auto"),
-    *(
-        (
-            gpufold.add_blocks,
-            {"array": PICTURE, "blocks": np.ones((2, 3, 2, 2), np.float32), "positions": PLACES},
-            *option,
-        )
-        for option in (("variant", "auto"), ("deterministic", False))
-    ),
-    *(
-        (gpufold.take_blocks, {"array": PICTURE, "positions": PLACES, "block_shape": 2}, *option)
-        for option in (("mode", "edge"), ("variant", "auto"))
-    ),
-    (gpufold.average, {"numerator": PICTURE, "weight": np.ones((8, 9), np.float32)}, "variant", "auto"),
-    *(
-        (gpufold.grid_positions, {"size": (7, 5), "block_shape": 4, "strides": 2}, "last", last)
-        for last in ("even", "over", "drop")
-    ),
+    (*together(out=np.ones((3, 8, 8), np.float32)), "accumulate", False),
+    *((*make(), "deterministic", value) for make in (columns, adding) for value in (True, False)),
+    (*taking(), "mode", "edge"),
+    *((*grid(), "last", last) for last in ("even", "over", "drop")),
     (gpufold.variants, {}, "operation", "im2col"),
-    (gpufold.Stitcher, {"output_shape": (8, 9), "block_shape": 4}, "reduction", "sum"),
-    (gpufold.Stitcher, {"output_shape": (8, 9), "block_shape": 4}, "slabs", True),
+    *((gpufold.Stitcher, TILE, *option) for option in (("reduction", "sum"), ("slabs", True))),
+    *((gpufold.onnx.col2im, ONNX, *option) for option in (("variant", "auto"), ("deterministic", True))),
     *(
-        (gpufold.onnx.col2im, {"input": np.ones((2, 12, 20)), "image_shape": (5, 6), "block_shape": (2, 2)}, *option)
-        for option in (("variant", "auto"), ("deterministic", True))
-    ),
-    *(
-        (gpufold.explain, {"operation": "col2im", "data": ((2, 12, 20), "f4"), "output_size": (5, 6)}, *option)
+        (gpufold.explain, EXPLAINED, *option)
         for option in (("operation", "col2im"), ("variant", "gather"), ("deterministic", True), ("reduction", "mean"))
     ),
 ]
@@ -455,9 +434,7 @@ OPTIONS = [
     ("function", "call", "name", "value"), OPTIONS, ids=[f"{each[0].__name__}-{each[2]}-{each[3]}" for each in OPTIONS]
 )
 def test_an_option_is_a_word_or_true_or_false_and_nothing_that_looks_like_one(function, call, name, value):
-    call = {each: array.copy() if isinstance(array, np.ndarray) else array for each, array in call.items()}
-    if function is gpufold.explain:
-        call["kernel_size"] = (2, 2)
+    call = copied(call)
     before = {each: array.tobytes() for each, array in call.items() if isinstance(array, np.ndarray)}
     wrong = [np.array(value), np.array([value]), np.array([value, value]), [value], (value,), {value}, None, 1, 0, 1.0]
     wrong += [np.ma.array([value]), np.array([value], object), b"mean", object()]

@@ -11,7 +11,6 @@ from cases import (
     CASES,
     FUSIONS,
     INEXACT,
-    Case,
     assert_same_bits,
     crossed,
     fold,
@@ -58,18 +57,6 @@ def test_random_problems_are_their_definition(first, way):
         check(random_case(seed), dtype, random.Random(seed).choice(FUSIONS), seed)
 
 
-@pytest.mark.parametrize("kind", ["separable", "full"])
-@pytest.mark.parametrize("reduction", ["mean", "least_squares"])
-def test_uncovered_pixels_are_zero_beside_infinite_weights(reduction, kind):
-    case = Case("uncovered", (7, 9), (2, 2), (5, 4))
-    infinite = np.full((2, 2), np.inf, np.float32)
-    window = tuple(infinite) if kind == "separable" else infinite
-    covered = fold(case, np.ones(case.columns_shape, np.float32)) > 0
-    got = fold(case, np.ones(case.columns_shape, np.float32), reduction=reduction, window=window)
-    np.testing.assert_array_equal(got[~covered], 0)
-    assert np.isnan(got[covered]).all()
-
-
 # ---------------------------------------------------------------------------------------------
 # Laws
 
@@ -86,23 +73,6 @@ def test_a_mean_gives_back_what_im2col_took(case):
         np.testing.assert_allclose(back, image, rtol=1e-12, atol=1e-300)
         back = fold(case, unfold(case, image, window=window), reduction="least_squares", window=window)
         np.testing.assert_allclose(back, image, rtol=1e-12, atol=1e-300)
-
-
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_uncovered_pixels_are_zero_and_never_nan(case):
-    ones = np.ones(case.columns_shape, np.float32)
-    covered = fold(case, ones) > 0
-    for weight, want in ((None, covered), (0, np.zeros_like(covered)), (1e-45, covered)):
-        window = None if weight is None else np.full(case.kernel_size, weight, np.float32)
-        mean = fold(case, ones, reduction="mean", window=window)
-        np.testing.assert_allclose(mean, want, rtol=1e-6)
-
-
-def test_a_count_is_exact_beyond_a_byte():
-    """A count of overlaps kept in 8 bits wraps past 255 (MONAI)."""
-    case = Case("300-overlaps", (700,), (300,), batch=1, channels=1)
-    mean = fold(case, np.ones(case.columns_shape, np.float16), reduction="mean")
-    np.testing.assert_array_equal(mean, 1)
 
 
 # ---------------------------------------------------------------------------------------------

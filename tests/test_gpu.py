@@ -46,14 +46,11 @@ from processes import alone, end_where_the_device_is_dead
 from test_kernels import ROWS, bound_of, drawn, drawn_call, expected, laid_out
 
 import gpufold
-from gpufold.calls import MODES, Fusion
-from gpufold.calls import Call as Description
-from gpufold.geometry import add_blocks_geometry
+from gpufold.calls import MODES
 from gpufold.gpu import parameters
-from gpufold.gpu.plan import H200, Operand
-from gpufold.gpu.registry import candidates, choose, problem_of
+from gpufold.gpu.plan import H200
+from gpufold.gpu.registry import candidates, choose
 from gpufold.gpu.sources import KERNELS
-from gpufold.gpu.variants import tile_lists
 
 GARBAGE = 0xA5
 """What every byte of an output holds before a call."""
@@ -237,24 +234,6 @@ def test_the_smoke_runs_every_kernel_function():
     assert FUNCTIONS
     assert all(launches().values())
     assert all(len(launches()[name]) == 2 for name in FUNCTIONS if name.startswith(("bins_", "add_blocks_lists")))
-
-
-def test_tiles_are_crowded_by_more_blocks_than_are_noted_and_than_are_compared():
-    """Needs no GPU: what compute-sanitizer sees lists no block, lists and compares them, and lists and marks them."""
-    most = set()
-    for case in PLACED:
-        blocks, array = map(Operand.contiguous, (case.blocks_shape, case.shape))
-        geometry = add_blocks_geometry(case.shape, case.blocks_shape, case.positions.shape)
-        call = Description("add_blocks", geometry, "int32", Fusion("sum", "none", True))
-        for share in tile_lists.shares_of(problem_of(call, blocks, array)):
-            side, along = (each[-len(case.block) :] for each in (share.bins.side, share.bins.along))
-            for tile in np.ndindex(along):
-                first = np.multiply(tile, side)
-                meets = (case.positions < first + side) & (case.positions + case.block > first)
-                most.add(int(meets.all(axis=1).sum()))
-    assert any(0 < count <= tile_lists.NOTED for count in most)
-    assert any(tile_lists.NOTED < count <= tile_lists.CROWD for count in most)
-    assert any(count > tile_lists.CROWD for count in most)
 
 
 @pytest.mark.gpu
@@ -483,16 +462,13 @@ def test_windows_of_other_dtypes_and_strides_are_converted(cupy, dtype):
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [np.int8, np.int32, np.int64, np.uint64], ids=lambda dtype: dtype.__name__)
 def test_positions_of_other_dtypes_and_strides_are_converted(cupy, dtype):
-    case = POSITIONS_CASES[10]
-    low = 0 if np.dtype(dtype).kind == "u" else -20
-    positions = np.random.default_rng(4).integers(low, 100, (len(case.positions), 2)).astype(dtype)
-    if dtype == np.uint64:
-        positions[3] = 2**64 - 1  # far outside, though it is -1 in 64 bits with a sign
-    blocks = values(case.blocks_shape, np.float32)
-    want = gpufold.add_blocks_(np.zeros(case.shape, np.float32), blocks, positions)
+    adding, _ = placed_calls(POSITIONS_CASES[10], np.dtype(np.float32))
+    blocks, positions = adding.arguments
+    positions = np.random.default_rng(4).integers(0, 100, positions.shape).astype(dtype)
+    positions[3] = -1 if dtype != np.uint64 else 2**64 - 1  # far outside, though it is -1 in 64 bits with a sign
+    want, array, blocks = gpufold.add_blocks(adding.data, blocks, positions), *map(cupy.asarray, (adding.data, blocks))
     for places in (cupy.asarray(positions), strided(cupy, positions)):
-        got = gpufold.add_blocks_(cupy.zeros(case.shape, np.float32), cupy.asarray(blocks), places)
-        assert_same_bits(cupy.asnumpy(got), want, f"{type(places)} of {dtype}")
+        assert_same_bits(cupy.asnumpy(gpufold.add_blocks(array, blocks, places)), want, dtype)
 
 
 def through_interface(cupy, array):

@@ -7,7 +7,6 @@ that nothing may be written to.
 from __future__ import annotations
 
 import importlib.metadata
-import itertools
 import json
 import os
 import re
@@ -22,7 +21,7 @@ import pytest
 from faults import copy_checkout
 
 from bench.__main__ import _parser, main
-from bench.gpu_session import DONE, GRACE_SECONDS, STEPS, STOPPED, Session, half_an_hour, run_tests, sanitizers
+from bench.gpu_session import DONE, GRACE_SECONDS, STEPS, STOPPED, Session, half_an_hour, run_tests
 from bench.hostcuda import fake_cupy
 from bench.problems import select
 from bench.regret import Choice, by_operation, of_file
@@ -279,28 +278,6 @@ def test_what_was_started_ends_with_who_started_it_however_that_ends(tmp_path):
     while running(marker) and time.monotonic() < until:
         time.sleep(0.05)
     assert not running(marker)
-
-
-def test_sanitizers_are_few_and_each_has_ports_of_its_own(session, monkeypatch):
-    started = []
-
-    def start(words, log, **variables):
-        started.append([*map(str, words)])
-        log.touch()
-        return subprocess.Popen(["true"])
-
-    monkeypatch.setattr(session, "processes", 14)
-    monkeypatch.setattr(session, "start", start)
-    monkeypatch.setattr("shutil.which", lambda name: name)
-    session.deadline = time.monotonic() + 100
-    assert sanitizers(session) == FAILED, "no test begins"
-    for tool in ("memcheck", "racecheck", "initcheck", "synccheck"):
-        of_tool = [words for words in started if words[words.index("--tool") + 1] == tool]
-        assert 1 < len(of_tool) <= 8
-        ports = sorted(int(words[words.index("--port") + 1]) for words in of_tool)
-        assert all(after - before >= 10 for before, after in itertools.pairwise(ports)), "it takes up to ten"
-        assert ports[-1] + 10 < 1 << 16
-        assert len({word for words in of_tool for word in words if word.startswith("--part=")}) == len(of_tool)
 
 
 TESTS = """

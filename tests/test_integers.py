@@ -51,13 +51,6 @@ def test_averages_are_of_float32_up_to_16_bits_else_of_float64(dtype, reduction,
     )
 
 
-def test_a_mean_is_rounded_back():
-    picture = values(SIZE, np.uint8)
-    blocks = gpufold.array_to_blocks(picture[:, :14, :19], TILE, strides=(4, 6))
-    mean = gpufold.blocks_to_array(blocks, SIZE, TILE, strides=STRIDES, reduction="mean", window=np.full(TILE, 0.3))
-    assert_same_bits(np.rint(mean).astype(np.uint8), picture)
-
-
 @pytest.mark.parametrize("reduction", ["sum", "mean", "least_squares"])
 @pytest.mark.parametrize("dtype", INTEGERS)
 def test_a_stitcher_averages_integers(dtype, reduction):

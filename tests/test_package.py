@@ -243,20 +243,6 @@ def test_type_checkers_know_every_submodule():
         assert (folder / f"{name}.py").is_file() or (folder / name / "__init__.py").is_file()
 
 
-def test_the_lowest_and_the_newest_of_every_extra_are_tested():
-    """CUDA's toolkit is left out, CuPy is not; tools and peers are the newest that a run finds, or pinned."""
-    (everything,) = re.findall(r"^EVERYTHING := (.+)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
-    installed, groups, cupy = re.fullmatch(
-        r"--editable '\.\[(.+)\]'((?: --group \w+)+) '(cupy.+)'", everything
-    ).groups()
-    extras = PROJECT["optional-dependencies"]
-    assert set(installed.split(",")) == set(extras) - {"cuda12", "cuda13"}
-    assert set(groups.split(" --group ")[1:]) == set(PYPROJECT["dependency-groups"]) - {
-        *("dev", "docs", "lint", "optional", "peers")
-    }
-    assert [cupy.replace("13x", "13x[ctk]")] == extras["cuda13"]
-
-
 def test_the_project_is_alpha_until_a_gpu_has_run_it():
     (status,) = (name for name in PROJECT["classifiers"] if name.startswith("Development Status"))
     runs = [json.loads(path.read_text()) for path in (ROOT / "bench" / "results").glob("*.json")]

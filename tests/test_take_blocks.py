@@ -59,12 +59,6 @@ def test_strings_and_foreign_byte_orders_move(dtype, mode, way):
     assert_same_bits(gpufold.take_blocks(array, [(-1, 3), (2, 2)], (2, 3), mode=mode), want)
 
 
-def test_outside_is_zero_whatever_the_window(way):
-    window = np.array([np.nan, np.inf, -1.0], np.float32)
-    got = gpufold.take_blocks(np.full(3, 3, np.float32), [(5,), (-2,)], 3, window=window)
-    assert_same_bits(got, np.array([[0, 0, 0], [0, 0, -3]], np.float32))
-
-
 def test_nothing_to_take():
     assert gpufold.take_blocks(np.ones((3, 4)), np.empty((0, 2), int), 2).shape == (0, 2, 2)
     assert gpufold.take_blocks(np.ones((0, 3, 4)), [(0, 0)], 2, mode="edge").shape == (1, 0, 2, 2)
