@@ -1,4 +1,4 @@
-"""The four operations as their formulas say, element by element: the oracle, sharing no code with gpufold.
+"""The operations as their formulas say, element by element: the oracle, sharing no code with gpufold.
 
 Loops run over blocks and taps in lexicographic order, the order in which sums are defined; only batch and
 channels are left to NumPy. Slow, so for small arrays.
@@ -211,6 +211,22 @@ def add_weights(weight_out, block_shape, positions, window=None):
                 weight = total.dtype.type(1) if window is None else weight_of(tap, window, total.dtype, least=least)
                 total[pixel] = total[pixel] + weight
     return total
+
+
+def average(sums, weight):
+    """Divide element by element, in the type that sums are made in."""
+    real, wide = weight_dtype(sums.dtype).type, sum_dtype(sums.dtype)
+    result = np.zeros(sums.shape, sums.dtype)
+    for place in np.ndindex(sums.shape):
+        divisor = weight.astype(real)[place[sums.ndim - weight.ndim :]]
+        if not abs(divisor) < np.finfo(real).tiny:
+            with np.errstate(all="ignore"):
+                element = wide.type(sums[place])
+                if wide.kind == "c":
+                    result.real[place], result.imag[place] = element.real / divisor, element.imag / divisor
+                else:
+                    result[place] = (element / divisor).astype(sums.dtype)
+    return result
 
 
 def numpy_pads(mode, place, extent):

@@ -125,7 +125,7 @@ class Call:
 
     def on(self, data, **options):
         """Call with other data of the same shape."""
-        return getattr(gpufold, self.operation)(data, *self.arguments, **self.options, **options)
+        return getattr(gpufold, self.operation)(data, *self.arguments, **self.options | options)
 
     @property
     def read(self):
@@ -142,13 +142,22 @@ class Call:
         """What the planner is asked."""
         return getattr(calls, self.operation)(self.data, *self.arguments, **self.options, variant=variant)
 
-    def with_window(self, library):
-        """The same call with its window in another library."""
+    def into(self, result, read, **options):
+        """Call with other data, or other blocks, and let the function write into an array, or add to it."""
+        if self.operation == "add_blocks":
+            return gpufold.add_blocks_(result, read, *self.arguments[1:], **self.options | options)
+        return self.on(read, out=result, **options)
+
+    def with_arrays_of(self, library):
+        """The same call with its window, and the arrays among its arguments, in another library."""
         window = self.options.get("window")
-        if window is None:
-            return self
-        window = tuple(map(library.asarray, window)) if isinstance(window, tuple) else library.asarray(window)
-        return replace(self, options=self.options | {"window": window})
+        if isinstance(window, tuple):
+            window = tuple(map(library.asarray, window))
+        elif window is not None:
+            window = library.asarray(window)
+        arrays = tuple(library.asarray(each) if isinstance(each, np.ndarray) else each for each in self.arguments)
+        options = self.options | ({} if window is None else {"window": window})
+        return replace(self, arguments=arrays, options=options)
 
     def with_magnitudes(self):
         """The same call with a window of no negative weight."""
@@ -176,6 +185,15 @@ def calls_of(case, dtype, seed=0):
     return (
         Call("col2im", columns, (case.output_size, case.kernel_size), case.arguments),
         Call("im2col", image, (case.kernel_size,), case.arguments),
+    )
+
+
+def placed_calls(case, dtype):
+    """Blocks at positions, which are added and taken."""
+    array, positions = values(case.shape, dtype), np.asarray(case.positions)
+    return (
+        Call("add_blocks", array, (values(case.blocks_shape, dtype, 1), positions)),
+        Call("take_blocks", array, (positions, case.block)),
     )
 
 

@@ -7,7 +7,8 @@ kernels of one tap to thousands, every layout, dtype and fusion. None of them ne
 from __future__ import annotations
 
 import random
-from math import prod
+from collections.abc import Callable
+from typing import Any
 
 from gpufold.calls import KERNEL_MODES, PLAIN, REDUCTIONS, WINDOWS, Call, Fusion
 from gpufold.elements import ELEMENT_TYPES, WIDER
@@ -151,70 +152,51 @@ def _aligned(rng: random.Random, operand: Operand, itemsize: int) -> Operand:
 # Geometries, each with the arrays that a call has
 
 
-def _col2im(rng: random.Random, extreme: bool) -> tuple[SlidingGeometry, Operand, Operand]:
+def _arrays(rng: random.Random, extreme: bool, read: tuple[int, ...], written: tuple[int, ...]) -> list[Operand]:
+    return [_laid_out(rng, read, extreme, True), _laid_out(rng, written, extreme, False)]
+
+
+def _sliding(rng: random.Random, extreme: bool) -> SlidingGeometry:
     rank = _rank(rng, extreme)
     axes = tuple(_axis(rng, extreme, {1: 600, 2: 40, 3: 8}.get(rank, 3)) for _ in range(rank))
-    geometry = SlidingGeometry(_lead(rng, extreme) if rng.random() < 0.8 else None, _lead(rng, extreme), axes)
-    if rng.random() < 0.3:
-        columns = _inside(rng, geometry.split_columns_shape, 2, rank, rank)
-    else:
-        columns = _laid_out(rng, geometry.columns_shape, extreme, True)
-    return geometry, columns, _laid_out(rng, geometry.image_shape, extreme, False)
+    return SlidingGeometry(_lead(rng, extreme) if rng.random() < 0.8 else None, _lead(rng, extreme), axes)
 
 
-def _im2col(rng: random.Random, extreme: bool) -> tuple[SlidingGeometry, Operand, Operand]:
-    geometry, columns, _ = _col2im(rng, extreme)
-    if 0 in columns.strides:
-        columns = Operand.contiguous(columns.shape)
-    return geometry, _laid_out(rng, geometry.image_shape, extreme, True), columns
+def _together(rng: random.Random, geometry: SlidingGeometry) -> Operand:
+    rank = len(geometry.axes)
+    return _inside(rng, geometry.split_columns_shape, 2, rank, rank)
 
 
-def _blocks_to_array(rng: random.Random, extreme: bool) -> tuple[BlocksGeometry, Operand, Operand]:
+def _col2im(rng: random.Random, extreme: bool) -> tuple[Geometry, Operand, Operand]:
+    geometry = _sliding(rng, extreme)
+    columns, image = _arrays(rng, extreme, geometry.columns_shape, geometry.image_shape)
+    return geometry, _together(rng, geometry) if rng.random() < 0.3 else columns, image
+
+
+def _im2col(rng: random.Random, extreme: bool) -> tuple[Geometry, Operand, Operand]:
+    geometry = _sliding(rng, extreme)
+    image, columns = _arrays(rng, extreme, geometry.image_shape, geometry.columns_shape)
+    return geometry, image, _together(rng, geometry) if rng.random() < 0.3 else columns
+
+
+def _blocks(rng: random.Random, extreme: bool) -> BlocksGeometry:
     lead = tuple(_lead(rng, extreme) for _ in range(rng.choice((0, 1, 1, 2, 2, 3, 4))))
     axes = [_axis(rng, extreme, 40) for _ in range(_rank(rng, extreme))]
-    geometry = array_to_blocks_geometry(
+    return array_to_blocks_geometry(
         (*lead, *(axis.size for axis in axes)),
         tuple(min(axis.size, axis.kernel) for axis in axes),
         tuple(axis.stride for axis in axes),
     )
-    return (
-        geometry,
-        _laid_out(rng, geometry.blocks_shape, extreme, True),
-        _laid_out(rng, geometry.array_shape, extreme, False),
-    )
 
 
-def _array_to_blocks(rng: random.Random, extreme: bool) -> tuple[BlocksGeometry, Operand, Operand]:
-    geometry, _, _ = _blocks_to_array(rng, extreme)
-    return (
-        geometry,
-        _laid_out(rng, geometry.array_shape, extreme, True),
-        _laid_out(rng, geometry.blocks_shape, extreme, False),
-    )
-
-
-def _add_blocks(rng: random.Random, extreme: bool) -> tuple[PositionsGeometry, Operand, Operand]:
+def _placed(rng: random.Random, extreme: bool) -> PositionsGeometry:
     rank = _rank(rng, extreme)
     lead = tuple(_lead(rng, extreme) for _ in range(rng.choice((0, 0, 1, 2, 3, 4))))
-    geometry = PositionsGeometry(
+    return PositionsGeometry(
         rng.choice((_number(rng, extreme, 10), _number(rng, extreme, 5000), rng.randint(0, 10**6))),
         lead,
         tuple(_number(rng, extreme, rng.choice((20, 600, 5000))) for _ in range(rank)),
         tuple(_number(rng, extreme, rng.choice((8, 300))) for _ in range(rank)),
-    )
-    return (
-        geometry,
-        _laid_out(rng, geometry.blocks_shape, extreme, True),
-        _laid_out(rng, geometry.array_shape, extreme, False),
-    )
-
-
-def _take_blocks(rng: random.Random, extreme: bool) -> tuple[PositionsGeometry, Operand, Operand]:
-    geometry, _, _ = _add_blocks(rng, extreme)
-    return (
-        geometry,
-        _laid_out(rng, geometry.array_shape, extreme, True),
-        _laid_out(rng, geometry.blocks_shape, extreme, False),
     )
 
 
@@ -230,44 +212,30 @@ def _space(rng: random.Random, extreme: bool) -> SpaceGeometry:
     return SpaceGeometry(_lead(rng, extreme), *map(tuple, (block, begin, end, grid)))
 
 
-def _batch_to_space(rng: random.Random, extreme: bool) -> tuple[SpaceGeometry, Operand, Operand]:
-    geometry = _space(rng, extreme)
-    return (
-        geometry,
-        _laid_out(rng, geometry.batch_shape, extreme, True),
-        _laid_out(rng, geometry.space_shape, extreme, False),
-    )
-
-
-def _space_to_batch(rng: random.Random, extreme: bool) -> tuple[SpaceGeometry, Operand, Operand]:
-    geometry = _space(rng, extreme)
-    return (
-        geometry,
-        _laid_out(rng, geometry.space_shape, extreme, True),
-        _laid_out(rng, geometry.batch_shape, extreme, False),
-    )
-
-
-def _average(rng: random.Random, extreme: bool) -> tuple[AverageGeometry, Operand, Operand]:
+def _average(rng: random.Random, extreme: bool) -> AverageGeometry:
     shape = tuple(_number(rng, extreme, 600) for _ in range(_rank(rng, extreme)))
     lead = rng.randint(0, len(shape))
-    geometry = AverageGeometry(shape[:lead], shape[lead:])
-    return geometry, _laid_out(rng, shape, extreme, True), _laid_out(rng, shape, extreme, False)
+    return AverageGeometry(shape[:lead], shape[lead:])
+
+
+def _drawn(draw: Callable[..., Any], read: str, written: str) -> Callable[..., tuple[Geometry, Operand, Operand]]:
+    """Draw a geometry, and the arrays whose shapes these attributes of it are."""
+
+    def geometry_and_arrays(rng: random.Random, extreme: bool) -> tuple[Geometry, Operand, Operand]:
+        geometry = draw(rng, extreme)
+        return (geometry, *_arrays(rng, extreme, getattr(geometry, read), getattr(geometry, written)))
+
+    return geometry_and_arrays
 
 
 _GEOMETRIES = {
     "col2im": _col2im,
     "im2col": _im2col,
-    "blocks_to_array": _blocks_to_array,
-    "array_to_blocks": _array_to_blocks,
-    "add_blocks": _add_blocks,
-    "take_blocks": _take_blocks,
-    "average": _average,
-    "batch_to_space": _batch_to_space,
-    "space_to_batch": _space_to_batch,
+    "blocks_to_array": _drawn(_blocks, "blocks_shape", "array_shape"),
+    "array_to_blocks": _drawn(_blocks, "array_shape", "blocks_shape"),
+    "add_blocks": _drawn(_placed, "blocks_shape", "array_shape"),
+    "take_blocks": _drawn(_placed, "array_shape", "blocks_shape"),
+    "average": _drawn(_average, "array_shape", "array_shape"),
+    "batch_to_space": _drawn(_space, "batch_shape", "space_shape"),
+    "space_to_batch": _drawn(_space, "space_shape", "batch_shape"),
 }
-
-
-def elements(call: Call) -> int:
-    """Count the elements of a call's larger array."""
-    return max(prod(call.input.shape), prod(call.output.shape))

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import random
 import tracemalloc
-from functools import reduce
 
 import definition
 import numpy as np
 import pytest
 from cases import (
-    DTYPES,
     INEXACT,
     WIDENINGS,
-    PositionsCase,
     assert_same_bits,
-    crossed,
     values,
     window_of,
 )
@@ -26,23 +22,12 @@ from ml_dtypes import bfloat16
 import gpufold
 from bench import hostcuda
 from gpufold import calls
-from gpufold.calls import Fusion, Unsupported
+from gpufold.calls import Fusion
 from gpufold.cpu import arithmetic, placing, tiles
-from gpufold.elements import ELEMENT_TYPES
 from gpufold.geometry import add_blocks_geometry
 from gpufold.gpu import parameters
 from gpufold.gpu.plan import Operand
 from gpufold.gpu.registry import candidates, choose, problem_of
-
-
-def random_case(seed):
-    rng = random.Random(seed)
-    rank = rng.choice((1, 2, 2, 3))
-    size = tuple(rng.randint(1, {1: 80, 2: 14, 3: 6}[rank]) for _ in range(rank))
-    block = tuple(rng.randint(1, {1: 20, 2: 5, 3: 3}[rank]) for _ in range(rank))
-    lead = tuple(rng.randint(1, 3) for _ in range(rng.choice((0, 0, 1, 2))))
-    return PositionsCase(f"random-{seed}", size, block, rng.randint(1, 12), lead)
-
 
 WIDER = [(bfloat16 if narrow == "bfloat16" else narrow, wide) for narrow, wide in WIDENINGS]
 """Dtypes of blocks, and those of wider arrays that they are added to."""
@@ -67,17 +52,6 @@ def way(request, monkeypatch):
         monkeypatch.setattr(arithmetic, "PRODUCTS", 4)
 
 
-@pytest.mark.parametrize("kind", ["none", "separable", "full"])
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_it_is_its_definition(case, kind, way):
-    for dtype in (np.dtype(np.float32), INEXACT[CASES.index(case) % len(INEXACT)]):
-        out, blocks, positions = problem(case, dtype)
-        window = window_of(kind, case.block, dtype)
-        want = definition.add_blocks(out, blocks, positions, window)
-        assert gpufold.add_blocks_(out, blocks, positions, window=window) is out
-        assert_same_bits(out, want, f"{case} {dtype}")
-
-
 @pytest.mark.parametrize("layout", range(8))
 def test_a_new_array_or_out_has_the_sums_and_the_array_stays_as_it_is(layout):
     rng, case = random.Random(layout), CASES[layout]
@@ -92,44 +66,11 @@ def test_a_new_array_or_out_has_the_sums_and_the_array_stays_as_it_is(layout):
     assert_same_bits(given, want)
 
 
-def test_out_is_written_once_all_is_checked():
-    array, out = np.zeros((4, 4)), np.full((4, 4), 7.0)
-    for options in ({"window": np.ones((3, 3))}, {"variant": "gather"}):
-        with pytest.raises(ValueError, match=r"^add_blocks: "):
-            gpufold.add_blocks(array, np.ones((1, 2, 2)), [(0, 0)], out=out, **options)
-    for wrong in (out[:3], array[::-1]):
-        with pytest.raises(ValueError, match=r"^add_blocks: out must"):
-            gpufold.add_blocks(array, np.ones((1, 2, 2)), [(0, 0)], out=wrong)
-    with pytest.raises(TypeError, match=r"^add_blocks: out must have the result's dtype float64, got float32"):
-        gpufold.add_blocks(array, np.ones((1, 2, 2)), [(0, 0)], out=out.astype(np.float32))
-    assert (out == 7).all()
-    assert not array.any()
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_every_dtype_is_its_definition(dtype, way):
-    out, blocks, positions = problem(CASES[10], dtype)
-    want = definition.add_blocks(out, blocks, positions)
-    assert_same_bits(gpufold.add_blocks_(out, blocks, positions), want)
-
-
 @pytest.mark.parametrize("dtype", INEXACT, ids=str)
 def test_what_falls_outside_leaves_negative_zeros_as_they_are(dtype):
     out, blocks = -np.zeros((4, 5), dtype), -np.zeros((40, 3, 3), dtype)
     gpufold.add_blocks_(out, blocks, [(-2, 0), (2, 4)] * 20)
     assert_same_bits(out, -np.zeros((4, 5), dtype))
-
-
-@pytest.mark.parametrize("first", range(0, 300, 100))
-def test_random_problems_are_their_definition(first, way):
-    for seed in range(first, first + 100):
-        rng, case, dtype = random.Random(seed), random_case(seed), DTYPES[seed % len(DTYPES)]
-        out, blocks, positions = problem(case, dtype, seed)
-        window = window_of(rng.choice(("none", "separable", "full")), case.block, dtype) if dtype in INEXACT else None
-        want = definition.add_blocks(out, blocks, positions, window)
-        into = in_layout(rng, out)
-        gpufold.add_blocks_(into, in_layout(rng, blocks), in_layout(rng, positions), window=window)
-        assert_same_bits(into, want, f"{case} {dtype}")
 
 
 @pytest.mark.parametrize("lead", [(), (3,)], ids=str)
@@ -214,52 +155,6 @@ def test_nothing_to_add_leaves_everything():
 # Laws and clients
 
 
-def take_blocks(array, shape, positions):
-    """The adjoint, as a loop: what of the array lies under each block, zero outside."""
-    rank = positions.shape[1]
-    padded = np.pad(array, [(0, 0)] * (array.ndim - rank) + [(side, side) for side in shape])
-    taken = []
-    for position in positions:
-        first = np.clip(position + shape, 0, np.array(array.shape[-rank:]) + shape)
-        taken.append(padded[(..., *(slice(p, p + side) for p, side in zip(first, shape, strict=True)))])
-    return np.stack(taken)
-
-
-@pytest.mark.parametrize("kind", ["none", "separable", "full"])
-@pytest.mark.parametrize("case", CASES[4:], ids=str)
-def test_it_is_adjoint_to_taking_blocks(case, kind):
-    rng = np.random.default_rng(0)
-    array, blocks = rng.standard_normal(case.shape), rng.standard_normal(case.blocks_shape)
-    window = window_of(kind, case.block, np.float64)
-    left = (gpufold.add_blocks_(np.zeros(case.shape), blocks, case.positions, window=window) * array).sum()
-    weights = reduce(np.multiply.outer, window) if kind == "separable" else 1 if window is None else window
-    right = (take_blocks(array, case.block, case.positions) * weights * blocks).sum()
-    np.testing.assert_allclose(left, right, rtol=1e-10, atol=1e-9)
-
-
-@pytest.mark.parametrize(("shape", "block", "steps"), [((9,), (3,), (2,)), ((2, 3, 20, 22), (4, 6), (4, 4))], ids=str)
-def test_blocks_on_a_grid_are_blocks_to_array(shape, block, steps):
-    """Integers, whose sums have no order."""
-    rank = len(block)
-    array = values(shape, np.int32)
-    blocks = gpufold.array_to_blocks(array, block, strides=steps)
-    lead, grid = blocks.shape[: -2 * rank], blocks.shape[-2 * rank : -rank]
-    positions = np.stack(np.meshgrid(*map(np.arange, grid), indexing="ij"), -1).reshape(-1, rank) * steps
-    one_by_one = np.moveaxis(blocks.reshape(*lead, -1, *block), len(lead), 0)
-    want = gpufold.blocks_to_array(blocks, shape, block, strides=steps, out=array.copy(), accumulate=True)
-    assert_same_bits(gpufold.add_blocks_(array, one_by_one, positions), want)
-
-
-def test_one_call_is_one_call_a_block():
-    for dtype in (np.float32, np.complex64, np.float64):
-        case = CASES[10]
-        out, blocks, positions = problem(case, np.dtype(dtype))
-        want = out.copy()
-        for block, position in zip(blocks, positions, strict=True):
-            gpufold.add_blocks_(want, block[None], position[None])
-        assert_same_bits(gpufold.add_blocks_(out, blocks, positions), want)
-
-
 @pytest.mark.some(7)
 @pytest.mark.parametrize(("narrow", "wide"), WIDER, ids=str)
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -272,187 +167,6 @@ def test_a_wider_out_takes_blocks_as_if_they_were_converted_first(case, narrow, 
         got = in_layout(rng, out)
         assert gpufold.add_blocks_(got, in_layout(rng, blocks), case.positions, window=window) is got
         assert_same_bits(got, want, f"{case} {kind}")
-
-
-@pytest.mark.parametrize(("case", "kind"), crossed(CASES, ["none", "separable", "full"]))
-def test_weights_are_added_as_their_definition_says(case, kind, way):
-    rng = random.Random(f"{case} {kind}")
-    for dtype in (np.dtype(np.float32), INEXACT[CASES.index(case) % len(INEXACT)]):
-        (out, blocks, positions), window = problem(case, dtype), window_of(kind, case.block, dtype)
-        weight = values(case.size, ELEMENT_TYPES[dtype.name].weight, 2)
-        want = definition.add_weights(weight, case.block, positions, window)
-        sums = gpufold.add_blocks_(out.copy(), blocks, positions, window=window)
-        got = in_layout(rng, weight)
-        assert_same_bits(gpufold.add_blocks_(out, blocks, positions, window=window, weight_out=got), sums, case)
-        assert_same_bits(got, want, case)
-
-
-def test_eight_confident_tiles_do_not_overflow():
-    """Sums of logits of 1000 with nnU-Net's weights of ten are infinite in half precision."""
-    tiles, window = np.full((8, 4, 4), 1000, np.float16), np.full((4, 4), 10, np.float32)
-    got = gpufold.add_blocks_(np.zeros((4, 4), np.float32), tiles, np.zeros((8, 2), int), window=window)
-    assert (got == 80000).all()
-    assert np.isinf(
-        gpufold.add_blocks_(np.zeros((4, 4), np.float16), tiles, np.zeros((8, 2), int), window=window)
-    ).all()
-
-
-def test_half_precision_is_rounded_once():
-    """One by one, the many ones would be lost beside 2048."""
-    out = np.full((1,), 2048, np.float16)
-    assert gpufold.add_blocks_(out, np.ones((100, 1), np.float16), np.zeros((100, 1), int)) == 2148
-
-
-def test_irregular_tiles_give_the_picture_back():
-    """Numerator and denominator: the second needs no blocks of weights in memory, a broadcast one serves."""
-    rng = np.random.default_rng(0)
-    picture = rng.random((3, 60, 80))
-    positions = np.concatenate([rng.integers((-10, -10), (50, 70), (200, 2)), [(-4, -4), (44, 64), (-4, 64), (44, -4)]])
-    window = (np.hanning(22)[1:-1], np.hanning(22)[1:-1])
-    tiles = take_blocks(picture, (20, 20), positions)
-    numerator, denominator = np.zeros_like(picture), np.zeros((60, 80))
-    gpufold.add_blocks_(numerator, tiles, positions, window=window)
-    gpufold.add_blocks_(denominator, np.broadcast_to(1.0, (len(positions), 20, 20)), positions, window=window)
-    covered = denominator > 0
-    assert covered.mean() > 0.95
-    np.testing.assert_allclose((numerator / np.where(covered, denominator, 1))[:, covered], picture[:, covered])
-
-
-def test_a_ptychographic_update_is_the_loop():
-    """The object's update of the ePIE family for a batch of exit waves: sums over overlapping probe positions."""
-    rng = np.random.default_rng(0)
-    probe = (rng.standard_normal((16, 16)) + 1j * rng.standard_normal((16, 16))).astype(np.complex64)
-    waves = (rng.standard_normal((30, 16, 16)) + 1j * rng.standard_normal((30, 16, 16))).astype(np.complex64)
-    positions = rng.integers(0, 40 - 16, (30, 2))
-    numerator, denominator = np.zeros((40, 40), np.complex64), np.zeros((40, 40), np.float32)
-    for wave, (y, x) in zip(waves, positions, strict=True):
-        numerator[y : y + 16, x : x + 16] += probe.conj() * wave
-        denominator[y : y + 16, x : x + 16] += abs(probe) ** 2
-    ours = gpufold.add_blocks_(np.zeros((40, 40), np.complex64), probe.conj() * waves, positions)
-    assert_same_bits(ours, numerator)
-    intensity = np.broadcast_to(abs(probe) ** 2, waves.shape)
-    assert_same_bits(gpufold.add_blocks_(np.zeros((40, 40), np.float32), intensity, positions), denominator)
-
-
-@pytest.mark.parametrize("threads", [1, 2, 5])
-def test_the_number_of_threads_never_shows(threads, monkeypatch):
-    monkeypatch.setattr(tiles, "THREADED_ELEMENTS", 1)
-    monkeypatch.setattr(placing, "THREADED_BLOCK", 1)
-    case = PositionsCase("large", (200, 300), (40, 50), 60)
-    out, blocks, positions = problem(case, np.dtype(np.float32))
-    want = definition.add_blocks(out[:, :64], blocks, positions)
-    gpufold.set_num_threads(threads)
-    try:
-        gpufold.add_blocks_(out, blocks, positions)
-    finally:
-        gpufold.set_num_threads(None)
-    assert_same_bits(out[:, :64], want)
-
-
-@pytest.mark.parametrize(("dtype", "kind"), [(np.float32, "none"), (np.float32, "full"), (np.float16, "separable")])
-def test_it_needs_no_more_than_a_tile(dtype, kind):
-    out, blocks = np.zeros((4096, 4096), dtype), np.broadcast_to(np.ones((), dtype), (64, 256, 256))
-    positions = np.random.default_rng(0).integers(0, 3840, (64, 2))
-    window = window_of(kind, (256, 256), dtype)
-    gpufold.set_num_threads(1)
-    try:
-        tracemalloc.start()
-        gpufold.add_blocks_(out, blocks, positions, window=window)
-        peak = tracemalloc.get_traced_memory()[1]
-        tracemalloc.stop()
-    finally:
-        gpufold.set_num_threads(None)
-    assert peak < 4 * tiles.TILE_ELEMENTS + 3 * 4 * 256 * 256 + 300_000
-
-
-# ---------------------------------------------------------------------------------------------
-# Errors
-
-OUT, BLOCKS = np.zeros((2, 6, 8)), np.ones((3, 2, 2, 3))
-PLACES = [(0, 0), (1, 1), (2, 2)]
-WEIGHT, ROOM = np.zeros((6, 8)), np.zeros(48)
-ERRORS = (
-    (TypeError, "array must be a numpy.ndarray", (OUT.tolist(), BLOCKS, PLACES), {}),
-    (TypeError, "blocks must be a numpy.ndarray", (OUT, BLOCKS.tolist(), PLACES), {}),
-    (TypeError, "result's dtype float64, got float32", (OUT.astype(np.float32), BLOCKS, PLACES), {}),
-    (TypeError, "result's dtype int64 or float64, got int32", (OUT.astype("i4"), BLOCKS.astype("i8"), PLACES), {}),
-    (
-        TypeError,
-        "result's dtype float32 or float64, got complex64",
-        (OUT.astype("c8"), BLOCKS.astype("f4"), PLACES),
-        {},
-    ),
-    (
-        TypeError,
-        "dtype int16 or .* float64, got uint32",
-        (OUT.astype("u4"), BLOCKS.astype("i2"), PLACES),
-        {},
-    ),
-    (TypeError, "result's dtype float64, got >f8", (OUT.astype(">f8"), BLOCKS, PLACES), {}),
-    (TypeError, "result's dtype float32 or float64, got >f8", (OUT.astype(">f8"), BLOCKS.astype("f4"), PLACES), {}),
-    (TypeError, "blocks has dtype <U1", (OUT.astype("U1"), BLOCKS.astype("U1"), PLACES), {}),
-    (TypeError, "positions must be integers", (OUT, BLOCKS, [(0.5, 0), (1, 1), (2, 2)]), {}),
-    (TypeError, "positions must be integers, got dtype float64", (OUT, BLOCKS, np.zeros((3, 2))), {}),
-    (TypeError, "positions must be integers, got dtype bool", (OUT, BLOCKS, np.zeros((3, 2), bool)), {}),
-    (TypeError, "positions must be integers", (OUT, BLOCKS, "abc"), {}),
-    (ValueError, "positions must be of shape", (OUT, BLOCKS, [(0, 0), (1,), (2, 2)]), {}),
-    (
-        ValueError,
-        r"positions must be \(number of blocks, .* got shape \(3, 2, 1\)",
-        (OUT, BLOCKS, np.zeros((3, 2, 1), int)),
-        {},
-    ),
-    (ValueError, r"positions must be .* got shape \(3, 0\)", (OUT, BLOCKS, np.zeros((3, 0), int)), {}),
-    (ValueError, r"array must be \(\*lead, \*size\) with 4 axes", (OUT, BLOCKS, np.zeros((3, 4), int)), {}),
-    (ValueError, r"\(2, 2, \*block_shape\) .* got shape \(3, 2, 2, 3\)", (OUT, BLOCKS, PLACES[:2]), {}),
-    (ValueError, r"blocks must be .* got shape \(3, 1, 2, 3\)", (OUT, BLOCKS[:, :1], PLACES), {}),
-    (ValueError, r"blocks must be .* got shape \(3, 2, 2\)", (OUT, BLOCKS[..., 0], PLACES), {}),
-    (ValueError, r"window must have the shape \(2, 3\)", (OUT, BLOCKS, PLACES, np.ones((3, 2))), {}),
-    (TypeError, "window needs an array of floats", (OUT.astype(int), BLOCKS.astype(int), PLACES, np.ones((2, 3))), {}),
-    (ValueError, "array must share no memory with blocks", (OUT, OUT[None], [(0, 0)]), {}),
-    (ValueError, "variant must be one of auto, gather, lists, atomic", (OUT, BLOCKS, PLACES), {"variant": "split"}),
-    (TypeError, "weight_out must be a numpy.ndarray", (OUT, BLOCKS, PLACES), {"weight_out": WEIGHT.tolist()}),
-    (ValueError, r"weight_out must have the shape \(6, 8\)", (OUT, BLOCKS, PLACES), {"weight_out": OUT}),
-    (TypeError, "weight_out must have the dtype float64", (OUT, BLOCKS, PLACES), {"weight_out": WEIGHT.astype("f4")}),
-    (TypeError, "weight_out .* float64 .* got >f8", (OUT, BLOCKS, PLACES), {"weight_out": WEIGHT.astype(">f8")}),
-    (
-        TypeError,
-        "weight_out needs an array of floats",
-        (OUT.astype(int), BLOCKS.astype(int), PLACES),
-        {"weight_out": WEIGHT},
-    ),
-    (ValueError, "weight_out must be writeable", (OUT, BLOCKS, PLACES), {"weight_out": np.broadcast_to(0.0, (6, 8))}),
-    (ValueError, "weight_out must share no memory with array", (OUT, BLOCKS, PLACES), {"weight_out": OUT[0]}),
-    (
-        ValueError,
-        "weight_out must share no memory with blocks",
-        (OUT, ROOM.reshape(3, 2, 2, 4)[..., :3], PLACES),
-        {"weight_out": ROOM.reshape(6, 8)},
-    ),
-    (
-        ValueError,
-        "weight_out must share no memory with window",
-        (OUT, BLOCKS, PLACES, WEIGHT.reshape(-1)[:6].reshape(2, 3)),
-        {"weight_out": WEIGHT},
-    ),
-    (Unsupported, "'gather' is a GPU kernel", (OUT, BLOCKS, PLACES), {"variant": "gather"}),
-)
-
-
-@pytest.mark.parametrize(("error", "match", "arguments", "options"), ERRORS, ids=[match for _, match, *_ in ERRORS])
-def test_what_does_not_fit_is_refused(error, match, arguments, options):
-    with pytest.raises(error, match=f"^add_blocks_: .*{match}"):
-        gpufold.add_blocks_(*arguments[:3], **dict(zip(("window",), arguments[3:], strict=False)), **options)
-    assert not np.any(OUT)
-
-
-def test_out_is_not_among_its_positions_nor_read_only():
-    numbers = np.zeros((3, 2), np.int64)
-    with pytest.raises(ValueError, match="array must share no memory with positions"):
-        gpufold.add_blocks_(numbers, np.ones((3, 2, 2), np.int64), numbers)
-    numbers.flags.writeable = False
-    with pytest.raises(ValueError, match="array must be writeable"):
-        gpufold.add_blocks_(numbers, np.ones((1, 2, 2), np.int64), [(0, 0)])
 
 
 # ---------------------------------------------------------------------------------------------
@@ -564,28 +278,6 @@ def test_tiles_are_small_ones_first():
         rows = [int(dict(plan.defines)[name]) for plan in candidates(asked)]
         assert len(rows) == 2
         assert rows[0] < rows[1]
-
-
-def test_explain_knows_it():
-    described = ((3, 512, 512), "float32"), ((40, 3, 96, 96), "float32"), ((40, 2), "int64")
-    why = gpufold.explain("add_blocks", *described, window=np.ones((96, 96)))
-    assert why.plan.source == "add_blocks_gather.cu"
-    assert dict(why.plan.defines)["WINDOW"] == "full"
-    assert set(why.alternatives) == {"lists", "atomic"}
-    arrays = np.zeros((3, 512, 512), np.float32), np.ones((40, 3, 96, 96), np.float32), np.zeros((40, 2), np.int64)
-    assert gpufold.explain("add_blocks", *arrays).plan.parameters == why.plan.parameters
-    with pytest.raises(ValueError, match="add_blocks: blocks must be"):
-        gpufold.explain("add_blocks", *described[:2], ((41, 2), "int64"))
-    weighing = gpufold.explain("add_blocks", *described, weight_out=((512, 512), "float32")).plan
-    assert weighing.takes_weight_out
-    assert weighing.bytes_moved == 40 * 2 * 8 + 40 * 3 * 96 * 96 * 4 + 2 * (3 + 1) * 512 * 512 * 4
-    wider = gpufold.explain("add_blocks", described[0], ((40, 3, 96, 96), "float16"), described[2]).plan
-    assert (dict(wider.defines)["SCALAR"], dict(wider.defines)["RESULT"]) == ("Float16", "float")
-    assert wider.bytes_moved == 40 * 2 * 8 + 40 * 3 * 96 * 96 * 2 + 2 * 3 * 512 * 512 * 4
-    with pytest.raises(TypeError, match="add_blocks: array must have the result's dtype float64"):
-        gpufold.explain("add_blocks", described[0], ((40, 3, 96, 96), "float64"), described[2])
-    with pytest.raises(ValueError, match="nothing is launched"):
-        gpufold.explain("add_blocks", described[0], ((0, 3, 96, 96), "float32"), ((0, 2), "int64"))
 
 
 @pytest.mark.parametrize("columns", [1, 3, 7, 8, 64])

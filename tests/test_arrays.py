@@ -44,39 +44,6 @@ class At:
         return f"At({self.data.ptr - START}, {self.shape}, {self.strides}, {self.itemsize})"
 
 
-ROW = At(0, (10,), (4,))
-OVERLAPS = {
-    "itself": (ROW, ROW, True),
-    "the last byte": (ROW, At(39, (1,), (1,), 1), True),
-    "just behind": (ROW, At(40, (3,), (4,)), False),
-    "just before": (ROW, At(-12, (3,), (4,)), False),
-    "backwards from its end": (ROW, At(60, (6,), (-4,)), False),
-    "backwards into it": (ROW, At(60, (7,), (-4,)), True),
-    "two backwards": (At(36, (10,), (-4,)), At(76, (10,), (-4,)), False),
-    "interleaved": (At(0, (100, 8), (64, 8)), At(4, (100, 8), (64, 8)), False),
-    "interleaved, one backwards": (At(0, (5,), (8,)), At(36, (5,), (-8,)), False),
-    "left and right of one picture": (At(0, (6, 4), (32, 4)), At(16, (6, 4), (32, 4)), False),
-    "a transposed view": (At(0, (4, 5), (20, 4)), At(0, (5, 4), (4, 20)), True),
-    "half an element": (At(0, (4,), (8,), 8), At(4, (1,), (4,)), True),
-    "one element for all": (At(16, (1000, 1000), (0, 0)), ROW, True),
-    "one element for all, behind": (At(40, (1000, 1000), (0, 0)), ROW, False),
-    "one row for all": (At(0, (50, 3), (0, 8)), At(4, (50, 2), (0, 8)), False),
-    "no element": (At(8, (0,), (4,)), ROW, False),
-    "no element along one axis": (At(8, (3, 0, 2), (0, 0, 0)), ROW, False),
-    "no elements nowhere": (At(0, (0, 3), (0, 0), start=0), ROW, False),
-    "no elements twice": (At(0, (0,), (4,), start=0), At(0, (0,), (4,), start=0), False),
-    "one number": (At(8, (), ()), ROW, True),
-}
-
-
-@pytest.mark.parametrize("name", OVERLAPS)
-def test_imported_arrays_share_memory_where_their_addresses_do(name):
-    first, second, want = OVERLAPS[name]
-    assert bool(first.bytes() & second.bytes()) == want
-    assert share_memory(IMPORTED, first, second) is want
-    assert share_memory(IMPORTED, second, first) is want
-
-
 @pytest.mark.parametrize("seed", range(200))
 def test_random_imported_arrays_share_memory_where_their_addresses_do(seed):
     rng = random.Random(seed)
@@ -101,27 +68,6 @@ def test_what_is_too_hard_to_know_counts_as_shared_only_within_bounds():
 
 # ---------------------------------------------------------------------------------------------
 # Results that overlap themselves
-
-ITSELF = {
-    "one element for all": ((3, 2), (0, 4), True),
-    "one element for one": ((1, 2), (0, 4), False),
-    "windows that slide": ((4, 3), (4, 4), True),
-    "windows that step": ((4, 3), (12, 4), False),
-    "steps that meet": ((3, 5), (16, 4), True),
-    "rows that begin in gaps of others": ((2, 4), (4, 8), False),
-    "rows that begin in gaps and meet far behind": ((3, 4), (4, 8), True),
-    "backwards into itself": ((3, 2), (-4, 4), True),
-    "half elements apart": ((4,), (2,), True),
-    "no element": ((0, 3), (0, 0), False),
-    "three axes that interleave": ((2, 3, 5), (4, 40, 8), False),
-}
-
-
-@pytest.mark.parametrize("name", ITSELF)
-def test_an_array_overlaps_itself_where_two_elements_have_a_byte(name):
-    shape, strides, want = ITSELF[name]
-    assert (len(At(0, shape, strides).bytes()) < 4 * np.prod(shape)) == want
-    assert overlaps_itself(shape, strides, 4) is want
 
 
 @pytest.mark.parametrize("seed", range(100))
@@ -202,28 +148,83 @@ def test_tiles_are_not_written_where_others_are_read():
         gpufold.map_tiles(lambda tiles: tiles, image[:, :8], (4, 4), strides=4, out=image[:, 4:])
 
 
-@pytest.mark.peer("cupy")
+def placed(on_gpu):
+    """What makes arrays at an offset into one memory: that of a NumPy array, or of a GPU that there may not be."""
+    if on_gpu:
+        return imported
+    room = np.zeros(1 << 24, np.uint8)
+    return lambda offset, shape, dtype=np.float32: np.ndarray(shape, dtype, room, offset)
+
+
+on_both = pytest.mark.parametrize(
+    "on_gpu", [False, pytest.param(True, marks=pytest.mark.peer("cupy"))], ids=["numpy", "cupy"]
+)
+
+
+@on_both
 @pytest.mark.parametrize(
     ("call", "argument"), [(call, argument) for call in CALLS for argument in call.arrays], ids=str
 )
-def test_an_out_imported_beside_an_argument_is_refused_where_they_overlap(call, argument):
+def test_an_out_beside_an_argument_is_refused_where_they_overlap(call, argument, on_gpu):
     """It is refused before a device is asked for anything: there may be none."""
-    arrays = {
-        name: imported(1 << (20 + number), shape, call.dtype(name))
-        for number, (name, shape) in enumerate(call.arrays.items())
-    }
+    at, begins = placed(on_gpu), {name: 1 << (20 + number) for number, name in enumerate(call.arrays)}
+    arrays = {name: at(begins[name], shape, call.dtype(name)) for name, shape in call.arrays.items()}
     last = arrays[argument].nbytes - 8
     in_place = (call.name, argument) in (("average", "numerator"), ("add_blocks", "array"))
-    for offset in (8 if in_place else 0, last):  # out begins inside the argument
-        arrays["out"] = imported(arrays[argument].data.ptr - START + offset, call.result)
+    size = 4 * int(np.prod(call.result))
+    overlaps = [(begins[argument] + offset, begins[argument]) for offset in (8 if in_place else 0, last)]
+    for begin, of_argument in (*overlaps, (0, size // 8 * 8 - 8)):  # out begins inside the argument, or that in out
+        moved = at(of_argument, call.arrays[argument], call.dtype(argument))
         with pytest.raises(
             ValueError, match=f"^{call}: out must share no memory with {argument}, got arrays that overlap"
         ):
-            call(arrays)
-    arrays["out"] = imported(0, call.result)
-    arrays[argument] = imported(arrays["out"].nbytes // 8 * 8 - 8, call.arrays[argument], call.dtype(argument))
-    with pytest.raises(ValueError, match=f"^{call}: out must share no memory with {argument}, got arrays that overlap"):
-        call(arrays)
+            call(arrays | {argument: moved, "out": at(begin, call.result)})
+
+
+@pytest.mark.parametrize("call", CALLS, ids=str)
+def test_an_out_that_does_not_fit_is_refused_and_unchanged(call):
+    arrays = arrays_of(call)
+    out = arrays.pop("out")
+    read_only = out.copy()
+    read_only.flags.writeable = False
+    for wrong, error, match in (
+        (np.ones((*out.shape[:-1], out.shape[-1] + 1), out.dtype), ValueError, "have the result's shape"),
+        (out[..., 0].copy(), ValueError, "have the result's shape"),
+        (out.astype(np.float64), TypeError, "have the result's dtype float32, got float64"),
+        (out.astype(">f4"), TypeError, "have the result's dtype float32, got >f4"),
+        (read_only, ValueError, "be writeable"),
+    ):
+        with pytest.raises(error, match=rf"^{call}: out must {match}"):
+            call(arrays | {"out": wrong})
+        assert (wrong == 1).all()
+
+
+@pytest.mark.parametrize("call", CALLS, ids=str)
+def test_variants_are_those_of_the_operation_and_kernels_of_a_gpu(call):
+    arrays, (variant, *_) = arrays_of(call), gpufold.variants(call.name)
+    with pytest.raises(ValueError, match=rf"^{call}: variant must be one of auto, {variant}.* got 'quick'"):
+        call(arrays | {"variant": "quick"})
+    with pytest.raises(gpufold.Unsupported, match=rf"^{call}: variant '{variant}' is a GPU kernel.* numpy\.ndarray"):
+        call(arrays | {"variant": variant})
+    assert all((array == 1).all() for array in arrays.values())
+
+
+@pytest.mark.peer("cupy")
+@pytest.mark.parametrize(
+    ("call", "argument"),
+    [(call, each) for call in CALLS for each in (*[*call.arrays][1:], "out") if each != "positions"],
+    ids=str,
+)
+def test_arrays_of_two_libraries_are_refused(call, argument):
+    """Positions of NumPy may lie beside arrays of CuPy."""
+    shapes = call.arrays | {"out": call.result}
+    ours = {name: np.ones(shape, call.dtype(name)) for name, shape in shapes.items()}
+    theirs = {name: imported(number << 20, each.shape, each.dtype) for number, (name, each) in enumerate(ours.items())}
+    for arrays, others in ((ours, theirs), (theirs, ours)):
+        with pytest.raises(
+            TypeError, match=rf"^{call}: {argument} must be a (numpy|cupy)\.ndarray like .*; convert it"
+        ):
+            call(arrays | {argument: others[argument]})
 
 
 def folded(shape, dtype=np.float32):
@@ -234,7 +235,7 @@ def folded(shape, dtype=np.float32):
     return as_strided(np.zeros(shape, dtype), shape, strides)
 
 
-@pytest.mark.parametrize("on_gpu", [False, pytest.param(True, marks=pytest.mark.peer("cupy"))], ids=["numpy", "cupy"])
+@on_both
 @pytest.mark.parametrize("call", CALLS, ids=str)
 def test_a_result_that_overlaps_itself_is_refused_with_nothing_written(call, on_gpu):
     out = folded(call.result)

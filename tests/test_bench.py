@@ -6,7 +6,6 @@ import importlib
 import importlib.machinery
 import json
 import os
-import platform
 import re
 import signal
 import subprocess
@@ -14,7 +13,6 @@ import sys
 import time
 import weakref
 from dataclasses import replace
-from functools import partial
 from importlib.util import find_spec
 from itertools import count
 from math import prod
@@ -23,7 +21,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from cases import CASES, SPACE_CASES
+from cases import CASES, SPACE_CASES, random_case
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -38,10 +36,10 @@ from bench.count import ELEMENTS, SCALED, plan_of, smaller
 from bench.hostcuda import fake_cupy
 from bench.measure import Bench, difference, new_row
 from bench.memory import pool_peak, resident_peak
-from bench.peers import PEERS, Call, Peer, _torch_compile, installed
+from bench.peers import PEERS, Call, Peer
 from bench.problems import LARGEST_VALUE, PROBLEMS, Problem, _window_on_device, dtype_of, select
 from bench.regret import of_run
-from bench.report import by_operation, cells, footer
+from bench.report import by_operation, cells
 from bench.results import RESULTS, Row, Run, geometric_mean, write_at_once
 from bench.timing import LEAST_SAMPLES, MOST_SAMPLES, CpuClock, GpuClock, Times, interleave
 from gpufold.calls import Unsupported
@@ -98,9 +96,10 @@ def user_problems():
     ]
 
 
+RANDOM = [case for case in map(random_case, range(50_000, 50_030)) if len(case.output_size) <= 2]
 SMALL = [
     *user_problems(),
-    *(sliding_problem(case, operation) for case in CASES if case.batch for operation in ("col2im", "im2col")),
+    *(sliding_problem(case, operation) for case in (*CASES, *RANDOM) if case.batch for operation in OPERATIONS),
     *(
         space_problem(case, operation)
         for case in SPACE_CASES
@@ -131,16 +130,6 @@ class Ticks:
 # ---- what is checked
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_expected_results_of_sliding_blocks_are_the_definition_s(case):
-    if case.batch is None:
-        case = replace(case, batch=1)
-    for operation in OPERATIONS:
-        problem = sliding_problem(case, operation)
-        data = problem.data("float32")
-        assert difference(problem.expected(data), getattr(case, operation)(data)) is None
-
-
 @pytest.mark.parametrize("problem", SMALL, ids=lambda problem: f"{problem.operation}-{problem.name}")
 @pytest.mark.parametrize("dtype", ["float32", "complex64", "uint8", "bool"])
 def test_gpufold_gives_what_the_bench_expects(problem, dtype):
@@ -164,22 +153,24 @@ CPU_PEERS = [
 ]
 
 
+def served(peer, problems, dtypes, to=np.asarray, back=np.asarray):
+    """Compare what is timed of a peer with what is expected; return how many problems it serves."""
+    count = 0
+    for problem in (problem for problem in problems if problem.kind in peer.kinds):
+        for dtype in dtypes[: 1 if problem.tolerance else None]:
+            data = problem.data(dtype)
+            call = peer.prepare(problem, to(data), 1)
+            if call is not None:
+                count += 1
+                wrong = difference(back(call.as_array(call.run())), problem.expected(data), problem.tolerance)
+                assert wrong is None, f"{problem.operation} {problem.name} {dtype}: {wrong}"
+    return count
+
+
 @pytest.mark.parametrize("peer", CPU_PEERS)
 def test_what_is_timed_of_a_peer_computes_the_same(peer):
-    served = 0
-    for problem in SMALL:
-        if problem.name in PEERS_BUGS.get(peer.name, ()):
-            continue
-        if problem.kind not in peer.kinds:
-            continue
-        for dtype in ("float32",) if problem.tolerance else ("float32", "float16"):
-            data = problem.data(dtype)
-            call = peer.prepare(problem, data, 1)
-            if call is not None:
-                served += 1
-                wrong = difference(call.as_array(call.run()), problem.expected(data), problem.tolerance)
-                assert wrong is None, f"{problem.operation} {problem.name} {dtype}: {wrong}"
-    assert served
+    right = [problem for problem in SMALL if problem.name not in PEERS_BUGS.get(peer.name, ())]
+    assert served(peer, right, ("float32", "float16"))
 
 
 @pytest.mark.hostcuda
@@ -193,40 +184,8 @@ def test_what_is_timed_of_a_peer_on_a_gpu_computes_the_same_on_the_stand_in(name
     numbers = count()
     monkeypatch.setattr("bench.peers._seconds", lambda library, call: sign * next(numbers))
     (peer,) = (peer for peer in PEERS if peer.name == name and peer.devices == ("gpu",))
-    served = 0
-    for problem in (problem for problem in SMALL if problem.kind in peer.kinds):
-        data = problem.data("float32")
-        call = peer.prepare(problem, fake_cupy.asarray(data), 1) if data.size < 4096 else None
-        if call is not None:
-            served += 1
-            wrong = difference(call.as_array(call.run()).get(), problem.expected(data), problem.tolerance)
-            assert wrong is None, f"{problem.operation} {problem.name}: {wrong}"
-    assert served
-
-
-@pytest.mark.parametrize(("taps", "blocks", "tried"), [(2, 31, 2), (2, 32, 0), (32, 2, 0), (2, 2, 2), (40, 1, 0)])
-def test_the_longer_loop_is_not_tried_where_it_has_sixteen_times_the_steps(taps, blocks, tried, monkeypatch):
-    """It took minutes, where a GPU does a step in microseconds; the other one is taken without being tried."""
-    like = next(problem for problem in PROBLEMS if problem.operation == "col2im" and problem.kind == "plain")
-    geometry = col2im_geometry((1, taps, blocks), (taps + blocks - 1,), (taps,))
-    problem, seconds = replace(like, geometry=geometry), []
-    monkeypatch.setattr("bench.peers._seconds", lambda library, call: seconds.append(1) or len(seconds))
-    (peer,) = (peer for peer in PEERS if peer.name == "loop" and peer.devices == ("cpu",))
-    data = problem.data("float32")
-    call = peer.prepare(problem, data, 1)
-    assert len(seconds) == tried
-    assert difference(call.run(), problem.expected(data)) is None
-
-
-def test_what_takes_minutes_to_prepare_is_measured_on_request(monkeypatch):
-    monkeypatch.setattr("bench.peers.Peer.installed", True)
-    assert "torch.compile" not in [peer.name for peer in installed("gpu")]
-    assert "torch.compile" in [peer.name for peer in installed("gpu", ["torch.compile"])]
-    assert {"Triton", "naive gather", "batched gather"} <= {peer.name for peer in installed("gpu")}
-    with pytest.raises(ValueError, match=r"on request on a gpu are torch\.compile, not torch$"):
-        installed("gpu", ["torch"])
-    with pytest.raises(ValueError, match=r"on request on a cpu are none, not torch\.compile"):
-        installed("cpu", ["torch.compile"])
+    few = [problem for problem in SMALL if prod(problem.input_shape) < 4096]
+    assert served(peer, few, ("float32",), fake_cupy.asarray, fake_cupy.asnumpy)
 
 
 def test_data_are_integers_whose_sums_are_exact_in_every_dtype():
@@ -333,20 +292,6 @@ def test_short_calls_are_repeated_within_a_sample_and_slow_ones_get_the_least_sa
     assert len(results["slow"].seconds) == LEAST_SAMPLES
 
 
-def test_an_interrupt_keeps_the_samples_so_far():
-    ticks, calls = Ticks(), count()
-
-    def interrupted():
-        if next(calls) == 7:
-            raise KeyboardInterrupt
-        ticks.now += 1.0
-
-    results = {}
-    with pytest.raises(KeyboardInterrupt):
-        interleave({"a": interrupted}, CpuClock(ticks, lambda seconds: None), 100.0, results, fail)
-    assert results["a"].seconds == [1.0] * 3
-
-
 def hook_of(hooks):
     """Return the base class of what listens to a pool; those that listen are in `hooks`."""
 
@@ -396,6 +341,7 @@ def test_a_gpu_call_is_timed_between_two_events_after_a_flush():
     assert times.seconds == times.hidden == [0.25e-3]
     assert times.host == [pytest.approx(3e-6)]
     assert not times.exposed
+    assert Times([1e-5] * 3, [7e-5, 7e-5, 1e-5], [6e-5] * 3).exposed
 
 
 @pytest.mark.parametrize(("host", "flushes"), [(3e-6, 1), (0.3e-3, 2), (1e-3, 6), (1.0, 100)])
@@ -409,20 +355,6 @@ def test_the_cache_is_flushed_for_longer_than_the_host_takes_for_a_call(host, fl
     clock.sample(call, repeats, Times())
     assert log.count("flush") == repeats == flushes
     assert log.count("call") == 1
-
-
-def test_times_with_gaps_are_marked_where_they_are_shown():
-    row = new_row(select(["col2im-tiny"], quick=True, gpu=False)[0], "float32")
-    hidden, seen = Times([1e-5] * 3, [2e-5] * 3, [6e-5] * 3), Times([1e-5] * 3, [7e-5, 7e-5, 1e-5], [6e-5] * 3)
-    assert (hidden.exposed, seen.exposed) == (False, True)
-    row.times = {"gpufold": seen, "gather": hidden}
-    run = Run("", "gpu", 1, {}, "", "", "", [], ["gather"], [], [row])
-    header, (line, _) = cells(run)
-    shown = dict(zip(header, line, strict=True))
-    assert (shown["gpufold ms"], shown["gather"], shown["host µs"]) == ("0.0100!", "0.0100", "70.0!")
-    assert any(text.startswith("! marks times with gaps") for text in footer(run))
-    row.times = {"gpufold": hidden}
-    assert not any(text.startswith("!") for text in footer(run))
 
 
 class NumpyDevice:
@@ -479,27 +411,6 @@ def numpy_device(monkeypatch):
 TINY = ("--problem", "tiny", "--seconds", "0.001")
 
 
-def test_the_gpu_table_on_a_device_made_of_numpy(capsys, numpy_device):
-    status, out = run(capsys, *TINY, "--variant", "gather")
-    assert status == 0
-    header, first, *_ = (line for line in out.splitlines() if line.strip())
-    assert header.split()[:1] == ["problem"]
-    assert "host µs" in header
-    assert "gather" in header
-    assert "split" not in header
-    assert "0.25" in first
-    assert "NumPy" in out
-    samples = numpy_device.log.count("event") / 3
-    assert numpy_device.log.count("flush") >= samples >= 2 * 4 * LEAST_SAMPLES
-
-
-@pytest.mark.all
-def test_the_copy_that_percentages_refer_to_is_made_on_the_device(capsys, numpy_device):
-    assert run(capsys, *TINY)[0] == 0
-    assert numpy_device.uploaded
-    assert not [array for array in numpy_device.uploaded if array.dtype == np.uint8]
-
-
 def test_a_call_that_raises_later_loses_its_times_and_the_others_go_on():
     ticks, failures, calls = Ticks(), {}, count()
 
@@ -519,7 +430,9 @@ def test_a_call_that_raises_later_loses_its_times_and_the_others_go_on():
 @pytest.mark.all
 @pytest.mark.parametrize("variant", ["auto", "split"])
 def test_a_kernel_that_fails_is_an_entry_and_the_rest_goes_on(capsys, numpy_device, tmp_path, variant):
+    """One that does not serve a problem is no failure; the device still answers, so the run goes on."""
     numpy_device.broken["col2im-tiny-2x2", variant] = RuntimeError("does not compile")
+    numpy_device.broken["im2col-tiny-2x2", "gather"] = Unsupported("gather: not this one")
     saved = tmp_path / "gpu.json"
     status, out = run(capsys, *TINY, "--save", str(saved))
     first, second = Run.load(saved).rows
@@ -527,40 +440,9 @@ def test_a_kernel_that_fails_is_an_entry_and_the_rest_goes_on(capsys, numpy_devi
     assert status == 1
     assert first.failures == {failed: "RuntimeError: does not compile"}
     assert {other, "gather", "copy"} == set(first.times)
-    assert {"gpufold", "gather", "split", "cupy", "copy"} == set(second.times)
+    assert {"gpufold", "split", "cupy", "copy"} == set(second.times)
     assert f"{failed} on col2im-tiny-2x2: RuntimeError: does not compile" in out
-
-
-@pytest.mark.all
-def test_a_kernel_that_does_not_serve_a_problem_is_no_failure(capsys, numpy_device):
-    numpy_device.broken["col2im-tiny-2x2", "split"] = Unsupported("split: not this one")
-    status, out = run(capsys, *TINY)
-    assert status == 0
     assert "not this one" not in out
-
-
-@pytest.mark.all
-def test_a_problem_that_cannot_be_made_is_a_row_that_says_so(capsys, numpy_device, tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "ml_dtypes", None)
-    saved = tmp_path / "gpu.json"
-    words = ("--problem", "im2col-resnet-3x3-s1", "--problem", "tiny", "--seconds", "0.001", "--save", str(saved))
-    made = Problem.data
-
-    def small(problem, dtype):
-        if "tiny" not in problem.name and dtype != "bfloat16":
-            raise MemoryError("too large here")
-        return made(problem, dtype)
-
-    monkeypatch.setattr(Problem, "data", small)
-    status, out = run(capsys, *words, "--full")
-    rows = {row.name: row for row in Run.load(saved).rows}
-    assert status == 0
-    assert rows["im2col-resnet-3x3-s1"].failures == {"preparation": "MemoryError: too large here"}
-    bfloat16 = rows["im2col-resnet-3x3-s1 bfloat16"]
-    assert "ml_dtypes" in bfloat16.failures["preparation"]
-    assert bfloat16.bytes == rows["im2col-resnet-3x3-s1"].bytes / 2
-    assert rows["im2col-tiny-2x2"].times
-    assert "preparation on im2col-resnet-3x3-s1" in out
 
 
 def test_a_lost_device_ends_the_run_and_resume_goes_on_without_what_lost_it(capsys, numpy_device, tmp_path):
@@ -587,14 +469,6 @@ def test_a_lost_device_ends_the_run_and_resume_goes_on_without_what_lost_it(caps
     assert second.finished
     assert set(second.times) == {"gpufold", "gather", "cupy", "copy"}
     assert list(second.failures) == ["split"]
-
-
-@pytest.mark.all
-def test_an_error_after_which_the_device_still_answers_does_not_end_the_run(capsys, numpy_device):
-    numpy_device.broken["col2im-tiny-2x2", "split"] = RuntimeError("CUDA_ERROR_INVALID_IMAGE")
-    status, out = run(capsys, *TINY)
-    assert status == 1
-    assert "im2col-tiny-2x2" in out
 
 
 def test_each_problem_frees_its_memory_before_the_next(numpy_device, monkeypatch):
@@ -645,17 +519,6 @@ def test_the_peak_of_a_call_is_what_it_had_at_once_and_not_what_was_there_before
     assert measured == [pytest.approx(64, abs=3), pytest.approx(16, abs=3), pytest.approx(64, abs=3)]
 
 
-@pytest.mark.all
-def test_where_the_system_does_not_tell_memory_a_note_says_so(capsys, tmp_path, monkeypatch):
-    monkeypatch.setattr(bench.memory, "PROCESS", tmp_path / "nowhere")
-    saved = tmp_path / "tiny.json"
-    status, out = run(capsys, *TWO, "--save", str(saved))
-    assert status == 0
-    assert "Memory is not measured here: FileNotFoundError" in out
-    assert "memory, MB" not in out
-    assert not any(row.memory for row in Run.load(saved).rows)
-
-
 def test_the_peak_of_a_pool_counts_what_is_given_back(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
     cupy = FakeCupy([])
@@ -685,124 +548,6 @@ def test_the_peak_of_a_pool_counts_what_is_given_back(monkeypatch):
     assert peak(call) == 1536
 
 
-@pytest.mark.peer("cupy")
-def test_the_pool_s_hook_is_told_by_the_names_that_cupy_has():
-    import cupy
-
-    assert {"malloc_postprocess", "free_postprocess"} <= set(dir(cupy.cuda.MemoryHook))
-
-
-def test_memory_is_shown_of_what_does_not_keep_it_and_saved(capsys, tmp_path, monkeypatch):
-    peaks, asked = iter((2_345_678, 100, 4_691_356)), []
-
-    def peak(call):
-        call()
-        asked.append(call)
-        return next(peaks)
-
-    def same(problem, data, threads):
-        return Call(lambda: problem(data))
-
-    monkeypatch.setattr(bench.measure, "resident_peak_or_why", lambda: (peak, ""))
-    peers = [Peer(name, "", "numpy", ("cpu",), same) for name in ("pool", "wasteful")]
-    monkeypatch.setattr(bench.measure, "installed", lambda device, requested=(): peers)
-    monkeypatch.setattr(bench.report, "LARGE_BYTES", 0)
-    saved = tmp_path / "tiny.json"
-    words = ("--device", "cpu", "--problem", "col2im-tiny", "--seconds", "0.001", "--save", str(saved))
-    status, out = run(capsys, *words)
-    (row,) = Run.load(saved).rows
-    assert status == 0
-    assert len(asked) == 3
-    assert row.memory == {"gpufold": 2_346_000, "wasteful": 4_691_000}
-    lines = [line.split() for line in out.splitlines()]
-    assert ["memory,", "MB", "gpufold", "wasteful"] in lines
-    assert ["col2im-tiny-2x2", "2.35", "4.69"] in lines
-    assert ["over", "gpufold's,", "geometric", "mean", "1.00x", "2.00x"] in lines
-    run(capsys, "report", "--results", str(saved), "--output", str(tmp_path / "out"))
-    assert "| col2im-tiny-2x2 | 2.35 | 4.69 |" in (tmp_path / "out" / "tiny.md").read_text()
-
-
-def test_a_device_that_is_lost_when_memory_is_measured_leaves_an_unfinished_row(
-    capsys, numpy_device, tmp_path, monkeypatch
-):
-    measured = count()
-
-    def lost(call):
-        if next(measured):
-            numpy_device.lost = True
-            raise RuntimeError("cudaErrorIllegalAddress")
-        return 1 << 20
-
-    monkeypatch.setattr(bench.measure, "pool_peak", lambda cupy: lost)
-    saved = tmp_path / "gpu.json"
-    status, out = run(capsys, *TINY, "--save", str(saved))
-    assert status == LOST
-    assert "the device is lost after gather on col2im-tiny-2x2" in out
-    (row,) = Run.load(saved).rows
-    assert (row.finished, row.times, row.memory) == (False, {}, {})
-    assert list(row.failures) == ["gather"]
-
-
-def slow_peer(ticks, seconds):
-    def prepare(problem, data, threads):
-        return Call(ticks.takes(seconds), lambda answer: problem.expected(data))
-
-    return Peer("slow", "", "numpy", ("cpu",), prepare)
-
-
-@pytest.mark.parametrize(("seconds", "samples"), [(0.2, LEAST_SAMPLES), (0.3, 1), (2.0, 1)])
-def test_a_slow_peer_gets_a_smaller_share(seconds, samples, monkeypatch):
-    ticks = Ticks()
-
-    def compute(problem, data):
-        ticks.now += 0.1
-        return problem.expected(data)
-
-    monkeypatch.setattr(Problem, "__call__", compute)
-    measured = Bench("cpu", CpuClock(ticks, lambda seconds: None), 1, 1.0, [slow_peer(ticks, seconds)], [])
-    (problem,) = select(["col2im-tiny"], quick=True, gpu=False)
-    measured._copy = lambda size: ticks.takes(0.1)
-    row = new_row(problem, "float32")
-    measured.measure(problem, "float32", row)
-    assert row.times["slow"].seconds == [pytest.approx(seconds)] * samples
-    assert ticks.now < 10
-
-
-def torch_compile_calls(count):
-    """Compile problems of as many shapes."""
-    for channels in range(1, count + 1):
-        geometry = col2im_geometry((1, 4 * channels, 9), (4, 4), (2, 2), 1, 1, 0, 0)
-        problem = Problem(f"of {channels} channels", "col2im", geometry, "tests")
-        data = problem.data("float32")
-        yield problem, data, _torch_compile(problem, data, 1)
-
-
-@pytest.mark.peer("torch")
-def test_torch_compile_compiles_every_problem_and_not_only_the_first_eight(monkeypatch):
-    import torch
-    import torch._dynamo.utils
-
-    compiled = []
-
-    def backend(module, inputs):
-        compiled.append(module)
-        return module.forward
-
-    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend))
-    for number, (problem, data, call) in enumerate(torch_compile_calls(12), 1):
-        assert difference(call.as_array(call.run()), problem.expected(data)) is None
-        assert len(compiled) == number, problem.name
-
-
-@pytest.mark.peer("torch")
-def test_what_torch_does_not_compile_fails_and_is_not_timed_under_that_name(monkeypatch):
-    import torch
-
-    monkeypatch.setattr(torch, "compile", lambda function, **options: function)
-    with pytest.raises(RuntimeError, match="in 0 graphs with 0 breaks, not in one graph"):
-        next(torch_compile_calls(1))
-
-
 FUSED = [problem for problem in user_problems() if problem.window or problem.reduction != "sum"]
 
 
@@ -820,9 +565,11 @@ def test_peers_make_their_weights_before_they_are_timed(peer, monkeypatch):
 # ---- the problems
 
 
-def test_problems_have_names_of_their_own_and_an_origin():
+def test_problems_have_names_and_origins_and_one_is_past_32_bits():
     assert len({problem.name for problem in PROBLEMS}) == len(PROBLEMS)
     assert all(problem.origin for problem in PROBLEMS)
+    (enormous,) = (problem for problem in PROBLEMS if problem.gpu_only)
+    assert np.prod(enormous.input_shape, dtype=object) > 2**31
 
 
 def test_large_problems_are_larger_than_a_gpu_s_caches():
@@ -847,11 +594,6 @@ def test_a_shrunk_problem_fits_and_keeps_its_last_axis():
         assert shrunk.shrunk(1 << 18) == shrunk
 
 
-def test_one_problem_is_past_32_bits():
-    (enormous,) = (problem for problem in PROBLEMS if problem.gpu_only)
-    assert np.prod(enormous.input_shape, dtype=object) > 2**31
-
-
 # ---- the commands
 
 
@@ -871,9 +613,6 @@ def test_measuring_ends_in_a_table_and_saves_what_it_shows(capsys, tmp_path):
     assert [row.problem for row in loaded.rows] == ["col2im-tiny-2x2", "im2col-tiny-2x2"]
     assert loaded.threads == 1
     assert cells(loaded)[1][0][0] in out
-    again = tmp_path / "again.json"
-    loaded.save(again)
-    assert json.loads(again.read_text()) == json.loads(saved.read_text())
     lines = saved.read_text().splitlines()
     assert [json.loads(line.rstrip(","))["problem"] for line in lines if line.startswith('{"problem"')] == [
         row.problem for row in loaded.rows
@@ -953,15 +692,12 @@ def test_a_crash_loses_the_row_under_way_and_resume_measures_what_is_missing(cap
     assert len(measured) == 3
 
 
-@pytest.mark.some(5)
+@pytest.mark.some(2)
 @pytest.mark.parametrize(
     ("others", "message"),
     [
         (("--seconds", "0.002"), r"options\['seconds'\] was 0.001 and is 0.002"),
-        (("--dtype", "float64"), r"options\['dtype'\] was None and is 'float64'"),
-        (("--problem", "vit"), r"options\['problems'\] was \['tiny'\] and is \['tiny', 'vit'\]"),
         (("--threads", "2"), "threads was 1 and is 2"),
-        (("--commit", "abc"), "commit was '.*' and is 'abc'"),
     ],
 )
 def test_resume_goes_on_with_the_same_options_only(capsys, tmp_path, others, message):
@@ -1018,86 +754,9 @@ def test_without_peers_results_name_what_is_missing(tmp_path):
     shown = without_packages("report", "--results", str(folder), "--output", str(tmp_path / "out"))
     assert shown.returncode == 0, shown.stderr
     assert "matplotlib is not installed" in shown.stdout
-    assert "col2im-tiny-2x2" in (tmp_path / "out" / "cpu.md").read_text()
-    table = without_packages(*TWO)
-    assert table.returncode == 0, table.stderr
-    assert re.search(r"^ problem +MB +gpufold ms", table.stdout)
-    assert re.search(r"^ col2im-tiny-2x2 +0\.0\d+ ", table.stdout, re.MULTILINE)
-    assert note in table.stdout
-
-
-def test_without_rich_one_sentence_says_what_to_install():
     done = without_packages("problems", blocked=("rich.console",))
     assert done.returncode
     assert done.stderr.endswith("ImportError: the benchmark needs the package rich: pip install --group bench\n")
-
-
-def test_a_table_fits_a_narrow_terminal_without_cutting_a_word():
-    import io
-
-    from bench.terminal import Console, Table
-
-    table = Table("problem", box=None)
-    peers = ["gpufold ms", "torch", "onnxruntime", "openvino", "gpufold.torch, gradient", "unfoldNd", "two passes"]
-    for peer in peers:
-        table.add_column(peer, justify="right")
-    table.add_row("col2im-resnet-3x3-s1 float32", *(f"{number}.25x" for number in range(len(peers))))
-    written = io.StringIO()
-    Console(file=written, width=80).print(table)
-    lines = written.getvalue().splitlines()
-    assert all(len(line.rstrip()) <= 80 for line in lines)
-    shown = " ".join(written.getvalue().split())
-    assert all(word in shown for peer in peers for word in peer.split())
-    assert all(f"{number}.25x" in shown for number in range(len(peers)))
-    assert shown.count("col2im-resnet-3x3-s1 float32") > 1
-
-
-@pytest.mark.all
-def test_every_problem_can_run_in_another_dtype(capsys):
-    words = ("--device", "cpu", "--problem", "tiny", "--seconds", "0.001", "--dtype", "complex64", "--full")
-    assert "col2im-tiny-2x2 complex64" in run(capsys, *words)[1]
-
-
-def test_problems_are_listed_with_their_origin(capsys):
-    _, out = run(capsys, "problems")
-    assert all(problem.name in out for problem in PROBLEMS)
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (("--device", "cpu", "--problem", "nonsense"), "no problem for a CPU is named nonsense; "),
-        (("host", "--problem", "least"), "no problem for a GPU is named least; "),
-        (("--device", "cpu", "--variant", "gather"), "--variant names a GPU kernel"),
-        (("--device", "cpu", "--variant", "nonsense"), "--variant must be of"),
-        (("--quick", "--full"), "not allowed with"),
-        (("--threads", "0"), "--threads: must be at least 1, got 0"),
-        (("--seconds", "nan"), "--seconds: must be more than 0, got nan"),
-        (("--seconds", "-1"), "--seconds: must be more than 0, got -1"),
-        (("--threads", "two"), "--threads: invalid int value: 'two'"),
-        (("--dtype", "float99"), "--dtype: must be one of bool, "),
-    ],
-)
-def test_wrong_words_are_refused_with_a_reason(capsys, words, message):
-    with pytest.raises(SystemExit):
-        main(words)
-    assert message in capsys.readouterr().err
-
-
-def test_a_name_without_a_problem_ends_in_one_sentence(capsys):
-    with pytest.raises(SystemExit) as ended:
-        main(["host", "--problem", "nonsense"])
-    assert ended.value.code == 2
-    said = capsys.readouterr().err
-    assert said.count("\n") == 1
-    assert said.startswith("python -m bench: error: no problem for a GPU is named nonsense; ")
-
-
-def test_a_place_that_cannot_be_written_is_refused(capsys, tmp_path):
-    (tmp_path / "file").write_text("no folder")
-    with pytest.raises(SystemExit):
-        main(["report", "--output", str(tmp_path / "file" / "folder")])
-    assert str(tmp_path / "file") in capsys.readouterr().err
 
 
 def test_means_of_an_operation_are_of_its_large_problems_in_their_first_dtype():
@@ -1117,9 +776,6 @@ def test_means_of_an_operation_are_of_its_large_problems_in_their_first_dtype():
     header, line = by_operation(run)
     assert header == ["", "torch", "numpy", "fastest"]
     assert line == ["col2im", "4.00x", "3.00x", "2.45x"]
-
-
-def test_geometric_mean_leaves_out_what_was_not_measured():
     assert geometric_mean([2.0, None, 8.0]) == pytest.approx(4.0)
     assert geometric_mean([None]) is None
 
@@ -1186,13 +842,6 @@ def in_a_process_of_its_own(*words):
 
 
 @pytest.mark.all
-def test_the_module_runs_as_a_program():
-    answer = in_a_process_of_its_own("--device", "cpu", "--problem", "tiny", "--seconds", "0.001")
-    assert "col2im-tiny-2x2" in answer
-    assert ("Freed memory is kept" in answer) == (platform.libc_ver()[0] == "glibc")
-
-
-@pytest.mark.all
 def test_the_host_s_cost_is_measured_without_a_device():
     problems = ("col2im-tiny-2x2", "blocks_to_array-stitch-96x96x96", "add_blocks-particles", "batch_to_space-nhwc-2x2")
     answer = in_a_process_of_its_own("host", *(word for name in problems for word in ("--problem", name)))
@@ -1251,12 +900,6 @@ def test_a_shrunk_problem_has_whole_groups_of_planes(planes):
         assert shrunk.batch * shrunk.channels % planes == 0, problem.name
 
 
-def test_positions_lie_as_kernels_take_them():
-    for problem in PROBLEMS:
-        if problem.kind == "placed":
-            assert problem.positions().flags.c_contiguous, problem.name
-
-
 def test_problems_are_drawn_alike_from_a_seed_and_of_every_operation():
     problems = bench.drawn.problems(3, 60)
     assert problems[:5] == bench.drawn.problems(3, 5) != bench.drawn.problems(4, 5)
@@ -1282,17 +925,7 @@ def test_a_run_of_drawn_problems_ends_in_their_distribution(capsys, tmp_path, mo
     monkeypatch.setattr("bench.drawn.MOST_BYTES", 1 << 16)
     saved = tmp_path / "drawn.json"
     words = (
-        "random",
-        "--device",
-        "cpu",
-        "--problems",
-        "3",
-        "--seed",
-        "5",
-        "6",
-        "--seconds",
-        "0.01",
-        "--save",
+        *["random", "--device", "cpu", "--problems", "3", "--seed", "5", "6", "--seconds", "0.01", "--save"],
         str(saved),
     )
     status, out = run(capsys, *words)

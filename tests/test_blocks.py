@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-import random
-import tracemalloc
 from math import prod
 
 import numpy as np
 import pytest
 from cases import BLOCKS_CASES as CASES
 from cases import (
-    DTYPES,
-    FUSIONS,
-    INEXACT,
     SANITIZED,
-    WEIGHTED_WIDENINGS,
-    WIDENINGS,
     BlocksCase,
     assert_same_bits,
-    crossed,
     values,
     window_of,
 )
-from executors import Call, in_layout, run
+from executors import Call, run
 
 import gpufold
 from gpufold import calls
@@ -31,7 +23,6 @@ from gpufold.cpu import tiles as cpu_tiles
 from gpufold.cpu.cells import fold_cells
 from gpufold.cpu.folding import fold_way
 from gpufold.cpu.runs import fold_runs
-from gpufold.explanation import explain_call as explain
 from gpufold.geometry import array_to_blocks_geometry, blocks_as_columns
 from gpufold.gpu.plan import H200, Operand
 from gpufold.gpu.registry import choose
@@ -61,15 +52,6 @@ def through_im2col(case, array, **options):
 # On NumPy arrays
 
 
-@pytest.mark.parametrize(("case", "dtype"), crossed(CASES, DTYPES))
-def test_they_are_col2im_and_im2col_through_a_transpose(case, dtype):
-    blocks, array = values(case.blocks_shape, dtype), values(case.shape, dtype, 1)
-    assert_same_bits(
-        gpufold.blocks_to_array(blocks, case.shape, case.block, strides=case.strides), through_col2im(case, blocks)
-    )
-    assert_same_bits(gpufold.array_to_blocks(array, case.block, strides=case.strides), through_im2col(case, array))
-
-
 LARGE_CASES = (
     (BlocksCase("frames", (300_000,), (1024,), (256,)), fold_cells),
     (BlocksCase("short-frames", (2, 140_000), (8,), (2,)), fold_runs),
@@ -95,63 +77,6 @@ def test_large_blocks_in_rows_have_the_bits_of_columns(case, way, fusion, monkey
     assert [each for each, *_ in chosen] == [fold_runs, way]
 
 
-@pytest.mark.parametrize(("case", "seed"), crossed(CASES, range(20)))
-def test_any_layout_gives_the_same(case, seed):
-    rng = random.Random(seed)
-    blocks, array = values(case.blocks_shape, np.float32, seed), values(case.shape, np.float32, seed + 1)
-    out = in_layout(rng, np.empty(case.shape, np.float32))
-    got = gpufold.blocks_to_array(in_layout(rng, blocks), case.shape, case.block, strides=case.strides, out=out)
-    assert got is out
-    assert_same_bits(got, through_col2im(case, blocks))
-    out = in_layout(rng, np.empty(case.blocks_shape, np.float32))
-    got = gpufold.array_to_blocks(in_layout(rng, array), case.block, strides=case.strides, out=out)
-    assert got is out
-    assert_same_bits(got, through_im2col(case, array))
-
-
-@pytest.mark.parametrize(("case", "fusion"), crossed(CASES[3::2], FUSIONS))
-def test_reductions_windows_and_accumulation_are_those_of_col2im(case, fusion):
-    reduction, kind, accumulate = fusion
-    dtype = INEXACT[len(case.name) % len(INEXACT)]
-    rng = random.Random(str(fusion))
-    blocks, window = values(case.blocks_shape, dtype), window_of(kind, case.block, dtype)
-    out = values(case.shape, dtype, 1)
-    options = {"reduction": reduction, "window": window, "accumulate": accumulate}
-    want = through_col2im(case, blocks, out, **options)
-    got = gpufold.blocks_to_array(
-        in_layout(rng, blocks), case.shape, case.block, strides=case.strides, out=in_layout(rng, out), **options
-    )
-    assert_same_bits(got, want)
-    got = gpufold.array_to_blocks(in_layout(rng, out), case.block, strides=case.strides, window=window)
-    assert_same_bits(got, through_im2col(case, out, window=window))
-
-
-@pytest.mark.parametrize(("narrow", "wide"), WIDENINGS)
-def test_a_wider_sum_is_that_of_converted_blocks(narrow, wide):
-    for case in CASES[::3]:
-        blocks, options = values(case.blocks_shape, narrow), [{}]
-        if (narrow, wide) in WEIGHTED_WIDENINGS:
-            options.append({"reduction": "mean", "window": window_of("separable", case.block, wide), "fill_value": 0})
-        for chosen in options:
-            got = gpufold.blocks_to_array(blocks, case.shape, case.block, strides=case.strides, dtype=wide, **chosen)
-            assert_same_bits(
-                got,
-                gpufold.blocks_to_array(blocks.astype(wide), case.shape, case.block, strides=case.strides, **chosen),
-            )
-
-
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_they_are_adjoint_and_a_mean_undoes_the_blocks(case):
-    rng = np.random.default_rng(0)
-    blocks, array = rng.standard_normal(case.blocks_shape), rng.standard_normal(case.shape)
-    taken = gpufold.array_to_blocks(array, case.block, strides=case.strides)
-    left = (gpufold.blocks_to_array(blocks, case.shape, case.block, strides=case.strides) * array).sum()
-    np.testing.assert_allclose(left, (blocks * taken).sum(), rtol=1e-10)
-    back = gpufold.blocks_to_array(taken, case.shape, case.block, strides=case.strides, reduction="mean", fill_value=0)
-    covered = gpufold.blocks_to_array(np.ones(case.blocks_shape), case.shape, case.block, strides=case.strides) > 0
-    np.testing.assert_allclose(back, np.where(covered, array, 0), rtol=1e-14)
-
-
 def test_leading_axes_may_be_empty_and_strings_move():
     assert gpufold.array_to_blocks(np.ones((0, 3, 8)), (4,), strides=2).shape == (0, 3, 3, 4)
     assert gpufold.blocks_to_array(np.ones((2, 0, 3, 4)), (2, 0, 8), (4,), strides=2).shape == (2, 0, 8)
@@ -161,91 +86,6 @@ def test_leading_axes_may_be_empty_and_strings_move():
     assert gpufold.blocks_to_array(blocks, (5,), (2,), strides=2).tolist() == ["a", "b", "c", "d", ""]
     with pytest.raises(TypeError, match="strings"):
         gpufold.blocks_to_array(gpufold.array_to_blocks(words, (2,), strides=1), (5,), (2,), strides=1)
-
-
-LAYOUTS = {
-    "transposed": lambda blocks: blocks.transpose(1, 0, *range(2, 7)),
-    "backwards": lambda blocks: blocks[::-1, :, ::-1, ::-1],
-    "sliced": lambda blocks: blocks[:, 1::2],
-    "broadcast": lambda blocks: np.broadcast_to(blocks[:, :1], blocks.shape),
-}
-
-
-@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
-def test_nothing_is_copied(layout):
-    blocks = layout(np.ones((4, 4, 2, 61, 61, 8, 8), np.float32))
-    shape = (*blocks.shape[:3], 128, 128)
-    out, taken = np.empty(shape, np.float32), np.empty(blocks.shape, np.float32)
-    gpufold.set_num_threads(1)
-    try:
-        for _ in range(2):  # caches of geometry are filled once
-            tracemalloc.start()
-            gpufold.blocks_to_array(blocks, shape, (8, 8), strides=2, out=out)
-            gpufold.array_to_blocks(out, (8, 8), strides=2, out=taken)
-            peak = tracemalloc.get_traced_memory()[1]
-            tracemalloc.stop()
-    finally:
-        gpufold.set_num_threads(None)
-    assert peak < 4 * cpu_tiles.TILE_ELEMENTS + 600_000 < blocks.nbytes // 4
-
-
-ERRORS = (
-    (ValueError, "block_shape must be a sequence .* at least one", lambda a: gpufold.array_to_blocks(a, (), strides=1)),
-    (ValueError, "rank 2", lambda a: gpufold.array_to_blocks(a, (1, 1, 1), strides=1)),
-    (ValueError, "strides must have 2 values", lambda a: gpufold.array_to_blocks(a, (2, 2), strides=(1, 1, 1))),
-    (
-        ValueError,
-        "strides must be at least 1 .* got 0 on spatial axis 1",
-        lambda a: gpufold.array_to_blocks(a, (2, 2), strides=(1, 0)),
-    ),
-    (ValueError, "block_shape must be at least 1", lambda a: gpufold.array_to_blocks(a, (2, 0), strides=1)),
-    (
-        ValueError,
-        "a block must fit into the array, got block_shape 9 on spatial axis 1",
-        lambda a: gpufold.array_to_blocks(a, (2, 9), strides=1),
-    ),
-    (ValueError, "a block must fit into the array", lambda a: gpufold.array_to_blocks(a[:, :0], (2, 2), strides=1)),
-    (TypeError, "block_shape must be an integer or", lambda a: gpufold.array_to_blocks(a, (2.0, 2), strides=1)),
-    (TypeError, "output_shape must be a sequence", lambda a: gpufold.blocks_to_array(a, 8, (8,), strides=1)),
-    (ValueError, "output_shape must be .* got 1 values", lambda a: gpufold.blocks_to_array(a, (8,), (2, 2), strides=1)),
-    (
-        ValueError,
-        r"blocks must be .* \(4, 2\) for output_shape=\(8,\)",
-        lambda a: gpufold.blocks_to_array(a, (8,), (2,), strides=2),
-    ),
-    (ValueError, "out must have the result's shape", lambda a: gpufold.array_to_blocks(a, (2,), strides=2, out=a)),
-    (ValueError, "share no memory", lambda a: gpufold.blocks_to_array(a[:, None], (6, 8), (8,), strides=1, out=a)),
-    (
-        TypeError,
-        "reduction 'mean' needs a dtype of floats",
-        lambda a: gpufold.blocks_to_array(
-            a[:, None].astype("i4"), (6, 8), (8,), strides=1, reduction="mean", dtype="i8"
-        ),
-    ),
-    (
-        TypeError,
-        "blocks_to_array: dtype must be that of blocks, float64, got float32",
-        lambda a: gpufold.blocks_to_array(a[:, None], (6, 8), (8,), strides=1, dtype="f4"),
-    ),
-    (gpufold.Unsupported, "is a GPU kernel", lambda a: gpufold.array_to_blocks(a, (2,), strides=2, variant="taps")),
-    (
-        ValueError,
-        "variant must be one of auto, ",
-        lambda a: gpufold.array_to_blocks(a, (2,), strides=2, variant="gather"),
-    ),
-    (gpufold.Unsupported, "is a GPU kernel", lambda a: gpufold.array_to_blocks(a, (2,), strides=2, variant="taps")),
-    (
-        ValueError,
-        "variant must be one of auto, ",
-        lambda a: gpufold.array_to_blocks(a, (2,), strides=2, variant="gather"),
-    ),
-)
-
-
-@pytest.mark.parametrize(("error", "match", "call"), ERRORS)
-def test_what_does_not_fit_is_refused(error, match, call):
-    with pytest.raises(error, match=match):
-        call(np.ones((6, 8)))
 
 
 @pytest.mark.hostcuda
@@ -356,17 +196,3 @@ def test_leading_axes_that_are_walked_as_one_are_planes():
     assert sliding.image_size == (4, 8, 9)
     assert image == apart[1]
     assert columns == (*contiguous[0][:2], 0, *contiguous[0][5:], *contiguous[0][2:5])
-
-
-def test_explain_and_warmup_know_them():
-    why = gpufold.explain("blocks_to_array", ((8, 250, 250, 7, 7), "float32"), (8, 256, 256), (7, 7), 1)
-    assert why.plan.variant == "gather_blocks"
-    assert why.plan.bytes_moved == 4 * (8 * 250 * 250 * 49 + 8 * 256 * 256)
-    assert "gather_pixels" in why.alternatives
-    why = gpufold.explain("array_to_blocks", np.ones((256, 256), np.float16), (7, 7), 1)
-    assert why.plan.operation == "array_to_blocks"
-    assert str(why).startswith("array_to_blocks: packed, because")
-    geometry = array_to_blocks_geometry((9,), (3,), 1)
-    operands = Operand.contiguous((7, 3)), Operand.contiguous((9,))
-    explanation = explain(calls.Call("blocks_to_array", geometry, "float16"), *operands)
-    assert explanation.alternatives["atomic"].startswith("atomic adds in memory")

@@ -10,15 +10,11 @@ from functools import partial
 import numpy as np
 import pytest
 from cases import assert_same_bits, values
-from executors import operand
+from executors import Call, run
 
 import gpufold
-from bench import hostcuda
-from gpufold import calls
 from gpufold.calls import Unsupported
 from gpufold.geometry import over_the_end
-from gpufold.gpu.plan import H200
-from gpufold.gpu.registry import choose
 from gpufold.operations import variants
 
 
@@ -165,36 +161,8 @@ def test_gradients_of_what_lies_outside_go_to_where_it_came_from():
     assert torch.equal(traced(array), blocks(array, positions))
 
 
-def test_three_natural_tries_lose_nothing_or_say_how():
-    image = np.random.default_rng(0).random((60, 70), np.float32)
-    blocks = gpufold.array_to_blocks(image, (16, 16), strides=16)
-    with pytest.raises(ValueError, match=r"got 12 of 60 uncovered on spatial axis 0 \(array axis 0\), from 48 on; use"):
-        gpufold.blocks_to_array(blocks, image.shape, (16, 16), strides=16, reduction="mean")
-    nan = gpufold.blocks_to_array(blocks, image.shape, (16, 16), strides=16, reduction="mean", fill_value=np.nan)
-    assert np.isnan(nan).mean() == pytest.approx(0.27, abs=0.01)
-    blocks = gpufold.array_to_blocks(image, (16, 16), strides=16, last="over")
-    got = gpufold.blocks_to_array(blocks, image.shape, (16, 16), strides=16, reduction="mean", last="over")
-    assert_same_bits(got, image)
-
-    volume = np.random.default_rng(0).random((60, 70, 80), np.float32)
-    tile, strides = (32,) * 3, 16
-    blocks = gpufold.array_to_blocks(volume, tile, strides=strides)
-    with pytest.raises(ValueError, match="must cover every element with reduction='mean', got"):
-        gpufold.blocks_to_array(blocks, volume.shape, tile, strides=strides, reduction="mean")
-    zeros = gpufold.blocks_to_array(blocks, volume.shape, tile, strides=strides, reduction="mean", fill_value=np.nan)
-    assert int(np.isnan(zeros).sum()) == volume.size - 48 * 64 * 80
-    blocks = gpufold.array_to_blocks(volume, tile, strides=strides, last="over")
-    for sigma in (32 / 8, 2, 1.5, 1, 0.5):  # narrow windows: none of their weights is zero
-        axis = np.exp(np.maximum(-0.5 * ((np.arange(32) - 15.5) / sigma) ** 2, -700))
-        window = (axis, axis, axis)
-        got = gpufold.blocks_to_array(
-            blocks, volume.shape, tile, strides=strides, reduction="mean", window=window, last="over"
-        )
-        np.testing.assert_allclose(got, volume, rtol=1e-5)
-
-
 def test_a_stitcher_shows_what_no_tile_covers():
-    for make in (np.asarray, *_tensors()):
+    for make in (np.asarray, *(make for make in _kinds() if not isinstance(make, partial))):
         stitcher = gpufold.Stitcher((2, 7), (3,))
         stitcher.add(make(np.ones((2, 2, 3), np.float32)), [(0,), (2,)])
         assert np.asarray(stitcher.result())[..., 5:].tolist() == [[0, 0]] * 2
@@ -208,90 +176,66 @@ def test_a_stitcher_shows_what_no_tile_covers():
 
 def _kinds():
     """What makes arrays of other libraries than NumPy."""
-    made = [*_tensors()]
+    with suppress(ImportError):
+        import torch
+
+        yield torch.from_numpy
     with suppress(ImportError):
         import jax.numpy as jnp
 
-        made.append(jnp.asarray)
+        yield jnp.asarray
     with suppress(ImportError):
         import dask.array as da
 
-        made.append(partial(da.from_array, chunks=2))
-    return made
+        yield partial(da.from_array, chunks=2)
 
 
-def _tensors():
-    try:
-        import torch
-    except ImportError:
-        return ()
-    return (torch.from_numpy,)
-
-
-def test_what_last_and_fill_value_are_is_checked():
-    blocks = np.ones((3, 4), np.float32)
-    for last in ("shift", "even"):
-        with pytest.raises(ValueError, match=f"last must be 'drop' or 'over' .* got '{last}'; for other placements"):
-            gpufold.array_to_blocks(np.ones(9), (4,), strides=2, last=last)
-    with pytest.raises(ValueError, match="array_to_blocks: last must be one of"):
-        gpufold.array_to_blocks(np.ones(9), (4,), strides=2, last="pad")
-    with pytest.raises(ValueError, match=r"blocks_to_array: a block must fit .* last='over' lets blocks extend"):
-        gpufold.blocks_to_array(blocks, (3,), (4,), strides=2)
-    with pytest.raises(TypeError, match="blocks_to_array: fill_value must be a number, got 'zero'"):
-        gpufold.blocks_to_array(blocks, (8,), (4,), strides=2, reduction="mean", fill_value="zero")
-    with pytest.raises(ValueError, match="accumulate=True leaves what no block covers in out"):
-        gpufold.blocks_to_array(
-            blocks, (8,), (4,), strides=2, out=np.ones(8, np.float32), accumulate=True, fill_value=0
-        )
+def put_back(blocks, like, block, strides, **options):
+    options = {"strides": strides, "reduction": "mean", "last": "over", "fill_value": 3, **options}
+    return gpufold.blocks_to_array(blocks, like.shape, block, **options)
 
 
 @pytest.mark.hostcuda
 @pytest.mark.parametrize("seed", range(8))
-@pytest.mark.parametrize("mode", ["plain", "observed"])
-def test_kernels_take_and_put_blocks_that_hang_over(seed, mode):
+@pytest.mark.parametrize("executor", ["plain", "observed"])
+def test_kernels_take_and_put_blocks_that_hang_over(seed, executor):
+    _, lead, size, block, strides = random_case(seed)
+    array = values((*lead, *size), np.float32, seed)
+    taken = Call("array_to_blocks", array, (block,), {"strides": strides, "last": "over"})
+    blocks = taken.on(array)
+    options = {"strides": strides, "reduction": "mean", "last": "over", "fill_value": 0}
+    for call in (taken, Call("blocks_to_array", blocks, (array.shape, block), options)):
+        for variant in variants(call.operation):
+            with suppress(Unsupported):
+                _, arrays = run(call, variant, executor=executor)
+                assert_same_bits(arrays.result, call.on(call.data), f"{variant}: {call}")
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_arrays_of_every_kind_are_covered_alike(seed):
     _, lead, size, block, strides = random_case(seed)
     array = values((*lead, *size), np.float32, seed)
     blocks = gpufold.array_to_blocks(array, block, strides=strides, last="over")
-    back = gpufold.blocks_to_array(
-        blocks, array.shape, block, strides=strides, reduction="mean", last="over", fill_value=0
-    )
-    for variant in variants("array_to_blocks"):
-        got = np.full_like(blocks, np.nan)
-        try:
-            call = calls.array_to_blocks(array, block, strides, last="over", variant=variant)
-            hostcuda.run(choose(call, operand(array), operand(got), H200), array, got, None, mode=mode)
-        except Unsupported:
-            continue
-        assert_same_bits(got, blocks, f"{variant} {call.geometry}")
-    for variant in variants("blocks_to_array"):
-        got, options = np.full_like(array, np.nan), {"reduction": "mean", "last": "over", "fill_value": 0}
-        try:
-            call = calls.blocks_to_array(blocks, array.shape, block, strides, variant=variant, **options)
-            hostcuda.run(choose(call, operand(blocks), operand(got), H200), blocks, got, None, mode=mode)
-        except Unsupported:
-            continue
-        assert_same_bits(got, back, f"{variant} {call.geometry}")
+    want = put_back(blocks, array, block, strides)
+    for make in _kinds():
+        taken = gpufold.array_to_blocks(make(array), block, strides=strides, last="over")
+        assert_same_bits(np.asarray(taken), blocks, f"seed {seed}")
+        chunks = {"chunks": 1 + seed % 5} if hasattr(taken, "chunks") else {}
+        assert_same_bits(np.asarray(put_back(taken, array, block, strides, **chunks)), want, f"seed {seed}")
 
 
 @pytest.mark.peer("torch")
 @pytest.mark.parametrize("seed", range(12))
-def test_tensors_and_dask_arrays_are_covered_alike(seed):
+def test_gradients_are_of_what_is_covered(seed):
     import torch
 
     _, lead, size, block, strides = random_case(seed)
-    array = values((*lead, *size), np.float32, seed)
-    blocks = gpufold.array_to_blocks(array, block, strides=strides, last="over")
-    options = {"reduction": "mean", "last": "over", "fill_value": 3}
-    want = gpufold.blocks_to_array(blocks, array.shape, block, strides=strides, **options)
-    tensor = torch.from_numpy(array).requires_grad_()
-    taken = gpufold.array_to_blocks(tensor, block, strides=strides, last="over")
-    assert_same_bits(taken.detach().numpy(), blocks)
-    got = gpufold.blocks_to_array(taken, array.shape, block, strides=strides, **options)
-    assert_same_bits(got.detach().numpy(), want)
-    got.sum().backward()
-    np.testing.assert_allclose(
-        tensor.grad, np.broadcast_to(coverage(size, block, strides, "over") > 0, array.shape), rtol=1e-5
-    )
+    tensor = torch.rand(*lead, *size, requires_grad=True)
+    put_back(
+        gpufold.array_to_blocks(tensor, block, strides=strides, last="over"), tensor, block, strides
+    ).sum().backward()
+    covered = np.broadcast_to(coverage(size, block, strides, "over") > 0, tensor.shape)
+    np.testing.assert_allclose(tensor.grad, covered, rtol=1e-5)
 
 
 @pytest.mark.peer("torch")
@@ -312,20 +256,3 @@ def test_a_compiled_mean_of_what_is_not_covered_is_refused_or_filled():
         assert compiled(blocks, torch.ones(8), fill_value=0).tolist() == [1] * 6 + [0] * 2
     with pytest.raises(Exception, match=said):
         torch.jit.trace(lambda blocks: mean(blocks, torch.ones(8)), blocks)
-
-
-@pytest.mark.peer("dask")
-@pytest.mark.parametrize("seed", range(12))
-def test_dask_arrays_are_covered_alike(seed):
-    import dask.array as da
-
-    rng, lead, size, block, strides = random_case(seed)
-    array = values((*lead, *size), np.float32, seed)
-    blocks = gpufold.array_to_blocks(array, block, strides=strides, last="over")
-    options = {"reduction": "mean", "last": "over", "fill_value": 3}
-    lazy = da.from_array(array, chunks=rng.randint(1, 5))
-    taken = gpufold.array_to_blocks(lazy, block, strides=strides, last="over")
-    assert_same_bits(taken.compute(), blocks, f"seed {seed}")
-    got = gpufold.blocks_to_array(taken, array.shape, block, strides=strides, chunks=rng.randint(1, 5), **options)
-    want = gpufold.blocks_to_array(blocks, array.shape, block, strides=strides, **options)
-    assert_same_bits(got.compute(), want, f"seed {seed}")

@@ -9,14 +9,12 @@ import subprocess
 import sys
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 import gpufold
 from bench.hostcuda import fake_cupy
-from gpufold.gpu.sources import options, program
 
 CHECKOUT = Path(__file__).parents[1]
 
@@ -36,39 +34,7 @@ def run(*arguments):
     return done.returncode, done.stdout
 
 
-DATA = np.arange(36, dtype=np.float32).reshape(4, 9)
-CALL = "batch_to_space", DATA, (1, 4)
-
-
-@pytest.fixture
-def launched():
-    """A kernel, the plan that it is for, its arrays, and what CuPy passes its parameters as."""
-    plan = gpufold.explain(*CALL).plan
-    kernel = fake_cupy.RawKernel(program(plan.source, plan.symbol, plan.defines), plan.symbol, options())
-    data, out = fake_cupy.asarray(DATA), fake_cupy.empty((1, 36), np.float32)
-    parameters = np.frombuffer(plan.parameters, np.dtype((np.void, len(plan.parameters))))
-    out.fill(-1)  # a pool's memory may hold what another test computed
-    fake_cupy.Device().synchronize()
-    return SimpleNamespace(kernel=kernel, plan=plan, data=data, out=out, parameters=parameters)
-
-
-@pytest.mark.hostcuda
-def test_a_launch_computes_when_it_is_waited_for(launched):
-    launched.kernel(launched.plan.grid, launched.plan.block, (launched.data, launched.out, launched.parameters))
-    seen = launched.out._addresses()
-    assert not (seen == gpufold.batch_to_space(*CALL[1:])).any(), "nothing has run yet"
-    fake_cupy.Stream.null.synchronize()
-    assert (seen == gpufold.batch_to_space(*CALL[1:])).all()
-
-
-@pytest.mark.hostcuda
-def test_a_kernel_that_writes_outside_is_noticed(launched):
-    with fake_cupy.using_allocator(None):
-        small = fake_cupy.empty((1,), np.float32)
-    launched.kernel(launched.plan.grid, launched.plan.block, (launched.data, small, launched.parameters))
-    with pytest.raises(fake_cupy.Misuse, match="wrote outside an allocation of 4 bytes"):
-        fake_cupy.Device().synchronize()
-    fake_cupy.Device().synchronize()  # noticed once
+CALL = "batch_to_space", np.arange(36, dtype=np.float32).reshape(4, 9), (1, 4)
 
 
 def begun(mode=fake_cupy.GLOBAL):
@@ -93,18 +59,6 @@ def test_allocating_and_waiting_end_a_capture(forbidden):
     with pytest.raises(fake_cupy.CUDARuntimeError, match="cudaErrorStreamCaptureUnsupported"):
         calls[forbidden]()
     assert_lost(stream)
-
-
-@pytest.mark.hostcuda
-def test_loading_a_kernel_ends_a_capture(launched, monkeypatch):
-    monkeypatch.setattr(fake_cupy, "_loaded", {})
-    stream = begun()
-    with pytest.raises(fake_cupy.CUDADriverError, match="CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED"):
-        _ = launched.kernel.kernel
-    assert_lost(stream)
-    relaxed = begun(fake_cupy.RELAXED)
-    _ = launched.kernel.kernel
-    relaxed.end_capture()
 
 
 @pytest.mark.peer("cupy")
@@ -232,7 +186,7 @@ def test_the_gpu_tests_pass_on_a_stand_in_for_cupy():
     status, output = run("tests/test_gpu.py", "--of-each=2")
     assert status == 0, output
     assert "no GPU ran" in output
-    assert "tests deselected: needs cupyx" in output
+    assert "tests deselected: needs many GB" in output
 
 
 @pytest.mark.all

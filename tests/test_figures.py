@@ -151,17 +151,22 @@ BLOCKS_OF = {(4096, 4096): (256, 256), (99_999,): (400,), (300,) * 3: (96,) * 3}
 """Arrays, and blocks that lie in them at positions."""
 
 
+def added(size, lead, block, count, dtype, window, variant, weight_out=False):
+    """Plan an addition of so many blocks."""
+    geometry = add_blocks_geometry((*lead, *size), (count, *lead, *block), (count, len(size)))
+    operands = map(Operand.contiguous, (geometry.blocks_shape, geometry.array_shape))
+    call = Call("add_blocks", geometry, dtype, Fusion("sum", window, accumulate=True, weight_out=weight_out), variant)
+    return choose(call, *operands, weight_out=Operand.contiguous(geometry.size) if weight_out else None)
+
+
 @pytest.mark.parametrize(
     ("size", "lead", "dtype", "window", "variant"),
     grouped(BLOCKS_OF, [(), (14,)], ["float32", "complex64"], WINDOWS, ["gather", "lists"]),
 )
 def test_blocks_at_positions_keep_everything_in_registers(size, lead, dtype, window, variant):
     """Two blocks of threads are resident, or four, and nearly all loads of elements and weights in flight together."""
-    block, (registers, waits) = BLOCKS_OF[size], {"gather": (128, 1), "lists": (64, 2)}[variant]
-    geometry = add_blocks_geometry((*lead, *size), (600, *lead, *block), (600, len(size)))
-    operands = Operand.contiguous(geometry.blocks_shape), Operand.contiguous(geometry.array_shape)
-    call = Call("add_blocks", geometry, dtype, Fusion("sum", window, accumulate=True), variant)
-    figures = hostcuda.figures(choose(call, *operands))
+    registers, waits = {"gather": (128, 1), "lists": (64, 2)}[variant]
+    figures = hostcuda.figures(added(size, lead, BLOCKS_OF[size], 600, dtype, window, variant))
     assert figures.stack_bytes == 0
     assert figures.registers <= registers
     of_a_block = max((loop for loop in figures.loops if loop.innermost), key=lambda loop: loop.loads)
@@ -170,20 +175,17 @@ def test_blocks_at_positions_keep_everything_in_registers(size, lead, dtype, win
 
 @pytest.mark.parametrize("window", WINDOWS)
 @pytest.mark.parametrize(
-    ("variant", "lead", "size", "block", "dtype"),
+    ("variant", "lead", "size", "dtype"),
     [
-        ("gather", (14,), (300,) * 3, (96,) * 3, "float32"),
-        ("gather", (), (99_999,), (400,), "complex64"),
-        ("gather", (14,), (99_999,), (400,), "float32"),
-        ("lists", (14,), (300,) * 3, (96,) * 3, "float32"),
-        ("lists", (), (300,) * 3, (96,) * 3, "float64"),
+        ("gather", (14,), (300,) * 3, "float32"),
+        ("gather", (), (99_999,), "complex64"),
+        ("gather", (14,), (99_999,), "float32"),
+        ("lists", (14,), (300,) * 3, "float32"),
+        ("lists", (), (300,) * 3, "float64"),
     ],
 )
-def test_sums_of_weights_stay_in_registers_too(variant, lead, size, block, dtype, window):
-    geometry = add_blocks_geometry((*lead, *size), (600, *lead, *block), (600, len(size)))
-    operands = map(Operand.contiguous, (geometry.blocks_shape, geometry.array_shape))
-    call = Call("add_blocks", geometry, dtype, Fusion("sum", window, accumulate=True, weight_out=True), variant)
-    plan = choose(call, *operands, weight_out=Operand.contiguous(geometry.size))
+def test_sums_of_weights_stay_in_registers_too(variant, lead, size, dtype, window):
+    plan = added(size, lead, BLOCKS_OF[size], 600, dtype, window, variant, weight_out=True)
     assert hostcuda.cubin.resources(plan).stack_bytes == 0
 
 
@@ -192,10 +194,7 @@ def test_sums_of_weights_stay_in_registers_too(variant, lead, size, block, dtype
 @pytest.mark.parametrize(("size", "block"), [((2048, 2048), (7, 7)), ((160,) * 3, (5,) * 3)], ids=str)
 def test_small_blocks_of_many_planes_stay_in_registers(size, block, window, dtype):
     """Four blocks of threads are resident."""
-    geometry = add_blocks_geometry((16, *size), (9000, 16, *block), (9000, len(size)))
-    operands = Operand.contiguous(geometry.blocks_shape), Operand.contiguous(geometry.array_shape)
-    plan = choose(Call("add_blocks", geometry, dtype, Fusion("sum", window, accumulate=True), "lists"), *operands)
-    needed = hostcuda.cubin.resources(plan)
+    needed = hostcuda.cubin.resources(added(size, (16,), block, 9000, dtype, window, "lists"))
     assert needed.stack_bytes == 0
     assert needed.registers <= 64
 

@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import random
-import tracemalloc
 from functools import cache
-from math import prod
 
 import numpy as np
 import pytest
 from cases import (
     CASES,
-    DTYPES,
     FUSIONS,
     INEXACT,
-    WEIGHTED_WIDENINGS,
-    Case,
     assert_same_bits,
-    awkward_window,
     crossed,
     fold,
     garbage,
@@ -26,10 +20,6 @@ from cases import (
     values,
     window_of,
 )
-
-import gpufold
-from gpufold.cpu import tiles
-from gpufold.elements import sum_dtype
 
 COVERED = [case for case in CASES if fold(case, np.ones(case.columns_shape, np.int64)).min() > 0]
 """Cases in which every pixel is in a block."""
@@ -59,73 +49,12 @@ def test_every_fusion_is_its_definition(case, fusion):
     check(case, np.float32, fusion)
 
 
-@pytest.mark.parametrize(("fusion", "dtype"), crossed(FUSIONS, INEXACT))
-def test_every_dtype_is_its_definition(fusion, dtype):
-    check(Case("odd", (7, 9), (3, 4), (2, 1), (1, 2), (2, 1), (0, 3)), dtype, fusion)
-
-
-@pytest.mark.parametrize(
-    ("case", "fusion", "dtypes"), crossed(CASES, [("sum", "none", False), *FUSIONS], WEIGHTED_WIDENINGS)
-)
-def test_a_wider_sum_is_that_of_converted_columns(case, fusion, dtypes):
-    reduction, kind, accumulate = fusion
-    narrow, wide = map(np.dtype, dtypes)
-    columns, window = values(case.columns_shape, narrow), window_of(kind, case.kernel_size, wide)
-    out = values(case.image_shape, wide, 1) if accumulate else None
-    options = {"reduction": reduction, "window": window, "accumulate": accumulate}
-    want = fold(case, columns.astype(wide), out=None if out is None else out.copy(), **options)
-    foreign = columns.astype(narrow.newbyteorder()) if narrow.name != "bfloat16" else columns
-    for given in (columns, foreign):
-        got = out.copy() if accumulate else None
-        got = fold(case, given, out=got, dtype=dtypes[1], **options)
-        assert_same_bits(got, want)
-
-
-@pytest.mark.parametrize("dtype", [dtype for dtype in DTYPES if dtype not in INEXACT], ids=str)
-def test_integers_accumulate(dtype):
-    check(Case("odd", (7, 9), (3, 4), (2, 1), (1, 2), (2, 1), (0, 3)), dtype, ("sum", "none", True))
-
-
 @pytest.mark.some(3)
 @pytest.mark.parametrize("first", range(0, 400, 100))
 def test_random_problems_are_their_definition(first, way):
     for seed in range(first, first + 100):
         dtype = INEXACT[seed % len(INEXACT)]
         check(random_case(seed), dtype, random.Random(seed).choice(FUSIONS), seed)
-
-
-@pytest.mark.some(41)
-@pytest.mark.filterwarnings("error")
-@pytest.mark.parametrize("part", range(40))
-def test_no_weight_counts_where_its_tap_does_not_exist(part, way):
-    fusions = [fusion for fusion in FUSIONS if fusion[1] != "none"]
-    for seed in range(10 * part, 10 * part + 10):
-        case, fusion = random_case(seed), random.Random(seed).choice(fusions)
-        check(case, INEXACT[seed % len(INEXACT)], fusion, seed, awkward_window)
-    for number in range(part, len(CASES), 40):
-        check(CASES[number], np.float32, fusions[number % len(fusions)], make_window=awkward_window)
-
-
-@pytest.mark.parametrize("kind", ["separable", "full"])
-@pytest.mark.parametrize("reduction", ["mean", "least_squares"])
-def test_uncovered_pixels_are_zero_beside_infinite_weights(reduction, kind):
-    case = Case("uncovered", (7, 9), (2, 2), (5, 4))
-    infinite = np.full((2, 2), np.inf, np.float32)
-    window = tuple(infinite) if kind == "separable" else infinite
-    covered = fold(case, np.ones(case.columns_shape, np.float32)) > 0
-    got = fold(case, np.ones(case.columns_shape, np.float32), reduction=reduction, window=window)
-    np.testing.assert_array_equal(got[~covered], 0)
-    assert np.isnan(got[covered]).all()
-
-
-@pytest.mark.some(7)
-@pytest.mark.parametrize("kind", ["separable", "full"])
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_a_window_multiplies_what_im2col_takes(case, kind, way):
-    for dtype in (np.dtype(np.float32), INEXACT[CASES.index(case) % len(INEXACT)]):
-        image, window = values(case.image_shape, dtype), window_of(kind, case.kernel_size, dtype)
-        want = case.im2col(image, window=window)
-        assert_same_bits(unfold(case, image, window=window, out=garbage(want.shape, want.dtype)), want, case)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -146,116 +75,5 @@ def test_a_mean_gives_back_what_im2col_took(case):
         np.testing.assert_allclose(back, image, rtol=1e-12, atol=1e-300)
 
 
-@pytest.mark.parametrize("kind", ["separable", "full"])
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_windowed_col2im_and_im2col_are_adjoint(case, kind):
-    rng = np.random.default_rng(0)
-    columns, image = rng.standard_normal(case.columns_shape), rng.standard_normal(case.image_shape)
-    window = window_of(kind, case.kernel_size, np.float64)
-    left = (fold(case, columns, window=window) * image).sum()
-    right = (columns * unfold(case, image, window=window)).sum()
-    np.testing.assert_allclose(left, right, rtol=1e-10, atol=1e-9)
-
-
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_uncovered_pixels_are_zero_and_never_nan(case):
-    ones = np.ones(case.columns_shape, np.float32)
-    covered = fold(case, ones) > 0
-    for weight, want in ((None, covered), (0, np.zeros_like(covered)), (1e-45, covered)):
-        window = None if weight is None else np.full(case.kernel_size, weight, np.float32)
-        mean = fold(case, ones, reduction="mean", window=window)
-        np.testing.assert_allclose(mean, want, rtol=1e-6)
-
-
-def test_a_count_is_exact_beyond_a_byte():
-    """A count of overlaps kept in 8 bits wraps past 255 (MONAI)."""
-    case = Case("300-overlaps", (700,), (300,), batch=1, channels=1)
-    mean = fold(case, np.ones(case.columns_shape, np.float16), reduction="mean")
-    np.testing.assert_array_equal(mean, 1)
-
-
-def test_a_separable_window_is_the_outer_product():
-    case = Case("plain", (9, 11), (4, 5), (2, 3), batch=2)
-    columns, window = values(case.columns_shape, np.float32), window_of("separable", (4, 5), np.float32)
-    assert_same_bits(fold(case, columns, window=window), fold(case, columns, window=np.multiply.outer(*window)))
-
-
-def test_batches_of_tiles_accumulate_to_one_call():
-    """Integers of a float dtype add exactly, so that the order of the parts does not show."""
-    case = Case("tiles", (40, 52), (8, 8), 4, batch=6, channels=2)
-    rng = np.random.default_rng(0)
-    columns = rng.integers(-50, 50, case.columns_shape).astype(np.float32)
-    total = np.zeros(case.image_shape[1:], np.float32)
-    for part in columns:
-        gpufold.col2im(part, (40, 52), (8, 8), strides=4, out=total, accumulate=True)
-    np.testing.assert_array_equal(total, fold(case, columns).sum(axis=0))
-
-
 # ---------------------------------------------------------------------------------------------
 # Errors and memory
-
-
-@pytest.mark.parametrize(
-    ("error", "match", "dtype", "options"),
-    [
-        (TypeError, "out must have the result's dtype float64, got int32", np.int32, "mean"),
-        (TypeError, "out must have the result's dtype float32, got bool", np.bool_, "least_squares"),
-        (TypeError, "reduction 'mean' needs data of floats or complex numbers, got dtype <U1", "U1", "mean"),
-        (ValueError, "reduction must be one of sum, mean, least_squares, got 'average'", np.float32, "average"),
-        (ValueError, r"window must have the shape \(2, 2\).* got \(2, 3\)", np.float32, np.ones((2, 3))),
-        (ValueError, r"window\[1\] must have the shape \(2,\).* got \(3,\)", np.float32, (np.ones(2), np.ones(3))),
-        (ValueError, "one array per axis, 2 in all, got 1", np.float32, (np.ones(2),)),
-        (TypeError, "window must be a numpy.ndarray .* got builtins.float", np.float32, 0.5),
-        (TypeError, "window must hold real numbers, got dtype complex128", np.complex64, np.ones((2, 2)) * 1j),
-    ],
-)
-def test_what_does_not_fit_is_refused(error, match, dtype, options):
-    columns = np.ones((4, 9), dtype)
-    out = np.zeros((1, 4, 4), dtype)
-    options = {"reduction": options} if isinstance(options, str) else {"window": options}
-    with pytest.raises(error, match=f"^col2im: .*{match}"):
-        gpufold.col2im(columns, (4, 4), (2, 2), out=out, **options)
-    assert not out.any()
-
-
-def test_accumulation_needs_something_to_add_to():
-    with pytest.raises(ValueError, match="accumulate=True adds to out, but out is None"):
-        gpufold.col2im(np.ones((4, 9)), (4, 4), (2, 2), accumulate=True)
-    with pytest.raises(TypeError, match="needs data that can be added, got dtype <U1"):
-        gpufold.col2im(np.full((1, 4), "a"), (2, 2), (1, 1), out=np.full((1, 2, 2), "b"), accumulate=True)
-    window = np.ones((2, 2))
-    with pytest.raises(ValueError, match="out must share no memory with window"):
-        gpufold.col2im(np.ones((4, 1)), (2, 2), (2, 2), out=window[None], window=window)
-
-
-LARGE_CASES = (
-    Case("maps", (56, 56), (3, 3), 1, 1, 1, 1, batch=16, channels=64),
-    Case("tiles", (1984, 1984), (256, 256), 192, batch=1, channels=1),
-    Case("audio", (1_600_240,), (400,), 160, batch=2, channels=1),
-)
-
-
-@pytest.mark.parametrize(
-    ("case", "fusion", "dtypes"),
-    crossed(LARGE_CASES, FUSIONS, [("f4", "f4"), ("f2", "f2"), ("c8", "c8"), ("f2", "f4"), ("f4", "f8")]),
-)
-def test_one_pass_needs_the_result_a_window_and_a_bounded_scratch(case, fusion, dtypes):
-    reduction, kind, accumulate = fusion
-    narrow, dtype = map(np.dtype, dtypes)
-    columns = np.broadcast_to(np.ones((), narrow), case.columns_shape)
-    window = window_of(kind, case.kernel_size, dtype)
-    out = np.zeros(case.image_shape, dtype)
-    gpufold.set_num_threads(1)
-    try:
-        for _ in range(2):  # caches of geometry are filled once
-            tracemalloc.start()
-            fold(case, columns, reduction=reduction, window=window, dtype=dtype, out=out, accumulate=accumulate)
-            peak = tracemalloc.get_traced_memory()[1]
-            tracemalloc.stop()
-    finally:
-        gpufold.set_num_threads(None)
-    wide = sum_dtype(dtype).itemsize
-    tile = tiles.TILE_ELEMENTS
-    weights = 8 * prod(case.kernel_size)
-    # sums, products and a tap's scratch; two divisors and where they are small
-    assert peak <= tile * (4 * wide + (17 if reduction != "sum" else 0)) + weights + 600_000

@@ -14,7 +14,7 @@ import gc
 import re
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from itertools import product
@@ -40,20 +40,17 @@ from cases import (
     values,
     window_of,
 )
-from executors import ONE_THREAD, Call, arrays_of, blocks_calls, calls_of, plans_of
+from executors import ONE_THREAD, Call, arrays_of, blocks_calls, calls_of, placed_calls, plans_of
 from numpy.lib.array_utils import byte_bounds
 from processes import alone, end_where_the_device_is_dead
 from test_kernels import ROWS, bound_of, drawn, drawn_call, expected, laid_out
 
 import gpufold
-from gpufold.calls import MODES, Fusion
-from gpufold.calls import Call as Description
-from gpufold.geometry import add_blocks_geometry
+from gpufold.calls import MODES
 from gpufold.gpu import parameters
-from gpufold.gpu.plan import H200, Operand
-from gpufold.gpu.registry import candidates, choose, problem_of
+from gpufold.gpu.plan import H200
+from gpufold.gpu.registry import candidates, choose
 from gpufold.gpu.sources import KERNELS
-from gpufold.gpu.variants import tile_lists
 
 GARBAGE = 0xA5
 """What every byte of an output holds before a call."""
@@ -80,8 +77,13 @@ def weighted_calls():
     yield from blocks_calls((3, 12, 40), (5, 6), 3, np.dtype(np.float32), window=window, reduction="least_squares")
 
 
-EVERY_CALL = (*EVERY_OPERATION, *weighted_calls())
-"""With and without weights."""
+EVERY_CALL = (
+    *EVERY_OPERATION,
+    *weighted_calls(),
+    *(call for case in POSITIONS_CASES[9:12] for call in placed_calls(case, np.dtype(np.float32))),
+    Call("average", values((2, 9), np.float32), (np.arange(9, dtype=np.float32),)),
+)
+"""With and without weights, and at positions: in crowded tiles, of several tiles and of several planes."""
 
 
 def name_of(call):
@@ -127,15 +129,6 @@ def cupy():
     return cupy
 
 
-@pytest.fixture
-def most_of_the_memory(cupy):
-    """Let no other test of many GB run at a time, whatever the number of processes, and leave nothing in the pool."""
-    with alone("gpufold-tests-of-many-gigabytes"):
-        yield
-        cupy.cuda.Device().synchronize()
-        cupy.get_default_memory_pool().free_all_blocks()
-
-
 def captured(cupy, work):
     """Return a stream and a graph of what work queues on it, which is launched after.
 
@@ -171,34 +164,14 @@ def spoil(array):
     return array
 
 
-def assert_answer(call, variant, got, want, data):
-    """Same bits; where the order is open, within the bound of two sums of as many terms.
-
-    Atomic additions in global memory take denormals for zero.
-    """
-    message = f"{variant}: {call}"
+def assert_answer(call, variant, got):
+    """Same bits; where the order is open, within the bound of two sums of as many terms."""
+    want, message = call.on(call.data), f"{variant}: {call}"
     if call.exact(variant):
         assert_same_bits(got, want, message)
     else:
         assert (got.shape, got.dtype) == (want.shape, want.dtype), message
-        kind, taps = np.finfo(want.dtype), np.prod(call.arguments[1])
-        bound = taps * (kind.eps * call.with_magnitudes().on(abs(data)) + kind.tiny)
-        assert (abs(got - want) <= bound).all(), message
-
-
-def check_variants(cupy, call, names=None):
-    """Run the variants that serve a call into garbage, and compare; give their names."""
-    want, data, weighted = call.on(call.data), cupy.asarray(call.data), call.with_window(cupy)
-    served = []
-    for variant in names or ("auto", *gpufold.variants(call.operation)):
-        out = spoil(cupy.empty(want.shape, want.dtype))
-        with suppress(gpufold.Unsupported):
-            assert weighted.on(data, out=out, variant=variant) is out
-            assert_answer(call, variant, cupy.asnumpy(out), want, call.data)
-            served.append(variant)
-    assert served[: not names] == ([] if names else ["auto"])
-    assert_same_bits(cupy.asnumpy(data), call.data, "the input is as it was")
-    return served
+        assert (abs(got - want) <= bound_of(call, None, want)).all(), message
 
 
 # ---------------------------------------------------------------------------------------------
@@ -231,9 +204,7 @@ def smoke_calls():
         yield replace(fold, data=np.ascontiguousarray(fold.data.swapaxes(1, 2)).swapaxes(1, 2))
         yield from blocks_calls((2, 12, 40), (5, 6), 1, dtype)
         for case in PLACED:
-            array = values(case.shape, dtype)
-            yield Call("add_blocks", array, (values(case.blocks_shape, dtype, 1), case.positions))
-            yield Call("take_blocks", array, (case.positions, case.block))
+            yield from placed_calls(case, dtype)
     yield Call("average", values((2, 9), np.float32), (np.arange(9, dtype=np.float32),))
 
 
@@ -265,24 +236,6 @@ def test_the_smoke_runs_every_kernel_function():
     assert all(len(launches()[name]) == 2 for name in FUNCTIONS if name.startswith(("bins_", "add_blocks_lists")))
 
 
-def test_tiles_are_crowded_by_more_blocks_than_are_noted_and_than_are_compared():
-    """Needs no GPU: what compute-sanitizer sees lists no block, lists and compares them, and lists and marks them."""
-    most = set()
-    for case in PLACED:
-        blocks, array = map(Operand.contiguous, (case.blocks_shape, case.shape))
-        geometry = add_blocks_geometry(case.shape, case.blocks_shape, case.positions.shape)
-        call = Description("add_blocks", geometry, "int32", Fusion("sum", "none", True))
-        for share in tile_lists.shares_of(problem_of(call, blocks, array)):
-            side, along = (each[-len(case.block) :] for each in (share.bins.side, share.bins.along))
-            for tile in np.ndindex(along):
-                first = np.multiply(tile, side)
-                meets = (case.positions < first + side) & (case.positions + case.block > first)
-                most.add(int(meets.all(axis=1).sum()))
-    assert any(0 < count <= tile_lists.NOTED for count in most)
-    assert any(tile_lists.NOTED < count <= tile_lists.CROWD for count in most)
-    assert any(count > tile_lists.CROWD for count in most)
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize("function", FUNCTIONS)
 def test_smoke(cupy, monkeypatch, function):
@@ -297,14 +250,13 @@ def test_smoke(cupy, monkeypatch, function):
 
         monkeypatch.setattr(launch.tuning, "decide", decide)
         launch._prepare.cache_clear()
-        want = call.on(call.data.copy())
         with cupy.cuda.using_allocator(None):
-            arguments = [cupy.asarray(each) if isinstance(each, np.ndarray) else each for each in call.arguments]
+            there = call.with_arrays_of(cupy)
             order = np.argsort([-step for step in call.data.strides], kind="stable")  # of the axes in memory
             data = cupy.asarray(np.ascontiguousarray(call.data.transpose(order))).transpose(*np.argsort(order).tolist())
             assert data.strides == call.data.strides
-            got = replace(call, arguments=tuple(arguments)).on(data, variant=variant)
-            assert_answer(call, variant, cupy.asnumpy(got), want, call.data)
+            got = there.on(data, variant=variant)
+            assert_answer(call, variant, cupy.asnumpy(got))
     launch._prepare.cache_clear()
 
 
@@ -339,40 +291,46 @@ class Room:
         return got
 
 
-def check_row(cupy, row, number):
-    """Run the variants of a row by the public function, on arrays where the draw puts them, into garbage."""
+@contextmanager
+def wide_offsets(wide):
+    """Let offsets have 64 bits for arrays however small."""
     from gpufold.gpu import launch
 
+    caches = (choose, launch._prepare) if wide else ()
+    with pytest.MonkeyPatch.context() as patch:
+        for cached in caches:
+            patch.setattr(parameters, "INT32_MAX", 0)
+            cached.cache_clear()
+        yield
+        for cached in caches:
+            cached.cache_clear()
+
+
+def check_row(cupy, row, number):
+    """Run the variants of a row by the public function, on arrays where the draw puts them, into garbage."""
     what = drawn(row, number)
     what = what._replace(mode=MODES[what.seed % len(MODES)])
     call, before, view = drawn_call(row, what)
     arrays, (want, want_weight) = arrays_of(call, before), expected(call, before)
-    options = call.with_window(cupy).options
-    with pytest.MonkeyPatch.context() as patch:
-        if what.wide:
-            patch.setattr(parameters, "INT32_MAX", 0)
-        for cached in (choose, launch._prepare) if what.wide else ():
-            cached.cache_clear()
+    there = call.with_arrays_of(cupy)
+    if arrays.positions is not None and not number % 2:
+        *others, _ = there.arguments if row.operation == "add_blocks" else there.arguments[::-1]
+        places = arrays.positions.tolist()
+        there = replace(there, arguments=(*others, places) if row.operation == "add_blocks" else (places, *others))
+    with wide_offsets(what.wide):
         for variant in ("auto", *gpufold.variants(row.operation)):
             laid = laid_out(call, arrays, view, what, variant, natural=False)
             if before is None and row.operation != "add_blocks":
                 laid.result[...] = garbage(laid.result.shape, laid.result.dtype)
             read, result, where = Room(cupy, laid.input), Room(cupy, laid.result), f"{variant}: {row} {number} {what}"
-            weight, given = None, {"variant": variant}
-            if laid.weight_out is not None:
-                weight = Room(cupy, laid.weight_out)
-                given["weight_out"] = weight.array
-            arguments = list(call.arguments)
-            if laid.positions is not None:
-                place = row.operation == "add_blocks"
-                arguments[place] = cupy.asarray(laid.positions) if number % 2 else laid.positions.tolist()
+            weight = None if laid.weight_out is None else Room(cupy, laid.weight_out)
             with suppress(gpufold.Unsupported):
-                if row.operation == "add_blocks":
-                    gpufold.add_blocks_(result.array, read.array, *arguments[1:], **options | given)
-                else:
-                    if row.operation == "average":
-                        arguments = map(cupy.asarray, arguments)
-                    getattr(gpufold, row.operation)(read.array, *arguments, **options, **given, out=result.array)
+                there.into(
+                    result.array,
+                    read.array,
+                    variant=variant,
+                    **({} if weight is None else {"weight_out": weight.array}),
+                )
                 got = result.result(where)
                 if not call.exact(variant):
                     if what.windows != "awkward":
@@ -381,8 +339,6 @@ def check_row(cupy, row, number):
                 assert_same_bits(got, want, where)
                 if weight is not None:
                     assert_same_bits(weight.result(where), want_weight, where)
-        for cached in (choose, launch._prepare) if what.wide else ():
-            cached.cache_clear()
 
 
 @pytest.mark.gpu
@@ -422,50 +378,43 @@ def test_sanitize_every_variant(cupy, row):
 )
 def test_problems_that_fill_the_device_are_the_numpy_path(cupy, case):
     for call in calls_of(case, np.dtype(np.float32)):
-        check_variants(cupy, call)
+        data, out = cupy.asarray(call.data), cupy.asarray(call.on(call.data))
+        for variant in served(call, data, out):
+            assert call.on(data, out=spoil(out), variant=variant) is out
+            assert_answer(call, variant, cupy.asnumpy(out))
 
 
 @pytest.mark.gpu
 def test_what_is_not_deterministic_is_near(cupy):
     case = Case("auto-takes-atomics", (64, 64), (32, 32), batch=1, channels=1)
     call = calls_of(case, np.dtype(np.float32))[0]
-    got = call.on(cupy.asarray(call.data), deterministic=False)
-    assert_answer(call, "atomic", cupy.asnumpy(got), call.on(call.data), call.data)
+    assert_answer(call, "atomic", cupy.asnumpy(call.on(cupy.asarray(call.data), deterministic=False)))
 
 
-def check_repeats(cupy, compute, message):
+def check_repeats(cupy, call, variant="auto"):
     """Compare twenty results with the first, on the device: only what differs is ever brought to the host."""
-    first = compute()
+    data, there = cupy.asarray(call.data), call.with_arrays_of(cupy)
+    first = there.on(data, variant=variant)
     bits = first.view(f"u{first.itemsize}")
     for _ in range(20):
-        again = compute()
+        again = there.on(data, variant=variant)
         if int(cupy.count_nonzero(again.view(bits.dtype) != bits)):
-            assert_same_bits(cupy.asnumpy(again), cupy.asnumpy(first), message)
+            assert_same_bits(cupy.asnumpy(again), cupy.asnumpy(first), call)
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("case", SHORT_CASES, ids=str)
-def test_deterministic_variants_repeat_their_bits(cupy, case):
-    for call in calls_of(case, np.dtype(np.float32)):
-        data = cupy.asarray(call.data)
-        check_repeats(cupy, lambda call=call, data=data: call.on(data), call)
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("call", EVERY_CALL[len(EVERY_OPERATION) :], ids=name_of)
-def test_weighted_calls_repeat_their_bits(cupy, call):
-    data, weighted = cupy.asarray(call.data), call.with_window(cupy)
-    check_repeats(cupy, lambda: weighted.on(data), call)
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("variant", ["gather", "lists"])
-@pytest.mark.parametrize("case", POSITIONS_CASES[9:13], ids=str)
-def test_blocks_at_positions_repeat_their_bits(cupy, case, variant):
-    """In crowded tiles, of several tiles, several planes and a volume, each of which many blocks overlap."""
-    before, blocks = cupy.asarray(values(case.shape, np.float32)), cupy.asarray(values(case.blocks_shape, np.float32))
-    positions = cupy.asarray(case.positions)
-    check_repeats(cupy, lambda: gpufold.add_blocks_(before.copy(), blocks, positions, variant=variant), case)
+@pytest.mark.parametrize(
+    "call",
+    [
+        *(call for case in SHORT_CASES for call in calls_of(case, np.dtype(np.float32))),
+        *EVERY_CALL[len(EVERY_OPERATION) :],
+    ],
+    ids=name_of,
+)
+def test_deterministic_variants_repeat_their_bits(cupy, call):
+    check_repeats(cupy, call)
+    if call.operation == "add_blocks":
+        check_repeats(cupy, call, "lists")
 
 
 @pytest.mark.gpu
@@ -480,42 +429,15 @@ def test_blocks_at_positions_repeat_their_bits(cupy, case, variant):
 def test_large_problems_repeat_their_bits(cupy, case):
     """With as many thread blocks under way as the device holds, and others waiting."""
     for call in calls_of(case, np.dtype(np.float32)):
-        data = cupy.asarray(call.data)
-        check_repeats(cupy, lambda call=call, data=data: call.on(data), call)
+        check_repeats(cupy, call)
 
 
 # ---------------------------------------------------------------------------------------------
-# Layouts: a view of more room; the room's other elements stay as they are
-
-
-def turned(cupy, host):
-    """An array with the elements of another and its axes in memory in the opposite order."""
-    order = tuple(reversed(range(host.ndim)))
-    return cupy.asarray(np.ascontiguousarray(host.transpose(order))).transpose(order)
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("dtype", [np.float64, np.int32, np.uint8, np.float16], ids=lambda dtype: dtype.__name__)
-def test_windows_of_other_dtypes_and_strides_are_converted(cupy, dtype):
-    rng = np.random.default_rng(3)
-    fold, unfold = calls_of(SLIDING, np.dtype(np.float32))
-    full = (rng.random((6, 4)) * 9).astype(dtype)[::-2, ::2]
-    axes = tuple((rng.random(2 * taps) * 9).astype(dtype)[::-2] for taps in SLIDING.kernel_size)
-    for call in (fold, unfold):
-        for window in (full, axes):
-            weighted = replace(call, options=call.options | {"window": window})
-            want = weighted.on(call.data)
-            # The views are taken on the device, since a copy to it is contiguous.
-            if isinstance(window, tuple):
-                on_gpu = tuple(strided(cupy, weights) for weights in window)
-            else:
-                on_gpu = strided(cupy, window)
-            got = replace(call, options=call.options | {"window": on_gpu}).on(cupy.asarray(call.data))
-            assert_same_bits(cupy.asnumpy(got), want, f"{call} {dtype}")
+# Windows and positions that are converted on the device, and arrays that other libraries made
 
 
 def strided(cupy, host):
-    """An array with the elements of another, backwards and with gaps in memory."""
+    """An array with the elements of another, backwards and with gaps in memory; a copy to it would be contiguous."""
     room = np.zeros([2 * extent for extent in host.shape], host.dtype)
     view = (slice(None, None, -2),) * host.ndim
     room[view] = host
@@ -525,30 +447,33 @@ def strided(cupy, host):
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [np.float64, np.int32, np.uint8, np.float16], ids=lambda dtype: dtype.__name__)
+def test_windows_of_other_dtypes_and_strides_are_converted(cupy, dtype):
+    rng, taps = np.random.default_rng(3), SLIDING.kernel_size
+    full, axes = (rng.random(taps) * 9).astype(dtype), tuple((rng.random(extent) * 9).astype(dtype) for extent in taps)
+    there = strided(cupy, full), tuple(strided(cupy, weights) for weights in axes)
+    for call, (window, on_gpu) in product(
+        calls_of(SLIDING, np.dtype(np.float32)), zip((full, axes), there, strict=True)
+    ):
+        want = call.on(call.data, window=window)
+        assert_same_bits(cupy.asnumpy(call.on(cupy.asarray(call.data), window=on_gpu)), want, f"{call} {dtype}")
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [np.int8, np.int32, np.int64, np.uint64], ids=lambda dtype: dtype.__name__)
 def test_positions_of_other_dtypes_and_strides_are_converted(cupy, dtype):
-    case = POSITIONS_CASES[10]
-    low = 0 if np.dtype(dtype).kind == "u" else -20
-    positions = np.random.default_rng(4).integers(low, 100, (len(case.positions), 2)).astype(dtype)
-    if dtype == np.uint64:
-        positions[3] = 2**64 - 1  # far outside, though it is -1 in 64 bits with a sign
-    blocks = values(case.blocks_shape, np.float32)
-    want = gpufold.add_blocks_(np.zeros(case.shape, np.float32), blocks, positions)
-    for places in (cupy.asarray(positions), turned(cupy, positions), strided(cupy, positions), positions.tolist()):
-        if dtype == np.uint64 and isinstance(places, list):
-            continue  # beyond the integers that a list may hold
-        got = gpufold.add_blocks_(cupy.zeros(case.shape, np.float32), cupy.asarray(blocks), places)
-        assert_same_bits(cupy.asnumpy(got), want, f"{type(places)} of {dtype}")
-
-
-# ---------------------------------------------------------------------------------------------
-# Arrays that other libraries made, aligned to their elements alone
+    adding, _ = placed_calls(POSITIONS_CASES[10], np.dtype(np.float32))
+    blocks, positions = adding.arguments
+    positions = np.random.default_rng(4).integers(0, 100, positions.shape).astype(dtype)
+    positions[3] = -1 if dtype != np.uint64 else 2**64 - 1  # far outside, though it is -1 in 64 bits with a sign
+    want, array, blocks = gpufold.add_blocks(adding.data, blocks, positions), *map(cupy.asarray, (adding.data, blocks))
+    for places in (cupy.asarray(positions), strided(cupy, positions)):
+        assert_same_bits(cupy.asnumpy(gpufold.add_blocks(array, blocks, places)), want, dtype)
 
 
 def through_interface(cupy, array):
     """What CuPy makes of an array of a library that knows the CUDA array interface."""
-    other = SimpleNamespace(__cuda_array_interface__=array.__cuda_array_interface__, owner=array)
-    return cupy.asarray(other)
+    return cupy.asarray(SimpleNamespace(__cuda_array_interface__=array.__cuda_array_interface__, owner=array))
 
 
 def through_dlpack(cupy, array):
@@ -563,52 +488,28 @@ def through_torch(cupy, array):
     return cupy.from_dlpack(torch.from_dlpack(array))
 
 
-IMPORTS = [through_interface, through_dlpack, pytest.param(through_torch, marks=pytest.mark.peer("torch"))]
-
-
-def at_odd_offset(cupy, host, imported, offset):
-    """An array with the elements of another, imported from a larger one at an offset in elements."""
-    room = cupy.zeros(host.size + offset + 3, host.dtype)
-    room[offset : offset + host.size] = cupy.asarray(host).ravel()
-    cupy.cuda.Device().synchronize()
-    return imported(cupy, room[offset : offset + host.size]).reshape(host.shape)
-
-
 @pytest.mark.gpu
-@pytest.mark.parametrize("offset", [1, 3, 4])
 @pytest.mark.parametrize("dtype", [np.uint8, np.float16, np.float32, np.complex64], ids=lambda dtype: dtype.__name__)
-@pytest.mark.parametrize("imported", IMPORTS)
-def test_imported_arrays_at_odd_offsets_are_used_in_place(cupy, imported, dtype, offset):
-    for case in (SHORT_CASES[1], SHORT_CASES[5]):
+@pytest.mark.parametrize(
+    "imported", [through_interface, through_dlpack, pytest.param(through_torch, marks=pytest.mark.peer("torch"))]
+)
+def test_imported_arrays_at_odd_offsets_are_used_in_place(cupy, imported, dtype):
+    """They are aligned to their elements alone."""
+
+    def at(host, offset):
+        room = cupy.zeros(host.size + offset + 3, host.dtype)
+        room[offset : offset + host.size] = cupy.asarray(host).ravel()
+        cupy.cuda.Device().synchronize()
+        return imported(cupy, room[offset : offset + host.size]).reshape(host.shape)
+
+    for offset, case in product((1, 3, 4), (SHORT_CASES[1], SHORT_CASES[5])):
         for call in calls_of(case, np.dtype(dtype)):
-            want = call.on(call.data)
-            for variant in ("auto", *gpufold.variants(call.operation)):
-                data = at_odd_offset(cupy, call.data, imported, offset)
-                out = at_odd_offset(cupy, np.zeros_like(want), imported, offset)
-                assert data.data.ptr % (data.itemsize * 8) == data.itemsize * offset
-                with suppress(gpufold.Unsupported):
-                    assert call.on(data, out=out, variant=variant) is out
-                    assert_answer(call, variant, cupy.asnumpy(out), want, call.data)
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("imported", IMPORTS)
-def test_imported_views_that_overlap_are_refused(cupy, imported):
-    room = cupy.zeros(64 + 4, np.float32)
-    data = imported(cupy, room[:64]).reshape(1, 4, 4, 4)
-    out = imported(cupy, room[4:]).reshape(1, 4, 16)
-    with pytest.raises(ValueError, match="out must share no memory with image"):
-        gpufold.im2col(data, (1, 1), out=out)
-    assert not int(cupy.count_nonzero(room))
-
-
-@pytest.mark.gpu
-def test_elements_off_their_own_size_are_refused(cupy):
-    """A GPU cannot load them, and the error would end the process."""
-    room = cupy.zeros(4 * 36 + 4, np.uint8)
-    data = cupy.ndarray((4, 9), np.float32, room.data + 1)
-    with pytest.raises(gpufold.Unsupported, match="do not lie on multiples of their size"):
-        gpufold.col2im(data, (4, 4), (2, 2))
+            data, out = at(call.data, offset), at(np.zeros_like(call.on(call.data)), offset)
+            assert data.data.ptr % (data.itemsize * 8) == data.itemsize * offset
+            for variant in served(call, data, out):
+                out.fill(0)
+                assert call.on(data, out=out, variant=variant) is out
+                assert_answer(call, variant, cupy.asnumpy(out))
 
 
 # ---------------------------------------------------------------------------------------------
@@ -629,66 +530,64 @@ class Gate:
         self._opened.set()
 
 
+def arrays_on(cupy, call):
+    """Return what a call reads on the device, its data first, and the call of these."""
+    there, data = call.with_arrays_of(cupy), cupy.asarray(call.data)
+    return [data, *(each for each in there.arguments if isinstance(each, cupy.ndarray))], there
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("call", EVERY_CALL, ids=name_of)
 def test_a_call_waits_for_its_stream_and_the_caller_for_nothing(cupy, call):
-    """Behind a gate the stream receives the data and the call; everything else in the device ends before it opens."""
-    want, source, weighted = call.on(call.data), cupy.asarray(call.data), call.with_window(cupy)
-    data, out = cupy.zeros_like(source), cupy.empty(want.shape, want.dtype)
-    for variant in served(weighted, data, out):
-        data.data.memset_async(0, data.nbytes)
-        spoil(out)
+    """Behind a gate the stream receives all that is read, positions too, which nobody has looked at, and the call.
+
+    Everything else in the device ends before it opens.
+    """
+    arrays, there = arrays_on(cupy, call)
+    sources = [each.copy() for each in arrays]
+    data, out = arrays[0], cupy.asarray(call.on(call.data))
+    stream, pool = cupy.cuda.Stream(non_blocking=True), cupy.get_default_memory_pool()
+    for variant in served(there, data, out):
+        for array in arrays:
+            array.data.memset_async(0, array.nbytes)
         cupy.cuda.Device().synchronize()
-        stream = cupy.cuda.Stream(non_blocking=True)
+        with stream:  # whose part of the pool has the memory for lists then
+            there.on(data, out=out, variant=variant)
+            spoil(out)
+        stream.synchronize()
+        allocated = pool.total_bytes()
         with stream, Gate(stream):
-            data.data.copy_from_device_async(source.data, source.nbytes, stream)
-            weighted.on(data, out=out, variant=variant)
+            for array, source in zip(arrays, sources, strict=True):
+                array.data.copy_from_device_async(source.data, source.nbytes, stream)
+            there.on(data, out=out, variant=variant)
+            assert pool.total_bytes() == allocated, "the device was asked for memory, which may wait for all it does"
             assert not stream.done, "the call waited for its own result"
             cupy.cuda.Stream.null.synchronize()
         stream.synchronize()
-        assert_answer(call, variant, cupy.asnumpy(out), want, call.data)
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("variant", ["auto", *gpufold.variants("add_blocks")])
-def test_blocks_at_positions_wait_for_their_stream_and_the_caller_for_nothing(cupy, variant):
-    """Behind a gate the stream receives the blocks and their positions, which nobody has looked at before."""
-    case = POSITIONS_CASES[11]
-    before, blocks = values(case.shape, np.int32), values(case.blocks_shape, np.int32, 1)
-    want = gpufold.add_blocks_(before.copy(), blocks, case.positions)
-    sources = cupy.asarray(blocks), cupy.asarray(case.positions)
-    out, tiles, positions = cupy.asarray(before), *map(cupy.zeros_like, sources)
-    cupy.cuda.Device().synchronize()
-    stream, pool = cupy.cuda.Stream(non_blocking=True), cupy.get_default_memory_pool()
-    with stream:  # whose part of the pool has the memory for lists then
-        gpufold.add_blocks_(out, tiles, positions, variant=variant)  # adds zeros
-    stream.synchronize()
-    allocated = pool.total_bytes()
-    with stream, Gate(stream):
-        for to, source in zip((tiles, positions), sources, strict=True):
-            to.data.copy_from_device_async(source.data, source.nbytes, stream)
-        gpufold.add_blocks_(out, tiles, positions, variant=variant)
-        assert pool.total_bytes() == allocated, "the device was asked for memory, which may wait for all that it does"
-        assert not stream.done, "the call waited for its own result"
-        cupy.cuda.Stream.null.synchronize()
-    stream.synchronize()
-    assert_same_bits(cupy.asnumpy(out), want, variant)
+        assert_answer(call, variant, cupy.asnumpy(out))
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("call", EVERY_CALL, ids=name_of)
 def test_a_captured_call_replays_on_other_data(cupy, call):
-    other, weighted = values(call.data.shape, call.data.dtype, seed=99), call.with_window(cupy)
-    data, out = cupy.asarray(call.data), cupy.asarray(call.on(call.data))
-    for variant in served(weighted, data, out):
-        stream, graph = captured(cupy, partial(weighted.on, data, out=out, variant=variant))
+    """Positions are never looked at by the host, so that other ones serve the same graph; its lists are its own."""
+    arrays, there = arrays_on(cupy, call)
+    data, out = arrays[0], cupy.asarray(call.on(call.data))
+    moved = tuple(
+        each + 1 if isinstance(each, np.ndarray) and each.dtype == np.int64 else each for each in call.arguments
+    )
+    other = replace(call, data=values(call.data.shape, call.data.dtype, seed=99), arguments=moved)
+    for variant in served(there, data, out):
+        stream, graph = captured(cupy, partial(there.on, data, out=out, variant=variant))
         with stream:
-            for host in (call.data, other, call.data):
-                data.set(host, stream)
+            for each in (call, other, call):
+                given = [each.data, *(argument for argument in each.arguments if isinstance(argument, np.ndarray))]
+                for array, host in zip(arrays, given, strict=True):
+                    array.set(host, stream)
                 spoil(out)
                 graph.launch(stream)
                 stream.synchronize()
-                assert_answer(call, variant, cupy.asnumpy(out), call.on(host), host)
+                assert_answer(each, variant, cupy.asnumpy(out))
 
 
 @pytest.mark.gpu
@@ -723,12 +622,11 @@ def test_after_a_warmup_the_first_call_only_launches(cupy, monkeypatch):
         assert plan == gpufold.explain(call.operation, cupy.asarray(call.data), *call.arguments, **call.options).plan
         with monkeypatch.context() as patch:
             patch.setattr(cupy, "RawKernel", lambda *_, **__: pytest.fail("compiled again"))
-            data, want = cupy.asarray(call.data), call.on(call.data)
-            out = spoil(cupy.empty(want.shape, want.dtype))
+            data, out = cupy.asarray(call.data), spoil(cupy.asarray(call.on(call.data)))
             stream, graph = captured(cupy, partial(call.on, data, out=out))
             graph.launch(stream)
             stream.synchronize()
-        assert_same_bits(cupy.asnumpy(out), want, call)
+        assert_answer(call, "auto", cupy.asnumpy(out))
 
 
 @pytest.mark.gpu
@@ -736,8 +634,7 @@ def test_a_first_call_in_a_capture_names_warmup_where_cuda_refuses_to_load_its_k
     """Newer drivers may load it; whichever they do, the call after the capture computes."""
     case = Case("called-by-no-other-test", (13, 17), (3, 6), (2, 5), 1, (1, 4), (2, 3))
     for call in calls_of(case, np.dtype(np.float32)):
-        data, want = cupy.asarray(call.data), call.on(call.data)
-        out = spoil(cupy.empty(want.shape, want.dtype))
+        data, out = cupy.asarray(call.data), spoil(cupy.asarray(call.on(call.data)))
         try:
             stream, graph = captured(cupy, partial(call.on, data, out=out))
         except RuntimeError as error:
@@ -746,21 +643,61 @@ def test_a_first_call_in_a_capture_names_warmup_where_cuda_refuses_to_load_its_k
         else:
             graph.launch(stream)
             stream.synchronize()
-        assert_same_bits(cupy.asnumpy(out), want, call)
+        assert_answer(call, "auto", cupy.asnumpy(out))
+
+
+@pytest.mark.gpu
+def test_nothing_is_converted_in_a_capture(cupy):
+    """A graph would convert it anew, into memory that has long been another array's."""
+    fold, _ = calls_of(SLIDING, np.dtype(np.float32))
+    axes = window_of("separable", SLIDING.kernel_size, np.float32)
+    there, doubled = tuple(map(cupy.asarray, axes)), tuple(cupy.asarray(axis, np.float64) for axis in axes)
+    taking = placed_calls(POSITIONS_CASES[10], np.dtype(np.float32))[1]
+    narrow = cupy.asarray(taking.arguments[0], np.int32)
+    columns, array, out = cupy.asarray(fold.data), cupy.asarray(taking.data), cupy.asarray(fold.on(fold.data))
+    taken = cupy.asarray(taking.on(taking.data))
+    fold.on(columns, window=there, out=out)
+
+    def work():
+        with pytest.raises(ValueError, match="window must be contiguous, aligned and of float32 while a CUDA graph"):
+            fold.on(columns, window=doubled, out=out)
+        with pytest.raises(ValueError, match="positions must be a contiguous, aligned array of int64 beside array"):
+            gpufold.take_blocks(array, narrow, *taking.arguments[1:], out=taken)
+        fold.on(columns, window=there, out=out)
+
+    stream, graph = captured(cupy, work)
+    with stream:
+        spoil(out)
+        graph.launch(stream)
+        stream.synchronize()
+    assert_answer(replace(fold, options=fold.options | {"window": axes}), "auto", cupy.asnumpy(out))
 
 
 @pytest.mark.gpu
 def test_each_device_computes_what_lies_on_it(cupy):
-    for number in range(cupy.cuda.runtime.getDeviceCount()):
+    count = cupy.cuda.runtime.getDeviceCount()
+    for number in range(count):
         with cupy.cuda.Device(number):
             arrays = [cupy.asarray(call.data) for call in EVERY_OPERATION]
-        for current in range(cupy.cuda.runtime.getDeviceCount()):
+        for current in range(count):
             with cupy.cuda.Device(current):
                 for call, data in zip(EVERY_OPERATION, arrays, strict=True):
                     result = call.on(data)
                     assert cupy.cuda.runtime.getDevice() == current
                     assert result.device == data.device
                     assert_same_bits(cupy.asnumpy(result), call.on(call.data), f"device {number}: {call}")
+
+
+@pytest.mark.gpu
+def test_an_output_on_another_device_is_refused(cupy):
+    if cupy.cuda.runtime.getDeviceCount() < 2:
+        pytest.xfail("needs two CUDA devices")
+    for call in EVERY_OPERATION:
+        data, want = cupy.asarray(call.data), call.on(call.data)
+        with cupy.cuda.Device(1):
+            out = cupy.empty(want.shape, want.dtype)
+        with pytest.raises(ValueError, match="out must be on the device of"):
+            call.on(data, out=out)
 
 
 @pytest.mark.gpu
@@ -810,18 +747,14 @@ def counting_hook(cupy):
 @pytest.mark.gpu
 @pytest.mark.parametrize("call", EVERY_OPERATION, ids=lambda call: call.operation)
 def test_a_call_allocates_its_result_alone(cupy, call):
-    data = cupy.asarray(call.data)
-    for variant in ("auto", *gpufold.variants(call.operation)):
-        try:
-            for _ in range(2):
-                with counting_hook(cupy) as hook:
-                    result = call.on(data, variant=variant)
-                assert hook.sizes == [result.nbytes], variant
-                with counting_hook(cupy) as hook:
-                    call.on(data, out=result, variant=variant)
-                assert hook.sizes == [], variant
-        except gpufold.Unsupported:
-            continue
+    data, out = cupy.asarray(call.data), cupy.asarray(call.on(call.data))
+    for variant in served(call, data, out):
+        with counting_hook(cupy) as hook:
+            result = call.on(data, variant=variant)
+        assert hook.sizes == [result.nbytes], variant
+        with counting_hook(cupy) as hook:
+            call.on(data, out=result, variant=variant)
+        assert hook.sizes == [], variant
 
 
 @pytest.mark.gpu
@@ -854,7 +787,32 @@ def test_out_of_memory_leaves_nothing_behind(cupy):
 
 
 # ---------------------------------------------------------------------------------------------
-# Past 2**31 elements
+# Past 2**31 elements: zeros but for marks at both ends, which arrive at their places, and nothing anywhere else
+
+
+@pytest.fixture
+def most_of_the_memory(cupy):
+    """Let no other test of many GB run at a time, whatever the number of processes, and leave nothing in the pool."""
+    with alone("gpufold-tests-of-many-gigabytes"):
+        yield
+        cupy.cuda.Device().synchronize()
+        cupy.get_default_memory_pool().free_all_blocks()
+
+
+def count_nonzero(cupy, array):
+    """Count in pieces, for CuPy's own reductions take memory and time with 64 bits."""
+    flat, step = array.ravel(), 2**28
+    return sum(int(cupy.count_nonzero(flat[start : start + step])) for start in range(0, flat.size, step))
+
+
+def marks_of(dtype, *shape):
+    return np.random.default_rng(5).integers(1, 50, (2, *shape)).astype(dtype)
+
+
+def assert_arrived(cupy, result, marks, *places):
+    for place, wanted in zip(places, marks, strict=True):
+        np.testing.assert_array_equal(cupy.asnumpy(place), wanted)
+    assert count_nonzero(cupy, result) == marks.size
 
 
 def by_blocks(array, side, channels, height, width):
@@ -898,243 +856,120 @@ def arguments_of(operation, extents):
     }.get(operation, (((1, 1, 2, 2),), {}))
 
 
-def check_marks(cupy, operation, variant, dtype, extents, **fused):
-    """Marked elements at both ends arrive at their places, and nothing anywhere else."""
+def check_grid(cupy, extents, operation, dtype, **options):
+    """Of blocks on a grid."""
     source, target = SIDES[operation]
     data = cupy.zeros(shape_of(source, *extents), dtype)
     result = cupy.empty(shape_of(target, *extents), dtype)
-    if fused.get("accumulate"):
-        result.data.memset_async(0, result.nbytes)
-    else:
-        spoil(result)
-    rows, columns = min(8, extents[1] // 2), extents[2] // 2
-    marks = np.random.default_rng(5).integers(1, 100, (2, rows, 2, columns, 2)).astype(dtype)
-    by_blocks(data, source, *extents)[0, :rows] = cupy.asarray(marks[0])
-    by_blocks(data, source, *extents)[-1, -rows:] = cupy.asarray(marks[1])
-    arguments, options = arguments_of(operation, extents)
-    try:
-        getattr(gpufold, operation)(data, *arguments, **options, **fused, out=result, variant=variant)
-    except gpufold.Unsupported:
-        if variant == "auto":
-            raise
-        return
+    result.data.memset_async(0 if options.get("accumulate") else GARBAGE, result.nbytes)
+    rows = min(8, extents[1] // 2)
+    marks, given = marks_of(dtype, rows, 2, extents[2] // 2, 2), by_blocks(data, source, *extents)
+    given[0, :rows], given[-1, -rows:] = map(cupy.asarray, marks)
+    arguments, steps = arguments_of(operation, extents)
+    getattr(gpufold, operation)(data, *arguments, **steps, **options, out=result)
     arrived = by_blocks(result, target, *extents)
-    np.testing.assert_array_equal(cupy.asnumpy(arrived[0, :rows]), marks[0])
-    np.testing.assert_array_equal(cupy.asnumpy(arrived[-1, -rows:]), marks[1])
-    assert count_nonzero(cupy, result) == marks.size
+    assert_arrived(cupy, result, marks, arrived[0, :rows], arrived[-1, -rows:])
 
 
-def count_nonzero(cupy, array):
-    """Count in pieces, for CuPy's own reductions take memory and time with 64 bits."""
-    flat, step = array.ravel(), 2**28
-    return sum(int(cupy.count_nonzero(flat[start : start + step])) for start in range(0, flat.size, step))
-
-
-def need(cupy, size):
-    """Leave a test that needs more bytes than are free."""
-    free, _ = cupy.cuda.runtime.memGetInfo()
-    if free < size:
-        pytest.xfail(f"needs {size:,} bytes of GPU memory, {free:,} are free")
-
-
-LARGE_EXTENTS = {"many-planes": (2052, 1024, 1024), "one-plane": (1, 46_344, 46_344)}
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("extents", LARGE_EXTENTS.values(), ids=LARGE_EXTENTS)
-@pytest.mark.parametrize(
-    ("operation", "variant"),
-    [(operation, variant) for operation in SIDES for variant in ("auto", *gpufold.variants(operation))],
-)
-def test_past_two_to_the_31_elements(cupy, most_of_the_memory, operation, variant, extents):
-    dtype = np.dtype(np.int32 if variant == "atomic" else np.uint8)
-    assert prod(extents) > 2**31
-    need(cupy, int(2.1 * dtype.itemsize * prod(extents)))
-    check_marks(cupy, operation, variant, dtype, extents)
-
-
-FUSED = {
-    "mean": ("col2im", {"reduction": "mean", "fill_value": 0}),
-    "accumulate": ("col2im", {"accumulate": True}),
-    "blocks-mean": ("blocks_to_array", {"reduction": "mean", "fill_value": 0}),
-}
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("extents", LARGE_EXTENTS.values(), ids=LARGE_EXTENTS)
-@pytest.mark.parametrize("name", FUSED)
-def test_past_two_to_the_31_elements_of_floats_and_fusions(cupy, most_of_the_memory, name, extents):
-    operation, fused = FUSED[name]
-    need(cupy, int(2.1 * 2 * prod(extents)))
-    check_marks(cupy, operation, "auto", np.dtype(np.float16), extents, **fused)
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("extents", [(6, 8, 10), (1, 36, 22)], ids=LARGE_EXTENTS)
-@pytest.mark.parametrize("operation", SIDES)
-def test_what_is_checked_past_two_to_the_31_elements_holds_below(cupy, operation, extents):
-    for variant in ("auto", *gpufold.variants(operation)):
-        check_marks(cupy, operation, variant, np.dtype(np.int32), extents)
-    for name, fused in FUSED.values():
-        if name == operation:
-            check_marks(cupy, operation, "auto", np.dtype(np.float16), extents, **fused)
-
-
-def check_marks_at_positions(cupy, variant, dtype, lead, size):
-    """Blocks at the first and the last corner arrive there, and nothing anywhere else; the others lie outside."""
-    out, blocks = cupy.zeros((*lead, *size), dtype), np.zeros((5, *lead, 8, 8), dtype)
-    marks = np.random.default_rng(6).integers(1, 100, (2, 8, 8)).astype(dtype)
+def check_added(cupy, extents, dtype, variant):
+    """Of blocks at the first and the last corner; the others lie outside."""
+    lead, size = extents[: extents[0] > 1], extents[1:]
+    out, blocks, marks = cupy.zeros((*lead, *size), dtype), np.zeros((5, *lead, 8, 8), dtype), marks_of(dtype, 8, 8)
     blocks[(1, *[0] * len(lead))], blocks[(3, *[-1] * len(lead))] = marks
     positions = np.array([(-8, 0), (0, 0), size, [side - 8 for side in size], (0, size[1])])
-    try:
-        gpufold.add_blocks_(out, cupy.asarray(blocks), cupy.asarray(positions), variant=variant)
-    except gpufold.Unsupported:
-        if variant == "auto":
-            raise
-        return
-    first, last = out[(0,) * len(lead)][:8, :8], out[(-1,) * len(lead)][-8:, -8:]
-    np.testing.assert_array_equal(cupy.asnumpy(first), marks[0])
-    np.testing.assert_array_equal(cupy.asnumpy(last), marks[1])
-    assert count_nonzero(cupy, out) == marks.size
+    gpufold.add_blocks_(out, cupy.asarray(blocks), cupy.asarray(positions), variant=variant)
+    assert_arrived(cupy, out, marks, out[(0,) * len(lead)][:8, :8], out[(-1,) * len(lead)][-8:, -8:])
 
 
-def check_last_of_many_blocks(cupy, variant, dtype, count, side):
-    """Of blocks that all land on one square, all but the first and the last are zero."""
-    blocks = cupy.zeros((count, side, side), dtype)
-    marks = np.random.default_rng(7).integers(1, 50, (2, side, side)).astype(dtype)
+def check_many_added(cupy, extents, dtype, variant):
+    """Of many blocks that all land on one square, the first and the last."""
+    count, *side = extents
+    blocks, marks, out = cupy.zeros(extents, dtype), marks_of(dtype, *side), cupy.zeros(side, dtype)
     blocks[0], blocks[-1] = map(cupy.asarray, marks)
-    out = cupy.zeros((side, side), dtype)
-    try:
-        gpufold.add_blocks_(out, blocks, cupy.zeros((count, 2), np.int64), variant=variant)
-    except gpufold.Unsupported:
-        if variant == "auto":
-            raise
-        return
+    gpufold.add_blocks_(out, blocks, cupy.zeros((count, 2), np.int64), variant=variant)
     np.testing.assert_array_equal(cupy.asnumpy(out), marks.sum(0, dtype=dtype))
 
 
-def check_first_and_last_taken(cupy, lead, size):
-    """Of an array of zeros but for its first and last corner, into blocks that are all zero but for two."""
-    array = cupy.zeros((*lead, *size), np.uint8)
-    marks = np.random.default_rng(6).integers(1, 100, (2, 8, 8)).astype(np.uint8)
+def check_taken(cupy, extents):
+    """Of the first and the last corner of an array."""
+    lead, size = extents[: extents[0] > 1], extents[1:]
+    array, far, marks = cupy.zeros((*lead, *size), np.uint8), 2**63 - 1, marks_of(np.uint8, 8, 8)
     array[(0,) * len(lead)][:8, :8], array[(-1,) * len(lead)][-8:, -8:] = map(cupy.asarray, marks)
-    far = 2**63 - 1
     positions = np.array([(-8, 0), (0, 0), (far, far), [side - 8 for side in size], (0, -far)])
     blocks = gpufold.take_blocks(array, cupy.asarray(positions), 8)
-    np.testing.assert_array_equal(cupy.asnumpy(blocks[(1, *[0] * len(lead))]), marks[0])
-    np.testing.assert_array_equal(cupy.asnumpy(blocks[(3, *[-1] * len(lead))]), marks[1])
-    assert count_nonzero(cupy, blocks) == marks.size
+    assert_arrived(cupy, blocks, marks, blocks[(1, *[0] * len(lead))], blocks[(3, *[-1] * len(lead))])
 
 
-@pytest.mark.gpu
-@pytest.mark.parametrize(("lead", "size"), [((2052,), (1024, 1024)), ((), (46_344, 46_344))], ids=LARGE_EXTENTS)
-def test_past_two_to_the_31_elements_to_take_blocks_from(cupy, most_of_the_memory, lead, size):
-    need(cupy, int(1.1 * prod((*lead, *size))))
-    check_first_and_last_taken(cupy, lead, size)
-
-
-@pytest.mark.gpu
-def test_past_two_to_the_31_elements_of_blocks_taken(cupy, most_of_the_memory):
-    """The last of many blocks alone lies on what is not zero."""
-    need(cupy, int(1.1 * 2052 * 2**20))
-    positions, array = cupy.zeros((2052, 2), np.int64), cupy.zeros((1025, 1024), np.uint8)
+def check_many_taken(cupy, extents):
+    """Of many blocks the last one alone lies on what is not zero."""
+    count, side, _ = extents
+    positions, array = cupy.zeros((count, 2), np.int64), cupy.zeros((side + 1, side), np.uint8)
     positions[-1], array[-1] = 1, 1
-    blocks = gpufold.take_blocks(array, positions, 1024)
-    assert count_nonzero(cupy, blocks) == count_nonzero(cupy, blocks[-1, -1]) == 1023
+    blocks = gpufold.take_blocks(array, positions, side)
+    assert count_nonzero(cupy, blocks) == count_nonzero(cupy, blocks[-1, -1]) == side - 1
+
+
+MEAN = {"reduction": "mean", "fill_value": 0}
+FUSED = ("col2im", MEAN), ("col2im", {"accumulate": True}), ("blocks_to_array", MEAN)
+PLANES, PLANE = ((2052, 1024, 1024), (6, 20, 30)), ((1, 46_344, 46_344), (1, 40, 70))
+"""Extents past 2**31 elements, and of few on the same terms: many planes, and one."""
+
+
+def past_32_bits():
+    """Yield a check, its extents past 2**31 elements and its small ones, and how many bytes an element takes."""
+
+    def row(check, extents, arrays, dtype=np.uint8, **options):
+        words = [str(each) for each in options.values() if not isinstance(each, type)]
+        options |= {"dtype": dtype} if check not in (check_taken, check_many_taken) else {}
+        name = "-".join((check.__name__, "planes" if extents is PLANES else "plane", *words))
+        return pytest.param(partial(check, **options), *extents, arrays * np.dtype(dtype).itemsize, id=name)
+
+    for extents in (PLANES, PLANE):
+        for operation in SIDES:
+            for variant in ("auto", *gpufold.variants(operation)):
+                dtype = np.int32 if variant == "atomic" else np.uint8
+                yield row(check_grid, extents, 2.1, dtype, operation=operation, variant=variant)
+        for operation, fused in FUSED:
+            yield row(check_grid, extents, 2.1, np.float16, operation=operation, **fused)
+        yield row(check_taken, extents, 1.1)
+        for variant in ("auto", *gpufold.variants("add_blocks")):
+            yield row(check_added, extents, 1.1, np.int32 if variant == "atomic" else np.uint8, variant=variant)
+    for variant in ("auto", *gpufold.variants("add_blocks")):
+        yield row(check_many_added, PLANES, 1.1, np.int32 if variant == "atomic" else np.float16, variant=variant)
+    yield row(check_many_taken, PLANES, 1.1)
+
+
+def served_or_refused(check, cupy, extents):
+    """A variant may refuse what it is named for; auto serves everything."""
+    with suppress(*([gpufold.Unsupported] if check.keywords.get("variant", "auto") != "auto" else [])):
+        check(cupy, extents)
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(("lead", "size"), [((2052,), (1024, 1024)), ((), (46_344, 46_344))], ids=LARGE_EXTENTS)
-@pytest.mark.parametrize("variant", ["auto", *gpufold.variants("add_blocks")])
-def test_past_two_to_the_31_elements_to_add_blocks_to(cupy, most_of_the_memory, variant, lead, size):
-    dtype = np.dtype(np.int32 if variant == "atomic" else np.uint8)
-    need(cupy, int(1.1 * dtype.itemsize * prod((*lead, *size))))
-    check_marks_at_positions(cupy, variant, dtype, lead, size)
+@pytest.mark.parametrize(("check", "many", "few", "size"), [*past_32_bits()])
+def test_past_two_to_the_31_elements(cupy, most_of_the_memory, check, many, few, size):
+    assert prod(many) > 2**31
+    free, _ = cupy.cuda.runtime.memGetInfo()
+    if free < size * prod(many):
+        pytest.xfail(f"needs {size * prod(many):,.0f} bytes of GPU memory, {free:,} are free")
+    served_or_refused(check, cupy, many)
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("variant", ["auto", *gpufold.variants("add_blocks")])
-def test_past_two_to_the_31_elements_of_blocks_at_positions(cupy, most_of_the_memory, variant):
-    dtype = np.dtype(np.int32 if variant == "atomic" else np.float16)
-    need(cupy, int(1.1 * dtype.itemsize * 2052 * 2**20))
-    check_last_of_many_blocks(cupy, variant, dtype, 2052, 1024)
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("variant", ["auto", *gpufold.variants("add_blocks")])
-def test_what_is_checked_past_two_to_the_31_elements_of_blocks_holds_below(cupy, variant):
-    check_first_and_last_taken(cupy, (3,), (20, 30))
-    for dtype in (np.dtype(np.int32), np.dtype(np.float32)):
-        check_marks_at_positions(cupy, variant, dtype, (3,), (20, 30))
-        check_marks_at_positions(cupy, variant, dtype, (), (40, 70))
-        check_last_of_many_blocks(cupy, variant, dtype, 6, 16)
+@pytest.mark.parametrize(("check", "many", "few", "size"), [*past_32_bits()])
+def test_what_is_checked_past_two_to_the_31_elements_holds_below(cupy, check, many, few, size):
+    served_or_refused(check, cupy, few)
 
 
 # ---------------------------------------------------------------------------------------------
-# Offsets of 64 bits, on small arrays
-
-
-# ---------------------------------------------------------------------------------------------
-# Errors
+# What is made of kernels: tiles that are mapped and stitched, and chunks of dask
 
 
 @pytest.mark.gpu
-def test_arrays_of_two_libraries_are_refused(cupy):
-    for call in EVERY_OPERATION:
-        want = call.on(call.data)
-        with pytest.raises(TypeError, match=r"out must be a cupy\.ndarray like .*, got numpy\.ndarray; convert it"):
-            call.on(cupy.asarray(call.data), out=want)
-        with pytest.raises(TypeError, match=r"out must be a numpy\.ndarray like .*, got cupy\..*ndarray; convert it"):
-            call.on(call.data, out=cupy.asarray(want))
-
-
-@pytest.mark.gpu
-def test_an_output_that_does_not_fit_is_refused_and_unchanged(cupy):
-    for call in EVERY_OPERATION:
-        data, want = cupy.asarray(call.data), call.on(call.data)
-        for shape, dtype, error in (
-            ((*want.shape[:-1], want.shape[-1] + 1), want.dtype, ValueError),
-            (want.shape, np.dtype(np.float64), TypeError),
-        ):
-            out = spoil(cupy.empty(shape, dtype))
-            with pytest.raises(error, match="out must have the result's"):
-                call.on(data, out=out)
-            assert (cupy.asnumpy(out).view(np.uint8) == GARBAGE).all()
-
-
-@pytest.mark.gpu
-def test_an_output_on_another_device_is_refused(cupy):
-    if cupy.cuda.runtime.getDeviceCount() < 2:
-        pytest.xfail("needs two CUDA devices")
-    for call in EVERY_OPERATION:
-        data, want = cupy.asarray(call.data), call.on(call.data)
-        with cupy.cuda.Device(1):
-            out = cupy.empty(want.shape, want.dtype)
-        with pytest.raises(ValueError, match="out must be on the device of"):
-            call.on(data, out=out)
-
-
-@pytest.mark.gpu
-def test_checks_come_before_the_device_is_touched(cupy):
-    data = cupy.zeros((4, 9), np.float32)
-    with counting_hook(cupy) as hook:
-        with pytest.raises(ValueError, match="data axis 1 must be the number of blocks"):
-            gpufold.col2im(data, (5, 4), (2, 2))
-        with pytest.raises(ValueError, match="variant must be one of auto, "):
-            gpufold.col2im(data, (4, 4), (2, 2), variant="quick")
-        with pytest.raises(ValueError, match=r"more than the \d+ that an array can have"):
-            gpufold.im2col(data[None], (1, 1), pads_begin=2**62)
-    assert hook.sizes == []
-
-
-# ---------------------------------------------------------------------------------------------
-# Means, windows, accumulation, blocks in a layout of their own
-
-
-@pytest.mark.gpu
+@pytest.mark.peer("scipy")
 @pytest.mark.parametrize("mode", MODES)
 def test_tiles_are_mapped_where_they_are(cupy, mode):
-    """Into an array on the device or the host, with a window of SciPy's, and positions of one axis as a vector."""
+    """Into an array on the device or the host, with a window of SciPy's."""
 
     def reversed_rows(tiles):
         return tiles[..., ::-1, :]
@@ -1147,9 +982,7 @@ def test_tiles_are_mapped_where_they_are(cupy, mode):
     into = np.zeros_like(want)
     assert gpufold.map_tiles(reversed_rows, cupy.asarray(image), (8, 30), strides=(6, 5), out=into, **options) is into
     assert_same_bits(into, want)
-    with pytest.raises(ValueError, match="NOLA"):
-        gpufold.map_tiles(reversed_rows, cupy.asarray(image), (8, 8), strides=6, window="hann")
-    rows = gpufold.take_blocks(cupy.asarray(image), cupy.asarray([-3, 4, 30]), 5, mode=mode)
+    rows = gpufold.take_blocks(cupy.asarray(image), cupy.asarray([-3, 4, 30]), 5, mode=mode)  # of one axis, a vector
     assert_same_bits(cupy.asnumpy(rows), gpufold.take_blocks(image, [-3, 4, 30], 5, mode=mode))
 
 
@@ -1177,136 +1010,18 @@ def test_an_array_without_elements_gives_blocks_of_zeros(cupy):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("variant", ["auto", "direct"])
-def test_blocks_taken_at_positions_can_be_captured_in_a_graph(cupy, variant):
-    """Positions are never looked at by the host, so that other ones serve the same graph; none are converted."""
-    case = POSITIONS_CASES[10]
-    array = values(case.shape, np.float32)
-    image, positions = cupy.asarray(array), cupy.asarray(case.positions)
-    narrow = cupy.asarray(case.positions.astype(np.int32))
-    out = gpufold.take_blocks(image, positions, case.block, variant=variant)
-
-    def work():
-        with pytest.raises(ValueError, match="positions must be a contiguous, aligned array of int64 beside array"):
-            gpufold.take_blocks(image, narrow, case.block, out=out, variant=variant)
-        gpufold.take_blocks(image, positions, case.block, out=out, variant=variant)
-
-    stream, graph = captured(cupy, work)
-    with stream:
-        for places in (case.positions + 1, case.positions):
-            positions.set(places, stream)
-            spoil(out)
-            graph.launch(stream)
-            stream.synchronize()
-            assert_same_bits(cupy.asnumpy(out), gpufold.take_blocks(array, places, case.block))
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("variant", ["gather", "lists"])
-@pytest.mark.parametrize("case", [POSITIONS_CASES[9], POSITIONS_CASES[10]], ids=str)
-def test_blocks_at_positions_can_be_captured_in_a_graph(cupy, case, variant):
-    """Positions are never looked at by the host, so that other ones serve the same graph; its lists are its own."""
-    zeros, blocks = np.zeros(case.shape, np.float32), values(case.blocks_shape, np.float32)
-    out, tiles, positions = cupy.asarray(zeros), cupy.asarray(blocks), cupy.asarray(case.positions)
-    gpufold.add_blocks_(out, tiles, positions, variant=variant)
-    stream, graph = captured(cupy, partial(gpufold.add_blocks_, out, tiles, positions, variant=variant))
-    with stream:
-        for places in (case.positions + 1, case.positions):
-            positions.set(places, stream)
-            out.set(zeros, stream)
-            graph.launch(stream)
-            stream.synchronize()
-            assert_same_bits(cupy.asnumpy(out), gpufold.add_blocks_(zeros.copy(), blocks, places))
-
-
-@pytest.mark.gpu
-def test_a_captured_window_is_not_converted(cupy):
-    """A graph would convert it anew, into memory that has long been another array's."""
-    axes = tuple(map(cupy.asarray, window_of("separable", (3, 4), np.float32)))
-    doubled = tuple(map(cupy.asarray, window_of("separable", (3, 4), np.float64)))
-    columns = cupy.asarray(values((2, 24, 6), np.float32))
-    out = cupy.empty((2, 2, 4, 6), np.float32)
-    fold = partial(gpufold.col2im, columns, (4, 6), (3, 4), out=out)
-    want = cupy.asnumpy(fold(window=axes))
-
-    def work():
-        with pytest.raises(ValueError, match="window must be contiguous, aligned and of float32 while a CUDA graph"):
-            fold(window=doubled)
-        fold(window=axes)
-
-    stream, graph = captured(cupy, work)
-    with stream:
-        spoil(out)
-        graph.launch(stream)
-        stream.synchronize()
-    assert_same_bits(cupy.asnumpy(out), want)
-
-
-@pytest.mark.gpu
-@pytest.mark.peer("scipy")
-@pytest.mark.parametrize(("taps", "hop"), [(256, 64), (400, 160), (2048, 512)])
-def test_the_inverse_short_time_fourier_transform_is_cupys(cupy, taps, hop):
-    from cupyx.scipy import signal
-
-    sound = cupy.asarray(values((2, 40 * hop), np.float32))
-    window = signal.get_window("hann", taps).astype(np.float32)
-    _, _, spectra = signal.stft(sound, window=window, nperseg=taps, noverlap=taps - hop)
-    _, theirs = signal.istft(spectra, window=window, nperseg=taps, noverlap=taps - hop)
-    frames = cupy.fft.irfft(spectra, taps, axis=-2).astype(np.float32) * window.sum()
-    length, half = (frames.shape[-1] - 1) * hop, taps // 2
-    options = {"strides": hop, "pads_begin": half, "pads_end": half, "window": window, "reduction": "least_squares"}
-    ours = gpufold.col2im(frames, (length,), (taps,), **options)[:, 0]
-    bound = 1e-5 * float(abs(theirs).max())
-    np.testing.assert_allclose(cupy.asnumpy(ours), cupy.asnumpy(theirs), rtol=0, atol=bound)
-
-
-@pytest.mark.gpu
-def test_a_window_of_another_library_is_refused(cupy):
-    columns = cupy.zeros((4, 9), np.float32)
-    with pytest.raises(TypeError, match=r"window must be a cupy.ndarray like the data, got numpy.ndarray"):
-        gpufold.col2im(columns, (4, 4), (2, 2), window=np.ones((2, 2)))
-
-
-# ---------------------------------------------------------------------------------------------
-# dask
-
-
-def check_dask(library):
-    """Compare dask arrays of a library's chunks, cut where blocks overlap, with the eager NumPy path."""
-    import dask
+@pytest.mark.peer("dask")
+@pytest.mark.parametrize(
+    "call", [call for call in EVERY_CALL if "blocks_" not in call.operation.removeprefix("blocks_")], ids=name_of
+)
+def test_dask_chunks_on_the_gpu_give_the_same(cupy, call):
     import dask.array as da
 
     import gpufold.dask
 
-    def chunked(array, chunks):
-        return da.from_array(library.asarray(array), chunks=chunks, asarray=False)
-
-    fold, unfold = calls_of(SLIDING, np.dtype(np.float32))
-    gather, scatter = blocks_calls((3, 12, 40), (5, 6), 3, np.dtype(np.float32))
-    mean = {"window": window_of("separable", SLIDING.kernel_size, np.float32), "reduction": "mean", "fill_value": 0}
-    cuts = {"col2im": (1, 8, 9), "im2col": (1, 3, 4, 5), "array_to_blocks": (2, 7, 11), "blocks_to_array": 3}
-    with dask.config.set(scheduler="synchronous"):
-        for call in (fold, replace(fold, options=fold.options | mean), unfold, gather, scatter):
-            lazy = getattr(gpufold.dask, call.operation)
-            on_chunks = call.with_window(library)
-            result = lazy(chunked(call.data, cuts[call.operation]), *call.arguments, **on_chunks.options)
-            got = result.compute()
-            assert isinstance(result._meta, library.ndarray)
-            assert isinstance(got, library.ndarray)
-            assert_same_bits(np.asarray(got) if library is np else library.asnumpy(got), call.on(call.data), call)
-
-
-@pytest.mark.gpu
-@pytest.mark.peer("dask")
-def test_dask_chunks_on_the_gpu_give_the_same(cupy):
-    check_dask(cupy)
-
-
-@pytest.mark.peer("dask")
-def test_dask_chunks_in_the_memory_of_the_host_give_the_same():
-    """Needs no GPU: what the test before this one does is right."""
-    check_dask(np)
-
-
-# ---------------------------------------------------------------------------------------------
-# For compute-sanitizer
+    chunks, on_chunks = da.from_array(cupy.asarray(call.data), 7, asarray=False), call.with_arrays_of(cupy)
+    result = getattr(gpufold.dask, call.operation)(chunks, *call.arguments, **on_chunks.options)
+    got = result.compute(scheduler="synchronous")
+    assert isinstance(result._meta, cupy.ndarray)
+    assert isinstance(got, cupy.ndarray)
+    assert_same_bits(cupy.asnumpy(got), call.on(call.data), call)

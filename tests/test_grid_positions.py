@@ -90,47 +90,6 @@ def test_sizes_of_any_kind_and_extent():
     assert gpufold.grid_positions((9,), 4, strides=2**70).ravel().tolist() == [0, 5]
 
 
-@pytest.mark.parametrize(
-    ("error", "match", "arguments", "options"),
-    [
-        (TypeError, "size must be an integer or a sequence", ((5.0,), 2, 1), {}),
-        (TypeError, "strides must be an integer or a sequence", ((5,), 2, "1"), {}),
-        (ValueError, "size must be a sequence with one integer per spatial axis", ((), 2, 1), {}),
-        (ValueError, "size must be at least 1 on every axis, got 0 on axis 1", ((5, 0), 2, 1), {}),
-        (ValueError, "block_shape must have 2 values, one per axis of size", ((5, 5), (2,), 1), {}),
-        (ValueError, "block_shape must be at least 1", ((5, 5), (2, 0), 1), {}),
-        (ValueError, "strides must be at least 1", ((5, 5), 2, (1, -1)), {}),
-        (ValueError, "last must be one of shift, even, over, drop, got 'reflect'", ((5,), 2, 1), {"last": "reflect"}),
-        (
-            ValueError,
-            r"4611686018427387905 \* 2 = 9223372036854775810 positions have more bytes",
-            ((2**62 + 1, 2), 1, 1),
-            {},
-        ),
-        (
-            ValueError,
-            "positions must fit into 64 bits, .* at 18446744073709551616 on spatial axis 1",
-            ((1, 2**64), 1, 2**63),
-            {"last": "over"},
-        ),
-        (ValueError, "positions must fit into 64 bits", ((10**400,), 1, 10**399), {"last": "even"}),
-        *(
-            (
-                ValueError,
-                "got block_shape 6 on spatial axis 1, where size is 5: .*last='over' lets",
-                ((7, 5), 6, 1),
-                {"last": r},
-            )
-            for r in ("shift", "even", "drop")
-        ),
-    ],
-)
-def test_what_does_not_fit_is_refused(error, match, arguments, options):
-    size, block, strides = arguments
-    with pytest.raises(error, match=f"^grid_positions: .*{match}"):
-        gpufold.grid_positions(size, block, strides=strides, **options)
-
-
 def test_a_block_beyond_the_array_may_hang_over():
     assert gpufold.grid_positions((3, 9), 5, strides=4, last="over").tolist() == [[0, 0], [0, 4]]
 

@@ -10,7 +10,8 @@ from time import process_time
 
 import numpy as np
 import pytest
-from cases import Case
+from cases import FUSIONS, Case, SpaceCase, crossed, fold, window_of
+from executors import calls_of
 
 import gpufold
 from gpufold import keeping
@@ -49,6 +50,13 @@ def allowed(dtype, threads):
     return threads * 2 * tiles.TILE_ELEMENTS * wide.itemsize + 600_000
 
 
+@pytest.fixture
+def one_thread():
+    gpufold.set_num_threads(1)
+    yield
+    gpufold.set_num_threads(None)
+
+
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -61,30 +69,76 @@ def test_col2im_needs_its_result_and_a_bounded_scratch(case, dtype, threads):
     assert peak - result.nbytes <= allowed(dtype, threads)
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_im2col_needs_its_result(case):
-    image = np.broadcast_to(np.float32(1), case.image_shape)
-    peak, result = peak_of(lambda: gpufold.im2col(image, case.kernel_size, **case.arguments))
+SPACE = SpaceCase("space", (16, 8, 200, 150), (1, 1, 4, 2), (0, 0, 3, 0), (0, 0, 1, 2))
+
+
+@pytest.mark.parametrize(
+    "call",
+    [*(calls_of(case, np.dtype(np.float32))[1] for case in CASES[::3]), *calls_of(SPACE, np.dtype(np.float32))],
+    ids=lambda call: f"{call.operation} of {call.data.shape}",
+)
+def test_what_moves_elements_needs_its_result(call):
+    peak, result = peak_of(lambda: call.on(call.data))
+    assert result.size > 1_000_000
     assert peak - result.nbytes <= 600_000
 
 
-def test_batch_and_space_need_their_results():
-    data = np.ones((16, 8, 200, 150), np.float32)
-    for operation, margin in ((gpufold.batch_to_space, "crops"), (gpufold.space_to_batch, "pads")):
-        margins = {f"{margin}_begin": (0, 0, 3, 0), f"{margin}_end": (0, 0, 1, 2)}
-        peak, result = peak_of(lambda operation=operation, margins=margins: operation(data, (1, 1, 4, 2), **margins))
-        assert prod(result.shape) > 1_000_000
-        assert peak - result.nbytes <= 600_000
+LARGE_CASES = (
+    CASES[0],
+    Case("tiles", (1984, 1984), (256, 256), 192, batch=1, channels=1),
+    Case("audio", (1_600_240,), (400,), 160, batch=2, channels=1),
+)
 
 
-def test_out_needs_no_result():
-    case = CASES[0]
-    columns = np.broadcast_to(np.float32(1), case.columns_shape)
-    out = np.empty(case.image_shape, np.float32)
-    gpufold.set_num_threads(1)
-    peak, _ = peak_of(lambda: gpufold.col2im(columns, case.output_size, case.kernel_size, **case.arguments, out=out))
-    gpufold.set_num_threads(None)
-    assert peak <= allowed(np.float32, 1)
+@pytest.mark.parametrize(
+    ("case", "fusion", "dtypes"),
+    crossed(
+        LARGE_CASES,
+        (("sum", "none", False), *FUSIONS),
+        [("f4", "f4"), ("f2", "f2"), ("c8", "c8"), ("f2", "f4"), ("f4", "f8")],
+    ),
+)
+def test_one_pass_needs_a_window_and_a_bounded_scratch(one_thread, case, fusion, dtypes):
+    reduction, kind, accumulate = fusion
+    narrow, dtype = map(np.dtype, dtypes)
+    columns, out = np.broadcast_to(np.ones((), narrow), case.columns_shape), np.zeros(case.image_shape, dtype)
+    options = {"reduction": reduction, "dtype": dtype, "window": window_of(kind, case.kernel_size, dtype)}
+    peak, _ = peak_of(lambda: fold(case, columns, **options, out=out, accumulate=accumulate))
+    # sums, products and a tap's scratch; two divisors and where they are small
+    of_an_element = 4 * sum_dtype(dtype).itemsize + (17 if reduction != "sum" else 0)
+    assert peak <= tiles.TILE_ELEMENTS * of_an_element + 8 * prod(case.kernel_size) + 600_000
+
+
+LAYOUTS = {
+    "transposed": lambda blocks: blocks.transpose(1, 0, *range(2, 7)),
+    "backwards": lambda blocks: blocks[::-1, :, ::-1, ::-1],
+    "sliced": lambda blocks: blocks[:, 1::2],
+    "broadcast": lambda blocks: np.broadcast_to(blocks[:, :1], blocks.shape),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_blocks_are_not_copied(one_thread, layout):
+    blocks = LAYOUTS[layout](np.ones((4, 4, 2, 61, 61, 8, 8), np.float32))
+    shape = (*blocks.shape[:3], 128, 128)
+    out, taken = np.empty(shape, np.float32), np.empty(blocks.shape, np.float32)
+    together, _ = peak_of(lambda: gpufold.blocks_to_array(blocks, shape, (8, 8), strides=2, out=out))
+    apart, _ = peak_of(lambda: gpufold.array_to_blocks(out, (8, 8), strides=2, out=taken))
+    assert max(together, apart) < 4 * tiles.TILE_ELEMENTS + 600_000 < blocks.nbytes // 4
+
+
+@pytest.mark.parametrize(
+    ("dtypes", "kind"),
+    [(("f4", "f4"), "none"), (("f4", "f4"), "full"), (("f2", "f2"), "separable"), (("u1", "f4"), "none")],
+)
+def test_blocks_at_positions_need_no_more_than_a_tile(one_thread, dtypes, kind):
+    """Integers that are added to floats are not copied either."""
+    narrow, dtype = map(np.dtype, dtypes)
+    out, blocks = np.zeros((4096, 4096), dtype), np.broadcast_to(np.ones((), narrow), (64, 256, 256))
+    positions = np.random.default_rng(0).integers(0, 3840, (64, 2))
+    window = window_of(kind, (256, 256), dtype)
+    peak, _ = peak_of(lambda: gpufold.add_blocks_(out, blocks, positions, window=window))
+    assert peak < 4 * tiles.TILE_ELEMENTS + 3 * 4 * 256 * 256 + 300_000
 
 
 # ---------------------------------------------------------------------------------------------
@@ -140,96 +194,6 @@ def test_many_taps_of_few_blocks_take_few_operations_and_keep_nothing(case):
     most = keeping.KEPT_BYTES + 1_000_000
     assert kept_by(lambda: gpufold.im2col(image, case.kernel_size, **case.arguments)) <= most
     assert kept_by(lambda: gpufold.col2im(data, case.output_size, case.kernel_size, **options)) <= most
-
-
-def lopsided_axes(rng, elements):
-    """Draw axes that have few blocks, or many axes that have few taps, and about so many column elements."""
-    few_blocks, made, axes = rng.random() < 0.5, 1, []
-    rank = rng.randint(1, 3) if few_blocks else rng.randint(1, 20)
-    for number in range(rank):
-        extent = max(1, int((elements / made) ** (1 / (rank - number)) * rng.uniform(0.5, 2)))
-        blocks = rng.choice((1, 1, 2, 3, 5, 11)) if few_blocks else max(1, extent // 2)
-        kernel = max(1, extent // blocks) if few_blocks else rng.choice((1, 2, 2, 3))
-        made *= kernel * blocks
-        stride, dilation = rng.choice((1, 1, 2, 3, kernel, kernel + 1)), rng.choice((1, 1, 2, 3))
-        covered = (blocks - 1) * stride + (kernel - 1) * dilation + 1
-        begin, end = (rng.choice((0, 0, 1, covered // 4)) for _ in range(2))
-        if begin + end >= covered:
-            begin = end = 0
-        axes.append(Axis(covered - begin - end + rng.randrange(stride), kernel, stride, dilation, begin, end))
-    return tuple(axes)
-
-
-def least_time_of(call):
-    """Return what a call takes at least of three times; more than one thread counts as that."""
-    times = []
-    for _ in range(3):
-        start = process_time()
-        call()
-        times.append(process_time() - start)
-    return min(times)
-
-
-MANY_AXES = tuple(
-    Axis(*axis)
-    for axis in (
-        (2, 3, 2, 1, 1, 1),
-        (6, 3, 3, 3, 0, 1),
-        (2, 2, 1, 1, 0, 0),
-        (3, 2, 2, 1, 0, 0),
-        (3, 2, 1, 2, 0, 0),
-        (3, 3, 1, 1, 0, 0),
-        (3, 1, 2, 1, 0, 1),
-        (2, 2, 1, 1, 0, 0),
-        (4, 3, 3, 1, 0, 0),
-        (3, 2, 2, 1, 0, 0),
-        (1, 1, 2, 3, 0, 0),
-        (2, 2, 2, 1, 0, 0),
-        (3, 3, 1, 1, 0, 0),
-        (1, 1, 1, 1, 0, 0),
-        (1, 1, 3, 3, 0, 0),
-        (3, 2, 2, 1, 0, 0),
-        (3, 3, 2, 1, 0, 1),
-        (1, 1, 1, 1, 0, 0),
-    )
-)
-TWO_BLOCKS = (Axis(2953276 + 200_000, 100_000, 2953276, 0, 0, 0),)
-
-
-def drawn_axes():
-    """Draw axes of no more elements than memory has room for, from a seed that is printed."""
-    seed = random.randrange(10**6)
-    print(f"seed {seed}")
-    rng, drawn = random.Random(seed), []
-    while len(drawn) < 20:
-        axes = lopsided_axes(rng, 10 ** rng.uniform(3, 6.5))
-        elements = prod(axis.kernel * axis.blocks for axis in axes)
-        few_pixels = prod(axis.size for axis in axes) <= 8 * elements
-        if elements < 1e7 and few_pixels and prod(axis.padded_size for axis in axes) < 3e7:
-            drawn.append((axes, rng.choice(("float32", "float64", "int16", "complex64"))))
-    return drawn
-
-
-@pytest.mark.parametrize(
-    "problems",
-    [lambda: [(MANY_AXES, "complex64")], lambda: [(TWO_BLOCKS, "float16")], drawn_axes],
-    ids=["many-axes", "two-blocks", "drawn"],
-)
-def test_few_blocks_and_few_taps_cost_no_more_than_a_few_copies(problems):
-    """Three times a copy of the columns and one of the image, and 50 ms."""
-    for axes, dtype in problems():
-        size, kernel, strides, dilations, begin, end = (list(each) for each in zip(*axes, strict=True))
-        image = np.ones((1, *size), dtype)
-        whole = np.zeros((1, *(axis.padded_size for axis in axes)), dtype)
-        steps = [(step * axis.dilation, step * axis.stride) for step, axis in zip(whole.strides[1:], axes, strict=True)]
-        taps, blocks = zip(*steps, strict=True)
-        shape = (1, *kernel, *(axis.blocks for axis in axes))
-        view = np.lib.stride_tricks.as_strided(whole, shape, (whole.strides[0], *taps, *blocks))
-        most = 3 * least_time_of(lambda view=view, image=image: (view.copy(), image.copy())) + 0.05
-        options = {"strides": strides, "dilations": dilations, "pads_begin": begin, "pads_end": end}
-        columns = gpufold.im2col(image, kernel, **options)
-        assert least_time_of(lambda: gpufold.im2col(image, kernel, **options)) < most, axes  # noqa: B023
-        assert least_time_of(lambda: gpufold.col2im(columns, size, kernel, **options)) < most, axes  # noqa: B023
 
 
 def random_axis(rng):

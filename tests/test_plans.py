@@ -10,7 +10,6 @@ from cases import CASES_OF_KERNELS, Case
 from executors import block_by_block
 
 from gpufold.calls import Call, Fusion, Unsupported
-from gpufold.explanation import explain_call as explain
 from gpufold.geometry import batch_to_space_geometry, col2im_geometry, im2col_geometry, space_to_batch_geometry
 from gpufold.gpu.plan import H200, Operand
 from gpufold.gpu.registry import candidates, choose, problem_of
@@ -430,13 +429,3 @@ def test_extents_never_change_what_is_compiled(plans):
 def test_a_plane_alone_takes_no_words_away_by_where_another_would_lie():
     first, other = (col2im((512,), (64,), "gather_parts", strides=64, image=(777, plane, 1)) for plane in (512, 555))
     assert first.parameters == other.parameters
-
-
-def test_an_explanation_names_every_variant():
-    geometry = col2im_geometry((4, 9), (4, 4), (2, 2), 1, 1, 0, 0)
-    operands = Operand.contiguous((4, 9)), Operand.contiguous(geometry.image_shape)
-    explanation = explain(Call("col2im", geometry, "uint8"), *operands)
-    assert {explanation.plan.variant, *explanation.alternatives} == set(variants("col2im"))
-    assert "no atomic addition of uint8" in str(explanation)
-    with pytest.raises(ValueError, match="variant must be one of auto, gather, "):
-        choose(Call("col2im", geometry, "uint8", variant="fast"), *operands)

@@ -27,17 +27,6 @@ def test_the_code_host_runs_what_must_pass_on_a_clean_clone():
     assert runs == ["bash .ci/run", "make test", 'make test-versions VERSIONS="$VERSIONS"']
 
 
-def test_coming_versions_are_tested_every_week():
-    nightly = workflow("nightly")
-    assert [step["run"] for step in nightly["jobs"]["nightly"]["steps"] if "run" in step] == ["make test-nightly"]
-    assert set(nightly[True]) == {"schedule", "workflow_dispatch"}  # to YAML, the word on is true
-
-
-def test_the_lowest_and_the_newest_versions_are_those_that_make_names():
-    versions = workflow("ci")["jobs"]["versions"]["strategy"]["matrix"]["versions"]
-    assert f"\nVERSIONS := {' '.join(versions)}\n" in (ROOT / "Makefile").read_text()
-
-
 def test_the_tests_run_on_every_python_that_is_supported():
     least = int(re.match(r">=3\.(\d+)$", PROJECT["requires-python"])[1])
     versions = workflow("ci")["jobs"]["test"]["strategy"]["matrix"]["python"]

@@ -2,37 +2,31 @@
 
 from __future__ import annotations
 
-import random
 from dataclasses import replace
-from functools import cache
 from math import prod
 
 import definition
 import numpy as np
 import pytest
 from cases import (
-    DTYPES,
     FAR,
-    INEXACT,
     assert_same_bits,
     garbage,
-    random_positions_case,
     values,
     window_of,
 )
 from cases import POSITIONS_CASES as CASES
-from executors import Call, in_layout, random_bits, run
+from executors import Call, run
 
 import gpufold
 from bench import hostcuda
 from gpufold import calls
-from gpufold.calls import MODES, Unsupported
+from gpufold.calls import MODES
 from gpufold.cpu import placing, tiles
 from gpufold.gpu.plan import Operand
 from gpufold.gpu.registry import choose
 
 WINDOWS = ("none", "separable", "full")
-PLACES = [(0, 0), (1, 1), (2, 2)]
 
 
 # ---------------------------------------------------------------------------------------------
@@ -57,48 +51,6 @@ def test_many_blocks_larger_than_the_array_are_taken_at_once(mode, monkeypatch):
     assert_same_bits(got, definition.take_blocks(array, positions, (3, 2), mode=mode))
 
 
-@cache
-def defined(case, dtype, kind, mode):
-    """An array, a window and what is taken by definition, which is worked out once for all ways."""
-    array, window = values(case.shape, dtype), window_of(kind, case.block, dtype)
-    return array, window, definition.take_blocks(array, case.positions, case.block, window, mode)
-
-
-@pytest.mark.some(7)
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("kind", WINDOWS)
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_it_is_its_definition(case, kind, mode, way):
-    for dtype in (np.dtype(np.float32), INEXACT[CASES.index(case) % len(INEXACT)]):
-        array, window, want = defined(case, dtype, kind, mode)
-        got = gpufold.take_blocks(array, case.positions, case.block, window=window, mode=mode)
-        assert_same_bits(got, want, f"{case} {dtype}")
-        out = garbage(want.shape, want.dtype)
-        assert gpufold.take_blocks(array, case.positions, case.block, window=window, mode=mode, out=out) is out
-        assert_same_bits(out, want, f"{case} {dtype}, out")
-
-
-@pytest.mark.some(7)
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_every_dtype_is_its_definition(dtype, mode, way):
-    case = CASES[10]
-    array, _, want = defined(case, dtype, "none", mode)
-    assert_same_bits(gpufold.take_blocks(array, case.positions, case.block, mode=mode), want)
-
-
-@pytest.mark.parametrize("first", range(0, 300, 100))
-def test_random_problems_are_their_definition(first, way):
-    for seed in range(first, first + 100):
-        rng, case, dtype = random.Random(seed), random_positions_case(seed), DTYPES[seed % len(DTYPES)]
-        window = window_of(rng.choice(WINDOWS), case.block, dtype) if dtype in INEXACT else None
-        array, mode = values(case.shape, dtype, seed), rng.choice(MODES)
-        want = definition.take_blocks(array, case.positions, case.block, window, mode)
-        places, out = in_layout(rng, case.positions), in_layout(rng, garbage(want.shape, want.dtype))
-        gpufold.take_blocks(in_layout(rng, array), places, case.block, window=window, mode=mode, out=out)
-        assert_same_bits(out, want, f"{case} {dtype} {mode}")
-
-
 @pytest.mark.parametrize("dtype", ["U3", "S3", ">f4", ">i2"])
 @pytest.mark.parametrize("mode", MODES)
 def test_strings_and_foreign_byte_orders_move(dtype, mode, way):
@@ -107,40 +59,11 @@ def test_strings_and_foreign_byte_orders_move(dtype, mode, way):
     assert_same_bits(gpufold.take_blocks(array, [(-1, 3), (2, 2)], (2, 3), mode=mode), want)
 
 
-@pytest.mark.parametrize("dtype", ["float16", "float32", "complex64", "complex128"])
-def test_every_bit_pattern_is_moved_as_it_is(dtype, way):
-    array = random_bits((9, 11), dtype)
-    got = gpufold.take_blocks(array, [(0, 0), (4, 5)], (3, 4))
-    assert got[1].tobytes() == array[4:7, 5:9].tobytes()
-
-
-def test_outside_is_zero_whatever_the_window(way):
-    window = np.array([np.nan, np.inf, -1.0], np.float32)
-    got = gpufold.take_blocks(np.full(3, 3, np.float32), [(5,), (-2,)], 3, window=window)
-    assert_same_bits(got, np.array([[0, 0, 0], [0, 0, -3]], np.float32))
-
-
 def test_nothing_to_take():
     assert gpufold.take_blocks(np.ones((3, 4)), np.empty((0, 2), int), 2).shape == (0, 2, 2)
     assert gpufold.take_blocks(np.ones((0, 3, 4)), [(0, 0)], 2, mode="edge").shape == (1, 0, 2, 2)
     out = garbage((1, 2, 2), np.dtype(np.float32))
     assert not gpufold.take_blocks(np.ones((0, 4), np.float32), [(0, 0)], 2, out=out).any()
-
-
-@pytest.mark.parametrize("threads", [1, 2, 5])
-def test_the_number_of_threads_never_shows(threads, monkeypatch):
-    monkeypatch.setattr(tiles, "THREADED_ELEMENTS", 1)
-    monkeypatch.setattr(placing, "THREADED_BLOCK", 1)
-    array = values((200, 300), np.float32)
-    positions = np.random.default_rng(0).integers(-50, 300, (60, 2))
-    want = np.pad(array, 400)
-    gpufold.set_num_threads(threads)
-    try:
-        got = gpufold.take_blocks(array, positions, (40, 50))
-    finally:
-        gpufold.set_num_threads(None)
-    for block, (y, x) in zip(got, positions + 400, strict=True):
-        assert_same_bits(block, want[y : y + 40, x : x + 50])
 
 
 # ---------------------------------------------------------------------------------------------
@@ -159,86 +82,6 @@ def test_it_is_adjoint_to_adding_blocks(case, kind):
     left = (gpufold.take_blocks(array, case.positions, case.block, window=window) * blocks).sum()
     right = (array * gpufold.add_blocks_(np.zeros(case.shape), blocks, case.positions, window=window)).sum()
     assert left == right
-
-
-@pytest.mark.parametrize(("shape", "block", "steps"), [((9,), (3,), (2,)), ((2, 3, 20, 22), (4, 6), (4, 4))], ids=str)
-@pytest.mark.parametrize("mode", MODES)
-def test_blocks_on_a_grid_are_array_to_blocks(shape, block, steps, mode):
-    rank = len(block)
-    array = values(shape, np.float32)
-    want = gpufold.array_to_blocks(array, block, strides=steps)
-    lead, grid = want.shape[: -2 * rank], want.shape[-2 * rank : -rank]
-    positions = np.stack(np.meshgrid(*map(np.arange, grid), indexing="ij"), -1).reshape(-1, rank) * steps
-    want = np.moveaxis(want.reshape(*lead, -1, *block), len(lead), 0)
-    assert_same_bits(gpufold.take_blocks(array, positions, block, mode=mode), want)
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_outside_is_what_numpy_pads_with(mode):
-    array, positions = values((6, 7), np.int32), np.random.default_rng(3).integers(-9, 15, (40, 2))
-    padded = np.pad(array, 20, mode=mode)
-    got = gpufold.take_blocks(array, positions, (4, 3), mode=mode)
-    for block, (y, x) in zip(got, positions + 20, strict=True):
-        assert_same_bits(block, padded[y : y + 4, x : x + 3])
-
-
-def test_what_is_taken_is_put_back():
-    """Blocks that do not overlap: a round trip."""
-    array = values((12, 20), np.int64)
-    positions = [(y, x) for y in range(0, 12, 4) for x in range(0, 20, 5)]
-    blocks = gpufold.take_blocks(array, positions, (4, 5))
-    assert_same_bits(gpufold.add_blocks_(np.zeros_like(array), blocks, positions), array)
-
-
-# ---------------------------------------------------------------------------------------------
-# Errors
-
-ARRAY = np.ones((2, 6, 8))
-OUT = np.zeros((3, 2, 2, 3))
-ERRORS = (
-    (TypeError, "array must be a numpy.ndarray", (ARRAY.tolist(), PLACES, (2, 3)), {}),
-    (TypeError, "array has dtype datetime64", (ARRAY.astype("M8[s]"), PLACES, (2, 3)), {}),
-    (TypeError, "positions must be integers", (ARRAY, [(0.5, 0), (1, 1), (2, 2)], (2, 3)), {}),
-    (TypeError, "positions must be integers, got dtype float64", (ARRAY, np.zeros((3, 2)), (2, 3)), {}),
-    (ValueError, "positions must be of shape", (ARRAY, [(0, 0), (1,), (2, 2)], (2, 3)), {}),
-    (
-        ValueError,
-        r"positions must be \(number of blocks, .* got shape \(3, 2, 1\)",
-        (ARRAY, np.zeros((3, 2, 1), int), (2, 3)),
-        {},
-    ),
-    (ValueError, r"array must be \(\*lead, \*size\) with 4 axes", (ARRAY, np.zeros((3, 4), int), (2, 3)), {}),
-    (TypeError, "block_shape must be an integer or a sequence", (ARRAY, PLACES, (2, 3.5)), {}),
-    (ValueError, "block_shape must have 2 values, one per axis of positions", (ARRAY, PLACES, (2, 3, 4)), {}),
-    (ValueError, "block_shape must be at least 1 on every axis, got 0 on spatial axis 1", (ARRAY, PLACES, (2, 0)), {}),
-    (ValueError, "mode must be one of constant, edge, .* got 'zeros'", (ARRAY, PLACES, (2, 3)), {"mode": "zeros"}),
-    (ValueError, "mode 'wrap' takes elements of array", (np.ones((0, 8)), PLACES, (2, 3)), {"mode": "wrap"}),
-    (Unsupported, "mode 'wrap' gathers by index", (ARRAY, PLACES, (2, 3)), {"mode": "wrap", "variant": "direct"}),
-    (ValueError, r"window must have the shape \(2, 3\)", (ARRAY, PLACES, (2, 3)), {"window": np.ones((3, 2))}),
-    (TypeError, "window needs array of floats", (ARRAY.astype(int), PLACES, (2, 3)), {"window": np.ones((2, 3))}),
-    (ValueError, "out must have the result's shape", (ARRAY, PLACES, (2, 4)), {"out": OUT}),
-    (TypeError, "out must have the result's dtype float32", (ARRAY.astype("f4"), PLACES, (2, 3)), {"out": OUT}),
-    (ValueError, "out must share no memory with array", (OUT[0], PLACES, (2, 3)), {"out": OUT}),
-    (ValueError, "variant must be one of auto, direct", (ARRAY, PLACES, (2, 3)), {"variant": "split"}),
-    (Unsupported, "'direct' is a GPU kernel", (ARRAY, PLACES, (2, 3)), {"variant": "direct"}),
-)
-
-
-@pytest.mark.parametrize(("error", "match", "arguments", "options"), ERRORS, ids=[match for _, match, *_ in ERRORS])
-def test_what_does_not_fit_is_refused(error, match, arguments, options):
-    with pytest.raises(error, match=f"^take_blocks: .*{match}"):
-        gpufold.take_blocks(*arguments, **options)
-    assert not OUT.any()
-
-
-def test_out_is_not_among_its_positions_nor_read_only():
-    memory = np.zeros(6, np.int64)
-    numbers = memory.reshape(3, 2)
-    with pytest.raises(ValueError, match="out must share no memory with positions"):
-        gpufold.take_blocks(np.ones(5, np.int64), memory[:3, None], 2, out=numbers)
-    numbers.flags.writeable = False
-    with pytest.raises(ValueError, match="out must be writeable"):
-        gpufold.take_blocks(np.ones(5, np.int64), [(0,), (1,), (2,)], 2, out=numbers)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -289,25 +132,3 @@ def test_planes_of_which_no_thread_gets_an_equal_share(dtype):
 
 # ---------------------------------------------------------------------------------------------
 # What is planned
-
-
-def test_explain_knows_it():
-    array, positions = ((3, 512, 512), "float32"), ((40, 2), "int64")
-    why = gpufold.explain("take_blocks", array, positions, (96, 96), window=np.ones((96, 96)), mode="edge")
-    assert why.plan.source == "take_blocks_direct.cu"
-    assert (dict(why.plan.defines)["WINDOW"], dict(why.plan.defines)["MODE"]) == ("full", "edge")
-    assert not why.alternatives
-    assert why.plan.bytes_moved == 8 * 40 * 2 + 4 * (40 * 3 * 96 * 96 + 3 * 512 * 512)
-    arrays = np.zeros((3, 512, 512), np.float32), np.zeros((40, 2), np.int64)
-    given = gpufold.explain("take_blocks", *arrays, (96, 96), window=np.ones((96, 96)), mode="edge")
-    assert given.plan.parameters == why.plan.parameters
-    with pytest.raises(ValueError, match="take_blocks: array must be"):
-        gpufold.explain("take_blocks", array, ((40, 4), "int64"), 9)
-    with pytest.raises(ValueError, match="nothing is launched"):
-        gpufold.explain("take_blocks", array, ((0, 2), "int64"), 9)
-
-
-def test_dtypes_of_one_size_share_a_kernel_where_elements_are_moved():
-    array, positions = (3, 64, 64), ((4, 2), "int64")
-    plans = [gpufold.explain("take_blocks", (array, dtype), positions, 8).plan for dtype in ("float32", "int32")]
-    assert plans[0] == plans[1]

@@ -187,7 +187,7 @@ def test_dtypes_that_do_not_fit_are_refused_by_compilers_too():
     with pytest.raises(TypeError, match="array must have the result's dtype int32 or int64 or float64, got float32"):
         compiled(out, blocks, places)
     with pytest.raises(TypeError, match="array must have the result's dtype int32, got float32"):
-        torch.ops.gpufold.add_blocks(blocks, None, places, out, "sum", False, "auto", True)
+        torch.ops.gpufold.add_blocks(blocks, None, places, out, "sum", False, "auto", True, True)
     compiled = torch.compile(gpufold.torch.add_blocks_, backend="eager")
     with pytest.raises(TypeError, match="weight_out must have the dtype float32 of weights, got float64"):
         compiled(out, blocks.float(), places, weight_out=out.double())

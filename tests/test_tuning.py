@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import random
@@ -17,7 +16,7 @@ import ml_dtypes  # noqa: F401  NumPy knows bfloat16 then
 import numpy as np
 import pytest
 from cases import CASES, POSITIONS_CASES, assert_same_bits, values
-from executors import Call, calls_of
+from executors import Call, calls_of, placed_calls
 from test_gpu import EVERY_CALL, captured
 
 import gpufold
@@ -31,27 +30,22 @@ from gpufold.operations import OPERATIONS
 pytestmark = [pytest.mark.peer("cupy"), pytest.mark.hostcuda]
 
 
-def adding(number, dtype, **options):
-    case = POSITIONS_CASES[number]
-    arrays = values(case.shape, dtype), values(case.blocks_shape, dtype, 1)
-    return Call("add_blocks", arrays[0], (arrays[1], np.asarray(case.positions)), options)
+def adding(number, dtype):
+    return placed_calls(POSITIONS_CASES[number], dtype)[0]
 
 
 def taking(number, dtype):
-    case = POSITIONS_CASES[number]
-    return Call("take_blocks", values(case.shape, dtype), (np.asarray(case.positions), case.block))
+    return placed_calls(POSITIONS_CASES[number], dtype)[1]
 
 
 FOLD = calls_of(CASES[0], np.dtype(np.float32))[0]
-DIVIDING = Call("average", values((2, 9), np.float32), (np.arange(9, dtype=np.float32),))
+DIVIDING = EVERY_CALL[-1]
 RACED = (
     *EVERY_CALL,
     adding(3, np.float32),
     adding(11, np.int32),
     adding(11, np.float16),
-    taking(3, np.float32),
     taking(11, np.uint8),
-    DIVIDING,
     *(call for dtype in ("uint8", "float16", "complex64") for call in calls_of(CASES[2], np.dtype(dtype))),
     replace(FOLD, options=FOLD.options | {"deterministic": True, "dtype": "float64"}),
 )
@@ -93,13 +87,8 @@ def clock(cupy, monkeypatch):
     return drawn
 
 
-def on_gpu(cupy, call):
-    arrays = [cupy.asarray(each) if isinstance(each, np.ndarray) else each for each in call.arguments]
-    return replace(call.with_window(cupy), arguments=tuple(arrays))
-
-
 def answer(cupy, call):
-    return cupy.asnumpy(on_gpu(cupy, call).on(cupy.asarray(call.data)))
+    return cupy.asnumpy(call.with_arrays_of(cupy).on(cupy.asarray(call.data)))
 
 
 @pytest.mark.some(3)
@@ -118,68 +107,36 @@ def test_the_bits_are_numpys_before_during_and_after_a_race_whichever_wins(cupy,
     assert clock.measured == measured, "nothing is measured twice"
 
 
-@pytest.mark.parametrize("call", RACED, ids=str)
-def test_every_candidate_that_may_win_has_numpys_bits(cupy, monkeypatch, tmp_path, call):
-    """Each wins once."""
-    want, asked = call.on(call.data.copy()), []
-
-    def race(runs, clock):
-        asked[:] = runs
-        return {label: 1.0 if label == winner else 2.0 for label in runs}
-
-    monkeypatch.setattr(tuning, "race", race)
-    winner, number = None, 0
-    while winner is None or number < len(asked):
-        tuning.forget()
-        monkeypatch.setenv("GPUFOLD_CACHE_DIR", str(tmp_path / str(number)))
-        with gpufold.autotune():
-            assert_same_bits(answer(cupy, call), want, winner)
-        if winner is None and not asked:
-            return
-        winner, number = asked[number], number + 1
-    with gpufold.autotune():
-        assert_same_bits(answer(cupy, call), want, winner)
+WIDE = replace(adding(11, np.float32), options={"weight_out": np.zeros((20, 70), np.float32)})
+COLUMNS = values((2, 4 * 9, 16 * 18), np.float32, 1)
+FOLDED = {"pads_begin": 1, "pads_end": 1, "accumulate": True}
 
 
-@pytest.mark.parametrize("name", gpufold.variants("add_blocks"))
-def test_what_is_added_to_is_added_to_once_whichever_wins(cupy, monkeypatch, name):
-    def race(runs, clock):
-        for run in runs.values():
-            run()
-        return {label: 1.0 if label.startswith(name) else 2.0 for label in runs}
+@pytest.mark.parametrize("number", range(6))
+@pytest.mark.parametrize(
+    "call", [adding(11, np.int32), WIDE, Call("col2im", COLUMNS, ((16, 18), (3, 3)), FOLDED)], ids=lambda c: c.operation
+)
+def test_what_is_added_to_is_added_to_once_whichever_wins(cupy, monkeypatch, call, number):
+    raced = []
 
-    monkeypatch.setattr(tuning, "race", race)
-    call = replace(adding(11, np.int32), operation="add_blocks_")
-    weight = np.zeros(POSITIONS_CASES[11].shape[-len(POSITIONS_CASES[11].block) :], np.float32)
-    for options in ({}, {"weight_out": weight}):
-        if options:
-            blocks, positions = call.arguments
-            call = replace(call, data=call.data.astype("float32"), arguments=(blocks.astype("float32"), positions))
-        want = call.on(call.data.copy(), **{key: value.copy() for key, value in options.items()})
-        out, given = cupy.asarray(call.data), {key: cupy.asarray(value) for key, value in options.items()}
-        with gpufold.autotune():
-            got = on_gpu(cupy, call).on(out, **given)
-        assert_same_bits(cupy.asnumpy(got), want, name)
-
-
-@pytest.mark.parametrize("number", range(3))
-def test_an_image_that_is_accumulated_is_added_to_once_whichever_wins(cupy, monkeypatch, number):
     def race(runs, clock):
         for run in runs.values():
             run()
         raced[:] = runs
-        return {label: 1.0 if place == number else 2.0 for place, label in enumerate(runs)}
+        return {label: 1.0 if place == number % len(runs) else 2.0 for place, label in enumerate(runs)}
 
-    raced, before = [], values((2, 4, 16, 18), np.float32)
-    columns = values((2, 4 * 9, 16 * 18), np.float32, 1)
-    arguments = {"kernel_size": (3, 3), "pads_begin": 1, "pads_end": 1, "accumulate": True}
-    want = gpufold.col2im(columns, (16, 18), **arguments, out=before.copy())
     monkeypatch.setattr(tuning, "race", race)
-    out = cupy.asarray(before)
+    want = values((2, 4, 16, 18), np.float32) if call.operation == "col2im" else call.data.copy()
+    out, there, weights = cupy.asarray(want), call.with_arrays_of(cupy), [{}, {}]
+    if weight := call.options.get("weight_out") is not None:
+        weights = [{"weight_out": call.options["weight_out"].copy()}, {"weight_out": cupy.zeros((20, 70), np.float32)}]
+    call.into(want, call.read, **weights[0])
     with gpufold.autotune():
-        gpufold.col2im(cupy.asarray(columns), (16, 18), **arguments, out=out)
-    assert len(raced) > number
+        there.into(out, cupy.asarray(call.read), **weights[1])
+    assert raced
     assert_same_bits(cupy.asnumpy(out), want)
+    if weight:
+        assert_same_bits(cupy.asnumpy(weights[1]["weight_out"]), weights[0]["weight_out"])
 
 
 def test_a_call_that_was_made_before_takes_the_winner(cupy, monkeypatch):
@@ -209,7 +166,7 @@ def test_an_array_with_gaps_is_raced_on_a_copy_of_its_memory(cupy, clock):
     wide[..., ::2] = call.data
     want, spread = call.on(call.data.copy()), cupy.asarray(wide)
     with gpufold.autotune():
-        on_gpu(cupy, call).on(spread[..., ::2])
+        call.with_arrays_of(cupy).on(spread[..., ::2])
     assert clock.measured
     got = cupy.asnumpy(spread)
     assert_same_bits(np.ascontiguousarray(got[..., ::2]), want)
@@ -220,7 +177,7 @@ def test_atomics_of_floats_are_raced_only_where_any_order_is_allowed(cupy, clock
     call = adding(11, np.float32)
     for deterministic, raced in ((True, False), (False, True)):
         with gpufold.autotune():
-            on_gpu(cupy, call).on(cupy.asarray(call.data), deterministic=deterministic)
+            call.with_arrays_of(cupy).on(cupy.asarray(call.data), deterministic=deterministic)
         labels = {label for seconds in tuning.known(device(cupy)).values() for label in seconds}
         assert ("atomic" in labels) is raced
         tuning._learned[device(cupy)].clear()
@@ -283,7 +240,7 @@ def test_where_memory_is_short_the_rule_stays_and_nothing_is_remembered(cupy, cl
 
     monkeypatch.setattr(launch, "_scratch", full)
     with gpufold.autotune():
-        got = cupy.asnumpy(on_gpu(cupy, call).on(cupy.asarray(call.data), variant="auto"))
+        got = cupy.asnumpy(call.with_arrays_of(cupy).on(cupy.asarray(call.data), variant="auto"))
     assert_same_bits(got, call.on(call.data.copy()))
     assert not tuning.known(device(cupy))
 
@@ -324,19 +281,6 @@ def test_a_launch_is_timed_between_events_when_the_cache_is_full_of_other_memory
     stream = SimpleNamespace(ptr=0)
     assert launch.clock(stream, 4096, H200.l2_bytes, lambda: log.append("launch")) == 2e-3
     assert log == [(4096, H200.l2_bytes), "event", "launch", "event", "wait"]
-
-
-def test_progress_is_printed_where_there_is_a_terminal(cupy, clock, monkeypatch):
-    class Terminal(io.StringIO):
-        def isatty(self):
-            return True
-
-    monkeypatch.setattr(sys, "stderr", terminal := Terminal())
-    raced(cupy, clock)
-    ((_, seconds),) = tuning.known(device(cupy)).items()
-    (line,) = terminal.getvalue().splitlines()
-    assert line.startswith("gpufold.autotune: col2im ")
-    assert all(label in line for label in seconds)
 
 
 def test_noise_changes_no_choice():
