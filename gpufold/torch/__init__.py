@@ -1,4 +1,4 @@
-"""The functions of gpufold on torch tensors, and `fold` and `unfold` as torch.nn.functional has them, for any rank.
+"""The functions of gpufold on torch tensors, and torch's `fold` and `unfold` for any number of axes.
 
 >>> import torch, gpufold.torch
 >>> columns = torch.ones(1, 3, 4, requires_grad=True)  # one channel of 4 blocks of 3 samples

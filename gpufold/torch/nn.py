@@ -1,4 +1,4 @@
-"""fold, unfold and their modules as torch.nn has them, for any number of spatial axes, with windows."""
+"""torch.nn's fold, unfold and their modules for any number of spatial axes, with windows."""
 
 from __future__ import annotations
 
