@@ -28,10 +28,17 @@ NAMES |= {"pads_begin": "begins of pads", "pads_end": "ends of pads"}
 
 @answers
 def col2im(
-    input: Array[ArrayT], image_shape: Extents, block_shape: Extents, dilations: Extents | None = None,
-    pads: Extents | None = None, strides: Extents | None = None, *, out: Array[ArrayT] | None = None,
-    variant: Variant = "auto", deterministic: bool = True,
-) -> ArrayT:  # fmt: skip
+    input: Array[ArrayT],
+    image_shape: Extents,
+    block_shape: Extents,
+    dilations: Extents | None = None,
+    pads: Extents | None = None,
+    strides: Extents | None = None,
+    *,
+    out: Array[ArrayT] | None = None,
+    variant: Variant = "auto",
+    deterministic: bool = True,
+) -> ArrayT:
     """Rearrange column blocks back into an image: ONNX's Col2Im, opset 18.
 
     ``(N, C*prod(block_shape), L) -> (N, C, *image_shape)``; see `gpufold.col2im` for ``L`` and the order of addition.

@@ -40,10 +40,16 @@ from gpufold.windows import weights_of_blocks
 
 @dispatched
 def add_blocks(
-    array: Array[ArrayT], blocks: Array[Any], positions: Positions, *, window: Window | None = None,
-    weights: Shaped | None = None, out: Array[ArrayT] | None = None, variant: Variant = "auto",
+    array: Array[ArrayT],
+    blocks: Array[Any],
+    positions: Positions,
+    *,
+    window: Window | None = None,
+    weights: Shaped | None = None,
+    out: Array[ArrayT] | None = None,
+    variant: Variant = "auto",
     deterministic: bool = True,
-) -> ArrayT:  # fmt: skip
+) -> ArrayT:
     """Scatter-add blocks to an array at arbitrary positions, and return the sums.
 
     ``(*lead, *size), (P, *lead, *block_shape), (P, rank) -> (*lead, *size)``
@@ -125,10 +131,16 @@ def add_blocks(
 
 @dispatched
 def add_blocks_(
-    array: Array[ArrayT], blocks: Array[Any], positions: Positions, *, window: Window | None = None,
-    weights: Shaped | None = None, weight_out: Array[Any] | None = None, variant: Variant = "auto",
+    array: Array[ArrayT],
+    blocks: Array[Any],
+    positions: Positions,
+    *,
+    window: Window | None = None,
+    weights: Shaped | None = None,
+    weight_out: Array[Any] | None = None,
+    variant: Variant = "auto",
     deterministic: bool = True,
-) -> ArrayT:  # fmt: skip
+) -> ArrayT:
     """Scatter-add blocks to an array in place, and their weights to another: `add_blocks` with ``out=array``.
 
     ``(*lead, *size), (P, *lead, *block_shape), (P, rank) -> (*lead, *size)``
@@ -214,9 +226,16 @@ WEIGHED_ELEMENTS = 1 << 20
 
 @dispatched
 def take_blocks(
-    array: Array[ArrayT], positions: Positions, block_shape: Sizes, *, window: Window | None = None,
-    mode: Mode = "constant", out: Array[ArrayT] | None = None, chunks: Any = "auto", variant: Variant = "auto",
-) -> ArrayT:  # fmt: skip
+    array: Array[ArrayT],
+    positions: Positions,
+    block_shape: Sizes,
+    *,
+    window: Window | None = None,
+    mode: Mode = "constant",
+    out: Array[ArrayT] | None = None,
+    chunks: Any = "auto",
+    variant: Variant = "auto",
+) -> ArrayT:
     """Extract blocks of an array at arbitrary positions: the adjoint of `add_blocks`.
 
     ``(*lead, *size), (P, rank) -> (P, *lead, *block_shape)``

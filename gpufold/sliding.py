@@ -42,11 +42,24 @@ def col2im(
 ) -> Any: ...  # fmt: skip
 @dispatched
 def col2im(
-    data: Array[ArrayT], output_size: Extents, kernel_size: Sizes, *, strides: Sizes = 1, dilations: Sizes = 1,
-    pads_begin: Sizes = 0, pads_end: Sizes = 0, reduction: Reduction = "sum", window: Window | None = None,
-    dtype: Any = None, out: Array[ArrayT] | None = None, accumulate: bool = False, fill_value: complex | None = None,
-    chunks: Any = "auto", variant: Variant = "auto", deterministic: bool = True,
-) -> ArrayT:  # fmt: skip
+    data: Array[ArrayT],
+    output_size: Extents,
+    kernel_size: Sizes,
+    *,
+    strides: Sizes = 1,
+    dilations: Sizes = 1,
+    pads_begin: Sizes = 0,
+    pads_end: Sizes = 0,
+    reduction: Reduction = "sum",
+    window: Window | None = None,
+    dtype: Any = None,
+    out: Array[ArrayT] | None = None,
+    accumulate: bool = False,
+    fill_value: complex | None = None,
+    chunks: Any = "auto",
+    variant: Variant = "auto",
+    deterministic: bool = True,
+) -> ArrayT:
     """Fold columns of sliding blocks into an image, summing or averaging overlaps.
 
     ``(N, C*prod(kernel_size), L) -> (N, C, *output_size)``, or both without ``N``, where ``L`` is the product over the
@@ -162,10 +175,18 @@ def col2im(
 
 @dispatched
 def im2col(
-    image: Array[ArrayT], kernel_size: Extents, *, strides: Sizes = 1, dilations: Sizes = 1, pads_begin: Sizes = 0,
-    pads_end: Sizes = 0, window: Window | None = None, out: Array[ArrayT] | None = None, chunks: Any = "auto",
+    image: Array[ArrayT],
+    kernel_size: Extents,
+    *,
+    strides: Sizes = 1,
+    dilations: Sizes = 1,
+    pads_begin: Sizes = 0,
+    pads_end: Sizes = 0,
+    window: Window | None = None,
+    out: Array[ArrayT] | None = None,
+    chunks: Any = "auto",
     variant: Variant = "auto",
-) -> ArrayT:  # fmt: skip
+) -> ArrayT:
     """Extract sliding blocks of an image as columns: the adjoint of `col2im`.
 
     ``(N, C, *size) -> (N, C*prod(kernel_size), L)``, or both without ``N``, where ``L`` is the product over the

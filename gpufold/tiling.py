@@ -24,11 +24,22 @@ from gpufold.stitching import Stitcher
 
 @answers
 def map_tiles(
-    function: Callable[[Any], Any], array: Array[Any], block_shape: Sizes, *, strides: Sizes,
-    window: Window | str | None = None, batch: int = 1, last: LastBlock = "shift", mode: Mode = "constant",
-    reduction: Reduction = "mean", fill_value: complex | None = None, finish: Callable[[Any], Any] | None = None,
-    out: Any = None, resume: str | Path | None = None, progress: Callable[[Any], Iterable[int]] | None = None,
-) -> Any:  # fmt: skip
+    function: Callable[[Any], Any],
+    array: Array[Any],
+    block_shape: Sizes,
+    *,
+    strides: Sizes,
+    window: Window | str | None = None,
+    batch: int = 1,
+    last: LastBlock = "shift",
+    mode: Mode = "constant",
+    reduction: Reduction = "mean",
+    fill_value: complex | None = None,
+    finish: Callable[[Any], Any] | None = None,
+    out: Any = None,
+    resume: str | Path | None = None,
+    progress: Callable[[Any], Iterable[int]] | None = None,
+) -> Any:
     """Apply a function to overlapping tiles of an array and average the results: sliding-window inference.
 
     ``(*lead, *size) -> (*channels, *size * scale)``, by a function of tiles ``(B, *lead, *block_shape)``

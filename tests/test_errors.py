@@ -248,7 +248,11 @@ BAD_CALLS = [
     (apart(block_shape=(2, 9)), ValueError, ["a block must fit into the array, got block_shape 9 on spatial axis 1"]),
     (apart(block_shape=(2.0, 2)), TypeError, ["block_shape must be an integer or"]),
     *(
-        (apart(last=last), ValueError, ["last must be 'drop' or 'over'", f"got '{last}'; blocks at gpufold.grid"])
+        (
+            apart(last=last),
+            ValueError,
+            ["last must be 'drop' or 'over'", f"got '{last}'; for other placements use take_blocks"],
+        )
         for last in ("shift", "even")
     ),
     (apart(last="pad"), ValueError, ["last must be one of"]),
@@ -361,12 +365,12 @@ BAD_CALLS = [
     (taking(block_shape=(2, 0)), ValueError, ["block_shape must be at least 1 on every axis, got 0 on spatial axis 1"]),
     (taking(mode="zeros"), ValueError, ["mode must be one of constant, edge, ", "got 'zeros'"]),
     (taking(array=np.ones((0, 8)), mode="wrap"), ValueError, ["mode 'wrap' takes elements of array"]),
-    (taking(mode="wrap", variant="direct"), gpufold.Unsupported, ["mode 'wrap' is taken by index"]),
+    (taking(mode="wrap", variant="direct"), gpufold.Unsupported, ["mode 'wrap' gathers by index"]),
     (taking(array=ARRAY.astype(int), window=np.ones((2, 3))), TypeError, ["window needs array of floats"]),
     # --- grids of positions
     (grid(size=(5.0,)), TypeError, ["size must be an integer or a sequence"]),
     (grid(strides="1"), TypeError, ["strides must be an integer or a sequence"]),
-    (grid(size=()), ValueError, ["size must have at least one axis"]),
+    (grid(size=()), ValueError, ["size must be a sequence with one integer per spatial axis, at least one"]),
     (grid(size=(5, 0)), ValueError, ["size must be at least 1 on every axis, got 0 on axis 1"]),
     (grid(block_shape=(2,)), ValueError, ["block_shape must have 2 values, one per axis of size"]),
     (grid(block_shape=(2, 0)), ValueError, ["block_shape must be at least 1"]),
@@ -383,7 +387,7 @@ BAD_CALLS = [
         ["positions must fit into 64 bits", "at 18446744073709551616 on spatial axis 1"],
     ),
     (
-        grid(size=10**400, block_shape=1, strides=10**399, last="even"),
+        grid(size=(10**400,), block_shape=1, strides=10**399, last="even"),
         ValueError,
         ["positions must fit into 64 bits"],
     ),

@@ -58,7 +58,8 @@ def _add(blocks: Array, array: Array, weights: Array | None, positions: Array) -
     if len(blocks) == 1 and blocks.size <= PRODUCTS and sum_dtype(array.dtype) == array.dtype:  # a frame of a stream
         met = _placed(positions, blocks.shape[-rank:], array.shape[-rank:])
         with np.errstate(all="ignore"):
-            add_pairs(array, blocks[0], weights, [(pixels, taps) for _, pixels, taps in met])
+            factors = None if weights is None else np.broadcast_to(weights, blocks.shape[1:])
+            add_pairs(array, blocks[0], factors, [(pixels, taps) for _, pixels, taps in met])
         return
     scatters, limit = _are_small(blocks, rank), array.size
     narrow = sum_dtype(array.dtype) != array.dtype
