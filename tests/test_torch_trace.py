@@ -261,7 +261,8 @@ SAVED = {
     "fold-windowed": lambda image: gpufold.torch.fold(
         gpufold.torch.unfold(image, 2), (image.shape[2], image.size(3)), 2, window=WEIGHTS),
     "module": lambda image: gpufold.torch.Fold(image.shape[2:], 2, window=WEIGHTS)(gpufold.torch.unfold(image, 2)),
-    "unfold": lambda image: gpufold.torch.unfold(image, (image.shape[2] - 1, 2), padding=image.shape[1]),
+    "unfold": lambda image: gpufold.torch.unfold(
+        image, (image.shape[2] - 1, 2), padding=image.shape[1], stride=image.shape[1]),
     "col2im": lambda image: gpufold.torch.col2im(
         gpufold.torch.im2col(image, (2, 2)), image.size()[2:], (2, 2), reduction="mean"),
     "blocks_to_array": lambda image: gpufold.torch.blocks_to_array(
