@@ -121,7 +121,8 @@ LEARN = ("trace", "compile of any size", "functionalize", "a mode")
 
 @pytest.mark.some(7)
 @pytest.mark.parametrize(
-    ("recorder", "learns"), [*((name, False) for name in RECORDERS), *((name, True) for name in LEARN)]
+    ("recorder", "learns"),
+    [*((name, False) for name in RECORDERS if "compile" not in name), *((name, True) for name in LEARN)],
 )
 @named(EVERY)
 def test_what_is_recorded_computes(operation, recorder, learns):
