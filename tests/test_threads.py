@@ -51,6 +51,28 @@ def test_the_bits_do_not_depend_on_the_number():
     assert_same_bits(*results)
 
 
+@pytest.mark.parametrize("moment", range(3))
+def test_another_thread_may_set_the_number_while_it_is_asked_for(moment):
+    lines = iter(range(99))
+
+    def before_a_line(frame, event, argument):
+        if event == "line" and next(lines) == moment:
+            gpufold.set_num_threads(None)
+        return before_a_line
+
+    allowed, traced = threads.allowed.set(4), sys.gettrace()
+    try:
+        gpufold.set_num_threads(3)
+        sys.settrace(
+            lambda frame, event, argument: before_a_line if frame.f_code.co_name == "get_num_threads" else None
+        )
+        count = gpufold.get_num_threads()
+    finally:
+        sys.settrace(traced)
+        threads.allowed.reset(allowed)
+    assert count == (3 if moment else 4)
+
+
 def answer(setting, statement="import gpufold; print(gpufold.get_num_threads())"):
     """What a fresh process prints that one core is left to, with a setting of OMP_NUM_THREADS."""
     run = subprocess.run(
@@ -263,6 +285,26 @@ def test_where_no_thread_starts_a_call_works_alone_and_leaves_nothing(monkeypatc
     for _ in range(3):
         assert_same_bits(fold(), want)
     assert threads._helpers.asked.empty()
+
+
+def test_calls_that_no_helper_is_free_for_leave_few_requests():
+    gpufold.set_num_threads(3)
+    free, met = threading.Event(), threading.Barrier(3)
+
+    def hold(number):
+        met.wait(timeout=30)
+        free.wait(timeout=30)
+
+    holder = threading.Thread(target=lambda: threads.for_each(hold, [(number,) for number in range(3)]))
+    holder.start()
+    while met.n_waiting or len(serving()) < 2:
+        time.sleep(0.001)
+    for _ in range(50):
+        fold()
+    left = threads._helpers.asked.qsize()
+    free.set()
+    holder.join(timeout=30)
+    assert left <= 2
 
 
 def test_an_error_in_one_item_stops_the_others_and_is_raised():
