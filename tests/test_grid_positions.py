@@ -90,10 +90,6 @@ def test_sizes_of_any_kind_and_extent():
     assert gpufold.grid_positions((9,), 4, strides=2**70).ravel().tolist() == [0, 5]
 
 
-def test_a_block_beyond_the_array_may_hang_over():
-    assert gpufold.grid_positions((3, 9), 5, strides=4, last="over").tolist() == [[0, 0], [0, 4]]
-
-
 def test_positions_that_cannot_be_held_are_refused_at_once():
     with pytest.raises(MemoryError):
         gpufold.grid_positions((2**50,), 1, strides=1)

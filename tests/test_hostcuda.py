@@ -48,23 +48,6 @@ def sample_plan(symbol, input, output, parameters=b"", threads=256, blocks=None,
     )
 
 
-# ---- results
-
-
-@pytest.mark.some(3)
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("dtype", ["float", "double", "unsigned char", "short"])
-def test_transposes_through_shared_memory(mode, dtype):
-    names = {"float": np.float32, "double": np.float64, "unsigned char": np.uint8, "short": np.int16}
-    data = np.arange(64 * 96).reshape(64, 96).astype(names[dtype])
-    result = np.zeros((96, 64), data.dtype)
-    parameters = struct.pack("ii", *data.shape)
-    launch(
-        "transpose", (3, 1, 1), (32, 8, 1), data, result, parameters, defines=(("SCALAR", dtype),), mode=mode, seed=3
-    )
-    assert np.array_equal(result, data.T)
-
-
 # ---- faults
 
 

@@ -129,7 +129,7 @@ DEFINED = [
 ]
 
 
-@pytest.mark.parametrize("number", [1, *(pytest.param(number, marks=pytest.mark.all) for number in (2, 3))])
+@pytest.mark.parametrize("number", [1, pytest.param(2, marks=pytest.mark.all)])
 @pytest.mark.parametrize("row", DEFINED)
 def test_every_call_is_its_definition(row, number, every_way):
     check(row, number)
@@ -146,7 +146,7 @@ def test_taps_and_blocks_may_be_far_apart(row):
     [
         *range(0, 200, 20),
         *(pytest.param(first, marks=pytest.mark.all) for first in range(200, 600, 20)),
-        *(pytest.param(first, marks=pytest.mark.many) for first in range(10_000, 20_000, 20)),
+        *(pytest.param(first, marks=pytest.mark.many) for first in range(10_000, 40_000, 500)),
     ],
 )
 def test_random_calls_are_their_definition(first, every_way):

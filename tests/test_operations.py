@@ -128,6 +128,7 @@ LARGE_CASES = (
     Case("large-3x3", (56, 56), (3, 3), 1, 1, 1, 1, batch=4, channels=16),
     Case("large-stride-two", (113, 112), (3, 3), 2, 1, 1, 1, batch=2, channels=8),
     Case("large-single-plane", (300, 301), (4, 3), batch=1, channels=1),
+    Case("large-taps-apart", (20_032,), (3648,), 3648, 3, 0, 6383, batch=1, channels=1),
     Case("large-audio", (60_000,), (400,), 160, batch=2, channels=1),
     Case("large-volume", (20, 30, 40), (3, 2, 3), 1, 1, (1, 0, 1), (1, 1, 0), batch=2, channels=3),
     Case("many-small-planes", (7, 7), (3, 3), 1, 1, 1, 1, batch=3, channels=613),
@@ -267,7 +268,7 @@ def test_results_own_just_their_memory():
 
 
 @pytest.mark.parametrize("case", EMPTY_CASES, ids=str)
-def test_no_planes_give_an_empty_result(case):
+def test_no_planes_give_an_empty_result(case, way):
     assert fold(case, np.zeros(case.columns_shape, np.int8)).shape == case.image_shape
     assert unfold(case, np.zeros(case.image_shape, np.int8)).shape == case.columns_shape
 

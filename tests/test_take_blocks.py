@@ -22,7 +22,7 @@ import gpufold
 from bench import hostcuda
 from gpufold import calls
 from gpufold.calls import MODES
-from gpufold.cpu import placing, tiles
+from gpufold.cpu import placing
 from gpufold.gpu.plan import Operand
 from gpufold.gpu.registry import choose
 
@@ -31,15 +31,6 @@ WINDOWS = ("none", "separable", "full")
 
 # ---------------------------------------------------------------------------------------------
 # The NumPy path
-
-
-@pytest.fixture(params=["by rows", "one by one", "threaded"])
-def way(request, monkeypatch):
-    """Small blocks would mostly be taken by their rows, in one piece."""
-    monkeypatch.setattr(placing, "_are_small", lambda blocks, rank: request.param == "by rows")
-    if request.param == "threaded":
-        monkeypatch.setattr(tiles, "THREADED_ELEMENTS", 1)
-        monkeypatch.setattr(placing, "THREADED_BLOCK", 1)
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -52,8 +43,10 @@ def test_many_blocks_larger_than_the_array_are_taken_at_once(mode, monkeypatch):
 
 
 @pytest.mark.parametrize("dtype", ["U3", "S3", ">f4", ">i2"])
+@pytest.mark.parametrize("small", [True, False], ids=["by rows", "one by one"])
 @pytest.mark.parametrize("mode", MODES)
-def test_strings_and_foreign_byte_orders_move(dtype, mode, way):
+def test_strings_and_foreign_byte_orders_move(dtype, mode, small, monkeypatch):
+    monkeypatch.setattr(placing, "_are_small", lambda blocks, rank: small)
     array = np.arange(20).reshape(4, 5).astype(dtype)
     want = definition.take_blocks(array, [(-1, 3), (2, 2)], (2, 3), mode=mode)
     assert_same_bits(gpufold.take_blocks(array, [(-1, 3), (2, 2)], (2, 3), mode=mode), want)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import random
@@ -281,6 +282,14 @@ def test_a_launch_is_timed_between_events_when_the_cache_is_full_of_other_memory
     stream = SimpleNamespace(ptr=0)
     assert launch.clock(stream, 4096, H200.l2_bytes, lambda: log.append("launch")) == 2e-3
     assert log == [(4096, H200.l2_bytes), "event", "launch", "event", "wait"]
+
+
+def test_progress_is_printed_where_there_is_a_terminal(cupy, clock, monkeypatch):
+    monkeypatch.setattr(sys, "stderr", terminal := io.StringIO())
+    terminal.isatty = lambda: True
+    raced(cupy, clock)
+    ((_, seconds),) = tuning.known(device(cupy)).items()
+    assert all(word in terminal.getvalue() for word in ("gpufold.autotune: col2im ", *seconds))
 
 
 def test_noise_changes_no_choice():

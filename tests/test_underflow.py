@@ -87,14 +87,6 @@ def test_weights_of_whole_blocks_are_not_lost_either(kind, window):
         np.testing.assert_allclose(got, [5, 5, 5])
 
 
-def test_sums_have_their_weights_as_they_are():
-    window = (np.array([1e-30, 1], np.float32), np.array([1e-15, 1], np.float32))
-    blocks = np.ones((1, 1, 2, 2), np.float32)
-    want = np.multiply.outer(*window)
-    assert_same_bits(gpufold.blocks_to_array(blocks, (2, 2), (2, 2), window=window), want)
-    assert_same_bits(gpufold.add_blocks_(np.zeros((2, 2), np.float32), blocks[0], [(0, 0)], window=window), want)
-
-
 @pytest.mark.peer("torch")
 @pytest.mark.parametrize("reduction", ["mean", "least_squares"])
 @pytest.mark.parametrize("kind", ["separable", "full"])
