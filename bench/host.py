@@ -34,7 +34,7 @@ from gpufold.gpu.plan import H200
 SAMPLES, CALLS = 50, 200
 
 TRAINED = ((4, 3, 8), (4, 8, 16), (8, 8, 16))
-"""Batch, channels and side of images folded from 3x3: small ones, and below and above `gpufold.torch.tensors.SMALL`."""
+"""Batch, channels and side of images folded from 3x3: small ones, then on both sides of `torch.executing.SMALL`."""
 
 TARGET = 10e-6
 """What a repeated call may cost."""

@@ -7,7 +7,8 @@ from typing import Any, overload
 from gpufold import calls
 from gpufold.arrays import Array, ArrayT, Floats, Integers, Window, check_bytes, device_of, library_of
 from gpufold.calls import Average, Mode, Reduction, Variant
-from gpufold.compute import compute, filled
+from gpufold.compute import compute
+from gpufold.coverage import filled
 from gpufold.dispatch import dispatched
 from gpufold.geometry import Extents, LastSlidingBlock, Sizes
 from gpufold.outside import extended

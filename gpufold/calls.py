@@ -11,9 +11,10 @@ from functools import cache, lru_cache
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 from gpufold import geometry as sizes
+from gpufold.coverage import check_covered
 from gpufold.elements import ELEMENT_TYPES, WIDER, ElementType, average_dtype, check_dtype, dtype_name, name_of
-from gpufold.geometry import BlocksGeometry, Geometry, Size, SlidingGeometry
-from gpufold.given import check_number, flag, shown, word
+from gpufold.geometry import BlocksGeometry, Geometry, Size
+from gpufold.given import flag, shown, word
 from gpufold.outside import BY_INDEX
 
 
@@ -226,32 +227,6 @@ def blocks_to_array(
     if fill_value is not None or fusion.reduction != "sum":
         check_covered(call, geometry, fill_value)
     return call
-
-
-def check_covered(call: Call, geometry: BlocksGeometry | SlidingGeometry, fill: object) -> None:
-    """Raise where an average leaves elements that no block covers, unless what they are was given."""
-    operation, fusion = call.operation, call.fusion
-    if fill is not None:
-        check_number(operation, "fill_value", fill, call.dtype)
-        if fusion.accumulate:
-            raise ValueError(f"{operation}: accumulate=True leaves what no block covers in out, got a fill_value")
-    elif fusion.reduction != "sum" and not (fusion.accumulate or geometry.covers_all):
-        if 0 in getattr(geometry, SHAPES[operation][1]):
-            return
-        number, axis = next((number, axis) for number, axis in enumerate(geometry.axes) if axis.uncovered)
-        lead = len(call.result_shape) - len(geometry.axes)
-        where = f"spatial axis {number} ({'image' if operation == 'col2im' else 'array'} axis {lead + number})"
-        spans = axis.uncovered
-        count = sum(span.stop - span.start for span in spans)
-        pad_end = sizes.over_the_end(axis.size + axis.pad_begin, axis.kernel, axis.stride)
-        cure = f"pads_end={pad_end}" if operation == "col2im" else "last='over' or at grid_positions"
-        if axis.dilation != 1 or axis.stride > axis.kernel:
-            cure = "smaller strides" if axis.stride > axis.kernel else "smaller dilations"
-        raise ValueError(
-            f"{operation}: blocks must cover every element with reduction={fusion.reduction!r}, got {count} of "
-            f"{axis.size} uncovered on {where}, from {spans[0].start} on; use blocks with {cure}, or fill_value=0 to "
-            "fill them"
-        )
 
 
 def array_to_blocks(

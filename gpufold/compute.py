@@ -71,21 +71,6 @@ def prepare(
     return weights
 
 
-def filled(call: Call, result: Any, fill_value: Any) -> Any:
-    """Return a result, of any library, with a value where no block covers it, which is zero already."""
-    if fill_value is None or fill_value == 0:
-        return result
-    assert isinstance(call.geometry, BlocksGeometry | SlidingGeometry)
-    for after, axis in enumerate(reversed(call.geometry.axes)):
-        for span in axis.uncovered:
-            where = (..., span, *(slice(None),) * after)
-            if hasattr(result, "at"):
-                result = result.at[where].set(fill_value)
-            else:
-                result[where] = fill_value
-    return result
-
-
 def _check_no_sums(call: Call, data: Any) -> None:
     """Raise where strings would have to be added."""
     sums = call.operation in ("col2im", "blocks_to_array")

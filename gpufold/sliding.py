@@ -7,7 +7,8 @@ from typing import Any, overload
 from gpufold import calls
 from gpufold.arrays import Array, ArrayT, Floats, Integers, Window, library_of
 from gpufold.calls import Average, Reduction, Variant
-from gpufold.compute import compute, filled
+from gpufold.compute import compute
+from gpufold.coverage import filled
 from gpufold.dispatch import dispatched
 from gpufold.geometry import Extents, Sizes
 

@@ -255,12 +255,12 @@ def waiting(launch):
 @contextmanager
 def passing_for_gpu(patch):
     """Let tensors on the CPU pass for tensors on the device; give a list of what is launched for them."""
-    from gpufold.torch import guards, tensors
+    from gpufold.torch import executing, guards
 
-    patch.setattr(tensors, "is_on_gpu", lambda tensor: True)
-    patch.setattr(tensors, "on_device", fake_cupy.Device)
-    patch.setattr(tensors, "_stream_of", lambda tensor: (DEVICE, HANDLE))
-    patch.setattr(tensors, "address_of", lambda tensor: lend(tensor).data_ptr())
+    patch.setattr(executing, "is_on_gpu", lambda tensor: True)
+    patch.setattr(executing, "on_device", fake_cupy.Device)
+    patch.setattr(executing, "_stream_of", lambda tensor: (DEVICE, HANDLE))
+    patch.setattr(executing, "address_of", lambda tensor: lend(tensor).data_ptr())
     with launched_on_fake_cupy(patch, guards.seen_of) as launches:
         yield launches
     _kept.clear()

@@ -163,10 +163,10 @@ def test_the_cache_of_a_core_is_what_linux_says(name, tmp_path):
 
 def counted(monkeypatch):
     """Have every call on the CPU note how many threads it may use."""
-    from gpufold.torch import tensors
+    from gpufold.torch import executing
 
-    seen, run = [], tensors.run
-    monkeypatch.setattr(tensors, "run", lambda *given: seen.append(gpufold.get_num_threads()) or run(*given))
+    seen, run = [], executing.run
+    monkeypatch.setattr(executing, "run", lambda *given: seen.append(gpufold.get_num_threads()) or run(*given))
     return seen
 
 
@@ -195,10 +195,10 @@ LOADED = """
 import torch
 
 import gpufold.torch
-from gpufold.torch import tensors
+from gpufold.torch import executing
 
-seen, run = [], tensors.run
-tensors.run = lambda *given: seen.append(gpufold.get_num_threads()) or run(*given)
+seen, run = [], executing.run
+executing.run = lambda *given: seen.append(gpufold.get_num_threads()) or run(*given)
 
 
 class Numbers:

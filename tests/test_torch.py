@@ -30,7 +30,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import gpufold.torch
-from gpufold.torch import tensors
+from gpufold.torch import executing
 
 pytestmark = pytest.mark.peer("torch")
 
@@ -77,7 +77,7 @@ def test_any_layout_is_read_where_it_lies(operation):
 
 def test_nothing_is_copied_on_the_way_to_numpy(monkeypatch):
     seen = []
-    monkeypatch.setattr(tensors, "run", lambda call, library, data, result, *rest: seen.append((data, result)))
+    monkeypatch.setattr(executing, "run", lambda call, library, data, result, *rest: seen.append((data, result)))
     for dtype in (torch.float32, torch.bfloat16, torch.uint16):
         data = torch.zeros(6, 6, dtype=dtype).T
         result = gpufold.torch.col2im(data, (4, 3), (3, 2), **{k: v for k, v in FOLDED.items() if "_size" not in k})
@@ -762,10 +762,10 @@ def test_bad_input_is_refused_in_gpufolds_words(error, message, call):
 
 def test_bfloat16_needs_ml_dtypes_on_the_cpu(monkeypatch):
     monkeypatch.setitem(sys.modules, "ml_dtypes", None)
-    tensors._dtype_of_array.cache_clear()
+    executing._dtype_of_array.cache_clear()
     with pytest.raises(ImportError, match=re.escape('pip install "gpufold[torch]"')):
         gpufold.torch.fold(COLUMN.bfloat16(), 4, 2)
-    tensors._dtype_of_array.cache_clear()
+    executing._dtype_of_array.cache_clear()
 
 
 def test_a_torch_that_is_too_old_is_an_error_that_says_which_is_needed():

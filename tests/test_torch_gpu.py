@@ -15,7 +15,7 @@ from test_torch import same_bits, tensors_of
 
 import gpufold.torch
 from bench.memory import pool_peak
-from gpufold.torch import tensors
+from gpufold.torch import executing
 
 pytestmark = pytest.mark.peer("torch")
 
@@ -39,7 +39,7 @@ def moved(request, monkeypatch):
         pytest.skip("every tensor passes for a GPU's already")
     if request.param != "cuda":
         to = torch.Tensor.clone
-        monkeypatch.setattr(tensors, "_execute_on_gpu", waiting(tensors._execute_on_gpu))
+        monkeypatch.setattr(executing, "_execute_on_gpu", waiting(executing._execute_on_gpu))
 
     def on_gpu(operation, given):
         places = {name: to(torch.tensor(of)) for name, of in operation.arguments.items() if name == "positions"}
@@ -59,7 +59,7 @@ def random(shape, dtype):
 def test_results_have_the_bits_of_the_numpy_path(moved, operation, dtype):
     call, given = moved(operation, map(as_tensor, arrays := operation.arrays(dtype)))
     got = call(*given)
-    assert tensors.is_on_gpu(got)
+    assert executing.is_on_gpu(got)
     assert got.is_contiguous()
     same_bits(got.cpu(), operation(*arrays))
 

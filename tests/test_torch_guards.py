@@ -7,7 +7,7 @@ import torch
 from torch.autograd import forward_ad
 
 import gpufold.torch
-from gpufold.torch import guards, tensors
+from gpufold.torch import executing, guards
 
 pytestmark = pytest.mark.peer("torch")
 
@@ -42,8 +42,8 @@ def none_before():
 def checks(monkeypatch):
     """Counts the windows that were checked, one in each call that checks its tensors."""
     checked = []
-    check = tensors.checked_window
-    monkeypatch.setattr(tensors, "checked_window", lambda *given: checked.append(given) or check(*given))
+    check = executing.checked_window
+    monkeypatch.setattr(executing, "checked_window", lambda *given: checked.append(given) or check(*given))
     return checked
 
 

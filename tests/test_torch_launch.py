@@ -20,7 +20,7 @@ from gpufold.calls import SHAPES
 from gpufold.gpu.plan import H200, Operand
 from gpufold.gpu.registry import choose
 from gpufold.operations import OPERATIONS
-from gpufold.torch import tensors
+from gpufold.torch import executing, tensors
 from gpufold.torch.guards import seen_of
 
 pytestmark = [pytest.mark.peer("torch"), pytest.mark.peer("cupy"), pytest.mark.hostcuda]
@@ -226,7 +226,7 @@ def test_any_sequence_of_calls_gives_what_each_gives_alone(on, seed, request, mo
     seen_of.cache_clear()
     if on == "cuda":  # what torch does with a result waits for nothing here
         request.getfixturevalue("launches")
-        monkeypatch.setattr(tensors, "_execute_on_gpu", waiting(tensors._execute_on_gpu))
+        monkeypatch.setattr(executing, "_execute_on_gpu", waiting(executing._execute_on_gpu))
     draw = random.Random(seed)
     torch.manual_seed(seed)
     for number in range(30):
@@ -308,7 +308,7 @@ def test_a_race_on_tensors_changes_no_bit_and_is_run_once(launches, monkeypatch,
         return got.numpy().tobytes()
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tensors, "is_on_gpu", lambda tensor: False)
+        patch.setattr(executing, "is_on_gpu", lambda tensor: False)
         seen_of.cache_clear()
         want = call(given).numpy().tobytes()
         seen_of.cache_clear()

@@ -12,7 +12,7 @@ from test_torch import TRANSFORMS, layouts, same_bits
 from test_torch_trace import RECORDERS
 
 import gpufold.torch
-from gpufold.torch import guards, tensors
+from gpufold.torch import executing, guards
 
 pytestmark = [
     pytest.mark.peer("torch"),
@@ -120,7 +120,7 @@ UNLIKE = {
     "bfloat16": (COLUMNS.bfloat16(), {}),
     "float16": (COLUMNS.half(), {}),
     "complex64": (COLUMNS.to(torch.complex64), {}),
-    "large": (torch.ones(1, 4, tensors.SMALL // 4 + 1), {"output_size": (2, tensors.SMALL // 4 + 2)}),
+    "large": (torch.ones(1, 4, executing.SMALL // 4 + 1), {"output_size": (2, executing.SMALL // 4 + 2)}),
 }
 
 

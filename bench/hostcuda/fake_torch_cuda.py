@@ -13,7 +13,7 @@ from contextlib import contextmanager
 import torch
 
 from bench.hostcuda import fake_cupy
-from gpufold.torch import tensors
+from gpufold.torch import executing
 
 HANDLE = 0x7F00
 """torch's current stream where a test makes none."""
@@ -89,17 +89,17 @@ def copy(to, origin, non_blocking=False, plain=torch.Tensor.copy_):
     return to
 
 
-def execute(*given, launch=tensors._execute_on_gpu, **options):
+def execute(*given, launch=executing._execute_on_gpu, **options):
     launch(*given, **options)
     if not Stream.current.asleep:
         fake_cupy.Device().synchronize()
 
 
 def pytest_configure():
-    tensors.address_of = lambda tensor: lend(tensor).data_ptr()
-    tensors._execute_on_gpu = execute
+    executing.address_of = lambda tensor: lend(tensor).data_ptr()
+    executing._execute_on_gpu = execute
     Stream.current = Stream()
-    tensors._stream_of = lambda tensor: (0, Stream.current.handle)
+    executing._stream_of = lambda tensor: (0, Stream.current.handle)
     torch.cuda.Stream, torch.cuda.stream, torch.cuda._sleep = Stream, on, sleep
     torch.cuda.current_stream = lambda: Stream.current
     torch.Tensor.pin_memory, torch.Tensor.copy_ = pin, copy

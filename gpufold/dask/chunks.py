@@ -23,7 +23,7 @@ from dask.utils import parse_bytes
 
 from gpufold.arrays import as_positions, check_bytes, device_of, library_of, result_dtype
 from gpufold.calls import Call
-from gpufold.compute import filled
+from gpufold.coverage import filled
 from gpufold.dispatch import Like, linked
 from gpufold.elements import check_dtype
 from gpufold.geometry import AverageGeometry, Axis, Geometry, PositionsGeometry, Size, as_integers

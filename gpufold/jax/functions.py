@@ -13,7 +13,7 @@ import numpy as np
 import gpufold
 from gpufold.arrays import as_positions
 from gpufold.calls import Call
-from gpufold.compute import filled
+from gpufold.coverage import filled
 from gpufold.dispatch import Like, linked
 from gpufold.gpu.registry import check_name
 from gpufold.jax.primitive import apply

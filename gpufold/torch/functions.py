@@ -14,13 +14,13 @@ from torch.nn.functional import pad
 from gpufold import blocks, calls, outside, sliding, space
 from gpufold.arrays import check_bytes
 from gpufold.calls import Mode, is_separable
-from gpufold.compute import filled
+from gpufold.coverage import filled
 from gpufold.dispatch import FunctionT, Like
 from gpufold.geometry import Sizes, over_the_end
 from gpufold.given import word
 from gpufold.operations import OPERATIONS
 from gpufold.outside import BY_INDEX, extended
-from gpufold.torch import operators, tensors
+from gpufold.torch import executing, operators, tensors
 from gpufold.torch.door import public
 from gpufold.torch.operators import SIZES
 from gpufold.torch.rules import differentiate
@@ -28,7 +28,10 @@ from gpufold.torch.tensors import described, is_traced
 from gpufold.weights import least_weight, of_elements
 from gpufold.windows import check_block_weights
 
-compute, compute_in_place = partial(tensors.compute, differentiate), partial(tensors.compute_in_place, differentiate)
+compute, compute_in_place = (
+    partial(executing.compute, differentiate),
+    partial(executing.compute_in_place, differentiate),
+)
 
 AXES_BY = {"col2im": "output_size", "im2col": "kernel_size"}
 """The sizes that have a value for each spatial axis; of other operations `block_shape`."""
@@ -259,7 +262,7 @@ def add_blocks_(
         sums = add_blocks(sums, blocks, positions, window=window, **options).to(array.dtype)
         if weight_out is not None and ones is not None:
             of_weights = add_blocks(weight_out, ones, positions, window=window, **options)
-        return tensors.written_over(array, sums, weight_out, of_weights)
+        return executing.written_over(array, sums, weight_out, of_weights)
     into, given, places = _described_addition("add_blocks_", array, blocks, positions)
     described_sums = None if weight_out is None else described("add_blocks_", "weight_out", weight_out)
     call = calls.add_blocks(

@@ -22,12 +22,14 @@ from torch.jit import is_tracing
 from gpufold import calls
 from gpufold.arrays import as_positions as as_array
 from gpufold.calls import Call, Fusion
+from gpufold.coverage import check_covered
 from gpufold.elements import average_dtype, dtype_name
 from gpufold.geometry import GEOMETRIES, SpaceGeometry, as_integers
 from gpufold.given import shown
 from gpufold.operations import OPERATIONS
 from gpufold.torch import exporting, rules, tensors
-from gpufold.torch.tensors import INTEGERS, as_int64, execute, name_of, resolved
+from gpufold.torch.executing import execute
+from gpufold.torch.tensors import INTEGERS, as_int64, name_of, resolved
 from gpufold.windows import misshapen_weights
 
 SIZES = {
@@ -81,7 +83,7 @@ def call_of(operation: str, arguments: tuple[Any, ...]) -> Call:
     if window is not None:
         _check_joined(call, window)
     if known and not filled:
-        calls.check_covered(call, geometry, None)
+        check_covered(call, geometry, None)
     return call
 
 

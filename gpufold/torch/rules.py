@@ -23,11 +23,11 @@ from gpufold.adjoints import block_shape_of
 from gpufold.calls import Call
 from gpufold.geometry import BlocksGeometry, Size, SlidingGeometry, SpaceGeometry
 from gpufold.operations import OPERATIONS
+from gpufold.torch.executing import execute
 from gpufold.torch.tensors import (
     WEIGHTS,
     alive,
     check_stored,
-    execute,
     has_gradient,
     is_traced,
     is_transformed,

@@ -1,0 +1,349 @@
+"""The way of a call on tensors: checked once for all like them, then on the CPU by the NumPy path, on a GPU by kernels.
+
+Gradients are elsewhere: what asks for them is handed to what differentiates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from ctypes import c_char
+from dataclasses import replace
+from functools import cache, partial
+from math import prod
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.autograd import _profiler_enabled
+from torch.autograd.graph import increment_version
+from torch.compiler import is_compiling
+from torch.nn.functional import fold, unfold
+from torch.profiler import record_function
+
+from gpufold import extras, threads
+from gpufold.arrays import bounds_of, check_bytes
+from gpufold.calls import PLAIN, Call
+from gpufold.compute import launcher, run
+from gpufold.geometry import PositionsGeometry, SlidingGeometry
+from gpufold.gpu import tuning
+from gpufold.operations import OPERATIONS, check_variant
+from gpufold.torch.guards import Guards, seen_of
+from gpufold.torch.tensors import (
+    alive,
+    check_apart,
+    check_dense,
+    check_like,
+    check_recordable,
+    check_written,
+    checked_positions,
+    checked_window,
+    counted_sums,
+    has_gradient,
+    in_bytes,
+    is_in_aten,
+    is_transformed,
+    name_of,
+    resolved,
+    weights_of,
+)
+from gpufold.windows import axes_of_window
+
+Differentiate: TypeAlias = Callable[[Call, Tensor, Sequence[Tensor], Tensor | None, Tensor | None], Tensor]
+"""Computes a call on its data, the weights of its window, positions and `out`, where gradients are asked for."""
+
+
+def compute(
+    differentiate: Differentiate,
+    call: Call,
+    data: Tensor,
+    window: Any = None,
+    positions: Tensor | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """Compute a call on what its caller gave.
+
+    Shapes and dtypes agree. Whether its tensors are on one device is still to be checked, and whether positions and the
+    window, a tensor or a sequence of them, are what kernels can read.
+    """
+    axes = weights_of(window)
+    given = (data, *axes) if positions is None else (data, positions, *axes)
+    given = given if out is None else (out, *given)
+    seen = seen_of(call)
+    if not (guards := seen.guards).hold(given):
+        check_bytes(call, call.result_shape, call.element.itemsize)
+        weights = () if window is None else axes_of_window(call, window, "torch.as_tensor")
+        check_dense(call.operation, OPERATIONS[call.operation].data, data)
+        if out is not None:
+            check_dense(call.operation, "array", out)
+            check_like(call.operation, "blocks", data, out, "array")
+        if positions is not None:
+            positions = checked_positions(call.operation, positions, data, "array")
+        axes = checked_window(call, data, weights, window)
+        transformed = is_transformed()
+        recorded = transformed or has_gradient(data, out, *axes)
+        data = data if recorded else resolved(data)
+        own = of_torch(call, data) if recorded and not transformed else None
+        guards = seen.see(given, (data, positions, out, *axes), recorded, own)
+    if guards.of_torch is not None:
+        with watched(call):
+            return guards.of_torch(data)
+    if guards.recorded:
+        return differentiate(call, data, axes, positions, out)
+    return execute(call, data, axes, positions, out, guards)
+
+
+def compute_in_place(
+    differentiate: Differentiate,
+    call: Call,
+    out: Tensor,
+    blocks: Tensor,
+    window: Any,
+    positions: Tensor,
+    weight_out: Tensor | None,
+) -> Tensor:
+    """Add blocks into a tensor, and their weights into another; gradients take the way over new tensors."""
+    axes, written = weights_of(window), (out,) if weight_out is None else (out, weight_out)
+    given = (*written, blocks, positions, *axes)
+    seen = seen_of(call, True)
+    if not ((guards := seen.guards).hold(given) and guards.apart(given, len(written))):
+        weights = () if window is None else axes_of_window(call, window, "torch.as_tensor")
+        out, blocks, positions, weight_out = map(alive, (out, blocks, positions, weight_out))
+        written = (out,) if weight_out is None else (out, weight_out)
+        check_dense("add_blocks_", "array", out)
+        check_like("add_blocks_", "blocks", blocks, out, "array")
+        positions = checked_positions("add_blocks_", positions, out, "array")
+        axes = checked_window(call, blocks, weights, window)
+        check_written("array", out, (blocks, positions, *axes))
+        if weight_out is not None:
+            check_like("add_blocks_", "weight_out", weight_out, out, "array")
+            check_written("weight_out", weight_out, (blocks, positions, *axes))
+            check_apart("weight_out", weight_out, "array", out)
+        lazy = any([resolved(tensor) is not tensor for tensor in written])
+        if lazy or is_transformed() or has_gradient(blocks, *written, *axes):
+            plain = call._replace(fusion=call.fusion._replace(weight_out=False))
+            if weight_out is not None and window is not None:
+                plain = plain._replace(fusion=plain.fusion._replace(window="full"))
+                window = counted_sums("add_blocks_", axes, axes[0].dtype)
+            sums, new_weights = compute(differentiate, plain, blocks, window, positions, out), None
+            if weight_out is not None and out.numel() and blocks.numel():
+                new_weights = with_weights(differentiate, plain, weight_out, window, positions)
+            return written_over(out, sums, weight_out, new_weights)
+        blocks = resolved(blocks)
+        guards = seen.see(given, (*written, blocks, positions, *axes))
+    execute_into(call, blocks, out, axes, positions, weight_out, guards)
+    count_write(out)
+    if weight_out is not None:
+        count_write(weight_out)
+    return out
+
+
+def count_write(tensor: Tensor) -> None:
+    """Tell autograd that a tensor was written into; tensors of inference mode count no writes."""
+    if not tensor.is_inference():
+        increment_version(tensor)
+
+
+def with_weights(
+    differentiate: Differentiate, call: Call, weight_out: Tensor, window: Any, positions: Tensor
+) -> Tensor:
+    """Return weights with a window, or one, added at the positions of blocks."""
+    geometry = call.geometry
+    assert isinstance(geometry, PositionsGeometry)
+    ones = weight_out.new_ones(()).expand(geometry.count, *geometry.block_shape)
+    call = call._replace(geometry=replace(geometry, lead=()), dtype=call.element.weight, source="")
+    return compute(differentiate, call, ones, window, positions, weight_out)
+
+
+def written_over(out: Tensor, sums: Tensor, weight_out: Tensor | None, weights: Tensor | None) -> Tensor:
+    """Copy new sums into a tensor, and new weights into another: both, or none where one may not be written into."""
+    if not is_compiling():
+        check_recordable("array", out, sums)
+    if weight_out is None or weights is None:
+        return out.copy_(sums)
+    if not is_compiling():
+        check_recordable("weight_out", weight_out, weights)
+    if is_transformed():  # which have rules of their own for what is written into, and are asked before
+        weight_out.copy_(weights.where(weights.new_zeros((), dtype=torch.bool), weight_out))
+    out.copy_(sums)
+    weight_out.copy_(weights)
+    return out
+
+
+# ---------------------------------------------------------------------------------------------
+# On the CPU by the NumPy path, on a GPU by kernels
+
+
+def execute(
+    call: Call,
+    data: Tensor,
+    weights: tuple[Tensor, ...] = (),
+    positions: Tensor | None = None,
+    out: Tensor | None = None,
+    guards: Guards | None = None,
+) -> Tensor:
+    """Compute a call on tensors that were checked, all of them ready, into a new contiguous tensor.
+
+    `out` is what add_blocks adds to. Guards are those that hold for the tensors.
+    """
+    if out is not None:
+        result = resolved(out.detach()).clone(memory_format=torch.contiguous_format)
+    elif call.source:
+        result = data.new_empty(call.result_shape, dtype=getattr(torch, call.dtype))
+    else:
+        result = data.new_empty(call.result_shape)
+    execute_into(call, data, result, weights, positions, guards=guards)
+    return result
+
+
+UNWATCHED = nullcontext()
+"""What is entered where no profiler looks on."""
+
+
+def watched(call: Call) -> AbstractContextManager[Any]:
+    """Return what to enter for a profiler to name a call."""
+    return record_function(f"gpufold::{call.operation}") if _profiler_enabled() else UNWATCHED
+
+
+SMALL = 1 << 16
+"""The most elements of columns for which torch's own functions are faster where a gradient is recorded."""
+
+
+def of_torch(call: Call, data: Tensor) -> Callable[[Tensor], Tensor] | None:
+    """Return the function of torch that computes a call with the same bits, and sooner, or None where there is none.
+
+    It is one for symmetric sums of two axes and for what takes their blocks, of so few elements that an
+    autograd.Function in Python costs more than they do.
+    """
+    geometry, floats = call.geometry, call.dtype in ("float32", "float64")
+    plain = call.fusion == PLAIN and call.variant == "auto" and not call.source
+    if not (isinstance(geometry, SlidingGeometry) and floats and plain) or is_on_gpu(data):
+        return None
+    size, kernel, strides, dilations, begins, ends = zip(*geometry.axes, strict=True)
+    if not 0 < prod(geometry.columns_shape) <= SMALL or not is_in_aten(data, len(size), dilations, begins, ends):
+        return None
+    steps = {"dilation": dilations, "padding": begins, "stride": strides}
+    if call.operation == "im2col":
+        return partial(unfold, kernel_size=kernel, **steps)
+    return partial(fold, output_size=size, kernel_size=kernel, **steps)
+
+
+def execute_into(
+    call: Call,
+    data: Tensor,
+    result: Tensor,
+    weights: tuple[Tensor, ...] = (),
+    positions: Tensor | None = None,
+    weight_out: Tensor | None = None,
+    guards: Guards | None = None,
+) -> None:
+    """Compute a call into tensors that were checked, as `execute` does."""
+    with watched(call):
+        if is_on_gpu(data):
+            _execute_on_gpu(call, data, result, weights, positions, weight_out, guards)
+            return
+        check_variant(call, True, "tensor on the CPU", "{}.cuda()")
+        window = tuple(map(as_numpy, weights)) or None
+        places, sums = [None if each is None else as_numpy(each) for each in (positions, weight_out)]
+        before = threads.allowed.get()
+        try:
+            threads.allowed.set(torch.get_num_threads())
+            run(call, np, as_numpy(data), as_numpy(result), window, places, sums)
+        finally:
+            threads.allowed.set(before)  # no token, which an interrupt before its assignment would lose
+
+
+def as_numpy(tensor: Tensor) -> Any:
+    """Return a NumPy array that has a CPU tensor's memory, and keeps the tensor.
+
+    It is made by address: `Tensor.numpy` and DLPack would forbid torch to resize the tensor's storage ever after.
+    """
+    dtype, strides, size = _dtype_of_array(tensor.dtype), None, tensor.nbytes
+    if not tensor.is_contiguous():
+        shape, strides, itemsize = in_bytes(tensor)
+        size = bounds_of(shape, strides, itemsize)[1]
+    buffer: Any = (c_char * size).from_address(tensor.data_ptr())
+    buffer.tensor = tensor
+    return np.ndarray(tensor.shape, dtype, buffer, 0, strides)
+
+
+@cache
+def _dtype_of_array(dtype: torch.dtype) -> np.dtype[Any]:
+    """Return NumPy's dtype; its bfloat16 is a package's."""
+    if dtype is not torch.bfloat16:
+        return np.dtype(name_of(dtype))
+    try:
+        import ml_dtypes
+    except ImportError as error:
+        raise extras.missing("gpufold.torch with bfloat16 on the CPU", "ml_dtypes", "torch") from error
+    bfloat16: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
+    return bfloat16
+
+
+def _execute_on_gpu(
+    call: Call,
+    data: Tensor,
+    result: Tensor,
+    weights: tuple[Tensor, ...],
+    positions: Tensor | None,
+    weight_out: Tensor | None = None,
+    guards: Guards | None = None,
+) -> None:
+    """Launch on torch's current stream of the data's device; what is converted for it lives in torch's allocator."""
+    try:
+        launch = launcher()
+    except ImportError as error:
+        raise extras.missing("gpufold.torch with CUDA tensors", "cupy", "cuda13") from error
+    stream = launch.stream_of(*_stream_of(data))
+    if launch.current() != stream.device:
+        with on_device(stream.device):
+            _execute_on_gpu(call, data, result, weights, positions, weight_out, guards)
+        return
+    of_data, of_result = address_of(data), address_of(result)
+    of_weights = None if weight_out is None else address_of(weight_out)
+    window = tuple([address_of(each) for each in weights]) if weights else ()
+    arrays = of_data, of_result, of_weights, None if positions is None else address_of(positions), window
+    allocate = partial(_scratch_beside, data)
+    aligned = (of_data | of_result | (of_weights or 0)) % launch.MAX_ALIGNMENT == 0
+    kernel = guards.kernel if guards is not None and aligned else None
+    if kernel is not None and kernel.generation == tuning.generation and (kernel.open is None or not tuning.wanted()):
+        kernel.launch(arrays, stream, allocate)
+    elif result.numel() and (data.numel() or not call.fusion.accumulate):
+        layouts = [None if each is None else _layout(each) for each in (data, result, weight_out)]
+        kernel = launch.execute_at((call, *layouts, stream.device), arrays, stream, allocate)
+        if guards is not None and aligned:
+            guards.kernel = kernel
+
+
+def _scratch_beside(tensor: Tensor, size: int) -> tuple[int, Tensor]:
+    """Return memory of torch's that later work on the stream may reuse, on the device of a tensor."""
+    try:
+        memory = tensor.new_empty((size,), dtype=torch.uint8)
+    except torch.OutOfMemoryError as error:
+        raise MemoryError(str(error)) from error
+    return address_of(memory), memory
+
+
+def _layout(tensor: Tensor) -> Any:
+    shape, strides, itemsize = in_bytes(tensor)
+    return launcher().layout_of(shape, strides, address_of(tensor), itemsize)
+
+
+on_device = torch.cuda.device
+"""Makes a device the current one; CuPy's own would make a context on the one that it comes back to."""
+
+
+def _stream_of(tensor: Tensor) -> tuple[int, int]:
+    """Return the number of a tensor's device, and the handle of torch's current stream on it."""
+    device = tensor.get_device()
+    return device, torch._C._cuda_getCurrentRawStream(device)
+
+
+def is_on_gpu(tensor: Tensor) -> bool:
+    """Return whether kernels compute on a tensor."""
+    return bool(tensor.is_cuda)
+
+
+address_of = Tensor.data_ptr
+"""Returns where a tensor's first element is."""
