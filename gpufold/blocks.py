@@ -92,9 +92,9 @@ def array_to_blocks(
     call = calls.array_to_blocks(array, block_shape, strides, window=window, last=last, mode=mode, variant=variant)
     if call.fusion.mode != "constant":
         check_bytes(call, call.result_shape, array.dtype.itemsize)
+        call, margins = call.extended
         with device_of(library, array):
-            array = extended(library, library.arange, array, call.margins, mode)
-        call = call.extended
+            array = extended(library, library.arange, array, margins, mode)
     blocks: ArrayT = compute(call, library, array, out, window)
     return blocks
 

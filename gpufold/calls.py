@@ -56,7 +56,6 @@ Variant: TypeAlias = Literal[
 
 Mode: TypeAlias = Literal["constant", "edge", "reflect", "symmetric", "wrap"]
 MODES = get_args(Mode)
-KERNEL_MODES = tuple([mode for mode in MODES if mode not in BY_INDEX])
 """What the elements of a block are that lie outside of the array: as in `numpy.pad`, whose constant is zero."""
 
 
@@ -134,16 +133,11 @@ class Call(NamedTuple):
         return shape
 
     @property
-    def margins(self) -> list[tuple[int, int]]:
-        """Elements that blocks reach before the begin and beyond the end of each axis."""
+    def extended(self) -> tuple[Call, list[tuple[int, int]]]:
+        """The same call of blocks on an array that goes on as far as they reach, and by how much at its ends."""
         assert isinstance(self.geometry, BlocksGeometry)
-        return [(axis.pad_begin, axis.pad_end) for axis in self.geometry.axes]
-
-    @property
-    def extended(self) -> Call:
-        """The same call of blocks on an array that goes on as far as they reach."""
-        assert isinstance(self.geometry, BlocksGeometry)
-        return self._replace(geometry=self.geometry.extended, fusion=self.fusion._replace(mode="constant"))
+        margins = [(axis.pad_begin, axis.pad_end) for axis in self.geometry.axes]
+        return self._replace(geometry=self.geometry.extended, fusion=self.fusion._replace(mode="constant")), margins
 
     @property
     def element(self) -> ElementType:

@@ -266,7 +266,7 @@ def _described(
         input, output = given["blocks"], first
     else:
         if name == "array_to_blocks" and call.fusion.mode != "constant":
-            call = call.extended
+            call, _ = call.extended
             first = _contiguous(call.data_shape, first.dtype)
         input, output = first, _contiguous(call.result_shape, first.dtype)
     if window is not None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from functools import wraps
@@ -22,16 +21,12 @@ from gpufold.backends import backend_of, copy_of_window
 from gpufold.calls import REDUCTIONS, Reduction
 from gpufold.dispatch import front_of
 from gpufold.elements import ELEMENT_TYPES
-from gpufold.geometry import Extents, Size, Sizes, as_integers, whole_shape
+from gpufold.geometry import ENDLESS, Extents, Sizes, stitched_sizes
 from gpufold.given import check_number, flag, shown, word
 from gpufold.names import answers
 from gpufold.rows import Rows, TileWeights
 from gpufold.weights import least_weight
 from gpufold.windows import first_weights, known_window
-
-ENDLESS = sys.maxsize
-"""The extent of an axis without an end."""
-
 
 Parameters = ParamSpec("Parameters")
 ResultT = TypeVar("ResultT")
@@ -179,7 +174,7 @@ class Stitcher(_Of[ArrayT, WholeT]):
         reduction: Reduction = "mean",
         slabs: bool = False,
     ) -> None:
-        self._lead, self._size, self._block = _sizes(output_shape, block_shape)
+        self._lead, self._size, self._block = stitched_sizes(output_shape, block_shape)
         self._reduction = word("Stitcher", "reduction", reduction, REDUCTIONS)
         if window is not None:
             window = copy_of_window("Stitcher", known_window("Stitcher", window, self._block))
@@ -443,32 +438,3 @@ class Stitcher(_Of[ArrayT, WholeT]):
                         f"got {int(bare.sum())} elements uncovered or with zero weight; use fill_value=0 to fill them"
                     )
             return result
-
-
-def _sizes(output_shape: Any, block_shape: Any) -> tuple[Size, Size, Size]:
-    """Return the leading extents of a stitcher's result, those along a tile's axes, and the tile's; None is ENDLESS."""
-    open_axes: list[int] = []
-    if type(output_shape) in (tuple, list):
-        open_axes = [axis for axis, extent in enumerate(output_shape) if extent is None]
-        output_shape = [ENDLESS if extent is None else extent for extent in output_shape]
-    extents = whole_shape("Stitcher", "output_shape", as_integers("Stitcher", "output_shape", output_shape))
-    block = as_integers("Stitcher", "block_shape", block_shape)
-    if isinstance(block, int):
-        block = (block,) * len(extents[open_axes[0] if open_axes else 0 :])
-    if not block or len(block) > len(extents) or min(block) < 1 or min(extents) < 0:
-        raise ValueError(
-            "Stitcher: output_shape must be (*lead, *size) of extents of at least 0, and block_shape have one value of "
-            f"at least 1 for each axis of size, at least one, got output_shape={extents} and block_shape={block}"
-        )
-    if max(*extents, *block) > sys.maxsize:
-        raise ValueError(
-            f"Stitcher: no extent may be larger than the {sys.maxsize} elements that an axis can have, got "
-            f"output_shape={extents} and block_shape={block}"
-        )
-    lead = len(extents) - len(block)
-    if open_axes not in ([], [lead]):
-        raise ValueError(
-            f"Stitcher: output_shape may have None for the first axis of size only, here axis {lead}, got None for "
-            f"axes {open_axes}: a block of {block} has {len(block)} axes of size"
-        )
-    return extents[:lead], extents[lead:], block

@@ -20,6 +20,9 @@ try:
 except ImportError:  # where the GPU tests run without it
     bfloat16 = None
 
+KERNEL_MODES = ("constant", "edge")
+"""The modes of take_blocks that have kernels; blocks of the others are gathered by index."""
+
 DTYPES = tuple(
     np.dtype(t)
     for t in (

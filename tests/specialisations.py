@@ -7,10 +7,10 @@ from functools import cache
 from itertools import product
 from math import prod
 
-from cases import CASES, FUSIONS, POSITIONS_CASES, SPACE_CASES, WIDENINGS, Case
+from cases import CASES, FUSIONS, KERNEL_MODES, POSITIONS_CASES, SPACE_CASES, WIDENINGS, Case
 from executors import DEVICES
 
-from gpufold.calls import KERNEL_MODES, PLAIN, WINDOWS, Call, Fusion, Unsupported
+from gpufold.calls import PLAIN, WINDOWS, Call, Fusion, Unsupported
 from gpufold.elements import ELEMENT_TYPES
 from gpufold.geometry import add_blocks_geometry, average_geometry, batch_to_space_geometry, col2im_geometry
 from gpufold.gpu.plan import Operand

@@ -405,7 +405,7 @@ BAD_CALLS = [
     (mapping(batch=1.5), TypeError, ["batch must be an integer"]),
     (mapping(function=lambda tiles: tiles[0]), ValueError, ["must return", "with B = 1", "got shape (3, 2, 4)"]),
     (mapping(array=PICTURE.astype(object)), TypeError, ["array has dtype object"]),
-    (mapping(out=3), TypeError, ["out must be an array that is written into, got 3"]),
+    (mapping(out=3), TypeError, ["out must be an array that can be written to, got 3"]),
     (mapping(out=np.zeros((3, 8, 8))), ValueError, ["out must have the shape (3, 8, 9), got (3, 8, 8)"]),
 ]
 

@@ -23,6 +23,7 @@ from cases import (
     FAR_CASES,
     FUSIONS,
     INEXACT,
+    KERNEL_MODES,
     POSITIONS_CASES,
     POSITIONS_CASES_OF_KERNELS,
     SPACE_CASES,
@@ -60,7 +61,7 @@ from executors import (
 
 import gpufold
 from bench import hostcuda
-from gpufold.calls import KERNEL_MODES, Unsupported
+from gpufold.calls import Unsupported
 from gpufold.elements import ELEMENT_TYPES
 from gpufold.gpu import parameters
 from gpufold.operations import variants

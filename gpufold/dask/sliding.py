@@ -138,9 +138,9 @@ def array_to_blocks(call: Call, array: da.Array, weights: Any, chunks: Any) -> d
     """
     geometry = geometry_of(call, BlocksGeometry)
     if call.fusion.mode != "constant":
-        array = extended(da, np.arange, array, call.margins, call.fusion.mode)
-        array = known_array("array_to_blocks", "array", array)
-        call, geometry = call.extended, geometry.extended
+        mode, (call, margins) = call.fusion.mode, call.extended
+        array = known_array("array_to_blocks", "array", extended(da, np.arange, array, margins, mode))
+        geometry = geometry.extended
     lead, rank = len(geometry.lead), len(geometry.axes)
     cut = cut_result(call, array.chunks[:lead], chunks, geometry.blocks_shape, array)
     if 0 in array.shape:

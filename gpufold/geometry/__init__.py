@@ -25,7 +25,7 @@ from gpufold.geometry.blocks import (
     merged_axes,
     over_the_end,
 )
-from gpufold.geometry.grids import LastBlock, LastSlidingBlock, grid_of_blocks
+from gpufold.geometry.grids import ENDLESS, LastBlock, LastSlidingBlock, grid_of_blocks, stitched_sizes
 from gpufold.geometry.integers import Extents, PerAxis, Size, Sizes, as_count, as_integers, whole_shape
 from gpufold.geometry.placed import (
     AverageGeometry,
@@ -51,6 +51,7 @@ from gpufold.geometry.space import (
 )
 
 __all__ = [
+    "ENDLESS",
     "GEOMETRIES",
     "AverageGeometry",
     "Axis",
@@ -79,6 +80,7 @@ __all__ = [
     "merged_axes",
     "over_the_end",
     "space_to_batch_geometry",
+    "stitched_sizes",
     "take_blocks_geometry",
     "whole_shape",
 ]

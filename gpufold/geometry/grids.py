@@ -1,4 +1,4 @@
-"""Where the blocks of a grid begin: `grid_positions`."""
+"""Blocks at positions of a grid, and what they are stitched into: `grid_positions` and `Stitcher`."""
 
 from __future__ import annotations
 
@@ -6,13 +6,16 @@ import sys
 from math import prod
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
-from gpufold.geometry.integers import as_integers, check_at_least, expand, sequence
+from gpufold.geometry.integers import Size, as_integers, check_at_least, expand, sequence, whole_shape
 from gpufold.given import word
 
 LastBlock: TypeAlias = Literal["shift", "even", "over", "drop"]
 LastSlidingBlock: TypeAlias = Literal["drop", "over"]
 LAST_BLOCKS = get_args(LastBlock)
 """What becomes of a block that reaches beyond the end of an axis: see `gpufold.grid_positions`."""
+
+ENDLESS = sys.maxsize
+"""The extent of an axis without an end."""
 
 
 class GridAxis(NamedTuple):
@@ -73,3 +76,32 @@ def _axis(axis: int, extent: int, block: int, stride: int, last: str) -> GridAxi
     if last == "even":  # in double precision, as in nnU-Net, whose tiles these are
         return GridAxis(steps + 1, free / max(1, steps), end)
     return GridAxis(steps + 1, min(stride, end), end)
+
+
+def stitched_sizes(output_shape: Any, block_shape: Any) -> tuple[Size, Size, Size]:
+    """Return the leading extents of a stitcher's result, those along a tile's axes, and the tile's; None is ENDLESS."""
+    open_axes: list[int] = []
+    if type(output_shape) in (tuple, list):
+        open_axes = [axis for axis, extent in enumerate(output_shape) if extent is None]
+        output_shape = [ENDLESS if extent is None else extent for extent in output_shape]
+    extents = whole_shape("Stitcher", "output_shape", as_integers("Stitcher", "output_shape", output_shape))
+    block = as_integers("Stitcher", "block_shape", block_shape)
+    if isinstance(block, int):
+        block = (block,) * len(extents[open_axes[0] if open_axes else 0 :])
+    if not block or len(block) > len(extents) or min(block) < 1 or min(extents) < 0:
+        raise ValueError(
+            "Stitcher: output_shape must be (*lead, *size) of extents of at least 0, and block_shape have one value of "
+            f"at least 1 for each axis of size, at least one, got output_shape={extents} and block_shape={block}"
+        )
+    if max(*extents, *block) > sys.maxsize:
+        raise ValueError(
+            f"Stitcher: no extent may be larger than the {sys.maxsize} elements that an axis can have, got "
+            f"output_shape={extents} and block_shape={block}"
+        )
+    lead = len(extents) - len(block)
+    if open_axes not in ([], [lead]):
+        raise ValueError(
+            f"Stitcher: output_shape may have None for the first axis of size only, here axis {lead}, got None for "
+            f"axes {open_axes}: a block of {block} has {len(block)} axes of size"
+        )
+    return extents[:lead], extents[lead:], block

@@ -52,8 +52,8 @@ def _computed(name: str, given: dict[str, Any]) -> Any:
         given["positions"] = _as_positions(name, given["positions"])
     call, weights = operation.describe(**given), []
     if name == "array_to_blocks" and call.fusion.mode != "constant":
-        given["array"] = extended(jnp, jnp.arange, given["array"], call.margins, call.fusion.mode)
-        call = call.extended
+        call, margins = call.extended
+        given["array"] = extended(jnp, jnp.arange, given["array"], margins, given["mode"])
     if call.fusion.mode in BY_INDEX:
         block = call.geometry.block_shape  # type: ignore[union-attr]
         weighted = partial(gpufold.jax.array_to_blocks, window=window)
