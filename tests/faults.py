@@ -328,7 +328,7 @@ BARRIERS = {
         ("{0, 1});\n    __syncwarp();\n", DILATED),
     ),
     "add_blocks_gather.cu": (
-        ("__syncthreads();\n\n        for (int of_lanes = 0;", "[add_blocks-farthest-0]"),
+        ("__syncthreads();\n\n        for (int of_lanes = 0;", SEVERAL_LISTS),
         ("counts[warp] = of_warp;\n        __syncthreads();\n", "[add_blocks-every-border-0]"),
     ),
     "bins.cu": (
