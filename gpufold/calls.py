@@ -12,7 +12,16 @@ from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 from gpufold import geometry as sizes
 from gpufold.coverage import check_covered
-from gpufold.elements import ELEMENT_TYPES, WIDER, ElementType, average_dtype, check_dtype, dtype_name, name_of
+from gpufold.elements import (
+    ELEMENT_TYPES,
+    ElementType,
+    average_dtype,
+    check_dtype,
+    check_floats,
+    check_sums,
+    dtype_name,
+    name_of,
+)
 from gpufold.geometry import BlocksGeometry, Geometry, Size
 from gpufold.given import flag, shown, word
 from gpufold.outside import BY_INDEX
@@ -389,20 +398,9 @@ def _kept_in(call: Call, dtype: Any, data: str) -> Call:
         name = average_dtype(call.dtype) if averages else call.dtype
         return call if name == call.dtype else call._replace(dtype=name, source=call.dtype)
     call = summed_in(call, dtype_name(dtype), f"dtype must be that of {data},")
-    if averages and not call.element.weight:
-        what = "window" if call.fusion.reduction == "sum" else f"reduction {call.fusion.reduction!r}"
-        raise TypeError(
-            f"{call.operation}: {what} needs a dtype of floats or complex numbers, got {call.dtype}; "
-            f"the default is {average_dtype(call.dtype)}, which numpy.rint rounds to integers"
-        )
+    if averages:
+        check_floats(call.operation, call.fusion.reduction, call.dtype)
     return call
-
-
-def check_sums(operation: str, dtype: str, name: str, must: str) -> None:
-    """Raise what it `must` be unless data of a dtype are summed in the named one."""
-    wider = WIDER.get(dtype, ())
-    if name != dtype and name not in wider:
-        raise TypeError(f"{operation}: {must} {' or '.join((dtype, *wider))}, got {name}")
 
 
 def checked(

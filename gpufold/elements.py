@@ -159,3 +159,20 @@ def widened(halves: npt.NDArray[Any]) -> npt.NDArray[Any]:
     floats *= np.float32(2.0**112)
     finite = floats.max() < 2.0**16 and floats.min() > -(2.0**16)
     return floats if finite and TINY * 1 > 0 else halves.astype(np.float32)  # or where the caller has these flushed
+
+
+def check_sums(operation: str, dtype: str, name: str, must: str) -> None:
+    """Raise what it `must` be unless data of a dtype are summed in the named one."""
+    wider = WIDER.get(dtype, ())
+    if name != dtype and name not in wider:
+        raise TypeError(f"{operation}: {must} {' or '.join((dtype, *wider))}, got {name}")
+
+
+def check_floats(operation: str, reduction: str, name: str) -> None:
+    """Raise unless averages or weighted sums may have the named dtype."""
+    if not ELEMENT_TYPES[name].weight:
+        what = "window" if reduction == "sum" else f"reduction {reduction!r}"
+        raise TypeError(
+            f"{operation}: {what} needs a dtype of floats or complex numbers, got {name}; "
+            f"the default is {average_dtype(name)}, which numpy.rint rounds to integers"
+        )

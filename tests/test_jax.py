@@ -362,3 +362,15 @@ def test_other_arrays_are_refused_in_a_sentence():
         gpufold.Unsupported, match=r"variant 'gather' is a GPU kernel, but data is a jax.Array on the CPU"
     ):
         gpufold.jax.col2im(jnp.asarray(np.ones((4, 9), np.float32)), (4, 4), (2, 2), variant="gather")
+
+
+@pytest.mark.parametrize("wrapped", [lambda function: function, jax.jit])
+def test_what_has_more_bytes_than_an_array_can_have_is_an_error_and_not_the_end(wrapped):
+    image = jnp.ones((1, 4, 4))
+    for call in (
+        lambda each: gpufold.space_to_batch(each, (1, 2, 2), pads_end=(0, 2**62, 0)),
+        lambda each: gpufold.im2col(each, (2, 2), pads_end=(2**61, 2**61)),
+        lambda each: gpufold.take_blocks(each, [(0, 0)], (2**40, 2**40)),
+    ):
+        with pytest.raises(ValueError, match="more than the .* that an array can have"):
+            wrapped(call)(image)

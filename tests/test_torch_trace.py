@@ -400,3 +400,18 @@ def test_sizes_and_positions_are_given_in_every_way(call, way, recorder):
         else:
             program, _ = RECORDERS[recorder](function, [image])
             assert torch.equal(program(image), plain(image))
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"variant": "fastest"}, ValueError, "variant must be one of auto, .*, got 'fastest'"),
+        ({"reduction": "mean", "dtype": "int32"}, TypeError, "reduction 'mean' needs a dtype of floats .*, got int32"),
+        ({"window": torch.ones(2, 2), "dtype": "int32"}, TypeError, "window needs a dtype of floats .*, got int32"),
+    ],
+)
+def test_what_has_no_memory_is_refused_as_what_has_some(options, error, message):
+    for device in ("cpu", "meta"):
+        given = {name: each.to(device) if isinstance(each, torch.Tensor) else each for name, each in options.items()}
+        with pytest.raises(error, match=f"^col2im: {message}"):
+            gpufold.torch.col2im(torch.ones(1, 4, 9, dtype=torch.int32, device=device), (4, 4), (2, 2), **given)

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import gpufold
-from gpufold.arrays import as_positions
+from gpufold.arrays import as_positions, check_bytes
 from gpufold.calls import Call
 from gpufold.coverage import filled
 from gpufold.dispatch import Like, linked
@@ -60,6 +60,7 @@ def _computed(name: str, given: dict[str, Any]) -> Any:
         return taken(jnp, jnp.arange, weighted, given["array"], given["positions"], block, given["mode"])
     if call.variant != "auto":
         check_name(call)
+    check_bytes(call, call.result_shape, call.element.itemsize)
     for axis, each in enumerate(() if window is None else axes_of_window(call, window, "jax.numpy.asarray")):
         argument = name_of_axis(call, window, axis)
         _check_array(name, argument, each)

@@ -23,9 +23,10 @@ from gpufold import calls
 from gpufold.arrays import as_positions as as_array
 from gpufold.calls import Call, Fusion
 from gpufold.coverage import check_covered
-from gpufold.elements import average_dtype, dtype_name
+from gpufold.elements import average_dtype, check_floats, check_sums, dtype_name
 from gpufold.geometry import GEOMETRIES, SpaceGeometry, as_integers
 from gpufold.given import shown
+from gpufold.gpu.registry import check_name
 from gpufold.operations import OPERATIONS
 from gpufold.torch import exporting, rules, tensors
 from gpufold.torch.executing import execute
@@ -80,6 +81,8 @@ def call_of(operation: str, arguments: tuple[Any, ...]) -> Call:
     fusion = Fusion(reduction, kind, accumulate, mode=mode)
     calls.check_mode(operation, geometry, mode)
     call = Call(operation, geometry, dtype.name, fusion, variant, deterministic, filled=filled or known)
+    if variant != "auto":
+        check_name(call)
     if window is not None:
         _check_joined(call, window)
     if known and not filled:
@@ -183,7 +186,9 @@ def trace(
         must = f"dtype must be that of {OPERATIONS[operation].data}," if out is None else OUT_DTYPE
         dtype = dtype if out is None else out.dtype
         name = name_of(dtype) if isinstance(dtype, torch.dtype) else dtype_name(dtype)
-        calls.check_sums(operation, name_of(data.dtype), name, must)
+        check_sums(operation, name_of(data.dtype), name, must)
+        if window is not None or reduction in calls.REDUCTIONS[1:]:
+            check_floats(operation, reduction, name)
         data = data.to(getattr(torch, name))
     elif operation in calls.SUMS and (window is not None or reduction != "sum"):
         data = data.to(getattr(torch, average_dtype(name_of(data.dtype))))
