@@ -372,5 +372,5 @@ def test_what_has_more_bytes_than_an_array_can_have_is_an_error_and_not_the_end(
         lambda each: gpufold.im2col(each, (2, 2), pads_end=(2**61, 2**61)),
         lambda each: gpufold.take_blocks(each, [(0, 0)], (2**40, 2**40)),
     ):
-        with pytest.raises(ValueError, match="more than the .* that an array can have"):
+        with pytest.raises(ValueError, match=r"more than the .* that an array can have"):
             wrapped(call)(image)
