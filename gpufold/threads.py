@@ -10,7 +10,6 @@ import contextvars
 import ctypes
 import os
 from _thread import start_new_thread
-from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
@@ -155,23 +154,20 @@ def for_each(function: Callable[..., None], items: Iterable[tuple[Any, ...]], mo
     Items must be independent. The caller never waits for a helper that has not started, so that calls from many threads
     or from a signal handler cannot block one another. When one item raises, no further item starts.
     """
-    waiting = deque(items)
+    waiting = list(items)
     helpers = min(get_num_threads(), len(waiting), most) - 1 if min(len(waiting), most) > 1 else 0
     if helpers < 1 or _c is None:
         for item in waiting:
             function(*item)
         return
+    left = iter(waiting)
 
     def work() -> None:
         try:
-            while True:
-                try:
-                    item = waiting.popleft()
-                except IndexError:
-                    return
+            for item in left:  # one of a list that threads share gives each item once
                 function(*item)
         finally:
-            waiting.clear()  # empty already, unless an item raised
+            waiting.clear()  # which ends the iteration, unless it has ended
 
     pool, failures, together = _helpers, list[BaseException](), _Together()
     with together:

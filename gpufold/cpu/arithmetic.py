@@ -15,9 +15,9 @@ Index: TypeAlias = tuple[Any, ...]
 
 ALL = slice(None)
 
-LONG_ROW, MANY_ELEMENTS, SHORT_AXIS = 512, 1 << 14, 16
-"""Bytes of a row up to which it is copied as one element sooner than by a loop, of how many elements in all; and
-elements of an axis up to which it makes no inner loop."""
+LONG_ROW, MANY_ELEMENTS, FEW_COLUMNS, SHORT_AXIS = 512, 1 << 14, 4, 16
+"""Bytes of a row up to which it is copied as one element sooner than by a loop, of how many elements in all; columns
+that are copied one by one, where rows cannot; and elements of an axis up to which it makes no inner loop."""
 
 PRODUCTS = 1 << 16
 """Elements that are weighed before they are added: few enough for the cache of a core."""
@@ -69,6 +69,12 @@ def copy_rows(elements: Array, copy: Array) -> None:
         if row <= LONG_ROW and moves and elements.strides[-1] == copy.strides[-1] == size:
             as_one = np.dtype(f"u{row}" if row in (1, 2, 4, 8) else (np.void, row))
             elements, copy = elements.view(as_one), copy.view(as_one)
+        elif (
+            elements.shape[-1] <= FEW_COLUMNS and elements.shape[-2] >= SHORT_AXIS
+        ):  # NumPy's loop would be along these
+            for column in range(elements.shape[-1]):
+                copy[..., column] = elements[..., column]
+            return
     copy[...] = elements
 
 
