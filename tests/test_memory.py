@@ -196,6 +196,96 @@ def test_many_taps_of_few_blocks_take_few_operations_and_keep_nothing(case):
     assert kept_by(lambda: gpufold.col2im(data, case.output_size, case.kernel_size, **options)) <= most
 
 
+def lopsided_axes(rng, elements):
+    """Draw axes that have few blocks, or many axes that have few taps, and about so many column elements."""
+    few_blocks, made, axes = rng.random() < 0.5, 1, []
+    rank = rng.randint(1, 3) if few_blocks else rng.randint(1, 20)
+    for number in range(rank):
+        extent = max(1, int((elements / made) ** (1 / (rank - number)) * rng.uniform(0.5, 2)))
+        blocks = rng.choice((1, 1, 2, 3, 5, 11)) if few_blocks else max(1, extent // 2)
+        kernel = max(1, extent // blocks) if few_blocks else rng.choice((1, 2, 2, 3))
+        made *= kernel * blocks
+        stride, dilation = rng.choice((1, 1, 2, 3, kernel, kernel + 1)), rng.choice((1, 1, 2, 3))
+        covered = (blocks - 1) * stride + (kernel - 1) * dilation + 1
+        begin, end = (rng.choice((0, 0, 1, covered // 4)) for _ in range(2))
+        if begin + end >= covered:
+            begin = end = 0
+        axes.append(Axis(covered - begin - end + rng.randrange(stride), kernel, stride, dilation, begin, end))
+    return tuple(axes)
+
+
+def least_time_of(call):
+    """Return what a call takes at least of three times; more than one thread counts as that."""
+    times = []
+    for _ in range(3):
+        start = process_time()
+        call()
+        times.append(process_time() - start)
+    return min(times)
+
+
+MANY_AXES = tuple(
+    Axis(*axis)
+    for axis in (
+        (2, 3, 2, 1, 1, 1),
+        (6, 3, 3, 3, 0, 1),
+        (2, 2, 1, 1, 0, 0),
+        (3, 2, 2, 1, 0, 0),
+        (3, 2, 1, 2, 0, 0),
+        (3, 3, 1, 1, 0, 0),
+        (3, 1, 2, 1, 0, 1),
+        (2, 2, 1, 1, 0, 0),
+        (4, 3, 3, 1, 0, 0),
+        (3, 2, 2, 1, 0, 0),
+        (1, 1, 2, 3, 0, 0),
+        (2, 2, 2, 1, 0, 0),
+        (3, 3, 1, 1, 0, 0),
+        (1, 1, 1, 1, 0, 0),
+        (1, 1, 3, 3, 0, 0),
+        (3, 2, 2, 1, 0, 0),
+        (3, 3, 2, 1, 0, 1),
+        (1, 1, 1, 1, 0, 0),
+    )
+)
+TWO_BLOCKS = (Axis(2953276 + 200_000, 100_000, 2953276, 0, 0, 0),)
+
+
+def drawn_axes():
+    """Draw axes of no more elements than memory has room for, from a seed that is printed."""
+    seed = random.randrange(10**6)
+    print(f"seed {seed}")
+    rng, drawn = random.Random(seed), []
+    while len(drawn) < 20:
+        axes = lopsided_axes(rng, 10 ** rng.uniform(3, 6.5))
+        elements = prod(axis.kernel * axis.blocks for axis in axes)
+        few_pixels = prod(axis.size for axis in axes) <= 8 * elements
+        if elements < 1e7 and few_pixels and prod(axis.padded_size for axis in axes) < 3e7:
+            drawn.append((axes, rng.choice(("float32", "float64", "int16", "complex64"))))
+    return drawn
+
+
+@pytest.mark.parametrize(
+    "problems",
+    [lambda: [(MANY_AXES, "complex64")], lambda: [(TWO_BLOCKS, "float16")], drawn_axes],
+    ids=["many-axes", "two-blocks", "drawn"],
+)
+def test_few_blocks_and_few_taps_cost_no_more_than_a_few_copies(problems):
+    """Three times a copy of the columns and one of the image, and 50 ms."""
+    for axes, dtype in problems():
+        size, kernel, strides, dilations, begin, end = (list(each) for each in zip(*axes, strict=True))
+        image = np.ones((1, *size), dtype)
+        whole = np.zeros((1, *(axis.padded_size for axis in axes)), dtype)
+        steps = [(step * axis.dilation, step * axis.stride) for step, axis in zip(whole.strides[1:], axes, strict=True)]
+        taps, blocks = zip(*steps, strict=True)
+        shape = (1, *kernel, *(axis.blocks for axis in axes))
+        view = np.lib.stride_tricks.as_strided(whole, shape, (whole.strides[0], *taps, *blocks))
+        most = 3 * least_time_of(lambda view=view, image=image: (view.copy(), image.copy())) + 0.05
+        options = {"strides": strides, "dilations": dilations, "pads_begin": begin, "pads_end": end}
+        columns = gpufold.im2col(image, kernel, **options)
+        assert least_time_of(lambda: gpufold.im2col(image, kernel, **options)) < most, axes  # noqa: B023
+        assert least_time_of(lambda: gpufold.col2im(columns, size, kernel, **options)) < most, axes  # noqa: B023
+
+
 def random_axis(rng):
     """Draw an axis whose taps and blocks may be one or thousands, side by side or apart."""
     kernel, blocks = (rng.choice((1, 2, 3, rng.randint(1, 40), rng.randint(1, 3000))) for _ in range(2))
