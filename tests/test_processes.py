@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 import textwrap
 from pathlib import Path
 
 import pytest
+from processes import alone
 
 PATHS = [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
 ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
@@ -36,6 +38,27 @@ def test_one_process_at_a_time(tmp_path):
     started = [subprocess.Popen(command, env=ENVIRONMENT) for _ in range(4)]
     assert [process.wait() for process in started] == [0] * 4
     assert notes.read_text().split() == ["begins", "ends"] * 4
+
+
+def test_a_planted_link_is_not_written_through(tmp_path, monkeypatch):
+    """Neither where anybody can plant one nor where a user can."""
+    name, target = "gpufold-test-of-the-lock", tmp_path / "target"
+    target.write_text("kept")
+    shared, own = tmp_path / "shared", tmp_path / "cache" / "gpufold"
+    shared.mkdir()
+    own.mkdir(parents=True)
+    monkeypatch.setattr(tempfile, "tempdir", str(shared))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(own.parent))
+    for planted in (name, f"{name}.lock", f"{name}-{os.getuid()}", f"{name}-{os.getuid()}.lock"):
+        (shared / planted).symlink_to(target)
+    with alone(name):
+        assert target.read_text() == "kept"
+        assert [file.name for file in own.iterdir()] == [f"{name}.lock"]
+    (own / f"{name}.lock").unlink()
+    (own / f"{name}.lock").symlink_to(target)
+    with pytest.raises(OSError, match="symbolic links"), alone(name):
+        pass
+    assert target.read_text() == "kept"
 
 
 def test_nothing_has_a_name_of_its_own_in_a_folder_that_others_share():
