@@ -223,14 +223,14 @@ def _on_tensors(problem: Problem) -> float:
     """Return the cost of a repeated call on tensors; torch's allocator gives one that was made before."""
     import torch
 
-    from gpufold.torch import tensors
+    from gpufold.torch import executing, tensors
 
     def tensor(shape: tuple[int, ...], dtype: Any) -> torch.Tensor:
         named = np.dtype(dtype)
         interface = {"version": 3, "data": (next(ADDRESSES), False), "shape": shape, "typestr": named.str}
         return torch.from_numpy(np.asarray(SimpleNamespace(__array_interface__=interface)))
 
-    given = {(tensors, "is_on_gpu"): lambda tensor: True, (tensors, "_stream_of"): lambda tensor: (0, 0)}
+    given = {(executing, "is_on_gpu"): lambda tensor: True, (executing, "_stream_of"): lambda tensor: (0, 0)}
     given[torch.Tensor, "new_empty"] = cache(
         lambda like, shape, dtype=None: tensor(shape, tensors.name_of(dtype or like.dtype))
     )

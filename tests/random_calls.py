@@ -10,7 +10,9 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-from gpufold.calls import KERNEL_MODES, PLAIN, REDUCTIONS, WINDOWS, Call, Fusion
+from cases import KERNEL_MODES
+
+from gpufold.calls import PLAIN, REDUCTIONS, WINDOWS, Call, Fusion
 from gpufold.elements import ELEMENT_TYPES, WIDER
 from gpufold.geometry import (
     AverageGeometry,

@@ -12,13 +12,13 @@ from math import prod
 
 import numpy as np
 import pytest
-from cases import FUSIONS, Case, grouped, weights_of, window_of
+from cases import FUSIONS, KERNEL_MODES, Case, grouped, weights_of, window_of
 from specialisations import SOURCES, plans, specialisations, whole_blocks
 
 from bench import hostcuda
 from bench.count import SCALED, plan_of, smaller, work_on
 from bench.problems import itemsize_of, select
-from gpufold.calls import KERNEL_MODES, PLAIN, WINDOWS, Call, Fusion, Unsupported
+from gpufold.calls import PLAIN, WINDOWS, Call, Fusion, Unsupported
 from gpufold.geometry import add_blocks_geometry, col2im_geometry, take_blocks_geometry
 from gpufold.gpu import parameters
 from gpufold.gpu.plan import H200, THREADS_OF_ANY, Operand
