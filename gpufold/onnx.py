@@ -107,6 +107,8 @@ def col2im(
             input, image, block_shape, **steps, out=out, variant=variant, deterministic=deterministic
         )
     except (TypeError, ValueError, MemoryError) as error:
+        if not str(error).startswith("col2im: "):  # NumPy's own, which may take other arguments than a message
+            raise
         raise type(error)(renamed(str(error), NAMES)).with_traceback(error.__traceback__) from None
     return result
 
