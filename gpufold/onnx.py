@@ -109,7 +109,8 @@ def col2im(
     except (TypeError, ValueError, MemoryError) as error:
         if not str(error).startswith("col2im: "):  # NumPy's own, which may take other arguments than a message
             raise
-        raise type(error)(renamed(str(error), NAMES)).with_traceback(error.__traceback__) from None
+        names = {"col2im": "onnx.col2im"} if isinstance(error, MemoryError) else NAMES
+        raise type(error)(renamed(str(error), names)).with_traceback(error.__traceback__) from None
     return result
 
 

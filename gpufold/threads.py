@@ -10,6 +10,7 @@ import contextvars
 import ctypes
 import os
 from _thread import start_new_thread
+from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
@@ -154,26 +155,27 @@ def for_each(function: Callable[..., None], items: Iterable[tuple[Any, ...]], mo
     Items must be independent. The caller never waits for a helper that has not started, so that calls from many threads
     or from a signal handler cannot block one another. When one item raises, no further item starts.
     """
-    waiting = list(items)
+    waiting = deque(items)
     helpers = min(get_num_threads(), len(waiting), most) - 1 if min(len(waiting), most) > 1 else 0
     if helpers < 1 or _c is None:
         for item in waiting:
             function(*item)
         return
-    left = iter(waiting)
+    ends: list[tuple[Any, ...]] = [()] * (helpers + 1)  # for each thread one, after which it takes no item
+    waiting.extend(ends)
 
     def work() -> None:
         try:
-            for item in left:  # one of a list that threads share gives each item once
+            while item := waiting.popleft():
                 function(*item)
-        finally:
-            waiting.clear()  # which ends the iteration, unless it has ended
+        except BaseException:
+            waiting.extendleft(ends)
+            raise
 
     pool, failures, together = _helpers, list[BaseException](), _Together()
     with together:
         mode = rounding.mode()
-        for _ in range(pool.start(helpers) - pool.asked.qsize()):  # what nobody has taken yet is enough to do
-            # NumPy's errstate is in the context
+        for _ in range(pool.start(helpers) - pool.asked.qsize()):  # no more than nobody took; contexts have an errstate
             pool.asked.put(partial(contextvars.copy_context().run, together.join, mode, work, failures))
         work()
     if failures:

@@ -252,7 +252,7 @@ FAULTS = (
           "tests/test_plans.py::test_offsets_are_wide_from_the_first_element_that_needs_it"),
     # --- the NumPy path
     Fault("items begun after one has raised", "gpufold/threads.py",
-          "            waiting.clear()  # which ends the iteration, unless it has ended\n", "            pass\n",
+          "            waiting.extendleft(ends)\n", "",
           "tests/test_threads.py::test_an_error_in_one_item_stops_the_others_and_is_raised"),
     Fault("results kept however many bytes they take", "gpufold/keeping.py", "if 4 * size > KEPT_BYTES:",
           "if size < 0:", "tests/test_memory.py::test_what_is_kept_of_all_sizes_is_bounded"),

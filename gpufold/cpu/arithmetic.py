@@ -24,11 +24,9 @@ PRODUCTS = 1 << 16
 
 
 def add_pairs(total: Array, terms: Array, weights: Array | None, pairs: Iterable[tuple[Index, Index]]) -> None:
-    """Add terms, weighed, into parts of a total, in the order given; weights have the shape of the terms.
-
-    Where arrays differ in what lies side by side, NumPy's inner loop is along their last axis: not along a short one.
-    """
+    """Add terms, weighed, into parts of a total, in the order given; weights have the shape of the terms."""
     scratch: Array = np.empty(0, total.dtype)
+    # where arrays differ in what lies side by side, NumPy's inner loop is along their last axis: not along a short one
     turned = total.ndim > 1 and total.shape[-1] < SHORT_AXIS and abs(total.strides[-1]) > abs(total.strides[-2])
     for into, term in pairs:
         arrays = [total[into], terms[term]] if weights is None else [total[into], terms[term], weights[term]]
