@@ -67,10 +67,8 @@ def copy_rows(elements: Array, copy: Array) -> None:
         if row <= LONG_ROW and moves and elements.strides[-1] == copy.strides[-1] == size:
             as_one = np.dtype(f"u{row}" if row in (1, 2, 4, 8) else (np.void, row))
             elements, copy = elements.view(as_one), copy.view(as_one)
-        elif (
-            elements.shape[-1] <= FEW_COLUMNS and elements.shape[-2] >= SHORT_AXIS
-        ):  # NumPy's loop would be along these
-            for column in range(elements.shape[-1]):
+        elif elements.shape[-1] <= FEW_COLUMNS and elements.shape[-2] >= SHORT_AXIS:
+            for column in range(elements.shape[-1]):  # along which NumPy's inner loop would be
                 copy[..., column] = elements[..., column]
             return
     copy[...] = elements
