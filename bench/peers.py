@@ -996,7 +996,7 @@ PEERS: tuple[Peer, ...] = (
     Peer("TorchIO", "torchio", "torchio", ("cpu",), _torchio, ("fused",)),
     Peer("pty-chi", "ptychi", "ptychi", ("cpu", "gpu"), _pty_chi, ("placed", "taken")),
     Peer("loop", "numpy", "numpy", ("cpu",), _loop, EVERY_KIND),
-    Peer("loop", "", "cupy", ("gpu",), _loop, EVERY_KIND),
+    Peer("loop", "", "cupy", ("gpu",), _loop, EVERY_KIND, on_request=True),
     Peer("add.at", "numpy", "numpy", ("cpu",), _add_at, ("placed",)),
     Peer("add.at", "", "cupy", ("gpu",), _add_at, ("placed",)),
     Peer("torch.compile", "torch", "torch", ("gpu",), _torch_compile, on_request=True),

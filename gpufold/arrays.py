@@ -118,6 +118,9 @@ def device_of(library: ModuleType, array: Any) -> AbstractContextManager[Any]:
 # ---------------------------------------------------------------------------------------------
 # What kernels read where it lies
 
+DENORMAL, DENORMALS = 2.0**-149, 1 << 23
+"""The smallest of float32, and how many times it is the smallest normal number."""
+
 
 def is_kernel_ready(library: ModuleType, array: Any, dtype: Any) -> bool:
     """Return whether kernels can read an array where it lies: contiguous, aligned and of a dtype.
@@ -129,8 +132,26 @@ def is_kernel_ready(library: ModuleType, array: Any, dtype: Any) -> bool:
 
 def kernel_ready(library: ModuleType, array: Any, dtype: Any) -> Any:
     """Return an array of a dtype as kernels can read it: itself, or a copy on the current device."""
-    ready = library.ascontiguousarray(aligned(library, array), dtype)
+    ready = library.ascontiguousarray(_converted(library, aligned(library, array), np.dtype(dtype)))
     return ready if array.shape else ready.reshape(())  # of no axis it makes one
+
+
+def _converted(library: ModuleType, array: Any, dtype: np.dtype[Any]) -> Any:
+    """Return an array in a dtype, rounded as NumPy does: CuPy compiles its casts so that they flush float32 denormals.
+
+    These are cast as integers here: a denormal is that many times the smallest one.
+    """
+    if library is not np and dtype == np.float64 and array.dtype.name == "bfloat16":
+        array = array.astype(np.float32)  # a shift of bits
+    cast = array if array.dtype == dtype else array.astype(dtype)
+    if library is np or {array.dtype, dtype} != {np.dtype(np.float32), np.dtype(np.float64)}:
+        return cast
+    if dtype == np.float64:
+        count = array.view(np.int32) & np.iinfo(np.int32).max
+        return library.where(count < DENORMALS, library.copysign(count * DENORMAL, cast), cast)
+    size, bits = abs(array), cast.view(np.int32)
+    count = library.rint(size / DENORMAL).astype(np.int32)  # half to even, as casts round
+    return library.where(size < DENORMALS * DENORMAL, count + (bits & np.iinfo(np.int32).min), bits).view(np.float32)
 
 
 def aligned(library: ModuleType, array: Any) -> Any:

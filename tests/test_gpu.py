@@ -451,6 +451,8 @@ def strided(cupy, host):
 def test_windows_of_other_dtypes_and_strides_are_converted(cupy, dtype):
     rng, taps = np.random.default_rng(3), SLIDING.kernel_size
     full, axes = (rng.random(taps) * 9).astype(dtype), tuple((rng.random(extent) * 9).astype(dtype) for extent in taps)
+    if dtype == np.float64:
+        full[0, :2], axes[0][0], axes[1][:2] = (1e-40, 1e-50), -3e-41, (2e-39, 1e-320)  # denormal, and less, in float32
     there = strided(cupy, full), tuple(strided(cupy, weights) for weights in axes)
     for call, (window, on_gpu) in product(
         calls_of(SLIDING, np.dtype(np.float32)), zip((full, axes), there, strict=True)
@@ -1019,8 +1021,12 @@ def test_dask_chunks_on_the_gpu_give_the_same(cupy, call):
 
     import gpufold.dask
 
-    chunks, on_chunks = da.from_array(cupy.asarray(call.data), 7, asarray=False), call.with_arrays_of(cupy)
-    result = getattr(gpufold.dask, call.operation)(chunks, *call.arguments, **on_chunks.options)
+    def lazy(array):  # but for positions, which are not chunked
+        is_data = isinstance(array, np.ndarray) and array.dtype.kind == "f"
+        return da.from_array(cupy.asarray(array), 7, asarray=False) if is_data else array
+
+    options = call.with_arrays_of(cupy).options
+    result = getattr(gpufold.dask, call.operation)(*map(lazy, (call.data, *call.arguments)), **options)
     got = result.compute(scheduler="synchronous")
     assert isinstance(result._meta, cupy.ndarray)
     assert isinstance(got, cupy.ndarray)

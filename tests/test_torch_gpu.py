@@ -158,7 +158,7 @@ def test_the_second_device():
 
 @pytest.mark.gpu
 def test_devices_are_not_mixed():
-    with pytest.raises(ValueError, match=r"window must be on the device of the data, cuda:0, got cpu"):
+    with pytest.raises(ValueError, match=r"window must be on the device of the input, cuda:0, got cpu"):
         gpufold.torch.fold(torch.zeros(1, 4, 9, device="cuda"), 4, 2, window=torch.ones(2, 2))
     with pytest.raises(ValueError, match="blocks must be on the device of array"):
         gpufold.torch.add_blocks(torch.zeros(4, device="cuda"), torch.zeros(1, 2), [(0,)])

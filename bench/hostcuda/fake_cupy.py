@@ -582,7 +582,7 @@ class ndarray:
         if not copy and np.dtype(dtype) == self.dtype:
             return self
         order = "F" if self.flags.f_contiguous and not self.flags.c_contiguous else "C"
-        return _elementwise(lambda got: got, ndarray(self.shape, dtype, order=order), self)
+        return _elementwise(_cast(self.dtype, dtype), ndarray(self.shape, dtype, order=order), self)
 
     def copy(self, order="C"):
         return _elementwise(lambda got: got, ndarray(self.shape, self.dtype, order=order), self)
@@ -629,6 +629,15 @@ class ndarray:
         return bool(self.get().item())
 
 
+def _cast(origin, dtype):
+    """Return what a cast does to elements: CuPy's flush float32 denormals."""
+    if {np.dtype(origin), np.dtype(dtype)} != {np.dtype(np.float32), np.dtype(np.float64)}:
+        return lambda got: got
+    if np.dtype(dtype) == np.float32:
+        return lambda got: _flushed(got.astype(np.float32))
+    return _flushed
+
+
 def _elementwise(function, result, *operands):
     """Queue `result[...] = function(*operands)` for the current device, whose arrays they all must be."""
     for array in (result, *operands):
@@ -656,13 +665,24 @@ def _combine(function, *operands):
     return _elementwise(function, ndarray(like.shape, like.dtype), *operands)
 
 
+def _flushed(array):
+    """Return elements as instructions of CuPy's kernels take them: float32 denormals are zeros."""
+    if getattr(array, "dtype", None) != np.float32:
+        return array
+    return np.where(np.abs(array) < np.finfo(np.float32).tiny, np.copysign(0, array), array)
+
+
+def _flushing(function):
+    return lambda *operands: _flushed(function(*map(_flushed, operands)))
+
+
 OPERATORS = {
-    **{"eq": np.equal, "ne": np.not_equal, "gt": np.greater, "ge": np.greater_equal, "lt": np.less},
+    **{"eq": np.equal, "ne": np.not_equal, "gt": np.greater, "ge": np.greater_equal, "lt": np.less, "le": np.less_equal},
     **{"add": np.add, "sub": np.subtract, "mul": np.multiply, "rmul": np.multiply, "truediv": np.true_divide},
     **{"and": np.bitwise_and, "mod": np.remainder, "rsub": lambda first, second: second - first},
 }
 for _name, _function in OPERATORS.items():
-    setattr(ndarray, f"__{_name}__", lambda self, other, function=_function: _combine(function, self, other))
+    setattr(ndarray, f"__{_name}__", lambda self, other, does=_flushing(_function): _combine(does, self, other))
 
 
 def copysign(x1, x2):
@@ -671,6 +691,10 @@ def copysign(x1, x2):
 
 def sign(x):
     return _combine(np.sign, x)
+
+
+def rint(x):
+    return _combine(np.rint, x)
 
 
 def where(condition, x, y):
@@ -749,7 +773,8 @@ def ascontiguousarray(a, dtype=None):
         raise TypeError(f"Argument 'a' has incorrect type (expected cupy.ndarray, got {type(a)})")
     if np.dtype(a.dtype if dtype is None else dtype) == a.dtype and a.flags.c_contiguous:
         return a
-    return _elementwise(lambda got: got, ndarray(a.shape, a.dtype if dtype is None else dtype), a)
+    wanted = a.dtype if dtype is None else dtype
+    return _elementwise(_cast(a.dtype, wanted), ndarray(a.shape, wanted), a)
 
 
 def asnumpy(a, stream=None):
@@ -1009,6 +1034,7 @@ def cupy():
         arange,
         copysign,
         sign,
+        rint,
         where,
         pad,
         empty,
