@@ -61,13 +61,13 @@ class Bench:
     memory: PeakOf | None = None
     """Measures the memory of a call, where that can be known."""
 
-    def array(self, data: Any) -> Any:
-        """Bring a NumPy array to the device."""
+    def data(self, problem: Problem, dtype: str) -> Any:
+        """Make the data of a problem on the device."""
         if self.kind == "cpu":
-            return data
+            return problem.data(dtype)
         import cupy
 
-        return cupy.asarray(data)
+        return problem.data(dtype, library=cupy)
 
     def measure(self, problem: Problem, dtype: str, row: Row) -> None:
         """Fill a row, but for candidates that have failed in it before, and free what that took.
@@ -82,9 +82,8 @@ class Bench:
 
     def _measure(self, problem: Problem, dtype: str, row: Row) -> None:
         try:
-            host = problem.data(dtype)
-            data, expected = self.array(host), self.array(problem.expected(host))
-            del host
+            data = self.data(problem, dtype)
+            expected = problem.expected(data)
             copy = self._copy(row.bytes)
             self.clock.first(copy)
         except Exception as error:  # out of memory, no such dtype

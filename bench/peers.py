@@ -340,6 +340,10 @@ def _scatter_add(problem: Problem, data: Any, threads: int) -> Call | None:
 # ---- kernels that others ship, or write
 
 
+EVERY_TAP = 4096
+"""Taps of a kernel at most that each thread walks over to find those of its pixel: a call takes seconds beyond."""
+
+
 def _naive_gather(problem: Problem, data: Any, threads: int) -> Call | None:
     """Let each thread look for the taps of one pixel: indices of 32 bits, up to three axes."""
     return _gather(problem, data, "naive_gather", np.int32, 3, 256)
@@ -356,6 +360,8 @@ def _gather(problem: Problem, data: Any, symbol: str, integer: Any, rank: int, t
     if problem.operation != "col2im" or not isinstance(geometry, SlidingGeometry) or len(geometry.axes) > rank:
         return None
     if not _dilated(geometry) or data.dtype != np.float32 or data.size > np.iinfo(integer).max:
+        return None
+    if symbol == "naive_gather" and prod(geometry.block_shape) > EVERY_TAP:
         return None
     import cupy
 
@@ -386,6 +392,8 @@ def _triton(problem: Problem, data: Any, threads: int) -> Call | None:
     if problem.operation != "col2im" or not isinstance(geometry, SlidingGeometry) or len(geometry.axes) > 2:
         return None
     if not _dilated(geometry) or data.dtype.name not in ("float32", "float16", "bfloat16"):
+        return None
+    if prod(geometry.block_shape) > EVERY_TAP:
         return None
     tensor = _tensor(data)
     if not tensor.is_cuda:

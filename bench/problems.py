@@ -225,18 +225,18 @@ class Problem:
         """How far a result may be from the definition's, of its largest element; sums of integers are exact."""
         return TOLERANCE if self.kind == "fused" or self.window else 0.0
 
-    def data(self, dtype: str, seed: int = 0) -> Array:
-        """Make an input of small random integers."""
-        rng, wanted = np.random.default_rng(seed), dtype_of(dtype)
+    def data(self, dtype: str, seed: int = 0, library: Any = np) -> Any:
+        """Make an input of small random integers, as an array of NumPy or CuPy."""
+        rng, wanted = library.random.default_rng(seed), dtype_of(dtype)
         least = {"b": 0, "u": 0}.get(wanted.kind, -LARGEST_VALUE)
         largest = 1 if wanted.kind == "b" else LARGEST_VALUE
         data = rng.integers(least, largest, self.input_shape, np.int8, endpoint=True).astype(wanted)
         if wanted.kind == "c":
             data.imag = rng.integers(least, largest, self.input_shape, np.int8, endpoint=True)
-        return np.moveaxis(np.moveaxis(data, 1, -1).copy(), -1, 1) if self.channels_last else data
+        return library.moveaxis(library.moveaxis(data, 1, -1).copy(), -1, 1) if self.channels_last else data
 
-    def expected(self, data: Array) -> Array:
-        """Work the result out from the definition, by indices and without gpufold."""
+    def expected(self, data: Any) -> Any:
+        """Work the result out from the definition, where the data are, by indices and without gpufold."""
         if isinstance(self.geometry, SpaceGeometry):
             return _moved_by_definition(self.operation, self.geometry, data)
         if self.kind == "placed":
@@ -285,37 +285,40 @@ def pixels(geometry: SlidingGeometry) -> Array:
     return np.where(inside, flat, prod(geometry.image_size)).reshape(prod(geometry.block_shape), -1)
 
 
-def _slid_by_definition(operation: str, geometry: SlidingGeometry, data: Array) -> Array:
-    pixel, size = pixels(geometry), prod(geometry.image_size)
+def _library_of(array: Any) -> Any:
+    return sys.modules[type(array).__module__.split(".")[0]]
+
+
+def _slid_by_definition(operation: str, geometry: SlidingGeometry, data: Any) -> Any:
+    library = _library_of(data)
+    pixel, size = library.asarray(pixels(geometry)), prod(geometry.image_size)
     if operation == "im2col":
-        planes = data.reshape(geometry.planes, size)
-        blocks = [np.append(plane, np.zeros(1, data.dtype))[pixel] for plane in planes]
-        return np.concatenate(blocks).reshape(geometry.columns_shape)
-    image = np.empty((geometry.planes, size), data.dtype)
-    for plane, result in zip(data.reshape(geometry.planes, -1), image, strict=True):
-        result[...] = _summed(pixel.ravel(), plane, size, data.dtype)
-    return image.reshape(geometry.image_shape)
+        return _looked_up(data.reshape(geometry.planes, size), pixel).reshape(geometry.columns_shape)
+    return _summed(pixel, data.reshape(geometry.planes, -1), size).astype(data.dtype).reshape(geometry.image_shape)
 
 
-def _averaged_by_definition(problem: Problem, columns: Array) -> Array:
+def _looked_up(planes: Any, pixel: Any) -> Any:
+    """Return the pixels of each plane by their numbers; zero past the last one."""
+    padded = _library_of(planes).zeros((len(planes), planes.shape[1] + 1), planes.dtype)
+    padded[:, :-1] = planes
+    return padded[..., pixel]
+
+
+def _averaged_by_definition(problem: Problem, columns: Any) -> Any:
     """Weigh, add and divide in double precision."""
-    geometry = problem.geometry
+    geometry, library = problem.geometry, _library_of(columns)
     assert isinstance(geometry, SlidingGeometry)
-    pixel, size = pixels(geometry), prod(geometry.image_size)
+    pixel, size = library.asarray(pixels(geometry)), prod(geometry.image_size)
     weights = np.ones(1)
     for weights_of_axis in problem.weights():
         weights = np.multiply.outer(weights, weights_of_axis.astype(np.float64))
-    weight = np.broadcast_to(weights.reshape(-1, 1), pixel.shape)
-
-    def sums(terms: Array) -> Array:
-        return np.bincount(pixel.ravel(), terms.ravel(), size + 1)[:size]
-
-    divisor = sums(weight**2 if problem.reduction == "least_squares" else weight)
-    divisor[divisor == 0] = np.inf
-    image = np.empty((geometry.planes, size))
-    for plane, result in zip(columns.reshape(geometry.planes, *pixel.shape), image, strict=True):
-        result[...] = sums(plane * weight) / (1 if problem.reduction == "sum" else divisor)
-    return image.reshape(geometry.image_shape).astype(columns.dtype)
+    weight = library.asarray(np.broadcast_to(weights.reshape(-1, 1), pixel.shape).copy())
+    sums = _summed(pixel, columns.reshape(geometry.planes, -1), size, weight.ravel())
+    if problem.reduction != "sum":
+        power = weight * weight if problem.reduction == "least_squares" else weight
+        divisor = _summed(pixel, power.reshape(1, -1), size)
+        sums = sums / library.where(divisor == 0, np.inf, divisor)
+    return sums.reshape(geometry.image_shape).astype(columns.dtype)
 
 
 def pixels_at(geometry: SlidingGeometry, positions: Any, library: Any = np) -> Any:
@@ -329,37 +332,51 @@ def pixels_at(geometry: SlidingGeometry, positions: Any, library: Any = np) -> A
     return library.where(inside, flat, prod(geometry.image_size)).ravel()
 
 
-def _placed_by_definition(problem: Problem, blocks: Array) -> Array:
+def _placed_by_definition(problem: Problem, blocks: Any) -> Any:
     """Weigh and add in double precision, by the flat pixel of every element."""
-    geometry = problem.geometry
+    geometry, library = problem.geometry, _library_of(blocks)
     assert isinstance(geometry, SlidingGeometry)
-    weight = reduce(np.multiply.outer, [weights.astype(np.float64) for weights in problem.weights()])
-    size, flat = prod(geometry.image_size), pixels_at(geometry, problem.positions())
-    image = np.empty((geometry.planes, size), blocks.dtype)
-    planes = blocks.reshape(len(blocks), geometry.planes, *geometry.block_shape)
-    for plane, result in enumerate(image):
-        result[...] = _summed(flat, (planes[:, plane] * weight).ravel(), size, blocks.dtype)
-    return image.reshape(problem.output_shape)
+    flat = pixels_at(geometry, library.asarray(problem.positions()), library)
+    planes = blocks.reshape(len(blocks), geometry.planes, -1).swapaxes(0, 1)
+    weight = library.asarray(np.tile(_weights_of_block(problem).ravel(), len(blocks)))
+    sums = _summed(flat, planes.reshape(geometry.planes, -1), prod(geometry.image_size), weight)
+    return sums.astype(blocks.dtype).reshape(problem.output_shape)
 
 
-def _taken_by_definition(problem: Problem, image: Array) -> Array:
+def _weights_of_block(problem: Problem) -> Array:
+    return reduce(np.multiply.outer, [weights.astype(np.float64) for weights in problem.weights()])
+
+
+def _taken_by_definition(problem: Problem, image: Any) -> Any:
     """Take elements by the flat pixel of each, zeros outside, and weigh them in double precision."""
-    geometry = problem.geometry
+    geometry, library = problem.geometry, _library_of(image)
     assert isinstance(geometry, SlidingGeometry)
-    weight = reduce(np.multiply.outer, [weights.astype(np.float64) for weights in problem.weights()])
-    padded = np.zeros((geometry.planes, prod(geometry.image_size) + 1), image.dtype)
-    padded[:, :-1] = image.reshape(geometry.planes, -1)
-    taken = padded[:, pixels_at(geometry, problem.positions())].reshape(geometry.planes, -1, *geometry.block_shape)
-    blocks: Array = (taken * weight).astype(image.dtype) if problem.window else taken
+    flat = pixels_at(geometry, library.asarray(problem.positions()), library)
+    taken = _looked_up(image.reshape(geometry.planes, -1), flat).reshape(geometry.planes, -1, *geometry.block_shape)
+    blocks = (taken * library.asarray(_weights_of_block(problem))).astype(image.dtype) if problem.window else taken
     return blocks.swapaxes(0, 1).reshape(problem.output_shape)
 
 
-def _summed(pixel: Array, terms: Array, size: int, dtype: np.dtype[Any]) -> Array:
-    """Add terms by the flat pixel of each in double precision; integers wrap, what lies past the image is dropped."""
-    parts = [terms.real, terms.imag] if terms.dtype.kind == "c" else [terms]
-    sums = [np.bincount(pixel, part.astype(np.float64), size + 1)[:size] for part in parts]
-    total: Array = sums[0] + 1j * sums[1] if len(sums) == 2 else sums[0]
-    return total.astype(np.int64).astype(dtype) if dtype.kind in "iu" else total
+SUMMED_TOGETHER = 1 << 26
+"""Terms that are added on a GPU at a time, in double precision."""
+
+
+def _summed(pixel: Any, terms: Any, size: int, weight: Any = None) -> Any:
+    """Add terms (planes, n) by the pixel of each, weighed, in double precision; what lies past the image is dropped."""
+    library, pixel = _library_of(terms), pixel.ravel()
+    if terms.dtype.kind == "c":
+        return _summed(pixel, terms.real, size, weight) + 1j * _summed(pixel, terms.imag, size, weight)
+    sums, together = library.empty((len(terms), size)), max(1, SUMMED_TOGETHER // terms.shape[1])
+    for first in range(0, len(terms), 1 if library is np else together):
+        some = terms[first : first + (1 if library is np else together)].astype(np.float64)
+        some = some if weight is None else some * weight
+        if library is np:
+            sums[first] = np.bincount(pixel, some[0], size + 1)[:size]
+        else:
+            total = library.zeros((size + 1, len(some)))
+            library.add.at(total, pixel, some.T)
+            sums[first : first + len(some)] = total[:size].T
+    return sums.astype(np.int64) if terms.dtype.kind in "iu" else sums
 
 
 @cache

@@ -88,6 +88,6 @@ def _race(problem: Problem, dtype: str) -> None:
     """Call once where kernels may race, with data as the benchmark has them."""
     import cupy
 
-    data = cupy.asarray(problem.data(dtype))
+    data = problem.data(dtype, library=cupy)
     with gpufold.autotune():
         problem(data)

@@ -361,12 +361,12 @@ class NumpyDevice:
     """A CUDA device made of NumPy, with the kernels `gather` and `split`, which a test may break."""
 
     def __init__(self, monkeypatch):
-        self.log, self.uploaded, self.lost, self.ran = [], [], False, []
+        self.log, self.lost, self.ran = [], False, []
         self.broken = {}
         """What the kernels raise, by the name of the problem and their own."""
         cupy = FakeCupy(self.log)
         cupy.copyto, cupy.empty_like, cupy.ones, cupy.__version__ = np.copyto, np.empty_like, np.ones, "0"
-        cupy.asarray = self.upload
+        cupy.asarray, cupy.random = np.asarray, np.random
         cupy.cuda.runtime.getDeviceProperties = lambda number: {"l2CacheSize": 1, "name": b"NumPy"}
         cupy.cuda.runtime.getDeviceCount, cupy.cuda.runtime.driverGetVersion = lambda: 1, lambda: 0
         cupy.cuda.runtime.deviceSynchronize = self.synchronize
@@ -385,10 +385,6 @@ class NumpyDevice:
             return device.compute(problem, data, variant)
 
         monkeypatch.setattr(Problem, "__call__", compute)
-
-    def upload(self, array):
-        self.uploaded.append(array)
-        return np.asarray(array)
 
     def synchronize(self):
         if self.lost:
@@ -475,8 +471,8 @@ def test_each_problem_frees_its_memory_before_the_next(numpy_device, monkeypatch
     measured = Bench("gpu", CpuClock(pause=lambda seconds: None), 1, 0.001, [], ["gather"])
     made, arrays = Problem.data, []
 
-    def watched(problem, dtype):
-        data = made(problem, dtype).view(type("Watched", (np.ndarray,), {}))
+    def watched(problem, dtype, **options):
+        data = made(problem, dtype, **options).view(type("Watched", (np.ndarray,), {}))
         arrays.append(weakref.ref(data))
         return data
 

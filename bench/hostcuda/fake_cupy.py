@@ -697,6 +697,14 @@ def rint(x):
     return _combine(np.rint, x)
 
 
+class RandomNumbers:
+    def __init__(self, seed):
+        self._host = np.random.default_rng(seed)
+
+    def integers(self, low, high, size, dtype, endpoint):
+        return asarray(self._host.integers(low, high, size, dtype, endpoint))
+
+
 def where(condition, x, y):
     return _combine(np.where, condition, x, y)
 
@@ -1054,6 +1062,7 @@ def cupy():
         setattr(result, each.__name__, each)
     result.multiply = SimpleNamespace(outer=partial(_combine, np.multiply.outer))
     result.add = SimpleNamespace(at=_add_at)
+    result.random = SimpleNamespace(default_rng=RandomNumbers)
     result.lib = SimpleNamespace(stride_tricks=SimpleNamespace(sliding_window_view=sliding_window_view))
     result.cuda, result.get_default_memory_pool, result.float32 = cuda, lambda: _default_pool, np.float32
     result.get_default_pinned_memory_pool = result.get_default_memory_pool
