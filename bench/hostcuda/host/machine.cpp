@@ -662,16 +662,27 @@ void execute(Warp& warp, const Instruction& what, uint32_t active, const uint32_
         return each_pair(warp, what, active, [&](uint32_t lane) { return a[lane] + b[lane] + c[lane]; });
     }
     case Op::lea: {
-        Source source = what.source[1];
-        const uint32_t one = source.flags & kNegative ? 1 : 0; // as of iadd3
-        if (one)
+        Source shifted = what.source[0], source = what.source[1];
+        const bool inverts = shifted.flags & kNegative; // as of iadd3, after the shift
+        if (inverts)
+            shifted.flags = 0;
+        uint32_t one = inverts ? 1 : 0;
+        if (source.flags & kNegative) {
             source.flags = kInverted;
-        const uint32_t *const a = integer(0), *const b = integers(warp, source, space[1]);
+            one += 1;
+        }
+        const uint32_t *const a = integers(warp, shifted, space[0]), *const b =
+                                                                         integers(warp, source, space[1]);
         const int shift = mode[0];
+        Words result;
         uint32_t carry = 0;
-        for (uint32_t lane = 0; lane < kLanes; ++lane)
-            carry |= uint32_t((uint64_t(a[lane] << shift) + b[lane] + one) >> 32) << lane;
-        each(warp, what, active, [=](uint32_t lane) { return (a[lane] << shift) + b[lane] + one; });
+        for (uint32_t lane = 0; lane < kLanes; ++lane) {
+            const uint32_t word = inverts ? ~(a[lane] << shift) : a[lane] << shift;
+            const uint64_t sum = uint64_t(word) + b[lane] + one;
+            result[lane] = uint32_t(sum);
+            carry |= uint32_t(sum >> 32) << lane;
+        }
+        put(warp, what, result, active);
         return warp.set(what.to_predicate[0], carry, active);
     }
     case Op::lea_hi: {
