@@ -121,7 +121,7 @@ class GpuClock:
 
     FLUSHED_CACHES = 4
 
-    MARGIN = 1.5
+    MARGIN = 3
     """How much longer than the host's part of a call the device is kept busy."""
 
     MOST_FLUSHES = 100
