@@ -228,94 +228,6 @@ template <typename Real> inline __device__ Complex<Real> divide(Complex<Real> a,
     return {divide(a.real, b), divide(a.imaginary, b)};
 }
 
-// a * b + c and c - a * b, rounded once.
-#ifdef HOSTCUDA
-inline float multiply_add(float a, float b, float c)
-{
-    return __fmaf_rn(a, b, c);
-}
-inline float multiply_subtract(float a, float b, float c)
-{
-    return __fmaf_rn(-a, b, c);
-}
-#else
-inline __device__ float multiply_add(float a, float b, float c)
-{
-    float sum;
-    asm("fma.rn.f32 %0, %1, %2, %3;" : "=f"(sum) : "f"(a), "f"(b), "f"(c));
-    return sum;
-}
-inline __device__ float multiply_subtract(float a, float b, float c)
-{
-    float difference;
-    asm("{.reg .f32 n; neg.f32 n, %1; fma.rn.f32 %0, n, %2, %3;}"
-        : "=f"(difference)
-        : "f"(a), "f"(b), "f"(c));
-    return difference;
-}
-#endif
-
-// Division by a divisor that is used again: its reciprocal costs a division, and each quotient three
-// instructions. The second and the third divide what the first left over, which makes of it the quotient that
-// is rounded once (P. Markstein, 1990), where nothing overflows and nothing is denormal: for divisors between
-// 2^-30 and 2^30, and for numbers between 2^-60 and 2^60 and zero. Of float alone.
-template <int power> inline __device__ bool between_powers(float number) // 2^-power and 2^power
-{
-    constexpr unsigned bias = 127, least = (bias - power) << 24, range = power << 25;
-    return (bit_cast<unsigned>(number) << 1) - least <= range;
-}
-inline __device__ bool has_reciprocal(float divisor)
-{
-    return between_powers<30>(divisor);
-}
-// What the compiler makes of rcp.rn for such divisors, without its look at their exponents.
-inline __device__ float reciprocal_of(float divisor)
-{
-#ifdef HOSTCUDA
-    return 1.0f / divisor;
-#else
-    float estimate;
-    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(estimate) : "f"(divisor));
-    return multiply_add(multiply_subtract(divisor, estimate, 1.0f), estimate, estimate);
-#endif
-}
-inline __device__ bool multiplies(float number)
-{
-    return (bit_cast<unsigned>(number) << 1) == 0 || between_powers<60>(number);
-}
-// A quick look at many numbers: the bits of all of them, joined by &, are in the middle where each is between
-// 2^-63 and 2^65. Of the upper two bits of an exponent exactly one is set there, and a carry into the lower
-// one leaves the upper one set.
-using MiddleBits = unsigned;
-inline __device__ MiddleBits middle_bits(float number)
-{
-    return bit_cast<unsigned>(number) + (1u << 29);
-}
-template <typename Real> inline __device__ MiddleBits middle_bits(Complex<Real> number)
-{
-    return middle_bits(number.real) & middle_bits(number.imaginary);
-}
-inline __device__ bool in_middle(MiddleBits bits)
-{
-    return (bits & 1u << 30) != 0;
-}
-inline __device__ float quotient_of(float number, float divisor, float reciprocal)
-{
-    const float estimate = multiply(number, reciprocal);
-    const float left_over = multiply_subtract(divisor, estimate, number);
-    return multiply_add(left_over, reciprocal, estimate);
-}
-template <typename Real> inline __device__ bool multiplies(Complex<Real> number)
-{
-    return multiplies(number.real) & multiplies(number.imaginary);
-}
-template <typename Real>
-inline __device__ Complex<Real> quotient_of(Complex<Real> number, Real divisor, Real reciprocal)
-{
-    return {quotient_of(number.real, divisor, reciprocal),
-            quotient_of(number.imaginary, divisor, reciprocal)};
-}
-
 // ---- memory ------------------------------------------------------------------------------------
 
 #ifdef HOSTCUDA
@@ -434,28 +346,44 @@ inline __device__ void load_wide(Element (&elements)[count], const Element* addr
     memcpy(elements, &word, sizeof(elements));
 }
 
-// The same of an address that can be read. The compiler leaves the loads where the program has them, before a
-// barrier of the warp: it would move some between the additions that follow, and fewer would be in flight.
-template <int bytes> inline __device__ Word<bytes> load_word_here(const void* address)
+// A word where the guard holds, else zero. The compiler leaves the load where the program has it, before a
+// barrier: it would move it to where the word is used, behind other uses, and fewer loads would be in flight.
+template <int bytes> inline __device__ Word<bytes> load_word_here_if(const void* address, bool guard)
 {
-    return load_word_or_any<bytes>(address, true);
-}
-#ifndef HOSTCUDA
-template <> inline __device__ Word<16> load_word_here<16>(const void* address)
-{
-    Word<16> word;
-    asm volatile("ld.global.v2.u64 {%0, %1}, [%2];"
-                 : "=l"(word.low), "=l"(word.high)
-                 : "l"(address)
-                 : "memory");
-    return word;
-}
+#ifdef HOSTCUDA
+    return load_word_if<bytes>(address, guard);
+#else
+    const unsigned loads = guard;
+    if constexpr (bytes == 16) {
+        Word<16> word;
+        asm volatile("{.reg .pred p; setp.ne.b32 p, %3, 0; mov.b64 %0, 0; mov.b64 %1, 0; "
+                     "@p ld.global.v2.u64 {%0, %1}, [%2];}"
+                     : "=&l"(word.low), "=&l"(word.high)
+                     : "l"(address), "r"(loads));
+        return word;
+    } else if constexpr (bytes == 8) {
+        Word<8> word;
+        asm volatile("{.reg .pred p; setp.ne.b32 p, %2, 0; mov.b64 %0, 0; @p ld.global.u64 %0, [%1];}"
+                     : "=&l"(word)
+                     : "l"(address), "r"(loads));
+        return word;
+    } else {
+        unsigned word;
+        if constexpr (bytes == 4)
+            asm volatile("{.reg .pred p; setp.ne.b32 p, %2, 0; mov.b32 %0, 0; @p ld.global.u32 %0, [%1];}"
+                         : "=&r"(word)
+                         : "l"(address), "r"(loads));
+        else if constexpr (bytes == 2)
+            asm volatile("{.reg .pred p; setp.ne.b32 p, %2, 0; mov.b32 %0, 0; @p ld.global.u16 %0, [%1];}"
+                         : "=&r"(word)
+                         : "l"(address), "r"(loads));
+        else
+            asm volatile("{.reg .pred p; setp.ne.b32 p, %2, 0; mov.b32 %0, 0; @p ld.global.u8 %0, [%1];}"
+                         : "=&r"(word)
+                         : "l"(address), "r"(loads));
+        return static_cast<Word<bytes>>(word);
+    }
 #endif
-template <int count, typename Element>
-inline __device__ void load_wide_here(Element (&elements)[count], const Element* address)
-{
-    const Word<sizeof(elements)> word = load_word_here<sizeof(elements)>(address);
-    memcpy(elements, &word, sizeof(elements));
 }
 
 // The same for an element that this thread alone writes, later.

@@ -222,6 +222,7 @@ template <int pixels, bool used = divides_by_axes> struct RowFactors {
     __device__ RowFactors(const Taps (&)[rank], const Weights&, const Parameters&) {}
     __device__ void add_tap(int, Offset, bool) {}
     __device__ void set_taps(int, const Taps&, const Parameters&) {}
+    __device__ void set_row(const Taps (&)[rank], const Parameters&) {}
     template <bool aligned> __device__ void add_taps(const RowWeights<pixels, aligned>&, bool) {}
 };
 template <int pixels> struct RowFactors<pixels, true> {
@@ -241,6 +242,11 @@ template <int pixels> struct RowFactors<pixels, true> {
     __device__ void set_taps(int pixel, const Taps& taps, const Parameters& p)
     {
         of_last[pixel] = factor_of<last>(taps, window, p);
+    }
+    // For the same pixels of another row.
+    __device__ void set_row(const Taps (&taps)[rank], const Parameters& p)
+    {
+        outer = outer_factor(taps, window, p);
     }
     // For as many taps, each on a pixel of its own.
     template <bool aligned> __device__ void add_taps(const RowWeights<pixels, aligned>& weights, bool exists)
@@ -283,57 +289,16 @@ template <> struct DenominatorOf<true> {
 };
 using Denominator = DenominatorOf<averages>;
 
-// Divides the sums of neighbouring pixels of some planes. Denominators that several planes share are divided
-// by through their reciprocals, to the same quotients: right where the bits of all sums are in the middle, or
-// where each sum says so; else all are divided anew.
+// Divides the sums of neighbouring pixels of some planes.
 template <int planes, int pixels>
 __device__ void average(Accumulator (&sums)[planes][pixels], const Denominator (&denominators)[pixels])
 {
-    if constexpr (planes > 1 && averages && sizeof(Weight) == sizeof(float)) {
-        Accumulator quotients[planes][pixels];
-        MiddleBits bits = ~0u;
-        bool right = true;
-#pragma unroll
-        for (int i = 0; i < pixels; ++i) {
-            const Weight divisor = denominators[i].value, reciprocal = reciprocal_of(divisor);
-            right = right && has_reciprocal(divisor);
-#pragma unroll
-            for (int plane = 0; plane < planes; ++plane) {
-                quotients[plane][i] = quotient_of(sums[plane][i], divisor, reciprocal);
-                bits &= middle_bits(sums[plane][i]);
-            }
-        }
-        if (right && !in_middle(bits))
-#pragma unroll
-            for (int plane = 0; plane < planes; ++plane)
-#pragma unroll
-                for (int i = 0; i < pixels; ++i)
-                    right = right && multiplies(sums[plane][i]);
-        if (right) {
-            memcpy(sums, quotients, sizeof(sums));
-            return;
-        }
-    }
 #pragma unroll
     for (int plane = 0; plane < planes; ++plane)
 #pragma unroll
         for (int i = 0; i < pixels; ++i)
             sums[plane][i] = denominators[i].finish(sums[plane][i]);
 }
-
-// Denominators in shared memory, of pixels that are summed up there. What taps do not add to is not kept.
-template <int pixels, bool kept = divides_by_taps> struct SharedDenominators {
-    Weight unused;
-
-    __device__ Denominator get(int) const { return {}; }
-    __device__ void put(int, Denominator) {}
-};
-template <int pixels> struct SharedDenominators<pixels, true> {
-    Weight values[pixels];
-
-    __device__ DenominatorOf<true> get(int pixel) const { return {values[pixel]}; }
-    __device__ void put(int pixel, DenominatorOf<true> denominator) { values[pixel] = denominator.value; }
-};
 
 // ---- the image that is added to ----------------------------------------------------------------
 

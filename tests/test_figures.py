@@ -221,19 +221,6 @@ def test_nothing_spills(name, dtype):
     assert hostcuda.cubin.resources(plan).stack_bytes == 0, plan
 
 
-@pytest.mark.parametrize("architecture", hostcuda.cubin.ARCHITECTURES)
-def test_a_rounded_reciprocal_is_an_estimate_and_one_step(architecture, tmp_path):
-    """What the compiler makes of rcp.rn beside a look at the exponent, and `reciprocal_of` without that look."""
-    kernel = 'extern "C" __global__ void rounded(float* x) { asm("rcp.rn.f32 %0, %0;" : "+f"(*x)); }'
-    (tmp_path / "rounded.cu").write_text(kernel)
-    listed = hostcuda.cubin.instructions("rounded.cu", "rounded", (), architecture, tmp_path)
-    names = [line.name for line in listed]
-    first = names.index("MUFU.RCP")
-    assert names[first : first + 4] == ["MUFU.RCP", "FFMA", "FADD.FTZ", "FFMA"]
-    estimate, divisor = listed[first].operands
-    assert listed[first + 1].operands[1:] == (divisor, estimate, "-1")
-
-
 WORDS = {1: "STG.E.U8", 2: "STG.E.U16", 4: "STG.E", 8: "STG.E.64", 16: "STG.E.128"}
 """A store of so many bytes to global memory, in machine code."""
 
@@ -314,11 +301,11 @@ WIDE_OFFSETS = {
     ("im2col-resnet-3x3-s1", "float32"): 1.65,
     ("im2col-resnet-3x3-s1", "int8"): 1.65,
     ("im2col-vit-16x16-s16", "float32"): 1.45,
-    ("im2col-audio-400-s160", "float32"): 1.5,
-    ("im2col-patches-8x8-s1", "float32"): 1.6,
+    ("im2col-audio-400-s160", "float32"): 1.3,
+    ("im2col-patches-8x8-s1", "float32"): 1.5,
     ("batch_to_space-nchw-2x2", "float32"): 1.54,
     ("batch_to_space-nhwc-2x2", "float32"): 1.8,
-    ("batch_to_space-nchw-cropped", "float32"): 1.58,
+    ("batch_to_space-nchw-cropped", "float32"): 1.4,
     ("space_to_batch-nchw-2x2", "float32"): 1.38,
     ("space_to_batch-nhwc-2x2", "float32"): 1.92,
     ("space_to_batch-nchw-cropped", "float32"): 1.65,

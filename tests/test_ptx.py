@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from cases import POSITIONS_CASES, SpaceCase, assert_same_bits, awkward_window, values, window_of
-from executors import ONE_THREAD, Call, arrays_of, blocks_calls, calls_of, execute, plans_of
+from executors import Call, arrays_of, blocks_calls, calls_of, execute, plans_of
 from faults import FAULTS
 from test_gpu import FUNCTIONS, SLIDING, SMOKE_CASES, launches, symbols_of
 from test_sources import STATEMENT
@@ -38,6 +38,10 @@ def awkward(dtype):
     return of_dtype(dtype, case, window=awkward_window("separable", case.kernel_size, dtype, 2))
 
 
+def of_odd_blocks(dtype):
+    return blocks_calls((2, 16, 40), (5, 5), 1, np.dtype(dtype))[1]
+
+
 (_VOLUME,) = (case for case in POSITIONS_CASES if case.name == "volume")
 TAKEN_OF_THREE_AXES = Call(
     "take_blocks", values(_VOLUME.shape, np.float32), (_VOLUME.positions, _VOLUME.blocks_shape[-3:])
@@ -45,6 +49,8 @@ TAKEN_OF_THREE_AXES = Call(
 MEAN = {"reduction": "mean", "fill_value": 0, "window": window_of("separable", SLIDING.kernel_size, np.float32)}
 WEIGHTS = window_of("separable", SLIDING.kernel_size, np.float64)
 _, WORDS_OF_BLOCKS = blocks_calls((2, 16, 40), (8, 8), 1, np.dtype(np.complex128))
+ODD_BLOCKS = {"u8": "uint8", "u16": "float16", "u32": "float32", "u64": "float64"}
+"""Of blocks whose rows are no words but elements: what these are loaded as."""
 _, WORDS_OF_PIXELS = blocks_calls((2, 16, 40), (8, 8), 4, np.dtype(np.float32))
 _, TAKEN_WITH_PADS = calls_of(SMOKE_CASES[4], np.dtype(np.uint8))
 
@@ -59,9 +65,9 @@ FURTHER = {
     "weights": (of_dtype("float32", SLIDING, **MEAN), "gather", H200),
     "pairs": (of_dtype("complex64"), "gather_parts", H200),
     "widened": (of_dtype("float32", SLIDING, dtype=np.float64), "gather", H200),
-    "quotients": (of_dtype("float32", SMOKE_CASES[-2], reduction="mean", fill_value=0), "gather_pixels", ONE_THREAD),
     "words-of-pixels": (WORDS_OF_PIXELS, "gather_pixels", H200),
     "words-of-blocks": (WORDS_OF_BLOCKS, "gather_blocks", H200),
+    **{f"words-of-blocks-{kind}": (of_odd_blocks(name), "gather_blocks", H200) for kind, name in ODD_BLOCKS.items()},
     "double-weights": (of_dtype("float64", SLIDING, window=WEIGHTS), "gather", H200),
     "awkward-weights": (awkward("float32"), "gather_pixels", H200),
     "awkward-double-weights": (awkward("float64"), "gather_pixels", H200),

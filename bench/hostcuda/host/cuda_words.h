@@ -183,10 +183,6 @@ __forceinline__ constexpr std::common_type_t<First, Second> max(First first, Sec
     return Common(first) < Common(second) ? Common(second) : Common(first);
 }
 
-__forceinline__ float __fmaf_rn(float first, float second, float third)
-{
-    return std::fma(first, second, third);
-}
 __forceinline__ double __dmul_rn(double first, double second)
 {
     return first * second;
