@@ -58,6 +58,7 @@ Variant: TypeAlias = Literal[
     "index_map",
     "lists",
     "packed",
+    "runs",
     "taps",
     "words",
 ]

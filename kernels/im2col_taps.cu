@@ -137,20 +137,12 @@ inline __device__ void take_taps(const Scalar* __restrict__ image, Scalar* __res
     }
 }
 
-// For rows of many blocks.
+// For rows of several blocks.
 extern "C" __global__ void __launch_bounds__(THREADS, resident)
-    im2col_taps_of_many(const Scalar* __restrict__ image, Scalar* __restrict__ columns, const Weights window,
-                        const Parameters p)
+    im2col_taps_of_several(const Scalar* __restrict__ image, Scalar* __restrict__ columns,
+                           const Weights window, const Parameters p)
 {
     take_taps<most_blocks>(image, columns, window, p);
-}
-
-// For rows of some blocks.
-extern "C" __global__ void __launch_bounds__(THREADS, resident)
-    im2col_taps_of_some(const Scalar* __restrict__ image, Scalar* __restrict__ columns, const Weights window,
-                        const Parameters p)
-{
-    take_taps<most_blocks / 2>(image, columns, window, p);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, resident)

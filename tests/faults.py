@@ -188,6 +188,24 @@ FAULTS = (
         )
         for bits, name in ((32, ""), (64, "double-"))
     ),
+    Fault("a tile that is filled while other threads read it", "kernels/col2im_gather_blocks.cu",
+          "        filled ^= tile_count - 1;\n", "", KERNELS + "[col2im-a-tile-for-each-part-of-a-row-0]"),
+    Fault("a part of a row of taps past its end", "kernels/col2im_gather_blocks.cu",
+          " & within(tap + turn.taps, all_taps)", "", KERNELS + "[col2im-a-tile-for-each-part-of-a-row-0]"),
+    Fault("a last row of blocks that is left out", "kernels/col2im_gather_blocks.cu",
+          "if (within(block, p.blocks[above]))", "if (within(block, p.blocks[above] - 1))",
+          KERNELS + "[col2im-blocks-in-several-segments-0]"),
+    Fault("a last block of those that reach some rows that is left out", "kernels/col2im_gather_blocks.cu",
+          "tap = behind - block * stride[above];", "tap = stride[above] + behind - block * stride[above];",
+          KERNELS + "[col2im-blocks-in-several-segments-0]"),
+    Fault("rows of a tile past the end of the image", "kernels/col2im_gather_blocks.cu",
+          " && (rows == 1 || pixel[above] + row < p.size[above])", "",
+          KERNELS + "[col2im-blocks-in-several-segments-0]"),
+    Fault("weights of the first row of a tile in all of them", "kernels/col2im_gather_blocks.cu",
+          "in_row(outer, tap_above + row)", "in_row(outer, tap_above)", KERNELS + "[col2im-rows-with-weights-0]"),
+    Fault("denominators of the first row of a tile in all of them", "kernels/col2im_gather_blocks.cu",
+          "Taps::of<above>(pixel[above] + row, p)", "Taps::of<above>(pixel[above], p)",
+          KERNELS + "[col2im-rows-with-weights-0]"),
     # --- blocks at positions of their own
     Fault("positions cut to 32 bits", "kernels/add_blocks_atomic.cu", "        const long long position =\n",
           "        const int position =\n", KERNELS + "[add_blocks-farthest-atomic-0]"),
@@ -284,9 +302,6 @@ INLINE_PTX = {
         ("add.rn.f32", "sub.rn.f32", "weights"),
         ("mul.rn.f32", "add.rn.f32", "weights"),
         ("div.rn.f32", "mul.rn.f32", "average_direct"),
-        ('"fma.rn.f32 %0, %1, %2, %3;"', '"fma.rn.f32 %0, %1, %2, %2;"', "quotients"),
-        ("neg.f32 n, %1;", "mov.f32 n, %1;", "quotients"),
-        ("rcp.approx.ftz.f32", "neg.f32", "quotients"),
         ("mov.b32 %0, %3; @p ld.global.nc.u8", "mov.b32 %0, 1; @p ld.global.nc.u8", "bytes"),
         ("mov.b32 %0, %3; @p ld.global.nc.u16", "mov.b32 %0, 1; @p ld.global.nc.u16", "halfwords"),
         ("mov.b32 %0, %3; @p ld.global.nc.u32", "mov.b32 %0, 1; @p ld.global.nc.u32", "col2im_gather"),
@@ -296,10 +311,14 @@ INLINE_PTX = {
             '%5; "\n        "@p ld.global.nc.v2.u64 {%1',
             "words-of-pixels",
         ),
+        *(
+            (f"0; @p ld.global.{kind} %0, [%1];", f"1; @p ld.global.{kind} %0, [%1];", f"words-of-blocks-{kind}")
+            for kind in ("u8", "u16", "u32", "u64")
+        ),
+        ('%1, 0; "\n                     "@p ld', '%1, 1; "\n                     "@p ld', "words-of-blocks"),
         ("0; @p ld.global.nc.u32 %0, [%1];", "0; @p ld.global.nc.u32 %0, [%1+4];", "im2col_packed"),
         ("0; @p ld.global.nc.u64 %0, [%1];", "0; @p ld.global.nc.u64 %0, [%1+8];", "batch_to_space_packed"),
-        ("0; @p ld.global.nc.v2.u64 {%0, %1}", "0; @p ld.global.nc.v2.u64 {%1, %0}", "col2im_gather_blocks"),
-        ("ld.global.v2.u64 {%0, %1}", "ld.global.v2.u64 {%1, %0}", "words-of-blocks"),
+        ("0; @p ld.global.nc.v2.u64 {%0, %1}", "0; @p ld.global.nc.v2.u64 {%1, %0}", "batch_to_space_packed"),
         ("st.global.u8 [%0]", "st.global.u8 [%0+1]", "bytes"),
         ("st.global.u16 [%0]", "st.global.u16 [%0+2]", "halfwords"),
         ("st.global.u32 [%0]", "st.global.u32 [%0+4]", "col2im_gather"),
@@ -315,17 +334,21 @@ SEVERAL_LISTS = "[add_blocks-more-than-a-block-of-threads-tests-0]"
 BARRIERS = {
     "col2im_gather.cu": (("        __syncwarp();\n", "[col2im-bug-uncovered-pixels-never-written-0]"),),
     "packing.cuh": (("__syncwarp();\n        if (count > 0) {", "[im2col-stride-equals-kernel-padded-0]"),),
+    "im2col_runs.cu": (
+        ("__syncthreads(); // all have stored the taps before", "[im2col-3d-runs-0]"),
+        (
+            "        __syncthreads();\n#pragma unroll\n        for (int n = 0; n < pieces; ++n) {",
+            "[im2col-run-after-run-0]",
+        ),
+    ),
     "im2col_packed.cu": (("__syncwarp();\n    store_run<Blocks>(", "[im2col-bug-3d-columns-with-dilated-kernel-0]"),),
     "batch_to_space_packed.cu": (
         ("__syncwarp();\n        WholeRun<", "[batch_to_space-nchw-odd-crop-0]"),
         ("__syncwarp();\n        store_run<", "[batch_to_space-openvino-page-2d-0]"),
     ),
     "col2im_gather_blocks.cu": (
-        ("__syncwarp();\n}\n\n// A lane's way", DILATED),
-        ("__syncwarp(); // all lanes have read the last batch\n", DILATED),
-        ("__syncwarp(); // all sums", "[col2im-stride-two-asymmetric-0]"),
-        ("__syncwarp(); // the next lane", "[col2im-bug-more-overlaps-than-a-byte-counts-0]"),
-        ("{0, 1});\n    __syncwarp();\n", DILATED),
+        ("__syncthreads(); // until all have read", "[col2im-one-tile-of-several-rows-0]"),
+        ("__syncthreads(); // until all of it", DILATED),
     ),
     "add_blocks_gather.cu": (
         ("__syncthreads();\n\n        for (int of_lanes = 0;", SEVERAL_LISTS),

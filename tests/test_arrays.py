@@ -318,7 +318,7 @@ CURRENT = nullcontext()
 """The device of every stand-in, which is the current one."""
 
 
-class Array:
+class Array(np.lib.mixins.NDArrayOperatorsMixin):
     """What is asked of a cupy.ndarray to convert it, in the memory of a NumPy array."""
 
     def __init__(self, shape, dtype, memptr, strides):
@@ -329,7 +329,8 @@ class Array:
                 "shape": shape,
                 "strides": strides,
                 "typestr": np.dtype(dtype).str,
-            }
+            },
+            memory=memptr,
         )
         self.host = np.asarray(place)
         self.data, self.shape, self.strides, self.dtype = memptr, shape, strides, self.host.dtype
@@ -353,11 +354,12 @@ class Array:
     def astype(self, dtype):
         return Array.of(self.host.astype(dtype))
 
-    def __eq__(self, other):
-        return self.host == other
+    def __array_ufunc__(self, function, method, *operands):
+        return Array.of(np.asarray(getattr(function, method)(*map(on_host, operands))))
 
-    def __ne__(self, other):
-        return self.host != other
+
+def on_host(operand):
+    return operand.host if isinstance(operand, Array) else operand
 
 
 def by_elements(function):
@@ -376,8 +378,8 @@ def cupy(monkeypatch):
     module = ModuleType("cupy")
     module.ndarray = Array
     module.ascontiguousarray, module.minimum = by_elements(np.ascontiguousarray), by_elements(np.minimum)
-    module.copysign = lambda size, signs: Array.of(np.copysign(size, signs.host))
-    module.where = lambda mask, these, others: Array.of(np.where(mask, these.host, others.host))
+    module.copysign, module.rint = np.copysign, np.rint
+    module.where = lambda *operands: Array.of(np.where(*map(on_host, operands)))
     module.capturing = False
     module.cuda = SimpleNamespace(
         get_current_stream=lambda: SimpleNamespace(is_capturing=lambda: module.capturing),

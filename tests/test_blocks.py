@@ -172,10 +172,10 @@ def test_tiles_of_short_blocks_are_small_enough_to_be_copied(dtype, monkeypatch)
         ("gather_pixels", "blocks_to_array", (64, 512, 512), (2, 2), 2, None),
         ("gather_pixels", "blocks_to_array", (64, 100_000), (8,), 1, None),
         ("gather_pixels", "blocks_to_array", (64, 512, 512), (7, 7), 1, (0, 3, 4, 1, 2)),
-        ("taps", "array_to_blocks", (64, 512, 512), (7, 7), 1, None),
+        ("packed", "array_to_blocks", (64, 512, 512), (7, 7), 1, None),
+        ("taps", "array_to_blocks", (64, 512, 512), (8, 8), 1, None),
         ("taps", "array_to_blocks", (64, 512, 512), (16, 16), 16, None),
-        ("direct", "array_to_blocks", (64, 512, 512), (7, 7), 1, (0, 3, 4, 1, 2)),
-        ("direct", "array_to_blocks", (64, 111, 111), (7, 7), 1, (0, 3, 4, 1, 2)),
+        ("runs", "array_to_blocks", (64, 511, 511), (7, 7), 1, (0, 3, 4, 1, 2)),
         ("direct", "array_to_blocks", (64, 512, 512), (16, 16), 16, (0, 3, 4, 1, 2)),
     ],
 )

@@ -75,8 +75,8 @@ WEIGHED = ("im2col", "array_to_blocks", "take_blocks")
 MAY_REFUSE = {
     "col2im": ("gather", "gather_blocks", "atomic"),
     "blocks_to_array": ("gather", "gather_blocks", "atomic"),
-    "im2col": ("packed", "words"),
-    "array_to_blocks": ("packed", "words", "direct"),
+    "im2col": ("packed", "runs", "words"),
+    "array_to_blocks": ("packed", "runs", "words", "direct"),
     "batch_to_space": ("packed",),
     "space_to_batch": ("deinterleave",),
     "add_blocks": ("atomic",),
@@ -86,6 +86,7 @@ MAY_REFUSE = {
 NATURAL = {
     ("col2im", "gather_blocks"): ("block by block", ""),
     ("im2col", "packed"): ("", "block by block"),
+    ("im2col", "runs"): ("", "contiguous"),
     ("im2col", "taps"): ("", "swapped"),
     ("im2col", "words"): ("contiguous", "contiguous"),
     ("batch_to_space", "packed"): ("", "contiguous"),
@@ -93,7 +94,7 @@ NATURAL = {
 }
 """The layouts, of what is read and written, that a variant is made for; it may refuse others."""
 
-ANY_LAYOUT = ("taps", "words", "packed", "deinterleave")
+ANY_LAYOUT = ("taps", "runs", "words", "packed", "deinterleave")
 """Variants that get another layout every other time."""
 
 SERVED = {

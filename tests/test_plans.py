@@ -28,11 +28,11 @@ def contiguous(shape, steps=None, alignment=256):
 
 def col2im(size, kernel, variant="auto", dtype="float32", batch=1, channels=1, steps=None, image=None, **arguments):
     """Plan a call on contiguous arrays; `steps` are other strides of the columns, `image` of the image."""
-    deterministic = arguments.pop("deterministic", True)
+    deterministic, every = arguments.pop("deterministic", True), arguments.pop("all_of_them", False)
     case = Case("planned", size, kernel, **arguments, batch=batch, channels=channels)
     geometry = col2im_geometry(case.columns_shape, size, kernel, **case.arguments)
     call = Call("col2im", geometry, dtype, variant=variant, deterministic=deterministic)
-    return planned(call, contiguous(case.columns_shape, steps), contiguous(case.image_shape, image))
+    return planned(call, contiguous(case.columns_shape, steps), contiguous(case.image_shape, image), every)
 
 
 def im2col(shape, kernel, variant="auto", dtype="float32", steps=None, blocks=None, window="none", **arguments):
@@ -96,7 +96,7 @@ CELLS = {"strides": (2, 3), "dilations": (1, 2), "pads_begin": (0, 1), "pads_end
 VARIANTS = [
     row("gather_pixels", col2im, (56, 56), (3, 3), batch=8, channels=64, pads_begin=1, pads_end=1),
     row("gather", col2im, (112, 112), (3, 3), batch=8, channels=64, strides=2, pads_begin=1),
-    row("gather", col2im, (512, 512), (16, 16), batch=8, channels=3, strides=16),
+    row("gather_parts", col2im, (512, 512), (16, 16), batch=8, channels=3, strides=16),  # sectors of pixels
     row("gather_parts", col2im, (128_000,), (400,), batch=8, strides=160),
     row("gather_parts", col2im, (1024, 1024), (40, 40), batch=8, strides=8),
     row("gather_pixels", col2im, (1024, 1024), (40, 40), batch=8, strides=4),  # a warp reads sectors of each tap
@@ -111,29 +111,35 @@ VARIANTS = [
     row("packed", im2col, (1, 4, 64, 256), (3, 3), dtype="uint8", blocks=0),
     row("packed", im2col, (1, 4, 16, 16, 64), (7, 7, 1), dtype="uint8", blocks=0, strides=(4, 4, 1)),
     row("packed", im2col, (1, 4, 64, 256), (6, 6), dtype="float16", blocks=0),
-    row("taps", im2col, (1, 4, 64, 256), (3, 3), blocks=0, strides=2),
-    row("taps", im2col, (1, 4, 64, 256), (7, 7), blocks=0, strides=7),
+    row("packed", im2col, (1, 4, 64, 256), (3, 3), blocks=0, strides=2),
+    row("packed", im2col, (1, 4, 64, 256), (7, 7), blocks=0, strides=7),
+    row("taps", im2col, (1, 4, 64, 256), (8, 8), blocks=0),
+    row("taps", im2col, (1, 4, 64, 256), (8, 8), dtype="uint8", blocks=0),
     row("taps", im2col, (1, 4, 64, 256), (3, 3), dtype="complex64", blocks=0),
-    # Narrow elements are put together to words, and others move one by one.
+    # Rows that are no whole sectors are stored in runs. Of others bytes are put together to words.
+    *(row("runs", im2col, (8, 64, size, size), (3, 3), strides=stride) for size, stride in ((57, 1), (112, 2))),
+    row("runs", im2col, (8, 64, 57, 57), (3, 3), dtype="float16"),
+    row("runs", im2col, (8, 64, 59, 59), (3, 3), dtype="uint8"),
+    row("direct", im2col, (8, 64, 57, 57), (3, 3), dtype="uint8", pads_begin=1, pads_end=1),
+    row("direct", im2col, (8, 64, 15, 15), (3, 3)),  # few blocks
     *(
-        row(variant, im2col, (8, *shape), kernel, dtype=dtype, strides=stride)
-        for shape, kernel, stride, narrow in (
-            ((3, 224, 224), (16, 16), 16, "direct"),
-            ((64, 56, 56), (3, 3), 1, "words"),
-            ((64, 57, 57), (3, 3), 1, "direct"),
-            ((64, 112, 112), (3, 3), 2, "direct"),
+        row("direct", im2col, (8, *shape), kernel, dtype=dtype, strides=stride)
+        for shape, kernel, stride in (
+            ((3, 224, 224), (16, 16), 16),
+            ((64, 58, 58), (3, 3), 1),
+            ((64, 113, 113), (3, 3), 2),
         )
-        for dtype, variant in (("float32", "direct"), ("float16", narrow))
+        for dtype in ("float32", "float16")
     ),
-    row("index_map", together, (256, 64, 56, 56), (1, 2, 2)),
-    row("index_map", together, (256, 64, 56, 56), (1, 2, 2), end=(0, 0, 0, 2)),
+    row("words", im2col, (8, 64, 56, 56), (3, 3), dtype="uint8", pads_begin=1, pads_end=1),
+    row("packed", together, (256, 64, 56, 56), (1, 2, 2)),
     row("packed", together, (256, 64, 56, 56), (1, 2, 2), dtype="float16", end=(0, 0, 0, 2)),
     *(row("packed", together, (4, 64, 56, width), (1, 2, 2), dtype="uint8") for width in (54, 55, 7)),
     row("index_map", together, (4, 56, 56, 64), (2, 2, 1)),
-    row("index_map", together, (9, 64, 56, 56), (1, 3, 3)),
+    row("packed", together, (9, 64, 56, 56), (1, 3, 3)),
     row("index_map", together, (9, 64, 56, 56), (1, 3, 3), dtype="complex64"),
-    row("index_map", together, (256, 3, 14, 14), (1, 16, 16)),
-    row("index_map", together, NCHW, (1, 2, 2), end=(0, 0, 0, 1)),
+    row("packed", together, (256, 3, 14, 14), (1, 16, 16)),
+    row("packed", together, NCHW, (1, 2, 2), end=(0, 0, 0, 1)),
     row("index_map", together, NCHW, (1, 2, 2), dtype="complex64"),
     row("index_map", together, (2**21, 2, 1), (1, 2**21), dtype="uint8", begin=(0, 0, 5), end=(0, 0, 2**21 - 12)),
     row("deinterleave", apart, NCHW, (1, 2, 2)),
@@ -154,14 +160,16 @@ def test_the_rule_takes_a_variant_by_strides_layout_and_size(expected, plan):
 
 
 SYMBOLS = [
-    row("col2im_gather_planes", col2im, (56, 56), (3, 3), "gather", strides=1, **MAP),
-    row("col2im_gather", col2im, (56, 56), (3, 3), "gather", strides=1, channels=64),
-    row("col2im_gather_words_planes", col2im, (112, 112), (3, 3), "gather", strides=2, **MAP),
-    row("col2im_gather_planes", col2im, (113, 113), (3, 3), "gather", strides=2, **MAP),
-    row("col2im_gather_planes", col2im, (111, 111), (3, 3), "gather", strides=3, **MAP),
-    row("col2im_gather_planes", col2im, (1024, 1024), (3, 3), "gather", batch=8),  # the batch is planes too
-    row("col2im_gather", col2im, (28, 28), (3, 3), "gather", batch=32, channels=48),  # too few threads otherwise
-    row("col2im_gather", col2im, (2048, 2048), (3, 3), "gather", channels=3),  # most of eight would repeat another
+    row("col2im_gather_planes", col2im, (56, 56), (3, 3), "gather", "int8", strides=1, **MAP),
+    row("col2im_gather", col2im, (56, 56), (3, 3), "gather", strides=1, **MAP),
+    row("col2im_gather", col2im, (56, 56), (5, 5), "gather", "int8", strides=1, **MAP),  # more than a few taps
+    row("col2im_gather", col2im, (56, 56), (3, 3), "gather", "int8", strides=1, channels=64),
+    row("col2im_gather_words_planes", col2im, (112, 112), (3, 3), "gather", "int8", strides=2, **MAP),
+    row("col2im_gather_planes", col2im, (113, 113), (3, 3), "gather", "int8", strides=2, **MAP),
+    row("col2im_gather_planes", col2im, (111, 111), (3, 3), "gather", "int8", strides=3, **MAP),
+    row("col2im_gather_planes", col2im, (1024, 1024), (3, 3), "gather", "int8", batch=8),  # the batch is planes too
+    row("col2im_gather", col2im, (28, 28), (3, 3), "gather", "int8", batch=8, channels=48),  # too few threads
+    row("col2im_gather", col2im, (2048, 2048), (3, 3), "gather", "int8", channels=2),  # most of eight would repeat
 ]
 
 
@@ -170,22 +178,22 @@ def test_several_planes_and_wide_words_where_there_is_enough(expected, plan):
     assert plan().symbol == expected
 
 
-def test_a_thread_takes_one_block_or_some_or_many():
-    for columns, symbols in ((231, ["_of_many", "_of_some", ""]), (9, ["_of_some", ""]), (3, [""])):
+def test_a_thread_takes_one_block_or_several():
+    for columns, symbols in ((231, ["_of_several", ""]), (3, [""])):
         plans = im2col((1, 3, 20, columns + 7), (8, 8), "taps", "uint8", blocks=0, all_of_them=True)
         assert [plan.symbol.removeprefix("im2col_taps") for plan in plans] == symbols
 
 
 OFFSETS = [
-    row("int", col2im, (4096, 4096), (2, 2), "gather", batch=4, channels=64),  # 2**32 pixels in planes of 2**24
-    row("long long", col2im, (4096, 4096), (2, 2), "gather", batch=16, channels=64),  # 2**31 threads of eight planes
+    row("int", col2im, (4096, 4096), (2, 2), "gather", "int8", batch=4, channels=64),  # 2**32 pixels in planes of 2**24
+    row("long long", col2im, (4096, 4096), (2, 2), "gather", "int8", batch=16, channels=64),  # 2**31 threads
     row("long long", col2im, (2**15, 2**16 - 9), (2, 2), "gather"),  # four taps of 2**31 elements
     row("long long", col2im, (4, 8), (2, 2), "gather", steps=(0, 2**29, 1)),  # a span, not a size
     row("long long", col2im, (4, 8), (2, 2), "gather", steps=(0, -(2**29), 1)),
     row("int", col2im, (4, 8), (2, 2), "gather", steps=(2**31 - 1, 21, 1), batch=2),
     row("long long", col2im, (4, 8), (2, 2), "gather", steps=(-(2**31), 21, 1), batch=2),  # from a plane to the next
     row("long long", col2im, (4, 8), (2, 2), "gather_pixels", pads_begin=2**30, strides=2**29),
-    row("int", col2im, (64, 64), (1, 1), "gather", batch=2**18, channels=4),
+    row("int", col2im, (64, 64), (1, 1), "gather", "int8", batch=2**18, channels=4),
     row("long long", col2im, (64, 64), (1, 1), "atomic", batch=2**18, channels=4),  # 2**32 threads
     row("int", direct, (8, 64, 4096, 4096), (2, 2)),  # 2**33 elements in planes of 2**24
     row("long long", direct, (1, 1, 2**15, 2**16 - 9), (2, 2)),
@@ -229,24 +237,25 @@ def of_rows(width, dtype, crop=0, end=0, block=2, **options):
     return taken_apart((4 * block, 4, 6, width), (1, 2, block), dtype=dtype, **margins, **options)
 
 
+TAPS = "ROWS VECTOR TAPS PITCH LANES TILES"
 DEFINES = [
-    row((WORDS, [12, 4, 0, 256]), packed, (2, 3, 8, 64), (3, 3)),
-    row((WORDS, [12, 2, 1, 256]), packed, (2, 3, 8, 62), (3, 3), pads_begin=1),
-    row((WORDS, [12, 1, 0, 256]), packed, (2, 3, 8, 61), (3, 3)),
-    row((WORDS, [12, 4, 0, 256]), packed, (2, 3, 8, 64), (3, 3), strides=3),
-    row((WORDS, [4, 16, 0, 256]), packed, (2, 3, 8, 640), (3, 3), strides=40),  # twelve would not fit into registers
+    row((WORDS, [4, 4, 0, 256]), packed, (2, 3, 8, 64), (3, 3)),
+    row((WORDS, [4, 2, 1, 256]), packed, (2, 3, 8, 62), (3, 3), pads_begin=1),
+    row((WORDS, [4, 1, 0, 256]), packed, (2, 3, 8, 61), (3, 3)),
+    row((WORDS, [4, 4, 0, 256]), packed, (2, 3, 8, 64), (3, 3), strides=3),
+    row((WORDS, [4, 16, 0, 256]), packed, (2, 3, 8, 640), (3, 3), strides=40),
     row((WORDS, [4, 4, 0, 128]), packed, (2, 3, 8, 64), (7, 7)),
-    row((WORDS, [6, 2, 0, 256]), packed, (2, 3, 8, 64), (3, 3), dtype="float16"),
-    row((WORDS, [3, 1, 0, 256]), packed, (2, 3, 8, 64), (3, 3), dtype="float32"),
+    row((WORDS, [2, 2, 0, 256]), packed, (2, 3, 8, 64), (3, 3), dtype="float16"),
+    row((WORDS, [1, 1, 0, 256]), packed, (2, 3, 8, 64), (3, 3), dtype="float32"),
     row((WORDS, [1, 4, 0, 256]), packed, (2, 3, 8, 64), (5, 5), dtype="float32", strides=4),
-    row((LINES, [16, 4, 1, 1, 0]), taps, 0),
-    row((LINES, [16, 4, 4, 1, 1]), taps, 1),
-    row((LINES, [16, 8, 8, 1, 5]), taps, 1, "uint8"),
+    row((LINES, [8, 4, 1, 1, 0]), taps, 0),
+    row((LINES, [8, 4, 4, 1, 1]), taps, 1),
+    row((LINES, [8, 8, 8, 1, 5]), taps, 1, "uint8"),
     row((LINES, [8, 4, 4, 3, 3]), taps, 2),
     row((LINES, [8, 4, 1, 0, 0]), taps, 3),
-    row((LINES, [16, 2, 1, 0, 0]), taps, 4),
-    row((LINES, [16, 1, 1, 0, 0]), taps, 6),
-    row((LINES, [16, 1, 1, 0, 0]), taps, 1, spaced=2),
+    row((LINES, [8, 2, 1, 0, 0]), taps, 4),
+    row((LINES, [8, 1, 1, 0, 0]), taps, 6),
+    row((LINES, [8, 1, 1, 0, 0]), taps, 1, spaced=2),
     # The width of rows chooses a word, and no other extent does.
     *(
         row(("WORD PIXELS_BEFORE", [4, 3]), words, (2, 3, rows, width), (3, 3), pads_begin=1, pads_end=1)
@@ -306,6 +315,18 @@ DEFINES = [
     row(("BLOCKS_PER_WORD LOADED", [4, 4]), of_rows, 28, "float32", 12, 12, block=3),
     row(("BLOCKS_PER_WORD LOADED", [8, 16]), of_rows, 24, "uint8", block=8),  # a word of 16 bytes would have two blocks
     row(("BLOCKS_PER_WORD LOADED", [4, 16]), of_rows, 24, "uint8", block=4),  # and has four of these
+    # A thread block owns as many rows as have room for theirs of taps, and long rows are cut in halves, and those of
+    # halves, of as many taps of each pixel. One tile where there is no room for two.
+    row((TAPS, [4, 4, 8, 33, 8, 1]), col2im, (512, 512), (8, 8), steps=(1, 1, 64)),
+    row((TAPS, [2, 1, 7, 15, 14, 2]), col2im, (512, 512), (7, 7), steps=(1, 1, 49)),
+    row((TAPS, [4, 8, 8, 34, 4, 2]), col2im, (512, 512), (8, 8), dtype="float16", steps=(1, 1, 64)),
+    row((TAPS, [2, 2, 8, 17, 8, 1]), col2im, (512, 512), (8, 8), dtype="float64", steps=(1, 1, 64)),
+    row((TAPS, [2, 1, 4, 9, 8, 1]), col2im, (512, 512), (8, 4), dtype="complex128", steps=(1, 1, 32)),
+    row((TAPS, [1, 4, 12, 13, 3, 2]), col2im, (512, 512), (24, 24), steps=(1, 1, 576)),
+    row((TAPS, [1, 4, 8, 9, 2, 2]), col2im, (512, 512), (8, 8), "gather_blocks", dilations=(2, 1), steps=(1, 1, 64)),
+    row((TAPS, [1, 4, 8, 9, 2, 2]), col2im, (512, 512), (1, 8), "gather_blocks", steps=(1, 1, 8)),
+    row((TAPS, [1, 4, 16, 18, 4, 2]), col2im, (64, 512), (16, 16), "gather_blocks", strides=2, steps=(1, 1, 256)),
+    row((TAPS, [1, 4, 36, 37, 9, 2]), col2im, (512, 512), (4, 64), "gather_blocks", strides=3, steps=(1, 1, 256)),
     row((PIECES, [3, 32, 16, 0, 1, 1]), of_threes, dtype="uint8"),
     row((PIECES, [3, 16, 8, 0, 1, 1]), of_threes, dtype="float16", width=16),
     row((PIECES, [3, 8, 4, 0, 1, 1]), of_threes, width=16),
@@ -327,23 +348,12 @@ def test_words_are_as_wide_as_rows_margins_and_registers_allow(expected, plan):
     assert facts(plan(), names) == wanted
 
 
-BY_TAP, WIDE_SPAN = {"steps": (0, 1, 9)}, {"size": (50, 30_000), "steps": (0, 1, 9)}
+OF_STRIDE = {"variant": "gather_blocks", "strides": 5000, "steps": (0, 1, 27_000)}
 REFUSED = [
     row("16 at most, but strides is 17 on the last axis", col2im, (50, 60), (3, 3), "gather", strides=17),
     row("32 at most, but kernel_size is 40", col2im, (50, 60), (3, 40), "gather"),
     row("taps must be contiguous in the columns, but their strides are", col2im, (50, 60), (3, 3), "gather_blocks"),
-    row("dilations is 0 on axis 0", col2im, (50, 60), (3, 3), "gather_blocks", dilations=(0, 1), **BY_TAP),
-    row("256 at most, but kernel_size is 260", col2im, (50, 300), (2, 260), "gather_blocks", steps=(0, 1, 520)),
-    row(
-        "walks over 16384 blocks at most .* put 20000 there on axis 1",
-        *(col2im, (50, 30_000), (3, 3), "gather_blocks"),
-        **BY_TAP | {"dilations": (1, 10_000)},
-    ),
-    row(
-        "keeps sums of pixels and of those that their blocks reach, .* dilations 6000 make it",
-        *(col2im, (50, 30_000), (3, 3), "gather_blocks"),
-        **BY_TAP | {"dilations": (1, 6000)},
-    ),
+    row("24576 bytes at most, but strides 5000 .* make it 40000", col2im, (50, 60_000), (3, 9000), **OF_STRIDE),
     row("atomic adds in memory, where float16 sums would be rounded", col2im, (50, 60), (3, 3), "atomic", "float16"),
     row("no atomic addition of uint8", col2im, (50, 60), (3, 3), "atomic", "uint8"),
     row("out must be C-contiguous", col2im, (4, 4), (2, 2), "atomic", image=(32, 32, 8, 2)),
@@ -357,7 +367,7 @@ REFUSED = [
     row("words needs a stride of 1 along the last axis, not 2", words, (2, 3, 8, 8), (3, 2), strides=2),
     row("words takes rows of 32 taps at most, .* not 33 taps", words, (2, 3, 8, 128), (1, 33)),
     row("words takes .* not 2 taps that reach 40 pixels where a row", words, (2, 3, 8, 64), (1, 2), dilations=40),
-    row("words stores words of 4 to 16 bytes, .* rows of 3 elements of 4", words, (2, 3, 8, 4), (1, 2)),
+    row("words stores words of 4 to 16 bytes, .* rows of 4 and 3 elements of 4", words, (2, 3, 8, 4), (1, 2)),
     row("words needs a contiguous .* not steps of 8 and 1", words, (2, 3, 8, 8), (3, 3), steps=(192, 64, 1, 8)),
     row("words takes no window", words, (1, 1, 8, 8), (3, 3), pads_begin=1, pads_end=1, window="full"),
     row("packed .*needs a last axis that is split", joined, (2, 3, 8), (2, 1)),
@@ -381,7 +391,7 @@ def test_a_variant_that_cannot_serve_says_why(match, plan):
 
 
 ARGUMENTS = {"strides": (2, 1), "dilations": (1, 2), "pads_begin": (0, 1), "pads_end": 1}
-OF_ANY_ROWS = [variant for variant in variants("im2col") if variant not in ("packed", "words")]
+OF_ANY_ROWS = [variant for variant in variants("im2col") if variant not in ("packed", "runs", "words")]
 SAME = [
     *(
         [
@@ -410,6 +420,7 @@ SAME = [
         [partial(im2col, (2, 2, 40, 40), (3, 3), variant, pads_begin=pad, strides=4 + pad) for pad in (0, 1, 7)]
         for variant in OF_ANY_ROWS
     ),
+    [partial(im2col, (2, 3, *size), (3, 3), "runs", pads_begin=1) for size in ((40, 41), (9, 7), (999, 1001))],
     *(
         [
             partial(space, operation, shape, (1, 2, 2), variant, begin=(0, 0, 1, 2), end=(0, 0, 0, 2))
@@ -429,3 +440,8 @@ def test_extents_never_change_what_is_compiled(plans):
 def test_a_plane_alone_takes_no_words_away_by_where_another_would_lie():
     first, other = (col2im((512,), (64,), "gather_parts", strides=64, image=(777, plane, 1)) for plane in (512, 555))
     assert first.parameters == other.parameters
+
+
+def test_rows_of_taps_are_brought_for_several_rows_of_pixels_or_for_one():
+    plans = col2im((512, 512), (8, 8), "gather_blocks", steps=(1, 1, 64), all_of_them=True)
+    assert [facts(plan, "ROWS grid") for plan in plans] == [[4, (128 * 4, 1, 1)], [1, (512 * 4, 1, 1)]]

@@ -677,12 +677,19 @@ def _flushing(function):
 
 
 OPERATORS = {
-    **{"eq": np.equal, "ne": np.not_equal, "gt": np.greater, "ge": np.greater_equal, "lt": np.less, "le": np.less_equal},
+    **{
+        "eq": np.equal,
+        "ne": np.not_equal,
+        "gt": np.greater,
+        "ge": np.greater_equal,
+        "lt": np.less,
+        "le": np.less_equal,
+    },
     **{"add": np.add, "sub": np.subtract, "mul": np.multiply, "rmul": np.multiply, "truediv": np.true_divide},
     **{"and": np.bitwise_and, "mod": np.remainder, "rsub": lambda first, second: second - first},
 }
 for _name, _function in OPERATORS.items():
-    setattr(ndarray, f"__{_name}__", lambda self, other, does=_flushing(_function): _combine(does, self, other))
+    setattr(ndarray, f"__{_name}__", lambda self, other, of=_function: _combine(_flushing(of), self, other))
 
 
 def copysign(x1, x2):

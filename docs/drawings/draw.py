@@ -21,6 +21,8 @@ from matplotlib.patches import FancyArrowPatch, Rectangle
 
 import gpufold
 
+ROOT = Path(__file__).resolve().parents[2]
+
 COLOURS = ("#8ec5f0", "#f6c177", "#9bd6a3", "#ee9fb4")
 """Of the four blocks, or of the four entries of a batch."""
 INK, FAINT = "#22303c", "#5f6e7b"
@@ -320,12 +322,11 @@ def stitcher() -> Figure:
 
 def speed() -> Figure:
     """Draw the peers' times over gpufold's of the saved run, as docs/performance.md has them."""
-    root = Path(__file__).resolve().parents[2]
-    sys.path.insert(0, str(root))
+    sys.path.insert(0, str(ROOT))
     from bench.report import by_operation
     from bench.results import Run
 
-    (_, *peers), *measured = by_operation(Run.load(root / "bench/results/cpu-2026-11-23.json"))
+    (_, *peers), *measured = by_operation(Run.load(ROOT / "bench/results/cpu-2026-11-23.json"))
     shown = {"torch": COLOURS[1], "loop": COLOURS[2], "fastest": COLOURS[3]}
     words = {"loop": "a NumPy loop", "fastest": "the fastest peer"}
     figure = Figure(figsize=(10.7, 5.6), facecolor="white", layout="none")
@@ -345,6 +346,32 @@ def speed() -> Figure:
                 axes.text(factor + 0.06, top + 0.14, cell, va="center_baseline", size=8, color=FAINT)
                 label = None
     axes.legend(loc="lower right", frameon=False, fontsize=SMALL)
+    return figure
+
+
+def gpu_speed() -> Figure:
+    """Draw each problem's share of the speed of a copy, and their geometric mean, in the saved run on a GPU."""
+    sys.path.insert(0, str(ROOT))
+    from bench.problems import PROBLEMS
+    from bench.report import LARGE_BYTES
+    from bench.results import Run, geometric_mean
+
+    shares: dict[str, list[float]] = {}
+    for row in Run.load(ROOT / "bench/results/gpu-h100-2026-11-26.json").rows:
+        fused = any(problem.name == row.problem and problem.kind == "fused" for problem in PROBLEMS)
+        if (share := row.fraction_of_copy()) and row.bytes >= LARGE_BYTES:
+            shares.setdefault(row.operation + ", fused" * fused, []).append(100 * share)
+    figure = Figure(figsize=(10.7, 4.4), facecolor="white", layout="none")
+    axes = figure.add_axes((0.2, 0.13, 0.78, 0.85))
+    axes.set(xlim=(0, 108), ylim=(len(shares) - 0.5, -0.5), xlabel="per cent of the speed of a copy of as many bytes")
+    axes.set_yticks(range(len(shares)), list(shares), size=SMALL)
+    axes.tick_params(length=0)
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    axes.axvline(100, color=INK, lw=1)
+    for row, of_problems in enumerate(shares.values()):
+        axes.plot(of_problems, [row] * len(of_problems), "o", color=COLOURS[1], alpha=0.8, mew=0)
+        mean = geometric_mean(of_problems) or 0
+        axes.plot([mean, mean], [row - 0.3, row + 0.3], color=INK, lw=2)
     return figure
 
 
@@ -389,7 +416,7 @@ def choosing() -> Figure:
 
 def badges() -> Figure:
     """Draw what pyproject.toml says of the package: what a badge would ask a server for."""
-    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     (status,) = (words for words in project["classifiers"] if words.startswith("Development Status"))
     facts = (
         ("Python", f"{project['requires-python'].removeprefix('>=')} or newer", COLOURS[0]),
@@ -480,7 +507,7 @@ def save(folder: Path) -> list[Path]:
     paths = []
     with mpl.rc_context(STYLE):
         drawings = [badges, col2im, im2col, batch_to_space, space_to_batch, blocks, positions, take_blocks]
-        drawings += [grid_positions, stitcher, speed, choosing]
+        drawings += [grid_positions, stitcher, speed, gpu_speed, choosing]
         for drawing in drawings:
             paths.append(folder / f"{drawing.__name__}.svg")
             drawing().savefig(paths[-1], metadata={"Date": None, "Creator": None})

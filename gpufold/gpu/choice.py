@@ -1,4 +1,4 @@
-"""Which variant `auto` takes: for each operation those that it prefers, behind thresholds that nobody has measured."""
+"""Which variant `auto` takes: for each operation those that it prefers, as an H100 was measured."""
 
 from __future__ import annotations
 
@@ -17,18 +17,23 @@ from gpufold.gpu.variants.placed import placed_view
 # col2im
 
 BLOCKS_MAX_STRIDE, BLOCKS_MIN_BYTES = 3, 96
-"""Where blocks are contiguous and overlap, up to here threads that read neighbouring taps or blocks waste sectors; and
-bytes of a block, in elements of 8 at most, from which on these waste more than lanes that have no tap."""
+"""The largest stride of contiguous blocks that overlap, and the fewest bytes of one, in elements of 8 at most, at which
+threads that load a tap each would look up a line of the cache for nearly every element."""
 
 
 def of_col2im(problem: Problem) -> Iterator[tuple[str, str]]:
-    """Yield whole blocks where they overlap densely, pixels where neighbours read along the columns, else cells."""
+    """Yield rows of taps where blocks overlap densely, pixels where neighbours read along the columns, else parts.
+
+    Where a stride is less than a sector of pixels, cells have them whole.
+    """
     view = view_of(problem)
     row = view.axes[-1]
     if view.taps_are_closest and _overlaps_densely(view):
         yield "gather_blocks", "the taps of a block lie closer in memory than its blocks, which overlap densely"
     if view.taps_are_closest or row.stride == 1:
         yield "gather_pixels", ""
+    if row.size >= row.stride >= SECTOR_BYTES // view.element.itemsize:
+        yield "gather_parts", ""
     yield "gather", ""
     if row.size >= row.stride > WARP * view.element.itemsize // SECTOR_BYTES:  # a warp of pixels reads less of each tap
         yield "gather_parts", ""
@@ -36,7 +41,7 @@ def of_col2im(problem: Problem) -> Iterator[tuple[str, str]]:
 
 
 def _overlaps_densely(view: ColumnsView) -> bool:
-    """Whether contiguous blocks overlap so much that they are best brought to tiles whole."""
+    """Whether contiguous blocks overlap so much that their rows of taps are best brought to shared memory."""
     *outer, row = view.axes
     return (
         row.stride <= BLOCKS_MAX_STRIDE
@@ -50,25 +55,29 @@ def _overlaps_densely(view: ColumnsView) -> bool:
 # ---------------------------------------------------------------------------------------------
 # im2col
 
-WORDS_OF_A_ROW = 32
-"""Words of rows that are not whole words pay from so many of a row on, whose first and last are stored in parts."""
-NARROW_BYTES = 4
-"""Elements of fewer bytes are put together to words first, others moved one by one."""
+TAPS_BYTES = 8
+"""Of a word of taps: narrower ones are packed by a warp."""
+RUN_BLOCKS = 256
+"""Of a plane, from which on a run of them has few sectors that are written in part; bytes beside a padding take so many
+instructions each that this does not matter."""
 
 
 def of_im2col(problem: Problem) -> Iterator[tuple[str, str]]:
     """Yield the variants of im2col to take first, with why."""
-    view, narrow = im2col.columns_of(problem), problem.element.itemsize < NARROW_BYTES
+    view = im2col.columns_of(problem)
     if view.taps_are_closest:
-        if narrow:
+        if im2col.words_of_taps(problem, view)["WORD"] * problem.element.itemsize < TAPS_BYTES:
             yield "packed", ""
         yield "taps", "the taps of a block lie closer in memory than its blocks"
     elif im2col.even_tap_step(view) is None:
         yield "taps", "the taps of a block are not evenly apart in memory"
     else:
         moves = im2col.unfold_of(problem).simplified().moves
-        count, whole = im2col.stored_word(moves)
-        if narrow and (whole or moves.axes[-1].blocks >= WORDS_OF_A_ROW * count):
+        many = prod(axis.blocks for axis in moves.axes) >= RUN_BLOCKS
+        long = moves.itemsize > 1 or not any(axis.pad for axis in moves.axes)
+        if many and long and moves.tap_step * moves.itemsize % SECTOR_BYTES:
+            yield "runs", ""
+        if moves.itemsize == 1:
             yield "words", ""
         yield "direct", ""
 
@@ -76,10 +85,13 @@ def of_im2col(problem: Problem) -> Iterator[tuple[str, str]]:
 # ---------------------------------------------------------------------------------------------
 # batch_to_space, space_to_batch
 
+NARROW_BYTES = 4
+"""Elements of fewer bytes are put together to words."""
+
 
 def of_batch_to_space(problem: Problem) -> Iterator[tuple[str, str]]:
-    """Yield the kernel that packs words first where elements are narrow."""
-    yield ("packed" if problem.element.itemsize < NARROW_BYTES else "index_map"), ""
+    """Yield the kernel that packs words."""
+    yield "packed", ""
 
 
 def of_space_to_batch(problem: Problem) -> Iterator[tuple[str, str]]:
@@ -94,7 +106,7 @@ def of_space_to_batch(problem: Problem) -> Iterator[tuple[str, str]]:
 # ---------------------------------------------------------------------------------------------
 # add_blocks
 
-LISTS_MIN_TESTS = 1 << 19
+LISTS_MIN_TESTS = 1 << 20
 """Tests of a block against a tile from which on lists are worth the launches that make them; and elements up to which
 atomic additions that are exact take less than either."""
 

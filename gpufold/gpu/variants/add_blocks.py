@@ -36,24 +36,14 @@ class Tiling:
     """Tiles along each axis."""
 
 
-def tilings(problem: Problem) -> list[Tiling]:
-    """Return what a thread block of gather owns: half the sums that registers suffice for, then all of them."""
-    half, whole = _tiling(problem, SUM_BYTES // 2), _tiling(problem, SUM_BYTES)
-    return [half] if prod(half.along) == prod(whole.along) else [half, whole]
-
-
 @lru_cache(maxsize=256)
 def tiling_of(problem: Problem) -> Tiling:
-    """Return the first of them."""
-    return tilings(problem)[0]
-
-
-def _tiling(problem: Problem, kept_bytes: int) -> Tiling:
+    """Return what a thread block of gather owns: as many sums as registers suffice for."""
     view = placed_view(problem)
     rank, sum_bytes = len(view.size), max(view.element.itemsize, 4)
     weights = {"none": 0, "separable": rank - view.fixed, "full": 1}[problem.fusion.window]
     shared_by = 1 if problem.weight_out is None else 2  # sums of weights have as many registers
-    sums = kept_bytes // sum_bytes // shared_by
+    sums = SUM_BYTES // sum_bytes // shared_by
     planes = max(few for few in range(1, min(MAX_PLANES, sums) + 1) if view.channels % few == 0)
     rows = 1 << (min(MAX_ROWS, sums // planes).bit_length() - 1)
     loaded = rows * (planes * sum_bytes + weights * view.element.weight_bytes)
@@ -63,13 +53,9 @@ def _tiling(problem: Problem, kept_bytes: int) -> Tiling:
     return Tiling(planes, rows, at_once, tiles_of(view.size, tile))
 
 
-def gather(problem: Problem) -> tuple[Plan, ...]:
+def gather(problem: Problem) -> Plan:
     """Plan for kernels/add_blocks_gather.cu."""
-    return tuple([_gather(problem, tiling) for tiling in tilings(problem)])
-
-
-def _gather(problem: Problem, tiling: Tiling) -> Plan:
-    view = placed_view(problem)
+    view, tiling = placed_view(problem), tiling_of(problem)
     groups = view.channels // tiling.planes
     items = view.batch * groups * prod(tiling.along)
     bits = bits_of(problem, items, (tiling.rows * THREADS,) * len(view.size))

@@ -17,7 +17,6 @@ from gpufold.gpu.variants.moves import (
     PLANES_PER_THREAD,
     WARP,
     WIDEST_WORD,
-    MovedAxis,
     Moves,
     device_threads,
     space_bytes,
@@ -37,8 +36,8 @@ SPACE_WORDS = 48
 SPACE_PARTS = 8
 """Of a block at most, each a piece: with more, the lanes of a warp load few neighbouring elements."""
 
-SPACE_LOADS, SPACE_CHOICES = 32, 3
-"""Loads of a thread, beyond which smaller pieces are better; and ways to share rows out, of which a race takes one."""
+SPACE_LOADS = 32
+"""Of a thread, beyond which smaller pieces are better."""
 
 SPACE_TILES = 32 << 10
 """Bytes of shared memory up to which a thread block has all its threads."""
@@ -179,7 +178,7 @@ def _pieces(problem: Problem, moves: Moves) -> Iterator[_Pieces]:
                 yield from (pieces for pieces in choices if pieces.registers <= PACKED_REGISTERS)
 
 
-def packed(problem: Problem) -> tuple[Plan, ...]:
+def packed(problem: Problem) -> Plan:
     """Plan one thread for a piece of a row, whose warp stores theirs as one run: contiguous space."""
     operation, moves = "batch_to_space", _simplified(problem)
     last, itemsize = moves.axes[-1], moves.itemsize
@@ -190,26 +189,13 @@ def packed(problem: Problem) -> tuple[Plan, ...]:
     shape, steps = problem.output.shape, problem.output.strides
     if not are_contiguous(shape, steps):
         raise Unsupported(f"{operation}: packed needs contiguous space, not steps of {steps}")
-    choices: list[_Pieces] = []
-    for pieces in sorted(_pieces(problem, moves), key=_by_size):
-        if not choices or 2 * pieces.words <= choices[-1].words:
-            choices.append(pieces)
-    if not choices:
+    pieces = min(_pieces(problem, moves), key=_by_size, default=None)
+    if pieces is None:
         raise Unsupported(
             f"{operation}: packed keeps blocks of the last axis, or up to {SPACE_PARTS} equal parts of one, in "
             f"{PACKED_REGISTERS} registers and as words of 4 bytes, not blocks of {last.kernel} elements of {itemsize} "
             f"bytes in rows of {last.size}"
         )
-    return tuple([_packed(problem, last, each) for each in choices[:SPACE_CHOICES]])
-
-
-def _by_size(pieces: _Pieces) -> tuple[int, ...]:
-    """Order pieces: those of few registers and loads, of whole blocks, as words in and out, the larger ones first."""
-    too_many = max(0, pieces.words - SPACE_WORDS) + max(0, pieces.loads - SPACE_LOADS)
-    return too_many, pieces.parts, not pieces.whole, -pieces.loaded, -pieces.words
-
-
-def _packed(problem: Problem, last: MovedAxis, pieces: _Pieces) -> Plan:
     tile = 4 * WARP * pieces.words + LINE_BYTES
     threads = MOVING_THREADS
     while threads // WARP * tile > SPACE_TILES:
@@ -230,6 +216,12 @@ def _packed(problem: Problem, last: MovedAxis, pieces: _Pieces) -> Plan:
         WHOLE=int(pieces.whole),
         RESIDENT_BLOCKS=resident_blocks(threads, pieces.registers + pieces.loads + SPACE_OTHERS),
     )
+
+
+def _by_size(pieces: _Pieces) -> tuple[int, ...]:
+    """Order pieces: those of few registers and loads, of whole blocks, as words in and out, the larger ones first."""
+    too_many = max(0, pieces.words - SPACE_WORDS) + max(0, pieces.loads - SPACE_LOADS)
+    return too_many, pieces.parts, not pieces.whole, -pieces.loaded, -pieces.words
 
 
 VARIANTS: dict[str, Variant] = {"index_map": index_map, "packed": packed}

@@ -21,6 +21,9 @@ PLANE_REGISTERS = 32
 """For what a thread keeps of its planes, or of one: its sums, and what it loads together. Of more, some would be
 spilled."""
 
+NARROW_BYTES, FEW_TAPS = 2, 16
+"""Of an element, and of a pixel, up to which several planes of a thread are faster than one: measured on an H100."""
+
 
 def _counted(count: int, noun: str) -> str:
     return f"{count} {noun}" + "s" * (count > 1)
@@ -36,13 +39,16 @@ def _planes_at_most(element: ElementType, kept: int, few: bool) -> int:
 
 
 def _planes(problem: Problem, places: int, compiled: int) -> tuple[int, ...]:
-    """Return the planes that a thread may serve, one or as many as are compiled in: these first if threads are enough.
+    """Return the planes that a thread may serve, one or as many as are compiled in.
 
-    They are no choice where most of them would repeat another.
+    These come first for narrow elements of which few land on a pixel, if threads are enough. They are no choice where
+    most of them would repeat another.
     """
     view, device = view_of(problem), problem.device
     if compiled == 1 or 2 * view.channels <= compiled:
         return (1,)
+    if view.element.itemsize > NARROW_BYTES or prod(map(taps_per_pixel, view.axes)) > FEW_TAPS:
+        return (1, compiled)
     enough = device.multiprocessors * device.threads_per_multiprocessor
     fills = planes_per_thread(view.channels, view.batch * places, compiled, enough) == compiled
     return (compiled, 1) if fills else (1, compiled)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from dataclasses import replace
 from math import gcd, prod
 
@@ -28,6 +27,7 @@ from gpufold.gpu.variants.moves import (
     WIDEST_WORD,
     MovedAxis,
     Moves,
+    chunk_size,
     word_elements,
     word_types,
 )
@@ -35,16 +35,14 @@ from gpufold.gpu.variants.unfold import Unfold
 
 OPERATION = "im2col"
 
-TAPS_BLOCKS = 16
+TAPS_BLOCKS = 8
 """Blocks of a thread that takes one tap: they share its index arithmetic, and their loads are in flight together."""
 TAPS_REGISTERS = 40
 """That a thread's pixels take at most: fewer blocks are its own where it takes words of their taps."""
 WORDS_TAPS = 32
 """Of a row at most, whose words a thread stores: as instructions allow."""
-WORDS_OF_PARTS = 4
-"""Elements of a word at most where rows are not whole words: a line of pixels is loaded one by one then."""
-PACKED_MAX_BYTES = 96
-"""Of a thread's blocks, up to which it has more of them to share its index arithmetic: a guess."""
+RUN_BLOCKS, RUN_BYTES = 2, 64
+"""Blocks of a thread of `runs`, and the bytes of the taps of each that it loads together."""
 PACKED_OTHERS = 24
 """Registers that a thread needs besides the pixels under its blocks: a guess."""
 
@@ -106,18 +104,6 @@ def direct(problem: Problem) -> Plan:
     return unfold.direct(unfold_of(problem), problem.device)
 
 
-def stored_word(moves: Moves) -> tuple[int, bool]:
-    """Count the blocks that are stored as a word, and return whether rows of both arrays are whole words."""
-    *outer, last = moves.axes
-    multiples = [last.size, last.blocks, moves.tap_step]
-    multiples += [step for axis in outer for step in (axis.pixel_step, axis.block_step)]
-    multiples += [moves.array_plane_step, moves.blocks_plane_step] if moves.planes > 1 else []
-    multiples += [moves.array_batch_step, moves.blocks_batch_step] if moves.batch > 1 else []
-    count = word_elements(moves.itemsize, moves.alignment, multiples)
-    whole = count > 1 and count * moves.itemsize >= 4
-    return (count if whole else min(WORDS_OF_PARTS, WIDEST_WORD // moves.itemsize)), whole
-
-
 def words(problem: Problem) -> Plan:
     """Plan one thread per word of blocks: neighbouring blocks are neighbouring pixels."""
     found = unfold_of(problem)
@@ -139,26 +125,23 @@ def words(problem: Problem) -> Plan:
             f"{OPERATION}: words takes rows of {WORDS_TAPS} taps at most, that reach as far as half of the blocks, "
             f"not {last.kernel} taps that reach {reach} pixels where a row has {last.blocks} blocks"
         )
-    count, whole = stored_word(moves)
-    if count == 1 or last.blocks < count:
+    multiples = [last.size, last.blocks, moves.tap_step]
+    multiples += [step for axis in outer for step in (axis.pixel_step, axis.block_step)]
+    multiples += [moves.array_plane_step, moves.blocks_plane_step] if moves.planes > 1 else []
+    multiples += [moves.array_batch_step, moves.blocks_batch_step] if moves.batch > 1 else []
+    count = word_elements(moves.itemsize, moves.alignment, multiples)
+    if count == 1 or count * moves.itemsize < 4 or last.blocks < count:
         raise Unsupported(
-            f"{OPERATION}: words stores words of 4 to {WIDEST_WORD} bytes, two elements at least, "
-            f"and not of rows of {last.blocks} elements of {moves.itemsize}"
+            f"{OPERATION}: words stores words of 4 to {WIDEST_WORD} bytes, two elements at least, which rows of both "
+            f"arrays must be, and not rows of {last.size} and {last.blocks} elements of {moves.itemsize}"
         )
-
-    def starts(unit: int) -> list[int]:
-        return [tap * (last.dilation - moves.tap_step) % unit for tap in range(last.kernel)]
-
-    # Words begin at whole sectors where the line of pixels is no longer for that.
-    unit = 2 * count if not whole and max(starts(2 * count)) == max(starts(count)) else count
-    firsts = [start - tap * last.dilation for tap, start in enumerate(starts(unit))]
-    ahead = (0 if whole else unit - 1) + (unit if max(firsts) > 0 else 0)
-    before = -last.pad % count if whole else 0
+    before = -last.pad % count
+    ahead = (last.kernel - 1) * last.dilation // count * count  # of the first block of a word, its last tap's
     in_words = replace(
         last,
         stride=count,
         pad=last.pad + before,
-        blocks=-(-(last.blocks + ahead - min(firsts)) // unit) * (unit // count),
+        blocks=-(-(last.blocks + ahead) // count),
         block_step=count,
     )
     return unfold.plan(
@@ -166,15 +149,76 @@ def words(problem: Problem) -> Plan:
         "words",
         problem.device,
         last.kernel,
-        f"neighbouring blocks are neighbouring pixels, and rows {'whole' if whole else 'many'} words of "
-        f"{count * moves.itemsize} bytes",
+        f"neighbouring blocks are neighbouring pixels, and rows whole words of {count * moves.itemsize} bytes",
         row_blocks=last.blocks,
         WORD=count,
-        UNIT=unit,
-        TAP_SKEW=moves.tap_step % unit,
         TAP_DISTANCE=last.dilation if last.kernel > 1 else 0,
         PIXELS_BEFORE=before,
-        PARTIAL_WORDS=int(not whole),
+    )
+
+
+def runs(problem: Problem) -> Plan:
+    """Plan one thread block per run of blocks, whose taps it stores from sector to sector."""
+    found = unfold_of(problem)
+    moves = found.simplified().moves
+    axes, blocks = moves.axes, tuple(axis.blocks for axis in moves.axes)
+    steps, plane_blocks = tuple(axis.block_step for axis in axes), prod(blocks)
+    if not are_contiguous(blocks, steps):
+        raise Unsupported(
+            f"{OPERATION}: runs needs columns whose blocks of a tap are contiguous, not steps of {steps} for {blocks}"
+        )
+    at_once, run = unfold.taps_at_once(moves), RUN_BLOCKS * MOVING_THREADS
+    width, most = axes[-1].kernel, max(at_once, RUN_BYTES // max(moves.itemsize, 4))
+    piece = at_once * chunk_size(width // at_once, most // at_once)
+    in_row = -(-width // piece)
+    pieces = min(max(1, most // width), moves.taps // width)
+    all_pieces = moves.taps // width * in_row
+    items = moves.batch * moves.planes * -(-plane_blocks // run)
+    bits = offset_bits(
+        OPERATION,
+        items,
+        plane_blocks + 2 * run,
+        4 * max(axis.reach for axis in axes),
+        sum(axis.reach * abs(axis.pixel_step) for axis in axes),
+        (moves.taps + pieces * piece) * (1 + abs(moves.tap_step)) + plane_blocks,
+    )
+    return make_plan(
+        OPERATION,
+        "runs",
+        LaunchShape(items, 1, MOVING_THREADS, blocks, 1, bits, pieces * piece * run * moves.itemsize),
+        f"each thread block takes {run} blocks of a plane, whose taps it stores in whole sectors",
+        {
+            **(found.element_types or word_types(moves.itemsize)),
+            "SPATIAL_RANK": len(axes),
+            "BLOCKS": RUN_BLOCKS,
+            "PIECE_TAPS": piece,
+            "PIECES": pieces,
+            "TAPS_AT_ONCE": at_once,
+            "PADDED": int(any(axis.pad or axis.blocks_reach > axis.size for axis in axes)),
+            "WHOLE_PIECES": int(width % piece == 0),
+            "WHOLE_CHUNKS": int(all_pieces % pieces == 0),
+        },
+        {
+            "size": offset([axis.size for axis in axes]),
+            "stride": offset([axis.stride for axis in axes]),
+            "dilation": offset([axis.dilation for axis in axes]),
+            "pad": offset([axis.pad for axis in axes]),
+            "pixel_step": offset([axis.pixel_step for axis in axes]),
+            "kernel": divisor([axis.kernel for axis in axes]),
+            "blocks": divisor(blocks),
+            "pieces": divisor(in_row),
+            "all_pieces": offset(all_pieces),
+            "tap_step": offset(moves.tap_step),
+            "plane_blocks": offset(plane_blocks),
+            "runs": divisor(-(-plane_blocks // run)),
+            "planes": divisor(moves.planes),
+            "image_batch_step": wide(moves.array_batch_step),
+            "image_plane_step": wide(moves.array_plane_step),
+            "columns_batch_step": wide(moves.blocks_batch_step),
+            "columns_plane_step": wide(moves.blocks_plane_step),
+        },
+        bytes_moved=found.bytes_moved,
+        takes_window=True,
     )
 
 
@@ -213,10 +257,8 @@ def taps(problem: Problem) -> tuple[Plan, ...]:
     """Plan one thread per word of taps, which serves everything: for columns whose taps are the closest elements."""
     view = columns_of(problem)
     defines = words_of_taps(problem, view)
-    most, row_blocks = defines["BLOCKS"], view.axes[-1].blocks
-    some = ((most, "im2col_taps_of_many"), (most // 2, "im2col_taps_of_some"))
-    choices = [choice for choice in some if choice[0] <= row_blocks] + [(1, "im2col_taps")]
-    return tuple([_taps(problem, defines, *choice) for choice in choices])
+    several = [(defines["BLOCKS"], "im2col_taps_of_several")] if defines["BLOCKS"] <= view.axes[-1].blocks else []
+    return tuple([_taps(problem, defines, *choice) for choice in (*several, (1, "im2col_taps"))])
 
 
 def _taps(problem: Problem, defines: dict[str, int], blocks: int, symbol: str) -> Plan:
@@ -281,25 +323,11 @@ def _axes_of(view: ColumnsView) -> dict[str, Field]:
     }
 
 
-def packed(problem: Problem) -> tuple[Plan, ...]:
-    """Plan one thread for a few neighbouring blocks, whose warp stores theirs as one run: contiguous columns.
-
-    These are whole words, the fewest blocks that are, or an odd number of times as many, so that banks differ.
-    """
-    block_bytes = prod(columns_of(problem).kernel) * problem.element.itemsize
-    fewest = count = 4 // gcd(block_bytes, 4)
-    while count * block_bytes < PACKED_MAX_BYTES:
-        count += 2 * fewest
-    plans = [_packed(problem, fewest)]
-    if count > fewest:
-        with suppress(Unsupported):  # of more registers than there are
-            plans.insert(0, _packed(problem, count))
-    return tuple(plans)
-
-
-def _packed(problem: Problem, count: int) -> Plan:
+def packed(problem: Problem) -> Plan:
+    """Plan one thread for the fewest neighbouring blocks that are words, whose warp stores theirs as one run."""
     view, itemsize = columns_of(problem), problem.element.itemsize
     axes, row, taps, blocks = view.axes, view.axes[-1], prod(view.kernel), prod(view.blocks)
+    count = 4 // gcd(taps * itemsize, 4)
     if problem.fusion.window != "none":
         raise Unsupported(f"{OPERATION}: packed takes no window, whose products are made element by element")
     if itemsize > 4 or taps * itemsize < 4:
@@ -375,6 +403,7 @@ def _packed(problem: Problem, count: int) -> Plan:
 VARIANTS: dict[str, Variant] = {
     "direct": direct,
     "packed": packed,
+    "runs": runs,
     "taps": taps,
     "words": words,
 }

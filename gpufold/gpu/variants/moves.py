@@ -55,6 +55,11 @@ class MovedAxis:
         return self.pad + self.size + self.blocks * self.stride + self.kernel * self.dilation
 
     @property
+    def blocks_reach(self) -> int:
+        """Count the pixels from the first of the first block to the last of the last one."""
+        return (self.blocks - 1) * self.stride + (self.kernel - 1) * self.dilation + 1
+
+    @property
     def is_unit(self) -> bool:
         """Whether every pixel is a block of its own."""
         return self.kernel == 1 and self.stride == 1

@@ -11,7 +11,7 @@ from gpufold.gpu.variants.moves import word_types
 from gpufold.gpu.variants.placed import THREADS, bits_of, placed_plan, placed_view
 from gpufold.outside import BY_INDEX
 
-DIRECT_BYTES, DIRECT_LOADS = 64, 16
+DIRECT_BYTES, DIRECT_LOADS = 32, 8
 """What a thread has in flight at most, of a few elements in each of its planes."""
 DIRECT_REGISTERS = 22
 """What a thread has beside that."""
@@ -21,11 +21,11 @@ stores some pixels before it loads all."""
 
 
 def _shares(problem: Problem, rows: int) -> list[tuple[int, int]]:
-    """Return what a thread has, planes and elements in each, powers of two: as much as it can, half and a quarter."""
+    """Return what a thread has, planes and elements in each, powers of two: as much as it may, or half."""
     view = placed_view(problem)
     most = min(DIRECT_LOADS, DIRECT_BYTES // view.element.itemsize)
     shares = []
-    for limit in (most, most // 2, most // 4):
+    for limit in (most, most // 2):
         planes = min(limit, 1 << view.channels.bit_length() - 1)
         elements = min(max(1, limit // max(1, planes)), 1 << rows.bit_length() - 1)
         if planes and (planes, elements) not in shares:

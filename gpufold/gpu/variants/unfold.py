@@ -45,7 +45,7 @@ class Unfold:
         return replace(self, moves=moves)
 
 
-def _taps_at_once(moves: Moves) -> int:
+def taps_at_once(moves: Moves) -> int:
     """Count the taps of a row whose pixels are one aligned word, which lies in the padding as a whole or not at all."""
     *outer, last = moves.axes
     if last.pixel_step != 1 or last.dilation != 1:
@@ -143,7 +143,7 @@ def direct(unfold: Unfold, device: Device) -> Plan:
     unfold = unfold.simplified()
     moves = unfold.moves.with_rows_as_planes(PLANES_PER_THREAD)
     taps = DIRECT_TAPS if moves.itemsize <= 8 else DIRECT_TAPS // 2
-    at_once = _taps_at_once(moves)
+    at_once = taps_at_once(moves)
     if at_once > 1 and moves.itemsize <= 4:
         taps *= 2  # of half as many planes
     chunk = at_once * chunk_size(moves.axes[-1].kernel // at_once, taps // at_once)

@@ -1,0 +1,179 @@
+// im2col for columns whose rows are no whole sectors: a thread block takes the taps of a run of blocks out of
+// one plane, and stores the run of each tap from sector to sector.
+//
+//   image    (batch, channels, *size)                read, any strides
+//   columns  (batch, channels, *kernel, *blocks)  each element written once, all blocks of a tap contiguous
+//   window   weights of the taps, or null            read, once per run and tap
+//
+// A run is BLOCKS * THREADS blocks that follow each other in the columns, whatever their rows. Neighbouring
+// threads load the taps of neighbouring blocks, PIECES pieces of rows of PIECE_TAPS taps at a time, of which
+// TAPS_AT_ONCE are an aligned word of pixels that pads and ends do not cut. These pass through shared memory:
+// of each tap, neighbouring threads store neighbouring elements, and those of a warp begin where a sector
+// does. So a sector is written in part only at the ends of a run. Elements are moved, not computed with:
+// Scalar is the unsigned integer of their size. Only where a window of weights is multiplied in is it their
+// type.
+//
+// Wins where warps that store what they load would write two of five sectors in part, which takes an H100
+// twice the time.
+#include "common.cuh"
+#include "window.cuh"
+
+constexpr int spatial_rank = SPATIAL_RANK;
+constexpr int last_axis = spatial_rank - 1;
+constexpr int unweighted =
+    spatial_rank - Weights::count; // axes in front for which a separable window has none
+constexpr int blocks = BLOCKS;     // of a thread
+constexpr int run = blocks * THREADS;
+constexpr int piece_taps = PIECE_TAPS; // of a row, or all of its taps
+constexpr int pieces = PIECES;         // that are in flight together
+constexpr int taps_at_once = TAPS_AT_ONCE;
+constexpr int sector = 32 / int(sizeof(Scalar)); // elements
+constexpr bool padded = PADDED;                  // else every tap of a block is a pixel
+constexpr bool rows_are_pieces = WHOLE_PIECES;   // else the last piece of a row is short
+constexpr bool all_are_chunks = WHOLE_CHUNKS;    // else of the last pieces there are fewer
+constexpr int resident = sizeof(Offset) > 4 ? 2 : 3;
+static_assert(piece_taps % taps_at_once == 0, "words of taps are whole");
+
+struct Parameters {
+    Offset size[spatial_rank]; // pixels of the image
+    Offset stride[spatial_rank];
+    Offset dilation[spatial_rank];
+    Offset pad[spatial_rank];
+    Offset pixel_step[spatial_rank]; // elements of the image from one pixel to the next
+    Divisor kernel[spatial_rank];
+    Divisor blocks[spatial_rank];
+    Divisor pieces;      // of a row
+    Offset all_pieces;   // of a block
+    Offset tap_step;     // elements of the columns from one tap to the next
+    Offset plane_blocks; // of all axes
+    Divisor runs;        // of a plane
+    Divisor planes;
+    long long image_batch_step, image_plane_step;
+    long long columns_batch_step, columns_plane_step;
+};
+
+// Of a tap, by its place along each axis and by its number.
+inline __device__ Weight weight_of(const Weights& window, const Offset (&taps)[spatial_rank], Offset number,
+                                   bool exists)
+{
+    if constexpr (!separable)
+        return load_if(window.last() + number, exists);
+    Weight weight = load_if(window.of_axis[0] + taps[unweighted], exists);
+#pragma unroll
+    for (int axis = unweighted + 1; axis < spatial_rank; ++axis)
+        weight = multiply(weight, load_if(window.of_axis[axis - unweighted] + taps[axis], exists));
+    return weight;
+}
+
+// Stores the run of a tap, or those of its elements that exist.
+template <bool whole> inline __device__ void store_run(Scalar* to, const Scalar (&elements)[run], int count)
+{
+    const int begin = int(threadIdx.x) - elements_past<sector>(to); // past a sector's begin
+    const Scalar* const from = elements + begin;
+    to += begin;
+    keep(to);
+#pragma unroll
+    for (int i = 0; i <= blocks; ++i) {
+        const bool exists = i == 0 ? begin >= 0 : i < blocks || begin < 0;
+        if (whole ? exists : unsigned(begin + i * THREADS) < unsigned(count))
+            store(to + i * THREADS, from[i * THREADS]);
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, resident)
+    im2col_runs(const Scalar* __restrict__ image, Scalar* __restrict__ columns, const Weights window,
+                const Parameters p)
+{
+    __shared__ Scalar staged[pieces][piece_taps][run];
+    const int thread = threadIdx.x;
+    Offset rest = blockIdx.x;
+    const Offset first = p.runs.split(rest) * run;
+    const Offset plane = p.planes.split(rest), batch = rest;
+    image += batch * p.image_batch_step + plane * p.image_plane_step;
+    columns += batch * p.columns_batch_step + plane * p.columns_plane_step + first;
+    const int count = int(min(p.plane_blocks - first, Offset(run)));
+
+    Offset pixel[blocks][spatial_rank]; // of tap 0, which may lie outside the image
+    const Scalar* from[blocks];
+#pragma unroll
+    for (int i = 0; i < blocks; ++i) {
+        Offset number = first + min(i * THREADS + thread, count - 1), offset = 0;
+#pragma unroll
+        for (int axis = last_axis; axis >= 0; --axis) {
+            pixel[i][axis] = p.blocks[axis].split(number) * p.stride[axis] - p.pad[axis];
+            offset += pixel[i][axis] * p.pixel_step[axis];
+        }
+        from[i] = image + offset;
+        keep(from[i]);
+    }
+
+    const Offset width = p.kernel[last_axis].divisor;
+    for (Offset chunk = 0; chunk < p.all_pieces; chunk += pieces) {
+        Scalar elements[pieces][piece_taps][blocks];
+        Offset first_tap[pieces], row[pieces]; // of taps
+#pragma unroll
+        for (int n = 0; n < pieces; ++n) {
+            const bool exists = all_are_chunks || chunk + n < p.all_pieces;
+            row[n] = chunk + n;
+            first_tap[n] = p.pieces.split(row[n]) * piece_taps;
+            Offset rest = row[n], taps[spatial_rank], offset = 0;
+            bool in_rows[blocks];
+#pragma unroll
+            for (int i = 0; i < blocks; ++i)
+                in_rows[i] = exists;
+#pragma unroll
+            for (int axis = last_axis - 1; axis >= 0; --axis) {
+                taps[axis] = p.kernel[axis].split(rest);
+                const Offset shift = taps[axis] * p.dilation[axis];
+                offset += shift * p.pixel_step[axis];
+#pragma unroll
+                for (int i = 0; i < blocks; ++i)
+                    in_rows[i] &= !padded || within(pixel[i][axis] + shift, p.size[axis]);
+            }
+#pragma unroll
+            for (int t = 0; t < piece_taps; t += taps_at_once) {
+                const Offset tap = first_tap[n] + t, shift = tap * p.dilation[last_axis];
+                const bool in_row = rows_are_pieces || tap < width;
+                Weight weights[taps_at_once] = {};
+                if constexpr (windowed)
+#pragma unroll
+                    for (int k = 0; k < taps_at_once; ++k) {
+                        taps[last_axis] = tap + k;
+                        weights[k] = weight_of(window, taps, row[n] * width + tap + k, exists & in_row);
+                    }
+#pragma unroll
+                for (int i = 0; i < blocks; ++i) {
+                    const bool inside = in_rows[i] & in_row &
+                                        (!padded || within(pixel[i][last_axis] + shift, p.size[last_axis]));
+                    Scalar loaded[taps_at_once];
+                    load_wide_if(loaded, from[i] + (offset + shift * p.pixel_step[last_axis]), inside);
+#pragma unroll
+                    for (int k = 0; k < taps_at_once; ++k)
+                        elements[n][t + k][i] = weigh_element(loaded[k], inside ? weights[k] : Weight(0));
+                }
+            }
+        }
+        __syncthreads(); // all have stored the taps before
+#pragma unroll
+        for (int n = 0; n < pieces; ++n)
+#pragma unroll
+            for (int t = 0; t < piece_taps; ++t)
+#pragma unroll
+                for (int i = 0; i < blocks; ++i)
+                    staged[n][t][i * THREADS + thread] = elements[n][t][i];
+        __syncthreads();
+#pragma unroll
+        for (int n = 0; n < pieces; ++n) {
+            Scalar* to = columns + (row[n] * width + first_tap[n]) * p.tap_step;
+#pragma unroll
+            for (int t = 0; t < piece_taps; ++t, to += p.tap_step)
+                if ((all_are_chunks || chunk + n < p.all_pieces) &
+                    (rows_are_pieces || first_tap[n] + t < width)) {
+                    if (count == run)
+                        store_run<true>(to, staged[n][t], count);
+                    else
+                        store_run<false>(to, staged[n][t], count);
+                }
+        }
+    }
+}
