@@ -10,8 +10,11 @@ from gpufold.calls import Unsupported
 from gpufold.gpu.plan import Problem
 from gpufold.gpu.variants import add_blocks, im2col, space_to_batch
 from gpufold.gpu.variants.columns import ColumnsView, view_of
-from gpufold.gpu.variants.moves import SECTOR_BYTES, WARP, WIDEST_WORD
+from gpufold.gpu.variants.moves import SECTOR_BYTES, WARP, WIDEST_WORD, Moves
 from gpufold.gpu.variants.placed import placed_view
+
+NARROW_BYTES = 4
+"""Elements of fewer bytes take as many instructions each as those of more."""
 
 # ---------------------------------------------------------------------------------------------
 # col2im
@@ -58,8 +61,7 @@ def _overlaps_densely(view: ColumnsView) -> bool:
 TAPS_BYTES = 8
 """Of a word of taps: narrower ones are packed by a warp."""
 RUN_BLOCKS = 256
-"""Of a plane, from which on a run of them has few sectors that are written in part; bytes beside a padding take so many
-instructions each that this does not matter."""
+"""Of a plane, from which on a run of them has few sectors that are written in part."""
 
 
 def of_im2col(problem: Problem) -> Iterator[tuple[str, str]]:
@@ -73,20 +75,23 @@ def of_im2col(problem: Problem) -> Iterator[tuple[str, str]]:
         yield "taps", "the taps of a block are not evenly apart in memory"
     else:
         moves = im2col.unfold_of(problem).simplified().moves
-        many = prod(axis.blocks for axis in moves.axes) >= RUN_BLOCKS
-        long = moves.itemsize > 1 or not any(axis.pad for axis in moves.axes)
-        if many and long and moves.tap_step * moves.itemsize % SECTOR_BYTES:
+        if prod(axis.blocks for axis in moves.axes) >= RUN_BLOCKS and _stores_better_in_runs(moves):
             yield "runs", ""
         if moves.itemsize == 1:
             yield "words", ""
         yield "direct", ""
 
 
+def _stores_better_in_runs(moves: Moves) -> bool:
+    """Whether rows are no whole sectors, or blocks of long elements overlap."""
+    if moves.itemsize >= NARROW_BYTES and any(axis.kernel * axis.dilation > axis.stride for axis in moves.axes):
+        return True
+    padded_bytes = moves.itemsize == 1 and any(axis.pad for axis in moves.axes)
+    return moves.tap_step * moves.itemsize % SECTOR_BYTES > 0 and not padded_bytes
+
+
 # ---------------------------------------------------------------------------------------------
 # batch_to_space, space_to_batch
-
-NARROW_BYTES = 4
-"""Elements of fewer bytes are put together to words."""
 
 
 def of_batch_to_space(problem: Problem) -> Iterator[tuple[str, str]]:
