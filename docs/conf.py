@@ -112,7 +112,6 @@ html_theme_options = {
     "secondary_sidebar_items": {key: ["page-toc", "edit-this-page"] for key in WRITTEN}
     | {key: ["page-toc"] for key in ["api/generated/*", "gallery/*", "tutorial/*"]},
     "use_edit_page_button": True,
-    "announcement": "Alpha: no GPU has run gpufold yet.",
     "icon_links": [{"name": "Source", "url": "https://github.com/gpufold/gpufold", "icon": "fa-brands fa-github"}],
 }
 html_sidebars: dict[str, list[str]] = {page: [] for page in ("index", "tutorial/*")}

@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 
 import gpufold
-from bench.report import by_operation, milliseconds
-from bench.results import Run
+from bench.report import LARGE_BYTES, by_operation, milliseconds
+from bench.results import Run, geometric_mean
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCUMENTS = {
@@ -156,7 +156,7 @@ def test_the_first_screen_stitches_tiles_in_ten_lines():
     whole = names["network"](names["volume"][None])[0]
     assert f"# {whole.shape}" in block
     np.testing.assert_allclose(names["scores"], whole, rtol=0, atol=1e-6)
-    for word in ("**Alpha.**", "**Use gpufold**", "**Use something else**", "**Speed**"):
+    for word in ("**Beta.**", "**Use gpufold**", "**Use something else**", "**Speed**"):
         assert word in screen
 
 
@@ -204,6 +204,7 @@ def test_functions_that_contributing_names_are_there():
 # ---- figures
 
 SAVED = "bench/results/cpu-2026-11-23.json"
+ON_A_GPU = "bench/results/gpu-h100-2026-11-26.json"
 
 
 def table(text, first):
@@ -220,18 +221,41 @@ def assert_figures(shown, measured, where):
     assert all(abs(one - other) < 0.015 for one, other in pairs), f"{where}: {shown} shown, {measured} measured"
 
 
-def test_the_table_of_speed_is_that_of_the_saved_run():
-    run = Run.load(ROOT / SAVED)
-    (header, *rows), (columns, *measured) = (
-        table(DOCUMENTS["docs/performance.md"], "|  | torch | onnxruntime"),
-        by_operation(run),
+@pytest.mark.parametrize(
+    ("document", "first", "saved"),
+    [
+        ("README.md", "|  | torch | Triton", ON_A_GPU),
+        ("docs/performance.md", "|  | torch | Triton", ON_A_GPU),
+        ("docs/performance.md", "|  | torch | onnxruntime", SAVED),
+    ],
+)
+def test_the_tables_of_speed_are_those_of_the_saved_runs(document, first, saved):
+    run, text = Run.load(ROOT / saved), DOCUMENTS[document]
+    (header, *rows), (columns, *measured) = table(text, first), by_operation(run)
+    named = {name: cells for name, *cells in measured}
+    assert document == "README.md" or [name for name, *_ in rows] == list(named)
+    for name, *shown in rows:
+        want = dict(zip(columns[1:], named[name.strip("`")], strict=True))
+        assert_figures(shown, [want[peer.removesuffix(" peer")] for peer in header[1:]], name)
+    assert run.commit in text
+    assert run.command.removesuffix(f" --commit {run.commit}") in text
+
+
+def test_the_shares_of_a_copy_s_speed_are_those_of_the_saved_run():
+    rows = [row for row in Run.load(ROOT / ON_A_GPU).rows if row.bytes >= LARGE_BYTES]
+    shares = {row.problem: row.fraction_of_copy() for row in rows}
+    of_col2im = geometric_mean(share for name, share in shares.items() if name.startswith("col2im"))
+    text = DOCUMENTS["docs/performance.md"]
+    words = f"{geometric_mean(shares.values()):.0%}", len(rows), f"{of_col2im:.0%}"
+    found = re.search(
+        r": (\d+) % of the speed of a copy of as many bytes over (\d+) problems .*\n.*and (\d+) % for", text
     )
-    assert [row[0] for row in rows] == [row[0] for row in measured]
-    for (name, *shown), want in zip(rows, measured, strict=True):
-        assert_figures(shown, [want[columns.index(peer)] for peer in header[1:]], name)
-    for text in (README, DOCUMENTS["docs/performance.md"]):
-        assert run.commit in text
-        assert run.command in text
+    assert found is not None
+    assert (f"{found[1]}%", int(found[2]), f"{found[3]}%") == words
+    assert f"at {found[3]} % of a\ncopy's speed" in README
+    for name, percent in (("im2col-audio-400-s160", 46), ("im2col-tiles-16x16-s8", 71)):
+        assert round(100 * shares[name]) == percent
+        assert f"({percent} %)" in text
 
 
 def test_the_table_of_clients_is_that_of_its_saved_run():
@@ -262,14 +286,12 @@ def test_every_figure_s_commit_is_in_the_history():
         assert found.returncode == 0, f"commit {commit} is not in the history"
 
 
-def test_the_readme_s_speed_is_a_part_of_it():
-    (_, *header), *rows = table(README, "|  | torch | ONNX Runtime")
-    (_, *columns), *measured = by_operation(Run.load(ROOT / SAVED))
-    want = {name: dict(zip(columns, cells, strict=True)) for name, *cells in measured}
-    peers = [{"ONNX Runtime": "onnxruntime", "fastest peer": "fastest"}.get(name, name) for name in header]
-    peers = [next(column for column in columns if column.lower() == peer.lower()) for peer in peers]
-    for name, *shown in rows:
-        operation = name.replace("`", "").replace(", averaged or windowed", ", fused")
-        assert_figures(shown, [want[operation][peer] for peer in peers], name)
-    line = README[README.index("**Speed**") : README.index("## Install")]
-    assert re.findall(r"`col2im` runs (\S+) as fast as torch's `fold` and (\S+) as", line) == [(rows[0][1], rows[0][6])]
+def test_the_first_screen_s_speed_is_that_of_the_saved_runs():
+    line = " ".join(README[README.index("**Speed**") : README.index("## Install")].split())
+    found = re.findall(r"(\S+x) as (?:fast as )?(?:torch's|a fold in Triton|a NumPy loop)", line)
+    shown = []
+    for saved, peers in ((ON_A_GPU, ("torch", "Triton")), (SAVED, ("torch", "loop"))):
+        (_, *columns), *measured = by_operation(Run.load(ROOT / saved))
+        (cells,) = (cells for name, *cells in measured if name == "col2im")
+        shown += [cells[columns.index(peer)] for peer in peers]
+    assert found == shown

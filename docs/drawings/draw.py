@@ -363,7 +363,7 @@ def gpu_speed() -> Figure:
             shares.setdefault(row.operation + ", fused" * fused, []).append(100 * share)
     figure = Figure(figsize=(10.7, 4.4), facecolor="white", layout="none")
     axes = figure.add_axes((0.2, 0.13, 0.78, 0.85))
-    axes.set(xlim=(0, 108), ylim=(len(shares) - 0.5, -0.5), xlabel="per cent of the speed of a copy of as many bytes")
+    axes.set(xlim=(0, 112), ylim=(len(shares) - 0.5, -0.5), xlabel="per cent of the speed of a copy of as many bytes")
     axes.set_yticks(range(len(shares)), list(shares), size=SMALL)
     axes.tick_params(length=0)
     axes.spines[["top", "right", "left"]].set_visible(False)
