@@ -44,6 +44,7 @@ struct Parameters {
     Divisor blocks[spatial_rank];
     Divisor pieces;      // of a row
     Offset all_pieces;   // of a block
+    Offset own_pieces;   // of these, of a row of thread blocks: whole chunks of them
     Offset tap_step;     // elements of the columns from one tap to the next
     Offset plane_blocks; // of all axes
     Divisor runs;        // of a plane
@@ -108,7 +109,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, resident)
     }
 
     const Offset width = p.kernel[last_axis].divisor;
-    for (Offset chunk = 0; chunk < p.all_pieces; chunk += pieces) {
+    const Offset begin = Offset(blockIdx.y) * p.own_pieces, end = min(begin + p.own_pieces, p.all_pieces);
+    for (Offset chunk = begin; chunk < end; chunk += pieces) {
         Scalar elements[pieces][piece_taps][blocks];
         Offset first_tap[pieces], row[pieces]; // of taps
 #pragma unroll

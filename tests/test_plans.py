@@ -266,6 +266,10 @@ DEFINES = [
     ),
     *(row(("WORD PIXELS_BEFORE", [2, 1]), words, (2, 3, n, 18), (3, 3), pads_begin=1, pads_end=1) for n in (5, 8)),
     row(("WORD PIXELS_BEFORE", [2, 0]), words, (2, 3, 8, 64), (3, 3)),
+    # Runs that are too few for the device share out their taps.
+    row(("grid", [(2, 25, 1)]), im2col, (1, 1, 128_000), (400,), "runs", strides=160),
+    row(("grid", [(2 * 256, 2, 1)]), im2col, (256, 1, 128_000), (400,), "runs", strides=160),
+    row(("grid", [(2 * 2048, 1, 1)]), im2col, (2048, 1, 128_000), (400,), "runs", strides=160),
     # Taps are loaded in words where no pad or end cuts one.
     row(("TAPS_AT_ONCE", [4]), IN_WORDS, (3, 16), strides=(2, 16)),
     row(("TAPS_AT_ONCE", [4]), IN_WORDS, (3, 16), strides=(2, 16), pads_begin=(0, 4), pads_end=(0, 12)),

@@ -16,7 +16,16 @@ from gpufold.gpu.parameters import (
     offset_bits,
     wide,
 )
-from gpufold.gpu.plan import MAX_SHARED_BYTES, LaunchShape, Plan, Problem, Variant, make_plan, resident_blocks
+from gpufold.gpu.plan import (
+    MAX_GRID_ROWS,
+    MAX_SHARED_BYTES,
+    LaunchShape,
+    Plan,
+    Problem,
+    Variant,
+    make_plan,
+    resident_blocks,
+)
 from gpufold.gpu.variants import unfold
 from gpufold.gpu.variants.columns import ColumnsView, fusion_defines, sliding_bytes, view_of
 from gpufold.gpu.variants.moves import (
@@ -173,19 +182,23 @@ def runs(problem: Problem) -> Plan:
     in_row = -(-width // piece)
     pieces = min(max(1, most // width), moves.taps // width)
     all_pieces = moves.taps // width * in_row
-    items = moves.batch * moves.planes * -(-plane_blocks // run)
+    items, chunks = moves.batch * moves.planes * -(-plane_blocks // run), -(-all_pieces // pieces)
+    enough = problem.device.multiprocessors * problem.device.threads_per_multiprocessor // MOVING_THREADS
+    of_row = -(-chunks // max(1, min(chunks, MAX_GRID_ROWS, enough // items)))  # chunks, where runs alone are too few
     bits = offset_bits(
         OPERATION,
         items,
         plane_blocks + 2 * run,
         4 * max(axis.reach for axis in axes),
         sum(axis.reach * abs(axis.pixel_step) for axis in axes),
-        (moves.taps + pieces * piece) * (1 + abs(moves.tap_step)) + plane_blocks,
+        (moves.taps + 2 * pieces * piece) * (1 + abs(moves.tap_step)) + plane_blocks,
     )
     return make_plan(
         OPERATION,
         "runs",
-        LaunchShape(items, 1, MOVING_THREADS, blocks, 1, bits, pieces * piece * run * moves.itemsize),
+        LaunchShape(
+            items, 1, MOVING_THREADS, blocks, 1, bits, pieces * piece * run * moves.itemsize, -(-chunks // of_row)
+        ),
         f"each thread block takes {run} blocks of a plane, whose taps it stores in whole sectors",
         {
             **(found.element_types or word_types(moves.itemsize)),
@@ -208,6 +221,7 @@ def runs(problem: Problem) -> Plan:
             "blocks": divisor(blocks),
             "pieces": divisor(in_row),
             "all_pieces": offset(all_pieces),
+            "own_pieces": offset(of_row * pieces),
             "tap_step": offset(moves.tap_step),
             "plane_blocks": offset(plane_blocks),
             "runs": divisor(-(-plane_blocks // run)),
