@@ -16,11 +16,10 @@
 //
 // Wins where rows of taps are not whole words, and a thread of im2col_taps stores element by element.
 #include "packing.cuh"
-#include "window.cuh"
+#include "sliding.cuh"
 
 __device__ constexpr int kernel[] = {KERNEL};
-constexpr int rank = sizeof(kernel) / sizeof(kernel[0]);
-constexpr int last = rank - 1;
+constexpr int rank = spatial_rank, last = last_axis;
 constexpr Offset stride = STRIDE, dilation = DILATION; // of the last axis
 constexpr int blocks = BLOCKS;
 constexpr int at_once = LOADED, pixels_before = PIXELS_BEFORE;
@@ -60,14 +59,9 @@ struct Blocks {
 };
 using Line = Blocks::Line;
 
-struct Parameters {
-    Offset size[rank]; // pixels of the image
-    Offset stride[rank];
-    Offset dilation[rank];
-    Offset pad[rank];
-    Offset pixel_step[rank]; // elements of the image from one pixel to the next
-    Divisor places[rank];    // blocks, along the last axis what threads have of them
-    Offset row_blocks;       // along the last axis
+struct Parameters : Sliding {
+    Divisor places[rank]; // blocks, along the last axis what threads have of them
+    Offset row_blocks;    // along the last axis
     Divisor channels;
     Offset threads;
     long long image_batch_step, image_channel_step;

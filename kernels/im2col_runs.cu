@@ -15,14 +15,9 @@
 //
 // Wins where warps that store what they load would write two of five sectors in part, which takes an H100
 // twice the time.
-#include "common.cuh"
-#include "window.cuh"
+#include "sliding.cuh"
 
-constexpr int spatial_rank = SPATIAL_RANK;
-constexpr int last_axis = spatial_rank - 1;
-constexpr int unweighted =
-    spatial_rank - Weights::count; // axes in front for which a separable window has none
-constexpr int blocks = BLOCKS;     // of a thread
+constexpr int blocks = BLOCKS; // of a thread
 constexpr int run = blocks * THREADS;
 constexpr int piece_taps = PIECE_TAPS; // of a row, or all of its taps
 constexpr int pieces = PIECES;         // that are in flight together
@@ -34,12 +29,7 @@ constexpr bool all_are_chunks = WHOLE_CHUNKS;    // else of the last pieces ther
 constexpr int resident = sizeof(Offset) > 4 ? 2 : 3;
 static_assert(piece_taps % taps_at_once == 0, "words of taps are whole");
 
-struct Parameters {
-    Offset size[spatial_rank]; // pixels of the image
-    Offset stride[spatial_rank];
-    Offset dilation[spatial_rank];
-    Offset pad[spatial_rank];
-    Offset pixel_step[spatial_rank]; // elements of the image from one pixel to the next
+struct Parameters : Sliding {
     Divisor kernel[spatial_rank];
     Divisor blocks[spatial_rank];
     Divisor pieces;      // of a row

@@ -13,13 +13,8 @@
 // each of which is loaded once: in words of LOADED pixels, the first of which begins PIXELS_BEFORE pixels
 // before tap 0. A thread's blocks share the index arithmetic. Elements are moved, not computed with: Scalar
 // is the unsigned integer of their size. Only where a window of weights is multiplied in is it their type.
-#include "common.cuh"
-#include "window.cuh"
+#include "sliding.cuh"
 
-constexpr int spatial_rank = SPATIAL_RANK;
-constexpr int last_axis = spatial_rank - 1;
-constexpr int unweighted =
-    spatial_rank - Weights::count; // axes in front for which a separable window has none
 constexpr int most_blocks = BLOCKS;
 constexpr int word = WORD;
 constexpr int line_stride = LINE_STRIDE; // 0 where each block's word is loaded by itself
@@ -33,12 +28,7 @@ constexpr int most_threads = 1536;
 constexpr int resident = takes_more_registers ? 2 : word > 1 && 5 * THREADS <= most_threads ? 5 : 4;
 static_assert(word == 1 || !windowed, "taps have weights one by one");
 
-struct Parameters {
-    Offset size[spatial_rank]; // pixels of the image
-    Offset stride[spatial_rank];
-    Offset dilation[spatial_rank];
-    Offset pad[spatial_rank];
-    Offset pixel_step[spatial_rank]; // elements of the image from one pixel to the next
+struct Parameters : Sliding {
     Offset tap_step[spatial_rank];   // elements of the columns from one tap to the next
     Offset block_step[spatial_rank]; // elements of the columns from one block to the next
     Divisor kernel[spatial_rank];    // taps, along the last axis words of them

@@ -12,13 +12,8 @@
 // unrolled. The last axis has KERNEL_WIDTH taps; the last chunk of its row may be short. TAPS_AT_ONCE taps
 // are loaded as one word, aligned in the array, which pads and ends do not cut.
 #pragma once
-#include "common.cuh"
-#include "window.cuh"
+#include "sliding.cuh"
 
-constexpr int spatial_rank = SPATIAL_RANK;
-constexpr int last_axis = spatial_rank - 1;
-constexpr int unweighted =
-    spatial_rank - Weights::count; // axes in front for which a separable window has none
 constexpr Offset kernel_width = KERNEL_WIDTH;
 constexpr int chunk_taps = CHUNK_TAPS;
 constexpr int taps_at_once = TAPS_AT_ONCE; // that a thread loads as one aligned word of pixels
@@ -32,12 +27,7 @@ constexpr bool takes_more_registers = windowed || sizeof(Offset) > 4;
 constexpr int resident_direct = takes_more_registers ? 2 : 3;
 constexpr int planes_of_direct = sizeof(Scalar) <= 4 && taps_at_once == 1 ? 4 : 2; // at once
 
-struct Parameters {
-    Offset size[spatial_rank]; // pixels of the image
-    Offset stride[spatial_rank];
-    Offset dilation[spatial_rank];
-    Offset pad[spatial_rank];
-    Offset pixel_step[spatial_rank]; // elements of the image from one pixel to the next
+struct Parameters : Sliding {
     Offset block_step[spatial_rank]; // elements of the columns from one block to the next
     Offset tap_step;                 // elements of the columns from one tap to the next
     Divisor blocks[spatial_rank];

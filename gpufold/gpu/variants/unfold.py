@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from math import prod
 
 from gpufold.calls import Unsupported
-from gpufold.gpu.parameters import INT32_MAX, divisor, offset, offset_bits, wide
+from gpufold.gpu.parameters import INT32_MAX, Field, divisor, offset, offset_bits, wide
 from gpufold.gpu.plan import MAX_GRID_ROWS, Device, LaunchShape, Plan, make_plan, planes_per_thread
 from gpufold.gpu.variants.moves import (
     MOVING_THREADS,
@@ -54,6 +54,28 @@ def taps_at_once(moves: Moves) -> int:
     multiples += [moves.array_plane_step] if moves.planes > 1 else []
     multiples += [moves.array_batch_step] if moves.batch > 1 else []
     return word_elements(moves.itemsize, moves.alignment, multiples)
+
+
+def sliding(moves: Moves) -> dict[str, Field]:
+    """Return the members of Sliding in kernels/sliding.cuh."""
+    axes = moves.axes
+    return {
+        "size": offset([axis.size for axis in axes]),
+        "stride": offset([axis.stride for axis in axes]),
+        "dilation": offset([axis.dilation for axis in axes]),
+        "pad": offset([axis.pad for axis in axes]),
+        "pixel_step": offset([axis.pixel_step for axis in axes]),
+    }
+
+
+def plane_steps(moves: Moves) -> dict[str, Field]:
+    """Return the steps from an image or a plane to the next, in the array and in the columns."""
+    return {
+        "image_batch_step": wide(moves.array_batch_step),
+        "image_plane_step": wide(moves.array_plane_step),
+        "columns_batch_step": wide(moves.blocks_batch_step),
+        "columns_plane_step": wide(moves.blocks_plane_step),
+    }
 
 
 def plan(
@@ -112,11 +134,7 @@ def plan(
             **defines,
         },
         {
-            "size": offset([axis.size for axis in axes]),
-            "stride": offset([axis.stride for axis in axes]),
-            "dilation": offset([axis.dilation for axis in axes]),
-            "pad": offset([axis.pad for axis in axes]),
-            "pixel_step": offset([axis.pixel_step for axis in axes]),
+            **sliding(moves),
             "block_step": offset([axis.block_step for axis in axes]),
             "tap_step": offset(moves.tap_step),
             "blocks": divisor(shape.extents),
@@ -128,10 +146,7 @@ def plan(
             "chunks_per_thread": offset(per_thread),
             "threads": offset(threads),
             "row_blocks": offset(row_blocks),
-            "image_batch_step": wide(moves.array_batch_step),
-            "image_plane_step": wide(moves.array_plane_step),
-            "columns_batch_step": wide(moves.blocks_batch_step),
-            "columns_plane_step": wide(moves.blocks_plane_step),
+            **plane_steps(moves),
         },
         bytes_moved=unfold.bytes_moved,
         takes_window=unfold.takes_window,
