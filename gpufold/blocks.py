@@ -212,5 +212,5 @@ def blocks_to_array(
         variant=variant,
         deterministic=deterministic,
     )
-    array: ArrayT = filled(call, compute(call, library, blocks, out, window), fill_value)
+    array: ArrayT = filled(call.geometry, compute(call, library, blocks, out, window), fill_value)
     return array

@@ -11,7 +11,7 @@ from functools import cache, lru_cache
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 from gpufold import geometry as sizes
-from gpufold.coverage import check_covered
+from gpufold.coverage import check_covered, check_fill_value
 from gpufold.elements import (
     ELEMENT_TYPES,
     ElementType,
@@ -142,6 +142,14 @@ class Call(NamedTuple):
         shape: Size = getattr(self.geometry, SHAPES[self.operation][1])
         return shape
 
+    def covering(self, fill: object) -> Call:
+        """Raise where an average leaves elements that no block covers, unless what they are was given; else itself."""
+        if fill is not None:
+            check_fill_value(self.operation, fill, self.dtype, self.fusion.accumulate)
+        elif self.fusion.reduction != "sum" and not self.fusion.accumulate:
+            check_covered(self.operation, self.geometry, self.result_shape, self.fusion.reduction)
+        return self
+
     @property
     def extended(self) -> tuple[Call, list[tuple[int, int]]]:
         """The same call of blocks on an array that goes on as far as they reach, and by how much at its ends."""
@@ -187,9 +195,7 @@ def col2im(
     name, fusion = checked("col2im", "data", data.dtype, kind_of(window), reduction, accumulate)
     geometry = sizes.col2im_geometry(data.shape, output_size, kernel_size, strides, dilations, pads_begin, pads_end)
     call = _kept_in(_chosen(Call("col2im", geometry, name, fusion), variant, deterministic), dtype, "data")
-    if fill_value is not None or fusion.reduction != "sum":
-        check_covered(call, geometry, fill_value)
-    return call
+    return call.covering(fill_value)
 
 
 def im2col(
@@ -228,9 +234,7 @@ def blocks_to_array(
     name, fusion = checked("blocks_to_array", "blocks", blocks.dtype, kind_of(window), reduction, accumulate)
     geometry = sizes.blocks_to_array_geometry(blocks.shape, output_shape, block_shape, strides, last)
     call = _kept_in(_chosen(Call("blocks_to_array", geometry, name, fusion), variant, deterministic), dtype, "blocks")
-    if fill_value is not None or fusion.reduction != "sum":
-        check_covered(call, geometry, fill_value)
-    return call
+    return call.covering(fill_value)
 
 
 def array_to_blocks(

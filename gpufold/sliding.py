@@ -170,7 +170,7 @@ def col2im(
         variant=variant,
         deterministic=deterministic,
     )
-    image: ArrayT = filled(call, compute(call, library, data, out, window), fill_value)
+    image: ArrayT = filled(call.geometry, compute(call, library, data, out, window), fill_value)
     return image
 
 

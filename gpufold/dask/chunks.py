@@ -98,7 +98,7 @@ def lazily(
             array = known_array(name, like.first, array)
             call = OPERATIONS[name].describe(array, *given[1:], **named)
             result = graph(call, array, checked(call, array, named.get("window")), chunks)
-            filled(call, result, named.get("fill_value"))
+            filled(call.geometry, result, named.get("fill_value"))
             return result
 
         like.dress(lazy, SAID)

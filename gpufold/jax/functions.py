@@ -74,7 +74,7 @@ def _computed(name: str, given: dict[str, Any]) -> Any:
     if by_block is not None:
         return _added_by_weights(call, (into, data, given["positions"]), by_block, weights)
     result = apply(call._replace(source=""), data, tuple(weights), given.get("positions"), into)
-    return filled(call, result, given.get("fill_value"))
+    return filled(call.geometry, result, given.get("fill_value"))
 
 
 def _added_by_weights(call: Call, arrays: tuple[Any, Any, Any], by_block: Any, weights: Any) -> Any:

@@ -86,7 +86,7 @@ def on_tensors(function: FunctionT, example: str) -> FunctionT:
             named["dtype"] = tensors.dtype_given(named["dtype"])
         call = describe(described(name, first, data), *given[1:], **named)
         result = compute(call, data, named.get("window"))
-        return filled(call, result, named["fill_value"]) if "fill_value" in named else result
+        return filled(call.geometry, result, named["fill_value"]) if "fill_value" in named else result
 
     computed.__doc__ = example
     like.dress(computed, SAID)

@@ -22,7 +22,6 @@ from torch.jit import is_tracing
 from gpufold import calls
 from gpufold.arrays import as_positions as as_array
 from gpufold.calls import Call, Fusion
-from gpufold.coverage import check_covered
 from gpufold.elements import average_dtype, check_floats, check_sums, dtype_name
 from gpufold.geometry import GEOMETRIES, SpaceGeometry, as_integers
 from gpufold.given import shown
@@ -85,9 +84,7 @@ def call_of(operation: str, arguments: tuple[Any, ...]) -> Call:
         check_name(call)
     if window is not None:
         _check_joined(call, window)
-    if known and not filled:
-        check_covered(call, geometry, None)
-    return call
+    return call.covering(None) if known and not filled else call
 
 
 def _check_joined(call: Call, window: Tensor) -> None:
