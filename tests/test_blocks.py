@@ -23,7 +23,7 @@ from gpufold.cpu import tiles as cpu_tiles
 from gpufold.cpu.cells import fold_cells
 from gpufold.cpu.folding import fold_way
 from gpufold.cpu.runs import fold_runs
-from gpufold.geometry import array_to_blocks_geometry, blocks_as_columns
+from gpufold.geometry import array_to_blocks_geometry, blocks_as_columns, blocks_to_array_geometry
 from gpufold.gpu.plan import H200, Operand
 from gpufold.gpu.registry import choose
 
@@ -152,6 +152,14 @@ def test_tiles_of_short_blocks_are_small_enough_to_be_copied(dtype, monkeypatch)
     monkeypatch.delattr(runs, "fold_cells")
     gpufold.blocks_to_array(np.ones((1, 1, 200, 200, 8, 8), dtype), (1, 1, 207, 207), (8, 8))
     assert copied
+
+
+@pytest.mark.parametrize("lead", [(), (3,), (2, 1), (2, 2, 2)], ids=str)
+def test_atomic_additions_serve_any_leading_axes(lead):
+    geometry = blocks_to_array_geometry((*lead, 6, 7, 3, 4), (*lead, 8, 10), (3, 4), 1)
+    call = calls.Call("blocks_to_array", geometry, "float32", variant="atomic", deterministic=False)
+    arrays = Operand.contiguous(geometry.blocks_shape), Operand.contiguous(geometry.array_shape)
+    assert choose(call, *arrays, H200).variant == "atomic"
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,12 @@ def as_col2im(problem: Problem) -> Problem:
     """Return a call of blocks_to_array as one of col2im."""
     assert isinstance(problem.geometry, BlocksGeometry)
     sliding, *strides = blocks_as_columns(problem.geometry, problem.input.strides, problem.output.strides)
-    columns = Operand(sliding.split_columns_shape, strides[0], problem.input.alignment)
-    image = Operand(sliding.image_shape, strides[1], problem.output.alignment)
+    shapes = sliding.split_columns_shape, sliding.image_shape  # without a batch where there is none
+    alignments = problem.input.alignment, problem.output.alignment
+    columns, image = (
+        Operand(shape, steps[-len(shape) :], alignment)
+        for shape, steps, alignment in zip(shapes, strides, alignments, strict=True)
+    )
     fusion = problem.fusion
     if fusion.window == "separable":  # which has weights for the axes of the call
         fusion = fusion._replace(window_axes=len(problem.geometry.axes))

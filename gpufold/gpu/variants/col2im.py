@@ -7,7 +7,7 @@ from math import gcd, prod
 from gpufold.calls import Unsupported
 from gpufold.elements import ElementType
 from gpufold.geometry import Size
-from gpufold.gpu.parameters import contiguous_strides, divisor, int32, offset, offset_bits
+from gpufold.gpu.parameters import are_contiguous, contiguous_strides, divisor, int32, offset, offset_bits
 from gpufold.gpu.plan import LaunchShape, Plan, Problem, Variant, check_atomics, planes_per_thread
 from gpufold.gpu.variants.columns import cells_of, taps_per_pixel, view_of
 from gpufold.gpu.variants.moves import MOVING_THREADS, PLANES_PER_THREAD, WARP, WIDEST_WORD
@@ -193,7 +193,7 @@ def atomic(problem: Problem) -> Plan:
     check_atomics(OPERATION, problem.call.dtype)
     if problem.fusion.reduction != "sum":
         raise Unsupported(f"{OPERATION}: atomic cannot divide a pixel, whose last addition no thread knows of")
-    if not problem.fusion.accumulate and problem.output.strides != contiguous_strides(problem.output.shape):
+    if not problem.fusion.accumulate and not are_contiguous(problem.output.shape, problem.output.strides):
         raise Unsupported(f"{OPERATION}: atomic zeroes the image first, so out must be C-contiguous")
     kernel = tuple(axis.kernel for axis in view.axes)
     items = view.planes * prod(kernel) * prod(view.blocks)
