@@ -16,8 +16,12 @@ import numpy as np
 import pytest
 
 import gpufold
+from bench.count import plan_of
+from bench.problems import PROBLEMS
+from bench.regret import VARIANTS
 from bench.report import LARGE_BYTES, by_operation, milliseconds
 from bench.results import Run, geometric_mean
+from gpufold.gpu.devices import device_named
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCUMENTS = {
@@ -256,6 +260,16 @@ def test_the_shares_of_a_copy_s_speed_are_those_of_the_saved_run():
     for name, percent in (("im2col-audio-400-s160", 46), ("im2col-tiles-16x16-s8", 71)):
         assert round(100 * shares[name]) == percent
         assert f"({percent} %)" in text
+
+
+def test_the_rule_takes_what_was_the_fastest_in_the_saved_run():
+    """By how much it may be slower, docs/performance.md says."""
+    (percent,) = re.findall(r"takes a kernel that is at most (\d) % slower", DOCUMENTS["docs/performance.md"])
+    problems, device = {problem.name: problem.for_gpu for problem in PROBLEMS}, device_named("H100")
+    for row in Run.load(ROOT / ON_A_GPU).rows:
+        exact = {name: times.median for name, times in row.times.items() if name in VARIANTS and name != "atomic"}
+        taken = plan_of(problems[row.problem], "auto", row.dtype, device).variant
+        assert exact[taken] <= (1 + int(percent) / 100) * min(exact.values()), (row.problem, taken)
 
 
 def test_the_table_of_clients_is_that_of_its_saved_run():
