@@ -251,14 +251,6 @@ def test_a_result_that_overlaps_itself_is_refused_with_nothing_written(call, on_
     assert not out.any()
 
 
-@pytest.mark.parametrize("name", ["array", "weight_out"])
-def test_what_is_changed_in_place_must_not_overlap_itself(name):
-    given = {"array": np.zeros(7, np.float32), "weight_out": np.zeros(7, np.float32)} | {name: folded((7,))}
-    with pytest.raises(ValueError, match=rf"^add_blocks_: {name} must not overlap itself, got shape \("):
-        gpufold.add_blocks_(**given, blocks=np.ones((2, 3), np.float32), positions=[(0,), (2,)])
-    assert not any(array.any() for array in given.values())
-
-
 def test_a_result_that_only_looks_as_if_it_overlapped_itself_is_written():
     columns = np.arange(36, dtype=np.float32).reshape(4, 9)
     want = gpufold.col2im(columns, (4, 4), (2, 2))

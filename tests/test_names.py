@@ -217,34 +217,6 @@ def test_an_integer_is_a_block_on_every_axis_that_is_known():
     blocks = gpufold.array_to_blocks(image, 3, strides=2)
     np.testing.assert_array_equal(blocks, gpufold.array_to_blocks(image, (3, 3), strides=2))
     np.testing.assert_array_equal(gpufold.blocks_to_array(blocks, (5, 7), 3, strides=2, reduction="mean"), image)
-    for function, arguments in ((gpufold.im2col, (IMAGE, 3)), (gpufold.col2im, (np.zeros((9, 36)), 8, 3))):
-        with pytest.raises(
-            TypeError, match=r"must be a sequence .*, got (3|8); write \((3, 3|8, 8)\) for two spatial axes$"
-        ):
-            function(*arguments)
-    tiles = np.zeros((2, 4))
-    for name, call in (
-        ("blocks_to_array", lambda: gpufold.blocks_to_array(np.zeros((3, 4)), 8, 4, strides=2)),
-        ("Stitcher", lambda: gpufold.Stitcher(8, 4)),
-        ("grid_positions", lambda: gpufold.grid_positions(8, 4, strides=2)),
-    ):
-        with pytest.raises(TypeError, match=rf"^{name}: (output_shape|size) must be a sequence.*, got 8; write \(8,"):
-            call()
-    for name, call in (
-        ("Stitcher.add", lambda: gpufold.Stitcher((8,), 4).add(tiles, 2)),
-        ("add_blocks", lambda: gpufold.add_blocks(np.zeros(8), tiles, 2)),
-        ("take_blocks", lambda: gpufold.take_blocks(np.zeros(8), 2, 4)),
-    ):
-        with pytest.raises(
-            TypeError, match=f"^{name}: positions must be a sequence of integers, one position per block, got 2$"
-        ):
-            call()
-    for name, call in (
-        ("set_num_threads: count", lambda: gpufold.set_num_threads(2.0)),
-        ("map_tiles: batch", lambda: gpufold.map_tiles(np.negative, image, 4, strides=2, batch=2.0)),
-    ):
-        with pytest.raises(TypeError, match=f"^{name} must be an integer of at least 1, got 2.0$"):
-            call()
 
 
 def test_an_image_with_its_channels_last_is_asked_about():

@@ -33,16 +33,6 @@ def test_beyond_the_end_is_what_a_padded_array_has(kind, mode):
     assert len(lasts) == 3, "drop, and over with and without blocks beyond the end"
 
 
-@every_kind
-def test_a_mode_is_one_of_numpys_and_has_elements_to_take(kind):
-    array = KINDS[kind].to(np.ones((2, 3), np.float32))
-    for last in ("drop", "over"):
-        with pytest.raises(ValueError, match=r"^array_to_blocks: mode must be one of constant, edge.*, got 'zero'"):
-            gpufold.array_to_blocks(array, (2,), last=last, mode="zero")
-    with pytest.raises(ValueError, match=r"^array_to_blocks: mode 'edge' takes elements of array, which has none"):
-        gpufold.array_to_blocks(array[:, :0], (2,), last="over", mode="edge")
-
-
 def test_a_result_is_written_into_out_and_an_array_is_described():
     array = np.arange(5.0)
     out = np.full((3, 2), np.nan)

@@ -741,17 +741,10 @@ def test_what_a_gradient_needs_may_not_be_freed_before():
         (TypeError, "data has dtype complex32", lambda: gpufold.torch.col2im(
             COLUMN.to(torch.complex32), (4, 4), (2, 2))),
         (ValueError, "input axis 1 must be the number of blocks, got 9", lambda: gpufold.torch.fold(COLUMN, 5, 2)),
-        (ValueError, "stride must be at least 1", lambda: gpufold.torch.fold(COLUMN, 4, 2, stride=0)),
         (TypeError, "window must be on the CPU or a CUDA device, got device meta", lambda: gpufold.torch.fold(
             COLUMN, 4, 2, window=torch.ones(2, 2, device="meta"))),
-        (ValueError, "weight_out must have the shape", lambda: gpufold.torch.add_blocks_(
-            COLUMN, torch.ones(1, 2, 2), [(0, 0)], weight_out=torch.zeros(4, 8))),
-        (TypeError, "weight_out must have the dtype float32 of weights, got float64", lambda: gpufold.torch.add_blocks_(
-            COLUMN, torch.ones(1, 2, 2), [(0, 0)], weight_out=torch.zeros(4, 9).double())),
         (TypeError, "weight_out must be a torch.Tensor", lambda: gpufold.torch.add_blocks_(
             COLUMN, torch.ones(1, 2, 2), [(0, 0)], weight_out=np.zeros((4, 9), np.float32))),
-        (ValueError, "more than .* that an array can have", lambda: gpufold.torch.space_to_batch(
-            torch.zeros(1, 1), (1, 1), pads_end=(0, 2**62))),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )  # fmt: skip

@@ -125,21 +125,16 @@ def test_integers_of_numpy_are_sizes(of, on):
         assert module.fold(columns, (of(4), of(4)), [of(2), 2], padding=of(0)).shape == (1, 3, 4, 4)
 
 
-@pytest.mark.parametrize("on", ["cpu", "meta"])
 @pytest.mark.parametrize("error", [RuntimeError, ValueError])
-def test_wrong_shapes_are_errors_as_torchs_and_as_numpys(error, on):
-    columns = COLUMNS.to(on)
+def test_wrong_shapes_of_what_has_no_memory_are_errors_as_torchs_and_as_numpys(error):
+    columns = COLUMNS.to("meta")
     for call in (
         lambda: gpufold.torch.fold(columns, 5, 2),
-        lambda: gpufold.torch.fold(columns, 4, 3),
         lambda: gpufold.torch.Unfold(9)(columns),
         lambda: gpufold.torch.batch_to_space(columns, (1, 3, 1)),
-        lambda: gpufold.torch.blocks_to_array(columns, (4,), (9,), strides=2),
     ):
         with pytest.raises(error, match=r"^\w+: "):
             call()
-    with pytest.raises(RuntimeError):
-        torch.nn.functional.fold(columns, 5, 2)
 
 
 def test_a_kernel_that_cannot_serve_is_still_unsupported():
