@@ -14,6 +14,7 @@ from types import ModuleType, SimpleNamespace
 import numpy as np
 import pytest
 from cases import assert_same_bits, off_its_size, values, weights_of
+from fronts import RIGHT
 from numpy.lib.stride_tricks import as_strided, sliding_window_view
 
 import gpufold
@@ -114,26 +115,19 @@ class Call:
         return np.int64 if argument == "positions" else np.float32
 
 
-CALLS = (
-    Call("col2im", {"data": (4, 9), "window": (2, 2)}, (1, 4, 4), {"output_size": (4, 4), "kernel_size": (2, 2)}),
-    Call("im2col", {"image": (1, 4, 4), "window": (2, 2)}, (4, 9), {"kernel_size": (2, 2)}),
-    Call(
-        "batch_to_space", {"data": (4, 3)}, (1, 12), {"block_shape": (1, 4), "crops_begin": (0, 0), "crops_end": (0, 0)}
-    ),
-    Call(
-        "space_to_batch", {"data": (1, 12)}, (4, 3), {"block_shape": (1, 4), "pads_begin": (0, 0), "pads_end": (0, 0)}
-    ),
-    Call("array_to_blocks", {"array": (7,), "window": (3,)}, (3, 3), {"block_shape": (3,), "strides": (2,)}),
-    Call(
-        "blocks_to_array",
-        {"blocks": (3, 3), "window": (3,)},
-        (7,),
-        {"output_shape": (7,), "block_shape": (3,), "strides": (2,)},
-    ),
-    Call("add_blocks", {"array": (7,), "blocks": (2, 3), "positions": (2, 1), "window": (3,)}, (7,), {}),
-    Call("average", {"numerator": (2, 7), "weight": (7,)}, (2, 7), {}),
-    Call("take_blocks", {"array": (7,), "positions": (2, 1), "window": (3,)}, (2, 3), {"block_shape": (3,)}),
-)
+WINDOWS = dict.fromkeys(("col2im", "im2col", "blocks_to_array", "array_to_blocks"), (2, 2))
+WINDOWS |= dict.fromkeys(("add_blocks", "take_blocks"), (4, 5))
+
+
+def call_of(name):
+    """Return the call of a function with a window where it takes one, its positions in an array."""
+    arrays = {argument: np.shape(value) for argument, value in RIGHT[name].items() if not isinstance(value, tuple)}
+    arrays |= {"window": WINDOWS[name]} if name in WINDOWS else {}
+    sizes = {argument: value for argument, value in RIGHT[name].items() if argument not in arrays}
+    return Call(name, arrays, getattr(gpufold, name)(**RIGHT[name]).shape, sizes)
+
+
+CALLS = tuple(map(call_of, RIGHT))
 
 
 def test_every_public_function_with_an_out_is_called():
@@ -199,16 +193,6 @@ def test_an_out_that_does_not_fit_is_refused_and_unchanged(call):
         assert (wrong == 1).all()
 
 
-@pytest.mark.parametrize("call", CALLS, ids=str)
-def test_variants_are_those_of_the_operation_and_kernels_of_a_gpu(call):
-    arrays, (variant, *_) = arrays_of(call), gpufold.variants(call.name)
-    with pytest.raises(ValueError, match=rf"^{call}: variant must be one of auto, {variant}.* got 'quick'"):
-        call(arrays | {"variant": "quick"})
-    with pytest.raises(gpufold.Unsupported, match=rf"^{call}: variant '{variant}' is a GPU kernel.* numpy\.ndarray"):
-        call(arrays | {"variant": variant})
-    assert all((array == 1).all() for array in arrays.values())
-
-
 @pytest.mark.peer("cupy")
 @pytest.mark.parametrize(
     ("call", "argument"),
@@ -265,41 +249,7 @@ def test_a_result_that_only_looks_as_if_it_overlapped_itself_is_written():
         gpufold.col2im(columns, (4, 4), (2, 2), out=windows[None, ::2][:, :4])
 
 
-class Foreign:
-    """An array of another library, which says where its memory is in every way there is."""
-
-    def __init__(self, shape):
-        self.shape, self.dtype = shape, np.dtype(np.float32)
-        place = {"version": 3, "shape": shape, "typestr": "<f4", "data": (START, False)}
-        self.__cuda_array_interface__ = self.__array_interface__ = place
-
-    def __array__(self, dtype=None, copy=None):
-        pytest.fail("converted without being asked to")
-
-    def __dlpack__(self, **options):
-        pytest.fail("imported without being asked to")
-
-    def __dlpack_device__(self):
-        pytest.fail("imported without being asked to")
-
-
 ONNX = Call("onnx.col2im", {"input": (1, 4, 9)}, (1, 1, 4, 4), {"image_shape": (4, 4), "block_shape": (2, 2)})
-
-
-@pytest.mark.parametrize(
-    ("call", "argument"),
-    [(call, argument) for call in (*CALLS, ONNX) for argument in (*call.arrays, "out")],
-    ids=str,
-)
-def test_an_array_of_another_library_is_refused_by_its_name(call, argument):
-    shapes = call.arrays | {"out": call.result}
-    arrays = {name: np.zeros(shape, call.dtype(name)) for name, shape in shapes.items()}
-    call(arrays)
-    before = {name: array.tobytes() for name, array in arrays.items()}
-    operation = r"(onnx\.)?col2im" if call is ONNX else call.name
-    with pytest.raises(TypeError, match=rf"^{operation}: {argument} must be a numpy.ndarray.*Foreign; convert it with"):
-        call(arrays | {argument: Foreign(shapes[argument])})
-    assert {name: array.tobytes() for name, array in arrays.items()} == before, "nothing is written"
 
 
 # ---------------------------------------------------------------------------------------------
@@ -530,6 +480,24 @@ class Labelled(np.ndarray):
     label = ""
 
 
+class Foreign:
+    """An array of another library, which says where its memory is in every way there is."""
+
+    def __init__(self, shape):
+        self.shape, self.dtype = shape, np.dtype(np.float32)
+        place = {"version": 3, "shape": shape, "typestr": "<f4", "data": (START, False)}
+        self.__cuda_array_interface__ = self.__array_interface__ = place
+
+    def __array__(self, dtype=None, copy=None):
+        pytest.fail("converted without being asked to")
+
+    def __dlpack__(self, **options):
+        pytest.fail("imported without being asked to")
+
+    def __dlpack_device__(self):
+        pytest.fail("imported without being asked to")
+
+
 def masked(array):
     return np.ma.array(array, mask=np.arange(array.size).reshape(array.shape) % 2)
 
@@ -543,6 +511,7 @@ OTHERS = {
     "matrix": (as_matrix, r"got numpy.matrix, which always has two axes|without a mask"),
     "units": (lambda array: array.view(Units), r"got test_arrays.Units, which computes in its own way"),
     "functions": (lambda array: array.view(Dispatched), r"got test_arrays.Dispatched, which computes in its own way"),
+    "of another library": (lambda array: Foreign(array.shape), "got test_arrays.Foreign; convert it with"),
     "no arithmetic": (lambda array: array.view(Silent), r"got test_arrays.Silent, which computes in its own way"),
 }
 
@@ -569,7 +538,7 @@ def test_an_array_with_a_mask_or_arithmetic_of_its_own_is_refused_wherever_it_is
                 given = (*axes[:axis], convert(weights), *axes[axis + 1 :])
                 with pytest.raises(TypeError, match=rf"^{call}: window\[{axis}\] must be a numpy.ndarray"):
                     call(arrays | {"window": given})
-        if name == "positions":
+        if name == "positions" and other != "of another library":
             rows = [convert(row) for row in arrays["positions"]]
             with pytest.raises(TypeError, match=rf"^{call}: a row of positions must be a numpy.ndarray"):
                 call(arrays | {"positions": rows})

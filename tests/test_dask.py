@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import inspect
 import os
 import random
 import re
@@ -32,6 +31,7 @@ from cases import (
     window_of,
 )
 from distributed import Client, LocalCluster, wait
+from fronts import RIGHT, arrays_and_others
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -347,15 +347,6 @@ def test_a_stitcher_computes_nothing_of_dask_arrays_to_fill_it():
         stitcher.result(fill_value=None)
 
 
-@pytest.mark.parametrize("name", sorted(gpufold.dask.__all__))
-def test_keywords_from_elsewhere_are_answered(name):
-    function = getattr(gpufold.dask, name)
-    count = sum(each.default is each.empty for each in inspect.signature(function).parameters.values())
-    with pytest.raises(TypeError, match=f"^{name}: unexpected keyword .colour.; the arguments are "):
-        function(*(None,) * count, colour=1)
-    assert "unexpected" not in inspect.signature(function).parameters
-
-
 def test_integers_are_stitched_to_sums():
     votes = da.ones((3, 4), chunks=2, dtype=np.uint8)
     summed = gpufold.dask.stitch(votes, [(0,), (1,), (9,)], (10,), reduction="sum")
@@ -394,27 +385,10 @@ def never(block_info=None):
     raise AssertionError("computed")
 
 
-CALLS = {
-    "col2im": ((2, 8, 63), ((8, 10), (2, 2))),
-    "im2col": ((2, 2, 8, 10), ((2, 2),)),
-    "blocks_to_array": ((2, 7, 9, 2, 2), ((2, 8, 10), (2, 2))),
-    "array_to_blocks": ((2, 8, 10), ((2, 2),)),
-    "batch_to_space": ((8, 3, 4), ((1, 2, 2),)),
-    "space_to_batch": ((2, 6, 8), ((1, 2, 2),)),
-}
-"""A call of each operation: the array's shape and the other arguments."""
-
-OUT, BLOCKS, PLACES = np.ones((2, 8, 9)), np.ones((3, 2, 4, 5)), [(0, 0), (1, 2), (9, 9)]
-
-EVERY = {
-    **{operation: ((np.ones(shape),), arguments) for operation, (shape, arguments) in CALLS.items()},
-    "add_blocks": ((OUT, BLOCKS), (PLACES,)),
-    "take_blocks": ((OUT,), (PLACES, (4, 5))),
-    "average": ((OUT, OUT[0]), ()),
-    "stitch": ((BLOCKS,), (PLACES, (2, 8, 9))),
-}
+EVERY = {name: arrays_and_others(name) for name in RIGHT}
+(OUT, BLOCKS), (PLACES,) = EVERY["add_blocks"]
+EVERY["stitch"] = ((BLOCKS,), (PLACES, (2, 8, 9)))
 """A call of each function: its arrays and the other arguments."""
-
 
 SINGLE = [
     ("col2im", (np.ones((1, 4, 9)),), ((4, 4), (2, 2))),
@@ -459,7 +433,8 @@ def test_empty_chunks_that_are_asked_for_are_left_out(name):
 
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_nothing_is_computed_before_it_is_asked_for(operation):
-    shape, arguments = CALLS[operation]
+    (array,), arguments = EVERY[operation]
+    shape = array.shape
     array = da.map_blocks(never, chunks=[(size,) for size in shape], meta=np.empty((0,) * len(shape), np.float32))
     result = getattr(gpufold.dask, operation)(array, *arguments)
     want = getattr(gpufold, operation)(np.ones(shape, np.float32), *arguments)
@@ -607,7 +582,7 @@ def test_what_a_caller_changes_after_the_call_changes_no_result(name, kind):
     """Each result has the window, the positions and the sizes of its call, and a name of its own."""
     arrays, arguments = EVERY[name]
     function, lazy = getattr(gpufold.dask, name), [da.from_array(array) for array in arrays]
-    block = (2, 2) if name in CALLS else (4, 5)
+    block = (2, 2) if name in OPERATIONS else (4, 5)
     window = np.ones(block) if kind == "full" else [np.ones(side) for side in block]
     given = [np.array(each) if np.ndim(each) else each for each in arguments]
     options = {} if name == "add_blocks" else {"chunks": [2] if name in ("im2col", "take_blocks") else [2, 3]}
@@ -690,19 +665,6 @@ def test_what_only_dask_arrays_get_wrong(name):
             TypeError, match=r"positions must be a numpy\.ndarray, because .* got dask\.array\.core\.Array"
         ):
             function(*lazy, *of_dask)
-
-
-@pytest.mark.parametrize(
-    ("name", "arguments", "options"),
-    [("take_blocks", (PLACES, 2**40), {}), *((name, EVERY[name][1], {"variant": "gather"}) for name in OPERATIONS)],
-)
-def test_what_no_kernel_or_memory_is_there_for_is_said_as_of_eager_calls(name, arguments, options):
-    arrays, said = EVERY[name][0], []
-    for module, made in ((gpufold, arrays), (gpufold.dask, map(da.from_array, arrays))):
-        with pytest.raises(ValueError, match=f"^{name}: ") as error:
-            getattr(module, name)(*made, *arguments, **options)
-        said.append(str(error.value))
-    assert said[0] == said[1]
 
 
 CUT = {name: 1 if name in ("im2col", "take_blocks") else 2 for name in EVERY if name not in ("add_blocks", "average")}

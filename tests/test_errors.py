@@ -205,7 +205,10 @@ BAD_CALLS = [
     (columns(data=FromXarray()), TypeError, ["data", "xarray.core.DataArray", "numpy.asarray(data)"]),
     # --- names and variants that there are not
     (columns(stride=2), TypeError, ["unexpected keyword 'stride'; did you mean 'strides'?"]),
-    (columns(variant="fastest"), ValueError, ["variant must be one of auto, ", "got 'fastest'"]),
+    *(
+        (make(variant="quick"), ValueError, ["variant must be one of auto, ", "got 'quick'"])
+        for make in (columns, image, batch, space, together, apart, adding, taking, averaging)
+    ),
     # --- truth is no size
     (columns(strides=True), TypeError, ["strides", "integer", "True"]),
     (columns(kernel_size=(2, np.True_)), TypeError, ["kernel_size", "integer", "(2, np.True_)"]),
@@ -406,6 +409,7 @@ BAD_CALLS = [
     (taking(block_shape=(2, 3.5)), TypeError, ["block_shape must be an integer or a sequence"]),
     (taking(block_shape=(2, 3, 4)), ValueError, ["block_shape must have 2 values, one per axis of positions"]),
     (taking(block_shape=(2, 0)), ValueError, ["block_shape must be at least 1 on every axis, got 0 on spatial axis 1"]),
+    (taking(block_shape=2**40), ValueError, ["more than the", "that an array can have"]),
     (taking(mode="zeros"), ValueError, ["mode must be one of constant, edge, ", "got 'zeros'"]),
     *(
         (taking(array=np.ones((0, 8)), mode=mode), ValueError, [f"mode '{mode}' takes elements of array"])

@@ -350,18 +350,11 @@ def test_it_has_every_operation():
 
 
 def test_other_arrays_are_refused_in_a_sentence():
-    with pytest.raises(TypeError, match=r"col2im: data must be a jax.Array, got numpy.ndarray; convert it with jax"):
-        gpufold.jax.col2im(np.ones((4, 9), np.float32), (4, 4), (2, 2))
+    columns = jnp.asarray(np.ones((4, 9), np.float32))
     with pytest.raises(TypeError, match=r"window\[1\] must be a jax.Array, got numpy.ndarray"):
-        gpufold.jax.col2im(jnp.asarray(np.ones((4, 9), np.float32)), (4, 4), (2, 2), window=[jnp.ones(2), np.ones(2)])
-    with pytest.raises(TypeError, match=r"col2im: out is only for a numpy.ndarray or cupy.ndarray"):
-        gpufold.jax.col2im(jnp.asarray(np.ones((4, 9), np.float32)), (4, 4), (2, 2), out=np.ones((4, 9), np.float32))
+        gpufold.jax.col2im(columns, (4, 4), (2, 2), window=[jnp.ones(2), np.ones(2)])
     with pytest.raises(TypeError, match="col2im: missing a required argument: 'kernel_size'"):
-        gpufold.jax.col2im(jnp.asarray(np.ones((4, 9), np.float32)), (4, 4))
-    with pytest.raises(
-        gpufold.Unsupported, match=r"variant 'gather' is a GPU kernel, but data is a jax.Array on the CPU"
-    ):
-        gpufold.jax.col2im(jnp.asarray(np.ones((4, 9), np.float32)), (4, 4), (2, 2), variant="gather")
+        gpufold.jax.col2im(columns, (4, 4))
 
 
 @pytest.mark.parametrize("wrapped", [lambda function: function, jax.jit])

@@ -18,7 +18,7 @@ import definition
 import numpy as np
 import pytest
 from cases import CASES, DTYPES, INEXACT, WIDENINGS, assert_same_bits, random_case, values
-from fronts import as_array, as_tensor, calls_in, operation_of, x64
+from fronts import RIGHT, as_array, as_tensor, calls_in, operation_of, x64
 from test_errors import BAD_CALLS, describe, is_of_any_kind
 
 import gpufold
@@ -69,20 +69,6 @@ def kinds(*names, argument="kind"):
 
 every_kind = kinds(*KINDS)
 
-ONES, COUNTS, PLACES = np.ones((2, 8, 9), np.float32), np.ones((2, 8, 9), np.int32), [(0, 0), (1, 2), (9, 9)]
-RIGHT = {
-    "col2im": {"data": np.ones((2, 8, 63), np.float32), "output_size": (8, 10), "kernel_size": (2, 2)},
-    "im2col": {"image": np.ones((2, 2, 8, 10), np.float32), "kernel_size": (2, 2)},
-    "blocks_to_array": {
-        "blocks": np.ones((2, 7, 9, 2, 2), np.float32), "output_shape": (2, 8, 10), "block_shape": (2, 2)},
-    "array_to_blocks": {"array": ONES, "block_shape": (2, 2)},
-    "batch_to_space": {"data": np.ones((8, 3, 4), np.float32), "block_shape": (1, 2, 2)},
-    "space_to_batch": {"data": np.ones((2, 6, 8), np.float32), "block_shape": (1, 2, 2)},
-    "add_blocks": {"array": ONES, "blocks": np.ones((3, 2, 4, 5), np.float32), "positions": PLACES},
-    "take_blocks": {"array": ONES, "positions": PLACES, "block_shape": (4, 5)},
-    "average": {"numerator": ONES, "weight": ONES[0]},
-}  # fmt: skip
-"""A call of each function, whose first argument is its array."""
 every_function = pytest.mark.parametrize("name", RIGHT)
 
 
@@ -342,6 +328,41 @@ def test_errors_are_those_of_the_numpy_path(refused, kind):
             if kind == "dask":  # whose blocks are counted along each axis
                 said = [re.sub(r"result of shape \(.*?\)", "result", each) for each in said]
             assert said[1] == said[0]
+
+
+@kinds("numpy", "torch", "jax", "dask")
+@every_function
+def test_a_kernel_of_a_gpu_serves_no_array_on_a_cpu(name, kind):
+    variant = gpufold.variants(name)[0]
+    one = {"torch": "tensor on the CPU", "jax": "jax.Array on the CPU"}.get(kind, "numpy.ndarray")
+    with pytest.raises(gpufold.Unsupported, match=rf"^{name}: variant '{variant}' is a GPU kernel, but \w+ is a {one}"):
+        getattr(gpufold, name)(**called(name, kind), variant=variant)
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        pytest.param(kind, said, marks=KINDS[kind].marks)
+        for kind, said in (
+            ("torch", "torch.Tensor, got numpy.ndarray; convert it with torch.as_tensor"),
+            ("jax", "jax.Array, got numpy.ndarray; convert it with jax.numpy.asarray"),
+            ("dask", "dask.array.Array, got numpy.ndarray; convert it with dask.array.from_array"),
+        )
+    ],
+)
+@every_function
+def test_a_front_has_no_use_for_other_arrays(name, kind, said):
+    with pytest.raises(TypeError, match=rf"^{name}: {next(iter(RIGHT[name]))} must be a {said}\("):
+        getattr(import_module(f"gpufold.{kind}"), name)(**RIGHT[name])
+
+
+@kinds("numpy", "torch", "jax")
+@pytest.mark.parametrize("window", [[0.5, 0.5], [[1.0, 1.0], [1.0, 1.0]]], ids=["one row", "two rows"])
+def test_a_window_of_numbers_is_asked_to_be_an_array(window, kind):
+    """Two lists of two could be the weights of a block, or those of two axes."""
+    convert = {"numpy": "numpy.asarray", "torch": "torch.as_tensor", "jax": "jax.numpy.asarray"}[kind]
+    with pytest.raises(TypeError, match=rf"^im2col: window must be .*, got .*; convert it with {convert}\(window\)"):
+        gpufold.im2col(**called("im2col", kind), window=window)
 
 
 @every_function

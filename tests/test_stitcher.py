@@ -288,7 +288,7 @@ def test_there_are_slabs_only_where_they_are_wanted():
         (ValueError, r"window must have the shape \(4, 5\)", ((8, 9), (4, 5)), {"window": np.ones((5, 4))}),
         (ValueError, r"window\[1\] must have the shape \(5,\)", ((8, 9), (4, 5)), {"window": (np.ones(4), np.ones(4))}),
         (ValueError, "window must be .* one array per axis, 2 in", ((8, 9), (4, 5)), {"window": [np.ones(4)]}),
-        (TypeError, "window must be an array of weights, or a sequence", ((9,), 4), {"window": [[1, 2, 3, 4]]}),
+        (TypeError, r"window must be an .*; convert it with numpy.asarray\(", ((9,), 4), {"window": [[1, 2, 3, 4]]}),
         (TypeError, "window must be a numpy.ndarray .* without a mask", ((8,), 4), {"window": np.ma.ones(4)}),
         (ValueError, "no extent may be larger than", ((2**63,), 4), {"slabs": True}),
         (ValueError, "no extent may be larger than", ((8,), 2**70), {}),

@@ -137,11 +137,6 @@ def test_wrong_shapes_of_what_has_no_memory_are_errors_as_torchs_and_as_numpys(e
             call()
 
 
-def test_a_kernel_that_cannot_serve_is_still_unsupported():
-    with pytest.raises(gpufold.Unsupported, match="is a GPU kernel"):
-        gpufold.torch.col2im(COLUMNS, (4, 4), (2, 2), variant="gather")
-
-
 @pytest.mark.parametrize("wrong", [True, (True, 2), 2.0, torch.tensor(2), np.array(2)], ids=repr)
 def test_what_torch_takes_for_no_size_is_none(wrong):
     image = COLUMNS.reshape(1, 2, 4, 9)
