@@ -81,6 +81,16 @@ def converted(kind, value, name):
     return KINDS[kind].to(value) if isinstance(value, np.ndarray) else value
 
 
+def given_of(operation, arrays, kind):
+    """Return the arrays of an operation for arrays of a kind."""
+    first_of_window = len(arrays) if operation.name == "average" else len(operation.shapes)
+    windows_of_numpy = kind == "dask"
+    return [
+        array if windows_of_numpy and place >= first_of_window else KINDS[kind].to(array)
+        for place, array in enumerate(arrays)
+    ]
+
+
 def called(name, kind):
     """Return the arguments of a call for arrays of a kind."""
     return {key: converted(kind, value, key) for key, value in RIGHT[name].items()}
@@ -97,11 +107,8 @@ def called(name, kind):
 )
 def test_every_call_has_the_bits_of_the_numpy_path(operation, dtype, kind):
     it, arrays = KINDS[kind], operation.arrays(dtype)
-    first_of_window = len(arrays) if operation.name == "average" else len(operation.shapes)
     with x64(True) if kind == "jax" else nullcontext():
-        given = [
-            array if kind == "dask" and place >= first_of_window else it.to(array) for place, array in enumerate(arrays)
-        ]
+        given = given_of(operation, arrays, kind)
         got, want = operation(*given), operation(*(array.copy() for array in arrays))
         assert type(got) is type(given[0])
         assert_same_bits(it.back(got), want)
@@ -120,16 +127,39 @@ def test_every_call_has_the_bits_of_the_numpy_path(operation, dtype, kind):
 
 @kinds("torch", "jax", "dask")
 @pytest.mark.parametrize(("narrow", "wide"), WIDENINGS)
-@pytest.mark.parametrize("name", ["col2im", "blocks_to_array", "add_blocks"])
+@pytest.mark.parametrize("name", ["col2im", "blocks_to_array", "add_blocks", "add_blocks-full"])
 def test_sums_may_be_wider_than_what_is_summed(name, narrow, wide, kind):
-    it, operation = KINDS[kind], operation_of(name)
+    operation = operation_of(name)
+    if operation.window and np.dtype(wide) not in INEXACT:
+        return
     arrays = operation.arrays(narrow)
-    if name == "add_blocks":
+    if operation.name == "add_blocks":
         arrays[0] = arrays[0].astype(wide)
     else:
         operation = replace(operation, arguments=operation.arguments | {"dtype": wide})
     with x64(True) if kind == "jax" else nullcontext():
-        assert_same_bits(it.back(operation(*map(it.to, arrays))), operation(*(array.copy() for array in arrays)))
+        got = operation(*given_of(operation, arrays, kind))
+        assert_same_bits(KINDS[kind].back(got), operation(*(array.copy() for array in arrays)))
+
+
+@kinds("torch", "jax", "dask")
+@pytest.mark.parametrize("dtype", ["bool", "uint8", "int32"])
+@pytest.mark.parametrize(
+    "name", ["col2im-full", "col2im-mean-separable", "col2im-least_squares-full", "blocks_to_array-mean-none"]
+)
+def test_integers_are_weighed_and_averaged(name, dtype, kind):
+    it, operation = KINDS[kind], operation_of(name)
+    arrays = operation.arrays(dtype)
+    want = operation(*arrays)
+    with x64(True) if kind == "jax" else nullcontext():
+        given = given_of(operation, arrays, kind)
+        assert_same_bits(it.back(operation(*given)), want)
+        if kind == "torch":
+            import torch
+
+            torch.compiler.reset()
+            compiled = torch.compile(operation.of(gpufold.torch), fullgraph=True, backend="aot_eager")
+            assert_same_bits(it.back(compiled(*given)), want)
 
 
 @kinds("torch", "jax")

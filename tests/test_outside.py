@@ -15,14 +15,15 @@ PADDED = [mode for mode in MODES if mode != "constant"]
 
 
 @every_kind
-@pytest.mark.parametrize("mode", PADDED)
+@pytest.mark.parametrize("mode", MODES)
 def test_beyond_the_end_is_what_a_padded_array_has(kind, mode):
     it, lasts = KINDS[kind], set()
     for seed in range(12):
         rng, lead, size, block, strides = random_case(seed)
         dtype = rng.choice(["float32", "int8", "complex64"])
         array = values((*lead, *size), dtype, seed)
-        window = None if dtype == "int8" else values(block, "float32", seed + 1)
+        # what is outside is no zero that a weight could make negative
+        window = None if dtype == "int8" or mode == "constant" else values(block, "float32", seed + 1)
         for last in ("drop", "over") if all(map(int.__le__, block, size)) else ("over",):
             whole = padded(array, size, block, strides, mode) if last == "over" else array
             lasts.add((last, whole.shape == array.shape))
