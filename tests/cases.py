@@ -10,6 +10,7 @@ from math import prod
 import definition
 import numpy as np
 import pytest
+from numpy.lib.stride_tricks import as_strided
 
 import gpufold
 from gpufold import calls
@@ -653,6 +654,14 @@ def off_its_size(array, order="C"):
     placed = np.ndarray(array.shape, array.dtype, room, offset, order=order)
     placed[...] = array
     return placed
+
+
+def folded(shape, dtype=np.float32):
+    """Return zeros whose first axis of several elements lies on one place."""
+    axis = next(axis for axis, extent in enumerate(shape) if extent > 1)
+    strides = list(np.zeros(shape, dtype).strides)
+    strides[axis] = 0
+    return as_strided(np.zeros(shape, dtype), shape, strides)
 
 
 def _bits(array):

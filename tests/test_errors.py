@@ -13,8 +13,7 @@ from math import nan
 
 import numpy as np
 import pytest
-from cases import DTYPES
-from numpy.lib.stride_tricks import as_strided
+from cases import DTYPES, folded
 
 import gpufold
 import gpufold.onnx
@@ -54,17 +53,6 @@ grid = call_of(gpufold.grid_positions, size=(5, 5), block_shape=2, strides=1)
 onnx = call_of(gpufold.onnx.col2im, input=np.ones((2, 12, 20)), image_shape=(5, 6), block_shape=(2, 2))
 mapping = call_of(gpufold.map_tiles, function=np.copy, array=PICTURE, block_shape=(2, 4), strides=(2, 3))
 TILE = {"output_shape": (8, 9), "block_shape": 4}
-
-
-def read_only(shape, dtype):
-    array = np.zeros(shape, dtype)
-    array.flags.writeable = False
-    return array
-
-
-def folded(shape):
-    """Return zeros whose first axis lies on one place."""
-    return as_strided(np.zeros(shape), shape, (0, *np.zeros(shape).strides[1:]))
 
 
 INTEGERS = ("strides", "dilations", "pads_begin", "pads_end")
@@ -383,8 +371,8 @@ BAD_CALLS = [
         ValueError,
         ["array must share no memory with positions"],
     ),
-    (adding(array=read_only((2, 6, 8), float)), ValueError, ["array must be writeable"]),
-    (adding(array=folded((2, 6, 8))), ValueError, ["array must not overlap itself, got shape ("]),
+    (adding(array=np.broadcast_to(0.0, (2, 6, 8))), ValueError, ["array must be writeable"]),
+    (adding(array=folded((2, 6, 8), float)), ValueError, ["array must not overlap itself, got shape ("]),
     *(
         (adding(weight_out=bad, **others), error, [f"weight_out {message}"])
         for bad, error, message, others in (
@@ -394,7 +382,7 @@ BAD_CALLS = [
             (WEIGHT.astype(">f8"), TypeError, "must have the dtype float64", {}),
             (WEIGHT, TypeError, "needs an array of floats", {"array": ARRAY.astype(int), "blocks": TILES.astype(int)}),
             (np.broadcast_to(0.0, (6, 8)), ValueError, "must be writeable", {}),
-            (folded((6, 8)), ValueError, "must not overlap itself, got shape (", {}),
+            (folded((6, 8), float), ValueError, "must not overlap itself, got shape (", {}),
             (ARRAY[0], ValueError, "must share no memory with array", {}),
             (
                 ROOM.reshape(6, 8),
