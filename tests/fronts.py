@@ -36,6 +36,11 @@ class Operation:
         """How many of the arrays have a gradient: a window has none under a mean."""
         return len(self.shapes) + (0 if self.averages else len(self.window))
 
+    def differentiated(self, given):
+        """Return a function of those of these arrays that have a gradient, and them."""
+        kept = given[self.differentiable :]
+        return (lambda *of: self(*of, *kept)), tuple(given[: self.differentiable])
+
     def arrays(self, dtype, seed=0, lead=()):
         """Random NumPy arrays of the call, of which the window's are positive."""
         rng, dtype = np.random.default_rng(seed), np.dtype(dtype)

@@ -87,14 +87,6 @@ def test_names_of_torch_tensorflow_sigpy_and_monai(name, given, answer):
         function(*CALLS.get(name, ()), **{given: 2})
 
 
-def test_the_first_array_by_a_name_from_elsewhere():
-    for name, given in (("batch_to_space", "input"), ("im2col", "data"), ("take_blocks", "x"), ("map_tiles", "image")):
-        with pytest.raises(
-            TypeError, match=f"^{name}: unexpected keyword '{given}'; did you mean '(data|image|array)'"
-        ):
-            getattr(gpufold, name)(**{given: IMAGE})
-
-
 @pytest.mark.parametrize("name", [name for name in CALLS if name not in ("average", "Stitcher")])
 def test_what_is_no_size_of_the_result_is_given_by_name(name):
     """So that a block and its strides, or begins and ends, are not taken for each other."""
@@ -254,9 +246,3 @@ def test_help_shows_what_is_public():
     with pytest.raises(gpufold.Unsupported) as caught:
         gpufold.col2im(np.zeros((9, 36)), (8, 8), (3, 3), variant="gather")
     assert traceback.format_exception_only(caught.value)[0].startswith("gpufold.Unsupported: col2im: ")
-
-
-def test_blocks_are_one_apart_unless_strides_say_otherwise():
-    np.testing.assert_array_equal(
-        gpufold.array_to_blocks(np.arange(5), (3,)), gpufold.array_to_blocks(np.arange(5), (3,), strides=1)
-    )

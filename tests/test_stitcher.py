@@ -16,6 +16,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 from cases import INEXACT, assert_same_bits, values, window_of
+from definition import sum_dtype, weight_dtype
 
 import gpufold
 from gpufold.backends import ArrayBackend
@@ -40,23 +41,19 @@ def first_of(window, tile):
 def whole(shape, rank, batches, window, reduction):
     """Return what is stitched, by calls of the other functions on the whole arrays, batch after batch."""
     dtype = sum_dtype(batches[0].blocks.dtype)
-    real = np.float64 if dtype.name in ("float64", "complex128") else np.float32
+    real = weight_dtype(dtype)
     size = shape[len(shape) - rank :]
     total, weight = np.zeros(shape, dtype), np.zeros(size, real)
     for batch in batches:
         tile = batch.blocks.shape[1 + len(shape) - rank :]
         used = first_of(window, tile) if batch.window is None else batch.window
         gpufold.add_blocks_(total, batch.blocks, batch.positions, window=used)
-        ones = np.broadcast_to(real(1), (len(batch.blocks), *tile))
+        ones = np.broadcast_to(real.type(1), (len(batch.blocks), *tile))
         if reduction == "least_squares" and used is not None:
             arrays = used if isinstance(used, tuple) else (used,)
             used = reduce(np.multiply.outer, [each.astype(real) for each in arrays]) ** 2
         gpufold.add_blocks_(weight, ones, batch.positions, window=used)
     return total if reduction == "sum" else gpufold.average(total, weight)
-
-
-def sum_dtype(dtype):
-    return np.dtype(np.float32) if dtype.itemsize == 2 else dtype
 
 
 class Problem(NamedTuple):

@@ -103,10 +103,7 @@ def test_gradients(operation, dtype, request):
 
 
 def differentiated(operation):
-    """Return a function of the tensors of a call that have a gradient, and these."""
-    given = tensors_of(operation, "float64")
-    kept = given[operation.differentiable :]
-    return (lambda *of: operation(*of, *kept)), tuple(given[: operation.differentiable])
+    return operation.differentiated(tensors_of(operation, "float64"))
 
 
 def every(given):
@@ -640,6 +637,7 @@ def test_modules_are_torchs(sizes):
     columns = torch.randn(2, 12, 9)
     for name, arguments, data in (("Fold", sizes, columns), ("Unfold", sizes[1:], torch.randn(2, 3, 4, 4))):
         theirs, ours = getattr(torch.nn, name)(*arguments), getattr(gpufold.torch, name)(*arguments)
+        assert isinstance(ours, type(theirs))
         assert torch.equal(theirs(data), ours(data))
         assert repr(theirs) == repr(ours)
         assert theirs.state_dict().keys() == ours.state_dict().keys()

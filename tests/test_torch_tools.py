@@ -172,10 +172,8 @@ def test_lists_of_tensors_get_a_sentence(layout):
         fold(ragged)
 
 
-def test_modules_are_torchs_own():
+def test_a_module_shows_what_it_has():
     module = gpufold.torch.Fold((9,), (3,), stride=2, window=np.hanning(3), reduction="mean")
-    assert isinstance(module, torch.nn.Fold)
-    assert isinstance(gpufold.torch.Unfold(3), torch.nn.Unfold)
     assert repr(module) == (
         "Fold(output_size=(9,), kernel_size=(3,), dilation=1, padding=0, stride=2, window=(3,), reduction='mean')"
     )
@@ -192,6 +190,7 @@ def test_a_module_keeps_a_window_of_its_own(module, kind):
         before = [buffer.clone() for buffer in kept.buffers()]
         given[:] = given + 4
         for each in same:
+            assert type(each) is type(kept)
             assert all(map(torch.equal, each.buffers(), before))
 
 
@@ -289,6 +288,3 @@ def test_a_window_of_numpy_becomes_a_buffer(window):
     assert torch.equal(module(COLUMNS), fold(COLUMNS))
     assert not module.state_dict()
     assert {buffer.dtype for buffer in module.half().buffers()} == {torch.float16}
-    for same in (copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
-        assert type(same) is gpufold.torch.Fold
-        assert torch.equal(same.float()(COLUMNS), fold(COLUMNS))

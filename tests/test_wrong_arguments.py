@@ -22,7 +22,10 @@ from math import prod
 
 import numpy as np
 import pytest
+from cases import off_its_size as off  # noqa: F401  in drawn code
 from numpy.lib.stride_tricks import as_strided
+from test_arrays import Labelled as Plain  # noqa: F401  in drawn code
+from test_arrays import Units
 
 import gpufold
 import gpufold.onnx
@@ -48,17 +51,6 @@ MOST_OF_JAX = 1 << 20
 """Elements of a result that JAX computes here: where it has no memory it ends the process."""
 
 
-class Units(np.ndarray):
-    """An array that computes in its own way."""
-
-    def __array_ufunc__(self, *given, **named):
-        raise AssertionError("computed without its units")
-
-
-class Plain(np.ndarray):
-    """A subclass that computes as its base does."""
-
-
 class Word(str, enum.Enum):  # noqa: UP042  whose members are not what `str` says of them
     MEAN, EDGE, AUTO, DROP = "mean", "edge", "auto", "drop"
 
@@ -81,14 +73,6 @@ def read_only(given):
 def folded(given):
     """Return an array of the same shape all of whose elements are one."""
     return as_strided(np.zeros(1, given.dtype), given.shape, (0,) * given.ndim)
-
-
-def off(given):
-    """Return the same array at an odd address."""
-    room = np.zeros(given.nbytes + 1, np.uint8)
-    placed = room[1:].view(given.dtype).reshape(given.shape)
-    placed[...] = given
-    return placed
 
 
 NASTY = """
