@@ -634,8 +634,6 @@ WIDENINGS = (
 )
 """Dtypes, each with a wider one that it is summed in: of every kind of conversion one."""
 
-WEIGHTED_WIDENINGS = tuple(pair for pair in WIDENINGS if pair[1] in ("float32", "float64", "complex128"))
-
 
 FUSIONS = tuple(
     (reduction, kind, accumulate)

@@ -163,34 +163,6 @@ def test_gradients_of_what_lies_outside_go_to_where_it_came_from():
     assert torch.equal(traced(array), blocks(array, positions))
 
 
-def test_three_natural_tries_lose_nothing_or_say_how():
-    image = np.random.default_rng(0).random((60, 70), np.float32)
-    blocks = gpufold.array_to_blocks(image, (16, 16), strides=16)
-    with pytest.raises(ValueError, match=r"got 12 of 60 uncovered on spatial axis 0 \(array axis 0\), from 48 on; use"):
-        gpufold.blocks_to_array(blocks, image.shape, (16, 16), strides=16, reduction="mean")
-    nan = gpufold.blocks_to_array(blocks, image.shape, (16, 16), strides=16, reduction="mean", fill_value=np.nan)
-    assert np.isnan(nan).mean() == pytest.approx(0.27, abs=0.01)
-    blocks = gpufold.array_to_blocks(image, (16, 16), strides=16, last="over")
-    got = gpufold.blocks_to_array(blocks, image.shape, (16, 16), strides=16, reduction="mean", last="over")
-    assert_same_bits(got, image)
-
-    volume = np.random.default_rng(0).random((60, 70, 80), np.float32)
-    tile, strides = (32,) * 3, 16
-    blocks = gpufold.array_to_blocks(volume, tile, strides=strides)
-    with pytest.raises(ValueError, match="must cover every element with reduction='mean', got"):
-        gpufold.blocks_to_array(blocks, volume.shape, tile, strides=strides, reduction="mean")
-    zeros = gpufold.blocks_to_array(blocks, volume.shape, tile, strides=strides, reduction="mean", fill_value=np.nan)
-    assert int(np.isnan(zeros).sum()) == volume.size - 48 * 64 * 80
-    blocks = gpufold.array_to_blocks(volume, tile, strides=strides, last="over")
-    for sigma in (32 / 8, 2, 1.5, 1, 0.5):  # narrow windows: none of their weights is zero
-        axis = np.exp(np.maximum(-0.5 * ((np.arange(32) - 15.5) / sigma) ** 2, -700))
-        window = (axis, axis, axis)
-        got = gpufold.blocks_to_array(
-            blocks, volume.shape, tile, strides=strides, reduction="mean", window=window, last="over"
-        )
-        np.testing.assert_allclose(got, volume, rtol=1e-5)
-
-
 @kinds("numpy", "torch", "jax")
 def test_a_stitcher_shows_what_no_tile_covers(kind):
     it = KINDS[kind]

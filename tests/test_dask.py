@@ -23,9 +23,10 @@ from cases import (
     INEXACT,
     POSITIONS_CASES,
     SPACE_CASES,
-    WEIGHTED_WIDENINGS,
+    PositionsCase,
     assert_same_bits,
     random_case,
+    random_positions_case,
     random_space_case,
     values,
     window_of,
@@ -85,22 +86,23 @@ def check(operation, array, draw, axes, *arguments, **options):
 
 
 def fused(rng, dtype, kernel_size):
-    """A reduction and a window that suit the dtype."""
-    if dtype not in INEXACT:
-        return "sum", None
+    """A dtype of the sums, and a reduction and a window that suit it."""
+    wide = np.dtype(rng.choice((dtype.name, *WIDER[dtype.name])))
+    if wide not in INEXACT:
+        return {"dtype": wide, "reduction": "sum", "window": None}
     reduction, kind, _ = rng.choice((*FUSIONS, ("sum", "none", False)))
-    return reduction, window_of(kind, kernel_size, dtype)
+    return {"dtype": wide, "reduction": reduction, "window": window_of(kind, kernel_size, wide)}
 
 
 def check_sliding(case, draw, seed):
     rng = random.Random(seed)
     dtype, rank = rng.choice(DTYPES), len(case.output_size)
-    reduction, window = fused(rng, dtype, case.kernel_size)
-    fold = {"reduction": reduction, "window": window, "fill_value": 0, **case.arguments}
+    options = fused(rng, dtype, case.kernel_size)
     columns, image = values(case.columns_shape, dtype, seed), values(case.image_shape, dtype, seed)
     lead = image.ndim - rank
+    fold = {"fill_value": 0, **options, **case.arguments}
     check("col2im", columns, draw, (lead, rank), case.output_size, case.kernel_size, **fold)
-    rows = cut(draw, case.num_blocks[0])
+    rows, window = cut(draw, case.num_blocks[0]), options["window"] if dtype in INEXACT else None
     lazy = gpufold.dask.im2col(
         da.from_array(image, chunks=cut_all(draw, image.shape)),
         case.kernel_size,
@@ -118,14 +120,13 @@ def check_blocks(case, draw, seed):
     rng = random.Random(seed)
     dtype, size = rng.choice(DTYPES), case.output_size
     block = tuple(map(min, case.kernel_size, size))
-    reduction, window = fused(rng, dtype, block)
+    options = fused(rng, dtype, block)
     lead = tuple(rng.choice((1, 2, 2, 3, 3, 0)) for _ in range(rng.randint(0, 3)))
     array, strides = values((*lead, *size), dtype, seed), case.arguments["strides"]
-    cuts = (len(lead), len(size))
+    cuts, window = (len(lead), len(size)), options["window"] if dtype in INEXACT else None
     check("array_to_blocks", array, draw, cuts, block, strides=strides, window=window)
-    options = {"reduction": reduction, "window": window, "fill_value": 0}
     blocks = values(gpufold.array_to_blocks(array, block, strides=strides).shape, dtype, seed)
-    check("blocks_to_array", blocks, draw, cuts, array.shape, block, strides=strides, **options)
+    check("blocks_to_array", blocks, draw, cuts, array.shape, block, strides=strides, fill_value=0, **options)
 
 
 def check_space(case, draw, seed):
@@ -137,55 +138,34 @@ def check_space(case, draw, seed):
     check("space_to_batch", space, draw, cuts, block, pads_begin=begin, pads_end=end)
 
 
-def random_positions(rng, size, block):
-    """Positions inside, on every border, outside, and at the ends of what int64 holds."""
-    count, ends = rng.choice((0, 1, 2, 5, 30)), (-(2**63), 2**63 - 1)
-    near = [
-        [rng.randint(-side - 1, extent + 1) for extent, side in zip(size, block, strict=True)] for _ in range(count)
-    ]
-    drawn = [[rng.choice(ends) if rng.random() < 0.1 else place for place in position] for position in near]
-    return np.array(drawn, np.int64).reshape(-1, len(size))
-
-
-def check_positions(rng, draw, seed):
-    rank = rng.randint(1, 3)
-    size, block = (tuple(rng.randint(1, most) for _ in range(rank)) for most in ({1: 40, 2: 12, 3: 7}[rank], 6))
-    lead = tuple(rng.choice((1, 2, 3, 3, 0)) for _ in range(rng.randint(0, 2)))
-    dtype, places = rng.choice(DTYPES), random_positions(rng, size, block)
+def check_positions(case, draw, seed):
+    rng, lead, block, places = random.Random(seed), case.lead, case.block, case.positions
+    dtype = rng.choice(DTYPES)
     wide = rng.choice((dtype, np.dtype(rng.choice(WIDER[dtype.name] or (dtype.name,)))))
     kind = rng.choice(("none", "separable", "full")) if wide in INEXACT else "none"
-    array, blocks = values((*lead, *size), wide, seed), values((len(places), *lead, *block), dtype, seed + 1)
+    array, blocks = values(case.shape, wide, seed), values(case.blocks_shape, dtype, seed + 1)
     lazy_array = da.from_array(array, chunks=cut_all(draw, array.shape))
     lazy_blocks = da.from_array(blocks, chunks=cut_all(draw, blocks.shape))
-    message = f"{array.shape} {wide} {blocks.shape} {dtype} {places.tolist()} {kind} {lazy_array.chunks}"
+    message = f"{case!r} {wide} {dtype} {kind} {lazy_array.chunks}"
 
     window = window_of(kind, block, wide)
     added = gpufold.dask.add_blocks(lazy_array, lazy_blocks, places, window=window)
     assert (added.chunks, added.dtype, added._meta.dtype) == (filled(lazy_array.chunks), wide, wide)
     assert_same_bits(added.compute(), gpufold.add_blocks_(array.copy(), blocks, places, window=window), message)
 
-    mode, chunks = rng.choice(("constant", "edge")), (cut(draw, len(places)),)
-    taken = gpufold.dask.take_blocks(lazy_array, places, block, window=window, mode=mode, chunks=chunks)
-    assert taken.chunks == filled((*chunks, *lazy_array.chunks[: len(lead)], *((side,) for side in block)))
-    assert_same_bits(taken.compute(), gpufold.take_blocks(array, places, block, window=window, mode=mode), message)
+    chunks = (cut(draw, len(places)),)
+    for mode in ("constant", "edge") if array.size else ("constant",):
+        taken = gpufold.dask.take_blocks(lazy_array, places, block, window=window, mode=mode, chunks=chunks)
+        assert taken.chunks == filled((*chunks, *lazy_array.chunks[: len(lead)], *((side,) for side in block)))
+        assert_same_bits(taken.compute(), gpufold.take_blocks(array, places, block, window=window, mode=mode), message)
     assert_same_bits(lazy_array.compute(), array, "no chunk was written into")
 
 
+NOTHING = (
+    PositionsCase("no-blocks", (5, 7), (2, 3), ()),
+    PositionsCase("no-planes", (5, 7), (2, 3), ((1, 2), (4, -1)), lead=(2, 0)),
+)
 FEW, MANY = (settings(max_examples=count, deadline=None, derandomize=True) for count in (2, 30))
-
-
-@pytest.mark.parametrize(("narrow", "wide"), WEIGHTED_WIDENINGS)
-@FEW
-@given(data=st.data())
-def test_wider_sums_have_the_bits_of_eager_calls(narrow, wide, data):
-    case = CASES[4]
-    columns, window = values(case.columns_shape, narrow), window_of("full", case.kernel_size, wide)
-    arguments = case.output_size, case.kernel_size
-    options = {"reduction": "mean", "window": window, "dtype": wide, "fill_value": 0, **case.arguments}
-    check("col2im", columns, data.draw, (2, len(case.output_size)), *arguments, **options)
-    blocks = values((3, 4, 5, 2, 3), narrow)
-    check("blocks_to_array", blocks, data.draw, (1, 2), (3, 8, 11), (2, 3), strides=2, dtype=wide)
-    check("blocks_to_array", blocks[:0], data.draw, (1, 2), (0, 8, 11), (2, 3), strides=2, dtype=wide)
 
 
 @pytest.mark.some(2)
@@ -193,7 +173,12 @@ def test_wider_sums_have_the_bits_of_eager_calls(narrow, wide, data):
     ("check_all", "number", "case"),
     [
         pytest.param(check_all, number, case, id=f"{check_all.__name__}-{case}")
-        for check_all, cases in ((check_sliding, SMALL_CASES), (check_blocks, SMALL_CASES), (check_space, SPACE_CASES))
+        for check_all, cases in (
+            (check_sliding, SMALL_CASES),
+            (check_blocks, SMALL_CASES),
+            (check_space, SPACE_CASES),
+            (check_positions, (*POSITIONS_CASES, *NOTHING)),
+        )
         for number, case in enumerate(cases)
     ],
 )
@@ -209,29 +194,13 @@ def test_named_cases_have_the_bits_of_eager_calls(check_all, number, case, data)
         (check_sliding, random_case),
         (check_blocks, random_case),
         (check_space, random_space_case),
-        (check_positions, random.Random),
+        (check_positions, random_positions_case),
     ],
 )
 @MANY
 @given(seed=st.integers(0, 10_000), data=st.data())
 def test_random_calls_have_the_bits_of_eager_calls(check_all, drawn, seed, data):
     check_all(drawn(seed), data.draw, seed)
-
-
-@pytest.mark.parametrize("case", POSITIONS_CASES, ids=str)
-@FEW
-@given(data=st.data())
-def test_named_cases_of_positions_have_the_bits_of_eager_calls(case, data):
-    array, blocks = values(case.shape, np.float32), values(case.blocks_shape, np.float32, 1)
-    lazy = da.from_array(array, chunks=cut_all(data.draw, array.shape))
-    lazy_blocks = da.from_array(blocks, chunks=cut_all(data.draw, blocks.shape))
-    added = gpufold.dask.add_blocks(lazy, lazy_blocks, case.positions)
-    assert_same_bits(added.compute(), gpufold.add_blocks_(array.copy(), blocks, case.positions))
-    for mode in ("constant", "edge"):
-        taken = gpufold.dask.take_blocks(
-            lazy, case.positions, case.block, mode=mode, chunks=-(-len(case.positions) // 3)
-        )
-        assert_same_bits(taken.compute(), gpufold.take_blocks(array, case.positions, case.block, mode=mode))
 
 
 def test_half_precision_is_rounded_once_however_blocks_are_cut():

@@ -265,16 +265,6 @@ def test_a_stitcher_takes_no_traced_arrays():
         jax.jit(lambda tiles: stitcher.add(tiles, [(1, 0)]))(of_jax(np.ones((1, 2, 2))))
 
 
-def test_weights_of_blocks_do_not_lose_what_they_cover():
-    """Their products with a window are counted as they are summed, as those of a window are."""
-    sums, weight, window = np.zeros(4, np.float32), np.zeros(4, np.float32), np.float32([1e-30, 1, 1e-30])
-    blocks = np.full((2, 3), 5, np.float32)
-    gpufold.add_blocks_(
-        sums, blocks, [(0,), (1,)], window=window, weights=np.float32([1e-30, 1e-20]), weight_out=weight
-    )
-    np.testing.assert_allclose(gpufold.average(sums, weight), 5, rtol=1e-6)
-
-
 @pytest.mark.peer("torch")
 def test_weights_of_blocks_have_gradients():
     import torch

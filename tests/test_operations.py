@@ -336,7 +336,3 @@ def test_sizes_may_be_anything_that_counts():
     for size in ([4, 4], np.array([4, 4]), np.array([4, 4], np.uint8), (np.int64(4), True + 3), range(4, 5)):
         size = tuple(size) * 2 if len(size) == 1 else size
         assert_same_bits(gpufold.col2im(columns, size, [2, np.int8(2)], strides=np.array(1)), want)
-
-
-# ---------------------------------------------------------------------------------------------
-# Peers' own examples of trouble

@@ -11,7 +11,6 @@ import enum
 import importlib
 import itertools  # noqa: F401  in drawn code
 import random
-import sys
 import warnings
 from contextlib import _GeneratorContextManager, contextmanager, nullcontext, suppress
 from copy import deepcopy
@@ -484,21 +483,28 @@ def little_memory():
         resource.setrlimit(resource.RLIMIT_AS, before)
 
 
+def names_of(front):
+    """Return the names that drawn code of a front knows, and `kind`, that of its results."""
+    names = dict(globals()) | {"kind": np.ndarray}
+    importlib.import_module(front)
+    if front == "gpufold.torch":
+        import torch
+
+        names |= {"torch": torch, "kind": torch.Tensor}
+    if front == "gpufold.dask":
+        import dask.array as da
+
+        names |= {"da": da, "kind": da.Array}
+    if front == "gpufold.jax":
+        import jax
+
+        names |= {"jax": jax, "jnp": jax.numpy, "kind": type(jax.numpy.ones(1))}
+    return names
+
+
 def failures_of(front, draws, seed):
     """Draw calls of a front; return those that fail, as code, each with what it did."""
-    rng, names = random.Random(seed), dict(globals())
-    if front != "gpufold":
-        importlib.import_module(front)
-        names["kind"] = importlib.import_module("torch").Tensor if front == "gpufold.torch" else None
-        names["torch"] = importlib.import_module("torch") if front == "gpufold.torch" else None
-        if front == "gpufold.dask":
-            names["da"] = importlib.import_module("dask.array")
-            names["kind"] = names["da"].Array
-        if front == "gpufold.jax":
-            names["jax"], names["jnp"] = map(importlib.import_module, ("jax", "jax.numpy"))
-            names["kind"] = type(names["jnp"].ones(1))
-    else:
-        names["kind"] = np.ndarray
+    rng, names = random.Random(seed), names_of(front)
     table, failures = list(TABLE[front].items()), {}
     with nullcontext() if front == "gpufold.jax" else little_memory(), warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -527,12 +533,8 @@ def test_a_wrong_call_says_so_and_leaves_everything_as_it_was(front, draws, tmp_
 
 @pytest.mark.parametrize("front", FRONTS)
 def test_the_calls_work_with_the_right_arguments(front):
-    names = dict(globals())
+    names = names_of(front)
     names["stitcher"] = gpufold.Stitcher((3, 8, 9), (2, 2))
-    if front != "gpufold":
-        importlib.import_module(front)
-        names |= {"torch": sys.modules.get("torch"), "da": sys.modules.get("dask.array")}
-        names["jnp"] = sys.modules.get("jax.numpy")
     for name, call in TABLE[front].items():
         if name != "gpufold.warmup":
             eval(name, names)(**{each: eval(value, names) for each, value in call.items()})
