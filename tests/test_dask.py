@@ -547,7 +547,7 @@ def test_what_a_caller_changes_after_the_call_changes_no_result(name, kind):
     arrays, arguments = EVERY[name]
     function, lazy = getattr(gpufold.dask, name), [da.from_array(array) for array in arrays]
     block = (2, 2) if name in OPERATIONS else (4, 5)
-    window = np.ones(block) if kind == "full" else [np.ones(side) for side in block]
+    window = np.ones(block, np.float32) if kind == "full" else [np.ones(side, np.float32) for side in block]
     given = [np.array(each) if np.ndim(each) else each for each in arguments]
     options = {} if name == "add_blocks" else {"chunks": [2] if name in ("im2col", "take_blocks") else [2, 3]}
     if name == "stitch":

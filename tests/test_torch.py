@@ -382,11 +382,16 @@ def stitch(tiles, places):
     return stitcher.result()
 
 
-class Passing(TorchDispatchMode):
-    """A mode that changes nothing."""
+class Mode(TorchDispatchMode):
+    """Remembers the operators that it sees, and their arguments."""
 
-    def __torch_dispatch__(self, function, types, given=(), named=None):
-        return function(*given, **named or {})
+    def __init__(self):
+        super().__init__()
+        self.calls = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.calls.append((function, args))
+        return function(*args, **kwargs or {})
 
 
 POSITIONED = {
@@ -476,7 +481,7 @@ def test_both_are_added_to_or_none(name, kind, traced):
     for _ in range(2):
         given = {name: wrong(), other: right}
         with (
-            Passing() if traced else nullcontext(),
+            Mode() if traced else nullcontext(),
             pytest.raises((TypeError, ValueError), match=f"add_blocks_?: {name} {message}"),
         ):
             gpufold.torch.add_blocks_(blocks=blocks, positions=PLACES, window=window, **given)
@@ -697,7 +702,7 @@ def test_nothing_is_read_behind_a_storage(name, argument, way, size):
     if way == "transformed":
         call = partial(torch.func.vjp, lambda _: function(**given), torch.ones(()))
     with (
-        Passing() if way == "operator" else nullcontext(),
+        Mode() if way == "operator" else nullcontext(),
         pytest.raises(ValueError, match="must have its elements in memory, but its storage"),
     ):
         call()

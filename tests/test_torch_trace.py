@@ -16,10 +16,9 @@ import pytest
 import torch
 import torch.utils.checkpoint
 from fronts import EVERY, FOLDED, TAKEN, Operation, named, operation_of
-from test_torch import TRANSFORMS, differentiated, tensors_of
+from test_torch import TRANSFORMS, Mode, differentiated, tensors_of
 from torch._dynamo import lookup_backend
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import gpufold.torch
 from gpufold.adjoints import ADJOINTS
@@ -38,18 +37,6 @@ class Model(torch.nn.Module):
 
     def forward(self, *given):
         return self.function(*given)
-
-
-class Mode(TorchDispatchMode):
-    """Remembers the operators that it sees, and their arguments."""
-
-    def __init__(self):
-        super().__init__()
-        self.calls = []
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        self.calls.append((function, args))
-        return function(*args, **kwargs or {})
 
 
 def traced(function, given, category=torch.jit.TracerWarning, action="error"):
