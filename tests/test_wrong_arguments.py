@@ -271,6 +271,7 @@ NUMPY["gpufold.warmup"] = {each: value for each, value in NUMPY["gpufold.explain
 
 
 NAMES = ("col2im", "im2col", "array_to_blocks", "blocks_to_array", "add_blocks", "take_blocks", "average")
+NAMES += ("batch_to_space", "space_to_batch")
 IN_TORCH = {"kernel_size": "(2,2)", "dilation": "(1,1)", "padding": "(0,0)", "stride": "(1,1)"}
 WINDOW = {"window": "torch.ones(2,2)"}
 FOLD = {"output_size": "(5,6)", **IN_TORCH, **WINDOW, "reduction": "'mean'", "fill_value": "0"}
@@ -282,43 +283,35 @@ FOLDS = {
 }
 OF_CHUNKS = ("window", "weights")
 """Of the library of a dask array's chunks."""
+
+
+def calls_of(front, make, without, names=NAMES, kept=()):
+    """Return calls of a front's functions: those of NumPy, of its own arrays and without some arguments."""
+    return {
+        f"{front}.{name}": {
+            each: make.format(value) if value.startswith("np.ones") and each not in kept else value
+            for each, value in NUMPY[f"gpufold.{name}"].items()
+            if each not in without
+        }
+        for name in names
+    }
+
+
+TORCH, DASK, JAX = "gpufold.torch", "gpufold.dask", "gpufold.jax"
+STITCHED = {
+    "blocks": "da.from_array(np.ones((2,3,2,2),'f4'))",
+    "positions": "np.array([(3,-1),(4,2)])",
+    "output_shape": "(3,8,9)",
+    "window": F4("(2,2)"),
+    "reduction": "'mean'",
+    "chunks": "(4,9)",
+}
+IN_PLACE = ("out", "accumulate", "weight_out")
 TABLE = {
     "gpufold": NUMPY,
-    "gpufold.torch": FOLDS
-    | {
-        f"gpufold.torch.{name}": {
-            each: f"torch.from_numpy({value})" if value.startswith("np.ones") else value
-            for each, value in NUMPY[f"gpufold.{name}"].items()
-            if each not in ("out", "accumulate", "dtype", "weight_out")
-        }
-        for name in (*NAMES, "add_blocks_", "batch_to_space", "space_to_batch")
-    },
-    "gpufold.dask": {
-        "gpufold.dask.stitch": {
-            "blocks": "da.from_array(np.ones((2,3,2,2),'f4'))",
-            "positions": "np.array([(3,-1),(4,2)])",
-            "output_shape": "(3,8,9)",
-            "window": F4("(2,2)"),
-            "reduction": "'mean'",
-            "chunks": "(4,9)",
-        }
-    }
-    | {
-        f"gpufold.dask.{name}": {
-            each: f"da.from_array({value})" if value.startswith("np.ones") and each not in OF_CHUNKS else value
-            for each, value in NUMPY[f"gpufold.{name}"].items()
-            if each not in ("accumulate", "out")
-        }
-        for name in (*NAMES, "batch_to_space", "space_to_batch")
-    },
-    "gpufold.jax": {
-        f"gpufold.jax.{name}": {
-            each: f"jnp.asarray({value})" if value.startswith("np.ones") else value
-            for each, value in NUMPY[f"gpufold.{name}"].items()
-            if each not in ("out", "weight_out", "accumulate")
-        }
-        for name in (*NAMES, "batch_to_space", "space_to_batch")
-    },
+    TORCH: FOLDS | calls_of(TORCH, "torch.from_numpy({})", (*IN_PLACE, "dtype"), (*NAMES, "add_blocks_")),
+    DASK: {"gpufold.dask.stitch": STITCHED} | calls_of(DASK, "da.from_array({})", IN_PLACE, kept=OF_CHUNKS),
+    JAX: calls_of(JAX, "jnp.asarray({})", IN_PLACE),
 }
 
 REQUIRED = frozenset(
