@@ -245,7 +245,7 @@ ONNX = Call("onnx.col2im", {"input": (1, 4, 9)}, (1, 1, 4, 4), {"image_shape": (
 
 
 # ---------------------------------------------------------------------------------------------
-# What kernels can read: CuPy's part is played by the stand-in, which lies in the memory of NumPy arrays here
+# What kernels can read: CuPy's part is played by the stand-in, whose arrays lie in the memory of NumPy's
 
 
 @pytest.fixture
