@@ -68,7 +68,6 @@ def kinds(*names, argument="kind"):
 
 
 every_kind = kinds(*KINDS)
-
 every_function = pytest.mark.parametrize("name", RIGHT)
 
 
@@ -82,13 +81,10 @@ def converted(kind, value, name):
 
 
 def given_of(operation, arrays, kind):
-    """Return the arrays of an operation for arrays of a kind."""
+    """Return the arrays of an operation in a kind; windows for chunks of NumPy are NumPy's."""
     first_of_window = len(arrays) if operation.name == "average" else len(operation.shapes)
-    windows_of_numpy = kind == "dask"
-    return [
-        array if windows_of_numpy and place >= first_of_window else KINDS[kind].to(array)
-        for place, array in enumerate(arrays)
-    ]
+    kept = first_of_window if kind == "dask" else len(arrays)
+    return [*map(KINDS[kind].to, arrays[:kept]), *arrays[kept:]]
 
 
 def called(name, kind):
@@ -319,6 +315,7 @@ def test_kinds_are_not_mixed(name, argument, kind, other):
 # Refusals: in the words of NumPy's path, before anything is computed
 
 REFUSED = [call for call in BAD_CALLS if is_of_any_kind(call)]
+"""Of each function what is wrong: a function and its arguments, the error, and words of its message."""
 
 
 @kinds("cupy", "torch", "jax", "dask")
