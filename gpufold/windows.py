@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from gpufold.arrays import check_library, check_no_capture, device_of, is_kernel_ready, kernel_ready
+from gpufold.arrays import aligned, check_library, check_no_capture, device_of, is_kernel_ready, kernel_ready
 from gpufold.calls import Call, is_separable
 from gpufold.elements import ELEMENT_TYPES
 from gpufold.geometry import PositionsGeometry, Size, SpaceGeometry
@@ -59,6 +59,7 @@ def as_weights(call: Call, library: ModuleType, window: Any, data: Any) -> tuple
 
 def narrowed(library: ModuleType, weights: Any, wanted: Any) -> Any:
     """Return weights as kernels read them, of which none is zero that was not before."""
+    weights = aligned(library, weights)  # as what is looked for below must be
     ready = kernel_ready(library, weights, wanted)
     if weights.dtype.kind != "f" or weights.itemsize <= ready.itemsize:
         return ready

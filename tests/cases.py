@@ -10,6 +10,7 @@ from math import prod
 import definition
 import numpy as np
 import pytest
+from numpy.lib.stride_tricks import as_strided
 
 import gpufold
 from gpufold import calls
@@ -633,8 +634,6 @@ WIDENINGS = (
 )
 """Dtypes, each with a wider one that it is summed in: of every kind of conversion one."""
 
-WEIGHTED_WIDENINGS = tuple(pair for pair in WIDENINGS if pair[1] in ("float32", "float64", "complex128"))
-
 
 FUSIONS = tuple(
     (reduction, kind, accumulate)
@@ -653,6 +652,14 @@ def off_its_size(array, order="C"):
     placed = np.ndarray(array.shape, array.dtype, room, offset, order=order)
     placed[...] = array
     return placed
+
+
+def folded(shape, dtype=np.float32):
+    """Return zeros whose first axis of several elements lies on one place."""
+    axis = next(axis for axis, extent in enumerate(shape) if extent > 1)
+    strides = list(np.zeros(shape, dtype).strides)
+    strides[axis] = 0
+    return as_strided(np.zeros(shape, dtype), shape, strides)
 
 
 def _bits(array):

@@ -201,16 +201,9 @@ def add_blocks(out, blocks, positions, window=None, weight_out=False):
 
 
 def add_weights(weight_out, block_shape, positions, window=None):
-    """Add the window, or one, element by element at each position, into a copy of `weight_out`."""
-    total = weight_out.copy()
-    least = least_weight("mean", None, total.dtype)
-    for position in positions:
-        for tap in product(*map(range, block_shape)):
-            pixel = tuple(int(p) + t for p, t in zip(position, tap, strict=True))
-            if all(0 <= x < extent for x, extent in zip(pixel, total.shape, strict=True)):
-                weight = total.dtype.type(1) if window is None else weight_of(tap, window, total.dtype, least=least)
-                total[pixel] = total[pixel] + weight
-    return total
+    """Add the window, or one, at each position into a copy of `weight_out`: what blocks of ones would."""
+    ones = np.ones((len(positions), *block_shape), weight_out.dtype)
+    return add_blocks(weight_out, ones, positions, window, weight_out=True)
 
 
 def average(sums, weight):

@@ -242,7 +242,7 @@ FAULTS = (
           DASK + "half_precision_is_rounded_once_however_blocks_are_cut"),
     Fault("blocks of a chunk that are added in another order", "gpufold/dask/chunks.py",
           """    order = np.argsort(pair, kind="stable")""", """    order = np.lexsort((-block, pair))""",
-          DASK + "named_cases_of_positions_have_the_bits_of_eager_calls[more-than-a-block-of-threads-tests]"),
+          DASK + "named_cases_have_the_bits_of_eager_calls[check_positions-more-than-a-block-of-threads-tests]"),
     Fault("weights that go with the leading axes of sums", "gpufold/dask/positions.py",
           "    of_weight = axes[len(geometry_of(call, AverageGeometry).lead) :]\n",
           "    of_weight = axes[: weight.ndim]\n", DASK + "averages_have_the_bits_of_eager_calls[float32]"),

@@ -36,6 +36,11 @@ class Operation:
         """How many of the arrays have a gradient: a window has none under a mean."""
         return len(self.shapes) + (0 if self.averages else len(self.window))
 
+    def differentiated(self, given):
+        """Return a function of those of these arrays that have a gradient, and them."""
+        kept = given[self.differentiable :]
+        return (lambda *of: self(*of, *kept)), tuple(given[: self.differentiable])
+
     def arrays(self, dtype, seed=0, lead=()):
         """Random NumPy arrays of the call, of which the window's are positive."""
         rng, dtype = np.random.default_rng(seed), np.dtype(dtype)
@@ -128,6 +133,29 @@ AVERAGED = [
     ),
 ]
 EVERY = [*LINEAR, *WINDOWED, *AVERAGED]
+
+
+ONES, THREE_PLACES = np.ones((2, 8, 9), np.float32), [(0, 0), (1, 2), (9, 9)]
+RIGHT = {
+    "col2im": {"data": np.ones((2, 8, 63), np.float32), "output_size": (8, 10), "kernel_size": (2, 2)},
+    "im2col": {"image": np.ones((2, 2, 8, 10), np.float32), "kernel_size": (2, 2)},
+    "blocks_to_array": {
+        "blocks": np.ones((2, 7, 9, 2, 2), np.float32), "output_shape": (2, 8, 10), "block_shape": (2, 2)},
+    "array_to_blocks": {"array": ONES, "block_shape": (2, 2)},
+    "batch_to_space": {"data": np.ones((8, 3, 4), np.float32), "block_shape": (1, 2, 2)},
+    "space_to_batch": {"data": np.ones((2, 6, 8), np.float32), "block_shape": (1, 2, 2)},
+    "add_blocks": {"array": ONES, "blocks": np.ones((3, 2, 4, 5), np.float32), "positions": THREE_PLACES},
+    "take_blocks": {"array": ONES, "positions": THREE_PLACES, "block_shape": (4, 5)},
+    "average": {"numerator": ONES, "weight": ONES[0]},
+}  # fmt: skip
+"""What a call of each function requires, in order, its arrays first: of NumPy, which nothing is written into."""
+
+
+def arrays_and_others(name):
+    """Return the arrays of a call of a function, and what else it requires."""
+    values = tuple(RIGHT[name].values())
+    arrays = tuple(each for each in values if isinstance(each, np.ndarray))
+    return arrays, values[len(arrays) :]
 
 
 def named(operations):

@@ -5,18 +5,19 @@ from __future__ import annotations
 import inspect
 import random
 import sys
-from contextlib import nullcontext
 from dataclasses import dataclass
 from math import prod
 from operator import attrgetter
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from cases import assert_same_bits, off_its_size, values, weights_of
+from cases import assert_same_bits, folded, off_its_size, values, weights_of
+from fronts import RIGHT
 from numpy.lib.stride_tricks import as_strided, sliding_window_view
 
 import gpufold
+from bench.hostcuda import fake_cupy
 from gpufold.arrays import as_positions, is_kernel_ready, kernel_ready, overlaps_itself, share_memory
 
 IMPORTED = SimpleNamespace(may_share_memory=lambda first, second: False)
@@ -114,26 +115,19 @@ class Call:
         return np.int64 if argument == "positions" else np.float32
 
 
-CALLS = (
-    Call("col2im", {"data": (4, 9), "window": (2, 2)}, (1, 4, 4), {"output_size": (4, 4), "kernel_size": (2, 2)}),
-    Call("im2col", {"image": (1, 4, 4), "window": (2, 2)}, (4, 9), {"kernel_size": (2, 2)}),
-    Call(
-        "batch_to_space", {"data": (4, 3)}, (1, 12), {"block_shape": (1, 4), "crops_begin": (0, 0), "crops_end": (0, 0)}
-    ),
-    Call(
-        "space_to_batch", {"data": (1, 12)}, (4, 3), {"block_shape": (1, 4), "pads_begin": (0, 0), "pads_end": (0, 0)}
-    ),
-    Call("array_to_blocks", {"array": (7,), "window": (3,)}, (3, 3), {"block_shape": (3,), "strides": (2,)}),
-    Call(
-        "blocks_to_array",
-        {"blocks": (3, 3), "window": (3,)},
-        (7,),
-        {"output_shape": (7,), "block_shape": (3,), "strides": (2,)},
-    ),
-    Call("add_blocks", {"array": (7,), "blocks": (2, 3), "positions": (2, 1), "window": (3,)}, (7,), {}),
-    Call("average", {"numerator": (2, 7), "weight": (7,)}, (2, 7), {}),
-    Call("take_blocks", {"array": (7,), "positions": (2, 1), "window": (3,)}, (2, 3), {"block_shape": (3,)}),
-)
+WINDOWS = dict.fromkeys(("col2im", "im2col", "blocks_to_array", "array_to_blocks"), (2, 2))
+WINDOWS |= dict.fromkeys(("add_blocks", "take_blocks"), (4, 5))
+
+
+def call_of(name):
+    """Return the call of a function with a window where it takes one, its positions in an array."""
+    arrays = {argument: np.shape(value) for argument, value in RIGHT[name].items() if not isinstance(value, tuple)}
+    arrays |= {"window": WINDOWS[name]} if name in WINDOWS else {}
+    sizes = {argument: value for argument, value in RIGHT[name].items() if argument not in arrays}
+    return Call(name, arrays, getattr(gpufold, name)(**RIGHT[name]).shape, sizes)
+
+
+CALLS = tuple(map(call_of, RIGHT))
 
 
 def test_every_public_function_with_an_out_is_called():
@@ -199,16 +193,6 @@ def test_an_out_that_does_not_fit_is_refused_and_unchanged(call):
         assert (wrong == 1).all()
 
 
-@pytest.mark.parametrize("call", CALLS, ids=str)
-def test_variants_are_those_of_the_operation_and_kernels_of_a_gpu(call):
-    arrays, (variant, *_) = arrays_of(call), gpufold.variants(call.name)
-    with pytest.raises(ValueError, match=rf"^{call}: variant must be one of auto, {variant}.* got 'quick'"):
-        call(arrays | {"variant": "quick"})
-    with pytest.raises(gpufold.Unsupported, match=rf"^{call}: variant '{variant}' is a GPU kernel.* numpy\.ndarray"):
-        call(arrays | {"variant": variant})
-    assert all((array == 1).all() for array in arrays.values())
-
-
 @pytest.mark.peer("cupy")
 @pytest.mark.parametrize(
     ("call", "argument"),
@@ -227,14 +211,6 @@ def test_arrays_of_two_libraries_are_refused(call, argument):
             call(arrays | {argument: others[argument]})
 
 
-def folded(shape, dtype=np.float32):
-    """Return an array whose first axis of several lies on one place."""
-    axis = next(axis for axis, extent in enumerate(shape) if extent > 1)
-    strides = list(np.zeros(shape, dtype).strides)
-    strides[axis] = 0
-    return as_strided(np.zeros(shape, dtype), shape, strides)
-
-
 @on_both
 @pytest.mark.parametrize("call", CALLS, ids=str)
 def test_a_result_that_overlaps_itself_is_refused_with_nothing_written(call, on_gpu):
@@ -251,14 +227,6 @@ def test_a_result_that_overlaps_itself_is_refused_with_nothing_written(call, on_
     assert not out.any()
 
 
-@pytest.mark.parametrize("name", ["array", "weight_out"])
-def test_what_is_changed_in_place_must_not_overlap_itself(name):
-    given = {"array": np.zeros(7, np.float32), "weight_out": np.zeros(7, np.float32)} | {name: folded((7,))}
-    with pytest.raises(ValueError, match=rf"^add_blocks_: {name} must not overlap itself, got shape \("):
-        gpufold.add_blocks_(**given, blocks=np.ones((2, 3), np.float32), positions=[(0,), (2,)])
-    assert not any(array.any() for array in given.values())
-
-
 def test_a_result_that_only_looks_as_if_it_overlapped_itself_is_written():
     columns = np.arange(36, dtype=np.float32).reshape(4, 9)
     want = gpufold.col2im(columns, (4, 4), (2, 2))
@@ -273,119 +241,25 @@ def test_a_result_that_only_looks_as_if_it_overlapped_itself_is_written():
         gpufold.col2im(columns, (4, 4), (2, 2), out=windows[None, ::2][:, :4])
 
 
-class Foreign:
-    """An array of another library, which says where its memory is in every way there is."""
-
-    def __init__(self, shape):
-        self.shape, self.dtype = shape, np.dtype(np.float32)
-        place = {"version": 3, "shape": shape, "typestr": "<f4", "data": (START, False)}
-        self.__cuda_array_interface__ = self.__array_interface__ = place
-
-    def __array__(self, dtype=None, copy=None):
-        pytest.fail("converted without being asked to")
-
-    def __dlpack__(self, **options):
-        pytest.fail("imported without being asked to")
-
-    def __dlpack_device__(self):
-        pytest.fail("imported without being asked to")
-
-
 ONNX = Call("onnx.col2im", {"input": (1, 4, 9)}, (1, 1, 4, 4), {"image_shape": (4, 4), "block_shape": (2, 2)})
 
 
-@pytest.mark.parametrize(
-    ("call", "argument"),
-    [(call, argument) for call in (*CALLS, ONNX) for argument in (*call.arrays, "out")],
-    ids=str,
-)
-def test_an_array_of_another_library_is_refused_by_its_name(call, argument):
-    shapes = call.arrays | {"out": call.result}
-    arrays = {name: np.zeros(shape, call.dtype(name)) for name, shape in shapes.items()}
-    call(arrays)
-    before = {name: array.tobytes() for name, array in arrays.items()}
-    operation = r"(onnx\.)?col2im" if call is ONNX else call.name
-    with pytest.raises(TypeError, match=rf"^{operation}: {argument} must be a numpy.ndarray.*Foreign; convert it with"):
-        call(arrays | {argument: Foreign(shapes[argument])})
-    assert {name: array.tobytes() for name, array in arrays.items()} == before, "nothing is written"
-
-
 # ---------------------------------------------------------------------------------------------
-# What kernels can read: CuPy's part is played by NumPy, which alone takes elements from any address
-
-
-CURRENT = nullcontext()
-"""The device of every stand-in, which is the current one."""
-
-
-class Array(np.lib.mixins.NDArrayOperatorsMixin):
-    """What is asked of a cupy.ndarray to convert it, in the memory of a NumPy array."""
-
-    def __init__(self, shape, dtype, memptr, strides):
-        place = SimpleNamespace(
-            __array_interface__={
-                "version": 3,
-                "data": (memptr.ptr, False),
-                "shape": shape,
-                "strides": strides,
-                "typestr": np.dtype(dtype).str,
-            },
-            memory=memptr,
-        )
-        self.host = np.asarray(place)
-        self.data, self.shape, self.strides, self.dtype = memptr, shape, strides, self.host.dtype
-        self.size, self.itemsize, self.ndim = self.host.size, self.host.itemsize, self.host.ndim
-        self.flags = SimpleNamespace(c_contiguous=self.host.flags.c_contiguous)
-        self.device = CURRENT
-
-    @classmethod
-    def of(cls, host):
-        return cls(host.shape, host.dtype, SimpleNamespace(ptr=host.ctypes.data, owner=host), host.strides)
-
-    def copy(self):
-        return by_elements(np.copy)(self)
-
-    def view(self, dtype):
-        return Array.of(self.host.view(dtype))
-
-    def reshape(self, shape):
-        return Array.of(self.host.reshape(shape))
-
-    def astype(self, dtype):
-        return Array.of(self.host.astype(dtype))
-
-    def __array_ufunc__(self, function, method, *operands):
-        return Array.of(np.asarray(getattr(function, method)(*map(on_host, operands))))
-
-
-def on_host(operand):
-    return operand.host if isinstance(operand, Array) else operand
-
-
-def by_elements(function):
-    """Stand in for a function of CuPy: its kernels read by elements, and one off its size ends the process."""
-
-    def checked(array, *rest):
-        assert array.host.flags.aligned, "read off the size of its elements"
-        return Array.of(function(array.host, *rest))
-
-    return checked
+# What kernels can read: CuPy's part is played by the stand-in, whose arrays lie in the memory of NumPy's
 
 
 @pytest.fixture
 def cupy(monkeypatch):
-    """Stand in for CuPy, as much of it as converts windows and positions."""
-    module = ModuleType("cupy")
-    module.ndarray = Array
-    module.ascontiguousarray, module.minimum = by_elements(np.ascontiguousarray), by_elements(np.minimum)
-    module.copysign, module.rint = np.copysign, np.rint
-    module.where = lambda *operands: Array.of(np.where(*map(on_host, operands)))
-    module.capturing = False
-    module.cuda = SimpleNamespace(
-        get_current_stream=lambda: SimpleNamespace(is_capturing=lambda: module.capturing),
-    )
+    """A stand-in for CuPy, which refuses to read by elements what lies off their size."""
+    module = fake_cupy.cupy()
     monkeypatch.setitem(sys.modules, "cupy", module)
     return module
+
+
+def of_cupy(array):
+    """Return the memory of a NumPy array as an array of the stand-in."""
+    pointer = fake_cupy.MemoryPointer(fake_cupy.UnownedMemory(array.ctypes.data, array.nbytes, array), 0)
+    return fake_cupy.ndarray(array.shape, array.dtype, pointer, array.strides)
 
 
 def as_it_is(array):
@@ -438,13 +312,13 @@ def test_a_window_of_any_layout_reaches_kernels_as_they_can_read_it(layout, dtyp
     want[(want == 0) & (elements != 0)] = np.finfo(np.float32).tiny  # no weight is lost
     given = layout(np.abs(values((3, 4), dtype)))
     before = given.tobytes()
-    library, window = (cupy, Array.of(given)) if on_gpu else (np, given)
+    library, window = (cupy, of_cupy(given)) if on_gpu else (np, given)
     kind, (weights,) = weights_of(window, (3, 4), np.dtype(np.float32), library)
     assert kind == "full"
     assert is_kernel_ready(library, weights, np.float32)
     address = weights.data.ptr if on_gpu else weights.ctypes.data
     assert address % 4 == 0
-    assert_same_bits(weights.host if on_gpu else weights, want)
+    assert_same_bits(weights.get() if on_gpu else weights, want)
     assert (weights is window) == (layout is as_it_is and dtype is np.float32), "only what fits is taken as it is"
     assert given.tobytes() == before
 
@@ -455,45 +329,49 @@ def test_a_window_of_any_layout_reaches_kernels_as_they_can_read_it(layout, dtyp
 def test_positions_of_any_layout_reach_kernels_as_they_can_read_them(layout, dtype, on_gpu, cupy):
     elements = values((5, 2), dtype)
     given, want = layout(elements), np.array([[min(int(each), 2**63 - 1) for each in row] for row in elements])
-    library, positions = (cupy, Array.of(given)) if on_gpu else (np, given)
+    library, positions = (cupy, of_cupy(given)) if on_gpu else (np, given)
     places = as_positions("add_blocks", library, positions, positions)
     assert is_kernel_ready(library, places, np.int64)
     address = places.data.ptr if on_gpu else places.ctypes.data
     assert address % 8 == 0
-    assert_same_bits(places.host if on_gpu else places, want)
+    assert_same_bits(places.get() if on_gpu else places, want)
     assert (places is positions) == (layout is as_it_is and dtype is np.int64), "only what fits is taken as it is"
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.__name__)
 def test_nothing_is_converted_while_a_graph_is_captured(layout, cupy):
-    cupy.capturing = True
-    window, positions = Array.of(layout(np.ones((3, 4), np.float32))), Array.of(layout(np.ones((3, 4), np.int64)))
-    if layout is as_it_is:
-        assert weights_of(window, (3, 4), np.dtype(np.float32), cupy)[1] == (window,)
-        assert as_positions("add_blocks", cupy, positions, positions) is positions
-        return
-    axis = Array.of(layout(np.ones((3, 4), np.float32))[:, 0])
-    for given in (window, (axis, Array.of(np.ones(4, np.float64)))):
-        with pytest.raises(ValueError, match="window must be contiguous, aligned and of float32 while a"):
-            weights_of(given, (3, 4), np.dtype(np.float32), cupy)
-    for name in ("out", "array"):
-        with pytest.raises(
-            ValueError, match=f"positions must be a contiguous, aligned array of int64 beside {name} while"
-        ):
-            as_positions("add_blocks", cupy, positions, positions, name)
+    window, positions = of_cupy(layout(np.ones((3, 4), np.float32))), of_cupy(layout(np.ones((3, 4), np.int64)))
+    axis, double = of_cupy(layout(np.ones((3, 4), np.float32))[:, 0]), of_cupy(np.ones(4, np.float64))
+    stream = cupy.cuda.Stream()
+    stream.begin_capture()
+    with stream:
+        if layout is as_it_is:
+            assert weights_of(window, (3, 4), np.dtype(np.float32), cupy)[1] == (window,)
+            assert as_positions("add_blocks", cupy, positions, positions) is positions
+            return
+        for given in (window, (axis, double)):
+            with pytest.raises(ValueError, match="window must be contiguous, aligned and of float32 while a"):
+                weights_of(given, (3, 4), np.dtype(np.float32), cupy)
+        for name in ("out", "array"):
+            with pytest.raises(
+                ValueError, match=f"positions must be a contiguous, aligned array of int64 beside {name} while"
+            ):
+                as_positions("add_blocks", cupy, positions, positions, name)
+    stream.end_capture()
 
 
 def test_one_axis_of_a_separable_window_off_its_size_is_converted(cupy):
     axes = (np.arange(3, dtype=np.float32), off_its_size(np.arange(4, dtype=np.float32)))
-    kind, weights = weights_of(tuple(map(Array.of, axes)), (3, 4), np.dtype(np.float32), cupy)
+    kind, weights = weights_of(tuple(map(of_cupy, axes)), (3, 4), np.dtype(np.float32), cupy)
     assert kind == "separable"
     assert all(is_kernel_ready(cupy, each, np.float32) for each in weights)
     for each, want in zip(weights, axes, strict=True):
-        assert_same_bits(each.host, want)
+        assert_same_bits(each.get(), want)
 
 
 def test_no_positions_at_any_address_are_ready(cupy):
-    nothing = Array(shape=(0, 2), dtype=np.int64, memptr=SimpleNamespace(ptr=START + 1), strides=(16, 8))
+    memory = fake_cupy.MemoryPointer(fake_cupy.UnownedMemory(START + 1, 0, None), 0)
+    nothing = fake_cupy.ndarray((0, 2), np.int64, memory, (16, 8))
     assert as_positions("add_blocks", cupy, nothing, nothing) is nothing
 
 
@@ -538,6 +416,24 @@ class Labelled(np.ndarray):
     label = ""
 
 
+class Foreign:
+    """An array of another library, which says where its memory is in every way there is."""
+
+    def __init__(self, shape):
+        self.shape, self.dtype = shape, np.dtype(np.float32)
+        place = {"version": 3, "shape": shape, "typestr": "<f4", "data": (START, False)}
+        self.__cuda_array_interface__ = self.__array_interface__ = place
+
+    def __array__(self, dtype=None, copy=None):
+        pytest.fail("converted without being asked to")
+
+    def __dlpack__(self, **options):
+        pytest.fail("imported without being asked to")
+
+    def __dlpack_device__(self):
+        pytest.fail("imported without being asked to")
+
+
 def masked(array):
     return np.ma.array(array, mask=np.arange(array.size).reshape(array.shape) % 2)
 
@@ -551,6 +447,7 @@ OTHERS = {
     "matrix": (as_matrix, r"got numpy.matrix, which always has two axes|without a mask"),
     "units": (lambda array: array.view(Units), r"got test_arrays.Units, which computes in its own way"),
     "functions": (lambda array: array.view(Dispatched), r"got test_arrays.Dispatched, which computes in its own way"),
+    "of another library": (lambda array: Foreign(array.shape), "got test_arrays.Foreign; convert it with"),
     "no arithmetic": (lambda array: array.view(Silent), r"got test_arrays.Silent, which computes in its own way"),
 }
 
@@ -577,7 +474,7 @@ def test_an_array_with_a_mask_or_arithmetic_of_its_own_is_refused_wherever_it_is
                 given = (*axes[:axis], convert(weights), *axes[axis + 1 :])
                 with pytest.raises(TypeError, match=rf"^{call}: window\[{axis}\] must be a numpy.ndarray"):
                     call(arrays | {"window": given})
-        if name == "positions":
+        if name == "positions" and other != "of another library":
             rows = [convert(row) for row in arrays["positions"]]
             with pytest.raises(TypeError, match=rf"^{call}: a row of positions must be a numpy.ndarray"):
                 call(arrays | {"positions": rows})
@@ -654,8 +551,8 @@ def test_lists_of_positions_hold_integers_of_64_bits():
 @pytest.mark.parametrize("layout", [as_it_is, off_its_size], ids=["as it is", "off its size"])
 def test_what_has_no_axis_is_converted_to_what_has_none(layout, dtype, on_gpu, cupy):
     given = layout(np.array(3, dtype))
-    library, array = (cupy, Array.of(given)) if on_gpu else (np, given)
+    library, array = (cupy, of_cupy(given)) if on_gpu else (np, given)
     ready = kernel_ready(library, array, np.dtype(np.float32))
     assert ready.shape == ()
     assert is_kernel_ready(library, ready, np.float32)
-    assert_same_bits(ready.host if on_gpu else ready, np.array(3, np.float32))
+    assert_same_bits(ready.get() if on_gpu else ready, np.array(3, np.float32))

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from cases import assert_same_bits, values
 from executors import Call, run
+from test_kinds import KINDS, kinds
 
 import gpufold
 from gpufold.calls import Unsupported
@@ -135,19 +136,20 @@ def test_tensors_are_folded_by_torch_s_names_with_what_was_named():
     assert torch.equal(module(columns), filled)
 
 
+@kinds("torch", "jax", "dask")
 @pytest.mark.parametrize("mode", ["reflect", "symmetric", "wrap"])
-def test_what_lies_outside_is_the_same_in_every_array(mode):
-    """Positions are far outside too; a window is multiplied in, and gradients go back to where elements came from."""
+def test_what_lies_outside_is_the_same_in_every_array(mode, kind):
+    """Positions are far outside too, and a window is multiplied in."""
+    it = KINDS[kind]
     for seed in range(8):
         rng, lead, size, block, _ = random_case(seed)
         positions = [tuple(rng.randint(-most, most) for _ in size) for most in (4, 40, 40, 1 << 30)]
         array, window = values((*lead, *size), np.float32, seed), [values((side,), np.float32, seed) for side in block]
         want = gpufold.take_blocks(array, positions, block, mode=mode, window=window)
-        for make in _kinds():
-            weights = window if isinstance(make, partial) else [*map(make, window)]
-            got = gpufold.take_blocks(make(array), positions, block, mode=mode, window=weights)
-            assert_same_bits(np.asarray(got), want, f"seed {seed}")
-            assert type(got) is type(make(array))
+        given, weights = it.to(array), window if kind == "dask" else [*map(it.to, window)]
+        got = gpufold.take_blocks(given, positions, block, mode=mode, window=weights)
+        assert_same_bits(it.back(got), want, f"seed {seed}")
+        assert type(got) is type(given)
 
 
 @pytest.mark.peer("torch")
@@ -161,61 +163,18 @@ def test_gradients_of_what_lies_outside_go_to_where_it_came_from():
     assert torch.equal(traced(array), blocks(array, positions))
 
 
-def test_three_natural_tries_lose_nothing_or_say_how():
-    image = np.random.default_rng(0).random((60, 70), np.float32)
-    blocks = gpufold.array_to_blocks(image, (16, 16), strides=16)
-    with pytest.raises(ValueError, match=r"got 12 of 60 uncovered on spatial axis 0 \(array axis 0\), from 48 on; use"):
-        gpufold.blocks_to_array(blocks, image.shape, (16, 16), strides=16, reduction="mean")
-    nan = gpufold.blocks_to_array(blocks, image.shape, (16, 16), strides=16, reduction="mean", fill_value=np.nan)
-    assert np.isnan(nan).mean() == pytest.approx(0.27, abs=0.01)
-    blocks = gpufold.array_to_blocks(image, (16, 16), strides=16, last="over")
-    got = gpufold.blocks_to_array(blocks, image.shape, (16, 16), strides=16, reduction="mean", last="over")
-    assert_same_bits(got, image)
-
-    volume = np.random.default_rng(0).random((60, 70, 80), np.float32)
-    tile, strides = (32,) * 3, 16
-    blocks = gpufold.array_to_blocks(volume, tile, strides=strides)
-    with pytest.raises(ValueError, match="must cover every element with reduction='mean', got"):
-        gpufold.blocks_to_array(blocks, volume.shape, tile, strides=strides, reduction="mean")
-    zeros = gpufold.blocks_to_array(blocks, volume.shape, tile, strides=strides, reduction="mean", fill_value=np.nan)
-    assert int(np.isnan(zeros).sum()) == volume.size - 48 * 64 * 80
-    blocks = gpufold.array_to_blocks(volume, tile, strides=strides, last="over")
-    for sigma in (32 / 8, 2, 1.5, 1, 0.5):  # narrow windows: none of their weights is zero
-        axis = np.exp(np.maximum(-0.5 * ((np.arange(32) - 15.5) / sigma) ** 2, -700))
-        window = (axis, axis, axis)
-        got = gpufold.blocks_to_array(
-            blocks, volume.shape, tile, strides=strides, reduction="mean", window=window, last="over"
-        )
-        np.testing.assert_allclose(got, volume, rtol=1e-5)
-
-
-def test_a_stitcher_shows_what_no_tile_covers():
-    for make in (np.asarray, *(make for make in _kinds() if not isinstance(make, partial))):
-        stitcher = gpufold.Stitcher((2, 7), (3,))
-        stitcher.add(make(np.ones((2, 2, 3), np.float32)), [(0,), (2,)])
-        assert np.asarray(stitcher.result())[..., 5:].tolist() == [[0, 0]] * 2
-        shown = np.asarray(stitcher.result(fill_value=np.nan))
-        assert np.isnan(shown).sum(-1).tolist() == [2, 2]
-        assert (shown[..., :5] == 1).all()
-        slabs = gpufold.Stitcher((None,), 2)
-        slabs.add(make(np.ones((2, 2), np.float32)), [(0,), (4,)])
-        assert np.asarray(slabs.result(fill_value=-1)[1]).tolist() == [1, 1, -1, -1, 1, 1]
-
-
-def _kinds():
-    """What makes arrays of other libraries than NumPy."""
-    with suppress(ImportError):
-        import torch
-
-        yield torch.from_numpy
-    with suppress(ImportError):
-        import jax.numpy as jnp
-
-        yield jnp.asarray
-    with suppress(ImportError):
-        import dask.array as da
-
-        yield partial(da.from_array, chunks=2)
+@kinds("numpy", "torch", "jax")
+def test_a_stitcher_shows_what_no_tile_covers(kind):
+    it = KINDS[kind]
+    stitcher = gpufold.Stitcher((2, 7), (3,))
+    stitcher.add(it.to(np.ones((2, 2, 3), np.float32)), [(0,), (2,)])
+    assert it.back(stitcher.result())[..., 5:].tolist() == [[0, 0]] * 2
+    shown = it.back(stitcher.result(fill_value=np.nan))
+    assert np.isnan(shown).sum(-1).tolist() == [2, 2]
+    assert (shown[..., :5] == 1).all()
+    slabs = gpufold.Stitcher((None,), 2)
+    slabs.add(it.to(np.ones((2, 2), np.float32)), [(0,), (4,)])
+    assert it.back(slabs.result(fill_value=-1)[1]).tolist() == [1, 1, -1, -1, 1, 1]
 
 
 def put_back(blocks, like, block, strides, **options):
@@ -239,17 +198,15 @@ def test_kernels_take_and_put_blocks_that_hang_over(seed, executor):
                 assert_same_bits(arrays.result, call.on(call.data), f"{variant}: {call}")
 
 
+@kinds("torch", "jax", "dask")
 @pytest.mark.parametrize("seed", range(12))
-def test_arrays_of_every_kind_are_covered_alike(seed):
-    _, lead, size, block, strides = random_case(seed)
+def test_arrays_of_every_kind_are_covered_alike(seed, kind):
+    it, (_, lead, size, block, strides) = KINDS[kind], random_case(seed)
     array = values((*lead, *size), np.float32, seed)
     blocks = gpufold.array_to_blocks(array, block, strides=strides, last="over")
-    want = put_back(blocks, array, block, strides)
-    for make in _kinds():
-        taken = gpufold.array_to_blocks(make(array), block, strides=strides, last="over")
-        assert_same_bits(np.asarray(taken), blocks, f"seed {seed}")
-        chunks = {"chunks": 1 + seed % 5} if hasattr(taken, "chunks") else {}
-        assert_same_bits(np.asarray(put_back(taken, array, block, strides, **chunks)), want, f"seed {seed}")
+    chunks = {"chunks": 1 + seed % 5} if kind == "dask" else {}
+    got = put_back(it.to(blocks), array, block, strides, **chunks)
+    assert_same_bits(it.back(got), put_back(blocks, array, block, strides))
 
 
 @pytest.mark.peer("torch")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import inspect
 import os
 import random
 import re
@@ -24,14 +23,16 @@ from cases import (
     INEXACT,
     POSITIONS_CASES,
     SPACE_CASES,
-    WEIGHTED_WIDENINGS,
+    PositionsCase,
     assert_same_bits,
     random_case,
+    random_positions_case,
     random_space_case,
     values,
     window_of,
 )
 from distributed import Client, LocalCluster, wait
+from fronts import RIGHT, arrays_and_others
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -85,22 +86,23 @@ def check(operation, array, draw, axes, *arguments, **options):
 
 
 def fused(rng, dtype, kernel_size):
-    """A reduction and a window that suit the dtype."""
-    if dtype not in INEXACT:
-        return "sum", None
+    """A dtype of the sums, and a reduction and a window that suit it."""
+    wide = np.dtype(rng.choice((dtype.name, *WIDER[dtype.name])))
+    if wide not in INEXACT:
+        return {"dtype": wide, "reduction": "sum", "window": None}
     reduction, kind, _ = rng.choice((*FUSIONS, ("sum", "none", False)))
-    return reduction, window_of(kind, kernel_size, dtype)
+    return {"dtype": wide, "reduction": reduction, "window": window_of(kind, kernel_size, wide)}
 
 
 def check_sliding(case, draw, seed):
     rng = random.Random(seed)
     dtype, rank = rng.choice(DTYPES), len(case.output_size)
-    reduction, window = fused(rng, dtype, case.kernel_size)
-    fold = {"reduction": reduction, "window": window, "fill_value": 0, **case.arguments}
+    options = fused(rng, dtype, case.kernel_size)
     columns, image = values(case.columns_shape, dtype, seed), values(case.image_shape, dtype, seed)
     lead = image.ndim - rank
+    fold = {"fill_value": 0, **options, **case.arguments}
     check("col2im", columns, draw, (lead, rank), case.output_size, case.kernel_size, **fold)
-    rows = cut(draw, case.num_blocks[0])
+    rows, window = cut(draw, case.num_blocks[0]), options["window"] if dtype in INEXACT else None
     lazy = gpufold.dask.im2col(
         da.from_array(image, chunks=cut_all(draw, image.shape)),
         case.kernel_size,
@@ -118,14 +120,13 @@ def check_blocks(case, draw, seed):
     rng = random.Random(seed)
     dtype, size = rng.choice(DTYPES), case.output_size
     block = tuple(map(min, case.kernel_size, size))
-    reduction, window = fused(rng, dtype, block)
+    options = fused(rng, dtype, block)
     lead = tuple(rng.choice((1, 2, 2, 3, 3, 0)) for _ in range(rng.randint(0, 3)))
     array, strides = values((*lead, *size), dtype, seed), case.arguments["strides"]
-    cuts = (len(lead), len(size))
+    cuts, window = (len(lead), len(size)), options["window"] if dtype in INEXACT else None
     check("array_to_blocks", array, draw, cuts, block, strides=strides, window=window)
-    options = {"reduction": reduction, "window": window, "fill_value": 0}
     blocks = values(gpufold.array_to_blocks(array, block, strides=strides).shape, dtype, seed)
-    check("blocks_to_array", blocks, draw, cuts, array.shape, block, strides=strides, **options)
+    check("blocks_to_array", blocks, draw, cuts, array.shape, block, strides=strides, fill_value=0, **options)
 
 
 def check_space(case, draw, seed):
@@ -137,55 +138,34 @@ def check_space(case, draw, seed):
     check("space_to_batch", space, draw, cuts, block, pads_begin=begin, pads_end=end)
 
 
-def random_positions(rng, size, block):
-    """Positions inside, on every border, outside, and at the ends of what int64 holds."""
-    count, ends = rng.choice((0, 1, 2, 5, 30)), (-(2**63), 2**63 - 1)
-    near = [
-        [rng.randint(-side - 1, extent + 1) for extent, side in zip(size, block, strict=True)] for _ in range(count)
-    ]
-    drawn = [[rng.choice(ends) if rng.random() < 0.1 else place for place in position] for position in near]
-    return np.array(drawn, np.int64).reshape(-1, len(size))
-
-
-def check_positions(rng, draw, seed):
-    rank = rng.randint(1, 3)
-    size, block = (tuple(rng.randint(1, most) for _ in range(rank)) for most in ({1: 40, 2: 12, 3: 7}[rank], 6))
-    lead = tuple(rng.choice((1, 2, 3, 3, 0)) for _ in range(rng.randint(0, 2)))
-    dtype, places = rng.choice(DTYPES), random_positions(rng, size, block)
+def check_positions(case, draw, seed):
+    rng, lead, block, places = random.Random(seed), case.lead, case.block, case.positions
+    dtype = rng.choice(DTYPES)
     wide = rng.choice((dtype, np.dtype(rng.choice(WIDER[dtype.name] or (dtype.name,)))))
     kind = rng.choice(("none", "separable", "full")) if wide in INEXACT else "none"
-    array, blocks = values((*lead, *size), wide, seed), values((len(places), *lead, *block), dtype, seed + 1)
+    array, blocks = values(case.shape, wide, seed), values(case.blocks_shape, dtype, seed + 1)
     lazy_array = da.from_array(array, chunks=cut_all(draw, array.shape))
     lazy_blocks = da.from_array(blocks, chunks=cut_all(draw, blocks.shape))
-    message = f"{array.shape} {wide} {blocks.shape} {dtype} {places.tolist()} {kind} {lazy_array.chunks}"
+    message = f"{case!r} {wide} {dtype} {kind} {lazy_array.chunks}"
 
     window = window_of(kind, block, wide)
     added = gpufold.dask.add_blocks(lazy_array, lazy_blocks, places, window=window)
     assert (added.chunks, added.dtype, added._meta.dtype) == (filled(lazy_array.chunks), wide, wide)
     assert_same_bits(added.compute(), gpufold.add_blocks_(array.copy(), blocks, places, window=window), message)
 
-    mode, chunks = rng.choice(("constant", "edge")), (cut(draw, len(places)),)
-    taken = gpufold.dask.take_blocks(lazy_array, places, block, window=window, mode=mode, chunks=chunks)
-    assert taken.chunks == filled((*chunks, *lazy_array.chunks[: len(lead)], *((side,) for side in block)))
-    assert_same_bits(taken.compute(), gpufold.take_blocks(array, places, block, window=window, mode=mode), message)
+    chunks = (cut(draw, len(places)),)
+    for mode in ("constant", "edge") if array.size else ("constant",):
+        taken = gpufold.dask.take_blocks(lazy_array, places, block, window=window, mode=mode, chunks=chunks)
+        assert taken.chunks == filled((*chunks, *lazy_array.chunks[: len(lead)], *((side,) for side in block)))
+        assert_same_bits(taken.compute(), gpufold.take_blocks(array, places, block, window=window, mode=mode), message)
     assert_same_bits(lazy_array.compute(), array, "no chunk was written into")
 
 
+NOTHING = (
+    PositionsCase("no-blocks", (5, 7), (2, 3), ()),
+    PositionsCase("no-planes", (5, 7), (2, 3), ((1, 2), (4, -1)), lead=(2, 0)),
+)
 FEW, MANY = (settings(max_examples=count, deadline=None, derandomize=True) for count in (2, 30))
-
-
-@pytest.mark.parametrize(("narrow", "wide"), WEIGHTED_WIDENINGS)
-@FEW
-@given(data=st.data())
-def test_wider_sums_have_the_bits_of_eager_calls(narrow, wide, data):
-    case = CASES[4]
-    columns, window = values(case.columns_shape, narrow), window_of("full", case.kernel_size, wide)
-    arguments = case.output_size, case.kernel_size
-    options = {"reduction": "mean", "window": window, "dtype": wide, "fill_value": 0, **case.arguments}
-    check("col2im", columns, data.draw, (2, len(case.output_size)), *arguments, **options)
-    blocks = values((3, 4, 5, 2, 3), narrow)
-    check("blocks_to_array", blocks, data.draw, (1, 2), (3, 8, 11), (2, 3), strides=2, dtype=wide)
-    check("blocks_to_array", blocks[:0], data.draw, (1, 2), (0, 8, 11), (2, 3), strides=2, dtype=wide)
 
 
 @pytest.mark.some(2)
@@ -193,7 +173,12 @@ def test_wider_sums_have_the_bits_of_eager_calls(narrow, wide, data):
     ("check_all", "number", "case"),
     [
         pytest.param(check_all, number, case, id=f"{check_all.__name__}-{case}")
-        for check_all, cases in ((check_sliding, SMALL_CASES), (check_blocks, SMALL_CASES), (check_space, SPACE_CASES))
+        for check_all, cases in (
+            (check_sliding, SMALL_CASES),
+            (check_blocks, SMALL_CASES),
+            (check_space, SPACE_CASES),
+            (check_positions, (*POSITIONS_CASES, *NOTHING)),
+        )
         for number, case in enumerate(cases)
     ],
 )
@@ -209,29 +194,13 @@ def test_named_cases_have_the_bits_of_eager_calls(check_all, number, case, data)
         (check_sliding, random_case),
         (check_blocks, random_case),
         (check_space, random_space_case),
-        (check_positions, random.Random),
+        (check_positions, random_positions_case),
     ],
 )
 @MANY
 @given(seed=st.integers(0, 10_000), data=st.data())
 def test_random_calls_have_the_bits_of_eager_calls(check_all, drawn, seed, data):
     check_all(drawn(seed), data.draw, seed)
-
-
-@pytest.mark.parametrize("case", POSITIONS_CASES, ids=str)
-@FEW
-@given(data=st.data())
-def test_named_cases_of_positions_have_the_bits_of_eager_calls(case, data):
-    array, blocks = values(case.shape, np.float32), values(case.blocks_shape, np.float32, 1)
-    lazy = da.from_array(array, chunks=cut_all(data.draw, array.shape))
-    lazy_blocks = da.from_array(blocks, chunks=cut_all(data.draw, blocks.shape))
-    added = gpufold.dask.add_blocks(lazy, lazy_blocks, case.positions)
-    assert_same_bits(added.compute(), gpufold.add_blocks_(array.copy(), blocks, case.positions))
-    for mode in ("constant", "edge"):
-        taken = gpufold.dask.take_blocks(
-            lazy, case.positions, case.block, mode=mode, chunks=-(-len(case.positions) // 3)
-        )
-        assert_same_bits(taken.compute(), gpufold.take_blocks(array, case.positions, case.block, mode=mode))
 
 
 def test_half_precision_is_rounded_once_however_blocks_are_cut():
@@ -263,7 +232,7 @@ def test_averages_have_the_bits_of_eager_calls(dtype, data):
 
 
 @pytest.mark.parametrize("reduction", ["sum", "mean", "least_squares"])
-@pytest.mark.parametrize("dtype", INEXACT, ids=str)
+@pytest.mark.parametrize("dtype", [*INEXACT, *map(np.dtype, ("bool", "uint8", "int32"))], ids=str)
 @FEW
 @given(seed=st.integers(0, 1000), data=st.data())
 def test_what_is_stitched_has_the_bits_of_a_stitcher(dtype, reduction, seed, data):
@@ -273,7 +242,8 @@ def test_what_is_stitched_has_the_bits_of_a_stitcher(dtype, reduction, seed, dat
     size, block = (tuple(rng.randint(1, most) for _ in range(rank)) for most in (12, 5))
     positions = np.random.default_rng(seed).integers(-9, 15, (rng.randint(0, 12), rank))
     tiles = values((len(positions), *lead, *block), dtype, seed)
-    window = window_of(rng.choice(("none", "separable", "full")), block, dtype)
+    windowed = dtype in INEXACT or reduction != "sum"  # sums of integers are integers
+    window = window_of(rng.choice(("none", "separable", "full")) if windowed else "none", block, dtype)
     stitcher = gpufold.Stitcher((*lead, *size), block, window=window, reduction=reduction)
     stitcher.add(tiles, positions)
     want, chunks = stitcher.result(), cut_all(data.draw, size)
@@ -347,21 +317,6 @@ def test_a_stitcher_computes_nothing_of_dask_arrays_to_fill_it():
         stitcher.result(fill_value=None)
 
 
-@pytest.mark.parametrize("name", sorted(gpufold.dask.__all__))
-def test_keywords_from_elsewhere_are_answered(name):
-    function = getattr(gpufold.dask, name)
-    count = sum(each.default is each.empty for each in inspect.signature(function).parameters.values())
-    with pytest.raises(TypeError, match=f"^{name}: unexpected keyword .colour.; the arguments are "):
-        function(*(None,) * count, colour=1)
-    assert "unexpected" not in inspect.signature(function).parameters
-
-
-def test_integers_are_stitched_to_sums():
-    votes = da.ones((3, 4), chunks=2, dtype=np.uint8)
-    summed = gpufold.dask.stitch(votes, [(0,), (1,), (9,)], (10,), reduction="sum")
-    assert_same_bits(summed.compute(), np.array([1, 2, 2, 2, 1, 0, 0, 0, 0, 1], np.uint8))
-
-
 @pytest.mark.parametrize(
     ("error", "match", "wrong"),
     [
@@ -394,27 +349,10 @@ def never(block_info=None):
     raise AssertionError("computed")
 
 
-CALLS = {
-    "col2im": ((2, 8, 63), ((8, 10), (2, 2))),
-    "im2col": ((2, 2, 8, 10), ((2, 2),)),
-    "blocks_to_array": ((2, 7, 9, 2, 2), ((2, 8, 10), (2, 2))),
-    "array_to_blocks": ((2, 8, 10), ((2, 2),)),
-    "batch_to_space": ((8, 3, 4), ((1, 2, 2),)),
-    "space_to_batch": ((2, 6, 8), ((1, 2, 2),)),
-}
-"""A call of each operation: the array's shape and the other arguments."""
-
-OUT, BLOCKS, PLACES = np.ones((2, 8, 9)), np.ones((3, 2, 4, 5)), [(0, 0), (1, 2), (9, 9)]
-
-EVERY = {
-    **{operation: ((np.ones(shape),), arguments) for operation, (shape, arguments) in CALLS.items()},
-    "add_blocks": ((OUT, BLOCKS), (PLACES,)),
-    "take_blocks": ((OUT,), (PLACES, (4, 5))),
-    "average": ((OUT, OUT[0]), ()),
-    "stitch": ((BLOCKS,), (PLACES, (2, 8, 9))),
-}
+EVERY = {name: arrays_and_others(name) for name in RIGHT}
+(OUT, BLOCKS), (PLACES,) = EVERY["add_blocks"]
+EVERY["stitch"] = ((BLOCKS,), (PLACES, (2, 8, 9)))
 """A call of each function: its arrays and the other arguments."""
-
 
 SINGLE = [
     ("col2im", (np.ones((1, 4, 9)),), ((4, 4), (2, 2))),
@@ -459,7 +397,8 @@ def test_empty_chunks_that_are_asked_for_are_left_out(name):
 
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_nothing_is_computed_before_it_is_asked_for(operation):
-    shape, arguments = CALLS[operation]
+    (array,), arguments = EVERY[operation]
+    shape = array.shape
     array = da.map_blocks(never, chunks=[(size,) for size in shape], meta=np.empty((0,) * len(shape), np.float32))
     result = getattr(gpufold.dask, operation)(array, *arguments)
     want = getattr(gpufold, operation)(np.ones(shape, np.float32), *arguments)
@@ -607,8 +546,8 @@ def test_what_a_caller_changes_after_the_call_changes_no_result(name, kind):
     """Each result has the window, the positions and the sizes of its call, and a name of its own."""
     arrays, arguments = EVERY[name]
     function, lazy = getattr(gpufold.dask, name), [da.from_array(array) for array in arrays]
-    block = (2, 2) if name in CALLS else (4, 5)
-    window = np.ones(block) if kind == "full" else [np.ones(side) for side in block]
+    block = (2, 2) if name in OPERATIONS else (4, 5)
+    window = np.ones(block, np.float32) if kind == "full" else [np.ones(side, np.float32) for side in block]
     given = [np.array(each) if np.ndim(each) else each for each in arguments]
     options = {} if name == "add_blocks" else {"chunks": [2] if name in ("im2col", "take_blocks") else [2, 3]}
     if name == "stitch":
@@ -690,19 +629,6 @@ def test_what_only_dask_arrays_get_wrong(name):
             TypeError, match=r"positions must be a numpy\.ndarray, because .* got dask\.array\.core\.Array"
         ):
             function(*lazy, *of_dask)
-
-
-@pytest.mark.parametrize(
-    ("name", "arguments", "options"),
-    [("take_blocks", (PLACES, 2**40), {}), *((name, EVERY[name][1], {"variant": "gather"}) for name in OPERATIONS)],
-)
-def test_what_no_kernel_or_memory_is_there_for_is_said_as_of_eager_calls(name, arguments, options):
-    arrays, said = EVERY[name][0], []
-    for module, made in ((gpufold, arrays), (gpufold.dask, map(da.from_array, arrays))):
-        with pytest.raises(ValueError, match=f"^{name}: ") as error:
-            getattr(module, name)(*made, *arguments, **options)
-        said.append(str(error.value))
-    assert said[0] == said[1]
 
 
 CUT = {name: 1 if name in ("im2col", "take_blocks") else 2 for name in EVERY if name not in ("add_blocks", "average")}

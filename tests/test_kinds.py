@@ -18,8 +18,8 @@ import definition
 import numpy as np
 import pytest
 from cases import CASES, DTYPES, INEXACT, WIDENINGS, assert_same_bits, random_case, values
-from fronts import as_array, as_tensor, calls_in, operation_of, x64
-from test_average import definition as averaged
+from fronts import RIGHT, as_array, as_tensor, calls_in, operation_of, x64
+from test_errors import BAD_CALLS, describe, is_of_any_kind
 
 import gpufold
 from gpufold import dispatch
@@ -58,6 +58,7 @@ KINDS = {
     ),
 }
 ARRAYS = ("numpy", "cupy")
+ARGUMENTS = ("data", "image", "blocks", "array", "numerator", "weight", "weight_out", "window", "weights", "positions")
 OF_CHUNKS = ("window", "weights", "positions")
 """What NumPy's chunks of a dask array have of NumPy."""
 
@@ -67,35 +68,28 @@ def kinds(*names, argument="kind"):
 
 
 every_kind = kinds(*KINDS)
-
-ONES, COUNTS, PLACES = np.ones((2, 8, 9), np.float32), np.ones((2, 8, 9), np.int32), [(0, 0), (1, 2), (9, 9)]
-RIGHT = {
-    "col2im": {"data": np.ones((2, 8, 63), np.float32), "output_size": (8, 10), "kernel_size": (2, 2)},
-    "im2col": {"image": np.ones((2, 2, 8, 10), np.float32), "kernel_size": (2, 2)},
-    "blocks_to_array": {
-        "blocks": np.ones((2, 7, 9, 2, 2), np.float32), "output_shape": (2, 8, 10), "block_shape": (2, 2)},
-    "array_to_blocks": {"array": ONES, "block_shape": (2, 2)},
-    "batch_to_space": {"data": np.ones((8, 3, 4), np.float32), "block_shape": (1, 2, 2)},
-    "space_to_batch": {"data": np.ones((2, 6, 8), np.float32), "block_shape": (1, 2, 2)},
-    "add_blocks": {"array": ONES, "blocks": np.ones((3, 2, 4, 5), np.float32), "positions": PLACES},
-    "take_blocks": {"array": ONES, "positions": PLACES, "block_shape": (4, 5)},
-    "average": {"numerator": ONES, "weight": ONES[0]},
-}  # fmt: skip
-"""A call of each function, whose first argument is its array."""
 every_function = pytest.mark.parametrize("name", RIGHT)
 
 
-def converted(kind, value):
-    """Return arrays of a kind, and what is none as it is."""
-    if isinstance(value, list) and isinstance(value[0], np.ndarray):
-        return [converted(kind, each) for each in value]
+def converted(kind, value, name):
+    """Return an argument for arrays of a kind: what is no array, a size above all, is as it is."""
+    if name not in ARGUMENTS or (kind == "dask" and name in OF_CHUNKS):
+        return value
+    if isinstance(value, tuple | list):
+        return type(value)([converted(kind, each, name) for each in value])
     return KINDS[kind].to(value) if isinstance(value, np.ndarray) else value
 
 
-def called(name, kind, **others):
-    """Return the arguments of a call, with others in place of some, for arrays of a kind."""
-    kept = OF_CHUNKS if kind == "dask" else ()
-    return {key: value if key in kept else converted(kind, value) for key, value in (RIGHT[name] | others).items()}
+def given_of(operation, arrays, kind):
+    """Return the arrays of an operation in a kind; windows for chunks of NumPy are NumPy's."""
+    first_of_window = len(arrays) if operation.name == "average" else len(operation.shapes)
+    kept = first_of_window if kind == "dask" else len(arrays)
+    return [*map(KINDS[kind].to, arrays[:kept]), *arrays[kept:]]
+
+
+def called(name, kind):
+    """Return the arguments of a call for arrays of a kind."""
+    return {key: converted(kind, value, key) for key, value in RIGHT[name].items()}
 
 
 @pytest.mark.some(5)
@@ -109,11 +103,8 @@ def called(name, kind, **others):
 )
 def test_every_call_has_the_bits_of_the_numpy_path(operation, dtype, kind):
     it, arrays = KINDS[kind], operation.arrays(dtype)
-    first_of_window = len(arrays) if operation.name == "average" else len(operation.shapes)
     with x64(True) if kind == "jax" else nullcontext():
-        given = [
-            array if kind == "dask" and place >= first_of_window else it.to(array) for place, array in enumerate(arrays)
-        ]
+        given = given_of(operation, arrays, kind)
         got, want = operation(*given), operation(*(array.copy() for array in arrays))
         assert type(got) is type(given[0])
         assert_same_bits(it.back(got), want)
@@ -132,16 +123,39 @@ def test_every_call_has_the_bits_of_the_numpy_path(operation, dtype, kind):
 
 @kinds("torch", "jax", "dask")
 @pytest.mark.parametrize(("narrow", "wide"), WIDENINGS)
-@pytest.mark.parametrize("name", ["col2im", "blocks_to_array", "add_blocks"])
+@pytest.mark.parametrize("name", ["col2im", "blocks_to_array", "add_blocks", "add_blocks-full"])
 def test_sums_may_be_wider_than_what_is_summed(name, narrow, wide, kind):
-    it, operation = KINDS[kind], operation_of(name)
+    operation = operation_of(name)
+    if operation.window and np.dtype(wide) not in INEXACT:
+        return
     arrays = operation.arrays(narrow)
-    if name == "add_blocks":
+    if operation.name == "add_blocks":
         arrays[0] = arrays[0].astype(wide)
     else:
         operation = replace(operation, arguments=operation.arguments | {"dtype": wide})
     with x64(True) if kind == "jax" else nullcontext():
-        assert_same_bits(it.back(operation(*map(it.to, arrays))), operation(*(array.copy() for array in arrays)))
+        got = operation(*given_of(operation, arrays, kind))
+        assert_same_bits(KINDS[kind].back(got), operation(*(array.copy() for array in arrays)))
+
+
+@kinds("torch", "jax", "dask")
+@pytest.mark.parametrize("dtype", ["bool", "uint8", "int32"])
+@pytest.mark.parametrize(
+    "name", ["col2im-full", "col2im-mean-separable", "col2im-least_squares-full", "blocks_to_array-mean-none"]
+)
+def test_integers_are_weighed_and_averaged(name, dtype, kind):
+    it, operation = KINDS[kind], operation_of(name)
+    arrays = operation.arrays(dtype)
+    want = operation(*arrays)
+    with x64(True) if kind == "jax" else nullcontext():
+        given = given_of(operation, arrays, kind)
+        assert_same_bits(it.back(operation(*given)), want)
+        if kind == "torch":
+            import torch
+
+            torch.compiler.reset()
+            compiled = torch.compile(operation.of(gpufold.torch), fullgraph=True, backend="aot_eager")
+            assert_same_bits(it.back(compiled(*given)), want)
 
 
 @kinds("torch", "jax")
@@ -201,7 +215,7 @@ def test_a_stitcher_takes_weights_of_blocks(kind, reduction):
     below = each if reduction == "mean" else each * each
     weight = definition.add_blocks(np.zeros((6, 7), np.float32), below, POSITIONS)
     assert type(stitcher.result()) is type(it.to(blocks))
-    assert_same_bits(it.back(stitcher.result()), sums if reduction == "sum" else averaged(sums, weight))
+    assert_same_bits(it.back(stitcher.result()), sums if reduction == "sum" else definition.average(sums, weight))
     with pytest.raises(ValueError, match=r"^Stitcher.add: weights must have the shape \(3,\), one for each block, got"):
         stitcher.add(it.to(blocks), POSITIONS, weights=it.to(BY_BLOCK[:2]))
 
@@ -245,16 +259,6 @@ def test_a_stitcher_takes_no_traced_arrays():
     stitcher = gpufold.Stitcher((None, 4), 2)
     with pytest.raises(TypeError, match=r"^Stitcher.add: blocks must not be traced"):
         jax.jit(lambda tiles: stitcher.add(tiles, [(1, 0)]))(of_jax(np.ones((1, 2, 2))))
-
-
-def test_weights_of_blocks_do_not_lose_what_they_cover():
-    """Their products with a window are counted as they are summed, as those of a window are."""
-    sums, weight, window = np.zeros(4, np.float32), np.zeros(4, np.float32), np.float32([1e-30, 1, 1e-30])
-    blocks = np.full((2, 3), 5, np.float32)
-    gpufold.add_blocks_(
-        sums, blocks, [(0,), (1,)], window=window, weights=np.float32([1e-30, 1e-20]), weight_out=weight
-    )
-    np.testing.assert_allclose(gpufold.average(sums, weight), 5, rtol=1e-6)
 
 
 @pytest.mark.peer("torch")
@@ -310,84 +314,71 @@ def test_kinds_are_not_mixed(name, argument, kind, other):
 # ---------------------------------------------------------------------------------------------
 # Refusals: in the words of NumPy's path, before anything is computed
 
-REFUSED = [
-    ("col2im", {"output_size": (8, 11)}),
-    ("col2im", {"data": np.ones((2, 9, 63), np.float32)}),
-    ("col2im", {"strides": 0}),
-    ("col2im", {"strides": 1.5}),
-    ("col2im", {"stride": 2}),
-    ("col2im", {"pads_end": -1}),
-    ("col2im", {"reduction": "median"}),
-    ("col2im", {"window": np.ones(3)}),
-    ("col2im", {"window": [np.ones(2)]}),
-    ("col2im", {"variant": "fastest"}),
-    ("col2im", {"dtype": "float16"}),
-    ("col2im", {"data": np.ones((2, 8, 63), np.int32), "reduction": "mean", "dtype": "int32"}),
-    ("col2im", {"data": np.ones((2, 8, 63), np.int32), "window": np.ones((2, 2)), "dtype": "int32"}),
-    ("im2col", {"kernel_size": (9, 2)}),
-    ("im2col", {"kernel_size": (2,)}),
-    ("im2col", {"window": np.ones((2, 3))}),
-    ("im2col", {"window": np.ones((2, 2), np.complex64)}),
-    ("blocks_to_array", {"output_shape": (2, 8, 11)}),
-    ("blocks_to_array", {"strides": 0}),
-    ("array_to_blocks", {"block_shape": (9, 2)}),
-    ("array_to_blocks", {"strides": (1, 1, 1)}),
-    ("batch_to_space", {"data": np.ones((9, 3, 4), np.float32)}),
-    ("batch_to_space", {"crops_begin": (0, 7, 7)}),
-    ("space_to_batch", {"data": np.ones((2, 5, 8), np.float32)}),
-    ("space_to_batch", {"block_shape": (2, 2, 2)}),
-    ("add_blocks", {"positions": PLACES[:2]}),
-    ("add_blocks", {"blocks": np.ones((3, 1, 4, 5), np.float32)}),
-    ("add_blocks", {"array": ONES.astype(np.float16)}),
-    ("add_blocks", {"positions": [(0.5, 0)] * 3}),
-    ("add_blocks", {"positions": np.zeros((3, 2), np.float32)}),
-    ("add_blocks", {"positions": [(0, 0), (1,), (2, 2)]}),
-    ("add_blocks", {"positions": [(2**63, 0)] * 3}),
-    ("add_blocks", {"positions": np.zeros((3, 0), np.int32)}),
-    ("add_blocks", {"window": np.ones(4)}),
-    ("add_blocks", {"weights": np.ones(2, np.float32)}),
-    ("add_blocks", {"weights": np.ones((3, 1), np.float32)}),
-    ("add_blocks", {"weights": np.ones(3, bool)}),
-    ("add_blocks", {"array": COUNTS, "blocks": np.ones((3, 2, 4, 5), np.int32), "weights": np.ones(3, np.float32)}),
-    ("take_blocks", {"block_shape": (4, 5, 6)}),
-    ("take_blocks", {"block_shape": 0}),
-    ("take_blocks", {"block_shape": 2.5}),
-    ("take_blocks", {"positions": np.ones((1, 2), bool)}),
-    ("take_blocks", {"positions": np.ones((1, 2, 1), np.int32)}),
-    ("take_blocks", {"mode": "zeros"}),
-    ("take_blocks", {"array": ONES[:, :0], "mode": "edge"}),
-    ("take_blocks", {"window": np.ones((3, 4))}),
-    ("take_blocks", {"array": COUNTS, "window": np.ones((4, 5))}),
-    ("average", {"weight": ONES[0, :7]}),
-    ("average", {"numerator": ONES[0], "weight": ONES}),
-    ("average", {"numerator": COUNTS}),
-    ("average", {"weight": ONES[0] > 0}),
-    ("average", {"weight": ONES[0].astype(np.complex64)}),
-]
-"""Of each function what is wrong, in place of what is right."""
+REFUSED = [call for call in BAD_CALLS if is_of_any_kind(call)]
+"""Of each function what is wrong: a function and its arguments, the error, and words of its message."""
 
 
 @kinds("cupy", "torch", "jax", "dask")
-@pytest.mark.parametrize(
-    ("name", "wrong"), REFUSED, ids=[f"{name}-{number}" for number, (name, _) in enumerate(REFUSED)]
-)
-def test_errors_are_those_of_the_numpy_path(name, wrong, kind):
-    function, arguments = getattr(gpufold, name), RIGHT[name] | wrong
+@pytest.mark.parametrize("refused", REFUSED, ids=describe)
+def test_errors_are_those_of_the_numpy_path(refused, kind):
+    (function, arguments), *_ = refused
+    if kind in ("jax", "dask") and function is gpufold.add_blocks_:
+        if "weight_out" in arguments:
+            return
+        function = gpufold.add_blocks
     with pytest.raises((TypeError, ValueError)) as of_numpy:
         function(**arguments)
-    given = called(name, kind, **wrong)
-    calls = [lambda: function(**given)]
-    if kind == "jax":  # also as a program is traced
-        import jax
+    with x64(True) if kind == "jax" else nullcontext():
+        given = {name: converted(kind, value, name) for name, value in arguments.items()}
+        calls = [lambda: function(**given)]
+        if kind == "jax":  # also as a program is traced
+            import jax
 
-        calls.append(lambda: jax.eval_shape(calls[0]))
-    for call in calls:
-        with pytest.raises(of_numpy.type) as of_kind:
-            call()
-        said = [str(error.value) for error in (of_numpy, of_kind)]
-        if kind == "torch":  # whose shapes and devices have words of their own
-            said = [re.split(" got | of shape|; ", each)[0] for each in said]
-        assert said[1] == said[0]
+            calls.append(lambda: jax.eval_shape(calls[0]))
+        for call in calls:
+            with pytest.raises(of_numpy.type) as of_kind:
+                call()
+            said = [str(error.value) for error in (of_numpy, of_kind)]
+            if kind == "torch":  # whose shapes and devices have words of their own
+                said = [re.split(" got | of shape|; ", each)[0] for each in said]
+                assert of_numpy.type is not ValueError or isinstance(of_kind.value, RuntimeError), "as torch's own"
+            if kind == "dask":  # whose blocks are counted along each axis
+                said = [re.sub(r"result of shape \(.*?\)", "result", each) for each in said]
+            assert said[1] == said[0]
+
+
+@kinds("numpy", "torch", "jax", "dask")
+@every_function
+def test_a_kernel_of_a_gpu_serves_no_array_on_a_cpu(name, kind):
+    variant = gpufold.variants(name)[0]
+    one = {"torch": "tensor on the CPU", "jax": "jax.Array on the CPU"}.get(kind, "numpy.ndarray")
+    with pytest.raises(gpufold.Unsupported, match=rf"^{name}: variant '{variant}' is a GPU kernel, but \w+ is a {one}"):
+        getattr(gpufold, name)(**called(name, kind), variant=variant)
+
+
+CONVERSIONS = {
+    "numpy": "numpy.asarray",
+    "torch": "torch.as_tensor",
+    "jax": "jax.numpy.asarray",
+    "dask": "dask.array.from_array",
+}
+
+
+@kinds("torch", "jax", "dask")
+@every_function
+def test_a_front_has_no_use_for_other_arrays(name, kind):
+    first = next(iter(RIGHT[name]))
+    said = rf"must be a {kind}\..*, got numpy.ndarray; convert it with {CONVERSIONS[kind]}\({first}\)"
+    with pytest.raises(TypeError, match=f"^{name}: {first} {said}"):
+        getattr(import_module(f"gpufold.{kind}"), name)(**RIGHT[name])
+
+
+@kinds("numpy", "torch", "jax")
+@pytest.mark.parametrize("window", [[0.5, 0.5], [[1.0, 1.0], [1.0, 1.0]]], ids=["one row", "two rows"])
+def test_a_window_of_numbers_is_asked_to_be_an_array(window, kind):
+    """Two lists of two could be the weights of a block, or those of two axes."""
+    with pytest.raises(TypeError, match=rf"^im2col: window must be .*; convert it with {CONVERSIONS[kind]}\(window\)"):
+        gpufold.im2col(**called("im2col", kind), window=window)
 
 
 @every_function
@@ -518,12 +509,12 @@ def test_the_table_of_kinds_says_what_works(kind, what):
 @pytest.mark.hostcuda
 @pytest.mark.peer("torch")
 def test_arrays_of_cupy_are_computed_by_the_kernels():
-    """The tests of this file, on a stand-in, which has no other view of complex numbers."""
+    """The tests of this file, on a stand-in."""
     root = Path(__file__).resolve().parent
     command = [sys.executable, "-m", "pytest", "-p", "bench.hostcuda.fake_cupy", "-p", "no:cacheprovider", "-q"]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(root.parent), str(root)])}
     done = subprocess.run(
-        [*command, __file__, "-k", "cupy and not dask and not (own and complex64)", "--of-each=9"],
+        [*command, __file__, "-k", "cupy and not dask", "--of-each=9"],
         capture_output=True,
         text=True,
         env=environment,

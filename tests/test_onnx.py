@@ -62,25 +62,6 @@ def test_one_axis_is_accepted_beyond_the_specification():
     np.testing.assert_array_equal(got, [[[1, 2, 2, 1]]])
 
 
-@pytest.mark.parametrize(
-    ("changes", "error", "facts"),
-    [
-        ({"input": np.ones((4, 9))}, ValueError, ["input", "rank 3", "got rank 2"]),
-        ({"pads": [0, 0]}, ValueError, ["pads", "4 values", "(0, 0)"]),
-        ({"pads": 1}, ValueError, ["pads", "4 values", "1"]),
-        ({"pads": [0, 0, 0, 0.5]}, TypeError, ["pads", "integer", "0.5"]),
-        ({"pads": [0, 0, 0, -1]}, ValueError, ["ends of pads", "at least 0", "-1"]),
-        ({"image_shape": [4.0, 4.0]}, TypeError, ["image_shape", "integer", "4.0"]),
-        ({"strides": [1]}, ValueError, ["strides", "2 values", "got 1"]),
-    ],
-)
-def test_bad_calls_say_so(changes, error, facts):
-    with pytest.raises(error) as caught:
-        gpufold.onnx.col2im(**{"input": np.ones((1, 4, 9)), "image_shape": [4, 4], "block_shape": [2, 2]} | changes)
-    for fact in facts:
-        assert fact in str(caught.value)
-
-
 def test_without_onnx_only_the_class_is_missing():
     code = (
         "import sys; sys.modules['onnx'] = None\n"

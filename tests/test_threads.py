@@ -37,20 +37,6 @@ def _default_threads():
     gpufold.set_num_threads(None)
 
 
-def test_the_bits_do_not_depend_on_the_number():
-    gpufold.set_num_threads(1)
-    want = fold()
-    for count in (2, 3, 7, None):
-        gpufold.set_num_threads(count)
-        assert_same_bits(fold(), want, count)
-    half = COLUMNS.astype(np.float16)
-    results = []
-    for count in (1, 5):
-        gpufold.set_num_threads(count)
-        results.append(gpufold.col2im(half, CASE.output_size, CASE.kernel_size, **CASE.arguments))
-    assert_same_bits(*results)
-
-
 @pytest.mark.parametrize("moment", range(3))
 def test_another_thread_may_set_the_number_while_it_is_asked_for(moment):
     lines = iter(range(99))

@@ -6,13 +6,13 @@ import subprocess
 import sys
 from functools import partial
 from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from shutil import rmtree
 from time import sleep
 
 import numpy as np
 import pytest
+from test_kinds import KINDS
 
 import gpufold
 from gpufold.calls import MODES
@@ -100,40 +100,35 @@ def test_tensors_are_mapped_with_gradients():
 # Arrays of every kind
 
 
-def makers(tmp_path):
-    """What makes an array of each kind that is installed, and of those that are only sliced."""
-    yield np.asarray
-    for name, module, make in (("torch", "torch", "from_numpy"), ("jax", "jax.numpy", "asarray")):
-        if find_spec(name):
-            yield getattr(import_module(module), make)
-    if find_spec("dask"):
-        yield partial(import_module("dask.array").from_array, chunks=20)
-    if find_spec("zarr"):
-
-        def on_disk(array):
-            made = import_module("zarr").create_array(
-                str(tmp_path / "in.zarr"), shape=array.shape, chunks=(2, 16, 20), dtype=array.dtype, overwrite=True
-            )
-            made[...] = array
-            return made
-
-        yield on_disk
+def on_disk(array, path):
+    made = import_module("zarr").create_array(str(path), shape=array.shape, chunks=(2, 16, 20), dtype=array.dtype)
+    made[...] = array
+    return made
 
 
 @pytest.mark.parametrize("last", ["shift", "over"])
 @pytest.mark.parametrize("mode", MODES)
-def test_arrays_of_every_kind_give_the_same(mode, last, tmp_path):
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *(pytest.param(kind, marks=KINDS[kind].marks) for kind in ("numpy", "torch", "jax", "dask")),
+        pytest.param("zarr", marks=pytest.mark.peer("zarr")),
+    ],
+)
+def test_arrays_of_every_kind_give_the_same(kind, mode, last, tmp_path):
+    """Arrays that are only sliced too."""
+
     def mixed(tiles):  # what elements of a tile say depends on others, and on what lies outside
         return tiles + 2 * tiles[..., ::-1]
 
+    array = on_disk(IMAGE, tmp_path / "in.zarr") if kind == "zarr" else KINDS[kind].to(IMAGE)
+    array = array.rechunk(20) if kind == "dask" else array
+    flipped = (lambda tiles: tiles + 2 * tiles.flip(-1)) if kind == "torch" else mixed
     for block, strides in (((16, 16), 16), ((64, 16), 12), ((61, 90), 12)):  # the last of 16 hangs over by 14
         want = gpufold.map_tiles(mixed, IMAGE, block, strides=strides, mode=mode, last=last)
-        for make in makers(tmp_path):
-            array = make(IMAGE)
-            flipped = mixed if not hasattr(array, "flip") else lambda tiles: tiles + 2 * tiles.flip(-1)
-            got = gpufold.map_tiles(flipped, array, block, strides=strides, mode=mode, last=last, batch=5)
-            np.testing.assert_array_equal(np.asarray(got), want)
-            assert type(got) is (np.ndarray if hasattr(array, "chunks") else type(array))
+        got = gpufold.map_tiles(flipped, array, block, strides=strides, mode=mode, last=last, batch=5)
+        np.testing.assert_array_equal(np.asarray(got), want)
+        assert type(got) is (np.ndarray if kind in ("dask", "zarr") else type(array))
 
 
 @pytest.mark.peer("jax")

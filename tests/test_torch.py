@@ -103,10 +103,7 @@ def test_gradients(operation, dtype, request):
 
 
 def differentiated(operation):
-    """Return a function of the tensors of a call that have a gradient, and these."""
-    given = tensors_of(operation, "float64")
-    kept = given[operation.differentiable :]
-    return (lambda *of: operation(*of, *kept)), tuple(given[: operation.differentiable])
+    return operation.differentiated(tensors_of(operation, "float64"))
 
 
 def every(given):
@@ -385,11 +382,16 @@ def stitch(tiles, places):
     return stitcher.result()
 
 
-class Passing(TorchDispatchMode):
-    """A mode that changes nothing."""
+class Mode(TorchDispatchMode):
+    """Remembers the operators that it sees, and their arguments."""
 
-    def __torch_dispatch__(self, function, types, given=(), named=None):
-        return function(*given, **named or {})
+    def __init__(self):
+        super().__init__()
+        self.calls = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.calls.append((function, args))
+        return function(*args, **kwargs or {})
 
 
 POSITIONED = {
@@ -479,7 +481,7 @@ def test_both_are_added_to_or_none(name, kind, traced):
     for _ in range(2):
         given = {name: wrong(), other: right}
         with (
-            Passing() if traced else nullcontext(),
+            Mode() if traced else nullcontext(),
             pytest.raises((TypeError, ValueError), match=f"add_blocks_?: {name} {message}"),
         ):
             gpufold.torch.add_blocks_(blocks=blocks, positions=PLACES, window=window, **given)
@@ -640,6 +642,7 @@ def test_modules_are_torchs(sizes):
     columns = torch.randn(2, 12, 9)
     for name, arguments, data in (("Fold", sizes, columns), ("Unfold", sizes[1:], torch.randn(2, 3, 4, 4))):
         theirs, ours = getattr(torch.nn, name)(*arguments), getattr(gpufold.torch, name)(*arguments)
+        assert isinstance(ours, type(theirs))
         assert torch.equal(theirs(data), ours(data))
         assert repr(theirs) == repr(ours)
         assert theirs.state_dict().keys() == ours.state_dict().keys()
@@ -699,7 +702,7 @@ def test_nothing_is_read_behind_a_storage(name, argument, way, size):
     if way == "transformed":
         call = partial(torch.func.vjp, lambda _: function(**given), torch.ones(()))
     with (
-        Passing() if way == "operator" else nullcontext(),
+        Mode() if way == "operator" else nullcontext(),
         pytest.raises(ValueError, match="must have its elements in memory, but its storage"),
     ):
         call()
@@ -730,8 +733,6 @@ def test_what_a_gradient_needs_may_not_be_freed_before():
 @pytest.mark.parametrize(
     ("error", "message", "call"),
     [
-        (TypeError, "data must be a torch.Tensor, got numpy.ndarray", lambda: gpufold.torch.col2im(
-            np.zeros((4, 9)), (4, 4), (2, 2))),
         (TypeError, "col2im: .*[Ss]parse", lambda: make_fx(lambda data: gpufold.torch.col2im(data, (4, 4), (2, 2)))(
             COLUMN.to_sparse())),
         (TypeError, "data has dtype quint8", lambda: gpufold.torch.col2im(
@@ -741,17 +742,10 @@ def test_what_a_gradient_needs_may_not_be_freed_before():
         (TypeError, "data has dtype complex32", lambda: gpufold.torch.col2im(
             COLUMN.to(torch.complex32), (4, 4), (2, 2))),
         (ValueError, "input axis 1 must be the number of blocks, got 9", lambda: gpufold.torch.fold(COLUMN, 5, 2)),
-        (ValueError, "stride must be at least 1", lambda: gpufold.torch.fold(COLUMN, 4, 2, stride=0)),
         (TypeError, "window must be on the CPU or a CUDA device, got device meta", lambda: gpufold.torch.fold(
             COLUMN, 4, 2, window=torch.ones(2, 2, device="meta"))),
-        (ValueError, "weight_out must have the shape", lambda: gpufold.torch.add_blocks_(
-            COLUMN, torch.ones(1, 2, 2), [(0, 0)], weight_out=torch.zeros(4, 8))),
-        (TypeError, "weight_out must have the dtype float32 of weights, got float64", lambda: gpufold.torch.add_blocks_(
-            COLUMN, torch.ones(1, 2, 2), [(0, 0)], weight_out=torch.zeros(4, 9).double())),
         (TypeError, "weight_out must be a torch.Tensor", lambda: gpufold.torch.add_blocks_(
             COLUMN, torch.ones(1, 2, 2), [(0, 0)], weight_out=np.zeros((4, 9), np.float32))),
-        (ValueError, "more than .* that an array can have", lambda: gpufold.torch.space_to_batch(
-            torch.zeros(1, 1), (1, 1), pads_end=(0, 2**62))),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )  # fmt: skip

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 from fronts import EVERY, LINEAR, Operation, as_array, named, operation_of
-from test_torch import tensors_of
-from test_torch_trace import Mode, Model
+from test_torch import Mode, tensors_of
+from test_torch_trace import Model
 
 import gpufold.torch
 

@@ -125,28 +125,6 @@ def test_integers_of_numpy_are_sizes(of, on):
         assert module.fold(columns, (of(4), of(4)), [of(2), 2], padding=of(0)).shape == (1, 3, 4, 4)
 
 
-@pytest.mark.parametrize("on", ["cpu", "meta"])
-@pytest.mark.parametrize("error", [RuntimeError, ValueError])
-def test_wrong_shapes_are_errors_as_torchs_and_as_numpys(error, on):
-    columns = COLUMNS.to(on)
-    for call in (
-        lambda: gpufold.torch.fold(columns, 5, 2),
-        lambda: gpufold.torch.fold(columns, 4, 3),
-        lambda: gpufold.torch.Unfold(9)(columns),
-        lambda: gpufold.torch.batch_to_space(columns, (1, 3, 1)),
-        lambda: gpufold.torch.blocks_to_array(columns, (4,), (9,), strides=2),
-    ):
-        with pytest.raises(error, match=r"^\w+: "):
-            call()
-    with pytest.raises(RuntimeError):
-        torch.nn.functional.fold(columns, 5, 2)
-
-
-def test_a_kernel_that_cannot_serve_is_still_unsupported():
-    with pytest.raises(gpufold.Unsupported, match="is a GPU kernel"):
-        gpufold.torch.col2im(COLUMNS, (4, 4), (2, 2), variant="gather")
-
-
 @pytest.mark.parametrize("wrong", [True, (True, 2), 2.0, torch.tensor(2), np.array(2)], ids=repr)
 def test_what_torch_takes_for_no_size_is_none(wrong):
     image = COLUMNS.reshape(1, 2, 4, 9)
@@ -182,10 +160,8 @@ def test_lists_of_tensors_get_a_sentence(layout):
         fold(ragged)
 
 
-def test_modules_are_torchs_own():
+def test_a_module_shows_what_it_has():
     module = gpufold.torch.Fold((9,), (3,), stride=2, window=np.hanning(3), reduction="mean")
-    assert isinstance(module, torch.nn.Fold)
-    assert isinstance(gpufold.torch.Unfold(3), torch.nn.Unfold)
     assert repr(module) == (
         "Fold(output_size=(9,), kernel_size=(3,), dilation=1, padding=0, stride=2, window=(3,), reduction='mean')"
     )
@@ -202,6 +178,7 @@ def test_a_module_keeps_a_window_of_its_own(module, kind):
         before = [buffer.clone() for buffer in kept.buffers()]
         given[:] = given + 4
         for each in same:
+            assert type(each) is type(kept)
             assert all(map(torch.equal, each.buffers(), before))
 
 
@@ -283,12 +260,6 @@ def test_a_dtype_is_named_on_every_device():
                 gpufold.torch.col2im(COLUMNS[0].to(on), (4, 4), (2, 2), dtype=wrong)
 
 
-def test_a_traced_window_must_be_real():
-    for wrong in (torch.ones(2, 2, dtype=torch.complex64), torch.ones(2, 2, dtype=torch.bool)):
-        with pytest.raises(TypeError, match="col2im: window must hold real numbers, got dtype"):
-            gpufold.torch.col2im(COLUMNS[0].to("meta"), (4, 4), (2, 2), window=wrong.to("meta"))
-
-
 @pytest.mark.parametrize(
     "window", [np.ones((2, 2)), [np.ones(2, np.float32), torch.ones(2)]], ids=["full", "separable"]
 )
@@ -299,6 +270,3 @@ def test_a_window_of_numpy_becomes_a_buffer(window):
     assert torch.equal(module(COLUMNS), fold(COLUMNS))
     assert not module.state_dict()
     assert {buffer.dtype for buffer in module.half().buffers()} == {torch.float16}
-    for same in (copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
-        assert type(same) is gpufold.torch.Fold
-        assert torch.equal(same.float()(COLUMNS), fold(COLUMNS))

@@ -16,10 +16,9 @@ import pytest
 import torch
 import torch.utils.checkpoint
 from fronts import EVERY, FOLDED, TAKEN, Operation, named, operation_of
-from test_torch import TRANSFORMS, differentiated, tensors_of
+from test_torch import TRANSFORMS, Mode, differentiated, tensors_of
 from torch._dynamo import lookup_backend
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import gpufold.torch
 from gpufold.adjoints import ADJOINTS
@@ -38,18 +37,6 @@ class Model(torch.nn.Module):
 
     def forward(self, *given):
         return self.function(*given)
-
-
-class Mode(TorchDispatchMode):
-    """Remembers the operators that it sees, and their arguments."""
-
-    def __init__(self):
-        super().__init__()
-        self.calls = []
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        self.calls.append((function, args))
-        return function(*args, **kwargs or {})
 
 
 def traced(function, given, category=torch.jit.TracerWarning, action="error"):
@@ -406,12 +393,17 @@ def test_sizes_and_positions_are_given_in_every_way(call, way, recorder):
     ("options", "error", "message"),
     [
         ({"variant": "fastest"}, ValueError, "variant must be one of auto, .*, got 'fastest'"),
+        ({"output_size": (5, 4)}, ValueError, "data axis 2 must be the number of blocks"),
+        ({"kernel_size": (9, 9)}, ValueError, "the padded image is smaller"),
         ({"reduction": "mean", "dtype": "int32"}, TypeError, "reduction 'mean' needs a dtype of floats .*, got int32"),
         ({"window": torch.ones(2, 2), "dtype": "int32"}, TypeError, "window needs a dtype of floats .*, got int32"),
+        ({"window": torch.ones(2, 2) > 0}, TypeError, "window must hold real numbers, got dtype bool"),
+        ({"window": torch.ones(2, 2) * 1j}, TypeError, "window must hold real numbers, got dtype complex64"),
     ],
 )
 def test_what_has_no_memory_is_refused_as_what_has_some(options, error, message):
-    for device in ("cpu", "meta"):
-        given = {name: each.to(device) if isinstance(each, torch.Tensor) else each for name, each in options.items()}
-        with pytest.raises(error, match=f"^col2im: {message}"):
-            gpufold.torch.col2im(torch.ones(1, 4, 9, dtype=torch.int32, device=device), (4, 4), (2, 2), **given)
+    given = {"output_size": (4, 4), "kernel_size": (2, 2)}
+    given |= {name: each.to("meta") if isinstance(each, torch.Tensor) else each for name, each in options.items()}
+    with pytest.raises(error, match=f"^col2im: {message}") as refused:
+        gpufold.torch.col2im(torch.ones(1, 4, 9, dtype=torch.int32, device="meta"), **given)
+    assert error is not ValueError or isinstance(refused.value, RuntimeError), "as torch's own"

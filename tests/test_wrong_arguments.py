@@ -11,7 +11,6 @@ import enum
 import importlib
 import itertools  # noqa: F401  in drawn code
 import random
-import sys
 import warnings
 from contextlib import _GeneratorContextManager, contextmanager, nullcontext, suppress
 from copy import deepcopy
@@ -22,7 +21,10 @@ from math import prod
 
 import numpy as np
 import pytest
+from cases import off_its_size as off  # noqa: F401  in drawn code
 from numpy.lib.stride_tricks import as_strided
+from test_arrays import Labelled as Plain  # noqa: F401  in drawn code
+from test_arrays import Units
 
 import gpufold
 import gpufold.onnx
@@ -48,17 +50,6 @@ MOST_OF_JAX = 1 << 20
 """Elements of a result that JAX computes here: where it has no memory it ends the process."""
 
 
-class Units(np.ndarray):
-    """An array that computes in its own way."""
-
-    def __array_ufunc__(self, *given, **named):
-        raise AssertionError("computed without its units")
-
-
-class Plain(np.ndarray):
-    """A subclass that computes as its base does."""
-
-
 class Word(str, enum.Enum):  # noqa: UP042  whose members are not what `str` says of them
     MEAN, EDGE, AUTO, DROP = "mean", "edge", "auto", "drop"
 
@@ -81,14 +72,6 @@ def read_only(given):
 def folded(given):
     """Return an array of the same shape all of whose elements are one."""
     return as_strided(np.zeros(1, given.dtype), given.shape, (0,) * given.ndim)
-
-
-def off(given):
-    """Return the same array at an odd address."""
-    room = np.zeros(given.nbytes + 1, np.uint8)
-    placed = room[1:].view(given.dtype).reshape(given.shape)
-    placed[...] = given
-    return placed
 
 
 NASTY = """
@@ -288,6 +271,7 @@ NUMPY["gpufold.warmup"] = {each: value for each, value in NUMPY["gpufold.explain
 
 
 NAMES = ("col2im", "im2col", "array_to_blocks", "blocks_to_array", "add_blocks", "take_blocks", "average")
+NAMES += ("batch_to_space", "space_to_batch")
 IN_TORCH = {"kernel_size": "(2,2)", "dilation": "(1,1)", "padding": "(0,0)", "stride": "(1,1)"}
 WINDOW = {"window": "torch.ones(2,2)"}
 FOLD = {"output_size": "(5,6)", **IN_TORCH, **WINDOW, "reduction": "'mean'", "fill_value": "0"}
@@ -299,43 +283,35 @@ FOLDS = {
 }
 OF_CHUNKS = ("window", "weights")
 """Of the library of a dask array's chunks."""
+
+
+def calls_of(front, make, without, names=NAMES, kept=()):
+    """Return calls of a front's functions: those of NumPy, of its own arrays and without some arguments."""
+    return {
+        f"{front}.{name}": {
+            each: make.format(value) if value.startswith("np.ones") and each not in kept else value
+            for each, value in NUMPY[f"gpufold.{name}"].items()
+            if each not in without
+        }
+        for name in names
+    }
+
+
+TORCH, DASK, JAX = "gpufold.torch", "gpufold.dask", "gpufold.jax"
+STITCHED = {
+    "blocks": "da.from_array(np.ones((2,3,2,2),'f4'))",
+    "positions": "np.array([(3,-1),(4,2)])",
+    "output_shape": "(3,8,9)",
+    "window": F4("(2,2)"),
+    "reduction": "'mean'",
+    "chunks": "(4,9)",
+}
+IN_PLACE = ("out", "accumulate", "weight_out")
 TABLE = {
     "gpufold": NUMPY,
-    "gpufold.torch": FOLDS
-    | {
-        f"gpufold.torch.{name}": {
-            each: f"torch.from_numpy({value})" if value.startswith("np.ones") else value
-            for each, value in NUMPY[f"gpufold.{name}"].items()
-            if each not in ("out", "accumulate", "dtype", "weight_out")
-        }
-        for name in (*NAMES, "add_blocks_", "batch_to_space", "space_to_batch")
-    },
-    "gpufold.dask": {
-        "gpufold.dask.stitch": {
-            "blocks": "da.from_array(np.ones((2,3,2,2),'f4'))",
-            "positions": "np.array([(3,-1),(4,2)])",
-            "output_shape": "(3,8,9)",
-            "window": F4("(2,2)"),
-            "reduction": "'mean'",
-            "chunks": "(4,9)",
-        }
-    }
-    | {
-        f"gpufold.dask.{name}": {
-            each: f"da.from_array({value})" if value.startswith("np.ones") and each not in OF_CHUNKS else value
-            for each, value in NUMPY[f"gpufold.{name}"].items()
-            if each not in ("accumulate", "out")
-        }
-        for name in (*NAMES, "batch_to_space", "space_to_batch")
-    },
-    "gpufold.jax": {
-        f"gpufold.jax.{name}": {
-            each: f"jnp.asarray({value})" if value.startswith("np.ones") else value
-            for each, value in NUMPY[f"gpufold.{name}"].items()
-            if each not in ("out", "weight_out", "accumulate")
-        }
-        for name in (*NAMES, "batch_to_space", "space_to_batch")
-    },
+    TORCH: FOLDS | calls_of(TORCH, "torch.from_numpy({})", (*IN_PLACE, "dtype"), (*NAMES, "add_blocks_")),
+    DASK: {"gpufold.dask.stitch": STITCHED} | calls_of(DASK, "da.from_array({})", IN_PLACE, kept=OF_CHUNKS),
+    JAX: calls_of(JAX, "jnp.asarray({})", IN_PLACE),
 }
 
 REQUIRED = frozenset(
@@ -500,21 +476,28 @@ def little_memory():
         resource.setrlimit(resource.RLIMIT_AS, before)
 
 
+def names_of(front):
+    """Return the names that drawn code of a front knows, and `kind`, that of its results."""
+    names = dict(globals()) | {"kind": np.ndarray}
+    importlib.import_module(front)
+    if front == "gpufold.torch":
+        import torch
+
+        names |= {"torch": torch, "kind": torch.Tensor}
+    if front == "gpufold.dask":
+        import dask.array as da
+
+        names |= {"da": da, "kind": da.Array}
+    if front == "gpufold.jax":
+        import jax
+
+        names |= {"jax": jax, "jnp": jax.numpy, "kind": type(jax.numpy.ones(1))}
+    return names
+
+
 def failures_of(front, draws, seed):
     """Draw calls of a front; return those that fail, as code, each with what it did."""
-    rng, names = random.Random(seed), dict(globals())
-    if front != "gpufold":
-        importlib.import_module(front)
-        names["kind"] = importlib.import_module("torch").Tensor if front == "gpufold.torch" else None
-        names["torch"] = importlib.import_module("torch") if front == "gpufold.torch" else None
-        if front == "gpufold.dask":
-            names["da"] = importlib.import_module("dask.array")
-            names["kind"] = names["da"].Array
-        if front == "gpufold.jax":
-            names["jax"], names["jnp"] = map(importlib.import_module, ("jax", "jax.numpy"))
-            names["kind"] = type(names["jnp"].ones(1))
-    else:
-        names["kind"] = np.ndarray
+    rng, names = random.Random(seed), names_of(front)
     table, failures = list(TABLE[front].items()), {}
     with nullcontext() if front == "gpufold.jax" else little_memory(), warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -543,12 +526,8 @@ def test_a_wrong_call_says_so_and_leaves_everything_as_it_was(front, draws, tmp_
 
 @pytest.mark.parametrize("front", FRONTS)
 def test_the_calls_work_with_the_right_arguments(front):
-    names = dict(globals())
+    names = names_of(front)
     names["stitcher"] = gpufold.Stitcher((3, 8, 9), (2, 2))
-    if front != "gpufold":
-        importlib.import_module(front)
-        names |= {"torch": sys.modules.get("torch"), "da": sys.modules.get("dask.array")}
-        names["jnp"] = sys.modules.get("jax.numpy")
     for name, call in TABLE[front].items():
         if name != "gpufold.warmup":
             eval(name, names)(**{each: eval(value, names) for each, value in call.items()})

@@ -571,12 +571,8 @@ class ndarray:
         return self.reshape(-1)
 
     def view(self, dtype=None):
-        same = ndarray(self.shape, self.dtype, self.data, self.strides)
-        if dtype is None:
-            return same
-        assert np.dtype(dtype).itemsize == self.itemsize
-        same.dtype = np.dtype(dtype)
-        return same
+        viewed = self._addresses().view(self.dtype if dtype is None else dtype)
+        return ndarray(viewed.shape, viewed.dtype, self.data, viewed.strides)
 
     def astype(self, dtype, copy=True):
         if not copy and np.dtype(dtype) == self.dtype:
@@ -643,6 +639,9 @@ def _elementwise(function, result, *operands):
     for array in (result, *operands):
         if isinstance(array, ndarray) and array.data.device_id != get_device():
             raise ValueError(f"an array of device {array.data.device_id}, and the current one is {get_device()}")
+    for array in (result, *operands):
+        if isinstance(array, ndarray) and not array._addresses().flags.aligned:
+            raise Misuse("elements off their size")  # each is read as one, which ends a process on a GPU
     into = result._elements()
     given = [
         operand._elements() if isinstance(operand, ndarray) else lambda operand=operand: operand for operand in operands
