@@ -113,9 +113,21 @@ def _over_the_ends(function: Any, data: Tensor, given: dict[str, Any]) -> Tensor
                 torch, partial(torch.arange, device=data.device), data, [(0, each) for each in margins], mode
             )
         result = function(data, **given)
-        return result
+        return (
+            _zero_beyond(result, size, block, strides) if mode == "constant" and given["window"] is not None else result
+        )
     result = function(data, [extent + margin for extent, margin in zip(shape, margins, strict=True)], **given)
     return result[tuple([slice(None, extent) for extent in shape])].contiguous()
+
+
+def _zero_beyond(blocks: Tensor, size: Any, block: Any, strides: Any) -> Tensor:
+    """Return blocks whose elements beyond the ends are zeros, whatever they were multiplied by."""
+    for before, (extent, side, stride) in enumerate(zip(size, block, strides, strict=True)):
+        count, after = blocks.shape[before - 2 * len(block)], len(block) - 1 - before
+        begins, taps = (torch.arange(number, device=blocks.device) for number in (count, side))
+        outside = stride * begins[:, None] + taps >= extent
+        blocks = blocks.masked_fill(outside.reshape(count, *(1,) * (len(block) - 1), side, *(1,) * after), 0)
+    return blocks
 
 
 col2im = on_tensors(
