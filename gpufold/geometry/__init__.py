@@ -26,7 +26,7 @@ from gpufold.geometry.blocks import (
     over_the_end,
 )
 from gpufold.geometry.grids import ENDLESS, LastBlock, LastSlidingBlock, grid_of_blocks, stitched_sizes
-from gpufold.geometry.integers import Extents, PerAxis, Size, Sizes, as_count, as_integers, whole_shape
+from gpufold.geometry.integers import Extents, PerAxis, Size, Sizes, as_count, as_integers, sequence, whole_shape
 from gpufold.geometry.placed import (
     AverageGeometry,
     PositionsGeometry,
@@ -79,6 +79,7 @@ __all__ = [
     "im2col_geometry",
     "merged_axes",
     "over_the_end",
+    "sequence",
     "space_to_batch_geometry",
     "stitched_sizes",
     "take_blocks_geometry",

@@ -16,7 +16,7 @@ from gpufold.arrays import check_bytes
 from gpufold.calls import Mode, is_separable
 from gpufold.coverage import filled
 from gpufold.dispatch import FunctionT, Like
-from gpufold.geometry import Sizes, over_the_end
+from gpufold.geometry import Sizes, over_the_end, sequence
 from gpufold.given import word
 from gpufold.operations import OPERATIONS
 from gpufold.outside import BY_INDEX, extended
@@ -79,7 +79,7 @@ def on_tensors(function: FunctionT, example: str) -> FunctionT:
             if "window" not in values:
                 return operators.trace_space(name, data, sizes, values["variant"])
             choices = values.get("reduction", "sum"), values["variant"], values.get("deterministic", True)
-            rank = len(values[axes_by])
+            rank = len(sequence(name, axes_by, values[axes_by]))
             dtype, fills = values.get("dtype"), values.get("fill_value") is not None
             return operators.trace(name, (data, values["window"]), sizes, rank, choices, dtype, fills)
         if "dtype" in named:

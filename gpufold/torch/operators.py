@@ -22,7 +22,7 @@ from torch.jit import is_tracing
 from gpufold import calls
 from gpufold.arrays import as_positions as as_array
 from gpufold.calls import Call, Fusion
-from gpufold.elements import average_dtype, check_floats, check_sums, dtype_name
+from gpufold.elements import ELEMENT_TYPES, average_dtype, check_floats, check_sums, dtype_name
 from gpufold.geometry import GEOMETRIES, SpaceGeometry, as_integers
 from gpufold.given import shown
 from gpufold.gpu.registry import check_name
@@ -191,6 +191,13 @@ def trace(
         data = data.to(getattr(torch, average_dtype(name_of(data.dtype))))
     separable = False
     if window is not None:
+        if not ELEMENT_TYPES[name_of(data.dtype)].weight:
+            what = OPERATIONS[operation].data
+            needs = f"{what} must be" if operation == "average" else f"window needs {what}"
+            raise TypeError(
+                f"{operation}: {needs} of floats or complex numbers, got dtype {name_of(data.dtype)}; "
+                f"convert it with {what}.to"
+            )
         axes = tensors.weights_of(window)
         for each in axes:
             tensors.check_real(operation, "weight" if operation == "average" else "window", each)
