@@ -1083,7 +1083,6 @@ def cupy():
 
 NOT_HERE = {
     "test_the_benchmark_sees_the_memory_of_both_allocators": "needs the pools of both libraries",
-    "test_the_inverse_short_time_fourier_transform": "needs cupyx",
     "test_dask_chunks_on_the_gpu": "dask asks more of CuPy than is stood in for",
     "through_torch": "needs a torch that is built for CUDA",
     "test_past_two_to_the_31": "needs many GB",
