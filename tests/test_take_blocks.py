@@ -121,7 +121,3 @@ def test_planes_of_which_no_thread_gets_an_equal_share(dtype):
     plan, arrays = run(call, "direct", executor="observed")
     assert dict(plan.defines)["ALL_PLANES"] == "0"
     assert_same_bits(arrays.result, call.on(call.data))
-
-
-# ---------------------------------------------------------------------------------------------
-# What is planned
