@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from fronts import on_the_stand_in
 
 import gpufold
 from bench.hostcuda import fake_cupy
@@ -91,11 +92,9 @@ def launch(monkeypatch):
     """The module that launches, on the stand-in, where nothing is loaded yet."""
     from gpufold.gpu import launch
 
-    monkeypatch.setattr(launch, "cupy", fake_cupy.cupy())
     monkeypatch.setattr(fake_cupy, "_loaded", {})
-    launch._function.cache_clear()
-    yield launch
-    launch._function.cache_clear()
+    with on_the_stand_in(monkeypatch):
+        yield launch
 
 
 @pytest.mark.hostcuda
