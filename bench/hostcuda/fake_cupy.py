@@ -365,7 +365,7 @@ class PooledMemory:
             if self._pool is not None:
                 self._pool._used[self.device_id] -= self.size
                 for hook in _hooks().values():
-                    hook.free_postprocess(device_id=self.device_id, mem_size=self.size)
+                    hook.free_postprocess(device_id=self.device_id, mem_size=self.size, mem_ptr=self.ptr, pmem_id=1)
 
 
 class MemoryPointer:
@@ -401,11 +401,14 @@ class MemoryPool:
             hook.malloc_preprocess(device_id=get_device(), size=size, mem_size=rounded)
         if not rounded:
             return MemoryPointer(Memory(0), 0)
-        if self._limit and self.used_bytes() + rounded > self._limit:
-            raise OutOfMemoryError(f"Out of memory allocating {rounded:,} bytes")
-        memory = PooledMemory(rounded, get_current_stream(), self)
-        for hook in _hooks().values():
-            hook.malloc_postprocess(device_id=memory.device_id, mem_size=rounded, mem_ptr=memory.ptr)
+        facts, memory = {"device_id": get_device(), "size": size, "mem_size": rounded, "pmem_id": 1}, None
+        try:
+            if self._limit and self.used_bytes() + rounded > self._limit:
+                raise OutOfMemoryError(f"Out of memory allocating {rounded:,} bytes")
+            memory = PooledMemory(rounded, get_current_stream(), self)
+        finally:
+            for hook in _hooks().values():
+                hook.malloc_postprocess(mem_ptr=memory.ptr if memory else 0, **facts)
         return MemoryPointer(memory, 0)
 
     def free_all_blocks(self, stream=None):
@@ -1087,7 +1090,6 @@ NOT_HERE = {
     "through_torch": "needs a torch that is built for CUDA",
     "test_past_two_to_the_31": "needs many GB",
     "test_problems_that_fill_the_device": "needs the speed of a GPU",
-    "test_large_problems": "needs the speed of a GPU",
     "test_repeated_calls_keep_their_memory": "needs the speed of a GPU",
 }
 """Parts of names of tests that say nothing here, and why."""
