@@ -36,7 +36,7 @@ VARIANTS = "gpufold/gpu/variants"
 KERNELS = "tests/test_kernels.py::test_every_kernel_gives_the_bits_of_numpy"
 STITCHER = "tests/test_stitcher.py::test_"
 DASK = "tests/test_dask.py::test_"
-PLANNER_LAW = "tests/test_planner_law.py::test_"
+PLANS = "tests/test_plans.py::test_"
 FIGURES = "tests/test_figures.py::test_"
 SOURCES = "tests/test_sources.py::test_"
 TORCH = "tests/test_torch.py::test_"
@@ -161,11 +161,11 @@ FAULTS = (
           "paired=jnp.conj,", JAX + "gradients_tangents_and_theirs_are_those_of_differences[col2im-full-complex128]"),
     Fault("atomic additions where their order matters", "gpufold/gpu/registry.py",
           "if plans[0].atomic_output and not problem.any_order:", "if plans[0].atomic_output and False:",
-          PLANNER_LAW + "what_is_compiled_in_lies_within_its_type"),
+          PLANS + "a_variant_that_cannot_serve_says_why"),
     Fault("channels beyond 32 bits", f"{VARIANTS}/placed.py", "        view.channels,\n        max(reach),",
-          "        max(reach),", PLANNER_LAW + "channels_are_numbers_of_their_own"),
+          "        max(reach),", PLANS + "offsets_are_wide_from_the_first_element_that_needs_it"),
     Fault("memory between a struct's members as it was", "gpufold/gpu/parameters.py", "packed = np.zeros((), dtype)",
-          "packed = np.empty((), dtype)", PLANNER_LAW + "equal_structs_have_equal_bytes"),
+          "packed = np.empty((), dtype)", "tests/test_planner_law.py::test_equal_structs_have_equal_bytes"),
     # --- weights
     Fault("products of weights that underflow in a kernel of col2im", "kernels/fusion.cuh",
           "        return at_least<least_exponent>(weight);", "        return weight;",
@@ -255,7 +255,7 @@ FAULTS = (
     # --- the planner
     Fault("a step from a plane to the next that no offset holds", f"{VARIANTS}/sums.py",
           "view.channels, *planes, *steps", "view.channels, *steps",
-          "tests/test_plans.py::test_offsets_are_wide_from_the_first_element_that_needs_it"),
+          PLANS + "offsets_are_wide_from_the_first_element_that_needs_it"),
     # --- the NumPy path
     Fault("items begun after one has raised", "gpufold/threads.py",
           "            waiting.extendleft(ends)\n", "",

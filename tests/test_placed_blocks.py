@@ -1,4 +1,4 @@
-"""Blocks added and taken at positions of their own, on the NumPy path and by the kernels; what is planned for them."""
+"""Blocks added and taken at positions of their own, on the NumPy path and by the kernels."""
 
 from __future__ import annotations
 
@@ -26,12 +26,11 @@ from ml_dtypes import bfloat16
 import gpufold
 from bench import hostcuda
 from gpufold import calls
-from gpufold.calls import MODES, Fusion
+from gpufold.calls import MODES
 from gpufold.cpu import arithmetic, placing, tiles
-from gpufold.geometry import add_blocks_geometry
 from gpufold.gpu import parameters
 from gpufold.gpu.plan import Operand
-from gpufold.gpu.registry import candidates, choose, problem_of
+from gpufold.gpu.registry import choose
 
 WIDER = [(bfloat16 if narrow == "bfloat16" else narrow, wide) for narrow, wide in WIDENINGS]
 """Dtypes of blocks, and those of wider arrays that they are added to."""
@@ -294,75 +293,3 @@ def test_planes_of_which_no_thread_gets_an_equal_share(dtype):
     plan, arrays = run(call, "direct", executor="observed")
     assert dict(plan.defines)["ALL_PLANES"] == "0"
     assert_same_bits(arrays.result, call.on(call.data))
-
-
-# ---------------------------------------------------------------------------------------------
-# What is planned
-
-
-def plan_of(shape, block, count, dtype="float32", deterministic=True, variant="auto"):
-    geometry = add_blocks_geometry(shape, (count, *shape[: len(shape) - len(block)], *block), (count, len(block)))
-    return choose(
-        calls.Call("add_blocks", geometry, dtype, Fusion("sum", "none", True), variant, deterministic),
-        Operand.contiguous(geometry.blocks_shape),
-        Operand.contiguous(shape),
-    )
-
-
-def test_lists_of_blocks_are_made_by_the_same_kernels_whatever_the_dtype():
-    made = {
-        plan_of((64, 64), (3, 3), 100, dtype, variant="lists").prologue[0].defines for dtype in ("int8", "complex128")
-    }
-    assert len(made) == 1
-
-
-@pytest.mark.parametrize(
-    ("expected", "shape", "block", "count", "dtype"),
-    [
-        ("gather", (1024, 1024), (3, 3), 1000, "float32"),
-        ("gather", (1024, 1024), (256, 256), 400, "complex64"),
-        ("lists", (4096, 4096), (64, 64), 10_000, "complex64"),
-        ("lists", (8192, 8192), (3, 3), 1_000_000, "float32"),
-        ("lists", (8192, 8192), (3, 3), 1_000_000, "int32"),
-        ("atomic", (2048, 2048), (7, 7), 1000, "int32"),
-        ("lists", (8192, 8192), (3, 3), 1_000_000, "int8"),
-    ],
-)
-def test_the_rule_searches_where_there_is_little_to_test_and_adds_few_integers_in_any_order(
-    expected, shape, block, count, dtype
-):
-    for deterministic in (True, False):
-        assert plan_of(shape, block, count, dtype, deterministic).variant == expected
-
-
-def test_atomic_additions_of_floats_are_left_to_a_race():
-    geometry = add_blocks_geometry((64, 64), (100, 3, 3), (100, 2))
-    arrays = Operand.contiguous(geometry.blocks_shape), Operand.contiguous((64, 64))
-    for deterministic in (True, False):
-        call = calls.Call("add_blocks", geometry, "float32", Fusion("sum", "none", True), deterministic=deterministic)
-        first, *others = [plan.variant for plan in candidates(problem_of(call, *arrays))]
-        assert first == "gather"
-        assert ("atomic" in others) is not deterministic
-
-
-def test_tiles_are_small_ones_first():
-    geometry = add_blocks_geometry((8, 2048, 2048), (64, 8, 512, 512), (64, 2))
-    call = calls.Call("add_blocks", geometry, "float32", Fusion("sum", "none", True), "lists")
-    asked = problem_of(call, Operand.contiguous(geometry.blocks_shape), Operand.contiguous(geometry.array_shape))
-    small, large = (int(dict(plan.defines)["TILE_ROWS"]) for plan in candidates(asked))
-    assert small < large
-
-
-@pytest.mark.parametrize("columns", [1, 3, 7, 8, 64])
-@pytest.mark.parametrize("dtype", ["uint8", "float32", "complex128"])
-def test_the_floor_is_the_sectors_that_rows_at_any_place_reach_on_the_average(dtype, columns):
-    itemsize, count = np.dtype(dtype).itemsize, 5
-    places = range(0, 32, itemsize)
-    sectors = np.mean([(place + columns * itemsize - 1) // 32 + 1 for place in places])
-    placed, blocks = count * 2 * 8, count * 2 * columns * itemsize
-    under = int(count * 2 * sectors * 32)
-    assert plan_of((4096, 4096), (2, columns), count, dtype).bytes_moved == placed + blocks + 2 * under
-    taken = gpufold.explain("take_blocks", ((4096, 4096), dtype), ((count, 2), "int64"), (2, columns)).plan
-    assert taken.bytes_moved == placed + blocks + under
-    everywhere = plan_of((4, columns), (4, columns), count, dtype)
-    assert everywhere.bytes_moved == placed + 2 * blocks + 2 * 4 * columns * itemsize, "no more than the array has"
