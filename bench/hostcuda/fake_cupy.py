@@ -818,13 +818,6 @@ def minimum(a, b):
     return _combine(np.minimum, a, b)
 
 
-def may_share_memory(a, b):
-    """Compare bounds within one allocation; others count as apart, as they do for CuPy 14.2."""
-    if a.data.device_id != b.data.device_id or a.data.mem.ptr != b.data.mem.ptr or not (a.size and b.size):
-        return False
-    return np.may_share_memory(a._addresses(), b._addresses())
-
-
 # ---------------------------------------------------------------------------------------------
 # Kernels
 
@@ -1067,7 +1060,7 @@ def cupy():
         broadcast_to,
     )
     result = ModuleType("cupy", __doc__)
-    for each in (*functions, count_nonzero, minimum, may_share_memory, moveaxis, ndarray, RawKernel):
+    for each in (*functions, count_nonzero, minimum, moveaxis, ndarray, RawKernel):
         setattr(result, each.__name__, each)
     result.multiply = SimpleNamespace(outer=partial(_combine, np.multiply.outer))
     result.add = SimpleNamespace(at=_add_at)
