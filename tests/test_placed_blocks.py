@@ -13,7 +13,6 @@ import pytest
 from cases import (
     FAR,
     INEXACT,
-    WIDENINGS,
     assert_same_bits,
     garbage,
     values,
@@ -21,19 +20,15 @@ from cases import (
 )
 from cases import POSITIONS_CASES as CASES
 from executors import Call, in_layout, operand, run
-from ml_dtypes import bfloat16
 
 import gpufold
 from bench import hostcuda
 from gpufold import calls
 from gpufold.calls import MODES
-from gpufold.cpu import arithmetic, placing, tiles
+from gpufold.cpu import placing, tiles
 from gpufold.gpu import parameters
 from gpufold.gpu.plan import Operand
 from gpufold.gpu.registry import choose
-
-WIDER = [(bfloat16 if narrow == "bfloat16" else narrow, wide) for narrow, wide in WIDENINGS]
-"""Dtypes of blocks, and those of wider arrays that they are added to."""
 
 
 def problem(case, dtype, seed=0):
@@ -42,17 +37,6 @@ def problem(case, dtype, seed=0):
 
 # ---------------------------------------------------------------------------------------------
 # The NumPy path
-
-
-@pytest.fixture(params=["whole", "tiled", "sliced-tiled"])
-def way(request, monkeypatch):
-    """Small problems would be one tile, of blocks that are added by their index; this cuts and slices them."""
-    monkeypatch.setattr(placing, "_are_small", lambda blocks, rank: "sliced" not in request.param)
-    if "tiled" in request.param:
-        monkeypatch.setattr(placing, "THREADED_BLOCK", 1)
-        monkeypatch.setattr(tiles, "THREADED_ELEMENTS", 1)
-        monkeypatch.setattr(tiles, "TILE_ELEMENTS", 12)
-        monkeypatch.setattr(arithmetic, "PRODUCTS", 4)
 
 
 @pytest.mark.parametrize("layout", range(8))
@@ -182,20 +166,6 @@ def test_nothing_to_take():
 
 # ---------------------------------------------------------------------------------------------
 # Laws
-
-
-@pytest.mark.some(7)
-@pytest.mark.parametrize(("narrow", "wide"), WIDER, ids=str)
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_a_wider_out_takes_blocks_as_if_they_were_converted_first(case, narrow, wide, way):
-    rng = random.Random(f"{case} {wide}")
-    for kind in ("none", "separable", "full") if np.dtype(wide) in INEXACT else ("none",):
-        out, blocks = values(case.shape, wide), values(case.blocks_shape, narrow, 1)
-        window = window_of(kind, case.block, wide)
-        want = definition.add_blocks(out, blocks.astype(wide), case.positions, window)
-        got = in_layout(rng, out)
-        assert gpufold.add_blocks_(got, in_layout(rng, blocks), case.positions, window=window) is got
-        assert_same_bits(got, want, f"{case} {kind}")
 
 
 @pytest.mark.parametrize("kind", ["none", "separable", "full"])
