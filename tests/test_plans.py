@@ -213,12 +213,6 @@ def test_several_planes_and_wide_words_where_there_is_enough(expected, plan):
     assert plan().symbol == expected
 
 
-def test_a_thread_takes_one_block_or_several():
-    for columns, symbols in ((231, ["_of_several", ""]), (3, [""])):
-        plans = im2col((1, 3, 20, columns + 7), (8, 8), "taps", "uint8", blocks=0, all_of_them=True)
-        assert [plan.symbol.removeprefix("im2col_taps") for plan in plans] == symbols
-
-
 BLOCKS_OF_THREE, BESIDE = {"gather_blocks": {"steps": (0, 1, 3)}}, {"packed": 0}
 OFFSETS = [
     row("int", col2im, (4096, 4096), (2, 2), "gather", "int8", batch=4, channels=64),  # 2**32 pixels in planes of 2**24
@@ -496,28 +490,31 @@ def test_a_plane_alone_takes_no_words_away_by_where_another_would_lie():
     assert first.parameters == other.parameters
 
 
-def test_rows_of_taps_are_brought_for_several_rows_of_pixels_or_for_one():
-    plans = col2im((512, 512), (8, 8), "gather_blocks", steps=(1, 1, 64), all_of_them=True)
-    assert [facts(plan, "ROWS grid") for plan in plans] == [[4, (128 * 4, 1, 1)], [1, (512 * 4, 1, 1)]]
-
-
 def test_lists_of_blocks_are_made_by_the_same_kernels_whatever_the_dtype():
     made = {placed((64, 64), (3, 3), 100, "lists", dtype).prologue[0].defines for dtype in ("int8", "complex128")}
     assert len(made) == 1
 
 
-def test_atomic_additions_of_floats_are_left_to_a_race():
-    for deterministic in (True, False):
-        plans = placed((64, 64), (3, 3), 100, deterministic=deterministic, all_of_them=True)
-        first, *others = [plan.variant for plan in plans]
-        assert first == "gather"
-        assert ("atomic" in others) is not deterministic
+OF_ROWS_OF_TAPS = partial(col2im, (512, 512), (8, 8), "gather_blocks", steps=(1, 1, 64))
+OF_BLOCKS = partial(im2col, kernel=(8, 8), variant="taps", dtype="uint8", blocks=0)
+CANDIDATES = [
+    row(("symbol", [["im2col_taps_of_several"], ["im2col_taps"]]), OF_BLOCKS, (1, 3, 20, 238)),
+    row(("symbol", [["im2col_taps"]]), OF_BLOCKS, (1, 3, 20, 10)),  # whose rows have three blocks
+    row(("ROWS grid", [[4, (128 * 4, 1, 1)], [1, (512 * 4, 1, 1)]]), OF_ROWS_OF_TAPS),
+    row(("TILE_ROWS", [[8], [32]]), placed, (8, 2048, 2048), (512, 512), 64, "lists"),
+    row(("variant", [["gather"], ["lists"], ["lists"]]), placed, (64, 64), (3, 3), 100),
+    row(
+        ("variant", [["gather"], ["lists"], ["lists"], ["atomic"]]),
+        *(placed, (64, 64), (3, 3), 100),
+        deterministic=False,
+    ),
+]
 
 
-def test_tiles_are_small_ones_first():
-    plans = placed((8, 2048, 2048), (512, 512), 64, "lists", all_of_them=True)
-    small, large = (int(dict(plan.defines)["TILE_ROWS"]) for plan in plans)
-    assert small < large
+@pytest.mark.parametrize(("expected", "plan"), CANDIDATES)
+def test_what_races_begins_with_what_the_rule_takes(expected, plan):
+    names, wanted = expected
+    assert [facts(each, names) for each in plan(all_of_them=True)] == wanted
 
 
 @pytest.mark.parametrize("columns", [1, 3, 7, 8, 64])
